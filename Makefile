@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make              build/drayd, build/drayctl, build/libdray.so.0, build/libdray.a
+#   make demo         two agents move a KV cache (installs missing packages, builds, runs)
+#   make check        every test, with a time budget for each stage (installs missing packages)
+#   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
+#   make bench        measurements against their ceilings, into build/bench/*.json
+#   make install      DESTDIR= PREFIX=/usr/local
+#   make deps         install what demo and check need
+#   make fmt lint gen format the C sources; check the rules; run the schema's generator
+#   make clean        remove what was built; distclean also removes the fetched kernel
+#
+# Settings: CC=gcc|clang, WERROR=1, V=1 (show commands), CFLAGS, LDFLAGS (added to ours), JOBS.
+#
+# One run of this file builds one VARIANT into one folder: release into build/; asan, tsan, fuzz, and
+# gcc and clang (release builds for the checks) into build/VARIANT. A target that needs another
+# variant runs make again. Sources are found by folder; a new file needs no change here.
+
+VERSION := 0.1.0
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+VARIANT ?= release
+PREFIX ?= /usr/local
+# Debian's own interpreter: the modules that the packages bring are for it alone.
+PYTHON ?= /usr/bin/python3
+JOBS ?= 2
+Q := $(if $(V),,@)
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+FORCE:
+
+B := $(if $(filter release,$(VARIANT)),build,build/$(VARIANT))
+O := $(B)/obj
+
+include mk/flags.mk
+
+# --- sources ----------------------------------------------------------------------------------
+# Each folder becomes one static archive, so that a test program links just what it touches.
+# Programs add their main; main.c is in no archive.
+SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
+SRC_agent := $(filter-out agent/main.c,$(sort $(wildcard agent/*.c agent/*/*.c)))
+SRC_client := $(sort $(wildcard client/*.c))
+SRC_ctl := $(filter-out ctl/main.c,$(sort $(wildcard ctl/*.c)))
+
+SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
+	$(foreach d,bench integration demo,tests/$(d)/*.c)))
+SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c)))
+
+SRC := $(SRC_base) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_test) $(SRC_test_main) \
+	$(wildcard agent/main.c ctl/main.c)
+obj = $(patsubst %.c,$(O)/%.o,$(1))
+
+MAINS := $(wildcard agent/main.c ctl/main.c)
+PROGRAMS := $(if $(filter agent/main.c,$(MAINS)),$(B)/drayd) \
+	$(if $(filter ctl/main.c,$(MAINS)),$(B)/drayctl)
+LIBRARIES := $(if $(SRC_client),$(B)/libdray.so.0 $(B)/libdray.so $(B)/libdray.a)
+ARCHIVES := $(foreach a,test agent ctl client base,$(B)/lib$(a).a)
+
+LIBS_agent := -lconfig -lsystemd -lssl -lcrypto -ldl -lm
+LIBS_ctl := -lsystemd
+LIBS_test := -lcmocka
+
+.PHONY: all demo check bench install deps fmt lint gen clean distclean tests tools help
+all: $(PROGRAMS) $(LIBRARIES)
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# --- compile and link ---------------------------------------------------------------------------
+# The stamps change only when their text does; objects depend on the flags, archives on the list.
+$(B)/flags: TEXT = $(CC) $(CFLAGS_all) : $(LDFLAGS_all)
+$(B)/sources: TEXT = $(SRC)
+$(B)/flags $(B)/sources: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(TEXT)' | cmp -s - $@ || printf '%s\n' '$(TEXT)' >$@
+
+$(O)/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@printf '  %-7s %s\n' CC $<
+	$(Q)$(CC) $(CFLAGS_all) -MMD -MP -c -o $@ $<
+
+define archive
+$(B)/lib$(1).a: $(call obj,$(SRC_$(1))) $(B)/sources
+	$$(Q)rm -f $$@ && $(AR) rcs $$@ $$(filter %.o,$$^)
+endef
+$(foreach a,base agent client ctl test,$(eval $(call archive,$(a))))
+
+define link
+	@mkdir -p $(@D)
+	@printf '  %-7s %s\n' LD $@
+	$(Q)$(CC) $(LDFLAGS_all) -o $@ $(1)
+endef
+
+$(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_agent))
+
+$(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
+
+# The shared library exports what its map names and nothing of lib/ and schema/.
+MAP := $(wildcard client/libdray.map)
+$(B)/libdray.so.0: $(call obj,$(SRC_client)) $(B)/libbase.a $(MAP)
+	$(call link,-shared -Wl$(,)-soname$(,)libdray.so.0 $(addprefix -Wl$(,)--version-script=,$(MAP)) \
+		$(filter %.o %.a,$^))
+, := ,
+
+$(B)/libdray.so: $(B)/libdray.so.0
+	$(Q)ln -sf $(<F) $@
+
+# The static one is a single object whose hidden names have been made local, for the same reason.
+$(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
+	$(Q)$(LD) -r -o $(O)/dray.o $(filter %.o %.a,$^)
+	$(Q)objcopy --localize-hidden $(O)/dray.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $(O)/dray.o
+
+# Any program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
+$(B)/tests/%: $(O)/tests/%.o $(ARCHIVES)
+	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(ARCHIVES) -Wl$(,)--end-group \
+		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))
+
+.SECONDARY: $(call obj,$(SRC))
+-include $(patsubst %.c,$(O)/%.d,$(SRC))
+
+# --- tests --------------------------------------------------------------------------------------
+program = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
+UNIT := $(call program,tests/unit/$(if $(filter tsan,$(VARIANT)),tsan,test)_*.c)
+FUZZ := $(call program,tests/fuzz/fuzz_*.c)
+TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c)
+
+include mk/check.mk
+
+# --- the rest -----------------------------------------------------------------------------------
+deps:
+	@scripts/deps check
+
+demo:
+	@scripts/deps build
+	@$(MAKE) --no-print-directory $(PARALLEL) all tools
+	@DRAY_BUILD=$(B) $(PYTHON) tests/demo/demo.py
+
+bench:
+	@scripts/deps check
+	@$(MAKE) --no-print-directory $(PARALLEL) all tools
+	@mkdir -p build/bench
+	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
+		echo "== $$f"; DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) $$f; done
+
+tools: $(TOOLS)
+
+gen:
+	$(PYTHON) schema/generate.py
+
+FORMATTED = $(shell find lib agent netdetect client ctl tests schema -name '*.[ch]' \
+	-not -path 'schema/gen/*' 2>/dev/null)
+fmt:
+	$(if $(FORMATTED),clang-format -i $(FORMATTED))
+
+lint: check-lint
+
+MAN := $(wildcard client/man/*.3 ctl/man/*.1 agent/man/*.8 agent/man/*.5 schema/man/*.7)
+PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3,$(PREFIX)/lib/$(shell $(PYTHON) -c \
+	'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
+D = $(DESTDIR)$(PREFIX)
+
+install: all
+	install -D -m 755 $(B)/drayd $(D)/sbin/drayd
+	install -D -m 755 $(B)/drayctl $(D)/bin/drayctl
+	install -D -m 644 client/dray.h $(D)/include/dray.h
+	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a
+	install -D -m 755 $(B)/libdray.so.0 $(D)/lib/libdray.so.0
+	ln -sf libdray.so.0 $(D)/lib/libdray.so
+	mkdir -p $(D)/lib/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(D)/lib/pkgconfig/dray.pc
+	$(foreach m,$(MAN),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
+	mkdir -p $(DESTDIR)$(PYTHONDIR)
+	cd client/python && find dray -name '*.py' -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
+
+define NL
+
+
+endef
+
+# build/vm holds the kernel that was fetched for the virtual machine: clean leaves it.
+clean:
+	$(if $(wildcard build),find build -mindepth 1 -maxdepth 1 -not -name vm -exec rm -rf {} +)
+
+distclean:
+	rm -rf build

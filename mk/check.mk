@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make check`: stages in order, each with a budget in seconds on two cores; together under 15
+# minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
+# a target of its own (make check-unit); a stage that fails does not stop the later ones.
+
+STAGES := lint build unit tsan fuzz namespaces vm
+BUDGET_lint := 20
+BUDGET_build := 120
+BUDGET_unit := 180
+BUDGET_tsan := 60
+BUDGET_fuzz := 60
+BUDGET_namespaces := 120
+BUDGET_vm := 240
+
+FUZZ_SECONDS ?= 8
+# The build whose programs the integration and VM tests start.
+TEST_VARIANT ?= asan
+
+PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
+SUB = -s --no-print-directory $(PARALLEL) WERROR=1
+CHECK := $(PYTHON) scripts/check
+
+# Sanitizers want their reports complete and their findings fatal. detect_stack_use_after_return is
+# off in gcc's by default. PYTHONPYCACHEPREFIX keeps the source tree clean.
+export ASAN_OPTIONS ?= abort_on_error=0:detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
+export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: $(addprefix check-,$(STAGES)) check
+check:
+	@scripts/deps check
+	@$(CHECK) start
+	@$(foreach s,$(STAGES),$(CHECK) stage $(s) $(BUDGET_$(s)) -- $(MAKE) $(SUB) check-$(s);) \
+	$(CHECK) finish
+
+check-lint:
+	@$(CHECK) tap lint -- scripts/lint
+
+# Both compilers. Builds of their own, so that warnings of an earlier, laxer build cannot hide.
+check-build:
+	@status=0; \
+	$(CHECK) one "gcc, no warnings" -- $(MAKE) $(SUB) VARIANT=gcc all tools || status=1; \
+	$(CHECK) one "clang, no warnings" -- $(MAKE) $(SUB) VARIANT=clang all tools || status=1; \
+	$(CHECK) one "built once, not again" -- \
+		sh -c 'test -z "$$($(MAKE) $(SUB) VARIANT=gcc all tools)"' || status=1; \
+	$(CHECK) one "make install" -- $(MAKE) $(SUB) VARIANT=gcc install PREFIX=/usr \
+		DESTDIR=$(CURDIR)/build/check/root || status=1; \
+	$(CHECK) one "exported names" -- scripts/check-exports build/gcc/libdray.so.0 || status=1; \
+	exit $$status
+
+# With -k: a test program that does not compile fails alone, by not being there.
+check-unit:
+	-@$(MAKE) $(SUB) -k VARIANT=asan unit-programs
+	@$(CHECK) unit $(patsubst %.c,build/asan/%,$(sort $(wildcard tests/unit/test_*.c)))
+
+check-tsan:
+	-@$(MAKE) $(SUB) -k VARIANT=tsan unit-programs
+	@$(CHECK) unit $(patsubst %.c,build/tsan/%,$(sort $(wildcard tests/unit/tsan_*.c)))
+
+check-fuzz:
+	-@$(MAKE) $(SUB) -k VARIANT=fuzz fuzz-programs
+	@$(CHECK) fuzz $(FUZZ_SECONDS) $(patsubst %.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+
+check-namespaces:
+	@$(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
+	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) pytest tests/integration
+
+check-vm:
+	@$(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
+	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) vm tests/vm
+
+.PHONY: unit-programs fuzz-programs
+unit-programs: $(UNIT)
+fuzz-programs: $(FUZZ)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# How C is compiled: language, warnings (each with its reason), hardening, and what the variants add.
+# Sets CFLAGS_all, LDFLAGS_all and FUZZLINK for the current CC and VARIANT.
+
+# The variants gcc, clang and fuzz say themselves which compiler they are for.
+ifneq ($(filter gcc clang,$(VARIANT)),)
+override CC := $(VARIANT)
+else ifeq ($(VARIANT)$(findstring clang,$(CC)),fuzz)
+override CC := clang
+endif
+CC_IS_CLANG := $(findstring clang,$(CC))
+
+# --- language ---------------------------------------------------------------------------------
+# PIC for every object, not PIE for programs and PIC for the library: with hidden visibility the
+# two give the same code on the architectures meant here, and each source is compiled once.
+LANGUAGE := -std=gnu11 -D_GNU_SOURCE -I. -DDRAY_VERSION=\"$(VERSION)\" \
+	-fPIC -fvisibility=hidden -fno-common -pthread \
+	-ffile-prefix-map=$(CURDIR)=.
+
+# --- warnings ---------------------------------------------------------------------------------
+WARN := -Wall -Wextra
+WARN += -Wshadow                 # an inner name that hides an outer one is read wrongly
+WARN += -Wundef                  # a misspelt macro in #if is silently 0
+WARN += -Wformat=2               # formats are checked, and are literals
+WARN += -Wstrict-prototypes      # f() takes anything; f(void) does not
+WARN += -Wold-style-definition   # the same, for definitions
+WARN += -Wmissing-prototypes     # a function is static or in a header
+WARN += -Wredundant-decls        # one declaration, in one header
+WARN += -Wnested-externs         # and not inside a function
+WARN += -Wwrite-strings          # string literals are const
+WARN += -Wcast-qual              # no cast drops const
+WARN += -Wpointer-arith          # no arithmetic on void *
+WARN += -Wswitch-enum            # a new enum value must be looked at everywhere
+WARN += -Wvla                    # no stack use that input decides
+WARN += -Wdate-time              # builds are reproducible
+WARN += -Wimplicit-fallthrough   # falling through a case is said
+WARN += -Wnull-dereference       # paths on which a pointer is known to be NULL
+WARN += -Wdouble-promotion       # no silent float to double
+WARN += -Wno-unused-parameter    # callbacks have the parameters their type says
+ifdef CC_IS_CLANG
+WARN += -Wconditional-uninitialized  # what gcc calls maybe-uninitialized
+WARN += -Wassign-enum                # only its own values go into an enum
+WARN += -Wcomma                      # a comma that should be a semicolon
+else
+WARN += -Wlogical-op             # && where & was meant
+WARN += -Wduplicated-cond        # the same condition twice in an if chain
+WARN += -Wduplicated-branches    # both branches alike
+WARN += -Wjump-misses-init       # goto over the start of a cleanup variable
+WARN += -Walloca                 # see -Wvla
+endif
+WARN += $(if $(WERROR),-Werror)
+
+# --- hardening --------------------------------------------------------------------------------
+HARDEN := -fstack-protector-strong -fstack-clash-protection
+HARDEN_LD := -Wl,-z,relro,-z,now,-z,noexecstack,--as-needed
+
+# --- variants ---------------------------------------------------------------------------------
+# DRAY_TEST=1 marks builds that are only ever tested (fault injection sites exist there).
+SANITIZED := -g -O1 -fno-omit-frame-pointer -DDRAY_TEST=1
+ifndef CC_IS_CLANG
+# gcc says itself that instrumentation makes these guess wrong; the plain build checks them.
+SANITIZED += -Wno-null-dereference -Wno-maybe-uninitialized -Wno-stringop-overflow
+endif
+
+OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
+OPT_gcc := $(OPT_release)
+OPT_clang := $(OPT_release)
+OPT_asan := $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
+OPT_tsan := $(SANITIZED) -fsanitize=thread
+OPT_fuzz := $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+
+LD_release := -Wl,-z,defs
+LD_gcc := $(LD_release)
+LD_clang := $(LD_release)
+LD_asan := -fsanitize=address,undefined
+LD_tsan := -fsanitize=thread
+LD_fuzz := -fsanitize=address,undefined
+FUZZLINK := $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer)
+
+ifeq ($(OPT_$(VARIANT)),)
+$(error VARIANT=$(VARIANT) is not one of release, gcc, clang, asan, tsan, fuzz)
+endif
+
+CFLAGS_all := $(strip $(LANGUAGE) $(WARN) $(HARDEN) $(OPT_$(VARIANT)) $(CFLAGS))
+LDFLAGS_all := $(strip -pthread $(HARDEN_LD) $(LD_$(VARIANT)) $(LDFLAGS))

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The virtual machine itself: status and output come through, and what it is there for works in it.
+# Few boots, since each may take seconds: the second machine runs all that needs no status of its own.
+set -u
+cd "$(dirname "$0")/../.."
+run=tests/vm/run
+work=$(mktemp -d build/vm/test.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+check() { # NAME COMMAND...: the command says whether NAME holds
+	local name=$1
+	shift
+	if "$@"; then
+		echo "ok - $name"
+	else
+		echo "not ok - $name"
+		failed=1
+	fi
+}
+
+began=$(date +%s)
+$run -- sh -c 'echo out; echo err >&2; exit 3' >"$work/out" 2>"$work/err" <&-
+status=$?
+echo "# the machine took $(($(date +%s) - began)) s with $(cut -d' ' -f2 build/vm/accel)"
+check "exit status comes through, with stdin closed" test $status = 3
+check "standard output comes through alone" test "$(cat "$work/out")" = out
+check "standard error comes through alone" test "$(cat "$work/err")" = err
+
+cat >"$work/inside" <<'END'
+attempt() { # NAME, then a script
+	if out=$(set -e; eval "$2" 2>&1); then
+		echo "ok - $1"
+	else
+		echo "not ok - $1"
+		echo "$out" | sed 's/^/# /'
+	fi
+}
+attempt "files of this machine are there, writes stay inside" '
+	test -e Makefile; echo x >Makefile; test "$(cat Makefile)" = x'
+attempt "--env arrives" 'test "$GIVEN" = "a b \$c"'
+attempt "stock limit of messages" 'test "$(cat /proc/sys/net/core/wmem_max)" = 212992'
+attempt "network starts empty" 'test "$(ls /sys/class/net)" = "bonding_masters
+lo"'
+attempt "dummy" 'ip link add d0 type dummy; ip addr add 10.9.0.1/24 dev d0; ip link set d0 up'
+attempt "bond of two" 'ip link add b0 type bond mode active-backup
+	for i in 1 2; do ip link add s$i type dummy; ip link set s$i master b0; done
+	ip link set b0 up; grep -q s2 /proc/net/bonding/b0'
+attempt "VLAN" 'ip link add link d0 name d0.7 type vlan id 7; ip link set d0.7 up'
+attempt "netem delays" 'ip link add v0 type veth peer name v1; ip netns add far
+	ip link set v1 netns far; ip addr add 10.8.0.1/24 dev v0; ip link set v0 up
+	ip -n far addr add 10.8.0.2/24 dev v1; ip -n far link set v1 up
+	tc qdisc add dev v0 root netem delay 30ms
+	ping -qc 2 10.8.0.2 | sed -n "s|^rtt [^=]*= \([0-9]*\).*|\1|p" >/tmp/rtt
+	test "$(cat /tmp/rtt)" -ge 30'
+attempt "a module is loaded on demand" 'ip link add x0 type vxlan id 3 dstport 4789'
+attempt "rxe device" 'ip addr add fe80::1/64 dev d0 nodad 2>/dev/null || true
+	rdma link add rxe0 type rxe netdev d0; ibv_devinfo -d rxe0 | grep -q PORT_ACTIVE'
+attempt "RDMA write over rxe" 'ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 >/tmp/server 2>&1 &
+	for i in $(seq 100); do ss -ltn | grep -q :18515 && break; sleep 0.1; done
+	ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 10.9.0.1 >/tmp/client 2>&1 ||
+		{ cat /tmp/client /tmp/server; exit 1; }
+	wait; grep -q "^ 65536" /tmp/client'
+kill -TERM $$
+END
+$run --env='GIVEN=a b $c' --env FOO=1 -- bash "$work/inside" >"$work/out" 2>"$work/err"
+status=$?
+cat "$work/out"
+grep -q '^not ok' "$work/out" && failed=1
+check "the checks inside ran" test "$(grep -c '^ok\|^not ok' "$work/out")" = 11
+check "death by a signal is 128 + its number" test $status = 143
+
+$run --timeout=1 -- true >"$work/out" 2>&1
+check "out of time is 124" test $? = 124
+$run --no-such-option >"$work/out" 2>&1
+check "usage errors are 125" test $? = 125
+exit $failed
