@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef DRAY_LIB_STRV_H
+#define DRAY_LIB_STRV_H
+
+#include <stddef.h>
+
+/* A list of strings it owns. */
+struct dray_strv {
+	char **v;
+	size_t n;
+};
+
+#define DRAY_STRV_NULL ((struct dray_strv){ NULL, 0 })
+
+/* Appends a copy of n bytes of s. Returns 0 or -ENOMEM. */
+int dray_strv_add(struct dray_strv *s, const char *str, size_t n);
+
+/* Frees all, leaves DRAY_STRV_NULL. */
+void dray_strv_clear(struct dray_strv *s);
+
+#endif

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes gen/errors, config, metrics and dbus: tables with little code."""
+
+from generator.model import INT64_MAX, SchemaError
+from generator.text import Names, banner, quoted, snake
+
+
+def guarded(name, body):
+    guard = f"DRAY_SCHEMA_GEN_{name.upper()}_H"
+    return banner("/*", " */") + f"#ifndef {guard}\n#define {guard}\n\n{body}\n#endif\n"
+
+
+def errors(items):
+    h = "#include <stdint.h>\n\nenum dray_error {\n\tDRAY_OK = 0,\n"
+    for e in items[1:]:
+        h += f"\tDRAY_E_{e['name'].upper()} = {e['code']}, /* {e['doc']} */\n"
+    h += f"}};\n\n#define DRAY_ERROR_N {len(items)}\n\n"
+    h += "/* Stable name, what it means, what to do. Never NULL; \"unknown\" for a code that is not known. */\n"
+    h += "".join(f"const char *dray_error_{w}(uint32_t code);\n" for w in ("name", "doc", "fix"))
+    c = banner("/*", " */") + '#include "schema/gen/errors.h"\n\n'
+    c += "static const struct {\n\tconst char *name, *doc, *fix;\n} table[DRAY_ERROR_N] = {\n"
+    for e in items:
+        c += f"\t{{ {quoted(e['name'])}, {quoted(e['doc'])},\n\t  {quoted(e['fix'])} }},\n"
+    c += "};\n"
+    for w in ("name", "doc", "fix"):
+        c += (f"\nconst char *dray_error_{w}(uint32_t code)\n{{\n"
+              f"\treturn code < DRAY_ERROR_N ? table[code].{w} : \"unknown\";\n}}\n")
+    return {"schema/gen/errors.h": guarded("errors", h), "schema/gen/errors.c": c}
+
+
+CONFIG_MEMBER = {"string": "char *", "path": "char *", "bool": "bool ", "int": "int64_t ", "size": "int64_t ",
+                 "duration": "int64_t ", "enum": "int ", "list": "struct dray_strv "}
+
+
+def config_number(value):
+    return "INT64_MAX" if value == INT64_MAX else f"INT64_C({value})"
+
+
+def config(keys):
+    names = Names("config.yaml", SchemaError)
+    h = '#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n\n#include "lib/strv.h"\n\n'
+    h += ("enum dray_config_type {\n\tDRAY_CONFIG_STRING, /* char * */\n\tDRAY_CONFIG_PATH, /* char * */\n"
+          "\tDRAY_CONFIG_BOOL, /* bool */\n\tDRAY_CONFIG_INT, /* int64_t */\n\tDRAY_CONFIG_SIZE, /* int64_t, bytes */\n"
+          "\tDRAY_CONFIG_DURATION, /* int64_t, nanoseconds */\n\tDRAY_CONFIG_ENUM, /* int, index in choices */\n"
+          "\tDRAY_CONFIG_LIST, /* struct dray_strv; default and environment: separated by commas */\n};\n")
+    for t in ("STRING", "PATH", "BOOL", "INT", "SIZE", "DURATION", "ENUM", "LIST"):
+        names.add(f"DRAY_CONFIG_{t}", "a type")
+    for k in keys:
+        if k.type == "enum":
+            h += f"\n/* {k.path} */\nenum dray_config_{k.ident} {{\n"
+            for c in k.choices:
+                ident = names.add(f"DRAY_CONFIG_{k.ident.upper()}_{c.upper()}", k.path)
+                h += f"\t{ident},\n"
+            h += "};\n"
+    h += "\nenum dray_config_key_id {\n"
+    for k in keys:
+        h += f"\t{names.add('DRAY_CONFIG_KEY_' + k.ident.upper(), k.path)},\n"
+    h += f"\t{names.add('DRAY_CONFIG_KEY_N', 'the count')},\n}};\n\nstruct dray_config {{\n"
+    sections = []
+    for k in keys:
+        if k.section not in sections:
+            sections.append(k.section)
+    for s in sections:
+        h += "\tstruct {\n"
+        for k in keys:
+            if k.section == s:
+                h += f"\t\t{CONFIG_MEMBER[k.type]}{k.name}; /* {k.doc} */\n"
+        h += f"\t}} {s};\n"
+    h += """};
+
+struct dray_config_key {
+	const char *path; /* section.name */
+	const char *section, *name;
+	const char *env;
+	const char *flag; /* "--state-dir", or NULL */
+	enum dray_config_type type;
+	size_t offset, size; /* of the member of struct dray_config */
+	const char *def; /* as one would write it */
+	int64_t min, max; /* int, size, duration */
+	const char *const *choices; /* enum */
+	size_t n_choices;
+	bool octal; /* int, written in octal */
+	bool reload; /* may change while running */
+	const char *doc;
+};
+
+/* In the order of enum dray_config_key_id. */
+extern const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N];
+"""
+    c = banner("/*", " */") + '#include "schema/gen/config.h"\n\n'
+    for k in keys:
+        if k.choices:
+            c += f"static const char *const {k.ident}_choices[] = {{ {', '.join(quoted(x) for x in k.choices)} }};\n"
+    c += ("\n#define CONFIG_MEMBER(m)                           \\\n"
+          "\t.offset = offsetof(struct dray_config, m), \\\n"
+          "\t.size = sizeof(((struct dray_config *)0)->m)\n\n"
+          "const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {\n")
+    for k in keys:
+        c += f"\t{{ .path = {quoted(k.path)}, .section = {quoted(k.section)}, .name = {quoted(k.name)},\n"
+        c += f"\t  .env = {quoted(k.env)},"
+        c += f" .flag = {quoted(k.flag)}," if k.flag else ""
+        c += f" .type = DRAY_CONFIG_{k.type.upper()},\n"
+        c += f"\t  CONFIG_MEMBER({k.path}), .def = {quoted(k.default)},\n"
+        if k.numeric:
+            c += f"\t  .min = {config_number(k.min)}, .max = {config_number(k.max)},\n"
+        if k.choices:
+            c += f"\t  .choices = {k.ident}_choices, .n_choices = {len(k.choices)},\n"
+        if k.octal or k.reload:
+            c += "\t  " + ", ".join(f".{w} = true" for w in ("octal", "reload") if getattr(k, w)) + ",\n"
+        c += f"\t  .doc = {quoted(k.doc)} }},\n"
+    c += "};\n"
+    return {"schema/gen/config.h": guarded("config", h), "schema/gen/config.c": c}
+
+
+def metrics(items):
+    h = "enum dray_metric {\n"
+    for m in items:
+        h += f"\tDRAY_METRIC_{m['name'][5:].upper()}, /* {m['doc']} */\n"
+    h += """	DRAY_METRIC_N,
+};
+
+enum dray_metric_type {
+	DRAY_METRIC_TYPE_COUNTER,
+	DRAY_METRIC_TYPE_GAUGE,
+};
+
+enum dray_metric_owner {
+	DRAY_METRIC_OWNER_WORKER, /* each worker has its own; the sum is what counts */
+	DRAY_METRIC_OWNER_CONTROL,
+};
+
+struct dray_metric_info {
+	const char *name; /* as published, "dray_..." */
+	const char *help;
+	enum dray_metric_type type;
+	enum dray_metric_owner owner;
+	const char *unit; /* "" where it counts things */
+};
+
+/* In the order of enum dray_metric. */
+extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
+"""
+    names = Names("metrics.yaml", SchemaError)
+    for fixed in ("N", "TYPE_COUNTER", "TYPE_GAUGE", "OWNER_WORKER", "OWNER_CONTROL"):
+        names.add(f"DRAY_METRIC_{fixed}", "a fixed name")
+    c = banner("/*", " */") + '#include "schema/gen/metrics.h"\n\n'
+    c += "const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {\n"
+    for m in items:
+        names.add(f"DRAY_METRIC_{m['name'][5:].upper()}", m["name"])
+        c += (f"\t{{ {quoted(m['name'])}, {quoted(m['doc'])},\n\t  DRAY_METRIC_TYPE_{m['type'].upper()}, "
+              f"DRAY_METRIC_OWNER_{m['owner'].upper()}, {quoted(m.get('unit', ''))} }},\n")
+    return {"schema/gen/metrics.h": guarded("metrics", h), "schema/gen/metrics.c": c + "};\n"}
+
+
+def signature(args):
+    return "".join(a["type"] for a in args)
+
+
+def dbus(d):
+    names = Names("dbus.yaml", SchemaError)
+
+    def define(name, value, doc=""):
+        return f"#define {names.add(name, doc or value)} {quoted(value)}" + (f" /* {doc} */" if doc else "") + "\n"
+
+    h = "#include <stdbool.h>\n#include <stddef.h>\n\n"
+    h += define("DRAY_DBUS_INTERFACE", d["interface"]) + define("DRAY_DBUS_PATH", d["path"])
+    for kind, items in (("PROPERTY", d["properties"]), ("METHOD", d["methods"]), ("SIGNAL", d["signals"])):
+        h += "\n"
+        for i in items:
+            h += define(f"DRAY_DBUS_{kind}_{snake(i['name']).upper()}", i["name"], i["doc"])
+    h += """
+struct dray_dbus_member {
+	const char *name;
+	const char *in, *out; /* signatures; of a property its type in out, of a signal its arguments */
+	bool change; /* method that changes something: only for those who may */
+	const char *doc;
+};
+
+"""
+    counts = {"properties": len(d["properties"]), "methods": len(d["methods"]), "signals": len(d["signals"])}
+    for what, n in counts.items():
+        upper = {"properties": "PROPERTY"}.get(what, what[:-1].upper())
+        h += f"#define {names.add(f'DRAY_DBUS_{upper}_N', what)} {n}\n"
+        h += f"extern const struct dray_dbus_member dray_dbus_{what}[{n}];\n"
+    h += """
+/* One entry of the dictionaries that the list methods return. */
+struct dray_dbus_field {
+	const char *key;
+	const char *type; /* D-Bus signature: s b u t */
+	const char *doc;
+};
+"""
+    c = banner("/*", " */") + '#include "schema/gen/dbus.h"\n'
+    for what, items in (("properties", d["properties"]), ("methods", d["methods"]), ("signals", d["signals"])):
+        c += f"\nconst struct dray_dbus_member dray_dbus_{what}[{counts[what]}] = {{\n"
+        for i in items:
+            into = signature(i["in"]) if what == "methods" else ""
+            out = {"properties": lambda i=i: i["type"], "methods": lambda i=i: signature(i["out"]),
+                   "signals": lambda i=i: signature(i["args"])}[what]()
+            change = "true" if i.get("change") else "false"
+            c += f"\t{{ {quoted(i['name'])}, {quoted(into)}, {quoted(out)}, {change}, {quoted(i['doc'])} }},\n"
+        c += "};\n"
+    for r in d["records"]:
+        up = f"DRAY_DBUS_{r['name'].upper()}"
+        h += f"\nenum dray_dbus_{r['name']}_field {{\n"
+        for f in r["fields"]:
+            h += f"\t{names.add(up + '_FIELD_' + f['name'].upper(), r['name'])},\n"
+        h += f"\t{names.add(up + '_FIELD_N', r['name'])},\n}};\n"
+        for f in r["fields"]:
+            h += define(f"{up}_{f['name'].upper()}", f["name"])
+        h += f"extern const struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N];\n"
+        c += f"\nconst struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N] = {{\n"
+        for f in r["fields"]:
+            c += f"\t{{ {quoted(f['name'])}, {quoted(f['type'])}, {quoted(f['doc'])} }},\n"
+        c += "};\n"
+    xml = introspection(d)
+    return {"schema/gen/dbus.h": guarded("dbus", h), "schema/gen/dbus.c": c,
+            "schema/gen/dbus_vtable.h": vtable(d), f"schema/gen/{d['interface']}.xml": xml}
+
+
+def params(args):
+    return " ".join(f"SD_BUS_PARAM({a['name']})" for a in args)
+
+
+def vtable(d):
+    h = "/* For the one file that implements the interface: it defines the functions declared here. */\n\n"
+    h += "#include <systemd/sd-bus.h>\n\n"
+    for p in d["properties"]:
+        h += (f"static int dbus_get_{snake(p['name'])}(sd_bus *bus, const char *path, const char *interface,\n"
+              "\tconst char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);\n")
+    for m in d["methods"]:
+        h += (f"static int dbus_method_{snake(m['name'])}(sd_bus_message *m, void *userdata, "
+              "sd_bus_error *reterr);\n")
+    h += ("\n/* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things\n"
+          " * is for the methods to say. */\nstatic const sd_bus_vtable dbus_vtable[] = {\n\tSD_BUS_VTABLE_START(0),\n")
+    for p in d["properties"]:
+        flags = "SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE" if p.get("emits") else \
+            "SD_BUS_VTABLE_PROPERTY_CONST" if p.get("const") else "0"
+        h += f"\tSD_BUS_PROPERTY({quoted(p['name'])}, {quoted(p['type'])}, dbus_get_{snake(p['name'])}, 0, {flags}),\n"
+    for m in d["methods"]:
+        h += (f"\tSD_BUS_METHOD_WITH_NAMES({quoted(m['name'])}, {quoted(signature(m['in']))}, {params(m['in'])},\n"
+              f"\t\t{quoted(signature(m['out']))}, {params(m['out'])}, dbus_method_{snake(m['name'])},\n"
+              "\t\tSD_BUS_VTABLE_UNPRIVILEGED),\n")
+    for s in d["signals"]:
+        h += (f"\tSD_BUS_SIGNAL_WITH_NAMES({quoted(s['name'])}, {quoted(signature(s['args']))}, "
+              f"{params(s['args'])}, 0),\n")
+    return guarded("dbus_vtable", h + "\tSD_BUS_VTABLE_END,\n};\n")
+
+
+def introspection(d):
+    x = ('<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection 1.0//EN"\n'
+         ' "http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd">\n'
+         "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- Generated by schema/generate.py, do not edit. -->\n"
+         f"<node name=\"{d['path']}\">\n <interface name=\"{d['interface']}\">\n")
+    for m in d["methods"]:
+        x += f"  <!-- {m['doc']} -->\n  <method name=\"{m['name']}\">\n"
+        for way in ("in", "out"):
+            for a in m[way]:
+                x += f"   <arg type=\"{a['type']}\" name=\"{a['name']}\" direction=\"{way}\"/>\n"
+        x += "  </method>\n"
+    for s in d["signals"]:
+        x += f"  <!-- {s['doc']} -->\n  <signal name=\"{s['name']}\">\n"
+        x += "".join(f"   <arg type=\"{a['type']}\" name=\"{a['name']}\"/>\n" for a in s["args"])
+        x += "  </signal>\n"
+    for p in d["properties"]:
+        emits = "true" if p.get("emits") else "const" if p.get("const") else "false"
+        x += (f"  <!-- {p['doc']} -->\n  <property name=\"{p['name']}\" type=\"{p['type']}\" access=\"read\">\n"
+              "   <annotation name=\"org.freedesktop.DBus.Property.EmitsChangedSignal\" "
+              f"value=\"{emits}\"/>\n  </property>\n")
+    return x + " </interface>\n</node>\n"
+
+
+def write(schema):
+    return {**errors(schema.errors), **config(schema.config), **metrics(schema.metrics), **dbus(schema.dbus)}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef DRAY_TESTS_FUZZ_SCHEMA_DECODE_H
+#define DRAY_TESTS_FUZZ_SCHEMA_DECODE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tests/unit/schema_vectors.h"
+
+/*
+ * Decodes a body as a message of that type. What is refused must say why with a known code; what is
+ * taken must encode, decode again and encode to the same bytes. Aborts where that does not hold.
+ */
+void fuzz_body(enum vector_protocol protocol, unsigned int type, const uint8_t *body, size_t len);
+
+#endif
