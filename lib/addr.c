@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/addr.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#define HOST_MAX 253
+
+/* 0 to 65535 in decimal, no sign, no leading zero. */
+static int port_parse(const char *s, unsigned *ret)
+{
+	unsigned v = 0;
+
+	if (!*s || (s[0] == '0' && s[1]))
+		return -EINVAL;
+	for (; *s; s++) {
+		if (*s < '0' || *s > '9')
+			return -EINVAL;
+		v = v * 10 + (unsigned)(*s - '0');
+		if (v > UINT16_MAX)
+			return -EINVAL;
+	}
+	*ret = v;
+	return 0;
+}
+
+/* Labels of letters, digits, - and _; the last one is not a number, so that no address passes. */
+static bool host_valid(const char *s)
+{
+	bool digits_only = true;
+	size_t label = 0, n = strlen(s);
+
+	if (!n || n > HOST_MAX)
+		return false;
+	for (size_t i = 0; i < n; i++) {
+		char c = s[i];
+
+		if (c == '.') {
+			if (!label || s[i - 1] == '-')
+				return false;
+			label = 0;
+			digits_only = true;
+			continue;
+		}
+		if (c >= '0' && c <= '9')
+			label++;
+		else if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+			 (c == '-' && label)) {
+			label++;
+			digits_only = false;
+		} else {
+			return false;
+		}
+		if (label > 63)
+			return false;
+	}
+	return label && s[n - 1] != '-' && !digits_only;
+}
+
+/* Splits at the port; host without brackets. *ret_v6: it stood in brackets. */
+static int split(const char *s, char *host, size_t n_host, unsigned *ret_port, bool *ret_v6)
+{
+	const char *end;
+	size_t n;
+
+	*ret_v6 = *s == '[';
+	if (*ret_v6) {
+		s++;
+		end = strchr(s, ']');
+		if (!end || end[1] != ':')
+			return -EINVAL;
+	} else {
+		end = strchr(s, ':');
+		if (!end)
+			return -EINVAL;
+	}
+	n = (size_t)(end - s);
+	if (n >= n_host)
+		return -EINVAL;
+	memcpy(host, s, n);
+	host[n] = '\0';
+	return port_parse(end + (*ret_v6 ? 2 : 1), ret_port);
+}
+
+int dray_addr_parse(const char *s, struct dray_addr *ret)
+{
+	char host[HOST_MAX + 1];
+	struct dray_addr a;
+	unsigned port;
+	bool v6;
+	int r;
+
+	r = split(s, host, sizeof(host), &port, &v6);
+	if (r < 0)
+		return r;
+	memset(&a, 0, sizeof(a));
+	if (v6) {
+		if (inet_pton(AF_INET6, host, &a.in6.sin6_addr) != 1)
+			return -EINVAL;
+		a.in6.sin6_family = AF_INET6;
+		a.len = sizeof(a.in6);
+	} else {
+		if (inet_pton(AF_INET, host, &a.in.sin_addr) != 1)
+			return host_valid(host) ? -EAFNOSUPPORT : -EINVAL;
+		a.in.sin_family = AF_INET;
+		a.len = sizeof(a.in);
+	}
+	dray_addr_set_port(&a, port);
+	*ret = a;
+	return 0;
+}
+
+const char *dray_addr_show(const struct dray_addr *a, char *buf, size_t n)
+{
+	char host[INET6_ADDRSTRLEN] = "?";
+
+	if (a->sa.sa_family == AF_INET6) {
+		inet_ntop(AF_INET6, &a->in6.sin6_addr, host, sizeof(host));
+		snprintf(buf, n, "[%s]:%u", host, dray_addr_port(a));
+	} else if (a->sa.sa_family == AF_INET) {
+		inet_ntop(AF_INET, &a->in.sin_addr, host, sizeof(host));
+		snprintf(buf, n, "%s:%u", host, dray_addr_port(a));
+	} else {
+		snprintf(buf, n, "?");
+	}
+	return buf;
+}
+
+/* The IPv4 address in host order, also where it is mapped into IPv6. */
+static bool v4_of(const struct dray_addr *a, uint32_t *ret)
+{
+	if (a->sa.sa_family == AF_INET) {
+		*ret = ntohl(a->in.sin_addr.s_addr);
+		return true;
+	}
+	if (a->sa.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&a->in6.sin6_addr)) {
+		const uint8_t *p = &a->in6.sin6_addr.s6_addr[12];
+
+		*ret = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+		return true;
+	}
+	return false;
+}
+
+bool dray_addr_is_loopback(const struct dray_addr *a)
+{
+	uint32_t v4;
+
+	if (v4_of(a, &v4))
+		return v4 >> 24 == 127;
+	return a->sa.sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&a->in6.sin6_addr);
+}
+
+bool dray_addr_is_wildcard(const struct dray_addr *a)
+{
+	uint32_t v4;
+
+	if (v4_of(a, &v4))
+		return v4 == 0;
+	return a->sa.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&a->in6.sin6_addr);
+}
+
+bool dray_addr_is_link_local(const struct dray_addr *a)
+{
+	uint32_t v4;
+
+	if (v4_of(a, &v4))
+		return v4 >> 16 == (169 << 8 | 254);
+	return a->sa.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a->in6.sin6_addr);
+}
+
+unsigned dray_addr_port(const struct dray_addr *a)
+{
+	if (a->sa.sa_family == AF_INET6)
+		return ntohs(a->in6.sin6_port);
+	return a->sa.sa_family == AF_INET ? ntohs(a->in.sin_port) : 0;
+}
+
+void dray_addr_set_port(struct dray_addr *a, unsigned port)
+{
+	if (a->sa.sa_family == AF_INET6)
+		a->in6.sin6_port = htons((uint16_t)port);
+	else if (a->sa.sa_family == AF_INET)
+		a->in.sin_port = htons((uint16_t)port);
+}
+
+bool dray_segment_valid(const char *s)
+{
+	char host[HOST_MAX + 1];
+	struct dray_addr a;
+	unsigned port;
+	bool v6;
+	int r;
+
+	if (split(s, host, sizeof(host), &port, &v6) < 0 || !port)
+		return false;
+	r = dray_addr_parse(s, &a);
+	/* others could not reach these */
+	if (r == 0)
+		return !dray_addr_is_wildcard(&a) && !dray_addr_is_link_local(&a);
+	return r == -EAFNOSUPPORT;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Socket addresses and segments: host:port, [addr]:port for IPv6. Never resolves names. */
+#ifndef DRAY_LIB_ADDR_H
+#define DRAY_LIB_ADDR_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+struct dray_addr {
+	union {
+		struct sockaddr sa;
+		struct sockaddr_in in;
+		struct sockaddr_in6 in6;
+		struct sockaddr_storage ss;
+	};
+	socklen_t len;
+};
+
+#define DRAY_ADDR_TEXT_MAX 64
+
+/* Numeric address and port. 0, -EINVAL (malformed, zone, port above 65535), -EAFNOSUPPORT (a host name). */
+int dray_addr_parse(const char *s, struct dray_addr *ret);
+
+/* "1.2.3.4:5" or "[::1]:5"; buf of at least DRAY_ADDR_TEXT_MAX. Returns buf. */
+const char *dray_addr_show(const struct dray_addr *a, char *buf, size_t n);
+
+bool dray_addr_is_loopback(const struct dray_addr *a);
+bool dray_addr_is_wildcard(const struct dray_addr *a);
+bool dray_addr_is_link_local(const struct dray_addr *a);
+unsigned dray_addr_port(const struct dray_addr *a);
+void dray_addr_set_port(struct dray_addr *a, unsigned port);
+
+/* Well-formed segment: numeric or a host name of legal characters, with a port 1 to 65535. */
+bool dray_segment_valid(const char *s);
+
+#endif

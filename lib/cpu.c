@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cgroup of this process is a path in /proc/self/cgroup, relative to the root of its hierarchy;
+ * /proc/self/mountinfo says where that hierarchy is mounted and which of its folders the mount
+ * shows. Each folder from there up to the mount may carry a limit; the smallest one counts. In a
+ * container with a cgroup namespace the path is "/", and the mount's own folder carries the limit.
+ */
+#include "lib/cpu.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/cleanup.h"
+
+#define CPUS_MAX 65536
+
+DRAY_DEFINE_CLEANUP(FILE *, fclose);
+
+static unsigned affinity_count(void)
+{
+	for (int cpus = CPU_SETSIZE; cpus <= CPUS_MAX; cpus *= 2) {
+		size_t bytes = CPU_ALLOC_SIZE(cpus);
+		cpu_set_t *set = CPU_ALLOC(cpus);
+		unsigned n = 0;
+		int r;
+
+		if (!set)
+			return 1;
+		r = sched_getaffinity(0, bytes, set);
+		if (r == 0)
+			n = (unsigned)CPU_COUNT_S(bytes, set);
+		else if (errno != EINVAL)
+			n = 1;
+		CPU_FREE(set);
+		if (n)
+			return n;
+	}
+	return 1;
+}
+
+/* The first two numbers of a small file ("max" and "-1" are none); false where there are none. */
+static bool numbers_read(const char *path, long long *ret_a, long long *ret_b)
+{
+	dray_auto(fclose) FILE *f = fopen(path, "re");
+	char text[64], *end;
+	size_t n;
+
+	if (!f)
+		return false;
+	n = fread(text, 1, sizeof(text) - 1, f);
+	text[n] = '\0';
+	*ret_a = strtoll(text, &end, 10);
+	if (end == text)
+		return false;
+	*ret_b = strtoll(end, NULL, 10);
+	return true;
+}
+
+static unsigned quota_of(const char *dir, bool v2)
+{
+	long long quota, period, none;
+	char path[PATH_MAX + 32];
+
+	if (v2) {
+		snprintf(path, sizeof(path), "%s/cpu.max", dir);
+		if (!numbers_read(path, &quota, &period))
+			return UINT_MAX;
+	} else {
+		snprintf(path, sizeof(path), "%s/cpu.cfs_quota_us", dir);
+		if (!numbers_read(path, &quota, &none))
+			return UINT_MAX;
+		snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", dir);
+		if (!numbers_read(path, &period, &none))
+			return UINT_MAX;
+	}
+	if (quota <= 0 || period <= 0 || quota / period >= UINT_MAX)
+		return UINT_MAX;
+	return (unsigned)(quota / period + (quota % period != 0));
+}
+
+/* Spaces and the like stand in mountinfo as \040. */
+static void unescape(char *s)
+{
+	char *to = s;
+
+	for (; *s; s++, to++) {
+		if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] >= '0' && s[2] <= '7' &&
+		    s[3] >= '0' && s[3] <= '7') {
+			*to = (char)((s[1] - '0') * 64 + (s[2] - '0') * 8 + (s[3] - '0'));
+			s += 3;
+		} else {
+			*to = *s;
+		}
+	}
+	*to = '\0';
+}
+
+/* Is word one of the comma-separated words of list? */
+static bool list_has(const char *list, const char *word)
+{
+	size_t n = strlen(word);
+
+	for (const char *p = list; p; p = strchr(p, ',')) {
+		p += *p == ',';
+		if (!strncmp(p, word, n) && (!p[n] || p[n] == ',' || p[n] == '\n'))
+			return true;
+	}
+	return false;
+}
+
+struct mount {
+	char point[PATH_MAX]; /* where it is mounted */
+	char shown[PATH_MAX]; /* the folder of the hierarchy that it shows */
+};
+
+/* ID PARENT DEV SHOWN POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER_OPTIONS */
+static bool mount_parse(char *line, bool v2, struct mount *ret)
+{
+	char *save = NULL, *dash = strstr(line, " - "), *word;
+	const char *type, *options;
+
+	if (!dash)
+		return false;
+	*dash = '\0';
+	type = strtok_r(dash + 3, " \n", &save);
+	strtok_r(NULL, " \n", &save);
+	options = strtok_r(NULL, " \n", &save);
+	if (!type || strcmp(type, v2 ? "cgroup2" : "cgroup"))
+		return false;
+	if (!v2 && !(options && list_has(options, "cpu")))
+		return false;
+	word = strtok_r(line, " ", &save);
+	for (int i = 0; word && i < 3; i++)
+		word = strtok_r(NULL, " ", &save);
+	if (!word || strlen(word) >= sizeof(ret->shown))
+		return false;
+	memcpy(ret->shown, word, strlen(word) + 1);
+	word = strtok_r(NULL, " ", &save);
+	if (!word || strlen(word) >= sizeof(ret->point))
+		return false;
+	memcpy(ret->point, word, strlen(word) + 1);
+	unescape(ret->shown);
+	unescape(ret->point);
+	return true;
+}
+
+static bool mount_find(const char *root, bool v2, struct mount *ret)
+{
+	char path[PATH_MAX];
+	dray_auto(fclose) FILE *f = NULL;
+	dray_auto_free char *line = NULL;
+	bool found = false;
+	size_t cap = 0;
+
+	snprintf(path, sizeof(path), "%s/proc/self/mountinfo", root);
+	f = fopen(path, "re");
+	while (f && !found && getline(&line, &cap, f) > 0)
+		found = mount_parse(line, v2, ret);
+	return found;
+}
+
+/* The smallest limit from the cgroup's folder up to the mount. */
+static unsigned quota_upwards(const char *root, const struct mount *m, const char *cgroup, bool v2)
+{
+	size_t n_shown = strlen(m->shown), floor;
+	unsigned least = UINT_MAX;
+	char dir[PATH_MAX];
+	int n;
+
+	/* A path outside of what the mount shows: only the mount's own folder is known. */
+	if (strstr(cgroup, "/.."))
+		cgroup = "";
+	else if (n_shown > 1 && !strncmp(cgroup, m->shown, n_shown) &&
+		 (cgroup[n_shown] == '/' || !cgroup[n_shown]))
+		cgroup += n_shown;
+	else if (n_shown > 1)
+		cgroup = "";
+	floor = strlen(root) + strlen(m->point);
+	n = snprintf(dir, sizeof(dir), "%s%s%s", root, m->point, cgroup);
+	if (n < 0 || (size_t)n >= sizeof(dir))
+		return UINT_MAX;
+	for (;;) {
+		char *slash;
+
+		least = dray_min(least, quota_of(dir, v2));
+		slash = strrchr(dir, '/');
+		if (!slash || strlen(dir) <= floor)
+			return least;
+		*slash = '\0';
+		if (strlen(dir) < floor)
+			return least;
+	}
+}
+
+unsigned dray_cpu_quota(const char *root)
+{
+	char path[PATH_MAX];
+	dray_auto(fclose) FILE *f = NULL;
+	dray_auto_free char *line = NULL;
+	unsigned least = UINT_MAX;
+	size_t cap = 0;
+
+	snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+	f = fopen(path, "re");
+	while (f && getline(&line, &cap, f) > 0) {
+		char *controllers = strchr(line, ':'), *cgroup;
+		struct mount m;
+		bool v2;
+
+		if (!controllers)
+			continue;
+		controllers++;
+		cgroup = strchr(controllers, ':');
+		if (!cgroup)
+			continue;
+		*cgroup++ = '\0';
+		cgroup[strcspn(cgroup, "\n")] = '\0';
+		v2 = !*controllers;
+		if (!v2 && !list_has(controllers, "cpu"))
+			continue;
+		if (mount_find(root, v2, &m))
+			least = dray_min(least, quota_upwards(root, &m, cgroup, v2));
+	}
+	return least;
+}
+
+unsigned dray_cpu_count(void)
+{
+	unsigned n = dray_min(affinity_count(), dray_cpu_quota(""));
+
+	return n ? n : 1;
+}

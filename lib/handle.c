@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/handle.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "lib/cleanup.h"
+
+#define NO_SLOT UINT32_MAX
+
+void dray_handles_init(struct dray_handles *t, uint32_t max)
+{
+	*t = (struct dray_handles){ .free_head = NO_SLOT, .max = max };
+}
+
+void dray_handles_deinit(struct dray_handles *t)
+{
+	free(t->slots);
+	dray_handles_init(t, t->max);
+}
+
+int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
+{
+	uint32_t i;
+
+	if (t->count >= t->max)
+		return -ENOSPC;
+	if (t->free_head != NO_SLOT) {
+		i = t->free_head;
+		t->free_head = t->slots[i].next_free;
+	} else {
+		if (t->used == t->cap) {
+			uint32_t cap = t->cap ? t->cap * 2 : 16;
+			void *slots = realloc(t->slots, cap * sizeof(*t->slots));
+
+			if (!slots)
+				return -ENOMEM;
+			t->slots = slots;
+			t->cap = cap;
+		}
+		i = t->used++;
+		t->slots[i].gen = 1;
+	}
+	t->slots[i].p = p;
+	t->count++;
+	*ret_handle = (uint64_t)t->slots[i].gen << 32 | i;
+	return 0;
+}
+
+void *dray_handles_del(struct dray_handles *t, dray_handle h)
+{
+	void *p = dray_handles_get(t, h);
+	struct dray_handle_slot *s;
+
+	if (!p)
+		return NULL;
+	s = &t->slots[dray_handle_index(h)];
+	s->p = NULL;
+	if (++s->gen == 0)
+		s->gen = 1;
+	s->next_free = t->free_head;
+	t->free_head = dray_handle_index(h);
+	t->count--;
+	return p;
+}
+
+void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_handle *ret_handle)
+{
+	while (*cursor < t->used) {
+		uint32_t i = (*cursor)++;
+
+		if (!t->slots[i].p)
+			continue;
+		if (ret_handle)
+			*ret_handle = (uint64_t)t->slots[i].gen << 32 | i;
+		return t->slots[i].p;
+	}
+	return NULL;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Generation handles. A handle is {generation:32, index:32}; 0 is never valid. A table maps handles to
+ * pointers it does not own. A stale handle is not found: a slot's generation changes when it is freed.
+ * Not thread-safe: one table, one thread.
+ */
+#ifndef DRAY_LIB_HANDLE_H
+#define DRAY_LIB_HANDLE_H
+
+#include <stdint.h>
+#include <stddef.h>
+
+typedef uint64_t dray_handle;
+
+static inline uint32_t dray_handle_index(dray_handle h)
+{
+	return (uint32_t)h;
+}
+
+static inline uint32_t dray_handle_gen(dray_handle h)
+{
+	return (uint32_t)(h >> 32);
+}
+
+struct dray_handle_slot {
+	void *p;
+	uint32_t gen;
+	uint32_t next_free;
+};
+
+struct dray_handles {
+	struct dray_handle_slot *slots;
+	uint32_t cap, used, count, free_head, max;
+};
+
+/* max: most live handles. */
+void dray_handles_init(struct dray_handles *t, uint32_t max);
+void dray_handles_deinit(struct dray_handles *t);
+
+/* New handle for p (not NULL). 0, -ENOSPC at max, -ENOMEM. */
+int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle);
+
+/* NULL if unknown or stale. */
+static inline void *dray_handles_get(const struct dray_handles *t, dray_handle h)
+{
+	uint32_t i = dray_handle_index(h);
+
+	if (i >= t->used || t->slots[i].gen != dray_handle_gen(h))
+		return NULL;
+	return t->slots[i].p;
+}
+
+/* Forgets the handle and returns what it stood for; NULL if unknown. */
+void *dray_handles_del(struct dray_handles *t, dray_handle h);
+
+/*
+ * Iterates: start with *cursor = 0; returns the next live pointer, or NULL at the end. The entry just
+ * returned may be deleted in between.
+ */
+void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_handle *ret_handle);
+
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Intrusive doubly linked list. A node that is in no list points to itself; deleting it is harmless. */
+#ifndef DRAY_LIB_LIST_H
+#define DRAY_LIB_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "lib/cleanup.h"
+
+struct dray_list {
+	struct dray_list *next, *prev;
+};
+
+#define DRAY_LIST_INIT(l) ((struct dray_list){ &(l), &(l) })
+
+static inline void dray_list_init(struct dray_list *l)
+{
+	l->next = l->prev = l;
+}
+
+static inline bool dray_list_empty(const struct dray_list *l)
+{
+	return l->next == l;
+}
+
+static inline void dray_list_insert_(struct dray_list *node, struct dray_list *prev,
+				     struct dray_list *next)
+{
+	node->prev = prev;
+	node->next = next;
+	prev->next = node;
+	next->prev = node;
+}
+
+/* Adds at the end. */
+static inline void dray_list_add(struct dray_list *l, struct dray_list *node)
+{
+	dray_list_insert_(node, l->prev, l);
+}
+
+static inline void dray_list_add_front(struct dray_list *l, struct dray_list *node)
+{
+	dray_list_insert_(node, l, l->next);
+}
+
+static inline void dray_list_del(struct dray_list *node)
+{
+	node->prev->next = node->next;
+	node->next->prev = node->prev;
+	dray_list_init(node);
+}
+
+/* Moves everything in `from` to the end of `to`. */
+static inline void dray_list_splice(struct dray_list *to, struct dray_list *from)
+{
+	if (dray_list_empty(from))
+		return;
+	from->next->prev = to->prev;
+	to->prev->next = from->next;
+	from->prev->next = to;
+	to->prev = from->prev;
+	dray_list_init(from);
+}
+
+#define dray_list_entry(node, type, member) dray_container_of(node, type, member)
+
+#define dray_list_first(l, type, member) \
+	(dray_list_empty(l) ? NULL : dray_list_entry((l)->next, type, member))
+
+/* The body may delete or free the current entry, no other. */
+#define dray_list_for_each(l, it, type, member)                                 \
+	for (type *it = dray_list_entry((l)->next, type, member),               \
+		  *it##_next_ = dray_list_entry(it->member.next, type, member); \
+	     &it->member != (l);                                                \
+	     it = it##_next_, it##_next_ = dray_list_entry(it##_next_->member.next, type, member))
+
+#endif

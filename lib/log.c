@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A line is built in a buffer of its own on the stack and leaves in one write(), so that lines of
+ * several processes on one stderr do not mix. What does not fit is cut and ends in "...". Nothing
+ * here allocates, fails or aborts; a line that stderr does not take is lost.
+ */
+#include "lib/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/time.h"
+
+#define LINE_MAX_BYTES 1000
+#define FIELDS_MAX 16
+#define FIELDS_BYTES 480 /* of a JSON line, at most */
+
+static enum dray_log_level log_level = DRAY_LOG_INFO;
+static enum dray_log_format log_format = DRAY_LOG_FORMAT_AUTO;
+
+static const char *const level_names[] = {
+	[DRAY_LOG_ERROR] = "error", [DRAY_LOG_WARNING] = "warning", [DRAY_LOG_NOTICE] = "notice",
+	[DRAY_LOG_INFO] = "info",   [DRAY_LOG_DEBUG] = "debug",
+};
+
+/* syslog(3) priorities, as sd-daemon(3) has them */
+static const char level_priorities[] = {
+	[DRAY_LOG_ERROR] = '3', [DRAY_LOG_WARNING] = '4', [DRAY_LOG_NOTICE] = '5',
+	[DRAY_LOG_INFO] = '6',  [DRAY_LOG_DEBUG] = '7',
+};
+
+/* systemd sets JOURNAL_STREAM to device:inode of what it connected; it is inherited past that. */
+static bool stderr_is_journal(void)
+{
+	const char *s = getenv("JOURNAL_STREAM");
+	unsigned long long dev, ino;
+	struct stat st;
+	char *end;
+
+	if (!s)
+		return false;
+	errno = 0;
+	dev = strtoull(s, &end, 10);
+	if (errno || end == s || *end != ':')
+		return false;
+	s = end + 1;
+	ino = strtoull(s, &end, 10);
+	if (errno || end == s || *end)
+		return false;
+	return fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+static enum dray_log_format format_resolve(enum dray_log_format format)
+{
+	if (format != DRAY_LOG_FORMAT_AUTO)
+		return format;
+	return stderr_is_journal() ? DRAY_LOG_FORMAT_JOURNAL : DRAY_LOG_FORMAT_TEXT;
+}
+
+void dray_log_setup(enum dray_log_level level, enum dray_log_format format)
+{
+	log_level = level;
+	log_format = format_resolve(format);
+}
+
+enum dray_log_level dray_log_get_level(void)
+{
+	return log_level;
+}
+
+void dray_log_set_level(enum dray_log_level level)
+{
+	log_level = level;
+}
+
+/* --- building a line -------------------------------------------------------------------------- */
+
+struct line {
+	char *buf;
+	size_t n, cap;
+};
+
+/* All or nothing. */
+static bool put(struct line *l, const char *s, size_t n)
+{
+	if (l->cap - l->n < n)
+		return false;
+	memcpy(l->buf + l->n, s, n);
+	l->n += n;
+	return true;
+}
+
+static bool put_text(struct line *l, const char *s)
+{
+	return put(l, s, strlen(s));
+}
+
+/* Bytes of the well-formed UTF-8 character at s, 0 where there is none. */
+static size_t utf8_len(const unsigned char *s, size_t n)
+{
+	static const unsigned char first_min[] = { 0, 0, 0x80, 0xa0, 0x90 };
+	size_t len;
+
+	if (s[0] < 0x80)
+		return 1;
+	if (s[0] >= 0xc2 && s[0] <= 0xdf)
+		len = 2;
+	else if (s[0] >= 0xe0 && s[0] <= 0xef)
+		len = 3;
+	else if (s[0] >= 0xf0 && s[0] <= 0xf4)
+		len = 4;
+	else
+		return 0;
+	if (n < len)
+		return 0;
+	for (size_t i = 1; i < len; i++)
+		if ((s[i] & 0xc0) != 0x80)
+			return 0;
+	/* overlong forms, surrogates, beyond U+10FFFF */
+	if ((s[0] == 0xe0 || s[0] == 0xf0) && s[1] < first_min[len])
+		return 0;
+	if ((s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf4 && s[1] > 0x8f))
+		return 0;
+	return len;
+}
+
+/* One character of s, escaped as the form asks; it took *ret_used bytes of s. False if full. */
+static bool put_char(struct line *l, const char *s, size_t n, bool json, size_t *ret_used)
+{
+	const unsigned char *u = (const unsigned char *)s;
+	size_t len = utf8_len(u, n);
+	char esc[8];
+
+	*ret_used = len ? len : 1;
+	if (!len && json)
+		return put_text(l, "\\ufffd");
+	/* C0, DEL and C1: a log must not move a terminal's cursor */
+	if (!len || u[0] < 0x20 || u[0] == 0x7f || (len == 2 && u[0] == 0xc2 && u[1] < 0xa0)) {
+		if (u[0] == '\n' || u[0] == '\t')
+			return put_text(l, u[0] == '\n' ? "\\n" : "\\t");
+		snprintf(esc, sizeof(esc), json ? "\\u%04x" : "\\x%02x", u[len == 2]);
+		return put_text(l, esc);
+	}
+	if (json && (s[0] == '"' || s[0] == '\\')) {
+		esc[0] = '\\';
+		esc[1] = s[0];
+		return put(l, esc, 2);
+	}
+	return put(l, s, len);
+}
+
+/* Escaped text; where it does not fit it ends in "...". Returns false if it was cut. */
+static bool put_escaped(struct line *l, const char *s, size_t n, bool json)
+{
+	size_t cut, used;
+
+	if (l->cap - l->n < 3)
+		return n == 0;
+	cut = l->n;
+	for (size_t i = 0; i < n; i += used) {
+		if (!put_char(l, s + i, n - i, json, &used)) {
+			l->n = cut;
+			put_text(l, "...");
+			return false;
+		}
+		if (l->cap - l->n >= 3)
+			cut = l->n;
+	}
+	return true;
+}
+
+/* --- the structured tail ---------------------------------------------------------------------- */
+
+struct field {
+	const char *key, *value;
+	size_t n_key, n_value;
+};
+
+static size_t key_len(const char *s, size_t n)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		if (!(s[i] >= 'a' && s[i] <= 'z') && s[i] != '_' &&
+		    !(i && ((s[i] >= '0' && s[i] <= '9') || s[i] == '.')))
+			break;
+	return i;
+}
+
+static bool key_is_free(const struct field *f, const struct field *fields, unsigned n)
+{
+	static const char *const own[] = { "ts", "level", "area", "msg" };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(own); i++)
+		if (f->n_key == strlen(own[i]) && !memcmp(f->key, own[i], f->n_key))
+			return false;
+	for (unsigned i = 0; i < n; i++)
+		if (f->n_key == fields[i].n_key && !memcmp(f->key, fields[i].key, f->n_key))
+			return false;
+	return true;
+}
+
+/* Takes key=value words off the end of msg, last first. Returns the length of what is left. */
+static size_t fields_split(const char *msg, size_t n, struct field *fields, unsigned *ret_n)
+{
+	unsigned count = 0;
+
+	while (count < FIELDS_MAX) {
+		size_t start = n;
+		struct field f;
+
+		while (start && msg[start - 1] != ' ')
+			start--;
+		f.key = msg + start;
+		f.n_key = key_len(f.key, n - start);
+		if (!f.n_key || start + f.n_key >= n || msg[start + f.n_key] != '=' ||
+		    !key_is_free(&f, fields, count))
+			break;
+		f.value = f.key + f.n_key + 1;
+		f.n_value = n - start - f.n_key - 1;
+		fields[count++] = f;
+		n = start;
+		while (n && msg[n - 1] == ' ')
+			n--;
+	}
+	*ret_n = count;
+	return n;
+}
+
+static void put_fields(struct line *l, const struct field *fields, unsigned n)
+{
+	for (unsigned i = n; i > 0; i--) {
+		const struct field *f = &fields[i - 1];
+		size_t before = l->n;
+
+		/* A member whole, or with its value cut, or not at all; 2 more for the end of it. */
+		if (l->cap - l->n < f->n_key + 16)
+			continue;
+		put_text(l, ",\"");
+		put(l, f->key, f->n_key);
+		put_text(l, "\":\"");
+		l->cap -= 1;
+		put_escaped(l, f->value, f->n_value, true);
+		l->cap += 1;
+		if (!put_text(l, "\""))
+			l->n = before;
+	}
+}
+
+/* --- the three forms -------------------------------------------------------------------------- */
+
+static void put_time(struct line *l)
+{
+	struct timespec ts;
+	char text[40];
+	struct tm tm;
+	size_t n;
+
+	clock_gettime(CLOCK_REALTIME, &ts);
+	if (!gmtime_r(&ts.tv_sec, &tm))
+		return;
+	n = strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &tm);
+	snprintf(text + n, sizeof(text) - n, ".%06uZ", (unsigned)(ts.tv_nsec / 1000) % 1000000);
+	put_text(l, text);
+}
+
+static void build_json(struct line *l, enum dray_log_level level, const char *area, const char *msg,
+		       size_t n)
+{
+	struct field fields[FIELDS_MAX];
+	char tail[FIELDS_BYTES];
+	struct line t = { tail, 0, sizeof(tail) };
+	unsigned n_fields;
+
+	n = fields_split(msg, n, fields, &n_fields);
+	put_fields(&t, fields, n_fields);
+	put_text(l, "{\"ts\":\"");
+	put_time(l);
+	put_text(l, "\",\"level\":\"");
+	put_text(l, level_names[level]);
+	put_text(l, "\",\"area\":\"");
+	put_escaped(l, area, strnlen(area, 32), true);
+	put_text(l, "\",\"msg\":\"");
+	l->cap -= t.n + 2;
+	put_escaped(l, msg, n, true);
+	l->cap += t.n + 2;
+	put_text(l, "\"");
+	put(l, tail, t.n);
+	put_text(l, "}");
+}
+
+static void build_text(struct line *l, enum dray_log_level level, const char *area, const char *msg,
+		       size_t n)
+{
+	put_time(l);
+	put_text(l, " ");
+	put_text(l, level_names[level]);
+	put_text(l, " ");
+	put_escaped(l, area, strnlen(area, 32), false);
+	put_text(l, ": ");
+	put_escaped(l, msg, n, false);
+}
+
+static void build_journal(struct line *l, enum dray_log_level level, const char *area,
+			  const char *msg, size_t n)
+{
+	const char prefix[] = { '<', level_priorities[level], '>' };
+
+	put(l, prefix, sizeof(prefix));
+	put_escaped(l, area, strnlen(area, 32), false);
+	put_text(l, ": ");
+	put_escaped(l, msg, n, false);
+}
+
+void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
+{
+	char msg[LINE_MAX_BYTES + 1], buf[LINE_MAX_BYTES];
+	struct line l = { buf, 0, sizeof(buf) - 1 };
+	int saved = errno, len;
+	va_list ap;
+	size_t n;
+
+	if (level > log_level)
+		return;
+	va_start(ap, fmt);
+	len = vsnprintf(msg, sizeof(msg), fmt, ap);
+	va_end(ap);
+	n = len < 0 ? 0 : dray_min((size_t)len, sizeof(msg) - 1);
+
+	log_format = format_resolve(log_format);
+	switch (log_format) {
+	case DRAY_LOG_FORMAT_JSON:
+		build_json(&l, level, area, msg, n);
+		break;
+	case DRAY_LOG_FORMAT_JOURNAL:
+		build_journal(&l, level, area, msg, n);
+		break;
+	case DRAY_LOG_FORMAT_AUTO:
+	case DRAY_LOG_FORMAT_TEXT:
+		build_text(&l, level, area, msg, n);
+		break;
+	}
+	buf[l.n++] = '\n';
+	while (write(STDERR_FILENO, buf, l.n) < 0 && errno == EINTR)
+		;
+	errno = saved;
+}
+
+bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret_dropped)
+{
+	int64_t now = dray_now().ns;
+
+	*ret_dropped = 0;
+	if (!l->window_ns || now - l->window_ns >= DRAY_NS_PER_SEC) {
+		*ret_dropped = l->dropped;
+		*l = (struct dray_log_limit){ .window_ns = now };
+	}
+	if (l->count >= burst) {
+		if (l->dropped < UINT32_MAX)
+			l->dropped++;
+		return false;
+	}
+	l->count++;
+	return true;
+}

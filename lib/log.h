@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Log of the agent: one line on stderr for each event, as text, with journald priority prefixes, or as
+ * JSON lines. Control thread only; workers report by events. Libraries (lib, client, netdetect) do
+ * not log: they return their error.
+ */
+#ifndef DRAY_LIB_LOG_H
+#define DRAY_LIB_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum dray_log_level {
+	DRAY_LOG_ERROR,
+	DRAY_LOG_WARNING,
+	DRAY_LOG_NOTICE,
+	DRAY_LOG_INFO,
+	DRAY_LOG_DEBUG
+};
+enum dray_log_format {
+	DRAY_LOG_FORMAT_AUTO,
+	DRAY_LOG_FORMAT_TEXT,
+	DRAY_LOG_FORMAT_JOURNAL,
+	DRAY_LOG_FORMAT_JSON
+};
+
+void dray_log_setup(enum dray_log_level level, enum dray_log_format format);
+enum dray_log_level dray_log_get_level(void);
+void dray_log_set_level(enum dray_log_level level);
+
+/*
+ * area: the module, such as "peer". The message is a sentence; a structured tail of key=value words at
+ * its end (peer=.. session=..) becomes fields of their own in JSON. A line is at most 1,000 bytes.
+ */
+void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+#define log_error(area, ...) dray_log(DRAY_LOG_ERROR, area, __VA_ARGS__)
+#define log_warning(area, ...) dray_log(DRAY_LOG_WARNING, area, __VA_ARGS__)
+#define log_notice(area, ...) dray_log(DRAY_LOG_NOTICE, area, __VA_ARGS__)
+#define log_info(area, ...) dray_log(DRAY_LOG_INFO, area, __VA_ARGS__)
+#define log_debug(area, ...) dray_log(DRAY_LOG_DEBUG, area, __VA_ARGS__)
+
+/* At most `burst` lines in each second for one site; the next line that passes says how many were dropped. */
+struct dray_log_limit {
+	int64_t window_ns;
+	uint32_t count, dropped;
+};
+
+bool dray_log_limit_pass(struct dray_log_limit *l, uint32_t burst, uint32_t *ret_dropped);
+
+#define log_limited(level, area, ...)                                                        \
+	do {                                                                                 \
+		static struct dray_log_limit limit_;                                         \
+		uint32_t dropped_;                                                           \
+		if (dray_log_limit_pass(&limit_, 10, &dropped_)) {                           \
+			dray_log(level, area, __VA_ARGS__);                                  \
+			if (dropped_)                                                        \
+				dray_log(level, area, "%u similar lines dropped", dropped_); \
+		}                                                                            \
+	} while (0)
+
+#endif

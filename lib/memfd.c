@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/memfd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+
+/* younger than the C library's headers may be */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* In pieces, so that a signal finds its turn and a retry does not start from the front. */
+#define POPULATE_STEP (256ULL << 20)
+
+int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
+{
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0);
+	int fd dray_auto_close = -1;
+
+	if (bytes > INT64_MAX)
+		return -EFBIG;
+	/* hosts may demand the flag (vm.memfd_noexec); kernels before 6.3 do not know it */
+	fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, flags);
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) < 0)
+		return -errno;
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+		return -errno;
+	return dray_take_fd(fd);
+}
+
+/* Adding 0 dirties a page and keeps what others write into it at the same time. */
+static void touch(volatile uint8_t *p, uint64_t bytes)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	for (uint64_t at = 0; at < bytes; at += page)
+		__atomic_fetch_add(p + at, 0, __ATOMIC_RELAXED);
+}
+
+int dray_populate(void *p, uint64_t bytes)
+{
+	uint8_t *at = p;
+
+	while (bytes) {
+		uint64_t step = dray_min(bytes, (uint64_t)POPULATE_STEP);
+
+		if (madvise(at, step, MADV_POPULATE_WRITE) < 0) {
+			if (errno == EINTR || errno == EAGAIN)
+				continue;
+			if (errno != EINVAL)
+				return -errno;
+			/* before Linux 5.14 */
+			touch(at, step);
+		}
+		at += step;
+		bytes -= step;
+	}
+	return 0;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef DRAY_LIB_MEMFD_H
+#define DRAY_LIB_MEMFD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * New memfd of `bytes`, close-on-exec, sealed against shrinking, growing and further sealing. huge: on huge
+ * pages. Returns the descriptor or -errno. No page is touched.
+ */
+int dray_memfd_new(const char *name, uint64_t bytes, bool huge);
+
+/* Fills page tables and pages of a writable shared mapping (MADV_POPULATE_WRITE, else by touching). 0 or -errno. */
+int dray_populate(void *p, uint64_t bytes);
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/spsc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size)
+{
+	r->slots = calloc(entries, size);
+	if (!r->slots)
+		return -ENOMEM;
+	r->mask = entries - 1;
+	r->size = size;
+	atomic_init(&r->tail, 0);
+	atomic_init(&r->head, 0);
+	return 0;
+}
+
+void dray_spsc_deinit(struct dray_spsc *r)
+{
+	free(r->slots);
+	r->slots = NULL;
+}
+
+bool dray_spsc_push(struct dray_spsc *r, const void *elem)
+{
+	uint32_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
+	/* acquire: the consumer's read of the slot must be over before it is overwritten */
+	uint32_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+
+	if (tail - head > r->mask)
+		return false;
+	memcpy(r->slots + (size_t)(tail & r->mask) * r->size, elem, r->size);
+	atomic_store_explicit(&r->tail, tail + 1, memory_order_release);
+	return true;
+}
+
+uint32_t dray_spsc_room(const struct dray_spsc *r)
+{
+	uint32_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
+	uint32_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+
+	return r->mask + 1 - (tail - head);
+}
+
+bool dray_spsc_pop(struct dray_spsc *r, void *ret_elem)
+{
+	uint32_t head = atomic_load_explicit(&r->head, memory_order_relaxed);
+	uint32_t tail = atomic_load_explicit(&r->tail, memory_order_acquire);
+
+	if (head == tail)
+		return false;
+	memcpy(ret_elem, r->slots + (size_t)(head & r->mask) * r->size, r->size);
+	atomic_store_explicit(&r->head, head + 1, memory_order_release);
+	return true;
+}
+
+bool dray_spsc_empty(const struct dray_spsc *r)
+{
+	return atomic_load_explicit(&r->head, memory_order_relaxed) ==
+	       atomic_load_explicit(&r->tail, memory_order_acquire);
+}

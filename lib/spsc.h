@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bounded single-producer single-consumer ring of fixed-size elements, between two threads of one
+ * process. The producer's release store of tail publishes the element; the consumer's acquire load
+ * sees it whole; head goes the other way and frees the slot.
+ */
+#ifndef DRAY_LIB_SPSC_H
+#define DRAY_LIB_SPSC_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct dray_spsc {
+	uint8_t *slots;
+	uint32_t mask, size;                /* element size in bytes */
+	_Alignas(64) _Atomic uint32_t tail; /* producer writes */
+	_Alignas(64) _Atomic uint32_t head; /* consumer writes */
+};
+
+/* entries: a power of two. 0 or -ENOMEM. */
+int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size);
+void dray_spsc_deinit(struct dray_spsc *r);
+
+/* Producer: copies the element in; false when full. */
+bool dray_spsc_push(struct dray_spsc *r, const void *elem);
+
+/* Producer: free slots; at least this many pushes will succeed. */
+uint32_t dray_spsc_room(const struct dray_spsc *r);
+
+/* Consumer: copies the oldest element out; false when empty. */
+bool dray_spsc_pop(struct dray_spsc *r, void *ret_elem);
+
+bool dray_spsc_empty(const struct dray_spsc *r);
+
+#endif

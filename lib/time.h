@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef DRAY_LIB_TIME_H
+#define DRAY_LIB_TIME_H
+
+#include <stdint.h>
+#include <time.h>
+
+/* A point on CLOCK_MONOTONIC or a span, in nanoseconds; a struct so that units are not mixed up. */
+struct dray_time {
+	int64_t ns;
+};
+
+#define DRAY_TIME_NEVER ((struct dray_time){ INT64_MAX })
+#define DRAY_NS_PER_MS 1000000LL
+#define DRAY_NS_PER_SEC 1000000000LL
+
+static inline struct dray_time dray_now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (struct dray_time){ (int64_t)ts.tv_sec * DRAY_NS_PER_SEC + ts.tv_nsec };
+}
+
+/* Unix time in milliseconds: only for what other hosts read. */
+static inline uint64_t dray_unix_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_REALTIME, &ts);
+	return (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
+}
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Handles, lists, rings, wire cursors. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/handle.h"
+#include "lib/list.h"
+#include "lib/spsc.h"
+#include "lib/wire.h"
+#include "tests/unit/cm.h"
+
+static void handles_go_stale(void **state)
+{
+	struct dray_handles t;
+	dray_handle a, b;
+	int x, y;
+
+	dray_handles_init(&t, 10);
+	assert_null(dray_handles_get(&t, 0));
+	assert_int_equal(dray_handles_add(&t, &x, &a), 0);
+	assert_true(a != 0);
+	assert_ptr_equal(dray_handles_get(&t, a), &x);
+	assert_ptr_equal(dray_handles_del(&t, a), &x);
+	assert_null(dray_handles_get(&t, a));
+	assert_null(dray_handles_del(&t, a));
+	assert_int_equal(dray_handles_add(&t, &y, &b), 0);
+	assert_int_equal(dray_handle_index(a), dray_handle_index(b));
+	assert_true(a != b);
+	assert_null(dray_handles_get(&t, a));
+	assert_null(dray_handles_get(&t, b ^ ((uint64_t)1 << 40)));
+	assert_null(dray_handles_get(&t, b + 1));
+	assert_null(dray_handles_get(&t, UINT64_MAX));
+	dray_handles_deinit(&t);
+}
+
+static void handles_have_a_limit(void **state)
+{
+	struct dray_handles t;
+	dray_handle h[101];
+	int x;
+
+	dray_handles_init(&t, 100);
+	for (int i = 0; i < 100; i++)
+		assert_int_equal(dray_handles_add(&t, &x, &h[i]), 0);
+	assert_int_equal(dray_handles_add(&t, &x, &h[100]), -ENOSPC);
+	dray_handles_del(&t, h[50]);
+	assert_int_equal(dray_handles_add(&t, &x, &h[100]), 0);
+	dray_handles_deinit(&t);
+}
+
+static void handles_can_be_deleted_in_a_walk(void **state)
+{
+	struct dray_handles t;
+	uint32_t cursor = 0;
+	dray_handle h;
+	int x[50], n = 0;
+
+	dray_handles_init(&t, 100);
+	for (int i = 0; i < 50; i++)
+		assert_int_equal(dray_handles_add(&t, &x[i], &h), 0);
+	while (dray_handles_next(&t, &cursor, &h)) {
+		assert_non_null(dray_handles_del(&t, h));
+		n++;
+	}
+	assert_int_equal(n, 50);
+	assert_int_equal(t.count, 0);
+	cursor = 0;
+	assert_null(dray_handles_next(&t, &cursor, NULL));
+	dray_handles_deinit(&t);
+}
+
+struct item {
+	int v;
+	struct dray_list node;
+};
+
+static void lists_keep_order(void **state)
+{
+	struct item a = { .v = 1 }, b = { .v = 2 }, c = { .v = 3 };
+	struct dray_list l, other;
+	int sum = 0;
+
+	dray_list_init(&l);
+	dray_list_init(&other);
+	assert_true(dray_list_empty(&l));
+	assert_null(dray_list_first(&l, struct item, node));
+	dray_list_add(&l, &b.node);
+	dray_list_add_front(&l, &a.node);
+	dray_list_add(&other, &c.node);
+	dray_list_splice(&l, &other);
+	assert_true(dray_list_empty(&other));
+	dray_list_splice(&l, &other);
+	dray_list_for_each(&l, it, struct item, node)
+		sum = sum * 10 + it->v;
+	assert_int_equal(sum, 123);
+	dray_list_for_each(&l, it, struct item, node)
+		dray_list_del(&it->node);
+	assert_true(dray_list_empty(&l));
+	dray_list_del(&a.node);
+}
+
+static void ring_is_full_and_empty(void **state)
+{
+	struct dray_spsc r;
+	uint64_t v;
+
+	assert_int_equal(dray_spsc_init(&r, 4, sizeof(v)), 0);
+	/* around the end of the slots, and of the counters */
+	atomic_store(&r.tail, UINT32_MAX - 5);
+	atomic_store(&r.head, UINT32_MAX - 5);
+	for (uint64_t round = 0; round < 10; round++) {
+		assert_true(dray_spsc_empty(&r));
+		for (uint64_t i = 0; i < 4; i++) {
+			assert_int_equal(dray_spsc_room(&r), 4 - i);
+			v = round * 10 + i;
+			assert_true(dray_spsc_push(&r, &v));
+		}
+		assert_false(dray_spsc_push(&r, &v));
+		for (uint64_t i = 0; i < 4; i++) {
+			assert_true(dray_spsc_pop(&r, &v));
+			assert_int_equal(v, round * 10 + i);
+		}
+		assert_false(dray_spsc_pop(&r, &v));
+	}
+	dray_spsc_deinit(&r);
+}
+
+static void cursors_stay_inside(void **state)
+{
+	uint8_t buf[15];
+	struct dray_wr w = dray_wr_init(buf, sizeof(buf));
+	struct dray_rd r;
+
+	dray_wr_u8(&w, 0x01);
+	dray_wr_u16(&w, 0x0203);
+	dray_wr_u32(&w, 0x04050607);
+	dray_wr_u64(&w, 0x08090a0b0c0d0e0f);
+	assert_false(w.bad);
+	assert_int_equal(dray_wr_done(&w), 15);
+	assert_memory_equal(buf, "\x01\x03\x02\x07\x06\x05\x04\x0f\x0e\x0d\x0c\x0b\x0a\x09\x08",
+			    15);
+	dray_wr_u8(&w, 1);
+	assert_true(w.bad);
+	assert_int_equal(dray_wr_done(&w), 15);
+
+	r = dray_rd_init(buf, sizeof(buf));
+	assert_int_equal(dray_rd_u8(&r), 0x01);
+	assert_int_equal(dray_rd_u16(&r), 0x0203);
+	assert_int_equal(dray_rd_u32(&r), 0x04050607);
+	assert_true(dray_rd_u64(&r) == 0x08090a0b0c0d0e0f);
+	assert_int_equal(dray_rd_left(&r), 0);
+	assert_int_equal(dray_rd_u16(&r), 0);
+	assert_true(r.bad);
+	r = dray_rd_init(buf, 3);
+	assert_int_equal(dray_rd_u32(&r), 0);
+	assert_true(r.bad);
+	/* the error sticks, even where bytes are left */
+	assert_int_equal(dray_rd_u8(&r), 0);
+	r = dray_rd_init(buf, 3);
+	assert_null(dray_rd_bytes(&r, SIZE_MAX));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(handles_go_stale),
+		cmocka_unit_test(handles_have_a_limit),
+		cmocka_unit_test(handles_can_be_deleted_in_a_walk),
+		cmocka_unit_test(lists_keep_order),
+		cmocka_unit_test(ring_is_full_and_empty),
+		cmocka_unit_test(cursors_stay_inside),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

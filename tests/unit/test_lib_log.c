@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What comes out on stderr, caught in a file of the test's own. */
+#include "lib/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+static char text[65536];
+static int saved_stderr = -1, catcher = -1;
+
+static void stderr_catch(void)
+{
+	catcher = memfd_create("stderr", MFD_CLOEXEC);
+	assert_true(catcher >= 0);
+	saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+	assert_true(dup2(catcher, STDERR_FILENO) >= 0);
+}
+
+/* What was caught; stderr is itself again. */
+static const char *stderr_caught(void)
+{
+	ssize_t n;
+
+	assert_true(dup2(saved_stderr, STDERR_FILENO) >= 0);
+	n = pread(catcher, text, sizeof(text) - 1, 0);
+	assert_true(n >= 0);
+	text[n] = '\0';
+	catcher = dray_close(catcher);
+	saved_stderr = dray_close(saved_stderr);
+	return text;
+}
+
+/* After the time stamp of a text line. */
+static const char *after_time(const char *line)
+{
+	int n = 0;
+
+	sscanf(line, "%*4d-%*2d-%*2dT%*2d:%*2d:%*2d.%*6dZ %n", &n);
+	assert_int_equal(n, 28);
+	return line + n;
+}
+
+static void text_has_time_level_area(void **state)
+{
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_TEXT);
+	stderr_catch();
+	log_warning("peer", "%s is lost", "10.0.0.1:7411");
+	log_debug("peer", "not seen");
+	assert_string_equal(after_time(stderr_caught()), "warning peer: 10.0.0.1:7411 is lost\n");
+}
+
+static void level_can_change(void **state)
+{
+	dray_log_setup(DRAY_LOG_ERROR, DRAY_LOG_FORMAT_JOURNAL);
+	stderr_catch();
+	log_warning("a", "one");
+	dray_log_set_level(DRAY_LOG_DEBUG);
+	assert_int_equal(dray_log_get_level(), DRAY_LOG_DEBUG);
+	log_error("a", "e");
+	log_warning("a", "w");
+	log_notice("a", "n");
+	log_info("a", "i");
+	log_debug("a", "d");
+	assert_string_equal(stderr_caught(), "<3>a: e\n<4>a: w\n<5>a: n\n<6>a: i\n<7>a: d\n");
+}
+
+static void controls_are_escaped(void **state)
+{
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_JOURNAL);
+	stderr_catch();
+	log_info("a", "one\ntwo\t\x1b[31m\x7f \xc2\x9b \xff caf\xc3\xa9 \\ \"");
+	assert_string_equal(stderr_caught(),
+			    "<6>a: one\\ntwo\\t\\x1b[31m\\x7f \\x9b \\xff caf\xc3\xa9 \\ \"\n");
+}
+
+static void json_has_fields(void **state)
+{
+	const char *s;
+
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_JSON);
+	stderr_catch();
+	log_notice("peer", "lost it, a=b is not last peer=10.0.0.1:7411 session=7 path=\"x\\\n");
+	s = stderr_caught();
+	assert_true(!strncmp(s, "{\"ts\":\"20", 9));
+	assert_non_null(
+		strstr(s, "Z\",\"level\":\"notice\",\"area\":\"peer\",\"msg\":\"lost it, a=b is "
+			  "not last\",\"peer\":\"10.0.0.1:7411\",\"session\":\"7\","
+			  "\"path\":\"\\\"x\\\\\\n\"}\n"));
+}
+
+static void json_members_are_never_twice(void **state)
+{
+	const char *s;
+
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_JSON);
+	stderr_catch();
+	log_info("a", "m level=9 k=1 k=2");
+	log_info("a", "only=fields here=too");
+	log_info("a", "%s", "");
+	s = stderr_caught();
+	assert_non_null(strstr(s, "\"msg\":\"m level=9 k=1\",\"k\":\"2\"}\n"));
+	assert_non_null(strstr(s, "\"msg\":\"\",\"only\":\"fields\",\"here\":\"too\"}\n"));
+	assert_non_null(strstr(s, "\"msg\":\"\"}\n"));
+}
+
+static void json_is_always_utf8(void **state)
+{
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_JSON);
+	stderr_catch();
+	log_info("a", "\xff \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 \xc3\xa9 \xe2\x82 \x01");
+	assert_non_null(strstr(stderr_caught(),
+			       "\"msg\":\"\\ufffd \\ufffd\\ufffd \\ufffd\\ufffd\\ufffd "
+			       "\\ufffd\\ufffd\\ufffd\\ufffd \xc3\xa9 \\ufffd\\ufffd "
+			       "\\u0001\"}\n"));
+}
+
+/* Whatever the length, each form is one line of at most 1,000 bytes that ends as it should. */
+static void long_lines_are_cut(void **state)
+{
+	static const char fills[] = { 'x', '\n', '"', '\xff' };
+	char msg[2000];
+
+	for (size_t f = 0; f < sizeof(fills); f++)
+		for (size_t n = 100; n < 1100; n += 13)
+			for (int format = DRAY_LOG_FORMAT_TEXT; format <= DRAY_LOG_FORMAT_JSON;
+			     format++) {
+				const char *s;
+
+				memset(msg, fills[f], n);
+				snprintf(msg + n, sizeof(msg) - n, " key=%.*s other=1", (int)n,
+					 msg);
+				dray_log_setup(DRAY_LOG_INFO, (enum dray_log_format)format);
+				stderr_catch();
+				log_info("area", "%s", msg);
+				s = stderr_caught();
+				assert_true(strlen(s) <= 1000);
+				assert_ptr_equal(strchr(s, '\n'), s + strlen(s) - 1);
+				if (format == DRAY_LOG_FORMAT_JSON)
+					assert_string_equal(s + strlen(s) - 3, "\"}\n");
+				else if (n == 1088)
+					assert_non_null(strstr(s, "...\n"));
+			}
+}
+
+static void errno_is_kept_and_bad_stderr_is_harmless(void **state)
+{
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_TEXT);
+	stderr_catch();
+	assert_int_equal(close(STDERR_FILENO), 0);
+	errno = ENOTTY;
+	log_info("a", "nobody reads this");
+	assert_int_equal(errno, ENOTTY);
+	stderr_caught();
+}
+
+static void auto_knows_the_journal(void **state)
+{
+	struct stat st;
+	char env[64];
+
+	stderr_catch();
+	assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+	snprintf(env, sizeof(env), "%llu:%llu", (unsigned long long)st.st_dev,
+		 (unsigned long long)st.st_ino);
+	setenv("JOURNAL_STREAM", env, 1);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_AUTO);
+	log_info("a", "journal");
+	/* inherited by something with another stderr */
+	snprintf(env, sizeof(env), "%llu:%llu", (unsigned long long)st.st_dev,
+		 (unsigned long long)st.st_ino + 1);
+	setenv("JOURNAL_STREAM", env, 1);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_AUTO);
+	log_info("a", "text");
+	setenv("JOURNAL_STREAM", "nonsense", 1);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_AUTO);
+	log_info("a", "text");
+	unsetenv("JOURNAL_STREAM");
+	stderr_caught();
+	assert_true(!strncmp(text, "<6>a: journal\n20", 16));
+	assert_null(strstr(text + 3, "<6>"));
+}
+
+static void limit_counts_what_it_drops(void **state)
+{
+	struct dray_log_limit l = { 0 };
+	uint32_t dropped;
+
+	for (int i = 0; i < 10; i++)
+		assert_true(dray_log_limit_pass(&l, 10, &dropped));
+	for (int i = 0; i < 5; i++)
+		assert_false(dray_log_limit_pass(&l, 10, &dropped));
+	l.window_ns -= 1000000000;
+	assert_true(dray_log_limit_pass(&l, 10, &dropped));
+	assert_int_equal(dropped, 5);
+	assert_true(dray_log_limit_pass(&l, 10, &dropped));
+	assert_int_equal(dropped, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(text_has_time_level_area),
+		cmocka_unit_test(level_can_change),
+		cmocka_unit_test(controls_are_escaped),
+		cmocka_unit_test(json_has_fields),
+		cmocka_unit_test(json_members_are_never_twice),
+		cmocka_unit_test(json_is_always_utf8),
+		cmocka_unit_test(long_lines_are_cut),
+		cmocka_unit_test(errno_is_kept_and_bad_stderr_is_harmless),
+		cmocka_unit_test(auto_knows_the_journal),
+		cmocka_unit_test(limit_counts_what_it_drops),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

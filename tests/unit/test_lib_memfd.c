@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/memfd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+static void new_memfd_is_sealed_and_empty(void **state)
+{
+	int fd = dray_memfd_new("test", 1 << 20, false);
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	struct stat st;
+
+	assert_true(fd >= 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(st.st_size, 1 << 20);
+	assert_int_equal(st.st_blocks, 0);
+	assert_int_equal(fcntl(fd, F_GET_SEALS) & seals, seals);
+	assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+	assert_int_equal(ftruncate(fd, 4096), -1);
+	assert_int_equal(errno, EPERM);
+	assert_int_equal(ftruncate(fd, 2 << 20), -1);
+	dray_close(fd);
+}
+
+static void impossible_sizes_are_refused(void **state)
+{
+	int before = cm_fds_count();
+
+	assert_int_equal(dray_memfd_new("test", UINT64_MAX, false), -EFBIG);
+	assert_int_equal(cm_fds_count(), before);
+}
+
+static void populate_fills_pages_and_keeps_bytes(void **state)
+{
+	const uint64_t bytes = (1 << 20) + 100;
+	int fd = dray_memfd_new("test", bytes, false);
+	struct stat st;
+	uint8_t *p;
+
+	assert_true(fd >= 0);
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(p != MAP_FAILED);
+	p[5000] = 7;
+	assert_int_equal(dray_populate(p, bytes), 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true((uint64_t)st.st_blocks * 512 >= bytes);
+	assert_int_equal(p[5000], 7);
+	assert_int_equal(dray_populate(p, 0), 0);
+	munmap(p, bytes);
+	dray_close(fd);
+}
+
+static void populate_reports_what_cannot_be(void **state)
+{
+	long page = sysconf(_SC_PAGESIZE);
+	uint8_t *p = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			  -1, 0);
+
+	assert_true(p != MAP_FAILED);
+	munmap(p, (size_t)page);
+	assert_int_equal(dray_populate(p, (uint64_t)page), -ENOMEM);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(new_memfd_is_sealed_and_empty),
+		cmocka_unit_test(impossible_sizes_are_refused),
+		cmocka_unit_test(populate_fills_pages_and_keeps_bytes),
+		cmocka_unit_test(populate_reports_what_cannot_be),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
