@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of a configuration file as the parser gets it, and where each of its lines came from. */
+#ifndef DRAY_AGENT_CONFIG_TEXT_H
+#define DRAY_AGENT_CONFIG_TEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/err.h"
+#include "lib/strv.h"
+
+/* Stands in front of what was a number without quotes. */
+#define CONFIG_TEXT_BARE '\001'
+
+struct config_text_line {
+	unsigned file, line;
+};
+
+struct config_text {
+	char *buf; /* ends in NUL */
+	size_t n, cap;
+	struct config_text_line *lines;
+	size_t n_lines, cap_lines;
+	struct dray_strv files;
+	size_t bytes_read;
+	/* while it is read: the last token's first character, and the open brackets */
+	char last;
+	unsigned depth;
+	uint64_t lists; /* bit N: bracket N is one of a list */
+};
+
+#define CONFIG_TEXT_NULL ((struct config_text){ .buf = NULL })
+
+/* Adds the file's text (given: the file is not opened) with what it includes. 0 or -errno. */
+int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,
+		    struct dray_err *reterr);
+
+/* Reads the file and adds it. -ENOENT without reterr where it is not there. */
+int config_text_read(struct config_text *t, const char *name, struct dray_err *reterr);
+
+void config_text_deinit(struct config_text *t);
+
+/* Where line N (from 1) of the text came from: "FILE:LINE", the caller's to free. NULL: no memory. */
+char *config_text_where(const struct config_text *t, unsigned line);
+
+/* The begin of a line of the text, much as it was written. */
+void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, size_t n);
+
+#endif

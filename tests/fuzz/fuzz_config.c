@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The text of a configuration file, from libconfig's lexical rules to checked values. What is
+ * refused has a message; what is taken is within its key's limits and, shown, is taken again with the same
+ * result. No file is opened: includes are tried out in the unit tests.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config_internal.h"
+#include "lib/cleanup.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(bool ok)
+{
+	if (!ok)
+		abort();
+}
+
+static int load(struct config *c, const char *text, size_t n, struct dray_err *reterr)
+{
+	struct config_args none = { .file = "" };
+	int r;
+
+	*reterr = DRAY_ERR_NULL;
+	*c = CONFIG_NULL;
+	r = config_load(c, &none, reterr);
+	check(r == 0);
+	return config_file_text(c, "fuzz.conf", text, n, reterr);
+}
+
+static void limits_check(const struct config *c)
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		enum dray_config_key_id id = (enum dray_config_key_id)i;
+		const struct dray_config_key *key = &dray_config_keys[i];
+		const void *p = config_member(&c->v, id);
+
+		if (key->type == DRAY_CONFIG_INT || key->type == DRAY_CONFIG_SIZE ||
+		    key->type == DRAY_CONFIG_DURATION)
+			check(*(const int64_t *)p >= key->min && *(const int64_t *)p <= key->max);
+		if (key->type == DRAY_CONFIG_ENUM)
+			check(*(const int *)p >= 0 && (size_t) * (const int *)p < key->n_choices);
+		if (key->type == DRAY_CONFIG_STRING || key->type == DRAY_CONFIG_PATH)
+			check(*(char *const *)p != NULL);
+	}
+}
+
+static char *show(const struct config *c, size_t *ret_n)
+{
+	char *text = NULL;
+	FILE *f = open_memstream(&text, ret_n);
+
+	check(f != NULL);
+	config_show(c, f);
+	fclose(f);
+	return text;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	dray_auto_free char *text = NULL;
+	struct config first, second;
+	struct dray_err e;
+	size_t n;
+
+	if (size > 4096 || memmem(data, size, "@include", 8))
+		return 0;
+	if (load(&first, (const char *)data, size, &e) < 0) {
+		check(e.code && *e.msg);
+		config_deinit(&first);
+		return 0;
+	}
+	limits_check(&first);
+	text = show(&first, &n);
+	check(load(&second, text, n, &e) == 0);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		dray_auto_free char *a = config_value_text(&first.v, (enum dray_config_key_id)i);
+		dray_auto_free char *b = config_value_text(&second.v, (enum dray_config_key_id)i);
+
+		check(!strcmp(a, b));
+	}
+	/* may contradict itself, but not crash */
+	config_cross_check(&first, &e);
+	config_deinit(&first);
+	config_deinit(&second);
+	return 0;
+}

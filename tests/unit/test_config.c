@@ -1,0 +1,644 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each value's way from its place into struct dray_config, and each way it can be wrong. */
+#include "agent/config.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/args.h"
+#include "agent/config_internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+
+#define KEY(name) DRAY_CONFIG_KEY_##name
+
+static char dir[CM_DIR_BYTES], file[CM_DIR_BYTES + 16];
+
+static int group_setup(void **state)
+{
+	cm_dir_make(dir);
+	snprintf(file, sizeof(file), "%s/drayd.conf", dir);
+	return 0;
+}
+
+static int group_teardown(void **state)
+{
+	cm_dir_remove(dir);
+	return 0;
+}
+
+/* The result of a file with that text, environment and command line (lists that end in NULL). */
+static int load(struct config *c, const char *text, char *const *env, char **argv,
+		struct dray_err *reterr)
+{
+	struct args a = ARGS_NULL;
+	int argc = 0, r;
+
+	*reterr = DRAY_ERR_NULL;
+	while (argv && argv[argc])
+		argc++;
+	r = args_parse(&a, argc, argv, reterr);
+	assert_int_equal(r, 0);
+	a.config.file = "";
+	if (text) {
+		cm_file_write(dir, "drayd.conf", text);
+		a.config.file = file;
+	}
+	a.config.env = env;
+	*c = CONFIG_NULL;
+	r = config_load(c, &a.config, reterr);
+	args_deinit(&a);
+	return r;
+}
+
+static void good(struct config *c, const char *text)
+{
+	struct dray_err e;
+
+	if (load(c, text, NULL, NULL, &e) < 0)
+		fail_msg("%s: %s", text ? text : "no file", e.msg);
+}
+
+/* Refused, with this after the file's name in the message. */
+static void bad(const char *text, const char *message)
+{
+	struct dray_err e;
+	struct config c;
+	int r = load(&c, text, NULL, NULL, &e);
+
+	if (r != -EINVAL || e.code != DRAY_E_INVALID)
+		fail_msg("%s: %d", text, r);
+	if (strncmp(e.msg, file, strlen(file)) || strcmp(e.msg + strlen(file), message))
+		fail_msg("%s: %s", text ? text : "no file", e.msg);
+}
+
+static void no_file_gives_the_defaults(void **state)
+{
+	struct config c;
+
+	good(&c, NULL);
+	assert_string_equal(c.v.agent.state_dir, "/var/lib/dray");
+	assert_int_equal(c.v.agent.poll_time, 30000);
+	assert_int_equal(c.v.data.mode, 0660);
+	assert_int_equal(c.v.log.level, DRAY_CONFIG_LOG_LEVEL_INFO);
+	assert_false(c.v.peer.allow_insecure);
+	assert_int_equal(c.v.peer.listen.n, 0);
+	assert_true(c.v.limits.pool_bytes == (int64_t)64 << 30);
+	assert_int_equal(c.warnings.n, 0);
+	assert_null(c.file);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
+		assert_string_equal(config_origin(&c, (enum dray_config_key_id)i), "default");
+	config_deinit(&c);
+}
+
+static void file_that_is_named_must_be_there(void **state)
+{
+	struct config_args args = { .file = "/nonexistent/drayd.conf" };
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
+
+	assert_int_equal(config_load(&c, &args, &e), -ENOENT);
+	assert_string_equal(e.msg, "/nonexistent/drayd.conf: there is no such file");
+	args.file = dir;
+	e = DRAY_ERR_NULL;
+	assert_int_equal(config_load(&c, &args, &e), -EISDIR);
+}
+
+static void every_type_is_read(void **state)
+{
+	struct config c;
+
+	good(&c, "# a comment\n"
+		 "agent: { state_dir = \"/x y\"; workers = 4; poll_time = \"0us\"; };\n"
+		 "log = { level = \"debug\"; }\n"
+		 "data: { mode = \"0600\"; group = 100; allow_uids = [ 0, 1000 ];\n"
+		 "        allow_gids = (\"5\", 6L); };\n"
+		 "peer: { listen = \"127.0.0.1:0, [::1]:7411\"; allow_insecure = True; }\n"
+		 "tcp: { buffer = 65536; streams = 0x4 }; /* another */\n"
+		 "limits: { pool_bytes = \"1.5GiB\", bytes_per_group = 8589934592L };\n");
+	assert_string_equal(c.v.agent.state_dir, "/x y");
+	assert_int_equal(c.v.agent.workers, 4);
+	assert_int_equal(c.v.agent.poll_time, 0);
+	assert_int_equal(c.v.log.level, DRAY_CONFIG_LOG_LEVEL_DEBUG);
+	assert_int_equal(c.v.data.mode, 0600);
+	assert_string_equal(c.v.data.group, "100");
+	assert_int_equal(c.v.data.allow_uids.n, 2);
+	assert_string_equal(c.v.data.allow_uids.v[1], "1000");
+	assert_string_equal(c.v.data.allow_gids.v[1], "6");
+	assert_int_equal(c.v.peer.listen.n, 2);
+	assert_string_equal(c.v.peer.listen.v[1], "[::1]:7411");
+	assert_true(c.v.peer.allow_insecure);
+	assert_int_equal(c.v.tcp.buffer, 65536);
+	assert_int_equal(c.v.tcp.streams, 4);
+	assert_true(c.v.limits.pool_bytes == 1610612736);
+	assert_true(c.v.limits.bytes_per_group == 8589934592);
+	assert_string_equal(c.file, file);
+	assert_true(c.origin[KEY(DATA_MODE)].source == CONFIG_FILE);
+	assert_string_equal(config_origin(&c, KEY(DATA_ALLOW_GIDS)) + strlen(file), ":5");
+	config_deinit(&c);
+}
+
+/* libconfig alone would read 0, 0, -1 and 660. */
+static void numbers_are_never_cut(void **state)
+{
+	struct config c;
+
+	bad("agent: { workers = 4294967296; };",
+	    ":1: agent.workers: \"4294967296\" is not allowed (allowed: 0 to 8)");
+	bad("agent: { workers = 4294967297L; };",
+	    ":1: agent.workers: \"4294967297L\" is not allowed (allowed: 0 to 8)");
+	bad("agent: { workers = 18446744073709551617; };",
+	    ":1: agent.workers: \"18446744073709551617\" is not allowed (allowed: 0 to 8)");
+	bad("agent: { workers = 0x100000001; };",
+	    ":1: agent.workers: \"0x100000001\" is not allowed (allowed: 0 to 8)");
+	bad("\nlimits:\n{\n\tpool_bytes = 4294967296;\n};",
+	    ":4: limits.pool_bytes: \"4294967296\" does not fit into 32 bits; write \"4GiB\"");
+	bad("limits: { pool_bytes = 99999999999999999999L; };",
+	    ":1: limits.pool_bytes: \"99999999999999999999L\" is not allowed (allowed: \"0\" to "
+	    "\"1PiB\")");
+	bad("data: { allow_uids = [ 4294967296 ]; };",
+	    ":1: data.allow_uids: \"4294967296\" is not a number of 0 to 4294967294");
+	/* two on one line, one of them wrong */
+	bad("tcp: { streams = 1; }; agent: { workers = 9; };",
+	    ":1: agent.workers: \"9\" is not allowed (allowed: 0 to 8)");
+	good(&c, "limits: { pool_bytes = 4294967296L; };");
+	assert_true(c.v.limits.pool_bytes == 4294967296);
+	config_deinit(&c);
+}
+
+static void modes_are_octal(void **state)
+{
+	struct config c;
+
+	good(&c, "data: { mode = 0640; }; control: { mode = 0; };");
+	assert_int_equal(c.v.data.mode, 0640);
+	assert_int_equal(c.v.control.mode, 0);
+	config_deinit(&c);
+	bad("data: { mode = 640; };",
+	    ":1: data.mode: \"640\" is octal and must start with 0, such as \"0660\"");
+	bad("data: { mode = \"660\"; };",
+	    ":1: data.mode: \"660\" is octal and must start with 0, such as \"0660\"");
+	bad("data: { mode = 0888; };",
+	    ":1: data.mode: \"0888\" is not allowed (allowed: octal, 0 to 0777)");
+	bad("data: { mode = 01777; };",
+	    ":1: data.mode: \"01777\" is not allowed (allowed: octal, 0 to 0777)");
+	bad("agent: { workers = 04; };",
+	    ":1: agent.workers: \"04\" is not allowed (allowed: 0 to 8)");
+}
+
+static void units_are_asked_for(void **state)
+{
+	struct config c;
+
+	bad("limits: { pool_bytes = 16G; };",
+	    ":1: 16G is no number; what has a unit is in quotes, such as \"16GiB\"");
+	bad("limits: { pool_bytes = 16GiB; };",
+	    ":1: 16GiB is no number; what has a unit is in quotes, such as \"16GiB\"");
+	bad("limits: { pool_bytes = \"16G\"; };",
+	    ":1: limits.pool_bytes: \"16G\" is not a size: a number and KiB, MiB, GiB or TiB, such as "
+	    "\"16MiB\"");
+	bad("peer: { heartbeat = 1; };",
+	    ":1: peer.heartbeat: \"1\" is not a duration: a number and us, ms, s, min or h, such as "
+	    "\"500ms\"");
+	bad("peer: { heartbeat = \"1\"; };",
+	    ":1: peer.heartbeat: \"1\" is not a duration: a number and us, ms, s, min or h, such as "
+	    "\"500ms\"");
+	bad("peer: { heartbeat = \"2min\"; };",
+	    ":1: peer.heartbeat: \"2min\" is not allowed (allowed: \"50ms\" to \"1min\")");
+	bad("peer: { heartbeat = \"-1s\"; };",
+	    ":1: peer.heartbeat: \"-1s\" is not allowed (allowed: \"50ms\" to \"1min\")");
+	bad("transfer: { slice_size = \"32MiB\"; };",
+	    ":1: transfer.slice_size: \"32MiB\" is not allowed (allowed: \"64KiB\" to \"16MiB\")");
+	bad("limits: { pool_bytes = \"9999999999999TiB\"; };",
+	    ":1: limits.pool_bytes: \"9999999999999TiB\" is not allowed (allowed: \"0\" to "
+	    "\"1PiB\")");
+	good(&c, "agent: { drain_timeout = 0; };");
+	assert_int_equal(c.v.agent.drain_timeout, 0);
+	config_deinit(&c);
+}
+
+static void unknown_keys_are_refused(void **state)
+{
+	bad("agent: { worker = 4; };", ":1: unknown key agent.worker, did you mean agent.workers?");
+	bad("agnet: { workers = 4; };", ":1: unknown key agnet, did you mean agent?");
+	bad("\nworkers = 4;", ":2: unknown key workers, did you mean agent.workers?");
+	bad("peer: { streams = 4; };", ":1: unknown key peer.streams, did you mean tcp.streams?");
+	bad("zzz: { };", ":1: unknown key zzz; drayd --help lists all keys");
+	bad("agent.workers = 4;", ":1: a key stands in its group: agent: { workers = 4; };");
+}
+
+static void duplicates_are_refused(void **state)
+{
+	bad("agent: {\n workers = 4;\n workers = 4;\n};",
+	    ":3: duplicate setting name in: workers = 4;");
+	bad("agent: { workers = 4; };\nagent: { poll_time = \"1us\"; };",
+	    ":2: duplicate setting name in: agent: { poll_time = \"1us\"; };");
+}
+
+static void wrong_types_are_refused(void **state)
+{
+	bad("agent = 5;", ":1: agent is a group: agent: { name = value; };");
+	bad("agent: { workers = { }; };", ":1: agent.workers takes a value, not a group");
+	bad("agent: { workers = [ 1 ]; };", ":1: agent.workers takes one value, not a list");
+	bad("agent: { workers = true; };",
+	    ":1: agent.workers: \"true\" is not allowed (allowed: 0 to 8)");
+	bad("agent: { workers = 1.5; };",
+	    ":1: agent.workers: \"1.5\" is not allowed (allowed: 0 to 8)");
+	bad("agent: { state_dir = 5; };", ":1: agent.state_dir: \"5\" must be in quotes");
+	bad("peer: { allow_insecure = \"maybe\"; };",
+	    ":1: peer.allow_insecure: \"maybe\" is not allowed (allowed: true or false)");
+	bad("log: { level = \"Info\"; };",
+	    ":1: log.level: \"Info\" is not one of: error, warning, notice, info, debug");
+	bad("log: { level = info; };", ":1: info must be in quotes");
+	bad("data: { allow_uids = ( ( 1 ) ); };",
+	    ":1: data.allow_uids takes strings and numbers, not lists and groups");
+}
+
+static void syntax_errors_have_their_line(void **state)
+{
+	bad("agent: {\n\n workers 4;\n};", ":3: 4: a value stands after = only, and once");
+	bad("\n/* it\n ends never", ":2: the comment that starts here does not end");
+	bad("log: { level = \"info; };\n",
+	    ":1: the string that starts here does not end on its line");
+	bad("log: { level = \"a\\x00b\"; };\n", ":1: the string has a NUL");
+	bad("@include \"x", ":1: the name after @include does not end on its line");
+	bad("a = 1 @include \"x\"", ":1: @include \"FILE\" stands alone on its line");
+	bad("/**/@include \"x\"", ":1: @include \"FILE\" stands alone on its line");
+	bad("@include x", ":1: @include takes a file's name in quotes");
+}
+
+static void odd_bytes_are_refused(void **state)
+{
+	static const char nul[] = "agent: { workers = 4; };\0agent: { workers = 5; };";
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
+	char path[160];
+
+	assert_int_equal(config_file_text(&c, "x", nul, sizeof(nul), &e), -EINVAL);
+	assert_string_equal(e.msg, "x: has a NUL byte");
+	bad("agent: { state_dir = \"/a\\nb\"; };",
+	    ":1: agent.state_dir: \"/a?b\" has a control character");
+	bad("data: { socket = \"\"; };", ":1: data.socket: \"\" must not be empty");
+	memset(path, 'a', 130);
+	memcpy(path, "data: { socket = \"/", 19);
+	snprintf(path + 130, sizeof(path) - 130, "\"; };");
+	assert_int_equal(load(&c, path, NULL, NULL, &e), -EINVAL);
+	assert_non_null(strstr(e.msg, "107 bytes"));
+}
+
+static void lists_are_checked(void **state)
+{
+	struct config c;
+
+	bad("data: { allow_uids = [ \"root\" ]; };",
+	    ":1: data.allow_uids: \"root\" is not a number of 0 to 4294967294");
+	bad("data: { allow_uids = [ -1 ]; };",
+	    ":1: data.allow_uids: \"-1\" is not a number of 0 to 4294967294");
+	bad("peer: { listen = [ \"localhost:7411\" ]; };",
+	    ":1: peer.listen: \"localhost:7411\" is a name; listeners take addresses: 10.0.0.1:7411, "
+	    "[::]:7411, none");
+	bad("peer: { listen = [ \"127.0.0.1:1\", \"none\" ]; };",
+	    ":1: peer.listen: \"none\" must stand alone");
+	bad("peer: { listen = \"127.0.0.1:1,\"; };", ":1: peer.listen: \"\" has an empty element");
+	bad("peer: { advertise = \"0.0.0.0:7411\"; };",
+	    ":1: peer.advertise: \"0.0.0.0:7411\" is not a segment: host:port or [addr]:port that "
+	    "others can reach");
+	good(&c, "peer: { listen = \"none\"; advertise = \"node-1:7411\"; };");
+	assert_string_equal(c.v.peer.listen.v[0], "none");
+	config_deinit(&c);
+	good(&c, "peer: { listen = [ ]; };");
+	assert_int_equal(c.v.peer.listen.n, 0);
+	assert_true(c.origin[KEY(PEER_LISTEN)].source == CONFIG_FILE);
+	config_deinit(&c);
+}
+
+static void keys_are_checked_against_each_other(void **state)
+{
+	struct config c;
+
+	bad("peer: {\n heartbeat = \"3s\"; };",
+	    ":2: peer.heartbeat_limit (3s) must be above peer.heartbeat (3s)");
+	bad("peer: { backoff_max = \"10ms\"; };",
+	    ":1: peer.backoff_max (10ms) must not be below peer.backoff_min (50ms)");
+	bad("data: { socket = \"/run/dray/control.sock\"; };",
+	    ":1: data.socket and control.socket must be two paths");
+	bad("peer: { listen = [ \"127.0.0.1:1\", \"[::]:1\" ]; };",
+	    ":1: peer.listen: \"[::]:1\" is beyond loopback and needs peer.key_file (or "
+	    "peer.allow_insecure = true)");
+	good(&c, "peer: { listen = [ \"[::]:1\" ]; key_file = \"/k\"; };");
+	config_deinit(&c);
+	good(&c, "peer: { listen = [ \"[::]:1\" ]; allow_insecure = true; };");
+	config_deinit(&c);
+	/* the smaller limit counts anyway; that a default is over it is nobody's fault */
+	good(&c, "limits: { sessions = 10; regions = 5; regions_per_group = 6; };");
+	assert_int_equal(c.warnings.n, 1);
+	assert_string_equal(
+		c.warnings.v[0] + strlen(file),
+		":1: limits.regions_per_group (6) is over limits.regions (5), which counts");
+	config_deinit(&c);
+}
+
+static void includes_are_found_and_named(void **state)
+{
+	struct config c;
+	struct dray_err e;
+	char want[200];
+
+	cm_file_write(dir, "conf.d/one.conf", "# first\nlog: {\n level = \"debug\";\n};");
+	cm_file_write(dir, "conf.d/workers.conf", "workers = 3; @nothing");
+	good(&c, "@include \"conf.d/one.conf\"\nagent: { state_dir = \"/after\"; };\n");
+	snprintf(want, sizeof(want), "%s/conf.d/one.conf:3", dir);
+	assert_string_equal(config_origin(&c, KEY(LOG_LEVEL)), want);
+	assert_string_equal(config_origin(&c, KEY(AGENT_STATE_DIR)) + strlen(file), ":2");
+	config_deinit(&c);
+
+	/* in the middle of a group; errors name the included file */
+	assert_int_equal(load(&c, "agent: {\n\t@include \"conf.d/workers.conf\"\n};", NULL, NULL,
+			      &e),
+			 -EINVAL);
+	snprintf(want, sizeof(want),
+		 "%s/conf.d/workers.conf:1: @include \"FILE\" stands alone on its "
+		 "line",
+		 dir);
+	assert_string_equal(e.msg, want);
+	cm_file_write(dir, "conf.d/workers.conf", "\nworkers = 4294967299;");
+	assert_int_equal(load(&c, "agent: {\n\t@include \"conf.d/workers.conf\"\n};", NULL, NULL,
+			      &e),
+			 -EINVAL);
+	snprintf(want, sizeof(want),
+		 "%s/conf.d/workers.conf:2: agent.workers: \"4294967299\" is not "
+		 "allowed (allowed: 0 to 8)",
+		 dir);
+	assert_string_equal(e.msg, want);
+
+	assert_int_equal(load(&c, "\n@include \"gone.conf\"", NULL, NULL, &e), -EINVAL);
+	snprintf(want, sizeof(want), "%s:2: @include: there is no file %s/gone.conf", file, dir);
+	assert_string_equal(e.msg, want);
+	assert_int_equal(load(&c, "@include \"drayd.conf\"", NULL, NULL, &e), -EINVAL);
+	assert_non_null(strstr(e.msg, "nested over 10 deep"));
+	/* not in a comment, nor in a string */
+	good(&c,
+	     "# @include \"gone\"\n/*\n@include \"gone\"\n*/ agent: { state_dir = \"@include\"; };");
+	config_deinit(&c);
+}
+
+static void includes_cannot_grow_without_end(void **state)
+{
+	static const char line[] = "@include \"wide.conf\"\n";
+	char text[20 * (sizeof(line) - 1) + 1];
+	struct dray_err e;
+	struct config c;
+
+	for (size_t i = 0; i < 20; i++)
+		memcpy(text + i * (sizeof(line) - 1), line, sizeof(line));
+	cm_file_write(dir, "wide.conf", text);
+	assert_true(load(&c, text, NULL, NULL, &e) < 0);
+	assert_int_equal(e.code, DRAY_E_INVALID);
+}
+
+static void later_sources_win(void **state)
+{
+	char *env[] = { (char[]){ "DRAY_AGENT_WORKERS=2" }, (char[]){ "DRAY_TCP_STREAMS=5" },
+			(char[]){ "DRAY_PEER_LISTEN=127.0.0.1:1,[::1]:2" }, (char[]){ "HOME=/" },
+			NULL };
+	char *argv[] = { (char[]){ "drayd" }, (char[]){ "--set" }, (char[]){ "agent.workers=3" },
+			 (char[]){ "--set=agent.workers=4" }, NULL };
+	struct dray_err e;
+	struct config c;
+
+	assert_int_equal(load(&c, "agent: { workers = 1; poll_time = \"1us\"; };", env, argv, &e),
+			 0);
+	assert_int_equal(c.v.agent.workers, 4);
+	assert_int_equal(c.v.tcp.streams, 5);
+	assert_int_equal(c.v.agent.poll_time, 1000);
+	assert_int_equal(c.v.peer.listen.n, 2);
+	assert_string_equal(config_origin(&c, KEY(AGENT_WORKERS)), "command line");
+	assert_string_equal(config_origin(&c, KEY(TCP_STREAMS)), "environment DRAY_TCP_STREAMS");
+	assert_string_equal(config_origin(&c, KEY(AGENT_POLL_TIME)) + strlen(file), ":1");
+	assert_int_equal(c.warnings.n, 0);
+	config_deinit(&c);
+}
+
+static void environment_errors_name_the_variable(void **state)
+{
+	static const struct {
+		const char *variable, *message;
+	} rows[] = {
+		{ "DRAY_AGENT_WORKERS=9",
+		  "environment DRAY_AGENT_WORKERS: agent.workers: \"9\" is not "
+		  "allowed (allowed: 0 to 8)" },
+		{ "DRAY_AGENT_WORKERS=",
+		  "environment DRAY_AGENT_WORKERS: agent.workers: \"\" is not "
+		  "allowed (allowed: 0 to 8)" },
+		{ "DRAY_DATA_MODE=660",
+		  "environment DRAY_DATA_MODE: data.mode: \"660\" is octal and must "
+		  "start with 0, such as \"0660\"" },
+		{ "DRAY_PEER_HEARTBEAT=4s",
+		  "environment DRAY_PEER_HEARTBEAT: peer.heartbeat_limit (3s) "
+		  "must be above peer.heartbeat (4s)" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		char variable[64], *env[] = { variable, NULL };
+		struct dray_err e;
+		struct config c;
+
+		snprintf(variable, sizeof(variable), "%s", rows[i].variable);
+		assert_int_equal(load(&c, NULL, env, NULL, &e), -EINVAL);
+		assert_string_equal(e.msg, rows[i].message);
+	}
+}
+
+/* A Service named dray, or dray-peer, puts these into every container of its namespace. */
+static void injected_variables_are_passed_over(void **state)
+{
+	char *env[] = { (char[]){ "DRAY_PORT=tcp://10.0.0.1:7411" },
+			(char[]){ "DRAY_PORT_7411_TCP=tcp://10.0.0.1:7411" },
+			(char[]){ "DRAY_PORT_7411_TCP_ADDR=10.0.0.1" },
+			(char[]){ "DRAY_PORT_7411_TCP_PORT=7411" },
+			(char[]){ "DRAY_PORT_7411_TCP_PROTO=tcp" },
+			(char[]){ "DRAY_PORT_7412_UDP=udp://10.0.0.1:7412" },
+			(char[]){ "DRAY_SERVICE_HOST=10.0.0.1" },
+			(char[]){ "DRAY_SERVICE_PORT=7411" },
+			(char[]){ "DRAY_SERVICE_PORT_METRICS=7412" },
+			(char[]){ "DRAY_PEER_SERVICE_HOST=10.0.0.1" },
+			(char[]){ "DRAY_PEER_PORT_7411_TCP_ADDR=10.0.0.1" },
+			(char[]){ "DRAY_SOCKET=/run/dray/dray.sock" },
+			(char[]){ "DRAY_LOG=debug" },
+			(char[]){ "DRAYTON=1" },
+			NULL };
+	struct dray_err e;
+	struct config c;
+
+	assert_int_equal(load(&c, NULL, env, NULL, &e), 0);
+	for (size_t i = 0; i < c.warnings.n; i++)
+		fail_msg("%s", c.warnings.v[i]);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
+		assert_true(c.origin[i].source == CONFIG_DEFAULT);
+	config_deinit(&c);
+}
+
+static void unknown_variables_only_warn(void **state)
+{
+	char *env[] = { (char[]){ "DRAY_AGENT_WORKER=3" }, (char[]){ "DRAY_PORTER=1" },
+			(char[]){ "DRAY_PORT_X_TCP=1" }, (char[]){ "DRAY_NO_EQUALS" }, NULL };
+	struct dray_err e;
+	struct config c;
+
+	assert_int_equal(load(&c, NULL, env, NULL, &e), 0);
+	assert_int_equal(c.warnings.n, 3);
+	assert_string_equal(c.warnings.v[0], "environment DRAY_AGENT_WORKER is no setting "
+					     "(DRAY_AGENT_WORKERS is), ignoring");
+	assert_string_equal(c.warnings.v[1], "environment DRAY_PORTER is no setting, ignoring");
+	config_deinit(&c);
+}
+
+/* What Kubernetes may inject is never a key's name, for any Service name. */
+static void no_key_looks_injected(void **state)
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		const char *env = dray_config_keys[i].env;
+
+		assert_null(strstr(env, "_SERVICE_"));
+		assert_null(strstr(env, "_PORT_"));
+		assert_true(strcmp(env + strlen(env) - 5, "_PORT") != 0);
+		assert_string_not_equal(env, "DRAY_SOCKET");
+	}
+}
+
+static void systemd_names_the_default_state_directory(void **state)
+{
+	char *env[] = { (char[]){ "STATE_DIRECTORY=/var/lib/one:/var/lib/two" }, NULL };
+	struct dray_err e;
+	struct config c;
+
+	assert_int_equal(load(&c, NULL, env, NULL, &e), 0);
+	assert_string_equal(c.v.agent.state_dir, "/var/lib/one");
+	assert_string_equal(config_origin(&c, KEY(AGENT_STATE_DIR)), "environment STATE_DIRECTORY");
+	config_deinit(&c);
+	assert_int_equal(load(&c, "agent: { state_dir = \"/mine\"; };", env, NULL, &e), 0);
+	assert_string_equal(c.v.agent.state_dir, "/mine");
+	config_deinit(&c);
+}
+
+static char *show(const struct config *c)
+{
+	char *text = NULL;
+	size_t n;
+	FILE *f = open_memstream(&text, &n);
+
+	assert_non_null(f);
+	config_show(c, f);
+	fclose(f);
+	return text;
+}
+
+/* What --check-config prints is a file that gives the same values again. */
+static void shown_configuration_round_trips(void **state)
+{
+	char *env[] = { (char[]){ "DRAY_DATA_ALLOW_UIDS=1,2,3" }, NULL };
+	struct config a, b;
+	struct dray_err e;
+	dray_auto_free char *first = NULL;
+	dray_auto_free char *second = NULL;
+
+	assert_int_equal(
+		load(&a,
+		     "agent: { state_dir = \"/with \\\"quotes\\\" and \\\\ \xc3\xa9\"; };\n"
+		     "data: { mode = 0; group = \"kvm\"; };\n"
+		     "peer: { heartbeat = \"1500ms\"; listen = [\"127.0.0.1:5\"]; };\n"
+		     "limits: { pool_bytes = \"4294967297\"; bytes_per_group = \"5TiB\"; };\n",
+		     env, NULL, &e),
+		0);
+	first = show(&a);
+	assert_non_null(strstr(first, "\tmode = \"0\"; # "));
+	assert_non_null(strstr(first, "\tpool_bytes = \"4294967297\"; # "));
+	assert_non_null(strstr(first, "\tallow_uids = [ \"1\", \"2\", \"3\" ]; # environment "
+				      "DRAY_DATA_ALLOW_UIDS\n"));
+	assert_non_null(strstr(first, "\tworkers = 0; # default\n"));
+	good(&b, first);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		dray_auto_free char *x = config_value_text(&a.v, (enum dray_config_key_id)i);
+		dray_auto_free char *y = config_value_text(&b.v, (enum dray_config_key_id)i);
+
+		assert_string_equal(x, y);
+		assert_true(b.origin[i].source == CONFIG_FILE);
+	}
+	second = show(&b);
+	assert_true(strlen(second) > strlen(first));
+	config_deinit(&a);
+	config_deinit(&b);
+}
+
+/* Every key can be set by each of its ways, with its own default. */
+static void every_key_takes_its_default(void **state)
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		const struct dray_config_key *key = &dray_config_keys[i];
+		char variable[256], set[256];
+		char *env[] = { variable, NULL };
+		char *argv[] = { (char[]){ "drayd" }, (char[]){ "--set" }, set, NULL };
+		struct dray_err e;
+		struct config c;
+
+		snprintf(variable, sizeof(variable), "%s=%s", key->env, key->def);
+		snprintf(set, sizeof(set), "%s=%s", key->path, key->def);
+		if (load(&c, NULL, env, NULL, &e) < 0)
+			fail_msg("%s", e.msg);
+		assert_true(c.origin[i].source == CONFIG_ENVIRONMENT);
+		config_deinit(&c);
+		assert_int_equal(load(&c, NULL, NULL, argv, &e), 0);
+		assert_true(c.origin[i].source == CONFIG_COMMAND_LINE);
+		config_deinit(&c);
+	}
+}
+
+static void long_names_leave_room_for_the_reason(void **state)
+{
+	char name[400], text[500];
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
+
+	memset(name, 'n', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	snprintf(text, sizeof(text), "agent: { workers = \"%s\"; };", name);
+	assert_int_equal(config_file_text(&c, name, text, strlen(text), &e), -EINVAL);
+	assert_non_null(strstr(e.msg, "n:1: agent.workers: "));
+	assert_non_null(strstr(e.msg, "0 to 8)"));
+	config_deinit(&c);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(no_file_gives_the_defaults),
+		cmocka_unit_test(file_that_is_named_must_be_there),
+		cmocka_unit_test(every_type_is_read),
+		cmocka_unit_test(numbers_are_never_cut),
+		cmocka_unit_test(modes_are_octal),
+		cmocka_unit_test(units_are_asked_for),
+		cmocka_unit_test(unknown_keys_are_refused),
+		cmocka_unit_test(duplicates_are_refused),
+		cmocka_unit_test(wrong_types_are_refused),
+		cmocka_unit_test(syntax_errors_have_their_line),
+		cmocka_unit_test(odd_bytes_are_refused),
+		cmocka_unit_test(lists_are_checked),
+		cmocka_unit_test(keys_are_checked_against_each_other),
+		cmocka_unit_test(includes_are_found_and_named),
+		cmocka_unit_test(includes_cannot_grow_without_end),
+		cmocka_unit_test(later_sources_win),
+		cmocka_unit_test(environment_errors_name_the_variable),
+		cmocka_unit_test(injected_variables_are_passed_over),
+		cmocka_unit_test(unknown_variables_only_warn),
+		cmocka_unit_test(no_key_looks_injected),
+		cmocka_unit_test(systemd_names_the_default_state_directory),
+		cmocka_unit_test(shown_configuration_round_trips),
+		cmocka_unit_test(every_key_takes_its_default),
+		cmocka_unit_test(long_names_leave_room_for_the_reason),
+	};
+
+	return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}
