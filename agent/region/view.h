@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a data worker knows of a region, a remote and a grant: immutable views. The control thread makes
+ * them, publishes them to every worker, and frees them after every worker has said that it dropped
+ * them; so a worker reads them without locks.
+ */
+#ifndef DRAY_AGENT_REGION_VIEW_H
+#define DRAY_AGENT_REGION_VIEW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/handle.h"
+
+enum object_kind { OBJECT_REGION, OBJECT_REMOTE, OBJECT_GRANT, OBJECT_KIND_N };
+
+struct extent_view {
+	uint64_t start;  /* offset of its first byte in the region */
+	uint64_t length; /* bytes */
+	uint8_t *base;   /* mapped first byte; NULL where the kind cannot be mapped */
+};
+
+/* Head of every view. */
+struct object_view {
+	enum object_kind kind;
+	dray_handle handle;
+	dray_handle group;   /* regions, remotes: group that may use it; grants: 0 */
+	dray_handle session; /* regions, remotes: who made it */
+	uint64_t length;     /* bytes */
+	uint16_t access;     /* DMSG_ACCESS_* */
+};
+
+struct region_view {
+	struct object_view o;
+	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
+	uint32_t n_extents;
+	struct extent_view extents[];
+};
+
+/* An imported token: a range of a region of this agent, or of a peer's. */
+struct remote_view {
+	struct object_view o;
+	bool is_local;
+	dray_handle region; /* local: region of this agent */
+	uint64_t offset;    /* local: start of the range in it */
+	dray_handle peer;   /* else: peer, and its handle for our import */
+	uint64_t grant;
+};
+
+/* What a peer may do here: frames name it. */
+struct grant_view {
+	struct object_view o;
+	dray_handle peer;
+	dray_handle region;
+	uint64_t offset; /* start of the range in the region */
+};
+
+/* Index of the extent that holds `offset` (which lies inside the region). Binary search. */
+static inline uint32_t region_view_find(const struct region_view *r, uint64_t offset)
+{
+	uint32_t lo = 0, hi = r->n_extents;
+
+	while (hi - lo > 1) {
+		uint32_t mid = lo + (hi - lo) / 2;
+
+		if (r->extents[mid].start <= offset)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+#endif

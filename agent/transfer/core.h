@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The data plane of one worker: what transfers, the scheduler and transports share. Everything here
+ * belongs to the worker's thread alone, except the counters, which the control thread reads.
+ *
+ * A transfer (xfer) is cut into slices. A channel is where slices of one kind go: the local copier, or
+ * the streams to one peer for one class. Each session has a flow on each channel it uses; a channel
+ * serves its flows by deficit round robin, one slice at a time. Transports pull: when a channel has
+ * capacity it calls sched_next(); when a slice has ended, wherever it went, xfer_slice_done().
+ */
+#ifndef DRAY_AGENT_TRANSFER_CORE_H
+#define DRAY_AGENT_TRANSFER_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "agent/region/view.h"
+#include "agent/transfer/loop.h"
+#include "lib/list.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+#include "schema/gen/errors.h"
+#include "schema/gen/metrics.h"
+#include "schema/gen/peer.h"
+
+#define SLICE_SEGS_MAX PMSG_SEGS_MAX
+
+struct core;
+struct xfer;
+struct flow;
+struct xfer_session;
+struct transport_ops;
+
+/* Tunables, copied from the configuration at start. */
+struct core_config {
+	uint64_t slice_size; /* bytes */
+	int64_t slice_timeout_ns;
+	int64_t deadline_ns; /* default */
+	uint32_t slices_per_session;
+	uint32_t tcp_streams, tcp_latency_streams;
+	uint32_t tcp_slices_in_flight; /* each stream */
+	uint64_t tcp_buffer;           /* bytes, 0: autotuning */
+	int64_t connect_timeout_ns;
+	int64_t backoff_min_ns, backoff_max_ns;
+	int64_t poll_time_ns;
+};
+
+/* A published object in this worker: the view, and how many transfers and slices hold it. */
+struct object {
+	struct object *next;
+	const struct object_view *view;
+	dray_handle handle; /* 0: slot empty */
+	uint32_t users;
+	uint32_t drop_code; /* not 0: being dropped; what its users end with */
+	bool drop_urgent;   /* its owner is dead: no grace */
+};
+
+/* A word in a region: waited for before, or set after a transfer. */
+struct xfer_word {
+	uint32_t *p; /* NULL: none */
+	struct object *region;
+	uint32_t value;
+};
+
+/* Where the next slice of a transfer begins. */
+struct xfer_cursor {
+	uint32_t op;     /* index */
+	uint64_t offset; /* bytes of that operation already handed out */
+};
+
+enum xfer_state {
+	XFER_WAITING,   /* for its wait word */
+	XFER_RUNNING,   /* slices go out */
+	XFER_STOPPING,  /* failed or cancelled: slices in flight come home */
+	XFER_NOTIFYING, /* all bytes in place, notification under way */
+	XFER_STATE_N
+};
+
+struct slice {
+	struct dray_list link; /* the transport's, while it holds the slice */
+	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
+	struct object *grant;  /* reserved for transports that serve peers */
+	uint64_t id;           /* unique in this worker */
+	uint64_t bytes;
+	int64_t posted_ns;
+	uint16_t n_local;  /* iovecs */
+	uint16_t n_remote; /* segments */
+	struct iovec local[SLICE_SEGS_MAX];
+	struct pmsg_seg remote[SLICE_SEGS_MAX]; /* offsets in the remote range */
+};
+
+struct channel {
+	const struct transport_ops *ops;
+	enum dmsg_class class;
+	struct dray_list flows; /* with something to send, in round-robin order */
+	struct dray_list all;   /* every flow on it */
+};
+
+struct xfer_op {
+	uint64_t local, remote, length;
+};
+
+#define XFER_OPS_INLINE 4
+
+/* Per transfer; private to xfer.c and sched.c but for the fields named here. */
+struct xfer {
+	struct dray_list session_link; /* on its session */
+	struct dray_list
+		flow_link; /* on its flow while it has slices to hand out; or on the free list */
+	struct dray_list wait_link; /* while it waits for its word */
+	struct xfer_session *session;
+	struct flow *flow;
+	struct channel *channel;
+	dray_handle handle; /* in core->xfers */
+	uint64_t request_id;
+	bool from_ring;
+	uint8_t transport_index; /* in core->transports */
+	enum xfer_state state;
+	enum dmsg_direction direction;
+	enum dmsg_class class;
+	struct object *local, *remote, *target; /* target: region behind a local remote */
+	uint64_t target_offset;                 /* start of the remote range in target */
+	struct xfer_op *ops;                    /* merged */
+	struct xfer_op ops_inline[XFER_OPS_INLINE];
+	uint32_t n_ops, n_ops_given, ops_class;
+	struct xfer_cursor cursor;
+	uint32_t slices; /* in flight */
+	uint64_t bytes, bytes_done;
+	struct xfer_word wait, set;
+	uint32_t code;             /* how it will end */
+	const char *detail;        /* static sentence that goes with code, or NULL */
+	bool notify, cancel_waits; /* a TRANSFER_CANCEL waits for the end */
+	uint64_t notify_tag, cancel_request;
+	uint8_t *notify_payload;
+	uint32_t notify_length;
+	int64_t accepted_ns, deadline_ns;
+	uint32_t deadline_pos; /* in the heap of deadlines */
+};
+
+struct core_counters {
+	_Atomic uint64_t v[DRAY_METRIC_N];
+};
+
+static inline void core_count(struct core_counters *c, enum dray_metric m, uint64_t n)
+{
+	/* one writer: a plain add in two relaxed steps is enough, the reader only wants no torn value */
+	atomic_store_explicit(&c->v[m], atomic_load_explicit(&c->v[m], memory_order_relaxed) + n,
+			      memory_order_relaxed);
+}
+
+static inline void core_count_down(struct core_counters *c, enum dray_metric m, uint64_t n)
+{
+	core_count(c, m, (uint64_t)0 - n);
+}
+
+/* What the data plane asks of the worker around it. */
+struct core_upcalls {
+	/* The transfer has ended: tell its session. The xfer is freed afterwards. */
+	void (*xfer_ended)(struct core *c, struct xfer *x);
+	/* Deliver the notification; the answer comes by xfer_notified(). */
+	void (*notify)(struct core *c, struct xfer *x);
+	/* A dropped object has no users any more. */
+	void (*object_dropped)(struct core *c, enum object_kind kind, dray_handle handle);
+	/* A stream that we connected broke: the peer is asked to close its end; answered by transport tcp's stream_dead. */
+	void (*stream_lost)(struct core *c, dray_handle peer, uint64_t stream_id);
+	/* A stream that we adopted is closed (on request or by itself). */
+	void (*stream_closed)(struct core *c, dray_handle peer, uint64_t stream_id);
+	/* All streams of a peer that went down are closed and its slices ended. */
+	void (*peer_gone)(struct core *c, dray_handle peer);
+	/* Memory of this session faulted: the session is ended. */
+	void (*session_fault)(struct core *c, dray_handle session);
+};
+
+#define TRANSPORTS_MAX 4
+
+struct core {
+	unsigned index; /* of the worker */
+	int64_t now_ns; /* read once a turn */
+	struct core_config cfg;
+	const struct core_upcalls *up;
+	struct core_counters *counters;
+	struct loop loop;
+	struct objects *objects;      /* object.c */
+	struct xfers *xfers;          /* xfer.c */
+	struct dray_list free_slices; /* sched.c */
+	uint32_t slices_free;
+	uint64_t next_slice_id;
+	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
+	void *transport_state[TRANSPORTS_MAX];
+	unsigned n_transports;
+};
+
+#endif

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/transfer/object.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/transfer/xfer.h"
+#include "agent/transport/transport.h"
+
+/* Slot = index of the handle; a chain, since a slot may be used anew while its last object is being dropped. */
+struct object_table {
+	struct object **slots;
+	uint32_t n;
+};
+
+struct objects {
+	struct object_table tables[OBJECT_KIND_N];
+};
+
+int objects_init(struct core *c)
+{
+	c->objects = calloc(1, sizeof(*c->objects));
+	return c->objects ? 0 : -ENOMEM;
+}
+
+void objects_deinit(struct core *c)
+{
+	if (!c->objects)
+		return;
+	for (unsigned k = 0; k < OBJECT_KIND_N; k++) {
+		struct object_table *t = &c->objects->tables[k];
+
+		for (uint32_t i = 0; i < t->n; i++) {
+			struct object *next;
+
+			for (struct object *o = t->slots[i]; o; o = next) {
+				next = o->next;
+				free(o);
+			}
+		}
+		free(t->slots);
+	}
+	free(c->objects);
+	c->objects = NULL;
+}
+
+int object_publish(struct core *c, const struct object_view *view)
+{
+	struct object_table *t = &c->objects->tables[view->kind];
+	uint32_t i = dray_handle_index(view->handle);
+	struct object *o;
+
+	if (i >= t->n) {
+		uint32_t n = t->n ? t->n : 16;
+		struct object **slots;
+
+		while (n <= i)
+			n *= 2;
+		slots = realloc(t->slots, n * sizeof(struct object *));
+		if (!slots)
+			return -ENOMEM;
+		for (uint32_t k = t->n; k < n; k++)
+			slots[k] = NULL;
+		t->slots = slots;
+		t->n = n;
+	}
+	o = calloc(1, sizeof(*o));
+	if (!o)
+		return -ENOMEM;
+	o->view = view;
+	o->handle = view->handle;
+	o->next = t->slots[i];
+	t->slots[i] = o;
+	return 0;
+}
+
+static struct object *find(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object_table *t = &c->objects->tables[kind];
+	uint32_t i = dray_handle_index(handle);
+	struct object *o;
+
+	if (i >= t->n)
+		return NULL;
+	for (o = t->slots[i]; o && o->handle != handle;)
+		o = o->next;
+	return o;
+}
+
+struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object *o = find(c, kind, handle);
+
+	return o && !o->drop_code ? o : NULL;
+}
+
+static void finish(struct core *c, struct object *o)
+{
+	enum object_kind kind = o->view->kind;
+	struct object **at = &c->objects->tables[kind].slots[dray_handle_index(o->handle)];
+	dray_handle handle = o->handle;
+
+	while (*at != o)
+		at = &(*at)->next;
+	*at = o->next;
+	free(o);
+	c->up->object_dropped(c, kind, handle);
+}
+
+void object_release(struct core *c, struct object *o)
+{
+	if (--o->users == 0 && o->drop_code)
+		finish(c, o);
+}
+
+static bool uses(const struct xfer *x, const struct object *o)
+{
+	return x->local == o || x->remote == o || x->target == o || x->wait.region == o ||
+	       x->set.region == o;
+}
+
+static void stop_user(struct core *c, struct xfer *x, void *arg)
+{
+	struct object *o = arg;
+
+	if (uses(x, o))
+		xfer_stop(c, x, o->drop_code, NULL, o->drop_urgent);
+}
+
+static void drop_users(struct core *c, struct object *o)
+{
+	object_hold(o);
+	xfers_each(c, stop_user, o);
+	for (unsigned i = 0; i < c->n_transports; i++)
+		if (c->transports[i]->drop)
+			c->transports[i]->drop(c, c->transport_state[i], o);
+	object_release(c, o);
+}
+
+void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+		 bool urgent)
+{
+	struct object *o = object_get(c, kind, handle);
+
+	if (!o) {
+		c->up->object_dropped(c, kind, handle);
+		return;
+	}
+	o->drop_code = code;
+	o->drop_urgent = urgent;
+	drop_users(c, o);
+}
+
+void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object *o = find(c, kind, handle);
+
+	if (!o || !o->drop_code || o->drop_urgent)
+		return;
+	o->drop_urgent = true;
+	drop_users(c, o);
+}

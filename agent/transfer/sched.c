@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/transfer/sched.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/transfer/xfer.h"
+#include "agent/transport/transport.h"
+#include "lib/cleanup.h"
+
+/* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
+#define SEGMENT_COST 512
+/* Free slices kept for reuse. */
+#define SLICES_KEPT 128
+
+/* The transfers of one session on one channel, oldest first. */
+struct flow {
+	struct dray_list link;         /* on channel->flows while active */
+	struct dray_list channel_link; /* on channel->all */
+	struct dray_list session_link; /* on session->flows */
+	struct dray_list xfers;
+	struct xfer_session *session;
+	struct channel *channel;
+	int64_t deficit;
+};
+
+void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class)
+{
+	ch->ops = ops;
+	ch->class = class;
+	dray_list_init(&ch->flows);
+	dray_list_init(&ch->all);
+}
+
+static void flow_free(struct flow *f)
+{
+	dray_list_del(&f->link);
+	dray_list_del(&f->channel_link);
+	dray_list_del(&f->session_link);
+	free(f);
+}
+
+void channel_deinit(struct channel *ch)
+{
+	dray_list_for_each(&ch->all, f, struct flow, channel_link) {
+		dray_list_for_each(&f->xfers, x, struct xfer, flow_link) {
+			dray_list_del(&x->flow_link);
+			x->flow = NULL;
+		}
+		flow_free(f);
+	}
+}
+
+void sched_session_deinit(struct xfer_session *s)
+{
+	dray_list_for_each(&s->flows, f, struct flow, session_link)
+		flow_free(f);
+}
+
+static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
+{
+	struct flow *f;
+
+	dray_list_for_each(&s->flows, it, struct flow, session_link)
+		if (it->channel == ch)
+			return it;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return NULL;
+	dray_list_init(&f->link);
+	dray_list_init(&f->xfers);
+	f->session = s;
+	f->channel = ch;
+	dray_list_add(&s->flows, &f->session_link);
+	dray_list_add(&ch->all, &f->channel_link);
+	return f;
+}
+
+int sched_enqueue(struct core *c, struct xfer *x, struct channel *ch)
+{
+	struct flow *f = flow_get(x->session, ch);
+
+	if (!f)
+		return -ENOMEM;
+	x->flow = f;
+	x->channel = ch;
+	dray_list_add(&f->xfers, &x->flow_link);
+	/* at its limit of slices the flow stays aside until one comes home */
+	if (dray_list_empty(&f->link) && x->session->slices < c->cfg.slices_per_session)
+		dray_list_add(&ch->flows, &f->link);
+	ch->ops->kick(c, c->transport_state[x->transport_index], ch);
+	return 0;
+}
+
+void sched_dequeue(struct xfer *x)
+{
+	struct flow *f = x->flow;
+
+	if (!f)
+		return;
+	dray_list_del(&x->flow_link);
+	x->flow = NULL;
+	if (dray_list_empty(&f->xfers)) {
+		dray_list_del(&f->link);
+		f->deficit = 0;
+	}
+}
+
+static struct slice *slice_new(struct core *c)
+{
+	struct slice *s = dray_list_first(&c->free_slices, struct slice, link);
+
+	if (s) {
+		dray_list_del(&s->link);
+		c->slices_free--;
+	} else {
+		s = malloc(sizeof(*s));
+		if (!s)
+			return NULL;
+		dray_list_init(&s->link);
+	}
+	s->id = ++c->next_slice_id;
+	s->grant = NULL;
+	s->bytes = 0;
+	s->n_local = s->n_remote = 0;
+	s->posted_ns = c->now_ns;
+	return s;
+}
+
+/*
+ * Adds [offset, offset+n) of the region to the iovecs, as far as they go. Returns the bytes added. *extent is
+ * where the last search ended: pieces of one layer mostly follow each other.
+ */
+static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t *extent,
+			  uint64_t offset, uint64_t n)
+{
+	const struct extent_view *e = &r->extents[*extent];
+	uint64_t done = 0;
+
+	if (offset < e->start || offset - e->start >= e->length) {
+		*extent = region_view_find(r, offset);
+		e = &r->extents[*extent];
+	}
+	while (done < n) {
+		uint64_t skip = offset + done - e->start;
+		uint64_t piece = dray_min(n - done, e->length - skip);
+		uint8_t *base = e->base + skip;
+		struct iovec *last = s->n_local ? &s->local[s->n_local - 1] : NULL;
+
+		if (last && (uint8_t *)last->iov_base + last->iov_len == base) {
+			last->iov_len += piece;
+		} else {
+			if (s->n_local == SLICE_SEGS_MAX)
+				break;
+			s->local[s->n_local++] = (struct iovec){ base, piece };
+		}
+		done += piece;
+		if (done < n) {
+			e++;
+			(*extent)++;
+		}
+	}
+	return done;
+}
+
+/* Cuts the next slice off the transfer. */
+static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
+{
+	const struct region_view *r = (const struct region_view *)x->local->view;
+	uint32_t extent = 0;
+
+	while (x->cursor.op < x->n_ops && s->bytes < max_bytes) {
+		const struct xfer_op *op = &x->ops[x->cursor.op];
+		uint64_t want = dray_min(op->length - x->cursor.offset, max_bytes - s->bytes);
+		uint64_t remote = op->remote + x->cursor.offset;
+		struct pmsg_seg *last = s->n_remote ? &s->remote[s->n_remote - 1] : NULL;
+		bool joins = last && last->offset + last->length == remote;
+		uint64_t got;
+
+		if (!joins && s->n_remote == SLICE_SEGS_MAX)
+			break;
+		got = add_local(s, r, &extent, op->local + x->cursor.offset, want);
+		if (!got)
+			break;
+		if (joins)
+			last->length += got;
+		else
+			s->remote[s->n_remote++] =
+				(struct pmsg_seg){ .offset = remote, .length = got };
+		s->bytes += got;
+		x->cursor.offset += got;
+		if (x->cursor.offset == op->length) {
+			x->cursor.op++;
+			x->cursor.offset = 0;
+		}
+		if (got < want)
+			break;
+	}
+}
+
+struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
+{
+	struct flow *f;
+
+	if (!max_bytes)
+		max_bytes = c->cfg.slice_size;
+	while ((f = dray_list_first(&ch->flows, struct flow, link))) {
+		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+		struct slice *s;
+
+		if (f->session->slices >= c->cfg.slices_per_session) {
+			dray_list_del(&f->link);
+			continue;
+		}
+		if (f->deficit <= 0) {
+			f->deficit += (int64_t)c->cfg.slice_size;
+			/* a slice of several quanta is paid off round by round, while the others have theirs */
+			if (f->deficit <= 0) {
+				dray_list_del(&f->link);
+				dray_list_add(&ch->flows, &f->link);
+				continue;
+			}
+		}
+		s = slice_new(c);
+		if (!s)
+			return NULL;
+		slice_fill(s, x, max_bytes);
+		s->xfer = x;
+		x->slices++;
+		f->session->slices++;
+		f->deficit -= (int64_t)(s->bytes + (uint64_t)s->n_remote * SEGMENT_COST);
+		if (x->cursor.op == x->n_ops)
+			sched_dequeue(x);
+		if (f->deficit <= 0 && !dray_list_empty(&f->xfers)) {
+			dray_list_del(&f->link);
+			dray_list_add(&ch->flows, &f->link);
+		}
+		return s;
+	}
+	return NULL;
+}
+
+/* The session fell below its limit: flows that stood aside go on. */
+static void session_resume(struct core *c, struct xfer_session *s)
+{
+	dray_list_for_each(&s->flows, f, struct flow, session_link) {
+		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+
+		if (!x || !dray_list_empty(&f->link))
+			continue;
+		dray_list_add(&f->channel->flows, &f->link);
+		f->channel->ops->kick(c, c->transport_state[x->transport_index], f->channel);
+	}
+}
+
+void sched_slice_free(struct core *c, struct slice *s)
+{
+	struct xfer_session *session = s->xfer ? s->xfer->session : NULL;
+
+	dray_list_del(&s->link);
+	if (c->slices_free < SLICES_KEPT) {
+		dray_list_add_front(&c->free_slices, &s->link);
+		c->slices_free++;
+	} else {
+		free(s);
+	}
+	if (session && session->slices-- == c->cfg.slices_per_session)
+		session_resume(c, session);
+}
+
+void sched_deinit(struct core *c)
+{
+	dray_list_for_each(&c->free_slices, s, struct slice, link)
+		free(s);
+	dray_list_init(&c->free_slices);
+	c->slices_free = 0;
+}

@@ -1,0 +1,610 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A transfer holds its objects (regions, remote) and its quota from xfer_start() to its end. `slices`
+ * counts what the transport has; xfer_stop() adds one of its own while it calls the transport, so that
+ * the transfer cannot end, and be freed, underneath it.
+ */
+#include "agent/transfer/xfer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/region/fault.h"
+#include "agent/transfer/deadlines.h"
+#include "agent/transfer/object.h"
+#include "agent/transfer/ops_store.h"
+#include "agent/transfer/sched.h"
+#include "agent/transport/transport.h"
+#include "agent/worker/msg.h"
+
+/* A wait word is looked at this often at first, and less often the longer it takes. */
+#define WAIT_POLL_MIN_NS 20000
+#define WAIT_POLL_MAX_NS 1000000
+
+struct xfers {
+	struct dray_handles table;
+	struct deadlines deadlines;
+	struct ops_store ops;
+	struct dray_list free;    /* struct xfer, by flow_link */
+	struct dray_list waiting; /* by wait_link */
+	uint32_t n_free;
+};
+
+#define XFERS_KEPT 256
+
+int xfers_init(struct core *c, uint32_t max)
+{
+	struct xfers *xs = calloc(1, sizeof(*xs));
+
+	if (!xs)
+		return -ENOMEM;
+	dray_handles_init(&xs->table, max);
+	dray_list_init(&xs->free);
+	dray_list_init(&xs->waiting);
+	dray_list_init(&c->free_slices);
+	c->xfers = xs;
+	return 0;
+}
+
+void xfers_deinit(struct core *c)
+{
+	struct xfers *xs = c->xfers;
+
+	if (!xs)
+		return;
+	dray_list_for_each(&xs->free, x, struct xfer, flow_link)
+		free(x);
+	dray_handles_deinit(&xs->table);
+	deadlines_deinit(&xs->deadlines);
+	ops_store_deinit(&xs->ops);
+	sched_deinit(c);
+	free(xs);
+	c->xfers = NULL;
+}
+
+void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared)
+{
+	*s = (struct xfer_session){ .handle = handle, .group = shared->group, .shared = shared };
+	dray_list_init(&s->xfers);
+	dray_list_init(&s->flows);
+}
+
+void xfer_session_deinit(struct xfer_session *s)
+{
+	sched_session_deinit(s);
+}
+
+/* --- quotas ---------------------------------------------------------------------------------- */
+
+static bool quota_take(struct quota *q)
+{
+	/* relaxed: a count, nothing is published by it */
+	if (atomic_fetch_add_explicit(&q->transfers, 1, memory_order_relaxed) < q->transfers_max)
+		return true;
+	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
+	return false;
+}
+
+static void quota_put(struct quota *q)
+{
+	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
+}
+
+static int quotas_take(struct xfer_session *s, struct dray_err *reterr)
+{
+	struct session_shared *sh = s->shared;
+
+	if (!quota_take(&sh->own))
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"%u transfers of this session are in flight (limits.transfers_per_session)",
+			sh->own.transfers_max);
+	if (!quota_take(sh->group_quota)) {
+		quota_put(&sh->own);
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"%u transfers of this group are in flight (limits.transfers_per_group)",
+			sh->group_quota->transfers_max);
+	}
+	if (!quota_take(sh->agent_quota)) {
+		quota_put(sh->group_quota);
+		quota_put(&sh->own);
+		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
+				    "%u transfers of this agent are in flight (limits.transfers)",
+				    sh->agent_quota->transfers_max);
+	}
+	return 0;
+}
+
+static void quotas_put(struct xfer_session *s)
+{
+	quota_put(s->shared->agent_quota);
+	quota_put(s->shared->group_quota);
+	quota_put(&s->shared->own);
+}
+
+/* --- checks ---------------------------------------------------------------------------------- */
+
+static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
+			     dray_handle h, uint16_t access, struct dray_err *reterr)
+{
+	const char *what = kind == OBJECT_REGION ? "region" : "remote";
+	struct object *o = object_get(c, kind, h);
+
+	if (!o || o->view->group != s->group) {
+		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+			     "no %s %llu in this session's group", what, (unsigned long long)h);
+		return NULL;
+	}
+	if ((o->view->access & access) != access) {
+		dray_err_set(reterr, -EACCES, DRAY_E_DENIED, "%s %llu does not allow %s", what,
+			     (unsigned long long)h,
+			     access == DMSG_ACCESS_READ ? "reading" : "writing");
+		return NULL;
+	}
+	return o;
+}
+
+static int word_get(struct core *c, struct xfer_session *s, const char *what, dray_handle region,
+		    uint64_t offset, uint16_t access, struct xfer_word *ret,
+		    struct dray_err *reterr)
+{
+	struct object *o = usable(c, s, OBJECT_REGION, region, access, reterr);
+	const struct extent_view *e;
+	const struct region_view *r;
+	uint8_t *p;
+
+	if (!o)
+		return -EINVAL;
+	r = (const struct region_view *)o->view;
+	if (offset % 4 || offset > o->view->length || o->view->length - offset < 4)
+		return dray_err_set(reterr, -EINVAL, offset % 4 ? DRAY_E_INVALID : DRAY_E_RANGE,
+				    "%s word at %llu is not an aligned word inside its region",
+				    what, (unsigned long long)offset);
+	e = &r->extents[region_view_find(r, offset)];
+	p = e->base + (offset - e->start);
+	if (e->length - (offset - e->start) < 4 || (uintptr_t)p % 4)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "%s word at %llu is not aligned in its extent", what,
+				    (unsigned long long)offset);
+	ret->p = (uint32_t *)(void *)p;
+	ret->region = o;
+	return 0;
+}
+
+static void memory_fault(struct core *c, dray_handle session)
+{
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, session);
+}
+
+/*
+ * Reads the operations once, out of memory that the client may be writing to, then checks and merges the copy.
+ * The wire form and struct xfer_op have the same size, so the copy is decoded in place.
+ */
+static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
+{
+	uint64_t local_length = x->local->view->length, remote_length = x->remote->view->length;
+	uint32_t n = 0;
+
+	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
+	if (fault_copy(x->ops, r->ops, (size_t)r->n_ops * DMSG_OP_SIZE) < 0) {
+		memory_fault(c, x->session->handle);
+		return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
+				    "the operations lie in arena memory that is not there");
+	}
+	for (uint32_t i = 0; i < r->n_ops; i++) {
+		struct xfer_op *last = n ? &x->ops[n - 1] : NULL;
+		struct dmsg_op op;
+
+		dmsg_op_get(&x->ops[i], &op);
+		if (!op.length || op.local > local_length || op.length > local_length - op.local ||
+		    op.remote > remote_length || op.length > remote_length - op.remote)
+			return dray_err_set(
+				reterr, -ERANGE, DRAY_E_RANGE,
+				"operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
+				"or the remote (%llu)",
+				i, (unsigned long long)op.local, (unsigned long long)op.remote,
+				(unsigned long long)op.length, (unsigned long long)local_length,
+				(unsigned long long)remote_length);
+		if (__builtin_add_overflow(x->bytes, op.length, &x->bytes))
+			return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+					    "the operations add up to too much");
+		if (last && last->local + last->length == op.local &&
+		    last->remote + last->length == op.remote)
+			last->length += op.length;
+		else
+			x->ops[n++] = (struct xfer_op){ op.local, op.remote, op.length };
+	}
+	x->n_ops = n;
+	return 0;
+}
+
+static int request_check(const struct xfer_request *r, struct dray_err *reterr)
+{
+	if (!dmsg_direction_valid(r->direction) || !dmsg_class_valid(r->class))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "direction %u or class %u is unknown", r->direction, r->class);
+	if (r->flags & ~DMSG_TRANSFER_FLAG_ALL)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_UNSUPPORTED,
+				    "transfer flags 0x%x are unknown",
+				    r->flags & ~DMSG_TRANSFER_FLAG_ALL);
+	if (!r->n_ops || r->n_ops > DMSG_OPS_MAX)
+		return dray_err_set(reterr, -EINVAL, r->n_ops ? DRAY_E_TOO_LARGE : DRAY_E_INVALID,
+				    "%u operations; 1 to %u are allowed", r->n_ops, DMSG_OPS_MAX);
+	if (r->notify_length > DMSG_NOTIFY_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
+				    "a notification carries at most %u bytes", DMSG_NOTIFY_MAX);
+	return 0;
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+static struct xfer *xfer_new(struct xfers *xs)
+{
+	struct xfer *x = dray_list_first(&xs->free, struct xfer, flow_link);
+
+	if (x) {
+		dray_list_del(&x->flow_link);
+		xs->n_free--;
+	} else {
+		x = malloc(sizeof(*x));
+		if (!x)
+			return NULL;
+	}
+	memset(x, 0, sizeof(*x));
+	dray_list_init(&x->session_link);
+	dray_list_init(&x->flow_link);
+	dray_list_init(&x->wait_link);
+	x->deadline_pos = DEADLINE_NONE;
+	return x;
+}
+
+/* Nobody finds it any more. */
+static void xfer_unlink(struct xfers *xs, struct xfer *x)
+{
+	if (x->handle)
+		dray_handles_del(&xs->table, x->handle);
+	deadlines_del(&xs->deadlines, x);
+	dray_list_del(&x->session_link);
+	dray_list_del(&x->wait_link);
+}
+
+static void xfer_free(struct xfers *xs, struct xfer *x)
+{
+	if (x->ops && x->ops != x->ops_inline)
+		ops_store_put(&xs->ops, x->ops, x->ops_class);
+	free(x->notify_payload);
+	if (xs->n_free < XFERS_KEPT) {
+		dray_list_add(&xs->free, &x->flow_link);
+		xs->n_free++;
+	} else {
+		free(x);
+	}
+}
+
+static void hold_all(struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
+		if (held[i])
+			object_hold(held[i]);
+}
+
+static void xfer_end(struct core *c, struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+	struct xfer_session *s = x->session;
+
+	/* first: telling the client can end its session, and with it all transfers it still has */
+	xfer_unlink(c->xfers, x);
+	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
+		x->code = DRAY_E_REGION_FAULT;
+		memory_fault(c, x->set.region->view->session);
+	}
+	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	if (!x->code) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_DONE_TOTAL, 1);
+		core_count(c->counters, DRAY_METRIC_OPERATIONS_TOTAL, x->n_ops_given);
+	} else if (x->code == DRAY_E_CANCELLED) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_CANCELLED_TOTAL, 1);
+	} else {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
+	}
+	s->ops -= x->n_ops_given;
+	quotas_put(s);
+	c->up->xfer_ended(c, x);
+	xfer_free(c->xfers, x);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
+		if (held[i])
+			object_release(c, held[i]);
+}
+
+/* Picks the best transport that reaches the remote now and hands the transfer to it. */
+static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
+{
+	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
+
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		struct channel *ch =
+			c->transports[i]->channel(c, c->transport_state[i], remote, x->class);
+
+		if (!ch)
+			continue;
+		x->transport_index = (uint8_t)i;
+		x->state = XFER_RUNNING;
+		if (sched_enqueue(c, x, ch) < 0)
+			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+					    "no memory for the transfer");
+		return 0;
+	}
+	return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_LOST,
+			    "no transport reaches the remote's peer");
+}
+
+/* Fills in everything that can be refused. */
+static int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
+			struct dray_err *reterr)
+{
+	struct xfer_session *s = x->session;
+	bool write = r->direction == DMSG_DIRECTION_WRITE;
+	const struct remote_view *remote;
+	int ret;
+
+	x->local = usable(c, s, OBJECT_REGION, r->local,
+			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
+	if (!x->local)
+		return -EINVAL;
+	x->remote = usable(c, s, OBJECT_REMOTE, r->remote,
+			   write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
+	if (!x->remote)
+		return -EINVAL;
+	remote = (const struct remote_view *)x->remote->view;
+	if (remote->is_local) {
+		x->target = object_get(c, OBJECT_REGION, remote->region);
+		x->target_offset = remote->offset;
+		if (!x->target)
+			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
+					    "the remote's region was removed");
+	}
+	if (r->flags & DMSG_TRANSFER_FLAG_WAIT) {
+		ret = word_get(c, s, "wait", r->wait_region, r->wait_offset, DMSG_ACCESS_READ,
+			       &x->wait, reterr);
+		if (ret < 0)
+			return ret;
+		x->wait.value = r->wait_value;
+	}
+	if (r->flags & DMSG_TRANSFER_FLAG_SET) {
+		ret = word_get(c, s, "set", r->set_region, r->set_offset, DMSG_ACCESS_WRITE,
+			       &x->set, reterr);
+		if (ret < 0)
+			return ret;
+		x->set.value = r->set_value;
+	}
+	x->ops = x->ops_inline;
+	if (r->n_ops > XFER_OPS_INLINE)
+		x->ops = ops_store_get(&c->xfers->ops, r->n_ops, &x->ops_class);
+	if (!x->ops)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for the operations");
+	ret = ops_load(c, x, r, reterr);
+	if (ret < 0)
+		return ret;
+	if (r->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
+		x->notify = true;
+		x->notify_tag = r->notify_tag;
+		x->notify_length = r->notify_length;
+		x->notify_payload = malloc(r->notify_length + 1);
+		if (!x->notify_payload)
+			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+					    "no memory for the notification");
+		if (fault_copy(x->notify_payload, r->notify, r->notify_length) < 0) {
+			memory_fault(c, s->handle);
+			return dray_err_set(
+				reterr, -EFAULT, DRAY_E_REGION_FAULT,
+				"the notification lies in arena memory that is not there");
+		}
+	}
+	return 0;
+}
+
+int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
+	       struct dray_err *reterr)
+{
+	struct xfers *xs = c->xfers;
+	int64_t limit_ns = r->deadline_ms ? (int64_t)r->deadline_ms * DRAY_NS_PER_MS :
+					    c->cfg.deadline_ns;
+	struct xfer *x;
+	int ret;
+
+	ret = request_check(r, reterr);
+	if (ret < 0)
+		goto refused;
+	if (r->n_ops > s->shared->ops_max - s->ops) {
+		ret = dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"%u operations of this session are in flight (limits.ops_per_session is %u)",
+			s->ops, s->shared->ops_max);
+		goto refused;
+	}
+	ret = quotas_take(s, reterr);
+	if (ret < 0)
+		goto refused;
+	x = xfer_new(xs);
+	if (!x) {
+		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the transfer");
+		goto refused_quota;
+	}
+	x->session = s;
+	x->request_id = r->request_id;
+	x->from_ring = r->from_ring;
+	x->direction = (enum dmsg_direction)r->direction;
+	x->class = (enum dmsg_class)r->class;
+	x->accepted_ns = c->now_ns;
+	x->deadline_ns = c->now_ns + limit_ns;
+	x->n_ops_given = r->n_ops;
+	ret = xfer_prepare(c, x, r, reterr);
+	if (ret >= 0) {
+		ret = dray_handles_add(&xs->table, x, &x->handle);
+		if (ret >= 0)
+			ret = deadlines_add(&xs->deadlines, x);
+		if (ret < 0)
+			dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
+				     "this worker has no room for another transfer");
+	}
+	if (ret < 0)
+		goto refused_xfer;
+
+	hold_all(x);
+	s->ops += r->n_ops;
+	dray_list_add(&s->xfers, &x->session_link);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	if (x->wait.p) {
+		x->state = XFER_WAITING;
+		dray_list_add(&xs->waiting, &x->wait_link);
+	} else {
+		struct dray_err err = DRAY_ERR_NULL;
+
+		/* accepted: what goes wrong from here on is how the transfer ends */
+		if (xfer_go(c, x, &err) < 0)
+			xfer_stop(c, x, (uint32_t)err.code,
+				  "no transport reaches the remote's peer", false);
+	}
+	return 0;
+
+refused_xfer:
+	xfer_unlink(xs, x);
+	xfer_free(xs, x);
+refused_quota:
+	quotas_put(s);
+refused:
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
+	return ret;
+}
+
+void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)
+{
+	const struct transport_ops *ops;
+
+	/* The owner of the remote has the notification already, or will: only death overtakes the answer. */
+	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
+		return;
+	if (!x->code) {
+		x->code = code;
+		x->detail = detail;
+	}
+	if (x->state == XFER_STOPPING && !urgent)
+		return;
+	x->state = XFER_STOPPING;
+	dray_list_del(&x->wait_link);
+	sched_dequeue(x);
+	x->slices++;
+	if (x->slices > 1) {
+		ops = c->transports[x->transport_index];
+		ops->stop(c, c->transport_state[x->transport_index], x, urgent);
+	}
+	if (--x->slices == 0)
+		xfer_end(c, x);
+}
+
+/* All bytes are in place. */
+static void xfer_complete(struct core *c, struct xfer *x)
+{
+	if (x->notify) {
+		x->state = XFER_NOTIFYING;
+		c->up->notify(c, x);
+		return;
+	}
+	xfer_end(c, x);
+}
+
+void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail)
+{
+	struct xfer *x = s->xfer;
+	uint64_t bytes = s->bytes;
+
+	sched_slice_free(c, s);
+	if (!x)
+		return;
+	if (!code) {
+		x->bytes_done += bytes;
+		core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
+	} else if (x->state != XFER_STOPPING) {
+		/* the slice itself still counts, so that this cannot end the transfer twice */
+		xfer_stop(c, x, code, detail, false);
+	}
+	if (--x->slices)
+		return;
+	if (x->state == XFER_STOPPING)
+		xfer_end(c, x);
+	else if (x->state == XFER_RUNNING && x->cursor.op == x->n_ops)
+		xfer_complete(c, x);
+}
+
+void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
+{
+	struct xfer *x = dray_handles_get(&c->xfers->table, handle);
+
+	if (!x || x->state != XFER_NOTIFYING)
+		return;
+	x->code = code;
+	xfer_end(c, x);
+}
+
+static int64_t waiting_tick(struct core *c)
+{
+	int64_t next = INT64_MAX;
+
+	dray_list_for_each(&c->xfers->waiting, x, struct xfer, wait_link) {
+		struct dray_err err = DRAY_ERR_NULL;
+		int64_t pause = (c->now_ns - x->accepted_ns) / 8;
+		uint32_t v;
+
+		if (fault_load32(x->wait.p, &v) < 0) {
+			memory_fault(c, x->wait.region->view->session);
+			xfer_stop(c, x, DRAY_E_REGION_FAULT, "the wait word's memory is not there",
+				  false);
+			continue;
+		}
+		if (v == x->wait.value) {
+			dray_list_del(&x->wait_link);
+			if (xfer_go(c, x, &err) < 0)
+				xfer_stop(c, x, (uint32_t)err.code,
+					  "no transport reaches the remote's peer", false);
+			continue;
+		}
+		pause = dray_min(dray_max(pause, (int64_t)WAIT_POLL_MIN_NS),
+				 (int64_t)WAIT_POLL_MAX_NS);
+		next = dray_min(next, c->now_ns + pause);
+	}
+	return next;
+}
+
+int64_t xfers_tick(struct core *c)
+{
+	struct deadlines *d = &c->xfers->deadlines;
+	struct xfer *x;
+	int64_t next = INT64_MAX;
+
+	while ((x = deadlines_first(d)) && x->deadline_ns <= c->now_ns) {
+		/* out of the heap first: slices in flight may keep it beyond its deadline */
+		deadlines_del(d, x);
+		xfer_stop(c, x, DRAY_E_DEADLINE, NULL, false);
+	}
+	if (!dray_list_empty(&c->xfers->waiting))
+		next = waiting_tick(c);
+	x = deadlines_first(d);
+	return x ? dray_min(next, x->deadline_ns) : next;
+}
+
+void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg)
+{
+	uint32_t cursor = 0;
+	struct xfer *x;
+
+	while ((x = dray_handles_next(&c->xfers->table, &cursor, NULL)))
+		fn(c, x, arg);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport interface. One instance of each transport in each worker, on the worker's thread; nothing
+ * blocks, nothing allocates on the data path, nothing logs.
+ *
+ * Rules every transport keeps:
+ * - A slice taken from sched_next() ends with exactly one xfer_slice_done().
+ * - xfer_slice_done() is called only when no byte of the slice can be read from or written to memory any
+ *   more on this side, and for a WRITE that is reported failed as anything but peer_lost, none on the
+ *   remote side either.
+ * - A slice is sent again only after both ends know that the first attempt is dead.
+ */
+#ifndef DRAY_AGENT_TRANSPORT_TRANSPORT_H
+#define DRAY_AGENT_TRANSPORT_TRANSPORT_H
+
+#include "agent/transfer/core.h"
+
+struct peer_link;
+
+struct transport_ops {
+	const char *name;
+	enum dmsg_transport id;
+
+	int (*init)(struct core *c, void **ret_state);
+	void (*deinit)(struct core *c, void *state);
+
+	/* Channel for this remote and class, or NULL where this transport cannot reach it (now). */
+	struct channel *(*channel)(struct core *c, void *state, const struct remote_view *remote,
+				   enum dmsg_class class);
+
+	/* The channel has new work. */
+	void (*kick)(struct core *c, void *state, struct channel *ch);
+
+	/*
+	 * Called once a turn. Does a bounded amount of work; true if there is more to do at once, so
+	 * that the worker does not sleep.
+	 */
+	bool (*progress)(struct core *c, void *state);
+
+	/*
+	 * The transfer is stopping: slices not yet sent end now; others end as soon as the rules above
+	 * allow. urgent: this side's memory must not be touched after the call returns, whatever that costs
+	 * (a READ's answer is thrown away, a stream in the middle of a WRITE from it is torn down).
+	 */
+	void (*stop)(struct core *c, void *state, struct xfer *x, bool urgent);
+
+	/* The object (grant, or region behind grants) is being dropped: stop serving it, likewise. May be NULL. */
+	void (*drop)(struct core *c, void *state, struct object *o);
+
+	/* Time-outs; returns the next one in ns (INT64_MAX: none). May be NULL. */
+	int64_t (*tick)(struct core *c, void *state);
+
+	/* Peers. May be NULL. The link is borrowed until up->peer_gone(). */
+	int (*peer_up)(struct core *c, void *state, struct peer_link *link);
+	/* Every slice to it ends with `code` (peer_lost, ...); all streams close; then up->peer_gone(). */
+	void (*peer_down)(struct core *c, void *state, dray_handle peer, uint32_t code);
+	/* An authenticated data stream from the peer; the fd is consumed. */
+	void (*stream_adopt)(struct core *c, void *state, dray_handle peer, int fd,
+			     uint64_t stream_id, enum dmsg_class class);
+	/* The peer asks to close a stream it made; ends with up->stream_closed() (at once if unknown). */
+	void (*stream_reset)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
+	/* Both ends of our lost stream are dead: its slices may be sent again. */
+	void (*stream_dead)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
+};
+
+extern const struct transport_ops transport_local;
+extern const struct transport_ops transport_tcp;
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the control thread asks of a worker, and what the data plane asks of the worker around it. */
+#include <string.h>
+
+#include "agent/transfer/object.h"
+#include "agent/transport/link.h"
+#include "agent/transport/transport.h"
+#include "agent/worker/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+
+#define COMMANDS_PER_TURN 256
+
+static void up_notify(struct core *c, struct xfer *x)
+{
+	struct packet *p = packet_new(x->notify_length, 0);
+
+	if (!p) {
+		xfer_notified(c, x->handle, DRAY_E_NO_MEMORY);
+		return;
+	}
+	memcpy(p->data, x->notify_payload, x->notify_length);
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_NOTIFY,
+						    .session = x->session->handle,
+						    .handle = x->remote->handle,
+						    .id = x->handle,
+						    .tag = x->notify_tag,
+						    .packet = p });
+}
+
+static void up_object_dropped(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	worker_event(worker_of(c),
+		     &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
+}
+
+static void up_stream_lost(struct core *c, dray_handle peer, uint64_t stream_id)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_LOST,
+						    .session = peer,
+						    .id = stream_id });
+}
+
+static void up_stream_closed(struct core *c, dray_handle peer, uint64_t stream_id)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_CLOSED,
+						    .session = peer,
+						    .id = stream_id });
+}
+
+static void up_peer_gone(struct core *c, dray_handle peer)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
+}
+
+static void up_session_fault(struct core *c, dray_handle session)
+{
+	worker_event(worker_of(c),
+		     &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
+}
+
+const struct core_upcalls worker_upcalls = {
+	.xfer_ended = wsession_xfer_ended,
+	.notify = up_notify,
+	.object_dropped = up_object_dropped,
+	.stream_lost = up_stream_lost,
+	.stream_closed = up_stream_closed,
+	.peer_gone = up_peer_gone,
+	.session_fault = up_session_fault,
+};
+
+struct stop_args {
+	dray_handle peer; /* 0: all */
+	uint32_t code;
+};
+
+static void stop_matching(struct core *c, struct xfer *x, void *arg)
+{
+	const struct stop_args *a = arg;
+	const struct remote_view *r = (const struct remote_view *)x->remote->view;
+
+	if (!a->peer || (!r->is_local && r->peer == a->peer))
+		xfer_stop(c, x, a->code, NULL, false);
+}
+
+static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
+{
+	struct core *c = &w->core;
+	struct stop_args args = { peer, code };
+	bool told = false;
+
+	xfers_each(c, stop_matching, &args);
+	WORKER_EACH_TRANSPORT(w, i)
+	{
+		if (!c->transports[i]->peer_down)
+			continue;
+		c->transports[i]->peer_down(c, c->transport_state[i], peer, code);
+		told = true;
+	}
+	if (!told)
+		up_peer_gone(c, peer);
+}
+
+static void take_info(struct core *c, struct xfer *x, void *arg)
+{
+	struct snapshot *s = arg;
+
+	if (s->n == s->cap)
+		return;
+	s->transfers[s->n++] = (struct transfer_info){
+		.session = x->session->handle,
+		.request = x->request_id,
+		.direction = (uint8_t)x->direction,
+		.class = (uint8_t)x->class,
+		.transport = (uint8_t)(x->state == XFER_WAITING ?
+					       DMSG_TRANSPORT_NONE :
+					       c->transports[x->transport_index]->id),
+		.state = (uint8_t)x->state,
+		.operations = x->n_ops,
+		.slices = x->slices,
+		.bytes = x->bytes,
+		.bytes_done = x->bytes_done,
+		.age_ns = c->now_ns - x->accepted_ns,
+		.left_ns = dray_max(x->deadline_ns - c->now_ns, (int64_t)0),
+	};
+}
+
+static void send_packet(struct worker *w, const struct command *cmd)
+{
+	struct wsession *s = wsession_get(w, cmd->session);
+
+	if (!s) {
+		packet_free(cmd->packet);
+		return;
+	}
+	if (cmd->id && idset_del(&s->ids, cmd->id))
+		s->requests--;
+	wsession_send(s, cmd->packet);
+}
+
+static void cancel(struct worker *w, const struct command *cmd)
+{
+	struct wsession *s = wsession_get(w, cmd->session);
+
+	if (!s)
+		return;
+	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link) {
+		if (x->request_id == cmd->id) {
+			xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
+			return;
+		}
+	}
+}
+
+static void stream_command(struct worker *w, const struct command *cmd)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	{
+		const struct transport_ops *ops = c->transports[i];
+		void *state = c->transport_state[i];
+
+		if (!ops->stream_adopt)
+			continue;
+		if (cmd->type == COMMAND_STREAM_ADOPT)
+			ops->stream_adopt(c, state, cmd->session, cmd->fd, cmd->id,
+					  (enum dmsg_class)cmd->class);
+		else if (cmd->type == COMMAND_STREAM_RESET)
+			ops->stream_reset(c, state, cmd->session, cmd->id);
+		else
+			ops->stream_dead(c, state, cmd->session, cmd->id);
+		return;
+	}
+	if (cmd->type == COMMAND_STREAM_ADOPT)
+		dray_close(cmd->fd);
+	if (cmd->type != COMMAND_STREAM_DEAD)
+		up_stream_closed(c, cmd->session, cmd->id);
+}
+
+static void run_command(struct worker *w, const struct command *cmd)
+{
+	struct core *c = &w->core;
+	struct stop_args all = { 0, cmd->code };
+	struct wsession *s;
+
+	switch (cmd->type) {
+	case COMMAND_SESSION_ADD:
+		wsession_add(w, cmd->fd, cmd->shared);
+		break;
+	case COMMAND_SESSION_CLOSE:
+		wsession_close(w, cmd->session, cmd->code);
+		break;
+	case COMMAND_SEND:
+		send_packet(w, cmd);
+		break;
+	case COMMAND_RING_OPEN:
+		s = wsession_get(w, cmd->session);
+		if (s && ring_open(s, cmd->ring) < 0)
+			wsession_die(s, DRAY_E_NO_MEMORY);
+		break;
+	case COMMAND_PUBLISH:
+		dray_assert(object_publish(c, cmd->view) == 0);
+		break;
+	case COMMAND_DROP:
+		object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
+		break;
+	case COMMAND_DROP_ESCALATE:
+		object_drop_escalate(c, cmd->kind, cmd->handle);
+		break;
+	case COMMAND_PEER_UP:
+		WORKER_EACH_TRANSPORT(w, i)
+		if (c->transports[i]->peer_up)
+			dray_assert(c->transports[i]->peer_up(c, c->transport_state[i],
+							      cmd->link) == 0);
+		break;
+	case COMMAND_PEER_DOWN:
+		peer_down(w, cmd->session, cmd->code);
+		break;
+	case COMMAND_STREAM_ADOPT:
+	case COMMAND_STREAM_RESET:
+	case COMMAND_STREAM_DEAD:
+		stream_command(w, cmd);
+		break;
+	case COMMAND_NOTIFIED:
+		xfer_notified(c, cmd->id, cmd->code);
+		break;
+	case COMMAND_CANCEL:
+		cancel(w, cmd);
+		break;
+	case COMMAND_SNAPSHOT:
+		xfers_each(c, take_info, cmd->snapshot);
+		worker_event(w,
+			     &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = cmd->snapshot });
+		break;
+	case COMMAND_DRAIN:
+		w->draining = true;
+		break;
+	case COMMAND_RESUME:
+		w->draining = false;
+		break;
+	case COMMAND_STOP_TRANSFERS:
+		xfers_each(c, stop_matching, &all);
+		break;
+	case COMMAND_QUIT:
+		w->quit = true;
+		break;
+	}
+}
+
+bool worker_run_commands(struct worker *w)
+{
+	struct command cmd;
+	unsigned n = 0;
+
+	while (n < COMMANDS_PER_TURN && dray_spsc_pop(&w->commands, &cmd)) {
+		run_command(w, &cmd);
+		n++;
+	}
+	/* acquire-release: the room made is seen by whoever is woken for it */
+	if (n && atomic_exchange_explicit(&w->want_room, false, memory_order_acq_rel))
+		w->event_pending = true;
+	return n > 0;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker's insides, shared by the files of this folder. Worker thread only, but for the rings. */
+#ifndef DRAY_AGENT_WORKER_INTERNAL_H
+#define DRAY_AGENT_WORKER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agent/transfer/core.h"
+#include "agent/transfer/xfer.h"
+#include "agent/worker/idset.h"
+#include "agent/worker/msg.h"
+#include "agent/worker/worker.h"
+#include "lib/handle.h"
+#include "lib/seqpacket.h"
+#include "lib/spsc.h"
+
+/* A ring as its worker sees it. The client can write to all of the shared memory, so what matters is kept here. */
+struct ring {
+	const struct ring_memory *m;
+	uint32_t sq_head;     /* next submission to take */
+	uint32_t cq_tail;     /* next completion to fill */
+	uint32_t outstanding; /* taken and not completed: each has its completion entry reserved */
+	bool announced;       /* "agent sleeping" is set */
+	bool completed;       /* completions since the last doorbell */
+	struct loop_source doorbell;
+};
+
+/* A session as its worker sees it. */
+struct wsession {
+	struct xfer_session xs;
+	struct worker *worker;
+	struct session_shared *shared;
+	struct dray_list link;       /* on worker->sessions */
+	struct dray_list ready_link; /* on worker->ready while there is input to look at */
+	struct loop_source source;
+	int fd;
+	struct idset ids;  /* requests that have not ended */
+	uint32_t requests; /* pending at the control thread */
+	struct packet *out_first, **out_last;
+	uint32_t out_n;
+	bool readable, writable;
+	bool dead;    /* end of file or protocol broken: nothing is read or sent any more */
+	bool closing; /* its end was asked for */
+	struct ring *ring;
+	const struct ring_memory *memory; /* arena, also without a ring */
+};
+
+struct event_node {
+	struct event_node *next;
+	struct event event;
+};
+
+struct worker {
+	struct core core; /* first: upcalls get from core to worker */
+	pthread_t thread;
+	struct dray_spsc commands, events;
+	struct event_node *late_first, **late_last; /* events that found the ring full */
+	int command_fd;                             /* eventfd, control to worker */
+	int event_fd;                               /* eventfd, worker to control */
+	bool event_pending;                         /* events pushed this turn */
+	_Atomic bool want_room;                     /* control waits for room in `commands` */
+	struct loop_source command_source;
+	struct wsession **sessions; /* by index of the session handle */
+	uint32_t n_sessions;
+	struct dray_list session_list, ready;
+	uint32_t n_rings;
+	bool draining, quit;
+	bool stalled;      /* submissions wait for their client to reap completions */
+	int64_t worked_ns; /* when it last had work */
+	struct core_counters counters;
+	_Atomic int64_t last_turn_ns;
+	uint8_t *buffer; /* one message */
+	struct dray_fds fds;
+
+	/* control side */
+	struct command *backlog;
+	uint32_t backlog_n, backlog_cap, backlog_at;
+};
+
+static inline struct worker *worker_of(struct core *c)
+{
+	return (struct worker *)(void *)c;
+}
+
+static inline struct wsession *wsession_of(struct xfer_session *xs)
+{
+	return (struct wsession *)(void *)xs;
+}
+
+#define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
+
+/* worker.c: one without a thread, for whoever turns it himself. */
+int worker_make(struct worker **ret, unsigned index, const struct core_config *cfg,
+		uint32_t max_transfers, struct dray_err *reterr);
+void worker_release(struct worker *w);
+void worker_signal(int fd);
+
+/* command.c */
+extern const struct core_upcalls worker_upcalls;
+bool worker_run_commands(struct worker *w);
+
+/* turn.c */
+void worker_command_ready(struct loop_source *source, uint32_t events);
+/* may_sleep: as a thread does it; otherwise it only looks. */
+void worker_turn(struct worker *w, bool may_sleep);
+void *worker_main(void *arg);
+void worker_event(struct worker *w, const struct event *ev);
+/* False while so many events wait that clients must not add more. */
+bool worker_has_room(const struct worker *w);
+
+/* wsession.c */
+void wsession_add(struct worker *w, int fd, struct session_shared *shared);
+void wsession_close(struct worker *w, dray_handle session, uint32_t code);
+void wsession_send(struct wsession *s, struct packet *p);
+struct wsession *wsession_get(struct worker *w, dray_handle session);
+/* Nothing is read from or sent to the client any more; the control thread hears of it, once. */
+void wsession_die(struct wsession *s, uint32_t code);
+/* ERROR with request id 0, then wsession_die. */
+void wsession_break(struct wsession *s, const struct dray_err *err);
+/* Reads what is there, within bounds. True if there is more. */
+bool wsession_read(struct wsession *s);
+void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
+/* Makes ready what the transfer's client gets to know of its end. */
+void wsession_xfer_ended(struct core *c, struct xfer *x);
+
+/* request.c: one message of a client. */
+void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
+
+/* ring.c */
+int ring_open(struct wsession *s, const struct ring_memory *m);
+void ring_close(struct wsession *s);
+/* Takes submissions, within bounds. True if there are more. */
+bool ring_poll(struct wsession *s);
+void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
+/* Wakes the client where it sleeps and something completed. */
+void ring_flush(struct wsession *s);
+/* Before the worker sleeps: asks for a doorbell. True if there is work after all. */
+bool ring_announce(struct wsession *s);
+void ring_awake(struct wsession *s);
+
+#endif

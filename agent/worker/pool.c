@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/worker/pool.h"
+
+#include <stdlib.h>
+
+#include "agent/transport/link.h"
+#include "lib/assert.h"
+
+/* A broadcast that every worker has to answer. Who asks for the same drop while it is under way waits with it. */
+struct broadcast {
+	struct dray_list link;
+	enum object_kind kind;
+	dray_handle handle;
+	unsigned missing;
+	struct dray_list waiters;
+};
+
+struct waiter {
+	struct dray_list link;
+	void (*done)(void *arg);
+	void *arg;
+};
+
+int pool_start(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+	       uint32_t max_transfers, struct dray_err *reterr)
+{
+	*p = (struct worker_pool){ 0 };
+	dray_list_init(&p->drops);
+	dray_list_init(&p->peer_downs);
+	dray_assert(n && n <= WORKERS_MAX);
+	for (; p->n < n; p->n++) {
+		int ret = worker_new(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
+
+		if (ret < 0) {
+			pool_stop(p);
+			return ret;
+		}
+	}
+	return 0;
+}
+
+static void wait_for(struct broadcast *b, void (*done)(void *arg), void *arg)
+{
+	struct waiter *w;
+
+	if (!done)
+		return;
+	w = calloc(1, sizeof(*w));
+	dray_assert(w);
+	w->done = done;
+	w->arg = arg;
+	dray_list_add(&b->waiters, &w->link);
+}
+
+static struct broadcast *find(struct dray_list *l, enum object_kind kind, dray_handle handle)
+{
+	dray_list_for_each(l, b, struct broadcast, link)
+		if (b->kind == kind && b->handle == handle)
+			return b;
+	return NULL;
+}
+
+static void forget(struct dray_list *l)
+{
+	dray_list_for_each(l, b, struct broadcast, link) {
+		dray_list_for_each(&b->waiters, w, struct waiter, link)
+			free(w);
+		free(b);
+	}
+	dray_list_init(l);
+}
+
+void pool_stop(struct worker_pool *p)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		p->workers[i] = worker_free(p->workers[i]);
+	p->n = 0;
+	forget(&p->drops);
+	forget(&p->peer_downs);
+}
+
+static void post_all(struct worker_pool *p, const struct command *cmd)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		worker_post(p->workers[i], cmd);
+}
+
+static void broadcast(struct worker_pool *p, struct dray_list *l, enum object_kind kind,
+		      dray_handle handle, void (*done)(void *arg), void *arg,
+		      const struct command *cmd)
+{
+	struct broadcast *b = calloc(1, sizeof(*b));
+
+	dray_assert(b);
+	b->kind = kind;
+	b->handle = handle;
+	b->missing = p->n;
+	dray_list_init(&b->waiters);
+	wait_for(b, done, arg);
+	dray_list_add(l, &b->link);
+	post_all(p, cmd);
+}
+
+static void answered(struct dray_list *l, enum object_kind kind, dray_handle handle)
+{
+	struct broadcast *b = find(l, kind, handle);
+
+	if (!b || --b->missing)
+		return;
+	dray_list_del(&b->link);
+	dray_list_for_each(&b->waiters, w, struct waiter, link) {
+		w->done(w->arg);
+		free(w);
+	}
+	free(b);
+}
+
+void pool_publish(struct worker_pool *p, const struct object_view *view)
+{
+	post_all(p, &(struct command){ .type = COMMAND_PUBLISH, .view = view });
+}
+
+void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+	       bool urgent, void (*done)(void *arg), void *arg)
+{
+	struct broadcast *b = find(&p->drops, kind, handle);
+
+	if (b) {
+		wait_for(b, done, arg);
+		if (urgent)
+			post_all(p, &(struct command){ .type = COMMAND_DROP_ESCALATE,
+						       .kind = kind,
+						       .handle = handle });
+		return;
+	}
+	broadcast(p, &p->drops, kind, handle, done, arg,
+		  &(struct command){ .type = COMMAND_DROP,
+				     .kind = kind,
+				     .handle = handle,
+				     .code = code,
+				     .urgent = urgent });
+}
+
+void pool_peer_up(struct worker_pool *p, struct peer_link *link)
+{
+	post_all(p,
+		 &(struct command){ .type = COMMAND_PEER_UP, .session = link->peer, .link = link });
+}
+
+void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
+		    void *arg)
+{
+	broadcast(p, &p->peer_downs, OBJECT_KIND_N, peer, done, arg,
+		  &(struct command){ .type = COMMAND_PEER_DOWN, .session = peer, .code = code });
+}
+
+void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle)
+{
+	answered(&p->drops, kind, handle);
+}
+
+void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer)
+{
+	answered(&p->peer_downs, OBJECT_KIND_N, peer);
+}
+
+unsigned pool_pick(struct worker_pool *p)
+{
+	return p->next++ % p->n;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent's side of a session's ring. The layout, and who writes what, stand in schema/data.yaml.
+ *
+ * Wake-ups, client to agent: the client stores its tail, then a full fence, then looks at agent_sleeping.
+ * The agent stores agent_sleeping, then a full fence, then looks at the tail. One of the two sees the
+ * other. The way back is the same with cq_tail and client_sleeping.
+ *
+ * The client can write to every word at any time. Entries are copied before they are looked at; the
+ * agent's own indices are private; a client index that claims more than the ring holds ends the session.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "agent/worker/internal.h"
+#include "lib/cleanup.h"
+
+/* Submissions taken in one turn, so that one client does not keep the worker to itself. */
+#define TAKE_MAX 64
+
+static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
+{
+	return (_Atomic uint32_t *)(void *)(r->m->ring + offset);
+}
+
+static void doorbell(struct loop_source *source, uint32_t events)
+{
+	struct ring *r = dray_container_of(source, struct ring, doorbell);
+
+	/* edge-triggered and never read: a client can change the flags of an eventfd it shares */
+	(void)r;
+	(void)events;
+}
+
+int ring_open(struct wsession *s, const struct ring_memory *m)
+{
+	struct ring *r;
+	int ret;
+
+	s->memory = m;
+	if (!m->ring)
+		return 0;
+	r = calloc(1, sizeof(*r));
+	if (!r)
+		return -ENOMEM;
+	r->m = m;
+	ret = loop_add(&s->worker->core.loop, &r->doorbell, m->doorbell_fd, EPOLLIN, doorbell);
+	if (ret < 0) {
+		free(r);
+		return ret;
+	}
+	s->ring = r;
+	s->worker->n_rings++;
+	return 0;
+}
+
+void ring_close(struct wsession *s)
+{
+	if (!s->ring)
+		return;
+	loop_del(&s->worker->core.loop, &s->ring->doorbell);
+	free(s->ring);
+	s->ring = NULL;
+	s->worker->n_rings--;
+}
+
+static void refuse(struct wsession *s, uint64_t user_data, const struct dray_err *err)
+{
+	ring_complete(s,
+		      &(struct dmsg_cqe){ .user_data = user_data, .status = (uint32_t)err->code });
+}
+
+static bool arena_holds(const struct ring_memory *m, uint64_t offset, uint64_t bytes)
+{
+	return offset <= m->arena_bytes && bytes <= m->arena_bytes - offset;
+}
+
+static void submit(struct wsession *s, const struct dmsg_sqe *e)
+{
+	const struct ring_memory *m = s->memory;
+	struct worker *w = s->worker;
+	struct dray_err err = DRAY_ERR_NULL;
+	uint8_t op[DMSG_OP_SIZE];
+	struct xfer_request r = {
+		.request_id = e->user_data,
+		.from_ring = true,
+		.flags = e->flags,
+		.direction = e->direction,
+		.class = e->class,
+		.deadline_ms = e->deadline_ms,
+		.local = e->local,
+		.remote = e->remote,
+		.wait_region = e->wait_region,
+		.wait_offset = e->wait_offset,
+		.wait_value = e->wait_value,
+		.set_region = e->set_region,
+		.set_offset = e->set_offset,
+		.set_value = e->set_value,
+		.notify_tag = e->notify_tag,
+		.notify_length = e->notify_length,
+		.n_ops = e->op_count,
+	};
+
+	/* bounds first: an address outside the arena is not even formed */
+	if (w->draining) {
+		dray_err_set(&err, -ESHUTDOWN, DRAY_E_DRAINING, "the agent is draining");
+	} else if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
+		if (e->op_count > DMSG_OPS_MAX ||
+		    !arena_holds(m, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE))
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE, "the operations pass the arena");
+		else
+			r.ops = m->arena + e->arena_offset;
+	} else if (e->op_count != 1) {
+		dray_err_set(&err, -EINVAL, DRAY_E_INVALID,
+			     "without the arena a submission has one operation");
+	} else {
+		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
+		r.ops = op;
+	}
+	if (!err.code && (e->flags & DMSG_TRANSFER_FLAG_NOTIFY)) {
+		if (e->notify_length > DMSG_NOTIFY_MAX ||
+		    !arena_holds(m, e->notify_offset, e->notify_length))
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE, "the notification passes the arena");
+		else
+			r.notify = m->arena + e->notify_offset;
+	}
+	if (!err.code && idset_add(&s->ids, e->user_data) < 0)
+		dray_err_set(&err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id is in use");
+	else if (!err.code && xfer_start(&w->core, &s->xs, &r, &err) < 0)
+		idset_del(&s->ids, e->user_data);
+	if (err.code)
+		refuse(s, e->user_data, &err);
+}
+
+bool ring_poll(struct wsession *s)
+{
+	struct ring *r = s->ring;
+	const struct ring_memory *m = r->m;
+	uint32_t tail, cq_head, taken = 0;
+
+	if (s->dead)
+		return false;
+	/* acquire: the entries up to tail are whole */
+	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
+	if (tail == r->sq_head)
+		return false;
+	cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
+	if (tail - r->sq_head > m->sq_entries || r->cq_tail - cq_head > m->cq_entries) {
+		struct dray_err err = DRAY_ERR_NULL;
+
+		dray_err_set(
+			&err, -EPROTO, DRAY_E_PROTOCOL,
+			"the ring's indices lie: submission tail %u of %u entries from %u, completion head %u "
+			"behind %u",
+			tail, m->sq_entries, r->sq_head, cq_head, r->cq_tail);
+		wsession_break(s, &err);
+		return false;
+	}
+	while (r->sq_head != tail && taken < TAKE_MAX) {
+		uint8_t copy[DMSG_SQE_SIZE];
+		struct dmsg_sqe e;
+
+		/* no entry to complete it with: it stays until the client has reaped some */
+		if (r->cq_tail - cq_head + r->outstanding >= m->cq_entries)
+			break;
+		memcpy(copy,
+		       m->ring + m->sq_offset +
+			       (size_t)(r->sq_head & (m->sq_entries - 1)) * DMSG_SQE_SIZE,
+		       sizeof(copy));
+		dmsg_sqe_get(copy, &e);
+		r->sq_head++;
+		r->outstanding++;
+		taken++;
+		/* release: the entry was read; the client may fill it again */
+		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
+		submit(s, &e);
+		if (s->dead)
+			return false;
+	}
+	return taken == TAKE_MAX && r->sq_head != tail;
+}
+
+void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
+{
+	struct ring *r = s->ring;
+	const struct ring_memory *m = r->m;
+
+	dmsg_cqe_put(m->ring + m->cq_offset +
+			     (size_t)(r->cq_tail & (m->cq_entries - 1)) * DMSG_CQE_SIZE,
+		     cqe);
+	r->cq_tail++;
+	r->outstanding--;
+	/* release: the entry is whole */
+	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_release);
+	r->completed = true;
+}
+
+void ring_flush(struct wsession *s)
+{
+	struct ring *r = s->ring;
+	static const uint8_t byte;
+
+	if (!r->completed)
+		return;
+	r->completed = false;
+	/* full fence between cq_tail and client_sleeping: see the top of this file */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_relaxed))
+		return;
+	/* a full socket means that unread bytes wait for the client: it will wake up */
+	if (send(r->m->completion_fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+		core_count(&s->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
+}
+
+bool ring_announce(struct wsession *s)
+{
+	struct ring *r = s->ring;
+	uint32_t tail, cq_head;
+
+	if (s->dead)
+		return false;
+	if (!r->announced) {
+		r->announced = true;
+		atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 1, memory_order_relaxed);
+	}
+	atomic_thread_fence(memory_order_seq_cst);
+	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
+	if (tail == r->sq_head)
+		return false;
+	cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
+	if (r->cq_tail - cq_head + r->outstanding < r->m->cq_entries ||
+	    r->cq_tail - cq_head > r->m->cq_entries)
+		return true;
+	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
+	s->worker->stalled = true;
+	return false;
+}
+
+void ring_awake(struct wsession *s)
+{
+	struct ring *r = s->ring;
+
+	if (!r->announced)
+		return;
+	r->announced = false;
+	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 0, memory_order_relaxed);
+}

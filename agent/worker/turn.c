@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker's thread. A turn: commands, client rings, sockets, transports, time-outs. After work it polls
+ * for cfg.poll_time_ns, then asks every client ring for a doorbell, looks once more, and sleeps on its
+ * descriptors.
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent/transport/transport.h"
+#include "agent/worker/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+/* Clients may add no more events than leave this many slots for the worker's own. */
+#define EVENTS_RESERVE 512
+#define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
+
+static void late_flush(struct worker *w)
+{
+	while (w->late_first && dray_spsc_push(&w->events, &w->late_first->event)) {
+		struct event_node *n = w->late_first;
+
+		w->late_first = n->next;
+		if (!w->late_first)
+			w->late_last = &w->late_first;
+		free(n);
+	}
+}
+
+void worker_event(struct worker *w, const struct event *ev)
+{
+	struct event_node *n;
+
+	w->event_pending = true;
+	if (!w->late_first && dray_spsc_push(&w->events, ev))
+		return;
+	n = malloc(sizeof(*n));
+	dray_assert(n);
+	n->next = NULL;
+	n->event = *ev;
+	*w->late_last = n;
+	w->late_last = &n->next;
+}
+
+bool worker_has_room(const struct worker *w)
+{
+	return !w->late_first && dray_spsc_room(&w->events) > EVENTS_RESERVE;
+}
+
+void worker_command_ready(struct loop_source *source, uint32_t events)
+{
+	uint64_t n;
+
+	(void)events;
+	/* the commands themselves are looked for in every turn */
+	if (read(source->fd, &n, sizeof(n)) < 0)
+		return;
+}
+
+/* Client input: sockets with something to read, then rings. True if any did work or has more. */
+static bool run_clients(struct worker *w)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	bool did = false;
+
+	if (!worker_has_room(w))
+		return false;
+	dray_list_splice(&now, &w->ready);
+	while (!dray_list_empty(&now)) {
+		struct wsession *s = dray_list_first(&now, struct wsession, ready_link);
+
+		dray_list_del(&s->ready_link);
+		did = true;
+		if (wsession_read(s) && dray_list_empty(&s->ready_link))
+			dray_list_add(&w->ready, &s->ready_link);
+	}
+	if (w->n_rings)
+		dray_list_for_each(&w->session_list, s, struct wsession, link)
+			if (s->ring && ring_poll(s))
+				did = true;
+	return did;
+}
+
+static void flush_rings(struct worker *w)
+{
+	if (w->n_rings)
+		dray_list_for_each(&w->session_list, s, struct wsession, link)
+			if (s->ring)
+				ring_flush(s);
+}
+
+/* Asks every ring for a doorbell. True if there is work after all. */
+static bool announce_sleep(struct worker *w)
+{
+	bool work = false;
+
+	w->stalled = false;
+	if (w->n_rings)
+		dray_list_for_each(&w->session_list, s, struct wsession, link)
+			if (s->ring && ring_announce(s))
+				work = true;
+	return work || !dray_spsc_empty(&w->commands);
+}
+
+static void announce_awake(struct worker *w)
+{
+	if (w->n_rings)
+		dray_list_for_each(&w->session_list, s, struct wsession, link)
+			if (s->ring)
+				ring_awake(s);
+}
+
+/* Time-outs of the transports; returns the earliest of theirs and `next`. */
+static int64_t tick(struct worker *w, int64_t next)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->tick)
+		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
+	return next;
+}
+
+void worker_turn(struct worker *w, bool may_sleep)
+{
+	struct core *c = &w->core;
+	uint64_t accepted = atomic_load_explicit(
+		&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL], memory_order_relaxed);
+	int64_t next, timeout = 0;
+	bool did, more = false;
+
+	c->now_ns = dray_now().ns;
+	atomic_store_explicit(&w->last_turn_ns, c->now_ns, memory_order_relaxed);
+	did = worker_run_commands(w);
+	did |= run_clients(w);
+	/* before the transports: a transfer whose word has come has slices for them */
+	next = xfers_tick(c);
+	WORKER_EACH_TRANSPORT(w, i)
+	more |= c->transports[i]->progress(c, c->transport_state[i]);
+	next = tick(w, next);
+	flush_rings(w);
+	late_flush(w);
+	if (w->event_pending) {
+		w->event_pending = false;
+		worker_signal(w->event_fd);
+	}
+	if (did || more ||
+	    accepted != atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
+					     memory_order_relaxed)) {
+		w->worked_ns = c->now_ns;
+	} else if (may_sleep && c->now_ns - w->worked_ns < c->cfg.poll_time_ns) {
+		dray_cpu_relax();
+	} else if (may_sleep && !announce_sleep(w)) {
+		timeout = next == INT64_MAX ? -1 : dray_max(next - c->now_ns, (int64_t)0);
+		/* what waits for the control thread or for a client to catch up has no event of its own */
+		if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
+			timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
+	}
+	if (loop_turn(&c->loop, timeout) > 0 && timeout)
+		w->worked_ns = dray_now().ns;
+	announce_awake(w);
+}
+
+void *worker_main(void *arg)
+{
+	struct worker *w = arg;
+
+	while (!w->quit)
+		worker_turn(w, true);
+	worker_event(w, &(struct event){ .type = EVENT_QUIT });
+	worker_signal(w->event_fd);
+	return NULL;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Data workers as the control thread sees them. All functions: control thread only.
+ */
+#ifndef DRAY_AGENT_WORKER_WORKER_H
+#define DRAY_AGENT_WORKER_WORKER_H
+
+#include "agent/transfer/core.h"
+#include "agent/worker/msg.h"
+#include "lib/err.h"
+
+struct worker;
+
+/* Starts the thread. max_transfers: limits.transfers. 0 or -errno with reterr. */
+int worker_new(struct worker **ret, unsigned index, const struct core_config *cfg,
+	       uint32_t max_transfers, struct dray_err *reterr);
+
+/* Sends COMMAND_QUIT, joins, frees. Sessions must be gone. */
+struct worker *worker_free(struct worker *w);
+
+/* Queues a command; never fails for lack of ring space (an overflow list holds it), only on -ENOMEM, which aborts. */
+void worker_post(struct worker *w, const struct command *cmd);
+
+/* Readable when events wait. */
+int worker_event_fd(struct worker *w);
+
+/* Takes the next event; also moves overflowed commands on. False when there is none. */
+bool worker_next_event(struct worker *w, struct event *ret);
+
+const struct core_counters *worker_counters(struct worker *w);
+
+/* Monotonic time (ns) at which its loop last turned while it had work, for the watchdog. */
+int64_t worker_last_turn(struct worker *w);
+
+#endif

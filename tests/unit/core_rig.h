@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A data plane without a worker around it: sessions, regions and remotes of one agent, driven by hand. */
+#ifndef DRAY_TESTS_UNIT_CORE_RIG_H
+#define DRAY_TESTS_UNIT_CORE_RIG_H
+
+#include "agent/transfer/core.h"
+#include "agent/transfer/xfer.h"
+#include "agent/worker/msg.h"
+
+#define RIG_ENDED_MAX 4096
+
+struct rig_end {
+	uint64_t request_id, bytes;
+	uint32_t code;
+	dray_handle session;
+};
+
+struct rig {
+	struct core core;
+	struct core_counters counters;
+	struct quota group, agent;
+	struct rig_end ended[RIG_ENDED_MAX];
+	unsigned n_ended, n_dropped, n_faults, n_notify;
+	dray_handle last_dropped, last_fault, last_notify;
+};
+
+struct rig_session {
+	struct xfer_session xs;
+	struct session_shared shared;
+};
+
+struct rig_region {
+	struct region_view *view;
+	uint8_t *memory; /* the test's own mapping */
+	uint64_t bytes;
+	int fd;
+};
+
+void rig_init(struct rig *r);
+void rig_deinit(struct rig *r);
+void rig_session_init(struct rig *r, struct rig_session *s, dray_handle handle);
+
+/* A region of n_extents equal pieces of one memfd, in reverse order of their place in it; published. */
+void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dray_handle session,
+		     uint64_t bytes, uint32_t n_extents);
+void rig_region_deinit(struct rig_region *g);
+/* Byte of the region by its offset, through the test's own mapping. */
+uint8_t *rig_at(struct rig_region *g, uint64_t offset);
+
+/* A local remote of the whole region, published; the view is to be freed after the core. */
+struct remote_view *rig_remote(struct rig *r, dray_handle handle, struct rig_region *g,
+			       dray_handle session);
+
+/* One turn; true if there is more to do. */
+bool rig_turn(struct rig *r);
+
+/* Submits operations given as {local, remote, length} triples. */
+int rig_submit(struct rig *r, struct rig_session *s, struct xfer_request *req,
+	       const uint64_t (*ops)[3], uint32_t n, struct dray_err *err);
+
+#endif

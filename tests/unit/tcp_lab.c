@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/tcp_lab.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "agent/region/fault.h"
+#include "agent/transfer/object.h"
+#include "agent/transfer/sched.h"
+#include "lib/memfd.h"
+
+static struct lab_side *side_of(struct core *c)
+{
+	return (struct lab_side *)(void *)c;
+}
+
+static struct lab_side *other(struct lab_side *s)
+{
+	return &s->lab->side[!s->index];
+}
+
+void lab_fail(const char *file, int line, const char *what)
+{
+	fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, what);
+	abort();
+}
+
+static void ids_add(struct lab_ids *ids, uint64_t id)
+{
+	lab_check(ids->n < LAB_MAX);
+	ids->id[ids->n++] = id;
+}
+
+/* --- upcalls --------------------------------------------------------------------------------- */
+
+static void xfer_ended(struct core *c, struct xfer *x)
+{
+	struct lab_side *s = side_of(c);
+
+	lab_check(s->n_ended < LAB_ENDED_MAX);
+	s->ended[s->n_ended++] = (struct lab_end){ x->request_id, x->bytes_done, x->code };
+}
+
+static void notify(struct core *c, struct xfer *x)
+{
+	lab_fail(__FILE__, __LINE__, "no notifications");
+}
+
+static void object_dropped(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	side_of(c)->n_dropped++;
+}
+
+static void session_fault(struct core *c, dray_handle session)
+{
+	side_of(c)->n_faults++;
+	side_of(c)->last_fault = session;
+}
+
+static void stream_lost(struct core *c, dray_handle peer, uint64_t id)
+{
+	struct lab_side *s = side_of(c);
+
+	lab_check(peer == LAB_PEER);
+	s->lost.n %= LAB_MAX;
+	ids_add(&s->lost, id);
+	if (s->index == 0)
+		ids_add(&s->lab->resets, id);
+}
+
+static void stream_closed(struct core *c, dray_handle peer, uint64_t id)
+{
+	side_of(c)->closed.n %= LAB_MAX;
+	ids_add(&side_of(c)->closed, id);
+}
+
+static void peer_gone(struct core *c, dray_handle peer)
+{
+	side_of(c)->n_gone++;
+}
+
+static const struct core_upcalls upcalls = {
+	.xfer_ended = xfer_ended,
+	.notify = notify,
+	.object_dropped = object_dropped,
+	.session_fault = session_fault,
+	.stream_lost = stream_lost,
+	.stream_closed = stream_closed,
+	.peer_gone = peer_gone,
+};
+
+void lab_reset_lost(struct lab *l)
+{
+	for (unsigned i = 0; i < l->resets.n; i++) {
+		unsigned n = l->side[1].closed.n;
+
+		if (!l->side[1].down)
+			transport_tcp.stream_reset(&l->side[1].core, l->side[1].tcp, LAB_PEER,
+						   l->resets.id[i]);
+		lab_check(l->side[1].down || l->side[1].closed.n == n + 1);
+		l->side[1].closed.n = n;
+		transport_tcp.stream_dead(&l->side[0].core, l->side[0].tcp, LAB_PEER, l->resets.id[i]);
+	}
+	l->resets.n = 0;
+}
+
+static void no_delay(int fd)
+{
+	int one = 1;
+
+	lab_check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) == 0);
+}
+
+/* --- the control plane's part of streams --------------------------------------------------------- */
+
+/* A whole hello is answered; false while it is not whole. */
+static bool welcome(struct lab_side *s, int fd)
+{
+	uint8_t wire[PMSG_STREAM_HELLO_SIZE], answer[PMSG_STREAM_WELCOME_SIZE], mac[32];
+	struct pmsg_stream_welcome w = { .magic = PMSG_MAGIC_STREAM };
+	struct pmsg_stream_hello hello;
+	struct lab *l = s->lab;
+
+	if (recv(fd, wire, sizeof(wire), MSG_PEEK | MSG_DONTWAIT) != (ssize_t)sizeof(wire))
+		return false;
+	lab_check(recv(fd, wire, sizeof(wire), 0) == sizeof(wire));
+	pmsg_stream_hello_get(wire, &hello);
+	lab_check(hello.magic == PMSG_MAGIC_STREAM);
+	lab_check(hello.major == PMSG_MAJOR);
+	lab_check(!memcmp(hello.agent_id, s->link.peer_agent_id, 16));
+	lab_check(!memcmp(hello.to_agent_id, s->link.agent_id, 16));
+	lab_check(hello.incarnation == s->link.peer_incarnation);
+	lab_check(hello.to_incarnation == s->link.incarnation);
+	lab_check(hello.stream_id >> 32 == other(s)->core.index);
+	lab_check(stream_hello_mac(s->link.stream_key, wire, mac) == 0);
+	lab_check(!memcmp(mac, hello.mac, 32));
+	w.stream_id = hello.stream_id;
+	w.status = l->welcome_status;
+	pmsg_stream_welcome_put(answer, &w);
+	lab_check(stream_welcome_mac(s->link.stream_key, answer, mac, w.mac) == 0);
+	w.mac[31] ^= l->bad_mac;
+	pmsg_stream_welcome_put(answer, &w);
+	/* in two pieces: it need not come whole */
+	lab_check(send(fd, answer, 5, MSG_NOSIGNAL) == 5);
+	lab_side_turn(other(s));
+	if (send(fd, answer + 5, sizeof(answer) - 5, MSG_NOSIGNAL) < 0)
+		lab_check(errno == EPIPE || errno == ECONNRESET);
+	if (l->welcome_status || l->bad_mac) {
+		close(fd);
+	} else if (l->raw) {
+		lab_check(l->n_raw < LAB_MAX);
+		l->raw_id[l->n_raw] = hello.stream_id;
+		l->raw_fd[l->n_raw++] = fd;
+	} else if (s->down) {
+		close(fd);
+	} else {
+		transport_tcp.stream_adopt(&s->core, s->tcp, LAB_PEER, fd, hello.stream_id,
+					   (enum dmsg_class)hello.class);
+	}
+	return true;
+}
+
+static void pump(struct lab_side *s)
+{
+	int fd;
+
+	while (!s->lab->no_accept && (fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+		lab_check(s->n_half < LAB_MAX);
+		no_delay(fd);
+		s->half_fd[s->n_half++] = fd;
+	}
+	for (unsigned i = 0; i < s->n_half && !s->lab->no_welcome; i++)
+		if (welcome(s, s->half_fd[i]))
+			s->half_fd[i--] = s->half_fd[--s->n_half];
+}
+
+/* --- turns ----------------------------------------------------------------------------------- */
+
+void lab_side_turn(struct lab_side *s)
+{
+	struct core *c = &s->core;
+
+	c->now_ns = dray_now().ns + s->lab->skew_ns;
+	lab_check(loop_turn(&c->loop, 0) >= 0);
+	for (unsigned i = 0; i < c->n_transports; i++)
+		c->transports[i]->progress(c, c->transport_state[i]);
+	xfers_tick(c);
+	transport_tcp.tick(c, s->tcp);
+}
+
+void lab_turn(struct lab *l)
+{
+	lab_side_turn(&l->side[0]);
+	pump(&l->side[1]);
+	lab_side_turn(&l->side[1]);
+	pump(&l->side[0]);
+	if (!l->hold_resets)
+		lab_reset_lost(l);
+}
+
+void lab_settle(struct lab *l)
+{
+	for (unsigned i = 0; i < 50; i++)
+		lab_turn(l);
+}
+
+void lab_advance(struct lab *l, int64_t ms)
+{
+	l->skew_ns += ms * DRAY_NS_PER_MS;
+}
+
+/* --- set up ---------------------------------------------------------------------------------- */
+
+static int listen_on(struct dray_addr *ret)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	lab_check(fd >= 0);
+	ret->in = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	ret->len = sizeof(ret->in);
+	lab_check(bind(fd, &ret->sa, ret->len) == 0);
+	lab_check(listen(fd, 64) == 0);
+	lab_check(getsockname(fd, &ret->sa, &ret->len) == 0);
+	return fd;
+}
+
+static void side_init(struct lab *l, unsigned i)
+{
+	struct lab_side *s = &l->side[i];
+	struct core *c = &s->core;
+
+	s->lab = l;
+	s->index = i;
+	c->up = &upcalls;
+	c->counters = &s->counters;
+	c->index = 7 + i;
+	c->now_ns = dray_now().ns;
+	c->cfg = (struct core_config){
+		.slice_size = 1 << 20,
+		.slice_timeout_ns = 5 * DRAY_NS_PER_SEC,
+		.deadline_ns = 60 * DRAY_NS_PER_SEC,
+		.slices_per_session = 64,
+		.tcp_streams = 2,
+		.tcp_latency_streams = 1,
+		.tcp_slices_in_flight = 8,
+		.connect_timeout_ns = 5 * DRAY_NS_PER_SEC,
+		.backoff_min_ns = 50 * DRAY_NS_PER_MS,
+		.backoff_max_ns = 5 * DRAY_NS_PER_SEC,
+	};
+	lab_check(fault_init() == 0);
+	lab_check(loop_init(&c->loop) == 0);
+	lab_check(objects_init(c) == 0);
+	lab_check(xfers_init(c, LAB_ENDED_MAX) == 0);
+	s->link.peer = LAB_PEER;
+	memset(s->link.agent_id, 'a' + (int)i, 16);
+	memset(s->link.peer_agent_id, 'a' + (int)!i, 16);
+	s->link.incarnation = 100 + i;
+	s->link.peer_incarnation = 100 + !i;
+	memset(s->link.stream_key, 'k', sizeof(s->link.stream_key));
+	s->listen_fd = listen_on(&l->side[!i].link.addr);
+}
+
+static void session_init(struct lab_side *s)
+{
+	s->group_quota.transfers_max = s->agent_quota.transfers_max = LAB_ENDED_MAX;
+	s->shared.session = LAB_SESSION;
+	s->shared.group = LAB_GROUP;
+	s->shared.own.transfers_max = LAB_ENDED_MAX;
+	s->shared.group_quota = &s->group_quota;
+	s->shared.agent_quota = &s->agent_quota;
+	s->shared.ops_max = 1 << 20;
+	xfer_session_init(&s->session, LAB_SESSION, &s->shared);
+}
+
+/* Extents lie in the memfd in the reverse order of their offsets, so that neighbours are none in memory. */
+static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
+{
+	struct lab_region *g = &s->region;
+	uint64_t piece = bytes / n;
+
+	lab_check(piece * n == bytes);
+	g->bytes = bytes;
+	g->fd = dray_memfd_new("lab", bytes, false);
+	lab_check(g->fd >= 0);
+	g->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	g->agent_memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	lab_check(g->memory != MAP_FAILED && g->agent_memory != MAP_FAILED);
+	memset(g->memory, 0, bytes);
+	g->view = calloc(1, sizeof(*g->view) + n * sizeof(struct extent_view));
+	lab_check(g->view);
+	g->view->o = (struct object_view){ OBJECT_REGION, LAB_REGION, LAB_GROUP,
+					   LAB_SESSION,	  bytes,      DMSG_ACCESS_ALL };
+	g->view->fault_guarded = fault_guard_memory(g->agent_memory, bytes);
+	g->view->n_extents = n;
+	for (uint32_t i = 0; i < n; i++)
+		g->view->extents[i] = (struct extent_view){ i * piece, piece, g->agent_memory + (n - 1 - i) * piece };
+	lab_check(object_publish(&s->core, &g->view->o) == 0);
+}
+
+static void region_deinit(struct lab_region *g)
+{
+	munmap(g->agent_memory, g->bytes);
+	munmap(g->memory, g->bytes);
+	close(g->fd);
+	free(g->view);
+}
+
+void lab_prepare(struct lab *l)
+{
+	memset(l, 0, sizeof(*l));
+	for (unsigned i = 0; i < 2; i++)
+		side_init(l, i);
+}
+
+void lab_start(struct lab *l, uint64_t bytes, uint32_t extents)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		struct lab_side *s = &l->side[i];
+		struct core *c = &s->core;
+
+		lab_check(transport_tcp.init(c, &s->tcp) == 0);
+		c->transports[0] = &transport_tcp;
+		c->transport_state[0] = s->tcp;
+		c->n_transports = 1;
+		lab_check(transport_tcp.peer_up(c, s->tcp, &s->link) == 0);
+		session_init(s);
+		region_init(s, bytes, extents);
+		s->remote = calloc(1, sizeof(*s->remote));
+		s->grant = calloc(1, sizeof(*s->grant));
+		lab_check(s->remote && s->grant);
+		s->remote->o = (struct object_view){ OBJECT_REMOTE, LAB_REMOTE, LAB_GROUP,
+						     LAB_SESSION,   bytes,	DMSG_ACCESS_ALL };
+		s->remote->peer = LAB_PEER;
+		s->remote->grant = LAB_GRANT;
+		lab_check(object_publish(c, &s->remote->o) == 0);
+		s->grant->o = (struct object_view){ OBJECT_GRANT, LAB_GRANT, 0, 0, bytes, DMSG_ACCESS_ALL };
+		s->grant->peer = LAB_PEER;
+		s->grant->region = LAB_REGION;
+		lab_check(object_publish(c, &s->grant->o) == 0);
+	}
+}
+
+void lab_init(struct lab *l, uint64_t bytes, uint32_t extents)
+{
+	lab_prepare(l);
+	lab_start(l, bytes, extents);
+}
+
+void lab_deinit(struct lab *l)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		struct lab_side *s = &l->side[i];
+		struct core *c = &s->core;
+
+		if (!s->down) {
+			transport_tcp.peer_down(c, s->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+			lab_check(s->n_gone == 1);
+		}
+		s->down = true;
+		/* whatever happened, nothing is left behind */
+		lab_check(s->session.slices == 0);
+		lab_check(dray_list_empty(&s->session.xfers));
+		lab_check(lab_counter(s, DRAY_METRIC_TCP_STREAMS) == 0);
+		lab_check(atomic_load(&s->link.streams) == 0);
+		transport_tcp.deinit(c, s->tcp);
+		xfer_session_deinit(&s->session);
+		close(s->listen_fd);
+		for (unsigned k = 0; k < s->n_half; k++)
+			close(s->half_fd[k]);
+		xfers_deinit(c);
+		objects_deinit(c);
+		loop_deinit(&c->loop);
+		region_deinit(&s->region);
+		free(s->remote);
+		free(s->grant);
+	}
+	for (unsigned k = 0; k < l->n_raw; k++)
+		if (l->raw_fd[k] >= 0)
+			close(l->raw_fd[k]);
+}
+
+/* --- transfers and memory -------------------------------------------------------------------- */
+
+uint64_t lab_counter(const struct lab_side *s, enum dray_metric m)
+{
+	return atomic_load(&s->counters.v[m]);
+}
+
+void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum dmsg_class class,
+		  const uint64_t (*ops)[3], uint32_t n)
+{
+	struct xfer_request r = { .request_id = id,
+				  .direction = (uint8_t)d,
+				  .class = (uint8_t)class,
+				  .local = LAB_REGION,
+				  .remote = LAB_REMOTE };
+	struct dray_err err = DRAY_ERR_NULL;
+	uint8_t *wire = malloc((size_t)n * DMSG_OP_SIZE);
+
+	lab_check(wire);
+	for (uint32_t i = 0; i < n; i++)
+		dmsg_op_put(wire + (size_t)i * DMSG_OP_SIZE, &(struct dmsg_op){ ops[i][0], ops[i][1], ops[i][2] });
+	r.ops = wire;
+	r.n_ops = n;
+	if (xfer_start(&s->core, &s->session, &r, &err) < 0)
+		lab_fail(__FILE__, __LINE__, err.msg);
+	free(wire);
+}
+
+void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local, uint64_t remote,
+		   uint64_t length)
+{
+	const uint64_t op[1][3] = { { local, remote, length } };
+
+	lab_transfer(s, id, d, DMSG_CLASS_BULK, op, 1);
+}
+
+const struct lab_end *lab_end(const struct lab_side *s, uint64_t id)
+{
+	for (unsigned i = 0; i < s->n_ended; i++)
+		if (s->ended[i].request_id == id)
+			return &s->ended[i];
+	return NULL;
+}
+
+struct xfer *lab_xfer(struct lab_side *s, uint64_t id)
+{
+	dray_list_for_each(&s->session.xfers, x, struct xfer, session_link)
+		if (x->request_id == id)
+			return x;
+	lab_fail(__FILE__, __LINE__, "the transfer is under way");
+}
+
+static uint64_t pattern8(uint64_t word, uint32_t seed)
+{
+	uint64_t x = (word + 1) * 0x9e3779b97f4a7c15 + seed * 0xd1342543de82ef95;
+
+	return x ^ x >> 29;
+}
+
+uint8_t lab_pattern(uint64_t offset, uint32_t seed)
+{
+	return (uint8_t)(pattern8(offset / 8, seed) >> (offset % 8 * 8));
+}
+
+void lab_pattern_fill(uint8_t *p, uint64_t offset, uint64_t n, uint32_t seed)
+{
+	uint64_t i = 0;
+
+	for (; i < n && (offset + i) % 8; i++)
+		p[i] = lab_pattern(offset + i, seed);
+	for (; n - i >= 8; i += 8) {
+		uint64_t word = pattern8((offset + i) / 8, seed);
+
+		memcpy(p + i, &word, 8);
+	}
+	for (; i < n; i++)
+		p[i] = lab_pattern(offset + i, seed);
+}
+
+uint8_t *lab_at(struct lab_side *s, uint64_t offset)
+{
+	uint64_t n = s->region.view->n_extents, piece = s->region.bytes / n;
+
+	return s->region.memory + (n - 1 - offset / piece) * piece + offset % piece;
+}
+
+/* What lies in one piece at that offset, at most n. */
+static uint64_t run(const struct lab_side *s, uint64_t offset, uint64_t n)
+{
+	uint64_t piece = s->region.bytes / s->region.view->n_extents;
+
+	return dray_min(n, piece - offset % piece);
+}
+
+void lab_read(struct lab_side *s, uint64_t offset, void *p, uint64_t n)
+{
+	for (uint64_t k, done = 0; done < n; done += k) {
+		k = run(s, offset + done, n - done);
+		memcpy((uint8_t *)p + done, lab_at(s, offset + done), k);
+	}
+}
+
+bool lab_equal(struct lab_side *s, uint64_t offset, const void *p, uint64_t n)
+{
+	for (uint64_t k, done = 0; done < n; done += k) {
+		k = run(s, offset + done, n - done);
+		if (memcmp((const uint8_t *)p + done, lab_at(s, offset + done), k))
+			return false;
+	}
+	return true;
+}
+
+void lab_fill(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed)
+{
+	for (uint64_t k, done = 0; done < n; done += k) {
+		k = run(s, offset + done, n - done);
+		lab_pattern_fill(lab_at(s, offset + done), offset + done, k, seed);
+	}
+}
+
+bool lab_filled(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed)
+{
+	uint8_t *want = malloc(n);
+	bool same;
+
+	lab_check(want);
+	lab_pattern_fill(want, offset, n, seed);
+	same = lab_equal(s, offset, want, n);
+	free(want);
+	return same;
+}
+
+bool lab_punch(struct lab_side *s, uint64_t offset, uint64_t n)
+{
+	off_t at = lab_at(s, offset) - s->region.memory;
+	uint8_t byte;
+
+	lab_check(fallocate(s->region.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)n) == 0);
+	return fault_copy(&byte, s->region.agent_memory + at, 1) < 0;
+}
+
+/* --- raw ends -------------------------------------------------------------------------------- */
+
+void lab_pair(int fd[2], int buffer)
+{
+	struct timeval limit = { .tv_sec = 10 };
+	struct dray_addr addr;
+	int l = listen_on(&addr);
+
+	fd[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	lab_check(fd[0] >= 0);
+	if (buffer) {
+		setsockopt(fd[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
+		setsockopt(fd[0], SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
+		setsockopt(l, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
+		setsockopt(l, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
+	}
+	lab_check(connect(fd[0], &addr.sa, addr.len) == 0);
+	setsockopt(fd[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	do
+		fd[1] = accept4(l, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	while (fd[1] < 0 && errno == EAGAIN);
+	lab_check(fd[1] >= 0);
+	no_delay(fd[0]);
+	close(l);
+}
+
+int lab_raw_stream(struct lab_side *s, uint64_t id, int buffer)
+{
+	int fd[2];
+
+	lab_pair(fd, buffer);
+	transport_tcp.stream_adopt(&s->core, s->tcp, LAB_PEER, fd[1], id, DMSG_CLASS_BULK);
+	return fd[0];
+}
+
+void lab_send(struct lab *l, int fd, const void *p, size_t n)
+{
+	const uint8_t *at = p;
+
+	while (n) {
+		ssize_t sent = send(fd, at, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+		lab_turn(l);
+		if (sent < 0) {
+			lab_check(errno == EAGAIN);
+			continue;
+		}
+		at += sent;
+		n -= (size_t)sent;
+	}
+}
+
+bool lab_receive(struct lab *l, int fd, void *p, size_t n)
+{
+	int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC;
+	uint8_t *at = p;
+
+	while (n) {
+		ssize_t got = recv(fd, at, n, MSG_DONTWAIT);
+
+		if (got == 0 || (got < 0 && errno != EAGAIN))
+			return false;
+		if (got < 0) {
+			lab_turn(l);
+			lab_check(dray_now().ns < end);
+			continue;
+		}
+		at += got;
+		n -= (size_t)got;
+	}
+	return true;
+}
+
+bool lab_is_closed(struct lab *l, int fd)
+{
+	uint8_t byte;
+	ssize_t n;
+
+	lab_settle(l);
+	n = recv(fd, &byte, 1, MSG_DONTWAIT);
+	return n == 0 || (n < 0 && errno != EAGAIN);
+}
+
+size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant, const struct pmsg_seg *segs, uint16_t n)
+{
+	struct pmsg_frame f = { .kind = kind, .segs = n, .slice = slice, .grant = grant };
+
+	for (unsigned i = 0; i < n; i++) {
+		f.length += segs[i].length;
+		pmsg_seg_put(p + PMSG_FRAME_SIZE + i * PMSG_SEG_SIZE, &segs[i]);
+	}
+	pmsg_frame_put(p, &f);
+	return PMSG_FRAME_SIZE + n * (size_t)PMSG_SEG_SIZE;
+}
+
+size_t lab_answer(uint8_t *p, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length)
+{
+	struct pmsg_frame f = { .kind = kind, .status = status, .slice = slice, .length = length };
+
+	pmsg_frame_put(p, &f);
+	return PMSG_FRAME_SIZE;
+}

@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Regions: what is let in and why not, mappings, and the ways in which a region ends. */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "tests/unit/region_fixture.h"
+
+#define RW DMSG_ACCESS_ALL
+#define R DMSG_ACCESS_READ
+#define W DMSG_ACCESS_WRITE
+
+static void end(struct fixture *f, dray_handle h)
+{
+	unsigned done = 0;
+
+	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), 0);
+	assert_int_equal(done, 0);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+}
+
+static void test_plain(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle h = add_plain(f, 3), session;
+	const struct region_view *v = last_region();
+	uint64_t regions, bytes, tokens;
+
+	assert_int_equal(v->o.kind, OBJECT_REGION);
+	assert_int_equal(v->o.handle, h);
+	assert_int_equal(v->o.session, SESSION);
+	assert_int_equal(v->o.group, GROUP);
+	assert_int_equal(v->o.access, RW);
+	assert_int_equal(v->o.length, 3 * PAGE);
+	assert_int_equal(v->n_extents, 1);
+	assert_int_equal(v->extents[0].base[3 * PAGE - 1], 0x5a);
+	assert_int_equal(region_group(f->regions, h, &session), GROUP);
+	assert_int_equal(session, SESSION);
+	regions_totals(f->regions, &regions, &bytes, &tokens);
+	assert_int_equal(regions, 1);
+	assert_int_equal(bytes, 3 * PAGE);
+	end(f, h);
+	assert_int_equal(region_group(f->regions, h, NULL), 0);
+	regions_totals(f->regions, &regions, &bytes, &tokens);
+	assert_int_equal(regions, 0);
+	assert_int_equal(bytes, 0);
+}
+
+/* Extents in any order, of any alignment, that go on in memory where the one before ends or do not. */
+static void test_extents(void **state)
+{
+	struct fixture *f = *state;
+	int fds[2] = { make_memfd(4 * PAGE, WHOLE), make_memfd(100, WHOLE) };
+	const struct region_view *v;
+	dray_handle h;
+
+	assert_int_equal(add(f,
+			     &(struct adding){ .e = { { DMSG_KIND_MEMFD, 0, 0, 3 * PAGE + 7, 50 },
+						      { DMSG_KIND_MEMFD, 0, 0, 11, 89 },
+						      { DMSG_KIND_MEMFD, 0, 0, 100, 1000 },
+						      { DMSG_KIND_MEMFD, 1, 0, 1, 99 } },
+					       .n = 4,
+					       .access = RW,
+					       .fds = fds,
+					       .n_fds = 2 },
+			     &h),
+			 0);
+	v = last_region();
+	assert_int_equal(v->o.length, 50 + 89 + 1000 + 99);
+	assert_int_equal(v->n_extents, 3);
+	assert_int_equal(v->extents[1].start, 50);
+	assert_int_equal(v->extents[1].length, 1089);
+	assert_int_equal(v->extents[2].start, 1139);
+	assert_ptr_equal(v->extents[0].base - (3 * PAGE + 7), v->extents[1].base - 11);
+	assert_int_equal(region_view_find(v, 49), 0);
+	assert_int_equal(region_view_find(v, 50), 1);
+	assert_int_equal(region_view_find(v, 1237), 2);
+	end(f, h);
+	close(fds[0]);
+	close(fds[1]);
+}
+
+static void refused(struct fixture *f, int fd, uint64_t offset, uint64_t length, uint16_t access, int code)
+{
+	dray_handle h;
+
+	assert_int_equal(add_one(f, fd, offset, length, access, &h), code);
+	close(fd);
+}
+
+static int reopened(int fd, int flags)
+{
+	char path[64];
+	int again;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	again = open(path, flags | O_CLOEXEC);
+	assert_true(again >= 0);
+	close(fd);
+	return again;
+}
+
+static void test_descriptors(void **state)
+{
+	struct fixture *f = *state;
+	int pair[2], disk;
+	char path[] = "/var/tmp/dray-test-XXXXXX";
+
+	refused(f, make_memfd(PAGE, UNSEALED), 0, PAGE, R, DRAY_E_REGION_UNSEALED);
+	refused(f, open("/dev/null", O_RDWR | O_CLOEXEC), 0, PAGE, R, DRAY_E_REGION_KIND);
+	refused(f, reopened(make_memfd(PAGE, WHOLE), O_PATH), 0, PAGE, R, DRAY_E_REGION_KIND);
+	refused(f, reopened(make_memfd(PAGE, WHOLE), O_WRONLY), 0, PAGE, R, DRAY_E_REGION_KIND);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	close(pair[1]);
+	refused(f, pair[0], 0, PAGE, R, DRAY_E_REGION_KIND);
+	disk = mkstemp(path);
+	assert_true(disk >= 0);
+	unlink(path);
+	/* a file of tmpfs is a memory file without the seal */
+	assert_int_equal(ftruncate(disk, PAGE), 0);
+	{
+		dray_handle h;
+		int code = add_one(f, disk, 0, PAGE, R, &h);
+
+		assert_true(code == DRAY_E_REGION_KIND || code == DRAY_E_REGION_UNSEALED);
+	}
+	close(disk);
+}
+
+static void test_sizes(void **state)
+{
+	struct fixture *f = *state;
+
+	refused(f, make_memfd(PAGE, WHOLE), 0, PAGE + 1, R, DRAY_E_REGION_TOO_SMALL);
+	refused(f, make_memfd(PAGE, WHOLE), PAGE, 1, R, DRAY_E_REGION_TOO_SMALL);
+	refused(f, make_memfd(0, WHOLE), 0, 1, R, DRAY_E_REGION_TOO_SMALL);
+	refused(f, make_memfd(PAGE, WHOLE), UINT64_MAX, 2, R, DRAY_E_RANGE);
+	refused(f, make_memfd(PAGE, WHOLE), 1, UINT64_MAX, R, DRAY_E_RANGE);
+	refused(f, make_memfd(PAGE, WHOLE), 0, 0, R, DRAY_E_INVALID);
+	refused(f, make_memfd(PAGE, WHOLE), 0, PAGE, 0, DRAY_E_INVALID);
+	f->cfg.limits.bytes_per_session = PAGE;
+	refused(f, make_memfd(2 * PAGE, WHOLE), 0, 1, R, DRAY_E_QUOTA);
+}
+
+static void test_read_only(void **state)
+{
+	struct fixture *f = *state;
+	const struct region_view *v;
+	dray_handle h;
+	int fd;
+
+	refused(f, make_memfd(PAGE, NO_WRITE), 0, PAGE, RW, DRAY_E_REGION_READ_ONLY);
+	refused(f, make_memfd(PAGE, FUTURE_NO_WRITE), 0, PAGE, W, DRAY_E_REGION_READ_ONLY);
+	refused(f, reopened(make_memfd(PAGE, WHOLE), O_RDONLY), 0, PAGE, RW, DRAY_E_REGION_READ_ONLY);
+
+	fd = make_memfd(PAGE, NO_WRITE);
+	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h), 0);
+	close(fd);
+	end(f, h);
+
+	/* guarded all the same where a writable one is: by way of the file's mode */
+	h = add_plain(f, 1);
+	v = last_region();
+	if (v->fault_guarded) {
+		dray_handle r;
+
+		fd = reopened(make_memfd(PAGE, WHOLE), O_RDONLY);
+		assert_int_equal(add_one(f, fd, 0, PAGE, R, &r), 0);
+		assert_true(last_region()->fault_guarded);
+		close(fd);
+		end(f, r);
+	}
+	end(f, h);
+}
+
+static void test_resident(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle h;
+	int fd;
+
+	refused(f, make_memfd(4 * PAGE, EMPTY), 0, PAGE, R, DRAY_E_REGION_NOT_RESIDENT);
+	fd = make_memfd(4 * PAGE, WHOLE);
+	punch(fd, 2 * PAGE, PAGE);
+	assert_int_equal(lseek(fd, 123, SEEK_SET), 123);
+	assert_int_equal(add_one(f, fd, 0, 3 * PAGE, R, &h), DRAY_E_REGION_NOT_RESIDENT);
+	assert_int_equal(add_one(f, fd, 2 * PAGE + 5, 1, R, &h), DRAY_E_REGION_NOT_RESIDENT);
+	/* what lies around the hole may be used */
+	assert_int_equal(add_one(f, fd, 0, 2 * PAGE, RW, &h), 0);
+	end(f, h);
+	assert_int_equal(add_one(f, fd, 3 * PAGE, PAGE, RW, &h), 0);
+	end(f, h);
+	/* the file's offset is the client's */
+	assert_int_equal(lseek(fd, 0, SEEK_CUR), 123);
+	close(fd);
+
+	/* blocks past the end do not make up for a hole: found by the walk, or by the guard later */
+	fd = memfd_create("odd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	assert_int_equal(ftruncate(fd, 2 * PAGE), 0);
+	assert_int_equal(pwrite(fd, "x", 1, 0), 1);
+	assert_int_equal(fallocate(fd, FALLOC_FL_KEEP_SIZE, 2 * PAGE, 4 * PAGE), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+	if (add_one(f, fd, 0, 2 * PAGE, R, &h) == 0) {
+		assert_true(last_region()->fault_guarded);
+		end(f, h);
+	}
+	close(fd);
+}
+
+static void test_overlap(void **state)
+{
+	struct fixture *f = *state;
+	int fd = make_memfd(4 * PAGE, WHOLE), twice = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	int fds[2] = { fd, twice };
+	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, 2 * PAGE }, { DMSG_KIND_MEMFD, 1, 0, 2 * PAGE - 1, 9 } },
+			    .n = 2,
+			    .access = R,
+			    .fds = fds,
+			    .n_fds = 2 };
+	dray_handle h;
+
+	assert_int_equal(add(f, &a, &h), 0);
+	end(f, h);
+	a.access = RW;
+	assert_int_equal(add(f, &a, &h), DRAY_E_INVALID);
+	a.e[1].offset++;
+	assert_int_equal(add(f, &a, &h), 0);
+	end(f, h);
+	close(fd);
+	close(twice);
+}
+
+static void test_requests(void **state)
+{
+	struct fixture *f = *state;
+	int fd = make_memfd(PAGE, WHOLE);
+	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, PAGE }, { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
+			    .n = 1,
+			    .access = R,
+			    .fds = &fd,
+			    .n_fds = 1 };
+	int two[2] = { fd, fd };
+	dray_handle h;
+
+	a.n = 0;
+	assert_int_equal(add(f, &a, &h), DRAY_E_INVALID);
+	a.n = 1;
+	a.e[0].fd_index = 1;
+	assert_int_equal(add(f, &a, &h), DRAY_E_FD_COUNT);
+	a.e[0].fd_index = 0;
+	a.fds = two;
+	a.n_fds = 2;
+	assert_int_equal(add(f, &a, &h), DRAY_E_FD_COUNT);
+	a.n_fds = 0;
+	assert_int_equal(add(f, &a, &h), DRAY_E_FD_COUNT);
+	a.n_fds = 1;
+	a.flags = DMSG_REGION_FLAG_HUGE;
+	assert_int_equal(add(f, &a, &h), DRAY_E_INVALID);
+	a.flags = 0;
+	for (uint16_t kind = DMSG_KIND_DMABUF; kind <= DMSG_KIND_CUDA_VMM; kind++) {
+		a.e[0].kind = kind;
+		assert_int_equal(add(f, &a, &h), DRAY_E_UNSUPPORTED);
+		assert_non_null(strstr(last_err.msg, dmsg_kind_name(kind)));
+	}
+	a.e[0].kind = DMSG_KIND_MEMFD;
+	a.n = 2;
+	a.e[0].length = a.e[1].length = INT64_MAX;
+	assert_int_equal(add(f, &a, &h), DRAY_E_RANGE);
+	a.n = 1;
+	a.e[0].length = PAGE;
+	regions_drain(f->regions, true);
+	assert_int_equal(add(f, &a, &h), DRAY_E_DRAINING);
+	regions_drain(f->regions, false);
+	assert_int_equal(add(f, &a, &h), 0);
+	end(f, h);
+	f->cfg.limits.regions = 0;
+	close(fd);
+}
+
+static void test_shared_mappings(void **state)
+{
+	struct fixture *f = *state;
+	int fd = make_memfd(2 * PAGE, WHOLE);
+	const uint8_t *write, *read;
+	dray_handle h[4];
+	uint8_t *p;
+
+	assert_int_equal(add_one(f, fd, 0, PAGE, RW, &h[0]), 0);
+	write = last_region()->extents[0].base;
+	f->owner.session++;
+	assert_int_equal(add_one(f, fd, PAGE, PAGE, RW, &h[1]), 0);
+	f->owner.session--;
+	assert_ptr_equal(last_region()->extents[0].base, write + PAGE);
+	/* another access is another mapping */
+	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h[2]), 0);
+	read = last_region()->extents[0].base;
+	assert_ptr_not_equal(read, write);
+	/* a file that has grown too */
+	assert_int_equal(ftruncate(fd, 4 * PAGE), 0);
+	p = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(p, MAP_FAILED);
+	memset(p, 1, 4 * PAGE);
+	munmap(p, 4 * PAGE);
+	assert_int_equal(add_one(f, fd, 3 * PAGE, PAGE, RW, &h[3]), 0);
+	assert_ptr_not_equal(last_region()->extents[0].base - 3 * PAGE, write);
+	close(fd);
+
+	end(f, h[0]);
+	end(f, h[2]);
+	end(f, h[3]);
+	/* the second user of the first mapping still has it */
+	assert_int_equal(write[PAGE], 1);
+	{
+		unsigned done = 0;
+
+		assert_int_equal(region_remove(f->regions, h[1], SESSION + 1, true, count_done, &done), 0);
+		fake_answer_all();
+		assert_int_equal(done, 1);
+	}
+}
+
+static int add_pool(struct fixture *f, uint64_t bytes, uint16_t flags, int *ret_fd, dray_handle *ret)
+{
+	uint8_t wire[DMSG_EXTENT_SIZE];
+	struct dmsg_extent e = { .kind = DMSG_KIND_POOL, .fd_index = UINT16_MAX, .length = bytes };
+	struct dmsg_region_add m = { .access = RW, .flags = flags, .name = { "", 0 }, .extents = { wire, 1 } };
+	uint64_t length;
+
+	dmsg_extent_put(wire, &e);
+	last_err = DRAY_ERR_NULL;
+	if (region_add(f->regions, &f->owner, &m, NULL, 0, ret, &length, ret_fd, &last_err) == 0)
+		assert_int_equal(length, bytes);
+	return last_err.code;
+}
+
+static void test_pool(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle h, second;
+	uint8_t *p;
+	int fd;
+
+	assert_int_equal(add_pool(f, 2 * PAGE + 1, 0, &fd, &h), 0);
+	assert_true(fd >= 0);
+	assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
+			 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	assert_int_equal(last_region()->o.length, 2 * PAGE + 1);
+	p = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(p, MAP_FAILED);
+	p[2 * PAGE] = 9;
+	assert_int_equal(last_region()->extents[0].base[2 * PAGE], 9);
+	munmap(p, 3 * PAGE);
+
+	/* 1 MiB in all, whole pages */
+	assert_int_equal(add_pool(f, (1 << 20) - 2 * PAGE, 0, &fd, &second), DRAY_E_QUOTA);
+	assert_int_equal(add_pool(f, (1 << 20) - 3 * PAGE, 0, &fd, &second), 0);
+	end(f, h);
+	end(f, second);
+	assert_int_equal(add_pool(f, 1 << 20, 0, &fd, &h), 0);
+	end(f, h);
+	/* huge pages, or a refusal */
+	f->cfg.limits.pool_bytes = 1ll << 40;
+	if (add_pool(f, 1, DMSG_REGION_FLAG_HUGE, &fd, &h) == 0)
+		end(f, h);
+	else
+		assert_true(last_err.code == DRAY_E_NO_MEMORY || last_err.code == DRAY_E_UNSUPPORTED);
+}
+
+static void test_pool_alone(void **state)
+{
+	struct fixture *f = *state;
+	int fd = make_memfd(PAGE, WHOLE);
+	struct adding a = { .e = { { DMSG_KIND_POOL, UINT16_MAX, 0, 0, PAGE }, { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
+			    .n = 2,
+			    .access = RW };
+	dray_handle h;
+
+	assert_int_equal(add(f, &a, &h), DRAY_E_INVALID);
+	a.n = 1;
+	a.fds = &fd;
+	a.n_fds = 1;
+	assert_int_equal(add(f, &a, &h), DRAY_E_FD_COUNT);
+	a.n_fds = 0;
+	a.e[0].offset = 1;
+	assert_int_equal(add(f, &a, &h), DRAY_E_INVALID);
+	close(fd);
+}
+
+static void test_remove(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle h = add_plain(f, 1);
+	unsigned done = 0;
+
+	assert_int_equal(region_remove(f->regions, h, SESSION + 1, false, count_done, &done), -ENOENT);
+	assert_int_equal(region_remove(f->regions, h + 1, SESSION, false, count_done, &done), -ENOENT);
+	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), 0);
+	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), -ENOENT);
+	assert_int_equal(region_group(f->regions, h, NULL), 0);
+	/* memory stays as long as workers may touch it */
+	assert_int_equal(last_region()->extents[0].base[0], 0x5a);
+	assert_int_equal(done, 0);
+	fake_answer(OBJECT_REGION, h);
+	assert_int_equal(done, 1);
+	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), -ENOENT);
+}
+
+static void test_hurry(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle h = add_plain(f, 1);
+	unsigned done = 0;
+
+	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), 0);
+	assert_int_equal(fake_waiting(), 1);
+	region_hurry(f->regions, h);
+	region_hurry(f->regions, h);
+	assert_int_equal(fake_waiting(), 2);
+	assert_int_equal(done, 0);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+	region_hurry(f->regions, h);
+	assert_int_equal(fake_waiting(), 0);
+}
+
+static void test_close_fds(void **state)
+{
+	struct fixture *f = *state;
+	int fds[3] = { make_memfd(PAGE, WHOLE), -1, open("/dev/null", O_RDONLY | O_CLOEXEC) };
+
+	regions_close_fds(f->regions, fds, 3);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(fds[i], -1);
+	/* the teardown counts */
+}
+
+int main(void)
+{
+#define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
+	const struct CMUnitTest tests[] = {
+		T(test_plain),	      T(test_extents),	  T(test_descriptors),	   T(test_sizes),
+		T(test_read_only),    T(test_resident),	  T(test_overlap),	   T(test_requests),
+		T(test_shared_mappings), T(test_pool),	  T(test_pool_alone),	   T(test_remove),
+		T(test_hurry),	      T(test_close_fds),
+	};
+
+	return cmocka_run_group_tests_name("region", tests, NULL, NULL);
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages of a client to a real worker, and what it makes of bad ones. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "lib/err.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/worker_rig.h"
+
+static int setup(void **state)
+{
+	struct wrig *r = malloc(sizeof(*r));
+
+	assert_non_null(r);
+	wrig_init(r, 8, 1 << 16);
+	*state = r;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct wrig *r = *state;
+
+	wrig_deinit(r);
+	assert_int_equal(r->shared.own.transfers, 0);
+	free(r);
+	return 0;
+}
+
+struct reply {
+	struct dmsg_header h;
+	uint32_t code; /* of error or transfer_done */
+};
+
+/* The next message from the agent; type 0 at end of file. */
+static struct reply next(struct wrig *r)
+{
+	static uint8_t buf[DMSG_MESSAGE_MAX];
+	struct pollfd p = { .fd = r->client, .events = POLLIN };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct reply reply = { 0 };
+	ssize_t n;
+
+	assert_int_equal(poll(&p, 1, 20000), 1);
+	n = recv(r->client, buf, sizeof(buf), 0);
+	if (n <= 0)
+		return reply;
+	assert_int_equal(dmsg_header_decode(buf, (size_t)n, &reply.h, &err), 0);
+	if (reply.h.type == DMSG_ERROR) {
+		struct dmsg_error m;
+
+		assert_int_equal(
+			dmsg_error_decode(buf + DMSG_HEADER_SIZE, reply.h.length, &m, &err), 0);
+		assert_true(m.message.n > 0);
+		reply.code = m.code;
+	} else if (reply.h.type == DMSG_TRANSFER_DONE) {
+		struct dmsg_transfer_done m;
+
+		assert_int_equal(dmsg_transfer_done_decode(buf + DMSG_HEADER_SIZE, reply.h.length,
+							   &m, &err),
+				 0);
+		reply.code = m.status;
+	}
+	return reply;
+}
+
+static void say(struct wrig *r, const void *p, size_t n)
+{
+	assert_int_equal(send(r->client, p, n, MSG_NOSIGNAL), (ssize_t)n);
+}
+
+static size_t transfer(uint8_t *buf, uint64_t id, uint64_t length, uint16_t flags)
+{
+	uint8_t op[DMSG_OP_SIZE];
+	struct dmsg_transfer m = { .direction = DMSG_DIRECTION_WRITE,
+				   .flags = flags,
+				   .local = WRIG_REGION_A,
+				   .remote = WRIG_REMOTE_B,
+				   .wait_region = WRIG_REGION_A,
+				   .wait_value = 99,
+				   .ops = { op, 1 } };
+	int n;
+
+	dmsg_op_put(op, &(struct dmsg_op){ 0, 0, length });
+	n = dmsg_transfer_encode(buf, 4096, id, &m);
+	assert_true(n > 0);
+	return (size_t)n;
+}
+
+/* The session works: a transfer is carried out. */
+static void works(struct wrig *r, uint64_t id)
+{
+	uint8_t buf[4096];
+	struct reply reply;
+
+	memset(r->a, (int)id, 64);
+	say(r, buf, transfer(buf, id, 64, 0));
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_TRANSFER_DONE);
+	assert_int_equal(reply.h.request_id, id);
+	assert_int_equal(reply.code, 0);
+	assert_int_equal(r->b[63], (uint8_t)id);
+}
+
+static void transfers_are_carried_out(void **state)
+{
+	struct wrig *r = *state;
+
+	for (uint64_t id = 1; id < 200; id++)
+		works(r, id);
+}
+
+static void answerable_mistakes_are_answered(void **state)
+{
+	struct wrig *r = *state;
+	static uint8_t big[DMSG_MESSAGE_MAX + 100];
+	uint8_t buf[4096];
+	struct reply reply;
+	size_t n;
+	int size = 1 << 20;
+
+	n = transfer(buf, 1, 64, 0);
+	say(r, buf, n - 1);
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_ERROR);
+	assert_int_equal(reply.h.request_id, 1);
+	assert_int_equal(reply.code, DRAY_E_TRUNCATED);
+
+	n = transfer(buf, 2, 1 << 17, 0);
+	say(r, buf, n);
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 2);
+	assert_int_equal(reply.code, DRAY_E_RANGE);
+
+	/* unknown flags of the header */
+	n = transfer(buf, 3, 64, 0);
+	buf[8] = 1;
+	say(r, buf, n);
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 3);
+	assert_int_equal(reply.code, DRAY_E_UNSUPPORTED);
+
+	setsockopt(r->client, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+	memset(big, 0, sizeof(big));
+	dmsg_header_put(big, &(struct dmsg_header){ .magic = DMSG_MAGIC,
+						    .major = DMSG_MAJOR,
+						    .minor = DMSG_MINOR,
+						    .type = DMSG_TRANSFER,
+						    .length = sizeof(big) - DMSG_HEADER_SIZE,
+						    .request_id = 4 });
+	say(r, big, sizeof(big));
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 4);
+	assert_int_equal(reply.code, DRAY_E_TOO_LARGE);
+	works(r, 5);
+}
+
+static void a_used_id_is_refused(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	struct reply reply;
+
+	say(r, buf, transfer(buf, 9, 64, DMSG_TRANSFER_FLAG_WAIT));
+	say(r, buf, transfer(buf, 9, 64, 0));
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_ERROR);
+	assert_int_equal(reply.code, DRAY_E_DUPLICATE_ID);
+	say(r, buf,
+	    (size_t)dmsg_transfer_cancel_encode(buf, sizeof(buf), 10,
+						&(struct dmsg_transfer_cancel){ 9 }));
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_TRANSFER_DONE);
+	assert_int_equal(reply.h.request_id, 9);
+	assert_int_equal(reply.code, DRAY_E_CANCELLED);
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_TRANSFER_CANCEL_REPLY);
+	assert_int_equal(reply.h.request_id, 10);
+	say(r, buf,
+	    (size_t)dmsg_transfer_cancel_encode(buf, sizeof(buf), 11,
+						&(struct dmsg_transfer_cancel){ 9 }));
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 11);
+	assert_int_equal(reply.code, DRAY_E_NOT_FOUND);
+	works(r, 9);
+}
+
+static void other_requests_go_to_the_control_thread_within_their_limit(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	struct reply reply;
+
+	for (uint64_t id = 1; id <= 5; id++)
+		say(r, buf,
+		    (size_t)dmsg_remote_release_encode(buf, sizeof(buf), id,
+						       &(struct dmsg_remote_release){ id }));
+	/* the fifth is over requests_max */
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 5);
+	assert_int_equal(reply.code, DRAY_E_BUSY);
+	for (uint64_t id = 1; id <= 4; id++) {
+		struct event ev = wrig_event(r);
+		struct packet *p = packet_new(4096, 0);
+
+		assert_int_equal(ev.type, EVENT_REQUEST);
+		packet_free(ev.packet);
+		p->length = (uint32_t)dmsg_remote_release_reply_encode(p->data, 4096, id, NULL);
+		worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SEND,
+								   .session = WRIG_SESSION,
+								   .id = id,
+								   .packet = p });
+		reply = next(r);
+		assert_int_equal(reply.h.type, DMSG_REMOTE_RELEASE_REPLY);
+		assert_int_equal(reply.h.request_id, id);
+	}
+	works(r, 1);
+}
+
+static void garbage_ends_the_session_with_a_word(void **state)
+{
+	struct wrig *r = *state;
+	struct reply reply;
+	struct event ev;
+
+	say(r, "GET / HTTP/1.1\r\nHost: dray\r\n\r\n", 31);
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_ERROR);
+	assert_int_equal(reply.h.request_id, 0);
+	assert_int_equal(reply.code, DRAY_E_BAD_MAGIC);
+	ev = wrig_event(r);
+	assert_int_equal(ev.type, EVENT_SESSION_EOF);
+	assert_int_equal(ev.code, DRAY_E_BAD_MAGIC);
+}
+
+static void a_lying_ring_ends_the_session(void **state)
+{
+	struct wrig *r = *state;
+	struct reply reply;
+	uint64_t one = 1;
+
+	works(r, 1);
+	__atomic_store_n((uint32_t *)(void *)(r->ring.ring + DMSG_RING_SQ_TAIL), 1000u,
+			 __ATOMIC_SEQ_CST);
+	assert_int_equal(write(r->doorbell, &one, sizeof(one)), sizeof(one));
+	reply = next(r);
+	assert_int_equal(reply.h.type, DMSG_ERROR);
+	assert_int_equal(reply.code, DRAY_E_PROTOCOL);
+	assert_int_equal(wrig_event(r).type, EVENT_SESSION_EOF);
+}
+
+static void the_client_s_end_ends_its_transfers(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+
+	say(r, buf, transfer(buf, 9, 64, DMSG_TRANSFER_FLAG_WAIT));
+	works(r, 10);
+	assert_int_equal(r->shared.own.transfers, 1);
+	close(r->client);
+	r->client = -1;
+	assert_int_equal(wrig_event(r).type, EVENT_SESSION_EOF);
+	assert_int_equal(r->shared.own.transfers, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(transfers_are_carried_out, setup, teardown),
+		cmocka_unit_test_setup_teardown(answerable_mistakes_are_answered, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_used_id_is_refused, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			other_requests_go_to_the_control_thread_within_their_limit, setup,
+			teardown),
+		cmocka_unit_test_setup_teardown(garbage_ends_the_session_with_a_word, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_lying_ring_ends_the_session, setup, teardown),
+		cmocka_unit_test_setup_teardown(the_client_s_end_ends_its_transfers, setup,
+						teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transfers, the scheduler and the local transport. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/region/fault.h"
+#include "agent/transfer/object.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/core_rig.h"
+
+#define BYTES (8u << 20)
+
+struct two {
+	struct rig rig;
+	struct rig_session a, b;
+	struct rig_region ra, rb;
+	struct remote_view *remote; /* of rb, for a */
+};
+
+#define SESSION_A (1ull << 32 | 1)
+#define SESSION_B (1ull << 32 | 2)
+#define REGION_A (1ull << 32 | 3)
+#define REGION_B (1ull << 32 | 4)
+#define REMOTE_B (1ull << 32 | 5)
+
+static int setup(void **state)
+{
+	struct two *t = calloc(1, sizeof(*t));
+
+	assert_non_null(t);
+	rig_init(&t->rig);
+	rig_session_init(&t->rig, &t->a, SESSION_A);
+	rig_session_init(&t->rig, &t->b, SESSION_B);
+	rig_region_init(&t->rig, &t->ra, REGION_A, SESSION_A, BYTES, 32);
+	rig_region_init(&t->rig, &t->rb, REGION_B, SESSION_B, BYTES, 4);
+	t->remote = rig_remote(&t->rig, REMOTE_B, &t->rb, SESSION_A);
+	*state = t;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct two *t = *state;
+
+	assert_int_equal(t->rig.counters.v[DRAY_METRIC_TRANSFERS_IN_FLIGHT], 0);
+	assert_int_equal(t->a.shared.own.transfers + t->b.shared.own.transfers, 0);
+	assert_int_equal(t->rig.group.transfers, 0);
+	assert_int_equal(t->rig.agent.transfers, 0);
+	assert_int_equal(t->a.xs.ops + t->b.xs.ops + t->a.xs.slices + t->b.xs.slices, 0);
+	xfer_session_deinit(&t->a.xs);
+	xfer_session_deinit(&t->b.xs);
+	rig_deinit(&t->rig);
+	rig_region_deinit(&t->ra);
+	rig_region_deinit(&t->rb);
+	free(t->remote);
+	free(t);
+	return 0;
+}
+
+static struct xfer_request request(uint64_t id)
+{
+	return (struct xfer_request){ .request_id = id, .local = REGION_A, .remote = REMOTE_B };
+}
+
+static void run(struct two *t)
+{
+	while (rig_turn(&t->rig))
+		;
+}
+
+static void bytes_arrive_where_they_belong(void **state)
+{
+	struct two *t = *state;
+	unsigned seed = 7;
+
+	for (int round = 0; round < 40; round++) {
+		static uint64_t ops[2000][3];
+		uint32_t n = 0;
+		uint64_t at = 0;
+		struct xfer_request q = request((uint64_t)round + 1);
+		struct dray_err err = DRAY_ERR_NULL;
+
+		for (uint64_t i = 0; i < BYTES; i++)
+			t->ra.memory[i] = (uint8_t)rand_r(&seed);
+		memset(t->rb.memory, 0, BYTES);
+		q.direction = round % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
+		if (round % 2)
+			memcpy(t->rb.memory, t->ra.memory, BYTES);
+		/* destinations do not overlap: they go up, with gaps or without */
+		while (n < 2000) {
+			uint64_t length = 1 + (uint64_t)rand_r(&seed) % (round % 3 ? 300 : 200000);
+			uint64_t source = (uint64_t)rand_r(&seed) % BYTES;
+
+			at += rand_r(&seed) % 3 ? 0 : (uint64_t)rand_r(&seed) % 5000;
+			if (at + length > BYTES)
+				break;
+			if (source + length > BYTES)
+				source = BYTES - length;
+			ops[n][round % 2] = source;
+			ops[n][1 - round % 2] = at;
+			ops[n++][2] = length;
+			at += length;
+		}
+		assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, n, &err), 0);
+		run(t);
+		assert_int_equal(t->rig.n_ended, round + 1);
+		assert_int_equal(t->rig.ended[round].code, 0);
+		/* sources may have been overwritten where ranges meet in one region; here they are two */
+		for (uint32_t i = 0; i < n; i++)
+			for (uint64_t k = 0; k<ops[i][2]; k += ops[i][2]> 1 ? ops[i][2] - 1 : 1)
+				assert_int_equal(*rig_at(&t->ra, ops[i][0] + k),
+						 *rig_at(&t->rb, ops[i][1] + k));
+	}
+}
+
+static void neighbours_are_merged(void **state)
+{
+	struct two *t = *state;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q = request(1);
+	uint64_t ops[256][3];
+
+	for (uint64_t i = 0; i < 256; i++) {
+		ops[i][0] = i * 4096;
+		ops[i][1] = i * 4096;
+		ops[i][2] = 4096;
+	}
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, (const uint64_t(*)[3])ops, 256, &err), 0);
+	run(t);
+	assert_int_equal(t->rig.ended[0].code, 0);
+	assert_int_equal(t->rig.ended[0].bytes, 256 * 4096);
+	/* 1 MiB in one slice: merged operations need no more */
+	assert_int_equal(t->rig.counters.v[DRAY_METRIC_SLICES_TOTAL], 1);
+	assert_int_equal(t->rig.counters.v[DRAY_METRIC_OPERATIONS_TOTAL], 256);
+}
+
+static void refused(struct two *t, struct xfer_request q, uint64_t local, uint64_t remote,
+		    uint64_t length, int code)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	const uint64_t ops[1][3] = { { local, remote, length } };
+
+	assert_true(rig_submit(&t->rig, &t->a, &q, ops, 1, &err) < 0);
+	assert_int_equal(err.code, code);
+	assert_true(err.msg[0] != '\0');
+	assert_int_equal(t->rig.n_ended, 0);
+}
+
+static void bad_requests_leave_no_trace(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(1);
+
+	refused(t, q, BYTES, 0, 1, DRAY_E_RANGE);
+	refused(t, q, 0, BYTES - 3, 4, DRAY_E_RANGE);
+	refused(t, q, UINT64_MAX, 0, 2, DRAY_E_RANGE);
+	refused(t, q, 1, 1, UINT64_MAX, DRAY_E_RANGE);
+	refused(t, q, 0, UINT64_MAX - 1, 1, DRAY_E_RANGE);
+	refused(t, q, 0, 0, 0, DRAY_E_RANGE);
+	q.direction = 3;
+	refused(t, q, 0, 0, 1, DRAY_E_INVALID);
+	q = request(1);
+	q.flags = 0x8000;
+	refused(t, q, 0, 0, 1, DRAY_E_UNSUPPORTED);
+	q = request(1);
+	q.local = REMOTE_B;
+	refused(t, q, 0, 0, 1, DRAY_E_NOT_FOUND);
+	q = request(1);
+	q.remote = 2ull << 32 | 5;
+	refused(t, q, 0, 0, 1, DRAY_E_NOT_FOUND);
+	t->ra.view->o.group = 78;
+	refused(t, request(1), 0, 0, 1, DRAY_E_NOT_FOUND);
+	t->ra.view->o.group = 77;
+	t->remote->o.access = DMSG_ACCESS_READ;
+	refused(t, request(1), 0, 0, 1, DRAY_E_DENIED);
+	t->remote->o.access = DMSG_ACCESS_ALL;
+	q = request(1);
+	q.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.wait_region = REGION_A;
+	q.wait_offset = 6;
+	refused(t, q, 0, 0, 1, DRAY_E_INVALID);
+	q.wait_offset = BYTES;
+	refused(t, q, 0, 0, 1, DRAY_E_RANGE);
+	t->a.shared.own.transfers_max = 0;
+	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
+	t->a.shared.own.transfers_max = 100;
+	t->rig.group.transfers_max = 0;
+	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
+	t->rig.group.transfers_max = 100;
+	t->rig.agent.transfers_max = 0;
+	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
+	t->rig.agent.transfers_max = 100;
+	t->a.shared.ops_max = 0;
+	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
+}
+
+static int submit_one(struct two *t, struct rig_session *s, struct xfer_request q, uint64_t bytes)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	const uint64_t ops[1][3] = { { 0, 0, bytes } };
+
+	return rig_submit(&t->rig, s, &q, ops, 1, &err);
+}
+
+static void two_sessions_share_by_bytes(void **state)
+{
+	struct two *t = *state;
+	uint64_t ops[2000][3];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q = request(1);
+
+	/* one asks for two large pieces, the other for many small ones that cannot be merged */
+	assert_int_equal(submit_one(t, &t->a, request(1), BYTES), 0);
+	for (uint64_t i = 0; i < 2000; i++) {
+		ops[i][0] = i * 4096;
+		ops[i][1] = (1999 - i) * 4096;
+		ops[i][2] = 4096;
+	}
+	q.request_id = 2;
+	assert_int_equal(rig_submit(&t->rig, &t->b, &q, (const uint64_t(*)[3])ops, 2000, &err), 0);
+	while (rig_turn(&t->rig) && !t->rig.n_ended)
+		;
+	/* when the first has ended the other is not far behind */
+	while (t->rig.n_ended < 2) {
+		uint64_t left = t->b.xs.xfers.next != &t->b.xs.xfers ?
+					dray_list_first(&t->b.xs.xfers, struct xfer, session_link)
+						->bytes_done :
+					BYTES;
+		assert_true(left >= BYTES / 2);
+		rig_turn(&t->rig);
+	}
+	run(t);
+}
+
+static void a_deadline_and_a_cancel_end_it_once(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(1);
+
+	q.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.wait_region = REGION_A;
+	q.wait_value = 42;
+	q.deadline_ms = 5;
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	q.request_id = 2;
+	q.deadline_ms = 0;
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	rig_turn(&t->rig);
+	assert_int_equal(t->rig.n_ended, 0);
+	t->rig.core.now_ns += 5 * DRAY_NS_PER_MS;
+	rig_turn(&t->rig);
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(t->rig.ended[0].request_id, 1);
+	assert_int_equal(t->rig.ended[0].code, DRAY_E_DEADLINE);
+	xfer_stop(&t->rig.core, dray_list_first(&t->a.xs.xfers, struct xfer, session_link),
+		  DRAY_E_CANCELLED, NULL, false);
+	assert_int_equal(t->rig.n_ended, 2);
+	assert_int_equal(t->rig.ended[1].code, DRAY_E_CANCELLED);
+	assert_int_equal(t->rig.ended[1].bytes, 0);
+}
+
+static void words_order_a_transfer(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(1);
+	uint32_t *wait = (uint32_t *)(void *)rig_at(&t->ra, 4096);
+	uint32_t *set = (uint32_t *)(void *)rig_at(&t->ra, 8192);
+
+	q.flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET;
+	q.wait_region = q.set_region = REGION_A;
+	q.wait_offset = 4096;
+	q.set_offset = 8192;
+	q.wait_value = 5;
+	q.set_value = 6;
+	memset(rig_at(&t->ra, 0), 0xab, 64);
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	run(t);
+	assert_int_equal(*rig_at(&t->rb, 0), 0);
+	*wait = 5;
+	t->rig.core.now_ns += DRAY_NS_PER_MS;
+	run(t);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(*rig_at(&t->rb, 63), 0xab);
+	assert_int_equal(*set, 6);
+}
+
+static void a_notification_comes_after_the_bytes_and_ends_it(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(1);
+
+	q.flags = DMSG_TRANSFER_FLAG_NOTIFY;
+	q.notify = (const uint8_t *)"hello";
+	q.notify_length = 5;
+	*rig_at(&t->ra, 0) = 9;
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	run(t);
+	assert_int_equal(t->rig.n_notify, 1);
+	assert_int_equal(*rig_at(&t->rb, 0), 9);
+	assert_int_equal(t->rig.n_ended, 0);
+	xfer_notified(&t->rig.core, 12345, 0);
+	assert_int_equal(t->rig.n_ended, 0);
+	xfer_notified(&t->rig.core, t->rig.last_notify, DRAY_E_NOTIFY_REFUSED);
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(t->rig.ended[0].code, DRAY_E_NOTIFY_REFUSED);
+	assert_int_equal(t->rig.ended[0].bytes, 64);
+	xfer_notified(&t->rig.core, t->rig.last_notify, 0);
+	assert_int_equal(t->rig.n_ended, 1);
+}
+
+static void a_dropped_region_is_not_touched_again(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(1);
+
+	memset(t->ra.memory, 1, BYTES);
+	assert_int_equal(submit_one(t, &t->a, q, BYTES), 0);
+	rig_turn(&t->rig);
+	assert_int_equal(t->rig.n_ended, 0);
+	object_drop(&t->rig.core, OBJECT_REGION, REGION_B, DRAY_E_REVOKED, false);
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(t->rig.ended[0].code, DRAY_E_REVOKED);
+	assert_true(t->rig.ended[0].bytes < BYTES);
+	assert_int_equal(t->rig.n_dropped, 1);
+	memset(t->rb.memory, 0, BYTES);
+	run(t);
+	for (uint64_t i = 0; i < BYTES; i += 4096)
+		assert_int_equal(t->rb.memory[i], 0);
+	t->rig.n_ended = 0;
+	refused(t, request(2), 0, 0, 1, DRAY_E_REVOKED);
+	/* an unknown one answers at once */
+	object_drop(&t->rig.core, OBJECT_GRANT, 99, DRAY_E_REVOKED, false);
+	assert_int_equal(t->rig.n_dropped, 2);
+}
+
+static void missing_memory_ends_its_own_session(void **state)
+{
+	struct two *t = *state;
+
+	/* again: cmocka has put a handler of its own in its place */
+	assert_int_equal(fault_init(), 0);
+	if (fallocate(t->rb.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES) < 0)
+		skip();
+	assert_int_equal(submit_one(t, &t->a, request(1), BYTES), 0);
+	run(t);
+	if (!t->rig.n_faults)
+		skip(); /* this sandbox has no userfaultfd: the page is allocated instead */
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(t->rig.ended[0].code, DRAY_E_REGION_FAULT);
+	assert_int_equal(t->rig.last_fault, SESSION_B);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(bytes_arrive_where_they_belong, setup, teardown),
+		cmocka_unit_test_setup_teardown(neighbours_are_merged, setup, teardown),
+		cmocka_unit_test_setup_teardown(bad_requests_leave_no_trace, setup, teardown),
+		cmocka_unit_test_setup_teardown(two_sessions_share_by_bytes, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_it_once, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(words_order_a_transfer, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_notification_comes_after_the_bytes_and_ends_it,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(a_dropped_region_is_not_touched_again, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(missing_memory_ends_its_own_session, setup,
+						teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

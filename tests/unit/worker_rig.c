@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/worker_rig.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "lib/assert.h"
+#include "lib/time.h"
+
+#define GROUP 7
+
+static struct region_view *region(struct wrig *r, dray_handle handle, uint8_t **ret_memory)
+{
+	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+
+	dray_assert(v);
+	*ret_memory =
+		mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	dray_assert(*ret_memory != MAP_FAILED);
+	v->o = (struct object_view){ OBJECT_REGION, handle,   GROUP,
+				     WRIG_SESSION,  r->bytes, DMSG_ACCESS_ALL };
+	v->n_extents = 1;
+	v->extents[0] = (struct extent_view){ 0, r->bytes, *ret_memory };
+	pool_publish(&r->pool, &v->o);
+	return v;
+}
+
+static void ring(struct wrig *r, uint32_t entries)
+{
+	struct ring_memory *m = &r->ring;
+	int pair[2];
+
+	m->sq_entries = entries;
+	m->cq_entries = 2 * entries;
+	m->sq_offset = DMSG_RING_SIZE;
+	m->cq_offset = m->sq_offset + entries * DMSG_SQE_SIZE;
+	m->ring_bytes = m->cq_offset + (uint64_t)m->cq_entries * DMSG_CQE_SIZE;
+	m->arena_bytes = 1 << 20;
+	m->ring = mmap(NULL, m->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		       0);
+	m->arena = mmap(NULL, m->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+			-1, 0);
+	dray_assert(m->ring != MAP_FAILED && m->arena != MAP_FAILED);
+	r->doorbell = m->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	dray_assert(m->doorbell_fd >= 0);
+	dray_assert(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+	m->completion_fd = pair[0];
+	r->completion = pair[1];
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_RING_OPEN,
+							   .session = WRIG_SESSION,
+							   .ring = m });
+}
+
+void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
+{
+	struct core_config cfg = { .slice_size = 1 << 20,
+				   .slice_timeout_ns = DRAY_NS_PER_SEC,
+				   .deadline_ns = 60 * DRAY_NS_PER_SEC,
+				   .slices_per_session = 64,
+				   .tcp_streams = 1,
+				   .tcp_latency_streams = 1,
+				   .tcp_slices_in_flight = 8,
+				   .connect_timeout_ns = DRAY_NS_PER_SEC,
+				   .backoff_min_ns = DRAY_NS_PER_MS,
+				   .backoff_max_ns = DRAY_NS_PER_SEC,
+				   .poll_time_ns = 20000 };
+	int pair[2];
+
+	memset(r, 0, sizeof(*r));
+	r->bytes = bytes;
+	r->completion = r->doorbell = -1;
+	r->group.transfers_max = r->agent.transfers_max = 100000;
+	r->shared = (struct session_shared){ .session = WRIG_SESSION,
+					     .group = GROUP,
+					     .own = { .transfers_max = 4096 },
+					     .group_quota = &r->group,
+					     .agent_quota = &r->agent,
+					     .ops_max = 1 << 20,
+					     .requests_max = 4 };
+	dray_assert(pool_start(&r->pool, 1, &cfg, 100000, NULL) == 0);
+	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
+		    0);
+	r->client = pair[1];
+	r->region_a = region(r, WRIG_REGION_A, &r->a);
+	r->region_b = region(r, WRIG_REGION_B, &r->b);
+	r->remote_b.o = (struct object_view){ OBJECT_REMOTE, WRIG_REMOTE_B, GROUP,
+					      WRIG_SESSION,  bytes,         DMSG_ACCESS_ALL };
+	r->remote_b.is_local = true;
+	r->remote_b.region = WRIG_REGION_B;
+	pool_publish(&r->pool, &r->remote_b.o);
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SESSION_ADD,
+							   .fd = pair[0],
+							   .shared = &r->shared });
+	if (sq_entries)
+		ring(r, sq_entries);
+}
+
+struct event wrig_event(struct wrig *r)
+{
+	struct pollfd p = { .fd = worker_event_fd(r->pool.workers[0]), .events = POLLIN };
+	struct event ev;
+
+	while (!worker_next_event(r->pool.workers[0], &ev))
+		dray_assert(poll(&p, 1, 20000) == 1);
+	return ev;
+}
+
+void wrig_deinit(struct wrig *r)
+{
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SESSION_CLOSE,
+							   .session = WRIG_SESSION,
+							   .code = 36 });
+	while (wrig_event(r).type != EVENT_SESSION_GONE)
+		;
+	pool_stop(&r->pool);
+	if (r->ring.ring) {
+		munmap(r->ring.ring, r->ring.ring_bytes);
+		munmap(r->ring.arena, r->ring.arena_bytes);
+		close(r->doorbell);
+		close(r->ring.completion_fd);
+		close(r->completion);
+	}
+	if (r->client >= 0)
+		close(r->client);
+	munmap(r->a, r->bytes);
+	munmap(r->b, r->bytes);
+	free(r->region_a);
+	free(r->region_b);
+}

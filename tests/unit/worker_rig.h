@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A real worker with sessions over socket pairs, regions and remotes published by hand. */
+#ifndef DRAY_TESTS_UNIT_WORKER_RIG_H
+#define DRAY_TESTS_UNIT_WORKER_RIG_H
+
+#include "agent/worker/msg.h"
+#include "agent/worker/pool.h"
+
+struct wrig {
+	struct worker_pool pool;
+	struct quota group, agent;
+	struct session_shared shared;
+	int client;     /* the client's end of the data socket */
+	uint8_t *a, *b; /* memory of two regions of `bytes` */
+	uint64_t bytes;
+	struct region_view *region_a, *region_b;
+	struct remote_view remote_b;
+	struct ring_memory ring;
+	int doorbell;   /* eventfd: client to agent */
+	int completion; /* the client's end of the completion doorbell */
+};
+
+#define WRIG_SESSION (1ull << 32 | 1)
+#define WRIG_REGION_A (1ull << 32 | 1)
+#define WRIG_REGION_B (1ull << 32 | 2)
+#define WRIG_REMOTE_B (1ull << 32 | 1)
+
+/* Aborts the program where anything cannot be had. sq_entries 0: no ring. */
+void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes);
+/* Closes the session, waits for it to be gone, stops the worker. */
+void wrig_deinit(struct wrig *r);
+/* The next event of the worker; waits for it. */
+struct event wrig_event(struct wrig *r);
+
+#endif
