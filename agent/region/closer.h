@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread that closes and unmaps what may take long: the last close of a large memfd frees its pages, and
- * the close of a descriptor on FUSE or NFS waits for somebody else. Jobs run in order. One closer for what
- * is known to end, another for descriptors of unknown kinds, which may never.
+ * A thread that closes and unmaps what may take long: the last close of a large memfd frees its
+ * pages, and the close of a descriptor on FUSE or NFS waits for somebody else. Jobs run in order.
+ * One closer for what is known to end, another for descriptors of unknown kinds, which may never.
  */
 #ifndef DRAY_AGENT_REGION_CLOSER_H
 #define DRAY_AGENT_REGION_CLOSER_H

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times at which things expire, the earliest first: a binary heap of entries embedded in their owners. */
+/*
+ * Times at which things expire, the earliest first: a binary heap of entries embedded in their
+ * owners.
+ */
 #ifndef DRAY_AGENT_REGION_EXPIRY_H
 #define DRAY_AGENT_REGION_EXPIRY_H
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client's descriptors are looked at in an order that never waits for anybody: F_GET_SEALS answers for
- * memory files alone, so that nothing that would ask a file system in user space comes before it.
+ * A client's descriptors are looked at in an order that never waits for anybody: F_GET_SEALS
+ * answers for memory files alone, so that nothing that would ask a file system in user space
+ * comes before it.
  *
- * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for it.
- * That costs a walk over all of its pages, which for tens of GiB would hold the control thread up, so
- * a file that has a block for each of its pages passes without it, provided the mapping is guarded: blocks may lie
- * past the end, and what is missing then faults.
+ * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for
+ * it. That costs a walk over all of its pages, which for tens of GiB would hold the control
+ * thread up, so a file that has a block for each of its pages passes without it, provided the
+ * mapping is guarded: blocks may lie past the end, and what is missing then faults.
  */
 #include "agent/region/extents.h"
 
@@ -52,7 +53,8 @@ int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct
 	uint64_t sum = 0;
 
 	if (!m->extents.n)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "a region has at least one extent");
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "a region has at least one extent");
 	for (uint32_t i = 0; i < m->extents.n; i++) {
 		struct dmsg_extent e;
 
@@ -74,15 +76,17 @@ static int check_kind(const struct dmsg_extent *e, uint32_t index, struct dray_e
 	case DMSG_KIND_MEMFD:
 		return 0;
 	case DMSG_KIND_POOL:
-		return refuse(reterr, DRAY_E_INVALID, index, "a pool is the only extent of its region");
+		return refuse(reterr, DRAY_E_INVALID, index,
+			      "a pool is the only extent of its region");
 	case DMSG_KIND_DMABUF:
-		return refuse(reterr, DRAY_E_UNSUPPORTED, index,
-			      "kind dmabuf needs an RDMA transport, which this agent lacks; use memfd");
+		return refuse(
+			reterr, DRAY_E_UNSUPPORTED, index,
+			"kind dmabuf needs an RDMA transport, which this agent lacks; use memfd");
 	case DMSG_KIND_CUDA_IPC:
 	case DMSG_KIND_CUDA_VMM:
 		return refuse(reterr, DRAY_E_UNSUPPORTED, index,
-			      "kinds cuda_ipc and cuda_vmm need the CUDA plug-in, which this agent lacks; "
-			      "use memfd");
+			      "kinds cuda_ipc and cuda_vmm need the CUDA plug-in, which this agent "
+			      "lacks; use memfd");
 	}
 	return refuse(reterr, DRAY_E_INVALID, index, "its kind is unknown");
 }
@@ -98,12 +102,17 @@ static int file_probe(struct file *f, int fd, uint32_t index, bool write, struct
 		return refuse(reterr, DRAY_E_REGION_KIND, index, "its descriptor is not a memfd");
 	if (!(seals & F_SEAL_SHRINK))
 		return refuse(reterr, DRAY_E_REGION_UNSEALED, index,
-			      "its memfd lacks F_SEAL_SHRINK; create it with MFD_ALLOW_SEALING and add the seal");
+			      "its memfd lacks F_SEAL_SHRINK; create it with MFD_ALLOW_SEALING and "
+			      "add the seal");
 	if ((flags & O_ACCMODE) == O_WRONLY)
-		return refuse(reterr, DRAY_E_REGION_KIND, index, "its descriptor is open for writing only");
-	if (write && ((flags & O_ACCMODE) != O_RDWR || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
-		return refuse(reterr, DRAY_E_REGION_READ_ONLY, index,
-			      "write access was asked for, but its descriptor is read-only or sealed against writing");
+		return refuse(reterr, DRAY_E_REGION_KIND, index,
+			      "its descriptor is open for writing only");
+	if (write &&
+	    ((flags & O_ACCMODE) != O_RDWR || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+		return refuse(
+			reterr, DRAY_E_REGION_READ_ONLY, index,
+			"write access was asked for, but its descriptor is read-only or sealed "
+			"against writing");
 	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 || !S_ISREG(st.st_mode))
 		return refuse(reterr, DRAY_E_REGION_KIND, index, "its descriptor is not a memfd");
 	*f = (struct file){
@@ -133,8 +142,9 @@ static int read_pieces(const struct dmsg_region_add *m, const int *fds, unsigned
 		if (r < 0)
 			return r;
 		if (p->e.fd_index >= n_fds)
-			return refuse(reterr, DRAY_E_FD_COUNT, i,
-				      "fd_index is not that of a descriptor that came with the message");
+			return refuse(
+				reterr, DRAY_E_FD_COUNT, i,
+				"fd_index is not that of a descriptor that came with the message");
 		f = &files[p->e.fd_index];
 		if (!f->used) {
 			r = file_probe(f, fds[p->e.fd_index], i, write, reterr);
@@ -180,7 +190,10 @@ static bool same_file(const struct piece *a, const struct piece *b)
 	return a->file->dev == b->file->dev && a->file->ino == b->file->ino;
 }
 
-/* Two extents in the same bytes would make one transfer's destinations overlap where its offsets do not. */
+/*
+ * Two extents in the same bytes would make one transfer's destinations overlap where its offsets
+ * do not.
+ */
 static int check_overlap(const struct piece *sorted, uint32_t n, struct dray_err *reterr)
 {
 	for (uint32_t i = 1; i < n; i++) {
@@ -226,16 +239,17 @@ static int check_resident(const struct piece *sorted, uint32_t n, struct dray_er
 		if (!ok && !f->huge)
 			ok = run_resident(f->fd, first->e.offset, end);
 		if (!ok)
-			return refuse(reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
-				      f->huge ? "its huge-page file is not populated in full" :
-						"its memory has holes; populate it (MADV_POPULATE_WRITE) "
-						"before REGION_ADD");
+			return refuse(
+				reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
+				f->huge ? "its huge-page file is not populated in full" :
+					  "its memory has holes; populate it (MADV_POPULATE_WRITE) "
+					  "before REGION_ADD");
 	}
 	return 0;
 }
 
-static int map_files(struct mappings *ms, dray_handle session, struct file *files, unsigned n, bool write,
-		     uint64_t limit, struct extents *e, struct dray_err *reterr)
+static int map_files(struct mappings *ms, dray_handle session, struct file *files, unsigned n,
+		     bool write, uint64_t limit, struct extents *e, struct dray_err *reterr)
 {
 	for (unsigned i = 0; i < n; i++) {
 		struct file *f = &files[i];
@@ -244,7 +258,8 @@ static int map_files(struct mappings *ms, dray_handle session, struct file *file
 
 		if (f->size > limit)
 			return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
-					    "a file of %" PRIu64 " bytes is mapped whole and is over "
+					    "a file of %" PRIu64
+					    " bytes is mapped whole and is over "
 					    "limits.bytes_per_session (%" PRIu64 ")",
 					    f->size, limit);
 		/* before mapping: that would reserve huge pages for what is missing */
@@ -275,8 +290,9 @@ static void build_view(struct region_view *v, const struct piece *pieces, uint32
 		if (last && last->base + last->length == base && p->file == pieces[i - 1].file)
 			last->length += p->e.length;
 		else
-			v->extents[v->n_extents++] =
-				(struct extent_view){ .start = start, .length = p->e.length, .base = base };
+			v->extents[v->n_extents++] = (struct extent_view){ .start = start,
+									   .length = p->e.length,
+									   .base = base };
 		start += p->e.length;
 	}
 	v->o.length = start;
@@ -353,7 +369,8 @@ static int64_t huge_page_bytes(void)
 	return fstat(fd, &st) < 0 ? -errno : (int64_t)st.st_blksize;
 }
 
-static int check_pool(const struct dmsg_region_add *m, struct dmsg_extent *ret, struct dray_err *reterr)
+static int check_pool(const struct dmsg_region_add *m, struct dmsg_extent *ret,
+		      struct dray_err *reterr)
 {
 	dmsg_extent_get(m->extents.p, ret);
 	if (m->extents.n != 1)
@@ -365,7 +382,8 @@ static int check_pool(const struct dmsg_region_add *m, struct dmsg_extent *ret, 
 }
 
 int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
-		     uint64_t room, struct extents *ret, uint64_t *ret_bytes, struct dray_err *reterr)
+		     uint64_t room, struct extents *ret, uint64_t *ret_bytes,
+		     struct dray_err *reterr)
 {
 	bool huge = m->flags & DMSG_REGION_FLAG_HUGE;
 	int64_t page = huge ? huge_page_bytes() : (int64_t)sysconf(_SC_PAGESIZE);
@@ -382,22 +400,26 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 		return r;
 	if (page <= 0)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "this kernel has no huge pages: %s", dray_errno_text((int)page));
+				    "this kernel has no huge pages: %s",
+				    dray_errno_text((int)page));
 	bytes = (x.length + (uint64_t)page - 1) / (uint64_t)page * (uint64_t)page;
 	if (bytes > room)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "a pool of %" PRIu64 " bytes is over what limits.pool_bytes leaves (%" PRIu64 ")",
+				    "a pool of %" PRIu64
+				    " bytes is over what limits.pool_bytes leaves (%" PRIu64 ")",
 				    bytes, room);
 	fd = dray_memfd_new("dray-pool", bytes, huge);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, fd < 0 ? fd : -errno,
-				    fd == -EMFILE || fd == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
+				    fd == -EMFILE || fd == -ENFILE ? DRAY_E_NO_FDS :
+								     DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
 	r = extents_alloc(&e, 1, 1, m->access, reterr);
 	if (r < 0)
 		return r;
-	key = (struct mapping_key){ st.st_dev, st.st_ino, m->access & DMSG_ACCESS_WRITE, huge ? session : 0 };
+	key = (struct mapping_key){ st.st_dev, st.st_ino, m->access & DMSG_ACCESS_WRITE,
+				    huge ? session : 0 };
 	r = mapping_get(ms, &key, fd, bytes, &e.maps[0], reterr);
 	if (r < 0) {
 		extents_deinit(&e);

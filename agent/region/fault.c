@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The guard is a jump buffer of the thread, armed for the length of one copy. The handler jumps there when a
- * memory access of this thread raised the signal while the buffer is armed; any other SIGBUS is none of
- * ours and goes to whoever handled it before us, in the end to the default that ends the process.
+ * The guard is a jump buffer of the thread, armed for the length of one copy. The handler jumps
+ * there when a memory access of this thread raised the signal while the buffer is armed; any
+ * other SIGBUS is none of ours and goes to whoever handled it before us, in the end to the
+ * default that ends the process.
  *
- * The jump does not bring back the signal mask, since saving that would cost each copy a system call; the
- * handler takes the signal out of the mask itself.
+ * The jump does not bring back the signal mask, since saving that would cost each copy a system
+ * call; the handler takes the signal out of the mask itself.
  */
 #include "agent/region/fault.h"
 
@@ -53,7 +54,10 @@ static void pass_on(int sig, siginfo_t *info, void *context)
 
 static void handle_sigbus(int sig, siginfo_t *info, void *context)
 {
-	/* the kernel found a broken page that nobody has touched: nothing to do until somebody does */
+	/*
+	 * the kernel found a broken page that nobody has touched: nothing to do until somebody
+	 * does
+	 */
 	if (info->si_code == BUS_MCEERR_AO)
 		return;
 	if (guard.armed && info->si_code > 0) {
@@ -83,8 +87,8 @@ int fault_init(void)
 }
 
 /*
- * The fences keep the accesses between arming and disarming, as far as the compiler is concerned; the
- * signal is raised by the accessing instruction itself, on the same thread.
+ * The fences keep the accesses between arming and disarming, as far as the compiler is concerned;
+ * the signal is raised by the accessing instruction itself, on the same thread.
  */
 static inline void arm(void)
 {
@@ -136,7 +140,8 @@ static int uffd_open(void)
 {
 	struct uffdio_api api = {
 		.api = UFFD_API,
-		.features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS,
+		.features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM |
+			    UFFD_FEATURE_MISSING_HUGETLBFS,
 	};
 	int fd dray_auto_close =
 		(int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);

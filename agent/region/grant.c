@@ -94,7 +94,8 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 		return;
 	g->ending = true;
 	g->fenced = !fence;
-	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent, handle_dropped, g);
+	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent, handle_dropped,
+		  g);
 	if (fence)
 		r->up->fence(r->arg, g->view.peer, g->view.o.handle, DRAY_E_REVOKED);
 }
@@ -121,9 +122,10 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 	return g;
 }
 
-int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16], uint64_t token_id,
-		 dray_handle region, uint64_t incarnation, const uint8_t capability[16],
-		 dray_handle *ret_grant, uint64_t *ret_length, uint16_t *ret_access, struct dray_err *reterr)
+int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		 uint64_t token_id, dray_handle region, uint64_t incarnation,
+		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
+		 uint16_t *ret_access, struct dray_err *reterr)
 {
 	uint32_t max = (uint32_t)r->cfg->limits.grants_per_peer;
 	struct grant *g;
@@ -134,7 +136,8 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 		return -EPERM;
 	if (grants_count(r, peer) >= max)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the owner holds %" PRIu32 " grants for this agent (limits.grants_per_peer)",
+				    "the owner holds %" PRIu32
+				    " grants for this agent (limits.grants_per_peer)",
 				    max);
 	g = grant_new(t, peer);
 	if (!g)
@@ -199,6 +202,11 @@ dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle handle
 	return g && !g->ending ? g->view.region : 0;
 }
 
+uint32_t grants_total(struct regions *r)
+{
+	return r->grants.count;
+}
+
 uint32_t grants_count(struct regions *r, dray_handle peer)
 {
 	struct grant_peer *p = peer_find(r, peer);
@@ -232,6 +240,7 @@ int grant_barrier(struct region *region, struct revocation *v)
 	g->region = region;
 	g->revocation = v;
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false, barrier_passed, g);
+	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false, barrier_passed,
+		  g);
 	return 0;
 }

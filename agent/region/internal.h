@@ -34,7 +34,7 @@ struct regions {
 	struct dray_handles regions, tokens, grants;
 	struct dray_list peers; /* of struct grant_peer */
 	struct mappings mappings;
-	struct closer *closer;		/* of memory files */
+	struct closer *closer;         /* of memory files */
 	struct closer *unknown_closer; /* of anything else */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
@@ -97,13 +97,13 @@ struct grant_peer {
 };
 
 /*
- * A grant ends when every worker dropped it and the peer cannot use it any more. After an urgent end it
- * outlives its token.
+ * A grant ends when every worker dropped it and the peer cannot use it any more. After an urgent
+ * end it outlives its token.
  */
 struct grant {
 	struct dray_list token_link, peer_link;
 	struct regions *regions;
-	struct token *token;	 /* NULL: the region is gone */
+	struct token *token;     /* NULL: the region is gone */
 	struct grant_peer *peer; /* NULL: a barrier, for region and revocation */
 	struct region *region;
 	struct revocation *revocation;
@@ -116,7 +116,10 @@ static inline const struct region_view *region_view_of(const struct region *r)
 	return r->extents.view;
 }
 
-/* region.c: after anything that may have been the last thing a removal waited for; may free the region. */
+/*
+ * region.c: after anything that may have been the last thing a removal waited for; may free the
+ * region.
+ */
 void region_check(struct region *r);
 
 /* token.c */
@@ -140,8 +143,8 @@ void grant_end(struct grant *g, bool fence, bool urgent);
 /* Takes it off its token, which it outlives. */
 void grant_detach(struct grant *g);
 /*
- * An unpublished grant that is dropped: its end comes when the workers have seen all that went before. Then the
- * revocation is stepped. 0 or -ENOMEM.
+ * An unpublished grant that is dropped: its end comes when the workers have seen all that went
+ * before. Then the revocation is stepped. 0 or -ENOMEM.
  */
 int grant_barrier(struct region *region, struct revocation *v);
 

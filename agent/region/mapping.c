@@ -20,7 +20,8 @@ void mappings_init(struct mappings *ms, struct closer *closer)
 
 static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
 {
-	return a->dev == b->dev && a->ino == b->ino && a->writable == b->writable && a->owner == b->owner;
+	return a->dev == b->dev && a->ino == b->ino && a->writable == b->writable &&
+	       a->owner == b->owner;
 }
 
 static struct mapping *find(struct mappings *ms, const struct mapping_key *key, uint64_t bytes)
@@ -32,10 +33,10 @@ static struct mapping *find(struct mappings *ms, const struct mapping_key *key, 
 }
 
 /*
- * A mapping of a descriptor that was opened for reading cannot be guarded, the kernel wants the file to be
- * writable by it. Whoever holds the file's other descriptor could then punch holes and have the agent pay for
- * the pages that its reads bring back. So the file is opened a second time where its mode allows that; it is
- * mapped for reading all the same.
+ * A mapping of a descriptor that was opened for reading cannot be guarded, the kernel wants the
+ * file to be writable by it. Whoever holds the file's other descriptor could then punch holes and
+ * have the agent pay for the pages that its reads bring back. So the file is opened a second time
+ * where its mode allows that; it is mapped for reading all the same.
  */
 static int reopen_writable(int fd)
 {
@@ -116,7 +117,8 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (m->fd < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-				    "a region's descriptor cannot be kept: %s", dray_errno_text(errno));
+				    "a region's descriptor cannot be kept: %s",
+				    dray_errno_text(errno));
 	if (!map_guarded(m))
 		return map_error(reterr, errno, bytes);
 	madvise(m->base, bytes, MADV_DONTDUMP);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mappings of client files, shared between the extents and regions that lie in the same file and are mapped
- * with the same access. A mapping covers the whole file as large as it was. The agent never
- * populates one. Control thread only.
+ * Mappings of client files, shared between the extents and regions that lie in the same file and
+ * are mapped with the same access. A mapping covers the whole file as large as it was. The agent
+ * never populates one. Control thread only.
  */
 #ifndef DRAY_AGENT_REGION_MAPPING_H
 #define DRAY_AGENT_REGION_MAPPING_H
@@ -18,8 +18,8 @@
 struct mappings {
 	struct dray_list list;
 	struct closer *closer; /* unmaps; borrowed */
-	uint32_t count;	       /* mappings, and as many descriptors */
-	uint64_t bytes;	       /* address space */
+	uint32_t count;        /* mappings, and as many descriptors */
+	uint64_t bytes;        /* address space */
 };
 
 /* What identifies a mapping. */
@@ -28,8 +28,9 @@ struct mapping_key {
 	ino_t ino;
 	bool writable;
 	/*
-	 * Inode numbers of huge-page files are 32 bits from a counter that wraps, so they prove nothing between
-	 * strangers: those mappings are shared within one session only. 0 for other files.
+	 * Inode numbers of huge-page files are 32 bits from a counter that wraps, so they prove
+	 * nothing between strangers: those mappings are shared within one session only. 0 for
+	 * other files.
 	 */
 	uint64_t owner;
 };
@@ -42,7 +43,7 @@ struct mapping {
 	uint8_t *base;
 	uint64_t bytes;
 	bool guarded; /* fault_guard_memory() took it */
-	int fd;	      /* our own */
+	int fd;       /* our own */
 };
 
 void mappings_init(struct mappings *ms, struct closer *closer);

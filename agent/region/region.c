@@ -114,14 +114,16 @@ static int check_request(struct regions *r, const struct dmsg_region_add *m, uns
 		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
 				    "the agent is draining and takes no new regions");
 	if (!m->access)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "access is neither read nor write");
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "access is neither read nor write");
 	e = extents_length(m, &length, reterr);
 	if (e < 0)
 		return e;
 	if (m->flags & DMSG_REGION_FLAG_HUGE && !is_pool(m))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "flag huge is for pools");
 	if (is_pool(m) && n_fds)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT, "a pool takes no descriptors");
+		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
+				    "a pool takes no descriptors");
 	return 0;
 }
 
@@ -168,7 +170,8 @@ int region_add(struct regions *r, const struct region_owner *owner, const struct
 	e = dray_handles_add(&r->regions, region, &region->handle);
 	if (e < 0)
 		return dray_err_set(reterr, e, e == -ENOSPC ? DRAY_E_QUOTA : DRAY_E_NO_MEMORY,
-				    "the agent has %" PRIu32 " regions (limits.regions)", r->regions.count);
+				    "the agent has %" PRIu32 " regions (limits.regions)",
+				    r->regions.count);
 	o = &region->extents.view->o;
 	o->kind = OBJECT_REGION;
 	o->handle = region->handle;
@@ -200,8 +203,8 @@ static void region_gone(struct region *region)
 }
 
 /*
- * With an urgent end the grants need only be dropped here, which serving counts; what peers still have to
- * acknowledge is theirs to finish.
+ * With an urgent end the grants need only be dropped here, which serving counts; what peers still
+ * have to acknowledge is theirs to finish.
  */
 void region_check(struct region *region)
 {
@@ -240,8 +243,8 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 	region->done = done;
 	region->arg = arg;
 	tokens_revoke(region, NULL, ++r->revocations);
-	pool_drop(r->pool, OBJECT_REGION, handle, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent,
-		  handle_dropped, region);
+	pool_drop(r->pool, OBJECT_REGION, handle, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED,
+		  urgent, handle_dropped, region);
 	return 0;
 }
 
@@ -253,7 +256,10 @@ static void handle_hurried(void *arg)
 	region_check(region);
 }
 
-/* Dropping again what is being dropped makes that urgent; what was dropped before answers at once. */
+/*
+ * Dropping again what is being dropped makes that urgent; what was dropped before answers at
+ * once.
+ */
 void region_hurry(struct regions *r, dray_handle handle)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
@@ -264,9 +270,11 @@ void region_hurry(struct regions *r, dray_handle handle)
 	dray_list_for_each(&region->tokens, t, struct token, link)
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			if (!g->dropped)
-				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, true, NULL, NULL);
+				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED,
+					  true, NULL, NULL);
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_SESSION_CLOSED, true, handle_hurried, region);
+	pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_SESSION_CLOSED, true, handle_hurried,
+		  region);
 }
 
 dray_handle region_group(struct regions *r, dray_handle handle, dray_handle *ret_session)
@@ -285,7 +293,8 @@ void regions_drain(struct regions *r, bool on)
 	r->draining = on;
 }
 
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info), void *arg)
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+		  void *arg)
 {
 	struct region *region;
 
@@ -307,7 +316,8 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_i
 	}
 }
 
-void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes, uint64_t *ret_tokens)
+void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes,
+		    uint64_t *ret_tokens)
 {
 	tokens_expire(r);
 	*ret_regions = r->regions.count;

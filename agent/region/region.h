@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions, their tokens, and the grants made from them. The control thread owns all of it; workers see
- * views. Asynchronous ends run their callback exactly once, never inside the call.
+ * Regions, their tokens, and the grants made from them. The control thread owns all of it;
+ * workers see views. Asynchronous ends run their callback exactly once, never inside the call.
  *
- * A token lives until it is revoked, its region is removed, its time is over, or its single use is
- * over. Expiry and single use limit importing: what was imported before stays usable until it is released or
- * revoked. The owner's clock alone decides (the time in the token is for people).
+ * A token lives until it is revoked, its region is removed, its time is over, or its single use
+ * is over. Expiry and single use limit importing: what was imported before stays usable until it
+ * is released or revoked. The owner's clock alone decides (the time in the token is for people).
  *
- * Ending an export is a fence. For each grant made from the token two things must happen: every worker
- * here stops serving it, and the peer acknowledges (or is lost). For each remote within this agent: every
- * worker stops using it. REVOKE and REMOVE are done when all of that is. An urgent end, of a dead session's
- * region, does not wait for the peers: workers here refuse by themselves, so the memory can go at
- * once, and the grants stay known until their peers have answered.
+ * Ending an export is a fence. For each grant made from the token two things must happen: every
+ * worker here stops serving it, and the peer acknowledges (or is lost). For each remote within
+ * this agent: every worker stops using it. REVOKE and REMOVE are done when all of that is. An
+ * urgent end, of a dead session's region, does not wait for the peers: workers here refuse by
+ * themselves, so the memory can go at once, and the grants stay known until their peers have
+ * answered.
  */
 #ifndef DRAY_AGENT_REGION_REGION_H
 #define DRAY_AGENT_REGION_REGION_H
@@ -26,9 +27,15 @@
 struct regions;
 
 struct regions_upcalls {
-	/* Send FENCE to the peer; ends by grant_fenced() or grants_peer_gone(), not inside the call. */
+	/*
+	 * Send FENCE to the peer; ends by grant_fenced() or grants_peer_gone(), not inside the
+	 * call.
+	 */
 	void (*fence)(void *arg, dray_handle peer, dray_handle grant, uint32_t code);
-	/* A token died: this remote must go; call local_remote_gone() once it is dropped, not inside the call. */
+	/*
+	 * A token died: this remote must go; call local_remote_gone() once it is dropped, not
+	 * inside the call.
+	 */
 	void (*revoke_local)(void *arg, dray_handle remote, uint32_t code, bool urgent);
 };
 
@@ -45,9 +52,10 @@ int regions_new(struct regions **ret, const struct regions_deps *deps);
 struct regions *regions_free(struct regions *r);
 
 /*
- * Who asks: what the region module must know of a session. Quota use is kept by the caller (session), but
- * for tokens, which end by themselves: `tokens` counts the live ones made from the session's regions. It
- * must stay valid while the session has regions; NULL: not counted, no limit.
+ * Who asks: what the region module must know of a session. Quota use is kept by the caller
+ * (session), but for tokens, which end by themselves: `tokens` counts the live ones made from the
+ * session's regions. It must stay valid while the session has regions; NULL: not counted, no
+ * limit.
  */
 struct region_owner {
 	dray_handle session, group;
@@ -55,16 +63,17 @@ struct region_owner {
 };
 
 /*
- * Checks and maps the extents. fds stay the caller's (the region duplicates what it keeps). *ret_pool_fd: -1, or for a
- * pool the memfd to pass to the client (owned by the region). Errors as REGION_ADD lists.
+ * Checks and maps the extents. fds stay the caller's (the region duplicates what it keeps).
+ * *ret_pool_fd: -1, or for a pool the memfd to pass to the client (owned by the region). Errors
+ * as REGION_ADD lists.
  */
 int region_add(struct regions *r, const struct region_owner *owner, const struct dmsg_region_add *m,
 	       const int *fds, unsigned n_fds, dray_handle *ret_region, uint64_t *ret_length,
 	       int *ret_pool_fd, struct dray_err *reterr);
 
 /*
- * Proof of stop, then unmapped and forgotten, then done(arg). urgent: its session died. -ENOENT if not this
- * session's, or being removed already.
+ * Proof of stop, then unmapped and forgotten, then done(arg). urgent: its session died. -ENOENT
+ * if not this session's, or being removed already.
  */
 int region_remove(struct regions *r, dray_handle region, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg);
@@ -73,30 +82,38 @@ int region_remove(struct regions *r, dray_handle region, dray_handle session, bo
 void region_hurry(struct regions *r, dray_handle region);
 
 /*
- * Closes client descriptors without making the caller wait, and sets them to -1. What is not a memory file
- * may block for ever when it is closed.
+ * Closes client descriptors without making the caller wait, and sets them to -1. What is not a
+ * memory file may block for ever when it is closed.
  */
 void regions_close_fds(struct regions *r, int *fds, unsigned n);
 
-/* Any member of the region's group may export it. Binary token into ret_token (DMSG_TOKEN_MAX bytes). segment: what goes in. */
-int region_export(struct regions *r, const struct region_owner *owner, const struct dmsg_region_export *m,
-		  const char *segment, uint64_t *ret_token_id, uint8_t *ret_token, uint32_t *ret_token_length,
-		  struct dray_err *reterr);
+/*
+ * Any member of the region's group may export it. Binary token into ret_token (DMSG_TOKEN_MAX
+ * bytes). segment: what goes in.
+ */
+int region_export(struct regions *r, const struct region_owner *owner,
+		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
+		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr);
 
 /*
- * Any member of the region's group may revoke. token_id 0: all of the region's. done(arg, count) when
- * nobody can use them any more; that includes tokens whose revocation was under way.
+ * Any member of the region's group may revoke. token_id 0: all of the region's. done(arg, count)
+ * when nobody can use them any more; that includes tokens whose revocation was under way.
  */
 int region_revoke(struct regions *r, dray_handle region, const struct region_owner *who,
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr);
 
-/* Parses a binary token; checks form only. segment: at least 256 bytes. 0 or -EINVAL with token_invalid. */
-int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment, struct dray_err *reterr);
+/*
+ * Parses a binary token; checks form only. segment: at least 256 bytes. 0 or -EINVAL with
+ * token_invalid.
+ */
+int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
+		struct dray_err *reterr);
 
 /*
- * Import within this agent: checks like grant_import, ties `remote` (a handle of the session module) to the
- * token, and tells region, offset, length and access. local_remote_gone() ends the tie.
+ * Import within this agent: checks like grant_import, ties `remote` (a handle of the session
+ * module) to the token, and tells region, offset, length and access. local_remote_gone() ends the
+ * tie.
  */
 int token_import_local(struct regions *r, const struct pmsg_token *token, dray_handle remote,
 		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
@@ -117,7 +134,9 @@ struct region_info {
 	uint64_t length;
 };
 
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info), void *arg);
-void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes, uint64_t *ret_tokens);
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+		  void *arg);
+void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes,
+		    uint64_t *ret_tokens);
 
 #endif

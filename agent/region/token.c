@@ -24,7 +24,8 @@ static int malformed(struct dray_err *reterr, const char *why)
 	return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID, "the token %s", why);
 }
 
-int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment, struct dray_err *reterr)
+int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
+		struct dray_err *reterr)
 {
 	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
 	struct pmsg_token t;
@@ -38,7 +39,8 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 		return malformed(reterr, "has a version that is not known here");
 	if (length > PMSG_TOKEN_SEGMENT_MAX || n != SEGMENT_AT + length)
 		return malformed(reterr, "has a length that does not fit its content");
-	if (!t.access || t.access & ~DMSG_ACCESS_ALL || !t.length || t.length > UINT64_MAX - t.offset)
+	if (!t.access || t.access & ~DMSG_ACCESS_ALL || !t.length ||
+	    t.length > UINT64_MAX - t.offset)
 		return malformed(reterr, "names an impossible range or access");
 	memcpy(segment, p + SEGMENT_AT, length);
 	segment[length] = 0;
@@ -70,7 +72,8 @@ static uint32_t grave_code(const struct regions *r, dray_handle token, const uin
 	for (uint32_t i = 0; r->graves && i < GRAVES; i++) {
 		const struct grave *g = &r->graves[i];
 
-		if (g->token == token && !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
+		if (g->token == token &&
+		    !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
 			return g->code;
 	}
 	return DRAY_E_TOKEN_INVALID;
@@ -131,8 +134,9 @@ void tokens_expire(struct regions *r)
 
 /* --- export ----------------------------------------------------------------------------------- */
 
-static int check_export(struct regions *r, const struct region *region, const struct dmsg_region_export *m,
-			size_t segment_length, struct dray_err *reterr)
+static int check_export(struct regions *r, const struct region *region,
+			const struct dmsg_region_export *m, size_t segment_length,
+			struct dray_err *reterr)
 {
 	const struct object_view *o = &region_view_of(region)->o;
 	uint32_t max = (uint32_t)r->cfg->limits.tokens_per_session;
@@ -153,14 +157,16 @@ static int check_export(struct regions *r, const struct region *region, const st
 				    "this agent's segment is over %d bytes, shorten peer.advertise",
 				    PMSG_TOKEN_SEGMENT_MAX);
 	if (region->session_tokens && *region->session_tokens >= max)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the region's session has %" PRIu32
-				    " live tokens (limits.tokens_per_session); revoke some or give them a ttl",
-				    max);
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"the region's session has %" PRIu32
+			" live tokens (limits.tokens_per_session); revoke some or give them a ttl",
+			max);
 	return 0;
 }
 
-static struct token *token_new(struct region *region, const struct dmsg_region_export *m, struct dray_err *reterr)
+static struct token *token_new(struct region *region, const struct dmsg_region_export *m,
+			       struct dray_err *reterr)
 {
 	struct token *t dray_auto_free = calloc(1, sizeof(*t));
 	struct regions *r = region->regions;
@@ -169,7 +175,8 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
 		return NULL;
 	}
-	t->expiry.at_ns = m->ttl_ms ? dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS : EXPIRY_NEVER;
+	t->expiry.at_ns = m->ttl_ms ? dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS :
+				      EXPIRY_NEVER;
 	if (getrandom(t->capability, CAPABILITY_BYTES, GRND_NONBLOCK) != CAPABILITY_BYTES)
 		dray_err_set(reterr, -EIO, DRAY_E_IO, "the kernel has no random numbers yet");
 	else if (expiry_add(&r->expiry, &t->expiry) < 0)
@@ -193,7 +200,8 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 	return dray_take(t);
 }
 
-static uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms, uint8_t *ret)
+static uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms,
+			    uint8_t *ret)
 {
 	const struct regions *r = t->region->regions;
 	size_t n = strlen(segment);
@@ -218,20 +226,21 @@ static uint32_t token_write(const struct token *t, const char *segment, uint32_t
 	return (uint32_t)(SEGMENT_AT + n);
 }
 
-static struct region *region_of_group(struct regions *r, dray_handle handle, const struct region_owner *who,
-				      struct dray_err *reterr)
+static struct region *region_of_group(struct regions *r, dray_handle handle,
+				      const struct region_owner *who, struct dray_err *reterr)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
 	if (region && !region->removing && region_view_of(region)->o.group == who->group)
 		return region;
-	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no region %" PRIu64 " in this session's group", handle);
+	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+		     "no region %" PRIu64 " in this session's group", handle);
 	return NULL;
 }
 
-int region_export(struct regions *r, const struct region_owner *owner, const struct dmsg_region_export *m,
-		  const char *segment, uint64_t *ret_token_id, uint8_t *ret_token, uint32_t *ret_token_length,
-		  struct dray_err *reterr)
+int region_export(struct regions *r, const struct region_owner *owner,
+		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
+		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr)
 {
 	struct region *region;
 	struct token *t;
@@ -269,9 +278,11 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 		code = DRAY_E_INCARNATION;
 	else if (!t)
 		code = grave_code(r, token_id, capability);
-	else if (CRYPTO_memcmp(t->capability, capability, CAPABILITY_BYTES) || t->region->handle != region)
+	else if (CRYPTO_memcmp(t->capability, capability, CAPABILITY_BYTES) ||
+		 t->region->handle != region)
 		code = DRAY_E_TOKEN_INVALID;
-	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) && memcmp(t->audience, importer, AGENT_ID_BYTES))
+	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) &&
+		 memcmp(t->audience, importer, AGENT_ID_BYTES))
 		code = DRAY_E_TOKEN_AUDIENCE;
 	else if (t->revoked)
 		code = DRAY_E_REVOKED;
@@ -283,7 +294,8 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 		code = DRAY_E_DRAINING;
 	if (!code)
 		return t;
-	dray_err_set(reterr, -EPERM, (int)code, "%s %s", dray_error_doc(code), dray_error_fix(code));
+	dray_err_set(reterr, -EPERM, (int)code, "%s %s", dray_error_doc(code),
+		     dray_error_fix(code));
 	return NULL;
 }
 
@@ -294,8 +306,8 @@ int token_import_local(struct regions *r, const struct pmsg_token *token, dray_h
 	struct local_tie *tie;
 	struct token *t;
 
-	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation, r->agent_id,
-		       reterr);
+	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation,
+		       r->agent_id, reterr);
 	if (!t)
 		return -EPERM;
 	tie = calloc(1, sizeof(*tie));
@@ -373,8 +385,9 @@ void revocation_step(struct revocation *v)
 	free(v);
 }
 
-int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *who, uint64_t token_id,
-		  void (*done)(void *arg, uint32_t count), void *arg, struct dray_err *reterr)
+int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *who,
+		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
+		  struct dray_err *reterr)
 {
 	struct region *region = region_of_group(r, handle, who, reterr);
 	struct token *only = NULL;
@@ -386,7 +399,8 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 		only = dray_handles_get(&r->tokens, token_id);
 		if (!only || only->region != region)
 			return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-					    "no token %" PRIu64 " of this region; it may be over already",
+					    "no token %" PRIu64
+					    " of this region; it may be over already",
 					    token_id);
 	}
 	v = calloc(1, sizeof(*v));
@@ -394,7 +408,9 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 		free(v);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to revoke");
 	}
-	*v = (struct revocation){ .number = ++r->revocations, .pending = 1, .done = done, .arg = arg };
+	*v = (struct revocation){
+		.number = ++r->revocations, .pending = 1, .done = done, .arg = arg
+	};
 	v->count = tokens_revoke(region, only, v->number);
 	/* those that ended at once are gone; the others, and those of before, step it as they go */
 	dray_list_for_each(&region->tokens, t, struct token, link)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a data worker knows of a region, a remote and a grant: immutable views. The control thread makes
- * them, publishes them to every worker, and frees them after every worker has said that it dropped
- * them; so a worker reads them without locks.
+ * What a data worker knows of a region, a remote and a grant: immutable views. The control thread
+ * makes them, publishes them to every worker, and frees them after every worker has said that it
+ * dropped them; so a worker reads them without locks.
  */
 #ifndef DRAY_AGENT_REGION_VIEW_H
 #define DRAY_AGENT_REGION_VIEW_H

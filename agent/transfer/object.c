@@ -137,6 +137,13 @@ static void drop_users(struct core *c, struct object *o)
 	object_release(c, o);
 }
 
+uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object *o = find(c, kind, handle);
+
+	return o ? o->drop_code : 0;
+}
+
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
 		 bool urgent)
 {
@@ -151,12 +158,30 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 	drop_users(c, o);
 }
 
-void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle)
+void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code)
+{
+	struct object *o = object_get(c, kind, handle);
+
+	if (!o) {
+		c->up->object_dropped(c, kind, handle);
+		return;
+	}
+	o->drop_code = code;
+	o->retired = true;
+	object_hold(o);
+	object_release(c, o);
+}
+
+void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+			  bool urgent)
 {
 	struct object *o = find(c, kind, handle);
 
-	if (!o || !o->drop_code || o->drop_urgent)
+	if (!o || !o->drop_code || o->drop_urgent || (!o->retired && !urgent))
 		return;
-	o->drop_urgent = true;
+	if (o->retired)
+		o->drop_code = code;
+	o->retired = false;
+	o->drop_urgent = urgent;
 	drop_users(c, o);
 }

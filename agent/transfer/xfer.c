@@ -132,6 +132,13 @@ static struct object *usable(struct core *c, struct xfer_session *s, enum object
 	const char *what = kind == OBJECT_REGION ? "region" : "remote";
 	struct object *o = object_get(c, kind, h);
 
+	if (!o && object_drop_code(c, kind, h)) {
+		uint32_t code = object_drop_code(c, kind, h);
+
+		dray_err_set(reterr, -ENOENT, (int)code, "%s %llu is going: %s", what,
+			     (unsigned long long)h, dray_error_doc(code));
+		return NULL;
+	}
 	if (!o || o->view->group != s->group) {
 		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 			     "no %s %llu in this session's group", what, (unsigned long long)h);

@@ -68,7 +68,8 @@ struct tcp_peer *tcp_peer_get(struct tcp *t, dray_handle peer)
 {
 	uint32_t i = dray_handle_index(peer);
 
-	return i < t->n_peers && t->peers[i] && t->peers[i]->link->peer == peer ? t->peers[i] : NULL;
+	return i < t->n_peers && t->peers[i] && t->peers[i]->link->peer == peer ? t->peers[i] :
+										  NULL;
 }
 
 static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
@@ -164,8 +165,7 @@ static void tcp_deinit(struct core *c, void *state)
 
 	(void)c;
 	/* the worker has ended all sessions, so there are no slices; and nobody listens to upcalls */
-	dray_list_for_each(&t->streams, s, struct tcp_stream, link)
-	{
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		tcp_stream_close(s, false);
 		tcp_stream_bury(s);
 	}
@@ -211,7 +211,8 @@ static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
 	struct tcp_stream *s;
 
 	pull(t, class, b);
-	while (b->left > 0 && (s = dray_list_first(&t->ready[class], struct tcp_stream, ready_link))) {
+	while (b->left > 0 &&
+	       (s = dray_list_first(&t->ready[class], struct tcp_stream, ready_link))) {
 		dray_list_del(&s->ready_link);
 		s->side->step(s, b);
 		tcp_stream_requeue(s);
@@ -288,8 +289,8 @@ static int64_t tcp_tick(struct core *c, void *state)
 	return next_tick(t);
 }
 
-static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, int fd, uint64_t stream_id,
-			     enum dmsg_class class)
+static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, int fd,
+			     uint64_t stream_id, enum dmsg_class class)
 {
 	struct tcp_peer *peer = tcp_peer_get(state, handle);
 

@@ -54,7 +54,8 @@ struct tcp_side {
 	/* No further frame can be taken in now. */
 	bool (*blocked)(const struct tcp_stream *s);
 	/* Where the next payload bytes belong; at most payload_left. Returns the number of iovecs. */
-	unsigned (*gather)(struct tcp_stream *s, struct iovec *iov, unsigned max, uint64_t *ret_bytes);
+	unsigned (*gather)(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			   uint64_t *ret_bytes);
 	/* n more bytes of the payload are in place. */
 	void (*advance)(struct tcp_stream *s, uint64_t n);
 	/* The payload's place faulted: sets s->sink. */
@@ -72,7 +73,7 @@ struct tcp_side {
 
 enum tcp_stream_state {
 	TCP_CONNECTING, /* until the socket is connected */
-	TCP_GREETING,	/* hello sent, welcome awaited */
+	TCP_GREETING,   /* hello sent, welcome awaited */
 	TCP_OPEN,
 	TCP_CLOSED, /* no descriptor any more */
 	TCP_STREAM_STATE_N
@@ -83,20 +84,20 @@ struct tcp_stream {
 	struct tcp *tcp;
 	struct tcp_peer *peer;
 	const struct tcp_side *side;
-	struct dray_list link;	     /* on tcp->streams, or on tcp->graveyard */
+	struct dray_list link;       /* on tcp->streams, or on tcp->graveyard */
 	struct dray_list ready_link; /* on tcp->ready[class] or tcp->parked */
 	struct dray_list peer_link;  /* on channel->streams, channel->lost, or peer->adopted */
 	uint64_t id;
 	int fd;
 	enum dmsg_class class;
 	enum tcp_stream_state state;
-	unsigned buffers;  /* its share of the pool */
+	unsigned buffers; /* its share of the pool */
 	bool readable, writable, hup;
-	bool sink;	   /* the payload is thrown away */
-	bool bulky;	   /* the frame before had much payload: leave the next one's in the socket */
-	bool incomplete;   /* what is staged is not a whole head */
-	bool parked;	   /* on tcp->parked: looked at again in the next turn */
-	uint8_t *in;	   /* staging: bytes [in_rd, in_wr) wait */
+	bool sink;       /* the payload is thrown away */
+	bool bulky;      /* the frame before had much payload: leave the next one's in the socket */
+	bool incomplete; /* what is staged is not a whole head */
+	bool parked;     /* on tcp->parked: looked at again in the next turn */
+	uint8_t *in;     /* staging: bytes [in_rd, in_wr) wait */
 	uint32_t in_rd, in_wr;
 	uint64_t payload_left;
 	int64_t moved_ns; /* when a byte went either way, or the stream got busy */
@@ -120,10 +121,10 @@ struct tcp_channel {
 	struct tcp_peer *peer;
 	struct dray_list pull_link; /* on tcp->pulling[class] while a stream may take slices */
 	struct dray_list streams;   /* tcp_post: connecting and open */
-	struct dray_list lost;	    /* tcp_post: broken, the other end not known to be dead */
-	struct dray_list retry;	    /* slices to go out before new ones */
+	struct dray_list lost;      /* tcp_post: broken, the other end not known to be dead */
+	struct dray_list retry;     /* slices to go out before new ones */
 	uint32_t n_streams, n_open;
-	uint32_t fails;		 /* attempts in a row without an answered frame */
+	uint32_t fails; /* attempts in a row without an answered frame */
 	int64_t failing_since_ns;
 	int64_t connect_ns; /* not before */
 };
@@ -141,8 +142,8 @@ struct tcp_post {
 	uint32_t head, sent, tail;
 	struct tcp_frame q[TCP_WINDOW_MAX];
 	uint64_t sent_of;
-	uint64_t in_flight; /* payload bytes in q */
-	bool useful;	      /* a frame was answered */
+	uint64_t in_flight;   /* payload bytes in q */
+	bool useful;          /* a frame was answered */
 	struct tcp_frame *rx; /* whose READ_DATA comes in */
 	uint32_t rx_iov;
 	uint64_t rx_offset;
@@ -158,7 +159,7 @@ struct tcp_peer {
 	struct peer_link *link;
 	struct dray_list peers_link;
 	struct tcp_channel channels[2]; /* by class */
-	struct dray_list adopted;	/* tcp_serve */
+	struct dray_list adopted;       /* tcp_serve */
 	bool down;
 };
 
@@ -169,8 +170,8 @@ struct tcp {
 	struct dray_list peer_list;
 	struct dray_list streams;
 	struct dray_list ready[2], pulling[2]; /* by class */
-	struct dray_list parked;	       /* streams that wait for the next turn */
-	struct dray_list holding;	       /* tcp_serve with a frame that holds objects */
+	struct dray_list parked;               /* streams that wait for the next turn */
+	struct dray_list holding;              /* tcp_serve with a frame that holds objects */
 	struct dray_list graveyard;
 	int64_t timer_ns; /* when tick() has something to do */
 	uint64_t next_stream;
@@ -208,7 +209,8 @@ static inline void tcp_channel_pull_later(struct tcp *t, struct tcp_channel *ch)
 }
 
 /* tcp_stream.c */
-void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer, const struct tcp_side *side);
+void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
+		     const struct tcp_side *side);
 /* Options of a fresh socket. Buffers must be set before it connects. */
 void tcp_socket_setup(const struct tcp *t, int fd);
 /* Registers the fd, which stays the caller's on failure. 0 or -errno. */
@@ -269,7 +271,8 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code);
 void tcp_slices_end(struct core *c, struct dray_list *slices);
 
 /* tcp_serve.c */
-void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id, enum dmsg_class class);
+void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
+		     enum dmsg_class class);
 /* Closes an adopted stream; tell: the control thread hears of it. */
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell);
 void tcp_serve_drop(struct tcp *t, struct object *o);

@@ -33,7 +33,8 @@ static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 	struct tcp_channel *ch = arg;
 
 	if (x->channel == &ch->ch && x->state == XFER_RUNNING)
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no data stream to the peer could be opened", false);
+		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE,
+			  "no data stream to the peer could be opened", false);
 }
 
 void tcp_connect_failed(struct tcp_channel *ch)
@@ -81,7 +82,8 @@ static struct tcp_post *post_new(struct tcp_channel *ch)
 	}
 	/* the queue's entries and the heads stay untouched until they are used */
 	memset(p, 0, offsetof(struct tcp_post, q));
-	memset(&p->sent_of, 0, offsetof(struct tcp_post, heads) - offsetof(struct tcp_post, sent_of));
+	memset(&p->sent_of, 0,
+	       offsetof(struct tcp_post, heads) - offsetof(struct tcp_post, sent_of));
 	tcp_stream_init(&p->s, t, ch->peer, &tcp_post_side);
 	p->s.buffers = 1;
 	p->s.class = ch->ch.class;
@@ -112,7 +114,8 @@ static void connect_one(struct tcp_channel *ch)
 		return;
 	}
 	tcp_socket_setup(t, fd);
-	if ((connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS) || tcp_stream_watch(&p->s, fd) < 0) {
+	if ((connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS) ||
+	    tcp_stream_watch(&p->s, fd) < 0) {
 		give_up(p);
 		return;
 	}
@@ -123,7 +126,8 @@ static void connect_one(struct tcp_channel *ch)
 void tcp_connect(struct tcp_channel *ch)
 {
 	const struct core *c = tcp_of(ch)->c;
-	uint32_t want = ch->ch.class == DMSG_CLASS_LATENCY ? c->cfg.tcp_latency_streams : c->cfg.tcp_streams;
+	uint32_t want = ch->ch.class == DMSG_CLASS_LATENCY ? c->cfg.tcp_latency_streams :
+							     c->cfg.tcp_streams;
 
 	if (ch->peer->down)
 		return;
@@ -161,7 +165,10 @@ static int send_hello(struct tcp_post *p)
 	memcpy(hello.mac, p->hello_mac, sizeof(hello.mac));
 	pmsg_stream_hello_put(wire, &hello);
 	/* a socket just connected takes so little whole, or it is of no use */
-	return send(p->s.fd, wire, sizeof(wire), MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(wire) ? 0 : -EIO;
+	return send(p->s.fd, wire, sizeof(wire), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+			       (ssize_t)sizeof(wire) ?
+		       0 :
+		       -EIO;
 }
 
 static int check_welcome(struct tcp_post *p, const uint8_t *wire)
@@ -189,7 +196,8 @@ static int receive_welcome(struct tcp_post *p)
 	if (!s->in)
 		s->in = tcp_pool_get(s->tcp);
 	while (s->in_wr < PMSG_STREAM_WELCOME_SIZE) {
-		n = recv(s->fd, s->in + s->in_wr, PMSG_STREAM_WELCOME_SIZE - s->in_wr, MSG_DONTWAIT);
+		n = recv(s->fd, s->in + s->in_wr, PMSG_STREAM_WELCOME_SIZE - s->in_wr,
+			 MSG_DONTWAIT);
 		if (n == 0)
 			return -ECONNRESET;
 		if (n < 0 && errno == EINTR)
@@ -212,7 +220,8 @@ void tcp_connect_step(struct tcp_post *p)
 		int error = 0;
 		socklen_t len = sizeof(error);
 
-		if (getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error || send_hello(p) < 0) {
+		if (getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error ||
+		    send_hello(p) < 0) {
 			give_up(p);
 			return;
 		}

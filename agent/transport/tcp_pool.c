@@ -26,7 +26,8 @@ int tcp_pool_reserve(struct tcp *t, unsigned n)
 		t->pool_size = size;
 	}
 	for (unsigned i = 0; i < n; i++) {
-		void *p = mmap(NULL, TCP_BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		void *p = mmap(NULL, TCP_BUFFER, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		if (p == MAP_FAILED) {
 			tcp_pool_unreserve(t, i);

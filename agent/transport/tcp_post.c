@@ -41,7 +41,8 @@ void tcp_frame_end(struct tcp_post *p, struct tcp_frame *f)
 	f->state = TCP_FRAME_ENDED;
 	p->in_flight -= f->bytes;
 	/* frames that were never sent leave the front of the batch, answered ones the front of the queue */
-	while (p->sent != p->tail && !p->sent_of && tcp_frame_at(p, p->sent)->state == TCP_FRAME_ENDED)
+	while (p->sent != p->tail && !p->sent_of &&
+	       tcp_frame_at(p, p->sent)->state == TCP_FRAME_ENDED)
 		p->sent++;
 	while (p->head != p->sent && tcp_frame_at(p, p->head)->state == TCP_FRAME_ENDED)
 		p->head++;
@@ -313,7 +314,8 @@ static bool post_blocked(const struct tcp_stream *s)
 	return false;
 }
 
-static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			    uint64_t *ret_bytes)
 {
 	struct tcp_post *p = post_of(s);
 	const struct slice *slice = p->rx->slice;
@@ -350,7 +352,8 @@ static void post_fault(struct tcp_stream *s)
 	p->rx->slice = NULL;
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
 	c->up->session_fault(c, slice->xfer->local->view->session);
-	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT, "memory of the local region is not there any more");
+	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT,
+			"memory of the local region is not there any more");
 }
 
 static void post_complete(struct tcp_stream *s)
@@ -463,8 +466,8 @@ static struct tcp_post *pick(struct tcp_channel *ch)
 	struct tcp_post *best = NULL;
 
 	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link)
-		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail && window_left(p) &&
-		    (!best || p->in_flight < best->in_flight))
+		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail &&
+		    window_left(p) && (!best || p->in_flight < best->in_flight))
 			best = p;
 	return best;
 }

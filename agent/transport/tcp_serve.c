@@ -28,21 +28,21 @@
 #define ASK_TURNS 8
 
 struct serve {
-	struct tcp_stream s;	    /* first */
+	struct tcp_stream s;        /* first */
 	struct dray_list hold_link; /* on tcp->holding while grant and region are held */
 	struct object *grant, *region;
 	/* the frame in hand */
 	uint64_t slice;
 	uint32_t status;
-	uint32_t n_segs, seg;	/* segments, the one in hand */
-	uint64_t seg_offset;	/* its bytes done */
-	uint32_t extent;	/* of the last piece: the next mostly is near */
-	uint64_t read_left;	/* bytes of a READ answer not yet sent */
-	uint32_t answer_at;	/* where its head lies in out */
-	bool head_gone;		/* at least a byte of that head was sent */
-	uint8_t asked;		/* turns in which its grant was not known */
-	int64_t grace_ns;	/* not 0: by then the answer must be out */
-	uint8_t *out;		/* bytes [out_rd, out_wr) wait */
+	uint32_t n_segs, seg; /* segments, the one in hand */
+	uint64_t seg_offset;  /* its bytes done */
+	uint32_t extent;      /* of the last piece: the next mostly is near */
+	uint64_t read_left;   /* bytes of a READ answer not yet sent */
+	uint32_t answer_at;   /* where its head lies in out */
+	bool head_gone;       /* at least a byte of that head was sent */
+	uint8_t asked;        /* turns in which its grant was not known */
+	int64_t grace_ns;     /* not 0: by then the answer must be out */
+	uint8_t *out;         /* bytes [out_rd, out_wr) wait */
 	uint32_t out_rd, out_wr;
 	struct pmsg_seg segs[PMSG_SEGS_MAX];
 };
@@ -83,7 +83,9 @@ static bool out_pending(const struct serve *v)
 
 static void put_answer(struct serve *v, uint32_t at, uint8_t kind, uint32_t status, uint64_t length)
 {
-	struct pmsg_frame wire = { .kind = kind, .status = status, .slice = v->slice, .length = length };
+	struct pmsg_frame wire = {
+		.kind = kind, .status = status, .slice = v->slice, .length = length
+	};
 
 	pmsg_frame_put(v->out + at, &wire);
 }
@@ -121,7 +123,8 @@ static void report_fault(struct serve *v)
 
 /* --- where the bytes lie --------------------------------------------------------------------- */
 
-static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			     uint64_t *ret_bytes)
 {
 	struct serve *v = serve_of(s);
 	const struct grant_view *g = (const struct grant_view *)v->grant->view;
@@ -167,7 +170,8 @@ static void serve_advance(struct tcp_stream *s, uint64_t n)
 
 /* --- frames ---------------------------------------------------------------------------------- */
 
-static bool segs_in_range(const struct serve *v, const struct grant_view *g, const struct region_view *r)
+static bool segs_in_range(const struct serve *v, const struct grant_view *g,
+			  const struct region_view *r)
 {
 	/* the control thread's doing; a slip there must not become somebody's memory */
 	if (g->offset > r->o.length || g->o.length > r->o.length - g->offset)
@@ -192,10 +196,11 @@ static bool segs_in_range(const struct serve *v, const struct grant_view *g, con
 }
 
 /* May the peer do this? An error code; on 0 the objects are told. */
-static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire, struct object **ret_grant,
-		      struct object **ret_region)
+static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
+		      struct object **ret_grant, struct object **ret_region)
 {
-	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
+	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE :
+								DMSG_ACCESS_READ;
 	struct core *c = v->s.tcp->c;
 	struct object *grant = object_get(c, OBJECT_GRANT, wire->grant), *region;
 	const struct grant_view *g = grant ? (const struct grant_view *)grant->view : NULL;
@@ -228,7 +233,8 @@ static void read_small(struct serve *v, uint64_t length)
 			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
 				report_fault(v);
 				v->out_wr = start;
-				put_answer(v, v->answer_at, PMSG_FRAME_KIND_READ_DATA, DRAY_E_REGION_FAULT, 0);
+				put_answer(v, v->answer_at, PMSG_FRAME_KIND_READ_DATA,
+					   DRAY_E_REGION_FAULT, 0);
 				return;
 			}
 			v->out_wr += (uint32_t)iov[i].iov_len;
@@ -280,8 +286,9 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	if (n < PMSG_FRAME_SIZE)
 		return 0;
 	pmsg_frame_get(bytes, &wire);
-	if ((wire.kind != PMSG_FRAME_KIND_WRITE && wire.kind != PMSG_FRAME_KIND_READ) || wire.status || !wire.segs ||
-	    wire.segs > PMSG_SEGS_MAX || !wire.length || wire.length > PMSG_FRAME_BYTES_MAX)
+	if ((wire.kind != PMSG_FRAME_KIND_WRITE && wire.kind != PMSG_FRAME_KIND_READ) ||
+	    wire.status || !wire.segs || wire.segs > PMSG_SEGS_MAX || !wire.length ||
+	    wire.length > PMSG_FRAME_BYTES_MAX)
 		return -EPROTO;
 	need = PMSG_FRAME_SIZE + (size_t)wire.segs * PMSG_SEG_SIZE;
 	if (n < need)
@@ -449,7 +456,8 @@ static const struct tcp_side serve_side = {
 	.tick = serve_tick,
 };
 
-void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id, enum dmsg_class class)
+void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
+		     enum dmsg_class class)
 {
 	dray_handle handle = peer->link->peer;
 	struct serve *v = NULL;
@@ -532,8 +540,7 @@ static void let_go(struct serve *v, bool urgent)
 
 void tcp_serve_drop(struct tcp *t, struct object *o)
 {
-	dray_list_for_each(&t->holding, v, struct serve, hold_link)
-	{
+	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
 		if (v->grant != o && v->region != o)
 			continue;
 		let_go(v, o->drop_urgent);

@@ -68,8 +68,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 	struct dray_list over = DRAY_LIST_INIT(over);
 
 	take_those_of(&ch->retry, x, &over);
-	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link)
-	{
+	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
 		if (stop_on(p, x, urgent, &over))
@@ -89,12 +88,10 @@ bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct tcp *t = tcp_of(ch);
 
-	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
-	{
+	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
 		if (p->s.id != stream_id)
 			continue;
-		dray_list_for_each(&p->waiting, s, struct slice, link)
-		{
+		dray_list_for_each(&p->waiting, s, struct slice, link) {
 			dray_list_del(&s->link);
 			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
 		}
@@ -114,13 +111,11 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct slice *s;
 
 	dray_list_splice(&over, &ch->retry);
-	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
-	{
+	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);
 		tcp_stream_bury(&p->s);
 	}
-	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link)
-	{
+	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
 		tcp_stream_close(&p->s, true);
 		for (uint32_t i = p->head; i != p->tail; i++)
 			if (tcp_frame_at(p, i)->slice)

@@ -34,7 +34,8 @@ static void ready(struct loop_source *source, uint32_t events)
 		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
 }
 
-void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer, const struct tcp_side *side)
+void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
+		     const struct tcp_side *side)
 {
 	s->tcp = t;
 	s->peer = peer;
@@ -60,7 +61,8 @@ void tcp_socket_setup(const struct tcp *t, int fd)
 
 int tcp_stream_watch(struct tcp_stream *s, int fd)
 {
-	int ret = loop_add(&s->tcp->c->loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, ready);
+	int ret =
+		loop_add(&s->tcp->c->loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, ready);
 
 	if (ret < 0)
 		return ret;
@@ -107,8 +109,7 @@ void tcp_stream_bury(struct tcp_stream *s)
 
 void tcp_bury_the_dead(struct tcp *t)
 {
-	dray_list_for_each(&t->graveyard, s, struct tcp_stream, link)
-	{
+	dray_list_for_each(&t->graveyard, s, struct tcp_stream, link) {
 		dray_list_del(&s->link);
 		tcp_pool_unreserve(t, s->buffers);
 		free(s); /* the first member of what was allocated */
@@ -202,13 +203,15 @@ static bool parse(struct tcp_stream *s)
 }
 
 /* Places for thrown away payload: the same one again and again. */
-static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			    uint64_t *ret_bytes)
 {
 	uint64_t left = s->payload_left;
 	unsigned n = 0;
 
 	while (left && n < max && n < 16) {
-		iov[n] = (struct iovec){ s->tcp->sink, (size_t)dray_min(left, (uint64_t)TCP_BUFFER) };
+		iov[n] = (struct iovec){ s->tcp->sink,
+					 (size_t)dray_min(left, (uint64_t)TCP_BUFFER) };
 		left -= iov[n++].iov_len;
 	}
 	*ret_bytes = s->payload_left - left;

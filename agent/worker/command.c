@@ -205,8 +205,11 @@ static void run_command(struct worker *w, const struct command *cmd)
 	case COMMAND_DROP:
 		object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
 		break;
+	case COMMAND_RETIRE:
+		object_retire(c, cmd->kind, cmd->handle, cmd->code);
+		break;
 	case COMMAND_DROP_ESCALATE:
-		object_drop_escalate(c, cmd->kind, cmd->handle);
+		object_drop_escalate(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
 		break;
 	case COMMAND_PEER_UP:
 		WORKER_EACH_TRANSPORT(w, i)

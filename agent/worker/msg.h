@@ -81,7 +81,8 @@ enum command_type {
 	COMMAND_RING_OPEN,     /* ring borrowed until the session is gone */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
 	COMMAND_DROP,          /* answered by EVENT_DROPPED */
-	COMMAND_DROP_ESCALATE, /* a drop under way becomes urgent; no answer of its own */
+	COMMAND_RETIRE,		/* a drop whose users may finish; answered likewise */
+	COMMAND_DROP_ESCALATE,	/* a drop under way gets stricter; no answer of its own */
 	COMMAND_PEER_UP,       /* link borrowed until EVENT_PEER_GONE */
 	COMMAND_PEER_DOWN,
 	COMMAND_STREAM_ADOPT, /* fd consumed */

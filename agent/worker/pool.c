@@ -123,22 +123,34 @@ void pool_publish(struct worker_pool *p, const struct object_view *view)
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 	       bool urgent, void (*done)(void *arg), void *arg)
 {
+	struct command cmd = { .type = COMMAND_DROP,
+			       .kind = kind,
+			       .handle = handle,
+			       .code = code,
+			       .urgent = urgent };
+	struct broadcast *b = find(&p->drops, kind, handle);
+
+	if (!b) {
+		broadcast(p, &p->drops, kind, handle, done, arg, &cmd);
+		return;
+	}
+	wait_for(b, done, arg);
+	cmd.type = COMMAND_DROP_ESCALATE;
+	post_all(p, &cmd);
+}
+
+void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+		 void (*done)(void *arg), void *arg)
+{
 	struct broadcast *b = find(&p->drops, kind, handle);
 
 	if (b) {
 		wait_for(b, done, arg);
-		if (urgent)
-			post_all(p, &(struct command){ .type = COMMAND_DROP_ESCALATE,
-						       .kind = kind,
-						       .handle = handle });
 		return;
 	}
 	broadcast(p, &p->drops, kind, handle, done, arg,
-		  &(struct command){ .type = COMMAND_DROP,
-				     .kind = kind,
-				     .handle = handle,
-				     .code = code,
-				     .urgent = urgent });
+		  &(struct command){
+			  .type = COMMAND_RETIRE, .kind = kind, .handle = handle, .code = code });
 }
 
 void pool_peer_up(struct worker_pool *p, struct peer_link *link)

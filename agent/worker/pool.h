@@ -35,6 +35,10 @@ void pool_publish(struct worker_pool *p, const struct object_view *view);
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 	       bool urgent, void (*done)(void *arg), void *arg);
 
+/* The same, but transfers that use it may finish. A later pool_drop() stops them after all. */
+void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+		 void (*done)(void *arg), void *arg);
+
 /* The link must live until `done` of its pool_peer_down has run. */
 void pool_peer_up(struct worker_pool *p, struct peer_link *link);
 void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),

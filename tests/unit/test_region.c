@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
+#include "agent/region/fault.h"
 #include "tests/unit/region_fixture.h"
 
 #define RW DMSG_ACCESS_ALL
@@ -47,7 +49,10 @@ static void test_plain(void **state)
 	assert_int_equal(bytes, 0);
 }
 
-/* Extents in any order, of any alignment, that go on in memory where the one before ends or do not. */
+/*
+ * Extents in any order, of any alignment, that go on in memory where the one before ends or do
+ * not.
+ */
 static void test_extents(void **state)
 {
 	struct fixture *f = *state;
@@ -81,7 +86,8 @@ static void test_extents(void **state)
 	close(fds[1]);
 }
 
-static void refused(struct fixture *f, int fd, uint64_t offset, uint64_t length, uint16_t access, int code)
+static void refused(struct fixture *f, int fd, uint64_t offset, uint64_t length, uint16_t access,
+		    int code)
 {
 	dray_handle h;
 
@@ -152,7 +158,8 @@ static void test_read_only(void **state)
 
 	refused(f, make_memfd(PAGE, NO_WRITE), 0, PAGE, RW, DRAY_E_REGION_READ_ONLY);
 	refused(f, make_memfd(PAGE, FUTURE_NO_WRITE), 0, PAGE, W, DRAY_E_REGION_READ_ONLY);
-	refused(f, reopened(make_memfd(PAGE, WHOLE), O_RDONLY), 0, PAGE, RW, DRAY_E_REGION_READ_ONLY);
+	refused(f, reopened(make_memfd(PAGE, WHOLE), O_RDONLY), 0, PAGE, RW,
+		DRAY_E_REGION_READ_ONLY);
 
 	fd = make_memfd(PAGE, NO_WRITE);
 	assert_int_equal(add_one(f, fd, 0, PAGE, R, &h), 0);
@@ -195,7 +202,9 @@ static void test_resident(void **state)
 	assert_int_equal(lseek(fd, 0, SEEK_CUR), 123);
 	close(fd);
 
-	/* blocks past the end do not make up for a hole: found by the walk, or by the guard later */
+	/*
+	 * blocks past the end do not make up for a hole: found by the walk, or by the guard later
+	 */
 	fd = memfd_create("odd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_int_equal(ftruncate(fd, 2 * PAGE), 0);
 	assert_int_equal(pwrite(fd, "x", 1, 0), 1);
@@ -213,7 +222,8 @@ static void test_overlap(void **state)
 	struct fixture *f = *state;
 	int fd = make_memfd(4 * PAGE, WHOLE), twice = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	int fds[2] = { fd, twice };
-	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, 2 * PAGE }, { DMSG_KIND_MEMFD, 1, 0, 2 * PAGE - 1, 9 } },
+	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, 2 * PAGE },
+				   { DMSG_KIND_MEMFD, 1, 0, 2 * PAGE - 1, 9 } },
 			    .n = 2,
 			    .access = R,
 			    .fds = fds,
@@ -235,7 +245,8 @@ static void test_requests(void **state)
 {
 	struct fixture *f = *state;
 	int fd = make_memfd(PAGE, WHOLE);
-	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, PAGE }, { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
+	struct adding a = { .e = { { DMSG_KIND_MEMFD, 0, 0, 0, PAGE },
+				   { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
 			    .n = 1,
 			    .access = R,
 			    .fds = &fd,
@@ -314,17 +325,21 @@ static void test_shared_mappings(void **state)
 	{
 		unsigned done = 0;
 
-		assert_int_equal(region_remove(f->regions, h[1], SESSION + 1, true, count_done, &done), 0);
+		assert_int_equal(
+			region_remove(f->regions, h[1], SESSION + 1, true, count_done, &done), 0);
 		fake_answer_all();
 		assert_int_equal(done, 1);
 	}
 }
 
-static int add_pool(struct fixture *f, uint64_t bytes, uint16_t flags, int *ret_fd, dray_handle *ret)
+static int add_pool(struct fixture *f, uint64_t bytes, uint16_t flags, int *ret_fd,
+		    dray_handle *ret)
 {
 	uint8_t wire[DMSG_EXTENT_SIZE];
 	struct dmsg_extent e = { .kind = DMSG_KIND_POOL, .fd_index = UINT16_MAX, .length = bytes };
-	struct dmsg_region_add m = { .access = RW, .flags = flags, .name = { "", 0 }, .extents = { wire, 1 } };
+	struct dmsg_region_add m = {
+		.access = RW, .flags = flags, .name = { "", 0 }, .extents = { wire, 1 }
+	};
 	uint64_t length;
 
 	dmsg_extent_put(wire, &e);
@@ -364,14 +379,16 @@ static void test_pool(void **state)
 	if (add_pool(f, 1, DMSG_REGION_FLAG_HUGE, &fd, &h) == 0)
 		end(f, h);
 	else
-		assert_true(last_err.code == DRAY_E_NO_MEMORY || last_err.code == DRAY_E_UNSUPPORTED);
+		assert_true(last_err.code == DRAY_E_NO_MEMORY ||
+			    last_err.code == DRAY_E_UNSUPPORTED);
 }
 
 static void test_pool_alone(void **state)
 {
 	struct fixture *f = *state;
 	int fd = make_memfd(PAGE, WHOLE);
-	struct adding a = { .e = { { DMSG_KIND_POOL, UINT16_MAX, 0, 0, PAGE }, { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
+	struct adding a = { .e = { { DMSG_KIND_POOL, UINT16_MAX, 0, 0, PAGE },
+				   { DMSG_KIND_MEMFD, 0, 0, 0, PAGE } },
 			    .n = 2,
 			    .access = RW };
 	dray_handle h;
@@ -387,14 +404,52 @@ static void test_pool_alone(void **state)
 	close(fd);
 }
 
+/* Huge pages say nothing of single pages: all of the file is there, or it is refused. */
+static void test_huge(void **state)
+{
+	struct fixture *f = *state;
+	int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+	uint8_t *p = MAP_FAILED, byte;
+	uint64_t page = 0;
+	struct stat st;
+	dray_handle h;
+
+	if (fd >= 0 && fstat(fd, &st) == 0) {
+		page = (uint64_t)st.st_blksize;
+		assert_int_equal(ftruncate(fd, (off_t)(2 * page)), 0);
+		p = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	}
+	if (p == MAP_FAILED) {
+		close(fd);
+		skip();
+	}
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+	p[0] = 1;
+	assert_int_equal(add_one(f, fd, 0, 100, RW, &h), DRAY_E_REGION_NOT_RESIDENT);
+	p[page] = 2;
+	assert_int_equal(add_one(f, fd, 5, 2 * page - 5, RW, &h), 0);
+	assert_int_equal(last_region()->extents[0].base[page - 5], 2);
+	if (last_region()->fault_guarded) {
+		assert_int_equal(fault_init(), 0);
+		punch(fd, page, page);
+		assert_int_equal(fault_copy(&byte, last_region()->extents[0].base + page, 1),
+				 -EFAULT);
+	}
+	end(f, h);
+	munmap(p, 2 * page);
+	close(fd);
+}
+
 static void test_remove(void **state)
 {
 	struct fixture *f = *state;
 	dray_handle h = add_plain(f, 1);
 	unsigned done = 0;
 
-	assert_int_equal(region_remove(f->regions, h, SESSION + 1, false, count_done, &done), -ENOENT);
-	assert_int_equal(region_remove(f->regions, h + 1, SESSION, false, count_done, &done), -ENOENT);
+	assert_int_equal(region_remove(f->regions, h, SESSION + 1, false, count_done, &done),
+			 -ENOENT);
+	assert_int_equal(region_remove(f->regions, h + 1, SESSION, false, count_done, &done),
+			 -ENOENT);
 	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), 0);
 	assert_int_equal(region_remove(f->regions, h, SESSION, false, count_done, &done), -ENOENT);
 	assert_int_equal(region_group(f->regions, h, NULL), 0);
@@ -439,10 +494,10 @@ int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_plain),	      T(test_extents),	  T(test_descriptors),	   T(test_sizes),
-		T(test_read_only),    T(test_resident),	  T(test_overlap),	   T(test_requests),
-		T(test_shared_mappings), T(test_pool),	  T(test_pool_alone),	   T(test_remove),
-		T(test_hurry),	      T(test_close_fds),
+		T(test_plain),           T(test_extents),  T(test_descriptors), T(test_sizes),
+		T(test_read_only),       T(test_resident), T(test_overlap),     T(test_requests),
+		T(test_shared_mappings), T(test_pool),     T(test_huge),        T(test_pool_alone),
+		T(test_remove),          T(test_hurry),    T(test_close_fds),
 	};
 
 	return cmocka_run_group_tests_name("region", tests, NULL, NULL);

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/agent.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <systemd/sd-daemon.h>
+
+#include "agent/control/control.h"
+#include "agent/region/fault.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+#include "lib/log.h"
+
+/* Transfers that one worker reports at most. */
+#define SNAPSHOT_MAX 4096
+/* Events handled before the loop looks at other sources. */
+#define EVENTS_PER_TURN 512
+
+struct listing {
+	struct dray_list link;
+	agent_transfers_fn fn; /* NULL: nobody waits any more */
+	void *arg;
+	unsigned missing, n;
+	struct snapshot *snapshots[WORKERS_MAX];
+};
+
+/* --- upcalls ----------------------------------------------------------------------------------- */
+
+static void up_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+{
+	struct agent *a = arg;
+
+	peers_fence(a->peers, peer, grant, code);
+}
+
+static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
+{
+	struct agent *a = arg;
+
+	sessions_revoke_local(a->sessions, remote, code, urgent);
+}
+
+static const struct regions_upcalls regions_up = { .fence = up_fence,
+						   .revoke_local = up_revoke_local };
+
+static void up_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
+{
+	struct agent *a = arg;
+
+	sessions_remote_fenced(a->sessions, peer, grant, code);
+}
+
+static void up_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
+{
+	struct agent *a = arg;
+
+	sessions_peer_lost(a->sessions, peer, code, why);
+}
+
+static void up_draining(void *arg, dray_handle peer)
+{
+	struct agent *a = arg;
+
+	sessions_peer_draining(a->sessions, peer);
+}
+
+static uint32_t up_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
+				uint64_t incarnation, uint64_t id, uint64_t tag,
+				const uint8_t *payload, uint32_t length)
+{
+	struct agent *a = arg;
+
+	return sessions_deliver(a->sessions, region, agent_id, incarnation, id, tag, payload,
+				length);
+}
+
+static void up_changed(void *arg)
+{
+	(void)arg;
+}
+
+static const struct peers_upcalls peers_up = {
+	.fenced = up_fenced,
+	.lost = up_lost,
+	.draining = up_draining,
+	.notification = up_notification,
+	.changed = up_changed,
+};
+
+/* --- events of the workers --------------------------------------------------------------------- */
+
+static void listing_answered(struct snapshot *s)
+{
+	struct listing *l = s->owner;
+
+	if (--l->missing)
+		return;
+	dray_list_del(&l->link);
+	if (l->fn)
+		l->fn(l->arg, l->snapshots, l->n);
+	for (unsigned i = 0; i < l->n; i++)
+		free(l->snapshots[i]);
+	free(l);
+}
+
+static void handle_event(struct agent *a, unsigned worker, struct event *ev)
+{
+	switch (ev->type) {
+	case EVENT_REQUEST:
+		sessions_handle_request(a->sessions, ev->session, ev->packet);
+		break;
+	case EVENT_FDS:
+		regions_close_fds(a->regions, ev->packet->fds, ev->packet->n_fds);
+		packet_free(ev->packet);
+		break;
+	case EVENT_SESSION_EOF:
+		sessions_handle_eof(a->sessions, ev->session, ev->code);
+		break;
+	case EVENT_SESSION_GONE:
+		sessions_handle_gone(a->sessions, ev->session);
+		break;
+	case EVENT_DROPPED:
+		pool_handle_dropped(&a->pool, ev->kind, ev->handle);
+		break;
+	case EVENT_PEER_GONE:
+		pool_handle_peer_gone(&a->pool, ev->session);
+		break;
+	case EVENT_STREAM_LOST:
+		peers_handle_stream_lost(a->peers, ev->session, ev->id);
+		break;
+	case EVENT_STREAM_CLOSED:
+		peers_handle_stream_closed(a->peers, ev->session, ev->id);
+		break;
+	case EVENT_NOTIFY:
+		sessions_handle_notify(a->sessions, worker, ev->id, ev->handle, ev->tag,
+				       ev->packet);
+		break;
+	case EVENT_SESSION_FAULT:
+		sessions_handle_fault(a->sessions, ev->session);
+		break;
+	case EVENT_SNAPSHOT:
+		listing_answered(ev->snapshot);
+		break;
+	case EVENT_QUIT:
+		break;
+	}
+}
+
+static int pump(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	struct agent *a = arg;
+	struct event ev;
+
+	(void)fd;
+	(void)revents;
+	for (unsigned i = 0; i < a->pool.n; i++) {
+		if (source != a->worker_events[i])
+			continue;
+		/* level-triggered: what is left over calls again, since the signal is taken back only when empty */
+		for (unsigned n = 0;
+		     n < EVENTS_PER_TURN && worker_next_event(a->pool.workers[i], &ev); n++)
+			handle_event(a, i, &ev);
+	}
+	return 0;
+}
+
+int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+{
+	struct listing *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return -ENOMEM;
+	l->fn = fn;
+	l->arg = arg;
+	for (; l->n < a->pool.n; l->n++) {
+		struct snapshot *s = calloc(1, sizeof(*s) + SNAPSHOT_MAX * sizeof(s->transfers[0]));
+
+		if (!s) {
+			while (l->n)
+				free(l->snapshots[--l->n]);
+			free(l);
+			return -ENOMEM;
+		}
+		s->owner = l;
+		s->cap = SNAPSHOT_MAX;
+		l->snapshots[l->n] = s;
+	}
+	l->missing = l->n;
+	dray_list_add(&a->listings, &l->link);
+	for (unsigned i = 0; i < l->n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
+								   .snapshot = l->snapshots[i] });
+	return 0;
+}
+
+void agent_forget_listings(struct agent *a, void *arg)
+{
+	dray_list_for_each(&a->listings, l, struct listing, link)
+		if (l->arg == arg)
+			l->fn = NULL;
+}
+
+uint64_t agent_metric(struct agent *a, enum dray_metric m)
+{
+	uint64_t sum = 0, open, total, refused, remotes, notified, notify_refused, regions, bytes,
+		 tokens;
+	uint32_t ready;
+
+	if (dray_metrics[m].owner == DRAY_METRIC_OWNER_WORKER) {
+		for (unsigned i = 0; i < a->pool.n; i++)
+			sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
+						    memory_order_relaxed);
+		return sum;
+	}
+	if (m == DRAY_METRIC_PEERS)
+		return peers_count(a->peers, &ready);
+	if (m == DRAY_METRIC_PEERS_READY)
+		return peers_count(a->peers, &ready), ready;
+	if (m == DRAY_METRIC_PEERS_LOST_TOTAL)
+		return peers_lost_total(a->peers);
+	if (m == DRAY_METRIC_STRANGERS_REFUSED_TOTAL)
+		return peers_strangers_refused(a->peers);
+	regions_totals(a->regions, &regions, &bytes, &tokens);
+	if (m == DRAY_METRIC_REGIONS)
+		return regions;
+	if (m == DRAY_METRIC_REGION_BYTES)
+		return bytes;
+	if (m == DRAY_METRIC_TOKENS)
+		return tokens;
+	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
+	if (m == DRAY_METRIC_SESSIONS)
+		return open;
+	if (m == DRAY_METRIC_SESSIONS_TOTAL)
+		return total;
+	if (m == DRAY_METRIC_SESSIONS_REFUSED_TOTAL)
+		return refused;
+	if (m == DRAY_METRIC_REMOTES)
+		return remotes;
+	if (m == DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL)
+		return notified;
+	if (m == DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL)
+		return notify_refused;
+	return 0;
+}
+
+/* --- start ------------------------------------------------------------------------------------- */
+
+static unsigned worker_count(const struct dray_config *cfg)
+{
+	unsigned n = (unsigned)cfg->agent.workers;
+
+	if (!n)
+		n = dray_cpu_count() / 4;
+	n = dray_min(n, (unsigned)WORKERS_MAX);
+	return dray_max(n, 1u);
+}
+
+static struct core_config core_config(const struct dray_config *cfg)
+{
+	return (struct core_config){
+		.slice_size = (uint64_t)cfg->transfer.slice_size,
+		.slice_timeout_ns = cfg->transfer.slice_timeout,
+		.deadline_ns = cfg->transfer.deadline,
+		.slices_per_session = (uint32_t)cfg->limits.slices_per_session,
+		.tcp_streams = (uint32_t)cfg->tcp.streams,
+		.tcp_latency_streams = (uint32_t)cfg->tcp.latency_streams,
+		.tcp_slices_in_flight = (uint32_t)cfg->tcp.slices_in_flight,
+		.tcp_buffer = (uint64_t)cfg->tcp.buffer,
+		.connect_timeout_ns = cfg->peer.connect_timeout,
+		.backoff_min_ns = cfg->peer.backoff_min,
+		.backoff_max_ns = cfg->peer.backoff_max,
+		/* on one CPU a spinning worker would only keep its client from running */
+		.poll_time_ns = dray_cpu_count() < 2 ? 0 : cfg->agent.poll_time,
+	};
+}
+
+/* Descriptors passed by systemd, by name. */
+struct passed {
+	int data, control;
+	int peer[16];
+	unsigned n_peer;
+};
+
+static int passed_take(struct passed *p, struct dray_err *reterr)
+{
+	char **names = NULL;
+	int n = sd_listen_fds_with_names(1, &names);
+
+	*p = (struct passed){ .data = -1, .control = -1 };
+	if (n < 0)
+		return dray_err_set(reterr, n, DRAY_E_IO, "socket activation: %s",
+				    dray_errno_text(n));
+	for (int i = 0; i < n; i++) {
+		int fd = SD_LISTEN_FDS_START + i;
+
+		if (!strcmp(names[i], "data") && p->data < 0)
+			p->data = fd;
+		else if (!strcmp(names[i], "control") && p->control < 0)
+			p->control = fd;
+		else if (!strcmp(names[i], "peer") && p->n_peer < DRAY_ARRAY_SIZE(p->peer))
+			p->peer[p->n_peer++] = fd;
+		else {
+			log_warning("agent",
+				    "passed socket %s is not one of data, control, peer, ignoring",
+				    names[i]);
+			dray_close(fd);
+		}
+	}
+	for (int i = 0; i < n; i++)
+		free(names[i]);
+	free(names);
+	return 0;
+}
+
+static void raise_nofile(void)
+{
+	struct rlimit l;
+
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur == l.rlim_max)
+		return;
+	l.rlim_cur = l.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &l) < 0)
+		log_warning("agent", "the limit on open files stays as it is: %m, ignoring");
+}
+
+static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
+{
+	struct core_config core = core_config(cfg);
+	struct passed passed;
+	int ret;
+
+	ret = passed_take(&passed, reterr);
+	if (ret < 0)
+		return ret;
+	ret = fault_init();
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_IO, "SIGBUS handler: %s",
+				    dray_errno_text(ret));
+	ret = pool_start(&a->pool, worker_count(cfg), &core, (uint32_t)cfg->limits.transfers,
+			 reterr);
+	if (ret < 0)
+		return ret;
+	for (unsigned i = 0; i < a->pool.n; i++) {
+		ret = sd_event_add_io(a->event, &a->worker_events[i],
+				      worker_event_fd(a->pool.workers[i]), EPOLLIN, pump, a);
+		if (ret < 0)
+			return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s",
+					    dray_errno_text(ret));
+	}
+	ret = regions_new(&a->regions,
+			  &(struct regions_deps){ .cfg = cfg,
+						  .pool = &a->pool,
+						  .agent_id = a->identity.agent_id,
+						  .incarnation = a->identity.incarnation,
+						  .up = &regions_up,
+						  .arg = a });
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "regions: %s",
+				    dray_errno_text(ret));
+	ret = peers_new(&a->peers,
+			&(struct peers_deps){ .event = a->event,
+					      .cfg = cfg,
+					      .pool = &a->pool,
+					      .regions = a->regions,
+					      .agent_id = a->identity.agent_id,
+					      .incarnation = a->identity.incarnation,
+					      .up = &peers_up,
+					      .arg = a,
+					      .listen_fds = passed.peer,
+					      .n_listen_fds = passed.n_peer },
+			reterr);
+	if (ret < 0)
+		return ret;
+	ret = sessions_new(&a->sessions,
+			   &(struct sessions_deps){ .event = a->event,
+						    .cfg = cfg,
+						    .pool = &a->pool,
+						    .regions = a->regions,
+						    .peers = a->peers,
+						    .agent_id = a->identity.agent_id,
+						    .incarnation = a->identity.incarnation,
+						    .listen_fd = passed.data,
+						    .changed = up_changed,
+						    .arg = a },
+			   reterr);
+	if (ret < 0)
+		return ret;
+	return control_new(&a->control, a, passed.control, reterr);
+}
+
+int agent_start(struct agent *a, const struct config *config, struct dray_err *reterr)
+{
+	const struct dray_config *cfg = &config->v;
+	char id[IDENTITY_TEXT_BYTES];
+	int ret;
+
+	*a = (struct agent){ .config = config,
+			     .identity = IDENTITY_NULL,
+			     .started_ns = dray_now().ns };
+	dray_list_init(&a->listings);
+	raise_nofile();
+	ret = sd_event_default(&a->event);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s", dray_errno_text(ret));
+	ret = agent_watch_signals(a);
+	if (ret < 0)
+		dray_err_set(reterr, ret, DRAY_E_IO, "signals: %s", dray_errno_text(ret));
+	if (ret >= 0)
+		ret = identity_open(&a->identity, cfg->agent.state_dir, reterr);
+	if (ret >= 0)
+		ret = start_modules(a, cfg, reterr);
+	if (ret < 0) {
+		agent_deinit(a);
+		return ret;
+	}
+	sd_event_set_watchdog(a->event, true);
+	log_notice("agent", "ready agent_id=%s incarnation=%" PRIu64 " segment=%s workers=%u",
+		   identity_show(a->identity.agent_id, id), a->identity.incarnation,
+		   peers_segment(a->peers), a->pool.n);
+	sd_notifyf(0, "READY=1\nSTATUS=running, segment %s", peers_segment(a->peers));
+	return 0;
+}
+
+int agent_run(struct agent *a)
+{
+	int ret = sd_event_loop(a->event);
+
+	if (ret < 0) {
+		log_error("agent", "event loop: %s", dray_errno_text(ret));
+		return 1;
+	}
+	return ret;
+}
+
+void agent_deinit(struct agent *a)
+{
+	a->control = control_free(a->control);
+	a->sessions = sessions_free(a->sessions);
+	a->peers = peers_free(a->peers);
+	for (unsigned i = 0; i < WORKERS_MAX; i++)
+		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);
+	pool_stop(&a->pool);
+	a->regions = regions_free(a->regions);
+	dray_list_for_each(&a->listings, l, struct listing, link) {
+		for (unsigned i = 0; i < l->n; i++)
+			free(l->snapshots[i]);
+		free(l);
+	}
+	dray_list_init(&a->listings);
+	identity_close(&a->identity);
+	a->identity = IDENTITY_NULL;
+	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
+	a->stop_timer = sd_event_source_disable_unref(a->stop_timer);
+	for (unsigned i = 0; i < a->n_signals; i++)
+		a->signals[i] = sd_event_source_disable_unref(a->signals[i]);
+	a->event = sd_event_unref(a->event);
+}

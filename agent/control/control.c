@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections of the control socket. Each is an sd-bus of its own on the agent's loop. A client that sends
+ * without reading is cut off before what waits for it grows large: every message it sends passes
+ * conn_filter() first, whoever answers it.
+ */
+#include "agent/control/control.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/control/internal.h"
+#include "lib/log.h"
+#include "schema/gen/dbus.h"
+#include "schema/gen/errors.h"
+
+#define CONNS_MAX 64
+/* Those who may only read cannot take the last ones from those who may act. */
+#define READERS_MAX 48
+#define ACCEPTS_PER_TURN 16
+/* Without descriptors or memory, accepting rests this long. */
+#define ACCEPT_PAUSE_US (200 * 1000)
+/* Messages waiting for one client to read. */
+#define QUEUE_MAX 32
+/* Bytes of lists waiting for one client, after which it gets no more of them. */
+#define UNREAD_MAX (4u << 20)
+#define FLUSH_LIMIT_NS (100 * DRAY_NS_PER_MS)
+
+/* --- one connection ----------------------------------------------------------------------------- */
+
+static void conn_free(struct control_conn *c)
+{
+	struct control *control = c->control;
+
+	control_listing_forget(c);
+	dray_list_del(&c->link);
+	control->n_conns--;
+	if (!c->who.may_change)
+		control->n_readers--;
+	if (c->bus)
+		sd_bus_detach_event(c->bus);
+	sd_bus_close_unref(c->bus);
+	free(c);
+}
+
+static int reap(sd_event_source *s, void *userdata)
+{
+	struct control *control = userdata;
+
+	dray_list_for_each(&control->conns, c, struct control_conn, link) {
+		if (c->doomed)
+			conn_free(c);
+	}
+	return 0;
+}
+
+/* Ends it soon: callers up the stack may still hold it. */
+static void conn_doom(struct control_conn *c)
+{
+	c->doomed = true;
+	sd_event_source_set_enabled(c->control->reaper, SD_EVENT_ONESHOT);
+}
+
+static uint64_t conn_queued(struct control_conn *c)
+{
+	uint64_t n = 0;
+
+	if (sd_bus_get_n_queued_write(c->bus, &n) < 0)
+		return 0;
+	if (!n)
+		c->unread = 0;
+	return n;
+}
+
+static bool conn_is_slow(struct control_conn *c)
+{
+	if (c->doomed)
+		return true;
+	if (conn_queued(c) <= QUEUE_MAX)
+		return false;
+	log_limited(DRAY_LOG_WARNING, "control",
+		    "a client does not read what it asked for, closing uid=%u pid=%d", c->who.uid,
+		    c->who.pid);
+	conn_doom(c);
+	return true;
+}
+
+int control_conn_has_room(struct control_conn *c, sd_bus_error *reterr)
+{
+	if (conn_queued(c) == 0 || c->unread < UNREAD_MAX)
+		return 0;
+	return sd_bus_error_set(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
+				"too many lists wait to be read; read those first");
+}
+
+int control_conn_send(struct control_conn *c, sd_bus_message *reply, size_t bytes)
+{
+	int ret = sd_bus_send(c->bus, reply, NULL);
+
+	if (conn_queued(c))
+		c->unread += bytes;
+	return ret < 0 ? ret : 1;
+}
+
+/* Sees each message first. 1: it goes no further. */
+static int conn_filter(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return conn_is_slow(userdata);
+}
+
+static int conn_disconnected(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	conn_doom(userdata);
+	return 0;
+}
+
+static int conn_start(struct control_conn *c, int fd)
+{
+	sd_id128_t id;
+	int ret;
+
+	ret = sd_bus_new(&c->bus);
+	if (ret < 0) {
+		dray_close(fd);
+		return ret;
+	}
+	ret = sd_bus_set_fd(c->bus, fd, fd);
+	if (ret < 0) {
+		dray_close(fd);
+		return ret;
+	}
+	ret = sd_id128_randomize(&id);
+	if (ret >= 0)
+		ret = sd_bus_set_server(c->bus, 1, id);
+	if (ret >= 0)
+		ret = sd_bus_negotiate_fds(c->bus, 0);
+	if (ret >= 0)
+		ret = sd_bus_set_sender(c->bus, CONTROL_SENDER);
+	if (ret >= 0)
+		ret = sd_bus_start(c->bus);
+	if (ret >= 0)
+		ret = sd_bus_attach_event(c->bus, c->control->agent->event,
+					  SD_EVENT_PRIORITY_NORMAL);
+	if (ret >= 0)
+		ret = sd_bus_match_signal(c->bus, NULL, NULL, "/org/freedesktop/DBus/Local",
+					  "org.freedesktop.DBus.Local", "Disconnected",
+					  conn_disconnected, c);
+	if (ret >= 0)
+		ret = sd_bus_add_filter(c->bus, NULL, conn_filter, c);
+	if (ret >= 0)
+		ret = control_driver_add(c);
+	if (ret >= 0)
+		ret = control_object_add(c);
+	return ret;
+}
+
+/* fd is consumed. */
+static void conn_new(struct control *control, int fd)
+{
+	struct control_who who;
+	struct control_conn *c;
+	int ret;
+
+	ret = control_who_get(fd, &control->rules, &who);
+	if (ret < 0) {
+		log_limited(DRAY_LOG_WARNING, "control", "credentials of a client: %s, closing",
+			    dray_errno_text(ret));
+		dray_close(fd);
+		return;
+	}
+	if (control->n_conns >= CONNS_MAX ||
+	    (!who.may_change && control->n_readers >= READERS_MAX)) {
+		log_limited(DRAY_LOG_WARNING, "control",
+			    "%u connections already, refusing one more uid=%u pid=%d",
+			    control->n_conns, who.uid, who.pid);
+		dray_close(fd);
+		return;
+	}
+	c = calloc(1, sizeof(*c));
+	if (!c) {
+		dray_close(fd);
+		return;
+	}
+	c->control = control;
+	c->who = who;
+	c->number = ++control->last_number;
+	dray_list_add(&control->conns, &c->link);
+	control->n_conns++;
+	control->n_readers += !who.may_change;
+	ret = conn_start(c, fd);
+	if (ret < 0) {
+		log_limited(DRAY_LOG_WARNING, "control",
+			    "a new connection: %s, closing uid=%u pid=%d", dray_errno_text(ret),
+			    who.uid, who.pid);
+		conn_free(c);
+	}
+}
+
+/* --- accepting ---------------------------------------------------------------------------------- */
+
+static int accept_again(sd_event_source *s, uint64_t usec, void *userdata)
+{
+	struct control *control = userdata;
+
+	return sd_event_source_set_enabled(control->accept_source, SD_EVENT_ON);
+}
+
+static void accept_rest(struct control *control, int err)
+{
+	log_limited(DRAY_LOG_WARNING, "control", "accepting rests for a moment: %s",
+		    dray_errno_text(err));
+	/* without the timer it would rest for ever */
+	if (sd_event_source_set_time_relative(control->accept_pause, ACCEPT_PAUSE_US) >= 0 &&
+	    sd_event_source_set_enabled(control->accept_pause, SD_EVENT_ONESHOT) >= 0)
+		sd_event_source_set_enabled(control->accept_source, SD_EVENT_OFF);
+}
+
+static int accept_ready(sd_event_source *s, int listen_fd, uint32_t revents, void *userdata)
+{
+	struct control *control = userdata;
+
+	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+		int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			conn_new(control, fd);
+			continue;
+		}
+		if (errno == ECONNABORTED || errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			accept_rest(control, errno);
+		break;
+	}
+	return 0;
+}
+
+/* --- the whole ---------------------------------------------------------------------------------- */
+
+static int listener_open(struct control *c, int listen_fd, struct dray_err *reterr)
+{
+	const struct dray_config *cfg = &c->agent->config->v;
+	int ret;
+
+	c->rules.owner = geteuid();
+	ret = control_group_parse(cfg->control.group, &c->rules.has_group, &c->rules.group, reterr);
+	if (ret < 0) {
+		dray_close(listen_fd);
+		return ret;
+	}
+	if (listen_fd >= 0)
+		return control_listener_adopt(&c->listener, listen_fd, reterr);
+	return control_listener_bind(&c->listener, cfg->control.socket, (mode_t)cfg->control.mode,
+				     c->rules.has_group ? c->rules.group : (gid_t)-1, reterr);
+}
+
+static int sources_add(struct control *c)
+{
+	sd_event *event = c->agent->event;
+	int ret;
+
+	ret = sd_event_add_io(event, &c->accept_source, c->listener.fd, EPOLLIN, accept_ready, c);
+	if (ret >= 0)
+		ret = sd_event_add_time_relative(event, &c->accept_pause, CLOCK_MONOTONIC, 0, 0,
+						 accept_again, c);
+	if (ret >= 0)
+		ret = sd_event_source_set_enabled(c->accept_pause, SD_EVENT_OFF);
+	if (ret >= 0)
+		ret = sd_event_add_defer(event, &c->reaper, reap, c);
+	if (ret >= 0)
+		ret = sd_event_source_set_enabled(c->reaper, SD_EVENT_OFF);
+	return ret;
+}
+
+int control_new(struct control **ret_control, struct agent *agent, int listen_fd,
+		struct dray_err *reterr)
+{
+	struct control *c = calloc(1, sizeof(*c));
+	int ret;
+
+	if (!c) {
+		dray_close(listen_fd);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	}
+	c->agent = agent;
+	c->listener = CONTROL_LISTENER_NULL;
+	dray_list_init(&c->conns);
+	dray_list_init(&c->asked);
+	dray_list_init(&c->waiting);
+	ret = listener_open(c, listen_fd, reterr);
+	if (ret >= 0) {
+		ret = sources_add(c);
+		if (ret < 0)
+			dray_err_set(reterr, ret, DRAY_E_IO, "control socket: %s",
+				     dray_errno_text(ret));
+	}
+	if (ret < 0) {
+		control_free(c);
+		return ret;
+	}
+	*ret_control = c;
+	return 0;
+}
+
+struct control *control_free(struct control *c)
+{
+	if (!c)
+		return NULL;
+	control_listing_stop(c);
+	dray_list_for_each(&c->conns, conn, struct control_conn, link)
+		conn_free(conn);
+	sd_event_source_disable_unref(c->accept_source);
+	sd_event_source_disable_unref(c->accept_pause);
+	sd_event_source_disable_unref(c->reaper);
+	control_listener_close(&c->listener);
+	free(c);
+	return NULL;
+}
+
+void control_state_changed(struct control *control, enum agent_state old, enum agent_state new)
+{
+	dray_list_for_each(&control->conns, c, struct control_conn, link) {
+		/* one that has not authenticated yet can look for itself */
+		if (sd_bus_is_ready(c->bus) <= 0 || conn_is_slow(c))
+			continue;
+		sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+				   DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
+				   agent_state_name(new));
+		sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					       DRAY_DBUS_PROPERTY_STATE, NULL);
+	}
+}
+
+void control_flush(struct control *control)
+{
+	int64_t ends = dray_now().ns + FLUSH_LIMIT_NS;
+
+	for (;;) {
+		struct pollfd fds[CONNS_MAX];
+		struct control_conn *conns[CONNS_MAX];
+		int64_t left = ends - dray_now().ns;
+		unsigned n = 0;
+
+		dray_list_for_each(&control->conns, c, struct control_conn, link) {
+			if (c->doomed || !conn_queued(c) || n == CONNS_MAX)
+				continue;
+			fds[n] = (struct pollfd){ .fd = sd_bus_get_fd(c->bus), .events = POLLOUT };
+			conns[n++] = c;
+		}
+		if (!n || left <= 0 || poll(fds, n, (int)(left / DRAY_NS_PER_MS) + 1) <= 0)
+			return;
+		/* writing comes first in it; a message that it then reads is answered like any other */
+		for (unsigned i = 0; i < n; i++)
+			if (fds[i].revents && sd_bus_process(conns[i]->bus, NULL) < 0)
+				conns[i]->doomed = true;
+	}
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The dictionaries of the list methods. Keys and types come from the schema's tables; here stand only
+ * the values, by field.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/control/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/data.h"
+#include "schema/gen/dbus.h"
+
+/* Longest text of a value; names are limited to 64 bytes, reasons to an error's sentence. */
+#define TEXT_MAX 256
+/* Of one key with its value, on the wire, without its text. */
+#define FIELD_BYTES 32
+
+/* By the field's type one of them is meant. */
+union value {
+	const char *s;
+	uint64_t n;
+};
+
+struct rows {
+	sd_bus_message *m;
+	int ret; /* first error */
+	size_t bytes;
+};
+
+/* Length of the UTF-8 character at p, 0 where there is none. Overlong forms and surrogates are none. */
+static size_t utf8_length(const unsigned char *p)
+{
+	size_t n = *p < 0x80           ? 1 :
+		   (*p & 0xe0) == 0xc0 ? 2 :
+		   (*p & 0xf0) == 0xe0 ? 3 :
+		   (*p & 0xf8) == 0xf0 ? 4 :
+					 0;
+	uint32_t v = n == 1 ? *p : n ? *p & (0x7fu >> n) : 0;
+	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+
+	for (size_t i = 1; i < n; i++) {
+		if ((p[i] & 0xc0) != 0x80)
+			return 0;
+		v = v << 6 | (p[i] & 0x3f);
+	}
+	return v < least[n] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000) ? 0 : n;
+}
+
+/* D-Bus refuses a whole message for one bad byte, and names are the clients' own words. */
+static const char *text_clean(const char *s, char buf[TEXT_MAX])
+{
+	size_t at = 0;
+
+	for (const unsigned char *p = (const unsigned char *)(s ? s : ""); *p;) {
+		size_t n = utf8_length(p);
+
+		if (at + dray_max(n, (size_t)1) >= TEXT_MAX)
+			break;
+		if (n)
+			memcpy(buf + at, p, n);
+		else
+			buf[at] = '?';
+		n = dray_max(n, (size_t)1);
+		at += n;
+		p += n;
+	}
+	buf[at] = '\0';
+	return buf;
+}
+
+static int field_append(struct rows *r, const struct dray_dbus_field *f, union value v)
+{
+	char text[TEXT_MAX];
+
+	r->bytes += FIELD_BYTES;
+	switch (*f->type) {
+	case 's':
+		text_clean(v.s, text);
+		r->bytes += strlen(text);
+		return sd_bus_message_append(r->m, "{sv}", f->key, "s", text);
+	case 'b':
+		return sd_bus_message_append(r->m, "{sv}", f->key, "b", (int)v.n);
+	case 'u':
+		return sd_bus_message_append(r->m, "{sv}", f->key, "u", (uint32_t)v.n);
+	case 't':
+		return sd_bus_message_append(r->m, "{sv}", f->key, "t", v.n);
+	default:
+		return -EINVAL;
+	}
+}
+
+static void row_append(struct rows *r, const struct dray_dbus_field *fields, const union value *v,
+		       size_t n)
+{
+	if (r->ret < 0)
+		return;
+	r->ret = sd_bus_message_open_container(r->m, 'a', "{sv}");
+	for (size_t i = 0; i < n && r->ret >= 0; i++)
+		r->ret = field_append(r, &fields[i], v[i]);
+	if (r->ret >= 0)
+		r->ret = sd_bus_message_close_container(r->m);
+}
+
+static struct rows rows_open(sd_bus_message *m)
+{
+	struct rows r = { .m = m };
+
+	r.ret = sd_bus_message_open_container(m, 'a', "a{sv}");
+	return r;
+}
+
+static int rows_close(struct rows *r, size_t *ret_bytes)
+{
+	if (r->ret >= 0)
+		r->ret = sd_bus_message_close_container(r->m);
+	*ret_bytes = r->bytes;
+	return r->ret;
+}
+
+/* Ages come from two looks at the clock. */
+static uint64_t span(int64_t ns)
+{
+	return ns > 0 ? (uint64_t)ns : 0;
+}
+
+static void session_append(void *arg, const struct session_info *i)
+{
+	const union value v[DRAY_DBUS_SESSION_FIELD_N] = {
+		[DRAY_DBUS_SESSION_FIELD_SESSION] = { .n = i->session },
+		[DRAY_DBUS_SESSION_FIELD_NAME] = { .s = i->name },
+		[DRAY_DBUS_SESSION_FIELD_GROUP] = { .s = i->group },
+		[DRAY_DBUS_SESSION_FIELD_UID] = { .n = i->uid },
+		[DRAY_DBUS_SESSION_FIELD_GID] = { .n = i->gid },
+		[DRAY_DBUS_SESSION_FIELD_PID] = { .n = i->pid },
+		[DRAY_DBUS_SESSION_FIELD_WORKER] = { .n = i->worker },
+		[DRAY_DBUS_SESSION_FIELD_REGIONS] = { .n = i->regions },
+		[DRAY_DBUS_SESSION_FIELD_REMOTES] = { .n = i->remotes },
+		[DRAY_DBUS_SESSION_FIELD_TOKENS] = { .n = i->tokens },
+		[DRAY_DBUS_SESSION_FIELD_RING] = { .n = i->ring },
+		[DRAY_DBUS_SESSION_FIELD_AGE_NS] = { .n = span(i->age_ns) },
+	};
+
+	row_append(arg, dray_dbus_session_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_sessions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	sessions_each(a->sessions, session_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+static const char *access_text(uint16_t access)
+{
+	switch (access & DMSG_ACCESS_ALL) {
+	case DMSG_ACCESS_READ:
+		return "r";
+	case DMSG_ACCESS_WRITE:
+		return "w";
+	case DMSG_ACCESS_ALL:
+		return "rw";
+	default:
+		return "";
+	}
+}
+
+static void region_append(void *arg, const struct region_info *i)
+{
+	const union value v[DRAY_DBUS_REGION_FIELD_N] = {
+		[DRAY_DBUS_REGION_FIELD_REGION] = { .n = i->region },
+		[DRAY_DBUS_REGION_FIELD_NAME] = { .s = i->name },
+		[DRAY_DBUS_REGION_FIELD_SESSION] = { .n = i->session },
+		[DRAY_DBUS_REGION_FIELD_KIND] = { .s = i->kind },
+		[DRAY_DBUS_REGION_FIELD_ACCESS] = { .s = access_text(i->access) },
+		[DRAY_DBUS_REGION_FIELD_EXTENTS] = { .n = i->extents },
+		[DRAY_DBUS_REGION_FIELD_LENGTH] = { .n = i->length },
+		[DRAY_DBUS_REGION_FIELD_TOKENS] = { .n = i->tokens },
+		[DRAY_DBUS_REGION_FIELD_GRANTS] = { .n = i->grants },
+		[DRAY_DBUS_REGION_FIELD_STATE] = { .s = i->state },
+	};
+
+	row_append(arg, dray_dbus_region_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_regions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	regions_each(a->regions, region_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+static void peer_append(void *arg, const struct peer_info *i)
+{
+	char id[IDENTITY_TEXT_BYTES];
+	const union value v[DRAY_DBUS_PEER_FIELD_N] = {
+		[DRAY_DBUS_PEER_FIELD_PEER] = { .n = i->peer },
+		[DRAY_DBUS_PEER_FIELD_AGENT_ID] = { .s = i->known ? identity_show(i->agent_id, id) :
+								    "" },
+		[DRAY_DBUS_PEER_FIELD_INCARNATION] = { .n = i->known ? i->incarnation : 0 },
+		[DRAY_DBUS_PEER_FIELD_SEGMENT] = { .s = i->segment },
+		[DRAY_DBUS_PEER_FIELD_STATE] = { .s = i->state },
+		[DRAY_DBUS_PEER_FIELD_REASON] = { .s = i->reason },
+		[DRAY_DBUS_PEER_FIELD_SINCE_NS] = { .n = span(i->since_ns) },
+		[DRAY_DBUS_PEER_FIELD_INITIATOR] = { .n = i->initiator },
+		[DRAY_DBUS_PEER_FIELD_GRANTS] = { .n = i->grants },
+		[DRAY_DBUS_PEER_FIELD_IMPORTS] = { .n = i->imports },
+		[DRAY_DBUS_PEER_FIELD_STREAMS] = { .n = i->streams },
+		[DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS] = { .n = span(i->heard_ns) },
+		/* the only path between agents there is yet */
+		[DRAY_DBUS_PEER_FIELD_TRANSPORT] = { .s = i->streams ? dmsg_transport_name(
+									       DMSG_TRANSPORT_TCP) :
+								       "" },
+	};
+
+	row_append(arg, dray_dbus_peer_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	peers_each(a->peers, peer_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+static const char *state_text(uint8_t state)
+{
+	static const char *const names[XFER_STATE_N] = {
+		[XFER_WAITING] = "waiting",
+		[XFER_RUNNING] = "running",
+		[XFER_STOPPING] = "stopping",
+		[XFER_NOTIFYING] = "notifying",
+	};
+
+	return state < XFER_STATE_N ? names[state] : "";
+}
+
+static void transfer_append(struct rows *r, const struct transfer_info *i)
+{
+	const union value v[DRAY_DBUS_TRANSFER_FIELD_N] = {
+		[DRAY_DBUS_TRANSFER_FIELD_SESSION] = { .n = i->session },
+		[DRAY_DBUS_TRANSFER_FIELD_REQUEST] = { .n = i->request },
+		[DRAY_DBUS_TRANSFER_FIELD_DIRECTION] = { .s = dmsg_direction_name(i->direction) },
+		[DRAY_DBUS_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(i->class) },
+		[DRAY_DBUS_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(i->transport) },
+		[DRAY_DBUS_TRANSFER_FIELD_STATE] = { .s = state_text(i->state) },
+		[DRAY_DBUS_TRANSFER_FIELD_OPERATIONS] = { .n = i->operations },
+		[DRAY_DBUS_TRANSFER_FIELD_BYTES] = { .n = i->bytes },
+		[DRAY_DBUS_TRANSFER_FIELD_BYTES_DONE] = { .n = i->bytes_done },
+		[DRAY_DBUS_TRANSFER_FIELD_SLICES] = { .n = i->slices },
+		[DRAY_DBUS_TRANSFER_FIELD_AGE_NS] = { .n = span(i->age_ns) },
+		[DRAY_DBUS_TRANSFER_FIELD_LEFT_NS] = { .n = span(i->left_ns) },
+	};
+
+	row_append(r, dray_dbus_transfer_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
+			      size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	for (unsigned i = 0; i < n; i++)
+		for (uint32_t j = 0; j < snapshots[i]->n; j++)
+			transfer_append(&r, &snapshots[i]->transfers[j]);
+	return rows_close(&r, ret_bytes);
+}

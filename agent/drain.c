@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The way out: running -> draining -> drained, then exit unless told to stay. Draining refuses new work, tells
+ * clients and peers, and waits until no worker has a transfer; at the deadline what is left is stopped.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <systemd/sd-daemon.h>
+
+#include "agent/agent.h"
+#include "agent/control/control.h"
+#include "lib/log.h"
+
+/* How often the workers are asked whether anything is in flight. */
+#define DRAIN_LOOK_NS (10 * DRAY_NS_PER_MS)
+/* Longest wait for sessions and peers to end on the way out. */
+#define STOP_LIMIT_NS (3 * DRAY_NS_PER_SEC)
+
+static const char *const state_names[AGENT_STATE_N] = {
+	[AGENT_RUNNING] = "running",
+	[AGENT_DRAINING] = "draining",
+	[AGENT_DRAINED] = "drained",
+};
+
+const char *agent_state_name(enum agent_state s)
+{
+	return state_names[s];
+}
+
+static void set_state(struct agent *a, enum agent_state next)
+{
+	enum agent_state old = a->state;
+
+	if (old == next)
+		return;
+	a->state = next;
+	log_notice("agent", "state %s -> %s", state_names[old], state_names[next]);
+	sd_notifyf(0, "STATUS=%s", state_names[next]);
+	if (a->control)
+		control_state_changed(a->control, old, next);
+}
+
+static int after(struct agent *a, sd_event_source **source, int64_t ns, sd_event_time_handler_t fn)
+{
+	if (*source) {
+		sd_event_source_set_time_relative(*source, (uint64_t)ns / 1000);
+		return sd_event_source_set_enabled(*source, SD_EVENT_ONESHOT);
+	}
+	return sd_event_add_time_relative(a->event, source, CLOCK_MONOTONIC, (uint64_t)ns / 1000, 0,
+					  fn, a);
+}
+
+static void peers_stopped(void *arg)
+{
+	struct agent *a = arg;
+
+	control_flush(a->control);
+	sd_event_exit(a->event, a->exit_status);
+}
+
+static void sessions_stopped(void *arg)
+{
+	struct agent *a = arg;
+
+	peers_stop(a->peers, peers_stopped, a);
+}
+
+static int stop_limit(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	(void)usec;
+	log_warning("agent", "sessions or peers did not end in time, exiting without them");
+	return sd_event_exit(a->event, a->exit_status);
+}
+
+void agent_stop(struct agent *a, int status)
+{
+	if (a->stopping)
+		return;
+	a->stopping = true;
+	a->exit_status = status;
+	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
+	sd_notify(0, "STOPPING=1");
+	if (after(a, &a->stop_timer, STOP_LIMIT_NS, stop_limit) < 0)
+		sd_event_exit(a->event, status);
+	sessions_stop(a->sessions, sessions_stopped, a);
+}
+
+static int look(sd_event_source *s, uint64_t usec, void *arg);
+
+static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
+{
+	struct agent *a = arg;
+	unsigned left = 0;
+
+	if (a->stopping || a->state != AGENT_DRAINING)
+		return;
+	for (unsigned i = 0; i < n; i++)
+		left += snapshots[i]->n;
+	/* peers give their grants back when what they have in flight here has finished */
+	if (left || (grants_total(a->regions) && dray_now().ns < a->drain_deadline_ns)) {
+		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
+			a->overdue = true;
+			log_warning(
+				"agent",
+				"drain deadline passed with %u transfers in flight, stopping them",
+				left);
+			for (unsigned i = 0; i < a->pool.n; i++)
+				worker_post(a->pool.workers[i],
+					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
+							       .code = DRAY_E_DEADLINE });
+		}
+		if (after(a, &a->drain_timer, DRAIN_LOOK_NS, look) < 0)
+			agent_stop(a, 1);
+		return;
+	}
+	set_state(a, AGENT_DRAINED);
+	if (!a->stay)
+		agent_stop(a, 0);
+}
+
+static int look(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	(void)usec;
+	if (agent_list_transfers(a, looked, a) < 0)
+		agent_stop(a, 1);
+	return 0;
+}
+
+int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
+{
+	uint32_t ms;
+
+	if (a->state != AGENT_RUNNING || a->stopping)
+		return -EALREADY;
+	if (timeout_ns < 0)
+		timeout_ns = a->config->v.agent.drain_timeout;
+	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
+	a->stay = stay;
+	a->drain_deadline_ns = dray_now().ns + timeout_ns;
+	set_state(a, AGENT_DRAINING);
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_DRAIN });
+	regions_drain(a->regions, true);
+	sessions_drain(a->sessions, ms);
+	peers_drain(a->peers, ms);
+	/* the answer of a worker comes after it has seen COMMAND_DRAIN: none can be accepted behind our back */
+	look(NULL, 0, a);
+	return 0;
+}
+
+static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	if (si->ssi_signo == SIGHUP) {
+		log_warning("agent", "SIGHUP: the configuration is read at start only, ignoring");
+		return 0;
+	}
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING) {
+		log_notice("agent", "SIGTERM: draining");
+		agent_drain(a, -1, false);
+		return 0;
+	}
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->stopping) {
+		agent_stop(a, 0);
+		return 0;
+	}
+	log_notice("agent", "%s: stopping at once",
+		   si->ssi_signo == SIGTERM ? "second SIGTERM" : "SIGINT");
+	if (a->stopping)
+		return sd_event_exit(a->event, 1);
+	agent_stop(a, 1);
+	return 0;
+}
+
+int agent_watch_signals(struct agent *a)
+{
+	static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+	sigset_t set;
+	int ret;
+
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&set);
+	for (unsigned i = 0; i < 3; i++)
+		sigaddset(&set, numbers[i]);
+	if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+		return -errno;
+	for (unsigned i = 0; i < 3; i++) {
+		ret = sd_event_add_signal(a->event, &a->signals[a->n_signals], numbers[i],
+					  handle_signal, a);
+		if (ret < 0)
+			return ret;
+		a->n_signals++;
+	}
+	return 0;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <malloc.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "agent/args.h"
+#include "agent/config.h"
+#include "lib/log.h"
+
+/* Exit statuses: 0 drained, 1 failed, 2 wrong use. */
+static int run(const struct config *config)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct agent agent;
+	int status;
+
+	dray_log_setup((enum dray_log_level)config->v.log.level,
+		       (enum dray_log_format)config->v.log.format);
+	for (size_t i = 0; i < config->warnings.n; i++)
+		log_warning("config", "%s", config->warnings.v[i]);
+	if (agent_start(&agent, config, &err) < 0) {
+		log_error("agent", "%s", err.msg);
+		return 1;
+	}
+	status = agent_run(&agent);
+	agent_deinit(&agent);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	struct args args = ARGS_NULL;
+	struct config config = CONFIG_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	int status = 0;
+
+	/* a few arenas are enough for a handful of threads, and keep an idle agent small */
+	mallopt(M_ARENA_MAX, 2);
+	if (args_parse(&args, argc, argv, &err) < 0) {
+		fprintf(stderr, "drayd: %s\n", err.msg);
+		args_deinit(&args);
+		return 2;
+	}
+	args.config.env = environ;
+	if (args.action == ARGS_HELP) {
+		args_help(stdout);
+	} else if (args.action == ARGS_VERSION) {
+		args_version(stdout);
+	} else if (config_load(&config, &args.config, &err) < 0) {
+		fprintf(stderr, "drayd: %s\n", err.msg);
+		status = 1;
+	} else if (args.action == ARGS_CHECK_CONFIG) {
+		config_show(&config, stdout);
+		for (size_t i = 0; i < config.warnings.n; i++)
+			fprintf(stderr, "drayd: %s\n", config.warnings.v[i]);
+	} else {
+		status = run(&config);
+	}
+	config_deinit(&config);
+	args_deinit(&args);
+	return status;
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Accepting is bounded for each turn of the loop and comes after the connections' own input: under a
+ * flood, handshakes that are under way are finished before more strangers are let in. Without a free
+ * descriptor a listener is closed for a while, since its socket would wake the loop for ever.
+ */
+#include "agent/peer/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "agent/peer/advertise.h"
+#include "agent/peer/peer_internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+#define PORT 7411
+#define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
+#define ACCEPTS_PER_CALL 16
+#define PAUSE_US 100000
+#define LISTENER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 10)
+
+static struct listener *listener_free(struct listener *l)
+{
+	dray_list_del(&l->link);
+	sd_event_source_disable_unref(l->io);
+	sd_event_source_disable_unref(l->resume);
+	dray_close(l->fd);
+	free(l);
+	return NULL;
+}
+
+/* --- accepting ---------------------------------------------------------------------------------- */
+
+static int on_resume(sd_event_source *s, uint64_t usec, void *userdata)
+{
+	struct listener *l = userdata;
+
+	sd_event_source_set_enabled(l->io, SD_EVENT_ON);
+	return 0;
+}
+
+static void pause_accepting(struct listener *l, int err)
+{
+	uint64_t now;
+
+	log_limited(DRAY_LOG_WARNING, AREA, "accepting pauses for %d ms: %s", PAUSE_US / 1000,
+		    dray_errno_text(err));
+	/* what a stranger holds may be all that a peer needs */
+	strangers_evict(l->p);
+	sd_event_source_set_enabled(l->io, SD_EVENT_OFF);
+	sd_event_now(l->p->event, CLOCK_MONOTONIC, &now);
+	sd_event_source_set_time(l->resume, now + PAUSE_US);
+	sd_event_source_set_enabled(l->resume, SD_EVENT_ONESHOT);
+}
+
+static int on_accept(sd_event_source *s, int fd, uint32_t revents, void *userdata)
+{
+	struct listener *l = userdata;
+
+	for (unsigned i = 0; i < ACCEPTS_PER_CALL; i++) {
+		struct dray_addr from = { .len = sizeof(from.ss) };
+		int c = accept4(fd, &from.sa, &from.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (c >= 0) {
+			stranger_add(l->p, c, &from);
+			continue;
+		}
+		if (errno == EAGAIN)
+			break;
+		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+			pause_accepting(l, errno);
+			break;
+		}
+		/* others are the connection's own: it ended before we got to it, or a filter refused it */
+	}
+	return 0;
+}
+
+/* --- opening ------------------------------------------------------------------------------------ */
+
+/* Makes a listener of a socket that listens already; consumes fd. */
+static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reterr)
+{
+	dray_auto_close int fd = fd_consumed;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct listener *l;
+	int r;
+
+	l = calloc(1, sizeof(*l));
+	if (!l)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a listener");
+	l->p = p;
+	l->fd = dray_take_fd(fd);
+	dray_list_add(&p->listeners, &l->link);
+	l->addr.len = sizeof(l->addr.ss);
+	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "listener: %s",
+				    dray_errno_text(errno));
+	r = sd_event_add_io(p->event, &l->io, l->fd, EPOLLIN, on_accept, l);
+	if (r >= 0)
+		r = sd_event_source_set_priority(l->io, LISTENER_PRIORITY);
+	if (r >= 0)
+		r = sd_event_add_time(p->event, &l->resume, CLOCK_MONOTONIC, 0, 0, on_resume, l);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "listener: %s",
+				    dray_errno_text(r));
+	sd_event_source_set_enabled(l->resume, SD_EVENT_OFF);
+	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
+	return 0;
+}
+
+static int check_exposure(const struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	if (p->tls->has_key || p->cfg->peer.allow_insecure || dray_addr_is_loopback(a))
+		return 0;
+	return dray_err_set(
+		reterr, -EPERM, DRAY_E_DENIED,
+		"peer.listen: %s is open to others, and without a key nobody who connects is authenticated: set peer.key_file, or peer.allow_insecure if that is meant",
+		dray_addr_show(a, text, sizeof(text)));
+}
+
+static int open_one(struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+	dray_auto_close int fd = -1;
+	int on = 1;
+
+	fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
+	    (a->sa.sa_family == AF_INET6 &&
+	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
+	    bind(fd, &a->sa, a->len) < 0 || listen(fd, BACKLOG) < 0)
+		return dray_err_set(
+			reterr, -errno, DRAY_E_IO, "peer.listen: %s: %s%s",
+			dray_addr_show(a, text, sizeof(text)), dray_errno_text(errno),
+			errno == EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
+	return listener_add(p, dray_take_fd(fd), reterr);
+}
+
+/* "localhost" stands for its IPv4 address; other names would need a resolver. */
+static int parse_listen(const char *s, struct dray_addr *ret, struct dray_err *reterr)
+{
+	char numeric[DRAY_ADDR_TEXT_MAX];
+	int r;
+
+	if (!strncmp(s, "localhost:", 10)) {
+		snprintf(numeric, sizeof(numeric), "127.0.0.1:%s", s + 10);
+		r = dray_addr_parse(numeric, ret);
+	} else {
+		r = dray_addr_parse(s, ret);
+	}
+	if (r < 0)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"peer.listen: \"%s\" is %s: write 1.2.3.4:7411, [2001:db8::1]:7411 or none",
+			s, r == -EAFNOSUPPORT ? "a name, not an address" : "no address and port");
+	return 0;
+}
+
+static int open_configured(struct peers *p, struct dray_err *reterr)
+{
+	const struct dray_strv *list = &p->cfg->peer.listen;
+	struct dray_addr a;
+	int r;
+
+	if (list->n == 1 && !strcmp(list->v[0], "none"))
+		return 0;
+	for (size_t i = 0; i < list->n; i++) {
+		r = parse_listen(list->v[i], &a, reterr);
+		if (r == 0)
+			r = check_exposure(p, &a, reterr);
+		if (r == 0)
+			r = open_one(p, &a, reterr);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* Both families, of which a host may lack one. */
+static int open_defaults(struct peers *p, struct dray_err *reterr)
+{
+	bool all = p->tls->has_key || p->cfg->peer.allow_insecure;
+	static const char *const hosts[2][2] = { { "127.0.0.1", "[::1]" }, { "0.0.0.0", "[::]" } };
+	struct dray_err first = DRAY_ERR_NULL, why;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct dray_addr a;
+	int r;
+
+	for (unsigned i = 0; i < 2; i++) {
+		snprintf(text, sizeof(text), "%s:%d", hosts[all][i], PORT);
+		dray_assert(dray_addr_parse(text, &a) == 0);
+		why = DRAY_ERR_NULL;
+		r = open_one(p, &a, &why);
+		if (r == 0)
+			continue;
+		if (r != -EAFNOSUPPORT && r != -EADDRNOTAVAIL && r != -EPROTONOSUPPORT)
+			return dray_err_set(reterr, r, why.code, "%s", why.msg);
+		dray_err_set(&first, r, why.code, "%s", why.msg);
+	}
+	if (dray_list_empty(&p->listeners))
+		return dray_err_set(reterr, -EADDRNOTAVAIL, first.code, "%s", first.msg);
+	return 0;
+}
+
+static int check_passed(struct peers *p, int fd, struct dray_err *reterr)
+{
+	struct dray_addr a = { .len = sizeof(a.ss) };
+	int listens = 0, type = 0, flags;
+	socklen_t len = sizeof(int);
+
+	if (getsockname(fd, &a.sa, &a.len) < 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) < 0 || !listens ||
+	    getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM ||
+	    (a.sa.sa_family != AF_INET && a.sa.sa_family != AF_INET6))
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"the socket passed as \"peer\" is no TCP listener: write ListenStream=7411 in its unit");
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "the socket passed as \"peer\": %s",
+				    dray_errno_text(errno));
+	return check_exposure(p, &a, reterr);
+}
+
+/* The descriptors are consumed, also on error. */
+static int open_passed(struct peers *p, struct dray_err *reterr)
+{
+	int r = 0;
+
+	for (unsigned i = 0; i < p->deps.n_listen_fds; i++) {
+		dray_auto_close int fd = p->deps.listen_fds[i];
+
+		if (r == 0)
+			r = check_passed(p, fd, reterr);
+		if (r == 0)
+			r = listener_add(p, dray_take_fd(fd), reterr);
+	}
+	return r;
+}
+
+/* --- the segment -------------------------------------------------------------------------------- */
+
+/* A listener on one address that others can reach, then the best address of a wildcard, then loopback. */
+static void find_segment(struct peers *p, struct dray_addr *ret)
+{
+	const struct listener *v4 = NULL, *v6 = NULL, *loopback = NULL;
+	const struct iface_addr *best = NULL;
+	struct iface_addr *addrs = NULL;
+	size_t n = 0;
+
+	dray_list_for_each(&p->listeners, l, struct listener, link) {
+		if (dray_addr_is_wildcard(&l->addr)) {
+			if (l->addr.sa.sa_family == AF_INET)
+				v4 = v4 ? v4 : l;
+			else
+				v6 = v6 ? v6 : l;
+		} else if (dray_addr_is_loopback(&l->addr)) {
+			loopback = loopback ? loopback : l;
+		} else if (!dray_addr_is_link_local(&l->addr)) {
+			*ret = l->addr;
+			return;
+		}
+	}
+	if ((v4 || v6) && advertise_scan(&addrs, &n) == 0)
+		best = advertise_pick(addrs, n, v4 != NULL, v6 != NULL);
+	if (best) {
+		*ret = best->addr;
+		dray_addr_set_port(ret,
+				   dray_addr_port(best->addr.sa.sa_family == AF_INET ? &v4->addr :
+										       &v6->addr));
+	} else if (v4 || v6) {
+		dray_assert(dray_addr_parse(v4 ? "127.0.0.1:1" : "[::1]:1", ret) == 0);
+		dray_addr_set_port(ret, dray_addr_port(v4 ? &v4->addr : &v6->addr));
+	} else if (loopback) {
+		*ret = loopback->addr;
+	}
+	free(addrs);
+}
+
+static int set_segment(struct peers *p, struct dray_err *reterr)
+{
+	const char *given = p->cfg->peer.advertise;
+	struct dray_addr a = { .len = 0 };
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	if (*given) {
+		if (!dray_segment_valid(given) || strlen(given) > PMSG_TOKEN_SEGMENT_MAX)
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"peer.advertise: \"%s\" is no segment that others could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
+				given);
+		snprintf(p->segment, sizeof(p->segment), "%s", given);
+		return 0;
+	}
+	find_segment(p, &a);
+	if (a.len)
+		snprintf(p->segment, sizeof(p->segment), "%s",
+			 dray_addr_show(&a, text, sizeof(text)));
+	return 0;
+}
+
+int listeners_open(struct peers *p, struct dray_err *reterr)
+{
+	int r;
+
+	if (p->deps.n_listen_fds)
+		r = open_passed(p, reterr);
+	else if (p->cfg->peer.listen.n)
+		r = open_configured(p, reterr);
+	else
+		r = open_defaults(p, reterr);
+	if (r == 0)
+		r = set_segment(p, reterr);
+	if (r == 0)
+		log_info(AREA, "%s segment=%s",
+			 p->tls->has_key ? "peers prove a pre-shared key" :
+					   "no key: peers are not authenticated",
+			 *p->segment ? p->segment : "none");
+	return r;
+}
+
+void listeners_close(struct peers *p)
+{
+	dray_list_for_each(&p->listeners, l, struct listener, link)
+		listener_free(l);
+}

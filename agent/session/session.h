@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sessions on the data socket: admission by kernel credentials, HELLO, groups, quotas, and every
+ * request other than transfers, which the session's worker carries out itself. Control thread
+ * only.
+ */
+#ifndef DRAY_AGENT_SESSION_SESSION_H
+#define DRAY_AGENT_SESSION_SESSION_H
+
+#include <systemd/sd-event.h>
+
+#include "agent/peer/peer.h"
+#include "agent/region/region.h"
+#include "agent/worker/pool.h"
+
+struct sessions;
+
+struct sessions_deps {
+	sd_event *event;
+	const struct dray_config *cfg;
+	struct worker_pool *pool;
+	struct regions *regions;
+	struct peers *peers;
+	const uint8_t *agent_id;
+	uint64_t incarnation;
+	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
+	/* State of the sessions changed (for counters and signals). */
+	void (*changed)(void *arg);
+	void *arg;
+};
+
+/* The listener is open when it returns. listen_fd is consumed, also on errors. */
+int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct dray_err *reterr);
+
+/*
+ * After sessions_stop() is done. If it is not, what workers may still look at is left to them and
+ * to the end of the process.
+ */
+struct sessions *sessions_free(struct sessions *s);
+
+/* From workers. The packet of a request is consumed. */
+void sessions_handle_request(struct sessions *s, dray_handle session, struct packet *packet);
+void sessions_handle_eof(struct sessions *s, dray_handle session, uint32_t code);
+void sessions_handle_gone(struct sessions *s, dray_handle session);
+void sessions_handle_fault(struct sessions *s, dray_handle session);
+/* EVENT_NOTIFY: deliver, then COMMAND_NOTIFIED to that worker. The packet is consumed. */
+void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transfer,
+			    dray_handle remote, uint64_t tag, struct packet *packet);
+
+/* The upcalls of peers and regions that end here. */
+void sessions_remote_fenced(struct sessions *s, dray_handle peer, uint64_t grant, uint32_t code);
+void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
+void sessions_peer_draining(struct sessions *s, dray_handle peer);
+void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code, bool urgent);
+uint32_t sessions_deliver(struct sessions *s, dray_handle region, const uint8_t agent_id[16],
+			  uint64_t incarnation, uint64_t id, uint64_t tag, const uint8_t *payload,
+			  uint32_t length);
+
+/* Drain: no new sessions, regions, imports or transfers; every client is told. */
+void sessions_drain(struct sessions *s, uint32_t deadline_ms);
+void sessions_resume(struct sessions *s);
+/* Ends a session as if its client had died, but tells the client why. -ENOENT if it is unknown. */
+int sessions_close(struct sessions *s, dray_handle session, const char *why);
+/* Closes listener and all sessions; done(arg) when the last is gone, not inside the call. */
+void sessions_stop(struct sessions *s, void (*done)(void *arg), void *arg);
+
+struct session_info {
+	dray_handle session;
+	const char *name, *group;
+	uint32_t uid, gid, pid, worker, regions, remotes, tokens;
+	bool ring;
+	int64_t age_ns;
+};
+
+void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
+		   void *arg);
+void sessions_totals(struct sessions *s, uint64_t *ret_open, uint64_t *ret_total,
+		     uint64_t *ret_refused, uint64_t *ret_remotes, uint64_t *ret_notified,
+		     uint64_t *ret_notify_refused);
+/* Worker that serves it; -1 if unknown. */
+int session_worker(struct sessions *s, dray_handle session);
+
+#endif

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What comes out of TLS on control connections: whatever a peer that holds the key, or has not shown its
+ * HELLO yet, may say, while this side imports, fences, notifies, drains and loses connections. The input is a
+ * list of {what, which connection, length, bytes}.
+ */
+#include <stdint.h>
+
+#include "tests/unit/peer_fake.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum {
+	OP_RAW,     /* bytes as they are */
+	OP_MESSAGE, /* a body: the header is put before it */
+	OP_ACCEPT,  /* somebody connects */
+	OP_DIALLED, /* we have connected to somebody, as far as TLS */
+	OP_IMPORT,
+	OP_CANCEL,
+	OP_RELEASE,
+	OP_FENCE,
+	OP_FENCE_ACK,
+	OP_NOTIFY,
+	OP_STREAM_LOST,
+	OP_STREAM_CLOSED,
+	OP_DRAIN,
+	OP_END, /* a connection ends */
+	OP_TURN,
+	OP_N
+};
+
+static const uint16_t types[] = {
+	PMSG_HELLO,
+	PMSG_ERROR,
+	PMSG_READY,
+	PMSG_HEARTBEAT,
+	PMSG_IMPORT,
+	PMSG_IMPORT_REPLY,
+	PMSG_RELEASE,
+	PMSG_FENCE,
+	PMSG_FENCE_ACK,
+	PMSG_STREAM_RESET,
+	PMSG_STREAM_RESET_REPLY,
+	PMSG_NOTIFY,
+	PMSG_NOTIFY_REPLY,
+	PMSG_DRAINING,
+	PMSG_BYE,
+	0x0077,
+};
+
+static unsigned pending;
+static uint64_t last_import;
+
+static void imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
+		     uint64_t length, uint16_t access)
+{
+	dray_assert(pending--);
+	dray_assert(err->code || (peer && grant));
+}
+
+static unsigned notified;
+
+static void answered(void *arg, uint32_t code)
+{
+	dray_assert(notified--);
+}
+
+/* The nth connection, of peers and then of strangers; NULL if there is none. */
+static struct conn *nth_conn(struct peers *p, unsigned n)
+{
+	struct conn *last = NULL;
+
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		if (!peer->conn || peer->conn->fd >= 0)
+			continue;
+		last = peer->conn;
+		if (!n--)
+			return last;
+	}
+	dray_list_for_each(&p->strangers, s, struct stranger, link) {
+		last = s->conn;
+		if (!n--)
+			return last;
+	}
+	return last;
+}
+
+static struct peer *nth_peer(struct peers *p, unsigned n)
+{
+	struct peer *last = NULL;
+
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		last = peer;
+		if (!n--)
+			break;
+	}
+	return last;
+}
+
+/* --- connections without a network -------------------------------------------------------------- */
+
+static void stranger_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)
+{
+	hello_accept(c->owner, h, body);
+}
+
+static void stranger_failed(struct conn *c, const struct dray_err *why)
+{
+	stranger_refuse(c->owner, "%s", why->msg);
+}
+
+static const struct conn_ops ops = { .message = stranger_message, .failed = stranger_failed };
+
+static void accept_one(struct peers *p)
+{
+	struct stranger *s;
+
+	if (p->n_strangers > 3)
+		return;
+	s = calloc(1, sizeof(*s));
+	dray_assert(s);
+	s->p = p;
+	s->fd = -1;
+	s->end_ns = INT64_MAX;
+	dray_assert(dray_addr_parse("127.0.0.1:5", &s->from) == 0);
+	dray_list_add(&p->strangers, &s->link);
+	p->n_strangers++;
+	dray_assert(conn_new_detached(&s->conn, p->event, &ops, s) >= 0);
+	s->conn->message_max = STRANGER_MESSAGE_MAX;
+}
+
+static void dialled(struct peers *p, uint8_t who)
+{
+	uint8_t id[16] = { 0 };
+	struct peer *peer;
+
+	id[15] = who % 4;
+	if (p->handles.count > 6 || !id[15] || peer_new(&peer, p, id, true, NULL) < 0)
+		return;
+	dray_assert(dray_addr_parse("127.0.0.1:5", &peer->addr) == 0);
+	snprintf(peer->segment, sizeof(peer->segment), "127.0.0.1:5");
+	dray_assert(conn_new_detached(&peer->conn, p->event, &peer_conn_ops, peer) >= 0);
+	peer->fsm.state = PEER_STATE_HELLO;
+	peer->fsm.attempt_end_ns = INT64_MAX;
+}
+
+/* --- one step ----------------------------------------------------------------------------------- */
+
+static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p, size_t n)
+{
+	struct conn *c = nth_conn(rig->peers, which);
+	uint8_t head[PMSG_HEADER_SIZE];
+	struct pmsg_header h = { PMSG_MAGIC, PMSG_MAJOR, 0, types[type % DRAY_ARRAY_SIZE(types)], 0,
+				 (uint32_t)n,
+				 /* answers meet requests now and then */
+				 type / DRAY_ARRAY_SIZE(types) };
+
+	if (!c)
+		return;
+	pmsg_header_put(head, &h);
+	conn_feed(c, head, sizeof(head));
+	c = nth_conn(rig->peers, which);
+	if (c)
+		conn_feed(c, p, n);
+}
+
+static void import_something(struct rig *rig, struct peer *peer, const uint8_t *p, size_t n)
+{
+	struct pmsg_token t = { .token_id = TOKEN_GOOD };
+
+	/* towards peers that are up: the others would need a network */
+	if (!peer || !peer_fsm_is_up(&peer->fsm) || pending > 64)
+		return;
+	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
+	t.incarnation = peer->incarnation;
+	if (peer_import(rig->peers, &t, "127.0.0.1:1", n ? p[0] * MS : 0, imported, NULL,
+			&last_import, NULL) == 0)
+		pending++;
+}
+
+static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, size_t n)
+{
+	struct peer *peer = nth_peer(rig->peers, which % 8);
+	dray_handle handle = peer ? peer->handle : which;
+	uint64_t arg = n ? p[0] : 0;
+	struct conn *c;
+
+	switch (op % OP_N) {
+	case OP_RAW:
+		c = nth_conn(rig->peers, which % 8);
+		if (c)
+			conn_feed(c, p, n);
+		break;
+	case OP_MESSAGE:
+		if (n)
+			feed(rig, which % 8, p[0], p + 1, n - 1);
+		break;
+	case OP_ACCEPT:
+		accept_one(rig->peers);
+		break;
+	case OP_DIALLED:
+		dialled(rig->peers, which);
+		break;
+	case OP_IMPORT:
+		import_something(rig, peer, p, n);
+		break;
+	case OP_CANCEL:
+		if (dray_handles_get(&rig->peers->imports, last_import)) {
+			peer_import_cancel(rig->peers, last_import);
+			pending--;
+		}
+		break;
+	case OP_RELEASE:
+		peer_release(rig->peers, handle, arg);
+		break;
+	case OP_FENCE:
+		peers_fence(rig->peers, handle, arg, DRAY_E_REVOKED);
+		break;
+	case OP_FENCE_ACK:
+		peers_fence_ack(rig->peers, handle, arg);
+		break;
+	case OP_NOTIFY:
+		if (notified < 64 && peer_notify(rig->peers, handle, arg, 1, 2, p, (uint32_t)n,
+						 answered, NULL, NULL) == 0)
+			notified++;
+		break;
+	case OP_STREAM_LOST:
+		peers_handle_stream_lost(rig->peers, handle, arg);
+		break;
+	case OP_STREAM_CLOSED:
+		if (peer && arg & 1) {
+			if (stream_table_use(&peer->streams, arg) == 0)
+				stream_table_add(&peer->streams, arg, 0);
+		} else {
+			peers_handle_stream_closed(rig->peers, handle, arg | 1);
+		}
+		break;
+	case OP_DRAIN:
+		if (arg & 1)
+			peers_drain(rig->peers, 10);
+		else
+			peers_resume(rig->peers);
+		break;
+	case OP_END:
+		c = nth_conn(rig->peers, which % 8);
+		if (c)
+			conn_fail(c, DRAY_E_PEER_LOST, "it ended");
+		break;
+	case OP_TURN:
+		for (unsigned i = 0; i < 3; i++)
+			sd_event_run(rig->event, 0);
+		break;
+	}
+}
+
+/* One agent for all inputs: what TLS and the loop set up takes far longer than an input. */
+static struct rig *agent(void)
+{
+	static char none[] = "none";
+	static char *list[] = { none };
+	static struct rig *rig;
+	struct dray_err err = DRAY_ERR_NULL;
+	sd_event *e;
+
+	if (rig)
+		return rig;
+	dray_log_set_level(DRAY_LOG_ERROR);
+	dray_assert(sd_event_new(&e) >= 0);
+	rig = rig_new(e, 2, 10);
+	rig->cfg.peer.listen = (struct dray_strv){ list, 1 };
+	rig->cfg.limits.peers = 8;
+	dray_assert(rig_try_start(rig, &err) == 0);
+	return rig;
+}
+
+/* Whatever was asked for ends, once, and nothing is left for the next input. */
+static void end_all(struct rig *rig)
+{
+	struct peers *p = rig->peers;
+
+	peers_resume(p);
+	while (!dray_list_empty(&p->strangers))
+		stranger_free(dray_list_first(&p->strangers, struct stranger, link));
+	while (!dray_list_empty(&p->all))
+		peer_close(dray_list_first(&p->all, struct peer, all_link), DRAY_E_PEER_LOST,
+			   "the input ends");
+	for (unsigned i = 0; i < 20 && !dray_list_empty(&p->closed); i++)
+		sd_event_run(rig->event, 0);
+	dray_assert(!pending && !notified);
+	dray_assert(dray_list_empty(&p->closed) && !p->n_strangers);
+	dray_assert(!p->handles.count && !p->imports.count);
+	rig->grants_held = rig->next_grant = 0;
+	rig->n_commands = 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct rig *rig = agent();
+
+	pending = notified = 0;
+	last_import = 0;
+	while (size >= 3) {
+		size_t n = data[2] & 1 ? data[2] >> 1 : (size_t)data[2] << 1;
+
+		if (n > size - 3)
+			n = size - 3;
+		step(rig, data[0], data[1], data + 3, n);
+		data += 3 + n;
+		size -= 3 + n;
+	}
+	end_all(rig);
+	return 0;
+}

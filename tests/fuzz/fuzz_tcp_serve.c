@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames of a hostile peer against the owning side of transport tcp. The input is a script: raw bytes, frames
+ * that are nearly right, payload, turns, drops of the grant, resets. Whatever it does, bytes outside the
+ * grant do not change, objects are held no longer than a frame is in hand, and answers have the right form.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/transfer/object.h"
+#include "agent/transport/tcp.h"
+#include "tests/unit/tcp_lab.h"
+
+#define REGION 65536u
+#define START 8192u
+#define LENGTH 40000u
+#define STREAM 9
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static struct lab lab;
+static struct lab_side *const owner = &lab.side[1];
+static struct grant_view grant;
+static int fd;
+
+struct script {
+	const uint8_t *p, *end;
+};
+
+static uint64_t take(struct script *s, unsigned bytes)
+{
+	uint64_t v = 0;
+
+	while (bytes-- && s->p < s->end)
+		v = v << 8 | *s->p++;
+	return v;
+}
+
+static void grant_publish(void)
+{
+	/* a new generation each time, as handles have it */
+	grant = (struct grant_view){ { OBJECT_GRANT, grant.o.handle + ((uint64_t)1 << 32), 0, 0,
+				       LENGTH, DMSG_ACCESS_ALL },
+				     LAB_PEER,
+				     LAB_REGION,
+				     START };
+	lab_check(object_publish(&owner->core, &grant.o) == 0);
+}
+
+static void grant_drop(bool urgent)
+{
+	unsigned n = owner->n_dropped;
+
+	object_drop(&owner->core, OBJECT_GRANT, grant.o.handle, DRAY_E_REVOKED, urgent);
+	if (owner->n_dropped == n) {
+		/* a READ answer has its time to finish */
+		lab_advance(&lab, 1000);
+		lab_side_turn(owner);
+	}
+	lab_check(owner->n_dropped == n + 1);
+}
+
+static void stream_new(void)
+{
+	int pair[2];
+
+	lab_check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+	fd = pair[0];
+	transport_tcp.stream_adopt(&owner->core, owner->tcp, LAB_PEER, pair[1], STREAM,
+				   DMSG_CLASS_BULK);
+}
+
+static void stream_end(void)
+{
+	owner->closed.n = 0;
+	transport_tcp.stream_reset(&owner->core, owner->tcp, LAB_PEER, STREAM);
+	lab_check(owner->closed.n == 1);
+	close(fd);
+	lab_check(object_get(&owner->core, OBJECT_GRANT, grant.o.handle)->users == 0);
+}
+
+static void feed(const void *p, size_t n)
+{
+	/* what the socket does not take is lost: a peer may do that too */
+	if (send(fd, p, n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		lab_check(errno == EAGAIN || errno == EPIPE || errno == ECONNRESET);
+}
+
+static void drain(size_t n)
+{
+	static uint8_t sink[65536];
+
+	if (recv(fd, sink, dray_min(n, sizeof(sink)), MSG_DONTWAIT) < 0)
+		lab_check(errno == EAGAIN || errno == ECONNRESET);
+}
+
+static void feed_frame(struct script *s)
+{
+	uint8_t wire[TCP_HEAD_MAX + PMSG_SEG_SIZE];
+	struct pmsg_seg segs[PMSG_SEGS_MAX];
+	uint64_t how = take(s, 1), n = how & 64 ? take(s, 2) % PMSG_SEGS_MAX + 1 : how % 4 + 1;
+	struct pmsg_frame f;
+	size_t bytes;
+
+	for (unsigned i = 0; i < n; i++)
+		segs[i] = (struct pmsg_seg){ take(s, 2), take(s, how & 128 ? 2 : 1) + 1 };
+	bytes = lab_frame(wire, how & 4 ? PMSG_FRAME_KIND_READ : PMSG_FRAME_KIND_WRITE, take(s, 1),
+			  grant.o.handle, segs, (uint16_t)n);
+	if (how & 8) {
+		/* spoil a field */
+		unsigned at = (unsigned)(take(s, 2) % bytes);
+
+		wire[at] ^= (uint8_t)take(s, 1);
+	}
+	feed(wire, bytes);
+	pmsg_frame_get(wire, &f);
+	if (f.kind == PMSG_FRAME_KIND_WRITE && how & 16) {
+		static const uint8_t zero[65536];
+
+		feed(zero, dray_min(f.length, sizeof(zero)));
+	}
+}
+
+static void start(void)
+{
+	lab_init(&lab, REGION, 4);
+	grant.o.handle = LAB_HANDLE(100);
+	grant_publish();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct script s = { data, data + size };
+	static bool started;
+
+	if (!started)
+		start();
+	started = true;
+	lab_fill(owner, 0, REGION, 1);
+	stream_new();
+	while (s.p < s.end) {
+		uint64_t n;
+
+		switch (take(&s, 1) % 8) {
+		case 0:
+			n = dray_min(take(&s, 1), (uint64_t)(s.end - s.p));
+			feed(s.p, n);
+			s.p += n;
+			break;
+		case 1:
+		case 2:
+			feed_frame(&s);
+			break;
+		case 3:
+			lab_side_turn(owner);
+			break;
+		case 4:
+			drain(take(&s, 2));
+			break;
+		case 5:
+			grant_drop(take(&s, 1) & 1);
+			grant_publish();
+			break;
+		case 6:
+			if (take(&s, 1) & 1)
+				shutdown(fd, SHUT_WR);
+			lab_advance(&lab, 10);
+			lab_side_turn(owner);
+			break;
+		case 7:
+			stream_end();
+			stream_new();
+			break;
+		}
+	}
+	for (unsigned i = 0; i < 12; i++)
+		lab_side_turn(owner);
+	stream_end();
+	lab_side_turn(owner);
+	lab_check(lab_filled(owner, 0, START, 1));
+	lab_check(lab_filled(owner, START + LENGTH, REGION - START - LENGTH, 1));
+	return 0;
+}

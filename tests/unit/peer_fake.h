@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the peer module stands on, workers and regions, faked: their functions are defined in this header, so
+ * that a program that includes it links the fakes and not the real ones. Each agent is a struct rig, which
+ * keeps count of what happened to it.
+ */
+#ifndef DRAY_TESTS_UNIT_PEER_FAKE_H
+#define DRAY_TESTS_UNIT_PEER_FAKE_H
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/peer/peer_internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+#define MS 1000000LL
+#define RIG_MAX 16
+#define TOKEN_GOOD 7 /* token ids that the fake regions know */
+#define TOKEN_OTHER 8
+
+struct rig_worker {
+	struct rig *rig;
+};
+
+struct rig_down {
+	void (*done)(void *arg);
+	void *arg;
+};
+
+/* One agent. */
+struct rig {
+	struct worker_pool pool;
+	struct rig_worker workers[2];
+	sd_event *event;
+	struct dray_config cfg;
+	struct peers_deps deps;
+	struct peers *peers;
+	uint8_t agent_id[16];
+	uint64_t incarnation;
+	sd_event_source *downs_event;
+	bool hold_downs; /* the workers do not let go of links */
+	struct rig_down downs[64];
+	unsigned n_downs;
+
+	/* what happened */
+	unsigned ups, downs_done, lost, changed, draining, gone, fences_seen, notified, released,
+		fenced;
+	struct peer_link *link; /* of the last peer that came up */
+	dray_handle lost_peer, fenced_peer;
+	uint32_t lost_code, notify_answer;
+	char lost_why[DRAY_ERR_MSG_MAX];
+	uint64_t fence_grant, released_grant, fenced_grant, next_grant, grants_held;
+	uint64_t notify_tag;
+	char notify_payload[64];
+	bool answer_fences;
+	struct command commands[RIG_MAX];
+	unsigned n_commands, command_worker[RIG_MAX];
+};
+
+struct regions {
+	struct rig rig; /* a pointer to it is all that is needed */
+};
+
+static inline struct rig *rig_of(struct regions *r)
+{
+	return (struct rig *)r;
+}
+
+/* --- fakes ---------------------------------------------------------------------------------------- */
+
+int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		 uint64_t token_id, dray_handle region, uint64_t incarnation,
+		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
+		 uint16_t *ret_access, struct dray_err *reterr)
+{
+	struct rig *rig = rig_of(r);
+
+	if (incarnation != rig->incarnation)
+		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION, "not of this incarnation");
+	if (token_id != TOKEN_GOOD && token_id != TOKEN_OTHER)
+		return dray_err_set(reterr, -ENOENT, DRAY_E_TOKEN_INVALID, "no such token");
+	*ret_grant = ++rig->next_grant;
+	*ret_length = 4096;
+	*ret_access = DMSG_ACCESS_READ;
+	rig->grants_held++;
+	return 0;
+}
+
+void grant_release(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	rig_of(r)->released++;
+	rig_of(r)->released_grant = grant;
+	if (rig_of(r)->grants_held)
+		rig_of(r)->grants_held--;
+}
+
+void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	rig_of(r)->fenced++;
+	rig_of(r)->fenced_grant = grant;
+}
+
+void grants_peer_gone(struct regions *r, dray_handle peer)
+{
+	rig_of(r)->gone++;
+	rig_of(r)->grants_held = 0;
+}
+
+dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	return grant && grant <= rig_of(r)->next_grant ? 99 : 0;
+}
+
+uint32_t grants_count(struct regions *r, dray_handle peer)
+{
+	return (uint32_t)rig_of(r)->grants_held;
+}
+
+static struct rig *rig_of_pool(struct worker_pool *p)
+{
+	return dray_container_of(p, struct rig, pool);
+}
+
+void pool_peer_up(struct worker_pool *p, struct peer_link *link)
+{
+	rig_of_pool(p)->ups++;
+	rig_of_pool(p)->link = link;
+}
+
+static int rig_run_downs(sd_event_source *s, void *userdata)
+{
+	struct rig *rig = userdata;
+	unsigned n = rig->n_downs;
+
+	if (rig->hold_downs)
+		return 0;
+	rig->n_downs = 0;
+	for (unsigned i = 0; i < n; i++) {
+		rig->downs_done++;
+		rig->downs[i].done(rig->downs[i].arg);
+	}
+	return 0;
+}
+
+void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
+		    void *arg)
+{
+	struct rig *rig = rig_of_pool(p);
+
+	dray_assert(rig->n_downs < DRAY_ARRAY_SIZE(rig->downs));
+	rig->downs[rig->n_downs++] = (struct rig_down){ done, arg };
+	rig->link = NULL;
+	sd_event_source_set_enabled(rig->downs_event, SD_EVENT_ONESHOT);
+}
+
+unsigned pool_pick(struct worker_pool *p)
+{
+	return p->next++ % p->n;
+}
+
+void worker_post(struct worker *w, const struct command *cmd)
+{
+	struct rig_worker *worker = (struct rig_worker *)w;
+	struct rig *rig = worker->rig;
+
+	if (rig->n_commands == RIG_MAX) {
+		if (cmd->type == COMMAND_STREAM_ADOPT)
+			close(cmd->fd);
+		return;
+	}
+	rig->command_worker[rig->n_commands] = (unsigned)(worker - rig->workers);
+	rig->commands[rig->n_commands++] = *cmd;
+}
+
+/* --- the parts above ------------------------------------------------------------------------------ */
+
+static void rig_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
+{
+	struct rig *rig = arg;
+
+	rig->fences_seen++;
+	rig->fence_grant = grant;
+	rig->fenced_peer = peer;
+	if (rig->answer_fences)
+		peers_fence_ack(rig->peers, peer, grant);
+}
+
+static void rig_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
+{
+	struct rig *rig = arg;
+
+	rig->lost++;
+	rig->lost_peer = peer;
+	rig->lost_code = code;
+	snprintf(rig->lost_why, sizeof(rig->lost_why), "%s", why);
+}
+
+static uint32_t rig_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
+				 uint64_t incarnation, uint64_t id, uint64_t tag,
+				 const uint8_t *payload, uint32_t length)
+{
+	struct rig *rig = arg;
+
+	rig->notified++;
+	rig->notify_tag = tag;
+	snprintf(rig->notify_payload, sizeof(rig->notify_payload), "%.*s", (int)length,
+		 (const char *)payload);
+	return rig->notify_answer;
+}
+
+static void rig_changed(void *arg)
+{
+	struct rig *rig = arg;
+
+	rig->changed++;
+}
+
+static void rig_draining(void *arg, dray_handle peer)
+{
+	struct rig *rig = arg;
+
+	(void)peer;
+	rig->draining++;
+}
+
+static const struct peers_upcalls rig_upcalls = {
+	.fenced = rig_fenced,
+	.lost = rig_lost,
+	.draining = rig_draining,
+	.notification = rig_notification,
+	.changed = rig_changed,
+};
+
+/* --- making --------------------------------------------------------------------------------------- */
+
+static char rig_empty[] = "", rig_identity[] = "dray";
+static char rig_loopback[] = "127.0.0.1:0";
+static char *rig_listen[] = { rig_loopback };
+
+static void rig_config(struct dray_config *c)
+{
+	memset(c, 0, sizeof(*c));
+	c->peer.listen = (struct dray_strv){ rig_listen, 1 };
+	c->peer.advertise = rig_empty;
+	c->peer.key_file = rig_empty;
+	c->peer.key_identity = rig_identity;
+	c->peer.heartbeat = 50 * MS;
+	c->peer.heartbeat_limit = 200 * MS;
+	c->peer.connect_timeout = 1000 * MS;
+	c->peer.backoff_min = 5 * MS;
+	c->peer.backoff_max = 40 * MS;
+	c->peer.idle_timeout = 60000 * MS;
+	c->peer.fence_timeout = 150 * MS;
+	c->transfer.slice_timeout = 300 * MS;
+	c->limits.peers = 32;
+	c->limits.strangers = 8;
+	c->limits.grants_per_peer = 100;
+}
+
+/* An agent that is not started yet. n: its id; higher n, higher id. */
+static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
+{
+	/* struct regions has its place in front */
+	struct rig *rig = calloc(1, sizeof(struct regions));
+
+	dray_assert(rig);
+	rig->event = event;
+	rig->incarnation = incarnation;
+	/* one bucket for all: collisions are the rule here */
+	rig->agent_id[15] = n;
+	rig->answer_fences = true;
+	rig->pool.n = 2;
+	for (unsigned i = 0; i < 2; i++) {
+		rig->workers[i].rig = rig;
+		rig->pool.workers[i] = (struct worker *)&rig->workers[i];
+	}
+	rig_config(&rig->cfg);
+	dray_assert(sd_event_add_defer(event, &rig->downs_event, rig_run_downs, rig) >= 0);
+	sd_event_source_set_enabled(rig->downs_event, SD_EVENT_OFF);
+	rig->deps = (struct peers_deps){
+		.event = event,
+		.cfg = &rig->cfg,
+		.pool = &rig->pool,
+		.regions = (struct regions *)rig,
+		.agent_id = rig->agent_id,
+		.incarnation = incarnation,
+		.up = &rig_upcalls,
+		.arg = rig,
+	};
+	return rig;
+}
+
+static inline int rig_try_start(struct rig *rig, struct dray_err *err)
+{
+	return peers_new(&rig->peers, &rig->deps, err);
+}
+
+/* The process is gone: sockets close, nobody says goodbye. */
+static inline struct rig *rig_kill(struct rig *rig)
+{
+	if (!rig)
+		return NULL;
+	if (rig->peers) {
+		dray_list_for_each(&rig->peers->all, peer, struct peer, all_link) {
+			if (peer->conn)
+				peer->conn->phase = CONN_FAILED;
+			free(peer->link);
+		}
+		dray_list_for_each(&rig->peers->closed, closed, struct peer, all_link)
+			free(closed->link);
+		rig->peers = peers_free(rig->peers);
+	}
+	for (unsigned i = 0; i < rig->n_commands; i++)
+		if (rig->commands[i].type == COMMAND_STREAM_ADOPT)
+			dray_close(rig->commands[i].fd);
+	sd_event_source_disable_unref(rig->downs_event);
+	free(rig);
+	return NULL;
+}
+
+#endif

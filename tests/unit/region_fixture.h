@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Regions over a fake pool, with memfds in every condition and upcalls that are recorded. */
+#ifndef DRAY_TESTS_UNIT_REGION_FIXTURE_H
+#define DRAY_TESTS_UNIT_REGION_FIXTURE_H
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "agent/region/region.h"
+#include "lib/memfd.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/fake_pool.h"
+
+#define PAGE 4096ull
+#define SESSION 0x100000001ull
+#define GROUP 0x100000002ull
+#define PEER 0x100000003ull
+#define EXTENTS_MAX 64
+
+struct fixture {
+	struct dray_config cfg;
+	struct worker_pool pool;
+	struct regions *regions;
+	struct region_owner owner;
+	uint32_t tokens;
+	unsigned fences, revoked_locals;
+	dray_handle fenced[16], revoked_local[16];
+	bool last_urgent;
+	int fds; /* open at the start */
+};
+
+static const uint8_t our_id[16] = { 1, 2, 3 };
+static const uint8_t peer_id[16] = { 9, 8, 7 };
+
+static void up_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+{
+	struct fixture *f = arg;
+
+	assert_int_equal(code, DRAY_E_REVOKED);
+	f->fenced[f->fences++] = grant;
+}
+
+static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
+{
+	struct fixture *f = arg;
+
+	assert_int_equal(code, DRAY_E_REVOKED);
+	f->last_urgent = urgent;
+	f->revoked_local[f->revoked_locals++] = remote;
+}
+
+static const struct regions_upcalls fixture_up = { .fence = up_fence,
+						   .revoke_local = up_revoke_local };
+
+static int fixture_setup(void **state)
+{
+	struct fixture *f = calloc(1, sizeof(*f));
+	struct regions_deps deps;
+
+	assert_non_null(f);
+	f->cfg.limits.regions = 1000;
+	f->cfg.limits.bytes_per_session = 1ll << 40;
+	f->cfg.limits.pool_bytes = 1 << 20;
+	f->cfg.limits.tokens_per_session = 8;
+	f->cfg.limits.grants_per_peer = 4;
+	f->owner = (struct region_owner){ SESSION, GROUP, &f->tokens };
+	f->fds = cm_fds_count();
+	deps = (struct regions_deps){ .cfg = &f->cfg,
+				      .pool = &f->pool,
+				      .agent_id = our_id,
+				      .incarnation = 5,
+				      .up = &fixture_up,
+				      .arg = f };
+	assert_int_equal(regions_new(&f->regions, &deps), 0);
+	*state = f;
+	return 0;
+}
+
+/* Whatever the test did not end goes now; nothing may be left. */
+static int fixture_teardown(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t regions, bytes, tokens;
+
+	fake_answer_all();
+	regions_totals(f->regions, &regions, &bytes, &tokens);
+	regions_free(f->regions);
+	/* the closer has ended, so what it had to close is closed; the one for userfaultfd stays */
+	if (!regions)
+		assert_in_range(cm_fds_count(), f->fds, f->fds + 1);
+	free(f);
+	return 0;
+}
+
+enum memfd_flaw { WHOLE = 0, UNSEALED = 1, EMPTY = 2, NO_WRITE = 4, FUTURE_NO_WRITE = 8 };
+
+static inline int make_memfd(uint64_t bytes, unsigned flaws)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int seals = flaws & UNSEALED ? 0 : F_SEAL_SHRINK;
+	uint8_t *p;
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	if (!(flaws & EMPTY) && bytes) {
+		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		assert_ptr_not_equal(p, MAP_FAILED);
+		memset(p, 0x5a, bytes);
+		munmap(p, bytes);
+	}
+	if (flaws & NO_WRITE)
+		seals |= F_SEAL_WRITE;
+	if (flaws & FUTURE_NO_WRITE)
+		seals |= F_SEAL_FUTURE_WRITE;
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static inline void punch(int fd, uint64_t offset, uint64_t bytes)
+{
+	assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+				   (off_t)bytes),
+			 0);
+}
+
+struct adding {
+	struct dmsg_extent e[EXTENTS_MAX];
+	uint32_t n;
+	uint16_t access, flags;
+	const int *fds;
+	unsigned n_fds;
+};
+
+static struct dray_err last_err;
+
+/* 0 or the error code. */
+static inline int add(struct fixture *f, const struct adding *a, dray_handle *ret)
+{
+	uint8_t wire[EXTENTS_MAX * DMSG_EXTENT_SIZE];
+	struct dmsg_region_add m = { .access = a->access,
+				     .flags = a->flags,
+				     .name = { "test", 4 },
+				     .extents = { wire, a->n } };
+	uint64_t length;
+	int pool_fd, r;
+
+	for (uint32_t i = 0; i < a->n; i++)
+		dmsg_extent_put(wire + i * DMSG_EXTENT_SIZE, &a->e[i]);
+	last_err = DRAY_ERR_NULL;
+	r = region_add(f->regions, &f->owner, &m, a->fds, a->n_fds, ret, &length, &pool_fd,
+		       &last_err);
+	if (r < 0)
+		assert_int_not_equal(last_err.code, 0);
+	return last_err.code;
+}
+
+/* One extent of one memfd. */
+static inline int add_one(struct fixture *f, int fd, uint64_t offset, uint64_t length,
+			  uint16_t access, dray_handle *ret)
+{
+	return add(f,
+		   &(struct adding){
+			   .e = { { .kind = DMSG_KIND_MEMFD, .offset = offset, .length = length } },
+			   .n = 1,
+			   .access = access,
+			   .fds = &fd,
+			   .n_fds = 1 },
+		   ret);
+}
+
+static inline const struct region_view *last_region(void)
+{
+	return (const struct region_view *)fake_last[OBJECT_REGION];
+}
+
+/* A plain region of n pages for everything that is not about its memory. */
+static inline dray_handle add_plain(struct fixture *f, uint64_t pages)
+{
+	int fd = make_memfd(pages * PAGE, WHOLE);
+	dray_handle h;
+
+	assert_int_equal(add_one(f, fd, 0, pages * PAGE, DMSG_ACCESS_ALL, &h), 0);
+	close(fd);
+	return h;
+}
+
+static inline void count_done(void *arg)
+{
+	(*(unsigned *)arg)++;
+}
+
+#endif

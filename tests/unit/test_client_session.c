@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libdray: opening, losing and restoring a session; regions, tokens, remotes and events on the way.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/unit/client_rig.h"
+#include "tests/unit/cm.h"
+
+static void opens_and_tells(void **state)
+{
+	int fds = cm_fds_count();
+	struct dray *d = client_connect(0);
+	struct dray_info info;
+
+	assert_int_equal(dray_get_info(d, &info), 0);
+	assert_true(info.connected);
+	assert_int_equal(info.session, 7);
+	assert_int_equal(info.incarnation, 1);
+	assert_int_equal(info.agent_id[3], 0xa9);
+	assert_string_equal(info.segment, "127.0.0.1:7411");
+	assert_string_equal(info.version, "fake");
+	assert_int_equal(info.ring_entries, 256);
+	assert_int_equal(info.arena_bytes, 4 << 20);
+	assert_true(client_fake.last_hello_pidfd);
+	assert_int_equal(dray_process(d, 0), 0);
+	dray_disconnect(d);
+	dray_disconnect(NULL);
+	/* the fake has its own end, which it closes when it sees ours gone */
+	assert_int_equal(fake_count(&client_fake, DMSG_HELLO), 1);
+	fake_do(&client_fake, client_hang_up, NULL);
+	assert_int_equal(cm_fds_count(), fds);
+}
+
+static bool refuse_hello(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			 struct dray_fds *fds)
+{
+	fake_send_error(f, h->request_id, DRAY_E_QUOTA, "limits.sessions is 1");
+	fake_hang_up(f);
+	return true;
+}
+
+static bool say_nothing(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			struct dray_fds *fds)
+{
+	return true;
+}
+
+static void refuses_to_open(void **state)
+{
+	int fds = cm_fds_count();
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+	char why[200], long_name[66];
+
+	o.socket = "/nonexistent/sock";
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(why, "/nonexistent/sock"));
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), -DRAY_E_PEER_UNREACHABLE);
+	o = client_options();
+	memset(long_name, 'x', 65);
+	long_name[65] = '\0';
+	o.name = long_name;
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_TOO_LARGE);
+	o = client_options();
+	o.ring_entries = 3;
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_INVALID);
+	o = client_options();
+	o.flags = 1u << 20;
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_UNSUPPORTED);
+	o = client_options();
+	client_fake.hook = refuse_hello;
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_QUOTA);
+	assert_string_equal(why, "limits.sessions is 1");
+	client_fake.hook = say_nothing;
+	o.connect_ms = 50;
+	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), -DRAY_E_TIMEOUT);
+	assert_null(d);
+	fake_do(&client_fake, client_hang_up, NULL);
+	assert_int_equal(cm_fds_count(), fds);
+}
+
+static void waits_for_an_agent(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+
+	o.flags = DRAY_OPTION_WAIT;
+	o.socket = "/nonexistent/sock";
+	o.connect_ms = 50;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), -DRAY_E_PEER_UNREACHABLE);
+}
+
+static bool refuse_ring(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			struct dray_fds *fds)
+{
+	if (h->type != DMSG_RING_OPEN)
+		return false;
+	fake_send_error(f, h->request_id, DRAY_E_QUOTA, "no ring for you");
+	return true;
+}
+
+static void works_without_ring(void **state)
+{
+	struct dray_info info;
+	struct dray *d;
+
+	client_fake.hook = refuse_ring;
+	d = client_connect(0);
+	dray_get_info(d, &info);
+	assert_true(info.connected);
+	assert_int_equal(info.ring_entries, 0);
+	assert_int_equal(info.arena_bytes, 0);
+	dray_disconnect(d);
+}
+
+static void restart_is_survived(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_event e;
+	struct dray_memory m;
+	struct dray_token t;
+	dray_region region, pool;
+	dray_remote remote;
+	struct dray_remote_info info;
+	uint64_t bytes, before, after;
+	void *address, *again;
+
+	client_region(d, &region, &m);
+	assert_int_equal(dray_region_add_pool(d, 8192, DRAY_READ | DRAY_WRITE, 0, &pool), 0);
+	assert_int_equal(dray_region_map(d, pool, &address, &bytes, NULL), 0);
+	assert_int_equal(bytes, 8192);
+	memcpy(address, "still here", 11);
+	client_remote(d, &remote);
+	assert_int_equal(dray_region_export(d, region, NULL, &t), 0);
+	assert_int_equal(dray_region_agent_handle(d, region, &before), 0);
+	fake_do(&client_fake, client_restart, NULL);
+	e = client_event(d, DRAY_EVENT_LOST);
+	assert_int_equal(e.code, -DRAY_E_AGENT_RESTARTED);
+	e = client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(e.restarted, 1);
+	/* the pool came back as our own memory, at its place */
+	assert_int_equal(fake_count(&client_fake, DMSG_REGION_ADD), 4);
+	assert_int_equal(client_fake.last_extents[0].kind, DMSG_KIND_MEMFD);
+	assert_int_equal(dray_region_map(d, pool, &again, &bytes, NULL), 0);
+	assert_ptr_equal(again, address);
+	assert_string_equal(again, "still here");
+	assert_int_equal(dray_region_agent_handle(d, region, &after), 0);
+	assert_true(after != before);
+	/* what named the old agent is void */
+	assert_int_equal(dray_region_revoke(d, region, &t), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
+	assert_int_equal(info.lost, -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_notify(d, remote, 1, NULL, 0), -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_remote_release(d, remote), 0);
+	assert_int_equal(fake_count(&client_fake, DMSG_REMOTE_RELEASE), 0);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(dray_region_remove(d, pool), 0);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void closing_says_why(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_event e;
+
+	fake_do(&client_fake, client_close_with_error, NULL);
+	e = client_event(d, DRAY_EVENT_LOST);
+	assert_int_equal(e.code, -DRAY_E_SESSION_CLOSED);
+	assert_string_equal(e.message, "a page is gone");
+	e = client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(e.restarted, 0);
+	dray_disconnect(d);
+}
+
+static void no_reconnect_means_closed(void **state)
+{
+	struct dray *d = client_connect(DRAY_OPTION_NO_RECONNECT);
+	struct dray_memory m;
+	struct dray_event e;
+	dray_region region;
+	struct pollfd p = { dray_fd(d), POLLIN, 0 };
+
+	client_region(d, &region, &m);
+	fake_do(&client_fake, client_restart, NULL);
+	assert_int_equal(poll(&p, 1, 5000), 1);
+	client_event(d, DRAY_EVENT_LOST);
+	e = client_event(d, DRAY_EVENT_CLOSED);
+	assert_int_equal(e.code, -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_process(d, 0), -DRAY_E_SESSION_CLOSED);
+	assert_int_equal(dray_process(d, -1), -DRAY_E_SESSION_CLOSED);
+	/* nobody proves anything any more */
+	assert_int_equal(dray_region_remove(d, region), -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), -DRAY_E_SESSION_CLOSED);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void gives_up_in_time(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+
+	o.reconnect_for_ms = 30;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	unlink(client_fake.path);
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_CLOSED);
+	dray_disconnect(d);
+}
+
+static bool swallow_remove(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			   struct dray_fds *fds)
+{
+	return h->type == DMSG_REGION_REMOVE || h->type == DMSG_REGION_REVOKE;
+}
+
+/* In mid-flight: the new incarnation is the proof, the same one is not. */
+static void removal_is_proved_by_death(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_completion c;
+	struct dray_memory m;
+	dray_region a, b;
+	uint64_t id;
+
+	client_region(d, &a, &m);
+	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &b), 0);
+	client_fake.hook = swallow_remove;
+	assert_int_equal(dray_region_remove_start(d, a, &id, &id), 0);
+	assert_int_equal(dray_wait(d, id, 20, &c), -DRAY_E_TIMEOUT);
+	fake_do(&client_fake, client_restart, NULL);
+	assert_int_equal(dray_wait(d, id, 5000, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(c.request, DRAY_REQUEST_REGION_REMOVE);
+	assert_ptr_equal(c.arg, &id);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_region_remove_start(d, b, NULL, &id), 0);
+	assert_int_equal(dray_wait(d, id, 20, &c), -DRAY_E_TIMEOUT);
+	fake_do(&client_fake, client_close_with_error, NULL);
+	assert_int_equal(dray_wait(d, id, 5000, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_SESSION_CLOSED);
+	/* neither was registered again */
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(fake_count(&client_fake, DMSG_REGION_ADD), 3);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static bool refuse_regions(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			   struct dray_fds *fds)
+{
+	if (h->type != DMSG_REGION_ADD)
+		return false;
+	fake_send_error(f, h->request_id, DRAY_E_QUOTA, "no regions today");
+	return true;
+}
+
+static void region_that_does_not_come_back(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_memory m;
+	struct dray_event e;
+	struct dray_token t;
+	dray_region region;
+
+	client_region(d, &region, &m);
+	client_fake.hook = refuse_regions;
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	e = client_event(d, DRAY_EVENT_REGION_LOST);
+	assert_int_equal(e.region, region);
+	assert_int_equal(e.code, -DRAY_E_QUOTA);
+	assert_string_equal(e.message, "no regions today");
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_region_export(d, region, NULL, &t), -DRAY_E_QUOTA);
+	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), -DRAY_E_QUOTA);
+	assert_string_equal(dray_last_error(d), "no regions today");
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void child_may_not(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_completion c;
+	struct dray_info info;
+	struct dray_event e;
+	dray_remote remote;
+	dray_region region;
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		struct dray_transfer t = { 0 };
+		int bad = 0;
+
+		bad += dray_process(d, 0) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_poll(d) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_fd(d) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_submit(d, &t, NULL) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_run(d, &t, NULL) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_wait(d, 1, 0, &c) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_next_event(d, &e) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_next_completion(d, &c) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_get_info(d, &info) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_region_add_pool(d, 4096, 1, 0, &region) != -DRAY_E_OUT_OF_ORDER;
+		bad += dray_region_borrow(d, 1, &region) != -DRAY_E_OUT_OF_ORDER;
+		dray_disconnect(d);
+		_exit(bad);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+	/* ours goes on */
+	client_remote(d, &remote);
+	dray_disconnect(d);
+}
+
+/* The child keeps the socket open: the loss of it here must not make epoll ring for ever. */
+static void child_keeps_the_socket(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct pollfd p = { dray_fd(d), POLLIN, 0 };
+	dray_remote remote;
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		/* of the library's descriptors only, not of the fake's */
+		close(client_fake.conn);
+		close(client_fake.completion_fd);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		pause();
+		_exit(0);
+	}
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_process(d, 0), 0);
+	assert_int_equal(poll(&p, 1, 50), 0);
+	client_remote(d, &remote);
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	dray_disconnect(d);
+}
+
+static void requests_wait_for_the_session(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_memory m;
+	dray_remote remote;
+	dray_region region;
+
+	client_region(d, &region, &m);
+	for (int i = 0; i < 20; i++) {
+		fake_do(&client_fake, client_restart, NULL);
+		/* without dray_process(): whether it has seen the loss or not, it gets there */
+		if (i % 2)
+			dray_process(d, 0);
+		{
+			struct dray_token t;
+			int error;
+
+			assert_int_equal(dray_token_from_bytes("token", 5, &t), 0);
+			error = dray_remote_import(d, &t, 0, &remote);
+			if (error == -DRAY_E_AGENT_RESTARTED)
+				error = dray_remote_import(d, &t, 0, &remote);
+			assert_int_equal(error, 0);
+		}
+	}
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, client_setup, client_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(opens_and_tells),
+		TEST(refuses_to_open),
+		TEST(waits_for_an_agent),
+		TEST(works_without_ring),
+		TEST(restart_is_survived),
+		TEST(closing_says_why),
+		TEST(no_reconnect_means_closed),
+		TEST(gives_up_in_time),
+		TEST(removal_is_proved_by_death),
+		TEST(region_that_does_not_come_back),
+		TEST(child_may_not),
+		TEST(child_keeps_the_socket),
+		TEST(requests_wait_for_the_session),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

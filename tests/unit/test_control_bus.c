@@ -1,0 +1,785 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control socket around an agent that is made up: its loop runs in a thread of its own, the tests are
+ * the clients.
+ */
+#include "agent/control/control.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <systemd/sd-bus.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/dbus.h"
+#include "tests/unit/cm.h"
+
+#define SECOND (1000 * 1000ull)
+
+/* --- the agent ---------------------------------------------------------------------------------- */
+
+/* What the loop is asked to do from outside. */
+enum order { ORDER_NONE, ORDER_ANSWER, ORDER_FLUSH, ORDER_QUIT };
+
+static struct {
+	struct agent agent;
+	struct config config;
+	char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 16];
+	pthread_t thread;
+	int order_fd, done_fd;
+	enum order order;
+	_Atomic int n_sessions, listings, drains;
+	bool hold; /* listings are answered by order only */
+	agent_transfers_fn fn;
+	void *arg;
+	int fds;
+	int64_t drain_timeout;
+} fake;
+
+const char *agent_state_name(enum agent_state s)
+{
+	return s == AGENT_RUNNING ? "running" : s == AGENT_DRAINING ? "draining" : "drained";
+}
+
+int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
+{
+	if (a->state != AGENT_RUNNING)
+		return -EALREADY;
+	fake.drains++;
+	fake.drain_timeout = timeout_ns;
+	a->stay = stay;
+	a->state = AGENT_DRAINING;
+	control_state_changed(a->control, AGENT_RUNNING, AGENT_DRAINING);
+	return 0;
+}
+
+uint64_t agent_metric(struct agent *a, enum dray_metric m)
+{
+	return (uint64_t)m + 1000;
+}
+
+static void listing_answer(void)
+{
+	struct snapshot *s = calloc(1, sizeof(*s) + 2 * sizeof(s->transfers[0]));
+	agent_transfers_fn fn = dray_take(fake.fn);
+
+	s->n = s->cap = 2;
+	s->transfers[0] = (struct transfer_info){ .session = 7,
+						  .request = 8,
+						  .direction = DMSG_DIRECTION_READ,
+						  .class = DMSG_CLASS_LATENCY,
+						  .transport = DMSG_TRANSPORT_TCP,
+						  .state = XFER_RUNNING,
+						  .operations = 3,
+						  .bytes = 1ull << 40,
+						  .left_ns = -5 };
+	s->transfers[1] = (struct transfer_info){ .direction = 99, .state = 99, .transport = 99 };
+	if (fn)
+		fn(fake.arg, &s, 1);
+	free(s);
+}
+
+static int answer_later(sd_event_source *s, void *arg)
+{
+	listing_answer();
+	sd_event_source_unref(s);
+	return 0;
+}
+
+int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+{
+	sd_event_source *later;
+
+	fake.listings++;
+	fake.fn = fn;
+	fake.arg = arg;
+	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
+}
+
+void agent_forget_listings(struct agent *a, void *arg)
+{
+	if (fake.arg == arg)
+		fake.fn = NULL;
+}
+
+void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
+		   void *arg)
+{
+	for (int i = 0; i < fake.n_sessions; i++)
+		fn(arg, &(struct session_info){ .session = 1ull << 32 | (unsigned)i,
+						.name = "caf\xc3\xa9 \xff\xc0\xaf end",
+						.group = "",
+						.uid = 4000000000u,
+						.pid = 3,
+						.ring = true,
+						.age_ns = -1 });
+}
+
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+		  void *arg)
+{
+	for (uint16_t access = 1; access <= 3; access++)
+		fn(arg, &(struct region_info){ .region = access,
+					       .name = NULL,
+					       .kind = "memfd",
+					       .state = "live",
+					       .access = access,
+					       .length = UINT64_MAX });
+}
+
+void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg)
+{
+	fn(arg, &(struct peer_info){ .segment = "10.0.0.1:7411", .state = "connecting" });
+	fn(arg, &(struct peer_info){ .segment = "[fd00::1]:7411",
+				     .state = "ready",
+				     .known = true,
+				     .agent_id = { 0xab },
+				     .streams = 2 });
+}
+
+const char *peers_segment(struct peers *p)
+{
+	return "127.0.0.1:7411";
+}
+
+/* --- its loop ----------------------------------------------------------------------------------- */
+
+static int obey(sd_event_source *s, int fd, uint32_t revents, void *arg)
+{
+	eventfd_t v;
+
+	eventfd_read(fd, &v);
+	if (fake.order == ORDER_ANSWER)
+		listing_answer();
+	else if (fake.order == ORDER_FLUSH)
+		control_flush(fake.agent.control);
+	else
+		sd_event_exit(fake.agent.event, 0);
+	eventfd_write(fake.done_fd, 1);
+	return 0;
+}
+
+static void order(enum order o)
+{
+	eventfd_t v;
+
+	fake.order = o;
+	eventfd_write(fake.order_fd, 1);
+	eventfd_read(fake.done_fd, &v);
+}
+
+static void *loop(void *arg)
+{
+	sd_event_loop(fake.agent.event);
+	return NULL;
+}
+
+static int set_up(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	fake.fds = cm_fds_count();
+	dray_log_set_level(DRAY_LOG_ERROR);
+	cm_dir_make(fake.dir);
+	snprintf(fake.path, sizeof(fake.path), "%s/c.sock", fake.dir);
+	fake.config.v.control.socket = fake.path;
+	fake.config.v.control.mode = 0600;
+	fake.config.v.control.group = (char[]){ "" };
+	fake.agent = (struct agent){ .config = &fake.config,
+				     .identity = { .agent_id = { 0x12 }, .incarnation = 99 } };
+	fake.agent.pool.n = 2;
+	fake.n_sessions = 2;
+	fake.listings = fake.drains = 0;
+	fake.hold = false;
+	fake.order_fd = eventfd(0, EFD_CLOEXEC);
+	fake.done_fd = eventfd(0, EFD_CLOEXEC);
+	if (sd_event_new(&fake.agent.event) < 0 ||
+	    sd_event_add_io(fake.agent.event, NULL, fake.order_fd, EPOLLIN, obey, NULL) < 0 ||
+	    control_new(&fake.agent.control, &fake.agent, -1, &err) < 0)
+		return -1;
+	return pthread_create(&fake.thread, NULL, loop, NULL);
+}
+
+static int tear_down(void **state)
+{
+	order(ORDER_QUIT);
+	pthread_join(fake.thread, NULL);
+	control_free(fake.agent.control);
+	sd_event_unref(fake.agent.event);
+	close(fake.order_fd);
+	close(fake.done_fd);
+	cm_dir_remove(fake.dir);
+	/* descriptors tell of connections that were kept */
+	return cm_fds_count() == fake.fds ? 0 : -1;
+}
+
+/* --- its clients -------------------------------------------------------------------------------- */
+
+static sd_bus *client(bool hello)
+{
+	char address[sizeof(fake.path) + 16];
+	sd_bus *bus;
+
+	snprintf(address, sizeof(address), "unix:path=%s", fake.path);
+	assert_true(sd_bus_new(&bus) >= 0);
+	assert_true(sd_bus_set_address(bus, address) >= 0);
+	assert_true(sd_bus_set_bus_client(bus, hello) >= 0);
+	assert_true(sd_bus_set_method_call_timeout(bus, 5 * SECOND) >= 0);
+	assert_true(sd_bus_start(bus) >= 0);
+	return bus;
+}
+
+static int raw_client(void)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	memcpy(sa.sun_path, fake.path, strlen(fake.path));
+	assert_int_equal(connect(fd, (const struct sockaddr *)&sa, sizeof(sa)), 0);
+	return fd;
+}
+
+/* End of file within some seconds? */
+static bool ends(int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	char buf[4096];
+
+	while (poll(&p, 1, 5000) > 0)
+		if (read(fd, buf, sizeof(buf)) <= 0)
+			return true;
+	return false;
+}
+
+static sd_bus_message *call(sd_bus *bus, const char *method)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus_message *m = NULL;
+
+	if (sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+			       method, &err, &m, "") < 0)
+		fail_msg("%s: %s", method, err.message);
+	return m;
+}
+
+static void get_string(sd_bus *bus, const char *property, const char *expected)
+{
+	dray_auto_free char *s = NULL;
+
+	assert_true(sd_bus_get_property_string(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					       DRAY_DBUS_INTERFACE, property, NULL, &s) >= 0);
+	assert_string_equal(s, expected);
+}
+
+static uint64_t get_number(sd_bus *bus, const char *property, char type)
+{
+	union {
+		uint32_t u;
+		uint64_t t;
+	} v = { .t = 0 };
+
+	assert_true(sd_bus_get_property_trivial(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						DRAY_DBUS_INTERFACE, property, NULL, type,
+						&v) >= 0);
+	return type == 'u' ? v.u : v.t;
+}
+
+static void properties_are_read(void **state)
+{
+	for (int hello = 0; hello < 2; hello++) {
+		sd_bus *bus = client(hello);
+		sd_bus_message *m = NULL;
+		const char *name;
+		uint64_t v;
+		int n = 0;
+
+		get_string(bus, "State", "running");
+		get_string(bus, "Version", DRAY_VERSION);
+		get_string(bus, "AgentId", "12000000000000000000000000000000");
+		get_string(bus, "Segment", "127.0.0.1:7411");
+		assert_int_equal(get_number(bus, "Incarnation", 't'), 99);
+		assert_int_equal(get_number(bus, "Pid", 'u'), getpid());
+		assert_int_equal(get_number(bus, "Workers", 'u'), 2);
+		assert_true(get_number(bus, "UptimeNs", 't') > 0);
+		assert_true(sd_bus_get_property(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						DRAY_DBUS_INTERFACE, "Counters", NULL, &m,
+						"a{st}") >= 0);
+		assert_true(sd_bus_message_enter_container(m, 'a', "{st}") > 0);
+		for (; sd_bus_message_read(m, "{st}", &name, &v) > 0; n++) {
+			assert_string_equal(name, dray_metrics[n].name);
+			assert_int_equal(v, n + 1000);
+		}
+		assert_int_equal(n, DRAY_METRIC_N);
+		sd_bus_message_unref(m);
+		sd_bus_flush_close_unref(bus);
+	}
+}
+
+/* Rows of a list, each with exactly these keys and types in order; `see` looks at the strings. */
+static int rows_check(sd_bus_message *m, const struct dray_dbus_field *fields, size_t n,
+		      void (*see)(int row, const char *key, const char *value))
+{
+	int rows = 0;
+
+	assert_true(sd_bus_message_enter_container(m, 'a', "a{sv}") > 0);
+	while (sd_bus_message_enter_container(m, 'a', "{sv}") > 0) {
+		for (size_t i = 0; i < n; i++) {
+			const char *key, *s;
+
+			assert_true(sd_bus_message_enter_container(m, 'e', "sv") > 0);
+			assert_true(sd_bus_message_read(m, "s", &key) > 0);
+			assert_string_equal(key, fields[i].key);
+			assert_true(sd_bus_message_enter_container(m, 'v', fields[i].type) > 0);
+			if (*fields[i].type == 's') {
+				assert_true(sd_bus_message_read(m, "s", &s) > 0);
+				see(rows, key, s);
+			} else {
+				assert_true(sd_bus_message_skip(m, fields[i].type) > 0);
+			}
+			sd_bus_message_exit_container(m);
+			sd_bus_message_exit_container(m);
+		}
+		assert_true(sd_bus_message_at_end(m, 0));
+		sd_bus_message_exit_container(m);
+		rows++;
+	}
+	sd_bus_message_unref(m);
+	return rows;
+}
+
+static void see(int row, const char *key, const char *value)
+{
+	static const struct {
+		int row;
+		const char *key, *value;
+	} expected[] = {
+		{ 0, DRAY_DBUS_SESSION_NAME, "caf\xc3\xa9 ??? end" },
+		{ 0, DRAY_DBUS_REGION_ACCESS, "r" },
+		{ 1, DRAY_DBUS_REGION_ACCESS, "w" },
+		{ 2, DRAY_DBUS_REGION_ACCESS, "rw" },
+		{ 0, DRAY_DBUS_PEER_AGENT_ID, "" },
+		{ 1, DRAY_DBUS_PEER_AGENT_ID, "ab000000000000000000000000000000" },
+		{ 0, DRAY_DBUS_TRANSFER_DIRECTION, "read" },
+		{ 1, DRAY_DBUS_TRANSFER_DIRECTION, "?" },
+		{ 0, DRAY_DBUS_TRANSFER_CLASS, "latency" },
+	};
+
+	for (size_t i = 0; *value && i < DRAY_ARRAY_SIZE(expected); i++)
+		if (expected[i].row == row && !strcmp(expected[i].key, key))
+			assert_string_equal(value, expected[i].value);
+}
+
+static void lists_have_the_keys_of_the_schema(void **state)
+{
+	sd_bus *bus = client(true);
+
+	assert_int_equal(rows_check(call(bus, "ListSessions"), dray_dbus_session_fields,
+				    DRAY_DBUS_SESSION_FIELD_N, see),
+			 2);
+	assert_int_equal(rows_check(call(bus, "ListRegions"), dray_dbus_region_fields,
+				    DRAY_DBUS_REGION_FIELD_N, see),
+			 3);
+	assert_int_equal(rows_check(call(bus, "ListPeers"), dray_dbus_peer_fields,
+				    DRAY_DBUS_PEER_FIELD_N, see),
+			 2);
+	assert_int_equal(rows_check(call(bus, "ListTransfers"), dray_dbus_transfer_fields,
+				    DRAY_DBUS_TRANSFER_FIELD_N, see),
+			 2);
+	sd_bus_flush_close_unref(bus);
+}
+
+static int count_answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	int *counts = userdata;
+
+	counts[sd_bus_message_is_method_error(m, SD_BUS_ERROR_LIMITS_EXCEEDED) > 0]++;
+	return 0;
+}
+
+static void settle(sd_bus *bus, const int *n, int expected)
+{
+	while (*n < expected) {
+		int r = sd_bus_process(bus, NULL);
+
+		assert_true(r >= 0);
+		if (!r)
+			assert_true(sd_bus_wait(bus, 5 * SECOND) > 0);
+	}
+}
+
+static void ask_transfers(sd_bus *bus, int *counts)
+{
+	assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListTransfers", count_answer,
+					     counts, "") >= 0);
+	/* what was sent before this has been seen by the agent after it */
+	get_string(bus, "State", "running");
+}
+
+static void listings_are_shared(void **state)
+{
+	sd_bus *one = client(true), *two = client(true), *gone = client(true);
+	int counts[2] = { 0 }, others[2] = { 0 }, lost[2] = { 0 };
+
+	fake.hold = true;
+	for (int i = 0; i < 4; i++)
+		ask_transfers(one, counts);
+	ask_transfers(two, others);
+	ask_transfers(gone, lost);
+	assert_int_equal(fake.listings, 1);
+	/* a fifth is refused at once */
+	ask_transfers(one, counts);
+	settle(one, &counts[1], 1);
+	assert_int_equal(counts[0], 0);
+
+	sd_bus_close_unref(gone);
+	get_string(two, "State", "running");
+	order(ORDER_ANSWER);
+	settle(one, &counts[0], 1);
+	assert_int_equal(others[0], 0);
+	/* those that came while it was under way have one of their own */
+	assert_int_equal(fake.listings, 2);
+	order(ORDER_ANSWER);
+	settle(one, &counts[0], 4);
+	settle(two, &others[0], 1);
+	assert_int_equal(fake.listings, 2);
+
+	/* and one that is still open when the agent ends is nobody's problem */
+	ask_transfers(two, others);
+	sd_bus_flush_close_unref(one);
+	sd_bus_flush_close_unref(two);
+}
+
+struct heard {
+	int state_changed, properties_changed;
+};
+
+static int hear_state(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	const char *old, *new;
+
+	assert_true(sd_bus_message_read(m, "ss", &old, &new) > 0);
+	assert_string_equal(old, "running");
+	assert_string_equal(new, "draining");
+	((struct heard *)userdata)->state_changed++;
+	return 0;
+}
+
+static int hear_properties(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	const char *interface, *name, *value;
+
+	assert_true(sd_bus_message_read(m, "sa{sv}", &interface, 1, &name, "s", &value) > 0);
+	assert_string_equal(interface, DRAY_DBUS_INTERFACE);
+	assert_string_equal(name, "State");
+	assert_string_equal(value, "draining");
+	((struct heard *)userdata)->properties_changed++;
+	return 0;
+}
+
+static int drain(sd_bus *bus, unsigned ms, bool stay, sd_bus_error *err)
+{
+	return sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+				  "Drain", err, NULL, "ub", ms, stay);
+}
+
+static void drain_is_told_to_all(void **state)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus *buses[2] = { client(true), client(false) };
+	struct heard heard[2] = { { 0 } };
+
+	for (int i = 0; i < 2; i++) {
+		assert_true(sd_bus_match_signal(buses[i], NULL, i ? NULL : DRAY_DBUS_INTERFACE,
+						DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, "StateChanged",
+						hear_state, &heard[i]) >= 0);
+		assert_true(sd_bus_match_signal(buses[i], NULL, NULL, DRAY_DBUS_PATH,
+						"org.freedesktop.DBus.Properties",
+						"PropertiesChanged", hear_properties,
+						&heard[i]) >= 0);
+		get_string(buses[i], "State", "running");
+	}
+	assert_true(drain(buses[0], 1500, true, &err) >= 0);
+	assert_int_equal(fake.drain_timeout, 1500 * DRAY_NS_PER_MS);
+	assert_true(fake.agent.stay);
+	for (int i = 0; i < 2; i++) {
+		settle(buses[i], &heard[i].properties_changed, 1);
+		assert_int_equal(heard[i].state_changed, 1);
+		get_string(buses[i], "State", "draining");
+	}
+	assert_true(drain(buses[1], 0, false, &err) < 0);
+	assert_string_equal(err.name, "dev.dray.Error.Draining");
+	assert_string_equal(err.message, "the agent is draining already");
+	assert_int_equal(fake.drains, 1);
+	sd_bus_error_free(&err);
+	for (int i = 0; i < 2; i++)
+		sd_bus_flush_close_unref(buses[i]);
+}
+
+static void bus_clients_find_a_bus(void **state)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus *bus = client(true);
+	sd_bus_message *m = NULL;
+	const char *name, *owner;
+
+	assert_true(sd_bus_get_unique_name(bus, &name) >= 0);
+	assert_string_equal(name, ":1.1");
+	assert_true(sd_bus_call_method(bus, "org.freedesktop.DBus", "/org/freedesktop/DBus",
+				       "org.freedesktop.DBus", "Hello", &err, NULL, "") < 0);
+	assert_string_equal(err.name, SD_BUS_ERROR_FAILED);
+	sd_bus_error_free(&err);
+	assert_true(sd_bus_call_method(bus, "org.freedesktop.DBus", "/org/freedesktop/DBus",
+				       "org.freedesktop.DBus", "GetNameOwner", &err, &m, "s",
+				       DRAY_DBUS_INTERFACE) >= 0);
+	assert_true(sd_bus_message_read(m, "s", &owner) > 0);
+	assert_string_equal(owner, ":1.0");
+	sd_bus_message_unref(m);
+	assert_true(sd_bus_call_method(bus, "org.freedesktop.DBus", "/org/freedesktop/DBus",
+				       "org.freedesktop.DBus", "GetNameOwner", &err, NULL, "s",
+				       "com.example.Nobody") < 0);
+	assert_string_equal(err.name, SD_BUS_ERROR_NAME_HAS_NO_OWNER);
+	sd_bus_error_free(&err);
+	assert_true(sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, "NoSuchMethod", &err, NULL, "") < 0);
+	assert_string_equal(err.name, SD_BUS_ERROR_UNKNOWN_METHOD);
+	sd_bus_error_free(&err);
+	sd_bus_flush_close_unref(bus);
+}
+
+static void those_who_do_not_read_are_cut_off(void **state)
+{
+	sd_bus *slow = client(true), *other = client(true);
+	int counts[2] = { 0 };
+	bool refused = false;
+
+	fake.n_sessions = 1000;
+	get_string(slow, "State", "running");
+	for (int i = 0; i < 100000 && !refused; i++) {
+		/* sends only: nothing here reads */
+		refused = sd_bus_call_method_async(slow, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						   DRAY_DBUS_INTERFACE,
+						   i % 2 ? "ListSessions" : "ListRegions",
+						   count_answer, counts, "") < 0 ||
+			  sd_bus_flush(slow) < 0;
+		if (i % 100 == 0)
+			get_string(other, "State", "running");
+	}
+	assert_true(refused);
+	get_string(other, "State", "running");
+	sd_bus_close_unref(slow);
+
+	/* one that reads gets as much as it likes */
+	for (int i = 0; i < 40; i++)
+		sd_bus_message_unref(call(other, "ListSessions"));
+	sd_bus_flush_close_unref(other);
+}
+
+static void strangers_do_no_harm(void **state)
+{
+	static const char garbage[] = "GET / HTTP/1.1\r\nHost: dray\r\n\r\n";
+	static const char half[] = "\0AUTH EXTERNAL ";
+	char long_line[70000];
+	int fds[64], silent;
+	sd_id128_t id;
+	sd_bus *bus;
+
+	silent = raw_client();
+	fds[0] = raw_client();
+	assert_true(write(fds[0], garbage, sizeof(garbage)) > 0);
+	assert_true(ends(fds[0]));
+	fds[1] = raw_client();
+	assert_true(write(fds[1], half, sizeof(half) - 1) > 0);
+	fds[2] = raw_client();
+	memset(long_line, 'A', sizeof(long_line));
+	long_line[0] = '\0';
+	send(fds[2], long_line, sizeof(long_line), MSG_NOSIGNAL);
+	assert_true(ends(fds[2]));
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+
+	/* the 64 that there may be; the silent one is among them */
+	for (int i = 0; i < 64; i++)
+		fds[i] = raw_client();
+	assert_true(ends(fds[63]));
+	for (int i = 0; i < 64; i++)
+		close(fds[i]);
+	/* as soon as the agent has noticed that they are gone, others get in */
+	for (int tries = 0;; tries++) {
+		bus = client(true);
+		if (sd_bus_get_bus_id(bus, &id) >= 0)
+			break;
+		assert_true(tries < 1000);
+		sd_bus_close_unref(bus);
+	}
+	get_string(bus, "State", "running");
+	sd_bus_flush_close_unref(bus);
+	close(silent);
+}
+
+static void accepting_rests_without_descriptors(void **state)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	struct rlimit old, none;
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct timespec began, now;
+	sd_bus *bus;
+
+	memcpy(sa.sun_path, fake.path, strlen(fake.path));
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	none = (struct rlimit){ .rlim_cur = 0, .rlim_max = old.rlim_max };
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(connect(fd, (const struct sockaddr *)&sa, sizeof(sa)), 0);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &began);
+	/* long enough to tell a loop that turns from one that rests */
+	poll(NULL, 0, 150);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	assert_true((now.tv_sec - began.tv_sec) * 1000000000 + now.tv_nsec - began.tv_nsec <
+		    100000000);
+
+	assert_true(sd_bus_new(&bus) >= 0);
+	assert_true(sd_bus_set_fd(bus, fd, fd) >= 0);
+	assert_true(sd_bus_start(bus) >= 0);
+	get_string(bus, "State", "running");
+	sd_bus_flush_close_unref(bus);
+}
+
+static void flushing_is_bounded(void **state)
+{
+	struct dray_time began;
+	int counts[2] = { 0 };
+	sd_bus *slow = client(true);
+
+	fake.n_sessions = 5000;
+	get_string(slow, "State", "running");
+	assert_true(sd_bus_call_method_async(slow, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListSessions", count_answer,
+					     counts, "") >= 0);
+	sd_bus_flush(slow);
+	began = dray_now();
+	order(ORDER_FLUSH);
+	assert_true(dray_now().ns - began.ns < 5 * DRAY_NS_PER_SEC);
+	sd_bus_close_unref(slow);
+}
+
+/* --- busctl ------------------------------------------------------------------------------------- */
+
+static void busctl(const char *args, const char *const *expected)
+{
+	char command[600];
+	dray_auto_free char *text = calloc(1, 65536);
+	size_t n;
+	FILE *f;
+
+	snprintf(command, sizeof(command),
+		 "timeout 20 busctl --no-pager --address=unix:path=%s %s 2>&1", fake.path, args);
+	f = popen(command, "r");
+	assert_true(f && text);
+	n = fread(text, 1, 65535, f);
+	text[n] = '\0';
+	if (pclose(f) != 0)
+		fail_msg("%s: %s", command, text);
+	for (; *expected; expected++)
+		if (!strstr(text, *expected))
+			fail_msg("%s: no %s in %s", command, *expected, text);
+}
+
+#define AGENT DRAY_DBUS_INTERFACE " " DRAY_DBUS_PATH
+#define EXPECT(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static void busctl_works(void **state)
+{
+	if (system("busctl --version >/dev/null 2>&1"))
+		skip();
+	busctl("call " AGENT " " DRAY_DBUS_INTERFACE " ListPeers", EXPECT("aa{sv} 2", "fd00::1"));
+	busctl("--json=short call " AGENT " " DRAY_DBUS_INTERFACE " ListTransfers",
+	       EXPECT("\"direction\":{\"type\":\"s\",\"data\":\"read\"}"));
+	busctl("get-property " AGENT " " DRAY_DBUS_INTERFACE " State", EXPECT("s \"running\""));
+	busctl("introspect " AGENT,
+	       EXPECT(DRAY_DBUS_INTERFACE, ".ListSessions", ".ListRegions", ".ListPeers",
+		      ".ListTransfers", ".Drain", ".StateChanged", ".Counters", ".UptimeNs",
+		      "emits-change"));
+	busctl("introspect --xml-interface " AGENT,
+	       EXPECT("name=\"timeout_ms\"", "name=\"stay\"", "name=\"transfers\""));
+	busctl("tree " DRAY_DBUS_INTERFACE, EXPECT(DRAY_DBUS_PATH));
+	busctl("call " AGENT " " DRAY_DBUS_INTERFACE " Drain ub 0 false", EXPECT(""));
+}
+
+/* Reads on until the text is in buf. */
+static void read_until(int fd, char *buf, size_t size, const char *text)
+{
+	size_t n = strlen(buf);
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+
+	while (!strstr(buf, text)) {
+		ssize_t got = n + 1 < size && poll(&p, 1, 10000) > 0 ?
+				      read(fd, buf + n, size - 1 - n) :
+				      0;
+
+		if (got <= 0)
+			fail_msg("no %s in %s", text, buf);
+		n += (size_t)got;
+		buf[n] = '\0';
+	}
+}
+
+static void busctl_monitors(void **state)
+{
+	char address[sizeof(fake.path) + 32], text[16384] = "";
+	int out[2], status;
+	sd_bus *bus;
+	pid_t pid;
+
+	if (system("busctl --version >/dev/null 2>&1"))
+		skip();
+	snprintf(address, sizeof(address), "--address=unix:path=%s", fake.path);
+	assert_int_equal(pipe(out), 0);
+	pid = fork();
+	if (pid == 0) {
+		dup2(out[1], 1);
+		dup2(out[1], 2);
+		execlp("busctl", "busctl", address, "monitor", NULL);
+		_exit(127);
+	}
+	close(out[1]);
+	/* it says this as soon as it is one */
+	read_until(out[0], text, sizeof(text), "Monitoring");
+	bus = client(true);
+	assert_true(drain(bus, 0, true, NULL) >= 0);
+	read_until(out[0], text, sizeof(text), "Member=StateChanged");
+	read_until(out[0], text, sizeof(text), "PropertiesChanged");
+	sd_bus_flush_close_unref(bus);
+	kill(pid, SIGTERM);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	close(out[0]);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(properties_are_read),    TEST(lists_have_the_keys_of_the_schema),
+		TEST(listings_are_shared),    TEST(drain_is_told_to_all),
+		TEST(bus_clients_find_a_bus), TEST(those_who_do_not_read_are_cut_off),
+		TEST(strangers_do_no_harm),   TEST(accepting_rests_without_descriptors),
+		TEST(flushing_is_bounded),    TEST(busctl_works),
+		TEST(busctl_monitors),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

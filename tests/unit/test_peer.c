@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers among themselves: connecting, imports, fences, notifications, streams, drain and stop. */
+#include "tests/unit/peer_rig.h"
+
+static sd_event *loop(void)
+{
+	sd_event *e;
+
+	assert_true(sd_event_new(&e) >= 0);
+	return e;
+}
+
+static void test_import(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+	uint8_t zero[STREAM_KEY_SIZE] = { 0 };
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	rig_connect(a, b, &i);
+	assert_int_equal(i.length, 4096);
+	assert_int_equal(i.access, DMSG_ACCESS_READ);
+	assert_int_not_equal(i.grant, 0);
+	assert_int_equal(rig_ready(a), 1);
+	assert_int_equal(rig_ready(b), 1);
+	/* the link says the same on both sides */
+	assert_int_equal(a->ups, 1);
+	assert_int_equal(b->ups, 1);
+	assert_int_equal(a->link->peer, i.peer);
+	assert_memory_equal(a->link->stream_key, b->link->stream_key, STREAM_KEY_SIZE);
+	assert_memory_not_equal(a->link->stream_key, zero, STREAM_KEY_SIZE);
+	assert_string_equal(dray_addr_show(&a->link->addr, text, sizeof(text)),
+			    peers_segment(b->peers));
+	assert_string_equal(dray_addr_show(&b->link->addr, text, sizeof(text)),
+			    peers_segment(a->peers));
+	assert_int_equal(b->link->peer_incarnation, 10);
+	assert_memory_equal(b->link->peer_agent_id, a->agent_id, 16);
+	assert_true(a->changed > 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_imports_share_a_connection(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i[20];
+
+	for (unsigned k = 0; k < 20; k++)
+		rig_start_import(a, b, 2000, &i[k]);
+	for (unsigned k = 0; k < 20; k++) {
+		assert_true(rig_until(e, 2000, i[k].done));
+		assert_int_equal(i[k].err.code, 0);
+		assert_int_equal(i[k].peer, i[0].peer);
+	}
+	assert_int_equal(a->ups, 1);
+	assert_int_equal(rig_count(a), 1);
+	/* and in the other direction */
+	rig_connect(b, a, &i[0]);
+	assert_int_equal(b->ups, 1);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_refused_by_owner(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct pmsg_token t = rig_token(b);
+	struct rig_import i;
+
+	t.token_id = 666;
+	assert_int_equal(rig_import_token(a, &t, peers_segment(b->peers), 1000, &i), 0);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
+	assert_string_equal(i.err.msg, "no such token");
+	assert_int_equal(rig_ready(a), 1);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_bad_tokens(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+	struct pmsg_token t = rig_token(b);
+
+	assert_true(rig_import_token(a, &t, "no segment", 1000, &i) < 0);
+	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
+	assert_true(rig_import_token(a, &t, "[fe80::1]:7411", 1000, &i) < 0);
+	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
+	assert_true(rig_import_token(a, &t, "some.host.example:7411", 1000, &i) < 0);
+	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(i.err.msg, "names are not resolved"));
+	/* no key: who answers beyond loopback could be anybody */
+	assert_true(rig_import_token(a, &t, "192.0.2.1:7411", 1000, &i) < 0);
+	assert_int_equal(i.err.code, DRAY_E_PEER_DENIED);
+	t = rig_token(a);
+	assert_true(rig_import_token(a, &t, peers_segment(a->peers), 1000, &i) < 0);
+	assert_int_equal(i.err.code, DRAY_E_INVALID);
+	assert_int_equal(rig_count(a), 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_localhost(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct pmsg_token t = rig_token(b);
+	struct rig_import i;
+	char segment[64];
+
+	snprintf(segment, sizeof(segment), "localhost%s", strchr(peers_segment(b->peers), ':'));
+	assert_int_equal(rig_import_token(a, &t, segment, 1000, &i), 0);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_nobody_there(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct pmsg_token t = rig_token(b);
+	char segment[64];
+	struct rig_import i;
+	int64_t began = rig_now();
+
+	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
+	rig_kill(b);
+	assert_int_equal(rig_import_token(a, &t, segment, 200, &i), 0);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(i.err.msg, "refused"));
+	assert_true(i.at_ns - began >= 200 * MS && i.at_ns - began < 400 * MS);
+	/* and nothing goes on */
+	assert_true(rig_until(e, 1000, rig_count(a) == 0));
+	rig_kill(a);
+}
+
+static void test_owner_starts_late(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct pmsg_token t = rig_token(b);
+	char segment[64], *listen[] = { segment };
+	struct rig_import i;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
+	rig_kill(b);
+	assert_int_equal(rig_import_token(a, &t, segment, 3000, &i), 0);
+	rig_for(e, 100);
+	assert_int_equal(i.done, 0);
+	b = rig_new(e, 2, 20);
+	b->cfg.peer.listen = (struct dray_strv){ listen, 1 };
+	if (rig_try_start(b, &err) < 0)
+		fail_msg("%s", err.msg);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_cancel(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i, j;
+
+	/* before it has gone anywhere */
+	rig_start_import(a, b, 1000, &i);
+	peer_import_cancel(a->peers, i.id);
+	assert_true(rig_until(e, 1000, rig_count(a) == 0));
+	assert_int_equal(i.done, 0);
+	/* while the answer is on its way: the grant is given back */
+	rig_connect(a, b, &j);
+	rig_start_import(a, b, 1000, &i);
+	peer_import_cancel(a->peers, i.id);
+	assert_true(rig_until(e, 1000, b->released == 1));
+	assert_int_equal(i.done, 0);
+	assert_int_equal(b->released_grant, 2);
+	/* what has ended cannot be cancelled */
+	peer_import_cancel(a->peers, j.id);
+	peer_import_cancel(a->peers, 12345);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_release(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	peer_release(a->peers, i.peer, i.grant);
+	peer_release(a->peers, i.peer, i.grant);
+	peer_release(a->peers, 4711, i.grant);
+	assert_true(rig_until(e, 1000, b->released));
+	rig_for(e, 50);
+	assert_int_equal(b->released, 1);
+	assert_int_equal(b->released_grant, i.grant);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+/* --- fences --------------------------------------------------------------------------------------- */
+
+static void test_fence(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	a->answer_fences = false;
+	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
+	assert_int_equal(b->fenced, 0);
+	assert_true(rig_until(e, 1000, a->fences_seen));
+	assert_int_equal(a->fence_grant, i.grant);
+	rig_for(e, 30);
+	assert_int_equal(b->fenced, 0);
+	peers_fence_ack(a->peers, a->fenced_peer, i.grant);
+	assert_true(rig_until(e, 1000, b->fenced));
+	assert_int_equal(b->fenced_grant, i.grant);
+	/* a grant that is not held any more is acknowledged without asking */
+	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
+	assert_true(rig_until(e, 1000, b->fenced == 2));
+	assert_int_equal(a->fences_seen, 1);
+	/* both sides live on */
+	assert_int_equal(rig_ready(b), 1);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+/* A release that crosses the fence answers it, too. */
+static void test_fence_and_release(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	a->answer_fences = false;
+	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
+	assert_true(rig_until(e, 1000, a->fences_seen));
+	peer_release(a->peers, i.peer, i.grant);
+	assert_true(rig_until(e, 1000, b->fenced && b->released));
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_fence_times_out(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+	dray_handle peer;
+	int64_t began;
+
+	rig_connect(a, b, &i);
+	a->answer_fences = false;
+	peer = b->link->peer;
+	began = rig_now();
+	peers_fence(b->peers, peer, i.grant, DRAY_E_REVOKED);
+	assert_true(rig_until(e, 1000, b->lost));
+	assert_true(rig_now() - began >= 150 * MS && rig_now() - began < 300 * MS);
+	assert_int_equal(b->lost_peer, peer);
+	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
+	assert_int_equal(b->gone, 1);
+	assert_true(rig_until(e, 1000, a->lost));
+	/* of a peer that is gone */
+	peers_fence(b->peers, peer, 77, DRAY_E_REVOKED);
+	assert_int_equal(b->fenced, 0);
+	assert_true(rig_until(e, 1000, b->fenced));
+	assert_int_equal(b->fenced_grant, 77);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+/* --- notifications -------------------------------------------------------------------------------- */
+
+struct answer {
+	unsigned done;
+	uint32_t code;
+};
+
+static void answered(void *arg, uint32_t code)
+{
+	struct answer *n = arg;
+
+	n->done++;
+	n->code = code;
+}
+
+static int notify(struct rig *rig, dray_handle peer, uint64_t grant, uint64_t tag, const char *text,
+		  struct answer *n, struct dray_err *err)
+{
+	*n = (struct answer){ 0 };
+	*err = DRAY_ERR_NULL;
+	return peer_notify(rig->peers, peer, grant, tag + 1000, tag, (const uint8_t *)text,
+			   (uint32_t)strlen(text), answered, n, err);
+}
+
+static void test_notify(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	static uint8_t large[5000];
+	struct dray_err err;
+	struct rig_import i;
+	struct answer n;
+
+	rig_connect(a, b, &i);
+	assert_int_equal(notify(a, i.peer, i.grant, 5, "blocks are there", &n, &err), 0);
+	assert_int_equal(n.done, 0);
+	assert_true(rig_until(e, 1000, n.done));
+	assert_int_equal(n.code, 0);
+	assert_int_equal(b->notified, 1);
+	assert_int_equal(b->notify_tag, 5);
+	assert_string_equal(b->notify_payload, "blocks are there");
+
+	b->notify_answer = DRAY_E_NOTIFY_REFUSED;
+	assert_int_equal(notify(a, i.peer, i.grant, 6, "", &n, &err), 0);
+	assert_true(rig_until(e, 1000, n.done));
+	assert_int_equal(n.code, DRAY_E_NOTIFY_REFUSED);
+
+	/* of a grant that is none, to a peer that is none, too much */
+	assert_int_equal(notify(a, i.peer, 999, 7, "", &n, &err), 0);
+	assert_true(rig_until(e, 1000, n.done));
+	assert_int_equal(n.code, DRAY_E_REVOKED);
+	assert_true(notify(a, 4711, i.grant, 7, "", &n, &err) < 0);
+	assert_int_equal(err.code, DRAY_E_PEER_LOST);
+	assert_true(peer_notify(a->peers, i.peer, i.grant, 1, 1, large, sizeof(large), answered, &n,
+				&err) < 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_many_notifications(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	static uint8_t payload[4096];
+	unsigned sent = 0, refused = 0;
+	struct answer n = { 0 };
+	struct dray_err err;
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	for (unsigned k = 0; k < 3000; k++) {
+		err = DRAY_ERR_NULL;
+		if (peer_notify(a->peers, i.peer, i.grant, k, k, payload, sizeof(payload), answered,
+				&n, &err) == 0)
+			sent++;
+		else
+			refused += err.code == DRAY_E_BUSY;
+	}
+	/* the limit is a typed answer, and what was taken arrives */
+	assert_true(refused > 0 && sent + refused == 3000);
+	assert_true(rig_until(e, 5000, n.done == sent));
+	assert_int_equal(b->notified, sent);
+	assert_int_equal(n.code, 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_notify_lost(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct dray_err err;
+	struct rig_import i;
+	struct answer n;
+
+	rig_connect(a, b, &i);
+	assert_int_equal(notify(a, i.peer, i.grant, 5, "x", &n, &err), 0);
+	rig_kill(b);
+	assert_true(rig_until(e, 1000, n.done));
+	assert_int_equal(n.done, 1);
+	assert_int_equal(n.code, DRAY_E_PEER_LOST);
+	assert_int_equal(a->lost, 1);
+	rig_kill(a);
+}
+
+/* --- drain and stop ------------------------------------------------------------------------------- */
+
+static void first_state(void *arg, const struct peer_info *info)
+{
+	const char **ret = arg;
+
+	*ret = info->state;
+}
+
+static const char *state_of(struct rig *rig)
+{
+	const char *s = "none";
+
+	peers_each(rig->peers, first_state, &s);
+	return s;
+}
+
+static void test_drain(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20), *c = rig_start(e, 3, 30);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	peers_drain(b->peers, 1000);
+	assert_true(rig_until(e, 1000, !strcmp(state_of(a), "draining")));
+	rig_start_import(a, b, 1000, &i);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, DRAY_E_DRAINING);
+	/* one that comes now hears of it at once */
+	rig_start_import(c, b, 1000, &i);
+	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(i.err.code, DRAY_E_DRAINING);
+	assert_string_equal(state_of(c), "draining");
+	peers_resume(b->peers);
+	rig_connect(a, b, &i);
+	assert_string_equal(state_of(a), "ready");
+	rig_kill(a);
+	rig_kill(b);
+	rig_kill(c);
+}
+
+static void count(void *arg)
+{
+	(*(unsigned *)arg)++;
+}
+
+static void test_stop(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20), *c = rig_start(e, 3, 30);
+	struct pmsg_token t = rig_token(c);
+	struct rig_import i, j, k;
+	unsigned stopped = 0;
+	char segment[64];
+
+	rig_connect(a, b, &i);
+	/* one that is still being connected */
+	snprintf(segment, sizeof(segment), "%s", peers_segment(c->peers));
+	rig_kill(c);
+	assert_int_equal(rig_import_token(a, &t, segment, 5000, &j), 0);
+	a->hold_downs = true;
+	peers_stop(a->peers, count, &stopped);
+	assert_int_equal(a->lost, 0);
+	assert_true(rig_until(e, 1000, a->lost && j.done));
+	assert_int_not_equal(j.err.code, 0);
+	assert_true(rig_until(e, 1000, b->lost));
+	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
+	assert_int_equal(b->gone, 1);
+	rig_for(e, 50);
+	/* not before the workers have let go */
+	assert_int_equal(stopped, 0);
+	a->hold_downs = false;
+	sd_event_source_set_enabled(a->downs_event, SD_EVENT_ONESHOT);
+	assert_true(rig_until(e, 1000, stopped));
+	rig_for(e, 20);
+	assert_int_equal(stopped, 1);
+	t = rig_token(b);
+	assert_true(rig_import_token(a, &t, peers_segment(b->peers), 100, &k) < 0);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+static void test_idle(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_new(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct rig_import i;
+
+	a->cfg.peer.idle_timeout = 200 * MS;
+	assert_int_equal(rig_try_start(a, &err), 0);
+	rig_connect(a, b, &i);
+	rig_for(e, 500);
+	assert_int_equal(rig_ready(a), 1);
+	peer_release(a->peers, i.peer, i.grant);
+	assert_true(rig_until(e, 1000, rig_count(a) == 0 && rig_count(b) == 0));
+	/* that is no loss; the peer comes back when it is needed */
+	assert_int_equal(peers_lost_total(a->peers), 0);
+	assert_int_equal(peers_lost_total(b->peers), 0);
+	rig_connect(a, b, &i);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+/* An import meets the goodbye of an idle owner: it goes out again, over a new connection. */
+static void test_import_meets_goodbye(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i;
+
+	rig_connect(a, b, &i);
+	rig_start_import(a, b, 2000, &i);
+	dray_list_for_each(&b->peers->all, peer, struct peer, all_link)
+		peer_close(peer, DRAY_OK, "not in use");
+	assert_true(rig_until(e, 2000, i.done));
+	assert_int_equal(i.err.code, 0);
+	assert_int_equal(a->lost, 1);
+	assert_int_equal(a->ups, 2);
+	rig_kill(a);
+	rig_kill(b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_import),
+		cmocka_unit_test(test_imports_share_a_connection),
+		cmocka_unit_test(test_refused_by_owner),
+		cmocka_unit_test(test_bad_tokens),
+		cmocka_unit_test(test_localhost),
+		cmocka_unit_test(test_nobody_there),
+		cmocka_unit_test(test_owner_starts_late),
+		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_release),
+		cmocka_unit_test(test_fence),
+		cmocka_unit_test(test_fence_and_release),
+		cmocka_unit_test(test_fence_times_out),
+		cmocka_unit_test(test_notify),
+		cmocka_unit_test(test_many_notifications),
+		cmocka_unit_test(test_notify_lost),
+		cmocka_unit_test(test_drain),
+		cmocka_unit_test(test_stop),
+		cmocka_unit_test(test_idle),
+		cmocka_unit_test(test_import_meets_goodbye),
+	};
+
+	dray_log_setup(getenv("DRAY_TEST_LOG") ? DRAY_LOG_DEBUG : DRAY_LOG_ERROR,
+		       DRAY_LOG_FORMAT_TEXT);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The small parts under the peer module: messages in buffers, used stream ids, addresses to advertise, MACs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/peer/advertise.h"
+#include "agent/peer/msgbuf.h"
+#include "agent/peer/stream_table.h"
+#include "agent/transport/link.h"
+#include "schema/gen/errors.h"
+
+/* --- messages ------------------------------------------------------------------------------------- */
+
+static void append(struct msgbuf *b, const void *p, size_t n)
+{
+	size_t room;
+	uint8_t *to = msgbuf_room(b, n, &room);
+
+	assert_non_null(to);
+	assert_true(room >= n);
+	memcpy(to, p, n);
+	msgbuf_added(b, n);
+}
+
+static size_t notify(uint8_t *buf, size_t cap, uint64_t id, size_t payload)
+{
+	static uint8_t bytes[4096];
+	struct pmsg_notify m = { .grant = 1, .id = id, .payload = { bytes, (uint32_t)payload } };
+	int n = pmsg_notify_encode(buf, cap, id, &m);
+
+	assert_true(n > 0);
+	return (size_t)n;
+}
+
+static void test_messages_byte_by_byte(void **state)
+{
+	struct msgbuf b = MSGBUF_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct pmsg_header h;
+	const uint8_t *body;
+	uint8_t buf[8192];
+	size_t need, n;
+
+	for (uint64_t id = 1; id <= 3; id++) {
+		n = notify(buf, sizeof(buf), id, (size_t)id * 1000);
+		for (size_t i = 0; i < n; i++) {
+			assert_int_equal(msgbuf_next(&b, 65536, &h, &body, &need, &err), 0);
+			assert_int_equal(need, i < PMSG_HEADER_SIZE ? PMSG_HEADER_SIZE - i : n - i);
+			append(&b, &buf[i], 1);
+		}
+		assert_int_equal(msgbuf_next(&b, 65536, &h, &body, &need, &err), 1);
+		assert_int_equal(h.request_id, id);
+		assert_int_equal(h.length, n - PMSG_HEADER_SIZE);
+		assert_memory_equal(body, buf + PMSG_HEADER_SIZE, h.length);
+		msgbuf_taken(&b, n);
+	}
+	assert_int_equal(msgbuf_size(&b), 0);
+	msgbuf_deinit(&b);
+}
+
+static void test_messages_together(void **state)
+{
+	struct msgbuf b = MSGBUF_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct pmsg_header h;
+	const uint8_t *body;
+	uint8_t buf[8192];
+	size_t need, n;
+
+	for (uint64_t id = 1; id <= 50; id++) {
+		n = notify(buf, sizeof(buf), id, 4000);
+		append(&b, buf, n);
+	}
+	for (uint64_t id = 1; id <= 50; id++) {
+		assert_int_equal(msgbuf_next(&b, 65536, &h, &body, &need, &err), 1);
+		assert_int_equal(h.request_id, id);
+		msgbuf_taken(&b, PMSG_HEADER_SIZE + h.length);
+	}
+	/* what a burst took is given back */
+	assert_int_equal(b.cap, 0);
+	msgbuf_deinit(&b);
+}
+
+static void test_messages_bad(void **state)
+{
+	struct msgbuf b = MSGBUF_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct pmsg_header h;
+	const uint8_t *body;
+	uint8_t buf[8192];
+	size_t need, n;
+
+	n = notify(buf, sizeof(buf), 1, 4000);
+	append(&b, buf, n);
+	assert_int_equal(msgbuf_next(&b, 4000, &h, &body, &need, &err), -EPROTO);
+	assert_int_equal(err.code, DRAY_E_TOO_LARGE);
+	msgbuf_deinit(&b);
+
+	err = DRAY_ERR_NULL;
+	memset(buf, 'x', sizeof(buf));
+	append(&b, buf, 30);
+	assert_int_equal(msgbuf_next(&b, 4000, &h, &body, &need, &err), -EPROTO);
+	assert_int_equal(err.code, DRAY_E_BAD_MAGIC);
+	msgbuf_deinit(&b);
+}
+
+/* --- streams -------------------------------------------------------------------------------------- */
+
+static uint64_t sid(uint64_t worker, uint64_t counter)
+{
+	return worker << 32 | counter;
+}
+
+static void test_stream_ids(void **state)
+{
+	struct stream_table t = STREAM_TABLE_NULL;
+
+	assert_int_equal(stream_table_use(&t, sid(0, 5)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 5)), -EEXIST);
+	/* out of order, and per worker */
+	assert_int_equal(stream_table_use(&t, sid(0, 3)), 0);
+	assert_int_equal(stream_table_use(&t, sid(1, 5)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 3)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 4)), 0);
+	/* the window moves on */
+	assert_int_equal(stream_table_use(&t, sid(0, 5 + 64)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 5)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 6)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 5 + STREAM_WINDOW)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 6)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 5 + 64)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 7)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 5)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 100000)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 8)), -EEXIST);
+	assert_int_equal(stream_table_use(&t, sid(0, 0xffffffff)), 0);
+	assert_int_equal(stream_table_use(&t, sid(0, 0xffffffff)), -EEXIST);
+	for (uint64_t w = 2; w < STREAM_WINDOWS_MAX; w++)
+		assert_int_equal(stream_table_use(&t, sid(w, 1)), 0);
+	assert_int_equal(stream_table_use(&t, sid(STREAM_WINDOWS_MAX, 1)), -ENOSPC);
+	stream_table_deinit(&t);
+}
+
+/* Against a plain set of all ids. */
+static void test_stream_ids_random(void **state)
+{
+	static bool used[4096];
+	struct stream_table t = STREAM_TABLE_NULL;
+	uint32_t high = 0;
+
+	memset(used, 0, sizeof(used));
+	srand(1);
+	for (unsigned i = 0; i < 20000; i++) {
+		uint32_t near = high > 300 ? high - 300 : 0;
+		uint32_t c = near + (uint32_t)rand() % 310;
+		bool expect;
+
+		if (c >= 4096)
+			break;
+		if (c > high)
+			high = c;
+		expect = !used[c] && high - c < STREAM_WINDOW;
+		assert_int_equal(stream_table_use(&t, c), expect ? 0 : -EEXIST);
+		used[c] = true;
+	}
+	stream_table_deinit(&t);
+}
+
+static void test_stream_entries(void **state)
+{
+	struct stream_table t = STREAM_TABLE_NULL;
+
+	for (uint64_t i = 0; i < STREAM_TABLE_MAX; i++)
+		assert_int_equal(stream_table_add(&t, i, (unsigned)i % 3), 0);
+	assert_int_equal(stream_table_add(&t, 99999, 0), -ENOSPC);
+	assert_int_equal(stream_table_find(&t, 500)->worker, 500 % 3);
+	for (uint64_t i = 0; i < STREAM_TABLE_MAX; i += 2)
+		stream_table_del(&t, stream_table_find(&t, i));
+	for (uint64_t i = 0; i < STREAM_TABLE_MAX; i++)
+		assert_int_equal(stream_table_find(&t, i) != NULL, i & 1);
+	stream_table_deinit(&t);
+}
+
+/* --- the address to advertise --------------------------------------------------------------------- */
+
+static struct iface_addr iface(const char *addr, unsigned index, enum iface_rank rank, bool running)
+{
+	struct iface_addr a = { .index = index, .rank = rank, .running = running };
+
+	assert_int_equal(dray_addr_parse(addr, &a.addr), 0);
+	return a;
+}
+
+static void test_advertise(void **state)
+{
+	struct iface_addr a[] = {
+		iface("127.0.0.1:0", 1, IFACE_VIRTUAL, true),
+		iface("169.254.1.1:0", 2, IFACE_DEVICE, true),
+		iface("[fe80::1]:0", 2, IFACE_DEVICE, true),
+		iface("10.0.0.9:0", 3, IFACE_DEVICE, false),
+		iface("172.17.0.1:0", 4, IFACE_BRIDGE, true),
+		iface("10.1.0.2:0", 6, IFACE_VIRTUAL, true),
+		iface("10.1.0.1:0", 6, IFACE_VIRTUAL, true),
+		iface("10.1.0.0:0", 7, IFACE_VIRTUAL, true),
+		iface("[2001:db8::1]:0", 2, IFACE_DEVICE, true),
+	};
+	size_t n = sizeof(a) / sizeof(a[0]);
+
+	assert_ptr_equal(advertise_pick(a, n, true, true), &a[6]);
+	assert_ptr_equal(advertise_pick(a, n, false, true), &a[8]);
+	assert_ptr_equal(advertise_pick(a, 5, true, true), &a[4]);
+	assert_null(advertise_pick(a, 4, true, true));
+	assert_null(advertise_pick(NULL, 0, true, true));
+}
+
+static void test_advertise_scan(void **state)
+{
+	struct iface_addr *a;
+	bool loopback = false;
+	size_t n;
+
+	assert_int_equal(advertise_scan(&a, &n), 0);
+	for (size_t i = 0; i < n; i++)
+		loopback = loopback || dray_addr_is_loopback(&a[i].addr);
+	assert_true(n == 0 || loopback);
+	free(a);
+}
+
+/* --- MACs ----------------------------------------------------------------------------------------- */
+
+static void test_macs(void **state)
+{
+	uint8_t key[STREAM_KEY_SIZE] = { 1 }, other[STREAM_KEY_SIZE] = { 2 };
+	uint8_t hello[PMSG_STREAM_HELLO_SIZE] = { 0 }, welcome[PMSG_STREAM_WELCOME_SIZE] = { 0 };
+	uint8_t a[32], b[32];
+
+	assert_int_equal(stream_hello_mac(key, hello, a), 0);
+	assert_int_equal(stream_hello_mac(other, hello, b), 0);
+	assert_memory_not_equal(a, b, 32);
+	/* its own place is not part of it, every other byte is */
+	hello[PMSG_STREAM_HELLO_SIZE - 1] = 1;
+	assert_int_equal(stream_hello_mac(key, hello, b), 0);
+	assert_memory_equal(a, b, 32);
+	for (size_t i = 0; i < PMSG_STREAM_HELLO_SIZE - 32; i++) {
+		hello[i] ^= 1;
+		assert_int_equal(stream_hello_mac(key, hello, b), 0);
+		assert_memory_not_equal(a, b, 32);
+		hello[i] ^= 1;
+	}
+	assert_int_equal(stream_welcome_mac(key, welcome, a, b), 0);
+	a[0] ^= 1;
+	assert_int_equal(stream_welcome_mac(key, welcome, a, a), 0);
+	assert_memory_not_equal(a, b, 32);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_messages_byte_by_byte),
+		cmocka_unit_test(test_messages_together),
+		cmocka_unit_test(test_messages_bad),
+		cmocka_unit_test(test_stream_ids),
+		cmocka_unit_test(test_stream_ids_random),
+		cmocka_unit_test(test_stream_entries),
+		cmocka_unit_test(test_advertise),
+		cmocka_unit_test(test_advertise_scan),
+		cmocka_unit_test(test_macs),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

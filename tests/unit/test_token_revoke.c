@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ends of tokens and grants, and when they are proved. */
+#include "tests/unit/token_fixture.h"
+
+static void test_revoke(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant, other;
+	struct exported x = export(f, region, 0), y = export(f, region, 0);
+	struct outcome one, two;
+
+	assert_int_equal(start_revoke(f, region, x.id + 99, &one), DRAY_E_NOT_FOUND);
+	assert_int_equal(start_revoke(f, region + 1, x.id, &one), DRAY_E_NOT_FOUND);
+	f->owner.group++;
+	assert_int_equal(start_revoke(f, region, x.id, &one), DRAY_E_NOT_FOUND);
+	f->owner.group--;
+
+	/* nobody has imported it */
+	assert_int_equal(start_revoke(f, region, x.id, &one), 0);
+	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
+	fake_answer_all();
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(one.count, 1);
+	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
+	assert_int_equal(start_revoke(f, region, x.id, &one), DRAY_E_NOT_FOUND);
+
+	/* a peer and a local remote: neither worker's nor peer's word alone is enough */
+	assert_int_equal(import(f, &y.t, &grant), 0);
+	assert_int_equal(import_local(f, &y.t, 77), 0);
+	assert_int_equal(start_revoke(f, region, 0, &one), 0);
+	assert_int_equal(f->fences, 1);
+	assert_int_equal(f->fenced[0], grant);
+	assert_int_equal(f->revoked_locals, 1);
+	assert_int_equal(f->revoked_local[0], 77);
+	assert_false(f->last_urgent);
+	assert_int_equal(import(f, &y.t, &other), DRAY_E_REVOKED);
+	/* asked again it waits for the same */
+	assert_int_equal(start_revoke(f, region, y.id, &two), 0);
+	fake_answer_all();
+	assert_int_equal(one.calls + two.calls, 0);
+	local_remote_gone(f->regions, y.id, 77);
+	assert_int_equal(one.calls + two.calls, 0);
+	grant_fenced(f->regions, PEER + 1, grant);
+	assert_int_equal(one.calls + two.calls, 0);
+	grant_fenced(f->regions, PEER, grant);
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(one.count, 1);
+	assert_int_equal(two.calls, 1);
+	assert_int_equal(f->tokens, 0);
+	assert_int_equal(grants_count(f->regions, PEER), 0);
+
+	assert_int_equal(start_revoke(f, region, 0, &one), 0);
+	fake_answer_all();
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(one.count, 0);
+	remove_all(f, region);
+}
+
+/*
+ * The acknowledgement may come before the workers', a release may cross the fence, the peer may
+ * die.
+ */
+static void test_revoke_orders(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct outcome o;
+
+	for (unsigned way = 0; way < 3; way++) {
+		struct exported x = export(f, region, 0);
+
+		assert_int_equal(import(f, &x.t, &grant), 0);
+		assert_int_equal(start_revoke(f, region, x.id, &o), 0);
+		fake_answer_others(OBJECT_GRANT, grant);
+		if (way == 0)
+			grant_fenced(f->regions, PEER, grant);
+		else if (way == 1)
+			grant_release(f->regions, PEER, grant);
+		else
+			grants_peer_gone(f->regions, PEER);
+		assert_int_equal(o.calls, 0);
+		fake_answer_all();
+		assert_int_equal(o.calls, 1);
+		/* late words about it */
+		grant_fenced(f->regions, PEER, grant);
+		grant_release(f->regions, PEER, grant);
+	}
+	remove_all(f, region);
+}
+
+/* One of two tokens: the other stays. */
+static void test_revoke_one(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), gone, stays;
+	struct exported x = export(f, region, 0), y = export(f, region, 0);
+	struct outcome o;
+
+	assert_int_equal(import(f, &x.t, &gone), 0);
+	assert_int_equal(import(f, &y.t, &stays), 0);
+	assert_int_equal(start_revoke(f, region, x.id, &o), 0);
+	assert_int_equal(f->fences, 1);
+	assert_int_equal(f->fenced[0], gone);
+	grant_fenced(f->regions, PEER, gone);
+	fake_answer_all();
+	assert_int_equal(o.calls, 1);
+	assert_int_equal(grant_region(f->regions, PEER, stays), region);
+	grants_peer_gone(f->regions, PEER);
+	remove_all(f, region);
+}
+
+static void test_remove_fenced(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct exported x = export(f, region, 0);
+	struct outcome o;
+	unsigned done = 0;
+
+	assert_int_equal(import(f, &x.t, &grant), 0);
+	assert_int_equal(import_local(f, &x.t, 77), 0);
+	assert_int_equal(start_revoke(f, region, x.id, &o), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	assert_int_equal(f->fences, 1);
+	fake_answer_all();
+	local_remote_gone(f->regions, x.id, 77);
+	assert_int_equal(done, 0);
+	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
+	grant_fenced(f->regions, PEER, f->fenced[0]);
+	assert_int_equal(done, 1);
+	assert_int_equal(o.calls, 1);
+	assert_int_equal(f->tokens, 0);
+	assert_int_equal(import(f, &x.t, &grant), DRAY_E_REVOKED);
+}
+
+/*
+ * A dead session's memory goes with the workers' word; the peer's acknowledgement finds only its
+ * grant.
+ */
+static void test_remove_urgent(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct exported x = export(f, region, 0);
+	unsigned done = 0;
+
+	assert_int_equal(import(f, &x.t, &grant), 0);
+	assert_int_equal(import_local(f, &x.t, 77), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, true, count_done, &done), 0);
+	assert_true(f->last_urgent);
+	assert_int_equal(f->fences, 1);
+	fake_answer(OBJECT_REGION, region);
+	/* its grant is still served by a worker */
+	assert_int_equal(done, 0);
+	fake_answer(OBJECT_GRANT, grant);
+	assert_int_equal(done, 1);
+	assert_int_equal(f->tokens, 0);
+	assert_int_equal(grants_count(f->regions, PEER), 1);
+	local_remote_gone(f->regions, x.id, 77);
+	grant_fenced(f->regions, PEER, grant);
+	assert_int_equal(grants_count(f->regions, PEER), 0);
+}
+
+/* The session dies while its REGION_REMOVE waits for a peer that does not answer. */
+static void test_hurry_fenced(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct exported x = export(f, region, 0);
+	struct outcome o;
+	unsigned done = 0;
+
+	assert_int_equal(import(f, &x.t, &grant), 0);
+	assert_int_equal(start_revoke(f, region, 0, &o), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	fake_answer_all();
+	assert_int_equal(done + o.calls, 0);
+	region_hurry(f->regions, region);
+	assert_int_equal(done + o.calls, 0);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+	assert_int_equal(o.calls, 1);
+	grants_peer_gone(f->regions, PEER);
+	assert_int_equal(grants_count(f->regions, PEER), 0);
+}
+
+/* More dead than are remembered. */
+static void test_graves(void **state)
+{
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct exported first = export(f, region, 0), last = first;
+	struct outcome o;
+
+	for (unsigned i = 0; i < 1100; i++) {
+		if (i)
+			last = export(f, region, 0);
+		assert_int_equal(start_revoke(f, region, last.id, &o), 0);
+		fake_answer_all();
+	}
+	assert_int_equal(import(f, &last.t, &grant), DRAY_E_REVOKED);
+	assert_int_equal(import(f, &first.t, &grant), DRAY_E_TOKEN_INVALID);
+	remove_all(f, region);
+}
+
+int main(void)
+{
+#define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
+	const struct CMUnitTest tests[] = {
+		T(test_revoke),        T(test_revoke_orders), T(test_revoke_one),
+		T(test_remove_fenced), T(test_remove_urgent), T(test_hurry_fenced),
+		T(test_graves),
+	};
+
+	return cmocka_run_group_tests_name("token_revoke", tests, NULL, NULL);
+}
