@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Driving a handle. One epoll instance watches the data socket, the completion doorbell and a
+ * timer; it is what dray_fd() gives out.
+ *
+ * The ring needs care. While nobody waits inside the library the handle is armed: the agent is told
+ * to ring for completions, so that a poll on dray_fd() wakes. A wait disarms it, takes what is in
+ * the ring, spins for a while, and arms it again before it sleeps; then and on the way out the ring
+ * is looked at once more after arming (see ring.h).
+ *
+ * Completions that a blocking function takes off the ring or the socket for others would not make
+ * dray_fd() readable any more. So where it leaves some behind it sets the timer to go off at once
+ * ("kick").
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+/* Of dray_poll(), between two looks at everything. */
+#define POLLS_PER_LOOK 256
+
+/* Loads of the ring's index between two looks at the clock. */
+#define LOADS_PER_CLOCK 32
+
+/* Spins in vain until the whole budget is tried again. */
+#define SPIN_RETRY 64
+
+void dc_engine_watch(struct dray *d)
+{
+	struct epoll_event ev = {
+		.events = (d->reading ? EPOLLIN : 0U) | (d->writing ? EPOLLOUT : 0U),
+		.data.u32 = ENGINE_SOCKET,
+	};
+
+	if (d->sock >= 0)
+		epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->sock, &ev);
+}
+
+static void set_timer(struct dray *d, int64_t at)
+{
+	struct itimerspec t = { 0 };
+
+	if (at == d->timer_at)
+		return;
+	d->timer_at = at;
+	if (at != INT64_MAX) {
+		/* zero would switch it off */
+		at = dray_max(at, (int64_t)1);
+		t.it_value.tv_sec = at / DRAY_NS_PER_SEC;
+		t.it_value.tv_nsec = at % DRAY_NS_PER_SEC;
+	}
+	timerfd_settime(d->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
+}
+
+static void kick(struct dray *d)
+{
+	set_timer(d, 0);
+}
+
+static void doorbell(struct dray *d)
+{
+	if (dc_ring_drain_doorbell(&d->ring))
+		return;
+	/*
+	 * Closed. The data socket will say more, and in an orderly end it does so at once; but a
+	 * session without doorbell cannot go on.
+	 */
+	epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, d->ring.completion_fd, NULL);
+	d->state_until = dray_now().ns + DRAY_NS_PER_SEC;
+}
+
+static void timer(struct dray *d)
+{
+	uint64_t count;
+
+	if (read(d->timer_fd, &count, sizeof(count)) > 0)
+		d->timer_at = INT64_MAX;
+}
+
+static void socket_ready(struct dray *d, uint32_t events)
+{
+	if (events & EPOLLOUT) {
+		d->writing = false;
+		dc_engine_watch(d);
+	}
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+		dc_receive_all(d);
+}
+
+/* What epoll found, then all that follows from it. */
+static void look(struct dray *d, int timeout_ms)
+{
+	struct epoll_event ev[3];
+	int n = epoll_wait(d->epoll_fd, ev, DRAY_ARRAY_SIZE(ev), timeout_ms);
+
+	for (int i = 0; i < n; i++) {
+		if (ev[i].data.u32 == ENGINE_TIMER)
+			timer(d);
+		else if (ev[i].data.u32 == ENGINE_DOORBELL && d->ring.base)
+			doorbell(d);
+		else if (ev[i].data.u32 == ENGINE_SOCKET)
+			socket_ready(d, ev[i].events);
+	}
+	if (d->state != SESSION_CLOSED && dc_session_next_tick(d) != INT64_MAX)
+		dc_session_tick(d, dray_now().ns);
+	dc_session_settle(d);
+	dc_transfer_take_ring(d);
+	dc_session_settle(d);
+	dc_requests_flush(d);
+	set_timer(d, dc_session_next_tick(d));
+}
+
+void dc_engine_look(struct dray *d)
+{
+	look(d, 0);
+}
+
+int64_t dc_engine_until(int timeout_ms)
+{
+	if (timeout_ms < 0)
+		return INT64_MAX;
+	return timeout_ms ? dray_now().ns + timeout_ms * DRAY_NS_PER_MS : 0;
+}
+
+static int left_ms(int64_t until, int64_t now)
+{
+	int64_t ms;
+
+	if (until == INT64_MAX)
+		return -1;
+	ms = (until - now + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
+	return ms > INT_MAX ? INT_MAX : (int)ms;
+}
+
+/* Spins until the ring has something or the budget is used up. True if it has. */
+static bool spin(struct dray *d, int64_t until)
+{
+	int64_t start = dray_now().ns;
+	int64_t end = dray_min(start + d->spin_ns, until);
+
+	do {
+		for (int i = 0; i < LOADS_PER_CLOCK; i++) {
+			if (dc_ring_pending(&d->ring))
+				return true;
+			dray_cpu_relax();
+		}
+	} while (dray_now().ns < end);
+	return false;
+}
+
+/*
+ * Where nobody else wants the CPU, spinning finds what it waits for within the budget, mostly. Where
+ * the agent has to wait for the very CPU that we spin on, it never does. So the budget doubles with
+ * each success and halves with each failure, and now and then all of it is tried again.
+ */
+static void adapt(struct dray *d, bool found)
+{
+	if (found)
+		d->spin_ns = dray_min(d->spin_max_ns, d->spin_ns * 2);
+	else if (++d->spins_failed % SPIN_RETRY == 0)
+		d->spin_ns = d->spin_max_ns;
+	else
+		d->spin_ns = dray_max(d->spin_max_ns / 16, d->spin_ns / 2);
+}
+
+static void sleep_until(struct dray *d, int64_t until)
+{
+	if (d->spin_max_ns && d->ring.in_flight) {
+		bool found = spin(d, until);
+
+		adapt(d, found);
+		if (found)
+			return;
+	}
+	/* news came while the agent was being told: no sleep */
+	look(d, dc_ring_set_sleeping(&d->ring, true) ? 0 : left_ms(until, dray_now().ns));
+	dc_ring_set_sleeping(&d->ring, false);
+}
+
+static void arm(struct dray *d)
+{
+	if (d->armed)
+		return;
+	d->armed = true;
+	if (dc_ring_set_sleeping(&d->ring, true))
+		kick(d);
+}
+
+static void disarm(struct dray *d)
+{
+	d->armed = false;
+	dc_ring_set_sleeping(&d->ring, false);
+}
+
+static void take(struct dray *d)
+{
+	dc_transfer_take_ring(d);
+	if (dc_session_settle(d))
+		set_timer(d, dc_session_next_tick(d));
+	dc_requests_call_back(d);
+}
+
+bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int64_t until)
+{
+	bool ok;
+
+	take(d);
+	if (ready(d, arg)) {
+		arm(d);
+		return true;
+	}
+	if (d->must_read && !d->reading) {
+		d->reading = true;
+		dc_engine_watch(d);
+	}
+	dc_requests_flush(d);
+	set_timer(d, dc_session_next_tick(d));
+	disarm(d);
+	do {
+		/* the last round is one that does not sleep */
+		if (until && dray_now().ns < until)
+			sleep_until(d, until);
+		else
+			look(d, 0);
+		take(d);
+		ok = ready(d, arg);
+	} while (!ok && until && dray_now().ns < until);
+	arm(d);
+	return ok;
+}
+
+void dc_engine_leave(struct dray *d)
+{
+	if (d->requests.done_n || d->events_n)
+		kick(d);
+}
+
+int dray_fd(const struct dray *d)
+{
+	return dc_enter(d) ? -DRAY_E_OUT_OF_ORDER : d->epoll_fd;
+}
+
+static size_t ready_count(const struct dray *d)
+{
+	return (size_t)d->requests.done_n + d->events_n;
+}
+
+static bool something(struct dray *d, const void *arg)
+{
+	const uint32_t *called_back = arg;
+
+	return ready_count(d) || d->called_back != *called_back || d->state == SESSION_CLOSED;
+}
+
+static int ready_or_closed(struct dray *d, uint32_t called_back)
+{
+	size_t n = ready_count(d) + (d->called_back - called_back);
+
+	if (!n && d->state == SESSION_CLOSED)
+		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->break_text);
+	return n > INT_MAX ? INT_MAX : (int)n;
+}
+
+int dray_process(struct dray *d, int timeout_ms)
+{
+	int error = dc_enter(d);
+	uint32_t called_back;
+
+	if (error)
+		return error;
+	called_back = d->called_back;
+	look(d, 0);
+	take(d);
+	if (timeout_ms && !something(d, &called_back))
+		dc_engine_wait(d, something, &called_back, dc_engine_until(timeout_ms));
+	else
+		arm(d);
+	return ready_or_closed(d, called_back);
+}
+
+int dray_poll(struct dray *d)
+{
+	int error = dc_enter(d);
+	uint32_t called_back;
+
+	if (error)
+		return error;
+	called_back = d->called_back;
+	if (d->armed)
+		disarm(d);
+	take(d);
+	if (!ready_count(d) && ++d->poll_turns % POLLS_PER_LOOK == 0) {
+		look(d, 0);
+		take(d);
+	}
+	return ready_or_closed(d, called_back);
+}

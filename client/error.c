@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* before the public header, whose own list of codes gives way to it */
+#include "schema/gen/errors.h"
+
+#include "client/internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/err.h"
+
+static uint32_t code_of(int error)
+{
+	return error < 0 ? 0U - (uint32_t)error : (uint32_t)error;
+}
+
+const char *dray_strerror(int error)
+{
+	return dray_error_doc(code_of(error));
+}
+
+const char *dray_strerrorname(int error)
+{
+	return dray_error_name(code_of(error));
+}
+
+const char *dray_strerrorfix(int error)
+{
+	return dray_error_fix(code_of(error));
+}
+
+const char *dray_last_error(const struct dray *d)
+{
+	if (dc_enter(d))
+		return "a handle is of no use in a forked child";
+	return d->error.msg;
+}
+
+int dc_fail(struct dray *d, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	d->error.code = code;
+	va_start(ap, fmt);
+	vsnprintf(d->error.msg, sizeof(d->error.msg), fmt, ap);
+	va_end(ap);
+	return -code;
+}
+
+int dc_fail_err(struct dray *d, const struct dray_err *err, int code)
+{
+	if (err->code)
+		return dc_fail(d, err->code, "%s", err->msg);
+	return dc_fail(d, code, "%s", dray_error_doc((uint32_t)code));
+}
+
+int dc_code_of_errno(int error)
+{
+	switch (error < 0 ? -error : error) {
+	case ENOMEM:
+		return DRAY_E_NO_MEMORY;
+	case EMFILE:
+	case ENFILE:
+		return DRAY_E_NO_FDS;
+	case ENOSPC:
+		return DRAY_E_NO_SPACE;
+	case EACCES:
+	case EPERM:
+		return DRAY_E_DENIED;
+	default:
+		return DRAY_E_IO;
+	}
+}

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A handle's beginning and end. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+_Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
+		       (int)DRAY_KIND_DMABUF == DMSG_KIND_DMABUF &&
+		       (int)DRAY_KIND_CUDA_IPC == DMSG_KIND_CUDA_IPC &&
+		       (int)DRAY_KIND_CUDA_VMM == DMSG_KIND_CUDA_VMM &&
+		       (int)DRAY_READ == DMSG_ACCESS_READ && (int)DRAY_WRITE == DMSG_ACCESS_WRITE &&
+		       (int)DRAY_DIRECTION_WRITE == DMSG_DIRECTION_WRITE &&
+		       (int)DRAY_DIRECTION_READ == DMSG_DIRECTION_READ &&
+		       (int)DRAY_PRIORITY_LATENCY == DMSG_CLASS_LATENCY &&
+		       (int)DRAY_TRANSPORT_RDMA == DMSG_TRANSPORT_RDMA &&
+		       DRAY_OPS_MAX == DMSG_OPS_MAX && DRAY_NOTIFY_MAX == DMSG_NOTIFY_MAX,
+	       "the public header repeats the schema");
+
+#define DEFAULT_SOCKET "/run/dray/dray.sock"
+#define DEFAULT_RING 256
+#define DEFAULT_ARENA (4U << 20)
+#define DEFAULT_SPIN_US 20
+#define DEFAULT_CONNECT_MS 5000
+#define DEFAULT_REQUEST_MS 30000
+#define DEFAULT_RETRY_MIN_MS 10
+#define DEFAULT_RETRY_MAX_MS 1000
+#define DEFAULT_EVENTS 4096
+#define SPIN_MAX_US 1000000
+
+static int64_t ms_or(unsigned int ms, unsigned int fallback)
+{
+	return (int64_t)(ms ? ms : fallback) * DRAY_NS_PER_MS;
+}
+
+static int take_text(struct dray *d, const char *what, const char *s, char *dst, size_t cap)
+{
+	size_t n = s ? strlen(s) : 0;
+
+	if (n >= cap)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "%s is over %zu bytes", what, cap - 1);
+	memcpy(dst, s ? s : "", n + 1);
+	return 0;
+}
+
+static int take_socket(struct dray *d, const char *path)
+{
+	if (!path)
+		path = getenv("DRAY_SOCKET");
+	if (!path || !*path)
+		path = DEFAULT_SOCKET;
+	d->address.sun_family = AF_UNIX;
+	return take_text(d, "the path of the socket", path, d->address.sun_path,
+			 sizeof(d->address.sun_path));
+}
+
+static int take_ring(struct dray *d, const struct dray_options *o)
+{
+	uint32_t n = o->ring_entries ? o->ring_entries : DEFAULT_RING;
+
+	d->ring_entries = n;
+	d->arena_wanted = o->arena_bytes ? o->arena_bytes : DEFAULT_ARENA;
+	if (n > DMSG_RING_ENTRIES_MAX || (n & (n - 1)))
+		return dc_fail(d, DRAY_E_INVALID, "ring_entries is %u, not a power of two up to %d",
+			       n, DMSG_RING_ENTRIES_MAX);
+	if (d->arena_wanted > DMSG_ARENA_MAX)
+		return dc_fail(d, DRAY_E_INVALID, "arena_bytes is over %d", DMSG_ARENA_MAX);
+	return 0;
+}
+
+static int take_options(struct dray *d, const struct dray_options *o)
+{
+	const unsigned int flags = DRAY_OPTION_NOTIFICATIONS | DRAY_OPTION_NO_RING |
+				   DRAY_OPTION_NO_RECONNECT | DRAY_OPTION_WAIT |
+				   DRAY_OPTION_NO_SPIN;
+	unsigned int spin_us = o->spin_us;
+	int error;
+
+	if (o->flags & ~flags)
+		return dc_fail(d, DRAY_E_UNSUPPORTED, "flags has unknown bits 0x%x",
+			       o->flags & ~flags);
+	d->flags = o->flags;
+	if (!spin_us)
+		spin_us = dray_cpu_count() > 1 ? DEFAULT_SPIN_US : 0;
+	if (o->flags & DRAY_OPTION_NO_SPIN)
+		spin_us = 0;
+	d->spin_max_ns = d->spin_ns = dray_min(spin_us, (unsigned int)SPIN_MAX_US) * 1000LL;
+	d->connect_ns = ms_or(o->connect_ms, DEFAULT_CONNECT_MS);
+	d->request_ns = ms_or(o->request_ms, DEFAULT_REQUEST_MS);
+	d->retry_min_ns = ms_or(o->reconnect_min_ms, DEFAULT_RETRY_MIN_MS);
+	d->retry_max_ns =
+		dray_max(ms_or(o->reconnect_max_ms, DEFAULT_RETRY_MAX_MS), d->retry_min_ns);
+	d->retry_for_ns = ms_or(o->reconnect_for_ms, 0);
+	d->retry_ns = d->retry_min_ns;
+	d->events_max = o->events_max ? o->events_max : DEFAULT_EVENTS;
+	error = take_socket(d, o->socket);
+	if (!error)
+		error = take_text(d, "group", o->group, d->group, sizeof(d->group));
+	if (!error)
+		error = take_text(d, "name", o->name, d->name, sizeof(d->name));
+	return error ? error : take_ring(d, o);
+}
+
+/* A page that the kernel empties in a child: no system call is needed to see a fork. */
+static int mark_owner(struct dray *d)
+{
+	void *p = mmap(NULL, sizeof(*d->owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+		       -1, 0);
+
+	if (p == MAP_FAILED)
+		return -errno;
+	if (madvise(p, sizeof(*d->owner), MADV_WIPEONFORK) < 0)
+		d->owner_pid = getpid();
+	d->owner = p;
+	*d->owner = 1;
+	return 0;
+}
+
+static int make_fds(struct dray *d)
+{
+	struct epoll_event ev = { .events = EPOLLIN, .data.u32 = ENGINE_TIMER };
+
+	d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (d->epoll_fd < 0)
+		return -errno;
+	d->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (d->timer_fd < 0)
+		return -errno;
+	return epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->timer_fd, &ev) < 0 ? -errno : 0;
+}
+
+static int make_buffers(struct dray *d)
+{
+	d->out = malloc(DMSG_MESSAGE_MAX);
+	d->in = malloc(DMSG_MESSAGE_MAX);
+	d->ops = malloc((size_t)DMSG_OPS_INLINE_MAX * DMSG_OP_SIZE);
+	return d->out && d->in && d->ops ? 0 : -ENOMEM;
+}
+
+static void handle_free(struct dray *d)
+{
+	uint32_t cursor = 0;
+	struct region *g;
+
+	dc_session_free(d);
+	dc_requests_deinit(&d->requests);
+	while ((g = dray_handles_next(&d->regions, &cursor, NULL)))
+		dc_region_free(d, g);
+	dray_handles_deinit(&d->regions);
+	dc_remotes_free(d);
+	dc_events_free(d);
+	dray_close(d->timer_fd);
+	dray_close(d->epoll_fd);
+	free(d->message);
+	free(d->token);
+	free(d->out);
+	free(d->in);
+	free(d->ops);
+	if (d->owner)
+		munmap((void *)(uintptr_t)d->owner, sizeof(*d->owner));
+	free(d);
+}
+
+static struct dray *handle_new(void)
+{
+	struct dray *d = calloc(1, sizeof(*d));
+
+	if (!d)
+		return NULL;
+	d->epoll_fd = d->timer_fd = d->sock = -1;
+	d->timer_at = INT64_MAX;
+	d->ring = RING_NULL;
+	d->state = SESSION_DOWN;
+	dc_requests_init(&d->requests);
+	dray_handles_init(&d->regions, REGIONS_MAX);
+	dray_handles_init(&d->remotes, REMOTES_MAX);
+	dray_list_init(&d->events);
+	return d;
+}
+
+static bool settled(struct dray *d, const void *arg)
+{
+	return dc_session_is_up(d) || d->state == SESSION_CLOSED;
+}
+
+static int open_session(struct dray *d)
+{
+	/* a little longer than the attempt itself, whose own end says more */
+	int64_t until = dray_now().ns + d->connect_ns + 10 * DRAY_NS_PER_MS;
+
+	dc_engine_wait(d, settled, NULL, until);
+	if (dc_session_is_up(d))
+		return 0;
+	if (d->state == SESSION_CLOSED || d->error.code)
+		return -d->error.code;
+	return dc_fail(d, DRAY_E_TIMEOUT, "no answer from the agent at %s", d->address.sun_path);
+}
+
+int dray_connect(const struct dray_options *options, struct dray **ret, char *why, size_t why_size)
+{
+	static const struct dray_options defaults;
+	struct dray *d = handle_new();
+	int error;
+
+	if (why && why_size)
+		*why = '\0';
+	if (!d)
+		return -DRAY_E_NO_MEMORY;
+	error = take_options(d, options ? options : &defaults);
+	if (!error) {
+		int r = mark_owner(d);
+
+		r = r ? r : make_fds(d);
+		r = r ? r : make_buffers(d);
+		if (r)
+			error = dc_fail(d, dc_code_of_errno(r), "%s", dray_errno_text(r));
+	}
+	if (!error)
+		error = open_session(d);
+	if (error) {
+		if (why && why_size)
+			snprintf(why, why_size, "%s", d->error.msg);
+		handle_free(d);
+		return error;
+	}
+	dc_engine_leave(d);
+	*ret = d;
+	return 0;
+}
+
+void dray_disconnect(struct dray *d)
+{
+	if (d)
+		handle_free(d);
+}
+
+int dray_get_info(const struct dray *d, struct dray_info *ret)
+{
+	int error = dc_enter(d);
+
+	if (error)
+		return error;
+	*ret = (struct dray_info){
+		.connected = dc_session_is_up(d),
+		.session = d->session,
+		.incarnation = d->incarnation,
+		.segment = d->segment,
+		.version = d->version,
+		.ring_entries = d->ring.base ? d->ring.sq_entries : 0,
+		.arena_bytes = d->arena_bytes,
+		.in_flight = (size_t)d->requests.in_flight_n + d->requests.queued_n,
+		.completions = d->requests.done_n,
+		.events = d->events_n,
+	};
+	memcpy(ret->agent_id, d->agent_id, sizeof(ret->agent_id));
+	return 0;
+}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session's arena and its submission and completion rings.
+
+Python has no atomics. What stands in for them:
+
+- A ring word is read and written through a memoryview of format "I" on a mapping. CPython copies one aligned word with
+  one 4-byte move (struct.pack_into would store byte by byte), so a word is never seen half written.
+- x86-64 keeps stores in order, and loads in order, so the entry is in place before the tail that announces it,
+  and a completion is read after the tail that announced it. Other processors do not promise that: there
+  rings answer Unsupported, and transfers go over the socket and the arena, where the system call orders them.
+- The one order x86-64 does not keep is a store before a later load, which "store the tail, then look whether the
+  agent sleeps" needs. So nobody looks: every submission rings the doorbell, one write for each batch.
+- On the way back, client_sleeping stays 1: each completion rings our doorbell, and none can be missed. The word is stored again
+  before each recv() of the doorbell, whose locked instructions in the kernel order it before the
+  look at the completion tail, should an agent clear it.
+"""
+
+import mmap
+import os
+import platform
+import socket
+
+from . import _schema as s
+from . import errors
+
+TSO = platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+class Arena:
+    """Memory shared with the agent, handed out in pieces: first fit, neighbours merged when freed."""
+
+    def __init__(self, fd, size):
+        self.map = mmap.mmap(fd, size)
+        os.close(fd)
+        self.view = memoryview(self.map)
+        self.size = size
+        self.free = [(0, size)]  # by offset
+
+    def put(self, *parts):
+        """Copies the parts one after the other; returns (offset, size) for give_back()."""
+        need = max(-(-sum(map(len, parts)) // 64), 1) * 64
+        for i, (start, size) in enumerate(self.free):
+            if size >= need:
+                break
+        else:
+            raise errors.Busy("the arena is full: wait for transfers to end, or open a larger one")
+        self.free[i:i + 1] = [(start + need, size - need)] if size > need else []
+        at = start
+        for part in parts:
+            self.view[at:at + len(part)] = part
+            at += len(part)
+        return start, need
+
+    def give_back(self, piece):
+        merged = []
+        for start, size in sorted([*self.free, piece]):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self.free = merged
+
+    def close(self):
+        self.view.release()
+        self.map.close()
+
+
+class Ring:
+    """Submission and completion rings. The client keeps the books; this moves entries."""
+
+    def __init__(self, reply, ring_fd, doorbell_fd, completion_fd):
+        self.doorbell = doorbell_fd  # eventfd; we only write it
+        self.completion = socket.socket(fileno=completion_fd)
+        self.ended = self.unwatched = False  # the agent closed its end; the client no longer polls ours
+        self.map = mmap.mmap(ring_fd, reply.ring_bytes)
+        os.close(ring_fd)
+        self.bytes = memoryview(self.map)
+        self.words = self.bytes[:s.RING_SIZE].cast("I")
+        self.sq_entries = reply.sq_entries
+        self.cq_entries = reply.cq_entries
+        self.sq_offset = self._word(s.RING_SQ_OFFSET)
+        self.cq_offset = self._word(s.RING_CQ_OFFSET)
+        if self._word(s.RING_MAGIC) != s.MAGIC_RING:
+            raise errors.Protocol("the agent's ring does not start with its magic number")
+        self.tail = self._word(s.RING_SQ_TAIL)
+        self.head = self._word(s.RING_CQ_HEAD)
+        self._store(s.RING_CLIENT_SLEEPING, 1)
+
+    def _word(self, offset):
+        return self.words[offset >> 2]
+
+    def _store(self, offset, value):
+        self.words[offset >> 2] = value
+
+    def push(self, **fields):
+        """Fills the next submission entry; the agent sees it at once, and for certain after ring_doorbell()."""
+        if (self.tail - self._word(s.RING_SQ_HEAD)) & 0xffffffff >= self.sq_entries:
+            raise errors.Busy("the submission ring is full: wait for transfers to end")
+        at = self.sq_offset + (self.tail & (self.sq_entries - 1)) * s.SQE.size
+        entry = s.SQE.pack(*(fields.get(name, 0) for name in s.Sqe._fields))
+        self.bytes[at:at + s.SQE.size] = entry
+        self.tail = (self.tail + 1) & 0xffffffff
+        self._store(s.RING_SQ_TAIL, self.tail)
+
+    def ring_doorbell(self):
+        os.eventfd_write(self.doorbell, 1)
+
+    def completions(self):
+        """Takes what is there."""
+        self._store(s.RING_CLIENT_SLEEPING, 1)
+        try:
+            while self.completion.recv(4096, socket.MSG_DONTWAIT):
+                pass
+            self.ended = True  # the session's socket tells what became of the agent
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+        tail = self._word(s.RING_CQ_TAIL)
+        if (tail - self.head) & 0xffffffff > self.cq_entries:
+            raise errors.Protocol("the agent's completion tail is further ahead than the ring is long")
+        while self.head != tail:
+            at = self.cq_offset + (self.head & (self.cq_entries - 1)) * s.CQE.size
+            entry = s.Cqe._make(s.CQE.unpack_from(self.bytes, at))
+            self.head = (self.head + 1) & 0xffffffff
+            self._store(s.RING_CQ_HEAD, self.head)
+            yield entry
+
+    def nudge(self):
+        """After completions were taken: what the agent left lying, for want of room to complete it, it looks at again."""
+        if self._word(s.RING_SQ_HEAD) != self.tail:
+            self.ring_doorbell()
+
+    def close(self):
+        self.words.release()
+        self.bytes.release()
+        self.map.close()
+        self.completion.close()
+        os.close(self.doorbell)

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/request.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/internal.h"
+
+/* Kept for the next; more than are in flight at most times. */
+#define FREE_MAX 1024
+
+void dc_requests_init(struct requests *q)
+{
+	*q = (struct requests){ 0 };
+	q->control_max = REQUESTS_CONTROL_MAX;
+	dray_handles_init(&q->table, REQUESTS_MAX);
+	dray_list_init(&q->queued);
+	dray_list_init(&q->sent);
+	dray_list_init(&q->held);
+	dray_list_init(&q->callbacks);
+	dray_list_init(&q->done);
+	dray_list_init(&q->free);
+}
+
+static void contents_free(struct request *r)
+{
+	free(r->message);
+	free(r->data);
+	free(r->token);
+	r->message = r->data = NULL;
+	r->token = NULL;
+}
+
+static void list_free(struct dray_list *l)
+{
+	dray_list_for_each(l, r, struct request, link) {
+		dray_list_del(&r->link);
+		contents_free(r);
+		free(r);
+	}
+}
+
+void dc_requests_deinit(struct requests *q)
+{
+	list_free(&q->queued);
+	list_free(&q->sent);
+	list_free(&q->held);
+	list_free(&q->callbacks);
+	list_free(&q->done);
+	list_free(&q->free);
+	dray_handles_deinit(&q->table);
+}
+
+struct request *dc_request_new(struct dray *d, uint16_t type, void *arg)
+{
+	struct requests *q = &d->requests;
+	struct request *r = dray_list_first(&q->free, struct request, link);
+	uint64_t id;
+
+	if (r) {
+		dray_list_del(&r->link);
+		q->free_n--;
+	} else {
+		r = malloc(sizeof(*r));
+		if (!r)
+			return NULL;
+	}
+	*r = (struct request){ .type = type, .arg = arg };
+	dray_list_init(&r->link);
+	if (dray_handles_add(&q->table, r, &id) < 0) {
+		free(r);
+		return NULL;
+	}
+	r->id = id;
+	return r;
+}
+
+/* Leaves whatever list it is on. */
+static void unlist(struct dray *d, struct request *r)
+{
+	struct requests *q = &d->requests;
+	bool listed = !dray_list_empty(&r->link);
+
+	if (r->state == REQUEST_SENT && r->type != DMSG_TRANSFER)
+		q->control_n--;
+	if (r->state == REQUEST_SENT || r->state == REQUEST_HELD)
+		q->in_flight_n--;
+	else if (r->state == REQUEST_QUEUED && listed)
+		q->queued_n--;
+	else if (r->state == REQUEST_ENDED && listed && !r->done)
+		q->done_n--;
+	dray_list_del(&r->link);
+}
+
+void dc_request_free(struct dray *d, struct request *r)
+{
+	struct requests *q = &d->requests;
+
+	unlist(d, r);
+	dray_handles_del(&q->table, r->id);
+	contents_free(r);
+	if (q->free_n < FREE_MAX) {
+		dray_list_add_front(&q->free, &r->link);
+		q->free_n++;
+	} else {
+		free(r);
+	}
+}
+
+struct request *dc_request_refuse(struct dray *d, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	d->error.code = code;
+	va_start(ap, fmt);
+	vsnprintf(d->error.msg, sizeof(d->error.msg), fmt, ap);
+	va_end(ap);
+	return NULL;
+}
+
+bool dc_requests_admit(struct dray *d)
+{
+	if (dc_enter(d))
+		return dc_request_refuse(d, DRAY_E_OUT_OF_ORDER, "a forked child");
+	if (d->requests.queued_n < REQUESTS_QUEUED_MAX)
+		return true;
+	return dc_request_refuse(d, DRAY_E_BUSY, "%d requests wait to be sent",
+				 REQUESTS_QUEUED_MAX);
+}
+
+struct request *dc_request_start(struct dray *d, uint16_t type, void *arg)
+{
+	struct request *r = dc_request_new(d, type, arg);
+
+	return r ? r : dc_request_refuse(d, DRAY_E_NO_MEMORY, "no memory for another request");
+}
+
+struct request *dc_request_go(struct dray *d, struct request *r)
+{
+	if (d->state == SESSION_CLOSED) {
+		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, d->break_text, strlen(d->break_text));
+		return r;
+	}
+	dc_request_queue(d, r);
+	dc_requests_flush(d);
+	return r;
+}
+
+int dc_request_told(const struct dray *d, const struct request *r, uint64_t *ret_id)
+{
+	if (!r)
+		return -d->error.code;
+	if (ret_id)
+		*ret_id = r->id;
+	return 0;
+}
+
+void dc_request_queue(struct dray *d, struct request *r)
+{
+	dray_list_add(&d->requests.queued, &r->link);
+	d->requests.queued_n++;
+}
+
+void dc_request_sent(struct dray *d, struct request *r)
+{
+	unlist(d, r);
+	r->state = REQUEST_SENT;
+	d->requests.in_flight_n++;
+	d->requests.control_n += r->type != DMSG_TRANSFER;
+	dray_list_add(&d->requests.sent, &r->link);
+}
+
+bool dc_request_again(struct dray *d, struct request *r)
+{
+	struct requests *q = &d->requests;
+
+	if (r->type == DMSG_TRANSFER || q->control_n <= 1)
+		return false;
+	unlist(d, r);
+	q->control_max = q->control_n;
+	r->state = REQUEST_QUEUED;
+	dray_list_add_front(&q->queued, &r->link);
+	q->queued_n++;
+	return true;
+}
+
+void dc_request_hold(struct dray *d, struct request *r)
+{
+	unlist(d, r);
+	r->state = REQUEST_HELD;
+	d->requests.in_flight_n++;
+	dray_list_add(&d->requests.held, &r->link);
+}
+
+static char *text_copy(const char *s, size_t n)
+{
+	char *copy = n ? malloc(n + 1) : NULL;
+
+	if (copy) {
+		memcpy(copy, s, n);
+		copy[n] = '\0';
+	}
+	return copy;
+}
+
+/* What hangs on a request, by its type. */
+static void objects_ended(struct dray *d, struct request *r, const char *message, size_t n)
+{
+	switch (r->type) {
+	case DMSG_TRANSFER:
+		dc_transfer_ended(d, r);
+		break;
+	case DMSG_REGION_ADD:
+	case DMSG_REGION_REMOVE:
+		dc_region_ended(d, r, message, n);
+		break;
+	case DMSG_REGION_EXPORT:
+		dc_token_ended(d, r);
+		break;
+	case DMSG_REMOTE_IMPORT:
+	case DMSG_REMOTE_RELEASE:
+		dc_remote_ended(d, r);
+		break;
+	default:
+		break;
+	}
+}
+
+void dc_request_end(struct dray *d, struct request *r, int status, const char *message, size_t n)
+{
+	unlist(d, r);
+	r->state = REQUEST_ENDED;
+	r->status = status;
+	objects_ended(d, r, message, n);
+	if (r->internal || r->abandoned) {
+		dc_request_free(d, r);
+		return;
+	}
+	if (status)
+		r->message = text_copy(message, n);
+	if (r->waited)
+		return;
+	if (r->done) {
+		dray_list_add(&d->requests.callbacks, &r->link);
+		return;
+	}
+	dray_list_add(&d->requests.done, &r->link);
+	d->requests.done_n++;
+}
+
+static enum dray_request public_type(uint16_t type)
+{
+	switch (type) {
+	case DMSG_REGION_ADD:
+		return DRAY_REQUEST_REGION_ADD;
+	case DMSG_REGION_REMOVE:
+		return DRAY_REQUEST_REGION_REMOVE;
+	case DMSG_REGION_EXPORT:
+		return DRAY_REQUEST_EXPORT;
+	case DMSG_REGION_REVOKE:
+		return DRAY_REQUEST_REVOKE;
+	case DMSG_REMOTE_IMPORT:
+		return DRAY_REQUEST_IMPORT;
+	case DMSG_REMOTE_RELEASE:
+		return DRAY_REQUEST_RELEASE;
+	case DMSG_NOTIFY:
+		return DRAY_REQUEST_NOTIFY;
+	default:
+		return DRAY_REQUEST_TRANSFER;
+	}
+}
+
+void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret)
+{
+	free(d->message);
+	free(d->token);
+	d->message = r->message;
+	d->token = r->token;
+	r->message = NULL;
+	r->token = NULL;
+	*ret = (struct dray_completion){
+		.id = r->id,
+		.arg = r->arg,
+		.request = public_type(r->type),
+		.status = r->status,
+		.transport = r->transport,
+		.bytes = r->bytes,
+		.duration_ns = r->duration_ns,
+		.handle = r->type == DMSG_REGION_ADD ? r->region : r->remote,
+		.token = d->token,
+		.message = !r->status ? "" :
+			   d->message ? d->message :
+					dray_strerror(r->status),
+	};
+	dc_request_free(d, r);
+}
+
+void dc_requests_call_back(struct dray *d)
+{
+	if (d->in_callback)
+		return;
+	d->in_callback = true;
+	for (;;) {
+		struct request *r = dray_list_first(&d->requests.callbacks, struct request, link);
+		void (*done)(struct dray *, const struct dray_completion *);
+		struct dray_completion c;
+
+		if (!r)
+			break;
+		done = r->done;
+		dc_request_take(d, r, &c);
+		d->called_back++;
+		done(d, &c);
+	}
+	d->in_callback = false;
+}
+
+int dray_next_completion(struct dray *d, struct dray_completion *ret)
+{
+	struct request *r;
+	int error = dc_enter(d);
+
+	if (error)
+		return error;
+	r = dray_list_first(&d->requests.done, struct request, link);
+	if (!r)
+		return 0;
+	dc_request_take(d, r, ret);
+	return 1;
+}
+
+static bool has_ended(struct dray *d, const void *arg)
+{
+	const struct request *r = arg;
+
+	return r->state == REQUEST_ENDED;
+}
+
+/* With a callback of its own, should it have one. */
+static void take_waited(struct dray *d, struct request *r, struct dray_completion *ret)
+{
+	void (*done)(struct dray *, const struct dray_completion *) = r->done;
+
+	dc_request_take(d, r, ret);
+	if (!done)
+		return;
+	done(d, ret);
+	/* the callback may have taken others, and their text is in place of ours */
+	ret->message = ret->status ? dray_strerror(ret->status) : "";
+}
+
+int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completion *ret)
+{
+	struct request *r;
+	bool ended;
+	int error = dc_enter(d);
+
+	if (error)
+		return error;
+	r = dray_handles_get(&d->requests.table, id);
+	if (!r || r->internal || r->abandoned || r->waited)
+		return dc_fail(d, DRAY_E_NOT_FOUND, "no such request, or its completion was taken");
+	r->waited = true;
+	d->must_read++;
+	ended = r->state == REQUEST_ENDED ||
+		dc_engine_wait(d, has_ended, r, dc_engine_until(timeout_ms));
+	d->must_read--;
+	if (ended)
+		take_waited(d, r, ret);
+	else
+		r->waited = false;
+	dc_engine_leave(d);
+	return ended ? 0 :
+		       dc_fail(d, DRAY_E_TIMEOUT, "the request has not ended in %d ms", timeout_ms);
+}
+
+int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
+		    struct dray_completion *ret)
+{
+	int64_t until = dray_now().ns + d->request_ns + extra_ms * DRAY_NS_PER_MS;
+	bool ended;
+	int error = 0;
+
+	*ret = (struct dray_completion){ 0 };
+	if (!r)
+		return -d->error.code;
+	r->waited = true;
+	d->must_read++;
+	ended = r->state == REQUEST_ENDED || dc_engine_wait(d, has_ended, r, until);
+	d->must_read--;
+	if (!ended && r->state == REQUEST_QUEUED) {
+		dc_request_end(d, r, -DRAY_E_TIMEOUT, NULL, 0);
+		ended = true;
+	}
+	if (ended) {
+		dc_request_take(d, r, ret);
+		if (ret->status)
+			error = dc_fail(d, -ret->status, "%s", ret->message);
+	} else {
+		r->abandoned = true;
+		error = dc_fail(d, DRAY_E_TIMEOUT, "the agent has not answered in time");
+	}
+	dc_engine_leave(d);
+	return error;
+}

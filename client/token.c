@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base64url.h"
+
+#define PREFIX "dray1:"
+#define PREFIX_N (sizeof(PREFIX) - 1)
+
+_Static_assert(PREFIX_N + DRAY_BASE64URL_LEN(DMSG_TOKEN_MAX) < DRAY_TOKEN_TEXT_MAX,
+	       "every token has its text");
+_Static_assert(DRAY_TOKEN_MAX == DMSG_TOKEN_MAX, "as the schema has it");
+
+int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *ret)
+{
+	if (!bytes || !length || length > DRAY_TOKEN_MAX)
+		return -DRAY_E_TOKEN_INVALID;
+	*ret = (struct dray_token){ .length = (uint32_t)length };
+	memcpy(ret->data, bytes, length);
+	memcpy(ret->text, PREFIX, PREFIX_N);
+	dray_base64url_encode(ret->data, length, ret->text + PREFIX_N);
+	return 0;
+}
+
+int dray_token_parse(const char *text, struct dray_token *ret)
+{
+	uint8_t data[DRAY_TOKEN_MAX];
+	long n;
+
+	if (!text || strncmp(text, PREFIX, PREFIX_N) != 0)
+		return -DRAY_E_TOKEN_INVALID;
+	n = dray_base64url_decode(text + PREFIX_N, strlen(text + PREFIX_N), data, sizeof(data));
+	return n <= 0 ? -DRAY_E_TOKEN_INVALID : dray_token_from_bytes(data, (size_t)n, ret);
+}
+
+int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m)
+{
+	r->number = m->token_id;
+	r->token = malloc(sizeof(*r->token));
+	if (!r->token)
+		return -DRAY_E_NO_MEMORY;
+	if (dray_token_from_bytes(m->token.p, m->token.n, r->token) < 0)
+		return -DRAY_E_PROTOCOL;
+	r->token->id = m->token_id;
+	r->token->epoch = d->epoch;
+	return 0;
+}
+
+/* A token that its caller will never see is taken back. */
+void dc_token_ended(struct dray *d, struct request *r)
+{
+	struct request *revoke;
+
+	if ((!r->abandoned && !r->status) || !r->number || d->broken)
+		return;
+	revoke = dc_request_new(d, DMSG_REGION_REVOKE, NULL);
+	if (!revoke)
+		return; /* goes with the session */
+	revoke->internal = true;
+	revoke->region = r->region;
+	revoke->number = r->number;
+	dc_request_queue(d, revoke);
+}
+
+static struct request *start_export(struct dray *d, dray_region region,
+				    const struct dray_export *what, void *arg)
+{
+	static const struct dray_export whole;
+	struct region *g;
+	struct request *r;
+
+	if (!dc_requests_admit(d))
+		return NULL;
+	g = dc_region_get(d, region);
+	if (!g)
+		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such region");
+	if (!what)
+		what = &whole;
+	if (!what->length && (g->borrowed || what->offset >= g->length))
+		return dc_request_refuse(d, DRAY_E_RANGE,
+					 "the range is empty, or its end unknown here");
+	r = dc_request_start(d, DMSG_REGION_EXPORT, arg);
+	if (!r)
+		return NULL;
+	r->region = region;
+	r->what = (struct dmsg_region_export){
+		.offset = what->offset,
+		.length = what->length ? what->length : g->length - what->offset,
+		.access = (uint16_t)(what->access ? what->access : g->access),
+		.flags = what->single_use ? DMSG_EXPORT_FLAG_SINGLE_USE : 0,
+		.ttl_ms = what->ttl_ms,
+	};
+	memcpy(r->what.audience, what->audience, sizeof(r->what.audience));
+	return dc_request_go(d, r);
+}
+
+int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
+			     void *arg, uint64_t *ret_id)
+{
+	return dc_request_told(d, start_export(d, region, what, arg), ret_id);
+}
+
+int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
+		       struct dray_token *ret)
+{
+	struct dray_completion c;
+	int error = dc_request_wait(d, start_export(d, region, what, NULL), 0, &c);
+
+	if (!error)
+		*ret = *c.token;
+	return error;
+}
+
+static struct request *start_revoke(struct dray *d, dray_region region,
+				    const struct dray_token *token, void *arg)
+{
+	struct request *r;
+
+	if (!dc_requests_admit(d))
+		return NULL;
+	if (!dc_region_get(d, region))
+		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such region");
+	/* its number may be another token's now */
+	if (token && token->epoch != d->epoch)
+		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "the token is of an earlier session");
+	r = dc_request_start(d, DMSG_REGION_REVOKE, arg);
+	if (!r)
+		return NULL;
+	r->region = region;
+	r->number = token ? token->id : 0;
+	return dc_request_go(d, r);
+}
+
+int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,
+			     void *arg, uint64_t *ret_id)
+{
+	return dc_request_told(d, start_revoke(d, region, token, arg), ret_id);
+}
+
+int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token)
+{
+	struct dray_completion c;
+
+	return dc_request_wait(d, start_revoke(d, region, token, NULL), 0, &c);
+}
