@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/args.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "lib/nearest.h"
+#include "lib/time.h"
+#include "lib/units.h"
+
+#define CONTROL_DEFAULT "/run/dray/control.sock"
+#define TIMEOUT_DEFAULT_NS (5 * DRAY_NS_PER_SEC)
+
+const struct ctl_option ctl_options[CTL_OPTION_N] = {
+	[CTL_OPTION_CONTROL] = { "--control", "PATH",
+				 "control socket; $DRAY_CONTROL_SOCKET, else " CONTROL_DEFAULT },
+	[CTL_OPTION_JSON] = { "--json", NULL, "JSON, as schema/ctl says" },
+	[CTL_OPTION_PLAIN] = { "--plain", NULL, "values in plain units, separated by tabs" },
+	[CTL_OPTION_NO_COLOR] = { "--no-color", NULL, "no colour, even on a terminal" },
+	[CTL_OPTION_TIMEOUT] = { "--timeout", "DURATION", "longest wait for an answer; 5s" },
+	[CTL_OPTION_HELP] = { "--help", NULL, "print help, of the verb where one is named" },
+	[CTL_OPTION_VERSION] = { "--version", NULL, "print the version" },
+
+	[CTL_OPTION_WAIT] = { "--wait", NULL, "return when the agent is drained" },
+	[CTL_OPTION_LIMIT] = { "--timeout", "DURATION",
+			       "stop what is in flight after this; agent.drain_timeout" },
+	[CTL_OPTION_STAY] = { "--stay", NULL, "the agent stays, drained, instead of exiting" },
+
+	[CTL_OPTION_SOCKET] = { "--socket", "PATH", "data socket; $DRAY_SOCKET, else libdray's" },
+	[CTL_OPTION_SIZE] = { "--size", "SIZE", "bytes of an operation; 1MiB" },
+	[CTL_OPTION_OPS] = { "--ops", "N", "operations of a transfer; 1" },
+	[CTL_OPTION_BATCH] = { "--batch", "N", "transfers in flight at once; 8" },
+	[CTL_OPTION_COUNT] = { "--count", "N", "end after so many transfers" },
+	[CTL_OPTION_DURATION] = { "--duration", "DURATION", "end after this long; 2s" },
+	[CTL_OPTION_DIRECTION] = { "--direction", "read|write", "which way; read" },
+	[CTL_OPTION_CLASS] = { "--class", "bulk|latency", "priority class; bulk" },
+	[CTL_OPTION_MEMORY] = { "--memory", "SIZE",
+				"memory at each end; 256MiB, or more where that is too little" },
+	[CTL_OPTION_TOKEN] = { "--token", "TOKEN",
+			       "the other end is what a --serve printed; - reads it from stdin" },
+	[CTL_OPTION_SERVE] = { "--serve", NULL,
+			       "export memory, print its token, and serve until stdin closes" },
+};
+
+static bool is_own(const struct ctl_verb *verb, enum ctl_option_id id)
+{
+	for (unsigned i = 0; verb && verb->options[i] >= CTL_OPTION_GLOBAL_N; i++)
+		if (verb->options[i] == id)
+			return true;
+	return false;
+}
+
+/* A verb's own option before a global one of the same name. CTL_OPTION_N: there is none. */
+static enum ctl_option_id option_find(const struct ctl_verb *verb, const char *arg, size_t n)
+{
+	enum ctl_option_id found = CTL_OPTION_N;
+
+	for (int i = 0; i < CTL_OPTION_N; i++) {
+		enum ctl_option_id id = (enum ctl_option_id)i;
+
+		if (strncmp(arg, ctl_options[i].name, n) || ctl_options[i].name[n])
+			continue;
+		if (is_own(verb, id))
+			return id;
+		if (i < CTL_OPTION_GLOBAL_N)
+			found = id;
+	}
+	return found;
+}
+
+static int unknown_option(const struct ctl_verb *verb, const char *arg, size_t n,
+			  struct ctl_err *reterr)
+{
+	char word[64];
+	struct dray_nearest nearest = DRAY_NEAREST(word);
+
+	snprintf(word, sizeof(word), "%.*s", (int)(n < 60 ? n : 60), arg);
+	for (int i = 0; i < CTL_OPTION_N; i++) {
+		const char *name = ctl_options[i].name;
+
+		if (i < CTL_OPTION_GLOBAL_N || is_own(verb, (enum ctl_option_id)i)) {
+			dray_nearest_offer(&nearest, name);
+			continue;
+		}
+		for (unsigned v = 0; n == strlen(name) && !strncmp(arg, name, n) && v < ctl_verbs_n;
+		     v++)
+			if (is_own(&ctl_verbs[v], (enum ctl_option_id)i))
+				return ctl_err_set(reterr, CTL_EXIT_USAGE,
+						   "%s is an option of drayctl %s, and comes after "
+						   "that word",
+						   word, ctl_verbs[v].name);
+	}
+	if (nearest.best)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "unknown option %s, did you mean %s?",
+				   word, nearest.best);
+	return ctl_err_set(reterr, CTL_EXIT_USAGE,
+			   "unknown option %s; drayctl %s%s--help lists all", word,
+			   verb ? verb->name : "", verb ? " " : "");
+}
+
+static int option_take(struct ctl *c, const struct ctl_verb *verb, int argc, char *const *argv,
+		       int *i, struct ctl_err *reterr)
+{
+	const char *arg = strcmp(argv[*i], "-h") ? argv[*i] : "--help", *value = NULL;
+	size_t n = strcspn(arg, "=");
+	enum ctl_option_id id = option_find(verb, arg, n);
+	const struct ctl_option *o;
+
+	if (id == CTL_OPTION_N)
+		return unknown_option(verb, arg, n, reterr);
+	o = &ctl_options[id];
+	if (arg[n])
+		value = arg + n + 1;
+	if (!o->value && value)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s takes no value", o->name);
+	if (o->value && !value && *i + 1 >= argc)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s needs a value, %s", o->name,
+				   o->value);
+	if (o->value && !value)
+		value = argv[++*i];
+	c->values[id] = value ? value : "";
+	return 0;
+}
+
+static int word_take(struct ctl *c, const struct ctl_verb **verb, const char *word,
+		     struct ctl_err *reterr)
+{
+	const char *nearest;
+
+	if (*verb && c->n_args < (*verb)->max_args) {
+		c->args[c->n_args++] = word;
+		return 0;
+	}
+	if (*verb)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "drayctl %s takes %s, and \"%.60s\" is %s", (*verb)->name,
+				   (*verb)->max_args ? "one argument" : "no argument", word,
+				   (*verb)->max_args ? "another" : "one");
+	*verb = ctl_verb_find(word, &nearest);
+	if (*verb)
+		return 0;
+	if (nearest)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "unknown verb %.60s, did you mean %s?",
+				   word, nearest);
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "unknown verb %.60s; drayctl --help lists all",
+			   word);
+}
+
+int ctl_args_parse(struct ctl *c, int argc, char *const *argv, const struct ctl_verb **ret_verb,
+		   struct ctl_err *reterr)
+{
+	const struct ctl_verb *verb = NULL;
+	bool words_only = false;
+
+	for (int i = 1; i < argc; i++) {
+		int ret;
+
+		if (!words_only && !strcmp(argv[i], "--")) {
+			words_only = true;
+			continue;
+		}
+		if (!words_only && argv[i][0] == '-' && argv[i][1])
+			ret = option_take(c, verb, argc, argv, &i, reterr);
+		else
+			ret = word_take(c, &verb, argv[i], reterr);
+		if (ret < 0)
+			return ret;
+	}
+	*ret_verb = verb;
+	c->control = c->values[CTL_OPTION_CONTROL];
+	if (!c->control)
+		c->control = c->env->control && *c->env->control ? c->env->control :
+								   CONTROL_DEFAULT;
+	if (!*c->control)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--control needs a path");
+	if (c->values[CTL_OPTION_JSON] && c->values[CTL_OPTION_PLAIN])
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--json and --plain exclude each other");
+	c->format = c->values[CTL_OPTION_JSON]  ? CTL_JSON :
+		    c->values[CTL_OPTION_PLAIN] ? CTL_PLAIN :
+						  CTL_TEXT;
+	c->color = c->env->color && !c->values[CTL_OPTION_NO_COLOR];
+	return ctl_option_span(c, CTL_OPTION_TIMEOUT, DRAY_NS_PER_MS, 3600 * DRAY_NS_PER_SEC,
+			       TIMEOUT_DEFAULT_NS, &c->timeout_ns, reterr);
+}
+
+/* --- values ------------------------------------------------------------------------------------- */
+
+static int out_of_range(const struct ctl *c, enum ctl_option_id id, const char *min,
+			const char *max, struct ctl_err *reterr)
+{
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s: %s to %s is allowed",
+			   ctl_options[id].name, c->values[id], min, max);
+}
+
+int ctl_option_count(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
+		     int64_t def, int64_t *ret, struct ctl_err *reterr)
+{
+	char a[24], b[24];
+
+	*ret = def;
+	if (!c->values[id])
+		return 0;
+	if (dray_int_parse(c->values[id], 0, ret) == 0 && *ret >= min && *ret <= max)
+		return 0;
+	snprintf(a, sizeof(a), "%lld", (long long)min);
+	snprintf(b, sizeof(b), "%lld", (long long)max);
+	return out_of_range(c, id, a, b, reterr);
+}
+
+int ctl_option_size(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
+		    int64_t def, int64_t *ret, struct ctl_err *reterr)
+{
+	char a[32], b[32];
+
+	*ret = def;
+	if (!c->values[id] ||
+	    (dray_size_parse(c->values[id], ret) == 0 && *ret >= min && *ret <= max))
+		return 0;
+	return out_of_range(c, id, dray_size_show(min, a, sizeof(a)),
+			    dray_size_show(max, b, sizeof(b)), reterr);
+}
+
+int ctl_option_span(const struct ctl *c, enum ctl_option_id id, int64_t min_ns, int64_t max_ns,
+		    int64_t def_ns, int64_t *ret_ns, struct ctl_err *reterr)
+{
+	char a[32], b[32];
+
+	*ret_ns = def_ns;
+	if (!c->values[id] || (dray_duration_parse(c->values[id], ret_ns) == 0 &&
+			       *ret_ns >= min_ns && *ret_ns <= max_ns))
+		return 0;
+	return out_of_range(c, id, dray_duration_show(min_ns, a, sizeof(a)),
+			    dray_duration_show(max_ns, b, sizeof(b)), reterr);
+}
+
+int ctl_option_word(const struct ctl *c, enum ctl_option_id id, const char *const *words, int *ret,
+		    struct ctl_err *reterr)
+{
+	const char *given = c->values[id];
+
+	*ret = 0;
+	for (int i = 0; given && words[i]; i++)
+		if (!strcmp(given, words[i])) {
+			*ret = i;
+			return 0;
+		}
+	if (!given)
+		return 0;
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s: %s is allowed", ctl_options[id].name,
+			   given, ctl_options[id].value);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * drayctl: one verb a run. main.c reads the environment; everything else works on what is here, and
+ * writes to the two streams named here, so that tests can run it in their own process.
+ */
+#ifndef DRAY_CTL_CTL_H
+#define DRAY_CTL_CTL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* Exit statuses, which scripts rely on. */
+enum ctl_exit {
+	CTL_EXIT_OK = 0,
+	CTL_EXIT_FAILED = 1,
+	CTL_EXIT_USAGE = 2,
+	CTL_EXIT_UNREACHABLE = 3, /* no agent there, or it does not answer */
+	CTL_EXIT_REFUSED = 4,     /* the kernel or the agent says no */
+};
+
+/* Why something failed: how to exit, and one sentence. The first one set wins. */
+struct ctl_err {
+	enum ctl_exit exit;
+	char name[96]; /* D-Bus error, or "" */
+	char msg[400];
+};
+
+#define CTL_ERR_NULL ((struct ctl_err){ CTL_EXIT_OK, "", "" })
+
+/* Returns -1. */
+int ctl_err_set(struct ctl_err *e, enum ctl_exit status, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+enum ctl_format { CTL_TEXT, CTL_PLAIN, CTL_JSON };
+
+enum ctl_option_id {
+	/* of every verb */
+	CTL_OPTION_CONTROL,
+	CTL_OPTION_JSON,
+	CTL_OPTION_PLAIN,
+	CTL_OPTION_NO_COLOR,
+	CTL_OPTION_TIMEOUT,
+	CTL_OPTION_HELP,
+	CTL_OPTION_VERSION,
+	CTL_OPTION_GLOBAL_N,
+	/* drain */
+	CTL_OPTION_WAIT = CTL_OPTION_GLOBAL_N,
+	CTL_OPTION_LIMIT,
+	CTL_OPTION_STAY,
+	/* bench */
+	CTL_OPTION_SOCKET,
+	CTL_OPTION_SIZE,
+	CTL_OPTION_OPS,
+	CTL_OPTION_BATCH,
+	CTL_OPTION_COUNT,
+	CTL_OPTION_DURATION,
+	CTL_OPTION_DIRECTION,
+	CTL_OPTION_CLASS,
+	CTL_OPTION_MEMORY,
+	CTL_OPTION_TOKEN,
+	CTL_OPTION_SERVE,
+	CTL_OPTION_N
+};
+
+/* What main.c found around it. */
+struct ctl_env {
+	const char *control; /* $DRAY_CONTROL_SOCKET, or NULL */
+	const char *socket;  /* $DRAY_SOCKET, or NULL */
+	bool color;          /* a terminal that wants it */
+	int in;              /* standard input */
+};
+
+#define CTL_ARGS_MAX 2
+
+struct ctl {
+	const struct ctl_env *env;
+	FILE *out, *err;
+	const char *control; /* path of the control socket */
+	enum ctl_format format;
+	bool color;
+	int64_t timeout_ns; /* of each call */
+	/* as given: NULL, the value, or "" for options that take none */
+	const char *values[CTL_OPTION_N];
+	const char *args[CTL_ARGS_MAX]; /* of the verb */
+	unsigned n_args;
+};
+
+struct ctl_verb {
+	const char *name;
+	const char *args; /* what follows the name, for the help; "" for nothing */
+	const char *help; /* one line */
+	const char *example;
+	int (*fn)(struct ctl *c); /* returns the exit status */
+	unsigned max_args;
+	enum ctl_option_id options[12]; /* its own; ends with a global one */
+};
+
+extern const struct ctl_verb ctl_verbs[];
+extern const unsigned ctl_verbs_n;
+
+/* The whole program; returns its exit status. */
+int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv);
+
+/* Says why, on the error stream; returns the exit status. */
+int ctl_fail(struct ctl *c, const struct ctl_err *e);
+
+/* The verbs. */
+int ctl_status(struct ctl *c);
+int ctl_sessions(struct ctl *c);
+int ctl_regions(struct ctl *c);
+int ctl_peers(struct ctl *c);
+int ctl_transfers(struct ctl *c);
+int ctl_drain(struct ctl *c);
+int ctl_bench(struct ctl *c);
+int ctl_version(struct ctl *c);
+int ctl_help(struct ctl *c);
+
+#endif

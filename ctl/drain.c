@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* drain: asks for it, and may wait for the end. */
+#include <errno.h>
+#include <string.h>
+
+#include "ctl/args.h"
+#include "ctl/bus.h"
+#include "ctl/json.h"
+#include "ctl/rows.h"
+#include "lib/err.h"
+#include "lib/time.h"
+
+/* A silent agent is asked for its state this often: signals alone do not tell that it is stopped. */
+#define LOOK_NS (1 * DRAY_NS_PER_SEC)
+#define DRAIN_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
+#define DRAINED "drained"
+
+struct drain {
+	bool drained;
+	bool already; /* it was under way, or done */
+	bool gone;    /* the agent has ended */
+};
+
+static int hear_state(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct drain *d = userdata;
+	const char *old, *new;
+
+	if (sd_bus_message_read(m, "ss", &old, &new) > 0 && !strcmp(new, DRAINED))
+		d->drained = true;
+	return 0;
+}
+
+/* 0, also where it is draining already: what was asked for happens. */
+static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t limit_ns,
+		     struct ctl_err *reterr)
+{
+	int64_t ms = (limit_ns + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
+	sd_bus_message *m, *reply = NULL;
+	int ret;
+
+	ret = ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, DRAY_DBUS_METHOD_DRAIN, &m, reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_append(m, "ub", (uint32_t)ms, c->values[CTL_OPTION_STAY] != NULL);
+	if (ret < 0) {
+		sd_bus_message_unref(m);
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "drain: %s", dray_errno_text(ret));
+	}
+	ret = ctl_bus_call(b, m, &reply, reterr);
+	sd_bus_message_unref(reply);
+	if (ret < 0 && !strcmp(reterr->name, "dev.dray.Error.Draining")) {
+		*reterr = CTL_ERR_NULL;
+		d->already = true;
+		return 0;
+	}
+	return ret;
+}
+
+static int state_look(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+{
+	sd_bus_message *m, *reply = NULL;
+	struct ctl_value state;
+	int ret;
+
+	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "Get", &m, reterr) < 0)
+		return -1;
+	ret = sd_bus_message_append(m, "ss", DRAY_DBUS_INTERFACE, DRAY_DBUS_PROPERTY_STATE);
+	if (ret < 0) {
+		sd_bus_message_unref(m);
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "drain: %s", dray_errno_text(ret));
+	}
+	ret = ctl_bus_call(b, m, &reply, reterr);
+	if (ret < 0)
+		return ret;
+	ret = ctl_value_read(reply, "s", &state);
+	if (ret >= 0 && !strcmp(state.s, DRAINED))
+		d->drained = true;
+	sd_bus_message_unref(reply);
+	return ret < 0 ? ctl_bus_bad_reply(reterr, "State", ret) : 0;
+}
+
+/*
+ * Until it is drained or gone. How long that takes is the agent's to say, by its limit; here only its silence
+ * ends the wait.
+ */
+static int drain_wait(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+{
+	while (!d->drained) {
+		int64_t look = dray_now().ns + LOOK_NS, left;
+
+		while (!d->drained && (left = look - dray_now().ns) > 0) {
+			if (ctl_bus_turn(b, left) >= 0)
+				continue;
+			d->gone = true;
+			return 0;
+		}
+		if (d->drained || state_look(b, d, reterr) == 0)
+			continue;
+		/* it may end between the question and the answer */
+		if (sd_bus_is_open(b->bus) > 0 || d->drained)
+			return d->drained ? 0 : -1;
+		*reterr = CTL_ERR_NULL;
+		d->gone = true;
+		return 0;
+	}
+	return 0;
+}
+
+static void drain_print(struct ctl *c, const struct drain *d)
+{
+	const char *state = d->drained ? DRAINED : "draining";
+	struct ctl_json j = CTL_JSON(c->out);
+
+	switch (c->format) {
+	case CTL_JSON:
+		ctl_json_object(&j, NULL);
+		ctl_json_string(&j, "state", state);
+		ctl_json_bool(&j, "already", d->already);
+		ctl_json_end(&j);
+		break;
+	case CTL_PLAIN:
+		fprintf(c->out, "%s\n", state);
+		break;
+	case CTL_TEXT:
+		fprintf(c->out, "%s%s\n", state,
+			d->already && !d->drained ? " already; its limit stays what it was" : "");
+		break;
+	}
+}
+
+int ctl_drain(struct ctl *c)
+{
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_bus bus = CTL_BUS_NULL;
+	struct drain d = { false };
+	int64_t limit_ns;
+	int ret;
+
+	ret = ctl_option_span(c, CTL_OPTION_LIMIT, DRAY_NS_PER_MS, DRAIN_MAX_NS, 0, &limit_ns,
+			      &err);
+	if (!ret)
+		ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
+	/* before the call: it may be drained before the answer is here */
+	if (!ret && sd_bus_match_signal(bus.bus, NULL, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					DRAY_DBUS_SIGNAL_STATE_CHANGED, hear_state, &d) < 0)
+		ret = ctl_err_set(&err, CTL_EXIT_FAILED, "out of memory");
+	if (!ret)
+		ret = drain_ask(c, &bus, &d, limit_ns, &err);
+	if (!ret && d.already)
+		ret = state_look(&bus, &d, &err);
+	if (!ret && c->values[CTL_OPTION_WAIT])
+		ret = drain_wait(&bus, &d, &err);
+	if (!ret && d.gone)
+		ret = ctl_err_set(&err, CTL_EXIT_FAILED,
+				  "the agent ended without saying that it was drained");
+	if (!ret)
+		drain_print(c, &d);
+	ctl_bus_close(&bus);
+	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ctl/ctl.h"
+
+/* Colour is for terminals that can show it, and for people who have not said no (no-color.org). */
+static bool wants_color(void)
+{
+	const char *term = getenv("TERM"), *no = getenv("NO_COLOR");
+
+	return isatty(STDOUT_FILENO) && !(no && *no) && term && strcmp(term, "dumb");
+}
+
+int main(int argc, char **argv)
+{
+	const struct ctl_env env = {
+		.control = getenv("DRAY_CONTROL_SOCKET"),
+		.socket = getenv("DRAY_SOCKET"),
+		.color = wants_color(),
+		.in = STDIN_FILENO,
+	};
+
+	return ctl_run(&env, stdout, stderr, argc, argv);
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status and version. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/human.h"
+#include "ctl/json.h"
+#include "ctl/properties.h"
+#include "ctl/table.h"
+
+static void json_print(const struct ctl_properties *p, FILE *f)
+{
+	struct ctl_json j = CTL_JSON(f);
+
+	ctl_json_object(&j, NULL);
+	ctl_json_string(&j, "state", p->state);
+	ctl_json_string(&j, "version", p->version);
+	ctl_json_string(&j, "agent_id", p->agent_id);
+	ctl_json_uint(&j, "incarnation", p->incarnation);
+	ctl_json_string(&j, "segment", p->segment);
+	ctl_json_uint(&j, "pid", p->pid);
+	ctl_json_uint(&j, "workers", p->workers);
+	ctl_json_uint(&j, "uptime_ns", p->uptime_ns);
+	ctl_json_object(&j, "counters");
+	for (size_t i = 0; i < p->n_counters; i++)
+		ctl_json_uint(&j, p->counters[i].name, p->counters[i].value);
+	ctl_json_end(&j);
+	ctl_json_end(&j);
+}
+
+static void plain_print(const struct ctl_properties *p, FILE *f)
+{
+	fprintf(f, "state\t%s\nversion\t%s\nagent_id\t%s\nincarnation\t%" PRIu64 "\nsegment\t%s\n",
+		p->state, p->version, p->agent_id, p->incarnation, p->segment);
+	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\nuptime_ns\t%" PRIu64 "\n", p->pid,
+		p->workers, p->uptime_ns);
+	for (size_t i = 0; i < p->n_counters; i++)
+		fprintf(f, "%s\t%" PRIu64 "\n", p->counters[i].name, p->counters[i].value);
+}
+
+/* The counter of that name in words. Buffers go round, enough for one line. */
+static const char *count(const struct ctl_properties *p, const char *name)
+{
+	static char bufs[8][CTL_HUMAN_BYTES];
+	static unsigned next;
+	char *buf = bufs[next++ % 8];
+	char full[64];
+
+	snprintf(full, sizeof(full), "dray_%s", name);
+	if (strstr(name, "bytes"))
+		return ctl_show_size(ctl_properties_counter(p, full), buf);
+	return ctl_show_count(ctl_properties_counter(p, full), buf);
+}
+
+static void text_print(const struct ctl_properties *p, FILE *f, bool color)
+{
+	char span[CTL_HUMAN_BYTES];
+
+	fprintf(f, "drayd %s  ", p->version);
+	ctl_mood_print(f, p->state, ctl_mood_of(p->state), color);
+	fprintf(f, ", up %s\n", ctl_show_span(p->uptime_ns, span));
+	fprintf(f, "  agent         %s, pid %" PRIu32 ", %" PRIu32 " worker%s\n", p->agent_id,
+		p->pid, p->workers, p->workers == 1 ? "" : "s");
+	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
+	fprintf(f, "  sessions      %s open, %s in all, %s refused\n", count(p, "sessions"),
+		count(p, "sessions_total"), count(p, "sessions_refused_total"));
+	fprintf(f, "  regions       %s of %s, %s tokens, %s remotes\n", count(p, "regions"),
+		count(p, "region_bytes"), count(p, "tokens"), count(p, "remotes"));
+	fprintf(f, "  peers         %s ready of %s, %s lost so far\n", count(p, "peers_ready"),
+		count(p, "peers"), count(p, "peers_lost_total"));
+	fprintf(f, "  transfers     %s in flight; %s done, %s failed, %s cancelled, %s refused\n",
+		count(p, "transfers_in_flight"), count(p, "transfers_done_total"),
+		count(p, "transfers_failed_total"), count(p, "transfers_cancelled_total"),
+		count(p, "transfers_refused_total"));
+	fprintf(f, "  moved         local %s, tcp %s out, %s in\n", count(p, "local_bytes_total"),
+		count(p, "tcp_sent_bytes_total"), count(p, "tcp_received_bytes_total"));
+	fprintf(f, "  notifications %s delivered, %s refused\n",
+		count(p, "notifications_delivered_total"), count(p, "notifications_refused_total"));
+}
+
+static int properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *reterr)
+{
+	struct ctl_bus bus = CTL_BUS_NULL;
+	int ret = ctl_bus_open(&bus, c->control, c->timeout_ns, reterr);
+
+	*p = CTL_PROPERTIES_NULL;
+	if (!ret)
+		ret = ctl_properties_get(p, &bus, reterr);
+	ctl_bus_close(&bus);
+	return ret;
+}
+
+int ctl_status(struct ctl *c)
+{
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_properties p;
+
+	if (properties_get(c, &p, &err) < 0)
+		return ctl_fail(c, &err);
+	if (c->format == CTL_JSON)
+		json_print(&p, c->out);
+	else if (c->format == CTL_PLAIN)
+		plain_print(&p, c->out);
+	else
+		text_print(&p, c->out, c->color);
+	ctl_properties_deinit(&p);
+	return CTL_EXIT_OK;
+}
+
+/* An agent that cannot be asked is no failure: the release of drayctl is known all the same. */
+int ctl_version(struct ctl *c)
+{
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_properties p;
+	bool known = properties_get(c, &p, &err) == 0;
+	struct ctl_json j = CTL_JSON(c->out);
+
+	switch (c->format) {
+	case CTL_JSON:
+		ctl_json_object(&j, NULL);
+		ctl_json_string(&j, "drayctl", DRAY_VERSION);
+		if (known)
+			ctl_json_string(&j, "drayd", p.version);
+		else
+			ctl_json_null(&j, "drayd");
+		ctl_json_end(&j);
+		break;
+	case CTL_PLAIN:
+		fprintf(c->out, "drayctl\t%s\ndrayd\t%s\n", DRAY_VERSION, known ? p.version : "");
+		break;
+	case CTL_TEXT:
+		fprintf(c->out, "drayctl %s\n", DRAY_VERSION);
+		if (known)
+			fprintf(c->out, "drayd   %s\n", p.version);
+		else
+			fprintf(c->out, "drayd   unknown: %s\n", err.msg);
+		break;
+	}
+	ctl_properties_deinit(&p);
+	return CTL_EXIT_OK;
+}

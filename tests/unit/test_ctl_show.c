@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How drayctl shows numbers, texts, tables, JSON and quantiles. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/histogram.h"
+#include "ctl/human.h"
+#include "ctl/json.h"
+#include "ctl/table.h"
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+static void numbers(void **state)
+{
+	static const struct {
+		uint64_t n;
+		const char *size, *span, *count;
+	} rows[] = {
+		{ 0, "0 B", "0 ns", "0" },
+		{ 999, "999 B", "999 ns", "999" },
+		{ 1000, "1000 B", "1.0 us", "1,000" },
+		{ 1023, "1023 B", "1.0 us", "1,023" },
+		{ 1536, "1.5 KiB", "1.5 us", "1,536" },
+		{ 999499, "976 KiB", "999 us", "999,499" },
+		{ 999500, "976 KiB", "1.0 ms", "999,500" },
+		{ 1048575, "1.0 MiB", "1.0 ms", "1,048,575" },
+		{ 16ull << 30, "16.0 GiB", "17.2 s", "17,179,869,184" },
+		{ 59999999999, "55.9 GiB", "60.0 s", "59,999,999,999" },
+		{ 192000000000, "179 GiB", "3 min 12 s", "192,000,000,000" },
+		{ 7500000000000, "6.8 TiB", "2 h 5 min", "7,500,000,000,000" },
+		{ 273600000000000, "249 TiB", "3 d 4 h", "273,600,000,000,000" },
+		{ UINT64_MAX, "16.0 EiB", "213503 d 23 h", "18,446,744,073,709,551,615" },
+	};
+	char buf[CTL_HUMAN_BYTES];
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		assert_string_equal(ctl_show_size(rows[i].n, buf), rows[i].size);
+		assert_string_equal(ctl_show_span(rows[i].n, buf), rows[i].span);
+		assert_string_equal(ctl_show_count(rows[i].n, buf), rows[i].count);
+	}
+	assert_string_equal(ctl_show_rate(0, buf), "0.0 B/s");
+	assert_string_equal(ctl_show_rate(12.34e9, buf), "12.3 GB/s");
+	assert_string_equal(ctl_show_rate(999.6e6, buf), "1.0 GB/s");
+	assert_string_equal(ctl_show_rate(5e15, buf), "5000 TB/s");
+}
+
+static void texts_of_others_are_harmless(void **state)
+{
+	static const struct {
+		const char *in, *out;
+	} rows[] = {
+		{ "engine", "engine" },
+		{ "caf\xc3\xa9", "caf\xc3\xa9" },
+		{ "a\tb\nc\\d", "a\\tb\\nc\\\\d" },
+		{ "\033[31mred", "\\x1b[31mred" },
+		{ "\x7f", "\\x7f" },
+		{ "\xc2\x9b"
+		  "31m",
+		  "\\x9b31m" },
+		{ "\xc2\xa0", "\xc2\xa0" },
+	};
+	char buf[64], small[12];
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++)
+		assert_string_equal(ctl_show_text(rows[i].in, buf, sizeof(buf)), rows[i].out);
+	assert_true(strlen(ctl_show_text("0123456789abcdef", small, sizeof(small))) <
+		    sizeof(small));
+	assert_true(strlen(ctl_show_text("\1\1\1\1\1\1\1\1", small, sizeof(small))) <
+		    sizeof(small));
+	assert_int_equal(ctl_text_width("caf\xc3\xa9"), 4);
+}
+
+static void tables_are_aligned(void **state)
+{
+	static const char *const cells[] = { "NAME", "BYTES", "STATE", "caf\xc3\xa9", "1", "ready",
+					     "x",    "12345", "-" };
+	static const char expected[] = "NAME  BYTES  STATE\n"
+				       "caf\xc3\xa9      1  ready\n"
+				       "x     12345  -\n";
+	struct ctl_table t = { .columns = 3, .right = { false, true, false } };
+	char *text;
+	size_t n;
+	FILE *f;
+
+	for (int color = 0; color < 2; color++) {
+		for (size_t i = 0; i < DRAY_ARRAY_SIZE(cells); i++)
+			ctl_table_add(&t, cells[i], i < 3 ? CTL_MOOD_HEAD : ctl_mood_of(cells[i]));
+		f = open_memstream(&text, &n);
+		assert_int_equal(ctl_table_print(&t, f, color), 0);
+		fclose(f);
+		if (color)
+			assert_non_null(strstr(text, "\033[32mready\033[0m\n"));
+		else
+			assert_string_equal(text, expected);
+		free(text);
+		ctl_table_deinit(&t);
+		t = (struct ctl_table){ .columns = 3 };
+	}
+}
+
+static void json_is_escaped_and_nested(void **state)
+{
+	static const char expected[] = "{\n"
+				       "  \"s\": \"a\\\"b\\\\c\\n\\t\\u0001\\u007f\xc3\xa9\",\n"
+				       "  \"n\": 18446744073709551615,\n"
+				       "  \"r\": 1.500,\n"
+				       "  \"list\": [\n"
+				       "    {\n"
+				       "      \"b\": true\n"
+				       "    },\n"
+				       "    null\n"
+				       "  ],\n"
+				       "  \"none\": [],\n"
+				       "  \"empty\": {}\n"
+				       "}\n";
+	char *text;
+	size_t n;
+	FILE *f = open_memstream(&text, &n);
+	struct ctl_json j = CTL_JSON(f);
+
+	ctl_json_object(&j, NULL);
+	ctl_json_string(&j, "s", "a\"b\\c\n\t\1\x7f\xc3\xa9");
+	ctl_json_uint(&j, "n", UINT64_MAX);
+	ctl_json_real(&j, "r", 1.5);
+	ctl_json_array(&j, "list");
+	ctl_json_object(&j, NULL);
+	ctl_json_bool(&j, "b", true);
+	ctl_json_end(&j);
+	ctl_json_null(&j, NULL);
+	ctl_json_end(&j);
+	ctl_json_array(&j, "none");
+	ctl_json_end(&j);
+	ctl_json_object(&j, "empty");
+	ctl_json_end(&j);
+	ctl_json_end(&j);
+	fclose(f);
+	assert_string_equal(text, expected);
+	free(text);
+}
+
+static void quantiles_are_near(void **state)
+{
+	static const double shares[] = { 0, 0.001, 0.5, 0.99, 0.999, 1 };
+	struct ctl_histogram *h = calloc(1, sizeof(*h));
+
+	assert_non_null(h);
+	assert_int_equal(ctl_histogram_quantile(h, 0.5), 0);
+	for (uint64_t i = 1; i <= 100000; i++)
+		ctl_histogram_add(h, i * 1000);
+	assert_int_equal(h->min, 1000);
+	assert_int_equal(h->max, 100000000);
+	assert_int_equal(h->count, 100000);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(shares); i++) {
+		double truth = dray_max(shares[i] * 1e8, 1000.0);
+		double got = (double)ctl_histogram_quantile(h, shares[i]);
+
+		if (got < truth * 0.9999 || got > truth * 1.017)
+			fail_msg("%g: %g instead of %g", shares[i], got, truth);
+	}
+	memset(h, 0, sizeof(*h));
+	for (uint64_t i = 0; i < 64; i++)
+		ctl_histogram_add(h, i);
+	for (uint64_t i = 0; i < 64; i++)
+		assert_int_equal(ctl_histogram_quantile(h, (double)(i + 1) / 64), i);
+	/* the ends of what a number can be */
+	memset(h, 0, sizeof(*h));
+	ctl_histogram_add(h, 0);
+	ctl_histogram_add(h, UINT64_MAX);
+	assert_int_equal(ctl_histogram_quantile(h, 0.5), 0);
+	assert_true(ctl_histogram_quantile(h, 1) == UINT64_MAX);
+	free(h);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(numbers),
+		cmocka_unit_test(texts_of_others_are_harmless),
+		cmocka_unit_test(tables_are_aligned),
+		cmocka_unit_test(json_is_escaped_and_nested),
+		cmocka_unit_test(quantiles_are_near),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
