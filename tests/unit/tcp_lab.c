@@ -106,12 +106,13 @@ void lab_reset_lost(struct lab *l)
 						   l->resets.id[i]);
 		lab_check(l->side[1].down || l->side[1].closed.n == n + 1);
 		l->side[1].closed.n = n;
-		transport_tcp.stream_dead(&l->side[0].core, l->side[0].tcp, LAB_PEER, l->resets.id[i]);
+		transport_tcp.stream_dead(&l->side[0].core, l->side[0].tcp, LAB_PEER,
+					  l->resets.id[i]);
 	}
 	l->resets.n = 0;
 }
 
-static void no_delay(int fd)
+void lab_no_delay(int fd)
 {
 	int one = 1;
 
@@ -173,7 +174,7 @@ static void pump(struct lab_side *s)
 
 	while (!s->lab->no_accept && (fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
 		lab_check(s->n_half < LAB_MAX);
-		no_delay(fd);
+		lab_no_delay(fd);
 		s->half_fd[s->n_half++] = fd;
 	}
 	for (unsigned i = 0; i < s->n_half && !s->lab->no_welcome; i++)
@@ -218,12 +219,13 @@ void lab_advance(struct lab *l, int64_t ms)
 
 /* --- set up ---------------------------------------------------------------------------------- */
 
-static int listen_on(struct dray_addr *ret)
+int lab_listen(struct dray_addr *ret)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	lab_check(fd >= 0);
-	ret->in = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	ret->in = (struct sockaddr_in){ .sin_family = AF_INET,
+					.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	ret->len = sizeof(ret->in);
 	lab_check(bind(fd, &ret->sa, ret->len) == 0);
 	lab_check(listen(fd, 64) == 0);
@@ -264,7 +266,7 @@ static void side_init(struct lab *l, unsigned i)
 	s->link.incarnation = 100 + i;
 	s->link.peer_incarnation = 100 + !i;
 	memset(s->link.stream_key, 'k', sizeof(s->link.stream_key));
-	s->listen_fd = listen_on(&l->side[!i].link.addr);
+	s->listen_fd = lab_listen(&l->side[!i].link.addr);
 }
 
 static void session_init(struct lab_side *s)
@@ -296,11 +298,12 @@ static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
 	g->view = calloc(1, sizeof(*g->view) + n * sizeof(struct extent_view));
 	lab_check(g->view);
 	g->view->o = (struct object_view){ OBJECT_REGION, LAB_REGION, LAB_GROUP,
-					   LAB_SESSION,	  bytes,      DMSG_ACCESS_ALL };
+					   LAB_SESSION,   bytes,      DMSG_ACCESS_ALL };
 	g->view->fault_guarded = fault_guard_memory(g->agent_memory, bytes);
 	g->view->n_extents = n;
 	for (uint32_t i = 0; i < n; i++)
-		g->view->extents[i] = (struct extent_view){ i * piece, piece, g->agent_memory + (n - 1 - i) * piece };
+		g->view->extents[i] = (struct extent_view){ i * piece, piece,
+							    g->agent_memory + (n - 1 - i) * piece };
 	lab_check(object_publish(&s->core, &g->view->o) == 0);
 }
 
@@ -336,11 +339,12 @@ void lab_start(struct lab *l, uint64_t bytes, uint32_t extents)
 		s->grant = calloc(1, sizeof(*s->grant));
 		lab_check(s->remote && s->grant);
 		s->remote->o = (struct object_view){ OBJECT_REMOTE, LAB_REMOTE, LAB_GROUP,
-						     LAB_SESSION,   bytes,	DMSG_ACCESS_ALL };
+						     LAB_SESSION,   bytes,      DMSG_ACCESS_ALL };
 		s->remote->peer = LAB_PEER;
 		s->remote->grant = LAB_GRANT;
 		lab_check(object_publish(c, &s->remote->o) == 0);
-		s->grant->o = (struct object_view){ OBJECT_GRANT, LAB_GRANT, 0, 0, bytes, DMSG_ACCESS_ALL };
+		s->grant->o = (struct object_view){ OBJECT_GRANT, LAB_GRANT,      0, 0,
+						    bytes,        DMSG_ACCESS_ALL };
 		s->grant->peer = LAB_PEER;
 		s->grant->region = LAB_REGION;
 		lab_check(object_publish(c, &s->grant->o) == 0);
@@ -398,7 +402,7 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 {
 	struct xfer_request r = { .request_id = id,
 				  .direction = (uint8_t)d,
-				  .class = (uint8_t)class,
+				  .class = (uint8_t) class,
 				  .local = LAB_REGION,
 				  .remote = LAB_REMOTE };
 	struct dray_err err = DRAY_ERR_NULL;
@@ -406,7 +410,8 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 
 	lab_check(wire);
 	for (uint32_t i = 0; i < n; i++)
-		dmsg_op_put(wire + (size_t)i * DMSG_OP_SIZE, &(struct dmsg_op){ ops[i][0], ops[i][1], ops[i][2] });
+		dmsg_op_put(wire + (size_t)i * DMSG_OP_SIZE,
+			    &(struct dmsg_op){ ops[i][0], ops[i][1], ops[i][2] });
 	r.ops = wire;
 	r.n_ops = n;
 	if (xfer_start(&s->core, &s->session, &r, &err) < 0)
@@ -414,8 +419,8 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 	free(wire);
 }
 
-void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local, uint64_t remote,
-		   uint64_t length)
+void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local,
+		   uint64_t remote, uint64_t length)
 {
 	const uint64_t op[1][3] = { { local, remote, length } };
 
@@ -436,196 +441,4 @@ struct xfer *lab_xfer(struct lab_side *s, uint64_t id)
 		if (x->request_id == id)
 			return x;
 	lab_fail(__FILE__, __LINE__, "the transfer is under way");
-}
-
-static uint64_t pattern8(uint64_t word, uint32_t seed)
-{
-	uint64_t x = (word + 1) * 0x9e3779b97f4a7c15 + seed * 0xd1342543de82ef95;
-
-	return x ^ x >> 29;
-}
-
-uint8_t lab_pattern(uint64_t offset, uint32_t seed)
-{
-	return (uint8_t)(pattern8(offset / 8, seed) >> (offset % 8 * 8));
-}
-
-void lab_pattern_fill(uint8_t *p, uint64_t offset, uint64_t n, uint32_t seed)
-{
-	uint64_t i = 0;
-
-	for (; i < n && (offset + i) % 8; i++)
-		p[i] = lab_pattern(offset + i, seed);
-	for (; n - i >= 8; i += 8) {
-		uint64_t word = pattern8((offset + i) / 8, seed);
-
-		memcpy(p + i, &word, 8);
-	}
-	for (; i < n; i++)
-		p[i] = lab_pattern(offset + i, seed);
-}
-
-uint8_t *lab_at(struct lab_side *s, uint64_t offset)
-{
-	uint64_t n = s->region.view->n_extents, piece = s->region.bytes / n;
-
-	return s->region.memory + (n - 1 - offset / piece) * piece + offset % piece;
-}
-
-/* What lies in one piece at that offset, at most n. */
-static uint64_t run(const struct lab_side *s, uint64_t offset, uint64_t n)
-{
-	uint64_t piece = s->region.bytes / s->region.view->n_extents;
-
-	return dray_min(n, piece - offset % piece);
-}
-
-void lab_read(struct lab_side *s, uint64_t offset, void *p, uint64_t n)
-{
-	for (uint64_t k, done = 0; done < n; done += k) {
-		k = run(s, offset + done, n - done);
-		memcpy((uint8_t *)p + done, lab_at(s, offset + done), k);
-	}
-}
-
-bool lab_equal(struct lab_side *s, uint64_t offset, const void *p, uint64_t n)
-{
-	for (uint64_t k, done = 0; done < n; done += k) {
-		k = run(s, offset + done, n - done);
-		if (memcmp((const uint8_t *)p + done, lab_at(s, offset + done), k))
-			return false;
-	}
-	return true;
-}
-
-void lab_fill(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed)
-{
-	for (uint64_t k, done = 0; done < n; done += k) {
-		k = run(s, offset + done, n - done);
-		lab_pattern_fill(lab_at(s, offset + done), offset + done, k, seed);
-	}
-}
-
-bool lab_filled(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed)
-{
-	uint8_t *want = malloc(n);
-	bool same;
-
-	lab_check(want);
-	lab_pattern_fill(want, offset, n, seed);
-	same = lab_equal(s, offset, want, n);
-	free(want);
-	return same;
-}
-
-bool lab_punch(struct lab_side *s, uint64_t offset, uint64_t n)
-{
-	off_t at = lab_at(s, offset) - s->region.memory;
-	uint8_t byte;
-
-	lab_check(fallocate(s->region.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)n) == 0);
-	return fault_copy(&byte, s->region.agent_memory + at, 1) < 0;
-}
-
-/* --- raw ends -------------------------------------------------------------------------------- */
-
-void lab_pair(int fd[2], int buffer)
-{
-	struct timeval limit = { .tv_sec = 10 };
-	struct dray_addr addr;
-	int l = listen_on(&addr);
-
-	fd[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	lab_check(fd[0] >= 0);
-	if (buffer) {
-		setsockopt(fd[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
-		setsockopt(fd[0], SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
-		setsockopt(l, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
-		setsockopt(l, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
-	}
-	lab_check(connect(fd[0], &addr.sa, addr.len) == 0);
-	setsockopt(fd[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-	do
-		fd[1] = accept4(l, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	while (fd[1] < 0 && errno == EAGAIN);
-	lab_check(fd[1] >= 0);
-	no_delay(fd[0]);
-	close(l);
-}
-
-int lab_raw_stream(struct lab_side *s, uint64_t id, int buffer)
-{
-	int fd[2];
-
-	lab_pair(fd, buffer);
-	transport_tcp.stream_adopt(&s->core, s->tcp, LAB_PEER, fd[1], id, DMSG_CLASS_BULK);
-	return fd[0];
-}
-
-void lab_send(struct lab *l, int fd, const void *p, size_t n)
-{
-	const uint8_t *at = p;
-
-	while (n) {
-		ssize_t sent = send(fd, at, n, MSG_DONTWAIT | MSG_NOSIGNAL);
-
-		lab_turn(l);
-		if (sent < 0) {
-			lab_check(errno == EAGAIN);
-			continue;
-		}
-		at += sent;
-		n -= (size_t)sent;
-	}
-}
-
-bool lab_receive(struct lab *l, int fd, void *p, size_t n)
-{
-	int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC;
-	uint8_t *at = p;
-
-	while (n) {
-		ssize_t got = recv(fd, at, n, MSG_DONTWAIT);
-
-		if (got == 0 || (got < 0 && errno != EAGAIN))
-			return false;
-		if (got < 0) {
-			lab_turn(l);
-			lab_check(dray_now().ns < end);
-			continue;
-		}
-		at += got;
-		n -= (size_t)got;
-	}
-	return true;
-}
-
-bool lab_is_closed(struct lab *l, int fd)
-{
-	uint8_t byte;
-	ssize_t n;
-
-	lab_settle(l);
-	n = recv(fd, &byte, 1, MSG_DONTWAIT);
-	return n == 0 || (n < 0 && errno != EAGAIN);
-}
-
-size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant, const struct pmsg_seg *segs, uint16_t n)
-{
-	struct pmsg_frame f = { .kind = kind, .segs = n, .slice = slice, .grant = grant };
-
-	for (unsigned i = 0; i < n; i++) {
-		f.length += segs[i].length;
-		pmsg_seg_put(p + PMSG_FRAME_SIZE + i * PMSG_SEG_SIZE, &segs[i]);
-	}
-	pmsg_frame_put(p, &f);
-	return PMSG_FRAME_SIZE + n * (size_t)PMSG_SEG_SIZE;
-}
-
-size_t lab_answer(uint8_t *p, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length)
-{
-	struct pmsg_frame f = { .kind = kind, .status = status, .slice = slice, .length = length };
-
-	pmsg_frame_put(p, &f);
-	return PMSG_FRAME_SIZE;
 }

@@ -71,7 +71,7 @@ struct lab {
 	uint32_t welcome_status;
 	bool bad_mac;
 	bool no_accept, no_welcome, hold_resets; /* the control plane does not do its part */
-	bool raw; /* streams are not adopted but put into raw_fd */
+	bool raw;                                /* streams are not adopted but put into raw_fd */
 	int raw_fd[LAB_MAX];
 	uint64_t raw_id[LAB_MAX];
 	unsigned n_raw;
@@ -98,14 +98,14 @@ _Noreturn void lab_fail(const char *file, int line, const char *what);
 
 #define lab_check(expr) ((expr) ? (void)0 : lab_fail(__FILE__, __LINE__, #expr))
 
-#define lab_until(l, cond)                                                                  \
-	do {                                                                                \
-		int64_t lab_end_ = dray_now().ns + 20 * DRAY_NS_PER_SEC;                    \
-		while (!(cond)) {                                                           \
-			lab_turn(l);                                                        \
-			if (dray_now().ns > lab_end_)                                       \
-				lab_fail(__FILE__, __LINE__, "within 20 s: " #cond);        \
-		}                                                                           \
+#define lab_until(l, cond)                                                           \
+	do {                                                                         \
+		int64_t lab_end_ = dray_now().ns + 20 * DRAY_NS_PER_SEC;             \
+		while (!(cond)) {                                                    \
+			lab_turn(l);                                                 \
+			if (dray_now().ns > lab_end_)                                \
+				lab_fail(__FILE__, __LINE__, "within 20 s: " #cond); \
+		}                                                                    \
 	} while (0)
 
 /* A few turns, in which something that must not happen would. */
@@ -116,8 +116,8 @@ uint64_t lab_counter(const struct lab_side *s, enum dray_metric m);
 /* Starts a transfer between LAB_REGION and LAB_REMOTE by side s. */
 void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum dmsg_class class,
 		  const uint64_t (*ops)[3], uint32_t n);
-void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local, uint64_t remote,
-		   uint64_t length);
+void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local,
+		   uint64_t remote, uint64_t length);
 /* How it ended: NULL while it has not. */
 const struct lab_end *lab_end(const struct lab_side *s, uint64_t id);
 struct xfer *lab_xfer(struct lab_side *s, uint64_t id);
@@ -134,6 +134,10 @@ bool lab_equal(struct lab_side *s, uint64_t offset, const void *p, uint64_t n);
 /* Takes pages of it away. False where missing pages do not fault on this system. */
 bool lab_punch(struct lab_side *s, uint64_t offset, uint64_t n);
 
+/* A listener on loopback that does not block. */
+int lab_listen(struct dray_addr *ret);
+void lab_no_delay(int fd);
+
 /* A TCP connection; its second end is adopted by side s under that id. Returns the first, blocking with a time-out. */
 int lab_raw_stream(struct lab_side *s, uint64_t id, int buffer);
 void lab_pair(int fd[2], int buffer);
@@ -144,7 +148,8 @@ bool lab_receive(struct lab *l, int fd, void *p, size_t n);
 bool lab_is_closed(struct lab *l, int fd);
 
 /* Frame head for raw ends; returns its bytes. */
-size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant, const struct pmsg_seg *segs, uint16_t n);
+size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant,
+		 const struct pmsg_seg *segs, uint16_t n);
 size_t lab_answer(uint8_t *p, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length);
 
 #endif

@@ -262,12 +262,9 @@ int main(void)
 		cmocka_unit_test(test_chained),
 	};
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_copy),
-		cmocka_unit_test(test_words),
-		cmocka_unit_test(test_guarded),
-		cmocka_unit_test(kernel_contract_guarded_socket),
-		cmocka_unit_test(test_threads),
-		cmocka_unit_test(test_foreign),
+		cmocka_unit_test(test_copy),    cmocka_unit_test(test_words),
+		cmocka_unit_test(test_guarded), cmocka_unit_test(kernel_contract_guarded_socket),
+		cmocka_unit_test(test_threads), cmocka_unit_test(test_foreign),
 	};
 	int failed = cmocka_run_group_tests_name("chained", before, NULL, NULL);
 

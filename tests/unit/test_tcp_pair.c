@@ -14,7 +14,8 @@
 static struct lab lab;
 static struct lab_side *const a = &lab.side[0], *const b = &lab.side[1];
 
-static void run_one(uint64_t id, enum dmsg_direction d, enum dmsg_class class, const uint64_t (*ops)[3], uint32_t n)
+static void run_one(uint64_t id, enum dmsg_direction d, enum dmsg_class class,
+		    const uint64_t (*ops)[3], uint32_t n)
 {
 	uint64_t bytes = 0;
 
@@ -28,7 +29,8 @@ static void run_one(uint64_t id, enum dmsg_direction d, enum dmsg_class class, c
 
 static void test_one_operation(void **state)
 {
-	static const uint64_t lengths[] = { 1, 31, 4095, 16384, 16385, 65536, 65537, MIB, 3 * MIB + 5 };
+	static const uint64_t lengths[] = { 1,     31,    4095, 16384,      16385,
+					    65536, 65537, MIB,  3 * MIB + 5 };
 	uint64_t id = 1;
 
 	lab_init(&lab, 8 * MIB, 1);
@@ -51,8 +53,10 @@ static void test_one_operation(void **state)
 	assert_int_equal(lab_counter(a, DRAY_METRIC_TCP_STREAMS), 3);
 	assert_int_equal(atomic_load(&a->link.streams), 3);
 	assert_true(atomic_load(&a->link.bytes_sent) > 4 * MIB);
-	assert_int_equal(atomic_load(&a->link.bytes_sent), lab_counter(a, DRAY_METRIC_TCP_SENT_BYTES_TOTAL));
-	assert_int_equal(atomic_load(&a->link.bytes_sent), lab_counter(b, DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL));
+	assert_int_equal(atomic_load(&a->link.bytes_sent),
+			 lab_counter(a, DRAY_METRIC_TCP_SENT_BYTES_TOTAL));
+	assert_int_equal(atomic_load(&a->link.bytes_sent),
+			 lab_counter(b, DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL));
 	assert_int_equal(atomic_load(&b->link.bytes_sent), atomic_load(&a->link.bytes_received));
 	lab_deinit(&lab);
 }
@@ -98,7 +102,8 @@ static void test_many_small(void **state)
 		for (unsigned i = 0; i < N; i++) {
 			assert_int_equal(lab_end(a, i + 1)->code, 0);
 			for (unsigned k = 0; k < 64; k++)
-				assert_int_equal(*lab_at(b, i * 100 + k), lab_pattern(i * 64 + k, r));
+				assert_int_equal(*lab_at(b, i * 100 + k),
+						 lab_pattern(i * 64 + k, r));
 		}
 		a->n_ended = 0;
 		memset(a->region.memory, 0, a->region.bytes);
@@ -156,19 +161,22 @@ static void submit_round(struct lab_side *s, unsigned n, uint8_t *want_local, ui
 		unsigned *slot = write ? &slot_w : &slot_r;
 
 		for (; n_ops < k && *slot < SLOTS; n_ops++) {
-			uint64_t length = 1 + random_below(random_below(4) ? 5000 : SLOT_BYTES - 4096);
+			uint64_t length =
+				1 + random_below(random_below(4) ? 5000 : SLOT_BYTES - 4096);
 			uint64_t source = HALF + random_below((uint32_t)(HALF - length));
 			uint64_t target = (uint64_t)(*slot)++ * SLOT_BYTES + random_below(4096);
 
 			ops[n_ops][0] = write ? source : target;
 			ops[n_ops][1] = write ? target : source;
 			ops[n_ops][2] = length;
-			lab_read(write ? s : o, source, (write ? want_remote : want_local) + target, length);
+			lab_read(write ? s : o, source, (write ? want_remote : want_local) + target,
+				 length);
 		}
 		if (!n_ops)
 			break;
 		lab_transfer(s, i + 1, write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
-			     random_below(4) ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY, (const uint64_t(*)[3])ops, n_ops);
+			     random_below(4) ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY,
+			     (const uint64_t(*)[3])ops, n_ops);
 		*ret_ops += n_ops;
 	}
 }
@@ -183,7 +191,8 @@ static void random_rounds(unsigned rounds, bool faults)
 		lab_fill(&lab.side[i], HALF, HALF, i);
 	for (unsigned r = 0; r < rounds; r++) {
 		/* one side at a time, so that their destinations do not meet */
-		struct lab_side *s = &lab.side[faults ? 0 : random_below(2)], *o = &lab.side[!s->index];
+		struct lab_side *s = &lab.side[faults ? 0 : random_below(2)],
+				*o = &lab.side[!s->index];
 		int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC;
 
 		a->n_ended = b->n_ended = 0;

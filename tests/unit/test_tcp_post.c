@@ -1,240 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The importing side of transport tcp; the test is the owner, or there is none. */
+/* The importing side of transport tcp; the test is the owner. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/transfer/object.h"
 #include "agent/transport/tcp.h"
 #include "tests/unit/cm.h"
-#include "tests/unit/tcp_lab.h"
+#include "tests/unit/tcp_hand.h"
 
-#define MIB (1u << 20)
+#define MIB HAND_MIB
 
-static struct lab lab;
-static struct lab_side *const a = &lab.side[0];
-static uint8_t *payload;
-static int fds_before;
-
-static void prepare(void)
-{
-	fds_before = cm_fds_count();
-	lab_prepare(&lab);
-	lab.raw = lab.hold_resets = true;
-	a->core.cfg.tcp_streams = 1;
-	payload = malloc(8 * MIB);
-	assert_non_null(payload);
-}
-
-static void go(void)
-{
-	lab_start(&lab, 8 * MIB, 4);
-	lab_fill(a, 0, 8 * MIB, 1);
-}
-
-static void start(void)
-{
-	prepare();
-	go();
-}
-
-static void finish(void)
-{
-	free(payload);
-	lab_deinit(&lab);
-	assert_int_equal(cm_fds_count(), fds_before);
-}
-
-static struct tcp *tcp_state(void)
-{
-	return a->tcp;
-}
-
-static void stop(uint64_t id, uint32_t code, bool urgent)
-{
-	xfer_stop(&a->core, lab_xfer(a, id), code, NULL, urgent);
-}
-
-static void expect_end(uint64_t id, uint32_t code)
-{
-	if (!lab_end(a, id))
-		fail_msg("transfer %u has not ended", (unsigned)id);
-	assert_int_equal(lab_end(a, id)->code, code);
-}
-
-/* The newest stream, once it stands. */
-static int stream(unsigned n)
-{
-	lab_until(&lab, lab.n_raw >= n);
-	return lab.raw_fd[n - 1];
-}
-
-static struct pmsg_frame receive_frame(int fd, struct pmsg_seg *ret_segs)
-{
-	uint8_t wire[TCP_HEAD_MAX];
-	struct pmsg_frame f;
-
-	assert_true(lab_receive(&lab, fd, wire, PMSG_FRAME_SIZE));
-	pmsg_frame_get(wire, &f);
-	assert_true(f.segs >= 1 && f.segs <= PMSG_SEGS_MAX);
-	assert_int_equal(f.grant, LAB_GRANT);
-	assert_int_equal(f.status, 0);
-	assert_true(lab_receive(&lab, fd, wire + PMSG_FRAME_SIZE, (size_t)f.segs * PMSG_SEG_SIZE));
-	pmsg_seg_get(wire + PMSG_FRAME_SIZE, ret_segs);
-	return f;
-}
-
-static struct pmsg_frame receive_write(int fd, uint64_t local, uint64_t remote, uint64_t n)
-{
-	struct pmsg_seg seg;
-	struct pmsg_frame f = receive_frame(fd, &seg);
-
-	assert_int_equal(f.kind, PMSG_FRAME_KIND_WRITE);
-	assert_int_equal(f.length, n);
-	assert_int_equal(seg.offset, remote);
-	assert_true(lab_receive(&lab, fd, payload, n));
-	assert_true(lab_equal(a, local, payload, n));
-	return f;
-}
-
-static struct pmsg_frame receive_read(int fd, uint64_t remote, uint64_t n)
-{
-	struct pmsg_seg seg;
-	struct pmsg_frame f = receive_frame(fd, &seg);
-
-	assert_int_equal(f.kind, PMSG_FRAME_KIND_READ);
-	assert_int_equal(f.length, n);
-	assert_int_equal(seg.offset, remote);
-	return f;
-}
-
-static void answer(int fd, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length)
-{
-	uint8_t wire[PMSG_FRAME_SIZE];
-
-	lab_send(&lab, fd, wire, lab_answer(wire, kind, slice, status, length));
-	lab_settle(&lab);
-}
-
-static void ack(int fd, uint64_t slice, uint32_t status)
-{
-	answer(fd, PMSG_FRAME_KIND_WRITE_ACK, slice, status, 0);
-}
-
-static void dead(unsigned lost)
-{
-	transport_tcp.stream_dead(&a->core, tcp_state(), LAB_PEER, a->lost.id[lost]);
-}
-
-/* --- connecting ------------------------------------------------------------------------------ */
-
-static void test_lazy(void **state)
-{
-	start();
-	lab_settle(&lab);
-	assert_int_equal(lab.n_raw, 0);
-	assert_true(transport_tcp.tick(&a->core, tcp_state()) == INT64_MAX);
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 5, 6, 7);
-	receive_write(stream(1), 5, 6, 7);
-	assert_int_equal(lab.raw_id[0] >> 32, a->core.index);
-	finish();
-}
-
-static void test_unreachable(void **state)
-{
-	int64_t begin;
-	unsigned tries = 0;
-
-	prepare();
-	close(lab.side[1].listen_fd);
-	go();
-	begin = dray_now().ns;
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 0, 0, 2 * MIB);
-	while (!lab_end(a, 1)) {
-		lab_turn(&lab);
-		lab_advance(&lab, 10);
-		assert_true(++tries < 100000);
-	}
-	expect_end(1, DRAY_E_PEER_UNREACHABLE);
-	expect_end(2, DRAY_E_PEER_UNREACHABLE);
-	/* not before connect_timeout of trying, and not much later */
-	assert_true(dray_now().ns - begin + lab.skew_ns >= 5 * DRAY_NS_PER_SEC);
-	assert_true(dray_now().ns - begin + lab.skew_ns <= 16 * DRAY_NS_PER_SEC);
-	/* the next one is tried before it fails too */
-	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	assert_null(lab_end(a, 3));
-	lab_advance(&lab, 8000);
-	lab_settle(&lab);
-	expect_end(3, DRAY_E_PEER_UNREACHABLE);
-	/* nothing waits, nothing is tried */
-	lab_advance(&lab, 80000);
-	lab_settle(&lab);
-	assert_true(transport_tcp.tick(&a->core, tcp_state()) == INT64_MAX);
-	lab.side[1].listen_fd = socket(AF_UNIX, SOCK_STREAM, 0);
-	finish();
-}
-
-static void test_back_after_refusal(void **state)
-{
-	prepare();
-	lab.welcome_status = DRAY_E_BUSY;
-	go();
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	for (unsigned i = 0; i < 100; i++) {
-		lab_turn(&lab);
-		lab_advance(&lab, 10);
-	}
-	assert_null(lab_end(a, 1));
-	assert_int_equal(lab.n_raw, 0);
-	assert_int_equal(a->lost.n, 0);
-	lab.welcome_status = 0;
-	lab_advance(&lab, 3000);
-	ack(stream(1), receive_write(stream(1), 0, 0, 100).slice, 0);
-	expect_end(1, 0);
-	finish();
-}
-
-static void test_bad_mac(void **state)
-{
-	prepare();
-	lab.bad_mac = true;
-	go();
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	for (unsigned i = 0; i < 2000 && !lab_end(a, 1); i++) {
-		lab_turn(&lab);
-		lab_advance(&lab, 10);
-	}
-	expect_end(1, DRAY_E_PEER_UNREACHABLE);
-	assert_int_equal(lab.n_raw, 0);
-	finish();
-}
-
-static void test_no_welcome(void **state)
-{
-	prepare();
-	lab.no_welcome = true;
-	go();
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	lab_settle(&lab);
-	lab_advance(&lab, 4000);
-	lab_settle(&lab);
-	assert_int_equal(lab.side[1].n_half, 1);
-	/* connect_timeout over: closed, and another made after a pause */
-	lab_advance(&lab, 1100);
-	lab_settle(&lab);
-	assert_true(recv(lab.side[1].half_fd[0], payload, 200, MSG_DONTWAIT) > 0 &&
-		    recv(lab.side[1].half_fd[0], payload, 200, MSG_DONTWAIT) <= 0);
-	lab_advance(&lab, 200);
-	lab_settle(&lab);
-	assert_int_equal(lab.side[1].n_half, 2);
-	assert_null(lab_end(a, 1));
-	/* stopping what waits needs no stream */
-	stop(1, DRAY_E_CANCELLED, false);
-	expect_end(1, DRAY_E_CANCELLED);
-	finish();
-}
+static struct lab_side *const a = &hand.lab.side[0];
 
 /* --- answers --------------------------------------------------------------------------------- */
 
@@ -246,19 +24,20 @@ static void test_statuses(void **state)
 					     { UINT32_MAX, DRAY_E_PROTOCOL } };
 	int fd;
 
-	start();
+	hand_own_start();
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(codes); i++) {
 		lab_transfer1(a, 2 * i + 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-		fd = stream(1);
-		ack(fd, receive_write(fd, 0, 0, 100).slice, codes[i][0]);
-		expect_end(2 * i + 1, codes[i][1]);
+		fd = hand_stream(1);
+		hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, codes[i][0]);
+		hand_expect_end(2 * i + 1, codes[i][1]);
 		lab_transfer1(a, 2 * i + 2, DMSG_DIRECTION_READ, 0, 0, MIB);
-		answer(fd, PMSG_FRAME_KIND_READ_DATA, receive_read(fd, 0, MIB).slice, codes[i][0], 0);
-		expect_end(2 * i + 2, codes[i][1]);
+		hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, hand_receive_read(fd, 0, MIB).slice,
+			    codes[i][0], 0);
+		hand_expect_end(2 * i + 2, codes[i][1]);
 	}
 	assert_int_equal(a->lost.n, 0);
 	assert_true(lab_filled(a, 0, 8 * MIB, 1));
-	finish();
+	hand_own_finish();
 }
 
 static void test_bad_answers(void **state)
@@ -280,36 +59,39 @@ static void test_bad_answers(void **state)
 		{ "error with data", { PMSG_FRAME_KIND_READ_DATA, 0, 30, 0, 0, 100 }, false },
 	};
 
-	start();
+	hand_own_start();
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(bad); i++) {
 		uint64_t id = i + 1;
 		int fd;
 
-		lab_transfer1(a, id, bad[i].write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ, 0, 0, 100);
-		lab_advance(&lab, 2000);
-		fd = stream(2 * i + 1);
-		bad[i].f.slice += bad[i].write ? receive_write(fd, 0, 0, 100).slice : receive_read(fd, 0, 100).slice;
-		pmsg_frame_put(payload, &bad[i].f);
-		lab_send(&lab, fd, payload, PMSG_FRAME_SIZE);
-		lab_settle(&lab);
-		if (!lab_is_closed(&lab, fd) || a->lost.n != i + 1)
+		lab_transfer1(a, id, bad[i].write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ, 0,
+			      0, 100);
+		lab_advance(&hand.lab, 2000);
+		fd = hand_stream(2 * i + 1);
+		bad[i].f.slice += bad[i].write ? hand_receive_write(fd, 0, 0, 100).slice :
+						 hand_receive_read(fd, 0, 100).slice;
+		pmsg_frame_put(hand.payload, &bad[i].f);
+		lab_send(&hand.lab, fd, hand.payload, PMSG_FRAME_SIZE);
+		lab_settle(&hand.lab);
+		if (!lab_is_closed(&hand.lab, fd) || a->lost.n != i + 1)
 			fail_msg("accepted: %s", bad[i].what);
-		assert_int_equal(a->lost.id[i], lab.raw_id[2 * i]);
-		dead(i);
-		lab_advance(&lab, 6000);
-		fd = stream(2 * i + 2);
+		assert_int_equal(a->lost.id[i], hand.lab.raw_id[2 * i]);
+		hand_dead(i);
+		lab_advance(&hand.lab, 6000);
+		fd = hand_stream(2 * i + 2);
 		if (bad[i].write)
-			ack(fd, receive_write(fd, 0, 0, 100).slice, 0);
+			hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, 0);
 		else
-			answer(fd, PMSG_FRAME_KIND_READ_DATA, receive_read(fd, 0, 100).slice, DRAY_E_REVOKED, 0);
-		expect_end(id, bad[i].write ? 0 : DRAY_E_REVOKED);
+			hand_answer(fd, PMSG_FRAME_KIND_READ_DATA,
+				    hand_receive_read(fd, 0, 100).slice, DRAY_E_REVOKED, 0);
+		hand_expect_end(id, bad[i].write ? 0 : DRAY_E_REVOKED);
 		/* the next round makes a stream of its own */
 		close(fd);
-		lab.raw_fd[2 * i + 1] = -1;
-		lab_settle(&lab);
+		hand.lab.raw_fd[2 * i + 1] = -1;
+		lab_settle(&hand.lab);
 		a->lost.n = i + 1;
 	}
-	finish();
+	hand_own_finish();
 }
 
 static void test_answers_out_of_order(void **state)
@@ -317,25 +99,25 @@ static void test_answers_out_of_order(void **state)
 	uint64_t slice[8];
 	int fd;
 
-	start();
+	hand_own_start();
 	for (unsigned i = 0; i < 8; i++)
 		lab_transfer1(a, i + 1, DMSG_DIRECTION_WRITE, i * 100, i, 50);
-	fd = stream(1);
+	fd = hand_stream(1);
 	for (unsigned i = 0; i < 8; i++)
-		slice[i] = receive_write(fd, i * 100, i, 50).slice;
+		slice[i] = hand_receive_write(fd, i * 100, i, 50).slice;
 	/* the window is full */
 	lab_transfer1(a, 9, DMSG_DIRECTION_WRITE, 900, 9, 50);
-	lab_settle(&lab);
-	assert_true(recv(fd, payload, 1, MSG_DONTWAIT) < 0);
+	lab_settle(&hand.lab);
+	assert_true(recv(fd, hand.payload, 1, MSG_DONTWAIT) < 0);
 	for (unsigned i = 0; i < 8; i++) {
-		ack(fd, slice[7 - i], 0);
-		expect_end(8 - i, 0);
+		hand_ack(fd, slice[7 - i], 0);
+		hand_expect_end(8 - i, 0);
 	}
-	receive_write(fd, 900, 9, 50);
+	hand_receive_write(fd, 900, 9, 50);
 	/* twice the same */
-	ack(fd, slice[3], 0);
+	hand_ack(fd, slice[3], 0);
 	assert_int_equal(a->lost.n, 1);
-	finish();
+	hand_own_finish();
 }
 
 /* --- stopping -------------------------------------------------------------------------------- */
@@ -345,78 +127,64 @@ static void test_stop_write_sent(void **state)
 	struct pmsg_frame f[2];
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 200, 0, 100);
-	fd = stream(1);
-	f[0] = receive_write(fd, 0, 0, 100);
-	f[1] = receive_write(fd, 200, 0, 100);
-	stop(1, DRAY_E_CANCELLED, false);
-	lab_settle(&lab);
+	fd = hand_stream(1);
+	f[0] = hand_receive_write(fd, 0, 0, 100);
+	f[1] = hand_receive_write(fd, 200, 0, 100);
+	hand_stop(1, DRAY_E_CANCELLED, false);
+	lab_settle(&hand.lab);
 	/* may still land */
 	assert_null(lab_end(a, 1));
-	ack(fd, f[0].slice, 0);
-	expect_end(1, DRAY_E_CANCELLED);
+	hand_ack(fd, f[0].slice, 0);
+	hand_expect_end(1, DRAY_E_CANCELLED);
 	/* the owner is dead: nobody waits, but the stream remembers */
-	stop(2, DRAY_E_SESSION_CLOSED, true);
-	expect_end(2, DRAY_E_SESSION_CLOSED);
-	ack(fd, f[1].slice, 0);
+	hand_stop(2, DRAY_E_SESSION_CLOSED, true);
+	hand_expect_end(2, DRAY_E_SESSION_CLOSED);
+	hand_ack(fd, f[1].slice, 0);
 	assert_int_equal(a->lost.n, 0);
 	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	ack(fd, receive_write(fd, 0, 0, 100).slice, 0);
-	expect_end(3, 0);
-	finish();
-}
-
-/* Several transfers, of which the first is in the middle of being sent. */
-static int start_stuck_writes(unsigned n)
-{
-	prepare();
-	a->core.cfg.tcp_buffer = 20000;
-	a->core.cfg.slice_size = 4 * MIB;
-	go();
-	for (unsigned i = 0; i < n; i++)
-		lab_transfer1(a, i + 1, DMSG_DIRECTION_WRITE, i * MIB, i * MIB, i ? 1000 : 4 * MIB);
-	stream(1);
-	lab_settle(&lab);
-	return lab.raw_fd[0];
+	hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, 0);
+	hand_expect_end(3, 0);
+	hand_own_finish();
 }
 
 static void test_stop_write_in_middle(void **state)
 {
-	int fd = start_stuck_writes(3);
+	int fd = hand_own_start_stuck(3);
 
-	stop(1, DRAY_E_DEADLINE, false);
-	lab_settle(&lab);
+	hand_stop(1, DRAY_E_DEADLINE, false);
+	lab_settle(&hand.lab);
 	assert_null(lab_end(a, 1));
 	/* one that has not begun ends at once */
-	stop(2, DRAY_E_CANCELLED, false);
-	expect_end(2, DRAY_E_CANCELLED);
-	ack(fd, receive_write(fd, 0, 0, 4 * MIB).slice, 0);
-	expect_end(1, DRAY_E_DEADLINE);
-	ack(fd, receive_write(fd, 2 * MIB, 2 * MIB, 1000).slice, 0);
-	expect_end(3, 0);
-	finish();
+	hand_stop(2, DRAY_E_CANCELLED, false);
+	hand_expect_end(2, DRAY_E_CANCELLED);
+	hand_ack(fd, hand_receive_write(fd, 0, 0, 4 * MIB).slice, 0);
+	hand_expect_end(1, DRAY_E_DEADLINE);
+	hand_ack(fd, hand_receive_write(fd, 2 * MIB, 2 * MIB, 1000).slice, 0);
+	hand_expect_end(3, 0);
+	hand_own_finish();
 }
 
 static void test_stop_write_in_middle_urgent(void **state)
 {
-	int fd = start_stuck_writes(3);
+	int fd = hand_own_start_stuck(3);
 
-	stop(1, DRAY_E_SESSION_CLOSED, true);
-	expect_end(1, DRAY_E_SESSION_CLOSED);
+	hand_stop(1, DRAY_E_SESSION_CLOSED, true);
+	hand_expect_end(1, DRAY_E_SESSION_CLOSED);
 	assert_int_equal(a->lost.n, 1);
-	assert_true(lab_is_closed(&lab, fd) || recv(fd, payload, MIB, 0) > 0);
+	assert_true(lab_is_closed(&hand.lab, fd) || recv(fd, hand.payload, MIB, 0) > 0);
 	/* the others were not begun: they go on over another stream at once, and are not re-sent */
-	lab_advance(&lab, 1000);
-	fd = stream(2);
-	ack(fd, receive_write(fd, MIB, MIB, 1000).slice, 0);
-	ack(fd, receive_write(fd, 2 * MIB, 2 * MIB, 1000).slice, 0);
-	expect_end(2, 0);
-	expect_end(3, 0);
+	lab_advance(&hand.lab, 1000);
+	fd = hand_stream(2);
+	hand_ack(fd, hand_receive_write(fd, MIB, MIB, 1000).slice, 0);
+	hand_ack(fd, hand_receive_write(fd, 2 * MIB, 2 * MIB, 1000).slice, 0);
+	hand_expect_end(2, 0);
+	hand_expect_end(3, 0);
 	assert_int_equal(lab_counter(a, DRAY_METRIC_SLICES_RESENT_TOTAL), 0);
-	dead(0);
-	finish();
+	hand_dead(0);
+	hand_own_finish();
 }
 
 static void test_stop_read(void **state)
@@ -424,34 +192,34 @@ static void test_stop_read(void **state)
 	struct pmsg_frame f[3];
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_fill(a, 0, 8 * MIB, 3);
 	for (unsigned i = 0; i < 3; i++)
 		lab_transfer1(a, i + 1, DMSG_DIRECTION_READ, i * MIB, 0, MIB);
-	fd = stream(1);
+	fd = hand_stream(1);
 	for (unsigned i = 0; i < 3; i++)
-		f[i] = receive_read(fd, 0, MIB);
-	memset(payload, 0x55, MIB);
+		f[i] = hand_receive_read(fd, 0, MIB);
+	memset(hand.payload, 0x55, MIB);
 	/* in the middle of its payload, and before any of it */
-	answer(fd, PMSG_FRAME_KIND_READ_DATA, f[0].slice, 0, MIB);
-	lab_send(&lab, fd, payload, 5000);
-	lab_settle(&lab);
-	stop(1, DRAY_E_CANCELLED, false);
-	expect_end(1, DRAY_E_CANCELLED);
-	stop(2, DRAY_E_CANCELLED, true);
-	expect_end(2, DRAY_E_CANCELLED);
-	assert_true(lab_equal(a, 0, payload, 5000));
-	lab_send(&lab, fd, payload, MIB - 5000);
-	answer(fd, PMSG_FRAME_KIND_READ_DATA, f[1].slice, 0, MIB);
-	lab_send(&lab, fd, payload, MIB);
+	hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f[0].slice, 0, MIB);
+	lab_send(&hand.lab, fd, hand.payload, 5000);
+	lab_settle(&hand.lab);
+	hand_stop(1, DRAY_E_CANCELLED, false);
+	hand_expect_end(1, DRAY_E_CANCELLED);
+	hand_stop(2, DRAY_E_CANCELLED, true);
+	hand_expect_end(2, DRAY_E_CANCELLED);
+	assert_true(lab_equal(a, 0, hand.payload, 5000));
+	lab_send(&hand.lab, fd, hand.payload, MIB - 5000);
+	hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f[1].slice, 0, MIB);
+	lab_send(&hand.lab, fd, hand.payload, MIB);
 	assert_true(lab_filled(a, 5000, 2 * MIB - 5000, 3));
-	answer(fd, PMSG_FRAME_KIND_READ_DATA, f[2].slice, 0, MIB);
-	lab_send(&lab, fd, payload, MIB);
-	lab_settle(&lab);
-	expect_end(3, 0);
-	assert_true(lab_equal(a, 2 * MIB, payload, MIB));
+	hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f[2].slice, 0, MIB);
+	lab_send(&hand.lab, fd, hand.payload, MIB);
+	lab_settle(&hand.lab);
+	hand_expect_end(3, 0);
+	assert_true(lab_equal(a, 2 * MIB, hand.payload, MIB));
 	assert_int_equal(a->lost.n, 0);
-	finish();
+	hand_own_finish();
 }
 
 /* --- broken streams -------------------------------------------------------------------------- */
@@ -461,86 +229,86 @@ static void test_lost_write_waits(void **state)
 	struct pmsg_frame f[2];
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 100, 100, 100);
 	lab_transfer1(a, 3, DMSG_DIRECTION_READ, MIB, 7, 100);
-	fd = stream(1);
-	f[0] = receive_write(fd, 0, 0, 100);
-	f[1] = receive_write(fd, 100, 100, 100);
-	receive_read(fd, 7, 100);
+	fd = hand_stream(1);
+	f[0] = hand_receive_write(fd, 0, 0, 100);
+	f[1] = hand_receive_write(fd, 100, 100, 100);
+	hand_receive_read(fd, 7, 100);
 	close(fd);
-	lab.raw_fd[0] = -1;
-	lab_until(&lab, a->lost.n == 1);
-	assert_int_equal(a->lost.id[0], lab.raw_id[0]);
+	hand.lab.raw_fd[0] = -1;
+	lab_until(&hand.lab, a->lost.n == 1);
+	assert_int_equal(a->lost.id[0], hand.lab.raw_id[0]);
 	/* the READ goes out again at once, the WRITEs do not */
-	lab_advance(&lab, 1000);
-	fd = stream(2);
-	assert_true(receive_read(fd, 7, 100).slice);
-	lab_settle(&lab);
-	assert_true(recv(fd, payload, 1, MSG_DONTWAIT) < 0);
-	stop(2, DRAY_E_CANCELLED, false);
-	lab_settle(&lab);
+	lab_advance(&hand.lab, 1000);
+	fd = hand_stream(2);
+	assert_true(hand_receive_read(fd, 7, 100).slice);
+	lab_settle(&hand.lab);
+	assert_true(recv(fd, hand.payload, 1, MSG_DONTWAIT) < 0);
+	hand_stop(2, DRAY_E_CANCELLED, false);
+	lab_settle(&hand.lab);
 	assert_null(lab_end(a, 2));
 	/* other ids change nothing */
-	transport_tcp.stream_dead(&a->core, tcp_state(), LAB_PEER, a->lost.id[0] + 1000);
-	transport_tcp.stream_dead(&a->core, tcp_state(), LAB_HANDLE(90), a->lost.id[0]);
-	lab_settle(&lab);
-	assert_true(recv(fd, payload, 1, MSG_DONTWAIT) < 0);
-	dead(0);
-	expect_end(2, DRAY_E_CANCELLED);
-	assert_int_equal(receive_write(fd, 0, 0, 100).slice, f[0].slice);
+	transport_tcp.stream_dead(&a->core, a->tcp, LAB_PEER, a->lost.id[0] + 1000);
+	transport_tcp.stream_dead(&a->core, a->tcp, LAB_HANDLE(90), a->lost.id[0]);
+	lab_settle(&hand.lab);
+	assert_true(recv(fd, hand.payload, 1, MSG_DONTWAIT) < 0);
+	hand_dead(0);
+	hand_expect_end(2, DRAY_E_CANCELLED);
+	assert_int_equal(hand_receive_write(fd, 0, 0, 100).slice, f[0].slice);
 	assert_int_equal(lab_counter(a, DRAY_METRIC_SLICES_RESENT_TOTAL), 2);
-	ack(fd, f[0].slice, 0);
-	expect_end(1, 0);
-	dead(0);
-	finish();
+	hand_ack(fd, f[0].slice, 0);
+	hand_expect_end(1, 0);
+	hand_dead(0);
+	hand_own_finish();
 }
 
 static void test_lost_write_urgent(void **state)
 {
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	fd = stream(1);
-	receive_write(fd, 0, 0, 100);
+	fd = hand_stream(1);
+	hand_receive_write(fd, 0, 0, 100);
 	close(fd);
-	lab.raw_fd[0] = -1;
-	lab_until(&lab, a->lost.n == 1);
-	stop(1, DRAY_E_SESSION_CLOSED, true);
-	expect_end(1, DRAY_E_SESSION_CLOSED);
-	dead(0);
-	lab_settle(&lab);
-	finish();
+	hand.lab.raw_fd[0] = -1;
+	lab_until(&hand.lab, a->lost.n == 1);
+	hand_stop(1, DRAY_E_SESSION_CLOSED, true);
+	hand_expect_end(1, DRAY_E_SESSION_CLOSED);
+	hand_dead(0);
+	lab_settle(&hand.lab);
+	hand_own_finish();
 }
 
 static void test_slice_timeout(void **state)
 {
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	fd = stream(1);
-	receive_write(fd, 0, 0, 100);
-	lab_advance(&lab, 4900);
-	lab_settle(&lab);
+	fd = hand_stream(1);
+	hand_receive_write(fd, 0, 0, 100);
+	lab_advance(&hand.lab, 4900);
+	lab_settle(&hand.lab);
 	assert_int_equal(a->lost.n, 0);
-	lab_advance(&lab, 200);
-	lab_settle(&lab);
+	lab_advance(&hand.lab, 200);
+	lab_settle(&hand.lab);
 	assert_int_equal(a->lost.n, 1);
-	assert_true(lab_is_closed(&lab, fd));
-	dead(0);
-	lab_advance(&lab, 1000);
-	fd = stream(2);
-	ack(fd, receive_write(fd, 0, 0, 100).slice, 0);
-	expect_end(1, 0);
+	assert_true(lab_is_closed(&hand.lab, fd));
+	hand_dead(0);
+	lab_advance(&hand.lab, 1000);
+	fd = hand_stream(2);
+	hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, 0);
+	hand_expect_end(1, 0);
 	/* idle streams have no time-out */
-	lab_advance(&lab, 100000);
-	lab_settle(&lab);
+	lab_advance(&hand.lab, 100000);
+	lab_settle(&hand.lab);
 	assert_int_equal(a->lost.n, 1);
-	assert_true(transport_tcp.tick(&a->core, tcp_state()) == INT64_MAX);
-	finish();
+	assert_true(transport_tcp.tick(&a->core, a->tcp) == INT64_MAX);
+	hand_own_finish();
 }
 
 /* Bytes trickle, so the stream lives; but a transfer that is stopping waits no longer than the slice time-out. */
@@ -549,31 +317,31 @@ static void test_trickle(void **state)
 	struct pmsg_frame f;
 	int fd;
 
-	start();
+	hand_own_start();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	lab_transfer1(a, 2, DMSG_DIRECTION_READ, MIB, 0, MIB);
-	fd = stream(1);
-	receive_write(fd, 0, 0, 100);
-	f = receive_read(fd, 0, MIB);
-	answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, MIB);
+	fd = hand_stream(1);
+	hand_receive_write(fd, 0, 0, 100);
+	f = hand_receive_read(fd, 0, MIB);
+	hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, MIB);
 	for (unsigned i = 0; i < 10; i++) {
-		lab_advance(&lab, 3000);
-		lab_send(&lab, fd, payload, 1);
-		lab_settle(&lab);
+		lab_advance(&hand.lab, 3000);
+		lab_send(&hand.lab, fd, hand.payload, 1);
+		lab_settle(&hand.lab);
 	}
 	assert_int_equal(a->lost.n, 0);
-	stop(1, DRAY_E_DEADLINE, false);
+	hand_stop(1, DRAY_E_DEADLINE, false);
 	for (unsigned i = 0; i < 2; i++) {
 		assert_int_equal(a->lost.n, 0);
-		lab_advance(&lab, 3000);
-		lab_send(&lab, fd, payload, 1);
-		lab_settle(&lab);
+		lab_advance(&hand.lab, 3000);
+		lab_send(&hand.lab, fd, hand.payload, 1);
+		lab_settle(&hand.lab);
 	}
 	assert_int_equal(a->lost.n, 1);
 	assert_null(lab_end(a, 1));
-	dead(0);
-	expect_end(1, DRAY_E_DEADLINE);
-	finish();
+	hand_dead(0);
+	hand_expect_end(1, DRAY_E_DEADLINE);
+	hand_own_finish();
 }
 
 /* Streams that open and break before they answer anything are like streams that do not open. */
@@ -581,20 +349,20 @@ static void test_useless_streams(void **state)
 {
 	unsigned n = 0;
 
-	start();
-	lab.hold_resets = true;
+	hand_own_start();
+	hand.lab.hold_resets = true;
 	lab_transfer1(a, 1, DMSG_DIRECTION_READ, 0, 0, 100);
 	for (unsigned i = 0; i < 5000 && !lab_end(a, 1); i++) {
-		lab_turn(&lab);
-		lab_advance(&lab, 10);
-		while (n < lab.n_raw) {
-			close(lab.raw_fd[n]);
-			lab.raw_fd[n++] = -1;
+		lab_turn(&hand.lab);
+		lab_advance(&hand.lab, 10);
+		while (n < hand.lab.n_raw) {
+			close(hand.lab.raw_fd[n]);
+			hand.lab.raw_fd[n++] = -1;
 		}
 	}
-	expect_end(1, DRAY_E_PEER_UNREACHABLE);
+	hand_expect_end(1, DRAY_E_PEER_UNREACHABLE);
 	assert_true(n >= 5 && n < 20);
-	finish();
+	hand_own_finish();
 }
 
 /* --- faults ---------------------------------------------------------------------------------- */
@@ -603,52 +371,52 @@ static void test_write_fault(void **state)
 {
 	int fd;
 
-	start();
+	hand_own_start();
 	if (!lab_punch(a, 0, 65536)) {
-		finish();
+		hand_own_finish();
 		skip();
 	}
 	/* of several in one batch only the one whose memory is gone */
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 3 * MIB, 0, 1000);
 	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 100, 1, 1000);
 	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 4 * MIB, 2, 1000);
-	fd = stream(1);
-	lab_settle(&lab);
-	expect_end(2, DRAY_E_REGION_FAULT);
+	fd = hand_stream(1);
+	lab_settle(&hand.lab);
+	hand_expect_end(2, DRAY_E_REGION_FAULT);
 	assert_int_equal(a->n_faults, 1);
 	assert_int_equal(a->last_fault, LAB_SESSION);
-	ack(fd, receive_write(fd, 3 * MIB, 0, 1000).slice, 0);
-	ack(fd, receive_write(fd, 4 * MIB, 2, 1000).slice, 0);
-	expect_end(1, 0);
-	expect_end(3, 0);
+	hand_ack(fd, hand_receive_write(fd, 3 * MIB, 0, 1000).slice, 0);
+	hand_ack(fd, hand_receive_write(fd, 4 * MIB, 2, 1000).slice, 0);
+	hand_expect_end(1, 0);
+	hand_expect_end(3, 0);
 	assert_int_equal(a->lost.n, 0);
-	finish();
+	hand_own_finish();
 }
 
 static void test_write_fault_in_middle(void **state)
 {
 	int fd;
 
-	start();
+	hand_own_start();
 	/* the second half of what is one slice */
 	if (!lab_punch(a, MIB - 65536, 65536)) {
-		finish();
+		hand_own_finish();
 		skip();
 	}
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, MIB);
 	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 3 * MIB, 2, 1000);
-	fd = stream(1);
-	lab_until(&lab, a->lost.n == 1);
+	fd = hand_stream(1);
+	lab_until(&hand.lab, a->lost.n == 1);
 	assert_int_equal(a->n_faults, 1);
 	assert_null(lab_end(a, 1));
-	assert_true(lab_is_closed(&lab, fd) || true);
-	dead(0);
-	expect_end(1, DRAY_E_REGION_FAULT);
-	lab_advance(&lab, 1000);
-	fd = stream(2);
-	ack(fd, receive_write(fd, 3 * MIB, 2, 1000).slice, 0);
-	expect_end(2, 0);
-	finish();
+	assert_true(lab_is_closed(&hand.lab, fd) || true);
+	hand_dead(0);
+	hand_expect_end(1, DRAY_E_REGION_FAULT);
+	lab_advance(&hand.lab, 1000);
+	fd = hand_stream(2);
+	hand_ack(fd, hand_receive_write(fd, 3 * MIB, 2, 1000).slice, 0);
+	hand_expect_end(2, 0);
+	hand_own_finish();
 }
 
 static void test_read_fault(void **state)
@@ -657,113 +425,31 @@ static void test_read_fault(void **state)
 	struct pmsg_frame f;
 	int fd;
 
-	start();
+	hand_own_start();
 	if (!lab_punch(a, 0, 65536)) {
-		finish();
+		hand_own_finish();
 		skip();
 	}
-	memset(payload, 0x77, MIB);
+	memset(hand.payload, 0x77, MIB);
 	for (unsigned i = 0; i < 2; i++) {
 		lab_transfer1(a, 2 * i + 1, DMSG_DIRECTION_READ, 100, 0, sizes[i]);
 		lab_transfer1(a, 2 * i + 2, DMSG_DIRECTION_READ, 3 * MIB, 1, 1000);
-		fd = stream(1);
-		f = receive_read(fd, 0, sizes[i]);
-		answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, f.length);
-		lab_send(&lab, fd, payload, f.length);
-		lab_settle(&lab);
-		expect_end(2 * i + 1, DRAY_E_REGION_FAULT);
-		f = receive_read(fd, 1, 1000);
-		answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, f.length);
-		lab_send(&lab, fd, payload, f.length);
-		lab_settle(&lab);
-		expect_end(2 * i + 2, 0);
-		assert_true(lab_equal(a, 3 * MIB, payload, 1000));
+		fd = hand_stream(1);
+		f = hand_receive_read(fd, 0, sizes[i]);
+		hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, f.length);
+		lab_send(&hand.lab, fd, hand.payload, f.length);
+		lab_settle(&hand.lab);
+		hand_expect_end(2 * i + 1, DRAY_E_REGION_FAULT);
+		f = hand_receive_read(fd, 1, 1000);
+		hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, f.length);
+		lab_send(&hand.lab, fd, hand.payload, f.length);
+		lab_settle(&hand.lab);
+		hand_expect_end(2 * i + 2, 0);
+		assert_true(lab_equal(a, 3 * MIB, hand.payload, 1000));
 		assert_int_equal(a->n_faults, i + 1);
 	}
 	assert_int_equal(a->lost.n, 0);
-	finish();
-}
-
-/* --- the peer goes --------------------------------------------------------------------------- */
-
-static void down(uint32_t code)
-{
-	transport_tcp.peer_down(&a->core, tcp_state(), LAB_PEER, code);
-	a->down = true;
-	assert_int_equal(a->n_gone, 1);
-	assert_true(dray_list_empty(&a->session.xfers));
-	assert_int_equal(a->session.slices, 0);
-}
-
-static void test_down_idle(void **state)
-{
-	start();
-	down(DRAY_E_PEER_LOST);
-	/* unknown by now */
-	transport_tcp.peer_down(&a->core, tcp_state(), LAB_PEER, DRAY_E_PEER_LOST);
-	assert_int_equal(a->n_gone, 2);
-	/* no channel, so the transfer fails */
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 10);
-	expect_end(1, DRAY_E_PEER_LOST);
-	assert_int_equal(transport_tcp.peer_up(&a->core, tcp_state(), &a->link), 0);
-	assert_int_equal(transport_tcp.peer_up(&a->core, tcp_state(), &a->link), -EEXIST);
-	a->n_ended = 0;
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 10);
-	ack(stream(1), receive_write(stream(1), 0, 0, 10).slice, 0);
-	expect_end(1, 0);
-	transport_tcp.peer_down(&a->core, tcp_state(), LAB_PEER, DRAY_E_PEER_LOST);
-	finish();
-}
-
-static void test_down_connecting(void **state)
-{
-	prepare();
-	lab.no_welcome = true;
-	go();
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 10);
-	lab_side_turn(a);
-	lab_settle(&lab);
-	down(DRAY_E_PEER_LOST);
-	expect_end(1, DRAY_E_PEER_LOST);
-	lab_settle(&lab);
-	finish();
-}
-
-static void test_down_in_flight(void **state)
-{
-	int fd = start_stuck_writes(1);
-
-	for (unsigned i = 0; i < 20; i++)
-		lab_transfer1(a, 10 + i, i % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE, i * 4096, i * 4096, 4096);
-	lab_settle(&lab);
-	down(DRAY_E_PEER_LOST);
-	expect_end(1, DRAY_E_PEER_LOST);
-	for (unsigned i = 0; i < 20; i++)
-		expect_end(10 + i, DRAY_E_PEER_LOST);
-	lab_settle(&lab);
-	while (recv(fd, payload, MIB, MSG_DONTWAIT) > 0)
-		;
-	assert_true(lab_is_closed(&lab, fd));
-	finish();
-}
-
-static void test_down_lost(void **state)
-{
-	int fd;
-
-	start();
-	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	lab_transfer1(a, 2, DMSG_DIRECTION_READ, MIB, 0, MIB);
-	fd = stream(1);
-	receive_write(fd, 0, 0, 100);
-	close(fd);
-	lab.raw_fd[0] = -1;
-	lab_until(&lab, a->lost.n == 1);
-	down(DRAY_E_INCARNATION);
-	expect_end(1, DRAY_E_INCARNATION);
-	expect_end(2, DRAY_E_INCARNATION);
-	dead(0);
-	finish();
+	hand_own_finish();
 }
 
 /* --- limits ---------------------------------------------------------------------------------- */
@@ -774,63 +460,51 @@ static void test_session_limit(void **state)
 	const uint64_t op[1][3] = { { 0, 0, 100 } };
 	int fd[2];
 
-	prepare();
+	hand_own_prepare();
 	a->core.cfg.slices_per_session = 1;
-	go();
+	hand_own_go();
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
-	fd[0] = stream(1);
-	lab_settle(&lab);
+	fd[0] = hand_stream(1);
+	lab_settle(&hand.lab);
 	lab_transfer(a, 2, DMSG_DIRECTION_WRITE, DMSG_CLASS_LATENCY, op, 1);
-	lab_settle(&lab);
-	assert_int_equal(lab.n_raw, 1);
-	ack(fd[0], receive_write(fd[0], 0, 0, 100).slice, 0);
-	expect_end(1, 0);
-	fd[1] = stream(2);
-	ack(fd[1], receive_write(fd[1], 0, 0, 100).slice, 0);
-	expect_end(2, 0);
-	finish();
+	lab_settle(&hand.lab);
+	assert_int_equal(hand.lab.n_raw, 1);
+	hand_ack(fd[0], hand_receive_write(fd[0], 0, 0, 100).slice, 0);
+	hand_expect_end(1, 0);
+	fd[1] = hand_stream(2);
+	hand_ack(fd[1], hand_receive_write(fd[1], 0, 0, 100).slice, 0);
+	hand_expect_end(2, 0);
+	hand_own_finish();
 }
 
 static void test_spread(void **state)
 {
 	unsigned per[2] = { 0 };
 
-	prepare();
+	hand_own_prepare();
 	a->core.cfg.tcp_streams = 2;
-	go();
+	hand_own_go();
 	lab_transfer1(a, 1, DMSG_DIRECTION_READ, 0, 0, 1);
-	answer(stream(1), PMSG_FRAME_KIND_READ_DATA, receive_read(stream(1), 0, 1).slice, 0, 1);
-	lab_send(&lab, stream(1), payload, 1);
-	stream(2);
-	lab_settle(&lab);
+	hand_answer(hand_stream(1), PMSG_FRAME_KIND_READ_DATA,
+		    hand_receive_read(hand_stream(1), 0, 1).slice, 0, 1);
+	lab_send(&hand.lab, hand_stream(1), hand.payload, 1);
+	hand_stream(2);
+	lab_settle(&hand.lab);
 	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 0, 0, 4 * MIB);
-	lab_settle(&lab);
+	lab_settle(&hand.lab);
 	for (unsigned i = 0; i < 2; i++) {
-		ssize_t n = recv(lab.raw_fd[i], payload, 1000, MSG_DONTWAIT);
+		ssize_t n = recv(hand.lab.raw_fd[i], hand.payload, 1000, MSG_DONTWAIT);
 
 		per[i] = n > 0 ? (unsigned)n / (PMSG_FRAME_SIZE + PMSG_SEG_SIZE) : 0;
 	}
 	assert_int_equal(per[0], 2);
 	assert_int_equal(per[1], 2);
-	finish();
-}
-
-/* What a process opens once, for good, does not count as left behind. */
-static int set_up(void **state)
-{
-	lab_init(&lab, MIB, 1);
-	lab_deinit(&lab);
-	return 0;
+	hand_own_finish();
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_lazy),
-		cmocka_unit_test(test_unreachable),
-		cmocka_unit_test(test_back_after_refusal),
-		cmocka_unit_test(test_bad_mac),
-		cmocka_unit_test(test_no_welcome),
 		cmocka_unit_test(test_statuses),
 		cmocka_unit_test(test_bad_answers),
 		cmocka_unit_test(test_answers_out_of_order),
@@ -846,13 +520,9 @@ int main(void)
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_write_fault_in_middle),
 		cmocka_unit_test(test_read_fault),
-		cmocka_unit_test(test_down_idle),
-		cmocka_unit_test(test_down_connecting),
-		cmocka_unit_test(test_down_in_flight),
-		cmocka_unit_test(test_down_lost),
 		cmocka_unit_test(test_session_limit),
 		cmocka_unit_test(test_spread),
 	};
 
-	return cmocka_run_group_tests(tests, set_up, NULL);
+	return cmocka_run_group_tests(tests, hand_set_up, NULL);
 }

@@ -10,115 +10,38 @@
 #include "agent/transfer/object.h"
 #include "agent/transport/tcp.h"
 #include "tests/unit/cm.h"
-#include "tests/unit/tcp_lab.h"
+#include "tests/unit/tcp_hand.h"
 
-#define MIB (1u << 20)
-#define STREAM 77
+#define MIB HAND_MIB
+#define STREAM HAND_STREAM
 
-static struct lab lab;
-static struct lab_side *const b = &lab.side[1];
-static int fd;
-static uint8_t frame[TCP_HEAD_MAX], *payload;
-
-static void start(uint32_t extents, int buffer)
-{
-	lab_init(&lab, 8 * MIB, extents);
-	lab_fill(b, 0, 8 * MIB, 1);
-	fd = lab_raw_stream(b, STREAM, buffer);
-	payload = malloc(8 * MIB);
-	assert_non_null(payload);
-	lab_pattern_fill(payload, 0, 8 * MIB, 2);
-}
-
-static void finish(void)
-{
-	close(fd);
-	lab_settle(&lab);
-	free(payload);
-	lab_deinit(&lab);
-}
-
-static void send_frame(uint8_t kind, uint64_t id, uint64_t grant, const struct pmsg_seg *segs, uint16_t n)
-{
-	size_t bytes = lab_frame(frame, kind, id, grant, segs, n);
-
-	lab_send(&lab, fd, frame, bytes);
-}
-
-static struct pmsg_frame receive_answer(void)
-{
-	uint8_t wire[PMSG_FRAME_SIZE];
-	struct pmsg_frame f;
-
-	assert_true(lab_receive(&lab, fd, wire, sizeof(wire)));
-	pmsg_frame_get(wire, &f);
-	assert_int_equal(f.segs, 0);
-	return f;
-}
-
-static void expect(uint8_t kind, uint64_t id, uint32_t status, uint64_t length)
-{
-	struct pmsg_frame f = receive_answer();
-
-	assert_int_equal(f.kind, kind);
-	assert_int_equal(f.slice, id);
-	assert_int_equal(f.status, status);
-	assert_int_equal(f.length, length);
-}
-
-static struct object *grant_object(void)
-{
-	return object_get(&b->core, OBJECT_GRANT, LAB_GRANT);
-}
-
-static void write_ok(uint64_t id, uint64_t offset, uint64_t n)
-{
-	struct pmsg_seg seg = { offset, n };
-
-	send_frame(PMSG_FRAME_KIND_WRITE, id, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, n);
-	expect(PMSG_FRAME_KIND_WRITE_ACK, id, 0, 0);
-	assert_true(lab_equal(b, offset, payload, n));
-}
-
-static void read_ok(uint64_t id, uint64_t offset, uint64_t n)
-{
-	struct pmsg_seg seg = { offset, n };
-	uint8_t *got = malloc(n);
-
-	assert_non_null(got);
-	send_frame(PMSG_FRAME_KIND_READ, id, LAB_GRANT, &seg, 1);
-	expect(PMSG_FRAME_KIND_READ_DATA, id, 0, n);
-	assert_true(lab_receive(&lab, fd, got, n));
-	assert_true(lab_equal(b, offset, got, n));
-	free(got);
-}
+static struct lab_side *const b = &hand.lab.side[1];
 
 static void test_byte_by_byte(void **state)
 {
 	struct pmsg_seg segs[] = { { 100, 3 }, { 5000, 9000 }, { 7, 1 } };
 	size_t n;
 
-	start(2048, 0);
-	n = lab_frame(frame, PMSG_FRAME_KIND_WRITE, 5, LAB_GRANT, segs, 3);
+	hand_import_start(2048, 0);
+	n = lab_frame(hand.frame, PMSG_FRAME_KIND_WRITE, 5, LAB_GRANT, segs, 3);
 	for (size_t i = 0; i < n; i++) {
-		lab_send(&lab, fd, frame + i, 1);
-		assert_int_equal(grant_object()->users, i == n - 1);
+		lab_send(&hand.lab, hand.fd, hand.frame + i, 1);
+		assert_int_equal(hand_grant()->users, i == n - 1);
 	}
 	for (size_t i = 0; i < 9004; i++)
-		lab_send(&lab, fd, payload + i, 1);
-	expect(PMSG_FRAME_KIND_WRITE_ACK, 5, 0, 0);
-	assert_int_equal(grant_object()->users, 0);
-	assert_true(lab_equal(b, 100, payload, 3));
-	assert_true(lab_equal(b, 5000, payload + 3, 9000));
-	assert_true(lab_equal(b, 7, payload + 9003, 1));
-	n = lab_frame(frame, PMSG_FRAME_KIND_READ, 6, LAB_GRANT, segs, 3);
+		lab_send(&hand.lab, hand.fd, hand.payload + i, 1);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 5, 0, 0);
+	assert_int_equal(hand_grant()->users, 0);
+	assert_true(lab_equal(b, 100, hand.payload, 3));
+	assert_true(lab_equal(b, 5000, hand.payload + 3, 9000));
+	assert_true(lab_equal(b, 7, hand.payload + 9003, 1));
+	n = lab_frame(hand.frame, PMSG_FRAME_KIND_READ, 6, LAB_GRANT, segs, 3);
 	for (size_t i = 0; i < n; i++)
-		lab_send(&lab, fd, frame + i, 1);
-	expect(PMSG_FRAME_KIND_READ_DATA, 6, 0, 9004);
-	assert_true(lab_receive(&lab, fd, payload + MIB, 9004));
-	assert_memory_equal(payload + MIB, payload, 9004);
-	finish();
+		lab_send(&hand.lab, hand.fd, hand.frame + i, 1);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 6, 0, 9004);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + MIB, 9004));
+	assert_memory_equal(hand.payload + MIB, hand.payload, 9004);
+	hand_import_finish();
 }
 
 static void test_most_segments(void **state)
@@ -126,23 +49,25 @@ static void test_most_segments(void **state)
 	struct pmsg_seg segs[PMSG_SEGS_MAX];
 
 	/* bulky and small ones of 256 segments in turn, all in one go */
-	start(1024, 0);
+	hand_import_start(1024, 0);
 	for (unsigned round = 0; round < 6; round++) {
 		uint64_t length = round % 2 ? 8000 : 10, at = 0;
 
 		for (unsigned i = 0; i < PMSG_SEGS_MAX; i++)
-			segs[i] = (struct pmsg_seg){ (PMSG_SEGS_MAX - i) * 8192ull + round, length };
-		send_frame(PMSG_FRAME_KIND_WRITE, round, LAB_GRANT, segs, PMSG_SEGS_MAX);
-		lab_send(&lab, fd, payload, length * PMSG_SEGS_MAX);
-		send_frame(PMSG_FRAME_KIND_READ, round, LAB_GRANT, segs, PMSG_SEGS_MAX);
-		expect(PMSG_FRAME_KIND_WRITE_ACK, round, 0, 0);
+			segs[i] =
+				(struct pmsg_seg){ (PMSG_SEGS_MAX - i) * 8192ull + round, length };
+		hand_send_frame(PMSG_FRAME_KIND_WRITE, round, LAB_GRANT, segs, PMSG_SEGS_MAX);
+		lab_send(&hand.lab, hand.fd, hand.payload, length * PMSG_SEGS_MAX);
+		hand_send_frame(PMSG_FRAME_KIND_READ, round, LAB_GRANT, segs, PMSG_SEGS_MAX);
+		hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, round, 0, 0);
 		for (unsigned i = 0; i < PMSG_SEGS_MAX; i++, at += length)
-			assert_true(lab_equal(b, segs[i].offset, payload + at, length));
-		expect(PMSG_FRAME_KIND_READ_DATA, round, 0, length * PMSG_SEGS_MAX);
-		assert_true(lab_receive(&lab, fd, payload + 4 * MIB, length * PMSG_SEGS_MAX));
-		assert_memory_equal(payload + 4 * MIB, payload, length * PMSG_SEGS_MAX);
+			assert_true(lab_equal(b, segs[i].offset, hand.payload + at, length));
+		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, round, 0, length * PMSG_SEGS_MAX);
+		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + 4 * MIB,
+					length * PMSG_SEGS_MAX));
+		assert_memory_equal(hand.payload + 4 * MIB, hand.payload, length * PMSG_SEGS_MAX);
 	}
-	finish();
+	hand_import_finish();
 }
 
 static void test_malformed(void **state)
@@ -158,7 +83,9 @@ static void test_malformed(void **state)
 		{ "an answer", { PMSG_FRAME_KIND_WRITE_ACK, 0, 0, 1, LAB_GRANT, 0 }, one },
 		{ "data", { PMSG_FRAME_KIND_READ_DATA, 0, 0, 1, LAB_GRANT, 10 }, one },
 		{ "no segments", { PMSG_FRAME_KIND_READ, 0, 0, 1, LAB_GRANT, 10 }, one },
-		{ "too many", { PMSG_FRAME_KIND_READ, PMSG_SEGS_MAX + 1, 0, 1, LAB_GRANT, 10 }, one },
+		{ "too many",
+		  { PMSG_FRAME_KIND_READ, PMSG_SEGS_MAX + 1, 0, 1, LAB_GRANT, 10 },
+		  one },
 		{ "a status", { PMSG_FRAME_KIND_READ, 1, 1, 1, LAB_GRANT, 10 }, one },
 		{ "no bytes", { PMSG_FRAME_KIND_READ, 1, 0, 1, LAB_GRANT, 0 }, { 0, 0 } },
 		{ "sum too small", { PMSG_FRAME_KIND_WRITE, 1, 0, 1, LAB_GRANT, 11 }, one },
@@ -166,31 +93,33 @@ static void test_malformed(void **state)
 		{ "too long",
 		  { PMSG_FRAME_KIND_WRITE, 1, 0, 1, LAB_GRANT, PMSG_FRAME_BYTES_MAX + 1 },
 		  { 0, PMSG_FRAME_BYTES_MAX + 1 } },
-		{ "huge", { PMSG_FRAME_KIND_WRITE, 1, 0, 1, LAB_GRANT, UINT64_MAX }, { 0, UINT64_MAX } },
+		{ "huge",
+		  { PMSG_FRAME_KIND_WRITE, 1, 0, 1, LAB_GRANT, UINT64_MAX },
+		  { 0, UINT64_MAX } },
 	};
 
-	start(1, 0);
+	hand_import_start(1, 0);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(bad); i++) {
 		unsigned n = b->closed.n;
 
-		close(fd);
-		lab_until(&lab, b->closed.n == n + 1);
+		close(hand.fd);
+		lab_until(&hand.lab, b->closed.n == n + 1);
 		b->closed.n = 0;
-		fd = lab_raw_stream(b, STREAM + i, 0);
-		write_ok(i, 3, 10);
-		pmsg_frame_put(frame, &bad[i].f);
-		pmsg_seg_put(frame + PMSG_FRAME_SIZE, &bad[i].seg);
-		lab_send(&lab, fd, frame, PMSG_FRAME_SIZE + PMSG_SEG_SIZE);
-		if (!lab_is_closed(&lab, fd))
+		hand.fd = lab_raw_stream(b, STREAM + i, 0);
+		hand_write(i, 3, 10);
+		pmsg_frame_put(hand.frame, &bad[i].f);
+		pmsg_seg_put(hand.frame + PMSG_FRAME_SIZE, &bad[i].seg);
+		lab_send(&hand.lab, hand.fd, hand.frame, PMSG_FRAME_SIZE + PMSG_SEG_SIZE);
+		if (!lab_is_closed(&hand.lab, hand.fd))
 			fail_msg("accepted: %s", bad[i].what);
 		assert_int_equal(b->closed.n, 1);
 		assert_int_equal(b->closed.id[0], STREAM + i);
-		assert_int_equal(grant_object()->users, 0);
+		assert_int_equal(hand_grant()->users, 0);
 		/* what follows is for the loop's close */
 		b->closed.n = 0;
-		fd = lab_raw_stream(b, 1000 + i, 0);
+		hand.fd = lab_raw_stream(b, 1000 + i, 0);
 	}
-	finish();
+	hand_import_finish();
 }
 
 /* Two segments whose sum wraps to the length given. */
@@ -198,28 +127,41 @@ static void test_sum_overflow(void **state)
 {
 	struct pmsg_frame f = { PMSG_FRAME_KIND_WRITE, 2, 0, 1, LAB_GRANT, 10 };
 
-	start(1, 0);
-	pmsg_frame_put(frame, &f);
-	pmsg_seg_put(frame + PMSG_FRAME_SIZE, &(struct pmsg_seg){ 0, UINT64_MAX - 9 });
-	pmsg_seg_put(frame + PMSG_FRAME_SIZE + PMSG_SEG_SIZE, &(struct pmsg_seg){ 0, 20 });
-	lab_send(&lab, fd, frame, PMSG_FRAME_SIZE + 2 * PMSG_SEG_SIZE);
-	assert_true(lab_is_closed(&lab, fd));
-	finish();
+	hand_import_start(1, 0);
+	pmsg_frame_put(hand.frame, &f);
+	pmsg_seg_put(hand.frame + PMSG_FRAME_SIZE, &(struct pmsg_seg){ 0, UINT64_MAX - 9 });
+	pmsg_seg_put(hand.frame + PMSG_FRAME_SIZE + PMSG_SEG_SIZE, &(struct pmsg_seg){ 0, 20 });
+	lab_send(&hand.lab, hand.fd, hand.frame, PMSG_FRAME_SIZE + 2 * PMSG_SEG_SIZE);
+	assert_true(lab_is_closed(&hand.lab, hand.fd));
+	hand_import_finish();
 }
 
 static void test_refused(void **state)
 {
 	/* a part of the region, for reading; one of another peer; one whose region is unknown */
 	struct grant_view part = { { OBJECT_GRANT, LAB_HANDLE(20), 0, 0, 1000, DMSG_ACCESS_READ },
-				   LAB_PEER, LAB_REGION, 500 },
+				   LAB_PEER,
+				   LAB_REGION,
+				   500 },
 			  foreign = { { OBJECT_GRANT, LAB_HANDLE(21), 0, 0, 1000, DMSG_ACCESS_ALL },
-				      LAB_HANDLE(9), LAB_REGION, 0 },
-			  dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000, DMSG_ACCESS_ALL },
-				       LAB_PEER, LAB_HANDLE(99), 0 },
-			  write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000, DMSG_ACCESS_WRITE },
-					 LAB_PEER, LAB_REGION, 0 },
-			  beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB, DMSG_ACCESS_ALL },
-				     LAB_PEER, LAB_REGION, 1 };
+				      LAB_HANDLE(9),
+				      LAB_REGION,
+				      0 },
+			  dangling = { { OBJECT_GRANT, LAB_HANDLE(22), 0, 0, 1000,
+					 DMSG_ACCESS_ALL },
+				       LAB_PEER,
+				       LAB_HANDLE(99),
+				       0 },
+			  write_only = { { OBJECT_GRANT, LAB_HANDLE(23), 0, 0, 1000,
+					   DMSG_ACCESS_WRITE },
+					 LAB_PEER,
+					 LAB_REGION,
+					 0 },
+			  beyond = { { OBJECT_GRANT, LAB_HANDLE(24), 0, 0, 8 * MIB,
+				       DMSG_ACCESS_ALL },
+				     LAB_PEER,
+				     LAB_REGION,
+				     1 };
 	struct {
 		uint8_t kind;
 		uint64_t grant;
@@ -240,13 +182,16 @@ static void test_refused(void **state)
 		{ PMSG_FRAME_KIND_READ, LAB_HANDLE(23), { 0, 100 }, DRAY_E_DENIED },
 		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(24), { 0, 100 }, DRAY_E_RANGE },
 		{ PMSG_FRAME_KIND_WRITE, LAB_HANDLE(50), { 0, 3 * MIB }, DRAY_E_REVOKED },
-		{ PMSG_FRAME_KIND_WRITE, LAB_GRANT + ((uint64_t)1 << 32), { 0, 100 }, DRAY_E_REVOKED },
+		{ PMSG_FRAME_KIND_WRITE,
+		  LAB_GRANT + ((uint64_t)1 << 32),
+		  { 0, 100 },
+		  DRAY_E_REVOKED },
 		{ PMSG_FRAME_KIND_READ, 0, { 0, 100 }, DRAY_E_REVOKED },
 		{ PMSG_FRAME_KIND_READ, UINT64_MAX, { 0, 100 }, DRAY_E_REVOKED },
 		{ PMSG_FRAME_KIND_WRITE, LAB_GRANT, { 8 * MIB - 10, 11 }, DRAY_E_RANGE },
 	};
 
-	start(4, 0);
+	hand_import_start(4, 0);
 	object_publish(&b->core, &part.o);
 	object_publish(&b->core, &foreign.o);
 	object_publish(&b->core, &dangling.o);
@@ -257,257 +202,48 @@ static void test_refused(void **state)
 		uint64_t n = cases[i].seg.length;
 
 		lab_fill(b, 0, 8 * MIB, 1);
-		send_frame(cases[i].kind, i, cases[i].grant, &cases[i].seg, 1);
+		hand_send_frame(cases[i].kind, i, cases[i].grant, &cases[i].seg, 1);
 		if (write) {
-			lab_send(&lab, fd, payload, n);
-			expect(PMSG_FRAME_KIND_WRITE_ACK, i, cases[i].status, 0);
+			lab_send(&hand.lab, hand.fd, hand.payload, n);
+			hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, i, cases[i].status, 0);
 		} else {
-			expect(PMSG_FRAME_KIND_READ_DATA, i, cases[i].status, cases[i].status ? 0 : n);
+			hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i, cases[i].status,
+					   cases[i].status ? 0 : n);
 			if (!cases[i].status)
-				assert_true(lab_receive(&lab, fd, payload + 4 * MIB, n));
+				assert_true(
+					lab_receive(&hand.lab, hand.fd, hand.payload + 4 * MIB, n));
 		}
 		if (cases[i].grant == LAB_HANDLE(20) && !cases[i].status)
-			assert_true(lab_equal(b, 500 + cases[i].seg.offset, payload + 4 * MIB, n));
+			assert_true(
+				lab_equal(b, 500 + cases[i].seg.offset, hand.payload + 4 * MIB, n));
 		if (cases[i].status)
 			assert_true(lab_filled(b, 0, 8 * MIB, 1));
 		/* the stream goes on */
-		write_ok(100 + i, 4000, 5000);
+		hand_write(100 + i, 4000, 5000);
 	}
-	finish();
+	hand_import_finish();
 }
 
 /* The grant is published after the frame that names it came in, but before the worker looked at its commands. */
 static void test_grant_just_published(void **state)
 {
 	struct grant_view late = { { OBJECT_GRANT, LAB_HANDLE(30), 0, 0, 1000, DMSG_ACCESS_ALL },
-				   LAB_PEER, LAB_REGION, 0 };
+				   LAB_PEER,
+				   LAB_REGION,
+				   0 };
 	struct pmsg_seg seg = { 0, 1000 };
 	size_t n;
 
-	start(1, 0);
-	n = lab_frame(frame, PMSG_FRAME_KIND_WRITE, 1, LAB_HANDLE(30), &seg, 1);
-	assert_int_equal(send(fd, frame, n, 0), n);
-	assert_int_equal(send(fd, payload, 1000, 0), 1000);
+	hand_import_start(1, 0);
+	n = lab_frame(hand.frame, PMSG_FRAME_KIND_WRITE, 1, LAB_HANDLE(30), &seg, 1);
+	assert_int_equal(send(hand.fd, hand.frame, n, 0), n);
+	assert_int_equal(send(hand.fd, hand.payload, 1000, 0), 1000);
 	lab_side_turn(b);
 	lab_side_turn(b);
 	assert_int_equal(object_publish(&b->core, &late.o), 0);
-	expect(PMSG_FRAME_KIND_WRITE_ACK, 1, 0, 0);
-	assert_true(lab_equal(b, 0, payload, 1000));
-	finish();
-}
-
-/* --- drops ----------------------------------------------------------------------------------- */
-
-static void drop(enum object_kind kind, bool urgent)
-{
-	object_drop(&b->core, kind, kind == OBJECT_GRANT ? LAB_GRANT : LAB_REGION, DRAY_E_REVOKED, urgent);
-}
-
-static void revoke_write(enum object_kind kind, bool urgent)
-{
-	struct pmsg_seg seg = { 1000, 2 * MIB };
-	uint8_t *before;
-
-	start(8, 0);
-	send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, MIB);
-	lab_settle(&lab);
-	assert_int_equal(grant_object()->users, 1);
-	assert_true(lab_equal(b, 1000, payload, MIB));
-	/* sent, and not yet looked at when the drop comes */
-	assert_int_equal(send(fd, payload + MIB, 4096, MSG_DONTWAIT), 4096);
-	drop(kind, urgent);
-	assert_int_equal(b->n_dropped, 1);
-	before = malloc(8 * MIB);
-	assert_non_null(before);
-	lab_read(b, 0, before, 8 * MIB);
-	lab_send(&lab, fd, payload + MIB + 4096, MIB - 4096);
-	expect(PMSG_FRAME_KIND_WRITE_ACK, 1, DRAY_E_REVOKED, 0);
-	send_frame(PMSG_FRAME_KIND_WRITE, 2, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, 2 * MIB);
-	expect(PMSG_FRAME_KIND_WRITE_ACK, 2, DRAY_E_REVOKED, 0);
-	assert_true(lab_equal(b, 0, before, 8 * MIB));
-	free(before);
-	finish();
-}
-
-static void test_revoke_write_grant(void **state)
-{
-	revoke_write(OBJECT_GRANT, false);
-}
-
-static void test_revoke_write_region(void **state)
-{
-	revoke_write(OBJECT_REGION, false);
-}
-
-static void test_revoke_write_urgent(void **state)
-{
-	revoke_write(OBJECT_REGION, true);
-}
-
-/* A READ answer that is stuck in the middle, since nobody reads it. */
-static void start_stuck_read(uint64_t bytes)
-{
-	struct pmsg_seg seg = { 0, bytes };
-	size_t n;
-
-	start(4, 20000);
-	n = lab_frame(frame, PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &seg, 1);
-	assert_int_equal(send(fd, frame, n, 0), n);
-	lab_until(&lab, grant_object()->users == 1);
-	lab_settle(&lab);
-	assert_int_equal(grant_object()->users, 1);
-}
-
-static void test_revoke_read_grace(void **state)
-{
-	start_stuck_read(4 * MIB);
-	drop(OBJECT_GRANT, false);
-	assert_int_equal(b->n_dropped, 0);
-	/* the answer is read in time: it is whole */
-	expect(PMSG_FRAME_KIND_READ_DATA, 1, 0, 4 * MIB);
-	lab.skew_ns -= 100 * DRAY_NS_PER_MS;
-	assert_true(lab_receive(&lab, fd, payload, 4 * MIB));
-	assert_true(lab_equal(b, 0, payload, 4 * MIB));
-	assert_int_equal(b->n_dropped, 1);
-	assert_int_equal(b->closed.n, 0);
-	finish();
-}
-
-static void test_revoke_read_late(void **state)
-{
-	start_stuck_read(4 * MIB);
-	drop(OBJECT_REGION, false);
-	lab_settle(&lab);
-	assert_int_equal(b->n_dropped, 0);
-	lab_advance(&lab, 60);
-	lab_turn(&lab);
-	assert_int_equal(b->n_dropped, 1);
-	assert_int_equal(b->closed.n, 1);
-	assert_int_equal(b->closed.id[0], STREAM);
-	assert_false(lab_receive(&lab, fd, payload, 4 * MIB));
-	finish();
-}
-
-static void test_revoke_read_urgent(void **state)
-{
-	start_stuck_read(4 * MIB);
-	drop(OBJECT_REGION, true);
-	assert_int_equal(b->n_dropped, 1);
-	assert_int_equal(b->closed.n, 1);
-	finish();
-}
-
-static void test_revoke_read_escalated(void **state)
-{
-	start_stuck_read(4 * MIB);
-	drop(OBJECT_GRANT, false);
-	assert_int_equal(b->n_dropped, 0);
-	object_drop_escalate(&b->core, OBJECT_GRANT, LAB_GRANT);
-	assert_int_equal(b->n_dropped, 1);
-	assert_int_equal(b->closed.n, 1);
-	finish();
-}
-
-/* `before` small READs and a big one, of which nothing is read until the grant is dropped. True if that ended at once. */
-static bool drop_behind(unsigned before, uint64_t length)
-{
-	struct pmsg_seg small = { 0, length }, big = { 5000, MIB };
-	bool held, at_once;
-
-	start(4, 20000);
-	for (unsigned i = 0; i <= before; i++) {
-		size_t n = lab_frame(frame, PMSG_FRAME_KIND_READ, i, LAB_GRANT, i < before ? &small : &big, 1);
-
-		assert_int_equal(send(fd, frame, n, MSG_DONTWAIT), n);
-	}
-	lab_settle(&lab);
-	held = grant_object()->users;
-	drop(OBJECT_GRANT, false);
-	at_once = b->n_dropped;
-	lab.skew_ns -= 100 * DRAY_NS_PER_SEC;
-	for (unsigned i = 0; i <= before; i++) {
-		struct pmsg_frame f = receive_answer();
-
-		assert_int_equal(f.kind, PMSG_FRAME_KIND_READ_DATA);
-		assert_int_equal(f.slice, i);
-		if (f.status) {
-			assert_int_equal(f.status, DRAY_E_REVOKED);
-			assert_int_equal(f.length, 0);
-			continue;
-		}
-		assert_int_equal(f.length, i < before ? small.length : big.length);
-		assert_true(lab_receive(&lab, fd, payload, f.length));
-		assert_true(lab_equal(b, i < before ? small.offset : big.offset, payload, f.length));
-	}
-	assert_int_equal(b->n_dropped, 1);
-	assert_int_equal(b->closed.n, 0);
-	finish();
-	return held && at_once;
-}
-
-/* Behind answers that fill the socket, the head of a READ's answer has not gone out: it can still say no. */
-static void test_revoke_read_head_not_sent(void **state)
-{
-	unsigned n = 0;
-
-	/* how much the socket takes is the kernel's: one of these leaves the big one's head behind */
-	for (unsigned before = 1; before < 12; before++)
-		for (uint64_t length = 7000; length < 16384; length += 3000)
-			n += drop_behind(before, length);
-	assert_true(n > 0);
-}
-
-/* --- faults ---------------------------------------------------------------------------------- */
-
-static void test_write_fault(void **state)
-{
-	static const uint64_t sizes[] = { 100, 3000, 40000, 2 * MIB };
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(sizes); i++) {
-		struct pmsg_seg segs[] = { { 4 * MIB, 2000 }, { 0, sizes[i] } };
-
-		start(1, 0);
-		if (!lab_punch(b, 0, 65536)) {
-			finish();
-			skip();
-		}
-		send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, segs, 2);
-		lab_send(&lab, fd, payload, 2000 + sizes[i]);
-		expect(PMSG_FRAME_KIND_WRITE_ACK, 1, DRAY_E_REGION_FAULT, 0);
-		assert_int_equal(b->n_faults, 1);
-		assert_int_equal(b->last_fault, LAB_SESSION);
-		assert_int_equal(lab_counter(b, DRAY_METRIC_REGION_FAULTS_TOTAL), 1);
-		/* nothing was allocated in our name */
-		assert_int_equal(lseek(b->region.fd, 0, SEEK_DATA), 65536);
-		write_ok(2, 5 * MIB, MIB);
-		finish();
-	}
-}
-
-static void test_read_fault(void **state)
-{
-	struct pmsg_seg seg = { 0, 3000 }, big = { 0, 2 * MIB }, middle = { 4 * MIB, 3 * MIB };
-
-	start(1, 0);
-	if (!lab_punch(b, 0, 65536) || !lab_punch(b, 6 * MIB, 65536)) {
-		finish();
-		skip();
-	}
-	send_frame(PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &seg, 1);
-	expect(PMSG_FRAME_KIND_READ_DATA, 1, DRAY_E_REGION_FAULT, 0);
-	send_frame(PMSG_FRAME_KIND_READ, 2, LAB_GRANT, &big, 1);
-	expect(PMSG_FRAME_KIND_READ_DATA, 2, DRAY_E_REGION_FAULT, 0);
-	assert_int_equal(b->n_faults, 2);
-	read_ok(3, 4 * MIB, MIB);
-	/* too late to say so in the head */
-	send_frame(PMSG_FRAME_KIND_READ, 4, LAB_GRANT, &middle, 1);
-	assert_false(lab_receive(&lab, fd, payload, PMSG_FRAME_SIZE + 3 * MIB));
-	assert_int_equal(b->n_faults, 3);
-	assert_int_equal(b->closed.n, 1);
-	assert_int_equal(grant_object()->users, 0);
-	finish();
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, 0, 0);
+	assert_true(lab_equal(b, 0, hand.payload, 1000));
+	hand_import_finish();
 }
 
 /* --- streams --------------------------------------------------------------------------------- */
@@ -520,7 +256,7 @@ static void test_back_pressure(void **state)
 	uint8_t *wire;
 	size_t bytes = 0;
 
-	start(16, 20000);
+	hand_import_start(16, 20000);
 	wire = malloc(N * (PMSG_FRAME_SIZE + PMSG_SEG_SIZE));
 	assert_non_null(wire);
 	for (unsigned i = 0; i < N; i++) {
@@ -529,51 +265,52 @@ static void test_back_pressure(void **state)
 		bytes += lab_frame(wire + bytes, PMSG_FRAME_KIND_READ, i, LAB_GRANT, &seg, 1);
 	}
 	for (unsigned i = 0; i < 1000; i++) {
-		ssize_t n = send(fd, wire + at, bytes - at, MSG_DONTWAIT);
+		ssize_t n = send(hand.fd, wire + at, bytes - at, MSG_DONTWAIT);
 
 		at += n > 0 ? (unsigned)n : 0;
-		lab_turn(&lab);
+		lab_turn(&hand.lab);
 	}
 	assert_true(lab_counter(b, DRAY_METRIC_TCP_SENT_BYTES_TOTAL) < 2 * MIB);
 	for (unsigned i = 0; i < N; i++) {
 		uint64_t n = i % 7 ? 100 + i : 30000 + i;
 
 		while (at < bytes) {
-			ssize_t k = send(fd, wire + at, bytes - at, MSG_DONTWAIT);
+			ssize_t k = send(hand.fd, wire + at, bytes - at, MSG_DONTWAIT);
 
 			if (k < 0)
 				break;
 			at += (unsigned)k;
 		}
-		expect(PMSG_FRAME_KIND_READ_DATA, i, 0, n);
-		assert_true(lab_receive(&lab, fd, payload, n));
-		assert_true(lab_equal(b, i * 5000, payload, n));
+		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i, 0, n);
+		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, n));
+		assert_true(lab_equal(b, i * 5000, hand.payload, n));
 		sent++;
 	}
 	assert_int_equal(sent, N);
 	free(wire);
-	finish();
+	hand_import_finish();
 }
 
 static void test_fairness(void **state)
 {
 	struct pmsg_seg seg = { 0, 1 };
-	size_t n = lab_frame(frame, PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &seg, 1);
+	size_t n = lab_frame(hand.frame, PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &seg, 1);
 	int other;
 
 	/* one stream with thousands of frames waiting does not keep another waiting for all of them */
-	start(1, 4 * MIB);
+	hand_import_start(1, 4 * MIB);
 	other = lab_raw_stream(b, STREAM + 1, 0);
-	lab_settle(&lab);
+	lab_settle(&hand.lab);
 	for (unsigned i = 0; i < 20000; i++)
-		if (send(fd, frame, n, MSG_DONTWAIT) != (ssize_t)n)
+		if (send(hand.fd, hand.frame, n, MSG_DONTWAIT) != (ssize_t)n)
 			break;
-	assert_int_equal(send(other, frame, n, 0), n);
+	assert_int_equal(send(other, hand.frame, n, 0), n);
 	for (unsigned i = 0; i < 3; i++)
 		lab_side_turn(b);
-	assert_int_equal(recv(other, payload, PMSG_FRAME_SIZE + 1, MSG_DONTWAIT), PMSG_FRAME_SIZE + 1);
+	assert_int_equal(recv(other, hand.payload, PMSG_FRAME_SIZE + 1, MSG_DONTWAIT),
+			 PMSG_FRAME_SIZE + 1);
 	close(other);
-	finish();
+	hand_import_finish();
 }
 
 static void reset(uint64_t id)
@@ -585,17 +322,17 @@ static void test_reset(void **state)
 {
 	struct pmsg_seg seg = { 0, 2 * MIB };
 
-	start(1, 0);
-	send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, MIB);
-	lab_settle(&lab);
-	assert_int_equal(send(fd, payload + MIB, 10000, MSG_DONTWAIT), 10000);
+	hand_import_start(1, 0);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB);
+	lab_settle(&hand.lab);
+	assert_int_equal(send(hand.fd, hand.payload + MIB, 10000, MSG_DONTWAIT), 10000);
 	reset(STREAM);
 	assert_int_equal(b->closed.n, 1);
 	assert_int_equal(b->closed.id[0], STREAM);
-	assert_int_equal(grant_object()->users, 0);
-	assert_true(lab_is_closed(&lab, fd));
-	assert_true(lab_equal(b, 0, payload, MIB));
+	assert_int_equal(hand_grant()->users, 0);
+	assert_true(lab_is_closed(&hand.lab, hand.fd));
+	assert_true(lab_equal(b, 0, hand.payload, MIB));
 	for (uint64_t i = MIB; i < 8 * MIB; i += 97)
 		assert_int_equal(*lab_at(b, i), lab_pattern(i, 1));
 	/* unknown by now */
@@ -603,21 +340,21 @@ static void test_reset(void **state)
 	reset(12345);
 	assert_int_equal(b->closed.n, 3);
 	assert_int_equal(b->closed.id[2], 12345);
-	finish();
+	hand_import_finish();
 }
 
 static void test_end_of_file(void **state)
 {
 	struct pmsg_seg seg = { 0, 2 * MIB };
 
-	start(1, 0);
-	send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, 3 * 65536);
-	assert_int_equal(grant_object()->users, 1);
-	shutdown(fd, SHUT_WR);
-	lab_until(&lab, b->closed.n == 1);
-	assert_int_equal(grant_object()->users, 0);
-	finish();
+	hand_import_start(1, 0);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, 3 * 65536);
+	assert_int_equal(hand_grant()->users, 1);
+	shutdown(hand.fd, SHUT_WR);
+	lab_until(&hand.lab, b->closed.n == 1);
+	assert_int_equal(hand_grant()->users, 0);
+	hand_import_finish();
 }
 
 static void test_adopt_oddities(void **state)
@@ -625,32 +362,35 @@ static void test_adopt_oddities(void **state)
 	void *t = NULL;
 	int pair[2];
 
-	start(1, 0);
+	hand_import_start(1, 0);
 	t = b->tcp;
 	/* of a peer that is not known */
 	lab_pair(pair, 0);
 	transport_tcp.stream_adopt(&b->core, t, LAB_HANDLE(66), pair[1], 5, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 1);
-	assert_true(lab_is_closed(&lab, pair[0]));
+	assert_true(lab_is_closed(&hand.lab, pair[0]));
 	close(pair[0]);
 	/* the same id twice: both go, each is reported */
 	lab_pair(pair, 0);
 	transport_tcp.stream_adopt(&b->core, t, LAB_PEER, pair[1], STREAM, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 3);
-	assert_true(lab_is_closed(&lab, pair[0]));
-	assert_true(lab_is_closed(&lab, fd));
+	assert_true(lab_is_closed(&hand.lab, pair[0]));
+	assert_true(lab_is_closed(&hand.lab, hand.fd));
 	close(pair[0]);
-	close(fd);
+	close(hand.fd);
 	/* a local socket serves as well, and bytes that were there before the stream was adopted are not lost */
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-	fd = pair[0];
-	assert_int_equal(send(fd, frame, lab_frame(frame, PMSG_FRAME_KIND_READ, 9, LAB_GRANT, &(struct pmsg_seg){ 1, 2 }, 1), 0),
+	hand.fd = pair[0];
+	assert_int_equal(send(hand.fd, hand.frame,
+			      lab_frame(hand.frame, PMSG_FRAME_KIND_READ, 9, LAB_GRANT,
+					&(struct pmsg_seg){ 1, 2 }, 1),
+			      0),
 			 PMSG_FRAME_SIZE + PMSG_SEG_SIZE);
 	transport_tcp.stream_adopt(&b->core, t, LAB_PEER, pair[1], 6, DMSG_CLASS_LATENCY);
-	expect(PMSG_FRAME_KIND_READ_DATA, 9, 0, 2);
-	assert_true(lab_receive(&lab, fd, payload + 4 * MIB, 2));
-	write_ok(10, 77, 100000);
-	finish();
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 9, 0, 2);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + 4 * MIB, 2));
+	hand_write(10, 77, 100000);
+	hand_import_finish();
 }
 
 static void test_peer_down(void **state)
@@ -658,17 +398,17 @@ static void test_peer_down(void **state)
 	struct pmsg_seg seg = { 0, 2 * MIB };
 	int fds = cm_fds_count();
 
-	start(1, 0);
-	send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
-	lab_send(&lab, fd, payload, MIB);
+	hand_import_start(1, 0);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB);
 	transport_tcp.peer_down(&b->core, b->tcp, LAB_PEER, DRAY_E_PEER_LOST);
 	b->down = true;
 	assert_int_equal(b->n_gone, 1);
-	assert_int_equal(grant_object()->users, 0);
-	assert_true(lab_is_closed(&lab, fd));
+	assert_int_equal(hand_grant()->users, 0);
+	assert_true(lab_is_closed(&hand.lab, hand.fd));
 	reset(STREAM);
 	assert_int_equal(b->closed.n, 1);
-	finish();
+	hand_import_finish();
 	assert_int_equal(cm_fds_count(), fds);
 }
 
@@ -680,56 +420,40 @@ static void test_buffers_trimmed(void **state)
 	unsigned n = 0;
 	int fds[30];
 
-	start(1, 0);
+	hand_import_start(1, 0);
 	t = b->tcp;
 	for (unsigned i = 0; i < 30; i++) {
 		fds[i] = lab_raw_stream(b, 1000 + i, 0);
 		/* half a head each: every stream keeps a buffer */
 		assert_int_equal(send(fds[i], "\1", 1, 0), 1);
 	}
-	lab_settle(&lab);
+	lab_settle(&hand.lab);
 	assert_int_equal(t->pool_cap - t->pool_n, 30);
 	for (unsigned i = 0; i < 30; i++)
 		close(fds[i]);
-	lab_settle(&lab);
+	lab_settle(&hand.lab);
 	assert_int_equal(t->pool_n, t->pool_cap);
 	assert_int_equal(t->pool_cap, 2);
-	lab_advance(&lab, 2000);
-	lab_settle(&lab);
+	lab_advance(&hand.lab, 2000);
+	lab_settle(&hand.lab);
 	for (unsigned i = 0; i < t->pool_n; i++) {
 		assert_int_equal(mincore(t->pool[i], TCP_BUFFER, resident), 0);
 		for (unsigned k = 0; k < 16; k++)
 			n += resident[k] & 1;
 	}
 	assert_true(n <= 2);
-	finish();
+	hand_import_finish();
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_byte_by_byte),
-		cmocka_unit_test(test_most_segments),
-		cmocka_unit_test(test_malformed),
-		cmocka_unit_test(test_sum_overflow),
-		cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_grant_just_published),
-		cmocka_unit_test(test_revoke_write_grant),
-		cmocka_unit_test(test_revoke_write_region),
-		cmocka_unit_test(test_revoke_write_urgent),
-		cmocka_unit_test(test_revoke_read_grace),
-		cmocka_unit_test(test_revoke_read_late),
-		cmocka_unit_test(test_revoke_read_urgent),
-		cmocka_unit_test(test_revoke_read_escalated),
-		cmocka_unit_test(test_revoke_read_head_not_sent),
-		cmocka_unit_test(test_write_fault),
-		cmocka_unit_test(test_read_fault),
-		cmocka_unit_test(test_back_pressure),
-		cmocka_unit_test(test_fairness),
-		cmocka_unit_test(test_reset),
-		cmocka_unit_test(test_end_of_file),
-		cmocka_unit_test(test_adopt_oddities),
-		cmocka_unit_test(test_peer_down),
+		cmocka_unit_test(test_byte_by_byte),    cmocka_unit_test(test_most_segments),
+		cmocka_unit_test(test_malformed),       cmocka_unit_test(test_sum_overflow),
+		cmocka_unit_test(test_refused),         cmocka_unit_test(test_grant_just_published),
+		cmocka_unit_test(test_back_pressure),   cmocka_unit_test(test_fairness),
+		cmocka_unit_test(test_reset),           cmocka_unit_test(test_end_of_file),
+		cmocka_unit_test(test_adopt_oddities),  cmocka_unit_test(test_peer_down),
 		cmocka_unit_test(test_buffers_trimmed),
 	};
 

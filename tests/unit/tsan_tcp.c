@@ -35,8 +35,8 @@ static void *run_side(void *arg)
 		for (unsigned i = 0; i < N; i++) {
 			uint64_t at = base + i * 32768;
 
-			lab_transfer1(s, i + 1, i % 2 ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ, at, 2 * MIB + at,
-				      i % 3 ? 100 : 32768);
+			lab_transfer1(s, i + 1, i % 2 ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
+				      at, 2 * MIB + at, i % 3 ? 100 : 32768);
 		}
 		while (s->n_ended < N)
 			turn(s);
@@ -60,7 +60,8 @@ static void test_two_threads(void **state)
 		lab_transfer1(&lab.side[i], 1, DMSG_DIRECTION_WRITE, 0, 0, MIB);
 		lab_until(&lab, lab_end(&lab.side[i], 1));
 	}
-	lab_until(&lab, atomic_load(&lab.side[0].link.streams) == 4 && atomic_load(&lab.side[1].link.streams) == 4);
+	lab_until(&lab, atomic_load(&lab.side[0].link.streams) == 4 &&
+				atomic_load(&lab.side[1].link.streams) == 4);
 	atomic_store(&running, 2);
 	for (unsigned i = 0; i < 2; i++)
 		assert_int_equal(pthread_create(&threads[i], NULL, run_side, &lab.side[i]), 0);

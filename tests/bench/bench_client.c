@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine that does nothing but transfer, over libdray: two sessions, one with the agent that is asked and
+ * one with the agent that owns the other memory (or both with the same one).
+ *
+ *   bench_client --socket PATH --owner PATH --local M --remote M --ops FD [--write] [--batch OPERATIONS]
+ *                [--depth TRANSFERS] [--latency-class] [--no-ring] [--no-spin] [--poll]
+ *
+ * First line: {"transport": ..., "populate": seconds until both memories are registered}. Then it answers
+ *   run OPERATIONS   so many in all, --batch of them a transfer, --depth transfers at a time
+ *   trip COUNT       one transfer at a time: the median from request to completion
+ *   hold BYTES       transfers that go on until one fails; the answer comes when all have ended. With bytes
+ *                    above 0 it says first when so much was moved, so that whoever is to break it comes in time.
+ */
+#include <getopt.h>
+
+#include "client/dray.h"
+#include "tests/bench/bench.h"
+
+#define DEPTH_MAX 4096u
+
+static struct dray *mine, *owner;
+static struct dray_transfer transfer;
+static struct bench_ops ops;
+static size_t op_at;
+static unsigned batch = 1, depth = 1;
+static bool polling;
+
+static const char *transport_name(unsigned transport)
+{
+	static const char *const names[] = { "none", "local", "tcp", "rdma" };
+
+	return transport < sizeof(names) / sizeof(names[0]) ? names[transport] : "newer";
+}
+
+static struct dray *open_session(const char *path, unsigned flags)
+{
+	struct dray_options options = { .socket = path, .name = "bench", .flags = flags };
+	struct dray *d;
+	char why[256] = "";
+
+	if (dray_connect(&options, &d, why, sizeof(why)))
+		bench_die("%s: %s", path, why);
+	return d;
+}
+
+static dray_region add(struct dray *d, const struct bench_memory *m)
+{
+	struct dray_extent extents[BENCH_EXTENTS_MAX];
+	struct dray_region_spec spec = { .name = "bench",
+					 .access = DRAY_READ | DRAY_WRITE,
+					 .extents = extents,
+					 .extents_n = m->n };
+	dray_region region;
+
+	for (unsigned i = 0; i < m->n; i++)
+		extents[i] = (struct dray_extent){ DRAY_KIND_MEMFD, m->fd[i], 0, m->length[i] };
+	if (dray_region_add(d, &spec, &region))
+		bench_die("region: %s", dray_last_error(d));
+	return region;
+}
+
+/* Completions are waited for as an engine would, or by spinning. */
+static int advance(void)
+{
+	return polling ? dray_poll(mine) : dray_process(mine, -1);
+}
+
+/* Starts the next transfer of the list. 0, or a negated error. */
+static int start(uint64_t limit, uint64_t *ret_bytes, uint64_t *ret_id)
+{
+	size_t left = ops.n - op_at, n = batch;
+	int error;
+
+	n = n < left ? n : left;
+	n = n < limit ? n : limit;
+	transfer.ops = (const struct dray_op *)(const void *)(ops.v + op_at);
+	transfer.count = n;
+	error = dray_submit(mine, &transfer, ret_id);
+	if (error)
+		return error;
+	*ret_bytes = 0;
+	for (size_t i = 0; i < n; i++)
+		*ret_bytes += transfer.ops[i].length;
+	op_at = (op_at + n) % ops.n;
+	return 0;
+}
+
+static void run(uint64_t wanted)
+{
+	uint64_t started = 0, bytes = 0, moved, id;
+	struct dray_completion c;
+	unsigned in_flight = 0;
+	int64_t begin = bench_ns(), cpu = bench_cpu_ns();
+	int error;
+
+	while (started < wanted || in_flight) {
+		while (started < wanted && in_flight < depth) {
+			error = start(wanted - started, &moved, &id);
+			if (error == -DRAY_E_BUSY && in_flight)
+				break;
+			if (error)
+				bench_die("submit: %s", dray_last_error(mine));
+			started += transfer.count;
+			bytes += moved;
+			in_flight++;
+		}
+		error = advance();
+		if (error < 0)
+			bench_die("the session was lost: %s", dray_last_error(mine));
+		while (dray_next_completion(mine, &c) == 1) {
+			if (c.status)
+				bench_die("transfer: %s: %s", dray_strerrorname(c.status),
+					  c.message);
+			in_flight--;
+		}
+	}
+	bench_say("{\"seconds\": %.9f, \"cpu\": %.9f, \"ops\": %" PRIu64 ", \"bytes\": %" PRIu64
+		  "}",
+		  (double)(bench_ns() - begin) / 1e9, (double)(bench_cpu_ns() - cpu) / 1e9, started,
+		  bytes);
+}
+
+static void trip(uint64_t count)
+{
+	static struct bench_samples samples;
+	struct dray_completion c;
+	uint64_t moved, id;
+	int error, got;
+
+	if (!samples.v)
+		bench_samples_init(&samples);
+	for (uint64_t i = 0; i < count; i++) {
+		int64_t begin = bench_ns();
+
+		error = start(1, &moved, &id);
+		if (error)
+			bench_die("submit: %s", dray_last_error(mine));
+		while ((got = dray_next_completion(mine, &c)) == 0)
+			if (advance() < 0)
+				bench_die("the session was lost: %s", dray_last_error(mine));
+		if (got < 0 || c.status)
+			bench_die("transfer: %s", c.message);
+		bench_sample(&samples, (double)(bench_ns() - begin));
+	}
+	bench_samples_say(&samples);
+}
+
+static void hold(uint64_t tell_at)
+{
+	uint64_t in_flight = 0, failed = 0, done = 0, bytes = 0, moved, id;
+	int64_t first = 0, last = 0;
+	bool going = true;
+	char why[64] = "";
+	struct dray_completion c;
+
+	while (going || in_flight) {
+		while (going && in_flight < depth) {
+			int error = start(batch, &moved, &id);
+
+			if (error && (error != -DRAY_E_BUSY || !in_flight))
+				going = false; /* the library knows already that the remote is gone */
+			if (error)
+				break;
+			in_flight++;
+		}
+		if (!in_flight)
+			break;
+		if (advance() < 0)
+			bench_die("the session was lost: %s", dray_last_error(mine));
+		while (dray_next_completion(mine, &c) == 1) {
+			in_flight--;
+			bytes += c.bytes;
+			if (!c.status) {
+				done++;
+				continue;
+			}
+			going = false;
+			last = bench_ns();
+			if (!failed++) {
+				first = last;
+				snprintf(why, sizeof(why), "%s", dray_strerrorname(c.status));
+			}
+		}
+		if (tell_at && bytes >= tell_at) {
+			bench_say("{\"moving\": %" PRIu64 "}", bytes);
+			tell_at = 0;
+		}
+	}
+	bench_say("{\"failed\": %" PRIu64 ", \"done\": %" PRIu64 ", \"first_ns\": %" PRId64
+		  ", \"last_ns\": %" PRId64 ", \"why\": \"%s\"}",
+		  failed, done, first, last, why);
+}
+
+static void introduce(const struct bench_memory *local, const struct bench_memory *remote)
+{
+	struct dray_remote_info info;
+	struct dray_token token;
+	int64_t begin = bench_ns();
+	dray_region theirs;
+
+	transfer.local = add(mine, local);
+	theirs = add(owner, remote);
+	begin = bench_ns() - begin;
+	if (dray_region_export(owner, theirs, NULL, &token))
+		bench_die("export: %s", dray_last_error(owner));
+	if (dray_remote_import(mine, &token, 0, &transfer.remote) ||
+	    dray_remote_get_info(mine, transfer.remote, &info))
+		bench_die("import: %s", dray_last_error(mine));
+	bench_say("{\"transport\": \"%s\", \"populate\": %.6f}", transport_name(info.transport),
+		  (double)begin / 1e9);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, 's' },
+		{ "owner", required_argument, NULL, 'o' },
+		{ "local", required_argument, NULL, 'l' },
+		{ "remote", required_argument, NULL, 'r' },
+		{ "ops", required_argument, NULL, 'O' },
+		{ "batch", required_argument, NULL, 'b' },
+		{ "depth", required_argument, NULL, 'd' },
+		{ "write", no_argument, NULL, 'w' },
+		{ "latency-class", no_argument, NULL, 'L' },
+		{ "no-ring", no_argument, NULL, 'R' },
+		{ "no-spin", no_argument, NULL, 'S' },
+		{ "poll", no_argument, NULL, 'p' },
+		{ 0 },
+	};
+	struct bench_memory local = { 0 }, remote = { 0 };
+	const char *socket = NULL, *owner_socket = NULL;
+	unsigned flags = DRAY_OPTION_NO_RECONNECT;
+	uint64_t number;
+	char word[16];
+	int option;
+
+	transfer.direction = DRAY_DIRECTION_READ;
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (option) {
+		case 's':
+			socket = optarg;
+			break;
+		case 'o':
+			owner_socket = optarg;
+			break;
+		case 'l':
+			bench_memory_parse(optarg, &local);
+			break;
+		case 'r':
+			bench_memory_parse(optarg, &remote);
+			break;
+		case 'O':
+			ops = bench_ops_map((int)bench_number(optarg));
+			break;
+		case 'b':
+			batch = (unsigned)bench_number(optarg);
+			break;
+		case 'd':
+			depth = (unsigned)bench_number(optarg);
+			break;
+		case 'w':
+			transfer.direction = DRAY_DIRECTION_WRITE;
+			break;
+		case 'L':
+			transfer.priority = DRAY_PRIORITY_LATENCY;
+			break;
+		case 'R':
+			flags |= DRAY_OPTION_NO_RING;
+			break;
+		case 'S':
+			flags |= DRAY_OPTION_NO_SPIN;
+			break;
+		case 'p':
+			polling = true;
+			break;
+		default:
+			return 2;
+		}
+	}
+	if (!socket || !local.n || !remote.n || !ops.n || !batch || batch > DRAY_OPS_MAX ||
+	    !depth || depth > DEPTH_MAX)
+		bench_die("see the head of bench_client.c for how this is called");
+	bench_ops_check(ops, local.bytes, remote.bytes);
+	mine = open_session(socket, flags);
+	owner = open_session(owner_socket ? owner_socket : socket, flags);
+	introduce(&local, &remote);
+	while (bench_command(word, &number)) {
+		if (!strcmp(word, "run"))
+			run(number);
+		else if (!strcmp(word, "trip"))
+			trip(number);
+		else if (!strcmp(word, "hold"))
+			hold(number);
+		else
+			bench_die("no command %s", word);
+	}
+	dray_disconnect(mine);
+	dray_disconnect(owner);
+	return 0;
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Transport tcp between two agents over loopback, against a bare loop over the same two memfds."""
+
+import json
+import socket
+import statistics
+import subprocess
+
+import common as c
+
+STREAMS = 2  # tcp.streams
+# name, bytes of an operation, operations a transfer, transfers at a time, pieces a call of the loop, target
+SHAPES = (
+    ("1 MiB", c.MIB, 16, 4, 1, 0.97),
+    ("64 KiB scattered", 64 * c.KIB, 64, 8, 16, 0.95),
+    ("4 KiB, batches of 256", 4 * c.KIB, 256, 16, 256, 0.6),
+)
+
+
+def iperf3():
+    """Bytes a second of as many streams, for a second."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    server = subprocess.Popen(["iperf3", "-s", "-1", "-p", port, "-B", "127.0.0.1"], stdout=subprocess.PIPE, text=True)
+    try:
+        while "listening" not in (line := server.stdout.readline()):
+            if not line:
+                raise c.CannotRun("iperf3 does not listen")
+        done = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", port, "-P", str(STREAMS), "-t", "1", "-J"],
+                              stdout=subprocess.PIPE, text=True, timeout=30)
+        return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def measure(records, agents, near, far, direction, shape):
+    name, size, batch, depth, pieces, target = shape
+    write = direction == "write"
+    ops = c.ops_fd(c.scattered(size, near.size))
+    source, target_memory, column = (near, far, "local") if write else (far, near, "remote")
+    with c.socket_loop([source], [target_memory], ops, streams=STREAMS, batch=pieces, source_column=column) as loop, \
+            c.client(*agents, [near], [far], ops, "--batch", batch, "--depth", depth, *["--write"] * write) as engine:
+        if engine.first["transport"] != "tcp":
+            raise c.CannotRun(f"the agents chose {engine.first['transport']}")
+        n = c.sized(loop, 64)
+        engine.ask("run", n)
+        ours, bare, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", n)), lambda: c.rate(engine.ask("run", n)))
+        records.add(f"{direction} {name}", ours / 1e9, "GB/s", ceiling_name=f"bare socket loop, {STREAMS} streams",
+                    ceiling=bare / 1e9, ratio=ratio, target=(">=", target), spread=spread)
+        if size < 64 * c.KIB:
+            records.add(f"{direction} {name}, operations", ours / size / 1e3, "k/s",
+                        ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=bare / size / 1e3, ratio=ratio)
+
+
+with c.bench("tcp") as (lab, records):
+    c.need_memory(3 * c.GIB)
+    near, far = c.dray.Memory(c.GIB), c.dray.Memory(c.GIB)
+    agents = c.agents(lab)
+    for shape in SHAPES:
+        for direction in ("read", "write"):
+            measure(records, agents, near, far, direction, shape)
+    if c.which("iperf3"):
+        records.add(f"iperf3, {STREAMS} streams, for comparison", statistics.median(iperf3() for _ in range(3)) / 1e9, "GB/s")

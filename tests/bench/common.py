@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benches share: the tools, memory and lists of operations, interleaved rounds, and the records.
+
+A figure on a shared machine drifts from minute to minute, so none stands alone: rounds of the ceiling and rounds of
+dray alternate, each pair gives a ratio, and the median of the ratios is the result. Where there is no ceiling,
+the median of the values is.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from array import array
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / "client/python")]
+
+import dray  # noqa: E402
+import harness  # noqa: E402
+import report  # noqa: E402
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAIRS = max(7, int(os.environ.get("DRAY_BENCH_PAIRS", "9")))
+ROUND = 0.4  # seconds that a round is meant to take
+TOOLS = harness.BUILD / "tests/bench"
+OUT = ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench")
+
+
+class CannotRun(Exception):
+    """A bench that cannot run at all; a missed target is no such thing."""
+
+
+# --- memory and operations ------------------------------------------------------------------------
+
+def name_memory(*memories):
+    """As the tools take it."""
+    return ",".join(f"{m.fd}:{m.size}" for m in memories)
+
+
+def ops_fd(ops):
+    """Operations, packed or as triples, in a memfd for the tools."""
+    if not isinstance(ops, (bytes, bytearray)):
+        ops = array("Q", [word for op in ops for word in op]).tobytes()
+    fd = os.memfd_create("ops", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(ops)
+    return fd
+
+
+def scattered(size, total, seed=1):
+    """All pieces of `size` bytes of two memories of `total` bytes: each of one goes to a place of its own in the other.
+    Neighbours here are no neighbours there, so there is nothing to merge."""
+    rng = random.Random(seed)
+    here, there = list(range(total // size)), list(range(total // size))
+    rng.shuffle(here)
+    rng.shuffle(there)
+    return [(a * size, b * size, size) for a, b in zip(here, there)]
+
+
+def need_memory(memory):
+    """Refuses where so much memory is not to be had."""
+    available = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable"))
+    if available < memory:
+        raise CannotRun(f"needs {memory / GIB:.1f} GiB of memory, and {available / GIB:.1f} GiB are available")
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+class Tool:
+    """A program of this folder, driven by commands on its standard input."""
+
+    def __init__(self, name, *args, fds=(), prefix=(), first=False):
+        path = TOOLS / name
+        if not path.exists():
+            raise CannotRun(f"{path.name} is not built: make tools builds it")
+        self.process = subprocess.Popen([*prefix, str(path), *map(str, args)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, pass_fds=tuple(fds))
+        self.name = name
+        self.first = self.hear() if first else None
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def tell(self, word, number=0):
+        self.process.stdin.write(f"{word} {int(number)}\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise CannotRun(f"{self.name} ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, word, number=0):
+        self.tell(word, number)
+        return self.hear()
+
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+@contextlib.contextmanager
+def socket_loop(source, target, ops, *, streams, batch, source_column="remote", hosts=None, threads=0, buffer=0):
+    """The bare send and recv loop from the memories `source` to the memories `target`, as a Tool to be asked to run."""
+    a, b = hosts or (harness.Host("a"), harness.Host("b"))
+    column = {"remote": "local", "local": "remote"}[source_column]
+    common = ["--ops", ops, "--streams", streams, "--batch", batch, "--threads", threads, "--buffer", buffer]
+    with Tool("ceiling_tcp", "receive", "--listen", a.v4, "--memory", name_memory(*target), "--column", column, *common,
+              fds=[ops, *(m.fd for m in target)], prefix=a.prefix, first=True) as receiver:
+        with Tool("ceiling_tcp", "send", "--connect", f"{a.v4}:{receiver.first['port']}", "--memory", name_memory(*source),
+                  "--column", source_column, *common, fds=[ops, *(m.fd for m in source)], prefix=b.prefix) as sender:
+            yield sender
+
+
+def client(agent, owner, local, remote, ops, *args, prefix=()):
+    """A bench_client with both its sessions open."""
+    return Tool("bench_client", "--socket", agent.socket, "--owner", owner.socket, "--local", name_memory(*local),
+                "--remote", name_memory(*remote), "--ops", ops, *args,
+                fds=[ops, *(m.fd for m in (*local, *remote))], prefix=prefix, first=True)
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+def sized(tool, guess, word="run"):
+    """How many operations keep the tool busy for about a round. Also warms it up."""
+    while True:
+        seconds = tool.ask(word, guess)["seconds"]
+        if seconds > ROUND / 4:
+            return max(1, int(guess * ROUND / seconds))
+        guess = int(guess * min(16, max(2, ROUND / 2 / max(seconds, 1e-9))))
+
+
+def pairs(ceiling, ours, n=None):
+    """Interleaved rounds: (medians of ours, of the ceiling, of the ratios), and the ratios. Which goes first alternates."""
+    values, ceilings = [], []
+    for i in range(n or PAIRS):
+        if i % 2:
+            values.append(ours())
+            ceilings.append(ceiling())
+        else:
+            ceilings.append(ceiling())
+            values.append(ours())
+    ratios = [v / c for v, c in zip(values, ceilings)]
+    return statistics.median(values), statistics.median(ceilings), statistics.median(ratios), ratios
+
+
+def rate(answer):
+    """Bytes a second."""
+    return answer["bytes"] / answer["seconds"]
+
+
+# --- records --------------------------------------------------------------------------------------
+
+class Records:
+    """The results of one bench: a table for people as they come, and build/bench/NAME.json."""
+
+    def __init__(self, name):
+        self.name = name
+        self.records = []
+        print(f"{name}\n  {'':44} {'dray':>12} {'ceiling':>12}        {'ratio':>6}  target", flush=True)
+
+    def add(self, name, value, unit, *, ceiling_name=None, ceiling=None, ratio=None, target=None, spread=None):
+        """target: (">=" or "<=", number), of the ratio where there is a ceiling, else of the value."""
+        met = None
+        if target:
+            asked = value if ratio is None else ratio
+            met = asked >= target[1] if target[0] == ">=" else asked <= target[1]
+            target = f"{target[0]} {target[1]:g}" + (f" {unit}" if ratio is None else " of the ceiling")
+        self.records.append({"name": name, "value": value, "unit": unit, "ceiling_name": ceiling_name, "ceiling": ceiling,
+                             "ratio": ratio, "target": target, "met": met})
+        print(f"  {name:44} {show(value):>12} {show(ceiling):>12} {unit:7}{show(ratio):>6}  {target or ''}"
+              f"{'' if met is None else ', met: yes' if met else ', met: NO'}"
+              f"{'' if not spread else f'  ({min(spread):.3g} to {max(spread):.3g})'}", flush=True)
+
+    def save(self):
+        OUT.mkdir(parents=True, exist_ok=True)
+        (OUT / f"{self.name}.json").write_text(json.dumps(self.records, indent=2) + "\n")
+        if OUT == ROOT / "build/bench":  # trials elsewhere leave the page alone
+            report.main()
+
+
+def show(value):
+    """Three digits that count."""
+    if value is None:
+        return ""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
+
+
+@contextlib.contextmanager
+def bench(name):
+    """with bench("tcp") as (lab, records): ... ; the exit status is 1 only where it could not run."""
+    if not harness.DRAYD.exists():
+        sys.exit(f"{name}: {harness.DRAYD.name} is not built; make bench builds it")
+    lab = None
+    try:
+        lab = harness.Lab()
+        records = Records(name)
+        yield lab, records
+        for agent in lab.agents:
+            if agent.running:
+                agent.stop()
+        records.save()
+    except (CannotRun, AssertionError, OSError, dray.DrayError) as e:
+        for agent in lab.agents if lab else ():
+            print(agent.tail(15), file=sys.stderr)
+        sys.exit(f"{name}: could not run: {e}")
+    finally:
+        if lab:
+            lab.close()
+
+
+def agents(lab, n=2, hosts=None, **settings):
+    """Agents as they come, without settings of ours but a key where they meet over a link."""
+    made = []
+    for i in range(n):
+        host = hosts[i] if hosts else harness.Host(f"host{i}")
+        agent = lab.agent(f"agent{i}", host, listen=(host.v4,), key=lab.key,
+                          settings={"agent.workers": 0, "log.level": "warning", **settings})
+        made.append(agent.start())
+    return made
+
+
+def now():
+    return time.monotonic()
+
+
+def which(program):
+    return shutil.which(program)

@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents, hosts and raw sockets for the integration tests.
+
+Nothing here sleeps for a fixed time. What tells when it happens is waited for (readiness by sd_notify, ends by pidfd,
+answers by their sockets); what does not (another process's descriptors, bytes landing in memory) is
+looked at again and again until it holds, by until().
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, namedtuple
+
+import dray
+from dray import _schema as s
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
+DRAYD = BUILD / "drayd"
+DRAYCTL = BUILD / "drayctl"
+LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))  # seconds until a test that waits gives up; nothing takes nearly as long
+MIB = 1 << 20
+
+BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
+                     r"SUMMARY: \w+Sanitizer).*")
+
+
+def sanitized():
+    """Whether the agent under test is a sanitizer build, whose memory use tells nothing."""
+    return b"__asan_init" in DRAYD.read_bytes() or b"__tsan_init" in DRAYD.read_bytes()
+
+
+def until(condition, what="the condition", limit=LIMIT):
+    """Looks until condition() is true, and gives what it gave."""
+    ends = time.monotonic() + limit
+    pause = 0.0005
+    while not (value := condition()):
+        if time.monotonic() > ends:
+            raise AssertionError(f"{what} did not come about in {limit} s")
+        select.select([], [], [], pause)
+        pause = min(pause * 1.5, 0.02)
+    return value
+
+
+def wait_exit(pidfd, limit=LIMIT):
+    """True when the process behind a pidfd ends in time."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(limit * 1000))
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+_HOLDER = """
+import socket, sys
+s = socket.socket(fileno=int(sys.argv[1]))
+s.send(b".")
+while m := s.recv(64):
+    with socket.socket(*map(int, m.split())) as new:
+        socket.send_fds(s, [b"."], [new.fileno()])
+"""
+
+
+class Host:
+    """A network namespace with the addresses v4 and v6; or, where there are none to be had, this machine's loopback."""
+
+    def __init__(self, name, wrap=None, enter=()):
+        self.name = name
+        self.holder, self.prefix = None, []
+        self.v4, self.v6 = "127.0.0.1", "::1"
+        if wrap is not None:
+            # A process that keeps the namespaces, and makes sockets in them for us.
+            self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.holder = subprocess.Popen([*wrap, sys.executable, "-c", _HOLDER, str(theirs.fileno())],
+                                           pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+            theirs.close()
+            self._ours.settimeout(LIMIT)
+            if not self._ours.recv(1):
+                raise OSError(self.holder.stderr.read().decode().strip())
+            self.prefix = ["nsenter", f"--target={self.holder.pid}", *enter, "--net", "--mount", "--"]
+
+    @property
+    def real(self):
+        return self.holder is not None
+
+    def command(self, *argv):
+        return [*self.prefix, *map(str, argv)]
+
+    def run(self, *argv):
+        """Runs a command on this host; gives its output."""
+        done = subprocess.run(self.command(*argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise OSError(f"{' '.join(map(str, argv))}: {done.stdout.strip()}")
+        return done.stdout
+
+    def socket(self, family=socket.AF_INET, kind=socket.SOCK_STREAM):
+        """A socket of this host."""
+        if not self.real:
+            new = socket.socket(family, kind)
+        else:
+            self._ours.send(f"{int(family)} {int(kind)}".encode())
+            _, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            new = socket.socket(fileno=fds[0])
+        new.settimeout(LIMIT)
+        return new
+
+    def connect(self, segment):
+        """A TCP connection from this host to a segment."""
+        host, port = parse_segment(segment)
+        sock = self.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.connect((host, port))
+        return sock
+
+    def address(self, family=4):
+        return self.v4 if family == 4 else self.v6
+
+    def link(self, up):
+        """Plugs or pulls the cable between the two hosts."""
+        self.run("ip", "link", "set", "dray0", "up" if up else "down")
+        if up:  # pulling it drops the IPv6 address
+            with contextlib.suppress(OSError):
+                self.run("ip", "-6", "address", "add", f"{self.v6}/64", "dev", "dray0", "nodad")
+
+    def close(self):
+        if self.real:
+            self._ours.close()
+            self.holder.wait()
+            self.holder.stderr.close()
+
+
+def parse_segment(segment):
+    host, port = segment.rsplit(":", 1)
+    return host.strip("[]"), int(port)
+
+
+class Lab:
+    """Two hosts joined by a cable, a directory for all that is written, and the agents that were started."""
+
+    def __init__(self):
+        self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="dray-"))
+        self.tmp.chmod(0o755)
+        self.agents = []
+        self.counter = 0
+        self.why_not = ""
+        self.userns = False
+        self.hosts = self._namespaces()
+        self.key = self.write("key", secrets.token_hex(32), 0o600)
+
+    def _namespaces(self):
+        if os.environ.get("DRAY_TEST_LOOPBACK"):
+            self.why_not = "DRAY_TEST_LOOPBACK is set"
+            return [Host("a"), Host("b")]
+        ways = [(["unshare", "--net", "--mount"], None)] if os.geteuid() == 0 else []
+        ways.append((["unshare", "--user", "--map-root-user", "--net", "--mount"], ["--user", "--preserve-credentials"]))
+        for wrap, enter in ways:
+            hosts = []
+            try:
+                hosts.append(Host("a", wrap, enter or []))
+                if enter:  # the second host belongs to the same user namespace
+                    wrap = ["nsenter", f"--target={hosts[0].holder.pid}", *enter, "--", "unshare", "--net", "--mount"]
+                hosts.append(Host("b", wrap, enter or []))
+                a, b = hosts
+                a.run("ip", "link", "add", "dray0", "type", "veth", "peer", "name", "dray0", "netns", b.holder.pid)
+                for n, host in enumerate(hosts, 1):
+                    host.v4, host.v6 = f"10.77.0.{n}", f"fd77::{n}"
+                    host.run("ip", "link", "set", "lo", "up")
+                    host.run("ip", "address", "add", f"{host.v4}/24", "dev", "dray0")
+                    host.run("ip", "-6", "address", "add", f"{host.v6}/64", "dev", "dray0", "nodad")
+                for host in hosts:
+                    host.run("ip", "link", "set", "dray0", "up")
+                self.userns = bool(enter)
+                return hosts
+            except (OSError, FileNotFoundError) as e:
+                self.why_not = str(e)
+                for host in hosts:
+                    host.close()
+        return [Host("a"), Host("b")]
+
+    @property
+    def namespaces(self):
+        return self.hosts[0].real
+
+    def need_namespaces(self):
+        """Skips the test, saying so, where the two hosts are only this machine's loopback."""
+        if not self.namespaces:
+            import pytest
+            pytest.skip(f"network namespaces are not allowed here ({self.why_not}); needs a link to cut")
+
+    def directory(self, name):
+        self.counter += 1
+        path = self.tmp / f"{name}{self.counter}"
+        path.mkdir()
+        return path
+
+    def write(self, name, text, mode=0o644):
+        self.counter += 1
+        path = self.tmp / f"{name}{self.counter}"
+        path.touch(mode)
+        path.chmod(mode)
+        path.write_text(text)
+        return path
+
+    def agent(self, name="agent", host=None, **how):
+        agent = Agent(self, name, host or self.hosts[0], **how)
+        self.agents.append(agent)
+        return agent
+
+    def close(self, keep=False):
+        for agent in self.agents:
+            agent.kill()
+        for host in reversed(self.hosts):
+            host.close()
+        if not keep:
+            shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+# --- agents ---------------------------------------------------------------------------------------
+
+Resources = namedtuple("Resources", "fds threads mappings")
+
+
+class Agent:
+    """One drayd. `settings` are configuration keys; listen: segments, without ports for free ones."""
+
+    def __init__(self, lab, name, host, *, settings=(), listen=("127.0.0.1",), key=None, args=(), env=None,
+                 wrap=(), directory=None, pass_fds=()):
+        self.lab, self.name, self.host = lab, name, host
+        self.directory = directory or lab.directory(name)
+        self.socket = self.directory / "dray.sock"
+        self.control = self.directory / "control.sock"
+        self.state_dir = self.directory / "state"
+        self.log = self.directory / "log"
+        self.key = key
+        self.settings = {"agent.workers": 1, "log.format": "text", **dict(settings)}
+        self.listen = [self._segment(address) for address in listen]
+        self.args, self.env, self.wrap, self.pass_fds = list(args), dict(env or {}), list(wrap), pass_fds
+        self.process = self.pidfd = self.notify = None
+        self.notified = []
+        self.shown = 0
+
+    def _segment(self, address):
+        """With a free port, which the agent keeps when it is started again."""
+        if address == "none" or re.search(r"\]:\d+$|^[^:]+:\d+$", address):
+            return address
+        with self.host.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+            port = probe.getsockname()[1]
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    def command(self):
+        argv = [str(DRAYD), "--state-dir", self.state_dir, "--socket", self.socket, "--control", self.control]
+        for segment in self.listen:
+            argv += ["--listen", segment]
+        if self.key:
+            argv += ["--key-file", self.key]
+        for key, value in self.settings.items():
+            argv += ["--set", f"{key}={value}"]
+        return self.host.command(*self.wrap, *argv, *self.args)
+
+    def start(self, ready=True):
+        """Starts it, and waits until it says that it is ready."""
+        path = self.directory / "notify"
+        path.unlink(missing_ok=True)
+        if self.notify:
+            self.notify.close()
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.bind(str(path))
+        path.chmod(0o777)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAY_") and k != "NOTIFY_SOCKET"}
+        environment.update(NOTIFY_SOCKET=str(path), **self.env)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env=environment, cwd="/", pass_fds=self.pass_fds)
+        self.pidfd = os.pidfd_open(self.process.pid)
+        if ready and not self.wait_notify("READY=1"):
+            self.kill()
+            raise AssertionError(f"{self.name} ended with {self.process.returncode} before it was ready:\n{self.tail()}")
+        return self
+
+    def wait_notify(self, text, limit=LIMIT):
+        """Waits for a notification that contains text; False when the agent ends or the time is over."""
+        poll = select.poll()
+        poll.register(self.notify, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
+        ends = time.monotonic() + limit
+        while time.monotonic() < ends:
+            for fd, _ in poll.poll(max(0.0, ends - time.monotonic()) * 1000):
+                if fd == self.notify.fileno():
+                    self.notified.append(self.notify.recv(4096).decode())
+                    if text in self.notified[-1]:
+                        return True
+                    break
+            else:
+                if wait_exit(self.pidfd, 0):
+                    return False
+        return False
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def running(self):
+        return self.process is not None and self.process.poll() is None
+
+    def client(self, **how):
+        how.setdefault("timeout", LIMIT)
+        return dray.Client(self.socket, **how)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, limit=LIMIT):
+        """Waits for its end; gives the exit status."""
+        if not wait_exit(self.pidfd, limit):
+            raise AssertionError(f"{self.name} has not ended in {limit} s:\n{self.tail()}")
+        return self.process.wait()
+
+    def stop(self):
+        """SIGTERM: it must drain and exit with status 0, and have nothing to report."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            with contextlib.suppress(AssertionError):
+                self.wait()
+        status = self.process.poll()
+        self.kill()
+        self.check_log()
+        assert status == 0, f"{self.name} ended with {status}:\n{self.tail()}"
+
+    def kill(self):
+        """SIGKILL, unless it has ended."""
+        if self.process is not None and self.pidfd is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            os.close(self.pidfd)
+            self.pidfd = None
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.notified.append(self.notify.recv(4096, socket.MSG_DONTWAIT).decode())
+            self.notify.close()
+            self.notify = None
+
+    def restart(self):
+        """Kills it and starts it again in the same place."""
+        self.kill()
+        return self.start()
+
+    def text(self):
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def tail(self, lines=40):
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def new_text(self):
+        """What was logged since this was last asked."""
+        text = self.text()
+        new, self.shown = text[self.shown:], len(text)
+        return new
+
+    def check_log(self):
+        found = BAD_LOG.search(self.text())
+        assert not found, f"{self.name}: {found.group()}:\n{self.tail(120)}"
+
+    def resources(self):
+        """Descriptors by what they are, threads, and mappings of client memory."""
+        proc = pathlib.Path(f"/proc/{self.pid}")
+        fds = Counter()
+        for fd in (proc / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                fds[re.sub(r":\[\d+\]$|^/memfd:.*", lambda m: "memfd" if m[0][0] == "/" else "", os.readlink(fd))] += 1
+        maps = (proc / "maps").read_text()
+        return Resources(fds, len(list((proc / "task").iterdir())), maps.count("/memfd:"))
+
+    def rss_anon(self):
+        """Private memory in bytes."""
+        status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) << 10
+
+    def ctl(self, *argv, check=True):
+        """Runs drayctl against this agent; gives what it prints, parsed where --json is asked for."""
+        done = subprocess.run([DRAYCTL, "--control", self.control, *argv], text=True, timeout=LIMIT,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if check:
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout) if "--json" in argv else done.stdout
+        return done
+
+
+@contextlib.contextmanager
+def nothing_leaked(*agents, streams=0):
+    """What the agents held before the block, they hold after it and not more.
+
+    streams: how many data streams to peers may have been opened meanwhile, which stay.
+    """
+    before = [agent.resources() for agent in agents]
+    yield
+    for agent, old in zip(agents, before):
+        def same(agent=agent, old=old):
+            new = agent.resources()
+            fds = new.fds - old.fds
+            fds["socket"] = max(0, fds["socket"] - streams)
+            return not +fds and new.threads == old.threads and new.mappings <= old.mappings
+
+        try:
+            until(same, limit=LIMIT)
+        except AssertionError:
+            new = agent.resources()
+            raise AssertionError(f"{agent.name} leaks: more descriptors {dict(new.fds - old.fds)}, threads "
+                                 f"{old.threads} -> {new.threads}, mappings {old.mappings} -> {new.mappings}") from None
+
+
+# --- raw bytes ------------------------------------------------------------------------------------
+
+class Raw:
+    """Speaks to the data socket without the client library, rightly or wrongly."""
+
+    def __init__(self, agent, hello=True, sndbuf=None):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(LIMIT)
+        if sndbuf:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
+        self.sock.connect(str(agent.socket))
+        self.last_id = 0
+        if hello:
+            self.hello = self.ask(s.pack_hello, major_min=1, major_max=1)
+
+    def send(self, packet, fds=()):
+        """True when it went out: the agent may have closed already."""
+        try:
+            socket.send_fds(self.sock, [packet], list(fds), socket.MSG_NOSIGNAL)
+            return True
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+
+    def receive(self):
+        """(header, message, fds), or None at the end."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 16, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return None
+        if not packet:
+            return None
+        return (*s.unpack(packet), fds)
+
+    def request(self, pack, fds=(), **fields):
+        """Sends a request; gives its id."""
+        self.last_id += 1
+        self.send(pack(self.last_id, **fields), fds)
+        return self.last_id
+
+    def ask(self, pack, fds=(), **fields):
+        """Sends a request and gives its answer, which must be the next message."""
+        request_id = self.request(pack, fds, **fields)
+        answer = self.receive()
+        assert answer, f"the agent closed instead of answering {pack.__name__}"
+        header, message, got = answer
+        assert header.request_id == request_id
+        self.fds = got
+        return message
+
+    def error(self, request_id=None):
+        """The next message must be an error to that request (None: to any); gives its name."""
+        answer = self.receive()
+        assert answer, "the agent closed without a word"
+        header, message, _ = answer
+        assert header.type == s.MSG_ERROR, f"{s.TYPE_NAMES.get(header.type)} instead of an error: {message}"
+        if request_id is not None:
+            assert header.request_id == request_id
+        assert message.message, "an error without a sentence"
+        return s.error_name(message.code)
+
+    def ended(self):
+        """The agent closes; what it still had to say is dropped."""
+        while self.receive():
+            pass
+        return True
+
+    def close(self):
+        self.sock.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+# --- other processes --------------------------------------------------------------------------------
+
+_ACTOR = """
+import json, os, signal, sys, time
+sys.path[:0] = {path!r}
+import dray
+def tell(what=None): print(json.dumps(what), flush=True)
+def hear(): return json.loads(sys.stdin.readline() or sys.exit(0))
+args = {args!r}
+"""
+
+
+class Actor:
+    """Python code in a process of its own; it says things with tell() and listens with hear()."""
+
+    def __init__(self, code, prefix=(), **args):
+        head = _ACTOR.format(path=[p for p in sys.path if p], args={k: v if isinstance(v, (int, list)) else str(v)
+                                                                    for k, v in args.items()})
+        self.process = subprocess.Popen([*prefix, sys.executable, "-c", head + code], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def tell(self, what=None):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, limit=LIMIT):
+        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        assert ready, f"the process has said nothing in {limit} s"
+        line = self.process.stdout.readline()
+        assert line, f"the process ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def kill(self):
+        self.process.kill()
+        self.close()
+
+    def close(self):
+        """Ends it: its hear() sees the end."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        try:
+            self.process.wait(LIMIT)
+        finally:
+            self.process.kill()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.kill()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+class Side:
+    """One engine's half of a test: a client, a memory of random or zero bytes, its region."""
+
+    def __init__(self, agent, size, fill=None, **how):
+        self.agent = agent
+        self.client = agent.client(**how)
+        self.memory = dray.Memory(size)
+        if fill is not None:
+            self.memory.view[:min(len(fill), size)] = fill[:size]
+        self.region = self.client.region(self.memory)
+
+    @property
+    def view(self):
+        return self.memory.view
+
+    def export(self, **how):
+        return str(self.region.export(**how))
+
+    def reach(self, other, **how):
+        """A remote for all of the other side's region."""
+        return self.client.import_token(other.export(**how), timeout=LIMIT)
+
+    def close(self):
+        self.client.close()
+        self.memory.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+def nobody(host):
+    """A well-formed token of an agent at an address where nobody answers, for requests that take long."""
+    segment = (host.v4.rsplit(".", 1)[0] + ".200:7411" if host.real else "192.0.2.1:7411").encode()
+    return s.PEER_TOKEN.pack(1, 0, 3, b"\1" * 16, 1, 1, 1, 0, 4096, 0, bytes(16), b"\2" * 16) + \
+        len(segment).to_bytes(4, "little") + segment
+
+
+def noise(size, seed=1):
+    """Bytes that repeat nowhere near."""
+    import random
+    return random.Random(seed).randbytes(size)
+
+
+def expect(kind, fn, *args, **how):
+    """fn must raise this error of dray; gives it. kind is a name, or several."""
+    names = {kind} if isinstance(kind, str) else set(kind)
+    try:
+        value = fn(*args, **how)
+    except dray.DrayError as e:
+        assert e.name in names, f"{e.name} ({e}) instead of {' or '.join(names)}"
+        return e
+    raise AssertionError(f"{value!r} instead of {' or '.join(names)}")

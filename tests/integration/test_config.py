@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration from file, environment and command line, as its user meets it."""
+
+import os
+import subprocess
+
+import pytest
+from harness import DRAYD, LIMIT
+
+
+@pytest.fixture
+def drayd(lab):
+    """Runs drayd with a configuration file's text; gives its status, output and errors."""
+    def run(text=None, *args, **env):
+        argv = [DRAYD]
+        if text is not None:
+            run.file = lab.write("dray.conf", text)
+            argv += ["--config", run.file]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("DRAY_")}
+        done = subprocess.run([*argv, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT,
+                              env={**clean, **env})
+        assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
+        return done
+    return run
+
+
+def effective(done):
+    """Values and origins of --check-config, by key: a file again, with the origins as comments."""
+    assert done.returncode == 0, done.stderr
+    values, section = {}, ""
+    for line in done.stdout.splitlines():
+        if line.endswith(":"):
+            section = line[:-1]
+        elif "=" in line:
+            key, value = line.strip().split(" = ", 1)
+            values[f"{section}.{key}"] = value
+    return values
+
+
+def test_no_file(drayd):
+    values = effective(drayd(None, "--check-config"))
+    assert "default" in values["agent.workers"]
+    assert values["data.socket"].startswith('"/run/dray/dray.sock"')
+    assert len(values) > 50, "not every key is told"
+
+
+def test_rising_order(drayd):
+    """File, then environment, then command line; each value says where it comes from."""
+    text = 'agent: { state_dir = "/file"; workers = 3; };\nlog: { level = "debug"; };\n'
+    values = effective(drayd(text, "--check-config", "--set", "agent.workers=5", DRAY_AGENT_STATE_DIR="/environment"))
+    assert values["agent.state_dir"].startswith('"/environment"') and "DRAY_AGENT_STATE_DIR" in values["agent.state_dir"]
+    assert values["agent.workers"].startswith("5") and "command line" in values["agent.workers"]
+    assert values["log.level"].startswith('"debug"') and f"{drayd.file}:2" in values["log.level"]
+
+
+def test_output_is_a_file_again(drayd, lab):
+    """What --check-config prints can be given back."""
+    first = drayd(None, "--check-config", "--set", "limits.pool_bytes=17MiB", "--set", "peer.listen=127.0.0.1:0,[::1]:0")
+    again = drayd(first.stdout, "--check-config")
+    values = effective(again)
+    assert values["limits.pool_bytes"].startswith('"17MiB"')
+    assert values.keys() == effective(first).keys()
+
+
+@pytest.mark.parametrize("text, line, words", [
+    ("agent: {\n  statedir = \"/x\";\n};\n", 2, ["statedir", "agent.state_dir"]),
+    ("agents: { };\n", 1, ["agents"]),
+    ("\n\nlog: { level = \"loud\"; };\n", 3, ["log.level", "loud", "error", "warning", "debug"]),
+    ("agent: { workers = 9; };\n", 1, ["agent.workers", "9", "0 to 8"]),
+    ("agent: {\n workers = \"many\"; };\n", 2, ["agent.workers", "many"]),
+    ("agent: { workers = 4294967297; };\n", 1, ["agent.workers", "4294967297"]),
+    ("limits: {\n\n pool_bytes = 4294967296; };\n", 3, ["limits.pool_bytes", "4294967296"]),
+    ("limits: { pool_bytes = 16G; };\n", 1, ["16G"]),
+    ("limits: { pool_bytes = \"16 bananas\"; };\n", 1, ["limits.pool_bytes", "16 bananas"]),
+    ("peer: { heartbeat = \"1\"; };\n", 1, ["peer.heartbeat"]),
+    ("peer: { heartbeat = \"1ms\"; };\n", 1, ["peer.heartbeat", "50ms"]),
+    ("data: { mode = 660; };\n", 1, ["data.mode", "0"]),
+    ("peer: { listen = \"nowhere\"; };\n", 1, ["peer.listen", "nowhere"]),
+    ("agent: { workers = ;\n", 1, []), ("agent: {\n", 2, []),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_file_errors(drayd, text, line, words):
+    """File, line, key, value and what would be allowed."""
+    done = drayd(text, "--check-config")
+    assert done.returncode != 0
+    assert f"{drayd.file}:{line}" in done.stderr or line == 2 and f"{drayd.file}:1" in done.stderr, done.stderr
+    for word in words:
+        assert word in done.stderr, f"{word!r} is not in: {done.stderr}"
+    assert drayd(text).returncode != 0, "it starts with what --check-config refuses"
+
+
+@pytest.mark.parametrize("args, words", [
+    (["--set", "agent.worker=1"], ["agent.worker", "agent.workers"]),
+    (["--set", "agent.workers"], ["KEY=VALUE"]),
+    (["--set", "log.level=loud"], ["log.level", "loud"]),
+    (["--log-level", "loud"], ["--log-level", "loud"]),
+    (["--sokcet", "/x"], ["--sokcet", "--socket"]),
+    (["--config"], ["--config"]), (["--config", "/does/not/exist"], ["/does/not/exist"]), (["word"], ["word"])])
+def test_command_line_errors(drayd, args, words):
+    done = drayd(None, "--check-config", *args)
+    assert done.returncode == 2 or args == ["--config", "/does/not/exist"] and done.returncode
+    assert done.stdout == "" or "=" not in done.stdout
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) <= 3, "an error is one sentence, not the help"
+
+
+def test_environment(drayd):
+    done = drayd(None, "--check-config", DRAY_LOG_LEVEL="loud")
+    assert done.returncode != 0 and "DRAY_LOG_LEVEL" in done.stderr
+    # what Kubernetes injects for a Service named dray
+    done = drayd(None, "--check-config", DRAY_PORT="tcp://10.0.0.1:7411", DRAY_SERVICE_HOST="10.0.0.1", DRAY_SERVICE_PORT="7411",
+                 DRAY_PORT_7411_TCP="tcp://10.0.0.1:7411")
+    assert done.returncode == 0, done.stderr
+    done = drayd(None, "--check-config", DRAY_AGENT_WORKER="3")
+    assert done.returncode == 0 and "DRAY_AGENT_WORKER" in done.stderr, "an unknown variable was passed over in silence"
+
+
+def test_good_values(drayd):
+    text = '''
+    // comments and all forms of value
+    agent: { workers = 2; poll_time = "0us"; };
+    data: { mode = 0600; allow_uids = [0, 1000]; group = ""; };
+    peer: { listen = ["127.0.0.1:0", "[::1]:0"]; allow_insecure = false; heartbeat_limit = "10min"; };
+    limits: { bytes_per_session = "16TiB"; pool_bytes = "0"; };
+    tcp: { buffer = 65536; };
+    '''
+    values = effective(drayd(text, "--check-config"))
+    assert "0600" in values["data.mode"]
+    assert "::1" in values["peer.listen"] and "16TiB" in values["limits.bytes_per_session"]
+    assert values["tcp.buffer"].startswith('"64KiB"')
+
+
+def test_help_and_version(drayd):
+    for flag in ("--help", "-h"):
+        done = drayd(None, flag)
+        assert done.returncode == 0 and "--check-config" in done.stdout and not done.stderr
+        assert "agent.state_dir" in done.stdout
+    done = drayd(None, "--version")
+    assert done.returncode == 0 and done.stdout.startswith("drayd ")
+
+
+def test_file_of_the_running_agent(new_agent, lab):
+    file = lab.write("dray.conf", 'limits: { regions_per_session = 7; };\n')
+    agent = new_agent(args=["--config", file])
+    from test_quotas import region
+    with agent.client() as client:
+        for _ in range(7):
+            region(client)
+        from harness import expect
+        expect("quota", region, client)

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""drayctl and the control socket in detail: what is printed, who may do what, and what never hangs."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import dray
+import pytest
+import yaml
+from harness import DRAYCTL, LIMIT, MIB, ROOT, Side, noise, until
+
+pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
+
+SCHEMAS = ROOT / "schema/ctl"
+LISTS = ("sessions", "regions", "peers", "transfers")
+NOBODY = 65534
+
+
+def schema_of(name):
+    return json.loads((SCHEMAS / f"{name}.json").read_text())
+
+
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
+         "null": type(None)}
+
+
+def conform(value, schema, where="$"):
+    """As much of JSON Schema as schema/ctl uses."""
+    known = {"$schema", "$comment", "title", "description", "type", "required", "properties", "additionalProperties",
+             "items", "enum", "pattern", "minimum", "maximum"}
+    assert set(schema) <= known, f"{where}: this test does not know {set(schema) - known}"
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(isinstance(value, TYPES[k]) and (k == "boolean" or not isinstance(value, bool)) for k in kinds), \
+        f"{where}: {value!r} is no {schema['type']}"
+    assert value in schema.get("enum", [value]), f"{where}: {value!r}"
+    if isinstance(value, str):
+        assert re.search(schema.get("pattern", ""), value), f"{where}: {value!r}"
+    if isinstance(value, (int, float)):
+        assert schema.get("minimum", value) <= value <= schema.get("maximum", value), f"{where}: {value!r}"
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            conform(item, schema["items"], f"{where}[{i}]")
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        assert set(schema["required"]) <= set(value), f"{where}: no {set(schema['required']) - set(value)}"
+        for key, item in value.items():
+            rest = schema.get("additionalProperties")
+            assert key in properties or rest, f"{where}: {key} is not in the schema"
+            conform(item, properties.get(key, rest), f"{where}.{key}")
+
+
+def ctl(control, *argv, **how):
+    return subprocess.run([DRAYCTL, "--control", control, *map(str, argv)], text=True, timeout=LIMIT,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+
+
+@contextlib.contextmanager
+def busy(a, b):
+    """Something of everything to be seen at a: a session, regions, a peer, a transfer that waits for a word."""
+    with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 0xfeedface))
+        yield here, there, waiting
+        waiting.cancel()
+
+
+# --- what is printed --------------------------------------------------------------------------------
+
+def test_schemas_agree_with_the_interface():
+    """schema/ctl is written by hand: it must say what the D-Bus records say."""
+    kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer"}
+    records = yaml.safe_load((ROOT / "schema/dbus.yaml").read_text())["records"]
+    for record in records:
+        item = schema_of(record["name"] + "s")["properties"][record["name"] + "s"]["items"]
+        assert [(f["name"], kinds[f["type"]]) for f in record["fields"]] == \
+            [(name, p["type"]) for name, p in item["properties"].items()]
+        assert item["required"] == list(item["properties"])
+    metrics = yaml.safe_load((ROOT / "schema/metrics.yaml").read_text())
+    names = [m["name"] for m in (metrics["metrics"] if isinstance(metrics, dict) else metrics)]
+    assert schema_of("status")["properties"]["counters"]["required"] == names
+
+
+def test_json_conforms(pair):
+    a, b = pair
+    conform(a.ctl("status", "--json"), schema_of("status"))
+    for verb in LISTS:
+        conform(a.ctl(verb, "--json"), schema_of(verb))
+    with busy(a, b) as (here, there, waiting):
+        for verb in LISTS:
+            out = a.ctl(verb, "--json")
+            conform(out, schema_of(verb))
+            assert out[verb], f"nothing in {verb}"
+        session, = a.ctl("sessions", "--json")["sessions"]
+        assert session["name"] == "reader" and session["group"] == "engine" and session["uid"] == os.getuid()
+        assert session["pid"] == os.getpid() and session["regions"] == 1 and session["remotes"] == 1
+        region, = a.ctl("regions", "--json")["regions"]
+        assert region["region"] == here.region.handle and region["length"] == MIB and region["session"] == session["session"]
+        region, = b.ctl("regions", "--json")["regions"]
+        assert region["tokens"] == 1 and region["grants"] == 1
+        peer = next(p for p in a.ctl("peers", "--json")["peers"] if p["agent_id"] == there.client.agent_id.hex())
+        assert peer["state"] == "ready" and peer["imports"] == 1 and peer["transport"] == "tcp"
+        transfer, = a.ctl("transfers", "--json")["transfers"]
+        assert transfer["state"] == "waiting" and transfer["request"] == waiting.request_id
+        assert transfer["bytes"] == 4096 and transfer["bytes_done"] == 0
+    version = a.ctl("version", "--json")
+    conform(version, schema_of("version"))
+    assert version["drayd"] == version["drayctl"]
+
+
+def test_plain_is_the_json_without_names(pair):
+    a, b = pair
+    with busy(a, b):
+        for verb in ("sessions", "regions", "peers"):
+            # ages grow between the two calls
+            ages = {"age_ns", "since_ns", "heartbeat_age_ns"}
+            rows = a.ctl(verb, "--json")[verb]
+            lines = [line.split("\t") for line in a.ctl(verb, "--plain").splitlines()]
+            assert len(rows) == len(lines)
+            for row, line in zip(rows, lines):
+                assert len(row) == len(line)
+                for (key, value), text in zip(row.items(), line):
+                    assert key in ages or text == str(int(value) if isinstance(value, bool) else value)
+    plain = dict(line.split("\t") for line in a.ctl("status", "--plain").splitlines())
+    status = a.ctl("status", "--json")
+    assert plain["agent_id"] == status["agent_id"] and int(plain["pid"]) == status["pid"]
+    assert set(status["counters"]) <= set(plain)
+
+
+def test_tables(pair):
+    a, b = pair
+    for verb in LISTS[:2]:
+        assert a.ctl(verb) == f"no {verb}\n"
+    with busy(a, b):
+        for verb in LISTS:
+            head, *rows = a.ctl(verb).splitlines()
+            assert head == head.upper() and rows
+            assert all(line == line.rstrip() for line in rows)
+            # every column begins or ends where its title does
+            for title in re.finditer(r"\S+", head):
+                assert all(line[title.start():title.end()].strip() for line in rows), (head, rows)
+        for argv in ((), ("status",)):
+            assert f"pid {a.pid}" in a.ctl(*argv)
+
+
+def test_names_are_shown_as_they_are(agent):
+    with agent.client(name="caf\u00e9 \\ \"x\"", group="\u65e5\u672c"):
+        head, row = agent.ctl("sessions").splitlines()
+        assert "caf\u00e9 \\\\ \"x\"" in row and "\u65e5\u672c" in row
+        line, = agent.ctl("sessions", "--plain").splitlines()
+        assert line.split("\t")[1:3] == ["caf\u00e9 \\\\ \"x\"", "\u65e5\u672c"]
+        session, = agent.ctl("sessions", "--json")["sessions"]
+        assert session["name"] == "caf\u00e9 \\ \"x\"" and session["group"] == "\u65e5\u672c"
+
+
+def test_colour_is_for_terminals(agent):
+    def on_terminal(*argv, **environment):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, *argv], stdout=theirs, stderr=theirs,
+                              env={**os.environ, "TERM": "xterm", **environment}) as process:
+            os.close(theirs)
+            text = b""
+            with contextlib.suppress(OSError):  # the end of a terminal is EIO
+                while more := os.read(ours, 4096):
+                    text += more
+            os.close(ours)
+        assert process.returncode == 0
+        return text.decode()
+
+    assert "\033[32mrunning\033[0m" in on_terminal("status")
+    for text in (on_terminal("status", "--no-color"), on_terminal("status", NO_COLOR="1"),
+                 on_terminal("status", TERM="dumb"), on_terminal("status", "--json"), agent.ctl("status")):
+        assert "\033" not in text
+
+
+# --- who may ----------------------------------------------------------------------------------------
+
+def as_nobody(groups=()):
+    """Runs as somebody who is not root and in these groups."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": list(groups)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_only_some_may_drain(new_agent, lab):
+    shutil.copy(DRAYCTL, lab.tmp / "drayctl")  # the tree may be out of nobody's reach
+    (lab.tmp / "drayctl").chmod(0o755)
+
+    def run(agent, *argv, groups=()):
+        return subprocess.run([lab.tmp / "drayctl", "--control", agent.control, *argv], text=True, timeout=LIMIT,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", **as_nobody(groups))
+
+    agent = new_agent(settings={"control.mode": "0666", "control.group": "54321"})
+    assert os.stat(agent.control).st_mode & 0o777 == 0o666 and os.stat(agent.control).st_gid == 54321
+    for verb in ("status", *LISTS):
+        assert run(agent, verb).returncode == 0
+    done = run(agent, "drain")
+    assert done.returncode == 4 and f"uid {NOBODY}" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert agent.ctl("status", "--json")["state"] == "running"
+    if shutil.which("busctl"):
+        done = subprocess.run(["busctl", f"--address=unix:path={agent.control}", "call", "dev.dray.Agent1", "/dev/dray/Agent",
+                               "dev.dray.Agent1", "Drain", "ub", "0", "false"], stderr=subprocess.PIPE, text=True,
+                              timeout=LIMIT, cwd="/", **as_nobody())
+        assert done.returncode != 0 and "denied" in done.stderr
+    done = run(agent, "drain", "--wait", groups=[11111, 54321])
+    assert done.returncode == 0, done.stderr
+    assert agent.wait() == 0
+
+    agent = new_agent(settings={"control.mode": "0600"})
+    done = run(agent, "status")
+    assert done.returncode == 4 and "permission denied" in done.stderr
+
+
+def test_data_socket_is_no_control_socket(agent):
+    done = ctl(agent.socket, "status")
+    assert done.returncode == 3 and len(done.stderr.splitlines()) == 1
+
+
+# --- drain ------------------------------------------------------------------------------------------
+
+def test_drain_waits_and_stays(new_agent):
+    agent = new_agent()
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+        done = agent.ctl("drain", "--json")
+        conform(done, schema_of("drain"))
+        assert done == {"state": "draining", "already": False}
+        done = agent.ctl("drain", "--json")
+        assert done == {"state": "draining", "already": True}
+        assert "already" in agent.ctl("drain")
+        waiting.cancel()
+    assert agent.wait() == 0
+
+    agent = new_agent()
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+        began = time.monotonic()
+        assert agent.ctl("drain", "--wait", "--stay", "--timeout", "300ms") == "drained\n"
+        assert time.monotonic() - began >= 0.3
+        with pytest.raises(dray.DrayError) as e:
+            waiting.result(LIMIT)
+        assert e.value.name == "deadline"
+    assert agent.ctl("status", "--json")["state"] == "drained"
+    assert agent.ctl("drain", "--wait", "--json") == {"state": "drained", "already": True}
+    done = ctl(agent.control, "bench", "--socket", agent.socket)
+    assert done.returncode == 4 and "draining" in done.stderr
+
+
+def test_drain_tells_when_the_agent_dies(new_agent):
+    agent = new_agent()
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--wait"], stderr=subprocess.PIPE,
+                              text=True) as waiter:
+            until(lambda: agent.ctl("status", "--json")["state"] == "draining")
+            agent.kill()
+            _, err = waiter.communicate(timeout=LIMIT)
+        assert waiter.returncode == 1 and "without saying that it was drained" in err
+    agent.process = None
+
+
+# --- an agent that does not answer --------------------------------------------------------------------
+
+@pytest.mark.parametrize("verb", [["status"], ["transfers"], ["drain"], ["drain", "--wait"], ["bench"]])
+def test_nothing_hangs_on_a_stopped_agent(agent, verb):
+    agent.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        done = ctl(agent.control, "--timeout", "300ms", *verb, env={**os.environ, "DRAY_SOCKET": str(agent.socket)})
+        assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert time.monotonic() - began < LIMIT / 2
+        # nor when its queue of connections is full
+        with contextlib.ExitStack() as stack:
+            if verb[0] != "bench":
+                for _ in range(200):
+                    sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    sock.setblocking(False)
+                    if sock.connect_ex(str(agent.control)):
+                        break
+                assert ctl(agent.control, "--timeout", "300ms", *verb).returncode == 3
+    finally:
+        agent.signal(signal.SIGCONT)
+    # a drain that nobody waited for any more must not have been carried out late
+    assert agent.ctl("status", "--json")["state"] == "running"
+
+
+def test_too_many_connections(agent):
+    """There is an end to them, it is told, and they are no harm to what comes after."""
+    socks = []
+    try:
+        for _ in range(70):
+            socks.append(socket.socket(socket.AF_UNIX))
+            socks[-1].connect(str(agent.control))
+        done = until(lambda: (d := ctl(agent.control, "status")).returncode and d)
+        assert done.returncode == 3 and "too many" in done.stderr
+    finally:
+        for sock in socks:
+            sock.close()
+    until(lambda: ctl(agent.control, "status").returncode == 0)
+
+
+def test_a_path_is_served_by_one(new_agent):
+    first = new_agent()
+    second = new_agent("second", start=False)
+    second.control = first.control
+    second.start(ready=False)
+    assert second.wait() == 1
+    assert str(first.control) in second.text() and "served by another" in second.text()
+    second.kill()
+    second.process = None
+    assert first.ctl("status")
+    first.restart()  # killed: its socket was left behind
+    assert first.ctl("status")
+
+
+# --- bench ------------------------------------------------------------------------------------------
+
+def test_bench_within_an_agent(agent):
+    for argv in (["--count", 20], ["--size", "64KiB", "--ops", 16, "--count", 20, "--direction", "write"],
+                 ["--size", 64, "--batch", 1, "--count", 100, "--class", "latency"], ["--size", 4097, "--ops", 3,
+                                                                                      "--duration", "50ms"]):
+        done = ctl(agent.control, "bench", "--json", "--memory", "32MiB", "--socket", agent.socket, *argv)
+        assert done.returncode == 0, done.stderr
+        out = json.loads(done.stdout)
+        conform(out, schema_of("bench"))
+        assert out["transport"] == "local" and out["transfers"] > 0
+        assert out["bytes"] == out["transfers"] * out["ops"] * out["size"]
+        latency = out["latency_ns"]
+        assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["p999"] <= latency["max"]
+    done = ctl(agent.control, "bench", "--count", 5, "--memory", "32MiB", "--socket", agent.socket)
+    assert "local, read, bulk" in done.stdout and "p99.9" in done.stdout
+    done = ctl(agent.control, "bench", "--plain", "--count", 5, "--memory", "32MiB", "--socket", agent.socket)
+    assert done.stdout.split("\t")[:7] == ["local", "read", "bulk", str(MIB), "1", "8", "5"]
+
+
+@contextlib.contextmanager
+def served(agent, *argv):
+    """What a bench --serve prints, and the process."""
+    with subprocess.Popen([DRAYCTL, "bench", "--serve", "--socket", agent.socket, "--memory", "16MiB", *argv], bufsize=0,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+            process.stdin.close()
+            assert process.wait(LIMIT) == 0
+        finally:
+            process.kill()
+
+
+def line_of(process):
+    assert select.select([process.stdout], [], [], LIMIT)[0], "nothing was printed"
+    return process.stdout.readline().decode().strip()
+
+
+def test_bench_between_agents(pair):
+    a, b = pair
+    with served(b) as server:
+        token = line_of(server)
+        for direction in ("read", "write"):
+            for given, text in ((token, ""), ("-", token + "\n")):
+                done = ctl(a.control, "bench", "--json", "--socket", a.socket, "--direction", direction, "--count", 10,
+                           "--token", given, input=text)
+                assert done.returncode == 0, done.stderr
+                out = json.loads(done.stdout)
+                conform(out, schema_of("bench"))
+                assert out["transport"] == "tcp" and out["transfers"] == 10
+        done = ctl(a.control, "bench", "--socket", a.socket, "--batch", 64, "--token", token)
+        assert done.returncode == 1 and "16.0 MiB" in done.stderr
+    done = ctl(a.control, "bench", "--socket", a.socket, "--token", token, "--timeout", "2s")
+    assert done.returncode == 4, done.stderr
+
+
+def test_bench_serves_on_after_a_restart(new_agent):
+    agent = new_agent()
+    with served(agent, "--json") as server:
+        def take():
+            text = ""
+            while not text.endswith("}"):
+                text += line_of(server)
+            out = json.loads(text)
+            conform(out, schema_of("bench_serve"))
+            return out["token"]
+
+        first = take()
+        agent.restart()
+        second = take()
+        assert first != second
+        done = ctl(agent.control, "bench", "--socket", agent.socket, "--token", second, "--count", 3)
+        assert done.returncode == 0, done.stderr
+        done = ctl(agent.control, "bench", "--socket", agent.socket, "--token", first, "--count", 3)
+        assert done.returncode == 4 and "incarnation" in done.stderr
+
+
+def test_bench_tells_of_the_agents_death(new_agent):
+    agent = new_agent()
+    with subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--duration", "1h", "--memory", "16MiB"],
+                          stderr=subprocess.PIPE, text=True) as bench:
+        until(lambda: agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"] > 10)
+        agent.kill()
+        _, err = bench.communicate(timeout=LIMIT)
+    assert bench.returncode == 1 and "agent_restarted" in err and len(err.splitlines()) == 1
+    agent.process = None
+
+
+# --- manuals ----------------------------------------------------------------------------------------
+
+def plain_roff(path):
+    return path.read_text().replace("\\-", "-")
+
+
+def test_drayctl_manual_is_complete():
+    text = plain_roff(ROOT / "ctl/man/drayctl.1")
+    out = subprocess.run([DRAYCTL, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
+    verbs = re.findall(r"^  ([a-z]+) ", out.split("Verbs:")[1].split("Options:")[0], re.M)
+    assert len(verbs) == 9
+    for verb in verbs:
+        assert re.search(rf"^\.B {verb}\b", text, re.M), f"{verb} is not in drayctl(1)"
+        out += subprocess.run([DRAYCTL, verb, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
+    for option in set(re.findall(r"^  (--[a-z-]+)", out, re.M)):
+        assert option in text, f"{option} is not in drayctl(1)"
+
+
+def test_drayd_manual_is_complete():
+    text = plain_roff(ROOT / "agent/man/drayd.8")
+    keys = yaml.safe_load((ROOT / "schema/config.yaml").read_text())
+    keys = keys["keys"] if isinstance(keys, dict) else keys
+    for key in keys:
+        if key.get("flag"):
+            assert key["flag"] in text and key["key"] in text, f"{key['flag']} is not in drayd(8)"
+    for option in ("--config", "--set", "--check-config", "--help", "--version"):
+        assert option in text
+
+
+@pytest.mark.skipif(not shutil.which("man"), reason="man is not there")
+@pytest.mark.parametrize("page", ["ctl/man/drayctl.1", "agent/man/drayd.8"])
+def test_manuals_have_no_warnings(page):
+    done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", str(ROOT / page)], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "90"})
+    assert done.returncode == 0 and not done.stderr, done.stderr

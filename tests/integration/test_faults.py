@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Death, silence and revocation in mid-transfer: the typed error, memory that stays as it is, nothing left behind."""
+
+import contextlib
+import os
+import shutil
+import signal
+
+import dray
+import pytest
+from harness import LIMIT, MIB, Actor, Side, expect, noise, nothing_leaked, until
+
+SIZE = 64 * MIB
+N = 12
+
+
+def pattern():
+    """Non-zero at the start of each page."""
+    block = bytearray(noise(MIB))
+    block[::4096] = b"\x55" * (MIB // 4096)
+    return bytes(block) * (SIZE // MIB)
+
+
+def start(side, remote, direction, n=N):
+    """Big transfers, each of all the memory."""
+    return [side.client.transfer(direction, side.region, remote, [(0, 0, SIZE)], deadline=120) for _ in range(n)]
+
+
+def moving(side, view, transfers):
+    """Waits until bytes land in view, which were zeros, while transfers still run."""
+    until(lambda: view[0] or view[SIZE // 2] or side.client.process(), "the first byte")
+    assert not all(t.done for t in transfers), "too fast to be caught in the middle"
+
+
+def names(transfers):
+    """How they ended."""
+    ended = [t.exception(LIMIT) for t in transfers]
+    return {e.name if e else "ok" for e in ended}
+
+
+def wipe(view):
+    for at in range(0, SIZE, 4096):
+        view[at] = 0
+
+
+def untouched(view):
+    return not any(view[0:SIZE:4096])
+
+
+# --- revocation ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+@pytest.mark.parametrize("how", ["revoke", "revoke all", "remove"])
+def test_revoked_in_mid_transfer(sides, direction, how):
+    """Once REVOKE or REMOVE is answered, no byte of the region is written, or read, any more."""
+    here, there = sides(SIZE, pattern() if direction == "read" else None, pattern() if direction == "write" else None)
+    token = there.region.export()
+    remote = here.client.import_token(token, timeout=LIMIT)
+    transfers = start(here, remote, direction)
+    moving(here, (here if direction == "read" else there).view, transfers)
+    if how == "remove":
+        there.region.remove()
+    else:
+        assert there.region.revoke(token if how == "revoke" else None) == 1
+    if direction == "write":
+        wipe(there.view)
+    assert names(transfers) <= {"ok", "revoked", "not_found"}  # the last where the agent had not read it yet
+    assert "revoked" in names(transfers)
+    if direction == "write":
+        assert untouched(there.view), "bytes landed after the revocation was answered"
+    event = here.client.next_event(dray.RemoteLost, LIMIT)
+    assert event.remote == remote.handle
+    expect({"revoked", "not_found"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+    remote.release()
+
+
+def test_released_in_mid_transfer(sides):
+    """REMOTE_RELEASE cancels its transfers first; then the local memory is quiet."""
+    here, there = sides(SIZE, pattern())
+    remote = here.reach(there)
+    transfers = start(here, remote, "read")
+    moving(here, here.view, transfers)
+    remote.release()
+    wipe(here.view)
+    assert names(transfers) <= {"ok", "cancelled"}
+    assert "cancelled" in names(transfers)
+    assert untouched(here.view), "bytes landed after the release was answered"
+
+
+def test_only_the_revoked_ends(sides):
+    """Other transfers between the same two agents go on through a revocation."""
+    here, there = sides(SIZE, pattern())
+    other_here, other_there = sides(SIZE, pattern())
+    remote, other = here.reach(there), other_here.reach(other_there)
+    transfers, others = start(here, remote, "read"), start(other_here, other, "read", 4)
+    moving(here, here.view, transfers)
+    there.region.revoke()
+    assert names(others) == {"ok"}
+    assert other_here.view == other_there.view
+    assert "revoked" in names(transfers)
+
+
+# --- clients that die ---------------------------------------------------------------------------------
+
+CLIENT = """
+client = dray.Client(args["socket"])
+memory = dray.Memory(args["size"])
+memory.view[::4096] = b"\\x55" * (args["size"] // 4096)
+region = client.region(memory)
+remote = client.import_token(args["token"], timeout=30)
+tell(str(region.export()))
+if hear() == "fork" and os.fork() == 0:
+    time.sleep(1000)  # keeps the socket, the doorbells and the memory, and never says anything
+transfers = [client.transfer(args["direction"], region, remote, [(0, 0, args["size"])]) for _ in range(30)]
+if args["ring"]:
+    transfers += [client.transfer(args["direction"], region, remote, [(0, 0, args["size"])], via="ring") for _ in range(30)]
+transfers[0].result(30)
+tell("moving")
+hear()
+"""
+
+
+@pytest.mark.parametrize("ring", [0, 1], ids=["socket", "ring"])
+@pytest.mark.parametrize("direction", ["read", "write"])
+@pytest.mark.parametrize("way", ["killed", "forked"])
+@pytest.mark.parametrize("path", ["local", "tcp"])
+def test_client_dies_in_mid_transfer(request, path, way, direction, ring):
+    """All it had is gone at once, even if a child of it still holds its socket."""
+    agents = (request.getfixturevalue("agent"),) * 2 if path == "local" else request.getfixturevalue("pair")
+    size = 16 * MIB
+    with Side(agents[1], size) as there, nothing_leaked(*agents, streams=8):
+        with Actor(CLIENT, socket=agents[0].socket, size=size, token=there.export(), direction=direction, ring=ring) as actor:
+            remote = there.client.import_token(actor.hear(), timeout=LIMIT)
+            back = there.client.read(there.region, remote, [(0, 0, 1)])
+            assert back.exception(LIMIT) is None
+            actor.tell("fork" if way == "forked" else "go")
+            assert actor.hear() == "moving"
+            group = os.getpgid(actor.pid)
+            children = children_of(actor.pid)
+            assert len(children) == (way == "forked")
+            actor.process.kill()
+            try:
+                # what it exported is gone for its importers, at once
+                event = there.client.next_event(dray.RemoteLost, LIMIT)
+                assert event is not None and event.remote == remote.handle
+                remote.release()
+                until(lambda: agents[0].resources().mappings == (0 if path == "tcp" else 1), "its memory's unmapping")
+                if direction == "write":
+                    there.view[:] = bytes(size)
+                    agents[0].client().close()
+                    assert there.view == bytes(size), "bytes of a dead client still land"
+            finally:
+                for child in children:
+                    os.kill(child, signal.SIGKILL)
+            del group
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(child) for child in f.read().split()]
+
+
+def test_many_clients_die(agent):
+    """Thirty at once."""
+    with Side(agent, MIB, noise(MIB)) as there, nothing_leaked(agent), contextlib.ExitStack() as stack:
+        actors = [stack.enter_context(Actor(CLIENT, socket=agent.socket, size=MIB, token=there.export(), direction="read", ring=1))
+                  for _ in range(10)]
+        for actor in actors:
+            actor.hear()
+            actor.tell("go")
+        for actor in actors:
+            actor.hear()
+        for actor in actors:
+            actor.process.kill()
+
+
+# --- peers that die or fall silent ------------------------------------------------------------------------
+
+def lost(agents, here, there, remote, direction, harm, mend, allowed=("peer_lost",)):
+    """harm() the peer in mid-transfer; all ends as peer_lost; mend() it, and the path works again."""
+    transfers = start(here, remote, direction)
+    moving(here, (here if direction == "read" else there).view, transfers)
+    waiting = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 8, 0xfeed), deadline=120)
+    harm()
+    ended = names([*transfers, waiting])
+    assert ended <= {"ok", *allowed} and ended & set(allowed), ended
+    assert waiting.exception().name in allowed
+    if direction == "read":
+        wipe(here.view)
+    event = here.client.next_event(dray.RemoteLost, LIMIT)
+    assert event.remote == remote.handle
+    expect({"peer_lost", "not_found", "revoked"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+    with Side(agents[0], MIB) as one, Side(agents[0], MIB, noise(MIB)) as two:  # others are served meanwhile
+        one.client.read(one.region, one.reach(two), [(0, 0, MIB)]).result(LIMIT)
+        assert one.view == two.view
+    mend()
+    if direction == "read":
+        assert untouched(here.view), "bytes landed after the peer was reported lost"
+    remote.release()
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_peer_killed(new_pair, direction):
+    a, b = new_pair()
+    with Side(a, SIZE, pattern() if direction == "write" else None) as here:
+        there = Side(b, SIZE, pattern() if direction == "read" else None)
+        lost((a, b), here, there, here.reach(there), direction, b.kill, b.start)
+        there.client.reconnect()
+        remote = here.reach(there)
+        here.client.transfer(direction, here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        assert here.view[:MIB] == there.view[:MIB]
+        there.close()
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_peer_stopped(new_pair, direction):
+    """SIGSTOP: only silence tells. When it wakes up it finds itself without us, and takes us back."""
+    a, b = new_pair()
+    with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
+            Side(b, SIZE, pattern() if direction == "read" else None) as there:
+        lost((a, b), here, there, here.reach(there), direction, lambda: b.signal(signal.SIGSTOP),
+             lambda: b.signal(signal.SIGCONT))
+        remote = here.reach(there)
+        here.client.transfer(direction, here.region, remote, [(0, 0, SIZE)]).result(LIMIT)
+        assert here.view == there.view
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_link_cut(lab, new_pair, direction):
+    """Neither end hears anything any more; both give the other up in time."""
+    lab.need_namespaces()
+    a, b = new_pair()
+    link = lab.hosts[1].link
+    try:
+        with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
+                Side(b, SIZE, pattern() if direction == "read" else None) as there:
+            back = there.reach(here)
+            remote = here.reach(there)
+            lost((a, b), here, there, remote, direction, lambda: link(False), lambda: None)
+            event = there.client.next_event(dray.RemoteLost, LIMIT)  # and the other end noticed too
+            assert event.remote == back.handle
+            if direction == "write":  # nothing of it comes later, by whatever was on its way
+                wipe(there.view)
+            link(True)
+            remote = here.reach(there)
+            here.client.transfer(direction, here.region, remote, [(1, 1, MIB)]).result(LIMIT)
+            assert here.view[1:MIB + 1] == there.view[1:MIB + 1]
+            if direction == "write":
+                assert not any(there.view[2 * MIB:SIZE:4096]), "bytes landed after the link came back"
+    finally:
+        link(True)
+
+
+def test_owner_client_dies_while_peer_is_cut_off(lab, new_pair):
+    """REGION_REMOVE towards an importer that cannot answer ends by the fence's time-out."""
+    lab.need_namespaces()
+    a, b = new_pair(peer__heartbeat_limit="20s", peer__fence_timeout="500ms")
+    try:
+        with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+            here.reach(there)
+            lab.hosts[1].link(False)
+            there.region.remove()
+    finally:
+        lab.hosts[1].link(True)
+
+
+def test_notification_survives_nothing_twice(lab, new_pair):
+    """Notifications around a lost peer: each at most once, and the ones reported ok did come."""
+    a, b = new_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB), notifications=True) as there:
+        remote = here.reach(there)
+        transfers = [here.client.write(here.region, remote, [(0, 0, MIB)], notify=(i, b"")) for i in range(200)]
+        transfers[20].exception(LIMIT)
+        b.signal(signal.SIGSTOP)
+        ended = [t.exception(LIMIT) for t in transfers]
+        b.signal(signal.SIGCONT)
+        assert {e.name for e in ended if e} <= {"peer_lost"}
+        here.reach(there)  # both ends have settled
+        there.client.process()
+        tags = [e.tag for e in there.client.events if isinstance(e, dray.Notification)]
+        assert len(tags) == len(set(tags)), "a notification came twice"
+        assert {i for i, e in enumerate(ended) if not e} <= set(tags), "a notification reported as delivered is missing"
+
+
+def test_peer_restarted_at_once(new_pair):
+    """The old incarnation's remotes are void even if nobody noticed its death."""
+    a, b = new_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        b.restart()
+        expect({"peer_lost", "incarnation", "not_found"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+        there.client.reconnect()
+        again = here.reach(there)
+        here.client.read(here.region, again, [(0, 0, MIB)]).result(LIMIT)
+        assert here.view == there.view
+
+
+def test_same_id_twice(lab, new_agent):
+    """A copied state directory: two agents with one id at once are refused, and said to be so."""
+    how = {"key": lab.key}
+    one, b = new_agent("one", **how), new_agent("b", **how)
+    twin = new_agent("twin", start=False, **how)
+    twin.state_dir.mkdir(mode=0o700)
+    shutil.copy(one.state_dir / "agent_id", twin.state_dir / "agent_id")
+    twin.start()
+    with Side(b, MIB) as here, Side(one, MIB) as first, Side(twin, MIB) as second:
+        assert first.client.agent_id == second.client.agent_id
+        remote = here.reach(first)
+        expect("identity", here.client.import_token, second.export(), timeout=5)
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        assert "identity" in b.text() or first.client.agent_id.hex() in b.text()
+
+
+# --- the agent under a client --------------------------------------------------------------------------------
+
+def test_agent_restarted(new_agent):
+    """What was in flight is reported as agent_restarted; then regions are there again, and pools are the client's own."""
+    agent = new_agent()
+    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        pool = here.client.pool(MIB)
+        pool.memory.view[:5] = b"alive"
+        here.client.open_ring()
+        flying = [here.client.read(here.region, remote, [(0, 0, 1)], via=via, wait_word=(here.region, 8, 1))
+                  for via in ("inline", "ring")]
+        old = here.client.hello.incarnation, here.region.handle
+        agent.restart()
+        assert names(flying) == {"agent_restarted"}
+        there.client.reconnect()
+        expect("agent_restarted", here.client.read, here.region, remote, [(0, 0, 1)])
+        assert here.client.hello.incarnation > old[0]
+        remote = here.reach(there)
+        for region, view in ((here.region, here.view), (pool, pool.memory.view)):
+            for via in ("inline", "ring"):
+                view[:] = bytes(len(view))
+                here.client.read(region, remote, [(0, 0, MIB)], via=via).result(LIMIT)
+                assert view == there.view
+        kinds = [type(e).__name__ for e in here.client.events]
+        assert kinds == ["Disconnected", "Reconnected"]
+        assert here.client.events[1].regions == 2 and not here.client.events[1].failed
+        pool.memory.close()
+
+
+def test_agent_restarted_event_driven(new_agent):
+    """The same, watched by a loop of the program's own."""
+    import select
+    agent = new_agent()
+    with agent.client() as client, dray.Memory(MIB) as memory:
+        client.region(memory)
+        agent.restart()
+        ready, _, _ = select.select([client], [], [], LIMIT)
+        assert ready
+        client.process()
+        assert not client.connected and isinstance(client.events[-1], dray.Disconnected)
+        client.reconnect(timeout=0)
+        assert client.connected
+
+
+def test_agent_stays_away(new_agent):
+    """No agent: an error after the client's patience, not a hang."""
+    agent = new_agent()
+    client = agent.client(patience=0.2)
+    memory = dray.Memory(4096)
+    agent.stop()
+    expect("session_closed", client.region, memory)
+    client.close()
+    expect("session_closed", client.region, memory)
+    with pytest.raises(OSError):
+        agent.client()
+    memory.close()

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong bytes on the data socket: each gets its typed error, and the agent goes on serving others."""
+
+import os
+import random
+import socket
+import struct
+
+import dray
+import pytest
+from dray import _schema as s
+from harness import LIMIT, MIB, Raw, Side, expect, nobody, noise, nothing_leaked
+
+
+def head(type_=s.MSG_NOTIFY, request_id=1, magic=s.MAGIC, major=1, minor=0, flags=0, length=0):
+    return s.HEADER.pack(magic, major, minor, type_, flags, length, request_id)
+
+
+BROKEN = {
+    "four bytes": (head()[:4], "truncated"),
+    "half a header": (head()[:13], "truncated"),
+    "wrong magic": (head(magic=0x20544547), "bad_magic"),
+    "one byte": (b"G", {"bad_magic", "truncated"}),
+    "later major version": (head(major=2), "version"),
+    "version 0": (head(major=0), "version"),
+    "unknown header flag": (head(flags=1), "unsupported"),
+    "length beyond the packet": (head(length=100) + bytes(50), "truncated"),
+    "length short of the packet": (head(length=4) + bytes(50), "invalid"),
+    "length beyond the limit": (head(length=s.MESSAGE_MAX), "too_large"),
+    "length of 4 GiB": (head(length=0xffffffff), "too_large"),
+    "unknown type": (head(0x0fff), "unknown_type"),
+    "type 0": (head(0), "unknown_type"),
+    "an answer": (s.pack_region_add_reply(1), {"unknown_type", "out_of_order", "invalid"}),
+    "an event": (s.pack_draining(1), {"unknown_type", "out_of_order", "invalid"}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("hello", [True, False], ids=["in session", "first"])
+def test_broken_message(agent, name, hello):
+    packet, error = BROKEN[name]
+    allowed = {error} if isinstance(error, str) else set(error)
+    if not hello:
+        allowed |= {"out_of_order"}  # also true
+    with Raw(agent, hello) as raw:
+        raw.send(packet)
+        assert raw.error() in allowed
+
+
+def test_longest_message(agent):
+    """Exactly message_max bytes pass, one more does not."""
+    tail = bytes(s.MESSAGE_MAX - len(s.pack_region_remove(1)))
+    with Raw(agent, sndbuf=2 * s.MESSAGE_MAX) as raw:
+        packet = s.build(s.MSG_REGION_REMOVE, 1, struct.pack("<Q", 77), tail)
+        assert len(packet) == s.MESSAGE_MAX
+        raw.send(packet)
+        assert raw.error(1) == "not_found"
+        try:
+            raw.send(s.build(s.MSG_REGION_REMOVE, 2, struct.pack("<Q", 77), tail, b"x"))
+        except OSError:
+            pytest.skip("net.core.wmem_max keeps longer messages from being sent")
+        assert raw.error() == "too_large"
+
+
+def test_empty_packet(agent):
+    """Looks like the end of the connection, and is taken as one; nothing worse."""
+    with Raw(agent) as raw:
+        raw.send(b"")
+        assert raw.ended()
+
+
+def test_longer_body_is_accepted(agent):
+    """A newer minor version may say more: the tail is ignored."""
+    with Raw(agent, False) as raw:
+        body = s.pack_hello(5, major_min=1, major_max=1, name="newer")[s.HEADER.size:]
+        raw.send(s.HEADER.pack(s.MAGIC, 1, 9, s.MSG_HELLO, 0, len(body) + 40, 5) + body + os.urandom(40))
+        header, message, _ = raw.receive()
+        assert header.type == s.MSG_HELLO_REPLY and header.request_id == 5
+        assert message.major == 1 and message.ops_inline_max == s.OPS_INLINE_MAX
+        assert len(message.agent_id) == 16 and message.incarnation
+
+
+def test_features_unknown_are_ignored(agent):
+    with Raw(agent, False) as raw:
+        assert raw.ask(s.pack_hello, major_min=1, major_max=3, features=1 << 63, schema_hash=1).major == 1
+
+
+BODIES = {
+    "name too long": (s.MSG_HELLO, struct.pack("<BBHQQI", 1, 1, 0, 0, 0, 65) + b"a" * 65 + bytes(4), "too_large"),
+    "name not UTF-8": (s.MSG_HELLO, struct.pack("<BBHQQI", 1, 1, 0, 0, 0, 2) + b"\xff\xfe" + bytes(4), "invalid"),
+    "name with a newline": (s.MSG_HELLO, struct.pack("<BBHQQI", 1, 1, 0, 0, 0, 2) + b"a\n" + bytes(4), "invalid"),
+    "name longer than the body": (s.MSG_HELLO, struct.pack("<BBHQQI", 1, 1, 0, 0, 0, 60) + b"abc", "truncated"),
+    "unknown hello flag": (s.MSG_HELLO, struct.pack("<BBHQQII", 1, 1, 0x8000, 0, 0, 0, 0), "unsupported"),
+    "no common version": (s.MSG_HELLO, struct.pack("<BBHQQII", 2, 3, 0, 0, 0, 0, 0), "version"),
+    "versions upside down": (s.MSG_HELLO, struct.pack("<BBHQQII", 3, 0, 0, 0, 0, 0, 0), {"version", "invalid"}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_broken_hello(agent, name):
+    type_, body, error = BODIES[name]
+    with Raw(agent, False) as raw:
+        raw.send(s.build(type_, 9, body))
+        assert raw.error(9) in ({error} if isinstance(error, str) else error)
+
+
+def each_request():
+    """A valid packet of every request, as far as its form goes."""
+    return {
+        "region_add": s.pack_region_add(1, access=3, extents=[(s.KIND_POOL, 65535, 0, 0, 4096)]),
+        "region_remove": s.pack_region_remove(1, region=1),
+        "region_export": s.pack_region_export(1, region=1, length=1, access=1),
+        "region_revoke": s.pack_region_revoke(1, region=1),
+        "remote_import": s.pack_remote_import(1, token=b"x" * 120),
+        "remote_release": s.pack_remote_release(1, remote=1),
+        "transfer": s.pack_transfer(1, direction=1, local=1, remote=1, ops=[(0, 0, 1)]),
+        "transfer_cancel": s.pack_transfer_cancel(1, request=1),
+        "notify": s.pack_notify(1, remote=1),
+        "ring_open": s.pack_ring_open(1, sq_entries=4, arena_bytes=4096),
+    }
+
+
+@pytest.mark.parametrize("name", each_request())
+def test_request_before_hello(agent, name):
+    with Raw(agent, False) as raw:
+        raw.send(each_request()[name])
+        assert raw.error() == "out_of_order"
+
+
+@pytest.mark.parametrize("name", each_request())
+def test_truncated_body(agent, name):
+    """Every request, cut short at every length, in one session if it survives that."""
+    packet = each_request()[name]
+    body = packet[s.HEADER.size:]
+    raw = Raw(agent)
+    for cut in range(len(body)):
+        if not raw.send(s.HEADER.pack(s.MAGIC, 1, 0, s.HEADER.unpack(packet[:24])[3], 0, cut, 100 + cut) + body[:cut]):
+            raw.close()
+            raw = Raw(agent)
+            continue
+        answer = raw.receive()
+        if answer is None:
+            raw.close()
+            raw = Raw(agent)
+            continue
+        header, message, _ = answer
+        assert header.type == s.MSG_ERROR and s.error_name(message.code) == "truncated", (cut, message)
+    raw.close()
+
+
+def test_second_hello(agent):
+    with Raw(agent) as raw:
+        raw.request(s.pack_hello, major_min=1, major_max=1)
+        assert raw.error() == "out_of_order"
+
+
+def test_counts_that_lie(agent):
+    """Arrays that claim more records than the limit, or than there are."""
+    with Raw(agent) as raw:
+        raw.send(s.build(s.MSG_REGION_ADD, 11, struct.pack("<HH4xII", 3, 0, 0, 1025), bytes(24 * 1025)))
+        assert raw.error(11) == "too_large"
+    with Raw(agent) as raw:
+        raw.send(s.build(s.MSG_REGION_ADD, 12, struct.pack("<HH4xII", 3, 0, 0, 1000), bytes(24)))
+        assert raw.error(12) == "truncated"
+    with Raw(agent) as raw:
+        raw.send(s.build(s.MSG_REGION_ADD, 13, struct.pack("<HH4xII", 3, 0, 0, 0xffffffff), bytes(24)))
+        assert raw.error(13) in ("too_large", "truncated")
+    transfer = s.pack_transfer(14, direction=1)[s.HEADER.size:-4]
+    with Raw(agent, sndbuf=2 * s.MESSAGE_MAX) as raw:
+        raw.send(s.build(s.MSG_TRANSFER, 14, transfer, struct.pack("<I", 4097), bytes(24 * 4097)))
+        assert raw.error(14) == "too_large"
+    with Raw(agent) as raw:
+        raw.send(s.build(s.MSG_TRANSFER, 15, transfer, struct.pack("<I", 4096), bytes(24)))
+        assert raw.error(15) == "truncated"
+
+
+@pytest.mark.parametrize("fields, error", [
+    ({"direction": 0}, "invalid"), ({"direction": 3}, "invalid"), ({"class_": 2}, "invalid"),
+    ({"flags": 0x10}, "unsupported"), ({"flags": 0x8000}, "unsupported")])
+def test_unknown_values(agent, fields, error):
+    with Raw(agent) as raw:
+        raw.send(s.pack_transfer(3, **{"direction": 1, "local": 1, "remote": 1, "ops": [(0, 0, 1)], **fields}))
+        assert raw.error(3) == error
+
+
+@pytest.mark.parametrize("ops", [
+    [(MIB, 0, 1)], [(0, MIB, 1)], [(0, 0, MIB + 1)], [(MIB - 1, 0, 2)], [(0, MIB - 1, 2)], [(1 << 63, 0, 1)],
+    [((1 << 64) - 1, 0, 1)], [(0, (1 << 64) - 1, 1)], [((1 << 64) - 8, 0, 16)], [(0, (1 << 64) - 8, 16)],
+    [(0, 0, (1 << 64) - 1)], [(1, 1, (1 << 64) - 1)], [(8, 8, 1 << 63)], [(0, 0, 0)],
+    [(0, 0, 1), (0, 0, MIB), (0, 1, MIB)]], ids=str)
+@pytest.mark.parametrize("via", ["inline", "arena", "ring"])
+def test_ranges(agent, ops, via):
+    """Offsets and lengths that overflow or pass the end: refused, and no byte of the other operations moved."""
+    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        expect({"range", "invalid"}, here.client.read(here.region, remote, [(5, 0, 5), *ops], via=via).result, LIMIT)
+        assert here.view[:64] == bytes(64)
+
+
+def test_no_operations(agent):
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        for via in ("inline", "arena", "ring"):
+            expect("invalid", here.client.read(here.region, remote, [], via=via).result, LIMIT)
+
+
+def test_arena_that_is_not_there(agent):
+    """A transfer by the arena of a session that has none, and beyond the arena of one that has."""
+    with Raw(agent) as raw:
+        raw.send(s.pack_transfer(3, direction=1, flags=s.TRANSFER_FLAG_ARENA, local=1, remote=1, arena_ops=4))
+        assert raw.error(3) in ("invalid", "range", "not_found")
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        here.client.open_ring(0, 4096)
+        size = here.client.arena.size
+        base = dict(direction=1, flags=s.TRANSFER_FLAG_ARENA, local=here.region.handle, remote=remote.handle)
+        for offset, n in [(size, 1), (size - 23, 1), ((1 << 64) - 24, 1), ((1 << 64) - 24, 2), (0, size // 24 + 1)]:
+            expect({"range", "invalid"}, here.client.request, s.pack_transfer, arena_offset=offset, arena_ops=n, **base)
+        expect({"too_large", "range"}, here.client.request, s.pack_transfer, arena_ops=65537, **base)
+        expect("invalid", here.client.request, s.pack_transfer, arena_ops=0, **base)
+        expect("invalid", here.client.request, s.pack_transfer, arena_ops=1, ops=[(0, 0, 1)], **base)
+
+
+def test_duplicate_id(agent):
+    """An id in use is refused; what had it first goes on."""
+    with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        words = here.memory.words()
+        fields = dict(direction=s.DIRECTION_READ, local=here.region.handle, remote=remote.handle, ops=[(4096, 0, 4096)])
+        first = here.client.read(here.region, remote, [(4096, 0, 4096)], wait_word=(here.region, 0, 1))
+        duplicate = dray.Pending(here.client)
+        seen = []
+        packets = [s.pack_transfer(first.request_id, **fields)]
+        for packet in packets:
+            here.client._pending[first.request_id] = duplicate
+            here.client._send(packet)
+            expect("duplicate_id", duplicate.result, LIMIT)
+            duplicate.done = False
+        here.client._pending[first.request_id] = first
+        words[0] = 1
+        first.result(LIMIT)
+        assert here.view[4096:8192] == there.view[:4096]
+        assert not seen
+        words.release()
+
+
+def test_duplicate_id_of_requests(new_agent, lab):
+    """The same among requests that wait for a peer."""
+    agent = new_agent(key=lab.key)
+    token = nobody(agent.host)
+    with Raw(agent) as raw:
+        for _ in range(2):
+            raw.send(s.pack_remote_import(6, token=token, timeout_ms=60000))
+        error = raw.error(6)
+        if error == "peer_unreachable":
+            pytest.skip("this host knows at once that an address cannot be reached")
+        assert error == "duplicate_id"
+
+
+def test_reordered(agent):
+    """Requests in an order that makes no sense: each is answered for itself."""
+    with Raw(agent) as raw:
+        for order, (pack, fields) in enumerate([
+                (s.pack_transfer_cancel, {"request": 99}), (s.pack_transfer, {"direction": 1, "local": 5, "remote": 6,
+                                                                            "ops": [(0, 0, 1)]}),
+                (s.pack_remote_release, {"remote": 6}), (s.pack_region_revoke, {"region": 5}),
+                (s.pack_region_export, {"region": 5, "length": 1, "access": 1}), (s.pack_region_remove, {"region": 5}),
+                (s.pack_notify, {"remote": 6})], 50):
+            raw.send(pack(order, **fields))
+        answers = {}
+        for _ in range(7):
+            header, message, _ = raw.receive()
+            code = message.status if header.type == s.MSG_TRANSFER_DONE else message.code
+            answers[header.request_id] = s.error_name(code)
+        assert answers == dict.fromkeys(range(50, 57), "not_found")
+
+
+def test_pipelined_without_reading(agent):
+    """Hundreds of requests sent before the first answer is read."""
+    with Raw(agent) as raw:
+        raw.sock.setblocking(False)
+        sent = 0
+        try:
+            for i in range(1, 200):
+                raw.send(s.pack_region_remove(1000 + i, region=i))
+                sent += 1
+        except BlockingIOError:
+            pass
+        raw.sock.settimeout(LIMIT)
+        seen = {raw.receive()[0].request_id for _ in range(sent)}
+        assert seen == set(range(1001, 1001 + sent))
+
+
+def test_never_reading(agent):
+    """A client that only sends is stopped by its own full socket, and starves nobody."""
+    with Raw(agent) as raw:
+        raw.sock.setblocking(False)
+        for i in range(100000):
+            try:
+                raw.send(s.pack_region_remove(1000 + i, region=1))
+            except BlockingIOError:
+                break
+        with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
+            here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+        raw.sock.settimeout(LIMIT)
+
+
+def test_random_mutations(agent):
+    """Valid packets with bytes changed: errors or answers, never silence and never a crash."""
+    rng = random.Random(1234)
+    packets = list(each_request().values())
+    with Raw(agent):
+        raw = Raw(agent)
+        for i in range(600):
+            packet = bytearray(rng.choice(packets))
+            for _ in range(rng.choice([1, 1, 2, 5])):
+                packet[rng.randrange(len(packet))] ^= 1 << rng.randrange(8)
+            if rng.random() < 0.2:
+                packet = packet[:rng.randrange(1, len(packet))]
+            raw.send(packet)
+            answer = raw.receive()
+            if answer is None or answer[0].request_id == 0:
+                raw.close()
+                raw = Raw(agent)
+            else:
+                for fd in answer[2]:
+                    os.close(fd)
+        raw.close()
+
+
+def test_connections_that_say_nothing(agent):
+    """They are kept or dropped, but hurt nobody."""
+    silent = [Raw(agent, False) for _ in range(50)]
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        here.reach(there)
+    for raw in silent:
+        raw.close()
+
+
+# --- a stock kernel's buffers ---------------------------------------------------------------------------
+
+@pytest.fixture
+def stock_wmem():
+    """net.core.wmem_max and wmem_default as a stock kernel has them; put back afterwards."""
+    paths = ["/proc/sys/net/core/wmem_max", "/proc/sys/net/core/wmem_default"]
+    old = []
+    try:
+        for path in paths:
+            with open(path) as f:
+                value = f.read().strip()
+            with open(path, "w") as f:
+                f.write("212992")
+            old.append((path, value))
+    except OSError:
+        pass
+    yield len(old) == len(paths)
+    for path, value in old:
+        with open(path, "w") as f:
+            f.write(value)
+
+
+def test_stock_wmem(stock_wmem, new_pair):
+    """Everything works with the socket buffers of a stock kernel: the largest inline transfer, the arena, tcp.
+
+    Where the limits cannot be set, the client's own buffer stands for them (it is what bounds a message).
+    """
+    pair = new_pair()
+    data = noise(MIB)
+    with Side(pair[0], MIB) as here, Side(pair[1], MIB, data, notifications=True) as there:
+        for side in (here, there):
+            side.client._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212992 // 2)
+            assert side.client._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 212992
+        remote = here.reach(there)
+        ops = [(i * 256, i * 256, 255) for i in range(4096)]
+        here.client.write(here.region, remote, ops, notify=(1, bytes(4096)), via="inline").result(LIMIT)
+        assert len(there.client.next_notification(LIMIT).payload) == 4096
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        here.client.read(here.region, remote, [(i * 16, i * 16, 15) for i in range(65536)], via="arena").result(LIMIT)
+        assert here.view == there.view
+        if stock_wmem:
+            with Raw(pair[0]) as raw:  # the kernel's default, untouched
+                raw.send(s.build(s.MSG_REGION_REMOVE, 1, struct.pack("<Q", 77),
+                                 bytes(s.MESSAGE_MAX - len(s.pack_region_remove(1)))))
+                assert raw.error(1) == "not_found"
+
+
+# --- descriptors that come with messages ----------------------------------------------------------------
+
+def test_fds_that_nobody_wants(agent):
+    fds = list(os.pipe())
+    with Raw(agent) as raw:
+        for name in ("region_remove", "region_export", "transfer", "notify", "ring_open"):
+            raw.send(each_request()[name], fds)
+            assert raw.error() == "fd_count"
+            raw.close()
+            raw.__init__(agent)
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("pidfd, fds, error", [(True, 0, "fd_count"), (True, 2, "fd_count"), (False, 1, "fd_count")])
+def test_hello_fd_count(agent, pidfd, fds, error):
+    mine = [os.pidfd_open(os.getpid()) for _ in range(fds)]
+    with Raw(agent, False) as raw:
+        raw.send(s.pack_hello(1, major_min=1, major_max=1, flags=s.HELLO_FLAG_PIDFD if pidfd else 0), mine)
+        assert raw.error(1) == error
+    for fd in mine:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("make", [lambda: os.pipe()[0], lambda: os.open("/dev/null", os.O_RDONLY), lambda: os.eventfd(0)],
+                         ids=["pipe", "null", "eventfd"])
+def test_hello_with_no_pidfd(agent, make):
+    fd = make()
+    with Raw(agent, False) as raw:
+        raw.send(s.pack_hello(1, major_min=1, major_max=1, flags=s.HELLO_FLAG_PIDFD), [fd])
+        assert raw.error(1) in ("invalid", "region_kind", "fd_count")
+    os.close(fd)
+
+
+@pytest.mark.parametrize("hello", [True, False], ids=["in session", "first"])
+def test_fd_flood(agent, hello):
+    """Messages full of descriptors, valid or garbage: none is kept, more than the limit is said to be too many."""
+    fd = os.open("/dev/null", os.O_RDONLY)
+    with nothing_leaked(agent):
+        for n in (1, s.FDS_MAX, 253):
+            for packet in (each_request()["region_remove"], b"garbage", s.pack_hello(1, major_min=1, major_max=1)):
+                with Raw(agent, hello) as raw:
+                    raw.send(packet, [fd] * n)
+                    error = raw.error()
+                    assert error in ("fd_limit", "fd_count", "bad_magic", "truncated", "out_of_order")
+        for _ in range(20):
+            with Raw(agent) as raw:
+                raw.sock.setblocking(False)
+                try:
+                    for _ in range(40):
+                        raw.send(s.pack_region_add(1, access=3, extents=[(s.KIND_MEMFD, 0, 0, 0, 4096)]), [fd] * s.FDS_MAX)
+                except OSError:
+                    pass  # the socket is full, or the kernel's limit on descriptors in flight is reached
+    os.close(fd)
+
+
+def test_fd_limit(agent):
+    """More descriptors than the limit in a well-formed message."""
+    fd = os.open("/dev/null", os.O_RDONLY)
+    with Raw(agent) as raw:
+        raw.send(s.pack_region_add(1, access=3, extents=[(s.KIND_MEMFD, 0, 0, 0, 4096)]), [fd] * 253)
+        assert raw.error() == "fd_limit"
+    os.close(fd)

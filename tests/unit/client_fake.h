@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An agent for the tests of libdray: a thread that serves one client on a socket of its own. It
+ * answers everything at once and moves no byte. A test bends it by a hook, which sees each message
+ * first, and by running functions of its own on the thread (fake_do).
+ */
+#ifndef DRAY_TESTS_UNIT_CLIENT_FAKE_H
+#define DRAY_TESTS_UNIT_CLIENT_FAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/seqpacket.h"
+#include "schema/gen/data.h"
+
+#define FAKE_LOG_MAX 4096
+
+struct fake;
+
+/* True: the message is dealt with. */
+typedef bool (*fake_hook)(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			  struct dray_fds *fds);
+typedef void (*fake_fn)(struct fake *f, void *arg);
+
+struct fake {
+	char dir[64], path[96];
+	int listen_fd, conn, wake_fd;
+	pthread_t thread;
+
+	/* settings: before fake_start(), or by fake_do() */
+	fake_hook hook;
+	uint64_t incarnation;
+	uint32_t ops_inline_max;
+	bool hold_transfers; /* TRANSFERs and ring entries are not answered */
+	bool ignore_ring;    /* entries are not even taken */
+	uint32_t transfer_status;
+
+	/* the ring, as the agent has it */
+	uint8_t *ring, *arena;
+	uint64_t ring_bytes, arena_bytes;
+	uint32_t sq_entries, sq_head, cq_tail;
+	int doorbell_fd, completion_fd;
+
+	/* what was seen; read by fake_do(), or after fake_stop() */
+	uint32_t connections, hellos, rings_open, doorbells;
+	uint16_t types[FAKE_LOG_MAX];
+	uint32_t types_n;
+	uint64_t next_handle;
+	struct dmsg_region_add last_add;
+	uint32_t last_add_fds;
+	struct dmsg_extent last_extents[16];
+	uint64_t last_transfer; /* request id */
+	uint32_t last_transfer_ops;
+	bool last_transfer_on_ring, last_transfer_in_arena;
+	struct dmsg_op last_op; /* the last operation of the last transfer */
+	uint8_t last_payload[4096];
+	uint32_t last_payload_n;
+	bool last_hello_pidfd;
+
+	/* fake_do() */
+	pthread_mutex_t lock;
+	pthread_cond_t done_cond;
+	fake_fn fn;
+	void *fn_arg;
+	bool stop;
+};
+
+void fake_start(struct fake *f);
+void fake_stop(struct fake *f);
+
+/* Runs fn on the agent's thread and waits for it. */
+void fake_do(struct fake *f, fake_fn fn, void *arg);
+
+/* On the agent's thread: */
+void fake_send(struct fake *f, int n, const uint8_t *buf);
+void fake_send_error(struct fake *f, uint64_t id, uint32_t code, const char *text);
+void fake_complete(struct fake *f, uint64_t user_data, uint32_t status);
+void fake_hang_up(struct fake *f);
+
+/* Times a message of this type came. */
+uint32_t fake_count(struct fake *f, uint16_t type);
+
+#endif

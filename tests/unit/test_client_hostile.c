@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libdray against an agent that lies. Whatever it sends, the client ends the session with
+ * `protocol` (or takes it, where it is merely strange), ends what is in flight, leaks nothing and
+ * does not crash.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client/dray.h"
+#include "lib/assert.h"
+#include "lib/memfd.h"
+#include "tests/unit/client_fake.h"
+#include "tests/unit/cm.h"
+
+static struct fake fake;
+
+static int setup(void **state)
+{
+	fake = (struct fake){ 0 };
+	fake_start(&fake);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	fake_stop(&fake);
+	return 0;
+}
+
+static struct dray *connected(void)
+{
+	struct dray_options o = { .socket = fake.path,
+				  .request_ms = 2000,
+				  .flags = DRAY_OPTION_NO_RECONNECT };
+	struct dray *d = NULL;
+
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	return d;
+}
+
+static void ends_with(struct dray *d, int code)
+{
+	struct dray_event e;
+
+	for (;;) {
+		if (dray_next_event(d, &e) == 1)
+			break;
+		assert_true(dray_process(d, 5000) > 0);
+	}
+	assert_int_equal(e.type, DRAY_EVENT_LOST);
+	assert_int_equal(e.code, code);
+}
+
+static void submit_one(struct dray *d, uint64_t *ret_id)
+{
+	static const struct dray_op op = { 0, 0, 1 };
+	struct dray_transfer t = { .direction = DRAY_DIRECTION_READ, .ops = &op, .count = 1 };
+
+	assert_int_equal(dray_region_borrow(d, 1, &t.local), 0);
+	assert_int_equal(dray_remote_borrow(d, 2, &t.remote), 0);
+	assert_int_equal(dray_submit(d, &t, ret_id), 0);
+}
+
+static uint32_t *word(struct fake *f, unsigned offset)
+{
+	return (uint32_t *)(void *)(f->ring + offset);
+}
+
+static void lie_cq_tail(struct fake *f, void *arg)
+{
+	__atomic_store_n(word(f, DMSG_RING_CQ_TAIL), *(uint32_t *)arg, __ATOMIC_SEQ_CST);
+	send(f->completion_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void completion_tail_lies(void **state)
+{
+	static const uint32_t lies[] = { 2, 512, 513, 1u << 31, UINT32_MAX };
+	int fds = cm_fds_count();
+
+	for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+		struct dray *d = connected();
+		struct dray_completion c;
+		uint32_t lie = lies[i];
+		uint64_t id;
+
+		fake.ignore_ring = true;
+		submit_one(d, &id);
+		fake_do(&fake, lie_cq_tail, &lie);
+		ends_with(d, -DRAY_E_PROTOCOL);
+		assert_int_equal(dray_wait(d, id, 0, &c), 0);
+		assert_int_equal(c.status, -DRAY_E_PROTOCOL);
+		dray_disconnect(d);
+		while (fake.conn >= 0)
+			usleep(100);
+	}
+	assert_int_equal(cm_fds_count(), fds);
+}
+
+static void lie_user_data(struct fake *f, void *arg)
+{
+	fake_complete(f, *(uint64_t *)arg, 0);
+}
+
+static void completion_of_nothing(void **state)
+{
+	struct dray *d = connected();
+	uint64_t id, lie;
+
+	fake.hold_transfers = true;
+	submit_one(d, &id);
+	lie = id + 1;
+	fake_do(&fake, lie_user_data, &lie);
+	ends_with(d, -DRAY_E_PROTOCOL);
+	dray_disconnect(d);
+}
+
+static void lie_twice(struct fake *f, void *arg)
+{
+	fake_complete(f, *(uint64_t *)arg, 0);
+	fake_complete(f, *(uint64_t *)arg, 0);
+}
+
+static void completed_twice(void **state)
+{
+	struct dray *d = connected();
+	struct dray_completion c;
+	uint64_t a, b;
+
+	fake.hold_transfers = true;
+	submit_one(d, &a);
+	submit_one(d, &b);
+	fake_do(&fake, lie_twice, &a);
+	ends_with(d, -DRAY_E_PROTOCOL);
+	assert_int_equal(dray_wait(d, a, 0, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(dray_wait(d, b, 0, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_PROTOCOL);
+	dray_disconnect(d);
+}
+
+static void lie_sq_head(struct fake *f, void *arg)
+{
+	__atomic_store_n(word(f, DMSG_RING_SQ_HEAD), 77, __ATOMIC_SEQ_CST);
+}
+
+static void submission_head_lies(void **state)
+{
+	static const struct dray_op op = { 0, 0, 1 };
+	struct dray *d = connected();
+	struct dray_transfer t = { .direction = DRAY_DIRECTION_READ, .ops = &op, .count = 1 };
+
+	fake.ignore_ring = true;
+	assert_int_equal(dray_region_borrow(d, 1, &t.local), 0);
+	assert_int_equal(dray_remote_borrow(d, 2, &t.remote), 0);
+	fake_do(&fake, lie_sq_head, NULL);
+	assert_int_equal(dray_submit(d, &t, NULL), -DRAY_E_SESSION_CLOSED);
+	ends_with(d, -DRAY_E_PROTOCOL);
+	dray_disconnect(d);
+}
+
+static void close_doorbell(struct fake *f, void *arg)
+{
+	shutdown(f->completion_fd, SHUT_RDWR);
+}
+
+static void doorbell_is_closed(void **state)
+{
+	struct dray *d = connected();
+
+	fake_do(&fake, close_doorbell, NULL);
+	ends_with(d, -DRAY_E_AGENT_RESTARTED);
+	dray_disconnect(d);
+}
+
+/* What a hook sends in place of an answer. */
+static struct {
+	uint16_t to; /* type of the request */
+	uint8_t bytes[512];
+	int n;
+	bool right_id;
+} lie;
+
+static bool tell_lie(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+		     struct dray_fds *fds)
+{
+	if (h->type != lie.to)
+		return false;
+	if (lie.right_id)
+		dray_le_put64(lie.bytes + 16, h->request_id);
+	send(f->conn, lie.bytes, (size_t)lie.n, MSG_NOSIGNAL);
+	return true;
+}
+
+static void whole(uint16_t type, uint32_t length)
+{
+	dmsg_header_put(lie.bytes, &(struct dmsg_header){ DMSG_MAGIC, DMSG_MAJOR, DMSG_MINOR, type,
+							  0, length, 0 });
+	lie.n = DMSG_HEADER_SIZE + (int)length;
+	lie.right_id = true;
+}
+
+static void magic(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.bytes[0] ^= 1;
+}
+
+static void version(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.bytes[4] = 9;
+}
+
+static void flags(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.bytes[8] = 1;
+}
+
+static void short_header(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.n = 23;
+	lie.right_id = false;
+}
+
+static void cut_off(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.n -= 1;
+}
+
+static void short_body(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 19);
+}
+
+static void longer_than_said(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.n += 4;
+}
+
+static void other_type(void)
+{
+	whole(DMSG_TRANSFER_DONE, 28);
+}
+
+static void request_type(void)
+{
+	whole(DMSG_REMOTE_IMPORT, 8);
+}
+
+static void other_id(void)
+{
+	whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+	lie.right_id = false;
+	dray_le_put64(lie.bytes + 16, 0x1234567890);
+}
+
+static void error_cut_off(void)
+{
+	whole(DMSG_ERROR, 8);
+	dray_le_put32(lie.bytes + 24, DRAY_E_QUOTA);
+	dray_le_put32(lie.bytes + 28, 200);
+}
+
+static void text_is_binary(void)
+{
+	whole(DMSG_ERROR, 10);
+	dray_le_put32(lie.bytes + 24, DRAY_E_QUOTA);
+	dray_le_put32(lie.bytes + 28, 2);
+	lie.bytes[32] = 0xff;
+	lie.bytes[33] = 0x1b;
+}
+
+static void truncated_event(void)
+{
+	whole(DMSG_NOTIFICATION, 12);
+	lie.right_id = false;
+}
+
+static void answers_that_cannot_be(void **state)
+{
+	static void (*const lies[])(
+		void) = { magic,         version,          flags,          short_header, cut_off,
+			  short_body,    longer_than_said, other_type,     request_type, other_id,
+			  error_cut_off, text_is_binary,   truncated_event };
+	int fds = cm_fds_count();
+	struct dray_token t;
+
+	assert_int_equal(dray_token_from_bytes("x", 1, &t), 0);
+	fake.hook = tell_lie;
+	for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+		struct dray *d;
+		dray_remote remote = 0;
+
+		memset(&lie, 0, sizeof(lie));
+		lies[i]();
+		lie.to = DMSG_REMOTE_IMPORT;
+		d = connected();
+		assert_int_equal(dray_remote_import(d, &t, 0, &remote), -DRAY_E_PROTOCOL);
+		assert_int_equal(remote, 0);
+		ends_with(d, -DRAY_E_PROTOCOL);
+		dray_disconnect(d);
+		while (fake.conn >= 0)
+			usleep(100);
+	}
+	assert_int_equal(cm_fds_count(), fds);
+}
+
+/* Strange, but harmless: a tail of a later version, an unknown code, an unknown event. */
+static void answers_of_later_versions(void **state)
+{
+	struct dray *d;
+	struct dray_token t;
+	dray_remote remote;
+
+	assert_int_equal(dray_token_from_bytes("x", 1, &t), 0);
+	fake.hook = tell_lie;
+	memset(&lie, 0, sizeof(lie));
+	whole(DMSG_REMOTE_IMPORT_REPLY, 60);
+	dray_le_put64(lie.bytes + 24, 5);
+	dray_le_put16(lie.bytes + 42, 99); /* a transport yet to come */
+	lie.to = DMSG_REMOTE_IMPORT;
+	d = connected();
+	assert_int_equal(dray_remote_import(d, &t, 0, &remote), 0);
+	whole(DMSG_ERROR, 8);
+	memset(lie.bytes + 24, 0, 8);
+	dray_le_put32(lie.bytes + 24, 999);
+	assert_int_equal(dray_remote_import(d, &t, 0, &remote), -999);
+	assert_string_equal(dray_strerrorname(-999), "unknown");
+	whole(0x4fff, 10);
+	lie.right_id = false;
+	lie.to = DMSG_NOTIFY;
+	assert_int_equal(dray_notify_start(d, remote, 0, NULL, 0, NULL, NULL), 0);
+	assert_int_equal(dray_process(d, 50), 0);
+	dray_disconnect(d);
+}
+
+static bool pool_without_fd(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			    struct dray_fds *fds)
+{
+	uint8_t buf[128];
+
+	if (h->type != DMSG_REGION_ADD)
+		return false;
+	fake_send(f,
+		  dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id,
+					       &(struct dmsg_region_add_reply){ 1, 4096 }),
+		  buf);
+	return true;
+}
+
+static int pool_fd_bytes;
+
+static bool pool_too_small(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			   struct dray_fds *fds)
+{
+	uint8_t buf[128];
+	int n, fd;
+
+	if (h->type != DMSG_REGION_ADD)
+		return false;
+	fd = dray_memfd_new("pool", (uint64_t)pool_fd_bytes, false);
+	n = dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id,
+					 &(struct dmsg_region_add_reply){ 1, 8192 });
+	dray_seqpacket_send(f->conn, buf, (size_t)n, &fd, 1);
+	close(fd);
+	return true;
+}
+
+static void pools_that_are_none(void **state)
+{
+	int fds = cm_fds_count();
+	dray_region region = 0;
+	struct dray *d;
+
+	fake.hook = pool_without_fd;
+	d = connected();
+	assert_int_equal(dray_region_add_pool(d, 4096, DRAY_READ, 0, &region), -DRAY_E_PROTOCOL);
+	dray_disconnect(d);
+	while (fake.conn >= 0)
+		usleep(100);
+	fake.hook = pool_too_small;
+	pool_fd_bytes = 4096;
+	d = connected();
+	assert_int_equal(dray_region_add_pool(d, 8192, DRAY_READ, 0, &region), -DRAY_E_PROTOCOL);
+	dray_disconnect(d);
+	while (fake.conn >= 0)
+		usleep(100);
+	assert_int_equal(region, 0);
+	assert_int_equal(cm_fds_count(), fds);
+}
+
+static int ready_fd;
+
+static bool pool_made_before(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			     struct dray_fds *fds)
+{
+	uint8_t buf[128];
+	int n;
+
+	if (h->type != DMSG_REGION_ADD)
+		return false;
+	n = dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id,
+					 &(struct dmsg_region_add_reply){ 1, 8192 });
+	dray_seqpacket_send(f->conn, buf, (size_t)n, &ready_fd, 1);
+	return true;
+}
+
+/*
+ * No room for the descriptor of a pool: the session stays, and the agent is told to drop the pool.
+ */
+static void out_of_descriptors(void **state)
+{
+	struct dray *d = connected();
+	struct rlimit old, tight;
+	struct dray_info info;
+	dray_region region;
+	int fd;
+
+	ready_fd = dray_memfd_new("pool", 8192, false);
+	fake.hook = pool_made_before;
+	fd = dup(0);
+	getrlimit(RLIMIT_NOFILE, &old);
+	tight = old;
+	tight.rlim_cur = (rlim_t)fd;
+	close(fd);
+	setrlimit(RLIMIT_NOFILE, &tight);
+	assert_int_equal(dray_region_add_pool(d, 8192, DRAY_READ, 0, &region), -DRAY_E_FD_LIMIT);
+	setrlimit(RLIMIT_NOFILE, &old);
+	assert_int_equal(dray_process(d, 0), 0);
+	assert_int_equal(fake_count(&fake, DMSG_REGION_REMOVE), 1);
+	dray_get_info(d, &info);
+	assert_true(info.connected);
+	close(ready_fd);
+	dray_disconnect(d);
+}
+
+/* Every byte of an answer changed in turn; and random bytes in its place. */
+static void answers_at_random(void **state)
+{
+	struct dray_token t;
+	unsigned seed = 11;
+
+	assert_int_equal(dray_token_from_bytes("x", 1, &t), 0);
+	fake.hook = tell_lie;
+	for (int i = 0; i < 300; i++) {
+		struct dray *d;
+		dray_remote remote;
+
+		memset(&lie, 0, sizeof(lie));
+		whole(DMSG_REMOTE_IMPORT_REPLY, 20);
+		if (i < 100) {
+			lie.bytes[i % 44] ^= (uint8_t)(1 + rand_r(&seed) % 255);
+			lie.right_id = i % 44 < 16 || i % 44 >= 24;
+		} else {
+			lie.n = 1 + rand_r(&seed) % 500;
+			for (int k = i % 2 ? 0 : 6; k < lie.n; k++)
+				lie.bytes[k] = (uint8_t)rand_r(&seed);
+			lie.right_id = i % 3;
+			if (i % 2 == 0 && lie.n >= 24) {
+				memset(lie.bytes + 8, 0, 4);
+				dray_le_put32(lie.bytes + 12, (uint32_t)lie.n - 24);
+			}
+		}
+		lie.to = DMSG_REMOTE_IMPORT;
+		d = connected();
+		(void)dray_remote_import_start(d, &t, 0, NULL, &remote);
+		dray_process(d, 5);
+		dray_process(d, 0);
+		dray_disconnect(d);
+		while (fake.conn >= 0)
+			usleep(50);
+	}
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(completion_tail_lies),      TEST(completion_of_nothing),
+		TEST(completed_twice),           TEST(submission_head_lies),
+		TEST(doorbell_is_closed),        TEST(answers_that_cannot_be),
+		TEST(answers_of_later_versions), TEST(pools_that_are_none),
+		TEST(out_of_descriptors),        TEST(answers_at_random),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libdray: regions, tokens, remotes and events. */
+#include <poll.h>
+#include <string.h>
+
+#include "tests/unit/client_rig.h"
+#include "tests/unit/cm.h"
+
+static void regions_tokens_remotes(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_remote_info info;
+	struct dray_memory m;
+	struct dray_token t;
+	dray_region region;
+	dray_remote remote;
+	uint64_t agent;
+
+	client_region(d, &region, &m);
+	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	assert_int_equal(agent, client_fake.next_handle);
+	assert_int_equal(dray_region_export(d, region, NULL, &t), 0);
+	assert_int_equal(t.length, 40);
+	assert_int_equal(strncmp(t.text, "dray1:", 6), 0);
+	assert_int_equal(dray_region_revoke(d, region, &t), 0);
+	assert_int_equal(dray_remote_import(d, &t, 0, &remote), 0);
+	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
+	assert_int_equal(info.length, 1 << 20);
+	assert_int_equal(info.transport, DRAY_TRANSPORT_LOCAL);
+	assert_int_equal(dray_notify(d, remote, 5, "hello", 5), 0);
+	assert_int_equal(dray_remote_release(d, remote), 0);
+	assert_int_equal(dray_remote_release(d, remote), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_notify(d, remote, 5, "hello", 5), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(dray_region_remove(d, region), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_region_export(d, region, NULL, &t), -DRAY_E_NOT_FOUND);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+/* Descriptors of this process, once the fake has closed what it took. */
+static int settled_fds(void)
+{
+	fake_count(&client_fake, 0);
+	return cm_fds_count();
+}
+
+static void extents_share_descriptors(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_extent e[6];
+	struct dray_memory a, b;
+	struct dray_region_spec spec = {
+		.name = "kv", .access = DRAY_READ, .extents = e, .extents_n = 6
+	};
+	dray_region region;
+	int fds;
+
+	assert_int_equal(dray_memory_alloc(65536, 0, &a), 0);
+	assert_int_equal(dray_memory_alloc(65536, 0, &b), 0);
+	for (unsigned i = 0; i < 6; i++)
+		e[i] = (struct dray_extent){ DRAY_KIND_MEMFD, i % 2 ? b.fd : a.fd, i * 1000,
+					     100 + i };
+	fds = settled_fds();
+	assert_int_equal(dray_region_add(d, &spec, &region), 0);
+	/* two duplicates here */
+	assert_int_equal(settled_fds(), fds + 2);
+	assert_int_equal(client_fake.last_add_fds, 2);
+	for (unsigned i = 0; i < 6; i++) {
+		assert_int_equal(client_fake.last_extents[i].fd_index, i % 2);
+		assert_int_equal(client_fake.last_extents[i].offset, i * 1000);
+		assert_int_equal(client_fake.last_extents[i].length, 100 + i);
+	}
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(settled_fds(), fds);
+	e[3].fd = 9999;
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_INVALID);
+	e[3].fd = a.fd;
+	e[3].length = 65536;
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_REGION_TOO_SMALL);
+	assert_int_equal(settled_fds(), fds);
+	e[3].length = 0;
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_INVALID);
+	spec.extents_n = 0;
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_INVALID);
+	dray_memory_free(&a);
+	dray_memory_free(&b);
+	dray_disconnect(d);
+}
+
+static void send_events(struct fake *f, void *arg)
+{
+	uint8_t buf[8192];
+	uint64_t region = *(uint64_t *)arg;
+	struct dmsg_notification n = { .tag = 5,
+				       .region = region,
+				       .incarnation = 3,
+				       .id = 9,
+				       .payload = { (const uint8_t *)"payload", 7 } };
+
+	fake_send(f, dmsg_notification_encode(buf, sizeof(buf), 0, &n), buf);
+	n.region = 4242;
+	n.payload.n = 0;
+	fake_send(f, dmsg_notification_encode(buf, sizeof(buf), 0, &n), buf);
+	fake_send(f,
+		  dmsg_remote_lost_encode(buf, sizeof(buf), 0,
+					  &(struct dmsg_remote_lost){ f->next_handle,
+								      DRAY_E_REVOKED,
+								      { "taken back", 10 } }),
+		  buf);
+	fake_send(f, dmsg_draining_encode(buf, sizeof(buf), 0, &(struct dmsg_draining){ 500 }),
+		  buf);
+}
+
+static void events_are_told(void **state)
+{
+	struct dray *d = client_connect(DRAY_OPTION_NOTIFICATIONS);
+	struct dray_memory m;
+	struct dray_event e;
+	dray_region region;
+	dray_remote remote;
+	uint64_t agent;
+	struct pollfd p = { dray_fd(d), POLLIN, 0 };
+
+	client_region(d, &region, &m);
+	client_remote(d, &remote);
+	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	fake_do(&client_fake, send_events, &agent);
+	assert_int_equal(poll(&p, 1, 5000), 1);
+	e = client_event(d, DRAY_EVENT_NOTIFICATION);
+	assert_int_equal(e.region, region);
+	assert_int_equal(e.tag, 5);
+	assert_int_equal(e.id, 9);
+	assert_int_equal(e.length, 7);
+	assert_memory_equal(e.payload, "payload", 7);
+	e = client_event(d, DRAY_EVENT_NOTIFICATION);
+	assert_int_equal(e.region, 0);
+	assert_int_equal(e.agent_region, 4242);
+	e = client_event(d, DRAY_EVENT_REMOTE_LOST);
+	assert_int_equal(e.remote, remote);
+	assert_int_equal(e.code, -DRAY_E_REVOKED);
+	assert_string_equal(e.message, "taken back");
+	e = client_event(d, DRAY_EVENT_DRAINING);
+	assert_int_equal(e.deadline_ms, 500);
+	assert_int_equal(dray_notify(d, remote, 1, NULL, 0), -DRAY_E_REVOKED);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void flood(struct fake *f, void *arg)
+{
+	uint8_t buf[128];
+
+	for (int i = 0; i < 20; i++)
+		fake_send(f,
+			  dmsg_draining_encode(buf, sizeof(buf), 0,
+					       &(struct dmsg_draining){ (uint32_t)i }),
+			  buf);
+}
+
+/* A full queue stops the reading, not the requests of those who wait. */
+static void events_have_a_limit(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+	struct dray_info info;
+	dray_remote remote;
+	struct dray_event e;
+	unsigned int n = 0;
+	struct pollfd p;
+
+	o.events_max = 5;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	fake_do(&client_fake, flood, NULL);
+	p = (struct pollfd){ dray_fd(d), POLLIN, 0 };
+	assert_int_equal(dray_process(d, 5000), 5);
+	assert_int_equal(dray_process(d, 0), 5);
+	assert_int_equal(poll(&p, 1, 0), 0);
+	dray_get_info(d, &info);
+	assert_int_equal(info.events, 5);
+	client_remote(d, &remote);
+	while (n < 20) {
+		if (dray_next_event(d, &e) == 0) {
+			assert_true(dray_process(d, 5000) > 0);
+			continue;
+		}
+		assert_int_equal(e.deadline_ms, n);
+		n++;
+	}
+	dray_disconnect(d);
+}
+
+static void blocking_calls_leave_a_wake_up(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_completion c;
+	dray_remote remote;
+	uint64_t id;
+	struct pollfd p = { dray_fd(d), POLLIN, 0 };
+
+	client_remote(d, &remote);
+	assert_int_equal(dray_notify_start(d, remote, 1, "x", 1, NULL, &id), 0);
+	/* its answer comes before that of the blocking one */
+	assert_int_equal(dray_notify(d, remote, 2, "y", 1), 0);
+	assert_int_equal(poll(&p, 1, 0), 1);
+	assert_int_equal(dray_process(d, 0), 1);
+	assert_int_equal(dray_next_completion(d, &c), 1);
+	assert_int_equal(c.id, id);
+	assert_int_equal(c.request, DRAY_REQUEST_NOTIFY);
+	assert_int_equal(dray_next_completion(d, &c), 0);
+	assert_int_equal(dray_process(d, 0), 0);
+	assert_int_equal(poll(&p, 1, 0), 0);
+	assert_int_equal(dray_wait(d, id, 0, &c), -DRAY_E_NOT_FOUND);
+	dray_disconnect(d);
+}
+
+static bool swallow_add(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			struct dray_fds *fds)
+{
+	if (h->type != DMSG_REGION_ADD)
+		return false;
+	f->last_transfer = h->request_id;
+	return true;
+}
+
+static void answer_add(struct fake *f, void *arg)
+{
+	uint8_t buf[128];
+
+	fake_send(f,
+		  dmsg_region_add_reply_encode(buf, sizeof(buf), f->last_transfer,
+					       &(struct dmsg_region_add_reply){ 77, 65536 }),
+		  buf);
+}
+
+/* What comes too late for its caller is undone. */
+static void late_answers_are_undone(void **state)
+{
+	struct dray_options o = client_options();
+	struct dray *d = NULL;
+	struct dray_memory m;
+	dray_region region = 0;
+
+	o.request_ms = 30;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	assert_int_equal(dray_memory_alloc(65536, 0, &m), 0);
+	client_fake.hook = swallow_add;
+	assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), -DRAY_E_TIMEOUT);
+	assert_int_equal(region, 0);
+	fake_do(&client_fake, answer_add, NULL);
+	while (!fake_count(&client_fake, DMSG_REGION_REMOVE))
+		assert_int_equal(dray_process(d, 10), 0);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
+static void groups_lend(void **state)
+{
+	struct dray *d = client_connect(0);
+	dray_region region;
+	dray_remote remote;
+	uint64_t agent;
+	struct dray_remote_info info;
+
+	assert_int_equal(dray_region_borrow(d, 4711, &region), 0);
+	assert_int_equal(dray_region_agent_handle(d, region, &agent), 0);
+	assert_int_equal(agent, 4711);
+	assert_int_equal(dray_remote_borrow(d, 4712, &remote), 0);
+	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
+	assert_int_equal(info.agent_remote, 4712);
+	assert_int_equal(dray_remote_release(d, remote), 0);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(fake_count(&client_fake, DMSG_REGION_REMOVE), 0);
+	assert_int_equal(fake_count(&client_fake, DMSG_REMOTE_RELEASE), 0);
+	assert_int_equal(dray_region_borrow(d, 4711, &region), 0);
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(dray_region_agent_handle(d, region, &agent), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	assert_int_equal(dray_region_borrow(d, 0, &region), -DRAY_E_INVALID);
+	dray_disconnect(d);
+}
+
+static uint64_t pending[2];
+static unsigned pending_n, refused;
+
+/* An agent that takes two requests at a time. */
+static bool two_at_a_time(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			  struct dray_fds *fds)
+{
+	if (h->type != DMSG_NOTIFY)
+		return false;
+	if (pending_n == 2) {
+		refused++;
+		fake_send_error(f, h->request_id, DRAY_E_BUSY, "two at a time");
+		return true;
+	}
+	pending[pending_n++] = h->request_id;
+	return true;
+}
+
+static void answer_pending(struct fake *f, void *arg)
+{
+	uint8_t buf[64];
+
+	while (pending_n)
+		fake_send(f,
+			  dmsg_notify_reply_encode(buf, sizeof(buf), pending[--pending_n],
+						   &(struct dmsg_notify_reply){}),
+			  buf);
+}
+
+static void busy_is_waited_out(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_completion c;
+	dray_remote remote;
+	unsigned ended = 0;
+
+	client_remote(d, &remote);
+	pending_n = refused = 0;
+	client_fake.hook = two_at_a_time;
+	for (int i = 0; i < 30; i++)
+		assert_int_equal(dray_notify_start(d, remote, 1, "x", 1, NULL, NULL), 0);
+	while (ended < 30) {
+		dray_process(d, 1);
+		fake_do(&client_fake, answer_pending, NULL);
+		while (dray_next_completion(d, &c) == 1) {
+			assert_int_equal(c.status, 0);
+			ended++;
+		}
+	}
+	/* it learns: by far not every request is refused once for each that passes */
+	assert_in_range(refused, 1, 100);
+	dray_disconnect(d);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, client_setup, client_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(regions_tokens_remotes),
+		TEST(extents_share_descriptors),
+		TEST(events_are_told),
+		TEST(events_have_a_limit),
+		TEST(blocking_calls_leave_a_wake_up),
+		TEST(late_answers_are_undone),
+		TEST(groups_lend),
+		TEST(busy_is_waited_out),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

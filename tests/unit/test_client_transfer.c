@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libdray: the ways of a transfer (ring, arena, message), completions, callbacks, busy, cancel,
+ * loss.
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/dray.h"
+#include "lib/assert.h"
+#include "tests/unit/client_fake.h"
+#include "tests/unit/cm.h"
+
+static struct fake fake;
+
+struct rig {
+	struct dray *d;
+	struct dray_memory m;
+	dray_region region;
+	dray_remote remote;
+};
+
+static struct rig rig_with(struct dray_options o)
+{
+	struct rig r = { 0 };
+	struct dray_token t;
+	char why[200] = "";
+
+	o.socket = fake.path;
+	o.reconnect_min_ms = 1;
+	o.request_ms = o.request_ms ? o.request_ms : 5000;
+	if (dray_connect(&o, &r.d, why, sizeof(why)))
+		print_error("%s\n", why);
+	assert_non_null(r.d);
+	assert_int_equal(dray_memory_alloc(65536, 0, &r.m), 0);
+	assert_int_equal(dray_region_add_memory(r.d, &r.m, DRAY_READ | DRAY_WRITE, &r.region), 0);
+	assert_int_equal(dray_token_from_bytes("token", 5, &t), 0);
+	assert_int_equal(dray_remote_import(r.d, &t, 0, &r.remote), 0);
+	return r;
+}
+
+static struct rig rig(void)
+{
+	return rig_with((struct dray_options){ 0 });
+}
+
+static void rig_end(struct rig *r)
+{
+	dray_disconnect(r->d);
+	dray_memory_free(&r->m);
+}
+
+static int setup(void **state)
+{
+	fake = (struct fake){ 0 };
+	fake_start(&fake);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	fake_stop(&fake);
+	return 0;
+}
+
+static const struct dray_op one = { 1, 2, 3 };
+
+static struct dray_transfer transfer(const struct rig *r)
+{
+	return (struct dray_transfer){ .direction = DRAY_DIRECTION_WRITE,
+				       .local = r->region,
+				       .remote = r->remote,
+				       .ops = &one,
+				       .count = 1 };
+}
+
+static struct dray_op *many(size_t n)
+{
+	struct dray_op *ops = calloc(n, sizeof(*ops));
+
+	for (size_t i = 0; i < n; i++)
+		ops[i] = (struct dray_op){ i, 2 * i, i + 1 };
+	return ops;
+}
+
+static void one_goes_by_the_ring(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint64_t id;
+	int x;
+
+	t.arg = &x;
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	assert_int_equal(dray_wait(r.d, id, 5000, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(c.id, id);
+	assert_ptr_equal(c.arg, &x);
+	assert_int_equal(c.request, DRAY_REQUEST_TRANSFER);
+	assert_int_equal(c.transport, DRAY_TRANSPORT_LOCAL);
+	assert_int_equal(c.duration_ns, 1000);
+	assert_string_equal(c.message, "");
+	assert_true(fake.last_transfer_on_ring);
+	assert_false(fake.last_transfer_in_arena);
+	assert_int_equal(fake.last_op.local, 1);
+	assert_int_equal(fake.last_op.remote, 2);
+	assert_int_equal(fake.last_op.length, 3);
+	assert_int_equal(dray_wait(r.d, id, 0, &c), -DRAY_E_NOT_FOUND);
+	rig_end(&r);
+}
+
+static void many_go_by_the_arena(void **state)
+{
+	struct rig r = rig();
+	struct dray_op *ops = many(DRAY_OPS_MAX);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	static const size_t counts[] = { 2, 3, 4096, 4097, DRAY_OPS_MAX };
+
+	t.ops = ops;
+	t.notify = 1;
+	t.payload = "the payload";
+	t.payload_length = 11;
+	for (size_t i = 0; i < 5; i++) {
+		t.count = counts[i];
+		assert_int_equal(dray_run(r.d, &t, &c), 0);
+		assert_true(fake.last_transfer_on_ring);
+		assert_true(fake.last_transfer_in_arena);
+		assert_int_equal(fake.last_transfer_ops, counts[i]);
+		assert_int_equal(fake.last_op.length, counts[i]);
+		assert_int_equal(fake.last_payload_n, 11);
+		assert_memory_equal(fake.last_payload, "the payload", 11);
+	}
+	t.count = 1;
+	assert_int_equal(dray_run(r.d, &t, &c), 0);
+	assert_false(fake.last_transfer_in_arena);
+	assert_memory_equal(fake.last_payload, "the payload", 11);
+	t.count = DRAY_OPS_MAX + 1;
+	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_TOO_LARGE);
+	free(ops);
+	rig_end(&r);
+}
+
+static void messages_without_ring(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .flags = DRAY_OPTION_NO_RING });
+	struct dray_op *ops = many(4097);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+
+	t.ops = ops;
+	t.notify = 1;
+	t.payload = "x";
+	t.payload_length = 1;
+	t.count = 4096;
+	assert_int_equal(dray_run(r.d, &t, &c), 0);
+	assert_int_equal(c.transport, DRAY_TRANSPORT_TCP);
+	assert_false(fake.last_transfer_on_ring);
+	assert_int_equal(fake.last_transfer_ops, 4096);
+	assert_int_equal(fake.last_op.length, 4096);
+	assert_int_equal(fake.last_payload_n, 1);
+	t.count = 4097;
+	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_TOO_LARGE);
+	fake.transfer_status = DRAY_E_RANGE;
+	t.count = 1;
+	assert_int_equal(dray_run(r.d, &t, &c), -DRAY_E_RANGE);
+	assert_string_equal(c.message, "the fake says so");
+	assert_string_equal(dray_last_error(r.d), "the fake says so");
+	free(ops);
+	rig_end(&r);
+}
+
+/* An arena too small for a transfer does not stop it, as long as a message can carry it. */
+static void small_arena(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .arena_bytes = 4096 });
+	struct dray_op *ops = many(5000);
+	struct dray_transfer t = transfer(&r);
+
+	t.ops = ops;
+	t.count = 100;
+	assert_int_equal(dray_run(r.d, &t, NULL), 0);
+	assert_true(fake.last_transfer_on_ring);
+	t.count = 4096;
+	assert_int_equal(dray_run(r.d, &t, NULL), 0);
+	assert_false(fake.last_transfer_on_ring);
+	t.count = 4097;
+	assert_int_equal(dray_run(r.d, &t, NULL), -DRAY_E_TOO_LARGE);
+	free(ops);
+	rig_end(&r);
+}
+
+static void bad_transfers(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+
+	t.direction = (enum dray_direction)0;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_INVALID);
+	t = transfer(&r);
+	t.count = 0;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_INVALID);
+	t = transfer(&r);
+	t.ops = NULL;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_INVALID);
+	t = transfer(&r);
+	t.local = 99;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
+	t = transfer(&r);
+	t.remote = 99;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
+	t = transfer(&r);
+	t.set.region = 99;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_NOT_FOUND);
+	t = transfer(&r);
+	t.notify = 1;
+	t.payload = &t;
+	t.payload_length = 4097;
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_TOO_LARGE);
+	assert_int_equal(dray_process(r.d, 0), 0);
+	rig_end(&r);
+}
+
+static void set_hold(struct fake *f, void *arg)
+{
+	f->hold_transfers = arg;
+}
+
+static void complete_last(struct fake *f, void *arg)
+{
+	fake_complete(f, f->last_transfer, *(uint32_t *)arg);
+}
+
+static void full_is_busy(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .ring_entries = 8, .arena_bytes = 8192 });
+	struct dray_transfer t[40];
+	struct dray_completion c;
+	struct dray_info info;
+	uint64_t ids[40];
+	int n, more;
+
+	for (int i = 0; i < 40; i++)
+		t[i] = transfer(&r);
+	fake_do(&fake, set_hold, &fake);
+	n = dray_submit_many(r.d, t, 40, ids);
+	/* the entries of one ring, or more where the agent took some meanwhile */
+	assert_in_range(n, 8, 16);
+	for (int i = 0; i < 1000 && n < 16; i++) {
+		more = dray_submit_many(r.d, t, 1, &ids[n]);
+		if (more == 1)
+			n++;
+		else
+			assert_int_equal(more, -DRAY_E_BUSY);
+		dray_process(r.d, 1);
+	}
+	/* never more than completions have room */
+	assert_int_equal(n, 16);
+	assert_int_equal(dray_submit(r.d, t, NULL), -DRAY_E_BUSY);
+	dray_get_info(r.d, &info);
+	assert_int_equal(info.in_flight, 16);
+	fake_do(&fake, set_hold, NULL);
+	for (int i = 0; i < 16; i++) {
+		uint32_t status = 0;
+
+		fake.last_transfer = ids[i];
+		fake_do(&fake, complete_last, &status);
+	}
+	for (int i = 0; i < 16; i++) {
+		assert_int_equal(dray_wait(r.d, ids[i], 5000, &c), 0);
+		assert_int_equal(c.status, 0);
+	}
+	assert_int_equal(dray_run(r.d, t, NULL), 0);
+	rig_end(&r);
+}
+
+static void full_arena_is_busy(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .arena_bytes = 8192 });
+	struct dray_op *ops = many(300);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint32_t status = 0;
+	uint64_t id;
+
+	t.ops = ops;
+	t.count = 300;
+	fake_do(&fake, set_hold, &fake);
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_BUSY);
+	while (!fake.last_transfer)
+		dray_process(r.d, 1);
+	fake_do(&fake, complete_last, &status);
+	assert_int_equal(dray_wait(r.d, id, 5000, &c), 0);
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	free(ops);
+	rig_end(&r);
+}
+
+static void fd_wakes_for_the_ring(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct pollfd p = { dray_fd(r.d), POLLIN, 0 };
+	struct dray_completion c;
+
+	for (int i = 0; i < 3000; i++) {
+		if (i % 3 == 0)
+			dray_poll(r.d);
+		assert_int_equal(dray_process(r.d, 0), 0);
+		assert_int_equal(dray_submit(r.d, &t, NULL), 0);
+		for (;;) {
+			assert_int_equal(poll(&p, 1, 5000), 1);
+			if (dray_process(r.d, 0) > 0)
+				break;
+		}
+		assert_int_equal(dray_next_completion(r.d, &c), 1);
+		assert_int_equal(c.status, 0);
+	}
+	rig_end(&r);
+}
+
+static void polling_needs_no_fd(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(dray_submit(r.d, &t, NULL), 0);
+		while (!dray_poll(r.d))
+			;
+		assert_int_equal(dray_next_completion(r.d, &c), 1);
+	}
+	rig_end(&r);
+}
+
+/* Many of all sorts at once; each ends once. */
+static void storm(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .ring_entries = 64, .arena_bytes = 65536 });
+	struct dray_op *ops = many(600);
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	unsigned seed = 3, started = 0, ended = 0;
+
+	t.ops = ops;
+	while (ended < 20000) {
+		t.count = 1 + (size_t)rand_r(&seed) % 600;
+		if (started < 20000 && dray_submit(r.d, &t, NULL) == 0)
+			started++;
+		else
+			assert_true(dray_process(r.d, 5000) >= 0);
+		while (dray_next_completion(r.d, &c) == 1) {
+			assert_int_equal(c.status, 0);
+			ended++;
+		}
+	}
+	assert_int_equal(started, 20000);
+	free(ops);
+	rig_end(&r);
+}
+
+struct counted {
+	int calls, resubmit;
+	struct dray_transfer t;
+};
+
+static void count_call(struct dray *d, const struct dray_completion *c)
+{
+	struct counted *n = c->arg;
+
+	dray_assert(c->status == 0);
+	n->calls++;
+	if (n->resubmit-- > 0)
+		dray_assert(dray_submit(d, &n->t, NULL) == 0);
+}
+
+static void callbacks_run(void **state)
+{
+	struct rig r = rig();
+	struct counted n = { .t = transfer(&r), .resubmit = 10 };
+	struct dray_completion c;
+	uint64_t id;
+
+	n.t.arg = &n;
+	n.t.done = count_call;
+	assert_int_equal(dray_submit(r.d, &n.t, NULL), 0);
+	while (n.calls < 11)
+		assert_true(dray_process(r.d, 5000) > 0);
+	assert_int_equal(dray_next_completion(r.d, &c), 0);
+	/* waited for: the callback runs, and the completion is told */
+	n.resubmit = 0;
+	assert_int_equal(dray_submit(r.d, &n.t, &id), 0);
+	assert_int_equal(dray_wait(r.d, id, 5000, &c), 0);
+	assert_int_equal(n.calls, 12);
+	assert_int_equal(c.id, id);
+	rig_end(&r);
+}
+
+static uint64_t waited_id;
+
+static void take_all(struct dray *d, const struct dray_completion *c)
+{
+	struct dray_completion other;
+
+	while (dray_next_completion(d, &other) == 1)
+		dray_assert(other.id != waited_id);
+}
+
+/* What a blocking call waits for cannot be taken from under it by a callback. */
+static void callbacks_take_others_only(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+
+	for (int i = 0; i < 200; i++) {
+		t.done = take_all;
+		assert_int_equal(dray_submit(r.d, &t, NULL), 0);
+		t.done = NULL;
+		assert_int_equal(dray_submit(r.d, &t, &waited_id), 0);
+		t.done = take_all;
+		assert_int_equal(dray_submit(r.d, &t, NULL), 0);
+		assert_int_equal(dray_wait(r.d, waited_id, 5000, &c), 0);
+		assert_int_equal(c.id, waited_id);
+	}
+	rig_end(&r);
+}
+
+static void restart(struct fake *f, void *arg)
+{
+	fake_hang_up(f);
+	f->incarnation++;
+	f->hold_transfers = false;
+}
+
+static void loss_ends_everything(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	struct dray_token token;
+	uint64_t ids[8];
+	uint32_t status = 0;
+
+	fake_do(&fake, set_hold, &fake);
+	for (int i = 0; i < 8; i++)
+		assert_int_equal(dray_submit(r.d, &t, &ids[i]), 0);
+	while (fake.last_transfer != ids[7])
+		dray_process(r.d, 1);
+	/* one that had ended before is not lost */
+	fake.last_transfer = ids[5];
+	fake_do(&fake, complete_last, &status);
+	fake_do(&fake, restart, NULL);
+	for (int i = 0; i < 8; i++) {
+		assert_int_equal(dray_wait(r.d, ids[i], 5000, &c), 0);
+		assert_int_equal(c.status, i == 5 ? 0 : -DRAY_E_AGENT_RESTARTED);
+	}
+	/* the remote is of the old session */
+	while (dray_submit(r.d, &t, NULL) == -DRAY_E_SESSION_CLOSED)
+		dray_process(r.d, 10);
+	assert_int_equal(dray_submit(r.d, &t, NULL), -DRAY_E_AGENT_RESTARTED);
+	assert_int_equal(dray_token_from_bytes("token", 5, &token), 0);
+	assert_int_equal(dray_remote_import(r.d, &token, 0, &t.remote), 0);
+	assert_int_equal(dray_run(r.d, &t, &c), 0);
+	assert_true(fake.last_transfer_on_ring);
+	rig_end(&r);
+}
+
+static bool cancel_known(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			 struct dray_fds *fds)
+{
+	struct dmsg_transfer_cancel m;
+	uint8_t buf[64];
+
+	if (h->type != DMSG_TRANSFER_CANCEL)
+		return false;
+	/* the first time it comes early */
+	if (f->connections++ == 1) {
+		fake_send_error(f, h->request_id, DRAY_E_NOT_FOUND, "no such transfer");
+		return true;
+	}
+	dray_assert(dmsg_transfer_cancel_decode(body, h->length, &m, NULL) == 0);
+	fake_complete(f, m.request, DRAY_E_CANCELLED);
+	fake_send(f,
+		  dmsg_transfer_cancel_reply_encode(buf, sizeof(buf), h->request_id,
+						    &(struct dmsg_transfer_cancel_reply){}),
+		  buf);
+	return true;
+}
+
+static void cancelling(void **state)
+{
+	struct rig r = rig();
+	struct dray_transfer t = transfer(&r);
+	struct dray_completion c;
+	uint64_t id;
+
+	fake_do(&fake, set_hold, &fake);
+	fake.hook = cancel_known;
+	assert_int_equal(dray_submit(r.d, &t, &id), 0);
+	assert_int_equal(dray_cancel(r.d, id), 0);
+	assert_int_equal(dray_wait(r.d, id, 5000, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_CANCELLED);
+	assert_int_equal(fake_count(&fake, DMSG_TRANSFER_CANCEL), 2);
+	assert_int_equal(dray_cancel(r.d, id), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_cancel(r.d, 12345), -DRAY_E_NOT_FOUND);
+	rig_end(&r);
+}
+
+static void run_gives_up_on_a_stopped_agent(void **state)
+{
+	struct rig r = rig_with((struct dray_options){ .request_ms = 30 });
+	struct dray_transfer t = transfer(&r);
+
+	fake_do(&fake, set_hold, &fake);
+	t.deadline_ms = 20;
+	assert_int_equal(dray_run(r.d, &t, NULL), -DRAY_E_TIMEOUT);
+	rig_end(&r);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(one_goes_by_the_ring),
+		TEST(many_go_by_the_arena),
+		TEST(messages_without_ring),
+		TEST(small_arena),
+		TEST(bad_transfers),
+		TEST(full_is_busy),
+		TEST(full_arena_is_busy),
+		TEST(fd_wakes_for_the_ring),
+		TEST(polling_needs_no_fd),
+		TEST(storm),
+		TEST(callbacks_run),
+		TEST(callbacks_take_others_only),
+		TEST(loss_ends_everything),
+		TEST(cancelling),
+		TEST(run_gives_up_on_a_stopped_agent),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
