@@ -170,7 +170,8 @@ D = $(DESTDIR)$(PREFIX)
 install: all
 	install -D -m 755 $(B)/drayd $(D)/sbin/drayd
 	install -D -m 755 $(B)/drayctl $(D)/bin/drayctl
-	install -D -m 644 client/dray.h $(D)/include/dray.h
+	install -D -m 644 client/dray.h $(D)/include/dray/dray.h
+	install -D -m 644 client/dray_errors.h $(D)/include/dray/dray_errors.h
 	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a
 	install -D -m 755 $(B)/libdray.so.0 $(D)/lib/libdray.so.0
 	ln -sf libdray.so.0 $(D)/lib/libdray.so

@@ -6,9 +6,9 @@
  *
  * What holds for every function here, unless it says otherwise:
  *
- * Thread:    one handle, one thread at a time. Different handles are independent. The library starts
- *            no thread, installs no signal handler, keeps no global state, prints nothing, raises
- *            no SIGPIPE, and never ends the process.
+ * Thread:    one handle, one thread at a time. Different handles are independent. The library
+ *            starts no thread, installs no signal handler, keeps no global state, prints nothing,
+ *            raises no SIGPIPE, and never ends the process.
  * Fork:      a child must not use a handle it inherited: every function answers
  *            -DRAY_E_OUT_OF_ORDER there, except dray_disconnect(), which frees the child's copy and
  *            leaves the parent's alone.
@@ -29,6 +29,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "dray_errors.h" /* enum dray_error */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -39,59 +41,6 @@ extern "C" {
 #define DRAY_API
 #endif
 
-/* Inside dray's own tree the generated header may have brought the same list already. */
-#ifndef DRAY_SCHEMA_GEN_ERRORS_H
-enum dray_error {
-	DRAY_OK = 0,
-	DRAY_E_INVALID = 1,
-	DRAY_E_UNSUPPORTED = 2,
-	DRAY_E_VERSION = 3,
-	DRAY_E_UNKNOWN_TYPE = 4,
-	DRAY_E_TRUNCATED = 5,
-	DRAY_E_TOO_LARGE = 6,
-	DRAY_E_BAD_MAGIC = 7,
-	DRAY_E_OUT_OF_ORDER = 8,
-	DRAY_E_DUPLICATE_ID = 9,
-	DRAY_E_NOT_FOUND = 10,
-	DRAY_E_DENIED = 11,
-	DRAY_E_QUOTA = 12,
-	DRAY_E_BUSY = 13,
-	DRAY_E_DRAINING = 14,
-	DRAY_E_RANGE = 15,
-	DRAY_E_EXISTS = 16,
-	DRAY_E_FD_LIMIT = 17,
-	DRAY_E_FD_COUNT = 18,
-	DRAY_E_REGION_KIND = 19,
-	DRAY_E_REGION_UNSEALED = 20,
-	DRAY_E_REGION_TOO_SMALL = 21,
-	DRAY_E_REGION_NOT_RESIDENT = 22,
-	DRAY_E_REGION_READ_ONLY = 23,
-	DRAY_E_REGION_FAULT = 24,
-	DRAY_E_TOKEN_INVALID = 25,
-	DRAY_E_TOKEN_EXPIRED = 26,
-	DRAY_E_TOKEN_USED = 27,
-	DRAY_E_TOKEN_AUDIENCE = 28,
-	DRAY_E_INCARNATION = 29,
-	DRAY_E_REVOKED = 30,
-	DRAY_E_PEER_UNREACHABLE = 31,
-	DRAY_E_PEER_LOST = 32,
-	DRAY_E_PEER_DENIED = 33,
-	DRAY_E_DEADLINE = 34,
-	DRAY_E_CANCELLED = 35,
-	DRAY_E_SESSION_CLOSED = 36,
-	DRAY_E_AGENT_RESTARTED = 37,
-	DRAY_E_NO_MEMORY = 38,
-	DRAY_E_NO_SPACE = 39,
-	DRAY_E_NO_FDS = 40,
-	DRAY_E_IO = 41,
-	DRAY_E_INTERNAL = 42,
-	DRAY_E_NOTIFY_REFUSED = 43,
-	DRAY_E_PROTOCOL = 44,
-	DRAY_E_IDENTITY = 45,
-	DRAY_E_TIMEOUT = 46
-};
-#endif
-
 /*
  * What a code means, its stable name, and what to do about it. Takes the code or its negation.
  * Static text, never NULL; any thread.
@@ -100,7 +49,7 @@ DRAY_API const char *dray_strerror(int error);
 DRAY_API const char *dray_strerrorname(int error);
 DRAY_API const char *dray_strerrorfix(int error);
 
-/* --- session ----------------------------------------------------------------------------------- */
+/* --- session -------------------------------------------------------------------------------- */
 
 struct dray;
 
@@ -175,7 +124,7 @@ struct dray_info {
 /* What is known of the session and the agent. While not connected: of the last one. */
 DRAY_API int dray_get_info(const struct dray *d, struct dray_info *ret);
 
-/* --- driving it -------------------------------------------------------------------------------- */
+/* --- driving it ----------------------------------------------------------------------------- */
 
 /*
  * One descriptor for poll(2) or epoll(7) that is readable when dray_process() has something to do,
@@ -287,7 +236,7 @@ struct dray_event {
 /* Takes the oldest event. 1, or 0 if there is none. */
 DRAY_API int dray_next_event(struct dray *d, struct dray_event *ret);
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory --------------------------------------------------------------------------------- */
 
 enum dray_memory_flag {
 	DRAY_MEMORY_HUGE = 1 /* huge pages of the default size, or fail */
@@ -312,7 +261,7 @@ DRAY_API int dray_memory_alloc(uint64_t bytes, unsigned int flags, struct dray_m
  */
 DRAY_API void dray_memory_free(struct dray_memory *m);
 
-/* --- regions ----------------------------------------------------------------------------------- */
+/* --- regions -------------------------------------------------------------------------------- */
 
 enum dray_access {
 	DRAY_READ = 1, /* may be the source of transfers */
@@ -425,7 +374,7 @@ DRAY_API int dray_region_revoke(struct dray *d, dray_region region, const struct
 DRAY_API int dray_token_parse(const char *text, struct dray_token *ret);
 DRAY_API int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *ret);
 
-/* --- remotes ----------------------------------------------------------------------------------- */
+/* --- remotes -------------------------------------------------------------------------------- */
 
 /*
  * Makes an exported range usable here. timeout_ms: how long the agent tries to reach the owner (0:
@@ -457,7 +406,7 @@ DRAY_API int dray_region_agent_handle(struct dray *d, dray_region region, uint64
 DRAY_API int dray_region_borrow(struct dray *d, uint64_t agent_region, dray_region *ret);
 DRAY_API int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret);
 
-/* --- transfers --------------------------------------------------------------------------------- */
+/* --- transfers ------------------------------------------------------------------------------ */
 
 enum dray_direction {
 	DRAY_DIRECTION_WRITE = 1, /* local region to remote */

@@ -155,9 +155,10 @@ static bool spin(struct dray *d, int64_t until)
 }
 
 /*
- * Where nobody else wants the CPU, spinning finds what it waits for within the budget, mostly. Where
- * the agent has to wait for the very CPU that we spin on, it never does. So the budget doubles with
- * each success and halves with each failure, and now and then all of it is tried again.
+ * Where nobody else wants the CPU, spinning finds what it waits for within the budget, mostly.
+ * Where the agent has to wait for the very CPU that we spin on, it never does. So the budget
+ * doubles with each success and halves with each failure, and now and then all of it is tried
+ * again.
  */
 static void adapt(struct dray *d, bool found)
 {

@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* before the public header, whose own list of codes gives way to it */
-#include "schema/gen/errors.h"
-
 #include "client/internal.h"
 
 #include <errno.h>
@@ -10,6 +7,7 @@
 #include <string.h>
 
 #include "lib/err.h"
+#include "schema/gen/errors.h"
 
 static uint32_t code_of(int error)
 {

@@ -6,12 +6,15 @@
  * receive.c   what the agent sends, to requests and events
  * request.c   requests: queue, send, end, complete
  * engine.c    driving all of it: epoll, spinning, sleeping, timers
- * transfer.c  the way of a transfer: ring, arena or message open.c, region.c, pool.c, remote.c,
- * token.c, event.c, populate.c, memory.c, error.c: as named
+ * transfer.c  the way of a transfer: ring, arena or message
+ * open.c, region.c, pool.c, remote.c, token.c, event.c, populate.c, memory.c, error.c: as named
+ *
+ * Names that the linker sees begin with dc_, so that programs with both ends in them (tests) do not
+ * mix up ours and the agent's.
  *
  * A loss of the session can be found anywhere that the engine turns or something is sent. It is
- * only noted there (session_break), and carried out by dc_session_settle() where no caller holds a
- * pointer to what it ends.
+ * only noted there (dc_session_break), and carried out by dc_session_settle() where no caller holds
+ * a pointer to what it ends.
  */
 #ifndef DRAY_CLIENT_INTERNAL_H
 #define DRAY_CLIENT_INTERNAL_H
@@ -108,6 +111,7 @@ struct dray {
 	char break_text[DRAY_ERR_MSG_MAX];
 	uint64_t epoch; /* counts sessions */
 	uint64_t lost_incarnation;
+	uint8_t lost_agent_id[16];
 	int lost_code;
 
 	/* what HELLO and RING_OPEN told */

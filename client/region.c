@@ -283,6 +283,7 @@ static void restored(struct dray *d, struct region *g, int status, const char *m
 	if (d->broken)
 		return;
 	d->restoring--;
+	d->state_until = dray_now().ns + d->request_ns;
 	if (status) {
 		g->code = status;
 		if (g->state == REGION_HERE) {

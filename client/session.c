@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * DOWN -> HELLO -> RING -> RESTORE -> READY, and back to DOWN on every loss; CLOSED is the end.
- * HELLO to RESTORE have one time limit together. Where no ring is wanted RING is passed over, and
- * RESTORE where there is no region.
+ * HELLO and RING have one time limit together, and RESTORE one from answer to answer. Where no ring
+ * is wanted RING is passed over, and RESTORE where there is no region.
  *
  * A loss takes the agent's word for nothing: what was sent ends with the code of the loss. Two
  * things need more, REGION_REMOVE and REGION_REVOKE, whose success is a proof that nobody touches
- * the memory any more. Those are held until the next HELLO. If it comes from another incarnation
- * the old agent is dead (it held the state directory), and with it every mapping, stream and queue
- * pair it had: proof enough. If it is the same agent it may still be winding the old session down:
- * then they end with the code of the loss.
+ * the memory any more. Those are held until the next HELLO. An agent that went without a word and
+ * is another incarnation now has died, and so has one that shows its old id (it held the state
+ * directory) with another incarnation; and with it every mapping, stream and queue pair it had:
+ * proof enough. In all other cases the old session may still be winding down: then they end with
+ * the code of the loss.
  */
 #include "client/internal.h"
 
@@ -110,6 +111,7 @@ void dc_session_start(struct dray *d)
 static void restore(struct dray *d)
 {
 	d->state = SESSION_RESTORE;
+	d->state_until = dray_now().ns + d->request_ns;
 	dc_regions_restore(d);
 	if (!d->restoring)
 		dc_session_restored(d);
@@ -120,6 +122,14 @@ static void decide_held(struct dray *d, bool agent_died)
 {
 	dray_list_for_each(&d->requests.held, r, struct request, link)
 		dc_request_end(d, r, agent_died ? 0 : d->lost_code, NULL, 0);
+}
+
+static bool has_died(const struct dray *d)
+{
+	bool same = memcmp(d->agent_id, d->lost_agent_id, sizeof(d->agent_id)) == 0;
+
+	return d->incarnation != d->lost_incarnation &&
+	       (same || d->lost_code == -DRAY_E_AGENT_RESTARTED);
 }
 
 void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
@@ -136,7 +146,7 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);
 	snprintf(d->version, sizeof(d->version), "%.*s", (int)m->version.n, m->version.p);
 	if (d->ever_ready)
-		decide_held(d, d->incarnation != d->lost_incarnation);
+		decide_held(d, has_died(d));
 	if (d->flags & DRAY_OPTION_NO_RING)
 		restore(d);
 	else
@@ -320,6 +330,7 @@ bool dc_session_settle(struct dray *d)
 	if (was_ready) {
 		d->lost_code = d->break_code;
 		d->lost_incarnation = d->incarnation;
+		memcpy(d->lost_agent_id, d->agent_id, sizeof(d->agent_id));
 		d->lost_at = dray_now().ns;
 	}
 	end_requests(d, d->break_code);

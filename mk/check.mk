@@ -73,5 +73,6 @@ check-vm:
 	@DRAY_BUILD=build/$(TEST_VARIANT) $(CHECK) vm tests/vm
 
 .PHONY: unit-programs fuzz-programs
-unit-programs: $(UNIT)
+# libdray is tested against the agent of the same variant too.
+unit-programs: $(UNIT) $(B)/drayd
 fuzz-programs: $(FUZZ)

@@ -15,7 +15,7 @@ CC_IS_CLANG := $(findstring clang,$(CC))
 # PIC for every object, not PIE for programs and PIC for the library: with hidden visibility the
 # two give the same code on the architectures meant here, and each source is compiled once.
 LANGUAGE := -std=gnu11 -D_GNU_SOURCE -I. -DDRAY_VERSION=\"$(VERSION)\" \
-	-fPIC -fvisibility=hidden -fno-common -pthread \
+	-fPIC -fvisibility=hidden -fno-common -pthread -ffunction-sections -fdata-sections \
 	-ffile-prefix-map=$(CURDIR)=.
 
 # --- warnings ---------------------------------------------------------------------------------
@@ -54,6 +54,9 @@ WARN += $(if $(WERROR),-Werror)
 # --- hardening --------------------------------------------------------------------------------
 HARDEN := -fstack-protector-strong -fstack-clash-protection
 HARDEN_LD := -Wl,-z,relro,-z,now,-z,noexecstack,--as-needed
+# What a program does not use of lib/ and schema/ stays out of it.
+SPARE_LD := -Wl,--gc-sections
+HARDEN_LD += $(if $(filter release gcc clang,$(VARIANT)),$(SPARE_LD))
 
 # --- variants ---------------------------------------------------------------------------------
 # DRAY_TEST=1 marks builds that are only ever tested (fault injection sites exist there).

@@ -129,7 +129,7 @@ struct remote {
 	uint64_t token_id;  /* local: what it was made from */
 	uint32_t lost_code; /* once lost */
 	bool dropping;      /* workers have not answered */
-	bool retired;  /* being dropped once what is in flight has finished */
+	bool retired;       /* being dropped once what is in flight has finished */
 	bool fenced;        /* the owner waits for our acknowledgement */
 	bool owner_gone;    /* nobody to release it to */
 	bool reply_due;     /* to the REMOTE_RELEASE with this id */

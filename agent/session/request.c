@@ -37,6 +37,10 @@ static int dispatch(struct session *s, const struct dmsg_header *h, struct reque
 				reterr, -EMFILE, DRAY_E_FD_LIMIT,
 				"descriptors were lost in passing; raise the agent's NOFILE "
 				"limit or pass fewer");
+		if (rq->n_fds > DMSG_FDS_MAX)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_LIMIT,
+					    "a message brings at most %d descriptors",
+					    DMSG_FDS_MAX);
 		if (rq->n_fds && !handlers[i].fds)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
 					    "%s takes no descriptors", dmsg_type_name(h->type));

@@ -54,7 +54,7 @@ struct object {
 	dray_handle handle; /* 0: slot empty */
 	uint32_t users;
 	uint32_t drop_code; /* not 0: being dropped; what its users end with */
-	bool retired;	    /* its users may finish */
+	bool retired;       /* its users may finish */
 	bool drop_urgent;   /* its owner is dead: no grace */
 };
 

@@ -13,8 +13,18 @@ struct object_table {
 	uint32_t n;
 };
 
+/* The last remotes that were lost: who still names one is told why. */
+#define GRAVES 256
+
+struct grave {
+	dray_handle handle;
+	uint32_t code;
+};
+
 struct objects {
 	struct object_table tables[OBJECT_KIND_N];
+	struct grave graves[GRAVES];
+	unsigned grave_at;
 };
 
 int objects_init(struct core *c)
@@ -103,6 +113,11 @@ static void finish(struct core *c, struct object *o)
 	while (*at != o)
 		at = &(*at)->next;
 	*at = o->next;
+	/* one that its own session let go of is simply not there any more */
+	if (kind == OBJECT_REMOTE && o->drop_code != DRAY_E_CANCELLED &&
+	    o->drop_code != DRAY_E_SESSION_CLOSED)
+		c->objects->graves[c->objects->grave_at++ % GRAVES] =
+			(struct grave){ handle, o->drop_code };
 	free(o);
 	c->up->object_dropped(c, kind, handle);
 }
@@ -139,9 +154,14 @@ static void drop_users(struct core *c, struct object *o)
 
 uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle)
 {
-	struct object *o = find(c, kind, handle);
+	const struct object *o = find(c, kind, handle);
 
-	return o ? o->drop_code : 0;
+	if (o)
+		return o->drop_code;
+	for (unsigned i = 0; kind == OBJECT_REMOTE && i < GRAVES; i++)
+		if (c->objects->graves[i].handle == handle)
+			return c->objects->graves[i].code;
+	return 0;
 }
 
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,

@@ -14,7 +14,7 @@ int object_publish(struct core *c, const struct object_view *view);
 /* NULL if unknown, stale or being dropped. */
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle);
 
-/* Why an object that object_get() refuses is being dropped; 0 if it is unknown. */
+/* Why an object that object_get() refuses is being dropped, or lately was; 0 if it is unknown. */
 uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle);
 
 /*

@@ -135,7 +135,7 @@ static struct object *usable(struct core *c, struct xfer_session *s, enum object
 	if (!o && object_drop_code(c, kind, h)) {
 		uint32_t code = object_drop_code(c, kind, h);
 
-		dray_err_set(reterr, -ENOENT, (int)code, "%s %llu is going: %s", what,
+		dray_err_set(reterr, -ENOENT, (int)code, "%s %llu is gone: %s", what,
 			     (unsigned long long)h, dray_error_doc(code));
 		return NULL;
 	}
@@ -190,7 +190,8 @@ static void memory_fault(struct core *c, dray_handle session)
  * Reads the operations once, out of memory that the client may be writing to, then checks and merges the copy.
  * The wire form and struct xfer_op have the same size, so the copy is decoded in place.
  */
-static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
+static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r,
+		    struct dray_err *reterr)
 {
 	uint64_t local_length = x->local->view->length, remote_length = x->remote->view->length;
 	uint32_t n = 0;

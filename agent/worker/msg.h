@@ -81,8 +81,8 @@ enum command_type {
 	COMMAND_RING_OPEN,     /* ring borrowed until the session is gone */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
 	COMMAND_DROP,          /* answered by EVENT_DROPPED */
-	COMMAND_RETIRE,		/* a drop whose users may finish; answered likewise */
-	COMMAND_DROP_ESCALATE,	/* a drop under way gets stricter; no answer of its own */
+	COMMAND_RETIRE,        /* a drop whose users may finish; answered likewise */
+	COMMAND_DROP_ESCALATE, /* a drop under way gets stricter; no answer of its own */
 	COMMAND_PEER_UP,       /* link borrowed until EVENT_PEER_GONE */
 	COMMAND_PEER_DOWN,
 	COMMAND_STREAM_ADOPT, /* fd consumed */
@@ -124,8 +124,8 @@ struct command {
 };
 
 enum event_type {
-	EVENT_REQUEST,       /* packet (handed over) from session, for the control thread */
-	EVENT_FDS,	     /* packet (handed over): descriptors that nobody wants, of unknown kinds */
+	EVENT_REQUEST, /* packet (handed over) from session, for the control thread */
+	EVENT_FDS,     /* packet (handed over): descriptors that nobody wants, of unknown kinds */
 	EVENT_SESSION_EOF,   /* the client is gone, or broke the protocol (code) */
 	EVENT_SESSION_GONE,  /* nothing of it is left in the worker */
 	EVENT_DROPPED,       /* kind, handle */

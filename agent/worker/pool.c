@@ -62,6 +62,8 @@ static struct broadcast *find(struct dray_list *l, enum object_kind kind, dray_h
 
 static void forget(struct dray_list *l)
 {
+	if (!l->next)
+		return; /* never started */
 	dray_list_for_each(l, b, struct broadcast, link) {
 		dray_list_for_each(&b->waiters, w, struct waiter, link)
 			free(w);
@@ -123,11 +125,9 @@ void pool_publish(struct worker_pool *p, const struct object_view *view)
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 	       bool urgent, void (*done)(void *arg), void *arg)
 {
-	struct command cmd = { .type = COMMAND_DROP,
-			       .kind = kind,
-			       .handle = handle,
-			       .code = code,
-			       .urgent = urgent };
+	struct command cmd = {
+		.type = COMMAND_DROP, .kind = kind, .handle = handle, .code = code, .urgent = urgent
+	};
 	struct broadcast *b = find(&p->drops, kind, handle);
 
 	if (!b) {

@@ -158,6 +158,11 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 			wsession_break(s, &err);
 		return;
 	}
+	if (!h.request_id) {
+		dray_err_set(&err, -EPROTO, DRAY_E_INVALID, "request id 0 is kept for events");
+		wsession_break(s, &err);
+		return;
+	}
 	if (truncated) {
 		dray_err_set(&err, -EMSGSIZE, DRAY_E_TOO_LARGE, "a message has at most %u bytes",
 			     DMSG_MESSAGE_MAX);

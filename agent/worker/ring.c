@@ -123,7 +123,8 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 	if (!err.code && (e->flags & DMSG_TRANSFER_FLAG_NOTIFY)) {
 		if (e->notify_length > DMSG_NOTIFY_MAX ||
 		    !arena_holds(m, e->notify_offset, e->notify_length))
-			dray_err_set(&err, -ERANGE, DRAY_E_RANGE, "the notification passes the arena");
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
+				     "the notification passes the arena");
 		else
 			r.notify = m->arena + e->notify_offset;
 	}

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#ifndef DRAY_ERROR_CODES
+#define DRAY_ERROR_CODES
 enum dray_error {
 	DRAY_OK = 0,
 	DRAY_E_INVALID = 1, /* A field has a value that is not allowed. */
@@ -62,6 +64,7 @@ enum dray_error {
 	DRAY_E_IDENTITY = 45, /* Two agents show the same id with different incarnations at once. */
 	DRAY_E_TIMEOUT = 46, /* No answer in time. */
 };
+#endif
 
 #define DRAY_ERROR_N 47
 

@@ -11,10 +11,13 @@ def guarded(name, body):
 
 
 def errors(items):
-    h = "#include <stdint.h>\n\nenum dray_error {\n\tDRAY_OK = 0,\n"
+    # One list in two headers: libdray's users have no schema/. Who includes both gets it once.
+    codes = "#ifndef DRAY_ERROR_CODES\n#define DRAY_ERROR_CODES\nenum dray_error {\n\tDRAY_OK = 0,\n"
     for e in items[1:]:
-        h += f"\tDRAY_E_{e['name'].upper()} = {e['code']}, /* {e['doc']} */\n"
-    h += f"}};\n\n#define DRAY_ERROR_N {len(items)}\n\n"
+        codes += f"\tDRAY_E_{e['name'].upper()} = {e['code']}, /* {e['doc']} */\n"
+    codes += "};\n#endif\n"
+    public = banner("/*", " */") + "#ifndef DRAY_ERRORS_H\n#define DRAY_ERRORS_H\n\n" + codes + "\n#endif\n"
+    h = f"#include <stdint.h>\n\n{codes}\n#define DRAY_ERROR_N {len(items)}\n\n"
     h += "/* Stable name, what it means, what to do. Never NULL; \"unknown\" for a code that is not known. */\n"
     h += "".join(f"const char *dray_error_{w}(uint32_t code);\n" for w in ("name", "doc", "fix"))
     c = banner("/*", " */") + '#include "schema/gen/errors.h"\n\n'
@@ -25,7 +28,8 @@ def errors(items):
     for w in ("name", "doc", "fix"):
         c += (f"\nconst char *dray_error_{w}(uint32_t code)\n{{\n"
               f"\treturn code < DRAY_ERROR_N ? table[code].{w} : \"unknown\";\n}}\n")
-    return {"schema/gen/errors.h": guarded("errors", h), "schema/gen/errors.c": c}
+    return {"schema/gen/errors.h": guarded("errors", h), "schema/gen/errors.c": c,
+            "client/dray_errors.h": public}
 
 
 CONFIG_MEMBER = {"string": "char *", "path": "char *", "bool": "bool ", "int": "int64_t ", "size": "int64_t ",

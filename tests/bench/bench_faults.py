@@ -7,7 +7,6 @@ import time
 
 import common as c
 
-ROUNDS = c.PAIRS
 HEARTBEAT_LIMIT_MS = 3000  # the default of peer.heartbeat_limit
 
 
@@ -35,7 +34,7 @@ def add(records, name, values, target):
 def peer_killed(lab, records, memory, ops):
     agent, other = c.agents(lab)
     values = []
-    for _ in range(ROUNDS):
+    for _ in range(c.DEATHS):
         with c.client(agent, other, memory[:1], memory[1:], ops, "--batch", 16, "--depth", 64) as engine:
             moving(engine)
             since = time.monotonic_ns()
@@ -83,7 +82,7 @@ def client_killed(lab, records, memory, ops):
         return all(not new.fds - old.fds and new.mappings <= old.mappings for new, old in zip(now, before))
 
     values = []
-    for _ in range(ROUNDS):
+    for _ in range(c.DEATHS):
         engine = start()
         moving(engine)
         since = time.monotonic_ns()

@@ -37,6 +37,20 @@ def iperf3():
         server.stdout.close()
 
 
+class Used:
+    """Processor time of one side of the comparison: both agents and the engine, or both ends of the loop."""
+
+    def __init__(self, pids):
+        self.pids, self.bytes, self.since = pids, 0, c.cpu_seconds(*pids)
+
+    def rate(self, answer):
+        self.bytes += answer["bytes"]
+        return c.rate(answer)
+
+    def a_gigabyte(self):
+        return (c.cpu_seconds(*self.pids) - self.since) / (self.bytes / 1e9)
+
+
 def measure(records, agents, near, far, direction, shape):
     name, size, batch, depth, pieces, target = shape
     write = direction == "write"
@@ -48,12 +62,17 @@ def measure(records, agents, near, far, direction, shape):
             raise c.CannotRun(f"the agents chose {engine.first['transport']}")
         n = c.sized(loop, 64)
         engine.ask("run", n)
-        ours, bare, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", n)), lambda: c.rate(engine.ask("run", n)))
+        used = Used(loop.pids), Used((engine.pid, *(a.pid for a in agents)))
+        ours, bare, ratio, spread = c.pairs(lambda: used[0].rate(loop.ask("run", n)),
+                                            lambda: used[1].rate(engine.ask("run", n)))
         records.add(f"{direction} {name}", ours / 1e9, "GB/s", ceiling_name=f"bare socket loop, {STREAMS} streams",
                     ceiling=bare / 1e9, ratio=ratio, target=(">=", target), spread=spread)
         if size < 64 * c.KIB:
             records.add(f"{direction} {name}, operations", ours / size / 1e3, "k/s",
                         ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=bare / size / 1e3, ratio=ratio)
+        bare, ours = (u.a_gigabyte() for u in used)
+        records.add(f"{direction} {name}, processor time", ours, "s/GB", ceiling_name="both ends of the loop", ceiling=bare,
+                    ratio=ours / bare)
 
 
 with c.bench("tcp") as (lab, records):

@@ -26,8 +26,11 @@ import harness  # noqa: E402
 import report  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-PAIRS = max(7, int(os.environ.get("DRAY_BENCH_PAIRS", "9")))
-ROUND = 0.4  # seconds that a round is meant to take
+# Many short rounds rather than few long ones: what disturbs a shared machine mostly lasts longer than a round, and
+# then hits both sides of a pair.
+PAIRS = max(7, int(os.environ.get("DRAY_BENCH_PAIRS", "21")))
+ROUND = 0.15  # seconds that a round is meant to take
+DEATHS = 7  # of the measurements that kill something each time
 TOOLS = harness.BUILD / "tests/bench"
 OUT = ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench")
 
@@ -129,6 +132,7 @@ def socket_loop(source, target, ops, *, streams, batch, source_column="remote", 
               fds=[ops, *(m.fd for m in target)], prefix=a.prefix, first=True) as receiver:
         with Tool("ceiling_tcp", "send", "--connect", f"{a.v4}:{receiver.first['port']}", "--memory", name_memory(*source),
                   "--column", source_column, *common, fds=[ops, *(m.fd for m in source)], prefix=b.prefix) as sender:
+            sender.pids = sender.pid, receiver.pid
             yield sender
 
 
@@ -167,6 +171,12 @@ def pairs(ceiling, ours, n=None):
 def rate(answer):
     """Bytes a second."""
     return answer["bytes"] / answer["seconds"]
+
+
+def cpu_seconds(*pids):
+    """Processor time that processes have used, with that of threads that have ended."""
+    fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
 # --- records --------------------------------------------------------------------------------------

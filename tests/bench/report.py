@@ -15,7 +15,7 @@ HEAD = """\
 # Benchmarks
 
 `make bench` measures dray against the least that the same work takes on the same machine, and writes this page. Rounds of both
-alternate, each pair gives a ratio, and the figures are medians of {pairs} pairs or more; so the ratios can be relied on where the
+alternate, each pair gives a ratio, and the figures are medians; so the ratios can be relied on where the
 figures themselves drift with what else the machine does. Where there is no ceiling, the figure stands against a limit.
 
 Measured on {machine}.
@@ -71,9 +71,9 @@ def table(records):
                f"{r['target'] or ''} | {met} |")
 
 
-def main(source=None, target=None, pairs=7):
+def main(source=None, target=None):
     source = pathlib.Path(source or ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench"))
-    parts = [HEAD.format(pairs=pairs, machine=machine())]
+    parts = [HEAD.format(machine=machine())]
     known = {name: (title, text) for name, title, text in SECTIONS}
     found = {path.stem: path for path in source.glob("*.json")}
     for name in [*(n for n in known if n in found), *sorted(found.keys() - known.keys())]:

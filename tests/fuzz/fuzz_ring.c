@@ -40,7 +40,8 @@ static struct region_view *region(unsigned i)
 	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
 
 	dray_assert(v);
-	v->o = (struct object_view){ OBJECT_REGION, 1ull << 32 | (i + 1), 7, HANDLE, BYTES, DMSG_ACCESS_ALL };
+	v->o = (struct object_view){ OBJECT_REGION, 1ull << 32 | (i + 1), 7, HANDLE,
+				     BYTES,         DMSG_ACCESS_ALL };
 	v->n_extents = 1;
 	v->extents[0] = (struct extent_view){ 0, BYTES, memory[i] };
 	return v;
@@ -93,11 +94,13 @@ static void rig_init(struct rig *r)
 		r->regions[i] = region(i);
 		run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &r->regions[i]->o });
 	}
-	r->remote.o = (struct object_view){ OBJECT_REMOTE, HANDLE, 7, HANDLE, BYTES, DMSG_ACCESS_ALL };
+	r->remote.o =
+		(struct object_view){ OBJECT_REMOTE, HANDLE, 7, HANDLE, BYTES, DMSG_ACCESS_ALL };
 	r->remote.is_local = true;
 	r->remote.region = 1ull << 32 | 2;
 	run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &r->remote.o });
-	run(r, (struct command){ .type = COMMAND_SESSION_ADD, .fd = data[0], .shared = &r->shared });
+	run(r,
+	    (struct command){ .type = COMMAND_SESSION_ADD, .fd = data[0], .shared = &r->shared });
 	run(r, (struct command){ .type = COMMAND_RING_OPEN, .session = HANDLE, .ring = &r->ring });
 }
 
@@ -111,7 +114,8 @@ static bool events(struct rig *r)
 		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS)
 			packet_free(ev.packet);
 		if (ev.type == EVENT_NOTIFY)
-			worker_post(r->w, &(struct command){ .type = COMMAND_NOTIFIED, .id = ev.id });
+			worker_post(r->w,
+				    &(struct command){ .type = COMMAND_NOTIFIED, .id = ev.id });
 		gone |= ev.type == EVENT_SESSION_GONE;
 	}
 	return gone;
@@ -121,14 +125,16 @@ static void rig_deinit(struct rig *r)
 {
 	bool gone = false;
 
-	worker_post(r->w, &(struct command){ .type = COMMAND_SESSION_CLOSE, .session = HANDLE, .code = 36 });
+	worker_post(r->w, &(struct command){
+				  .type = COMMAND_SESSION_CLOSE, .session = HANDLE, .code = 36 });
 	for (unsigned i = 0; i < 100 && !gone; i++) {
 		worker_turn(r->w, false);
 		gone = events(r);
 	}
 	/* whatever the client wrote: the session ends, and every transfer with it */
 	dray_assert(gone);
-	dray_assert(r->shared.own.transfers == 0 && r->group.transfers == 0 && r->agent.transfers == 0);
+	dray_assert(r->shared.own.transfers == 0 && r->group.transfers == 0 &&
+		    r->agent.transfers == 0);
 	worker_release(r->w);
 	for (unsigned i = 0; i < 2; i++)
 		free(r->regions[i]);
@@ -173,7 +179,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			break;
 		case 1:
 			at %= sizeof(ring_bytes);
-			memcpy(ring_bytes + at, bytes, n < sizeof(ring_bytes) - at ? n : sizeof(ring_bytes) - at);
+			memcpy(ring_bytes + at, bytes,
+			       n < sizeof(ring_bytes) - at ? n : sizeof(ring_bytes) - at);
 			break;
 		case 2:
 			at %= ARENA;

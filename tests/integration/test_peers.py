@@ -301,4 +301,4 @@ def test_peer_goes_in_order(new_pair):
         b.stop()
         event = here.client.next_event(dray.RemoteLost, LIMIT)
         assert event.remote == remote.handle
-        expect({"peer_lost", "not_found", "revoked"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+        expect({"peer_lost", "draining"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)

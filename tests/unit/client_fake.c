@@ -171,7 +171,7 @@ static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_hea
 	f->hellos++;
 	f->last_hello_pidfd = m.flags & DMSG_HELLO_FLAG_PIDFD;
 	dray_assert(fds->n == (f->last_hello_pidfd ? 1 : 0));
-	memset(reply.agent_id, 0xa9, sizeof(reply.agent_id));
+	memset(reply.agent_id, f->agent_id, sizeof(reply.agent_id));
 	return dmsg_hello_reply_encode(buf, cap, h->request_id, &reply);
 }
 
@@ -356,6 +356,8 @@ void fake_start(struct fake *f)
 
 	if (!f->incarnation)
 		f->incarnation = 1;
+	if (!f->agent_id)
+		f->agent_id = 0xa9;
 	if (!f->ops_inline_max)
 		f->ops_inline_max = DMSG_OPS_INLINE_MAX;
 	f->next_handle = 100;

@@ -31,6 +31,7 @@ struct fake {
 	/* settings: before fake_start(), or by fake_do() */
 	fake_hook hook;
 	uint64_t incarnation;
+	uint8_t agent_id; /* each of its bytes */
 	uint32_t ops_inline_max;
 	bool hold_transfers; /* TRANSFERs and ring entries are not answered */
 	bool ignore_ring;    /* entries are not even taken */

@@ -260,6 +260,55 @@ static void removal_is_proved_by_death(void **state)
 	dray_disconnect(d);
 }
 
+/* How the agent goes, what comes in its place, and whether that proves that the old one is dead. */
+static const struct passing {
+	bool says_why, other_incarnation, other_id;
+	int status;
+} passings[] = {
+	{ false, true, false, 0 },
+	{ false, true, true, 0 },
+	{ true, true, false, 0 },
+	{ true, true, true, -DRAY_E_SESSION_CLOSED },
+	{ true, false, false, -DRAY_E_SESSION_CLOSED },
+	{ false, false, false, -DRAY_E_AGENT_RESTARTED },
+};
+
+static void pass(struct fake *f, void *arg)
+{
+	const struct passing *p = arg;
+
+	if (p->says_why)
+		fake_send_error(f, 0, DRAY_E_DRAINING, "drained");
+	fake_hang_up(f);
+	f->incarnation += p->other_incarnation;
+	f->agent_id += p->other_id;
+}
+
+static void proof_is_a_dead_agent(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_memory m;
+
+	assert_int_equal(dray_memory_alloc(4096, 0, &m), 0);
+	client_fake.hook = swallow_remove;
+	for (size_t i = 0; i < sizeof(passings) / sizeof(passings[0]); i++) {
+		struct passing p = passings[i];
+		struct dray_completion c;
+		dray_region region;
+		uint64_t id;
+
+		assert_int_equal(dray_region_add_memory(d, &m, DRAY_READ, &region), 0);
+		assert_int_equal(dray_region_remove_start(d, region, NULL, &id), 0);
+		fake_do(&client_fake, pass, &p);
+		assert_int_equal(dray_wait(d, id, 5000, &c), 0);
+		assert_int_equal(c.status, p.status);
+		client_event(d, DRAY_EVENT_LOST);
+		client_event(d, DRAY_EVENT_RESTORED);
+	}
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
 static bool refuse_regions(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 			   struct dray_fds *fds)
 {
@@ -400,6 +449,7 @@ int main(void)
 		TEST(no_reconnect_means_closed),
 		TEST(gives_up_in_time),
 		TEST(removal_is_proved_by_death),
+		TEST(proof_is_a_dead_agent),
 		TEST(region_that_does_not_come_back),
 		TEST(child_may_not),
 		TEST(child_keeps_the_socket),

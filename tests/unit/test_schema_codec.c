@@ -241,10 +241,10 @@ static void test_text(void **state)
 		{ "", 0, true },
 		{ "plain", 5, true },
 		{ "a b~", 4, true },
-		{ "\xc2\xa0", 2, true },	 /* U+00A0 */
-		{ "\xe2\x82\xac", 3, true },	 /* U+20AC */
-		{ "\xed\x9f\xbf", 3, true },	 /* U+D7FF */
-		{ "\xee\x80\x80", 3, true },	 /* U+E000 */
+		{ "\xc2\xa0", 2, true },         /* U+00A0 */
+		{ "\xe2\x82\xac", 3, true },     /* U+20AC */
+		{ "\xed\x9f\xbf", 3, true },     /* U+D7FF */
+		{ "\xee\x80\x80", 3, true },     /* U+E000 */
 		{ "\xf0\x9f\x9b\x92", 4, true }, /* U+1F6D2 */
 		{ "\xf4\x8f\xbf\xbf", 4, true }, /* U+10FFFF */
 		{ "a\0b", 3, false },
@@ -254,10 +254,10 @@ static void test_text(void **state)
 		{ "\xc2\x85", 2, false }, /* U+0085, a control character */
 		{ "\x80", 1, false },
 		{ "\xc3", 1, false },
-		{ "\xc0\xaf", 2, false },	  /* overlong */
-		{ "\xe0\x80\xaf", 3, false },	  /* overlong */
+		{ "\xc0\xaf", 2, false },         /* overlong */
+		{ "\xe0\x80\xaf", 3, false },     /* overlong */
 		{ "\xf0\x80\x80\xaf", 4, false }, /* overlong */
-		{ "\xed\xa0\x80", 3, false },	  /* surrogate */
+		{ "\xed\xa0\x80", 3, false },     /* surrogate */
 		{ "\xf4\x90\x80\x80", 4, false }, /* over U+10FFFF */
 		{ "\xf5\x80\x80\x80", 4, false },
 		{ "\xe2\x82", 2, false },
@@ -374,7 +374,7 @@ static void golden(enum vector_protocol protocol, const char *path)
 	int skip = 0;
 
 	text[n - 1] = '\0'; /* the last newline */
-	for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+	for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
 		struct dray_err err = DRAY_ERR_NULL;
 		const struct vector *v = NULL;
 		uint32_t length;
@@ -421,10 +421,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_round_trip), cmocka_unit_test(test_room),
 		cmocka_unit_test(test_truncated),  cmocka_unit_test(test_longer),
-		cmocka_unit_test(test_values),	   cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_values),     cmocka_unit_test(test_limits),
 		cmocka_unit_test(test_untouched),  cmocka_unit_test(test_encode_limits),
-		cmocka_unit_test(test_text),	   cmocka_unit_test(test_records),
-		cmocka_unit_test(test_header),	   cmocka_unit_test(test_packet),
+		cmocka_unit_test(test_text),       cmocka_unit_test(test_records),
+		cmocka_unit_test(test_header),     cmocka_unit_test(test_packet),
 		cmocka_unit_test(test_golden),
 	};
 

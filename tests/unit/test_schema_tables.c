@@ -177,9 +177,9 @@ static void test_dbus(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_errors),	 cmocka_unit_test(test_names),
+		cmocka_unit_test(test_errors),   cmocka_unit_test(test_names),
 		cmocka_unit_test(test_requests), cmocka_unit_test(test_config),
-		cmocka_unit_test(test_metrics),	 cmocka_unit_test(test_dbus),
+		cmocka_unit_test(test_metrics),  cmocka_unit_test(test_dbus),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
