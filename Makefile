@@ -156,7 +156,7 @@ gen:
 	$(PYTHON) schema/generate.py
 
 FORMATTED = $(shell find lib agent netdetect client ctl tests schema -name '*.[ch]' \
-	-not -path 'schema/gen/*' 2>/dev/null)
+	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)
 fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))
 

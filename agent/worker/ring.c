@@ -2,9 +2,9 @@
 /*
  * The agent's side of a session's ring. The layout, and who writes what, stand in schema/data.yaml.
  *
- * Wake-ups, client to agent: the client stores its tail, then a full fence, then looks at agent_sleeping.
- * The agent stores agent_sleeping, then a full fence, then looks at the tail. One of the two sees the
- * other. The way back is the same with cq_tail and client_sleeping.
+ * Wake-ups, client to agent: the client stores its tail, then looks at agent_sleeping. The agent stores
+ * agent_sleeping, then looks at the tail. All four are sequentially consistent, so one of the two sees
+ * the other. The way back is the same with cq_tail and client_sleeping.
  *
  * The client can write to every word at any time. Entries are copied before they are looked at; the
  * agent's own indices are private; a client index that claims more than the ring holds ends the session.
@@ -207,9 +207,9 @@ void ring_flush(struct wsession *s)
 	if (!r->completed)
 		return;
 	r->completed = false;
-	/* full fence between cq_tail and client_sleeping: see the top of this file */
-	atomic_thread_fence(memory_order_seq_cst);
-	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_relaxed))
+	/* stored once more, now in the one order of all: see the top of this file */
+	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
+	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
 		return;
 	/* a full socket means that unread bytes wait for the client: it will wake up */
 	if (send(r->m->completion_fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
@@ -223,12 +223,9 @@ bool ring_announce(struct wsession *s)
 
 	if (s->dead)
 		return false;
-	if (!r->announced) {
-		r->announced = true;
-		atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 1, memory_order_relaxed);
-	}
-	atomic_thread_fence(memory_order_seq_cst);
-	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
+	r->announced = true;
+	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 1, memory_order_seq_cst);
+	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_seq_cst);
 	if (tail == r->sq_head)
 		return false;
 	cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);

@@ -23,7 +23,7 @@ def iperf3():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    server = subprocess.Popen(["iperf3", "-s", "-1", "-p", port, "-B", "127.0.0.1"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(["iperf3", "-s", "-1", "-p", port, "-B", "127.0.0.1", "--forceflush"], stdout=subprocess.PIPE, text=True)
     try:
         while "listening" not in (line := server.stdout.readline()):
             if not line:

@@ -124,7 +124,7 @@ static void test_revoke_read_escalated(void **state)
 	start_stuck_read(4 * MIB);
 	drop(OBJECT_GRANT, false);
 	assert_int_equal(b->n_dropped, 0);
-	object_drop_escalate(&b->core, OBJECT_GRANT, LAB_GRANT);
+	object_drop_escalate(&b->core, OBJECT_GRANT, LAB_GRANT, DRAY_E_SESSION_CLOSED, true);
 	assert_int_equal(b->n_dropped, 1);
 	assert_int_equal(b->closed.n, 1);
 	hand_import_finish();

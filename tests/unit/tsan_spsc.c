@@ -98,7 +98,10 @@ int main(void)
 
 	for (unsigned i = 0; i < 4; i++)
 		for (unsigned j = 0; j < 3; j++)
-			if (run(entries[i], words[j]) < 0)
+			if (run(entries[i], words[j]) < 0) {
+				printf("not ok - every element once, whole and in order\n");
 				return 1;
+			}
+	printf("ok - every element once, whole and in order\n");
 	return 0;
 }
