@@ -203,47 +203,50 @@ void agent_forget_listings(struct agent *a, void *arg)
 			l->fn = NULL;
 }
 
+/* What the control thread's own modules know. */
+static uint64_t control_metric(struct agent *a, enum dray_metric m)
+{
+	uint64_t open, total, refused, remotes, notified, notify_refused, regions, bytes, tokens;
+	uint32_t peers, ready;
+
+	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
+	regions_totals(a->regions, &regions, &bytes, &tokens);
+	peers = peers_count(a->peers, &ready);
+	const struct {
+		enum dray_metric metric;
+		uint64_t value;
+	} values[] = {
+		{ DRAY_METRIC_SESSIONS, open },
+		{ DRAY_METRIC_SESSIONS_TOTAL, total },
+		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, refused },
+		{ DRAY_METRIC_REGIONS, regions },
+		{ DRAY_METRIC_REGION_BYTES, bytes },
+		{ DRAY_METRIC_TOKENS, tokens },
+		{ DRAY_METRIC_REMOTES, remotes },
+		{ DRAY_METRIC_PEERS, peers },
+		{ DRAY_METRIC_PEERS_READY, ready },
+		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers_lost_total(a->peers) },
+		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers_strangers_refused(a->peers) },
+		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, notified },
+		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, notify_refused },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
+		if (values[i].metric == m)
+			return values[i].value;
+	return 0;
+}
+
 uint64_t agent_metric(struct agent *a, enum dray_metric m)
 {
-	uint64_t sum = 0, open, total, refused, remotes, notified, notify_refused, regions, bytes,
-		 tokens;
-	uint32_t ready;
+	uint64_t sum = 0;
 
-	if (dray_metrics[m].owner == DRAY_METRIC_OWNER_WORKER) {
-		for (unsigned i = 0; i < a->pool.n; i++)
-			sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
-						    memory_order_relaxed);
-		return sum;
-	}
-	if (m == DRAY_METRIC_PEERS)
-		return peers_count(a->peers, &ready);
-	if (m == DRAY_METRIC_PEERS_READY)
-		return peers_count(a->peers, &ready), ready;
-	if (m == DRAY_METRIC_PEERS_LOST_TOTAL)
-		return peers_lost_total(a->peers);
-	if (m == DRAY_METRIC_STRANGERS_REFUSED_TOTAL)
-		return peers_strangers_refused(a->peers);
-	regions_totals(a->regions, &regions, &bytes, &tokens);
-	if (m == DRAY_METRIC_REGIONS)
-		return regions;
-	if (m == DRAY_METRIC_REGION_BYTES)
-		return bytes;
-	if (m == DRAY_METRIC_TOKENS)
-		return tokens;
-	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
-	if (m == DRAY_METRIC_SESSIONS)
-		return open;
-	if (m == DRAY_METRIC_SESSIONS_TOTAL)
-		return total;
-	if (m == DRAY_METRIC_SESSIONS_REFUSED_TOTAL)
-		return refused;
-	if (m == DRAY_METRIC_REMOTES)
-		return remotes;
-	if (m == DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL)
-		return notified;
-	if (m == DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL)
-		return notify_refused;
-	return 0;
+	if (dray_metrics[m].owner != DRAY_METRIC_OWNER_WORKER)
+		return control_metric(a, m);
+	for (unsigned i = 0; i < a->pool.n; i++)
+		sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
+					    memory_order_relaxed);
+	return sum;
 }
 
 /* --- start ------------------------------------------------------------------------------------- */

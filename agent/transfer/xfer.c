@@ -584,8 +584,8 @@ static int64_t waiting_tick(struct core *c)
 					  "no transport reaches the remote's peer", false);
 			continue;
 		}
-		pause = dray_min(dray_max(pause, (int64_t)WAIT_POLL_MIN_NS),
-				 (int64_t)WAIT_POLL_MAX_NS);
+		pause = dray_max(pause, (int64_t)WAIT_POLL_MIN_NS);
+		pause = dray_min(pause, (int64_t)WAIT_POLL_MAX_NS);
 		next = dray_min(next, c->now_ns + pause);
 	}
 	return next;

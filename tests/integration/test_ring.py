@@ -118,7 +118,7 @@ def test_bad_entries(ringed, fields, error):
     good = dict(direction=2, op_count=1, local=handle, remote=ringed.remote.handle, op_length=1000, wait_region=handle,
                 set_region=handle)
     for change, name in ((fields, error), ({}, None)):
-        pending = dray.Transfer(client, 0)
+        pending = dray.Transfer(client)
         client.ring.push(user_data=client._number(pending), **{**good, **change})
         client.ring.ring_doorbell()
         if name:
@@ -130,7 +130,7 @@ def test_bad_entries(ringed, fields, error):
 def test_duplicate_user_data(ringed):
     client, words = ringed.client, ringed.memory.words()
     first = client.read(ringed.region, ringed.remote, [(64, 0, 100)], via="ring", wait_word=(ringed.region, 0, 1))
-    second = dray.Transfer(client, 0)
+    second = dray.Transfer(client)
     client._pending[first.request_id] = second
     client.ring.push(user_data=first.request_id, direction=2, op_count=1, local=ringed.region.handle,
                      remote=ringed.remote.handle, op_length=1)
@@ -246,7 +246,7 @@ def test_operations_changed_while_read(agent, via):
         outcomes = set()
         try:
             for i in range(300):
-                transfer = dray.Transfer(here.client, 0)
+                transfer = dray.Transfer(here.client)
                 if via == "arena":
                     here.client._submit(transfer, s.pack_transfer, direction=2, flags=8, local=here.region.handle,
                                         remote=remote.handle, arena_offset=piece, arena_ops=n)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One exception class for each error of the protocol, made from the schema's table.
 
-`region_unsealed` is errors.RegionUnsealed; all derive from errors.DrayError. What each means and what
-to do about it stands in its docstring.
+`region_unsealed` is errors.RegionUnsealed; all derive from errors.DrayError. What each means and
+what to do about it stands in its docstring.
 """
 
 from . import _schema
 
 
 class DrayError(Exception):
-    """Base of all errors of dray. A code that this client does not know yet is raised as this class."""
+    """Base of all errors of dray. A code that this client does not know is raised as this."""
 
     code = 0
     name = "unknown"
@@ -27,7 +27,8 @@ def _classes():
         if code:
             class_name = name.title().replace("_", "")
             yield code, type(class_name, (DrayError,), {
-                "__doc__": f"{doc} {fix}", "__module__": __name__, "code": code, "name": name, "fix": fix})
+                "__doc__": f"{doc} {fix}", "__module__": __name__,
+                "code": code, "name": name, "fix": fix})
 
 
 BY_CODE = dict(_classes())

@@ -15,11 +15,11 @@ class Memory:
     """A mapped memfd. `view` is its bytes, writable; `fd` is what the agent gets."""
 
     def __init__(self, size, *, huge=False, name="dray", fd=None, populate=True):
-        """Makes a memfd of `size` bytes, rounded up to pages and sealed against shrinking; or maps `fd`
-        (which then is owned by this object) as it is.
+        """Makes a memfd of `size` bytes, rounded up to pages and sealed against shrinking.
 
-        Pages are charged to the memory limit of whoever touches them first, and the agent refuses memory with
-        holes: so they are touched here (populate), before anyone registers them.
+        Or maps `fd`, which this object then owns, as it is. Pages are charged to the memory limit
+        of whoever touches them first, and the agent refuses memory with holes: so they are
+        touched here (populate), before anyone registers them.
         """
         self.map = None
         self.fd = -1

@@ -3,16 +3,19 @@
 
 Python has no atomics. What stands in for them:
 
-- A ring word is read and written through a memoryview of format "I" on a mapping. CPython copies one aligned word with
-  one 4-byte move (struct.pack_into would store byte by byte), so a word is never seen half written.
-- x86-64 keeps stores in order, and loads in order, so the entry is in place before the tail that announces it,
-  and a completion is read after the tail that announced it. Other processors do not promise that: there
-  rings answer Unsupported, and transfers go over the socket and the arena, where the system call orders them.
-- The one order x86-64 does not keep is a store before a later load, which "store the tail, then look whether the
-  agent sleeps" needs. So nobody looks: every submission rings the doorbell, one write for each batch.
-- On the way back, client_sleeping stays 1: each completion rings our doorbell, and none can be missed. The word is stored again
-  before each recv() of the doorbell, whose locked instructions in the kernel order it before the
-  look at the completion tail, should an agent clear it.
+- A ring word is read and written through a memoryview of format "I" on a mapping. CPython copies
+  one aligned word with one 4-byte move (struct.pack_into would store byte by byte), so a word is
+  never seen half written.
+- x86-64 keeps stores in order, and loads in order: the entry is in place before the tail that
+  announces it, and a completion is read after the tail that announced it. Other processors do not
+  promise that. There rings answer Unsupported, and transfers go over the socket and the arena,
+  where the system call keeps the order.
+- The one order that x86-64 does not keep is a store before a later load, which "store the tail,
+  then look whether the agent sleeps" needs. So nobody looks: every submission rings the doorbell,
+  which is one write for each batch.
+- On the way back client_sleeping stays 1: each completion rings our doorbell, and none can be
+  missed. The word is stored again before each recv() of the doorbell, whose locked instructions in
+  the kernel order it before the look at the completion tail, should an agent clear it.
 """
 
 import mmap
@@ -27,7 +30,7 @@ TSO = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
 class Arena:
-    """Memory shared with the agent, handed out in pieces: first fit, neighbours merged when freed."""
+    """Memory shared with the agent, handed out in pieces: first fit, freed neighbours merged."""
 
     def __init__(self, fd, size):
         self.map = mmap.mmap(fd, size)
@@ -71,7 +74,8 @@ class Ring:
     def __init__(self, reply, ring_fd, doorbell_fd, completion_fd):
         self.doorbell = doorbell_fd  # eventfd; we only write it
         self.completion = socket.socket(fileno=completion_fd)
-        self.ended = self.unwatched = False  # the agent closed its end; the client no longer polls ours
+        self.ended = False  # the agent closed its end
+        self.unwatched = False  # the client no longer polls ours
         self.map = mmap.mmap(ring_fd, reply.ring_bytes)
         os.close(ring_fd)
         self.bytes = memoryview(self.map)
@@ -93,7 +97,7 @@ class Ring:
         self.words[offset >> 2] = value
 
     def push(self, **fields):
-        """Fills the next submission entry; the agent sees it at once, and for certain after ring_doorbell()."""
+        """Fills the next submission entry; the agent sees it after ring_doorbell() at the latest."""
         if (self.tail - self._word(s.RING_SQ_HEAD)) & 0xffffffff >= self.sq_entries:
             raise errors.Busy("the submission ring is full: wait for transfers to end")
         at = self.sq_offset + (self.tail & (self.sq_entries - 1)) * s.SQE.size
@@ -118,7 +122,7 @@ class Ring:
             self.ended = True
         tail = self._word(s.RING_CQ_TAIL)
         if (tail - self.head) & 0xffffffff > self.cq_entries:
-            raise errors.Protocol("the agent's completion tail is further ahead than the ring is long")
+            raise errors.Protocol("the agent's completion tail is out of the ring")
         while self.head != tail:
             at = self.cq_offset + (self.head & (self.cq_entries - 1)) * s.CQE.size
             entry = s.Cqe._make(s.CQE.unpack_from(self.bytes, at))
@@ -127,7 +131,7 @@ class Ring:
             yield entry
 
     def nudge(self):
-        """After completions were taken: what the agent left lying, for want of room to complete it, it looks at again."""
+        """After completions were taken: what the agent left for want of room it looks at again."""
         if self._word(s.RING_SQ_HEAD) != self.tail:
             self.ring_doorbell()
 

@@ -21,7 +21,8 @@ def to_bytes(token):
         if digits == token:
             raise errors.TokenInvalid(f"a token begins with {PREFIX!r}")
         try:
-            token = base64.b64decode(digits + "=" * (-len(digits) % 4), altchars=b"-_", validate=True)
+            padding = "=" * (-len(digits) % 4)
+            token = base64.b64decode(digits + padding, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as e:
             raise errors.TokenInvalid("the token is not base64url") from e
     if len(token) > TOKEN_MAX:
