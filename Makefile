@@ -118,7 +118,17 @@ $(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
 	$(Q)objcopy --localize-hidden $(O)/dray.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $(O)/dray.o
 
-# Any program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
+# Tools of the benchmarks, the demo and the integration tests know nothing of cmocka.
+define tool
+$(B)/tests/$(1)/%: $(O)/tests/$(1)/%.o $(filter-out $(B)/libtest.a,$(ARCHIVES))
+	$$(call link,-pie $$(FUZZLINK) $$(filter %.o,$$^) -Wl$$(,)--start-group $$(filter %.a,$$^) \
+		-Wl$$(,)--end-group $$(LIBS_agent))
+endef
+$(foreach d,bench demo integration,$(eval $(call tool,$(d))))
+$(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_io)
+$(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
+
+# Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
 $(B)/tests/%: $(O)/tests/%.o $(ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))
