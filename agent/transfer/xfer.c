@@ -11,25 +11,14 @@
 #include <string.h>
 
 #include "agent/region/fault.h"
-#include "agent/transfer/deadlines.h"
 #include "agent/transfer/object.h"
-#include "agent/transfer/ops_store.h"
 #include "agent/transfer/sched.h"
+#include "agent/transfer/xfer_internal.h"
 #include "agent/transport/transport.h"
-#include "agent/worker/msg.h"
 
 /* A wait word is looked at this often at first, and less often the longer it takes. */
 #define WAIT_POLL_MIN_NS 20000
 #define WAIT_POLL_MAX_NS 1000000
-
-struct xfers {
-	struct dray_handles table;
-	struct deadlines deadlines;
-	struct ops_store ops;
-	struct dray_list free;    /* struct xfer, by flow_link */
-	struct dray_list waiting; /* by wait_link */
-	uint32_t n_free;
-};
 
 #define XFERS_KEPT 256
 
@@ -74,180 +63,6 @@ void xfer_session_deinit(struct xfer_session *s)
 {
 	sched_session_deinit(s);
 }
-
-/* --- quotas ---------------------------------------------------------------------------------- */
-
-static bool quota_take(struct quota *q)
-{
-	/* relaxed: a count, nothing is published by it */
-	if (atomic_fetch_add_explicit(&q->transfers, 1, memory_order_relaxed) < q->transfers_max)
-		return true;
-	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
-	return false;
-}
-
-static void quota_put(struct quota *q)
-{
-	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);
-}
-
-static int quotas_take(struct xfer_session *s, struct dray_err *reterr)
-{
-	struct session_shared *sh = s->shared;
-
-	if (!quota_take(&sh->own))
-		return dray_err_set(
-			reterr, -EBUSY, DRAY_E_BUSY,
-			"%u transfers of this session are in flight (limits.transfers_per_session)",
-			sh->own.transfers_max);
-	if (!quota_take(sh->group_quota)) {
-		quota_put(&sh->own);
-		return dray_err_set(
-			reterr, -EBUSY, DRAY_E_BUSY,
-			"%u transfers of this group are in flight (limits.transfers_per_group)",
-			sh->group_quota->transfers_max);
-	}
-	if (!quota_take(sh->agent_quota)) {
-		quota_put(sh->group_quota);
-		quota_put(&sh->own);
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "%u transfers of this agent are in flight (limits.transfers)",
-				    sh->agent_quota->transfers_max);
-	}
-	return 0;
-}
-
-static void quotas_put(struct xfer_session *s)
-{
-	quota_put(s->shared->agent_quota);
-	quota_put(s->shared->group_quota);
-	quota_put(&s->shared->own);
-}
-
-/* --- checks ---------------------------------------------------------------------------------- */
-
-static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
-			     dray_handle h, uint16_t access, struct dray_err *reterr)
-{
-	const char *what = kind == OBJECT_REGION ? "region" : "remote";
-	struct object *o = object_get(c, kind, h);
-
-	if (!o && object_drop_code(c, kind, h)) {
-		uint32_t code = object_drop_code(c, kind, h);
-
-		dray_err_set(reterr, -ENOENT, (int)code, "%s %llu is gone: %s", what,
-			     (unsigned long long)h, dray_error_doc(code));
-		return NULL;
-	}
-	if (!o || o->view->group != s->group) {
-		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			     "no %s %llu in this session's group", what, (unsigned long long)h);
-		return NULL;
-	}
-	if ((o->view->access & access) != access) {
-		dray_err_set(reterr, -EACCES, DRAY_E_DENIED, "%s %llu does not allow %s", what,
-			     (unsigned long long)h,
-			     access == DMSG_ACCESS_READ ? "reading" : "writing");
-		return NULL;
-	}
-	return o;
-}
-
-static int word_get(struct core *c, struct xfer_session *s, const char *what, dray_handle region,
-		    uint64_t offset, uint16_t access, struct xfer_word *ret,
-		    struct dray_err *reterr)
-{
-	struct object *o = usable(c, s, OBJECT_REGION, region, access, reterr);
-	const struct extent_view *e;
-	const struct region_view *r;
-	uint8_t *p;
-
-	if (!o)
-		return -EINVAL;
-	r = (const struct region_view *)o->view;
-	if (offset % 4 || offset > o->view->length || o->view->length - offset < 4)
-		return dray_err_set(reterr, -EINVAL, offset % 4 ? DRAY_E_INVALID : DRAY_E_RANGE,
-				    "%s word at %llu is not an aligned word inside its region",
-				    what, (unsigned long long)offset);
-	e = &r->extents[region_view_find(r, offset)];
-	p = e->base + (offset - e->start);
-	if (e->length - (offset - e->start) < 4 || (uintptr_t)p % 4)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "%s word at %llu is not aligned in its extent", what,
-				    (unsigned long long)offset);
-	ret->p = (uint32_t *)(void *)p;
-	ret->region = o;
-	return 0;
-}
-
-static void memory_fault(struct core *c, dray_handle session)
-{
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, session);
-}
-
-/*
- * Reads the operations once, out of memory that the client may be writing to, then checks and merges the copy.
- * The wire form and struct xfer_op have the same size, so the copy is decoded in place.
- */
-static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r,
-		    struct dray_err *reterr)
-{
-	uint64_t local_length = x->local->view->length, remote_length = x->remote->view->length;
-	uint32_t n = 0;
-
-	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
-	if (fault_copy(x->ops, r->ops, (size_t)r->n_ops * DMSG_OP_SIZE) < 0) {
-		memory_fault(c, x->session->handle);
-		return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
-				    "the operations lie in arena memory that is not there");
-	}
-	for (uint32_t i = 0; i < r->n_ops; i++) {
-		struct xfer_op *last = n ? &x->ops[n - 1] : NULL;
-		struct dmsg_op op;
-
-		dmsg_op_get(&x->ops[i], &op);
-		if (!op.length || op.local > local_length || op.length > local_length - op.local ||
-		    op.remote > remote_length || op.length > remote_length - op.remote)
-			return dray_err_set(
-				reterr, -ERANGE, DRAY_E_RANGE,
-				"operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
-				"or the remote (%llu)",
-				i, (unsigned long long)op.local, (unsigned long long)op.remote,
-				(unsigned long long)op.length, (unsigned long long)local_length,
-				(unsigned long long)remote_length);
-		if (__builtin_add_overflow(x->bytes, op.length, &x->bytes))
-			return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-					    "the operations add up to too much");
-		if (last && last->local + last->length == op.local &&
-		    last->remote + last->length == op.remote)
-			last->length += op.length;
-		else
-			x->ops[n++] = (struct xfer_op){ op.local, op.remote, op.length };
-	}
-	x->n_ops = n;
-	return 0;
-}
-
-static int request_check(const struct xfer_request *r, struct dray_err *reterr)
-{
-	if (!dmsg_direction_valid(r->direction) || !dmsg_class_valid(r->class))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "direction %u or class %u is unknown", r->direction, r->class);
-	if (r->flags & ~DMSG_TRANSFER_FLAG_ALL)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_UNSUPPORTED,
-				    "transfer flags 0x%x are unknown",
-				    r->flags & ~DMSG_TRANSFER_FLAG_ALL);
-	if (!r->n_ops || r->n_ops > DMSG_OPS_MAX)
-		return dray_err_set(reterr, -EINVAL, r->n_ops ? DRAY_E_TOO_LARGE : DRAY_E_INVALID,
-				    "%u operations; 1 to %u are allowed", r->n_ops, DMSG_OPS_MAX);
-	if (r->notify_length > DMSG_NOTIFY_MAX)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
-				    "a notification carries at most %u bytes", DMSG_NOTIFY_MAX);
-	return 0;
-}
-
-/* --- life ------------------------------------------------------------------------------------ */
 
 static struct xfer *xfer_new(struct xfers *xs)
 {
@@ -310,7 +125,7 @@ static void xfer_end(struct core *c, struct xfer *x)
 	xfer_unlink(c->xfers, x);
 	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
 		x->code = DRAY_E_REGION_FAULT;
-		memory_fault(c, x->set.region->view->session);
+		xfer_memory_fault(c, x->set.region->view->session);
 	}
 	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	if (!x->code) {
@@ -322,7 +137,7 @@ static void xfer_end(struct core *c, struct xfer *x)
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
 	}
 	s->ops -= x->n_ops_given;
-	quotas_put(s);
+	quotas_put(s->shared);
 	c->up->xfer_ended(c, x);
 	xfer_free(c->xfers, x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
@@ -352,72 +167,6 @@ static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 			    "no transport reaches the remote's peer");
 }
 
-/* Fills in everything that can be refused. */
-static int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
-			struct dray_err *reterr)
-{
-	struct xfer_session *s = x->session;
-	bool write = r->direction == DMSG_DIRECTION_WRITE;
-	const struct remote_view *remote;
-	int ret;
-
-	x->local = usable(c, s, OBJECT_REGION, r->local,
-			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
-	if (!x->local)
-		return -EINVAL;
-	x->remote = usable(c, s, OBJECT_REMOTE, r->remote,
-			   write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
-	if (!x->remote)
-		return -EINVAL;
-	remote = (const struct remote_view *)x->remote->view;
-	if (remote->is_local) {
-		x->target = object_get(c, OBJECT_REGION, remote->region);
-		x->target_offset = remote->offset;
-		if (!x->target)
-			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
-					    "the remote's region was removed");
-	}
-	if (r->flags & DMSG_TRANSFER_FLAG_WAIT) {
-		ret = word_get(c, s, "wait", r->wait_region, r->wait_offset, DMSG_ACCESS_READ,
-			       &x->wait, reterr);
-		if (ret < 0)
-			return ret;
-		x->wait.value = r->wait_value;
-	}
-	if (r->flags & DMSG_TRANSFER_FLAG_SET) {
-		ret = word_get(c, s, "set", r->set_region, r->set_offset, DMSG_ACCESS_WRITE,
-			       &x->set, reterr);
-		if (ret < 0)
-			return ret;
-		x->set.value = r->set_value;
-	}
-	x->ops = x->ops_inline;
-	if (r->n_ops > XFER_OPS_INLINE)
-		x->ops = ops_store_get(&c->xfers->ops, r->n_ops, &x->ops_class);
-	if (!x->ops)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-				    "no memory for the operations");
-	ret = ops_load(c, x, r, reterr);
-	if (ret < 0)
-		return ret;
-	if (r->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
-		x->notify = true;
-		x->notify_tag = r->notify_tag;
-		x->notify_length = r->notify_length;
-		x->notify_payload = malloc(r->notify_length + 1);
-		if (!x->notify_payload)
-			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-					    "no memory for the notification");
-		if (fault_copy(x->notify_payload, r->notify, r->notify_length) < 0) {
-			memory_fault(c, s->handle);
-			return dray_err_set(
-				reterr, -EFAULT, DRAY_E_REGION_FAULT,
-				"the notification lies in arena memory that is not there");
-		}
-	}
-	return 0;
-}
-
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr)
 {
@@ -427,7 +176,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	struct xfer *x;
 	int ret;
 
-	ret = request_check(r, reterr);
+	ret = xfer_request_check(r, reterr);
 	if (ret < 0)
 		goto refused;
 	if (r->n_ops > s->shared->ops_max - s->ops) {
@@ -437,7 +186,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 			s->ops, s->shared->ops_max);
 		goto refused;
 	}
-	ret = quotas_take(s, reterr);
+	ret = quotas_take(s->shared, reterr);
 	if (ret < 0)
 		goto refused;
 	x = xfer_new(xs);
@@ -487,7 +236,7 @@ refused_xfer:
 	xfer_unlink(xs, x);
 	xfer_free(xs, x);
 refused_quota:
-	quotas_put(s);
+	quotas_put(s->shared);
 refused:
 	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
 	return ret;
@@ -572,7 +321,7 @@ static int64_t waiting_tick(struct core *c)
 		uint32_t v;
 
 		if (fault_load32(x->wait.p, &v) < 0) {
-			memory_fault(c, x->wait.region->view->session);
+			xfer_memory_fault(c, x->wait.region->view->session);
 			xfer_stop(c, x, DRAY_E_REGION_FAULT, "the wait word's memory is not there",
 				  false);
 			continue;

@@ -4,9 +4,8 @@
 #define DRAY_AGENT_TRANSFER_XFER_H
 
 #include "agent/transfer/core.h"
+#include "agent/transfer/quota.h"
 #include "lib/err.h"
-
-struct session_shared;
 
 /* A transfer as asked for; ops in wire form, in memory that the client may change: read once. */
 struct xfer_request {

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "agent/region/view.h"
+#include "agent/transfer/quota.h"
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 
@@ -28,23 +29,6 @@ struct packet {
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
 void packet_free(struct packet *p);
-
-/* Quotas and counters that a session's worker and the control thread share. */
-struct quota {
-	_Atomic uint32_t transfers;
-	uint32_t transfers_max;
-};
-
-/* Made by the control thread, freed by it after EVENT_SESSION_GONE. */
-struct session_shared {
-	dray_handle session, group;
-	struct quota own;
-	struct quota *group_quota, *agent_quota;
-	uint32_t ops_max;               /* operations in flight */
-	uint32_t requests_max;          /* requests other than transfers */
-	_Atomic uint32_t notifications; /* queued for it; the worker takes them off */
-	_Atomic bool has_ring;
-};
 
 /* Memory of a session's ring and arena; made and unmapped by the control thread. */
 struct ring_memory {
