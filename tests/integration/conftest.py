@@ -10,7 +10,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 sys.path.insert(1, os.path.join(os.path.dirname(__file__), "../../client/python"))
 
 import harness  # noqa: E402
-from harness import MIB, Side, noise, nothing_leaked  # noqa: E402
+from harness import MIB, STREAMS, Side, noise, nothing_leaked  # noqa: E402
 
 LAB = None
 
@@ -164,7 +164,7 @@ def pair(standing_pair):
     a, b = standing_pair.up()
     serves(a, b)  # streams stay open from here on
     serves(b, a)
-    with nothing_leaked(a, b, streams=8):
+    with nothing_leaked(a, b, streams=STREAMS):
         yield a, b
         for agent in (a, b):
             assert agent.running, f"agent {agent.name} died:\n{agent.tail()}"

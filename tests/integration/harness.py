@@ -30,6 +30,8 @@ BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
 DRAYD = BUILD / "drayd"
 DRAYCTL = BUILD / "drayctl"
 LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))  # seconds until a test that waits gives up; nothing takes nearly as long
+WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
+STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
@@ -242,7 +244,7 @@ class Agent:
         self.state_dir = self.directory / "state"
         self.log = self.directory / "log"
         self.key = key
-        self.settings = {"agent.workers": 1, "log.format": "text", **dict(settings)}
+        self.settings = {"agent.workers": WORKERS, "log.format": "text", **dict(settings)}
         self.listen = [self._segment(address) for address in listen]
         self.args, self.env, self.wrap, self.pass_fds = list(args), dict(env or {}), list(wrap), pass_fds
         self.process = self.pidfd = self.notify = None
@@ -405,7 +407,7 @@ class Agent:
 def nothing_leaked(*agents, streams=0):
     """What the agents held before the block, they hold after it and not more.
 
-    streams: how many data streams to peers may have been opened meanwhile, which stay.
+    streams: how many data streams to peers may have been opened meanwhile; they stay.
     """
     before = [agent.resources() for agent in agents]
     yield

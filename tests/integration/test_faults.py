@@ -3,15 +3,17 @@
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+from collections import Counter
 
 import dray
 import pytest
-from harness import LIMIT, MIB, Actor, Side, expect, noise, nothing_leaked, until
+from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_leaked, until
 
-SIZE = 64 * MIB
-N = 12
+SIZE = 32 * MIB
+N = 16
 
 
 def pattern():
@@ -131,7 +133,7 @@ def test_client_dies_in_mid_transfer(request, path, way, direction, ring):
     """All it had is gone at once, even if a child of it still holds its socket."""
     agents = (request.getfixturevalue("agent"),) * 2 if path == "local" else request.getfixturevalue("pair")
     size = 16 * MIB
-    with Side(agents[1], size) as there, nothing_leaked(*agents, streams=8):
+    with Side(agents[1], size) as there, nothing_leaked(*agents, streams=STREAMS):
         with Actor(CLIENT, socket=agents[0].socket, size=size, token=there.export(), direction=direction, ring=ring) as actor:
             remote = there.client.import_token(actor.hear(), timeout=LIMIT)
             back = there.client.read(there.region, remote, [(0, 0, 1)])
@@ -371,3 +373,114 @@ def test_agent_stays_away(new_agent):
     with pytest.raises(OSError):
         agent.client()
     memory.close()
+
+
+# --- all of it at once ----------------------------------------------------------------------------
+
+class Chaos:
+    """Sessions on both agents that do whatever comes to mind; everything must end, in words that make sense."""
+
+    SIZE = 256 * 1024
+    UNEXPECTED = {"internal", "protocol", "io", "agent_restarted", "unknown", "region_fault", "timeout"}
+
+    def __init__(self, agents, seed):
+        self.agents, self.rng = agents, random.Random(seed)
+        self.sides, self.remotes, self.flying, self.answers, self.ended = [], [], [], [], Counter()
+
+    def open(self):
+        if len(self.sides) < 8:
+            side = Side(self.rng.choice(self.agents), self.SIZE, noise(self.SIZE), notifications=self.rng.random() < 0.5,
+                        group=self.rng.choice(["", "g", "h"]), ring_entries=16, arena_bytes=1 << 16)
+            self.sides.append(side)
+
+    def close(self):
+        if len(self.sides) > 3:
+            side = self.sides.pop(self.rng.randrange(len(self.sides)))
+            self.remotes = [r for r in self.remotes if r[0] is not side]
+            side.client.close(timeout=self.rng.choice([0, 5]))
+            side.memory.close()
+
+    def pick(self):
+        return self.rng.choice(self.sides) if self.sides else self.open() or self.sides[0]
+
+    def reach(self):
+        near, far = self.pick(), self.pick()
+        try:
+            token = far.region.export(single_use=self.rng.random() < 0.2, ttl=self.rng.choice([None, 0.01, 30]))
+            self.remotes.append((near, near.client.import_token(token, timeout=LIMIT)))
+        except dray.DrayError as e:
+            self.count(e)
+
+    def transfer(self):
+        if not self.remotes:
+            return self.reach()
+        near, remote = self.rng.choice(self.remotes)
+        how = {"klass": self.rng.choice(["bulk", "latency"]), "deadline": self.rng.choice([None, 0.005, 0.5]),
+               "via": self.rng.choice(["inline", "arena", "ring"])}
+        if self.rng.random() < 0.3:
+            how["notify"] = (self.rng.randrange(100), bytes(self.rng.randrange(200)))
+        if self.rng.random() < 0.1:
+            how.update(wait_word=(near.region, 64, 0x12345), deadline=0.2)
+        if self.rng.random() < 0.2:
+            how["set_word"] = (near.region, 128, self.rng.randrange(1 << 32))
+        ops = []
+        for _ in range(self.rng.choice([1, 3, 50])):
+            length = self.rng.choice([1, 100, 4096, 100000])
+            ops.append((self.rng.randrange(self.SIZE - length), self.rng.randrange(self.SIZE - length), length))
+        try:
+            self.flying.append(near.client.transfer(self.rng.choice(["read", "write"]), near.region, remote, ops, **how))
+        except dray.DrayError as e:
+            self.count(e)
+
+    def cancel(self):
+        if self.flying:
+            transfer = self.rng.choice(self.flying)
+            if not transfer.done:
+                self.ask(transfer.cancel)
+
+    def revoke(self):
+        self.ask(self.pick().region.revoke)
+
+    def remove(self):
+        side = self.pick()
+        self.ask(side.region.remove)
+        side.region = side.client.region(side.memory)
+
+    def release(self):
+        if self.remotes:
+            near, remote = self.remotes.pop(self.rng.randrange(len(self.remotes)))
+            self.ask(remote.release)
+
+    def ask(self, fn):
+        try:
+            self.answers.append(fn(wait=False))
+        except dray.DrayError as e:
+            self.count(e)
+
+    def count(self, error):
+        name = error.name if error else "ok"
+        assert name not in self.UNEXPECTED, error
+        self.ended[name] += 1
+
+    def settle(self, most):
+        while len(self.flying) > most:
+            self.count(self.flying.pop(self.rng.randrange(len(self.flying))).exception(LIMIT))
+        while len(self.answers) > most:
+            self.count(self.answers.pop(0).exception(LIMIT))
+
+    def run(self, steps):
+        actions = [self.open] * 2 + [self.close] * 2 + [self.reach] * 5 + [self.transfer] * 40 + [self.cancel] * 4 + \
+            [self.revoke, self.remove, self.release] * 2
+        for _ in range(steps):
+            self.rng.choice(actions)()
+            self.settle(100)
+        self.settle(0)
+        for side in self.sides:
+            side.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chaos(pair, seed):
+    chaos = Chaos(pair, seed)
+    chaos.run(1500)
+    assert chaos.ended["ok"] > 100, chaos.ended

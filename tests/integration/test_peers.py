@@ -12,7 +12,7 @@ import dray
 import pytest
 from conftest import QUICK
 from dray import _schema as s
-from harness import LIMIT, MIB, Actor, Side, expect, noise, nothing_leaked, parse_segment, until
+from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_leaked, parse_segment, until
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def listening(standing_pair):
     a, b = standing_pair.up()
     with b.client() as client:
         segment = client.segment
-    with nothing_leaked(b, streams=8):
+    with nothing_leaked(b, streams=STREAMS):
         yield b, a.host, segment
         assert b.running, f"the agent died:\n{b.tail()}"
         b.check_log()

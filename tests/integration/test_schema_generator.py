@@ -100,6 +100,8 @@ OTHER_BAD = {
     "metric owner": ("metrics.yaml", "owner: control", "owner: nobody", "unknown owner nobody"),
     "dbus record": ("dbus.yaml", "record: session}", "record: sessions}", "unknown record sessions"),
     "dbus member": ("dbus.yaml", "name: ListPeers", "name: ListRegions", "duplicate name ListRegions"),
+    "dbus error": ("dbus.yaml", "{name: Draining, doc:", "{name: Draining, code: 1, doc:",
+                   "error Draining: unknown attribute code"),
     "dbus type": ("dbus.yaml", "{name: uid, type: u,", "{name: uid, type: w,", "unknown type w"),
     "peer record": ("peer.yaml", "of: rail", "of: rails", "unknown record rails"),
 }

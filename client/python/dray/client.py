@@ -40,8 +40,8 @@ class Client:
     that waits may take, in seconds; None: as long as it takes. ring_entries, arena_bytes: as for
     open_ring(), opened when first needed.
 
-    When the agent is restarted, what was in flight ends with errors.AgentRestarted. The next request
-    (or reconnect()) connects again, registers the regions again, and waits up to `patience`
+    When the agent is restarted, what was in flight ends with errors.AgentRestarted. The next
+    request (or reconnect()) connects again, registers the regions again, and waits up to `patience`
     seconds for the agent.
     """
 

@@ -97,7 +97,7 @@ class Ring:
         self.words[offset >> 2] = value
 
     def push(self, **fields):
-        """Fills the next submission entry; the agent sees it after ring_doorbell() at the latest."""
+        """Fills the next submission entry; the agent sees it by ring_doorbell() at the latest."""
         if (self.tail - self._word(s.RING_SQ_HEAD)) & 0xffffffff >= self.sq_entries:
             raise errors.Busy("the submission ring is full: wait for transfers to end")
         at = self.sq_offset + (self.tail & (self.sq_entries - 1)) * s.SQE.size
