@@ -49,7 +49,7 @@ static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t 
 	}
 	ret = ctl_bus_call(b, m, &reply, reterr);
 	sd_bus_message_unref(reply);
-	if (ret < 0 && !strcmp(reterr->name, "dev.dray.Error.Draining")) {
+	if (ret < 0 && !strcmp(reterr->name, DRAY_DBUS_ERROR_DRAINING)) {
 		*reterr = CTL_ERR_NULL;
 		d->already = true;
 		return 0;

@@ -9,8 +9,6 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "lib/err.h"
-
 /* Root, the owner, and members of the group may change things. */
 struct control_rules {
 	uid_t owner;
@@ -24,9 +22,6 @@ struct control_who {
 	pid_t pid; /* for people only: 0 across PID namespaces */
 	bool may_change;
 };
-
-/* group: name or number, "" for none. May read the user database: for the start only. */
-int control_group_parse(const char *group, bool *ret_has, gid_t *ret_gid, struct dray_err *reterr);
 
 /* The other end of a connected Unix socket. 0 or -errno. */
 int control_who_get(int fd, const struct control_rules *rules, struct control_who *ret);

@@ -242,19 +242,23 @@ static int accept_ready(sd_event_source *s, int listen_fd, uint32_t revents, voi
 
 static int listener_open(struct control *c, int listen_fd, struct dray_err *reterr)
 {
+	static const struct unix_listener_kind kind = { "control", SOCK_STREAM };
 	const struct dray_config *cfg = &c->agent->config->v;
+	gid_t group;
 	int ret;
 
-	c->rules.owner = geteuid();
-	ret = control_group_parse(cfg->control.group, &c->rules.has_group, &c->rules.group, reterr);
+	ret = unix_listener_group_parse(&kind, cfg->control.group, &group, reterr);
 	if (ret < 0) {
 		dray_close(listen_fd);
 		return ret;
 	}
+	c->rules = (struct control_rules){ .owner = geteuid(),
+					   .has_group = group != (gid_t)-1,
+					   .group = group };
 	if (listen_fd >= 0)
-		return control_listener_adopt(&c->listener, listen_fd, reterr);
-	return control_listener_bind(&c->listener, cfg->control.socket, (mode_t)cfg->control.mode,
-				     c->rules.has_group ? c->rules.group : (gid_t)-1, reterr);
+		return unix_listener_adopt(&c->listener, &kind, listen_fd, reterr);
+	return unix_listener_bind(&c->listener, &kind, cfg->control.socket,
+				  (mode_t)cfg->control.mode, group, reterr);
 }
 
 static int sources_add(struct control *c)
@@ -286,7 +290,7 @@ int control_new(struct control **ret_control, struct agent *agent, int listen_fd
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	}
 	c->agent = agent;
-	c->listener = CONTROL_LISTENER_NULL;
+	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
 	dray_list_init(&c->asked);
 	dray_list_init(&c->waiting);
@@ -315,7 +319,7 @@ struct control *control_free(struct control *c)
 	sd_event_source_disable_unref(c->accept_source);
 	sd_event_source_disable_unref(c->accept_pause);
 	sd_event_source_disable_unref(c->reaper);
-	control_listener_close(&c->listener);
+	unix_listener_close(&c->listener);
 	free(c);
 	return NULL;
 }

@@ -7,18 +7,15 @@
 
 #include "agent/agent.h"
 #include "agent/control/access.h"
-#include "agent/control/listen.h"
+#include "agent/unix_listener.h"
 #include "lib/list.h"
-
-/* Drain, when that is under way or done. */
-#define CONTROL_ERROR_DRAINING "dev.dray.Error.Draining"
 
 /* Sender of everything the agent says. The connections are :1.1 and up. */
 #define CONTROL_SENDER ":1.0"
 
 struct control {
 	struct agent *agent;
-	struct control_listener listener;
+	struct unix_listener listener;
 	sd_event_source *accept_source, *accept_pause, *reaper;
 	struct control_rules rules;
 	struct dray_list conns;

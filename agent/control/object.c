@@ -172,7 +172,8 @@ static int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *re
 			   c->who.uid, c->who.pid);
 	ret = agent_drain(a, timeout_ms ? timeout_ms * DRAY_NS_PER_MS : -1, stay);
 	if (ret == -EALREADY)
-		return sd_bus_error_setf(reterr, CONTROL_ERROR_DRAINING, "the agent is %s already",
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_DRAINING,
+					 "the agent is %s already",
 					 a->stopping ? "stopping" : agent_state_name(a->state));
 	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
 }

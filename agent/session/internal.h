@@ -8,6 +8,7 @@
 #include "agent/region/extents.h"
 #include "agent/session/dedup.h"
 #include "agent/session/session.h"
+#include "agent/unix_listener.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 #include "lib/time.h"
@@ -45,8 +46,7 @@ struct sessions {
 	void *changed_arg;
 
 	/* listener.c */
-	int listen_fd;
-	char *path; /* bound by us: unlinked at the end */
+	struct unix_listener listener;
 	sd_event_source *accept_source, *accept_pause;
 	struct id_list allow_uids, allow_gids;
 	struct dray_list strangers; /* oldest first */

@@ -45,10 +45,11 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->table, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->groups, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->remotes, UINT32_MAX);
-	ss->listen_fd = deps->listen_fd;
+	ss->listener = UNIX_LISTENER_NULL;
+	ss->listener.fd = deps->listen_fd;
 	r = admission_load(ss, reterr);
 	if (r >= 0)
-		r = listener_open(ss, ss->listen_fd, reterr);
+		r = listener_open(ss, deps->listen_fd, reterr);
 	if (r < 0)
 		return r;
 	*ret = dray_take(ss);

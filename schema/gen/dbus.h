@@ -27,6 +27,9 @@
 
 #define DRAY_DBUS_SIGNAL_STATE_CHANGED "StateChanged" /* The agent's state changed. */
 
+/* Drain, when draining, drained or stopping already. */
+#define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
+
 struct dray_dbus_member {
 	const char *name;
 	/* signatures; of a property its type in out, of a signal its arguments */

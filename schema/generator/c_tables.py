@@ -2,7 +2,7 @@
 """Writes gen/errors, config, metrics and dbus: tables with little code."""
 
 from generator.model import INT64_MAX, SchemaError
-from generator.text import Names, banner, quoted, snake
+from generator.text import Names, banner, dbus_error, quoted, snake
 
 
 def guarded(name, body):
@@ -172,6 +172,9 @@ def dbus(d):
         h += "\n"
         for i in items:
             h += define(f"DRAY_DBUS_{kind}_{snake(i['name']).upper()}", i["name"], i["doc"])
+    h += "\n"
+    for e in d["errors"]:
+        h += define(f"DRAY_DBUS_ERROR_{snake(e['name']).upper()}", dbus_error(d["interface"], e["name"]), e["doc"])
     h += """
 struct dray_dbus_member {
 	const char *name;

@@ -401,7 +401,7 @@ def load_metrics(raw):
 
 
 def load_dbus(raw):
-    check_keys("dbus.yaml", raw, ("interface", "path", "properties", "methods", "signals", "records"))
+    check_keys("dbus.yaml", raw, ("interface", "path", "properties", "methods", "signals", "errors", "records"))
     records = {r["name"]: r for r in named("dbus.yaml: records", raw["records"])}
     for r in records.values():
         check_keys(f"dbus.yaml: record {r['name']}", r, ("name", "fields"), ("doc",))
@@ -420,6 +420,9 @@ def load_dbus(raw):
                 raise SchemaError(f"{where}: unknown record {a['record']}")
     for s in raw["signals"]:
         check_keys(f"dbus.yaml: signal {s.get('name')}", s, ("name", "args", "doc"))
+    for e in raw["errors"]:
+        check_keys(f"dbus.yaml: error {e.get('name')}", e, ("name", "doc"))
+    unique("dbus.yaml: errors", "name", [(e["name"], e["name"]) for e in raw["errors"]])
     members = raw["properties"] + raw["methods"] + raw["signals"]
     unique("dbus.yaml", "name", [(m["name"], m["name"]) for m in members])
     return raw

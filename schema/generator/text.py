@@ -24,6 +24,11 @@ def camel(name):
     return "".join(p.capitalize() for p in name.split("_"))
 
 
+def dbus_error(interface, name):
+    """dev.dray.Agent1, Draining -> dev.dray.Error.Draining"""
+    return f"{interface.rpartition('.')[0]}.Error.{name}"
+
+
 class Names:
     """Refuses to define one identifier twice in one generated file."""
 

@@ -187,6 +187,17 @@ def test_token_of_a_range(sides):
     expect("denied", here.client.write(here.region, remote, [(0, 0, 1)]).result, LIMIT)
 
 
+def test_source_and_destination_overlap(sides):
+    """A region moved onto itself: which bytes come out is undefined, that the transfer ends well is not."""
+    here, _ = sides(MIB, None, noise(MIB))
+    remote = here.reach(here)
+    for ops in ([(0, 100, 500000)], [(100, 0, 500000)], [(7, 7, 500000)], [(i, i * 3, 4096) for i in range(1000)]):
+        for direction in ("read", "write"):
+            here.client.transfer(direction, here.region, remote, ops).result(LIMIT)
+    here.view[:1000] = noise(1000)
+    run(here, here, remote, [(5000, 0, 1000)])
+
+
 def test_both_directions_and_sessions(sides):
     """Four sessions a side push and pull at once, in both classes."""
     size, n = 2 * MIB, 4

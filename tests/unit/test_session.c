@@ -314,7 +314,7 @@ static void test_socket_file(void **state)
 	/* somebody listens */
 	first = l->sessions;
 	assert_int_equal(lab_open(l, -1, &err), -EADDRINUSE);
-	assert_int_equal(err.code, DRAY_E_EXISTS);
+	assert_int_equal(err.code, DRAY_E_BUSY);
 	assert_int_equal(access(l->path, F_OK), 0);
 	sessions_free(first);
 	assert_int_equal(access(l->path, F_OK), -1);

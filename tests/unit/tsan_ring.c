@@ -112,7 +112,7 @@ int main(void)
 			wait_asleep(&c);
 	}
 	wrig_deinit(&rig);
-	printf("ok - no wake-up is lost # %llu transfers, %llu sleeps\n", (unsigned long long)c.completed,
-	       (unsigned long long)c.slept);
+	printf("ok - no wake-up is lost # %llu transfers, %llu sleeps\n",
+	       (unsigned long long)c.completed, (unsigned long long)c.slept);
 	return c.completed == c.submitted || c.completed >= TRANSFERS ? 0 : 1;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/listen.h"
+#include "agent/unix_listener.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,12 +9,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent/control/access.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
+static struct unix_listener_kind kinds[] = { { "control", SOCK_STREAM },
+					     { "data", SOCK_SEQPACKET } };
+
+/* Each test runs once for each kind. */
 struct place {
+	const struct unix_listener_kind *kind;
 	char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 32];
 	int fds;
 };
@@ -23,8 +27,9 @@ static int set_up(void **state)
 {
 	static struct place p;
 
+	p.kind = *state;
 	cm_dir_make(p.dir);
-	snprintf(p.path, sizeof(p.path), "%s/run/control.sock", p.dir);
+	snprintf(p.path, sizeof(p.path), "%s/run/x.sock", p.dir);
 	p.fds = cm_fds_count();
 	*state = &p;
 	return 0;
@@ -66,22 +71,23 @@ static int leave(const char *path, int type)
 static void binds_with_mode_and_directory(void **state)
 {
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct stat st;
 	mode_t mask = umask(077);
 	int fd;
 
-	assert_int_equal(control_listener_bind(&l, p->path, 0666, getgid(), &err), 0);
+	assert_int_equal(unix_listener_bind(&l, kind, p->path, 0666, getgid(), &err), 0);
 	umask(mask);
 	assert_int_equal(lstat(p->path, &st), 0);
 	assert_true(S_ISSOCK(st.st_mode));
 	assert_int_equal(st.st_mode & 07777, 0666);
 	assert_int_equal(st.st_gid, getgid());
-	fd = connect_to(p->path, SOCK_STREAM);
+	fd = connect_to(p->path, kind->type);
 	assert_true(fd >= 0);
 	close(fd);
-	control_listener_close(&l);
+	unix_listener_close(&l);
 	assert_int_equal(access(p->path, F_OK), -1);
 }
 
@@ -89,7 +95,8 @@ static void replaces_a_stale_socket(void **state)
 {
 	static const int types[] = { SOCK_STREAM, SOCK_SEQPACKET };
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	struct dray_err err = DRAY_ERR_NULL;
 	char dir[CM_DIR_BYTES + 8];
 
@@ -97,8 +104,8 @@ static void replaces_a_stale_socket(void **state)
 	assert_int_equal(mkdir(dir, 0700), 0);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(types); i++) {
 		close(leave(p->path, types[i]));
-		assert_int_equal(control_listener_bind(&l, p->path, 0600, (gid_t)-1, &err), 0);
-		control_listener_close(&l);
+		assert_int_equal(unix_listener_bind(&l, kind, p->path, 0600, (gid_t)-1, &err), 0);
+		unix_listener_close(&l);
 	}
 }
 
@@ -106,7 +113,8 @@ static void leaves_others_alone(void **state)
 {
 	static const int types[] = { SOCK_STREAM, SOCK_SEQPACKET };
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	char dir[CM_DIR_BYTES + 8];
 
 	snprintf(dir, sizeof(dir), "%s/run", p->dir);
@@ -115,7 +123,7 @@ static void leaves_others_alone(void **state)
 		struct dray_err err = DRAY_ERR_NULL;
 		int fd = leave(p->path, types[i]);
 
-		assert_true(control_listener_bind(&l, p->path, 0600, (gid_t)-1, &err) < 0);
+		assert_true(unix_listener_bind(&l, kind, p->path, 0600, (gid_t)-1, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_BUSY);
 		assert_non_null(strstr(err.msg, p->path));
 		assert_int_equal(access(p->path, F_OK), 0);
@@ -128,8 +136,8 @@ static void leaves_others_alone(void **state)
 		if (i)
 			assert_int_equal(symlink("elsewhere", p->path), 0);
 		else
-			cm_file_write(p->dir, "run/control.sock", "dear data");
-		assert_true(control_listener_bind(&l, p->path, 0600, (gid_t)-1, &err) < 0);
+			cm_file_write(p->dir, "run/x.sock", "dear data");
+		assert_true(unix_listener_bind(&l, kind, p->path, 0600, (gid_t)-1, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_EXISTS);
 		assert_int_equal(unlink(p->path), 0);
 	}
@@ -138,14 +146,15 @@ static void leaves_others_alone(void **state)
 static void removes_only_its_own(void **state)
 {
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	struct dray_err err = DRAY_ERR_NULL;
 	int fd;
 
-	assert_int_equal(control_listener_bind(&l, p->path, 0600, (gid_t)-1, &err), 0);
+	assert_int_equal(unix_listener_bind(&l, kind, p->path, 0600, (gid_t)-1, &err), 0);
 	unlink(p->path);
-	fd = leave(p->path, SOCK_STREAM);
-	control_listener_close(&l);
+	fd = leave(p->path, kind->type);
+	unix_listener_close(&l);
 	assert_int_equal(access(p->path, F_OK), 0);
 	close(fd);
 }
@@ -153,109 +162,113 @@ static void removes_only_its_own(void **state)
 static void says_what_is_wrong(void **state)
 {
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	struct dray_err err = DRAY_ERR_NULL;
-	char path[200];
+	char path[200], key[32];
 
 	memset(path, 'x', sizeof(path));
 	path[0] = '/';
 	path[sizeof(path) - 1] = '\0';
-	assert_int_equal(control_listener_bind(&l, path, 0600, (gid_t)-1, &err), -EINVAL);
+	assert_int_equal(unix_listener_bind(&l, kind, path, 0600, (gid_t)-1, &err), -EINVAL);
 	assert_int_equal(err.code, DRAY_E_INVALID);
+	snprintf(key, sizeof(key), "%s.socket: ", kind->section);
+	assert_ptr_equal(strstr(err.msg, key), err.msg);
 
 	err = DRAY_ERR_NULL;
-	assert_int_equal(control_listener_bind(&l, "", 0600, (gid_t)-1, &err), -EINVAL);
+	assert_int_equal(unix_listener_bind(&l, kind, "", 0600, (gid_t)-1, &err), -EINVAL);
 
 	err = DRAY_ERR_NULL;
 	snprintf(path, sizeof(path), "%s/no/such/directory", p->dir);
-	assert_true(control_listener_bind(&l, path, 0600, (gid_t)-1, &err) < 0);
+	assert_true(unix_listener_bind(&l, kind, path, 0600, (gid_t)-1, &err) < 0);
 	assert_non_null(strstr(err.msg, path));
 }
 
 static void adopts_only_what_fits(void **state)
 {
 	struct place *p = *state;
-	struct control_listener l;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
 	struct dray_err err = DRAY_ERR_NULL;
 	char dir[CM_DIR_BYTES + 8];
+	int other = kind->type == SOCK_STREAM ? SOCK_SEQPACKET : SOCK_STREAM;
 	int pair[2];
 
 	snprintf(dir, sizeof(dir), "%s/run", p->dir);
 	assert_int_equal(mkdir(dir, 0700), 0);
-	assert_int_equal(control_listener_adopt(&l, leave(p->path, SOCK_STREAM), &err), 0);
+	assert_int_equal(unix_listener_adopt(&l, kind, leave(p->path, kind->type), &err), 0);
 	assert_null(l.path);
-	control_listener_close(&l);
+	unix_listener_close(&l);
 	/* it is systemd's */
 	assert_int_equal(access(p->path, F_OK), 0);
 	unlink(p->path);
 
-	assert_true(control_listener_adopt(&l, leave(p->path, SOCK_SEQPACKET), &err) < 0);
+	assert_true(unix_listener_adopt(&l, kind, leave(p->path, other), &err) < 0);
 	assert_int_equal(err.code, DRAY_E_INVALID);
+	assert_non_null(strstr(err.msg, kind->section));
 	assert_int_equal(l.fd, -1);
 
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	assert_int_equal(socketpair(AF_UNIX, kind->type, 0, pair), 0);
 	err = DRAY_ERR_NULL;
-	assert_true(control_listener_adopt(&l, pair[0], &err) < 0);
+	assert_true(unix_listener_adopt(&l, kind, pair[0], &err) < 0);
 	close(pair[1]);
 
 	assert_int_equal(pipe(pair), 0);
 	err = DRAY_ERR_NULL;
-	assert_true(control_listener_adopt(&l, pair[0], &err) < 0);
+	assert_true(unix_listener_adopt(&l, kind, pair[0], &err) < 0);
 	close(pair[1]);
 }
 
 static void groups_are_found(void **state)
 {
+	const struct place *p = *state;
+	const struct unix_listener_kind *kind = p->kind;
 	struct dray_err err = DRAY_ERR_NULL;
 	gid_t gid = 77;
-	bool has = true;
+	char key[32];
 
-	assert_int_equal(control_group_parse("", &has, &gid, &err), 0);
-	assert_false(has);
-	assert_int_equal(control_group_parse("1234", &has, &gid, &err), 0);
-	assert_true(has);
+	assert_int_equal(unix_listener_group_parse(kind, "", &gid, &err), 0);
+	assert_int_equal(gid, (gid_t)-1);
+	assert_int_equal(unix_listener_group_parse(kind, "1234", &gid, &err), 0);
 	assert_int_equal(gid, 1234);
-	assert_int_equal(control_group_parse("root", &has, &gid, &err), 0);
-	assert_true(has);
+	assert_int_equal(unix_listener_group_parse(kind, "root", &gid, &err), 0);
 	assert_int_equal(gid, 0);
-	assert_true(control_group_parse("no such group", &has, &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind, "no such group", &gid, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_INVALID);
 	assert_non_null(strstr(err.msg, "no such group"));
+	snprintf(key, sizeof(key), "%s.group: ", kind->section);
+	assert_ptr_equal(strstr(err.msg, key), err.msg);
 	/* (gid_t)-1 means "leave it" to chown */
 	err = DRAY_ERR_NULL;
-	assert_true(control_group_parse("4294967295", &has, &gid, &err) < 0);
-	assert_true(control_group_parse("-1", &has, &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind, "4294967295", &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind, "-1", &gid, &err) < 0);
 }
 
-static void rules_decide_who_may_change(void **state)
+/* As another user, who may write nowhere. */
+static void codes_say_why(void **state)
 {
-	struct control_rules rules = { .owner = geteuid() };
-	struct control_who who;
-	int pair[2];
+	struct place *p = *state;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
+	struct dray_err err = DRAY_ERR_NULL;
+	char key[40];
 
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
-	assert_int_equal(who.uid, geteuid());
-	assert_int_equal(who.gid, getegid());
-	assert_int_equal(who.pid, getpid());
-	assert_true(who.may_change);
-
-	rules.owner = geteuid() + 1;
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
-	assert_int_equal(who.may_change, geteuid() == 0);
-	rules.has_group = true;
-	rules.group = getegid();
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
-	assert_true(who.may_change);
-	rules.group = 3999999999u;
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
-	assert_int_equal(who.may_change, geteuid() == 0);
-	close(pair[0]);
-	close(pair[1]);
-	assert_int_equal(control_who_get(-1, &rules, &who), -EBADF);
+	if (geteuid() == 0)
+		assert_int_equal(seteuid(65534), 0);
+	assert_true(unix_listener_bind(&l, kind, "/sock", 0600, (gid_t)-1, &err) < 0);
+	if (getuid() == 0)
+		assert_int_equal(seteuid(0), 0);
+	assert_int_equal(err.code, DRAY_E_DENIED);
+	assert_int_equal(l.fd, -1);
+	snprintf(key, sizeof(key), "set %s.socket to", kind->section);
+	assert_non_null(strstr(err.msg, key));
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+/* clang-format off */
+#define TEST(f) \
+	{ #f " (stream)", f, set_up, tear_down, &kinds[0] }, \
+	{ #f " (packets)", f, set_up, tear_down, &kinds[1] }
+/* clang-format on */
 
 int main(void)
 {
@@ -267,7 +280,7 @@ int main(void)
 		TEST(says_what_is_wrong),
 		TEST(adopts_only_what_fits),
 		TEST(groups_are_found),
-		TEST(rules_decide_who_may_change),
+		TEST(codes_say_why),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
