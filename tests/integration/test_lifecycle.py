@@ -153,7 +153,11 @@ def test_watchdog(new_agent):
 # --- drain -------------------------------------------------------------------------------------------
 
 def waiting_transfer(here, remote, **how):
-    return here.client.read(here.region, remote, [(4096, 0, 4096)], wait_word=(here.region, 0, 1), deadline=LIMIT, **how)
+    """One that the agent has accepted and that ends only when its wait word is set."""
+    transfer = here.client.read(here.region, remote, [(4096, 0, 4096)], wait_word=(here.region, 0, 1), deadline=LIMIT, **how)
+    # sent the same way behind it: when this one has ended, the agent has taken that one in
+    here.client.read(here.region, remote, [(0, 0, 1)], **how).result(LIMIT)
+    return transfer
 
 
 @pytest.mark.parametrize("via", ["inline", "ring"])
@@ -164,7 +168,6 @@ def test_drain_finishes_work(new_agent, via):
     remote, words = here.reach(there), here.memory.words()
     token = there.export()
     transfer = waiting_transfer(here, remote, via=via)
-    here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
     agent.signal(signal.SIGTERM)
     event = here.client.next_event(dray.Draining, LIMIT)
     assert 0 < event.deadline_ms <= 20000

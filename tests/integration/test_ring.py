@@ -248,7 +248,7 @@ def test_operations_changed_while_read(agent, via):
         thread.start()
         outcomes = set()
         try:
-            for i in range(300):
+            for i in range(100):
                 transfer = dray.Transfer(here.client)
                 if via == "arena":
                     here.client._submit(transfer, s.pack_transfer, direction=2, flags=8, local=here.region.handle,
@@ -277,7 +277,7 @@ def test_entries_changed_while_read(ringed):
     thread = threading.Thread(target=flip, args=(words, flips, stop))
     thread.start()
     try:
-        for i in range(1000):
+        for i in range(400):
             if not client.connected:
                 break
             ring.push(user_data=(1 << 41) + i, direction=2, op_count=1, local=ringed.region.handle,
