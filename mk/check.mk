@@ -5,7 +5,7 @@
 # a target of its own (make check-unit); a stage that fails does not stop the later ones.
 
 STAGES := lint build unit tsan fuzz namespaces vm
-BUDGET_lint := 20
+BUDGET_lint := 30
 BUDGET_build := 120
 BUDGET_unit := 180
 BUDGET_tsan := 60
