@@ -12,11 +12,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Padding and not alignment keeps the two indices on lines of their own: it holds wherever the ring lies. */
+#define DRAY_SPSC_PAD 64
+
 struct dray_spsc {
 	uint8_t *slots;
-	uint32_t mask, size;                /* element size in bytes */
-	_Alignas(64) _Atomic uint32_t tail; /* producer writes */
-	_Alignas(64) _Atomic uint32_t head; /* consumer writes */
+	uint32_t mask, size; /* element size in bytes */
+	uint8_t pad_before[DRAY_SPSC_PAD];
+	_Atomic uint32_t tail; /* producer writes */
+	uint8_t pad_between[DRAY_SPSC_PAD];
+	_Atomic uint32_t head; /* consumer writes */
+	uint8_t pad_after[DRAY_SPSC_PAD];
 };
 
 /* entries: a power of two. 0 or -ENOMEM. */

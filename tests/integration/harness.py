@@ -29,7 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
 DRAYD = BUILD / "drayd"
 DRAYCTL = BUILD / "drayctl"
-LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))  # seconds until a test that waits gives up; nothing takes nearly as long
+# Seconds until a test that waits gives up; nothing takes nearly as long.
+LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
 MIB = 1 << 20
@@ -261,7 +262,9 @@ class Agent:
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def command(self):
-        argv = [str(DRAYD), "--state-dir", self.state_dir, "--socket", self.socket, "--control", self.control]
+        # setpriv: an agent does not outlive a test run that was killed
+        argv = ["setpriv", "--pdeathsig=KILL", str(DRAYD), "--state-dir", self.state_dir,
+                "--socket", self.socket, "--control", self.control]
         for segment in self.listen:
             argv += ["--listen", segment]
         if self.key:

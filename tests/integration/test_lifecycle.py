@@ -90,7 +90,7 @@ fds = [os.dup2(fd, 50 + i) for i, fd in enumerate(fds)]
 for i, fd in enumerate(fds): os.dup2(fd, 3 + i, inheritable=True)
 os.closerange(3 + len(fds), 60)
 os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=names, LISTEN_PID=str(os.getpid()))
-os.execv(argv[0], argv)
+os.execvp(argv[0], argv)
 """
 
 
