@@ -7,11 +7,11 @@
 STAGES := lint build unit tsan fuzz namespaces vm
 BUDGET_lint := 30
 BUDGET_build := 120
-BUDGET_unit := 180
+BUDGET_unit := 150
 BUDGET_tsan := 60
-BUDGET_fuzz := 60
-BUDGET_namespaces := 120
-BUDGET_vm := 240
+BUDGET_fuzz := 90
+BUDGET_namespaces := 150
+BUDGET_vm := 180
 
 FUZZ_SECONDS ?= 8
 # The build whose programs the integration and VM tests start.

@@ -107,7 +107,8 @@ int fault_copy(void *dst, const void *src, size_t n)
 	if (sigsetjmp(guard.jump, 0))
 		return -EFAULT;
 	arm();
-	memcpy(dst, src, n);
+	/* one region may be both sides of a local copy, and overlap: its bytes are then undefined, not ours */
+	memmove(dst, src, n);
 	disarm();
 	return 0;
 }
