@@ -91,6 +91,14 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 	if (dmsg_transfer_cancel_decode(body, h->length, &m, err) < 0)
 		return;
 	x = find_transfer(s, m.request);
+	/* sockets are read before rings: what is to be cancelled may still lie there */
+	if (!x && s->ring) {
+		while (ring_poll(s))
+			;
+		if (s->dead)
+			return;
+		x = find_transfer(s, m.request);
+	}
 	if (!x) {
 		dray_err_set(err, -ENOENT, DRAY_E_NOT_FOUND, "no transfer %llu is in flight",
 			     (unsigned long long)m.request);
