@@ -286,7 +286,8 @@ static void answer(struct fake *f, const struct dmsg_header *h, const uint8_t *b
 		fake_send(f, n, buf);
 }
 
-static void receive(struct fake *f)
+/* True where a message was there. */
+static bool receive(struct fake *f)
 {
 	static uint8_t buf[DMSG_MESSAGE_MAX];
 	bool short_data, short_fds;
@@ -295,10 +296,10 @@ static void receive(struct fake *f)
 	ssize_t n = dray_seqpacket_recv(f->conn, buf, sizeof(buf), &fds, &short_data, &short_fds);
 
 	if (n == -EAGAIN)
-		return;
+		return false;
 	if (n <= 0) {
 		fake_hang_up(f);
-		return;
+		return false;
 	}
 	dray_assert(!short_data && !short_fds);
 	dray_assert(dmsg_header_decode(buf, (size_t)n, &h, NULL) == 0);
@@ -308,10 +309,14 @@ static void receive(struct fake *f)
 	if (!f->hook || !f->hook(f, &h, buf + DMSG_HEADER_SIZE, &fds))
 		answer(f, &h, buf + DMSG_HEADER_SIZE, &fds);
 	dray_fds_close(&fds);
+	return true;
 }
 
+/* What was sent before fake_do() was called is seen first. */
 static void run_fn(struct fake *f)
 {
+	while (f->conn >= 0 && receive(f))
+		;
 	pthread_mutex_lock(&f->lock);
 	if (f->fn) {
 		f->fn(f, f->fn_arg);

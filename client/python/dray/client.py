@@ -344,6 +344,9 @@ class Client:
                                                         socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                # said once, in front of what was queued before the agent closed with our messages unread
+                continue
             except OSError as e:
                 self._lost(e)
                 return
