@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/copy.h"
 
 /* younger than the C library's headers may be */
 #ifndef UFFD_USER_MODE_ONLY
@@ -109,6 +110,16 @@ int fault_copy(void *dst, const void *src, size_t n)
 	arm();
 	/* one region may be both sides of a local copy, and overlap: its bytes are then undefined, not ours */
 	memmove(dst, src, n);
+	disarm();
+	return 0;
+}
+
+int fault_copy_stream(void *dst, const void *src, size_t n)
+{
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	dray_copy_stream(dst, src, n);
 	disarm();
 	return 0;
 }

@@ -33,6 +33,8 @@ bool fault_guard_memory(void *p, uint64_t bytes);
  * thread.
  */
 int fault_copy(void *dst, const void *src, size_t n);
+/* The same by dray_copy_stream(). */
+int fault_copy_stream(void *dst, const void *src, size_t n);
 
 /* Guarded aligned 32-bit load (acquire) and store (release). 0 or -EFAULT. */
 int fault_load32(const uint32_t *p, uint32_t *ret);

@@ -68,6 +68,7 @@ struct worker {
 	bool draining, quit;
 	bool stalled;      /* submissions wait for their client to reap completions */
 	int64_t worked_ns; /* when it last had work */
+	int64_t looked_ns; /* when it last looked at its descriptors */
 	struct core_counters counters;
 	_Atomic int64_t last_turn_ns;
 	uint8_t *buffer; /* one message */

@@ -16,6 +16,8 @@
 /* Clients may add no more events than leave this many slots for the worker's own. */
 #define EVENTS_RESERVE 512
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
+/* While rings are polled, descriptors are looked at this often: the system call costs as much as a small transfer. */
+#define DESCRIPTORS_NS 2000
 
 static void late_flush(struct worker *w)
 {
@@ -158,6 +160,9 @@ void worker_turn(struct worker *w, bool may_sleep)
 		if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
 			timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
 	}
+	if (may_sleep && !timeout && w->n_rings && c->now_ns - w->looked_ns < DESCRIPTORS_NS)
+		return;
+	w->looked_ns = c->now_ns;
 	if (loop_turn(&c->loop, timeout) > 0 && timeout)
 		w->worked_ns = dray_now().ns;
 	announce_awake(w);

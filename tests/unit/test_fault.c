@@ -89,6 +89,22 @@ static void test_copy(void **state)
 	drop(&m);
 }
 
+static void test_copy_stream(void **state)
+{
+	struct memory m = make(16, 16);
+	uint8_t *buf dray_auto_free = calloc(16, PAGE);
+
+	ready();
+	assert_non_null(buf);
+	assert_int_equal(ftruncate(m.fd, 15 * PAGE), 0);
+	assert_int_equal(fault_copy_stream(buf, m.p, 15 * PAGE), 0);
+	assert_memory_equal(buf, m.p, 15 * PAGE);
+	assert_int_equal(fault_copy_stream(buf, m.p, 16 * PAGE), -EFAULT);
+	assert_int_equal(fault_copy_stream(m.p, buf, 16 * PAGE), -EFAULT);
+	assert_int_equal(fault_copy_stream(m.p, buf, 15 * PAGE), 0);
+	drop(&m);
+}
+
 static void test_words(void **state)
 {
 	struct memory m = make_cut();
@@ -262,9 +278,13 @@ int main(void)
 		cmocka_unit_test(test_chained),
 	};
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_copy),    cmocka_unit_test(test_words),
-		cmocka_unit_test(test_guarded), cmocka_unit_test(kernel_contract_guarded_socket),
-		cmocka_unit_test(test_threads), cmocka_unit_test(test_foreign),
+		cmocka_unit_test(test_copy),
+		cmocka_unit_test(test_copy_stream),
+		cmocka_unit_test(test_words),
+		cmocka_unit_test(test_guarded),
+		cmocka_unit_test(kernel_contract_guarded_socket),
+		cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_foreign),
 	};
 	int failed = cmocka_run_group_tests_name("chained", before, NULL, NULL);
 
