@@ -43,6 +43,7 @@ include mk/flags.mk
 # Each folder becomes one static archive, so that a test program links just what it touches.
 # Programs add their main; main.c is in no archive.
 SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
+SRC_netdetect := $(sort $(wildcard netdetect/*.c))
 SRC_agent := $(filter-out agent/main.c,$(sort $(wildcard agent/*.c agent/*/*.c)))
 SRC_client := $(sort $(wildcard client/*.c))
 SRC_ctl := $(filter-out ctl/main.c,$(sort $(wildcard ctl/*.c)))
@@ -51,7 +52,7 @@ SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c)))
 
-SRC := $(SRC_base) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_test) $(SRC_test_main) \
+SRC := $(SRC_base) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_test) $(SRC_test_main) \
 	$(wildcard agent/main.c ctl/main.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -59,10 +60,11 @@ MAINS := $(wildcard agent/main.c ctl/main.c)
 PROGRAMS := $(if $(filter agent/main.c,$(MAINS)),$(B)/drayd) \
 	$(if $(filter ctl/main.c,$(MAINS)),$(B)/drayctl)
 LIBRARIES := $(if $(SRC_client),$(B)/libdray.so.0 $(B)/libdray.so $(B)/libdray.a)
-ARCHIVES := $(foreach a,test agent ctl client base,$(B)/lib$(a).a)
+ARCHIVES := $(foreach a,test agent ctl client netdetect base,$(B)/lib$(a).a)
 
-LIBS_agent := -lconfig -lsystemd -lssl -lcrypto -ldl -lm
-LIBS_ctl := -lsystemd
+LIBS_netdetect := -lmnl -libverbs
+LIBS_agent := -lconfig -lsystemd -lssl -lcrypto -ldl -lm $(LIBS_netdetect)
+LIBS_ctl := -lsystemd $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
 .PHONY: all demo check bench install deps fmt lint gen clean distclean tests tools help
@@ -88,7 +90,7 @@ define archive
 $(B)/lib$(1).a: $(call obj,$(SRC_$(1))) $(B)/sources
 	$$(Q)rm -f $$@ && $(AR) rcs $$@ $$(filter %.o,$$^)
 endef
-$(foreach a,base agent client ctl test,$(eval $(call archive,$(a))))
+$(foreach a,base netdetect agent client ctl test,$(eval $(call archive,$(a))))
 
 define link
 	@mkdir -p $(@D)
@@ -96,10 +98,10 @@ define link
 	$(Q)$(CC) $(LDFLAGS_all) -o $@ $(1)
 endef
 
-$(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libbase.a
+$(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_agent))
 
-$(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libbase.a
+$(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
 
 # The shared library exports what its map names and nothing of lib/ and schema/.

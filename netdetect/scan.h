@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Everything netdetect can find, at one moment. */
+#ifndef DRAY_NETDETECT_SCAN_H
+#define DRAY_NETDETECT_SCAN_H
+
+#include "lib/cleanup.h"
+#include "netdetect/listener.h"
+#include "netdetect/rdma.h"
+#include "netdetect/topology.h"
+
+enum nd_scan_flags {
+	ND_SCAN_LISTENERS = 1, /* listening sockets */
+	ND_SCAN_OWNERS = 2,    /* and their processes */
+};
+
+struct nd_scan_options {
+	unsigned flags;
+	unsigned rnics_per_gpu;            /* 0: all */
+	const char *const *node_addresses; /* borrowed during the scan */
+	size_t n_node_addresses;
+	const char *const *only,
+		*const *without; /* device names, with * and ?; borrowed during the scan */
+	size_t n_only, n_without;
+	/* "mlx5_0:3", "mlx5_1/2:0": GID index of a device, or of one port */
+	const char *const *gid_indices;
+	size_t n_gid_indices;
+	uint8_t gid_family; /* AF_UNSPEC: IPv4 first */
+};
+
+/* Something that could not be found out, and why; the rest stands. */
+struct nd_note {
+	char about[32]; /* "listeners", "devices", ... */
+	char text[DRAY_ERR_MSG_MAX];
+};
+#define ND_NOTES_MAX 16
+
+struct nd_scan {
+	struct nd_links links;
+	struct nd_devices devices; /* those that were excluded are not there */
+	struct nd_topology topology;
+	struct nd_listeners listeners;
+	struct nd_note notes[ND_NOTES_MAX];
+	size_t n_notes;
+	int64_t took_ns;
+};
+
+/*
+ * options may be NULL. 0 or -errno: -ENOMEM, -EINVAL for options that cannot be read (reterr says
+ * which). What merely fails becomes a note. *ret is the caller's, to nd_scan_free(). Any thread,
+ * blocking: milliseconds, but for devices that hang in open().
+ */
+int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
+		struct nd_scan **ret, struct dray_err *reterr);
+struct nd_scan *nd_scan_free(struct nd_scan *scan);
+DRAY_DEFINE_CLEANUP(struct nd_scan *, nd_scan_free);
+
+/* What changed from one to the next, one line each, to fn: "mlx5_0/1 GID 3 10.0.0.1 -> 5 10.0.0.1". */
+typedef void (*nd_change_fn)(const char *line, void *arg);
+/* How many. old may be NULL: everything is new. Pure. */
+size_t nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn,
+		    void *arg);
+
+#endif
