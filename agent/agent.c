@@ -9,6 +9,8 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/control/control.h"
+#include "agent/detect/detect.h"
+#include "agent/detect/placement.h"
 #include "agent/region/fault.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -249,6 +251,43 @@ uint64_t agent_metric(struct agent *a, enum dray_metric m)
 	return sum;
 }
 
+/* --- what is found around ------------------------------------------------------------------------ */
+
+static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
+			 const struct nd_scan *scan)
+{
+	cpu_set_t cpus;
+	int node = placement_of(scan, &a->config->v, i, allowed, &cpus);
+	int ret;
+
+	if (node == a->worker_nodes[i])
+		return;
+	ret = worker_place(a->pool.workers[i], &cpus);
+	if (ret < 0) {
+		log_warning("agent", "worker %u stays where it is: %s, ignoring", i,
+			    dray_errno_text(ret));
+		return;
+	}
+	a->worker_nodes[i] = node;
+	if (node >= 0)
+		log_info("agent", "worker %u runs on NUMA node %d", i, node);
+	else
+		log_info("agent", "worker %u runs on any CPU", i);
+}
+
+static void up_detected(void *arg, const struct nd_scan *scan)
+{
+	struct agent *a = arg;
+	cpu_set_t allowed;
+
+	peers_links_changed(a->peers, &scan->links);
+	/* this thread keeps the mask that the process was given */
+	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
+		return;
+	for (unsigned i = 0; i < a->pool.n; i++)
+		place_worker(a, i, &allowed, scan);
+}
+
 /* --- start ------------------------------------------------------------------------------------- */
 
 static unsigned worker_count(const struct dray_config *cfg)
@@ -391,7 +430,13 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			   reterr);
 	if (ret < 0)
 		return ret;
-	return control_new(&a->control, a, passed.control, reterr);
+	ret = control_new(&a->control, a, passed.control, reterr);
+	if (ret < 0)
+		return ret;
+	return detect_new(&a->detect,
+			  &(struct detect_deps){
+				  .event = a->event, .cfg = cfg, .changed = up_detected, .arg = a },
+			  reterr);
 }
 
 int agent_start(struct agent *a, const struct config *config, struct dray_err *reterr)
@@ -404,6 +449,8 @@ int agent_start(struct agent *a, const struct config *config, struct dray_err *r
 			     .identity = IDENTITY_NULL,
 			     .started_ns = dray_now().ns };
 	dray_list_init(&a->listings);
+	for (unsigned i = 0; i < WORKERS_MAX; i++)
+		a->worker_nodes[i] = -1;
 	raise_nofile();
 	ret = sd_event_default(&a->event);
 	if (ret < 0)
@@ -441,6 +488,7 @@ int agent_run(struct agent *a)
 void agent_deinit(struct agent *a)
 {
 	a->control = control_free(a->control);
+	a->detect = detect_free(a->detect);
 	a->sessions = sessions_free(a->sessions);
 	a->peers = peers_free(a->peers);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)

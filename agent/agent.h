@@ -19,6 +19,7 @@
 enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N };
 
 struct control;
+struct detect;
 
 struct agent {
 	const struct config *config;
@@ -30,7 +31,9 @@ struct agent {
 	struct peers *peers;
 	struct sessions *sessions;
 	struct control *control;
-	struct dray_list listings; /* agent_list_transfers() under way */
+	struct detect *detect;
+	int worker_nodes[WORKERS_MAX]; /* NUMA node of each worker, -1: anywhere */
+	struct dray_list listings;     /* agent_list_transfers() under way */
 	int64_t started_ns;
 
 	/* drain.c */

@@ -2,10 +2,13 @@
 /* Checks of several keys: what contradicts is an error, what has no effect a warning. */
 #include "agent/config_internal.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/detect/detect.h"
+#include "agent/detect/placement.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -98,6 +101,49 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
+/* A list whose members follow a form of their own: `r` and `err` are its check's. */
+static int form_check(struct config *c, enum dray_config_key_id id, int r,
+		      const struct dray_err *err, struct dray_err *reterr)
+{
+	char place[CONFIG_CLIP_BYTES];
+
+	if (r >= 0)
+		return 0;
+	return dray_err_set(reterr, r, DRAY_E_INVALID, "%s: %s: %s",
+			    config_clip(config_origin(c, id), place), dray_config_keys[id].path,
+			    err->msg);
+}
+
+static int node_addresses_check(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	const struct dray_strv *l = &cfg->node.addresses;
+	struct in6_addr any;
+
+	for (size_t i = 0; i < l->n; i++)
+		if (inet_pton(AF_INET, l->v[i], &any) != 1 &&
+		    inet_pton(AF_INET6, l->v[i], &any) != 1)
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"\"%s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
+				l->v[i]);
+	return 0;
+}
+
+static int detect_check(struct config *c, struct dray_err *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int r;
+
+	r = form_check(c, KEY(RDMA_GID_INDEX), detect_check_config(&c->v, &err), &err, reterr);
+	if (!r)
+		r = form_check(c, KEY(AGENT_NUMA_NODES), placement_check_config(&c->v, &err), &err,
+			       reterr);
+	if (!r)
+		r = form_check(c, KEY(NODE_ADDRESSES), node_addresses_check(&c->v, &err), &err,
+			       reterr);
+	return r;
+}
+
 int config_cross_check(struct config *c, struct dray_err *reterr)
 {
 	int r;
@@ -107,6 +153,8 @@ int config_cross_check(struct config *c, struct dray_err *reterr)
 		r = order_check(c, KEY(PEER_BACKOFF_MIN), KEY(PEER_BACKOFF_MAX), true, reterr);
 	if (!r)
 		r = listen_check(c, reterr);
+	if (!r)
+		r = detect_check(c, reterr);
 	if (!r && !strcmp(c->v.data.socket, c->v.control.socket)) {
 		char place[CONFIG_CLIP_BYTES];
 

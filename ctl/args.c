@@ -40,6 +40,24 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 			       "the other end is what a --serve printed; - reads it from stdin" },
 	[CTL_OPTION_SERVE] = { "--serve", NULL,
 			       "export memory, print its token, and serve until stdin closes" },
+
+	[CTL_OPTION_EXPLAIN] = { "--explain", "DEVICE[/PORT]",
+				 "every GID of a device with its score and reason" },
+	[CTL_OPTION_FROM_SYSFS] = { "--from-sysfs", "DIR",
+				    "a recorded machine instead of this one" },
+	[CTL_OPTION_WATCH] = { "--watch", NULL, "print changes, a line each, until interrupted" },
+	[CTL_OPTION_ONLY] = { "--only", "PATTERNS", "devices to use, such as mlx5_[0-3],rxe*" },
+	[CTL_OPTION_WITHOUT] = { "--without", "PATTERNS", "devices to leave out" },
+	[CTL_OPTION_GID_INDEX] = { "--gid-index", "LIST",
+				   "GID indices to use, such as mlx5_0:3,mlx5_1/2:0" },
+	[CTL_OPTION_FAMILY] = { "--family", "auto|ipv4|ipv6",
+				"address family of GIDs; auto, which takes IPv4 first" },
+	[CTL_OPTION_NODE_ADDRESSES] = { "--node-addresses", "LIST",
+					"addresses of the node, to match listeners with" },
+	[CTL_OPTION_RNICS] = { "--rnics-per-gpu", "N", "RNICs that each GPU prefers; 1, 0: all" },
+	[CTL_OPTION_OWNERS] = { "--owners", NULL, "look for the processes behind listeners" },
+	[CTL_OPTION_REGISTER] = { "--register", "SIZE",
+				  "memory that will be registered, against the memlock limit" },
 };
 
 static bool is_own(const struct ctl_verb *verb, enum ctl_option_id id)

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Exit statuses, which scripts rely on. */
+/* Exit statuses, which scripts rely on. (doctor has its own: 0 clean, 1 warnings, 2 errors.) */
 enum ctl_exit {
 	CTL_EXIT_OK = 0,
 	CTL_EXIT_FAILED = 1,
@@ -60,6 +60,18 @@ enum ctl_option_id {
 	CTL_OPTION_MEMORY,
 	CTL_OPTION_TOKEN,
 	CTL_OPTION_SERVE,
+	/* detect, doctor */
+	CTL_OPTION_EXPLAIN,
+	CTL_OPTION_FROM_SYSFS,
+	CTL_OPTION_WATCH,
+	CTL_OPTION_ONLY,
+	CTL_OPTION_WITHOUT,
+	CTL_OPTION_GID_INDEX,
+	CTL_OPTION_FAMILY,
+	CTL_OPTION_NODE_ADDRESSES,
+	CTL_OPTION_RNICS,
+	CTL_OPTION_OWNERS,
+	CTL_OPTION_REGISTER,
 	CTL_OPTION_N
 };
 
@@ -110,7 +122,10 @@ int ctl_status(struct ctl *c);
 int ctl_sessions(struct ctl *c);
 int ctl_regions(struct ctl *c);
 int ctl_peers(struct ctl *c);
+int ctl_rails(struct ctl *c);
 int ctl_transfers(struct ctl *c);
+int ctl_detect(struct ctl *c);
+int ctl_doctor(struct ctl *c);
 int ctl_drain(struct ctl *c);
 int ctl_bench(struct ctl *c);
 int ctl_version(struct ctl *c);

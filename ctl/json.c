@@ -88,6 +88,12 @@ void ctl_json_uint(struct ctl_json *j, const char *key, uint64_t v)
 	fprintf(j->f, "%" PRIu64, v);
 }
 
+void ctl_json_int(struct ctl_json *j, const char *key, int64_t v)
+{
+	member(j, key);
+	fprintf(j->f, "%" PRId64, v);
+}
+
 void ctl_json_real(struct ctl_json *j, const char *key, double v)
 {
 	member(j, key);

@@ -25,6 +25,7 @@ void ctl_json_end(struct ctl_json *j);
 
 void ctl_json_string(struct ctl_json *j, const char *key, const char *s);
 void ctl_json_uint(struct ctl_json *j, const char *key, uint64_t v);
+void ctl_json_int(struct ctl_json *j, const char *key, int64_t v);
 void ctl_json_real(struct ctl_json *j, const char *key, double v);
 void ctl_json_bool(struct ctl_json *j, const char *key, bool v);
 void ctl_json_null(struct ctl_json *j, const char *key);

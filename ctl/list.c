@@ -19,7 +19,7 @@
 /* Longest text in a table or line. */
 #define TEXT_MAX 1200
 
-enum kind { TEXT, STATE, NUMBER, SIZE, SPAN, YES_NO };
+enum kind { TEXT, STATE, NUMBER, SIGNED, SIZE, SPAN, BITS, YES_NO };
 
 struct column {
 	const char *title;
@@ -93,6 +93,26 @@ static const struct list peers = {
 	},
 };
 
+static const struct list rails = {
+	DRAY_DBUS_METHOD_LIST_RAILS,
+	"rails",
+	dray_dbus_rail_fields,
+	DRAY_DBUS_RAIL_FIELD_N,
+	{
+		{ "DEVICE", DRAY_DBUS_RAIL_FIELD_DEVICE, TEXT },
+		{ "PORT", DRAY_DBUS_RAIL_FIELD_PORT, NUMBER },
+		{ "STATE", DRAY_DBUS_RAIL_FIELD_STATE, STATE },
+		{ "USABLE", DRAY_DBUS_RAIL_FIELD_USABLE, YES_NO },
+		{ "RATE", DRAY_DBUS_RAIL_FIELD_RATE, BITS },
+		{ "MTU", DRAY_DBUS_RAIL_FIELD_MTU, NUMBER },
+		{ "NETDEV", DRAY_DBUS_RAIL_FIELD_NETDEV, TEXT },
+		{ "NUMA", DRAY_DBUS_RAIL_FIELD_NUMA, SIGNED },
+		{ "INDEX", DRAY_DBUS_RAIL_FIELD_GID_INDEX, SIGNED },
+		{ "GID", DRAY_DBUS_RAIL_FIELD_GID, TEXT },
+		{ "REASON", DRAY_DBUS_RAIL_FIELD_REASON, TEXT },
+	},
+};
+
 static const struct list transfers = {
 	DRAY_DBUS_METHOD_LIST_TRANSFERS,
 	"transfers",
@@ -134,6 +154,8 @@ static void json_print(const struct list *l, const struct ctl_rows *r, FILE *f)
 				ctl_json_string(&j, field->key, v->s);
 			else if (*field->type == 'b')
 				ctl_json_bool(&j, field->key, v->n);
+			else if (*field->type == 'i')
+				ctl_json_int(&j, field->key, (int64_t)v->n);
 			else
 				ctl_json_uint(&j, field->key, v->n);
 		}
@@ -153,6 +175,8 @@ static void plain_print(const struct ctl_rows *r, FILE *f)
 
 			if (v->set && *r->fields[i].type == 's')
 				fputs(ctl_show_text(v->s, text, sizeof(text)), f);
+			else if (v->set && *r->fields[i].type == 'i')
+				fprintf(f, "%" PRId64, (int64_t)v->n);
 			else if (v->set)
 				fprintf(f, "%" PRIu64, v->n);
 			fputc(i + 1 < r->n_fields ? '\t' : '\n', f);
@@ -177,6 +201,15 @@ static void cell_add(struct ctl_table *t, enum kind kind, const struct ctl_value
 		snprintf(buf, sizeof(buf), "%" PRIu64, v->n);
 		text = v->set ? buf : text;
 		break;
+	case SIGNED:
+		/* below 0: not known, or none */
+		snprintf(buf, sizeof(buf), "%" PRId64, (int64_t)v->n);
+		text = v->set && (int64_t)v->n >= 0 ? buf : text;
+		break;
+	case BITS:
+		snprintf(buf, sizeof(buf), "%" PRIu64 " Gb/s", v->n / 1000000000);
+		text = v->set && v->n ? buf : text;
+		break;
 	case SIZE:
 		text = v->set ? ctl_show_size(v->n, buf) : text;
 		break;
@@ -200,7 +233,7 @@ static int table_print(const struct list *l, const struct ctl_rows *r, FILE *f, 
 		return 0;
 	}
 	for (const struct column *c = l->columns; c->title; c++) {
-		t.right[t.columns++] = c->kind == NUMBER || c->kind == SIZE || c->kind == SPAN;
+		t.right[t.columns++] = c->kind != TEXT && c->kind != STATE && c->kind != YES_NO;
 		ctl_table_add(&t, c->title, CTL_MOOD_HEAD);
 	}
 	for (size_t row = 0; row < r->n; row++)
@@ -261,6 +294,11 @@ int ctl_regions(struct ctl *c)
 int ctl_peers(struct ctl *c)
 {
 	return list_run(c, &peers);
+}
+
+int ctl_rails(struct ctl *c)
+{
+	return list_run(c, &rails);
 }
 
 int ctl_transfers(struct ctl *c)

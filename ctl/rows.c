@@ -9,6 +9,7 @@ int ctl_value_read(sd_bus_message *m, const char *type, struct ctl_value *ret)
 {
 	struct ctl_value v = { .set = true };
 	uint32_t u;
+	int32_t i;
 	int b, r;
 
 	switch (*type) {
@@ -22,6 +23,10 @@ int ctl_value_read(sd_bus_message *m, const char *type, struct ctl_value *ret)
 	case 'u':
 		r = sd_bus_message_read(m, "v", "u", &u);
 		v.n = r > 0 ? u : 0;
+		break;
+	case 'i':
+		r = sd_bus_message_read(m, "v", "i", &i);
+		v.n = r > 0 ? (uint64_t)(int64_t)i : 0;
 		break;
 	default:
 		r = sd_bus_message_read(m, "v", "t", &v.n);

@@ -11,7 +11,7 @@
 struct ctl_value {
 	bool set;      /* an agent of an earlier release may leave fields out */
 	const char *s; /* of fields of type s; the message's */
-	uint64_t n;    /* of all others */
+	uint64_t n;    /* of all others; two's complement where the type has a sign */
 };
 
 struct ctl_rows {

@@ -54,15 +54,21 @@ struct nd_gid_choice {
 /*
  * Scores, reasons and order. Pure: depends on the arguments alone, and gives the same for the same.
  * Rules, strongest first: usable in this namespace; netdev there and up; not refused by the device;
- * RoCE v2 before v1; routable before link-local; the family asked for; addresses of real networks
- * before container bridges; lowest index last.
+ * RoCE v2 before v1; addresses of real networks before bridges and tunnels of containers, which no other
+ * machine reaches; routable before link-local; the family asked for; the lower address, so that a table
+ * filled in another order gives the same; lowest index last.
  */
 void nd_gids_rank(struct nd_gids *g, const struct nd_gid_choice *choice);
 
 /* The best, or NULL where every one is rejected. */
 const struct nd_gid *nd_gids_best(const struct nd_gids *g);
 
-/* "::ffff:10.0.0.1" as people know it; buf of INET6_ADDRSTRLEN. */
+enum nd_gid_class nd_gid_class_of(const struct in6_addr *gid);
+
+/* FLID of a routable InfiniBand port, out of its table; 0: none. For nd_gid_choice. */
+uint32_t nd_gids_flid(const struct nd_gids *g);
+
+/* "10.0.0.1" for ::ffff:10.0.0.1, "fe80::1"; buf of INET6_ADDRSTRLEN. */
 const char *nd_gid_text(const struct in6_addr *gid, char *buf);
 
 #endif

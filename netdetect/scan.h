@@ -27,6 +27,9 @@ struct nd_scan_options {
 	uint8_t gid_family; /* AF_UNSPEC: IPv4 first */
 };
 
+/* 0, or -EINVAL where they cannot be read: reterr says which and what to write. */
+int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr);
+
 /* Something that could not be found out, and why; the rest stands. */
 struct nd_note {
 	char about[32]; /* "listeners", "devices", ... */

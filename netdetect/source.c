@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,5 +106,26 @@ int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
 	if (end == text || *end || errno || text[0] == '-')
 		return -EINVAL;
 	*ret = v;
+	return 0;
+}
+
+int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
+{
+	char path[ND_PATH_MAX], text[64], *end;
+	va_list args;
+	long v;
+	int r;
+
+	va_start(args, fmt);
+	path_of(s, path, fmt, args);
+	va_end(args);
+	r = read_text(path, text, sizeof(text));
+	if (r < 0)
+		return r;
+	errno = 0;
+	v = strtol(text, &end, 10);
+	if (end == text || *end || errno || v < INT_MIN || v > INT_MAX)
+		return -EINVAL;
+	*ret = (int)v;
 	return 0;
 }

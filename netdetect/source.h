@@ -52,4 +52,8 @@ int nd_read_text(const struct nd_source *s, char *buf, size_t n, const char *fmt
 int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* The same with a sign, decimal. *ret stays as it is on error. */
+int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
 #endif

@@ -129,6 +129,11 @@ static int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_erro
 	return list(m, userdata, control_records_peers, reterr);
 }
 
+static int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_rails, reterr);
+}
+
 static int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	int ret;

@@ -3,11 +3,13 @@
  * The dictionaries of the list methods. Keys and types come from the schema's tables; here stand only
  * the values, by field.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "agent/control/internal.h"
+#include "agent/detect/detect.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
@@ -84,6 +86,8 @@ static int field_append(struct rows *r, const struct dray_dbus_field *f, union v
 		return sd_bus_message_append(r->m, "{sv}", f->key, "b", (int)v.n);
 	case 'u':
 		return sd_bus_message_append(r->m, "{sv}", f->key, "u", (uint32_t)v.n);
+	case 'i':
+		return sd_bus_message_append(r->m, "{sv}", f->key, "i", (int32_t)v.n);
 	case 't':
 		return sd_bus_message_append(r->m, "{sv}", f->key, "t", v.n);
 	default:
@@ -224,6 +228,39 @@ int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_by
 	struct rows r = rows_open(reply);
 
 	peers_each(a->peers, peer_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+static void rail_append(struct rows *r, const struct nd_device *d, const struct nd_port *p)
+{
+	const struct nd_gid *g = nd_gids_best(&p->gids);
+	char gid[INET6_ADDRSTRLEN];
+	const union value v[DRAY_DBUS_RAIL_FIELD_N] = {
+		[DRAY_DBUS_RAIL_FIELD_DEVICE] = { .s = d->name },
+		[DRAY_DBUS_RAIL_FIELD_PORT] = { .n = p->number },
+		[DRAY_DBUS_RAIL_FIELD_STATE] = { .s = nd_port_state_name(p->state) },
+		[DRAY_DBUS_RAIL_FIELD_USABLE] = { .n = p->state == ND_PORT_ACTIVE && g },
+		[DRAY_DBUS_RAIL_FIELD_LAYER] = { .s = nd_link_layer_name(p->layer) },
+		[DRAY_DBUS_RAIL_FIELD_RATE] = { .n = p->rate },
+		[DRAY_DBUS_RAIL_FIELD_MTU] = { .n = p->active_mtu },
+		[DRAY_DBUS_RAIL_FIELD_NETDEV] = { .s = p->netdev },
+		[DRAY_DBUS_RAIL_FIELD_NUMA] = { .n = (uint64_t)d->numa },
+		[DRAY_DBUS_RAIL_FIELD_GID_INDEX] = { .n = g ? g->index : UINT64_MAX },
+		[DRAY_DBUS_RAIL_FIELD_GID] = { .s = g ? nd_gid_text(&g->gid, gid) : "" },
+		[DRAY_DBUS_RAIL_FIELD_REASON] = { .s = g ? g->reason : "no GID is usable" },
+	};
+
+	row_append(r, dray_dbus_rail_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_rails(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+{
+	const struct nd_scan *scan = detect_scan(a->detect);
+	struct rows r = rows_open(reply);
+
+	for (size_t i = 0; scan && i < scan->devices.n; i++)
+		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
+			rail_append(&r, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
 	return rows_close(&r, ret_bytes);
 }
 

@@ -12,8 +12,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-#include "agent/peer/advertise.h"
 #include "agent/peer/peer_internal.h"
+#include "agent/peer/segment.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -247,67 +247,6 @@ static int open_passed(struct peers *p, struct dray_err *reterr)
 	return r;
 }
 
-/* --- the segment -------------------------------------------------------------------------------- */
-
-/* A listener on one address that others can reach, then the best address of a wildcard, then loopback. */
-static void find_segment(struct peers *p, struct dray_addr *ret)
-{
-	const struct listener *v4 = NULL, *v6 = NULL, *loopback = NULL;
-	const struct iface_addr *best = NULL;
-	struct iface_addr *addrs = NULL;
-	size_t n = 0;
-
-	dray_list_for_each(&p->listeners, l, struct listener, link) {
-		if (dray_addr_is_wildcard(&l->addr)) {
-			if (l->addr.sa.sa_family == AF_INET)
-				v4 = v4 ? v4 : l;
-			else
-				v6 = v6 ? v6 : l;
-		} else if (dray_addr_is_loopback(&l->addr)) {
-			loopback = loopback ? loopback : l;
-		} else if (!dray_addr_is_link_local(&l->addr)) {
-			*ret = l->addr;
-			return;
-		}
-	}
-	if ((v4 || v6) && advertise_scan(&addrs, &n) == 0)
-		best = advertise_pick(addrs, n, v4 != NULL, v6 != NULL);
-	if (best) {
-		*ret = best->addr;
-		dray_addr_set_port(ret,
-				   dray_addr_port(best->addr.sa.sa_family == AF_INET ? &v4->addr :
-										       &v6->addr));
-	} else if (v4 || v6) {
-		dray_assert(dray_addr_parse(v4 ? "127.0.0.1:1" : "[::1]:1", ret) == 0);
-		dray_addr_set_port(ret, dray_addr_port(v4 ? &v4->addr : &v6->addr));
-	} else if (loopback) {
-		*ret = loopback->addr;
-	}
-	free(addrs);
-}
-
-static int set_segment(struct peers *p, struct dray_err *reterr)
-{
-	const char *given = p->cfg->peer.advertise;
-	struct dray_addr a = { .len = 0 };
-	char text[DRAY_ADDR_TEXT_MAX];
-
-	if (*given) {
-		if (!dray_segment_valid(given) || strlen(given) > PMSG_TOKEN_SEGMENT_MAX)
-			return dray_err_set(
-				reterr, -EINVAL, DRAY_E_INVALID,
-				"peer.advertise: \"%s\" is no segment that others could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
-				given);
-		snprintf(p->segment, sizeof(p->segment), "%s", given);
-		return 0;
-	}
-	find_segment(p, &a);
-	if (a.len)
-		snprintf(p->segment, sizeof(p->segment), "%s",
-			 dray_addr_show(&a, text, sizeof(text)));
-	return 0;
-}
-
 int listeners_open(struct peers *p, struct dray_err *reterr)
 {
 	int r;
@@ -319,7 +258,7 @@ int listeners_open(struct peers *p, struct dray_err *reterr)
 	else
 		r = open_defaults(p, reterr);
 	if (r == 0)
-		r = set_segment(p, reterr);
+		r = segment_set(p, reterr);
 	if (r == 0)
 		log_info(AREA, "%s segment=%s",
 			 p->tls->has_key ? "peers prove a pre-shared key" :

@@ -11,6 +11,7 @@
 
 #include "agent/identity.h"
 #include "agent/peer/peer_internal.h"
+#include "agent/peer/segment.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -446,6 +447,11 @@ struct peers *peers_free(struct peers *p)
 const char *peers_segment(struct peers *p)
 {
 	return p->segment;
+}
+
+void peers_links_changed(struct peers *p, const struct nd_links *links)
+{
+	segment_follow(p, links);
 }
 
 void peers_drain(struct peers *p, uint32_t deadline_ms)

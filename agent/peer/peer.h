@@ -15,6 +15,7 @@
 #include "schema/gen/data.h"
 #include "schema/gen/peer.h"
 
+struct nd_links;
 struct peers;
 
 /* What peers ask of the parts above them. */
@@ -60,6 +61,9 @@ struct peers *peers_free(struct peers *p);
 
 /* Advertised segment, "" without a listener. Owned by p. */
 const char *peers_segment(struct peers *p);
+
+/* Interfaces or addresses have changed: what is advertised follows, unless it is configured. */
+void peers_links_changed(struct peers *p, const struct nd_links *links);
 
 /* Result of an import. err: code 0 and the rest set, or the error alone. */
 typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handle peer,

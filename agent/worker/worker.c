@@ -130,6 +130,11 @@ int worker_new(struct worker **ret_worker, unsigned index, const struct core_con
 	return 0;
 }
 
+int worker_place(struct worker *w, const cpu_set_t *cpus)
+{
+	return -pthread_setaffinity_np(w->thread, sizeof(*cpus), cpus);
+}
+
 struct worker *worker_free(struct worker *w)
 {
 	struct event ev;

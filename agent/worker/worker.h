@@ -5,6 +5,8 @@
 #ifndef DRAY_AGENT_WORKER_WORKER_H
 #define DRAY_AGENT_WORKER_WORKER_H
 
+#include <sched.h>
+
 #include "agent/transfer/core.h"
 #include "agent/worker/msg.h"
 #include "lib/err.h"
@@ -14,6 +16,9 @@ struct worker;
 /* Starts the thread. max_transfers: limits.transfers. 0 or -errno with reterr. */
 int worker_new(struct worker **ret, unsigned index, const struct core_config *cfg,
 	       uint32_t max_transfers, struct dray_err *reterr);
+
+/* The CPUs its thread may run on. 0 or -errno. */
+int worker_place(struct worker *w, const cpu_set_t *cpus);
 
 /* Sends COMMAND_QUIT, joins, frees. Sessions must be gone. */
 struct worker *worker_free(struct worker *w);

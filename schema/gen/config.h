@@ -37,9 +37,17 @@ enum dray_config_log_format {
 	DRAY_CONFIG_LOG_FORMAT_JSON,
 };
 
+/* rdma.gid_family */
+enum dray_config_rdma_gid_family {
+	DRAY_CONFIG_RDMA_GID_FAMILY_AUTO,
+	DRAY_CONFIG_RDMA_GID_FAMILY_IPV4,
+	DRAY_CONFIG_RDMA_GID_FAMILY_IPV6,
+};
+
 enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_STATE_DIR,
 	DRAY_CONFIG_KEY_AGENT_WORKERS,
+	DRAY_CONFIG_KEY_AGENT_NUMA_NODES,
 	DRAY_CONFIG_KEY_AGENT_POLL_TIME,
 	DRAY_CONFIG_KEY_AGENT_DRAIN_TIMEOUT,
 	DRAY_CONFIG_KEY_LOG_LEVEL,
@@ -64,6 +72,14 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_PEER_BACKOFF_MAX,
 	DRAY_CONFIG_KEY_PEER_IDLE_TIMEOUT,
 	DRAY_CONFIG_KEY_PEER_FENCE_TIMEOUT,
+	DRAY_CONFIG_KEY_PEER_INTERFACES,
+	DRAY_CONFIG_KEY_PEER_EXCLUDE_INTERFACES,
+	DRAY_CONFIG_KEY_NODE_ADDRESSES,
+	DRAY_CONFIG_KEY_RDMA_DEVICES,
+	DRAY_CONFIG_KEY_RDMA_EXCLUDE,
+	DRAY_CONFIG_KEY_RDMA_GID_INDEX,
+	DRAY_CONFIG_KEY_RDMA_GID_FAMILY,
+	DRAY_CONFIG_KEY_RDMA_RNICS_PER_GPU,
 	DRAY_CONFIG_KEY_TCP_STREAMS,
 	DRAY_CONFIG_KEY_TCP_LATENCY_STREAMS,
 	DRAY_CONFIG_KEY_TCP_BUFFER,
@@ -101,6 +117,11 @@ struct dray_config {
 		char *state_dir; /* Where the agent id and state live; held under flock. */
 		/* Data workers; 0: one for each 4 CPUs of cgroup and affinity mask. */
 		int64_t workers;
+		/*
+		 * NUMA nodes whose CPUs workers run on, in turn, such as 0, 1; empty: those of the
+		 * active RNICs where the machine has several; none: wherever the kernel puts them.
+		 */
+		struct dray_strv numa_nodes;
 		/* How long a worker polls after work before it sleeps. Under two CPUs it is 0. */
 		int64_t poll_time;
 		/* Limit of a drain; work still in flight then is stopped with deadline. */
@@ -146,7 +167,29 @@ struct dray_config {
 		int64_t idle_timeout; /* A peer without grants and imports is let go after this. */
 		/* A peer that does not acknowledge a fence in time is lost. */
 		int64_t fence_timeout;
+		/* Interfaces whose addresses may be advertised, with * and ?; empty: all. */
+		struct dray_strv interfaces;
+		/* Interfaces whose addresses are never advertised, with * and ?. */
+		struct dray_strv exclude_interfaces;
 	} peer;
+	struct {
+		/*
+		 * Addresses of the node, for an agent in a network namespace of its own (the
+		 * downward API's status.hostIPs).
+		 */
+		struct dray_strv addresses;
+	} node;
+	struct {
+		struct dray_strv devices; /* RDMA devices to use, with * and ?; empty: all. */
+		struct dray_strv exclude; /* RDMA devices never to use, with * and ?. */
+		/*
+		 * GID index by DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3; what is not
+		 * named is chosen for each port.
+		 */
+		struct dray_strv gid_index;
+		int gid_family; /* Address family of GIDs on Ethernet; auto: IPv4 first. */
+		int64_t rnics_per_gpu; /* RNICs that each GPU prefers; 0: all. */
+	} rdma;
 	struct {
 		int64_t streams; /* Bulk streams for each worker and peer. */
 		int64_t latency_streams; /* Latency streams for each worker and peer. */

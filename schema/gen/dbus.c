@@ -14,10 +14,12 @@ const struct dray_dbus_member dray_dbus_properties[9] = {
 	{ "Counters", "", "a{st}", false, "Every metric of the schema by name." },
 };
 
-const struct dray_dbus_member dray_dbus_methods[5] = {
+const struct dray_dbus_member dray_dbus_methods[6] = {
 	{ "ListSessions", "", "aa{sv}", false, "Open sessions." },
 	{ "ListRegions", "", "aa{sv}", false, "Regions." },
 	{ "ListPeers", "", "aa{sv}", false, "Peers." },
+	{ "ListRails", "", "aa{sv}", false,
+		"Ports of RDMA devices that may be used, with the GID chosen for each." },
 	{ "ListTransfers", "", "aa{sv}", false, "Transfers in flight." },
 	{ "Drain", "ub", "", true, "Starts a drain." },
 };
@@ -68,6 +70,21 @@ const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
 	{ "streams", "u", "Open data streams, both sides'." },
 	{ "heartbeat_age_ns", "t", "Time since the peer was last heard." },
 	{ "transport", "s", "Path in use." },
+};
+
+const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
+	{ "device", "s", "RDMA device." },
+	{ "port", "u", "Port number." },
+	{ "state", "s", "State of the port." },
+	{ "usable", "b", "Active, with a GID that can be used." },
+	{ "layer", "s", "Link layer." },
+	{ "rate", "t", "Bits per second on the wire; 0 unknown." },
+	{ "mtu", "u", "Active MTU in bytes." },
+	{ "netdev", "s", "Its interface; empty for none here." },
+	{ "numa", "i", "NUMA node; -1 unknown." },
+	{ "gid_index", "i", "Index of the GID in use; -1 for none." },
+	{ "gid", "s", "The GID; empty for none." },
+	{ "reason", "s", "Why this GID, or why none." },
 };
 
 const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N] = {

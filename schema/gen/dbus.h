@@ -22,6 +22,8 @@
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
 #define DRAY_DBUS_METHOD_LIST_REGIONS "ListRegions" /* Regions. */
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
+/* Ports of RDMA devices that may be used, with the GID chosen for each. */
+#define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 
@@ -40,8 +42,8 @@ struct dray_dbus_member {
 
 #define DRAY_DBUS_PROPERTY_N 9
 extern const struct dray_dbus_member dray_dbus_properties[9];
-#define DRAY_DBUS_METHOD_N 5
-extern const struct dray_dbus_member dray_dbus_methods[5];
+#define DRAY_DBUS_METHOD_N 6
+extern const struct dray_dbus_member dray_dbus_methods[6];
 #define DRAY_DBUS_SIGNAL_N 1
 extern const struct dray_dbus_member dray_dbus_signals[1];
 
@@ -136,6 +138,35 @@ enum dray_dbus_peer_field {
 #define DRAY_DBUS_PEER_HEARTBEAT_AGE_NS "heartbeat_age_ns"
 #define DRAY_DBUS_PEER_TRANSPORT "transport"
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
+
+enum dray_dbus_rail_field {
+	DRAY_DBUS_RAIL_FIELD_DEVICE,
+	DRAY_DBUS_RAIL_FIELD_PORT,
+	DRAY_DBUS_RAIL_FIELD_STATE,
+	DRAY_DBUS_RAIL_FIELD_USABLE,
+	DRAY_DBUS_RAIL_FIELD_LAYER,
+	DRAY_DBUS_RAIL_FIELD_RATE,
+	DRAY_DBUS_RAIL_FIELD_MTU,
+	DRAY_DBUS_RAIL_FIELD_NETDEV,
+	DRAY_DBUS_RAIL_FIELD_NUMA,
+	DRAY_DBUS_RAIL_FIELD_GID_INDEX,
+	DRAY_DBUS_RAIL_FIELD_GID,
+	DRAY_DBUS_RAIL_FIELD_REASON,
+	DRAY_DBUS_RAIL_FIELD_N,
+};
+#define DRAY_DBUS_RAIL_DEVICE "device"
+#define DRAY_DBUS_RAIL_PORT "port"
+#define DRAY_DBUS_RAIL_STATE "state"
+#define DRAY_DBUS_RAIL_USABLE "usable"
+#define DRAY_DBUS_RAIL_LAYER "layer"
+#define DRAY_DBUS_RAIL_RATE "rate"
+#define DRAY_DBUS_RAIL_MTU "mtu"
+#define DRAY_DBUS_RAIL_NETDEV "netdev"
+#define DRAY_DBUS_RAIL_NUMA "numa"
+#define DRAY_DBUS_RAIL_GID_INDEX "gid_index"
+#define DRAY_DBUS_RAIL_GID "gid"
+#define DRAY_DBUS_RAIL_REASON "reason"
+extern const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N];
 
 enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_SESSION,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The small parts under the peer module: messages in buffers, used stream ids, addresses to advertise, MACs. */
+/* The small parts under the peer module: messages in buffers, used stream ids, MACs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peer/advertise.h"
 #include "agent/peer/msgbuf.h"
 #include "agent/peer/stream_table.h"
 #include "agent/transport/link.h"
@@ -188,51 +187,6 @@ static void test_stream_entries(void **state)
 	stream_table_deinit(&t);
 }
 
-/* --- the address to advertise --------------------------------------------------------------------- */
-
-static struct iface_addr iface(const char *addr, unsigned index, enum iface_rank rank, bool running)
-{
-	struct iface_addr a = { .index = index, .rank = rank, .running = running };
-
-	assert_int_equal(dray_addr_parse(addr, &a.addr), 0);
-	return a;
-}
-
-static void test_advertise(void **state)
-{
-	struct iface_addr a[] = {
-		iface("127.0.0.1:0", 1, IFACE_VIRTUAL, true),
-		iface("169.254.1.1:0", 2, IFACE_DEVICE, true),
-		iface("[fe80::1]:0", 2, IFACE_DEVICE, true),
-		iface("10.0.0.9:0", 3, IFACE_DEVICE, false),
-		iface("172.17.0.1:0", 4, IFACE_BRIDGE, true),
-		iface("10.1.0.2:0", 6, IFACE_VIRTUAL, true),
-		iface("10.1.0.1:0", 6, IFACE_VIRTUAL, true),
-		iface("10.1.0.0:0", 7, IFACE_VIRTUAL, true),
-		iface("[2001:db8::1]:0", 2, IFACE_DEVICE, true),
-	};
-	size_t n = sizeof(a) / sizeof(a[0]);
-
-	assert_ptr_equal(advertise_pick(a, n, true, true), &a[6]);
-	assert_ptr_equal(advertise_pick(a, n, false, true), &a[8]);
-	assert_ptr_equal(advertise_pick(a, 5, true, true), &a[4]);
-	assert_null(advertise_pick(a, 4, true, true));
-	assert_null(advertise_pick(NULL, 0, true, true));
-}
-
-static void test_advertise_scan(void **state)
-{
-	struct iface_addr *a;
-	bool loopback = false;
-	size_t n;
-
-	assert_int_equal(advertise_scan(&a, &n), 0);
-	for (size_t i = 0; i < n; i++)
-		loopback = loopback || dray_addr_is_loopback(&a[i].addr);
-	assert_true(n == 0 || loopback);
-	free(a);
-}
-
 /* --- MACs ----------------------------------------------------------------------------------------- */
 
 static void test_macs(void **state)
@@ -269,8 +223,6 @@ int main(void)
 		cmocka_unit_test(test_stream_ids),
 		cmocka_unit_test(test_stream_ids_random),
 		cmocka_unit_test(test_stream_entries),
-		cmocka_unit_test(test_advertise),
-		cmocka_unit_test(test_advertise_scan),
 		cmocka_unit_test(test_macs),
 	};
 

@@ -149,6 +149,7 @@ GETTER(counters)
 METHOD(list_sessions)
 METHOD(list_regions)
 METHOD(list_peers)
+METHOD(list_rails)
 METHOD(list_transfers)
 METHOD(drain)
 

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What netdetect finds, kept current. A thread of its own scans, since opening a device can take long,
+ * and scans again when the kernel tells of changes; the control thread gets each result whole.
+ */
+#ifndef DRAY_AGENT_DETECT_DETECT_H
+#define DRAY_AGENT_DETECT_DETECT_H
+
+#include <systemd/sd-event.h>
+
+#include "lib/cleanup.h"
+#include "netdetect/scan.h"
+#include "schema/gen/config.h"
+
+struct detect;
+
+struct detect_deps {
+	sd_event *event;
+	const struct dray_config *cfg; /* borrowed for the agent's life */
+	/* Control thread; `now` lives until the next call. */
+	void (*changed)(void *arg, const struct nd_scan *now);
+	void *arg;
+};
+
+/* Starts the thread; the first result comes as an event. 0 or -errno with reterr. Control thread. */
+int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_err *reterr);
+
+/* Ends the thread; one that hangs in a device is left to the end of the process. */
+struct detect *detect_free(struct detect *d);
+DRAY_DEFINE_CLEANUP(struct detect *, detect_free);
+
+/* The last result; NULL until the first. The detect's, until the next `changed`. */
+const struct nd_scan *detect_scan(const struct detect *d);
+
+/* Is the configuration one that a scan can follow? 0 or -EINVAL with reterr. */
+int detect_check_config(const struct dray_config *cfg, struct dray_err *reterr);
+
+#endif

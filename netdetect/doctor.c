@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "netdetect/doctor.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "lib/cleanup.h"
+#include "netdetect/attr.h"
+#include "netdetect/doctor_internal.h"
+
+static const struct {
+	const char *name;
+	void (*fn)(struct examination *x);
+} checks[] = {
+	{ "uverbs", nd_check_uverbs },   { "namespace", nd_check_namespace },
+	{ "port", nd_check_ports },      { "gid", nd_check_gids },
+	{ "mtu", nd_check_mtu },         { "pkey", nd_check_pkeys },
+	{ "memlock", nd_check_memlock }, { "capabilities", nd_check_capabilities },
+	{ "gpu", nd_check_gpus },        { "gpu-direct", nd_check_gpu_direct },
+	{ "shm", nd_check_shm },         { "huge-pages", nd_check_huge_pages },
+	{ "address", nd_check_address }, { "kernel", nd_check_kernel },
+};
+
+const char *nd_severity_name(enum nd_severity s)
+{
+	static const char *const names[] = { "ok", "info", "warning", "error" };
+
+	return s < DRAY_ARRAY_SIZE(names) ? names[s] : "error";
+}
+
+void nd_finding(struct examination *x, enum nd_severity severity, const char *about,
+		const char *fix, const char *fmt, ...)
+{
+	struct nd_finding *f = nd_grow((void **)&x->out->v, &x->out->n, sizeof(*f));
+	va_list args;
+
+	if (!f) {
+		x->failed = true;
+		return;
+	}
+	*f = (struct nd_finding){ .severity = severity };
+	snprintf(f->check, sizeof(f->check), "%s", x->check);
+	snprintf(f->about, sizeof(f->about), "%s", about);
+	snprintf(f->fix, sizeof(f->fix), "%s", fix);
+	va_start(args, fmt);
+	vsnprintf(f->text, sizeof(f->text), fmt, args);
+	va_end(args);
+}
+
+int nd_doctor(const struct nd_source *s, const struct nd_scan *scan,
+	      const struct nd_doctor_options *options, struct nd_findings *ret)
+{
+	static const struct nd_doctor_options none;
+	struct nd_findings found = { 0 };
+	struct examination x = {
+		.s = s, .scan = scan, .options = options ? options : &none, .out = &found
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(checks); i++) {
+		x.check = checks[i].name;
+		checks[i].fn(&x);
+	}
+	if (x.failed) {
+		nd_findings_deinit(&found);
+		return -ENOMEM;
+	}
+	*ret = found;
+	return 0;
+}
+
+void nd_findings_deinit(struct nd_findings *f)
+{
+	free(f->v);
+	*f = (struct nd_findings){ 0 };
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "netdetect/scan.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+#define GID_INDEX_MAX 65535
+
+struct gid_pin {
+	char device[ND_DEVICE_NAME_MAX];
+	unsigned port; /* 0: all of them */
+	int index;
+};
+
+__attribute__((format(printf, 3, 4))) static void note(struct nd_scan *scan, const char *about,
+						       const char *fmt, ...)
+{
+	struct nd_note *n;
+	va_list args;
+
+	if (scan->n_notes == ND_NOTES_MAX)
+		return;
+	n = &scan->notes[scan->n_notes++];
+	snprintf(n->about, sizeof(n->about), "%s", about);
+	va_start(args, fmt);
+	vsnprintf(n->text, sizeof(n->text), fmt, args);
+	va_end(args);
+}
+
+/* What a part could not do becomes a note; only lack of memory ends the scan. */
+static int part(struct nd_scan *scan, const char *about, int r, const struct dray_err *err)
+{
+	if (r < 0 && r != -ENOMEM)
+		note(scan, about, "%s", err->code ? err->msg : dray_errno_text(r));
+	return r == -ENOMEM ? r : 0;
+}
+
+/* --- what the options say ------------------------------------------------------------------------ */
+
+static int number(const char *s, unsigned min, unsigned max, unsigned *ret)
+{
+	char *end;
+	unsigned long v;
+
+	if (*s < '0' || *s > '9')
+		return -EINVAL;
+	errno = 0;
+	v = strtoul(s, &end, 10);
+	if (*end || errno || v < min || v > max)
+		return -EINVAL;
+	*ret = (unsigned)v;
+	return 0;
+}
+
+/* DEVICE:INDEX or DEVICE/PORT:INDEX */
+static int pin_parse(const char *s, struct gid_pin *ret)
+{
+	char text[ND_DEVICE_NAME_MAX + 16], *slash, *colon;
+	unsigned index;
+
+	*ret = (struct gid_pin){ .port = 0 };
+	if (strlen(s) >= sizeof(text))
+		return -EINVAL;
+	snprintf(text, sizeof(text), "%s", s);
+	colon = strrchr(text, ':');
+	if (!colon || number(colon + 1, 0, GID_INDEX_MAX, &index) < 0)
+		return -EINVAL;
+	*colon = '\0';
+	slash = strchr(text, '/');
+	if (slash && number(slash + 1, 1, 255, &ret->port) < 0)
+		return -EINVAL;
+	if (slash)
+		*slash = '\0';
+	if (!*text || strlen(text) >= sizeof(ret->device))
+		return -EINVAL;
+	snprintf(ret->device, sizeof(ret->device), "%s", text);
+	ret->index = (int)index;
+	return 0;
+}
+
+int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr)
+{
+	struct gid_pin pin;
+
+	for (size_t i = 0; i < o->n_gid_indices; i++)
+		if (pin_parse(o->gid_indices[i], &pin) < 0)
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3",
+				o->gid_indices[i]);
+	if (o->gid_family != AF_UNSPEC && o->gid_family != AF_INET && o->gid_family != AF_INET6)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "the family of GIDs is IPv4 or IPv6");
+	return 0;
+}
+
+static bool matches(const char *name, const char *const *patterns, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (fnmatch(patterns[i], name, 0) == 0)
+			return true;
+	return false;
+}
+
+static bool wanted(const struct nd_scan_options *o, const char *name)
+{
+	if (o->n_only && !matches(name, o->only, o->n_only))
+		return false;
+	return !matches(name, o->without, o->n_without);
+}
+
+/* Takes away what the options exclude. */
+static int select_devices(struct nd_scan *scan, const struct nd_scan_options *o)
+{
+	struct nd_devices *d = &scan->devices;
+	struct nd_devices out = { 0 };
+	size_t kept = 0;
+
+	out.v = malloc((d->n ? d->n : 1) * sizeof(*out.v));
+	if (!out.v)
+		return -ENOMEM;
+	for (size_t i = 0; i < d->n; i++) {
+		if (wanted(o, d->v[i].name)) {
+			struct nd_device keep = d->v[i];
+
+			/* swapped, so that what is dropped gathers at the end */
+			d->v[i] = d->v[kept];
+			d->v[kept++] = keep;
+		} else {
+			note(scan, "devices", "%s is excluded by configuration", d->v[i].name);
+		}
+	}
+	out.n = d->n - kept;
+	memcpy(out.v, d->v + kept, out.n * sizeof(*out.v));
+	d->n = kept;
+	nd_devices_deinit(&out);
+	return 0;
+}
+
+static int pinned(const struct nd_scan_options *o, const struct nd_device *d, uint32_t port)
+{
+	struct gid_pin pin;
+	int index = -1;
+
+	for (size_t i = 0; i < o->n_gid_indices; i++) {
+		if (pin_parse(o->gid_indices[i], &pin) < 0 || strcmp(pin.device, d->name) != 0)
+			continue;
+		/* one for the port beats one for the device */
+		if (pin.port == port)
+			return pin.index;
+		if (!pin.port)
+			index = pin.index;
+	}
+	return index;
+}
+
+static void rank_again(struct nd_scan *scan, const struct nd_scan_options *o)
+{
+	for (size_t i = 0; i < scan->devices.n; i++) {
+		struct nd_device *d = &scan->devices.v[i];
+
+		for (size_t k = 0; k < d->n_ports; k++) {
+			struct nd_port *p = &d->ports[k];
+			struct nd_gid_choice choice = {
+				.family = o->gid_family,
+				.fixed_index = pinned(o, d, p->number),
+				.infiniband = p->layer == ND_LAYER_INFINIBAND,
+			};
+
+			nd_gids_rank(&p->gids, &choice);
+		}
+	}
+}
+
+static void check_pins(struct nd_scan *scan, const struct nd_scan_options *o)
+{
+	struct gid_pin pin;
+
+	for (size_t i = 0; i < o->n_gid_indices; i++)
+		if (pin_parse(o->gid_indices[i], &pin) == 0 &&
+		    !nd_device_by_name(&scan->devices, pin.device))
+			note(scan, "devices", "GID index %s: there is no device %s",
+			     o->gid_indices[i], pin.device);
+}
+
+/* --- the scan -------------------------------------------------------------------------------------- */
+
+static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
+		      struct nd_scan *scan)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = part(scan, "links", nd_links_scan(s, &scan->links, &err), &err);
+
+	err = DRAY_ERR_NULL;
+	if (r >= 0)
+		r = part(scan, "devices", nd_devices_scan(s, &scan->links, &scan->devices, &err),
+			 &err);
+	if (r >= 0)
+		r = select_devices(scan, o);
+	if (r < 0)
+		return r;
+	rank_again(scan, o);
+	check_pins(scan, o);
+	err = DRAY_ERR_NULL;
+	r = part(scan, "topology",
+		 nd_topology_scan(s, &scan->devices, o->rnics_per_gpu, &scan->topology, &err),
+		 &err);
+	err = DRAY_ERR_NULL;
+	if (r >= 0 && (o->flags & ND_SCAN_LISTENERS))
+		r = part(scan, "listeners",
+			 nd_listeners_scan(s, &scan->links, o->node_addresses, o->n_node_addresses,
+					   o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
+			 &err);
+	if (r >= 0 && scan->topology.hidden_gpus)
+		note(scan, "gpus",
+		     "%u GPUs are known to the driver and hidden from /sys: mount the host's /sys, or distances to them stay unknown",
+		     scan->topology.hidden_gpus);
+	return r;
+}
+
+int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
+		struct nd_scan **ret, struct dray_err *reterr)
+{
+	static const struct nd_scan_options defaults = { .flags = ND_SCAN_LISTENERS,
+							 .rnics_per_gpu = ND_RNICS_PER_GPU };
+	const struct nd_scan_options *o = options ? options : &defaults;
+	int64_t start = dray_now().ns;
+	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
+	int r = nd_scan_options_check(o, reterr);
+
+	if (r < 0)
+		return r;
+	scan = calloc(1, sizeof(*scan));
+	r = scan ? scan_parts(s, o, scan) : -ENOMEM;
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory to look around");
+	scan->took_ns = dray_now().ns - start;
+	*ret = dray_take(scan);
+	return 0;
+}
+
+struct nd_scan *nd_scan_free(struct nd_scan *scan)
+{
+	if (!scan)
+		return NULL;
+	nd_listeners_deinit(&scan->listeners);
+	nd_topology_deinit(&scan->topology);
+	nd_devices_deinit(&scan->devices);
+	nd_links_deinit(&scan->links);
+	free(scan);
+	return NULL;
+}

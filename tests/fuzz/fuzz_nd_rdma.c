@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* RDMA netlink: a buffer of messages, as a dump brings them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "netdetect/netlink.h"
+#include "netdetect/rdma.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(const struct nd_devices *d)
+{
+	for (size_t i = 0; i < d->n; i++) {
+		const struct nd_device *v = &d->v[i];
+
+		if (!*v->name || strchr(v->name, '/') || v->n_resources > ND_RESOURCES_MAX)
+			abort();
+		if (!nd_device_by_name(d, v->name))
+			abort();
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct nd_devices devices = { 0 };
+
+	(void)nd_messages(data, size, nd_rdma_message, &devices);
+	check(&devices);
+	nd_devices_deinit(&devices);
+	return 0;
+}

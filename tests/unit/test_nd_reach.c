@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which local ports reach which of a peer's: scans made by hand, with recorded routes. */
+#include "netdetect/reach.h"
+
+#include <arpa/inet.h>
+#include <linux/rtnetlink.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/cm.h"
+
+#define PORTS_MAX 2
+
+/* Not the kernel: routes are those of the scan. */
+static const struct nd_source recorded = { "/nowhere" };
+
+static struct {
+	struct nd_scan scan;
+	struct nd_link links[4];
+	struct nd_addr addrs[4];
+	struct nd_route routes[6];
+	struct nd_device devices[PORTS_MAX];
+	struct nd_port ports[PORTS_MAX];
+	struct nd_gid gids[PORTS_MAX];
+	struct nd_pkey pkeys[PORTS_MAX];
+} rig;
+
+static struct nd_rail *rails;
+static size_t n_rails;
+
+static int setup(void **state)
+{
+	memset(&rig, 0, sizeof(rig));
+	rig.scan.links =
+		(struct nd_links){ .links = rig.links, .addrs = rig.addrs, .routes = rig.routes };
+	rig.scan.devices.v = rig.devices;
+	rails = NULL;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	free(rails);
+	return 0;
+}
+
+static struct in6_addr address(const char *text)
+{
+	struct in6_addr a;
+
+	assert_int_equal(inet_pton(AF_INET6, text, &a), 1);
+	return a;
+}
+
+static uint8_t family_of(const struct in6_addr *a)
+{
+	return IN6_IS_ADDR_V4MAPPED(a) ? AF_INET : AF_INET6;
+}
+
+static struct nd_link *link_add(const char *name, enum nd_link_kind kind)
+{
+	struct nd_link *l = &rig.links[rig.scan.links.n_links++];
+
+	*l = (struct nd_link){ .ifindex = (int)rig.scan.links.n_links, .kind = kind, .up = true };
+	strncpy(l->name, name, sizeof(l->name) - 1);
+	return l;
+}
+
+static void addr_add(int ifindex, const char *text, uint8_t prefix)
+{
+	struct in6_addr a = address(text);
+
+	rig.addrs[rig.scan.links.n_addrs++] = (struct nd_addr){
+		.ifindex = ifindex, .family = family_of(&a), .prefix = prefix, .addr = a
+	};
+}
+
+static void route_add(int ifindex, const char *dst, uint8_t prefix, const char *gateway)
+{
+	struct in6_addr to = address(dst);
+
+	rig.routes[rig.scan.links.n_routes++] =
+		(struct nd_route){ .family = family_of(&to),
+				   .prefix = prefix,
+				   .type = RTN_UNICAST,
+				   .table = RT_TABLE_MAIN,
+				   .ifindex = ifindex,
+				   .dst = to,
+				   .gateway = gateway ? address(gateway) : in6addr_any };
+}
+
+/* A device of one port with one GID. */
+static struct nd_port *port_add(enum nd_link_layer layer, enum nd_gid_type type, const char *gid,
+				int ifindex)
+{
+	size_t i = rig.scan.devices.n++;
+	struct nd_gid *g = &rig.gids[i];
+
+	*g = (struct nd_gid){ .type = type, .gid = address(gid), .ifindex = ifindex };
+	g->class = nd_gid_class_of(&g->gid);
+	if (ifindex) {
+		memcpy(g->netdev, rig.links[ifindex - 1].name, sizeof(g->netdev));
+		g->netdev_up = true;
+	}
+	rig.ports[i] = (struct nd_port){ .number = 1,
+					 .state = ND_PORT_ACTIVE,
+					 .layer = layer,
+					 .active_mtu = 4096,
+					 .ifindex = ifindex,
+					 .gids = { .v = g, .n = 1 } };
+	rig.devices[i] = (struct nd_device){ .ports = &rig.ports[i], .n_ports = 1 };
+	return &rig.ports[i];
+}
+
+static struct nd_remote_port roce(const char *gid, enum nd_gid_type type)
+{
+	return (struct nd_remote_port){
+		.gid = address(gid), .type = type, .layer = ND_LAYER_ETHERNET, .mtu = 1024
+	};
+}
+
+static void ask(const struct nd_remote_port *ports, size_t n)
+{
+	assert_int_equal(nd_rails_to(&recorded, &rig.scan, ports, n, &rails, &n_rails), 0);
+	assert_int_equal(n_rails, rig.scan.devices.n * n);
+	for (size_t i = 0; i < n_rails; i++) {
+		assert_true(*rails[i].reason);
+		/* reachable ones come first */
+		assert_true(!i || rails[i - 1].reachable || !rails[i].reachable);
+	}
+}
+
+static void says(const struct nd_rail *r, const char *words)
+{
+	if (!strstr(r->reason, words))
+		fail_msg("\"%s\" does not say \"%s\"", r->reason, words);
+}
+
+static void eth0_with_subnet(void)
+{
+	link_add("eth0", ND_LINK_DEVICE);
+	addr_add(1, "::ffff:10.1.0.1", 16);
+	route_add(1, "::ffff:10.1.0.0", 16, NULL);
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 1);
+}
+
+static void same_subnet(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+
+	eth0_with_subnet();
+	ask(&peer, 1);
+	assert_true(rails[0].reachable);
+	assert_int_equal(rails[0].mtu, 1024);
+	says(&rails[0], "same subnet");
+	says(&rails[0], "eth0");
+}
+
+static void rails_that_cannot_reach_each_other(void **state)
+{
+	struct nd_remote_port peer[] = { roce("::ffff:10.1.0.9", ND_GID_ROCE_V2),
+					 roce("::ffff:10.2.0.9", ND_GID_ROCE_V2) };
+
+	eth0_with_subnet();
+	link_add("eth1", ND_LINK_DEVICE);
+	addr_add(2, "::ffff:10.2.0.1", 16);
+	route_add(2, "::ffff:10.2.0.0", 16, NULL);
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.2.0.1", 2);
+	ask(peer, 2);
+	for (size_t i = 0; i < n_rails; i++)
+		assert_int_equal(rails[i].reachable, rails[i].device == rails[i].remote);
+	says(&rails[2], "leaves by");
+	says(&rails[3], "leaves by");
+}
+
+static void by_gateway(void **state)
+{
+	struct nd_remote_port peer[] = { roce("::ffff:10.9.0.9", ND_GID_ROCE_V2),
+					 roce("::ffff:10.1.0.9", ND_GID_ROCE_V2) };
+
+	eth0_with_subnet();
+	route_add(1, "::ffff:0.0.0.0", 0, "::ffff:10.1.0.254");
+	ask(peer, 2);
+	assert_true(rails[0].reachable && rails[1].reachable);
+	assert_int_equal(rails[0].remote, 1);
+	says(&rails[1], "routed");
+}
+
+static void without_a_route(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.9.0.9", ND_GID_ROCE_V2);
+
+	eth0_with_subnet();
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "no route");
+}
+
+static void through_its_bond(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+
+	link_add("eth0", ND_LINK_DEVICE)->master = 2;
+	link_add("bond0", ND_LINK_BOND);
+	route_add(2, "::ffff:10.1.0.0", 16, NULL);
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 1);
+	ask(&peer, 1);
+	assert_true(rails[0].reachable);
+}
+
+static void through_a_vlan(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+
+	link_add("eth0", ND_LINK_DEVICE);
+	link_add("eth0.7", ND_LINK_VLAN)->lower = 1;
+	route_add(2, "::ffff:10.1.0.0", 16, NULL);
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 1);
+	ask(&peer, 1);
+	assert_true(rails[0].reachable);
+}
+
+static void other_roce_version(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V1);
+
+	eth0_with_subnet();
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "RoCE v1");
+}
+
+static void ipv6(void **state)
+{
+	struct nd_remote_port peer[] = { roce("fd00:1::9", ND_GID_ROCE_V2),
+					 roce("::ffff:10.1.0.9", ND_GID_ROCE_V2) };
+
+	link_add("eth0", ND_LINK_DEVICE);
+	addr_add(1, "fd00:1::1", 64);
+	route_add(1, "fd00:1::", 64, NULL);
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "fd00:1::1", 1);
+	ask(peer, 2);
+	assert_true(rails[0].reachable);
+	assert_int_equal(rails[0].remote, 0);
+	assert_false(rails[1].reachable);
+}
+
+static void port_that_is_down(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+
+	eth0_with_subnet();
+	rig.ports[0].state = ND_PORT_DOWN;
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "DOWN");
+}
+
+/* --- InfiniBand ----------------------------------------------------------------------------------------- */
+
+static struct nd_remote_port infiniband(const char *gid, uint64_t subnet, uint16_t pkey)
+{
+	return (struct nd_remote_port){ .gid = address(gid),
+					.type = ND_GID_IB,
+					.layer = ND_LAYER_INFINIBAND,
+					.mtu = 4096,
+					.subnet = subnet,
+					.pkey = pkey };
+}
+
+static void infiniband_port(uint16_t pkey)
+{
+	struct nd_port *p = port_add(ND_LAYER_INFINIBAND, ND_GID_IB, "fe80::1", 0);
+
+	rig.pkeys[0] = (struct nd_pkey){ .value = pkey, .full = pkey & 0x8000 };
+	p->pkeys = rig.pkeys;
+	p->n_pkeys = 1;
+}
+
+static void limited_members(void **state)
+{
+	static const struct {
+		uint16_t here, there;
+		bool reachable;
+	} all[] = {
+		{ 0x8001, 0x8001, true },  { 0x0001, 0x8001, true },  { 0x8001, 0x0001, true },
+		{ 0x0001, 0x0001, false }, { 0x8001, 0x8002, false },
+	};
+
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		struct nd_remote_port peer =
+			infiniband("fe80::2", 0xfe80000000000000, all[i].there);
+
+		teardown(state);
+		setup(state);
+		infiniband_port(all[i].here);
+		ask(&peer, 1);
+		assert_int_equal(rails[0].reachable, all[i].reachable);
+		if (all[i].here == all[i].there && !all[i].reachable)
+			says(&rails[0], "limited");
+	}
+}
+
+static void other_infiniband_subnet(void **state)
+{
+	struct nd_remote_port peer = infiniband("fec0::2", 0xfec0000000000000, 0xffff);
+
+	infiniband_port(0xffff);
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "subnet");
+}
+
+static void infiniband_and_ethernet(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+
+	infiniband_port(0xffff);
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "InfiniBand");
+	says(&rails[0], "Ethernet");
+}
+
+static void nothing_to_pair(void **state)
+{
+	ask(NULL, 0);
+	eth0_with_subnet();
+	free(rails);
+	ask(NULL, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(same_subnet),
+		TEST(rails_that_cannot_reach_each_other),
+		TEST(by_gateway),
+		TEST(without_a_route),
+		TEST(through_its_bond),
+		TEST(through_a_vlan),
+		TEST(other_roce_version),
+		TEST(ipv6),
+		TEST(port_that_is_down),
+		TEST(limited_members),
+		TEST(other_infiniband_subnet),
+		TEST(infiniband_and_ethernet),
+		TEST(nothing_to_pair),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
