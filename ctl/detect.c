@@ -20,8 +20,8 @@ static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
 		const char *end = strchr(at, ',');
 		size_t n = end ? (size_t)(end - at) : strlen(at);
 
-		while (n && *at == ' ')
-			at++, n--;
+		for (; n && *at == ' '; n--)
+			at++;
 		while (n && at[n - 1] == ' ')
 			n--;
 		if (!n)

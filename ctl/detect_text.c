@@ -69,7 +69,10 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 	if (g)
 		snprintf(text, sizeof(text), "%u %s", g->index, nd_gid_text(&g->gid, address));
 	ctl_table_add(t, g ? text : "none", g ? CTL_MOOD_NONE : CTL_MOOD_BAD);
-	cell(t, g ? g->reason : p->gids.n ? p->gids.v[0].reason : "the table is empty");
+	cell(t, g                ? g->reason :
+		p->gids.n        ? p->gids.v[0].reason :
+		p->gids.unmapped ? "its GIDs belong to other network namespaces" :
+				   "its GID table is empty");
 }
 
 static int ports(struct ctl *c, const struct nd_scan *scan)
@@ -101,10 +104,10 @@ static void preferred(const struct nd_scan *scan, size_t gpu, char *buf, size_t 
 		const struct nd_affinity *a = &scan->topology.pairs[i];
 
 		if (a->gpu == gpu && a->preferred)
-			at += (size_t)snprintf(buf + at, n - at, "%s%s %s%s", at ? ", " : "",
-					       scan->devices.v[a->device].name,
-					       nd_distance_name(a->distance),
-					       a->spread ? " (the nearer is another GPU's)" : "");
+			at += (size_t)snprintf(
+				buf + at, n - at, "%s%s %s%s", at ? ", " : "",
+				scan->devices.v[a->device].name, nd_distance_name(a->distance),
+				a->spread ? " (its first choice is another GPU's)" : "");
 	}
 }
 

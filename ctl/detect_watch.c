@@ -70,6 +70,7 @@ static int look(struct watch *w, bool first, struct ctl_err *reterr)
 /* 1: something changed; 0: it is time to end; -1. */
 static int wait_change(struct watch *w, struct ctl_err *reterr)
 {
+	struct signalfd_siginfo got;
 	struct pollfd p[3] = { { w->signal_fd, POLLIN, 0 },
 			       { nd_monitor_fd(w->monitor), POLLIN, 0 },
 			       /* the reader went away: POLLERR comes unasked */
@@ -79,7 +80,10 @@ static int wait_change(struct watch *w, struct ctl_err *reterr)
 		if (poll(p, 3, -1) < 0 && errno != EINTR)
 			return ctl_err_set(reterr, CTL_EXIT_FAILED, "waiting: %s",
 					   dray_errno_text(errno));
-		if (p[0].revents || p[2].revents)
+		/* taken, or it would end the process when it is no longer blocked */
+		if (p[0].revents && read(w->signal_fd, &got, sizeof(got)) > 0)
+			return 0;
+		if (p[2].revents)
 			return 0;
 		if (p[1].revents && nd_monitor_read(w->monitor))
 			return 1;

@@ -32,6 +32,30 @@ static bool exists(struct examination *x, const char *where)
 	return access(nd_path(x->s, path, "%s", where), F_OK) == 0;
 }
 
+/* In shared mode sysfs shows devices of which this namespace has nothing. */
+static bool of_others(const struct nd_device *d)
+{
+	uint32_t unmapped = 0;
+
+	EACH_PORT(d, p)
+	{
+		if (p->gids.n)
+			return false;
+		unmapped += p->gids.unmapped;
+	}
+	return unmapped;
+}
+
+static bool any_of_ours(struct examination *x)
+{
+	EACH_DEVICE(x, d)
+	{
+		if (!of_others(d))
+			return true;
+	}
+	return false;
+}
+
 /* --- uverbs ----------------------------------------------------------------------------------------------- */
 
 static void node_refused(struct examination *x, const struct nd_device *d)
@@ -69,7 +93,8 @@ void nd_check_uverbs(struct examination *x)
 	EACH_DEVICE(x, d)
 	{
 		/* of a recorded machine nodes are not opened */
-		if (!d->open_error || (d->open_error == ENOTSUP && !nd_is_live(x->s)))
+		if (!d->open_error || (d->open_error == ENOTSUP && !nd_is_live(x->s)) ||
+		    (of_others(d) && any_of_ours(x)))
 			continue;
 		bad = true;
 		if (!d->uverbs[0])
@@ -85,7 +110,7 @@ void nd_check_uverbs(struct examination *x)
 				"it does not open: %s", dray_errno_text(d->open_error));
 	}
 	if (!bad)
-		nd_finding(x, ND_OK, "", "", "%zu RDMA devices, each with its uverbs node",
+		nd_finding(x, ND_OK, "", "", "RDMA devices of this place open, %zu seen",
 			   x->scan->devices.n);
 }
 
@@ -144,6 +169,11 @@ void nd_check_gids(struct examination *x)
 
 		if (p->state != ND_PORT_ACTIVE)
 			continue;
+		if (!best && of_others(d) && any_of_ours(x)) {
+			nd_finding(x, ND_INFO, port_name(d, p, about), "",
+				   "it belongs to other network namespaces");
+			continue;
+		}
 		if (!best && p->gids.unmapped)
 			nd_finding(
 				x, ND_ERROR, port_name(d, p, about),

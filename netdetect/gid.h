@@ -20,6 +20,8 @@ enum nd_gid_class { /* of the address that it is, best first */
 enum nd_proof { ND_PROOF_NONE, ND_PROOF_OK, ND_PROOF_FAILED }; /* ibv_create_ah() to itself */
 
 #define ND_REASON_MAX 200
+/* struct ibv_global_route has 8 bits for it. */
+#define ND_GID_INDEX_MAX 255
 
 struct nd_gid {
 	uint32_t index;

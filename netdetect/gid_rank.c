@@ -45,6 +45,8 @@ static bool of_containers(const struct nd_gid *g)
 /* NULL: nothing against it. */
 static const char *objection(const struct nd_gid *g, const struct nd_gid_choice *c)
 {
+	if (g->index > ND_GID_INDEX_MAX)
+		return "verbs cannot name an index above 255";
 	if (!c->infiniband && !g->netdev[0])
 		return "no netdev in this network namespace";
 	if (!c->infiniband && !g->netdev_up)

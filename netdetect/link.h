@@ -87,6 +87,10 @@ const uint8_t *nd_addr_bytes(const struct in6_addr *a, uint8_t family, size_t *r
 /* "10.0.0.1" or "fe80::1"; buf of INET6_ADDRSTRLEN. */
 const char *nd_addr_text(const struct in6_addr *a, uint8_t family, char *buf);
 
+/* Are the first bits of both the same? Both of the family. */
+bool nd_prefix_covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
+		      const struct in6_addr *a);
+
 /*
  * Which way the kernel would send to `to` (RTM_GETROUTE, live), or what the recorded routes say
  * (longest prefix, then metric). from: all zero for any source. 0; -ENETUNREACH; another -errno.

@@ -208,7 +208,8 @@ static void prove_all(struct ibv_context *context, struct nd_device *d)
 		struct nd_port *p = &d->ports[i];
 
 		for (size_t k = 0; p->state == ND_PORT_ACTIVE && k < p->gids.n; k++)
-			if (p->layer == ND_LAYER_INFINIBAND || p->gids.v[k].netdev_up)
+			if (p->gids.v[k].index <= ND_GID_INDEX_MAX &&
+			    (p->layer == ND_LAYER_INFINIBAND || p->gids.v[k].netdev_up))
 				prove(pd, p, &p->gids.v[k]);
 	}
 	ibv_dealloc_pd(pd);
@@ -271,7 +272,8 @@ static int read_gid(const struct nd_source *s, const struct nd_links *links, str
 			 p->number, index);
 	/* not of this network namespace */
 	if (r < 0 && p->layer != ND_LAYER_INFINIBAND) {
-		p->gids.unmapped++;
+		/* a recorded machine has a directory there */
+		p->gids.unmapped += r == -EINVAL || r == -EISDIR;
 		return 0;
 	}
 	enum nd_gid_type type = !strcmp(text, "RoCE v2")        ? ND_GID_ROCE_V2 :
@@ -365,13 +367,10 @@ static int by_sysfs(const struct nd_source *s, const struct nd_links *links, str
 
 	for (size_t i = 0; r >= 0 && i < d->n_ports; i++) {
 		struct nd_port *p = &d->ports[i];
-		const struct nd_link *link = nd_link_by_index(links, p->ifindex);
 
 		r = read_gids(s, links, d, p);
 		if (r >= 0)
 			r = read_pkeys(s, d, p);
-		if (link && p->layer == ND_LAYER_ETHERNET)
-			p->active_mtu = roce_mtu(link->mtu);
 	}
 	return r;
 }
@@ -394,6 +393,8 @@ static void match_netdevs(const struct nd_links *links, struct nd_device *d)
 			memcpy(p->netdev, link->name, sizeof(p->netdev));
 		if (link && d->numa < 0)
 			d->numa = link->numa;
+		if (link && !p->active_mtu && p->layer == ND_LAYER_ETHERNET)
+			p->active_mtu = roce_mtu(link->mtu);
 	}
 }
 

@@ -318,7 +318,8 @@ static int ask_ports(const struct nd_source *s, struct nd_devices *d, size_t i,
 
 static bool missing(int r)
 {
-	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EINVAL || r == -EPERM;
+	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EAFNOSUPPORT || r == -EINVAL ||
+	       r == -EPERM;
 }
 
 /* Counts and modes are worth having and not worth failing for. */

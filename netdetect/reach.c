@@ -11,7 +11,8 @@
 
 /* Parts of a score, as for GIDs. */
 #define SCORE_DIRECT 1000 /* no gateway between */
-#define SCORE_MTU 100     /* both ends of one MTU */
+#define SCORE_ON_LINK 900
+#define SCORE_MTU 100 /* both ends of one MTU */
 #define PKEY_VALUE 0x7fff
 #define PKEY_FULL 0x8000
 
@@ -67,13 +68,27 @@ static bool same_way(const struct nd_links *l, int way, int netdev)
 	for (int depth = 0; link && depth < 4; depth++) {
 		const struct nd_link *port = nd_link_by_index(l, netdev);
 
-		if (port && port->master == link->ifindex)
+		if (port && port->master == link->ifindex && link->kind == ND_LINK_BOND)
 			return true;
 		if (!link->lower)
 			return false;
 		if (link->lower == netdev)
 			return true;
 		link = nd_link_by_index(l, link->lower);
+	}
+	return false;
+}
+
+/* Has the interface an address of the subnet that this one is in? */
+static bool on_link(const struct nd_links *l, int ifindex, const struct in6_addr *to)
+{
+	for (size_t i = 0; i < l->n_addrs; i++) {
+		const struct nd_addr *a = &l->addrs[i];
+
+		if (a->ifindex == ifindex &&
+		    (a->family == AF_INET) == (IN6_IS_ADDR_V4MAPPED(to) != 0) &&
+		    nd_prefix_covers(&a->addr, a->family, a->prefix, to))
+			return true;
 	}
 	return false;
 }
@@ -112,6 +127,12 @@ static void judge_ethernet(struct pair *p)
 	} else if (way.type == RTN_LOCAL) {
 		p->rail->score += SCORE_DIRECT;
 		verdict(p, true, "%s is an address of this host", text);
+	} else if (!same_way(links, way.ifindex, g->ifindex) &&
+		   on_link(links, g->ifindex, &p->remote->gid)) {
+		/* several ports on one subnet: the kernel routes by one of them, a queue pair goes by its own */
+		p->rail->score += SCORE_ON_LINK;
+		verdict(p, true, "same subnet on %s, %s, though routes prefer %s", g->netdev, text,
+			link_name(links, way.ifindex));
 	} else if (!same_way(links, way.ifindex, g->ifindex)) {
 		verdict(p, false, "the route to %s leaves by %s, not %s", text,
 			link_name(links, way.ifindex), g->netdev);

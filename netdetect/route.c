@@ -93,8 +93,8 @@ static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from, in
 
 /* --- recorded routes ------------------------------------------------------------------------------------- */
 
-static bool covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
-		   const struct in6_addr *a)
+bool nd_prefix_covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
+		      const struct in6_addr *a)
 {
 	size_t n;
 	const uint8_t *p = nd_addr_bytes(prefix, family, &n);
@@ -128,7 +128,7 @@ static int look_up(const struct nd_links *l, const struct in6_addr *to, int oif,
 	for (size_t i = 0; i < l->n_routes; i++) {
 		const struct nd_route *r = &l->routes[i];
 
-		if (r->family == family && covers(&r->dst, family, r->prefix, to) &&
+		if (r->family == family && nd_prefix_covers(&r->dst, family, r->prefix, to) &&
 		    (!oif || !r->ifindex || r->ifindex == oif) && better(r, best))
 			best = r;
 	}

@@ -138,7 +138,8 @@ static int select_devices(struct nd_scan *scan, const struct nd_scan_options *o)
 		}
 	}
 	out.n = d->n - kept;
-	memcpy(out.v, d->v + kept, out.n * sizeof(*out.v));
+	if (out.n)
+		memcpy(out.v, d->v + kept, out.n * sizeof(*out.v));
 	d->n = kept;
 	nd_devices_deinit(&out);
 	return 0;
@@ -172,6 +173,8 @@ static void rank_again(struct nd_scan *scan, const struct nd_scan_options *o)
 				.family = o->gid_family,
 				.fixed_index = pinned(o, d, p->number),
 				.infiniband = p->layer == ND_LAYER_INFINIBAND,
+				.flid = p->layer == ND_LAYER_INFINIBAND ? nd_gids_flid(&p->gids) :
+									  0,
 			};
 
 			nd_gids_rank(&p->gids, &choice);
