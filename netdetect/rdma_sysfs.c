@@ -62,7 +62,7 @@ int nd_sysfs_devices(const struct nd_source *s, struct nd_devices *d)
 		}
 		*place =
 			(struct nd_device){ .index = UINT32_MAX, .numa = -1, .open_error = ENOENT };
-		snprintf(place->name, sizeof(place->name), "%s", e->d_name);
+		memcpy(place->name, e->d_name, strlen(e->d_name) + 1);
 		place->node_guid = guid(s, place->name, "node_guid");
 		place->system_guid = guid(s, place->name, "sys_image_guid");
 		nd_read_text(s, place->firmware, sizeof(place->firmware), CLASS "/%s/fw_ver",

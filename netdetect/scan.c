@@ -80,7 +80,7 @@ static int pin_parse(const char *s, struct gid_pin *ret)
 		*slash = '\0';
 	if (!*text || strlen(text) >= sizeof(ret->device))
 		return -EINVAL;
-	snprintf(ret->device, sizeof(ret->device), "%s", text);
+	memcpy(ret->device, text, strlen(text) + 1);
 	ret->index = (int)index;
 	return 0;
 }

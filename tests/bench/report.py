@@ -34,6 +34,9 @@ The client library touches every page before it registers memory: that time, and
 agent's own page tables are filled, stand apart."""),
     ("latency", "Latency of a small transfer", """\
 64 bytes between two sessions of one agent, one transfer at a time, from request to completion as the engine sees it."""),
+    ("detect", "Looking around", """\
+`drayctl detect --json` from its start to its end: on a recorded machine, and in a network namespace with 500 veth pairs of which
+each end has ten addresses; and how soon `--watch` prints what has changed, from the end of the command that changed it."""),
     ("faults", "After a death", """\
 All transfers in flight when an agent is killed, a link is cut (heartbeat limit at its default, 3 s) or a client is killed, with
 1 GiB registered on either side and 1 GiB or more of transfers queued; "gone" means descriptors and mappings, seen in /proc."""),

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Netlink messages of links, addresses, routes and listeners: whole, cut short, and lying; and what follows from them. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <linux/if_addr.h>
+#include <linux/inet_diag.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <string.h>
+
+#include "lib/cleanup.h"
+#include "netdetect/advertise.h"
+#include "netdetect/listener.h"
+#include "tests/unit/cm.h"
+
+#define ROOM 4096
+
+/* A message under construction. */
+struct building {
+	uint8_t bytes[ROOM];
+	size_t n;
+};
+
+static void put(struct building *b, const void *p, size_t n)
+{
+	assert_true(b->n + n <= ROOM);
+	memcpy(b->bytes + b->n, p, n);
+	b->n = NLMSG_ALIGN(b->n + n);
+}
+
+static void attr(struct building *b, uint16_t type, const void *p, size_t n)
+{
+	struct nlattr h = { (uint16_t)(NLA_HDRLEN + n), type };
+
+	put(b, &h, sizeof(h));
+	put(b, p, n);
+}
+
+static struct building link_message(int index, const char *name, uint32_t flags, const char *kind)
+{
+	struct ifinfomsg m = { .ifi_index = index, .ifi_flags = flags };
+	struct building b = { .n = 0 }, info = { .n = 0 };
+	uint32_t mtu = 1500;
+
+	put(&b, &m, sizeof(m));
+	attr(&b, IFLA_IFNAME, name, strlen(name) + 1);
+	attr(&b, IFLA_MTU, &mtu, sizeof(mtu));
+	if (kind) {
+		attr(&info, IFLA_INFO_KIND, kind, strlen(kind) + 1);
+		attr(&b, IFLA_LINKINFO, info.bytes, info.n);
+	}
+	return b;
+}
+
+static struct building addr_message(int index, const char *text, uint8_t prefix, uint8_t flags)
+{
+	struct ifaddrmsg m = { .ifa_prefixlen = prefix,
+			       .ifa_index = (uint32_t)index,
+			       .ifa_flags = flags };
+	struct building b = { .n = 0 };
+	uint8_t bytes[16];
+
+	m.ifa_family = strchr(text, ':') ? AF_INET6 : AF_INET;
+	assert_int_equal(inet_pton(m.ifa_family, text, bytes), 1);
+	put(&b, &m, sizeof(m));
+	attr(&b, IFA_ADDRESS, bytes, m.ifa_family == AF_INET ? 4 : 16);
+	return b;
+}
+
+static struct building route_message(const char *dst, uint8_t prefix, int oif, uint32_t metric)
+{
+	struct rtmsg m = { .rtm_family = AF_INET,
+			   .rtm_dst_len = prefix,
+			   .rtm_table = RT_TABLE_MAIN,
+			   .rtm_type = RTN_UNICAST };
+	struct building b = { .n = 0 };
+	uint8_t bytes[4];
+
+	assert_int_equal(inet_pton(AF_INET, dst, bytes), 1);
+	put(&b, &m, sizeof(m));
+	if (prefix)
+		attr(&b, RTA_DST, bytes, 4);
+	attr(&b, RTA_OIF, &oif, sizeof(oif));
+	attr(&b, RTA_PRIORITY, &metric, sizeof(metric));
+	return b;
+}
+
+static void take(struct nd_links *l, uint16_t type, const struct building b)
+{
+	assert_int_equal(nd_link_message(type, b.bytes, b.n, l), 0);
+}
+
+#define UP (IFF_UP | 0x10000)
+
+static void kinds_of_links(void **state)
+{
+	static const struct {
+		const char *kind;
+		enum nd_link_kind want;
+	} cases[] = { { NULL, ND_LINK_DEVICE },           { "bond", ND_LINK_BOND },
+		      { "veth", ND_LINK_VETH },           { "bridge", ND_LINK_BRIDGE },
+		      { "vxlan", ND_LINK_TUNNEL },        { "wireguard", ND_LINK_TUNNEL },
+		      { "macvlan", ND_LINK_MACVLAN },     { "vlan", ND_LINK_VLAN },
+		      { "never-heard-of", ND_LINK_OTHER } };
+	struct nd_links l = { 0 };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		take(&l, RTM_NEWLINK, link_message((int)i + 1, "x", UP, cases[i].kind));
+		assert_int_equal(l.links[i].kind, cases[i].want);
+		assert_true(l.links[i].up);
+	}
+	nd_links_deinit(&l);
+}
+
+/* Cut anywhere, a message is refused or understood as far as it goes, and nothing behind it is read. */
+static void cut_short(void **state)
+{
+	const struct building messages[] = { link_message(1, "eth0", UP, "vlan"),
+					     addr_message(1, "2001:db8::1", 64, 0),
+					     route_message("10.0.0.0", 8, 1, 5) };
+	static const uint16_t types[] = { RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(messages); i++)
+		for (size_t n = 0; n <= messages[i].n; n++) {
+			uint8_t *exact dray_auto_free = malloc(n ? n : 1);
+			struct nd_links l = { 0 };
+			int r;
+
+			memcpy(exact, messages[i].bytes, n);
+			r = nd_link_message(types[i], exact, n, &l);
+			assert_true(r == 0 || r == -EBADMSG);
+			nd_links_deinit(&l);
+		}
+}
+
+static void lying_lengths(void **state)
+{
+	for (uint32_t lie = 0; lie < 65536; lie += 7) {
+		struct building b = link_message(1, "eth0", UP, "bond");
+		uint16_t length = (uint16_t)lie;
+		struct nd_links l = { 0 };
+		int r;
+
+		memcpy(b.bytes + sizeof(struct ifinfomsg), &length, sizeof(length));
+		r = nd_link_message(RTM_NEWLINK, b.bytes, b.n, &l);
+		assert_true(r == 0 || r == -EBADMSG);
+		nd_links_deinit(&l);
+	}
+}
+
+static int count(uint16_t type, const void *p, size_t n, void *arg)
+{
+	(*(int *)arg)++;
+	return 0;
+}
+
+static void streams_of_messages(void **state)
+{
+	struct nlmsghdr h = { .nlmsg_len = NLMSG_HDRLEN, .nlmsg_type = RTM_NEWLINK };
+	struct nlmsghdr done = { .nlmsg_len = NLMSG_HDRLEN, .nlmsg_type = NLMSG_DONE };
+	struct {
+		struct nlmsghdr h;
+		struct nlmsgerr e;
+	} error = { { sizeof(error), NLMSG_ERROR, 0, 0, 0 }, { .error = -EPERM } };
+	struct building b = { .n = 0 };
+	int n = 0;
+
+	put(&b, &h, sizeof(h));
+	put(&b, &h, sizeof(h));
+	assert_int_equal(nd_messages(b.bytes, b.n, count, &n), 0);
+	assert_int_equal(n, 2);
+	put(&b, &done, sizeof(done));
+	put(&b, &h, sizeof(h));
+	assert_int_equal(nd_messages(b.bytes, b.n, count, &n), 1);
+	assert_int_equal(n, 4);
+	for (size_t cut = 1; cut < NLMSG_HDRLEN; cut++)
+		assert_int_equal(nd_messages(b.bytes, cut, count, &n), -EBADMSG);
+	h.nlmsg_len = 4000;
+	assert_int_equal(nd_messages(&h, sizeof(h), count, &n), -EBADMSG);
+	h.nlmsg_len = 3;
+	assert_int_equal(nd_messages(&h, sizeof(h), count, &n), -EBADMSG);
+	h.nlmsg_len = sizeof(h);
+	h.nlmsg_flags = NLM_F_DUMP_INTR;
+	assert_int_equal(nd_messages(&h, sizeof(h), count, &n), -EINTR);
+	assert_int_equal(nd_messages(&error, sizeof(error), count, &n), -EPERM);
+	error.e.error = 0;
+	assert_int_equal(nd_messages(&error, sizeof(error), count, &n), 1);
+}
+
+static void listeners(void **state)
+{
+	struct inet_diag_msg m = { .idiag_family = AF_INET6, .idiag_state = 10 };
+	struct nd_listeners l = { 0 };
+	struct building b = { .n = 0 };
+	uint8_t only = 0;
+
+	m.id.idiag_sport = htons(7411);
+	put(&b, &m, sizeof(m));
+	attr(&b, INET_DIAG_SKV6ONLY, &only, sizeof(only));
+	assert_int_equal(nd_listener_message(SOCK_DIAG_BY_FAMILY, b.bytes, b.n, &l), 0);
+	assert_int_equal(l.n, 1);
+	assert_int_equal(l.v[0].port, 7411);
+	assert_true(l.v[0].dual);
+	for (size_t n = 0; n < sizeof(m); n++)
+		assert_int_equal(nd_listener_message(SOCK_DIAG_BY_FAMILY, b.bytes, n, &l),
+				 -EBADMSG);
+	nd_listeners_deinit(&l);
+}
+
+/* --- which address to advertise --------------------------------------------------------------------------- */
+
+static void expect_first(const struct nd_links *l, bool v4, bool v6, const char *want)
+{
+	struct nd_candidate *c;
+	char text[INET6_ADDRSTRLEN];
+	size_t n;
+
+	assert_int_equal(nd_advertise_rank(l, v4, v6, &c, &n), 0);
+	if (want) {
+		assert_true(n > 0 && !c[0].rejected);
+		assert_string_equal(nd_addr_text(&c[0].addr->addr, c[0].addr->family, text), want);
+	} else {
+		assert_true(!n || c[0].rejected);
+	}
+	free(c);
+}
+
+static void addresses_are_ranked(void **state)
+{
+	struct nd_links l = { 0 };
+
+	expect_first(&l, true, true, NULL);
+	take(&l, RTM_NEWLINK, link_message(1, "eth0", UP, NULL));
+	take(&l, RTM_NEWLINK, link_message(2, "eth1", UP, NULL));
+	take(&l, RTM_NEWLINK, link_message(3, "docker0", UP, "bridge"));
+	take(&l, RTM_NEWLINK, link_message(4, "tun0", UP, "tun"));
+	take(&l, RTM_NEWLINK, link_message(5, "eth2", IFF_UP, NULL));
+	take(&l, RTM_NEWADDR, addr_message(1, "169.254.1.1", 16, 0));
+	take(&l, RTM_NEWADDR, addr_message(1, "fe80::1", 64, 0));
+	take(&l, RTM_NEWADDR, addr_message(5, "10.5.0.1", 16, 0));
+	expect_first(&l, true, true, NULL);
+	take(&l, RTM_NEWADDR, addr_message(3, "172.17.0.1", 16, 0));
+	expect_first(&l, true, true, "172.17.0.1");
+	take(&l, RTM_NEWADDR, addr_message(4, "10.8.0.1", 16, 0));
+	expect_first(&l, true, true, "10.8.0.1");
+	/* of whatever family, a real interface comes before overlays and bridges of containers */
+	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::1", 64, 0));
+	expect_first(&l, true, true, "2001:db8::1");
+	expect_first(&l, true, false, "10.8.0.1");
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.9", 16, 0));
+	expect_first(&l, true, true, "10.0.0.9");
+	expect_first(&l, false, true, "2001:db8::1");
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.8", 16, IFA_F_TENTATIVE));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.7", 16, IFA_F_DEPRECATED));
+	expect_first(&l, true, true, "10.0.0.9");
+	/* the default route decides between interfaces, the one with the least metric */
+	take(&l, RTM_NEWADDR, addr_message(2, "10.1.0.1", 16, 0));
+	expect_first(&l, true, true, "10.0.0.9");
+	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 2, 100));
+	expect_first(&l, true, true, "10.1.0.1");
+	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 1, 50));
+	expect_first(&l, true, true, "10.0.0.9");
+	/* by a bridge of containers it leads nowhere */
+	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 3, 1));
+	expect_first(&l, true, true, "10.0.0.9");
+	nd_links_deinit(&l);
+}
+
+/* A host whose uplink is a port of a bridge. */
+static void a_bridge_can_be_the_uplink(void **state)
+{
+	struct nd_links l = { 0 };
+	struct building b = link_message(2, "eth0", UP, NULL);
+	uint32_t master = 1;
+
+	attr(&b, IFLA_MASTER, &master, sizeof(master));
+	take(&l, RTM_NEWLINK, link_message(1, "br0", UP, "bridge"));
+	take(&l, RTM_NEWLINK, b);
+	take(&l, RTM_NEWLINK, link_message(3, "pod0", UP, "veth"));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.1", 16, 0));
+	take(&l, RTM_NEWADDR, addr_message(3, "10.9.0.1", 16, 0));
+	expect_first(&l, true, true, "10.0.0.1");
+	nd_links_deinit(&l);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(kinds_of_links),
+		cmocka_unit_test(cut_short),
+		cmocka_unit_test(lying_lengths),
+		cmocka_unit_test(streams_of_messages),
+		cmocka_unit_test(listeners),
+		cmocka_unit_test(addresses_are_ranked),
+		cmocka_unit_test(a_bridge_can_be_the_uplink),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

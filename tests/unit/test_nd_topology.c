@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PCI distance, and which RNICs each GPU should use. */
+#include "netdetect/topology.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "netdetect/affinity.h"
+#include "netdetect/pci.h"
+#include "tests/unit/cm.h"
+
+static struct nd_pci_place place(const char *host, int numa, const char *a, const char *b,
+				 const char *c, const char *d)
+{
+	const char *path[] = { a, b, c, d };
+	struct nd_pci_place p = { .numa = numa };
+
+	strcpy(p.host, host);
+	for (int i = 0; i < 4 && path[i]; i++)
+		strcpy(p.path[p.n++], path[i]);
+	return p;
+}
+
+static void distances(void **state)
+{
+	/* below one switch: root port, upstream port, then a downstream port for each */
+	struct nd_pci_place gpu =
+		place("pci0000:15", 0, "15:01.0", "16:00.0", "17:00.0", "19:00.0");
+	struct nd_pci_place near =
+		place("pci0000:15", 0, "15:01.0", "16:00.0", "17:01.0", "18:00.0");
+	/* below another switch of the same root port */
+	struct nd_pci_place far =
+		place("pci0000:15", 0, "15:01.0", "20:00.0", "21:00.0", "22:00.0");
+	/* by another root port of the same complex, another complex, another socket */
+	struct nd_pci_place root = place("pci0000:15", 0, "15:02.0", "30:00.0", NULL, NULL);
+	struct nd_pci_place node = place("pci0000:40", 0, "40:01.0", "41:00.0", NULL, NULL);
+	struct nd_pci_place sys = place("pci0000:80", 1, "80:01.0", "81:00.0", NULL, NULL);
+	struct nd_pci_place unknown = { .numa = -1 };
+	struct nd_pci_place stray = place("", -1, "40:01.0", NULL, NULL, NULL);
+
+	assert_int_equal(nd_pci_distance_of(&gpu, &near), ND_PIX);
+	assert_int_equal(nd_pci_distance_of(&gpu, &far), ND_PXB);
+	assert_int_equal(nd_pci_distance_of(&gpu, &root), ND_PHB);
+	assert_int_equal(nd_pci_distance_of(&gpu, &node), ND_NODE);
+	assert_int_equal(nd_pci_distance_of(&gpu, &sys), ND_SYS);
+	assert_int_equal(nd_pci_distance_of(&gpu, &unknown), ND_SYS);
+	assert_int_equal(nd_pci_distance_of(&stray, &stray), ND_SYS);
+	assert_int_equal(nd_pci_distance_of(&near, &gpu), ND_PIX);
+	for (int d = ND_PIX; d <= ND_SYS; d++)
+		assert_non_null(nd_distance_name((enum nd_distance)d));
+}
+
+/* --- choice ------------------------------------------------------------------------------------------- */
+
+#define DEVICES 4
+
+static struct nd_device devices[DEVICES];
+static struct nd_port ports[DEVICES];
+static struct nd_gpu gpus[4];
+static char dir[CM_DIR_BYTES];
+
+static int setup(void **state)
+{
+	cm_dir_make(dir);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	cm_dir_remove(dir);
+	return 0;
+}
+
+/* GPUs and devices without a place are all at the same distance. */
+static struct nd_topology choose(unsigned n_gpus, unsigned n_devices, unsigned k, unsigned down)
+{
+	struct nd_source s = ND_SOURCE_LIVE;
+	struct nd_devices d = { .v = devices, .n = n_devices };
+	struct nd_topology t = { .gpus = gpus, .n_gpus = n_gpus };
+
+	snprintf(s.root, sizeof(s.root), "%s", dir);
+	for (unsigned i = 0; i < n_devices; i++) {
+		ports[i] =
+			(struct nd_port){ .number = 1,
+					  .state = down & 1u << i ? ND_PORT_DOWN : ND_PORT_ACTIVE };
+		devices[i] = (struct nd_device){ .ports = &ports[i], .n_ports = 1, .numa = -1 };
+	}
+	assert_int_equal(nd_affinity_make(&s, &d, k, &t), 0);
+	return t;
+}
+
+static unsigned of(const struct nd_topology *t, unsigned gpu)
+{
+	for (size_t i = 0; i < t->n_pairs; i++)
+		if (t->pairs[i].gpu == gpu && t->pairs[i].preferred)
+			return t->pairs[i].device;
+	return UINT16_MAX;
+}
+
+static unsigned preferred(const struct nd_topology *t, unsigned gpu)
+{
+	unsigned n = 0;
+
+	for (size_t i = 0; i < t->n_pairs; i++)
+		n += t->pairs[i].gpu == gpu && t->pairs[i].preferred;
+	return n;
+}
+
+static void equal_ones_are_spread(void **state)
+{
+	struct nd_topology t = choose(4, 4, 1, 0);
+
+	for (unsigned g = 0; g < 4; g++)
+		assert_int_equal(of(&t, g), g);
+	free(t.pairs);
+	t = choose(4, 2, 1, 0);
+	for (unsigned g = 0; g < 4; g++)
+		assert_int_equal(of(&t, g), g % 2);
+	free(t.pairs);
+}
+
+static void ports_that_are_down_come_last(void **state)
+{
+	struct nd_topology t = choose(2, 4, 1, 0x3);
+
+	assert_int_equal(of(&t, 0), 2);
+	assert_int_equal(of(&t, 1), 3);
+	free(t.pairs);
+	/* and are taken where there is nothing else */
+	t = choose(2, 2, 1, 0x3);
+	assert_int_equal(of(&t, 0), 0);
+	assert_int_equal(of(&t, 1), 1);
+	free(t.pairs);
+}
+
+static void as_many_as_asked_for(void **state)
+{
+	struct nd_topology t = choose(2, 4, 2, 0);
+
+	assert_int_equal(preferred(&t, 0), 2);
+	assert_int_equal(preferred(&t, 1), 2);
+	free(t.pairs);
+	t = choose(2, 4, 0, 0);
+	assert_int_equal(preferred(&t, 0), 4);
+	free(t.pairs);
+	t = choose(2, 4, 9, 0);
+	assert_int_equal(preferred(&t, 1), 4);
+	free(t.pairs);
+	t = choose(2, 0, 1, 0);
+	assert_int_equal(t.n_pairs, 0);
+}
+
+/* --- sysfs --------------------------------------------------------------------------------------------- */
+
+static void scan(struct nd_topology *ret)
+{
+	struct nd_source s;
+	struct nd_devices none = { 0 };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	cm_file_write(dir, "sys/here", "");
+	assert_int_equal(nd_source_open(&s, dir), 0);
+	assert_int_equal(nd_topology_scan(&s, &none, 1, ret, &err), 0);
+}
+
+static void function(const char *bdf, const char *vendor, const char *class)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "sys/bus/pci/devices/%s/vendor", bdf);
+	cm_file_write(dir, path, vendor);
+	snprintf(path, sizeof(path), "sys/bus/pci/devices/%s/class", bdf);
+	cm_file_write(dir, path, class);
+}
+
+static void what_is_a_gpu(void **state)
+{
+	struct nd_topology t;
+
+	function("0000:01:00.0", "0x10de\n", "0x030200\n"); /* 3D controller */
+	function("0000:02:00.0", "0x10de\n", "0x030000\n"); /* with a picture */
+	function("0000:03:00.0", "0x10de\n", "0x040300\n"); /* its sound */
+	function("0000:04:00.0", "0x1a03\n", "0x030000\n"); /* the board's console */
+	function("0000:05:00.0", "0x1002\n", "0x120000\n"); /* accelerator */
+	function("0000:06:00.0", "0x10de\n", "nonsense\n");
+	scan(&t);
+	assert_int_equal(t.n_gpus, 3);
+	assert_string_equal(t.gpus[0].bdf, "0000:01:00.0");
+	assert_string_equal(t.gpus[2].bdf, "0000:05:00.0");
+	assert_int_equal(t.gpus[0].numa, -1);
+	nd_topology_deinit(&t);
+}
+
+static void nodes_and_their_cpus(void **state)
+{
+	struct nd_topology t;
+
+	cm_file_write(dir, "sys/devices/system/node/node0/cpulist", "0-3,8,10-11\n");
+	cm_file_write(dir, "sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:  2048 kB\n");
+	cm_file_write(dir, "sys/devices/system/node/node1/cpulist", "\n");
+	cm_file_write(dir, "sys/devices/system/node/node10/cpulist", "5-99999999,x\n");
+	cm_file_write(dir, "sys/devices/system/node/nodes", "");
+	scan(&t);
+	assert_int_equal(t.n_nodes, 3);
+	assert_int_equal(CPU_COUNT(&t.nodes[0].cpus), 7);
+	assert_true(CPU_ISSET(11, &t.nodes[0].cpus) && !CPU_ISSET(9, &t.nodes[0].cpus));
+	assert_int_equal(t.nodes[0].memory, 2048 * 1024);
+	assert_int_equal(CPU_COUNT(&t.nodes[1].cpus), 0);
+	assert_int_equal(t.nodes[2].id, 10);
+	assert_int_equal(CPU_COUNT(&t.nodes[2].cpus), CPU_SETSIZE - 5);
+	nd_topology_deinit(&t);
+}
+
+static void hidden_ones_are_counted(void **state)
+{
+	struct nd_topology t;
+
+	cm_file_write(dir, "dev/nvidia0", "");
+	cm_file_write(dir, "dev/nvidia1", "");
+	cm_file_write(dir, "dev/nvidia1x", "");
+	cm_file_write(dir, "dev/nvidiactl", "");
+	function("0000:01:00.0", "0x10de\n", "0x030200\n");
+	scan(&t);
+	assert_int_equal(t.hidden_gpus, 1);
+	nd_topology_deinit(&t);
+	cm_file_write(dir, "proc/driver/nvidia/gpus/0000:01:00.0/information", "");
+	function("0000:02:00.0", "0x10de\n", "0x030200\n");
+	function("0000:03:00.0", "0x10de\n", "0x030200\n");
+	scan(&t);
+	assert_int_equal(t.hidden_gpus, 0);
+	nd_topology_deinit(&t);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(distances),
+		TEST(equal_ones_are_spread),
+		TEST(ports_that_are_down_come_last),
+		TEST(as_many_as_asked_for),
+		TEST(what_is_a_gpu),
+		TEST(nodes_and_their_cpus),
+		TEST(hidden_ones_are_counted),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
