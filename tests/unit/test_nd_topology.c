@@ -16,9 +16,9 @@ static struct nd_pci_place place(const char *host, int numa, const char *a, cons
 	const char *path[] = { a, b, c, d };
 	struct nd_pci_place p = { .numa = numa };
 
-	strcpy(p.host, host);
+	snprintf(p.host, sizeof(p.host), "%s", host);
 	for (int i = 0; i < 4 && path[i]; i++)
-		strcpy(p.path[p.n++], path[i]);
+		snprintf(p.path[p.n++], sizeof(p.path[0]), "%s", path[i]);
 	return p;
 }
 

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events of links as they come, and what happens when more come than are read; in a network namespace of its own. */
+#include "netdetect/monitor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/unit/cm.h"
+
+#define SKIPPED 77
+#define STORM 6000
+#define SCANS 30
+#define STEADY 1000
+
+static void batch(const char *what, const char *network, int n)
+{
+	FILE *f = popen("ip -force -batch - >/dev/null 2>&1", "w");
+
+	assert_non_null(f);
+	for (int i = 0; i < n; i++)
+		fprintf(f, "addr %s %s.%d.%d/32 dev lo\n", what, network, i >> 8 & 255, i & 255);
+	pclose(f);
+}
+
+static void lo_up(void)
+{
+	assert_int_equal(system("ip link set lo up"), 0);
+}
+
+static bool readable(struct nd_monitor *m, int ms)
+{
+	struct pollfd p = { nd_monitor_fd(m), POLLIN, 0 };
+
+	return poll(&p, 1, ms) == 1;
+}
+
+/* Runs in a child, since a process cannot go back to the namespace it came from. */
+static void in_namespace(void (*fn)(void))
+{
+	int status;
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (!pid) {
+		if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET) < 0)
+			_exit(SKIPPED);
+		fn();
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
+		skip();
+	assert_int_equal(status, 0);
+}
+
+/* Of a child: no assertion of the test library, which would go on with the other tests. */
+#define CHECK(x)                                                       \
+	do {                                                           \
+		if (!(x)) {                                            \
+			fprintf(stderr, "%d: not %s\n", __LINE__, #x); \
+			_exit(1);                                      \
+		}                                                      \
+	} while (0)
+
+static void changes(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_monitor *m;
+
+	CHECK(nd_monitor_new(&m, &err) == 0);
+	CHECK(strstr(nd_monitor_describe(m), "rtnetlink"));
+	CHECK(!readable(m, 0) && nd_monitor_read(m) == 0);
+	lo_up();
+	CHECK(readable(m, 10000));
+	CHECK(nd_monitor_read(m) & ND_CHANGE_LINKS);
+	batch("add", "10.1", 1);
+	CHECK(readable(m, 10000));
+	CHECK(nd_monitor_read(m) == ND_CHANGE_LINKS);
+	CHECK(nd_monitor_read(m) == 0);
+	nd_monitor_free(m);
+}
+
+static void storm(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_monitor *m;
+
+	CHECK(nd_monitor_new(&m, &err) == 0);
+	lo_up();
+	batch("add", "10.1", STORM);
+	CHECK(readable(m, 10000));
+	CHECK(nd_monitor_read(m) & ND_CHANGE_OVERRUN);
+	CHECK(nd_monitor_read(m) == 0);
+	/* and it goes on */
+	batch("del", "10.1", 1);
+	CHECK(readable(m, 10000));
+	CHECK(nd_monitor_read(m) == ND_CHANGE_LINKS);
+	nd_monitor_free(m);
+}
+
+/* Dumps that are interrupted by changes start again, and what comes out is whole. */
+static void scan_while_it_changes(void)
+{
+	pid_t changing;
+
+	lo_up();
+	batch("add", "10.1", STEADY);
+	changing = fork();
+	if (!changing)
+		for (;;) {
+			batch("add", "172.16", 200);
+			batch("del", "172.16", 200);
+		}
+	for (int i = 0; i < SCANS; i++) {
+		struct dray_err err = DRAY_ERR_NULL;
+		struct nd_links l = { 0 };
+		size_t steady = 0;
+		int r = nd_links_scan(&ND_SOURCE_LIVE, &l, &err);
+
+		/* eight times in a row interrupted, it gives up and says so */
+		CHECK(r == 0 || r == -EINTR);
+		for (size_t k = 0; k < l.n_addrs; k++)
+			steady += l.addrs[k].addr.s6_addr[12] == 10;
+		CHECK(r || steady == STEADY);
+		nd_links_deinit(&l);
+	}
+	kill(changing, SIGKILL);
+	waitpid(changing, NULL, 0);
+}
+
+static void test_changes(void **state)
+{
+	in_namespace(changes);
+}
+
+static void test_storm(void **state)
+{
+	in_namespace(storm);
+}
+
+static void test_scan_while_it_changes(void **state)
+{
+	in_namespace(scan_while_it_changes);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_changes),
+		cmocka_unit_test(test_storm),
+		cmocka_unit_test(test_scan_while_it_changes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent beside Soft-RoCE: rails come and go with their devices, and an agent that holds a device open never keeps it from going."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+BUILD = pathlib.Path(os.environ.get("DRAY_BUILD", "build")).resolve()
+LIMIT = 30
+
+
+def run(*argv):
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT).stdout
+
+
+class Agent:
+    def __init__(self, directory):
+        self.control, self.log = directory / "control.sock", directory / "log"
+        self.process = subprocess.Popen([BUILD / "drayd", "--state-dir", directory / "state", "--socket", directory / "dray.sock",
+                                         "--control", self.control, "--listen", "127.0.0.1:0"], stderr=self.log.open("w"))
+
+    def rails(self):
+        return {r["device"]: r for r in json.loads(run(BUILD / "drayctl", "--control", self.control, "rails", "--json"))["rails"]}
+
+    def until(self, holds):
+        end = time.monotonic() + LIMIT
+        while True:
+            with contextlib.suppress(subprocess.CalledProcessError):  # not ready yet
+                rails = self.rails()
+                if holds(rails):
+                    return rails
+            assert time.monotonic() < end, f"not so in {LIMIT} s:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def agent():
+    run("ip", "link", "add", "d7", "type", "dummy")
+    run("ip", "addr", "add", "10.97.0.1/24", "dev", "d7")
+    run("ip", "link", "set", "d7", "up")
+    with tempfile.TemporaryDirectory() as directory:
+        one = Agent(pathlib.Path(directory))
+        try:
+            yield one
+        finally:
+            one.process.terminate()
+            assert one.process.wait(LIMIT) == 0
+            subprocess.run(["rdma", "link", "delete", "rxe7"], stderr=subprocess.DEVNULL, timeout=LIMIT)
+            subprocess.run(["ip", "link", "delete", "d7"], stderr=subprocess.DEVNULL, timeout=LIMIT)
+
+
+def usable(rails, address):
+    return "rxe7" in rails and rails["rxe7"]["usable"] and rails["rxe7"]["gid"] == address
+
+
+def test_rails_follow(agent):
+    agent.until(lambda rails: "rxe7" not in rails)
+    run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+    rail = agent.until(lambda rails: usable(rails, "10.97.0.1"))["rxe7"]
+    assert rail["netdev"] == "d7" and rail["state"] == "ACTIVE" and "RoCE v2" in rail["reason"]
+    run("ip", "link", "set", "d7", "down")
+    agent.until(lambda rails: not rails["rxe7"]["usable"])
+    run("ip", "link", "set", "d7", "up")
+    agent.until(lambda rails: usable(rails, "10.97.0.1"))
+    run("ip", "addr", "add", "10.98.0.1/24", "dev", "d7")
+    run("ip", "addr", "del", "10.97.0.1/24", "dev", "d7")
+    agent.until(lambda rails: usable(rails, "10.98.0.1"))
+    assert "GID" in agent.log.read_text()
+
+
+def test_a_device_that_goes_is_let_go(agent):
+    """The kernel waits for those that hold a device open: the commands return all the same, and the agent lives."""
+    for _ in range(3):
+        run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+        agent.until(lambda rails: usable(rails, "10.97.0.1"))
+        run("rdma", "link", "delete", "rxe7")
+        agent.until(lambda rails: "rxe7" not in rails)
+    run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+    agent.until(lambda rails: usable(rails, "10.97.0.1"))
+    run("ip", "link", "delete", "d7")
+    agent.until(lambda rails: "rxe7" not in rails)
+    assert agent.process.poll() is None
