@@ -304,9 +304,13 @@ void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan)
 {
 	bool new = false;
 
-	dray_list_for_each(&m->held, h, struct held, link)
-		if (!nd_device_by_name(&scan->devices, h->name))
+	dray_list_for_each(&m->held, h, struct held, link) {
+		const struct nd_device *d = nd_device_by_name(&scan->devices, h->name);
+
+		/* of one that is going, the node goes first, and the kernel waits for us */
+		if (!d || d->open_error)
 			let_go(h);
+	}
 	for (size_t i = 0; i < scan->devices.n; i++)
 		new |= to_hold(m, &scan->devices.v[i]);
 	/* listing devices loads libraries of all makes: only where there is one to open */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "lib/cleanup.h"
 #include "netdetect/attr.h"
@@ -333,8 +334,11 @@ static void ask_rest(const struct nd_source *s, struct nd_devices *d)
 			 nd_rdma_message, d, &ignored);
 }
 
-static int ask_kernel(const struct nd_source *s, struct nd_devices *d, struct dray_err *reterr)
+/* *ret_answered: the kernel (or a recording of it) has said which devices there are, if only that there are none. */
+static int ask_kernel(const struct nd_source *s, struct nd_devices *d, bool *ret_answered,
+		      struct dray_err *reterr)
 {
+	char path[ND_PATH_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
 	int r = nd_dump(s, NETLINK_RDMA, ND_RECORD_RDMA_DEV, OP(RDMA_NLDEV_CMD_GET), NULL, 0,
 			nd_rdma_message, restart_devices, d, &err);
@@ -342,6 +346,8 @@ static int ask_kernel(const struct nd_source *s, struct nd_devices *d, struct dr
 	/* a kernel without RDMA netlink may still have devices, of which sysfs tells */
 	if (missing(r))
 		return 0;
+	*ret_answered = nd_is_live(s) ||
+			access(nd_path(s, path, "/netlink/" ND_RECORD_RDMA_DEV), F_OK) == 0;
 	for (size_t i = 0; r >= 0 && i < d->n; i++) {
 		r = ask_ports(s, d, i, &err);
 		/* gone since */
@@ -393,7 +399,7 @@ static int by_number(const void *a, const void *b)
 
 static int fill(const struct nd_source *s, const struct nd_links *links, struct nd_devices *d)
 {
-	int r = nd_sysfs_devices(s, d);
+	int r = 0;
 
 	for (size_t i = 0; r >= 0 && i < d->n; i++) {
 		r = nd_sysfs_device(s, &d->v[i]);
@@ -411,8 +417,12 @@ int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, str
 		    struct dray_err *reterr)
 {
 	struct nd_devices d = { 0 };
-	int r = ask_kernel(s, &d, reterr);
+	bool answered = false;
+	int r = ask_kernel(s, &d, &answered, reterr);
 
+	/* a device that is going is in sysfs for as long as somebody holds it, and no longer in netlink */
+	if (r >= 0 && !answered)
+		r = nd_sysfs_devices(s, &d);
 	if (r >= 0)
 		r = fill(s, links, &d);
 	if (r < 0) {

@@ -78,7 +78,7 @@ def busy(a, b):
 
 def test_schemas_agree_with_the_interface():
     """schema/ctl is written by hand: it must say what the D-Bus records say."""
-    kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer"}
+    kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer", "i": "integer"}
     records = yaml.safe_load((ROOT / "schema/dbus.yaml").read_text())["records"]
     for record in records:
         item = schema_of(record["name"] + "s")["properties"][record["name"] + "s"]["items"]
@@ -423,7 +423,7 @@ def test_drayctl_manual_is_complete():
     text = plain_roff(ROOT / "ctl/man/drayctl.1")
     out = subprocess.run([DRAYCTL, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
     verbs = re.findall(r"^  ([a-z]+) ", out.split("Verbs:")[1].split("Options:")[0], re.M)
-    assert len(verbs) == 9
+    assert len(verbs) == 12
     for verb in verbs:
         assert re.search(rf"^\.B {verb}\b", text, re.M), f"{verb} is not in drayctl(1)"
         out += subprocess.run([DRAYCTL, verb, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
