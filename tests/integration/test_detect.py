@@ -379,6 +379,65 @@ def test_doctor_memlock():
     assert done.returncode in (1, 2)
 
 
+def findings(directory, check):
+    out = subprocess.run([DRAYCTL, "doctor", "--json", "--from-sysfs", directory], stdout=subprocess.PIPE, timeout=LIMIT).stdout
+    return [(f["severity"], f["about"], f["text"]) for f in json.loads(out)["findings"] if f["check"] == check]
+
+
+def finding(directory, check):
+    one, = findings(directory, check)
+    return one
+
+
+def test_doctor_uverbs(tmp_path):
+    models.hgx_8x8().write(tmp_path)
+    assert finding(tmp_path, "uverbs")[0] == "ok"
+    (tmp_path / "dev/infiniband/uverbs3").unlink()
+    severity, about, text = finding(tmp_path, "uverbs")
+    assert (severity, about) == ("error", "mlx5_3") and "uverbs3 is not here" in text
+
+
+def test_doctor_mtu(machines):
+    assert finding(machines["hgx_8x8"], "mtu")[0] == "ok"
+    severity, about, text = finding(machines["link_local_only"], "mtu")
+    assert (severity, about) == ("warning", "mlx5_0/1") and "1024" in text and "1500" in text
+
+
+def test_doctor_gid_and_address(machines):
+    assert finding(machines["hgx_8x8"], "gid")[0] == finding(machines["hgx_8x8"], "address")[0] == "ok"
+    assert "link-local" in finding(machines["link_local_only"], "gid")[2]
+    assert finding(machines["link_local_only"], "address")[0] == "warning"
+
+
+def test_doctor_ports(machines):
+    assert finding(machines["hgx_8x8"], "port")[0] == "ok"
+    assert ("warning", "mlx5_2/1") in [f[:2] for f in findings(machines["infiniband_limited"], "port")]
+
+
+def test_doctor_gpu_direct(tmp_path):
+    models.hgx_8x8().write(tmp_path)
+    assert finding(tmp_path, "gpu-direct")[0] == "warning"
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert "nvidia-peermem" in finding(tmp_path, "gpu-direct")[2]
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15\n")
+    assert finding(tmp_path, "gpu-direct")[0] == "ok" and "DMA-BUF" in finding(tmp_path, "gpu-direct")[2]
+
+
+def test_doctor_kernel_and_huge_pages(tmp_path):
+    models.no_rdma().write(tmp_path)
+    assert [f[0] for f in findings(tmp_path, "kernel")] == ["info"]
+    assert finding(tmp_path, "huge-pages")[0] == "ok"
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("5.10.0-30-amd64\n")
+    assert [f[0] for f in findings(tmp_path, "kernel")] == ["warning", "warning", "info", "info"]
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.18.44\n")
+    assert [f[0] for f in findings(tmp_path, "kernel")] == ["ok"]
+    (tmp_path / "proc/meminfo").write_text("HugePages_Total:    8\nHugePages_Free:     0\n")
+    assert finding(tmp_path, "huge-pages")[0] == "warning"
+    (tmp_path / "proc/meminfo").write_text("HugePages_Total:    0\nHugePages_Free:     0\n")
+    assert finding(tmp_path, "huge-pages")[0] == "info"
+
+
 def test_doctor_forms():
     text, plain = (subprocess.run([DRAYCTL, "doctor", *form], stdout=subprocess.PIPE, text=True, timeout=LIMIT).stdout
                    for form in ((), ("--plain",)))
