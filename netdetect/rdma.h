@@ -61,9 +61,8 @@ struct nd_device {
 	char bdf[16];                    /* "" for what is not on PCI */
 	int numa;                        /* -1 unknown */
 	bool virtual_function;
-	char uverbs[32];  /* "uverbs0", "" none */
-	int open_error;   /* 0: the uverbs node opens; else errno of trying; ENOENT: no node */
-	bool peer_memory; /* kernel can register DMA-BUF: set by what opens the device, else false */
+	char uverbs[32];       /* "uverbs0", "" none */
+	int open_error;        /* 0: the uverbs node opens; else errno of trying; ENOENT: no node */
 	struct nd_port *ports; /* by number */
 	size_t n_ports;
 	struct nd_resource resources[ND_RESOURCES_MAX];
