@@ -18,14 +18,6 @@ struct plan {
 	unsigned *load; /* GPUs that have each device */
 };
 
-static bool active(const struct nd_device *d)
-{
-	for (size_t i = 0; i < d->n_ports; i++)
-		if (d->ports[i].state == ND_PORT_ACTIVE)
-			return true;
-	return false;
-}
-
 static struct nd_affinity *pair_of(struct plan *p, size_t gpu, size_t device)
 {
 	return &p->t->pairs[gpu * p->devices->n + device];
@@ -34,7 +26,8 @@ static struct nd_affinity *pair_of(struct plan *p, size_t gpu, size_t device)
 /* Is a the better choice for this GPU? Devices stand in the order of their names. */
 static bool better(struct plan *p, const struct nd_affinity *a, const struct nd_affinity *b)
 {
-	bool x = active(&p->devices->v[a->device]), y = active(&p->devices->v[b->device]);
+	bool x = nd_device_active(&p->devices->v[a->device]),
+	     y = nd_device_active(&p->devices->v[b->device]);
 
 	if (x != y)
 		return x;
@@ -55,9 +48,9 @@ static void choose(struct plan *p, size_t gpu)
 		if (!best || better(p, a, best))
 			best = a;
 		/* what it would be, if no other GPU had chosen */
-		if (!first ||
-		    (active(&p->devices->v[i]) &&
-		     (!active(&p->devices->v[first->device]) || a->distance < first->distance)))
+		if (!first || (nd_device_active(&p->devices->v[i]) &&
+			       (!nd_device_active(&p->devices->v[first->device]) ||
+				a->distance < first->distance)))
 			first = a;
 	}
 	if (!best)

@@ -447,3 +447,11 @@ const struct nd_device *nd_device_by_name(const struct nd_devices *d, const char
 			return &d->v[i];
 	return NULL;
 }
+
+bool nd_device_active(const struct nd_device *d)
+{
+	for (size_t i = 0; i < d->n_ports; i++)
+		if (d->ports[i].state == ND_PORT_ACTIVE)
+			return true;
+	return false;
+}

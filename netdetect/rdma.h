@@ -87,6 +87,9 @@ int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, str
 		    struct dray_err *reterr);
 void nd_devices_deinit(struct nd_devices *d);
 
+/* Has it an active port? */
+bool nd_device_active(const struct nd_device *d);
+
 const struct nd_device *nd_device_by_name(const struct nd_devices *d, const char *name);
 
 /* nd_message_fn for the answers of RDMA netlink (arg: struct nd_devices *); as nd_link_message. */

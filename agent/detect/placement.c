@@ -66,14 +66,6 @@ static void add(struct nodes *n, const struct nd_scan *scan, int id, const cpu_s
 	n->id[n->n++] = id;
 }
 
-static bool active(const struct nd_device *d)
-{
-	for (size_t i = 0; i < d->n_ports; i++)
-		if (d->ports[i].state == ND_PORT_ACTIVE)
-			return true;
-	return false;
-}
-
 static struct nodes nodes_of(const struct nd_scan *scan, const struct dray_strv *named,
 			     const cpu_set_t *allowed)
 {
@@ -84,7 +76,7 @@ static struct nodes nodes_of(const struct nd_scan *scan, const struct dray_strv 
 	if (named->n)
 		return n;
 	for (size_t i = 0; i < scan->devices.n; i++)
-		if (active(&scan->devices.v[i]))
+		if (nd_device_active(&scan->devices.v[i]))
 			add(&n, scan, scan->devices.v[i].numa, allowed);
 	for (size_t i = 0; !n.n && i < scan->topology.n_gpus; i++)
 		add(&n, scan, scan->topology.gpus[i].numa, allowed);
