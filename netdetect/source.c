@@ -88,20 +88,31 @@ int nd_read_text(const struct nd_source *s, char *buf, size_t n, const char *fmt
 	return read_text(path, buf, n);
 }
 
+/* The text of a number; errno is ready for what turns it into one. */
+__attribute__((format(printf, 4, 0))) static int
+read_number(const struct nd_source *s, char *text, size_t n, const char *fmt, va_list args)
+{
+	char path[ND_PATH_MAX];
+	int r;
+
+	path_of(s, path, fmt, args);
+	r = read_text(path, text, n);
+	errno = 0;
+	return r;
+}
+
 int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
 {
-	char path[ND_PATH_MAX], text[64], *end;
+	char text[64], *end;
 	va_list args;
 	uint64_t v;
 	int r;
 
 	va_start(args, fmt);
-	path_of(s, path, fmt, args);
+	r = read_number(s, text, sizeof(text), fmt, args);
 	va_end(args);
-	r = read_text(path, text, sizeof(text));
 	if (r < 0)
 		return r;
-	errno = 0;
 	v = strtoull(text, &end, strncmp(text, "0x", 2) ? 10 : 16);
 	if (end == text || *end || errno || text[0] == '-')
 		return -EINVAL;
@@ -111,18 +122,16 @@ int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
 
 int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
 {
-	char path[ND_PATH_MAX], text[64], *end;
+	char text[64], *end;
 	va_list args;
 	long v;
 	int r;
 
 	va_start(args, fmt);
-	path_of(s, path, fmt, args);
+	r = read_number(s, text, sizeof(text), fmt, args);
 	va_end(args);
-	r = read_text(path, text, sizeof(text));
 	if (r < 0)
 		return r;
-	errno = 0;
 	v = strtol(text, &end, 10);
 	if (end == text || *end || errno || v < INT_MIN || v > INT_MAX)
 		return -EINVAL;
