@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,6 +242,8 @@ int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options
 	if (r < 0)
 		return r;
 	scan = calloc(1, sizeof(*scan));
+	if (scan)
+		atomic_init(&scan->refs, 1);
 	r = scan ? scan_parts(s, o, scan) : -ENOMEM;
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory to look around");
@@ -249,9 +252,16 @@ int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options
 	return 0;
 }
 
+struct nd_scan *nd_scan_ref(struct nd_scan *scan)
+{
+	atomic_fetch_add_explicit(&scan->refs, 1, memory_order_relaxed);
+	return scan;
+}
+
 struct nd_scan *nd_scan_free(struct nd_scan *scan)
 {
-	if (!scan)
+	/* release: our uses come before the end; acquire: the end comes after everybody's */
+	if (!scan || atomic_fetch_sub_explicit(&scan->refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
 	nd_listeners_deinit(&scan->listeners);
 	nd_topology_deinit(&scan->topology);

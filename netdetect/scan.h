@@ -45,6 +45,7 @@ struct nd_scan {
 	struct nd_note notes[ND_NOTES_MAX];
 	size_t n_notes;
 	int64_t took_ns;
+	_Atomic unsigned refs;
 };
 
 /*
@@ -54,6 +55,8 @@ struct nd_scan {
  */
 int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
 		struct nd_scan **ret, struct dray_err *reterr);
+/* One more holder, on any thread; each ends by nd_scan_free(). Nobody changes a scan that is shared. */
+struct nd_scan *nd_scan_ref(struct nd_scan *scan);
 struct nd_scan *nd_scan_free(struct nd_scan *scan);
 DRAY_DEFINE_CLEANUP(struct nd_scan *, nd_scan_free);
 
