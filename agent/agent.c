@@ -11,6 +11,7 @@
 #include "agent/control/control.h"
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/rdma/rails.h"
 #include "agent/region/fault.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -45,8 +46,35 @@ static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool u
 	sessions_revoke_local(a->sessions, remote, code, urgent);
 }
 
-static const struct regions_upcalls regions_up = { .fence = up_fence,
-						   .revoke_local = up_revoke_local };
+static void up_region_added(void *arg, const struct region_view *view, int dmabuf_fd)
+{
+	struct agent *a = arg;
+
+	rails_region_add(a->rails, view, dmabuf_fd);
+}
+
+static void up_region_removed(void *arg, dray_handle region, void (*done)(void *arg),
+			      void *done_arg)
+{
+	struct agent *a = arg;
+
+	rails_region_remove(a->rails, region, done, done_arg);
+}
+
+static void up_region_revoked(void *arg, dray_handle region)
+{
+	struct agent *a = arg;
+
+	rails_region_revoked(a->rails, region);
+}
+
+static const struct regions_upcalls regions_up = {
+	.fence = up_fence,
+	.revoke_local = up_revoke_local,
+	.added = up_region_added,
+	.removed = up_region_removed,
+	.revoked = up_region_revoked,
+};
 
 static void up_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
 {
@@ -79,6 +107,76 @@ static uint32_t up_notification(void *arg, dray_handle region, const uint8_t age
 				length);
 }
 
+static void up_peer_up(void *arg, dray_handle peer, bool rdma)
+{
+	struct agent *a = arg;
+
+	rails_peer_up(a->rails, peer, rdma);
+}
+
+static bool up_peer_down(void *arg, dray_handle peer)
+{
+	struct agent *a = arg;
+
+	return rails_peer_down(a->rails, peer);
+}
+
+static void up_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
+{
+	struct agent *a = arg;
+
+	rails_peer_ports(a->rails, peer, ports);
+}
+
+static void up_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
+{
+	struct agent *a = arg;
+
+	rails_peer_keys(a->rails, peer, grant, sessions_remote_length(a->sessions, peer, grant),
+			rails);
+}
+
+static unsigned up_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
+			      unsigned max)
+{
+	struct agent *a = arg;
+	uint64_t offset, length;
+	dray_handle region;
+
+	if (!grant_range(a->regions, peer, grant, &region, &offset, &length))
+		return 0;
+	return rails_grant_keys(a->rails, region, offset, length, buf, max);
+}
+
+static void up_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
+			  const struct pmsg_qp_connect *m)
+{
+	struct agent *a = arg;
+
+	rails_peer_connect(a->rails, peer, request_id, m);
+}
+
+static void up_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
+{
+	struct agent *a = arg;
+
+	rails_peer_close(a->rails, peer, request_id, qp);
+}
+
+static void up_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
+{
+	struct agent *a = arg;
+
+	sessions_remote_keys(a->sessions, peer, grant, keys);
+}
+
+static void up_peer_quiet(void *arg, dray_handle peer)
+{
+	struct agent *a = arg;
+
+	peers_quiet(a->peers, peer);
+}
+
 static void up_changed(void *arg)
 {
 	(void)arg;
@@ -89,6 +187,13 @@ static const struct peers_upcalls peers_up = {
 	.lost = up_lost,
 	.draining = up_draining,
 	.notification = up_notification,
+	.up = up_peer_up,
+	.down = up_peer_down,
+	.ports = up_ports,
+	.keys = up_keys,
+	.grant_keys = up_grant_keys,
+	.qp_connect = up_qp_connect,
+	.qp_close = up_qp_close,
 	.changed = up_changed,
 };
 
@@ -145,6 +250,9 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		break;
 	case EVENT_SNAPSHOT:
 		listing_answered(ev->snapshot);
+		break;
+	case EVENT_TRANSPORT:
+		rails_handle_message(a->rails, worker, &ev->message);
 		break;
 	case EVENT_QUIT:
 		break;
@@ -236,7 +344,7 @@ static uint64_t control_metric(struct agent *a, enum dray_metric m)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
 		if (values[i].metric == m)
 			return values[i].value;
-	return 0;
+	return rails_metric(a->rails, m);
 }
 
 uint64_t agent_metric(struct agent *a, enum dray_metric m)
@@ -275,12 +383,13 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 		log_info("agent", "worker %u runs on any CPU", i);
 }
 
-static void up_detected(void *arg, const struct nd_scan *scan)
+static void up_detected(void *arg, struct nd_scan *scan)
 {
 	struct agent *a = arg;
 	cpu_set_t allowed;
 
 	peers_links_changed(a->peers, &scan->links);
+	rails_follow(a->rails, scan);
 	/* this thread keeps the mask that the process was given */
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
 		return;
@@ -392,6 +501,17 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s",
 					    dray_errno_text(ret));
 	}
+	ret = rails_new(&a->rails,
+			&(struct rails_deps){ .event = a->event,
+					      .cfg = cfg,
+					      .pool = &a->pool,
+					      .verbs = &verbs_real,
+					      .remote_keys = up_remote_keys,
+					      .peer_quiet = up_peer_quiet,
+					      .arg = a },
+			reterr);
+	if (ret < 0)
+		return ret;
 	ret = regions_new(&a->regions,
 			  &(struct regions_deps){ .cfg = cfg,
 						  .pool = &a->pool,
@@ -416,6 +536,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			reterr);
 	if (ret < 0)
 		return ret;
+	rails_attach(a->rails, a->regions, a->peers);
 	ret = sessions_new(&a->sessions,
 			   &(struct sessions_deps){ .event = a->event,
 						    .cfg = cfg,
@@ -494,6 +615,7 @@ void agent_deinit(struct agent *a)
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);
 	pool_stop(&a->pool);
+	a->rails = rails_free(a->rails);
 	a->regions = regions_free(a->regions);
 	dray_list_for_each(&a->listings, l, struct listing, link) {
 		for (unsigned i = 0; i < l->n; i++)

@@ -20,6 +20,7 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct control;
 struct detect;
+struct rails;
 
 struct agent {
 	const struct config *config;
@@ -27,6 +28,7 @@ struct agent {
 	struct identity identity;
 	struct worker_pool pool;
 	sd_event_source *worker_events[WORKERS_MAX];
+	struct rails *rails;
 	struct regions *regions;
 	struct peers *peers;
 	struct sessions *sessions;

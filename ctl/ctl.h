@@ -123,6 +123,7 @@ int ctl_sessions(struct ctl *c);
 int ctl_regions(struct ctl *c);
 int ctl_peers(struct ctl *c);
 int ctl_rails(struct ctl *c);
+int ctl_paths(struct ctl *c);
 int ctl_transfers(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);

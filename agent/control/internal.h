@@ -63,6 +63,7 @@ int control_records_sessions(struct agent *a, sd_bus_message *reply, size_t *ret
 int control_records_regions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
 int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
 int control_records_rails(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
+int control_records_paths(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
 int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
 			      size_t *ret_bytes);
 

@@ -134,6 +134,11 @@ static int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_erro
 	return list(m, userdata, control_records_rails, reterr);
 }
 
+static int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_paths, reterr);
+}
+
 static int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	int ret;

@@ -10,6 +10,7 @@
 
 #include "agent/control/internal.h"
 #include "agent/detect/detect.h"
+#include "agent/rdma/rails.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
@@ -49,6 +50,12 @@ static size_t utf8_length(const unsigned char *p)
 	}
 	return v < least[n] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000) ? 0 : n;
 }
+
+/* Of records that take more than one module to fill. */
+struct agent_rows {
+	struct rows rows;
+	struct agent *agent;
+};
 
 /* D-Bus refuses a whole message for one bad byte, and names are the clients' own words. */
 static const char *text_clean(const char *s, char buf[TEXT_MAX])
@@ -173,6 +180,8 @@ static const char *access_text(uint16_t access)
 
 static void region_append(void *arg, const struct region_info *i)
 {
+	struct agent_rows *r = arg;
+	char rdma[TEXT_MAX];
 	const union value v[DRAY_DBUS_REGION_FIELD_N] = {
 		[DRAY_DBUS_REGION_FIELD_REGION] = { .n = i->region },
 		[DRAY_DBUS_REGION_FIELD_NAME] = { .s = i->name },
@@ -184,22 +193,29 @@ static void region_append(void *arg, const struct region_info *i)
 		[DRAY_DBUS_REGION_FIELD_TOKENS] = { .n = i->tokens },
 		[DRAY_DBUS_REGION_FIELD_GRANTS] = { .n = i->grants },
 		[DRAY_DBUS_REGION_FIELD_STATE] = { .s = i->state },
+		[DRAY_DBUS_REGION_FIELD_RDMA] = { .s = rails_region_text(r->agent->rails, i->region,
+									 rdma, sizeof(rdma)) },
 	};
 
-	row_append(arg, dray_dbus_region_fields, v, DRAY_ARRAY_SIZE(v));
+	row_append(&r->rows, dray_dbus_region_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
 int control_records_regions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
 {
-	struct rows r = rows_open(reply);
+	struct agent_rows r = { rows_open(reply), a };
 
 	regions_each(a->regions, region_append, &r);
-	return rows_close(&r, ret_bytes);
+	return rows_close(&r.rows, ret_bytes);
 }
 
 static void peer_append(void *arg, const struct peer_info *i)
 {
+	struct agent_rows *r = arg;
 	char id[IDENTITY_TEXT_BYTES];
+	uint32_t queue_pairs, rails = rails_peer_count(r->agent->rails, i->peer, &queue_pairs);
+	enum dmsg_transport path = queue_pairs ? DMSG_TRANSPORT_RDMA :
+				   i->streams  ? DMSG_TRANSPORT_TCP :
+						 DMSG_TRANSPORT_NONE;
 	const union value v[DRAY_DBUS_PEER_FIELD_N] = {
 		[DRAY_DBUS_PEER_FIELD_PEER] = { .n = i->peer },
 		[DRAY_DBUS_PEER_FIELD_AGENT_ID] = { .s = i->known ? identity_show(i->agent_id, id) :
@@ -214,26 +230,28 @@ static void peer_append(void *arg, const struct peer_info *i)
 		[DRAY_DBUS_PEER_FIELD_IMPORTS] = { .n = i->imports },
 		[DRAY_DBUS_PEER_FIELD_STREAMS] = { .n = i->streams },
 		[DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS] = { .n = span(i->heard_ns) },
-		/* the only path between agents there is yet */
-		[DRAY_DBUS_PEER_FIELD_TRANSPORT] = { .s = i->streams ? dmsg_transport_name(
-									       DMSG_TRANSPORT_TCP) :
-								       "" },
+		[DRAY_DBUS_PEER_FIELD_TRANSPORT] = { .s = path ? dmsg_transport_name(path) : "" },
+		[DRAY_DBUS_PEER_FIELD_RAILS] = { .n = rails },
+		[DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS] = { .n = queue_pairs },
 	};
 
-	row_append(arg, dray_dbus_peer_fields, v, DRAY_ARRAY_SIZE(v));
+	row_append(&r->rows, dray_dbus_peer_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
 int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
 {
-	struct rows r = rows_open(reply);
+	struct agent_rows r = { rows_open(reply), a };
 
 	peers_each(a->peers, peer_append, &r);
-	return rows_close(&r, ret_bytes);
+	return rows_close(&r.rows, ret_bytes);
 }
 
-static void rail_append(struct rows *r, const struct nd_device *d, const struct nd_port *p)
+static void rail_append(struct agent *a, struct rows *r, const struct nd_device *d,
+			const struct nd_port *p)
 {
 	const struct nd_gid *g = nd_gids_best(&p->gids);
+	struct rail_info i = { .number = -1, .state = "", .reason = "" };
+	bool used = rails_port_info(a->rails, d->name, p->number, &i);
 	char gid[INET6_ADDRSTRLEN];
 	const union value v[DRAY_DBUS_RAIL_FIELD_N] = {
 		[DRAY_DBUS_RAIL_FIELD_DEVICE] = { .s = d->name },
@@ -248,6 +266,16 @@ static void rail_append(struct rows *r, const struct nd_device *d, const struct 
 		[DRAY_DBUS_RAIL_FIELD_GID_INDEX] = { .n = g ? g->index : UINT64_MAX },
 		[DRAY_DBUS_RAIL_FIELD_GID] = { .s = g ? nd_gid_text(&g->gid, gid) : "" },
 		[DRAY_DBUS_RAIL_FIELD_REASON] = { .s = g ? g->reason : "no GID is usable" },
+		[DRAY_DBUS_RAIL_FIELD_RAIL] = { .n = used ? (uint64_t)i.number : UINT64_MAX },
+		[DRAY_DBUS_RAIL_FIELD_RAIL_STATE] = { .s = i.state },
+		[DRAY_DBUS_RAIL_FIELD_RAIL_REASON] = { .s = i.reason },
+		[DRAY_DBUS_RAIL_FIELD_QUEUE_PAIRS] = { .n = i.queue_pairs },
+		[DRAY_DBUS_RAIL_FIELD_SERVING] = { .n = i.serving },
+		[DRAY_DBUS_RAIL_FIELD_SENT_BYTES] = { .n = i.sent },
+		[DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES] = { .n = i.received },
+		[DRAY_DBUS_RAIL_FIELD_SLICES] = { .n = i.slices },
+		[DRAY_DBUS_RAIL_FIELD_RETRIES] = { .n = i.retries },
+		[DRAY_DBUS_RAIL_FIELD_FAILOVERS] = { .n = i.failovers },
 	};
 
 	row_append(r, dray_dbus_rail_fields, v, DRAY_ARRAY_SIZE(v));
@@ -260,8 +288,55 @@ int control_records_rails(struct agent *a, sd_bus_message *reply, size_t *ret_by
 
 	for (size_t i = 0; scan && i < scan->devices.n; i++)
 		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
-			rail_append(&r, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
+			rail_append(a, &r, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
 	return rows_close(&r, ret_bytes);
+}
+
+static void path_append(void *arg, const struct path_info *i)
+{
+	struct agent_rows *r = arg;
+	char gid[INET6_ADDRSTRLEN], to_gid[INET6_ADDRSTRLEN];
+	const union value v[DRAY_DBUS_PATH_FIELD_N] = {
+		[DRAY_DBUS_PATH_FIELD_PEER] = { .n = i->peer },
+		[DRAY_DBUS_PATH_FIELD_SEGMENT] = { .s = peers_segment_of(r->agent->peers,
+									 i->peer) },
+		[DRAY_DBUS_PATH_FIELD_DEVICE] = { .s = i->device },
+		[DRAY_DBUS_PATH_FIELD_PORT] = { .n = i->port },
+		[DRAY_DBUS_PATH_FIELD_GID] = { .s = nd_gid_text(i->gid, gid) },
+		[DRAY_DBUS_PATH_FIELD_TO_RAIL] = { .n = i->to_rail },
+		[DRAY_DBUS_PATH_FIELD_TO_GID] = { .s = nd_gid_text(i->to_gid, to_gid) },
+		[DRAY_DBUS_PATH_FIELD_MTU] = { .n = i->mtu },
+		[DRAY_DBUS_PATH_FIELD_STATE] = { .s = i->state },
+		[DRAY_DBUS_PATH_FIELD_REASON] = { .s = i->reason },
+		[DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS] = { .n = i->queue_pairs },
+		[DRAY_DBUS_PATH_FIELD_SENT_BYTES] = { .n = i->sent },
+		[DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES] = { .n = i->received },
+		[DRAY_DBUS_PATH_FIELD_SLICES] = { .n = i->slices },
+		[DRAY_DBUS_PATH_FIELD_RETRIES] = { .n = i->retries },
+		[DRAY_DBUS_PATH_FIELD_FAILOVERS] = { .n = i->failovers },
+	};
+
+	row_append(&r->rows, dray_dbus_path_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_paths(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+{
+	struct agent_rows r = { rows_open(reply), a };
+
+	rails_each_path(a->rails, path_append, &r);
+	return rows_close(&r.rows, ret_bytes);
+}
+
+/* "0,2" */
+static const char *rails_text(uint64_t rails, char buf[TEXT_MAX])
+{
+	size_t at = 0;
+
+	*buf = '\0';
+	for (; rails && at < TEXT_MAX; rails &= rails - 1)
+		at += (size_t)snprintf(buf + at, TEXT_MAX - at, "%s%d", at ? "," : "",
+				       __builtin_ctzll(rails));
+	return buf;
 }
 
 static const char *state_text(uint8_t state)
@@ -278,12 +353,14 @@ static const char *state_text(uint8_t state)
 
 static void transfer_append(struct rows *r, const struct transfer_info *i)
 {
+	char rails[TEXT_MAX];
 	const union value v[DRAY_DBUS_TRANSFER_FIELD_N] = {
 		[DRAY_DBUS_TRANSFER_FIELD_SESSION] = { .n = i->session },
 		[DRAY_DBUS_TRANSFER_FIELD_REQUEST] = { .n = i->request },
 		[DRAY_DBUS_TRANSFER_FIELD_DIRECTION] = { .s = dmsg_direction_name(i->direction) },
 		[DRAY_DBUS_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(i->class) },
 		[DRAY_DBUS_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(i->transport) },
+		[DRAY_DBUS_TRANSFER_FIELD_RAILS] = { .s = rails_text(i->rails, rails) },
 		[DRAY_DBUS_TRANSFER_FIELD_STATE] = { .s = state_text(i->state) },
 		[DRAY_DBUS_TRANSFER_FIELD_OPERATIONS] = { .n = i->operations },
 		[DRAY_DBUS_TRANSFER_FIELD_BYTES] = { .n = i->bytes },

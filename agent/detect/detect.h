@@ -17,8 +17,8 @@ struct detect;
 struct detect_deps {
 	sd_event *event;
 	const struct dray_config *cfg; /* borrowed for the agent's life */
-	/* Control thread; `now` lives until the next call. */
-	void (*changed)(void *arg, const struct nd_scan *now);
+	/* Control thread; `now` lives until the next call, or as long as a reference is held. */
+	void (*changed)(void *arg, struct nd_scan *now);
 	void *arg;
 };
 

@@ -105,6 +105,8 @@ static int on_up(struct peer_fsm *f)
 	}
 	if (peer->p->draining)
 		announce_drain(peer);
+	peer->p->deps.up->up(peer->p->deps.arg, peer->handle,
+			     peer->rdma && peer->p->cfg->rdma.enable);
 	imports_ready(peer);
 	strangers_retry(peer->p, peer);
 	return 0;
@@ -143,7 +145,9 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	fences_clear(peer);
 	if (was_up) {
 		p->lost_total += f->code != DRAY_OK && f->code != DRAY_E_SESSION_CLOSED;
-		grants_peer_gone(p->deps.regions, handle);
+		/* what it was granted may go when nothing of it can reach that any more */
+		if (!p->deps.up->down(p->deps.arg, handle))
+			grants_peer_gone(p->deps.regions, handle);
 		p->deps.up->lost(p->deps.arg, handle, code, f->why);
 		link_down(peer, handle, code);
 		requests_end(peer, code);
@@ -454,6 +458,11 @@ void peers_links_changed(struct peers *p, const struct nd_links *links)
 	segment_follow(p, links);
 }
 
+void peers_quiet(struct peers *p, dray_handle peer)
+{
+	grants_peer_gone(p->deps.regions, peer);
+}
+
 void peers_drain(struct peers *p, uint32_t deadline_ms)
 {
 	p->draining = true;
@@ -505,6 +514,13 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *i
 		memcpy(i.agent_id, peer->agent_id, sizeof(i.agent_id));
 		fn(arg, &i);
 	}
+}
+
+const char *peers_segment_of(struct peers *p, dray_handle handle)
+{
+	const struct peer *peer = table_get(p, handle);
+
+	return peer ? peer->segment : "";
 }
 
 uint32_t peers_count(struct peers *p, uint32_t *ret_ready)

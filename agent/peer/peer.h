@@ -33,6 +33,24 @@ struct peers_upcalls {
 	uint32_t (*notification)(void *arg, dray_handle region, const uint8_t agent_id[16],
 				 uint64_t incarnation, uint64_t id, uint64_t tag,
 				 const uint8_t *payload, uint32_t length);
+	/* The control connection stands. rdma: both sides have that feature. */
+	void (*up)(void *arg, dray_handle peer, bool rdma);
+	/*
+	 * It is over: queue pairs that serve the peer die. True: peers_quiet() is called when they have;
+	 * false: there are none. Before that the peer can still reach what it was granted.
+	 */
+	bool (*down)(void *arg, dray_handle peer);
+	/* The peer's rails, as wire records. */
+	void (*ports)(void *arg, dray_handle peer, const struct dray_vec *ports);
+	/* Keys of a grant that we hold, as wire records. */
+	void (*keys)(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails);
+	/* Keys for a grant that we give, as wire records into buf. Returns how many. */
+	unsigned (*grant_keys)(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
+			       unsigned max);
+	/* Requests of the peer; answered by peers_qp_connect_reply/_refuse() and peers_qp_close_reply(). */
+	void (*qp_connect)(void *arg, dray_handle peer, uint64_t request_id,
+			   const struct pmsg_qp_connect *m);
+	void (*qp_close)(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp);
 	/* State of the peers changed (for signals and counters). */
 	void (*changed)(void *arg);
 };
@@ -96,6 +114,29 @@ int peer_notify(struct peers *p, dray_handle peer, uint64_t grant, uint64_t id, 
 		const uint8_t *payload, uint32_t length, peer_notify_fn fn, void *arg,
 		struct dray_err *reterr);
 
+/* Of the upcall `down`. */
+void peers_quiet(struct peers *p, dray_handle peer);
+
+/* To a peer that is up; otherwise nothing happens. */
+void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports);
+void peers_send_keys(struct peers *p, dray_handle peer, uint64_t grant,
+		     const struct dray_vec *rails);
+
+/*
+ * Ask for the other end of a queue pair, or for its end. fn runs exactly once, not inside the call: code 0
+ * with the answer (of a connect), or an error. A peer that leaves a close unanswered is lost. 0 or -errno.
+ */
+typedef void (*peer_qp_fn)(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m);
+int peers_qp_connect(struct peers *p, dray_handle peer, const struct pmsg_qp_connect *m,
+		     peer_qp_fn fn, void *arg);
+int peers_qp_close(struct peers *p, dray_handle peer, uint64_t qp, peer_qp_fn fn, void *arg);
+
+void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_id,
+			    const struct pmsg_qp_connect_reply *m);
+void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+			     const char *why);
+void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
+
 /* From workers. */
 void peers_handle_stream_lost(struct peers *p, dray_handle peer, uint64_t stream_id);
 void peers_handle_stream_closed(struct peers *p, dray_handle peer, uint64_t stream_id);
@@ -119,6 +160,8 @@ struct peer_info {
 };
 
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg);
+/* Of a peer that is connected, else "". */
+const char *peers_segment_of(struct peers *p, dray_handle peer);
 uint32_t peers_count(struct peers *p, uint32_t *ret_ready);
 uint64_t peers_lost_total(struct peers *p);
 uint64_t peers_strangers_refused(struct peers *p);

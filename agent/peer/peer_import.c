@@ -286,6 +286,8 @@ void import_reply(struct peer *peer, struct request *r, const struct pmsg_import
 	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
 	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access);
 	free(i);
+	if (m->rails.n)
+		peer->p->deps.up->keys(peer->p->deps.arg, peer->handle, m->grant, &m->rails);
 }
 
 void import_error(struct peer *peer, struct request *r, uint32_t code, const char *why)

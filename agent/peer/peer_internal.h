@@ -54,7 +54,15 @@ struct peers {
 	void *stop_arg;
 };
 
-enum request_type { REQUEST_IMPORT, REQUEST_NOTIFY, REQUEST_FENCE, REQUEST_RESET, REQUEST_PROBE };
+enum request_type {
+	REQUEST_IMPORT,
+	REQUEST_NOTIFY,
+	REQUEST_FENCE,
+	REQUEST_RESET,
+	REQUEST_PROBE,
+	REQUEST_QP_CONNECT,
+	REQUEST_QP_CLOSE,
+};
 
 /* A request of ours that waits for its answer. */
 struct request {
@@ -69,6 +77,10 @@ struct request {
 		struct {
 			peer_notify_fn notify_fn;
 			void *notify_arg;
+		};
+		struct {
+			peer_qp_fn qp_fn;
+			void *qp_arg;
 		};
 	};
 };
@@ -113,6 +125,7 @@ struct peer {
 	bool hello_sent; /* on this connection */
 	bool peer_ready; /* we connected, and READY has come */
 	bool left;       /* said BYE in good order */
+	bool rdma;       /* its HELLO has the feature */
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
 	char segment[SEGMENT_MAX + 1];
 	struct dray_addr addr; /* that we connect to, or that it connected from */
@@ -209,6 +222,11 @@ void requests_expire(struct peer *peer, int64_t now);
 void requests_end(struct peer *peer, uint32_t code);
 /* Without a word to anybody. */
 void requests_free(struct peer *peer);
+
+/* --- peer_rails.c --- */
+
+void rails_handle_connect_reply(struct peer *peer, struct request *r,
+				const struct pmsg_qp_connect_reply *m);
 
 /* --- peer_import.c --------------------------------------------------------------------------- */
 

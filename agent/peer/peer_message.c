@@ -63,8 +63,9 @@ void peer_protocol_error(struct peer *peer, uint32_t code, const char *fmt, ...)
 
 static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_import *m)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_IMPORT_REPLY_MIN];
-	struct pmsg_import_reply reply = { .grant = 0 };
+	uint8_t buf[PMSG_HEADER_SIZE + PMSG_IMPORT_REPLY_BODY_MAX];
+	uint8_t rails[PMSG_IMPORT_REPLY_BODY_MAX - PMSG_IMPORT_REPLY_MIN];
+	struct pmsg_import_reply reply = { .grant = 0, .rails = { .p = rails } };
 	struct dray_err why = DRAY_ERR_NULL;
 	struct peers *p = peer->p;
 
@@ -78,6 +79,11 @@ static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_impo
 		send_peer_error(peer, id, why.code ? (uint32_t)why.code : DRAY_E_INTERNAL, why.msg);
 		return;
 	}
+	if (peer->rdma && p->cfg->rdma.enable)
+		reply.rails.n = p->deps.up->grant_keys(p->deps.arg, peer->handle, reply.grant,
+						       rails, sizeof(rails) / PMSG_RAIL_SIZE);
+	if (reply.rails.n)
+		grant_expose(p->deps.regions, peer->handle, reply.grant);
 	peer_send(peer, buf, pmsg_import_reply_encode(buf, sizeof(buf), id, &reply));
 }
 
@@ -124,6 +130,17 @@ static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error
 		return;
 	case REQUEST_NOTIFY:
 		r->notify_fn(r->notify_arg, code);
+		free(r);
+		return;
+	case REQUEST_QP_CONNECT:
+		r->qp_fn(r->qp_arg, code, NULL);
+		free(r);
+		return;
+	case REQUEST_QP_CLOSE:
+		/* whoever is lost cannot answer otherwise */
+		peer_close(peer, DRAY_E_PEER_LOST, "it refused to close a queue pair: %s: %s",
+			   dray_error_name(code), text);
+		r->qp_fn(r->qp_arg, DRAY_E_PEER_LOST, NULL);
 		free(r);
 		return;
 	case REQUEST_FENCE:
@@ -201,6 +218,26 @@ static void handle_reset_reply(struct peer *peer, uint64_t id)
 		stream_reset_done(peer, stream_id);
 }
 
+static void handle_connect_reply(struct peer *peer, uint64_t id,
+				 const struct pmsg_qp_connect_reply *m)
+{
+	struct request *r = answered(peer, id, REQUEST_QP_CONNECT, REQUEST_QP_CONNECT);
+
+	/* one that comes too late was given up, and is closed */
+	if (r)
+		rails_handle_connect_reply(peer, r, m);
+}
+
+static void handle_close_reply(struct peer *peer, uint64_t id)
+{
+	struct request *r = answered(peer, id, REQUEST_QP_CLOSE, REQUEST_QP_CLOSE);
+
+	if (!r)
+		return;
+	r->qp_fn(r->qp_arg, DRAY_OK, NULL);
+	free(r);
+}
+
 /* --- dispatch ----------------------------------------------------------------------------------- */
 
 static void handle_bye(struct peer *peer, uint32_t code)
@@ -229,7 +266,13 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 		struct pmsg_notify notify;
 		struct pmsg_draining draining;
 		struct pmsg_bye bye;
+		struct pmsg_ports ports;
+		struct pmsg_keys keys;
+		struct pmsg_qp_connect qp_connect;
+		struct pmsg_qp_connect_reply qp_connect_reply;
+		struct pmsg_qp_close qp_close;
 	} m;
+	const struct peers_deps *d = &peer->p->deps;
 
 	switch (h->type) {
 	case PMSG_ERROR:
@@ -289,6 +332,35 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 			return false;
 		handle_bye(peer, m.bye.code);
 		return true;
+	case PMSG_PORTS:
+		if (!DECODE(ports))
+			return false;
+		d->up->ports(d->arg, peer->handle, &m.ports.ports);
+		return true;
+	case PMSG_KEYS:
+		if (!DECODE(keys))
+			return false;
+		if (idset_has(&peer->grants, m.keys.grant))
+			d->up->keys(d->arg, peer->handle, m.keys.grant, &m.keys.rails);
+		return true;
+	case PMSG_QP_CONNECT:
+		if (!DECODE(qp_connect))
+			return false;
+		d->up->qp_connect(d->arg, peer->handle, h->request_id, &m.qp_connect);
+		return true;
+	case PMSG_QP_CONNECT_REPLY:
+		if (!DECODE(qp_connect_reply))
+			return false;
+		handle_connect_reply(peer, h->request_id, &m.qp_connect_reply);
+		return true;
+	case PMSG_QP_CLOSE:
+		if (!DECODE(qp_close))
+			return false;
+		d->up->qp_close(d->arg, peer->handle, h->request_id, m.qp_close.qp);
+		return true;
+	case PMSG_QP_CLOSE_REPLY:
+		handle_close_reply(peer, h->request_id);
+		return true;
 	case PMSG_HELLO:
 	case PMSG_READY:
 		dray_err_set(err, 0, DRAY_E_OUT_OF_ORDER, "%s again", pmsg_type_name(h->type));
@@ -305,7 +377,7 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
-	       type == PMSG_NOTIFY;
+	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE;
 }
 
 void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_t *body)

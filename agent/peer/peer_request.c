@@ -57,6 +57,15 @@ static bool expire(struct peer *peer, struct request *r)
 	case REQUEST_NOTIFY:
 		taken.notify_fn(taken.notify_arg, DRAY_E_TIMEOUT);
 		return false;
+	case REQUEST_QP_CONNECT:
+		taken.qp_fn(taken.qp_arg, DRAY_E_TIMEOUT, NULL);
+		return false;
+	case REQUEST_QP_CLOSE:
+		/* its end is proved by the loss of the peer, which destroys what is left here */
+		peer_close(peer, DRAY_E_PEER_LOST,
+			   "it did not answer for a queue pair within transfer.slice_timeout");
+		taken.qp_fn(taken.qp_arg, DRAY_E_PEER_LOST, NULL);
+		return true;
 	case REQUEST_FENCE:
 		peer_close(peer, DRAY_E_PEER_LOST,
 			   "it did not acknowledge a fence within peer.fence_timeout");
@@ -97,6 +106,8 @@ void requests_end(struct peer *peer, uint32_t code)
 			r->notify_fn(r->notify_arg, code);
 		if (r->type == REQUEST_IMPORT)
 			r->import->request = NULL;
+		if (r->type == REQUEST_QP_CONNECT || r->type == REQUEST_QP_CLOSE)
+			r->qp_fn(r->qp_arg, code ? code : DRAY_E_PEER_LOST, NULL);
 		free(r);
 	}
 }

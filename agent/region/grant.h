@@ -28,6 +28,19 @@ void grant_release(struct regions *r, dray_handle peer, dray_handle grant);
 /* The peer has acknowledged the fence (or cannot use the grant any more). */
 void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);
 
+/* The peer has keys by which its devices reach the range: an urgent end waits for its acknowledgement, too. */
+void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
+
+/* Runs fn for each live grant of the region. */
+void grants_of_region(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+				 uint64_t length),
+		      void *arg);
+
+/* Where a live grant of this peer lies. False if there is none. */
+bool grant_range(struct regions *r, dray_handle peer, dray_handle grant, dray_handle *ret_region,
+		 uint64_t *ret_offset, uint64_t *ret_length);
+
 /* The peer is gone: all its grants end, and their fences count as acknowledged. */
 void grants_peer_gone(struct regions *r, dray_handle peer);
 

@@ -58,6 +58,7 @@ struct region {
 	uint32_t barriers; /* under way */
 	bool removing, urgent;
 	bool dropped; /* by every worker */
+	bool leaving; /* only devices may still know it */
 	void (*done)(void *arg);
 	void *arg;
 };
@@ -66,6 +67,8 @@ struct region {
 struct revocation {
 	struct dray_list link;
 	uint64_t number;
+	struct region *region;
+	bool all; /* of its tokens */
 	uint32_t pending, count;
 	void (*done)(void *arg, uint32_t count);
 	void *arg;
@@ -109,6 +112,7 @@ struct grant {
 	struct revocation *revocation;
 	struct grant_view view;
 	bool ending, dropped, fenced;
+	bool exposed; /* to devices, which no worker here can keep from it */
 };
 
 static inline const struct region_view *region_view_of(const struct region *r)

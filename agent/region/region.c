@@ -180,6 +180,7 @@ int region_add(struct regions *r, const struct region_owner *owner, const struct
 	r->bytes += o->length;
 	r->pool_bytes += region->pool_bytes;
 	pool_publish(r->pool, o);
+	r->up->added(r->arg, region->extents.view, -1);
 	*ret_region = region->handle;
 	*ret_length = o->length;
 	*ret_pool_fd = region->kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1;
@@ -188,8 +189,9 @@ int region_add(struct regions *r, const struct region_owner *owner, const struct
 }
 
 /* Order of the two: memory goes first, so that whoever hears of the end finds it gone. */
-static void region_gone(struct region *region)
+static void region_gone(void *of)
 {
+	struct region *region = of;
 	struct regions *r = region->regions;
 	void (*done)(void *arg) = region->done;
 	void *arg = region->arg;
@@ -202,18 +204,30 @@ static void region_gone(struct region *region)
 	done(arg);
 }
 
+/* Can a peer's device reach it that has not acknowledged its fence? */
+static bool exposed(const struct region *region)
+{
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			if (g->exposed && !g->fenced)
+				return true;
+	return false;
+}
+
 /*
  * With an urgent end the grants need only be dropped here, which serving counts; what peers still
  * have to acknowledge is theirs to finish.
  */
 void region_check(struct region *region)
 {
-	if (!region->removing || !region->dropped || region->barriers)
+	if (!region->removing || !region->dropped || region->barriers || region->leaving)
 		return;
-	if (region->urgent && !region->serving)
+	if (region->urgent && !region->serving && !exposed(region))
 		tokens_abandon(region);
-	if (dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations))
-		region_gone(region);
+	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations))
+		return;
+	region->leaving = true;
+	region->regions->up->removed(region->regions->arg, region->handle, region_gone, region);
 }
 
 static void handle_dropped(void *arg)

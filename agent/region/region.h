@@ -37,6 +37,12 @@ struct regions_upcalls {
 	 * inside the call.
 	 */
 	void (*revoke_local)(void *arg, dray_handle remote, uint32_t code, bool urgent);
+	/* The region's memory may be registered with devices; view and descriptor last until `removed` is done. */
+	void (*added)(void *arg, const struct region_view *view, int dmabuf_fd);
+	/* Nobody uses it: devices let go of it, then done(done_arg), possibly inside the call. */
+	void (*removed)(void *arg, dray_handle region, void (*done)(void *arg), void *done_arg);
+	/* All its tokens were revoked, and no importer is left. */
+	void (*revoked)(void *arg, dray_handle region);
 };
 
 struct regions_deps {

@@ -381,6 +381,8 @@ void revocation_step(struct revocation *v)
 	if (--v->pending)
 		return;
 	dray_list_del(&v->link);
+	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->removing)
+		v->region->regions->up->revoked(v->region->regions->arg, v->region->handle);
 	v->done(v->arg, v->count);
 	free(v);
 }
@@ -408,9 +410,12 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 		free(v);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to revoke");
 	}
-	*v = (struct revocation){
-		.number = ++r->revocations, .pending = 1, .done = done, .arg = arg
-	};
+	*v = (struct revocation){ .number = ++r->revocations,
+				  .pending = 1,
+				  .done = done,
+				  .arg = arg,
+				  .region = region,
+				  .all = !only };
 	v->count = tokens_revoke(region, only, v->number);
 	/* those that ended at once are gone; the others, and those of before, step it as they go */
 	dray_list_for_each(&region->tokens, t, struct token, link)

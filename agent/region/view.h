@@ -33,6 +33,7 @@ struct object_view {
 struct region_view {
 	struct object_view o;
 	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
+	bool unmapped; /* a device's memory: `base` is an address that only RDMA devices know */
 	uint32_t n_extents;
 	struct extent_view extents[];
 };

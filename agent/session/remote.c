@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/region/keys.h"
 #include "agent/session/internal.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -201,6 +202,23 @@ void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t gran
 	}
 	r->fenced = true;
 	lose(r, code, dray_error_doc(code), false);
+}
+
+void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
+			  struct rail_keys *keys)
+{
+	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+
+	if (r)
+		pool_keys(ss->pool, OBJECT_REMOTE, r->view.o.handle, keys);
+	rail_keys_unref(keys);
+}
+
+uint64_t sessions_remote_length(struct sessions *ss, dray_handle peer, uint64_t grant)
+{
+	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+
+	return r ? r->view.o.length : 0;
 }
 
 void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, const char *why)

@@ -49,6 +49,11 @@ void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transf
 
 /* The upcalls of peers and regions that end here. */
 void sessions_remote_fenced(struct sessions *s, dray_handle peer, uint64_t grant, uint32_t code);
+/* Keys of a remote that was imported, NULL: none; the reference is consumed. */
+void sessions_remote_keys(struct sessions *s, dray_handle peer, uint64_t grant,
+			  struct rail_keys *keys);
+/* Bytes of a remote that was imported, 0 if it is not known. */
+uint64_t sessions_remote_length(struct sessions *s, dray_handle peer, uint64_t grant);
 void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
 void sessions_peer_draining(struct sessions *s, dray_handle peer);
 void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code, bool urgent);

@@ -28,9 +28,11 @@
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
 
 struct core;
+struct rail_keys;
 struct xfer;
 struct flow;
 struct xfer_session;
+struct transport_message;
 struct transport_ops;
 
 /* Tunables, copied from the configuration at start. */
@@ -56,6 +58,8 @@ struct object {
 	uint32_t drop_code; /* not 0: being dropped; what its users end with */
 	bool retired;       /* its users may finish */
 	bool drop_urgent;   /* its owner is dead: no grace */
+	struct rail_keys *
+		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 };
 
 /* A word in a region: waited for before, or set after a transfer. */
@@ -86,6 +90,7 @@ struct slice {
 	uint64_t id;           /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
+	bool retried;      /* some of it was sent before, on a stream or queue pair that is dead */
 	uint16_t n_local;  /* iovecs */
 	uint16_t n_remote; /* segments */
 	struct iovec local[SLICE_SEGS_MAX];
@@ -118,6 +123,7 @@ struct xfer {
 	uint64_t request_id;
 	bool from_ring;
 	uint8_t transport_index; /* in core->transports */
+	uint64_t rails;          /* transport rdma: those it has used */
 	enum xfer_state state;
 	enum dmsg_direction direction;
 	enum dmsg_class class;
@@ -168,10 +174,21 @@ struct core_upcalls {
 	void (*stream_lost)(struct core *c, dray_handle peer, uint64_t stream_id);
 	/* A stream that we adopted is closed (on request or by itself). */
 	void (*stream_closed)(struct core *c, dray_handle peer, uint64_t stream_id);
-	/* All streams of a peer that went down are closed and its slices ended. */
+	/* One transport is done with a peer that went down: its streams or queue pairs are closed, its slices ended. */
 	void (*peer_gone)(struct core *c, dray_handle peer);
+	/* For the part of the control thread that this transport belongs to. */
+	void (*transport_event)(struct core *c, const struct transport_message *m);
 	/* Memory of this session faulted: the session is ended. */
 	void (*session_fault)(struct core *c, dray_handle session);
+};
+
+/* Between a transport in its worker and its part of the control thread; what they mean is theirs. */
+struct transport_message {
+	enum dmsg_transport transport;
+	uint32_t type, code;
+	dray_handle peer;
+	uint64_t id;
+	void *arg; /* consumed by the receiver where the message's type says so */
 };
 
 #define TRANSPORTS_MAX 4

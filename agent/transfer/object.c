@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "agent/region/keys.h"
 #include "agent/transfer/xfer.h"
 #include "agent/transport/transport.h"
 
@@ -45,6 +46,7 @@ void objects_deinit(struct core *c)
 
 			for (struct object *o = t->slots[i]; o; o = next) {
 				next = o->next;
+				rail_keys_unref(o->keys);
 				free(o);
 			}
 		}
@@ -97,6 +99,17 @@ static struct object *find(struct core *c, enum object_kind kind, dray_handle ha
 	return o;
 }
 
+void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
+		     struct rail_keys *keys)
+{
+	struct object *o = find(c, kind, handle);
+	struct rail_keys *former = o ? o->keys : keys;
+
+	if (o)
+		o->keys = keys;
+	rail_keys_unref(former);
+}
+
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle)
 {
 	struct object *o = find(c, kind, handle);
@@ -118,6 +131,7 @@ static void finish(struct core *c, struct object *o)
 	    o->drop_code != DRAY_E_SESSION_CLOSED)
 		c->objects->graves[c->objects->grave_at++ % GRAVES] =
 			(struct grave){ handle, o->drop_code };
+	rail_keys_unref(o->keys);
 	free(o);
 	c->up->object_dropped(c, kind, handle);
 }

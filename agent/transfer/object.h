@@ -11,6 +11,10 @@ void objects_deinit(struct core *c);
 /* Publishes a view (borrowed until object_dropped). 0 or -ENOMEM. */
 int object_publish(struct core *c, const struct object_view *view);
 
+/* The object's keys from now on (NULL: none); the reference is consumed. An object that is gone has none. */
+void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
+		     struct rail_keys *keys);
+
 /* NULL if unknown, stale or being dropped. */
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle);
 

@@ -124,6 +124,7 @@ static struct slice *slice_new(struct core *c)
 	s->bytes = 0;
 	s->n_local = s->n_remote = 0;
 	s->posted_ns = c->now_ns;
+	s->retried = false;
 	return s;
 }
 

@@ -148,11 +148,8 @@ static void xfer_end(struct core *c, struct xfer *x)
 /* Picks the best transport that reaches the remote now and hands the transfer to it. */
 static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 {
-	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
-
 	for (unsigned i = 0; i < c->n_transports; i++) {
-		struct channel *ch =
-			c->transports[i]->channel(c, c->transport_state[i], remote, x->class);
+		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
 
 		if (!ch)
 			continue;
@@ -299,6 +296,46 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 		xfer_end(c, x);
 	else if (x->state == XFER_RUNNING && x->cursor.op == x->n_ops)
 		xfer_complete(c, x);
+}
+
+void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code)
+{
+	struct slice *s;
+
+	while ((s = dray_list_first(slices, struct slice, link))) {
+		uint32_t own = s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED;
+
+		dray_list_del(&s->link);
+		xfer_slice_done(c, s, code ? code : own, NULL);
+	}
+}
+
+bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices)
+{
+	bool unsent = x->cursor.op < x->n_ops;
+
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		const struct transport_ops *ops = c->transports[i];
+		struct channel *ch;
+		struct slice *s;
+
+		if (i == x->transport_index || !ops->adopt)
+			continue;
+		ch = ops->channel(c, c->transport_state[i], x);
+		if (!ch)
+			continue;
+		sched_dequeue(x);
+		x->transport_index = (uint8_t)i;
+		x->channel = ch;
+		while ((s = dray_list_first(slices, struct slice, link))) {
+			dray_list_del(&s->link);
+			ops->adopt(c, c->transport_state[i], ch, s);
+		}
+		if (unsent && sched_enqueue(c, x, ch) < 0)
+			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
+		return true;
+	}
+	return false;
 }
 
 void xfer_notified(struct core *c, dray_handle handle, uint32_t code)

@@ -59,6 +59,15 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
  */
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail);
 
+/* The same for every slice of the list, with `code`; 0: with the code of its transfer, which is stopping. */
+void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code);
+
+/*
+ * Another transport takes the running transfer over; `slices` are all that the one it was with has of it,
+ * dead on both ends. False: none can, and nothing has changed.
+ */
+bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices);
+
 /* Answer to up->notify. Unknown handles (ended meanwhile) are ignored. */
 void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 

@@ -50,13 +50,13 @@ static void local_deinit(struct core *c, void *state)
 	free(l);
 }
 
-static struct channel *local_channel(struct core *c, void *state, const struct remote_view *remote,
-				     enum dmsg_class class)
+static struct channel *local_channel(struct core *c, void *state, const struct xfer *x)
 {
+	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
 	struct local *l = state;
 
 	(void)c;
-	return remote->is_local ? &l->channels[class] : NULL;
+	return remote->is_local ? &l->channels[x->class] : NULL;
 }
 
 /* progress() looks at the channels itself */

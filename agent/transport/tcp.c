@@ -177,13 +177,22 @@ static void tcp_deinit(struct core *c, void *state)
 	free(t);
 }
 
-static struct channel *tcp_channel(struct core *c, void *state, const struct remote_view *remote,
-				   enum dmsg_class class)
+static struct channel *tcp_channel(struct core *c, void *state, const struct xfer *x)
 {
+	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
 	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
 
 	(void)c;
-	return peer && !peer->down ? &peer->channels[class].ch : NULL;
+	return peer && !peer->down ? &peer->channels[x->class].ch : NULL;
+}
+
+static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)
+{
+	struct tcp_channel *to = dray_container_of(ch, struct tcp_channel, ch);
+
+	(void)c;
+	dray_list_add(&to->retry, &s->link);
+	tcp_channel_pull_later(state, to);
 }
 
 static void tcp_kick(struct core *c, void *state, struct channel *ch)
@@ -330,6 +339,7 @@ const struct transport_ops transport_tcp = {
 	.init = tcp_init,
 	.deinit = tcp_deinit,
 	.channel = tcp_channel,
+	.adopt = tcp_adopt,
 	.kick = tcp_kick,
 	.progress = tcp_progress,
 	.stop = tcp_stop,

@@ -267,8 +267,6 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id);
 /* Ends every slice and closes every stream. */
 void tcp_channel_close(struct tcp_channel *ch, uint32_t code);
-/* Ends the slices in the list with the code of their transfer. */
-void tcp_slices_end(struct core *c, struct dray_list *slices);
 
 /* tcp_serve.c */
 void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,

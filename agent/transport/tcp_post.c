@@ -104,8 +104,7 @@ static bool fill(struct tcp_post *p)
 
 		if (s) {
 			dray_list_del(&s->link);
-			/* 0: the attempt before sent nothing of it */
-			if (s->posted_ns)
+			if (s->retried)
 				core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
 		} else {
 			s = sched_next(c, &ch->ch, 0);
@@ -387,8 +386,7 @@ void tcp_post_lose(struct tcp_post *p)
 
 		if (!s)
 			continue;
-		if (untouched)
-			s->posted_ns = 0;
+		s->retried |= !untouched;
 		if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
 			dray_list_add(&p->waiting, &s->link);
 		else
@@ -400,7 +398,7 @@ void tcp_post_lose(struct tcp_post *p)
 	if (tcp_channel_has_work(ch))
 		tcp_channel_pull_later(t, ch);
 	c->up->stream_lost(c, ch->peer->link->peer, p->s.id);
-	tcp_slices_end(c, &over);
+	xfer_slices_end(c, &over, 0);
 	if (!p->useful)
 		tcp_connect_failed(ch);
 }

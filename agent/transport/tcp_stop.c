@@ -9,16 +9,6 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/tcp.h"
 
-void tcp_slices_end(struct core *c, struct dray_list *slices)
-{
-	struct slice *s;
-
-	while ((s = dray_list_first(slices, struct slice, link))) {
-		dray_list_del(&s->link);
-		xfer_slice_done(c, s, s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED, NULL);
-	}
-}
-
 static void take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to)
 {
 	dray_list_for_each(from, s, struct slice, link)
@@ -80,7 +70,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
 			take_those_of(&p->waiting, x, &over);
-	tcp_slices_end(tcp_of(ch)->c, &over);
+	xfer_slices_end(tcp_of(ch)->c, &over, 0);
 }
 
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
@@ -98,7 +88,7 @@ bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 		tcp_stream_bury(&p->s);
 		if (tcp_channel_has_work(ch))
 			tcp_channel_pull_later(t, ch);
-		tcp_slices_end(t->c, &over);
+		xfer_slices_end(t->c, &over, 0);
 		return true;
 	}
 	return false;
@@ -108,7 +98,6 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct core *c = tcp_of(ch)->c;
-	struct slice *s;
 
 	dray_list_splice(&over, &ch->retry);
 	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
@@ -123,8 +112,5 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 		tcp_stream_bury(&p->s);
 	}
 	ch->n_streams = ch->n_open = 0;
-	while ((s = dray_list_first(&over, struct slice, link))) {
-		dray_list_del(&s->link);
-		xfer_slice_done(c, s, code, NULL);
-	}
+	xfer_slices_end(c, &over, code);
 }

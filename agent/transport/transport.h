@@ -24,9 +24,11 @@ struct transport_ops {
 	int (*init)(struct core *c, void **ret_state);
 	void (*deinit)(struct core *c, void *state);
 
-	/* Channel for this remote and class, or NULL where this transport cannot reach it (now). */
-	struct channel *(*channel)(struct core *c, void *state, const struct remote_view *remote,
-				   enum dmsg_class class);
+	/* Channel for the transfer's regions and class, or NULL where this transport cannot carry it (now). */
+	struct channel *(*channel)(struct core *c, void *state, const struct xfer *x);
+
+	/* A slice of a transfer that was moved to `ch` from another transport; it is dead there. May be NULL. */
+	void (*adopt)(struct core *c, void *state, struct channel *ch, struct slice *s);
 
 	/* The channel has new work. */
 	void (*kick)(struct core *c, void *state, struct channel *ch);
@@ -38,9 +40,17 @@ struct transport_ops {
 	bool (*progress)(struct core *c, void *state);
 
 	/*
+	 * The worker is about to sleep: whatever may happen from here on must wake it. True if there is work
+	 * after all. May be NULL.
+	 */
+	bool (*announce)(struct core *c, void *state);
+
+	/*
 	 * The transfer is stopping: slices not yet sent end now; others end as soon as the rules above
-	 * allow. urgent: this side's memory must not be touched after the call returns, whatever that costs
-	 * (a READ's answer is thrown away, a stream in the middle of a WRITE from it is torn down).
+	 * allow. urgent: its session is gone, and every slice of it has ended when the call returns; the memory
+	 * must not be touched any more, whatever that costs (a READ's answer is thrown away, a stream in the
+	 * middle of a WRITE from it is torn down), except by devices that hold the keys (region/keys.h), which
+	 * keep it registered until they are done.
 	 */
 	void (*stop)(struct core *c, void *state, struct xfer *x, bool urgent);
 
@@ -52,7 +62,10 @@ struct transport_ops {
 
 	/* Peers. May be NULL. The link is borrowed until up->peer_gone(). */
 	int (*peer_up)(struct core *c, void *state, struct peer_link *link);
-	/* Every slice to it ends with `code` (peer_lost, ...); all streams close; then up->peer_gone(). */
+	/*
+	 * Every slice to it ends with `code` (peer_lost, ...), now or as soon as the rules above allow; all
+	 * streams close; then up->peer_gone(), possibly from inside this call.
+	 */
 	void (*peer_down)(struct core *c, void *state, dray_handle peer, uint32_t code);
 	/* An authenticated data stream from the peer; the fd is consumed. */
 	void (*stream_adopt)(struct core *c, void *state, dray_handle peer, int fd,
@@ -61,9 +74,13 @@ struct transport_ops {
 	void (*stream_reset)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
 	/* Both ends of our lost stream are dead: its slices may be sent again. */
 	void (*stream_dead)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
+
+	/* From the transport's part of the control thread. May be NULL. */
+	void (*message)(struct core *c, void *state, const struct transport_message *m);
 };
 
 extern const struct transport_ops transport_local;
+extern const struct transport_ops transport_rdma;
 extern const struct transport_ops transport_tcp;
 
 #endif

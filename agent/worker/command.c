@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the control thread asks of a worker, and what the data plane asks of the worker around it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/transfer/object.h"
@@ -48,9 +49,31 @@ static void up_stream_closed(struct core *c, dray_handle peer, uint64_t stream_i
 						    .id = stream_id });
 }
 
+static struct departure *departure_find(struct worker *w, dray_handle peer)
+{
+	dray_list_for_each(&w->departures, d, struct departure, link)
+		if (d->peer == peer)
+			return d;
+	return NULL;
+}
+
+/* The peer has gone when every transport says so. */
 static void up_peer_gone(struct core *c, dray_handle peer)
 {
-	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
+	struct worker *w = worker_of(c);
+	struct departure *d = departure_find(w, peer);
+
+	dray_assert(d);
+	if (--d->missing)
+		return;
+	dray_list_del(&d->link);
+	free(d);
+	worker_event(w, &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
+}
+
+static void up_transport_event(struct core *c, const struct transport_message *m)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_TRANSPORT, .message = *m });
 }
 
 static void up_session_fault(struct core *c, dray_handle session)
@@ -66,6 +89,7 @@ const struct core_upcalls worker_upcalls = {
 	.stream_lost = up_stream_lost,
 	.stream_closed = up_stream_closed,
 	.peer_gone = up_peer_gone,
+	.transport_event = up_transport_event,
 	.session_fault = up_session_fault,
 };
 
@@ -87,18 +111,22 @@ static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
 {
 	struct core *c = &w->core;
 	struct stop_args args = { peer, code };
-	bool told = false;
+	struct departure *d = calloc(1, sizeof(*d));
 
+	dray_assert(d);
+	d->peer = peer;
+	/* one of our own, so that it does not end before all have been told */
+	d->missing = 1;
+	dray_list_add(&w->departures, &d->link);
 	xfers_each(c, stop_matching, &args);
 	WORKER_EACH_TRANSPORT(w, i)
 	{
 		if (!c->transports[i]->peer_down)
 			continue;
+		d->missing++;
 		c->transports[i]->peer_down(c, c->transport_state[i], peer, code);
-		told = true;
 	}
-	if (!told)
-		up_peer_gone(c, peer);
+	up_peer_gone(c, peer);
 }
 
 static void take_info(struct core *c, struct xfer *x, void *arg)
@@ -116,6 +144,7 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 					       DMSG_TRANSPORT_NONE :
 					       c->transports[x->transport_index]->id),
 		.state = (uint8_t)x->state,
+		.rails = x->rails,
 		.operations = x->n_ops,
 		.slices = x->slices,
 		.bytes = x->bytes,
@@ -178,6 +207,15 @@ static void stream_command(struct worker *w, const struct command *cmd)
 		up_stream_closed(c, cmd->session, cmd->id);
 }
 
+static void transport_message(struct worker *w, const struct transport_message *m)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->id == m->transport && c->transports[i]->message)
+		c->transports[i]->message(c, c->transport_state[i], m);
+}
+
 static void run_command(struct worker *w, const struct command *cmd)
 {
 	struct core *c = &w->core;
@@ -202,6 +240,9 @@ static void run_command(struct worker *w, const struct command *cmd)
 	case COMMAND_PUBLISH:
 		dray_assert(object_publish(c, cmd->view) == 0);
 		break;
+	case COMMAND_KEYS:
+		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);
+		break;
 	case COMMAND_DROP:
 		object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
 		break;
@@ -224,6 +265,9 @@ static void run_command(struct worker *w, const struct command *cmd)
 	case COMMAND_STREAM_RESET:
 	case COMMAND_STREAM_DEAD:
 		stream_command(w, cmd);
+		break;
+	case COMMAND_TRANSPORT:
+		transport_message(w, &cmd->message);
 		break;
 	case COMMAND_NOTIFIED:
 		xfer_notified(c, cmd->id, cmd->code);

@@ -51,6 +51,13 @@ struct event_node {
 	struct event event;
 };
 
+/* A peer that went down and whose transports are not all done with it. */
+struct departure {
+	struct dray_list link;
+	dray_handle peer;
+	unsigned missing;
+};
+
 struct worker {
 	struct core core; /* first: upcalls get from core to worker */
 	pthread_t thread;
@@ -64,6 +71,7 @@ struct worker {
 	struct wsession **sessions; /* by index of the session handle */
 	uint32_t n_sessions;
 	struct dray_list session_list, ready;
+	struct dray_list departures;
 	uint32_t n_rings;
 	bool draining, quit;
 	bool stalled;      /* submissions wait for their client to reap completions */

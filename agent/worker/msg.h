@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "agent/region/view.h"
+#include "agent/transfer/core.h"
 #include "agent/transfer/quota.h"
 #include "lib/handle.h"
 #include "schema/gen/data.h"
@@ -47,6 +48,7 @@ struct transfer_info {
 	dray_handle session;
 	uint64_t request;
 	uint8_t direction, class, transport, state;
+	uint64_t rails;
 	uint32_t operations, slices;
 	uint64_t bytes, bytes_done;
 	int64_t age_ns, left_ns;
@@ -64,6 +66,7 @@ enum command_type {
 	COMMAND_SEND,          /* packet consumed; dropped if the session is gone */
 	COMMAND_RING_OPEN,     /* ring borrowed until the session is gone */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
+	COMMAND_KEYS,          /* keys of an object from now on (one reference, or NULL) */
 	COMMAND_DROP,          /* answered by EVENT_DROPPED */
 	COMMAND_RETIRE,        /* a drop whose users may finish; answered likewise */
 	COMMAND_DROP_ESCALATE, /* a drop under way gets stricter; no answer of its own */
@@ -72,10 +75,11 @@ enum command_type {
 	COMMAND_STREAM_ADOPT, /* fd consumed */
 	COMMAND_STREAM_RESET, /* answered by EVENT_STREAM_CLOSED */
 	COMMAND_STREAM_DEAD,
-	COMMAND_NOTIFIED, /* answer to EVENT_NOTIFY */
-	COMMAND_CANCEL,   /* by the control socket: transfer `id` of session */
-	COMMAND_SNAPSHOT, /* filled, then EVENT_SNAPSHOT */
-	COMMAND_DRAIN,    /* refuse new transfers */
+	COMMAND_TRANSPORT, /* a message for a transport */
+	COMMAND_NOTIFIED,  /* answer to EVENT_NOTIFY */
+	COMMAND_CANCEL,    /* by the control socket: transfer `id` of session */
+	COMMAND_SNAPSHOT,  /* filled, then EVENT_SNAPSHOT */
+	COMMAND_DRAIN,     /* refuse new transfers */
 	COMMAND_RESUME,
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
@@ -104,6 +108,8 @@ struct command {
 		const struct object_view *view;
 		struct peer_link *link;
 		struct snapshot *snapshot;
+		struct rail_keys *keys;
+		struct transport_message message;
 	};
 };
 
@@ -119,7 +125,8 @@ enum event_type {
 	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */
 	EVENT_SESSION_FAULT, /* memory of session faulted */
 	EVENT_SNAPSHOT,
-	EVENT_QUIT, /* last words */
+	EVENT_TRANSPORT, /* a message of a transport */
+	EVENT_QUIT,      /* last words */
 };
 
 struct event {
@@ -132,6 +139,7 @@ struct event {
 	union {
 		struct packet *packet;
 		struct snapshot *snapshot;
+		struct transport_message message;
 	};
 };
 

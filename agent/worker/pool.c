@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "agent/region/keys.h"
 #include "agent/transport/link.h"
 #include "lib/assert.h"
 
@@ -120,6 +121,22 @@ static void answered(struct dray_list *l, enum object_kind kind, dray_handle han
 void pool_publish(struct worker_pool *p, const struct object_view *view)
 {
 	post_all(p, &(struct command){ .type = COMMAND_PUBLISH, .view = view });
+}
+
+void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+	       struct rail_keys *keys)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		worker_post(p->workers[i],
+			    &(struct command){ .type = COMMAND_KEYS,
+					       .kind = kind,
+					       .handle = handle,
+					       .keys = keys ? rail_keys_ref(keys) : NULL });
+}
+
+void pool_message(struct worker_pool *p, const struct transport_message *m)
+{
+	post_all(p, &(struct command){ .type = COMMAND_TRANSPORT, .message = *m });
 }
 
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,

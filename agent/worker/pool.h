@@ -27,6 +27,10 @@ void pool_stop(struct worker_pool *p);
 /* Tells every worker of the view, which must live until `done` of its drop has run. */
 void pool_publish(struct worker_pool *p, const struct object_view *view);
 
+/* The object's keys from now on; NULL: none. The caller keeps its reference. */
+void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+	       struct rail_keys *keys);
+
 /*
  * Every worker stops using the object; transfers that use it end with `code`. When the last has answered, no
  * byte of it is read or written any more by this agent, and done(arg) runs. urgent: see transport.h.
@@ -47,6 +51,9 @@ void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void
 /* The caller's event pump hands these on. */
 void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle);
 void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer);
+
+/* To the transport in every worker; arg must be of no ownership. */
+void pool_message(struct worker_pool *p, const struct transport_message *m);
 
 /* Worker for a new session or stream, in turn. */
 unsigned pool_pick(struct worker_pool *p);

@@ -103,6 +103,10 @@ static bool announce_sleep(struct worker *w)
 		dray_list_for_each(&w->session_list, s, struct wsession, link)
 			if (s->ring && ring_announce(s))
 				work = true;
+	WORKER_EACH_TRANSPORT(w, i)
+	if (w->core.transports[i]->announce &&
+	    w->core.transports[i]->announce(&w->core, w->core.transport_state[i]))
+		work = true;
 	return work || !dray_spsc_empty(&w->commands);
 }
 

@@ -32,6 +32,8 @@ void worker_release(struct worker *w)
 
 	WORKER_EACH_TRANSPORT(w, i)
 	c->transports[i]->deinit(c, c->transport_state[i]);
+	dray_list_for_each(&w->departures, d, struct departure, link)
+		free(d);
 	xfers_deinit(c);
 	objects_deinit(c);
 	loop_deinit(&c->loop);
@@ -47,7 +49,8 @@ void worker_release(struct worker *w)
 
 static int worker_setup(struct worker *w, uint32_t max_transfers)
 {
-	static const struct transport_ops *const all[] = { &transport_local, &transport_tcp };
+	static const struct transport_ops *const all[] = { &transport_local, &transport_rdma,
+							   &transport_tcp };
 	struct core *c = &w->core;
 	int ret;
 
@@ -92,6 +95,7 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct core_co
 	w->late_last = &w->late_first;
 	dray_list_init(&w->session_list);
 	dray_list_init(&w->ready);
+	dray_list_init(&w->departures);
 	dray_list_init(&w->core.free_slices);
 	ret = worker_setup(w, max_transfers);
 	if (ret < 0) {

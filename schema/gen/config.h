@@ -80,6 +80,18 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_RDMA_GID_INDEX,
 	DRAY_CONFIG_KEY_RDMA_GID_FAMILY,
 	DRAY_CONFIG_KEY_RDMA_RNICS_PER_GPU,
+	DRAY_CONFIG_KEY_RDMA_ENABLE,
+	DRAY_CONFIG_KEY_RDMA_QUEUE_PAIRS,
+	DRAY_CONFIG_KEY_RDMA_LATENCY_QUEUE_PAIRS,
+	DRAY_CONFIG_KEY_RDMA_QUEUE_DEPTH,
+	DRAY_CONFIG_KEY_RDMA_INLINE_MAX,
+	DRAY_CONFIG_KEY_RDMA_OUTSTANDING_READS,
+	DRAY_CONFIG_KEY_RDMA_MTU,
+	DRAY_CONFIG_KEY_RDMA_TRAFFIC_CLASS,
+	DRAY_CONFIG_KEY_RDMA_SERVICE_LEVEL,
+	DRAY_CONFIG_KEY_RDMA_TIMEOUT,
+	DRAY_CONFIG_KEY_RDMA_RETRY_COUNT,
+	DRAY_CONFIG_KEY_RDMA_RELAXED_ORDERING,
 	DRAY_CONFIG_KEY_TCP_STREAMS,
 	DRAY_CONFIG_KEY_TCP_LATENCY_STREAMS,
 	DRAY_CONFIG_KEY_TCP_BUFFER,
@@ -189,6 +201,38 @@ struct dray_config {
 		struct dray_strv gid_index;
 		int gid_family; /* Address family of GIDs on Ethernet; auto: IPv4 first. */
 		int64_t rnics_per_gpu; /* RNICs that each GPU prefers; 0: all. */
+		/*
+		 * Move bytes over RDMA devices where both agents have some that reach each other.
+		 */
+		bool enable;
+		int64_t queue_pairs; /* Bulk queue pairs for each worker, peer and rail. */
+		/* Latency queue pairs for each worker, peer and rail. */
+		int64_t latency_queue_pairs;
+		/* Work requests in flight on one queue pair; less where the device has less. */
+		int64_t queue_depth;
+		/*
+		 * Writes up to this size go with their work request, where the device takes so
+		 * much.
+		 */
+		int64_t inline_max;
+		/* Reads in flight on one queue pair; less where either device has less. */
+		int64_t outstanding_reads;
+		/*
+		 * Path MTU in bytes: 256, 512, 1024, 2048 or 4096; 0: the lesser of what both ports
+		 * have.
+		 */
+		int64_t mtu;
+		/* Traffic class of queue pairs: on Ethernet DSCP times four. */
+		int64_t traffic_class;
+		int64_t service_level; /* Service level of queue pairs. */
+		/*
+		 * How long a queue pair waits for an acknowledgement before it sends again; rounded
+		 * up to 4.096 us times a power of two.
+		 */
+		int64_t timeout;
+		int64_t retry_count; /* How often it sends again before the queue pair fails. */
+		/* Register memory with relaxed ordering where the device has it. */
+		bool relaxed_ordering;
 	} rdma;
 	struct {
 		int64_t streams; /* Bulk streams for each worker and peer. */

@@ -14,12 +14,13 @@ const struct dray_dbus_member dray_dbus_properties[9] = {
 	{ "Counters", "", "a{st}", false, "Every metric of the schema by name." },
 };
 
-const struct dray_dbus_member dray_dbus_methods[6] = {
+const struct dray_dbus_member dray_dbus_methods[7] = {
 	{ "ListSessions", "", "aa{sv}", false, "Open sessions." },
 	{ "ListRegions", "", "aa{sv}", false, "Regions." },
 	{ "ListPeers", "", "aa{sv}", false, "Peers." },
 	{ "ListRails", "", "aa{sv}", false,
 		"Ports of RDMA devices that may be used, with the GID chosen for each." },
+	{ "ListPaths", "", "aa{sv}", false, "Rails by which peers are reached." },
 	{ "ListTransfers", "", "aa{sv}", false, "Transfers in flight." },
 	{ "Drain", "ub", "", true, "Starts a drain." },
 };
@@ -54,6 +55,8 @@ const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N] =
 	{ "tokens", "u", "Live tokens." },
 	{ "grants", "u", "Grants held by peers." },
 	{ "state", "s", "live or removing." },
+	{ "rdma", "s",
+		"Is its memory registered with RDMA devices: which, or why not; empty without rails." },
 };
 
 const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
@@ -70,6 +73,8 @@ const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
 	{ "streams", "u", "Open data streams, both sides'." },
 	{ "heartbeat_age_ns", "t", "Time since the peer was last heard." },
 	{ "transport", "s", "Path in use." },
+	{ "rails", "u", "Rails by which it is reached now." },
+	{ "queue_pairs", "u", "Queue pairs that post to it." },
 };
 
 const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
@@ -85,6 +90,36 @@ const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
 	{ "gid_index", "i", "Index of the GID in use; -1 for none." },
 	{ "gid", "s", "The GID; empty for none." },
 	{ "reason", "s", "Why this GID, or why none." },
+	{ "rail", "i", "Number of the rail; -1 where the agent does not use the port." },
+	{ "rail_state", "s",
+		"absent, opening, up, down, failed or closing; empty where the agent does not use the port." },
+	{ "rail_reason", "s", "Why it is in that state." },
+	{ "queue_pairs", "u", "Queue pairs that post." },
+	{ "serving", "u", "Queue pairs that serve peers." },
+	{ "sent_bytes", "t", "Bytes written." },
+	{ "received_bytes", "t", "Bytes read." },
+	{ "slices", "t", "Slices that ended ok." },
+	{ "retries", "t", "Slices sent again on this rail." },
+	{ "failovers", "t", "Slices that were in flight when a queue pair of it was lost." },
+};
+
+const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N] = {
+	{ "peer", "t", "Handle of the peer." },
+	{ "segment", "s", "Its segment." },
+	{ "device", "s", "RDMA device here." },
+	{ "port", "u", "Port number here." },
+	{ "gid", "s", "GID here." },
+	{ "to_rail", "u", "Rail of the peer." },
+	{ "to_gid", "s", "Its GID." },
+	{ "mtu", "u", "Path MTU in bytes." },
+	{ "state", "s", "idle, connecting, up or failed." },
+	{ "reason", "s", "Why the two reach each other, or what went wrong last." },
+	{ "queue_pairs", "u", "Queue pairs that post." },
+	{ "sent_bytes", "t", "Bytes written." },
+	{ "received_bytes", "t", "Bytes read." },
+	{ "slices", "t", "Slices that ended ok." },
+	{ "retries", "t", "Slices sent again on it." },
+	{ "failovers", "t", "Slices that were in flight when a queue pair of it was lost." },
 };
 
 const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N] = {
@@ -93,6 +128,7 @@ const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_
 	{ "direction", "s", "read or write." },
 	{ "class", "s", "bulk or latency." },
 	{ "transport", "s", "Path." },
+	{ "rails", "s", "Numbers of the rails it has used, by comma; empty for other paths." },
 	{ "state", "s", "waiting, running, stopping or notifying." },
 	{ "operations", "u", "Operations after merging." },
 	{ "bytes", "t", "Bytes in all." },

@@ -24,6 +24,7 @@
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
 /* Ports of RDMA devices that may be used, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
+#define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 
@@ -42,8 +43,8 @@ struct dray_dbus_member {
 
 #define DRAY_DBUS_PROPERTY_N 9
 extern const struct dray_dbus_member dray_dbus_properties[9];
-#define DRAY_DBUS_METHOD_N 6
-extern const struct dray_dbus_member dray_dbus_methods[6];
+#define DRAY_DBUS_METHOD_N 7
+extern const struct dray_dbus_member dray_dbus_methods[7];
 #define DRAY_DBUS_SIGNAL_N 1
 extern const struct dray_dbus_member dray_dbus_signals[1];
 
@@ -94,6 +95,7 @@ enum dray_dbus_region_field {
 	DRAY_DBUS_REGION_FIELD_TOKENS,
 	DRAY_DBUS_REGION_FIELD_GRANTS,
 	DRAY_DBUS_REGION_FIELD_STATE,
+	DRAY_DBUS_REGION_FIELD_RDMA,
 	DRAY_DBUS_REGION_FIELD_N,
 };
 #define DRAY_DBUS_REGION_REGION "region"
@@ -106,6 +108,7 @@ enum dray_dbus_region_field {
 #define DRAY_DBUS_REGION_TOKENS "tokens"
 #define DRAY_DBUS_REGION_GRANTS "grants"
 #define DRAY_DBUS_REGION_STATE "state"
+#define DRAY_DBUS_REGION_RDMA "rdma"
 extern const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N];
 
 enum dray_dbus_peer_field {
@@ -122,6 +125,8 @@ enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_STREAMS,
 	DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS,
 	DRAY_DBUS_PEER_FIELD_TRANSPORT,
+	DRAY_DBUS_PEER_FIELD_RAILS,
+	DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS,
 	DRAY_DBUS_PEER_FIELD_N,
 };
 #define DRAY_DBUS_PEER_PEER "peer"
@@ -137,6 +142,8 @@ enum dray_dbus_peer_field {
 #define DRAY_DBUS_PEER_STREAMS "streams"
 #define DRAY_DBUS_PEER_HEARTBEAT_AGE_NS "heartbeat_age_ns"
 #define DRAY_DBUS_PEER_TRANSPORT "transport"
+#define DRAY_DBUS_PEER_RAILS "rails"
+#define DRAY_DBUS_PEER_QUEUE_PAIRS "queue_pairs"
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
 
 enum dray_dbus_rail_field {
@@ -152,6 +159,16 @@ enum dray_dbus_rail_field {
 	DRAY_DBUS_RAIL_FIELD_GID_INDEX,
 	DRAY_DBUS_RAIL_FIELD_GID,
 	DRAY_DBUS_RAIL_FIELD_REASON,
+	DRAY_DBUS_RAIL_FIELD_RAIL,
+	DRAY_DBUS_RAIL_FIELD_RAIL_STATE,
+	DRAY_DBUS_RAIL_FIELD_RAIL_REASON,
+	DRAY_DBUS_RAIL_FIELD_QUEUE_PAIRS,
+	DRAY_DBUS_RAIL_FIELD_SERVING,
+	DRAY_DBUS_RAIL_FIELD_SENT_BYTES,
+	DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES,
+	DRAY_DBUS_RAIL_FIELD_SLICES,
+	DRAY_DBUS_RAIL_FIELD_RETRIES,
+	DRAY_DBUS_RAIL_FIELD_FAILOVERS,
 	DRAY_DBUS_RAIL_FIELD_N,
 };
 #define DRAY_DBUS_RAIL_DEVICE "device"
@@ -166,7 +183,54 @@ enum dray_dbus_rail_field {
 #define DRAY_DBUS_RAIL_GID_INDEX "gid_index"
 #define DRAY_DBUS_RAIL_GID "gid"
 #define DRAY_DBUS_RAIL_REASON "reason"
+#define DRAY_DBUS_RAIL_RAIL "rail"
+#define DRAY_DBUS_RAIL_RAIL_STATE "rail_state"
+#define DRAY_DBUS_RAIL_RAIL_REASON "rail_reason"
+#define DRAY_DBUS_RAIL_QUEUE_PAIRS "queue_pairs"
+#define DRAY_DBUS_RAIL_SERVING "serving"
+#define DRAY_DBUS_RAIL_SENT_BYTES "sent_bytes"
+#define DRAY_DBUS_RAIL_RECEIVED_BYTES "received_bytes"
+#define DRAY_DBUS_RAIL_SLICES "slices"
+#define DRAY_DBUS_RAIL_RETRIES "retries"
+#define DRAY_DBUS_RAIL_FAILOVERS "failovers"
 extern const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N];
+
+enum dray_dbus_path_field {
+	DRAY_DBUS_PATH_FIELD_PEER,
+	DRAY_DBUS_PATH_FIELD_SEGMENT,
+	DRAY_DBUS_PATH_FIELD_DEVICE,
+	DRAY_DBUS_PATH_FIELD_PORT,
+	DRAY_DBUS_PATH_FIELD_GID,
+	DRAY_DBUS_PATH_FIELD_TO_RAIL,
+	DRAY_DBUS_PATH_FIELD_TO_GID,
+	DRAY_DBUS_PATH_FIELD_MTU,
+	DRAY_DBUS_PATH_FIELD_STATE,
+	DRAY_DBUS_PATH_FIELD_REASON,
+	DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS,
+	DRAY_DBUS_PATH_FIELD_SENT_BYTES,
+	DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES,
+	DRAY_DBUS_PATH_FIELD_SLICES,
+	DRAY_DBUS_PATH_FIELD_RETRIES,
+	DRAY_DBUS_PATH_FIELD_FAILOVERS,
+	DRAY_DBUS_PATH_FIELD_N,
+};
+#define DRAY_DBUS_PATH_PEER "peer"
+#define DRAY_DBUS_PATH_SEGMENT "segment"
+#define DRAY_DBUS_PATH_DEVICE "device"
+#define DRAY_DBUS_PATH_PORT "port"
+#define DRAY_DBUS_PATH_GID "gid"
+#define DRAY_DBUS_PATH_TO_RAIL "to_rail"
+#define DRAY_DBUS_PATH_TO_GID "to_gid"
+#define DRAY_DBUS_PATH_MTU "mtu"
+#define DRAY_DBUS_PATH_STATE "state"
+#define DRAY_DBUS_PATH_REASON "reason"
+#define DRAY_DBUS_PATH_QUEUE_PAIRS "queue_pairs"
+#define DRAY_DBUS_PATH_SENT_BYTES "sent_bytes"
+#define DRAY_DBUS_PATH_RECEIVED_BYTES "received_bytes"
+#define DRAY_DBUS_PATH_SLICES "slices"
+#define DRAY_DBUS_PATH_RETRIES "retries"
+#define DRAY_DBUS_PATH_FAILOVERS "failovers"
+extern const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N];
 
 enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_SESSION,
@@ -174,6 +238,7 @@ enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_DIRECTION,
 	DRAY_DBUS_TRANSFER_FIELD_CLASS,
 	DRAY_DBUS_TRANSFER_FIELD_TRANSPORT,
+	DRAY_DBUS_TRANSFER_FIELD_RAILS,
 	DRAY_DBUS_TRANSFER_FIELD_STATE,
 	DRAY_DBUS_TRANSFER_FIELD_OPERATIONS,
 	DRAY_DBUS_TRANSFER_FIELD_BYTES,
@@ -188,6 +253,7 @@ enum dray_dbus_transfer_field {
 #define DRAY_DBUS_TRANSFER_DIRECTION "direction"
 #define DRAY_DBUS_TRANSFER_CLASS "class"
 #define DRAY_DBUS_TRANSFER_TRANSPORT "transport"
+#define DRAY_DBUS_TRANSFER_RAILS "rails"
 #define DRAY_DBUS_TRANSFER_STATE "state"
 #define DRAY_DBUS_TRANSFER_OPERATIONS "operations"
 #define DRAY_DBUS_TRANSFER_BYTES "bytes"

@@ -29,6 +29,7 @@ static int dbus_method_list_sessions(sd_bus_message *m, void *userdata, sd_bus_e
 static int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+static int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 
@@ -56,6 +57,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListRails", "", ,
 		"aa{sv}", SD_BUS_PARAM(rails), dbus_method_list_rails,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListPaths", "", ,
+		"aa{sv}", SD_BUS_PARAM(paths), dbus_method_list_paths,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListTransfers", "", ,
 		"aa{sv}", SD_BUS_PARAM(transfers), dbus_method_list_transfers,

@@ -17,6 +17,17 @@ enum dray_metric {
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */
 	DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, /* Data streams that broke or were torn down. */
+	DRAY_METRIC_RDMA_SENT_BYTES_TOTAL, /* Payload bytes written over queue pairs. */
+	DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL, /* Payload bytes read over queue pairs. */
+	DRAY_METRIC_RDMA_QUEUE_PAIRS, /* Queue pairs that may post. */
+	DRAY_METRIC_RDMA_QUEUE_PAIRS_LOST_TOTAL, /* Queue pairs that failed or were torn down. */
+	/* Slices that were in flight on a queue pair that was lost. */
+	DRAY_METRIC_RDMA_FAILOVERS_TOTAL,
+	DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, /* Work requests posted. */
+	DRAY_METRIC_RDMA_POSTS_TOTAL, /* Lists of work requests posted: doorbells of the device. */
+	DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, /* Completions taken. */
+	/* Times a completion queue was asked for an event before the worker slept. */
+	DRAY_METRIC_RDMA_ARMS_TOTAL,
 	DRAY_METRIC_SLICES_TOTAL, /* Slices that ended ok. */
 	/* Slices sent again after their stream was dead on both ends. */
 	DRAY_METRIC_SLICES_RESENT_TOTAL,
@@ -33,6 +44,14 @@ enum dray_metric {
 	DRAY_METRIC_PEERS, /* Peers known. */
 	DRAY_METRIC_PEERS_READY, /* Peers with a ready control connection. */
 	DRAY_METRIC_PEERS_LOST_TOTAL, /* Times a ready peer was lost. */
+	DRAY_METRIC_RAILS_UP, /* Rails that are up. */
+	DRAY_METRIC_RAILS_LOST_TOTAL, /* Times a rail that was up was lost. */
+	DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS, /* Queue pairs that serve peers. */
+	DRAY_METRIC_MEMORY_REGIONS, /* Memory regions registered with RDMA devices. */
+	DRAY_METRIC_MEMORY_REGION_BYTES, /* Bytes of them, counted once for each device. */
+	DRAY_METRIC_REGISTRATION_FAILURES_TOTAL, /* Memory that a device refused to register. */
+	/* Times that transfers to a peer began to go by the next transport. */
+	DRAY_METRIC_FALLBACKS_TOTAL,
 	DRAY_METRIC_STRANGERS_REFUSED_TOTAL, /* Connections closed before they authenticated. */
 	DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, /* Notifications queued for sessions. */
 	DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, /* Notifications refused. */

@@ -59,6 +59,18 @@ const char *pmsg_type_name(unsigned int type)
 		return "draining";
 	case PMSG_BYE:
 		return "bye";
+	case PMSG_PORTS:
+		return "ports";
+	case PMSG_KEYS:
+		return "keys";
+	case PMSG_QP_CONNECT:
+		return "qp_connect";
+	case PMSG_QP_CONNECT_REPLY:
+		return "qp_connect_reply";
+	case PMSG_QP_CLOSE:
+		return "qp_close";
+	case PMSG_QP_CLOSE_REPLY:
+		return "qp_close_reply";
 	}
 	return "?";
 }
@@ -565,6 +577,194 @@ int pmsg_bye_encode(void *buf, size_t cap, uint64_t request_id, const struct pms
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_ports_decode(const void *body, size_t len, struct pmsg_ports *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_ports m;
+
+	if (len < 4)
+		return check_short(reterr, "ports");
+	m.ports.n = dray_le_get32(p + 0);
+	m.ports.p = p + 4;
+	if (m.ports.n > 64)
+		return check_large(reterr, "ports.ports", m.ports.n, 64);
+	if (len - 4 < (size_t)m.ports.n * 48)
+		return check_short(reterr, "ports");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_ports_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_ports *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->ports.n > 64)
+		return -EINVAL;
+	length += (size_t)m->ports.n * 48;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_PORTS, length, request_id);
+	dray_le_put32(p + 0, m->ports.n);
+	put_bytes(p + 4, m->ports.p, (size_t)m->ports.n * 48);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_keys_decode(const void *body, size_t len, struct pmsg_keys *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_keys m;
+
+	if (len < 12)
+		return check_short(reterr, "keys");
+	m.grant = dray_le_get64(p + 0);
+	m.rails.n = dray_le_get32(p + 8);
+	m.rails.p = p + 12;
+	if (m.rails.n > 1024)
+		return check_large(reterr, "keys.rails", m.rails.n, 1024);
+	if (len - 12 < (size_t)m.rails.n * 32)
+		return check_short(reterr, "keys");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_keys_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_keys *m)
+{
+	size_t length = 12;
+	uint8_t *p;
+
+	if (m->rails.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->rails.n * 32;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_KEYS, length, request_id);
+	dray_le_put64(p + 0, m->grant);
+	dray_le_put32(p + 8, m->rails.n);
+	put_bytes(p + 12, m->rails.p, (size_t)m->rails.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_qp_connect_decode(const void *body, size_t len, struct pmsg_qp_connect *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_qp_connect m;
+
+	if (len < 56)
+		return check_short(reterr, "qp_connect");
+	m.qp = dray_le_get64(p + 0);
+	m.rail = dray_le_get32(p + 8);
+	m.to_rail = dray_le_get32(p + 12);
+	m.qpn = dray_le_get32(p + 16);
+	m.psn = dray_le_get32(p + 20);
+	memcpy(m.gid, p + 24, 16);
+	m.lid = dray_le_get32(p + 40);
+	m.mtu = dray_le_get32(p + 44);
+	m.reads = dray_le_get32(p + 48);
+	m.class = p[52];
+	*ret = m;
+	return 0;
+}
+
+int pmsg_qp_connect_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_connect *m)
+{
+	size_t length = 56;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_QP_CONNECT, length, request_id);
+	dray_le_put64(p + 0, m->qp);
+	dray_le_put32(p + 8, m->rail);
+	dray_le_put32(p + 12, m->to_rail);
+	dray_le_put32(p + 16, m->qpn);
+	dray_le_put32(p + 20, m->psn);
+	memcpy(p + 24, m->gid, 16);
+	dray_le_put32(p + 40, m->lid);
+	dray_le_put32(p + 44, m->mtu);
+	dray_le_put32(p + 48, m->reads);
+	p[52] = m->class;
+	memset(p + 53, 0, 1);
+	memset(p + 54, 0, 2);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_qp_connect_reply_decode(const void *body, size_t len, struct pmsg_qp_connect_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_qp_connect_reply m;
+
+	if (len < 16)
+		return check_short(reterr, "qp_connect_reply");
+	m.qpn = dray_le_get32(p + 0);
+	m.psn = dray_le_get32(p + 4);
+	m.mtu = dray_le_get32(p + 8);
+	m.reads = dray_le_get32(p + 12);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_qp_connect_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_connect_reply *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_QP_CONNECT_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->qpn);
+	dray_le_put32(p + 4, m->psn);
+	dray_le_put32(p + 8, m->mtu);
+	dray_le_put32(p + 12, m->reads);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_qp_close_decode(const void *body, size_t len, struct pmsg_qp_close *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_qp_close m;
+
+	if (len < 8)
+		return check_short(reterr, "qp_close");
+	m.qp = dray_le_get64(p + 0);
+	*ret = m;
+	return 0;
+}
+
+int pmsg_qp_close_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_qp_close *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_QP_CLOSE, length, request_id);
+	dray_le_put64(p + 0, m->qp);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_qp_close_reply_decode(const void *body, size_t len, struct pmsg_qp_close_reply *ret,
+	struct dray_err *reterr)
+{
+	return 0;
+}
+
+int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_close_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_QP_CLOSE_REPLY, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 static const uint16_t import_errors[] = { DRAY_E_TOKEN_INVALID, DRAY_E_TOKEN_EXPIRED,
 	DRAY_E_TOKEN_USED, DRAY_E_TOKEN_AUDIENCE, DRAY_E_INCARNATION, DRAY_E_REVOKED, DRAY_E_QUOTA,
 	DRAY_E_DRAINING, 0 };
@@ -572,10 +772,15 @@ static const uint16_t fence_errors[] = { 0 };
 static const uint16_t stream_reset_errors[] = { 0 };
 static const uint16_t notify_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_REVOKED, DRAY_E_NOTIFY_REFUSED,
 	DRAY_E_DRAINING, 0 };
+static const uint16_t qp_connect_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, DRAY_E_EXISTS,
+	DRAY_E_QUOTA, DRAY_E_NO_MEMORY, DRAY_E_IO, 0 };
+static const uint16_t qp_close_errors[] = { 0 };
 
 const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
 	{ PMSG_IMPORT, PMSG_IMPORT_REPLY, "import", import_errors },
 	{ PMSG_FENCE, PMSG_FENCE_ACK, "fence", fence_errors },
 	{ PMSG_STREAM_RESET, PMSG_STREAM_RESET_REPLY, "stream_reset", stream_reset_errors },
 	{ PMSG_NOTIFY, PMSG_NOTIFY_REPLY, "notify", notify_errors },
+	{ PMSG_QP_CONNECT, PMSG_QP_CONNECT_REPLY, "qp_connect", qp_connect_errors },
+	{ PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY, "qp_close", qp_close_errors },
 };

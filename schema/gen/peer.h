@@ -60,6 +60,12 @@ enum pmsg_type {
 	PMSG_NOTIFY_REPLY = 0x8008,
 	PMSG_DRAINING = 0x0009,
 	PMSG_BYE = 0x000a,
+	PMSG_PORTS = 0x000b,
+	PMSG_KEYS = 0x000c,
+	PMSG_QP_CONNECT = 0x000d,
+	PMSG_QP_CONNECT_REPLY = 0x800d,
+	PMSG_QP_CLOSE = 0x000e,
+	PMSG_QP_CLOSE_REPLY = 0x800e,
 };
 const char *pmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -291,6 +297,50 @@ static inline void pmsg_rail_put(void *dst, const struct pmsg_rail *r)
 	dray_le_put64(p + 24, r->length);
 }
 
+#define PMSG_PORT_SIZE 48
+/* A rail of the sender: a port of an RDMA device, as a queue pair of the peer reaches it. */
+struct pmsg_port {
+	uint32_t rail; /* Its number here; stays the same while the agent runs. */
+	uint32_t mtu; /* Active path MTU, bytes. */
+	uint8_t gid[16]; /* The GID to reach it by, in wire order. */
+	uint8_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2. */
+	uint8_t layer; /* Link layer: 1 InfiniBand, 2 Ethernet. */
+	uint16_t pkey; /* P_Key; 0xffff on Ethernet. */
+	uint32_t lid; /* LID; 0 on Ethernet. */
+	/* Address of a word that may be read, so that what was written before is in place. */
+	uint64_t flush_address;
+	uint32_t flush_rkey; /* Its remote key. */
+};
+static inline void pmsg_port_get(const void *src, struct pmsg_port *ret)
+{
+	const uint8_t *p = src;
+
+	ret->rail = dray_le_get32(p + 0);
+	ret->mtu = dray_le_get32(p + 4);
+	memcpy(ret->gid, p + 8, 16);
+	ret->gid_type = p[24];
+	ret->layer = p[25];
+	ret->pkey = dray_le_get16(p + 26);
+	ret->lid = dray_le_get32(p + 28);
+	ret->flush_address = dray_le_get64(p + 32);
+	ret->flush_rkey = dray_le_get32(p + 40);
+}
+static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put32(p + 0, r->rail);
+	dray_le_put32(p + 4, r->mtu);
+	memcpy(p + 8, r->gid, 16);
+	p[24] = r->gid_type;
+	p[25] = r->layer;
+	dray_le_put16(p + 26, r->pkey);
+	dray_le_put32(p + 28, r->lid);
+	dray_le_put64(p + 32, r->flush_address);
+	dray_le_put32(p + 40, r->flush_rkey);
+	memset(p + 44, 0, 4);
+}
+
 /*
  * Messages. X_MIN: bytes of the smallest body; X_BODY_MAX: of the largest that is encoded.
  * X_decode: 0, or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. What
@@ -474,13 +524,93 @@ struct pmsg_bye {
 int pmsg_bye_decode(const void *body, size_t len, struct pmsg_bye *ret, struct dray_err *reterr);
 int pmsg_bye_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_bye *m);
 
+#define PMSG_PORTS_MIN 4
+#define PMSG_PORTS_BODY_MAX 3076
+/*
+ * The rails of the sender that can be used from now on; whatever it said before is void. Sent after
+ * READY and whenever they change, by agents that both have the feature rdma.
+ */
+struct pmsg_ports {
+	struct dray_vec ports; /* Rails. */
+};
+int pmsg_ports_decode(const void *body, size_t len, struct pmsg_ports *ret,
+	struct dray_err *reterr);
+int pmsg_ports_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_ports *m);
+
+#define PMSG_KEYS_MIN 12
+#define PMSG_KEYS_BODY_MAX 32780
+/* How a granted range is reached over rails from now on; replaces the list of import_reply. */
+struct pmsg_keys {
+	uint64_t grant; /* Handle. */
+	struct dray_vec rails; /* Rails; empty: none any more. */
+};
+int pmsg_keys_decode(const void *body, size_t len, struct pmsg_keys *ret, struct dray_err *reterr);
+int pmsg_keys_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_keys *m);
+
+#define PMSG_QP_CONNECT_MIN 56
+#define PMSG_QP_CONNECT_BODY_MAX 56
+/* Request. Asks for a queue pair that serves one of the sender's. */
+struct pmsg_qp_connect {
+	uint64_t qp; /* Id of the pair, unique for this connection and side. */
+	uint32_t rail; /* Rail of the sender. */
+	uint32_t to_rail; /* Rail of the peer. */
+	uint32_t qpn; /* Number of the sender's queue pair. */
+	uint32_t psn; /* Its first packet sequence number, 24 bits. */
+	uint8_t gid[16]; /* Its GID, in wire order. */
+	uint32_t lid; /* Its LID; 0 on Ethernet. */
+	uint32_t mtu; /* Path MTU, bytes. */
+	uint32_t reads; /* Outstanding reads that it wants to have. */
+	uint8_t class; /* Priority class. */
+};
+int pmsg_qp_connect_decode(const void *body, size_t len, struct pmsg_qp_connect *ret,
+	struct dray_err *reterr);
+int pmsg_qp_connect_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_connect *m);
+
+#define PMSG_QP_CONNECT_REPLY_MIN 16
+#define PMSG_QP_CONNECT_REPLY_BODY_MAX 16
+/* A queue pair is ready to receive. */
+struct pmsg_qp_connect_reply {
+	uint32_t qpn; /* Its number. */
+	uint32_t psn; /* Packet sequence number that it expects first, 24 bits. */
+	uint32_t mtu; /* Path MTU, bytes; not above the one asked for. */
+	uint32_t reads; /* Outstanding reads that it serves; not above those asked for. */
+};
+int pmsg_qp_connect_reply_decode(const void *body, size_t len, struct pmsg_qp_connect_reply *ret,
+	struct dray_err *reterr);
+int pmsg_qp_connect_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_connect_reply *m);
+
+#define PMSG_QP_CLOSE_MIN 8
+#define PMSG_QP_CLOSE_BODY_MAX 8
+/*
+ * Request. The side that asked for the queue pair wants it destroyed, and to hear when no byte can
+ * land through it any more.
+ */
+struct pmsg_qp_close {
+	uint64_t qp; /* Id. */
+};
+int pmsg_qp_close_decode(const void *body, size_t len, struct pmsg_qp_close *ret,
+	struct dray_err *reterr);
+int pmsg_qp_close_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_qp_close *m);
+
+#define PMSG_QP_CLOSE_REPLY_MIN 0
+#define PMSG_QP_CLOSE_REPLY_BODY_MAX 0
+/* Dead on this end; also for ids never seen. */
+struct pmsg_qp_close_reply {
+};
+int pmsg_qp_close_reply_decode(const void *body, size_t len, struct pmsg_qp_close_reply *ret,
+	struct dray_err *reterr);
+int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_qp_close_reply *m);
+
 /* Requests and what answers them: the reply, or the error message. */
 struct pmsg_request_info {
 	uint16_t type, reply;
 	const char *name;
 	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
 };
-#define PMSG_REQUEST_N 4
+#define PMSG_REQUEST_N 6
 extern const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N];
 
 #endif

@@ -150,14 +150,15 @@ def parse_segment(segment):
 class Lab:
     """Two hosts joined by a cable, a directory for all that is written, and the agents that were started."""
 
-    def __init__(self):
+    def __init__(self, alone=False):
+        """alone: both hosts are this machine."""
         self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="dray-"))
         self.tmp.chmod(0o755)
         self.agents = []
         self.counter = 0
         self.why_not = ""
         self.userns = False
-        self.hosts = self._namespaces()
+        self.hosts = [Host("a"), Host("b")] if alone else self._namespaces()
         self.key = self.write("key", secrets.token_hex(32), 0o600)
 
     def _namespaces(self):

@@ -57,6 +57,12 @@ struct rig {
 	dray_handle lost_peer, fenced_peer;
 	uint32_t lost_code, notify_answer;
 	char lost_why[DRAY_ERR_MSG_MAX];
+	unsigned rdma_ups, rails_down, ports_said, n_ports, keys_said, n_keys, keys_to_give,
+		qp_connects, qp_closes, exposed;
+	bool rails_serve; /* queue pairs serve the peer: its end takes peers_quiet() */
+	uint64_t keys_grant, qp_request, qp_closed;
+	dray_handle qp_peer;
+	struct pmsg_qp_connect qp_asked;
 	uint64_t fence_grant, released_grant, fenced_grant, next_grant, grants_held;
 	uint64_t notify_tag;
 	char notify_payload[64];
@@ -112,6 +118,13 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 {
 	rig_of(r)->gone++;
 	rig_of(r)->grants_held = 0;
+}
+
+void grant_expose(struct regions *r, dray_handle peer, dray_handle grant)
+{
+	(void)peer;
+	(void)grant;
+	rig_of(r)->exposed++;
 }
 
 dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant)
@@ -231,12 +244,90 @@ static void rig_draining(void *arg, dray_handle peer)
 	rig->draining++;
 }
 
+/* Rails: what peers say of them is kept; connects are answered by the test. */
+static void rig_up(void *arg, dray_handle peer, bool rdma)
+{
+	struct rig *r = arg;
+
+	(void)peer;
+	r->rdma_ups += rdma;
+}
+
+static bool rig_down_rails(void *arg, dray_handle peer)
+{
+	struct rig *r = arg;
+
+	r->rails_down++;
+	(void)peer;
+	return r->rails_serve;
+}
+
+static void rig_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
+{
+	struct rig *r = arg;
+
+	(void)peer;
+	r->ports_said++;
+	r->n_ports = ports->n;
+}
+
+static void rig_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
+{
+	struct rig *r = arg;
+
+	(void)peer;
+	r->keys_said++;
+	r->keys_grant = grant;
+	r->n_keys = rails->n;
+}
+
+static unsigned rig_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
+			       unsigned max)
+{
+	const struct rig *r = arg;
+
+	(void)peer;
+	(void)grant;
+	for (unsigned i = 0; i < r->keys_to_give && i < max; i++)
+		pmsg_rail_put(buf + (size_t)i * PMSG_RAIL_SIZE,
+			      &(struct pmsg_rail){ .rail = i, .rkey = 7, .length = 4096 });
+	return r->keys_to_give;
+}
+
+static void rig_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
+			   const struct pmsg_qp_connect *m)
+{
+	struct rig *r = arg;
+
+	r->qp_peer = peer;
+	r->qp_request = request_id;
+	r->qp_asked = *m;
+	r->qp_connects++;
+}
+
+static void rig_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
+{
+	struct rig *r = arg;
+
+	r->qp_peer = peer;
+	r->qp_request = request_id;
+	r->qp_closed = qp;
+	r->qp_closes++;
+}
+
 static const struct peers_upcalls rig_upcalls = {
 	.fenced = rig_fenced,
 	.lost = rig_lost,
 	.draining = rig_draining,
 	.notification = rig_notification,
 	.changed = rig_changed,
+	.up = rig_up,
+	.down = rig_down_rails,
+	.ports = rig_ports,
+	.keys = rig_keys,
+	.grant_keys = rig_grant_keys,
+	.qp_connect = rig_qp_connect,
+	.qp_close = rig_qp_close,
 };
 
 /* --- making --------------------------------------------------------------------------------------- */

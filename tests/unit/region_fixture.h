@@ -13,6 +13,7 @@
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/fake_pool.h"
+#include "tests/unit/no_devices.h"
 
 #define PAGE 4096ull
 #define SESSION 0x100000001ull
@@ -53,7 +54,8 @@ static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool u
 }
 
 static const struct regions_upcalls fixture_up = { .fence = up_fence,
-						   .revoke_local = up_revoke_local };
+						   .revoke_local = up_revoke_local,
+						   NO_DEVICES };
 
 static int fixture_setup(void **state)
 {

@@ -1305,6 +1305,199 @@ static int encode_empty_pmsg_bye(void *buf, size_t cap)
 	return pmsg_bye_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_pmsg_ports(const void *body, size_t len)
+{
+	struct pmsg_ports m;
+
+	if (pmsg_ports_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.ports.n != 3 || memcmp(m.ports.p, "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\165\222\231\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\036\045\054\063\073\102\111\120\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\165\222\257\266\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\222\257\314\323\351\360\367\376\006\015\024\033\042\051\060\067\043\052\061\070\000\000\000\000", 144))
+		return "ports";
+	return NULL;
+}
+
+static int encode_pmsg_ports(void *buf, size_t cap)
+{
+	const struct pmsg_ports m = {
+		.ports = { (const uint8_t *)"\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\165\222\231\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000\036\045\054\063\073\102\111\120\130\137\146\155\164\173\202\211\220\227\236\245\254\263\272\301\165\222\257\266\314\323\332\341\351\360\367\376\005\014\023\032\006\015\024\033\000\000\000\000\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\222\257\314\323\351\360\367\376\006\015\024\033\042\051\060\067\043\052\061\070\000\000\000\000", 3 },
+	};
+
+	return pmsg_ports_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_ports(void *buf, size_t cap)
+{
+	const struct pmsg_ports m = {};
+
+	return pmsg_ports_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_keys(const void *body, size_t len)
+{
+	struct pmsg_keys m;
+
+	if (pmsg_keys_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.grant != UINT64_C(0x322b241d160f0801))
+		return "grant";
+	if (m.rails.n != 3 || memcmp(m.rails.p, "\036\045\054\063\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375", 96))
+		return "rails";
+	return NULL;
+}
+
+static int encode_pmsg_keys(void *buf, size_t cap)
+{
+	const struct pmsg_keys m = {
+		.grant = UINT64_C(0x322b241d160f0801),
+		.rails = { (const uint8_t *)"\036\045\054\063\073\102\111\120\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375", 3 },
+	};
+
+	return pmsg_keys_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_keys(void *buf, size_t cap)
+{
+	const struct pmsg_keys m = {};
+
+	return pmsg_keys_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_qp_connect(const void *body, size_t len)
+{
+	struct pmsg_qp_connect m;
+
+	if (pmsg_qp_connect_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.qp != UINT64_C(0x322b241d160f0801))
+		return "qp";
+	if (m.rail != UINT32_C(0x332c251e))
+		return "rail";
+	if (m.to_rail != UINT32_C(0x5049423b))
+		return "to_rail";
+	if (m.qpn != UINT32_C(0x6d665f58))
+		return "qpn";
+	if (m.psn != UINT32_C(0x8a837c75))
+		return "psn";
+	if (memcmp(m.gid, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
+		return "gid";
+	if (m.lid != UINT32_C(0xc4bdb6af))
+		return "lid";
+	if (m.mtu != UINT32_C(0xe1dad3cc))
+		return "mtu";
+	if (m.reads != UINT32_C(0xfef7f0e9))
+		return "reads";
+	if (m.class != UINT8_C(0x6))
+		return "class";
+	return NULL;
+}
+
+static int encode_pmsg_qp_connect(void *buf, size_t cap)
+{
+	const struct pmsg_qp_connect m = {
+		.qp = UINT64_C(0x322b241d160f0801),
+		.rail = UINT32_C(0x332c251e),
+		.to_rail = UINT32_C(0x5049423b),
+		.qpn = UINT32_C(0x6d665f58),
+		.psn = UINT32_C(0x8a837c75),
+		.gid = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
+		.lid = UINT32_C(0xc4bdb6af),
+		.mtu = UINT32_C(0xe1dad3cc),
+		.reads = UINT32_C(0xfef7f0e9),
+		.class = UINT8_C(0x6),
+	};
+
+	return pmsg_qp_connect_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_qp_connect(void *buf, size_t cap)
+{
+	const struct pmsg_qp_connect m = {};
+
+	return pmsg_qp_connect_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_qp_connect_reply(const void *body, size_t len)
+{
+	struct pmsg_qp_connect_reply m;
+
+	if (pmsg_qp_connect_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.qpn != UINT32_C(0x160f0801))
+		return "qpn";
+	if (m.psn != UINT32_C(0x332c251e))
+		return "psn";
+	if (m.mtu != UINT32_C(0x5049423b))
+		return "mtu";
+	if (m.reads != UINT32_C(0x6d665f58))
+		return "reads";
+	return NULL;
+}
+
+static int encode_pmsg_qp_connect_reply(void *buf, size_t cap)
+{
+	const struct pmsg_qp_connect_reply m = {
+		.qpn = UINT32_C(0x160f0801),
+		.psn = UINT32_C(0x332c251e),
+		.mtu = UINT32_C(0x5049423b),
+		.reads = UINT32_C(0x6d665f58),
+	};
+
+	return pmsg_qp_connect_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_qp_connect_reply(void *buf, size_t cap)
+{
+	const struct pmsg_qp_connect_reply m = {};
+
+	return pmsg_qp_connect_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_qp_close(const void *body, size_t len)
+{
+	struct pmsg_qp_close m;
+
+	if (pmsg_qp_close_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.qp != UINT64_C(0x322b241d160f0801))
+		return "qp";
+	return NULL;
+}
+
+static int encode_pmsg_qp_close(void *buf, size_t cap)
+{
+	const struct pmsg_qp_close m = {
+		.qp = UINT64_C(0x322b241d160f0801),
+	};
+
+	return pmsg_qp_close_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_qp_close(void *buf, size_t cap)
+{
+	const struct pmsg_qp_close m = {};
+
+	return pmsg_qp_close_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_qp_close_reply(const void *body, size_t len)
+{
+	struct pmsg_qp_close_reply m;
+
+	if (pmsg_qp_close_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	return NULL;
+}
+
+static int encode_pmsg_qp_close_reply(void *buf, size_t cap)
+{
+	return pmsg_qp_close_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_qp_close_reply(void *buf, size_t cap)
+{
+	return pmsg_qp_close_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_record_dmsg_extent(const void *wire)
 {
 	struct dmsg_extent r;
@@ -1687,6 +1880,49 @@ static void put_record_pmsg_rail(void *wire)
 	pmsg_rail_put(wire, &r);
 }
 
+static const char *check_record_pmsg_port(const void *wire)
+{
+	struct pmsg_port r;
+
+	pmsg_port_get(wire, &r);
+	if (r.rail != UINT32_C(0x6d665f58))
+		return "rail";
+	if (r.mtu != UINT32_C(0x8a837c75))
+		return "mtu";
+	if (memcmp(r.gid, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
+		return "gid";
+	if (r.gid_type != UINT8_C(0xaf))
+		return "gid_type";
+	if (r.layer != UINT8_C(0xcc))
+		return "layer";
+	if (r.pkey != UINT16_C(0xf0e9))
+		return "pkey";
+	if (r.lid != UINT32_C(0x1b140d06))
+		return "lid";
+	if (r.flush_address != UINT64_C(0x544d463f38312a23))
+		return "flush_address";
+	if (r.flush_rkey != UINT32_C(0x554e4740))
+		return "flush_rkey";
+	return NULL;
+}
+
+static void put_record_pmsg_port(void *wire)
+{
+	const struct pmsg_port r = {
+		.rail = UINT32_C(0x6d665f58),
+		.mtu = UINT32_C(0x8a837c75),
+		.gid = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
+		.gid_type = UINT8_C(0xaf),
+		.layer = UINT8_C(0xcc),
+		.pkey = UINT16_C(0xf0e9),
+		.lid = UINT32_C(0x1b140d06),
+		.flush_address = UINT64_C(0x544d463f38312a23),
+		.flush_rkey = UINT32_C(0x554e4740),
+	};
+
+	pmsg_port_put(wire, &r);
+}
+
 const struct vector vectors[] = {
 	{ VECTOR_DATA, DMSG_HELLO, "hello", DMSG_HELLO_MIN, DMSG_HELLO_BODY_MAX,
 	  check_dmsg_hello, encode_dmsg_hello, encode_empty_dmsg_hello },
@@ -1770,6 +2006,18 @@ const struct vector vectors[] = {
 	  check_pmsg_draining, encode_pmsg_draining, encode_empty_pmsg_draining },
 	{ VECTOR_PEER, PMSG_BYE, "bye", PMSG_BYE_MIN, PMSG_BYE_BODY_MAX,
 	  check_pmsg_bye, encode_pmsg_bye, encode_empty_pmsg_bye },
+	{ VECTOR_PEER, PMSG_PORTS, "ports", PMSG_PORTS_MIN, PMSG_PORTS_BODY_MAX,
+	  check_pmsg_ports, encode_pmsg_ports, encode_empty_pmsg_ports },
+	{ VECTOR_PEER, PMSG_KEYS, "keys", PMSG_KEYS_MIN, PMSG_KEYS_BODY_MAX,
+	  check_pmsg_keys, encode_pmsg_keys, encode_empty_pmsg_keys },
+	{ VECTOR_PEER, PMSG_QP_CONNECT, "qp_connect", PMSG_QP_CONNECT_MIN, PMSG_QP_CONNECT_BODY_MAX,
+	  check_pmsg_qp_connect, encode_pmsg_qp_connect, encode_empty_pmsg_qp_connect },
+	{ VECTOR_PEER, PMSG_QP_CONNECT_REPLY, "qp_connect_reply", PMSG_QP_CONNECT_REPLY_MIN, PMSG_QP_CONNECT_REPLY_BODY_MAX,
+	  check_pmsg_qp_connect_reply, encode_pmsg_qp_connect_reply, encode_empty_pmsg_qp_connect_reply },
+	{ VECTOR_PEER, PMSG_QP_CLOSE, "qp_close", PMSG_QP_CLOSE_MIN, PMSG_QP_CLOSE_BODY_MAX,
+	  check_pmsg_qp_close, encode_pmsg_qp_close, encode_empty_pmsg_qp_close },
+	{ VECTOR_PEER, PMSG_QP_CLOSE_REPLY, "qp_close_reply", PMSG_QP_CLOSE_REPLY_MIN, PMSG_QP_CLOSE_REPLY_BODY_MAX,
+	  check_pmsg_qp_close_reply, encode_pmsg_qp_close_reply, encode_empty_pmsg_qp_close_reply },
 };
 
 const struct vector_poke vector_pokes[] = {
@@ -1862,6 +2110,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[27], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[27], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[31], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
+	{ &vectors[43], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[43], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -1905,6 +2155,10 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
 	{ &vectors[37], "notify.payload", 24, 1, 4096,
 	  "\141" },
+	{ &vectors[41], "ports.ports", 0, 48, 64,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\165\222\231\257\266\275\304\314\323\332\341\350\357\366\375\351\360\367\376\000\000\000\000" },
+	{ &vectors[42], "keys.rails", 8, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
 };
 
 const struct vector_record vector_records[] = {
@@ -1938,6 +2192,9 @@ const struct vector_record vector_records[] = {
 	{ "pmsg_rail", PMSG_RAIL_SIZE,
 	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375",
 	  check_record_pmsg_rail, put_record_pmsg_rail },
+	{ "pmsg_port", PMSG_PORT_SIZE,
+	  "\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373\257\314\351\360\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\000\000\000\000",
+	  check_record_pmsg_port, put_record_pmsg_port },
 };
 const size_t n_vectors = sizeof(vectors) / sizeof(vectors[0]);
 const size_t n_vector_pokes = sizeof(vector_pokes) / sizeof(vector_pokes[0]);
@@ -2205,6 +2462,42 @@ static int recode_peer(unsigned int type, const void *body, size_t len, uint64_t
 
 		r = pmsg_bye_decode(body, len, &m, reterr);
 		return r < 0 ? r : pmsg_bye_encode(buf, cap, id, &m);
+	}
+	case PMSG_PORTS: {
+		struct pmsg_ports m;
+
+		r = pmsg_ports_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_ports_encode(buf, cap, id, &m);
+	}
+	case PMSG_KEYS: {
+		struct pmsg_keys m;
+
+		r = pmsg_keys_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_keys_encode(buf, cap, id, &m);
+	}
+	case PMSG_QP_CONNECT: {
+		struct pmsg_qp_connect m;
+
+		r = pmsg_qp_connect_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_qp_connect_encode(buf, cap, id, &m);
+	}
+	case PMSG_QP_CONNECT_REPLY: {
+		struct pmsg_qp_connect_reply m;
+
+		r = pmsg_qp_connect_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_qp_connect_reply_encode(buf, cap, id, &m);
+	}
+	case PMSG_QP_CLOSE: {
+		struct pmsg_qp_close m;
+
+		r = pmsg_qp_close_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_qp_close_encode(buf, cap, id, &m);
+	}
+	case PMSG_QP_CLOSE_REPLY: {
+		struct pmsg_qp_close_reply m;
+
+		r = pmsg_qp_close_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_qp_close_reply_encode(buf, cap, id, &m);
 	}
 	}
 	return -ENOENT;

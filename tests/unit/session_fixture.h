@@ -28,6 +28,7 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/no_devices.h"
 
 #define PAGE 4096ull
 #define LAB_WORKERS 2
@@ -141,7 +142,8 @@ static void lab_revoke_local(void *arg, dray_handle remote, uint32_t code, bool 
 }
 
 static const struct regions_upcalls lab_up = { .fence = lab_fence,
-					       .revoke_local = lab_revoke_local };
+					       .revoke_local = lab_revoke_local,
+					       NO_DEVICES };
 
 static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 {
@@ -173,6 +175,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_STREAM_LOST:
 	case EVENT_STREAM_CLOSED:
 	case EVENT_SNAPSHOT:
+	case EVENT_TRANSPORT:
 	case EVENT_QUIT:
 		break;
 	}

@@ -150,6 +150,7 @@ METHOD(list_sessions)
 METHOD(list_regions)
 METHOD(list_peers)
 METHOD(list_rails)
+METHOD(list_paths)
 METHOD(list_transfers)
 METHOD(drain)
 

@@ -1168,6 +1168,12 @@ PEER_MSG_NOTIFY = 0x0008
 PEER_MSG_NOTIFY_REPLY = 0x8008
 PEER_MSG_DRAINING = 0x0009
 PEER_MSG_BYE = 0x000a
+PEER_MSG_PORTS = 0x000b
+PEER_MSG_KEYS = 0x000c
+PEER_MSG_QP_CONNECT = 0x000d
+PEER_MSG_QP_CONNECT_REPLY = 0x800d
+PEER_MSG_QP_CLOSE = 0x000e
+PEER_MSG_QP_CLOSE_REPLY = 0x800e
 PEER_TYPE_NAMES = {
     PEER_MSG_HELLO: "hello",
     PEER_MSG_ERROR: "error",
@@ -1184,6 +1190,12 @@ PEER_TYPE_NAMES = {
     PEER_MSG_NOTIFY_REPLY: "notify_reply",
     PEER_MSG_DRAINING: "draining",
     PEER_MSG_BYE: "bye",
+    PEER_MSG_PORTS: "ports",
+    PEER_MSG_KEYS: "keys",
+    PEER_MSG_QP_CONNECT: "qp_connect",
+    PEER_MSG_QP_CONNECT_REPLY: "qp_connect_reply",
+    PEER_MSG_QP_CLOSE: "qp_close",
+    PEER_MSG_QP_CLOSE_REPLY: "qp_close_reply",
 }
 
 # Region token, fixed part; followed by the segment as a string of up to 108 bytes.
@@ -1220,6 +1232,10 @@ PEER_SEG = Struct("<QQ")  # 16 bytes
 # How an importer reaches a piece of the range over one rail (rdma).
 PeerRail = namedtuple("PeerRail", "rail rkey base offset length")
 PEER_RAIL = Struct("<IIQQQ")  # 32 bytes
+
+# A rail of the sender: a port of an RDMA device, as a queue pair of the peer reaches it.
+PeerPort = namedtuple("PeerPort", "rail mtu gid gid_type layer pkey lid flush_address flush_rkey")
+PEER_PORT = Struct("<II16sBBHIQI4x")  # 48 bytes
 
 PeerHeader = namedtuple("PeerHeader", "magic major minor type flags length request_id")
 PEER_HEADER = Struct("<IBBHIIQ")
@@ -1567,6 +1583,131 @@ def peer_unpack_bye(body):
     return PeerBye(code)
 
 
+# The rails of the sender that can be used from now on; whatever it said before is void. Sent after
+# READY and whenever they change, by agents that both have the feature rdma.
+PeerPorts = namedtuple("PeerPorts", "ports")
+
+
+def peer_pack_ports(request_id=0, ports=b""):
+    ports, n_ports = _put_vec("ports.ports", ports, PEER_PORT, 64)
+    return peer_build(PEER_MSG_PORTS, request_id, _U32.pack(n_ports), ports)
+
+
+def peer_unpack_ports(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("ports")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("ports.ports", n, 64)
+    if left < n * 48:
+        raise _short("ports")
+    ports = [PeerPort._make(r) for r in PEER_PORT.iter_unpack(body[at:at + n * 48])]
+    at += n * 48
+    left -= n * 48
+    return PeerPorts(ports)
+
+
+# How a granted range is reached over rails from now on; replaces the list of import_reply.
+PeerKeys = namedtuple("PeerKeys", "grant rails")
+_PEER_KEYS_0 = Struct("<QI")
+
+
+def peer_pack_keys(request_id=0, grant=0, rails=b""):
+    rails, n_rails = _put_vec("keys.rails", rails, PEER_RAIL, 1024)
+    return peer_build(PEER_MSG_KEYS, request_id, _PEER_KEYS_0.pack(grant, n_rails), rails)
+
+
+def peer_unpack_keys(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("keys")
+    (grant, n) = _PEER_KEYS_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 1024:
+        raise _large("keys.rails", n, 1024)
+    if left < n * 32:
+        raise _short("keys")
+    rails = [PeerRail._make(r) for r in PEER_RAIL.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return PeerKeys(grant, rails)
+
+
+# Asks for a queue pair that serves one of the sender's.
+PeerQpConnect = namedtuple("PeerQpConnect", "qp rail to_rail qpn psn gid lid mtu reads class_")
+_PEER_QP_CONNECT_0 = Struct("<QIIII16sIIIB1x2x")
+
+
+def peer_pack_qp_connect(request_id=0, qp=0, rail=0, to_rail=0, qpn=0, psn=0, gid=bytes(16), lid=0,
+                         mtu=0, reads=0, class_=0):
+    return peer_build(PEER_MSG_QP_CONNECT, request_id,
+                      _PEER_QP_CONNECT_0.pack(qp, rail, to_rail, qpn, psn, gid, lid, mtu,
+                                              reads, class_))
+
+
+def peer_unpack_qp_connect(body):
+    left = len(body)
+    if left < 56:
+        raise _short("qp_connect")
+    (qp, rail, to_rail, qpn, psn, gid, lid, mtu, reads,
+     class_) = _PEER_QP_CONNECT_0.unpack_from(body)
+    return PeerQpConnect(qp, rail, to_rail, qpn, psn, gid, lid, mtu, reads, class_)
+
+
+# A queue pair is ready to receive.
+PeerQpConnectReply = namedtuple("PeerQpConnectReply", "qpn psn mtu reads")
+_PEER_QP_CONNECT_REPLY_0 = Struct("<IIII")
+
+
+def peer_pack_qp_connect_reply(request_id=0, qpn=0, psn=0, mtu=0, reads=0):
+    return peer_build(PEER_MSG_QP_CONNECT_REPLY, request_id,
+                      _PEER_QP_CONNECT_REPLY_0.pack(qpn, psn, mtu, reads))
+
+
+def peer_unpack_qp_connect_reply(body):
+    left = len(body)
+    if left < 16:
+        raise _short("qp_connect_reply")
+    (qpn, psn, mtu, reads) = _PEER_QP_CONNECT_REPLY_0.unpack_from(body)
+    return PeerQpConnectReply(qpn, psn, mtu, reads)
+
+
+# The side that asked for the queue pair wants it destroyed, and to hear when no byte can land
+# through it any more.
+PeerQpClose = namedtuple("PeerQpClose", "qp")
+_PEER_QP_CLOSE_0 = Struct("<Q")
+
+
+def peer_pack_qp_close(request_id=0, qp=0):
+    return peer_build(PEER_MSG_QP_CLOSE, request_id, _PEER_QP_CLOSE_0.pack(qp))
+
+
+def peer_unpack_qp_close(body):
+    left = len(body)
+    if left < 8:
+        raise _short("qp_close")
+    qp, = _PEER_QP_CLOSE_0.unpack_from(body)
+    return PeerQpClose(qp)
+
+
+# Dead on this end; also for ids never seen.
+PeerQpCloseReply = namedtuple("PeerQpCloseReply", "")
+
+
+def peer_pack_qp_close_reply(request_id=0):
+    return peer_build(PEER_MSG_QP_CLOSE_REPLY, request_id)
+
+
+def peer_unpack_qp_close_reply(body):
+    return PeerQpCloseReply()
+
+
 PEER_UNPACK = {
     PEER_MSG_HELLO: peer_unpack_hello,
     PEER_MSG_ERROR: peer_unpack_error,
@@ -1583,4 +1724,10 @@ PEER_UNPACK = {
     PEER_MSG_NOTIFY_REPLY: peer_unpack_notify_reply,
     PEER_MSG_DRAINING: peer_unpack_draining,
     PEER_MSG_BYE: peer_unpack_bye,
+    PEER_MSG_PORTS: peer_unpack_ports,
+    PEER_MSG_KEYS: peer_unpack_keys,
+    PEER_MSG_QP_CONNECT: peer_unpack_qp_connect,
+    PEER_MSG_QP_CONNECT_REPLY: peer_unpack_qp_connect_reply,
+    PEER_MSG_QP_CLOSE: peer_unpack_qp_close,
+    PEER_MSG_QP_CLOSE_REPLY: peer_unpack_qp_close_reply,
 }

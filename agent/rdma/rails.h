@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rails: the RDMA devices' ports that netdetect found, memory registered with them, and queue pairs to
+ * peers. Control thread only; what may block runs in two threads of its own. Whatever fails here leaves
+ * transfers to the next transport, with a line in the log.
+ */
+#ifndef DRAY_AGENT_RDMA_RAILS_H
+#define DRAY_AGENT_RDMA_RAILS_H
+
+#include <systemd/sd-event.h>
+
+#include "agent/peer/peer.h"
+#include "agent/region/region.h"
+#include "agent/rdma/verbs.h"
+#include "agent/transport/rdma_message.h"
+#include "agent/transport/transport.h"
+#include "agent/worker/pool.h"
+#include "lib/cleanup.h"
+#include "netdetect/scan.h"
+#include "schema/gen/config.h"
+
+struct rails;
+
+/* Pieces that one message takes. */
+#define RAILS_KEYS_MAX ((PMSG_KEYS_BODY_MAX - PMSG_KEYS_MIN) / PMSG_RAIL_SIZE)
+
+struct rails_deps {
+	sd_event *event;
+	const struct dray_config *cfg;
+	struct worker_pool *pool;
+	struct regions *regions; /* these two by rails_attach() */
+	struct peers *peers;
+	const struct verbs *verbs;
+	/* Keys of what a peer granted us have changed; NULL: none. The reference is the callee's. */
+	void (*remote_keys)(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys);
+	/* The queue pairs that served a peer that is lost are dead. */
+	void (*peer_quiet)(void *arg, dray_handle peer);
+	void *arg;
+};
+
+/* 0 or -errno with reterr. */
+int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err *reterr);
+/* Each needs the other, so these are told after they are made; before that nothing else may be called. */
+void rails_attach(struct rails *r, struct regions *regions, struct peers *peers);
+/* After the workers have ended. What hangs in a device is left to the end of the process. */
+struct rails *rails_free(struct rails *r);
+DRAY_DEFINE_CLEANUP(struct rails *, rails_free);
+
+/* What netdetect has found; a reference is taken. */
+void rails_follow(struct rails *r, struct nd_scan *scan);
+
+/* From workers. */
+void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m);
+
+/* --- of regions --- */
+
+/* Its memory may be registered from now on; the view lives until `done` of rails_region_remove(). */
+void rails_region_add(struct rails *r, const struct region_view *view, int dmabuf_fd);
+/* No worker and no peer uses it any more. done(arg) once no device knows its memory; possibly inside the call. */
+void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
+/* Its last token was revoked: the keys that importers have seen are not valid any more soon after. */
+void rails_region_revoked(struct rails *r, dray_handle region);
+/* How its memory is registered, in words; "" without rails. buf is filled and returned. */
+const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size);
+
+/* --- of peers --- */
+
+/* The control connection stands. rdma: both sides have the feature. */
+void rails_peer_up(struct rails *r, dray_handle peer, bool rdma);
+/* It is over. True: peer_quiet() follows; false: nothing served it. */
+bool rails_peer_down(struct rails *r, dray_handle peer);
+void rails_peer_ports(struct rails *r, dray_handle peer, const struct dray_vec *ports);
+void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
+		     const struct dray_vec *rails);
+void rails_peer_connect(struct rails *r, dray_handle peer, uint64_t request_id,
+			const struct pmsg_qp_connect *m);
+void rails_peer_close(struct rails *r, dray_handle peer, uint64_t request_id, uint64_t qp);
+/* Keys of [offset, offset + length) of a region, as wire records of pmsg_rail. Returns how many; 0: none. */
+unsigned rails_grant_keys(struct rails *r, dray_handle region, uint64_t offset, uint64_t length,
+			  uint8_t *buf, unsigned max);
+
+/* --- what others may see --- */
+
+struct rail_info {
+	int number;
+	const char *state, *reason;
+	uint32_t queue_pairs, serving;
+	uint64_t sent, received, slices, retries, failovers;
+};
+/* False where the agent does not use the port. */
+bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret);
+
+struct path_info {
+	dray_handle peer;
+	const char *device;
+	uint32_t port, to_rail, mtu, queue_pairs;
+	const struct in6_addr *gid, *to_gid;
+	const char *state, *reason;
+	uint64_t sent, received, slices, retries, failovers;
+};
+void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
+		     void *arg);
+/* Rails in use to reach the peer, and queue pairs that post to it. */
+uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue_pairs);
+uint64_t rails_metric(struct rails *r, enum dray_metric m);
+
+#endif

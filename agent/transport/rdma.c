@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transport `rdma`: the ops table, peers, rails, and the order of work in a turn. */
+#include "agent/transport/rdma.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/assert.h"
+
+void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id, uint32_t code)
+{
+	r->c->up->transport_event(r->c,
+				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+							       .type = type,
+							       .peer = peer,
+							       .id = id,
+							       .code = code });
+}
+
+static int rdma_init(struct core *c, void **ret_state)
+{
+	struct rdma *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return -ENOMEM;
+	r->c = c;
+	r->timer_ns = INT64_MAX;
+	dray_list_init(&r->peer_list);
+	dray_list_init(&r->pulling[0]);
+	dray_list_init(&r->pulling[1]);
+	dray_handles_init(&r->posts, UINT32_MAX);
+	for (unsigned i = 0; i < RAILS_MAX; i++)
+		r->rails[i] = (struct rdma_rail){ .source.fd = -1, .rdma = r };
+	*ret_state = r;
+	return 0;
+}
+
+/* --- peers ----------------------------------------------------------------------------------- */
+
+struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
+{
+	uint32_t i = dray_handle_index(peer);
+
+	return i < r->n_peers && r->peers[i] && r->peers[i]->link->peer == peer ? r->peers[i] :
+										  NULL;
+}
+
+static int peers_grow(struct rdma *r, uint32_t i)
+{
+	uint32_t n = dray_max(i + 1, r->n_peers * 2);
+	struct rdma_peer **peers;
+
+	if (i < r->n_peers)
+		return 0;
+	peers = realloc(r->peers, n * sizeof(struct rdma_peer *));
+	if (!peers)
+		return -ENOMEM;
+	memset(peers + r->n_peers, 0, (n - r->n_peers) * sizeof(struct rdma_peer *));
+	r->peers = peers;
+	r->n_peers = n;
+	return 0;
+}
+
+static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
+{
+	uint32_t i = dray_handle_index(link->peer);
+	struct rdma *r = state;
+	struct rdma_peer *peer;
+
+	(void)c;
+	if (peers_grow(r, i) < 0)
+		return -ENOMEM;
+	if (r->peers[i])
+		return -EEXIST;
+	peer = calloc(1, sizeof(*peer));
+	if (!peer)
+		return -ENOMEM;
+	peer->rdma = r;
+	peer->link = link;
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k);
+		ch->peer = peer;
+		dray_list_init(&ch->pull_link);
+		dray_list_init(&ch->posts);
+		dray_list_init(&ch->lost);
+		dray_list_init(&ch->retry);
+	}
+	dray_list_add(&r->peer_list, &peer->peers_link);
+	r->peers[i] = peer;
+	return 0;
+}
+
+static void peer_free(struct rdma_peer *peer)
+{
+	for (unsigned k = 0; k < 2; k++) {
+		dray_list_del(&peer->channels[k].pull_link);
+		channel_deinit(&peer->channels[k].ch);
+	}
+	dray_list_del(&peer->peers_link);
+	peer->rdma->peers[dray_handle_index(peer->link->peer)] = NULL;
+	free(peer->paths);
+	free(peer);
+}
+
+/* Down, and none of its queue pairs is left: the worker lets go of it. */
+static void peer_check(struct rdma_peer *peer)
+{
+	struct core *c = peer->rdma->c;
+	dray_handle handle = peer->link->peer;
+
+	for (unsigned k = 0; k < 2; k++)
+		if (!dray_list_empty(&peer->channels[k].posts) ||
+		    !dray_list_empty(&peer->channels[k].lost))
+			return;
+	if (!peer->down)
+		return;
+	peer_free(peer);
+	c->up->peer_gone(c, handle);
+}
+
+static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
+{
+	struct rdma_peer *peer = rdma_peer_get(state, handle);
+
+	if (!peer) {
+		c->up->peer_gone(c, handle);
+		return;
+	}
+	peer->down = true;
+	peer->down_code = code;
+	for (unsigned k = 0; k < 2; k++)
+		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+			rdma_post_lose(p, RDMA_LOSS_PEER);
+	/* the worker has stopped all its transfers: what was not posted has ended with that */
+	peer_check(peer);
+}
+
+static void rdma_deinit(struct core *c, void *state)
+{
+	struct rdma *r = state;
+
+	(void)c;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link) {
+		for (unsigned k = 0; k < 2; k++) {
+			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+				rdma_post_free(p);
+			dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
+				rdma_post_free(l);
+		}
+		peer_free(peer);
+	}
+	for (unsigned i = 0; i < RAILS_MAX; i++)
+		rdma_rail_down(r, i);
+	dray_handles_deinit(&r->posts);
+	free(r->list);
+	free(r->peers);
+	free(r);
+}
+
+/* --- transfers -------------------------------------------------------------------------------- */
+
+static enum rdma_fallback judge(const struct rdma_peer *peer, const struct xfer *x)
+{
+	/* of several reasons the one that was nearest to success */
+	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
+
+	for (uint32_t i = 0; i < peer->paths->n; i++) {
+		const struct rdma_pair *p = &peer->paths->v[i];
+
+		if (!rail_keys_have(x->local->keys, p->rail))
+			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
+		else if (!rail_keys_have(x->remote->keys, p->to_rail))
+			why = RDMA_FALLBACK_REMOTE;
+		else
+			return peer->unreachable ? RDMA_FALLBACK_UNREACHABLE : RDMA_FALLBACK_NONE;
+	}
+	return why;
+}
+
+static struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
+{
+	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
+	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
+	enum rdma_fallback why;
+
+	(void)c;
+	if (!peer || peer->down || !peer->paths)
+		return NULL;
+	why = judge(peer, x);
+	if (why != peer->fallback) {
+		peer->fallback = why;
+		rdma_tell(state, RDMA_FALLBACK, remote->peer, 0, why);
+	}
+	if (why)
+		return NULL;
+	if (!peer->wanted && dray_list_empty(&peer->channels[x->class].posts)) {
+		peer->wanted = true;
+		rdma_tell(state, RDMA_WANTED, remote->peer, 0, 0);
+	}
+	return &peer->channels[x->class].ch;
+}
+
+void rdma_pull_later(struct rdma_channel *ch)
+{
+	if (dray_list_empty(&ch->pull_link))
+		dray_list_add(&ch->peer->rdma->pulling[ch->ch.class], &ch->pull_link);
+}
+
+static void rdma_kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	(void)state;
+	rdma_pull_later(rdma_channel_of(ch));
+}
+
+static void pull(struct rdma *r, enum dmsg_class class)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	struct rdma_channel *ch;
+
+	dray_list_splice(&now, &r->pulling[class]);
+	while ((ch = dray_list_first(&now, struct rdma_channel, pull_link))) {
+		dray_list_del(&ch->pull_link);
+		rdma_channel_pull(ch);
+	}
+}
+
+static bool rdma_progress(struct core *c, void *state)
+{
+	struct rdma *r = state;
+	bool some = false;
+
+	(void)c;
+	for (uint64_t left = r->rails_up; left; left &= left - 1) {
+		struct rdma_rail *rail = &r->rails[__builtin_ctzll(left)];
+
+		if (rail->signalled)
+			some |= rdma_rail_poll(rail);
+	}
+	pull(r, DMSG_CLASS_LATENCY);
+	pull(r, DMSG_CLASS_BULK);
+	return some;
+}
+
+static bool rdma_announce(struct core *c, void *state)
+{
+	struct rdma *r = state;
+	bool work = !dray_list_empty(&r->pulling[0]) || !dray_list_empty(&r->pulling[1]);
+
+	(void)c;
+	for (uint64_t left = r->rails_up; left; left &= left - 1)
+		work |= rdma_rail_arm(&r->rails[__builtin_ctzll(left)]);
+	return work;
+}
+
+static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	(void)c;
+	(void)state;
+	if (x->channel && x->channel->ops == &transport_rdma)
+		rdma_channel_stop(rdma_channel_of(x->channel), x, urgent);
+}
+
+static int64_t post_tick(struct rdma_post *p)
+{
+	const struct core *c = p->rdma->c;
+	int64_t limit;
+
+	if (p->head == p->tail)
+		return INT64_MAX;
+	limit = rdma_entry_at(p, p->head)->posted_ns + c->cfg.slice_timeout_ns;
+	if (c->now_ns < limit)
+		return limit;
+	rdma_post_lose(p, RDMA_LOSS_TIMEOUT);
+	return INT64_MAX;
+}
+
+static int64_t rdma_tick(struct core *c, void *state)
+{
+	struct rdma *r = state;
+
+	if (c->now_ns < r->timer_ns)
+		return r->timer_ns;
+	r->timer_ns = INT64_MAX;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		for (unsigned k = 0; k < 2; k++)
+			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+				rdma_timer(r, post_tick(p));
+	return r->timer_ns;
+}
+
+/* --- from the control thread -------------------------------------------------------------------- */
+
+static struct rdma_post *post_find(struct rdma_peer *peer, uint64_t id)
+{
+	for (unsigned k = 0; peer && k < 2; k++) {
+		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+			if (p->qp.id == id)
+				return p;
+		dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
+			if (l->qp.id == id)
+				return l;
+	}
+	return NULL;
+}
+
+static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
+{
+	if (!peer) {
+		free(paths);
+		return;
+	}
+	free(peer->paths);
+	peer->paths = paths;
+}
+
+static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
+{
+	struct rdma_peer *peer = rdma_peer_get(r, handle);
+
+	if (!peer || peer->down || rdma_post_new(peer, qp) < 0) {
+		rdma_tell(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
+	} else {
+		peer->wanted = peer->unreachable = false;
+		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
+	}
+	free(qp);
+}
+
+static void take_dead(struct rdma *r, dray_handle handle, uint64_t id)
+{
+	struct rdma_peer *peer = rdma_peer_get(r, handle);
+	struct rdma_post *p = post_find(peer, id);
+
+	if (!p)
+		return;
+	dray_assert(p->lost);
+	rdma_post_dead(p);
+	peer_check(peer);
+}
+
+static void rdma_take(struct core *c, void *state, const struct transport_message *m)
+{
+	struct rdma *r = state;
+	struct rdma_peer *peer;
+	struct rdma_post *p;
+
+	(void)c;
+	switch ((enum rdma_message)m->type) {
+	case RDMA_RAIL_UP:
+		dray_assert(rdma_rail_up(r, (uint32_t)m->id, m->arg) == 0);
+		break;
+	case RDMA_RAIL_DOWN:
+		rdma_rail_down(r, (uint32_t)m->id);
+		rdma_tell(r, RDMA_RAIL_GONE, 0, m->id, 0);
+		break;
+	case RDMA_PATHS:
+		take_paths(rdma_peer_get(r, m->peer), m->arg);
+		break;
+	case RDMA_QP_UP:
+		take_qp(r, m->peer, m->arg);
+		break;
+	case RDMA_QP_LOSE:
+		p = post_find(rdma_peer_get(r, m->peer), m->id);
+		if (p && !p->lost)
+			rdma_post_lose(p, RDMA_LOSS_TOLD);
+		break;
+	case RDMA_QP_DEAD:
+		take_dead(r, m->peer, m->id);
+		break;
+	case RDMA_UNREACHABLE:
+		peer = rdma_peer_get(r, m->peer);
+		if (peer && !peer->down)
+			rdma_peer_give_up(peer);
+		break;
+	case RDMA_RAIL_GONE:
+	case RDMA_QP_LOST:
+	case RDMA_WANTED:
+	case RDMA_FALLBACK:
+		break;
+	}
+}
+
+const struct transport_ops transport_rdma = {
+	.name = "rdma",
+	.id = DMSG_TRANSPORT_RDMA,
+	.init = rdma_init,
+	.deinit = rdma_deinit,
+	.channel = rdma_channel,
+	.kick = rdma_kick,
+	.progress = rdma_progress,
+	.announce = rdma_announce,
+	.stop = rdma_stop,
+	.tick = rdma_tick,
+	.peer_up = rdma_peer_up,
+	.peer_down = rdma_peer_down,
+	.message = rdma_take,
+};

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From slices to work requests on queue pairs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/region/fault.h"
+#include "agent/transport/rdma.h"
+
+int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
+{
+	struct rdma_channel *ch = &peer->channels[qp->class];
+	struct rdma_post *p = calloc(1, sizeof(*p));
+	uint32_t entries = 1;
+
+	if (!p)
+		return -ENOMEM;
+	while (entries < qp->depth)
+		entries *= 2;
+	p->q = calloc(entries, sizeof(*p->q));
+	if (!p->q || dray_handles_add(&peer->rdma->posts, p, &p->handle) < 0) {
+		free(p->q);
+		free(p);
+		return -ENOMEM;
+	}
+	p->qp = *qp;
+	p->rdma = peer->rdma;
+	p->peer = peer;
+	p->ch = ch;
+	p->mask = entries - 1;
+	dray_list_add(&ch->posts, &p->link);
+	atomic_fetch_add_explicit(&qp->path_counters->queue_pairs, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&qp->rail_counters->queue_pairs, 1, memory_order_relaxed);
+	rdma_pull_later(ch);
+	return 0;
+}
+
+void rdma_post_free(struct rdma_post *p)
+{
+	dray_handles_del(&p->rdma->posts, p->handle);
+	dray_list_del(&p->link);
+	free(p->q);
+	free(p);
+}
+
+struct slice *rdma_partial_take(struct rdma_post *p)
+{
+	struct slice *s = p->partial;
+
+	p->partial = NULL;
+	p->keys[0] = rail_keys_unref(p->keys[0]);
+	p->keys[1] = rail_keys_unref(p->keys[1]);
+	return s;
+}
+
+/* --- a list of work requests ------------------------------------------------------------------ */
+
+/* What is in the list since the last entry becomes one. */
+static void entry_close(struct rdma_list *l, struct slice *s)
+{
+	struct rdma_post *p = l->post;
+
+	*rdma_entry_at(p, p->tail++) = (struct rdma_entry){
+		.slice = s,
+		.keys = rail_keys_ref(p->keys[0]),
+		.bytes = l->bytes_open,
+		.posted_ns = p->rdma->c->now_ns,
+		.requests = l->n_open,
+	};
+	l->n_open = 0;
+	l->bytes_open = 0;
+}
+
+/* Rings the doorbell for what is in the list. */
+static void list_post(struct rdma_list *l)
+{
+	struct rdma_post *p = l->post;
+	struct rdma *r = p->rdma;
+	struct core_counters *counters = r->c->counters;
+	struct ibv_send_wr *bad;
+
+	if (!l->n)
+		return;
+	if (l->n_open)
+		entry_close(l, NULL);
+	rdma_entry_at(p, p->tail - 1)->signalled = true;
+	l->wr[l->n - 1].send_flags |= IBV_SEND_SIGNALED;
+	l->wr[l->n - 1].next = NULL;
+	p->used += l->n;
+	p->in_flight += l->bytes;
+	p->signalled++;
+	r->rails[p->qp.path.rail].signalled++;
+	core_count(counters, DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, l->n);
+	core_count(counters, DRAY_METRIC_RDMA_POSTS_TOTAL, 1);
+	rdma_timer(r, r->c->now_ns + r->c->cfg.slice_timeout_ns);
+	l->n = 0;
+	l->bytes = 0;
+	if (ibv_post_send(p->qp.qp, l->wr, &bad))
+		rdma_post_lose(p, RDMA_LOSS_POST);
+}
+
+static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode opcode,
+				       uint64_t remote, uint32_t rkey)
+{
+	struct ibv_send_wr *wr = &l->wr[l->n];
+
+	*wr = (struct ibv_send_wr){
+		.wr_id = l->post->handle,
+		.next = wr + 1,
+		.sg_list = l->sge[l->n],
+		.opcode = opcode,
+		.wr.rdma = { remote, rkey },
+	};
+	l->n++;
+	l->n_open++;
+	return wr;
+}
+
+/* --- slices ----------------------------------------------------------------------------------- */
+
+/* Gathers up to `want` bytes of the slice from here on. Returns how many. */
+static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t want)
+{
+	const struct slice *s = p->partial;
+	struct rdma_cursor *at = &p->at;
+	uint32_t max = dray_min(p->qp.sges, RDMA_SGES);
+	struct ibv_sge *sge = wr->sg_list;
+	uint64_t got = 0;
+	uint32_t n = 0;
+
+	while (got < want) {
+		uint64_t base = (uintptr_t)s->local[at->li].iov_base + at->lo;
+		const struct rail_key *k = rail_keys_find(p->keys[0], p->qp.path.rail, base);
+		uint64_t bytes = dray_min(s->local[at->li].iov_len - at->lo, want - got);
+
+		bytes = dray_min(bytes, k->length - (base - k->base));
+		if (n && sge[n - 1].lkey == k->key && sge[n - 1].addr + sge[n - 1].length == base)
+			sge[n - 1].length += (uint32_t)bytes;
+		else if (n < max)
+			sge[n++] = (struct ibv_sge){ base, (uint32_t)bytes, k->key };
+		else
+			break;
+		got += bytes;
+		at->lo += bytes;
+		if (at->lo == s->local[at->li].iov_len) {
+			at->li++;
+			at->lo = 0;
+		}
+	}
+	wr->num_sge = (int)n;
+	return got;
+}
+
+/*
+ * Sends the bytes along with the request. The client can have taken the memory away: then the device, which
+ * holds on to the pages, reads what they were.
+ */
+static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t bytes)
+{
+	uint8_t *to = l->inlined[wr - l->wr];
+	uint64_t at = 0;
+
+	for (int i = 0; i < wr->num_sge; i++) {
+		const struct ibv_sge *g = &wr->sg_list[i];
+
+		if (fault_copy(to + at, (const void *)(uintptr_t)g->addr, g->length) < 0)
+			return;
+		at += g->length;
+	}
+	wr->sg_list[0] = (struct ibv_sge){ (uintptr_t)to, (uint32_t)bytes, 0 };
+	wr->num_sge = 1;
+	wr->send_flags |= IBV_SEND_INLINE;
+}
+
+/* The next work request of the slice. */
+static void slice_request(struct rdma_post *p, struct rdma_list *l)
+{
+	const struct slice *s = p->partial;
+	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+	const struct pmsg_seg *seg = &s->remote[p->at.ri];
+	uint64_t offset = seg->offset + p->at.ro;
+	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, offset);
+	uint64_t bytes = dray_min(seg->length - p->at.ro, k->length - (offset - k->offset));
+	struct ibv_send_wr *wr;
+
+	bytes = dray_min(bytes, p->qp.message_max);
+	wr = request_add(l, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+			 k->base + (offset - k->offset), k->key);
+	bytes = gather(p, wr, bytes);
+	if (write && bytes <= dray_min(p->qp.inline_bytes, RDMA_INLINE) && !local->unmapped)
+		try_inline(l, wr, bytes);
+	p->at.ro += bytes;
+	if (p->at.ro == seg->length) {
+		p->at.ri++;
+		p->at.ro = 0;
+	}
+	p->at.begun = true;
+	l->bytes += bytes;
+	l->bytes_open += bytes;
+}
+
+/*
+ * A notification goes another way than the bytes, and a completion only says that the peer's device has
+ * them. A read on the same queue pair is answered after they are in memory.
+ */
+static void slice_flush(struct rdma_post *p, struct rdma_list *l)
+{
+	struct ibv_send_wr *wr =
+		request_add(l, IBV_WR_RDMA_READ, p->qp.flush_remote, p->qp.flush_rkey);
+
+	wr->sg_list[0] = (struct ibv_sge){ p->qp.flush_local, 8, p->qp.flush_lkey };
+	wr->num_sge = 1;
+	p->at.flushed = true;
+}
+
+static bool room(const struct rdma_post *p, const struct rdma_list *l)
+{
+	return !p->lost && p->used + l->n < p->qp.depth;
+}
+
+/* Posts as much of the partial slice as there is room for. */
+static void slice_post(struct rdma_post *p, struct rdma_list *l)
+{
+	const struct slice *s = p->partial;
+	bool flush = s->xfer->notify && s->xfer->direction == DMSG_DIRECTION_WRITE;
+
+	if (l->post != p) {
+		if (l->post)
+			list_post(l);
+		l->post = p;
+	}
+	while (p->at.ri < s->n_remote || (flush && !p->at.flushed)) {
+		if (l->n == RDMA_LIST)
+			list_post(l);
+		if (!room(p, l))
+			break;
+		if (p->at.ri < s->n_remote)
+			slice_request(p, l);
+		else
+			slice_flush(p, l);
+	}
+	if (p->at.ri < s->n_remote || (flush && !p->at.flushed)) {
+		list_post(l);
+		return;
+	}
+	s->xfer->rails |= 1ull << p->qp.path.rail;
+	entry_close(l, p->partial);
+	rdma_partial_take(p);
+}
+
+static void slice_begin(struct rdma_post *p, struct slice *s)
+{
+	struct core *c = p->rdma->c;
+
+	if (s->retried) {
+		core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
+		rdma_add(&p->qp.path_counters->retries, 1);
+		rdma_add(&p->qp.rail_counters->retries, 1);
+	}
+	s->posted_ns = c->now_ns;
+	p->partial = s;
+	p->at = (struct rdma_cursor){ 0 };
+	p->keys[0] = rail_keys_ref(s->xfer->local->keys);
+	p->keys[1] = rail_keys_ref(s->xfer->remote->keys);
+}
+
+static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
+{
+	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
+	bool mine = l->post == p;
+
+	return !p->lost && !p->partial && p->in_flight + (mine ? l->bytes : 0) < window &&
+	       p->used + (mine ? l->n : 0) < p->qp.depth;
+}
+
+static bool fits(const struct rdma_post *p, const struct slice *s)
+{
+	return rail_keys_have(s->xfer->local->keys, p->qp.path.rail) &&
+	       rail_keys_have(s->xfer->remote->keys, p->qp.path.to_rail);
+}
+
+/* The least loaded that can take it; the one whose list is open as long as that is short. */
+static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l,
+			      const struct slice *s)
+{
+	struct rdma_post *best = NULL;
+
+	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n < RDMA_LIST / 2 && l->post->ch == ch &&
+	    free_for(l->post, l) && fits(l->post, s))
+		return l->post;
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
+		if (!free_for(p, l) || !fits(p, s))
+			continue;
+		if (!best || p->in_flight < best->in_flight ||
+		    (p->in_flight == best->in_flight && p->qp.rank < best->qp.rank))
+			best = p;
+	}
+	return best;
+}
+
+static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
+{
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+		if (free_for(p, l))
+			return true;
+	return false;
+}
+
+void rdma_channel_pull(struct rdma_channel *ch)
+{
+	struct rdma *r = ch->peer->rdma;
+	struct rdma_list *l = r->list;
+
+	if (!l)
+		return;
+	l->post = NULL;
+	l->n = l->n_open = 0;
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+		if (p->partial && room(p, l))
+			slice_post(p, l);
+	while (any_free(ch, l)) {
+		struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+		struct rdma_post *p;
+
+		if (s)
+			dray_list_del(&s->link);
+		else
+			s = sched_next(r->c, &ch->ch, 0);
+		if (!s)
+			break;
+		p = pick(ch, l, s);
+		if (!p) {
+			/* those that could take it are busy: the first that has room pulls again */
+			dray_list_add_front(&ch->retry, &s->link);
+			break;
+		}
+		slice_begin(p, s);
+		slice_post(p, l);
+	}
+	if (l->post)
+		list_post(l);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The upcalls of regions to RDMA devices, where there are none: what nobody registered is let go of at once. */
+#ifndef DRAY_TESTS_UNIT_NO_DEVICES_H
+#define DRAY_TESTS_UNIT_NO_DEVICES_H
+
+#include "agent/region/region.h"
+
+static inline void no_devices_added(void *arg, const struct region_view *view, int dmabuf_fd)
+{
+	(void)arg;
+	(void)view;
+	(void)dmabuf_fd;
+}
+
+static inline void no_devices_removed(void *arg, dray_handle region, void (*done)(void *arg),
+				      void *done_arg)
+{
+	(void)arg;
+	(void)region;
+	done(done_arg);
+}
+
+static inline void no_devices_revoked(void *arg, dray_handle region)
+{
+	(void)arg;
+	(void)region;
+}
+
+/* In an initializer of struct regions_upcalls. */
+#define NO_DEVICES \
+	.added = no_devices_added, .removed = no_devices_removed, .revoked = no_devices_revoked
+
+#endif

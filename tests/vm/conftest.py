@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rails of Soft-RoCE in the virtual machine: pairs of veth with an rxe device on each end, and agents on both."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
+sys.path.insert(1, str(HERE.parents[1] / "client/python"))
+
+import harness  # noqa: E402
+
+# a stalled emulator must not look like a dead peer
+CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s"}
+
+
+def run(*argv):
+    done = subprocess.run([str(a) for a in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=harness.LIMIT)
+    assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.stdout}"
+    return done.stdout
+
+
+def write(path, text):
+    pathlib.Path(path).write_text(text)
+
+
+class Rail:
+    """One pair: side 0 and side 1, each with a netdev, an address and a device."""
+
+    def __init__(self, number):
+        self.number = number
+        self.netdev = [f"ra{number}", f"rb{number}"]
+        self.device = [f"rxa{number}", f"rxb{number}"]
+        self.address = [f"10.90.{number}.1", f"10.90.{number}.2"]
+
+    def make(self):
+        run("ip", "link", "add", self.netdev[0], "type", "veth", "peer", "name", self.netdev[1])
+        for side in (0, 1):
+            dev = self.netdev[side]
+            write(f"/proc/sys/net/ipv6/conf/{dev}/disable_ipv6", "1")
+            write(f"/proc/sys/net/ipv4/conf/{dev}/accept_local", "1")
+            write(f"/proc/sys/net/ipv4/conf/{dev}/rp_filter", "0")
+            run("ip", "link", "set", dev, "up")
+        for side, dev in enumerate(self.netdev):
+            self.add_address(side)
+            # what comes in is for us; what goes out takes the wire, though the address is this machine's
+            run("ip", "rule", "add", "pref", "10", "iif", dev, "lookup", "local")
+        for side in (0, 1):
+            self.add_device(side)
+        return self
+
+    def add_address(self, side, address=None):
+        address = address or self.address[side]
+        run("ip", "address", "add", f"{address}/24", "dev", self.netdev[side])
+        self.add_route(side, address)
+
+    def add_route(self, side, address=None):
+        """To the address of this side, from the other one."""
+        run("ip", "route", "replace", address or self.address[side], "dev", self.netdev[1 - side], "table", "100")
+
+    def add_device(self, side):
+        run("rdma", "link", "add", self.device[side], "type", "rxe", "netdev", self.netdev[side])
+
+    def link(self, up, side=0):
+        run("ip", "link", "set", self.netdev[side], "up" if up else "down")
+        if up:  # routes go with the link
+            for each in (0, 1):
+                self.add_route(each)
+
+    def netem(self, *how, side=0):
+        run("tc", "qdisc", "replace", "dev", self.netdev[side], "root", "netem", *how)
+
+    def calm(self, side=0):
+        subprocess.run(["tc", "qdisc", "del", "dev", self.netdev[side], "root"], stderr=subprocess.DEVNULL)
+
+    def remove(self):
+        for device in self.device:
+            subprocess.run(["rdma", "link", "delete", device], stderr=subprocess.DEVNULL, timeout=harness.LIMIT)
+        subprocess.run(["ip", "link", "delete", self.netdev[0]], stderr=subprocess.DEVNULL, timeout=harness.LIMIT)
+        for dev in self.netdev:
+            subprocess.run(["ip", "rule", "del", "iif", dev, "lookup", "local"], stderr=subprocess.DEVNULL)
+
+
+def route_by_wire():
+    """Once for the machine: the local table last, so that packets to our own addresses leave by the wire."""
+    rules = run("ip", "rule")
+    if "lookup 100" in rules:
+        return
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "rule", "add", "pref", "15", "iif", "lo", "to", "127.0.0.0/8", "lookup", "local")
+    run("ip", "rule", "add", "pref", "20", "lookup", "100")
+    run("ip", "rule", "add", "pref", "32765", "lookup", "local")
+    run("ip", "rule", "del", "pref", "0")
+
+
+class Rdma:
+    """Rails and the two agents on their ends."""
+
+    def __init__(self, lab):
+        route_by_wire()
+        self.lab = lab
+        self.rails = []
+
+    def make(self, n):
+        while len(self.rails) < n:
+            self.rails.append(Rail(len(self.rails)).make())
+        return self.rails[:n]
+
+    def agent(self, side, rails, **settings):
+        how = {"rdma.devices": ",".join(r.device[side] for r in rails), "agent.workers": 1, **CALM, **{k.replace("__", "."): v for k, v in settings.items()}}
+        return self.lab.agent(f"side{side}", settings=how).start()
+
+    def close(self):
+        for rail in self.rails:
+            rail.remove()
+
+
+def listed(agent, what):
+    return agent.ctl(what, "--json")[what]
+
+
+def up(agent):
+    return [r for r in listed(agent, "rails") if r["rail_state"] == "up"]
+
+
+def registered(agent, rails=1):
+    regions = listed(agent, "regions")
+    return bool(regions) and all(r["rdma"].count(": registered") == rails for r in regions)
+
+
+@pytest.fixture(scope="session")
+def rdma_lab():
+    lab = harness.Lab(alone=True)
+    LAB.append(lab)
+    made = Rdma(lab)
+    yield made
+    made.close()
+    lab.close("DRAY_KEEP" in os.environ)
+
+
+LAB = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failure shows what the agents logged meanwhile."""
+    report = (yield).get_result()
+    for agent in LAB[0].agents if LAB else ():
+        text = agent.new_text()
+        if report.failed and text:
+            report.sections.append((f"log of {agent.name}", "\n".join(text.splitlines()[-40:])))
