@@ -53,7 +53,7 @@ static void import_fail(struct import *i, uint32_t code, const char *fmt, ...)
 	vsnprintf(err.msg, sizeof(err.msg), fmt, ap);
 	va_end(ap);
 	import_detach(i);
-	i->fn(i->arg, &err, 0, 0, 0, 0);
+	i->fn(i->arg, &err, 0, 0, 0, 0, false);
 	free(i);
 }
 
@@ -284,7 +284,7 @@ void import_reply(struct peer *peer, struct request *r, const struct pmsg_import
 	import_detach(i);
 	/* an owner that drains would have refused: it has resumed */
 	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
-	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access);
+	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access, m->rails.n);
 	free(i);
 	if (m->rails.n)
 		peer->p->deps.up->keys(peer->p->deps.arg, peer->handle, m->grant, &m->rails);

@@ -86,14 +86,15 @@ static void remote_free(struct remote *r)
 	free(r);
 }
 
-static void reply_imported(const struct remote *r, uint64_t request_id)
+static void reply_imported(const struct remote *r, uint64_t request_id,
+			   enum dmsg_transport transport)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REMOTE_IMPORT_REPLY_BODY_MAX];
 	struct dmsg_remote_import_reply m = {
 		.remote = r->view.o.handle,
 		.length = r->view.o.length,
 		.access = r->view.o.access,
-		.transport = r->view.is_local ? DMSG_TRANSPORT_LOCAL : DMSG_TRANSPORT_TCP,
+		.transport = transport,
 	};
 
 	session_send(r->session, request_id, buf,
@@ -315,12 +316,12 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 		return e;
 	}
 	publish(r, length, access);
-	reply_imported(r, request_id);
+	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL);
 	return 0;
 }
 
 static void finish_import(struct import *i, dray_handle peer, uint64_t grant, uint64_t length,
-			  uint16_t access)
+			  uint16_t access, bool rdma)
 {
 	struct session *s = i->session;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -330,7 +331,8 @@ static void finish_import(struct import *i, dray_handle peer, uint64_t grant, ui
 		r->view.peer = peer;
 		r->view.grant = grant;
 		if (publish(r, length, access) == 0) {
-			reply_imported(r, i->request_id);
+			reply_imported(r, i->request_id,
+				       rdma ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
 			return;
 		}
 		remote_free(r);
@@ -340,7 +342,7 @@ static void finish_import(struct import *i, dray_handle peer, uint64_t grant, ui
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
-			    uint64_t length, uint16_t access)
+			    uint64_t length, uint16_t access, bool rdma)
 {
 	struct import *i = arg;
 	struct session *s = i->session;
@@ -350,7 +352,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 	if (err->code)
 		session_fail(s, i->request_id, -EIO, err);
 	else
-		finish_import(i, peer, grant, length, access);
+		finish_import(i, peer, grant, length, access, rdma);
 	free(i);
 }
 

@@ -184,7 +184,8 @@ static void test_notify_peer(void **state)
 	memcpy(t.wire + 8, other_id, 16);
 	client_send_import(c, &t);
 	lab_until(l, l->peers.imports == 1);
-	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER, 33, PAGE, DMSG_ACCESS_READ);
+	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER, 33, PAGE, DMSG_ACCESS_READ,
+			   false);
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	remote = reply.remote;
 

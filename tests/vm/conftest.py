@@ -45,7 +45,8 @@ class Rail:
             write(f"/proc/sys/net/ipv6/conf/{dev}/disable_ipv6", "1")
             write(f"/proc/sys/net/ipv4/conf/{dev}/accept_local", "1")
             write(f"/proc/sys/net/ipv4/conf/{dev}/rp_filter", "0")
-            run("ip", "link", "set", dev, "up")
+            # jumbo frames: the emulator's time goes by packets
+            run("ip", "link", "set", dev, "mtu", "9000", "up")
         for side, dev in enumerate(self.netdev):
             self.add_address(side)
             # what comes in is for us; what goes out takes the wire, though the address is this machine's
@@ -131,6 +132,60 @@ def up(agent):
 def registered(agent, rails=1):
     regions = listed(agent, "regions")
     return bool(regions) and all(r["rdma"].count(": registered") == rails for r in regions)
+
+
+class Pair:
+    """An agent on each side of some rails."""
+
+    def __init__(self, lab, n, **settings):
+        self.lab, self.rails = lab, lab.make(n)
+        self.agents = [lab.agent(side, self.rails, **settings) for side in (0, 1)]
+        for agent in self.agents:
+            harness.until(lambda agent=agent: len(up(agent)) == n, f"{n} rails")
+
+    def sides(self, size, fill=None, here=None, **how):
+        made = [harness.Side(self.agents[0], size, here, **how), harness.Side(self.agents[1], size, fill, **how)]
+        for agent in self.agents:
+            harness.until(lambda agent=agent: registered(agent, len(self.rails)), "registration")
+        return made
+
+    def stop(self):
+        for agent in self.agents:
+            agent.stop()
+            agent.check_log()
+
+
+@pytest.fixture(scope="module")
+def pair(rdma_lab):
+    """One rail."""
+    made = Pair(rdma_lab, 1)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def pair2(rdma_lab):
+    """Two rails."""
+    made = Pair(rdma_lab, 2)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def sides(pair):
+    """As in the integration tests, by rdma."""
+    made = []
+
+    def make(size=harness.MIB, fill=None, here=None, **how):
+        made.extend(pair.sides(size, fill, here, **how))
+        return made[-2:]
+
+    make.transport = "rdma"
+    yield make
+    for side in made:
+        side.close()
+    for agent in pair.agents:
+        assert agent.running, f"agent {agent.name} died:\n{agent.tail()}"
 
 
 @pytest.fixture(scope="session")
