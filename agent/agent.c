@@ -136,6 +136,14 @@ static void up_keys(void *arg, dray_handle peer, uint64_t grant, const struct dr
 			rails);
 }
 
+static void up_imported(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
+			const struct dray_vec *rails)
+{
+	struct agent *a = arg;
+
+	rails_peer_keys(a->rails, peer, grant, length, rails);
+}
+
 static unsigned up_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
 			      unsigned max)
 {
@@ -168,6 +176,13 @@ static void up_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct r
 	struct agent *a = arg;
 
 	sessions_remote_keys(a->sessions, peer, grant, keys);
+}
+
+static int up_worker_node(void *arg, unsigned worker)
+{
+	const struct agent *a = arg;
+
+	return a->worker_nodes[worker];
 }
 
 static void up_peer_quiet(void *arg, dray_handle peer)
@@ -507,6 +522,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 					      .pool = &a->pool,
 					      .verbs = &verbs_real,
 					      .remote_keys = up_remote_keys,
+					      .worker_node = up_worker_node,
 					      .peer_quiet = up_peer_quiet,
 					      .arg = a },
 			reterr);
@@ -546,6 +562,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
 						    .listen_fd = passed.data,
+						    .keys = up_imported,
 						    .changed = up_changed,
 						    .arg = a },
 			   reterr);

@@ -83,9 +83,10 @@ const char *peers_segment(struct peers *p);
 /* Interfaces or addresses have changed: what is advertised follows, unless it is configured. */
 void peers_links_changed(struct peers *p, const struct nd_links *links);
 
-/* Result of an import. err: code 0 and the rest set, or the error alone. rdma: its owner has given keys. */
+/* Result of an import. err: code 0 and the rest set, or the error alone. rails: its keys, as wire records. */
 typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handle peer,
-			       uint64_t grant, uint64_t length, uint16_t access, bool rdma);
+			       uint64_t grant, uint64_t length, uint16_t access,
+			       const struct dray_vec *rails);
 
 /*
  * Asks the owner of a token for a grant; connects first where needed (simultaneous callers share one connection).

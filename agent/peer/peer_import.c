@@ -53,7 +53,7 @@ static void import_fail(struct import *i, uint32_t code, const char *fmt, ...)
 	vsnprintf(err.msg, sizeof(err.msg), fmt, ap);
 	va_end(ap);
 	import_detach(i);
-	i->fn(i->arg, &err, 0, 0, 0, 0, false);
+	i->fn(i->arg, &err, 0, 0, 0, 0, NULL);
 	free(i);
 }
 
@@ -284,10 +284,8 @@ void import_reply(struct peer *peer, struct request *r, const struct pmsg_import
 	import_detach(i);
 	/* an owner that drains would have refused: it has resumed */
 	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
-	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access, m->rails.n);
+	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access, &m->rails);
 	free(i);
-	if (m->rails.n)
-		peer->p->deps.up->keys(peer->p->deps.arg, peer->handle, m->grant, &m->rails);
 }
 
 void import_error(struct peer *peer, struct request *r, uint32_t code, const char *why)

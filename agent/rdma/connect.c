@@ -22,12 +22,13 @@ static struct qp *qp_of(struct job *j)
 	return dray_container_of(j, struct qp, job);
 }
 
-static void qp_job(struct qp *q, void (*run)(struct job *j), void (*done)(struct job *j))
+static void qp_job(struct qp *q, struct jobs *where, void (*run)(struct job *j),
+		   void (*done)(struct job *j))
 {
 	q->job = (struct job){ .run = run, .done = done };
 	dray_list_init(&q->job.link);
 	q->device->jobs++;
-	jobs_add(q->peer->rails->slow, &q->job);
+	jobs_add(where, &q->job);
 }
 
 static void tell_worker(struct rail_peer *peer, unsigned worker, enum rdma_message type,
@@ -55,17 +56,12 @@ bool path_in_use(const struct path *path)
 static void qp_free(struct qp *q)
 {
 	struct rail_peer *peer = q->peer;
-	struct rails *r = peer->rails;
-	struct device *d = q->device;
 
 	if (q->was_up)
 		tell_worker(peer, q->worker, RDMA_QP_DEAD, q->id, NULL);
-	dray_handles_del(&r->qps, q->id);
+	dray_handles_del(&peer->rails->qps, q->id);
 	dray_list_del(&q->link);
-	q->rail->cq_used[q->worker] -= q->depth;
 	free(q);
-	d->qps--;
-	device_check(d);
 	if (peer->down)
 		rail_peer_check(peer);
 	else
@@ -88,15 +84,20 @@ static void destroy_run(struct job *j)
 static void destroy_done(struct job *j)
 {
 	struct qp *q = qp_of(j);
+	struct device *d = q->device;
 
-	q->device->jobs--;
 	/* the kernel frees it with the context; until then nothing is known about what it does */
 	if (q->error < 0)
 		log_error(AREA, "a queue pair cannot be destroyed: %s device=%s",
-			  dray_errno_text(q->error), q->device->name);
+			  dray_errno_text(q->error), d->name);
+	q->rail->cq_used[q->worker] -= q->depth;
 	q->qp = NULL;
+	q->device = NULL;
 	q->local_dead = true;
 	qp_check(q);
+	d->jobs--;
+	d->qps--;
+	device_check(d);
 }
 
 static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
@@ -124,7 +125,7 @@ static void qp_die(struct qp *q)
 	q->remote_dead =
 		!q->asked || peer->down ||
 		peers_qp_close(peer->rails->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
-	qp_job(q, destroy_run, destroy_done);
+	qp_job(q, peer->rails->slow, destroy_run, destroy_done);
 }
 
 static void path_failed(struct path *path, const char *what, const char *why)
@@ -165,6 +166,8 @@ static void connect_run(struct job *j)
 
 static struct rdma_qp *describe(const struct qp *q)
 {
+	const struct rails_deps *deps = &q->peer->rails->deps;
+	int node = deps->worker_node(deps->arg, q->worker);
 	struct path *path = q->path;
 	struct rdma_qp *w = malloc(sizeof(*w));
 
@@ -174,6 +177,7 @@ static struct rdma_qp *describe(const struct qp *q)
 		.qp = q->qp,
 		.path = { q->rail->number, path->to.rail },
 		.rank = path->rank,
+		.far = node >= 0 && q->rail->numa >= 0 && node != q->rail->numa,
 		.class = q->class,
 		.depth = q->depth,
 		.sges = q->sges,
@@ -228,7 +232,7 @@ static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_conn
 	q->remote.reads = dray_min(m->reads, q->reads);
 	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
 	q->state = QP_CONNECTING;
-	qp_job(q, connect_run, connect_done);
+	qp_job(q, q->peer->rails->connector, connect_run, connect_done);
 }
 
 static void create_run(struct job *j)
@@ -311,7 +315,7 @@ static void qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	q->rail->cq_used[worker] += depth;
 	d->qps++;
 	dray_list_add(&path->peer->qps, &q->link);
-	qp_job(q, create_run, create_done);
+	qp_job(q, r->connector, create_run, create_done);
 }
 
 /* How many there are, or will be, of the path for this worker and class. */

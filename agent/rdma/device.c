@@ -337,7 +337,10 @@ static bool cqs_gone(struct device *d)
 
 void device_check(struct device *d)
 {
-	if (!d->closing || d->close_begun || d->qps || !cqs_gone(d) || d->mrs || d->jobs)
+	if (!d->closing || d->close_begun)
+		return;
+	registrations_device_down(d);
+	if (d->qps || !cqs_gone(d) || d->mrs || d->jobs)
 		return;
 	d->close_begun = true;
 	/* before the context goes, which has the descriptor */
@@ -359,6 +362,5 @@ void device_close(struct device *d)
 			return;
 	d->closing = true;
 	atomic_store(&d->hurry, true);
-	registrations_device_down(d);
 	device_check(d);
 }

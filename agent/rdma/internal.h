@@ -102,8 +102,8 @@ struct qp {
 	struct rail_peer *peer;
 	struct path *path;
 	struct rail *rail;
-	struct device *device;
-	dray_handle id; /* 0: not in the table any more */
+	struct device *device; /* NULL: dead on this side */
+	dray_handle id;
 	unsigned worker;
 	enum dmsg_class class;
 	enum qp_state state;
@@ -171,7 +171,8 @@ struct rails {
 	struct rails_deps deps;
 	const struct dray_config *cfg;
 	const struct verbs *verbs;
-	struct jobs *slow;      /* devices, queue pairs */
+	struct jobs *slow;      /* devices, and what ends */
+	struct jobs *connector; /* queue pairs that begin: the kernel looks for the peer's hardware address */
 	struct jobs *registrar; /* memory regions */
 	sd_event_source *timer;
 	int64_t timer_ns;

@@ -226,6 +226,13 @@ static void match_done(struct job *j)
 	dray_list_for_each(&peer->paths, old, struct path, link)
 		if (!old->active)
 			connect_lose_path(old);
+	/* those that no queue pair uses any more */
+	dray_list_for_each(&peer->paths, gone, struct path, link) {
+		if (gone->active || path_in_use(gone))
+			continue;
+		dray_list_del(&gone->link);
+		free(gone);
+	}
 	paths_tell(peer);
 	if (peer->match_again)
 		match(peer);

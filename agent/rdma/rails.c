@@ -269,6 +269,8 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	if (e >= 0)
 		e = jobs_new(&r->slow, deps->event, "dray-verbs");
 	if (e >= 0)
+		e = jobs_new(&r->connector, deps->event, "dray-connector");
+	if (e >= 0)
 		e = jobs_new(&r->registrar, deps->event, "dray-registrar");
 	if (e < 0)
 		return dray_err_set(reterr, e, DRAY_E_NO_MEMORY, "rails: %s", dray_errno_text(e));
@@ -288,6 +290,7 @@ struct rails *rails_free(struct rails *r)
 	if (!r)
 		return NULL;
 	jobs_free(r->registrar);
+	jobs_free(r->connector);
 	jobs_free(r->slow);
 	sd_event_source_disable_unref(r->timer);
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)

@@ -33,6 +33,8 @@ struct rails_deps {
 	const struct verbs *verbs;
 	/* Keys of what a peer granted us have changed; NULL: none. The reference is the callee's. */
 	void (*remote_keys)(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys);
+	/* NUMA node that the worker runs on; -1: any. */
+	int (*worker_node)(void *arg, unsigned worker);
 	/* The queue pairs that served a peer that is lost are dead. */
 	void (*peer_quiet)(void *arg, dray_handle peer);
 	void *arg;

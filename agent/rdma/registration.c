@@ -337,7 +337,7 @@ static void set_done(struct job *j)
 		struct device *d = s->devices[i];
 
 		if (d->closing && !d->key_sets)
-			registrations_device_down(d);
+			device_check(d);
 	}
 	free(s);
 	region_check(region);

@@ -19,12 +19,13 @@ static struct serve *serve_of(struct job *j)
 	return dray_container_of(j, struct serve, job);
 }
 
-static void serve_job(struct serve *s, void (*run)(struct job *j), void (*done)(struct job *j))
+static void serve_job(struct serve *s, struct jobs *where, void (*run)(struct job *j),
+		      void (*done)(struct job *j))
 {
 	s->job = (struct job){ .run = run, .done = done };
 	dray_list_init(&s->job.link);
 	s->device->jobs++;
-	jobs_add(s->peer->rails->slow, &s->job);
+	jobs_add(where, &s->job);
 }
 
 static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
@@ -71,7 +72,7 @@ static void serve_die(struct serve *s)
 		return;
 	s->dying = true;
 	if (!s->making)
-		serve_job(s, destroy_run, destroy_done);
+		serve_job(s, s->peer->rails->slow, destroy_run, destroy_done);
 }
 
 /* --- the beginning ------------------------------------------------------------------------------------ */
@@ -111,9 +112,9 @@ static void make_done(struct job *j)
 	}
 	if (!peer->down)
 		refuse(peer->rails, peer->handle, s->connect_request, DRAY_E_IO,
-		       s->error < 0 ? dray_errno_text(s->error) : "its rail was lost");
+		       s->error < 0 ? dray_errno_text(s->error) : "it is not wanted any more");
 	s->dying = true;
-	serve_job(s, destroy_run, destroy_done);
+	serve_job(s, peer->rails->slow, destroy_run, destroy_done);
 }
 
 static struct serve *find(struct rail_peer *peer, uint64_t id)
@@ -177,7 +178,7 @@ void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id
 	r->n_serving++;
 	rail->device->qps++;
 	dray_list_add(&peer->serving, &s->link);
-	serve_job(s, make_run, make_done);
+	serve_job(s, r->connector, make_run, make_done);
 }
 
 void rails_peer_close(struct rails *r, dray_handle handle, uint64_t request_id, uint64_t id)

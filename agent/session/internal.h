@@ -42,8 +42,10 @@ struct sessions {
 	struct peers *peers;
 	uint8_t agent_id[16];
 	uint64_t incarnation;
+	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
+		     const struct dray_vec *rails);
 	void (*changed)(void *arg);
-	void *changed_arg;
+	void *arg; /* of both */
 
 	/* listener.c */
 	struct unix_listener listener;

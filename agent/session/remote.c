@@ -321,8 +321,9 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 }
 
 static void finish_import(struct import *i, dray_handle peer, uint64_t grant, uint64_t length,
-			  uint16_t access, bool rdma)
+			  uint16_t access, const struct dray_vec *rails)
 {
+	const struct sessions *ss = i->session->owner;
 	struct session *s = i->session;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
@@ -331,8 +332,11 @@ static void finish_import(struct import *i, dray_handle peer, uint64_t grant, ui
 		r->view.peer = peer;
 		r->view.grant = grant;
 		if (publish(r, length, access) == 0) {
+			/* before the client can use it */
+			if (rails->n)
+				ss->keys(ss->arg, peer, grant, length, rails);
 			reply_imported(r, i->request_id,
-				       rdma ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
+				       rails->n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
 			return;
 		}
 		remote_free(r);
@@ -342,7 +346,7 @@ static void finish_import(struct import *i, dray_handle peer, uint64_t grant, ui
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
-			    uint64_t length, uint16_t access, bool rdma)
+			    uint64_t length, uint16_t access, const struct dray_vec *rails)
 {
 	struct import *i = arg;
 	struct session *s = i->session;
@@ -352,7 +356,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 	if (err->code)
 		session_fail(s, i->request_id, -EIO, err);
 	else
-		finish_import(i, peer, grant, length, access, rdma);
+		finish_import(i, peer, grant, length, access, rails);
 	free(i);
 }
 

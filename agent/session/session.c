@@ -37,7 +37,8 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	ss->peers = deps->peers;
 	ss->incarnation = deps->incarnation;
 	ss->changed = deps->changed;
-	ss->changed_arg = deps->arg;
+	ss->keys = deps->keys;
+	ss->arg = deps->arg;
 	memcpy(ss->agent_id, deps->agent_id, sizeof(ss->agent_id));
 	quota_init(&ss->quota, ss->cfg->limits.transfers);
 	dray_list_init(&ss->strangers);
@@ -88,7 +89,7 @@ struct sessions *sessions_free(struct sessions *ss)
 static void changed(struct sessions *ss)
 {
 	if (ss->changed)
-		ss->changed(ss->changed_arg);
+		ss->changed(ss->arg);
 }
 
 struct session *session_get(struct sessions *ss, dray_handle handle)

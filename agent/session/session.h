@@ -24,6 +24,9 @@ struct sessions_deps {
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
+	/* Keys of a remote that was imported, as wire records. */
+	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
+		     const struct dray_vec *rails);
 	/* State of the sessions changed (for counters and signals). */
 	void (*changed)(void *arg);
 	void *arg;

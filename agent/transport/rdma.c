@@ -162,7 +162,7 @@ static void rdma_deinit(struct core *c, void *state)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-static enum rdma_fallback judge(const struct rdma_peer *peer, const struct xfer *x)
+enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x)
 {
 	/* of several reasons the one that was nearest to success */
 	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
@@ -180,6 +180,14 @@ static enum rdma_fallback judge(const struct rdma_peer *peer, const struct xfer 
 	return why;
 }
 
+static void want(struct rdma_peer *peer, const struct rdma_channel *ch)
+{
+	if (peer->wanted || !dray_list_empty(&ch->posts))
+		return;
+	peer->wanted = true;
+	rdma_tell(peer->rdma, RDMA_WANTED, peer->link->peer, 0, 0);
+}
+
 static struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 {
 	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
@@ -187,19 +195,19 @@ static struct channel *rdma_channel(struct core *c, void *state, const struct xf
 	enum rdma_fallback why;
 
 	(void)c;
-	if (!peer || peer->down || !peer->paths)
+	if (!peer || peer->down)
 		return NULL;
-	why = judge(peer, x);
+	/* both agents have registered it: which rails reach each other is being found out */
+	if (!peer->paths)
+		return x->local->keys && x->remote->keys ? &peer->channels[x->class].ch : NULL;
+	why = rdma_judge(peer, x);
 	if (why != peer->fallback) {
 		peer->fallback = why;
 		rdma_tell(state, RDMA_FALLBACK, remote->peer, 0, why);
 	}
 	if (why)
 		return NULL;
-	if (!peer->wanted && dray_list_empty(&peer->channels[x->class].posts)) {
-		peer->wanted = true;
-		rdma_tell(state, RDMA_WANTED, remote->peer, 0, 0);
-	}
+	want(peer, &peer->channels[x->class]);
 	return &peer->channels[x->class].ch;
 }
 
@@ -315,6 +323,11 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	}
 	free(peer->paths);
 	peer->paths = paths;
+	rdma_peer_review(peer);
+	for (unsigned k = 0; k < 2; k++)
+		if (channel_pending(&peer->channels[k].ch) ||
+		    !dray_list_empty(&peer->channels[k].retry))
+			want(peer, &peer->channels[k]);
 }
 
 static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)

@@ -31,6 +31,8 @@
 #define RDMA_LIST_BYTES (64u << 10)
 /* Payload in flight on one queue pair, in slices of the largest size. */
 #define RDMA_WINDOW_SLICES 4
+/* Slices by which a rail on another NUMA node counts as busier than it is. */
+#define RDMA_FAR_SLICES 4
 
 struct rdma_peer;
 
@@ -100,6 +102,7 @@ struct rdma_rail {
 	struct rdma *rdma;
 	const struct rdma_cq *cq;
 	uint32_t signalled; /* completions that will come, so that it is worth looking */
+	uint64_t in_flight; /* bytes, on all its queue pairs */
 	unsigned unacked;   /* events */
 	bool armed;
 };
@@ -142,6 +145,8 @@ static inline void rdma_timer(struct rdma *r, int64_t when_ns)
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer);
 void rdma_pull_later(struct rdma_channel *ch);
+/* Can the transfer go over the peer's paths? */
+enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x);
 void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
 	       uint32_t code);
 
@@ -182,5 +187,7 @@ void rdma_post_dead(struct rdma_post *p);
 void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
 /* What waits on the peer's channels goes to another transport, or ends. */
 void rdma_peer_give_up(struct rdma_peer *peer);
+/* The same for those that the present paths cannot carry. */
+void rdma_peer_review(struct rdma_peer *peer);
 
 #endif

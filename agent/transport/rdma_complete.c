@@ -57,6 +57,7 @@ static void complete(struct rdma_post *p)
 		last = e.signalled;
 		p->used -= e.requests;
 		p->in_flight -= e.bytes;
+		p->rdma->rails[p->qp.path.rail].in_flight -= e.bytes;
 		rdma_entry_release(c, &e);
 		if (e.slice)
 			slice_done(p, &e);

@@ -88,6 +88,7 @@ static void list_post(struct rdma_list *l)
 	l->wr[l->n - 1].next = NULL;
 	p->used += l->n;
 	p->in_flight += l->bytes;
+	r->rails[p->qp.path.rail].in_flight += l->bytes;
 	p->signalled++;
 	r->rails[p->qp.path.rail].signalled++;
 	core_count(counters, DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, l->n);
@@ -280,6 +281,21 @@ static bool fits(const struct rdma_post *p, const struct slice *s)
 	       rail_keys_have(s->xfer->remote->keys, p->qp.path.to_rail);
 }
 
+/* By the rail's load, then the queue pair's, then the order of paths. */
+static bool better(const struct rdma_post *a, const struct rdma_post *b)
+{
+	const struct rdma *r = a->rdma;
+	uint64_t penalty = RDMA_FAR_SLICES * r->c->cfg.slice_size;
+	uint64_t load_a = r->rails[a->qp.path.rail].in_flight + (a->qp.far ? penalty : 0);
+	uint64_t load_b = r->rails[b->qp.path.rail].in_flight + (b->qp.far ? penalty : 0);
+
+	if (load_a != load_b)
+		return load_a < load_b;
+	if (a->in_flight != b->in_flight)
+		return a->in_flight < b->in_flight;
+	return a->qp.rank < b->qp.rank;
+}
+
 /* The least loaded that can take it; the one whose list is open as long as that is short. */
 static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l,
 			      const struct slice *s)
@@ -292,8 +308,7 @@ static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
 		if (!free_for(p, l) || !fits(p, s))
 			continue;
-		if (!best || p->in_flight < best->in_flight ||
-		    (p->in_flight == best->in_flight && p->qp.rank < best->qp.rank))
+		if (!best || better(p, best))
 			best = p;
 	}
 	return best;
@@ -337,6 +352,9 @@ void rdma_channel_pull(struct rdma_channel *ch)
 		}
 		slice_begin(p, s);
 		slice_post(p, l);
+		/* small ones wait for each other; what is large counts from now on */
+		if (l->bytes >= RDMA_LIST_BYTES)
+			list_post(l);
 	}
 	if (l->post)
 		list_post(l);

@@ -19,6 +19,7 @@ void rdma_post_lose(struct rdma_post *p, uint32_t code)
 	/* its further completions are not looked at: what they would say is moot, since it all goes out again */
 	r->rails[p->qp.path.rail].signalled -= p->signalled;
 	p->signalled = 0;
+	r->rails[p->qp.path.rail].in_flight -= p->in_flight;
 	for (uint32_t i = p->head; i != p->tail; i++)
 		in_flight += rdma_entry_at(p, i)->slice != NULL;
 	rdma_add(&p->qp.path_counters->failovers, in_flight);
@@ -92,7 +93,7 @@ static void stop_on(struct rdma_post *p, const struct xfer *x, bool urgent, stru
 		bool begun = p->at.begun;
 		struct slice *s = rdma_partial_take(p);
 
-		if (!begun) {
+		if (!begun || p->head == p->tail) {
 			dray_list_add(over, &s->link);
 		} else {
 			struct rdma_entry *e = rdma_entry_at(p, p->tail - 1);
@@ -145,6 +146,20 @@ static void move_on(struct core *c, struct xfer *x, void *arg)
 	dray_list_splice(&ch->retry, &slices);
 	if (n == x->slices)
 		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no rail to the peer is left", false);
+}
+
+static void review(struct core *c, struct xfer *x, void *arg)
+{
+	struct rdma_channel *ch = arg;
+
+	if (x->channel == &ch->ch && rdma_judge(ch->peer, x))
+		move_on(c, x, ch);
+}
+
+void rdma_peer_review(struct rdma_peer *peer)
+{
+	for (unsigned k = 0; k < 2; k++)
+		xfers_each(peer->rdma->c, review, &peer->channels[k]);
 }
 
 void rdma_peer_give_up(struct rdma_peer *peer)

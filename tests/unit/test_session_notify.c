@@ -185,7 +185,7 @@ static void test_notify_peer(void **state)
 	client_send_import(c, &t);
 	lab_until(l, l->peers.imports == 1);
 	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER, 33, PAGE, DMSG_ACCESS_READ,
-			   false);
+			   &(struct dray_vec){ .n = 0 });
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	remote = reply.remote;
 

@@ -376,7 +376,8 @@ static uint64_t peer_answers(struct client *c, uint64_t grant)
 	struct dray_err ok = DRAY_ERR_NULL;
 	struct dmsg_remote_import_reply reply;
 
-	p->import_fn(p->import_arg, &ok, LAB_PEER, grant, 8192, DMSG_ACCESS_READ, false);
+	p->import_fn(p->import_arg, &ok, LAB_PEER, grant, 8192, DMSG_ACCESS_READ,
+		     &(struct dray_vec){ .n = 0 });
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	assert_int_equal(reply.length, 8192);
 	assert_int_equal(reply.access, DMSG_ACCESS_READ);
@@ -408,7 +409,7 @@ static void test_peer_import(void **state)
 	assert_string_equal(l->peers.segment, "127.0.0.1:7411");
 	assert_memory_equal(l->peers.token.agent_id, other_id, 16);
 	dray_err_set(&err, -EPERM, DRAY_E_PEER_DENIED, "no");
-	l->peers.import_fn(l->peers.import_arg, &err, 0, 0, 0, 0, false);
+	l->peers.import_fn(l->peers.import_arg, &err, 0, 0, 0, 0, NULL);
 	client_expect_error(c, c->id, DRAY_E_PEER_DENIED);
 
 	l->peers.import_code = DRAY_E_PEER_UNREACHABLE;

@@ -14,8 +14,8 @@ sys.path.insert(1, str(HERE.parents[1] / "client/python"))
 
 import harness  # noqa: E402
 
-# a stalled emulator must not look like a dead peer
-CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s"}
+# a slow emulator must not look like a dead peer, nor a slow answer like one that was lost
+CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s"}
 
 
 def run(*argv):
@@ -209,3 +209,5 @@ def pytest_runtest_makereport(item, call):
         text = agent.new_text()
         if report.failed and text:
             report.sections.append((f"log of {agent.name}", "\n".join(text.splitlines()[-40:])))
+        if report.failed and agent.running:
+            report.sections.append((f"paths of {agent.name}", agent.ctl("paths", check=False).stdout))

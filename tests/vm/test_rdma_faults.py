@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Soft-RoCE with things that break: rails, peers, clients, memory; and nothing left behind."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+import test_faults
+from conftest import listed, registered, run, up
+from dray import _schema as s
+from harness import LIMIT, MIB, Actor, Side, expect, noise, until
+from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
+
+from test_faults import test_only_the_revoked_ends, test_peer_killed, test_peer_stopped, test_revoked_in_mid_transfer  # noqa: F401 isort: skip
+
+# the emulator moves some tens of MB a second
+test_faults.N = 2
+PROMPT = {"peer__heartbeat": "200ms", "peer__heartbeat_limit": "4s", "peer__fence_timeout": "4s",
+          "transfer__slice_timeout": "4s"}
+
+
+def resources():
+    """What the kernel has of each kind: queue pairs but the devices' own, memory regions, completion queues."""
+    def rows(kind):
+        return json.loads(run("rdma", "-j", "resource", "show", kind) or "[]")
+
+    return {kind: len([r for r in rows(kind) if r.get("type") not in ("SMI", "GSI") and "pid" in r]) for kind in ("qp", "mr", "cq", "pd")}
+
+
+def path_of(agent, rail, side=0):
+    """What has gone over a rail, summed over its paths."""
+    name = rail.device[side]
+    mine = [p for p in listed(agent, "paths") if p["device"] == name]
+    return {key: sum(p[key] for p in mine) for key in ("queue_pairs", "sent_bytes", "received_bytes", "slices", "retries", "failovers")}
+
+
+def counters(agent):
+    return agent.ctl("status", "--json")["counters"]
+
+
+def whole(here, there, remote, size=None):
+    """A write of everything, or of so much, and by which transport."""
+    size = size or len(here.memory)
+    done = here.client.write(here.region, remote, [(0, 0, size)]).result(LIMIT)
+    assert there.view[:size] == here.view[:size]
+    return s.TRANSPORT_NAMES[done.transport]
+
+
+@pytest.fixture
+def sides(pair2):
+    made = []
+
+    def make(size=MIB, fill=None, here=None, **how):
+        made.extend(pair2.sides(size, fill, here, **how))
+        return made[-2:]
+
+    yield make
+    for side in made:
+        side.close()
+    for agent in pair2.agents:
+        assert agent.running, f"agent {agent.name} died:\n{agent.tail()}"
+
+
+@pytest.fixture
+def new_pair(rdma_lab):
+    """Two agents of one test, on one rail, that notice soon."""
+    agents = []
+
+    def make(rails=1, **settings):
+        agents.extend(rdma_lab.agent(side, rdma_lab.make(rails), **{**PROMPT, **settings}) for side in (0, 1))
+        for agent in agents:
+            until(lambda agent=agent: len(up(agent)) == rails, "rails")
+        return agents
+
+    yield make
+    for agent in agents:
+        agent.stop()
+        agent.check_log()
+
+
+def stream(here, there, remote, done, errors):
+    """Writes without pause, until told to end; each is checked whole."""
+    while not done.is_set():
+        try:
+            here.client.write(here.region, remote, [(0, 0, 2 * MIB)], deadline=60).result(LIMIT)
+        except Exception as e:  # noqa: BLE001 it is told in the test's own thread
+            errors.append(e)
+            return
+
+
+class Load:
+    """A client of its own that writes all the time; every transfer must end well."""
+
+    def __init__(self, agents, data):
+        self.here, self.there = Side(agents[0], 2 * MIB, data), Side(agents[1], 2 * MIB)
+        until(lambda: all(registered(a, len(up(a))) for a in agents), "registration")
+        remote = self.here.reach(self.there)
+        self.done, self.errors = threading.Event(), []
+        self.thread = threading.Thread(target=stream, args=(self.here, self.there, remote, self.done, self.errors))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self.done.set()
+        self.thread.join(LIMIT)
+        assert not self.errors, self.errors
+        assert self.there.view == self.here.view
+        self.here.close()
+        self.there.close()
+
+
+# --- rails ------------------------------------------------------------------------------------------------------
+
+def test_both_rails_carry(pair2, sides):
+    here, there = sides(16 * MIB, None, noise(16 * MIB))
+    a = pair2.agents[0]
+    remote = here.reach(there)
+    assert whole(here, there, remote, 4096) == "rdma"
+    until(lambda: all(path_of(a, rail)["queue_pairs"] == 3 for rail in pair2.rails), "the queue pairs of both")
+    before = [path_of(a, rail)["sent_bytes"] for rail in pair2.rails]
+    assert whole(here, there, remote, 16 * MIB) == "rdma"
+    after = [path_of(a, rail)["sent_bytes"] for rail in pair2.rails]
+    moved = [x - y for x, y in zip(after, before)]
+    assert sum(moved) == 16 * MIB and min(moved) >= 2 * MIB, moved
+    assert [r["rail_state"] for r in listed(a, "rails")] == ["up", "up"]
+    assert all(p["gid"] == r.address[0] and p["to_gid"] == r.address[1] and p["mtu"] == 4096 and "same subnet" in p["reason"]
+               for p, r in zip(sorted(listed(a, "paths"), key=lambda p: p["device"]), pair2.rails))
+    peer, = listed(a, "peers")
+    assert peer["transport"] == "rdma" and peer["rails"] == 2 and peer["queue_pairs"] == 6
+
+
+def test_link_down_and_up_under_load(pair2):
+    a = pair2.agents[0]
+    rail = pair2.rails[1]
+    with Load(pair2.agents, noise(2 * MIB)):
+        until(lambda: path_of(a, rail)["slices"] > 2, "traffic on the rail")
+        failed = counters(a)["dray_rdma_queue_pairs_lost_total"]
+        rail.link(False)
+        until(lambda: len(up(a)) == 1, "the rail's end")
+        until(lambda: counters(a)["dray_rdma_queue_pairs_lost_total"] >= failed + 3, "its queue pairs' end")
+        old = path_of(a, pair2.rails[0])["slices"]
+        until(lambda: path_of(a, pair2.rails[0])["slices"] > old + 4, "traffic on the other")
+        rail.link(True)
+        until(lambda: len(up(a)) == 2 and len(up(pair2.agents[1])) == 2, "the rail's return")
+        old = path_of(a, rail)["slices"]
+        until(lambda: path_of(a, rail)["slices"] > old + 4, "traffic on it again")
+    assert counters(a)["dray_rails_lost_total"] >= 1
+
+
+def test_late_packets_change_nothing(pair2, sides):
+    """What was delayed on a rail that was given up comes when its slices have long been written by the other rail."""
+    here, there = sides(2 * MIB, None, noise(2 * MIB))
+    a, rail = pair2.agents[0], pair2.rails[0]
+    remote = here.reach(there)
+    assert whole(here, there, remote, 2 * MIB) == "rdma"
+    there.view[:] = bytes(2 * MIB)
+    failovers = counters(a)["dray_rdma_failovers_total"]
+    rail.netem("delay", "3000ms", "limit", "100000")
+    try:
+        transfer = here.client.write(here.region, remote, [(0, 0, 2 * MIB)])
+        until(lambda: there.view[MIB - 1] or there.view[2 * MIB - 1], "the half that the other rail carries")
+        # the packets stay where they are, but the rail's GID is gone, and with it its queue pairs
+        run("ip", "address", "del", f"{rail.address[0]}/24", "dev", rail.netdev[0])
+        run("ip", "address", "add", "10.91.0.1/24", "dev", rail.netdev[0])
+        transfer.result(LIMIT)
+        assert there.view == here.view
+        assert counters(a)["dray_rdma_failovers_total"] > failovers
+        there.view[:] = bytes(2 * MIB)
+        time.sleep(4)  # what this is about is that nothing happens
+        assert not any(there.view), "bytes landed after the transfer was done"
+    finally:
+        rail.calm()
+        subprocess.run(["ip", "address", "del", "10.91.0.1/24", "dev", rail.netdev[0]], check=False)
+        rail.add_address(0)
+    until(lambda: len(up(a)) == 2 and {r["gid"] for r in up(a)} == {r.address[0] for r in pair2.rails}, "the rail with its GID")
+    until(lambda: whole(here, there, remote) == "rdma" and path_of(a, rail)["queue_pairs"] >= 3, "its queue pairs")
+
+
+def test_gid_index_moves(pair2, sides):
+    """The address goes and comes back behind another one: another index, and the rail is used again."""
+    here, there = sides(4 * MIB, None, noise(4 * MIB))
+    a, rail = pair2.agents[0], pair2.rails[1]
+    remote = here.reach(there)
+    assert whole(here, there, remote) == "rdma"
+    index = next(r["gid_index"] for r in listed(a, "rails") if r["device"] == rail.device[0])
+    dev = rail.netdev[0]
+    run("ip", "address", "del", f"{rail.address[0]}/24", "dev", dev)
+    until(lambda: next(r["gid"] for r in listed(a, "rails") if r["device"] == rail.device[0]) != rail.address[0], "another GID, or none")
+    run("ip", "address", "add", "10.92.0.1/24", "dev", dev)
+    rail.add_address(0)
+    run("ip", "address", "del", "10.92.0.1/24", "dev", dev)
+    until(lambda: [r["gid"] for r in up(a) if r["device"] == rail.device[0]] == [rail.address[0]], "the rail's return")
+    assert next(r["gid_index"] for r in listed(a, "rails") if r["device"] == rail.device[0]) != index
+    until(lambda: whole(here, there, remote) == "rdma" and path_of(a, rail)["queue_pairs"] == 3, "traffic on it")
+
+
+def test_all_rails_down(pair2, sides):
+    """Transfers go on by the next transport, those under way too, and it is said; then by rdma again."""
+    here, there = sides(16 * MIB, None, noise(16 * MIB))
+    a = pair2.agents[0]
+    remote = here.reach(there)
+    assert whole(here, there, remote) == "rdma"
+    fallbacks = counters(a)["dray_fallbacks_total"]
+    under_way = [here.client.write(here.region, remote, [(0, 0, 16 * MIB)]) for _ in range(3)]
+    for rail in pair2.rails:
+        rail.link(False)
+    for transfer in under_way:
+        transfer.result(LIMIT)
+    assert there.view == here.view
+    until(lambda: not up(a), "the end of both")
+    assert whole(here, there, remote) == "tcp"
+    assert counters(a)["dray_fallbacks_total"] > fallbacks
+    assert "transfers go by the next transport" in a.text()
+    for rail in pair2.rails:
+        rail.link(True)
+    until(lambda: len(up(a)) == 2 and len(up(pair2.agents[1])) == 2, "their return")
+    until(lambda: whole(here, there, remote) == "rdma", "rdma again")
+
+
+@pytest.mark.parametrize("how", [("loss", "1%"), ("delay", "4ms", "reorder", "99%")], ids=["loss", "reordering"])
+def test_bad_wire(rdma_lab, new_pair, how):
+    """One packet in a hundred."""
+    a, b = new_pair(rdma__timeout="60ms", transfer__slice_timeout="20s")
+    rail = rdma_lab.rails[0]
+    with Side(a, MIB, noise(MIB)) as here, Side(b, MIB) as there:
+        until(lambda: registered(a) and registered(b), "registration")
+        remote = here.reach(there)
+        for side in (0, 1):
+            rail.netem(*how, "limit", "100000", side=side)
+        try:
+            assert whole(here, there, remote) == "rdma"
+            here.view[:] = bytes(MIB)
+            here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+            assert here.view == there.view
+        finally:
+            for side in (0, 1):
+                rail.calm(side)
+
+
+def test_device_deleted_under_load(rdma_lab, new_pair):
+    """The kernel waits for whoever holds a device open: its commands return all the same, and the rail comes back."""
+    a, b = new_pair(2)
+    rail = rdma_lab.rails[1]
+    with Load((a, b), noise(2 * MIB)):
+        until(lambda: path_of(a, rail)["slices"] > 2, "traffic on the rail")
+        run("rdma", "link", "delete", rail.device[0])
+        until(lambda: len(up(a)) == 1, "the rail's end")
+        rail.add_device(0)
+        until(lambda: len(up(a)) == 2, "the rail's return")
+        until(lambda: path_of(a, rail)["queue_pairs"] >= 2, "its queue pairs")
+        run("ip", "link", "delete", rail.netdev[0])  # both ends
+        until(lambda: len(up(a)) == 1 and len(up(b)) == 1, "its end on both sides")
+    rail.remove()
+    rail.make()
+    until(lambda: len(up(a)) == 2 and len(up(b)) == 2, "the rail's return")
+
+
+# --- revocation ---------------------------------------------------------------------------------------------------
+
+def owned(agent):
+    """Memory regions of the agent's process, by number."""
+    rows = json.loads(run("rdma", "-j", "resource", "show", "mr") or "[]")
+    return {(r["ifname"], r["mrn"]) for r in rows if r.get("pid") == agent.pid}
+
+
+def test_revoked_registration_is_dropped(pair2, sides):
+    """After all was revoked the device refuses the keys that importers have seen: the memory has new ones."""
+    here, there = sides(MIB, None, noise(MIB))
+    b = pair2.agents[1]
+    assert whole(here, there, here.reach(there), MIB) == "rdma"
+    old = owned(b)
+    there.region.revoke()
+    until(lambda: not (owned(b) & old) - {m for m in old if m in owned(b) and len(owned(b)) == len(old)} or len(owned(b) - old) == 2,
+          "new memory regions on both devices")
+    until(lambda: registered(b, 2), "registration")
+    assert whole(here, there, here.reach(there), MIB) == "rdma"
+
+
+def test_fence_without_answer(new_pair):
+    """An importer that never acknowledges: its queue pairs are taken down, and its late bytes land nowhere."""
+    a, b = new_pair(peer__heartbeat_limit="60s")
+    with Side(a, SIZE, pattern()) as here, Side(b, SIZE) as there:
+        until(lambda: registered(a) and registered(b), "registration")
+        remote = here.reach(there)
+        transfers = start(here, remote, "write", 2)
+        moving(here, there.view)
+        a.signal(signal.SIGSTOP)
+        try:
+            there.region.revoke()
+            wipe(there.view)
+            assert not any(r["serving"] for r in listed(b, "rails"))
+        finally:
+            a.signal(signal.SIGCONT)
+        assert names(transfers) <= {"ok", "peer_lost"}
+        assert untouched(there.view), "bytes landed after the revocation was answered"
+
+
+# --- the dead ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_client_killed(new_pair, direction):
+    """Its memory is let go of, and nobody else is disturbed."""
+    a, b = new_pair()
+    size = 8 * MIB
+    with Side(b, size) as there:
+        mrs = resources()["mr"]
+        with Actor(CLIENT, socket=a.socket, size=size, token=there.export(), direction=direction, ring=0) as actor:
+            remote = there.client.import_token(actor.hear(), timeout=LIMIT)
+            actor.tell("go")
+            assert actor.hear() == "moving"
+            actor.process.kill()
+            event = there.client.next_event(s_remote_lost(), LIMIT)
+            assert event is not None and event.remote == remote.handle
+            remote.release()
+        until(lambda: a.resources().mappings == 0, "its memory's unmapping")
+        until(lambda: resources()["mr"] == mrs, "its memory regions' end")
+        if direction == "write":
+            there.view[:] = bytes(size)
+            a.client().close()
+            assert there.view == bytes(size), "bytes of a dead client still land"
+        with Side(a, MIB, noise(MIB)) as other:
+            until(lambda: registered(a), "registration")
+            assert whole(other, there, other.reach(there), MIB) == "rdma"
+
+
+def s_remote_lost():
+    import dray
+    return dray.RemoteLost
+
+
+# --- memory that no device takes ---------------------------------------------------------------------------------------
+
+def test_memlock(rdma_lab):
+    """The limit and what was asked for are said, and bytes go by tcp."""
+    rails = rdma_lab.make(1)
+    a = rdma_lab.lab.agent("poor", settings={"rdma.devices": rails[0].device[0]},
+                           wrap=["prlimit", "--memlock=1048576", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]).start()
+    b = rdma_lab.agent(1, rails)
+    try:
+        until(lambda: len(up(a)) == 1 and len(up(b)) == 1, "the rails")
+        with Side(a, 8 * MIB, noise(8 * MIB)) as here, Side(b, 8 * MIB) as there:
+            until(lambda: "limit of 1024 KiB" in listed(a, "regions")[0]["rdma"], "the refusal")
+            text = listed(a, "regions")[0]["rdma"]
+            assert "8192 KiB asked for" in text and "LimitMEMLOCK" in text
+            assert whole(here, there, here.reach(there)) == "tcp"
+            assert counters(a)["dray_registration_failures_total"] >= 1
+            assert "are not registered" in a.text()
+        with Side(a, MIB // 4, noise(MIB // 4)) as here, Side(b, MIB) as there:
+            until(lambda: registered(a) and registered(b), "registration of what fits")
+            assert whole(here, there, here.reach(there), MIB // 4) == "rdma"
+    finally:
+        a.stop()
+        b.stop()
+
+
+def test_read_only_memory(pair2):
+    """This kernel registers no memory that is mapped for reading: said, and by tcp."""
+    a, b = pair2.agents
+    with Side(a, MIB) as here, b.client() as client:
+        import dray
+        memory = dray.Memory(MIB)
+        memory.view[:] = noise(MIB)
+        region = client.region(memory, access="r")
+        until(lambda: "reading only" in listed(b, "regions")[0]["rdma"], "the refusal")
+        remote = here.client.import_token(str(region.export()), timeout=LIMIT)
+        done = here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+        assert s.TRANSPORT_NAMES[done.transport] == "tcp"
+        assert here.view == memory.view
+        memory.close()
+
+
+# --- nothing left behind ---------------------------------------------------------------------------------------------------
+
+ROUNDS = 60
+
+
+def test_rounds(new_pair):
+    """Peers that connect and part, sessions that come and go: the kernel has as many objects as before."""
+    a, b = new_pair()
+
+    def round_trip():
+        with Side(a, 65536, noise(65536)) as here, Side(b, 65536) as there:
+            until(lambda: registered(a) and registered(b), "registration")
+            assert whole(here, there, here.reach(there), 65536) == "rdma"
+
+    def part():
+        port = listed(a, "peers")[0]["segment"].rsplit(":", 1)[1]
+        run("ss", "-K", "dst", "127.0.0.1", "dport", "=", port)
+        until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
+
+    round_trip()
+    part()
+    until(lambda: resources()["qp"] == 0, "the queue pairs' end")
+    before, fds = resources(), [x.resources().fds for x in (a, b)]
+    for _ in range(ROUNDS):
+        round_trip()
+        part()
+    until(lambda: resources() == before, f"as much as before: {before}, not {resources()}")
+    assert [x.resources().fds for x in (a, b)] == fds
+    expect_none = [r["queue_pairs"] or r["serving"] for x in (a, b) for r in listed(x, "rails")]
+    assert not any(expect_none)
