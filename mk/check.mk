@@ -11,7 +11,7 @@ BUDGET_unit := 150
 BUDGET_tsan := 60
 BUDGET_fuzz := 90
 BUDGET_namespaces := 150
-BUDGET_vm := 180
+BUDGET_vm := 480
 
 FUZZ_SECONDS ?= 8
 # The build whose programs the integration and VM tests start.

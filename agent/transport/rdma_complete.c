@@ -130,7 +130,7 @@ int rdma_rail_up(struct rdma *r, uint32_t number, const struct rdma_cq *cq)
 	struct rdma_rail *rail = &r->rails[number];
 
 	if (!r->list)
-		r->list = malloc(sizeof(*r->list));
+		r->list = calloc(1, sizeof(*r->list));
 	if (!r->list)
 		return -ENOMEM;
 	*rail = (struct rdma_rail){ .source.fd = -1, .rdma = r, .cq = cq };

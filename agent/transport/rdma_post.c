@@ -330,7 +330,6 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	if (!l)
 		return;
 	l->post = NULL;
-	l->n = l->n_open = 0;
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
 		if (p->partial && room(p, l))
 			slice_post(p, l);

@@ -46,11 +46,27 @@ static void fault(struct core *c, dray_handle session)
 	rig_of(c)->last_fault = session;
 }
 
+static void peer_gone(struct core *c, dray_handle peer)
+{
+	(void)peer;
+	rig_of(c)->n_gone++;
+}
+
+static void transport_event(struct core *c, const struct transport_message *m)
+{
+	struct rig *r = rig_of(c);
+
+	assert_true(r->n_told < RIG_TOLD_MAX);
+	r->told[r->n_told++] = *m;
+}
+
 static const struct core_upcalls upcalls = {
 	.xfer_ended = ended,
 	.notify = notify,
 	.object_dropped = dropped,
 	.session_fault = fault,
+	.peer_gone = peer_gone,
+	.transport_event = transport_event,
 };
 
 void rig_init(struct rig *r)

@@ -8,6 +8,7 @@
 #include "agent/worker/msg.h"
 
 #define RIG_ENDED_MAX 4096
+#define RIG_TOLD_MAX 256
 
 struct rig_end {
 	uint64_t request_id, bytes;
@@ -22,6 +23,8 @@ struct rig {
 	struct rig_end ended[RIG_ENDED_MAX];
 	unsigned n_ended, n_dropped, n_faults, n_notify;
 	dray_handle last_dropped, last_fault, last_notify;
+	struct transport_message told[RIG_TOLD_MAX];
+	unsigned n_told, n_gone;
 };
 
 struct rig_session {

@@ -2,6 +2,7 @@
 """Soft-RoCE with things that break: rails, peers, clients, memory; and nothing left behind."""
 
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -275,8 +276,7 @@ def test_revoked_registration_is_dropped(pair2, sides):
     assert whole(here, there, here.reach(there), MIB) == "rdma"
     old = owned(b)
     there.region.revoke()
-    until(lambda: not (owned(b) & old) - {m for m in old if m in owned(b) and len(owned(b)) == len(old)} or len(owned(b) - old) == 2,
-          "new memory regions on both devices")
+    until(lambda: len(owned(b) - old) == len(old - owned(b)) == 2, "new memory regions on both devices")
     until(lambda: registered(b, 2), "registration")
     assert whole(here, there, here.reach(there), MIB) == "rdma"
 
@@ -296,7 +296,7 @@ def test_fence_without_answer(new_pair):
             assert not any(r["serving"] for r in listed(b, "rails"))
         finally:
             a.signal(signal.SIGCONT)
-        assert names(transfers) <= {"ok", "peer_lost"}
+        assert names(transfers) <= {"ok", "peer_lost", "revoked"}  # the last where it reads the fence before the goodbye
         assert untouched(there.view), "bytes landed after the revocation was answered"
 
 
@@ -376,7 +376,7 @@ def test_read_only_memory(pair2):
 
 # --- nothing left behind ---------------------------------------------------------------------------------------------------
 
-ROUNDS = 60
+ROUNDS = int(os.environ.get("DRAY_ROUNDS", "15"))
 
 
 def test_rounds(new_pair):
