@@ -2,6 +2,7 @@
 """The peer listener and what strangers do to it; two agents that find each other."""
 
 import contextlib
+import errno
 import os
 import random
 import secrets
