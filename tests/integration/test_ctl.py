@@ -423,7 +423,7 @@ def test_drayctl_manual_is_complete():
     text = plain_roff(ROOT / "ctl/man/drayctl.1")
     out = subprocess.run([DRAYCTL, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
     verbs = re.findall(r"^  ([a-z]+) ", out.split("Verbs:")[1].split("Options:")[0], re.M)
-    assert len(verbs) == 12
+    assert len(verbs) == 13
     for verb in verbs:
         assert re.search(rf"^\.B {verb}\b", text, re.M), f"{verb} is not in drayctl(1)"
         out += subprocess.run([DRAYCTL, verb, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
