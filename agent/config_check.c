@@ -101,7 +101,7 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
-/* A list whose members follow a form of their own: `r` and `err` are its check's. */
+/* A value with a form of its own: `r` and `err` are its check's. */
 static int form_check(struct config *c, enum dray_config_key_id id, int r,
 		      const struct dray_err *err, struct dray_err *reterr)
 {
@@ -129,12 +129,26 @@ static int node_addresses_check(const struct dray_config *cfg, struct dray_err *
 	return 0;
 }
 
+/* What enum ibv_mtu has, and 0 for what both ports have. */
+static int mtu_check(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	int64_t mtu = cfg->rdma.mtu;
+
+	if (mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0))
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "%lld is no path MTU: use 256, 512, 1024, 2048, 4096 or 0",
+			    (long long)mtu);
+}
+
 static int detect_check(struct config *c, struct dray_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
 	r = form_check(c, KEY(RDMA_GID_INDEX), detect_check_config(&c->v, &err), &err, reterr);
+	if (!r)
+		r = form_check(c, KEY(RDMA_MTU), mtu_check(&c->v, &err), &err, reterr);
 	if (!r)
 		r = form_check(c, KEY(AGENT_NUMA_NODES), placement_check_config(&c->v, &err), &err,
 			       reterr);

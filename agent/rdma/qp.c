@@ -25,6 +25,13 @@ uint32_t qp_random_psn(void)
 	return psn & PSN_MASK;
 }
 
+struct qp_place qp_place(const struct rail *rail, uint8_t gid_index)
+{
+	return (struct qp_place){ .port = (uint8_t)rail->port,
+				  .gid_index = gid_index,
+				  .pkey_index = rail->pkey_index };
+}
+
 int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, uint32_t depth,
 	      uint32_t inline_bytes, struct ibv_qp_cap *ret_cap, struct ibv_qp **ret)
 {
@@ -49,12 +56,12 @@ int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, 
 	return r;
 }
 
-int qp_to_init(const struct verbs *v, const struct rail *rail, struct ibv_qp *qp, bool serves)
+int qp_to_init(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp, bool serves)
 {
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_INIT,
-		.pkey_index = rail->pkey_index,
-		.port_num = (uint8_t)rail->port,
+		.pkey_index = at->pkey_index,
+		.port_num = at->port,
 		.qp_access_flags = serves ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE : 0,
 	};
 
@@ -71,7 +78,7 @@ static enum ibv_mtu mtu_of(uint32_t bytes)
 	return m;
 }
 
-int qp_to_rtr(const struct verbs *v, const struct rail *rail, uint8_t gid_index, struct ibv_qp *qp,
+int qp_to_rtr(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp,
 	      const struct qp_end *remote, const struct dray_config *cfg)
 {
 	struct ibv_qp_attr a = {
@@ -83,9 +90,9 @@ int qp_to_rtr(const struct verbs *v, const struct rail *rail, uint8_t gid_index,
 		.min_rnr_timer = RNR_TIMER,
 		.ah_attr = { .is_global = 1,
 			     .dlid = (uint16_t)remote->lid,
-			     .sl = (uint8_t)cfg->rdma.service_level,
-			     .port_num = (uint8_t)rail->port,
-			     .grh = { .sgid_index = gid_index,
+			     .sl = (uint8_t)cfg->rdma.sl,
+			     .port_num = at->port,
+			     .grh = { .sgid_index = at->gid_index,
 				      .hop_limit = HOP_LIMIT,
 				      .traffic_class = (uint8_t)cfg->rdma.traffic_class } },
 	};

@@ -83,7 +83,7 @@ struct rdma_qp {
 	struct ibv_qp *qp;
 	struct rdma_pair path;
 	uint32_t rank; /* of its path; lower is better */
-	bool far;      /* the device is on another NUMA node than the worker: used when nearer ones are busy */
+	bool far; /* the device is on another NUMA node than the worker: used when nearer ones are busy */
 	enum dmsg_class class;
 	uint32_t depth;        /* work requests in flight */
 	uint32_t sges;         /* for each of them */

@@ -88,7 +88,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_RDMA_OUTSTANDING_READS,
 	DRAY_CONFIG_KEY_RDMA_MTU,
 	DRAY_CONFIG_KEY_RDMA_TRAFFIC_CLASS,
-	DRAY_CONFIG_KEY_RDMA_SERVICE_LEVEL,
+	DRAY_CONFIG_KEY_RDMA_SL,
 	DRAY_CONFIG_KEY_RDMA_TIMEOUT,
 	DRAY_CONFIG_KEY_RDMA_RETRY_COUNT,
 	DRAY_CONFIG_KEY_RDMA_RELAXED_ORDERING,
@@ -224,7 +224,7 @@ struct dray_config {
 		int64_t mtu;
 		/* Traffic class of queue pairs: on Ethernet DSCP times four. */
 		int64_t traffic_class;
-		int64_t service_level; /* Service level of queue pairs. */
+		int64_t sl; /* Service level (SL) of queue pairs. */
 		/*
 		 * How long a queue pair waits for an acknowledgement before it sends again; rounded
 		 * up to 4.096 us times a power of two.

@@ -303,13 +303,13 @@ struct pmsg_port {
 	uint32_t rail; /* Its number here; stays the same while the agent runs. */
 	uint32_t mtu; /* Active path MTU, bytes. */
 	uint8_t gid[16]; /* The GID to reach it by, in wire order. */
-	uint8_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2. */
-	uint8_t layer; /* Link layer: 1 InfiniBand, 2 Ethernet. */
-	uint16_t pkey; /* P_Key; 0xffff on Ethernet. */
+	uint16_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2. */
+	uint16_t layer; /* Link layer: 1 InfiniBand, 2 Ethernet. */
+	uint32_t pkey; /* P_Key; 0xffff on Ethernet. */
 	uint32_t lid; /* LID; 0 on Ethernet. */
+	uint32_t flush_rkey; /* Remote key of the word at flush_address. */
 	/* Address of a word that may be read, so that what was written before is in place. */
 	uint64_t flush_address;
-	uint32_t flush_rkey; /* Its remote key. */
 };
 static inline void pmsg_port_get(const void *src, struct pmsg_port *ret)
 {
@@ -318,12 +318,12 @@ static inline void pmsg_port_get(const void *src, struct pmsg_port *ret)
 	ret->rail = dray_le_get32(p + 0);
 	ret->mtu = dray_le_get32(p + 4);
 	memcpy(ret->gid, p + 8, 16);
-	ret->gid_type = p[24];
-	ret->layer = p[25];
-	ret->pkey = dray_le_get16(p + 26);
-	ret->lid = dray_le_get32(p + 28);
-	ret->flush_address = dray_le_get64(p + 32);
-	ret->flush_rkey = dray_le_get32(p + 40);
+	ret->gid_type = dray_le_get16(p + 24);
+	ret->layer = dray_le_get16(p + 26);
+	ret->pkey = dray_le_get32(p + 28);
+	ret->lid = dray_le_get32(p + 32);
+	ret->flush_rkey = dray_le_get32(p + 36);
+	ret->flush_address = dray_le_get64(p + 40);
 }
 static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 {
@@ -332,13 +332,12 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 	dray_le_put32(p + 0, r->rail);
 	dray_le_put32(p + 4, r->mtu);
 	memcpy(p + 8, r->gid, 16);
-	p[24] = r->gid_type;
-	p[25] = r->layer;
-	dray_le_put16(p + 26, r->pkey);
-	dray_le_put32(p + 28, r->lid);
-	dray_le_put64(p + 32, r->flush_address);
-	dray_le_put32(p + 40, r->flush_rkey);
-	memset(p + 44, 0, 4);
+	dray_le_put16(p + 24, r->gid_type);
+	dray_le_put16(p + 26, r->layer);
+	dray_le_put32(p + 28, r->pkey);
+	dray_le_put32(p + 32, r->lid);
+	dray_le_put32(p + 36, r->flush_rkey);
+	dray_le_put64(p + 40, r->flush_address);
 }
 
 /*

@@ -1234,8 +1234,8 @@ PeerRail = namedtuple("PeerRail", "rail rkey base offset length")
 PEER_RAIL = Struct("<IIQQQ")  # 32 bytes
 
 # A rail of the sender: a port of an RDMA device, as a queue pair of the peer reaches it.
-PeerPort = namedtuple("PeerPort", "rail mtu gid gid_type layer pkey lid flush_address flush_rkey")
-PEER_PORT = Struct("<II16sBBHIQI4x")  # 48 bytes
+PeerPort = namedtuple("PeerPort", "rail mtu gid gid_type layer pkey lid flush_rkey flush_address")
+PEER_PORT = Struct("<II16sHHIIIQ")  # 48 bytes
 
 PeerHeader = namedtuple("PeerHeader", "magic major minor type flags length request_id")
 PEER_HEADER = Struct("<IBBHIIQ")
