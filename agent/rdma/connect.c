@@ -159,7 +159,7 @@ static void connect_run(struct job *j)
 			      .reads = 1 };
 
 	memcpy(end.gid, q->path->to.gid, sizeof(end.gid));
-	q->error = qp_to_rtr(r->verbs, q->rail, q->path->gid_index, q->qp, &end, r->cfg);
+	q->error = qp_to_rtr(r->verbs, &q->at, q->qp, &end, r->cfg);
 	if (q->error == 0)
 		q->error = qp_to_rts(r->verbs, q->qp, q->psn, q->remote.reads, r->cfg);
 }
@@ -240,12 +240,11 @@ static void create_run(struct job *j)
 	struct qp *q = qp_of(j);
 	struct rails *r = q->peer->rails;
 	struct ibv_cq *cq = q->rail->cqs[q->worker].cq;
-	uint32_t used = q->rail->cq_used[q->worker];
 	struct ibv_qp_cap cap;
 
 	q->error = 0;
-	if ((int)used > cq->cqe)
-		q->error = r->verbs->resize_cq(cq, (int)(used + used / 2));
+	if ((int)q->cq_entries > cq->cqe)
+		q->error = r->verbs->resize_cq(cq, (int)(q->cq_entries + q->cq_entries / 2));
 	if (q->error == 0)
 		q->error = qp_create(r->verbs, q->device, cq, q->depth,
 				     (uint32_t)r->cfg->rdma.inline_max, &cap, &q->qp);
@@ -253,7 +252,7 @@ static void create_run(struct job *j)
 		return;
 	q->sges = cap.max_send_sge;
 	q->inline_bytes = dray_min(cap.max_inline_data, (uint32_t)r->cfg->rdma.inline_max);
-	q->error = qp_to_init(r->verbs, q->rail, q->qp, false);
+	q->error = qp_to_init(r->verbs, &q->at, q->qp, false);
 }
 
 static void create_done(struct job *j)
@@ -312,7 +311,9 @@ static void qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	reads = dray_max(reads, 1u);
 	q->reads = dray_min((uint32_t)r->cfg->rdma.outstanding_reads, reads);
 	q->psn = qp_random_psn();
+	q->at = qp_place(q->rail, path->gid_index);
 	q->rail->cq_used[worker] += depth;
+	q->cq_entries = q->rail->cq_used[worker];
 	d->qps++;
 	dray_list_add(&path->peer->qps, &q->link);
 	qp_job(q, r->connector, create_run, create_done);

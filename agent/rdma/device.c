@@ -111,7 +111,9 @@ static void open_run(struct job *j)
 	const char *what = "completion queue";
 
 	rail->open_error = d->context ? 0 : open_context(d, &what);
-	if (rail->open_error == 0) {
+	if (rail->open_error < 0) {
+		close_context(d);
+	} else {
 		what = "completion queue";
 		rail->open_error = open_cqs(rail);
 	}
@@ -185,7 +187,7 @@ static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg
 		each_rail(d, RAIL_EVENT_GONE, "the kernel has taken the device away");
 		return 0;
 	}
-	while (d->context && ibv_get_async_event(d->context, &e) == 0) {
+	while (ibv_get_async_event(d->context, &e) == 0) {
 		handle_event(d, &e);
 		ibv_ack_async_event(&e);
 	}
@@ -196,8 +198,9 @@ static void opened(struct device *d)
 {
 	struct rails *r = d->rails;
 
-	if (d->async)
+	if (d->open)
 		return;
+	d->open = true;
 	if (sd_event_add_io(r->deps.event, &d->async, d->context->async_fd, EPOLLIN, on_async, d) <
 	    0)
 		log_warning(AREA, "events of the device are not seen, ignoring device=%s", d->name);
@@ -218,7 +221,7 @@ static void open_done(struct job *j)
 		return;
 	}
 	rail->cqs_made = rail->open_error == 0;
-	if (d->context && !d->closing)
+	if (rail->open_error == 0 && !d->closing)
 		opened(d);
 	if (rail->state == RAIL_OPENING) {
 		for (unsigned i = 0; i < rail->rails->deps.pool->n; i++)
@@ -273,11 +276,9 @@ void device_free(struct device *d)
 static void close_run(struct job *j)
 {
 	struct device *d = dray_container_of(j, struct device, job);
-	struct rails *r = d->rails;
 
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->device == d)
-			close_cqs(r->v[i]);
+	for (unsigned i = 0; i < d->n_closing_rails; i++)
+		close_cqs(d->closing_rails[i]);
 	close_context(d);
 }
 
@@ -337,17 +338,22 @@ static bool cqs_gone(struct device *d)
 
 void device_check(struct device *d)
 {
+	struct rails *r = d->rails;
+
 	if (!d->closing || d->close_begun)
 		return;
 	registrations_device_down(d);
 	if (d->qps || !cqs_gone(d) || d->mrs || d->jobs)
 		return;
 	d->close_begun = true;
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d)
+			d->closing_rails[d->n_closing_rails++] = r->v[i];
 	/* before the context goes, which has the descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
 	d->job = (struct job){ .run = close_run, .done = close_done };
 	dray_list_init(&d->job.link);
-	jobs_add(d->rails->slow, &d->job);
+	jobs_add(r->slow, &d->job);
 }
 
 void device_close(struct device *d)

@@ -22,11 +22,13 @@
 /* Of a device, for the read that proves earlier writes to be in place. */
 #define FLUSH_BYTES 4096
 
+struct rail;
+
 struct device {
 	struct dray_list link;
 	struct rails *rails;
 	char name[ND_DEVICE_NAME_MAX];
-	struct ibv_context *context; /* NULL: not open */
+	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_cq *serve_cq; /* of queue pairs that serve: nothing is ever put there */
 	struct ibv_mr *flush_mr;
@@ -35,8 +37,12 @@ struct device {
 	sd_event_source *async;
 	uint32_t qps, mrs, jobs; /* users */
 	uint32_t key_sets;       /* that name memory regions of it */
+	bool open;               /* what jobs of it made is there to be used */
 	bool closing, close_begun;
 	_Atomic bool hurry; /* a job that takes long should end */
+	/* rails whose completion queues go with it: the closing job cannot look at what the loop changes */
+	struct rail *closing_rails[RAILS_MAX];
+	unsigned n_closing_rails;
 	struct job job;
 };
 
@@ -86,6 +92,12 @@ struct path {
 	int64_t retry_ns;
 };
 
+/* Where a queue pair stands: jobs have their copy, since the loop follows what scans say. */
+struct qp_place {
+	uint8_t port, gid_index;
+	uint16_t pkey_index;
+};
+
 enum qp_state {
 	QP_CREATING,   /* a job makes it */
 	QP_ASKING,     /* the peer was asked for the other end */
@@ -113,6 +125,8 @@ struct qp {
 	bool was_up; /* the worker waits for QP_DEAD */
 	bool local_dead, remote_dead;
 	int error; /* of the last job */
+	struct qp_place at;
+	uint32_t cq_entries; /* that its completion queue must have */
 	uint32_t psn, depth, sges, inline_bytes, reads;
 	struct pmsg_qp_connect_reply remote;
 	int64_t up_ns;
@@ -130,6 +144,7 @@ struct serve {
 	struct pmsg_qp_connect m;
 	uint64_t connect_request, close_request; /* 0: answered, or not asked */
 	bool making, dying;
+	struct qp_place at;
 	uint32_t psn, reads, mtu;
 	int error;
 	struct job job;
@@ -171,8 +186,9 @@ struct rails {
 	struct rails_deps deps;
 	const struct dray_config *cfg;
 	const struct verbs *verbs;
-	struct jobs *slow;      /* devices, and what ends */
-	struct jobs *connector; /* queue pairs that begin: the kernel looks for the peer's hardware address */
+	struct jobs *slow; /* devices, and what ends */
+	struct jobs *
+		connector; /* queue pairs that begin: the kernel looks for the peer's hardware address */
 	struct jobs *registrar; /* memory regions */
 	sd_event_source *timer;
 	int64_t timer_ns;
@@ -194,7 +210,7 @@ void device_close(struct device *d);
 void device_check(struct device *d);
 static inline bool device_is_open(const struct device *d)
 {
-	return d && d->context && !d->closing;
+	return d && d->open && !d->closing;
 }
 /* A worker has let go of the rail's completion queue. */
 void device_rail_gone(struct rail *rail);
@@ -244,11 +260,12 @@ struct qp_end {
 };
 int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, uint32_t depth,
 	      uint32_t inline_bytes, struct ibv_qp_cap *ret_cap, struct ibv_qp **ret);
-int qp_to_init(const struct verbs *v, const struct rail *rail, struct ibv_qp *qp, bool serves);
-int qp_to_rtr(const struct verbs *v, const struct rail *rail, uint8_t gid_index, struct ibv_qp *qp,
+int qp_to_init(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp, bool serves);
+int qp_to_rtr(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp,
 	      const struct qp_end *remote, const struct dray_config *cfg);
 int qp_to_rts(const struct verbs *v, struct ibv_qp *qp, uint32_t psn, uint32_t reads,
 	      const struct dray_config *cfg);
 uint32_t qp_random_psn(void);
+struct qp_place qp_place(const struct rail *rail, uint8_t gid_index);
 
 #endif

@@ -282,13 +282,15 @@ static struct mrs *mrs_of(const struct registration *g, const struct device *d)
 
 static void mrs_make(struct registration *g, struct device *d)
 {
-	uint64_t most = d->attr.max_mr_size ? d->attr.max_mr_size / PAGE * PAGE : SLICE_MAX;
-	uint64_t slice = dray_min(SLICE_MAX, most);
-	uint32_t n = (uint32_t)((g->length + slice - 1) / slice);
+	uint64_t slice = SLICE_MAX;
 	struct mrs *m;
+	uint32_t n;
 
 	if (!device_is_open(d) || mrs_of(g, d))
 		return;
+	if (d->attr.max_mr_size)
+		slice = dray_min(slice, d->attr.max_mr_size / PAGE * PAGE);
+	n = (uint32_t)((g->length + slice - 1) / slice);
 	m = calloc(1, sizeof(*m) + n * sizeof(struct ibv_mr *));
 	if (!m)
 		return;

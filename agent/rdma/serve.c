@@ -89,10 +89,9 @@ static void make_run(struct job *j)
 	memcpy(end.gid, s->m.gid, sizeof(end.gid));
 	s->error = qp_create(r->verbs, s->device, s->device->serve_cq, 1, 0, &cap, &s->qp);
 	if (s->error == 0)
-		s->error = qp_to_init(r->verbs, s->rail, s->qp, true);
+		s->error = qp_to_init(r->verbs, &s->at, s->qp, true);
 	if (s->error == 0)
-		s->error = qp_to_rtr(r->verbs, s->rail, (uint8_t)s->rail->gid.index, s->qp, &end,
-				     r->cfg);
+		s->error = qp_to_rtr(r->verbs, &s->at, s->qp, &end, r->cfg);
 }
 
 static void make_done(struct job *j)
@@ -165,6 +164,7 @@ void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id
 	s->peer = peer;
 	s->rail = rail;
 	s->device = rail->device;
+	s->at = qp_place(rail, (uint8_t)rail->gid.index);
 	s->id = m->qp;
 	s->m = *m;
 	s->connect_request = request_id;

@@ -53,11 +53,13 @@ struct rig_import {
 	dray_handle peer;
 	uint64_t grant, length, id;
 	uint16_t access;
+	unsigned n_keys;
 	int64_t at_ns;
 };
 
 static inline void rig_imported(void *arg, const struct dray_err *err, dray_handle peer,
-				uint64_t grant, uint64_t length, uint16_t access)
+				uint64_t grant, uint64_t length, uint16_t access,
+				const struct dray_vec *rails)
 {
 	struct rig_import *i = arg;
 
@@ -67,6 +69,7 @@ static inline void rig_imported(void *arg, const struct dray_err *err, dray_hand
 	i->grant = grant;
 	i->length = length;
 	i->access = access;
+	i->n_keys = rails ? rails->n : 0;
 	i->at_ns = rig_now();
 }
 

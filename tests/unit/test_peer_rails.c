@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What peers tell each other of rails: ports, keys, queue pairs; and when what was granted is out of reach. */
+#include "tests/unit/peer_rig.h"
+
+static struct {
+	sd_event *event;
+	struct rig *a, *b;
+} s;
+
+static int begin(void **state)
+{
+	assert_true(sd_event_new(&s.event) >= 0);
+	s.a = rig_new(s.event, 1, 10);
+	s.b = rig_new(s.event, 2, 20);
+	s.a->cfg.rdma.enable = s.b->cfg.rdma.enable = true;
+	return 0;
+}
+
+static int end(void **state)
+{
+	s.a = rig_kill(s.a);
+	s.b = rig_kill(s.b);
+	s.event = sd_event_unref(s.event);
+	return 0;
+}
+
+static void start(struct rig *rig)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (rig_try_start(rig, &err) < 0)
+		fail_msg("%s", err.msg);
+}
+
+static void connect_both(struct rig_import *i)
+{
+	start(s.a);
+	start(s.b);
+	rig_connect(s.a, s.b, i);
+}
+
+#define UNTIL(cond) assert_true(rig_until(s.event, 3000, cond))
+
+/* --- what is said --------------------------------------------------------------------------------- */
+
+static void test_ports(void **state)
+{
+	uint8_t buf[3 * PMSG_PORT_SIZE];
+	struct dray_vec ports = { .p = buf, .n = 3 };
+	struct rig_import i;
+
+	connect_both(&i);
+	assert_int_equal(s.a->rdma_ups, 1);
+	assert_int_equal(s.b->rdma_ups, 1);
+	for (unsigned k = 0; k < 3; k++)
+		pmsg_port_put(buf + k * PMSG_PORT_SIZE, &(struct pmsg_port){ .rail = k });
+	peers_send_ports(s.a->peers, i.peer, &ports);
+	UNTIL(s.b->ports_said == 1);
+	assert_int_equal(s.b->n_ports, 3);
+	ports.n = 0;
+	peers_send_ports(s.a->peers, i.peer, &ports);
+	UNTIL(s.b->ports_said == 2);
+	assert_int_equal(s.b->n_ports, 0);
+	/* nobody of that handle: nothing happens */
+	peers_send_ports(s.a->peers, i.peer + 1000, &ports);
+	rig_connect(s.a, s.b, &i);
+	assert_int_equal(s.b->ports_said, 2);
+}
+
+static void test_one_side_without(void **state)
+{
+	struct rig_import i;
+
+	s.b->cfg.rdma.enable = false;
+	s.b->keys_to_give = 2;
+	connect_both(&i);
+	assert_int_equal(s.a->rdma_ups, 0);
+	assert_int_equal(s.b->rdma_ups, 0);
+	assert_int_equal(i.n_keys, 0);
+	assert_int_equal(s.b->exposed, 0);
+}
+
+/* Keys that leave the agent make the grant one that is exposed; keys for a grant nobody holds go nowhere. */
+static void test_keys(void **state)
+{
+	uint8_t buf[2 * PMSG_RAIL_SIZE];
+	struct dray_vec rails = { .p = buf, .n = 2 };
+	struct rig_import i;
+
+	for (unsigned k = 0; k < 2; k++)
+		pmsg_rail_put(buf + k * PMSG_RAIL_SIZE,
+			      &(struct pmsg_rail){ .rail = k, .rkey = 7, .length = 4096 });
+	connect_both(&i);
+	assert_int_equal(i.n_keys, 0);
+	assert_int_equal(s.b->exposed, 0);
+	peers_send_keys(s.b->peers, s.b->link->peer, i.grant, &rails);
+	UNTIL(s.a->keys_said == 1);
+	assert_int_equal(s.a->keys_grant, i.grant);
+	assert_int_equal(s.a->n_keys, 2);
+	assert_int_equal(s.b->exposed, 1);
+	/* an empty list takes them back and exposes nothing */
+	rails.n = 0;
+	peers_send_keys(s.b->peers, s.b->link->peer, i.grant, &rails);
+	UNTIL(s.a->keys_said == 2);
+	assert_int_equal(s.a->n_keys, 0);
+	assert_int_equal(s.b->exposed, 1);
+	rails.n = 2;
+	peers_send_keys(s.b->peers, s.b->link->peer, i.grant + 50, &rails);
+	/* with the import's answer, where there are some already */
+	s.b->keys_to_give = 2;
+	rig_connect(s.a, s.b, &i);
+	assert_int_equal(i.n_keys, 2);
+	assert_int_equal(s.a->keys_said, 2);
+	assert_int_equal(s.b->exposed, 3);
+}
+
+/* --- queue pairs ---------------------------------------------------------------------------------- */
+
+struct answer {
+	unsigned done;
+	uint32_t code;
+	struct pmsg_qp_connect_reply m;
+};
+
+static void answered(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+{
+	struct answer *n = arg;
+
+	n->done++;
+	n->code = code;
+	if (m)
+		n->m = *m;
+}
+
+static const struct pmsg_qp_connect wanted = {
+	.qp = 5, .rail = 1, .to_rail = 2, .qpn = 0x123456, .psn = 77, .mtu = 1024, .reads = 16
+};
+
+static void test_queue_pair(void **state)
+{
+	struct pmsg_qp_connect_reply m = { .qpn = 9, .psn = 77, .mtu = 1024, .reads = 16 };
+	struct answer n = {};
+	struct rig_import i;
+
+	connect_both(&i);
+	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+	assert_int_equal(n.done, 0);
+	UNTIL(s.b->qp_connects);
+	assert_memory_equal(&s.b->qp_asked, &wanted, sizeof(wanted));
+	assert_int_equal(s.b->qp_peer, s.b->link->peer);
+	peers_qp_connect_reply(s.b->peers, s.b->qp_peer, s.b->qp_request, &m);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_OK);
+	assert_memory_equal(&n.m, &m, sizeof(m));
+
+	n = (struct answer){};
+	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+	UNTIL(s.b->qp_connects == 2);
+	peers_qp_connect_refuse(s.b->peers, s.b->qp_peer, s.b->qp_request, DRAY_E_QUOTA, "full");
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_E_QUOTA);
+
+	n = (struct answer){};
+	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 5, answered, &n), 0);
+	UNTIL(s.b->qp_closes);
+	assert_int_equal(s.b->qp_closed, 5);
+	peers_qp_close_reply(s.b->peers, s.b->qp_peer, s.b->qp_request);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_OK);
+	assert_int_equal(peers_qp_connect(s.a->peers, i.peer + 1000, &wanted, answered, &n),
+			 -ENOTCONN);
+	assert_int_equal(peers_qp_close(s.a->peers, i.peer + 1000, 5, answered, &n), -ENOTCONN);
+	assert_int_equal(n.done, 1);
+}
+
+/* What no queue pair can be set to is refused before it reaches a device. */
+static void test_bad_answers(void **state)
+{
+	const struct pmsg_qp_connect_reply bad[] = {
+		{ .qpn = 0x1000000, .mtu = 1024, .reads = 1 },
+		{ .qpn = 1, .mtu = 128, .reads = 1 },
+		{ .qpn = 1, .mtu = 8192, .reads = 1 },
+		{ .qpn = 1, .mtu = 1024, .reads = 0 },
+		{ .qpn = 1, .mtu = 1024, .reads = 256 },
+	};
+	struct rig_import i;
+
+	connect_both(&i);
+	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(bad); k++) {
+		struct answer n = {};
+
+		assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
+		UNTIL(s.b->qp_connects == k + 1);
+		peers_qp_connect_reply(s.b->peers, s.b->qp_peer, s.b->qp_request, &bad[k]);
+		UNTIL(n.done);
+		assert_int_equal(n.code, DRAY_E_PROTOCOL);
+	}
+	assert_int_equal(s.a->lost, 0);
+}
+
+/* A connect without an answer is given up alone; a close without one takes the peer with it: what could still land? */
+static void test_no_answer(void **state)
+{
+	struct answer opened = {}, closed = {};
+	struct rig_import i;
+
+	s.a->cfg.peer.connect_timeout = 100 * MS;
+	connect_both(&i);
+	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &opened), 0);
+	UNTIL(opened.done);
+	assert_int_equal(opened.code, DRAY_E_TIMEOUT);
+	assert_int_equal(s.a->lost, 0);
+	/* it comes after all */
+	peers_qp_connect_reply(
+		s.b->peers, s.b->qp_peer, s.b->qp_request,
+		&(struct pmsg_qp_connect_reply){ .qpn = 1, .mtu = 1024, .reads = 1 });
+	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 5, answered, &closed), 0);
+	UNTIL(s.a->lost);
+	assert_int_equal(closed.done, 1);
+	assert_int_not_equal(closed.code, DRAY_OK);
+	assert_int_equal(opened.done, 1);
+	assert_non_null(strstr(s.a->lost_why, "queue pair"));
+}
+
+static void test_lost_in_between(void **state)
+{
+	struct answer opened = {}, closed = {};
+	struct rig_import i;
+
+	connect_both(&i);
+	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &opened), 0);
+	assert_int_equal(peers_qp_close(s.a->peers, i.peer, 4, answered, &closed), 0);
+	s.b = rig_kill(s.b);
+	UNTIL(s.a->lost);
+	UNTIL(opened.done && closed.done);
+	assert_int_not_equal(opened.code, DRAY_OK);
+	assert_int_not_equal(closed.code, DRAY_OK);
+	rig_for(s.event, 20);
+	assert_int_equal(opened.done + closed.done, 2);
+}
+
+/* --- the end of a peer ----------------------------------------------------------------------------- */
+
+/* What the peer was granted stays pinned until no queue pair serves it any more. */
+static void test_grants_wait_for_quiet(void **state)
+{
+	struct rig_import i;
+	dray_handle peer;
+
+	s.b->rails_serve = true;
+	connect_both(&i);
+	peer = s.b->link->peer;
+	s.a = rig_kill(s.a);
+	UNTIL(s.b->lost);
+	assert_int_equal(s.b->rails_down, 1);
+	UNTIL(s.b->downs_done);
+	rig_for(s.event, 30);
+	assert_int_equal(s.b->gone, 0);
+	assert_int_equal(s.b->grants_held, 1);
+	peers_quiet(s.b->peers, peer);
+	assert_int_equal(s.b->gone, 1);
+}
+
+static void test_grants_go_at_once(void **state)
+{
+	struct rig_import i;
+
+	connect_both(&i);
+	s.a = rig_kill(s.a);
+	UNTIL(s.b->lost);
+	assert_int_equal(s.b->rails_down, 1);
+	UNTIL(s.b->gone == 1);
+}
+
+/* --- strangers to the rules -------------------------------------------------------------------------- */
+
+static void test_requests_need_ids(void **state)
+{
+	struct puppet p;
+
+	start(s.a);
+	puppet_join(&p, s.a, 9, 90);
+	puppet_say(&p, qp_connect, 0, { .qp = 1 });
+	UNTIL(p.failed || p.error);
+	assert_int_equal(s.a->qp_connects, 0);
+	assert_int_equal(p.error, DRAY_E_INVALID);
+	puppet_end(&p);
+}
+
+static void test_keys_of_unknown_grants(void **state)
+{
+	uint8_t buf[PMSG_RAIL_SIZE];
+	struct puppet p;
+
+	start(s.a);
+	puppet_join(&p, s.a, 9, 90);
+	pmsg_rail_put(buf, &(struct pmsg_rail){ .rail = 1, .rkey = 7, .length = 4096 });
+	puppet_say(&p, keys, 0, { .grant = 12345, .rails = { .p = buf, .n = 1 } });
+	puppet_say(&p, qp_close, 3, { .qp = 8 });
+	UNTIL(s.a->qp_closes);
+	assert_int_equal(s.a->keys_said, 0);
+	puppet_end(&p);
+}
+
+#define T(f) cmocka_unit_test_setup_teardown(f, begin, end)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		T(test_ports),
+		T(test_one_side_without),
+		T(test_keys),
+		T(test_queue_pair),
+		T(test_bad_answers),
+		T(test_no_answer),
+		T(test_lost_in_between),
+		T(test_grants_wait_for_quiet),
+		T(test_grants_go_at_once),
+		T(test_requests_need_ids),
+		T(test_keys_of_unknown_grants),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
