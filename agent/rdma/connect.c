@@ -79,6 +79,7 @@ static void destroy_run(struct job *j)
 	struct qp *q = qp_of(j);
 
 	q->error = q->qp ? q->peer->rails->verbs->destroy_qp(q->qp) : 0;
+	q->destroyed = true;
 }
 
 static void destroy_done(struct job *j)

@@ -273,6 +273,18 @@ void device_free(struct device *d)
 	free(d);
 }
 
+void device_end(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	d->async = sd_event_source_disable_unref(d->async);
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d)
+			close_cqs(r->v[i]);
+	close_context(d);
+	device_free(d);
+}
+
 static void close_run(struct job *j)
 {
 	struct device *d = dray_container_of(j, struct device, job);

@@ -124,7 +124,8 @@ struct qp {
 	bool asked;  /* the peer knows of it */
 	bool was_up; /* the worker waits for QP_DEAD */
 	bool local_dead, remote_dead;
-	int error; /* of the last job */
+	bool destroyed; /* by the job; the loop takes note when it is done */
+	int error;      /* of the last job */
 	struct qp_place at;
 	uint32_t cq_entries; /* that its completion queue must have */
 	uint32_t psn, depth, sges, inline_bytes, reads;
@@ -144,6 +145,7 @@ struct serve {
 	struct pmsg_qp_connect m;
 	uint64_t connect_request, close_request; /* 0: answered, or not asked */
 	bool making, dying;
+	bool destroyed; /* as of a queue pair that posts */
 	struct qp_place at;
 	uint32_t psn, reads, mtu;
 	int error;
@@ -215,6 +217,8 @@ static inline bool device_is_open(const struct device *d)
 /* A worker has let go of the rail's completion queue. */
 void device_rail_gone(struct rail *rail);
 void device_free(struct device *d);
+/* At the end, when no job runs any more and nothing is left on it: closes and frees it. */
+void device_end(struct device *d);
 
 /* --- registration.c --- */
 /* The device is open: everything is registered with it. */

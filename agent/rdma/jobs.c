@@ -157,13 +157,13 @@ void jobs_finish(struct jobs *js, struct job *j)
 	pthread_mutex_unlock(&js->lock);
 }
 
-struct jobs *jobs_free(struct jobs *js)
+bool jobs_free(struct jobs *js)
 {
 	struct timespec until;
 	bool ended;
 
 	if (!js)
-		return NULL;
+		return true;
 	clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_sec += FREE_SECONDS;
 	sd_event_source_disable_unref(js->source);
@@ -181,5 +181,5 @@ struct jobs *jobs_free(struct jobs *js)
 		pthread_join(js->thread, NULL);
 		jobs_destroy(js);
 	}
-	return NULL;
+	return ended;
 }

@@ -6,9 +6,9 @@
 #ifndef DRAY_AGENT_RDMA_JOBS_H
 #define DRAY_AGENT_RDMA_JOBS_H
 
+#include <stdbool.h>
 #include <systemd/sd-event.h>
 
-#include "lib/cleanup.h"
 #include "lib/list.h"
 
 struct jobs;
@@ -31,9 +31,8 @@ void jobs_finish(struct jobs *js, struct job *j);
 
 /*
  * Finishes what is queued, without calling done(); waits no longer than a second for it. NULL is allowed.
- * Returns NULL.
+ * False: a job goes on after that, with what it has; its thread ends by itself.
  */
-struct jobs *jobs_free(struct jobs *js);
-DRAY_DEFINE_CLEANUP(struct jobs *, jobs_free);
+bool jobs_free(struct jobs *js);
 
 #endif

@@ -20,13 +20,21 @@ struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
 
 void rail_peer_free(struct rail_peer *peer)
 {
+	const struct verbs *v = peer->rails->verbs;
+
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		free(path);
-	/* only at the end of the agent */
-	dray_list_for_each(&peer->qps, q, struct qp, link)
+	/* these only at the end of the agent */
+	dray_list_for_each(&peer->qps, q, struct qp, link) {
+		if (q->qp && !q->destroyed)
+			v->destroy_qp(q->qp);
 		free(q);
-	dray_list_for_each(&peer->serving, s, struct serve, link)
+	}
+	dray_list_for_each(&peer->serving, s, struct serve, link) {
+		if (s->qp && !s->destroyed)
+			v->destroy_qp(s->qp);
 		free(s);
+	}
 	dray_list_del(&peer->link);
 	nd_scan_free(peer->scan);
 	free(peer->found);

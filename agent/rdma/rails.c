@@ -284,20 +284,24 @@ void rails_attach(struct rails *r, struct regions *regions, struct peers *peers)
 	r->deps.peers = peers;
 }
 
-/* Devices are left to the end of the process, which closes them in the kernel's own order. */
 struct rails *rails_free(struct rails *r)
 {
+	bool ended;
+
 	if (!r)
 		return NULL;
-	jobs_free(r->registrar);
-	jobs_free(r->connector);
-	jobs_free(r->slow);
+	ended = jobs_free(r->registrar);
+	ended &= jobs_free(r->connector);
+	ended &= jobs_free(r->slow);
 	sd_event_source_disable_unref(r->timer);
+	/* a job that the kernel does not let go of keeps all it may look at; the process ends now */
+	if (!ended)
+		return NULL;
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		rail_peer_free(peer);
 	registrations_free(r);
 	dray_list_for_each(&r->devices, d, struct device, link)
-		device_free(d);
+		device_end(d);
 	for (unsigned i = 0; i < r->n; i++)
 		free(r->v[i]);
 	dray_handles_deinit(&r->qps);

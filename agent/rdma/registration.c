@@ -735,8 +735,12 @@ void registrations_free(struct rails *r)
 		free(region);
 	}
 	dray_list_for_each(&r->registrations, g, struct registration, link) {
-		dray_list_for_each(&g->mrs, m, struct mrs, link)
+		dray_list_for_each(&g->mrs, m, struct mrs, link) {
+			drop_run(&m->job);
 			free(m);
+		}
+		if (g->dmabuf >= 0)
+			dray_close(g->dmabuf);
 		free(g);
 	}
 }

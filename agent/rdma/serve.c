@@ -42,6 +42,7 @@ static void destroy_run(struct job *j)
 	struct serve *s = serve_of(j);
 
 	s->error = s->qp ? s->peer->rails->verbs->destroy_qp(s->qp) : 0;
+	s->destroyed = true;
 }
 
 static void destroy_done(struct job *j)
