@@ -12,6 +12,8 @@
 
 /* At first; a completion queue grows with its queue pairs. */
 #define CQ_ENTRIES 256
+/* RXE_VENDOR_ID of drivers/infiniband/sw/rxe/rxe_param.h. */
+#define SOFT_ROCE_VENDOR 0xffffff
 
 static struct rail *rail_of(struct job *j)
 {
@@ -31,6 +33,7 @@ static int open_context(struct device *d, const char **ret_what)
 		return r;
 	*ret_what = "query";
 	r = v->query_device(d->context, &d->attr);
+	d->soft_roce = d->attr.vendor_id == SOFT_ROCE_VENDOR;
 	if (r == 0) {
 		*ret_what = "protection domain";
 		r = v->alloc_pd(d->context, &d->pd);

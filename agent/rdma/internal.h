@@ -34,6 +34,13 @@ struct device {
 	struct ibv_mr *flush_mr;
 	uint8_t *flush;
 	struct ibv_device_attr attr;
+	/*
+	 * Soft-RoCE: a read whose answer is sent again from its middle ends with success and without its bytes
+	 * (check_ack() of Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c, fails the queue pair and leaves the
+	 * status of the work request as it was). What is behind such a read is flushed; so reads are confirmed
+	 * by a further one, and short, which makes that rare.
+	 */
+	bool soft_roce;
 	sd_event_source *async;
 	uint32_t qps, mrs, jobs; /* users */
 	uint32_t key_sets;       /* that name memory regions of it */

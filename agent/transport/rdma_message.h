@@ -85,10 +85,11 @@ struct rdma_qp {
 	uint32_t rank; /* of its path; lower is better */
 	bool far; /* the device is on another NUMA node than the worker: used when nearer ones are busy */
 	enum dmsg_class class;
-	uint32_t depth;        /* work requests in flight */
-	uint32_t sges;         /* for each of them */
-	uint32_t inline_bytes; /* 0: none */
-	uint64_t message_max;  /* bytes of one work request */
+	uint32_t depth;               /* work requests in flight */
+	uint32_t sges;                /* for each of them */
+	uint32_t inline_bytes;        /* 0: none */
+	uint32_t write_max, read_max; /* bytes of one work request */
+	bool confirm_reads;           /* a read counts when another behind it has been answered */
 	/* A word at the peer, and a place here for it: reading it proves that earlier writes are in place. */
 	uint32_t flush_rkey, flush_lkey;
 	uint64_t flush_remote, flush_local;

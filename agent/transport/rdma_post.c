@@ -185,7 +185,7 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 	uint64_t bytes = dray_min(seg->length - p->at.ro, k->length - (offset - k->offset));
 	struct ibv_send_wr *wr;
 
-	bytes = dray_min(bytes, p->qp.message_max);
+	bytes = dray_min(bytes, write ? p->qp.write_max : p->qp.read_max);
 	wr = request_add(l, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 			 k->base + (offset - k->offset), k->key);
 	bytes = gather(p, wr, bytes);
@@ -203,7 +203,8 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 
 /*
  * A notification goes another way than the bytes, and a completion only says that the peer's device has
- * them. A read on the same queue pair is answered after they are in memory.
+ * them. A read on the same queue pair is answered after they are in memory. Behind reads of a device whose
+ * completions are not to be relied on, its answer says that theirs have come.
  */
 static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 {
@@ -215,6 +216,11 @@ static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 	p->at.flushed = true;
 }
 
+static bool wants_flush(const struct rdma_post *p, const struct slice *s)
+{
+	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify : p->qp.confirm_reads;
+}
+
 static bool room(const struct rdma_post *p, const struct rdma_list *l)
 {
 	return !p->lost && p->used + l->n < p->qp.depth;
@@ -224,7 +230,7 @@ static bool room(const struct rdma_post *p, const struct rdma_list *l)
 static void slice_post(struct rdma_post *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
-	bool flush = s->xfer->notify && s->xfer->direction == DMSG_DIRECTION_WRITE;
+	bool flush = wants_flush(p, s);
 
 	if (l->post != p) {
 		if (l->post)

@@ -63,6 +63,7 @@ struct lab {
 	uint8_t *there; /* the peer's memory */
 	uint64_t flush;
 	unsigned flushes;
+	bool confirm_reads;
 	struct dray_list adopted;
 	struct channel spare;
 	bool spare_open;
@@ -374,7 +375,9 @@ static struct fake_qp *add_qp(unsigned rail, enum dmsg_class class, uint32_t dep
 			       .depth = depth,
 			       .sges = 4,
 			       .inline_bytes = inlined,
-			       .message_max = 1 << 20,
+			       .write_max = 1 << 20,
+			       .read_max = 1 << 20,
+			       .confirm_reads = lab->confirm_reads,
 			       .flush_rkey = FLUSH_KEY,
 			       .flush_lkey = 1,
 			       .flush_local = (uintptr_t)&lab->flush,
@@ -580,6 +583,34 @@ static void test_flush_before_notification(void **state)
 	run_all();
 	assert_int_equal(lab->flushes, 1);
 	xfer_notified(&lab->rig.core, lab->rig.last_notify, 0);
+}
+
+/* A device that ends a read with success and without its bytes fails the queue pair with that: it is done again. */
+static void test_confirmed_reads(void **state)
+{
+	struct fake_qp *f, *g;
+
+	lab->confirm_reads = true;
+	f = simple(64);
+	g = add_qp(0, DMSG_CLASS_BULK, 64, 0);
+	memset(lab->there, 0x55, 4096);
+	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 4096 } }, 1, false);
+	turn();
+	assert_int_equal(f->tail, 2);
+	assert_int_equal(g->tail, 0);
+	assert_false(f->q[0].wr.send_flags & IBV_SEND_SIGNALED);
+	assert_int_equal(f->q[1].wr.wr.rdma.rkey, FLUSH_KEY);
+	/* without its bytes */
+	complete(f, &f->q[f->head++], IBV_WC_SUCCESS);
+	break_down(f, IBV_WC_WR_FLUSH_ERR);
+	turn();
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	assert_int_equal(lab->rig.n_ended, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	run_all();
+	assert_int_equal(g->tail, 2);
+	assert_int_equal(last()->code, 0);
+	assert_same(0, 0, 4096);
 }
 
 static void test_spread(void **state)
@@ -934,6 +965,7 @@ int main(void)
 		TEST(inline),
 		TEST(shallow_queue),
 		TEST(flush_before_notification),
+		TEST(confirmed_reads),
 		TEST(spread),
 		TEST(keys_decide),
 		TEST(arm),

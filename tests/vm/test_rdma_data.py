@@ -1,8 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of working paths, over Soft-RoCE: see tests/integration/test_data.py."""
+"""The tests of working paths, over Soft-RoCE: see tests/integration/test_data.py; and what takes several rails."""
 
+import os
+
+import pytest
+from conftest import Pair, listed
+from dray import _schema as s
+from harness import LIMIT, MIB, noise, until
 from test_data import (test_both_directions_and_sessions, test_cancel, test_cancel_in_flight, test_deadline_in_flight,  # noqa: F401
                        test_extents, test_merging, test_notification_after_the_bytes, test_notify_alone,
                        test_one_memfd_many_extents, test_operations, test_remove_in_flight, test_ring_batch,
                        test_sizes_and_alignments, test_source_and_destination_overlap, test_token_of_a_range,
                        test_wait_and_set_words, test_ways_are_equal)
+
+
+LARGEST = int(os.environ.get("DRAY_LARGEST", "64"))  # MiB
+
+
+@pytest.fixture(scope="module")
+def pair4(rdma_lab):
+    made = Pair(rdma_lab, 4, rdma__timeout="10s")  # each waits for the others
+    yield made
+    made.stop()
+
+
+def moved(agent, way):
+    return {p["device"]: p[way] for p in listed(agent, "paths")}
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+def test_large(pair, direction):
+    """One operation. Soft-RoCE moves some 30 MB/s in an emulated machine: DRAY_LARGEST=256 takes a while."""
+    size = LARGEST * MIB
+    block = noise(MIB + 4096)
+    data = block * LARGEST
+    here, there = pair.sides(size + 4096, *((data[:size], None) if direction == "read" else (None, data[:size])))
+    dst, src = (here, there) if direction == "read" else (there, here)
+    with here, there:
+        op = (1, 0, size) if direction == "read" else (0, 1, size)
+        done = here.client.transfer(direction, here.region, here.reach(there), [op]).result(2 * LIMIT)
+        assert s.TRANSPORT_NAMES[done.transport] == "rdma"
+        assert dst.view[1:size + 1] == src.view[:size] == data[:size]
+
+
+def test_four_rails(pair4):
+    """Each way at once; every rail has its share."""
+    size = 16 * MIB
+    far, near = noise(size), noise(size, 2)
+    here, there = pair4.sides(size, far, near)
+    half = size // 2
+    with here, there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 4096)]).result(LIMIT)
+        until(lambda: all(p["queue_pairs"] == 3 for p in listed(pair4.agents[0], "paths")), "the queue pairs of all")
+        before = {way: moved(pair4.agents[0], way) for way in ("sent_bytes", "received_bytes")}
+        transfers = [here.client.read(here.region, remote, [(0, 0, half)]),
+                     here.client.write(here.region, remote, [(half, half, half)])]
+        for transfer in transfers:
+            assert s.TRANSPORT_NAMES[transfer.result(LIMIT).transport] == "rdma"
+        assert there.view[half:] == near[half:]
+        assert here.view[:half] == far[:half]
+    for way, old in before.items():
+        each = {device: n - old[device] for device, n in moved(pair4.agents[0], way).items()}
+        assert len(each) == 4 and sum(each.values()) == half and min(each.values()) >= MIB, each
+
+
+def test_sixteen_sessions_on_four_rails(pair4):
+    """All of them write and read at once, through the same queue pairs."""
+    size = 128 << 10
+    pairs = [pair4.sides(size, noise(size, 2 * i), noise(size, 2 * i + 1)) for i in range(16)]
+    want, transfers = [], []
+    half = size // 2
+    for here, there in pairs:
+        want.append((bytes(there.view[:half]), bytes(here.view[:half])))
+        for at in range(0, half, 16384):
+            remote = here.reach(there)
+            transfers.append(here.client.read(here.region, remote, [(half + at, at, 16384)]))
+            transfers.append(here.client.write(here.region, remote, [(at, half + at, 16384)]))
+    for transfer in transfers:
+        transfer.result(LIMIT)
+    for (here, there), (down, up) in zip(pairs, want):
+        assert here.view[half:] == down and there.view[half:] == up
+        here.close()
+        there.close()
+    until(lambda: not any(listed(agent, "regions") for agent in pair4.agents), "the regions' end")

@@ -377,7 +377,7 @@ def test_read_only_memory(pair2):
 
 # --- nothing left behind ---------------------------------------------------------------------------------------------------
 
-ROUNDS = int(os.environ.get("DRAY_ROUNDS", "15"))
+ROUNDS = int(os.environ.get("DRAY_ROUNDS", "5"))
 
 
 def test_rounds(new_pair):
