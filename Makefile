@@ -5,6 +5,7 @@
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
 #   make bench        measurements against their ceilings, into build/bench/*.json
+#   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine
 #   make install      DESTDIR= PREFIX=/usr/local
 #   make deps         install what demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -67,7 +68,7 @@ LIBS_agent := -lconfig -lsystemd -lssl -lcrypto -ldl -lm $(LIBS_netdetect)
 LIBS_ctl := -lsystemd $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench install deps fmt lint gen clean distclean tests tools help
+.PHONY: all demo check bench bench-vm install deps fmt lint gen clean distclean tests tools help
 all: $(PROGRAMS) $(LIBRARIES)
 
 help:
@@ -161,6 +162,13 @@ bench:
 	@mkdir -p build/bench
 	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
 		echo "== $$f"; DRAY_BUILD=$(B) DRAY_BENCH_OUT=build/bench $(PYTHON) $$f; done
+
+# Everything in one run of the machine; its records land beside the others.
+bench-vm:
+	@scripts/deps check
+	@$(MAKE) --no-print-directory $(PARALLEL) all tools
+	@tests/vm/run --timeout=1500 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
+		--env=DRAY_BENCH_OUT=build/bench -- $(PYTHON) tests/bench/vm/bench_rdma.py
 
 tools: $(TOOLS)
 

@@ -32,6 +32,11 @@ side of loopback share the processors; with few of them that decides."""),
 Two sessions of one agent with one worker, two memfds of 1 GiB; the ceiling is one thread's memcpy between them, page tables filled.
 The client library touches every page before it registers memory: that time, and the first transfer, in which the
 agent's own page tables are filled, stand apart."""),
+    ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
+`make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
+with two processors. What an emulated processor does for each packet decides there; doorbells and completions for each operation do not
+depend on it. A latency is that of one transfer at a time, with client and both agents asleep in between, beside `ib_write_lat`, whose
+ends never sleep."""),
     ("latency", "Latency of a small transfer", """\
 64 bytes between two sessions of one agent, one transfer at a time, from request to completion as the engine sees it."""),
     ("detect", "Looking around", """\

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Transport rdma over Soft-RoCE, against perftest over the same rails. Runs in the virtual machine: make bench-vm."""
+
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "vm"), str(HERE.parent)]
+
+import common as c  # noqa: E402
+import conftest as vm  # noqa: E402
+import harness  # noqa: E402
+from harness import MIB, until  # noqa: E402
+
+PAIRS = max(5, int(os.environ.get("DRAY_BENCH_PAIRS", "5")))
+QPS = 2
+# the emulator needs longer for a window of packets than a network would
+TIMEOUT = 19  # of queue pairs: 4.096 us times two to the power of it, about two seconds
+port = 18515
+
+
+def perftest(program, rails, *args):
+    """Two ends of it on each of the rails, all at once. Gives their outputs."""
+    global port
+    servers, clients = [], []
+    for rail in rails:
+        port += 1
+        common = [program, "-F", "-p", str(port), "-u", str(TIMEOUT), "-x", "1", *map(str, args)]
+        servers.append(subprocess.Popen([*common, "-d", rail.device[1]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        until(lambda: f":{port:04X} " in pathlib.Path("/proc/net/tcp").read_text() + pathlib.Path("/proc/net/tcp6").read_text(), program)
+        clients.append([*common, "-d", rail.device[0], "127.0.0.1"])
+    running = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for argv in clients]
+    out = [p.communicate(timeout=120)[0] for p in running]
+    for p in servers:
+        p.communicate(timeout=30)
+    if any(p.returncode for p in running):
+        raise c.CannotRun(f"{program}: {out}")
+    return out
+
+
+def last_numbers(text):
+    row = [line for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s", line)][-1]
+    return [float(x) for x in row.split()]
+
+
+def bandwidth(program, rails, size, total):
+    """Bytes a second, over all the rails."""
+    n = max(8, total // size // QPS // len(rails))
+    out = perftest(program, rails, "-s", size, "-q", QPS, "-n", n)
+    return sum(last_numbers(text)[3] for text in out) * MIB
+
+
+class Agents:
+    """One on each side of so many rails."""
+
+    def __init__(self, rdma, rails, **settings):
+        self.rails = rdma.make(rails)
+        self.pair = [rdma.agent(side, self.rails, log__level="warning", **settings) for side in (0, 1)]
+        for agent in self.pair:
+            until(lambda agent=agent: len(vm.up(agent)) == rails, "rails")
+
+    def client(self, size, batch, depth, *args, memory=32 * MIB):
+        near, far = c.dray.Memory(memory), c.dray.Memory(memory)
+        tool = c.client(*self.pair, [near], [far], c.ops_fd(c.scattered(size, memory)), "--batch", batch, "--depth", depth, *args)
+        for agent in self.pair:
+            until(lambda agent=agent: vm.registered(agent, len(self.rails)), "registration")
+        tool.ask("run", batch)
+        want = 3 * len(self.rails)
+        until(lambda: sum(p["queue_pairs"] for p in vm.listed(self.pair[0], "paths")) == want, "queue pairs")
+        if vm.listed(self.pair[0], "peers")[0]["transport"] != "rdma":
+            raise c.CannotRun("the agents did not choose rdma")
+        return tool
+
+    def stop(self):
+        for agent in self.pair:
+            agent.stop()
+
+
+def compare(records, agents, way, name, size, batch, depth, total, target):
+    program = f"ib_{way}_bw"
+    with agents.client(size, batch, depth, *["--write"] * (way == "write")) as tool:
+        ours, bare, ratio, spread = c.pairs(lambda: bandwidth(program, agents.rails, size, total),
+                                            lambda: c.rate(tool.ask("run", total // size)), PAIRS)
+    rails = len(agents.rails)
+    records.add(f"{way} {name}, {rails} rail{'s' * (rails > 1)}", ours / 1e6, "MB/s", ceiling_name=f"{program} -s {size} -q {QPS}",
+                ceiling=bare / 1e6, ratio=ratio, target=target and (">=", target), spread=spread)
+
+
+def latency(records, agents, size):
+    """One transfer at a time, through two sleeping sides; perftest's is a spinning one-sided half round."""
+    with agents.client(size, 1, 1, "--write", "--latency-class", "--no-spin", "--no-ring") as tool:
+        def bare():
+            return last_numbers(perftest("ib_write_lat", agents.rails[:1], "-s", size, "-n", 300)[0])[4]
+
+        ours, ceiling, ratio, spread = c.pairs(bare, lambda: tool.ask("trip", 100)["median"] * 1e6, PAIRS)
+    records.add(f"write {size} B to completion, asleep", ours, "us", ceiling_name="ib_write_lat, typical", ceiling=ceiling, ratio=ratio,
+                target=("<=", 3) if size == 4096 else None, spread=spread)
+
+
+def crowd(rdma, rails, peers):
+    """An agent with so many peers, each with all its queue pairs to it."""
+    made = rdma.make(rails)
+    first = rdma.agent(0, made, log__level="warning")
+    others = [rdma.agent(1, made, log__level="warning") for _ in range(peers)]
+    here = harness.Side(first, MIB)
+    sides = []
+    for other in others:
+        sides.append(harness.Side(other, 65536))
+        until(lambda other=other: vm.registered(other, rails) and vm.registered(first, rails), "registration")
+        here.client.write(here.region, here.reach(sides[-1]), [(0, 0, 65536)]).result(harness.LIMIT)
+    until(lambda: sum(p["queue_pairs"] for p in vm.listed(first, "paths")) == 3 * rails * peers, "queue pairs")
+    return first, others, [here, *sides]
+
+
+def memory_kib(agent):
+    return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path(f"/proc/{agent.pid}/status").read_text())[1])
+
+
+def dismiss(first, others, sides):
+    for side in sides:
+        side.close()
+    for agent in (first, *others):
+        agent.kill()
+
+
+def idle(records, rdma):
+    first, others, sides = crowd(rdma, 4, 8)
+    time.sleep(2)
+    used, since = c.cpu_seconds(first.pid), time.monotonic()
+    time.sleep(20)
+    share = (c.cpu_seconds(first.pid) - used) / (time.monotonic() - since)
+    records.add("idle, 4 rails and 8 peers", share * 100, "%", target=("<=", 0.2))
+    dismiss(first, others, sides)
+
+
+def cost(records, rdma):
+    figures = {}
+    for peers in (1, 8, 64):
+        first, others, sides = crowd(rdma, 1, peers)
+        figures[peers] = memory_kib(first)
+        qps = sum(p["queue_pairs"] for p in vm.listed(first, "paths"))
+        records.add(f"memory of an agent with {peers} peer{'s' * (peers > 1)}, {qps} queue pairs", figures[peers], "KiB")
+        dismiss(first, others, sides)
+    slopes = (figures[8] - figures[1]) / 7, (figures[64] - figures[8]) / 56
+    records.add("memory for each further peer, 1 to 8", slopes[0], "KiB")
+    records.add("memory for each further peer, 8 to 64", slopes[1], "KiB")
+
+
+def counts(records, agents):
+    """What does not depend on the emulator: doorbells and completions for each operation."""
+    with agents.client(4096, 1024, 2, "--write") as tool:
+        before = agents.pair[0].ctl("status", "--json")["counters"]
+        n = tool.ask("run", 8192)["bytes"] / 4096
+        after = agents.pair[0].ctl("status", "--json")["counters"]
+    for name, key in (("doorbells", "posts"), ("completions", "completions"), ("work requests", "work_requests")):
+        key = f"dray_rdma_{key}_total"
+        records.add(f"{name} for each 4 KiB operation, batches of 1,024", (after[key] - before[key]) / n, "")
+
+
+with c.bench("rdma") as (lab, records):
+    rdma = vm.Rdma(harness.Lab(alone=True))
+    wanted = sys.argv[1:]
+    try:
+        for rails in (1, 2):
+            agents = Agents(rdma, rails)
+            for way in ("write", "read"):
+                compare(records, agents, way, "64 KiB", 64 << 10, 16, 8, 16 * MIB, 0.95)
+                compare(records, agents, way, "1 MiB", MIB, 4, 4, 24 * MIB, 0.95)
+            if rails == 1:
+                compare(records, agents, "write", "16 MiB", 16 * MIB, 1, 2, 32 * MIB, None)
+                compare(records, agents, "write", "4 KiB scattered, batches of 1,024", 4096, 1024, 4, 8 * MIB, 0.9)
+                counts(records, agents)
+                latency(records, agents, 64)
+                latency(records, agents, 4096)
+            agents.stop()
+        idle(records, rdma)
+        cost(records, rdma)
+    finally:
+        rdma.close()
