@@ -48,14 +48,31 @@ static const uint16_t types[] = {
 	0x0077,
 };
 
+/* Of rails: for the highest eight values of `which`, so that what was found before keeps its meaning. */
+#define RAILS 0xf8
+
+static const uint16_t rail_types[] = {
+	PMSG_PORTS,    PMSG_KEYS,           PMSG_QP_CONNECT, PMSG_QP_CONNECT_REPLY,
+	PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY,
+};
+
 static unsigned pending;
 static uint64_t last_import;
 
 static void imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
-		     uint64_t length, uint16_t access)
+		     uint64_t length, uint16_t access, const struct dray_vec *rails)
 {
 	dray_assert(pending--);
-	dray_assert(err->code || (peer && grant));
+	dray_assert(err->code || (peer && grant && rails));
+}
+
+static unsigned asked;
+
+static void qp_answered(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+{
+	dray_assert(asked--);
+	/* what a device is set to */
+	dray_assert(code || !m || (m->qpn <= 0xffffff && m->mtu >= 256 && m->mtu <= 4096));
 }
 
 static unsigned notified;
@@ -148,18 +165,21 @@ static void dialled(struct peers *p, uint8_t who)
 
 static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p, size_t n)
 {
-	struct conn *c = nth_conn(rig->peers, which);
+	struct conn *c = nth_conn(rig->peers, which % 8);
 	uint8_t head[PMSG_HEADER_SIZE];
 	struct pmsg_header h = { PMSG_MAGIC, PMSG_MAJOR, 0, types[type % DRAY_ARRAY_SIZE(types)], 0,
 				 (uint32_t)n,
 				 /* answers meet requests now and then */
 				 type / DRAY_ARRAY_SIZE(types) };
 
+	if (which >= RAILS)
+		h.type = rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
+
 	if (!c)
 		return;
 	pmsg_header_put(head, &h);
 	conn_feed(c, head, sizeof(head));
-	c = nth_conn(rig->peers, which);
+	c = nth_conn(rig->peers, which % 8);
 	if (c)
 		conn_feed(c, p, n);
 }
@@ -178,6 +198,18 @@ static void import_something(struct rig *rig, struct peer *peer, const uint8_t *
 		pending++;
 }
 
+static void ask_for_queue_pair(struct rig *rig, dray_handle peer, const uint8_t *p, size_t n)
+{
+	struct pmsg_qp_connect m = { .qp = n, .mtu = 1024, .reads = 1 };
+
+	if (asked > 64)
+		return;
+	if (n && p[0] & 1)
+		asked += peers_qp_close(rig->peers, peer, m.qp, qp_answered, NULL) == 0;
+	else
+		asked += peers_qp_connect(rig->peers, peer, &m, qp_answered, NULL) == 0;
+}
+
 static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, size_t n)
 {
 	struct peer *peer = nth_peer(rig->peers, which % 8);
@@ -193,7 +225,7 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		break;
 	case OP_MESSAGE:
 		if (n)
-			feed(rig, which % 8, p[0], p + 1, n - 1);
+			feed(rig, which, p[0], p + 1, n - 1);
 		break;
 	case OP_ACCEPT:
 		accept_one(rig->peers);
@@ -202,7 +234,10 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		dialled(rig->peers, which);
 		break;
 	case OP_IMPORT:
-		import_something(rig, peer, p, n);
+		if (which >= RAILS)
+			ask_for_queue_pair(rig, handle, p, n);
+		else
+			import_something(rig, peer, p, n);
 		break;
 	case OP_CANCEL:
 		if (dray_handles_get(&rig->peers->imports, last_import)) {
@@ -269,6 +304,8 @@ static struct rig *agent(void)
 	rig = rig_new(e, 2, 10);
 	rig->cfg.peer.listen = (struct dray_strv){ list, 1 };
 	rig->cfg.limits.peers = 8;
+	rig->cfg.rdma.enable = true;
+	rig->keys_to_give = 2;
 	dray_assert(rig_try_start(rig, &err) == 0);
 	return rig;
 }
@@ -286,7 +323,7 @@ static void end_all(struct rig *rig)
 			   "the input ends");
 	for (unsigned i = 0; i < 20 && !dray_list_empty(&p->closed); i++)
 		sd_event_run(rig->event, 0);
-	dray_assert(!pending && !notified);
+	dray_assert(!pending && !notified && !asked);
 	dray_assert(dray_list_empty(&p->closed) && !p->n_strangers);
 	dray_assert(!p->handles.count && !p->imports.count);
 	rig->grants_held = rig->next_grant = 0;
@@ -297,7 +334,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct rig *rig = agent();
 
-	pending = notified = 0;
+	pending = notified = asked = 0;
 	last_import = 0;
 	while (size >= 3) {
 		size_t n = data[2] & 1 ? data[2] >> 1 : (size_t)data[2] << 1;

@@ -329,6 +329,46 @@ def test_client_killed(new_pair, direction):
             assert whole(other, there, other.reach(there), MIB) == "rdma"
 
 
+def test_client_stopped(new_pair):
+    """What it has asked for is done without it; what it had in flight is there when it goes on."""
+    a, b = new_pair()
+    size = MIB
+    with Side(b, size) as there:
+        with Actor(CLIENT, socket=a.socket, size=size, token=there.export(), direction="write", ring=1) as actor:
+            actor.hear()
+            actor.tell("go")
+            assert actor.hear() == "moving"
+            actor.process.send_signal(signal.SIGSTOP)
+            until(lambda: not listed(a, "transfers"), "the end of all transfers")
+            assert all(there.view[at] == 0x55 for at in range(0, size, 4096))
+            with Side(a, MIB, noise(MIB)) as other:
+                until(lambda: registered(a), "registration")
+                assert whole(other, there, other.reach(there), MIB) == "rdma"
+            actor.process.send_signal(signal.SIGCONT)
+            actor.tell("end")
+            assert actor.process.wait(LIMIT) == 0
+
+
+def test_our_agent_killed(new_pair):
+    """Its queue pairs are nobody's any more: what serves them goes, and the owner's memory is its own again."""
+    a, b = new_pair()
+    with Side(a, SIZE, pattern()) as here, Side(b, SIZE) as there:
+        until(lambda: registered(a) and registered(b), "registration")
+        transfers = start(here, here.reach(there), "write", 2)
+        moving(here, there.view)
+        a.kill()
+        until(lambda: not listed(b, "peers"), "the peer's end")
+        until(lambda: not any(r["serving"] for r in listed(b, "rails")), "the queue pairs' end")
+        wipe(there.view)
+        there.region.revoke()
+        a.start()
+        here.client.reconnect()
+        assert names(transfers) <= {"ok", "agent_restarted"}
+        until(lambda: len(up(a)) == 1 and registered(a), "registration")
+        assert untouched(there.view), "bytes of a dead agent still land"
+        assert whole(here, there, here.reach(there), MIB) == "rdma"
+
+
 def s_remote_lost():
     import dray
     return dray.RemoteLost
