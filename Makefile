@@ -169,6 +169,7 @@ bench-vm:
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
 	@tests/vm/run --timeout=1500 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
 		--env=DRAY_BENCH_OUT=build/bench -- $(PYTHON) tests/bench/vm/bench_rdma.py
+	@$(PYTHON) tests/bench/report.py
 
 tools: $(TOOLS)
 

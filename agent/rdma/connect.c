@@ -18,7 +18,7 @@
 #define LIVED_NS DRAY_NS_PER_SEC
 /* Bytes of a work request. */
 #define MESSAGE_MAX (1u << 20)
-#define SOFT_READ_MAX (1u << 16)
+#define SOFT_READ_MAX (1u << 18)
 
 static struct qp *qp_of(struct job *j)
 {
@@ -188,7 +188,7 @@ static struct rdma_qp *describe(const struct qp *q)
 		.inline_bytes = q->inline_bytes,
 		.write_max = MESSAGE_MAX,
 		.read_max = q->device->soft_roce ? SOFT_READ_MAX : MESSAGE_MAX,
-		.confirm_reads = q->device->soft_roce,
+		.soft_roce = q->device->soft_roce,
 		.flush_rkey = path->to.flush_rkey,
 		.flush_lkey = q->device->flush_mr->lkey,
 		.flush_remote = path->to.flush_address,

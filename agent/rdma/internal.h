@@ -35,10 +35,11 @@ struct device {
 	uint8_t *flush;
 	struct ibv_device_attr attr;
 	/*
-	 * Soft-RoCE: a read whose answer is sent again from its middle ends with success and without its bytes
-	 * (check_ack() of Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c, fails the queue pair and leaves the
-	 * status of the work request as it was). What is behind such a read is flushed; so reads are confirmed
-	 * by a further one, and short, which makes that rare.
+	 * Soft-RoCE (drivers/infiniband/sw/rxe of Linux 6.1). Requests that are posted while a read is being answered
+	 * overtake each other, and are sent again (hw_counters: out_of_seq_request, duplicate_request). A read whose
+	 * answer is sent again from its middle ends with success and without its bytes: check_ack() fails the queue
+	 * pair and leaves the status of the work request as it was; what is behind such a read is flushed. So reads
+	 * are posted alone, are short, and are confirmed by another one behind them.
 	 */
 	bool soft_roce;
 	sd_event_source *async;

@@ -66,6 +66,7 @@ struct rdma_post {
 	struct dray_list link; /* on channel->posts, or channel->lost */
 	dray_handle handle;    /* in rdma->posts: wr_id */
 	bool lost;
+	bool reading; /* Soft-RoCE has reads in flight: nothing else goes out */
 	struct rdma_entry *q;
 	uint32_t mask, head, tail;
 	uint32_t used;             /* work requests in flight */
@@ -111,6 +112,7 @@ struct rdma_rail {
 struct rdma_list {
 	struct rdma_post *post; /* of those that are in it */
 	uint32_t n;             /* requests */
+	bool reads;             /* some of them */
 	uint64_t bytes;
 	uint32_t n_open; /* requests, and bytes, that belong to no entry yet */
 	uint64_t bytes_open;

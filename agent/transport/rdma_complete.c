@@ -62,6 +62,8 @@ static void complete(struct rdma_post *p)
 		if (e.slice)
 			slice_done(p, &e);
 	}
+	if (!p->used)
+		p->reading = false;
 	if (!p->lost &&
 	    (p->partial || !dray_list_empty(&p->ch->retry) || channel_pending(&p->ch->ch)))
 		rdma_pull_later(p->ch);

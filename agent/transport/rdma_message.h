@@ -89,7 +89,7 @@ struct rdma_qp {
 	uint32_t sges;                /* for each of them */
 	uint32_t inline_bytes;        /* 0: none */
 	uint32_t write_max, read_max; /* bytes of one work request */
-	bool confirm_reads;           /* a read counts when another behind it has been answered */
+	bool soft_roce;               /* reads go out alone, and confirmed: see struct device */
 	/* A word at the peer, and a place here for it: reading it proves that earlier writes are in place. */
 	uint32_t flush_rkey, flush_lkey;
 	uint64_t flush_remote, flush_local;

@@ -94,8 +94,10 @@ static void list_post(struct rdma_list *l)
 	core_count(counters, DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, l->n);
 	core_count(counters, DRAY_METRIC_RDMA_POSTS_TOTAL, 1);
 	rdma_timer(r, r->c->now_ns + r->c->cfg.slice_timeout_ns);
+	p->reading = l->reads && p->qp.soft_roce;
 	l->n = 0;
 	l->bytes = 0;
+	l->reads = false;
 	if (ibv_post_send(p->qp.qp, l->wr, &bad))
 		rdma_post_lose(p, RDMA_LOSS_POST);
 }
@@ -197,6 +199,7 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 		p->at.ro = 0;
 	}
 	p->at.begun = true;
+	l->reads |= !write;
 	l->bytes += bytes;
 	l->bytes_open += bytes;
 }
@@ -218,12 +221,12 @@ static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 
 static bool wants_flush(const struct rdma_post *p, const struct slice *s)
 {
-	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify : p->qp.confirm_reads;
+	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify : p->qp.soft_roce;
 }
 
 static bool room(const struct rdma_post *p, const struct rdma_list *l)
 {
-	return !p->lost && p->used + l->n < p->qp.depth;
+	return !p->lost && !p->reading && p->used + l->n < p->qp.depth;
 }
 
 /* Posts as much of the partial slice as there is room for. */
@@ -277,12 +280,15 @@ static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
 	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
 	bool mine = l->post == p;
 
-	return !p->lost && !p->partial && p->in_flight + (mine ? l->bytes : 0) < window &&
+	return !p->lost && !p->reading && !p->partial &&
+	       p->in_flight + (mine ? l->bytes : 0) < window &&
 	       p->used + (mine ? l->n : 0) < p->qp.depth;
 }
 
 static bool fits(const struct rdma_post *p, const struct slice *s)
 {
+	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
+		return false;
 	return rail_keys_have(s->xfer->local->keys, p->qp.path.rail) &&
 	       rail_keys_have(s->xfer->remote->keys, p->qp.path.to_rail);
 }

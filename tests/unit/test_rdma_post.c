@@ -63,7 +63,7 @@ struct lab {
 	uint8_t *there; /* the peer's memory */
 	uint64_t flush;
 	unsigned flushes;
-	bool confirm_reads;
+	bool soft_roce;
 	struct dray_list adopted;
 	struct channel spare;
 	bool spare_open;
@@ -377,7 +377,7 @@ static struct fake_qp *add_qp(unsigned rail, enum dmsg_class class, uint32_t dep
 			       .inline_bytes = inlined,
 			       .write_max = 1 << 20,
 			       .read_max = 1 << 20,
-			       .confirm_reads = lab->confirm_reads,
+			       .soft_roce = lab->soft_roce,
 			       .flush_rkey = FLUSH_KEY,
 			       .flush_lkey = 1,
 			       .flush_local = (uintptr_t)&lab->flush,
@@ -590,7 +590,7 @@ static void test_confirmed_reads(void **state)
 {
 	struct fake_qp *f, *g;
 
-	lab->confirm_reads = true;
+	lab->soft_roce = true;
 	f = simple(64);
 	g = add_qp(0, DMSG_CLASS_BULK, 64, 0);
 	memset(lab->there, 0x55, 4096);
@@ -611,6 +611,63 @@ static void test_confirmed_reads(void **state)
 	assert_int_equal(g->tail, 2);
 	assert_int_equal(last()->code, 0);
 	assert_same(0, 0, 4096);
+}
+
+/* On Soft-RoCE nothing is posted while reads are in flight, and no read while anything is. */
+static void test_reads_alone(void **state)
+{
+	struct fake_qp *f;
+
+	lab->soft_roce = true;
+	f = simple(256);
+	write_all(2 << 20);
+	turn();
+	assert_int_equal(f->tail, 2);
+	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 2 << 20 } }, 1, false);
+	turn();
+	assert_int_equal(f->tail, 2);
+	run(f, 1);
+	turn();
+	assert_int_equal(f->tail, 2);
+	run(f, 1);
+	turn();
+	/* the first slice and what confirms it */
+	assert_int_equal(f->tail, 4);
+	write_all(100);
+	run(f, 1);
+	turn();
+	assert_int_equal(f->tail, 4);
+	run_all();
+	assert_int_equal(last()->code, 0);
+	assert_int_equal(lab->rig.n_ended, 3);
+	assert_same(0, 0, 2 << 20);
+}
+
+/* A slice of many requests goes out a list at a time. */
+static void test_scattered_reads_alone(void **state)
+{
+	enum { N = 3 * RDMA_LIST };
+	uint64_t(*ops)[3] = calloc(N, sizeof(*ops));
+	struct fake_qp *f;
+
+	for (unsigned i = 0; i < N; i++)
+		memcpy(ops[i], (const uint64_t[3]){ i * 300, i * 500, 100 }, sizeof(ops[i]));
+	lab->soft_roce = true;
+	f = simple(1024);
+	submit(DMSG_DIRECTION_READ, (const uint64_t(*)[3])ops, N, false);
+	turn();
+	assert_true(f->tail > 0 && f->tail <= RDMA_LIST);
+	while (lab->rig.n_ended == 0) {
+		unsigned before = f->tail;
+
+		assert_true(run(f, UINT32_MAX) > 0);
+		turn();
+		assert_true(f->tail - before <= RDMA_LIST);
+	}
+	assert_int_equal(last()->code, 0);
+	for (unsigned i = 0; i < N; i++)
+		assert_same(ops[i][0], ops[i][1], 100);
+	free(ops);
 }
 
 static void test_spread(void **state)
@@ -966,6 +1023,8 @@ int main(void)
 		TEST(shallow_queue),
 		TEST(flush_before_notification),
 		TEST(confirmed_reads),
+		TEST(reads_alone),
+		TEST(scattered_reads_alone),
 		TEST(spread),
 		TEST(keys_decide),
 		TEST(arm),

@@ -417,32 +417,34 @@ def test_read_only_memory(pair2):
 
 # --- nothing left behind ---------------------------------------------------------------------------------------------------
 
-ROUNDS = int(os.environ.get("DRAY_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("DRAY_ROUNDS", "20"))
+
+
+def rounds(a, b, n):
+    """Two sessions, and n times a connection between their agents with all that stands on it."""
+    with Side(a, 65536, noise(65536)) as here, Side(b, 65536) as there:
+        until(lambda: registered(a) and registered(b), "registration")
+        port = there.client.segment.rsplit(":", 1)[1]
+        for _ in range(n):
+            remote = here.reach(there)
+            assert whole(here, there, remote, 65536) == "rdma"
+            there.view[:] = bytes(65536)
+            run("ss", "-K", "dst", "127.0.0.1", "dport", "=", port)
+            event = here.client.next_event(s_remote_lost(), LIMIT)
+            assert event is not None and event.remote == remote.handle
+            remote.release()
+    until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
 
 
 def test_rounds(new_pair):
-    """Peers that connect and part, sessions that come and go: the kernel has as many objects as before."""
+    """Peers that connect and part, sessions that come and go: the kernel has as many objects as before. DRAY_ROUNDS=1000 takes a while."""
     a, b = new_pair()
     idle = resources()["qp"]  # other agents may have some
-
-    def round_trip():
-        with Side(a, 65536, noise(65536)) as here, Side(b, 65536) as there:
-            until(lambda: registered(a) and registered(b), "registration")
-            assert whole(here, there, here.reach(there), 65536) == "rdma"
-
-    def part():
-        port = listed(a, "peers")[0]["segment"].rsplit(":", 1)[1]
-        run("ss", "-K", "dst", "127.0.0.1", "dport", "=", port)
-        until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
-
-    round_trip()
-    part()
+    rounds(a, b, 1)
     until(lambda: resources()["qp"] == idle, "the queue pairs' end")
     before, fds = resources(), [x.resources().fds for x in (a, b)]
-    for _ in range(ROUNDS):
-        round_trip()
-        part()
+    for done in range(0, ROUNDS, 10):
+        rounds(a, b, min(10, ROUNDS - done))
     until(lambda: resources() == before, f"as much as before: {before}, not {resources()}")
-    assert [x.resources().fds for x in (a, b)] == fds
-    expect_none = [r["queue_pairs"] or r["serving"] for x in (a, b) for r in listed(x, "rails")]
-    assert not any(expect_none)
+    until(lambda: [x.resources().fds for x in (a, b)] == fds, "as many descriptors as before")
+    assert not any(r["queue_pairs"] or r["serving"] for x in (a, b) for r in listed(x, "rails"))
