@@ -118,7 +118,7 @@ def crowd(rdma, rails, peers):
         sides.append(harness.Side(other, 65536))
         until(lambda other=other: vm.registered(other, rails) and vm.registered(first, rails), "registration")
         here.client.write(here.region, here.reach(sides[-1]), [(0, 0, 65536)]).result(harness.LIMIT)
-    until(lambda: sum(p["queue_pairs"] for p in vm.listed(first, "paths")) == 3 * rails * peers, "queue pairs")
+    until(lambda: sum(p["queue_pairs"] for p in vm.listed(first, "paths")) == 3 * rails * peers, "queue pairs", 4 * harness.LIMIT)
     return first, others, [here, *sides]
 
 
