@@ -14,7 +14,7 @@ from test_data import (test_both_directions_and_sessions, test_cancel, test_canc
                        test_wait_and_set_words, test_ways_are_equal)
 
 
-LARGEST = int(os.environ.get("DRAY_LARGEST", "64"))  # MiB
+LARGEST = int(os.environ.get("DRAY_LARGEST", "32"))  # MiB
 
 
 @pytest.fixture(scope="module")
