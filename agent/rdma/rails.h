@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rails: the RDMA devices' ports that netdetect found, memory registered with them, and queue pairs to
- * peers. Control thread only; what may block runs in two threads of its own. Whatever fails here leaves
+ * peers. Control thread only; what may block runs in threads of its own. Whatever fails here leaves
  * transfers to the next transport, with a line in the log.
  */
 #ifndef DRAY_AGENT_RDMA_RAILS_H
