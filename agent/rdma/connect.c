@@ -28,10 +28,8 @@ static struct qp *qp_of(struct job *j)
 static void qp_job(struct qp *q, struct jobs *where, void (*run)(struct job *j),
 		   void (*done)(struct job *j))
 {
-	q->job = (struct job){ .run = run, .done = done };
-	dray_list_init(&q->job.link);
 	q->device->jobs++;
-	jobs_add(where, &q->job);
+	jobs_add(where, &q->job, run, done);
 }
 
 static void tell_worker(struct rail_peer *peer, unsigned worker, enum rdma_message type,
@@ -82,7 +80,7 @@ static void destroy_run(struct job *j)
 	struct qp *q = qp_of(j);
 
 	q->error = q->qp ? q->peer->rails->verbs->destroy_qp(q->qp) : 0;
-	q->destroyed = true;
+	q->qp = NULL;
 }
 
 static void destroy_done(struct job *j)
@@ -95,7 +93,6 @@ static void destroy_done(struct job *j)
 		log_error(AREA, "a queue pair cannot be destroyed: %s device=%s",
 			  dray_errno_text(q->error), d->name);
 	q->rail->cq_used[q->worker] -= q->depth;
-	q->qp = NULL;
 	q->device = NULL;
 	q->local_dead = true;
 	qp_check(q);

@@ -130,7 +130,8 @@ static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
 	struct qp *q;
 
 	for (uint32_t at = 0; (q = dray_handles_next(&r->qps, &at, NULL));)
-		if (q->qp == qp)
+		/* in the other states a job may be setting it */
+		if (q->state != QP_CREATING && q->state != QP_DYING && q->qp == qp)
 			return q;
 	return NULL;
 }
@@ -262,9 +263,7 @@ void device_open(struct rail *rail)
 
 	rail->device = d;
 	d->jobs++;
-	rail->job = (struct job){ .run = open_run, .done = open_done };
-	dray_list_init(&rail->job.link);
-	jobs_add(rail->rails->slow, &rail->job);
+	jobs_add(rail->rails->slow, &rail->job, open_run, open_done);
 }
 
 /* --- close ----------------------------------------------------------------------------------------- */
@@ -366,9 +365,7 @@ void device_check(struct device *d)
 			d->closing_rails[d->n_closing_rails++] = r->v[i];
 	/* before the context goes, which has the descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
-	d->job = (struct job){ .run = close_run, .done = close_done };
-	dray_list_init(&d->job.link);
-	jobs_add(r->slow, &d->job);
+	jobs_add(r->slow, &d->job, close_run, close_done);
 }
 
 void device_close(struct device *d)

@@ -132,8 +132,7 @@ struct qp {
 	bool asked;  /* the peer knows of it */
 	bool was_up; /* the worker waits for QP_DEAD */
 	bool local_dead, remote_dead;
-	bool destroyed; /* by the job; the loop takes note when it is done */
-	int error;      /* of the last job */
+	int error; /* of the last job */
 	struct qp_place at;
 	uint32_t cq_entries; /* that its completion queue must have */
 	uint32_t psn, depth, sges, inline_bytes, reads;
@@ -153,7 +152,6 @@ struct serve {
 	struct pmsg_qp_connect m;
 	uint64_t connect_request, close_request; /* 0: answered, or not asked */
 	bool making, dying;
-	bool destroyed; /* as of a queue pair that posts */
 	struct qp_place at;
 	uint32_t psn, reads, mtu;
 	int error;

@@ -142,16 +142,21 @@ int jobs_new(struct jobs **ret, sd_event *event, const char *name)
 	return 0;
 }
 
-void jobs_add(struct jobs *js, struct job *j)
+void jobs_add(struct jobs *js, struct job *j, void (*run)(struct job *j),
+	      void (*done)(struct job *j))
 {
+	*j = (struct job){ .run = run, .done = done };
+	dray_list_init(&j->link);
 	pthread_mutex_lock(&js->lock);
 	dray_list_add(&js->todo, &j->link);
 	pthread_cond_broadcast(&js->wake);
 	pthread_mutex_unlock(&js->lock);
 }
 
-void jobs_finish(struct jobs *js, struct job *j)
+void jobs_finish(struct jobs *js, struct job *j, void (*done)(struct job *j))
 {
+	*j = (struct job){ .done = done };
+	dray_list_init(&j->link);
 	pthread_mutex_lock(&js->lock);
 	finish_locked(js, j);
 	pthread_mutex_unlock(&js->lock);

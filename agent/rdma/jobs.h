@@ -24,10 +24,11 @@ struct job {
 int jobs_new(struct jobs **ret, sd_event *event, const char *name);
 
 /* Control thread. */
-void jobs_add(struct jobs *js, struct job *j);
+void jobs_add(struct jobs *js, struct job *j, void (*run)(struct job *j),
+	      void (*done)(struct job *j));
 
 /* Any thread: done() alone will run. */
-void jobs_finish(struct jobs *js, struct job *j);
+void jobs_finish(struct jobs *js, struct job *j, void (*done)(struct job *j));
 
 /*
  * Finishes what is queued, without calling done(); waits no longer than a second for it. NULL is allowed.

@@ -26,12 +26,12 @@ void rail_peer_free(struct rail_peer *peer)
 		free(path);
 	/* these only at the end of the agent */
 	dray_list_for_each(&peer->qps, q, struct qp, link) {
-		if (q->qp && !q->destroyed)
+		if (q->qp)
 			v->destroy_qp(q->qp);
 		free(q);
 	}
 	dray_list_for_each(&peer->serving, s, struct serve, link) {
-		if (s->qp && !s->destroyed)
+		if (s->qp)
 			v->destroy_qp(s->qp);
 		free(s);
 	}
@@ -281,9 +281,7 @@ static void match(struct rail_peer *peer)
 	peer->n_found = 0;
 	nd_scan_free(peer->scan);
 	peer->scan = nd_scan_ref(r->scan);
-	peer->job = (struct job){ .run = match_run, .done = match_done };
-	dray_list_init(&peer->job.link);
-	jobs_add(r->slow, &peer->job);
+	jobs_add(r->slow, &peer->job, match_run, match_done);
 }
 
 void paths_refresh(struct rails *r)

@@ -189,14 +189,18 @@ static void drop_run(struct job *j)
 		m->registration->rails->verbs->dereg_mr(m->v[--m->n_made]);
 }
 
-static void registration_check(struct registration *g)
+static void registration_free(struct registration *g)
 {
-	if (g->refs || !dray_list_empty(&g->mrs))
-		return;
 	dray_list_del(&g->link);
 	if (g->dmabuf >= 0)
 		dray_close(g->dmabuf);
 	free(g);
+}
+
+static void registration_check(struct registration *g)
+{
+	if (!g->refs && dray_list_empty(&g->mrs))
+		registration_free(g);
 }
 
 /* Regions that wait for it to be gone, or that are to be registered anew. */
@@ -234,10 +238,8 @@ static void mrs_drop(struct mrs *m)
 		r->mr_bytes -= m->registration->length;
 	}
 	m->state = MRS_DROPPING;
-	m->job = (struct job){ .run = drop_run, .done = drop_done };
-	dray_list_init(&m->job.link);
 	m->device->jobs++;
-	jobs_add(r->registrar, &m->job);
+	jobs_add(r->registrar, &m->job, drop_run, drop_done);
 }
 
 static void make_done(struct job *j)
@@ -298,12 +300,10 @@ static void mrs_make(struct registration *g, struct device *d)
 	m->device = d;
 	m->n = n;
 	m->slice = slice;
-	m->job = (struct job){ .run = make_run, .done = make_done };
-	dray_list_init(&m->job.link);
 	dray_list_add(&g->mrs, &m->link);
 	d->mrs++;
 	d->jobs++;
-	jobs_add(g->rails->registrar, &m->job);
+	jobs_add(g->rails->registrar, &m->job, make_run, make_done);
 }
 
 /* --- keys ----------------------------------------------------------------------------------------------- */
@@ -317,14 +317,6 @@ static bool uses(const struct rail_region *region, const struct device *d)
 			return false;
 	}
 	return true;
-}
-
-/* Any thread. */
-static void set_gone(void *arg)
-{
-	struct key_set *s = arg;
-
-	jobs_finish(s->region->rails->registrar, &s->job);
 }
 
 static void set_done(struct job *j)
@@ -343,6 +335,14 @@ static void set_done(struct job *j)
 	}
 	free(s);
 	region_check(region);
+}
+
+/* Any thread. */
+static void set_gone(void *arg)
+{
+	struct key_set *s = arg;
+
+	jobs_finish(s->region->rails->registrar, &s->job, set_done);
 }
 
 static uint32_t rail_pieces(const struct rail_region *region, const struct device *d)
@@ -415,8 +415,6 @@ static struct rail_keys *keys_new(struct rail_region *region)
 		s->devices[s->n_devices++] = rail->device;
 	}
 	s->region = region;
-	s->job = (struct job){ .done = set_done };
-	dray_list_init(&s->job.link);
 	dray_list_add(&region->sets, &s->link);
 	k->gone = set_gone;
 	k->arg = s;
@@ -739,8 +737,6 @@ void registrations_free(struct rails *r)
 			drop_run(&m->job);
 			free(m);
 		}
-		if (g->dmabuf >= 0)
-			dray_close(g->dmabuf);
-		free(g);
+		registration_free(g);
 	}
 }

@@ -22,10 +22,8 @@ static struct serve *serve_of(struct job *j)
 static void serve_job(struct serve *s, struct jobs *where, void (*run)(struct job *j),
 		      void (*done)(struct job *j))
 {
-	s->job = (struct job){ .run = run, .done = done };
-	dray_list_init(&s->job.link);
 	s->device->jobs++;
-	jobs_add(where, &s->job);
+	jobs_add(where, &s->job, run, done);
 }
 
 static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
@@ -42,7 +40,7 @@ static void destroy_run(struct job *j)
 	struct serve *s = serve_of(j);
 
 	s->error = s->qp ? s->peer->rails->verbs->destroy_qp(s->qp) : 0;
-	s->destroyed = true;
+	s->qp = NULL;
 }
 
 static void destroy_done(struct job *j)
