@@ -174,7 +174,6 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 
 	if (which >= RAILS)
 		h.type = rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
-
 	if (!c)
 		return;
 	pmsg_header_put(head, &h);

@@ -410,6 +410,16 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 	return id;
 }
 
+/* Operations of 100 bytes, apart from each other on both sides; the caller's to free. */
+static uint64_t (*scattered(unsigned n))[3]
+{
+	uint64_t(*ops)[3] = calloc(n, sizeof(*ops));
+
+	for (unsigned i = 0; i < n; i++)
+		memcpy(ops[i], (const uint64_t[3]){ i * 300, i * 500, 100 }, sizeof(ops[i]));
+	return ops;
+}
+
 static uint64_t write_all(uint64_t bytes)
 {
 	return submit(DMSG_DIRECTION_WRITE, (const uint64_t[][3]){ { 0, 0, bytes } }, 1, false);
@@ -539,14 +549,9 @@ static void test_inline(void **state)
 /* A slice with more requests than the queue holds goes out in parts. */
 static void test_shallow_queue(void **state)
 {
-	uint64_t(*ops)[3] = calloc(200, sizeof(*ops));
+	uint64_t(*ops)[3] = scattered(200);
 	struct fake_qp *f = simple(16);
 
-	for (unsigned i = 0; i < 200; i++) {
-		ops[i][0] = i * 300;
-		ops[i][1] = i * 500;
-		ops[i][2] = 100;
-	}
 	submit(DMSG_DIRECTION_WRITE, (const uint64_t(*)[3])ops, 200, false);
 	turn();
 	assert_int_equal(f->tail - f->head, 16);
@@ -647,11 +652,9 @@ static void test_reads_alone(void **state)
 static void test_scattered_reads_alone(void **state)
 {
 	enum { N = 3 * RDMA_LIST };
-	uint64_t(*ops)[3] = calloc(N, sizeof(*ops));
+	uint64_t(*ops)[3] = scattered(N);
 	struct fake_qp *f;
 
-	for (unsigned i = 0; i < N; i++)
-		memcpy(ops[i], (const uint64_t[3]){ i * 300, i * 500, 100 }, sizeof(ops[i]));
 	lab->soft_roce = true;
 	f = simple(1024);
 	submit(DMSG_DIRECTION_READ, (const uint64_t(*)[3])ops, N, false);
@@ -824,14 +827,9 @@ static void test_cancel(void **state)
 /* In the middle of a slice that goes out in parts. */
 static void test_cancel_partial(void **state)
 {
-	uint64_t(*ops)[3] = calloc(200, sizeof(*ops));
+	uint64_t(*ops)[3] = scattered(200);
 	struct fake_qp *f = simple(16);
 
-	for (unsigned i = 0; i < 200; i++) {
-		ops[i][0] = i * 300;
-		ops[i][1] = i * 500;
-		ops[i][2] = 100;
-	}
 	submit(DMSG_DIRECTION_WRITE, (const uint64_t(*)[3])ops, 200, false);
 	turn();
 	stop_all(DRAY_E_CANCELLED, false);

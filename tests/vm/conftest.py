@@ -171,8 +171,7 @@ def pair2(rdma_lab):
     made.stop()
 
 
-@pytest.fixture
-def sides(pair):
+def sides_of(pair):
     """As in the integration tests, by rdma."""
     made = []
 
@@ -186,6 +185,11 @@ def sides(pair):
         side.close()
     for agent in pair.agents:
         assert agent.running, f"agent {agent.name} died:\n{agent.tail()}"
+
+
+@pytest.fixture
+def sides(pair):
+    yield from sides_of(pair)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,10 @@ import subprocess
 import threading
 import time
 
+import dray
 import pytest
 import test_faults
-from conftest import listed, registered, run, up
+from conftest import Pair, listed, registered, run, sides_of, up
 from dray import _schema as s
 from harness import LIMIT, MIB, Actor, Side, expect, noise, until
 from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
@@ -52,34 +53,21 @@ def whole(here, there, remote, size=None):
 
 @pytest.fixture
 def sides(pair2):
-    made = []
-
-    def make(size=MIB, fill=None, here=None, **how):
-        made.extend(pair2.sides(size, fill, here, **how))
-        return made[-2:]
-
-    yield make
-    for side in made:
-        side.close()
-    for agent in pair2.agents:
-        assert agent.running, f"agent {agent.name} died:\n{agent.tail()}"
+    yield from sides_of(pair2)
 
 
 @pytest.fixture
 def new_pair(rdma_lab):
     """Two agents of one test, on one rail, that notice soon."""
-    agents = []
+    made = []
 
     def make(rails=1, **settings):
-        agents.extend(rdma_lab.agent(side, rdma_lab.make(rails), **{**PROMPT, **settings}) for side in (0, 1))
-        for agent in agents:
-            until(lambda agent=agent: len(up(agent)) == rails, "rails")
-        return agents
+        made.append(Pair(rdma_lab, rails, **{**PROMPT, **settings}))
+        return made[-1].agents
 
     yield make
-    for agent in agents:
-        agent.stop()
-        agent.check_log()
+    for pair in made:
+        pair.stop()
 
 
 def stream(here, there, remote, done, errors):
@@ -315,7 +303,7 @@ def test_client_killed(new_pair, direction):
             actor.tell("go")
             assert actor.hear() == "moving"
             actor.process.kill()
-            event = there.client.next_event(s_remote_lost(), LIMIT)
+            event = there.client.next_event(dray.RemoteLost, LIMIT)
             assert event is not None and event.remote == remote.handle
             remote.release()
         until(lambda: a.resources().mappings == 0, "its memory's unmapping")
@@ -369,11 +357,6 @@ def test_our_agent_killed(new_pair):
         assert whole(here, there, here.reach(there), MIB) == "rdma"
 
 
-def s_remote_lost():
-    import dray
-    return dray.RemoteLost
-
-
 # --- memory that no device takes ---------------------------------------------------------------------------------------
 
 def test_memlock(rdma_lab):
@@ -403,7 +386,6 @@ def test_read_only_memory(pair2):
     """This kernel registers no memory that is mapped for reading: said, and by tcp."""
     a, b = pair2.agents
     with Side(a, MIB) as here, b.client() as client:
-        import dray
         memory = dray.Memory(MIB)
         memory.view[:] = noise(MIB)
         region = client.region(memory, access="r")
@@ -430,7 +412,7 @@ def rounds(a, b, n):
             assert whole(here, there, remote, 65536) == "rdma"
             there.view[:] = bytes(65536)
             run("ss", "-K", "dst", "127.0.0.1", "dport", "=", port)
-            event = here.client.next_event(s_remote_lost(), LIMIT)
+            event = here.client.next_event(dray.RemoteLost, LIMIT)
             assert event is not None and event.remote == remote.handle
             remote.release()
     until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
