@@ -250,6 +250,9 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 	case EVENT_PEER_GONE:
 		pool_handle_peer_gone(&a->pool, ev->session);
 		break;
+	case EVENT_PEER_USED:
+		peers_handle_used(a->peers, ev->session);
+		break;
 	case EVENT_STREAM_LOST:
 		peers_handle_stream_lost(a->peers, ev->session, ev->id);
 		break;

@@ -161,7 +161,11 @@ static void on_heartbeat(struct peer_fsm *f)
 {
 	struct peer *peer = peer_of(f);
 	uint8_t buf[PMSG_HEADER_SIZE + PMSG_HEARTBEAT_BODY_MAX];
-	struct pmsg_heartbeat m = { .sequence = ++peer->heartbeats };
+	int64_t rest = f->rests ? f->cfg->rest_heartbeat_ns : 0;
+	struct pmsg_heartbeat m = {
+		.sequence = ++peer->heartbeats,
+		.rest_ms = (uint32_t)(rest / DRAY_NS_PER_MS),
+	};
 
 	peer_send(peer, buf, pmsg_heartbeat_encode(buf, sizeof(buf), 0, &m));
 }
@@ -180,6 +184,16 @@ static bool on_in_use(struct peer_fsm *f)
 	       grants_count(peer->p->deps.regions, peer->handle);
 }
 
+static bool on_busy(struct peer_fsm *f)
+{
+	struct peer *peer = peer_of(f);
+	uint64_t started = atomic_load(&peer->link->started);
+	bool busy = started != peer->started || started != atomic_load(&peer->link->ended);
+
+	peer->started = started;
+	return busy || !dray_list_empty(&peer->requests);
+}
+
 static const struct peer_fsm_ops fsm_ops = {
 	.changed = on_changed,
 	.dial = on_dial,
@@ -189,6 +203,7 @@ static const struct peer_fsm_ops fsm_ops = {
 	.heartbeat = on_heartbeat,
 	.wanted = on_wanted,
 	.in_use = on_in_use,
+	.busy = on_busy,
 };
 
 /* --- one peer ----------------------------------------------------------------------------------- */
@@ -219,10 +234,39 @@ void peer_due(struct peer *peer, int64_t end_ns)
 	}
 }
 
+/* Workers tell when a transfer starts while the side rests. One that has, meanwhile, ends the rest. */
+static void follow_rest(struct peer *peer)
+{
+	struct peer_fsm *f = &peer->fsm;
+
+	if (!peer_fsm_is_up(f) || atomic_load(&peer->link->rests) == f->rests)
+		return;
+	atomic_store(&peer->link->rests, f->rests);
+	if (f->rests && on_busy(f)) {
+		peer_step(f, PEER_EVENT_USED, peers_now(peer->p), 0, NULL);
+		atomic_store(&peer->link->rests, f->rests);
+	}
+}
+
 void peer_event(struct peer *peer, enum peer_event event, uint32_t code, const char *why)
 {
 	peer_step(&peer->fsm, event, peers_now(peer->p), code, why);
+	follow_rest(peer);
 	peer_arm(peer);
+}
+
+void peer_use(struct peer *peer)
+{
+	if (peer->fsm.rests)
+		peer_event(peer, PEER_EVENT_USED, 0, NULL);
+}
+
+void peers_handle_used(struct peers *p, dray_handle handle)
+{
+	struct peer *peer = dray_handles_get(&p->handles, handle);
+
+	if (peer)
+		peer_use(peer);
 }
 
 void peer_close(struct peer *peer, uint32_t code, const char *fmt, ...)
@@ -396,6 +440,8 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 		.backoff_min_ns = cfg->peer.backoff_min,
 		.backoff_max_ns = cfg->peer.backoff_max,
 		.heartbeat_ns = cfg->peer.heartbeat,
+		.rest_heartbeat_ns = dray_max(cfg->peer.heartbeat, cfg->peer.rest_heartbeat),
+		.rest_after_ns = 3 * cfg->peer.heartbeat,
 		.idle_ns = cfg->peer.idle_timeout,
 	};
 	init_lists(p);

@@ -139,6 +139,7 @@ void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request
 void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
 
 /* From workers. */
+void peers_handle_used(struct peers *p, dray_handle peer);
 void peers_handle_stream_lost(struct peers *p, dray_handle peer, uint64_t stream_id);
 void peers_handle_stream_closed(struct peers *p, dray_handle peer, uint64_t stream_id);
 

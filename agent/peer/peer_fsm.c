@@ -126,7 +126,7 @@ static void go_connecting(struct peer_fsm *f, enum peer_event event, int64_t now
 static void go_ready(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	f->failures = 0;
-	f->heard_ns = f->sent_ns = f->used_ns = now;
+	f->heard_ns = f->sent_ns = f->used_ns = f->busy_ns = now;
 	set_reason(f, DRAY_OK, "");
 	set_state(f, PEER_STATE_READY, event, now);
 	if (f->ops->up(f) < 0)
@@ -220,6 +220,52 @@ static int step_claim(struct peer_fsm *f, enum peer_event event, int64_t now, ui
 	return step_attempt(f, event, now, code, why);
 }
 
+/* At rest all peers' are due at once, so that an agent with many of them wakes up for all together. */
+static int64_t heartbeat_due(const struct peer_fsm *f)
+{
+	int64_t rest = f->cfg->rest_heartbeat_ns;
+
+	return f->slow ? (f->sent_ns / rest + 1) * rest : f->sent_ns + f->cfg->heartbeat_ns;
+}
+
+static int64_t silence_limit(const struct peer_fsm *f)
+{
+	return f->slow ? dray_max(f->silence_ns, 3 * f->peer_rest_ns) : f->silence_ns;
+}
+
+static void say_heartbeat(struct peer_fsm *f, int64_t now)
+{
+	f->sent_ns = now;
+	f->ops->heartbeat(f);
+}
+
+/* One side rests now, or does so no more. True if that ends the slow pace. */
+static bool settle_pace(struct peer_fsm *f, int64_t now)
+{
+	bool was = f->slow;
+
+	f->slow = f->rests && f->peer_rest_ns;
+	if (!was || f->slow)
+		return false;
+	/* its silence so far was what it had promised */
+	f->heard_ns = now;
+	return true;
+}
+
+static void set_rests(struct peer_fsm *f, bool rests, int64_t now)
+{
+	f->rests = rests;
+	say_heartbeat(f, now);
+	settle_pace(f, now);
+}
+
+static void up_used(struct peer_fsm *f, int64_t now)
+{
+	f->busy_ns = now;
+	if (f->rests)
+		set_rests(f, false, now);
+}
+
 static void up_timer(struct peer_fsm *f, int64_t now)
 {
 	/*
@@ -227,9 +273,9 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 	 * sent may still wait in the socket. That is not the peer's silence: listen once more.
 	 */
 	if (now - f->timer_ns > f->cfg->heartbeat_ns)
-		f->heard_ns = dray_max(f->heard_ns, now - f->silence_ns + f->cfg->heartbeat_ns);
+		f->heard_ns = dray_max(f->heard_ns, now - silence_limit(f) + f->cfg->heartbeat_ns);
 
-	if (now - f->heard_ns >= f->silence_ns) {
+	if (now - f->heard_ns >= silence_limit(f)) {
 		set_reason(f, DRAY_E_PEER_LOST, "");
 		snprintf(f->why, sizeof(f->why), "silent for %lld ms",
 			 (long long)((now - f->heard_ns) / 1000000));
@@ -243,10 +289,12 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 		go_closed(f, PEER_EVENT_TIMER, now);
 		return;
 	}
-	if (now - f->sent_ns >= f->cfg->heartbeat_ns) {
-		f->sent_ns = now;
-		f->ops->heartbeat(f);
-	}
+	if (f->ops->busy(f))
+		up_used(f, now);
+	else if (!f->rests && now - f->busy_ns >= f->cfg->rest_after_ns)
+		set_rests(f, true, now);
+	if (now >= heartbeat_due(f))
+		say_heartbeat(f, now);
 }
 
 static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
@@ -254,6 +302,15 @@ static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint3
 {
 	if (event == PEER_EVENT_TIMER) {
 		up_timer(f, now);
+		return 0;
+	}
+	if (event == PEER_EVENT_HEARTBEAT) {
+		if (settle_pace(f, now))
+			say_heartbeat(f, now);
+		return 0;
+	}
+	if (event == PEER_EVENT_USED) {
+		up_used(f, now);
 		return 0;
 	}
 	if (event == PEER_EVENT_FAILED) {
@@ -304,7 +361,7 @@ static int64_t next_timer(const struct peer_fsm *f)
 		return f->attempt_end_ns;
 	case PEER_STATE_READY:
 	case PEER_STATE_DRAINING:
-		t = dray_min(f->sent_ns + f->cfg->heartbeat_ns, f->heard_ns + f->silence_ns);
+		t = dray_min(heartbeat_due(f), f->heard_ns + silence_limit(f));
 		return dray_min(t, f->used_ns + f->cfg->idle_ns);
 	case PEER_STATE_BACKOFF:
 		return f->retry_ns;

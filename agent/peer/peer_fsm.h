@@ -10,6 +10,10 @@
  * CLAIM stands beside HELLO: another connection of the same agent id is still up, and must be shown
  * dead before this one takes its place. An attempt of ours that fails goes to BACKOFF and from there to
  * CONNECTING again while somebody wants the peer. CLOSED is the end: what comes after is a new peer.
+ *
+ * A side that is up rests when nothing has been under way for some time, and tells the other. While both
+ * rest, heartbeats are rare and silence is borne longer; a side that has work again says so at once, hears
+ * from the other at once, and bears no more silence from then on than ever.
  */
 #ifndef DRAY_AGENT_PEER_PEER_FSM_H
 #define DRAY_AGENT_PEER_PEER_FSM_H
@@ -42,6 +46,8 @@
 	X(REFUSED, "refused")     /* trying again would not help */                             \
 	X(DRAINS, "drains")       /* the peer said that it drains */                            \
 	X(RESUMED, "resumed")     /* and takes new work again */                                \
+	X(HEARTBEAT, "heartbeat") /* it came; f->peer_rest_ns is what it said */                \
+	X(USED, "used")           /* a transfer or request begins */                            \
 	X(UNWANTED, "unwanted")   /* nobody waits for it any more */                            \
 	X(CLOSE, "close")         /* our decision */                                            \
 	X(TIMER, "timer")
@@ -64,17 +70,22 @@ struct peer_fsm_ops {
 	void (*drop)(struct peer_fsm *f);
 	/* CLOSED, connection and all; was_up: it had been READY. */
 	void (*closed)(struct peer_fsm *f, bool was_up);
+	/* Send one, which says whether f->rests. */
 	void (*heartbeat)(struct peer_fsm *f);
 	/* Somebody waits for it to become READY. */
 	bool (*wanted)(struct peer_fsm *f);
 	/* It holds grants of ours, or we of it. */
 	bool (*in_use)(struct peer_fsm *f);
+	/* Transfers or requests are under way, or have been since the last call. */
+	bool (*busy)(struct peer_fsm *f);
 };
 
 struct peer_fsm_config {
 	int64_t connect_timeout_ns;
 	int64_t backoff_min_ns, backoff_max_ns;
-	int64_t heartbeat_ns; /* what we promise the peer */
+	int64_t heartbeat_ns;      /* what we promise the peer */
+	int64_t rest_heartbeat_ns; /* and while both sides rest; not below heartbeat_ns */
+	int64_t rest_after_ns;     /* without work */
 	int64_t idle_ns;
 };
 
@@ -88,11 +99,15 @@ struct peer_fsm {
 	int64_t retry_ns;          /* end of BACKOFF */
 	int64_t heard_ns, sent_ns; /* last message in and out; kept by the owner */
 	int64_t used_ns;           /* last time it was in use */
+	int64_t busy_ns;           /* last time something was under way */
 	int64_t silence_ns;        /* limit of silence; set by the owner before READY */
-	int64_t timer_ns;          /* when TIMER is due; INT64_MAX: never */
-	unsigned failures;         /* attempts in a row */
-	uint64_t random;           /* state of the jitter; not 0 */
-	uint32_t code;             /* why it is in this state */
+	int64_t peer_rest_ns; /* the peer rests, and promised this; 0: it does not. The owner's */
+	bool rests;           /* nothing is under way on this side */
+	bool slow;            /* neither on the other */
+	int64_t timer_ns;     /* when TIMER is due; INT64_MAX: never */
+	unsigned failures;    /* attempts in a row */
+	uint64_t random;      /* state of the jitter; not 0 */
+	uint32_t code;        /* why it is in this state */
 	char why[DRAY_ERR_MSG_MAX];
 };
 

@@ -33,7 +33,6 @@
 #endif
 
 #define PROBE_STREAM UINT64_MAX
-#define HEARTBEAT_MS_MAX 60000
 
 static const char both_at_once[] = "both sides connected at once, and the other connection stays";
 static const char up_already[] = "this agent is connected already, and that connection lives";
@@ -106,7 +105,7 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 	if (!peer->fsm.initiator && dray_segment_valid(segment))
 		snprintf(peer->segment, sizeof(peer->segment), "%s", segment);
 	/* silence is judged by what the peer promised, too: one that sends every 10 s is not lost after 3 */
-	promised = dray_min(m->heartbeat_ms, (uint32_t)HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
+	promised = dray_min(m->heartbeat_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
 	peer->fsm.silence_ns = dray_max(cfg->peer.heartbeat_limit, 3 * promised);
 }
 

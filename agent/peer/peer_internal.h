@@ -22,6 +22,8 @@
 
 #define AREA "peer"
 #define SEGMENT_MAX 256 /* as in HELLO */
+/* The longest interval of heartbeats that a peer is believed; of the configuration's, too. */
+#define HEARTBEAT_MS_MAX 60000u
 #define PEER_BUCKETS 256
 #define NONCE_SIZE 16
 
@@ -131,6 +133,7 @@ struct peer {
 	struct dray_addr addr; /* that we connect to, or that it connected from */
 	uint32_t peer_heartbeat_ms;
 	uint64_t next_request, heartbeats;
+	uint64_t started; /* of the link's, when last looked at */
 	struct dray_list imports;
 	struct dray_list requests; /* oldest first */
 	struct dray_list fences;
@@ -166,6 +169,8 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	     struct dray_err *reterr);
 /* Steps the machine and arms the timer. */
 void peer_event(struct peer *peer, enum peer_event event, uint32_t code, const char *why);
+/* A transfer or a request begins. */
+void peer_use(struct peer *peer);
 void peer_close(struct peer *peer, uint32_t code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 /* A request or import of the peer ends at that time at the latest. */

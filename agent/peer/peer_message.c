@@ -281,7 +281,12 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 		handle_error(peer, h->request_id, &m.error);
 		return true;
 	case PMSG_HEARTBEAT:
-		return DECODE(heartbeat);
+		if (!DECODE(heartbeat))
+			return false;
+		peer->fsm.peer_rest_ns =
+			dray_min(m.heartbeat.rest_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
+		peer_event(peer, PEER_EVENT_HEARTBEAT, 0, NULL);
+		return true;
 	case PMSG_IMPORT:
 		if (!DECODE(import))
 			return false;

@@ -20,6 +20,7 @@ struct request *request_new(struct peer *peer, enum request_type type, int64_t t
 	r->end_ns = timeout_ns < 0 ? INT64_MAX : peers_now(peer->p) + timeout_ns;
 	dray_list_add(&peer->requests, &r->link);
 	peer_due(peer, r->end_ns);
+	peer_use(peer);
 	return r;
 }
 

@@ -28,6 +28,7 @@
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
 
 struct core;
+struct peer_link;
 struct rail_keys;
 struct xfer;
 struct flow;
@@ -99,6 +100,7 @@ struct slice {
 
 struct channel {
 	const struct transport_ops *ops;
+	struct peer_link *link; /* NULL: this agent's own regions */
 	enum dmsg_class class;
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
@@ -119,7 +121,8 @@ struct xfer {
 	struct xfer_session *session;
 	struct flow *flow;
 	struct channel *channel;
-	dray_handle handle; /* in core->xfers */
+	struct peer_link *link; /* in use; NULL: all bytes are in place, or it is local */
+	dray_handle handle;     /* in core->xfers */
 	uint64_t request_id;
 	bool from_ring;
 	uint8_t transport_index; /* in core->transports */
@@ -174,6 +177,8 @@ struct core_upcalls {
 	void (*stream_lost)(struct core *c, dray_handle peer, uint64_t stream_id);
 	/* A stream that we adopted is closed (on request or by itself). */
 	void (*stream_closed)(struct core *c, dray_handle peer, uint64_t stream_id);
+	/* A transfer starts to a peer while this side rests. */
+	void (*peer_used)(struct core *c, dray_handle peer);
 	/* One transport is done with a peer that went down: its streams or queue pairs are closed, its slices ended. */
 	void (*peer_gone)(struct core *c, dray_handle peer);
 	/* For the part of the control thread that this transport belongs to. */

@@ -24,10 +24,12 @@ struct flow {
 	int64_t deficit;
 };
 
-void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class)
+void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
+		  struct peer_link *link)
 {
 	ch->ops = ops;
 	ch->class = class;
+	ch->link = link;
 	dray_list_init(&ch->flows);
 	dray_list_init(&ch->all);
 }

@@ -5,7 +5,8 @@
 
 #include "agent/transfer/core.h"
 
-void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class);
+void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
+		  struct peer_link *link);
 
 /* Before the channel goes: forgets its flows. Its transfers must have left it (ended or stopped). */
 void channel_deinit(struct channel *ch);

@@ -14,6 +14,7 @@
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
 #include "agent/transfer/xfer_internal.h"
+#include "agent/transport/link.h"
 #include "agent/transport/transport.h"
 
 /* A wait word is looked at this often at first, and less often the longer it takes. */
@@ -116,11 +117,26 @@ static void hold_all(struct xfer *x)
 			object_hold(held[i]);
 }
 
+static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
+{
+	x->link = link;
+	if (link && link_use(link))
+		c->up->peer_used(c, link->peer);
+}
+
+static void drop_link(struct xfer *x)
+{
+	if (x->link)
+		link_let_go(x->link);
+	x->link = NULL;
+}
+
 static void xfer_end(struct core *c, struct xfer *x)
 {
 	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
 	struct xfer_session *s = x->session;
 
+	drop_link(x);
 	/* first: telling the client can end its session, and with it all transfers it still has */
 	xfer_unlink(c->xfers, x);
 	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
@@ -155,6 +171,7 @@ static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 			continue;
 		x->transport_index = (uint8_t)i;
 		x->state = XFER_RUNNING;
+		take_link(c, x, ch->link);
 		if (sched_enqueue(c, x, ch) < 0)
 			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 					    "no memory for the transfer");
@@ -267,6 +284,8 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 /* All bytes are in place. */
 static void xfer_complete(struct core *c, struct xfer *x)
 {
+	/* the notification is a request of the control thread, which may lose the peer meanwhile */
+	drop_link(x);
 	if (x->notify) {
 		x->state = XFER_NOTIFYING;
 		c->up->notify(c, x);

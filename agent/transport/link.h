@@ -4,6 +4,7 @@
 #define DRAY_AGENT_TRANSPORT_LINK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "lib/addr.h"
@@ -19,8 +20,23 @@ struct peer_link {
 	uint8_t stream_key[STREAM_KEY_SIZE]; /* from the TLS exporter */
 	_Atomic uint32_t streams;            /* open, both sides' */
 	_Atomic uint64_t bytes_sent, bytes_received;
+	_Atomic uint64_t started, ended; /* transfers that use it */
+	_Atomic bool rests;    /* the control thread wants to hear of the next one that starts */
 	_Atomic uint32_t refs; /* workers that hold it */
 };
+
+/* A transfer starts to use it. True if the control thread is to be told. */
+static inline bool link_use(struct peer_link *l)
+{
+	/* against the control thread, which sets `rests` and then looks at what has started */
+	atomic_fetch_add(&l->started, 1);
+	return atomic_load(&l->rests) && atomic_exchange(&l->rests, false);
+}
+
+static inline void link_let_go(struct peer_link *l)
+{
+	atomic_fetch_add(&l->ended, 1);
+}
 
 /*
  * HMAC-SHA256 of a stream hello under the link's key, over the wire form without its mac; and of the

@@ -34,8 +34,8 @@ static int local_init(struct core *c, void **ret_state)
 	(void)c;
 	if (!l)
 		return -ENOMEM;
-	channel_init(&l->channels[DMSG_CLASS_BULK], &transport_local, DMSG_CLASS_BULK);
-	channel_init(&l->channels[DMSG_CLASS_LATENCY], &transport_local, DMSG_CLASS_LATENCY);
+	channel_init(&l->channels[DMSG_CLASS_BULK], &transport_local, DMSG_CLASS_BULK, NULL);
+	channel_init(&l->channels[DMSG_CLASS_LATENCY], &transport_local, DMSG_CLASS_LATENCY, NULL);
 	*ret_state = l;
 	return 0;
 }

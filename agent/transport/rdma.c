@@ -81,7 +81,7 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
-		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k);
+		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
 		ch->peer = peer;
 		dray_list_init(&ch->pull_link);
 		dray_list_init(&ch->posts);

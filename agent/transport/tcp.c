@@ -74,7 +74,7 @@ struct tcp_peer *tcp_peer_get(struct tcp *t, dray_handle peer)
 
 static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
 {
-	channel_init(&ch->ch, &transport_tcp, class);
+	channel_init(&ch->ch, &transport_tcp, class, peer->link);
 	ch->peer = peer;
 	dray_list_init(&ch->pull_link);
 	dray_list_init(&ch->streams);

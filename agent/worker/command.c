@@ -57,6 +57,11 @@ static struct departure *departure_find(struct worker *w, dray_handle peer)
 	return NULL;
 }
 
+static void up_peer_used(struct core *c, dray_handle peer)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_USED, .session = peer });
+}
+
 /* The peer has gone when every transport says so. */
 static void up_peer_gone(struct core *c, dray_handle peer)
 {
@@ -88,6 +93,7 @@ const struct core_upcalls worker_upcalls = {
 	.object_dropped = up_object_dropped,
 	.stream_lost = up_stream_lost,
 	.stream_closed = up_stream_closed,
+	.peer_used = up_peer_used,
 	.peer_gone = up_peer_gone,
 	.transport_event = up_transport_event,
 	.session_fault = up_session_fault,

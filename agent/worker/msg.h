@@ -120,6 +120,7 @@ enum event_type {
 	EVENT_SESSION_GONE,  /* nothing of it is left in the worker */
 	EVENT_DROPPED,       /* kind, handle */
 	EVENT_PEER_GONE,     /* peer */
+	EVENT_PEER_USED,     /* peer: a transfer starts while this side rests */
 	EVENT_STREAM_LOST,   /* peer, id: ours broke */
 	EVENT_STREAM_CLOSED, /* peer, id: theirs is closed */
 	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */

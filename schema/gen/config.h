@@ -66,6 +66,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_PEER_KEY_IDENTITY,
 	DRAY_CONFIG_KEY_PEER_ALLOW_INSECURE,
 	DRAY_CONFIG_KEY_PEER_HEARTBEAT,
+	DRAY_CONFIG_KEY_PEER_REST_HEARTBEAT,
 	DRAY_CONFIG_KEY_PEER_HEARTBEAT_LIMIT,
 	DRAY_CONFIG_KEY_PEER_CONNECT_TIMEOUT,
 	DRAY_CONFIG_KEY_PEER_BACKOFF_MIN,
@@ -169,8 +170,18 @@ struct dray_config {
 		char *key_file;
 		char *key_identity; /* Identity under which the key is offered. */
 		bool allow_insecure; /* Listen beyond loopback without a key. */
-		int64_t heartbeat; /* Interval of heartbeats. */
-		int64_t heartbeat_limit; /* Silence after which a peer is lost. */
+		/* Interval of heartbeats while transfers or requests are under way. */
+		int64_t heartbeat;
+		/*
+		 * Interval of heartbeats while both sides rest; peer.heartbeat where that is
+		 * longer.
+		 */
+		int64_t rest_heartbeat;
+		/*
+		 * Silence after which a peer is lost; while both sides rest, at least three of its
+		 * intervals.
+		 */
+		int64_t heartbeat_limit;
 		/* Limit of one connect and handshake, and of a stranger's. */
 		int64_t connect_timeout;
 		/* First pause before connecting again; doubles, with jitter. */

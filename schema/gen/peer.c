@@ -265,11 +265,18 @@ int pmsg_heartbeat_decode(const void *body, size_t len, struct pmsg_heartbeat *r
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct pmsg_heartbeat m;
+	struct pmsg_heartbeat m = { 0 };
 
 	if (len < 8)
 		return check_short(reterr, "heartbeat");
 	m.sequence = dray_le_get64(p + 0);
+	p += 8;
+	len -= 8;
+	if (len) { /* since minor version 1 */
+		if (len < 4)
+			return check_short(reterr, "heartbeat");
+		m.rest_ms = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -277,13 +284,15 @@ int pmsg_heartbeat_decode(const void *body, size_t len, struct pmsg_heartbeat *r
 int pmsg_heartbeat_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_heartbeat *m)
 {
-	size_t length = 8;
+	size_t length = 12;
 	uint8_t *p;
 
 	if (cap < PMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, PMSG_HEARTBEAT, length, request_id);
 	dray_le_put64(p + 0, m->sequence);
+	p += 8;
+	dray_le_put32(p + 0, m->rest_ms);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

@@ -14,7 +14,7 @@ struct dray_err;
 
 #define PMSG_MAGIC 0x50415244u
 #define PMSG_MAJOR 1
-#define PMSG_MINOR 0
+#define PMSG_MINOR 1
 #define PMSG_HEADER_SIZE 24
 
 #define PMSG_MESSAGE_MAX 65536 /* Bytes of one message, header included. */
@@ -353,7 +353,8 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 struct pmsg_hello {
 	uint8_t major_min; /* Lowest major version. */
 	uint8_t major_max; /* Highest major version. */
-	uint32_t heartbeat_ms; /* This side sends at least one message in this time. */
+	/* This side sends at least one message in this time, unless both rest. */
+	uint32_t heartbeat_ms;
 	uint64_t features; /* Feature bits; unknown ones are ignored. */
 	uint8_t agent_id[16]; /* Who we are. */
 	uint64_t incarnation; /* Our incarnation. */
@@ -389,10 +390,18 @@ int pmsg_ready_decode(const void *body, size_t len, struct pmsg_ready *ret,
 int pmsg_ready_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_ready *m);
 
 #define PMSG_HEARTBEAT_MIN 8
-#define PMSG_HEARTBEAT_BODY_MAX 8
-/* Nothing else was sent for a heartbeat interval. */
+#define PMSG_HEARTBEAT_BODY_MAX 12
+/*
+ * Nothing else was sent for a heartbeat interval, or this side begins or ends to rest. One that
+ * ends to rest is answered by another, if the receiver rests.
+ */
 struct pmsg_heartbeat {
 	uint64_t sequence; /* Counts up. */
+	/*
+	 * 0: this side has transfers or requests under way. Else it rests, and while both do it
+	 * sends at least one message in this time.
+	 */
+	uint32_t rest_ms;
 };
 int pmsg_heartbeat_decode(const void *body, size_t len, struct pmsg_heartbeat *ret,
 	struct dray_err *reterr);

@@ -28,10 +28,12 @@ struct vector {
 	enum vector_protocol protocol;
 	uint16_t type;
 	const char *name;
-	size_t min, body_max;
+	size_t min, body_max; /* of this version; min: nothing of variable size */
 	const char *(*check)(const void *body, size_t len); /* the field that is not as it should be, or NULL */
 	int (*encode)(void *buf, size_t cap);
 	int (*encode_empty)(void *buf, size_t cap); /* only what must not be 0, and nothing of variable size */
+	unsigned int n_older;
+	const size_t *older; /* where bodies of earlier minor versions end */
 };
 extern const struct vector vectors[];
 extern const size_t n_vectors;
@@ -175,6 +177,13 @@ def initialiser(f, value, pr):
     return f".{f.name} = {literal(f, value)}"
 
 
+def older_ends(pr, m):
+    """Sizes of the full body as each earlier minor version sends it, where they differ."""
+    values = values_of(pr, m, "full")
+    return [sum(len(wire_value(pr, f, values.get(f.name, 0))) for f in m.fields if f.since < since)
+            for since in sorted({f.since for f in m.fields if f.since})]
+
+
 def message_c(pr, m):
     name, values = f"{pr.prefix}_{m.name}", values_of(pr, m, "full")
     shown = [f for f in m.fields if not f.reserved]
@@ -283,8 +292,10 @@ def source(protocols):
     out += "\nconst struct vector vectors[] = {\n"
     for pr, m in rows:
         name = f"{pr.prefix}_{m.name}"
-        out += (f"\t{{ VECTOR_{pr.name.upper()}, {name.upper()}, {quoted(m.name)}, {name.upper()}_MIN, "
-                f"{name.upper()}_BODY_MAX,\n\t  check_{name}, encode_{name}, encode_empty_{name} }},\n")
+        older = older_ends(pr, m)
+        ends = f"(const size_t[]){{ {', '.join(map(str, older))} }}" if older else "NULL"
+        out += (f"\t{{ VECTOR_{pr.name.upper()}, {name.upper()}, {quoted(m.name)}, {sum(f.size for f in m.fields)}, "
+                f"{name.upper()}_BODY_MAX,\n\t  check_{name}, encode_{name}, encode_empty_{name}, {len(older)}, {ends} }},\n")
     out += "};\n\nconst struct vector_poke vector_pokes[] = {\n"
     out += "".join(pokes(pr, m, i) for i, (pr, m) in enumerate(rows))
     out += "};\n\nconst struct vector_limit vector_limits[] = {\n"

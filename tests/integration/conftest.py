@@ -72,7 +72,7 @@ def _stopped(agents):
 
 
 # Two agents of one test have a short heartbeat, so that silence is noticed soon.
-QUICK = {"peer.heartbeat": "100ms", "peer.heartbeat_limit": "1s", "peer.connect_timeout": "2s",
+QUICK = {"peer.heartbeat": "100ms", "peer.rest_heartbeat": "300ms", "peer.heartbeat_limit": "1s", "peer.connect_timeout": "2s",
          "peer.backoff_max": "200ms", "peer.fence_timeout": "2s", "transfer.slice_timeout": "2s"}
 
 

@@ -229,6 +229,33 @@ def test_peer_stopped(new_pair, direction):
         assert here.view == there.view
 
 
+@pytest.mark.parametrize("user", ["near", "far"])
+def test_peer_stopped_at_rest(new_pair, user):
+    """Two that rest are seldom heard; who has work again finds out as soon as ever. The work is ours, or the other's first."""
+    a, b = new_pair(peer__rest_heartbeat="60s")
+    with Side(a, MIB) as here, Side(b, MIB) as there:
+        sides = {"near": (here, there), "far": (there, here)}
+        remotes = {name: mine.reach(other) for name, (mine, other) in sides.items()}
+
+        def read(name):
+            return sides[name][0].client.read(sides[name][0].region, remotes[name], [(0, 0, MIB)])
+
+        def heard():
+            (peer,) = a.ctl("peers", "--json")["peers"]
+            assert peer["state"] == "ready", peer
+            return peer["heartbeat_age_ns"]
+
+        read("near").result(LIMIT)
+        until(lambda: heard() > 2e9, "two limits of silence, borne")
+        read(user).result(LIMIT)
+        b.signal(signal.SIGSTOP)
+        try:
+            expect("peer_lost", read("near").result, LIMIT)
+        finally:
+            b.signal(signal.SIGCONT)
+        here.reach(there)
+
+
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_link_cut(lab, new_pair, direction):
     """Neither end hears anything any more; both give the other up in time."""

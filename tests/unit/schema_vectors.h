@@ -18,10 +18,12 @@ struct vector {
 	enum vector_protocol protocol;
 	uint16_t type;
 	const char *name;
-	size_t min, body_max;
+	size_t min, body_max; /* of this version; min: nothing of variable size */
 	const char *(*check)(const void *body, size_t len); /* the field that is not as it should be, or NULL */
 	int (*encode)(void *buf, size_t cap);
 	int (*encode_empty)(void *buf, size_t cap); /* only what must not be 0, and nothing of variable size */
+	unsigned int n_older;
+	const size_t *older; /* where bodies of earlier minor versions end */
 };
 extern const struct vector vectors[];
 extern const size_t n_vectors;

@@ -172,6 +172,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		sessions_handle_fault(l->sessions, ev->session);
 		break;
 	case EVENT_PEER_GONE:
+	case EVENT_PEER_USED:
 	case EVENT_STREAM_LOST:
 	case EVENT_STREAM_CLOSED:
 	case EVENT_SNAPSHOT:

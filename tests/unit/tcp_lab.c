@@ -373,6 +373,7 @@ void lab_deinit(struct lab *l)
 		lab_check(dray_list_empty(&s->session.xfers));
 		lab_check(lab_counter(s, DRAY_METRIC_TCP_STREAMS) == 0);
 		lab_check(atomic_load(&s->link.streams) == 0);
+		lab_check(atomic_load(&s->link.started) == atomic_load(&s->link.ended));
 		transport_tcp.deinit(c, s->tcp);
 		xfer_session_deinit(&s->session);
 		close(s->listen_fd);

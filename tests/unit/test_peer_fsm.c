@@ -21,7 +21,8 @@ struct rig {
 	struct peer_fsm f; /* first */
 	int64_t now;
 	unsigned dials, ups, drops, closed, heartbeats, changes;
-	bool was_up, wanted, in_use;
+	bool was_up, wanted, in_use, busy;
+	bool told_rests; /* by the last heartbeat */
 	int dial_result, up_result;
 };
 
@@ -62,6 +63,7 @@ static void closed(struct peer_fsm *f, bool was_up)
 static void heartbeat(struct peer_fsm *f)
 {
 	of(f)->heartbeats++;
+	of(f)->told_rests = f->rests;
 }
 
 static bool wanted(struct peer_fsm *f)
@@ -74,15 +76,21 @@ static bool in_use(struct peer_fsm *f)
 	return of(f)->in_use;
 }
 
-static const struct peer_fsm_ops ops = {
-	changed, dial, up, drop, closed, heartbeat, wanted, in_use
-};
+static bool busy(struct peer_fsm *f)
+{
+	return of(f)->busy;
+}
+
+static const struct peer_fsm_ops ops = { changed,   dial,   up,     drop, closed,
+					 heartbeat, wanted, in_use, busy };
 
 static const struct peer_fsm_config cfg = {
 	.connect_timeout_ns = 5 * SEC,
 	.backoff_min_ns = 50 * MS,
 	.backoff_max_ns = 5 * SEC,
 	.heartbeat_ns = 1 * SEC,
+	.rest_heartbeat_ns = 15 * SEC,
+	.rest_after_ns = 3 * SEC,
 	.idle_ns = 600 * SEC,
 };
 
@@ -91,6 +99,7 @@ static void init(struct rig *r, bool initiator)
 	memset(r, 0, sizeof(*r));
 	r->now = 1000 * SEC;
 	r->wanted = true;
+	r->busy = true;
 	peer_fsm_init(&r->f, &ops, &cfg, initiator, 42, r->now);
 	r->f.silence_ns = 3 * SEC;
 }
@@ -275,6 +284,112 @@ static void test_silence(void **state)
 	assert_true(r.was_up);
 }
 
+static void heard(struct rig *r, int64_t rest_ns)
+{
+	r->f.heard_ns = r->now;
+	r->f.peer_rest_ns = rest_ns;
+	assert_int_equal(step(r, PEER_EVENT_HEARTBEAT), 0);
+}
+
+/* Three seconds without work; the peer still has some. */
+static void to_rest(struct rig *r)
+{
+	to_ready(r);
+	r->busy = false;
+	for (unsigned i = 0; i < 3; i++) {
+		assert_false(r->f.rests);
+		heard(r, 0);
+		pass(r);
+	}
+	assert_true(r->f.rests);
+	assert_true(r->told_rests);
+	assert_int_equal(r->f.timer_ns, r->now + 1 * SEC);
+}
+
+static void to_slow(struct rig *r)
+{
+	to_rest(r);
+	heard(r, 20 * SEC);
+	/* the next multiple: other peers' heartbeats go then, too */
+	assert_int_equal(r->f.timer_ns, (r->now / (15 * SEC) + 1) * 15 * SEC);
+	r->heartbeats = 0;
+}
+
+static void test_rest(void **state)
+{
+	struct rig r;
+	int64_t last;
+
+	to_slow(&r);
+	last = r.now;
+	pass(&r);
+	assert_int_equal(r.heartbeats, 1);
+	assert_true(r.told_rests);
+	/* three of what the peer promised */
+	while (r.f.state == PEER_STATE_READY)
+		pass(&r);
+	assert_int_equal(r.now - last, 60 * SEC);
+	assert_int_equal(r.f.code, DRAY_E_PEER_LOST);
+}
+
+/* Work on this side: the peer is told at once, and has no more than the usual time to answer. */
+static void test_work_ends_rest(void **state)
+{
+	struct rig r;
+	int64_t began;
+
+	to_slow(&r);
+	r.now += 10 * SEC;
+	began = r.now;
+	assert_int_equal(step(&r, PEER_EVENT_USED), 0);
+	assert_int_equal(r.heartbeats, 1);
+	assert_false(r.told_rests);
+	assert_int_equal(r.f.timer_ns, began + 1 * SEC);
+	r.busy = true;
+	while (r.f.state == PEER_STATE_READY)
+		pass(&r);
+	assert_int_equal(r.now - began, 3 * SEC);
+}
+
+/* Work on the peer's side: it is answered at once, though there is none here. */
+static void test_peer_ends_rest(void **state)
+{
+	struct rig r;
+
+	to_slow(&r);
+	r.now += 10 * SEC;
+	heard(&r, 0);
+	assert_int_equal(r.heartbeats, 1);
+	assert_true(r.told_rests);
+	assert_int_equal(r.f.timer_ns, r.now + 1 * SEC);
+	/* nothing to tell: no answer */
+	heard(&r, 0);
+	heard(&r, 15 * SEC);
+	assert_int_equal(r.heartbeats, 1);
+}
+
+/* While one side works, or has just done so, the pace stays. */
+static void test_no_rest(void **state)
+{
+	struct rig r;
+
+	to_ready(&r);
+	for (unsigned i = 0; i < 20; i++) {
+		r.busy = i % 3 == 0;
+		heard(&r, 15 * SEC);
+		pass(&r);
+		assert_false(r.f.rests);
+	}
+	assert_int_equal(r.heartbeats, 20);
+	to_rest(&r);
+	r.heartbeats = 0;
+	for (unsigned i = 0; i < 20; i++) {
+		heard(&r, 0);
+		pass(&r);
+	}
+	assert_int_equal(r.heartbeats, 20);
+}
+
 /* Our own process slept: the peer gets one more heartbeat's time to be heard. */
 static void test_late_timer(void **state)
 {
@@ -406,6 +521,10 @@ int main(void)
 		cmocka_unit_test(test_nobody_wants_it),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_heartbeats),
+		cmocka_unit_test(test_rest),
+		cmocka_unit_test(test_work_ends_rest),
+		cmocka_unit_test(test_peer_ends_rest),
+		cmocka_unit_test(test_no_rest),
 		cmocka_unit_test(test_silence),
 		cmocka_unit_test(test_late_timer),
 		cmocka_unit_test(test_idle),

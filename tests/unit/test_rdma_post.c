@@ -289,7 +289,7 @@ static int setup(void **state)
 	c->transports[0] = &transport_rdma;
 	c->transports[1] = &spare;
 	c->n_transports = 2;
-	channel_init(&lab->spare, &spare, DMSG_CLASS_BULK);
+	channel_init(&lab->spare, &spare, DMSG_CLASS_BULK, NULL);
 	dray_list_init(&lab->adopted);
 	assert_int_equal(transport_rdma.init(c, &c->transport_state[0]), 0);
 	rig_session_init(&lab->rig, &lab->s, SESSION);

@@ -109,7 +109,15 @@ static void test_room(void **state)
 	}
 }
 
-/* A body that ends early is truncated wherever it ends, and *ret stays as it was. */
+static bool older_end(const struct vector *v, size_t n)
+{
+	for (unsigned i = 0; i < v->n_older; i++)
+		if (v->older[i] == n)
+			return true;
+	return false;
+}
+
+/* A body that ends early is truncated wherever it ends, and *ret stays as it was; unless an earlier version ends there. */
 static void test_truncated(void **state)
 {
 	for (size_t i = 0; i < n_vectors; i++) {
@@ -117,7 +125,8 @@ static void test_truncated(void **state)
 		size_t n = (size_t)v->encode(buf, sizeof(buf)) - HEADER;
 
 		for (size_t k = 0; k < n; k++)
-			assert_int_equal(refuse(v, buf + HEADER, k), DRAY_E_TRUNCATED);
+			assert_int_equal(refuse(v, buf + HEADER, k),
+					 older_end(v, k) ? 0 : DRAY_E_TRUNCATED);
 		assert_int_equal(refuse(v, buf + HEADER, n), 0);
 	}
 }

@@ -1135,7 +1135,7 @@ UNPACK = {
 
 PEER_MAGIC = 0x50415244
 PEER_MAJOR = 1
-PEER_MINOR = 0
+PEER_MINOR = 1
 PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
@@ -1368,21 +1368,34 @@ def peer_unpack_ready(body):
     return PeerReady()
 
 
-# Nothing else was sent for a heartbeat interval.
-PeerHeartbeat = namedtuple("PeerHeartbeat", "sequence")
+# Nothing else was sent for a heartbeat interval, or this side begins or ends to rest. One that ends
+# to rest is answered by another, if the receiver rests.
+PeerHeartbeat = namedtuple("PeerHeartbeat", "sequence rest_ms")
 _PEER_HEARTBEAT_0 = Struct("<Q")
+_PEER_HEARTBEAT_1 = Struct("<I")
 
 
-def peer_pack_heartbeat(request_id=0, sequence=0):
-    return peer_build(PEER_MSG_HEARTBEAT, request_id, _PEER_HEARTBEAT_0.pack(sequence))
+def peer_pack_heartbeat(request_id=0, sequence=0, rest_ms=0):
+    return peer_build(PEER_MSG_HEARTBEAT, request_id, _PEER_HEARTBEAT_0.pack(sequence),
+                      _PEER_HEARTBEAT_1.pack(rest_ms))
 
 
 def peer_unpack_heartbeat(body):
     left = len(body)
+    at = 0
     if left < 8:
         raise _short("heartbeat")
-    sequence, = _PEER_HEARTBEAT_0.unpack_from(body)
-    return PeerHeartbeat(sequence)
+    sequence, = _PEER_HEARTBEAT_0.unpack_from(body, at)
+    at += 8
+    left -= 8
+    rest_ms = 0
+    if left:  # since minor version 1
+        if left < 4:
+            raise _short("heartbeat")
+        rest_ms, = _PEER_HEARTBEAT_1.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return PeerHeartbeat(sequence, rest_ms)
 
 
 # Proves a token's capability and asks for a grant.
