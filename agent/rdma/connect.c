@@ -19,6 +19,8 @@
 /* Bytes of a work request. */
 #define MESSAGE_MAX (1u << 20)
 #define SOFT_READ_MAX (1u << 18)
+/* The least depth that is worth a queue pair; of rdma.queue_depth, too. */
+#define DEPTH_MIN 16
 
 static struct qp *qp_of(struct job *j)
 {
@@ -214,7 +216,7 @@ static void connect_done(struct job *j)
 	}
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
-	q->peer->given_up &= (uint8_t) ~(1u << q->worker);
+	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails)
 		log_info(AREA, "the path is back device=%s port=%u peer=%" PRIx64,
 			 q->rail->device_name, q->rail->port, q->peer->handle);
@@ -247,7 +249,9 @@ static void create_run(struct job *j)
 
 	q->error = 0;
 	if ((int)q->cq_entries > cq->cqe)
-		q->error = r->verbs->resize_cq(cq, (int)(q->cq_entries + q->cq_entries / 2));
+		q->error =
+			r->verbs->resize_cq(cq, (int)dray_min(q->cq_entries + q->cq_entries / 2,
+							      (uint32_t)q->device->attr.max_cqe));
 	if (q->error == 0)
 		q->error = qp_create(r->verbs, q->device, cq, q->depth,
 				     (uint32_t)r->cfg->rdma.inline_max, &cap, &q->qp);
@@ -291,18 +295,30 @@ static void create_done(struct job *j)
 		qp_failed(q, "the peer cannot be asked for a queue pair", "it is not connected");
 }
 
-static void qp_new(struct path *path, unsigned worker, enum dmsg_class class)
+static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 {
 	struct rails *r = path->peer->rails;
 	struct device *d = path->rail->device;
 	struct qp *q = calloc(1, sizeof(*q));
 	uint32_t depth = dray_min((uint32_t)r->cfg->rdma.queue_depth, (uint32_t)d->attr.max_qp_wr);
 	uint32_t reads = (uint32_t)dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
+	char why[REASON_MAX];
 
+	/* each work request may complete, if only by being flushed */
+	depth = dray_min(depth, (uint32_t)d->attr.max_cqe - path->rail->cq_used[worker]);
+	if (depth < DEPTH_MIN) {
+		snprintf(why, sizeof(why),
+			 "the worker's completion queue is full (max_cqe is %d): lower "
+			 "rdma.queue_depth or rdma.queue_pairs",
+			 d->attr.max_cqe);
+		free(q);
+		path_failed(path, "a queue pair cannot be made", why);
+		return false;
+	}
 	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
 		free(q);
 		path_failed(path, "a queue pair cannot be made", "no memory");
-		return;
+		return false;
 	}
 	q->peer = path->peer;
 	q->path = path;
@@ -320,6 +336,7 @@ static void qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	d->qps++;
 	dray_list_add(&path->peer->qps, &q->link);
 	qp_job(q, r->connector, create_run, create_done);
+	return true;
 }
 
 /* How many there are, or will be, of the path for this worker and class. */
@@ -345,24 +362,28 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 	unsigned want[] = { [DMSG_CLASS_BULK] = (unsigned)cfg->rdma.queue_pairs,
 			    [DMSG_CLASS_LATENCY] = (unsigned)cfg->rdma.latency_queue_pairs };
 	int64_t now = rails_now(peer->rails);
-	unsigned hopes = 0;
+	unsigned hopes[DRAY_ARRAY_SIZE(want)] = { 0 };
 
 	dray_list_for_each(&peer->paths, path, struct path, link) {
-		for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
+		/* where there is no room for all, the latency class has its own before bulk has many */
+		for (unsigned class = DRAY_ARRAY_SIZE(want); class -- > 0;) {
 			unsigned n = count(path, worker, (enum dmsg_class) class);
 
-			for (; n < want[class] && may_connect(path, now); n++)
-				qp_new(path, worker, (enum dmsg_class) class);
-			hopes += n;
+			while (n < want[class] && may_connect(path, now) &&
+			       qp_new(path, worker, (enum dmsg_class) class))
+				n++;
+			hopes[class] += n;
 		}
 		if (path->active && path->retry_ns > now)
 			rails_timer(peer->rails, path->retry_ns);
 	}
-	if (hopes || (peer->given_up >> worker & 1))
-		return;
-	/* nothing stands and nothing is under way: what waits goes elsewhere, and we go on trying */
-	peer->given_up |= (uint8_t)(1u << worker);
-	tell_worker(peer, worker, RDMA_UNREACHABLE, 0, NULL);
+	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
+		if (hopes[class] || (peer->given_up[class] >> worker & 1))
+			continue;
+		/* nothing stands and nothing is under way: what waits goes elsewhere, and we go on trying */
+		peer->given_up[class] |= (uint8_t)(1u << worker);
+		tell_worker(peer, worker, RDMA_UNREACHABLE, class, NULL);
+	}
 }
 
 void connect_peer(struct rail_peer *peer)

@@ -101,8 +101,8 @@ static int open_cqs(struct rail *rail)
 	for (unsigned i = 0; r == 0 && i < rail->rails->deps.pool->n; i++) {
 		r = v->create_channel(d->context, &rail->cqs[i].channel);
 		if (r == 0)
-			r = v->create_cq(d->context, CQ_ENTRIES, rail->cqs[i].channel,
-					 &rail->cqs[i].cq);
+			r = v->create_cq(d->context, dray_min(CQ_ENTRIES, d->attr.max_cqe),
+					 rail->cqs[i].channel, &rail->cqs[i].cq);
 	}
 	return r;
 }

@@ -171,9 +171,9 @@ struct rail_peer {
 	struct nd_remote_port ports[RAILS_MAX];
 	uint32_t n_ports;
 	struct dray_list paths, qps, serving;
-	uint8_t wanted;   /* by which workers */
-	uint8_t given_up; /* workers that were told that it is unreachable */
-	bool matching;    /* the job is under way */
+	uint8_t wanted;      /* by which workers */
+	uint8_t given_up[2]; /* by class: workers that were told that it is unreachable */
+	bool matching;       /* the job is under way */
 	bool match_again;
 	bool quiet_due;       /* peer_quiet() is owed */
 	struct nd_scan *scan; /* of the job */

@@ -350,7 +350,8 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 		if (!peer || peer->down)
 			break;
 		peer->wanted |= (uint8_t)(1u << worker);
-		peer->given_up &= (uint8_t) ~(1u << worker);
+		for (unsigned class = 0; class < DRAY_ARRAY_SIZE(peer->given_up); class ++)
+			peer->given_up[class] &= (uint8_t) ~(1u << worker);
 		connect_peer(peer);
 		break;
 	case RDMA_FALLBACK:

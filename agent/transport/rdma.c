@@ -175,17 +175,18 @@ enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x
 		else if (!rail_keys_have(x->remote->keys, p->to_rail))
 			why = RDMA_FALLBACK_REMOTE;
 		else
-			return peer->unreachable ? RDMA_FALLBACK_UNREACHABLE : RDMA_FALLBACK_NONE;
+			return peer->channels[x->class].unreachable ? RDMA_FALLBACK_UNREACHABLE :
+								      RDMA_FALLBACK_NONE;
 	}
 	return why;
 }
 
-static void want(struct rdma_peer *peer, const struct rdma_channel *ch)
+static void want(struct rdma_channel *ch)
 {
-	if (peer->wanted || !dray_list_empty(&ch->posts))
+	if (ch->wanted || !dray_list_empty(&ch->posts))
 		return;
-	peer->wanted = true;
-	rdma_tell(peer->rdma, RDMA_WANTED, peer->link->peer, 0, 0);
+	ch->wanted = true;
+	rdma_tell(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
 }
 
 static struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
@@ -207,7 +208,7 @@ static struct channel *rdma_channel(struct core *c, void *state, const struct xf
 	}
 	if (why)
 		return NULL;
-	want(peer, &peer->channels[x->class]);
+	want(&peer->channels[x->class]);
 	return &peer->channels[x->class].ch;
 }
 
@@ -327,7 +328,7 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	for (unsigned k = 0; k < 2; k++)
 		if (channel_pending(&peer->channels[k].ch) ||
 		    !dray_list_empty(&peer->channels[k].retry))
-			want(peer, &peer->channels[k]);
+			want(&peer->channels[k]);
 }
 
 static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
@@ -337,7 +338,7 @@ static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 	if (!peer || peer->down || rdma_post_new(peer, qp) < 0) {
 		rdma_tell(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
 	} else {
-		peer->wanted = peer->unreachable = false;
+		peer->channels[qp->class].wanted = peer->channels[qp->class].unreachable = false;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
 	}
 	free(qp);
@@ -387,7 +388,7 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 	case RDMA_UNREACHABLE:
 		peer = rdma_peer_get(r, m->peer);
 		if (peer && !peer->down)
-			rdma_peer_give_up(peer);
+			rdma_channel_give_up(&peer->channels[m->id]);
 		break;
 	case RDMA_RAIL_GONE:
 	case RDMA_QP_LOST:

@@ -83,6 +83,8 @@ struct rdma_channel {
 	struct dray_list pull_link; /* on rdma->pulling[class] while it may have something to post */
 	struct dray_list posts, lost;
 	struct dray_list retry; /* slices to go out before new ones */
+	bool wanted;            /* said, and not answered by a queue pair or UNREACHABLE */
+	bool unreachable;       /* no queue pair can be had now */
 };
 
 struct rdma_peer {
@@ -91,9 +93,7 @@ struct rdma_peer {
 	struct dray_list peers_link;
 	struct rdma_channel channels[2]; /* by class */
 	struct rdma_paths *paths;        /* NULL: never told */
-	bool wanted;                     /* said, and not answered by a queue pair or UNREACHABLE */
-	bool unreachable;
-	enum rdma_fallback fallback; /* last said */
+	enum rdma_fallback fallback;     /* last said */
 	bool down;
 	uint32_t down_code;
 };
@@ -187,8 +187,8 @@ void rdma_post_lose(struct rdma_post *p, uint32_t code);
 /* Both its ends are dead. Frees it. */
 void rdma_post_dead(struct rdma_post *p);
 void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
-/* What waits on the peer's channels goes to another transport, or ends. */
-void rdma_peer_give_up(struct rdma_peer *peer);
+/* No queue pair can be had: what waits goes to another transport, or ends. */
+void rdma_channel_give_up(struct rdma_channel *ch);
 /* The same for those that the present paths cannot carry. */
 void rdma_peer_review(struct rdma_peer *peer);
 

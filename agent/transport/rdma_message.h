@@ -28,7 +28,7 @@ enum rdma_message {
 	RDMA_QP_UP,     /* peer; arg: struct rdma_qp, consumed */
 	RDMA_QP_LOSE,   /* peer, id: stop using it; answered by QP_LOST, unless that is under way */
 	RDMA_QP_DEAD,   /* peer, id */
-	RDMA_UNREACHABLE, /* peer: no queue pair to it could be had; what waits goes elsewhere */
+	RDMA_UNREACHABLE, /* peer, id: class: no queue pair of it could be had; what waits goes elsewhere */
 	/* from the worker */
 	RDMA_RAIL_GONE, /* id: rail */
 	RDMA_QP_LOST,   /* peer, id; code: enum ibv_wc_status, or one of enum rdma_loss */

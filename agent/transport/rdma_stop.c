@@ -58,8 +58,8 @@ void rdma_post_dead(struct rdma_post *p)
 			sort_out(ch, e.slice, true, &over);
 	}
 	rdma_post_free(p);
-	if (peer->unreachable && !peer->down)
-		rdma_peer_give_up(peer);
+	if (ch->unreachable && !peer->down)
+		rdma_channel_give_up(ch);
 	if (!dray_list_empty(&ch->retry))
 		rdma_pull_later(ch);
 	xfer_slices_end(r->c, &over, 0);
@@ -162,13 +162,10 @@ void rdma_peer_review(struct rdma_peer *peer)
 		xfers_each(peer->rdma->c, review, &peer->channels[k]);
 }
 
-void rdma_peer_give_up(struct rdma_peer *peer)
+void rdma_channel_give_up(struct rdma_channel *ch)
 {
-	struct core *c = peer->rdma->c;
-
-	peer->unreachable = true;
-	peer->wanted = false;
-	for (unsigned k = 0; k < 2; k++)
-		if (dray_list_empty(&peer->channels[k].posts))
-			xfers_each(c, move_on, &peer->channels[k]);
+	ch->unreachable = true;
+	ch->wanted = false;
+	if (dray_list_empty(&ch->posts))
+		xfers_each(ch->peer->rdma->c, move_on, ch);
 }

@@ -50,6 +50,8 @@ struct lab {
 /* What the verbs do; written by the test between jobs. */
 static struct {
 	_Atomic int open_error, reg_error, create_error, modify_error;
+	_Atomic int max_cqe; /* 0: plenty */
+	_Atomic unsigned least_depth;
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
 	_Atomic uint64_t largest;
@@ -93,6 +95,7 @@ static int v_query_device(struct ibv_context *c, struct ibv_device_attr *ret)
 	(void)c;
 	*ret = (struct ibv_device_attr){ .max_qp_wr = 1024,
 					 .max_sge = 8,
+					 .max_cqe = dev.max_cqe ? dev.max_cqe : 1 << 20,
 					 .max_mr = 100,
 					 .max_mr_size = UINT64_MAX,
 					 .max_qp_rd_atom = 8,
@@ -176,6 +179,7 @@ static int v_create_cq(struct ibv_context *c, int entries, struct ibv_comp_chann
 		       struct ibv_cq **ret)
 {
 	(void)channel;
+	dev.asked_too_much += dev.max_cqe && entries > dev.max_cqe;
 	MAKE(struct ibv_cq, c, cqs)
 	(*ret)->cqe = entries;
 	return 0;
@@ -183,6 +187,8 @@ static int v_create_cq(struct ibv_context *c, int entries, struct ibv_comp_chann
 
 static int v_resize_cq(struct ibv_cq *cq, int entries)
 {
+	if (dev.max_cqe && entries > dev.max_cqe)
+		return -EINVAL;
 	cq->cqe = entries;
 	return 0;
 }
@@ -196,6 +202,8 @@ static int v_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, struct 
 {
 	if (dev.create_error)
 		return dev.create_error;
+	if (!dev.least_depth || attr->cap.max_send_wr < dev.least_depth)
+		dev.least_depth = attr->cap.max_send_wr;
 	dev.asked_too_much += attr->cap.max_send_wr > 1024 || attr->cap.max_send_sge > 8;
 	MAKE(struct ibv_qp, pd->context, qps)
 	(*ret)->qp_num = 17;
@@ -819,12 +827,54 @@ static void test_connect_fails(void **state)
 	meet(1);
 	dev.create_error = -ENOMEM;
 	say(RDMA_WANTED, 0, 0);
-	UNTIL(told(RDMA_UNREACHABLE) == 1);
+	UNTIL(told(RDMA_UNREACHABLE) == 2);
 	/* it goes on trying, and says so once */
 	dev.create_error = 0;
 	UNTIL(lab->n_asked == 3);
 	answer_all(DRAY_E_QUOTA);
 	UNTIL(lab->closes == 3);
+	part();
+}
+
+static void note_reason(void *arg, const struct path_info *info)
+{
+	snprintf(arg, 256, "%s", info->reason);
+}
+
+/* A completion queue ends at max_cqe: the last queue pair has less depth. */
+static void test_completion_queue_short(void **state)
+{
+	dev.max_cqe = 1024 + 1024 + 100;
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	assert_int_equal(dev.least_depth, 100);
+	answer_all(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	part();
+}
+
+/* One that would have next to none is not made, and the path says why. */
+static void test_completion_queue_full(void **state)
+{
+	char why[256] = "";
+
+	dev.max_cqe = 1024 + 10;
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 1);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_non_null(strstr(why, "max_cqe is 1034"));
+	assert_non_null(strstr(why, "rdma.queue_depth"));
+	/* bulk goes elsewhere, and nobody else does */
+	UNTIL(told(RDMA_UNREACHABLE) == 1);
+	assert_int_equal(last(RDMA_UNREACHABLE)->id, DMSG_CLASS_BULK);
+	answer_all(0);
+	UNTIL(told(RDMA_QP_UP) == 1);
 	part();
 }
 
@@ -944,6 +994,8 @@ int main(void)
 		TEST(causes),
 		TEST(connect),
 		TEST(connect_fails),
+		TEST(completion_queue_short),
+		TEST(completion_queue_full),
 		TEST(modify_fails),
 		TEST(rail_lost),
 		TEST(serve),
