@@ -63,18 +63,6 @@ static void kick(struct dray *d)
 	set_timer(d, 0);
 }
 
-static void doorbell(struct dray *d)
-{
-	if (dc_ring_drain_doorbell(&d->ring))
-		return;
-	/*
-	 * Closed. The data socket will say more, and in an orderly end it does so at once; but a
-	 * session without doorbell cannot go on.
-	 */
-	epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, d->ring.completion_fd, NULL);
-	d->state_until = dray_now().ns + DRAY_NS_PER_SEC;
-}
-
 static void timer(struct dray *d)
 {
 	uint64_t count;
@@ -102,10 +90,9 @@ static void look(struct dray *d, int timeout_ms)
 	for (int i = 0; i < n; i++) {
 		if (ev[i].data.u32 == ENGINE_TIMER)
 			timer(d);
-		else if (ev[i].data.u32 == ENGINE_DOORBELL && d->ring.base)
-			doorbell(d);
 		else if (ev[i].data.u32 == ENGINE_SOCKET)
 			socket_ready(d, ev[i].events);
+		/* the doorbell only woke us up: the ring is looked at below */
 	}
 	if (d->state != SESSION_CLOSED && dc_session_next_tick(d) != INT64_MAX)
 		dc_session_tick(d, dray_now().ns);

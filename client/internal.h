@@ -103,7 +103,7 @@ struct dray {
 	bool reading, writing; /* what epoll watches the socket for */
 	bool fds_lost;       /* the message at hand came without its descriptors: we have no room */
 	uint32_t restoring;  /* REGION_ADDs under way */
-	int64_t state_until; /* when we give up; READY: INT64_MAX, unless the doorbell is gone */
+	int64_t state_until; /* when we give up; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
 	int64_t timer_at; /* what the timer is set to, INT64_MAX: off */
 	bool ever_ready, broken;

@@ -3,8 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "client/shared_memory.h"
@@ -55,11 +55,12 @@ static bool doorbell_is_eventfd(int fd)
 	return fstat(fd, &st) == 0 && !S_ISFIFO(st.st_mode) && !S_ISSOCK(st.st_mode);
 }
 
-static bool is_socket(int fd)
+static bool is_epoll(int fd)
 {
-	struct stat st;
+	struct epoll_event ev;
 
-	return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
+	/* anything else is EINVAL */
+	return epoll_wait(fd, &ev, 1, 0) >= 0;
 }
 
 int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t sq_entries,
@@ -78,7 +79,7 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 	if (m->sq_entries != sq_entries || m->cq_entries != 2 * sq_entries ||
 	    m->ring_bytes < DMSG_RING_SIZE || m->ring_bytes > (64U << 20) ||
 	    !dc_shared_memory_ok(fd, m->ring_bytes) || !doorbell_is_eventfd(doorbell_fd) ||
-	    !is_socket(completion_fd)) {
+	    !is_epoll(completion_fd)) {
 		dc_ring_close(r);
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
 				    "the agent's ring is not what was asked for");
@@ -182,19 +183,4 @@ bool dc_ring_set_sleeping(struct ring *r, bool sleeping)
 	__atomic_store_n(word(r, DMSG_RING_CLIENT_SLEEPING), DRAY_LE32(1), __ATOMIC_SEQ_CST);
 	return DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_CQ_TAIL), __ATOMIC_SEQ_CST)) !=
 	       r->cq_head;
-}
-
-bool dc_ring_drain_doorbell(struct ring *r)
-{
-	char buf[256];
-
-	/* a bound, so that an agent that never stops ringing cannot keep us here */
-	for (int i = 0; i < 64; i++) {
-		ssize_t n = recv(r->completion_fd, buf, sizeof(buf), MSG_DONTWAIT);
-
-		if (n == (ssize_t)sizeof(buf) || (n < 0 && errno == EINTR))
-			continue;
-		return n > 0 || (n < 0 && errno == EAGAIN);
-	}
-	return true;
 }

@@ -28,7 +28,7 @@ struct ring {
 	uint32_t cq_head;
 	uint32_t in_flight; /* submitted, completion not seen */
 	int doorbell_fd;    /* owned */
-	int completion_fd;  /* owned */
+	int completion_fd;  /* to watch (lib/doorbell.h); owned */
 };
 
 #define RING_NULL ((struct ring){ .doorbell_fd = -1, .completion_fd = -1 })
@@ -69,8 +69,5 @@ static inline bool dc_ring_pending(const struct ring *r)
  * dc_ring_pending().
  */
 bool dc_ring_set_sleeping(struct ring *r, bool sleeping);
-
-/* Empties the completion doorbell. False at its end: the agent has closed it. */
-bool dc_ring_drain_doorbell(struct ring *r);
 
 #endif

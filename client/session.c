@@ -174,7 +174,7 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 			   unsigned n)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct epoll_event ev = { .events = EPOLLIN, .data.u32 = ENGINE_DOORBELL };
+	struct epoll_event ev = { .events = EPOLLIN | EPOLLET, .data.u32 = ENGINE_DOORBELL };
 	int error;
 
 	if (d->fds_lost) {
@@ -356,12 +356,7 @@ void dc_session_tick(struct dray *d, int64_t now)
 		if (now >= d->retry_at)
 			dc_session_start(d);
 	} else if (d->state != SESSION_CLOSED && now >= d->state_until) {
-		if (d->state == SESSION_READY)
-			dc_session_break(d, DRAY_E_AGENT_RESTARTED, "the agent closed the doorbell",
-					 29);
-		else
-			dc_session_break(d, DRAY_E_TIMEOUT,
-					 "the agent does not answer HELLO in time", 39);
+		dc_session_break(d, DRAY_E_TIMEOUT, "the agent does not answer HELLO in time", 39);
 	}
 }
 

@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "agent/region/fault.h"
 #include "agent/session/internal.h"
 #include "lib/cleanup.h"
+#include "lib/doorbell.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
@@ -81,7 +81,7 @@ static int make_memory(const char *name, uint64_t bytes, int *fd, uint8_t **ret,
 
 static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struct dray_err *reterr)
 {
-	int pair[2], r;
+	int r;
 
 	ring->sq_entries = entries;
 	ring->cq_entries = entries * 2;
@@ -103,12 +103,11 @@ static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struc
 	ring->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (ring->doorbell_fd >= 0)
 		fds[FD_DOORBELL] = fcntl(ring->doorbell_fd, F_DUPFD_CLOEXEC, 3);
-	if (fds[FD_DOORBELL] < 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-				    "the doorbells cannot be made: %s", dray_errno_text(errno));
-	ring->completion_fd = pair[0];
-	fds[FD_COMPLETION] = pair[1];
+	r = fds[FD_DOORBELL] < 0 ? -errno :
+				   dray_doorbell_new(&ring->completion_fd, &fds[FD_COMPLETION]);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "the doorbells cannot be made: %s",
+				    dray_errno_text(r));
 	return 0;
 }
 

@@ -40,7 +40,7 @@ struct ring_memory {
 	uint8_t *arena;
 	uint64_t arena_bytes;
 	int doorbell_fd;   /* eventfd from the client: watched, never read */
-	int completion_fd; /* our end of the socket pair */
+	int completion_fd; /* what rings the client's (lib/doorbell.h) */
 };
 
 /* A transfer as it stood. */

@@ -630,7 +630,8 @@ int dmsg_ring_open_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_RING_OPEN_REPLY_BODY_MAX 24
 /*
  * Descriptors: the arena memfd; with a ring also ring memfd, submission doorbell (eventfd, write 8
- * bytes), completion doorbell (stream socket, read and discard).
+ * bytes), completion doorbell (epoll instance: wait on it, or watch it edge-triggered; there is
+ * nothing to read).
  */
 struct dmsg_ring_open_reply {
 	uint32_t sq_entries; /* As asked. */

@@ -11,6 +11,7 @@
 
 #include "agent/worker/internal.h"
 #include "agent/worker/worker.h"
+#include "lib/doorbell.h"
 #include "lib/assert.h"
 #include "lib/wire.h"
 
@@ -62,15 +63,14 @@ static void rig_init(struct rig *r)
 						.tcp_streams = 1,
 						.tcp_latency_streams = 1,
 						.tcp_slices_in_flight = 4 };
-	int data[2], doorbell[2];
+	int data[2], bell;
 
 	memset(r, 0, sizeof(*r));
 	memset(ring_bytes, 0, sizeof(ring_bytes));
 	memset(arena, 0, sizeof(arena));
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, data) == 0);
-	dray_assert(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, doorbell) == 0);
+	dray_assert(dray_doorbell_new(&bell, &r->completion) == 0);
 	r->client = data[1];
-	r->completion = doorbell[1];
 	r->ring = (struct ring_memory){ .ring = ring_bytes,
 					.ring_bytes = sizeof(ring_bytes),
 					.sq_entries = ENTRIES,
@@ -80,7 +80,7 @@ static void rig_init(struct rig *r)
 					.arena = arena,
 					.arena_bytes = ARENA,
 					.doorbell_fd = eventfd(0, EFD_NONBLOCK),
-					.completion_fd = doorbell[0] };
+					.completion_fd = bell };
 	r->group.transfers_max = r->agent.transfers_max = 64;
 	r->shared = (struct session_shared){ .session = HANDLE,
 					     .group = 7,

@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import os
 import random
+import select
 import threading
 
 import dray
@@ -166,7 +167,7 @@ def test_more_in_flight_than_completions(ringed):
 
 
 def test_doorbell_never_answered(ringed):
-    """The completion doorbell is never read: its socket fills up, the agent does not care."""
+    """Nobody waits at the completion doorbell: the agent does not care."""
     client, ring = ringed.client, ringed.client.ring
     seen = 0
     for _ in range(2000):
@@ -180,7 +181,8 @@ def test_doorbell_never_answered(ringed):
 
 
 def test_doorbell_descriptors_abused(ringed):
-    """The client makes the eventfd blocking, full and empty, and closes its ends; the worker is not held up."""
+    """The client makes the eventfd blocking, full and empty, turns the epoll instance against itself, and closes it; the worker
+    is not held up."""
     client, ring = ringed.client, ringed.client.ring
     flags = fcntl.fcntl(ring.doorbell, fcntl.F_GETFL)
     fcntl.fcntl(ring.doorbell, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
@@ -189,9 +191,22 @@ def test_doorbell_descriptors_abused(ringed):
     client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring").result(LIMIT)
     os.eventfd_read(ring.doorbell)
     client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring").result(LIMIT)
+    watch = select.epoll.fromfd(os.dup(ring.completion))
+    crowd = [os.eventfd(1, os.EFD_CLOEXEC) for _ in range(100)]
+    for fd in crowd:
+        watch.register(fd, select.EPOLLIN)
+    onlookers = [select.epoll() for _ in range(100)]
+    for onlooker in onlookers:
+        onlooker.register(watch.fileno(), select.EPOLLIN)
+    client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring").result(LIMIT)
+    for each in (watch, *onlookers):
+        each.close()
+    for fd in crowd:
+        os.close(fd)
     client._epoll.unregister(ring.completion)
-    ring.unwatched = True
-    ring.completion.close()
+    nowhere, ring.completion = ring.completion, os.eventfd(0, os.EFD_CLOEXEC)
+    client._epoll.register(ring.completion, select.EPOLLIN)
+    os.close(nowhere)
     client.read(ringed.region, ringed.remote, [(0, 0, 1)]).result(LIMIT)
 
 

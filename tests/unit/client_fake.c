@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "lib/doorbell.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
@@ -51,6 +52,13 @@ void fake_hang_up(struct fake *f)
 	f->ring = f->arena = NULL;
 }
 
+void fake_ring(struct fake *f)
+{
+	static const uint64_t one = 1;
+
+	dray_assert(write(f->completion_fd, &one, sizeof(one)) == sizeof(one));
+}
+
 void fake_complete(struct fake *f, uint64_t user_data, uint32_t status)
 {
 	struct dmsg_cqe e = { .user_data = user_data,
@@ -65,7 +73,7 @@ void fake_complete(struct fake *f, uint64_t user_data, uint32_t status)
 		     &e);
 	__atomic_store_n(word(f, DMSG_RING_CQ_TAIL), ++f->cq_tail, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(word(f, DMSG_RING_CLIENT_SLEEPING), __ATOMIC_SEQ_CST))
-		send(f->completion_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		fake_ring(f);
 }
 
 static bool entry(struct fake *f)
@@ -127,7 +135,7 @@ static void ring_open(struct fake *f, uint64_t id, const struct dmsg_ring_open *
 					      .cq_entries = 2 * m->sq_entries,
 					      .arena_bytes =
 						      (m->arena_bytes + 4095) / 4096 * 4096 };
-	int fds[4] = { -1, -1, -1, -1 }, pair[2], n;
+	int fds[4] = { -1, -1, -1, -1 }, n;
 
 	f->arena_bytes = reply.arena_bytes;
 	fds[0] = dray_memfd_new("arena", f->arena_bytes, false);
@@ -145,9 +153,7 @@ static void ring_open(struct fake *f, uint64_t id, const struct dmsg_ring_open *
 	*word(f, DMSG_RING_CQ_OFFSET) = SQES + m->sq_entries * DMSG_SQE_SIZE;
 	*word(f, DMSG_RING_AGENT_SLEEPING) = 1;
 	fds[2] = eventfd(0, EFD_CLOEXEC);
-	dray_assert(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-	fds[3] = pair[0];
-	f->completion_fd = pair[1];
+	dray_assert(dray_doorbell_new(&f->completion_fd, &fds[3]) == 0);
 	f->doorbell_fd = dup(fds[2]);
 	f->rings_open++;
 	n = dmsg_ring_open_reply_encode(buf, sizeof(buf), id, &reply);

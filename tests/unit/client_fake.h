@@ -76,6 +76,8 @@ void fake_do(struct fake *f, fake_fn fn, void *arg);
 /* On the agent's thread: */
 void fake_send(struct fake *f, int n, const uint8_t *buf);
 void fake_send_error(struct fake *f, uint64_t id, uint32_t code, const char *text);
+/* The completion doorbell. */
+void fake_ring(struct fake *f);
 void fake_complete(struct fake *f, uint64_t user_data, uint32_t status);
 void fake_hang_up(struct fake *f);
 

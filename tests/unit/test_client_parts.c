@@ -7,13 +7,13 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "client/arena.h"
 #include "client/dray.h"
 #include "client/internal.h"
 #include "client/ring.h"
+#include "lib/doorbell.h"
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
 
@@ -77,7 +77,7 @@ static void arena_refuses_what_cannot_be(void **state)
 /* A ring as an agent would make it, in a file that can still be changed. */
 struct rig {
 	struct dmsg_ring_open_reply m;
-	int memory, doorbell, completion, other;
+	int memory, doorbell, completion, bell;
 	uint8_t *base;
 };
 
@@ -88,15 +88,11 @@ static uint32_t *word(struct rig *r, unsigned offset)
 
 static void rig_make(struct rig *r)
 {
-	int pair[2];
-
 	*r = (struct rig){ .m = { .sq_entries = 8, .cq_entries = 16, .ring_bytes = 8192 } };
 	r->memory = dray_memfd_new("ring", 8192, false);
 	r->base = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, r->memory, 0);
 	r->doorbell = eventfd(0, EFD_CLOEXEC);
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	r->completion = pair[0];
-	r->other = pair[1];
+	assert_int_equal(dray_doorbell_new(&r->bell, &r->completion), 0);
 	*word(r, DMSG_RING_MAGIC) = DMSG_MAGIC_RING;
 	*word(r, DMSG_RING_SQ_ENTRIES) = 8;
 	*word(r, DMSG_RING_CQ_ENTRIES) = 16;
@@ -114,7 +110,7 @@ static int rig_open(struct rig *r, struct ring *ring)
 static void rig_end(struct rig *r)
 {
 	munmap(r->base, 8192);
-	close(r->other);
+	close(r->bell);
 }
 
 static void bad_magic(struct rig *r)
@@ -179,7 +175,7 @@ static void doorbell_is_a_pipe(struct rig *r)
 	r->doorbell = p[1];
 }
 
-static void completion_is_no_socket(struct rig *r)
+static void completion_is_an_eventfd(struct rig *r)
 {
 	close(r->completion);
 	r->completion = eventfd(0, EFD_CLOEXEC);
@@ -190,7 +186,7 @@ static void ring_is_checked(void **state)
 	static void (*const bend[])(struct rig *) = {
 		bad_magic,     bad_sq_offset, bad_cq_offset,      wrapping_offset,
 		odd_offset,    overlapping,   other_entries,      other_cq_entries,
-		past_the_file, unsealed,      doorbell_is_a_pipe, completion_is_no_socket,
+		past_the_file, unsealed,      doorbell_is_a_pipe, completion_is_an_eventfd,
 	};
 	int fds = cm_fds_count();
 	struct rig r;

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "lib/doorbell.h"
 #include "lib/assert.h"
 #include "lib/time.h"
 
@@ -33,7 +34,6 @@ static struct region_view *region(struct wrig *r, dray_handle handle, uint8_t **
 static void ring(struct wrig *r, uint32_t entries)
 {
 	struct ring_memory *m = &r->ring;
-	int pair[2];
 
 	m->sq_entries = entries;
 	m->cq_entries = 2 * entries;
@@ -48,9 +48,7 @@ static void ring(struct wrig *r, uint32_t entries)
 	dray_assert(m->ring != MAP_FAILED && m->arena != MAP_FAILED);
 	r->doorbell = m->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dray_assert(m->doorbell_fd >= 0);
-	dray_assert(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
-	m->completion_fd = pair[0];
-	r->completion = pair[1];
+	dray_assert(dray_doorbell_new(&m->completion_fd, &r->completion) == 0);
 	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_RING_OPEN,
 							   .session = WRIG_SESSION,
 							   .ring = m });

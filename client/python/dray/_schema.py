@@ -1006,7 +1006,8 @@ def unpack_ring_open(body):
 
 
 # Descriptors: the arena memfd; with a ring also ring memfd, submission doorbell (eventfd, write 8
-# bytes), completion doorbell (stream socket, read and discard).
+# bytes), completion doorbell (epoll instance: wait on it, or watch it edge-triggered; there is
+# nothing to read).
 RingOpenReply = namedtuple("RingOpenReply", "sq_entries cq_entries arena_bytes ring_bytes")
 _RING_OPEN_REPLY_0 = Struct("<IIQQ")
 

@@ -175,8 +175,7 @@ class Client:
         sock.close()
         self._outbox.clear()
         if self.ring:
-            if not self.ring.unwatched:
-                self._epoll.unregister(self.ring.completion)
+            self._epoll.unregister(self.ring.completion)
             self.ring.close()
         if self.arena:
             self.arena.close()
@@ -287,7 +286,7 @@ class Client:
         if self._epoll.closed:
             return
         for fd, events in self._epoll.poll(timeout):
-            if self.ring and fd == self.ring.completion.fileno():
+            if self.ring and fd == self.ring.completion:
                 self._completions()
             elif self._sock and fd == self._sock.fileno():
                 if events & select.EPOLLOUT:
@@ -393,9 +392,6 @@ class Client:
             return
         if entries:
             self.ring.nudge()
-        if self.ring.ended and not self.ring.unwatched:
-            self.ring.unwatched = True
-            self._epoll.unregister(self.ring.completion)
         for e in entries:
             pending = self._pending.pop(e.user_data, None)
             if pending:
@@ -484,7 +480,7 @@ class Client:
             self.arena = Arena(fds[0], m.arena_bytes)
             if m.sq_entries:
                 self.ring = Ring(m, *fds[1:4])
-                self._epoll.register(self.ring.completion, select.EPOLLIN)
+                self._epoll.register(self.ring.completion, select.EPOLLIN | select.EPOLLET)
             self._ring_wanted = entries, arena_bytes
 
         self.request(s.pack_ring_open, convert=adopt, sq_entries=entries, arena_bytes=arena_bytes)

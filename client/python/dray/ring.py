@@ -14,14 +14,14 @@ Python has no atomics. What stands in for them:
   then look whether the agent sleeps" needs. So nobody looks: every submission rings the doorbell,
   which is one write for each batch.
 - On the way back client_sleeping stays 1: each completion rings our doorbell, and none can be
-  missed. The word is stored again before each recv() of the doorbell, whose locked instructions in
-  the kernel order it before the look at the completion tail, should an agent clear it.
+  missed. The word is stored again before each look at the completion tail, should an agent clear it;
+  taking a lock in between, which is a locked instruction, keeps the two in order.
 """
 
 import mmap
 import os
 import platform
-import socket
+import threading
 
 from . import _schema as s
 from . import errors
@@ -73,9 +73,8 @@ class Ring:
 
     def __init__(self, reply, ring_fd, doorbell_fd, completion_fd):
         self.doorbell = doorbell_fd  # eventfd; we only write it
-        self.completion = socket.socket(fileno=completion_fd)
-        self.ended = False  # the agent closed its end
-        self.unwatched = False  # the client no longer polls ours
+        self.completion = completion_fd  # epoll instance; watched edge-triggered, nothing to read
+        self.fence = threading.Lock()
         self.map = mmap.mmap(ring_fd, reply.ring_bytes)
         os.close(ring_fd)
         self.bytes = memoryview(self.map)
@@ -112,14 +111,8 @@ class Ring:
     def completions(self):
         """Takes what is there."""
         self._store(s.RING_CLIENT_SLEEPING, 1)
-        try:
-            while self.completion.recv(4096, socket.MSG_DONTWAIT):
-                pass
-            self.ended = True  # the session's socket tells what became of the agent
-        except BlockingIOError:
+        with self.fence:
             pass
-        except OSError:
-            self.ended = True
         tail = self._word(s.RING_CQ_TAIL)
         if (tail - self.head) & 0xffffffff > self.cq_entries:
             raise errors.Protocol("the agent's completion tail is out of the ring")
@@ -139,5 +132,5 @@ class Ring:
         self.words.release()
         self.bytes.release()
         self.map.close()
-        self.completion.close()
+        os.close(self.completion)
         os.close(self.doorbell)
