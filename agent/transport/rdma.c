@@ -237,19 +237,30 @@ static void pull(struct rdma *r, enum dmsg_class class)
 	}
 }
 
-static bool rdma_progress(struct core *c, void *state)
+static bool poll_rails(struct rdma *r)
 {
-	struct rdma *r = state;
 	bool some = false;
 
-	(void)c;
 	for (uint64_t left = r->rails_up; left; left &= left - 1) {
 		struct rdma_rail *rail = &r->rails[__builtin_ctzll(left)];
 
 		if (rail->signalled)
 			some |= rdma_rail_poll(rail);
 	}
-	pull(r, DMSG_CLASS_LATENCY);
+	return some;
+}
+
+static bool rdma_progress(struct core *c, void *state)
+{
+	struct rdma *r = state;
+	bool some = poll_rails(r);
+
+	(void)c;
+	/* a device that is software has done by now what it was asked for: no turn between that and the answer */
+	if (!dray_list_empty(&r->pulling[DMSG_CLASS_LATENCY])) {
+		pull(r, DMSG_CLASS_LATENCY);
+		some |= poll_rails(r);
+	}
 	pull(r, DMSG_CLASS_BULK);
 	return some;
 }
