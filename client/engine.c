@@ -115,14 +115,20 @@ int64_t dc_engine_until(int timeout_ms)
 	return timeout_ms ? dray_now().ns + timeout_ms * DRAY_NS_PER_MS : 0;
 }
 
-static int left_ms(int64_t until, int64_t now)
+/* Most wait without an end, and need no clock. */
+static bool is_over(int64_t until)
+{
+	return !until || (until != INT64_MAX && dray_now().ns >= until);
+}
+
+static int left_ms(int64_t until)
 {
 	int64_t ms;
 
 	if (until == INT64_MAX)
 		return -1;
-	ms = (until - now + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
-	return ms > INT_MAX ? INT_MAX : (int)ms;
+	ms = (until - dray_now().ns + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
+	return ms > INT_MAX ? INT_MAX : (int)dray_max(ms, (int64_t)0);
 }
 
 /* Spins until the ring has something or the budget is used up. True if it has. */
@@ -167,7 +173,7 @@ static void sleep_until(struct dray *d, int64_t until)
 			return;
 	}
 	/* news came while the agent was being told: no sleep */
-	look(d, dc_ring_set_sleeping(&d->ring, true) ? 0 : left_ms(until, dray_now().ns));
+	look(d, dc_ring_set_sleeping(&d->ring, true) ? 0 : left_ms(until));
 	dc_ring_set_sleeping(&d->ring, false);
 }
 
@@ -212,13 +218,13 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 	disarm(d);
 	do {
 		/* the last round is one that does not sleep */
-		if (until && dray_now().ns < until)
-			sleep_until(d, until);
-		else
+		if (is_over(until))
 			look(d, 0);
+		else
+			sleep_until(d, until);
 		take(d);
 		ok = ready(d, arg);
-	} while (!ok && until && dray_now().ns < until);
+	} while (!ok && !is_over(until));
 	arm(d);
 	return ok;
 }
