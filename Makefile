@@ -5,7 +5,7 @@
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
 #   make bench        measurements against their ceilings, into build/bench/*.json
-#   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine
+#   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..."
 #   make install      DESTDIR= PREFIX=/usr/local
 #   make deps         install what demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
@@ -167,8 +167,9 @@ bench:
 bench-vm:
 	@scripts/deps check
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
-	@tests/vm/run --timeout=1500 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
-		--env=DRAY_BENCH_OUT=build/bench -- $(PYTHON) tests/bench/vm/bench_rdma.py
+	@tests/vm/run --timeout=2400 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
+		--env=DRAY_BENCH_OUT=build/bench --env=DRAY_BENCH_PAIRS=$(or $(DRAY_BENCH_PAIRS),9) -- \
+		$(PYTHON) tests/bench/vm/bench_rdma.py $(PARTS)
 	@$(PYTHON) tests/bench/report.py
 
 tools: $(TOOLS)

@@ -34,11 +34,6 @@ def stripped_size(records):
         records.add("drayd, stripped", stripped.stat().st_size / c.MIB, "MiB", target=("<=", 1))
 
 
-def cpu_ns(pid):
-    """Processor time of all its threads, finer than clock ticks."""
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())
-
-
 def resident(pid, kind):
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) / 1024
@@ -60,9 +55,9 @@ def idle(lab, records):
         session.read(region, remote, [(0, 0, c.MIB)]).result(30)
         owners.append((owner, far, remote))
     time.sleep(1)  # what the set-up woke goes to sleep
-    before, since = cpu_ns(agent.pid), c.now()
+    before, since = c.cpu_ns(agent.pid), c.now()
     time.sleep(IDLE_SECONDS)
-    share = (cpu_ns(agent.pid) - before) / 1e9 / (c.now() - since) * 100
+    share = (c.cpu_ns(agent.pid) - before) / 1e9 / (c.now() - since) * 100
     what = f"idle, {SESSIONS} sessions, {PEERS} peers"
     records.add(f"{what}: processor", share, "%", target=("<=", 0.2))
     records.add(f"{what}: RssAnon", resident(agent.pid, "RssAnon"), "MiB", target=("<=", 6))

@@ -179,6 +179,11 @@ def cpu_seconds(*pids):
     return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_ns(pid):
+    """Of all threads that it has now; finer than clock ticks."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())
+
+
 # --- records --------------------------------------------------------------------------------------
 
 class Records:

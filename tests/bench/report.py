@@ -35,8 +35,17 @@ agent's own page tables are filled, stand apart."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. What an emulated processor does for each packet decides there; doorbells and completions for each operation do not
-depend on it. A latency is that of one transfer at a time, with client and both agents asleep in between, beside `ib_write_lat`, whose
-ends never sleep."""),
+depend on it."""),
+    ("rdma_rails", "Transport rdma, two rails", """\
+The same over two rails, beside one perftest on each of them at the same time; as these have a process for each rail, the agents have
+a worker and a session for each, and as many queue pairs in all."""),
+    ("rdma_latency", "Transport rdma, latency", """\
+One transfer at a time from request to completion, with client and both agents asleep in between, beside `ib_write_lat`, whose
+ends never sleep, and which tells half a round trip."""),
+    ("rdma_idle", "Transport rdma, idle", """\
+Share of one emulated processor, over two heartbeats at rest."""),
+    ("rdma_peers", "Transport rdma, what a peer costs", """\
+Anonymous memory of an agent that has written to each of its peers, over one rail."""),
     ("latency", "Latency of a small transfer", """\
 64 bytes between two sessions of one agent, one transfer at a time, from request to completion as the engine sees it."""),
     ("detect", "Looking around", """\
