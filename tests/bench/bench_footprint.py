@@ -54,7 +54,7 @@ def idle(lab, records):
         remote = session.import_token(str(owner.region(far).export()))
         session.read(region, remote, [(0, 0, c.MIB)]).result(30)
         owners.append((owner, far, remote))
-    time.sleep(1)  # what the set-up woke goes to sleep
+    time.sleep(5)  # what the set-up woke goes to sleep, and peers to rest
     before, since = c.cpu_ns(agent.pid), c.now()
     time.sleep(IDLE_SECONDS)
     share = (c.cpu_ns(agent.pid) - before) / 1e9 / (c.now() - since) * 100
