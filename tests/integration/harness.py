@@ -326,6 +326,9 @@ class Agent:
 
     def signal(self, number):
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:  # each thread stops by itself, and does some more work until then
+            tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+            until(lambda: all((t / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for t in tasks.iterdir()), "the stop")
 
     def wait(self, limit=LIMIT):
         """Waits for its end; gives the exit status."""
