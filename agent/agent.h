@@ -40,9 +40,10 @@ struct agent {
 
 	/* drain.c */
 	enum agent_state state;
-	bool stay;     /* stay as drained instead of exiting */
-	bool stopping; /* on the way out */
-	bool overdue;  /* the deadline has passed */
+	bool stay;        /* stay as drained instead of exiting */
+	bool stopping;    /* on the way out */
+	bool told_to_end; /* by SIGTERM */
+	bool overdue;     /* the deadline has passed */
 	int exit_status;
 	int64_t drain_deadline_ns;
 	sd_event_source *drain_timer, *stop_timer;
@@ -59,6 +60,9 @@ void agent_deinit(struct agent *a);
 
 /* timeout_ns < 0: the configured limit. -EALREADY while draining or drained. */
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay);
+
+/* Takes new work again. 0, also where it is running; -ESHUTDOWN once the end is decided. */
+int agent_resume(struct agent *a);
 
 /* Ends all sessions and connections now, then the loop with this status. Idempotent. */
 void agent_stop(struct agent *a, int status);

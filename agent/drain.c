@@ -154,6 +154,26 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	return 0;
 }
 
+int agent_resume(struct agent *a)
+{
+	if (a->stopping || a->told_to_end)
+		return -ESHUTDOWN;
+	if (a->state == AGENT_RUNNING)
+		return 0;
+	/* what workers have yet to answer belongs to this drain, and says nothing about the next one */
+	agent_forget_listings(a, a);
+	if (a->drain_timer)
+		sd_event_source_set_enabled(a->drain_timer, SD_EVENT_OFF);
+	a->stay = a->overdue = false;
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_RESUME });
+	regions_drain(a->regions, false);
+	sessions_resume(a->sessions);
+	peers_resume(a->peers);
+	set_state(a, AGENT_RUNNING);
+	return 0;
+}
+
 static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, void *arg)
 {
 	struct agent *a = arg;
@@ -165,6 +185,7 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 	}
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING) {
 		log_notice("agent", "SIGTERM: draining");
+		a->told_to_end = true;
 		agent_drain(a, -1, false);
 		return 0;
 	}

@@ -128,6 +128,7 @@ int ctl_transfers(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_drain(struct ctl *c);
+int ctl_resume(struct ctl *c);
 int ctl_bench(struct ctl *c);
 int ctl_version(struct ctl *c);
 int ctl_help(struct ctl *c);

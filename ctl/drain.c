@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* drain: asks for it, and may wait for the end. */
+/* drain: asks for it, and may wait for the end. resume: takes it back. */
 #include <errno.h>
 #include <string.h>
 
@@ -14,6 +14,7 @@
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)
 #define DRAIN_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
 #define DRAINED "drained"
+#define RUNNING "running"
 
 struct drain {
 	bool drained;
@@ -57,7 +58,7 @@ static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t 
 	return ret;
 }
 
-static int state_look(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+static int state_is(struct ctl_bus *b, const char *which, bool *ret_is, struct ctl_err *reterr)
 {
 	sd_bus_message *m, *reply = NULL;
 	struct ctl_value state;
@@ -68,16 +69,25 @@ static int state_look(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr
 	ret = sd_bus_message_append(m, "ss", DRAY_DBUS_INTERFACE, DRAY_DBUS_PROPERTY_STATE);
 	if (ret < 0) {
 		sd_bus_message_unref(m);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "drain: %s", dray_errno_text(ret));
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "State: %s", dray_errno_text(ret));
 	}
 	ret = ctl_bus_call(b, m, &reply, reterr);
 	if (ret < 0)
 		return ret;
 	ret = ctl_value_read(reply, "s", &state);
-	if (ret >= 0 && !strcmp(state.s, DRAINED))
-		d->drained = true;
+	if (ret >= 0)
+		*ret_is = !strcmp(state.s, which);
 	sd_bus_message_unref(reply);
 	return ret < 0 ? ctl_bus_bad_reply(reterr, "State", ret) : 0;
+}
+
+static int state_look(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+{
+	bool drained = false;
+	int ret = state_is(b, DRAINED, &drained, reterr);
+
+	d->drained |= drained;
+	return ret;
 }
 
 /*
@@ -107,26 +117,31 @@ static int drain_wait(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr
 	return 0;
 }
 
-static void drain_print(struct ctl *c, const struct drain *d)
+/* note: what the text says beside the state, or NULL. */
+static void state_print(struct ctl *c, const char *state, bool already, const char *note)
 {
-	const char *state = d->drained ? DRAINED : "draining";
 	struct ctl_json j = CTL_JSON(c->out);
 
 	switch (c->format) {
 	case CTL_JSON:
 		ctl_json_object(&j, NULL);
 		ctl_json_string(&j, "state", state);
-		ctl_json_bool(&j, "already", d->already);
+		ctl_json_bool(&j, "already", already);
 		ctl_json_end(&j);
 		break;
 	case CTL_PLAIN:
 		fprintf(c->out, "%s\n", state);
 		break;
 	case CTL_TEXT:
-		fprintf(c->out, "%s%s\n", state,
-			d->already && !d->drained ? " already; its limit stays what it was" : "");
+		fprintf(c->out, "%s%s\n", state, note ? note : "");
 		break;
 	}
+}
+
+static void drain_print(struct ctl *c, const struct drain *d)
+{
+	state_print(c, d->drained ? DRAINED : "draining", d->already,
+		    d->already && !d->drained ? " already; its limit stays what it was" : NULL);
 }
 
 int ctl_drain(struct ctl *c)
@@ -156,6 +171,27 @@ int ctl_drain(struct ctl *c)
 				  "the agent ended without saying that it was drained");
 	if (!ret)
 		drain_print(c, &d);
+	ctl_bus_close(&bus);
+	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+}
+
+int ctl_resume(struct ctl *c)
+{
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_bus bus = CTL_BUS_NULL;
+	sd_bus_message *reply = NULL;
+	bool already = false;
+	int ret;
+
+	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
+	if (!ret)
+		ret = state_is(&bus, RUNNING, &already, &err);
+	/* asked for all the same: a drain may have begun since */
+	if (!ret)
+		ret = ctl_bus_ask(&bus, DRAY_DBUS_METHOD_RESUME, &reply, &err);
+	sd_bus_message_unref(reply);
+	if (!ret)
+		state_print(c, RUNNING, already, already ? " already" : NULL);
 	ctl_bus_close(&bus);
 	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
 }

@@ -188,6 +188,25 @@ static int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *re
 	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
 }
 
+static int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	struct agent *a = c->control->agent;
+	int ret;
+
+	ret = may_change(c, "Resume", reterr);
+	if (ret < 0)
+		return ret;
+	if (a->state != AGENT_RUNNING)
+		log_notice("control", "resume asked for uid=%u pid=%d", c->who.uid, c->who.pid);
+	ret = agent_resume(a);
+	if (ret == -ESHUTDOWN)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_STOPPING,
+					 "the agent is %s, and will end",
+					 a->stopping ? "stopping" : agent_state_name(a->state));
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
 int control_object_add(struct control_conn *c)
 {
 	return sd_bus_add_object_vtable(c->bus, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,

@@ -14,7 +14,7 @@ const struct dray_dbus_member dray_dbus_properties[9] = {
 	{ "Counters", "", "a{st}", false, "Every metric of the schema by name." },
 };
 
-const struct dray_dbus_member dray_dbus_methods[7] = {
+const struct dray_dbus_member dray_dbus_methods[8] = {
 	{ "ListSessions", "", "aa{sv}", false, "Open sessions." },
 	{ "ListRegions", "", "aa{sv}", false, "Regions." },
 	{ "ListPeers", "", "aa{sv}", false, "Peers." },
@@ -23,6 +23,8 @@ const struct dray_dbus_member dray_dbus_methods[7] = {
 	{ "ListPaths", "", "aa{sv}", false, "Rails by which peers are reached." },
 	{ "ListTransfers", "", "aa{sv}", false, "Transfers in flight." },
 	{ "Drain", "ub", "", true, "Starts a drain." },
+	{ "Resume", "", "", true,
+		"Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is running." },
 };
 
 const struct dray_dbus_member dray_dbus_signals[1] = {

@@ -27,11 +27,18 @@
 #define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
+/*
+ * Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is
+ * running.
+ */
+#define DRAY_DBUS_METHOD_RESUME "Resume"
 
 #define DRAY_DBUS_SIGNAL_STATE_CHANGED "StateChanged" /* The agent's state changed. */
 
 /* Drain, when draining, drained or stopping already. */
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
+/* Resume, when the agent is on its way out or was told by SIGTERM to end. */
+#define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
 
 struct dray_dbus_member {
 	const char *name;
@@ -43,8 +50,8 @@ struct dray_dbus_member {
 
 #define DRAY_DBUS_PROPERTY_N 9
 extern const struct dray_dbus_member dray_dbus_properties[9];
-#define DRAY_DBUS_METHOD_N 7
-extern const struct dray_dbus_member dray_dbus_methods[7];
+#define DRAY_DBUS_METHOD_N 8
+extern const struct dray_dbus_member dray_dbus_methods[8];
 #define DRAY_DBUS_SIGNAL_N 1
 extern const struct dray_dbus_member dray_dbus_signals[1];
 

@@ -32,6 +32,7 @@ static int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_erro
 static int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 static int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+static int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 
 /* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things
  * is for the methods to say. */
@@ -66,6 +67,8 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("Drain", "ub", SD_BUS_PARAM(timeout_ms) SD_BUS_PARAM(stay),
 		"", , dbus_method_drain,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD("Resume", "", "", dbus_method_resume,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_SIGNAL_WITH_NAMES("StateChanged", "ss", SD_BUS_PARAM(old) SD_BUS_PARAM(new), 0),
 	SD_BUS_VTABLE_END,

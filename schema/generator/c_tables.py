@@ -245,6 +245,10 @@ def vtable(d):
             "SD_BUS_VTABLE_PROPERTY_CONST" if p.get("const") else "0"
         h += f"\tSD_BUS_PROPERTY({quoted(p['name'])}, {quoted(p['type'])}, dbus_get_{snake(p['name'])}, 0, {flags}),\n"
     for m in d["methods"]:
+        if not m["in"] and not m["out"]:
+            h += (f"\tSD_BUS_METHOD({quoted(m['name'])}, \"\", \"\", dbus_method_{snake(m['name'])},\n"
+                  "\t\tSD_BUS_VTABLE_UNPRIVILEGED),\n")
+            continue
         h += (f"\tSD_BUS_METHOD_WITH_NAMES({quoted(m['name'])}, {quoted(signature(m['in']))}, {params(m['in'])},\n"
               f"\t\t{quoted(signature(m['out']))}, {params(m['out'])}, dbus_method_{snake(m['name'])},\n"
               "\t\tSD_BUS_VTABLE_UNPRIVILEGED),\n")

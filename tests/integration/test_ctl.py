@@ -16,7 +16,7 @@ import time
 import dray
 import pytest
 import yaml
-from harness import DRAYCTL, LIMIT, MIB, ROOT, Side, noise, until
+from harness import DRAYCTL, LIMIT, MIB, ROOT, Side, expect, noise, until
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
@@ -205,6 +205,7 @@ def test_only_some_may_drain(new_agent, lab):
         assert run(agent, verb).returncode == 0
     done = run(agent, "drain")
     assert done.returncode == 4 and f"uid {NOBODY}" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert run(agent, "resume").returncode == 4
     assert agent.ctl("status", "--json")["state"] == "running"
     if shutil.which("busctl"):
         done = subprocess.run(["busctl", f"--address=unix:path={agent.control}", "call", "dev.dray.Agent1", "/dev/dray/Agent",
@@ -255,6 +256,46 @@ def test_drain_waits_and_stays(new_agent):
     assert agent.ctl("drain", "--wait", "--json") == {"state": "drained", "already": True}
     done = ctl(agent.control, "bench", "--socket", agent.socket)
     assert done.returncode == 4 and "draining" in done.stderr
+
+
+def test_resume(new_agent):
+    """From drained and in the middle of a drain: sessions that stayed go on, new ones come in."""
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    assert agent.ctl("resume") == "running already\n"
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote, words = here.reach(there), here.memory.words()
+        agent.ctl("drain", "--wait", "--stay")
+        expect("draining", here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
+        done = agent.ctl("resume", "--json")
+        conform(done, schema_of("resume"))
+        assert done == {"state": "running", "already": False}
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        with Side(agent, MIB) as new:
+            new.client.read(new.region, new.reach(there), [(0, 0, MIB)]).result(LIMIT)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # behind it: that one was taken in
+        assert agent.ctl("drain", "--json")["state"] == "draining"
+        assert agent.ctl("resume", "--plain") == "running\n"
+        words[0] = 1
+        words.release()
+        waiting.result(LIMIT)
+        assert agent.ctl("status", "--json")["state"] == "running"
+    agent.ctl("drain", "--wait")
+    assert agent.wait() == 0
+
+
+def test_no_resume_after_sigterm(new_agent):
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
+        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # behind it: that one was taken in
+        agent.signal(signal.SIGTERM)
+        until(lambda: agent.ctl("status", "--json")["state"] == "draining")
+        done = ctl(agent.control, "resume")
+        assert done.returncode == 1 and done.stderr == "drayctl: the agent is draining, and will end\n"
+        waiting.cancel()
+    assert agent.wait() == 0
 
 
 def test_drain_tells_when_the_agent_dies(new_agent):
@@ -423,7 +464,7 @@ def test_drayctl_manual_is_complete():
     text = plain_roff(ROOT / "ctl/man/drayctl.1")
     out = subprocess.run([DRAYCTL, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout
     verbs = re.findall(r"^  ([a-z]+) ", out.split("Verbs:")[1].split("Options:")[0], re.M)
-    assert len(verbs) == 13
+    assert len(verbs) == 14
     for verb in verbs:
         assert re.search(rf"^\.B {verb}\b", text, re.M), f"{verb} is not in drayctl(1)"
         out += subprocess.run([DRAYCTL, verb, "--help"], text=True, stdout=subprocess.PIPE, check=True).stdout

@@ -234,6 +234,20 @@ def test_drain_with_peers(new_pair):
         side.close()
 
 
+def test_resume_with_peers(new_pair):
+    """A drain takes a peer's remotes away; after it was taken back they are imported anew, both ways."""
+    a, b = new_pair()
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        assert b.ctl("drain", "--wait", "--stay") == "drained\n"
+        assert here.client.next_event(dray.RemoteLost, LIMIT).remote == remote.handle
+        assert b.ctl("resume") == "running\n"
+        here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+        assert here.view == there.view
+        there.client.write(there.region, there.reach(here), [(0, 0, 1)]).result(LIMIT)
+
+
 def test_drain_idle_with_clients(new_agent):
     """Clients that stay connected do not hold an idle agent up."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})

@@ -67,6 +67,18 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	return 0;
 }
 
+int agent_resume(struct agent *a)
+{
+	enum agent_state old = a->state;
+
+	if (a->stopping)
+		return -ESHUTDOWN;
+	a->state = AGENT_RUNNING;
+	if (old != AGENT_RUNNING)
+		control_state_changed(a->control, old, AGENT_RUNNING);
+	return 0;
+}
+
 uint64_t agent_metric(struct agent *a, enum dray_metric m)
 {
 	return (uint64_t)m + 1000;
@@ -520,24 +532,26 @@ struct heard {
 
 static int hear_state(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
+	struct heard *h = userdata;
 	const char *old, *new;
 
 	assert_true(sd_bus_message_read(m, "ss", &old, &new) > 0);
-	assert_string_equal(old, "running");
-	assert_string_equal(new, "draining");
-	((struct heard *)userdata)->state_changed++;
+	assert_string_equal(old, h->state_changed ? "draining" : "running");
+	assert_string_equal(new, h->state_changed ? "running" : "draining");
+	h->state_changed++;
 	return 0;
 }
 
 static int hear_properties(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	const char *interface, *name, *value;
+	struct heard *h = userdata;
 
 	assert_true(sd_bus_message_read(m, "sa{sv}", &interface, 1, &name, "s", &value) > 0);
 	assert_string_equal(interface, DRAY_DBUS_INTERFACE);
 	assert_string_equal(name, "State");
-	assert_string_equal(value, "draining");
-	((struct heard *)userdata)->properties_changed++;
+	assert_string_equal(value, h->properties_changed ? "running" : "draining");
+	h->properties_changed++;
 	return 0;
 }
 
@@ -545,6 +559,12 @@ static int drain(sd_bus *bus, unsigned ms, bool stay, sd_bus_error *err)
 {
 	return sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 				  "Drain", err, NULL, "ub", ms, stay);
+}
+
+static int resume(sd_bus *bus, sd_bus_error *err)
+{
+	return sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+				  "Resume", err, NULL, NULL);
 }
 
 static void drain_is_told_to_all(void **state)
@@ -575,6 +595,18 @@ static void drain_is_told_to_all(void **state)
 	assert_string_equal(err.name, "dev.dray.Error.Draining");
 	assert_string_equal(err.message, "the agent is draining already");
 	assert_int_equal(fake.drains, 1);
+	sd_bus_error_free(&err);
+	assert_true(resume(buses[1], &err) >= 0);
+	for (int i = 0; i < 2; i++) {
+		settle(buses[i], &heard[i].properties_changed, 2);
+		assert_int_equal(heard[i].state_changed, 2);
+		get_string(buses[i], "State", "running");
+	}
+	fake.agent.stopping = true;
+	assert_true(resume(buses[1], &err) < 0);
+	assert_string_equal(err.name, "dev.dray.Error.Stopping");
+	assert_string_equal(err.message, "the agent is stopping, and will end");
+	fake.agent.stopping = false;
 	sd_bus_error_free(&err);
 	for (int i = 0; i < 2; i++)
 		sd_bus_flush_close_unref(buses[i]);
@@ -762,8 +794,8 @@ static void busctl_works(void **state)
 	busctl("get-property " AGENT " " DRAY_DBUS_INTERFACE " State", EXPECT("s \"running\""));
 	busctl("introspect " AGENT,
 	       EXPECT(DRAY_DBUS_INTERFACE, ".ListSessions", ".ListRegions", ".ListPeers",
-		      ".ListTransfers", ".Drain", ".StateChanged", ".Counters", ".UptimeNs",
-		      "emits-change"));
+		      ".ListTransfers", ".Drain", ".Resume", ".StateChanged", ".Counters",
+		      ".UptimeNs", "emits-change"));
 	busctl("introspect --xml-interface " AGENT,
 	       EXPECT("name=\"timeout_ms\"", "name=\"stay\"", "name=\"transfers\""));
 	busctl("tree " DRAY_DBUS_INTERFACE, EXPECT(DRAY_DBUS_PATH));

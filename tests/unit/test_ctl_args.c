@@ -195,8 +195,9 @@ static void the_environment_is_asked_last(void **state)
 
 static void no_agent_is_told_from_wrong_use(void **state)
 {
-	static const char *const verbs[] = { "",      "status",    "sessions", "regions",
-					     "peers", "transfers", "drain",    "drain --wait" };
+	static const char *const verbs[] = { "",        "status",       "sessions",
+					     "regions", "peers",        "transfers",
+					     "drain",   "drain --wait", "resume" };
 	struct run r;
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(verbs); i++) {
