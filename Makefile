@@ -168,7 +168,7 @@ bench-vm:
 	@scripts/deps check
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
 	@tests/vm/run --timeout=2400 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
-		--env=DRAY_BENCH_OUT=build/bench --env=DRAY_BENCH_PAIRS=$(or $(DRAY_BENCH_PAIRS),9) -- \
+		--env=DRAY_BENCH_OUT=build/bench $(DRAY_BENCH_PAIRS:%=--env=DRAY_BENCH_PAIRS=%) -- \
 		$(PYTHON) tests/bench/vm/bench_rdma.py $(PARTS)
 	@$(PYTHON) tests/bench/report.py
 

@@ -242,10 +242,8 @@ static void follow_rest(struct peer *peer)
 	if (!peer_fsm_is_up(f) || atomic_load(&peer->link->rests) == f->rests)
 		return;
 	atomic_store(&peer->link->rests, f->rests);
-	if (f->rests && on_busy(f)) {
-		peer_step(f, PEER_EVENT_USED, peers_now(peer->p), 0, NULL);
-		atomic_store(&peer->link->rests, f->rests);
-	}
+	if (f->rests && on_busy(f))
+		peer_use(peer);
 }
 
 void peer_event(struct peer *peer, enum peer_event event, uint32_t code, const char *why)

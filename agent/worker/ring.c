@@ -13,7 +13,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "agent/worker/internal.h"
 #include "lib/cleanup.h"
@@ -202,7 +201,6 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 void ring_flush(struct wsession *s)
 {
 	struct ring *r = s->ring;
-	static const uint64_t one = 1;
 
 	if (!r->completed)
 		return;
@@ -211,9 +209,8 @@ void ring_flush(struct wsession *s)
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
 	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
 		return;
-	/* nobody reads it, and it takes for ever to fill up */
-	if (write(r->m->completion_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
-		core_count(&s->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
+	worker_signal(r->m->completion_fd);
+	core_count(&s->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
 }
 
 bool ring_announce(struct wsession *s)

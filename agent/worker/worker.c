@@ -21,7 +21,7 @@ void worker_signal(int fd)
 {
 	uint64_t one = 1;
 
-	/* a full counter means that the other side is awake already */
+	/* a full counter means that the other side is awake already; one that nobody reads takes for ever to fill up */
 	if (write(fd, &one, sizeof(one)) < 0)
 		return;
 }

@@ -25,7 +25,7 @@ import harness  # noqa: E402
 from harness import MIB, until  # noqa: E402
 
 # an emulated machine's figures vary by a factor of two and more from one round to the next: more tell more
-PAIRS = max(5, int(os.environ.get("DRAY_BENCH_PAIRS", "5")))
+PAIRS = max(5, int(os.environ.get("DRAY_BENCH_PAIRS", "9")))
 QPS = 2  # for bulk, of each rail
 # the emulator needs longer for a window of packets than a network would
 TIMEOUT = 19  # of queue pairs: 4.096 us times two to the power of it, about two seconds
