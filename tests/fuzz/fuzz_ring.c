@@ -11,8 +11,8 @@
 
 #include "agent/worker/internal.h"
 #include "agent/worker/worker.h"
-#include "lib/doorbell.h"
 #include "lib/assert.h"
+#include "lib/doorbell.h"
 #include "lib/wire.h"
 
 #define ENTRIES 8

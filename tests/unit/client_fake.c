@@ -13,9 +13,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "lib/doorbell.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
+#include "lib/doorbell.h"
 #include "lib/memfd.h"
 
 #define SQES 4096

@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "lib/doorbell.h"
 #include "lib/assert.h"
+#include "lib/doorbell.h"
 #include "lib/time.h"
 
 #define GROUP 7
