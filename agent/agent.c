@@ -3,32 +3,27 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <systemd/sd-daemon.h>
 
+#include "agent/asks.h"
 #include "agent/control/control.h"
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/notify.h"
 #include "agent/rdma/rails.h"
 #include "agent/region/fault.h"
+#include "agent/report.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/log.h"
 
-/* Transfers that one worker reports at most. */
-#define SNAPSHOT_MAX 4096
+#define SUBJECT_MAX 112
 /* Events handled before the loop looks at other sources. */
 #define EVENTS_PER_TURN 512
-
-struct listing {
-	struct dray_list link;
-	agent_transfers_fn fn; /* NULL: nobody waits any more */
-	void *arg;
-	unsigned missing, n;
-	struct snapshot *snapshots[WORKERS_MAX];
-};
 
 /* --- upcalls ----------------------------------------------------------------------------------- */
 
@@ -192,9 +187,47 @@ static void up_peer_quiet(void *arg, dray_handle peer)
 	peers_quiet(a->peers, peer);
 }
 
-static void up_changed(void *arg)
+void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
+		  const char *after, const char *reason)
 {
-	(void)arg;
+	const struct history_event *e =
+		history_add(a->history, kind, subject, before, after, reason);
+
+	if (a->control)
+		control_event_added(a->control, e);
+}
+
+static void up_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
+			    const char *after, const char *why)
+{
+	struct agent *a = arg;
+
+	agent_record(a, HISTORY_PEER, segment, before, after, why);
+	if (a->control)
+		control_peer_changed(a->control, peer, segment, before, after, why);
+}
+
+static void up_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
+			    const char *after, const char *why)
+{
+	struct agent *a = arg;
+	char name[ND_DEVICE_NAME_MAX + 12];
+
+	snprintf(name, sizeof(name), "%s/%u", device, port);
+	agent_record(a, HISTORY_RAIL, name, before, after, why);
+	if (a->control)
+		control_rail_changed(a->control, device, port, before, after, why);
+}
+
+static void up_session_closed(void *arg, dray_handle session, const char *name, const char *why)
+{
+	struct agent *a = arg;
+	char subject[SUBJECT_MAX];
+
+	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
+	agent_record(a, HISTORY_SESSION, subject, "open", "closed", why);
+	if (a->control)
+		control_session_closed(a->control, session, name, why);
 }
 
 static const struct peers_upcalls peers_up = {
@@ -209,24 +242,10 @@ static const struct peers_upcalls peers_up = {
 	.grant_keys = up_grant_keys,
 	.qp_connect = up_qp_connect,
 	.qp_close = up_qp_close,
-	.changed = up_changed,
+	.changed = up_peer_changed,
 };
 
 /* --- events of the workers --------------------------------------------------------------------- */
-
-static void listing_answered(struct snapshot *s)
-{
-	struct listing *l = s->owner;
-
-	if (--l->missing)
-		return;
-	dray_list_del(&l->link);
-	if (l->fn)
-		l->fn(l->arg, l->snapshots, l->n);
-	for (unsigned i = 0; i < l->n; i++)
-		free(l->snapshots[i]);
-	free(l);
-}
 
 static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 {
@@ -267,7 +286,13 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		sessions_handle_fault(a->sessions, ev->session);
 		break;
 	case EVENT_SNAPSHOT:
-		listing_answered(ev->snapshot);
+		asks_handle_snapshot(a, ev->snapshot);
+		break;
+	case EVENT_CANCELLED:
+		asks_handle_cancelled(a, ev->handle, ev->code);
+		break;
+	case EVENT_REPORT:
+		report_log(ev->report);
 		break;
 	case EVENT_TRANSPORT:
 		rails_handle_message(a->rails, worker, &ev->message);
@@ -293,42 +318,6 @@ static int pump(sd_event_source *source, int fd, uint32_t revents, void *arg)
 			handle_event(a, i, &ev);
 	}
 	return 0;
-}
-
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	struct listing *l = calloc(1, sizeof(*l));
-
-	if (!l)
-		return -ENOMEM;
-	l->fn = fn;
-	l->arg = arg;
-	for (; l->n < a->pool.n; l->n++) {
-		struct snapshot *s = calloc(1, sizeof(*s) + SNAPSHOT_MAX * sizeof(s->transfers[0]));
-
-		if (!s) {
-			while (l->n)
-				free(l->snapshots[--l->n]);
-			free(l);
-			return -ENOMEM;
-		}
-		s->owner = l;
-		s->cap = SNAPSHOT_MAX;
-		l->snapshots[l->n] = s;
-	}
-	l->missing = l->n;
-	dray_list_add(&a->listings, &l->link);
-	for (unsigned i = 0; i < l->n; i++)
-		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
-								   .snapshot = l->snapshots[i] });
-	return 0;
-}
-
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	dray_list_for_each(&a->listings, l, struct listing, link)
-		if (l->arg == arg)
-			l->fn = NULL;
 }
 
 /* What the control thread's own modules know. */
@@ -427,7 +416,7 @@ static unsigned worker_count(const struct dray_config *cfg)
 	return dray_max(n, 1u);
 }
 
-static struct core_config core_config(const struct dray_config *cfg)
+struct core_config agent_core_config(const struct dray_config *cfg)
 {
 	return (struct core_config){
 		.slice_size = (uint64_t)cfg->transfer.slice_size,
@@ -442,6 +431,8 @@ static struct core_config core_config(const struct dray_config *cfg)
 		.backoff_min_ns = cfg->peer.backoff_min,
 		.backoff_max_ns = cfg->peer.backoff_max,
 		/* on one CPU a spinning worker would only keep its client from running */
+		.slow_ns = cfg->transfer.slow,
+		.report_all = cfg->log.transfers,
 		.poll_time_ns = dray_cpu_count() < 2 ? 0 : cfg->agent.poll_time,
 	};
 }
@@ -497,7 +488,7 @@ static void raise_nofile(void)
 
 static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
-	struct core_config core = core_config(cfg);
+	struct core_config core = agent_core_config(cfg);
 	struct passed passed;
 	int ret;
 
@@ -526,6 +517,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 					      .verbs = &verbs_real,
 					      .remote_keys = up_remote_keys,
 					      .worker_node = up_worker_node,
+					      .changed = up_rail_changed,
 					      .peer_quiet = up_peer_quiet,
 					      .arg = a },
 			reterr);
@@ -566,7 +558,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 						    .incarnation = a->identity.incarnation,
 						    .listen_fd = passed.data,
 						    .keys = up_imported,
-						    .changed = up_changed,
+						    .closed = up_session_closed,
 						    .arg = a },
 			   reterr);
 	if (ret < 0)
@@ -580,16 +572,18 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			  reterr);
 }
 
-int agent_start(struct agent *a, const struct config *config, struct dray_err *reterr)
+int agent_start(struct agent *a, struct config *config, const struct config_args *args,
+		struct dray_err *reterr)
 {
 	const struct dray_config *cfg = &config->v;
 	char id[IDENTITY_TEXT_BYTES];
 	int ret;
 
 	*a = (struct agent){ .config = config,
+			     .config_args = args,
 			     .identity = IDENTITY_NULL,
 			     .started_ns = dray_now().ns };
-	dray_list_init(&a->listings);
+	asks_init(a);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_nodes[i] = -1;
 	raise_nofile();
@@ -599,6 +593,11 @@ int agent_start(struct agent *a, const struct config *config, struct dray_err *r
 	ret = agent_watch_signals(a);
 	if (ret < 0)
 		dray_err_set(reterr, ret, DRAY_E_IO, "signals: %s", dray_errno_text(ret));
+	a->history = history_new();
+	if (ret >= 0)
+		ret = a->history ? notify_new(&a->notify, a->event) : -ENOMEM;
+	if (ret < 0)
+		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "%s", dray_errno_text(ret));
 	if (ret >= 0)
 		ret = identity_open(&a->identity, cfg->agent.state_dir, reterr);
 	if (ret >= 0)
@@ -611,7 +610,8 @@ int agent_start(struct agent *a, const struct config *config, struct dray_err *r
 	log_notice("agent", "ready agent_id=%s incarnation=%" PRIu64 " segment=%s workers=%u",
 		   identity_show(a->identity.agent_id, id), a->identity.incarnation,
 		   peers_segment(a->peers), a->pool.n);
-	sd_notifyf(0, "READY=1\nSTATUS=running, segment %s", peers_segment(a->peers));
+	notify_status(a->notify, "running, segment %s", peers_segment(a->peers));
+	notify_ready(a->notify);
 	return 0;
 }
 
@@ -626,7 +626,7 @@ int agent_run(struct agent *a)
 	return ret;
 }
 
-void agent_deinit(struct agent *a)
+bool agent_deinit(struct agent *a)
 {
 	a->control = control_free(a->control);
 	a->detect = detect_free(a->detect);
@@ -634,20 +634,21 @@ void agent_deinit(struct agent *a)
 	a->peers = peers_free(a->peers);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);
-	pool_stop(&a->pool);
+	if (!pool_stop(&a->pool)) {
+		log_error("agent", "a worker does not end; leaving it to the end of the process");
+		return false;
+	}
 	a->rails = rails_free(a->rails);
 	a->regions = regions_free(a->regions);
-	dray_list_for_each(&a->listings, l, struct listing, link) {
-		for (unsigned i = 0; i < l->n; i++)
-			free(l->snapshots[i]);
-		free(l);
-	}
-	dray_list_init(&a->listings);
+	asks_free(a);
 	identity_close(&a->identity);
 	a->identity = IDENTITY_NULL;
 	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
 	a->stop_timer = sd_event_source_disable_unref(a->stop_timer);
+	a->notify = notify_free(a->notify);
+	a->history = history_free(a->history);
 	for (unsigned i = 0; i < a->n_signals; i++)
 		a->signals[i] = sd_event_source_disable_unref(a->signals[i]);
 	a->event = sd_event_unref(a->event);
+	return true;
 }

@@ -9,21 +9,25 @@
 #include <systemd/sd-event.h>
 
 #include "agent/config.h"
+#include "agent/history.h"
 #include "agent/identity.h"
 #include "agent/peer/peer.h"
 #include "agent/region/region.h"
 #include "agent/session/session.h"
 #include "agent/worker/pool.h"
 #include "lib/list.h"
+#include "lib/log.h"
 
 enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N };
 
 struct control;
 struct detect;
+struct notify;
 struct rails;
 
 struct agent {
-	const struct config *config;
+	struct config *config;
+	const struct config_args *config_args;
 	sd_event *event;
 	struct identity identity;
 	struct worker_pool pool;
@@ -33,9 +37,12 @@ struct agent {
 	struct peers *peers;
 	struct sessions *sessions;
 	struct control *control;
+	struct history *history;
+	struct notify *notify; /* NULL: no service manager asked for it */
 	struct detect *detect;
-	int worker_nodes[WORKERS_MAX]; /* NUMA node of each worker, -1: anywhere */
-	struct dray_list listings;     /* agent_list_transfers() under way */
+	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
+	struct dray_list listings, cancels; /* asks.c: under way */
+	uint64_t last_cancel;
 	int64_t started_ns;
 
 	/* drain.c */
@@ -46,23 +53,53 @@ struct agent {
 	bool overdue;     /* the deadline has passed */
 	int exit_status;
 	int64_t drain_deadline_ns;
+	uint64_t left_transfers, left_bytes; /* when it last looked */
 	sd_event_source *drain_timer, *stop_timer;
 	sd_event_source *signals[4];
 	unsigned n_signals;
 };
 
-/* Starts everything; on error nothing is left. The configuration is borrowed. */
-int agent_start(struct agent *a, const struct config *config, struct dray_err *reterr);
+/* Starts everything; on error nothing is left. The configuration, and where it came from, are borrowed. */
+int agent_start(struct agent *a, struct config *config, const struct config_args *args,
+		struct dray_err *reterr);
 
 /* Runs until the end; returns the exit status. */
 int agent_run(struct agent *a);
-void agent_deinit(struct agent *a);
+/* False: a worker does not end, so that most is left as it is and the process must end without more ado. */
+bool agent_deinit(struct agent *a);
 
 /* timeout_ns < 0: the configured limit. -EALREADY while draining or drained. */
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay);
 
 /* Takes new work again. 0, also where it is running; -ESHUTDOWN once the end is decided. */
 int agent_resume(struct agent *a);
+
+/*
+ * Makes the limit of a drain now: it begins one where the agent is running, and stops what is in flight.
+ * stay: as with agent_drain(). 0, or -ESHUTDOWN once the end is decided.
+ */
+int agent_drain_now(struct agent *a, bool stay);
+
+/* How a drain stands; all 0 while the agent is running. */
+struct drain_progress {
+	uint64_t transfers, bytes; /* in flight, and what they have yet to move */
+	uint64_t grants;           /* that peers have yet to give back */
+	int64_t left_ns;           /* to its deadline */
+};
+struct drain_progress agent_drain_progress(struct agent *a);
+
+/* Something has changed: it goes on record, and who listens on the control socket hears of it. */
+void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
+		  const char *after, const char *reason);
+
+/* What workers take from the configuration. */
+struct core_config agent_core_config(const struct dray_config *cfg);
+
+/* Reads the configuration again (reload.c). 0, or -errno with reterr: nothing has changed. */
+int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr);
+
+/* Until the next reload of log.level. who: for the record. */
+void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who);
 
 /* Ends all sessions and connections now, then the loop with this status. Idempotent. */
 void agent_stop(struct agent *a, int status);
@@ -78,6 +115,18 @@ uint64_t agent_metric(struct agent *a, enum dray_metric m);
 /* Asks every worker for its transfers; fn runs later, once, and may not keep them. 0 or -ENOMEM. */
 typedef void (*agent_transfers_fn)(void *arg, struct snapshot *const *snapshots, unsigned n);
 int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg);
+/* The same for the records of those that ended last. */
+int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg);
+
+/*
+ * Stops a transfer. fn runs once, later: code `cancelled`, how the transfer ended where that came first,
+ * `not_found`, or `busy` while somebody else is about it. -ENOENT: there is no such session; -ENOMEM.
+ */
+typedef void (*agent_cancel_fn)(void *arg, uint32_t code);
+int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
+		 void *arg);
+/* What belongs to `arg` will not run. */
+void agent_forget_cancel(struct agent *a, void *arg);
 
 /* Callbacks of listings that belong to `arg` will not run. */
 void agent_forget_listings(struct agent *a, void *arg);

@@ -54,6 +54,18 @@ struct config {
 int config_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 void config_deinit(struct config *c);
 
+/*
+ * Loads anew and takes over the keys that may change while the agent runs; the memory of their former values
+ * goes. All others stay what they were. On error nothing has changed. The lists have the keys, which are
+ * static strings: those that have changed, and those that differ but need a restart.
+ */
+struct config_changes {
+	const char *applied[DRAY_CONFIG_KEY_N], *restart[DRAY_CONFIG_KEY_N];
+	unsigned n_applied, n_restart;
+};
+int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
+		  struct dray_err *reterr);
+
 /* Every effective value as a libconfig file, with its origin as comment. */
 void config_show(const struct config *c, FILE *f);
 

@@ -4,11 +4,12 @@
  * clients and peers, and waits until no worker has a transfer; at the deadline what is left is stopped.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
-#include <systemd/sd-daemon.h>
 
 #include "agent/agent.h"
 #include "agent/control/control.h"
+#include "agent/notify.h"
 #include "lib/log.h"
 
 /* How often the workers are asked whether anything is in flight. */
@@ -27,15 +28,16 @@ const char *agent_state_name(enum agent_state s)
 	return state_names[s];
 }
 
-static void set_state(struct agent *a, enum agent_state next)
+static void set_state(struct agent *a, enum agent_state next, const char *why)
 {
 	enum agent_state old = a->state;
 
 	if (old == next)
 		return;
 	a->state = next;
-	log_notice("agent", "state %s -> %s", state_names[old], state_names[next]);
-	sd_notifyf(0, "STATUS=%s", state_names[next]);
+	log_notice("agent", "state %s -> %s: %s", state_names[old], state_names[next], why);
+	notify_status(a->notify, "%s", state_names[next]);
+	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
 	if (a->control)
 		control_state_changed(a->control, old, next);
 }
@@ -82,7 +84,7 @@ void agent_stop(struct agent *a, int status)
 	a->stopping = true;
 	a->exit_status = status;
 	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
-	sd_notify(0, "STOPPING=1");
+	notify_stopping(a->notify);
 	if (after(a, &a->stop_timer, STOP_LIMIT_NS, stop_limit) < 0)
 		sd_event_exit(a->event, status);
 	sessions_stop(a->sessions, sessions_stopped, a);
@@ -93,20 +95,24 @@ static int look(sd_event_source *s, uint64_t usec, void *arg);
 static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
 {
 	struct agent *a = arg;
-	unsigned left = 0;
+	uint64_t left = 0, bytes = 0;
 
 	if (a->stopping || a->state != AGENT_DRAINING)
 		return;
-	for (unsigned i = 0; i < n; i++)
-		left += snapshots[i]->n;
+	for (unsigned i = 0; i < n; i++) {
+		left += snapshots[i]->in_flight;
+		bytes += snapshots[i]->bytes_left;
+	}
+	a->left_transfers = left;
+	a->left_bytes = bytes;
 	/* peers give their grants back when what they have in flight here has finished */
 	if (left || (grants_total(a->regions) && dray_now().ns < a->drain_deadline_ns)) {
 		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
 			a->overdue = true;
-			log_warning(
-				"agent",
-				"drain deadline passed with %u transfers in flight, stopping them",
-				left);
+			log_warning("agent",
+				    "drain deadline passed with %" PRIu64
+				    " transfers in flight, stopping them",
+				    left);
 			for (unsigned i = 0; i < a->pool.n; i++)
 				worker_post(a->pool.workers[i],
 					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
@@ -116,7 +122,9 @@ static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
 			agent_stop(a, 1);
 		return;
 	}
-	set_state(a, AGENT_DRAINED);
+	set_state(a, AGENT_DRAINED,
+		  a->overdue ? "what was in flight was stopped at the deadline" :
+			       "nothing is in flight");
 	if (!a->stay)
 		agent_stop(a, 0);
 }
@@ -143,7 +151,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
 	a->stay = stay;
 	a->drain_deadline_ns = dray_now().ns + timeout_ns;
-	set_state(a, AGENT_DRAINING);
+	set_state(a, AGENT_DRAINING, a->told_to_end ? "SIGTERM" : "asked for");
 	for (unsigned i = 0; i < a->pool.n; i++)
 		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_DRAIN });
 	regions_drain(a->regions, true);
@@ -170,8 +178,34 @@ int agent_resume(struct agent *a)
 	regions_drain(a->regions, false);
 	sessions_resume(a->sessions);
 	peers_resume(a->peers);
-	set_state(a, AGENT_RUNNING);
+	set_state(a, AGENT_RUNNING, "resumed");
 	return 0;
+}
+
+int agent_drain_now(struct agent *a, bool stay)
+{
+	if (a->stopping)
+		return -ESHUTDOWN;
+	if (a->state == AGENT_RUNNING)
+		return agent_drain(a, 0, stay);
+	/* SIGTERM has the last word on what comes after */
+	a->stay = stay && !a->told_to_end;
+	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, dray_now().ns);
+	if (a->state == AGENT_DRAINED && !a->stay)
+		agent_stop(a, 0);
+	return 0;
+}
+
+struct drain_progress agent_drain_progress(struct agent *a)
+{
+	int64_t left_ns = a->drain_deadline_ns - dray_now().ns;
+
+	if (a->state != AGENT_DRAINING)
+		return (struct drain_progress){ .transfers = 0 };
+	return (struct drain_progress){ .transfers = a->left_transfers,
+					.bytes = a->left_bytes,
+					.grants = grants_total(a->regions),
+					.left_ns = dray_max(left_ns, (int64_t)0) };
 }
 
 static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, void *arg)
@@ -180,7 +214,10 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 
 	(void)s;
 	if (si->ssi_signo == SIGHUP) {
-		log_warning("agent", "SIGHUP: the configuration is read at start only, ignoring");
+		struct config_changes changes;
+
+		log_notice("agent", "SIGHUP: reading the configuration again");
+		agent_reload(a, &changes, NULL);
 		return 0;
 	}
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING) {

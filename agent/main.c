@@ -9,7 +9,7 @@
 #include "lib/log.h"
 
 /* Exit statuses: 0 drained, 1 failed, 2 wrong use. */
-static int run(const struct config *config)
+static int run(struct config *config, const struct config_args *args)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct agent agent;
@@ -19,12 +19,13 @@ static int run(const struct config *config)
 		       (enum dray_log_format)config->v.log.format);
 	for (size_t i = 0; i < config->warnings.n; i++)
 		log_warning("config", "%s", config->warnings.v[i]);
-	if (agent_start(&agent, config, &err) < 0) {
+	if (agent_start(&agent, config, args, &err) < 0) {
 		log_error("agent", "%s", err.msg);
 		return 1;
 	}
 	status = agent_run(&agent);
-	agent_deinit(&agent);
+	if (!agent_deinit(&agent))
+		_exit(status);
 	return status;
 }
 
@@ -55,7 +56,7 @@ int main(int argc, char **argv)
 		for (size_t i = 0; i < config.warnings.n; i++)
 			fprintf(stderr, "drayd: %s\n", config.warnings.v[i]);
 	} else {
-		status = run(&config);
+		status = run(&config, &args.config);
 	}
 	config_deinit(&config);
 	args_deinit(&args);

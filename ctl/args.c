@@ -24,7 +24,22 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_WAIT] = { "--wait", NULL, "return when the agent is drained" },
 	[CTL_OPTION_LIMIT] = { "--timeout", "DURATION",
 			       "stop what is in flight after this; agent.drain_timeout" },
+	[CTL_OPTION_FORCE] = { "--force", NULL,
+			       "stop what is in flight at once, also of a drain under way" },
 	[CTL_OPTION_STAY] = { "--stay", NULL, "the agent stays, drained, instead of exiting" },
+
+	[CTL_OPTION_ENABLE] = { "--enable", "DEVICE[/PORT]", "use the port again; port 1" },
+	[CTL_OPTION_DISABLE] = { "--disable", "DEVICE[/PORT]",
+				 "use the port no more, until --enable or a restart; port 1" },
+
+	[CTL_OPTION_RECENT] = { "--recent", NULL,
+				"the last 1,000 that ended, and where their time went" },
+	[CTL_OPTION_REPEAT] = { "--watch", NULL, "look again each --interval, until interrupted" },
+	[CTL_OPTION_INTERVAL] = { "--interval", "DURATION", "time between two looks; 1s" },
+	[CTL_OPTION_LOOKS] = { "--count", "N", "end after so many looks" },
+
+	[CTL_OPTION_ORIGIN] = { "--origin", NULL,
+				"where each value comes from, and whether it reloads" },
 
 	[CTL_OPTION_SOCKET] = { "--socket", "PATH", "data socket; $DRAY_SOCKET, else libdray's" },
 	[CTL_OPTION_SIZE] = { "--size", "SIZE", "bytes of an operation; 1MiB" },
@@ -152,8 +167,10 @@ static int word_take(struct ctl *c, const struct ctl_verb **verb, const char *wo
 	if (*verb)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
 				   "drayctl %s takes %s, and \"%.60s\" is %s", (*verb)->name,
-				   (*verb)->max_args ? "one argument" : "no argument", word,
-				   (*verb)->max_args ? "another" : "one");
+				   (*verb)->max_args > 1 ? "two arguments" :
+				   (*verb)->max_args     ? "one argument" :
+							   "no argument",
+				   word, (*verb)->max_args ? "another" : "one");
 	*verb = ctl_verb_find(word, &nearest);
 	if (*verb)
 		return 0;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -211,12 +212,22 @@ int ctl_bus_call(struct ctl_bus *b, sd_bus_message *m, sd_bus_message **ret_repl
 }
 
 int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		struct ctl_err *reterr)
+		struct ctl_err *reterr, const char *types, ...)
 {
 	sd_bus_message *m;
+	va_list ap;
+	int ret = 0;
 
 	if (ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, member, &m, reterr) < 0)
 		return -1;
+	va_start(ap, types);
+	if (types)
+		ret = sd_bus_message_appendv(m, types, ap);
+	va_end(ap);
+	if (ret < 0) {
+		sd_bus_message_unref(m);
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s: %s", member, dray_errno_text(ret));
+	}
 	return ctl_bus_call(b, m, ret_reply, reterr);
 }
 

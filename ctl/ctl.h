@@ -48,6 +48,17 @@ enum ctl_option_id {
 	CTL_OPTION_WAIT = CTL_OPTION_GLOBAL_N,
 	CTL_OPTION_LIMIT,
 	CTL_OPTION_STAY,
+	CTL_OPTION_FORCE,
+	/* rails */
+	CTL_OPTION_ENABLE,
+	CTL_OPTION_DISABLE,
+	/* transfers, top */
+	CTL_OPTION_RECENT,
+	CTL_OPTION_REPEAT,
+	CTL_OPTION_INTERVAL,
+	CTL_OPTION_LOOKS,
+	/* config */
+	CTL_OPTION_ORIGIN,
 	/* bench */
 	CTL_OPTION_SOCKET,
 	CTL_OPTION_SIZE,
@@ -79,7 +90,8 @@ enum ctl_option_id {
 struct ctl_env {
 	const char *control; /* $DRAY_CONTROL_SOCKET, or NULL */
 	const char *socket;  /* $DRAY_SOCKET, or NULL */
-	bool color;          /* a terminal that wants it */
+	bool terminal;       /* standard output is one */
+	bool color;          /* and wants it */
 	int in;              /* standard input */
 };
 
@@ -125,10 +137,17 @@ int ctl_peers(struct ctl *c);
 int ctl_rails(struct ctl *c);
 int ctl_paths(struct ctl *c);
 int ctl_transfers(struct ctl *c);
+int ctl_cancel(struct ctl *c);
+int ctl_close(struct ctl *c);
+int ctl_events(struct ctl *c);
+int ctl_top(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_drain(struct ctl *c);
 int ctl_resume(struct ctl *c);
+int ctl_reload(struct ctl *c);
+int ctl_config(struct ctl *c);
+int ctl_log_level(struct ctl *c);
 int ctl_bench(struct ctl *c);
 int ctl_version(struct ctl *c);
 int ctl_help(struct ctl *c);

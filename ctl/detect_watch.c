@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drayctl detect --watch */
 #include <errno.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #include "ctl/detect.h"
 #include "ctl/human.h"
+#include "ctl/interrupt.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "netdetect/monitor.h"
@@ -19,7 +16,7 @@ struct watch {
 	const struct ctl_detect *d;
 	struct nd_monitor *monitor;
 	struct nd_scan *now;
-	int signal_fd;
+	struct ctl_interrupt interrupt;
 };
 
 /* {"change": "..."}, on a line of its own */
@@ -70,24 +67,13 @@ static int look(struct watch *w, bool first, struct ctl_err *reterr)
 /* 1: something changed; 0: it is time to end; -1. */
 static int wait_change(struct watch *w, struct ctl_err *reterr)
 {
-	struct signalfd_siginfo got;
-	struct pollfd p[3] = { { w->signal_fd, POLLIN, 0 },
-			       { nd_monitor_fd(w->monitor), POLLIN, 0 },
-			       /* the reader went away: POLLERR comes unasked */
-			       { fileno(w->c->out), 0, 0 } };
+	int r;
 
-	for (;;) {
-		if (poll(p, 3, -1) < 0 && errno != EINTR)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "waiting: %s",
-					   dray_errno_text(errno));
-		/* taken, or it would end the process when it is no longer blocked */
-		if (p[0].revents && read(w->signal_fd, &got, sizeof(got)) > 0)
-			return 0;
-		if (p[2].revents)
-			return 0;
-		if (p[1].revents && nd_monitor_read(w->monitor))
-			return 1;
-	}
+	do
+		r = ctl_interrupt_wait(&w->interrupt, w->c->out, nd_monitor_fd(w->monitor), -1,
+				       reterr);
+	while (r == CTL_WAKE_READY && !nd_monitor_read(w->monitor));
+	return r < 0 ? r : r == CTL_WAKE_READY;
 }
 
 static int run(struct watch *w, struct ctl_err *reterr)
@@ -109,24 +95,17 @@ int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d)
 	struct watch w = { .c = c, .d = d };
 	struct ctl_err err = CTL_ERR_NULL;
 	struct dray_err e = DRAY_ERR_NULL;
-	sigset_t stop, former;
 	int r;
 
 	if (nd_monitor_new(&monitor, &e) < 0) {
 		ctl_err_set(&err, CTL_EXIT_FAILED, "%s", e.msg);
 		return ctl_fail(c, &err);
 	}
-	sigemptyset(&stop);
-	sigaddset(&stop, SIGINT);
-	sigaddset(&stop, SIGTERM);
-	sigprocmask(SIG_BLOCK, &stop, &former);
 	w.monitor = monitor;
-	w.signal_fd = signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK);
-	r = w.signal_fd < 0 ?
-		    ctl_err_set(&err, CTL_EXIT_FAILED, "signals: %s", dray_errno_text(errno)) :
-		    run(&w, &err);
-	dray_close(w.signal_fd);
-	sigprocmask(SIG_SETMASK, &former, NULL);
+	if (ctl_interrupt_begin(&w.interrupt, &err) < 0)
+		return ctl_fail(c, &err);
+	r = run(&w, &err);
+	ctl_interrupt_end(&w.interrupt);
 	nd_scan_free(w.now);
 	return r < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
 }

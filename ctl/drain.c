@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drain: asks for it, and may wait for the end. resume: takes it back. */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "ctl/args.h"
 #include "ctl/bus.h"
+#include "ctl/human.h"
 #include "ctl/json.h"
+#include "ctl/properties.h"
 #include "ctl/rows.h"
 #include "lib/err.h"
 #include "lib/time.h"
@@ -37,18 +40,15 @@ static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t 
 		     struct ctl_err *reterr)
 {
 	int64_t ms = (limit_ns + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
-	sd_bus_message *m, *reply = NULL;
+	bool stay = c->values[CTL_OPTION_STAY];
+	sd_bus_message *reply = NULL;
 	int ret;
 
-	ret = ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, DRAY_DBUS_METHOD_DRAIN, &m, reterr);
-	if (ret < 0)
-		return ret;
-	ret = sd_bus_message_append(m, "ub", (uint32_t)ms, c->values[CTL_OPTION_STAY] != NULL);
-	if (ret < 0) {
-		sd_bus_message_unref(m);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "drain: %s", dray_errno_text(ret));
-	}
-	ret = ctl_bus_call(b, m, &reply, reterr);
+	if (c->values[CTL_OPTION_FORCE])
+		ret = ctl_bus_ask(b, DRAY_DBUS_METHOD_DRAIN_NOW, &reply, reterr, "b", stay);
+	else
+		ret = ctl_bus_ask(b, DRAY_DBUS_METHOD_DRAIN, &reply, reterr, "ub", (uint32_t)ms,
+				  stay);
 	sd_bus_message_unref(reply);
 	if (ret < 0 && !strcmp(reterr->name, DRAY_DBUS_ERROR_DRAINING)) {
 		*reterr = CTL_ERR_NULL;
@@ -81,20 +81,39 @@ static int state_is(struct ctl_bus *b, const char *which, bool *ret_is, struct c
 	return ret < 0 ? ctl_bus_bad_reply(reterr, "State", ret) : 0;
 }
 
-static int state_look(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+/* On the error stream: what scripts read is the end. */
+static void progress_print(struct ctl *c, const struct ctl_properties *p)
 {
-	bool drained = false;
-	int ret = state_is(b, DRAINED, &drained, reterr);
+	char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
 
-	d->drained |= drained;
-	return ret;
+	if (c->format != CTL_TEXT)
+		return;
+	fprintf(c->err,
+		"draining: %" PRIu64 " transfers with %s to go, %" PRIu64
+		" grants of peers, stopped in %s at the latest\n",
+		p->transfers_left, ctl_show_size(p->bytes_left, bytes), p->grants_left,
+		ctl_show_span(p->deadline_ns, left));
+	fflush(c->err);
+}
+
+static int state_look(struct ctl *c, struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+{
+	struct ctl_properties p;
+
+	if (ctl_properties_get(&p, b, reterr) < 0)
+		return -1;
+	d->drained |= !strcmp(p.state, DRAINED);
+	if (!d->drained && c->values[CTL_OPTION_WAIT])
+		progress_print(c, &p);
+	ctl_properties_deinit(&p);
+	return 0;
 }
 
 /*
  * Until it is drained or gone. How long that takes is the agent's to say, by its limit; here only its silence
  * ends the wait.
  */
-static int drain_wait(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+static int drain_wait(struct ctl *c, struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
 {
 	while (!d->drained) {
 		int64_t look = dray_now().ns + LOOK_NS, left;
@@ -105,7 +124,7 @@ static int drain_wait(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr
 			d->gone = true;
 			return 0;
 		}
-		if (d->drained || state_look(b, d, reterr) == 0)
+		if (d->drained || state_look(c, b, d, reterr) == 0)
 			continue;
 		/* it may end between the question and the answer */
 		if (sd_bus_is_open(b->bus) > 0 || d->drained)
@@ -152,6 +171,10 @@ int ctl_drain(struct ctl *c)
 	int64_t limit_ns;
 	int ret;
 
+	if (c->values[CTL_OPTION_FORCE] && c->values[CTL_OPTION_LIMIT]) {
+		ctl_err_set(&err, CTL_EXIT_USAGE, "--force and --timeout exclude each other");
+		return ctl_fail(c, &err);
+	}
 	ret = ctl_option_span(c, CTL_OPTION_LIMIT, DRAY_NS_PER_MS, DRAIN_MAX_NS, 0, &limit_ns,
 			      &err);
 	if (!ret)
@@ -163,9 +186,9 @@ int ctl_drain(struct ctl *c)
 	if (!ret)
 		ret = drain_ask(c, &bus, &d, limit_ns, &err);
 	if (!ret && d.already)
-		ret = state_look(&bus, &d, &err);
+		ret = state_look(c, &bus, &d, &err);
 	if (!ret && c->values[CTL_OPTION_WAIT])
-		ret = drain_wait(&bus, &d, &err);
+		ret = drain_wait(c, &bus, &d, &err);
 	if (!ret && d.gone)
 		ret = ctl_err_set(&err, CTL_EXIT_FAILED,
 				  "the agent ended without saying that it was drained");
@@ -188,7 +211,7 @@ int ctl_resume(struct ctl *c)
 		ret = state_is(&bus, RUNNING, &already, &err);
 	/* asked for all the same: a drain may have begun since */
 	if (!ret)
-		ret = ctl_bus_ask(&bus, DRAY_DBUS_METHOD_RESUME, &reply, &err);
+		ret = ctl_bus_ask(&bus, DRAY_DBUS_METHOD_RESUME, &reply, &err, NULL);
 	sd_bus_message_unref(reply);
 	if (!ret)
 		state_print(c, RUNNING, already, already ? " already" : NULL);

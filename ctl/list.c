@@ -1,166 +1,212 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The verbs that list things. JSON and the plain form have every field of the schema, in its order; the
- * table has those that people look at.
- */
+#include "ctl/list.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <time.h>
 
-#include "ctl/bus.h"
-#include "ctl/ctl.h"
 #include "ctl/human.h"
 #include "ctl/json.h"
-#include "ctl/rows.h"
-#include "ctl/table.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 
-/* Longest text in a table or line. */
-#define TEXT_MAX 1200
-
-enum kind { TEXT, STATE, NUMBER, SIGNED, SIZE, SPAN, BITS, YES_NO };
-
-struct column {
-	const char *title;
-	unsigned field;
-	enum kind kind;
-};
-
-struct list {
-	const char *member; /* method */
-	const char *what;   /* key in JSON, and the noun */
-	const struct dray_dbus_field *fields;
-	unsigned n_fields;
-	struct column columns[CTL_TABLE_COLUMNS_MAX]; /* up to the first without a title */
-};
-
-static const struct list sessions = {
+const struct ctl_list ctl_list_sessions = {
 	DRAY_DBUS_METHOD_LIST_SESSIONS,
+	NULL,
 	"sessions",
 	dray_dbus_session_fields,
 	DRAY_DBUS_SESSION_FIELD_N,
 	{
-		{ "SESSION", DRAY_DBUS_SESSION_FIELD_SESSION, NUMBER },
-		{ "NAME", DRAY_DBUS_SESSION_FIELD_NAME, TEXT },
-		{ "GROUP", DRAY_DBUS_SESSION_FIELD_GROUP, TEXT },
-		{ "UID", DRAY_DBUS_SESSION_FIELD_UID, NUMBER },
-		{ "PID", DRAY_DBUS_SESSION_FIELD_PID, NUMBER },
-		{ "WORKER", DRAY_DBUS_SESSION_FIELD_WORKER, NUMBER },
-		{ "REGIONS", DRAY_DBUS_SESSION_FIELD_REGIONS, NUMBER },
-		{ "REMOTES", DRAY_DBUS_SESSION_FIELD_REMOTES, NUMBER },
-		{ "TOKENS", DRAY_DBUS_SESSION_FIELD_TOKENS, NUMBER },
-		{ "RING", DRAY_DBUS_SESSION_FIELD_RING, YES_NO },
-		{ "AGE", DRAY_DBUS_SESSION_FIELD_AGE_NS, SPAN },
+		{ "SESSION", DRAY_DBUS_SESSION_FIELD_SESSION, CTL_CELL_NUMBER },
+		{ "NAME", DRAY_DBUS_SESSION_FIELD_NAME, CTL_CELL_TEXT },
+		{ "GROUP", DRAY_DBUS_SESSION_FIELD_GROUP, CTL_CELL_TEXT },
+		{ "UID", DRAY_DBUS_SESSION_FIELD_UID, CTL_CELL_NUMBER },
+		{ "PID", DRAY_DBUS_SESSION_FIELD_PID, CTL_CELL_NUMBER },
+		{ "WORKER", DRAY_DBUS_SESSION_FIELD_WORKER, CTL_CELL_NUMBER },
+		{ "REGIONS", DRAY_DBUS_SESSION_FIELD_REGIONS, CTL_CELL_NUMBER },
+		{ "REMOTES", DRAY_DBUS_SESSION_FIELD_REMOTES, CTL_CELL_NUMBER },
+		{ "TOKENS", DRAY_DBUS_SESSION_FIELD_TOKENS, CTL_CELL_NUMBER },
+		{ "RING", DRAY_DBUS_SESSION_FIELD_RING, CTL_CELL_YES_NO },
+		{ "AGE", DRAY_DBUS_SESSION_FIELD_AGE_NS, CTL_CELL_SPAN },
 	},
 };
 
-static const struct list regions = {
+const struct ctl_list ctl_list_regions = {
 	DRAY_DBUS_METHOD_LIST_REGIONS,
+	NULL,
 	"regions",
 	dray_dbus_region_fields,
 	DRAY_DBUS_REGION_FIELD_N,
 	{
-		{ "REGION", DRAY_DBUS_REGION_FIELD_REGION, NUMBER },
-		{ "NAME", DRAY_DBUS_REGION_FIELD_NAME, TEXT },
-		{ "SESSION", DRAY_DBUS_REGION_FIELD_SESSION, NUMBER },
-		{ "KIND", DRAY_DBUS_REGION_FIELD_KIND, TEXT },
-		{ "ACCESS", DRAY_DBUS_REGION_FIELD_ACCESS, TEXT },
-		{ "EXTENTS", DRAY_DBUS_REGION_FIELD_EXTENTS, NUMBER },
-		{ "LENGTH", DRAY_DBUS_REGION_FIELD_LENGTH, SIZE },
-		{ "TOKENS", DRAY_DBUS_REGION_FIELD_TOKENS, NUMBER },
-		{ "GRANTS", DRAY_DBUS_REGION_FIELD_GRANTS, NUMBER },
-		{ "STATE", DRAY_DBUS_REGION_FIELD_STATE, STATE },
-		{ "RDMA", DRAY_DBUS_REGION_FIELD_RDMA, TEXT },
+		{ "REGION", DRAY_DBUS_REGION_FIELD_REGION, CTL_CELL_NUMBER },
+		{ "NAME", DRAY_DBUS_REGION_FIELD_NAME, CTL_CELL_TEXT },
+		{ "SESSION", DRAY_DBUS_REGION_FIELD_SESSION, CTL_CELL_NUMBER },
+		{ "KIND", DRAY_DBUS_REGION_FIELD_KIND, CTL_CELL_TEXT },
+		{ "ACCESS", DRAY_DBUS_REGION_FIELD_ACCESS, CTL_CELL_TEXT },
+		{ "EXTENTS", DRAY_DBUS_REGION_FIELD_EXTENTS, CTL_CELL_NUMBER },
+		{ "LENGTH", DRAY_DBUS_REGION_FIELD_LENGTH, CTL_CELL_SIZE },
+		{ "TOKENS", DRAY_DBUS_REGION_FIELD_TOKENS, CTL_CELL_NUMBER },
+		{ "GRANTS", DRAY_DBUS_REGION_FIELD_GRANTS, CTL_CELL_NUMBER },
+		{ "STATE", DRAY_DBUS_REGION_FIELD_STATE, CTL_CELL_STATE },
+		{ "RDMA", DRAY_DBUS_REGION_FIELD_RDMA, CTL_CELL_TEXT },
 	},
 };
 
-static const struct list peers = {
+const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS,
+	NULL,
 	"peers",
 	dray_dbus_peer_fields,
 	DRAY_DBUS_PEER_FIELD_N,
 	{
-		{ "SEGMENT", DRAY_DBUS_PEER_FIELD_SEGMENT, TEXT },
-		{ "AGENT", DRAY_DBUS_PEER_FIELD_AGENT_ID, TEXT },
-		{ "STATE", DRAY_DBUS_PEER_FIELD_STATE, STATE },
-		{ "FOR", DRAY_DBUS_PEER_FIELD_SINCE_NS, SPAN },
-		{ "HEARD", DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS, SPAN },
-		{ "PATH", DRAY_DBUS_PEER_FIELD_TRANSPORT, TEXT },
-		{ "STREAMS", DRAY_DBUS_PEER_FIELD_STREAMS, NUMBER },
-		{ "RAILS", DRAY_DBUS_PEER_FIELD_RAILS, NUMBER },
-		{ "GRANTS", DRAY_DBUS_PEER_FIELD_GRANTS, NUMBER },
-		{ "IMPORTS", DRAY_DBUS_PEER_FIELD_IMPORTS, NUMBER },
-		{ "REASON", DRAY_DBUS_PEER_FIELD_REASON, TEXT },
+		{ "SEGMENT", DRAY_DBUS_PEER_FIELD_SEGMENT, CTL_CELL_TEXT },
+		{ "AGENT", DRAY_DBUS_PEER_FIELD_AGENT_ID, CTL_CELL_TEXT },
+		{ "STATE", DRAY_DBUS_PEER_FIELD_STATE, CTL_CELL_STATE },
+		{ "FOR", DRAY_DBUS_PEER_FIELD_SINCE_NS, CTL_CELL_SPAN },
+		{ "HEARD", DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS, CTL_CELL_SPAN },
+		{ "PATH", DRAY_DBUS_PEER_FIELD_TRANSPORT, CTL_CELL_TEXT },
+		{ "STREAMS", DRAY_DBUS_PEER_FIELD_STREAMS, CTL_CELL_NUMBER },
+		{ "RAILS", DRAY_DBUS_PEER_FIELD_RAILS, CTL_CELL_NUMBER },
+		{ "GRANTS", DRAY_DBUS_PEER_FIELD_GRANTS, CTL_CELL_NUMBER },
+		{ "IMPORTS", DRAY_DBUS_PEER_FIELD_IMPORTS, CTL_CELL_NUMBER },
+		{ "REASON", DRAY_DBUS_PEER_FIELD_REASON, CTL_CELL_TEXT },
 	},
 };
 
-static const struct list rails = {
+const struct ctl_list ctl_list_rails = {
 	DRAY_DBUS_METHOD_LIST_RAILS,
+	NULL,
 	"rails",
 	dray_dbus_rail_fields,
 	DRAY_DBUS_RAIL_FIELD_N,
 	{
-		{ "DEVICE", DRAY_DBUS_RAIL_FIELD_DEVICE, TEXT },
-		{ "PORT", DRAY_DBUS_RAIL_FIELD_PORT, NUMBER },
-		{ "LINK", DRAY_DBUS_RAIL_FIELD_STATE, STATE },
-		{ "RAIL", DRAY_DBUS_RAIL_FIELD_RAIL, SIGNED },
-		{ "STATE", DRAY_DBUS_RAIL_FIELD_RAIL_STATE, STATE },
-		{ "RATE", DRAY_DBUS_RAIL_FIELD_RATE, BITS },
-		{ "MTU", DRAY_DBUS_RAIL_FIELD_MTU, NUMBER },
-		{ "NETDEV", DRAY_DBUS_RAIL_FIELD_NETDEV, TEXT },
-		{ "NUMA", DRAY_DBUS_RAIL_FIELD_NUMA, SIGNED },
-		{ "INDEX", DRAY_DBUS_RAIL_FIELD_GID_INDEX, SIGNED },
-		{ "GID", DRAY_DBUS_RAIL_FIELD_GID, TEXT },
-		{ "REASON", DRAY_DBUS_RAIL_FIELD_REASON, TEXT },
+		{ "DEVICE", DRAY_DBUS_RAIL_FIELD_DEVICE, CTL_CELL_TEXT },
+		{ "PORT", DRAY_DBUS_RAIL_FIELD_PORT, CTL_CELL_NUMBER },
+		{ "LINK", DRAY_DBUS_RAIL_FIELD_STATE, CTL_CELL_STATE },
+		{ "RAIL", DRAY_DBUS_RAIL_FIELD_RAIL, CTL_CELL_SIGNED },
+		{ "STATE", DRAY_DBUS_RAIL_FIELD_RAIL_STATE, CTL_CELL_STATE },
+		{ "RATE", DRAY_DBUS_RAIL_FIELD_RATE, CTL_CELL_BITS },
+		{ "MTU", DRAY_DBUS_RAIL_FIELD_MTU, CTL_CELL_NUMBER },
+		{ "NETDEV", DRAY_DBUS_RAIL_FIELD_NETDEV, CTL_CELL_TEXT },
+		{ "NUMA", DRAY_DBUS_RAIL_FIELD_NUMA, CTL_CELL_SIGNED },
+		{ "INDEX", DRAY_DBUS_RAIL_FIELD_GID_INDEX, CTL_CELL_SIGNED },
+		{ "GID", DRAY_DBUS_RAIL_FIELD_GID, CTL_CELL_TEXT },
+		{ "REASON", DRAY_DBUS_RAIL_FIELD_REASON, CTL_CELL_TEXT },
 	},
 };
 
-static const struct list paths = {
+const struct ctl_list ctl_list_paths = {
 	DRAY_DBUS_METHOD_LIST_PATHS,
+	NULL,
 	"paths",
 	dray_dbus_path_fields,
 	DRAY_DBUS_PATH_FIELD_N,
 	{
-		{ "SEGMENT", DRAY_DBUS_PATH_FIELD_SEGMENT, TEXT },
-		{ "DEVICE", DRAY_DBUS_PATH_FIELD_DEVICE, TEXT },
-		{ "PORT", DRAY_DBUS_PATH_FIELD_PORT, NUMBER },
-		{ "GID", DRAY_DBUS_PATH_FIELD_GID, TEXT },
-		{ "TO GID", DRAY_DBUS_PATH_FIELD_TO_GID, TEXT },
-		{ "MTU", DRAY_DBUS_PATH_FIELD_MTU, NUMBER },
-		{ "STATE", DRAY_DBUS_PATH_FIELD_STATE, STATE },
-		{ "QPS", DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS, NUMBER },
-		{ "SENT", DRAY_DBUS_PATH_FIELD_SENT_BYTES, SIZE },
-		{ "RECEIVED", DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES, SIZE },
-		{ "RETRIES", DRAY_DBUS_PATH_FIELD_RETRIES, NUMBER },
-		{ "REASON", DRAY_DBUS_PATH_FIELD_REASON, TEXT },
+		{ "SEGMENT", DRAY_DBUS_PATH_FIELD_SEGMENT, CTL_CELL_TEXT },
+		{ "DEVICE", DRAY_DBUS_PATH_FIELD_DEVICE, CTL_CELL_TEXT },
+		{ "PORT", DRAY_DBUS_PATH_FIELD_PORT, CTL_CELL_NUMBER },
+		{ "GID", DRAY_DBUS_PATH_FIELD_GID, CTL_CELL_TEXT },
+		{ "TO GID", DRAY_DBUS_PATH_FIELD_TO_GID, CTL_CELL_TEXT },
+		{ "MTU", DRAY_DBUS_PATH_FIELD_MTU, CTL_CELL_NUMBER },
+		{ "STATE", DRAY_DBUS_PATH_FIELD_STATE, CTL_CELL_STATE },
+		{ "QPS", DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS, CTL_CELL_NUMBER },
+		{ "SENT", DRAY_DBUS_PATH_FIELD_SENT_BYTES, CTL_CELL_SIZE },
+		{ "RECEIVED", DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES, CTL_CELL_SIZE },
+		{ "RETRIES", DRAY_DBUS_PATH_FIELD_RETRIES, CTL_CELL_NUMBER },
+		{ "REASON", DRAY_DBUS_PATH_FIELD_REASON, CTL_CELL_TEXT },
 	},
 };
 
-static const struct list transfers = {
+const struct ctl_list ctl_list_transfers = {
 	DRAY_DBUS_METHOD_LIST_TRANSFERS,
+	NULL,
 	"transfers",
 	dray_dbus_transfer_fields,
 	DRAY_DBUS_TRANSFER_FIELD_N,
 	{
-		{ "SESSION", DRAY_DBUS_TRANSFER_FIELD_SESSION, NUMBER },
-		{ "REQUEST", DRAY_DBUS_TRANSFER_FIELD_REQUEST, NUMBER },
-		{ "WAY", DRAY_DBUS_TRANSFER_FIELD_DIRECTION, TEXT },
-		{ "CLASS", DRAY_DBUS_TRANSFER_FIELD_CLASS, TEXT },
-		{ "PATH", DRAY_DBUS_TRANSFER_FIELD_TRANSPORT, TEXT },
-		{ "STATE", DRAY_DBUS_TRANSFER_FIELD_STATE, STATE },
-		{ "OPS", DRAY_DBUS_TRANSFER_FIELD_OPERATIONS, NUMBER },
-		{ "BYTES", DRAY_DBUS_TRANSFER_FIELD_BYTES, SIZE },
-		{ "DONE", DRAY_DBUS_TRANSFER_FIELD_BYTES_DONE, SIZE },
-		{ "SLICES", DRAY_DBUS_TRANSFER_FIELD_SLICES, NUMBER },
-		{ "AGE", DRAY_DBUS_TRANSFER_FIELD_AGE_NS, SPAN },
-		{ "LEFT", DRAY_DBUS_TRANSFER_FIELD_LEFT_NS, SPAN },
+		{ "SESSION", DRAY_DBUS_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
+		{ "REQUEST", DRAY_DBUS_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
+		{ "WAY", DRAY_DBUS_TRANSFER_FIELD_DIRECTION, CTL_CELL_TEXT },
+		{ "CLASS", DRAY_DBUS_TRANSFER_FIELD_CLASS, CTL_CELL_TEXT },
+		{ "PATH", DRAY_DBUS_TRANSFER_FIELD_TRANSPORT, CTL_CELL_TEXT },
+		{ "STATE", DRAY_DBUS_TRANSFER_FIELD_STATE, CTL_CELL_STATE },
+		{ "OPS", DRAY_DBUS_TRANSFER_FIELD_OPERATIONS, CTL_CELL_NUMBER },
+		{ "BYTES", DRAY_DBUS_TRANSFER_FIELD_BYTES, CTL_CELL_SIZE },
+		{ "DONE", DRAY_DBUS_TRANSFER_FIELD_BYTES_DONE, CTL_CELL_SIZE },
+		{ "SLICES", DRAY_DBUS_TRANSFER_FIELD_SLICES, CTL_CELL_NUMBER },
+		{ "AGE", DRAY_DBUS_TRANSFER_FIELD_AGE_NS, CTL_CELL_SPAN },
+		{ "LEFT", DRAY_DBUS_TRANSFER_FIELD_LEFT_NS, CTL_CELL_SPAN },
+	},
+};
+
+const struct ctl_list ctl_list_ended = {
+	DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS,
+	NULL,
+	"ended_transfers",
+	dray_dbus_ended_transfer_fields,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
+	{
+		{ "AGO", DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS, CTL_CELL_SPAN },
+		{ "SESSION", DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
+		{ "REQUEST", DRAY_DBUS_ENDED_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
+		{ "SEGMENT", DRAY_DBUS_ENDED_TRANSFER_FIELD_SEGMENT, CTL_CELL_TEXT },
+		{ "WAY", DRAY_DBUS_ENDED_TRANSFER_FIELD_DIRECTION, CTL_CELL_TEXT },
+		{ "PATH", DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT, CTL_CELL_TEXT },
+		{ "STATUS", DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS, CTL_CELL_STATE },
+		{ "OPS", DRAY_DBUS_ENDED_TRANSFER_FIELD_OPERATIONS, CTL_CELL_NUMBER },
+		{ "BYTES", DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES, CTL_CELL_SIZE },
+		{ "TOOK", DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS, CTL_CELL_SPAN },
+		{ "QUEUED", DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS, CTL_CELL_SPAN },
+		{ "MOVED", DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS, CTL_CELL_SPAN },
+	},
+};
+
+const struct ctl_list ctl_list_events = {
+	DRAY_DBUS_METHOD_LIST_EVENTS,
+	"t",
+	"events",
+	dray_dbus_event_fields,
+	DRAY_DBUS_EVENT_FIELD_N,
+	{
+		{ "TIME", DRAY_DBUS_EVENT_FIELD_TIME_NS, CTL_CELL_TIME },
+		{ "KIND", DRAY_DBUS_EVENT_FIELD_KIND, CTL_CELL_TEXT },
+		{ "SUBJECT", DRAY_DBUS_EVENT_FIELD_SUBJECT, CTL_CELL_TEXT },
+		{ "FROM", DRAY_DBUS_EVENT_FIELD_OLD, CTL_CELL_STATE },
+		{ "TO", DRAY_DBUS_EVENT_FIELD_NEW, CTL_CELL_STATE },
+		{ "REASON", DRAY_DBUS_EVENT_FIELD_REASON, CTL_CELL_TEXT },
+	},
+};
+
+const struct ctl_list ctl_list_settings = {
+	DRAY_DBUS_METHOD_DUMP_CONFIG,
+	NULL,
+	"settings",
+	dray_dbus_setting_fields,
+	DRAY_DBUS_SETTING_FIELD_N,
+	{
+		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
+		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
+	},
+};
+
+const struct ctl_list ctl_list_origins = {
+	DRAY_DBUS_METHOD_DUMP_CONFIG,
+	NULL,
+	"settings",
+	dray_dbus_setting_fields,
+	DRAY_DBUS_SETTING_FIELD_N,
+	{
+		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
+		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
+		{ "RELOADS", DRAY_DBUS_SETTING_FIELD_RELOAD, CTL_CELL_YES_NO },
+		{ "ORIGIN", DRAY_DBUS_SETTING_FIELD_ORIGIN, CTL_CELL_TEXT },
 	},
 };
 
 /* --- renderings --------------------------------------------------------------------------------- */
 
-static void json_print(const struct list *l, const struct ctl_rows *r, FILE *f)
+static void json_print(const struct ctl_list *l, const struct ctl_rows *r, FILE *f)
 {
 	struct ctl_json j = CTL_JSON(f);
 
@@ -191,7 +237,7 @@ static void json_print(const struct list *l, const struct ctl_rows *r, FILE *f)
 
 static void plain_print(const struct ctl_rows *r, FILE *f)
 {
-	char text[TEXT_MAX];
+	char text[CTL_CELL_BYTES];
 
 	for (size_t row = 0; row < r->n; row++)
 		for (unsigned i = 0; i < r->n_fields; i++) {
@@ -207,57 +253,77 @@ static void plain_print(const struct ctl_rows *r, FILE *f)
 		}
 }
 
-static void cell_add(struct ctl_table *t, enum kind kind, const struct ctl_value *v)
+static const char *time_text(uint64_t ns, char buf[CTL_CELL_BYTES])
 {
-	enum ctl_mood mood = CTL_MOOD_NONE;
-	const char *text = "-";
-	char buf[TEXT_MAX];
+	time_t seconds = (time_t)(ns / 1000000000);
+	struct tm tm;
+	size_t n;
 
-	switch (kind) {
-	case STATE:
-		mood = v->set ? ctl_mood_of(v->s) : mood;
-		__attribute__((fallthrough));
-	case TEXT:
-		if (v->set && *v->s)
-			text = ctl_show_text(v->s, buf, sizeof(buf));
-		break;
-	case NUMBER:
-		snprintf(buf, sizeof(buf), "%" PRIu64, v->n);
-		text = v->set ? buf : text;
-		break;
-	case SIGNED:
-		/* below 0: not known, or none */
-		snprintf(buf, sizeof(buf), "%" PRId64, (int64_t)v->n);
-		text = v->set && (int64_t)v->n >= 0 ? buf : text;
-		break;
-	case BITS:
-		snprintf(buf, sizeof(buf), "%" PRIu64 " Gb/s", v->n / 1000000000);
-		text = v->set && v->n ? buf : text;
-		break;
-	case SIZE:
-		text = v->set ? ctl_show_size(v->n, buf) : text;
-		break;
-	case SPAN:
-		text = v->set ? ctl_show_span(v->n, buf) : text;
-		break;
-	case YES_NO:
-		text = v->set && v->n ? "yes" : "no";
-		break;
-	}
-	ctl_table_add(t, text, mood);
+	if (!localtime_r(&seconds, &tm))
+		return "-";
+	n = strftime(buf, CTL_CELL_BYTES, "%Y-%m-%d %H:%M:%S", &tm);
+	snprintf(buf + n, CTL_CELL_BYTES - n, ".%03u", (unsigned)(ns / 1000000 % 1000));
+	return buf;
 }
 
-static int table_print(const struct list *l, const struct ctl_rows *r, FILE *f, bool color)
+const char *ctl_cell_text(enum ctl_cell_kind kind, const struct ctl_value *v,
+			  char buf[CTL_CELL_BYTES])
+{
+	if (!v->set)
+		return "-";
+	switch (kind) {
+	case CTL_CELL_STATE:
+	case CTL_CELL_TEXT:
+		return *v->s ? ctl_show_text(v->s, buf, CTL_CELL_BYTES) : "-";
+	case CTL_CELL_NUMBER:
+		snprintf(buf, CTL_CELL_BYTES, "%" PRIu64, v->n);
+		return buf;
+	case CTL_CELL_SIGNED:
+		snprintf(buf, CTL_CELL_BYTES, "%" PRId64, (int64_t)v->n);
+		return (int64_t)v->n >= 0 ? buf : "-";
+	case CTL_CELL_BITS:
+		snprintf(buf, CTL_CELL_BYTES, "%" PRIu64 " Gb/s", v->n / 1000000000);
+		return v->n ? buf : "-";
+	case CTL_CELL_SIZE:
+		return ctl_show_size(v->n, buf);
+	case CTL_CELL_SPAN:
+		return ctl_show_span(v->n, buf);
+	case CTL_CELL_YES_NO:
+		return v->n ? "yes" : "no";
+	case CTL_CELL_TIME:
+		return time_text(v->n, buf);
+	}
+	return "-";
+}
+
+static void cell_add(struct ctl_table *t, enum ctl_cell_kind kind, const struct ctl_value *v)
+{
+	char buf[CTL_CELL_BYTES];
+
+	ctl_table_add(t, ctl_cell_text(kind, v, buf),
+		      kind == CTL_CELL_STATE && v->set ? ctl_mood_of(v->s) : CTL_MOOD_NONE);
+}
+
+static bool is_number(enum ctl_cell_kind kind)
+{
+	return kind != CTL_CELL_TEXT && kind != CTL_CELL_STATE && kind != CTL_CELL_YES_NO &&
+	       kind != CTL_CELL_TIME;
+}
+
+static int table_print(const struct ctl_list *l, const struct ctl_rows *r, FILE *f, bool color)
 {
 	struct ctl_table t = CTL_TABLE_NULL;
 	int ret;
 
 	if (!r->n) {
-		fprintf(f, "no %s\n", l->what);
+		fputs("no ", f);
+		for (const char *p = l->what; *p; p++)
+			fputc(*p == '_' ? ' ' : *p, f);
+		fputc('\n', f);
 		return 0;
 	}
-	for (const struct column *c = l->columns; c->title; c++) {
-		t.right[t.columns++] = c->kind != TEXT && c->kind != STATE && c->kind != YES_NO;
+	for (const struct ctl_column *c = l->columns; c->title; c++) {
+		t.right[t.columns++] = is_number(c->kind);
 		ctl_table_add(&t, c->title, CTL_MOOD_HEAD);
 	}
 	for (size_t row = 0; row < r->n; row++)
@@ -268,69 +334,76 @@ static int table_print(const struct list *l, const struct ctl_rows *r, FILE *f, 
 	return ret;
 }
 
-/* --- verbs -------------------------------------------------------------------------------------- */
-
-static int reply_print(struct ctl *c, const struct list *l, sd_bus_message *reply,
-		       struct ctl_err *reterr)
+int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows,
+		   struct ctl_err *reterr)
 {
-	struct ctl_rows rows;
-	int ret = ctl_rows_read(&rows, reply, l->fields, l->n_fields);
+	int ret = 0;
 
-	if (ret < 0)
-		return ctl_bus_bad_reply(reterr, l->member, ret);
 	if (c->format == CTL_JSON)
-		json_print(l, &rows, c->out);
+		json_print(l, rows, c->out);
 	else if (c->format == CTL_PLAIN)
-		plain_print(&rows, c->out);
+		plain_print(rows, c->out);
 	else
-		ret = table_print(l, &rows, c->out, c->color);
-	ctl_rows_deinit(&rows);
+		ret = table_print(l, rows, c->out, c->color);
 	return ret < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(ret)) : 0;
 }
 
-static int list_run(struct ctl *c, const struct list *l)
+/* --- asking ------------------------------------------------------------------------------------- */
+
+int ctl_list_get(struct ctl_bus *b, const struct ctl_list *l, uint64_t after, struct ctl_rows *rows,
+		 sd_bus_message **reply, struct ctl_err *reterr)
+{
+	int ret;
+
+	if (ctl_bus_ask(b, l->member, reply, reterr, l->takes, after) < 0)
+		return -1;
+	ret = ctl_rows_read(rows, *reply, l->fields, l->n_fields);
+	return ret < 0 ? ctl_bus_bad_reply(reterr, l->member, ret) : 0;
+}
+
+int ctl_list_run(struct ctl *c, const struct ctl_list *l)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
+	struct ctl_rows rows = CTL_ROWS_NULL;
 	sd_bus_message *reply = NULL;
 	int ret;
 
 	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
 	if (!ret)
-		ret = ctl_bus_ask(&bus, l->member, &reply, &err);
+		ret = ctl_list_get(&bus, l, 0, &rows, &reply, &err);
 	if (!ret)
-		ret = reply_print(c, l, reply, &err);
+		ret = ctl_list_print(c, l, &rows, &err);
+	ctl_rows_deinit(&rows);
 	sd_bus_message_unref(reply);
 	ctl_bus_close(&bus);
 	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
 }
 
+/* --- verbs -------------------------------------------------------------------------------------- */
+
 int ctl_sessions(struct ctl *c)
 {
-	return list_run(c, &sessions);
+	return ctl_list_run(c, &ctl_list_sessions);
 }
 
 int ctl_regions(struct ctl *c)
 {
-	return list_run(c, &regions);
+	return ctl_list_run(c, &ctl_list_regions);
 }
 
 int ctl_peers(struct ctl *c)
 {
-	return list_run(c, &peers);
-}
-
-int ctl_rails(struct ctl *c)
-{
-	return list_run(c, &rails);
+	return ctl_list_run(c, &ctl_list_peers);
 }
 
 int ctl_paths(struct ctl *c)
 {
-	return list_run(c, &paths);
+	return ctl_list_run(c, &ctl_list_paths);
 }
 
-int ctl_transfers(struct ctl *c)
+int ctl_config(struct ctl *c)
 {
-	return list_run(c, &transfers);
+	return ctl_list_run(c,
+			    c->values[CTL_OPTION_ORIGIN] ? &ctl_list_origins : &ctl_list_settings);
 }

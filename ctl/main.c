@@ -18,6 +18,7 @@ int main(int argc, char **argv)
 	const struct ctl_env env = {
 		.control = getenv("DRAY_CONTROL_SOCKET"),
 		.socket = getenv("DRAY_SOCKET"),
+		.terminal = isatty(STDOUT_FILENO),
 		.color = wants_color(),
 		.in = STDIN_FILENO,
 	};

@@ -51,6 +51,11 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 		{ DRAY_DBUS_PROPERTY_AGENT_ID, "s", &p->agent_id, NULL },
 		{ DRAY_DBUS_PROPERTY_SEGMENT, "s", &p->segment, NULL },
 		{ DRAY_DBUS_PROPERTY_INCARNATION, "t", NULL, &p->incarnation },
+		{ DRAY_DBUS_PROPERTY_LOG_LEVEL, "s", &p->log_level, NULL },
+		{ DRAY_DBUS_PROPERTY_TRANSFERS_LEFT, "t", NULL, &p->transfers_left },
+		{ DRAY_DBUS_PROPERTY_BYTES_LEFT, "t", NULL, &p->bytes_left },
+		{ DRAY_DBUS_PROPERTY_GRANTS_LEFT, "t", NULL, &p->grants_left },
+		{ DRAY_DBUS_PROPERTY_DEADLINE_NS, "t", NULL, &p->deadline_ns },
 		{ DRAY_DBUS_PROPERTY_UPTIME_NS, "t", NULL, &p->uptime_ns },
 		{ DRAY_DBUS_PROPERTY_PID, "u", NULL, &pid },
 		{ DRAY_DBUS_PROPERTY_WORKERS, "u", NULL, &workers },
@@ -98,7 +103,9 @@ int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_e
 	sd_bus_message *m;
 	int ret;
 
-	*p = (struct ctl_properties){ .state = "", .version = "", .agent_id = "", .segment = "" };
+	*p = (struct ctl_properties){
+		.state = "", .version = "", .agent_id = "", .segment = "", .log_level = ""
+	};
 	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
 	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);

@@ -13,7 +13,9 @@ struct ctl_counter {
 struct ctl_properties {
 	sd_bus_message *reply; /* holds the texts */
 	const char *state, *version, *agent_id, *segment;
+	const char *log_level;
 	uint64_t incarnation, uptime_ns;
+	uint64_t transfers_left, bytes_left, grants_left, deadline_ns; /* while it drains */
 	uint32_t pid, workers;
 	struct ctl_counter *counters; /* in the agent's order */
 	size_t n_counters;

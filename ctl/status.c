@@ -22,6 +22,11 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 	ctl_json_uint(&j, "pid", p->pid);
 	ctl_json_uint(&j, "workers", p->workers);
 	ctl_json_uint(&j, "uptime_ns", p->uptime_ns);
+	ctl_json_string(&j, "log_level", p->log_level);
+	ctl_json_uint(&j, "transfers_left", p->transfers_left);
+	ctl_json_uint(&j, "bytes_left", p->bytes_left);
+	ctl_json_uint(&j, "grants_left", p->grants_left);
+	ctl_json_uint(&j, "deadline_ns", p->deadline_ns);
 	ctl_json_object(&j, "counters");
 	for (size_t i = 0; i < p->n_counters; i++)
 		ctl_json_uint(&j, p->counters[i].name, p->counters[i].value);
@@ -35,6 +40,10 @@ static void plain_print(const struct ctl_properties *p, FILE *f)
 		p->state, p->version, p->agent_id, p->incarnation, p->segment);
 	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\nuptime_ns\t%" PRIu64 "\n", p->pid,
 		p->workers, p->uptime_ns);
+	fprintf(f, "log_level\t%s\ntransfers_left\t%" PRIu64 "\nbytes_left\t%" PRIu64 "\n",
+		p->log_level, p->transfers_left, p->bytes_left);
+	fprintf(f, "grants_left\t%" PRIu64 "\ndeadline_ns\t%" PRIu64 "\n", p->grants_left,
+		p->deadline_ns);
 	for (size_t i = 0; i < p->n_counters; i++)
 		fprintf(f, "%s\t%" PRIu64 "\n", p->counters[i].name, p->counters[i].value);
 }
@@ -60,6 +69,15 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "drayd %s  ", p->version);
 	ctl_mood_print(f, p->state, ctl_mood_of(p->state), color);
 	fprintf(f, ", up %s\n", ctl_show_span(p->uptime_ns, span));
+	if (!strcmp(p->state, "draining")) {
+		char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
+
+		fprintf(f,
+			"  drain         %" PRIu64 " transfers with %s to go, %" PRIu64
+			" grants of peers, stopped in %s at the latest\n",
+			p->transfers_left, ctl_show_size(p->bytes_left, bytes), p->grants_left,
+			ctl_show_span(p->deadline_ns, left));
+	}
 	fprintf(f, "  agent         %s, pid %" PRIu32 ", %" PRIu32 " worker%s\n", p->agent_id,
 		p->pid, p->workers, p->workers == 1 ? "" : "s");
 	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
@@ -73,8 +91,10 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		count(p, "transfers_in_flight"), count(p, "transfers_done_total"),
 		count(p, "transfers_failed_total"), count(p, "transfers_cancelled_total"),
 		count(p, "transfers_refused_total"));
-	fprintf(f, "  moved         local %s, tcp %s out, %s in\n", count(p, "local_bytes_total"),
-		count(p, "tcp_sent_bytes_total"), count(p, "tcp_received_bytes_total"));
+	fprintf(f, "  moved         local %s; tcp %s out, %s in; rdma %s out, %s in\n",
+		count(p, "local_bytes_total"), count(p, "tcp_sent_bytes_total"),
+		count(p, "tcp_received_bytes_total"), count(p, "rdma_sent_bytes_total"),
+		count(p, "rdma_received_bytes_total"));
 	fprintf(f, "  notifications %s delivered, %s refused\n",
 		count(p, "notifications_delivered_total"), count(p, "notifications_refused_total"));
 }

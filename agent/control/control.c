@@ -17,9 +17,9 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
-#define CONNS_MAX 64
+#define CONNS_MAX 256
 /* Those who may only read cannot take the last ones from those who may act. */
-#define READERS_MAX 48
+#define READERS_MAX 224
 #define ACCEPTS_PER_TURN 16
 /* Without descriptors or memory, accepting rests this long. */
 #define ACCEPT_PAUSE_US (200 * 1000)
@@ -36,6 +36,7 @@ static void conn_free(struct control_conn *c)
 	struct control *control = c->control;
 
 	control_listing_forget(c);
+	control_cancels_forget(c);
 	dray_list_del(&c->link);
 	control->n_conns--;
 	if (!c->who.may_change)
@@ -186,6 +187,7 @@ static void conn_new(struct control *control, int fd)
 	}
 	c->control = control;
 	c->who = who;
+	dray_list_init(&c->cancels);
 	c->number = ++control->last_number;
 	dray_list_add(&control->conns, &c->link);
 	control->n_conns++;
@@ -292,8 +294,7 @@ int control_new(struct control **ret_control, struct agent *agent, int listen_fd
 	c->agent = agent;
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
-	dray_list_init(&c->asked);
-	dray_list_init(&c->waiting);
+	control_listing_init(c);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
 		ret = sources_add(c);
@@ -324,11 +325,21 @@ struct control *control_free(struct control *c)
 	return NULL;
 }
 
+/* --- signals ------------------------------------------------------------------------------------- */
+
+/*
+ * May a signal go out to it? One that has not authenticated yet can look for itself, and one that does not read
+ * misses signals: what they told is in ListEvents.
+ */
+static bool conn_listens(struct control_conn *c)
+{
+	return !c->doomed && sd_bus_is_ready(c->bus) > 0 && conn_queued(c) <= QUEUE_MAX;
+}
+
 void control_state_changed(struct control *control, enum agent_state old, enum agent_state new)
 {
 	dray_list_for_each(&control->conns, c, struct control_conn, link) {
-		/* one that has not authenticated yet can look for itself */
-		if (sd_bus_is_ready(c->bus) <= 0 || conn_is_slow(c))
+		if (!conn_listens(c))
 			continue;
 		sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 				   DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
@@ -336,6 +347,48 @@ void control_state_changed(struct control *control, enum agent_state old, enum a
 		sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 					       DRAY_DBUS_PROPERTY_STATE, NULL);
 	}
+}
+
+void control_rail_changed(struct control *control, const char *device, uint32_t port,
+			  const char *before, const char *after, const char *why)
+{
+	dray_list_for_each(&control->conns, c, struct control_conn, link)
+		if (conn_listens(c))
+			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					   DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port,
+					   before, after, why);
+}
+
+void control_peer_changed(struct control *control, dray_handle peer, const char *segment,
+			  const char *before, const char *after, const char *why)
+{
+	char buf[CONTROL_TEXT_MAX];
+
+	dray_list_for_each(&control->conns, c, struct control_conn, link)
+		if (conn_listens(c))
+			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					   DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment,
+					   before, after, control_text(why, buf));
+}
+
+void control_session_closed(struct control *control, dray_handle session, const char *name,
+			    const char *why)
+{
+	char buf[CONTROL_TEXT_MAX], why_buf[CONTROL_TEXT_MAX];
+
+	dray_list_for_each(&control->conns, c, struct control_conn, link)
+		if (conn_listens(c))
+			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					   DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session,
+					   control_text(name, buf), control_text(why, why_buf));
+}
+
+void control_event_added(struct control *control, const struct history_event *e)
+{
+	dray_list_for_each(&control->conns, c, struct control_conn, link)
+		if (conn_listens(c))
+			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					   DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
 }
 
 void control_flush(struct control *control)

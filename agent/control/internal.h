@@ -10,8 +10,19 @@
 #include "agent/unix_listener.h"
 #include "lib/list.h"
 
+/* Longest text of a value; names are limited to 64 bytes, reasons to an error's sentence. */
+#define CONTROL_TEXT_MAX 256
+
 /* Sender of everything the agent says. The connections are :1.1 and up. */
 #define CONTROL_SENDER ":1.0"
+
+/* listing.c: calls that the listing under way answers, and later ones. */
+struct control_listing {
+	struct control *control;
+	struct dray_list asked, waiting;
+	bool ended; /* of transfers that ended */
+	bool busy;
+};
 
 struct control {
 	struct agent *agent;
@@ -22,9 +33,7 @@ struct control {
 	unsigned n_conns, n_readers; /* readers: those who may not change anything */
 	uint64_t last_number;
 
-	/* listing.c: calls of ListTransfers that the listing under way answers, and later ones */
-	struct dray_list asked, waiting;
-	bool listing;
+	struct control_listing in_flight, ended;
 };
 
 struct control_conn {
@@ -36,7 +45,9 @@ struct control_conn {
 	bool hello;
 	bool doomed;    /* to be freed from the loop */
 	size_t unread;  /* bytes of lists sent since it had last read everything; an estimate */
-	unsigned calls; /* of ListTransfers, not answered yet */
+	unsigned calls; /* of listings, not answered yet */
+	struct dray_list cancels; /* calls of CancelTransfer that wait */
+	unsigned n_cancels;
 };
 
 /* --- control.c --- */
@@ -53,18 +64,40 @@ int control_driver_add(struct control_conn *c);
 /* --- object.c: dev.dray.Agent1 --- */
 int control_object_add(struct control_conn *c);
 
-/* --- listing.c: ListTransfers, whose answer the workers give later --- */
-int control_listing_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr);
+/* --- changes.c --- */
+void control_cancels_forget(struct control_conn *c);
+
+/* --- listing.c: lists of transfers, whose answer the workers give later --- */
+void control_listing_init(struct control *control);
+int control_listing_ask(struct control_conn *c, bool ended, sd_bus_message *m,
+			sd_bus_error *reterr);
 void control_listing_forget(struct control_conn *c);
 void control_listing_stop(struct control *control);
 
-/* --- records.c: the dictionaries of the list methods --- */
-int control_records_sessions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
-int control_records_regions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
-int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
-int control_records_rails(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
-int control_records_paths(struct agent *a, sd_bus_message *reply, size_t *ret_bytes);
-int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
-			      size_t *ret_bytes);
+/*
+ * --- records.c: the dictionaries of the list methods. m: the call, whose arguments they read; texts are
+ * cut at an error's length.
+ */
+/* D-Bus refuses a whole message for one bad byte, and names are the clients' own words: a clean copy. */
+const char *control_text(const char *s, char buf[CONTROL_TEXT_MAX]);
+
+int control_records_sessions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes);
+int control_records_regions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			    size_t *ret_bytes);
+int control_records_peers(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes);
+int control_records_rails(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes);
+int control_records_paths(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes);
+int control_records_events(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			   size_t *ret_bytes);
+int control_records_settings(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes);
+int control_records_transfers(struct agent *a, struct snapshot *const *snapshots, unsigned n,
+			      sd_bus_message *reply, size_t *ret_bytes);
+int control_records_ended(struct agent *a, struct snapshot *const *snapshots, unsigned n,
+			  sd_bus_message *reply, size_t *ret_bytes);
 
 #endif

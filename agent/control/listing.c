@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ListTransfers: the workers are asked, and the answer goes out when the last has spoken. One listing at a
- * time, however many ask: calls that come meanwhile are answered together by the next one, which sees
+ * Lists of transfers: the workers are asked, and the answer goes out when the last has spoken. One listing of a
+ * kind at a time, however many ask: calls that come meanwhile are answered together by the next one, which sees
  * everything that was accepted before they were made.
  */
 #include <errno.h>
@@ -27,60 +27,79 @@ static void call_free(struct call *call)
 	free(call);
 }
 
-static void call_answer(struct call *call, struct snapshot *const *snapshots, unsigned n)
+static void call_answer(struct call *call, const struct control_listing *l,
+			struct snapshot *const *snapshots, unsigned n)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	struct agent *a = l->control->agent;
 	size_t bytes = 0;
 	int ret;
 
 	ret = sd_bus_message_new_method_return(call->m, &reply);
 	if (ret >= 0)
-		ret = control_records_transfers(snapshots, n, reply, &bytes);
+		ret = l->ended ? control_records_ended(a, snapshots, n, reply, &bytes) :
+				 control_records_transfers(a, snapshots, n, reply, &bytes);
 	if (ret >= 0)
 		control_conn_send(call->conn, reply, bytes);
 	else
 		sd_bus_reply_method_errno(call->m, ret, NULL);
 }
 
-static void start(struct control *c);
+static void start(struct control_listing *l);
 
 static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
 {
-	struct control *c = arg;
+	struct control_listing *l = arg;
 
-	c->listing = false;
-	dray_list_for_each(&c->asked, call, struct call, link) {
-		call_answer(call, snapshots, n);
+	l->busy = false;
+	dray_list_for_each(&l->asked, call, struct call, link) {
+		call_answer(call, l, snapshots, n);
 		call_free(call);
 	}
-	start(c);
+	start(l);
 }
 
-static void start(struct control *c)
+static void start(struct control_listing *l)
 {
+	struct agent *a = l->control->agent;
 	int ret;
 
-	if (c->listing || dray_list_empty(&c->waiting))
+	if (l->busy || dray_list_empty(&l->waiting))
 		return;
-	dray_list_splice(&c->asked, &c->waiting);
-	ret = agent_list_transfers(c->agent, listed, c);
+	dray_list_splice(&l->asked, &l->waiting);
+	ret = l->ended ? agent_list_ended(a, listed, l) : agent_list_transfers(a, listed, l);
 	if (ret >= 0) {
-		c->listing = true;
+		l->busy = true;
 		return;
 	}
-	dray_list_for_each(&c->asked, call, struct call, link) {
+	dray_list_for_each(&l->asked, call, struct call, link) {
 		sd_bus_reply_method_errno(call->m, ret, NULL);
 		call_free(call);
 	}
 }
 
-int control_listing_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr)
+static void listing_init(struct control_listing *l, struct control *control, bool ended)
 {
+	l->control = control;
+	l->ended = ended;
+	dray_list_init(&l->asked);
+	dray_list_init(&l->waiting);
+}
+
+void control_listing_init(struct control *control)
+{
+	listing_init(&control->in_flight, control, false);
+	listing_init(&control->ended, control, true);
+}
+
+int control_listing_ask(struct control_conn *c, bool ended, sd_bus_message *m, sd_bus_error *reterr)
+{
+	struct control_listing *l = ended ? &c->control->ended : &c->control->in_flight;
 	struct call *call;
 
 	if (c->calls >= CALLS_MAX)
 		return sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-					 "%u calls of ListTransfers wait for their answer already; "
+					 "%u lists of transfers wait for their answer already; "
 					 "take those first",
 					 c->calls);
 	call = calloc(1, sizeof(*call));
@@ -89,8 +108,8 @@ int control_listing_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error 
 	call->conn = c;
 	call->m = sd_bus_message_ref(m);
 	c->calls++;
-	dray_list_add(&c->control->waiting, &call->link);
-	start(c->control);
+	dray_list_add(&l->waiting, &call->link);
+	start(l);
 	return 1;
 }
 
@@ -104,12 +123,15 @@ static void forget_in(struct dray_list *calls, struct control_conn *c)
 
 void control_listing_forget(struct control_conn *c)
 {
-	forget_in(&c->control->asked, c);
-	forget_in(&c->control->waiting, c);
+	forget_in(&c->control->in_flight.asked, c);
+	forget_in(&c->control->in_flight.waiting, c);
+	forget_in(&c->control->ended.asked, c);
+	forget_in(&c->control->ended.waiting, c);
 }
 
 void control_listing_stop(struct control *control)
 {
-	agent_forget_listings(control->agent, control);
-	control->listing = false;
+	agent_forget_listings(control->agent, &control->in_flight);
+	agent_forget_listings(control->agent, &control->ended);
+	control->in_flight.busy = control->ended.busy = false;
 }

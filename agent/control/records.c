@@ -6,17 +6,19 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/internal.h"
 #include "agent/detect/detect.h"
 #include "agent/rdma/rails.h"
+#include "agent/report.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
+#include "schema/gen/errors.h"
 
-/* Longest text of a value; names are limited to 64 bytes, reasons to an error's sentence. */
-#define TEXT_MAX 256
+#define TEXT_MAX CONTROL_TEXT_MAX
 /* Of one key with its value, on the wire, without its text. */
 #define FIELD_BYTES 32
 
@@ -57,8 +59,7 @@ struct agent_rows {
 	struct agent *agent;
 };
 
-/* D-Bus refuses a whole message for one bad byte, and names are the clients' own words. */
-static const char *text_clean(const char *s, char buf[TEXT_MAX])
+const char *control_text(const char *s, char buf[TEXT_MAX])
 {
 	size_t at = 0;
 
@@ -86,7 +87,7 @@ static int field_append(struct rows *r, const struct dray_dbus_field *f, union v
 	r->bytes += FIELD_BYTES;
 	switch (*f->type) {
 	case 's':
-		text_clean(v.s, text);
+		control_text(v.s, text);
 		r->bytes += strlen(text);
 		return sd_bus_message_append(r->m, "{sv}", f->key, "s", text);
 	case 'b':
@@ -151,12 +152,15 @@ static void session_append(void *arg, const struct session_info *i)
 		[DRAY_DBUS_SESSION_FIELD_TOKENS] = { .n = i->tokens },
 		[DRAY_DBUS_SESSION_FIELD_RING] = { .n = i->ring },
 		[DRAY_DBUS_SESSION_FIELD_AGE_NS] = { .n = span(i->age_ns) },
+		[DRAY_DBUS_SESSION_FIELD_TRANSFERS] = { .n = i->transfers },
+		[DRAY_DBUS_SESSION_FIELD_BYTES] = { .n = i->bytes },
 	};
 
 	row_append(arg, dray_dbus_session_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_sessions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+int control_records_sessions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes)
 {
 	struct rows r = rows_open(reply);
 
@@ -200,7 +204,8 @@ static void region_append(void *arg, const struct region_info *i)
 	row_append(&r->rows, dray_dbus_region_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_regions(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+int control_records_regions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			    size_t *ret_bytes)
 {
 	struct agent_rows r = { rows_open(reply), a };
 
@@ -238,7 +243,8 @@ static void peer_append(void *arg, const struct peer_info *i)
 	row_append(&r->rows, dray_dbus_peer_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_peers(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+int control_records_peers(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes)
 {
 	struct agent_rows r = { rows_open(reply), a };
 
@@ -281,7 +287,8 @@ static void rail_append(struct agent *a, struct rows *r, const struct nd_device 
 	row_append(r, dray_dbus_rail_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_rails(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+int control_records_rails(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes)
 {
 	const struct nd_scan *scan = detect_scan(a->detect);
 	struct rows r = rows_open(reply);
@@ -319,24 +326,13 @@ static void path_append(void *arg, const struct path_info *i)
 	row_append(&r->rows, dray_dbus_path_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_paths(struct agent *a, sd_bus_message *reply, size_t *ret_bytes)
+int control_records_paths(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes)
 {
 	struct agent_rows r = { rows_open(reply), a };
 
 	rails_each_path(a->rails, path_append, &r);
 	return rows_close(&r.rows, ret_bytes);
-}
-
-/* "0,2" */
-static const char *rails_text(uint64_t rails, char buf[TEXT_MAX])
-{
-	size_t at = 0;
-
-	*buf = '\0';
-	for (; rails && at < TEXT_MAX; rails &= rails - 1)
-		at += (size_t)snprintf(buf + at, TEXT_MAX - at, "%s%d", at ? "," : "",
-				       __builtin_ctzll(rails));
-	return buf;
 }
 
 static const char *state_text(uint8_t state)
@@ -360,7 +356,8 @@ static void transfer_append(struct rows *r, const struct transfer_info *i)
 		[DRAY_DBUS_TRANSFER_FIELD_DIRECTION] = { .s = dmsg_direction_name(i->direction) },
 		[DRAY_DBUS_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(i->class) },
 		[DRAY_DBUS_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(i->transport) },
-		[DRAY_DBUS_TRANSFER_FIELD_RAILS] = { .s = rails_text(i->rails, rails) },
+		[DRAY_DBUS_TRANSFER_FIELD_RAILS] = { .s = report_rails(i->rails, rails,
+								       sizeof(rails)) },
 		[DRAY_DBUS_TRANSFER_FIELD_STATE] = { .s = state_text(i->state) },
 		[DRAY_DBUS_TRANSFER_FIELD_OPERATIONS] = { .n = i->operations },
 		[DRAY_DBUS_TRANSFER_FIELD_BYTES] = { .n = i->bytes },
@@ -373,13 +370,132 @@ static void transfer_append(struct rows *r, const struct transfer_info *i)
 	row_append(r, dray_dbus_transfer_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
-			      size_t *ret_bytes)
+int control_records_transfers(struct agent *a, struct snapshot *const *snapshots, unsigned n,
+			      sd_bus_message *reply, size_t *ret_bytes)
 {
 	struct rows r = rows_open(reply);
 
 	for (unsigned i = 0; i < n; i++)
 		for (uint32_t j = 0; j < snapshots[i]->n; j++)
 			transfer_append(&r, &snapshots[i]->transfers[j]);
+	return rows_close(&r, ret_bytes);
+}
+
+static void ended_append(struct rows *r, struct agent *a, const struct transfer_record *t,
+			 int64_t now)
+{
+	char rails[TEXT_MAX];
+	const union value v[DRAY_DBUS_ENDED_TRANSFER_FIELD_N] = {
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION] = { .n = t->session },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_REQUEST] = { .n = t->request },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_SEGMENT] = { .s = t->peer ? peers_segment_of(
+										    a->peers,
+										    t->peer) :
+									    "" },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_DIRECTION] = { .s = dmsg_direction_name(
+								       t->direction) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(t->class) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(
+								       t->transport) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_RAILS] = { .s = report_rails(t->rails, rails,
+									     sizeof(rails)) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS] = { .s = dray_error_name(t->code) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_OPERATIONS] = { .n = t->operations },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES] = { .n = t->bytes },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES_DONE] = { .n = t->bytes_done },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_SLICES] = { .n = t->slices },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_RESENT] = { .n = t->resent },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS] = { .n = span(record_duration(t)) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_WAITED_NS] = { .n = span(
+								       t->phase_ns[XFER_PHASE_WAIT]) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS] = { .n = span(
+								       t->phase_ns
+									       [XFER_PHASE_QUEUE]) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS] = { .n = span(
+								      t->phase_ns[XFER_PHASE_MOVE]) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_NOTIFIED_NS] = { .n = span(
+									 t->phase_ns
+										 [XFER_PHASE_NOTIFY]) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS] = { .n = span(now - t->ended_ns) },
+	};
+
+	row_append(r, dray_dbus_ended_transfer_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+static int by_end(const void *a, const void *b)
+{
+	const struct transfer_record *const *x = a, *const *y = b;
+
+	return ((*x)->ended_ns > (*y)->ended_ns) - ((*x)->ended_ns < (*y)->ended_ns);
+}
+
+int control_records_ended(struct agent *a, struct snapshot *const *snapshots, unsigned n,
+			  sd_bus_message *reply, size_t *ret_bytes)
+{
+	dray_auto_free const struct transfer_record **all = NULL;
+	struct rows r = rows_open(reply);
+	int64_t now = dray_now().ns;
+	size_t total = 0, at = 0;
+
+	for (unsigned i = 0; i < n; i++)
+		total += snapshots[i]->n;
+	all = calloc(total + 1, sizeof(*all));
+	if (!all)
+		return -ENOMEM;
+	for (unsigned i = 0; i < n; i++)
+		for (uint32_t j = 0; j < snapshots[i]->n; j++)
+			all[at++] = &snapshots[i]->records[j];
+	qsort(all, total, sizeof(*all), by_end);
+	for (size_t i = total > RECORDS_MAX ? total - RECORDS_MAX : 0; i < total; i++)
+		ended_append(&r, a, all[i], now);
+	return rows_close(&r, ret_bytes);
+}
+
+static void event_append(void *arg, const struct history_event *e)
+{
+	const union value v[DRAY_DBUS_EVENT_FIELD_N] = {
+		[DRAY_DBUS_EVENT_FIELD_NUMBER] = { .n = e->number },
+		[DRAY_DBUS_EVENT_FIELD_TIME_NS] = { .n = (uint64_t)e->time_ns },
+		[DRAY_DBUS_EVENT_FIELD_KIND] = { .s = history_kind_name(e->kind) },
+		[DRAY_DBUS_EVENT_FIELD_SUBJECT] = { .s = e->subject },
+		[DRAY_DBUS_EVENT_FIELD_OLD] = { .s = e->before },
+		[DRAY_DBUS_EVENT_FIELD_NEW] = { .s = e->after },
+		[DRAY_DBUS_EVENT_FIELD_REASON] = { .s = e->reason },
+	};
+
+	row_append(arg, dray_dbus_event_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_events(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			   size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+	uint64_t after = 0;
+
+	if (r.ret >= 0)
+		r.ret = sd_bus_message_read(m, "t", &after);
+	history_each(a->history, after, event_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+int control_records_settings(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		enum dray_config_key_id id = (enum dray_config_key_id)i;
+		dray_auto_free char *value = config_value_text(&a->config->v, id);
+		const union value v[DRAY_DBUS_SETTING_FIELD_N] = {
+			[DRAY_DBUS_SETTING_FIELD_KEY] = { .s = dray_config_keys[i].path },
+			[DRAY_DBUS_SETTING_FIELD_VALUE] = { .s = value },
+			[DRAY_DBUS_SETTING_FIELD_ORIGIN] = { .s = config_origin(a->config, id) },
+			[DRAY_DBUS_SETTING_FIELD_RELOAD] = { .n = dray_config_keys[i].reload },
+		};
+
+		if (!value)
+			return -ENOMEM;
+		row_append(&r, dray_dbus_setting_fields, v, DRAY_ARRAY_SIZE(v));
+	}
 	return rows_close(&r, ret_bytes);
 }

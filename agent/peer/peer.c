@@ -60,8 +60,10 @@ static void on_changed(struct peer_fsm *f, enum peer_state old, enum peer_event 
 		 peer_state_name(f->state), peer_event_name(event), *f->why ? ": " : "", f->why,
 		 peer_show(peer, name), (unsigned long long)peer->incarnation,
 		 *peer->segment ? peer->segment : "none");
-	peer->p->changed = true;
-	peers_wake(peer->p);
+	if (news && peer->p->deps.up->changed)
+		peer->p->deps.up->changed(peer->p->deps.arg, peer->handle, peer->segment,
+					  peer_state_name(old), peer_state_name(f->state),
+					  *f->why ? f->why : peer_event_name(event));
 }
 
 static int on_dial(struct peer_fsm *f)
@@ -375,11 +377,6 @@ static int on_defer(sd_event_source *s, void *userdata)
 	dray_list_for_each(&p->closed, peer, struct peer, all_link)
 		if (!peer->link)
 			peer_free(peer);
-	if (p->changed) {
-		p->changed = false;
-		if (p->deps.up->changed)
-			p->deps.up->changed(p->deps.arg);
-	}
 	stop_run(p);
 	return 0;
 }

@@ -51,8 +51,9 @@ struct peers_upcalls {
 	void (*qp_connect)(void *arg, dray_handle peer, uint64_t request_id,
 			   const struct pmsg_qp_connect *m);
 	void (*qp_close)(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp);
-	/* State of the peers changed (for signals and counters). */
-	void (*changed)(void *arg);
+	/* The peer has become ready, or is not any more; not to be answered by a call of this module. */
+	void (*changed)(void *arg, dray_handle peer, const char *segment, const char *before,
+			const char *after, const char *why);
 };
 
 struct peers_deps {

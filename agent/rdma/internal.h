@@ -64,6 +64,7 @@ struct rail {
 	struct device *device; /* from OPENING to ABSENT */
 	/* by the last scan */
 	bool usable, present;
+	bool disabled;         /* by an operator */
 	uint32_t device_index; /* the kernel's; another one is another device */
 	int numa;
 	enum nd_link_layer layer;

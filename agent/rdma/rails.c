@@ -81,6 +81,10 @@ void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
 	vsnprintf(rail->reason, sizeof(rail->reason), why, ap);
 	va_end(ap);
 	rail->state = s.state;
+	if (s.state != old && rail->rails->deps.changed)
+		rail->rails->deps.changed(rail->rails->deps.arg, rail->device_name, rail->port,
+					  rail_state_name(old), rail_state_name(s.state),
+					  rail->reason);
 	if (s.state != old || s.actions)
 		dray_log(s.state == RAIL_FAILED ? DRAY_LOG_WARNING : DRAY_LOG_INFO, AREA,
 			 "rail %u: %s -> %s (%s): %s device=%s port=%u", rail->number,
@@ -113,10 +117,12 @@ static struct rail *rail_new(struct rails *r, const char *device, uint32_t port)
 
 /* --- what netdetect finds -------------------------------------------------------------------------- */
 
-static bool takes(const struct nd_device *d, const struct nd_port *p, const struct nd_gid *g,
-		  char why[REASON_MAX])
+static bool takes(const struct rail *rail, const struct nd_device *d, const struct nd_port *p,
+		  const struct nd_gid *g, char why[REASON_MAX])
 {
-	if (d->open_error)
+	if (rail->disabled)
+		snprintf(why, REASON_MAX, "disabled by an operator (drayctl rails --enable)");
+	else if (d->open_error)
 		snprintf(why, REASON_MAX, "%s cannot be opened: %s",
 			 *d->uverbs ? d->uverbs : d->name, dray_errno_text(d->open_error));
 	else if (p->state != ND_PORT_ACTIVE)
@@ -125,7 +131,7 @@ static bool takes(const struct nd_device *d, const struct nd_port *p, const stru
 		snprintf(why, REASON_MAX, "no GID is usable");
 	else
 		snprintf(why, REASON_MAX, "%s", g->reason);
-	return !d->open_error && p->state == ND_PORT_ACTIVE && g;
+	return !rail->disabled && !d->open_error && p->state == ND_PORT_ACTIVE && g;
 }
 
 /* The first P_Key that makes a full member, else the first. */
@@ -180,7 +186,7 @@ static void follow_port(struct rails *r, const struct nd_device *d, const struct
 	}
 	was = rail->usable;
 	rail->present = true;
-	rail->usable = takes(d, p, g, why);
+	rail->usable = takes(rail, d, p, g, why);
 	moved = learn(rail, d, p, g);
 	if (rail->usable && was && moved)
 		rail_event(rail, RAIL_EVENT_MOVED, "%s", why);
@@ -219,6 +225,29 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 	}
 	/* routes may have changed */
 	paths_refresh(r);
+}
+
+int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
+{
+	struct rail *rail = rail_of(r, device, port);
+	const struct nd_device *d;
+
+	if (!rail)
+		return -ENOENT;
+	if (rail->disabled == disable)
+		return 0;
+	rail->disabled = disable;
+	log_notice(AREA, "%s by an operator device=%s port=%u", disable ? "disabled" : "enabled",
+		   device, port);
+	/* one that is not there now hears of it when it comes back */
+	for (size_t i = 0; rail->present && i < r->scan->devices.n; i++) {
+		d = &r->scan->devices.v[i];
+		for (size_t k = 0; !strcmp(d->name, device) && k < d->n_ports; k++)
+			if (d->ports[k].number == port)
+				follow_port(r, d, &d->ports[k]);
+	}
+	paths_refresh(r);
+	return 0;
 }
 
 /* --- the module ------------------------------------------------------------------------------------ */

@@ -35,6 +35,9 @@ struct rails_deps {
 	void (*remote_keys)(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys);
 	/* NUMA node that the worker runs on; -1: any. */
 	int (*worker_node)(void *arg, unsigned worker);
+	/* A rail has another state. */
+	void (*changed)(void *arg, const char *device, uint32_t port, const char *before,
+			const char *after, const char *why);
 	/* The queue pairs that served a peer that is lost are dead. */
 	void (*peer_quiet)(void *arg, dray_handle peer);
 	void *arg;
@@ -50,6 +53,12 @@ DRAY_DEFINE_CLEANUP(struct rails *, rails_free);
 
 /* What netdetect has found; a reference is taken. */
 void rails_follow(struct rails *r, struct nd_scan *scan);
+
+/*
+ * An operator wants the port not to be used, or to be used again. What is in flight on it goes over to other
+ * rails or the next transport. -ENOENT: no such port is known.
+ */
+int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable);
 
 /* From workers. */
 void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m);

@@ -39,10 +39,21 @@ static int load(struct id_list *l, const struct dray_strv *v, const char *key,
 
 int admission_load(struct sessions *ss, struct dray_err *reterr)
 {
-	int r = load(&ss->allow_uids, &ss->cfg->data.allow_uids, "data.allow_uids", reterr);
+	struct id_list uids = { NULL, 0 }, gids = { NULL, 0 };
+	int r = load(&uids, &ss->cfg->data.allow_uids, "data.allow_uids", reterr);
 
-	return r < 0 ? r :
-		       load(&ss->allow_gids, &ss->cfg->data.allow_gids, "data.allow_gids", reterr);
+	if (r >= 0)
+		r = load(&gids, &ss->cfg->data.allow_gids, "data.allow_gids", reterr);
+	if (r < 0) {
+		free(uids.ids);
+		free(gids.ids);
+		return r;
+	}
+	free(ss->allow_uids.ids);
+	free(ss->allow_gids.ids);
+	ss->allow_uids = uids;
+	ss->allow_gids = gids;
+	return 0;
 }
 
 static bool has(const struct id_list *l, uint32_t id)

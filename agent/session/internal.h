@@ -44,7 +44,7 @@ struct sessions {
 	uint64_t incarnation;
 	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
 		     const struct dray_vec *rails);
-	void (*changed)(void *arg);
+	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
 	void *arg; /* of both */
 
 	/* listener.c */

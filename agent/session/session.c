@@ -36,7 +36,7 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	ss->regions = deps->regions;
 	ss->peers = deps->peers;
 	ss->incarnation = deps->incarnation;
-	ss->changed = deps->changed;
+	ss->closed = deps->closed;
 	ss->keys = deps->keys;
 	ss->arg = deps->arg;
 	memcpy(ss->agent_id, deps->agent_id, sizeof(ss->agent_id));
@@ -84,12 +84,6 @@ struct sessions *sessions_free(struct sessions *ss)
 	free(ss->allow_gids.ids);
 	free(ss);
 	return NULL;
-}
-
-static void changed(struct sessions *ss)
-{
-	if (ss->changed)
-		ss->changed(ss->arg);
 }
 
 struct session *session_get(struct sessions *ss, dray_handle handle)
@@ -197,7 +191,6 @@ void session_start(struct session *s, int fd)
 		 "opened, %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
 		 *s->name ? s->name : "no name", s->handle, *s->group->name ? s->group->name : "-",
 		 s->who.uid, s->who.gid, s->who.pid, s->worker);
-	changed(ss);
 }
 
 void session_discard(struct session *s)
@@ -225,7 +218,8 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
 	session_remotes_close(s);
 	session_regions_close(s);
-	changed(s->owner);
+	if (s->owner->closed)
+		s->owner->closed(s->owner->arg, s->handle, s->name, why);
 }
 
 static int handle_stopped(sd_event_source *source, void *arg)
@@ -317,6 +311,11 @@ int sessions_close(struct sessions *ss, dray_handle session, const char *why)
 	return 0;
 }
 
+int sessions_reload(struct sessions *ss, struct dray_err *reterr)
+{
+	return admission_load(ss, reterr);
+}
+
 void sessions_drain(struct sessions *ss, uint32_t deadline_ms)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_DRAINING_BODY_MAX];
@@ -370,6 +369,10 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct sessi
 					.remotes = s->n_remotes,
 					.tokens = s->tokens,
 					.ring = s->ring.ring,
+					.transfers = atomic_load_explicit(
+						&s->shared.transfers_ended, memory_order_relaxed),
+					.bytes = atomic_load_explicit(&s->shared.bytes_moved,
+								      memory_order_relaxed),
 					.age_ns = now - s->opened_ns,
 				});
 }

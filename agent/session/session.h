@@ -27,8 +27,8 @@ struct sessions_deps {
 	/* Keys of a remote that was imported, as wire records. */
 	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
 		     const struct dray_vec *rails);
-	/* State of the sessions changed (for counters and signals). */
-	void (*changed)(void *arg);
+	/* A session has begun to end. */
+	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
 	void *arg;
 };
 
@@ -64,6 +64,9 @@ uint32_t sessions_deliver(struct sessions *s, dray_handle region, const uint8_t 
 			  uint64_t incarnation, uint64_t id, uint64_t tag, const uint8_t *payload,
 			  uint32_t length);
 
+/* data.allow_uids and data.allow_gids have changed. On error the former lists stay. */
+int sessions_reload(struct sessions *s, struct dray_err *reterr);
+
 /* Drain: no new sessions, regions, imports or transfers; every client is told. */
 void sessions_drain(struct sessions *s, uint32_t deadline_ms);
 void sessions_resume(struct sessions *s);
@@ -77,6 +80,7 @@ struct session_info {
 	const char *name, *group;
 	uint32_t uid, gid, pid, worker, regions, remotes, tokens;
 	bool ring;
+	uint64_t transfers, bytes; /* that have ended; moved */
 	int64_t age_ns;
 };
 

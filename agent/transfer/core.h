@@ -18,6 +18,7 @@
 
 #include "agent/region/view.h"
 #include "agent/transfer/loop.h"
+#include "agent/transfer/quota.h"
 #include "lib/list.h"
 #include "lib/time.h"
 #include "schema/gen/data.h"
@@ -35,6 +36,7 @@ struct flow;
 struct xfer_session;
 struct transport_message;
 struct transport_ops;
+struct transfer_record;
 
 /* Tunables, copied from the configuration at start. */
 struct core_config {
@@ -48,6 +50,8 @@ struct core_config {
 	int64_t connect_timeout_ns;
 	int64_t backoff_min_ns, backoff_max_ns;
 	int64_t poll_time_ns;
+	int64_t slow_ns; /* transfers that take longer are reported; 0: none */
+	bool report_all;
 };
 
 /* A published object in this worker: the view, and how many transfers and slices hold it. */
@@ -82,6 +86,15 @@ enum xfer_state {
 	XFER_STOPPING,  /* failed or cancelled: slices in flight come home */
 	XFER_NOTIFYING, /* all bytes in place, notification under way */
 	XFER_STATE_N
+};
+
+/* Where a transfer's time goes, in this order; it may end in any. */
+enum xfer_phase {
+	XFER_PHASE_WAIT,  /* for its wait word */
+	XFER_PHASE_QUEUE, /* for its first slice */
+	XFER_PHASE_MOVE, /* from there until all bytes are in place, or nothing of it moves any more */
+	XFER_PHASE_NOTIFY, /* for the answer to its notification */
+	XFER_PHASE_N
 };
 
 struct slice {
@@ -136,17 +149,21 @@ struct xfer {
 	struct xfer_op ops_inline[XFER_OPS_INLINE];
 	uint32_t n_ops, n_ops_given, ops_class;
 	struct xfer_cursor cursor;
-	uint32_t slices; /* in flight */
+	uint32_t slices;             /* in flight */
+	uint32_t n_slices, n_resent; /* so far */
 	uint64_t bytes, bytes_done;
 	struct xfer_word wait, set;
 	uint32_t code;             /* how it will end */
 	const char *detail;        /* static sentence that goes with code, or NULL */
 	bool notify, cancel_waits; /* a TRANSFER_CANCEL waits for the end */
+	uint64_t operator_waits;   /* id of the COMMAND_CANCEL that waits for it, 0: none */
 	uint64_t notify_tag, cancel_request;
 	uint8_t *notify_payload;
 	uint32_t notify_length;
 	int64_t accepted_ns, deadline_ns;
-	uint32_t deadline_pos; /* in the heap of deadlines */
+	enum xfer_phase phase;
+	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
+	uint32_t deadline_pos;          /* in the heap of deadlines */
 };
 
 struct core_counters {
@@ -155,9 +172,7 @@ struct core_counters {
 
 static inline void core_count(struct core_counters *c, enum dray_metric m, uint64_t n)
 {
-	/* one writer: a plain add in two relaxed steps is enough, the reader only wants no torn value */
-	atomic_store_explicit(&c->v[m], atomic_load_explicit(&c->v[m], memory_order_relaxed) + n,
-			      memory_order_relaxed);
+	shared_count(&c->v[m], n);
 }
 
 static inline void core_count_down(struct core_counters *c, enum dray_metric m, uint64_t n)
@@ -169,6 +184,8 @@ static inline void core_count_down(struct core_counters *c, enum dray_metric m, 
 struct core_upcalls {
 	/* The transfer has ended: tell its session. The xfer is freed afterwards. */
 	void (*xfer_ended)(struct core *c, struct xfer *x);
+	/* What became of it, where it was slow or all are asked for; before xfer_ended. */
+	void (*xfer_report)(struct core *c, const struct transfer_record *r, bool slow);
 	/* Deliver the notification; the answer comes by xfer_notified(). */
 	void (*notify)(struct core *c, struct xfer *x);
 	/* A dropped object has no users any more. */

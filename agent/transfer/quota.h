@@ -24,10 +24,19 @@ struct session_shared {
 	uint32_t requests_max;          /* requests other than transfers */
 	_Atomic uint32_t notifications; /* queued for it; the worker takes them off */
 	_Atomic bool has_ring;
+	/* of its transfers; written by its worker alone */
+	_Atomic uint64_t transfers_ended, bytes_moved;
 };
 
 /* One transfer more, at all three. -EBUSY with reterr: nothing was taken. */
 int quotas_take(struct session_shared *s, struct dray_err *reterr);
 void quotas_put(struct session_shared *s);
+
+/* One writer: a plain add in two relaxed steps is enough, the reader only wants no torn value. */
+static inline void shared_count(_Atomic uint64_t *v, uint64_t n)
+{
+	atomic_store_explicit(v, atomic_load_explicit(v, memory_order_relaxed) + n,
+			      memory_order_relaxed);
+}
 
 #endif

@@ -230,6 +230,8 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		slice_fill(s, x, max_bytes);
 		s->xfer = x;
 		x->slices++;
+		x->n_slices++;
+		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
 		f->session->slices++;
 		f->deficit -= (int64_t)(s->bytes + (uint64_t)s->n_remote * SEGMENT_COST);
 		if (x->cursor.op == x->n_ops)

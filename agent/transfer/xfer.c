@@ -29,6 +29,11 @@ int xfers_init(struct core *c, uint32_t max)
 
 	if (!xs)
 		return -ENOMEM;
+	xs->records = calloc(1, sizeof(*xs->records));
+	if (!xs->records) {
+		free(xs);
+		return -ENOMEM;
+	}
 	dray_handles_init(&xs->table, max);
 	dray_list_init(&xs->free);
 	dray_list_init(&xs->waiting);
@@ -49,6 +54,7 @@ void xfers_deinit(struct core *c)
 	deadlines_deinit(&xs->deadlines);
 	ops_store_deinit(&xs->ops);
 	sched_deinit(c);
+	free(xs->records);
 	free(xs);
 	c->xfers = NULL;
 }
@@ -131,6 +137,29 @@ static void drop_link(struct xfer *x)
 	x->link = NULL;
 }
 
+void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
+{
+	for (; x->phase < phase; x->phase++) {
+		x->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
+		x->phase_ns[x->phase + 1] = now_ns;
+	}
+}
+
+/* What it was goes on record, and to the control thread where it is wanted there. */
+static void xfer_record(struct core *c, const struct xfer *x)
+{
+	struct transfer_record r;
+	bool slow;
+
+	/* the clock anew: a copy may have taken most of this turn */
+	record_make(&r, c, x, dray_now().ns);
+	records_add(c->xfers->records, &r);
+	/* how long its client let it wait is the client's business */
+	slow = c->cfg.slow_ns && record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT] > c->cfg.slow_ns;
+	if (slow || c->cfg.report_all)
+		c->up->xfer_report(c, &r, slow);
+}
+
 static void xfer_end(struct core *c, struct xfer *x)
 {
 	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
@@ -152,7 +181,9 @@ static void xfer_end(struct core *c, struct xfer *x)
 	} else {
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
 	}
+	xfer_record(c, x);
 	s->ops -= x->n_ops_given;
+	shared_count(&s->shared->transfers_ended, 1);
 	quotas_put(s->shared);
 	c->up->xfer_ended(c, x);
 	xfer_free(c->xfers, x);
@@ -171,6 +202,7 @@ static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 			continue;
 		x->transport_index = (uint8_t)i;
 		x->state = XFER_RUNNING;
+		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
 		take_link(c, x, ch->link);
 		if (sched_enqueue(c, x, ch) < 0)
 			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
@@ -213,7 +245,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->from_ring = r->from_ring;
 	x->direction = (enum dmsg_direction)r->direction;
 	x->class = (enum dmsg_class)r->class;
-	x->accepted_ns = c->now_ns;
+	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
 	x->deadline_ns = c->now_ns + limit_ns;
 	x->n_ops_given = r->n_ops;
 	ret = xfer_prepare(c, x, r, reterr);
@@ -288,6 +320,7 @@ static void xfer_complete(struct core *c, struct xfer *x)
 	drop_link(x);
 	if (x->notify) {
 		x->state = XFER_NOTIFYING;
+		xfer_enter(x, XFER_PHASE_NOTIFY, dray_now().ns);
 		c->up->notify(c, x);
 		return;
 	}
@@ -299,11 +332,14 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 	struct xfer *x = s->xfer;
 	uint64_t bytes = s->bytes;
 
+	if (x)
+		x->n_resent += s->retried;
 	sched_slice_free(c, s);
 	if (!x)
 		return;
 	if (!code) {
 		x->bytes_done += bytes;
+		shared_count(&x->session->shared->bytes_moved, bytes);
 		core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
 	} else if (x->state != XFER_STOPPING) {
 		/* the slice itself still counts, so that this cannot end the transfer twice */
@@ -411,6 +447,11 @@ int64_t xfers_tick(struct core *c)
 		next = waiting_tick(c);
 	x = deadlines_first(d);
 	return x ? dray_min(next, x->deadline_ns) : next;
+}
+
+const struct records *xfers_records(const struct core *c)
+{
+	return c->xfers->records;
 }
 
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg)

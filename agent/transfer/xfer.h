@@ -5,6 +5,7 @@
 
 #include "agent/transfer/core.h"
 #include "agent/transfer/quota.h"
+#include "agent/transfer/record.h"
 #include "lib/err.h"
 
 /* A transfer as asked for; ops in wire form, in memory that the client may change: read once. */
@@ -73,6 +74,12 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 
 /* Calls transfers that pass their deadline or wait word; returns when to call again at the latest (ns, INT64_MAX: never). */
 int64_t xfers_tick(struct core *c);
+
+/* It goes over to that phase now. */
+void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns);
+
+/* What became of the last transfers. */
+const struct records *xfers_records(const struct core *c);
 
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);

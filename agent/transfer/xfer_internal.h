@@ -5,6 +5,7 @@
 
 #include "agent/transfer/deadlines.h"
 #include "agent/transfer/ops_store.h"
+#include "agent/transfer/record.h"
 #include "agent/transfer/xfer.h"
 
 struct xfers {
@@ -14,6 +15,7 @@ struct xfers {
 	struct dray_list free;    /* struct xfer, by flow_link */
 	struct dray_list waiting; /* by wait_link */
 	uint32_t n_free;
+	struct records *records; /* of those that have ended */
 };
 
 /* What needs no look at the objects. 0, or -EINVAL with reterr. */

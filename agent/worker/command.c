@@ -87,18 +87,6 @@ static void up_session_fault(struct core *c, dray_handle session)
 		     &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
 }
 
-const struct core_upcalls worker_upcalls = {
-	.xfer_ended = wsession_xfer_ended,
-	.notify = up_notify,
-	.object_dropped = up_object_dropped,
-	.stream_lost = up_stream_lost,
-	.stream_closed = up_stream_closed,
-	.peer_used = up_peer_used,
-	.peer_gone = up_peer_gone,
-	.transport_event = up_transport_event,
-	.session_fault = up_session_fault,
-};
-
 struct stop_args {
 	dray_handle peer; /* 0: all */
 	uint32_t code;
@@ -139,6 +127,8 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 {
 	struct snapshot *s = arg;
 
+	s->in_flight++;
+	s->bytes_left += x->bytes - x->bytes_done;
 	if (s->n == s->cap)
 		return;
 	s->transfers[s->n++] = (struct transfer_info){
@@ -160,6 +150,15 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 	};
 }
 
+static void snapshot_take(struct worker *w, struct snapshot *s)
+{
+	if (s->records)
+		s->n = records_copy(xfers_records(&w->core), s->records, s->cap);
+	else
+		xfers_each(&w->core, take_info, s);
+	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
+}
+
 static void send_packet(struct worker *w, const struct command *cmd)
 {
 	struct wsession *s = wsession_get(w, cmd->session);
@@ -173,19 +172,63 @@ static void send_packet(struct worker *w, const struct command *cmd)
 	wsession_send(s, cmd->packet);
 }
 
+static void cancel_answer(struct worker *w, uint64_t call, uint32_t code)
+{
+	worker_event(w, &(struct event){ .type = EVENT_CANCELLED, .handle = call, .code = code });
+}
+
 static void cancel(struct worker *w, const struct command *cmd)
 {
 	struct wsession *s = wsession_get(w, cmd->session);
 
-	if (!s)
-		return;
-	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link) {
-		if (x->request_id == cmd->id) {
+	if (s)
+		dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link) {
+			if (x->request_id != cmd->id)
+				continue;
+			if (x->operator_waits) {
+				cancel_answer(w, cmd->handle, DRAY_E_BUSY);
+				return;
+			}
+			x->operator_waits = cmd->handle;
 			xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
 			return;
 		}
-	}
+	cancel_answer(w, cmd->handle, DRAY_E_NOT_FOUND);
 }
+
+static void up_xfer_ended(struct core *c, struct xfer *x)
+{
+	if (x->operator_waits)
+		cancel_answer(worker_of(c), x->operator_waits, x->code);
+	wsession_xfer_ended(c, x);
+}
+
+/* Telling of transfers must not hold them up: what finds no room is not told. */
+static void up_xfer_report(struct core *c, const struct transfer_record *r, bool slow)
+{
+	struct worker *w = worker_of(c);
+	struct report *report = worker_has_room(w) ? malloc(sizeof(*report)) : NULL;
+
+	if (!report) {
+		core_count(c->counters, DRAY_METRIC_REPORTS_DROPPED_TOTAL, 1);
+		return;
+	}
+	*report = (struct report){ *r, slow };
+	worker_event(w, &(struct event){ .type = EVENT_REPORT, .report = report });
+}
+
+const struct core_upcalls worker_upcalls = {
+	.xfer_ended = up_xfer_ended,
+	.xfer_report = up_xfer_report,
+	.notify = up_notify,
+	.object_dropped = up_object_dropped,
+	.stream_lost = up_stream_lost,
+	.stream_closed = up_stream_closed,
+	.peer_used = up_peer_used,
+	.peer_gone = up_peer_gone,
+	.transport_event = up_transport_event,
+	.session_fault = up_session_fault,
+};
 
 static void stream_command(struct worker *w, const struct command *cmd)
 {
@@ -282,9 +325,11 @@ static void run_command(struct worker *w, const struct command *cmd)
 		cancel(w, cmd);
 		break;
 	case COMMAND_SNAPSHOT:
-		xfers_each(c, take_info, cmd->snapshot);
-		worker_event(w,
-			     &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = cmd->snapshot });
+		snapshot_take(w, cmd->snapshot);
+		break;
+	case COMMAND_CONFIG:
+		c->cfg = *cmd->config;
+		free(cmd->config);
 		break;
 	case COMMAND_DRAIN:
 		w->draining = true;

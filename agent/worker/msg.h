@@ -14,6 +14,7 @@
 #include "agent/region/view.h"
 #include "agent/transfer/core.h"
 #include "agent/transfer/quota.h"
+#include "agent/transfer/record.h"
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 
@@ -54,10 +55,23 @@ struct transfer_info {
 	int64_t age_ns, left_ns;
 };
 
+/* The transfers of one worker: those in flight, or the records of those that ended. Others than `cap` are left out. */
 struct snapshot {
 	void *owner;
 	uint32_t cap, n;
-	struct transfer_info transfers[];
+	struct transfer_info *transfers; /* one of the two is NULL */
+	struct transfer_record *records;
+	/* of all that are in flight */
+	uint64_t in_flight, bytes_left;
+};
+
+/* One allocation. NULL: no memory. */
+struct snapshot *snapshot_new(void *owner, bool ended, uint32_t cap);
+
+/* An ended transfer to tell of. */
+struct report {
+	struct transfer_record record;
+	bool slow;
 };
 
 enum command_type {
@@ -77,9 +91,10 @@ enum command_type {
 	COMMAND_STREAM_DEAD,
 	COMMAND_TRANSPORT, /* a message for a transport */
 	COMMAND_NOTIFIED,  /* answer to EVENT_NOTIFY */
-	COMMAND_CANCEL,    /* by the control socket: transfer `id` of session */
-	COMMAND_SNAPSHOT,  /* filled, then EVENT_SNAPSHOT */
-	COMMAND_DRAIN,     /* refuse new transfers */
+	COMMAND_CANCEL, /* by an operator: transfer `id` of session; answered by EVENT_CANCELLED with handle */
+	COMMAND_CONFIG,   /* config consumed */
+	COMMAND_SNAPSHOT, /* filled, then EVENT_SNAPSHOT */
+	COMMAND_DRAIN,    /* refuse new transfers */
 	COMMAND_RESUME,
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
@@ -108,6 +123,7 @@ struct command {
 		const struct object_view *view;
 		struct peer_link *link;
 		struct snapshot *snapshot;
+		struct core_config *config;
 		struct rail_keys *keys;
 		struct transport_message message;
 	};
@@ -126,6 +142,8 @@ enum event_type {
 	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */
 	EVENT_SESSION_FAULT, /* memory of session faulted */
 	EVENT_SNAPSHOT,
+	EVENT_CANCELLED, /* handle: of the command; code: how the transfer ended, or why it cannot be stopped */
+	EVENT_REPORT,    /* report (handed over) */
 	EVENT_TRANSPORT, /* a message of a transport */
 	EVENT_QUIT,      /* last words */
 };
@@ -140,6 +158,7 @@ struct event {
 	union {
 		struct packet *packet;
 		struct snapshot *snapshot;
+		struct report *report;
 		struct transport_message message;
 	};
 };

@@ -73,13 +73,19 @@ static void forget(struct dray_list *l)
 	dray_list_init(l);
 }
 
-void pool_stop(struct worker_pool *p)
+bool pool_stop(struct worker_pool *p)
 {
-	for (unsigned i = 0; i < p->n; i++)
-		p->workers[i] = worker_free(p->workers[i]);
+	bool ended = true;
+
+	for (unsigned i = 0; i < p->n; i++) {
+		if (!worker_free(p->workers[i]))
+			ended = false;
+		p->workers[i] = NULL;
+	}
 	p->n = 0;
 	forget(&p->drops);
 	forget(&p->peer_downs);
+	return ended;
 }
 
 static void post_all(struct worker_pool *p, const struct command *cmd)

@@ -22,7 +22,8 @@ struct worker_pool {
 
 int pool_start(struct worker_pool *p, unsigned n, const struct core_config *cfg,
 	       uint32_t max_transfers, struct dray_err *reterr);
-void pool_stop(struct worker_pool *p);
+/* False: a worker does not end, and may go on looking at what it was given (see worker_free()). */
+bool pool_stop(struct worker_pool *p);
 
 /* Tells every worker of the view, which must live until `done` of its drop has run. */
 void pool_publish(struct worker_pool *p, const struct object_view *view);

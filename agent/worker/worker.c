@@ -16,6 +16,8 @@
 
 #define COMMANDS 1024
 #define EVENTS 4096
+/* Longest wait for the thread to end. */
+#define QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
 void worker_signal(int fd)
 {
@@ -139,28 +141,31 @@ int worker_place(struct worker *w, const cpu_set_t *cpus)
 	return -pthread_setaffinity_np(w->thread, sizeof(*cpus), cpus);
 }
 
-struct worker *worker_free(struct worker *w)
+bool worker_free(struct worker *w)
 {
+	int64_t ends = dray_now().ns + QUIT_LIMIT_NS;
 	struct event ev;
 
-	if (!w)
-		return NULL;
 	worker_post(w, &(struct command){ .type = COMMAND_QUIT });
 	/* keeps both rings moving until the last word, so that neither side waits for the other */
 	for (bool quit = false; !quit;) {
 		if (!worker_next_event(w, &ev)) {
 			struct timespec pause = { .tv_nsec = 1000000 };
 
+			if (dray_now().ns > ends)
+				return false;
 			nanosleep(&pause, NULL);
 			continue;
 		}
 		quit = ev.type == EVENT_QUIT;
 		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS)
 			packet_free(ev.packet);
+		if (ev.type == EVENT_REPORT)
+			free(ev.report);
 	}
 	pthread_join(w->thread, NULL);
 	worker_release(w);
-	return NULL;
+	return true;
 }
 
 /* Moves what found no room before into the ring. */

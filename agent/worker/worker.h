@@ -20,8 +20,11 @@ int worker_new(struct worker **ret, unsigned index, const struct core_config *cf
 /* The CPUs its thread may run on. 0 or -errno. */
 int worker_place(struct worker *w, const cpu_set_t *cpus);
 
-/* Sends COMMAND_QUIT, joins, frees. Sessions must be gone. */
-struct worker *worker_free(struct worker *w);
+/*
+ * Sends COMMAND_QUIT, joins, frees. Sessions must be gone. False: the thread does not end (a debugger holds it,
+ * or a device); it and all that it may look at are left to the end of the process.
+ */
+bool worker_free(struct worker *w);
 
 /* Queues a command; never fails for lack of ring space (an overflow list holds it), only on -ENOMEM, which aborts. */
 void worker_post(struct worker *w, const struct command *cmd);

@@ -52,6 +52,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_DRAIN_TIMEOUT,
 	DRAY_CONFIG_KEY_LOG_LEVEL,
 	DRAY_CONFIG_KEY_LOG_FORMAT,
+	DRAY_CONFIG_KEY_LOG_TRANSFERS,
 	DRAY_CONFIG_KEY_DATA_SOCKET,
 	DRAY_CONFIG_KEY_DATA_MODE,
 	DRAY_CONFIG_KEY_DATA_GROUP,
@@ -100,6 +101,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_TRANSFER_SLICE_SIZE,
 	DRAY_CONFIG_KEY_TRANSFER_SLICE_TIMEOUT,
 	DRAY_CONFIG_KEY_TRANSFER_DEADLINE,
+	DRAY_CONFIG_KEY_TRANSFER_SLOW,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_UID,
 	DRAY_CONFIG_KEY_LIMITS_REGIONS,
@@ -144,6 +146,7 @@ struct dray_config {
 		int level; /* Lowest level that is logged. */
 		/* auto: journal priorities when stderr is the journal, text otherwise. */
 		int format;
+		bool transfers; /* A line in the log for each transfer that ends. */
 	} log;
 	struct {
 		char *socket; /* Data socket. systemd may pass it (name data). */
@@ -257,6 +260,11 @@ struct dray_config {
 		/* A slice without an answer for this long has its stream torn down. */
 		int64_t slice_timeout;
 		int64_t deadline; /* Deadline of transfers that name none. */
+		/*
+		 * A transfer that takes longer, its wait word not counted, is logged with its path
+		 * and where the time went; 0: none.
+		 */
+		int64_t slow;
 	} transfer;
 	struct {
 		int64_t sessions; /* Sessions of the agent. */
@@ -270,13 +278,18 @@ struct dray_config {
 		int64_t pool_bytes; /* Bytes of the agent's pools; 0 refuses pools. */
 		int64_t remotes_per_session; /* Remotes of one session. */
 		int64_t tokens_per_session; /* Live tokens of one session. */
-		int64_t transfers_per_session; /* Transfers in flight of one session. */
+		/* Transfers in flight of one session; a change is for new sessions. */
+		int64_t transfers_per_session;
 		int64_t transfers_per_group; /* Transfers in flight of one group. */
 		int64_t transfers; /* Transfers in flight of the agent. */
-		int64_t ops_per_session; /* Operations in flight of one session. */
+		/* Operations in flight of one session; a change is for new sessions. */
+		int64_t ops_per_session;
 		int64_t slices_per_session; /* Slices in flight of one session in each worker. */
 		int64_t arena_bytes; /* Largest arena of a session. */
-		/* Requests other than transfers that one session may have pending. */
+		/*
+		 * Requests other than transfers that one session may have pending; a change is for
+		 * new sessions.
+		 */
 		int64_t requests_per_session;
 		/* Notifications waiting for one session to read. */
 		int64_t notifications_per_session;

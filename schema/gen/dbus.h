@@ -17,6 +17,15 @@
 #define DRAY_DBUS_PROPERTY_PID "Pid" /* Process id in the agent's namespace. */
 #define DRAY_DBUS_PROPERTY_WORKERS "Workers" /* Data workers. */
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
+#define DRAY_DBUS_PROPERTY_LOG_LEVEL "LogLevel" /* Lowest level that is logged. */
+/* While draining: transfers in flight; else 0. */
+#define DRAY_DBUS_PROPERTY_TRANSFERS_LEFT "TransfersLeft"
+/* While draining: bytes that those have yet to move; else 0. */
+#define DRAY_DBUS_PROPERTY_BYTES_LEFT "BytesLeft"
+/* While draining: grants that peers have yet to give back; else 0. */
+#define DRAY_DBUS_PROPERTY_GRANTS_LEFT "GrantsLeft"
+/* While draining: nanoseconds to its limit; else 0. */
+#define DRAY_DBUS_PROPERTY_DEADLINE_NS "DeadlineNs"
 #define DRAY_DBUS_PROPERTY_COUNTERS "Counters" /* Every metric of the schema by name. */
 
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
@@ -26,6 +35,27 @@
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
 #define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
+/* Transfers that ended, at most 1,000 for each worker, in the order of their end. */
+#define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
+/* The last 1,000 changes of state, oldest first. */
+#define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
+/* Each configuration key with its value and where that comes from. */
+#define DRAY_DBUS_METHOD_DUMP_CONFIG "DumpConfig"
+/* Reads the configuration again. A bad one changes nothing. */
+#define DRAY_DBUS_METHOD_RELOAD "Reload"
+/* Sets the lowest level that is logged, until log.level changes on a reload. */
+#define DRAY_DBUS_METHOD_SET_LOG_LEVEL "SetLogLevel"
+/* Stops a transfer; answered when no byte of it can move any more. */
+#define DRAY_DBUS_METHOD_CANCEL_TRANSFER "CancelTransfer"
+/* Ends a session as if its client had died. SessionClosed follows. */
+#define DRAY_DBUS_METHOD_CLOSE_SESSION "CloseSession"
+/*
+ * Uses the port no more, until EnableRail or a restart; what is in flight on it goes another way.
+ */
+#define DRAY_DBUS_METHOD_DISABLE_RAIL "DisableRail"
+#define DRAY_DBUS_METHOD_ENABLE_RAIL "EnableRail" /* Takes DisableRail back. */
+/* Starts a drain whose limit is now, or makes now the limit of the one under way. */
+#define DRAY_DBUS_METHOD_DRAIN_NOW "DrainNow"
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 /*
  * Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is
@@ -34,11 +64,25 @@
 #define DRAY_DBUS_METHOD_RESUME "Resume"
 
 #define DRAY_DBUS_SIGNAL_STATE_CHANGED "StateChanged" /* The agent's state changed. */
+#define DRAY_DBUS_SIGNAL_RAIL_CHANGED "RailChanged" /* A rail has another state. */
+/* A peer has become ready, or is not any more. */
+#define DRAY_DBUS_SIGNAL_PEER_CHANGED "PeerChanged"
+#define DRAY_DBUS_SIGNAL_SESSION_CLOSED "SessionClosed" /* A session has begun to end. */
+/*
+ * ListEvents has a new event. A client that does not read misses signals; ListEvents has what they
+ * told.
+ */
+#define DRAY_DBUS_SIGNAL_EVENT_ADDED "EventAdded"
 
 /* Drain, when draining, drained or stopping already. */
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
 /* Resume, when the agent is on its way out or was told by SIGTERM to end. */
 #define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
+/* There is no such session, transfer or rail. */
+#define DRAY_DBUS_ERROR_NOT_FOUND "dev.dray.Error.NotFound"
+#define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy" /* Somebody else is about it already. */
+/* Reload: the configuration is not in order; nothing has changed. */
+#define DRAY_DBUS_ERROR_CONFIG "dev.dray.Error.Config"
 
 struct dray_dbus_member {
 	const char *name;
@@ -48,12 +92,12 @@ struct dray_dbus_member {
 	const char *doc;
 };
 
-#define DRAY_DBUS_PROPERTY_N 9
-extern const struct dray_dbus_member dray_dbus_properties[9];
-#define DRAY_DBUS_METHOD_N 8
-extern const struct dray_dbus_member dray_dbus_methods[8];
-#define DRAY_DBUS_SIGNAL_N 1
-extern const struct dray_dbus_member dray_dbus_signals[1];
+#define DRAY_DBUS_PROPERTY_N 14
+extern const struct dray_dbus_member dray_dbus_properties[14];
+#define DRAY_DBUS_METHOD_N 18
+extern const struct dray_dbus_member dray_dbus_methods[18];
+#define DRAY_DBUS_SIGNAL_N 5
+extern const struct dray_dbus_member dray_dbus_signals[5];
 
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {
@@ -75,6 +119,8 @@ enum dray_dbus_session_field {
 	DRAY_DBUS_SESSION_FIELD_TOKENS,
 	DRAY_DBUS_SESSION_FIELD_RING,
 	DRAY_DBUS_SESSION_FIELD_AGE_NS,
+	DRAY_DBUS_SESSION_FIELD_TRANSFERS,
+	DRAY_DBUS_SESSION_FIELD_BYTES,
 	DRAY_DBUS_SESSION_FIELD_N,
 };
 #define DRAY_DBUS_SESSION_SESSION "session"
@@ -89,6 +135,8 @@ enum dray_dbus_session_field {
 #define DRAY_DBUS_SESSION_TOKENS "tokens"
 #define DRAY_DBUS_SESSION_RING "ring"
 #define DRAY_DBUS_SESSION_AGE_NS "age_ns"
+#define DRAY_DBUS_SESSION_TRANSFERS "transfers"
+#define DRAY_DBUS_SESSION_BYTES "bytes"
 extern const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N];
 
 enum dray_dbus_region_field {
@@ -269,5 +317,80 @@ enum dray_dbus_transfer_field {
 #define DRAY_DBUS_TRANSFER_AGE_NS "age_ns"
 #define DRAY_DBUS_TRANSFER_LEFT_NS "left_ns"
 extern const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N];
+
+enum dray_dbus_ended_transfer_field {
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_REQUEST,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_SEGMENT,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_DIRECTION,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_CLASS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_RAILS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_OPERATIONS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES_DONE,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_SLICES,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_RESENT,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_WAITED_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_NOTIFIED_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS,
+	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
+};
+#define DRAY_DBUS_ENDED_TRANSFER_SESSION "session"
+#define DRAY_DBUS_ENDED_TRANSFER_REQUEST "request"
+#define DRAY_DBUS_ENDED_TRANSFER_SEGMENT "segment"
+#define DRAY_DBUS_ENDED_TRANSFER_DIRECTION "direction"
+#define DRAY_DBUS_ENDED_TRANSFER_CLASS "class"
+#define DRAY_DBUS_ENDED_TRANSFER_TRANSPORT "transport"
+#define DRAY_DBUS_ENDED_TRANSFER_RAILS "rails"
+#define DRAY_DBUS_ENDED_TRANSFER_STATUS "status"
+#define DRAY_DBUS_ENDED_TRANSFER_OPERATIONS "operations"
+#define DRAY_DBUS_ENDED_TRANSFER_BYTES "bytes"
+#define DRAY_DBUS_ENDED_TRANSFER_BYTES_DONE "bytes_done"
+#define DRAY_DBUS_ENDED_TRANSFER_SLICES "slices"
+#define DRAY_DBUS_ENDED_TRANSFER_RESENT "resent"
+#define DRAY_DBUS_ENDED_TRANSFER_DURATION_NS "duration_ns"
+#define DRAY_DBUS_ENDED_TRANSFER_WAITED_NS "waited_ns"
+#define DRAY_DBUS_ENDED_TRANSFER_QUEUED_NS "queued_ns"
+#define DRAY_DBUS_ENDED_TRANSFER_MOVED_NS "moved_ns"
+#define DRAY_DBUS_ENDED_TRANSFER_NOTIFIED_NS "notified_ns"
+#define DRAY_DBUS_ENDED_TRANSFER_AGO_NS "ago_ns"
+extern const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N];
+
+enum dray_dbus_event_field {
+	DRAY_DBUS_EVENT_FIELD_NUMBER,
+	DRAY_DBUS_EVENT_FIELD_TIME_NS,
+	DRAY_DBUS_EVENT_FIELD_KIND,
+	DRAY_DBUS_EVENT_FIELD_SUBJECT,
+	DRAY_DBUS_EVENT_FIELD_OLD,
+	DRAY_DBUS_EVENT_FIELD_NEW,
+	DRAY_DBUS_EVENT_FIELD_REASON,
+	DRAY_DBUS_EVENT_FIELD_N,
+};
+#define DRAY_DBUS_EVENT_NUMBER "number"
+#define DRAY_DBUS_EVENT_TIME_NS "time_ns"
+#define DRAY_DBUS_EVENT_KIND "kind"
+#define DRAY_DBUS_EVENT_SUBJECT "subject"
+#define DRAY_DBUS_EVENT_OLD "old"
+#define DRAY_DBUS_EVENT_NEW "new"
+#define DRAY_DBUS_EVENT_REASON "reason"
+extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N];
+
+enum dray_dbus_setting_field {
+	DRAY_DBUS_SETTING_FIELD_KEY,
+	DRAY_DBUS_SETTING_FIELD_VALUE,
+	DRAY_DBUS_SETTING_FIELD_ORIGIN,
+	DRAY_DBUS_SETTING_FIELD_RELOAD,
+	DRAY_DBUS_SETTING_FIELD_N,
+};
+#define DRAY_DBUS_SETTING_KEY "key"
+#define DRAY_DBUS_SETTING_VALUE "value"
+#define DRAY_DBUS_SETTING_ORIGIN "origin"
+#define DRAY_DBUS_SETTING_RELOAD "reload"
+extern const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N];
 
 #endif

@@ -3,37 +3,61 @@
 #ifndef DRAY_SCHEMA_GEN_DBUS_VTABLE_H
 #define DRAY_SCHEMA_GEN_DBUS_VTABLE_H
 
-/* For the one file that implements the interface: it defines the functions declared here. */
+/*
+ * For the files that implement the interface. The table is for the one that says DRAY_DBUS_VTABLE
+ * first.
+ */
 
 #include <systemd/sd-bus.h>
 
-static int dbus_get_state(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_state(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_version(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_version(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_agent_id(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_agent_id(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_incarnation(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_incarnation(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_segment(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_segment(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_pid(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_pid(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_workers(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_workers(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_get_counters(sd_bus *bus, const char *path, const char *interface,
+int dbus_get_log_level(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_sessions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
-static int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_get_transfers_left(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_bytes_left(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_grants_left(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_deadline_ns(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_counters(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_sessions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 
+#ifdef DRAY_DBUS_VTABLE
 /* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things
  * is for the methods to say. */
 static const sd_bus_vtable dbus_vtable[] = {
@@ -46,6 +70,11 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("Pid", "u", dbus_get_pid, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Workers", "u", dbus_get_workers, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("UptimeNs", "t", dbus_get_uptime_ns, 0, 0),
+	SD_BUS_PROPERTY("LogLevel", "s", dbus_get_log_level, 0, 0),
+	SD_BUS_PROPERTY("TransfersLeft", "t", dbus_get_transfers_left, 0, 0),
+	SD_BUS_PROPERTY("BytesLeft", "t", dbus_get_bytes_left, 0, 0),
+	SD_BUS_PROPERTY("GrantsLeft", "t", dbus_get_grants_left, 0, 0),
+	SD_BUS_PROPERTY("DeadlineNs", "t", dbus_get_deadline_ns, 0, 0),
 	SD_BUS_PROPERTY("Counters", "a{st}", dbus_get_counters, 0, 0),
 	SD_BUS_METHOD_WITH_NAMES("ListSessions", "", ,
 		"aa{sv}", SD_BUS_PARAM(sessions), dbus_method_list_sessions,
@@ -65,13 +94,52 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_METHOD_WITH_NAMES("ListTransfers", "", ,
 		"aa{sv}", SD_BUS_PARAM(transfers), dbus_method_list_transfers,
 		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListEndedTransfers", "", ,
+		"aa{sv}", SD_BUS_PARAM(transfers), dbus_method_list_ended_transfers,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListEvents", "t", SD_BUS_PARAM(after),
+		"aa{sv}", SD_BUS_PARAM(events), dbus_method_list_events,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("DumpConfig", "", ,
+		"aa{sv}", SD_BUS_PARAM(settings), dbus_method_dump_config,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("Reload", "", ,
+		"asas", SD_BUS_PARAM(applied) SD_BUS_PARAM(restart), dbus_method_reload,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("SetLogLevel", "s", SD_BUS_PARAM(level),
+		"", , dbus_method_set_log_level,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("CancelTransfer", "tt",
+		SD_BUS_PARAM(session) SD_BUS_PARAM(request),
+		"s", SD_BUS_PARAM(result), dbus_method_cancel_transfer,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("CloseSession", "ts", SD_BUS_PARAM(session) SD_BUS_PARAM(reason),
+		"", , dbus_method_close_session,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("DisableRail", "su", SD_BUS_PARAM(device) SD_BUS_PARAM(port),
+		"", , dbus_method_disable_rail,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("EnableRail", "su", SD_BUS_PARAM(device) SD_BUS_PARAM(port),
+		"", , dbus_method_enable_rail,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("DrainNow", "b", SD_BUS_PARAM(stay),
+		"", , dbus_method_drain_now,
+		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("Drain", "ub", SD_BUS_PARAM(timeout_ms) SD_BUS_PARAM(stay),
 		"", , dbus_method_drain,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD("Resume", "", "", dbus_method_resume,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_SIGNAL_WITH_NAMES("StateChanged", "ss", SD_BUS_PARAM(old) SD_BUS_PARAM(new), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("RailChanged", "susss",
+		SD_BUS_PARAM(device) SD_BUS_PARAM(port) SD_BUS_PARAM(old) SD_BUS_PARAM(new) SD_BUS_PARAM(reason), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("PeerChanged", "tssss",
+		SD_BUS_PARAM(peer) SD_BUS_PARAM(segment) SD_BUS_PARAM(old) SD_BUS_PARAM(new) SD_BUS_PARAM(reason), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("SessionClosed", "tss",
+		SD_BUS_PARAM(session) SD_BUS_PARAM(name) SD_BUS_PARAM(reason), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("EventAdded", "t", SD_BUS_PARAM(number), 0),
 	SD_BUS_VTABLE_END,
 };
+#endif
 
 #endif

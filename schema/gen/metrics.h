@@ -33,6 +33,8 @@ enum dray_metric {
 	DRAY_METRIC_SLICES_RESENT_TOTAL,
 	DRAY_METRIC_DOORBELLS_SENT_TOTAL, /* Doorbells sent to clients. */
 	DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, /* Doorbells received from clients. */
+	/* Transfers that the log was to tell of and that found no room on the way there. */
+	DRAY_METRIC_REPORTS_DROPPED_TOTAL,
 	DRAY_METRIC_REGION_FAULTS_TOTAL, /* Accesses to client memory that failed. */
 	DRAY_METRIC_SESSIONS, /* Open sessions. */
 	DRAY_METRIC_SESSIONS_TOTAL, /* Sessions opened. */

@@ -230,15 +230,15 @@ def params(args):
 
 
 def vtable(d):
-    h = "/* For the one file that implements the interface: it defines the functions declared here. */\n\n"
+    h = "/* For the files that implement the interface. The table is for the one that says DRAY_DBUS_VTABLE first. */\n\n"
     h += "#include <systemd/sd-bus.h>\n\n"
     for p in d["properties"]:
-        h += (f"static int dbus_get_{snake(p['name'])}(sd_bus *bus, const char *path, const char *interface,\n"
+        h += (f"int dbus_get_{snake(p['name'])}(sd_bus *bus, const char *path, const char *interface,\n"
               "\tconst char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);\n")
     for m in d["methods"]:
-        h += (f"static int dbus_method_{snake(m['name'])}(sd_bus_message *m, void *userdata, "
+        h += (f"int dbus_method_{snake(m['name'])}(sd_bus_message *m, void *userdata, "
               "sd_bus_error *reterr);\n")
-    h += ("\n/* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things\n"
+    h += ("\n#ifdef DRAY_DBUS_VTABLE\n/* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things\n"
           " * is for the methods to say. */\nstatic const sd_bus_vtable dbus_vtable[] = {\n\tSD_BUS_VTABLE_START(0),\n")
     for p in d["properties"]:
         flags = "SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE" if p.get("emits") else \
@@ -255,7 +255,7 @@ def vtable(d):
     for s in d["signals"]:
         h += (f"\tSD_BUS_SIGNAL_WITH_NAMES({quoted(s['name'])}, {quoted(signature(s['args']))}, "
               f"{params(s['args'])}, 0),\n")
-    return guarded("dbus_vtable", h + "\tSD_BUS_VTABLE_END,\n};\n")
+    return guarded("dbus_vtable", h + "\tSD_BUS_VTABLE_END,\n};\n#endif\n")
 
 
 def introspection(d):

@@ -229,7 +229,8 @@ static uint32_t rig_notification(void *arg, dray_handle region, const uint8_t ag
 	return rig->notify_answer;
 }
 
-static void rig_changed(void *arg)
+static void rig_changed(void *arg, dray_handle peer, const char *segment, const char *before,
+			const char *after, const char *why)
 {
 	struct rig *rig = arg;
 

@@ -176,6 +176,8 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_STREAM_LOST:
 	case EVENT_STREAM_CLOSED:
 	case EVENT_SNAPSHOT:
+	case EVENT_CANCELLED:
+	case EVENT_REPORT:
 	case EVENT_TRANSPORT:
 	case EVENT_QUIT:
 		break;

@@ -48,6 +48,9 @@ static struct {
 	void *arg;
 	int fds;
 	int64_t drain_timeout;
+	bool bad_config, disabled;
+	_Atomic int forgotten;
+	char closed[300];
 } fake;
 
 const char *agent_state_name(enum agent_state s)
@@ -86,10 +89,10 @@ uint64_t agent_metric(struct agent *a, enum dray_metric m)
 
 static void listing_answer(void)
 {
-	struct snapshot *s = calloc(1, sizeof(*s) + 2 * sizeof(s->transfers[0]));
+	struct snapshot *s = snapshot_new(NULL, false, 2);
 	agent_transfers_fn fn = dray_take(fake.fn);
 
-	s->n = s->cap = 2;
+	s->n = 2;
 	s->transfers[0] = (struct transfer_info){ .session = 7,
 						  .request = 8,
 						  .direction = DMSG_DIRECTION_READ,
@@ -120,6 +123,85 @@ int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
 	fake.fn = fn;
 	fake.arg = arg;
 	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
+}
+
+/* At once: two that ended, in no order. */
+int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg)
+{
+	struct snapshot *s = snapshot_new(NULL, true, 2);
+
+	s->n = 2;
+	for (unsigned i = 0; i < 2; i++)
+		s->records[i] = (struct transfer_record){ .session = 7,
+							  .request = i,
+							  .peer = i,
+							  .rails = 5,
+							  .code = i ? DRAY_E_PEER_LOST : 0,
+							  .transport = DMSG_TRANSPORT_RDMA,
+							  .ended_ns = 2000 - (int64_t)i * 1000,
+							  .phase_ns = { 1, 2, 3, 4 } };
+	fn(arg, &s, 1);
+	free(s);
+	return 0;
+}
+
+/* Transfer 1 is cancelled, 2 ends first, 3 is not there, 4 has no end. */
+int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
+		 void *arg)
+{
+	static const uint32_t codes[] = { DRAY_E_BUSY, DRAY_E_CANCELLED, DRAY_OK,
+					  DRAY_E_NOT_FOUND };
+
+	if (session != 7)
+		return -ENOENT;
+	if (request < DRAY_ARRAY_SIZE(codes))
+		fn(arg, codes[request]);
+	return 0;
+}
+
+void agent_forget_cancel(struct agent *a, void *arg)
+{
+	fake.forgotten++;
+}
+
+int agent_drain_now(struct agent *a, bool stay)
+{
+	return agent_drain(a, 0, stay);
+}
+
+struct drain_progress agent_drain_progress(struct agent *a)
+{
+	return (struct drain_progress){ 1, 2, 3, 4 };
+}
+
+int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
+{
+	if (fake.bad_config)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "x.conf:3: no");
+	*ret = (struct config_changes){ .applied = { "log.level" },
+					.restart = { "tcp.buffer", "tcp.streams" },
+					.n_applied = 1,
+					.n_restart = 2 };
+	return 0;
+}
+
+void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who)
+{
+	dray_log_set_level(level);
+}
+
+int sessions_close(struct sessions *s, dray_handle session, const char *why)
+{
+	snprintf(fake.closed, sizeof(fake.closed), "%s", why);
+	return session == 7 ? 0 : -ENOENT;
+}
+
+int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
+{
+	if (strcmp(device, "rxe0") || port != 1)
+		return -ENOENT;
+	fake.disabled = disable;
+	return 0;
 }
 
 void agent_forget_listings(struct agent *a, void *arg)
@@ -258,12 +340,18 @@ static int set_up(void **state)
 	dray_log_set_level(DRAY_LOG_ERROR);
 	cm_dir_make(fake.dir);
 	snprintf(fake.path, sizeof(fake.path), "%s/c.sock", fake.dir);
-	fake.config.v.control.socket = fake.path;
+	fake.config = CONFIG_NULL;
+	if (config_load(&fake.config, &(struct config_args){ .file = "" }, &err) < 0)
+		return -1;
+	free(fake.config.v.control.socket);
+	fake.config.v.control.socket = strdup(fake.path);
 	fake.config.v.control.mode = 0600;
-	fake.config.v.control.group = (char[]){ "" };
 	fake.agent = (struct agent){ .config = &fake.config,
 				     .identity = { .agent_id = { 0x12 }, .incarnation = 99 } };
 	fake.agent.pool.n = 2;
+	fake.agent.history = history_new();
+	fake.bad_config = fake.disabled = false;
+	fake.forgotten = 0;
 	fake.n_sessions = 2;
 	fake.listings = fake.drains = 0;
 	fake.hold = false;
@@ -281,6 +369,8 @@ static int tear_down(void **state)
 	order(ORDER_QUIT);
 	pthread_join(fake.thread, NULL);
 	control_free(fake.agent.control);
+	history_free(fake.agent.history);
+	config_deinit(&fake.config);
 	sd_event_unref(fake.agent.event);
 	close(fake.order_fd);
 	close(fake.done_fd);
@@ -445,6 +535,21 @@ static void see(int row, const char *key, const char *value)
 			assert_string_equal(value, expected[i].value);
 }
 
+/* By the time of their end. */
+static void see_ended(int row, const char *key, const char *value)
+{
+	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_STATUS))
+		assert_string_equal(value, row ? "ok" : "peer_lost");
+	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_SEGMENT))
+		assert_string_equal(value, row ? "" : "10.0.0.1:7411");
+	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_RAILS))
+		assert_string_equal(value, "0,2");
+}
+
+static void see_setting(int row, const char *key, const char *value)
+{
+}
+
 static void lists_have_the_keys_of_the_schema(void **state)
 {
 	sd_bus *bus = client(true);
@@ -461,6 +566,13 @@ static void lists_have_the_keys_of_the_schema(void **state)
 	assert_int_equal(rows_check(call(bus, "ListTransfers"), dray_dbus_transfer_fields,
 				    DRAY_DBUS_TRANSFER_FIELD_N, see),
 			 2);
+	assert_int_equal(rows_check(call(bus, "ListEndedTransfers"),
+				    dray_dbus_ended_transfer_fields,
+				    DRAY_DBUS_ENDED_TRANSFER_FIELD_N, see_ended),
+			 2);
+	assert_int_equal(rows_check(call(bus, "DumpConfig"), dray_dbus_setting_fields,
+				    DRAY_DBUS_SETTING_FIELD_N, see_setting),
+			 DRAY_CONFIG_KEY_N);
 	sd_bus_flush_close_unref(bus);
 }
 
@@ -612,6 +724,90 @@ static void drain_is_told_to_all(void **state)
 		sd_bus_flush_close_unref(buses[i]);
 }
 
+/* The error's name, or the answer's first string; "" for an answer without. */
+static const char *change(sd_bus *bus, const char *method, const char *types, uint64_t a,
+			  uint64_t b, const char *text)
+{
+	static char result[400];
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus_message *m = NULL;
+	const char *s = "";
+	int r;
+
+	if (!strcmp(types, "tt"))
+		r = sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, method, &err, &m, types, a, b);
+	else if (!strcmp(types, "ts"))
+		r = sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, method, &err, &m, types, a, text);
+	else if (!strcmp(types, "su"))
+		r = sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, method, &err, &m, types, text,
+				       (uint32_t)a);
+	else
+		r = sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, method, &err, &m, types, text);
+	if (r >= 0 && sd_bus_message_has_signature(m, "s"))
+		sd_bus_message_read(m, "s", &s);
+	snprintf(result, sizeof(result), "%s", r < 0 ? err.name : s);
+	sd_bus_message_unref(m);
+	sd_bus_error_free(&err);
+	return result;
+}
+
+static void changes_answer_as_the_interface_says(void **state)
+{
+	sd_bus *bus = client(true);
+
+	assert_string_equal(change(bus, "CancelTransfer", "tt", 7, 1, ""), "cancelled");
+	assert_string_equal(change(bus, "CancelTransfer", "tt", 7, 2, ""), "ok");
+	assert_string_equal(change(bus, "CancelTransfer", "tt", 7, 3, ""),
+			    DRAY_DBUS_ERROR_NOT_FOUND);
+	assert_string_equal(change(bus, "CancelTransfer", "tt", 7, 0, ""), DRAY_DBUS_ERROR_BUSY);
+	assert_string_equal(change(bus, "CancelTransfer", "tt", 8, 1, ""),
+			    DRAY_DBUS_ERROR_NOT_FOUND);
+	assert_string_equal(change(bus, "CloseSession", "ts", 7, 0, "old"), "");
+	assert_string_equal(fake.closed, "closed by an operator: old");
+	assert_string_equal(change(bus, "CloseSession", "ts", 8, 0, ""), DRAY_DBUS_ERROR_NOT_FOUND);
+	assert_string_equal(fake.closed, "closed by an operator");
+	assert_string_equal(change(bus, "DisableRail", "su", 1, 0, "rxe0"), "");
+	assert_true(fake.disabled);
+	assert_string_equal(change(bus, "EnableRail", "su", 1, 0, "rxe0"), "");
+	assert_false(fake.disabled);
+	assert_string_equal(change(bus, "EnableRail", "su", 2, 0, "rxe0"),
+			    DRAY_DBUS_ERROR_NOT_FOUND);
+	assert_string_equal(change(bus, "SetLogLevel", "s", 0, 0, "loud"),
+			    SD_BUS_ERROR_INVALID_ARGS);
+	get_string(bus, "LogLevel", "error");
+	assert_string_equal(change(bus, "SetLogLevel", "s", 0, 0, "notice"), "");
+	get_string(bus, "LogLevel", "notice");
+	fake.bad_config = true;
+	assert_string_equal(change(bus, "Reload", "", 0, 0, NULL), DRAY_DBUS_ERROR_CONFIG);
+	sd_bus_flush_close_unref(bus);
+}
+
+static void cancels_that_wait_are_bounded_and_forgotten(void **state)
+{
+	sd_bus *bus = client(true), *other = client(true);
+	int counts[2] = { 0, 0 };
+
+	for (int i = 0; i < 65; i++)
+		assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						     DRAY_DBUS_INTERFACE, "CancelTransfer",
+						     count_answer, counts, "tt", (uint64_t)7,
+						     (uint64_t)4) >= 0);
+	/* one too many; the others have no end */
+	settle(bus, &counts[1], 1);
+	assert_int_equal(counts[0], 0);
+	/* its end is the end of them */
+	sd_bus_flush_close_unref(bus);
+	for (int tries = 0; fake.forgotten < 64; tries++) {
+		assert_true(tries < 10000);
+		get_string(other, "State", "running");
+	}
+	sd_bus_flush_close_unref(other);
+}
+
 static void bus_clients_find_a_bus(void **state)
 {
 	sd_bus_error err = SD_BUS_ERROR_NULL;
@@ -676,7 +872,7 @@ static void strangers_do_no_harm(void **state)
 	static const char garbage[] = "GET / HTTP/1.1\r\nHost: dray\r\n\r\n";
 	static const char half[] = "\0AUTH EXTERNAL ";
 	char long_line[70000];
-	int fds[64], silent;
+	int fds[256], silent;
 	sd_id128_t id;
 	sd_bus *bus;
 
@@ -694,11 +890,11 @@ static void strangers_do_no_harm(void **state)
 	for (int i = 0; i < 3; i++)
 		close(fds[i]);
 
-	/* the 64 that there may be; the silent one is among them */
-	for (int i = 0; i < 64; i++)
+	/* the 256 that there may be; the silent one is among them */
+	for (int i = 0; i < 256; i++)
 		fds[i] = raw_client();
-	assert_true(ends(fds[63]));
-	for (int i = 0; i < 64; i++)
+	assert_true(ends(fds[255]));
+	for (int i = 0; i < 256; i++)
 		close(fds[i]);
 	/* as soon as the agent has noticed that they are gone, others get in */
 	for (int tries = 0;; tries++) {
@@ -761,10 +957,13 @@ static void flushing_is_bounded(void **state)
 
 /* --- busctl ------------------------------------------------------------------------------------- */
 
+/* Its tables are as wide as their widest value: all counters on one line. */
+#define BUSCTL_MAX (1 << 20)
+
 static void busctl(const char *args, const char *const *expected)
 {
 	char command[600];
-	dray_auto_free char *text = calloc(1, 65536);
+	dray_auto_free char *text = calloc(1, BUSCTL_MAX);
 	size_t n;
 	FILE *f;
 
@@ -772,7 +971,7 @@ static void busctl(const char *args, const char *const *expected)
 		 "timeout 20 busctl --no-pager --address=unix:path=%s %s 2>&1", fake.path, args);
 	f = popen(command, "r");
 	assert_true(f && text);
-	n = fread(text, 1, 65535, f);
+	n = fread(text, 1, BUSCTL_MAX - 1, f);
 	text[n] = '\0';
 	if (pclose(f) != 0)
 		fail_msg("%s: %s", command, text);
@@ -856,11 +1055,18 @@ static void busctl_monitors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(properties_are_read),    TEST(lists_have_the_keys_of_the_schema),
-		TEST(listings_are_shared),    TEST(drain_is_told_to_all),
-		TEST(bus_clients_find_a_bus), TEST(those_who_do_not_read_are_cut_off),
-		TEST(strangers_do_no_harm),   TEST(accepting_rests_without_descriptors),
-		TEST(flushing_is_bounded),    TEST(busctl_works),
+		TEST(properties_are_read),
+		TEST(lists_have_the_keys_of_the_schema),
+		TEST(listings_are_shared),
+		TEST(drain_is_told_to_all),
+		TEST(changes_answer_as_the_interface_says),
+		TEST(cancels_that_wait_are_bounded_and_forgotten),
+		TEST(bus_clients_find_a_bus),
+		TEST(those_who_do_not_read_are_cut_off),
+		TEST(strangers_do_no_harm),
+		TEST(accepting_rests_without_descriptors),
+		TEST(flushing_is_bounded),
+		TEST(busctl_works),
 		TEST(busctl_monitors),
 	};
 

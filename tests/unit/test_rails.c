@@ -590,6 +590,34 @@ static void test_up_and_down(void **state)
 	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_RAILS_LOST_TOTAL), 1);
 }
 
+/* By an operator: like a port that is down, until it is taken back, whatever is found meanwhile. */
+static void test_disabled(void **state)
+{
+	see(2, 2, 3);
+	UNTIL(IS(0, "up") && IS(1, "up"));
+	assert_int_equal(rails_disable(lab->rails, "dev1", 1, true), 0);
+	assert_true(IS(1, "down"));
+	see(2, 2, 3);
+	assert_true(IS(1, "down"));
+	assert_int_equal(rails_disable(lab->rails, "dev1", 1, true), 0);
+	assert_int_equal(rails_disable(lab->rails, "dev1", 2, true), -ENOENT);
+	assert_int_equal(rails_disable(lab->rails, "dev7", 1, false), -ENOENT);
+	assert_int_equal(rails_disable(lab->rails, "dev1", 1, false), 0);
+	assert_true(IS(1, "up"));
+	/* one that is not there hears of it when it comes back */
+	assert_int_equal(rails_disable(lab->rails, "dev0", 1, true), 0);
+	see(0, 0, 0);
+	UNTIL(told(RDMA_RAIL_DOWN) == 2);
+	say(RDMA_RAIL_GONE, 0, 0);
+	say(RDMA_RAIL_GONE, 1, 0);
+	UNTIL(IS(0, "absent") && IS(1, "absent"));
+	see(2, 2, 3);
+	UNTIL(IS(1, "up"));
+	assert_true(IS(0, "absent"));
+	assert_int_equal(rails_disable(lab->rails, "dev0", 1, false), 0);
+	UNTIL(IS(0, "up"));
+}
+
 static void test_open_fails_then_not(void **state)
 {
 	dev.open_error = -EACCES;
@@ -985,6 +1013,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(up_and_down),
+		TEST(disabled),
 		TEST(open_fails_then_not),
 		TEST(device_gone_and_back),
 		TEST(slices),

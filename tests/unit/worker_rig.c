@@ -115,7 +115,7 @@ void wrig_deinit(struct wrig *r)
 							   .code = 36 });
 	while (wrig_event(r).type != EVENT_SESSION_GONE)
 		;
-	pool_stop(&r->pool);
+	dray_assert(pool_stop(&r->pool));
 	if (r->ring.ring) {
 		munmap(r->ring.ring, r->ring.ring_bytes);
 		munmap(r->ring.arena, r->ring.arena_bytes);

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods of dev.dray.Agent1 that read: records out. */
+#include <errno.h>
+
+#include "agent/control/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/dbus_vtable.h"
+
+/* m: the call, whose arguments it reads. */
+typedef int (*records_fn)(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes);
+
+static int list(sd_bus_message *m, struct control_conn *c, records_fn fn, sd_bus_error *reterr)
+{
+	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	size_t bytes = 0;
+	int ret;
+
+	if (!sd_bus_message_get_expect_reply(m))
+		return 1;
+	ret = control_conn_has_room(c, reterr);
+	if (ret >= 0)
+		ret = sd_bus_message_new_method_return(m, &reply);
+	if (ret >= 0)
+		ret = fn(c->control->agent, m, reply, &bytes);
+	return ret < 0 ? ret : control_conn_send(c, reply, bytes);
+}
+
+int dbus_method_list_sessions(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_sessions, reterr);
+}
+
+int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_regions, reterr);
+}
+
+int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_peers, reterr);
+}
+
+int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_rails, reterr);
+}
+
+int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_paths, reterr);
+}
+
+static int list_transfers(sd_bus_message *m, struct control_conn *c, bool ended,
+			  sd_bus_error *reterr)
+{
+	int ret;
+
+	if (!sd_bus_message_get_expect_reply(m))
+		return 1;
+	ret = control_conn_has_room(c, reterr);
+	return ret < 0 ? ret : control_listing_ask(c, ended, m, reterr);
+}
+
+int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list_transfers(m, userdata, false, reterr);
+}
+
+int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list_transfers(m, userdata, true, reterr);
+}
+
+int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_events, reterr);
+}
+
+int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_settings, reterr);
+}

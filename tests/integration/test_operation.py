@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator does to a running agent, and what is on record of it: reload, levels, cancel, close, events, drain."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import threading
+
+import dray
+import pytest
+from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
+from test_ctl import conform, ctl, schema_of
+
+pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
+
+
+@contextlib.contextmanager
+def held(agent, **how):
+    """A transfer that waits for a word, and the two sides of it."""
+    with Side(agent, MIB, name="reader") as here, Side(agent, MIB, noise(MIB)) as there:
+        remote = here.reach(there)
+        waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1), **how)
+        until(lambda: agent.ctl("transfers", "--json")["transfers"])
+        yield here, there, remote, waiting
+
+
+def events(agent, kind=None):
+    found = agent.ctl("events", "--json")
+    conform(found, schema_of("events"))
+    return [e for e in found["events"] if kind in (None, e["kind"])]
+
+
+def lines(stream):
+    """Lines as they come; a wait for one has an end."""
+    text = b""
+    while True:
+        assert select.select([stream], [], [], LIMIT)[0], f"nothing more came after {text}"
+        got = os.read(stream.fileno(), 65536)
+        if not got:
+            return
+        *whole, text = (text + got).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
+# --- transfers --------------------------------------------------------------------------------------
+
+def test_ended_transfers_are_on_record(pair):
+    a, b = pair
+    with Side(a, 4 * MIB) as here, Side(b, 4 * MIB, noise(4 * MIB), notifications=True) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 4 * MIB)]).result(LIMIT)
+        here.client.write(here.region, remote, [(0, 0, 10), (100, 100, 10)], notify=(1, b"x")).result(LIMIT)
+        stopped = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 0, 0xfeedface), deadline=0.2)
+        expect("deadline", stopped.result, LIMIT)
+        out = a.ctl("transfers", "--recent", "--json")
+        conform(out, schema_of("ended_transfers"))
+        session = next(s["session"] for s in a.ctl("sessions", "--json")["sessions"])
+        read, write, late = [t for t in out["ended_transfers"] if t["session"] == session]
+        assert (read["status"], read["direction"], read["transport"]) == ("ok", "read", "tcp")
+        assert read["bytes"] == read["bytes_done"] == 4 * MIB and read["slices"] >= 4 and read["resent"] == 0
+        assert read["segment"] == b.ctl("status", "--json")["segment"]
+        assert write["operations"] == 2 and write["notified_ns"] > 0 and write["direction"] == "write"
+        assert (late["status"], late["transport"], late["slices"], late["bytes_done"]) == ("deadline", "none", 0, 0)
+        assert late["waited_ns"] == late["duration_ns"] >= 0.2e9
+        for t in (read, write, late):
+            assert t["duration_ns"] == sum(t[k] for k in ("waited_ns", "queued_ns", "moved_ns", "notified_ns"))
+        assert "deadline" in a.ctl("transfers", "--recent")
+        # as many as there may be, the last ones, in order
+        for i in range(3):
+            done = [here.client.read(here.region, remote, [(0, 0, 1)]) for _ in range(400)]
+            for t in done:
+                t.result(LIMIT)
+        rows = a.ctl("transfers", "--recent", "--json")["ended_transfers"]
+        assert len(rows) == 1000 and rows[-1]["request"] == done[-1].request_id
+        assert [r["ago_ns"] for r in rows] == sorted((r["ago_ns"] for r in rows), reverse=True)
+
+
+def test_slow_transfers_are_logged(new_agent):
+    agent = new_agent(settings={"transfer.slow": "1ms", "log.transfers": "false"})
+    with Side(agent, 64 * MIB) as here, Side(agent, 64 * MIB) as there:
+        remote = here.reach(there)
+        here.client.read(here.region, remote, [(0, 0, 1)]).result(LIMIT)
+        here.client.read(here.region, remote, [(0, 0, 64 * MIB)] * 4).result(LIMIT)
+        line = until(lambda: next((x for x in agent.text().splitlines() if "slow: read took" in x and "of 268435456 bytes" in x), None))
+        for word in ("queued", "moved", "notified", "slices", "ok", "transport=local", "class=bulk", "session="):
+            assert word in line, line
+        # the wait for a word is the client's own time
+        words = here.memory.words()
+        waiting = here.client.read(here.region, remote, [(64, 0, 1)], wait_word=(here.region, 0, 7))
+        until(lambda: agent.ctl("transfers", "--json")["transfers"])
+        words[0] = 7
+        words.release()
+        waiting.result(LIMIT)
+        assert f"request={waiting.request_id}" not in agent.text()
+
+
+def test_all_transfers_are_logged_when_asked_for(new_agent):
+    agent = new_agent(settings={"log.transfers": "true"})
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        done = here.client.read(here.region, here.reach(there), [(0, 0, 4096)] * 3)
+        done.result(LIMIT)
+        until(lambda: re.search(rf"info.*read took .* 12288 of 12288 bytes.* ok .*request={done.request_id} ", agent.text()))
+        assert "slow:" not in agent.text()
+
+
+def test_cancel(agent):
+    with held(agent) as (here, there, remote, waiting):
+        transfer, = agent.ctl("transfers", "--json")["transfers"]
+        out = agent.ctl("cancel", str(transfer["session"]), str(transfer["request"]), "--json")
+        conform(out, schema_of("cancel"))
+        assert out == {"result": "cancelled"}
+        error = expect("cancelled", waiting.result, LIMIT)
+        assert "operator" in str(error)
+        done = ctl(agent.control, "cancel", transfer["session"], transfer["request"])
+        assert done.returncode == 1 and "no such transfer" in done.stderr
+        done = ctl(agent.control, "cancel", 99, 1)
+        assert done.returncode == 1 and "no session 99" in done.stderr
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)  # the session goes on
+
+
+def test_cancel_while_bytes_move(pair):
+    """Answered when nothing of it moves any more, whatever came first."""
+    a, b = pair
+    with Side(a, 64 * MIB) as here, Side(b, 64 * MIB) as there:
+        remote = here.reach(there)
+        for _ in range(5):
+            moving = here.client.write(here.region, remote, [(0, 0, 64 * MIB)] * 8)
+            session = until(lambda: next((t["session"] for t in a.ctl("transfers", "--json")["transfers"]), None))
+            result = a.ctl("cancel", str(session), str(moving.request_id)).strip()
+            assert result in ("cancelled", "ok")
+            assert not a.ctl("transfers", "--json")["transfers"]
+            if result == "cancelled":
+                expect("cancelled", moving.result, LIMIT)
+            else:
+                moving.result(LIMIT)
+
+
+def test_close(agent):
+    with held(agent) as (here, there, _, waiting):
+        session = next(s["session"] for s in agent.ctl("sessions", "--json")["sessions"] if s["name"] == "reader")
+        out = agent.ctl("close", str(session), "wrong model", "--json")
+        conform(out, schema_of("close"))
+        assert out == {"closed": str(session)}
+        expect(("session_closed", "agent_restarted"), waiting.result, LIMIT)
+        last = until(lambda: next((e for e in events(agent, "session") if "wrong model" in e["reason"]), None))
+        assert last["subject"] == f"{session} reader" and (last["old"], last["new"]) == ("open", "closed")
+        done = ctl(agent.control, "close", session)
+        assert done.returncode == 1 and f"no session {session}" in done.stderr
+    for argv, text in ((["close"], "needs SESSION"), (["close", "x"], "a number is allowed"), (["cancel", "1"], "needs SESSION and REQUEST"),
+                       (["cancel", "1", "-"], "a number is allowed"), (["close", "1", "2", "3"], "takes two arguments"),
+                       (["transfers", "--count", "3"], "go with --watch"), (["rails", "--enable", "a", "--disable", "b"], "exclude"),
+                       (["drain", "--force", "--timeout", "1s"], "exclude"), (["rails", "--enable", "x/0"], "DEVICE/PORT")):
+        done = ctl(agent.control, *argv)
+        assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_rails_that_are_not_there(agent):
+    for verb in ("--enable", "--disable"):
+        done = ctl(agent.control, "rails", verb, "mlx9_9/2")
+        assert done.returncode == 1 and "mlx9_9/2" in done.stderr and "ListRails" in done.stderr
+
+
+def test_top_and_watch(agent):
+    with Side(agent, MIB, name="mover") as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        stop = threading.Event()
+
+        def move():
+            while not stop.is_set():
+                here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        try:
+            out = ctl(agent.control, "top", "--json", "--interval", "200ms", "--count", 2).stdout
+            first, at = json.JSONDecoder().raw_decode(out)
+            second, _ = json.JSONDecoder().raw_decode(out[at:].lstrip())
+            for look in (first, second):
+                conform(look, schema_of("top"))
+            assert first["interval_ns"] == 0 and first["per_second"]["local_bytes"] == 0
+            assert second["interval_ns"] >= 0.2e9 and second["per_second"]["local_bytes"] > 0
+            moved = {s["name"]: s["bytes"] for s in second["sessions"]}
+            assert moved["mover"] > 0 and moved[""] == 0
+            text = ctl(agent.control, "top", "--interval", "200ms", "--count", 2).stdout
+            assert "mover" in text and "B/s" in text and "\033" not in text
+            plain = [line.split("\t") for line in ctl(agent.control, "top", "--plain", "--count", 1).stdout.splitlines()]
+            assert ["total", "local_bytes", "0.000"] in plain and {p[0] for p in plain} == {"total", "session"}
+            out = ctl(agent.control, "transfers", "--watch", "--interval", "100ms", "--count", 3, "--plain")
+            assert out.returncode == 0
+        finally:
+            stop.set()
+            mover.join()
+
+
+def test_watching_ends_in_order(agent):
+    """By a signal, and when nobody reads any more."""
+    agent.ctl("log-level", "notice")
+    agent.ctl("log-level", "info")
+    for argv in (["top"], ["events", "--watch"], ["transfers", "--watch"]):
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "--json", *argv], stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LIMIT) in (0, -signal.SIGTERM)  # the latter where it was writing
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "top", "--interval", "100ms"], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        process.wait(LIMIT)
+
+
+# --- events -------------------------------------------------------------------------------------------
+
+def test_events_are_kept_and_told(new_pair):
+    a, b = new_pair()
+    with subprocess.Popen([DRAYCTL, "--control", a.control, "events", "--watch"], stdout=subprocess.PIPE) as watch:
+        with Side(a, MIB, name="reader") as here, Side(b, MIB) as there:
+            here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+            b.kill()
+            b.process = None
+            until(lambda: [e for e in events(a, "peer") if e["old"] == "ready"])
+        a.ctl("log-level", "debug")
+        a.ctl("drain", "--wait", "--stay")
+        a.ctl("resume")
+        told = []
+        for line in lines(watch.stdout):
+            told.append(line)
+            if "resumed" in line:
+                break
+        watch.terminate()
+    found = events(a)
+    assert [e["number"] for e in found] == list(range(1, len(found) + 1))
+    assert [e["time_ns"] for e in found] == sorted(e["time_ns"] for e in found)
+    assert len(told) == len(found)
+    kinds = [(e["kind"], e["old"], e["new"]) for e in found]
+    for change in (("session", "open", "closed"), ("log-level", "info", "debug"), ("state", "running", "draining"),
+                   ("state", "draining", "drained"), ("state", "drained", "running")):
+        assert change in kinds
+    peer = [e for e in found if e["kind"] == "peer"]
+    assert peer[0]["new"] == "ready" and peer[1]["old"] == "ready" and peer[1]["reason"]
+    assert peer[0]["subject"] == peer[1]["subject"] != ""
+    assert a.ctl("events").splitlines()[0].split() == ["TIME", "KIND", "SUBJECT", "FROM", "TO", "REASON"]
+
+
+@pytest.mark.skipif(not shutil.which("busctl"), reason="busctl is not there")
+def test_signals(new_pair):
+    a, b = new_pair()
+    with subprocess.Popen(["busctl", f"--address=unix:path={a.control}", "--json=short", "monitor"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as monitor:
+        assert b"Monitoring" in monitor.stderr.readline()
+        with Side(a, MIB, name="reader") as here, Side(b, MIB) as there:
+            here.client.read(here.region, here.reach(there), [(0, 0, 1)]).result(LIMIT)
+        a.ctl("drain", "--wait", "--stay")
+        seen = {}
+        for line in lines(monitor.stdout):
+            message = json.loads(line)
+            if message["type"] == "signal":
+                seen.setdefault(message["member"], message["payload"]["data"])
+            if "StateChanged" in seen and "SessionClosed" in seen:
+                break
+        monitor.terminate()
+    assert seen["StateChanged"] == ["running", "draining"]
+    assert seen["SessionClosed"][1:] == ["reader", "the client closed"]
+    peer, segment, old, new, reason = seen["PeerChanged"]
+    assert new == "ready" and segment == b.ctl("status", "--json")["segment"] and peer and old and reason
+    assert seen["EventAdded"] == [1]
+
+
+# --- configuration -----------------------------------------------------------------------------------
+
+def with_file(lab, new_agent, text, **how):
+    file = lab.write("dray.conf", text)
+    agent = new_agent(args=["--config", str(file)], **how)
+    return agent, file
+
+
+GOOD = 'log: { level = "notice"; };\ntransfer: { deadline = "30s"; };\ntcp: { streams = 3; };\n'
+
+# each with what the answer must say besides the file and, where there is one, the line
+BAD = [
+    ("log: { level = \"loud\"; };\n", "log.level"),
+    ("log: { level = 3; };\n", "log.level"),
+    ("log: { levle = \"info\"; };\n", "log.level"),
+    ("logg: { level = \"info\"; };\n", "logg"),
+    ("log = \"info\";\n", "log"),
+    ("log: { level = [\"info\", \"debug\"]; };\n", "log.level"),
+    ("log: { transfers = \"perhaps\"; };\n", "log.transfers"),
+    ("transfer: { deadline = \"never\"; };\n", "transfer.deadline"),
+    ("transfer: { deadline = \"0s\"; };\n", "transfer.deadline"),
+    ("transfer: { deadline = 5; };\n", "transfer.deadline"),
+    ("transfer: { slow = \"25h\"; };\n", "transfer.slow"),
+    ("data: { allow_uids = [\"root\"]; };\n", "data.allow_uids"),
+    ("data: { allow_uids = [\"-1\"]; };\n", "data.allow_uids"),
+    ("limits: { pool_bytes = 4294967296; };\n", "limits.pool_bytes"),
+    ("limits: { remotes_per_session = 0; };\n", "limits.remotes_per_session"),
+    ("limits: { remotes_per_session = 99999999999; };\n", "limits.remotes_per_session"),
+    ("agent: { drain_timeout = \"10\"; };\n", "agent.drain_timeout"),
+    ("log: { level = \"info\"; \n", ""),
+    ("log: { level = \"info; };\n", ""),
+    ("log: { level = \"info\"; level = \"debug\"; };\n", ""),
+    ("peer: { heartbeat = \"10s\"; heartbeat_limit = \"1s\"; };\n", "peer.heartbeat_limit"),
+    ("@include \"nowhere.conf\"\n", "nowhere.conf"),
+    ("\x00\x01\x02", ""),
+]
+
+
+def test_bad_files_change_nothing(lab, new_agent):
+    agent, file = with_file(lab, new_agent, GOOD)
+    before = agent.ctl("config", "--json")
+    with agent.client() as client:
+        client.region(dray.Memory(MIB))
+        for text, says in BAD:
+            file.write_text("# one line\n" + text)
+            done = ctl(agent.control, "reload")
+            assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, (text, done)
+            assert says in done.stderr and str(file) in done.stderr or "nowhere" in done.stderr, (text, done.stderr)
+            assert agent.ctl("config", "--json") == before, text
+        assert len(events(agent, "config")) == len(BAD) >= 20
+        file.unlink()
+        done = ctl(agent.control, "reload")
+        assert done.returncode == 1 and str(file) in done.stderr
+        assert agent.ctl("config", "--json") == before
+        session, = agent.ctl("sessions", "--json")["sessions"]
+        assert session["regions"] == 1  # it never ended
+
+
+def test_reload(lab, new_agent):
+    agent, file = with_file(lab, new_agent, GOOD)
+    config = agent.ctl("config", "--json")
+    conform(config, schema_of("settings"))
+    values = {s["key"]: s for s in config["settings"]}
+    assert values["log.level"]["value"] == "notice" and values["log.level"]["origin"] == f"{file}:1"
+    assert values["tcp.streams"]["value"] == "3" and not values["tcp.streams"]["reload"]
+    assert values["agent.state_dir"]["origin"] == "command line" and values["limits.peers"]["origin"] == "default"
+    assert f"{file}:2" in agent.ctl("config", "--origin") and str(file) not in agent.ctl("config")
+    with held(agent) as (here, there, remote, waiting):
+        assert agent.ctl("reload") == "nothing has changed\n"
+        file.write_text('log: { level = "debug"; transfers = true; };\ntransfer: { deadline = "300ms"; };\n'
+                  'tcp: { streams = 5; };\nlimits: { remotes_per_session = 1; };\n')
+        out = agent.ctl("reload", "--json")
+        conform(out, schema_of("reload"))
+        assert out == {"applied": ["log.level", "log.transfers", "transfer.deadline", "limits.remotes_per_session"],
+                       "restart": ["tcp.streams"]}
+        values = {s["key"]: s for s in agent.ctl("config", "--json")["settings"]}
+        assert values["log.level"]["value"] == "debug" and values["tcp.streams"]["value"] == "3"
+        assert values["tcp.streams"]["origin"] == f"{file}:3"
+        # each has its effect, in the sessions that were there
+        assert agent.ctl("log-level", "--plain") == "debug\n"
+        late = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 0, 1))
+        expect("deadline", late.result, LIMIT)
+        until(lambda: f"request={late.request_id}" in agent.text())
+        expect("quota", here.reach, there)
+        # what was accepted before keeps its own deadline
+        words = here.memory.words()
+        words[0] = 1
+        words.release()
+        waiting.result(LIMIT)
+    assert "need a restart: tcp.streams" in agent.text()
+
+
+def test_sighup_reloads(lab, new_agent):
+    agent, file = with_file(lab, new_agent, 'log: { level = "notice"; };\n')
+    file.write_text('log: { level = "info"; };\ndata: { allow_uids = ["4242"]; };\n')
+    agent.signal(signal.SIGHUP)
+    assert agent.wait_notify("RELOADING=1") and agent.wait_notify("READY=1")
+    assert agent.ctl("log-level", "--json") == {"log_level": "info"}
+    expect("denied", agent.client)
+    file.write_text("data: { allow_uids = [\"x\"]; };\n")
+    agent.signal(signal.SIGHUP)
+    until(lambda: "reload refused" in agent.text())
+    expect("denied", agent.client)
+    file.write_text("")
+    agent.signal(signal.SIGHUP)
+    until(lambda: len(events(agent, "config")) == 3)
+    agent.client().close()
+
+
+def test_log_level(agent):
+    before = agent.ctl("log-level").strip()
+    out = agent.ctl("log-level", "debug", "--json")
+    conform(out, schema_of("log_level"))
+    assert agent.ctl("log-level") == "debug\n"
+    agent.client().close()
+    until(lambda: " debug" in agent.text().lower())
+    done = ctl(agent.control, "log-level", "loud")
+    assert done.returncode == 1 and "error, warning, notice, info, debug" in done.stderr
+    agent.ctl("log-level", before)
+
+
+# --- drain --------------------------------------------------------------------------------------------
+
+def test_drain_shows_its_progress(new_agent):
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    with held(agent) as (_, _, _, waiting):
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--wait", "--stay"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as drain:
+            status = until(lambda: (s := agent.ctl("status", "--json"))["transfers_left"] and s)
+            conform(status, schema_of("status"))
+            assert (status["state"], status["transfers_left"], status["bytes_left"]) == ("draining", 1, 4096)
+            assert 0 < status["deadline_ns"] <= 3600e9
+            assert "1 transfers with 4.0 KiB to go" in agent.ctl("status")
+            assert "draining: 1 transfers with 4.0 KiB to go" in drain.stderr.readline()
+            # in a hurry after all
+            assert agent.ctl("drain", "--force", "--stay", "--wait") == "drained\n"
+            expect("deadline", waiting.result, LIMIT)
+            assert drain.wait(LIMIT) == 0 and drain.stdout.read() == "drained\n"
+        assert agent.ctl("status", "--json")["transfers_left"] == 0
+    agent.ctl("drain", "--force")
+    assert agent.wait() == 0
+
+
+def test_drain_under_load_loses_nothing(new_pair):
+    """Both ways at once: each transfer is done, with its bytes, or failed with a reason, on both sides."""
+    a, b = new_pair(agent__drain_timeout="30s")
+    size = 256 << 10
+    with contextlib.ExitStack() as stack:
+        sides = [(stack.enter_context(Side(x, 4 * MIB)), stack.enter_context(Side(y, 4 * MIB, noise(4 * MIB, n))))
+                 for n, (x, y) in enumerate(((a, b), (b, a)) * 2)]
+        remotes = [here.reach(there) for here, there in sides]
+        ended = [[] for _ in sides]
+        started = threading.Barrier(len(sides) + 1)
+
+        def load(i):
+            here, there = sides[i]
+            for n in range(100000):
+                if n == 20:
+                    started.wait(LIMIT)
+                offset = n % 16 * size
+                try:
+                    transfer = here.client.read(here.region, remotes[i], [(offset, offset, size)])
+                    transfer.result(LIMIT)
+                    assert here.view[offset:offset + size] == there.view[offset:offset + size]
+                    ended[i].append("ok")
+                except dray.DrayError as e:
+                    ended[i].append(e.name)
+                    return
+
+        threads = [threading.Thread(target=load, args=(i,)) for i in range(len(sides))]
+        for t in threads:
+            t.start()
+        started.wait(LIMIT)
+        assert a.ctl("drain", "--wait", "--stay") == "drained\n"
+        for i, t in enumerate(threads):
+            t.join(LIMIT)
+            assert not t.is_alive() and len(ended[i]) > 20
+            # one way or the other, and never by a limit: there was time enough
+            assert ended[i][-1] in ("draining", "revoked", "peer_lost", "not_found"), ended[i][-1]
+            assert set(ended[i][:-1]) == {"ok"}
+        for agent in (a, b):
+            counters = agent.ctl("status", "--json")["counters"]
+            assert counters["dray_transfers_in_flight"] == 0
+            ends = sum(counters[f"dray_transfers_{how}_total"] for how in ("done", "failed", "cancelled"))
+            assert counters["dray_transfers_accepted_total"] == ends
+    a.ctl("resume")
+
+
+def test_a_service_manager_that_does_not_read(new_agent):
+    """Its queue is full after some ten messages; the agent goes on, and tells it the last word when it reads again."""
+    agent = new_agent()
+    for _ in range(20):
+        agent.ctl("drain", "--wait", "--stay")
+        agent.ctl("resume")
+    agent.ctl("drain", "--wait", "--stay")
+    assert agent.wait_notify("STATUS=drained")
+    while select.select([agent.notify], [], [], 0)[0]:
+        agent.notified.append(agent.notify.recv(4096).decode())
+    until(lambda: "STATUS=drained" in agent.notified[-1] or agent.wait_notify("STATUS=drained", 0.2))
+
+
+# --- many ---------------------------------------------------------------------------------------------
+
+def test_two_hundred_clients_at_once(agent):
+    """Each asks for all there is; all are answered, and transfers go on."""
+    verbs = ("status", "sessions", "transfers", "events", "config", "regions")
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        remote = here.reach(there)
+        with contextlib.ExitStack() as stack:
+            watchers = [stack.enter_context(subprocess.Popen([DRAYCTL, "--control", agent.control, "events", "--watch"],
+                                                             stdout=subprocess.PIPE)) for _ in range(200)]
+            for i in range(30):
+                assert ctl(agent.control, verbs[i % len(verbs)], "--json").returncode == 0
+                here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
+            level = agent.ctl("log-level").strip()
+            agent.ctl("log-level", "error" if level != "error" else "info")
+            agent.ctl("log-level", level)
+            for w in watchers:
+                while b"log.level" not in (line := w.stdout.readline()):
+                    assert line
+                w.terminate()
