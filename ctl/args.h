@@ -9,6 +9,8 @@ struct ctl_option {
 	const char *name;  /* with its dashes */
 	const char *value; /* what it takes, for the help; NULL: nothing */
 	const char *help;
+	enum ctl_kind kind;
+	const char *more; /* what the manual says beyond that, as text.h says; NULL: nothing */
 };
 
 /* In the order of enum ctl_option_id. */

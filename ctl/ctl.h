@@ -110,6 +110,16 @@ struct ctl {
 	unsigned n_args;
 };
 
+/* What stands for an argument or an option's value, so that a shell can complete it. */
+enum ctl_kind {
+	CTL_KIND_FREE, /* nothing, but for words that the help spells out: read|write */
+	CTL_KIND_FILE,
+	CTL_KIND_DIR,
+	CTL_KIND_VERB,
+	CTL_KIND_DEVICE, /* RDMA device of this place */
+	CTL_KIND_N
+};
+
 struct ctl_verb {
 	const char *name;
 	const char *args; /* what follows the name, for the help; "" for nothing */
@@ -118,6 +128,8 @@ struct ctl_verb {
 	int (*fn)(struct ctl *c); /* returns the exit status */
 	unsigned max_args;
 	enum ctl_option_id options[12]; /* its own; ends with a global one */
+	const char *more;               /* sentences for help and manual, as text.h says */
+	enum ctl_kind kinds[CTL_ARGS_MAX];
 };
 
 extern const struct ctl_verb ctl_verbs[];

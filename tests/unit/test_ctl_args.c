@@ -112,6 +112,8 @@ static void help_names_everything(void **state)
 		const struct ctl_verb *v = &ctl_verbs[i];
 		struct run a, b;
 
+		assert_non_null(v->more);
+		assert_true(*v->more);
 		assert_non_null(strstr(all.out, v->name));
 		assert_non_null(strstr(all.out, v->help));
 		snprintf(line, sizeof(line), "%s --help", v->name);

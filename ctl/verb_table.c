@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The verbs. Help, manual and completion are made from these rows; a new verb needs its row here, and its
+ * options theirs in args.c. The first one is what a bare drayctl does.
+ */
+#include "ctl/ctl.h"
+
+const struct ctl_verb ctl_verbs[] = {
+	{ .name = "status",
+	  .args = "",
+	  .help = "what the agent is and does",
+	  .more = "State of the agent, its identity and segment, and the sums of what it holds and "
+		  "has done.",
+	  .example = "drayctl status",
+	  .fn = ctl_status },
+	{ .name = "sessions",
+	  .args = "",
+	  .help = "engines and other clients with an open session",
+	  .more = "Name, group and user of each, and how much it uses.",
+	  .example = "drayctl sessions --json | jq '.sessions[].name'",
+	  .fn = ctl_sessions },
+	{ .name = "regions",
+	  .args = "",
+	  .help = "memory that clients registered",
+	  .more = "Whose, what kind, how long, and how many tokens and peers' grants stand for it.",
+	  .example = "drayctl regions",
+	  .fn = ctl_regions },
+	{ .name = "peers",
+	  .args = "",
+	  .help = "other agents, and the state of the way to them",
+	  .more = "The agents that this one knows, the state of the connection to each and since "
+		  "when, and the reason for it.",
+	  .example = "drayctl peers",
+	  .fn = ctl_peers },
+	{ .name = "rails",
+	  .args = "[--enable DEVICE[/PORT] | --disable DEVICE[/PORT]]",
+	  .help = "RDMA ports, and the GID that the agent chose for each",
+	  .more = "State, rate and interface of each port, and its GID with the reason; the state of "
+		  "the agent's rail on it, its queue pairs, what it moved, and how often slices were "
+		  "sent again or moved to another rail.",
+	  .example = "drayctl rails --disable mlx5_0",
+	  .fn = ctl_rails,
+	  .options = { CTL_OPTION_ENABLE, CTL_OPTION_DISABLE, 0 } },
+	{ .name = "paths",
+	  .args = "",
+	  .help = "rails by which peers are reached, and what has gone over each",
+	  .more = "For each peer, the pairs of a rail here and a rail there that reach each other: "
+		  "GIDs, MTU, state with the reason, queue pairs, and what moved over each.",
+	  .example = "drayctl paths --json | jq '.paths[] | {segment, device, state, queue_pairs}'",
+	  .fn = ctl_paths },
+	{ .name = "transfers",
+	  .args = "[--recent] [--watch [--interval DURATION] [--count N]]",
+	  .help = "transfers in flight, or those that ended last",
+	  .more = "Way, class, path, how much is done, and how long is left to the deadline; of those "
+		  "that ended also how, and where their time went.",
+	  .example = "drayctl transfers --plain | cut -f 6,8,9",
+	  .fn = ctl_transfers,
+	  .options = { CTL_OPTION_RECENT, CTL_OPTION_REPEAT, CTL_OPTION_INTERVAL, CTL_OPTION_LOOKS,
+		       0 } },
+	{ .name = "top",
+	  .args = "[--interval DURATION] [--count N]",
+	  .help = "what moves at this moment, in all, by rail and by session",
+	  .more = "Bytes and transfers in a second, between two looks; the first look has nothing to "
+		  "compare with, and shows zeros. On a terminal each look takes the place of the one "
+		  "before.",
+	  .example = "drayctl top --interval 2s",
+	  .fn = ctl_top,
+	  .options = { CTL_OPTION_INTERVAL, CTL_OPTION_LOOKS, 0 } },
+	{ .name = "events",
+	  .args = "[--watch]",
+	  .help = "what has changed lately: states, rails, peers, sessions, configuration",
+	  .more = "The last 1,000 changes since the agent's start, each with its time and reason, "
+		  "oldest first. With --watch those too that come from then on.",
+	  .example = "drayctl events --watch",
+	  .fn = ctl_events,
+	  .options = { CTL_OPTION_WATCH, 0 } },
+	{ .name = "cancel",
+	  .args = "SESSION REQUEST",
+	  .help = "stop a transfer; returns when no byte of it can move any more",
+	  .more = "Both numbers are those of drayctl transfers. Prints cancelled, or how the transfer "
+		  "ended where that came first. Its client is told that an operator did it.\n\n"
+		  "For root, the agent's own user, and members of control.group.",
+	  .example = "drayctl cancel 4294967296 17",
+	  .fn = ctl_cancel,
+	  .max_args = 2,
+	  .kinds = { CTL_KIND_SESSION } },
+	{ .name = "close",
+	  .args = "SESSION [REASON]",
+	  .help = "end a session as if its client had died",
+	  .more = "Its transfers end, its regions and tokens are void, and its client is told the "
+		  "reason. A client library connects again.\n\n"
+		  "For root, the agent's own user, and members of control.group.",
+	  .example = "drayctl close 4294967296 'wrong model'",
+	  .fn = ctl_close,
+	  .max_args = 2,
+	  .kinds = { CTL_KIND_SESSION } },
+	{ .name = "detect",
+	  .args = "[--explain DEVICE[/PORT] | --watch] [OPTION]...",
+	  .help = "RNICs, GIDs, GPUs, addresses and listeners of this place, without an agent",
+	  .more = "RDMA devices with the best GID of each port, GPUs with the RNICs that they should "
+		  "use, addresses with the one to advertise, listening sockets; each choice with its "
+		  "reason.",
+	  .example = "drayctl detect --explain mlx5_0",
+	  .fn = ctl_detect,
+	  .options = { CTL_OPTION_EXPLAIN, CTL_OPTION_FROM_SYSFS, CTL_OPTION_WATCH, CTL_OPTION_ONLY,
+		       CTL_OPTION_WITHOUT, CTL_OPTION_GID_INDEX, CTL_OPTION_FAMILY,
+		       CTL_OPTION_NODE_ADDRESSES, CTL_OPTION_RNICS, CTL_OPTION_OWNERS, 0 } },
+	{ .name = "doctor",
+	  .args = "[--register SIZE] [--from-sysfs DIR]",
+	  .help = "what is wrong with this place, and the fix; exits 1 on warnings, 2 on errors",
+	  .more = "One line for each finding, with the way to mend it. The exit status is 0 where all "
+		  "is well. Needs no agent.",
+	  .example = "drayctl doctor --register 64GiB",
+	  .fn = ctl_doctor,
+	  .options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, 0 } },
+	{ .name = "drain",
+	  .args = "[--wait] [--timeout DURATION | --force] [--stay]",
+	  .help = "take no new work, end what is in flight, then exit",
+	  .more = "The agent takes no new sessions and transfers, tells clients and peers, ends what "
+		  "is in flight, and exits with status 0. A drain that is under way already is no "
+		  "error; its limit stays, unless --force makes it now. With --wait what is left is told "
+		  "each second on the error stream.\n\n"
+		  "For root, the agent's own user, and members of control.group.",
+	  .example = "drayctl drain --wait --timeout 10s",
+	  .fn = ctl_drain,
+	  .options = { CTL_OPTION_WAIT, CTL_OPTION_LIMIT, CTL_OPTION_STAY, CTL_OPTION_FORCE,
+		       0 } },
+	{ .name = "resume",
+	  .args = "",
+	  .help = "take new work again, while draining or drained",
+	  .more = "What was refused or stopped meanwhile stays so. An agent that was told to end by "
+		  "SIGTERM, or is about to, refuses.\n\n"
+		  "For root, the agent's own user, and members of control.group.",
+	  .example = "drayctl drain --wait --stay && drayctl resume",
+	  .fn = ctl_resume },
+	{ .name = "reload",
+	  .args = "",
+	  .help = "read the configuration again; a bad one changes nothing",
+	  .more = "Prints the keys that have changed, and those that differ and need a restart; "
+		  "drayctl config --origin says of each which it is. Sessions and transfers go on. "
+		  "SIGHUP does the same.\n\n"
+		  "For root, the agent's own user, and members of control.group.",
+	  .example = "drayctl reload",
+	  .fn = ctl_reload },
+	{ .name = "config",
+	  .args = "[--origin]",
+	  .help = "the configuration in effect",
+	  .more = "Every key with its value, as one would write it.",
+	  .example = "drayctl config --origin | grep -v default",
+	  .fn = ctl_config,
+	  .options = { CTL_OPTION_ORIGIN, 0 } },
+	{ .name = "log-level",
+	  .args = "[error|warning|notice|info|debug]",
+	  .help = "the lowest level that is logged, or another one from now on",
+	  .more = "It holds until log.level changes on a reload, or the agent ends.\n\n"
+		  "To set it is for root, the agent's own user, and members of control.group.",
+	  .example = "drayctl log-level debug",
+	  .fn = ctl_log_level,
+	  .max_args = 1 },
+	{ .name = "bench",
+	  .args = "[--serve | --token TOKEN] [OPTION]...",
+	  .help = "measure transfers, within this agent or to another",
+	  .more = "Throughput, and latency from submission to completion. Without --token both ends "
+		  "are sessions with the same agent, and the path is local. The first transfer is not "
+		  "measured; where both ends are its own, its bytes are compared.\n\n"
+		  "It is a client of the agent's data socket, as an engine is. From one node to "
+		  "another:\n\n"
+		  "  first$ drayctl bench --serve\n"
+		  "  second$ drayctl bench --token - --size 64KiB --ops 256",
+	  .example = "drayctl bench --size 64KiB --ops 256 --duration 5s",
+	  .fn = ctl_bench,
+	  .options = { CTL_OPTION_SOCKET, CTL_OPTION_SIZE, CTL_OPTION_OPS, CTL_OPTION_BATCH,
+		       CTL_OPTION_COUNT, CTL_OPTION_DURATION, CTL_OPTION_DIRECTION,
+		       CTL_OPTION_CLASS, CTL_OPTION_MEMORY, CTL_OPTION_TOKEN, CTL_OPTION_SERVE,
+		       0 } },
+	{ .name = "version",
+	  .args = "",
+	  .help = "releases of drayctl and of the agent",
+	  .more = "Where no agent answers, its release is unknown, and that is no error.",
+	  .example = "drayctl version",
+	  .fn = ctl_version },
+	{ .name = "help",
+	  .args = "[VERB]",
+	  .help = "print help",
+	  .more = "Of one verb, or the list of all.",
+	  .example = "drayctl help drain",
+	  .fn = ctl_help,
+	  .max_args = 1,
+	  .kinds = { CTL_KIND_VERB } },
+};
+
+const unsigned ctl_verbs_n = sizeof(ctl_verbs) / sizeof(ctl_verbs[0]);
