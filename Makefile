@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   make              build/drayd, build/drayctl, build/libdray.so.0, build/libdray.a
+#   make              build/drayd, build/drayctl (manual, completion), build/libdray.so.0, build/libdray.a
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
@@ -48,19 +48,21 @@ SRC_netdetect := $(sort $(wildcard netdetect/*.c))
 SRC_agent := $(filter-out agent/main.c,$(sort $(wildcard agent/*.c agent/*/*.c)))
 SRC_client := $(sort $(wildcard client/*.c))
 SRC_ctl := $(filter-out ctl/main.c,$(sort $(wildcard ctl/*.c)))
+SRC_generate := $(sort $(wildcard ctl/generate/*.c))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c)))
 
-SRC := $(SRC_base) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_test) $(SRC_test_main) \
-	$(wildcard agent/main.c ctl/main.c)
+SRC := $(SRC_base) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
+	$(SRC_test_main) $(wildcard agent/main.c ctl/main.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
 MAINS := $(wildcard agent/main.c ctl/main.c)
 PROGRAMS := $(if $(filter agent/main.c,$(MAINS)),$(B)/drayd) \
 	$(if $(filter ctl/main.c,$(MAINS)),$(B)/drayctl)
 LIBRARIES := $(if $(SRC_client),$(B)/libdray.so.0 $(B)/libdray.so $(B)/libdray.a)
+GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
 ARCHIVES := $(foreach a,test agent ctl client netdetect base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -libverbs
@@ -69,7 +71,7 @@ LIBS_ctl := -lsystemd $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
 .PHONY: all demo check bench bench-vm install deps fmt lint gen clean distclean tests tools help
-all: $(PROGRAMS) $(LIBRARIES)
+all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -104,6 +106,30 @@ $(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/li
 
 $(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
+
+# Manual and completion, from the tables of verbs and options. Sanitizers of this age do not start under
+# every address space randomisation.
+GENERATE := $(O)/ctl/generate/generate
+FIXED_LAYOUT := $(if $(filter asan tsan fuzz,$(VARIANT)),$(shell \
+	setarch -R true 2>/dev/null && echo setarch -R))
+$(GENERATE): $(call obj,$(SRC_generate)) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
+
+define generate
+	@printf '  %-7s %s\n' GEN $@
+	$(Q)$(FIXED_LAYOUT) $(GENERATE) $(1) >$@
+	$(if $(2),$(Q)cat $(2) >>$@)
+endef
+
+$(B)/drayctl.1: $(GENERATE)
+	$(call generate,man)
+
+# Tables, and behind them what reads them.
+$(B)/drayctl.bash: $(GENERATE) ctl/generate/drayctl.bash
+	$(call generate,bash,ctl/generate/drayctl.bash)
+
+$(B)/_drayctl: $(GENERATE) ctl/generate/drayctl.zsh
+	$(call generate,zsh,ctl/generate/drayctl.zsh)
 
 # The shared library exports what its map names and nothing of lib/ and schema/.
 MAP := $(wildcard client/libdray.map)
@@ -184,7 +210,7 @@ fmt:
 
 lint: check-lint
 
-MAN := $(wildcard client/man/*.3 ctl/man/*.1 agent/man/*.8 agent/man/*.5 schema/man/*.7)
+MAN := $(B)/drayctl.1 $(wildcard client/man/*.3 agent/man/*.8 agent/man/*.5 schema/man/*.7)
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3,$(PREFIX)/lib/$(shell $(PYTHON) -c \
 	'import sys; print("python%d.%d" % sys.version_info[:2])'))/dist-packages
 D = $(DESTDIR)$(PREFIX)
@@ -200,6 +226,8 @@ install: all
 	mkdir -p $(D)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' mk/dray.pc.in >$(D)/lib/pkgconfig/dray.pc
 	$(foreach m,$(MAN),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
+	install -D -m 644 $(B)/drayctl.bash $(D)/share/bash-completion/completions/drayctl
+	install -D -m 644 $(B)/_drayctl $(D)/share/zsh/site-functions/_drayctl
 	mkdir -p $(DESTDIR)$(PYTHONDIR)
 	cd client/python && find dray -name '*.py' -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 

@@ -10,7 +10,7 @@ struct ctl_option {
 	const char *value; /* what it takes, for the help; NULL: nothing */
 	const char *help;
 	enum ctl_kind kind;
-	const char *more; /* what the manual says beyond that, as text.h says; NULL: nothing */
+	const char *more; /* sentences that the manual has beyond that; NULL: none */
 };
 
 /* In the order of enum ctl_option_id. */

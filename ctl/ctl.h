@@ -117,6 +117,7 @@ enum ctl_kind {
 	CTL_KIND_DIR,
 	CTL_KIND_VERB,
 	CTL_KIND_DEVICE, /* RDMA device of this place */
+	CTL_KIND_SESSION,
 	CTL_KIND_N
 };
 

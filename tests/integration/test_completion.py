@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion in bash and zsh: what is offered, and what a line becomes when somebody presses the key."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from harness import BUILD, DRAYCTL, LIMIT
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from machines import models  # noqa: E402
+
+BASH = BUILD / "drayctl.bash"
+ZSH = BUILD / "_drayctl"
+
+pytestmark = pytest.mark.skipif(not BASH.exists(), reason=f"{BASH} is not there")
+needs_zsh = pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not there")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """A recorded machine, and its one RDMA device."""
+    directory = tmp_path_factory.mktemp("machine")
+    models.ipv6_only().write(directory)
+    found = json.loads(subprocess.check_output([DRAYCTL, "detect", "--json", "--from-sysfs", directory], timeout=LIMIT))
+    return directory, sorted(d["device"] for d in found["devices"])
+
+
+def help_of(*verb):
+    return subprocess.check_output([DRAYCTL, "help", *verb], text=True, timeout=LIMIT)
+
+
+def words_in(text, pattern):
+    return re.findall(rf"^  ({pattern})\b", text, re.M)
+
+
+VERBS = words_in(help_of().split("Verbs:")[1].split("Options:")[0], "[a-z-]+") if DRAYCTL.exists() else []
+EVERY = words_in(help_of().split("Options:")[1], "--[a-z-]+") if DRAYCTL.exists() else []
+
+
+# --- what bash is offered -----------------------------------------------------------------------------
+
+def offered(*lines, breaks="=:", program="drayctl"):
+    """COMPREPLY for each line with the cursor at its end; <default> and <dirnames> are left to readline."""
+    script = [f"COMP_WORDBREAKS=$' \\t\\n'{shlex.quote(breaks)}", f"source {shlex.quote(str(BASH))}",
+              "compopt() { COMPREPLY+=(\"<$2>\"); }", "set -u"]
+    for line in lines:
+        words = [program, *re.findall(rf"[{breaks}]+|[^\s{breaks}]+" if breaks else r"\S+", line)]
+        if line.endswith(" ") or not line:
+            words.append("")
+        script += [f"COMP_LINE={shlex.quote(f'{program} {line}')} COMP_POINT=${{#COMP_LINE}}",
+                   f"COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}",
+                   "_drayctl drayctl; printf '%s ' ${COMPREPLY[@]+\"${COMPREPLY[@]}\"}; echo"]
+    done = subprocess.run(["bash", "--norc", "-c", "\n".join(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=LIMIT)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    rows = [row.split() for row in done.stdout.split("\n")[:-1]]
+    assert len(rows) == len(lines)
+    return rows
+
+
+def test_bash_offers_what_help_lists():
+    """For every verb: its options and those of all, each once, and its own instead of one of the same name."""
+    assert len(VERBS) > 10 and len(EVERY) > 5
+    rows = offered("", "--", *(f"{verb} --" for verb in VERBS))
+    assert rows[0] == VERBS and rows[1] == EVERY
+    for verb, row in zip(VERBS, rows[2:]):
+        assert sorted(row) == sorted(set(words_in(help_of(verb), "--[a-z-]+"))), verb
+
+
+CASES = {
+    # verbs
+    "d": "detect doctor drain", "dr": "drain", "x": "", "--json ": VERBS, "--control /x ": VERBS, "--control=/x st": "status",
+    "-- dr": "drain", "--timeout 1s dr": "drain",
+    # options, given ones no more
+    "--js": "--json", "--json --js": "", "status --json --pl": "--plain", "--json status --js": "", "-h --he": "",
+    "--timeout=1s --ti": "", "bench --size 4 --si": "", "nonsense --js": "--json", "status -- --js": "", "status --wa": "",
+    "drain --wait ": ["--timeout", "--stay", *(o for o in EVERY if o != "--timeout")],
+    # drain's own --timeout is another than that of every verb
+    "--timeout 1s drain --ti": "--timeout", "drain --timeout 1s --ti": "",
+    # values
+    "--control ": "<default>", "--control=": "<default>", "--control=/r": "<default>", "bench --socket /r": "<default>",
+    "detect --from-sysfs ": "<dirnames>", "doctor --from-sysfs=/": "<dirnames>",
+    "--timeout ": "", "--timeout=": "", "bench --ops ": "", "bench --ops=": "", "bench --size --": "",
+    "bench --direction ": "read write", "bench --direction w": "write", "bench --direction=": "read write",
+    "bench --direction=w": "write", "detect --family ip": "ipv4 ipv6", "--direction=": "", "--json=": "",
+    "detect --gid-index mlx5_0:3 --wat": "--watch", "detect --gid-index=mlx5_0:3 --wat": "--watch",
+    # arguments
+    "help ": VERBS, "help dra": "drain", "help --json res": "resume", "help drain --js": "--json", "help drain r": "",
+    "status x": "",
+}
+
+
+def test_bash_cases():
+    expected = {line: list(row) if isinstance(row, list) else row.split() for line, row in CASES.items()}
+    assert dict(zip(CASES, offered(*CASES))) == expected
+    # the whole word is replaced where it does not end at =
+    assert offered("bench --direction=w", "--control=/x dr", "bench --direction w", breaks="") == \
+        [["--direction=write"], ["drain"], ["write"]]
+
+
+def test_bash_asks_for_what_is_there(machine, tmp_path):
+    directory, devices = machine
+    rows = offered(f"detect --from-sysfs {directory} --explain ", f"detect --from-sysfs={directory} --explain={devices[0][:-1]}",
+                   f"detect --from-sysfs {tmp_path}/nowhere --explain ", program=str(DRAYCTL))
+    assert rows == [devices, devices, []]
+
+
+# --- the key is pressed -----------------------------------------------------------------------------------
+
+SHELLS = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], f"source {shlex.quote(str(BASH))}"),
+    "zsh": (["zsh", "-f", "-i"], "setopt nobeep; fpath=($PWD $fpath); autoload -Uz compinit; compinit -D -u"),
+}
+
+
+class Typist:
+    """A shell on a terminal. `drayctl` prints there what it is called with, but for what completion asks of it."""
+
+    def __init__(self, shell, directory):
+        argv, prepare = SHELLS[shell]
+        program = directory / "drayctl"
+        program.write_text(f"#!/bin/sh\ncase \"$*\" in *' --plain '*) exec {shlex.quote(str(DRAYCTL))} \"$@\"; esac\n"
+                           "printf '<%s>' \"$@\"; echo '<end>'\n")
+        program.chmod(0o755)
+        (directory / "_drayctl").symlink_to(ZSH)
+        (directory / "some").mkdir()
+        (directory / "something.sock").touch()
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=directory,
+            env={**os.environ, "TERM": "dumb", "PATH": f"{directory}:{os.environ['PATH']}", "HOME": str(directory),
+                 "INPUTRC": "/dev/null"})
+        os.close(theirs)
+        os.write(self.ours, prepare.encode() + b"\n")
+        self.becomes("ready")
+
+    def becomes(self, text):
+        """What drayctl is called with when the key is pressed after `drayctl TEXT`, and then Enter."""
+        os.write(self.ours, f"drayctl {text}\t\n".encode())
+        seen = b""
+        while b"<end>" not in seen:
+            assert select.select([self.ours], [], [], LIMIT)[0], f"{text}: {seen}"
+            seen += os.read(self.ours, 4096)
+        return " ".join(re.findall(r"<(.*?)>", re.search(r"(?:<[^<>]*>)+<end>", seen.decode())[0])[:-1])
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+
+
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs_zsh)])
+def test_the_key(shell, tmp_path, machine):
+    directory, (device, *_) = machine
+    typist = Typist(shell, tmp_path)
+    try:
+        for before, after in {
+            "doc": "doctor", "--json tra": "--json transfers", "--timeout 1s st": "--timeout 1s status", "-- sta": "-- status",
+            "detect --fam": "detect --family", "nonsense --js": "nonsense --json", "--jso": "--json",
+            "--json bench --no": "--json bench --no-color",
+            # what is given is not offered again, but drain has a --timeout of its own
+            "--json --js": "--json --js", "--json status --js": "--json status --js",
+            "--timeout 1s drain --ti": "--timeout 1s drain --timeout", "--timeout 1s status --ti": "--timeout 1s status --ti",
+            "drain --timeout 1s --ti": "drain --timeout 1s --ti", "status --wa": "status --wa",
+            "bench --direction w": "bench --direction write", "bench --direction=w": "bench --direction=write",
+            "bench --ops some": "bench --ops some", "--timeout=some": "--timeout=some",
+            "--control some/../somet": "--control some/../something.sock",
+            "bench --socket=somet": "bench --socket=something.sock",
+            "help dra": "help drain", "help drain doc": "help drain doc",
+            f"detect --from-sysfs {directory} --explain {device[:-1]}": f"detect --from-sysfs {directory} --explain {device}",
+            f"--json detect --from-sysfs={directory} --explain={device[:-1]}":
+                f"--json detect --from-sysfs={directory} --explain={device}",
+        }.items():
+            assert typist.becomes(before) == after, before
+        # a directory, and no file: bash puts a slash behind it, zsh a space
+        assert typist.becomes("doctor --from-sysfs som").rstrip("/") == "doctor --from-sysfs some"
+    finally:
+        typist.close()
+
+
+@needs_zsh
+def test_zsh_offers_what_help_lists():
+    """For every verb: what _arguments is told."""
+    script = [f"_arguments() {{ print -r -- ${{${{(M)@:#--*}}%%[=\\[]*}} }}; _describe() {{ print -r -- ${{(P)4%%:*}} }}",
+              f"words=(drayctl '') CURRENT=2; source {shlex.quote(str(ZSH))}; _drayctl_verbs"]
+    script += [f"words=(drayctl {verb} '') CURRENT=3; _drayctl" for verb in VERBS]
+    done = subprocess.run(["zsh", "-f", "-c", "\n".join(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=LIMIT)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    every, verbs, *rows = (row.split() for row in done.stdout.splitlines())
+    assert every == EVERY and verbs == VERBS and len(rows) == len(VERBS)
+    for verb, row in zip(VERBS, rows):
+        assert sorted(row) == sorted(set(words_in(help_of(verb), "--[a-z-]+"))), verb
