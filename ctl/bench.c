@@ -112,7 +112,7 @@ static double per_second(uint64_t n, int64_t ns)
 	return ns > 0 ? (double)n * 1e9 / (double)ns : 0;
 }
 
-static void json_print(const struct bench_plan *p, const struct bench_result *r, FILE *f)
+void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f)
 {
 	struct ctl_json j = CTL_JSON(f);
 
@@ -189,7 +189,7 @@ static int measure(struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
 	if (bench_run(p, result, reterr) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
-		json_print(p, result, c->out);
+		bench_json(p, result, c->out);
 	else if (c->format == CTL_PLAIN)
 		plain_print(p, result, c->out);
 	else

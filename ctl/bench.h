@@ -46,6 +46,7 @@ int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what,
 
 /* 0 or -1. */
 int bench_run(const struct bench_plan *p, struct bench_result *ret, struct ctl_err *reterr);
+void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f);
 int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr);
 
 #endif

@@ -123,7 +123,11 @@ enum ctl_kind {
 
 struct ctl_verb {
 	const char *name;
-	const char *args; /* what follows the name, for the help; "" for nothing */
+	/*
+	 * What follows the name, for help and completion: options in brackets, then arguments, in small letters
+	 * what is typed as it stands, as in "[--wait] get|set KEY"; "" for nothing.
+	 */
+	const char *args;
 	const char *help; /* one line */
 	const char *example;
 	int (*fn)(struct ctl *c); /* returns the exit status */

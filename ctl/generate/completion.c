@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ctl/generate/generate.h"
-#include "ctl/generate/values.h"
+#include "ctl/values.h"
 
 #define EVERY "."
 
@@ -25,7 +25,7 @@ static void words_print(FILE *f, struct ctl_span words)
 {
 	struct ctl_span word;
 
-	while (values_word(&words, &word))
+	while (ctl_values_word(&words, &word))
 		fprintf(f, " %.*s", (int)word.n, word.s);
 }
 
@@ -42,7 +42,7 @@ static void bash_option(FILE *f, const struct ctl_verb *v, const struct ctl_opti
 	fprintf(f, " %s", o->name);
 }
 
-static void bash_values(FILE *f, const struct values *v)
+static void bash_values(FILE *f, const struct ctl_values *v)
 {
 	if (v->kind == CTL_KIND_FILE || v->kind == CTL_KIND_DIR) {
 		fputs(v->kind == CTL_KIND_FILE ? "file" : "dir", f);
@@ -59,11 +59,11 @@ static void bash_values(FILE *f, const struct values *v)
 
 static void bash_option_values(FILE *f, const struct ctl_verb *v, const struct ctl_option *o)
 {
-	struct values values;
+	struct ctl_values values;
 
 	if (!o->value)
 		return;
-	values = values_of_option(o);
+	values = ctl_values_of_option(o);
 	fprintf(f, "\t['%s %s']='", v ? v->name : EVERY, o->name);
 	bash_values(f, &values);
 	fputs("'\n", f);
@@ -73,7 +73,7 @@ static void bash_verb_values(FILE *f, const struct ctl_verb *v)
 {
 	each_option(f, v, bash_option_values);
 	for (unsigned i = 0; v && i < v->max_args; i++) {
-		struct values values = values_of_argument(v, i);
+		struct ctl_values values = ctl_values_of_argument(v, i);
 
 		fprintf(f, "\t['%s %u']='", v->name, i + 1);
 		bash_values(f, &values);
@@ -126,7 +126,7 @@ static struct ctl_span span(const char *s)
 }
 
 /* :message:action */
-static void zsh_values(FILE *f, const struct values *v)
+static void zsh_values(FILE *f, const struct ctl_values *v)
 {
 	fputc(':', f);
 	zsh_text(f, v->name, "\\:");
@@ -154,7 +154,7 @@ static void zsh_option(FILE *f, const struct ctl_verb *v, const struct ctl_optio
 	zsh_text(f, span(o->help), "\\[]");
 	fputc(']', f);
 	if (o->value) {
-		struct values values = values_of_option(o);
+		struct ctl_values values = ctl_values_of_option(o);
 
 		zsh_values(f, &values);
 	}
@@ -174,7 +174,7 @@ static void zsh_arguments(FILE *f, const struct ctl_verb *v)
 		return;
 	fprintf(f, "\t%s)\n\t\treply=(\n", v->name);
 	for (unsigned i = 0; i < v->max_args; i++) {
-		struct values values = values_of_argument(v, i);
+		struct ctl_values values = ctl_values_of_argument(v, i);
 
 		fprintf(f, "\t\t\t'%u", i + 1);
 		zsh_values(f, &values);

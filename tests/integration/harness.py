@@ -29,6 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
 DRAYD = BUILD / "drayd"
 DRAYCTL = BUILD / "drayctl"
+GOLDEN = ROOT / "tests/data/golden"
 # Seconds until a test that waits gives up; nothing takes nearly as long.
 LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
@@ -37,6 +38,15 @@ MIB = 1 << 20
 
 BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error:|assertion .* failed|"
                      r"SUMMARY: \w+Sanitizer).*")
+
+
+def golden(name, text):
+    """That text is what a file of tests/data/golden says, which somebody has read. DRAY_GOLDEN=write makes it anew."""
+    path = GOLDEN / name
+    if os.environ.get("DRAY_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists() and text == path.read_text(), f"{name} says something else: read it, then DRAY_GOLDEN=write"
 
 
 def sanitized():

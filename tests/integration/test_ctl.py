@@ -16,7 +16,7 @@ import time
 import dray
 import pytest
 import yaml
-from harness import BUILD, DRAYCTL, LIMIT, MIB, ROOT, Side, expect, noise, until
+from harness import BUILD, DRAYCTL, GOLDEN, LIMIT, MIB, ROOT, Side, expect, golden, noise, until
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
@@ -88,6 +88,14 @@ def test_schemas_agree_with_the_interface():
     metrics = yaml.safe_load((ROOT / "schema/metrics.yaml").read_text())
     names = [m["name"] for m in (metrics["metrics"] if isinstance(metrics, dict) else metrics)]
     assert schema_of("status")["properties"]["counters"]["required"] == names
+
+
+def test_golden_json_is_complete():
+    """An example of everything that --json prints, made by tests/unit/test_ctl_json.c and the tests here."""
+    names = {path.stem for path in SCHEMAS.glob("*.json")}
+    assert names == {path.stem for path in (GOLDEN / "json").iterdir()}
+    for name in names:
+        conform(json.loads((GOLDEN / f"json/{name}.json").read_text()), schema_of(name))
 
 
 def test_json_conforms(pair):
@@ -441,6 +449,12 @@ def test_bench_serves_on_after_a_restart(new_agent):
         assert done.returncode == 0, done.stderr
         done = ctl(agent.control, "bench", "--socket", agent.socket, "--token", first, "--count", 3)
         assert done.returncode == 4 and "incarnation" in done.stderr
+
+
+def test_bench_serve_as_read(agent):
+    with served(agent, "--json") as server:
+        text = "".join(server.stdout.readline().decode() for _ in range(4))
+        golden("json/bench_serve.json", text.replace(json.loads(text)["token"], "dray1:x"))
 
 
 def test_bench_tells_of_the_agents_death(new_agent):

@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from harness import DRAYCTL, LIMIT, until
+from harness import DRAYCTL, LIMIT, golden, until
 from test_ctl import conform, schema_of
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -62,6 +62,13 @@ def test_machine_as_recorded(machines, name):
     findings = json.loads(subprocess.run([DRAYCTL, "doctor", "--json", "--from-sysfs", machines[name]], stdout=subprocess.PIPE,
                                          timeout=LIMIT).stdout)
     conform(findings, schema_of("doctor"))
+
+
+def test_json_as_read(machines):
+    directory = machines["ipv6_only"]
+    golden("json/detect.json", re.sub(r'("took_ns": )\d+', r"\g<1>0", ctl("detect", "--json", "--from-sysfs", directory)))
+    done = subprocess.run([DRAYCTL, "doctor", "--json", "--from-sysfs", directory], stdout=subprocess.PIPE, text=True, timeout=LIMIT)
+    golden("json/doctor.json", done.stdout)
 
 
 def best(found, device, port=1):

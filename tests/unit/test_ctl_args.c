@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of drayctl, up to where an agent is needed. */
-#include "ctl/args.h"
-
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/args.h"
+#include "ctl/values.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"
@@ -219,6 +219,41 @@ static void no_agent_is_told_from_wrong_use(void **state)
 	done(&r);
 }
 
+/* Completion knows a verb's arguments by its help. */
+static void arguments_are_known(void **state)
+{
+	static const struct {
+		const char *args;
+		unsigned i;
+		const char *name;
+		bool words;
+	} rows[] = {
+		{ "[VERB]", 0, "VERB", false },
+		{ "", 0, "", false },
+		{ "KEY", 1, "", false },
+		{ "error|warn|info|debug", 0, "error|warn|info|debug", true },
+		{ "[get|set KEY]", 0, "get|set", true },
+		{ "[get|set KEY]", 1, "KEY", false },
+		{ "rail DEVICE[/PORT]", 0, "rail", true },
+		{ "rail DEVICE[/PORT]", 1, "DEVICE[/PORT]", false },
+		{ "[DEVICE[/PORT]]", 0, "DEVICE[/PORT]", false },
+		{ "[--wait] [--timeout DURATION] SESSION...", 0, "SESSION", false },
+		{ "[--serve | --token TOKEN] [OPTION]... a-b|c_2", 0, "a-b|c_2", true },
+		{ "[--explain DEVICE[/PORT] | --watch] KEY VALUE", 1, "VALUE", false },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		struct ctl_verb v = { .args = rows[i].args };
+		struct ctl_values got = ctl_values_of_argument(&v, rows[i].i);
+
+		if (got.name.n != strlen(rows[i].name) ||
+		    memcmp(got.name.s, rows[i].name, got.name.n) ||
+		    got.words.n != (rows[i].words ? got.name.n : 0))
+			fail_msg("%s, %u: %.*s", rows[i].args, rows[i].i, (int)got.name.n,
+				 got.name.s);
+	}
+}
+
 static void a_full_disk_is_no_success(void **state)
 {
 	FILE *full = fopen("/dev/full", "w"), *err = tmpfile();
@@ -239,6 +274,7 @@ int main(void)
 		cmocka_unit_test(options_are_taken),
 		cmocka_unit_test(the_environment_is_asked_last),
 		cmocka_unit_test(no_agent_is_told_from_wrong_use),
+		cmocka_unit_test(arguments_are_known),
 		cmocka_unit_test(a_full_disk_is_no_success),
 	};
 

@@ -7,6 +7,7 @@
 #include "ctl/human.h"
 #include "ctl/json.h"
 #include "ctl/table.h"
+#include "ctl/text.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 
@@ -98,6 +99,34 @@ static void tables_are_aligned(void **state)
 	}
 }
 
+static void texts_are_wrapped(void **state)
+{
+	static const struct {
+		const char *in, *out;
+	} rows[] = {
+		{ "", "" },
+		{ "one", "one\n" },
+		{ "1234 6789", "1234 6789\n" },
+		{ "1234 67890 2", "1234 67890\n2\n" },
+		{ "1234 678901 2", "1234\n678901 2\n" },
+		{ "a longerthanaline b", "a\nlongerthanaline\nb\n" },
+		{ "a  b\nc", "a b c\n" },
+		{ "a\n\nb", "a\n\nb\n" },
+		{ "a:\n\n  first and  second\n  third\n\nb",
+		  "a:\n\n  first and  second\n  third\n\nb\n" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		dray_auto_free char *text = NULL;
+		size_t n;
+		FILE *f = open_memstream(&text, &n);
+
+		ctl_text_wrap(f, rows[i].in, 10);
+		fclose(f);
+		assert_string_equal(text, rows[i].out);
+	}
+}
+
 static void json_is_escaped_and_nested(void **state)
 {
 	static const char expected[] = "{\n"
@@ -177,6 +206,7 @@ int main(void)
 		cmocka_unit_test(numbers),
 		cmocka_unit_test(texts_of_others_are_harmless),
 		cmocka_unit_test(tables_are_aligned),
+		cmocka_unit_test(texts_are_wrapped),
 		cmocka_unit_test(json_is_escaped_and_nested),
 		cmocka_unit_test(quantiles_are_near),
 	};

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What may stand for an option's value or a verb's argument, as far as a shell can know it. */
-#ifndef DRAY_CTL_GENERATE_VALUES_H
-#define DRAY_CTL_GENERATE_VALUES_H
+#ifndef DRAY_CTL_VALUES_H
+#define DRAY_CTL_VALUES_H
 
 #include "ctl/args.h"
 #include "ctl/text.h"
 
-struct values {
+struct ctl_values {
 	enum ctl_kind kind;
 	struct ctl_span name;  /* for people: PATH */
 	struct ctl_span words; /* separated by |; empty: not these */
@@ -16,12 +16,12 @@ struct values {
 };
 
 /* Of an option that takes a value. */
-struct values values_of_option(const struct ctl_option *o);
+struct ctl_values ctl_values_of_option(const struct ctl_option *o);
 
 /* Of the verb's i-th argument, from 0. */
-struct values values_of_argument(const struct ctl_verb *v, unsigned i);
+struct ctl_values ctl_values_of_argument(const struct ctl_verb *v, unsigned i);
 
 /* Takes the next one off words. */
-bool values_word(struct ctl_span *words, struct ctl_span *ret);
+bool ctl_values_word(struct ctl_span *words, struct ctl_span *ret);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/generate/values.h"
+#include "ctl/values.h"
 
 #include <string.h>
 
@@ -20,24 +20,45 @@ static bool are_words(struct ctl_span s)
 	return s.n && *s.s != '-' && strspn(s.s, allowed) >= s.n;
 }
 
-static struct values values_of(struct ctl_span name, enum ctl_kind kind)
+static struct ctl_values values_of(struct ctl_span name, enum ctl_kind kind)
 {
-	struct values v = { .kind = kind,
-			    .name = name,
-			    .verb = sources[kind].verb,
-			    .column = sources[kind].column };
+	struct ctl_values v = { .kind = kind,
+				.name = name,
+				.verb = sources[kind].verb,
+				.column = sources[kind].column };
 
 	if (kind == CTL_KIND_FREE && are_words(name))
 		v.words = name;
 	return v;
 }
 
-struct values values_of_option(const struct ctl_option *o)
+struct ctl_values ctl_values_of_option(const struct ctl_option *o)
 {
 	return values_of((struct ctl_span){ o->value, strlen(o->value) }, o->kind);
 }
 
-/* The i-th word of the verb's args that is no option, without brackets and dots. */
+static int brackets(struct ctl_span s)
+{
+	int open = 0;
+
+	for (size_t i = 0; i < s.n; i++)
+		open += (s.s[i] == '[') - (s.s[i] == ']');
+	return open;
+}
+
+/* [KEY]... is KEY, DEVICE[/PORT] stays. */
+static struct ctl_span bare(struct ctl_span word)
+{
+	while (word.n && *word.s == '[') {
+		word.s++;
+		word.n--;
+	}
+	while (word.n && (word.s[word.n - 1] == '.' || brackets(word) < 0))
+		word.n--;
+	return word;
+}
+
+/* The i-th word of the verb's args that is no option. */
 static bool argument_word(const struct ctl_verb *v, unsigned i, struct ctl_span *ret)
 {
 	struct ctl_span rest = { v->args, strlen(v->args) }, word;
@@ -47,23 +68,17 @@ static bool argument_word(const struct ctl_verb *v, unsigned i, struct ctl_span 
 		bool option = depth || *word.s == '-' || !strncmp(word.s, "[-", 2) ||
 			      !strncmp(word.s, "[OPTION]", 8);
 
-		for (size_t k = 0; option && k < word.n; k++)
-			depth += (word.s[k] == '[') - (word.s[k] == ']');
-		if (option || i--)
-			continue;
-		while (word.n && *word.s == '[') {
-			word.s++;
-			word.n--;
+		if (option) {
+			depth += brackets(word);
+		} else if (!i--) {
+			*ret = bare(word);
+			return true;
 		}
-		while (word.n && strchr("].", word.s[word.n - 1]))
-			word.n--;
-		*ret = word;
-		return true;
 	}
 	return false;
 }
 
-struct values values_of_argument(const struct ctl_verb *v, unsigned i)
+struct ctl_values ctl_values_of_argument(const struct ctl_verb *v, unsigned i)
 {
 	struct ctl_span name = { "", 0 };
 
@@ -71,7 +86,7 @@ struct values values_of_argument(const struct ctl_verb *v, unsigned i)
 	return values_of(name, v->kinds[i]);
 }
 
-bool values_word(struct ctl_span *words, struct ctl_span *ret)
+bool ctl_values_word(struct ctl_span *words, struct ctl_span *ret)
 {
 	const char *end = words->n ? memchr(words->s, '|', words->n) : NULL;
 

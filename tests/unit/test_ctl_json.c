@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What drayctl --json prints of an agent that is made up, byte by byte, against tests/data/golden/json;
+ * DRAY_GOLDEN=write makes these files anew.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <systemd/sd-bus.h>
+#include <unistd.h>
+
+#include "ctl/bench.h"
+#include "ctl/ctl.h"
+#include "lib/cleanup.h"
+#include "schema/gen/data.h"
+#include "schema/gen/dbus.h"
+#include "schema/gen/metrics.h"
+#include "tests/unit/cm.h"
+
+#define GOLDEN "tests/data/golden/json"
+#define RELEASE "0.0.0" /* of the agent, and in the files */
+#define BIGGEST "18446744073709551615"
+
+/* --- the agent ---------------------------------------------------------------------------------- */
+
+/* Rows of a list method, fields in the order of the schema. */
+static const struct list {
+	const char *member;
+	const struct dray_dbus_field *fields;
+	unsigned n_fields;
+	const char *rows[3];
+} lists[] = {
+	{ DRAY_DBUS_METHOD_LIST_SESSIONS,
+	  dray_dbus_session_fields,
+	  DRAY_DBUS_SESSION_FIELD_N,
+	  { "4294967297|vllm \"0\"|pod|1000|1000|4711|0|2|1|3|1|60000000000",
+	    "4294967298|caf\xc3\xa9\t\\\x01||4294967295|0|0|1|0|0|0|0|" BIGGEST } },
+	{ DRAY_DBUS_METHOD_LIST_REGIONS,
+	  dray_dbus_region_fields,
+	  DRAY_DBUS_REGION_FIELD_N,
+	  { "4294967299|kv|4294967297|memfd|rw|32|17179869184|1|2|live|mlx5_0: registered",
+	    "4294967300||4294967298|pool|r|1|" BIGGEST "|0|0|removing|" } },
+	{ DRAY_DBUS_METHOD_LIST_PEERS,
+	  dray_dbus_peer_fields,
+	  DRAY_DBUS_PEER_FIELD_N,
+	  { "1|abababababababababababababababab|7|10.0.0.1:7411|ready|hello answered|5000000000|1|2|1|8|"
+	    "900000000|rdma|2|4",
+	    "2||0|[fd00::1]:7411|connecting|connection refused|" BIGGEST "|0|0|0|0|0||0|0" } },
+	{ DRAY_DBUS_METHOD_LIST_RAILS,
+	  dray_dbus_rail_fields,
+	  DRAY_DBUS_RAIL_FIELD_N,
+	  { "mlx5_0|1|ACTIVE|1|Ethernet|200000000000|4096|eth0|0|3|::ffff:10.0.0.1|"
+	    "RoCE v2, IPv4 10.0.0.1 on eth0, up|0|up||4|1|5000000000|6000000000|7000|1|0",
+	    "mlx5_1|2|DOWN|0|InfiniBand|0|0||-1|-1||no GID: the port is down|-1|||0|0|0|0|0|0|" BIGGEST } },
+	{ DRAY_DBUS_METHOD_LIST_PATHS,
+	  dray_dbus_path_fields,
+	  DRAY_DBUS_PATH_FIELD_N,
+	  { "1|10.0.0.1:7411|mlx5_0|1|::ffff:10.0.0.2|0|::ffff:10.0.0.1|4096|up|same subnet|4|5000000000|"
+	    "6000000000|7000|1|0",
+	    "2|[fd00::1]:7411|mlx5_1|1|fd00::2|1|fd00::1|1024|failed|timed out|0|0|0|0|" BIGGEST
+	    "|3" } },
+	{ DRAY_DBUS_METHOD_LIST_TRANSFERS,
+	  dray_dbus_transfer_fields,
+	  DRAY_DBUS_TRANSFER_FIELD_N,
+	  { "4294967297|8|read|latency|rdma|mlx5_0|running|3|1099511627776|4096|2|1500000|28500000000",
+	    "4294967298|" BIGGEST "|write|bulk|tcp||waiting|4294967295|0|0|0|0|0" } },
+};
+
+static void value_append(sd_bus_message *m, const struct dray_dbus_field *field, const char *text)
+{
+	sd_bus_message_open_container(m, 'e', "sv");
+	sd_bus_message_append(m, "s", field->key);
+	if (*field->type == 's')
+		sd_bus_message_append(m, "v", "s", text);
+	else if (*field->type == 't')
+		sd_bus_message_append(m, "v", "t", (uint64_t)strtoull(text, NULL, 10));
+	else
+		sd_bus_message_append(m, "v", field->type, (int)strtoll(text, NULL, 10));
+	sd_bus_message_close_container(m);
+}
+
+static void list_append(sd_bus_message *m, const struct list *l)
+{
+	sd_bus_message_open_container(m, 'a', "a{sv}");
+	for (const char *const *row = l->rows; *row; row++) {
+		dray_auto_free char *copy = strdup(*row);
+		char *rest = copy;
+
+		sd_bus_message_open_container(m, 'a', "{sv}");
+		for (unsigned i = 0; i < l->n_fields && rest; i++)
+			value_append(m, &l->fields[i], strsep(&rest, "|"));
+		sd_bus_message_close_container(m);
+	}
+	sd_bus_message_close_container(m);
+}
+
+static void properties_append(sd_bus_message *m)
+{
+	sd_bus_message_open_container(m, 'a', "{sv}");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_STATE, "s", "running");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_VERSION, "s", RELEASE);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_AGENT_ID, "s",
+			      "12000000000000000000000000000000");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_INCARNATION, "t", UINT64_MAX);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_SEGMENT, "s", "10.0.0.2:7411");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PID, "u", 4711);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_WORKERS, "u", 2);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_UPTIME_NS, "t",
+			      (uint64_t)3600000000000);
+	sd_bus_message_open_container(m, 'e', "sv");
+	sd_bus_message_append(m, "s", DRAY_DBUS_PROPERTY_COUNTERS);
+	sd_bus_message_open_container(m, 'v', "a{st}");
+	sd_bus_message_open_container(m, 'a', "{st}");
+	for (unsigned i = 0; i < DRAY_METRIC_N; i++)
+		sd_bus_message_append(m, "{st}", dray_metrics[i].name, (uint64_t)i + 1000);
+	sd_bus_message_close_container(m);
+	sd_bus_message_close_container(m);
+	sd_bus_message_close_container(m);
+	sd_bus_message_close_container(m);
+}
+
+static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	const char *member = sd_bus_message_get_member(m);
+	sd_bus_message *reply;
+
+	if (sd_bus_message_new_method_return(m, &reply) < 0)
+		return 0;
+	if (!strcmp(member, "GetAll"))
+		properties_append(reply);
+	if (!strcmp(member, "Get"))
+		sd_bus_message_append(reply, "v", "s", "draining");
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
+		if (!strcmp(member, lists[i].member))
+			list_append(reply, &lists[i]);
+	sd_bus_send(NULL, reply, NULL);
+	sd_bus_message_unref(reply);
+	return 1;
+}
+
+static struct {
+	char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 16];
+	pthread_t thread;
+	int fd;
+} agent;
+
+/* One client after the other, until the socket is shut. */
+static void *serve(void *arg)
+{
+	sd_id128_t id = { .bytes = { 1 } };
+	sd_bus *bus;
+	int fd, ret;
+
+	while ((fd = accept(agent.fd, NULL, NULL)) >= 0) {
+		if (sd_bus_new(&bus) < 0)
+			break;
+		ret = sd_bus_set_fd(bus, fd, fd);
+		if (ret >= 0)
+			ret = sd_bus_set_server(bus, true, id);
+		if (ret >= 0)
+			ret = sd_bus_add_filter(bus, NULL, answer, NULL);
+		if (ret >= 0)
+			ret = sd_bus_start(bus);
+		while (ret >= 0 && (ret = sd_bus_process(bus, NULL)) >= 0)
+			if (!ret)
+				ret = sd_bus_wait(bus, UINT64_MAX);
+		sd_bus_close_unref(bus);
+	}
+	return NULL;
+}
+
+static int set_up(void **state)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+
+	cm_dir_make(agent.dir);
+	snprintf(agent.path, sizeof(agent.path), "%s/c.sock", agent.dir);
+	memcpy(sa.sun_path, agent.path, strlen(agent.path));
+	agent.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (bind(agent.fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0 || listen(agent.fd, 8) < 0)
+		return -1;
+	return pthread_create(&agent.thread, NULL, serve, NULL);
+}
+
+static int tear_down(void **state)
+{
+	shutdown(agent.fd, SHUT_RDWR);
+	pthread_join(agent.thread, NULL);
+	close(agent.fd);
+	cm_dir_remove(agent.dir);
+	return 0;
+}
+
+/* --- what is printed ---------------------------------------------------------------------------- */
+
+static void compare(const char *name, const char *text)
+{
+	dray_auto_free char *golden = NULL;
+	char file[64];
+
+	snprintf(file, sizeof(file), "%s.json", name);
+	if (getenv("DRAY_GOLDEN") && !strcmp(getenv("DRAY_GOLDEN"), "write"))
+		cm_file_write(GOLDEN, file, text);
+	golden = cm_file_read(GOLDEN, file);
+	if (strcmp(golden, text))
+		fail_msg("%s is not what %s/%s says; DRAY_GOLDEN=write makes it anew:\n%s", name,
+			 GOLDEN, file, text);
+}
+
+/* Our own release changes, the files do not. */
+static char *without_release(char *text)
+{
+	static const char ours[] = "\"" DRAY_VERSION "\"", theirs[] = "\"" RELEASE "\"";
+	char *at = strstr(text, ours), *changed;
+
+	if (!at || asprintf(&changed, "%.*s%s%s", (int)(at - text), text, theirs,
+			    at + sizeof(ours) - 1) < 0)
+		return text;
+	free(text);
+	return changed;
+}
+
+static void verbs_print_the_golden_text(void **state)
+{
+	static const char *const verbs[] = { "status", "sessions",  "regions", "peers",  "rails",
+					     "paths",  "transfers", "drain",   "resume", "version" };
+	const struct ctl_env env = { .control = agent.path, .in = -1 };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(verbs); i++) {
+		char verb[16], json[] = "--json", name[] = "drayctl";
+		char *const argv[] = { name, verb, json, NULL };
+		dray_auto_free char *out = NULL;
+		size_t n;
+		FILE *f = open_memstream(&out, &n);
+
+		snprintf(verb, sizeof(verb), "%s", verbs[i]);
+		assert_int_equal(ctl_run(&env, f, stderr, 3, argv), CTL_EXIT_OK);
+		fclose(f);
+		out = without_release(out);
+		compare(verb, out);
+	}
+}
+
+/* Each list method of the interface is one of those above. */
+static void no_list_is_missing(void **state)
+{
+	for (size_t i = 0; i < DRAY_DBUS_METHOD_N; i++) {
+		const struct dray_dbus_member *m = &dray_dbus_methods[i];
+		bool found = strcmp(m->out, "aa{sv}") != 0;
+
+		for (size_t k = 0; k < DRAY_ARRAY_SIZE(lists); k++)
+			found = found || !strcmp(m->name, lists[k].member);
+		if (!found)
+			fail_msg("%s has no rows here", m->name);
+	}
+	/* and each row has all of its fields */
+	for (size_t k = 0; k < DRAY_ARRAY_SIZE(lists); k++)
+		for (const char *const *row = lists[k].rows; *row; row++) {
+			unsigned n = 1;
+
+			for (const char *s = *row; *s; s++)
+				n += *s == '|';
+			if (n != lists[k].n_fields)
+				fail_msg("%s: %u values for %u fields: %s", lists[k].member, n,
+					 lists[k].n_fields, *row);
+		}
+}
+
+static void bench_prints_the_golden_text(void **state)
+{
+	const struct bench_plan plan = { .size = 65536,
+					 .ops = 256,
+					 .batch = 8,
+					 .direction = DRAY_DIRECTION_WRITE,
+					 .priority = DRAY_PRIORITY_LATENCY };
+	struct bench_result *result = calloc(1, sizeof(*result));
+	dray_auto_free char *out = NULL;
+	size_t n;
+	FILE *f = open_memstream(&out, &n);
+
+	assert_non_null(result);
+	result->transport = DMSG_TRANSPORT_TCP;
+	result->transfers = 1000;
+	result->bytes = 1000ull * 256 * 65536;
+	result->duration_ns = 3000000000;
+	for (uint64_t i = 1; i <= 1000; i++)
+		ctl_histogram_add(&result->latency, i * 1000);
+	bench_json(&plan, result, f);
+	fclose(f);
+	free(result);
+	compare("bench", out);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(verbs_print_the_golden_text, set_up, tear_down),
+		cmocka_unit_test(no_list_is_missing),
+		cmocka_unit_test(bench_prints_the_golden_text),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
