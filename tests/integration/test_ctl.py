@@ -471,12 +471,13 @@ def test_bench_tells_of_the_agents_death(new_agent):
 # --- manuals ----------------------------------------------------------------------------------------
 
 def plain_roff(path):
-    return path.read_text().replace("\\-", "-")
+    text = re.sub(r"\\f[BIR]", "", path.read_text())
+    return re.sub(r"\\(-|e|\(\w\w)", lambda m: {"e": "\\", "(aq": "'", "(ha": "^", "(ti": "~", "(ga": "`"}.get(m[1], "-"), text)
 
 
 def test_drayctl_manual_is_complete():
     """Made from the same tables as the help; what must be seen is that nothing is lost on the way."""
-    text = plain_roff(BUILD / "drayctl.1").replace("\\fB", "").replace("\\fR", "").replace("\\fI", "").replace("\\(aq", "'")
+    text = plain_roff(BUILD / "drayctl.1")
 
     def said(*argv):
         return subprocess.check_output([DRAYCTL, *argv], text=True)
