@@ -101,13 +101,14 @@ static int handle_pidfd(sd_event_source *source, int fd, uint32_t revents, void 
 
 /*
  * Signal 0 asks the kernel whether it is a pidfd and touches nobody; EPERM is said of pidfds
- * only. Asked before it is polled, since polling a descriptor of a file system in user space may
- * block.
+ * only, and so is EINVAL, where its process is of no PID namespace of ours, as in another
+ * container. Asked before it is polled, since polling a descriptor of a file system in user space
+ * may block.
  */
 static bool is_pidfd(int fd)
 {
 	return syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno == EPERM ||
-	       errno == ESRCH;
+	       errno == ESRCH || errno == EINVAL;
 }
 
 /* Takes the descriptor over where all is well. */
