@@ -14,9 +14,11 @@
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
 #include "agent/notify.h"
+#include "agent/privilege.h"
 #include "agent/rdma/rails.h"
 #include "agent/region/fault.h"
 #include "agent/report.h"
+#include "agent/sandbox.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/log.h"
@@ -475,15 +477,15 @@ static int passed_take(struct passed *p, struct dray_err *reterr)
 	return 0;
 }
 
-static void raise_nofile(void)
+static void raise_limit(int resource, const char *what)
 {
 	struct rlimit l;
 
-	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur == l.rlim_max)
+	if (getrlimit(resource, &l) < 0 || l.rlim_cur == l.rlim_max)
 		return;
 	l.rlim_cur = l.rlim_max;
-	if (setrlimit(RLIMIT_NOFILE, &l) < 0)
-		log_warning("agent", "the limit on open files stays as it is: %m, ignoring");
+	if (setrlimit(resource, &l) < 0)
+		log_warning("agent", "the limit on %s stays as it is: %m, ignoring", what);
 }
 
 static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
@@ -586,7 +588,8 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	asks_init(a);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_nodes[i] = -1;
-	raise_nofile();
+	raise_limit(RLIMIT_NOFILE, "open files");
+	raise_limit(RLIMIT_MEMLOCK, "pinned memory");
 	ret = sd_event_default(&a->event);
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s", dray_errno_text(ret));
@@ -602,6 +605,10 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		ret = identity_open(&a->identity, cfg->agent.state_dir, reterr);
 	if (ret >= 0)
 		ret = start_modules(a, cfg, reterr);
+	if (ret >= 0) {
+		privilege_drop();
+		ret = sandbox_enter(cfg->agent.seccomp, reterr);
+	}
 	if (ret < 0) {
 		agent_deinit(a);
 		return ret;

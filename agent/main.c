@@ -6,6 +6,7 @@
 #include "agent/agent.h"
 #include "agent/args.h"
 #include "agent/config.h"
+#include "agent/privilege.h"
 #include "lib/log.h"
 
 /* Exit statuses: 0 drained, 1 failed, 2 wrong use. */
@@ -38,6 +39,10 @@ int main(int argc, char **argv)
 
 	/* a few arenas are enough for a handful of threads, and keep an idle agent small */
 	mallopt(M_ARENA_MAX, 2);
+	if (privilege_init(&err) < 0) {
+		fprintf(stderr, "drayd: %s\n", err.msg);
+		return 1;
+	}
 	if (args_parse(&args, argc, argv, &err) < 0) {
 		fprintf(stderr, "drayd: %s\n", err.msg);
 		args_deinit(&args);

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "agent/privilege.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "netdetect/monitor.h"
@@ -121,6 +122,7 @@ static void *detect_main(void *arg)
 	struct detect *d = arg;
 	bool go_on = true;
 
+	privilege_drop();
 	while (go_on) {
 		int64_t start = dray_now().ns;
 

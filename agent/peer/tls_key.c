@@ -66,6 +66,7 @@ int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_e
 
 static int check_file(int fd, const char *path, struct dray_err *reterr)
 {
+	mode_t closed = S_IRWXG | S_IRWXO;
 	struct stat st;
 
 	if (fstat(fd, &st) < 0)
@@ -74,16 +75,19 @@ static int check_file(int fd, const char *path, struct dray_err *reterr)
 	if (!S_ISREG(st.st_mode))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "peer.key_file %s is not a regular file", path);
-	if (st.st_mode & (S_IRWXO | S_IWGRP))
-		return dray_err_set(
-			reterr, -EPERM, DRAY_E_DENIED,
-			"peer.key_file %s has mode %04o: a key must not be open to others; run chmod o-rwx,g-w on it",
-			path, st.st_mode & 07777);
 	if (st.st_uid != 0 && st.st_uid != geteuid())
 		return dray_err_set(
 			reterr, -EPERM, DRAY_E_DENIED,
-			"peer.key_file %s belongs to uid %u, who could change it; it must belong to root or to uid %u",
-			path, st.st_uid, geteuid());
+			"peer.key_file belongs to uid %u, who could change it; run: chown %u %s",
+			st.st_uid, geteuid(), path);
+	/* root's file that a group may read is a secret as Kubernetes mounts it for a pod that is not root */
+	if (st.st_uid == 0 && geteuid() != 0)
+		closed &= ~(mode_t)S_IRGRP;
+	if (st.st_mode & closed)
+		return dray_err_set(
+			reterr, -EPERM, DRAY_E_DENIED,
+			"peer.key_file has mode %04o, a key is for its owner alone; run: chmod 600 %s",
+			st.st_mode & 07777, path);
 	return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "agent/privilege.h"
 #include "lib/cleanup.h"
 #include "lib/list.h"
 
@@ -51,6 +52,7 @@ static void *closer_main(void *arg)
 	struct closer *c = arg;
 	bool abandoned;
 
+	privilege_drop();
 	pthread_mutex_lock(&c->lock);
 	for (;;) {
 		struct job *j = dray_list_first(&c->jobs, struct job, link);

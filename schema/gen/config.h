@@ -20,6 +20,13 @@ enum dray_config_type {
 	DRAY_CONFIG_LIST, /* struct dray_strv; default and environment: separated by commas */
 };
 
+/* agent.seccomp */
+enum dray_config_agent_seccomp {
+	DRAY_CONFIG_AGENT_SECCOMP_ENFORCE,
+	DRAY_CONFIG_AGENT_SECCOMP_LOG,
+	DRAY_CONFIG_AGENT_SECCOMP_OFF,
+};
+
 /* log.level */
 enum dray_config_log_level {
 	DRAY_CONFIG_LOG_LEVEL_ERROR,
@@ -50,6 +57,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_AGENT_NUMA_NODES,
 	DRAY_CONFIG_KEY_AGENT_POLL_TIME,
 	DRAY_CONFIG_KEY_AGENT_DRAIN_TIMEOUT,
+	DRAY_CONFIG_KEY_AGENT_SECCOMP,
 	DRAY_CONFIG_KEY_LOG_LEVEL,
 	DRAY_CONFIG_KEY_LOG_FORMAT,
 	DRAY_CONFIG_KEY_LOG_TRANSFERS,
@@ -141,6 +149,11 @@ struct dray_config {
 		int64_t poll_time;
 		/* Limit of a drain; work still in flight then is stopped with deadline. */
 		int64_t drain_timeout;
+		/*
+		 * What happens on system calls that an agent does not make: they fail or kill it,
+		 * are only named in the audit log, or nothing.
+		 */
+		int seccomp;
 	} agent;
 	struct {
 		int level; /* Lowest level that is logged. */
@@ -169,7 +182,10 @@ struct dray_config {
 		struct dray_strv listen;
 		/* Segment to advertise; empty: found from the listeners and addresses. */
 		char *advertise;
-		/* Pre-shared key, 16 to 64 bytes raw or as hex; mode 0600 or less for others. */
+		/*
+		 * Pre-shared key, 16 to 64 bytes raw or as hex; nobody but its owner may read it,
+		 * or, where that is root, its group.
+		 */
 		char *key_file;
 		char *key_identity; /* Identity under which the key is offered. */
 		bool allow_insecure; /* Listen beyond loopback without a key. */

@@ -11,8 +11,11 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "agent/peer/tls.h"
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 /* --- keys ----------------------------------------------------------------------------------------- */
@@ -69,9 +72,28 @@ static void test_key_lengths(void **state)
 	assert_int_equal(k.n, 64);
 }
 
+/* The error's code where that user reads it. */
+static int load_as(uid_t id, const char *path)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct tls_key k;
+	int status = -1;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		if (setgid(id) < 0 || setuid(id) < 0)
+			_exit(255);
+		_exit(tls_key_load(path, &k, &err) < 0 ? err.code : 0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
 static void test_key_file(void **state)
 {
 	char dir[] = "/tmp/dray-key-XXXXXX", path[64];
+	static const mode_t modes[] = { 0640, 0620, 0644, 0601 };
 	struct dray_err err = DRAY_ERR_NULL;
 	struct tls_key k;
 	int fd;
@@ -89,15 +111,33 @@ static void test_key_file(void **state)
 	err = DRAY_ERR_NULL;
 	assert_int_equal(tls_key_load(path, &k, &err), 0);
 	assert_int_equal(k.n, 16);
-	/* a group may read it, as with a mounted secret */
-	chmod(path, 0440);
-	assert_int_equal(tls_key_load(path, &k, &err), 0);
-	chmod(path, 0644);
-	assert_true(tls_key_load(path, &k, &err) < 0);
-	assert_int_equal(err.code, DRAY_E_DENIED);
-	assert_non_null(strstr(err.msg, "0644"));
-	chmod(path, 0620);
-	assert_true(tls_key_load(path, &k, &err) < 0);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(modes); i++) {
+		char text[8];
+
+		err = DRAY_ERR_NULL;
+		snprintf(text, sizeof(text), "%04o", modes[i]);
+		chmod(path, modes[i]);
+		assert_true(tls_key_load(path, &k, &err) < 0);
+		assert_int_equal(err.code, DRAY_E_DENIED);
+		assert_non_null(strstr(err.msg, text));
+		assert_non_null(strstr(err.msg, "chmod 600 "));
+		assert_non_null(strstr(err.msg, path));
+	}
+	if (geteuid() == 0) {
+		assert_int_equal(chown(path, 4711, 0), 0);
+		chmod(path, 0600);
+		err = DRAY_ERR_NULL;
+		assert_true(tls_key_load(path, &k, &err) < 0);
+		assert_int_equal(err.code, DRAY_E_DENIED);
+		assert_non_null(strstr(err.msg, "chown 0 "));
+		/* a secret as Kubernetes mounts it for a pod that is not root; to root itself a group is others */
+		chmod(dir, 0755);
+		assert_int_equal(chown(path, 0, 4711), 0);
+		chmod(path, 0440);
+		assert_int_equal(load_as(4711, path), 0);
+		chmod(path, 0460);
+		assert_int_equal(load_as(4711, path), DRAY_E_DENIED);
+	}
 	unlink(path);
 
 	err = DRAY_ERR_NULL;
