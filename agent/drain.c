@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 #include "agent/agent.h"
 #include "agent/control/control.h"
@@ -223,6 +224,8 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING) {
 		log_notice("agent", "SIGTERM: draining");
 		a->told_to_end = true;
+		/* systemd kills after TimeoutStopSec unless it is told that more is needed */
+		notify_extend(a->notify, a->config->v.agent.drain_timeout + 2 * STOP_LIMIT_NS);
 		agent_drain(a, -1, false);
 		return 0;
 	}
@@ -245,6 +248,10 @@ int agent_watch_signals(struct agent *a)
 	int ret;
 
 	signal(SIGPIPE, SIG_IGN);
+	/* the agent has no children; those it inherits, as process 1 of a container, the kernel buries */
+	signal(SIGCHLD, SIG_IGN);
+	while (waitpid(-1, NULL, WNOHANG) > 0)
+		continue;
 	sigemptyset(&set);
 	for (unsigned i = 0; i < 3; i++)
 		sigaddset(&set, numbers[i]);

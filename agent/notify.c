@@ -25,6 +25,7 @@ struct notify {
 	/* unsent */
 	bool ready, stopping, watchdog;
 	int64_t reloading_ns; /* 0: not */
+	int64_t extend_ns;    /* likewise */
 	bool status_news;
 	char status[STATUS_MAX];
 };
@@ -68,6 +69,9 @@ static size_t text_make(const struct notify *n, char *buf, size_t size)
 		at += snprintf(buf + at, size - (size_t)at, "STOPPING=1\n");
 	if (n->watchdog)
 		at += snprintf(buf + at, size - (size_t)at, "WATCHDOG=1\n");
+	if (n->extend_ns)
+		at += snprintf(buf + at, size - (size_t)at, "EXTEND_TIMEOUT_USEC=%" PRId64 "\n",
+			       n->extend_ns / 1000);
 	if (n->status_news)
 		at += snprintf(buf + at, size - (size_t)at, "STATUS=%s\n", n->status);
 	return (size_t)at;
@@ -87,7 +91,7 @@ static void flush(struct notify *n)
 		return;
 	/* a manager that is gone is told nothing */
 	n->ready = n->stopping = n->watchdog = n->status_news = false;
-	n->reloading_ns = 0;
+	n->reloading_ns = n->extend_ns = 0;
 }
 
 static int on_room(sd_event_source *source, int fd, uint32_t revents, void *arg)
@@ -167,6 +171,14 @@ void notify_watchdog(struct notify *n)
 	if (!n)
 		return;
 	n->watchdog = true;
+	flush(n);
+}
+
+void notify_extend(struct notify *n, int64_t ns)
+{
+	if (!n)
+		return;
+	n->extend_ns = ns;
 	flush(n);
 }
 

@@ -6,6 +6,7 @@
 #ifndef DRAY_AGENT_NOTIFY_H
 #define DRAY_AGENT_NOTIFY_H
 
+#include <stdint.h>
 #include <systemd/sd-event.h>
 
 struct notify;
@@ -20,6 +21,8 @@ void notify_ready(struct notify *n);
 void notify_reloading(struct notify *n);
 void notify_stopping(struct notify *n);
 void notify_watchdog(struct notify *n);
+/* What is under way takes this long from now. */
+void notify_extend(struct notify *n, int64_t ns);
 
 /* One line for `systemctl status`. */
 __attribute__((format(printf, 2, 3))) void notify_status(struct notify *n, const char *fmt, ...);
