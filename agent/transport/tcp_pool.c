@@ -33,6 +33,8 @@ int tcp_pool_reserve(struct tcp *t, unsigned n)
 			tcp_pool_unreserve(t, i);
 			return -ENOMEM;
 		}
+		/* clients' bytes on their way */
+		madvise(p, TCP_BUFFER, MADV_DONTDUMP);
 		/* below the used ones, which are at the top */
 		for (uint32_t k = t->pool_n; k > 0; k--)
 			t->pool[k] = t->pool[k - 1];
