@@ -228,6 +228,10 @@ install: all
 	$(foreach m,$(MAN),install -D -m 644 $(m) $(D)/share/man/man$(subst .,,$(suffix $(m)))/$(notdir $(m))$(NL))
 	install -D -m 644 $(B)/drayctl.bash $(D)/share/bash-completion/completions/drayctl
 	install -D -m 644 $(B)/_drayctl $(D)/share/zsh/site-functions/_drayctl
+	mkdir -p $(D)/lib/systemd/system
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/systemd/drayd.service.in >$(D)/lib/systemd/system/drayd.service
+	install -D -m 644 packaging/systemd/dray.sysusers $(D)/lib/sysusers.d/dray.conf
+	install -D -m 644 packaging/systemd/dray.tmpfiles $(D)/lib/tmpfiles.d/dray.conf
 	mkdir -p $(DESTDIR)$(PYTHONDIR)
 	cd client/python && find dray -name '*.py' -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 
