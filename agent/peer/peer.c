@@ -156,6 +156,7 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 		hello_rival_gone(p, peer->agent_id);
 	}
 	imports_end(peer, code, f->why);
+	wants_lost(peer, was_up, f->why);
 	peers_wake(p);
 }
 
@@ -174,14 +175,16 @@ static void on_heartbeat(struct peer_fsm *f)
 
 static bool on_wanted(struct peer_fsm *f)
 {
-	return imports_wanted(peer_of(f));
+	const struct peer *peer = peer_of(f);
+
+	return peer->wants || imports_wanted(peer);
 }
 
 static bool on_in_use(struct peer_fsm *f)
 {
 	const struct peer *peer = peer_of(f);
 
-	return peer->grants.n || !dray_list_empty(&peer->imports) ||
+	return peer->wants || peer->grants.n || !dray_list_empty(&peer->imports) ||
 	       !dray_list_empty(&peer->requests) ||
 	       grants_count(peer->p->deps.regions, peer->handle);
 }
@@ -411,6 +414,7 @@ static void init_lists(struct peers *p)
 	dray_list_init(&p->listeners);
 	dray_list_init(&p->strangers);
 	dray_list_init(&p->late_fences);
+	dray_list_init(&p->wants);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers);
 	dray_handles_init(&p->imports, UINT32_MAX);
 }
@@ -467,6 +471,7 @@ struct peers *peers_free(struct peers *p)
 {
 	if (!p)
 		return NULL;
+	wants_free(p);
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
 		if (peer_fsm_is_up(&peer->fsm))
 			say_bye(peer);
@@ -573,6 +578,21 @@ uint32_t peers_count(struct peers *p, uint32_t *ret_ready)
 		ready += peer_fsm_is_up(&peer->fsm);
 	}
 	*ret_ready = ready;
+	return n;
+}
+
+void peers_states(struct peers *p, uint32_t *counts)
+{
+	dray_list_for_each(&p->all, peer, struct peer, all_link)
+		counts[peer->fsm.state]++;
+}
+
+unsigned peers_listeners(struct peers *p)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&p->listeners, l, struct listener, link)
+		n++;
 	return n;
 }
 

@@ -166,6 +166,17 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *i
 /* Of a peer that is connected, else "". */
 const char *peers_segment_of(struct peers *p, dray_handle peer);
 uint32_t peers_count(struct peers *p, uint32_t *ret_ready);
+/* Adds to counts[] (PEER_STATE_N of them, see peer_fsm.h) the peers in each state. */
+void peers_states(struct peers *p, uint32_t *counts);
+/* Listeners that are open. */
+unsigned peers_listeners(struct peers *p);
+/*
+ * Keeps connected to whoever answers at these numeric segments, and no more to those of an earlier call that are
+ * not among them. 0, or -ENOMEM with some of them taken up.
+ */
+int peers_want(struct peers *p, const char *const *segments, unsigned n);
+/* Of a segment that is wanted: is it connected, and takes work? Writes to reason why, or why not. */
+bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n);
 uint64_t peers_lost_total(struct peers *p);
 uint64_t peers_strangers_refused(struct peers *p);
 

@@ -188,6 +188,7 @@ static void probe(struct peer *rival)
 static void merge(struct peer *peer, struct peer *up)
 {
 	imports_adopt(up, peer);
+	wants_adopt(up, peer);
 	if (imports_wanted(peer))
 		peer_event(peer, PEER_EVENT_REFUSED, DRAY_E_TOKEN_INVALID,
 			   "the token names an incarnation that its owner has not reached");
@@ -313,7 +314,9 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 			   why.msg);
 		return;
 	}
-	if (memcmp(m->agent_id, peer->agent_id, sizeof(m->agent_id)) != 0) {
+	if (peer->any_agent) {
+		table_name(peer, m->agent_id);
+	} else if (memcmp(m->agent_id, peer->agent_id, sizeof(m->agent_id)) != 0) {
 		dray_err_set(
 			&why, 0, DRAY_E_PEER_UNREACHABLE,
 			"another agent answers there, %.8s: the token's owner has moved or is gone",

@@ -123,6 +123,7 @@ void imports_ready(struct peer *peer)
 		    memcmp(x->agent_id, peer->agent_id, sizeof(x->agent_id)) != 0)
 			continue;
 		imports_adopt(peer, x);
+		wants_adopt(peer, x);
 		/* closes it, and it alone: nobody is left whom that would call back */
 		if (!imports_wanted(x))
 			peer_event(x, PEER_EVENT_UNWANTED, 0, NULL);
@@ -132,8 +133,8 @@ void imports_ready(struct peer *peer)
 
 /* --- reaching the owner ------------------------------------------------------------------------- */
 
-static int segment_addr(const struct peers *p, const char *segment, struct dray_addr *ret,
-			struct dray_err *reterr)
+int segment_addr(const struct peers *p, const char *segment, struct dray_addr *ret,
+		 struct dray_err *reterr)
 {
 	char numeric[DRAY_ADDR_TEXT_MAX];
 	int r;

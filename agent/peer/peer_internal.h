@@ -45,6 +45,7 @@ struct peers {
 	struct dray_list strangers; /* oldest first */
 	uint32_t n_strangers;
 	struct dray_list late_fences; /* for peers that are gone already */
+	struct dray_list wants;       /* segments to stay connected to */
 	sd_event_source *stranger_timer, *defer;
 	char segment[SEGMENT_MAX + 1];
 	uint64_t random; /* for the jitter */
@@ -127,6 +128,8 @@ struct peer {
 	bool hello_sent; /* on this connection */
 	bool peer_ready; /* we connected, and READY has come */
 	bool left;       /* said BYE in good order */
+	bool any_agent;  /* agent_id is whatever HELLO shows */
+	unsigned wants;  /* that are for it */
 	bool rdma;       /* its HELLO has the feature */
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
 	char segment[SEGMENT_MAX + 1];
@@ -187,6 +190,8 @@ struct peer *table_get(struct peers *p, dray_handle handle);
 struct peer *table_find_up(struct peers *p, const uint8_t agent_id[16], const struct peer * not );
 /* One that we try to reach at this segment. */
 struct peer *table_find_attempt(struct peers *p, const uint8_t agent_id[16], const char *segment);
+/* The agent id of one that had none yet. */
+void table_name(struct peer *peer, const uint8_t agent_id[16]);
 struct dray_list *table_bucket(struct peers *p, const uint8_t agent_id[16]);
 
 /* --- peer_hello.c ---------------------------------------------------------------------------- */
@@ -249,6 +254,18 @@ void import_error(struct peer *peer, struct request *r, uint32_t code, const cha
 bool imports_wanted(const struct peer *peer);
 /* Without a word to anybody. */
 void imports_free(struct peer *peer);
+
+/* Where a segment of a token or of the configuration is reached. 0 or -errno with reterr. */
+int segment_addr(const struct peers *p, const char *segment, struct dray_addr *ret,
+		 struct dray_err *reterr);
+
+/* --- peer_want.c ----------------------------------------------------------------------------- */
+
+/* Wants for `from` are for `to` from now on. */
+void wants_adopt(struct peer *to, struct peer *from);
+/* The peer is closed. */
+void wants_lost(struct peer *peer, bool was_up, const char *why);
+void wants_free(struct peers *p);
 
 /* --- peer_fence.c ---------------------------------------------------------------------------- */
 

@@ -26,6 +26,13 @@ void table_del(struct peer *peer)
 	dray_list_add(&p->closed, &peer->all_link);
 }
 
+void table_name(struct peer *peer, const uint8_t agent_id[16])
+{
+	memcpy(peer->agent_id, agent_id, sizeof(peer->agent_id));
+	dray_list_del(&peer->bucket_link);
+	dray_list_add(table_bucket(peer->p, agent_id), &peer->bucket_link);
+}
+
 struct peer *table_get(struct peers *p, dray_handle handle)
 {
 	return dray_handles_get(&p->handles, handle);
@@ -43,7 +50,7 @@ struct peer *table_find_up(struct peers *p, const uint8_t agent_id[16], const st
 struct peer *table_find_attempt(struct peers *p, const uint8_t agent_id[16], const char *segment)
 {
 	dray_list_for_each(table_bucket(p, agent_id), peer, struct peer, bucket_link)
-		if (peer->fsm.initiator && !peer_fsm_is_up(&peer->fsm) &&
+		if (peer->fsm.initiator && !peer->any_agent && !peer_fsm_is_up(&peer->fsm) &&
 		    !memcmp(peer->agent_id, agent_id, sizeof(peer->agent_id)) &&
 		    !strcmp(peer->segment, segment))
 			return peer;
