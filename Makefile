@@ -66,7 +66,7 @@ GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
 ARCHIVES := $(foreach a,test agent ctl client netdetect base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -libverbs
-LIBS_agent := -lconfig -lsystemd -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
+LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
 LIBS_ctl := -lsystemd $(LIBS_netdetect)
 LIBS_test := -lcmocka
 

@@ -13,12 +13,16 @@
 #include "agent/control/control.h"
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/health.h"
+#include "agent/http/http.h"
 #include "agent/notify.h"
+#include "agent/observe.h"
 #include "agent/privilege.h"
 #include "agent/rdma/rails.h"
 #include "agent/region/fault.h"
 #include "agent/report.h"
 #include "agent/sandbox.h"
+#include "agent/watchdog.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/log.h"
@@ -288,7 +292,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		sessions_handle_fault(a->sessions, ev->session);
 		break;
 	case EVENT_SNAPSHOT:
-		asks_handle_snapshot(a, ev->snapshot);
+		asks_handle_snapshot(a, worker, ev->snapshot);
 		break;
 	case EVENT_CANCELLED:
 		asks_handle_cancelled(a, ev->handle, ev->code);
@@ -488,6 +492,53 @@ static void raise_limit(int resource, const char *what)
 		log_warning("agent", "the limit on %s stays as it is: %m, ignoring", what);
 }
 
+static void up_ready(void *arg, struct ready *ret)
+{
+	agent_ready(arg, ret);
+}
+
+/* What ready.require names. */
+static int want_segments(struct agent *a)
+{
+	const struct dray_strv *words = &a->config->v.ready.require;
+	const char *segments[READY_REQUIRE_MAX];
+	unsigned n = 0;
+
+	for (size_t i = 0; i < words->n; i++) {
+		segments[n] = ready_word_segment(words->v[i]);
+		n += segments[n] != NULL;
+	}
+	return peers_want(a->peers, segments, n);
+}
+
+static int start_outside(struct agent *a, const struct dray_config *cfg, int control_fd,
+			 struct dray_err *reterr)
+{
+	int ret = health_new(&a->health, a);
+
+	if (ret >= 0)
+		ret = watchdog_new(&a->watchdog, a->event, a->health);
+	if (ret >= 0)
+		ret = want_segments(a);
+	if (ret < 0)
+		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "health: %s", dray_errno_text(ret));
+	if (ret < 0) {
+		dray_close(control_fd);
+		return ret;
+	}
+	ret = control_new(&a->control, a, control_fd, reterr);
+	if (ret < 0)
+		return ret;
+	return http_new(&a->http,
+			&(struct http_deps){ .event = a->event,
+					     .cfg = cfg,
+					     .health = a->health,
+					     .metrics = agent_metrics_source(a),
+					     .ready = up_ready,
+					     .arg = a },
+			reterr);
+}
+
 static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
 	struct core_config core = agent_core_config(cfg);
@@ -565,7 +616,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			   reterr);
 	if (ret < 0)
 		return ret;
-	ret = control_new(&a->control, a, passed.control, reterr);
+	ret = start_outside(a, cfg, passed.control, reterr);
 	if (ret < 0)
 		return ret;
 	return detect_new(&a->detect,
@@ -613,7 +664,6 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		agent_deinit(a);
 		return ret;
 	}
-	sd_event_set_watchdog(a->event, true);
 	log_notice("agent", "ready agent_id=%s incarnation=%" PRIu64 " segment=%s workers=%u",
 		   identity_show(a->identity.agent_id, id), a->identity.incarnation,
 		   peers_segment(a->peers), a->pool.n);
@@ -635,7 +685,10 @@ int agent_run(struct agent *a)
 
 bool agent_deinit(struct agent *a)
 {
+	a->http = http_free(a->http);
 	a->control = control_free(a->control);
+	a->watchdog = watchdog_free(a->watchdog);
+	a->health = health_free(a->health);
 	a->detect = detect_free(a->detect);
 	a->sessions = sessions_free(a->sessions);
 	a->peers = peers_free(a->peers);

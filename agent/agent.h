@@ -22,8 +22,11 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct control;
 struct detect;
+struct health;
+struct http;
 struct notify;
 struct rails;
+struct watchdog;
 
 struct agent {
 	struct config *config;
@@ -40,6 +43,9 @@ struct agent {
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager asked for it */
 	struct detect *detect;
+	struct health *health;
+	struct http *http;
+	struct watchdog *watchdog;          /* NULL without one */
 	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
 	struct dray_list listings, cancels; /* asks.c: under way */
 	uint64_t last_cancel;
@@ -130,5 +136,8 @@ void agent_forget_cancel(struct agent *a, void *arg);
 
 /* Callbacks of listings that belong to `arg` will not run. */
 void agent_forget_listings(struct agent *a, void *arg);
+
+/* Workers, a bit each, that the oldest listing of `arg` still waits for; 0 where there is none. */
+uint32_t agent_listing_missing(struct agent *a, const void *arg);
 
 #endif

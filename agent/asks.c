@@ -17,7 +17,8 @@ struct listing {
 	struct dray_list link;
 	agent_transfers_fn fn; /* NULL: nobody waits any more */
 	void *arg;
-	unsigned missing, n;
+	uint32_t missing; /* workers, a bit each */
+	unsigned n;
 	struct snapshot *snapshots[WORKERS_MAX];
 };
 
@@ -46,11 +47,12 @@ void asks_free(struct agent *a)
 	asks_init(a);
 }
 
-void asks_handle_snapshot(struct agent *a, struct snapshot *s)
+void asks_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s)
 {
 	struct listing *l = s->owner;
 
-	if (--l->missing)
+	l->missing &= ~(1u << worker);
+	if (l->missing)
 		return;
 	dray_list_del(&l->link);
 	if (l->fn)
@@ -79,7 +81,7 @@ static int list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, vo
 		}
 		l->snapshots[l->n] = s;
 	}
-	l->missing = l->n;
+	l->missing = (1u << l->n) - 1;
 	dray_list_add(&a->listings, &l->link);
 	for (unsigned i = 0; i < l->n; i++)
 		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
@@ -102,6 +104,14 @@ void agent_forget_listings(struct agent *a, void *arg)
 	dray_list_for_each(&a->listings, l, struct listing, link)
 		if (l->arg == arg)
 			l->fn = NULL;
+}
+
+uint32_t agent_listing_missing(struct agent *a, const void *arg)
+{
+	dray_list_for_each(&a->listings, l, struct listing, link)
+		if (l->arg == arg)
+			return l->missing;
+	return 0;
 }
 
 int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,

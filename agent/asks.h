@@ -13,7 +13,7 @@ void asks_init(struct agent *a);
 void asks_free(struct agent *a);
 
 /* EVENT_SNAPSHOT and EVENT_CANCELLED. */
-void asks_handle_snapshot(struct agent *a, struct snapshot *s);
+void asks_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s);
 void asks_handle_cancelled(struct agent *a, uint64_t id, uint32_t code);
 
 #endif

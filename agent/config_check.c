@@ -9,6 +9,7 @@
 
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/ready.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -160,6 +161,7 @@ static int detect_check(struct config *c, struct dray_err *reterr)
 
 int config_cross_check(struct config *c, struct dray_err *reterr)
 {
+	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
 	r = order_check(c, KEY(PEER_HEARTBEAT), KEY(PEER_HEARTBEAT_LIMIT), false, reterr);
@@ -169,6 +171,9 @@ int config_cross_check(struct config *c, struct dray_err *reterr)
 		r = listen_check(c, reterr);
 	if (!r)
 		r = detect_check(c, reterr);
+	if (!r)
+		r = form_check(c, KEY(READY_REQUIRE), ready_check_words(&c->v.ready.require, &err),
+			       &err, reterr);
 	if (!r && !strcmp(c->v.data.socket, c->v.control.socket)) {
 		char place[CONFIG_CLIP_BYTES];
 

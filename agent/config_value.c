@@ -280,10 +280,28 @@ static int string_set(char **to, enum dray_config_key_id id, const struct config
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
+static const char *listener_fault(const char *word, size_t n_words, const char *name,
+				  const char *nothing)
+{
+	struct dray_addr addr;
+
+	if (!strcmp(word, "none"))
+		return n_words > 1 ? "must stand alone" : NULL;
+	switch (dray_addr_parse(word, &addr)) {
+	case 0:
+		if (dray_addr_is_link_local(&addr))
+			return "is link-local, which others cannot reach by address alone";
+		return NULL;
+	case -EAFNOSUPPORT:
+		return name;
+	default:
+		return nothing;
+	}
+}
+
 /* Why the word is wrong as an element of this key, or NULL. */
 static const char *element_fault(enum dray_config_key_id id, const char *word, size_t n_words)
 {
-	struct dray_addr addr;
 	int64_t v;
 
 	if (!*word)
@@ -295,20 +313,16 @@ static const char *element_fault(enum dray_config_key_id id, const char *word, s
 		if (!is_decimal(word) || dray_int_parse(word, 0, &v) < 0 || v >= UINT32_MAX)
 			return "is not a number of 0 to 4294967294";
 	}
-	if (id == DRAY_CONFIG_KEY_PEER_LISTEN) {
-		if (!strcmp(word, "none"))
-			return n_words > 1 ? "must stand alone" : NULL;
-		switch (dray_addr_parse(word, &addr)) {
-		case 0:
-			if (dray_addr_is_link_local(&addr))
-				return "is link-local, which others cannot reach by address alone";
-			return NULL;
-		case -EAFNOSUPPORT:
-			return "is a name; listeners take addresses: 10.0.0.1:7411, [::]:7411, none";
-		default:
-			return "is not an address and port, such as 10.0.0.1:7411, [::]:7411, or none";
-		}
-	}
+	if (id == DRAY_CONFIG_KEY_PEER_LISTEN)
+		return listener_fault(
+			word, n_words,
+			"is a name; listeners take addresses: 10.0.0.1:7411, [::]:7411, none",
+			"is not an address and port, such as 10.0.0.1:7411, [::]:7411, or none");
+	if (id == DRAY_CONFIG_KEY_HTTP_LISTEN || id == DRAY_CONFIG_KEY_HTTP_PROBE_LISTEN)
+		return listener_fault(
+			word, n_words,
+			"is a name; listeners take addresses: 127.0.0.1:7412, [::]:7412, none",
+			"is not an address and port, such as 127.0.0.1:7412, [::]:7412, or none");
 	return NULL;
 }
 

@@ -64,6 +64,12 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_ORIGIN] = { "--origin", NULL,
 				.help = "where each value comes from, and whether it reloads" },
 
+	[CTL_OPTION_LIVE] = { "--live", NULL, .help = "exit with 0 where it is alive, ready or not",
+			      .more = "Alive: its loop turns, every worker answers within "
+				      "health.worker_limit, and no transfer is long past its deadline." },
+	[CTL_OPTION_READY] = { "--ready", NULL,
+			       .help = "exit with 0 where it is ready, as /readyz says" },
+
 	[CTL_OPTION_SOCKET] = { "--socket", "PATH",
 				.help = "data socket; $DRAY_SOCKET, else libdray's",
 				.kind = CTL_KIND_FILE },

@@ -59,6 +59,9 @@ enum ctl_option_id {
 	CTL_OPTION_LOOKS,
 	/* config */
 	CTL_OPTION_ORIGIN,
+	/* health */
+	CTL_OPTION_LIVE,
+	CTL_OPTION_READY,
 	/* bench */
 	CTL_OPTION_SOCKET,
 	CTL_OPTION_SIZE,
@@ -160,6 +163,7 @@ int ctl_events(struct ctl *c);
 int ctl_top(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);
+int ctl_health(struct ctl *c);
 int ctl_drain(struct ctl *c);
 int ctl_resume(struct ctl *c);
 int ctl_reload(struct ctl *c);

@@ -113,6 +113,16 @@ const struct ctl_verb ctl_verbs[] = {
 	  .example = "drayctl doctor --register 64GiB",
 	  .fn = ctl_doctor,
 	  .options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, 0 } },
+	{ .name = "health",
+	  .args = "[--live | --ready]",
+	  .help = "is the agent alive, and ready; exits 1 where it is not",
+	  .more = "And why not, with each condition of readiness; by the control socket, so that it "
+		  "serves as the command of a probe where HTTP is not wanted. Exits with 0 where the "
+		  "agent is both, with 3 where it cannot be asked. With --plain a line each for alive, "
+		  "with the reason, and ready, then the conditions.",
+	  .example = "drayctl health --live",
+	  .fn = ctl_health,
+	  .options = { CTL_OPTION_LIVE, CTL_OPTION_READY, 0 } },
 	{ .name = "drain",
 	  .args = "[--wait] [--timeout DURATION | --force] [--stay]",
 	  .help = "take no new work, end what is in flight, then exit",

@@ -37,6 +37,7 @@ static void conn_free(struct control_conn *c)
 
 	control_listing_forget(c);
 	control_cancels_forget(c);
+	control_health_forget(c);
 	dray_list_del(&c->link);
 	control->n_conns--;
 	if (!c->who.may_change)
@@ -295,6 +296,7 @@ int control_new(struct control **ret_control, struct agent *agent, int listen_fd
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
 	control_listing_init(c);
+	dray_list_init(&c->health_calls);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
 		ret = sources_add(c);

@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/control/access.h"
+#include "agent/ready.h"
 #include "agent/unix_listener.h"
 #include "lib/list.h"
 
@@ -34,6 +35,7 @@ struct control {
 	uint64_t last_number;
 
 	struct control_listing in_flight, ended;
+	struct dray_list health_calls; /* health.c */
 };
 
 struct control_conn {
@@ -48,6 +50,7 @@ struct control_conn {
 	unsigned calls; /* of listings, not answered yet */
 	struct dray_list cancels; /* calls of CancelTransfer that wait */
 	unsigned n_cancels;
+	unsigned health_calls;
 };
 
 /* --- control.c --- */
@@ -74,6 +77,10 @@ int control_listing_ask(struct control_conn *c, bool ended, sd_bus_message *m,
 void control_listing_forget(struct control_conn *c);
 void control_listing_stop(struct control *control);
 
+/* --- health.c: Health, likewise --- */
+int control_health_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr);
+void control_health_forget(struct control_conn *c);
+
 /*
  * --- records.c: the dictionaries of the list methods. m: the call, whose arguments they read; texts are
  * cut at an error's length.
@@ -99,5 +106,6 @@ int control_records_transfers(struct agent *a, struct snapshot *const *snapshots
 			      sd_bus_message *reply, size_t *ret_bytes);
 int control_records_ended(struct agent *a, struct snapshot *const *snapshots, unsigned n,
 			  sd_bus_message *reply, size_t *ret_bytes);
+int control_records_conditions(const struct ready *ready, sd_bus_message *reply, size_t *ret_bytes);
 
 #endif

@@ -81,3 +81,13 @@ int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *ret
 {
 	return list(m, userdata, control_records_settings, reterr);
 }
+
+int dbus_method_health(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	int ret;
+
+	if (!sd_bus_message_get_expect_reply(m))
+		return 1;
+	ret = control_conn_has_room(userdata, reterr);
+	return ret < 0 ? ret : control_health_ask(userdata, m, reterr);
+}

@@ -335,6 +335,24 @@ int control_records_paths(struct agent *a, sd_bus_message *m, sd_bus_message *re
 	return rows_close(&r.rows, ret_bytes);
 }
 
+int control_records_conditions(const struct ready *ready, sd_bus_message *reply, size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	for (size_t i = 0; i < ready->n; i++) {
+		const struct ready_condition *c = &ready->conditions[i];
+		const union value v[DRAY_DBUS_CONDITION_FIELD_N] = {
+			[DRAY_DBUS_CONDITION_FIELD_NAME] = { .s = c->name },
+			[DRAY_DBUS_CONDITION_FIELD_OK] = { .n = c->ok },
+			[DRAY_DBUS_CONDITION_FIELD_REQUIRED] = { .n = c->required },
+			[DRAY_DBUS_CONDITION_FIELD_REASON] = { .s = c->reason },
+		};
+
+		row_append(&r, dray_dbus_condition_fields, v, DRAY_ARRAY_SIZE(v));
+	}
+	return rows_close(&r, ret_bytes);
+}
+
 static const char *state_text(uint8_t state)
 {
 	static const char *const names[XFER_STATE_N] = {

@@ -126,12 +126,7 @@ static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
 static void take_info(struct core *c, struct xfer *x, void *arg)
 {
 	struct snapshot *s = arg;
-
-	s->in_flight++;
-	s->bytes_left += x->bytes - x->bytes_done;
-	if (s->n == s->cap)
-		return;
-	s->transfers[s->n++] = (struct transfer_info){
+	struct transfer_info info = {
 		.session = x->session->handle,
 		.request = x->request_id,
 		.direction = (uint8_t)x->direction,
@@ -146,8 +141,14 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 		.bytes = x->bytes,
 		.bytes_done = x->bytes_done,
 		.age_ns = c->now_ns - x->accepted_ns,
-		.left_ns = dray_max(x->deadline_ns - c->now_ns, (int64_t)0),
+		.left_ns = x->deadline_ns - c->now_ns,
 	};
+
+	s->bytes_left += x->bytes - x->bytes_done;
+	if (!s->in_flight++ || info.left_ns < s->first_due.left_ns)
+		s->first_due = info;
+	if (s->n < s->cap)
+		s->transfers[s->n++] = info;
 }
 
 static void snapshot_take(struct worker *w, struct snapshot *s)

@@ -52,7 +52,7 @@ struct transfer_info {
 	uint64_t rails;
 	uint32_t operations, slices;
 	uint64_t bytes, bytes_done;
-	int64_t age_ns, left_ns;
+	int64_t age_ns, left_ns; /* left: below 0 once the deadline has passed */
 };
 
 /* The transfers of one worker: those in flight, or the records of those that ended. Others than `cap` are left out. */
@@ -63,6 +63,7 @@ struct snapshot {
 	struct transfer_record *records;
 	/* of all that are in flight */
 	uint64_t in_flight, bytes_left;
+	struct transfer_info first_due; /* the one with the earliest deadline */
 };
 
 /* One allocation. NULL: no memory. */

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -116,6 +117,7 @@ int worker_new(struct worker **ret_worker, unsigned index, const struct core_con
 {
 	struct worker *w;
 	sigset_t all, old;
+	char name[16];
 	int ret = worker_make(&w, index, cfg, max_transfers, reterr);
 
 	if (ret < 0)
@@ -132,6 +134,8 @@ int worker_new(struct worker **ret_worker, unsigned index, const struct core_con
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no thread for worker %u: %s",
 				    index, dray_errno_text(ret));
 	}
+	snprintf(name, sizeof(name), "dray-worker-%u", index % 10);
+	pthread_setname_np(w->thread, name);
 	*ret_worker = w;
 	return 0;
 }

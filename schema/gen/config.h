@@ -84,6 +84,12 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_PEER_FENCE_TIMEOUT,
 	DRAY_CONFIG_KEY_PEER_INTERFACES,
 	DRAY_CONFIG_KEY_PEER_EXCLUDE_INTERFACES,
+	DRAY_CONFIG_KEY_HTTP_LISTEN,
+	DRAY_CONFIG_KEY_HTTP_PROBE_LISTEN,
+	DRAY_CONFIG_KEY_HTTP_CONNECTIONS,
+	DRAY_CONFIG_KEY_HTTP_TIMEOUT,
+	DRAY_CONFIG_KEY_HEALTH_WORKER_LIMIT,
+	DRAY_CONFIG_KEY_READY_REQUIRE,
 	DRAY_CONFIG_KEY_NODE_ADDRESSES,
 	DRAY_CONFIG_KEY_RDMA_DEVICES,
 	DRAY_CONFIG_KEY_RDMA_EXCLUDE,
@@ -214,6 +220,42 @@ struct dray_config {
 		/* Interfaces whose addresses are never advertised, with * and ?. */
 		struct dray_strv exclude_interfaces;
 	} peer;
+	struct {
+		/*
+		 * Where /metrics, /healthz and /readyz are served: 1.2.3.4:7412 or [addr]:7412;
+		 * port 0 takes a free one. none: nowhere.
+		 */
+		struct dray_strv listen;
+		/*
+		 * Where /healthz and /readyz alone are served, such as 10.0.0.1:7413 with the pod's
+		 * address. Empty or none: nowhere.
+		 */
+		struct dray_strv probe_listen;
+		/*
+		 * Connections at once to http.listen, and as many to http.probe_listen; each at
+		 * most an eighth of the open files allowed. One more is closed at once.
+		 */
+		int64_t connections;
+		/*
+		 * A connection whose next request is not there, or whose answer is not taken, after
+		 * this is closed.
+		 */
+		int64_t timeout;
+	} http;
+	struct {
+		/*
+		 * A worker that does not answer for this long makes the agent count as not alive.
+		 */
+		int64_t worker_limit;
+	} health;
+	struct {
+		/*
+		 * What must hold beside the state running and the listener, for the agent to be
+		 * ready: rdma (a rail is up), tcp (a peer listener), segment:HOST:PORT (a
+		 * connection to the agent there, which is kept up).
+		 */
+		struct dray_strv require;
+	} ready;
 	struct {
 		/*
 		 * Addresses of the node, for an agent in a network namespace of its own (the

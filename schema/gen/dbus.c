@@ -21,7 +21,7 @@ const struct dray_dbus_member dray_dbus_properties[14] = {
 	{ "Counters", "", "a{st}", false, "Every metric of the schema by name." },
 };
 
-const struct dray_dbus_member dray_dbus_methods[18] = {
+const struct dray_dbus_member dray_dbus_methods[19] = {
 	{ "ListSessions", "", "aa{sv}", false, "Open sessions." },
 	{ "ListRegions", "", "aa{sv}", false, "Regions." },
 	{ "ListPeers", "", "aa{sv}", false, "Peers." },
@@ -46,6 +46,8 @@ const struct dray_dbus_member dray_dbus_methods[18] = {
 	{ "EnableRail", "su", "", true, "Takes DisableRail back." },
 	{ "DrainNow", "b", "", true,
 		"Starts a drain whose limit is now, or makes now the limit of the one under way." },
+	{ "Health", "", "bsbaa{sv}", false,
+		"Asks every worker for a sign of life, and tells why the agent counts as not alive, if it does; and whether it is ready, with each condition of that." },
 	{ "Drain", "ub", "", true, "Starts a drain." },
 	{ "Resume", "", "", true,
 		"Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is running." },
@@ -211,4 +213,11 @@ const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N]
 	{ "value", "s", "Value, as one would write it; lists by comma." },
 	{ "origin", "s", "default, FILE:LINE, environment VARIABLE or command line." },
 	{ "reload", "b", "May change while the agent runs." },
+};
+
+const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N] = {
+	{ "name", "s", "running, listener, rdma, tcp, or segment:HOST:PORT." },
+	{ "ok", "b", "Holds." },
+	{ "required", "b", "The agent is not ready without it." },
+	{ "reason", "s", "What holds, or what is missing." },
 };

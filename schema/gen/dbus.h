@@ -56,6 +56,11 @@
 #define DRAY_DBUS_METHOD_ENABLE_RAIL "EnableRail" /* Takes DisableRail back. */
 /* Starts a drain whose limit is now, or makes now the limit of the one under way. */
 #define DRAY_DBUS_METHOD_DRAIN_NOW "DrainNow"
+/*
+ * Asks every worker for a sign of life, and tells why the agent counts as not alive, if it does;
+ * and whether it is ready, with each condition of that.
+ */
+#define DRAY_DBUS_METHOD_HEALTH "Health"
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 /*
  * Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is
@@ -94,8 +99,8 @@ struct dray_dbus_member {
 
 #define DRAY_DBUS_PROPERTY_N 14
 extern const struct dray_dbus_member dray_dbus_properties[14];
-#define DRAY_DBUS_METHOD_N 18
-extern const struct dray_dbus_member dray_dbus_methods[18];
+#define DRAY_DBUS_METHOD_N 19
+extern const struct dray_dbus_member dray_dbus_methods[19];
 #define DRAY_DBUS_SIGNAL_N 5
 extern const struct dray_dbus_member dray_dbus_signals[5];
 
@@ -392,5 +397,18 @@ enum dray_dbus_setting_field {
 #define DRAY_DBUS_SETTING_ORIGIN "origin"
 #define DRAY_DBUS_SETTING_RELOAD "reload"
 extern const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N];
+
+enum dray_dbus_condition_field {
+	DRAY_DBUS_CONDITION_FIELD_NAME,
+	DRAY_DBUS_CONDITION_FIELD_OK,
+	DRAY_DBUS_CONDITION_FIELD_REQUIRED,
+	DRAY_DBUS_CONDITION_FIELD_REASON,
+	DRAY_DBUS_CONDITION_FIELD_N,
+};
+#define DRAY_DBUS_CONDITION_NAME "name"
+#define DRAY_DBUS_CONDITION_OK "ok"
+#define DRAY_DBUS_CONDITION_REQUIRED "required"
+#define DRAY_DBUS_CONDITION_REASON "reason"
+extern const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N];
 
 #endif

@@ -81,4 +81,34 @@ struct dray_metric_info {
 /* In the order of enum dray_metric. */
 extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
 
+/* What has labels, or is the process's: on /metrics only. */
+enum dray_family {
+	DRAY_FAMILY_BUILD_INFO, /* 1, with the release as label. */
+	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
+	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
+	/* 1 where a condition of readiness holds; conditions are those of /readyz. */
+	DRAY_FAMILY_READY_CONDITION,
+	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */
+	/* Processor time used by the process, all threads together. */
+	DRAY_FAMILY_PROCESS_CPU_SECONDS_TOTAL,
+	DRAY_FAMILY_PROCESS_RESIDENT_MEMORY_BYTES, /* Resident memory of the process. */
+	DRAY_FAMILY_PROCESS_OPEN_FDS, /* Open file descriptors. */
+	DRAY_FAMILY_PROCESS_MAX_FDS, /* Limit on open file descriptors. */
+	DRAY_FAMILY_N,
+};
+
+#define DRAY_FAMILY_LABELS_MAX 2
+
+struct dray_family_info {
+	const char *name; /* as published */
+	const char *help;
+	enum dray_metric_type type;
+	const char *unit; /* "" where it counts things */
+	unsigned n_labels;
+	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
+};
+
+/* In the order of enum dray_family. */
+extern const struct dray_family_info dray_families[DRAY_FAMILY_N];
+
 #endif

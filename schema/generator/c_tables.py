@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes gen/errors, config, metrics and dbus: tables with little code."""
 
-from generator.model import INT64_MAX, SchemaError
+from generator.model import INT64_MAX, LABELS_MAX, SchemaError
 from generator.text import Names, banner, dbus_error, quoted, snake
 
 
@@ -116,7 +116,11 @@ extern const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N];
     return {"schema/gen/config.h": guarded("config", h), "schema/gen/config.c": c}
 
 
-def metrics(items):
+def family_ident(f):
+    return "DRAY_FAMILY_" + f["name"].removeprefix("dray_").upper()
+
+
+def metrics(items, families):
     h = "enum dray_metric {\n"
     for m in items:
         h += f"\tDRAY_METRIC_{m['name'][5:].upper()}, /* {m['doc']} */\n"
@@ -143,16 +147,46 @@ struct dray_metric_info {
 
 /* In the order of enum dray_metric. */
 extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
+
+/* What has labels, or is the process's: on /metrics only. */
+enum dray_family {
+"""
+    for f in families:
+        h += f"\t{family_ident(f)}, /* {f['doc']} */\n"
+    h += f"""	DRAY_FAMILY_N,
+}};
+
+#define DRAY_FAMILY_LABELS_MAX {LABELS_MAX}
+
+struct dray_family_info {{
+	const char *name; /* as published */
+	const char *help;
+	enum dray_metric_type type;
+	const char *unit; /* "" where it counts things */
+	unsigned n_labels;
+	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
+}};
+
+/* In the order of enum dray_family. */
+extern const struct dray_family_info dray_families[DRAY_FAMILY_N];
 """
     names = Names("metrics.yaml", SchemaError)
+    names.add("DRAY_FAMILY_N", "a fixed name")
+    names.add("DRAY_FAMILY_LABELS_MAX", "a fixed name")
     for fixed in ("N", "TYPE_COUNTER", "TYPE_GAUGE", "OWNER_WORKER", "OWNER_CONTROL"):
         names.add(f"DRAY_METRIC_{fixed}", "a fixed name")
-    c = banner("/*", " */") + '#include "schema/gen/metrics.h"\n\n'
+    c = banner("/*", " */") + '#include "schema/gen/metrics.h"\n\n#include <stddef.h>\n\n'
     c += "const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {\n"
     for m in items:
         names.add(f"DRAY_METRIC_{m['name'][5:].upper()}", m["name"])
         c += (f"\t{{ {quoted(m['name'])}, {quoted(m['doc'])},\n\t  DRAY_METRIC_TYPE_{m['type'].upper()}, "
               f"DRAY_METRIC_OWNER_{m['owner'].upper()}, {quoted(m.get('unit', ''))} }},\n")
+    c += "};\n\nconst struct dray_family_info dray_families[DRAY_FAMILY_N] = {\n"
+    for f in families:
+        names.add(family_ident(f), f["name"])
+        labels = f.get("labels", [])
+        c += (f"\t{{ {quoted(f['name'])}, {quoted(f['doc'])},\n\t  DRAY_METRIC_TYPE_{f['type'].upper()}, "
+              f"{quoted(f.get('unit', ''))}, {len(labels)}, {{ {', '.join(map(quoted, labels)) or 'NULL'} }} }},\n")
     return {"schema/gen/metrics.h": guarded("metrics", h), "schema/gen/metrics.c": c + "};\n"}
 
 
@@ -282,4 +316,4 @@ def introspection(d):
 
 
 def write(schema):
-    return {**errors(schema.errors), **config(schema.config), **metrics(schema.metrics), **dbus(schema.dbus)}
+    return {**errors(schema.errors), **config(schema.config), **metrics(schema.metrics, schema.families), **dbus(schema.dbus)}

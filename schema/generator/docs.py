@@ -130,11 +130,17 @@ file they are strings (`"16GiB"`). A list is a libconfig array of strings in the
     return out
 
 
-def metrics(items):
+def metrics(items, families):
     out = f"{NOTE}\n# Metrics\n\nCounters only rise, from the agent's start. Gauges are as of now. The same names stand in the property\n"
     out += "`Counters` of the [control interface](dbus.md). The source is `schema/metrics.yaml`.\n\n"
     return out + table(("name", "type", "unit", "meaning"), [
-        (f"`{m['name']}`", m["type"], m.get("unit", ""), m["doc"]) for m in items])
+        (f"`{m['name']}`", m["type"], m.get("unit", ""), m["doc"]) for m in items]) + """
+## Over HTTP only
+
+`/metrics` shows these beside all of the above.
+
+""" + table(("name", "type", "labels", "unit", "meaning"), [
+        (f"`{f['name']}`", f["type"], ", ".join(f.get("labels", [])), f.get("unit", ""), f["doc"]) for f in families])
 
 
 def arguments(args):
@@ -190,5 +196,5 @@ def write(schema):
     pages = {"data-protocol": protocol(schema.data, "Data protocol", data),
              "peer-protocol": protocol(schema.peer, "Peer protocol", peer),
              "errors": errors(schema.errors), "configuration": configuration(schema.config),
-             "metrics": metrics(schema.metrics), "dbus": dbus(schema.dbus)}
+             "metrics": metrics(schema.metrics, schema.families), "dbus": dbus(schema.dbus)}
     return {f"docs/reference/{name}.md": text for name, text in pages.items()}

@@ -13,6 +13,8 @@ INT64_MAX = 2**63 - 1
 REPLY = 0x8000
 EVENT = 0x4000
 CONFIG_TYPES = ("string", "path", "bool", "int", "size", "duration", "enum", "list")
+FAMILY_TYPES = ("counter", "gauge")
+LABELS_MAX = 2
 
 
 class SchemaError(Exception):
@@ -383,21 +385,43 @@ def load_config(raw):
     return keys
 
 
+def check_metric_type(where, m, types):
+    if m["type"] not in types:
+        raise SchemaError(f"{where}: unknown type {m['type']}")
+    if (m["type"] == "counter") != m["name"].endswith("_total"):
+        raise SchemaError(f"{where}: counters end in _total, and nothing else does")
+
+
 def load_metrics(raw):
-    check_keys("metrics.yaml", raw, ("metrics",))
+    check_keys("metrics.yaml", raw, ("metrics", "families"))
     metrics = named("metrics.yaml", raw["metrics"])
     for m in metrics:
         where = f"metrics.yaml: {m['name']}"
         check_keys(where, m, ("name", "type", "owner", "doc"), ("unit",))
         if not m["name"].startswith("dray_"):
             raise SchemaError(f"{where}: name does not start with dray_")
-        if m["type"] not in ("counter", "gauge"):
-            raise SchemaError(f"{where}: unknown type {m['type']}")
+        check_metric_type(where, m, ("counter", "gauge"))
         if m["owner"] not in ("worker", "control"):
             raise SchemaError(f"{where}: unknown owner {m['owner']}")
-        if (m["type"] == "counter") != m["name"].endswith("_total"):
-            raise SchemaError(f"{where}: counters end in _total, and nothing else does")
     return metrics
+
+
+def load_families(raw):
+    families = named("metrics.yaml", raw["families"])
+    for f in families:
+        where = f"metrics.yaml: {f['name']}"
+        check_keys(where, f, ("name", "type", "doc"), ("unit", "labels"))
+        if not f["name"].startswith(("dray_", "process_")):
+            raise SchemaError(f"{where}: name does not start with dray_ or process_")
+        check_metric_type(where, f, FAMILY_TYPES)
+        labels = f.get("labels", [])
+        if not isinstance(labels, list) or any(not NAME.match(str(n)) for n in labels):
+            raise SchemaError(f"{where}: labels are a list of names")
+        if len(labels) > LABELS_MAX:
+            raise SchemaError(f"{where}: at most {LABELS_MAX} labels")
+        unique(where, "label", [(n, n) for n in labels])
+    unique("metrics.yaml", "name", [(m["name"], m["name"]) for m in raw["metrics"] + families])
+    return families
 
 
 def load_dbus(raw):
@@ -435,5 +459,7 @@ class Schema:
         self.data = Protocol("data.yaml", load_yaml(folder / "data.yaml"), names)
         self.peer = Protocol("peer.yaml", load_yaml(folder / "peer.yaml"), names)
         self.config = load_config(load_yaml(folder / "config.yaml"))
-        self.metrics = load_metrics(load_yaml(folder / "metrics.yaml"))
+        metrics = load_yaml(folder / "metrics.yaml")
+        self.metrics = load_metrics(metrics)
+        self.families = load_families(metrics)
         self.dbus = load_dbus(load_yaml(folder / "dbus.yaml"))

@@ -19,7 +19,7 @@ def start_to_ready(lab, records):
     values = []
     for i in range(15):
         agent = lab.agent(f"start{i}", c.harness.Host("start"), listen=("127.0.0.1",), key=lab.key,
-                          settings={"agent.workers": 0})
+                          settings={"agent.workers": 0, "http.listen": "127.0.0.1:0"})
         since = c.now()
         agent.start()
         values.append((c.now() - since) * 1e3)

@@ -252,7 +252,7 @@ def agents(lab, n=2, hosts=None, **settings):
     for i in range(n):
         host = hosts[i] if hosts else harness.Host(f"host{i}")
         agent = lab.agent(f"agent{i}", host, listen=(host.v4,), key=lab.key,
-                          settings={"agent.workers": 0, "log.level": "warning", **settings})
+                          settings={"agent.workers": 0, "log.level": "warning", "http.listen": "127.0.0.1:0", **settings})
         made.append(agent.start())
     return made
 

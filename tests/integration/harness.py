@@ -256,7 +256,7 @@ class Agent:
         self.state_dir = self.directory / "state"
         self.log = self.directory / "log"
         self.key = key
-        self.settings = {"agent.workers": WORKERS, "log.format": "text", **dict(settings)}
+        self.settings = {"agent.workers": WORKERS, "log.format": "text", "http.listen": "none", **dict(settings)}
         self.listen = [self._segment(address) for address in listen]
         self.args, self.env, self.wrap, self.pass_fds = list(args), dict(env or {}), list(wrap), pass_fds
         self.process = self.pidfd = self.notify = None

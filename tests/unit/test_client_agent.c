@@ -42,7 +42,7 @@ static void agent_start(struct agent *a)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	execl(drayd, "drayd", "--socket", a->socket, "--state-dir", state, "--control", control,
 	      "--listen", "127.0.0.1:0", "--log-level", "error", "--set", "peer.heartbeat=100ms",
-	      (char *)NULL);
+	      "--set", "http.listen=none", (char *)NULL);
 	_exit(127);
 }
 

@@ -168,6 +168,7 @@ METHOD(close_session)
 METHOD(disable_rail)
 METHOD(enable_rail)
 METHOD(drain_now)
+METHOD(health)
 METHOD(drain)
 METHOD(resume)
 

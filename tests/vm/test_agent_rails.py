@@ -23,7 +23,7 @@ class Agent:
     def __init__(self, directory):
         self.control, self.log = directory / "control.sock", directory / "log"
         self.process = subprocess.Popen([BUILD / "drayd", "--state-dir", directory / "state", "--socket", directory / "dray.sock",
-                                         "--control", self.control, "--listen", "127.0.0.1:0"], stderr=self.log.open("w"))
+                                         "--control", self.control, "--listen", "127.0.0.1:0", "--set", "http.listen=none"], stderr=self.log.open("w"))
 
     def rails(self):
         return {r["device"]: r for r in json.loads(run(BUILD / "drayctl", "--control", self.control, "rails", "--json"))["rails"]}

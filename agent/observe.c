@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/observe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/agent.h"
+#include "agent/peer/peer_fsm.h"
+#include "agent/process.h"
+
+#ifndef DRAY_VERSION
+#define DRAY_VERSION "unknown"
+#endif
+
+/* --- readiness ---------------------------------------------------------------------------------- */
+
+static bool segment_ready(void *arg, const char *segment, char reason[READY_REASON_BYTES])
+{
+	struct agent *a = arg;
+
+	return peers_segment_ready(a->peers, segment, reason, READY_REASON_BYTES);
+}
+
+void agent_ready(struct agent *a, struct ready *ret)
+{
+	const struct dray_config *cfg = &a->config->v;
+	const struct dray_strv *listen = &cfg->peer.listen;
+	const struct ready_facts facts = {
+		.state = a->stopping ? "stopping" : agent_state_name(a->state),
+		.running = a->state == AGENT_RUNNING && !a->stopping,
+		.wants_listener = !(listen->n == 1 && !strcmp(listen->v[0], "none")),
+		.listeners = peers_listeners(a->peers),
+		.rdma_enabled = cfg->rdma.enable,
+		.rails_up = (unsigned)agent_metric(a, DRAY_METRIC_RAILS_UP),
+		.segment = segment_ready,
+		.arg = a,
+	};
+
+	ready_judge(&facts, &cfg->ready.require, ret);
+}
+
+/* --- metrics ------------------------------------------------------------------------------------ */
+
+static uint64_t value(void *arg, enum dray_metric m)
+{
+	return agent_metric(arg, m);
+}
+
+static void state_samples(const struct agent *a, struct metrics_text *t)
+{
+	for (int s = 0; s < AGENT_STATE_N; s++)
+		metrics_sample(t, (const char *[]){ agent_state_name((enum agent_state)s) },
+			       a->state == (enum agent_state)s);
+}
+
+static void peer_samples(struct agent *a, struct metrics_text *t)
+{
+	uint32_t counts[PEER_STATE_N] = { 0 };
+
+	peers_states(a->peers, counts);
+	/* closed ones are not counted: they are known no more */
+	for (int s = 0; s < PEER_STATE_CLOSED; s++)
+		metrics_sample(t, (const char *[]){ peer_state_name((enum peer_state)s) },
+			       counts[s]);
+}
+
+static void condition_samples(struct agent *a, struct metrics_text *t)
+{
+	struct ready ready;
+
+	agent_ready(a, &ready);
+	for (size_t i = 0; i < ready.n; i++)
+		metrics_sample(t, &ready.conditions[i].name, ready.conditions[i].ok);
+}
+
+static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+{
+	switch (f) {
+	case DRAY_FAMILY_BUILD_INFO:
+		metrics_sample(t, (const char *[]){ DRAY_VERSION }, 1);
+		break;
+	case DRAY_FAMILY_STATE:
+		state_samples(arg, t);
+		break;
+	case DRAY_FAMILY_PEERS_BY_STATE:
+		peer_samples(arg, t);
+		break;
+	case DRAY_FAMILY_READY_CONDITION:
+		condition_samples(arg, t);
+		break;
+	case DRAY_FAMILY_PROCESS_START_TIME_SECONDS:
+		metrics_sample_real(t, NULL, process_start_time());
+		break;
+	case DRAY_FAMILY_PROCESS_CPU_SECONDS_TOTAL:
+		metrics_sample_real(t, NULL, process_cpu_seconds());
+		break;
+	case DRAY_FAMILY_PROCESS_RESIDENT_MEMORY_BYTES:
+		metrics_sample(t, NULL, process_resident_bytes());
+		break;
+	case DRAY_FAMILY_PROCESS_OPEN_FDS:
+		metrics_sample(t, NULL, process_open_fds());
+		break;
+	case DRAY_FAMILY_PROCESS_MAX_FDS:
+		metrics_sample(t, NULL, process_max_fds());
+		break;
+	case DRAY_FAMILY_N:
+		break;
+	}
+}
+
+struct metrics_source agent_metrics_source(struct agent *a)
+{
+	return (struct metrics_source){ .value = value, .samples = samples, .arg = a };
+}
