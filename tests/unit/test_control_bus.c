@@ -4,6 +4,8 @@
  * the clients.
  */
 #include "agent/control/control.h"
+#include "agent/health.h"
+#include "agent/observe.h"
 #include "agent/rdma/rails.h"
 
 #include <errno.h>
@@ -210,6 +212,19 @@ void agent_forget_listings(struct agent *a, void *arg)
 		fake.fn = NULL;
 }
 
+uint32_t agent_listing_missing(struct agent *a, const void *arg)
+{
+	return 2;
+}
+
+void agent_ready(struct agent *a, struct ready *ret)
+{
+	*ret = (struct ready){ .ready = false, .n = 2 };
+	ret->conditions[0] = (struct ready_condition){ "running", true, true, "running" };
+	ret->conditions[1] =
+		(struct ready_condition){ "segment:1.2.3.4:5", false, true, "bad \xff byte" };
+}
+
 void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
 		   void *arg)
 {
@@ -346,6 +361,7 @@ static int set_up(void **state)
 	free(fake.config.v.control.socket);
 	fake.config.v.control.socket = strdup(fake.path);
 	fake.config.v.control.mode = 0600;
+	fake.config.v.health.worker_limit = 20 * DRAY_NS_PER_MS;
 	fake.agent = (struct agent){ .config = &fake.config,
 				     .identity = { .agent_id = { 0x12 }, .incarnation = 99 } };
 	fake.agent.pool.n = 2;
@@ -359,6 +375,7 @@ static int set_up(void **state)
 	fake.done_fd = eventfd(0, EFD_CLOEXEC);
 	if (sd_event_new(&fake.agent.event) < 0 ||
 	    sd_event_add_io(fake.agent.event, NULL, fake.order_fd, EPOLLIN, obey, NULL) < 0 ||
+	    health_new(&fake.agent.health, &fake.agent) < 0 ||
 	    control_new(&fake.agent.control, &fake.agent, -1, &err) < 0)
 		return -1;
 	return pthread_create(&fake.thread, NULL, loop, NULL);
@@ -369,6 +386,7 @@ static int tear_down(void **state)
 	order(ORDER_QUIT);
 	pthread_join(fake.thread, NULL);
 	control_free(fake.agent.control);
+	fake.agent.health = health_free(fake.agent.health);
 	history_free(fake.agent.history);
 	config_deinit(&fake.config);
 	sd_event_unref(fake.agent.event);
@@ -636,6 +654,52 @@ static void listings_are_shared(void **state)
 	ask_transfers(two, others);
 	sd_bus_flush_close_unref(one);
 	sd_bus_flush_close_unref(two);
+}
+
+static void ask_health(sd_bus *bus, int want_alive, const char *want_reason)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	const char *reason, *key, *name, *why;
+	sd_bus_message *m = NULL;
+	int alive, ready, ok, required, rows = 0;
+
+	assert_true(sd_bus_call_method(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+				       DRAY_DBUS_INTERFACE, "Health", &err, &m, "") >= 0);
+	assert_true(sd_bus_message_read(m, "bsb", &alive, &reason, &ready) > 0);
+	assert_int_equal(alive, want_alive);
+	assert_non_null(strstr(reason, want_reason));
+	assert_false(ready);
+	assert_true(sd_bus_message_enter_container(m, 'a', "a{sv}") > 0);
+	for (; sd_bus_message_read(m, "a{sv}", 4, &key, "s", &name, &key, "b", &ok, &key, "b",
+				   &required, &key, "s", &why) > 0;
+	     rows++) {
+		assert_string_equal(name, rows ? "segment:1.2.3.4:5" : "running");
+		assert_int_equal(ok, !rows);
+		assert_true(required);
+		assert_string_equal(why, rows ? "bad ? byte" : "running");
+	}
+	assert_int_equal(rows, 2);
+	sd_bus_message_unref(m);
+}
+
+static void health_is_asked_of_the_workers(void **state)
+{
+	sd_bus *bus = client(true), *gone = client(true);
+
+	ask_health(bus, true, "");
+	/* workers that do not answer are asked once, however often somebody wants to know */
+	fake.hold = true;
+	for (int i = 0; i < 3; i++)
+		ask_health(bus, false, "worker 1 has not answered for 0.");
+	assert_int_equal(fake.listings, 2);
+	/* who leaves meanwhile is nobody's problem */
+	assert_true(sd_bus_call_method_async(gone, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "Health", NULL, NULL, "") >= 0);
+	sd_bus_flush_close_unref(gone);
+	order(ORDER_ANSWER);
+	fake.hold = false;
+	ask_health(bus, true, "");
+	sd_bus_flush_close_unref(bus);
 }
 
 struct heard {
@@ -1057,6 +1121,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(properties_are_read),
 		TEST(lists_have_the_keys_of_the_schema),
+		TEST(health_is_asked_of_the_workers),
 		TEST(listings_are_shared),
 		TEST(drain_is_told_to_all),
 		TEST(changes_answer_as_the_interface_says),

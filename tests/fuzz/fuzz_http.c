@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hostile HTTP clients against the real pages, with workers that are made up. The input is a script: bytes of
+ * the client, answers of the workers, the end of its time, its own end. Whatever it does, each answer is
+ * HTTP with a status that is served here, and nothing is left when it is over.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "agent/http/http.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+
+/* Bytes of the script: up to this many that follow are the client's, or one of the words. */
+#define BYTES_MAX 252
+#define WORD_PAUSE 253 /* its time is over */
+#define WORD_ANSWER 254
+#define WORD_CLOSE 255
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static struct {
+	struct config config;
+	struct agent agent;
+	struct http *http;
+	agent_transfers_fn fn;
+	void *arg;
+	bool overdue;
+} fake;
+
+static void check(bool ok)
+{
+	if (!ok)
+		abort();
+}
+
+/* --- the agent ---------------------------------------------------------------------------------- */
+
+int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+{
+	check(!fake.fn);
+	fake.fn = fn;
+	fake.arg = arg;
+	return 0;
+}
+
+void agent_forget_listings(struct agent *a, void *arg)
+{
+	fake.fn = NULL;
+}
+
+uint32_t agent_listing_missing(struct agent *a, const void *arg)
+{
+	return 1;
+}
+
+static void workers_answer(void)
+{
+	struct snapshot s = { .total = 1,
+			      .first_due = { .left_ns = fake.overdue ? -DRAY_NS_PER_SEC : 1 } };
+	struct snapshot *one = &s;
+	agent_transfers_fn fn = dray_take(fake.fn);
+
+	if (fn)
+		fn(fake.arg, &one, 1);
+}
+
+static uint64_t value(void *arg, enum dray_metric m)
+{
+	return (uint64_t)m;
+}
+
+static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+{
+	metrics_sample(t, (const char *[]){ "a\"b\\\n", "" }, 1);
+}
+
+static void ready(void *arg, struct ready *ret)
+{
+	*ret = (struct ready){ .ready = !fake.overdue, .n = 1 };
+	ret->conditions[0] = (struct ready_condition){ "running", true, true, "\"quoted\" \xff" };
+}
+
+/* --- the client --------------------------------------------------------------------------------- */
+
+static void turn(void)
+{
+	while (sd_event_run(fake.agent.event, 0) > 0)
+		;
+}
+
+static void answers_check(int fd)
+{
+	static const char *const served[] = { "200", "400", "404", "405", "408", "411", "413",
+					      "414", "417", "431", "501", "503", "505", "100" };
+	char buf[65536];
+	ssize_t n = recv(fd, buf, sizeof(buf) - 1, MSG_DONTWAIT);
+	bool known = false;
+
+	if (n <= 0)
+		return;
+	buf[n] = '\0';
+	check(!strncmp(buf, "HTTP/1.", 7) || !strncmp(buf, "HTTP/1.", (size_t)n));
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(served); i++)
+		known |= n > 12 && !strncmp(buf + 9, served[i], 3);
+	check(known);
+}
+
+static void start(void)
+{
+	static const struct config_args none = { .file = "" };
+	static char address[] = "127.0.0.1:0";
+	static char *where[] = { address };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct http_deps deps = { .cfg = &fake.config.v,
+				  .metrics = { .value = value, .samples = samples },
+				  .ready = ready };
+
+	dray_log_set_level(DRAY_LOG_ERROR);
+	check(config_load(&fake.config, &none, &err) == 0);
+	dray_strv_clear(&fake.config.v.http.listen);
+	fake.config.v.http.listen = fake.config.v.http.probe_listen =
+		(struct dray_strv){ where, 1 };
+	fake.config.v.transfer.slice_timeout = fake.config.v.peer.heartbeat_limit = 1;
+	/* in which nothing but WORD_PAUSE waits */
+	fake.config.v.http.timeout = 2 * DRAY_NS_PER_MS;
+	fake.config.v.health.worker_limit = 60 * DRAY_NS_PER_SEC;
+	fake.agent.config = &fake.config;
+	check(sd_event_new(&fake.agent.event) >= 0);
+	check(health_new(&fake.agent.health, &fake.agent) >= 0);
+	deps.event = fake.agent.event;
+	deps.health = fake.agent.health;
+	check(http_new(&fake.http, &deps, &err) >= 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	const uint8_t *p = data, *end = data + size;
+	int pair[2];
+
+	if (!fake.http)
+		start();
+	if (!size)
+		return 0;
+	check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+	fake.overdue = *p & 2;
+	check(http_serve(fake.http, pair[1], *p++ & 1) == 0);
+	while (p < end) {
+		uint8_t n = *p++;
+
+		if (n == WORD_CLOSE)
+			break;
+		if (n == WORD_PAUSE)
+			usleep(3000);
+		if (n == WORD_ANSWER)
+			workers_answer();
+		if (n <= BYTES_MAX) {
+			size_t bytes = dray_min((size_t)n, (size_t)(end - p));
+
+			/* what it does not take any more is lost */
+			if (send(pair[0], p, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+				check(errno == EAGAIN || errno == EPIPE || errno == ECONNRESET);
+			p += bytes;
+		}
+		turn();
+	}
+	answers_check(pair[0]);
+	close(pair[0]);
+	/* requests that wait are told, one after the other, until nobody is left */
+	do {
+		turn();
+		workers_answer();
+		turn();
+	} while (fake.fn);
+	return 0;
+}

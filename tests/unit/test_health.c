@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Alive or not, ready or not, and the text of the metrics, around an agent whose workers are made up. */
+#include "agent/health.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/agent.h"
+#include "agent/metrics.h"
+#include "agent/ready.h"
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+static struct {
+	struct config config;
+	struct agent agent;
+	struct health *health;
+	unsigned listings;
+	int list_result;
+	agent_transfers_fn fn;
+	void *arg;
+} fake;
+
+int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+{
+	fake.listings++;
+	if (fake.list_result < 0)
+		return fake.list_result;
+	assert_null(fake.fn);
+	fake.fn = fn;
+	fake.arg = arg;
+	return 0;
+}
+
+void agent_forget_listings(struct agent *a, void *arg)
+{
+	if (fake.arg == arg)
+		fake.fn = NULL;
+}
+
+uint32_t agent_listing_missing(struct agent *a, const void *arg)
+{
+	return fake.fn ? 5 : 0;
+}
+
+/* Two workers; the second has a transfer that ends in `left`. */
+static void workers_answer(int64_t left)
+{
+	struct snapshot idle = { .total = 0 };
+	struct snapshot busy = { .total = 2,
+				 .first_due = { .session = 3, .request = 17, .left_ns = left } };
+	struct snapshot *both[] = { &idle, &busy };
+	agent_transfers_fn fn = dray_take(fake.fn);
+
+	fn(fake.arg, both, 2);
+}
+
+static int set_up(void **state)
+{
+	memset(&fake, 0, sizeof(fake));
+	fake.config.v.health.worker_limit = 5 * DRAY_NS_PER_MS;
+	fake.config.v.transfer.slice_timeout = 2 * DRAY_NS_PER_SEC;
+	fake.config.v.peer.heartbeat_limit = DRAY_NS_PER_SEC;
+	fake.agent.config = &fake.config;
+	assert_true(sd_event_new(&fake.agent.event) >= 0);
+	return health_new(&fake.health, &fake.agent);
+}
+
+static int tear_down(void **state)
+{
+	health_free(fake.health);
+	sd_event_unref(fake.agent.event);
+	return 0;
+}
+
+struct asker {
+	struct health_check check;
+	unsigned answers;
+	struct health_report report;
+	struct asker *again;
+};
+
+static void hear(struct health_check *c, const struct health_report *report)
+{
+	struct asker *a = dray_container_of(c, struct asker, check);
+
+	a->answers++;
+	a->report = *report;
+	if (a->again)
+		health_ask(fake.health, &a->again->check);
+}
+
+static void ask(struct asker *a)
+{
+	*a = (struct asker){ .again = NULL };
+	a->check = HEALTH_CHECK_INIT(a->check, hear);
+	health_ask(fake.health, &a->check);
+	assert_int_equal(a->answers, 0);
+}
+
+static void wait_for(const struct asker *a, unsigned answers)
+{
+	while (a->answers < answers)
+		assert_true(sd_event_run(fake.agent.event, UINT64_MAX) >= 0);
+}
+
+static void those_who_ask_share_an_answer(void **state)
+{
+	struct asker one, two, three;
+
+	ask(&one);
+	ask(&two);
+	assert_int_equal(fake.listings, 1);
+	/* who asks from a callback asks anew */
+	three = (struct asker){ .again = NULL };
+	three.check = HEALTH_CHECK_INIT(three.check, hear);
+	one.again = &three;
+	workers_answer(1);
+	assert_true(one.answers == 1 && two.answers == 1 && three.answers == 0);
+	assert_true(one.report.alive && two.report.alive && !*one.report.reason);
+	assert_int_equal(fake.listings, 2);
+	workers_answer(1);
+	assert_int_equal(three.answers, 1);
+	/* and nobody asks by themselves */
+	assert_int_equal(sd_event_run(fake.agent.event, 10000), 0);
+	assert_int_equal(fake.listings, 2);
+}
+
+static void silent_workers_are_named_and_asked_once(void **state)
+{
+	struct asker a, b;
+
+	ask(&a);
+	wait_for(&a, 1);
+	assert_false(a.report.alive);
+	assert_non_null(strstr(a.report.reason, "worker 0, 2 has not answered for 0.0 s"));
+	ask(&a);
+	ask(&b);
+	wait_for(&b, 1);
+	assert_int_equal(a.answers, 1);
+	assert_int_equal(fake.listings, 1);
+	/* the late answer is for those who wait by then */
+	ask(&a);
+	workers_answer(1);
+	assert_true(a.answers == 1 && a.report.alive);
+}
+
+static void transfers_must_end(void **state)
+{
+	struct asker a;
+
+	/* being stopped may take slice_timeout and heartbeat_limit */
+	ask(&a);
+	workers_answer(-3 * DRAY_NS_PER_SEC);
+	assert_true(a.report.alive);
+	ask(&a);
+	workers_answer(-3 * DRAY_NS_PER_SEC - DRAY_NS_PER_SEC / 2);
+	assert_false(a.report.alive);
+	assert_string_equal(
+		a.report.reason,
+		"transfer 17 of session 3 in worker 1 has not ended 3.5 s after its deadline");
+}
+
+static void without_memory_it_is_not_alive(void **state)
+{
+	struct asker a;
+
+	fake.list_result = -ENOMEM;
+	ask(&a);
+	wait_for(&a, 1);
+	assert_false(a.report.alive);
+	assert_string_equal(a.report.reason, "no memory to ask the workers");
+	fake.list_result = 0;
+	ask(&a);
+	workers_answer(1);
+	assert_true(a.report.alive);
+}
+
+static void cancelled_is_never_answered(void **state)
+{
+	struct asker a, b, c;
+
+	ask(&a);
+	ask(&b);
+	health_cancel(&a.check);
+	health_cancel(&a.check);
+	wait_for(&b, 1);
+	assert_int_equal(a.answers, 0);
+	ask(&c);
+	health_cancel(&c.check);
+	workers_answer(1);
+	assert_int_equal(c.answers, 0);
+}
+
+/* --- ready -------------------------------------------------------------------------------------- */
+
+static bool segment(void *arg, const char *segment, char reason[READY_REASON_BYTES])
+{
+	snprintf(reason, READY_REASON_BYTES, "asked for %s", segment);
+	return !strcmp(segment, "10.0.0.1:7411");
+}
+
+static void judge(struct ready_facts f, const char *words, struct ready *ret)
+{
+	char text[256], *save = NULL;
+	static struct dray_strv require;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	dray_strv_clear(&require);
+	snprintf(text, sizeof(text), "%s", words);
+	for (char *w = strtok_r(text, " ", &save); w; w = strtok_r(NULL, " ", &save))
+		assert_int_equal(dray_strv_add(&require, w, strlen(w)), 0);
+	assert_int_equal(ready_check_words(&require, &err), 0);
+	f.segment = segment;
+	f.state = f.running ? "running" : "draining";
+	ready_judge(&f, &require, ret);
+}
+
+static void ready_is_what_is_required(void **state)
+{
+	const struct ready_facts good = {
+		.running = true, .wants_listener = true, .listeners = 1, .rdma_enabled = true
+	};
+	struct ready_facts f = good;
+	struct ready r;
+
+	judge(f, "", &r);
+	assert_true(r.ready);
+	assert_int_equal(r.n, 4);
+	judge(f, "rdma", &r);
+	assert_false(r.ready);
+	f.rails_up = 1;
+	judge(f, "rdma tcp segment:10.0.0.1:7411", &r);
+	assert_true(r.ready);
+	assert_string_equal(r.conditions[4].name, "segment:10.0.0.1:7411");
+	assert_string_equal(r.conditions[4].reason, "asked for 10.0.0.1:7411");
+	judge(f, "segment:10.0.0.2:7411", &r);
+	assert_false(r.ready);
+	f = good;
+	f.running = false;
+	judge(f, "", &r);
+	assert_false(r.ready);
+	f = good;
+	f.listeners = 0;
+	judge(f, "", &r);
+	assert_false(r.ready);
+	f.wants_listener = false;
+	judge(f, "", &r);
+	assert_true(r.ready);
+	judge(f, "tcp", &r);
+	assert_false(r.ready);
+}
+
+static void wrong_words_are_refused(void **state)
+{
+	static const char *const words[] = {
+		"", "gpu", "rdma ", "segment:", "segment:a:1", "segment:0.0.0.0:1", "segment:[::1]"
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(words); i++) {
+		char *word = (char *)(uintptr_t)words[i];
+		struct dray_strv one = { &word, 1 };
+		struct dray_err err = DRAY_ERR_NULL;
+
+		assert_int_equal(ready_check_words(&one, &err), -EINVAL);
+		assert_true(strlen(err.msg) > 10);
+	}
+}
+
+/* --- metrics ------------------------------------------------------------------------------------ */
+
+static uint64_t value(void *arg, enum dray_metric m)
+{
+	return m == DRAY_METRIC_SESSIONS ? UINT64_MAX : 0;
+}
+
+static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+{
+	const struct dray_family_info *i = &dray_families[f];
+
+	if (i->n_labels)
+		metrics_sample(t, (const char *[]){ "a\"b\\c\nd" }, 7);
+	else
+		metrics_sample_real(t, NULL, 0.25);
+}
+
+static void metrics_are_escaped_and_exact(void **state)
+{
+	const struct metrics_source source = { value, samples, NULL };
+	size_t n;
+	dray_auto_free char *text = metrics_render(&source, &n);
+
+	assert_non_null(text);
+	assert_int_equal(strlen(text), n);
+	assert_non_null(strstr(text, "\n# TYPE dray_sessions gauge\n"
+				     "dray_sessions 18446744073709551615\n"));
+	assert_non_null(strstr(text, "\ndray_state{state=\"a\\\"b\\\\c\\nd\"} 7\n"));
+	assert_non_null(strstr(text, "\nprocess_cpu_seconds_total 0.250000\n"));
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+	const struct CMUnitTest tests[] = {
+		TEST(those_who_ask_share_an_answer),
+		TEST(silent_workers_are_named_and_asked_once),
+		TEST(transfers_must_end),
+		TEST(without_memory_it_is_not_alive),
+		TEST(cancelled_is_never_answered),
+		cmocka_unit_test(ready_is_what_is_required),
+		cmocka_unit_test(wrong_words_are_refused),
+		cmocka_unit_test(metrics_are_escaped_and_exact),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
