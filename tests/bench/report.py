@@ -51,6 +51,9 @@ Anonymous memory of an agent that has written to each of its peers, over one rai
     ("detect", "Looking around", """\
 `drayctl detect --json` from its start to its end: on a recorded machine, and in a network namespace with 500 veth pairs of which
 each end has ten addresses; and how soon `--watch` prints what has changed, from the end of the command that changed it."""),
+    ("http", "Scrapes over HTTP", """\
+`/metrics` over a connection that stays, as a client in Python sees it, beside `/readyz` of the same server; and transfers between two
+sessions while scrapes come, beside the same transfers alone."""),
     ("faults", "After a death", """\
 All transfers in flight when an agent is killed, a link is cut (heartbeat limit at its default, 3 s) or a client is killed, with
 1 GiB registered on either side and 1 GiB or more of transfers queued; "gone" means descriptors and mappings, seen in /proc."""),
