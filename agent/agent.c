@@ -497,8 +497,7 @@ static void up_ready(void *arg, struct ready *ret)
 	agent_ready(arg, ret);
 }
 
-/* What ready.require names. */
-static int want_segments(struct agent *a)
+int agent_want_segments(struct agent *a)
 {
 	const struct dray_strv *words = &a->config->v.ready.require;
 	const char *segments[READY_REQUIRE_MAX];
@@ -517,9 +516,9 @@ static int start_outside(struct agent *a, const struct dray_config *cfg, int con
 	int ret = health_new(&a->health, a);
 
 	if (ret >= 0)
-		ret = watchdog_new(&a->watchdog, a->event, a->health);
+		ret = watchdog_new(&a->watchdog, a->event, a->health, a->notify);
 	if (ret >= 0)
-		ret = want_segments(a);
+		ret = agent_want_segments(a);
 	if (ret < 0)
 		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "health: %s", dray_errno_text(ret));
 	if (ret < 0) {

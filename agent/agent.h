@@ -101,6 +101,9 @@ void agent_record(struct agent *a, enum history_kind kind, const char *subject, 
 /* What workers take from the configuration. */
 struct core_config agent_core_config(const struct dray_config *cfg);
 
+/* Keeps a connection to the segments that ready.require names, and to no others any more. 0 or -ENOMEM. */
+int agent_want_segments(struct agent *a);
+
 /* Reads the configuration again (reload.c). 0, or -errno with reterr: nothing has changed. */
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr);
 

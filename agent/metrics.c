@@ -13,6 +13,7 @@ struct metrics_text {
 static const char *const type_names[] = {
 	[DRAY_METRIC_TYPE_COUNTER] = "counter",
 	[DRAY_METRIC_TYPE_GAUGE] = "gauge",
+	[DRAY_METRIC_TYPE_HISTOGRAM] = "histogram",
 };
 
 static void head(FILE *f, const char *name, const char *help, enum dray_metric_type type)
@@ -37,28 +38,59 @@ static void label_write(FILE *f, const char *name, const char *value)
 	fputc('"', f);
 }
 
-static void sample_begin(struct metrics_text *t, const char *const *labels)
+/* suffix: of the name; le: the label of a bucket, or NULL. */
+static void sample_begin(struct metrics_text *t, const char *suffix, const char *const *labels,
+			 const char *le)
 {
 	const struct dray_family_info *family = t->family;
 
-	fputs(family->name, t->f);
+	fprintf(t->f, "%s%s", family->name, suffix);
 	for (unsigned i = 0; i < family->n_labels; i++) {
 		fputc(i ? ',' : '{', t->f);
 		label_write(t->f, family->labels[i], labels[i]);
 	}
-	fputs(family->n_labels ? "} " : " ", t->f);
+	if (le) {
+		fputc(family->n_labels ? ',' : '{', t->f);
+		label_write(t->f, "le", le);
+	}
+	fputs(family->n_labels || le ? "} " : " ", t->f);
 }
 
 void metrics_sample(struct metrics_text *t, const char *const *labels, uint64_t value)
 {
-	sample_begin(t, labels);
+	sample_begin(t, "", labels, NULL);
 	fprintf(t->f, "%" PRIu64 "\n", value);
 }
 
 void metrics_sample_real(struct metrics_text *t, const char *const *labels, double value)
 {
-	sample_begin(t, labels);
+	sample_begin(t, "", labels, NULL);
 	fprintf(t->f, "%.6f\n", value);
+}
+
+void metrics_histogram(struct metrics_text *t, const char *const *labels, const uint64_t *buckets,
+		       uint64_t sum)
+{
+	const struct dray_family_info *family = t->family;
+	uint64_t total = 0;
+	char le[32];
+
+	for (unsigned i = 0; i <= family->n_bounds; i++) {
+		snprintf(le, sizeof(le), "+Inf");
+		if (i < family->n_bounds)
+			snprintf(le, sizeof(le), "%.12g",
+				 (double)family->bounds[i] / (double)family->scale);
+		total += buckets[i];
+		sample_begin(t, "_bucket", labels, le);
+		fprintf(t->f, "%" PRIu64 "\n", total);
+	}
+	sample_begin(t, "_sum", labels, NULL);
+	if (family->scale == 1)
+		fprintf(t->f, "%" PRIu64 "\n", sum);
+	else
+		fprintf(t->f, "%.9f\n", (double)sum / (double)family->scale);
+	sample_begin(t, "_count", labels, NULL);
+	fprintf(t->f, "%" PRIu64 "\n", total);
 }
 
 char *metrics_render(const struct metrics_source *source, size_t *ret_n)

@@ -18,7 +18,7 @@ struct metrics_text;
 /* Where values come from. */
 struct metrics_source {
 	uint64_t (*value)(void *arg, enum dray_metric m);
-	/* Writes the samples of one family, by the two functions below. */
+	/* Writes the samples of one family, by the functions below. */
 	void (*samples)(void *arg, enum dray_family f, struct metrics_text *t);
 	void *arg;
 };
@@ -26,6 +26,10 @@ struct metrics_source {
 /* labels: values, in the order of the family's labels; NULL where it has none. */
 void metrics_sample(struct metrics_text *t, const char *const *labels, uint64_t value);
 void metrics_sample_real(struct metrics_text *t, const char *const *labels, double value);
+
+/* buckets: how many fell into each, n_bounds + 1 of them; sum: in raw units. */
+void metrics_histogram(struct metrics_text *t, const char *const *labels, const uint64_t *buckets,
+		       uint64_t sum);
 
 /* The whole text, the caller's to free, and its length. NULL: no memory. */
 char *metrics_render(const struct metrics_source *source, size_t *ret_n);

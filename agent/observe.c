@@ -73,9 +73,34 @@ static void condition_samples(struct agent *a, struct metrics_text *t)
 		metrics_sample(t, &ready.conditions[i].name, ready.conditions[i].ok);
 }
 
+/* Over all workers, for each transport: there from the start, though nothing went by it. */
+static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
+{
+	for (unsigned by = DMSG_TRANSPORT_LOCAL; by < CORE_TRANSPORTS; by++) {
+		uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, sum = 0;
+
+		for (unsigned w = 0; w < a->pool.n; w++) {
+			const struct core_counters *c = worker_counters(a->pool.workers[w]);
+			const struct core_histogram *h = f == DRAY_FAMILY_TRANSFER_SIZE_BYTES ?
+								 &c->size[by] :
+								 &c->duration[by];
+
+			for (unsigned i = 0; i <= dray_families[f].n_bounds; i++)
+				buckets[i] +=
+					atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+			sum += atomic_load_explicit(&h->sum, memory_order_relaxed);
+		}
+		metrics_histogram(t, (const char *[]){ dmsg_transport_name(by) }, buckets, sum);
+	}
+}
+
 static void samples(void *arg, enum dray_family f, struct metrics_text *t)
 {
 	switch (f) {
+	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
+	case DRAY_FAMILY_TRANSFER_SIZE_BYTES:
+		transfer_samples(arg, t, f);
+		break;
 	case DRAY_FAMILY_BUILD_INFO:
 		metrics_sample(t, (const char *[]){ DRAY_VERSION }, 1);
 		break;

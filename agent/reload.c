@@ -57,6 +57,8 @@ static void apply(struct agent *a, const struct config_changes *c)
 		agent_set_log_level(a, (enum dray_log_level)a->config->v.log.level, "reload");
 	if (sessions_reload(a->sessions, &err) < 0)
 		log_error("config", "%s; who may open sessions stays as it was", err.msg);
+	if (agent_want_segments(a) < 0)
+		log_error("config", "out of memory; not all of ready.require is connected to");
 	if (workers_configure(a) < 0)
 		log_error("config", "out of memory; workers go on as they were");
 }

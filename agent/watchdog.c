@@ -6,10 +6,12 @@
 #include <systemd/sd-daemon.h>
 
 #include "agent/health.h"
+#include "agent/notify.h"
 #include "lib/log.h"
 
 struct watchdog {
 	struct health *health;
+	struct notify *notify;
 	struct health_check check;
 	bool asking;
 	bool silent; /* not alive when last asked */
@@ -23,7 +25,7 @@ static void answered(struct health_check *c, const struct health_report *report)
 
 	w->asking = false;
 	if (report->alive)
-		sd_notify(0, "WATCHDOG=1");
+		notify_watchdog(w->notify);
 	if (report->alive && w->silent)
 		log_notice("health", "alive again");
 	if (!report->alive && !w->silent)
@@ -43,7 +45,8 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	return r < 0 ? r : sd_event_source_set_enabled(s, SD_EVENT_ONESHOT);
 }
 
-int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health)
+int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health,
+		 struct notify *notify)
 {
 	struct watchdog *w;
 	uint64_t usec;
@@ -56,6 +59,7 @@ int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health)
 	if (!w)
 		return -ENOMEM;
 	w->health = health;
+	w->notify = notify;
 	w->check = HEALTH_CHECK_INIT(w->check, answered);
 	w->every_us = usec / 2;
 	r = sd_event_add_time_relative(event, &w->timer, CLOCK_MONOTONIC, w->every_us,

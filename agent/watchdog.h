@@ -9,10 +9,12 @@
 #include <systemd/sd-event.h>
 
 struct health;
+struct notify;
 struct watchdog;
 
-/* 0 or -errno; *ret is NULL where no watchdog is wanted. The health is borrowed. */
-int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health);
+/* 0 or -errno; *ret is NULL where no watchdog is wanted. The others are borrowed. */
+int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health,
+		 struct notify *notify);
 struct watchdog *watchdog_free(struct watchdog *w);
 
 #endif

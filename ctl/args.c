@@ -70,6 +70,12 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_READY] = { "--ready", NULL,
 			       .help = "exit with 0 where it is ready, as /readyz says" },
 
+	[CTL_OPTION_FOR] = { "--for", "ready|live|drained|gone", .help = "what to wait for; ready",
+			     .more = "ready and live are those of drayctl health; gone is an agent that "
+				     "cannot be asked." },
+	[CTL_OPTION_WAIT_LIMIT] = { "--timeout", "DURATION",
+				    .help = "fail after this, and say what is missing; never" },
+
 	[CTL_OPTION_SOCKET] = { "--socket", "PATH",
 				.help = "data socket; $DRAY_SOCKET, else libdray's",
 				.kind = CTL_KIND_FILE },

@@ -62,6 +62,9 @@ enum ctl_option_id {
 	/* health */
 	CTL_OPTION_LIVE,
 	CTL_OPTION_READY,
+	/* wait */
+	CTL_OPTION_FOR,
+	CTL_OPTION_WAIT_LIMIT,
 	/* bench */
 	CTL_OPTION_SOCKET,
 	CTL_OPTION_SIZE,
@@ -164,6 +167,7 @@ int ctl_top(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);
 int ctl_health(struct ctl *c);
+int ctl_wait(struct ctl *c);
 int ctl_drain(struct ctl *c);
 int ctl_resume(struct ctl *c);
 int ctl_reload(struct ctl *c);

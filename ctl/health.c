@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* health: is the agent alive, and ready? For people, and for probes that run a command. */
+#include "ctl/health.h"
+
 #include <string.h>
 
-#include "ctl/bus.h"
 #include "ctl/human.h"
 #include "ctl/json.h"
-#include "ctl/rows.h"
 #include "ctl/table.h"
 #include "lib/err.h"
 
-struct health {
-	bool alive, ready;
-	const char *reason; /* why it is not alive, "" otherwise; the reply's */
-	struct ctl_rows conditions;
-};
-
-static int health_read(struct health *h, sd_bus_message *reply)
+static int health_read(struct ctl_health *h, sd_bus_message *reply)
 {
 	int alive, ready, ret;
 
@@ -28,19 +22,19 @@ static int health_read(struct health *h, sd_bus_message *reply)
 			     DRAY_DBUS_CONDITION_FIELD_N);
 }
 
-static const char *text_of(const struct health *h, size_t row, unsigned field)
+static const char *text_of(const struct ctl_health *h, size_t row, unsigned field)
 {
 	const char *s = ctl_rows_at(&h->conditions, row, field)->s;
 
 	return s ? s : "";
 }
 
-static bool flag_of(const struct health *h, size_t row, unsigned field)
+static bool flag_of(const struct ctl_health *h, size_t row, unsigned field)
 {
 	return ctl_rows_at(&h->conditions, row, field)->n;
 }
 
-static void json_print(const struct health *h, FILE *f)
+static void json_print(const struct ctl_health *h, FILE *f)
 {
 	struct ctl_json j = CTL_JSON(f);
 
@@ -61,7 +55,7 @@ static void json_print(const struct health *h, FILE *f)
 	ctl_json_end(&j);
 }
 
-static void plain_print(const struct health *h, FILE *f)
+static void plain_print(const struct ctl_health *h, FILE *f)
 {
 	char reason[400];
 
@@ -85,7 +79,7 @@ static void verdict_print(FILE *f, const char *word, bool ok, const char *reason
 	fprintf(f, "%s%s\n", *reason ? ": " : "", ctl_show_text(reason, text, sizeof(text)));
 }
 
-static void text_print(const struct health *h, FILE *f, bool color)
+static void text_print(const struct ctl_health *h, FILE *f, bool color)
 {
 	char text[400];
 
@@ -109,28 +103,22 @@ static void text_print(const struct health *h, FILE *f, bool color)
 	}
 }
 
-static int health_ask(struct ctl *c, struct health *h, sd_bus_message **ret_reply,
-		      struct ctl_err *reterr)
+int ctl_health_ask(struct ctl_bus *b, struct ctl_health *h, sd_bus_message **ret_reply,
+		   struct ctl_err *reterr)
 {
-	struct ctl_bus bus = CTL_BUS_NULL;
-	int ret;
+	int ret = ctl_bus_ask(b, DRAY_DBUS_METHOD_HEALTH, ret_reply, reterr, NULL);
 
-	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, reterr);
-	if (!ret)
-		ret = ctl_bus_ask(&bus, DRAY_DBUS_METHOD_HEALTH, ret_reply, reterr);
-	if (!ret) {
-		ret = health_read(h, *ret_reply);
-		if (ret < 0)
-			ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_HEALTH, ret);
-	}
-	ctl_bus_close(&bus);
-	return ret;
+	if (ret < 0)
+		return ret;
+	ret = health_read(h, *ret_reply);
+	return ret < 0 ? ctl_bus_bad_reply(reterr, DRAY_DBUS_METHOD_HEALTH, ret) : 0;
 }
 
 int ctl_health(struct ctl *c)
 {
 	bool live = c->values[CTL_OPTION_LIVE], ready = c->values[CTL_OPTION_READY];
-	struct health h = { .reason = "", .conditions = CTL_ROWS_NULL };
+	struct ctl_health h = CTL_HEALTH_NULL;
+	struct ctl_bus bus = CTL_BUS_NULL;
 	struct ctl_err err = CTL_ERR_NULL;
 	sd_bus_message *reply = NULL;
 	int ret = 0;
@@ -140,7 +128,9 @@ int ctl_health(struct ctl *c)
 				  "--live and --ready exclude each other; "
 				  "without either both count");
 	if (!ret)
-		ret = health_ask(c, &h, &reply, &err);
+		ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
+	if (!ret)
+		ret = ctl_health_ask(&bus, &h, &reply, &err);
 	if (!ret && c->format == CTL_JSON)
 		json_print(&h, c->out);
 	else if (!ret && c->format == CTL_PLAIN)
@@ -149,6 +139,7 @@ int ctl_health(struct ctl *c)
 		text_print(&h, c->out, c->color);
 	ctl_rows_deinit(&h.conditions);
 	sd_bus_message_unref(reply);
+	ctl_bus_close(&bus);
 	if (ret < 0)
 		return ctl_fail(c, &err);
 	return (h.alive || ready) && (h.ready || live) ? CTL_EXIT_OK : CTL_EXIT_FAILED;

@@ -27,6 +27,7 @@
 #include "schema/gen/peer.h"
 
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
+#define CORE_TRANSPORTS (DMSG_TRANSPORT_RDMA + 1)
 
 struct core;
 struct peer_link;
@@ -166,13 +167,31 @@ struct xfer {
 	uint32_t deadline_pos;          /* in the heap of deadlines */
 };
 
+/* In raw units, by the bounds of its family; the last bucket has none. */
+struct core_histogram {
+	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
+};
+
 struct core_counters {
 	_Atomic uint64_t v[DRAY_METRIC_N];
+	struct core_histogram duration[CORE_TRANSPORTS],
+		size[CORE_TRANSPORTS]; /* by enum dmsg_transport */
 };
 
 static inline void core_count(struct core_counters *c, enum dray_metric m, uint64_t n)
 {
 	shared_count(&c->v[m], n);
+}
+
+static inline void core_observe(struct core_histogram *h, enum dray_family f, uint64_t v)
+{
+	const struct dray_family_info *info = &dray_families[f];
+	unsigned i = 0;
+
+	while (i < info->n_bounds && v > info->bounds[i])
+		i++;
+	shared_count(&h->buckets[i], 1);
+	shared_count(&h->sum, v);
 }
 
 static inline void core_count_down(struct core_counters *c, enum dray_metric m, uint64_t n)

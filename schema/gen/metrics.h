@@ -3,6 +3,8 @@
 #ifndef DRAY_SCHEMA_GEN_METRICS_H
 #define DRAY_SCHEMA_GEN_METRICS_H
 
+#include <stdint.h>
+
 enum dray_metric {
 	DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, /* Transfers accepted. */
 	DRAY_METRIC_TRANSFERS_DONE_TOTAL, /* Transfers that ended ok. */
@@ -63,6 +65,7 @@ enum dray_metric {
 enum dray_metric_type {
 	DRAY_METRIC_TYPE_COUNTER,
 	DRAY_METRIC_TYPE_GAUGE,
+	DRAY_METRIC_TYPE_HISTOGRAM, /* of families alone */
 };
 
 enum dray_metric_owner {
@@ -83,6 +86,12 @@ extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
 
 /* What has labels, or is the process's: on /metrics only. */
 enum dray_family {
+	/*
+	 * Time from acceptance to the end of transfers that ended ok, without what they waited for
+	 * their wait word.
+	 */
+	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
+	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
 	DRAY_FAMILY_BUILD_INFO, /* 1, with the release as label. */
 	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
@@ -98,6 +107,7 @@ enum dray_family {
 };
 
 #define DRAY_FAMILY_LABELS_MAX 2
+#define DRAY_FAMILY_BUCKETS_MAX 32
 
 struct dray_family_info {
 	const char *name; /* as published */
@@ -106,6 +116,13 @@ struct dray_family_info {
 	const char *unit; /* "" where it counts things */
 	unsigned n_labels;
 	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
+	/*
+	 * of histograms: upper bounds of the buckets but the last, which has none, in 1/scale of
+	 * the unit
+	 */
+	const uint64_t *bounds;
+	unsigned n_bounds;
+	uint64_t scale;
 };
 
 /* In the order of enum dray_family. */

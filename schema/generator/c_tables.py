@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes gen/errors, config, metrics and dbus: tables with little code."""
 
-from generator.model import INT64_MAX, LABELS_MAX, SchemaError
+from generator.model import INT64_MAX, BUCKETS_MAX, LABELS_MAX, SchemaError
 from generator.text import Names, banner, dbus_error, quoted, snake
 
 
@@ -121,7 +121,7 @@ def family_ident(f):
 
 
 def metrics(items, families):
-    h = "enum dray_metric {\n"
+    h = "#include <stdint.h>\n\nenum dray_metric {\n"
     for m in items:
         h += f"\tDRAY_METRIC_{m['name'][5:].upper()}, /* {m['doc']} */\n"
     h += """	DRAY_METRIC_N,
@@ -130,6 +130,7 @@ def metrics(items, families):
 enum dray_metric_type {
 	DRAY_METRIC_TYPE_COUNTER,
 	DRAY_METRIC_TYPE_GAUGE,
+	DRAY_METRIC_TYPE_HISTOGRAM, /* of families alone */
 };
 
 enum dray_metric_owner {
@@ -157,6 +158,7 @@ enum dray_family {
 }};
 
 #define DRAY_FAMILY_LABELS_MAX {LABELS_MAX}
+#define DRAY_FAMILY_BUCKETS_MAX {BUCKETS_MAX}
 
 struct dray_family_info {{
 	const char *name; /* as published */
@@ -165,6 +167,10 @@ struct dray_family_info {{
 	const char *unit; /* "" where it counts things */
 	unsigned n_labels;
 	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
+	/* of histograms: upper bounds of the buckets but the last, which has none, in 1/scale of the unit */
+	const uint64_t *bounds;
+	unsigned n_bounds;
+	uint64_t scale;
 }};
 
 /* In the order of enum dray_family. */
@@ -173,7 +179,8 @@ extern const struct dray_family_info dray_families[DRAY_FAMILY_N];
     names = Names("metrics.yaml", SchemaError)
     names.add("DRAY_FAMILY_N", "a fixed name")
     names.add("DRAY_FAMILY_LABELS_MAX", "a fixed name")
-    for fixed in ("N", "TYPE_COUNTER", "TYPE_GAUGE", "OWNER_WORKER", "OWNER_CONTROL"):
+    names.add("DRAY_FAMILY_BUCKETS_MAX", "a fixed name")
+    for fixed in ("N", "TYPE_COUNTER", "TYPE_GAUGE", "TYPE_HISTOGRAM", "OWNER_WORKER", "OWNER_CONTROL"):
         names.add(f"DRAY_METRIC_{fixed}", "a fixed name")
     c = banner("/*", " */") + '#include "schema/gen/metrics.h"\n\n#include <stddef.h>\n\n'
     c += "const struct dray_metric_info dray_metrics[DRAY_METRIC_N] = {\n"
@@ -181,12 +188,20 @@ extern const struct dray_family_info dray_families[DRAY_FAMILY_N];
         names.add(f"DRAY_METRIC_{m['name'][5:].upper()}", m["name"])
         c += (f"\t{{ {quoted(m['name'])}, {quoted(m['doc'])},\n\t  DRAY_METRIC_TYPE_{m['type'].upper()}, "
               f"DRAY_METRIC_OWNER_{m['owner'].upper()}, {quoted(m.get('unit', ''))} }},\n")
-    c += "};\n\nconst struct dray_family_info dray_families[DRAY_FAMILY_N] = {\n"
+    c += "};\n"
+    for f in families:
+        if "buckets" in f:
+            c += f"\nstatic const uint64_t {f['name']}_bounds[] = {{\n"
+            c += "".join(f"\t{n}ull,\n" for n in f["buckets"]) + "};\n"
+    c += "\nconst struct dray_family_info dray_families[DRAY_FAMILY_N] = {\n"
     for f in families:
         names.add(family_ident(f), f["name"])
         labels = f.get("labels", [])
         c += (f"\t{{ {quoted(f['name'])}, {quoted(f['doc'])},\n\t  DRAY_METRIC_TYPE_{f['type'].upper()}, "
-              f"{quoted(f.get('unit', ''))}, {len(labels)}, {{ {', '.join(map(quoted, labels)) or 'NULL'} }} }},\n")
+              f"{quoted(f.get('unit', ''))}, {len(labels)}, {{ {', '.join(map(quoted, labels)) or 'NULL'} }}")
+        if "buckets" in f:
+            c += f",\n\t  {f['name']}_bounds, {len(f['buckets'])}, {f['scale']}"
+        c += " },\n" if "buckets" in f else ",\n\t  NULL, 0, 1 },\n"
     return {"schema/gen/metrics.h": guarded("metrics", h), "schema/gen/metrics.c": c + "};\n"}
 
 

@@ -13,8 +13,9 @@ INT64_MAX = 2**63 - 1
 REPLY = 0x8000
 EVENT = 0x4000
 CONFIG_TYPES = ("string", "path", "bool", "int", "size", "duration", "enum", "list")
-FAMILY_TYPES = ("counter", "gauge")
+FAMILY_TYPES = ("counter", "gauge", "histogram")
 LABELS_MAX = 2
+BUCKETS_MAX = 32
 
 
 class SchemaError(Exception):
@@ -406,11 +407,23 @@ def load_metrics(raw):
     return metrics
 
 
+def check_buckets(where, f):
+    if (f["type"] == "histogram") != ("buckets" in f and "scale" in f):
+        raise SchemaError(f"{where}: buckets and scale go with a histogram, and with nothing else")
+    buckets = f.get("buckets", [])
+    if not isinstance(buckets, list) or any(type(n) is not int for n in buckets + [f.get("scale", 1)]):
+        raise SchemaError(f"{where}: buckets is a list of integers, scale an integer")
+    if f["type"] == "histogram" and (not 0 < len(buckets) <= BUCKETS_MAX or f["scale"] < 1):
+        raise SchemaError(f"{where}: 1 to {BUCKETS_MAX} buckets, and a scale from 1")
+    if any(n < 1 for n in buckets) or buckets != sorted(set(buckets)):
+        raise SchemaError(f"{where}: buckets rise, from 1")
+
+
 def load_families(raw):
     families = named("metrics.yaml", raw["families"])
     for f in families:
         where = f"metrics.yaml: {f['name']}"
-        check_keys(where, f, ("name", "type", "doc"), ("unit", "labels"))
+        check_keys(where, f, ("name", "type", "doc"), ("unit", "labels", "scale", "buckets"))
         if not f["name"].startswith(("dray_", "process_")):
             raise SchemaError(f"{where}: name does not start with dray_ or process_")
         check_metric_type(where, f, FAMILY_TYPES)
@@ -420,6 +433,7 @@ def load_families(raw):
         if len(labels) > LABELS_MAX:
             raise SchemaError(f"{where}: at most {LABELS_MAX} labels")
         unique(where, "label", [(n, n) for n in labels])
+        check_buckets(where, f)
     unique("metrics.yaml", "name", [(m["name"], m["name"]) for m in raw["metrics"] + families])
     return families
 

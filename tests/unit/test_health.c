@@ -47,8 +47,8 @@ uint32_t agent_listing_missing(struct agent *a, const void *arg)
 /* Two workers; the second has a transfer that ends in `left`. */
 static void workers_answer(int64_t left)
 {
-	struct snapshot idle = { .total = 0 };
-	struct snapshot busy = { .total = 2,
+	struct snapshot idle = { .in_flight = 0 };
+	struct snapshot busy = { .in_flight = 2,
 				 .first_due = { .session = 3, .request = 17, .left_ns = left } };
 	struct snapshot *both[] = { &idle, &busy };
 	agent_transfers_fn fn = dray_take(fake.fn);
