@@ -323,6 +323,7 @@ static void run_fn(struct fake *f)
 {
 	while (f->conn >= 0 && receive(f))
 		;
+	entries(f);
 	pthread_mutex_lock(&f->lock);
 	if (f->fn) {
 		f->fn(f, f->fn_arg);
