@@ -551,8 +551,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_IO, "SIGBUS handler: %s",
 				    dray_errno_text(ret));
-	ret = pool_start(&a->pool, worker_count(cfg), &core, (uint32_t)cfg->limits.transfers,
-			 reterr);
+	ret = pool_new(&a->pool, worker_count(cfg), &core, (uint32_t)cfg->limits.transfers, reterr);
 	if (ret < 0)
 		return ret;
 	for (unsigned i = 0; i < a->pool.n; i++) {
@@ -562,19 +561,6 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s",
 					    dray_errno_text(ret));
 	}
-	ret = rails_new(&a->rails,
-			&(struct rails_deps){ .event = a->event,
-					      .cfg = cfg,
-					      .pool = &a->pool,
-					      .verbs = &verbs_real,
-					      .remote_keys = up_remote_keys,
-					      .worker_node = up_worker_node,
-					      .changed = up_rail_changed,
-					      .peer_quiet = up_peer_quiet,
-					      .arg = a },
-			reterr);
-	if (ret < 0)
-		return ret;
 	ret = regions_new(&a->regions,
 			  &(struct regions_deps){ .cfg = cfg,
 						  .pool = &a->pool,
@@ -599,7 +585,6 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			reterr);
 	if (ret < 0)
 		return ret;
-	rails_attach(a->rails, a->regions, a->peers);
 	ret = sessions_new(&a->sessions,
 			   &(struct sessions_deps){ .event = a->event,
 						    .cfg = cfg,
@@ -622,6 +607,36 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			  &(struct detect_deps){
 				  .event = a->event, .cfg = cfg, .changed = up_detected, .arg = a },
 			  reterr);
+}
+
+/*
+ * Privileges go between what needs them and the threads that work. Those share this thread's credentials as they
+ * are from then on, and must: the kernel refuses a device's write() to who has others than whoever opened it
+ * (ib_safe_file_access() in drivers/infiniband), were it only by another copy of the same.
+ */
+static int start_work(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
+{
+	int ret = privilege_drop();
+
+	if (ret < 0)
+		log_warning("agent", "capabilities are kept that are not needed: %s, ignoring",
+			    dray_errno_text(ret));
+	ret = rails_new(&a->rails,
+			&(struct rails_deps){ .event = a->event,
+					      .cfg = cfg,
+					      .pool = &a->pool,
+					      .verbs = &verbs_real,
+					      .remote_keys = up_remote_keys,
+					      .worker_node = up_worker_node,
+					      .changed = up_rail_changed,
+					      .peer_quiet = up_peer_quiet,
+					      .arg = a },
+			reterr);
+	if (ret < 0)
+		return ret;
+	rails_attach(a->rails, a->regions, a->peers);
+	ret = pool_start(&a->pool, reterr);
+	return ret < 0 ? ret : sandbox_enter(cfg->agent.seccomp, reterr);
 }
 
 int agent_start(struct agent *a, struct config *config, const struct config_args *args,
@@ -655,10 +670,8 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		ret = identity_open(&a->identity, cfg->agent.state_dir, reterr);
 	if (ret >= 0)
 		ret = start_modules(a, cfg, reterr);
-	if (ret >= 0) {
-		privilege_drop();
-		ret = sandbox_enter(cfg->agent.seccomp, reterr);
-	}
+	if (ret >= 0)
+		ret = start_work(a, cfg, reterr);
 	if (ret < 0) {
 		agent_deinit(a);
 		return ret;

@@ -6,7 +6,6 @@
 #include <sys/prctl.h>
 
 #include "lib/cleanup.h"
-#include "lib/log.h"
 #include "schema/gen/errors.h"
 
 /* What work needs comes first. */
@@ -66,11 +65,7 @@ int privilege_init(struct dray_err *reterr)
 	return 0;
 }
 
-void privilege_drop(void)
+int privilege_drop(void)
 {
-	int ret = keep(N_WORK);
-
-	if (ret < 0)
-		log_warning("agent", "capabilities are kept that are not needed: %s, ignoring",
-			    dray_errno_text(ret));
+	return keep(N_WORK);
 }

@@ -17,9 +17,9 @@
 int privilege_init(struct dray_err *reterr);
 
 /*
- * The calling thread keeps what work needs. Capabilities belong to threads: each one calls this first
- * thing, and the control thread when all is started; threads that it starts later inherit. Idempotent.
+ * The calling thread keeps what work needs, and so do threads that it starts from then on. Capabilities belong to
+ * threads: one that was started before calls this itself. 0 or -errno. Idempotent.
  */
-void privilege_drop(void);
+int privilege_drop(void);
 
 #endif

@@ -10,8 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent/privilege.h"
-
 #define STACK_BYTES (256 << 10)
 #define FREE_SECONDS 1
 
@@ -48,7 +46,6 @@ static void *jobs_main(void *arg)
 	struct jobs *js = arg;
 	bool abandoned;
 
-	privilege_drop();
 	pthread_mutex_lock(&js->lock);
 	for (;;) {
 		struct job *j = dray_list_first(&js->todo, struct job, link);

@@ -61,6 +61,7 @@ struct departure {
 struct worker {
 	struct core core; /* first: upcalls get from core to worker */
 	pthread_t thread;
+	bool started; /* there is one; the control thread's */
 	struct dray_spsc commands, events;
 	struct event_node *late_first, **late_last; /* events that found the ring full */
 	int command_fd;                             /* eventfd, control to worker */
@@ -99,9 +100,7 @@ static inline struct wsession *wsession_of(struct xfer_session *xs)
 
 #define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
 
-/* worker.c: one without a thread, for whoever turns it himself. */
-int worker_make(struct worker **ret, unsigned index, const struct core_config *cfg,
-		uint32_t max_transfers, struct dray_err *reterr);
+/* worker.c: what worker_make() made, whose thread has ended or was never started. */
 void worker_release(struct worker *w);
 void worker_signal(int fd);
 

@@ -22,20 +22,31 @@ struct waiter {
 	void *arg;
 };
 
-int pool_start(struct worker_pool *p, unsigned n, const struct core_config *cfg,
-	       uint32_t max_transfers, struct dray_err *reterr)
+int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+	     uint32_t max_transfers, struct dray_err *reterr)
 {
 	*p = (struct worker_pool){ 0 };
 	dray_list_init(&p->drops);
 	dray_list_init(&p->peer_downs);
 	dray_assert(n && n <= WORKERS_MAX);
 	for (; p->n < n; p->n++) {
-		int ret = worker_new(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
+		int ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
 
 		if (ret < 0) {
 			pool_stop(p);
 			return ret;
 		}
+	}
+	return 0;
+}
+
+int pool_start(struct worker_pool *p, struct dray_err *reterr)
+{
+	for (unsigned i = 0; i < p->n; i++) {
+		int ret = worker_start(p->workers[i], reterr);
+
+		if (ret < 0)
+			return ret;
 	}
 	return 0;
 }

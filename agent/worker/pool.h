@@ -20,8 +20,11 @@ struct worker_pool {
 	unsigned next; /* worker to pick */
 };
 
-int pool_start(struct worker_pool *p, unsigned n, const struct core_config *cfg,
-	       uint32_t max_transfers, struct dray_err *reterr);
+/* Makes n workers, which may be given commands. 0 or -errno with reterr; there is nothing to stop then. */
+int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+	     uint32_t max_transfers, struct dray_err *reterr);
+/* Starts their threads. 0 or -errno with reterr; pool_stop() stops those that run. */
+int pool_start(struct worker_pool *p, struct dray_err *reterr);
 /* False: a worker does not end, and may go on looking at what it was given (see worker_free()). */
 bool pool_stop(struct worker_pool *p);
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "agent/privilege.h"
 #include "agent/transport/transport.h"
 #include "agent/worker/internal.h"
 #include "lib/assert.h"
@@ -177,7 +176,6 @@ void *worker_main(void *arg)
 {
 	struct worker *w = arg;
 
-	privilege_drop();
 	while (!w->quit)
 		worker_turn(w, true);
 	worker_event(w, &(struct event){ .type = EVENT_QUIT });

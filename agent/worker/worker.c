@@ -112,16 +112,12 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct core_co
 	return 0;
 }
 
-int worker_new(struct worker **ret_worker, unsigned index, const struct core_config *cfg,
-	       uint32_t max_transfers, struct dray_err *reterr)
+int worker_start(struct worker *w, struct dray_err *reterr)
 {
-	struct worker *w;
 	sigset_t all, old;
 	char name[16];
-	int ret = worker_make(&w, index, cfg, max_transfers, reterr);
+	int ret;
 
-	if (ret < 0)
-		return ret;
 	/* signals are the control thread's, but for faults of the worker's own */
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
@@ -129,14 +125,12 @@ int worker_new(struct worker **ret_worker, unsigned index, const struct core_con
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	ret = -pthread_create(&w->thread, NULL, worker_main, w);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (ret < 0) {
-		worker_release(w);
+	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no thread for worker %u: %s",
-				    index, dray_errno_text(ret));
-	}
-	snprintf(name, sizeof(name), "dray-worker-%u", index % 10);
+				    w->core.index, dray_errno_text(ret));
+	w->started = true;
+	snprintf(name, sizeof(name), "dray-worker-%u", w->core.index % 10);
 	pthread_setname_np(w->thread, name);
-	*ret_worker = w;
 	return 0;
 }
 
@@ -150,6 +144,10 @@ bool worker_free(struct worker *w)
 	int64_t ends = dray_now().ns + QUIT_LIMIT_NS;
 	struct event ev;
 
+	if (!w->started) {
+		worker_release(w);
+		return true;
+	}
 	worker_post(w, &(struct command){ .type = COMMAND_QUIT });
 	/* keeps both rings moving until the last word, so that neither side waits for the other */
 	for (bool quit = false; !quit;) {

@@ -13,9 +13,12 @@
 
 struct worker;
 
-/* Starts the thread. max_transfers: limits.transfers. 0 or -errno with reterr. */
-int worker_new(struct worker **ret, unsigned index, const struct core_config *cfg,
-	       uint32_t max_transfers, struct dray_err *reterr);
+/* One without a thread, which may be given commands. max_transfers: limits.transfers. 0 or -errno with reterr. */
+int worker_make(struct worker **ret, unsigned index, const struct core_config *cfg,
+		uint32_t max_transfers, struct dray_err *reterr);
+
+/* Starts its thread. 0 or -errno with reterr. */
+int worker_start(struct worker *w, struct dray_err *reterr);
 
 /* The CPUs its thread may run on. 0 or -errno. */
 int worker_place(struct worker *w, const cpu_set_t *cpus);

@@ -237,7 +237,8 @@ static int lab_setup_closed(void **state)
 		.tcp_slices_in_flight = 1,
 	};
 	assert_true(sd_event_new(&l->event) >= 0);
-	assert_int_equal(pool_start(&l->pool, LAB_WORKERS, &core, 1000, &err), 0);
+	assert_int_equal(pool_new(&l->pool, LAB_WORKERS, &core, 1000, &err), 0);
+	assert_int_equal(pool_start(&l->pool, &err), 0);
 	for (unsigned i = 0; i < LAB_WORKERS; i++)
 		assert_true(sd_event_add_io(l->event, &l->sources[i],
 					    worker_event_fd(l->pool.workers[i]), EPOLLIN, lab_pump,

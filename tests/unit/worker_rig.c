@@ -80,7 +80,8 @@ void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
 					     .agent_quota = &r->agent,
 					     .ops_max = 1 << 20,
 					     .requests_max = 4 };
-	dray_assert(pool_start(&r->pool, 1, &cfg, 100000, NULL) == 0);
+	dray_assert(pool_new(&r->pool, 1, &cfg, 100000, NULL) == 0);
+	dray_assert(pool_start(&r->pool, NULL) == 0);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	r->client = pair[1];

@@ -141,6 +141,27 @@ def test_link_down_and_up_under_load(pair2):
     assert counters(a)["dray_rails_lost_total"] >= 1
 
 
+def test_disabled_by_an_operator_under_load(pair2):
+    """Nothing is lost, its queue pairs end, and it stays off whatever the port does, until it is enabled."""
+    a, rail = pair2.agents[0], pair2.rails[1]
+    device = rail.device[0]
+    with Load(pair2.agents, noise(2 * MIB)):
+        until(lambda: path_of(a, rail)["slices"] > 2, "traffic on the rail")
+        assert a.ctl("rails", "--disable", device, "--json") == {"disabled": device}
+        found, = [r for r in a.ctl("rails", "--json")["rails"] if r["device"] == device]
+        assert found["rail_state"] == "down" and "by an operator" in found["rail_reason"]
+        until(lambda: not path_of(a, rail)["queue_pairs"], "its queue pairs' end")
+        old = path_of(a, pair2.rails[0])["slices"]
+        until(lambda: path_of(a, pair2.rails[0])["slices"] > old + 4, "traffic on the other")
+        assert len(up(a)) == 1
+        a.ctl("rails", "--enable", device + "/1")
+        until(lambda: len(up(a)) == 2, "the rail's return")
+        old = path_of(a, rail)["slices"]
+        until(lambda: path_of(a, rail)["slices"] > old + 4, "traffic on it again")
+    changes = [(e["old"], e["new"]) for e in a.ctl("events", "--json")["events"] if e["subject"] == device + "/1"]
+    assert ("up", "down") in changes and changes[-1] == ("down", "up")
+
+
 def test_late_packets_change_nothing(pair2, sides):
     """What was delayed on a rail that was given up comes when its slices have long been written by the other rail."""
     here, there = sides(2 * MIB, None, noise(2 * MIB))
