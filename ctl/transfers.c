@@ -40,7 +40,7 @@ int ctl_cancel(struct ctl *c)
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
 	sd_bus_message *reply = NULL;
-	uint64_t session, request;
+	uint64_t session = 0, request = 0;
 	const char *result;
 	int ret;
 

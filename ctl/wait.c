@@ -120,7 +120,7 @@ int ctl_wait(struct ctl *c)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_interrupt in;
-	int64_t limit_ns;
+	int64_t limit_ns = 0;
 	int goal, ret;
 
 	ret = ctl_option_word(c, CTL_OPTION_FOR, goals, &goal, &err);

@@ -42,7 +42,7 @@ int ctl_watch(struct ctl *c, ctl_look_fn look, void *arg)
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
 	struct ctl_interrupt in;
-	int64_t interval_ns, count;
+	int64_t interval_ns, count = 0;
 	int ret;
 
 	ret = ctl_option_span(c, CTL_OPTION_INTERVAL, INTERVAL_MIN_NS, INTERVAL_MAX_NS,

@@ -267,5 +267,5 @@ struct detect *detect_free(struct detect *d)
 
 const struct nd_scan *detect_scan(const struct detect *d)
 {
-	return d->now;
+	return d ? d->now : NULL;
 }

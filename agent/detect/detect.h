@@ -29,7 +29,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 struct detect *detect_free(struct detect *d);
 DRAY_DEFINE_CLEANUP(struct detect *, detect_free);
 
-/* The last result; NULL until the first. The detect's, until the next `changed`. */
+/* The last result; NULL until the first, and without a detect. The detect's, until the next `changed`. */
 const struct nd_scan *detect_scan(const struct detect *d);
 
 /* Is the configuration one that a scan can follow? 0 or -EINVAL with reterr. */

@@ -39,7 +39,8 @@ void records_add(struct records *r, const struct transfer_record *record)
 
 uint32_t records_copy(const struct records *r, struct transfer_record *to, uint32_t max)
 {
-	uint32_t n = (uint32_t)dray_min(dray_min(r->n, (uint64_t)RECORDS_MAX), (uint64_t)max);
+	uint64_t kept = dray_min(r->n, (uint64_t)RECORDS_MAX);
+	uint32_t n = (uint32_t)dray_min(kept, (uint64_t)max);
 
 	for (uint32_t i = 0; i < n; i++)
 		to[i] = r->v[(r->n - n + i) % RECORDS_MAX];

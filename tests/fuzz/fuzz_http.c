@@ -60,7 +60,7 @@ uint32_t agent_listing_missing(struct agent *a, const void *arg)
 
 static void workers_answer(void)
 {
-	struct snapshot s = { .total = 1,
+	struct snapshot s = { .in_flight = 1,
 			      .first_due = { .left_ns = fake.overdue ? -DRAY_NS_PER_SEC : 1 } };
 	struct snapshot *one = &s;
 	agent_transfers_fn fn = dray_take(fake.fn);

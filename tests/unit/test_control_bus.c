@@ -29,306 +29,35 @@
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/control_fake.h"
 
 #define SECOND (1000 * 1000ull)
 
-/* --- the agent ---------------------------------------------------------------------------------- */
+/* --- its loop ----------------------------------------------------------------------------------- */
 
 /* What the loop is asked to do from outside. */
 enum order { ORDER_NONE, ORDER_ANSWER, ORDER_FLUSH, ORDER_QUIT };
 
 static struct {
-	struct agent agent;
-	struct config config;
-	char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 16];
+	char dir[CM_DIR_BYTES];
 	pthread_t thread;
 	int order_fd, done_fd;
 	enum order order;
-	_Atomic int n_sessions, listings, drains;
-	bool hold; /* listings are answered by order only */
-	agent_transfers_fn fn;
-	void *arg;
 	int fds;
-	int64_t drain_timeout;
-	bool bad_config, disabled;
-	_Atomic int forgotten;
-	char closed[300];
-} fake;
-
-const char *agent_state_name(enum agent_state s)
-{
-	return s == AGENT_RUNNING ? "running" : s == AGENT_DRAINING ? "draining" : "drained";
-}
-
-int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
-{
-	if (a->state != AGENT_RUNNING)
-		return -EALREADY;
-	fake.drains++;
-	fake.drain_timeout = timeout_ns;
-	a->stay = stay;
-	a->state = AGENT_DRAINING;
-	control_state_changed(a->control, AGENT_RUNNING, AGENT_DRAINING);
-	return 0;
-}
-
-int agent_resume(struct agent *a)
-{
-	enum agent_state old = a->state;
-
-	if (a->stopping)
-		return -ESHUTDOWN;
-	a->state = AGENT_RUNNING;
-	if (old != AGENT_RUNNING)
-		control_state_changed(a->control, old, AGENT_RUNNING);
-	return 0;
-}
-
-uint64_t agent_metric(struct agent *a, enum dray_metric m)
-{
-	return (uint64_t)m + 1000;
-}
-
-static void listing_answer(void)
-{
-	struct snapshot *s = snapshot_new(NULL, false, 2);
-	agent_transfers_fn fn = dray_take(fake.fn);
-
-	s->n = 2;
-	s->transfers[0] = (struct transfer_info){ .session = 7,
-						  .request = 8,
-						  .direction = DMSG_DIRECTION_READ,
-						  .class = DMSG_CLASS_LATENCY,
-						  .transport = DMSG_TRANSPORT_TCP,
-						  .state = XFER_RUNNING,
-						  .operations = 3,
-						  .bytes = 1ull << 40,
-						  .left_ns = -5 };
-	s->transfers[1] = (struct transfer_info){ .direction = 99, .state = 99, .transport = 99 };
-	if (fn)
-		fn(fake.arg, &s, 1);
-	free(s);
-}
-
-static int answer_later(sd_event_source *s, void *arg)
-{
-	listing_answer();
-	sd_event_source_unref(s);
-	return 0;
-}
-
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	sd_event_source *later;
-
-	fake.listings++;
-	fake.fn = fn;
-	fake.arg = arg;
-	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
-}
-
-/* At once: two that ended, in no order. */
-int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	struct snapshot *s = snapshot_new(NULL, true, 2);
-
-	s->n = 2;
-	for (unsigned i = 0; i < 2; i++)
-		s->records[i] = (struct transfer_record){ .session = 7,
-							  .request = i,
-							  .peer = i,
-							  .rails = 5,
-							  .code = i ? DRAY_E_PEER_LOST : 0,
-							  .transport = DMSG_TRANSPORT_RDMA,
-							  .ended_ns = 2000 - (int64_t)i * 1000,
-							  .phase_ns = { 1, 2, 3, 4 } };
-	fn(arg, &s, 1);
-	free(s);
-	return 0;
-}
-
-/* Transfer 1 is cancelled, 2 ends first, 3 is not there, 4 has no end. */
-int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
-		 void *arg)
-{
-	static const uint32_t codes[] = { DRAY_E_BUSY, DRAY_E_CANCELLED, DRAY_OK,
-					  DRAY_E_NOT_FOUND };
-
-	if (session != 7)
-		return -ENOENT;
-	if (request < DRAY_ARRAY_SIZE(codes))
-		fn(arg, codes[request]);
-	return 0;
-}
-
-void agent_forget_cancel(struct agent *a, void *arg)
-{
-	fake.forgotten++;
-}
-
-int agent_drain_now(struct agent *a, bool stay)
-{
-	return agent_drain(a, 0, stay);
-}
-
-struct drain_progress agent_drain_progress(struct agent *a)
-{
-	return (struct drain_progress){ 1, 2, 3, 4 };
-}
-
-int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
-{
-	if (fake.bad_config)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "x.conf:3: no");
-	*ret = (struct config_changes){ .applied = { "log.level" },
-					.restart = { "tcp.buffer", "tcp.streams" },
-					.n_applied = 1,
-					.n_restart = 2 };
-	return 0;
-}
-
-void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who)
-{
-	dray_log_set_level(level);
-}
-
-int sessions_close(struct sessions *s, dray_handle session, const char *why)
-{
-	snprintf(fake.closed, sizeof(fake.closed), "%s", why);
-	return session == 7 ? 0 : -ENOENT;
-}
-
-int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
-{
-	if (strcmp(device, "rxe0") || port != 1)
-		return -ENOENT;
-	fake.disabled = disable;
-	return 0;
-}
-
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	if (fake.arg == arg)
-		fake.fn = NULL;
-}
-
-uint32_t agent_listing_missing(struct agent *a, const void *arg)
-{
-	return 2;
-}
-
-void agent_ready(struct agent *a, struct ready *ret)
-{
-	*ret = (struct ready){ .ready = false, .n = 2 };
-	ret->conditions[0] = (struct ready_condition){ "running", true, true, "running" };
-	ret->conditions[1] =
-		(struct ready_condition){ "segment:1.2.3.4:5", false, true, "bad \xff byte" };
-}
-
-void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
-		   void *arg)
-{
-	for (int i = 0; i < fake.n_sessions; i++)
-		fn(arg, &(struct session_info){ .session = 1ull << 32 | (unsigned)i,
-						.name = "caf\xc3\xa9 \xff\xc0\xaf end",
-						.group = "",
-						.uid = 4000000000u,
-						.pid = 3,
-						.ring = true,
-						.age_ns = -1 });
-}
-
-/* --- what control asks of rails --- */
-
-bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
-{
-	(void)r;
-	(void)device;
-	(void)port;
-	(void)ret;
-	return false;
-}
-
-const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size)
-{
-	(void)r;
-	snprintf(buf, size, "mlx5_0: registered, region %llu", (unsigned long long)region);
-	return buf;
-}
-
-uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue_pairs)
-{
-	(void)r;
-	(void)peer;
-	*ret_queue_pairs = 3;
-	return 1;
-}
-
-void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
-		     void *arg)
-{
-	static const struct in6_addr gid = { .s6_addr = { [10] = 0xff, 0xff, 10, 0, 0, 1 } };
-
-	(void)r;
-	fn(arg, &(struct path_info){ .peer = 1,
-				     .device = "mlx5_0",
-				     .port = 1,
-				     .gid = &gid,
-				     .to_gid = &gid,
-				     .mtu = 4096,
-				     .state = "up",
-				     .reason = "same subnet",
-				     .sent = 5000000000 });
-}
-
-const char *peers_segment_of(struct peers *p, dray_handle peer)
-{
-	(void)p;
-	(void)peer;
-	return "10.0.0.1:7411";
-}
-
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
-		  void *arg)
-{
-	for (uint16_t access = 1; access <= 3; access++)
-		fn(arg, &(struct region_info){ .region = access,
-					       .name = NULL,
-					       .kind = "memfd",
-					       .state = "live",
-					       .access = access,
-					       .length = UINT64_MAX });
-}
-
-void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg)
-{
-	fn(arg, &(struct peer_info){ .segment = "10.0.0.1:7411", .state = "connecting" });
-	fn(arg, &(struct peer_info){ .segment = "[fd00::1]:7411",
-				     .state = "ready",
-				     .known = true,
-				     .agent_id = { 0xab },
-				     .streams = 2 });
-}
-
-const char *peers_segment(struct peers *p)
-{
-	return "127.0.0.1:7411";
-}
-
-/* --- its loop ----------------------------------------------------------------------------------- */
+} its;
 
 static int obey(sd_event_source *s, int fd, uint32_t revents, void *arg)
 {
 	eventfd_t v;
 
 	eventfd_read(fd, &v);
-	if (fake.order == ORDER_ANSWER)
+	if (its.order == ORDER_ANSWER)
 		listing_answer();
-	else if (fake.order == ORDER_FLUSH)
+	else if (its.order == ORDER_FLUSH)
 		control_flush(fake.agent.control);
 	else
 		sd_event_exit(fake.agent.event, 0);
-	eventfd_write(fake.done_fd, 1);
+	eventfd_write(its.done_fd, 1);
 	return 0;
 }
 
@@ -336,9 +65,9 @@ static void order(enum order o)
 {
 	eventfd_t v;
 
-	fake.order = o;
-	eventfd_write(fake.order_fd, 1);
-	eventfd_read(fake.done_fd, &v);
+	its.order = o;
+	eventfd_write(its.order_fd, 1);
+	eventfd_read(its.done_fd, &v);
 }
 
 static void *loop(void *arg)
@@ -349,52 +78,28 @@ static void *loop(void *arg)
 
 static int set_up(void **state)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-
-	fake.fds = cm_fds_count();
+	its.fds = cm_fds_count();
 	dray_log_set_level(DRAY_LOG_ERROR);
-	cm_dir_make(fake.dir);
-	snprintf(fake.path, sizeof(fake.path), "%s/c.sock", fake.dir);
-	fake.config = CONFIG_NULL;
-	if (config_load(&fake.config, &(struct config_args){ .file = "" }, &err) < 0)
+	cm_dir_make(its.dir);
+	snprintf(fake.path, sizeof(fake.path), "%s/c.sock", its.dir);
+	its.order_fd = eventfd(0, EFD_CLOEXEC);
+	its.done_fd = eventfd(0, EFD_CLOEXEC);
+	if (fake_open() < 0 ||
+	    sd_event_add_io(fake.agent.event, NULL, its.order_fd, EPOLLIN, obey, NULL) < 0)
 		return -1;
-	free(fake.config.v.control.socket);
-	fake.config.v.control.socket = strdup(fake.path);
-	fake.config.v.control.mode = 0600;
-	fake.config.v.health.worker_limit = 20 * DRAY_NS_PER_MS;
-	fake.agent = (struct agent){ .config = &fake.config,
-				     .identity = { .agent_id = { 0x12 }, .incarnation = 99 } };
-	fake.agent.pool.n = 2;
-	fake.agent.history = history_new();
-	fake.bad_config = fake.disabled = false;
-	fake.forgotten = 0;
-	fake.n_sessions = 2;
-	fake.listings = fake.drains = 0;
-	fake.hold = false;
-	fake.order_fd = eventfd(0, EFD_CLOEXEC);
-	fake.done_fd = eventfd(0, EFD_CLOEXEC);
-	if (sd_event_new(&fake.agent.event) < 0 ||
-	    sd_event_add_io(fake.agent.event, NULL, fake.order_fd, EPOLLIN, obey, NULL) < 0 ||
-	    health_new(&fake.agent.health, &fake.agent) < 0 ||
-	    control_new(&fake.agent.control, &fake.agent, -1, &err) < 0)
-		return -1;
-	return pthread_create(&fake.thread, NULL, loop, NULL);
+	return pthread_create(&its.thread, NULL, loop, NULL);
 }
 
 static int tear_down(void **state)
 {
 	order(ORDER_QUIT);
-	pthread_join(fake.thread, NULL);
-	control_free(fake.agent.control);
-	fake.agent.health = health_free(fake.agent.health);
-	history_free(fake.agent.history);
-	config_deinit(&fake.config);
-	sd_event_unref(fake.agent.event);
-	close(fake.order_fd);
-	close(fake.done_fd);
-	cm_dir_remove(fake.dir);
+	pthread_join(its.thread, NULL);
+	fake_close();
+	close(its.order_fd);
+	close(its.done_fd);
+	cm_dir_remove(its.dir);
 	/* descriptors tell of connections that were kept */
-	return cm_fds_count() == fake.fds ? 0 : -1;
+	return cm_fds_count() == its.fds ? 0 : -1;
 }
 
 /* --- its clients -------------------------------------------------------------------------------- */
