@@ -214,7 +214,13 @@ def test_only_some_may_drain(new_agent, lab):
         assert run(agent, verb).returncode == 0
     done = run(agent, "drain")
     assert done.returncode == 4 and f"uid {NOBODY}" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert run(agent, "resume").returncode == 4
+    for argv in (("resume",), ("drain", "--force"), ("reload",), ("log-level", "debug"), ("cancel", "1", "1"), ("close", "1"),
+                 ("rails", "--disable", "rxe0"), ("rails", "--enable", "rxe0")):
+        refused = run(agent, *argv)
+        assert refused.returncode == 4 and "is for root" in refused.stderr, (argv, refused)
+    for verb in ("events", "config", "health", "paths", "rails", "log-level"):
+        assert run(agent, verb).returncode == 0
+    assert run(agent, "log-level", "notice", groups=[54321]).returncode == 0
     assert agent.ctl("status", "--json")["state"] == "running"
     if shutil.which("busctl"):
         done = subprocess.run(["busctl", f"--address=unix:path={agent.control}", "call", "dev.dray.Agent1", "/dev/dray/Agent",

@@ -104,7 +104,8 @@ static void value_append(sd_bus_message *m, const struct dray_dbus_field *field,
 	sd_bus_message_close_container(m);
 }
 
-static void list_append(sd_bus_message *m, const struct list *l)
+/* fields: those of an earlier release are fewer. */
+static void list_append(sd_bus_message *m, const struct list *l, unsigned fields)
 {
 	sd_bus_message_open_container(m, 'a', "a{sv}");
 	for (const char *const *row = l->rows; *row; row++) {
@@ -112,7 +113,7 @@ static void list_append(sd_bus_message *m, const struct list *l)
 		char *rest = copy;
 
 		sd_bus_message_open_container(m, 'a', "{sv}");
-		for (unsigned i = 0; i < l->n_fields && rest; i++)
+		for (unsigned i = 0; i < fields && rest; i++)
 			value_append(m, &l->fields[i], strsep(&rest, "|"));
 		sd_bus_message_close_container(m);
 	}
@@ -152,7 +153,7 @@ static void properties_append(sd_bus_message *m)
 static void health_append(sd_bus_message *m)
 {
 	sd_bus_message_append(m, "bsb", 1, "", 0);
-	list_append(m, &conditions);
+	list_append(m, &conditions, conditions.n_fields);
 }
 
 static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
@@ -175,7 +176,7 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 		sd_bus_message_append(reply, "v", "s", "draining");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
 		if (!strcmp(member, lists[i].member))
-			list_append(reply, &lists[i]);
+			list_append(reply, &lists[i], lists[i].n_fields);
 	sd_bus_send(NULL, reply, NULL);
 	sd_bus_message_unref(reply);
 	return 1;
@@ -185,7 +186,35 @@ static struct {
 	char dir[CM_DIR_BYTES], path[CM_DIR_BYTES + 16];
 	pthread_t thread;
 	int fd;
+	sd_bus_message_handler_t answer;
 } agent;
+
+/* One of an earlier release: fewer methods, properties and fields. */
+static int answer_old(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	const char *member = sd_bus_message_get_member(m);
+	sd_bus_message *reply;
+
+	if (strcmp(member, "GetAll") && strcmp(member, lists[0].member)) {
+		sd_bus_reply_method_errorf(m, SD_BUS_ERROR_UNKNOWN_METHOD, "Unknown method %s",
+					   member);
+		return 1;
+	}
+	if (sd_bus_message_new_method_return(m, &reply) < 0)
+		return 0;
+	if (!strcmp(member, "GetAll")) {
+		sd_bus_message_open_container(reply, 'a', "{sv}");
+		sd_bus_message_append(reply, "{sv}", DRAY_DBUS_PROPERTY_STATE, "s", "running");
+		sd_bus_message_append(reply, "{sv}", DRAY_DBUS_PROPERTY_VERSION, "s", RELEASE);
+		sd_bus_message_append(reply, "{sv}", "Forgotten", "ai", 1, 2);
+		sd_bus_message_close_container(reply);
+	} else {
+		list_append(reply, &lists[0], DRAY_DBUS_SESSION_FIELD_RING);
+	}
+	sd_bus_send(NULL, reply, NULL);
+	sd_bus_message_unref(reply);
+	return 1;
+}
 
 /* One client after the other, until the socket is shut. */
 static void *serve(void *arg)
@@ -201,7 +230,7 @@ static void *serve(void *arg)
 		if (ret >= 0)
 			ret = sd_bus_set_server(bus, true, id);
 		if (ret >= 0)
-			ret = sd_bus_add_filter(bus, NULL, answer, NULL);
+			ret = sd_bus_add_filter(bus, NULL, agent.answer, NULL);
 		if (ret >= 0)
 			ret = sd_bus_start(bus);
 		while (ret >= 0 && (ret = sd_bus_process(bus, NULL)) >= 0)
@@ -212,10 +241,11 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-static int set_up(void **state)
+static int set_up_with(sd_bus_message_handler_t fn)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 
+	agent.answer = fn;
 	cm_dir_make(agent.dir);
 	snprintf(agent.path, sizeof(agent.path), "%s/c.sock", agent.dir);
 	memcpy(sa.sun_path, agent.path, strlen(agent.path));
@@ -223,6 +253,16 @@ static int set_up(void **state)
 	if (bind(agent.fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0 || listen(agent.fd, 8) < 0)
 		return -1;
 	return pthread_create(&agent.thread, NULL, serve, NULL);
+}
+
+static int set_up(void **state)
+{
+	return set_up_with(answer);
+}
+
+static int set_up_old(void **state)
+{
+	return set_up_with(answer_old);
 }
 
 static int tear_down(void **state)
@@ -313,6 +353,44 @@ static void verbs_print_the_golden_text(void **state)
 	}
 }
 
+/* What it does not tell is null, "-" or 0; what it cannot do is said in one line. */
+static void an_earlier_agent_is_understood(void **state)
+{
+	static const struct {
+		const char *verb, *format, *out, *err;
+		int status;
+	} runs[] = {
+		{ "status", "--plain", "log_level\t\n", "", 0 },
+		{ "status", "--json", "\"transfers_left\": 0", "", 0 },
+		{ "status", "--no-color", "drayd " RELEASE, "", 0 },
+		{ "sessions", "--json", "\"bytes\": null", "", 0 },
+		{ "sessions", "--no-color", "vllm", "", 0 },
+		{ "top", "--count=1", "running", "does not know this", 1 },
+		{ "events", "--json", "", "does not know this", 1 },
+		{ "health", "--json", "", "does not know this", 1 },
+		{ "reload", "--json", "", "does not know this", 1 },
+	};
+	const struct ctl_env env = { .control = agent.path, .in = -1 };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(runs); i++) {
+		char verb[16], format[16], name[] = "drayctl";
+		char *const argv[] = { name, verb, format, NULL };
+		dray_auto_free char *out = NULL, *err = NULL;
+		size_t n;
+		FILE *f = open_memstream(&out, &n), *e = open_memstream(&err, &n);
+		int status;
+
+		snprintf(verb, sizeof(verb), "%s", runs[i].verb);
+		snprintf(format, sizeof(format), "%s", runs[i].format);
+		status = ctl_run(&env, f, e, 3, argv);
+		fclose(f);
+		fclose(e);
+		if (status != runs[i].status || !strstr(err, runs[i].err) ||
+		    (!status && !strstr(out, runs[i].out)))
+			fail_msg("%s: %d, %s, %s", verb, status, out, err);
+	}
+}
+
 /* Each list method of the interface is one of those above. */
 static void no_list_is_missing(void **state)
 {
@@ -367,6 +445,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(verbs_print_the_golden_text, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(an_earlier_agent_is_understood, set_up_old,
+						tear_down),
 		cmocka_unit_test(no_list_is_missing),
 		cmocka_unit_test(bench_prints_the_golden_text),
 	};
