@@ -268,6 +268,113 @@ static void the_client_s_end_ends_its_transfers(void **state)
 	assert_int_equal(r->shared.own.transfers, 0);
 }
 
+static uint32_t cancel(struct wrig *r, dray_handle session, uint64_t request, uint64_t call)
+{
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_CANCEL,
+							   .session = session,
+							   .id = request,
+							   .handle = call });
+	for (;;) {
+		struct event ev = wrig_event(r);
+
+		if (ev.type != EVENT_CANCELLED)
+			continue;
+		assert_int_equal(ev.handle, call);
+		return ev.code;
+	}
+}
+
+static void an_operator_cancels_one(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	struct reply reply;
+
+	assert_int_equal(cancel(r, WRIG_SESSION, 9, 1), DRAY_E_NOT_FOUND);
+	assert_int_equal(cancel(r, WRIG_SESSION + 1, 9, 2), DRAY_E_NOT_FOUND);
+	say(r, buf, transfer(buf, 9, 64, DMSG_TRANSFER_FLAG_WAIT));
+	works(r, 10);
+	assert_int_equal(cancel(r, WRIG_SESSION, 9, 3), DRAY_E_CANCELLED);
+	reply = next(r);
+	assert_int_equal(reply.h.request_id, 9);
+	assert_int_equal(reply.code, DRAY_E_CANCELLED);
+	assert_int_equal(cancel(r, WRIG_SESSION, 9, 4), DRAY_E_NOT_FOUND);
+	works(r, 11);
+}
+
+static struct snapshot *snapshot(struct wrig *r, bool ended, uint32_t cap)
+{
+	struct snapshot *s = snapshot_new(NULL, ended, cap);
+
+	worker_post(r->pool.workers[0],
+		    &(struct command){ .type = COMMAND_SNAPSHOT, .snapshot = s });
+	while (wrig_event(r).type != EVENT_SNAPSHOT)
+		;
+	return s;
+}
+
+static void a_snapshot_counts_what_it_has_no_room_for(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	struct snapshot *s;
+
+	works(r, 1);
+	say(r, buf, transfer(buf, 2, 64, DMSG_TRANSFER_FLAG_WAIT));
+	say(r, buf, transfer(buf, 3, 100, DMSG_TRANSFER_FLAG_WAIT));
+	works(r, 4);
+	s = snapshot(r, false, 1);
+	assert_int_equal(s->n, 1);
+	assert_int_equal(s->in_flight, 2);
+	assert_int_equal(s->bytes_left, 164);
+	/* both have the same deadline, and the first of them is the first due */
+	assert_int_equal(s->first_due.request, 2);
+	assert_true(s->first_due.left_ns > 0);
+	free(s);
+	s = snapshot(r, true, 10);
+	assert_int_equal(s->n, 2);
+	assert_int_equal(s->records[0].request, 1);
+	assert_int_equal(s->records[1].request, 4);
+	assert_int_equal(s->records[1].bytes_done, 64);
+	assert_int_equal(s->records[1].transport, DMSG_TRANSPORT_LOCAL);
+	free(s);
+	s = snapshot(r, true, 1);
+	assert_int_equal(s->n, 1);
+	assert_int_equal(s->records[0].request, 4);
+	free(s);
+}
+
+static void a_new_configuration_is_taken_over(void **state)
+{
+	const struct core_config ours = { .slice_size = 1 << 20,
+					  .slice_timeout_ns = DRAY_NS_PER_SEC,
+					  .deadline_ns = DRAY_NS_PER_MS,
+					  .slices_per_session = 64,
+					  .report_all = true };
+	struct core_config *cfg = malloc(sizeof(*cfg));
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	struct reply reply;
+	struct event ev;
+
+	*cfg = ours;
+	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_CONFIG, .config = cfg });
+	free(snapshot(r, false, 1));
+	say(r, buf, transfer(buf, 1, 64, DMSG_TRANSFER_FLAG_WAIT));
+	reply = next(r);
+	assert_int_equal(reply.code, DRAY_E_DEADLINE);
+	do
+		ev = wrig_event(r);
+	while (ev.type != EVENT_REPORT);
+	assert_false(ev.report->slow);
+	assert_int_equal(ev.report->record.request, 1);
+	assert_int_equal(ev.report->record.code, DRAY_E_DEADLINE);
+	assert_true(ev.report->record.phase_ns[XFER_PHASE_WAIT] >= DRAY_NS_PER_MS);
+	assert_int_equal(record_duration(&ev.report->record),
+			 ev.report->record.phase_ns[XFER_PHASE_WAIT]);
+	free(ev.report);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -282,6 +389,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_lying_ring_ends_the_session, setup, teardown),
 		cmocka_unit_test_setup_teardown(the_client_s_end_ends_its_transfers, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(an_operator_cancels_one, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_snapshot_counts_what_it_has_no_room_for, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_new_configuration_is_taken_over, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -353,10 +353,72 @@ static void missing_memory_ends_its_own_session(void **state)
 	assert_int_equal(t->rig.last_fault, SESSION_B);
 }
 
+static uint64_t in_buckets(const struct core_histogram *h, enum dray_family f)
+{
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i <= dray_families[f].n_bounds; i++)
+		n += h->buckets[i];
+	return n;
+}
+
+static void what_became_of_them_is_on_record(void **state)
+{
+	struct two *t = *state;
+	const struct core_counters *c = &t->rig.counters;
+	struct transfer_record last[RECORDS_MAX];
+	uint64_t ops[1][3] = { { 0, 0, 3 << 20 } };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q;
+
+	for (uint64_t id = 1; id <= RECORDS_MAX + 5; id++) {
+		q = request(id);
+		ops[0][2] = id == RECORDS_MAX + 5 ? 3 << 20 : 4096;
+		assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 1, &err), 0);
+		run(t);
+		t->rig.n_ended = 0;
+	}
+	assert_int_equal(records_copy(xfers_records(&t->rig.core), last, RECORDS_MAX), RECORDS_MAX);
+	assert_int_equal(last[0].request, 6);
+	assert_int_equal(last[RECORDS_MAX - 1].request, RECORDS_MAX + 5);
+	assert_int_equal(last[RECORDS_MAX - 1].bytes, 3 << 20);
+	/* the slice size is 1 MiB */
+	assert_int_equal(last[RECORDS_MAX - 1].slices, 3);
+	assert_int_equal(last[0].slices, 1);
+	assert_int_equal(last[0].peer, 0);
+	/* 4 KiB are within the bound of 4,096 bytes, the second; 3 MiB within 4 MiB */
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[1], RECORDS_MAX + 4);
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].buckets[6], 1);
+	assert_int_equal(c->size[DMSG_TRANSPORT_LOCAL].sum, (RECORDS_MAX + 4) * 4096 + (3 << 20));
+	assert_int_equal(in_buckets(&c->duration[DMSG_TRANSPORT_LOCAL],
+				    DRAY_FAMILY_TRANSFER_DURATION_SECONDS),
+			 RECORDS_MAX + 5);
+	assert_int_equal(in_buckets(&c->size[DMSG_TRANSPORT_TCP], DRAY_FAMILY_TRANSFER_SIZE_BYTES),
+			 0);
+	assert_int_equal(t->a.shared.transfers_ended, RECORDS_MAX + 5);
+	assert_int_equal(t->a.shared.bytes_moved, (RECORDS_MAX + 4) * 4096 + (3 << 20));
+	/* one that fails is on record, and in no histogram */
+	q = request(1);
+	q.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.wait_region = REGION_A;
+	q.wait_value = 42;
+	q.deadline_ms = 1;
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	t->rig.core.now_ns += 2 * DRAY_NS_PER_MS;
+	rig_turn(&t->rig);
+	assert_int_equal(records_copy(xfers_records(&t->rig.core), last, 1), 1);
+	assert_int_equal(last[0].code, DRAY_E_DEADLINE);
+	assert_int_equal(last[0].slices, 0);
+	assert_int_equal(last[0].transport, DMSG_TRANSPORT_NONE);
+	assert_int_equal(in_buckets(&c->size[DMSG_TRANSPORT_NONE], DRAY_FAMILY_TRANSFER_SIZE_BYTES),
+			 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(bytes_arrive_where_they_belong, setup, teardown),
+		cmocka_unit_test_setup_teardown(what_became_of_them_is_on_record, setup, teardown),
 		cmocka_unit_test_setup_teardown(neighbours_are_merged, setup, teardown),
 		cmocka_unit_test_setup_teardown(bad_requests_leave_no_trace, setup, teardown),
 		cmocka_unit_test_setup_teardown(two_sessions_share_by_bytes, setup, teardown),
