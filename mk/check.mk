@@ -7,13 +7,13 @@
 STAGES := lint build unit tsan fuzz namespaces vm
 BUDGET_lint := 30
 BUDGET_build := 120
-BUDGET_unit := 150
+BUDGET_unit := 160
 BUDGET_tsan := 60
 BUDGET_fuzz := 90
-BUDGET_namespaces := 150
+BUDGET_namespaces := 170
 BUDGET_vm := 480
 
-FUZZ_SECONDS ?= 8
+FUZZ_SECONDS ?= 6
 # The build whose programs the integration and VM tests start.
 TEST_VARIANT ?= asan
 

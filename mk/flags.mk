@@ -68,7 +68,8 @@ endif
 
 OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
 OPT_gcc := $(OPT_release)
-OPT_clang := $(OPT_release)
+# its warnings come before it optimises, unlike gcc's, and nothing of this variant is run
+OPT_clang := -g -O0
 OPT_asan := $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
 OPT_tsan := $(SANITIZED) -fsanitize=thread
 OPT_fuzz := $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
