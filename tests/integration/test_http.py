@@ -67,7 +67,7 @@ def conditions(body):
 
 @contextlib.contextmanager
 def stopped_worker(agent, index=0):
-    """One worker stands still, as under a debugger."""
+    """One worker stands still, as under a debugger; gives its thread, which is ours to wait for if it dies."""
     libc = ctypes.CDLL(None, use_errno=True)
     seize, interrupt, detach = 0x4206, 0x4207, 17
     tasks = pathlib.Path(f"/proc/{agent.pid}/task")
@@ -84,9 +84,10 @@ def stopped_worker(agent, index=0):
     ptrace(interrupt)
     os.waitpid(tid, 0x40000000)  # __WALL
     try:
-        yield
+        yield tid
     finally:
-        ptrace(detach)
+        with contextlib.suppress(ProcessLookupError):
+            ptrace(detach)
 
 
 def readable(sock):

@@ -15,6 +15,7 @@ import dray
 import pytest
 from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
 from test_ctl import conform, ctl, schema_of
+from test_http import stopped_worker
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
@@ -490,3 +491,49 @@ def test_two_hundred_clients_at_once(agent):
                 while b"log.level" not in (line := w.stdout.readline()):
                     assert line
                 w.terminate()
+
+
+# --- waiting, and ends that do not come ----------------------------------------------------------------
+
+def test_wait(lab, new_agent):
+    """Before there is an agent, until it is ready, drained, gone; and what is missing where that does not come."""
+    agent, file = with_file(lab, new_agent, 'ready: { require = ["rdma"]; };\n', start=False)
+    done = ctl(agent.control, "wait", "--timeout", "200ms")
+    assert done.returncode == 1 and str(agent.control) in done.stderr and not done.stdout
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "live"], stdout=subprocess.PIPE) as live, \
+            subprocess.Popen([DRAYCTL, "--control", agent.control, "wait"], stdout=subprocess.PIPE) as ready:
+        agent.start()
+        assert live.wait(LIMIT) == 0 and live.stdout.read() == b"live\n"
+        done = ctl(agent.control, "wait", "--for", "ready", "--timeout", "200ms")
+        assert done.returncode == 1 and "rdma: no rail is up" in done.stderr and len(done.stderr.splitlines()) == 1
+        assert ready.poll() is None
+        file.write_text("")
+        assert agent.ctl("reload") == "applied: ready.require\n"
+        assert ready.wait(LIMIT) == 0 and ready.stdout.read() == b"ready\n"
+    out = agent.ctl("wait", "--json")
+    conform(out, schema_of("wait"))
+    assert out == {"reached": "ready"}
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "drained"], stderr=subprocess.PIPE) as waiter:
+        until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{waiter.pid}/status").read())  # between two looks
+        waiter.send_signal(signal.SIGTERM)
+        assert waiter.wait(LIMIT) == 1 and b"interrupted: the agent is running" in waiter.stderr.read()
+    agent.ctl("drain", "--wait", "--stay")
+    assert agent.ctl("wait", "--for", "drained") == "drained\n"
+    done = ctl(agent.control, "wait", "--for", "gone", "--timeout", "100ms")
+    assert done.returncode == 1 and "still there" in done.stderr
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "gone"], stdout=subprocess.PIPE) as gone:
+        agent.ctl("drain", "--force")
+        assert gone.wait(LIMIT) == 0
+    assert agent.wait() == 0
+
+
+def test_a_held_worker_does_not_keep_the_agent(new_agent):
+    """A debugger holds one of its threads: it ends all the same, and says what it leaves."""
+    agent = new_agent()
+    with stopped_worker(agent) as tid:
+        agent.signal(signal.SIGINT)
+        os.waitpid(tid, 0x40000000)  # __WALL: dead threads stay for who traces them
+        assert agent.wait() == 1
+    assert "a worker does not end" in agent.text()
+    agent.check_log()
+    agent.process = None
