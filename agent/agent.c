@@ -295,7 +295,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		asks_handle_snapshot(a, worker, ev->snapshot);
 		break;
 	case EVENT_CANCELLED:
-		asks_handle_cancelled(a, ev->handle, ev->code);
+		asks_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
 		break;
 	case EVENT_REPORT:
 		report_log(ev->report);

@@ -74,7 +74,10 @@ int agent_run(struct agent *a);
 /* False: a worker does not end, so that most is left as it is and the process must end without more ado. */
 bool agent_deinit(struct agent *a);
 
-/* timeout_ns < 0: the configured limit. -EALREADY while draining or drained. */
+/*
+ * timeout_ns < 0: the configured limit. -EALREADY while draining or drained, which an earlier wish to stay does
+ * not outlive if this one is another.
+ */
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay);
 
 /* Takes new work again. 0, also where it is running; -ESHUTDOWN once the end is decided. */
@@ -128,10 +131,10 @@ int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg);
 int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg);
 
 /*
- * Stops a transfer. fn runs once, later: code `cancelled`, how the transfer ended where that came first,
+ * Stops a transfer. fn runs once, later. ended: code is how, `cancelled` or what came first; otherwise
  * `not_found`, or `busy` while somebody else is about it. -ENOENT: there is no such session; -ENOMEM.
  */
-typedef void (*agent_cancel_fn)(void *arg, uint32_t code);
+typedef void (*agent_cancel_fn)(void *arg, bool ended, uint32_t code);
 int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
 		 void *arg);
 /* What belongs to `arg` will not run. */

@@ -143,14 +143,14 @@ void agent_forget_cancel(struct agent *a, void *arg)
 			c->fn = NULL;
 }
 
-void asks_handle_cancelled(struct agent *a, uint64_t id, uint32_t code)
+void asks_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code)
 {
 	dray_list_for_each(&a->cancels, c, struct cancel, link) {
 		if (c->id != id)
 			continue;
 		dray_list_del(&c->link);
 		if (c->fn)
-			c->fn(c->arg, code);
+			c->fn(c->arg, ended, code);
 		free(c);
 		return;
 	}

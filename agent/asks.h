@@ -3,6 +3,7 @@
 #ifndef DRAY_AGENT_ASKS_H
 #define DRAY_AGENT_ASKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct agent;
@@ -14,6 +15,6 @@ void asks_free(struct agent *a);
 
 /* EVENT_SNAPSHOT and EVENT_CANCELLED. */
 void asks_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s);
-void asks_handle_cancelled(struct agent *a, uint64_t id, uint32_t code);
+void asks_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code);
 
 #endif

@@ -19,12 +19,11 @@ static void bytes_swap(void *a, void *b, size_t n)
 	}
 }
 
-static void key_swap(struct config *a, struct config *b, enum dray_config_key_id id)
+static void value_swap(struct config *a, struct config *b, enum dray_config_key_id id)
 {
 	const struct dray_config_key *key = &dray_config_keys[id];
 
 	bytes_swap((char *)&a->v + key->offset, (char *)&b->v + key->offset, key->size);
-	bytes_swap(&a->origin[id], &b->origin[id], sizeof(a->origin[id]));
 }
 
 static int differs(const struct config *a, const struct config *b, enum dray_config_key_id id,
@@ -40,14 +39,19 @@ static int differs(const struct config *a, const struct config *b, enum dray_con
 }
 
 /*
- * Values that are the same may have another origin now. The fresh ones were checked with one another, not with
- * old ones that stay: keys of which config_check.c looks at several do not change while the agent runs.
+ * Only a value that has changed moves: others, and threads, may hold what those that do not reload point to. One
+ * that is the same may have another origin now. The fresh ones were checked with one another, not with old ones
+ * that stay: keys of which config_check.c looks at several do not change while the agent runs.
  */
-static void swap_all(struct config *c, struct config *fresh, const bool kept[DRAY_CONFIG_KEY_N])
+static void take_over(struct config *c, struct config *fresh, const bool differ[DRAY_CONFIG_KEY_N])
 {
-	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
-		if (!kept[i])
-			key_swap(c, fresh, (enum dray_config_key_id)i);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		if (differ[i] && !dray_config_keys[i].reload)
+			continue;
+		if (differ[i])
+			value_swap(c, fresh, (enum dray_config_key_id)i);
+		bytes_swap(&c->origin[i], &fresh->origin[i], sizeof(c->origin[i]));
+	}
 	bytes_swap(&c->warnings, &fresh->warnings, sizeof(c->warnings));
 	bytes_swap(&c->file, &fresh->file, sizeof(c->file));
 }
@@ -55,24 +59,22 @@ static void swap_all(struct config *c, struct config *fresh, const bool kept[DRA
 int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
 		  struct dray_err *reterr)
 {
-	bool kept[DRAY_CONFIG_KEY_N] = { false };
+	bool differ[DRAY_CONFIG_KEY_N] = { false };
 	struct config fresh = CONFIG_NULL;
 	int r = config_load(&fresh, args, reterr);
 
 	*ret = (struct config_changes){ .n_applied = 0 };
 	for (int i = 0; r >= 0 && i < DRAY_CONFIG_KEY_N; i++) {
 		const struct dray_config_key *key = &dray_config_keys[i];
-		bool other = false;
 
-		r = differs(c, &fresh, (enum dray_config_key_id)i, &other, reterr);
-		kept[i] = other && !key->reload;
-		if (kept[i])
-			ret->restart[ret->n_restart++] = key->path;
-		else if (other)
+		r = differs(c, &fresh, (enum dray_config_key_id)i, &differ[i], reterr);
+		if (differ[i] && key->reload)
 			ret->applied[ret->n_applied++] = key->path;
+		else if (differ[i])
+			ret->restart[ret->n_restart++] = key->path;
 	}
 	if (r >= 0)
-		swap_all(c, &fresh, kept);
+		take_over(c, &fresh, differ);
 	config_deinit(&fresh);
 	return r;
 }

@@ -145,8 +145,15 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 {
 	uint32_t ms;
 
-	if (a->state != AGENT_RUNNING || a->stopping)
+	if (a->stopping)
 		return -EALREADY;
+	if (a->state != AGENT_RUNNING) {
+		/* one that was to stay need not any more; the limit stays what it was */
+		a->stay &= stay;
+		if (a->state == AGENT_DRAINED && !a->stay)
+			agent_stop(a, 0);
+		return -EALREADY;
+	}
 	if (timeout_ns < 0)
 		timeout_ns = a->config->v.agent.drain_timeout;
 	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
@@ -209,6 +216,15 @@ struct drain_progress agent_drain_progress(struct agent *a)
 					.left_ns = dray_max(left_ns, (int64_t)0) };
 }
 
+/* From now until the process has ended, at most; slices that are stopped take their time to come home. */
+static int64_t longest_end(const struct agent *a)
+{
+	const struct dray_config *cfg = &a->config->v;
+
+	return cfg->agent.drain_timeout + cfg->transfer.slice_timeout + 2 * STOP_LIMIT_NS +
+	       (int64_t)a->pool.n * WORKER_QUIT_LIMIT_NS;
+}
+
 static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, void *arg)
 {
 	struct agent *a = arg;
@@ -221,12 +237,24 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 		agent_reload(a, &changes, NULL);
 		return 0;
 	}
-	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING) {
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING && !a->stopping) {
 		log_notice("agent", "SIGTERM: draining");
 		a->told_to_end = true;
 		/* systemd kills after TimeoutStopSec unless it is told that more is needed */
-		notify_extend(a->notify, a->config->v.agent.drain_timeout + 2 * STOP_LIMIT_NS);
+		notify_extend(a->notify, longest_end(a));
 		agent_drain(a, -1, false);
+		return 0;
+	}
+	/* somebody else's drain is no first SIGTERM: it goes on, and within our limit from now */
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINING && !a->told_to_end &&
+	    !a->stopping) {
+		int64_t ends = dray_now().ns + a->config->v.agent.drain_timeout;
+
+		log_notice("agent", "SIGTERM: draining already, will end");
+		a->told_to_end = true;
+		a->stay = false;
+		a->drain_deadline_ns = dray_min(a->drain_deadline_ns, ends);
+		notify_extend(a->notify, longest_end(a));
 		return 0;
 	}
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->stopping) {

@@ -47,7 +47,9 @@ void report_log(struct report *report)
 		 dmsg_transport_name(r->transport),
 		 r->rails ? report_rails(r->rails, rails, sizeof(rails)) : "-",
 		 dmsg_class_name(r->class));
-	if (report->slow)
+	if (report->slow && report->all)
+		log_warning("transfer", "slow: %s", text);
+	else if (report->slow)
 		log_limited(DRAY_LOG_WARNING, "transfer", "slow: %s", text);
 	else
 		log_info("transfer", "%s", text);

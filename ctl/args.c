@@ -71,8 +71,8 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 			       .help = "exit with 0 where it is ready, as /readyz says" },
 
 	[CTL_OPTION_FOR] = { "--for", "ready|live|drained|gone", .help = "what to wait for; ready",
-			     .more = "ready and live are those of drayctl health; gone is an agent that "
-				     "cannot be asked." },
+			     .more = "ready and live are those of drayctl health; gone: nobody listens on "
+				     "the control socket." },
 	[CTL_OPTION_WAIT_LIMIT] = { "--timeout", "DURATION",
 				    .help = "fail after this, and say what is missing; never" },
 

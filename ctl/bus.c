@@ -30,6 +30,7 @@ static int no_answer(struct ctl_err *reterr, const char *path, int64_t timeout_n
 
 static int connect_failed(struct ctl_err *reterr, const char *path, int err)
 {
+	reterr->absent = err == ENOENT || err == ECONNREFUSED;
 	switch (err) {
 	case ENOENT:
 		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
@@ -147,6 +148,9 @@ static int take_answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 /* The agent's own words, in our exit statuses. */
 static int refused(struct ctl_err *reterr, const struct ctl_bus *b, const sd_bus_error *e)
 {
+	static const char *const refusals[] = { DRAY_DBUS_ERROR_DRAINING, DRAY_DBUS_ERROR_STOPPING,
+						DRAY_DBUS_ERROR_BUSY,
+						SD_BUS_ERROR_LIMITS_EXCEEDED };
 	char text[300];
 
 	snprintf(reterr->name, sizeof(reterr->name), "%s", e->name);
@@ -155,6 +159,11 @@ static int refused(struct ctl_err *reterr, const struct ctl_bus *b, const sd_bus
 	ctl_show_text(e->message ? e->message : e->name, text, sizeof(text));
 	if (!strcmp(e->name, SD_BUS_ERROR_ACCESS_DENIED))
 		return ctl_err_set(reterr, CTL_EXIT_REFUSED, "refused: %s", text);
+	if (!strcmp(e->name, SD_BUS_ERROR_INVALID_ARGS))
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", text);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(refusals); i++)
+		if (!strcmp(e->name, refusals[i]))
+			return ctl_err_set(reterr, CTL_EXIT_REFUSED, "%s", text);
 	if (!strcmp(e->name, SD_BUS_ERROR_UNKNOWN_METHOD) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_OBJECT) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_INTERFACE))

@@ -23,10 +23,11 @@ enum ctl_exit {
 struct ctl_err {
 	enum ctl_exit exit;
 	char name[96]; /* D-Bus error, or "" */
+	bool absent;   /* nobody listens where the agent should */
 	char msg[400];
 };
 
-#define CTL_ERR_NULL ((struct ctl_err){ CTL_EXIT_OK, "", "" })
+#define CTL_ERR_NULL ((struct ctl_err){ CTL_EXIT_OK, .name = "" })
 
 /* Returns -1. */
 int ctl_err_set(struct ctl_err *e, enum ctl_exit status, const char *fmt, ...)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drain: asks for it, and may wait for the end. resume: takes it back. */
-#include <errno.h>
+#include "ctl/drain.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -22,16 +23,24 @@
 struct drain {
 	bool drained;
 	bool already; /* it was under way, or done */
+	bool resumed; /* somebody took it back */
 	bool gone;    /* the agent has ended */
 };
+
+/* A drain that was taken back is over, as one that is done is. */
+static void state_take(struct drain *d, const char *state)
+{
+	d->drained |= !strcmp(state, DRAINED);
+	d->resumed |= !strcmp(state, RUNNING);
+}
 
 static int hear_state(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	struct drain *d = userdata;
 	const char *old, *new;
 
-	if (sd_bus_message_read(m, "ss", &old, &new) > 0 && !strcmp(new, DRAINED))
-		d->drained = true;
+	if (sd_bus_message_read(m, "ss", &old, &new) > 0)
+		state_take(d, new);
 	return 0;
 }
 
@@ -50,49 +59,68 @@ static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t 
 		ret = ctl_bus_ask(b, DRAY_DBUS_METHOD_DRAIN, &reply, reterr, "ub", (uint32_t)ms,
 				  stay);
 	sd_bus_message_unref(reply);
-	if (ret < 0 && !strcmp(reterr->name, DRAY_DBUS_ERROR_DRAINING)) {
-		*reterr = CTL_ERR_NULL;
+	if (ret < 0 && (!strcmp(reterr->name, DRAY_DBUS_ERROR_DRAINING) ||
+			!strcmp(reterr->name, DRAY_DBUS_ERROR_STOPPING))) {
 		d->already = true;
-		return 0;
+	} else if (ret < 0 && d->already && reterr->exit == CTL_EXIT_UNREACHABLE) {
+		/* the drain that was under way has ended, and the agent with it */
+		d->gone = !d->drained;
+	} else {
+		return ret;
 	}
-	return ret;
+	*reterr = CTL_ERR_NULL;
+	return 0;
 }
 
 static int state_is(struct ctl_bus *b, const char *which, bool *ret_is, struct ctl_err *reterr)
 {
-	sd_bus_message *m, *reply = NULL;
-	struct ctl_value state;
-	int ret;
+	struct ctl_properties p;
 
-	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "Get", &m, reterr) < 0)
+	if (ctl_properties_get(&p, b, reterr) < 0)
 		return -1;
-	ret = sd_bus_message_append(m, "ss", DRAY_DBUS_INTERFACE, DRAY_DBUS_PROPERTY_STATE);
-	if (ret < 0) {
-		sd_bus_message_unref(m);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "State: %s", dray_errno_text(ret));
-	}
-	ret = ctl_bus_call(b, m, &reply, reterr);
-	if (ret < 0)
-		return ret;
-	ret = ctl_value_read(reply, "s", &state);
-	if (ret >= 0)
-		*ret_is = !strcmp(state.s, which);
-	sd_bus_message_unref(reply);
-	return ret < 0 ? ctl_bus_bad_reply(reterr, "State", ret) : 0;
+	*ret_is = !strcmp(p.state, which);
+	ctl_properties_deinit(&p);
+	return 0;
+}
+
+/* Was it draining, or drained, before anybody asked? */
+static int state_before(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
+{
+	struct ctl_properties p;
+
+	if (ctl_properties_get(&p, b, reterr) < 0)
+		return -1;
+	d->already = strcmp(p.state, RUNNING) != 0;
+	d->drained |= !strcmp(p.state, DRAINED);
+	ctl_properties_deinit(&p);
+	return 0;
+}
+
+const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n)
+{
+	char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
+	int at = snprintf(buf, n,
+			  "%" PRIu64 " transfer%s with %s to go, %" PRIu64 " grant%s of peers, ",
+			  p->transfers_left, p->transfers_left == 1 ? "" : "s",
+			  ctl_show_size(p->bytes_left, bytes), p->grants_left,
+			  p->grants_left == 1 ? "" : "s");
+
+	if (p->deadline_ns)
+		snprintf(buf + at, n - (size_t)at, "stopped in %s at the latest",
+			 ctl_show_span(p->deadline_ns, left));
+	else
+		snprintf(buf + at, n - (size_t)at, "being stopped");
+	return buf;
 }
 
 /* On the error stream: what scripts read is the end. */
 static void progress_print(struct ctl *c, const struct ctl_properties *p)
 {
-	char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
+	char text[CTL_DRAIN_BYTES];
 
 	if (c->format != CTL_TEXT)
 		return;
-	fprintf(c->err,
-		"draining: %" PRIu64 " transfers with %s to go, %" PRIu64
-		" grants of peers, stopped in %s at the latest\n",
-		p->transfers_left, ctl_show_size(p->bytes_left, bytes), p->grants_left,
-		ctl_show_span(p->deadline_ns, left));
+	fprintf(c->err, "draining: %s\n", ctl_drain_text(p, text, sizeof(text)));
 	fflush(c->err);
 }
 
@@ -102,8 +130,8 @@ static int state_look(struct ctl *c, struct ctl_bus *b, struct drain *d, struct 
 
 	if (ctl_properties_get(&p, b, reterr) < 0)
 		return -1;
-	d->drained |= !strcmp(p.state, DRAINED);
-	if (!d->drained && c->values[CTL_OPTION_WAIT])
+	state_take(d, p.state);
+	if (!d->drained && !d->resumed && c->values[CTL_OPTION_WAIT])
 		progress_print(c, &p);
 	ctl_properties_deinit(&p);
 	return 0;
@@ -115,16 +143,16 @@ static int state_look(struct ctl *c, struct ctl_bus *b, struct drain *d, struct 
  */
 static int drain_wait(struct ctl *c, struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
 {
-	while (!d->drained) {
+	while (!d->drained && !d->resumed) {
 		int64_t look = dray_now().ns + LOOK_NS, left;
 
-		while (!d->drained && (left = look - dray_now().ns) > 0) {
+		while (!d->drained && !d->resumed && (left = look - dray_now().ns) > 0) {
 			if (ctl_bus_turn(b, left) >= 0)
 				continue;
 			d->gone = true;
 			return 0;
 		}
-		if (d->drained || state_look(c, b, d, reterr) == 0)
+		if (d->drained || d->resumed || state_look(c, b, d, reterr) == 0)
 			continue;
 		/* it may end between the question and the answer */
 		if (sd_bus_is_open(b->bus) > 0 || d->drained)
@@ -159,8 +187,11 @@ static void state_print(struct ctl *c, const char *state, bool already, const ch
 
 static void drain_print(struct ctl *c, const struct drain *d)
 {
+	const char *note = c->values[CTL_OPTION_FORCE] ? " already; its limit is now" :
+							 " already; its limit stays what it was";
+
 	state_print(c, d->drained ? DRAINED : "draining", d->already,
-		    d->already && !d->drained ? " already; its limit stays what it was" : NULL);
+		    d->already && !d->drained ? note : NULL);
 }
 
 int ctl_drain(struct ctl *c)
@@ -184,11 +215,13 @@ int ctl_drain(struct ctl *c)
 					DRAY_DBUS_SIGNAL_STATE_CHANGED, hear_state, &d) < 0)
 		ret = ctl_err_set(&err, CTL_EXIT_FAILED, "out of memory");
 	if (!ret)
+		ret = state_before(&bus, &d, &err);
+	if (!ret)
 		ret = drain_ask(c, &bus, &d, limit_ns, &err);
-	if (!ret && d.already)
-		ret = state_look(c, &bus, &d, &err);
-	if (!ret && c->values[CTL_OPTION_WAIT])
+	if (!ret && c->values[CTL_OPTION_WAIT] && !d.gone)
 		ret = drain_wait(c, &bus, &d, &err);
+	if (!ret && d.resumed)
+		ret = ctl_err_set(&err, CTL_EXIT_FAILED, "the drain was taken back by a resume");
 	if (!ret && d.gone)
 		ret = ctl_err_set(&err, CTL_EXIT_FAILED,
 				  "the agent ended without saying that it was drained");

@@ -25,7 +25,7 @@ static const struct ctl_manual_item exits[] = {
 	{ "1", "Failed." },
 	{ "2", "Wrong use: one line on standard error says what." },
 	{ "3", "No agent is there, or it does not answer." },
-	{ "4", "The kernel or the agent refuses." },
+	{ "4", "The kernel or the agent refuses: permission, or not in its present state." },
 	{ NULL, NULL },
 };
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "ctl/ctl.h"
+#include "ctl/drain.h"
 #include "ctl/human.h"
 #include "ctl/json.h"
 #include "ctl/properties.h"
@@ -70,13 +71,9 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	ctl_mood_print(f, p->state, ctl_mood_of(p->state), color);
 	fprintf(f, ", up %s\n", ctl_show_span(p->uptime_ns, span));
 	if (!strcmp(p->state, "draining")) {
-		char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
+		char text[CTL_DRAIN_BYTES];
 
-		fprintf(f,
-			"  drain         %" PRIu64 " transfers with %s to go, %" PRIu64
-			" grants of peers, stopped in %s at the latest\n",
-			p->transfers_left, ctl_show_size(p->bytes_left, bytes), p->grants_left,
-			ctl_show_span(p->deadline_ns, left));
+		fprintf(f, "  drain         %s\n", ctl_drain_text(p, text, sizeof(text)));
 	}
 	fprintf(f, "  agent         %s, pid %" PRIu32 ", %" PRIu32 " worker%s\n", p->agent_id,
 		p->pid, p->workers, p->workers == 1 ? "" : "s");

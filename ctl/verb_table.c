@@ -53,7 +53,7 @@ const struct ctl_verb ctl_verbs[] = {
 	  .help = "transfers in flight, or those that ended last",
 	  .more = "Way, class, path, how much is done, and how long is left to the deadline; of those "
 		  "that ended also how, and where their time went.",
-	  .example = "drayctl transfers --plain | cut -f 6,8,9",
+	  .example = "drayctl transfers --plain | cut -f 7,9,10",
 	  .fn = ctl_transfers,
 	  .options = { CTL_OPTION_RECENT, CTL_OPTION_REPEAT, CTL_OPTION_INTERVAL, CTL_OPTION_LOOKS,
 		       0 } },

@@ -18,6 +18,11 @@ enum goal { READY, LIVE, DRAINED, GONE };
 
 static const char *const goals[] = { "ready", "live", "drained", "gone", NULL };
 
+struct look {
+	bool reached, interrupted;
+	char why[400]; /* not yet */
+};
+
 /* Why not yet, in words. */
 static void not_ready(const struct ctl_health *h, char *buf, size_t n)
 {
@@ -35,84 +40,121 @@ static void not_ready(const struct ctl_health *h, char *buf, size_t n)
 	}
 }
 
-static int health_look(struct ctl_bus *b, enum goal goal, bool *ret_reached, char *why, size_t n,
-		       struct ctl_err *reterr)
+static int health_look(struct ctl_bus *b, enum goal goal, struct look *l, struct ctl_err *reterr)
 {
 	struct ctl_health h = CTL_HEALTH_NULL;
 	sd_bus_message *reply = NULL;
 	int ret = ctl_health_ask(b, &h, &reply, reterr);
 
-	*ret_reached = !ret && (goal == LIVE ? h.alive : h.ready);
-	if (!ret && !*ret_reached && goal == LIVE)
-		snprintf(why, n, "the agent is not alive: %s", h.reason);
-	else if (!ret && !*ret_reached)
-		not_ready(&h, why, n);
+	l->reached = !ret && (goal == LIVE ? h.alive : h.ready);
+	if (!ret && !l->reached && goal == LIVE)
+		snprintf(l->why, sizeof(l->why), "the agent is not alive: %s", h.reason);
+	else if (!ret && !l->reached)
+		not_ready(&h, l->why, sizeof(l->why));
 	ctl_rows_deinit(&h.conditions);
 	sd_bus_message_unref(reply);
 	return ret;
 }
 
-static int state_look(struct ctl_bus *b, bool *ret_reached, char *why, size_t n,
-		      struct ctl_err *reterr)
+static int hear_state(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct ctl_properties p;
+	const char *old, *new;
+	bool *drained = userdata;
 
-	if (ctl_properties_get(&p, b, reterr) < 0)
-		return -1;
-	*ret_reached = !strcmp(p.state, goals[DRAINED]);
-	snprintf(why, n, "the agent is %s", p.state);
-	ctl_properties_deinit(&p);
+	if (sd_bus_message_read(m, "ss", &old, &new) > 0 && !strcmp(new, goals[DRAINED]))
+		*drained = true;
 	return 0;
 }
 
-/* An agent that cannot be asked is nothing to fail for, only not there yet; one that refuses us is. */
-static int look(struct ctl *c, enum goal goal, bool *ret_reached, char *why, size_t n,
-		struct ctl_err *reterr)
+/* Is it drained, or is so within the time? An agent that ends is that only for a moment: a signal tells. */
+static int drained_look(struct ctl *c, struct ctl_bus *b, struct ctl_interrupt *in, int64_t time_ns,
+			struct look *l, struct ctl_err *reterr)
+{
+	int64_t ends = dray_now().ns + time_ns;
+	struct ctl_properties p;
+
+	if (sd_bus_match_signal(b->bus, NULL, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+				DRAY_DBUS_SIGNAL_STATE_CHANGED, hear_state, &l->reached) < 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+	if (ctl_properties_get(&p, b, reterr) < 0)
+		return -1;
+	l->reached |= !strcmp(p.state, goals[DRAINED]);
+	snprintf(l->why, sizeof(l->why), "the agent is %s", p.state);
+	ctl_properties_deinit(&p);
+	while (!l->reached) {
+		int ret = ctl_bus_turn(b, 0);
+		int64_t left = ends - dray_now().ns;
+
+		if (ret > 0)
+			continue;
+		/* gone: the next look says how */
+		if (ret < 0 || (time_ns && left <= 0))
+			return 0;
+		ret = ctl_interrupt_wait(in, c->out, sd_bus_get_fd(b->bus), time_ns ? left : -1,
+					 reterr);
+		if (ret < 0)
+			return ret;
+		l->interrupted = ret == CTL_WAKE_END;
+		if (l->interrupted)
+			return 0;
+	}
+	return 0;
+}
+
+/*
+ * One look, of at most that long; 0: as long as it takes. An agent that cannot be asked is nothing to fail for,
+ * only not there yet; one that refuses us is.
+ */
+static int look(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t time_ns,
+		struct look *l, struct ctl_err *reterr)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
-	int ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
+	int64_t timeout_ns = time_ns ? dray_min(c->timeout_ns, time_ns) : c->timeout_ns;
+	int ret = ctl_bus_open(&bus, c->control, timeout_ns, &err);
 
-	*ret_reached = false;
+	l->reached = false;
 	if (!ret && goal == GONE)
-		snprintf(why, n, "the agent is still there");
+		snprintf(l->why, sizeof(l->why), "the agent is still there");
 	else if (!ret && goal == DRAINED)
-		ret = state_look(&bus, ret_reached, why, n, &err);
+		ret = drained_look(c, &bus, in, time_ns, l, &err);
 	else if (!ret)
-		ret = health_look(&bus, goal, ret_reached, why, n, &err);
+		ret = health_look(&bus, goal, l, &err);
 	ctl_bus_close(&bus);
 	if (!ret)
 		return 0;
 	if (err.exit != CTL_EXIT_UNREACHABLE)
 		return ctl_err_set(reterr, err.exit, "%s", err.msg);
-	*ret_reached = goal == GONE;
-	snprintf(why, n, "%s", err.msg);
+	/* one that gives no answer, or has too many clients, is there all the same */
+	l->reached |= goal == GONE && err.absent;
+	snprintf(l->why, sizeof(l->why), "%s", err.msg);
 	return 0;
 }
 
 static int run(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t limit_ns,
 	       struct ctl_err *reterr)
 {
-	int64_t ends = dray_now().ns + limit_ns;
-	char why[sizeof(reterr->msg)] = "";
-	bool reached;
+	int64_t ends = dray_now().ns + limit_ns, left = limit_ns;
+	struct look l = { .why = "" };
 
 	for (;;) {
-		int64_t left;
-		int ret = look(c, goal, &reached, why, sizeof(why), reterr);
+		int ret = look(c, in, goal, left, &l, reterr);
 
-		if (ret < 0 || reached)
+		if (ret < 0 || l.reached)
 			return ret;
-		left = ends - dray_now().ns;
+		left = limit_ns ? ends - dray_now().ns : 0;
 		if (limit_ns && left <= 0)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", why);
-		ret = ctl_interrupt_wait(in, c->out, -1,
-					 limit_ns ? dray_min(left, (int64_t)LOOK_NS) : LOOK_NS,
-					 reterr);
-		if (ret < 0)
-			return ret;
-		if (ret == CTL_WAKE_END)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "interrupted: %s", why);
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", l.why);
+		if (!l.interrupted) {
+			ret = ctl_interrupt_wait(
+				in, c->out, -1,
+				limit_ns ? dray_min(left, (int64_t)LOOK_NS) : LOOK_NS, reterr);
+			if (ret < 0)
+				return ret;
+			l.interrupted = ret == CTL_WAKE_END;
+		}
+		if (l.interrupted)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "interrupted: %s", l.why);
 	}
 }
 

@@ -22,7 +22,8 @@
 #define FIELDS_MAX 16
 #define FIELDS_BYTES 480 /* of a JSON line, at most */
 
-static enum dray_log_level log_level = DRAY_LOG_INFO;
+/* other threads look whether a line is wanted */
+static _Atomic enum dray_log_level log_level = DRAY_LOG_INFO;
 static enum dray_log_format log_format = DRAY_LOG_FORMAT_AUTO;
 
 static const char *const level_names[] = {

@@ -193,18 +193,18 @@ static void cancel_free(struct cancel_call *call)
 	free(call);
 }
 
-static void cancelled(void *arg, uint32_t code)
+static void cancelled(void *arg, bool ended, uint32_t code)
 {
 	struct cancel_call *call = arg;
 
-	if (code == DRAY_E_NOT_FOUND)
-		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_NOT_FOUND,
-					   "the session has no such transfer in flight");
+	if (ended)
+		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
 	else if (code == DRAY_E_BUSY)
 		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_BUSY,
 					   "somebody else is cancelling it already");
 	else
-		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
+		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_NOT_FOUND,
+					   "the session has no such transfer in flight");
 	cancel_free(call);
 }
 

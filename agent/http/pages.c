@@ -203,6 +203,10 @@ enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *
 			     size_t *body_bytes, void **request)
 {
 	struct http_server *s = cls;
+
+	/* there was no memory for it, and its socket is shut already */
+	if (!conn_of(mhd))
+		return MHD_NO;
 	if (*request && *request != &head_seen)
 		return health_page(*request, mhd);
 	if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))

@@ -284,7 +284,8 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 	}
 	if (f->ops->in_use(f))
 		f->used_ns = now;
-	if (now - f->used_ns >= f->cfg->idle_ns) {
+	/* the side that connected decides: it may want to stay so, with nothing held */
+	if (f->initiator && now - f->used_ns >= f->cfg->idle_ns) {
 		set_reason(f, DRAY_OK, "not in use");
 		go_closed(f, PEER_EVENT_TIMER, now);
 		return;
@@ -362,7 +363,7 @@ static int64_t next_timer(const struct peer_fsm *f)
 	case PEER_STATE_READY:
 	case PEER_STATE_DRAINING:
 		t = dray_min(heartbeat_due(f), f->heard_ns + silence_limit(f));
-		return dray_min(t, f->used_ns + f->cfg->idle_ns);
+		return f->initiator ? dray_min(t, f->used_ns + f->cfg->idle_ns) : t;
 	case PEER_STATE_BACKOFF:
 		return f->retry_ns;
 	case PEER_STATE_N:

@@ -132,7 +132,9 @@ static int map_extents(struct region *region, const struct region_owner *owner,
 		       struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
-	uint64_t room = (uint64_t)r->cfg->limits.pool_bytes - r->pool_bytes;
+	/* a reload may have lowered it */
+	uint64_t limit = (uint64_t)r->cfg->limits.pool_bytes;
+	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
 
 	region->n_extents = m->extents.n;
 	if (is_pool(m)) {

@@ -173,9 +173,11 @@ static void send_packet(struct worker *w, const struct command *cmd)
 	wsession_send(s, cmd->packet);
 }
 
-static void cancel_answer(struct worker *w, uint64_t call, uint32_t code)
+static void cancel_answer(struct worker *w, uint64_t call, bool ended, uint32_t code)
 {
-	worker_event(w, &(struct event){ .type = EVENT_CANCELLED, .handle = call, .code = code });
+	worker_event(w,
+		     &(struct event){
+			     .type = EVENT_CANCELLED, .handle = call, .id = ended, .code = code });
 }
 
 static void cancel(struct worker *w, const struct command *cmd)
@@ -187,20 +189,20 @@ static void cancel(struct worker *w, const struct command *cmd)
 			if (x->request_id != cmd->id)
 				continue;
 			if (x->operator_waits) {
-				cancel_answer(w, cmd->handle, DRAY_E_BUSY);
+				cancel_answer(w, cmd->handle, false, DRAY_E_BUSY);
 				return;
 			}
 			x->operator_waits = cmd->handle;
 			xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
 			return;
 		}
-	cancel_answer(w, cmd->handle, DRAY_E_NOT_FOUND);
+	cancel_answer(w, cmd->handle, false, DRAY_E_NOT_FOUND);
 }
 
 static void up_xfer_ended(struct core *c, struct xfer *x)
 {
 	if (x->operator_waits)
-		cancel_answer(worker_of(c), x->operator_waits, x->code);
+		cancel_answer(worker_of(c), x->operator_waits, true, x->code);
 	wsession_xfer_ended(c, x);
 }
 
@@ -214,7 +216,7 @@ static void up_xfer_report(struct core *c, const struct transfer_record *r, bool
 		core_count(c->counters, DRAY_METRIC_REPORTS_DROPPED_TOTAL, 1);
 		return;
 	}
-	*report = (struct report){ *r, slow };
+	*report = (struct report){ *r, slow, c->cfg.report_all };
 	worker_event(w, &(struct event){ .type = EVENT_REPORT, .report = report });
 }
 

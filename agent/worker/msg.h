@@ -72,7 +72,7 @@ struct snapshot *snapshot_new(void *owner, bool ended, uint32_t cap);
 /* An ended transfer to tell of. */
 struct report {
 	struct transfer_record record;
-	bool slow;
+	bool slow, all; /* all: such lines are wanted for each */
 };
 
 enum command_type {
@@ -143,7 +143,7 @@ enum event_type {
 	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */
 	EVENT_SESSION_FAULT, /* memory of session faulted */
 	EVENT_SNAPSHOT,
-	EVENT_CANCELLED, /* handle: of the command; code: how the transfer ended, or why it cannot be stopped */
+	EVENT_CANCELLED, /* handle: of the command; id 1: the transfer ended with code, 0: why it cannot be stopped */
 	EVENT_REPORT,    /* report (handed over) */
 	EVENT_TRANSPORT, /* a message of a transport */
 	EVENT_QUIT,      /* last words */

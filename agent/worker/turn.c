@@ -179,6 +179,13 @@ void *worker_main(void *arg)
 	while (!w->quit)
 		worker_turn(w, true);
 	worker_event(w, &(struct event){ .type = EVENT_QUIT });
-	worker_signal(w->event_fd);
+	/* behind whatever the control thread has not taken yet */
+	for (;;) {
+		late_flush(w);
+		worker_signal(w->event_fd);
+		if (!w->late_first)
+			break;
+		nanosleep(&(struct timespec){ .tv_nsec = DRAY_NS_PER_MS }, NULL);
+	}
 	return NULL;
 }

@@ -17,8 +17,6 @@
 
 #define COMMANDS 1024
 #define EVENTS 4096
-/* Longest wait for the thread to end. */
-#define QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
 void worker_signal(int fd)
 {
@@ -141,7 +139,7 @@ int worker_place(struct worker *w, const cpu_set_t *cpus)
 
 bool worker_free(struct worker *w)
 {
-	int64_t ends = dray_now().ns + QUIT_LIMIT_NS;
+	int64_t ends = dray_now().ns + WORKER_QUIT_LIMIT_NS;
 	struct event ev;
 
 	if (!w->started) {

@@ -13,6 +13,9 @@
 
 struct worker;
 
+/* Longest wait for its thread to end. */
+#define WORKER_QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
+
 /* One without a thread, which may be given commands. max_transfers: limits.transfers. 0 or -errno with reterr. */
 int worker_make(struct worker **ret, unsigned index, const struct core_config *cfg,
 		uint32_t max_transfers, struct dray_err *reterr);

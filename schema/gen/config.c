@@ -149,7 +149,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_PEER_IDLE_TIMEOUT", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(peer.idle_timeout), .def = "10min",
 	  .min = INT64_C(1000000000), .max = INT64_C(86400000000000),
-	  .doc = "A peer without grants and imports is let go after this." },
+	  .doc = "A peer that this agent connected to, without grants and imports, is let go after this." },
 	{ .path = "peer.fence_timeout", .section = "peer", .name = "fence_timeout",
 	  .env = "DRAY_PEER_FENCE_TIMEOUT", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(peer.fence_timeout), .def = "3s",

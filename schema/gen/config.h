@@ -212,7 +212,11 @@ struct dray_config {
 		/* First pause before connecting again; doubles, with jitter. */
 		int64_t backoff_min;
 		int64_t backoff_max; /* Longest pause. */
-		int64_t idle_timeout; /* A peer without grants and imports is let go after this. */
+		/*
+		 * A peer that this agent connected to, without grants and imports, is let go after
+		 * this.
+		 */
+		int64_t idle_timeout;
 		/* A peer that does not acknowledge a fence in time is lost. */
 		int64_t fence_timeout;
 		/* Interfaces whose addresses may be advertised, with * and ?; empty: all. */

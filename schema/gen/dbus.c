@@ -30,7 +30,7 @@ const struct dray_dbus_member dray_dbus_methods[19] = {
 	{ "ListPaths", "", "aa{sv}", false, "Rails by which peers are reached." },
 	{ "ListTransfers", "", "aa{sv}", false, "Transfers in flight." },
 	{ "ListEndedTransfers", "", "aa{sv}", false,
-		"Transfers that ended, at most 1,000 for each worker, in the order of their end." },
+		"The last 1,000 transfers that ended, in the order of their end." },
 	{ "ListEvents", "t", "aa{sv}", false, "The last 1,000 changes of state, oldest first." },
 	{ "DumpConfig", "", "aa{sv}", false,
 		"Each configuration key with its value and where that comes from." },

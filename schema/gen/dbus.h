@@ -35,7 +35,7 @@
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
 #define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
-/* Transfers that ended, at most 1,000 for each worker, in the order of their end. */
+/* The last 1,000 transfers that ended, in the order of their end. */
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
 /* The last 1,000 changes of state, oldest first. */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"

@@ -268,7 +268,7 @@ def test_drain_waits_and_stays(new_agent):
             waiting.result(LIMIT)
         assert e.value.name == "deadline"
     assert agent.ctl("status", "--json")["state"] == "drained"
-    assert agent.ctl("drain", "--wait", "--json") == {"state": "drained", "already": True}
+    assert agent.ctl("drain", "--wait", "--stay", "--json") == {"state": "drained", "already": True}
     done = ctl(agent.control, "bench", "--socket", agent.socket)
     assert done.returncode == 4 and "draining" in done.stderr
 
@@ -308,7 +308,7 @@ def test_no_resume_after_sigterm(new_agent):
         agent.signal(signal.SIGTERM)
         until(lambda: agent.ctl("status", "--json")["state"] == "draining")
         done = ctl(agent.control, "resume")
-        assert done.returncode == 1 and done.stderr == "drayctl: the agent is draining, and will end\n"
+        assert done.returncode == 4 and done.stderr == "drayctl: the agent is draining, and will end\n"
         waiting.cancel()
     assert agent.wait() == 0
 

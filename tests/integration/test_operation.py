@@ -379,6 +379,25 @@ def test_sighup_reloads(lab, new_agent):
     agent.client().close()
 
 
+def test_reload_leaves_the_rest_alone(new_pair):
+    """What does not reload is where it was: the key's identity, patterns that another thread reads."""
+    a, b = new_pair(peer__exclude_interfaces="nothing*", rdma__exclude="nothing*")
+    for agent in (a, b):
+        assert agent.ctl("reload") == "nothing has changed\n"
+    with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
+        here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
+        assert here.view == there.view
+
+
+def test_a_lowered_limit_is_a_limit(lab, new_agent):
+    agent, file = with_file(lab, new_agent, 'limits: { pool_bytes = "8MiB"; };\n')
+    with agent.client() as client:
+        client.pool(4 * MIB)
+        file.write_text('limits: { pool_bytes = "1MiB"; };\n')
+        agent.ctl("reload")
+        expect("quota", client.pool, 4096)
+
+
 def test_log_level(agent):
     before = agent.ctl("log-level").strip()
     out = agent.ctl("log-level", "debug", "--json")
@@ -387,7 +406,7 @@ def test_log_level(agent):
     agent.client().close()
     until(lambda: " debug" in agent.text().lower())
     done = ctl(agent.control, "log-level", "loud")
-    assert done.returncode == 1 and "error, warning, notice, info, debug" in done.stderr
+    assert done.returncode == 2 and "error, warning, notice, info, debug" in done.stderr
     agent.ctl("log-level", before)
 
 
@@ -402,14 +421,48 @@ def test_drain_shows_its_progress(new_agent):
             conform(status, schema_of("status"))
             assert (status["state"], status["transfers_left"], status["bytes_left"]) == ("draining", 1, 4096)
             assert 0 < status["deadline_ns"] <= 3600e9
-            assert "1 transfers with 4.0 KiB to go" in agent.ctl("status")
-            assert "draining: 1 transfers with 4.0 KiB to go" in drain.stderr.readline()
+            assert "1 transfer with 4.0 KiB to go" in agent.ctl("status")
+            assert "draining: 1 transfer with 4.0 KiB to go" in drain.stderr.readline()
             # in a hurry after all
             assert agent.ctl("drain", "--force", "--stay", "--wait") == "drained\n"
             expect("deadline", waiting.result, LIMIT)
             assert drain.wait(LIMIT) == 0 and drain.stdout.read() == "drained\n"
         assert agent.ctl("status", "--json")["transfers_left"] == 0
     agent.ctl("drain", "--force")
+    assert agent.wait() == 0
+
+
+def test_a_drain_that_is_taken_back_is_not_waited_for(new_agent):
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    with held(agent) as (_, _, _, waiting):
+        with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--wait"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as drain:
+            until(lambda: agent.ctl("status", "--json")["transfers_left"])
+            agent.ctl("resume")
+            assert drain.wait(LIMIT) == 1 and "taken back by a resume" in drain.stderr.read()
+        waiting.cancel()
+
+
+def test_a_later_drain_may_end_what_was_to_stay(new_agent):
+    agent = new_agent()
+    agent.ctl("drain", "--wait", "--stay")
+    assert agent.ctl("drain", "--stay", "--json") == {"state": "drained", "already": True}
+    assert agent.ctl("drain", "--wait", "--json") == {"state": "drained", "already": True}
+    assert agent.wait() == 0
+
+
+def test_sigterm_takes_a_drain_over(new_agent):
+    """It is the first one: what is in flight ends, and so does the agent, though it was to stay."""
+    agent = new_agent(settings={"agent.drain_timeout": "1h"})
+    with held(agent) as (here, _, _, waiting):
+        agent.ctl("drain", "--stay")
+        agent.signal(signal.SIGTERM)
+        until(lambda: "draining already, will end" in agent.text())
+        assert ctl(agent.control, "resume").returncode == 4
+        words = here.memory.words()
+        words[0] = 1
+        words.release()
+        waiting.result(LIMIT)
     assert agent.wait() == 0
 
 
@@ -517,10 +570,19 @@ def test_wait(lab, new_agent):
         until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{waiter.pid}/status").read())  # between two looks
         waiter.send_signal(signal.SIGTERM)
         assert waiter.wait(LIMIT) == 1 and b"interrupted: the agent is running" in waiter.stderr.read()
-    agent.ctl("drain", "--wait", "--stay")
-    assert agent.ctl("wait", "--for", "drained") == "drained\n"
+    with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "drained"], stdout=subprocess.PIPE) as drained:
+        until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{drained.pid}/status").read())
+        agent.ctl("drain", "--wait")  # it is that for a moment only
+        assert drained.wait(LIMIT) == 0 and drained.stdout.read() == b"drained\n"
+    assert agent.wait() == 0
+    agent.start()
     done = ctl(agent.control, "wait", "--for", "gone", "--timeout", "100ms")
     assert done.returncode == 1 and "still there" in done.stderr
+    agent.signal(signal.SIGSTOP)  # one that does not answer is there, and the limit is the caller's
+    done = ctl(agent.control, "wait", "--timeout", "300ms")
+    assert done.returncode == 1 and "no answer" in done.stderr
+    assert ctl(agent.control, "wait", "--for", "gone", "--timeout", "300ms").returncode == 1
+    agent.signal(signal.SIGCONT)
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "gone"], stdout=subprocess.PIPE) as gone:
         agent.ctl("drain", "--force")
         assert gone.wait(LIMIT) == 0

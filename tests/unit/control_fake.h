@@ -150,7 +150,7 @@ int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_c
 	if (session != 7)
 		return -ENOENT;
 	if (request < DRAY_ARRAY_SIZE(codes))
-		fn(arg, codes[request]);
+		fn(arg, request == 1 || request == 2, codes[request]);
 	return 0;
 }
 

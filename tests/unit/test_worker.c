@@ -280,6 +280,7 @@ static uint32_t cancel(struct wrig *r, dray_handle session, uint64_t request, ui
 		if (ev.type != EVENT_CANCELLED)
 			continue;
 		assert_int_equal(ev.handle, call);
+		assert_int_equal(ev.id, ev.code == DRAY_E_CANCELLED);
 		return ev.code;
 	}
 }
