@@ -77,7 +77,7 @@ def test_ended_transfers_are_on_record(pair):
             for t in done:
                 t.result(LIMIT)
         rows = a.ctl("transfers", "--recent", "--json")["ended_transfers"]
-        assert len(rows) == 1000 and rows[-1]["request"] == done[-1].request_id
+        assert len(rows) == 1000 and {t.request_id for t in done} <= {r["request"] for r in rows[-600:]}
         assert [r["ago_ns"] for r in rows] == sorted((r["ago_ns"] for r in rows), reverse=True)
 
 
