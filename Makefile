@@ -158,8 +158,10 @@ $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab t
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
-$(B)/tests/%: $(O)/tests/%.o $(ARCHIVES)
-	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(ARCHIVES) -Wl$(,)--end-group \
+# Fuzzers and what runs under TSan know neither drayctl nor libdray, which need not be built for them.
+TEST_ARCHIVES := $(if $(filter tsan fuzz,$(VARIANT)),$(filter-out $(B)/libctl.a $(B)/libclient.a,$(ARCHIVES)),$(ARCHIVES))
+$(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
+	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))
 
 .SECONDARY: $(call obj,$(SRC))

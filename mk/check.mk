@@ -74,5 +74,5 @@ check-vm:
 
 .PHONY: unit-programs fuzz-programs
 # libdray is tested against the agent of the same variant too.
-unit-programs: $(UNIT) $(B)/drayd
+unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd)
 fuzz-programs: $(FUZZ)
