@@ -149,20 +149,21 @@ void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
 static void xfer_record(struct core *c, const struct xfer *x)
 {
 	struct transfer_record r;
+	int64_t took_ns;
 	bool slow;
 
 	/* the clock anew: a copy may have taken most of this turn */
 	record_make(&r, c, x, dray_now().ns);
 	records_add(c->xfers->records, &r);
+	/* how long its client let it wait is the client's business */
+	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
 	if (!r.code) {
 		core_observe(&c->counters->duration[r.transport],
-			     DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
-			     (uint64_t)(record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT]));
+			     DRAY_FAMILY_TRANSFER_DURATION_SECONDS, (uint64_t)took_ns);
 		core_observe(&c->counters->size[r.transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES,
 			     r.bytes);
 	}
-	/* how long its client let it wait is the client's business */
-	slow = c->cfg.slow_ns && record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT] > c->cfg.slow_ns;
+	slow = c->cfg.slow_ns && took_ns > c->cfg.slow_ns;
 	if (slow || c->cfg.report_all)
 		c->up->xfer_report(c, &r, slow);
 }
