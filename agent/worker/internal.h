@@ -79,7 +79,6 @@ struct worker {
 	int64_t worked_ns; /* when it last had work */
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	struct core_counters counters;
-	_Atomic int64_t last_turn_ns;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
 

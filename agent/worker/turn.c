@@ -138,7 +138,6 @@ void worker_turn(struct worker *w, bool may_sleep)
 	bool did, more = false;
 
 	c->now_ns = dray_now().ns;
-	atomic_store_explicit(&w->last_turn_ns, c->now_ns, memory_order_relaxed);
 	did = worker_run_commands(w);
 	did |= run_clients(w);
 	/* before the transports: a transfer whose word has come has slices for them */

@@ -226,8 +226,3 @@ const struct core_counters *worker_counters(struct worker *w)
 {
 	return &w->counters;
 }
-
-int64_t worker_last_turn(struct worker *w)
-{
-	return atomic_load_explicit(&w->last_turn_ns, memory_order_relaxed);
-}

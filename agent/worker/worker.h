@@ -43,7 +43,4 @@ bool worker_next_event(struct worker *w, struct event *ret);
 
 const struct core_counters *worker_counters(struct worker *w);
 
-/* Monotonic time (ns) at which its loop last turned while it had work, for the watchdog. */
-int64_t worker_last_turn(struct worker *w);
-
 #endif
