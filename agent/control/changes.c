@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Methods of dev.dray.Agent1 that change things, for those who may. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/internal.h"
@@ -179,23 +178,9 @@ int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *r
 	return sd_bus_reply_method_return(m, NULL);
 }
 
-struct cancel_call {
-	struct dray_list link;
-	struct control_conn *conn;
-	sd_bus_message *m;
-};
-
-static void cancel_free(struct cancel_call *call)
-{
-	dray_list_del(&call->link);
-	call->conn->n_cancels--;
-	sd_bus_message_unref(call->m);
-	free(call);
-}
-
 static void cancelled(void *arg, bool ended, uint32_t code)
 {
-	struct cancel_call *call = arg;
+	struct control_call *call = arg;
 
 	if (ended)
 		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
@@ -205,14 +190,14 @@ static void cancelled(void *arg, bool ended, uint32_t code)
 	else
 		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_NOT_FOUND,
 					   "the session has no such transfer in flight");
-	cancel_free(call);
+	control_call_free(call);
 }
 
 int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	struct control_conn *c = userdata;
 	uint64_t session, request;
-	struct cancel_call *call;
+	struct control_call *call;
 	int ret;
 
 	ret = may_change(c, "CancelTransfer", reterr);
@@ -221,20 +206,13 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 	ret = sd_bus_message_read(m, "tt", &session, &request);
 	if (ret < 0)
 		return ret;
-	if (c->n_cancels >= CANCELS_MAX)
-		return sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-					 "%u calls of CancelTransfer wait for their answer already",
-					 c->n_cancels);
-	call = calloc(1, sizeof(*call));
+	call = control_call_new(sizeof(*call), c, m, &c->n_cancels, CANCELS_MAX,
+				"calls of CancelTransfer", &c->cancels, reterr);
 	if (!call)
-		return -ENOMEM;
-	call->conn = c;
-	call->m = sd_bus_message_ref(m);
-	c->n_cancels++;
-	dray_list_add(&c->cancels, &call->link);
+		return -sd_bus_error_get_errno(reterr);
 	ret = agent_cancel(c->control->agent, session, request, cancelled, call);
 	if (ret < 0)
-		cancel_free(call);
+		control_call_free(call);
 	if (ret == -ENOENT)
 		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
 					 "there is no session %" PRIu64 "; ListSessions has them",
@@ -249,9 +227,9 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 
 void control_cancels_forget(struct control_conn *c)
 {
-	dray_list_for_each(&c->cancels, call, struct cancel_call, link) {
+	dray_list_for_each(&c->cancels, call, struct control_call, link) {
 		agent_forget_cancel(c->control->agent, call);
-		cancel_free(call);
+		control_call_free(call);
 	}
 }
 

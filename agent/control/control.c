@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,9 +21,6 @@
 #define CONNS_MAX 256
 /* Those who may only read cannot take the last ones from those who may act. */
 #define READERS_MAX 224
-#define ACCEPTS_PER_TURN 16
-/* Without descriptors or memory, accepting rests this long. */
-#define ACCEPT_PAUSE_US (200 * 1000)
 /* Messages waiting for one client to read. */
 #define QUEUE_MAX 32
 /* Bytes of lists waiting for one client, after which it gets no more of them. */
@@ -90,8 +88,10 @@ static bool conn_is_slow(struct control_conn *c)
 	return true;
 }
 
-int control_conn_has_room(struct control_conn *c, sd_bus_error *reterr)
+int control_conn_check_list(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr)
 {
+	if (!sd_bus_message_get_expect_reply(m))
+		return 1;
 	if (conn_queued(c) == 0 || c->unread < UNREAD_MAX)
 		return 0;
 	return sd_bus_error_set(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
@@ -159,9 +159,9 @@ static int conn_start(struct control_conn *c, int fd)
 	return ret;
 }
 
-/* fd is consumed. */
-static void conn_new(struct control *control, int fd)
+static void conn_new(void *arg, int fd, const struct dray_addr *from)
 {
+	struct control *control = arg;
 	struct control_who who;
 	struct control_conn *c;
 	int ret;
@@ -202,45 +202,6 @@ static void conn_new(struct control *control, int fd)
 	}
 }
 
-/* --- accepting ---------------------------------------------------------------------------------- */
-
-static int accept_again(sd_event_source *s, uint64_t usec, void *userdata)
-{
-	struct control *control = userdata;
-
-	return sd_event_source_set_enabled(control->accept_source, SD_EVENT_ON);
-}
-
-static void accept_rest(struct control *control, int err)
-{
-	log_limited(DRAY_LOG_WARNING, "control", "accepting rests for a moment: %s",
-		    dray_errno_text(err));
-	/* without the timer it would rest for ever */
-	if (sd_event_source_set_time_relative(control->accept_pause, ACCEPT_PAUSE_US) >= 0 &&
-	    sd_event_source_set_enabled(control->accept_pause, SD_EVENT_ONESHOT) >= 0)
-		sd_event_source_set_enabled(control->accept_source, SD_EVENT_OFF);
-}
-
-static int accept_ready(sd_event_source *s, int listen_fd, uint32_t revents, void *userdata)
-{
-	struct control *control = userdata;
-
-	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-		int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			conn_new(control, fd);
-			continue;
-		}
-		if (errno == ECONNABORTED || errno == EINTR)
-			continue;
-		if (errno != EAGAIN)
-			accept_rest(control, errno);
-		break;
-	}
-	return 0;
-}
-
 /* --- the whole ---------------------------------------------------------------------------------- */
 
 static int listener_open(struct control *c, int listen_fd, struct dray_err *reterr)
@@ -264,17 +225,19 @@ static int listener_open(struct control *c, int listen_fd, struct dray_err *rete
 				  (mode_t)cfg->control.mode, group, reterr);
 }
 
+static const struct acceptor_ops acceptor_ops = {
+	.area = "control",
+	/* as the connections, so that those who only read cannot keep others out by asking on and on */
+	.priority = SD_EVENT_PRIORITY_NORMAL,
+	.accepted = conn_new,
+};
+
 static int sources_add(struct control *c)
 {
 	sd_event *event = c->agent->event;
 	int ret;
 
-	ret = sd_event_add_io(event, &c->accept_source, c->listener.fd, EPOLLIN, accept_ready, c);
-	if (ret >= 0)
-		ret = sd_event_add_time_relative(event, &c->accept_pause, CLOCK_MONOTONIC, 0, 0,
-						 accept_again, c);
-	if (ret >= 0)
-		ret = sd_event_source_set_enabled(c->accept_pause, SD_EVENT_OFF);
+	ret = acceptor_start(&c->acceptor, event, c->listener.fd, &acceptor_ops, c);
 	if (ret >= 0)
 		ret = sd_event_add_defer(event, &c->reaper, reap, c);
 	if (ret >= 0)
@@ -319,8 +282,7 @@ struct control *control_free(struct control *c)
 	control_listing_stop(c);
 	dray_list_for_each(&c->conns, conn, struct control_conn, link)
 		conn_free(conn);
-	sd_event_source_disable_unref(c->accept_source);
-	sd_event_source_disable_unref(c->accept_pause);
+	acceptor_stop(&c->acceptor);
 	sd_event_source_disable_unref(c->reaper);
 	unix_listener_close(&c->listener);
 	free(c);
@@ -338,27 +300,37 @@ static bool conn_listens(struct control_conn *c)
 	return !c->doomed && sd_bus_is_ready(c->bus) > 0 && conn_queued(c) <= QUEUE_MAX;
 }
 
-void control_state_changed(struct control *control, enum agent_state old, enum agent_state new)
+/* The arguments as with sd_bus_message_append(3). */
+static void emit(struct control *control, const char *signal, const char *types, ...)
 {
+	va_list ap, each;
+
+	va_start(ap, types);
 	dray_list_for_each(&control->conns, c, struct control_conn, link) {
 		if (!conn_listens(c))
 			continue;
-		sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-				   DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
-				   agent_state_name(new));
-		sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-					       DRAY_DBUS_PROPERTY_STATE, NULL);
+		va_copy(each, ap);
+		sd_bus_emit_signalv(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal, types,
+				    each);
+		va_end(each);
 	}
+	va_end(ap);
+}
+
+void control_state_changed(struct control *control, enum agent_state old, enum agent_state new)
+{
+	emit(control, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
+	     agent_state_name(new));
+	dray_list_for_each(&control->conns, c, struct control_conn, link)
+		if (conn_listens(c))
+			sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+						       DRAY_DBUS_PROPERTY_STATE, NULL);
 }
 
 void control_rail_changed(struct control *control, const char *device, uint32_t port,
 			  const char *before, const char *after, const char *why)
 {
-	dray_list_for_each(&control->conns, c, struct control_conn, link)
-		if (conn_listens(c))
-			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-					   DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port,
-					   before, after, why);
+	emit(control, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
 }
 
 void control_peer_changed(struct control *control, dray_handle peer, const char *segment,
@@ -366,11 +338,8 @@ void control_peer_changed(struct control *control, dray_handle peer, const char 
 {
 	char buf[CONTROL_TEXT_MAX];
 
-	dray_list_for_each(&control->conns, c, struct control_conn, link)
-		if (conn_listens(c))
-			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-					   DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment,
-					   before, after, control_text(why, buf));
+	emit(control, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after,
+	     control_text(why, buf));
 }
 
 void control_session_closed(struct control *control, dray_handle session, const char *name,
@@ -378,19 +347,13 @@ void control_session_closed(struct control *control, dray_handle session, const 
 {
 	char buf[CONTROL_TEXT_MAX], why_buf[CONTROL_TEXT_MAX];
 
-	dray_list_for_each(&control->conns, c, struct control_conn, link)
-		if (conn_listens(c))
-			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-					   DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session,
-					   control_text(name, buf), control_text(why, why_buf));
+	emit(control, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, control_text(name, buf),
+	     control_text(why, why_buf));
 }
 
 void control_event_added(struct control *control, const struct history_event *e)
 {
-	dray_list_for_each(&control->conns, c, struct control_conn, link)
-		if (conn_listens(c))
-			sd_bus_emit_signal(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
-					   DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
+	emit(control, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
 }
 
 void control_flush(struct control *control)

@@ -5,6 +5,7 @@
 
 #include <systemd/sd-bus.h>
 
+#include "agent/acceptor.h"
 #include "agent/agent.h"
 #include "agent/control/access.h"
 #include "agent/ready.h"
@@ -28,7 +29,8 @@ struct control_listing {
 struct control {
 	struct agent *agent;
 	struct unix_listener listener;
-	sd_event_source *accept_source, *accept_pause, *reaper;
+	struct acceptor acceptor;
+	sd_event_source *reaper;
 	struct control_rules rules;
 	struct dray_list conns;
 	unsigned n_conns, n_readers; /* readers: those who may not change anything */
@@ -45,21 +47,40 @@ struct control_conn {
 	struct control_who who;
 	uint64_t number;
 	bool hello;
-	bool doomed;    /* to be freed from the loop */
-	size_t unread;  /* bytes of lists sent since it had last read everything; an estimate */
-	unsigned calls; /* of listings, not answered yet */
-	struct dray_list cancels; /* calls of CancelTransfer that wait */
-	unsigned n_cancels;
-	unsigned health_calls;
+	bool doomed;   /* to be freed from the loop */
+	size_t unread; /* bytes of lists sent since it had last read everything; an estimate */
+	unsigned n_listings, n_cancels, n_healths; /* calls that wait for their answer */
+	struct dray_list cancels;
 };
 
 /* --- control.c --- */
 
-/* May more be sent to a client that may not be reading? Else sets the error: 0 or -ENOBUFS. */
-int control_conn_has_room(struct control_conn *c, sd_bus_error *reterr);
+/*
+ * May m be answered with a list? 0; 1 where no answer is wanted; < 0, and the error is set, where too much waits to
+ * be read by the client.
+ */
+int control_conn_check_list(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr);
 
 /* Sends a reply of about that many bytes. */
 int control_conn_send(struct control_conn *c, sd_bus_message *reply, size_t bytes);
+
+/* --- call.c: a call that is answered later --- */
+
+struct control_call {
+	struct dray_list link;
+	struct control_conn *conn;
+	sd_bus_message *m;
+	unsigned *count; /* of those like it that its connection has */
+};
+
+/*
+ * Holds m. bytes: of a structure that begins with one, zeroed. Where the connection has max of them already, which
+ * the error calls what, or without memory: NULL, and the error is set.
+ */
+void *control_call_new(size_t bytes, struct control_conn *c, sd_bus_message *m, unsigned *count,
+		       unsigned max, const char *what, struct dray_list *list,
+		       sd_bus_error *reterr);
+struct control_call *control_call_free(struct control_call *call);
 
 /* --- driver.c: what clients expect of a bus --- */
 int control_driver_add(struct control_conn *c);
@@ -102,8 +123,8 @@ int control_records_events(struct agent *a, sd_bus_message *m, sd_bus_message *r
 			   size_t *ret_bytes);
 int control_records_settings(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			     size_t *ret_bytes);
-int control_records_transfers(struct agent *a, struct snapshot *const *snapshots, unsigned n,
-			      sd_bus_message *reply, size_t *ret_bytes);
+int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
+			      size_t *ret_bytes);
 int control_records_ended(struct agent *a, struct snapshot *const *snapshots, unsigned n,
 			  sd_bus_message *reply, size_t *ret_bytes);
 int control_records_conditions(const struct ready *ready, sd_bus_message *reply, size_t *ret_bytes);

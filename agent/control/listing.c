@@ -4,8 +4,6 @@
  * kind at a time, however many ask: calls that come meanwhile are answered together by the next one, which sees
  * everything that was accepted before they were made.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "agent/control/internal.h"
 #include "lib/log.h"
@@ -13,21 +11,7 @@
 /* Of one connection, waiting for their answer. */
 #define CALLS_MAX 4
 
-struct call {
-	struct dray_list link;
-	struct control_conn *conn;
-	sd_bus_message *m;
-};
-
-static void call_free(struct call *call)
-{
-	dray_list_del(&call->link);
-	call->conn->calls--;
-	sd_bus_message_unref(call->m);
-	free(call);
-}
-
-static void call_answer(struct call *call, const struct control_listing *l,
+static void call_answer(struct control_call *call, const struct control_listing *l,
 			struct snapshot *const *snapshots, unsigned n)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
@@ -38,7 +22,7 @@ static void call_answer(struct call *call, const struct control_listing *l,
 	ret = sd_bus_message_new_method_return(call->m, &reply);
 	if (ret >= 0)
 		ret = l->ended ? control_records_ended(a, snapshots, n, reply, &bytes) :
-				 control_records_transfers(a, snapshots, n, reply, &bytes);
+				 control_records_transfers(snapshots, n, reply, &bytes);
 	if (ret >= 0)
 		control_conn_send(call->conn, reply, bytes);
 	else
@@ -52,9 +36,9 @@ static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
 	struct control_listing *l = arg;
 
 	l->busy = false;
-	dray_list_for_each(&l->asked, call, struct call, link) {
+	dray_list_for_each(&l->asked, call, struct control_call, link) {
 		call_answer(call, l, snapshots, n);
-		call_free(call);
+		control_call_free(call);
 	}
 	start(l);
 }
@@ -72,9 +56,9 @@ static void start(struct control_listing *l)
 		l->busy = true;
 		return;
 	}
-	dray_list_for_each(&l->asked, call, struct call, link) {
+	dray_list_for_each(&l->asked, call, struct control_call, link) {
 		sd_bus_reply_method_errno(call->m, ret, NULL);
-		call_free(call);
+		control_call_free(call);
 	}
 }
 
@@ -95,29 +79,19 @@ void control_listing_init(struct control *control)
 int control_listing_ask(struct control_conn *c, bool ended, sd_bus_message *m, sd_bus_error *reterr)
 {
 	struct control_listing *l = ended ? &c->control->ended : &c->control->in_flight;
-	struct call *call;
 
-	if (c->calls >= CALLS_MAX)
-		return sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-					 "%u lists of transfers wait for their answer already; "
-					 "take those first",
-					 c->calls);
-	call = calloc(1, sizeof(*call));
-	if (!call)
-		return -ENOMEM;
-	call->conn = c;
-	call->m = sd_bus_message_ref(m);
-	c->calls++;
-	dray_list_add(&l->waiting, &call->link);
+	if (!control_call_new(sizeof(struct control_call), c, m, &c->n_listings, CALLS_MAX,
+			      "lists of transfers", &l->waiting, reterr))
+		return -sd_bus_error_get_errno(reterr);
 	start(l);
 	return 1;
 }
 
 static void forget_in(struct dray_list *calls, struct control_conn *c)
 {
-	dray_list_for_each(calls, call, struct call, link) {
+	dray_list_for_each(calls, call, struct control_call, link) {
 		if (call->conn == c)
-			call_free(call);
+			control_call_free(call);
 	}
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Methods of dev.dray.Agent1 that read: records out. */
-#include <errno.h>
 
 #include "agent/control/internal.h"
 #include "lib/cleanup.h"
@@ -16,11 +15,10 @@ static int list(sd_bus_message *m, struct control_conn *c, records_fn fn, sd_bus
 	size_t bytes = 0;
 	int ret;
 
-	if (!sd_bus_message_get_expect_reply(m))
-		return 1;
-	ret = control_conn_has_room(c, reterr);
-	if (ret >= 0)
-		ret = sd_bus_message_new_method_return(m, &reply);
+	ret = control_conn_check_list(c, m, reterr);
+	if (ret)
+		return ret;
+	ret = sd_bus_message_new_method_return(m, &reply);
 	if (ret >= 0)
 		ret = fn(c->control->agent, m, reply, &bytes);
 	return ret < 0 ? ret : control_conn_send(c, reply, bytes);
@@ -54,12 +52,9 @@ int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *rete
 static int list_transfers(sd_bus_message *m, struct control_conn *c, bool ended,
 			  sd_bus_error *reterr)
 {
-	int ret;
+	int ret = control_conn_check_list(c, m, reterr);
 
-	if (!sd_bus_message_get_expect_reply(m))
-		return 1;
-	ret = control_conn_has_room(c, reterr);
-	return ret < 0 ? ret : control_listing_ask(c, ended, m, reterr);
+	return ret ? ret : control_listing_ask(c, ended, m, reterr);
 }
 
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
@@ -84,10 +79,7 @@ int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *ret
 
 int dbus_method_health(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	int ret;
+	int ret = control_conn_check_list(userdata, m, reterr);
 
-	if (!sd_bus_message_get_expect_reply(m))
-		return 1;
-	ret = control_conn_has_room(userdata, reterr);
-	return ret < 0 ? ret : control_health_ask(userdata, m, reterr);
+	return ret ? ret : control_health_ask(userdata, m, reterr);
 }

@@ -388,8 +388,8 @@ static void transfer_append(struct rows *r, const struct transfer_info *i)
 	row_append(r, dray_dbus_transfer_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_transfers(struct agent *a, struct snapshot *const *snapshots, unsigned n,
-			      sd_bus_message *reply, size_t *ret_bytes)
+int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
+			      size_t *ret_bytes)
 {
 	struct rows r = rows_open(reply);
 

@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Accepting is bounded for each turn of the loop and comes after the connections' own input: under a
- * flood, handshakes that are under way are finished before more strangers are let in. Without a free
- * descriptor a listener is closed for a while, since its socket would wake the loop for ever.
- */
 #include "agent/peer/listener.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 
 #include "agent/peer/peer_internal.h"
 #include "agent/peer/segment.h"
@@ -20,15 +14,11 @@
 
 #define PORT 7411
 #define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
-#define ACCEPTS_PER_CALL 16
-#define PAUSE_US 100000
-#define LISTENER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 10)
 
 static struct listener *listener_free(struct listener *l)
 {
 	dray_list_del(&l->link);
-	sd_event_source_disable_unref(l->io);
-	sd_event_source_disable_unref(l->resume);
+	acceptor_stop(&l->acceptor);
 	dray_close(l->fd);
 	free(l);
 	return NULL;
@@ -36,50 +26,27 @@ static struct listener *listener_free(struct listener *l)
 
 /* --- accepting ---------------------------------------------------------------------------------- */
 
-static int on_resume(sd_event_source *s, uint64_t usec, void *userdata)
+static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
-	struct listener *l = userdata;
+	struct listener *l = arg;
 
-	sd_event_source_set_enabled(l->io, SD_EVENT_ON);
-	return 0;
+	stranger_add(l->p, fd, from);
 }
 
-static void pause_accepting(struct listener *l, int err)
+/* What a stranger holds may be all that a peer needs. */
+static void exhausted(void *arg)
 {
-	uint64_t now;
+	struct listener *l = arg;
 
-	log_limited(DRAY_LOG_WARNING, AREA, "accepting pauses for %d ms: %s", PAUSE_US / 1000,
-		    dray_errno_text(err));
-	/* what a stranger holds may be all that a peer needs */
 	strangers_evict(l->p);
-	sd_event_source_set_enabled(l->io, SD_EVENT_OFF);
-	sd_event_now(l->p->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(l->resume, now + PAUSE_US);
-	sd_event_source_set_enabled(l->resume, SD_EVENT_ONESHOT);
 }
 
-static int on_accept(sd_event_source *s, int fd, uint32_t revents, void *userdata)
-{
-	struct listener *l = userdata;
-
-	for (unsigned i = 0; i < ACCEPTS_PER_CALL; i++) {
-		struct dray_addr from = { .len = sizeof(from.ss) };
-		int c = accept4(fd, &from.sa, &from.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (c >= 0) {
-			stranger_add(l->p, c, &from);
-			continue;
-		}
-		if (errno == EAGAIN)
-			break;
-		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			pause_accepting(l, errno);
-			break;
-		}
-		/* others are the connection's own: it ended before we got to it, or a filter refused it */
-	}
-	return 0;
-}
+static const struct acceptor_ops acceptor_ops = {
+	.area = AREA,
+	.priority = ACCEPTOR_AFTER_CONNECTIONS,
+	.accepted = accepted,
+	.exhausted = exhausted,
+};
 
 /* --- opening ------------------------------------------------------------------------------------ */
 
@@ -101,15 +68,10 @@ static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reter
 	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_IO, "listener: %s",
 				    dray_errno_text(errno));
-	r = sd_event_add_io(p->event, &l->io, l->fd, EPOLLIN, on_accept, l);
-	if (r >= 0)
-		r = sd_event_source_set_priority(l->io, LISTENER_PRIORITY);
-	if (r >= 0)
-		r = sd_event_add_time(p->event, &l->resume, CLOCK_MONOTONIC, 0, 0, on_resume, l);
+	r = acceptor_start(&l->acceptor, p->event, l->fd, &acceptor_ops, l);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "listener: %s",
 				    dray_errno_text(r));
-	sd_event_source_set_enabled(l->resume, SD_EVENT_OFF);
 	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
 	return 0;
 }

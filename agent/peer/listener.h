@@ -3,8 +3,7 @@
 #ifndef DRAY_AGENT_PEER_LISTENER_H
 #define DRAY_AGENT_PEER_LISTENER_H
 
-#include <systemd/sd-event.h>
-
+#include "agent/acceptor.h"
 #include "lib/addr.h"
 #include "lib/err.h"
 #include "lib/list.h"
@@ -16,7 +15,7 @@ struct listener {
 	struct peers *p;
 	int fd;
 	struct dray_addr addr; /* with the port it got */
-	sd_event_source *io, *resume;
+	struct acceptor acceptor;
 };
 
 /*

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include "agent/acceptor.h"
 #include "agent/region/extents.h"
 #include "agent/session/dedup.h"
 #include "agent/session/session.h"
@@ -49,7 +50,7 @@ struct sessions {
 
 	/* listener.c */
 	struct unix_listener listener;
-	sd_event_source *accept_source, *accept_pause;
+	struct acceptor acceptor;
 	struct id_list allow_uids, allow_gids;
 	struct dray_list strangers; /* oldest first */
 	uint32_t n_strangers;
