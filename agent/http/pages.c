@@ -37,15 +37,32 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
 
 /* --- answers ------------------------------------------------------------------------------------ */
 
+static bool headers_add(struct MHD_Response *response, const char *type)
+{
+	return MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type) == MHD_YES &&
+	       MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store") ==
+		       MHD_YES;
+}
+
 static enum MHD_Result send_response(struct MHD_Connection *mhd, unsigned status,
 				     struct MHD_Response *response, const char *type)
 {
-	if (!response)
-		return MHD_NO;
-	if (MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type) != MHD_YES ||
-	    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store") != MHD_YES)
+	if (!response || !headers_add(response, type))
 		return MHD_NO;
 	return MHD_queue_response(mhd, status, response);
+}
+
+/* Consumes text, which may be NULL: then it gives NULL, too. */
+static struct MHD_Response *response_of(char *text, size_t n)
+{
+	struct MHD_Response *response;
+
+	if (!text)
+		return NULL;
+	response = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+	if (!response)
+		free(text);
+	return response;
 }
 
 static enum MHD_Result send_text(struct MHD_Connection *mhd, unsigned status, const char *text)
@@ -80,21 +97,11 @@ static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const
 
 static struct MHD_Response *metrics_response(struct http_server *s)
 {
-	size_t n;
+	size_t n = 0;
 	char *text = metrics_render(&s->http->deps.metrics, &n);
-	struct MHD_Response *response;
+	struct MHD_Response *response = response_of(text, n);
 
-	if (!text)
-		return NULL;
-	response = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
-	if (!response) {
-		free(text);
-		return NULL;
-	}
-	if (MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, METRICS_TEXT_TYPE) !=
-		    MHD_YES ||
-	    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store") !=
-		    MHD_YES) {
+	if (response && !headers_add(response, METRICS_TEXT_TYPE)) {
 		MHD_destroy_response(response);
 		return NULL;
 	}
@@ -115,21 +122,16 @@ static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *
 	struct MHD_Response *response;
 	struct ready ready;
 	enum MHD_Result r;
-	size_t n;
+	size_t n = 0;
 	char *text;
 
 	s->http->deps.ready(s->http->deps.arg, &ready);
 	text = http_ready_json(&ready, &n);
-	if (!text)
-		return MHD_NO;
-	response = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
-	if (!response) {
-		free(text);
-		return MHD_NO;
-	}
+	response = response_of(text, n);
 	r = send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, response,
 			  JSON_TYPE);
-	MHD_destroy_response(response);
+	if (response)
+		MHD_destroy_response(response);
 	return r;
 }
 
