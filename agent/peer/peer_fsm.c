@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/backoff.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -83,18 +84,6 @@ static uint64_t next_random(struct peer_fsm *f)
 	return f->random;
 }
 
-/* Doubles from min to max; between half of it and all of it, so that two sides do not meet again. */
-static int64_t backoff(struct peer_fsm *f)
-{
-	int64_t span = f->cfg->backoff_min_ns;
-	int64_t most = dray_max(span, f->cfg->backoff_max_ns);
-
-	for (unsigned i = 1; i < f->failures && span < most; i++)
-		span *= 2;
-	span = dray_min(span, most);
-	return span - (int64_t)(next_random(f) % (uint64_t)(span / 2 + 1));
-}
-
 static void go_closed(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	bool was_up = peer_fsm_is_up(f);
@@ -110,7 +99,9 @@ static void go_failed(struct peer_fsm *f, enum peer_event event, int64_t now)
 		return;
 	}
 	f->failures++;
-	f->retry_ns = now + backoff(f);
+	f->retry_ns = now + backoff_spread(backoff_pause(f->failures, f->cfg->backoff_min_ns,
+							 f->cfg->backoff_max_ns),
+					   next_random(f));
 	set_state(f, PEER_STATE_BACKOFF, event, now);
 	f->ops->drop(f);
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/backoff.h"
 #include "agent/peer/peer_internal.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -34,12 +35,8 @@ static void want_set_peer(struct want *w, struct peer *peer)
 static void want_later(struct want *w)
 {
 	const struct dray_config *cfg = w->p->cfg;
-	int64_t pause = cfg->peer.backoff_min;
+	int64_t pause = backoff_pause(++w->failures, cfg->peer.backoff_min, cfg->peer.backoff_max);
 
-	for (unsigned i = 0; i < w->failures && pause < cfg->peer.backoff_max; i++)
-		pause *= 2;
-	pause = dray_min(pause, cfg->peer.backoff_max);
-	w->failures++;
 	sd_event_source_set_time_relative(w->timer, (uint64_t)pause / 1000);
 	sd_event_source_set_enabled(w->timer, SD_EVENT_ONESHOT);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/backoff.h"
 #include "agent/rdma/internal.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -32,16 +33,13 @@ void rails_timer(struct rails *r, int64_t when_ns)
 	sd_event_source_set_enabled(r->timer, SD_EVENT_ONESHOT);
 }
 
-/* With jitter, so that agents that lost the same switch do not come back at once. */
 int64_t rails_backoff(struct rails *r, uint32_t fails)
 {
-	int64_t pause = r->cfg->peer.backoff_min;
+	const struct dray_config *cfg = r->cfg;
 
-	for (uint32_t i = 1; i < fails && pause < r->cfg->peer.backoff_max; i++)
-		pause *= 2;
-	pause = dray_min(pause, r->cfg->peer.backoff_max);
 	r->random = r->random * 6364136223846793005u + 1442695040888963407u;
-	return pause / 2 + (int64_t)((r->random >> 33) % (uint64_t)(pause + 1)) / 2;
+	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max),
+			      r->random >> 33);
 }
 
 /* --- one rail ------------------------------------------------------------------------------------ */
