@@ -220,24 +220,33 @@ int ctl_bus_call(struct ctl_bus *b, sd_bus_message *m, sd_bus_message **ret_repl
 	return 0;
 }
 
-int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		struct ctl_err *reterr, const char *types, ...)
+int ctl_bus_askv(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
+		 struct ctl_err *reterr, const char *types, va_list ap)
 {
 	sd_bus_message *m;
-	va_list ap;
 	int ret = 0;
 
 	if (ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, member, &m, reterr) < 0)
 		return -1;
-	va_start(ap, types);
 	if (types)
 		ret = sd_bus_message_appendv(m, types, ap);
-	va_end(ap);
 	if (ret < 0) {
 		sd_bus_message_unref(m);
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s: %s", member, dray_errno_text(ret));
 	}
 	return ctl_bus_call(b, m, ret_reply, reterr);
+}
+
+int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
+		struct ctl_err *reterr, const char *types, ...)
+{
+	va_list ap;
+	int ret;
+
+	va_start(ap, types);
+	ret = ctl_bus_askv(b, member, ret_reply, reterr, types, ap);
+	va_end(ap);
+	return ret;
 }
 
 int ctl_bus_bad_reply(struct ctl_err *reterr, const char *what, int error)

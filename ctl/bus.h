@@ -33,6 +33,8 @@ int ctl_bus_call(struct ctl_bus *b, sd_bus_message *m, sd_bus_message **ret_repl
 /* The same for a method of dev.dray.Agent1; types and arguments as with sd_bus_message_append(3), NULL: none. */
 int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
 		struct ctl_err *reterr, const char *types, ...);
+int ctl_bus_askv(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
+		 struct ctl_err *reterr, const char *types, va_list ap);
 
 /* Handles what the agent sends, for at most this long. 1 if there was something, 0 if not, -1: it is gone. */
 int ctl_bus_turn(struct ctl_bus *b, int64_t timeout_ns);

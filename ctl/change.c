@@ -2,6 +2,7 @@
 /* Verbs that change something about a running agent, with one call: reload, log-level, close, rails. */
 #include "ctl/change.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,20 +39,19 @@ int ctl_handle_parse(const char *what, const char *text, uint64_t *ret, struct c
 
 /* One call that answers nothing; what is printed says what is so now. */
 static int call(struct ctl *c, const char *key, const char *value, const char *member,
-		const char *types, uint64_t number, const char *text)
+		const char *types, ...)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
 	sd_bus_message *reply = NULL;
+	va_list ap;
 	int ret;
 
 	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
-	if (!ret && !strcmp(types, "ts"))
-		ret = ctl_bus_ask(&bus, member, &reply, &err, types, number, text);
-	else if (!ret && !strcmp(types, "su"))
-		ret = ctl_bus_ask(&bus, member, &reply, &err, types, text, (uint32_t)number);
-	else if (!ret)
-		ret = ctl_bus_ask(&bus, member, &reply, &err, types, text);
+	va_start(ap, types);
+	if (!ret)
+		ret = ctl_bus_askv(&bus, member, &reply, &err, types, ap);
+	va_end(ap);
 	if (!ret)
 		ctl_result_print(c, key, value);
 	sd_bus_message_unref(reply);
@@ -149,7 +149,7 @@ int ctl_log_level(struct ctl *c)
 {
 	if (!c->n_args)
 		return level_show(c);
-	return call(c, "log_level", c->args[0], DRAY_DBUS_METHOD_SET_LOG_LEVEL, "s", 0, c->args[0]);
+	return call(c, "log_level", c->args[0], DRAY_DBUS_METHOD_SET_LOG_LEVEL, "s", c->args[0]);
 }
 
 /* --- sessions and rails ----------------------------------------------------------------------------- */
@@ -186,8 +186,8 @@ static int rail_switch(struct ctl *c, enum ctl_option_id id)
 	snprintf(device, sizeof(device), "%.*s", (int)(slash ? slash - given : (long)strlen(given)),
 		 given);
 	return call(c, on ? "enabled" : "disabled", given,
-		    on ? DRAY_DBUS_METHOD_ENABLE_RAIL : DRAY_DBUS_METHOD_DISABLE_RAIL, "su",
-		    (uint64_t)port, device);
+		    on ? DRAY_DBUS_METHOD_ENABLE_RAIL : DRAY_DBUS_METHOD_DISABLE_RAIL, "su", device,
+		    (uint32_t)port);
 }
 
 int ctl_rails(struct ctl *c)

@@ -72,17 +72,6 @@ static int drain_ask(struct ctl *c, struct ctl_bus *b, struct drain *d, int64_t 
 	return 0;
 }
 
-static int state_is(struct ctl_bus *b, const char *which, bool *ret_is, struct ctl_err *reterr)
-{
-	struct ctl_properties p;
-
-	if (ctl_properties_get(&p, b, reterr) < 0)
-		return -1;
-	*ret_is = !strcmp(p.state, which);
-	ctl_properties_deinit(&p);
-	return 0;
-}
-
 /* Was it draining, or drained, before anybody asked? */
 static int state_before(struct ctl_bus *b, struct drain *d, struct ctl_err *reterr)
 {
@@ -235,19 +224,21 @@ int ctl_resume(struct ctl *c)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
+	struct drain before = { false };
 	sd_bus_message *reply = NULL;
-	bool already = false;
+	bool running;
 	int ret;
 
 	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
 	if (!ret)
-		ret = state_is(&bus, RUNNING, &already, &err);
+		ret = state_before(&bus, &before, &err);
 	/* asked for all the same: a drain may have begun since */
 	if (!ret)
 		ret = ctl_bus_ask(&bus, DRAY_DBUS_METHOD_RESUME, &reply, &err, NULL);
 	sd_bus_message_unref(reply);
+	running = !before.already;
 	if (!ret)
-		state_print(c, RUNNING, already, already ? " already" : NULL);
+		state_print(c, RUNNING, running, running ? " already" : NULL);
 	ctl_bus_close(&bus);
 	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
 }
