@@ -27,7 +27,6 @@
 #include "lib/cpu.h"
 #include "lib/log.h"
 
-#define SUBJECT_MAX 112
 /* Events handled before the loop looks at other sources. */
 #define EVENTS_PER_TURN 512
 
@@ -228,7 +227,7 @@ static void up_rail_changed(void *arg, const char *device, uint32_t port, const 
 static void up_session_closed(void *arg, dray_handle session, const char *name, const char *why)
 {
 	struct agent *a = arg;
-	char subject[SUBJECT_MAX];
+	char subject[HISTORY_SUBJECT_BYTES];
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
 	agent_record(a, HISTORY_SESSION, subject, "open", "closed", why);
@@ -436,9 +435,9 @@ struct core_config agent_core_config(const struct dray_config *cfg)
 		.connect_timeout_ns = cfg->peer.connect_timeout,
 		.backoff_min_ns = cfg->peer.backoff_min,
 		.backoff_max_ns = cfg->peer.backoff_max,
-		/* on one CPU a spinning worker would only keep its client from running */
 		.slow_ns = cfg->transfer.slow,
 		.report_all = cfg->log.transfers,
+		/* on one CPU a spinning worker would only keep its client from running */
 		.poll_time_ns = dray_cpu_count() < 2 ? 0 : cfg->agent.poll_time,
 	};
 }

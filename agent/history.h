@@ -20,12 +20,15 @@ enum history_kind {
 	HISTORY_KIND_N
 };
 
+/* Room for what changed. */
+#define HISTORY_SUBJECT_BYTES 112
+
 struct history_event {
 	uint64_t number; /* from 1, without gaps */
 	int64_t time_ns; /* since 1970 */
 	enum history_kind kind;
 	/* Cut where they are longer. What changed, from what, to what, and why. */
-	char subject[112], before[24], after[24], reason[208];
+	char subject[HISTORY_SUBJECT_BYTES], before[24], after[24], reason[208];
 };
 
 struct history;
