@@ -66,8 +66,8 @@ GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
 ARCHIVES := $(foreach a,test agent ctl client netdetect base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -libverbs
-LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
-LIBS_ctl := -lsystemd $(LIBS_netdetect)
+LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
+LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
 .PHONY: all demo check bench bench-vm install deps fmt lint gen clean distclean tests tools help

@@ -91,6 +91,28 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_HEALTH_WORKER_LIMIT,
 	DRAY_CONFIG_KEY_READY_REQUIRE,
 	DRAY_CONFIG_KEY_NODE_ADDRESSES,
+	DRAY_CONFIG_KEY_SEGMENT_PREFERRED,
+	DRAY_CONFIG_KEY_SEGMENT_KNOWN,
+	DRAY_CONFIG_KEY_SEGMENT_LOCAL,
+	DRAY_CONFIG_KEY_SEGMENT_PORTS,
+	DRAY_CONFIG_KEY_SEGMENT_LISTEN_INTERVAL,
+	DRAY_CONFIG_KEY_SEGMENT_EXPIRY,
+	DRAY_CONFIG_KEY_PROBE_INTERVAL,
+	DRAY_CONFIG_KEY_PROBE_TIMEOUT,
+	DRAY_CONFIG_KEY_PROBE_RISE,
+	DRAY_CONFIG_KEY_PROBE_FALL,
+	DRAY_CONFIG_KEY_PROBE_BACKOFF_MIN,
+	DRAY_CONFIG_KEY_PROBE_BACKOFF_MAX,
+	DRAY_CONFIG_KEY_PROBE_CONCURRENCY,
+	DRAY_CONFIG_KEY_MOONCAKE_MASTERS,
+	DRAY_CONFIG_KEY_MOONCAKE_INTERVAL,
+	DRAY_CONFIG_KEY_MOONCAKE_TIMEOUT,
+	DRAY_CONFIG_KEY_MOONCAKE_PAGE_BYTES,
+	DRAY_CONFIG_KEY_MOONCAKE_OWNER_SEGMENT,
+	DRAY_CONFIG_KEY_MOONCAKE_OWNER_RPC,
+	DRAY_CONFIG_KEY_HINT_TTL,
+	DRAY_CONFIG_KEY_ENV_FILE,
+	DRAY_CONFIG_KEY_ENV_PROFILES,
 	DRAY_CONFIG_KEY_RDMA_DEVICES,
 	DRAY_CONFIG_KEY_RDMA_EXCLUDE,
 	DRAY_CONFIG_KEY_RDMA_GID_INDEX,
@@ -138,6 +160,9 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
 	DRAY_CONFIG_KEY_LIMITS_STRANGERS,
 	DRAY_CONFIG_KEY_LIMITS_GRANTS_PER_PEER,
+	DRAY_CONFIG_KEY_LIMITS_SEGMENTS,
+	DRAY_CONFIG_KEY_LIMITS_HINTS,
+	DRAY_CONFIG_KEY_LIMITS_HINTS_PER_UID,
 	DRAY_CONFIG_KEY_N,
 };
 
@@ -268,6 +293,80 @@ struct dray_config {
 		struct dray_strv addresses;
 	} node;
 	struct {
+		/*
+		 * Segment that engines are to prefer, HOST:PORT, before all that is found; local,
+		 * self or own: this node's own. Unset: MOONCAKE_PREFERRED_SEGMENT in the agent's
+		 * environment, else found.
+		 */
+		char *preferred;
+		/*
+		 * Segments to know and to probe: HOST:PORT, and after a blank how: tcp, dray or
+		 * mooncake there, or tcp://HOST:PORT, dray://HOST:PORT, mooncake://HOST:PORT,
+		 * http://HOST:PORT/PATH elsewhere. Without: tcp.
+		 */
+		struct dray_strv known;
+		/*
+		 * HOST or HOST:PORT that count as this node's own beside what is found, such as an
+		 * address that it has only in other networks (NAT).
+		 */
+		struct dray_strv local;
+		/*
+		 * Listening sockets of this network namespace that are segments: PORT or FIRST-
+		 * LAST, with :PORT where the segment has another port than its listener, and after
+		 * a blank the probe: tcp (default), dray or mooncake. none: no listener is.
+		 */
+		struct dray_strv ports;
+		int64_t listen_interval; /* How often listening sockets are looked for; 0: never. */
+		/*
+		 * A segment that is lost, and that nothing speaks of any more, is forgotten after
+		 * this.
+		 */
+		int64_t expiry;
+	} segment;
+	struct {
+		int64_t interval; /* How often a segment that is ready is probed. */
+		int64_t timeout; /* Limit of one probe. */
+		/*
+		 * Successes in a row that make a lost segment ready; one is enough for a segment
+		 * that never was lost.
+		 */
+		int64_t rise;
+		int64_t fall; /* Failures in a row that make a ready segment lost. */
+		int64_t backoff_min; /* First pause after a failure; doubles, with jitter. */
+		int64_t backoff_max; /* Longest pause after failures. */
+		int64_t concurrency; /* Probes at once; no more than one of one host. */
+	} probe;
+	struct {
+		/*
+		 * Mooncake masters whose segments are known: URLs of their admin pages, such as
+		 * http://10.0.0.9:9003. Empty: MOONCAKE_MASTER_METRICS_URL in the agent's
+		 * environment, where it is set; none: no master.
+		 */
+		struct dray_strv masters;
+		int64_t interval; /* How often a master's pages are read. */
+		int64_t timeout; /* Limit of one page. */
+		int64_t page_bytes; /* Largest page that is read. */
+		/* Port in the segment of this node's owner, for the profile mooncake-owner. */
+		int64_t owner_segment;
+		/* RPC port of this node's owner, for the profile mooncake-owner. */
+		int64_t owner_rpc;
+	} mooncake;
+	struct {
+		int64_t ttl; /* How long a hint is good that says nothing about it. */
+	} hint;
+	struct {
+		/*
+		 * File with the launcher's environment (dotenv), replaced whenever that changes,
+		 * from when the agent is ready. Empty: env beside data.socket; none: no file.
+		 */
+		char *file;
+		/*
+		 * Profiles in env.file: dray, vllm, vllm-mooncake, mooncake, mooncake-owner, nccl,
+		 * ucx.
+		 */
+		struct dray_strv profiles;
+	} env;
+	struct {
 		struct dray_strv devices; /* RDMA devices to use, with * and ?; empty: all. */
 		struct dray_strv exclude; /* RDMA devices never to use, with * and ?. */
 		/*
@@ -358,6 +457,10 @@ struct dray_config {
 		int64_t peers; /* Peers. */
 		int64_t strangers; /* Connections that have not authenticated yet. */
 		int64_t grants_per_peer; /* Grants one peer may hold. */
+		/* Segments known; of those that only a master tells of, more are left out. */
+		int64_t segments;
+		int64_t hints; /* Hints; where there are more, those that expire first go. */
+		int64_t hints_per_uid; /* Hints put by clients of one uid. */
 	} limits;
 };
 

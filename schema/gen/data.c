@@ -80,6 +80,68 @@ bool dmsg_transport_valid(unsigned int v)
 	return v <= 3;
 }
 
+const char *dmsg_segment_state_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_SEGMENT_STATE_UNKNOWN:
+		return "unknown";
+	case DMSG_SEGMENT_STATE_PROBING:
+		return "probing";
+	case DMSG_SEGMENT_STATE_READY:
+		return "ready";
+	case DMSG_SEGMENT_STATE_LOST:
+		return "lost";
+	}
+	return "?";
+}
+
+bool dmsg_segment_state_valid(unsigned int v)
+{
+	return v <= 3;
+}
+
+const char *dmsg_preference_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_PREFERENCE_NONE:
+		return "none";
+	case DMSG_PREFERENCE_EXPLICIT:
+		return "explicit";
+	case DMSG_PREFERENCE_ENVIRONMENT:
+		return "environment";
+	case DMSG_PREFERENCE_HINT:
+		return "hint";
+	case DMSG_PREFERENCE_DETECTED:
+		return "detected";
+	}
+	return "?";
+}
+
+bool dmsg_preference_valid(unsigned int v)
+{
+	return v <= 4;
+}
+
+const char *dmsg_hint_source_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_HINT_SOURCE_EXPLICIT:
+		return "explicit";
+	case DMSG_HINT_SOURCE_ENVIRONMENT:
+		return "environment";
+	case DMSG_HINT_SOURCE_DETECTED:
+		return "detected";
+	case DMSG_HINT_SOURCE_CLIENT:
+		return "client";
+	}
+	return "?";
+}
+
+bool dmsg_hint_source_valid(unsigned int v)
+{
+	return v >= 1 && v <= 4;
+}
+
 const char *dmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -129,12 +191,30 @@ const char *dmsg_type_name(unsigned int type)
 		return "ring_open";
 	case DMSG_RING_OPEN_REPLY:
 		return "ring_open_reply";
+	case DMSG_HINT_GET:
+		return "hint_get";
+	case DMSG_HINT_GET_REPLY:
+		return "hint_get_reply";
+	case DMSG_HINT_PUT:
+		return "hint_put";
+	case DMSG_HINT_PUT_REPLY:
+		return "hint_put_reply";
+	case DMSG_SEGMENT_GET:
+		return "segment_get";
+	case DMSG_SEGMENT_GET_REPLY:
+		return "segment_get_reply";
+	case DMSG_ENV_GET:
+		return "env_get";
+	case DMSG_ENV_GET_REPLY:
+		return "env_get_reply";
 	case DMSG_NOTIFICATION:
 		return "notification";
 	case DMSG_REMOTE_LOST:
 		return "remote_lost";
 	case DMSG_DRAINING:
 		return "draining";
+	case DMSG_SEGMENT_CHANGED:
+		return "segment_changed";
 	}
 	return "?";
 }
@@ -1085,6 +1165,352 @@ int dmsg_ring_open_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_hint_get_decode(const void *body, size_t len, struct dmsg_hint_get *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_hint_get m;
+
+	if (len < 4)
+		return check_short(reterr, "hint_get");
+	m.scope.n = dray_le_get32(p + 0);
+	m.scope.p = (const char *)(p + 4);
+	if (m.scope.n > 256)
+		return check_large(reterr, "hint_get.scope", m.scope.n, 256);
+	if (len - 4 < m.scope.n)
+		return check_short(reterr, "hint_get");
+	if (!text_ok(m.scope))
+		return check_text(reterr, "hint_get.scope");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_hint_get_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hint_get *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->scope.n > 256 || !text_ok(m->scope))
+		return -EINVAL;
+	length += m->scope.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_HINT_GET, length, request_id);
+	dray_le_put32(p + 0, m->scope.n);
+	put_bytes(p + 4, m->scope.p, m->scope.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_hint_get_reply_decode(const void *body, size_t len, struct dmsg_hint_get_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_hint_get_reply m;
+
+	if (len < 28)
+		return check_short(reterr, "hint_get_reply");
+	m.source = dray_le_get16(p + 0);
+	m.state = dray_le_get16(p + 2);
+	m.score = dray_le_get32(p + 4);
+	m.left_ms = dray_le_get64(p + 8);
+	m.flags = dray_le_get32(p + 16);
+	m.segment.n = dray_le_get32(p + 24);
+	m.segment.p = (const char *)(p + 28);
+	if (m.segment.n > 256)
+		return check_large(reterr, "hint_get_reply.segment", m.segment.n, 256);
+	if (len - 28 < m.segment.n)
+		return check_short(reterr, "hint_get_reply");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "hint_get_reply.segment");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_hint_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_hint_get_reply *m)
+{
+	size_t length = 28;
+	uint8_t *p;
+
+	if (m->segment.n > 256)
+		return -EINVAL;
+	length += m->segment.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_HINT_GET_REPLY, length, request_id);
+	dray_le_put16(p + 0, m->source);
+	dray_le_put16(p + 2, m->state);
+	dray_le_put32(p + 4, m->score);
+	dray_le_put64(p + 8, m->left_ms);
+	dray_le_put32(p + 16, m->flags);
+	memset(p + 20, 0, 4);
+	dray_le_put32(p + 24, m->segment.n);
+	put_text(p + 28, m->segment);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_hint_put_decode(const void *body, size_t len, struct dmsg_hint_put *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_hint_put m;
+
+	if (len < 20)
+		return check_short(reterr, "hint_put");
+	m.score = dray_le_get32(p + 0);
+	m.ttl_ms = dray_le_get64(p + 8);
+	m.scope.n = dray_le_get32(p + 16);
+	m.scope.p = (const char *)(p + 20);
+	if (m.scope.n > 256)
+		return check_large(reterr, "hint_put.scope", m.scope.n, 256);
+	if (len - 20 < m.scope.n)
+		return check_short(reterr, "hint_put");
+	if (!text_ok(m.scope))
+		return check_text(reterr, "hint_put.scope");
+	p += 20 + m.scope.n;
+	len -= 20 + m.scope.n;
+	if (len < 4)
+		return check_short(reterr, "hint_put");
+	m.segment.n = dray_le_get32(p + 0);
+	m.segment.p = (const char *)(p + 4);
+	if (m.segment.n > 256)
+		return check_large(reterr, "hint_put.segment", m.segment.n, 256);
+	if (len - 4 < m.segment.n)
+		return check_short(reterr, "hint_put");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "hint_put.segment");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_hint_put_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hint_put *m)
+{
+	size_t length = 24;
+	uint8_t *p;
+
+	if (m->scope.n > 256 || !text_ok(m->scope))
+		return -EINVAL;
+	if (m->segment.n > 256 || !text_ok(m->segment))
+		return -EINVAL;
+	length += m->scope.n;
+	length += m->segment.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_HINT_PUT, length, request_id);
+	dray_le_put32(p + 0, m->score);
+	memset(p + 4, 0, 4);
+	dray_le_put64(p + 8, m->ttl_ms);
+	dray_le_put32(p + 16, m->scope.n);
+	p = put_bytes(p + 20, m->scope.p, m->scope.n);
+	dray_le_put32(p + 0, m->segment.n);
+	put_bytes(p + 4, m->segment.p, m->segment.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_hint_put_reply_decode(const void *body, size_t len, struct dmsg_hint_put_reply *ret,
+	struct dray_err *reterr)
+{
+	return 0;
+}
+
+int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_hint_put_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, DMSG_HINT_PUT_REPLY, length, request_id);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_segment_get_decode(const void *body, size_t len, struct dmsg_segment_get *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_segment_get m;
+
+	if (len < 4)
+		return check_short(reterr, "segment_get");
+	m.scope.n = dray_le_get32(p + 0);
+	m.scope.p = (const char *)(p + 4);
+	if (m.scope.n > 256)
+		return check_large(reterr, "segment_get.scope", m.scope.n, 256);
+	if (len - 4 < m.scope.n)
+		return check_short(reterr, "segment_get");
+	if (!text_ok(m.scope))
+		return check_text(reterr, "segment_get.scope");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_segment_get_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_get *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->scope.n > 256 || !text_ok(m->scope))
+		return -EINVAL;
+	length += m->scope.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_SEGMENT_GET, length, request_id);
+	dray_le_put32(p + 0, m->scope.n);
+	put_bytes(p + 4, m->scope.p, m->scope.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_segment_get_reply_decode(const void *body, size_t len, struct dmsg_segment_get_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_segment_get_reply m;
+
+	if (len < 28)
+		return check_short(reterr, "segment_get_reply");
+	m.preference = dray_le_get16(p + 0);
+	m.state = dray_le_get16(p + 2);
+	m.flags = dray_le_get32(p + 4);
+	m.capacity = dray_le_get64(p + 8);
+	m.allocated = dray_le_get64(p + 16);
+	m.segment.n = dray_le_get32(p + 24);
+	m.segment.p = (const char *)(p + 28);
+	if (m.segment.n > 256)
+		return check_large(reterr, "segment_get_reply.segment", m.segment.n, 256);
+	if (len - 28 < m.segment.n)
+		return check_short(reterr, "segment_get_reply");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "segment_get_reply.segment");
+	p += 28 + m.segment.n;
+	len -= 28 + m.segment.n;
+	if (len < 4)
+		return check_short(reterr, "segment_get_reply");
+	m.reason.n = dray_le_get32(p + 0);
+	m.reason.p = (const char *)(p + 4);
+	if (m.reason.n > 256)
+		return check_large(reterr, "segment_get_reply.reason", m.reason.n, 256);
+	if (len - 4 < m.reason.n)
+		return check_short(reterr, "segment_get_reply");
+	if (!text_ok(m.reason))
+		return check_text(reterr, "segment_get_reply.reason");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_segment_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_get_reply *m)
+{
+	size_t length = 32;
+	uint8_t *p;
+
+	if (m->segment.n > 256)
+		return -EINVAL;
+	if (m->reason.n > 256)
+		return -EINVAL;
+	length += m->segment.n;
+	length += m->reason.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_SEGMENT_GET_REPLY, length, request_id);
+	dray_le_put16(p + 0, m->preference);
+	dray_le_put16(p + 2, m->state);
+	dray_le_put32(p + 4, m->flags);
+	dray_le_put64(p + 8, m->capacity);
+	dray_le_put64(p + 16, m->allocated);
+	dray_le_put32(p + 24, m->segment.n);
+	p = put_text(p + 28, m->segment);
+	dray_le_put32(p + 0, m->reason.n);
+	put_text(p + 4, m->reason);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_env_get_decode(const void *body, size_t len, struct dmsg_env_get *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_env_get m;
+
+	if (len < 4)
+		return check_short(reterr, "env_get");
+	m.profiles.n = dray_le_get32(p + 0);
+	m.profiles.p = (const char *)(p + 4);
+	if (m.profiles.n > 256)
+		return check_large(reterr, "env_get.profiles", m.profiles.n, 256);
+	if (len - 4 < m.profiles.n)
+		return check_short(reterr, "env_get");
+	if (!text_ok(m.profiles))
+		return check_text(reterr, "env_get.profiles");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_env_get_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_env_get *m)
+{
+	size_t length = 4;
+	uint8_t *p;
+
+	if (m->profiles.n > 256 || !text_ok(m->profiles))
+		return -EINVAL;
+	length += m->profiles.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_ENV_GET, length, request_id);
+	dray_le_put32(p + 0, m->profiles.n);
+	put_bytes(p + 4, m->profiles.p, m->profiles.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
+int dmsg_env_get_reply_decode(const void *body, size_t len, struct dmsg_env_get_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_env_get_reply m;
+
+	if (len < 4)
+		return check_short(reterr, "env_get_reply");
+	m.variables.n = dray_le_get32(p + 0);
+	m.variables.p = p + 4;
+	if (m.variables.n > 65536)
+		return check_large(reterr, "env_get_reply.variables", m.variables.n, 65536);
+	if (len - 4 < m.variables.n)
+		return check_short(reterr, "env_get_reply");
+	p += 4 + m.variables.n;
+	len -= 4 + m.variables.n;
+	if (len < 4)
+		return check_short(reterr, "env_get_reply");
+	m.notes.n = dray_le_get32(p + 0);
+	m.notes.p = p + 4;
+	if (m.notes.n > 65536)
+		return check_large(reterr, "env_get_reply.notes", m.notes.n, 65536);
+	if (len - 4 < m.notes.n)
+		return check_short(reterr, "env_get_reply");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_env_get_reply *m)
+{
+	size_t length = 8;
+	uint8_t *p;
+
+	if (m->variables.n > 65536)
+		return -EINVAL;
+	if (m->notes.n > 65536)
+		return -EINVAL;
+	length += m->variables.n;
+	length += m->notes.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_ENV_GET_REPLY, length, request_id);
+	dray_le_put32(p + 0, m->variables.n);
+	p = put_bytes(p + 4, m->variables.p, m->variables.n);
+	dray_le_put32(p + 0, m->notes.n);
+	put_bytes(p + 4, m->notes.p, m->notes.n);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_notification_decode(const void *body, size_t len, struct dmsg_notification *ret,
 	struct dray_err *reterr)
 {
@@ -1196,6 +1622,66 @@ int dmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struc
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segment_changed *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_segment_changed m;
+
+	if (len < 12)
+		return check_short(reterr, "segment_changed");
+	m.old = dray_le_get16(p + 0);
+	m.new = dray_le_get16(p + 2);
+	m.flags = dray_le_get32(p + 4);
+	m.segment.n = dray_le_get32(p + 8);
+	m.segment.p = (const char *)(p + 12);
+	if (m.segment.n > 256)
+		return check_large(reterr, "segment_changed.segment", m.segment.n, 256);
+	if (len - 12 < m.segment.n)
+		return check_short(reterr, "segment_changed");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "segment_changed.segment");
+	p += 12 + m.segment.n;
+	len -= 12 + m.segment.n;
+	if (len < 4)
+		return check_short(reterr, "segment_changed");
+	m.reason.n = dray_le_get32(p + 0);
+	m.reason.p = (const char *)(p + 4);
+	if (m.reason.n > 256)
+		return check_large(reterr, "segment_changed.reason", m.reason.n, 256);
+	if (len - 4 < m.reason.n)
+		return check_short(reterr, "segment_changed");
+	if (!text_ok(m.reason))
+		return check_text(reterr, "segment_changed.reason");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_changed *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (m->segment.n > 256)
+		return -EINVAL;
+	if (m->reason.n > 256)
+		return -EINVAL;
+	length += m->segment.n;
+	length += m->reason.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_SEGMENT_CHANGED, length, request_id);
+	dray_le_put16(p + 0, m->old);
+	dray_le_put16(p + 2, m->new);
+	dray_le_put32(p + 4, m->flags);
+	dray_le_put32(p + 8, m->segment.n);
+	p = put_text(p + 12, m->segment);
+	dray_le_put32(p + 0, m->reason.n);
+	put_text(p + 4, m->reason);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 static const uint16_t hello_errors[] = { DRAY_E_VERSION, DRAY_E_DENIED, DRAY_E_QUOTA,
 	DRAY_E_DRAINING, DRAY_E_INVALID, DRAY_E_FD_COUNT, 0 };
 static const uint16_t region_add_errors[] = { DRAY_E_INVALID, DRAY_E_UNSUPPORTED, DRAY_E_RANGE,
@@ -1218,6 +1704,10 @@ static const uint16_t notify_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_PEER_LOST, DR
 	DRAY_E_DRAINING, DRAY_E_REVOKED, DRAY_E_QUOTA, 0 };
 static const uint16_t ring_open_errors[] = { DRAY_E_EXISTS, DRAY_E_INVALID, DRAY_E_QUOTA,
 	DRAY_E_NO_MEMORY, DRAY_E_NO_FDS, DRAY_E_DRAINING, 0 };
+static const uint16_t hint_get_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_INVALID, 0 };
+static const uint16_t hint_put_errors[] = { DRAY_E_INVALID, DRAY_E_QUOTA, DRAY_E_NOT_FOUND, 0 };
+static const uint16_t segment_get_errors[] = { DRAY_E_INVALID, 0 };
+static const uint16_t env_get_errors[] = { DRAY_E_INVALID, 0 };
 
 const struct dmsg_request_info dmsg_requests[DMSG_REQUEST_N] = {
 	{ DMSG_HELLO, DMSG_HELLO_REPLY, "hello", hello_errors },
@@ -1232,4 +1722,8 @@ const struct dmsg_request_info dmsg_requests[DMSG_REQUEST_N] = {
 		transfer_cancel_errors },
 	{ DMSG_NOTIFY, DMSG_NOTIFY_REPLY, "notify", notify_errors },
 	{ DMSG_RING_OPEN, DMSG_RING_OPEN_REPLY, "ring_open", ring_open_errors },
+	{ DMSG_HINT_GET, DMSG_HINT_GET_REPLY, "hint_get", hint_get_errors },
+	{ DMSG_HINT_PUT, DMSG_HINT_PUT_REPLY, "hint_put", hint_put_errors },
+	{ DMSG_SEGMENT_GET, DMSG_SEGMENT_GET_REPLY, "segment_get", segment_get_errors },
+	{ DMSG_ENV_GET, DMSG_ENV_GET_REPLY, "env_get", env_get_errors },
 };

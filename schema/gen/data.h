@@ -14,7 +14,7 @@ struct dray_err;
 
 #define DMSG_MAGIC 0x59415244u
 #define DMSG_MAJOR 1
-#define DMSG_MINOR 0
+#define DMSG_MINOR 1
 #define DMSG_HEADER_SIZE 24
 
 /* Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992). */
@@ -66,13 +66,52 @@ enum dmsg_transport {
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
 bool dmsg_transport_valid(unsigned int v);
 
+/* What is known of a segment. */
+enum dmsg_segment_state {
+	DMSG_SEGMENT_STATE_UNKNOWN = 0, /* Not probed. */
+	DMSG_SEGMENT_STATE_PROBING = 1, /* Being probed; it has not answered yet. */
+	DMSG_SEGMENT_STATE_READY = 2, /* It answers. */
+	DMSG_SEGMENT_STATE_LOST = 3, /* It does not answer any more. */
+};
+const char *dmsg_segment_state_name(unsigned int v); /* "?" if unknown */
+bool dmsg_segment_state_valid(unsigned int v);
+
+/* Where a preferred segment comes from, strongest first. */
+enum dmsg_preference {
+	DMSG_PREFERENCE_NONE = 0, /* There is none. */
+	DMSG_PREFERENCE_EXPLICIT = 1, /* segment.preferred of the configuration. */
+	/* MOONCAKE_PREFERRED_SEGMENT in the agent's environment. */
+	DMSG_PREFERENCE_ENVIRONMENT = 2,
+	DMSG_PREFERENCE_HINT = 3, /* A hint that has not expired. */
+	DMSG_PREFERENCE_DETECTED = 4, /* A ready segment on this node. */
+};
+const char *dmsg_preference_name(unsigned int v); /* "?" if unknown */
+bool dmsg_preference_valid(unsigned int v);
+
+/* Who said so. */
+enum dmsg_hint_source {
+	DMSG_HINT_SOURCE_EXPLICIT = 1, /* The administrator, by drayctl or D-Bus. */
+	DMSG_HINT_SOURCE_ENVIRONMENT = 2, /* The agent's environment. */
+	DMSG_HINT_SOURCE_DETECTED = 3, /* The agent found it. */
+	DMSG_HINT_SOURCE_CLIENT = 4, /* A client. */
+};
+const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
+bool dmsg_hint_source_valid(unsigned int v);
+
 #define DMSG_ACCESS_READ 1u /* May be the source. */
 #define DMSG_ACCESS_WRITE 2u /* May be the destination. */
 #define DMSG_ACCESS_ALL 3u
 
 #define DMSG_HELLO_FLAG_PIDFD 1u /* A pidfd of the client comes with HELLO. */
 #define DMSG_HELLO_FLAG_NOTIFICATIONS 2u /* Deliver the group's notifications to this session. */
-#define DMSG_HELLO_FLAG_ALL 3u
+#define DMSG_HELLO_FLAG_SEGMENTS 4u /* Deliver SEGMENT_CHANGED to this session. Since 1.1. */
+#define DMSG_HELLO_FLAG_ALL 7u
+
+/* Known from before the agent's start; no probe has confirmed it yet. */
+#define DMSG_SEGMENT_FLAG_UNVERIFIED 1u
+#define DMSG_SEGMENT_FLAG_NODE_LOCAL 2u /* On this node. */
+#define DMSG_SEGMENT_FLAG_PREFERRED 4u /* The preferred segment. */
+#define DMSG_SEGMENT_FLAG_ALL 7u
 
 #define DMSG_REGION_FLAG_HUGE 1u /* Pools: use huge pages, or refuse. */
 #define DMSG_REGION_FLAG_ALL 1u
@@ -110,9 +149,18 @@ enum dmsg_type {
 	DMSG_NOTIFY_REPLY = 0x800a,
 	DMSG_RING_OPEN = 0x000b,
 	DMSG_RING_OPEN_REPLY = 0x800b,
+	DMSG_HINT_GET = 0x000c,
+	DMSG_HINT_GET_REPLY = 0x800c,
+	DMSG_HINT_PUT = 0x000d,
+	DMSG_HINT_PUT_REPLY = 0x800d,
+	DMSG_SEGMENT_GET = 0x000e,
+	DMSG_SEGMENT_GET_REPLY = 0x800e,
+	DMSG_ENV_GET = 0x000f,
+	DMSG_ENV_GET_REPLY = 0x800f,
 	DMSG_NOTIFICATION = 0x4001,
 	DMSG_REMOTE_LOST = 0x4002,
 	DMSG_DRAINING = 0x4003,
+	DMSG_SEGMENT_CHANGED = 0x4004,
 };
 const char *dmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -644,6 +692,112 @@ int dmsg_ring_open_reply_decode(const void *body, size_t len, struct dmsg_ring_o
 int dmsg_ring_open_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_ring_open_reply *m);
 
+#define DMSG_HINT_GET_MIN 4
+#define DMSG_HINT_GET_BODY_MAX 260
+/* Request. Asks for the hint of a scope. Since 1.1. */
+struct dmsg_hint_get {
+	/*
+	 * Scope: a model, an instance, a rank, or a key of the caller's own; empty: the whole node.
+	 */
+	struct dray_str scope;
+};
+int dmsg_hint_get_decode(const void *body, size_t len, struct dmsg_hint_get *ret,
+	struct dray_err *reterr);
+int dmsg_hint_get_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hint_get *m);
+
+#define DMSG_HINT_GET_REPLY_MIN 28
+#define DMSG_HINT_GET_REPLY_BODY_MAX 284
+/* The hint that counts: the strongest source, then the highest score, then the youngest. */
+struct dmsg_hint_get_reply {
+	uint16_t source; /* Who said so. */
+	uint16_t state; /* State of the segment. */
+	uint32_t score; /* Higher is better. */
+	uint64_t left_ms; /* Until it expires. */
+	uint32_t flags; /* segment_flag bits of the segment. */
+	struct dray_str segment; /* Segment. */
+};
+int dmsg_hint_get_reply_decode(const void *body, size_t len, struct dmsg_hint_get_reply *ret,
+	struct dray_err *reterr);
+int dmsg_hint_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_hint_get_reply *m);
+
+#define DMSG_HINT_PUT_MIN 24
+#define DMSG_HINT_PUT_BODY_MAX 536
+/*
+ * Request. Remembers a segment for a scope, in the place of what clients of this uid said of it
+ * before. Since 1.1.
+ */
+struct dmsg_hint_put {
+	uint32_t score; /* Higher is better. */
+	uint64_t ttl_ms; /* How long it is good; 0: hint.ttl. */
+	struct dray_str scope; /* Scope; empty: the whole node. */
+	/* Segment, host:port; empty: forget what clients of this uid said. */
+	struct dray_str segment;
+};
+int dmsg_hint_put_decode(const void *body, size_t len, struct dmsg_hint_put *ret,
+	struct dray_err *reterr);
+int dmsg_hint_put_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_hint_put *m);
+
+#define DMSG_HINT_PUT_REPLY_MIN 0
+#define DMSG_HINT_PUT_REPLY_BODY_MAX 0
+/* Remembered; on disk soon. */
+struct dmsg_hint_put_reply {
+};
+int dmsg_hint_put_reply_decode(const void *body, size_t len, struct dmsg_hint_put_reply *ret,
+	struct dray_err *reterr);
+int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_hint_put_reply *m);
+
+#define DMSG_SEGMENT_GET_MIN 4
+#define DMSG_SEGMENT_GET_BODY_MAX 260
+/* Request. Asks for the preferred segment. Since 1.1. */
+struct dmsg_segment_get {
+	struct dray_str scope; /* Hints of this scope count, then those of the empty one. */
+};
+int dmsg_segment_get_decode(const void *body, size_t len, struct dmsg_segment_get *ret,
+	struct dray_err *reterr);
+int dmsg_segment_get_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_get *m);
+
+#define DMSG_SEGMENT_GET_REPLY_MIN 32
+#define DMSG_SEGMENT_GET_REPLY_BODY_MAX 544
+/* The preferred segment, or none: that is no error. */
+struct dmsg_segment_get_reply {
+	uint16_t preference; /* Where it comes from. */
+	uint16_t state; /* Its state. */
+	uint32_t flags; /* segment_flag bits. */
+	uint64_t capacity; /* Its bytes, as a master tells; 0 unknown. */
+	uint64_t allocated; /* Of these, in use. */
+	struct dray_str segment; /* Segment; empty for none. */
+	struct dray_str reason; /* Why this one, or why none. */
+};
+int dmsg_segment_get_reply_decode(const void *body, size_t len, struct dmsg_segment_get_reply *ret,
+	struct dray_err *reterr);
+int dmsg_segment_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_get_reply *m);
+
+#define DMSG_ENV_GET_MIN 4
+#define DMSG_ENV_GET_BODY_MAX 260
+/* Request. Asks for the launcher's environment. Since 1.1. */
+struct dmsg_env_get {
+	struct dray_str profiles; /* Profiles, by comma; empty: env.profiles. */
+};
+int dmsg_env_get_decode(const void *body, size_t len, struct dmsg_env_get *ret,
+	struct dray_err *reterr);
+int dmsg_env_get_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_env_get *m);
+
+#define DMSG_ENV_GET_REPLY_MIN 8
+#define DMSG_ENV_GET_REPLY_BODY_MAX 131080
+/* Variables, and what is left out and why. */
+struct dmsg_env_get_reply {
+	struct dray_blob variables; /* NAME=VALUE, each ended by a newline; values hold none. */
+	struct dray_blob notes; /* NAME: why it is left out, each ended by a newline. */
+};
+int dmsg_env_get_reply_decode(const void *body, size_t len, struct dmsg_env_get_reply *ret,
+	struct dray_err *reterr);
+int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_env_get_reply *m);
+
 #define DMSG_NOTIFICATION_MIN 52
 #define DMSG_NOTIFICATION_BODY_MAX 4148
 /* Event: a notification for this session's group. */
@@ -683,13 +837,32 @@ int dmsg_draining_decode(const void *body, size_t len, struct dmsg_draining *ret
 	struct dray_err *reterr);
 int dmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_draining *m);
 
+#define DMSG_SEGMENT_CHANGED_MIN 16
+#define DMSG_SEGMENT_CHANGED_BODY_MAX 528
+/*
+ * Event: a segment has another state, or another one is preferred. For sessions with the segments
+ * flag. Since 1.1.
+ */
+struct dmsg_segment_changed {
+	uint16_t old; /* State before. */
+	uint16_t new; /* State from now on. */
+	uint32_t flags; /* segment_flag bits. */
+	/* Segment; empty, with the preferred flag: none is preferred any more. */
+	struct dray_str segment;
+	struct dray_str reason; /* Why. */
+};
+int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segment_changed *ret,
+	struct dray_err *reterr);
+int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_segment_changed *m);
+
 /* Requests and what answers them: the reply, or the error message. */
 struct dmsg_request_info {
 	uint16_t type, reply;
 	const char *name;
 	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
 };
-#define DMSG_REQUEST_N 11
+#define DMSG_REQUEST_N 15
 extern const struct dmsg_request_info dmsg_requests[DMSG_REQUEST_N];
 
 #endif

@@ -200,9 +200,9 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
 	{ "number", "t", "From 1 at the agent's start, without gaps." },
 	{ "time_ns", "t", "Nanoseconds since 1970." },
-	{ "kind", "s", "state, rail, peer, session, config or log-level." },
+	{ "kind", "s", "state, rail, peer, session, config, log-level, segment or preferred." },
 	{ "subject", "s",
-		"What changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with its name, a file, a key." },
+		"What changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with its name, a file, a key, a segment." },
 	{ "old", "s", "Its state before." },
 	{ "new", "s", "Its state from then on." },
 	{ "reason", "s", "Why." },
@@ -220,4 +220,55 @@ const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIEL
 	{ "ok", "b", "Holds." },
 	{ "required", "b", "The agent is not ready without it." },
 	{ "reason", "s", "What holds, or what is missing." },
+};
+
+const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N] = {
+	{ "segment", "s", "host:port." },
+	{ "state", "s", "unknown, probing, ready or lost." },
+	{ "verified", "b", "A probe has confirmed the state since the agent's start." },
+	{ "preferred", "b", "The preferred segment, of the empty scope." },
+	{ "local", "b", "On this node." },
+	{ "sources", "s",
+		"From where it is known, by comma: config, listener, master, peer, hint, state." },
+	{ "probe", "s",
+		"How it is probed: tcp, dray, mooncake, http, master (it is ready while a master lists it), peer (while the agent there is connected); empty: not at all." },
+	{ "target", "s", "Where it is probed; empty: at its own address." },
+	{ "reason", "s", "Why it is in that state." },
+	{ "since_ns", "t", "Time in that state." },
+	{ "latency_ns", "t", "Duration of the last probe that was answered; 0: none was." },
+	{ "probes", "t", "Probes made." },
+	{ "failures", "t", "Of these, failed." },
+	{ "next_ns", "t", "Until the next probe; 0: none is due." },
+	{ "capacity", "t", "Bytes, as a master tells; 0 unknown." },
+	{ "allocated", "t", "Of these, in use." },
+	{ "ready_ago_ns", "t", "Time since it last was ready; 0: now, or never." },
+};
+
+const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N] = {
+	{ "rank", "u", "From 1." },
+	{ "segment", "s", "host:port." },
+	{ "preference", "s", "What speaks for it: explicit, environment, hint or detected." },
+	{ "state", "s", "unknown, probing, ready or lost." },
+	{ "chosen", "b", "The preferred segment." },
+	{ "reason", "s", "Why it won, or lost." },
+};
+
+const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N] = {
+	{ "scope", "s", "Scope." },
+	{ "segment", "s", "Segment." },
+	{ "source", "s", "explicit, environment, detected or client." },
+	{ "uid", "u", "Whose client put it; 0 for other sources." },
+	{ "score", "u", "Higher is better." },
+	{ "age_ns", "t", "Time since it was put." },
+	{ "left_ns", "t", "Until it expires." },
+	{ "counts", "b", "The one that counts for its scope." },
+};
+
+const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N] = {
+	{ "profile", "s", "Profile." },
+	{ "name", "s", "Name of the variable, or of the argument for profiles of arguments." },
+	{ "value", "s", "Value; empty where it is left out." },
+	{ "left_out", "b", "There is no value." },
+	{ "argument", "b", "An argument of a command line instead of a variable: NAME=VALUE." },
+	{ "reason", "s", "Where the value comes from, or why there is none." },
 };

@@ -83,7 +83,7 @@
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
 /* Resume, when the agent is on its way out or was told by SIGTERM to end. */
 #define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
-/* There is no such session, transfer or rail. */
+/* There is no such session, transfer, rail or hint. */
 #define DRAY_DBUS_ERROR_NOT_FOUND "dev.dray.Error.NotFound"
 #define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy" /* Somebody else is about it already. */
 /* Reload: the configuration is not in order; nothing has changed. */
@@ -410,5 +410,99 @@ enum dray_dbus_condition_field {
 #define DRAY_DBUS_CONDITION_REQUIRED "required"
 #define DRAY_DBUS_CONDITION_REASON "reason"
 extern const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N];
+
+enum dray_dbus_segment_field {
+	DRAY_DBUS_SEGMENT_FIELD_SEGMENT,
+	DRAY_DBUS_SEGMENT_FIELD_STATE,
+	DRAY_DBUS_SEGMENT_FIELD_VERIFIED,
+	DRAY_DBUS_SEGMENT_FIELD_PREFERRED,
+	DRAY_DBUS_SEGMENT_FIELD_LOCAL,
+	DRAY_DBUS_SEGMENT_FIELD_SOURCES,
+	DRAY_DBUS_SEGMENT_FIELD_PROBE,
+	DRAY_DBUS_SEGMENT_FIELD_TARGET,
+	DRAY_DBUS_SEGMENT_FIELD_REASON,
+	DRAY_DBUS_SEGMENT_FIELD_SINCE_NS,
+	DRAY_DBUS_SEGMENT_FIELD_LATENCY_NS,
+	DRAY_DBUS_SEGMENT_FIELD_PROBES,
+	DRAY_DBUS_SEGMENT_FIELD_FAILURES,
+	DRAY_DBUS_SEGMENT_FIELD_NEXT_NS,
+	DRAY_DBUS_SEGMENT_FIELD_CAPACITY,
+	DRAY_DBUS_SEGMENT_FIELD_ALLOCATED,
+	DRAY_DBUS_SEGMENT_FIELD_READY_AGO_NS,
+	DRAY_DBUS_SEGMENT_FIELD_N,
+};
+#define DRAY_DBUS_SEGMENT_SEGMENT "segment"
+#define DRAY_DBUS_SEGMENT_STATE "state"
+#define DRAY_DBUS_SEGMENT_VERIFIED "verified"
+#define DRAY_DBUS_SEGMENT_PREFERRED "preferred"
+#define DRAY_DBUS_SEGMENT_LOCAL "local"
+#define DRAY_DBUS_SEGMENT_SOURCES "sources"
+#define DRAY_DBUS_SEGMENT_PROBE "probe"
+#define DRAY_DBUS_SEGMENT_TARGET "target"
+#define DRAY_DBUS_SEGMENT_REASON "reason"
+#define DRAY_DBUS_SEGMENT_SINCE_NS "since_ns"
+#define DRAY_DBUS_SEGMENT_LATENCY_NS "latency_ns"
+#define DRAY_DBUS_SEGMENT_PROBES "probes"
+#define DRAY_DBUS_SEGMENT_FAILURES "failures"
+#define DRAY_DBUS_SEGMENT_NEXT_NS "next_ns"
+#define DRAY_DBUS_SEGMENT_CAPACITY "capacity"
+#define DRAY_DBUS_SEGMENT_ALLOCATED "allocated"
+#define DRAY_DBUS_SEGMENT_READY_AGO_NS "ready_ago_ns"
+extern const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N];
+
+enum dray_dbus_candidate_field {
+	DRAY_DBUS_CANDIDATE_FIELD_RANK,
+	DRAY_DBUS_CANDIDATE_FIELD_SEGMENT,
+	DRAY_DBUS_CANDIDATE_FIELD_PREFERENCE,
+	DRAY_DBUS_CANDIDATE_FIELD_STATE,
+	DRAY_DBUS_CANDIDATE_FIELD_CHOSEN,
+	DRAY_DBUS_CANDIDATE_FIELD_REASON,
+	DRAY_DBUS_CANDIDATE_FIELD_N,
+};
+#define DRAY_DBUS_CANDIDATE_RANK "rank"
+#define DRAY_DBUS_CANDIDATE_SEGMENT "segment"
+#define DRAY_DBUS_CANDIDATE_PREFERENCE "preference"
+#define DRAY_DBUS_CANDIDATE_STATE "state"
+#define DRAY_DBUS_CANDIDATE_CHOSEN "chosen"
+#define DRAY_DBUS_CANDIDATE_REASON "reason"
+extern const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N];
+
+enum dray_dbus_hint_field {
+	DRAY_DBUS_HINT_FIELD_SCOPE,
+	DRAY_DBUS_HINT_FIELD_SEGMENT,
+	DRAY_DBUS_HINT_FIELD_SOURCE,
+	DRAY_DBUS_HINT_FIELD_UID,
+	DRAY_DBUS_HINT_FIELD_SCORE,
+	DRAY_DBUS_HINT_FIELD_AGE_NS,
+	DRAY_DBUS_HINT_FIELD_LEFT_NS,
+	DRAY_DBUS_HINT_FIELD_COUNTS,
+	DRAY_DBUS_HINT_FIELD_N,
+};
+#define DRAY_DBUS_HINT_SCOPE "scope"
+#define DRAY_DBUS_HINT_SEGMENT "segment"
+#define DRAY_DBUS_HINT_SOURCE "source"
+#define DRAY_DBUS_HINT_UID "uid"
+#define DRAY_DBUS_HINT_SCORE "score"
+#define DRAY_DBUS_HINT_AGE_NS "age_ns"
+#define DRAY_DBUS_HINT_LEFT_NS "left_ns"
+#define DRAY_DBUS_HINT_COUNTS "counts"
+extern const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N];
+
+enum dray_dbus_variable_field {
+	DRAY_DBUS_VARIABLE_FIELD_PROFILE,
+	DRAY_DBUS_VARIABLE_FIELD_NAME,
+	DRAY_DBUS_VARIABLE_FIELD_VALUE,
+	DRAY_DBUS_VARIABLE_FIELD_LEFT_OUT,
+	DRAY_DBUS_VARIABLE_FIELD_ARGUMENT,
+	DRAY_DBUS_VARIABLE_FIELD_REASON,
+	DRAY_DBUS_VARIABLE_FIELD_N,
+};
+#define DRAY_DBUS_VARIABLE_PROFILE "profile"
+#define DRAY_DBUS_VARIABLE_NAME "name"
+#define DRAY_DBUS_VARIABLE_VALUE "value"
+#define DRAY_DBUS_VARIABLE_LEFT_OUT "left_out"
+#define DRAY_DBUS_VARIABLE_ARGUMENT "argument"
+#define DRAY_DBUS_VARIABLE_REASON "reason"
+extern const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N];
 
 #endif

@@ -59,6 +59,20 @@ enum dray_metric {
 	DRAY_METRIC_STRANGERS_REFUSED_TOTAL, /* Connections closed before they authenticated. */
 	DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, /* Notifications queued for sessions. */
 	DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, /* Notifications refused. */
+	DRAY_METRIC_SEGMENTS, /* Segments known. */
+	DRAY_METRIC_SEGMENT_CHANGES_TOTAL, /* Times a segment's state changed. */
+	DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL, /* Segments forgotten. */
+	DRAY_METRIC_PREFERRED_CHANGES_TOTAL, /* Times another segment was preferred. */
+	DRAY_METRIC_PROBES_TOTAL, /* Probes of segments that ended. */
+	DRAY_METRIC_PROBE_FAILURES_TOTAL, /* Of these, failed. */
+	DRAY_METRIC_PROBES_IN_FLIGHT, /* Probes under way. */
+	DRAY_METRIC_MASTER_READS_TOTAL, /* Times a Mooncake master's pages were read. */
+	DRAY_METRIC_MASTER_FAILURES_TOTAL, /* Of these, failed or refused. */
+	DRAY_METRIC_HINTS, /* Placement hints. */
+	DRAY_METRIC_STATE_WRITES_TOTAL, /* Batches committed to the state database. */
+	/* Batches that could not be written, and state databases set aside. */
+	DRAY_METRIC_STATE_ERRORS_TOTAL,
+	DRAY_METRIC_STATE_IN_MEMORY, /* 1 while state is kept in memory alone. */
 	DRAY_METRIC_N,
 };
 

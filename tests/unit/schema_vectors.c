@@ -20,7 +20,7 @@ static const char *check_dmsg_hello(const void *body, size_t len)
 		return "major_min";
 	if (m.major_max != UINT8_C(0x1e))
 		return "major_max";
-	if (m.flags != UINT16_C(0x3))
+	if (m.flags != UINT16_C(0x7))
 		return "flags";
 	if (m.features != UINT64_C(0x89827b746d665f58))
 		return "features";
@@ -38,7 +38,7 @@ static int encode_dmsg_hello(void *buf, size_t cap)
 	const struct dmsg_hello m = {
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
-		.flags = UINT16_C(0x3),
+		.flags = UINT16_C(0x7),
 		.features = UINT64_C(0x89827b746d665f58),
 		.schema_hash = UINT64_C(0xa69f98918a837c75),
 		.group = { "\147\162\157\165\160\040\303\274\342\234\223\040\360\237\233\222", 16 },
@@ -773,6 +773,259 @@ static int encode_empty_dmsg_ring_open_reply(void *buf, size_t cap)
 	return dmsg_ring_open_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_dmsg_hint_get(const void *body, size_t len)
+{
+	struct dmsg_hint_get m;
+
+	if (dmsg_hint_get_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.scope.n != 16 || memcmp(m.scope.p, "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "scope";
+	return NULL;
+}
+
+static int encode_dmsg_hint_get(void *buf, size_t cap)
+{
+	const struct dmsg_hint_get m = {
+		.scope = { "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+	};
+
+	return dmsg_hint_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_hint_get(void *buf, size_t cap)
+{
+	const struct dmsg_hint_get m = {};
+
+	return dmsg_hint_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_hint_get_reply(const void *body, size_t len)
+{
+	struct dmsg_hint_get_reply m;
+
+	if (dmsg_hint_get_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.source != UINT16_C(0x4))
+		return "source";
+	if (m.state != UINT16_C(0x3))
+		return "state";
+	if (m.score != UINT32_C(0x5049423b))
+		return "score";
+	if (m.left_ms != UINT64_C(0x89827b746d665f58))
+		return "left_ms";
+	if (m.flags != UINT32_C(0x7))
+		return "flags";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	return NULL;
+}
+
+static int encode_dmsg_hint_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_hint_get_reply m = {
+		.source = UINT16_C(0x4),
+		.state = UINT16_C(0x3),
+		.score = UINT32_C(0x5049423b),
+		.left_ms = UINT64_C(0x89827b746d665f58),
+		.flags = UINT32_C(0x7),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+	};
+
+	return dmsg_hint_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_hint_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_hint_get_reply m = {};
+
+	return dmsg_hint_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_hint_put(const void *body, size_t len)
+{
+	struct dmsg_hint_put m;
+
+	if (dmsg_hint_put_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.score != UINT32_C(0x160f0801))
+		return "score";
+	if (m.ttl_ms != UINT64_C(0x6c655e575049423b))
+		return "ttl_ms";
+	if (m.scope.n != 16 || memcmp(m.scope.p, "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "scope";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	return NULL;
+}
+
+static int encode_dmsg_hint_put(void *buf, size_t cap)
+{
+	const struct dmsg_hint_put m = {
+		.score = UINT32_C(0x160f0801),
+		.ttl_ms = UINT64_C(0x6c655e575049423b),
+		.scope = { "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+	};
+
+	return dmsg_hint_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_hint_put(void *buf, size_t cap)
+{
+	const struct dmsg_hint_put m = {};
+
+	return dmsg_hint_put_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_hint_put_reply(const void *body, size_t len)
+{
+	struct dmsg_hint_put_reply m;
+
+	if (dmsg_hint_put_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	return NULL;
+}
+
+static int encode_dmsg_hint_put_reply(void *buf, size_t cap)
+{
+	return dmsg_hint_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_dmsg_hint_put_reply(void *buf, size_t cap)
+{
+	return dmsg_hint_put_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static const char *check_dmsg_segment_get(const void *body, size_t len)
+{
+	struct dmsg_segment_get m;
+
+	if (dmsg_segment_get_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.scope.n != 16 || memcmp(m.scope.p, "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16))
+		return "scope";
+	return NULL;
+}
+
+static int encode_dmsg_segment_get(void *buf, size_t cap)
+{
+	const struct dmsg_segment_get m = {
+		.scope = { "\163\143\157\160\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
+	};
+
+	return dmsg_segment_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_segment_get(void *buf, size_t cap)
+{
+	const struct dmsg_segment_get m = {};
+
+	return dmsg_segment_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_segment_get_reply(const void *body, size_t len)
+{
+	struct dmsg_segment_get_reply m;
+
+	if (dmsg_segment_get_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.preference != UINT16_C(0x4))
+		return "preference";
+	if (m.state != UINT16_C(0x3))
+		return "state";
+	if (m.flags != UINT32_C(0x7))
+		return "flags";
+	if (m.capacity != UINT64_C(0x89827b746d665f58))
+		return "capacity";
+	if (m.allocated != UINT64_C(0xa69f98918a837c75))
+		return "allocated";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	if (m.reason.n != 17 || memcmp(m.reason.p, "\162\145\141\163\157\156\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "reason";
+	return NULL;
+}
+
+static int encode_dmsg_segment_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_segment_get_reply m = {
+		.preference = UINT16_C(0x4),
+		.state = UINT16_C(0x3),
+		.flags = UINT32_C(0x7),
+		.capacity = UINT64_C(0x89827b746d665f58),
+		.allocated = UINT64_C(0xa69f98918a837c75),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+		.reason = { "\162\145\141\163\157\156\040\303\274\342\234\223\040\360\237\233\222", 17 },
+	};
+
+	return dmsg_segment_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_segment_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_segment_get_reply m = {};
+
+	return dmsg_segment_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_env_get(const void *body, size_t len)
+{
+	struct dmsg_env_get m;
+
+	if (dmsg_env_get_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.profiles.n != 19 || memcmp(m.profiles.p, "\160\162\157\146\151\154\145\163\040\303\274\342\234\223\040\360\237\233\222", 19))
+		return "profiles";
+	return NULL;
+}
+
+static int encode_dmsg_env_get(void *buf, size_t cap)
+{
+	const struct dmsg_env_get m = {
+		.profiles = { "\160\162\157\146\151\154\145\163\040\303\274\342\234\223\040\360\237\233\222", 19 },
+	};
+
+	return dmsg_env_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_env_get(void *buf, size_t cap)
+{
+	const struct dmsg_env_get m = {};
+
+	return dmsg_env_get_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_env_get_reply(const void *body, size_t len)
+{
+	struct dmsg_env_get_reply m;
+
+	if (dmsg_env_get_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.variables.n != 40 || memcmp(m.variables.p, "\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242\251\260\267\276\305\314\323\332\341\350\357\366\375\004\013\022", 40))
+		return "variables";
+	if (m.notes.n != 41 || memcmp(m.notes.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
+		return "notes";
+	return NULL;
+}
+
+static int encode_dmsg_env_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_env_get_reply m = {
+		.variables = { (const uint8_t *)"\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242\251\260\267\276\305\314\323\332\341\350\357\366\375\004\013\022", 40 },
+		.notes = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+	};
+
+	return dmsg_env_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_env_get_reply(void *buf, size_t cap)
+{
+	const struct dmsg_env_get_reply m = {};
+
+	return dmsg_env_get_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_dmsg_notification(const void *body, size_t len)
 {
 	struct dmsg_notification m;
@@ -873,6 +1126,45 @@ static int encode_empty_dmsg_draining(void *buf, size_t cap)
 	const struct dmsg_draining m = {};
 
 	return dmsg_draining_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_dmsg_segment_changed(const void *body, size_t len)
+{
+	struct dmsg_segment_changed m;
+
+	if (dmsg_segment_changed_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.old != UINT16_C(0x3))
+		return "old";
+	if (m.new != UINT16_C(0x3))
+		return "new";
+	if (m.flags != UINT32_C(0x7))
+		return "flags";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	if (m.reason.n != 17 || memcmp(m.reason.p, "\162\145\141\163\157\156\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "reason";
+	return NULL;
+}
+
+static int encode_dmsg_segment_changed(void *buf, size_t cap)
+{
+	const struct dmsg_segment_changed m = {
+		.old = UINT16_C(0x3),
+		.new = UINT16_C(0x3),
+		.flags = UINT32_C(0x7),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+		.reason = { "\162\145\141\163\157\156\040\303\274\342\234\223\040\360\237\233\222", 17 },
+	};
+
+	return dmsg_segment_changed_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_dmsg_segment_changed(void *buf, size_t cap)
+{
+	const struct dmsg_segment_changed m = {};
+
+	return dmsg_segment_changed_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
 static const char *check_pmsg_hello(const void *body, size_t len)
@@ -1973,12 +2265,30 @@ const struct vector vectors[] = {
 	  check_dmsg_ring_open, encode_dmsg_ring_open, encode_empty_dmsg_ring_open, 0, NULL },
 	{ VECTOR_DATA, DMSG_RING_OPEN_REPLY, "ring_open_reply", 24, DMSG_RING_OPEN_REPLY_BODY_MAX,
 	  check_dmsg_ring_open_reply, encode_dmsg_ring_open_reply, encode_empty_dmsg_ring_open_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_HINT_GET, "hint_get", 4, DMSG_HINT_GET_BODY_MAX,
+	  check_dmsg_hint_get, encode_dmsg_hint_get, encode_empty_dmsg_hint_get, 0, NULL },
+	{ VECTOR_DATA, DMSG_HINT_GET_REPLY, "hint_get_reply", 28, DMSG_HINT_GET_REPLY_BODY_MAX,
+	  check_dmsg_hint_get_reply, encode_dmsg_hint_get_reply, encode_empty_dmsg_hint_get_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_HINT_PUT, "hint_put", 24, DMSG_HINT_PUT_BODY_MAX,
+	  check_dmsg_hint_put, encode_dmsg_hint_put, encode_empty_dmsg_hint_put, 0, NULL },
+	{ VECTOR_DATA, DMSG_HINT_PUT_REPLY, "hint_put_reply", 0, DMSG_HINT_PUT_REPLY_BODY_MAX,
+	  check_dmsg_hint_put_reply, encode_dmsg_hint_put_reply, encode_empty_dmsg_hint_put_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_SEGMENT_GET, "segment_get", 4, DMSG_SEGMENT_GET_BODY_MAX,
+	  check_dmsg_segment_get, encode_dmsg_segment_get, encode_empty_dmsg_segment_get, 0, NULL },
+	{ VECTOR_DATA, DMSG_SEGMENT_GET_REPLY, "segment_get_reply", 32, DMSG_SEGMENT_GET_REPLY_BODY_MAX,
+	  check_dmsg_segment_get_reply, encode_dmsg_segment_get_reply, encode_empty_dmsg_segment_get_reply, 0, NULL },
+	{ VECTOR_DATA, DMSG_ENV_GET, "env_get", 4, DMSG_ENV_GET_BODY_MAX,
+	  check_dmsg_env_get, encode_dmsg_env_get, encode_empty_dmsg_env_get, 0, NULL },
+	{ VECTOR_DATA, DMSG_ENV_GET_REPLY, "env_get_reply", 8, DMSG_ENV_GET_REPLY_BODY_MAX,
+	  check_dmsg_env_get_reply, encode_dmsg_env_get_reply, encode_empty_dmsg_env_get_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_NOTIFICATION, "notification", 52, DMSG_NOTIFICATION_BODY_MAX,
 	  check_dmsg_notification, encode_dmsg_notification, encode_empty_dmsg_notification, 0, NULL },
 	{ VECTOR_DATA, DMSG_REMOTE_LOST, "remote_lost", 16, DMSG_REMOTE_LOST_BODY_MAX,
 	  check_dmsg_remote_lost, encode_dmsg_remote_lost, encode_empty_dmsg_remote_lost, 0, NULL },
 	{ VECTOR_DATA, DMSG_DRAINING, "draining", 4, DMSG_DRAINING_BODY_MAX,
 	  check_dmsg_draining, encode_dmsg_draining, encode_empty_dmsg_draining, 0, NULL },
+	{ VECTOR_DATA, DMSG_SEGMENT_CHANGED, "segment_changed", 16, DMSG_SEGMENT_CHANGED_BODY_MAX,
+	  check_dmsg_segment_changed, encode_dmsg_segment_changed, encode_empty_dmsg_segment_changed, 0, NULL },
 	{ VECTOR_PEER, PMSG_HELLO, "hello", 64, PMSG_HELLO_BODY_MAX,
 	  check_pmsg_hello, encode_pmsg_hello, encode_empty_pmsg_hello, 0, NULL },
 	{ VECTOR_PEER, PMSG_ERROR, "error", 8, PMSG_ERROR_BODY_MAX,
@@ -2024,7 +2334,7 @@ const struct vector vectors[] = {
 };
 
 const struct vector_poke vector_pokes[] = {
-	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x4), DRAY_E_UNSUPPORTED },
+	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[0], "hello.group", 24, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -2089,32 +2399,102 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[16], "transfer_done.message", 28, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[16], "transfer_done.message", 28, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[21], "ring_open.reserved", 4, 1, UINT64_C(0xff), 0 },
-	{ &vectors[24], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[24], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[24], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[24], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[24], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[26], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[26], "hello.features", 8, 8, UINT64_C(0x4), 0 },
-	{ &vectors[26], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
-	{ &vectors[26], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[26], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[26], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[26], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[26], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[26], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[26], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[26], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[26], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[26], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[27], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
-	{ &vectors[27], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
-	{ &vectors[27], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
-	{ &vectors[27], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
-	{ &vectors[27], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
-	{ &vectors[31], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
-	{ &vectors[43], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
-	{ &vectors[43], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[23], "hint_get.scope", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[23], "hint_get.scope", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[23], "hint_get.scope", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[23], "hint_get.scope", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[23], "hint_get.scope", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[24], "hint_get_reply.source", 0, 2, UINT64_C(0x5), 0 },
+	{ &vectors[24], "hint_get_reply.source", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[24], "hint_get_reply.state", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[24], "hint_get_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[24], "hint_get_reply.flags", 16, 4, UINT64_C(0x8), 0 },
+	{ &vectors[24], "hint_get_reply.flags", 16, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[24], "hint_get_reply.reserved", 20, 1, UINT64_C(0xff), 0 },
+	{ &vectors[24], "hint_get_reply.segment", 28, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[24], "hint_get_reply.segment", 28, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[24], "hint_get_reply.segment", 28, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[24], "hint_get_reply.segment", 28, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[24], "hint_get_reply.segment", 28, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[25], "hint_put.scope", 20, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.scope", 20, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.scope", 20, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.scope", 20, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.scope", 20, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.segment", 40, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.segment", 40, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.segment", 40, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.segment", 40, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[25], "hint_put.segment", 40, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[27], "segment_get.scope", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[27], "segment_get.scope", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[27], "segment_get.scope", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[27], "segment_get.scope", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[27], "segment_get.scope", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.preference", 0, 2, UINT64_C(0x5), 0 },
+	{ &vectors[28], "segment_get_reply.preference", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[28], "segment_get_reply.state", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[28], "segment_get_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[28], "segment_get_reply.flags", 4, 4, UINT64_C(0x8), 0 },
+	{ &vectors[28], "segment_get_reply.flags", 4, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[28], "segment_get_reply.segment", 28, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.segment", 28, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.segment", 28, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.segment", 28, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.segment", 28, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.reason", 50, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.reason", 50, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.reason", 50, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.reason", 50, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[28], "segment_get_reply.reason", 50, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[29], "env_get.profiles", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[32], "remote_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.old", 0, 2, UINT64_C(0x4), 0 },
+	{ &vectors[34], "segment_changed.old", 0, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[34], "segment_changed.new", 2, 2, UINT64_C(0x4), 0 },
+	{ &vectors[34], "segment_changed.new", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[34], "segment_changed.flags", 4, 4, UINT64_C(0x8), 0 },
+	{ &vectors[34], "segment_changed.flags", 4, 4, UINT64_C(0x80000000), 0 },
+	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.segment", 12, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[35], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
+	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x4), 0 },
+	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
+	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[35], "hello.version", 82, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[36], "error.message", 8, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[36], "error.message", 8, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[36], "error.message", 8, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[40], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
+	{ &vectors[52], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
+	{ &vectors[52], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -2144,23 +2524,47 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[19], "notify.payload", 16, 1, 4096,
 	  "\141" },
-	{ &vectors[23], "notification.payload", 48, 1, 4096,
+	{ &vectors[23], "hint_get.scope", 0, 1, 256,
 	  "\141" },
-	{ &vectors[24], "remote_lost.message", 12, 1, 256,
+	{ &vectors[24], "hint_get_reply.segment", 24, 1, 256,
 	  "\141" },
-	{ &vectors[26], "hello.segment", 56, 1, 256,
+	{ &vectors[25], "hint_put.scope", 16, 1, 256,
 	  "\141" },
-	{ &vectors[26], "hello.version", 60, 1, 64,
+	{ &vectors[25], "hint_put.segment", 20, 1, 256,
 	  "\141" },
-	{ &vectors[27], "error.message", 4, 1, 256,
+	{ &vectors[27], "segment_get.scope", 0, 1, 256,
 	  "\141" },
-	{ &vectors[31], "import_reply.rails", 20, 32, 1024,
+	{ &vectors[28], "segment_get_reply.segment", 24, 1, 256,
+	  "\141" },
+	{ &vectors[28], "segment_get_reply.reason", 28, 1, 256,
+	  "\141" },
+	{ &vectors[29], "env_get.profiles", 0, 1, 256,
+	  "\141" },
+	{ &vectors[30], "env_get_reply.variables", 0, 1, 65536,
+	  "\141" },
+	{ &vectors[30], "env_get_reply.notes", 4, 1, 65536,
+	  "\141" },
+	{ &vectors[31], "notification.payload", 48, 1, 4096,
+	  "\141" },
+	{ &vectors[32], "remote_lost.message", 12, 1, 256,
+	  "\141" },
+	{ &vectors[34], "segment_changed.segment", 8, 1, 256,
+	  "\141" },
+	{ &vectors[34], "segment_changed.reason", 12, 1, 256,
+	  "\141" },
+	{ &vectors[35], "hello.segment", 56, 1, 256,
+	  "\141" },
+	{ &vectors[35], "hello.version", 60, 1, 64,
+	  "\141" },
+	{ &vectors[36], "error.message", 4, 1, 256,
+	  "\141" },
+	{ &vectors[40], "import_reply.rails", 20, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
-	{ &vectors[37], "notify.payload", 24, 1, 4096,
+	{ &vectors[46], "notify.payload", 24, 1, 4096,
 	  "\141" },
-	{ &vectors[41], "ports.ports", 0, 48, 64,
+	{ &vectors[50], "ports.ports", 0, 48, 64,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
-	{ &vectors[42], "keys.rails", 8, 32, 1024,
+	{ &vectors[51], "keys.rails", 8, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
 };
 
@@ -2348,6 +2752,54 @@ static int recode_data(unsigned int type, const void *body, size_t len, uint64_t
 		r = dmsg_ring_open_reply_decode(body, len, &m, reterr);
 		return r < 0 ? r : dmsg_ring_open_reply_encode(buf, cap, id, &m);
 	}
+	case DMSG_HINT_GET: {
+		struct dmsg_hint_get m;
+
+		r = dmsg_hint_get_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_hint_get_encode(buf, cap, id, &m);
+	}
+	case DMSG_HINT_GET_REPLY: {
+		struct dmsg_hint_get_reply m;
+
+		r = dmsg_hint_get_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_hint_get_reply_encode(buf, cap, id, &m);
+	}
+	case DMSG_HINT_PUT: {
+		struct dmsg_hint_put m;
+
+		r = dmsg_hint_put_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_hint_put_encode(buf, cap, id, &m);
+	}
+	case DMSG_HINT_PUT_REPLY: {
+		struct dmsg_hint_put_reply m;
+
+		r = dmsg_hint_put_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_hint_put_reply_encode(buf, cap, id, &m);
+	}
+	case DMSG_SEGMENT_GET: {
+		struct dmsg_segment_get m;
+
+		r = dmsg_segment_get_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_segment_get_encode(buf, cap, id, &m);
+	}
+	case DMSG_SEGMENT_GET_REPLY: {
+		struct dmsg_segment_get_reply m;
+
+		r = dmsg_segment_get_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_segment_get_reply_encode(buf, cap, id, &m);
+	}
+	case DMSG_ENV_GET: {
+		struct dmsg_env_get m;
+
+		r = dmsg_env_get_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_env_get_encode(buf, cap, id, &m);
+	}
+	case DMSG_ENV_GET_REPLY: {
+		struct dmsg_env_get_reply m;
+
+		r = dmsg_env_get_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_env_get_reply_encode(buf, cap, id, &m);
+	}
 	case DMSG_NOTIFICATION: {
 		struct dmsg_notification m;
 
@@ -2365,6 +2817,12 @@ static int recode_data(unsigned int type, const void *body, size_t len, uint64_t
 
 		r = dmsg_draining_decode(body, len, &m, reterr);
 		return r < 0 ? r : dmsg_draining_encode(buf, cap, id, &m);
+	}
+	case DMSG_SEGMENT_CHANGED: {
+		struct dmsg_segment_changed m;
+
+		r = dmsg_segment_changed_decode(body, len, &m, reterr);
+		return r < 0 ? r : dmsg_segment_changed_encode(buf, cap, id, &m);
 	}
 	}
 	return -ENOENT;

@@ -234,7 +234,7 @@ def _put_vec(what, items, record, most):
 
 MAGIC = 0x59415244
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 # Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992).
 MESSAGE_MAX = 212960
 FDS_MAX = 250  # File descriptors with one message (SCM_MAX_FD is 253).
@@ -268,13 +268,38 @@ TRANSPORT_TCP = 2  # TCP streams to the peer.
 TRANSPORT_RDMA = 3  # Reliable-connected queue pairs.
 TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma"}
 
+SEGMENT_STATE_UNKNOWN = 0  # Not probed.
+SEGMENT_STATE_PROBING = 1  # Being probed; it has not answered yet.
+SEGMENT_STATE_READY = 2  # It answers.
+SEGMENT_STATE_LOST = 3  # It does not answer any more.
+SEGMENT_STATE_NAMES = {0: "unknown", 1: "probing", 2: "ready", 3: "lost"}
+
+PREFERENCE_NONE = 0  # There is none.
+PREFERENCE_EXPLICIT = 1  # segment.preferred of the configuration.
+PREFERENCE_ENVIRONMENT = 2  # MOONCAKE_PREFERRED_SEGMENT in the agent's environment.
+PREFERENCE_HINT = 3  # A hint that has not expired.
+PREFERENCE_DETECTED = 4  # A ready segment on this node.
+PREFERENCE_NAMES = {0: "none", 1: "explicit", 2: "environment", 3: "hint", 4: "detected"}
+
+HINT_SOURCE_EXPLICIT = 1  # The administrator, by drayctl or D-Bus.
+HINT_SOURCE_ENVIRONMENT = 2  # The agent's environment.
+HINT_SOURCE_DETECTED = 3  # The agent found it.
+HINT_SOURCE_CLIENT = 4  # A client.
+HINT_SOURCE_NAMES = {1: "explicit", 2: "environment", 3: "detected", 4: "client"}
+
 ACCESS_READ = 1  # May be the source.
 ACCESS_WRITE = 2  # May be the destination.
 ACCESS_ALL = 3
 
 HELLO_FLAG_PIDFD = 1  # A pidfd of the client comes with HELLO.
 HELLO_FLAG_NOTIFICATIONS = 2  # Deliver the group's notifications to this session.
-HELLO_FLAG_ALL = 3
+HELLO_FLAG_SEGMENTS = 4  # Deliver SEGMENT_CHANGED to this session. Since 1.1.
+HELLO_FLAG_ALL = 7
+
+SEGMENT_FLAG_UNVERIFIED = 1  # Known from before the agent's start; no probe has confirmed it yet.
+SEGMENT_FLAG_NODE_LOCAL = 2  # On this node.
+SEGMENT_FLAG_PREFERRED = 4  # The preferred segment.
+SEGMENT_FLAG_ALL = 7
 
 REGION_FLAG_HUGE = 1  # Pools: use huge pages, or refuse.
 REGION_FLAG_ALL = 1
@@ -326,9 +351,18 @@ MSG_NOTIFY = 0x000a
 MSG_NOTIFY_REPLY = 0x800a
 MSG_RING_OPEN = 0x000b
 MSG_RING_OPEN_REPLY = 0x800b
+MSG_HINT_GET = 0x000c
+MSG_HINT_GET_REPLY = 0x800c
+MSG_HINT_PUT = 0x000d
+MSG_HINT_PUT_REPLY = 0x800d
+MSG_SEGMENT_GET = 0x000e
+MSG_SEGMENT_GET_REPLY = 0x800e
+MSG_ENV_GET = 0x000f
+MSG_ENV_GET_REPLY = 0x800f
 MSG_NOTIFICATION = 0x4001
 MSG_REMOTE_LOST = 0x4002
 MSG_DRAINING = 0x4003
+MSG_SEGMENT_CHANGED = 0x4004
 TYPE_NAMES = {
     MSG_HELLO: "hello",
     MSG_HELLO_REPLY: "hello_reply",
@@ -353,9 +387,18 @@ TYPE_NAMES = {
     MSG_NOTIFY_REPLY: "notify_reply",
     MSG_RING_OPEN: "ring_open",
     MSG_RING_OPEN_REPLY: "ring_open_reply",
+    MSG_HINT_GET: "hint_get",
+    MSG_HINT_GET_REPLY: "hint_get_reply",
+    MSG_HINT_PUT: "hint_put",
+    MSG_HINT_PUT_REPLY: "hint_put_reply",
+    MSG_SEGMENT_GET: "segment_get",
+    MSG_SEGMENT_GET_REPLY: "segment_get_reply",
+    MSG_ENV_GET: "env_get",
+    MSG_ENV_GET_REPLY: "env_get_reply",
     MSG_NOTIFICATION: "notification",
     MSG_REMOTE_LOST: "remote_lost",
     MSG_DRAINING: "draining",
+    MSG_SEGMENT_CHANGED: "segment_changed",
 }
 
 # One piece of a region, in the order of its offsets.
@@ -1025,6 +1068,260 @@ def unpack_ring_open_reply(body):
     return RingOpenReply(sq_entries, cq_entries, arena_bytes, ring_bytes)
 
 
+# Asks for the hint of a scope. Since 1.1.
+HintGet = namedtuple("HintGet", "scope")
+
+
+def pack_hint_get(request_id=0, scope=""):
+    scope = _put_text("hint_get.scope", scope, 256, True)
+    return build(MSG_HINT_GET, request_id, _U32.pack(len(scope)), scope)
+
+
+def unpack_hint_get(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("hint_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("hint_get.scope", n, 256)
+    if left < n:
+        raise _short("hint_get")
+    scope = _text("hint_get.scope", body[at:at + n])
+    at += n
+    left -= n
+    return HintGet(scope)
+
+
+# The hint that counts: the strongest source, then the highest score, then the youngest.
+HintGetReply = namedtuple("HintGetReply", "source state score left_ms flags segment")
+_HINT_GET_REPLY_0 = Struct("<HHIQI4xI")
+
+
+def pack_hint_get_reply(request_id=0, source=0, state=0, score=0, left_ms=0, flags=0, segment=""):
+    segment = _put_text("hint_get_reply.segment", segment, 256, False)
+    return build(MSG_HINT_GET_REPLY, request_id,
+                 _HINT_GET_REPLY_0.pack(source, state, score, left_ms, flags,
+                                        len(segment)),
+                 segment)
+
+
+def unpack_hint_get_reply(body):
+    left = len(body)
+    at = 0
+    if left < 28:
+        raise _short("hint_get_reply")
+    (source, state, score, left_ms, flags, n) = _HINT_GET_REPLY_0.unpack_from(body, at)
+    at += 28
+    left -= 28
+    if n > 256:
+        raise _large("hint_get_reply.segment", n, 256)
+    if left < n:
+        raise _short("hint_get_reply")
+    segment = _text("hint_get_reply.segment", body[at:at + n])
+    at += n
+    left -= n
+    return HintGetReply(source, state, score, left_ms, flags, segment)
+
+
+# Remembers a segment for a scope, in the place of what clients of this uid said of it before. Since
+# 1.1.
+HintPut = namedtuple("HintPut", "score ttl_ms scope segment")
+_HINT_PUT_0 = Struct("<I4xQI")
+
+
+def pack_hint_put(request_id=0, score=0, ttl_ms=0, scope="", segment=""):
+    scope = _put_text("hint_put.scope", scope, 256, True)
+    segment = _put_text("hint_put.segment", segment, 256, True)
+    return build(MSG_HINT_PUT, request_id, _HINT_PUT_0.pack(score, ttl_ms, len(scope)), scope,
+                 _U32.pack(len(segment)), segment)
+
+
+def unpack_hint_put(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("hint_put")
+    (score, ttl_ms, n) = _HINT_PUT_0.unpack_from(body, at)
+    at += 20
+    left -= 20
+    if n > 256:
+        raise _large("hint_put.scope", n, 256)
+    if left < n:
+        raise _short("hint_put")
+    scope = _text("hint_put.scope", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("hint_put")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("hint_put.segment", n, 256)
+    if left < n:
+        raise _short("hint_put")
+    segment = _text("hint_put.segment", body[at:at + n])
+    at += n
+    left -= n
+    return HintPut(score, ttl_ms, scope, segment)
+
+
+# Remembered; on disk soon.
+HintPutReply = namedtuple("HintPutReply", "")
+
+
+def pack_hint_put_reply(request_id=0):
+    return build(MSG_HINT_PUT_REPLY, request_id)
+
+
+def unpack_hint_put_reply(body):
+    return HintPutReply()
+
+
+# Asks for the preferred segment. Since 1.1.
+SegmentGet = namedtuple("SegmentGet", "scope")
+
+
+def pack_segment_get(request_id=0, scope=""):
+    scope = _put_text("segment_get.scope", scope, 256, True)
+    return build(MSG_SEGMENT_GET, request_id, _U32.pack(len(scope)), scope)
+
+
+def unpack_segment_get(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("segment_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("segment_get.scope", n, 256)
+    if left < n:
+        raise _short("segment_get")
+    scope = _text("segment_get.scope", body[at:at + n])
+    at += n
+    left -= n
+    return SegmentGet(scope)
+
+
+# The preferred segment, or none: that is no error.
+SegmentGetReply = namedtuple("SegmentGetReply", """
+    preference state flags capacity allocated segment reason""")
+_SEGMENT_GET_REPLY_0 = Struct("<HHIQQI")
+
+
+def pack_segment_get_reply(request_id=0, preference=0, state=0, flags=0, capacity=0, allocated=0,
+                           segment="", reason=""):
+    segment = _put_text("segment_get_reply.segment", segment, 256, False)
+    reason = _put_text("segment_get_reply.reason", reason, 256, False)
+    return build(MSG_SEGMENT_GET_REPLY, request_id,
+                 _SEGMENT_GET_REPLY_0.pack(preference, state, flags, capacity, allocated,
+                                           len(segment)),
+                 segment, _U32.pack(len(reason)), reason)
+
+
+def unpack_segment_get_reply(body):
+    left = len(body)
+    at = 0
+    if left < 28:
+        raise _short("segment_get_reply")
+    (preference, state, flags, capacity, allocated, n) = _SEGMENT_GET_REPLY_0.unpack_from(body, at)
+    at += 28
+    left -= 28
+    if n > 256:
+        raise _large("segment_get_reply.segment", n, 256)
+    if left < n:
+        raise _short("segment_get_reply")
+    segment = _text("segment_get_reply.segment", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("segment_get_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("segment_get_reply.reason", n, 256)
+    if left < n:
+        raise _short("segment_get_reply")
+    reason = _text("segment_get_reply.reason", body[at:at + n])
+    at += n
+    left -= n
+    return SegmentGetReply(preference, state, flags, capacity, allocated, segment, reason)
+
+
+# Asks for the launcher's environment. Since 1.1.
+EnvGet = namedtuple("EnvGet", "profiles")
+
+
+def pack_env_get(request_id=0, profiles=""):
+    profiles = _put_text("env_get.profiles", profiles, 256, True)
+    return build(MSG_ENV_GET, request_id, _U32.pack(len(profiles)), profiles)
+
+
+def unpack_env_get(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("env_get")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("env_get.profiles", n, 256)
+    if left < n:
+        raise _short("env_get")
+    profiles = _text("env_get.profiles", body[at:at + n])
+    at += n
+    left -= n
+    return EnvGet(profiles)
+
+
+# Variables, and what is left out and why.
+EnvGetReply = namedtuple("EnvGetReply", "variables notes")
+
+
+def pack_env_get_reply(request_id=0, variables=b"", notes=b""):
+    variables = _put_blob("env_get_reply.variables", variables, 65536)
+    notes = _put_blob("env_get_reply.notes", notes, 65536)
+    return build(MSG_ENV_GET_REPLY, request_id, _U32.pack(len(variables)), variables,
+                 _U32.pack(len(notes)), notes)
+
+
+def unpack_env_get_reply(body):
+    left = len(body)
+    at = 0
+    if left < 4:
+        raise _short("env_get_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 65536:
+        raise _large("env_get_reply.variables", n, 65536)
+    if left < n:
+        raise _short("env_get_reply")
+    variables = _copy(body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("env_get_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 65536:
+        raise _large("env_get_reply.notes", n, 65536)
+    if left < n:
+        raise _short("env_get_reply")
+    notes = _copy(body[at:at + n])
+    at += n
+    left -= n
+    return EnvGetReply(variables, notes)
+
+
 # Event: a notification for this session's group.
 Notification = namedtuple("Notification", "tag region agent_id incarnation id payload")
 _NOTIFICATION_0 = Struct("<QQ16sQQI")
@@ -1103,6 +1400,50 @@ def unpack_draining(body):
     return Draining(deadline_ms)
 
 
+# Event: a segment has another state, or another one is preferred. For sessions with the segments
+# flag. Since 1.1.
+SegmentChanged = namedtuple("SegmentChanged", "old new flags segment reason")
+_SEGMENT_CHANGED_0 = Struct("<HHII")
+
+
+def pack_segment_changed(request_id=0, old=0, new=0, flags=0, segment="", reason=""):
+    segment = _put_text("segment_changed.segment", segment, 256, False)
+    reason = _put_text("segment_changed.reason", reason, 256, False)
+    return build(MSG_SEGMENT_CHANGED, request_id,
+                 _SEGMENT_CHANGED_0.pack(old, new, flags, len(segment)), segment,
+                 _U32.pack(len(reason)), reason)
+
+
+def unpack_segment_changed(body):
+    left = len(body)
+    at = 0
+    if left < 12:
+        raise _short("segment_changed")
+    (old, new, flags, n) = _SEGMENT_CHANGED_0.unpack_from(body, at)
+    at += 12
+    left -= 12
+    if n > 256:
+        raise _large("segment_changed.segment", n, 256)
+    if left < n:
+        raise _short("segment_changed")
+    segment = _text("segment_changed.segment", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("segment_changed")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 256:
+        raise _large("segment_changed.reason", n, 256)
+    if left < n:
+        raise _short("segment_changed")
+    reason = _text("segment_changed.reason", body[at:at + n])
+    at += n
+    left -= n
+    return SegmentChanged(old, new, flags, segment, reason)
+
+
 UNPACK = {
     MSG_HELLO: unpack_hello,
     MSG_HELLO_REPLY: unpack_hello_reply,
@@ -1127,9 +1468,18 @@ UNPACK = {
     MSG_NOTIFY_REPLY: unpack_notify_reply,
     MSG_RING_OPEN: unpack_ring_open,
     MSG_RING_OPEN_REPLY: unpack_ring_open_reply,
+    MSG_HINT_GET: unpack_hint_get,
+    MSG_HINT_GET_REPLY: unpack_hint_get_reply,
+    MSG_HINT_PUT: unpack_hint_put,
+    MSG_HINT_PUT_REPLY: unpack_hint_put_reply,
+    MSG_SEGMENT_GET: unpack_segment_get,
+    MSG_SEGMENT_GET_REPLY: unpack_segment_get_reply,
+    MSG_ENV_GET: unpack_env_get,
+    MSG_ENV_GET_REPLY: unpack_env_get_reply,
     MSG_NOTIFICATION: unpack_notification,
     MSG_REMOTE_LOST: unpack_remote_lost,
     MSG_DRAINING: unpack_draining,
+    MSG_SEGMENT_CHANGED: unpack_segment_changed,
 }
 
 # --- peer protocol ---
