@@ -65,7 +65,8 @@ enum dray_option_flag {
 	DRAY_OPTION_NO_RING = 2,       /* submit by message only; no ring, no arena */
 	DRAY_OPTION_NO_RECONNECT = 4,  /* once lost, the session stays closed */
 	DRAY_OPTION_WAIT = 8,          /* dray_connect() waits for an agent that is not there yet */
-	DRAY_OPTION_NO_SPIN = 16       /* always sleep at once, whatever spin_us says */
+	DRAY_OPTION_NO_SPIN = 16,      /* always sleep at once, whatever spin_us says */
+	DRAY_OPTION_SEGMENTS = 32      /* deliver DRAY_EVENT_SEGMENT to this handle */
 };
 
 struct dray_options {
@@ -119,6 +120,7 @@ struct dray_info {
 	size_t in_flight;          /* requests that have not ended */
 	size_t completions;        /* ended, not yet taken */
 	size_t events;             /* not yet taken */
+	int segments; /* 1: DRAY_EVENT_SEGMENT is delivered; 0: not asked for, or by an old agent */
 };
 
 /* What is known of the session and the agent. While not connected: of the last one. */
@@ -213,7 +215,15 @@ enum dray_event_type {
 	/* A region could not be registered again: region, code, message. Remove it. */
 	DRAY_EVENT_REGION_LOST = 6,
 	/* The library has given up reconnecting: code, message. */
-	DRAY_EVENT_CLOSED = 7
+	DRAY_EVENT_CLOSED = 7,
+	/*
+	 * A segment has another state, or another one is preferred: segment, segment_old,
+	 * segment_state, segment_flags, and the message says why. An empty segment with
+	 * DRAY_SEGMENT_PREFERRED: none is preferred any more. With DRAY_OPTION_SEGMENTS only. What
+	 * was not taken in time is merged: the last change of each segment comes. After
+	 * DRAY_EVENT_RESTORED ask with dray_segment_get(), changes may have been missed.
+	 */
+	DRAY_EVENT_SEGMENT = 8
 };
 
 struct dray_event {
@@ -231,6 +241,9 @@ struct dray_event {
 	const void *payload; /* these: valid until the next dray_next_event() on the handle */
 	size_t length;
 	const char *message;
+	const char *segment;                     /* and this; "" where there is none */
+	unsigned int segment_old, segment_state; /* enum dray_segment_state, or a newer one */
+	unsigned int segment_flags;              /* enum dray_segment_flag */
 };
 
 /* Takes the oldest event. 1, or 0 if there is none. */
@@ -490,6 +503,100 @@ DRAY_API int dray_cancel(struct dray *d, uint64_t id);
  */
 DRAY_API int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 			 size_t length);
+
+/* --- placement ------------------------------------------------------------------------------ */
+
+enum dray_segment_state {
+	DRAY_SEGMENT_UNKNOWN = 0, /* not probed */
+	DRAY_SEGMENT_PROBING = 1, /* being probed; it has not answered yet */
+	DRAY_SEGMENT_READY = 2,   /* it answers */
+	DRAY_SEGMENT_LOST = 3     /* it does not answer any more */
+};
+
+enum dray_segment_flag {
+	DRAY_SEGMENT_UNVERIFIED = 1, /* known from before the agent's start, not confirmed yet */
+	DRAY_SEGMENT_NODE_LOCAL = 2, /* on this node */
+	DRAY_SEGMENT_PREFERRED = 4   /* the preferred segment */
+};
+
+/* Where a preferred segment comes from, strongest first. */
+enum dray_preference {
+	DRAY_PREFERENCE_NONE = 0,        /* there is none */
+	DRAY_PREFERENCE_EXPLICIT = 1,    /* the agent's configuration */
+	DRAY_PREFERENCE_ENVIRONMENT = 2, /* the agent's environment */
+	DRAY_PREFERENCE_HINT = 3,        /* a hint */
+	DRAY_PREFERENCE_DETECTED = 4     /* a ready segment on this node */
+};
+
+/* Who gave a hint, strongest first. */
+enum dray_hint_source {
+	DRAY_HINT_EXPLICIT = 1, /* the administrator */
+	DRAY_HINT_ENVIRONMENT = 2,
+	DRAY_HINT_DETECTED = 3, /* the agent */
+	DRAY_HINT_CLIENT = 4
+};
+
+/*
+ * For the four functions that follow. A scope is a model, an instance, a rank, or a key of the
+ * caller's own: UTF-8 of up to 256 bytes; NULL or empty: the whole node. They block for up to
+ * request_ms, and go on working while the agent drains. Text in *ret is the handle's, until the
+ * next call. Numbers of enums may be newer ones. Against an agent older than them, of data protocol
+ * 1.0: -DRAY_E_UNSUPPORTED. Text that is too long: -DRAY_E_TOO_LARGE.
+ */
+
+struct dray_hint {
+	const char *segment;
+	unsigned int source; /* enum dray_hint_source */
+	unsigned int state;  /* enum dray_segment_state */
+	unsigned int flags;  /* enum dray_segment_flag */
+	uint32_t score;      /* higher is better */
+	uint64_t left_ms;    /* until it expires */
+};
+
+/*
+ * The hint that counts for a scope: the strongest source, then the highest score, then the
+ * youngest. -DRAY_E_NOT_FOUND: there is none.
+ */
+DRAY_API int dray_hint_get(struct dray *d, const char *scope, struct dray_hint *ret);
+
+/*
+ * Remembers a segment (host:port) for a scope, in the place of what clients of this uid said of it
+ * before; for ttl_ms, 0: the agent's default. segment NULL: forgets what they said,
+ * -DRAY_E_NOT_FOUND: that was nothing. -DRAY_E_INVALID: no segment. -DRAY_E_QUOTA: too many hints.
+ */
+DRAY_API int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32_t score,
+			   uint64_t ttl_ms);
+
+struct dray_segment {
+	const char *segment;     /* empty: none is preferred */
+	unsigned int preference; /* enum dray_preference */
+	unsigned int state;      /* enum dray_segment_state */
+	unsigned int flags;      /* enum dray_segment_flag */
+	uint64_t capacity;       /* its bytes, as a Mooncake master tells; 0: unknown */
+	uint64_t allocated;      /* of these, in use */
+	const char *reason;      /* why this one, or why none */
+};
+
+/*
+ * The preferred segment: hints of the scope count, then those of the whole node. That there is none
+ * is no error.
+ */
+DRAY_API int dray_segment_get(struct dray *d, const char *scope, struct dray_segment *ret);
+
+/* Terminated text; the lengths are those of strlen(). */
+struct dray_env {
+	const char *variables; /* NAME=VALUE lines, each ended by a newline; values hold none */
+	size_t variables_length;
+	const char *notes; /* NAME: why it is left out; likewise */
+	size_t notes_length;
+};
+
+/*
+ * The environment that an engine is to be launched with. profiles: names by comma, up to 256 bytes;
+ * NULL or empty: those of the agent's configuration. -DRAY_E_INVALID: there is no such profile.
+ * -DRAY_E_TOO_LARGE: ask for fewer.
+ */
+DRAY_API int dray_env_get(struct dray *d, const char *profiles, struct dray_env *ret);
 
 /*
  * --- the same without blocking

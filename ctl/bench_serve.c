@@ -56,6 +56,7 @@ static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err 
 			break;
 		case DRAY_EVENT_NOTIFICATION:
 		case DRAY_EVENT_REMOTE_LOST:
+		case DRAY_EVENT_SEGMENT:
 			break;
 		}
 	}

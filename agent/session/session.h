@@ -11,6 +11,7 @@
 
 #include "agent/peer/peer.h"
 #include "agent/region/region.h"
+#include "agent/session/placement.h"
 #include "agent/worker/pool.h"
 
 struct sessions;
@@ -29,7 +30,8 @@ struct sessions_deps {
 		     const struct dray_vec *rails);
 	/* A session has begun to end. */
 	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
-	void *arg;
+	const struct placement_upcalls *placement; /* borrowed */
+	void *arg;                                 /* of all of them */
 };
 
 /* The listener is open when it returns. listen_fd is consumed, also on errors. */
@@ -63,6 +65,16 @@ void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code
 uint32_t sessions_deliver(struct sessions *s, dray_handle region, const uint8_t agent_id[16],
 			  uint64_t incarnation, uint64_t id, uint64_t tag, const uint8_t *payload,
 			  uint32_t length);
+
+/*
+ * A segment has another state, or another one is preferred: told to every session that asked for it
+ * at HELLO. Text is copied; a reason is cut to 256 bytes. Changes that a client has not read yet are
+ * merged, so that it gets the last of each segment, in the order in which these came; what waits for
+ * the slowest client is kept once, for up to limits.segments segments, beyond which the oldest goes.
+ */
+void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m);
+/* EVENT_SENT: there is room for more of these. */
+void sessions_handle_sent(struct sessions *s, dray_handle session);
 
 /* data.allow_uids and data.allow_gids have changed. On error the former lists stay. */
 int sessions_reload(struct sessions *s, struct dray_err *reterr);
