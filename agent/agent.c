@@ -17,6 +17,7 @@
 #include "agent/http/http.h"
 #include "agent/notify.h"
 #include "agent/observe.h"
+#include "agent/placement.h"
 #include "agent/privilege.h"
 #include "agent/rdma/rails.h"
 #include "agent/region/fault.h"
@@ -282,6 +283,9 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		break;
 	case EVENT_STREAM_CLOSED:
 		peers_handle_stream_closed(a->peers, ev->session, ev->id);
+		break;
+	case EVENT_SENT:
+		sessions_handle_sent(a->sessions, ev->session);
 		break;
 	case EVENT_NOTIFY:
 		sessions_handle_notify(a->sessions, worker, ev->id, ev->handle, ev->tag,
@@ -595,6 +599,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 						    .listen_fd = passed.data,
 						    .keys = up_imported,
 						    .closed = up_session_closed,
+						    .placement = &agent_placement,
 						    .arg = a },
 			   reterr);
 	if (ret < 0)

@@ -35,6 +35,14 @@ struct remote_index {
 	uint32_t n_buckets, n;
 };
 
+/* Changes of segments that some session has yet to be sent; see segment_events.c. */
+struct segment_changes {
+	struct dray_list list; /* oldest first */
+	void *by_name;         /* tsearch(3) */
+	uint32_t n;
+	uint64_t last; /* number of the youngest there ever was */
+};
+
 struct sessions {
 	sd_event *event;
 	const struct dray_config *cfg;
@@ -46,7 +54,8 @@ struct sessions {
 	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
 		     const struct dray_vec *rails);
 	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
-	void *arg; /* of both */
+	const struct placement_upcalls *placement;
+	void *arg; /* of all of them */
 
 	/* listener.c */
 	struct unix_listener listener;
@@ -61,6 +70,7 @@ struct sessions {
 	uint32_t n_regions;
 	struct remote_index remote_index; /* of peers' remotes, by peer and grant */
 	struct dedup dedup;
+	struct segment_changes segment_changes;
 	uint64_t notify_id; /* last given out */
 	uint64_t opened, refused, notified, notify_refused;
 
@@ -93,7 +103,11 @@ struct session {
 	struct credentials who;
 	char name[NAME_BYTES];
 	unsigned worker;
-	bool notifications; /* asked for at HELLO */
+	bool notifications;     /* asked for at HELLO */
+	bool segments;          /* likewise */
+	bool segments_sent;     /* some are on their way: EVENT_SENT comes */
+	uint64_t segments_seen; /* number of the last change that was sent */
+	uint32_t message_max;   /* what its socket takes */
 	int64_t opened_ns;
 	struct session_shared shared;
 	struct ring_memory ring; /* arena NULL: RING_OPEN has not come */
@@ -191,6 +205,8 @@ void session_send_error(struct session *s, uint64_t request_id, uint32_t code, c
 void session_fail(struct session *s, uint64_t request_id, int ret, const struct dray_err *err);
 /* The code and text that stand for ret where err has none. */
 void error_fold(struct dray_err *err, int ret);
+/* As much of UTF-8 text as fits, in whole characters. */
+struct dray_str text_fit(struct dray_str s, uint32_t max);
 
 /*
  * Handlers: 0: answered, or it will be; below 0: the dispatcher answers with reterr.
@@ -203,9 +219,21 @@ int request_remote_import(struct session *s, struct request *rq, struct dray_err
 int request_remote_release(struct session *s, struct request *rq, struct dray_err *reterr);
 int request_notify(struct session *s, struct request *rq, struct dray_err *reterr);
 int request_ring_open(struct session *s, struct request *rq, struct dray_err *reterr);
+int request_hint_get(struct session *s, struct request *rq, struct dray_err *reterr);
+int request_hint_put(struct session *s, struct request *rq, struct dray_err *reterr);
+int request_segment_get(struct session *s, struct request *rq, struct dray_err *reterr);
+int request_env_get(struct session *s, struct request *rq, struct dray_err *reterr);
 
 /* request_region.c: all of them, urgently. */
 void session_regions_close(struct session *s);
+
+/* segment_events.c */
+void segment_changes_init(struct segment_changes *x);
+void segment_changes_deinit(struct segment_changes *x);
+/* A new session hears of what changes from now on. */
+void session_segments_start(struct session *s);
+/* One that ends keeps nothing waiting. */
+void session_segments_close(struct session *s);
 
 /* ring.c */
 void session_ring_close(struct session *s);

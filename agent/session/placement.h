@@ -22,6 +22,9 @@
 #include "lib/err.h"
 #include "schema/gen/data.h"
 
+/* Bytes of each text of an environment. */
+#define PLACEMENT_ENV_MAX ((DMSG_ENV_GET_REPLY_BODY_MAX - DMSG_ENV_GET_REPLY_MIN) / 2)
+
 struct placement_upcalls {
 	/* The hint that counts for a scope. DRAY_E_NOT_FOUND: there is none. */
 	int (*hint_get)(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
@@ -39,7 +42,7 @@ struct placement_upcalls {
 	/*
 	 * profiles: by comma, "": env.profiles; one that is unknown is DRAY_E_INVALID. Lines that
 	 * end with a newline each, NAME=VALUE and NAME: reason; both are malloc'ed and the caller's
-	 * then, NULL is no line. More than 65536 bytes of either: the caller answers
+	 * then, NULL is no line. More than PLACEMENT_ENV_MAX bytes of either: the client gets
 	 * DRAY_E_TOO_LARGE.
 	 */
 	int (*env_get)(void *arg, const char *profiles, char **ret_variables, char **ret_notes,

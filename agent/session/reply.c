@@ -46,6 +46,16 @@ void session_send_error(struct session *s, uint64_t request_id, uint32_t code, c
 		     0);
 }
 
+struct dray_str text_fit(struct dray_str s, uint32_t max)
+{
+	if (s.n <= max)
+		return s;
+	/* bytes 10xxxxxx go on with a character */
+	while (max && ((uint8_t)s.p[max] & 0xc0) == 0x80)
+		max--;
+	return (struct dray_str){ s.p, max };
+}
+
 void error_fold(struct dray_err *err, int ret)
 {
 	int code = DRAY_E_INTERNAL;

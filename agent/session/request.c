@@ -22,6 +22,10 @@ static const struct {
 	{ DMSG_REMOTE_RELEASE, false, request_remote_release },
 	{ DMSG_NOTIFY, false, request_notify },
 	{ DMSG_RING_OPEN, false, request_ring_open },
+	{ DMSG_HINT_GET, false, request_hint_get },
+	{ DMSG_HINT_PUT, false, request_hint_put },
+	{ DMSG_SEGMENT_GET, false, request_segment_get },
+	{ DMSG_ENV_GET, false, request_env_get },
 };
 
 static int dispatch(struct session *s, const struct dmsg_header *h, struct request *rq,

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "agent/session/internal.h"
 #include "lib/assert.h"
@@ -38,11 +39,13 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	ss->incarnation = deps->incarnation;
 	ss->closed = deps->closed;
 	ss->keys = deps->keys;
+	ss->placement = deps->placement;
 	ss->arg = deps->arg;
 	memcpy(ss->agent_id, deps->agent_id, sizeof(ss->agent_id));
 	quota_init(&ss->quota, ss->cfg->limits.transfers);
 	dray_list_init(&ss->strangers);
 	dray_list_init(&ss->group_list);
+	segment_changes_init(&ss->segment_changes);
 	dray_handles_init(&ss->table, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->groups, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->remotes, UINT32_MAX);
@@ -80,6 +83,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	dray_handles_deinit(&ss->remotes);
 	remote_index_deinit(&ss->remote_index);
 	dedup_deinit(&ss->dedup);
+	segment_changes_deinit(&ss->segment_changes);
 	free(ss->allow_uids.ids);
 	free(ss->allow_gids.ids);
 	free(ss);
@@ -160,6 +164,7 @@ int session_open(struct sessions *ss, const struct credentials *who, const struc
 	s->who = *who;
 	s->worker = pool_pick(ss->pool);
 	s->notifications = hello->flags & DMSG_HELLO_FLAG_NOTIFICATIONS;
+	s->segments = hello->flags & DMSG_HELLO_FLAG_SEGMENTS;
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	dray_list_init(&s->group_link);
@@ -174,14 +179,33 @@ int session_open(struct sessions *ss, const struct credentials *who, const struc
 	}
 	dray_list_add(&s->group->members, &s->group_link);
 	shared_init(s);
+	session_segments_start(s);
 	*ret = s;
 	return 0;
+}
+
+/*
+ * Bytes of the longest message that the socket takes, and room for the longest there is where its
+ * buffer is small by default and may be larger.
+ */
+static uint32_t send_room(int fd)
+{
+	/* of each buffer, as the kernel reckons; and what it says is twice what it is told */
+	const int overhead = 32, wanted = DMSG_MESSAGE_MAX + overhead, told = (wanted + 1) / 2;
+	socklen_t n = sizeof(int);
+	int bytes = 0;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &n) == 0 && bytes < wanted &&
+	    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &told, sizeof(told)) == 0)
+		getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &n);
+	return (uint32_t)dray_max(bytes - overhead, 0);
 }
 
 void session_start(struct session *s, int fd)
 {
 	struct sessions *ss = s->owner;
 
+	s->message_max = send_room(fd);
 	worker_post(ss->pool->workers[s->worker], &(struct command){ .type = COMMAND_SESSION_ADD,
 								     .session = s->handle,
 								     .fd = fd,
@@ -216,6 +240,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	log_info("session", "closing, %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
 		 why, s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
+	session_segments_close(s);
 	session_remotes_close(s);
 	session_regions_close(s);
 	if (s->owner->closed)

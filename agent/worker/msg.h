@@ -24,7 +24,8 @@ struct packet {
 	uint32_t length;
 	uint16_t n_fds;
 	bool is_notification;
-	bool fds_lost; /* the kernel dropped descriptors (MSG_CTRUNC) */
+	bool tell_sent; /* EVENT_SENT once it has gone out */
+	bool fds_lost;  /* the kernel dropped descriptors (MSG_CTRUNC) */
 	int *fds;
 	uint8_t data[];
 };
@@ -140,6 +141,7 @@ enum event_type {
 	EVENT_PEER_USED,     /* peer: a transfer starts while this side rests */
 	EVENT_STREAM_LOST,   /* peer, id: ours broke */
 	EVENT_STREAM_CLOSED, /* peer, id: theirs is closed */
+	EVENT_SENT,          /* a packet of session that asked for it is out */
 	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */
 	EVENT_SESSION_FAULT, /* memory of session faulted */
 	EVENT_SNAPSHOT,

@@ -42,6 +42,9 @@ static void flush(struct wsession *s)
 		if (p->is_notification)
 			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
 						  memory_order_relaxed);
+		if (p->tell_sent)
+			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
+								 .session = s->xs.handle });
 		s->out_first = p->next;
 		if (!s->out_first)
 			s->out_last = &s->out_first;

@@ -61,6 +61,7 @@ struct lab {
 	struct regions *regions;
 	struct peers peers;
 	struct sessions *sessions;
+	const struct placement_upcalls *placement; /* of tests that ask for it */
 	char dir[CM_DIR_BYTES], path[100];
 	unsigned stopped;
 	int fds; /* open at the start */
@@ -164,6 +165,9 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_DROPPED:
 		pool_handle_dropped(&l->pool, ev->kind, ev->handle);
 		break;
+	case EVENT_SENT:
+		sessions_handle_sent(l->sessions, ev->session);
+		break;
 	case EVENT_NOTIFY:
 		sessions_handle_notify(l->sessions, worker, ev->id, ev->handle, ev->tag,
 				       ev->packet);
@@ -206,6 +210,7 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 						     .agent_id = lab_id,
 						     .incarnation = 5,
 						     .listen_fd = listen_fd,
+						     .placement = l->placement,
 						     .arg = l },
 			    err);
 }

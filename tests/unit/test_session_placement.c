@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hints, the preferred segment and the environment over the data socket, and SEGMENT_CHANGED. */
+#include "agent/session/internal.h"
+#include "tests/unit/session_fixture.h"
+
+#define TEXT_MAX 256
+
+/* What the upcalls were asked last, and what they answer. */
+static struct asked {
+	unsigned calls;
+	uid_t uid;
+	char scope[300], segment[300];
+	uint32_t score;
+	uint64_t ttl_ms;
+} asked;
+
+static struct answers {
+	int code; /* refuse with it */
+	struct dmsg_hint_get_reply hint;
+	struct dmsg_segment_get_reply segment;
+	const char *variables, *notes;
+} answers;
+
+static int refuse_or(int code, const char *scope, struct dray_err *reterr)
+{
+	asked.calls++;
+	snprintf(asked.scope, sizeof(asked.scope), "%s", scope);
+	return code ? dray_err_set(reterr, -EINVAL, code, "as the test wants it") : 0;
+}
+
+static int up_hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
+		       struct dray_err *reterr)
+{
+	*ret = answers.hint;
+	return refuse_or(answers.code, scope, reterr);
+}
+
+static int up_hint_put(void *arg, uid_t uid, const char *scope, const char *segment, uint32_t score,
+		       uint64_t ttl_ms, struct dray_err *reterr)
+{
+	asked.uid = uid;
+	snprintf(asked.segment, sizeof(asked.segment), "%s", segment);
+	asked.score = score;
+	asked.ttl_ms = ttl_ms;
+	return refuse_or(answers.code, scope, reterr);
+}
+
+static int up_segment_get(void *arg, const char *scope, struct dmsg_segment_get_reply *ret,
+			  struct dray_err *reterr)
+{
+	*ret = answers.segment;
+	return refuse_or(answers.code, scope, reterr);
+}
+
+static int up_env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
+		      struct dray_err *reterr)
+{
+	int r = refuse_or(answers.code, profiles, reterr);
+
+	*ret_variables = answers.variables ? strdup(answers.variables) : NULL;
+	*ret_notes = answers.notes ? strdup(answers.notes) : NULL;
+	return r;
+}
+
+static const struct placement_upcalls upcalls = {
+	.hint_get = up_hint_get,
+	.hint_put = up_hint_put,
+	.segment_get = up_segment_get,
+	.env_get = up_env_get,
+};
+
+static int setup(void **state)
+{
+	struct lab *l;
+
+	asked = (struct asked){ 0 };
+	answers = (struct answers){ 0 };
+	lab_setup_closed(state);
+	l = *state;
+	l->placement = &upcalls;
+	lab_start(l);
+	return 0;
+}
+
+static void assert_text(struct dray_str s, const char *expected)
+{
+	assert_int_equal(s.n, strlen(expected));
+	assert_memory_equal(s.p, expected, s.n);
+}
+
+static void ask_hint(struct client *c, struct dray_str scope)
+{
+	CLIENT_SEND(c, hint_get, &(struct dmsg_hint_get){ scope });
+}
+
+static void ask_segment(struct client *c, const char *scope)
+{
+	CLIENT_SEND(c, segment_get, &(struct dmsg_segment_get){ text(scope) });
+}
+
+static void ask_env(struct client *c, const char *profiles)
+{
+	CLIENT_SEND(c, env_get, &(struct dmsg_env_get){ text(profiles) });
+}
+
+static void test_hint(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct dmsg_hint_put put = { .score = 7,
+				     .ttl_ms = 1ull << 40,
+				     .scope = text("model/llama rank 3 é"),
+				     .segment = text("10.0.0.9:50053") };
+	struct dmsg_hint_get_reply m;
+
+	CLIENT_SEND(c, hint_put, &put);
+	client_expect(c, DMSG_HINT_PUT_REPLY);
+	assert_int_equal(c->h.request_id, c->id);
+	assert_int_equal(asked.uid, getuid());
+	assert_string_equal(asked.scope, "model/llama rank 3 é");
+	assert_string_equal(asked.segment, "10.0.0.9:50053");
+	assert_int_equal(asked.score, 7);
+	assert_int_equal(asked.ttl_ms, 1ull << 40);
+	put = (struct dmsg_hint_put){ .scope = text("s") };
+	CLIENT_SEND(c, hint_put, &put);
+	client_expect(c, DMSG_HINT_PUT_REPLY);
+	assert_string_equal(asked.segment, "");
+
+	answers.hint = (struct dmsg_hint_get_reply){ .source = DMSG_HINT_SOURCE_CLIENT,
+						     .state = DMSG_SEGMENT_STATE_READY,
+						     .score = 8,
+						     .left_ms = 12345,
+						     .flags = DMSG_SEGMENT_FLAG_UNVERIFIED,
+						     .segment = text("[fd00::1]:1") };
+	ask_hint(c, text("s"));
+	CLIENT_REPLY(c, hint_get_reply, DMSG_HINT_GET_REPLY, &m);
+	assert_string_equal(asked.scope, "s");
+	assert_int_equal(m.source, DMSG_HINT_SOURCE_CLIENT);
+	assert_int_equal(m.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(m.score, 8);
+	assert_int_equal(m.left_ms, 12345);
+	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_UNVERIFIED);
+	assert_text(m.segment, "[fd00::1]:1");
+	client_close(c);
+}
+
+static void test_segment(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct dmsg_segment_get_reply m;
+	char reason[400];
+
+	ask_segment(c, "");
+	CLIENT_REPLY(c, segment_get_reply, DMSG_SEGMENT_GET_REPLY, &m);
+	assert_string_equal(asked.scope, "");
+	assert_int_equal(m.preference, DMSG_PREFERENCE_NONE);
+	assert_text(m.segment, "");
+	/* a reason is cut, between characters: each of these has two bytes, behind one of one */
+	for (size_t i = 1; i < sizeof(reason) - 1; i += 2)
+		memcpy(reason + i, "é", 2);
+	reason[0] = 'x';
+	reason[sizeof(reason) - 1] = 0;
+	answers.segment = (struct dmsg_segment_get_reply){ .preference = DMSG_PREFERENCE_DETECTED,
+							   .state = DMSG_SEGMENT_STATE_LOST,
+							   .flags = DMSG_SEGMENT_FLAG_ALL,
+							   .capacity = 1ull << 50,
+							   .allocated = 3,
+							   .segment = text("node:1"),
+							   .reason = text(reason) };
+	ask_segment(c, "model");
+	CLIENT_REPLY(c, segment_get_reply, DMSG_SEGMENT_GET_REPLY, &m);
+	assert_string_equal(asked.scope, "model");
+	assert_int_equal(m.preference, DMSG_PREFERENCE_DETECTED);
+	assert_int_equal(m.state, DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_ALL);
+	assert_int_equal(m.capacity, 1ull << 50);
+	assert_int_equal(m.allocated, 3);
+	assert_text(m.segment, "node:1");
+	assert_int_equal(m.reason.n, 255);
+	assert_memory_equal(m.reason.p, reason, 255);
+	client_close(c);
+}
+
+static void test_env(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct dmsg_env_get_reply m;
+	char *longest = malloc(PLACEMENT_ENV_MAX + 2);
+	struct session *s = session_get(l->sessions, c->hello.session);
+
+	ask_env(c, "");
+	CLIENT_REPLY(c, env_get_reply, DMSG_ENV_GET_REPLY, &m);
+	assert_int_equal(m.variables.n, 0);
+	assert_int_equal(m.notes.n, 0);
+	answers.variables = "A=1\nB=\xff\xfe\n";
+	answers.notes = "C: none\n";
+	ask_env(c, "vllm,ucx");
+	CLIENT_REPLY(c, env_get_reply, DMSG_ENV_GET_REPLY, &m);
+	assert_string_equal(asked.scope, "vllm,ucx");
+	assert_int_equal(m.variables.n, strlen(answers.variables));
+	assert_memory_equal(m.variables.p, answers.variables, m.variables.n);
+	assert_int_equal(m.notes.n, strlen(answers.notes));
+	assert_memory_equal(m.notes.p, answers.notes, m.notes.n);
+
+	assert_non_null(longest);
+	memset(longest, 'x', PLACEMENT_ENV_MAX + 1);
+	longest[PLACEMENT_ENV_MAX + 1] = 0;
+	answers.notes = longest;
+	ask_env(c, "");
+	client_expect_error(c, c->id, DRAY_E_TOO_LARGE);
+	answers.notes = longest + 1;
+	answers.variables = longest;
+	ask_env(c, "");
+	client_expect_error(c, c->id, DRAY_E_TOO_LARGE);
+	answers.variables = longest + 1;
+	ask_env(c, "");
+	CLIENT_REPLY(c, env_get_reply, DMSG_ENV_GET_REPLY, &m);
+	assert_int_equal(m.variables.n, PLACEMENT_ENV_MAX);
+	assert_int_equal(m.notes.n, PLACEMENT_ENV_MAX);
+	/* a kernel that allows less */
+	assert_true(s->message_max >= DMSG_HEADER_SIZE + DMSG_ENV_GET_REPLY_BODY_MAX);
+	s->message_max = DMSG_HEADER_SIZE + DMSG_ENV_GET_REPLY_BODY_MAX - 1;
+	ask_env(c, "");
+	client_expect_error(c, c->id, DRAY_E_TOO_LARGE);
+	free(longest);
+	client_close(c);
+}
+
+/* What the answerer refuses, and what it must not say. */
+static void test_refused(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	char longer[TEXT_MAX + 2];
+
+	answers.code = DRAY_E_NOT_FOUND;
+	ask_hint(c, text("x"));
+	client_expect_error(c, c->id, DRAY_E_NOT_FOUND);
+	answers.code = DRAY_E_QUOTA;
+	CLIENT_SEND(c, hint_put,
+		    (&(struct dmsg_hint_put){ .scope = text("x"), .segment = text("a:1") }));
+	client_expect_error(c, c->id, DRAY_E_QUOTA);
+	answers.code = DRAY_E_INVALID;
+	ask_segment(c, "x");
+	client_expect_error(c, c->id, DRAY_E_INVALID);
+	answers.variables = "freed=all the same\n";
+	ask_env(c, "nothing");
+	client_expect_error(c, c->id, DRAY_E_INVALID);
+	assert_int_equal(asked.calls, 4);
+
+	memset(longer, 's', sizeof(longer) - 1);
+	longer[sizeof(longer) - 1] = 0;
+	answers = (struct answers){ .hint.segment = text(longer), .segment.segment = text(longer) };
+	ask_hint(c, text(""));
+	client_expect_error(c, c->id, DRAY_E_INTERNAL);
+	ask_segment(c, "");
+	client_expect_error(c, c->id, DRAY_E_INTERNAL);
+	client_close(c);
+}
+
+/* Sends what was encoded, with its last bytes replaced by what the encoder would not take. */
+static void send_patched(struct client *c, int n, const char *bad, size_t bad_n)
+{
+	assert_true(n > 0);
+	memcpy(c->buf + n - bad_n, bad, bad_n);
+	client_send_raw(c, c->buf, (size_t)n, NULL, 0);
+	client_expect_error(c, 9, DRAY_E_INVALID);
+}
+
+static void refuse_text(struct client *c, const char *bad, size_t n)
+{
+	struct dray_str good = { "xxxxxx", (uint32_t)n };
+	size_t cap = sizeof(c->buf);
+
+	send_patched(c, dmsg_hint_get_encode(c->buf, cap, 9, &(struct dmsg_hint_get){ good }), bad,
+		     n);
+	send_patched(c, dmsg_segment_get_encode(c->buf, cap, 9, &(struct dmsg_segment_get){ good }),
+		     bad, n);
+	send_patched(c, dmsg_env_get_encode(c->buf, cap, 9, &(struct dmsg_env_get){ good }), bad,
+		     n);
+	send_patched(
+		c, dmsg_hint_put_encode(c->buf, cap, 9, &(struct dmsg_hint_put){ .segment = good }),
+		bad, n);
+}
+
+static void test_text(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	char longest[TEXT_MAX + 1];
+	static const char *const bad[] = { "\xff", "a\nb", "\x7f", "\xed\xa0\x80", "\xc0\x80" };
+
+	answers.hint.segment = text("a:1");
+	memset(longest, 's', TEXT_MAX);
+	longest[TEXT_MAX] = 0;
+	ask_hint(c, text(longest));
+	client_expect(c, DMSG_HINT_GET_REPLY);
+	assert_string_equal(asked.scope, longest);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
+		refuse_text(c, bad[i], strlen(bad[i]));
+	refuse_text(c, "a\0b", 3);
+	assert_int_equal(asked.calls, 1);
+	client_close(c);
+}
+
+/* Cut short at every length, and with descriptors that nobody wants. */
+static void test_malformed(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	uint8_t buf[1024];
+	int fd = memory_fd(PAGE, 0), n = 0;
+
+	for (unsigned type = 0; type < 4; type++) {
+		if (type == 0)
+			n = dmsg_hint_get_encode(buf, sizeof(buf), 1,
+						 &(struct dmsg_hint_get){ text("scope") });
+		else if (type == 1)
+			n = dmsg_hint_put_encode(buf, sizeof(buf), 1,
+						 &(struct dmsg_hint_put){ .scope = text("scope"),
+									  .segment = text("a:1") });
+		else if (type == 2)
+			n = dmsg_segment_get_encode(buf, sizeof(buf), 1,
+						    &(struct dmsg_segment_get){ text("scope") });
+		else
+			n = dmsg_env_get_encode(buf, sizeof(buf), 1,
+						&(struct dmsg_env_get){ text("vllm") });
+		client_send_raw(c, buf, (size_t)n, &fd, 1);
+		client_expect_error(c, 1, DRAY_E_FD_COUNT);
+		for (uint32_t cut = 0; cut < (uint32_t)n - DMSG_HEADER_SIZE; cut++) {
+			dray_le_put32(buf + 12, cut);
+			client_send_raw(c, buf, DMSG_HEADER_SIZE + cut, NULL, 0);
+			client_expect_error(c, 1, DRAY_E_TRUNCATED);
+		}
+	}
+	assert_int_equal(asked.calls, 0);
+	close(fd);
+	client_close(c);
+}
+
+static void test_draining(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+
+	sessions_drain(l->sessions, 1000);
+	client_expect(c, DMSG_DRAINING);
+	ask_hint(c, text(""));
+	client_expect(c, DMSG_HINT_GET_REPLY);
+	CLIENT_SEND(c, hint_put, (&(struct dmsg_hint_put){ .segment = text("a:1") }));
+	client_expect(c, DMSG_HINT_PUT_REPLY);
+	ask_segment(c, "");
+	client_expect(c, DMSG_SEGMENT_GET_REPLY);
+	ask_env(c, "");
+	client_expect(c, DMSG_ENV_GET_REPLY);
+	sessions_segment_changed(l->sessions,
+				 &(struct dmsg_segment_changed){ .segment = text("a:1") });
+	client_expect(c, DMSG_SEGMENT_CHANGED);
+	client_close(c);
+}
+
+/*
+ * --- events
+ * ---------------------------------------------------------------------------------------
+ */
+
+static void changed(struct lab *l, const char *segment, uint16_t new, uint32_t flags,
+		    const char *reason)
+{
+	sessions_segment_changed(l->sessions,
+				 &(struct dmsg_segment_changed){ .old = DMSG_SEGMENT_STATE_UNKNOWN,
+								 .new = new,
+								 .flags = flags,
+								 .segment = text(segment),
+								 .reason = text(reason) });
+}
+
+static struct dmsg_segment_changed event_of(struct client *c)
+{
+	struct dmsg_segment_changed m;
+
+	CLIENT_RECV(c, segment_changed, DMSG_SEGMENT_CHANGED, &m);
+	assert_int_equal(c->h.request_id, 0);
+	return m;
+}
+
+static uint32_t waiting(struct lab *l)
+{
+	return l->sessions->segment_changes.n;
+}
+
+static void test_events(void **state)
+{
+	struct lab *l = *state;
+	struct client *silent = client_open(l, "", DMSG_HELLO_FLAG_NOTIFICATIONS), *c, *late;
+	struct dmsg_segment_changed m;
+	char reason[300];
+
+	/* nobody listens: nothing is kept */
+	changed(l, "before:1", DMSG_SEGMENT_STATE_READY, 0, "r");
+	assert_int_equal(waiting(l), 0);
+	c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	memset(reason, 'r', sizeof(reason) - 1);
+	reason[sizeof(reason) - 1] = 0;
+	changed(l, "a:1", DMSG_SEGMENT_STATE_LOST,
+		DMSG_SEGMENT_FLAG_NODE_LOCAL | DMSG_SEGMENT_FLAG_PREFERRED, reason);
+	m = event_of(c);
+	assert_int_equal(m.old, DMSG_SEGMENT_STATE_UNKNOWN);
+	assert_int_equal(m.new, DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_NODE_LOCAL | DMSG_SEGMENT_FLAG_PREFERRED);
+	assert_text(m.segment, "a:1");
+	assert_int_equal(m.reason.n, TEXT_MAX);
+	/* one that comes later hears of later changes; the empty segment is one like others */
+	late = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	changed(l, "", DMSG_SEGMENT_STATE_UNKNOWN, DMSG_SEGMENT_FLAG_PREFERRED, "");
+	m = event_of(late);
+	assert_text(m.segment, "");
+	assert_int_equal(m.flags, DMSG_SEGMENT_FLAG_PREFERRED);
+	assert_text(event_of(c).segment, "");
+	lab_until(l, waiting(l) == 0);
+	/* the other one was told nothing of all this: its next message is its own */
+	ask_segment(silent, "");
+	client_expect(silent, DMSG_SEGMENT_GET_REPLY);
+	client_close(silent);
+	client_close(late);
+	client_close(c);
+}
+
+#define SEGMENTS 3000u
+#define ROUNDS 7u
+
+static const char *name_of(unsigned i)
+{
+	static char name[64];
+
+	snprintf(name, sizeof(name), "segment-with-a-long-name-%u.example:50053", i);
+	return name;
+}
+
+/* Reads until the last change; the last state of each segment is in seen. Messages read. */
+static unsigned read_all(struct client *c, uint32_t *seen, uint32_t n)
+{
+	for (unsigned messages = 1;; messages++) {
+		struct dmsg_segment_changed m = event_of(c);
+		char name[TEXT_MAX + 1];
+		unsigned i;
+
+		snprintf(name, sizeof(name), "%.*s", (int)m.segment.n, m.segment.p);
+		if (!strcmp(name, "end:1"))
+			return messages;
+		assert_int_equal(sscanf(name, "segment-with-a-long-name-%u.", &i), 1);
+		assert_true(i < n);
+		/* states come in the order in which they were */
+		assert_true(m.flags >= seen[i]);
+		seen[i] = m.flags;
+	}
+}
+
+/* One does not read: it costs a fixed amount, holds up nobody, and hears of the last states. */
+static void test_reader_that_does_not_read(void **state)
+{
+	struct lab *l = *state;
+	struct client *slow = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	struct client *fast = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	uint32_t *seen = calloc(SEGMENTS, sizeof(*seen)), reads;
+
+	assert_non_null(seen);
+	for (uint32_t round = 1; round <= ROUNDS; round++) {
+		for (unsigned i = 0; i < SEGMENTS; i++) {
+			changed(l, name_of(i), DMSG_SEGMENT_STATE_READY, round, "why");
+			assert_true(waiting(l) <= SEGMENTS + 1);
+			if (round == 1)
+				assert_text(event_of(fast).segment, name_of(i));
+		}
+		if (round == 1) {
+			changed(l, "end:1", 0, 0, "");
+			assert_text(event_of(fast).segment, "end:1");
+			client_close(fast);
+		}
+	}
+	/* far more than fits into a socket */
+	assert_true(waiting(l) > SEGMENTS / 2);
+	changed(l, "end:1", 0, 0, "");
+	reads = read_all(slow, seen, SEGMENTS);
+	assert_true(reads < 2 * SEGMENTS);
+	for (unsigned i = 0; i < SEGMENTS; i++)
+		assert_int_equal(seen[i], ROUNDS);
+	lab_until(l, waiting(l) == 0);
+	/* and then of new ones at once */
+	changed(l, "fresh:1", DMSG_SEGMENT_STATE_PROBING, 0, "");
+	assert_text(event_of(slow).segment, "fresh:1");
+	free(seen);
+	client_close(slow);
+}
+
+static void test_events_limit(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	struct dmsg_segment_changed m;
+	uint32_t seen[SEGMENTS] = { 0 };
+
+	l->cfg->limits.segments = 50;
+	for (unsigned i = 0; i < SEGMENTS; i++) {
+		changed(l, name_of(i), DMSG_SEGMENT_STATE_READY, 1, "why");
+		assert_true(waiting(l) <= 50);
+	}
+	assert_int_equal(waiting(l), 50);
+	changed(l, "end:1", 0, 0, "");
+	m = event_of(c);
+	assert_text(m.segment, name_of(0));
+	assert_true(read_all(c, seen, SEGMENTS) < SEGMENTS - 1);
+	for (unsigned i = SEGMENTS - 49; i < SEGMENTS; i++)
+		assert_int_equal(seen[i], 1);
+	client_close(c);
+}
+
+/* What waits for it goes with it. */
+static void test_reader_that_goes(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+
+	for (unsigned i = 0; i < SEGMENTS; i++)
+		changed(l, name_of(i), DMSG_SEGMENT_STATE_READY, 0, "why");
+	assert_true(waiting(l) > 0);
+	client_close(c);
+	lab_until(l, waiting(l) == 0);
+	/* and with the sessions, where they end first */
+	c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+	for (unsigned i = 0; i < SEGMENTS; i++)
+		changed(l, name_of(i), DMSG_SEGMENT_STATE_READY, 0, "why");
+	lab_stop(l);
+	client_close(c);
+}
+
+int main(void)
+{
+#define T(t) cmocka_unit_test_setup_teardown(t, setup, lab_teardown)
+	const struct CMUnitTest tests[] = {
+		T(test_hint),
+		T(test_segment),
+		T(test_env),
+		T(test_refused),
+		T(test_text),
+		T(test_malformed),
+		T(test_draining),
+		T(test_events),
+		T(test_reader_that_does_not_read),
+		T(test_events_limit),
+		T(test_reader_that_goes),
+	};
+
+	return cmocka_run_group_tests_name("session_placement", tests, NULL, NULL);
+}
