@@ -11,9 +11,13 @@
 
 #include "lib/cleanup.h"
 
+/* Since which minor version agents know them. */
+#define PLACEMENT_MINOR 1
+
 struct message {
 	int n;      /* bytes in d->out, or negative: does not fit */
-	int status; /* without a message: how the request ends */
+	int status; /* without a message: how the request ends, and why, or NULL */
+	const char *text;
 	const int *fds;
 	unsigned fds_n;
 	int own_fd; /* in place of fds; closed after sending */
@@ -31,20 +35,25 @@ static struct message ends_with(int status)
 
 static struct message encode_hello(struct dray *d, struct request *r)
 {
+	struct message msg;
 	/* lets the agent see our death even where a forked child keeps the socket open */
 	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-	struct dmsg_hello m = {
+	struct dmsg_hello m;
+
+	d->segments_asked = (d->flags & DRAY_OPTION_SEGMENTS) && !d->segments_refused;
+	m = (struct dmsg_hello){
 		.major_min = DMSG_MAJOR,
 		.major_max = DMSG_MAJOR,
 		.flags = (uint16_t)((fd >= 0 ? DMSG_HELLO_FLAG_PIDFD : 0) |
 				    (d->flags & DRAY_OPTION_NOTIFICATIONS ?
 					     DMSG_HELLO_FLAG_NOTIFICATIONS :
-					     0)),
+					     0) |
+				    (d->segments_asked ? DMSG_HELLO_FLAG_SEGMENTS : 0)),
 		.group = { d->group, (uint32_t)strlen(d->group) },
 		.name = { d->name, (uint32_t)strlen(d->name) },
 	};
-	struct message msg = message_of(dmsg_hello_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m));
 
+	msg = message_of(dmsg_hello_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m));
 	msg.own_fd = fd;
 	return msg;
 }
@@ -97,6 +106,19 @@ static struct message encode_remote(struct dray *d, struct request *r)
 		&(struct dmsg_notify){ m->agent, r->number, { r->data, r->length } }));
 }
 
+static struct message encode_placement(struct dray *d, struct request *r)
+{
+	struct message msg;
+
+	if (d->minor < PLACEMENT_MINOR) {
+		msg = ends_with(-DRAY_E_UNSUPPORTED);
+		msg.text = "the agent is too old for hints, segments and environment (data "
+			   "protocol 1.0); upgrade it";
+		return msg;
+	}
+	return message_of(dc_placement_encode(d, r));
+}
+
 static struct message encode(struct dray *d, struct request *r)
 {
 	switch (r->type) {
@@ -117,6 +139,11 @@ static struct message encode(struct dray *d, struct request *r)
 	case DMSG_REMOTE_RELEASE:
 	case DMSG_NOTIFY:
 		return encode_remote(d, r);
+	case DMSG_HINT_GET:
+	case DMSG_HINT_PUT:
+	case DMSG_SEGMENT_GET:
+	case DMSG_ENV_GET:
+		return encode_placement(d, r);
 	default:
 		return encode_region(d, r);
 	}
@@ -149,7 +176,8 @@ static bool request_send(struct dray *d, struct request *r)
 
 	if (msg.n <= 0) {
 		dray_close(msg.own_fd);
-		dc_request_end(d, r, msg.n < 0 ? -DRAY_E_INVALID : msg.status, NULL, 0);
+		dc_request_end(d, r, msg.n < 0 ? -DRAY_E_INVALID : msg.status, msg.text,
+			       msg.text ? strlen(msg.text) : 0);
 		return true;
 	}
 	if (msg.own_fd >= 0)

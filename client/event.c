@@ -17,6 +17,7 @@ struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, const
 		.payload = e->data,
 		.length = length,
 		.message = (const char *)e->data + length,
+		.segment = (const char *)e->data + length + text_n, /* empty */
 	};
 	if (length)
 		memcpy(e->data, payload, length);
@@ -42,6 +43,24 @@ void dc_event_notification(struct dray *d, const struct dmsg_notification *m)
 	memcpy(e->agent_id, m->agent_id, sizeof(e->agent_id));
 	e->incarnation = m->incarnation;
 	e->id = m->id;
+}
+
+void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m)
+{
+	char segment[257]; /* over the longest there is */
+	struct dray_event *e;
+
+	memcpy(segment, m->segment.p, m->segment.n);
+	segment[m->segment.n] = '\0';
+	e = dc_event_add(d, DRAY_EVENT_SEGMENT, segment, m->segment.n + 1, m->reason.p,
+			 m->reason.n);
+	if (!e)
+		return;
+	e->segment = e->payload;
+	e->length = 0;
+	e->segment_old = m->old;
+	e->segment_state = m->new;
+	e->segment_flags = m->flags;
 }
 
 void dc_events_free(struct dray *d)

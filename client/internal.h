@@ -7,6 +7,7 @@
  * request.c   requests: queue, send, end, complete
  * engine.c    driving all of it: epoll, spinning, sleeping, timers
  * transfer.c  the way of a transfer: ring, arena or message
+ * placement.c hints, the preferred segment, the launcher's environment
  * open.c, region.c, pool.c, remote.c, token.c, event.c, populate.c, memory.c, error.c: as named
  *
  * Names that the linker sees begin with dc_, so that programs with both ends in them (tests) do not
@@ -105,7 +106,9 @@ struct dray {
 	uint32_t restoring;  /* REGION_ADDs under way */
 	int64_t state_until; /* when we give up; READY: INT64_MAX */
 	int64_t retry_at, retry_ns, lost_at;
-	int64_t timer_at; /* what the timer is set to, INT64_MAX: off */
+	int64_t timer_at;      /* what the timer is set to, INT64_MAX: off */
+	bool segments_asked;   /* by the last HELLO */
+	bool segments_refused; /* by an agent too old for them: HELLO goes again without */
 	bool ever_ready, broken;
 	int break_code; /* negated; goes with broken */
 	char break_text[DRAY_ERR_MSG_MAX];
@@ -116,6 +119,8 @@ struct dray {
 
 	/* what HELLO and RING_OPEN told */
 	uint64_t session, incarnation, features;
+	uint8_t minor;
+	bool segments; /* their changes are delivered */
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
@@ -142,6 +147,7 @@ struct dray {
 	struct dray_err error;
 	char *message;
 	struct dray_token *token;
+	void *answer; /* of placement.c */
 
 	uint8_t *out, *in; /* DMSG_MESSAGE_MAX each */
 	uint8_t *ops;      /* DMSG_OPS_INLINE_MAX records on their way into a message */
@@ -237,6 +243,12 @@ int dc_populate_extent(int fd, uint64_t offset, uint64_t length, struct dray_err
 int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m);
 void dc_token_ended(struct dray *d, struct request *r);
 
+/* placement.c */
+int dc_placement_encode(struct dray *d, const struct request *r);
+/* 0, a negated code, or -EPROTO. */
+int dc_placement_answered(struct request *r, const uint8_t *body, size_t len,
+			  struct dray_err *reterr);
+
 /* remote.c */
 struct remote *dc_remote_find(struct dray *d, dray_remote handle);
 int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remote_import_reply *m);
@@ -249,6 +261,7 @@ void dc_remotes_free(struct dray *d);
 struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, const void *payload,
 				size_t length, const char *text, size_t text_n);
 void dc_event_notification(struct dray *d, const struct dmsg_notification *m);
+void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m);
 void dc_events_free(struct dray *d);
 
 #endif

@@ -81,7 +81,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 {
 	const unsigned int flags = DRAY_OPTION_NOTIFICATIONS | DRAY_OPTION_NO_RING |
 				   DRAY_OPTION_NO_RECONNECT | DRAY_OPTION_WAIT |
-				   DRAY_OPTION_NO_SPIN;
+				   DRAY_OPTION_NO_SPIN | DRAY_OPTION_SEGMENTS;
 	unsigned int spin_us = o->spin_us;
 	int error;
 
@@ -162,6 +162,7 @@ static void handle_free(struct dray *d)
 	dray_close(d->epoll_fd);
 	free(d->message);
 	free(d->token);
+	free(d->answer);
 	free(d->out);
 	free(d->in);
 	free(d->ops);
@@ -260,6 +261,7 @@ int dray_get_info(const struct dray *d, struct dray_info *ret)
 		.in_flight = (size_t)d->requests.in_flight_n + d->requests.queued_n,
 		.completions = d->requests.done_n,
 		.events = d->events_n,
+		.segments = d->segments,
 	};
 	memcpy(ret->agent_id, d->agent_id, sizeof(ret->agent_id));
 	return 0;

@@ -33,6 +33,7 @@ static void handle_error(struct dray *d, struct request *r, const struct dmsg_er
 
 	switch (r->type) {
 	case DMSG_HELLO:
+		d->segments_refused = d->segments_asked && status == -DRAY_E_UNSUPPORTED;
 		dc_session_break(d, -status, m->message.p, m->message.n);
 		return;
 	case DMSG_RING_OPEN:
@@ -107,6 +108,11 @@ static int handle_reply(struct dray *d, struct request *r, const uint8_t *body, 
 			return -EPROTO;
 		status = dc_remote_imported(d, r, &m.remote_import_reply);
 		break;
+	case DMSG_HINT_GET:
+	case DMSG_SEGMENT_GET:
+	case DMSG_ENV_GET:
+		status = dc_placement_answered(r, body, len, err);
+		break;
 	case DMSG_TRANSFER:
 		if (DECODE(transfer_done) < 0)
 			return -EPROTO;
@@ -132,6 +138,7 @@ static int handle_event(struct dray *d, uint16_t type, const uint8_t *body, size
 		struct dmsg_notification notification;
 		struct dmsg_remote_lost remote_lost;
 		struct dmsg_draining draining;
+		struct dmsg_segment_changed segment_changed;
 	} m;
 	struct dray_event *e;
 
@@ -152,6 +159,11 @@ static int handle_event(struct dray *d, uint16_t type, const uint8_t *body, size
 		e = dc_event_add(d, DRAY_EVENT_DRAINING, NULL, 0, NULL, 0);
 		if (e)
 			e->deadline_ms = m.draining.deadline_ms;
+		return 0;
+	case DMSG_SEGMENT_CHANGED:
+		if (DECODE(segment_changed) < 0)
+			return -EPROTO;
+		dc_event_segment(d, &m.segment_changed);
 		return 0;
 	default:
 		return 0; /* an event of a later version */

@@ -30,7 +30,8 @@ static void contents_free(struct request *r)
 	free(r->message);
 	free(r->data);
 	free(r->token);
-	r->message = r->data = NULL;
+	free(r->answer);
+	r->message = r->data = r->answer = NULL;
 	r->token = NULL;
 }
 
@@ -277,9 +278,11 @@ void dc_request_take(struct dray *d, struct request *r, struct dray_completion *
 {
 	free(d->message);
 	free(d->token);
+	free(d->answer);
 	d->message = r->message;
 	d->token = r->token;
-	r->message = NULL;
+	d->answer = r->answer;
+	r->message = r->answer = NULL;
 	r->token = NULL;
 	*ret = (struct dray_completion){
 		.id = r->id,

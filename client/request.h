@@ -64,10 +64,11 @@ struct request {
 	dray_remote remote;
 	uint64_t number; /* token id; tag; request id of the transfer to cancel */
 	uint32_t timeout_ms;
-	void *data; /* import: token; notify: payload */
+	void *data; /* import: token; notify: payload; placement: what is asked */
 	uint32_t length;
 	struct dmsg_region_export what;
 	struct dray_token *token; /* made by an export */
+	void *answer;             /* of placement.c */
 };
 
 struct requests {

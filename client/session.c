@@ -4,6 +4,9 @@
  * HELLO and RING have one time limit together, and RESTORE one from answer to answer. Where no ring
  * is wanted RING is passed over, and RESTORE where there is no region.
  *
+ * An agent of data protocol 1.0 refuses a HELLO that asks for changes of segments: it gets another
+ * one without, at once, on a connection of its own. The next session asks again.
+ *
  * A loss takes the agent's word for nothing: what was sent ends with the code of the loss. Two
  * things need more, REGION_REMOVE and REGION_REVOKE, whose success is a proof that nobody touches
  * the memory any more. Those are held until the next HELLO. An agent that went without a word and
@@ -141,6 +144,8 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m)
 	}
 	d->session = m->session;
 	d->incarnation = m->incarnation;
+	d->minor = m->minor;
+	d->segments = d->segments_asked;
 	d->ops_inline_max = dray_min(m->ops_inline_max, (uint32_t)DMSG_OPS_INLINE_MAX);
 	memcpy(d->agent_id, m->agent_id, sizeof(d->agent_id));
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);
@@ -286,6 +291,12 @@ static void retry_later(struct dray *d)
 	d->retry_ns = dray_min(d->retry_ns * 2, d->retry_max_ns);
 }
 
+static void retry_now(struct dray *d)
+{
+	d->state = SESSION_DOWN;
+	d->retry_at = dray_now().ns;
+}
+
 static bool may_retry(const struct dray *d)
 {
 	if (!d->ever_ready)
@@ -315,6 +326,7 @@ static void close_for_good(struct dray *d)
 
 bool dc_session_settle(struct dray *d)
 {
+	bool ask_again = d->segments_asked && d->segments_refused;
 	bool was_ready = d->state == SESSION_READY;
 	struct dray_event *e;
 
@@ -322,8 +334,12 @@ bool dc_session_settle(struct dray *d)
 		return false;
 	if (was_ready)
 		dc_transfer_take_ring(d); /* what had ended before */
-	d->error.code = -d->break_code;
-	memcpy(d->error.msg, d->break_text, sizeof(d->error.msg));
+	if (!ask_again) {
+		d->error.code = -d->break_code;
+		memcpy(d->error.msg, d->break_text, sizeof(d->error.msg));
+	}
+	d->segments_refused = ask_again;
+	d->segments_asked = false;
 	forget_sockets(d);
 	d->epoch++;
 	d->restoring = 0;
@@ -342,7 +358,9 @@ bool dc_session_settle(struct dray *d)
 		if (e)
 			e->code = d->break_code;
 	}
-	if (may_retry(d))
+	if (ask_again)
+		retry_now(d);
+	else if (may_retry(d))
 		retry_later(d);
 	else
 		close_for_good(d);

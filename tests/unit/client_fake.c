@@ -167,6 +167,7 @@ static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_hea
 {
 	struct dmsg_hello m;
 	struct dmsg_hello_reply reply = { .major = DMSG_MAJOR,
+					  .minor = f->is_old ? 0 : DMSG_MINOR,
 					  .ops_inline_max = f->ops_inline_max,
 					  .session = 7,
 					  .incarnation = f->incarnation,
@@ -175,8 +176,13 @@ static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_hea
 
 	dray_assert(dmsg_hello_decode(body, h->length, &m, NULL) == 0);
 	f->hellos++;
-	f->last_hello_pidfd = m.flags & DMSG_HELLO_FLAG_PIDFD;
-	dray_assert(fds->n == (f->last_hello_pidfd ? 1 : 0));
+	f->last_hello_flags = m.flags;
+	dray_assert(fds->n == (m.flags & DMSG_HELLO_FLAG_PIDFD ? 1 : 0));
+	if (f->is_old && m.flags & DMSG_HELLO_FLAG_SEGMENTS) {
+		fake_send_error(f, h->request_id, 2, "flags has unknown bits 0x4");
+		fake_hang_up(f);
+		return 0;
+	}
 	memset(reply.agent_id, f->agent_id, sizeof(reply.agent_id));
 	return dmsg_hello_reply_encode(buf, cap, h->request_id, &reply);
 }

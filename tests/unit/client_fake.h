@@ -36,6 +36,7 @@ struct fake {
 	bool hold_transfers; /* TRANSFERs and ring entries are not answered */
 	bool ignore_ring;    /* entries are not even taken */
 	uint32_t transfer_status;
+	bool is_old; /* of data protocol 1.0 */
 
 	/* the ring, as the agent has it */
 	uint8_t *ring, *arena;
@@ -57,7 +58,7 @@ struct fake {
 	struct dmsg_op last_op; /* the last operation of the last transfer */
 	uint8_t last_payload[4096];
 	uint32_t last_payload_n;
-	bool last_hello_pidfd;
+	uint16_t last_hello_flags;
 
 	/* fake_do() */
 	pthread_mutex_t lock;

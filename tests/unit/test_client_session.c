@@ -31,7 +31,7 @@ static void opens_and_tells(void **state)
 	assert_string_equal(info.version, "fake");
 	assert_int_equal(info.ring_entries, 256);
 	assert_int_equal(info.arena_bytes, 4 << 20);
-	assert_true(client_fake.last_hello_pidfd);
+	assert_true(client_fake.last_hello_flags & DMSG_HELLO_FLAG_PIDFD);
 	assert_int_equal(dray_process(d, 0), 0);
 	dray_disconnect(d);
 	dray_disconnect(NULL);
