@@ -16,11 +16,12 @@ from .client import Client, Disconnected, Reconnected
 from .errors import DrayError
 from .handles import Done, Pending, Region, Remote, Token, Transfer
 from .memory import Memory
+from .placement import Environment, Hint, Segment, SegmentChanged
 from .token import to_bytes as token_to_bytes
 from .token import to_text as token_to_text
 
 __version__ = "0.1.0"
 __all__ = [
-    "Client", "Disconnected", "Done", "Draining", "DrayError", "Memory", "Notification", "Pending",
-    "Reconnected", "Region", "Remote", "RemoteLost", "Token", "Transfer", "errors",
-    "token_to_bytes", "token_to_text"]
+    "Client", "Disconnected", "Done", "Draining", "DrayError", "Environment", "Hint", "Memory",
+    "Notification", "Pending", "Reconnected", "Region", "Remote", "RemoteLost", "Segment",
+    "SegmentChanged", "Token", "Transfer", "errors", "token_to_bytes", "token_to_text"]

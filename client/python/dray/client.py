@@ -6,6 +6,7 @@ requests can be pipelined; the answers arrive in any order. A program with a loo
 fileno() and calls process(). One thread at a time may use a client.
 """
 
+import array
 import errno
 import os
 import select
@@ -18,11 +19,11 @@ from . import _schema as s
 from . import errors
 from .handles import Done, Pending, Region, Remote, Token, Transfer, code, ms
 from .memory import Memory
+from .placement import Placement, to_event
 from .ring import TSO, Arena, Ring
 from .token import to_bytes
 
 DEFAULT_SOCKET = "/run/dray/dray.sock"
-_REPLY_MAX = 16384  # no message to a client is longer than a notification
 _SNDBUF = 212992  # what the kernel must account for a message of MESSAGE_MAX bytes
 _DIRECTION = {name: value for value, name in s.DIRECTION_NAMES.items()}
 _CLASS = {name: value for value, name in s.CLASS_NAMES.items()}
@@ -32,11 +33,24 @@ Disconnected = namedtuple("Disconnected", "error lost")
 Reconnected = namedtuple("Reconnected", "incarnation regions failed")
 
 
-class Client:
+def _receive(sock, buffer):
+    """(packet, descriptors, flags). Into a buffer that is kept, since few messages are long."""
+    fds = array.array("i")
+    n, control, flags, _ = sock.recvmsg_into(
+        [buffer], socket.CMSG_SPACE(s.FDS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+    return bytes(buffer[:n]), list(fds), flags
+
+
+class Client(Placement):
     """A session with the agent behind `socket` (default: DRAY_SOCKET, then /run/dray/dray.sock).
 
     group: sessions of one uid that name the same group share regions, transfers and notifications.
-    notifications: this session reads those of the group, as events. timeout: how long a request
+    notifications: this session reads those of the group, as events. segments: it hears of changes
+    of segments, as events SegmentChanged; where the agent is too old for that it does not, and the
+    attribute segments is False. timeout: how long a request
     that waits may take, in seconds; None: as long as it takes. ring_entries, arena_bytes: as for
     open_ring(), opened when first needed.
 
@@ -45,14 +59,15 @@ class Client:
     seconds for the agent.
     """
 
-    def __init__(self, socket=None, *, group="", name="", notifications=False, pidfd=True,
-                 timeout=None, patience=10.0, ring_entries=256, arena_bytes=4 << 20):
+    def __init__(self, socket=None, *, group="", name="", notifications=False, segments=False,
+                 pidfd=True, timeout=None, patience=10.0, ring_entries=256, arena_bytes=4 << 20):
         self.path = os.fspath(socket or os.environ.get("DRAY_SOCKET") or DEFAULT_SOCKET)
         self.group, self.name = group, name
         self.notifications, self.pidfd = notifications, pidfd
+        self.segments, self._segments_wanted = False, segments
         self.timeout, self.patience = timeout, patience
         self.ring_entries, self.arena_bytes = ring_entries, arena_bytes
-        # Notification, RemoteLost, Draining, Disconnected, Reconnected
+        # Notification, RemoteLost, Draining, SegmentChanged, Disconnected, Reconnected
         self.events = deque()
         self.remotes = {}
         self.generation = 0  # counts connections
@@ -61,8 +76,10 @@ class Client:
         self.ring = self.arena = None
         self._ring_wanted = None
         self._sock = self._hangup = None
+        self._greeted = False  # HELLO was answered on this connection
         self._epoll = select.epoll()
         self._pending, self._outbox, self._regions = {}, deque(), []
+        self._buffer = memoryview(bytearray(s.MESSAGE_MAX))
         self._next_id, self._batching, self._doorbell_due = 1, 0, False
         try:
             self._connect(self.patience if timeout is None else timeout)
@@ -85,6 +102,14 @@ class Client:
         return self.hello.segment
 
     def _connect(self, limit):
+        try:
+            self._open(limit, self._segments_wanted)
+        except errors.Unsupported:
+            if not self._segments_wanted:
+                raise
+            self._open(limit, False)  # data protocol 1.0 does not know the flag
+
+    def _open(self, limit, segments):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         pidfd = []
         try:
@@ -107,9 +132,12 @@ class Client:
             flags = s.HELLO_FLAG_PIDFD if pidfd else 0
             if self.notifications:
                 flags |= s.HELLO_FLAG_NOTIFICATIONS
+            if segments:
+                flags |= s.HELLO_FLAG_SEGMENTS
             self.hello = self._submit(Pending(self), s.pack_hello, pidfd, flags=flags,
                                       major_min=s.MAJOR, major_max=s.MAJOR,
                                       group=self.group, name=self.name).result(limit)
+            self.segments, self._greeted = segments, True
             self.generation += 1
         except BaseException as e:
             if self._sock:
@@ -170,6 +198,7 @@ class Client:
     def _lost(self, error=None, quiet=False):
         """The connection is gone: everything in flight has ended, one way or another."""
         sock, self._sock = self._sock, None
+        quiet, self._greeted = quiet or not self._greeted, False
         self._completions()
         self._epoll.unregister(sock)
         sock.close()
@@ -204,8 +233,7 @@ class Client:
                 data = b"."
                 while data:
                     sock.settimeout(max(ends - time.monotonic(), 0.001))
-                    data, fds, _, _ = socket.recv_fds(sock, _REPLY_MAX, s.FDS_MAX,
-                                                      socket.MSG_CMSG_CLOEXEC)
+                    data, fds, _ = _receive(sock, self._buffer)
                     for fd in fds:
                         os.close(fd)
             except OSError:
@@ -339,8 +367,7 @@ class Client:
             if not self._sock:
                 return
             try:
-                packet, fds, flags, _ = socket.recv_fds(self._sock, _REPLY_MAX, s.FDS_MAX,
-                                                        socket.MSG_CMSG_CLOEXEC)
+                packet, fds, flags = _receive(self._sock, self._buffer)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -370,6 +397,8 @@ class Client:
             if header.type == s.MSG_REMOTE_LOST and message.remote in self.remotes:
                 self.remotes[message.remote].lost = errors.make(message.code, message.message)
             self.events.append(message)
+        elif header.type == s.MSG_SEGMENT_CHANGED:
+            self.events.append(to_event(message))
         else:
             self._completions()  # what ended in the ring ended before this answer
             pending = self._pending.pop(header.request_id, None)
