@@ -134,6 +134,52 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_REGISTER] = { "--register", "SIZE",
 				  .help = "memory that will be registered, against the memlock limit",
 				  .more = "That is the limit on locked memory." },
+
+	[CTL_OPTION_CANDIDATES] = { "--explain", NULL,
+				    .help = "which are in question for the preferred one, best first, and why" },
+	[CTL_OPTION_SCOPE] = { "--scope", "SCOPE",
+			       .help = "hints of this scope count too; that of the node",
+			       .more = "A scope is a model, an instance, a rank, or a word of one's own." },
+
+	[CTL_OPTION_SET] = { "--set", "SCOPE=SEGMENT",
+			     .help = "remember the segment for the scope; =SEGMENT: for the node",
+			     .more = "It takes the place of what an administrator said of the scope before." },
+	[CTL_OPTION_SCORE] = { "--score", "N", .help = "of --set: the higher one counts; 0" },
+	[CTL_OPTION_TTL] = { "--ttl", "DURATION", .help = "of --set: good for so long; hint.ttl" },
+	[CTL_OPTION_FORGET] = { "--forget", "SCOPE[=SEGMENT]",
+				.help = "forget the hints of the scope, whoever gave them" },
+	[CTL_OPTION_FORGET_ALL] = { "--forget-all", NULL, .help = "forget every hint" },
+
+	[CTL_OPTION_PROFILE] = { "--profile", "NAME[,NAME]...",
+				 .help = "what to say; env.profiles of the agent",
+				 .more = "dray: where the agent is. vllm: the address of this node. "
+					 "vllm-mooncake: segment, host name, GID index and devices for "
+					 "vLLM's Mooncake connectors. mooncake: the same for a transfer engine "
+					 "or store in a process. mooncake-owner: arguments of mooncake_client. "
+					 "nccl, ucx: devices, GID index, interface." },
+	[CTL_OPTION_ENV_FORMAT] = { "--format", "shell|dotenv|json|args",
+				    .help = "how to print it; shell",
+				    .more = "shell: export lines for eval. dotenv: NAME=VALUE lines, quoted "
+					    "only where that is needed. json: an object with variables, "
+					    "arguments, and what is left out. args: the arguments of "
+					    "profiles that have some, on one line, quoted for a shell." },
+	[CTL_OPTION_OVERRIDE] = { "--override", NULL, .help = "also variables that are set already",
+				  .more = "Without it these stay as they are." },
+	[CTL_OPTION_WAIT_READY] = { "--wait-ready", "DURATION",
+				    .help = "first wait until the preferred segment is ready; 30s",
+				    .optional = true,
+				    .more = "The agent need not have been started yet, and may restart "
+					    "meanwhile. What counts is a segment that the agent prefers, "
+					    "that a probe has found ready since its start." },
+	[CTL_OPTION_ON_TIMEOUT] = { "--on-timeout", "fail|start",
+				    .help = "when it is not ready in time, or no agent is there; fail",
+				    .more = "start: go on with what is known, and without "
+					    "MOONCAKE_PREFERRED_SEGMENT." },
+	[CTL_OPTION_KV_TRANSFER] = { "--kv-transfer-config", "JSON",
+				     .help = "give vLLM this argument, unless it has one",
+				     .more = "It is put behind the arguments of vllm serve, or of python -m "
+					     "vllm.entrypoints...; one that stands there already is left "
+					     "alone, and that is said. Another command is an error." },
 };
 
 static bool is_own(const struct ctl_verb *verb, enum ctl_option_id id)
@@ -207,10 +253,10 @@ static int option_take(struct ctl *c, const struct ctl_verb *verb, int argc, cha
 		value = arg + n + 1;
 	if (!o->value && value)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s takes no value", o->name);
-	if (o->value && !value && *i + 1 >= argc)
+	if (o->value && !value && !o->optional && *i + 1 >= argc)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s needs a value, %s", o->name,
 				   o->value);
-	if (o->value && !value)
+	if (o->value && !value && !o->optional)
 		value = argv[++*i];
 	c->values[id] = value ? value : "";
 	return 0;
@@ -249,9 +295,15 @@ int ctl_args_parse(struct ctl *c, int argc, char *const *argv, const struct ctl_
 	bool words_only = false;
 
 	for (int i = 1; i < argc; i++) {
+		bool end = !strcmp(argv[i], "--");
 		int ret;
 
-		if (!words_only && !strcmp(argv[i], "--")) {
+		if (verb && verb->command && (end || words_only || argv[i][0] != '-')) {
+			c->command = argv + i + end;
+			c->n_command = (unsigned)(argc - i) - end;
+			break;
+		}
+		if (!words_only && end) {
 			words_only = true;
 			continue;
 		}

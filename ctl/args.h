@@ -10,6 +10,7 @@ struct ctl_option {
 	const char *value; /* what it takes, for the help; NULL: nothing */
 	const char *help;
 	enum ctl_kind kind;
+	bool optional;    /* the value, which then comes after = alone */
 	const char *more; /* sentences that the manual has beyond that; NULL: none */
 };
 

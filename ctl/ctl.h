@@ -17,6 +17,10 @@ enum ctl_exit {
 	CTL_EXIT_USAGE = 2,
 	CTL_EXIT_UNREACHABLE = 3, /* no agent there, or it does not answer */
 	CTL_EXIT_REFUSED = 4,     /* the kernel or the agent says no */
+	/* of exec, which otherwise ends as its command does: as timeout(1), env(1) and shells have them */
+	CTL_EXIT_TIMED_OUT = 124,
+	CTL_EXIT_NOT_EXECUTABLE = 126,
+	CTL_EXIT_NOT_FOUND = 127,
 };
 
 /* Why something failed: how to exit, and one sentence. The first one set wins. */
@@ -90,6 +94,22 @@ enum ctl_option_id {
 	CTL_OPTION_RNICS,
 	CTL_OPTION_OWNERS,
 	CTL_OPTION_REGISTER,
+	/* segments */
+	CTL_OPTION_CANDIDATES,
+	CTL_OPTION_SCOPE,
+	/* hints */
+	CTL_OPTION_SET,
+	CTL_OPTION_SCORE,
+	CTL_OPTION_TTL,
+	CTL_OPTION_FORGET,
+	CTL_OPTION_FORGET_ALL,
+	/* env, exec */
+	CTL_OPTION_PROFILE,
+	CTL_OPTION_ENV_FORMAT,
+	CTL_OPTION_OVERRIDE,
+	CTL_OPTION_WAIT_READY,
+	CTL_OPTION_ON_TIMEOUT,
+	CTL_OPTION_KV_TRANSFER,
 	CTL_OPTION_N
 };
 
@@ -100,6 +120,8 @@ struct ctl_env {
 	bool terminal;       /* standard output is one */
 	bool color;          /* and wants it */
 	int in;              /* standard input */
+	/* all of it, NAME=VALUE, with NULL at the end; NULL: nothing */
+	char *const *variables;
 };
 
 #define CTL_ARGS_MAX 2
@@ -115,6 +137,8 @@ struct ctl {
 	const char *values[CTL_OPTION_N];
 	const char *args[CTL_ARGS_MAX]; /* of the verb */
 	unsigned n_args;
+	char *const *command; /* of verbs that take one: its words */
+	unsigned n_command;
 };
 
 /* What stands for an argument or an option's value, so that a shell can complete it. */
@@ -142,6 +166,7 @@ struct ctl_verb {
 	enum ctl_option_id options[12]; /* its own; ends with a global one */
 	const char *more;               /* sentences for help and manual, as text.h says */
 	enum ctl_kind kinds[CTL_ARGS_MAX];
+	bool command; /* what follows, from -- or the first word on, is another program's */
 };
 
 extern const struct ctl_verb ctl_verbs[];
@@ -167,6 +192,10 @@ int ctl_events(struct ctl *c);
 int ctl_top(struct ctl *c);
 int ctl_detect(struct ctl *c);
 int ctl_doctor(struct ctl *c);
+int ctl_segments(struct ctl *c);
+int ctl_hints(struct ctl *c);
+int ctl_env(struct ctl *c);
+int ctl_exec(struct ctl *c);
 int ctl_health(struct ctl *c);
 int ctl_wait(struct ctl *c);
 int ctl_drain(struct ctl *c);

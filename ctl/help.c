@@ -9,10 +9,13 @@
 static void option_help(FILE *f, enum ctl_option_id id)
 {
 	const struct ctl_option *o = &ctl_options[id];
-	char left[40];
+	char left[48];
 
-	snprintf(left, sizeof(left), "%s%s%s", o->name, o->value ? " " : "",
-		 o->value ? o->value : "");
+	snprintf(left, sizeof(left), "%s%s%s%s", o->name,
+		 o->optional ? "[=" :
+		 o->value    ? " " :
+			       "",
+		 o->value ? o->value : "", o->optional ? "]" : "");
 	fprintf(f, "  %-24s %s\n", left, o->help);
 }
 

@@ -350,15 +350,20 @@ int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_row
 
 /* --- asking ------------------------------------------------------------------------------------- */
 
+int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, sd_bus_message *reply,
+		  struct ctl_err *reterr)
+{
+	int ret = ctl_rows_read(rows, reply, l->fields, l->n_fields);
+
+	return ret < 0 ? ctl_bus_bad_reply(reterr, l->member, ret) : 0;
+}
+
 int ctl_list_get(struct ctl_bus *b, const struct ctl_list *l, uint64_t after, struct ctl_rows *rows,
 		 sd_bus_message **reply, struct ctl_err *reterr)
 {
-	int ret;
-
 	if (ctl_bus_ask(b, l->member, reply, reterr, l->takes, after) < 0)
 		return -1;
-	ret = ctl_rows_read(rows, *reply, l->fields, l->n_fields);
-	return ret < 0 ? ctl_bus_bad_reply(reterr, l->member, ret) : 0;
+	return ctl_list_read(l, rows, *reply, reterr);
 }
 
 int ctl_list_run(struct ctl *c, const struct ctl_list *l)

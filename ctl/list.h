@@ -58,6 +58,10 @@ const char *ctl_cell_text(enum ctl_cell_kind kind, const struct ctl_value *v,
 int ctl_list_get(struct ctl_bus *b, const struct ctl_list *l, uint64_t after, struct ctl_rows *rows,
 		 sd_bus_message **reply, struct ctl_err *reterr);
 
+/* Reads what the list's method answered. 0 or -1; the rows are the caller's, also on errors. */
+int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, sd_bus_message *reply,
+		  struct ctl_err *reterr);
+
 /* Asks and prints, once. Returns the exit status. */
 int ctl_list_run(struct ctl *c, const struct ctl_list *l);
 

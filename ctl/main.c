@@ -21,6 +21,7 @@ int main(int argc, char **argv)
 		.terminal = isatty(STDOUT_FILENO),
 		.color = wants_color(),
 		.in = STDIN_FILENO,
+		.variables = environ,
 	};
 
 	return ctl_run(&env, stdout, stderr, argc, argv);

@@ -99,7 +99,8 @@ enum ctl_mood ctl_mood_of(const char *state)
 		{ "claim", CTL_MOOD_BUSY },       { "removing", CTL_MOOD_BUSY },
 		{ "waiting", CTL_MOOD_BUSY },     { "stopping", CTL_MOOD_BUSY },
 		{ "notifying", CTL_MOOD_BUSY },   { "backoff", CTL_MOOD_BAD },
-		{ "closed", CTL_MOOD_BAD },
+		{ "closed", CTL_MOOD_BAD },       { "probing", CTL_MOOD_BUSY },
+		{ "lost", CTL_MOOD_BAD },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(moods); i++)

@@ -123,13 +123,37 @@ const struct ctl_verb ctl_verbs[] = {
 	  .example = "drayctl health --live",
 	  .fn = ctl_health,
 	  .options = { CTL_OPTION_LIVE, CTL_OPTION_READY, 0 } },
+	{ .name = "segments",
+	  .args = "[--explain [--scope SCOPE]]",
+	  .help = "segments that are known, which are ready, and which is preferred",
+	  .more = "State of each with the reason, from where it is known, and how it is probed. With "
+		  "--explain the candidates for the preferred segment, with what speaks for each and "
+		  "why it won or lost.",
+	  .example = "drayctl segments --explain",
+	  .fn = ctl_segments,
+	  .options = { CTL_OPTION_CANDIDATES, CTL_OPTION_SCOPE, 0 } },
+	{ .name = "hints",
+	  .args = "[--set SCOPE=SEGMENT [--score N] [--ttl DURATION] | --forget SCOPE[=SEGMENT] | "
+		  "--forget-all]",
+	  .help = "remembered placements: for this scope, that segment",
+	  .more = "Of each scope the strongest source counts, then the highest score, then the "
+		  "youngest. The empty scope is the whole node.\n\n"
+		  "To change them is for root, the agent's own user, and members of control.group.",
+	  .example = "drayctl hints --set llama-70b=10.0.0.7:50053 --ttl 1h",
+	  .fn = ctl_hints,
+	  .options = { CTL_OPTION_SET, CTL_OPTION_SCORE, CTL_OPTION_TTL, CTL_OPTION_FORGET,
+		       CTL_OPTION_FORGET_ALL, 0 } },
 	{ .name = "wait",
-	  .args = "[--for ready|live|drained|gone] [--timeout DURATION]",
+	  .args = "[--timeout DURATION] [--for ready|live|drained|gone] [segment=SEGMENT] [state=STATE]",
 	  .help = "return when the agent is ready, or what else is waited for",
 	  .more = "For launchers and hooks: the agent need not have been started yet. Prints what was "
-		  "reached; after --timeout it fails with what is still missing.",
+		  "reached; after --timeout it fails with what is still missing.\n\n"
+		  "With segment=HOST:PORT, segment=local (any on this node) or segment=preferred it waits "
+		  "for that segment instead, until its state is ready, or what state= says: unknown, "
+		  "probing, ready or lost. A segment that is not known yet is waited for.",
 	  .example = "drayctl wait --timeout 60s && exec vllm serve",
 	  .fn = ctl_wait,
+	  .max_args = 2,
 	  .options = { CTL_OPTION_FOR, CTL_OPTION_WAIT_LIMIT, 0 } },
 	{ .name = "drain",
 	  .args = "[--wait] [--timeout DURATION | --force] [--stay]",

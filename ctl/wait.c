@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wait: returns when the agent is what one waits for, started or not yet. */
+/* wait: returns when the agent, or a segment of its, is what one waits for; started or not yet. */
 #include <string.h>
 
 #include "ctl/args.h"
-#include "ctl/change.h"
 #include "ctl/health.h"
 #include "ctl/interrupt.h"
+#include "ctl/json.h"
 #include "ctl/properties.h"
+#include "ctl/segments.h"
+#include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
@@ -14,13 +16,15 @@
 #define LOOK_NS (100 * DRAY_NS_PER_MS)
 #define LIMIT_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
 
-enum goal { READY, LIVE, DRAINED, GONE };
+enum goal { READY, LIVE, DRAINED, GONE, SEGMENT };
 
 static const char *const goals[] = { "ready", "live", "drained", "gone", NULL };
+static const char *const states[] = { "unknown", "probing", "ready", "lost" };
 
 struct look {
 	bool reached, interrupted;
-	char why[400]; /* not yet */
+	char why[400];     /* not yet */
+	char segment[300]; /* which one it is */
 };
 
 /* Why not yet, in words. */
@@ -101,12 +105,27 @@ static int drained_look(struct ctl *c, struct ctl_bus *b, struct ctl_interrupt *
 	return 0;
 }
 
+static int segment_look(struct ctl *c, struct ctl_bus *b, struct ctl_interrupt *in, int64_t time_ns,
+			const struct ctl_segment_goal *goal, struct look *l, struct ctl_err *reterr)
+{
+	struct ctl_segment_look s = { .why = "" };
+	int ret =
+		ctl_segment_wait(c, b, in, goal, time_ns ? dray_now().ns + time_ns : 0, &s, reterr);
+
+	l->reached = s.reached;
+	l->interrupted = s.interrupted;
+	memcpy(l->why, s.why, sizeof(l->why));
+	memcpy(l->segment, s.segment, sizeof(l->segment));
+	return ret;
+}
+
 /*
  * One look, of at most that long; 0: as long as it takes. An agent that cannot be asked is nothing to fail for,
  * only not there yet; one that refuses us is.
  */
-static int look(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t time_ns,
-		struct look *l, struct ctl_err *reterr)
+static int look(struct ctl *c, struct ctl_interrupt *in, enum goal goal,
+		const struct ctl_segment_goal *segment, int64_t time_ns, struct look *l,
+		struct ctl_err *reterr)
 {
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_bus bus = CTL_BUS_NULL;
@@ -118,6 +137,8 @@ static int look(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t
 		snprintf(l->why, sizeof(l->why), "the agent is still there");
 	else if (!ret && goal == DRAINED)
 		ret = drained_look(c, &bus, in, time_ns, l, &err);
+	else if (!ret && goal == SEGMENT)
+		ret = segment_look(c, &bus, in, time_ns, segment, l, &err);
 	else if (!ret)
 		ret = health_look(&bus, goal, l, &err);
 	ctl_bus_close(&bus);
@@ -131,17 +152,20 @@ static int look(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t
 	return 0;
 }
 
-static int run(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t limit_ns,
+static int run(struct ctl *c, struct ctl_interrupt *in, enum goal goal,
+	       const struct ctl_segment_goal *segment, int64_t limit_ns, struct look *ret_look,
 	       struct ctl_err *reterr)
 {
 	int64_t ends = dray_now().ns + limit_ns, left = limit_ns;
 	struct look l = { .why = "" };
 
 	for (;;) {
-		int ret = look(c, in, goal, left, &l, reterr);
+		int ret = look(c, in, goal, segment, left, &l, reterr);
 
-		if (ret < 0 || l.reached)
+		if (ret < 0 || l.reached) {
+			*ret_look = l;
 			return ret;
+		}
 		left = limit_ns ? ends - dray_now().ns : 0;
 		if (limit_ns && left <= 0)
 			return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", l.why);
@@ -158,10 +182,79 @@ static int run(struct ctl *c, struct ctl_interrupt *in, enum goal goal, int64_t 
 	}
 }
 
+/* --- what to wait for ----------------------------------------------------------------------------- */
+
+static int state_find(const char *name, const char **ret, struct ctl_err *reterr)
+{
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(states); i++)
+		if (!strcmp(states[i], name)) {
+			*ret = states[i];
+			return 0;
+		}
+	return ctl_err_set(reterr, CTL_EXIT_USAGE,
+			   "state=%.40s: unknown, probing, ready or lost is allowed", name);
+}
+
+static int segment_find(const char *name, const char **ret, struct ctl_err *reterr)
+{
+	*ret = name;
+	if (!strcmp(name, "self") || !strcmp(name, "own"))
+		*ret = CTL_SEGMENT_LOCAL;
+	else if (strcmp(name, CTL_SEGMENT_LOCAL) && strcmp(name, CTL_SEGMENT_PREFERRED) &&
+		 !dray_segment_valid(name))
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "segment=%.100s: HOST:PORT, local or preferred is allowed",
+				   name);
+	return 0;
+}
+
+/* segment=... and state=..., in any order. */
+static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret, struct ctl_err *reterr)
+{
+	*ret = (struct ctl_segment_goal){ .state = "ready" };
+	for (unsigned i = 0; i < c->n_args; i++) {
+		const char *arg = c->args[i];
+		int r;
+
+		if (!strncmp(arg, "segment=", 8))
+			r = segment_find(arg + 8, &ret->segment, reterr);
+		else if (!strncmp(arg, "state=", 6))
+			r = state_find(arg + 6, &ret->state, reterr);
+		else
+			r = ctl_err_set(reterr, CTL_EXIT_USAGE,
+					"\"%.60s\": segment=SEGMENT and state=STATE are allowed",
+					arg);
+		if (r < 0)
+			return r;
+	}
+	if (!ret->segment)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "state= goes with segment=");
+	if (c->values[CTL_OPTION_FOR])
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--for and segment= exclude each other");
+	return 0;
+}
+
+static void reached_print(struct ctl *c, const char *what, const char *segment)
+{
+	struct ctl_json j = CTL_JSON(c->out);
+
+	if (c->format != CTL_JSON) {
+		fprintf(c->out, "%s%s%s\n", segment, *segment ? "\t" : "", what);
+		return;
+	}
+	ctl_json_object(&j, NULL);
+	ctl_json_string(&j, "reached", what);
+	if (*segment)
+		ctl_json_string(&j, "segment", segment);
+	ctl_json_end(&j);
+}
+
 int ctl_wait(struct ctl *c)
 {
+	struct ctl_segment_goal segment = { .segment = NULL };
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_interrupt in;
+	struct look l = { .why = "" };
 	int64_t limit_ns = 0;
 	int goal, ret;
 
@@ -169,14 +262,18 @@ int ctl_wait(struct ctl *c)
 	if (!ret)
 		ret = ctl_option_span(c, CTL_OPTION_WAIT_LIMIT, DRAY_NS_PER_MS, LIMIT_MAX_NS, 0,
 				      &limit_ns, &err);
+	if (!ret && c->n_args) {
+		ret = segment_goal(c, &segment, &err);
+		goal = SEGMENT;
+	}
 	if (!ret)
 		ret = ctl_interrupt_begin(&in, &err);
 	if (!ret) {
-		ret = run(c, &in, (enum goal)goal, limit_ns, &err);
+		ret = run(c, &in, (enum goal)goal, &segment, limit_ns, &l, &err);
 		ctl_interrupt_end(&in);
 	}
 	if (ret < 0)
 		return ctl_fail(c, &err);
-	ctl_result_print(c, "reached", goals[goal]);
+	reached_print(c, goal == SEGMENT ? segment.state : goals[goal], l.segment);
 	return CTL_EXIT_OK;
 }

@@ -61,7 +61,8 @@ static void bash_option_values(FILE *f, const struct ctl_verb *v, const struct c
 {
 	struct ctl_values values;
 
-	if (!o->value)
+	/* what takes the next word as it is */
+	if (!o->value || o->optional)
 		return;
 	values = ctl_values_of_option(o);
 	fprintf(f, "\t['%s %s']='", v ? v->name : EVERY, o->name);
@@ -150,12 +151,13 @@ static void zsh_values(FILE *f, const struct ctl_values *v)
 
 static void zsh_option(FILE *f, const struct ctl_verb *v, const struct ctl_option *o)
 {
-	fprintf(f, "\t\t\t'%s%s[", o->name, o->value ? "=" : "");
+	fprintf(f, "\t\t\t'%s%s[", o->name, o->optional ? "=-" : o->value ? "=" : "");
 	zsh_text(f, span(o->help), "\\[]");
 	fputc(']', f);
 	if (o->value) {
 		struct ctl_values values = ctl_values_of_option(o);
 
+		fputs(o->optional ? ":" : "", f);
 		zsh_values(f, &values);
 	}
 	fputs("'\n", f);

@@ -149,8 +149,9 @@ static void option_print(FILE *f, const struct ctl_option *o)
 	fputs(".TP\n", f);
 	in_bold(f, o->name, strlen(o->name));
 	if (o->value) {
-		fputc(' ', f);
+		fputs(o->optional ? "[=" : " ", f);
 		synopsis_print(f, o->value);
+		fputs(o->optional ? "]" : "", f);
 	}
 	fputc('\n', f);
 	sentence_print(f, o->help);
