@@ -26,6 +26,9 @@ static const struct ctl_manual_item exits[] = {
 	{ "2", "Wrong use: one line on standard error says what." },
 	{ "3", "No agent is there, or it does not answer." },
 	{ "4", "The kernel or the agent refuses: permission, or not in its present state." },
+	{ "124", "exec: the preferred segment was not ready in time." },
+	{ "126", "exec: the command is there and cannot be run." },
+	{ "127", "exec: there is no such command." },
 	{ NULL, NULL },
 };
 
@@ -33,6 +36,7 @@ static const struct ctl_manual_item environment[] = {
 	{ "DRAY_CONTROL_SOCKET",
 	  "Control socket where --control is not given; else /run/dray/control.sock." },
 	{ "DRAY_SOCKET", "Data socket for bench, where --socket is not given." },
+	{ "PATH", "Where exec looks for its command." },
 	{ "NO_COLOR", "No colour if this is set and not empty." },
 	{ "TERM", "No colour if this is not set, or dumb." },
 	{ NULL, NULL },
@@ -54,6 +58,8 @@ const struct ctl_manual_section ctl_manual_sections[] = {
 	  "  drayctl sessions --json | jq '.sessions[].name'\n\n"
 	  "Before a node is taken down:\n\n"
 	  "  drayctl drain --wait --timeout 30s\n\n"
+	  "An engine with the right environment, when its node's segment is ready:\n\n"
+	  "  drayctl exec --wait-ready=60s --profile vllm-mooncake,nccl -- vllm serve MODEL\n\n"
 	  "The same state without drayctl:\n\n"
 	  "  busctl --address=unix:path=/run/dray/control.sock introspect dev.dray.Agent1 /dev/dray/Agent",
 	  NULL },

@@ -143,6 +143,31 @@ const struct ctl_verb ctl_verbs[] = {
 	  .fn = ctl_hints,
 	  .options = { CTL_OPTION_SET, CTL_OPTION_SCORE, CTL_OPTION_TTL, CTL_OPTION_FORGET,
 		       CTL_OPTION_FORGET_ALL, 0 } },
+	{ .name = "env",
+	  .args = "[--profile NAME[,NAME]...] [--format shell|dotenv|json|args] [--override]",
+	  .help = "the environment that an engine's launcher should set",
+	  .more = "Variables by profile, as the agent found them. What is left out, and why, goes to "
+		  "standard error, so that the output can be read by eval. --json and --plain print "
+		  "the agent's records instead of a --format.\n\n"
+		  "  $ eval \"$(drayctl env --profile vllm-mooncake)\"\n"
+		  "  $ eval \"mooncake_client $(drayctl env --profile mooncake-owner --format args)\"",
+	  .example = "drayctl env --profile nccl,ucx --format dotenv",
+	  .fn = ctl_env,
+	  .options = { CTL_OPTION_PROFILE, CTL_OPTION_ENV_FORMAT, CTL_OPTION_OVERRIDE, 0 } },
+	{ .name = "exec",
+	  .args = "[OPTION]... -- COMMAND [ARG]...",
+	  .help = "run a command in that environment; it takes drayctl's place",
+	  .more = "Asks the agent for the variables, sets those that are not set already, and becomes the "
+		  "command: with its arguments, open files, signals and terminal as they are. Notes go to "
+		  "standard error.\n\n"
+		  "Exits with 124 when the preferred segment is not ready in time, with 126 or 127 when "
+		  "the command cannot be run or found, and else as every verb; what the command exits "
+		  "with is its own.",
+	  .example = "drayctl exec --wait-ready --profile vllm-mooncake -- vllm serve MODEL",
+	  .fn = ctl_exec,
+	  .options = { CTL_OPTION_WAIT_READY, CTL_OPTION_ON_TIMEOUT, CTL_OPTION_PROFILE,
+		       CTL_OPTION_OVERRIDE, CTL_OPTION_KV_TRANSFER, 0 },
+	  .command = true },
 	{ .name = "wait",
 	  .args = "[--timeout DURATION] [--for ready|live|drained|gone] [segment=SEGMENT] [state=STATE]",
 	  .help = "return when the agent is ready, or what else is waited for",

@@ -14,6 +14,7 @@
 
 #include "ctl/bench.h"
 #include "ctl/ctl.h"
+#include "ctl/segment_names.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
@@ -31,7 +32,7 @@ static const struct list {
 	const char *member;
 	const struct dray_dbus_field *fields;
 	unsigned n_fields;
-	const char *rows[3];
+	const char *rows[4];
 } lists[] = {
 	{ DRAY_DBUS_METHOD_LIST_SESSIONS,
 	  dray_dbus_session_fields,
@@ -82,6 +83,29 @@ static const struct list {
 	  DRAY_DBUS_SETTING_FIELD_N,
 	  { "log.level|info|default|1",
 	    "peer.listen|10.0.0.1:7411,[::1]:7411|/etc/dray/drayd.conf:3|0" } },
+	{ DRAY_DBUS_METHOD_LIST_SEGMENTS,
+	  dray_dbus_segment_fields,
+	  DRAY_DBUS_SEGMENT_FIELD_N,
+	  { "10.0.0.2:50053|ready|1|1|1|listener,state|mooncake||the handshake was answered|5000000000|412000|17|0|"
+	    "9000000000|17179869184|4096|0",
+	    "node7.example:50053|lost|0|0|0|config|http|http://node7.example:9300/health|503 from before|" BIGGEST
+	    "|0|3|3|250000000|0|0|60000000000" } },
+	{ DRAY_DBUS_METHOD_LIST_CANDIDATES,
+	  dray_dbus_candidate_fields,
+	  DRAY_DBUS_CANDIDATE_FIELD_N,
+	  { "1|10.0.0.2:50053|detected|ready|1|ready on this node; nothing stronger speaks for another",
+	    "2|[fd00::1]:50053|hint|lost|0|a hint of score 7, but it is lost" } },
+	{ DRAY_DBUS_METHOD_LIST_HINTS,
+	  dray_dbus_hint_fields,
+	  DRAY_DBUS_HINT_FIELD_N,
+	  { "llama-70b|10.0.0.2:50053|explicit|0|4294967295|60000000000|86340000000000|1",
+	    "|10.0.0.3:50053|client|1000|0|" BIGGEST "|0|0" } },
+	{ DRAY_DBUS_METHOD_LIST_ENVIRONMENT,
+	  dray_dbus_variable_fields,
+	  DRAY_DBUS_VARIABLE_FIELD_N,
+	  { "dray|DRAY_SOCKET|/run/it's \"here\"/dray.sock|0|0|data.socket of the agent",
+	    "nccl|NCCL_IB_GID_INDEX||1|0|no one index is right for all ports: 3 on mlx5_0; 5 on mlx5_1",
+	    "mooncake-owner|--host|[fd00::1]:50053|0|1|port of mooncake.owner_segment" } },
 };
 
 static const struct list conditions = {
@@ -172,6 +196,8 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	if (!strcmp(member, DRAY_DBUS_METHOD_RELOAD))
 		sd_bus_message_append(reply, "asas", 1, "log.level", 2, "tcp.buffer",
 				      "tcp.streams");
+	if (!strcmp(member, DRAY_DBUS_METHOD_FORGET_HINTS))
+		sd_bus_message_append(reply, "u", 2);
 	if (!strcmp(member, "Get"))
 		sd_bus_message_append(reply, "v", "s", "draining");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
@@ -322,6 +348,12 @@ static void verbs_print_the_golden_text(void **state)
 		{ "events", NULL },
 		{ "cancel", "cancel 4294967297 8" },
 		{ "close", "close 4294967297 tired" },
+		{ "segments", NULL },
+		{ "candidates", "segments --explain --scope llama-70b" },
+		{ "hints", NULL },
+		{ "hints_set", "hints --set llama-70b=10.0.0.2:50053 --score 7 --ttl 1h" },
+		{ "hints_forget", "hints --forget llama-70b" },
+		{ "variables", "env --profile dray,nccl,mooncake-owner" },
 		{ "health", NULL },
 		{ "wait", "wait --for live" },
 		{ "drain", NULL },
@@ -334,8 +366,8 @@ static void verbs_print_the_golden_text(void **state)
 	const struct ctl_env env = { .control = agent.path, .in = -1 };
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(runs); i++) {
-		char line[64], json[] = "--json", name[] = "drayctl", *save = NULL;
-		char *argv[8] = { name, json };
+		char line[80], json[] = "--json", name[] = "drayctl", *save = NULL;
+		char *argv[12] = { name, json };
 		dray_auto_free char *out = NULL;
 		int argc = 2;
 		size_t n;
@@ -351,6 +383,21 @@ static void verbs_print_the_golden_text(void **state)
 		out = without_release(out);
 		compare(runs[i].name, out);
 	}
+}
+
+/* For programs that start others, by an option of its own. */
+static void env_prints_the_golden_text(void **state)
+{
+	const struct ctl_env env = { .control = agent.path, .in = -1 };
+	char *const argv[] = { (char[]){ "drayctl" }, (char[]){ "env" },
+			       (char[]){ "--format=json" } };
+	dray_auto_free char *out = NULL;
+	size_t n;
+	FILE *f = open_memstream(&out, &n);
+
+	assert_int_equal(ctl_run(&env, f, stderr, 3, argv), CTL_EXIT_OK);
+	fclose(f);
+	compare("env", out);
 }
 
 /* What it does not tell is null, "-" or 0; what it cannot do is said in one line. */
@@ -445,6 +492,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(verbs_print_the_golden_text, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(env_prints_the_golden_text, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(an_earlier_agent_is_understood, set_up_old,
 						tear_down),
 		cmocka_unit_test(no_list_is_missing),
