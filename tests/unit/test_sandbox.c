@@ -18,10 +18,12 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "agent/net/resolver.h"
 #include "agent/sandbox_calls.h"
 #include "tests/unit/cm.h"
 /* after cmocka, whose assertions it uses */
 #include "tests/unit/child.h"
+#include "tests/unit/net_rig.h"
 
 /* younger than the C library's headers may be */
 #ifndef SYS_io_uring_setup
@@ -213,6 +215,40 @@ static void do_off(void *arg)
 	CHILD_CHECK(filters() == before);
 }
 
+static void on_addresses(void *arg, const struct dray_addr *addrs, unsigned n,
+			 const struct dray_err *why)
+{
+	CHILD_CHECK(n == 2 && !why && addrs[0].sa.sa_family == AF_INET);
+	++*(unsigned *)arg;
+}
+
+/* All of c-ares, its reading of files and looking for randomness included, under the filter. */
+static void do_resolve(void *arg)
+{
+	struct dns_entry table[] = {
+		{ .name = "two.test", .v4 = { "127.0.0.1" }, .v6 = { "::1" } },
+		{ .name = NULL },
+	};
+	struct dray_err err = DRAY_ERR_NULL;
+	struct resolver *r;
+	unsigned answers = 0;
+	sd_event *e;
+
+	enter(ENFORCE);
+	CHILD_CHECK(sd_event_new(&e) >= 0);
+	CHILD_CHECK(resolver_new(&r, e, &err) == 0);
+	resolver_pretend(r, dns_server_text(dns_server_new(e, table)), NULL);
+	CHILD_CHECK(resolver_ask(r, "two.test.", 1, NET_LIMIT_MS * DRAY_NS_PER_MS, on_addresses,
+				 &answers, NULL, &err) == 0);
+	CHILD_CHECK(net_until(e, answers == 1));
+	resolver_free(r);
+}
+
+static void test_resolve(void **state)
+{
+	assert_int_equal(child_run(do_resolve, NULL), 0);
+}
+
 static void test_off(void **state)
 {
 	assert_int_equal(child_run(do_off, NULL), 0);
@@ -272,7 +308,7 @@ int main(void)
 		cmocka_unit_test(test_work),      cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
-		cmocka_unit_test(test_lists),
+		cmocka_unit_test(test_lists),     cmocka_unit_test(test_resolve),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
