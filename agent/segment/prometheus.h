@@ -4,7 +4,7 @@
  *
  * Strict, since half a page or a misread name is worse than none: the first line that is not in order refuses the
  * page, and so does a last line without its end, which is what a page that was cut looks like. Writers that do not
- * escape label values (Mooncake's master before 0.3.13) are met by the same rule: after a quote only a comma or a
+ * escape label values (some versions of Mooncake's master) are met by the same rule: after a quote only a comma or a
  * brace goes on, and a backslash escapes only \, " and n; any other line is refused rather than guessed at.
  */
 #ifndef DRAY_AGENT_SEGMENT_PROMETHEUS_H
