@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pages of a master, or of who says to be one: metrics and details. Whatever comes, samples are well-formed and lists are
+ * sorted segments; what is refused has a reason.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/segment/master_page.h"
+#include "agent/segment/prometheus.h"
+#include "lib/addr.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(bool ok)
+{
+	if (!ok)
+		abort();
+}
+
+static int on_sample(void *arg, const struct prometheus_sample *s)
+{
+	check(*s->name && s->n_labels <= PROMETHEUS_LABELS_MAX);
+	for (unsigned i = 0; i < s->n_labels; i++) {
+		check(*s->labels[i].name && s->labels[i].value);
+		check(prometheus_label(s, s->labels[i].name) == s->labels[i].value);
+	}
+	check(s->whole || !s->integer);
+	check(s->has_timestamp || !s->timestamp_ms);
+	++*(size_t *)arg;
+	return 0;
+}
+
+static void check_list(int r, struct master_list *l, const struct dray_err *err)
+{
+	check(r == 0 ? !err->code : err->code && *err->msg);
+	for (size_t i = 0; r == 0 && i < l->n; i++) {
+		const struct master_segment *s = &l->v[i];
+
+		check(dray_segment_valid(s->name));
+		check(!*s->endpoint || dray_segment_valid(s->endpoint));
+		check(s->capacity >= -1 && s->allocated >= -1);
+		check(!i || strcmp(s[-1].name, s->name) < 0);
+	}
+	master_list_deinit(l);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct master_list l = MASTER_LIST_NULL;
+	/* of its own, so that a byte behind it is seen to be read */
+	char *text = malloc(size ? size : 1);
+	size_t samples = 0, lines = 1;
+	int r;
+
+	check(text);
+	if (size)
+		memcpy(text, data, size);
+	for (size_t i = 0; i < size; i++)
+		lines += text[i] == '\n';
+	r = prometheus_parse(text, size, on_sample, &samples, &err);
+	check(samples < lines);
+	check(r == 0 ? !err.code : err.code && !strncmp(err.msg, "line ", 5));
+
+	err = DRAY_ERR_NULL;
+	r = master_page_metrics(text, size, &l, &err);
+	check_list(r, &l, &err);
+	err = DRAY_ERR_NULL;
+	r = master_page_detail(text, size, &l, &err);
+	check_list(r, &l, &err);
+	free(text);
+	return 0;
+}
