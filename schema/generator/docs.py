@@ -186,6 +186,33 @@ List methods return one dictionary for each item, with the keys below. Keys may 
     return out
 
 
+def state(s):
+    out = f"""{NOTE}
+# State database
+
+`{s['database']}` in `agent.state_dir`: what an agent knows again after a restart. It is sqlite3 in WAL mode, version
+{len(s['migrations'])} (`PRAGMA user_version`), application id `0x{s['application_id']:08x}`. While an agent runs it alone may open the file; of a
+stopped one `sqlite3 {s['database']}` reads it. The source is `schema/state.yaml`.
+
+A file of an older version is migrated at start. One that is corrupt or cannot be opened is renamed to
+`{s['database']}.corrupt-TIME`, one of a newer version to `{s['database']}.newer-VERSION-TIME`, and the agent starts with a new one;
+three of each sort are kept.
+
+## Limits
+
+"""
+    out += table(("limit", "value", "meaning"), [(f"`{n['name']}`", n["value"], n["doc"]) for n in s["limits"]])
+    out += "\n## Versions\n\n" + table(("version", "what it brought"), [
+        (number, m["doc"]) for number, m in enumerate(s["migrations"], 1)])
+    out += "\n## Tables\n"
+    for t in s["tables"]:
+        out += f"\n### {t['name']}\n\n{t['doc']}\n\n" + table(("column", "type", "meaning"), [
+            (f"`{c['name']}`", c["type"], c["doc"]) for c in t["columns"]])
+    out += "\n## Statements\n\nAll that the agent does with it.\n\n" + table(("name", "text"), [
+        (f"`{n['name']}`", f"`{n['text']}`") for n in s["statements"]])
+    return out
+
+
 def write(schema):
     data = ("Between a client and its agent, on the data socket (`SOCK_SEQPACKET`): one message a packet, descriptors beside it\n"
             "with `SCM_RIGHTS`. HELLO comes first. Replies come in any order, each with its request's id.")
@@ -196,5 +223,6 @@ def write(schema):
     pages = {"data-protocol": protocol(schema.data, "Data protocol", data),
              "peer-protocol": protocol(schema.peer, "Peer protocol", peer),
              "errors": errors(schema.errors), "configuration": configuration(schema.config),
-             "metrics": metrics(schema.metrics, schema.families), "dbus": dbus(schema.dbus)}
+             "metrics": metrics(schema.metrics, schema.families), "dbus": dbus(schema.dbus),
+             "state": state(schema.state)}
     return {f"docs/reference/{name}.md": text for name, text in pages.items()}

@@ -76,7 +76,7 @@ DATA_BAD = {
     "layout size": ("    size: 4096\n", "    size: 128\n", "passes the size 128"),
     "identifier": ("  - {name: magic_ring,", "  - {name: ring_magic,", "both make the identifier DMSG_RING_MAGIC"),
     "python local": ("{name: request, type: u64,", "{name: body, type: u64,", "the name is taken in Python"),
-    "since over minor": ("{name: count, type: u32,", "{name: count, type: u32, since: 1,", "over the minor version 0"),
+    "since over minor": ("{name: count, type: u32,", "{name: count, type: u32, since: 2,", "over the minor version 1"),
     "yaml key twice": ("prefix: dmsg\n", "prefix: dmsg\nprefix: dmsg\n", "key prefix is given twice"),
     "no yaml": ("prefix: dmsg\n", "prefix: [dmsg\n", "data.yaml: "),
 }
@@ -107,6 +107,25 @@ OTHER_BAD = {
     "dbus error": ("dbus.yaml", "{name: Draining, doc:", "{name: Draining, code: 1, doc:",
                    "error Draining: unknown attribute code"),
     "dbus type": ("dbus.yaml", "{name: uid, type: u,", "{name: uid, type: w,", "unknown type w"),
+    "state id": ("state.yaml", "application_id: 0x64726179", "application_id: 0", "application_id is a number of 31 bits"),
+    "state page": ("state.yaml", "page_size: 16384", "page_size: 10000", "page_size is a power of two"),
+    "state limit": ("state.yaml", "name: events, value: 16384", "name: events, value: none", "value is not a number"),
+    "state migration": ("state.yaml", "scope TEXT NOT NULL,", "scope TEXT NOT,", "migration 1: near"),
+    "state strict": ("state.yaml", ") STRICT, WITHOUT ROWID;", ") WITHOUT ROWID;", "table hint: it is not STRICT"),
+    "state column": ("state.yaml", "{name: uid, type: integer,", "{name: gid, type: integer,",
+                     "table hint: the migrations make the columns"),
+    "state column type": ("state.yaml", "{name: uid, type: integer,", "{name: uid, type: real,", "column uid: unknown type real"),
+    "state table": ("state.yaml", "  - name: preferred\n    doc:", "  - name: favourite\n    doc:",
+                    "table favourite: no migration makes it"),
+    "state table unlisted": ("state.yaml", "CREATE INDEX", "CREATE TABLE more (a TEXT) STRICT; CREATE INDEX",
+                             "make tables that are not listed: more"),
+    "state statement": ("state.yaml", "DELETE FROM segment WHERE", "DELETE FROM segments WHERE",
+                        "statement segment_drop: no such table: segments"),
+    "state statements": ("state.yaml", 'text: "DELETE FROM segment"', 'text: "DELETE FROM segment; DELETE FROM hint"',
+                         "statement segment_clear: one statement"),
+    "state parameters": ("state.yaml", "parameters: [segment, keep]", "parameters: [keep, segment]",
+                         "statement event_trim: its text has the parameters segment, keep"),
+    "state duplicate": ("state.yaml", "name: event_all", "name: hint_all", "duplicate name hint_all"),
     "peer record": ("peer.yaml", "of: rail", "of: rails", "unknown record rails"),
 }
 BAD = [("data.yaml", *v) for v in DATA_BAD.values()] + list(OTHER_BAD.values())
@@ -297,14 +316,14 @@ def test_python_keeps_to_limits():
 def test_later_minor_version(tmp_path):
     """Fields with `since` are read where they are, and are 0 in bodies of before; corpora go on being read."""
     schema = schema_copy(tmp_path / "schema")
-    edit(schema / "data.yaml", "version: {major: 1, minor: 0}", "version: {major: 1, minor: 2}")
+    edit(schema / "data.yaml", "version: {major: 1, minor: 1}", "version: {major: 1, minor: 3}")
     edit(schema / "data.yaml", '      - {name: count, type: u32, doc: "Tokens revoked."}\n',
          '      - {name: count, type: u32, doc: "Tokens revoked."}\n'
-         '      - {name: how, type: u8, enum: direction, since: 1, doc: "New."}\n'
-         '      - {name: label, type: str, max: 9, since: 1, doc: "New."}\n'
-         '      - {name: places, type: vec, of: op, max: 4, since: 2, doc: "New."}\n'
-         '      - {name: last, type: u64, since: 2, doc: "New."}\n')
-    edit(schema / "data.yaml", "    fields: []\n", '    fields:\n      - {name: late, type: u16, since: 1, doc: "New."}\n')
+         '      - {name: how, type: u8, enum: direction, since: 2, doc: "New."}\n'
+         '      - {name: label, type: str, max: 9, since: 2, doc: "New."}\n'
+         '      - {name: places, type: vec, of: op, max: 4, since: 3, doc: "New."}\n'
+         '      - {name: last, type: u64, since: 3, doc: "New."}\n')
+    edit(schema / "data.yaml", "    fields: []\n", '    fields:\n      - {name: late, type: u16, since: 2, doc: "New."}\n')
     root = tmp_path / "out"
     assert generate("--schema", schema, "--out", root).returncode == 0
     tool = build_recode(root, tmp_path / "recode")

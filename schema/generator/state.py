@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state database: reads state.yaml, tries its SQL out, and writes gen/state."""
+
+import re
+import sqlite3
+
+from generator.check import SchemaError, check_keys, named, unique
+from generator.text import Names, banner, quoted
+
+COLUMN_TYPES = ("text", "integer")
+
+
+def sentence(text):
+    """SQL as one line; no literal of ours holds blanks."""
+    return " ".join(text.split())
+
+
+def migrated(raw):
+    """A database in memory that all migrations have been through."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    for number, m in enumerate(raw["migrations"], 1):
+        where = f"state.yaml: migration {number}"
+        check_keys(where, m, ("doc", "text"))
+        try:
+            db.executescript(m["text"])
+        except sqlite3.Error as e:
+            raise SchemaError(f"{where}: {e}") from None
+    return db
+
+
+def check_tables(db, tables):
+    found = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for t in tables:
+        where = f"state.yaml: table {t['name']}"
+        check_keys(where, t, ("name", "doc", "columns"))
+        for c in named(where, t["columns"]):
+            check_keys(f"{where}: column {c['name']}", c, ("name", "type", "doc"))
+            if c["type"] not in COLUMN_TYPES:
+                raise SchemaError(f"{where}: column {c['name']}: unknown type {c['type']}")
+        if t["name"] not in found:
+            raise SchemaError(f"{where}: no migration makes it")
+        strict = db.execute("SELECT strict FROM pragma_table_list(?)", (t["name"],)).fetchone()
+        if not strict[0]:
+            raise SchemaError(f"{where}: it is not STRICT")
+        made = [(r[1], r[2].lower()) for r in db.execute(f"PRAGMA table_info({t['name']})")]
+        listed = [(c["name"], c["type"]) for c in t["columns"]]
+        if made != listed:
+            raise SchemaError(f"{where}: the migrations make the columns {made}")
+    left = found - {t["name"] for t in tables}
+    if left:
+        raise SchemaError(f"state.yaml: the migrations make tables that are not listed: {', '.join(sorted(left))}")
+
+
+def check_statement(db, s):
+    where = f"state.yaml: statement {s['name']}"
+    check_keys(where, s, ("name", "parameters", "text"))
+    s["text"] = sentence(s["text"])
+    in_text = list(dict.fromkeys(re.findall(r":([a-z_]+)", s["text"])))
+    if in_text != s["parameters"]:
+        raise SchemaError(f"{where}: its text has the parameters {', '.join(in_text) or 'none'}")
+    if ";" in s["text"]:
+        raise SchemaError(f"{where}: one statement without a semicolon")
+    try:
+        cursor = db.execute(s["text"], dict.fromkeys(s["parameters"], 1))
+    except sqlite3.Error as e:
+        raise SchemaError(f"{where}: {e}") from None
+    s["columns"] = [c[0] for c in cursor.description or []]
+    cursor.close()
+
+
+def load(raw):
+    check_keys("state.yaml", raw, ("database", "application_id", "page_size", "limits", "tables", "migrations", "statements"))
+    if not isinstance(raw["application_id"], int) or not 0 < raw["application_id"] < 2**31:
+        raise SchemaError("state.yaml: application_id is a number of 31 bits, not 0")
+    if raw["page_size"] not in [512 << i for i in range(8)]:
+        raise SchemaError("state.yaml: page_size is a power of two from 512 to 65536")
+    for n in named("state.yaml: limits", raw["limits"]):
+        check_keys(f"state.yaml: limit {n['name']}", n, ("name", "value", "doc"))
+        if type(n["value"]) is not int or n["value"] < 1:
+            raise SchemaError(f"state.yaml: limit {n['name']}: value is not a number from 1")
+    if not raw["migrations"]:
+        raise SchemaError("state.yaml: no migrations")
+    unique("state.yaml: tables", "name", [(t["name"], t["name"]) for t in named("state.yaml: tables", raw["tables"])])
+    db = migrated(raw)
+    check_tables(db, raw["tables"])
+    for s in named("state.yaml: statements", raw["statements"]):
+        check_statement(db, s)
+    db.close()
+    return raw
+
+
+def literal(text, indent):
+    """A string of C on as many lines as it takes."""
+    words, lines = text.split(" "), [""]
+    for w in words:
+        if lines[-1] and len(lines[-1]) + len(w) > 76:
+            lines.append("")
+        lines[-1] += w + " "
+    lines[-1] = lines[-1][:-1]
+    return f"\n{indent}".join(quoted(line) for line in lines)
+
+
+def header(state, names):
+    h = f"#define {names.add('DRAY_STATE_DATABASE', 'database')} {quoted(state['database'])}\n"
+    h += f"#define {names.add('DRAY_STATE_APPLICATION_ID', 'application_id')} 0x{state['application_id']:08x}\n"
+    h += f"#define {names.add('DRAY_STATE_PAGE_SIZE', 'page_size')} {state['page_size']}\n\n"
+    for n in state["limits"]:
+        h += f"#define {names.add('DRAY_STATE_MAX_' + n['name'].upper(), n['name'])} {n['value']} /* {n['doc']} */\n"
+    h += f"""
+struct dray_state_migration {{
+	const char *doc;
+	const char *text; /* statements, each ended by a semicolon */
+}};
+
+/* The n-th, from 0, makes version n + 1. */
+#define {names.add('DRAY_STATE_VERSION', 'version')} {len(state['migrations'])}
+extern const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION];
+
+enum dray_state_statement_id {{
+"""
+    for s in state["statements"]:
+        parameters = ", ".join(s["parameters"]) or "none"
+        h += f"\t{names.add('DRAY_STATE_' + s['name'].upper(), s['name'])}, /* {parameters} */\n"
+    return h + f"""\t{names.add('DRAY_STATE_STATEMENT_N', 'the count')},
+}};
+
+struct dray_state_statement {{
+	const char *name;
+	const char *text;
+	unsigned n_parameters; /* numbered from 1, in the order above */
+	unsigned n_columns; /* of a row; 0: it has none */
+}};
+
+/* In the order of enum dray_state_statement_id. */
+extern const struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N];
+"""
+
+
+def source(state):
+    c = banner("/*", " */") + '#include "schema/gen/state.h"\n\n'
+    c += "const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION] = {\n"
+    for m in state["migrations"]:
+        c += f"\t{{ {quoted(m['doc'])},\n\t  {literal(sentence(m['text']), '	  ')} }},\n"
+    c += "};\n\nconst struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N] = {\n"
+    for s in state["statements"]:
+        c += (f"\t{{ {quoted(s['name'])},\n\t  {literal(s['text'], '	  ')},\n"
+              f"\t  {len(s['parameters'])}, {len(s['columns'])} }},\n")
+    return c + "};\n"
+
+
+def write(state):
+    guard = "DRAY_SCHEMA_GEN_STATE_H"
+    h = header(state, Names("state.yaml", SchemaError))
+    return {"schema/gen/state.h": banner("/*", " */") + f"#ifndef {guard}\n#define {guard}\n\n{h}\n#endif\n",
+            "schema/gen/state.c": source(state)}
