@@ -4,9 +4,9 @@
 #define DRAY_AGENT_REGION_INTERNAL_H
 
 #include "agent/region/closer.h"
-#include "agent/region/expiry.h"
 #include "agent/region/extents.h"
 #include "agent/region/region.h"
+#include "lib/expiry.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 
@@ -38,7 +38,7 @@ struct regions {
 	struct closer *unknown_closer; /* of anything else */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
-	struct expiry expiry;
+	struct dray_expiry expiry;
 	struct grave *graves; /* ring, made with the first */
 	uint32_t grave_at;
 };
@@ -80,7 +80,7 @@ struct token {
 	dray_handle handle;
 	uint64_t offset, length;
 	uint16_t access, flags;
-	struct expiry_entry expiry;
+	struct dray_expiry_entry expiry;
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */

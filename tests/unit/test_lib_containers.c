@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles, lists, rings, wire cursors. */
+/* Handles, lists, maps, expiry times, rings, wire cursors. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/expiry.h"
 #include "lib/handle.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/spsc.h"
 #include "lib/wire.h"
 #include "tests/unit/cm.h"
@@ -100,6 +102,91 @@ static void lists_keep_order(void **state)
 	dray_list_del(&a.node);
 }
 
+struct pair {
+	struct dray_map_node node;
+	unsigned key;
+};
+
+static struct pair *pair_find(const struct dray_map *m, unsigned key)
+{
+	return dray_map_entry(dray_map_find(m, &key, sizeof(key)), struct pair, node);
+}
+
+static void maps_find_what_is_there(void **state)
+{
+	static struct pair pairs[5000];
+	unsigned seen = 0;
+	struct dray_map m;
+
+	assert_int_equal(dray_map_init(&m), 0);
+	assert_null(dray_map_next(&m, NULL));
+	for (unsigned i = 0; i < 5000; i++) {
+		pairs[i].key = i * 64;
+		assert_null(pair_find(&m, i * 64));
+		dray_map_add(&m, &pairs[i].node, &pairs[i].key, sizeof(pairs[i].key));
+	}
+	assert_int_equal(m.n, 5000);
+	for (unsigned i = 0; i < 5000; i += 2)
+		dray_map_del(&m, &pairs[i].node);
+	for (unsigned i = 0; i < 5000; i++)
+		assert_ptr_equal(pair_find(&m, i * 64), i % 2 ? &pairs[i] : NULL);
+	for (struct dray_map_node *n = NULL; (n = dray_map_next(&m, n));)
+		seen += dray_map_entry(n, struct pair, node)->key;
+	assert_int_equal(seen, 2500u * 2500 * 64);
+	dray_map_deinit(&m);
+}
+
+/* Lengths around the words that the hash takes, and keys that differ in one byte. */
+static void maps_tell_keys_apart(void **state)
+{
+	struct dray_map_node nodes[41][2] = { 0 };
+	char keys[41][2][40] = { 0 };
+	struct dray_map m;
+
+	assert_int_equal(dray_map_init(&m), 0);
+	for (size_t n = 0; n <= 40; n++)
+		for (int k = 0; k < (n ? 2 : 1); k++) {
+			if (k)
+				keys[n][k][n - 1] = 1;
+			assert_null(dray_map_find(&m, keys[n][k], n));
+			dray_map_add(&m, &nodes[n][k], keys[n][k], n);
+		}
+	for (size_t n = 0; n <= 40; n++)
+		for (int k = 0; k < (n ? 2 : 1); k++)
+			assert_ptr_equal(dray_map_find(&m, keys[n][k], n), &nodes[n][k]);
+	dray_map_deinit(&m);
+}
+
+static void times_expire_in_order(void **state)
+{
+	static struct dray_expiry_entry e[1000];
+	struct dray_expiry x = { 0 };
+	struct dray_expiry_entry *got;
+	int64_t last = -1;
+	unsigned n = 0;
+
+	assert_null(dray_expiry_first(&x));
+	for (unsigned i = 0; i < 1000; i++) {
+		e[i].at_ns = (int64_t)(i * 7919 % 1000);
+		assert_int_equal(dray_expiry_add(&x, &e[i]), 0);
+	}
+	for (unsigned i = 0; i < 1000; i += 3)
+		dray_expiry_del(&x, &e[i]);
+	dray_expiry_del(&x, &e[0]);
+	while ((got = dray_expiry_first(&x))) {
+		assert_null(dray_expiry_pop(&x, got->at_ns - 1));
+		assert_ptr_equal(dray_expiry_pop(&x, got->at_ns), got);
+		assert_true(got->at_ns > last);
+		last = got->at_ns;
+		n++;
+	}
+	assert_int_equal(n, 666);
+	e[0].at_ns = DRAY_EXPIRY_NEVER;
+	assert_int_equal(dray_expiry_add(&x, &e[0]), 0);
+	assert_null(dray_expiry_first(&x));
+	dray_expiry_deinit(&x);
+}
+
 static void ring_is_full_and_empty(void **state)
 {
 	struct dray_spsc r;
@@ -168,6 +255,9 @@ int main(void)
 		cmocka_unit_test(handles_have_a_limit),
 		cmocka_unit_test(handles_can_be_deleted_in_a_walk),
 		cmocka_unit_test(lists_keep_order),
+		cmocka_unit_test(maps_find_what_is_there),
+		cmocka_unit_test(maps_tell_keys_apart),
+		cmocka_unit_test(times_expire_in_order),
 		cmocka_unit_test(ring_is_full_and_empty),
 		cmocka_unit_test(cursors_stay_inside),
 	};

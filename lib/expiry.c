@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/region/expiry.h"
+#include "lib/expiry.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-static void put(struct expiry *x, uint32_t pos, struct expiry_entry *e)
+static void put(struct dray_expiry *x, uint32_t pos, struct dray_expiry_entry *e)
 {
 	x->heap[pos] = e;
 	e->pos = pos;
 }
 
-static void sift(struct expiry *x, struct expiry_entry *e)
+static void sift(struct dray_expiry *x, struct dray_expiry_entry *e)
 {
 	uint32_t pos = e->pos;
 
@@ -28,13 +28,14 @@ static void sift(struct expiry *x, struct expiry_entry *e)
 	put(x, pos, e);
 }
 
-int expiry_add(struct expiry *x, struct expiry_entry *e)
+int dray_expiry_add(struct dray_expiry *x, struct dray_expiry_entry *e)
 {
-	if (e->at_ns == EXPIRY_NEVER)
+	if (e->at_ns == DRAY_EXPIRY_NEVER)
 		return 0;
 	if (x->n + 1 >= x->cap) {
 		uint32_t cap = x->cap ? x->cap * 2 : 64;
-		struct expiry_entry **heap = realloc(x->heap, cap * sizeof(struct expiry_entry *));
+		struct dray_expiry_entry **heap =
+			realloc(x->heap, cap * sizeof(struct dray_expiry_entry *));
 
 		if (!heap)
 			return -ENOMEM;
@@ -46,9 +47,9 @@ int expiry_add(struct expiry *x, struct expiry_entry *e)
 	return 0;
 }
 
-void expiry_del(struct expiry *x, struct expiry_entry *e)
+void dray_expiry_del(struct dray_expiry *x, struct dray_expiry_entry *e)
 {
-	struct expiry_entry *last;
+	struct dray_expiry_entry *last;
 
 	if (!e->pos)
 		return;
@@ -60,18 +61,18 @@ void expiry_del(struct expiry *x, struct expiry_entry *e)
 	e->pos = 0;
 }
 
-struct expiry_entry *expiry_pop(struct expiry *x, int64_t now_ns)
+struct dray_expiry_entry *dray_expiry_pop(struct dray_expiry *x, int64_t now_ns)
 {
-	struct expiry_entry *e = x->n ? x->heap[1] : NULL;
+	struct dray_expiry_entry *e = x->n ? x->heap[1] : NULL;
 
 	if (!e || e->at_ns > now_ns)
 		return NULL;
-	expiry_del(x, e);
+	dray_expiry_del(x, e);
 	return e;
 }
 
-void expiry_deinit(struct expiry *x)
+void dray_expiry_deinit(struct dray_expiry *x)
 {
 	free(x->heap);
-	*x = (struct expiry){ .heap = NULL };
+	*x = (struct dray_expiry){ .heap = NULL };
 }
