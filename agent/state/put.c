@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Changes on their way into the queue. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/state/internal.h"
+#include "lib/time.h"
+
+/* With the lock held. What is not kept will be asked for. */
+static void forget_queue(struct state *s)
+{
+	queue_clear(&s->queue);
+	s->lost = true;
+	s->asked = false;
+}
+
+/* With the lock held. */
+static void refuse(struct state *s, int err)
+{
+	if (err != ENOMEM) {
+		s->info.errors++;
+		state_notice(s, DRAY_LOG_WARNING,
+			     "a change of state is left out: it has a name of more than %d bytes",
+			     STATE_TEXT_MAX);
+		return;
+	}
+	forget_queue(s);
+}
+
+static void keep(struct state *s, struct change *c)
+{
+	if (queue_empty(&s->queue)) {
+		s->first_ns = dray_now().ns;
+		pthread_cond_signal(&s->wake);
+	}
+	queue_add(&s->queue, c);
+	if (s->queue.bytes <= s->deps.queue_bytes || s->refilling)
+		return;
+	forget_queue(s);
+	state_notice(s, DRAY_LOG_WARNING,
+		     "more changes of state wait than are kept; all of it is written anew when "
+		     "it can be");
+	pthread_cond_signal(&s->wake);
+}
+
+static void put(struct state *s, struct change *c)
+{
+	int err = c ? 0 : errno;
+
+	pthread_mutex_lock(&s->lock);
+	/* one that is refused for good is nothing to wait for */
+	s->queued_seq += c || err == ENOMEM;
+	if (!c)
+		refuse(s, err);
+	else if (s->lost)
+		free(c);
+	else
+		keep(s, c);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void state_put_hint(struct state *s, const struct state_hint *row)
+{
+	if (s)
+		put(s, change_hint(CHANGE_HINT_PUT, row));
+}
+
+void state_drop_hint(struct state *s, const struct state_hint *key)
+{
+	if (s)
+		put(s, change_hint(CHANGE_HINT_DROP, key));
+}
+
+void state_put_segment(struct state *s, const struct state_segment *row)
+{
+	if (s)
+		put(s, change_segment(row));
+}
+
+void state_drop_segment(struct state *s, const char *name)
+{
+	if (s)
+		put(s, change_segment_drop(name));
+}
+
+void state_add_event(struct state *s, const struct state_event *row)
+{
+	if (s)
+		put(s, change_event(row));
+}
+
+void state_put_preferred(struct state *s, const struct state_preferred *row)
+{
+	if (s)
+		put(s, change_preferred(row));
+}
+
+void state_info(struct state *s, struct state_info *ret)
+{
+	if (!s) {
+		*ret = (struct state_info){ .in_memory = true, .why = "no state is kept" };
+		return;
+	}
+	pthread_mutex_lock(&s->lock);
+	*ret = s->info;
+	ret->queued = s->queue.n + s->queue.n_events + s->n_batch;
+	pthread_mutex_unlock(&s->lock);
+}

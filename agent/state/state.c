@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/state/state.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent/state/internal.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* Long enough to gather a burst, short enough that kill -9 takes little. */
+#define GATHER_NS (20 * DRAY_NS_PER_MS)
+#define RETRY_MIN_NS DRAY_NS_PER_SEC
+#define RETRY_MAX_NS (60 * DRAY_NS_PER_SEC)
+/* Of the queue, and as much again that the writer holds. */
+#define QUEUE_BYTES (16u << 20)
+#define FREE_SECONDS 2
+
+struct flush {
+	struct dray_list link;
+	uint64_t seq;   /* done when all up to this is committed */
+	uint64_t after; /* failed when an attempt later than this fails */
+	void (*done)(void *arg, int r);
+	void *arg;
+};
+
+/* --- what both threads tell -------------------------------------------------------------------- */
+
+void state_notice(struct state *s, enum dray_log_level level, const char *fmt, ...)
+{
+	struct notice *n;
+	va_list ap;
+
+	if (s->n_notices == NOTICES)
+		return;
+	n = &s->notices[s->n_notices++];
+	n->level = level;
+	va_start(ap, fmt);
+	vsnprintf(n->text, sizeof(n->text), fmt, ap);
+	va_end(ap);
+}
+
+void state_failed(struct state *s, const struct dray_err *why)
+{
+	s->info.errors++;
+	snprintf(s->info.why, sizeof(s->info.why), "%s", why->msg);
+	if (s->info.in_memory)
+		return;
+	s->info.in_memory = true;
+	state_notice(
+		s, DRAY_LOG_WARNING,
+		"%s, going on in memory alone; what changes is kept, and written when it can be",
+		why->msg);
+}
+
+/* With the lock held; how many. */
+static unsigned take_notices(struct state *s, struct notice ret[NOTICES])
+{
+	unsigned n = s->n_notices;
+
+	memcpy(ret, s->notices, n * sizeof(*ret));
+	s->n_notices = 0;
+	return n;
+}
+
+static void log_notices(const struct notice *notices, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		dray_log(notices[i].level, "state", "%s", notices[i].text);
+}
+
+static void say_notices(struct state *s)
+{
+	struct notice notices[NOTICES];
+	unsigned n;
+
+	pthread_mutex_lock(&s->lock);
+	n = take_notices(s, notices);
+	pthread_mutex_unlock(&s->lock);
+	log_notices(notices, n);
+}
+
+/* --- flushing ---------------------------------------------------------------------------------- */
+
+static void wake_self(struct state *s)
+{
+	uint64_t one = 1;
+
+	if (write(s->event_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
+{
+	struct flush *f = malloc(sizeof(*f));
+
+	if (!f)
+		return -ENOMEM;
+	pthread_mutex_lock(&s->lock);
+	*f = (struct flush){ .seq = s->queued_seq, .after = s->attempts, .done = done, .arg = arg };
+	s->flush = s->committed_seq < f->seq;
+	if (s->flush)
+		pthread_cond_broadcast(&s->wake);
+	else
+		wake_self(s);
+	pthread_mutex_unlock(&s->lock);
+	dray_list_add(&s->flushes, &f->link);
+	return 0;
+}
+
+/* They may ask for more. */
+static void answer(struct dray_list *flushes, uint64_t committed)
+{
+	dray_list_for_each(flushes, f, struct flush, link) {
+		dray_list_del(&f->link);
+		f->done(f->arg, committed >= f->seq ? 0 : -EIO);
+		free(f);
+	}
+}
+
+static void answer_flushes(struct state *s)
+{
+	struct dray_list answered = DRAY_LIST_INIT(answered);
+	uint64_t committed, failed;
+
+	pthread_mutex_lock(&s->lock);
+	committed = s->committed_seq;
+	failed = s->failed_attempt;
+	pthread_mutex_unlock(&s->lock);
+	dray_list_for_each(&s->flushes, f, struct flush, link) {
+		if (committed < f->seq && failed <= f->after)
+			continue;
+		dray_list_del(&f->link);
+		dray_list_add(&answered, &f->link);
+	}
+	answer(&answered, committed);
+}
+
+/* --- all anew ---------------------------------------------------------------------------------- */
+
+static bool begin_refill(struct state *s)
+{
+	bool wanted;
+
+	pthread_mutex_lock(&s->lock);
+	wanted = s->lost && s->asked;
+	if (wanted) {
+		queue_clear(&s->queue);
+		s->lost = s->asked = false;
+		s->queue.wipe = s->hold = s->deps.refill != NULL;
+	}
+	pthread_mutex_unlock(&s->lock);
+	return wanted;
+}
+
+static void refill(struct state *s)
+{
+	if (!begin_refill(s))
+		return;
+	s->refilling = true;
+	if (s->deps.refill)
+		s->deps.refill(s->deps.arg);
+	s->refilling = false;
+	pthread_mutex_lock(&s->lock);
+	s->hold = false;
+	s->queued_seq++;
+	s->first_ns = dray_now().ns;
+	pthread_cond_broadcast(&s->wake);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static int handle_posted(sd_event_source *source, int fd, uint32_t events, void *arg)
+{
+	struct state *s = arg;
+	uint64_t n;
+
+	(void)source;
+	(void)events;
+	if (read(fd, &n, sizeof(n)) < 0)
+		return 0;
+	say_notices(s);
+	refill(s);
+	answer_flushes(s);
+	return 0;
+}
+
+/* --- start and end ------------------------------------------------------------------------------ */
+
+static int init_shared(struct state *s)
+{
+	pthread_condattr_t attr;
+	int r = queue_init(&s->queue);
+
+	if (r >= 0)
+		r = queue_init(&s->batch);
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&s->wake, &attr);
+	pthread_condattr_destroy(&attr);
+	dray_list_init(&s->flushes);
+	s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return r < 0 ? r : s->event_fd < 0 ? -errno : 0;
+}
+
+void state_destroy(struct state *s)
+{
+	store_close(s->store, true);
+	queue_deinit(&s->queue);
+	queue_deinit(&s->batch);
+	dray_close(s->event_fd);
+	pthread_cond_destroy(&s->wake);
+	pthread_mutex_destroy(&s->lock);
+	free(s->dir);
+	free(s->path);
+	free(s);
+}
+
+static void set_limits(struct state_deps *d)
+{
+	d->gather_ns = d->gather_ns ? d->gather_ns : GATHER_NS;
+	d->retry_min_ns = d->retry_min_ns ? d->retry_min_ns : RETRY_MIN_NS;
+	d->retry_max_ns = d->retry_max_ns ? d->retry_max_ns : RETRY_MAX_NS;
+	d->queue_bytes = d->queue_bytes ? d->queue_bytes : QUEUE_BYTES;
+}
+
+/* Before the thread runs. */
+static void keep_in_memory(struct state *s, const struct dray_err *why)
+{
+	s->store = s->store && s->store->read_only ? s->store : store_close(s->store, true);
+	s->failures = 1;
+	s->retry_ns = dray_now().ns + s->deps.retry_min_ns;
+	state_failed(s, why);
+}
+
+int state_open(struct state **ret, const struct state_deps *deps, struct dray_err *reterr)
+{
+	struct state *s = calloc(1, sizeof(*s));
+	struct dray_err why = DRAY_ERR_NULL;
+	int r = -ENOMEM;
+
+	if (!s)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for the state");
+	s->deps = *deps;
+	set_limits(&s->deps);
+	r = init_shared(s);
+	s->dir = strdup(deps->dir);
+	if (asprintf(&s->path, "%s/%s", deps->dir, DRAY_STATE_DATABASE) < 0)
+		s->path = NULL;
+	if (r >= 0 && (!s->dir || !s->path))
+		r = -ENOMEM;
+	if (r >= 0)
+		r = sd_event_add_io(deps->event, &s->source, s->event_fd, EPOLLIN, handle_posted,
+				    s);
+	if (r < 0) {
+		state_destroy(s);
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "state: %s", dray_errno_text(r));
+	}
+	if (writer_open(s, &why) < 0)
+		keep_in_memory(s, &why);
+	else if (s->store->read_only && store_touch(s->store, &why) < 0)
+		keep_in_memory(s, &why);
+	say_notices(s);
+	*ret = s;
+	return 0;
+}
+
+uint64_t state_load(struct state *s, const struct state_rows *rows)
+{
+	struct dray_err why = DRAY_ERR_NULL, err = DRAY_ERR_NULL;
+	uint64_t n = 0, refused = 0;
+	int r;
+
+	if (!s->store)
+		return 0;
+	r = store_load(s->store, rows, &n, &refused, &why);
+	if (refused)
+		log_warning("state", "%" PRIu64 " rows of %s are not in order, ignoring", refused,
+			    s->path);
+	/* what was read so far stands in memory, and is put again */
+	if (r > 0)
+		r = writer_put_away(s, r, &why, &err);
+	else if (r < 0)
+		err = why;
+	if (r < 0)
+		keep_in_memory(s, &err);
+	say_notices(s);
+	return n;
+}
+
+/* No signal is meant for it. */
+int state_start(struct state *s)
+{
+	sigset_t all, former;
+	int r;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &former);
+	s->started = true;
+	r = -pthread_create(&s->thread, NULL, writer_main, s);
+	s->started = !r;
+	pthread_sigmask(SIG_SETMASK, &former, NULL);
+	if (!r)
+		pthread_setname_np(s->thread, "dray-state");
+	return r;
+}
+
+/* With the lock held: in the end, whether the thread has ended. */
+static bool end_thread(struct state *s)
+{
+	struct timespec until;
+
+	if (!s->started)
+		return true;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += FREE_SECONDS;
+	s->quit = true;
+	pthread_cond_broadcast(&s->wake);
+	while (!s->ended && pthread_cond_timedwait(&s->wake, &s->lock, &until) == 0)
+		;
+	return s->ended;
+}
+
+static void log_end(bool ended, bool lost, uint64_t left, const char *why)
+{
+	if (!ended)
+		log_warning("state", "the disk does not answer, leaving it to the end of the "
+				     "process");
+	else if (lost || left)
+		log_warning("state", "the last changes of state are not on disk%s%s",
+			    *why ? ": " : "", why);
+}
+
+struct state *state_free(struct state *s)
+{
+	struct dray_list flushes = DRAY_LIST_INIT(flushes);
+	struct notice notices[NOTICES];
+	char why[DRAY_ERR_MSG_MAX];
+	uint64_t committed, left;
+	bool started, ended, lost;
+	unsigned n;
+
+	if (!s)
+		return NULL;
+	s->source = sd_event_source_disable_unref(s->source);
+	pthread_mutex_lock(&s->lock);
+	ended = end_thread(s);
+	started = s->started;
+	dray_list_splice(&flushes, &s->flushes);
+	committed = s->committed_seq;
+	left = s->queue.n + s->queue.n_events + s->n_batch;
+	lost = s->lost;
+	memcpy(why, s->info.why, sizeof(why));
+	n = take_notices(s, notices);
+	/* from then on it may be gone */
+	s->abandoned = !ended;
+	if (!ended)
+		pthread_detach(s->thread);
+	pthread_mutex_unlock(&s->lock);
+	if (ended && started)
+		pthread_join(s->thread, NULL);
+	if (ended)
+		state_destroy(s);
+	log_notices(notices, n);
+	log_end(ended, started && lost, started ? left : 0, why);
+	answer(&flushes, committed);
+	return NULL;
+}

@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * WAL with synchronous=NORMAL: a commit is not waited for by the disk, so the machine's power may take the last ones,
+ * kill -9 takes none, and the file is whole either way. With locking_mode=EXCLUSIVE the index of the WAL is in
+ * memory of ours instead of a mapped file that somebody else could shorten. A file with rows that no
+ * migration made, or whose statements do not compile, is not ours.
+ */
+#include "agent/state/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "schema/gen/errors.h"
+
+/* Longest value or row that is read or written: several texts. */
+#define VALUE_BYTES_MAX (64 << 10)
+
+/* Smallest page, and what a log begins with. */
+#define HEAD_BYTES 512
+#define WAL_HEAD_BYTES 32
+
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+
+static const struct store_schema own_schema = { dray_state_migrations, DRAY_STATE_VERSION };
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+static int no_space(struct dray_err *reterr, const char *doing)
+{
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_NO_SPACE,
+			    "%s state: no space left; free some, or set agent.state_dir", doing);
+}
+
+static int refused_by_system(struct dray_err *reterr, const char *doing, int err, const char *text)
+{
+	if (err == ENOSPC || err == EDQUOT)
+		return no_space(reterr, doing);
+	return dray_err_set(reterr, err ? -err : -EIO, DRAY_E_IO, "%s state: %s", doing,
+			    err ? dray_errno_text(err) : text);
+}
+
+int store_failed(struct store *s, int code, const char *doing, struct dray_err *reterr)
+{
+	const char *text = s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(code);
+	int err = s->db ? sqlite3_system_errno(s->db) : 0;
+
+	switch (code & 0xff) {
+	case SQLITE_NOMEM:
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s state: no memory",
+				    doing);
+	case SQLITE_FULL:
+		return no_space(reterr, doing);
+	case SQLITE_READONLY:
+		return dray_err_set(reterr, -EROFS, DRAY_E_DENIED,
+				    "%s state: it can only be read; let the agent write it, or set "
+				    "agent.state_dir",
+				    doing);
+	case SQLITE_BUSY:
+	case SQLITE_LOCKED:
+	case SQLITE_PROTOCOL:
+		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
+				    "%s state: another process has it open; end that one", doing);
+	case SQLITE_CORRUPT:
+	case SQLITE_NOTADB:
+	case SQLITE_FORMAT:
+	case SQLITE_ERROR: /* a statement that does not fit its tables */
+	case SQLITE_SCHEMA:
+	case SQLITE_CONSTRAINT:
+	case SQLITE_MISMATCH:
+	case SQLITE_TOOBIG:
+		return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID, "%s", text);
+	default:
+		return refused_by_system(reterr, doing, err, text);
+	}
+}
+
+int store_run(struct store *s, const char *sql, const char *doing, struct dray_err *reterr)
+{
+	int code = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
+
+	return code == SQLITE_OK ? 0 : store_failed(s, code, doing, reterr);
+}
+
+/* The first column of the first row. */
+static int read_number(struct store *s, const char *sql, int64_t *ret, struct dray_err *reterr)
+{
+	sqlite3_stmt *q = NULL;
+	int code = sqlite3_prepare_v2(s->db, sql, -1, &q, NULL);
+
+	if (code == SQLITE_OK)
+		code = sqlite3_step(q);
+	if (code == SQLITE_ROW)
+		*ret = sqlite3_column_int64(q, 0);
+	sqlite3_finalize(q);
+	return code == SQLITE_ROW ? 0 : store_failed(s, code, "reading", reterr);
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+/* Is there something in the log that the file may lack? */
+static bool has_recovery(const char *path)
+{
+	dray_auto_free char *wal = NULL;
+	struct stat st;
+
+	if (asprintf(&wal, "%s-wal", path) < 0) {
+		wal = NULL;
+		return true;
+	}
+	return stat(wal, &st) == 0 && st.st_size > WAL_HEAD_BYTES;
+}
+
+/* For the agent alone, which sqlite3 would not see to. */
+static int make_file(const char *path, struct store_info *info, struct dray_err *reterr)
+{
+	struct stat st;
+	int fd;
+
+	if (stat(path, &st) == 0) {
+		if (!S_ISREG(st.st_mode))
+			return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+					    "it is not a file");
+		info->created = st.st_size == 0;
+		/* sqlite3 would take it for a new one and write over it */
+		if (st.st_size && st.st_size < HEAD_BYTES && !has_recovery(path))
+			return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+					    "it is too short for a database");
+		return 0;
+	}
+	if (errno != ENOENT)
+		return refused_by_system(reterr, "opening", errno, "");
+	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return refused_by_system(reterr, "making", errno, "");
+	dray_close(fd);
+	info->created = true;
+	return 0;
+}
+
+static int open_db(struct store *s, const char *name, int flags, struct dray_err *reterr)
+{
+	int code = sqlite3_open_v2(name, &s->db,
+				   flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_PRIVATECACHE |
+					   SQLITE_OPEN_EXRESCODE,
+				   NULL);
+
+	if (code != SQLITE_OK)
+		return store_failed(s, code, "opening", reterr);
+	sqlite3_db_config(s->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+	sqlite3_db_config(s->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+	sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+	sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
+	sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX);
+	sqlite3_limit(s->db, SQLITE_LIMIT_ATTACHED, 0);
+	/* nothing of the file is read by these */
+	return store_run(s,
+			 "PRAGMA busy_timeout = 0;"
+			 "PRAGMA mmap_size = 0;"
+			 "PRAGMA cell_size_check = ON;"
+			 "PRAGMA foreign_keys = ON;"
+			 "PRAGMA temp_store = MEMORY;"
+			 "PRAGMA locking_mode = EXCLUSIVE;"
+			 "PRAGMA page_size = " TEXT_OF(DRAY_STATE_PAGE_SIZE),
+			 "opening", reterr);
+}
+
+/* As bytes that never change: without locks, which a descriptor that only reads cannot have. */
+static int open_to_read(struct store *s, const char *path, struct dray_err *reterr)
+{
+	dray_auto_free char *uri = NULL;
+	char *at;
+
+	sqlite3_close(dray_take(s->db));
+	if (has_recovery(path))
+		return store_failed(s, SQLITE_READONLY, "recovering", reterr);
+	uri = malloc(sizeof("file:?immutable=1") + strlen(path) * 3);
+	if (!uri)
+		return store_failed(s, SQLITE_NOMEM, "opening", reterr);
+	at = stpncpy(uri, "file:", 6);
+	for (const char *p = path; *p; p++) {
+		if (strchr("%?#", *p))
+			at += snprintf(at, 4, "%%%02x", (unsigned char)*p);
+		else
+			*at++ = *p;
+	}
+	memcpy(at, "?immutable=1", sizeof("?immutable=1"));
+	return open_db(s, uri, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, reterr);
+}
+
+static int open_for_what_goes(struct store *s, const char *path, struct store_info *info,
+			      struct dray_err *reterr)
+{
+	int r = make_file(path, info, reterr);
+
+	if (r)
+		return r;
+	r = open_db(s, path, SQLITE_OPEN_READWRITE, reterr);
+	if (r || !sqlite3_db_readonly(s->db, "main"))
+		return r;
+	if (info->created)
+		return store_failed(s, SQLITE_READONLY, "opening", reterr);
+	info->read_only = s->read_only = true;
+	return open_to_read(s, path, reterr);
+}
+
+/* --- versions --------------------------------------------------------------------------------- */
+
+static int not_ours(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+			    "it is a database of another program");
+}
+
+static int read_version(struct store *s, const struct store_schema *schema, struct store_info *info,
+			struct dray_err *reterr)
+{
+	int64_t version = 0, application = 0, objects = 0;
+	int r = read_number(s, "PRAGMA user_version", &version, reterr);
+
+	if (!r)
+		r = read_number(s, "PRAGMA application_id", &application, reterr);
+	if (!r)
+		r = read_number(s, "SELECT count(*) FROM sqlite_schema", &objects, reterr);
+	if (r)
+		return r;
+	info->version = (unsigned)version;
+	info->created |= !version && !objects;
+	if (version < 0 || (!version && objects) ||
+	    (version && application != DRAY_STATE_APPLICATION_ID))
+		return not_ours(reterr);
+	if (version > schema->version)
+		return dray_err_set(reterr, STORE_E_NEWER, DRAY_E_VERSION,
+				    "it is of version %" PRId64 ", this release knows %u", version,
+				    schema->version);
+	return 0;
+}
+
+static int migrate(struct store *s, const struct store_schema *schema, unsigned from,
+		   struct dray_err *reterr)
+{
+	char version[48];
+	int r = store_run(s, "BEGIN IMMEDIATE", "migrating", reterr);
+
+	for (unsigned i = from; !r && i < schema->version; i++)
+		r = store_run(s, schema->migrations[i].text, "migrating", reterr);
+	snprintf(version, sizeof(version), "PRAGMA user_version = %u", schema->version);
+	if (!r)
+		r = store_run(s, version, "migrating", reterr);
+	if (!r)
+		r = store_run(s, "PRAGMA application_id = " TEXT_OF(DRAY_STATE_APPLICATION_ID),
+			      "migrating", reterr);
+	return r ? r : store_run(s, "COMMIT", "migrating", reterr);
+}
+
+/* Files of bounded size: the WAL goes into the database at about 1 MiB, and is cut back to as much. */
+static int set_up_writing(struct store *s, const struct store_schema *schema,
+			  const struct store_info *info, struct dray_err *reterr)
+{
+	int r = store_run(s,
+			  "PRAGMA journal_mode = WAL;"
+			  "PRAGMA synchronous = NORMAL;"
+			  "PRAGMA wal_autocheckpoint = 64;"
+			  "PRAGMA journal_size_limit = 1048576",
+			  "opening", reterr);
+
+	if (r || info->version == schema->version)
+		return r;
+	return migrate(s, schema, info->version, reterr);
+}
+
+static int prepare(struct store *s, struct dray_err *reterr)
+{
+	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++) {
+		int code = sqlite3_prepare_v3(s->db, dray_state_statements[i].text, -1,
+					      SQLITE_PREPARE_PERSISTENT, &s->statements[i], NULL);
+
+		if (code != SQLITE_OK)
+			return store_failed(s, code, "opening", reterr);
+	}
+	return 0;
+}
+
+int store_open(struct store **ret, const char *path, const struct store_schema *schema,
+	       struct store_info *ret_info, struct dray_err *reterr)
+{
+	struct store *s = calloc(1, sizeof(*s));
+	int r;
+
+	*ret_info = (struct store_info){ .version = 0 };
+	schema = schema ? schema : &own_schema;
+	if (!s)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the state");
+	r = open_for_what_goes(s, path, ret_info, reterr);
+	if (!r)
+		r = read_version(s, schema, ret_info, reterr);
+	if (!r && !s->read_only)
+		r = set_up_writing(s, schema, ret_info, reterr);
+	if (!r && s->read_only && ret_info->version != schema->version)
+		r = store_failed(s, SQLITE_READONLY, "migrating", reterr);
+	if (!r)
+		r = prepare(s, reterr);
+	if (r) {
+		store_close(s, true);
+		return r;
+	}
+	*ret = s;
+	return 0;
+}
+
+struct store *store_close(struct store *s, bool as_it_is)
+{
+	if (!s)
+		return NULL;
+	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++)
+		sqlite3_finalize(s->statements[i]);
+	if (s->db && as_it_is)
+		sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+	sqlite3_close(s->db);
+	free(s);
+	return NULL;
+}
+
+/* Findings come on lines of their own. */
+static int found_corrupt(const char *text, struct dray_err *reterr)
+{
+	char line[200];
+
+	snprintf(line, sizeof(line), "%s", text);
+	for (char *p = line; *p; p++)
+		if (*p == '\n')
+			*p = ' ';
+	return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID, "%s", line);
+}
+
+int store_check(struct store *s, struct dray_err *reterr)
+{
+	sqlite3_stmt *q = NULL;
+	int code = sqlite3_prepare_v2(s->db, "PRAGMA integrity_check(1)", -1, &q, NULL);
+	const char *text;
+	int r = 0;
+
+	if (code == SQLITE_OK)
+		code = sqlite3_step(q);
+	if (code != SQLITE_ROW) {
+		r = store_failed(s, code, "checking", reterr);
+	} else {
+		text = (const char *)sqlite3_column_text(q, 0);
+		if (!text)
+			r = store_failed(s, SQLITE_NOMEM, "checking", reterr);
+		else if (strcmp(text, "ok"))
+			r = found_corrupt(text, reterr);
+	}
+	sqlite3_finalize(q);
+	return r;
+}

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread that writes. It takes the queue whole, and has one batch at a time until that is committed. After any
+ * failure the file is closed, and opened again before the next attempt. Where the file was replaced, what it
+ * had is gone, and single changes are worth nothing: the batch is dropped and all is asked for.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent/backoff.h"
+#include "agent/privilege.h"
+#include "agent/state/aside.h"
+#include "agent/state/internal.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* A new file that is corrupt at once is the disk's fault. */
+#define FILES_MAX 3
+
+static void post(struct state *s)
+{
+	uint64_t one = 1;
+
+	/* a full counter means that the control thread has not looked yet */
+	if (write(s->event_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+/* --- the file --------------------------------------------------------------------------------- */
+
+static void set_lost(struct state *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->lost = true;
+	s->asked = false;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void tell_aside(struct state *s, const struct dray_err *why, const char *name)
+{
+	pthread_mutex_lock(&s->lock);
+	s->info.errors++;
+	state_notice(s, DRAY_LOG_WARNING, "%s cannot be used: %s; it is %s now, and a new one made",
+		     s->path, why->msg, name);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void tell_moved(struct state *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->info.errors++;
+	state_notice(s, DRAY_LOG_WARNING, "%s was moved or removed while in use; a new one is made",
+		     s->path);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static int put_aside(struct state *s, const char *sort, const struct dray_err *why,
+		     struct dray_err *reterr)
+{
+	char name[ASIDE_NAME_BYTES];
+	int r = aside_move(s->dir, DRAY_STATE_DATABASE, sort, name, reterr);
+
+	if (r == 0)
+		tell_aside(s, why, name);
+	return r;
+}
+
+int writer_put_away(struct state *s, int what, const struct dray_err *why, struct dray_err *reterr)
+{
+	/* the log of a file that is elsewhere must not be found by the next one: sqlite3 removes it */
+	s->store = store_close(s->store, what != STORE_E_MOVED);
+	set_lost(s);
+	if (what == STORE_E_MOVED) {
+		tell_moved(s);
+		return 0;
+	}
+	return put_aside(s, "corrupt", why, reterr);
+}
+
+/* A file that may not be opened, in a directory that is ours. */
+static bool is_denied(int r)
+{
+	return r == -EACCES || r == -EPERM || r == -ELOOP || r == -ENXIO;
+}
+
+static int open_once(struct state *s, struct store_info *info, struct dray_err *reterr)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	char sort[32];
+	int r = store_open(&s->store, s->path, NULL, info, &why);
+
+	if (r == 0)
+		return 0;
+	if (r < 0 && (!is_denied(r) || access(s->path, F_OK) < 0)) {
+		*reterr = why;
+		return r;
+	}
+	snprintf(sort, sizeof(sort), r == STORE_E_NEWER ? "newer-%u" : "corrupt", info->version);
+	r = put_aside(s, sort, &why, reterr);
+	return r < 0 ? r : STORE_E_CORRUPT;
+}
+
+int writer_open(struct state *s, struct dray_err *reterr)
+{
+	struct store_info info;
+	int r = STORE_E_CORRUPT;
+
+	for (int i = 0; r > 0 && i < FILES_MAX; i++)
+		r = open_once(s, &info, reterr);
+	if (r)
+		return r < 0 ? r :
+			       dray_err_set(reterr, -EIO, DRAY_E_IO,
+					    "%s is corrupt as soon as it is made; see to the disk",
+					    s->path);
+	s->unchecked = !info.created;
+	/* what memory holds is not in it; had there never been a file, it would all be queued */
+	if (info.created && s->had_store)
+		set_lost(s);
+	s->had_store = true;
+	return 0;
+}
+
+/* --- an attempt ------------------------------------------------------------------------------- */
+
+static int check(struct state *s, struct dray_err *reterr)
+{
+	int r = s->unchecked ? store_check(s->store, reterr) : 0;
+
+	s->unchecked &= r != 0;
+	return r;
+}
+
+static int apply(struct state *s, struct dray_err *reterr)
+{
+	uint64_t refused = 0;
+	int r = store_apply(s->store, &s->batch, &refused, reterr);
+
+	if (r)
+		return r;
+	queue_clear(&s->batch);
+	pthread_mutex_lock(&s->lock);
+	s->committed_seq = s->batch_seq;
+	s->n_batch = 0;
+	s->info.writes++;
+	s->info.errors += refused;
+	if (refused)
+		state_notice(s, DRAY_LOG_WARNING,
+			     "%" PRIu64 " changes of state are left out: %s does not take them",
+			     refused, s->path);
+	pthread_mutex_unlock(&s->lock);
+	return 0;
+}
+
+static int write_once(struct state *s, struct dray_err *reterr)
+{
+	bool lost, in_memory;
+	int r = check(s, reterr);
+
+	if (r)
+		return r;
+	pthread_mutex_lock(&s->lock);
+	lost = s->lost;
+	in_memory = s->info.in_memory;
+	pthread_mutex_unlock(&s->lock);
+	if (lost)
+		queue_clear(&s->batch);
+	if (!queue_empty(&s->batch))
+		return apply(s, reterr);
+	/* nothing is asked for before it can be written */
+	return lost || in_memory ? store_touch(s->store, reterr) : 0;
+}
+
+/* 0, or -errno with reterr: the file is closed then. */
+static int attempt(struct state *s, struct dray_err *reterr)
+{
+	int r = 0;
+
+	for (int i = 0; i < FILES_MAX; i++) {
+		struct dray_err why = DRAY_ERR_NULL;
+
+		if (s->store && s->store->read_only)
+			s->store = store_close(s->store, true);
+		r = s->store ? 0 : writer_open(s, &why);
+		if (!r)
+			r = write_once(s, &why);
+		if (r > 0)
+			r = writer_put_away(s, r, &why, reterr);
+		else if (r < 0)
+			*reterr = why;
+		else
+			return 0;
+		if (r < 0)
+			break;
+	}
+	s->store = store_close(s->store, true);
+	return dray_err_set(reterr, r < 0 ? r : -EIO, DRAY_E_IO, "%s is corrupt again and again",
+			    s->path);
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+static bool has_changes(const struct state *s)
+{
+	return (!s->hold && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
+}
+
+static bool has_work(const struct state *s)
+{
+	if (has_changes(s))
+		return true;
+	if (s->quit)
+		return false;
+	return s->unchecked || s->info.in_memory || (s->lost && !s->asked);
+}
+
+static int64_t due_ns(const struct state *s)
+{
+	if (s->failures)
+		return s->retry_ns;
+	return has_changes(s) ? s->first_ns + s->deps.gather_ns : 0;
+}
+
+static void wait_until(struct state *s, int64_t at_ns)
+{
+	struct timespec t = { at_ns / DRAY_NS_PER_SEC, at_ns % DRAY_NS_PER_SEC };
+
+	pthread_cond_timedwait(&s->wake, &s->lock, &t);
+}
+
+/* False: it is time to end. */
+static bool wait_for_work(struct state *s)
+{
+	for (;;) {
+		int64_t due = due_ns(s);
+
+		if (!has_work(s)) {
+			if (s->quit)
+				return false;
+			pthread_cond_wait(&s->wake, &s->lock);
+		} else if (s->quit || s->flush || due <= dray_now().ns) {
+			return true;
+		} else {
+			wait_until(s, due);
+		}
+	}
+}
+
+static void take(struct state *s)
+{
+	s->flush = false;
+	s->attempts++;
+	if (s->hold || s->lost || !queue_empty(&s->batch))
+		return;
+	queue_swap(&s->queue, &s->batch);
+	s->batch_seq = s->queued_seq;
+	s->n_batch = s->batch.n + s->batch.n_events;
+}
+
+static void succeeded(struct state *s)
+{
+	s->failures = 0;
+	if (s->lost) {
+		s->asked = true;
+		s->n_batch = 0;
+	}
+	if (!s->info.in_memory)
+		return;
+	s->info.in_memory = false;
+	s->info.why[0] = '\0';
+	state_notice(s, DRAY_LOG_NOTICE, "state is written to %s again", s->path);
+}
+
+static void failed(struct state *s, const struct dray_err *why)
+{
+	s->failures++;
+	s->failed_attempt = s->attempts;
+	s->retry_ns = dray_now().ns +
+		      backoff_pause(s->failures, s->deps.retry_min_ns, s->deps.retry_max_ns);
+	state_failed(s, why);
+}
+
+void *writer_main(void *arg)
+{
+	struct state *s = arg;
+	bool abandoned;
+
+	privilege_drop();
+	pthread_mutex_lock(&s->lock);
+	while (wait_for_work(s)) {
+		struct dray_err why = DRAY_ERR_NULL;
+		int r;
+
+		take(s);
+		pthread_mutex_unlock(&s->lock);
+		r = attempt(s, &why);
+		pthread_mutex_lock(&s->lock);
+		if (r == 0)
+			succeeded(s);
+		else
+			failed(s, &why);
+		post(s);
+		/* the last attempt has been made */
+		if (s->quit && r < 0)
+			break;
+	}
+	pthread_mutex_unlock(&s->lock);
+	/* what is in the log goes into the file: may take long */
+	s->store = store_close(s->store, false);
+	pthread_mutex_lock(&s->lock);
+	s->ended = true;
+	abandoned = s->abandoned;
+	pthread_cond_broadcast(&s->wake);
+	pthread_mutex_unlock(&s->lock);
+	if (abandoned)
+		state_destroy(s);
+	return NULL;
+}
