@@ -1,0 +1,660 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hints by clocks of the test's own, and over a real database. */
+#include "agent/hint/hints.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+
+#define DAY_MS (24 * 3600 * 1000LL)
+#define A "10.0.0.1:50053"
+#define B "10.0.0.2:50053"
+#define C "[fd00::1]:50053"
+
+enum {
+	EXPLICIT = DMSG_HINT_SOURCE_EXPLICIT,
+	ENVIRONMENT = DMSG_HINT_SOURCE_ENVIRONMENT,
+	DETECTED = DMSG_HINT_SOURCE_DETECTED,
+	CLIENT = DMSG_HINT_SOURCE_CLIENT
+};
+
+struct fixture {
+	sd_event *event;
+	struct dray_config cfg;
+	struct state *state;
+	struct hints *h;
+	int64_t unix_ms, boot_ms;
+	bool real_clocks;
+	char log[1024]; /* upcalls */
+	char dir[CM_DIR_BYTES];
+};
+
+static int64_t unix_ms(void *arg)
+{
+	return ((struct fixture *)arg)->unix_ms;
+}
+
+static int64_t boot_ms(void *arg)
+{
+	return ((struct fixture *)arg)->boot_ms;
+}
+
+static void pass(struct fixture *x, int64_t ms)
+{
+	x->unix_ms += ms;
+	x->boot_ms += ms;
+}
+
+static void note(struct fixture *x, const char *what, const char *text)
+{
+	size_t n = strlen(x->log);
+
+	snprintf(x->log + n, sizeof(x->log) - n, "%s%s;", what, text);
+}
+
+static void on_changed(void *arg, const char *scope)
+{
+	note(arg, "", scope);
+}
+
+static void on_named(void *arg, const char *segment, bool named)
+{
+	note(arg, named ? "+" : "-", segment);
+}
+
+#define assert_log(x, text)                          \
+	do {                                         \
+		assert_string_equal((x)->log, text); \
+		(x)->log[0] = '\0';                  \
+	} while (0)
+
+static void open_hints(struct fixture *x)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct hints_deps deps = { .event = x->event,
+				   .cfg = &x->cfg,
+				   .changed = on_changed,
+				   .named = on_named,
+				   .arg = x };
+
+	if (!x->real_clocks) {
+		deps.unix_ms = unix_ms;
+		deps.boot_ms = boot_ms;
+	}
+	assert_int_equal(
+		state_open(&x->state,
+			   &(struct state_deps){ .event = x->event, .dir = x->dir, .gather_ns = 1 },
+			   &err),
+		0);
+	deps.state = x->state;
+	x->log[0] = '\0';
+	assert_int_equal(hints_new(&x->h, &deps, &err), 0);
+	state_load(x->state, &(struct state_rows){ .hint = hints_load, .arg = x->h });
+	hints_loaded(x->h);
+	assert_int_equal(state_start(x->state), 0);
+	assert_log(x, "");
+}
+
+static void close_hints(struct fixture *x)
+{
+	x->h = hints_free(x->h);
+	x->state = state_free(x->state);
+}
+
+static void reopen(struct fixture *x)
+{
+	close_hints(x);
+	open_hints(x);
+}
+
+static struct fixture *fixture_new(void **state)
+{
+	static struct fixture x;
+
+	x = (struct fixture){ .unix_ms = 1700000000000, .boot_ms = 5000 };
+	x.cfg.hint.ttl = DAY_MS * DRAY_NS_PER_MS;
+	x.cfg.limits.hints = 1000;
+	x.cfg.limits.hints_per_uid = 100;
+	cm_dir_make(x.dir);
+	assert_true(sd_event_new(&x.event) >= 0);
+	*state = &x;
+	return &x;
+}
+
+static int setup(void **state)
+{
+	open_hints(fixture_new(state));
+	return 0;
+}
+
+static int setup_real(void **state)
+{
+	struct fixture *x = fixture_new(state);
+
+	x->real_clocks = true;
+	open_hints(x);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct fixture *x = *state;
+
+	close_hints(x);
+	x->event = sd_event_unref(x->event);
+	cm_dir_remove(x->dir);
+	return 0;
+}
+
+static int try_put(struct fixture *x, const char *scope, const char *segment, int source,
+		   uint32_t uid, uint32_t score, uint64_t ttl_ms, struct dray_err *err)
+{
+	return hints_put(x->h,
+			 &(struct hint_put){ scope, segment, (enum dmsg_hint_source)source, uid,
+					     score, ttl_ms },
+			 err);
+}
+
+static void put(struct fixture *x, const char *scope, const char *segment, int source, uint32_t uid,
+		uint32_t score, uint64_t ttl_ms)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (try_put(x, scope, segment, source, uid, score, ttl_ms, &err) < 0)
+		fail_msg("%s", err.msg);
+}
+
+static void assert_best(struct fixture *x, const char *scope, const char *segment)
+{
+	struct hint best;
+	bool found = hints_best(x->h, scope, &best);
+
+	assert_int_equal(found, segment != NULL);
+	if (!found)
+		return;
+	assert_string_equal(best.segment, segment);
+	assert_string_equal(best.scope, scope);
+	assert_true(best.counts);
+	assert_true(best.left_ms > 0);
+}
+
+static void refused(struct fixture *x, const char *scope, const char *segment, int source,
+		    uint64_t ttl_ms, int code, const char *part)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_true(try_put(x, scope, segment, source, 7, 0, ttl_ms, &err) < 0);
+	assert_int_equal(err.code, code);
+	if (!strstr(err.msg, part))
+		fail_msg("%s", err.msg);
+	assert_log(x, "");
+}
+
+static void the_strongest_counts(void **state)
+{
+	struct fixture *x = *state;
+	struct hint best;
+
+	assert_best(x, "m", NULL);
+	put(x, "m", A, CLIENT, 1, 5, 0);
+	assert_log(x, "+" A ";m;");
+	pass(x, 10);
+	put(x, "m", B, CLIENT, 2, 5, 0); /* as good, and younger */
+	assert_log(x, "+" B ";m;");
+	put(x, "m", A, CLIENT, 3, 4, 0);
+	assert_log(x, "");
+	assert_best(x, "m", B);
+	put(x, "m", A, CLIENT, 3, 6, 0); /* better now */
+	assert_log(x, "m;");
+	put(x, "m", B, DETECTED, 0, 0, 0);
+	put(x, "m", C, ENVIRONMENT, 0, 0, 0);
+	assert_log(x, "m;+" C ";m;");
+	put(x, "m", B, EXPLICIT, 0, 1, 0);
+	put(x, "m", A, EXPLICIT, 0, 1, 0);
+	put(x, "m", C, EXPLICIT, 0, 0, 0);
+	assert_log(x, "m;m;");
+	assert_true(hints_best(x->h, "m", &best));
+	assert_string_equal(best.segment, A);
+	assert_int_equal(best.source, EXPLICIT);
+	assert_int_equal(best.score, 1);
+	assert_int_equal(best.put_ms, x->unix_ms);
+	assert_int_equal(best.expires_ms, x->unix_ms + DAY_MS);
+	assert_int_equal(best.left_ms, DAY_MS);
+	assert_int_equal(hints_count(x->h), 8);
+	/* scopes are apart */
+	assert_best(x, "", NULL);
+	assert_best(x, "m2", NULL);
+}
+
+static void a_client_s_hint_replaces_what_its_uid_said(void **state)
+{
+	struct fixture *x = *state;
+
+	put(x, "m", A, CLIENT, 1000, 9, 0);
+	put(x, "m", B, CLIENT, 1000, 1, 0);
+	assert_log(x, "+" A ";m;+" B ";m;-" A ";");
+	assert_int_equal(hints_count(x->h), 1);
+	assert_best(x, "m", B);
+	put(x, "m", B, CLIENT, 1000, 1, 0); /* says it again */
+	assert_log(x, "");
+	assert_false(hints_names(x->h, A));
+	assert_true(hints_names(x->h, B));
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 1);
+	assert_best(x, "m", B);
+	assert_false(hints_forget_client(x->h, "m", 1001));
+	assert_false(hints_forget_client(x->h, "n", 1000));
+	assert_true(hints_forget_client(x->h, "m", 1000));
+	assert_log(x, "m;-" B ";");
+	assert_best(x, "m", NULL);
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 0);
+}
+
+static void hints_are_checked(void **state)
+{
+	struct fixture *x = *state;
+	char longest[HINT_SCOPE_MAX + 2];
+
+	memset(longest, 's', sizeof(longest));
+	longest[HINT_SCOPE_MAX + 1] = '\0';
+	refused(x, longest, A, CLIENT, 0, DRAY_E_INVALID, "longer than 256 bytes");
+	refused(x, "a\nb", A, CLIENT, 0, DRAY_E_INVALID, "control characters");
+	refused(x, "a\xff", A, CLIENT, 0, DRAY_E_INVALID, "UTF-8");
+	refused(x, "m", "", CLIENT, 0, DRAY_E_INVALID, "HOST:PORT");
+	refused(x, "m", "host", CLIENT, 0, DRAY_E_INVALID, "HOST:PORT");
+	refused(x, "m", "0.0.0.0:5", CLIENT, 0, DRAY_E_INVALID, "HOST:PORT");
+	refused(x, "m", A, 0, 0, DRAY_E_INVALID, "source");
+	refused(x, "m", A, CLIENT + 1, 0, DRAY_E_INVALID, "source");
+	refused(x, "m", A, CLIENT, HINT_TTL_MAX_MS + 1, DRAY_E_INVALID, "a year");
+	refused(x, "m", A, CLIENT, UINT64_MAX, DRAY_E_INVALID, "a year");
+	longest[HINT_SCOPE_MAX] = '\0';
+	put(x, longest, "host.example:1", CLIENT, 1, 0, HINT_TTL_MAX_MS);
+	put(x, "\xc3\xa4", A, CLIENT, 1, 0, 1);
+	reopen(x);
+	assert_best(x, longest, "host.example:1");
+}
+
+static void quotas_hold(void **state)
+{
+	struct fixture *x = *state;
+	char scope[32];
+
+	x->cfg.limits.hints_per_uid = 3;
+	x->cfg.limits.hints = 6;
+	for (unsigned i = 0; i < 3; i++) {
+		snprintf(scope, sizeof(scope), "%u", i);
+		put(x, scope, A, CLIENT, 7, 0, 1000 + i);
+	}
+	x->log[0] = '\0';
+	refused(x, "3", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints_per_uid = 3");
+	put(x, "2", B, CLIENT, 7, 0, 0); /* in the place of another */
+	put(x, "3", A, CLIENT, 8, 0, 5000);
+	put(x, "e", A, EXPLICIT, 0, 0, 1);
+	put(x, "d", A, DETECTED, 0, 0, 10);
+	x->log[0] = '\0';
+	/* the client's that expires first goes, not the explicit one that expires before it */
+	put(x, "4", A, CLIENT, 9, 0, 0);
+	assert_log(x, "0;4;");
+	put(x, "d2", A, DETECTED, 0, 0, 0);
+	assert_log(x, "1;d2;");
+	for (unsigned i = 0; i < 6; i++) {
+		snprintf(scope, sizeof(scope), "e%u", i);
+		if (i < 5)
+			put(x, scope, A, EXPLICIT, 0, 0, 0);
+	}
+	assert_int_equal(hints_count(x->h), 6);
+	x->log[0] = '\0';
+	refused(x, "4", A, CLIENT, 0, DRAY_E_QUOTA, "limits.hints = 6");
+	refused(x, "4", A, DETECTED, 0, DRAY_E_QUOTA, "limits.hints = 6");
+	put(x, "e6", A, EXPLICIT, 0, 0, 0); /* among equals the first to expire goes */
+	assert_log(x, "e;e6;");
+	/* lowered while there are more */
+	x->cfg.limits.hints = 2;
+	put(x, "e7", A, EXPLICIT, 0, 0, 0);
+	assert_int_equal(hints_count(x->h), 2);
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 2);
+	assert_best(x, "e7", A);
+}
+
+static void they_expire(void **state)
+{
+	struct fixture *x = *state;
+
+	put(x, "m", A, CLIENT, 1, 9, 1000);
+	put(x, "m", B, CLIENT, 2, 1, 2000);
+	x->log[0] = '\0';
+	pass(x, 999);
+	hints_expire(x->h);
+	assert_log(x, "");
+	pass(x, 1);
+	assert_best(x, "m", B); /* before the timer */
+	hints_expire(x->h);
+	assert_log(x, "m;-" A ";");
+	pass(x, 5000);
+	assert_best(x, "m", NULL);
+	hints_expire(x->h);
+	assert_log(x, "m;-" B ";");
+	assert_int_equal(hints_count(x->h), 0);
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 0);
+}
+
+static void forgetting(void **state)
+{
+	struct fixture *x = *state;
+
+	put(x, "m", A, CLIENT, 1, 0, 0);
+	put(x, "m", B, CLIENT, 2, 0, 0);
+	put(x, "m", B, EXPLICIT, 0, 0, 0);
+	put(x, "n", A, DETECTED, 0, 0, 0);
+	x->log[0] = '\0';
+	assert_int_equal(hints_forget(x->h, "x", NULL, false), 0);
+	assert_int_equal(hints_forget(x->h, "m", C, false), 0);
+	assert_log(x, "");
+	assert_int_equal(hints_forget(x->h, "m", B, false), 2);
+	assert_best(x, "m", A);
+	assert_int_equal(hints_forget(x->h, "m", NULL, false), 1);
+	assert_best(x, "m", NULL);
+	put(x, "m", A, CLIENT, 1, 0, 0);
+	put(x, "k", B, CLIENT, 1, 0, 0);
+	assert_int_equal(hints_forget(x->h, NULL, A, true), 2);
+	assert_int_equal(hints_count(x->h), 1);
+	put(x, "m", A, CLIENT, 1, 0, 0);
+	assert_int_equal(hints_forget(x->h, NULL, NULL, true), 2);
+	assert_int_equal(hints_count(x->h), 0);
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 0);
+}
+
+static void collect(void *arg, const struct hint *h)
+{
+	char line[300];
+
+	snprintf(line, sizeof(line), "%s=%s%s", h->scope, h->segment, h->counts ? "!" : "");
+	note(arg, "", line);
+}
+
+static void collect_name(void *arg, const char *segment)
+{
+	note(arg, "", segment);
+}
+
+static void all_can_be_seen(void **state)
+{
+	struct fixture *x = *state;
+
+	put(x, "m", A, CLIENT, 1, 0, 1000);
+	put(x, "m", B, EXPLICIT, 0, 0, 500);
+	x->log[0] = '\0';
+	hints_each(x->h, collect, x);
+	assert_log(x, "m=" B "!;m=" A ";");
+	pass(x, 700);
+	hints_each(x->h, collect, x);
+	assert_log(x, "m=" A "!;");
+	hints_expire(x->h);
+	x->log[0] = '\0';
+	hints_each_name(x->h, collect_name, x);
+	assert_log(x, A ";");
+}
+
+/* The wall clock goes on while the agent is away. */
+static void a_restart_knows_them_again(void **state)
+{
+	struct fixture *x = *state;
+	struct hint best;
+
+	put(x, "m", A, CLIENT, 1000, 3, 10000);
+	put(x, "m", B, ENVIRONMENT, 0, 0, 0); /* read anew at each start */
+	put(x, "gone", B, DETECTED, 0, 0, 2000);
+	close_hints(x);
+	x->log[0] = '\0';
+	x->unix_ms += 4000;
+	x->boot_ms = 100; /* another machine, or this one started again */
+	open_hints(x);
+	assert_int_equal(hints_count(x->h), 1);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_string_equal(best.segment, A);
+	assert_int_equal(best.source, CLIENT);
+	assert_int_equal(best.uid, 1000);
+	assert_int_equal(best.score, 3);
+	assert_int_equal(best.left_ms, 6000);
+	assert_int_equal(best.age_ms, 4000);
+}
+
+static void a_clock_set_back_revives_nothing_for_long(void **state)
+{
+	struct fixture *x = *state;
+	struct hint best;
+
+	put(x, "m", A, CLIENT, 1000, 3, 10000);
+	close_hints(x);
+	x->log[0] = '\0';
+	x->unix_ms -= 365 * DAY_MS;
+	open_hints(x);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 10000);
+	/* and it is told the disk: the next start does not begin anew */
+	close_hints(x);
+	x->unix_ms += 6000;
+	open_hints(x);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 4000);
+	/* to the first second of 1970 */
+	close_hints(x);
+	x->unix_ms = 0;
+	open_hints(x);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 10000);
+}
+
+static void a_clock_set_while_running_changes_nothing(void **state)
+{
+	struct fixture *x = *state;
+	struct hint best;
+
+	put(x, "m", A, CLIENT, 1000, 3, 10000);
+	pass(x, 1000);
+	x->unix_ms += 1000 * DAY_MS;
+	hints_clock_set(x->h);
+	hints_expire(x->h);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 9000);
+	assert_int_equal(best.expires_ms, x->unix_ms + 9000);
+	reopen(x); /* by the clock as it is now */
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 9000);
+	x->unix_ms -= 2000 * DAY_MS;
+	hints_clock_set(x->h);
+	reopen(x);
+	assert_true(hints_best(x->h, "m", &best));
+	assert_int_equal(best.left_ms, 9000);
+}
+
+/* As a file could have them, whoever wrote it. */
+static void rows_are_checked(void **state)
+{
+	struct fixture *x = *state;
+	const struct state_hint bad[] = {
+		{ "m", "nonsense", CLIENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m\n", A, CLIENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", A, 0, 0, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", A, 77, 0, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", A, ENVIRONMENT, 0, 0, x->unix_ms, x->unix_ms + 1000 },
+		{ "m", A, CLIENT, 0, 0, x->unix_ms + 10, x->unix_ms + 5 },
+		{ "m", A, CLIENT, 0, 0, 0, 0 },
+	};
+	const struct state_hint good[] = {
+		{ "m", A, CLIENT, 5, 0, x->unix_ms - 20, x->unix_ms + 1000 },
+		{ "m", B, CLIENT, 5, 0, x->unix_ms - 10, x->unix_ms + 1000 },
+		{ "m", C, CLIENT, 5, 0, x->unix_ms - 30, x->unix_ms + 1000 },
+		{ "far", A, DETECTED, 0, 0, INT64_MAX - 1, INT64_MAX },
+		{ "long", A, DETECTED, 0, 0, 0, INT64_MAX },
+	};
+	struct hint best;
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
+		hints_load(x->h, &bad[i]);
+	assert_int_equal(hints_count(x->h), 0);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(good); i++)
+		hints_load(x->h, &good[i]);
+	hints_loaded(x->h);
+	assert_log(x, "");
+	assert_int_equal(hints_count(x->h), 3);
+	assert_best(x, "m", B); /* of one uid the youngest */
+	assert_true(hints_best(x->h, "far", &best));
+	assert_int_equal(best.left_ms, 1);
+	assert_true(hints_best(x->h, "long", &best));
+	assert_int_equal(best.left_ms, HINT_TTL_MAX_MS);
+}
+
+static void refill_puts_all_again(void **state)
+{
+	struct fixture *x = *state;
+
+	put(x, "m", A, CLIENT, 1, 0, 0);
+	put(x, "n", B, EXPLICIT, 0, 0, 0);
+	state_drop_hint(x->state, &(struct state_hint){ "m", A, CLIENT, 1, 0, 0, 0 });
+	state_drop_hint(x->state, &(struct state_hint){ "n", B, EXPLICIT, 0, 0, 0, 0 });
+	hints_refill(x->h);
+	reopen(x);
+	assert_int_equal(hints_count(x->h), 2);
+	assert_best(x, "n", B);
+}
+
+static void the_timer_takes_them_away(void **state)
+{
+	struct fixture *x = *state;
+	int64_t until = dray_now().ns + 20 * DRAY_NS_PER_SEC;
+
+	put(x, "never", C, EXPLICIT, 0, 0, 0);
+	put(x, "m", A, CLIENT, 1, 0, 2);
+	put(x, "m", B, CLIENT, 2, 0, 1);
+	while (hints_count(x->h) > 1 && dray_now().ns < until)
+		assert_true(sd_event_run(x->event, 20000000) >= 0);
+	assert_int_equal(hints_count(x->h), 1);
+	assert_best(x, "m", NULL);
+}
+
+/* Many hints at random, against a list that is searched from end to end. */
+struct model {
+	char scope[8];
+	unsigned segment, source;
+	uint32_t uid, score;
+	int64_t put_ms, end_ms;
+	bool live;
+};
+
+static const char *const segments[] = { A, B, C };
+
+static bool is_better(const struct model *a, const struct model *b)
+{
+	if (!b || a->source != b->source)
+		return !b || a->source < b->source;
+	if (a->score != b->score)
+		return a->score > b->score;
+	return a->put_ms > b->put_ms;
+}
+
+static void check_model(struct fixture *x, const struct model *m, unsigned n)
+{
+	bool named[3] = { false };
+	char scope[8];
+
+	for (unsigned s = 0; s < 5; s++) {
+		const struct model *best = NULL;
+
+		snprintf(scope, sizeof(scope), "s%u", s);
+		for (unsigned i = 0; i < n; i++) {
+			if (!m[i].live)
+				continue;
+			named[m[i].segment] = true;
+			if (!strcmp(m[i].scope, scope) && is_better(&m[i], best))
+				best = &m[i];
+		}
+		assert_best(x, scope, best ? segments[best->segment] : NULL);
+	}
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(hints_names(x->h, segments[i]), named[i]);
+}
+
+static void walk_put(struct fixture *x, struct model *m, unsigned *n, unsigned *seed)
+{
+	struct model *e = &m[*n];
+
+	*e = (struct model){ .segment = (unsigned)rand_r(seed) % 3,
+			     .source = 1 + (unsigned)rand_r(seed) % 4,
+			     .score = (uint32_t)rand_r(seed) % 3,
+			     .put_ms = x->boot_ms,
+			     .end_ms = x->boot_ms + 1 + rand_r(seed) % 200,
+			     .live = true };
+	snprintf(e->scope, sizeof(e->scope), "s%u", (unsigned)rand_r(seed) % 5);
+	e->uid = e->source == CLIENT ? (uint32_t)rand_r(seed) % 3 : 0;
+	for (unsigned i = 0; i < *n; i++)
+		if (m[i].live && !strcmp(m[i].scope, e->scope) && m[i].source == e->source &&
+		    (e->source == CLIENT ? m[i].uid == e->uid : m[i].segment == e->segment))
+			m[i].live = false;
+	put(x, e->scope, segments[e->segment], (int)e->source, e->uid, e->score,
+	    (uint64_t)(e->end_ms - e->put_ms));
+	++*n;
+}
+
+static void random_walk(void **state)
+{
+	static struct model m[3000];
+	struct fixture *x = *state;
+	unsigned n = 0, seed = 7;
+	uint64_t live;
+
+	while (n < DRAY_ARRAY_SIZE(m)) {
+		pass(x, 1 + rand_r(&seed) % 3);
+		for (unsigned i = 0; i < n; i++)
+			m[i].live &= m[i].end_ms > x->boot_ms;
+		hints_expire(x->h);
+		walk_put(x, m, &n, &seed);
+		x->log[0] = '\0';
+		if (n % 500 == 0) {
+			reopen(x);
+			/* the environment is read anew */
+			for (unsigned i = 0; i < n; i++)
+				m[i].live &= m[i].source != ENVIRONMENT;
+		}
+		check_model(x, m, n);
+	}
+	live = 0;
+	for (unsigned i = 0; i < n; i++)
+		live += m[i].live;
+	assert_int_equal(hints_count(x->h), live);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(the_strongest_counts, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_client_s_hint_replaces_what_its_uid_said, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(hints_are_checked, setup, teardown),
+		cmocka_unit_test_setup_teardown(quotas_hold, setup, teardown),
+		cmocka_unit_test_setup_teardown(they_expire, setup, teardown),
+		cmocka_unit_test_setup_teardown(forgetting, setup, teardown),
+		cmocka_unit_test_setup_teardown(all_can_be_seen, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_restart_knows_them_again, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_clock_set_back_revives_nothing_for_long, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_clock_set_while_running_changes_nothing, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(rows_are_checked, setup, teardown),
+		cmocka_unit_test_setup_teardown(refill_puts_all_again, setup, teardown),
+		cmocka_unit_test_setup_teardown(the_timer_takes_them_away, setup_real, teardown),
+		cmocka_unit_test_setup_teardown(random_walk, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
