@@ -35,6 +35,7 @@ struct state {
 
 	/* under the lock */
 	struct queue queue;
+	int64_t overflow_ns;               /* when it was last said to be too long; 0 never */
 	int64_t first_ns;                  /* when it stopped being empty */
 	uint64_t queued_seq;               /* changes asked for, kept or not */
 	uint64_t committed_seq;            /* up to here they are on disk */

@@ -6,6 +6,8 @@
 #include "agent/state/internal.h"
 #include "lib/time.h"
 
+#define OVERFLOW_PAUSE_NS (60 * DRAY_NS_PER_SEC)
+
 /* With the lock held. What is not kept will be asked for. */
 static void forget_queue(struct state *s)
 {
@@ -27,6 +29,20 @@ static void refuse(struct state *s, int err)
 	forget_queue(s);
 }
 
+/* With the lock held. A disk that is slow for long is one line a minute. */
+static void tell_overflow(struct state *s)
+{
+	int64_t now = dray_now().ns;
+
+	if (s->overflow_ns && now - s->overflow_ns < OVERFLOW_PAUSE_NS)
+		return;
+	s->overflow_ns = now;
+	state_notice(s, DRAY_LOG_WARNING,
+		     "more changes of state wait than are kept; all of it is written anew when it "
+		     "can be");
+}
+
+/* With the lock held. */
 static void keep(struct state *s, struct change *c)
 {
 	if (queue_empty(&s->queue)) {
@@ -37,9 +53,7 @@ static void keep(struct state *s, struct change *c)
 	if (s->queue.bytes <= s->deps.queue_bytes || s->refilling)
 		return;
 	forget_queue(s);
-	state_notice(s, DRAY_LOG_WARNING,
-		     "more changes of state wait than are kept; all of it is written anew when "
-		     "it can be");
+	tell_overflow(s);
 	pthread_cond_signal(&s->wake);
 }
 

@@ -21,6 +21,7 @@
 #include "agent/net/resolver.h"
 #include "agent/sandbox_calls.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/state_rig.h"
 /* after cmocka, whose assertions it uses */
 #include "tests/unit/child.h"
 #include "tests/unit/net_rig.h"
@@ -94,6 +95,40 @@ static void do_work(void *arg)
 	CHILD_CHECK(getgrnam("there-is-no-such-group") == NULL && errno != EPERM);
 	CHILD_CHECK(raise(SIGWINCH) == 0);
 	CHILD_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+}
+
+/* The database is made, written, read, and set aside; what was opened before the filter too. */
+static void do_state(void *arg)
+{
+	const char *dir = arg;
+	struct rig r = { 0 };
+
+	rig_open(&r, dir);
+	enter(ENFORCE);
+	rig_start(&r);
+	rig_put_hint(&r, 1, 1);
+	CHILD_CHECK(rig_flush(&r) == 0 && rig_on_disk(&r));
+	for (unsigned i = 0; i < 20000; i++)
+		rig_put_hint(&r, i, 2);
+	CHILD_CHECK(rig_flush(&r) == 0);
+	rig_reopen(&r);
+	CHILD_CHECK(r.loaded == 20000);
+	rig_close(&r);
+	cm_file_write(dir, "state.db", "not a database");
+	rig_open(&r, dir);
+	rig_start(&r);
+	rig_put_hint(&r, 1, 1);
+	CHILD_CHECK(rig_flush(&r) == 0 && rig_on_disk(&r));
+	rig_close(&r);
+}
+
+static void test_state(void **state)
+{
+	char dir[CM_DIR_BYTES];
+
+	cm_dir_make(dir);
+	assert_int_equal(child_run(do_state, dir), 0);
+	cm_dir_remove(dir);
 }
 
 static void test_work(void **state)
@@ -309,6 +344,10 @@ int main(void)
 		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
 		cmocka_unit_test(test_lists),     cmocka_unit_test(test_resolve),
+		cmocka_unit_test(test_state),   cmocka_unit_test(test_work),
+		cmocka_unit_test(test_refused), cmocka_unit_test(test_forbidden),
+		cmocka_unit_test(test_threads), cmocka_unit_test(test_off),
+		cmocka_unit_test(test_without), cmocka_unit_test(test_lists),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
