@@ -41,8 +41,10 @@ int dray_map_init(struct dray_map *m)
 {
 	*m = (struct dray_map){ .n_buckets = BUCKETS_MIN };
 	m->buckets = calloc(m->n_buckets, sizeof(struct dray_map_node *));
-	if (!m->buckets)
+	if (!m->buckets) {
+		m->n_buckets = 0;
 		return -ENOMEM;
+	}
 	/* none early at boot: then the address is what nobody knows */
 	if (getrandom(&m->seed, sizeof(m->seed), GRND_NONBLOCK) != sizeof(m->seed))
 		m->seed = (uint64_t)(uintptr_t)m->buckets * 0x9e3779b97f4a7c15u;

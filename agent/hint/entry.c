@@ -11,14 +11,11 @@ struct scope *hints_scope_find(const struct hints *h, const char *text)
 	return dray_map_entry(dray_map_find(&h->scopes, text, strlen(text)), struct scope, node);
 }
 
-static struct scope *scope_get(struct hints *h, const char *text)
+static struct scope *scope_new(struct hints *h, const char *text)
 {
-	struct scope *s = hints_scope_find(h, text);
 	size_t n = strlen(text);
+	struct scope *s = malloc(sizeof(*s) + n + 1);
 
-	if (s)
-		return s;
-	s = malloc(sizeof(*s) + n + 1);
 	if (!s)
 		return NULL;
 	dray_list_init(&s->entries);
@@ -108,7 +105,7 @@ void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 	free(e);
 }
 
-struct entry *hints_entry_new(struct hints *h, const struct entry_put *put)
+struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, struct scope *scope)
 {
 	struct entry *e = calloc(1, sizeof(*e));
 	bool client = put->source == DMSG_HINT_SOURCE_CLIENT;
@@ -121,7 +118,7 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put)
 	e->put_boot_ms = put->put_boot_ms;
 	e->end_boot_ms = put->end_boot_ms;
 	e->expiry.at_ns = put->end_boot_ms * DRAY_NS_PER_MS;
-	e->scope = scope_get(h, put->scope);
+	e->scope = scope ? scope : scope_new(h, put->scope);
 	e->name = name_get(h, put->segment);
 	e->owner = client ? owner_get(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||

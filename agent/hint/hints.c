@@ -51,10 +51,8 @@ static void tell_changed(struct hints *h, const struct scope *s, const struct en
 		h->deps.changed(h->deps.arg, s->text);
 }
 
-struct entry *hints_find(struct hints *h, const struct entry_put *put)
+struct entry *hints_find(const struct scope *s, const struct entry_put *put)
 {
-	struct scope *s = hints_scope_find(h, put->scope);
-
 	if (!s)
 		return NULL;
 	dray_list_for_each(&s->entries, e, struct entry, link) {
@@ -133,12 +131,20 @@ static void replace(struct hints *h, struct entry *e, struct entry *old)
 
 int hints_insert(struct hints *h, const struct entry_put *put, struct dray_err *reterr)
 {
-	struct entry *old = hints_find(h, put), *e;
+	struct scope *s = hints_scope_find(h, put->scope);
+	struct entry *old = hints_find(s, put), *e;
+	uint64_t n = h->n;
 	int r = old ? 0 : make_room(h, put, reterr);
 
 	if (r < 0)
 		return r;
-	e = hints_entry_new(h, put);
+	/* a client's hint that was replaced when the agent was killed may still be on disk */
+	if (h->loading && old && old->put_boot_ms > put->put_boot_ms)
+		return -EEXIST;
+	/* what made room may have been the last of this scope */
+	if (h->n != n)
+		s = hints_scope_find(h, put->scope);
+	e = hints_entry_new(h, put, s);
 	if (!e)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a hint");
 	replace(h, e, old);
@@ -231,10 +237,10 @@ uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, b
 
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
 {
-	struct entry *e = hints_find(h, &(struct entry_put){ .scope = scope,
-							     .segment = "",
-							     .source = DMSG_HINT_SOURCE_CLIENT,
-							     .uid = uid });
+	struct entry *e = hints_find(hints_scope_find(h, scope),
+				     &(struct entry_put){ .segment = "",
+							  .source = DMSG_HINT_SOURCE_CLIENT,
+							  .uid = uid });
 
 	if (!e)
 		return false;
@@ -340,26 +346,48 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 	return 0;
 }
 
-struct hints *hints_free(struct hints *h)
+static void free_scopes(struct hints *h)
 {
-	struct dray_map_node *node, *next;
+	struct dray_map_node *node = dray_map_next(&h->scopes, NULL), *next;
 
-	if (!h)
-		return NULL;
-	hints_deinit_clocks(h);
-	for (node = h->scopes.buckets ? dray_map_next(&h->scopes, NULL) : NULL; node; node = next) {
+	for (; node; node = next) {
 		struct scope *s = dray_map_entry(node, struct scope, node);
 
 		next = dray_map_next(&h->scopes, node);
-		/* the last one takes the scope with it */
-		for (bool last = false; !last;) {
-			struct entry *e = dray_list_first(&s->entries, struct entry, link);
-
-			last = e->link.next == &s->entries;
-			dray_list_del(&e->link);
-			hints_entry_free(h, e, false);
-		}
+		dray_list_for_each(&s->entries, e, struct entry, link)
+			free(e);
+		free(s);
 	}
+}
+
+static void free_names(struct hints *h)
+{
+	struct dray_map_node *node = dray_map_next(&h->names, NULL), *next;
+
+	for (; node; node = next) {
+		next = dray_map_next(&h->names, node);
+		free(dray_map_entry(node, struct name, node));
+	}
+}
+
+static void free_owners(struct hints *h)
+{
+	struct dray_map_node *node = dray_map_next(&h->owners, NULL), *next;
+
+	for (; node; node = next) {
+		next = dray_map_next(&h->owners, node);
+		free(dray_map_entry(node, struct owner, node));
+	}
+}
+
+struct hints *hints_free(struct hints *h)
+{
+	if (!h)
+		return NULL;
+	hints_deinit_clocks(h);
+	free_scopes(h);
+	free_names(h);
+	free_owners(h);
 	for (unsigned i = 0; i < SOURCE_N; i++)
 		dray_expiry_deinit(&h->expiry[i]);
 	dray_map_deinit(&h->scopes);

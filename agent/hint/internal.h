@@ -72,8 +72,8 @@ struct scope *hints_scope_find(const struct hints *h, const char *text);
 struct name *hints_name_find(const struct hints *h, const char *text);
 struct owner *hints_owner_find(const struct hints *h, uint32_t uid);
 
-/* In its heap, and in no list yet. NULL without memory. */
-struct entry *hints_entry_new(struct hints *h, const struct entry_put *put);
+/* In its heap, and in no list yet. scope: its own, or NULL where there is none. NULL without memory. */
+struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, struct scope *scope);
 
 /* In no list any more. tell: where nothing names its segment any more. */
 void hints_entry_free(struct hints *h, struct entry *e, bool tell);
@@ -81,14 +81,17 @@ void hints_entry_free(struct hints *h, struct entry *e, bool tell);
 /* Scope and segment in order? 0 or -EINVAL with reterr. */
 int hints_check_texts(const char *scope, const char *segment, struct dray_err *reterr);
 
-/* Puts it in the place of what it replaces. Upcalls are made, and the state told. As hints_put(). */
+/*
+ * Puts it in the place of what it replaces. Upcalls are made, and the state told, unless it comes from there: then one
+ * that is younger stays (-EEXIST). As hints_put().
+ */
 int hints_insert(struct hints *h, const struct entry_put *put, struct dray_err *reterr);
 
 /* Upcalls are made, and the state told. */
 void hints_remove(struct hints *h, struct entry *e);
 
-/* What the given one would replace; NULL: nothing. */
-struct entry *hints_find(struct hints *h, const struct entry_put *put);
+/* What the given one would replace in its scope (NULL: there is no such scope); NULL: nothing. */
+struct entry *hints_find(const struct scope *s, const struct entry_put *put);
 
 /* To the state, unless hints of its source are not kept there. */
 void hints_save(struct hints *h, const struct entry *e);

@@ -64,7 +64,7 @@ static int64_t left_of(struct hints *h, const struct state_hint *row, int64_t *r
 static void load_future(struct hints *h, const struct entry_put *put)
 {
 	h->n_future++;
-	hints_save(h, hints_find(h, put));
+	hints_save(h, hints_find(hints_scope_find(h, put->scope), put));
 }
 
 static bool is_in_order(const struct state_hint *row)
@@ -72,14 +72,6 @@ static bool is_in_order(const struct state_hint *row)
 	return row->source >= DMSG_HINT_SOURCE_EXPLICIT && row->source <= DMSG_HINT_SOURCE_CLIENT &&
 	       is_kept((enum dmsg_hint_source)row->source) &&
 	       hints_check_texts(row->scope, row->segment, NULL) == 0;
-}
-
-/* A client's hint that was replaced when the agent was killed may still be there: the younger one is what it said. */
-static bool is_superseded(struct hints *h, const struct entry_put *put)
-{
-	const struct entry *e = hints_find(h, put);
-
-	return e && e->put_boot_ms > put->put_boot_ms;
 }
 
 void hints_load(void *arg, const struct state_hint *row)
@@ -93,7 +85,7 @@ void hints_load(void *arg, const struct state_hint *row)
 				 .score = row->score,
 				 .put_boot_ms = now - age,
 				 .end_boot_ms = now + left };
-	bool good = is_in_order(row) && !is_superseded(h, &put);
+	bool good = is_in_order(row);
 
 	h->loading = true;
 	if (good && left > 0 && hints_insert(h, &put, NULL) == 0) {

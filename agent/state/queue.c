@@ -173,11 +173,13 @@ static void change_free(struct queue *q, struct change *c)
 
 static void add_event(struct queue *q, struct change *c)
 {
+	struct change *oldest = dray_list_first(&q->events, struct change, link);
+
 	dray_list_add(&q->events, &c->link);
-	if (q->n_events < DRAY_STATE_MAX_EVENTS)
-		q->n_events++;
+	if (oldest && q->n_events == DRAY_STATE_MAX_EVENTS)
+		change_free(q, oldest);
 	else
-		change_free(q, dray_list_first(&q->events, struct change, link));
+		q->n_events++;
 }
 
 static void add_keyed(struct queue *q, struct change *c)

@@ -95,8 +95,9 @@ struct state_rows {
 int state_open(struct state **ret, const struct state_deps *deps, struct dray_err *reterr);
 
 /*
- * Hands over all rows, the preferred one first. Blocks: at start only, before state_start(). Rows that are not in order
- * are left out. Returns how many rows there were.
+ * Hands over all rows of the kinds that are wanted, the preferred one first. Blocks (a microsecond or two for each row): at
+ * start only, before state_start(); it may be called for some kinds first and for the others later. Rows that are not in
+ * order are left out. Returns how many rows there were.
  */
 uint64_t state_load(struct state *s, const struct state_rows *rows);
 

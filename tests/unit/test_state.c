@@ -36,7 +36,7 @@ static int teardown(void **state)
 
 static const char *path_of(const char *name)
 {
-	static char path[256];
+	static char path[1024];
 
 	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	return path;
@@ -401,7 +401,7 @@ static void three_are_kept(void **state)
 		assert_int_equal(aside_move(dir, "state.db", "corrupt", names[i], &err), 0);
 	}
 	for (unsigned i = 0; i < 5; i++) {
-		char wal[ASIDE_NAME_BYTES + 8];
+		char wal[512];
 
 		snprintf(wal, sizeof(wal), "%s-wal", names[i]);
 		assert_int_equal(access(path_of(names[i]), F_OK), i < 2 ? -1 : 0);
