@@ -471,6 +471,8 @@ struct peers *peers_free(struct peers *p)
 {
 	if (!p)
 		return NULL;
+	/* they use the key */
+	dray_assert(!p->n_probes);
 	wants_free(p);
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
 		if (peer_fsm_is_up(&peer->fsm))

@@ -123,6 +123,10 @@ void hello_accept(struct stranger *s, const struct pmsg_header *h, const uint8_t
 	struct pmsg_hello m;
 	int r;
 
+	if (h->type == PMSG_PROBE) {
+		probe_answer(s, h->request_id);
+		return;
+	}
 	if (h->type != PMSG_HELLO)
 		r = dray_err_set(&why, -EPROTO, DRAY_E_OUT_OF_ORDER, "%s before hello",
 				 pmsg_type_name(h->type));

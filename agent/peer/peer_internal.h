@@ -46,6 +46,7 @@ struct peers {
 	uint32_t n_strangers;
 	struct dray_list late_fences; /* for peers that are gone already */
 	struct dray_list wants;       /* segments to stay connected to */
+	unsigned n_probes;            /* of ours, under way */
 	sd_event_source *stranger_timer, *defer;
 	char segment[SEGMENT_MAX + 1];
 	uint64_t random; /* for the jitter */
@@ -258,6 +259,11 @@ void imports_free(struct peer *peer);
 /* Where a segment of a token or of the configuration is reached. 0 or -errno with reterr. */
 int segment_addr(const struct peers *p, const char *segment, struct dray_addr *ret,
 		 struct dray_err *reterr);
+
+/* --- peer_probe.c ---------------------------------------------------------------------------- */
+
+/* Answers PROBE and ends the connection. Consumes the stranger. */
+void probe_answer(struct stranger *s, uint64_t request_id);
 
 /* --- peer_want.c ----------------------------------------------------------------------------- */
 

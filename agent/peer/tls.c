@@ -50,6 +50,8 @@ static int sock_read(BIO *b, char *data, size_t n, size_t *ret_n)
 	BIO_clear_retry_flags(b);
 	r = recv(c->fd, data, n, MSG_DONTWAIT);
 	if (r > 0) {
+		if (!c->first)
+			c->first = (uint8_t)data[0];
 		*ret_n = (size_t)r;
 		return 1;
 	}

@@ -55,7 +55,8 @@ DRAY_DEFINE_CLEANUP(struct tls *, tls_free);
 /* One connection over a non-blocking socket. Must not move once opened. */
 struct tls_conn {
 	SSL *ssl;
-	int fd; /* borrowed */
+	int fd;        /* borrowed */
+	uint8_t first; /* byte that came; 0: none yet */
 	bool eof;
 	bool want_write; /* the last call waits for room in the socket, not for data */
 	bool failed;     /* for good: OpenSSL must not be asked to say goodbye */

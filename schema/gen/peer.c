@@ -26,6 +26,22 @@ bool pmsg_frame_kind_valid(unsigned int v)
 	return v >= 1 && v <= 4;
 }
 
+const char *pmsg_probe_state_name(unsigned int v)
+{
+	switch (v) {
+	case PMSG_PROBE_STATE_RUNNING:
+		return "running";
+	case PMSG_PROBE_STATE_DRAINING:
+		return "draining";
+	}
+	return "?";
+}
+
+bool pmsg_probe_state_valid(unsigned int v)
+{
+	return v >= 1 && v <= 2;
+}
+
 const char *pmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -71,6 +87,10 @@ const char *pmsg_type_name(unsigned int type)
 		return "qp_close";
 	case PMSG_QP_CLOSE_REPLY:
 		return "qp_close_reply";
+	case PMSG_PROBE:
+		return "probe";
+	case PMSG_PROBE_REPLY:
+		return "probe_reply";
 	}
 	return "?";
 }
@@ -774,6 +794,86 @@ int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_probe_decode(const void *body, size_t len, struct pmsg_probe *ret, struct dray_err *reterr)
+{
+	return 0;
+}
+
+int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_probe *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_PROBE, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_probe_reply_decode(const void *body, size_t len, struct pmsg_probe_reply *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_probe_reply m;
+
+	if (len < 36)
+		return check_short(reterr, "probe_reply");
+	m.major_min = p[0];
+	m.major_max = p[1];
+	m.state = dray_le_get16(p + 2);
+	memcpy(m.agent_id, p + 8, 16);
+	m.incarnation = dray_le_get64(p + 24);
+	m.segment.n = dray_le_get32(p + 32);
+	m.segment.p = (const char *)(p + 36);
+	if (m.segment.n > 256)
+		return check_large(reterr, "probe_reply.segment", m.segment.n, 256);
+	if (len - 36 < m.segment.n)
+		return check_short(reterr, "probe_reply");
+	if (!text_ok(m.segment))
+		return check_text(reterr, "probe_reply.segment");
+	p += 36 + m.segment.n;
+	len -= 36 + m.segment.n;
+	if (len < 4)
+		return check_short(reterr, "probe_reply");
+	m.version.n = dray_le_get32(p + 0);
+	m.version.p = (const char *)(p + 4);
+	if (m.version.n > 64)
+		return check_large(reterr, "probe_reply.version", m.version.n, 64);
+	if (len - 4 < m.version.n)
+		return check_short(reterr, "probe_reply");
+	if (!text_ok(m.version))
+		return check_text(reterr, "probe_reply.version");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_probe_reply *m)
+{
+	size_t length = 40;
+	uint8_t *p;
+
+	if (m->segment.n > 256)
+		return -EINVAL;
+	if (m->version.n > 64)
+		return -EINVAL;
+	length += m->segment.n;
+	length += m->version.n;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_PROBE_REPLY, length, request_id);
+	p[0] = m->major_min;
+	p[1] = m->major_max;
+	dray_le_put16(p + 2, m->state);
+	memset(p + 4, 0, 4);
+	memcpy(p + 8, m->agent_id, 16);
+	dray_le_put64(p + 24, m->incarnation);
+	dray_le_put32(p + 32, m->segment.n);
+	p = put_text(p + 36, m->segment);
+	dray_le_put32(p + 0, m->version.n);
+	put_text(p + 4, m->version);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 static const uint16_t import_errors[] = { DRAY_E_TOKEN_INVALID, DRAY_E_TOKEN_EXPIRED,
 	DRAY_E_TOKEN_USED, DRAY_E_TOKEN_AUDIENCE, DRAY_E_INCARNATION, DRAY_E_REVOKED, DRAY_E_QUOTA,
 	DRAY_E_DRAINING, 0 };
@@ -784,6 +884,7 @@ static const uint16_t notify_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_REVOKED, DRAY
 static const uint16_t qp_connect_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, DRAY_E_EXISTS,
 	DRAY_E_QUOTA, DRAY_E_NO_MEMORY, DRAY_E_IO, 0 };
 static const uint16_t qp_close_errors[] = { 0 };
+static const uint16_t probe_errors[] = { 0 };
 
 const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
 	{ PMSG_IMPORT, PMSG_IMPORT_REPLY, "import", import_errors },
@@ -792,4 +893,5 @@ const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
 	{ PMSG_NOTIFY, PMSG_NOTIFY_REPLY, "notify", notify_errors },
 	{ PMSG_QP_CONNECT, PMSG_QP_CONNECT_REPLY, "qp_connect", qp_connect_errors },
 	{ PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY, "qp_close", qp_close_errors },
+	{ PMSG_PROBE, PMSG_PROBE_REPLY, "probe", probe_errors },
 };

@@ -14,7 +14,7 @@ struct dray_err;
 
 #define PMSG_MAGIC 0x50415244u
 #define PMSG_MAJOR 1
-#define PMSG_MINOR 1
+#define PMSG_MINOR 2
 #define PMSG_HEADER_SIZE 24
 
 #define PMSG_MESSAGE_MAX 65536 /* Bytes of one message, header included. */
@@ -39,6 +39,14 @@ enum pmsg_frame_kind {
 };
 const char *pmsg_frame_kind_name(unsigned int v); /* "?" if unknown */
 bool pmsg_frame_kind_valid(unsigned int v);
+
+/* What an agent that is probed takes. */
+enum pmsg_probe_state {
+	PMSG_PROBE_STATE_RUNNING = 1, /* New imports. */
+	PMSG_PROBE_STATE_DRAINING = 2, /* Nothing new: it will go. */
+};
+const char *pmsg_probe_state_name(unsigned int v); /* "?" if unknown */
+bool pmsg_probe_state_valid(unsigned int v);
 
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
@@ -66,6 +74,8 @@ enum pmsg_type {
 	PMSG_QP_CONNECT_REPLY = 0x800d,
 	PMSG_QP_CLOSE = 0x000e,
 	PMSG_QP_CLOSE_REPLY = 0x800e,
+	PMSG_PROBE = 0x000f,
+	PMSG_PROBE_REPLY = 0x800f,
 };
 const char *pmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -612,13 +622,43 @@ int pmsg_qp_close_reply_decode(const void *body, size_t len, struct pmsg_qp_clos
 int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_qp_close_reply *m);
 
+#define PMSG_PROBE_MIN 0
+#define PMSG_PROBE_BODY_MAX 0
+/*
+ * Request. In the place of the connecting side's HELLO, once the other's has come with a minor
+ * version of 2 or more: asks whether the agent serves, without becoming a peer. The connection
+ * closes after the answer. Since 1.2.
+ */
+struct pmsg_probe {
+};
+int pmsg_probe_decode(const void *body, size_t len, struct pmsg_probe *ret,
+	struct dray_err *reterr);
+int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_probe *m);
+
+#define PMSG_PROBE_REPLY_MIN 40
+#define PMSG_PROBE_REPLY_BODY_MAX 360
+/* Who is there, and whether it takes anything new. Since 1.2. */
+struct pmsg_probe_reply {
+	uint8_t major_min; /* Lowest major version. */
+	uint8_t major_max; /* Highest major version. */
+	uint16_t state; /* What it takes. */
+	uint8_t agent_id[16]; /* Who it is. */
+	uint64_t incarnation; /* Its incarnation. */
+	struct dray_str segment; /* Its segment; empty for none. */
+	struct dray_str version; /* Its release. */
+};
+int pmsg_probe_reply_decode(const void *body, size_t len, struct pmsg_probe_reply *ret,
+	struct dray_err *reterr);
+int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_probe_reply *m);
+
 /* Requests and what answers them: the reply, or the error message. */
 struct pmsg_request_info {
 	uint16_t type, reply;
 	const char *name;
 	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
 };
-#define PMSG_REQUEST_N 6
+#define PMSG_REQUEST_N 7
 extern const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N];
 
 #endif

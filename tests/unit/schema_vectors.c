@@ -1793,6 +1793,70 @@ static int encode_empty_pmsg_qp_close_reply(void *buf, size_t cap)
 	return pmsg_qp_close_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
 }
 
+static const char *check_pmsg_probe(const void *body, size_t len)
+{
+	struct pmsg_probe m;
+
+	if (pmsg_probe_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	return NULL;
+}
+
+static int encode_pmsg_probe(void *buf, size_t cap)
+{
+	return pmsg_probe_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_probe(void *buf, size_t cap)
+{
+	return pmsg_probe_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static const char *check_pmsg_probe_reply(const void *body, size_t len)
+{
+	struct pmsg_probe_reply m;
+
+	if (pmsg_probe_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.major_min != UINT8_C(0x1))
+		return "major_min";
+	if (m.major_max != UINT8_C(0x1e))
+		return "major_max";
+	if (m.state != UINT16_C(0x2))
+		return "state";
+	if (memcmp(m.agent_id, "\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336", 16))
+		return "agent_id";
+	if (m.incarnation != UINT64_C(0xc3bcb5aea7a09992))
+		return "incarnation";
+	if (m.segment.n != 18 || memcmp(m.segment.p, "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "segment";
+	if (m.version.n != 18 || memcmp(m.version.p, "\166\145\162\163\151\157\156\040\303\274\342\234\223\040\360\237\233\222", 18))
+		return "version";
+	return NULL;
+}
+
+static int encode_pmsg_probe_reply(void *buf, size_t cap)
+{
+	const struct pmsg_probe_reply m = {
+		.major_min = UINT8_C(0x1),
+		.major_max = UINT8_C(0x1e),
+		.state = UINT16_C(0x2),
+		.agent_id = { 117, 124, 131, 138, 145, 152, 159, 166, 173, 180, 187, 194, 201, 208, 215, 222 },
+		.incarnation = UINT64_C(0xc3bcb5aea7a09992),
+		.segment = { "\163\145\147\155\145\156\164\040\303\274\342\234\223\040\360\237\233\222", 18 },
+		.version = { "\166\145\162\163\151\157\156\040\303\274\342\234\223\040\360\237\233\222", 18 },
+	};
+
+	return pmsg_probe_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_probe_reply(void *buf, size_t cap)
+{
+	const struct pmsg_probe_reply m = {};
+
+	return pmsg_probe_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
 static const char *check_record_dmsg_extent(const void *wire)
 {
 	struct dmsg_extent r;
@@ -2331,6 +2395,10 @@ const struct vector vectors[] = {
 	  check_pmsg_qp_close, encode_pmsg_qp_close, encode_empty_pmsg_qp_close, 0, NULL },
 	{ VECTOR_PEER, PMSG_QP_CLOSE_REPLY, "qp_close_reply", 0, PMSG_QP_CLOSE_REPLY_BODY_MAX,
 	  check_pmsg_qp_close_reply, encode_pmsg_qp_close_reply, encode_empty_pmsg_qp_close_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_PROBE, "probe", 0, PMSG_PROBE_BODY_MAX,
+	  check_pmsg_probe, encode_pmsg_probe, encode_empty_pmsg_probe, 0, NULL },
+	{ VECTOR_PEER, PMSG_PROBE_REPLY, "probe_reply", 40, PMSG_PROBE_REPLY_BODY_MAX,
+	  check_pmsg_probe_reply, encode_pmsg_probe_reply, encode_empty_pmsg_probe_reply, 0, NULL },
 };
 
 const struct vector_poke vector_pokes[] = {
@@ -2495,6 +2563,19 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[40], "import_reply.reserved", 18, 1, UINT64_C(0xff), 0 },
 	{ &vectors[52], "qp_connect.reserved", 53, 1, UINT64_C(0xff), 0 },
 	{ &vectors[52], "qp_connect.reserved2", 54, 1, UINT64_C(0xff), 0 },
+	{ &vectors[57], "probe_reply.state", 2, 2, UINT64_C(0x3), 0 },
+	{ &vectors[57], "probe_reply.state", 2, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[57], "probe_reply.reserved", 4, 1, UINT64_C(0xff), 0 },
+	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.segment", 36, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -2566,6 +2647,10 @@ const struct vector_limit vector_limits[] = {
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\130\137\165\174\222\231\240\247\257\266\275\304\314\323\332\341\351\360\367\376\005\014\023\032" },
 	{ &vectors[51], "keys.rails", 8, 32, 1024,
 	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[57], "probe_reply.segment", 32, 1, 256,
+	  "\141" },
+	{ &vectors[57], "probe_reply.version", 36, 1, 64,
+	  "\141" },
 };
 
 const struct vector_record vector_records[] = {
@@ -2959,6 +3044,18 @@ static int recode_peer(unsigned int type, const void *body, size_t len, uint64_t
 
 		r = pmsg_qp_close_reply_decode(body, len, &m, reterr);
 		return r < 0 ? r : pmsg_qp_close_reply_encode(buf, cap, id, &m);
+	}
+	case PMSG_PROBE: {
+		struct pmsg_probe m;
+
+		r = pmsg_probe_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_probe_encode(buf, cap, id, &m);
+	}
+	case PMSG_PROBE_REPLY: {
+		struct pmsg_probe_reply m;
+
+		r = pmsg_probe_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_probe_reply_encode(buf, cap, id, &m);
 	}
 	}
 	return -ENOENT;

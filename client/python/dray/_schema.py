@@ -1486,7 +1486,7 @@ UNPACK = {
 
 PEER_MAGIC = 0x50415244
 PEER_MAJOR = 1
-PEER_MINOR = 1
+PEER_MINOR = 2
 PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
@@ -1499,6 +1499,10 @@ PEER_FRAME_KIND_READ = 2  # Segments; answered by read_data.
 PEER_FRAME_KIND_WRITE_ACK = 3  # All bytes of that slice are in place, or status says why not.
 PEER_FRAME_KIND_READ_DATA = 4  # length bytes of payload; 0 when status is not ok.
 PEER_FRAME_KIND_NAMES = {1: "write", 2: "read", 3: "write_ack", 4: "read_data"}
+
+PEER_PROBE_STATE_RUNNING = 1  # New imports.
+PEER_PROBE_STATE_DRAINING = 2  # Nothing new: it will go.
+PEER_PROBE_STATE_NAMES = {1: "running", 2: "draining"}
 
 PEER_FEATURE_TCP = 1  # Data streams over TCP.
 PEER_FEATURE_RDMA = 2  # Queue pairs.
@@ -1525,6 +1529,8 @@ PEER_MSG_QP_CONNECT = 0x000d
 PEER_MSG_QP_CONNECT_REPLY = 0x800d
 PEER_MSG_QP_CLOSE = 0x000e
 PEER_MSG_QP_CLOSE_REPLY = 0x800e
+PEER_MSG_PROBE = 0x000f
+PEER_MSG_PROBE_REPLY = 0x800f
 PEER_TYPE_NAMES = {
     PEER_MSG_HELLO: "hello",
     PEER_MSG_ERROR: "error",
@@ -1547,6 +1553,8 @@ PEER_TYPE_NAMES = {
     PEER_MSG_QP_CONNECT_REPLY: "qp_connect_reply",
     PEER_MSG_QP_CLOSE: "qp_close",
     PEER_MSG_QP_CLOSE_REPLY: "qp_close_reply",
+    PEER_MSG_PROBE: "probe",
+    PEER_MSG_PROBE_REPLY: "probe_reply",
 }
 
 # Region token, fixed part; followed by the segment as a string of up to 108 bytes.
@@ -2072,6 +2080,67 @@ def peer_unpack_qp_close_reply(body):
     return PeerQpCloseReply()
 
 
+# In the place of the connecting side's HELLO, once the other's has come with a minor version of 2
+# or more: asks whether the agent serves, without becoming a peer. The connection closes after the
+# answer. Since 1.2.
+PeerProbe = namedtuple("PeerProbe", "")
+
+
+def peer_pack_probe(request_id=0):
+    return peer_build(PEER_MSG_PROBE, request_id)
+
+
+def peer_unpack_probe(body):
+    return PeerProbe()
+
+
+# Who is there, and whether it takes anything new. Since 1.2.
+PeerProbeReply = namedtuple("PeerProbeReply", """
+    major_min major_max state agent_id incarnation segment version""")
+_PEER_PROBE_REPLY_0 = Struct("<BBH4x16sQI")
+
+
+def peer_pack_probe_reply(request_id=0, major_min=0, major_max=0, state=0, agent_id=bytes(16),
+                          incarnation=0, segment="", version=""):
+    segment = _put_text("probe_reply.segment", segment, 256, False)
+    version = _put_text("probe_reply.version", version, 64, False)
+    return peer_build(PEER_MSG_PROBE_REPLY, request_id,
+                      _PEER_PROBE_REPLY_0.pack(major_min, major_max, state, agent_id,
+                                               incarnation, len(segment)),
+                      segment, _U32.pack(len(version)), version)
+
+
+def peer_unpack_probe_reply(body):
+    left = len(body)
+    at = 0
+    if left < 36:
+        raise _short("probe_reply")
+    (major_min, major_max, state, agent_id, incarnation,
+     n) = _PEER_PROBE_REPLY_0.unpack_from(body, at)
+    at += 36
+    left -= 36
+    if n > 256:
+        raise _large("probe_reply.segment", n, 256)
+    if left < n:
+        raise _short("probe_reply")
+    segment = _text("probe_reply.segment", body[at:at + n])
+    at += n
+    left -= n
+    if left < 4:
+        raise _short("probe_reply")
+    n, = _U32.unpack_from(body, at)
+    at += 4
+    left -= 4
+    if n > 64:
+        raise _large("probe_reply.version", n, 64)
+    if left < n:
+        raise _short("probe_reply")
+    version = _text("probe_reply.version", body[at:at + n])
+    at += n
+    left -= n
+    return PeerProbeReply(major_min, major_max, state, agent_id, incarnation, segment, version)
+
+
 PEER_UNPACK = {
     PEER_MSG_HELLO: peer_unpack_hello,
     PEER_MSG_ERROR: peer_unpack_error,
@@ -2094,4 +2163,6 @@ PEER_UNPACK = {
     PEER_MSG_QP_CONNECT_REPLY: peer_unpack_qp_connect_reply,
     PEER_MSG_QP_CLOSE: peer_unpack_qp_close,
     PEER_MSG_QP_CLOSE_REPLY: peer_unpack_qp_close_reply,
+    PEER_MSG_PROBE: peer_unpack_probe,
+    PEER_MSG_PROBE_REPLY: peer_unpack_probe_reply,
 }
