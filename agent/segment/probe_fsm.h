@@ -31,7 +31,8 @@ struct probe_fsm_config {
 struct probe_fsm {
 	enum dmsg_segment_state state;
 	bool in_flight;
-	bool verified; /* a probe has succeeded or made it LOST: the state is not only believed */
+	bool again;              /* hurried while in flight: a failure may be old news */
+	bool verified;           /* a probe has confirmed the state: it is not only believed */
 	int64_t since_ns;        /* last change of state */
 	int64_t next_ns;         /* the next probe is due; INT64_MAX while one is in flight */
 	uint32_t successes;      /* in a row */
@@ -39,15 +40,15 @@ struct probe_fsm {
 	uint64_t probes, failed; /* in all that ended */
 	int64_t latency_ns;      /* of the last success; 0: none was */
 	uint64_t random;
-	char reason[DRAY_ERR_MSG_MAX]; /* of the last change of state, or of a later probe that failed or succeeded otherwise */
+	char reason[DRAY_ERR_MSG_MAX]; /* what the last probe that ended found */
 };
 
 /* UNKNOWN, due at once. random: any number, another for each machine. */
 void probe_fsm_init(struct probe_fsm *f, uint64_t random, int64_t now);
 
 /*
- * What was known before a restart: READY or LOST, not verified; due at once. One probe settles it: a success
- * makes it READY, and `fall` failures make it LOST.
+ * What was known before a restart: READY or LOST, due at once, and not verified until a probe finds the same or
+ * changes it, by the rules above. Other states say nothing. Before the first probe alone.
  */
 void probe_fsm_believe(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now);
 
@@ -58,13 +59,13 @@ enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now);
 enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct probe_fsm_config *cfg,
 				      bool ok, const char *reason, int64_t latency_ns, int64_t now);
 
-/* The next probe is due now; without effect while one is in flight. */
+/* The next probe is due now; while one is in flight, as soon as that fails. */
 void probe_fsm_hurry(struct probe_fsm *f, int64_t now);
 
 /* No later than a new configuration would have it. */
 void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now);
 
-/* Puts off a probe that is overdue because nobody ran: by any part of an interval. */
+/* A READY one that is overdue because nobody ran is put off by any part of an interval. */
 void probe_fsm_put_off(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now);
 
 #endif

@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state machine of probes in virtual time, and the heap that orders them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/segment/due.h"
+#include "agent/segment/probe_fsm.h"
+#include "lib/cleanup.h"
+
+#define MS 1000000LL
+#define SEC 1000000000LL
+
+static const struct probe_fsm_config cfg = {
+	.interval_ns = 10 * SEC,
+	.backoff_min_ns = 250 * MS,
+	.backoff_max_ns = 5 * SEC,
+	.rise = 2,
+	.fall = 3,
+};
+
+struct rig {
+	struct probe_fsm f;
+	int64_t now;
+	enum dmsg_segment_state old; /* before the last event */
+};
+
+static void init(struct rig *r)
+{
+	memset(r, 0, sizeof(*r));
+	r->now = 1000 * SEC;
+	probe_fsm_init(&r->f, 7, r->now);
+}
+
+/* Waits until a probe is due, which takes that long and ends so. Returns the wait. */
+static int64_t probe(struct rig *r, bool ok)
+{
+	int64_t wait = r->f.next_ns - r->now;
+
+	r->now = dray_max(r->now, r->f.next_ns);
+	probe_fsm_begin(&r->f, r->now);
+	assert_true(r->f.in_flight && r->f.next_ns == INT64_MAX);
+	r->now += 3 * MS;
+	r->old = probe_fsm_end(&r->f, &cfg, ok, ok ? "fine" : "refused", 3 * MS, r->now);
+	return wait;
+}
+
+static void to_ready(struct rig *r)
+{
+	init(r);
+	probe(r, true);
+	assert_int_equal(r->f.state, DMSG_SEGMENT_STATE_READY);
+}
+
+static void to_lost(struct rig *r)
+{
+	to_ready(r);
+	for (unsigned i = 0; i < cfg.fall; i++)
+		probe(r, false);
+	assert_int_equal(r->f.state, DMSG_SEGMENT_STATE_LOST);
+}
+
+static void test_first(void **state)
+{
+	struct rig r;
+
+	init(&r);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_UNKNOWN);
+	assert_int_equal(r.f.next_ns, r.now);
+	assert_string_equal(r.f.reason, "");
+	r.now += SEC;
+	assert_int_equal(probe_fsm_begin(&r.f, r.now), DMSG_SEGMENT_STATE_UNKNOWN);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_PROBING);
+	assert_int_equal(r.f.since_ns, r.now);
+	assert_string_not_equal(r.f.reason, "");
+	r.now += 5 * MS;
+	/* one success is enough for what never was lost */
+	assert_int_equal(probe_fsm_end(&r.f, &cfg, true, "fine", 5 * MS, r.now),
+			 DMSG_SEGMENT_STATE_PROBING);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(r.f.since_ns, r.now);
+	assert_int_equal(r.f.latency_ns, 5 * MS);
+	assert_string_equal(r.f.reason, "fine");
+	assert_true(r.f.verified);
+	assert_int_equal(r.f.probes, 1);
+	assert_int_equal(r.f.failed, 0);
+}
+
+static void test_never_there(void **state)
+{
+	int64_t since, wait, full = cfg.backoff_min_ns;
+	struct rig r;
+
+	init(&r);
+	probe(&r, false);
+	since = r.f.since_ns;
+	for (unsigned i = 0; i < 50; i++) {
+		wait = probe(&r, false);
+		/* doubles up to the limit, less up to half */
+		assert_true(wait >= full / 2 && wait <= full);
+		full = dray_min(2 * full, cfg.backoff_max_ns);
+		/* what never was there is not lost */
+		assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_PROBING);
+		assert_int_equal(r.f.since_ns, since);
+		assert_false(r.f.verified);
+		assert_string_equal(r.f.reason, "refused");
+	}
+	assert_int_equal(r.f.failed, 51);
+	probe(&r, true);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+}
+
+static void test_interval(void **state)
+{
+	int64_t wait, low = INT64_MAX, high = 0;
+	struct rig r;
+
+	to_ready(&r);
+	/* at first any part, so that those begun together part */
+	wait = probe(&r, true);
+	assert_true(wait > 0 && wait <= cfg.interval_ns);
+	for (unsigned i = 0; i < 200; i++) {
+		wait = probe(&r, true);
+		low = dray_min(low, wait);
+		high = dray_max(high, wait);
+	}
+	assert_true(low > cfg.interval_ns * 7 / 8 && high <= cfg.interval_ns);
+	assert_true(high - low > cfg.interval_ns / 16);
+}
+
+static void test_begun_together_part(void **state)
+{
+	unsigned slots[10] = { 0 };
+	struct rig r;
+
+	for (uint64_t i = 0; i < 1000; i++) {
+		memset(&r, 0, sizeof(r));
+		probe_fsm_init(&r.f, i * 0x9e3779b97f4a7c15u, 0);
+		probe(&r, true);
+		slots[(r.f.next_ns - r.now - 1) * 10 / cfg.interval_ns]++;
+	}
+	for (unsigned i = 0; i < 10; i++)
+		assert_true(slots[i] > 50 && slots[i] < 200);
+}
+
+static void test_fall(void **state)
+{
+	struct rig r;
+	int64_t since;
+
+	to_ready(&r);
+	since = r.f.since_ns;
+	probe(&r, false);
+	/* from now on soon, not after an interval */
+	assert_true(probe(&r, false) <= cfg.backoff_min_ns);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(r.f.since_ns, since);
+	assert_string_equal(r.f.reason, "refused");
+	/* in a row: one success begins the count anew */
+	probe(&r, true);
+	assert_true(probe(&r, false) > cfg.interval_ns / 2);
+	probe(&r, false);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	probe(&r, false);
+	assert_int_equal(r.old, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(r.f.since_ns, r.now);
+}
+
+static void test_rise(void **state)
+{
+	struct rig r;
+	int64_t since;
+
+	to_lost(&r);
+	since = r.f.since_ns;
+	probe(&r, true);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
+	assert_string_equal(r.f.reason, "it answers again, 1 of 2 times: fine");
+	/* in a row */
+	assert_true(probe(&r, false) <= cfg.backoff_min_ns);
+	probe(&r, true);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(r.f.since_ns, since);
+	probe(&r, true);
+	assert_int_equal(r.old, DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_int_equal(r.f.since_ns, r.now);
+}
+
+static void test_lost_long(void **state)
+{
+	struct rig r;
+
+	to_lost(&r);
+	for (unsigned i = 0; i < 100; i++)
+		assert_true(probe(&r, false) <= cfg.backoff_max_ns);
+	assert_true(r.f.next_ns - r.now >= cfg.backoff_max_ns / 2);
+}
+
+static void test_pause_of_ready_is_bounded(void **state)
+{
+	struct probe_fsm_config odd = cfg;
+	struct rig r;
+
+	/* a back-off longer than the interval must not make a death be seen later */
+	odd.backoff_min_ns = odd.backoff_max_ns = 60 * SEC;
+	to_ready(&r);
+	r.now = r.f.next_ns;
+	probe_fsm_begin(&r.f, r.now);
+	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_true(r.f.next_ns - r.now <= odd.interval_ns);
+	/* and one whose limits are the wrong way round works */
+	odd.backoff_max_ns = 10 * MS;
+	probe_fsm_begin(&r.f, r.now);
+	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
+	assert_true(r.f.next_ns > r.now);
+}
+
+static void test_believed(void **state)
+{
+	struct rig r;
+
+	init(&r);
+	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_false(r.f.verified);
+	assert_int_equal(r.f.next_ns, r.now);
+	probe(&r, true);
+	assert_int_equal(r.old, DMSG_SEGMENT_STATE_READY);
+	assert_true(r.f.verified);
+
+	init(&r);
+	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	probe(&r, false);
+	probe(&r, false);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+	assert_false(r.f.verified);
+	probe(&r, false);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
+	assert_true(r.f.verified);
+
+	init(&r);
+	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_LOST, r.now);
+	probe(&r, false);
+	assert_true(r.f.verified);
+	probe(&r, true);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
+	probe(&r, true);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
+
+	/* that somebody was being probed says nothing */
+	init(&r);
+	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
+	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_UNKNOWN);
+}
+
+static void test_hurry(void **state)
+{
+	struct rig r;
+
+	to_ready(&r);
+	r.now += MS;
+	probe_fsm_hurry(&r.f, r.now);
+	assert_int_equal(r.f.next_ns, r.now);
+	/* one that is overdue keeps its place */
+	probe_fsm_hurry(&r.f, r.now + SEC);
+	assert_int_equal(r.f.next_ns, r.now);
+	/* while under way: a failure may have been too early, a success is not asked for twice */
+	for (unsigned ok = 0; ok < 2; ok++) {
+		probe_fsm_begin(&r.f, r.now);
+		probe_fsm_hurry(&r.f, r.now);
+		assert_int_equal(r.f.next_ns, INT64_MAX);
+		probe_fsm_end(&r.f, &cfg, ok, "so it is", 0, r.now);
+		assert_true(ok ? r.f.next_ns > r.now : r.f.next_ns == r.now);
+	}
+	/* and that holds once */
+	probe_fsm_begin(&r.f, r.now);
+	probe_fsm_end(&r.f, &cfg, false, "refused", 0, r.now);
+	assert_true(r.f.next_ns > r.now);
+}
+
+static void test_reconfigured(void **state)
+{
+	struct probe_fsm_config soon = cfg;
+	int64_t next;
+	struct rig r;
+
+	to_ready(&r);
+	probe(&r, true);
+	next = r.f.next_ns;
+	probe_fsm_reconfigured(&r.f, &cfg, r.now);
+	assert_int_equal(r.f.next_ns, next);
+	soon.interval_ns = SEC;
+	probe_fsm_reconfigured(&r.f, &soon, r.now);
+	assert_true(r.f.next_ns > r.now && r.f.next_ns <= r.now + SEC);
+	probe_fsm_begin(&r.f, r.now);
+	probe_fsm_reconfigured(&r.f, &soon, r.now);
+	assert_int_equal(r.f.next_ns, INT64_MAX);
+}
+
+static void test_put_off(void **state)
+{
+	struct rig r;
+	int64_t next;
+
+	to_ready(&r);
+	r.now = r.f.next_ns + 100 * SEC;
+	probe_fsm_put_off(&r.f, &cfg, r.now);
+	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.interval_ns);
+	/* not what is being waited for */
+	probe(&r, false);
+	next = r.f.next_ns;
+	r.now += 100 * SEC;
+	probe_fsm_put_off(&r.f, &cfg, r.now);
+	assert_int_equal(r.f.next_ns, next);
+}
+
+/* --- any order of events -------------------------------------------------------------------------- */
+
+static void check(const struct rig *r, enum dmsg_segment_state old, unsigned ok_run,
+		  unsigned fail_run, const struct probe_fsm_config *c)
+{
+	enum dmsg_segment_state s = r->f.state;
+
+	assert_true(s != DMSG_SEGMENT_STATE_UNKNOWN);
+	if (old == DMSG_SEGMENT_STATE_PROBING)
+		assert_int_equal(s, ok_run ? DMSG_SEGMENT_STATE_READY : DMSG_SEGMENT_STATE_PROBING);
+	if (old == DMSG_SEGMENT_STATE_READY)
+		assert_int_equal(s, fail_run >= c->fall ? DMSG_SEGMENT_STATE_LOST :
+							  DMSG_SEGMENT_STATE_READY);
+	if (old == DMSG_SEGMENT_STATE_LOST)
+		assert_int_equal(s, ok_run >= c->rise ? DMSG_SEGMENT_STATE_READY :
+							DMSG_SEGMENT_STATE_LOST);
+	assert_int_equal(r->f.successes, ok_run);
+	assert_int_equal(r->f.failures, fail_run);
+	assert_true(s == old || r->f.since_ns == r->now);
+	assert_true(r->f.since_ns <= r->now);
+	assert_true(r->f.next_ns >= r->now);
+	assert_true(r->f.next_ns <= r->now + dray_max(c->interval_ns, c->backoff_max_ns));
+	assert_true(r->f.failed <= r->f.probes);
+	assert_string_not_equal(r->f.reason, "");
+}
+
+static void walk(unsigned seed)
+{
+	unsigned ok_run = 0, fail_run = 0, happy;
+	struct probe_fsm_config c = cfg;
+	enum dmsg_segment_state old;
+	struct rig r;
+
+	srandom(seed);
+	c.rise = 1 + (unsigned)random() % 4;
+	c.fall = 1 + (unsigned)random() % 4;
+	happy = (unsigned)random() % 100;
+	init(&r);
+	for (unsigned i = 0; i < 500; i++) {
+		bool ok = (unsigned)random() % 100 < happy;
+
+		if (random() % 4 == 0)
+			probe_fsm_hurry(&r.f, r.now);
+		if (random() % 16 == 0)
+			probe_fsm_reconfigured(&r.f, &c, r.now);
+		r.now = dray_max(r.now, r.f.next_ns) + random() % SEC;
+		if (random() % 16 == 0)
+			probe_fsm_put_off(&r.f, &c, r.now);
+		probe_fsm_begin(&r.f, r.now);
+		if (random() % 16 == 0)
+			probe_fsm_hurry(&r.f, r.now);
+		r.now += random() % SEC;
+		ok_run = ok ? ok_run + 1 : 0;
+		fail_run = ok ? 0 : fail_run + 1;
+		old = probe_fsm_end(&r.f, &c, ok, "so it is", 1, r.now);
+		check(&r, old, ok_run, fail_run, &c);
+	}
+	assert_int_equal(r.f.probes, 500);
+}
+
+static void test_walks(void **state)
+{
+	for (unsigned seed = 1; seed <= 200; seed++)
+		walk(seed);
+}
+
+/* --- the heap ------------------------------------------------------------------------------------- */
+
+#define NODES 300
+
+static void test_due(void **state)
+{
+	static struct due_node nodes[NODES];
+	struct due d = { 0 };
+	bool in[NODES] = { false };
+	int64_t last;
+	unsigned left;
+
+	srandom(1);
+	assert_int_equal(due_reserve(&d, NODES), 0);
+	assert_null(due_first(&d));
+	for (unsigned i = 0; i < NODES; i++)
+		nodes[i].pos = DUE_NONE;
+	for (unsigned round = 0; round < 20000; round++) {
+		unsigned i = (unsigned)random() % NODES;
+		int64_t min = INT64_MAX;
+
+		if (random() % 3) {
+			due_set(&d, &nodes[i], random() % 1000);
+			in[i] = true;
+		} else {
+			due_del(&d, &nodes[i]);
+			in[i] = false;
+		}
+		for (unsigned k = 0; k < NODES; k++) {
+			assert_int_equal(in[k], nodes[k].pos != DUE_NONE);
+			if (in[k])
+				min = dray_min(min, nodes[k].at_ns);
+		}
+		assert_true(min == INT64_MAX ? !due_first(&d) : due_first(&d)->at_ns == min);
+	}
+	left = d.n;
+	for (last = 0; due_first(&d); left--) {
+		assert_true(due_first(&d)->at_ns >= last);
+		last = due_first(&d)->at_ns;
+		due_del(&d, due_first(&d));
+	}
+	assert_int_equal(left, 0);
+	due_deinit(&d);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_first),
+		cmocka_unit_test(test_never_there),
+		cmocka_unit_test(test_interval),
+		cmocka_unit_test(test_begun_together_part),
+		cmocka_unit_test(test_fall),
+		cmocka_unit_test(test_rise),
+		cmocka_unit_test(test_lost_long),
+		cmocka_unit_test(test_pause_of_ready_is_bounded),
+		cmocka_unit_test(test_believed),
+		cmocka_unit_test(test_hurry),
+		cmocka_unit_test(test_reconfigured),
+		cmocka_unit_test(test_put_off),
+		cmocka_unit_test(test_walks),
+		cmocka_unit_test(test_due),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
