@@ -94,7 +94,7 @@ struct probe_result {
 
 struct probe_deps {
 	sd_event *event;
-	struct resolver *resolver; /* NULL: names are not resolved */
+	struct resolver *resolver; /* NULL: names are not resolved, and no http probes */
 	struct peers *peers;       /* NULL: no dray probes */
 };
 
