@@ -4,7 +4,8 @@
  * host and port), and what became of it. Control thread only, nothing blocks. Nothing is logged here: whoever
  * is told of a change says so.
  *
- * The longest overdue goes first. Where the loop stood still for long, settled segments that are overdue are
+ * The longest overdue goes first. Those that are ready come by ticks, a 64th of the interval or 250 ms, so that many
+ * of them share a wake-up. Where the loop stood still for long, settled segments that are overdue are
  * spread over the next interval, not probed all at once.
  */
 #ifndef DRAY_AGENT_SEGMENT_PROBER_H
@@ -20,7 +21,7 @@ struct watch;
 struct prober_deps {
 	sd_event *event;
 	const struct dray_config *cfg; /* borrowed; read anew at each use */
-	struct resolver *resolver;     /* borrowed; NULL: names are not resolved */
+	struct resolver *resolver;     /* borrowed; NULL: names are not resolved, no http */
 	struct peers *peers;           /* borrowed; NULL: no dray probes. Outlives the prober */
 	/*
 	 * The state of a watch changed. From the event loop alone; may add, hurry and free any watch. reason is valid

@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many targets over and over: states, limits, fairness, and callbacks that take away what they are about. */
+#include "tests/unit/probe_server.h"
+
+#include <unistd.h>
+
+#include "agent/segment/prober.h"
+
+#define STATE(name) DMSG_SEGMENT_STATE_##name
+
+struct lab;
+
+struct owner {
+	struct lab *l;
+	struct watch *w;
+	unsigned changes, probed;
+	enum dmsg_segment_state states[16]; /* that it came to */
+	char reason[PROBE_REASON_MAX];      /* of the last change */
+	bool free_self;                     /* on the next change */
+	bool free_when_probed;
+	struct owner *free_other;
+};
+
+struct lab {
+	sd_event *event;
+	struct dray_config cfg;
+	struct prober *p;
+	struct server v;
+	struct owner owners[64];
+	unsigned most_in_flight;
+};
+
+static void changed(void *arg, void *owner, enum dmsg_segment_state old,
+		    enum dmsg_segment_state now, const char *reason)
+{
+	struct owner *o = owner;
+
+	assert_ptr_equal(arg, o->l);
+	assert_int_not_equal(old, now);
+	assert_int_equal(old, o->changes ? o->states[o->changes - 1] : old);
+	assert_true(o->changes < DRAY_ARRAY_SIZE(o->states));
+	o->states[o->changes++] = now;
+	assert_true(*reason);
+	snprintf(o->reason, sizeof(o->reason), "%s", reason);
+	if (o->free_other)
+		o->free_other->w = watch_free(o->free_other->w);
+	if (o->free_self)
+		o->w = watch_free(o->w);
+}
+
+static void probed(void *arg, void *owner, const struct probe_result *r)
+{
+	struct prober_totals t;
+	struct owner *o = owner;
+	struct lab *l = arg;
+
+	o->probed++;
+	prober_totals(l->p, &t);
+	l->most_in_flight = dray_max(l->most_in_flight, t.in_flight + 1);
+	if (o->free_when_probed)
+		o->w = watch_free(o->w);
+}
+
+static void lab_start(struct lab *l)
+{
+	struct prober_deps deps = { .cfg = &l->cfg, .changed = changed, .probed = probed, .arg = l };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	memset(l, 0, sizeof(*l));
+	l->event = deps.event = server_loop();
+	l->cfg.probe.interval = 40 * MS;
+	l->cfg.probe.timeout = 2000 * MS;
+	l->cfg.probe.rise = 2;
+	l->cfg.probe.fall = 3;
+	l->cfg.probe.backoff_min = 5 * MS;
+	l->cfg.probe.backoff_max = 20 * MS;
+	l->cfg.probe.concurrency = 32;
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(l->owners); i++)
+		l->owners[i].l = l;
+	assert_int_equal(prober_new(&l->p, &deps, &err), 0);
+	server_init(&l->v, l->event, "127.0.0.1:0");
+}
+
+static void lab_stop(struct lab *l)
+{
+	prober_free(l->p);
+	server_deinit(&l->v);
+	sd_event_unref(l->event);
+}
+
+static struct owner *watch(struct lab *l, unsigned i, const char *kind, const char *where)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	char text[PROBE_TARGET_TEXT_MAX];
+	struct probe_target t;
+
+	snprintf(text, sizeof(text), "%s://%s", kind, where);
+	assert_int_equal(probe_target_parse(text, &t, &err), 0);
+	assert_int_equal(prober_watch(l->p, &t, &l->owners[i], &l->owners[i].w, &err), 0);
+	assert_true(probe_target_equal(watch_target(l->owners[i].w), &t));
+	/* nothing is said inside the call */
+	assert_int_equal(l->owners[i].changes, 0);
+	return &l->owners[i];
+}
+
+static struct watch_info info(const struct owner *o)
+{
+	struct watch_info i;
+
+	watch_info(o->w, &i);
+	return i;
+}
+
+#define until(l, cond) assert_true(server_until((l)->event, 20000, cond))
+
+/* --- states --------------------------------------------------------------------------------------- */
+
+static void test_opens_late(void **state)
+{
+	struct watch_info i;
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	server_shut(&l.v);
+	o = watch(&l, 0, "tcp", l.v.where);
+	i = info(o);
+	assert_int_equal(i.state, STATE(UNKNOWN));
+	assert_string_equal(i.reason, "");
+	until(&l, o->probed == 8);
+	i = info(o);
+	assert_int_equal(i.state, STATE(PROBING));
+	assert_says(i.reason, "refused");
+	assert_int_equal(i.failures, 8);
+	assert_int_equal(i.latency_ns, 0);
+	assert_false(i.verified);
+	assert_int_equal(o->changes, 1);
+	server_open(&l.v);
+	until(&l, o->changes == 2);
+	i = info(o);
+	assert_int_equal(i.state, STATE(READY));
+	assert_true(i.verified && i.latency_ns > 0 && i.next_ns < INT64_MAX);
+	assert_string_equal(o->reason, "it accepts connections");
+	lab_stop(&l);
+}
+
+static void test_flaps(void **state)
+{
+	struct prober_totals t;
+	struct owner *o;
+	struct lab l;
+	unsigned n;
+
+	lab_start(&l);
+	o = watch(&l, 0, "tcp", l.v.where);
+	until(&l, o->changes == 2);
+	/* fewer failures than probe.fall are nothing */
+	l.cfg.probe.fall = 50;
+	server_shut(&l.v);
+	until(&l, info(o).failures >= 3);
+	server_open(&l.v);
+	n = o->probed;
+	until(&l, o->probed >= n + 3);
+	assert_int_equal(o->changes, 2);
+	l.cfg.probe.fall = 3;
+	for (unsigned round = 0; round < 3; round++) {
+		server_shut(&l.v);
+		until(&l, o->changes == 3 + 2 * round);
+		assert_int_equal(o->states[2 + 2 * round], STATE(LOST));
+		assert_says(o->reason, "refused");
+		n = l.v.accepted;
+		server_open(&l.v);
+		until(&l, o->changes == 4 + 2 * round);
+		assert_int_equal(o->states[3 + 2 * round], STATE(READY));
+		/* one success was not enough */
+		assert_true(info(o).probes - info(o).failures >= 2);
+	}
+	prober_totals(l.p, &t);
+	assert_int_equal(t.probes, info(o).probes);
+	assert_int_equal(t.failures, info(o).failures);
+	assert_int_equal(t.watches, 1);
+	lab_stop(&l);
+}
+
+static void test_never_answers(void **state)
+{
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 20 * MS;
+	o = watch(&l, 0, "mooncake", l.v.where);
+	until(&l, o->probed == 3);
+	assert_int_equal(info(o).state, STATE(PROBING));
+	assert_says(info(o).reason, "no reply within");
+	assert_true(l.v.most_open == 1);
+	lab_stop(&l);
+}
+
+static void test_garbage_and_resets(void **state)
+{
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.v.say = "HTTP/1.1 400 Bad Request\r\n\r\n";
+	l.v.n_say = 28;
+	o = watch(&l, 0, "mooncake", l.v.where);
+	until(&l, o->probed == 3);
+	assert_says(info(o).reason, "no Mooncake descriptor");
+	l.v.resets = true;
+	until(&l, o->probed == 6);
+	assert_int_equal(o->changes, 1);
+	lab_stop(&l);
+}
+
+static void test_known(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct probe_target t;
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	o = &l.owners[0];
+	assert_int_equal(probe_target_of(l.v.where, PROBE_TCP, &t, &err), 0);
+	assert_int_equal(prober_watch_known(l.p, &t, STATE(READY), o, &o->w, &err), 0);
+	assert_int_equal(info(o).state, STATE(READY));
+	assert_false(info(o).verified);
+	until(&l, o->probed == 1);
+	assert_true(info(o).verified);
+	assert_int_equal(o->changes, 0);
+	lab_stop(&l);
+}
+
+static void test_fails_at_once(void **state)
+{
+	struct owner *o;
+	struct lab l;
+
+	/* without a resolver a name fails inside of probe_start() */
+	lab_start(&l);
+	for (unsigned i = 0; i < 64; i++)
+		watch(&l, i, "tcp", "some.name.example:5");
+	o = &l.owners[63];
+	until(&l, o->probed == 3);
+	assert_int_equal(info(o).state, STATE(PROBING));
+	assert_says(info(o).reason, "names are not resolved");
+	/* one that is taken away by what is said of it, there */
+	o->free_when_probed = true;
+	l.owners[7].free_other = &l.owners[8];
+	l.owners[7].free_when_probed = true;
+	until(&l, !o->w && !l.owners[7].w);
+	lab_stop(&l);
+}
+
+/* --- how many, and who ---------------------------------------------------------------------------- */
+
+/* Watches of one port at as many addresses, where connections are taken and nothing is said. */
+static void watch_many(struct lab *l, unsigned n)
+{
+	char where[64];
+
+	server_shut(&l->v);
+	assert_int_equal(dray_addr_parse("0.0.0.0:0", &l->v.addr), 0);
+	server_open(&l->v);
+	for (unsigned i = 0; i < n; i++) {
+		snprintf(where, sizeof(where), "127.0.1.%u:%u", i + 1, dray_addr_port(&l->v.addr));
+		watch(l, i, "mooncake", where);
+	}
+}
+
+static void test_concurrency(void **state)
+{
+	struct prober_totals t;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 10 * MS;
+	l.cfg.probe.concurrency = 4;
+	watch_many(&l, 40);
+	/* nobody is passed over, though there is never room for all that is due */
+	for (unsigned i = 0; i < 40; i++)
+		until(&l, l.owners[i].probed >= 4);
+	for (unsigned i = 0; i < 40; i++)
+		assert_true(l.owners[i].probed <= 9);
+	assert_int_equal(l.most_in_flight, 4);
+	/* a change is for what comes */
+	l.cfg.probe.concurrency = 9;
+	until(&l, l.most_in_flight == 9);
+	l.cfg.probe.concurrency = 2;
+	until(&l, (prober_totals(l.p, &t), t.in_flight <= 2));
+	l.most_in_flight = l.owners[20].probed = 0;
+	until(&l, l.owners[20].probed > 1);
+	assert_int_equal(l.most_in_flight, 2);
+	lab_stop(&l);
+}
+
+static void test_one_of_each_host(void **state)
+{
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 10 * MS;
+	for (unsigned i = 0; i < 5; i++)
+		watch(&l, i, i == 4 ? "tcp" : "mooncake", l.v.where);
+	for (unsigned i = 0; i < 5; i++)
+		until(&l, l.owners[i].probed >= 3);
+	assert_int_equal(l.most_in_flight, 1);
+	/* those that wait for the host go, and so does the one under way */
+	for (unsigned i = 0; i < 4; i++)
+		l.owners[i].w = watch_free(l.owners[i].w);
+	l.owners[4].probed = 0;
+	until(&l, l.owners[4].probed >= 3);
+	lab_stop(&l);
+}
+
+static void test_silent_hosts_hold_up_nobody(void **state)
+{
+	struct server good;
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 600000 * MS;
+	server_init(&good, l.event, "127.0.0.1:0");
+	watch_many(&l, 20);
+	until(&l, l.v.open == 20);
+	o = watch(&l, 20, "tcp", good.where);
+	until(&l, o->probed >= 5);
+	assert_int_equal(info(o).failures, 0);
+	server_deinit(&good);
+	lab_stop(&l);
+}
+
+/* --- when ----------------------------------------------------------------------------------------- */
+
+static void test_now(void **state)
+{
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.interval = 3600000 * MS;
+	l.cfg.probe.backoff_min = l.cfg.probe.backoff_max = 3600000 * MS;
+	server_shut(&l.v);
+	o = watch(&l, 0, "tcp", l.v.where);
+	until(&l, o->probed == 1);
+	/* it was seen to open */
+	server_open(&l.v);
+	watch_now(o->w);
+	assert_int_equal(o->probed, 1);
+	until(&l, o->probed == 2);
+	assert_int_equal(info(o).state, STATE(READY));
+	/* and now the configuration has another interval */
+	l.cfg.probe.interval = 20 * MS;
+	prober_reconfigured(l.p);
+	until(&l, o->probed >= 5);
+	lab_stop(&l);
+}
+
+static void test_after_a_pause(void **state)
+{
+	struct timespec pause = { .tv_sec = 2 };
+	struct prober_totals t, u;
+	struct lab l;
+	char where[64];
+
+	lab_start(&l);
+	l.cfg.probe.interval = 1000 * MS;
+	server_shut(&l.v);
+	assert_int_equal(dray_addr_parse("0.0.0.0:0", &l.v.addr), 0);
+	server_open(&l.v);
+	for (unsigned i = 0; i < 64; i++) {
+		snprintf(where, sizeof(where), "127.0.1.%u:%u", i + 1, dray_addr_port(&l.v.addr));
+		watch(&l, i, "tcp", where);
+	}
+	for (unsigned i = 0; i < 64; i++)
+		until(&l, l.owners[i].probed >= 2);
+	until(&l, (prober_totals(l.p, &t), t.in_flight == 0));
+	/* the process is stopped, and all of them are overdue when it goes on */
+	assert_int_equal(nanosleep(&pause, NULL), 0);
+	for (unsigned i = 0; i < 8; i++)
+		assert_true(sd_event_run(l.event, 0) >= 0);
+	prober_totals(l.p, &u);
+	assert_true(u.in_flight + u.probes - t.probes < 16);
+	/* put off, not left out */
+	for (unsigned i = 0; i < 64; i++)
+		l.owners[i].probed = 0;
+	for (unsigned i = 0; i < 64; i++)
+		until(&l, l.owners[i].probed);
+	lab_stop(&l);
+}
+
+/* --- what callbacks may do ------------------------------------------------------------------------ */
+
+static void test_free_in_callbacks(void **state)
+{
+	struct prober_totals t;
+	struct lab l;
+
+	lab_start(&l);
+	for (unsigned i = 0; i < 30; i++) {
+		struct owner *o = watch(&l, i, i % 2 ? "tcp" : "mooncake", l.v.where);
+
+		o->free_self = i % 3 == 0;
+		o->free_when_probed = i % 3 == 1;
+		if (i % 3 == 2)
+			o->free_other = &l.owners[i - 1];
+	}
+	l.cfg.probe.timeout = 10 * MS;
+	for (unsigned i = 0; i < 30; i++)
+		until(&l, !l.owners[i].w || i % 3 == 2);
+	for (unsigned i = 2; i < 30; i += 3)
+		until(&l, l.owners[i].probed >= 2);
+	prober_totals(l.p, &t);
+	assert_int_equal(t.watches, 10);
+	for (unsigned i = 2; i < 30; i += 3)
+		l.owners[i].w = watch_free(l.owners[i].w);
+	prober_totals(l.p, &t);
+	assert_int_equal(t.watches, 0);
+	assert_int_equal(t.in_flight, 0);
+	assert_null(watch_free(NULL));
+	until(&l, !l.v.open);
+	lab_stop(&l);
+}
+
+static void test_end_under_way(void **state)
+{
+	struct lab l;
+
+	lab_start(&l);
+	watch_many(&l, 20);
+	until(&l, l.v.open == 20);
+	l.p = prober_free(l.p);
+	/* every connection is closed, and nothing is said */
+	until(&l, !l.v.open);
+	for (unsigned i = 0; i < 20; i++)
+		assert_int_equal(l.owners[i].probed, 0);
+	lab_stop(&l);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_opens_late),
+		cmocka_unit_test(test_flaps),
+		cmocka_unit_test(test_never_answers),
+		cmocka_unit_test(test_garbage_and_resets),
+		cmocka_unit_test(test_known),
+		cmocka_unit_test(test_fails_at_once),
+		cmocka_unit_test(test_concurrency),
+		cmocka_unit_test(test_one_of_each_host),
+		cmocka_unit_test(test_silent_hosts_hold_up_nobody),
+		cmocka_unit_test(test_now),
+		cmocka_unit_test(test_after_a_pause),
+		cmocka_unit_test(test_free_in_callbacks),
+		cmocka_unit_test(test_end_under_way),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
