@@ -269,7 +269,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(probe.concurrency), .def = "32",
 	  .min = INT64_C(1), .max = INT64_C(1024),
 	  .reload = true,
-	  .doc = "Probes at once; no more than one of one host." },
+	  .doc = "Probes at once; no more than one of one host and port." },
 	{ .path = "mooncake.masters", .section = "mooncake", .name = "masters",
 	  .env = "DRAY_MOONCAKE_MASTERS", .type = DRAY_CONFIG_LIST,
 	  CONFIG_MEMBER(mooncake.masters), .def = "",

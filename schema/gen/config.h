@@ -334,7 +334,7 @@ struct dray_config {
 		int64_t fall; /* Failures in a row that make a ready segment lost. */
 		int64_t backoff_min; /* First pause after a failure; doubles, with jitter. */
 		int64_t backoff_max; /* Longest pause after failures. */
-		int64_t concurrency; /* Probes at once; no more than one of one host. */
+		int64_t concurrency; /* Probes at once; no more than one of one host and port. */
 	} probe;
 	struct {
 		/*
