@@ -37,33 +37,41 @@ struct name *hints_name_find(const struct hints *h, const char *text)
 	return dray_map_entry(dray_map_find(&h->names, text, strlen(text)), struct name, node);
 }
 
-static struct name *name_get(struct hints *h, const char *text)
+static struct name *name_get(struct hints *h, const char *text, bool said)
 {
 	struct name *s = hints_name_find(h, text);
 	size_t n = strlen(text);
 
 	if (s) {
 		s->n++;
+		s->said += said;
 		return s;
 	}
 	s = malloc(sizeof(*s) + n + 1);
 	if (!s)
 		return NULL;
 	s->n = 1;
+	s->said = said;
 	memcpy(s->text, text, n + 1);
 	dray_map_add(&h->names, &s->node, s->text, n);
 	return s;
 }
 
 /* The last one is told of while its text is there. */
-static void name_put_back(struct hints *h, struct name *s, bool tell)
+static void name_put_back(struct hints *h, struct name *s, bool said, bool tell)
 {
-	if (!s || --s->n)
+	bool last;
+
+	if (!s)
 		return;
-	dray_map_del(&h->names, &s->node);
-	if (tell && h->deps.named && !h->loading)
+	s->said -= said;
+	last = !--s->n;
+	if (last)
+		dray_map_del(&h->names, &s->node);
+	if (said && !s->said && tell && h->deps.named && !h->loading)
 		h->deps.named(h->deps.arg, s->text, false);
-	free(s);
+	if (last)
+		free(s);
 }
 
 struct owner *hints_owner_find(const struct hints *h, uint32_t uid)
@@ -100,7 +108,7 @@ void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 {
 	dray_expiry_del(&h->expiry[e->source], &e->expiry);
 	owner_put_back(h, e->owner);
-	name_put_back(h, e->name, tell);
+	name_put_back(h, e->name, source_names(e->source), tell);
 	scope_put_back(h, e->scope);
 	free(e);
 }
@@ -119,7 +127,7 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, stru
 	e->end_boot_ms = put->end_boot_ms;
 	e->expiry.at_ns = put->end_boot_ms * DRAY_NS_PER_MS;
 	e->scope = scope ? scope : scope_new(h, put->scope);
-	e->name = name_get(h, put->segment);
+	e->name = name_get(h, put->segment, source_names(put->source));
 	e->owner = client ? owner_get(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||
 	    dray_expiry_add(&h->expiry[e->source], &e->expiry) < 0) {

@@ -110,7 +110,7 @@ static int make_room(struct hints *h, const struct entry_put *put, struct dray_e
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
 	const struct entry *before = head(e->scope);
-	bool fresh = e->name->n == 1;
+	bool fresh = source_names(e->source) && e->name->said == 1;
 
 	link_in_order(e);
 	h->n++;
@@ -284,35 +284,54 @@ bool hints_best(struct hints *h, const char *scope, struct hint *ret)
 	return false;
 }
 
+static void scope_each(const struct hints *h, const struct scope *s, int64_t now,
+		       void (*fn)(void *arg, const struct hint *hint), void *arg)
+{
+	bool counts = true;
+
+	dray_list_for_each(&s->entries, e, struct entry, link) {
+		struct hint hint;
+
+		if (e->end_boot_ms <= now)
+			continue;
+		show(h, e, counts, &hint);
+		counts = false;
+		fn(arg, &hint);
+	}
+}
+
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg)
 {
 	int64_t now = hints_boot_ms(h);
 
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->scopes, n));) {
-		const struct scope *s = dray_map_entry(n, struct scope, node);
-		bool counts = true;
+	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->scopes, n));)
+		scope_each(h, dray_map_entry(n, struct scope, node), now, fn, arg);
+}
 
-		dray_list_for_each(&s->entries, e, struct entry, link) {
-			struct hint hint;
+void hints_each_of(struct hints *h, const char *scope,
+		   void (*fn)(void *arg, const struct hint *hint), void *arg)
+{
+	const struct scope *s = hints_scope_find(h, scope);
 
-			if (e->end_boot_ms <= now)
-				continue;
-			show(h, e, counts, &hint);
-			counts = false;
-			fn(arg, &hint);
-		}
-	}
+	if (s)
+		scope_each(h, s, hints_boot_ms(h), fn, arg);
 }
 
 bool hints_names(struct hints *h, const char *segment)
 {
-	return hints_name_find(h, segment) != NULL;
+	const struct name *s = hints_name_find(h, segment);
+
+	return s && s->said;
 }
 
 void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg)
 {
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->names, n));)
-		fn(arg, dray_map_entry(n, struct name, node)->text);
+	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->names, n));) {
+		const struct name *s = dray_map_entry(n, struct name, node);
+
+		if (s->said)
+			fn(arg, s->text);
+	}
 }
 
 uint64_t hints_count(const struct hints *h)

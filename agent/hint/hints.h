@@ -51,8 +51,8 @@ struct hints_deps {
 	struct state *state; /* borrowed; NULL: in memory alone */
 	/*
 	 * After the change, and not for what hints_load() brings. They must not change hints. `changed`: another one
-	 * counts for the scope, or none, or its segment or score is another. `named`: a segment that no live hint
-	 * named is named now, or the other way round.
+	 * counts for the scope, or none, or its segment or score is another. `named`: a segment that no live hint of the
+	 * administrator or of a client named is named now, or the other way round.
 	 */
 	void (*changed)(void *arg, const char *scope);
 	void (*named)(void *arg, const char *segment, bool named);
@@ -106,7 +106,11 @@ bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid);
 /* Each live hint, in no order but for those of one scope, which come together, the one that counts first. */
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg);
 
-/* Is the segment named by a live hint? */
+/* The same for one scope. */
+void hints_each_of(struct hints *h, const char *scope,
+		   void (*fn)(void *arg, const struct hint *hint), void *arg);
+
+/* Is the segment named by a live hint of the administrator or of a client? */
 bool hints_names(struct hints *h, const char *segment);
 void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg);
 

@@ -21,6 +21,7 @@ struct scope {
 struct name {
 	struct dray_map_node node;
 	uint32_t n; /* how many */
+	uint32_t said; /* of these, from somebody's mouth: not what the agent found or was started with */
 	char text[];
 };
 
@@ -53,6 +54,12 @@ struct hints {
 	uint64_t n_loaded, n_expired, n_future, n_refused;
 	bool loading; /* no upcalls */
 };
+
+/* What the agent found itself, or was started with, names no segment that it would not know otherwise. */
+static inline bool source_names(enum dmsg_hint_source source)
+{
+	return source == DMSG_HINT_SOURCE_EXPLICIT || source == DMSG_HINT_SOURCE_CLIENT;
+}
 
 static inline uint32_t entry_uid(const struct entry *e)
 {
