@@ -259,6 +259,22 @@ int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,
 	return 0;
 }
 
+static bool listener_equal(const struct nd_listener *a, const struct nd_listener *b)
+{
+	return a->family == b->family && a->port == b->port &&
+	       !memcmp(&a->addr, &b->addr, sizeof(a->addr)) && a->dual == b->dual &&
+	       a->ifindex == b->ifindex && a->uid == b->uid && a->inode == b->inode &&
+	       a->match == b->match && a->node_address == b->node_address && a->pid == b->pid;
+}
+
+bool nd_listeners_equal(const struct nd_listeners *a, const struct nd_listeners *b)
+{
+	for (size_t i = 0; i < a->n && a->n == b->n; i++)
+		if (!listener_equal(&a->v[i], &b->v[i]))
+			return false;
+	return a->n == b->n;
+}
+
 void nd_listeners_deinit(struct nd_listeners *l)
 {
 	free(l->v);

@@ -40,6 +40,9 @@ int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,
 		      struct dray_err *reterr);
 void nd_listeners_deinit(struct nd_listeners *l);
 
+/* Do both have the same sockets, with the same addresses and owners? Pure. */
+bool nd_listeners_equal(const struct nd_listeners *a, const struct nd_listeners *b);
+
 /* nd_message_fn (arg: struct nd_listeners *). */
 int nd_listener_message(uint16_t type, const void *payload, size_t n, void *arg);
 

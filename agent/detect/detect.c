@@ -30,7 +30,10 @@ struct detect {
 	int ready_fd; /* thread to control: a result waits */
 	int quit_fd;  /* control to thread */
 	pthread_mutex_t lock;
-	struct nd_scan *next; /* under the lock: not yet taken */
+	struct nd_scan *next;                /* under the lock: not yet taken */
+	struct nd_scan *last;                /* the thread's: what listeners are matched with */
+	struct nd_listeners *seen;           /* the thread's: given out last */
+	struct nd_listeners *next_listeners; /* under the lock: not yet taken */
 };
 
 /* --- the thread ------------------------------------------------------------------------------------- */
@@ -77,6 +80,63 @@ static void publish(struct detect *d, struct nd_scan *scan)
 		return;
 }
 
+static struct nd_listeners *listeners_free(struct nd_listeners *l)
+{
+	if (l)
+		nd_listeners_deinit(l);
+	free(l);
+	return NULL;
+}
+DRAY_DEFINE_CLEANUP(struct nd_listeners *, listeners_free);
+
+static struct nd_listeners *listeners_copy(const struct nd_listeners *l)
+{
+	struct nd_listeners *copy = malloc(sizeof(*copy));
+
+	if (!copy)
+		return NULL;
+	*copy = *l;
+	copy->v = malloc(dray_max(l->n, (size_t)1) * sizeof(*l->v));
+	if (!copy->v) {
+		free(copy);
+		return NULL;
+	}
+	if (l->n)
+		memcpy(copy->v, l->v, l->n * sizeof(*l->v));
+	return copy;
+}
+
+static void listen_once(struct detect *d)
+{
+	const struct nd_scan_options options = options_of(d->deps.cfg);
+	dray_auto(listeners_free) struct nd_listeners *now = calloc(1, sizeof(*now));
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_listeners *out;
+	uint64_t one = 1;
+
+	if (!now || !d->last || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
+		return;
+	if (nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, options.node_addresses,
+			      options.n_node_addresses, false, now, &err) < 0) {
+		log_limited(DRAY_LOG_WARNING, "detect",
+			    "listening sockets: %s, going on with what was known", err.msg);
+		return;
+	}
+	if (d->seen && nd_listeners_equal(d->seen, now))
+		return;
+	out = listeners_copy(now);
+	if (!out)
+		return;
+	listeners_free(d->seen);
+	d->seen = dray_take(now);
+	pthread_mutex_lock(&d->lock);
+	now = d->next_listeners;
+	d->next_listeners = out;
+	pthread_mutex_unlock(&d->lock);
+	if (write(d->ready_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
 static void scan_once(struct detect *d)
 {
 	struct nd_scan_options options = options_of(d->deps.cfg);
@@ -89,7 +149,10 @@ static void scan_once(struct detect *d)
 		return;
 	}
 	nd_monitor_follow(d->monitor, scan);
+	nd_scan_free(d->last);
+	d->last = nd_scan_ref(scan);
 	publish(d, scan);
+	listen_once(d);
 }
 
 /* False: it is time to end. */
@@ -97,14 +160,23 @@ static bool wait_change(struct detect *d)
 {
 	struct pollfd p[2] = { { d->quit_fd, POLLIN, 0 },
 			       { nd_monitor_fd(d->monitor), POLLIN, 0 } };
+	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
+	struct timespec t = { .tv_sec = interval / DRAY_NS_PER_SEC,
+			      .tv_nsec = interval % DRAY_NS_PER_SEC };
 
 	for (;;) {
-		if (poll(p, 2, -1) < 0 && errno != EINTR)
+		int n = ppoll(p, 2, interval ? &t : NULL, NULL);
+
+		if (n < 0 && errno != EINTR)
 			return false;
+		if (n < 0)
+			continue;
 		if (p[0].revents)
 			return false;
 		if (p[1].revents && nd_monitor_read(d->monitor))
 			return true;
+		if (n == 0)
+			listen_once(d);
 	}
 }
 
@@ -169,21 +241,10 @@ static void log_first(const struct nd_scan *now)
 	}
 }
 
-static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *arg)
+static void take_scan(struct detect *d, struct nd_scan *now)
 {
-	struct detect *d = arg;
-	struct nd_scan *old = d->now, *now;
-	uint64_t n;
+	struct nd_scan *old = d->now;
 
-	(void)source;
-	(void)events;
-	if (read(fd, &n, sizeof(n)) < 0)
-		return 0;
-	pthread_mutex_lock(&d->lock);
-	now = dray_take(d->next);
-	pthread_mutex_unlock(&d->lock);
-	if (!now)
-		return 0;
 	log_notes(old, now);
 	if (old)
 		nd_scan_diff(old, now, log_change, NULL);
@@ -192,6 +253,27 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 	d->now = now;
 	d->deps.changed(d->deps.arg, now);
 	nd_scan_free(old);
+}
+
+static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *arg)
+{
+	struct detect *d = arg;
+	dray_auto(listeners_free) struct nd_listeners *listeners = NULL;
+	struct nd_scan *now;
+	uint64_t n;
+
+	(void)source;
+	(void)events;
+	if (read(fd, &n, sizeof(n)) < 0)
+		return 0;
+	pthread_mutex_lock(&d->lock);
+	now = dray_take(d->next);
+	listeners = dray_take(d->next_listeners);
+	pthread_mutex_unlock(&d->lock);
+	if (now)
+		take_scan(d, now);
+	if (listeners)
+		d->deps.listeners(d->deps.arg, listeners);
 	return 0;
 }
 
@@ -213,6 +295,9 @@ static void release(struct detect *d)
 	nd_monitor_free(d->monitor);
 	nd_scan_free(d->now);
 	nd_scan_free(d->next);
+	nd_scan_free(d->last);
+	listeners_free(d->seen);
+	listeners_free(d->next_listeners);
 	dray_close(d->ready_fd);
 	dray_close(d->quit_fd);
 	pthread_mutex_destroy(&d->lock);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What netdetect finds, kept current. A thread of its own scans, since opening a device can take long,
- * and scans again when the kernel tells of changes; the control thread gets each result whole.
+ * and scans again when the kernel tells of changes; the control thread gets each result whole. No event tells
+ * of listening sockets: these are looked for every segment.listen_interval, and given out where they differ.
  */
 #ifndef DRAY_AGENT_DETECT_DETECT_H
 #define DRAY_AGENT_DETECT_DETECT_H
@@ -19,6 +20,8 @@ struct detect_deps {
 	const struct dray_config *cfg; /* borrowed for the agent's life */
 	/* Control thread; `now` lives until the next call, or as long as a reference is held. */
 	void (*changed)(void *arg, struct nd_scan *now);
+	/* The same for listening sockets, after the scan that their addresses were matched with. May be NULL. */
+	void (*listeners)(void *arg, const struct nd_listeners *now);
 	void *arg;
 };
 
