@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which segment is preferred, and why not the others. */
+#include "agent/segment/preferred.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+#define READY DMSG_SEGMENT_STATE_READY
+#define LOST DMSG_SEGMENT_STATE_LOST
+#define PROBING DMSG_SEGMENT_STATE_PROBING
+
+/* By name, as the facts want them. */
+static struct preferred_segment segments[5];
+static struct preferred_facts facts;
+
+static int setup(void **state)
+{
+	static const char *const names[] = { "10.0.0.5:1", "10.0.0.5:2", "10.0.0.9:1",
+					     "127.0.0.1:1", "agent:7411" };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(segments); i++)
+		segments[i] = (struct preferred_segment){ .name = names[i],
+							  .reason = "because",
+							  .where = "where it is",
+							  .state = READY,
+							  .verified = true,
+							  .answers = true,
+							  .local = true,
+							  .located = true };
+	segments[2].local = false;
+	segments[3].loopback = true;
+	segments[4].agent = true;
+	facts = (struct preferred_facts){ .segments = segments,
+					  .n_segments = DRAY_ARRAY_SIZE(segments),
+					  .last = "",
+					  .remembered = "" };
+	return 0;
+}
+
+static void set_state(size_t i, enum dmsg_segment_state s)
+{
+	segments[i].state = s;
+	segments[i].answers = s == READY || s == DMSG_SEGMENT_STATE_UNKNOWN;
+}
+
+/* "name preference", "-" for none; every candidate has its reason, and only the chosen one is chosen. */
+static const char *chosen(void)
+{
+	static char text[128];
+	struct candidate *v;
+	size_t n, n_chosen = 0;
+
+	assert_int_equal(preferred_rank(&facts, &v, &n), 0);
+	snprintf(text, sizeof(text), "-");
+	for (size_t i = 0; i < n; i++) {
+		assert_true(*v[i].reason);
+		if (!v[i].chosen)
+			continue;
+		snprintf(text, sizeof(text), "%s %s", v[i].name,
+			 dmsg_preference_name(v[i].preference));
+		n_chosen++;
+	}
+	assert_true(n_chosen <= 1);
+	free(v);
+	return text;
+}
+
+static void precedence(void **state)
+{
+	struct preferred_hint hint = { "10.0.0.9:1", "about" };
+
+	assert_string_equal(chosen(), "10.0.0.5:1 detected");
+	facts.hints = &hint;
+	facts.n_hints = 1;
+	assert_string_equal(chosen(), "10.0.0.9:1 hint");
+	facts.environment = "10.0.0.5:2";
+	assert_string_equal(chosen(), "10.0.0.5:2 environment");
+	facts.explicit_name = "elsewhere:9";
+	assert_string_equal(chosen(), "elsewhere:9 explicit");
+}
+
+static void a_word_stands_whatever_the_state(void **state)
+{
+	facts.explicit_name = "10.0.0.5:2";
+	set_state(1, LOST);
+	assert_string_equal(chosen(), "10.0.0.5:2 explicit");
+	facts.explicit_name = NULL;
+	facts.environment = "10.0.0.5:2";
+	assert_string_equal(chosen(), "10.0.0.5:2 environment");
+}
+
+static void own_words(void **state)
+{
+	static const char *const own[] = { "local", "self", "own" };
+	struct preferred_hint hint = { "10.0.0.9:1", "about" };
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(own); i++) {
+		facts.explicit_name = own[i];
+		assert_string_equal(chosen(), "10.0.0.5:1 explicit");
+	}
+	/* the best of them, also where none is ready yet */
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(segments); i++)
+		set_state(i, PROBING);
+	assert_string_equal(chosen(), "10.0.0.5:1 explicit");
+	set_state(1, READY);
+	assert_string_equal(chosen(), "10.0.0.5:2 explicit");
+	/* none: somebody wants this node's own and nothing else */
+	facts.hints = &hint;
+	facts.n_hints = 1;
+	for (size_t i = 0; i < 4; i++)
+		segments[i].local = false;
+	assert_string_equal(chosen(), "-");
+}
+
+static void hints_of_the_dead_do_not_count(void **state)
+{
+	struct preferred_hint hints[] = { { "10.0.0.9:1", "first" },
+					  { "unknown:1", "second" },
+					  { "10.0.0.5:2", "third" } };
+
+	facts.hints = hints;
+	facts.n_hints = 3;
+	set_state(2, LOST);
+	assert_string_equal(chosen(), "unknown:1 hint");
+	hints[1].segment = "10.0.0.9:1";
+	assert_string_equal(chosen(), "10.0.0.5:2 hint");
+	set_state(1, LOST);
+	assert_string_equal(chosen(), "10.0.0.5:1 detected");
+}
+
+static void found_on_this_node(void **state)
+{
+	/* configured before others, then what others can reach, then what it was before, then what a master lists */
+	segments[1].configured = true;
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	segments[1].configured = false;
+	facts.last = "10.0.0.5:2";
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	facts.last = "127.0.0.1:1";
+	segments[1].listed = true;
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	segments[1].listed = false;
+	segments[1].capacity = 5;
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	/* not what is not ready, an agent, or elsewhere */
+	set_state(0, LOST);
+	set_state(1, PROBING);
+	assert_string_equal(chosen(), "127.0.0.1:1 detected");
+	set_state(3, LOST);
+	assert_string_equal(chosen(), "-");
+}
+
+static void what_was_found_before_a_restart(void **state)
+{
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(segments); i++)
+		set_state(i, DMSG_SEGMENT_STATE_UNKNOWN);
+	assert_string_equal(chosen(), "-");
+	/* before this node's addresses are known, and after */
+	facts.remembered = "10.0.0.5:2";
+	segments[1].local = segments[1].located = false;
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	segments[1].local = segments[1].located = true;
+	assert_string_equal(chosen(), "10.0.0.5:2 detected");
+	/* something is ready; it is dead; it is another node's now; it is an agent */
+	set_state(0, READY);
+	assert_string_equal(chosen(), "10.0.0.5:1 detected");
+	set_state(0, LOST);
+	set_state(1, PROBING);
+	assert_string_equal(chosen(), "-");
+	set_state(1, DMSG_SEGMENT_STATE_UNKNOWN);
+	segments[1].local = false;
+	assert_string_equal(chosen(), "-");
+	facts.remembered = "agent:7411";
+	assert_string_equal(chosen(), "-");
+}
+
+static void every_candidate_is_there(void **state)
+{
+	struct preferred_hint hint = { "10.0.0.9:1", "about" };
+	struct candidate *v;
+	size_t n;
+
+	facts.explicit_name = "10.0.0.5:1";
+	facts.environment = "10.0.0.5:2";
+	facts.hints = &hint;
+	facts.n_hints = 1;
+	assert_int_equal(preferred_rank(&facts, &v, &n), 0);
+	assert_int_equal(n, 3 + DRAY_ARRAY_SIZE(segments));
+	assert_int_equal(v[0].preference, DMSG_PREFERENCE_EXPLICIT);
+	assert_int_equal(v[1].preference, DMSG_PREFERENCE_ENVIRONMENT);
+	assert_int_equal(v[2].preference, DMSG_PREFERENCE_HINT);
+	/* this node's first */
+	assert_string_equal(v[n - 1].name, "10.0.0.9:1");
+	assert_string_equal(v[n - 1].reason, "where it is");
+	free(v);
+}
+
+static void nothing_is_known(void **state)
+{
+	facts = (struct preferred_facts){ .last = "", .remembered = "" };
+	assert_string_equal(chosen(), "-");
+	facts.environment = "local";
+	assert_string_equal(chosen(), "-");
+}
+
+#define TEST(f) cmocka_unit_test_setup(f, setup)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(precedence),
+		TEST(a_word_stands_whatever_the_state),
+		TEST(own_words),
+		TEST(hints_of_the_dead_do_not_count),
+		TEST(found_on_this_node),
+		TEST(what_was_found_before_a_restart),
+		TEST(every_candidate_is_there),
+		TEST(nothing_is_known),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
