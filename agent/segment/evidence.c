@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who speaks of segments: the configuration, listening sockets, peers, hints. Masters have a file of their own. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/peer/peer.h"
+#include "agent/segment/internal.h"
+#include "lib/log.h"
+#include "netdetect/advertise.h"
+
+void segment_mention(struct segment *s, enum segment_source source, bool on)
+{
+	if (on || (s->sources & source))
+		s->mentioned_ns = dray_now().ns;
+	s->sources = on ? s->sources | source : s->sources & ~(unsigned)source;
+}
+
+/* Replaces a target that is kept. No memory: it is gone. */
+static void target_set(struct probe_target **member, const struct probe_target *target)
+{
+	if (target && !*member)
+		*member = malloc(sizeof(**member));
+	if (target && *member)
+		**member = *target;
+	if (!target) {
+		free(*member);
+		*member = NULL;
+	}
+}
+
+/* --- configuration ------------------------------------------------------------------------------- */
+
+static int name_word(struct segments *ss, const char *text)
+{
+	struct segment *s;
+
+	if (!text || preferred_is_own(text))
+		return 0;
+	s = segment_ensure(ss, text);
+	if (!s)
+		return -ENOMEM;
+	s->word = true;
+	s->config_round = ss->round;
+	segment_mention(s, SEGMENT_CONFIG, true);
+	segment_reconsider(s);
+	return 0;
+}
+
+static int known_set(struct segments *ss, const char *word)
+{
+	struct known_rule r;
+	struct segment *s;
+
+	/* what has passed its check is in order */
+	if (known_rule_parse(word, &r, NULL) < 0)
+		return 0;
+	s = segment_ensure(ss, r.segment);
+	if (!s)
+		return -ENOMEM;
+	s->known_round = s->config_round = ss->round;
+	target_set(&s->configured, &r.target);
+	segment_mention(s, SEGMENT_CONFIG, true);
+	segment_reconsider(s);
+	return 0;
+}
+
+/* What the configuration does not name any more. */
+static void forget_former(struct segments *ss)
+{
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!(s->sources & SEGMENT_CONFIG))
+			continue;
+		if (s->known_round != ss->round)
+			target_set(&s->configured, NULL);
+		if (s->config_round != ss->round)
+			segment_mention(s, SEGMENT_CONFIG, false);
+		segment_reconsider(s);
+	}
+}
+
+static int ports_set(struct segments *ss)
+{
+	const struct dray_strv *words = &ss->deps.cfg->segment.ports;
+	struct port_rule *rules = calloc(dray_max(words->n, (size_t)1), sizeof(*rules));
+	size_t n = 0;
+
+	if (!rules)
+		return -ENOMEM;
+	for (size_t i = 0; i < words->n && !rules_none(words); i++)
+		n += port_rule_parse(words->v[i], &rules[n], NULL) == 0;
+	free(ss->ports);
+	ss->ports = rules;
+	ss->n_ports = n;
+	return 0;
+}
+
+int segments_configure(struct segments *ss)
+{
+	const struct dray_config *cfg = ss->deps.cfg;
+	int r = ports_set(ss);
+
+	if (r >= 0)
+		r = locality_set_rules(&ss->locality, &cfg->segment.local);
+	ss->round++;
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		s->word = false;
+		segment_locate(s);
+	}
+	for (size_t i = 0; i < cfg->segment.known.n && r >= 0; i++)
+		r = known_set(ss, cfg->segment.known.v[i]);
+	if (r >= 0)
+		r = name_word(ss, preferred_of_config(cfg));
+	if (r >= 0)
+		r = name_word(ss, ss->deps.environment);
+	if (r >= 0)
+		forget_former(ss);
+	return r;
+}
+
+/* --- listening sockets --------------------------------------------------------------------------- */
+
+static bool rule_has(const struct port_rule *r, unsigned port)
+{
+	return port >= r->first && port <= r->last;
+}
+
+/* The number that a listener is bound to, as a segment with this port; where it is bound to all: loopback. */
+static void listener_place(const struct nd_listener *l, unsigned port, char *buf, size_t n)
+{
+	char text[INET6_ADDRSTRLEN];
+	bool v4 = l->family == AF_INET || IN6_IS_ADDR_V4MAPPED(&l->addr);
+
+	if (l->match == ND_MATCH_WILDCARD)
+		snprintf(buf, n, v4 || l->dual ? "127.0.0.1:%u" : "[::1]:%u", port);
+	else
+		snprintf(buf, n, v4 ? "%s:%u" : "[%s]:%u",
+			 nd_addr_text(&l->addr, v4 ? AF_INET : AF_INET6, text), port);
+}
+
+static void listener_stands_for(struct segment *s, const struct nd_listener *l,
+				const struct port_rule *rule)
+{
+	struct segments *ss = s->ss;
+	bool news = !(s->sources & SEGMENT_LISTENER);
+	char place[SEGMENT_NAME_BYTES];
+	struct probe_target target;
+
+	if (s->listener_round == ss->round)
+		return;
+	listener_place(l, l->port, place, sizeof(place));
+	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
+		return;
+	s->listener_round = ss->round;
+	segment_mention(s, SEGMENT_LISTENER, true);
+	target_set(&s->listener, &target);
+	segment_reconsider(s);
+	/* it has just opened: no need to wait for the next turn */
+	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
+		watch_now(s->watch);
+}
+
+/*
+ * A segment of this node that somebody else has spoken of, with that port, may well be this listener: under
+ * another address of ours, or under one that only others know (segment.local).
+ */
+static bool may_be(const struct segment *s, const struct nd_listener *l, unsigned port)
+{
+	char host[SEGMENT_HOST_BYTES], place[SEGMENT_NAME_BYTES];
+	struct dray_addr addr;
+	unsigned own;
+
+	if (!s->local || segment_split(s->name, host, &own) < 0 || own != port ||
+	    !(s->sources & ~(unsigned)SEGMENT_LISTENER))
+		return false;
+	if (l->match == ND_MATCH_WILDCARD)
+		return true;
+	listener_place(l, port, place, sizeof(place));
+	return !strcmp(place, s->name) || dray_addr_parse(s->name, &addr) < 0 ||
+	       !locality_has_addr(&s->ss->locality, &addr);
+}
+
+/* What it is called where nobody has said so. */
+static void listener_name(const struct segments *ss, const struct nd_listener *l, unsigned port,
+			  char *name, size_t n)
+{
+	if (l->match == ND_MATCH_WILDCARD && *ss->advertised)
+		snprintf(name, n, strchr(ss->advertised, ':') ? "[%s]:%u" : "%s:%u", ss->advertised,
+			 port);
+	else
+		listener_place(l, port, name, n);
+}
+
+static void listener_apply(struct segments *ss, const struct nd_listener *l,
+			   const struct port_rule *rule)
+{
+	unsigned port = rule->segment_port ? rule->segment_port : l->port;
+	char name[SEGMENT_NAME_BYTES];
+	bool taken = false;
+	struct segment *s;
+
+	dray_list_for_each(&ss->all, known, struct segment, link) {
+		if (may_be(known, l, port)) {
+			listener_stands_for(known, l, rule);
+			taken = true;
+		}
+	}
+	listener_name(ss, l, port, name, sizeof(name));
+	if (!dray_segment_valid(name) || !strcmp(name, ss->self))
+		return;
+	s = taken ? segment_find(ss, name) : segment_ensure(ss, name);
+	if (!s)
+		return;
+	if (!taken)
+		listener_stands_for(s, l, rule);
+	else if (s->listener_round != ss->round)
+		s->misnamed_round = ss->round;
+}
+
+/* It goes on being probed there, which tells that it is lost; unless that was only our name for another. */
+static void listener_leave(struct segment *s)
+{
+	struct segments *ss = s->ss;
+
+	if (s->misnamed_round == ss->round && !(s->sources & ~(unsigned)SEGMENT_LISTENER)) {
+		log_info(AREA, "%s is forgotten: what listens there is called otherwise", s->name);
+		state_drop_segment(ss->deps.state, s->name);
+		segment_remove(s);
+		segments_decide_soon(ss);
+		return;
+	}
+	if (!(s->sources & SEGMENT_LISTENER))
+		return;
+	segment_mention(s, SEGMENT_LISTENER, false);
+	if (s->watch)
+		watch_now(s->watch);
+}
+
+void listeners_apply(struct segments *ss)
+{
+	if (!ss->located)
+		return;
+	ss->round++;
+	for (size_t r = 0; r < ss->n_ports; r++)
+		for (size_t i = 0; i < ss->listeners.n; i++)
+			if (rule_has(&ss->ports[r], ss->listeners.v[i].port) &&
+			    ss->listeners.v[i].match != ND_MATCH_NONE)
+				listener_apply(ss, &ss->listeners.v[i], &ss->ports[r]);
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->listener_round != ss->round)
+			listener_leave(s);
+}
+
+void segments_listeners_changed(struct segments *ss, const struct nd_listeners *now)
+{
+	struct nd_listener *v = calloc(dray_max(now->n, (size_t)1), sizeof(*v));
+
+	if (!v)
+		return;
+	if (now->n)
+		memcpy(v, now->v, now->n * sizeof(*v));
+	nd_listeners_deinit(&ss->listeners);
+	ss->listeners = (struct nd_listeners){ .v = v, .n = now->n };
+	listeners_apply(ss);
+}
+
+/* --- addresses ----------------------------------------------------------------------------------- */
+
+/* What others know this node by: as the agent itself, else the best address. */
+static void find_advertised(struct segments *ss, const struct nd_links *links)
+{
+	dray_auto_free struct nd_candidate *c = NULL;
+	struct dray_addr addr;
+	unsigned port;
+	size_t n = 0;
+
+	*ss->advertised = '\0';
+	if (*ss->self && segment_split(ss->self, ss->advertised, &port) == 0 &&
+	    (dray_addr_parse(ss->self, &addr) < 0 || !dray_addr_is_loopback(&addr)))
+		return;
+	*ss->advertised = '\0';
+	if (nd_advertise_rank(links, true, true, &c, &n) == 0 && n && !c[0].rejected)
+		nd_addr_text(&c[0].addr->addr, c[0].addr->family, ss->advertised);
+}
+
+void segments_links_changed(struct segments *ss, const struct nd_links *links)
+{
+	if (locality_set_addresses(&ss->locality, links, &ss->deps.cfg->node.addresses) < 0) {
+		log_error(AREA, "out of memory; addresses of this node stay as they were");
+		return;
+	}
+	snprintf(ss->self, sizeof(ss->self), "%s", peers_segment(ss->deps.peers));
+	ss->located = true;
+	find_advertised(ss, links);
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		segment_locate(s);
+		segment_reconsider(s);
+	}
+	listeners_apply(ss);
+	segments_decide_soon(ss);
+}
+
+/* --- peers and hints ----------------------------------------------------------------------------- */
+
+void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
+{
+	struct segment *s;
+
+	if (!dray_segment_valid(segment))
+		return;
+	s = ready ? segment_ensure(ss, segment) : segment_find(ss, segment);
+	if (!s)
+		return;
+	s->was_peer = true;
+	s->peer_ready = ready;
+	segment_mention(s, SEGMENT_PEER, ready);
+	segment_reconsider(s);
+}
+
+void segments_hint_changed(struct segments *ss, const char *segment, bool named)
+{
+	struct segment *s = named ? segment_ensure(ss, segment) : segment_find(ss, segment);
+
+	if (!s)
+		return;
+	segment_mention(s, SEGMENT_HINT, named);
+	segment_reconsider(s);
+}
+
+void segments_hints_changed(struct segments *ss)
+{
+	segments_decide_soon(ss);
+}

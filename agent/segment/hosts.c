@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Is a segment on this node? Where its host is a name, its addresses decide: one question for all segments of a
+ * name, some names at a time, each again after a while.
+ */
+#include <errno.h>
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/segment/internal.h"
+
+#define ASK_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
+#define ASK_AGAIN_NS (60 * DRAY_NS_PER_SEC)
+#define ASKED_MAX 32
+
+static void set_local(struct segment *s, bool local, const char *where)
+{
+	bool was = s->local;
+
+	s->local = local;
+	segment_text(&s->where, where);
+	if (was != local)
+		segment_reconsider(s);
+}
+
+static void host_tell(struct host *h, const char *where)
+{
+	dray_list_for_each(&h->segments, s, struct segment, of_host)
+		set_local(s, h->local, where);
+}
+
+static void ask_some(struct segments *ss);
+
+static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
+		      const struct dray_err *why)
+{
+	struct host *h = arg;
+	struct segments *ss = NULL;
+	struct segment *first = dray_list_first(&h->segments, struct segment, of_host);
+	char where[SEGMENT_HOST_BYTES + 80];
+
+	h->query = NULL;
+	if (first)
+		ss = first->ss;
+	if (!ss)
+		return;
+	ss->n_hosts_asked--;
+	if (why && h->known) /* what was known stands */
+		return ask_some(ss);
+	h->known = !why;
+	h->local = false;
+	for (unsigned i = 0; i < n; i++)
+		h->local |= locality_has_addr(&ss->locality, &addrs[i]);
+	if (why)
+		snprintf(where, sizeof(where), "the addresses of %.100s are not known: %.120s",
+			 h->name, why->msg);
+	else
+		snprintf(where, sizeof(where), "%.200s is %s of this node", h->name,
+			 h->local ? "a name" : "no name");
+	host_tell(h, where);
+	ask_some(ss);
+}
+
+/* Hosts lie in the order in which they were asked about, those that were not yet first. */
+static void ask(struct segments *ss, struct host *h)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	h->asked_ns = dray_now().ns;
+	dray_list_del(&h->link);
+	dray_list_add(&ss->hosts, &h->link);
+	if (resolver_ask(ss->resolver, h->name, 1, ASK_TIMEOUT_NS, on_answer, h, &h->query, &err) <
+	    0)
+		h->query = NULL;
+	else
+		ss->n_hosts_asked++;
+}
+
+static void ask_some(struct segments *ss)
+{
+	int64_t now = dray_now().ns;
+
+	if (!ss->located)
+		return;
+	dray_list_for_each(&ss->hosts, h, struct host, link) {
+		if (ss->n_hosts_asked >= ASKED_MAX ||
+		    (h->asked_ns && now - h->asked_ns < ASK_AGAIN_NS))
+			return;
+		if (!h->query)
+			ask(ss, h);
+	}
+}
+
+void hosts_refresh(struct segments *ss)
+{
+	ask_some(ss);
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct host *)a)->name, ((const struct host *)b)->name);
+}
+
+static struct host *host_ensure(struct segments *ss, const char *name)
+{
+	struct host *h = calloc(1, sizeof(*h));
+	struct host **found;
+
+	if (!h)
+		return NULL;
+	snprintf(h->name, sizeof(h->name), "%s", name);
+	found = tsearch(h, &ss->hosts_by_name, by_name);
+	if (!found || *found != h) {
+		free(h);
+		return found ? *found : NULL;
+	}
+	dray_list_init(&h->segments);
+	dray_list_add_front(&ss->hosts, &h->link);
+	return h;
+}
+
+static struct host *host_free(struct segments *ss, struct host *h)
+{
+	if (h->query)
+		ss->n_hosts_asked--;
+	resolver_cancel(h->query);
+	tdelete(h, &ss->hosts_by_name, by_name);
+	dray_list_del(&h->link);
+	free(h);
+	return NULL;
+}
+
+void segment_leave_host(struct segment *s)
+{
+	struct host *h = s->host;
+
+	if (!h)
+		return;
+	dray_list_del(&s->of_host);
+	s->host = NULL;
+	if (dray_list_empty(&h->segments))
+		host_free(s->ss, h);
+}
+
+static void ask_anew(struct segments *ss, struct host *h)
+{
+	if (h->query || !h->asked_ns)
+		return;
+	h->asked_ns = 0;
+	dray_list_del(&h->link);
+	dray_list_add_front(&ss->hosts, &h->link);
+}
+
+void segment_locate(struct segment *s)
+{
+	struct segments *ss = s->ss;
+	char where[SEGMENT_HOST_BYTES + 80];
+	char name[SEGMENT_HOST_BYTES];
+	unsigned port;
+	int r = locality_judge(&ss->locality, s->name, where, sizeof(where));
+
+	if (r != -EAGAIN) {
+		segment_leave_host(s);
+		set_local(s, r > 0, where);
+		return;
+	}
+	if (!s->host && segment_split(s->name, name, &port) == 0) {
+		s->host = host_ensure(ss, name);
+		if (s->host)
+			dray_list_add(&s->host->segments, &s->of_host);
+	}
+	if (s->host) {
+		ask_anew(ss, s->host);
+		set_local(s, s->host->local, s->host->known && s->where ? s->where : where);
+	}
+	ask_some(ss);
+}
+
+void hosts_free(struct segments *ss)
+{
+	dray_list_for_each(&ss->hosts, h, struct host, link) {
+		dray_list_for_each(&h->segments, s, struct segment, of_host) {
+			dray_list_del(&s->of_host);
+			s->host = NULL;
+		}
+		host_free(ss, h);
+	}
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The segments that are known, by name. */
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/segment/internal.h"
+#include "lib/log.h"
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct segment *)a)->name, ((const struct segment *)b)->name);
+}
+
+struct segment *segment_find(const struct segments *ss, const char *name)
+{
+	char text[SEGMENT_NAME_BYTES];
+	struct segment key = { .name = text };
+	struct segment *const *found;
+
+	if ((size_t)snprintf(text, sizeof(text), "%s", name) >= sizeof(text))
+		return NULL;
+	found = tfind(&key, &ss->by_name, by_name);
+	return found ? *found : NULL;
+}
+
+static struct segment *segment_free(struct segment *s)
+{
+	free(s->name);
+	free(s->configured);
+	free(s->listener);
+	free(s->restored);
+	free(s->te_endpoint);
+	free(s->standing);
+	free(s->where);
+	free(s->reason);
+	free(s);
+	return NULL;
+}
+
+static struct segment *segment_new(struct segments *ss, const char *name)
+{
+	struct segment *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->ss = ss;
+	s->name = strdup(name);
+	s->since_ns = s->mentioned_ns = dray_now().ns;
+	dray_list_init(&s->link);
+	dray_list_init(&s->foreground);
+	dray_list_init(&s->of_host);
+	if (!s->name || !tsearch(s, &ss->by_name, by_name))
+		return segment_free(s);
+	return s;
+}
+
+struct segment *segment_ensure(struct segments *ss, const char *name)
+{
+	struct segment *s = segment_find(ss, name);
+
+	if (s)
+		return s;
+	if (ss->n >= (size_t)ss->deps.cfg->limits.segments) {
+		if (!ss->left_out)
+			log_warning(
+				AREA,
+				"limits.segments = %lld is reached: further segments are left out",
+				(long long)ss->deps.cfg->limits.segments);
+		ss->left_out = true;
+		return NULL;
+	}
+	s = segment_new(ss, name);
+	if (!s)
+		return NULL;
+	dray_list_add(&ss->all, &s->link);
+	ss->n++;
+	ss->totals.by_state[s->state]++;
+	segment_locate(s);
+	return s;
+}
+
+void segment_remove(struct segment *s)
+{
+	struct segments *ss = s->ss;
+
+	tdelete(s, &ss->by_name, by_name);
+	ss->totals.by_state[s->state]--;
+	ss->n--;
+	dray_list_del(&s->link);
+	dray_list_del(&s->foreground);
+	segment_leave_host(s);
+	watch_free(s->watch);
+	segment_free(s);
+}
+
+void segment_text(char **member, const char *text)
+{
+	if (text && *member && !strcmp(*member, text))
+		return;
+	free(*member);
+	*member = text ? strdup(text) : NULL;
+}
