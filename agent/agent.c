@@ -17,6 +17,7 @@
 #include "agent/http/http.h"
 #include "agent/notify.h"
 #include "agent/observe.h"
+#include "agent/peer/peer_fsm.h"
 #include "agent/placement.h"
 #include "agent/privilege.h"
 #include "agent/rdma/rails.h"
@@ -209,6 +210,9 @@ static void up_peer_changed(void *arg, dray_handle peer, const char *segment, co
 	struct agent *a = arg;
 
 	agent_record(a, HISTORY_PEER, segment, before, after, why);
+	if (a->segments)
+		segments_peer_changed(a->segments, segment,
+				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
 	if (a->control)
 		control_peer_changed(a->control, peer, segment, before, after, why);
 }
@@ -329,52 +333,6 @@ static int pump(sd_event_source *source, int fd, uint32_t revents, void *arg)
 	return 0;
 }
 
-/* What the control thread's own modules know. */
-static uint64_t control_metric(struct agent *a, enum dray_metric m)
-{
-	uint64_t open, total, refused, remotes, notified, notify_refused, regions, bytes, tokens;
-	uint32_t peers, ready;
-
-	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
-	regions_totals(a->regions, &regions, &bytes, &tokens);
-	peers = peers_count(a->peers, &ready);
-	const struct {
-		enum dray_metric metric;
-		uint64_t value;
-	} values[] = {
-		{ DRAY_METRIC_SESSIONS, open },
-		{ DRAY_METRIC_SESSIONS_TOTAL, total },
-		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, refused },
-		{ DRAY_METRIC_REGIONS, regions },
-		{ DRAY_METRIC_REGION_BYTES, bytes },
-		{ DRAY_METRIC_TOKENS, tokens },
-		{ DRAY_METRIC_REMOTES, remotes },
-		{ DRAY_METRIC_PEERS, peers },
-		{ DRAY_METRIC_PEERS_READY, ready },
-		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers_lost_total(a->peers) },
-		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers_strangers_refused(a->peers) },
-		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, notified },
-		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, notify_refused },
-	};
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
-		if (values[i].metric == m)
-			return values[i].value;
-	return rails_metric(a->rails, m);
-}
-
-uint64_t agent_metric(struct agent *a, enum dray_metric m)
-{
-	uint64_t sum = 0;
-
-	if (dray_metrics[m].owner != DRAY_METRIC_OWNER_WORKER)
-		return control_metric(a, m);
-	for (unsigned i = 0; i < a->pool.n; i++)
-		sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
-					    memory_order_relaxed);
-	return sum;
-}
-
 /* --- what is found around ------------------------------------------------------------------------ */
 
 static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
@@ -405,6 +363,7 @@ static void up_detected(void *arg, struct nd_scan *scan)
 	cpu_set_t allowed;
 
 	peers_links_changed(a->peers, &scan->links);
+	agent_placement_detected(a, scan);
 	rails_follow(a->rails, scan);
 	/* this thread keeps the mask that the process was given */
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
@@ -588,6 +547,9 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			reterr);
 	if (ret < 0)
 		return ret;
+	ret = agent_placement_start(a, reterr);
+	if (ret < 0)
+		return ret;
 	ret = sessions_new(&a->sessions,
 			   &(struct sessions_deps){ .event = a->event,
 						    .cfg = cfg,
@@ -608,8 +570,11 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 	if (ret < 0)
 		return ret;
 	return detect_new(&a->detect,
-			  &(struct detect_deps){
-				  .event = a->event, .cfg = cfg, .changed = up_detected, .arg = a },
+			  &(struct detect_deps){ .event = a->event,
+						 .cfg = cfg,
+						 .changed = up_detected,
+						 .listeners = agent_placement_listeners,
+						 .arg = a },
 			  reterr);
 }
 
@@ -639,7 +604,9 @@ static int start_work(struct agent *a, const struct dray_config *cfg, struct dra
 	if (ret < 0)
 		return ret;
 	rails_attach(a->rails, a->regions, a->peers);
-	ret = pool_start(&a->pool, reterr);
+	ret = agent_placement_work(a, reterr);
+	if (ret >= 0)
+		ret = pool_start(&a->pool, reterr);
 	return ret < 0 ? ret : sandbox_enter(cfg->agent.seccomp, reterr);
 }
 
@@ -676,6 +643,8 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		ret = start_modules(a, cfg, reterr);
 	if (ret >= 0)
 		ret = start_work(a, cfg, reterr);
+	if (ret >= 0 && agent_placement_ready(a) < 0)
+		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	if (ret < 0) {
 		agent_deinit(a);
 		return ret;
@@ -707,6 +676,7 @@ bool agent_deinit(struct agent *a)
 	a->health = health_free(a->health);
 	a->detect = detect_free(a->detect);
 	a->sessions = sessions_free(a->sessions);
+	agent_placement_stop(a);
 	a->peers = peers_free(a->peers);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);

@@ -9,10 +9,12 @@
 #include <systemd/sd-event.h>
 
 #include "agent/config.h"
+#include "agent/env/env_file.h"
 #include "agent/history.h"
 #include "agent/identity.h"
 #include "agent/peer/peer.h"
 #include "agent/region/region.h"
+#include "agent/segment/preferred.h"
 #include "agent/session/session.h"
 #include "agent/worker/pool.h"
 #include "lib/list.h"
@@ -22,10 +24,13 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct control;
 struct detect;
+struct hints;
 struct health;
 struct http;
 struct notify;
 struct rails;
+struct segments;
+struct state;
 struct watchdog;
 
 struct agent {
@@ -50,6 +55,14 @@ struct agent {
 	struct dray_list listings, cancels; /* asks.c: under way */
 	uint64_t last_cancel;
 	int64_t started_ns;
+
+	/* placement.c */
+	struct state *state_db;
+	struct hints *hints;
+	struct segments *segments;
+	struct env_file env_file;
+	sd_event_source *env_write;
+	char preferred_reason[PREFERRED_REASON_BYTES]; /* of the answer that is being written */
 
 	/* drain.c */
 	enum agent_state state;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/config_internal.h"
+#include "agent/segment/rules.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
 #include "lib/units.h"
@@ -138,6 +139,10 @@ static int load(struct config *c, const struct config_args *args, struct dray_er
 		r = settings_load(c, args, reterr);
 	if (!r)
 		r = config_cross_check(c, reterr);
+	if (r >= 0)
+		r = rules_check_environment(config_variable(args, "MOONCAKE_PREFERRED_SEGMENT"),
+					    config_variable(args, "MOONCAKE_MASTER_METRICS_URL"),
+					    reterr);
 	return r;
 }
 

@@ -69,6 +69,9 @@ int config_reload(struct config *c, const struct config_args *args, struct confi
 /* Every effective value as a libconfig file, with its origin as comment. */
 void config_show(const struct config *c, FILE *f);
 
+/* A variable of the environment that is no setting of ours, such as another program's. NULL: unset. The args'. */
+const char *config_variable(const struct config_args *args, const char *name);
+
 /* "default", "FILE:LINE", ... of a key. */
 const char *config_origin(const struct config *c, enum dray_config_key_id key);
 

@@ -9,7 +9,9 @@
 
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/env/env.h"
 #include "agent/ready.h"
+#include "agent/segment/rules.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -159,6 +161,26 @@ static int detect_check(struct config *c, struct dray_err *reterr)
 	return r;
 }
 
+static int placement_check(struct config *c, struct dray_err *reterr)
+{
+	const struct dray_strv *profiles = &c->v.env.profiles;
+	const char *preferred = preferred_of_config(&c->v);
+	enum dray_config_key_id key = KEY(SEGMENT_KNOWN);
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = rules_check_config(&c->v, &key, &err);
+
+	r = form_check(c, key, r, &err, reterr);
+	if (!r)
+		r = form_check(c, KEY(SEGMENT_PREFERRED),
+			       preferred ? preferred_check(preferred, &err) : 0, &err, reterr);
+	if (!r)
+		r = form_check(c, KEY(ENV_PROFILES),
+			       env_profiles_check((const char *const *)profiles->v, profiles->n,
+						  &err),
+			       &err, reterr);
+	return r;
+}
+
 int config_cross_check(struct config *c, struct dray_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -171,6 +193,10 @@ int config_cross_check(struct config *c, struct dray_err *reterr)
 		r = listen_check(c, reterr);
 	if (!r)
 		r = detect_check(c, reterr);
+	if (!r)
+		r = order_check(c, KEY(PROBE_BACKOFF_MIN), KEY(PROBE_BACKOFF_MAX), true, reterr);
+	if (!r)
+		r = placement_check(c, reterr);
 	if (!r)
 		r = form_check(c, KEY(READY_REQUIRE), ready_check_words(&c->v.ready.require, &err),
 			       &err, reterr);

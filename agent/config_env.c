@@ -131,6 +131,16 @@ static int state_directory_load(struct config *c, char *const *env, struct dray_
 	return 0;
 }
 
+const char *config_variable(const struct config_args *args, const char *name)
+{
+	size_t n = strlen(name);
+
+	for (char *const *env = args->env; env && *env; env++)
+		if (!strncmp(*env, name, n) && (*env)[n] == '=')
+			return *env + n + 1;
+	return NULL;
+}
+
 int config_env_load(struct config *c, char *const *env, struct dray_err *reterr)
 {
 	int r;

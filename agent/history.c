@@ -60,9 +60,10 @@ void history_each(const struct history *h, uint64_t number,
 const char *history_kind_name(enum history_kind kind)
 {
 	static const char *const names[HISTORY_KIND_N] = {
-		[HISTORY_STATE] = "state",   [HISTORY_RAIL] = "rail",
-		[HISTORY_PEER] = "peer",     [HISTORY_SESSION] = "session",
-		[HISTORY_CONFIG] = "config", [HISTORY_LOG_LEVEL] = "log-level",
+		[HISTORY_STATE] = "state",     [HISTORY_RAIL] = "rail",
+		[HISTORY_PEER] = "peer",       [HISTORY_SESSION] = "session",
+		[HISTORY_CONFIG] = "config",   [HISTORY_LOG_LEVEL] = "log-level",
+		[HISTORY_SEGMENT] = "segment", [HISTORY_PREFERRED] = "preferred",
 	};
 
 	return kind < HISTORY_KIND_N ? names[kind] : "";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What has changed lately: states of the agent, of rails, of peers, sessions that ended, the configuration. The
- * last HISTORY_MAX changes are kept in memory. Control thread only; nothing blocks.
+ * What has changed lately: states of the agent, of rails, of peers, sessions that ended, the configuration,
+ * segments. The last HISTORY_MAX changes are kept in memory. Control thread only; nothing blocks.
  */
 #ifndef DRAY_AGENT_HISTORY_H
 #define DRAY_AGENT_HISTORY_H
@@ -17,6 +17,8 @@ enum history_kind {
 	HISTORY_SESSION,
 	HISTORY_CONFIG,
 	HISTORY_LOG_LEVEL,
+	HISTORY_SEGMENT,
+	HISTORY_PREFERRED,
 	HISTORY_KIND_N
 };
 

@@ -6,7 +6,9 @@
 
 #include "agent/agent.h"
 #include "agent/peer/peer_fsm.h"
+#include "agent/placement.h"
 #include "agent/process.h"
+#include "agent/rdma/rails.h"
 
 #ifndef DRAY_VERSION
 #define DRAY_VERSION "unknown"
@@ -41,6 +43,87 @@ void agent_ready(struct agent *a, struct ready *ret)
 
 /* --- metrics ------------------------------------------------------------------------------------ */
 
+/* Segments, hints and what is behind them. */
+static uint64_t placement_metric(struct agent *a, enum dray_metric m)
+{
+	struct segments_totals s;
+	struct state_info state;
+
+	segments_totals(a->segments, &s);
+	state_info(a->state_db, &state);
+	const struct {
+		enum dray_metric metric;
+		uint64_t value;
+	} values[] = {
+		{ DRAY_METRIC_SEGMENTS, s.known },
+		{ DRAY_METRIC_SEGMENT_CHANGES_TOTAL, s.changes },
+		{ DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL, s.expired },
+		{ DRAY_METRIC_PREFERRED_CHANGES_TOTAL, s.preferred_changes },
+		{ DRAY_METRIC_PROBES_TOTAL, s.probes },
+		{ DRAY_METRIC_PROBE_FAILURES_TOTAL, s.probe_failures },
+		{ DRAY_METRIC_PROBES_IN_FLIGHT, s.probes_in_flight },
+		{ DRAY_METRIC_MASTER_READS_TOTAL, s.master_reads },
+		{ DRAY_METRIC_MASTER_FAILURES_TOTAL, s.master_failures },
+		{ DRAY_METRIC_HINTS, hints_count(a->hints) },
+		{ DRAY_METRIC_STATE_WRITES_TOTAL, state.writes },
+		{ DRAY_METRIC_STATE_ERRORS_TOTAL, state.errors },
+		{ DRAY_METRIC_STATE_IN_MEMORY, state.in_memory },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
+		if (values[i].metric == m)
+			return values[i].value;
+	return 0;
+}
+
+/* What the control thread's own modules know. */
+static uint64_t control_metric(struct agent *a, enum dray_metric m)
+{
+	uint64_t open, total, refused, remotes, notified, notify_refused, regions, bytes, tokens;
+	uint32_t peers, ready;
+
+	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
+	regions_totals(a->regions, &regions, &bytes, &tokens);
+	peers = peers_count(a->peers, &ready);
+	const struct {
+		enum dray_metric metric;
+		uint64_t value;
+	} values[] = {
+		{ DRAY_METRIC_SESSIONS, open },
+		{ DRAY_METRIC_SESSIONS_TOTAL, total },
+		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, refused },
+		{ DRAY_METRIC_REGIONS, regions },
+		{ DRAY_METRIC_REGION_BYTES, bytes },
+		{ DRAY_METRIC_TOKENS, tokens },
+		{ DRAY_METRIC_REMOTES, remotes },
+		{ DRAY_METRIC_PEERS, peers },
+		{ DRAY_METRIC_PEERS_READY, ready },
+		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers_lost_total(a->peers) },
+		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers_strangers_refused(a->peers) },
+		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, notified },
+		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, notify_refused },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
+		if (values[i].metric == m)
+			return values[i].value;
+	return m >= DRAY_METRIC_SEGMENTS && m <= DRAY_METRIC_STATE_IN_MEMORY ?
+		       placement_metric(a, m) :
+		       rails_metric(a->rails, m);
+}
+
+uint64_t agent_metric(struct agent *a, enum dray_metric m)
+{
+	uint64_t sum = 0;
+
+	if (dray_metrics[m].owner != DRAY_METRIC_OWNER_WORKER)
+		return control_metric(a, m);
+	for (unsigned i = 0; i < a->pool.n; i++)
+		sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
+					    memory_order_relaxed);
+	return sum;
+}
+
 static uint64_t value(void *arg, enum dray_metric m)
 {
 	return agent_metric(arg, m);
@@ -62,6 +145,16 @@ static void peer_samples(struct agent *a, struct metrics_text *t)
 	for (int s = 0; s < PEER_STATE_CLOSED; s++)
 		metrics_sample(t, (const char *[]){ peer_state_name((enum peer_state)s) },
 			       counts[s]);
+}
+
+static void segment_samples(struct agent *a, struct metrics_text *t)
+{
+	struct segments_totals totals;
+
+	segments_totals(a->segments, &totals);
+	for (unsigned s = 0; s < SEGMENT_STATES; s++)
+		metrics_sample(t, (const char *[]){ dmsg_segment_state_name(s) },
+			       totals.by_state[s]);
 }
 
 static void condition_samples(struct agent *a, struct metrics_text *t)
@@ -109,6 +202,9 @@ static void samples(void *arg, enum dray_family f, struct metrics_text *t)
 		break;
 	case DRAY_FAMILY_PEERS_BY_STATE:
 		peer_samples(arg, t);
+		break;
+	case DRAY_FAMILY_SEGMENTS_BY_STATE:
+		segment_samples(arg, t);
 		break;
 	case DRAY_FAMILY_READY_CONDITION:
 		condition_samples(arg, t);

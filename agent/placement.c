@@ -1,57 +1,388 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The agent knows of no segments and keeps no hints: what there is to say then. */
 #include "agent/placement.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "agent/agent.h"
+#include "agent/control/control.h"
+#include "agent/detect/detect.h"
+#include "agent/env/env_file.h"
+#include "agent/segment/rules.h"
+#include "lib/log.h"
+#include "netdetect/advertise.h"
 #include "schema/gen/errors.h"
 
-#define TEXT(s) ((struct dray_str){ s, sizeof(s) - 1 })
+#define AREA "placement"
+
+static struct dray_str str(const char *s)
+{
+	return (struct dray_str){ s, (uint32_t)strlen(s) };
+}
+
+/* --- the launcher's environment ------------------------------------------------------------------ */
+
+/* The host that others know this node by: as the agent is advertised, else its best address. */
+static const char *host_of(const struct agent *a, const struct nd_scan *scan, char *host, size_t n,
+			   char *reason, size_t n_reason)
+{
+	const char *segment = peers_segment(a->peers);
+	dray_auto_free struct nd_candidate *c = NULL;
+	char own[SEGMENT_HOST_BYTES];
+	struct dray_addr addr;
+	unsigned port;
+	size_t n_c = 0;
+
+	*host = '\0';
+	if (*segment && segment_split(segment, own, &port) == 0 &&
+	    (dray_addr_parse(segment, &addr) < 0 || !dray_addr_is_loopback(&addr))) {
+		snprintf(host, n, "%s", own);
+		snprintf(reason, n_reason, "%s",
+			 *a->config->v.peer.advertise ? "peer.advertise" :
+							"the address that the agent advertises");
+	} else if (scan && nd_advertise_rank(&scan->links, true, true, &c, &n_c) == 0 && n_c &&
+		   !c[0].rejected) {
+		nd_addr_text(&c[0].addr->addr, c[0].addr->family, host);
+		snprintf(reason, n_reason, "%s", c[0].reason);
+	} else {
+		snprintf(reason, n_reason,
+			 "no address of this node is one that others could reach");
+	}
+	return host;
+}
+
+int agent_environment(struct agent *a, const struct dray_strv *profiles, struct env *ret,
+		      struct dray_err *reterr)
+{
+	const struct dray_config *cfg = &a->config->v;
+	const struct nd_scan *scan = a->detect ? detect_scan(a->detect) : NULL;
+	char host[SEGMENT_HOST_BYTES], host_reason[ND_REASON_MAX];
+	struct preferred p;
+
+	segments_preferred(a->segments, "", &p);
+	if (!profiles->n)
+		profiles = &cfg->env.profiles;
+	return env_make(
+		&(struct env_facts){
+			.scan = scan,
+			.data_socket = cfg->data.socket,
+			.segment = peers_segment(a->peers),
+			.preferred = { .name = p.name,
+				       .preference = dmsg_preference_name(p.preference),
+				       .state = dmsg_segment_state_name(p.state),
+				       .reason = p.reason },
+			.host = host_of(a, scan, host, sizeof(host), host_reason,
+					sizeof(host_reason)),
+			.host_reason = host_reason,
+			.owner_segment = (unsigned)cfg->mooncake.owner_segment,
+			.owner_rpc = (unsigned)cfg->mooncake.owner_rpc,
+			.rnics_per_gpu = (unsigned)cfg->rdma.rnics_per_gpu,
+		},
+		(const char *const *)profiles->v, profiles->n, ret, reterr);
+}
+
+/* From when the agent is ready, and whenever it would say something else. */
+static int write_file(sd_event_source *source, void *arg)
+{
+	struct dray_strv none = DRAY_STRV_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	dray_auto_free char *text = NULL;
+	struct env env = ENV_NULL;
+	struct agent *a = arg;
+	int ret;
+
+	(void)source;
+	ret = agent_environment(a, &none, &env, &err);
+	if (ret >= 0)
+		ret = env_text(&env, &text);
+	if (ret >= 0)
+		env_file_write(&a->env_file, text);
+	else
+		log_limited(DRAY_LOG_WARNING, AREA, "env.file stays as it is: %s",
+			    err.code ? err.msg : dray_errno_text(ret));
+	env_deinit(&env);
+	return 0;
+}
+
+static void environment_changed(struct agent *a)
+{
+	if (a->env_write)
+		sd_event_source_set_enabled(a->env_write, SD_EVENT_ONESHOT);
+}
+
+/* --- upcalls of segments and hints --------------------------------------------------------------- */
+
+static uint32_t flags_of(const struct segment_info *s)
+{
+	return (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
+	       (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0) |
+	       (s->preferred ? DMSG_SEGMENT_FLAG_PREFERRED : 0);
+}
+
+static void tell_sessions(struct agent *a, const char *segment, enum dmsg_segment_state old,
+			  enum dmsg_segment_state now, uint32_t flags, const char *reason)
+{
+	sessions_segment_changed(a->sessions,
+				 &(struct dmsg_segment_changed){ .old = (uint16_t)old,
+								 .new = (uint16_t)now,
+								 .flags = flags,
+								 .segment = str(segment),
+								 .reason = str(reason) });
+}
+
+static void up_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
+{
+	const char *before = dmsg_segment_state_name(old),
+		   *after = dmsg_segment_state_name(s->state);
+	struct agent *a = arg;
+
+	agent_record(a, HISTORY_SEGMENT, s->name, before, after, s->reason);
+	if (a->control)
+		control_segment_changed(a->control, s->name, before, after, s->reason);
+	if (a->sessions)
+		tell_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
+	environment_changed(a);
+}
+
+static void up_preferred(void *arg, const char *old, const char *now, const struct segment_info *s,
+			 const char *reason)
+{
+	enum dmsg_segment_state state = s ? s->state : DMSG_SEGMENT_STATE_UNKNOWN;
+	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s ? flags_of(s) : 0);
+	struct agent *a = arg;
+
+	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
+		     *now ? now : "none", reason);
+	if (a->control)
+		control_preferred_changed(a->control, old, now, reason);
+	if (a->sessions)
+		tell_sessions(a, now, state, state, flags, reason);
+	environment_changed(a);
+}
+
+static const struct segments_upcalls segments_up = {
+	.changed = up_changed,
+	.preferred = up_preferred,
+};
+
+static void up_hint_changed(void *arg, const char *scope)
+{
+	struct agent *a = arg;
+
+	(void)scope;
+	if (a->segments)
+		segments_hints_changed(a->segments);
+}
+
+static void up_hint_named(void *arg, const char *segment, bool named)
+{
+	struct agent *a = arg;
+
+	if (a->segments)
+		segments_hint_changed(a->segments, segment, named);
+}
+
+/* --- state --------------------------------------------------------------------------------------- */
+
+static void refill(void *arg)
+{
+	struct agent *a = arg;
+
+	hints_refill(a->hints);
+	segments_refill(a->segments);
+}
+
+static void load_hint(void *arg, const struct state_hint *row)
+{
+	struct agent *a = arg;
+
+	hints_load(a->hints, row);
+}
+
+static void load_segment(void *arg, const struct state_segment *row)
+{
+	struct agent *a = arg;
+
+	segments_restore(a->segments, row);
+}
+
+static void load_preferred(void *arg, const struct state_preferred *row)
+{
+	struct agent *a = arg;
+
+	segments_restore_preferred(a->segments, row);
+}
+
+static void load_name(void *arg, const char *segment)
+{
+	struct agent *a = arg;
+
+	segments_hint_changed(a->segments, segment, true);
+}
+
+static int open_state(struct agent *a, struct dray_err *reterr)
+{
+	int ret = state_open(&a->state_db,
+			     &(struct state_deps){ .event = a->event,
+						   .dir = a->config->v.agent.state_dir,
+						   .refill = refill,
+						   .arg = a },
+			     reterr);
+
+	if (ret >= 0)
+		ret = hints_new(&a->hints,
+				&(struct hints_deps){ .event = a->event,
+						      .cfg = &a->config->v,
+						      .state = a->state_db,
+						      .changed = up_hint_changed,
+						      .named = up_hint_named,
+						      .arg = a },
+				reterr);
+	return ret;
+}
+
+int agent_placement_start(struct agent *a, struct dray_err *reterr)
+{
+	const struct dray_config *cfg = &a->config->v;
+	int ret = open_state(a, reterr);
+
+	if (ret >= 0)
+		ret = segments_new(&a->segments,
+				   &(struct segments_deps){
+					   .event = a->event,
+					   .cfg = cfg,
+					   .environment = config_variable(
+						   a->config_args, "MOONCAKE_PREFERRED_SEGMENT"),
+					   .environment_master = config_variable(
+						   a->config_args, "MOONCAKE_MASTER_METRICS_URL"),
+					   .peers = a->peers,
+					   .hints = a->hints,
+					   .state = a->state_db,
+					   .up = &segments_up,
+					   .arg = a },
+				   reterr);
+	if (ret < 0)
+		return ret;
+	state_load(a->state_db, &(struct state_rows){ .hint = load_hint,
+						      .segment = load_segment,
+						      .preferred = load_preferred,
+						      .arg = a });
+	hints_loaded(a->hints);
+	hints_each_name(a->hints, load_name, a);
+	ret = segments_start(a->segments, reterr);
+	if (ret >= 0 && env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0)
+		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	return ret;
+}
+
+int agent_placement_work(struct agent *a, struct dray_err *reterr)
+{
+	int ret = state_start(a->state_db);
+
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_IO, "the thread that writes state: %s",
+				    dray_errno_text(ret));
+	return 0;
+}
+
+int agent_placement_ready(struct agent *a)
+{
+	return sd_event_add_defer(a->event, &a->env_write, write_file, a);
+}
+
+void agent_placement_stop(struct agent *a)
+{
+	a->env_write = sd_event_source_disable_unref(a->env_write);
+	env_file_deinit(&a->env_file);
+	a->segments = segments_free(a->segments);
+	a->hints = hints_free(a->hints);
+	a->state_db = state_free(a->state_db);
+}
+
+/* --- upcalls of sessions ------------------------------------------------------------------------- */
 
 static int hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
 		    struct dray_err *reterr)
 {
-	(void)arg;
-	(void)ret;
-	return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no hint is known for %s",
-			    *scope ? scope : "the whole node");
+	struct segment_info s;
+	struct agent *a = arg;
+	struct hint h;
+
+	if (!hints_best(a->hints, scope, &h))
+		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND, "no hint is known for %s",
+				    *scope ? scope : "the whole node");
+	*ret = (struct dmsg_hint_get_reply){ .source = (uint16_t)h.source,
+					     .score = h.score,
+					     .left_ms = h.left_ms > 0 ? (uint64_t)h.left_ms : 0,
+					     .flags = DMSG_SEGMENT_FLAG_UNVERIFIED,
+					     .segment = str(h.segment) };
+	if (segments_find(a->segments, h.segment, &s)) {
+		ret->state = (uint16_t)s.state;
+		ret->flags = flags_of(&s);
+	}
+	return 0;
 }
 
 static int hint_put(void *arg, uid_t uid, const char *scope, const char *segment, uint32_t score,
 		    uint64_t ttl_ms, struct dray_err *reterr)
 {
-	(void)arg;
-	(void)score;
-	(void)ttl_ms;
-	if (!*segment)
-		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-				    "clients of uid %u have put no hint for %s", uid,
-				    *scope ? scope : "the whole node");
-	return dray_err_set(
-		reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-		"this agent keeps no hints; set segment.preferred of the configuration");
+	struct agent *a = arg;
+
+	if (*segment)
+		return hints_put(a->hints,
+				 &(struct hint_put){ .scope = scope,
+						     .segment = segment,
+						     .source = DMSG_HINT_SOURCE_CLIENT,
+						     .uid = uid,
+						     .score = score,
+						     .ttl_ms = ttl_ms },
+				 reterr);
+	if (hints_forget_client(a->hints, scope, uid))
+		return 0;
+	return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+			    "clients of uid %u have put no hint for %s", uid,
+			    *scope ? scope : "the whole node");
 }
 
 static int segment_get(void *arg, const char *scope, struct dmsg_segment_get_reply *ret,
 		       struct dray_err *reterr)
 {
-	(void)arg;
-	(void)scope;
+	struct agent *a = arg;
+	struct preferred p;
+
 	(void)reterr;
-	*ret = (struct dmsg_segment_get_reply){ .preference = DMSG_PREFERENCE_NONE,
-						.state = DMSG_SEGMENT_STATE_UNKNOWN,
-						.reason = TEXT("no segment is known") };
+	segments_preferred(a->segments, scope, &p);
+	/* it has to stand until the answer is written */
+	snprintf(a->preferred_reason, sizeof(a->preferred_reason), "%s", p.reason);
+	*ret = (struct dmsg_segment_get_reply){ .preference = (uint16_t)p.preference,
+						.state = (uint16_t)p.state,
+						.flags = p.flags,
+						.capacity = p.capacity,
+						.allocated = p.allocated,
+						.segment = str(p.name),
+						.reason = str(a->preferred_reason) };
 	return 0;
 }
 
 static int env_get(void *arg, const char *profiles, char **ret_variables, char **ret_notes,
 		   struct dray_err *reterr)
 {
-	(void)arg;
-	(void)profiles;
-	(void)reterr;
-	*ret_variables = *ret_notes = NULL;
-	return 0;
+	struct dray_strv words = DRAY_STRV_NULL;
+	struct env env = ENV_NULL;
+	struct agent *a = arg;
+	int ret = *profiles ? env_profiles_parse(profiles, &words, reterr) : 0;
+
+	if (ret >= 0)
+		ret = agent_environment(a, &words, &env, reterr);
+	if (ret >= 0)
+		ret = env_lines(&env, ret_variables, ret_notes);
+	env_deinit(&env);
+	dray_strv_clear(&words);
+	if (ret == -ENOMEM)
+		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "out of memory");
+	return ret;
 }
 
 const struct placement_upcalls agent_placement = {
@@ -60,3 +391,24 @@ const struct placement_upcalls agent_placement = {
 	.segment_get = segment_get,
 	.env_get = env_get,
 };
+
+/* --- news ---------------------------------------------------------------------------------------- */
+
+void agent_placement_detected(struct agent *a, const struct nd_scan *scan)
+{
+	segments_links_changed(a->segments, &scan->links);
+	environment_changed(a);
+}
+
+void agent_placement_listeners(void *arg, const struct nd_listeners *now)
+{
+	struct agent *a = arg;
+
+	segments_listeners_changed(a->segments, now);
+}
+
+void agent_placement_reload(struct agent *a)
+{
+	segments_reload(a->segments);
+	environment_changed(a);
+}

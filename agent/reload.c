@@ -6,6 +6,7 @@
 
 #include "agent/agent.h"
 #include "agent/notify.h"
+#include "agent/placement.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
@@ -59,6 +60,7 @@ static void apply(struct agent *a, const struct config_changes *c)
 		log_error("config", "%s; who may open sessions stays as it was", err.msg);
 	if (agent_want_segments(a) < 0)
 		log_error("config", "out of memory; not all of ready.require is connected to");
+	agent_placement_reload(a);
 	if (workers_configure(a) < 0)
 		log_error("config", "out of memory; workers go on as they were");
 }

@@ -6,11 +6,11 @@
 #include "ctl/args.h"
 #include "ctl/change.h"
 #include "ctl/json.h"
-#include "ctl/segment_names.h"
 #include "ctl/segments.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
+#include "schema/gen/dbus.h"
 
 #define SCOPE_MAX 256 /* of the data protocol */
 #define TTL_MAX_NS (8760 * 3600 * DRAY_NS_PER_SEC)

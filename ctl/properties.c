@@ -50,6 +50,7 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 		{ DRAY_DBUS_PROPERTY_VERSION, "s", &p->version, NULL },
 		{ DRAY_DBUS_PROPERTY_AGENT_ID, "s", &p->agent_id, NULL },
 		{ DRAY_DBUS_PROPERTY_SEGMENT, "s", &p->segment, NULL },
+		{ DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT, "s", &p->preferred_segment, NULL },
 		{ DRAY_DBUS_PROPERTY_INCARNATION, "t", NULL, &p->incarnation },
 		{ DRAY_DBUS_PROPERTY_LOG_LEVEL, "s", &p->log_level, NULL },
 		{ DRAY_DBUS_PROPERTY_TRANSFERS_LEFT, "t", NULL, &p->transfers_left },
@@ -103,9 +104,12 @@ int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_e
 	sd_bus_message *m;
 	int ret;
 
-	*p = (struct ctl_properties){
-		.state = "", .version = "", .agent_id = "", .segment = "", .log_level = ""
-	};
+	*p = (struct ctl_properties){ .state = "",
+				      .version = "",
+				      .agent_id = "",
+				      .segment = "",
+				      .preferred_segment = "",
+				      .log_level = "" };
 	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
 	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);

@@ -3,10 +3,10 @@
 
 #include "ctl/human.h"
 #include "ctl/properties.h"
-#include "ctl/segment_names.h"
 #include "ctl/segments.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
+#include "schema/gen/dbus.h"
 
 /* Signals tell of changes, but neither that the agent is stopped nor that a probe has confirmed a state. */
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* segments: those that the agent knows, or the candidates for the preferred one. */
 #include "ctl/segments.h"
-
-#include "ctl/segment_names.h"
+#include "schema/gen/dbus.h"
 
 const struct ctl_list ctl_list_segments = {
 	DRAY_DBUS_METHOD_LIST_SEGMENTS,

@@ -20,6 +20,7 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 	ctl_json_string(&j, "agent_id", p->agent_id);
 	ctl_json_uint(&j, "incarnation", p->incarnation);
 	ctl_json_string(&j, "segment", p->segment);
+	ctl_json_string(&j, "preferred_segment", p->preferred_segment);
 	ctl_json_uint(&j, "pid", p->pid);
 	ctl_json_uint(&j, "workers", p->workers);
 	ctl_json_uint(&j, "uptime_ns", p->uptime_ns);
@@ -39,6 +40,7 @@ static void plain_print(const struct ctl_properties *p, FILE *f)
 {
 	fprintf(f, "state\t%s\nversion\t%s\nagent_id\t%s\nincarnation\t%" PRIu64 "\nsegment\t%s\n",
 		p->state, p->version, p->agent_id, p->incarnation, p->segment);
+	fprintf(f, "preferred_segment\t%s\n", p->preferred_segment);
 	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\nuptime_ns\t%" PRIu64 "\n", p->pid,
 		p->workers, p->uptime_ns);
 	fprintf(f, "log_level\t%s\ntransfers_left\t%" PRIu64 "\nbytes_left\t%" PRIu64 "\n",
@@ -78,6 +80,8 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "  agent         %s, pid %" PRIu32 ", %" PRIu32 " worker%s\n", p->agent_id,
 		p->pid, p->workers, p->workers == 1 ? "" : "s");
 	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
+	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
+		*p->preferred_segment ? p->preferred_segment : "none", count(p, "hints"));
 	fprintf(f, "  sessions      %s open, %s in all, %s refused\n", count(p, "sessions"),
 		count(p, "sessions_total"), count(p, "sessions_refused_total"));
 	fprintf(f, "  regions       %s of %s, %s tokens, %s remotes\n", count(p, "regions"),

@@ -4,10 +4,10 @@
 
 #include "ctl/env.h"
 #include "ctl/human.h"
-#include "ctl/segment_names.h"
 #include "ctl/segments.h"
 #include "lib/cleanup.h"
 #include "lib/quote.h"
+#include "schema/gen/dbus.h"
 
 #define PREFERRED "MOONCAKE_PREFERRED_SEGMENT"
 #define PROFILES_MAX 32

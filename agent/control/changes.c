@@ -14,7 +14,7 @@
 /* Transfers that one connection may be cancelling at once. */
 #define CANCELS_MAX 64
 
-static int may_change(const struct control_conn *c, const char *what, sd_bus_error *reterr)
+int control_may_change(const struct control_conn *c, const char *what, sd_bus_error *reterr)
 {
 	if (c->who.may_change)
 		return 0;
@@ -36,7 +36,7 @@ int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	uint32_t timeout_ms;
 	int stay, ret;
 
-	ret = may_change(c, "Drain", reterr);
+	ret = control_may_change(c, "Drain", reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "ub", &timeout_ms, &stay);
@@ -59,7 +59,7 @@ int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	struct agent *a = c->control->agent;
 	int ret;
 
-	ret = may_change(c, "Resume", reterr);
+	ret = control_may_change(c, "Resume", reterr);
 	if (ret < 0)
 		return ret;
 	if (a->state != AGENT_RUNNING)
@@ -78,7 +78,7 @@ int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reter
 	struct agent *a = c->control->agent;
 	int stay, ret;
 
-	ret = may_change(c, "DrainNow", reterr);
+	ret = control_may_change(c, "DrainNow", reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "b", &stay);
@@ -112,7 +112,7 @@ int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	struct config_changes changes;
 	int ret;
 
-	ret = may_change(c, "Reload", reterr);
+	ret = control_may_change(c, "Reload", reterr);
 	if (ret < 0)
 		return ret;
 	log_notice("control", "reload asked for uid=%u pid=%d", c->who.uid, c->who.pid);
@@ -134,7 +134,7 @@ int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *r
 	char who[64];
 	int ret;
 
-	ret = may_change(c, "SetLogLevel", reterr);
+	ret = control_may_change(c, "SetLogLevel", reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "s", &level);
@@ -162,7 +162,7 @@ int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *r
 	char why[200];
 	int ret;
 
-	ret = may_change(c, "CloseSession", reterr);
+	ret = control_may_change(c, "CloseSession", reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "ts", &session, &reason);
@@ -200,7 +200,7 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 	struct control_call *call;
 	int ret;
 
-	ret = may_change(c, "CancelTransfer", reterr);
+	ret = control_may_change(c, "CancelTransfer", reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "tt", &session, &request);
@@ -242,7 +242,7 @@ static int rail_switch(sd_bus_message *m, struct control_conn *c, const char *wh
 	uint32_t port;
 	int ret;
 
-	ret = may_change(c, what, reterr);
+	ret = control_may_change(c, what, reterr);
 	if (ret < 0)
 		return ret;
 	ret = sd_bus_message_read(m, "su", &device, &port);

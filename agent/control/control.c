@@ -351,6 +351,24 @@ void control_session_closed(struct control *control, dray_handle session, const 
 	     control_text(why, why_buf));
 }
 
+void control_segment_changed(struct control *control, const char *segment, const char *before,
+			     const char *after, const char *why)
+{
+	char buf[CONTROL_TEXT_MAX];
+
+	emit(control, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", segment, before, after,
+	     control_text(why, buf));
+}
+
+void control_preferred_changed(struct control *control, const char *before, const char *after,
+			       const char *why)
+{
+	char buf[CONTROL_TEXT_MAX];
+
+	emit(control, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", before, after,
+	     control_text(why, buf));
+}
+
 void control_event_added(struct control *control, const struct history_event *e)
 {
 	emit(control, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);

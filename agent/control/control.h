@@ -21,6 +21,10 @@ void control_peer_changed(struct control *c, dray_handle peer, const char *segme
 			  const char *before, const char *after, const char *why);
 void control_session_closed(struct control *c, dray_handle session, const char *name,
 			    const char *why);
+void control_segment_changed(struct control *c, const char *segment, const char *before,
+			     const char *after, const char *why);
+void control_preferred_changed(struct control *c, const char *before, const char *after,
+			       const char *why);
 void control_event_added(struct control *c, const struct history_event *e);
 
 /* Sends out what is queued, at most this long; before exit. */

@@ -89,6 +89,8 @@ int control_driver_add(struct control_conn *c);
 int control_object_add(struct control_conn *c);
 
 /* --- changes.c --- */
+/* May this connection change things? 0, or < 0 with the error set. */
+int control_may_change(const struct control_conn *c, const char *what, sd_bus_error *reterr);
 void control_cancels_forget(struct control_conn *c);
 
 /* --- listing.c: lists of transfers, whose answer the workers give later --- */
@@ -102,13 +104,11 @@ void control_listing_stop(struct control *control);
 int control_health_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr);
 void control_health_forget(struct control_conn *c);
 
-/*
- * --- records.c: the dictionaries of the list methods. m: the call, whose arguments they read; texts are
- * cut at an error's length.
- */
+/* --- rows.c --- */
 /* D-Bus refuses a whole message for one bad byte, and names are the clients' own words: a clean copy. */
 const char *control_text(const char *s, char buf[CONTROL_TEXT_MAX]);
 
+/* --- records.c, placement.c: the dictionaries of the list methods. m: the call, whose arguments they read --- */
 int control_records_sessions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			     size_t *ret_bytes);
 int control_records_regions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
@@ -123,6 +123,16 @@ int control_records_events(struct agent *a, sd_bus_message *m, sd_bus_message *r
 			   size_t *ret_bytes);
 int control_records_settings(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			     size_t *ret_bytes);
+int control_records_segments(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes);
+int control_records_candidates(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			       size_t *ret_bytes);
+int control_records_hints(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes);
+int control_records_environment(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+				size_t *ret_bytes);
+/* Are the profiles of this call known? 0, or < 0 with the error set. */
+int control_environment_check(struct agent *a, sd_bus_message *m, sd_bus_error *reterr);
 int control_records_transfers(struct snapshot *const *snapshots, unsigned n, sd_bus_message *reply,
 			      size_t *ret_bytes);
 int control_records_ended(struct agent *a, struct snapshot *const *snapshots, unsigned n,

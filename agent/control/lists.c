@@ -72,6 +72,29 @@ int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *ret
 	return list(m, userdata, control_records_events, reterr);
 }
 
+int dbus_method_list_segments(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_segments, reterr);
+}
+
+int dbus_method_list_candidates(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_candidates, reterr);
+}
+
+int dbus_method_list_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_hints, reterr);
+}
+
+int dbus_method_list_environment(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	int ret = control_environment_check(c->control->agent, m, reterr);
+
+	return ret < 0 ? ret : list(m, c, control_records_environment, reterr);
+}
+
 int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	return list(m, userdata, control_records_settings, reterr);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "agent/control/internal.h"
+#include "agent/segment/segments.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "schema/gen/dbus.h"
@@ -52,6 +53,14 @@ PROPERTY(incarnation)
 PROPERTY(segment)
 {
 	return sd_bus_message_append(reply, "s", peers_segment(agent_of(userdata)->peers));
+}
+
+PROPERTY(preferred_segment)
+{
+	struct preferred p;
+
+	segments_preferred(agent_of(userdata)->segments, "", &p);
+	return sd_bus_message_append(reply, "s", p.name);
 }
 
 PROPERTY(pid)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "agent/control/internal.h"
+#include "agent/control/rows.h"
 #include "agent/detect/detect.h"
 #include "agent/rdma/rails.h"
 #include "agent/report.h"
@@ -19,123 +20,12 @@
 #include "schema/gen/errors.h"
 
 #define TEXT_MAX CONTROL_TEXT_MAX
-/* Of one key with its value, on the wire, without its text. */
-#define FIELD_BYTES 32
-
-/* By the field's type one of them is meant. */
-union value {
-	const char *s;
-	uint64_t n;
-};
-
-struct rows {
-	sd_bus_message *m;
-	int ret; /* first error */
-	size_t bytes;
-};
-
-/* Length of the UTF-8 character at p, 0 where there is none. Overlong forms and surrogates are none. */
-static size_t utf8_length(const unsigned char *p)
-{
-	size_t n = *p < 0x80           ? 1 :
-		   (*p & 0xe0) == 0xc0 ? 2 :
-		   (*p & 0xf0) == 0xe0 ? 3 :
-		   (*p & 0xf8) == 0xf0 ? 4 :
-					 0;
-	uint32_t v = n == 1 ? *p : n ? *p & (0x7fu >> n) : 0;
-	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-
-	for (size_t i = 1; i < n; i++) {
-		if ((p[i] & 0xc0) != 0x80)
-			return 0;
-		v = v << 6 | (p[i] & 0x3f);
-	}
-	return v < least[n] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000) ? 0 : n;
-}
 
 /* Of records that take more than one module to fill. */
 struct agent_rows {
 	struct rows rows;
 	struct agent *agent;
 };
-
-const char *control_text(const char *s, char buf[TEXT_MAX])
-{
-	size_t at = 0;
-
-	for (const unsigned char *p = (const unsigned char *)(s ? s : ""); *p;) {
-		size_t n = utf8_length(p);
-
-		if (at + dray_max(n, (size_t)1) >= TEXT_MAX)
-			break;
-		if (n)
-			memcpy(buf + at, p, n);
-		else
-			buf[at] = '?';
-		n = dray_max(n, (size_t)1);
-		at += n;
-		p += n;
-	}
-	buf[at] = '\0';
-	return buf;
-}
-
-static int field_append(struct rows *r, const struct dray_dbus_field *f, union value v)
-{
-	char text[TEXT_MAX];
-
-	r->bytes += FIELD_BYTES;
-	switch (*f->type) {
-	case 's':
-		control_text(v.s, text);
-		r->bytes += strlen(text);
-		return sd_bus_message_append(r->m, "{sv}", f->key, "s", text);
-	case 'b':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "b", (int)v.n);
-	case 'u':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "u", (uint32_t)v.n);
-	case 'i':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "i", (int32_t)v.n);
-	case 't':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "t", v.n);
-	default:
-		return -EINVAL;
-	}
-}
-
-static void row_append(struct rows *r, const struct dray_dbus_field *fields, const union value *v,
-		       size_t n)
-{
-	if (r->ret < 0)
-		return;
-	r->ret = sd_bus_message_open_container(r->m, 'a', "{sv}");
-	for (size_t i = 0; i < n && r->ret >= 0; i++)
-		r->ret = field_append(r, &fields[i], v[i]);
-	if (r->ret >= 0)
-		r->ret = sd_bus_message_close_container(r->m);
-}
-
-static struct rows rows_open(sd_bus_message *m)
-{
-	struct rows r = { .m = m };
-
-	r.ret = sd_bus_message_open_container(m, 'a', "a{sv}");
-	return r;
-}
-
-static int rows_close(struct rows *r, size_t *ret_bytes)
-{
-	if (r->ret >= 0)
-		r->ret = sd_bus_message_close_container(r->m);
-	*ret_bytes = r->bytes;
-	return r->ret;
-}
-
-/* Ages come from two looks at the clock. */
-static uint64_t span(int64_t ns)
-{
-	return ns > 0 ? (uint64_t)ns : 0;
-}
 
 static void session_append(void *arg, const struct session_info *i)
 {
@@ -151,7 +41,7 @@ static void session_append(void *arg, const struct session_info *i)
 		[DRAY_DBUS_SESSION_FIELD_REMOTES] = { .n = i->remotes },
 		[DRAY_DBUS_SESSION_FIELD_TOKENS] = { .n = i->tokens },
 		[DRAY_DBUS_SESSION_FIELD_RING] = { .n = i->ring },
-		[DRAY_DBUS_SESSION_FIELD_AGE_NS] = { .n = span(i->age_ns) },
+		[DRAY_DBUS_SESSION_FIELD_AGE_NS] = { .n = rows_span(i->age_ns) },
 		[DRAY_DBUS_SESSION_FIELD_TRANSFERS] = { .n = i->transfers },
 		[DRAY_DBUS_SESSION_FIELD_BYTES] = { .n = i->bytes },
 	};
@@ -229,12 +119,12 @@ static void peer_append(void *arg, const struct peer_info *i)
 		[DRAY_DBUS_PEER_FIELD_SEGMENT] = { .s = i->segment },
 		[DRAY_DBUS_PEER_FIELD_STATE] = { .s = i->state },
 		[DRAY_DBUS_PEER_FIELD_REASON] = { .s = i->reason },
-		[DRAY_DBUS_PEER_FIELD_SINCE_NS] = { .n = span(i->since_ns) },
+		[DRAY_DBUS_PEER_FIELD_SINCE_NS] = { .n = rows_span(i->since_ns) },
 		[DRAY_DBUS_PEER_FIELD_INITIATOR] = { .n = i->initiator },
 		[DRAY_DBUS_PEER_FIELD_GRANTS] = { .n = i->grants },
 		[DRAY_DBUS_PEER_FIELD_IMPORTS] = { .n = i->imports },
 		[DRAY_DBUS_PEER_FIELD_STREAMS] = { .n = i->streams },
-		[DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS] = { .n = span(i->heard_ns) },
+		[DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS] = { .n = rows_span(i->heard_ns) },
 		[DRAY_DBUS_PEER_FIELD_TRANSPORT] = { .s = path ? dmsg_transport_name(path) : "" },
 		[DRAY_DBUS_PEER_FIELD_RAILS] = { .n = rails },
 		[DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS] = { .n = queue_pairs },
@@ -381,8 +271,8 @@ static void transfer_append(struct rows *r, const struct transfer_info *i)
 		[DRAY_DBUS_TRANSFER_FIELD_BYTES] = { .n = i->bytes },
 		[DRAY_DBUS_TRANSFER_FIELD_BYTES_DONE] = { .n = i->bytes_done },
 		[DRAY_DBUS_TRANSFER_FIELD_SLICES] = { .n = i->slices },
-		[DRAY_DBUS_TRANSFER_FIELD_AGE_NS] = { .n = span(i->age_ns) },
-		[DRAY_DBUS_TRANSFER_FIELD_LEFT_NS] = { .n = span(i->left_ns) },
+		[DRAY_DBUS_TRANSFER_FIELD_AGE_NS] = { .n = rows_span(i->age_ns) },
+		[DRAY_DBUS_TRANSFER_FIELD_LEFT_NS] = { .n = rows_span(i->left_ns) },
 	};
 
 	row_append(r, dray_dbus_transfer_fields, v, DRAY_ARRAY_SIZE(v));
@@ -423,18 +313,19 @@ static void ended_append(struct rows *r, struct agent *a, const struct transfer_
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES_DONE] = { .n = t->bytes_done },
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_SLICES] = { .n = t->slices },
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_RESENT] = { .n = t->resent },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS] = { .n = span(record_duration(t)) },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_WAITED_NS] = { .n = span(
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS] = { .n = rows_span(
+									 record_duration(t)) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_WAITED_NS] = { .n = rows_span(
 								       t->phase_ns[XFER_PHASE_WAIT]) },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS] = { .n = span(
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS] = { .n = rows_span(
 								       t->phase_ns
 									       [XFER_PHASE_QUEUE]) },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS] = { .n = span(
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS] = { .n = rows_span(
 								      t->phase_ns[XFER_PHASE_MOVE]) },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_NOTIFIED_NS] = { .n = span(
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_NOTIFIED_NS] = { .n = rows_span(
 									 t->phase_ns
 										 [XFER_PHASE_NOTIFY]) },
-		[DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS] = { .n = span(now - t->ended_ns) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS] = { .n = rows_span(now - t->ended_ns) },
 	};
 
 	row_append(r, dray_dbus_ended_transfer_fields, v, DRAY_ARRAY_SIZE(v));

@@ -295,8 +295,8 @@ struct dray_config {
 	struct {
 		/*
 		 * Segment that engines are to prefer, HOST:PORT, before all that is found; local,
-		 * self or own: this node's own. Unset: MOONCAKE_PREFERRED_SEGMENT in the agent's
-		 * environment, else found.
+		 * self or own: this node's own; auto: MOONCAKE_PREFERRED_SEGMENT in the agent's
+		 * environment, else what is found.
 		 */
 		char *preferred;
 		/*

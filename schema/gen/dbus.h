@@ -16,6 +16,8 @@
 #define DRAY_DBUS_PROPERTY_SEGMENT "Segment" /* Advertised segment; empty without a listener. */
 #define DRAY_DBUS_PROPERTY_PID "Pid" /* Process id in the agent's namespace. */
 #define DRAY_DBUS_PROPERTY_WORKERS "Workers" /* Data workers. */
+/* The preferred segment; empty for none. */
+#define DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT "PreferredSegment"
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
 #define DRAY_DBUS_PROPERTY_LOG_LEVEL "LogLevel" /* Lowest level that is logged. */
 /* While draining: transfers in flight; else 0. */
@@ -39,6 +41,15 @@
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
 /* The last 1,000 changes of state, oldest first. */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
+#define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Segments that are known. */
+/* Candidates for the preferred segment, best first, and why each won or lost. */
+#define DRAY_DBUS_METHOD_LIST_CANDIDATES "ListCandidates"
+#define DRAY_DBUS_METHOD_LIST_HINTS "ListHints" /* Placement hints that have not expired. */
+/* Remembers a segment for a scope, with the source explicit. */
+#define DRAY_DBUS_METHOD_SET_HINT "SetHint"
+#define DRAY_DBUS_METHOD_FORGET_HINTS "ForgetHints" /* Forgets hints, whoever gave them. */
+/* The launcher's environment, and what is left out and why. */
+#define DRAY_DBUS_METHOD_LIST_ENVIRONMENT "ListEnvironment"
 /* Each configuration key with its value and where that comes from. */
 #define DRAY_DBUS_METHOD_DUMP_CONFIG "DumpConfig"
 /* Reads the configuration again. A bad one changes nothing. */
@@ -73,6 +84,9 @@
 /* A peer has become ready, or is not any more. */
 #define DRAY_DBUS_SIGNAL_PEER_CHANGED "PeerChanged"
 #define DRAY_DBUS_SIGNAL_SESSION_CLOSED "SessionClosed" /* A session has begun to end. */
+#define DRAY_DBUS_SIGNAL_SEGMENT_CHANGED "SegmentChanged" /* A segment has another state. */
+/* Another segment is preferred, or none: empty. */
+#define DRAY_DBUS_SIGNAL_PREFERRED_CHANGED "PreferredChanged"
 /*
  * ListEvents has a new event. A client that does not read misses signals; ListEvents has what they
  * told.
@@ -97,12 +111,12 @@ struct dray_dbus_member {
 	const char *doc;
 };
 
-#define DRAY_DBUS_PROPERTY_N 14
-extern const struct dray_dbus_member dray_dbus_properties[14];
-#define DRAY_DBUS_METHOD_N 19
-extern const struct dray_dbus_member dray_dbus_methods[19];
-#define DRAY_DBUS_SIGNAL_N 5
-extern const struct dray_dbus_member dray_dbus_signals[5];
+#define DRAY_DBUS_PROPERTY_N 15
+extern const struct dray_dbus_member dray_dbus_properties[15];
+#define DRAY_DBUS_METHOD_N 25
+extern const struct dray_dbus_member dray_dbus_methods[25];
+#define DRAY_DBUS_SIGNAL_N 7
+extern const struct dray_dbus_member dray_dbus_signals[7];
 
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {

@@ -24,6 +24,8 @@ int dbus_get_pid(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_workers(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_preferred_segment(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_log_level(sd_bus *bus, const char *path, const char *interface,
@@ -46,6 +48,12 @@ int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *rete
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_segments(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_candidates(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_environment(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_dump_config(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -70,6 +78,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("Segment", "s", dbus_get_segment, 0, 0),
 	SD_BUS_PROPERTY("Pid", "u", dbus_get_pid, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Workers", "u", dbus_get_workers, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+	SD_BUS_PROPERTY("PreferredSegment", "s", dbus_get_preferred_segment, 0, 0),
 	SD_BUS_PROPERTY("UptimeNs", "t", dbus_get_uptime_ns, 0, 0),
 	SD_BUS_PROPERTY("LogLevel", "s", dbus_get_log_level, 0, 0),
 	SD_BUS_PROPERTY("TransfersLeft", "t", dbus_get_transfers_left, 0, 0),
@@ -100,6 +109,26 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListEvents", "t", SD_BUS_PARAM(after),
 		"aa{sv}", SD_BUS_PARAM(events), dbus_method_list_events,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListSegments", "", ,
+		"aa{sv}", SD_BUS_PARAM(segments), dbus_method_list_segments,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListCandidates", "s", SD_BUS_PARAM(scope),
+		"aa{sv}", SD_BUS_PARAM(candidates), dbus_method_list_candidates,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListHints", "", ,
+		"aa{sv}", SD_BUS_PARAM(hints), dbus_method_list_hints,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("SetHint", "ssut",
+		SD_BUS_PARAM(scope) SD_BUS_PARAM(segment) SD_BUS_PARAM(score) SD_BUS_PARAM(ttl_ms),
+		"", , dbus_method_set_hint,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ForgetHints", "ssb",
+		SD_BUS_PARAM(scope) SD_BUS_PARAM(segment) SD_BUS_PARAM(all),
+		"u", SD_BUS_PARAM(count), dbus_method_forget_hints,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListEnvironment", "as", SD_BUS_PARAM(profiles),
+		"aa{sv}", SD_BUS_PARAM(variables), dbus_method_list_environment,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("DumpConfig", "", ,
 		"aa{sv}", SD_BUS_PARAM(settings), dbus_method_dump_config,
@@ -142,6 +171,10 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_PARAM(peer) SD_BUS_PARAM(segment) SD_BUS_PARAM(old) SD_BUS_PARAM(new) SD_BUS_PARAM(reason), 0),
 	SD_BUS_SIGNAL_WITH_NAMES("SessionClosed", "tss",
 		SD_BUS_PARAM(session) SD_BUS_PARAM(name) SD_BUS_PARAM(reason), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("SegmentChanged", "ssss",
+		SD_BUS_PARAM(segment) SD_BUS_PARAM(old) SD_BUS_PARAM(new) SD_BUS_PARAM(reason), 0),
+	SD_BUS_SIGNAL_WITH_NAMES("PreferredChanged", "sss",
+		SD_BUS_PARAM(old) SD_BUS_PARAM(new) SD_BUS_PARAM(reason), 0),
 	SD_BUS_SIGNAL_WITH_NAMES("EventAdded", "t", SD_BUS_PARAM(number), 0),
 	SD_BUS_VTABLE_END,
 };

@@ -109,6 +109,7 @@ enum dray_family {
 	DRAY_FAMILY_BUILD_INFO, /* 1, with the release as label. */
 	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
+	DRAY_FAMILY_SEGMENTS_BY_STATE, /* Segments by their state. */
 	/* 1 where a condition of readiness holds; conditions are those of /readyz. */
 	DRAY_FAMILY_READY_CONDITION,
 	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */

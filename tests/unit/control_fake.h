@@ -16,6 +16,7 @@
 #include "agent/control/control.h"
 #include "agent/health.h"
 #include "agent/observe.h"
+#include "agent/placement.h"
 #include "agent/rdma/rails.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -39,6 +40,7 @@ static struct {
 	bool bad_config, disabled;
 	_Atomic int forgotten;
 	char closed[300];
+	char hint[600]; /* that was put or forgotten last */
 } fake;
 
 const char *agent_state_name(enum agent_state s)
@@ -256,6 +258,91 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 	(void)peer;
 	*ret_queue_pairs = 3;
 	return 1;
+}
+
+/* --- segments, hints, environment ---------------------------------------------------------------- */
+
+void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
+{
+	(void)ss;
+	(void)scope;
+	*ret = (struct preferred){ .name = "10.0.0.1:50053", .reason = "made up" };
+}
+
+void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segment_info *s),
+		   void *arg)
+{
+	(void)ss;
+	fn(arg, &(struct segment_info){ .name = "10.0.0.1:50053",
+					.state = DMSG_SEGMENT_STATE_READY,
+					.verified = true,
+					.preferred = true,
+					.sources = "listener,master",
+					.probe = "tcp",
+					.target = "tcp://127.0.0.1:50053",
+					.reason = "it accepts connections",
+					.capacity = 1ull << 40 });
+}
+
+int segments_explain(struct segments *ss, const char *scope,
+		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg)
+{
+	struct candidate c = { .name = scope, .preference = DMSG_PREFERENCE_HINT, .chosen = true };
+
+	(void)ss;
+	snprintf(c.reason, sizeof(c.reason), "made up");
+	fn(arg, 1, &c);
+	return 0;
+}
+
+void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg)
+{
+	(void)h;
+	fn(arg, &(struct hint){ .scope = "llama",
+				.segment = "10.0.0.1:50053",
+				.source = DMSG_HINT_SOURCE_CLIENT,
+				.uid = 7,
+				.score = 5,
+				.age_ms = 1000,
+				.left_ms = 2000,
+				.counts = true });
+}
+
+int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
+{
+	(void)h;
+	if (!strcmp(put->segment, "bad"))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "no segment");
+	if (!strcmp(put->segment, "full:1"))
+		return dray_err_set(reterr, -EDQUOT, DRAY_E_QUOTA, "no room");
+	snprintf(fake.hint, sizeof(fake.hint), "%s=%s %u %llu", put->scope, put->segment,
+		 put->score, (unsigned long long)put->ttl_ms);
+	return 0;
+}
+
+uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all)
+{
+	(void)h;
+	snprintf(fake.hint, sizeof(fake.hint), "%s=%s %d", scope, segment ? segment : "any", all);
+	return 3;
+}
+
+int agent_environment(struct agent *a, const struct dray_strv *profiles, struct env *ret,
+		      struct dray_err *reterr)
+{
+	(void)a;
+	if (profiles->n && !strcmp(profiles->v[0], "nope"))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "nope is no profile");
+	*ret = (struct env){ .v = calloc(2, sizeof(*ret->v)), .n = 2 };
+	dray_assert(ret->v);
+	ret->v[0] = (struct env_variable){ .profile = "dray",
+					   .name = "DRAY_SOCKET",
+					   .value = strdup("/run/dray/dray.sock"),
+					   .reason = strdup("data.socket") };
+	ret->v[1] = (struct env_variable){ .profile = "dray",
+					   .name = "DRAY_SEGMENT",
+					   .reason = strdup("no peer listener") };
+	return 0;
 }
 
 void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),

@@ -299,6 +299,96 @@ static void lists_have_the_keys_of_the_schema(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
+/* --- placement ---------------------------------------------------------------------------------- */
+
+/* The answer to a call with these arguments, or NULL and *err. */
+static sd_bus_message *call_with(sd_bus *bus, const char *method, sd_bus_error *err,
+				 const char *types, ...)
+{
+	dray_auto(sd_bus_message_unref) sd_bus_message *m = NULL;
+	sd_bus_message *reply = NULL;
+	va_list ap;
+
+	assert_true(sd_bus_message_new_method_call(bus, &m, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						   DRAY_DBUS_INTERFACE, method) >= 0);
+	va_start(ap, types);
+	assert_true(sd_bus_message_appendv(m, types, ap) >= 0);
+	va_end(ap);
+	return sd_bus_call(bus, m, 0, err, &reply) < 0 ? NULL : reply;
+}
+
+static void see_placement(int row, const char *key, const char *value)
+{
+	static const struct {
+		const char *key, *value;
+	} expected[] = {
+		{ DRAY_DBUS_SEGMENT_SOURCES, "listener,master" },
+		{ DRAY_DBUS_SEGMENT_TARGET, "tcp://127.0.0.1:50053" },
+		{ DRAY_DBUS_CANDIDATE_PREFERENCE, "hint" },
+		{ DRAY_DBUS_HINT_SOURCE, "client" },
+		{ DRAY_DBUS_HINT_SCOPE, "llama" },
+		{ DRAY_DBUS_VARIABLE_PROFILE, "dray" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(expected); i++)
+		if (!strcmp(expected[i].key, key))
+			assert_string_equal(value, expected[i].value);
+	if (!strcmp(key, DRAY_DBUS_VARIABLE_VALUE))
+		assert_string_equal(value, row ? "" : "/run/dray/dray.sock");
+}
+
+static void placement_is_listed(void **state)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus *bus = client(true);
+
+	get_string(bus, "PreferredSegment", "10.0.0.1:50053");
+	assert_int_equal(rows_check(call(bus, "ListSegments"), dray_dbus_segment_fields,
+				    DRAY_DBUS_SEGMENT_FIELD_N, see_placement),
+			 1);
+	assert_int_equal(rows_check(call_with(bus, "ListCandidates", &err, "s", "llama"),
+				    dray_dbus_candidate_fields, DRAY_DBUS_CANDIDATE_FIELD_N,
+				    see_placement),
+			 1);
+	assert_int_equal(rows_check(call(bus, "ListHints"), dray_dbus_hint_fields,
+				    DRAY_DBUS_HINT_FIELD_N, see_placement),
+			 1);
+	assert_int_equal(rows_check(call_with(bus, "ListEnvironment", &err, "as", 1, "dray"),
+				    dray_dbus_variable_fields, DRAY_DBUS_VARIABLE_FIELD_N,
+				    see_placement),
+			 2);
+	assert_null(call_with(bus, "ListEnvironment", &err, "as", 1, "nope"));
+	assert_true(sd_bus_error_has_name(&err, SD_BUS_ERROR_INVALID_ARGS));
+	assert_string_equal(err.message, "nope is no profile");
+	sd_bus_error_free(&err);
+	sd_bus_flush_close_unref(bus);
+}
+
+static void hints_are_put_and_forgotten(void **state)
+{
+	sd_bus_error err = SD_BUS_ERROR_NULL;
+	sd_bus *bus = client(true);
+	sd_bus_message *m;
+	uint32_t n = 0;
+
+	m = call_with(bus, "SetHint", &err, "ssut", "llama", "a:1", 5u, 60000ull);
+	assert_non_null(m);
+	sd_bus_message_unref(m);
+	assert_string_equal(fake.hint, "llama=a:1 5 60000");
+	assert_null(call_with(bus, "SetHint", &err, "ssut", "llama", "bad", 0u, 0ull));
+	assert_true(sd_bus_error_has_name(&err, SD_BUS_ERROR_INVALID_ARGS));
+	sd_bus_error_free(&err);
+	assert_null(call_with(bus, "SetHint", &err, "ssut", "llama", "full:1", 0u, 0ull));
+	assert_true(sd_bus_error_has_name(&err, SD_BUS_ERROR_LIMITS_EXCEEDED));
+	sd_bus_error_free(&err);
+	m = call_with(bus, "ForgetHints", &err, "ssb", "llama", "", 0);
+	assert_true(m && sd_bus_message_read(m, "u", &n) > 0);
+	sd_bus_message_unref(m);
+	assert_int_equal(n, 3);
+	assert_string_equal(fake.hint, "llama=any 0");
+	sd_bus_flush_close_unref(bus);
+}
+
 static int count_answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	int *counts = userdata;
@@ -826,6 +916,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(properties_are_read),
 		TEST(lists_have_the_keys_of_the_schema),
+		TEST(placement_is_listed),
+		TEST(hints_are_put_and_forgotten),
 		TEST(health_is_asked_of_the_workers),
 		TEST(listings_are_shared),
 		TEST(drain_is_told_to_all),

@@ -14,7 +14,6 @@
 
 #include "ctl/bench.h"
 #include "ctl/ctl.h"
-#include "ctl/segment_names.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
@@ -153,6 +152,8 @@ static void properties_append(sd_bus_message *m)
 			      "12000000000000000000000000000000");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_INCARNATION, "t", UINT64_MAX);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_SEGMENT, "s", "10.0.0.2:7411");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT, "s",
+			      "10.0.0.2:50053");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PID, "u", 4711);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_WORKERS, "u", 2);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_UPTIME_NS, "t",

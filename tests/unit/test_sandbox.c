@@ -344,10 +344,10 @@ int main(void)
 		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
 		cmocka_unit_test(test_lists),     cmocka_unit_test(test_resolve),
-		cmocka_unit_test(test_state),   cmocka_unit_test(test_work),
-		cmocka_unit_test(test_refused), cmocka_unit_test(test_forbidden),
-		cmocka_unit_test(test_threads), cmocka_unit_test(test_off),
-		cmocka_unit_test(test_without), cmocka_unit_test(test_lists),
+		cmocka_unit_test(test_state),     cmocka_unit_test(test_work),
+		cmocka_unit_test(test_refused),   cmocka_unit_test(test_forbidden),
+		cmocka_unit_test(test_threads),   cmocka_unit_test(test_off),
+		cmocka_unit_test(test_without),   cmocka_unit_test(test_lists),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
