@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launcher as platform teams write it: it starts the node's owner and an engine, which must see the right variables."""
+
+import contextlib
+import json
+import os
+import subprocess
+
+import pytest
+from harness import DRAYCTL, LIMIT, until
+from test_segments import QUICK, Owner, descriptor, handshake_daemon, listen, port_of, preferred, rows, state
+
+pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
+
+SHOW = ["python3", "-c", "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"]
+
+
+def launch(agent, *options, argv=SHOW, env=()):
+    """Starts drayctl exec on the agent's host, as a launcher's last line."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAY_", "MOONCAKE_", "MC_"))}
+    return subprocess.Popen(agent.host.command(DRAYCTL, "--control", agent.control, "exec", *options, "--", *argv), text=True,
+                            env={**clean, **dict(env)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def seen(process):
+    out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, err
+    environment, argv = json.loads(out)
+    return environment, argv, err
+
+
+def spare_port(host):
+    with contextlib.closing(listen(host)) as sock:
+        return port_of(sock)
+
+
+def test_an_owner_up_late(lab, new_agent):
+    """The agent and the launcher are there before the owner; the engine begins when its segment answers the handshake."""
+    host = lab.hosts[0]
+    port = spare_port(host)
+    name = f"{host.v4}:{port}"
+    agent = new_agent(settings={**QUICK, "segment.ports": f"{port} mooncake"}, listen=[host.v4], key=lab.key)
+    launcher = launch(agent, f"--wait-ready={LIMIT}s", "--profile", "dray,vllm,vllm-mooncake", argv=[*SHOW, "serve", "a model"])
+    # a port that accepts and says nothing is no owner yet
+    with contextlib.closing(listen(host, port=port)):
+        until(lambda: rows(agent).get(name, {"failures": 0})["failures"])
+        assert launcher.poll() is None and preferred(agent).segment == ""
+    with Owner(listen(host, port=port), handshake_daemon(descriptor(name))):
+        environment, argv, err = seen(launcher)
+        assert argv == ["serve", "a model"]
+        assert environment["MOONCAKE_PREFERRED_SEGMENT"] == name
+        assert environment["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] == environment["VLLM_HOST_IP"] == host.v4
+        assert environment["DRAY_SOCKET"] == str(agent.socket)
+        assert environment["DRAY_SEGMENT"] == agent.ctl("status", "--json")["segment"]
+        assert "MC_GID_INDEX" not in environment and "MC_GID_INDEX" in err  # no RDMA here, and it says so
+        # what is set already stays, unless it is to be overridden
+        mine = {"MOONCAKE_PREFERRED_SEGMENT": "mine:1"}
+        assert seen(launch(agent, "--profile", "vllm-mooncake", env=mine))[0]["MOONCAKE_PREFERRED_SEGMENT"] == "mine:1"
+        assert seen(launch(agent, "--profile", "vllm-mooncake", "--override", env=mine))[0]["MOONCAKE_PREFERRED_SEGMENT"] == name
+
+
+def test_an_owner_that_does_not_come(lab, new_agent):
+    agent = new_agent(settings=QUICK, listen=[lab.hosts[0].v4], key=lab.key)
+    late = launch(agent, "--wait-ready=200ms", "--profile", "vllm-mooncake")
+    assert late.communicate(timeout=LIMIT)[0] == "" and late.returncode == 124
+    environment, _, err = seen(launch(agent, "--wait-ready=200ms", "--on-timeout=start", "--profile", "vllm-mooncake"))
+    assert "MOONCAKE_PREFERRED_SEGMENT" not in environment and err
+
+
+def test_what_is_known_from_before_is_no_wait_ready(lab, new_agent):
+    """After a restart the segment is answered at once, unverified; --wait-ready waits for a probe to confirm it."""
+    host = lab.hosts[0]
+    port = spare_port(host)
+    name = f"{host.v4}:{port}"
+    settings = {**QUICK, "segment.ports": f"{port} mooncake"}
+    with Owner(listen(host, port=port), handshake_daemon(descriptor(name))):
+        agent = new_agent(settings=settings, listen=[host.v4], key=lab.key)
+        state(agent, name, "ready")
+        until(lambda: preferred(agent).segment == name)
+        agent.stop()
+    agent.settings["probe.timeout"] = "60s"
+    with Owner(listen(host, port=port), lambda conn: True) as owner:
+        agent.start()
+        assert preferred(agent).segment == name and preferred(agent).unverified
+        launcher = launch(agent, f"--wait-ready={LIMIT}s", "--profile", "vllm-mooncake")
+        until(lambda: owner.held)  # its probe is there
+        assert launcher.poll() is None
+        owner.serve = handshake_daemon(descriptor(name))
+        for conn in owner.held:
+            conn.close()
+        assert seen(launcher)[0]["MOONCAKE_PREFERRED_SEGMENT"] == name
+        assert not preferred(agent).unverified
+
+
+def sourced(path):
+    out = subprocess.run(["sh", "-c", f"set -a; . {path}; exec env -0"], stdout=subprocess.PIPE, env={}, check=True).stdout
+    return dict(v.split("=", 1) for v in out.decode().split("\0") if v)
+
+
+def test_the_file_and_the_data_socket_say_the_same(lab, new_agent):
+    host = lab.hosts[0]
+    port = spare_port(host)
+    agent = new_agent(settings={**QUICK, "segment.ports": f"{port}", "env.profiles": "dray,vllm,vllm-mooncake"}, listen=[host.v4],
+                      key=lab.key)
+    path = agent.directory / "env"
+    until(path.exists)
+    assert path.stat().st_mode & 0o777 == 0o644
+    until(lambda: sourced(path).get("VLLM_HOST_IP") == host.v4)
+    assert "MOONCAKE_PREFERRED_SEGMENT" not in sourced(path)
+    with contextlib.closing(listen(host, port=port)):
+        until(lambda: sourced(path).get("MOONCAKE_PREFERRED_SEGMENT") == f"{host.v4}:{port}")
+        with agent.client() as c:
+            asked = c.environment()
+            assert {k: v for k, v in sourced(path).items() if k not in ("PWD", "_", "SHLVL", "OLDPWD")} == dict(asked)
+            assert set(asked.notes) >= {"MC_GID_INDEX"}
+            assert "NCCL_SOCKET_IFNAME" in {*c.environment(["nccl"]), *c.environment(["nccl"]).notes}
+    until(lambda: "MOONCAKE_PREFERRED_SEGMENT" not in sourced(path))
+    agent.stop()
+    assert not path.exists()
+
+
+def test_a_directory_that_cannot_be_written(lab, new_agent):
+    agent = new_agent(settings={**QUICK, "env.file": "/proc/env"})
+    until(lambda: "/proc/env" in agent.text())
+    assert preferred(agent).segment == ""
+
+
+def test_no_file(lab, new_agent):
+    agent = new_agent(settings={**QUICK, "env.file": "none"})
+    assert preferred(agent).segment == ""
+    assert not (agent.directory / "env").exists()
+
+
+def test_unknown_profile(lab, new_agent):
+    agent = new_agent(settings=QUICK)
+    done = agent.ctl("env", "--profile", "dray,nope", check=False)
+    assert done.returncode != 0 and "nope" in done.stderr and "vllm-mooncake" in done.stderr and not done.stdout
