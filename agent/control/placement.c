@@ -109,11 +109,12 @@ int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr
 	struct control_conn *c = userdata;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
-	int ret = control_may_change(c, "SetHint", reterr);
+	int ret;
 
-	if (ret >= 0)
-		ret = sd_bus_message_read(m, "ssut", &put.scope, &put.segment, &put.score,
-					  &put.ttl_ms);
+	ret = control_may_change(c, "SetHint", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
 	if (ret < 0)
 		return ret;
 	if (hints_put(c->control->agent->hints, &put, &err) < 0)
@@ -131,10 +132,12 @@ int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *re
 	struct control_conn *c = userdata;
 	const char *scope, *segment;
 	uint32_t count;
-	int all, ret = control_may_change(c, "ForgetHints", reterr);
+	int all, ret;
 
-	if (ret >= 0)
-		ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
+	ret = control_may_change(c, "ForgetHints", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
 	if (ret < 0)
 		return ret;
 	count = hints_forget(c->control->agent->hints, scope, *segment ? segment : NULL, all);

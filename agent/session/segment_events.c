@@ -194,6 +194,7 @@ static bool anybody_listens(struct sessions *ss)
 void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_changed *m)
 {
 	struct segment_changes *x = &ss->segment_changes;
+	struct change *oldest;
 	struct session *s;
 
 	if (!anybody_listens(ss))
@@ -205,12 +206,13 @@ void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_cha
 			    (int)m->segment.n, m->segment.p);
 		return;
 	}
-	if (x->n > (uint64_t)ss->cfg->limits.segments) {
+	oldest = dray_list_first(&x->list, struct change, link);
+	if (oldest && x->n > (uint64_t)ss->cfg->limits.segments) {
 		log_limited(DRAY_LOG_WARNING, "session",
 			    "a client does not read, %" PRIu32
 			    " changes of segments wait for it, dropping the oldest",
 			    x->n - 1);
-		change_free(x, dray_list_first(&x->list, struct change, link));
+		change_free(x, oldest);
 	}
 	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
 		send_some(s);
