@@ -2,6 +2,7 @@
 """Fixtures: agents that live for a file of tests, agents of one test, and the checks on all of them."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -11,6 +12,10 @@ sys.path.insert(1, os.path.join(os.path.dirname(__file__), "../../client/python"
 
 import harness  # noqa: E402
 from harness import MIB, STREAMS, Side, noise, nothing_leaked  # noqa: E402
+
+# A shell that runs the tests in the background has it ignored, and so would whatever they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LAB = None
 
