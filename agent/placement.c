@@ -150,7 +150,9 @@ static void up_preferred(void *arg, const char *old, const char *now, const stru
 			 const char *reason)
 {
 	enum dmsg_segment_state state = s ? s->state : DMSG_SEGMENT_STATE_UNKNOWN;
-	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s ? flags_of(s) : 0);
+	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? flags_of(s) :
+							*now ? DMSG_SEGMENT_FLAG_UNVERIFIED :
+							       0);
 	struct agent *a = arg;
 
 	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
@@ -171,8 +173,8 @@ static void up_hint_changed(void *arg, const char *scope)
 {
 	struct agent *a = arg;
 
-	(void)scope;
-	if (a->segments)
+	/* others are asked about, and not decided before */
+	if (!*scope && a->segments)
 		segments_hints_changed(a->segments);
 }
 

@@ -45,9 +45,30 @@ static bool is_same(const struct entry *a, const struct entry *b)
 	       a->owner == b->owner;
 }
 
-static void tell_changed(struct hints *h, const struct scope *s, const struct entry *before)
+/* The one that counts, and the one that counts of those that somebody said. */
+struct heads {
+	const struct entry *first, *said;
+};
+
+static struct heads heads_of(const struct scope *s)
 {
-	if (h->deps.changed && !h->loading && !is_same(before, head(s)))
+	struct heads r = { .first = head(s) };
+
+	dray_list_for_each(&s->entries, e, struct entry, link) {
+		if (!source_names(e->source))
+			continue;
+		r.said = e;
+		break;
+	}
+	return r;
+}
+
+static void tell_changed(struct hints *h, const struct scope *s, struct heads before)
+{
+	struct heads now = heads_of(s);
+
+	if (h->deps.changed && !h->loading &&
+	    (!is_same(before.first, now.first) || !is_same(before.said, now.said)))
 		h->deps.changed(h->deps.arg, s->text);
 }
 
@@ -68,7 +89,7 @@ struct entry *hints_find(const struct scope *s, const struct entry_put *put)
 
 void hints_remove(struct hints *h, struct entry *e)
 {
-	const struct entry *before = head(e->scope);
+	struct heads before = heads_of(e->scope);
 
 	hints_unsave(h, e);
 	dray_list_del(&e->link);
@@ -109,7 +130,7 @@ static int make_room(struct hints *h, const struct entry_put *put, struct dray_e
 /* The new one is there before the old one goes, on disk as well: a kill between them loses neither. */
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
-	const struct entry *before = head(e->scope);
+	struct heads before = heads_of(e->scope);
 	bool fresh = source_names(e->source) && e->name->said == 1;
 
 	link_in_order(e);
@@ -233,6 +254,28 @@ uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, b
 	if (n)
 		hints_arm(h);
 	return n;
+}
+
+void hints_forget_found(struct hints *h, const char *segment)
+{
+	struct scope *s = hints_scope_find(h, "");
+	struct entry *last = NULL;
+
+	if (!s)
+		return;
+	/* the scope goes with its last hint: one at a time */
+	do {
+		last = NULL;
+		dray_list_for_each(&s->entries, e, struct entry, link) {
+			if (!source_names(e->source) && strcmp(e->name->text, segment) != 0)
+				last = e;
+		}
+		if (last) {
+			hints_remove(h, last);
+			s = hints_scope_find(h, "");
+		}
+	} while (last && s);
+	hints_arm(h);
 }
 
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)

@@ -51,7 +51,7 @@ struct hints_deps {
 	struct state *state; /* borrowed; NULL: in memory alone */
 	/*
 	 * After the change, and not for what hints_load() brings. They must not change hints. `changed`: another one
-	 * counts for the scope, or none, or its segment or score is another. `named`: a segment that no live hint of the
+	 * counts for the scope, or none, or its segment or score is another; likewise of those that somebody said. `named`: a segment that no live hint of the
 	 * administrator or of a client named is named now, or the other way round.
 	 */
 	void (*changed)(void *arg, const char *scope);
@@ -99,6 +99,9 @@ bool hints_best(struct hints *h, const char *scope, struct hint *ret);
 
 /* segment NULL: any; all: of every scope (scope is not looked at). Whatever their source. Returns how many. */
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all);
+
+/* What the agent found, or was started with, for the whole node (scope ""), but for this segment. */
+void hints_forget_found(struct hints *h, const char *segment);
 
 /* What clients of this uid said of the scope. False: nothing. */
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid);

@@ -9,6 +9,7 @@
 #include "lib/log.h"
 
 #define ABOUT_BYTES 160
+#define DECIDE_PAUSE_NS (20 * DRAY_NS_PER_MS)
 
 /* Facts, and what they lie in. */
 struct gathered {
@@ -31,6 +32,8 @@ static bool is_loopback(const struct segment *s)
 {
 	struct dray_addr addr;
 
+	if (s->host)
+		return s->host->loopback;
 	return dray_addr_parse(s->name, &addr) == 0 && dray_addr_is_loopback(&addr);
 }
 
@@ -56,12 +59,11 @@ static bool is_agent(const struct segment *s)
 
 static void segment_facts(const struct segment *s, struct preferred_segment *ret)
 {
-	struct segment_info info;
-
-	segment_info_of(s, &info);
 	*ret = (struct preferred_segment){
 		.name = s->name,
-		.reason = s->standing ? s->standing : info.reason,
+		.reason = s->standing ? s->standing :
+			  s->reason   ? s->reason :
+					"",
 		.where = s->where ? s->where : "",
 		.state = s->state,
 		.verified = s->verified,
@@ -70,7 +72,9 @@ static void segment_facts(const struct segment *s, struct preferred_segment *ret
 		.located = s->ss->located && (!s->host || s->host->known),
 		.loopback = is_loopback(s),
 		.agent = is_agent(s),
+		.spoken = s->sources,
 		.configured = s->sources & SEGMENT_CONFIG,
+		.listens = s->sources & SEGMENT_LISTENER,
 		.listed = s->sources & SEGMENT_MASTER,
 		.capacity = s->capacity,
 	};
@@ -231,14 +235,16 @@ static void remember(struct segments *ss, const struct preferred *p)
 
 	if (p->preference == DMSG_PREFERENCE_DETECTED)
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", p->name);
-	if (*p->name)
+	if (p->preference == DMSG_PREFERENCE_DETECTED)
 		state_put_preferred(ss->deps.state,
 				    &(struct state_preferred){ .name = p->name,
 							       .preference = p->preference,
 							       .at_ms = (int64_t)dray_unix_ms() });
+	hints_forget_found(ss->deps.hints, p->name);
 	if (p->preference != DMSG_PREFERENCE_ENVIRONMENT &&
 	    p->preference != DMSG_PREFERENCE_DETECTED)
 		return;
+	ss->remembered_ns = dray_now().ns;
 	if (hints_put(ss->deps.hints,
 		      &(struct hint_put){ .scope = "", .segment = p->name, .source = source },
 		      &err) < 0)
@@ -265,20 +271,45 @@ static void decide(struct segments *ss)
 	ss->deps.up->preferred(ss->deps.arg, old, ss->preferred, known ? &info : NULL, p.reason);
 }
 
-static int on_decide(sd_event_source *source, void *arg)
+void segments_remember(struct segments *ss)
 {
-	decide(arg);
+	struct preferred p;
+
+	if (!*ss->preferred || dray_now().ns - ss->remembered_ns < ss->deps.cfg->hint.ttl / 2)
+		return;
+	segments_preferred(ss, "", &p);
+	remember(ss, &p);
+}
+
+static int on_decide(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct segments *ss = arg;
+
+	ss->decided_ns = dray_now().ns;
+	if (ss->renamed) {
+		ss->renamed = false;
+		listeners_apply(ss);
+	}
+	decide(ss);
 	return 0;
 }
 
+/* At once, but not again and again: it looks at all that may be preferred. */
 void segments_decide_soon(struct segments *ss)
 {
+	int enabled = SD_EVENT_OFF;
+
+	sd_event_source_get_enabled(ss->decide, &enabled);
+	if (enabled != SD_EVENT_OFF)
+		return;
+	sd_event_source_set_time(ss->decide, (uint64_t)(ss->decided_ns + DECIDE_PAUSE_NS) / 1000);
 	sd_event_source_set_enabled(ss->decide, SD_EVENT_ONESHOT);
 }
 
 int segments_decide_init(struct segments *ss)
 {
-	int r = sd_event_add_defer(ss->deps.event, &ss->decide, on_decide, ss);
+	int r = sd_event_add_time(ss->deps.event, &ss->decide, CLOCK_MONOTONIC, 0, 1, on_decide,
+				  ss);
 
 	return r < 0 ? r : sd_event_source_set_enabled(ss->decide, SD_EVENT_OFF);
 }

@@ -39,7 +39,7 @@ static int name_word(struct segments *ss, const char *text)
 
 	if (!text || preferred_is_own(text))
 		return 0;
-	s = segment_ensure(ss, text);
+	s = segment_ensure(ss, text, false);
 	if (!s)
 		return -ENOMEM;
 	s->word = true;
@@ -57,7 +57,7 @@ static int known_set(struct segments *ss, const char *word)
 	/* what has passed its check is in order */
 	if (known_rule_parse(word, &r, NULL) < 0)
 		return 0;
-	s = segment_ensure(ss, r.segment);
+	s = segment_ensure(ss, r.segment, false);
 	if (!s)
 		return -ENOMEM;
 	s->known_round = s->config_round = ss->round;
@@ -73,8 +73,11 @@ static void forget_former(struct segments *ss)
 	dray_list_for_each(&ss->all, s, struct segment, link) {
 		if (!(s->sources & SEGMENT_CONFIG))
 			continue;
-		if (s->known_round != ss->round)
+		/* as long as it is remembered it is probed as before */
+		if (s->known_round != ss->round && s->configured) {
+			target_set(&s->restored, s->configured);
 			target_set(&s->configured, NULL);
+		}
 		if (s->config_round != ss->round)
 			segment_mention(s, SEGMENT_CONFIG, false);
 		segment_reconsider(s);
@@ -162,6 +165,17 @@ static void listener_stands_for(struct segment *s, const struct nd_listener *l,
 		watch_now(s->watch);
 }
 
+static bool is_v4(const struct nd_listener *l)
+{
+	return l->family == AF_INET || IN6_IS_ADDR_V4MAPPED(&l->addr);
+}
+
+/* Could connections to that number reach it? */
+static bool family_fits(const struct nd_listener *l, const struct dray_addr *addr)
+{
+	return l->dual || is_v4(l) == (addr->sa.sa_family == AF_INET);
+}
+
 /*
  * A segment of this node that somebody else has spoken of, with that port, may well be this listener: under
  * another address of ours, or under one that only others know (segment.local).
@@ -171,24 +185,38 @@ static bool may_be(const struct segment *s, const struct nd_listener *l, unsigne
 	char host[SEGMENT_HOST_BYTES], place[SEGMENT_NAME_BYTES];
 	struct dray_addr addr;
 	unsigned own;
+	bool number;
 
 	if (!s->local || segment_split(s->name, host, &own) < 0 || own != port ||
 	    !(s->sources & ~(unsigned)SEGMENT_LISTENER))
 		return false;
+	number = dray_addr_parse(s->name, &addr) == 0;
 	if (l->match == ND_MATCH_WILDCARD)
-		return true;
+		return !number || family_fits(l, &addr);
 	listener_place(l, port, place, sizeof(place));
-	return !strcmp(place, s->name) || dray_addr_parse(s->name, &addr) < 0 ||
-	       !locality_has_addr(&s->ss->locality, &addr);
+	return !strcmp(place, s->name) || !number || !locality_has_addr(&s->ss->locality, &addr);
 }
 
-/* What it is called where nobody has said so. */
+/* Is that name one to go by? Not what a client's hint calls it, nor what a master calls loopback. */
+static bool is_name(const struct segment *s)
+{
+	struct dray_addr addr;
+	bool loopback = s->host ? s->host->loopback :
+				  dray_addr_parse(s->name, &addr) == 0 &&
+					  dray_addr_is_loopback(&addr);
+
+	return (s->sources & SEGMENT_CONFIG) || ((s->sources & SEGMENT_MASTER) && !loopback);
+}
+
+/* What it is called where nobody has said so; "": that cannot be said. */
 static void listener_name(const struct segments *ss, const struct nd_listener *l, unsigned port,
 			  char *name, size_t n)
 {
-	if (l->match == ND_MATCH_WILDCARD && *ss->advertised)
-		snprintf(name, n, strchr(ss->advertised, ':') ? "[%s]:%u" : "%s:%u", ss->advertised,
-			 port);
+	bool v4 = is_v4(l) || (l->dual && *ss->advertised4);
+	const char *address = v4 ? ss->advertised4 : ss->advertised6;
+
+	if (l->match == ND_MATCH_WILDCARD && *address)
+		snprintf(name, n, v4 ? "%s:%u" : "[%s]:%u", address, port);
 	else
 		listener_place(l, port, name, n);
 }
@@ -197,26 +225,39 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 			   const struct port_rule *rule)
 {
 	unsigned port = rule->segment_port ? rule->segment_port : l->port;
+	bool named = false, ready = false;
 	char name[SEGMENT_NAME_BYTES];
-	bool taken = false;
 	struct segment *s;
 
 	dray_list_for_each(&ss->all, known, struct segment, link) {
-		if (may_be(known, l, port)) {
-			listener_stands_for(known, l, rule);
-			taken = true;
-		}
+		if (!may_be(known, l, port))
+			continue;
+		listener_stands_for(known, l, rule);
+		named |= is_name(known);
+		ready |= is_name(known) && known->state == DMSG_SEGMENT_STATE_READY;
 	}
 	listener_name(ss, l, port, name, sizeof(name));
 	if (!dray_segment_valid(name) || !strcmp(name, ss->self))
 		return;
-	s = taken ? segment_find(ss, name) : segment_ensure(ss, name);
-	if (!s)
+	s = segment_find(ss, name);
+	/* a master that has not been heard yet may call it otherwise */
+	if (!s && !named && !(l->match == ND_MATCH_WILDCARD && masters_pending(ss)))
+		s = segment_ensure(ss, name, false);
+	if (!s || s->listener_round == ss->round)
 		return;
-	if (!taken)
-		listener_stands_for(s, l, rule);
-	else if (s->listener_round != ss->round)
+	/* our own name stands until the other is ready */
+	if (ready)
 		s->misnamed_round = ss->round;
+	else
+		listener_stands_for(s, l, rule);
+}
+
+static bool any_rule_has(const struct segments *ss, unsigned port)
+{
+	for (size_t i = 0; i < ss->n_ports; i++)
+		if (rule_has(&ss->ports[i], port))
+			return true;
+	return false;
 }
 
 /* It goes on being probed there, which tells that it is lost; unless that was only our name for another. */
@@ -234,6 +275,13 @@ static void listener_leave(struct segment *s)
 	if (!(s->sources & SEGMENT_LISTENER))
 		return;
 	segment_mention(s, SEGMENT_LISTENER, false);
+	/* a rule that is gone takes its word back */
+	if (s->listener && !any_rule_has(ss, s->listener->port)) {
+		target_set(&s->restored, s->listener);
+		target_set(&s->listener, NULL);
+		segment_reconsider(s);
+	}
+	segments_decide_soon(ss);
 	if (s->watch)
 		watch_now(s->watch);
 }
@@ -268,35 +316,44 @@ void segments_listeners_changed(struct segments *ss, const struct nd_listeners *
 
 /* --- addresses ----------------------------------------------------------------------------------- */
 
-/* What others know this node by: as the agent itself, else the best address. */
-static void find_advertised(struct segments *ss, const struct nd_links *links)
+/* What others know this node by, in one family: as the agent itself, else the best address. */
+static void find_advertised(const struct segments *ss, const struct nd_links *links, bool v4,
+			    char host[SEGMENT_HOST_BYTES])
 {
 	dray_auto_free struct nd_candidate *c = NULL;
 	struct dray_addr addr;
 	unsigned port;
 	size_t n = 0;
 
-	*ss->advertised = '\0';
-	if (*ss->self && segment_split(ss->self, ss->advertised, &port) == 0 &&
-	    (dray_addr_parse(ss->self, &addr) < 0 || !dray_addr_is_loopback(&addr)))
+	if (dray_addr_parse(ss->self, &addr) == 0 && !dray_addr_is_loopback(&addr) &&
+	    (addr.sa.sa_family == AF_INET) == v4 && segment_split(ss->self, host, &port) == 0)
 		return;
-	*ss->advertised = '\0';
-	if (nd_advertise_rank(links, true, true, &c, &n) == 0 && n && !c[0].rejected)
-		nd_addr_text(&c[0].addr->addr, c[0].addr->family, ss->advertised);
+	*host = '\0';
+	if (nd_advertise_rank(links, v4, !v4, &c, &n) == 0 && n && !c[0].rejected)
+		nd_addr_text(&c[0].addr->addr, c[0].addr->family, host);
 }
 
 void segments_links_changed(struct segments *ss, const struct nd_links *links)
 {
-	if (locality_set_addresses(&ss->locality, links, &ss->deps.cfg->node.addresses) < 0) {
+	const char *self = peers_segment(ss->deps.peers);
+	int changed = locality_set_addresses(&ss->locality, links, &ss->deps.cfg->node.addresses);
+
+	if (changed < 0) {
 		log_error(AREA, "out of memory; addresses of this node stay as they were");
 		return;
 	}
-	snprintf(ss->self, sizeof(ss->self), "%s", peers_segment(ss->deps.peers));
-	ss->located = true;
-	find_advertised(ss, links);
-	dray_list_for_each(&ss->all, s, struct segment, link) {
-		segment_locate(s);
-		segment_reconsider(s);
+	/* routes and links change far more often than addresses */
+	find_advertised(ss, links, true, ss->advertised4);
+	find_advertised(ss, links, false, ss->advertised6);
+	if (changed || !ss->located || strcmp(ss->self, self) != 0) {
+		snprintf(ss->self, sizeof(ss->self), "%s", self);
+		ss->located = true;
+		dray_list_for_each(&ss->all, s, struct segment, link) {
+			segment_locate(s);
+			segment_reconsider(s);
+		}
+		find_advertised(ss, links, true, ss->advertised4);
+		find_advertised(ss, links, false, ss->advertised6);
 	}
 	listeners_apply(ss);
 	segments_decide_soon(ss);
@@ -310,7 +367,7 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 
 	if (!dray_segment_valid(segment))
 		return;
-	s = ready ? segment_ensure(ss, segment) : segment_find(ss, segment);
+	s = ready ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
 	if (!s)
 		return;
 	s->was_peer = true;
@@ -321,7 +378,7 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 
 void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 {
-	struct segment *s = named ? segment_ensure(ss, segment) : segment_find(ss, segment);
+	struct segment *s = named ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
 
 	if (!s)
 		return;

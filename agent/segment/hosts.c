@@ -12,7 +12,9 @@
 #include "agent/segment/internal.h"
 
 #define ASK_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
+/* About hosts of segments that matter here, and about others: each agent asking for all of a cluster adds up. */
 #define ASK_AGAIN_NS (60 * DRAY_NS_PER_SEC)
+#define ASK_OTHERS_NS (15 * 60 * DRAY_NS_PER_SEC)
 #define ASKED_MAX 32
 
 static void set_local(struct segment *s, bool local, const char *where)
@@ -25,8 +27,23 @@ static void set_local(struct segment *s, bool local, const char *where)
 		segment_reconsider(s);
 }
 
-static void host_tell(struct host *h, const char *where)
+/* By the addresses of this node as they are now. */
+static void host_judge(struct segments *ss, struct host *h, const char *fault)
 {
+	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
+
+	h->local = false;
+	h->loopback = h->n_addrs > 0;
+	for (unsigned i = 0; i < h->n_addrs; i++) {
+		h->local |= locality_has_addr(&ss->locality, &h->addrs[i]);
+		h->loopback &= dray_addr_is_loopback(&h->addrs[i]);
+	}
+	if (h->known)
+		snprintf(where, sizeof(where), "%.200s is %s of this node", h->name,
+			 h->local ? "a name" : "no name");
+	else
+		snprintf(where, sizeof(where), "the addresses of %.100s are not known%s%.150s",
+			 h->name, *fault ? ": " : "", fault);
 	dray_list_for_each(&h->segments, s, struct segment, of_host)
 		set_local(s, h->local, where);
 }
@@ -37,45 +54,41 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		      const struct dray_err *why)
 {
 	struct host *h = arg;
-	struct segments *ss = NULL;
 	struct segment *first = dray_list_first(&h->segments, struct segment, of_host);
-	char where[SEGMENT_HOST_BYTES + 80];
+	struct segments *ss = first->ss;
 
 	h->query = NULL;
-	if (first)
-		ss = first->ss;
-	if (!ss)
-		return;
 	ss->n_hosts_asked--;
-	if (why && h->known) /* what was known stands */
-		return ask_some(ss);
-	h->known = !why;
-	h->local = false;
-	for (unsigned i = 0; i < n; i++)
-		h->local |= locality_has_addr(&ss->locality, &addrs[i]);
-	if (why)
-		snprintf(where, sizeof(where), "the addresses of %.100s are not known: %.120s",
-			 h->name, why->msg);
-	else
-		snprintf(where, sizeof(where), "%.200s is %s of this node", h->name,
-			 h->local ? "a name" : "no name");
-	host_tell(h, where);
+	/* where nobody answers any more, what was known stands */
+	if (!why || !h->known) {
+		h->known = !why;
+		h->n_addrs = dray_min(n, (unsigned)HOST_ADDRS_MAX);
+		for (unsigned i = 0; i < h->n_addrs; i++)
+			h->addrs[i] = addrs[i];
+		host_judge(ss, h, why ? why->msg : "");
+	}
 	ask_some(ss);
 }
 
-/* Hosts lie in the order in which they were asked about, those that were not yet first. */
+/* Hosts lie in the order in which they were looked at, those that were not yet first. */
 static void ask(struct segments *ss, struct host *h)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
 	h->asked_ns = dray_now().ns;
-	dray_list_del(&h->link);
-	dray_list_add(&ss->hosts, &h->link);
 	if (resolver_ask(ss->resolver, h->name, 1, ASK_TIMEOUT_NS, on_answer, h, &h->query, &err) <
 	    0)
 		h->query = NULL;
 	else
 		ss->n_hosts_asked++;
+}
+
+static bool matters(const struct host *h)
+{
+	dray_list_for_each(&h->segments, s, struct segment, of_host)
+		if (!dray_list_empty(&s->foreground))
+			return true;
+	return false;
 }
 
 static void ask_some(struct segments *ss)
@@ -86,9 +99,13 @@ static void ask_some(struct segments *ss)
 		return;
 	dray_list_for_each(&ss->hosts, h, struct host, link) {
 		if (ss->n_hosts_asked >= ASKED_MAX ||
-		    (h->asked_ns && now - h->asked_ns < ASK_AGAIN_NS))
+		    (h->looked_ns && now - h->looked_ns < ASK_AGAIN_NS))
 			return;
-		if (!h->query)
+		h->looked_ns = now;
+		dray_list_del(&h->link);
+		dray_list_add(&ss->hosts, &h->link);
+		if (!h->query &&
+		    (!h->asked_ns || !h->known || matters(h) || now - h->asked_ns >= ASK_OTHERS_NS))
 			ask(ss, h);
 	}
 }
@@ -144,15 +161,6 @@ void segment_leave_host(struct segment *s)
 		host_free(s->ss, h);
 }
 
-static void ask_anew(struct segments *ss, struct host *h)
-{
-	if (h->query || !h->asked_ns)
-		return;
-	h->asked_ns = 0;
-	dray_list_del(&h->link);
-	dray_list_add_front(&ss->hosts, &h->link);
-}
-
 void segment_locate(struct segment *s)
 {
 	struct segments *ss = s->ss;
@@ -171,10 +179,10 @@ void segment_locate(struct segment *s)
 		if (s->host)
 			dray_list_add(&s->host->segments, &s->of_host);
 	}
-	if (s->host) {
-		ask_anew(ss, s->host);
-		set_local(s, s->host->local, s->host->known && s->where ? s->where : where);
-	}
+	if (s->host && s->host->known)
+		host_judge(ss, s->host, "");
+	else
+		set_local(s, false, where);
 	ask_some(ss);
 }
 

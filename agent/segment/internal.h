@@ -13,6 +13,9 @@
 #include "lib/time.h"
 
 #define AREA "segment"
+/* Former ones and new ones, while they change. */
+#define MASTER_SLOTS (2 * MASTERS_MAX)
+#define HOST_ADDRS_MAX 4
 
 /* Who speaks of a segment now. */
 enum segment_source {
@@ -48,10 +51,11 @@ struct segment {
 	uint64_t listener_round, list_round, known_round, config_round; /* that last spoke of it */
 	uint64_t misnamed_round; /* that found it to be our name for what others call otherwise */
 	uint32_t listed_by;      /* masters, a bit each */
+	uint32_t ok_by;          /* those of them that say it serves */
 	bool was_listed;         /* by any, at any time */
 	bool was_peer;           /* a dray agent was met there */
 	bool peer_ready;         /* and is connected */
-	char *standing; /* what the master says of it, where that is not OK; NULL: nothing */
+	char *standing; /* what masters say of it, where none says that it serves; NULL: nothing */
 	uint64_t capacity, allocated;
 
 	/* is it on this node? */
@@ -76,8 +80,10 @@ struct host {
 	struct dray_list link;
 	struct dray_list segments;
 	struct resolver_query *query;
-	int64_t asked_ns; /* 0: not yet */
-	bool known, local;
+	int64_t asked_ns, looked_ns; /* 0: not yet */
+	bool known, local, loopback;
+	unsigned n_addrs;
+	struct dray_addr addrs[HOST_ADDRS_MAX];
 	char name[SEGMENT_HOST_BYTES];
 };
 
@@ -87,6 +93,8 @@ struct master_entry {
 	struct master *master;
 	char *url;
 	unsigned failures; /* in a row */
+	bool heard;        /* it has been read, or has failed too often to be waited for */
+	bool silent;       /* it has failed too often: its word counts for nothing */
 	size_t left_out;   /* names that are no segments, of the last read */
 	char why[DRAY_ERR_MSG_MAX];
 };
@@ -99,27 +107,33 @@ struct segments {
 	void *by_name, *hosts_by_name; /* tsearch(3) */
 	struct dray_list all, foreground, hosts;
 	size_t n, n_hosts_asked;
-	struct master_entry masters[MASTERS_MAX];
+	struct master_entry masters[MASTER_SLOTS];
 	struct port_rule *ports;
 	size_t n_ports;
 	struct nd_listeners listeners;       /* as of the last look */
 	uint64_t round;                      /* of looking at listeners or a master's list */
 	char remembered[SEGMENT_NAME_BYTES]; /* what was found on this node before; "" none */
 	sd_event_source *sweep, *decide;
+	int64_t decided_ns, remembered_ns;  /* when it last was */
 	char preferred[SEGMENT_NAME_BYTES]; /* of the empty scope */
 	char self[SEGMENT_NAME_BYTES];      /* this agent's own segment */
 	struct segments_totals totals;
-	bool located;  /* the addresses of this node are known */
-	bool left_out; /* limits.segments is reached, and that was said */
-	char advertised
-		[SEGMENT_HOST_BYTES]; /* the address of this node that others should use; "" none */
+	bool located;    /* the addresses of this node are known */
+	bool left_out;   /* limits.segments is reached, and that was said */
+	bool renamed;    /* a listener may be called otherwise now */
+	int64_t kept_ns; /* when what is ready was put to the database */
+	/* the addresses of this node that others should use, of both families; "" none */
+	char advertised4[SEGMENT_HOST_BYTES], advertised6[SEGMENT_HOST_BYTES];
 };
 
 /* --- table.c --- */
 
 struct segment *segment_find(const struct segments *ss, const char *name);
-/* NULL: no memory, or limits.segments is reached. */
-struct segment *segment_ensure(struct segments *ss, const char *name);
+/*
+ * NULL: no memory; or, where it is bounded (whoever speaks of it may speak of any number), limits.segments is reached
+ * and nothing that matters less can go.
+ */
+struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded);
 void segment_remove(struct segment *s);
 /* Sets a string of a segment; NULL clears it. No memory: it is cleared. */
 void segment_text(char **member, const char *text);
@@ -151,6 +165,8 @@ void hosts_free(struct segments *ss);
 
 /* The preferred segment may be another. */
 void segments_decide_soon(struct segments *ss);
+/* What was found is put to the hints again before it expires there. */
+void segments_remember(struct segments *ss);
 int segments_decide_init(struct segments *ss);
 
 /* --- evidence.c --- */
@@ -166,6 +182,8 @@ void segment_mention(struct segment *s, enum segment_source source, bool on);
 
 /* Those of the configuration. 0 or -errno with reterr; those that go on are not disturbed. */
 int masters_set(struct segments *ss, struct dray_err *reterr);
+/* Some have not been heard yet: what they know may be missing. */
+bool masters_pending(const struct segments *ss);
 void masters_free(struct segments *ss);
 
 #endif

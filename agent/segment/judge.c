@@ -12,7 +12,8 @@
 /* Worth a probe without anybody's word about how: on this node, hinted, named, or used. */
 static bool is_wanted(const struct segment *s)
 {
-	return s->local || s->word || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) || s->was_peer;
+	return s->local || s->word || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) || s->was_peer ||
+	       !strcmp(s->name, s->ss->remembered);
 }
 
 /* Where a master says that the transfer engine is, if that is another place than its name says. */
@@ -123,6 +124,7 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 	segments_decide_soon(ss);
 	if (state == old)
 		return;
+	ss->renamed |= state == DMSG_SEGMENT_STATE_READY && (s->sources & SEGMENT_LISTENER);
 	s->state = state;
 	s->since_ns = dray_now().ns;
 	ss->totals.by_state[old]--;
@@ -155,15 +157,23 @@ void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
 void prober_says_probed(void *arg, void *owner, const struct probe_result *r)
 {
 	struct segment *s = owner;
+	struct segment_info info;
 	struct watch_info w;
 
 	(void)arg;
 	(void)r;
 	watch_info(s->watch, &w);
-	if (w.state != s->state || w.verified != s->verified || !r->ok)
+	/* of failures one alone makes it another candidate than it was */
+	if (w.state != s->state || w.verified != s->verified ||
+	    (!r->ok && w.failures == (uint64_t)s->ss->deps.cfg->probe.fall))
 		segments_decide_soon(s->ss);
-	if (w.state == s->state)
-		s->verified = w.verified;
+	if (w.state != s->state || w.verified == s->verified)
+		return;
+	/* what was known from before is confirmed: who waits for that hears of it */
+	s->verified = w.verified;
+	segment_text(&s->reason, w.reason);
+	segment_info_of(s, &info);
+	s->ss->deps.up->changed(s->ss->deps.arg, &info, s->state);
 }
 
 /* --- ways ---------------------------------------------------------------------------------------- */
@@ -186,36 +196,48 @@ static void watch_anew(struct segment *s, const struct probe_target *target)
 	s->verified = false;
 }
 
+static const struct master_entry *lister(const struct segment *s, uint32_t of)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (of & 1u << i)
+			return &s->ss->masters[i];
+	return NULL;
+}
+
+/* Those of a set of masters that are heard. */
+static uint32_t heard_of(const struct segments *ss, uint32_t of)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (ss->masters[i].silent)
+			of &= ~(1u << i);
+	return of;
+}
+
 static void judge_master(struct segment *s)
 {
-	const struct segments *ss = s->ss;
 	char reason[DRAY_ERR_MSG_MAX + 80];
-	const struct master_entry *by = NULL;
-	bool answers = false;
+	const struct master_entry *by = lister(s, heard_of(s->ss, s->listed_by & s->ok_by));
+	bool was = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
 
-	for (unsigned i = 0; i < MASTERS_MAX; i++)
-		if (s->listed_by & 1u << i) {
-			by = &ss->masters[i];
-			answers |= by->failures < (unsigned)ss->deps.cfg->probe.fall;
-		}
-	if (!by)
-		return segment_set_state(s, DMSG_SEGMENT_STATE_LOST, true,
-					 "no master lists it any more");
-	if (!answers) {
+	if (by) {
+		snprintf(reason, sizeof(reason), "%s lists it", by->url);
+		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, reason);
+		return;
+	}
+	/* who has not been heard yet may well know it */
+	if (masters_pending(s->ss))
+		return;
+	by = lister(s, heard_of(s->ss, s->listed_by));
+	if (by)
+		snprintf(reason, sizeof(reason), "%s says %.60s", by->url,
+			 s->standing ? s->standing : "nothing of it");
+	else if ((by = lister(s, s->listed_by)))
 		snprintf(reason, sizeof(reason), "%s listed it and does not answer: %s", by->url,
 			 by->why);
-		return segment_set_state(s, DMSG_SEGMENT_STATE_LOST, true, reason);
-	}
-	if (s->standing) {
-		snprintf(reason, sizeof(reason), "%s says %.60s", by->url, s->standing);
-		return segment_set_state(s,
-					 s->state == DMSG_SEGMENT_STATE_READY ?
-						 DMSG_SEGMENT_STATE_LOST :
-						 DMSG_SEGMENT_STATE_PROBING,
-					 true, reason);
-	}
-	snprintf(reason, sizeof(reason), "%s lists it", by->url);
-	segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, reason);
+	else
+		snprintf(reason, sizeof(reason), "no master lists it any more");
+	segment_set_state(s, was ? DMSG_SEGMENT_STATE_LOST : DMSG_SEGMENT_STATE_PROBING, true,
+			  reason);
 }
 
 void segment_reconsider(struct segment *s)
@@ -248,8 +270,11 @@ void segment_reconsider(struct segment *s)
 		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, "this agent");
 		break;
 	case SEGMENT_WAY_NONE:
+		/* where its host is asked for still, it may be this node's */
+		if (s->host && !s->host->known && !s->verified && s->state)
+			break;
 		segment_set_state(
-			s, DMSG_SEGMENT_STATE_UNKNOWN, true,
+			s, DMSG_SEGMENT_STATE_UNKNOWN, false,
 			"not probed: neither on this node nor configured, hinted or used");
 		break;
 	}

@@ -54,10 +54,14 @@ int locality_set_addresses(struct locality *l, const struct nd_links *links,
 	for (size_t i = 0; i < node->n; i++)
 		n += number_of(node->v[i], &addrs[n]);
 	qsort(addrs, n, sizeof(*addrs), by_bytes);
+	if (n == l->n_addrs && (!n || !memcmp(addrs, l->addrs, n * sizeof(*addrs)))) {
+		free(addrs);
+		return 0;
+	}
 	free(l->addrs);
 	l->addrs = addrs;
 	l->n_addrs = n;
-	return 0;
+	return 1;
 }
 
 int locality_set_rules(struct locality *l, const struct dray_strv *words)

@@ -21,11 +21,11 @@ struct locality {
 
 /*
  * Takes the addresses of all interfaces (links may be NULL: none) and those of `node`, in the place of those
- * of before. 0, or -ENOMEM and nothing has changed.
+ * of before. 1; 0: they are the same; -ENOMEM and nothing has changed.
  */
 int locality_set_addresses(struct locality *l, const struct nd_links *links,
 			   const struct dray_strv *node);
-/* Takes the words of segment.local, which have passed their check. As above. */
+/* Takes the words of segment.local, which have passed their check. 0, or -ENOMEM and nothing has changed. */
 int locality_set_rules(struct locality *l, const struct dray_strv *words);
 void locality_deinit(struct locality *l);
 

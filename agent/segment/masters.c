@@ -19,37 +19,76 @@ static struct master_limits limits_of(const struct dray_config *cfg)
 static void list_segment(struct master_entry *e, const struct master_segment *m)
 {
 	struct segments *ss = e->ss;
-	struct segment *s = segment_ensure(ss, m->name);
+	struct segment *s = segment_ensure(ss, m->name, true);
+	uint32_t bit = 1u << e->index;
 	bool ok = !*m->status || !strcmp(m->status, "OK");
 
 	if (!s)
 		return;
 	s->list_round = ss->round;
-	s->listed_by |= 1u << e->index;
+	s->listed_by |= bit;
+	s->ok_by = ok ? s->ok_by | bit : s->ok_by & ~bit;
 	s->was_listed = true;
 	s->capacity = m->capacity < 0 ? 0 : (uint64_t)m->capacity;
 	s->allocated = m->allocated < 0 ? 0 : (uint64_t)m->allocated;
 	segment_text(&s->te_endpoint, dray_segment_valid(m->endpoint) ? m->endpoint : NULL);
-	segment_text(&s->standing, ok ? NULL : m->status);
+	segment_text(&s->standing, s->ok_by ? NULL : m->status);
 	segment_mention(s, SEGMENT_MASTER, true);
 	segment_reconsider(s);
+}
+
+/* No master that is heard speaks of it any more. */
+static void forget_word(struct segment *s)
+{
+	s->capacity = s->allocated = 0;
+	segment_text(&s->standing, NULL);
+	segment_mention(s, SEGMENT_MASTER, false);
+}
+
+static bool is_heard_of(const struct segment *s)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if ((s->listed_by & 1u << i) && !s->ss->masters[i].silent)
+			return true;
+	return false;
 }
 
 static void unlist(struct master_entry *e, bool all)
 {
 	struct segments *ss = e->ss;
+	uint32_t bit = 1u << e->index;
 
 	dray_list_for_each(&ss->all, s, struct segment, link) {
-		if (!(s->listed_by & 1u << e->index) || (!all && s->list_round == ss->round))
+		if (!(s->listed_by & bit) || (!all && s->list_round == ss->round))
 			continue;
-		s->listed_by &= ~(1u << e->index);
-		if (s->listed_by)
-			continue;
-		s->capacity = s->allocated = 0;
-		segment_text(&s->standing, NULL);
-		segment_mention(s, SEGMENT_MASTER, false);
+		s->listed_by &= ~bit;
+		s->ok_by &= ~bit;
+		if (!is_heard_of(s))
+			forget_word(s);
 		segment_reconsider(s);
 	}
+}
+
+bool masters_pending(const struct segments *ss)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (ss->masters[i].url && !ss->masters[i].heard)
+			return true;
+	return false;
+}
+
+/* It is waited for no more: what hung on its word is judged without. */
+static void master_heard(struct master_entry *e)
+{
+	struct segments *ss = e->ss;
+
+	if (e->heard)
+		return;
+	e->heard = true;
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->way == SEGMENT_WAY_MASTER && !s->listed_by)
+			segment_reconsider(s);
+	listeners_apply(ss);
 }
 
 static void on_failure(struct master_entry *e, const struct dray_err *why)
@@ -57,14 +96,21 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 	struct segments *ss = e->ss;
 
 	if (!e->failures || strcmp(e->why, why->msg) != 0)
-		log_warning(AREA, "%s: %s; what it told before stands", e->url, why->msg);
+		log_warning(AREA, "%s%s", why->msg,
+			    e->heard && !e->silent ? "; what it told before stands" : "");
 	e->failures++;
 	snprintf(e->why, sizeof(e->why), "%s", why->msg);
-	if (e->failures != (unsigned)ss->deps.cfg->probe.fall)
+	if (e->failures < (unsigned)ss->deps.cfg->probe.fall || e->silent)
 		return;
-	dray_list_for_each(&ss->all, s, struct segment, link)
-		if (s->way == SEGMENT_WAY_MASTER && (s->listed_by & 1u << e->index))
-			segment_reconsider(s);
+	e->silent = true;
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!(s->listed_by & 1u << e->index))
+			continue;
+		if (!is_heard_of(s))
+			forget_word(s);
+		segment_reconsider(s);
+	}
+	master_heard(e);
 }
 
 static void on_read(void *arg, struct master *m, const struct master_segment *segments, size_t n,
@@ -82,6 +128,7 @@ static void on_read(void *arg, struct master *m, const struct master_segment *se
 	if (e->failures)
 		log_notice(AREA, "%s answers again", e->url);
 	e->failures = 0;
+	e->silent = false;
 	e->ss->round++;
 	for (size_t i = 0; i < n; i++)
 		list_segment(e, &segments[i]);
@@ -91,18 +138,22 @@ static void on_read(void *arg, struct master *m, const struct master_segment *se
 		log_warning(AREA, "%s: %zu names are no segments and are left out", e->url,
 			    totals.left_out);
 	e->left_out = totals.left_out;
+	master_heard(e);
 	/* those whose addresses are this node's may be what listens here */
 	listeners_apply(e->ss);
 }
 
-static void entry_close(struct master_entry *e)
+static void entry_free(struct master_entry *e)
 {
-	if (!e->url)
-		return;
-	unlist(e, true);
 	e->master = master_free(e->master);
 	free(e->url);
 	*e = (struct master_entry){ .ss = e->ss, .index = e->index };
+}
+
+static void entry_close(struct master_entry *e)
+{
+	unlist(e, true);
+	entry_free(e);
 }
 
 static bool is_configured(const struct master_entry *e, const struct dray_strv *urls)
@@ -118,7 +169,7 @@ static int entry_open(struct segments *ss, const char *url, struct dray_err *ret
 	struct master_entry *e = NULL;
 	int r;
 
-	for (unsigned i = 0; i < MASTERS_MAX; i++) {
+	for (unsigned i = 0; i < MASTER_SLOTS; i++) {
 		struct master_entry *other = &ss->masters[i];
 
 		if (other->url && !strcmp(other->url, url)) {
@@ -144,7 +195,7 @@ static int entry_open(struct segments *ss, const char *url, struct dray_err *ret
 					      .arg = e },
 		       reterr);
 	if (r < 0)
-		entry_close(e);
+		entry_free(e);
 	return r;
 }
 
@@ -155,25 +206,27 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 	struct dray_strv one = { .v = &from_environment, .n = 1 };
 	struct dray_strv none = DRAY_STRV_NULL;
 	const struct dray_strv *urls = keys;
+	int r = 0;
 
 	if (!keys->n)
-		urls = from_environment ? &one : &none;
+		urls = from_environment && *from_environment ? &one : &none;
 	else if (rules_none(keys))
 		urls = &none;
-	for (unsigned i = 0; i < MASTERS_MAX; i++)
+	/* the new ones first: while one is waited for, what only a former one knew stands */
+	for (size_t i = 0; i < urls->n; i++) {
+		int opened = entry_open(ss, urls->v[i], reterr);
+
+		r = opened < 0 ? opened : r;
+	}
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		if (ss->masters[i].url && !is_configured(&ss->masters[i], urls))
 			entry_close(&ss->masters[i]);
-	for (size_t i = 0; i < urls->n; i++) {
-		int r = entry_open(ss, urls->v[i], reterr);
-
-		if (r < 0)
-			return r;
-	}
-	return 0;
+	return r;
 }
 
 void masters_free(struct segments *ss)
 {
-	for (unsigned i = 0; i < MASTERS_MAX; i++)
-		entry_close(&ss->masters[i]);
+	/* no news for anybody: this is the end */
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		entry_free(&ss->masters[i]);
 }

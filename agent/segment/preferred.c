@@ -91,6 +91,12 @@ static int compare_own(const struct preferred_facts *f, const struct preferred_s
 	return strcmp(a->name, b->name);
 }
 
+static bool is_own(const struct preferred_segment *s)
+{
+	return s->local && !s->agent && s->spoken &&
+	       !(s->loopback && s->listed && !s->configured && !s->listens);
+}
+
 /* The best of this node's, whether it answers or not; never a dray agent. */
 static const struct preferred_segment *own(const struct preferred_facts *f)
 {
@@ -99,7 +105,7 @@ static const struct preferred_segment *own(const struct preferred_facts *f)
 	for (size_t i = 0; i < f->n_segments; i++) {
 		const struct preferred_segment *s = &f->segments[i];
 
-		if (s->local && !s->agent && (!best || compare_own(f, s, best) < 0))
+		if (is_own(s) && (!best || compare_own(f, s, best) < 0))
 			best = s;
 	}
 	return best;
@@ -157,9 +163,11 @@ static const char *own_fault(const struct preferred_segment *s)
 		return s->where;
 	if (s->agent)
 		return "a dray agent moves bytes and owns none";
-	if (s->state == DMSG_SEGMENT_STATE_READY)
-		return NULL;
-	return state_text(s);
+	if (s->loopback && s->listed && !s->configured && !s->listens)
+		return "a master calls it loopback, and nothing listens for it here";
+	if (s->state != DMSG_SEGMENT_STATE_READY || !s->answers)
+		return state_text(s);
+	return s->spoken ? NULL : "it answers, but nothing speaks of it any more";
 }
 
 static void judge_detected(struct ranking *r, struct candidate *c, const struct candidate *best)

@@ -28,7 +28,8 @@ struct preferred_segment {
 	bool located;  /* that is certain */
 	bool loopback; /* nobody else could reach it by that name */
 	bool agent;    /* a dray agent: it moves bytes and owns none */
-	bool configured, listed;
+	bool spoken;   /* somebody speaks of it now */
+	bool configured, listed, listens;
 	uint64_t capacity;
 };
 

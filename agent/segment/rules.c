@@ -12,6 +12,7 @@
 #include "schema/gen/errors.h"
 
 #define BLANKS " \t"
+#define MASTER_PATH_MAX 200
 
 /* A word in two: what stands before the first blank, and what after the last of those. */
 static int halves(const char *word, char *first, size_t n, const char **ret_second)
@@ -232,17 +233,27 @@ static int check_ports(const struct dray_strv *words, struct dray_err *reterr)
 	return 0;
 }
 
-static int check_masters(const struct dray_strv *words, struct dray_err *reterr)
+static int check_master(const char *text, struct dray_err *reterr)
 {
 	struct http_url url;
 
+	if (http_url_parse(text, &url, reterr) < 0)
+		return -EINVAL;
+	if (strchr(url.target, '?') || strlen(url.target) > MASTER_PATH_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.120s\" is no master: write http://HOST:PORT", text);
+	return 0;
+}
+
+static int check_masters(const struct dray_strv *words, struct dray_err *reterr)
+{
 	if (rules_none(words))
 		return 0;
 	if (words->n > MASTERS_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "%zu are too many, %d are allowed", words->n, MASTERS_MAX);
 	for (size_t i = 0; i < words->n; i++)
-		if (http_url_parse(words->v[i], &url, reterr) < 0)
+		if (check_master(words->v[i], reterr) < 0)
 			return -EINVAL;
 	return 0;
 }
@@ -272,12 +283,11 @@ int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *r
 int rules_check_environment(const char *preferred, const char *master, struct dray_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct http_url url;
 
 	if (preferred && preferred_check(preferred, &err) < 0)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "environment MOONCAKE_PREFERRED_SEGMENT: %s", err.msg);
-	if (master && http_url_parse(master, &url, &err) < 0)
+	if (master && *master && check_master(master, &err) < 0)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "environment MOONCAKE_MASTER_METRICS_URL: %s", err.msg);
 	return 0;

@@ -16,7 +16,7 @@
 
 #define SEGMENT_NAME_BYTES 257
 #define SEGMENT_HOST_BYTES 254
-#define MASTERS_MAX 16
+#define MASTERS_MAX 8 /* in mooncake.masters */
 
 /* A word of segment.known. */
 struct known_rule {

@@ -12,12 +12,13 @@
 #include "schema/gen/errors.h"
 
 #define SWEEP_NS (5 * DRAY_NS_PER_SEC)
+#define KEEP_NS (3600 * DRAY_NS_PER_SEC)
 
 /* --- what has had its time ----------------------------------------------------------------------- */
 
 static bool is_over(const struct segment *s, int64_t now)
 {
-	return !s->sources && s->state != DMSG_SEGMENT_STATE_READY && s->way != SEGMENT_WAY_SELF &&
+	return !s->sources && s->way != SEGMENT_WAY_SELF &&
 	       now - s->mentioned_ns > s->ss->deps.cfg->segment.expiry;
 }
 
@@ -26,14 +27,14 @@ static void expire(struct segments *ss)
 	int64_t now = dray_now().ns;
 
 	dray_list_for_each(&ss->all, s, struct segment, link) {
-		if (s->sources || s->state == DMSG_SEGMENT_STATE_READY) {
+		if (s->sources) {
 			s->mentioned_ns = now;
 			continue;
 		}
 		if (!is_over(s, now))
 			continue;
-		log_info(AREA, "%s is forgotten: %s, and nothing speaks of it any more", s->name,
-			 dmsg_segment_state_name(s->state));
+		log_limited(DRAY_LOG_INFO, AREA, "%s is forgotten: nothing speaks of it any more",
+			    s->name);
 		state_drop_segment(ss->deps.state, s->name);
 		ss->totals.expired++;
 		segment_remove(s);
@@ -43,12 +44,30 @@ static void expire(struct segments *ss)
 		ss->left_out = false;
 }
 
+/* So that after a kill it is known when they last were ready. */
+static void keep_ready(struct segments *ss)
+{
+	int64_t now = dray_now().ns;
+
+	if (now - ss->kept_ns < KEEP_NS)
+		return;
+	ss->kept_ns = now;
+	dray_list_for_each(&ss->foreground, s, struct segment, foreground) {
+		if (s->state != DMSG_SEGMENT_STATE_READY)
+			continue;
+		s->ready_ms = dray_unix_ms();
+		segment_keep(s);
+	}
+}
+
 static int on_sweep(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct segments *ss = arg;
 
 	expire(ss);
 	hosts_refresh(ss);
+	segments_remember(ss);
+	keep_ready(ss);
 	sd_event_source_set_time(source, (uint64_t)(dray_now().ns + SWEEP_NS) / 1000);
 	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 	return 0;
@@ -94,7 +113,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	dray_list_init(&ss->all);
 	dray_list_init(&ss->foreground);
 	dray_list_init(&ss->hosts);
-	for (unsigned i = 0; i < MASTERS_MAX; i++)
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
 	snprintf(ss->self, sizeof(ss->self), "%s", peers_segment(deps->peers));
 	r = start(ss, reterr);
@@ -132,11 +151,13 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	struct probe_target target;
 	struct segment *s;
 
-	if (!dray_segment_valid(row->name) || row->state >= SEGMENT_STATES)
+	s = dray_segment_valid(row->name) && row->state < SEGMENT_STATES ?
+		    segment_ensure(ss, row->name, true) :
+		    NULL;
+	if (!s) {
+		state_drop_segment(ss->deps.state, row->name);
 		return;
-	s = segment_ensure(ss, row->name);
-	if (!s)
-		return;
+	}
 	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0) {
 		s->restored = malloc(sizeof(*s->restored));
 		if (s->restored)
@@ -149,6 +170,11 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	s->state = row->state;
 	ss->totals.by_state[s->state]++;
 	s->verified = false;
+	s->was_listed = !strcmp(row->probe, "master");
+	s->since_ns = now - dray_max(dray_min((int64_t)dray_unix_ms() - row->since_ms,
+					      INT64_MAX / 4 / DRAY_NS_PER_MS),
+				     (int64_t)0) *
+				    DRAY_NS_PER_MS;
 	segment_text(&s->reason, row->reason);
 	s->ready_ms = row->ready_ms < 0 ? 0 : (uint64_t)row->ready_ms;
 	s->capacity = row->capacity;
@@ -159,7 +185,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 			  now;
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
-	if (s->local)
+	if (s->local || !strcmp(s->name, ss->remembered))
 		segment_reconsider(s);
 }
 
@@ -185,15 +211,10 @@ void segments_refill(struct segments *ss)
 
 int segments_start(struct segments *ss, struct dray_err *reterr)
 {
-	int r = segments_configure(ss);
-
-	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "segments: %s",
-				    dray_errno_text(r));
-	r = masters_set(ss, reterr);
-	if (r >= 0)
-		segments_decide_soon(ss);
-	return r;
+	if (segments_configure(ss) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "segments: out of memory");
+	segments_decide_soon(ss);
+	return masters_set(ss, reterr);
 }
 
 void segments_reload(struct segments *ss)

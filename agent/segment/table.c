@@ -56,13 +56,35 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	return s;
 }
 
-struct segment *segment_ensure(struct segments *ss, const char *name)
+/* What nothing speaks of any more, or nothing but a page, and nobody here asked for. */
+static bool may_go(const struct segment *s)
+{
+	if (s->way == SEGMENT_WAY_SELF || s->local || s->word)
+		return false;
+	return (!s->sources && s->state != DMSG_SEGMENT_STATE_READY) ||
+	       s->sources == SEGMENT_MASTER;
+}
+
+/* The oldest first: a page that names more than there is room for loses what it named before. */
+static bool make_room(struct segments *ss)
+{
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!may_go(s))
+			continue;
+		state_drop_segment(ss->deps.state, s->name);
+		segment_remove(s);
+		return true;
+	}
+	return false;
+}
+
+struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded)
 {
 	struct segment *s = segment_find(ss, name);
 
 	if (s)
 		return s;
-	if (ss->n >= (size_t)ss->deps.cfg->limits.segments) {
+	if (bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments) {
 		if (!ss->left_out)
 			log_warning(
 				AREA,
@@ -71,6 +93,9 @@ struct segment *segment_ensure(struct segments *ss, const char *name)
 		ss->left_out = true;
 		return NULL;
 	}
+	/* what the node itself has finds room, beyond the limit where it has to */
+	if (!bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments)
+		make_room(ss);
 	s = segment_new(ss, name);
 	if (!s)
 		return NULL;

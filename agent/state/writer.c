@@ -204,7 +204,8 @@ static int attempt(struct state *s, struct dray_err *reterr)
 
 static bool has_changes(const struct state *s)
 {
-	return (!s->hold && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
+	/* while all is to be put again, what waits is worth nothing: take() leaves it */
+	return (!s->hold && !s->lost && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
 }
 
 static bool has_work(const struct state *s)
