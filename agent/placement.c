@@ -265,6 +265,9 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 					   .up = &segments_up,
 					   .arg = a },
 				   reterr);
+	/* what is configured finds room before what is remembered, and masters are known to be waited for */
+	if (ret >= 0)
+		ret = segments_start(a->segments, reterr);
 	if (ret < 0)
 		return ret;
 	state_load(a->state_db, &(struct state_rows){ .hint = load_hint,
@@ -273,7 +276,6 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 						      .arg = a });
 	hints_loaded(a->hints);
 	hints_each_name(a->hints, load_name, a);
-	ret = segments_start(a->segments, reterr);
 	if (ret >= 0 && env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0)
 		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	return ret;

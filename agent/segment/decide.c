@@ -42,7 +42,7 @@ static bool answers(const struct segment *s)
 {
 	struct watch_info w;
 
-	if (s->standing || s->state == DMSG_SEGMENT_STATE_LOST)
+	if (segment_is_refused(s) || s->state == DMSG_SEGMENT_STATE_LOST)
 		return false;
 	if (s->state == DMSG_SEGMENT_STATE_READY || !s->watch)
 		return true;
@@ -61,9 +61,9 @@ static void segment_facts(const struct segment *s, struct preferred_segment *ret
 {
 	*ret = (struct preferred_segment){
 		.name = s->name,
-		.reason = s->standing ? s->standing :
-			  s->reason   ? s->reason :
-					"",
+		.reason = segment_is_refused(s) && s->standing ? s->standing :
+			  s->reason                            ? s->reason :
+								 "",
 		.where = s->where ? s->where : "",
 		.state = s->state,
 		.verified = s->verified,
@@ -240,7 +240,9 @@ static void remember(struct segments *ss, const struct preferred *p)
 				    &(struct state_preferred){ .name = p->name,
 							       .preference = p->preference,
 							       .at_ms = (int64_t)dray_unix_ms() });
-	hints_forget_found(ss->deps.hints, p->name);
+	/* what was found before is remembered until something else is */
+	if (*p->name)
+		hints_forget_found(ss->deps.hints, p->name);
 	if (p->preference != DMSG_PREFERENCE_ENVIRONMENT &&
 	    p->preference != DMSG_PREFERENCE_DETECTED)
 		return;

@@ -55,7 +55,7 @@ struct segment {
 	bool was_listed;         /* by any, at any time */
 	bool was_peer;           /* a dray agent was met there */
 	bool peer_ready;         /* and is connected */
-	char *standing; /* what masters say of it, where none says that it serves; NULL: nothing */
+	char *standing; /* what a master says that does not say that it serves; NULL: none */
 	uint64_t capacity, allocated;
 
 	/* is it on this node? */
@@ -149,6 +149,8 @@ void segment_keep(const struct segment *s);
 void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
 			 enum dmsg_segment_state now, const char *reason);
 void prober_says_probed(void *arg, void *owner, const struct probe_result *r);
+/* Masters list it, and none that is heard says that it serves. */
+bool segment_is_refused(const struct segment *s);
 void segment_info_of(const struct segment *s, struct segment_info *ret);
 const char *segment_way_name(const struct segment *s);
 

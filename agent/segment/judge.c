@@ -213,6 +213,13 @@ static uint32_t heard_of(const struct segments *ss, uint32_t of)
 	return of;
 }
 
+bool segment_is_refused(const struct segment *s)
+{
+	uint32_t heard = heard_of(s->ss, s->listed_by);
+
+	return heard && !(heard & s->ok_by);
+}
+
 static void judge_master(struct segment *s)
 {
 	char reason[DRAY_ERR_MSG_MAX + 80];

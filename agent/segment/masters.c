@@ -32,7 +32,10 @@ static void list_segment(struct master_entry *e, const struct master_segment *m)
 	s->capacity = m->capacity < 0 ? 0 : (uint64_t)m->capacity;
 	s->allocated = m->allocated < 0 ? 0 : (uint64_t)m->allocated;
 	segment_text(&s->te_endpoint, dray_segment_valid(m->endpoint) ? m->endpoint : NULL);
-	segment_text(&s->standing, s->ok_by ? NULL : m->status);
+	if (!ok)
+		segment_text(&s->standing, m->status);
+	else if (!(s->listed_by & ~s->ok_by))
+		segment_text(&s->standing, NULL);
 	segment_mention(s, SEGMENT_MASTER, true);
 	segment_reconsider(s);
 }

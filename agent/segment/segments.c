@@ -185,7 +185,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 			  now;
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
-	if (s->local || !strcmp(s->name, ss->remembered))
+	if (s->local || s->sources || !strcmp(s->name, ss->remembered))
 		segment_reconsider(s);
 }
 

@@ -65,10 +65,10 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 struct segments *segments_free(struct segments *ss);
 DRAY_DEFINE_CLEANUP(struct segments *, segments_free);
 
-/* Reads the configuration, and begins to probe. Once, after what was restored. 0 or -errno with reterr. */
+/* Reads the configuration, and begins to probe. Once, before what is restored. 0 or -errno with reterr. */
 int segments_start(struct segments *ss, struct dray_err *reterr);
 
-/* Rows of the state database, before any other news. */
+/* Rows of the state database, before any other news; the preferred one first. */
 void segments_restore(struct segments *ss, const struct state_segment *row);
 void segments_restore_preferred(struct segments *ss, const struct state_preferred *row);
 /* Puts everything to the state database again. */

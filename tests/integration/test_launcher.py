@@ -76,7 +76,7 @@ def test_what_is_known_from_before_is_no_wait_ready(lab, new_agent):
     with Owner(listen(host, port=port), handshake_daemon(descriptor(name))):
         agent = new_agent(settings=settings, listen=[host.v4], key=lab.key)
         state(agent, name, "ready")
-        until(lambda: preferred(agent).segment == name)
+        until(lambda: agent.ctl("hints", "--json")["hints"])
         agent.stop()
     agent.settings["probe.timeout"] = "60s"
     with Owner(listen(host, port=port), lambda conn: True) as owner:

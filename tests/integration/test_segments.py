@@ -439,7 +439,7 @@ def test_a_restart_answers_at_once(lab, new_agent, address):
     name = f"{address or host.v4}:{port_of(sock)}"
     agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
     state(agent, name, "ready")
-    until(lambda: preferred(agent).segment == name)
+    until(lambda: agent.ctl("hints", "--json")["hints"])
     agent.ctl("hints", "--set", f"llama={name}", "--ttl", "1h", "--score", "7")
     until(lambda: agent.ctl("status", "--json")["counters"]["dray_state_writes_total"] and (agent.state_dir / "state.db").exists())
     until(lambda: "llama" in json.dumps(agent.ctl("hints", "--json")))
@@ -514,3 +514,154 @@ def test_reload(lab, new_agent):
         conf.write_text('segment: { known = ["oops"]; };\n')
         assert "oops" in agent.ctl("reload", check=False).stderr
         assert rows(agent)[b]["sources"] == "config"
+
+
+# --- whose word counts ---------------------------------------------------------------------------------------------
+
+def test_what_a_master_told_outlives_the_agent(lab, new_agent):
+    """A stop is no news of segments, and a master that has not been heard yet makes none lost."""
+    host = lab.hosts[0]
+    with Pages(host) as master:
+        name = f"{host.v4}:50053"
+        master.detail((name, name, "OK"))
+        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
+        until(lambda: [h["segment"] for h in agent.ctl("hints", "--json")["hints"]] == [name])
+        agent.stop()
+        assert "ready -> lost" not in agent.new_text()
+        gate = threading.Event()
+        page = master.pages["/get_segments_detail"]
+        master.pages["/get_segments_detail"] = 200, lambda: gate.wait(LIMIT) and page[1]
+        agent.settings["mooncake.timeout"] = "60s"
+        agent.start()
+        asked = master.asked
+        until(lambda: master.asked > asked or master.asked)
+        p = preferred(agent)
+        assert p.segment == name and p.unverified, p
+        gate.set()
+        until(lambda: not preferred(agent).unverified)
+        assert preferred(agent).segment == name
+        assert "ready -> lost" not in agent.new_text()
+
+
+def test_hints_without_end_do_not_keep_the_agent_from_its_own(lab, new_agent):
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as sock:
+        agent = new_agent(settings={**QUICK, "limits.segments": 16, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
+        with agent.client() as c:
+            for n in range(40):
+                c.put_hint(f"scope{n}", f"192.0.2.{n + 1}:1")
+        assert len(rows(agent)) <= 16 + 1
+        agent.stop()
+        agent.settings["segment.ports"] = f"{port_of(sock)}"
+        agent.env["MOONCAKE_PREFERRED_SEGMENT"] = "10.9.9.9:5"
+        agent.env["DRAY_SEGMENT_KNOWN"] = "10.8.8.8:5"
+        agent.start()
+        state(agent, f"{host.v4}:{port_of(sock)}", "ready")
+        assert {"10.9.9.9:5", "10.8.8.8:5"} <= set(rows(agent))
+
+
+def test_a_hint_is_no_name(lab, new_agent):
+    """What a client calls a listener of this node is not what others call it."""
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as sock, contextlib.closing(listen(host)) as other:
+        name = f"{host.v4}:{port_of(sock)}"
+        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name)
+        with agent.client() as c:
+            c.put_hint("somebody", f"127.0.0.1:{port_of(sock)}")
+        state(agent, f"127.0.0.1:{port_of(sock)}", "ready")
+        other.close()  # another look at listeners
+        with contextlib.closing(listen(host)):
+            until(lambda: rows(agent)[name]["probes"] > 3)
+        assert preferred(agent).segment == name and "called otherwise" not in agent.text()
+
+
+def test_loopback_of_somebody_else(lab, new_agent):
+    host = lab.hosts[0]
+    with Pages(host) as master:
+        master.detail(("localhost:40053", "", "OK"), ("127.0.0.1:40054", "", "OK"), (f"{host.v4}:40055", "", "OK"))
+        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == f"{host.v4}:40055")
+        master.detail(("localhost:40053", "", "OK"), ("127.0.0.1:40054", "", "OK"))
+        until(lambda: preferred(agent).segment == "")
+        assert any("calls it loopback" in c["reason"] for c in candidates(agent))
+
+
+def test_a_segment_that_drains_is_not_preferred(lab, new_agent):
+    host = lab.hosts[0]
+    name = f"{host.v4}:50053"
+    with Pages(host) as master, Owner(listen(host), handshake_daemon(descriptor("x:1"))) as owner:
+        endpoint = f"{host.v4}:{port_of(owner.sock)}"
+        master.detail((name, endpoint, "OK"))
+        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name)
+        master.detail((name, endpoint, "DRAINING"))
+        until(lambda: preferred(agent).segment == "")
+        assert "DRAINING" in next(c["reason"] for c in candidates(agent) if c["segment"] == name)
+        master.detail((name, endpoint, "OK"))
+        until(lambda: preferred(agent).segment == name)
+
+
+def test_masters_that_agree_and_disagree(lab, new_agent):
+    host = lab.hosts[0]
+    name = f"{host.v4}:50053"
+    with Pages(host) as one, Pages(host) as two:
+        one.detail((name, "", "OK"))
+        two.detail((name, "", "DRAINING"))
+        agent = new_agent(settings={**QUICK, "mooncake.masters": f"{one.url},{two.url}"}, listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name and one.asked > 3 and two.asked > 3)
+        assert "lost" not in {e["new"] for e in agent.ctl("events", "--json")["events"]}
+        # one is gone for good: its word counts for nothing, the other's does
+        one.pages.clear()
+        one.pages["/get_segments_detail"] = 503, b""
+        assert "DRAINING" in state(agent, name, "lost")["reason"]
+        two.pages["/get_segments_detail"] = 503, b""
+        until(lambda: "master" not in rows(agent)[name]["sources"])
+
+
+def test_another_url_of_a_master_is_no_outage(lab, new_agent):
+    host = lab.hosts[0]
+    name = f"{host.v4}:50053"
+    with Pages(host) as one, Pages(host) as two:
+        one.detail((name, "", "OK"))
+        two.detail((name, "", "OK"))
+        conf = lab.write("conf", f'mooncake: {{ masters = ["{one.url}"]; }};\n')
+        agent = new_agent(settings=QUICK, args=["--config", conf], listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name)
+        conf.write_text(f'mooncake: {{ masters = ["{two.url}/"]; }};\n')
+        agent.ctl("reload")
+        until(lambda: two.asked > 2)
+        assert "lost" not in {e["new"] for e in agent.ctl("events", "--json")["events"]}
+        assert two.url in rows(agent)[name]["reason"]
+
+
+def test_what_nothing_speaks_of_is_forgotten_though_it_answers(lab, new_agent):
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host, host.v4)) as sock:
+        name = f"{host.v4}:{port_of(sock)}"
+        conf = lab.write("conf", f'segment: {{ known = ["{name} tcp"]; expiry = "1s"; }};\n')
+        agent = new_agent(settings=QUICK, args=["--config", conf], listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name)
+        conf.write_text('segment: { known = []; expiry = "1s"; };\n')
+        agent.ctl("reload")
+        until(lambda: preferred(agent).segment == "")
+        until(lambda: name not in rows(agent))
+
+
+def test_a_hint_of_somebody_dead_gives_way(lab, new_agent):
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as sock:
+        name = f"{host.v4}:{port_of(sock)}"
+        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+        until(lambda: preferred(agent).segment == name)
+        with agent.client(segments=True) as c:
+            c.put_hint("", f"{host.v4}:1")  # refuses
+            until(lambda: rows(agent)[f"{host.v4}:1"]["failures"] >= 3)
+            until(lambda: preferred(agent).segment == name)
+            # a living one counts, which its client hears of, and so does its end
+            with contextlib.closing(listen(host, host.v4)) as living:
+                alive = f"{host.v4}:{port_of(living)}"
+                c.put_hint("", alive)
+                until(lambda: agent.ctl("status", "--json")["preferred_segment"] == alive)
+                c.forget_hint("")
+            until(lambda: agent.ctl("status", "--json")["preferred_segment"] == name)
