@@ -57,6 +57,9 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 		      struct dray_err *reterr)
 {
 	const struct dray_config *cfg = &a->config->v;
+	const char *master = *cfg->mooncake.master_rpc ?
+				     cfg->mooncake.master_rpc :
+				     config_variable(a->config_args, "MOONCAKE_MASTER");
 	const struct nd_scan *scan = a->detect ? detect_scan(a->detect) : NULL;
 	char host[SEGMENT_HOST_BYTES], host_reason[ND_REASON_MAX];
 	struct preferred p;
@@ -76,6 +79,7 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 			.host = host_of(a, scan, host, sizeof(host), host_reason,
 					sizeof(host_reason)),
 			.host_reason = host_reason,
+			.master = master,
 			.owner_segment = (unsigned)cfg->mooncake.owner_segment,
 			.owner_rpc = (unsigned)cfg->mooncake.owner_rpc,
 			.rnics_per_gpu = (unsigned)cfg->rdma.rnics_per_gpu,

@@ -38,6 +38,14 @@ static bool is_reached(const struct ctl_rows *r, size_t row, const struct ctl_se
 	return !strcmp(text_at(r, row, DRAY_DBUS_SEGMENT_FIELD_STATE), goal->state);
 }
 
+/* What has been ready, or has ceased to be. */
+static bool is_settled(const struct ctl_rows *r, size_t row)
+{
+	const char *state = text_at(r, row, DRAY_DBUS_SEGMENT_FIELD_STATE);
+
+	return !strcmp(state, READY) || !strcmp(state, "lost");
+}
+
 /* Which row it is, or the first that could become it: what is still missing is told of that one. */
 static void rows_judge(const struct ctl_rows *r, const struct ctl_segment_goal *goal,
 		       struct ctl_segment_look *l)
@@ -53,7 +61,8 @@ static void rows_judge(const struct ctl_rows *r, const struct ctl_segment_goal *
 	}
 	if (at == r->n) {
 		if (!strcmp(goal->segment, CTL_SEGMENT_PREFERRED))
-			snprintf(l->why, sizeof(l->why), "no segment is preferred");
+			snprintf(l->why, sizeof(l->why),
+				 "no segment is preferred; drayctl segments --explain says why");
 		else if (!strcmp(goal->segment, CTL_SEGMENT_LOCAL))
 			snprintf(l->why, sizeof(l->why), "no segment on this node is known");
 		else
@@ -65,7 +74,7 @@ static void rows_judge(const struct ctl_rows *r, const struct ctl_segment_goal *
 	snprintf(l->segment, sizeof(l->segment), "%s", name);
 	snprintf(l->why, sizeof(l->why), "segment %s is %.20s%s%s%s", name,
 		 text_at(r, at, DRAY_DBUS_SEGMENT_FIELD_STATE),
-		 ctl_rows_at(r, at, DRAY_DBUS_SEGMENT_FIELD_VERIFIED)->n ?
+		 ctl_rows_at(r, at, DRAY_DBUS_SEGMENT_FIELD_VERIFIED)->n || !is_settled(r, at) ?
 			 "" :
 			 " from before the agent's start",
 		 *reason ? ": " : "", reason);

@@ -82,6 +82,9 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
 	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
 		*p->preferred_segment ? p->preferred_segment : "none", count(p, "hints"));
+	if (ctl_properties_counter(p, "dray_state_in_memory"))
+		fprintf(f,
+			"  state         in memory alone: the disk cannot be written; the log says why\n");
 	fprintf(f, "  sessions      %s open, %s in all, %s refused\n", count(p, "sessions"),
 		count(p, "sessions_total"), count(p, "sessions_refused_total"));
 	fprintf(f, "  regions       %s of %s, %s tokens, %s remotes\n", count(p, "regions"),

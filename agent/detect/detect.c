@@ -30,9 +30,10 @@ struct detect {
 	int ready_fd; /* thread to control: a result waits */
 	int quit_fd;  /* control to thread */
 	pthread_mutex_t lock;
-	struct nd_scan *next;                /* under the lock: not yet taken */
-	struct nd_scan *last;                /* the thread's: what listeners are matched with */
-	struct nd_listeners *seen;           /* the thread's: given out last */
+	struct nd_scan *next;      /* under the lock: not yet taken */
+	struct nd_scan *last;      /* the thread's: what listeners are matched with */
+	int64_t listen_ns;         /* the thread's: when it last looked for listening sockets */
+	struct nd_listeners *seen; /* the thread's: given out last */
 	struct nd_listeners *next_listeners; /* under the lock: not yet taken */
 };
 
@@ -114,6 +115,7 @@ static void listen_once(struct detect *d)
 	struct nd_listeners *out;
 	uint64_t one = 1;
 
+	d->listen_ns = dray_now().ns;
 	if (!now || !d->last || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
 	if (nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, options.node_addresses,
@@ -161,21 +163,21 @@ static bool wait_change(struct detect *d)
 	struct pollfd p[2] = { { d->quit_fd, POLLIN, 0 },
 			       { nd_monitor_fd(d->monitor), POLLIN, 0 } };
 	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
-	struct timespec t = { .tv_sec = interval / DRAY_NS_PER_SEC,
-			      .tv_nsec = interval % DRAY_NS_PER_SEC };
 
 	for (;;) {
+		/* by the clock: other devices' events may come more often than that */
+		int64_t left = dray_max(d->listen_ns + interval - dray_now().ns, (int64_t)0);
+		struct timespec t = { .tv_sec = left / DRAY_NS_PER_SEC,
+				      .tv_nsec = left % DRAY_NS_PER_SEC };
 		int n = ppoll(p, 2, interval ? &t : NULL, NULL);
 
 		if (n < 0 && errno != EINTR)
 			return false;
-		if (n < 0)
-			continue;
-		if (p[0].revents)
+		if (n > 0 && p[0].revents)
 			return false;
-		if (p[1].revents && nd_monitor_read(d->monitor))
+		if (n > 0 && p[1].revents && nd_monitor_read(d->monitor))
 			return true;
-		if (n == 0)
+		if (interval && dray_now().ns >= d->listen_ns + interval)
 			listen_once(d);
 	}
 }

@@ -73,12 +73,36 @@ static int temporary_write(struct env_file *f, const char *path, const char *tex
 	return ret;
 }
 
+/* -EEXIST: what is there is none of ours, be it a file or anything else. */
+static int target_check(const char *path)
+{
+	char mark[sizeof(ENV_FILE_MARK) - 1];
+	int fd dray_auto_close =
+		open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
+	struct stat st;
+	ssize_t n;
+
+	if (fd < 0)
+		return errno == ENOENT ? 0 : errno == ELOOP ? -EEXIST : -errno;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EEXIST;
+	n = read(fd, mark, sizeof(mark));
+	if (n < 0)
+		return -errno;
+	return !n || (n == sizeof(mark) && !memcmp(mark, ENV_FILE_MARK, sizeof(mark))) ? 0 :
+											 -EEXIST;
+}
+
 static int file_replace(struct env_file *f, const char *text)
 {
 	dray_auto_free char *path = NULL;
 	struct env_file before = *f;
-	int ret;
+	int ret = target_check(f->path);
 
+	if (ret < 0)
+		return ret;
 	if (asprintf(&path, "%s.new", f->path) < 0) {
 		path = NULL;
 		return -ENOMEM;
@@ -110,7 +134,9 @@ void env_file_write(struct env_file *f, const char *text)
 				AREA,
 				"%s is not written: %s; launchers can ask drayctl env instead, or "
 				"env.file can name another place",
-				f->path, dray_errno_text(ret));
+				f->path,
+				ret == -EEXIST ? "what is there is not drayd's" :
+						 dray_errno_text(ret));
 		f->failed = true;
 		return;
 	}

@@ -10,6 +10,9 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+/* First bytes of every such file: one that does not begin so is somebody else's, and is left alone. */
+#define ENV_FILE_MARK "# Written by drayd"
+
 struct env_file {
 	char *path; /* NULL: no file is wanted */
 	char *text; /* as it was written last; NULL: not yet */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/env/env_file.h"
 #include "agent/env/internal.h"
 #include "lib/quote.h"
 
@@ -42,7 +43,7 @@ int env_text(const struct env *e, char **ret)
 
 	if (!s)
 		return -ENOMEM;
-	fputs("# Written by drayd, and replaced when something changes; see drayctl env.\n", s);
+	fputs(ENV_FILE_MARK ", and replaced when something changes; see drayctl env.\n", s);
 	for (size_t i = 0; i < e->n; i++)
 		line_print(e, i, s);
 	if (fclose(s) != 0) {

@@ -19,6 +19,7 @@ static struct scope *scope_new(struct hints *h, const char *text)
 	if (!s)
 		return NULL;
 	dray_list_init(&s->entries);
+	s->n = 0;
 	memcpy(s->text, text, n + 1);
 	dray_map_add(&h->scopes, &s->node, s->text, n);
 	return s;
@@ -109,6 +110,8 @@ void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 	dray_expiry_del(&h->expiry[e->source], &e->expiry);
 	owner_put_back(h, e->owner);
 	name_put_back(h, e->name, source_names(e->source), tell);
+	if (e->scope)
+		e->scope->n--;
 	scope_put_back(h, e->scope);
 	free(e);
 }
@@ -127,6 +130,8 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, stru
 	e->end_boot_ms = put->end_boot_ms;
 	e->expiry.at_ns = put->end_boot_ms * DRAY_NS_PER_MS;
 	e->scope = scope ? scope : scope_new(h, put->scope);
+	if (e->scope)
+		e->scope->n++;
 	e->name = name_get(h, put->segment, source_names(put->source));
 	e->owner = client ? owner_get(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||

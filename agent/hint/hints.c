@@ -165,6 +165,10 @@ int hints_insert(struct hints *h, const struct entry_put *put, struct dray_err *
 	/* what made room may have been the last of this scope */
 	if (h->n != n)
 		s = hints_scope_find(h, put->scope);
+	if (s && !old && s->n >= SCOPE_HINTS_MAX)
+		return dray_err_set(reterr, -EDQUOT, DRAY_E_QUOTA,
+				    "there are %d hints for this scope; forget some",
+				    SCOPE_HINTS_MAX);
 	e = hints_entry_new(h, put, s);
 	if (!e)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a hint");

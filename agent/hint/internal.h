@@ -9,11 +9,14 @@
 #include "lib/map.h"
 
 #define SOURCE_N (DMSG_HINT_SOURCE_CLIENT + 1)
+/* They are looked through one by one. */
+#define SCOPE_HINTS_MAX 1024
 
 /* All that live hints say of one scope; strongest first. */
 struct scope {
 	struct dray_map_node node;
 	struct dray_list entries;
+	uint32_t n;
 	char text[];
 };
 

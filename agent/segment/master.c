@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A read asks for the detail page. What a master answers that does not have it, or has another one, is no failure
- * yet: then its metrics are read. A master that is not the leader says 503 to the first and knows nothing in the
- * second, so that ends the read, and so does a connection that fails.
+ * A read asks for the detail page, and for the metrics of a master that has no such page (404). Any other failure
+ * ends the read: metrics know neither where a segment's engine is nor whether it serves, and who took them in the
+ * place of a page that is no good would know less than before.
  */
 #include "agent/segment/master.h"
 
@@ -29,7 +29,6 @@ struct master {
 	char url[URL_MAX];
 	sd_event_source *timer; /* of the next read */
 	struct http_get *get;   /* the page under way */
-	struct dray_err detail; /* why there was no use in the detail page; code 0: it is not there */
 	uint32_t failed;        /* reads in a row */
 	uint64_t random;
 	struct master_totals totals;
@@ -72,18 +71,6 @@ static void end_read(struct master *m, const struct master_list *l, const struct
 	m->failed = why ? m->failed + 1 : 0;
 	schedule(m, pause_next(m));
 	m->deps.up(m->deps.arg, m, l ? l->v : NULL, l ? l->n : 0, why);
-}
-
-static void fail_read(struct master *m, const struct dray_err *why)
-{
-	struct dray_err both = DRAY_ERR_NULL;
-
-	if (!m->detail.code) {
-		end_read(m, NULL, why);
-		return;
-	}
-	dray_err_set(&both, 0, why->code, "%.110s; %.110s", m->detail.msg, why->msg);
-	end_read(m, NULL, &both);
 }
 
 static void page_err(const struct master *m, const char *page, const struct dray_err *why,
@@ -134,14 +121,14 @@ static void on_metrics(void *arg, const struct http_response *response, const st
 
 	m->get = NULL;
 	if (why) {
-		fail_read(m, why);
+		end_read(m, NULL, why);
 		return;
 	}
 	if (response->status == 200 && use_page(m, response, true, &err))
 		return;
 	if (response->status != 200)
 		status_err(m, METRICS, response->status, &err);
-	fail_read(m, &err);
+	end_read(m, NULL, &err);
 }
 
 static void get(struct master *m, const char *page, http_get_fn fn)
@@ -154,39 +141,35 @@ static void get(struct master *m, const char *page, http_get_fn fn)
 
 	snprintf(url.target + n, sizeof(url.target) - n, "%s", page);
 	if (http_get(&m->get, &deps, &url, &limits, fn, m, &err) < 0)
-		fail_read(m, &err);
+		end_read(m, NULL, &err);
 }
 
 static void on_detail(void *arg, const struct http_response *response, const struct dray_err *why)
 {
+	struct dray_err err = DRAY_ERR_NULL;
 	struct master *m = arg;
 
 	m->get = NULL;
-	m->detail = DRAY_ERR_NULL;
-	if (why && why->code != DRAY_E_TOO_LARGE) {
+	if (why) {
 		end_read(m, NULL, why);
 		return;
 	}
-	if (why)
-		m->detail = *why;
-	else if (response->status == 200 && use_page(m, response, false, &m->detail))
-		return;
-	else if (response->status != 200 && response->status != 404)
-		status_err(m, DETAIL, response->status, &m->detail);
-	if (!why && response->status == 503) {
-		struct dray_err err = m->detail;
-
-		end_read(m, NULL, &err);
+	/* a master before 0.3.12; what is merely no good is no reason to know less of the segments */
+	if (response->status == 404) {
+		get(m, METRICS, on_metrics);
 		return;
 	}
-	get(m, METRICS, on_metrics);
+	if (response->status == 200 && use_page(m, response, false, &err))
+		return;
+	if (response->status != 200)
+		status_err(m, DETAIL, response->status, &err);
+	end_read(m, NULL, &err);
 }
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct master *m = arg;
 
-	m->detail = DRAY_ERR_NULL;
 	get(m, DETAIL, on_detail);
 	return 0;
 }

@@ -13,7 +13,7 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-#define BODY_MAX (1024 * 1024)
+#define BODY_MAX (64 * 1024)
 #define TEXT_MAX 64
 
 /* A value in short, for a reason. */

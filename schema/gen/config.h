@@ -108,6 +108,7 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_MOONCAKE_INTERVAL,
 	DRAY_CONFIG_KEY_MOONCAKE_TIMEOUT,
 	DRAY_CONFIG_KEY_MOONCAKE_PAGE_BYTES,
+	DRAY_CONFIG_KEY_MOONCAKE_MASTER_RPC,
 	DRAY_CONFIG_KEY_MOONCAKE_OWNER_SEGMENT,
 	DRAY_CONFIG_KEY_MOONCAKE_OWNER_RPC,
 	DRAY_CONFIG_KEY_HINT_TTL,
@@ -317,10 +318,7 @@ struct dray_config {
 		 */
 		struct dray_strv ports;
 		int64_t listen_interval; /* How often listening sockets are looked for; 0: never. */
-		/*
-		 * A segment that is lost, and that nothing speaks of any more, is forgotten after
-		 * this.
-		 */
+		/* A segment that nothing speaks of any more is forgotten after this. */
 		int64_t expiry;
 	} segment;
 	struct {
@@ -346,6 +344,12 @@ struct dray_config {
 		int64_t interval; /* How often a master's pages are read. */
 		int64_t timeout; /* Limit of one page. */
 		int64_t page_bytes; /* Largest page that is read. */
+		/*
+		 * Address of the Mooncake master for its clients, HOST:PORT or what else these
+		 * take, for the profiles mooncake and mooncake-owner. Empty: MOONCAKE_MASTER in the
+		 * agent's environment.
+		 */
+		char *master_rpc;
 		/* Port in the segment of this node's owner, for the profile mooncake-owner. */
 		int64_t owner_segment;
 		/* RPC port of this node's owner, for the profile mooncake-owner. */

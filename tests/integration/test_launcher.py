@@ -135,3 +135,13 @@ def test_unknown_profile(lab, new_agent):
     agent = new_agent(settings=QUICK)
     done = agent.ctl("env", "--profile", "dray,nope", check=False)
     assert done.returncode != 0 and "nope" in done.stderr and "vllm-mooncake" in done.stderr and not done.stdout
+
+
+def test_the_master_that_clients_want(lab, new_agent):
+    agent = new_agent(settings=QUICK, env={"MOONCAKE_MASTER": "10.0.0.9:50051"}, listen=[lab.hosts[0].v4], key=lab.key)
+    with agent.client() as c:
+        assert c.environment(["mooncake"])["MOONCAKE_MASTER"] == "10.0.0.9:50051"
+    assert "--master_server_address=10.0.0.9:50051" in agent.ctl("env", "--profile", "mooncake-owner", "--format", "args")
+    other = new_agent(settings={**QUICK, "mooncake.master_rpc": "etcd://10.0.0.8:2379"}, env={"MOONCAKE_MASTER": "10.0.0.9:50051"})
+    with other.client() as c:
+        assert c.environment(["mooncake"])["MOONCAKE_MASTER"] == "etcd://10.0.0.8:2379"

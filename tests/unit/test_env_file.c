@@ -23,6 +23,8 @@ static int set_up(void **state)
 	return 0;
 }
 
+#define W(text) ENV_FILE_MARK " for a test\n" text
+
 static int tear_down(void **state)
 {
 	(void)chmod(dir, 0755);
@@ -55,13 +57,13 @@ static void beside_the_data_socket(void **state)
 	assert_string_equal(f.path, path);
 	assert_int_not_equal(access(path, F_OK), 0);
 	umask(077);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	umask(022);
-	says("env", "A=1\n");
+	says("env", W("A=1\n"));
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0644);
-	env_file_write(&f, "A=1\nB=2\n");
-	says("env", "A=1\nB=2\n");
+	env_file_write(&f, W("A=1\nB=2\n"));
+	says("env", W("A=1\nB=2\n"));
 	assert_int_equal(cm_fds_count(), fds);
 	env_file_deinit(&f);
 	assert_int_not_equal(access(path, F_OK), 0);
@@ -76,15 +78,16 @@ static void only_what_has_changed_is_written(void **state)
 	char line[32];
 
 	assert_int_equal(env_file_init(&f, "", data_socket), 0);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	first = inode();
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	assert_int_equal(inode(), first);
 	/* who has it open goes on reading the old one */
 	reader = fopen(path, "re");
 	assert_non_null(reader);
-	env_file_write(&f, "A=2\n");
+	env_file_write(&f, W("A=2\n"));
 	assert_int_not_equal(inode(), first);
+	assert_non_null(fgets(line, sizeof(line), reader));
 	assert_non_null(fgets(line, sizeof(line), reader));
 	assert_string_equal(line, "A=1\n");
 	fclose(reader);
@@ -95,11 +98,11 @@ static void what_a_crash_left_is_replaced(void **state)
 {
 	struct env_file f;
 
-	cm_file_write(dir, "env", "OLD=1\n");
+	cm_file_write(dir, "env", W("OLD=1\n"));
 	cm_file_write(dir, "env.new", "HALF");
 	assert_int_equal(env_file_init(&f, "", data_socket), 0);
-	env_file_write(&f, "A=1\n");
-	says("env", "A=1\n");
+	env_file_write(&f, W("A=1\n"));
+	says("env", W("A=1\n"));
 	env_file_deinit(&f);
 	assert_int_not_equal(access(path, F_OK), 0);
 }
@@ -113,13 +116,48 @@ static void links_are_not_followed(void **state)
 	snprintf(temporary, sizeof(temporary), "%s/env.new", dir);
 	cm_file_write(dir, "precious", "keep\n");
 	assert_int_equal(symlink(target, temporary), 0);
-	assert_int_equal(symlink(target, path), 0);
 	assert_int_equal(env_file_init(&f, "", data_socket), 0);
-	env_file_write(&f, "A=1\n");
-	says("env", "A=1\n");
+	env_file_write(&f, W("A=1\n"));
+	says("env", W("A=1\n"));
 	says("precious", "keep\n");
 	env_file_deinit(&f);
+	/* nor replaced */
+	assert_int_equal(symlink(target, path), 0);
+	assert_int_equal(env_file_init(&f, "", data_socket), 0);
+	env_file_write(&f, W("A=1\n"));
+	assert_true(f.failed);
+	says("env", "keep\n");
+	env_file_deinit(&f);
 	says("precious", "keep\n");
+}
+
+static void what_is_not_ours_is_left_alone(void **state)
+{
+	struct env_file f;
+	struct stat st;
+
+	assert_int_equal(env_file_init(&f, "", data_socket), 0);
+	cm_file_write(dir, "env", "PATH=/bin\n");
+	env_file_write(&f, W("A=1\n"));
+	assert_true(f.failed);
+	says("env", "PATH=/bin\n");
+	/* it may come to be ours */
+	cm_file_write(dir, "env", "");
+	env_file_write(&f, W("A=1\n"));
+	assert_false(f.failed);
+	says("env", W("A=1\n"));
+	/* and what somebody has put there since is not */
+	cm_file_write(dir, "env", "PATH=/bin\n");
+	env_file_write(&f, W("A=2\n"));
+	assert_true(f.failed);
+	says("env", "PATH=/bin\n");
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	env_file_write(&f, W("A=3\n"));
+	assert_true(f.failed);
+	env_file_deinit(&f);
+	assert_int_equal(lstat(path, &st), 0);
+	assert_true(S_ISFIFO(st.st_mode));
 }
 
 static void one_of_somebody_else_stays(void **state)
@@ -128,10 +166,10 @@ static void one_of_somebody_else_stays(void **state)
 
 	assert_int_equal(env_file_init(&f, path, data_socket), 0);
 	assert_int_equal(env_file_init(&other, path, data_socket), 0);
-	env_file_write(&f, "A=1\n");
-	env_file_write(&other, "A=2\n");
+	env_file_write(&f, W("A=1\n"));
+	env_file_write(&other, W("A=2\n"));
 	env_file_deinit(&f);
-	says("env", "A=2\n");
+	says("env", W("A=2\n"));
 	env_file_deinit(&other);
 	assert_int_not_equal(access(path, F_OK), 0);
 	/* and what was never written is not removed */
@@ -146,7 +184,7 @@ static void no_file_is_wanted(void **state)
 	struct env_file f;
 
 	assert_int_equal(env_file_init(&f, "none", data_socket), 0);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	assert_int_not_equal(access(path, F_OK), 0);
 	assert_false(f.failed);
 	env_file_deinit(&f);
@@ -163,20 +201,20 @@ static void a_place_that_cannot_be_written(void **state)
 
 	snprintf(nowhere, sizeof(nowhere), "%s/not/there/env", dir);
 	assert_int_equal(env_file_init(&f, nowhere, data_socket), 0);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	assert_true(f.failed);
 	assert_null(f.text);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	/* it comes later */
 	cm_file_write(dir, "not/there/x", "");
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	assert_false(f.failed);
-	says("not/there/env", "A=1\n");
+	says("not/there/env", W("A=1\n"));
 	env_file_deinit(&f);
 	assert_int_not_equal(access(nowhere, F_OK), 0);
 	/* a directory stands there */
 	assert_int_equal(env_file_init(&f, dir, data_socket), 0);
-	env_file_write(&f, "A=1\n");
+	env_file_write(&f, W("A=1\n"));
 	assert_true(f.failed);
 	env_file_deinit(&f);
 	snprintf(temporary, sizeof(temporary), "%s.new", dir);
@@ -192,6 +230,7 @@ int main(void)
 						tear_down),
 		cmocka_unit_test_setup_teardown(what_a_crash_left_is_replaced, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(links_are_not_followed, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(what_is_not_ours_is_left_alone, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(one_of_somebody_else_stays, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(no_file_is_wanted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_place_that_cannot_be_written, set_up, tear_down),
