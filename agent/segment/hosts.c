@@ -54,8 +54,7 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		      const struct dray_err *why)
 {
 	struct host *h = arg;
-	struct segment *first = dray_list_first(&h->segments, struct segment, of_host);
-	struct segments *ss = first->ss;
+	struct segments *ss = h->ss;
 
 	h->query = NULL;
 	ss->n_hosts_asked--;
@@ -133,6 +132,7 @@ static struct host *host_ensure(struct segments *ss, const char *name)
 		free(h);
 		return found ? *found : NULL;
 	}
+	h->ss = ss;
 	dray_list_init(&h->segments);
 	dray_list_add_front(&ss->hosts, &h->link);
 	return h;

@@ -78,6 +78,7 @@ struct segment {
 /* A host name of segments, and its addresses. */
 struct host {
 	struct dray_list link;
+	struct segments *ss;
 	struct dray_list segments;
 	struct resolver_query *query;
 	int64_t asked_ns, looked_ns; /* 0: not yet */

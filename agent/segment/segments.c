@@ -145,9 +145,19 @@ struct segments *segments_free(struct segments *ss)
 
 /* --- before a restart ---------------------------------------------------------------------------- */
 
+/* Since a time of the wall clock: one that was set back makes nothing older or younger than it can be. */
+static int64_t age_ns(int64_t unix_ms)
+{
+	int64_t ago = (int64_t)dray_unix_ms() - unix_ms;
+
+	if (ago < 0)
+		return 0;
+	return ago > INT64_MAX / 4 / DRAY_NS_PER_MS ? INT64_MAX / 4 : ago * DRAY_NS_PER_MS;
+}
+
 void segments_restore(struct segments *ss, const struct state_segment *row)
 {
-	int64_t now = dray_now().ns, ago = (int64_t)dray_unix_ms() - row->seen_ms;
+	int64_t now = dray_now().ns;
 	struct probe_target target;
 	struct segment *s;
 
@@ -171,18 +181,12 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	ss->totals.by_state[s->state]++;
 	s->verified = false;
 	s->was_listed = !strcmp(row->probe, "master");
-	s->since_ns = now - dray_max(dray_min((int64_t)dray_unix_ms() - row->since_ms,
-					      INT64_MAX / 4 / DRAY_NS_PER_MS),
-				     (int64_t)0) *
-				    DRAY_NS_PER_MS;
+	s->since_ns = now - age_ns(row->since_ms);
 	segment_text(&s->reason, row->reason);
 	s->ready_ms = row->ready_ms < 0 ? 0 : (uint64_t)row->ready_ms;
 	s->capacity = row->capacity;
 	s->allocated = row->allocated;
-	/* a clock that was set back makes nothing older or younger than it can be */
-	s->mentioned_ns =
-		ago > 0 ? now - dray_min(ago, INT64_MAX / 4 / DRAY_NS_PER_MS) * DRAY_NS_PER_MS :
-			  now;
+	s->mentioned_ns = now - age_ns(row->seen_ms);
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
 	if (s->local || s->sources || !strcmp(s->name, ss->remembered))

@@ -10,10 +10,11 @@ import signal
 import socket
 import socketserver
 import struct
+import subprocess
 import threading
 
 import pytest
-from harness import DRAYCTL, LIMIT, expect, until
+from harness import DRAYCTL, LIMIT, Side, expect, until
 from test_ctl import conform, schema_of
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
@@ -665,3 +666,36 @@ def test_a_hint_of_somebody_dead_gives_way(lab, new_agent):
                 until(lambda: agent.ctl("status", "--json")["preferred_segment"] == alive)
                 c.forget_hint("")
             until(lambda: agent.ctl("status", "--json")["preferred_segment"] == name)
+
+
+def test_agents_that_are_met(lab, new_pair):
+    """A peer is a segment: ready while it is connected, probed as an agent afterwards, and never preferred."""
+    a, b = new_pair(**{"probe__backoff_min": "20ms", "probe__backoff_max": "200ms", "segment__ports": "none"})
+    name = b.ctl("status", "--json")["segment"]
+    with Side(a, 4096) as here, Side(b, 4096, bytes(4096)) as there:
+        here.reach(there)
+        row = state(a, name, "ready")
+        assert row["probe"] == "peer" and row["sources"] == "peer" and not row["preferred"]
+    b.kill()
+    row = state(a, name, "lost")
+    assert row["target"] == f"dray://{name}" and row["sources"] == "state" and row["reason"]
+    b.start()
+    assert state(a, name, "ready")["probe"] == "dray"
+    own = a.ctl("status", "--json")["segment"]
+    assert own not in rows(a) or not rows(a)[own]["preferred"]
+
+
+def test_waiting_for_a_segment(lab, new_agent):
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as sock:
+        port = port_of(sock)
+    agent = new_agent(settings={**QUICK, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key)
+    name = f"{host.v4}:{port}"
+    waits = [subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", f"segment={which}", "--timeout", f"{int(LIMIT)}s"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for which in (name, "local", "preferred")]
+    with contextlib.closing(listen(host, port=port)):
+        for wait in waits:
+            out, err = wait.communicate(timeout=LIMIT)
+            assert wait.returncode == 0, err
+    lost = agent.ctl("wait", f"segment={name}", "state=lost", "--timeout", f"{int(LIMIT)}s", check=False)
+    assert lost.returncode == 0, lost.stderr
