@@ -54,6 +54,10 @@ each end has ten addresses; and how soon `--watch` prints what has changed, from
     ("http", "Scrapes over HTTP", """\
 `/metrics` over a connection that stays, as a client in Python sees it, beside `/readyz` of the same server; and transfers between two
 sessions while scrapes come, beside the same transfers alone."""),
+    ("probes", "Segments", """\
+A thousand segments on ports of loopback that accept and close, configured and probed by TCP at the default interval, with processor time of all
+threads over 30 seconds; the page of a Mooncake master with ten thousand, read at the default interval; and how soon a killed agent, started
+again, answers which segment was preferred."""),
     ("faults", "After a death", """\
 All transfers in flight when an agent is killed, a link is cut (heartbeat limit at its default, 3 s) or a client is killed, with
 1 GiB registered on either side and 1 GiB or more of transfers queued; "gone" means descriptors and mappings, seen in /proc."""),
