@@ -114,12 +114,16 @@ static void listen_once(struct detect *d)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_listeners *out;
 	uint64_t one = 1;
+	int r;
 
 	d->listen_ns = dray_now().ns;
 	if (!now || !d->last || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
-	if (nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, options.node_addresses,
-			      options.n_node_addresses, false, now, &err) < 0) {
+	r = nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, options.node_addresses,
+			      options.n_node_addresses, false, now, &err);
+	/* an interval lies between two looks, however long they take */
+	d->listen_ns = dray_now().ns;
+	if (r < 0) {
 		log_limited(DRAY_LOG_WARNING, "detect",
 			    "listening sockets: %s, going on with what was known", err.msg);
 		return;

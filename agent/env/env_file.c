@@ -83,7 +83,7 @@ static int target_check(const char *path)
 	ssize_t n;
 
 	if (fd < 0)
-		return errno == ENOENT ? 0 : errno == ELOOP ? -EEXIST : -errno;
+		return errno == ENOENT ? 0 : errno == ELOOP || errno == ENXIO ? -EEXIST : -errno;
 	if (fstat(fd, &st) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode))

@@ -243,10 +243,10 @@ static void remember(struct segments *ss, const struct preferred *p)
 	/* what was found before is remembered until something else is */
 	if (*p->name)
 		hints_forget_found(ss->deps.hints, p->name);
+	ss->remembered_ns = dray_now().ns;
 	if (p->preference != DMSG_PREFERENCE_ENVIRONMENT &&
 	    p->preference != DMSG_PREFERENCE_DETECTED)
 		return;
-	ss->remembered_ns = dray_now().ns;
 	if (hints_put(ss->deps.hints,
 		      &(struct hint_put){ .scope = "", .segment = p->name, .source = source },
 		      &err) < 0)

@@ -65,6 +65,9 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		for (unsigned i = 0; i < h->n_addrs; i++)
 			h->addrs[i] = addrs[i];
 		host_judge(ss, h, why ? why->msg : "");
+		/* that it is known by now is news too */
+		dray_list_for_each(&h->segments, s, struct segment, of_host)
+			segment_reconsider(s);
 	}
 	ask_some(ss);
 }

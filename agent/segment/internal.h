@@ -15,7 +15,7 @@
 #define AREA "segment"
 /* Former ones and new ones, while they change. */
 #define MASTER_SLOTS (2 * MASTERS_MAX)
-#define HOST_ADDRS_MAX 4
+#define HOST_ADDRS_MAX RESOLVER_ADDRS_MAX
 
 /* Who speaks of a segment now. */
 enum segment_source {

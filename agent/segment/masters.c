@@ -66,6 +66,8 @@ static void unlist(struct master_entry *e, bool all)
 			continue;
 		s->listed_by &= ~bit;
 		s->ok_by &= ~bit;
+		if (!(s->listed_by & ~s->ok_by))
+			segment_text(&s->standing, NULL);
 		if (!is_heard_of(s))
 			forget_word(s);
 		segment_reconsider(s);
@@ -89,7 +91,7 @@ static void master_heard(struct master_entry *e)
 		return;
 	e->heard = true;
 	dray_list_for_each(&ss->all, s, struct segment, link)
-		if (s->way == SEGMENT_WAY_MASTER && !s->listed_by)
+		if (s->way == SEGMENT_WAY_MASTER)
 			segment_reconsider(s);
 	listeners_apply(ss);
 }
@@ -224,6 +226,10 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		if (ss->masters[i].url && !is_configured(&ss->masters[i], urls))
 			entry_close(&ss->masters[i]);
+	/* one that was waited for may be gone */
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->way == SEGMENT_WAY_MASTER)
+			segment_reconsider(s);
 	return r;
 }
 

@@ -18,7 +18,7 @@
 
 static bool is_over(const struct segment *s, int64_t now)
 {
-	return !s->sources && s->way != SEGMENT_WAY_SELF &&
+	return !s->sources && s->way != SEGMENT_WAY_SELF && !masters_pending(s->ss) &&
 	       now - s->mentioned_ns > s->ss->deps.cfg->segment.expiry;
 }
 
@@ -186,7 +186,8 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	s->ready_ms = row->ready_ms < 0 ? 0 : (uint64_t)row->ready_ms;
 	s->capacity = row->capacity;
 	s->allocated = row->allocated;
-	s->mentioned_ns = now - age_ns(row->seen_ms);
+	/* who could speak of it gets the time to do so */
+	s->mentioned_ns = now;
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
 	if (s->local || s->sources || !strcmp(s->name, ss->remembered))

@@ -99,6 +99,8 @@ struct segment *segment_ensure(struct segments *ss, const char *name, bool bound
 	s = segment_new(ss, name);
 	if (!s)
 		return NULL;
+	if (hints_names(ss->deps.hints, name))
+		s->sources |= SEGMENT_HINT;
 	dray_list_add(&ss->all, &s->link);
 	ss->n++;
 	ss->totals.by_state[s->state]++;
