@@ -13,7 +13,7 @@ BUDGET_fuzz := 90
 BUDGET_namespaces := 170
 BUDGET_vm := 480
 
-FUZZ_SECONDS ?= 5
+FUZZ_SECONDS ?= 4
 # The build whose programs the integration and VM tests start.
 TEST_VARIANT ?= asan
 

@@ -354,13 +354,13 @@ def test_an_agent_that_comes_late_and_goes(fake, tmp_path, end):
 def test_time_outs(fake, row, why):
     fake.variables(*VARIABLES)
     fake.segments(row)
-    with waiting(fake, "--wait-ready=600ms", status=124, err=f"no preferred segment was ready within 600 ms: {why}"):
+    with waiting(fake, "--wait-ready=1500ms", status=124, err=f"no preferred segment was ready within 1.5 s: {why}"):
         pass
     # the rest of the environment is as good as ever
-    with waiting(fake, "--wait-ready=600ms", "--on-timeout=start", out="None 3\n", err=why):
+    with waiting(fake, "--wait-ready=1500ms", "--on-timeout=start", out="None 3\n", err=why):
         pass
     mine = os.environ | {"MOONCAKE_PREFERRED_SEGMENT": "mine:1"}
-    with waiting(fake, "--wait-ready=600ms", "--on-timeout=start", out="mine:1 3\n", err=why, env=mine):
+    with waiting(fake, "--wait-ready=1500ms", "--on-timeout=start", out="mine:1 3\n", err=why, env=mine):
         pass
 
 
@@ -552,10 +552,10 @@ def test_wait_for_a_segment(fake, argv, before, after):
 
 
 def test_wait_for_a_segment_in_vain(fake):
-    assert "segment a:1 is not known" in fake.run("wait", "segment=a:1", "--timeout=600ms", status=1)[1]
-    assert "no segment on this node is known" in fake.run("wait", "segment=local", "--timeout=600ms", status=1)[1]
+    assert "segment a:1 is not known" in fake.run("wait", "segment=a:1", "--timeout=1500ms", status=1)[1]
+    assert "no segment on this node is known" in fake.run("wait", "segment=local", "--timeout=1500ms", status=1)[1]
     fake.segments({"state": "probing", "reason": "refused"})
-    assert "is probing: refused" in fake.run("wait", "segment=preferred", "--timeout=600ms", status=1)[1]
+    assert "is probing: refused" in fake.run("wait", "segment=preferred", "--timeout=1500ms", status=1)[1]
     assert json.loads(fake.run("wait", "segment=preferred", "state=probing", "--json")[0]) == \
         {"reached": "probing", "segment": "10.0.0.2:50053"}
     for wrong in (["state=ready"], ["segment=x"], ["segment=a:1", "state=up"], ["preferred"], ["segment=a:1", "--for", "live"]):
