@@ -109,7 +109,7 @@ void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 {
 	dray_expiry_del(&h->expiry[e->source], &e->expiry);
 	owner_put_back(h, e->owner);
-	name_put_back(h, e->name, source_names(e->source), tell);
+	name_put_back(h, e->name, hint_is_said(e->source), tell);
 	if (e->scope)
 		e->scope->n--;
 	scope_put_back(h, e->scope);
@@ -132,7 +132,7 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, stru
 	e->scope = scope ? scope : scope_new(h, put->scope);
 	if (e->scope)
 		e->scope->n++;
-	e->name = name_get(h, put->segment, source_names(put->source));
+	e->name = name_get(h, put->segment, hint_is_said(put->source));
 	e->owner = client ? owner_get(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||
 	    dray_expiry_add(&h->expiry[e->source], &e->expiry) < 0) {

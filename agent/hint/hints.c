@@ -55,7 +55,7 @@ static struct heads heads_of(const struct scope *s)
 	struct heads r = { .first = head(s) };
 
 	dray_list_for_each(&s->entries, e, struct entry, link) {
-		if (!source_names(e->source))
+		if (!hint_is_said(e->source))
 			continue;
 		r.said = e;
 		break;
@@ -131,7 +131,7 @@ static int make_room(struct hints *h, const struct entry_put *put, struct dray_e
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
 	struct heads before = heads_of(e->scope);
-	bool fresh = source_names(e->source) && e->name->said == 1;
+	bool fresh = hint_is_said(e->source) && e->name->said == 1;
 
 	link_in_order(e);
 	h->n++;
@@ -271,7 +271,7 @@ void hints_forget_found(struct hints *h, const char *segment)
 	do {
 		last = NULL;
 		dray_list_for_each(&s->entries, e, struct entry, link) {
-			if (!source_names(e->source) && strcmp(e->name->text, segment) != 0)
+			if (!hint_is_said(e->source) && strcmp(e->name->text, segment) != 0)
 				last = e;
 		}
 		if (last) {

@@ -58,12 +58,6 @@ struct hints {
 	bool loading; /* no upcalls */
 };
 
-/* What the agent found itself, or was started with, names no segment that it would not know otherwise. */
-static inline bool source_names(enum dmsg_hint_source source)
-{
-	return source == DMSG_HINT_SOURCE_EXPLICIT || source == DMSG_HINT_SOURCE_CLIENT;
-}
-
 static inline uint32_t entry_uid(const struct entry *e)
 {
 	return e->owner ? e->owner->uid : 0;

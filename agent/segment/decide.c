@@ -8,7 +8,6 @@
 #include "agent/segment/internal.h"
 #include "lib/log.h"
 
-#define ABOUT_BYTES 160
 #define DECIDE_PAUSE_NS (20 * DRAY_NS_PER_MS)
 
 /* Facts, and what they lie in. */
@@ -16,7 +15,6 @@ struct gathered {
 	struct preferred_facts facts;
 	struct preferred_segment *segments;
 	struct preferred_hint *hints;
-	char (*about)[ABOUT_BYTES];
 	size_t n_hints, max_hints;
 	bool failed;
 };
@@ -25,24 +23,14 @@ static void gathered_deinit(struct gathered *g)
 {
 	free(g->segments);
 	free(g->hints);
-	free(g->about);
-}
-
-static bool is_loopback(const struct segment *s)
-{
-	struct dray_addr addr;
-
-	if (s->host)
-		return s->host->loopback;
-	return dray_addr_parse(s->name, &addr) == 0 && dray_addr_is_loopback(&addr);
 }
 
 /* Ready, or it has had no time to fail. */
-static bool answers(const struct segment *s)
+static bool answers(const struct segment *s, bool refused)
 {
 	struct watch_info w;
 
-	if (segment_is_refused(s) || s->state == DMSG_SEGMENT_STATE_LOST)
+	if (refused || s->state == DMSG_SEGMENT_STATE_LOST)
 		return false;
 	if (s->state == DMSG_SEGMENT_STATE_READY || !s->watch)
 		return true;
@@ -59,18 +47,20 @@ static bool is_agent(const struct segment *s)
 
 static void segment_facts(const struct segment *s, struct preferred_segment *ret)
 {
+	bool refused = segment_is_refused(s);
+
 	*ret = (struct preferred_segment){
 		.name = s->name,
-		.reason = segment_is_refused(s) && s->standing ? s->standing :
-			  s->reason                            ? s->reason :
-								 "",
+		.reason = refused && s->standing ? s->standing :
+			  s->reason              ? s->reason :
+						   "",
 		.where = s->where ? s->where : "",
 		.state = s->state,
 		.verified = s->verified,
-		.answers = answers(s),
+		.answers = answers(s, refused),
 		.local = s->local,
 		.located = s->ss->located && (!s->host || s->host->known),
-		.loopback = is_loopback(s),
+		.loopback = segment_is_loopback(s),
 		.agent = is_agent(s),
 		.spoken = s->sources,
 		.configured = s->sources & SEGMENT_CONFIG,
@@ -109,30 +99,26 @@ static int gather_segments(struct segments *ss, struct gathered *g)
 static void add_hint(void *arg, const struct hint *h)
 {
 	struct gathered *g = arg;
+	struct preferred_hint *ret;
 
-	if (h->source == DMSG_HINT_SOURCE_ENVIRONMENT || h->source == DMSG_HINT_SOURCE_DETECTED ||
-	    g->failed)
+	if (!hint_is_said(h->source) || g->failed)
 		return;
 	if (g->n_hints == g->max_hints) {
 		size_t max = dray_max(g->max_hints * 2, (size_t)8);
 		struct preferred_hint *hints = realloc(g->hints, max * sizeof(*hints));
-		char(*about)[ABOUT_BYTES];
 
-		if (hints)
-			g->hints = hints;
-		about = realloc(g->about, max * sizeof(*about));
-		if (about)
-			g->about = about;
-		if (!hints || !about) {
+		if (!hints) {
 			g->failed = true;
 			return;
 		}
+		g->hints = hints;
 		g->max_hints = max;
 	}
-	snprintf(g->about[g->n_hints], ABOUT_BYTES, "%s%.90s, by %s, score %u",
+	ret = &g->hints[g->n_hints++];
+	ret->segment = h->segment;
+	snprintf(ret->about, sizeof(ret->about), "%s%.90s, by %s, score %u",
 		 *h->scope ? "scope " : "of the whole node", h->scope,
 		 dmsg_hint_source_name(h->source), h->score);
-	g->hints[g->n_hints++].segment = h->segment;
 }
 
 static int gather_hints(struct segments *ss, const char *scope, struct gathered *g)
@@ -140,8 +126,6 @@ static int gather_hints(struct segments *ss, const char *scope, struct gathered 
 	if (*scope)
 		hints_each_of(ss->deps.hints, scope, add_hint, g);
 	hints_each_of(ss->deps.hints, "", add_hint, g);
-	for (size_t i = 0; i < g->n_hints; i++)
-		g->hints[i].about = g->about[i];
 	g->facts.hints = g->hints;
 	g->facts.n_hints = g->n_hints;
 	return g->failed ? -ENOMEM : 0;
@@ -225,6 +209,14 @@ int segments_explain(struct segments *ss, const char *scope,
 
 /* --- changes ------------------------------------------------------------------------------------- */
 
+void segments_keep_remembered(const struct segments *ss)
+{
+	state_put_preferred(ss->deps.state,
+			    &(struct state_preferred){ .name = ss->remembered,
+						       .preference = DMSG_PREFERENCE_DETECTED,
+						       .at_ms = (int64_t)dray_unix_ms() });
+}
+
 /* So that a successor answers at once, and who asks for hints sees what was found. */
 static void remember(struct segments *ss, const struct preferred *p)
 {
@@ -233,13 +225,10 @@ static void remember(struct segments *ss, const struct preferred *p)
 					       DMSG_HINT_SOURCE_DETECTED;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (p->preference == DMSG_PREFERENCE_DETECTED)
+	if (p->preference == DMSG_PREFERENCE_DETECTED) {
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", p->name);
-	if (p->preference == DMSG_PREFERENCE_DETECTED)
-		state_put_preferred(ss->deps.state,
-				    &(struct state_preferred){ .name = p->name,
-							       .preference = p->preference,
-							       .at_ms = (int64_t)dray_unix_ms() });
+		segments_keep_remembered(ss);
+	}
 	/* what was found before is remembered until something else is */
 	if (*p->name)
 		hints_forget_found(ss->deps.hints, p->name);

@@ -27,49 +27,49 @@ static void set_local(struct segment *s, bool local, const char *where)
 		segment_reconsider(s);
 }
 
-/* By the addresses of this node as they are now. */
-static void host_judge(struct segments *ss, struct host *h, const char *fault)
+/* By the addresses of this node as they are now: is it a name of this node? Why, or why not, to where. */
+static bool host_judge(struct host *h, const char *fault, char *where, size_t n)
 {
-	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
+	bool local = false;
 
-	h->local = false;
 	h->loopback = h->n_addrs > 0;
 	for (unsigned i = 0; i < h->n_addrs; i++) {
-		h->local |= locality_has_addr(&ss->locality, &h->addrs[i]);
+		local |= locality_has_addr(&h->ss->locality, &h->addrs[i]);
 		h->loopback &= dray_addr_is_loopback(&h->addrs[i]);
 	}
 	if (h->known)
-		snprintf(where, sizeof(where), "%.200s is %s of this node", h->name,
-			 h->local ? "a name" : "no name");
+		snprintf(where, n, "%.200s is %s of this node", h->name,
+			 local ? "a name" : "no name");
 	else
-		snprintf(where, sizeof(where), "the addresses of %.100s are not known%s%.150s",
-			 h->name, *fault ? ": " : "", fault);
-	dray_list_for_each(&h->segments, s, struct segment, of_host)
-		set_local(s, h->local, where);
+		snprintf(where, n, "the addresses of %.100s are not known%s%.150s", h->name,
+			 *fault ? ": " : "", fault);
+	return local;
 }
-
-static void ask_some(struct segments *ss);
 
 static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		      const struct dray_err *why)
 {
+	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
 	struct host *h = arg;
-	struct segments *ss = h->ss;
+	bool local;
 
 	h->query = NULL;
-	ss->n_hosts_asked--;
+	h->ss->n_hosts_asked--;
 	/* where nobody answers any more, what was known stands */
 	if (!why || !h->known) {
 		h->known = !why;
 		h->n_addrs = dray_min(n, (unsigned)HOST_ADDRS_MAX);
 		for (unsigned i = 0; i < h->n_addrs; i++)
 			h->addrs[i] = addrs[i];
-		host_judge(ss, h, why ? why->msg : "");
+		local = host_judge(h, why ? why->msg : "", where, sizeof(where));
 		/* that it is known by now is news too */
-		dray_list_for_each(&h->segments, s, struct segment, of_host)
+		dray_list_for_each(&h->segments, s, struct segment, of_host) {
+			s->local = local;
+			segment_text(&s->where, where);
 			segment_reconsider(s);
+		}
 	}
-	ask_some(ss);
+	hosts_refresh(h->ss);
 }
 
 /* Hosts lie in the order in which they were looked at, those that were not yet first. */
@@ -93,7 +93,7 @@ static bool matters(const struct host *h)
 	return false;
 }
 
-static void ask_some(struct segments *ss)
+void hosts_refresh(struct segments *ss)
 {
 	int64_t now = dray_now().ns;
 
@@ -110,11 +110,6 @@ static void ask_some(struct segments *ss)
 		    (!h->asked_ns || !h->known || matters(h) || now - h->asked_ns >= ASK_OTHERS_NS))
 			ask(ss, h);
 	}
-}
-
-void hosts_refresh(struct segments *ss)
-{
-	ask_some(ss);
 }
 
 static int by_name(const void *a, const void *b)
@@ -167,8 +162,9 @@ void segment_leave_host(struct segment *s)
 void segment_locate(struct segment *s)
 {
 	struct segments *ss = s->ss;
-	char where[SEGMENT_HOST_BYTES + 80];
+	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
 	char name[SEGMENT_HOST_BYTES];
+	bool local = false;
 	unsigned port;
 	int r = locality_judge(&ss->locality, s->name, where, sizeof(where));
 
@@ -183,10 +179,9 @@ void segment_locate(struct segment *s)
 			dray_list_add(&s->host->segments, &s->of_host);
 	}
 	if (s->host && s->host->known)
-		host_judge(ss, s->host, "");
-	else
-		set_local(s, false, where);
-	ask_some(ss);
+		local = host_judge(s->host, "", where, sizeof(where));
+	set_local(s, local, where);
+	hosts_refresh(ss);
 }
 
 void hosts_free(struct segments *ss)
@@ -198,4 +193,13 @@ void hosts_free(struct segments *ss)
 		}
 		host_free(ss, h);
 	}
+}
+
+bool segment_is_loopback(const struct segment *s)
+{
+	struct dray_addr addr;
+
+	if (s->host)
+		return s->host->loopback;
+	return dray_addr_parse(s->name, &addr) == 0 && dray_addr_is_loopback(&addr);
 }

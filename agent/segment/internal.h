@@ -48,7 +48,7 @@ struct segment {
 	/* evidence; NULL: none */
 	struct probe_target *configured, *listener, *restored;
 	char *te_endpoint; /* where a master says that its transfer engine is */
-	uint64_t listener_round, list_round, known_round, config_round; /* that last spoke of it */
+	uint64_t listener_round, list_round, known_round; /* that last spoke of it */
 	uint64_t misnamed_round; /* that found it to be our name for what others call otherwise */
 	uint32_t listed_by;      /* masters, a bit each */
 	uint32_t ok_by;          /* those of them that say it serves */
@@ -82,7 +82,7 @@ struct host {
 	struct dray_list segments;
 	struct resolver_query *query;
 	int64_t asked_ns, looked_ns; /* 0: not yet */
-	bool known, local, loopback;
+	bool known, loopback;
 	unsigned n_addrs;
 	struct dray_addr addrs[HOST_ADDRS_MAX];
 	char name[SEGMENT_HOST_BYTES];
@@ -138,6 +138,8 @@ struct segment *segment_ensure(struct segments *ss, const char *name, bool bound
 void segment_remove(struct segment *s);
 /* Sets a string of a segment; NULL clears it. No memory: it is cleared. */
 void segment_text(char **member, const char *text);
+/* The same for a target. */
+void segment_target(struct probe_target **member, const struct probe_target *target);
 
 /* --- judge.c --- */
 
@@ -160,7 +162,9 @@ const char *segment_way_name(const struct segment *s);
 /* Is it on this node? Asks for the addresses of its host where that has to be. */
 void segment_locate(struct segment *s);
 void segment_leave_host(struct segment *s);
-/* Asks again about hosts that were not for some time. */
+/* Nobody else could reach it by that name. */
+bool segment_is_loopback(const struct segment *s);
+/* Asks about some hosts that were not asked about for some time. */
 void hosts_refresh(struct segments *ss);
 void hosts_free(struct segments *ss);
 
@@ -171,15 +175,22 @@ void segments_decide_soon(struct segments *ss);
 /* What was found is put to the hints again before it expires there. */
 void segments_remember(struct segments *ss);
 int segments_decide_init(struct segments *ss);
+/* Puts what was found on this node to the state database. */
+void segments_keep_remembered(const struct segments *ss);
 
 /* --- evidence.c --- */
 
 /* The configuration's words. 0 or -ENOMEM. */
 int segments_configure(struct segments *ss);
-/* The listeners of the last look, again. */
-void listeners_apply(struct segments *ss);
 /* Who speaks of it, one more or one less. */
 void segment_mention(struct segment *s, enum segment_source source, bool on);
+
+/* --- listeners.c --- */
+
+/* segment.ports. 0 or -ENOMEM. */
+int listeners_configure(struct segments *ss);
+/* The listeners of the last look, again. */
+void listeners_apply(struct segments *ss);
 
 /* --- masters.c --- */
 
@@ -187,6 +198,8 @@ void segment_mention(struct segment *s, enum segment_source source, bool on);
 int masters_set(struct segments *ss, struct dray_err *reterr);
 /* Some have not been heard yet: what they know may be missing. */
 bool masters_pending(const struct segments *ss);
+/* Those of a set, a bit each, whose word counts. */
+uint32_t masters_that_count(const struct segments *ss, uint32_t of);
 void masters_free(struct segments *ss);
 
 #endif

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the state of a segment is known, from what is known of it, and what follows when it changes. */
-#include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,18 +202,9 @@ static const struct master_entry *lister(const struct segment *s, uint32_t of)
 	return NULL;
 }
 
-/* Those of a set of masters that are heard. */
-static uint32_t heard_of(const struct segments *ss, uint32_t of)
-{
-	for (unsigned i = 0; i < MASTER_SLOTS; i++)
-		if (ss->masters[i].silent)
-			of &= ~(1u << i);
-	return of;
-}
-
 bool segment_is_refused(const struct segment *s)
 {
-	uint32_t heard = heard_of(s->ss, s->listed_by);
+	uint32_t heard = masters_that_count(s->ss, s->listed_by);
 
 	return heard && !(heard & s->ok_by);
 }
@@ -223,7 +212,8 @@ bool segment_is_refused(const struct segment *s)
 static void judge_master(struct segment *s)
 {
 	char reason[DRAY_ERR_MSG_MAX + 80];
-	const struct master_entry *by = lister(s, heard_of(s->ss, s->listed_by & s->ok_by));
+	const struct master_entry *by =
+		lister(s, masters_that_count(s->ss, s->listed_by & s->ok_by));
 	bool was = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
 
 	if (by) {
@@ -234,7 +224,7 @@ static void judge_master(struct segment *s)
 	/* who has not been heard yet may well know it */
 	if (masters_pending(s->ss))
 		return;
-	by = lister(s, heard_of(s->ss, s->listed_by));
+	by = lister(s, masters_that_count(s->ss, s->listed_by));
 	if (by)
 		snprintf(reason, sizeof(reason), "%s says %.60s", by->url,
 			 s->standing ? s->standing : "nothing of it");

@@ -48,12 +48,12 @@ static void forget_word(struct segment *s)
 	segment_mention(s, SEGMENT_MASTER, false);
 }
 
-static bool is_heard_of(const struct segment *s)
+uint32_t masters_that_count(const struct segments *ss, uint32_t of)
 {
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
-		if ((s->listed_by & 1u << i) && !s->ss->masters[i].silent)
-			return true;
-	return false;
+		if (ss->masters[i].silent)
+			of &= ~(1u << i);
+	return of;
 }
 
 static void unlist(struct master_entry *e, bool all)
@@ -68,7 +68,7 @@ static void unlist(struct master_entry *e, bool all)
 		s->ok_by &= ~bit;
 		if (!(s->listed_by & ~s->ok_by))
 			segment_text(&s->standing, NULL);
-		if (!is_heard_of(s))
+		if (!masters_that_count(ss, s->listed_by))
 			forget_word(s);
 		segment_reconsider(s);
 	}
@@ -82,18 +82,18 @@ bool masters_pending(const struct segments *ss)
 	return false;
 }
 
-/* It is waited for no more: what hung on its word is judged without. */
-static void master_heard(struct master_entry *e)
+/* It is waited for no more: what hung on its word is judged without. False: it had not been. */
+static bool master_heard(struct master_entry *e)
 {
 	struct segments *ss = e->ss;
 
 	if (e->heard)
-		return;
+		return false;
 	e->heard = true;
 	dray_list_for_each(&ss->all, s, struct segment, link)
 		if (s->way == SEGMENT_WAY_MASTER)
 			segment_reconsider(s);
-	listeners_apply(ss);
+	return true;
 }
 
 static void on_failure(struct master_entry *e, const struct dray_err *why)
@@ -111,11 +111,12 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 	dray_list_for_each(&ss->all, s, struct segment, link) {
 		if (!(s->listed_by & 1u << e->index))
 			continue;
-		if (!is_heard_of(s))
+		if (!masters_that_count(ss, s->listed_by))
 			forget_word(s);
 		segment_reconsider(s);
 	}
-	master_heard(e);
+	if (master_heard(e))
+		listeners_apply(ss);
 }
 
 static void on_read(void *arg, struct master *m, const struct master_segment *segments, size_t n,

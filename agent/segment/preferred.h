@@ -15,6 +15,7 @@
 #include "schema/gen/data.h"
 
 #define PREFERRED_REASON_BYTES 240
+#define PREFERRED_ABOUT_BYTES 160
 
 /* What is known of a segment. */
 struct preferred_segment {
@@ -35,7 +36,7 @@ struct preferred_segment {
 
 struct preferred_hint {
 	const char *segment;
-	const char *about; /* "scope llama-70b, by client, score 5" */
+	char about[PREFERRED_ABOUT_BYTES]; /* "scope llama-70b, by client, score 5" */
 };
 
 struct preferred_facts {

@@ -168,11 +168,8 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 		state_drop_segment(ss->deps.state, row->name);
 		return;
 	}
-	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0) {
-		s->restored = malloc(sizeof(*s->restored));
-		if (s->restored)
-			*s->restored = target;
-	}
+	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0)
+		segment_target(&s->restored, &target);
 	/* it may be on this node for certain, and have been taken for new */
 	s->watch = watch_free(s->watch);
 	s->was_peer = !strcmp(row->probe, "peer") || !strcmp(row->probe, "dray");
@@ -206,10 +203,7 @@ void segments_refill(struct segments *ss)
 		if (s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST)
 			segment_keep(s);
 	if (*ss->remembered)
-		state_put_preferred(ss->deps.state, &(struct state_preferred){
-							    .name = ss->remembered,
-							    .preference = DMSG_PREFERENCE_DETECTED,
-							    .at_ms = (int64_t)dray_unix_ms() });
+		segments_keep_remembered(ss);
 }
 
 /* --- configuration ------------------------------------------------------------------------------- */

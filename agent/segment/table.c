@@ -129,3 +129,15 @@ void segment_text(char **member, const char *text)
 	free(*member);
 	*member = text ? strdup(text) : NULL;
 }
+
+void segment_target(struct probe_target **member, const struct probe_target *target)
+{
+	if (target && !*member)
+		*member = malloc(sizeof(**member));
+	if (target && *member)
+		**member = *target;
+	if (!target) {
+		free(*member);
+		*member = NULL;
+	}
+}
