@@ -103,7 +103,7 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 				    "the layout of the agent's ring cannot be");
 	}
 	/* start where it stands: a ring need not begin at 0 */
-	r->sq_tail = r->sq_published =
+	r->sq_tail = r->sq_published = r->sq_head =
 		DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_TAIL), __ATOMIC_RELAXED));
 	r->cq_head = DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_CQ_HEAD), __ATOMIC_RELAXED));
 	return 0;
@@ -118,16 +118,20 @@ void dc_ring_close(struct ring *r)
 	*r = RING_NULL;
 }
 
-int dc_ring_room(const struct ring *r, struct dray_err *reterr)
+int dc_ring_room(struct ring *r, struct dray_err *reterr)
 {
-	/* acquire: the agent has copied an entry before it frees it */
-	uint32_t head = DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_HEAD), __ATOMIC_ACQUIRE));
-	uint32_t queued = r->sq_tail - head;
+	/* its line is the agent's, and far away: only where the last look does not do */
+	if (r->sq_tail - r->sq_head >= r->sq_entries) {
+		/* acquire: the agent has copied an entry before it frees it */
+		uint32_t head =
+			DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_HEAD), __ATOMIC_ACQUIRE));
 
-	if (queued > r->sq_entries)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the ring's submission head lies");
-	return queued < r->sq_entries && r->in_flight < r->cq_entries;
+		if (r->sq_tail - head > r->sq_entries)
+			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
+					    "the ring's submission head lies");
+		r->sq_head = head;
+	}
+	return r->sq_tail - r->sq_head < r->sq_entries && r->in_flight < r->cq_entries;
 }
 
 void dc_ring_put(struct ring *r, const struct dmsg_sqe *e)

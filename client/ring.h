@@ -25,6 +25,7 @@ struct ring {
 	uint8_t *sqes, *cqes;
 	uint32_t sq_tail; /* next entry to fill; published when submitted */
 	uint32_t sq_published;
+	uint32_t sq_head; /* the agent's, when it was last looked at */
 	uint32_t cq_head;
 	uint32_t in_flight; /* submitted, completion not seen */
 	int doorbell_fd;    /* owned */
@@ -45,7 +46,7 @@ void dc_ring_close(struct ring *r);
  * Room for one more submission whose completion will find room too: 1, 0, or -EPROTO (the index
  * lies).
  */
-int dc_ring_room(const struct ring *r, struct dray_err *reterr);
+int dc_ring_room(struct ring *r, struct dray_err *reterr);
 
 /* Writes an entry; dc_ring_room() has said 1. Seen by the agent after dc_ring_submit(). */
 void dc_ring_put(struct ring *r, const struct dmsg_sqe *e);

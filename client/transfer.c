@@ -206,12 +206,13 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 /* The ring is the way, unless the transfer can never fit the arena. */
 static int choose(struct dray *d, const struct plan *p, bool *ret_ring)
 {
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err;
 	uint64_t need = (p->t->count > 1 ? p->ops_bytes : 0) + (uint64_t)p->payload_bytes;
 	int room;
 
 	if (!d->ring.base || need > d->arena.bytes)
 		return 0;
+	dray_err_init(&err);
 	room = dc_ring_room(&d->ring, &err);
 	if (room < 0) {
 		dc_session_break(d, DRAY_E_PROTOCOL, err.msg, strlen(err.msg));
@@ -299,13 +300,14 @@ void dc_transfer_ended(struct dray *d, struct request *r)
 
 void dc_transfer_take_ring(struct dray *d)
 {
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err;
 	struct dmsg_cqe e;
 	struct request *r;
 	int n;
 
 	if (!d->ring.base)
 		return;
+	dray_err_init(&err);
 	while ((n = dc_ring_take(&d->ring, &e, &err)) > 0) {
 		r = dray_handles_get(&d->requests.table, e.user_data);
 		if (!r || r->state != REQUEST_SENT || !r->on_ring) {

@@ -17,6 +17,13 @@ struct dray_err {
 
 #define DRAY_ERR_NULL ((struct dray_err){ 0 })
 
+/* The same for data paths, where clearing all of the text would cost more than what is done. */
+static inline void dray_err_init(struct dray_err *e)
+{
+	e->code = 0;
+	e->msg[0] = '\0';
+}
+
 /* Sets code and message unless one is set already; e may be NULL. Returns ret. */
 int dray_err_set(struct dray_err *e, int ret, int code, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));

@@ -201,9 +201,9 @@ static inline void core_count_down(struct core_counters *c, enum dray_metric m, 
 
 /* What the data plane asks of the worker around it. */
 struct core_upcalls {
-	/* The transfer has ended: tell its session. The xfer is freed afterwards. */
+	/* The transfer has ended: tell its session, which stays. The xfer is freed afterwards. */
 	void (*xfer_ended)(struct core *c, struct xfer *x);
-	/* What became of it, where it was slow or all are asked for; before xfer_ended. */
+	/* What became of it, where it was slow or all are asked for; before or after xfer_ended. */
 	void (*xfer_report)(struct core *c, const struct transfer_record *r, bool slow);
 	/* Deliver the notification; the answer comes by xfer_notified(). */
 	void (*notify)(struct core *c, struct xfer *x);

@@ -180,6 +180,15 @@ static void xfer_end(struct core *c, struct xfer *x)
 		x->code = DRAY_E_REGION_FAULT;
 		xfer_memory_fault(c, x->set.region->view->session);
 	}
+	s->ops -= x->n_ops_given;
+	quotas_put(s->shared);
+	/*
+	 * The books can wait while a ring's client reads what was put there; a message could wake one that
+	 * looks at them at once.
+	 */
+	if (x->from_ring)
+		c->up->xfer_ended(c, x);
+	shared_count(&s->shared->transfers_ended, 1);
 	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	if (!x->code) {
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_DONE_TOTAL, 1);
@@ -190,10 +199,8 @@ static void xfer_end(struct core *c, struct xfer *x)
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
 	}
 	xfer_record(c, x);
-	s->ops -= x->n_ops_given;
-	shared_count(&s->shared->transfers_ended, 1);
-	quotas_put(s->shared);
-	c->up->xfer_ended(c, x);
+	if (!x->from_ring)
+		c->up->xfer_ended(c, x);
 	xfer_free(c->xfers, x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
 		if (held[i])
@@ -277,8 +284,9 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 		x->state = XFER_WAITING;
 		dray_list_add(&xs->waiting, &x->wait_link);
 	} else {
-		struct dray_err err = DRAY_ERR_NULL;
+		struct dray_err err;
 
+		dray_err_init(&err);
 		/* accepted: what goes wrong from here on is how the transfer ends */
 		if (xfer_go(c, x, &err) < 0)
 			xfer_stop(c, x, (uint32_t)err.code,

@@ -20,6 +20,7 @@ struct ring {
 	const struct ring_memory *m;
 	uint32_t sq_head;     /* next submission to take */
 	uint32_t cq_tail;     /* next completion to fill */
+	uint32_t cq_head;     /* the client's, when it was last looked at */
 	uint32_t outstanding; /* taken and not completed: each has its completion entry reserved */
 	bool announced;       /* "agent sleeping" is set */
 	bool completed;       /* completions since the last doorbell */

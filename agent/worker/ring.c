@@ -4,7 +4,8 @@
  *
  * Wake-ups, client to agent: the client stores its tail, then looks at agent_sleeping. The agent stores
  * agent_sleeping, then looks at the tail. All four are sequentially consistent, so one of the two sees
- * the other. The way back is the same with cq_tail and client_sleeping.
+ * the other. The way back is the same with cq_tail and client_sleeping, but that a fence stands between the
+ * agent's store and its look.
  *
  * The client can write to every word at any time. Entries are copied before they are looked at; the
  * agent's own indices are private; a client index that claims more than the ring holds ends the session.
@@ -23,6 +24,21 @@
 static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
 {
 	return (_Atomic uint32_t *)(void *)(r->m->ring + offset);
+}
+
+/*
+ * What was stored before is seen by whoever does not see what is stored after its own store and load. A fence and
+ * not the store once more: the client spins on that line, and would lose it again.
+ */
+static void fence(struct ring *r)
+{
+#ifdef __SANITIZE_THREAD__
+	/* which knows no fences */
+	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
+#else
+	(void)r;
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
 }
 
 static void doorbell(struct loop_source *source, uint32_t events)
@@ -81,7 +97,7 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 {
 	const struct ring_memory *m = s->memory;
 	struct worker *w = s->worker;
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err;
 	uint8_t op[DMSG_OP_SIZE];
 	struct xfer_request r = {
 		.request_id = e->user_data,
@@ -103,6 +119,7 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 		.n_ops = e->op_count,
 	};
 
+	dray_err_init(&err);
 	/* bounds first: an address outside the arena is not even formed */
 	if (w->draining) {
 		dray_err_set(&err, -ESHUTDOWN, DRAY_E_DRAINING, "the agent is draining");
@@ -135,11 +152,39 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 		refuse(s, e->user_data, &err);
 }
 
+static void break_lying(struct wsession *s, uint32_t tail)
+{
+	const struct ring *r = s->ring;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	dray_err_set(
+		&err, -EPROTO, DRAY_E_PROTOCOL,
+		"the ring's indices lie: submission tail %u of %u entries from %u, completion head %u "
+		"behind %u",
+		tail, r->m->sq_entries, r->sq_head, r->cq_head, r->cq_tail);
+	wsession_break(s, &err);
+}
+
+/* Completion entries that are neither filled nor promised. Looks at the client's index only where it must. */
+static uint32_t cq_room(struct ring *r)
+{
+	if (r->cq_tail - r->cq_head + r->outstanding >= r->m->cq_entries)
+		/* acquire: the client has copied what it gives back */
+		r->cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
+	return r->m->cq_entries - r->outstanding - (r->cq_tail - r->cq_head);
+}
+
+/* The client's index claims more than was completed. */
+static bool cq_head_lies(const struct ring *r)
+{
+	return r->cq_tail - r->cq_head > r->m->cq_entries;
+}
+
 bool ring_poll(struct wsession *s)
 {
 	struct ring *r = s->ring;
 	const struct ring_memory *m = r->m;
-	uint32_t tail, cq_head, taken = 0;
+	uint32_t tail, room, taken = 0;
 
 	if (s->dead)
 		return false;
@@ -147,25 +192,16 @@ bool ring_poll(struct wsession *s)
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
 	if (tail == r->sq_head)
 		return false;
-	cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
-	if (tail - r->sq_head > m->sq_entries || r->cq_tail - cq_head > m->cq_entries) {
-		struct dray_err err = DRAY_ERR_NULL;
-
-		dray_err_set(
-			&err, -EPROTO, DRAY_E_PROTOCOL,
-			"the ring's indices lie: submission tail %u of %u entries from %u, completion head %u "
-			"behind %u",
-			tail, m->sq_entries, r->sq_head, cq_head, r->cq_tail);
-		wsession_break(s, &err);
+	room = cq_room(r);
+	if (tail - r->sq_head > m->sq_entries || cq_head_lies(r)) {
+		break_lying(s, tail);
 		return false;
 	}
-	while (r->sq_head != tail && taken < TAKE_MAX) {
+	/* no entry to complete it with: it stays until the client has reaped some */
+	while (r->sq_head != tail && taken < TAKE_MAX && room--) {
 		uint8_t copy[DMSG_SQE_SIZE];
 		struct dmsg_sqe e;
 
-		/* no entry to complete it with: it stays until the client has reaped some */
-		if (r->cq_tail - cq_head + r->outstanding >= m->cq_entries)
-			break;
 		memcpy(copy,
 		       m->ring + m->sq_offset +
 			       (size_t)(r->sq_head & (m->sq_entries - 1)) * DMSG_SQE_SIZE,
@@ -174,12 +210,12 @@ bool ring_poll(struct wsession *s)
 		r->sq_head++;
 		r->outstanding++;
 		taken++;
-		/* release: the entry was read; the client may fill it again */
-		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 		submit(s, &e);
 		if (s->dead)
 			return false;
 	}
+	/* release: the entries were read; the client may fill them again */
+	atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 	return taken == TAKE_MAX && r->sq_head != tail;
 }
 
@@ -205,8 +241,7 @@ void ring_flush(struct wsession *s)
 	if (!r->completed)
 		return;
 	r->completed = false;
-	/* stored once more, now in the one order of all: see the top of this file */
-	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
+	fence(r);
 	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
 		return;
 	worker_signal(r->m->completion_fd);
@@ -216,7 +251,7 @@ void ring_flush(struct wsession *s)
 bool ring_announce(struct wsession *s)
 {
 	struct ring *r = s->ring;
-	uint32_t tail, cq_head;
+	uint32_t tail;
 
 	if (s->dead)
 		return false;
@@ -225,9 +260,7 @@ bool ring_announce(struct wsession *s)
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_seq_cst);
 	if (tail == r->sq_head)
 		return false;
-	cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
-	if (r->cq_tail - cq_head + r->outstanding < r->m->cq_entries ||
-	    r->cq_tail - cq_head > r->m->cq_entries)
+	if (cq_room(r) || cq_head_lies(r))
 		return true;
 	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
 	s->worker->stalled = true;

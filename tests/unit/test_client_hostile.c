@@ -144,7 +144,7 @@ static void completed_twice(void **state)
 
 static void lie_sq_head(struct fake *f, void *arg)
 {
-	__atomic_store_n(word(f, DMSG_RING_SQ_HEAD), 77, __ATOMIC_SEQ_CST);
+	__atomic_store_n(word(f, DMSG_RING_SQ_HEAD), 777, __ATOMIC_SEQ_CST);
 }
 
 static void submission_head_lies(void **state)
@@ -156,6 +156,9 @@ static void submission_head_lies(void **state)
 	fake.ignore_ring = true;
 	assert_int_equal(dray_region_borrow(d, 1, &t.local), 0);
 	assert_int_equal(dray_remote_borrow(d, 2, &t.remote), 0);
+	/* it shows when the ring looks full */
+	for (unsigned i = 0; i < 256; i++)
+		assert_int_equal(dray_submit(d, &t, NULL), 0);
 	fake_do(&fake, lie_sq_head, NULL);
 	assert_int_equal(dray_submit(d, &t, NULL), -DRAY_E_SESSION_CLOSED);
 	ends_with(d, -DRAY_E_PROTOCOL);
