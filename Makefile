@@ -155,6 +155,7 @@ $(B)/tests/$(1)/%: $(O)/tests/$(1)/%.o $(filter-out $(B)/libtest.a,$(ARCHIVES))
 endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
 $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_io)
+$(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
