@@ -6,6 +6,7 @@
 #include "agent/region/fault.h"
 #include "agent/transfer/object.h"
 #include "agent/transfer/xfer_internal.h"
+#include "lib/cleanup.h"
 
 static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
 			     dray_handle h, uint16_t access, struct dray_err *reterr)
@@ -67,6 +68,17 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 	c->up->session_fault(c, session);
 }
 
+static int refuse_op(uint32_t i, const struct dmsg_op *op, uint64_t local_length,
+		     uint64_t remote_length, struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+			    "operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
+			    "or the remote (%llu)",
+			    i, (unsigned long long)op->local, (unsigned long long)op->remote,
+			    (unsigned long long)op->length, (unsigned long long)local_length,
+			    (unsigned long long)remote_length);
+}
+
 /*
  * Reads the operations once, out of memory that the client may be writing to, then checks and merges the copy.
  * The wire form and struct xfer_op have the same size, so the copy is decoded in place.
@@ -75,6 +87,9 @@ static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r
 		    struct dray_err *reterr)
 {
 	uint64_t local_length = x->local->view->length, remote_length = x->remote->view->length;
+	uint64_t shorter = dray_min(local_length, remote_length), bytes = 0;
+	/* where the last one ended; none begins there */
+	uint64_t local_end = UINT64_MAX, remote_end = UINT64_MAX;
 	uint32_t n = 0;
 
 	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
@@ -84,28 +99,24 @@ static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r
 				    "the operations lie in arena memory that is not there");
 	}
 	for (uint32_t i = 0; i < r->n_ops; i++) {
-		struct xfer_op *last = n ? &x->ops[n - 1] : NULL;
 		struct dmsg_op op;
 
 		dmsg_op_get(&x->ops[i], &op);
-		if (!op.length || op.local > local_length || op.length > local_length - op.local ||
-		    op.remote > remote_length || op.length > remote_length - op.remote)
-			return dray_err_set(
-				reterr, -ERANGE, DRAY_E_RANGE,
-				"operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
-				"or the remote (%llu)",
-				i, (unsigned long long)op.local, (unsigned long long)op.remote,
-				(unsigned long long)op.length, (unsigned long long)local_length,
-				(unsigned long long)remote_length);
-		if (__builtin_add_overflow(x->bytes, op.length, &x->bytes))
+		/* one below 0 is more than any length */
+		if (op.length - 1 >= shorter || op.local > local_length - op.length ||
+		    op.remote > remote_length - op.length)
+			return refuse_op(i, &op, local_length, remote_length, reterr);
+		if (__builtin_add_overflow(bytes, op.length, &bytes))
 			return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
 					    "the operations add up to too much");
-		if (last && last->local + last->length == op.local &&
-		    last->remote + last->length == op.remote)
-			last->length += op.length;
+		if (op.local == local_end && op.remote == remote_end)
+			x->ops[n - 1].length += op.length;
 		else
 			x->ops[n++] = (struct xfer_op){ op.local, op.remote, op.length };
+		local_end = op.local + op.length;
+		remote_end = op.remote + op.length;
 	}
+	x->bytes = bytes;
 	x->n_ops = n;
 	return 0;
 }
