@@ -6,8 +6,12 @@
  */
 #include "lib/copy.h"
 
-#include <stdint.h>
 #include <string.h>
+
+#include "lib/cleanup.h"
+
+/* Shorter pieces of a list do not go by the stream: its stores gain nothing there. */
+#define STREAM_PIECE (128u << 10)
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -50,7 +54,146 @@ void dray_copy_stream(void *dst, const void *src, size_t n)
 	memmove(to + head + blocks, from + head + blocks, n - head - blocks);
 }
 
+/* --- lists ---------------------------------------------------------------------------------------- */
+
+/* Copied without a loop that could run over lines or a call. */
+#define SMALL 256
+/* Fetched ahead, and so the most of a piece that is copied before looking what is next. */
+#define BLOCK (16u << 10)
+/* Of small pieces so many are under way at once. */
+#define AHEAD 8
+
+typedef __m256i AVX;
+#define LOAD(p) _mm256_loadu_si256((const void *)(p))
+#define STORE(p, v) _mm256_storeu_si256((void *)(p), v)
+
+/* 1 to 32 bytes: two moves that meet or overlap. */
+__attribute__((target("avx"))) static inline void copy_tiny(uint8_t *to, const uint8_t *from,
+							    size_t n)
+{
+	if (n >= 16) {
+		__m128i a = _mm_loadu_si128((const void *)from);
+		__m128i b = _mm_loadu_si128((const void *)(from + n - 16));
+
+		_mm_storeu_si128((void *)to, a);
+		_mm_storeu_si128((void *)(to + n - 16), b);
+	} else if (n >= 8) {
+		uint64_t a, b;
+
+		memcpy(&a, from, 8);
+		memcpy(&b, from + n - 8, 8);
+		memcpy(to, &a, 8);
+		memcpy(to + n - 8, &b, 8);
+	} else if (n >= 4) {
+		uint32_t a, b;
+
+		memcpy(&a, from, 4);
+		memcpy(&b, from + n - 4, 4);
+		memcpy(to, &a, 4);
+		memcpy(to + n - 4, &b, 4);
+	} else {
+		for (size_t i = 0; i < n; i++)
+			to[i] = from[i];
+	}
+}
+
+__attribute__((target("avx"))) static inline void copy_small(uint8_t *to, const uint8_t *from,
+							     size_t n)
+{
+	AVX last;
+
+	if (n < 32) {
+		copy_tiny(to, from, n);
+		return;
+	}
+	last = LOAD(from + n - 32);
+	for (size_t at = 0; at + 32 < n; at += 32)
+		STORE(to + at, LOAD(from + at));
+	STORE(to + n - 32, last);
+}
+
+/*
+ * More than SMALL bytes. Next is what follows in the list: its lines are on the way when it is its turn. The
+ * destination's lines too: they have to be read before they can be written.
+ */
+__attribute__((target("avx"))) static inline void
+copy_block(uint8_t *to, const uint8_t *from, size_t n, const struct dray_piece *next)
+{
+	/* the first line by itself, so that stores of the others are aligned */
+	size_t at = LINE - ((uintptr_t)to & (LINE - 1)), ahead = 0;
+
+	STORE(to, LOAD(from));
+	STORE(to + 32, LOAD(from + 32));
+	for (; at + LINE < n; at += LINE) {
+		AVX low = LOAD(from + at), high = LOAD(from + at + 32);
+
+		if (ahead < next->bytes) {
+			__builtin_prefetch(next->from + ahead);
+			__builtin_prefetch(next->to + ahead, 1);
+			ahead += LINE;
+		}
+		STORE(to + at, low);
+		STORE(to + at + 32, high);
+	}
+	STORE(to + n - LINE, LOAD(from + n - LINE));
+	STORE(to + n - 32, LOAD(from + n - 32));
+}
+
+__attribute__((target("avx"))) static void copy_medium(const struct dray_piece *p,
+						       const struct dray_piece *next)
+{
+	size_t at = 0;
+
+	while (p->bytes - at > BLOCK + SMALL) {
+		struct dray_piece rest = { p->to + at + BLOCK, p->from + at + BLOCK,
+					   dray_min(p->bytes - at - BLOCK, (size_t)BLOCK) };
+
+		copy_block(p->to + at, p->from + at, BLOCK, &rest);
+		at += BLOCK;
+	}
+	copy_block(p->to + at, p->from + at, p->bytes - at, next);
+}
+
+__attribute__((target("avx"))) static void copy_list(const struct dray_piece *v, unsigned n,
+						     bool stream)
+{
+	static const struct dray_piece none;
+
+	for (unsigned i = 0; i < n; i++) {
+		const struct dray_piece *p = &v[i];
+
+		if (p->bytes <= SMALL) {
+			if (i + AHEAD < n) {
+				__builtin_prefetch(p[AHEAD].from);
+				__builtin_prefetch(p[AHEAD].to, 1);
+			}
+			copy_small(p->to, p->from, p->bytes);
+		} else if (stream && p->bytes >= STREAM_PIECE) {
+			dray_copy_stream(p->to, p->from, p->bytes);
+		} else {
+			copy_medium(p, i + 1 < n ? p + 1 : &none);
+		}
+	}
+}
+
+void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
+{
+	if (__builtin_cpu_supports("avx")) {
+		copy_list(v, n, stream);
+		return;
+	}
+	for (unsigned i = 0; i < n; i++)
+		memmove(v[i].to, v[i].from, v[i].bytes);
+}
+
 #else
+
+void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
+{
+	(void)stream;
+	for (unsigned i = 0; i < n; i++)
+		memmove(v[i].to, v[i].from, v[i].bytes);
+}
 
 void dray_copy_stream(void *dst, const void *src, size_t n)
 {

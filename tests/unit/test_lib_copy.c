@@ -61,11 +61,82 @@ static void overlap_stays_inside(void **state)
 	assert_memory_equal(p + 100 + 2 * BLOCK, was + 100 + 2 * BLOCK, ROOM - 100 - 2 * BLOCK);
 }
 
+/* Three pieces of every length up to a few lines, and of those around a block, at all alignments of interest. */
+static void lists(void **state)
+{
+	static const size_t starts[] = { 0, 1, 15, 33, 63 };
+	static const size_t lengths[] = { 256,   257,   320,   321,   1000,  4096, 5000,
+					  16383, 16384, 16385, 16640, 16641, 20000 };
+	uint8_t *from dray_auto_free = pattern();
+	uint8_t *to dray_auto_free = malloc(ROOM);
+	uint8_t *want dray_auto_free = malloc(ROOM);
+
+	assert_true(to && want && ROOM >= 3 * 20100);
+	for (size_t t = 0; t < DRAY_ARRAY_SIZE(starts); t++)
+		for (size_t f = 0; f < DRAY_ARRAY_SIZE(starts); f++)
+			for (size_t n = 0; n < 200 + DRAY_ARRAY_SIZE(lengths); n++) {
+				size_t bytes = n < 200 ? n : lengths[n - 200];
+				struct dray_piece v[3];
+
+				memset(to, 0xee, ROOM);
+				memset(want, 0xee, ROOM);
+				for (size_t i = 0; i < 3; i++) {
+					v[i] = (struct dray_piece){
+						to + starts[t] + i * (bytes + 1),
+						from + starts[f] + (2 - i) * bytes, bytes
+					};
+					memcpy(want + (v[i].to - to), v[i].from, bytes);
+				}
+				dray_copy_pieces(v, 3, n % 2);
+				assert_memory_equal(to, want, ROOM);
+			}
+}
+
+/* More than are fetched ahead, of mixed lengths. */
+static void long_list(void **state)
+{
+	uint8_t *from dray_auto_free = pattern();
+	uint8_t *to dray_auto_free = calloc(1, ROOM);
+	struct dray_piece v[100];
+	size_t at = 0;
+
+	assert_non_null(to);
+	for (size_t i = 0; i < 100; i++) {
+		size_t n = i % 3 ? i : i * 11;
+
+		v[i] = (struct dray_piece){ to + at, from + at, n };
+		at += n;
+	}
+	assert_true(at <= ROOM);
+	dray_copy_pieces(v, 100, false);
+	assert_memory_equal(to, from, at);
+	for (size_t i = at; i < ROOM; i++)
+		assert_int_equal(to[i], 0);
+}
+
+static void list_overlap_stays_inside(void **state)
+{
+	static const size_t lengths[] = { 60, 200, 3000, 3 * BLOCK / 2 };
+	uint8_t *was dray_auto_free = pattern();
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lengths); i++) {
+		uint8_t *p dray_auto_free = pattern();
+		size_t n = lengths[i];
+
+		dray_copy_pieces(&(struct dray_piece){ p + 100, p + 70, n }, 1, false);
+		assert_memory_equal(p, was, 100);
+		assert_memory_equal(p + 100 + n, was + 100 + n, ROOM - 100 - n);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(all_lengths_and_alignments),
 		cmocka_unit_test(overlap_stays_inside),
+		cmocka_unit_test(lists),
+		cmocka_unit_test(long_list),
+		cmocka_unit_test(list_overlap_stays_inside),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
