@@ -344,7 +344,7 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 
 	if (node == a->worker_nodes[i])
 		return;
-	ret = worker_place(a->pool.workers[i], &cpus);
+	ret = pool_place(&a->pool, i, &cpus, node);
 	if (ret < 0) {
 		log_warning("agent", "worker %u stays where it is: %s, ignoring", i,
 			    dray_errno_text(ret));

@@ -22,7 +22,6 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
-#include "lib/copy.h"
 
 /* younger than the C library's headers may be */
 #ifndef UFFD_USER_MODE_ONLY
@@ -32,6 +31,7 @@
 struct guard {
 	sigjmp_buf jump;
 	volatile sig_atomic_t armed;
+	const void *volatile address; /* of the last access that failed */
 };
 
 /* initial-exec: the handler must not run the allocator for its first access */
@@ -68,6 +68,7 @@ static void handle_sigbus(int sig, siginfo_t *info, void *context)
 		sigaddset(&mask, sig);
 		pthread_sigmask(SIG_UNBLOCK, &mask, NULL);
 		guard.armed = 0;
+		guard.address = info->si_addr;
 		siglongjmp(guard.jump, 1);
 	}
 	pass_on(sig, info, context);
@@ -114,12 +115,14 @@ int fault_copy(void *dst, const void *src, size_t n)
 	return 0;
 }
 
-int fault_copy_stream(void *dst, const void *src, size_t n)
+int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream, const void **ret_address)
 {
-	if (sigsetjmp(guard.jump, 0))
+	if (sigsetjmp(guard.jump, 0)) {
+		*ret_address = guard.address;
 		return -EFAULT;
+	}
 	arm();
-	dray_copy_stream(dst, src, n);
+	dray_copy_pieces(v, n, stream);
 	disarm();
 	return 0;
 }

@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/copy.h"
+
 /*
  * Installs the process's SIGBUS handler; control thread, before workers start. 0 or -errno.
  * Called again it does nothing, unless somebody has put another handler in its place.
@@ -33,8 +35,14 @@ bool fault_guard_memory(void *p, uint64_t bytes);
  * thread.
  */
 int fault_copy(void *dst, const void *src, size_t n);
-/* The same by dray_copy_stream(). */
-int fault_copy_stream(void *dst, const void *src, size_t n);
+
+/*
+ * The same for a list, by dray_copy_pieces(): one guard for all of it. *ret_address: on -EFAULT, the byte that could not be
+ * reached, as the kernel says; unlike a look at the memory afterwards it cannot be belied by a client that
+ * brings its pages back.
+ */
+int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream,
+		      const void **ret_address);
 
 /* Guarded aligned 32-bit load (acquire) and store (release). 0 or -EFAULT. */
 int fault_load32(const uint32_t *p, uint32_t *ret);

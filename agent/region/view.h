@@ -18,6 +18,7 @@ struct extent_view {
 	uint64_t start;  /* offset of its first byte in the region */
 	uint64_t length; /* bytes */
 	uint8_t *base;   /* mapped first byte; NULL where the kind cannot be mapped */
+	int node;        /* NUMA node of a page in its middle, where nodes_known; -1: not known */
 };
 
 /* Head of every view. */
@@ -34,6 +35,7 @@ struct region_view {
 	struct object_view o;
 	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
 	bool unmapped; /* a device's memory: `base` is an address that only RDMA devices know */
+	bool nodes_known;
 	uint32_t n_extents;
 	struct extent_view extents[];
 };

@@ -30,6 +30,7 @@
 #define CORE_TRANSPORTS (DMSG_TRANSPORT_RDMA + 1)
 
 struct core;
+struct crew;
 struct peer_link;
 struct rail_keys;
 struct xfer;
@@ -249,6 +250,8 @@ struct core {
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;
+	struct crew *
+		crew; /* workers that help each other (transport/local_crew.h); NULL: this one works alone */
 };
 
 #endif

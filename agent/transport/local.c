@@ -1,30 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Transport `local`: both regions belong to sessions of this agent; the worker of the session that asks
- * copies. A slice is copied whole within one call, so nothing is ever in flight between turns.
+ * copies. A slice is copied whole within one call, unless its transfer is large and there are other
+ * workers: then it is lent out (local_crew.h), copied by whoever comes first, and ended in a later turn.
  */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "agent/region/fault.h"
 #include "agent/transfer/sched.h"
 #include "agent/transfer/xfer.h"
+#include "agent/transport/local_crew.h"
+#include "agent/transport/local_walk.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
 
 /* Work of one turn, in bytes; a segment counts as SEGMENT_COST. Bounds how long sockets and rings wait. */
 #define TURN_COST (1u << 20)
 #define SLICE_MAX (1u << 20)
-/*
- * From so many bytes of a transfer on, its larger pieces pass by the caches: the share of a processor's
- * last-level cache that one copy can hope to find again is smaller on every server.
- */
-#define STREAM_TRANSFER (8u << 20)
-#define STREAM_PIECE (256u << 10)
 #define SEGMENT_COST 512
+/*
+ * From so many bytes of a transfer on, its larger pieces pass by the caches (the share of a processor's
+ * last-level cache that one copy can hope to find again is smaller on every server), and waking others for it
+ * is worth while.
+ */
+#define LARGE (8u << 20)
+/* Pieces that are copied under one guard. */
+#define PIECES 128
+
+struct lent {
+	struct slice *slice;
+	struct crew_job *job;
+};
 
 struct local {
-	struct channel channels[2]; /* by class */
+	struct channel channels[2];  /* by class */
+	struct lent lent[CREW_JOBS]; /* oldest first */
+	unsigned n_lent;
+	dray_handle woken;     /* the last transfer that others were woken for */
+	bool slept;            /* since it was last seen awake */
+	bool member, assisted; /* it is among the helpers; it has helped since the last turn */
 };
 
 static int local_init(struct core *c, void **ret_state)
@@ -67,79 +83,141 @@ static void local_kick(struct core *c, void *state, struct channel *ch)
 	(void)ch;
 }
 
-static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
-{
-	(void)c;
-	(void)state;
-	(void)x;
-	(void)urgent;
-}
+/* --- ends of slices ------------------------------------------------------------------------------ */
 
-/* True where every page of [p, p+n) can be read. */
-static bool readable(const uint8_t *p, size_t n)
+static bool is_local_side(const struct slice *s, const void *address)
 {
-	uint8_t byte;
+	const uint8_t *at = address;
 
-	for (size_t i = 0; i < n; i += 4096)
-		if (fault_copy(&byte, p + i, 1) < 0)
-			return false;
-	return fault_copy(&byte, p + n - 1, 1) == 0;
+	for (unsigned i = 0; i < s->n_local; i++) {
+		const uint8_t *base = s->local[i].iov_base;
+
+		if (at >= base && at < base + s->local[i].iov_len)
+			return true;
+	}
+	return false;
 }
 
 /* One of the two sides is gone: its session is ended, and nobody else's. */
-static void blame(struct core *c, struct xfer *x, const uint8_t *local, size_t n)
+static void fail(struct core *c, struct slice *s, const void *address)
 {
-	const struct object *o = readable(local, n) ? x->target : x->local;
+	const struct object *o = is_local_side(s, address) ? s->xfer->local : s->xfer->target;
 
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
 	c->up->session_fault(c, o->view->session);
+	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, "memory of a region is not there any more");
 }
 
-static int copy(void *to, const void *from, uint64_t n, bool stream)
+static void succeed(struct core *c, struct slice *s)
 {
-	return stream && n >= STREAM_PIECE ? fault_copy_stream(to, from, n) :
-					     fault_copy(to, from, n);
+	core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, s->bytes);
+	xfer_slice_done(c, s, 0, NULL);
 }
 
-/* Walks both lists of pieces side by side; the remote one by way of the target's extents. */
-static int copy_slice(struct core *c, struct slice *s)
+static void copy_alone(struct core *c, struct slice *s)
+{
+	bool stream = s->xfer->bytes >= LARGE;
+	struct dray_piece pieces[PIECES];
+	const void *address = NULL;
+	struct local_walk walk;
+	unsigned n;
+
+	local_walk_init(&walk, s);
+	while ((n = local_walk(&walk, pieces, PIECES, UINT64_MAX)))
+		if (fault_copy_pieces(pieces, n, stream, &address) < 0) {
+			fail(c, s, address);
+			return;
+		}
+	succeed(c, s);
+}
+
+/* --- slices that are lent out -------------------------------------------------------------------- */
+
+/* False: it is not one to lend. */
+static bool lend(struct core *c, struct local *l, struct slice *s)
 {
 	struct xfer *x = s->xfer;
-	const struct region_view *target = (const struct region_view *)x->target->view;
-	bool write = x->direction == DMSG_DIRECTION_WRITE;
-	bool stream = x->bytes >= STREAM_TRANSFER;
-	unsigned li = 0;
-	uint64_t lo = 0;
+	struct local_walk walk;
+	struct crew_job *job;
+	int node;
 
-	for (unsigned ri = 0; ri < s->n_remote; ri++) {
-		uint64_t offset = x->target_offset + s->remote[ri].offset;
-		uint64_t left = s->remote[ri].length;
-		const struct extent_view *e = &target->extents[region_view_find(target, offset)];
-
-		while (left) {
-			uint64_t skip = offset - e->start;
-			uint64_t room = dray_min(e->length - skip, s->local[li].iov_len - lo);
-			uint64_t n = dray_min(left, room);
-			uint8_t *mine = (uint8_t *)s->local[li].iov_base + lo;
-			uint8_t *theirs = e->base + skip;
-
-			if (write ? copy(theirs, mine, n, stream) : copy(mine, theirs, n, stream)) {
-				blame(c, x, mine, n);
-				return -EFAULT;
-			}
-			left -= n;
-			offset += n;
-			lo += n;
-			if (lo == s->local[li].iov_len) {
-				li++;
-				lo = 0;
-			}
-			if (offset - e->start == e->length && left)
-				e++;
-		}
+	if (x->bytes < LARGE)
+		return false;
+	job = crew_job(c->crew, c->index);
+	local_walk_init(&walk, s);
+	if (!job || !crew_fill(job, &walk, true))
+		return false;
+	node = local_walk_node(s);
+	crew_publish(c->crew, c->index, job, node);
+	l->lent[l->n_lent++] = (struct lent){ s, job };
+	if (l->woken != x->handle) {
+		l->woken = x->handle;
+		crew_wake(c->crew, c->index, node, (unsigned)dray_min(x->bytes / CREW_TASK, 64ull));
 	}
-	return 0;
+	return true;
 }
+
+/* Takes it off the list, before anything is told of its end: that may stop others. */
+static struct slice *take_back(struct local *l, unsigned i)
+{
+	struct slice *s = l->lent[i].slice;
+
+	crew_job_put(l->lent[i].job);
+	l->n_lent--;
+	for (; i < l->n_lent; i++)
+		l->lent[i] = l->lent[i + 1];
+	return s;
+}
+
+/* Ends those that are over. */
+static void reap(struct core *c, struct local *l)
+{
+	const void *fault = NULL;
+
+	for (unsigned i = 0; i < l->n_lent;) {
+		struct slice *s;
+
+		if (!crew_job_over(l->lent[i].job, &fault)) {
+			i++;
+			continue;
+		}
+		s = take_back(l, i);
+		if (fault)
+			fail(c, s, fault);
+		else
+			succeed(c, s);
+		i = 0;
+	}
+}
+
+/* One task of what is lent, the oldest first. Bytes; 0: others have all of them in hand. */
+static uint64_t copy_lent(struct local *l)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < l->n_lent && !bytes; i++)
+		bytes = crew_copy(l->lent[i].job);
+	return bytes;
+}
+
+/* Helpers have at most one task each in hand, which is waited for: then nobody looks at the memory any more. */
+static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	struct local *l = state;
+
+	(void)urgent;
+	for (unsigned i = 0; i < l->n_lent;) {
+		if (l->lent[i].slice->xfer != x) {
+			i++;
+			continue;
+		}
+		crew_drain(l->lent[i].job);
+		xfer_slice_done(c, take_back(l, i), x->code, NULL);
+		i = 0;
+	}
+}
+
+/* --- turns --------------------------------------------------------------------------------------- */
 
 static bool channel_run(struct core *c, struct channel *ch)
 {
@@ -147,30 +225,94 @@ static bool channel_run(struct core *c, struct channel *ch)
 	struct slice *s;
 
 	while (cost < TURN_COST && (s = sched_next(c, ch, SLICE_MAX))) {
-		uint64_t bytes = s->bytes;
-
-		cost += bytes + (uint64_t)s->n_remote * SEGMENT_COST;
-		if (copy_slice(c, s) < 0) {
-			xfer_slice_done(c, s, DRAY_E_REGION_FAULT,
-					"memory of a region is not there any more");
-		} else {
-			core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, bytes);
-			xfer_slice_done(c, s, 0, NULL);
-		}
+		cost += s->bytes + (uint64_t)s->n_remote * SEGMENT_COST;
+		copy_alone(c, s);
 	}
 	return channel_pending(ch);
+}
+
+/*
+ * The same with others to help: as much as possible is out while this worker copies, so that neither they nor it find
+ * nothing to do at the end of a slice.
+ */
+static bool channel_run_lending(struct core *c, struct local *l, struct channel *ch)
+{
+	uint64_t cost = 0;
+
+	while (cost < TURN_COST) {
+		struct slice *s = l->n_lent < CREW_JOBS ? sched_next(c, ch, SLICE_MAX) : NULL;
+		uint64_t copied;
+
+		if (s && lend(c, l, s))
+			continue;
+		if (s) {
+			cost += s->bytes + (uint64_t)s->n_remote * SEGMENT_COST;
+			copy_alone(c, s);
+			continue;
+		}
+		copied = copy_lent(l);
+		if (!copied)
+			break;
+		cost += copied;
+		reap(c, l);
+	}
+	reap(c, l);
+	if (!l->n_lent)
+		crew_rest(c->crew, c->index);
+	else if (!cost)
+		sched_yield(); /* whoever has the last tasks in hand may wait for this CPU */
+	return l->n_lent || channel_pending(ch);
 }
 
 static bool local_progress(struct core *c, void *state)
 {
 	struct local *l = state;
+	struct channel *bulk = &l->channels[DMSG_CLASS_BULK];
 	bool more = false;
 
+	if (c->crew) {
+		if (l->slept)
+			crew_awake(c->crew, c->index);
+		l->slept = false;
+		if (l->member && !l->assisted)
+			crew_leave(c->crew, &l->member);
+		l->assisted = false;
+	}
 	if (channel_pending(&l->channels[DMSG_CLASS_LATENCY]))
 		more = channel_run(c, &l->channels[DMSG_CLASS_LATENCY]);
-	if (channel_pending(&l->channels[DMSG_CLASS_BULK]))
-		more |= channel_run(c, &l->channels[DMSG_CLASS_BULK]);
+	if (l->n_lent || (c->crew && channel_pending(bulk)))
+		more |= channel_run_lending(c, l, bulk);
+	else if (channel_pending(bulk))
+		more |= channel_run(c, bulk);
 	return more;
+}
+
+static bool local_assist(struct core *c, void *state)
+{
+	struct local *l = state;
+	enum crew_help did;
+	uint64_t bytes;
+
+	if (!c->crew)
+		return false;
+	did = crew_help(c->crew, c->index, &l->member, &bytes);
+	l->assisted = true;
+	if (did == CREW_HELPED)
+		core_count(c->counters, DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL, bytes);
+	else if (did == CREW_STAY)
+		sched_yield(); /* the worker that lends may wait for this CPU */
+	return did != CREW_NOTHING;
+}
+
+static bool local_announce(struct core *c, void *state)
+{
+	struct local *l = state;
+
+	if (!c->crew)
+		return false;
+	crew_leave(c->crew, &l->member);
+	l->slept = true;
+	return crew_sleep(c->crew, c->index);
 }
 
 const struct transport_ops transport_local = {
@@ -181,5 +323,7 @@ const struct transport_ops transport_local = {
 	.channel = local_channel,
 	.kick = local_kick,
 	.progress = local_progress,
+	.assist = local_assist,
+	.announce = local_announce,
 	.stop = local_stop,
 };

@@ -40,6 +40,12 @@ struct transport_ops {
 	bool (*progress)(struct core *c, void *state);
 
 	/*
+	 * Called after a turn in which nobody had anything to do: work that another worker would else do alone, a
+	 * bounded piece of it. True if there may be more. May be NULL.
+	 */
+	bool (*assist)(struct core *c, void *state);
+
+	/*
 	 * The worker is about to sleep: whatever may happen from here on must wake it. True if there is work
 	 * after all. May be NULL.
 	 */

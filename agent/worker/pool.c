@@ -5,7 +5,10 @@
 
 #include "agent/region/keys.h"
 #include "agent/transport/link.h"
+#include "agent/transport/local_crew.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
 
 /* A broadcast that every worker has to answer. Who asks for the same drop while it is under way waits with it. */
 struct broadcast {
@@ -22,22 +25,44 @@ struct waiter {
 	void *arg;
 };
 
+/* No more helpers than CPUs may be used beside the one of the worker that is helped; with one CPU or one worker none. */
+static int crew_up(struct worker_pool *p, struct dray_err *reterr)
+{
+	unsigned cpus = dray_cpu_count();
+	int ret;
+
+	_Static_assert(WORKERS_MAX <= CREW_MAX, "a worker without a seat");
+	if (p->n < 2 || cpus < 2)
+		return 0;
+	ret = crew_new(&p->crew, p->n, dray_min(cpus, p->n) - 1);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
+				    "no memory for the workers' crew");
+	for (unsigned i = 0; i < p->n && ret >= 0; i++)
+		ret = worker_join(p->workers[i], p->crew, reterr);
+	return ret;
+}
+
 int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
 	     uint32_t max_transfers, struct dray_err *reterr)
 {
+	int ret;
+
 	*p = (struct worker_pool){ 0 };
 	dray_list_init(&p->drops);
 	dray_list_init(&p->peer_downs);
 	dray_assert(n && n <= WORKERS_MAX);
 	for (; p->n < n; p->n++) {
-		int ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
-
+		ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
 		if (ret < 0) {
 			pool_stop(p);
 			return ret;
 		}
 	}
-	return 0;
+	ret = crew_up(p, reterr);
+	if (ret < 0)
+		pool_stop(p);
+	return ret;
 }
 
 int pool_start(struct worker_pool *p, struct dray_err *reterr)
@@ -94,6 +119,8 @@ bool pool_stop(struct worker_pool *p)
 		p->workers[i] = NULL;
 	}
 	p->n = 0;
+	/* who does not end may still look at it */
+	p->crew = ended ? crew_free(p->crew) : NULL;
 	forget(&p->drops);
 	forget(&p->peer_downs);
 	return ended;
@@ -208,6 +235,15 @@ void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_hand
 void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer)
 {
 	answered(&p->peer_downs, OBJECT_KIND_N, peer);
+}
+
+int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node)
+{
+	int ret = worker_place(p->workers[worker], cpus);
+
+	if (ret >= 0 && p->crew)
+		crew_place(p->crew, worker, node);
+	return ret;
 }
 
 unsigned pool_pick(struct worker_pool *p)

@@ -10,11 +10,13 @@
 
 #define WORKERS_MAX 8
 
+struct crew;
 struct peer_link;
 
 struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
 	unsigned n;
+	struct crew *crew;      /* NULL: each works alone */
 	struct dray_list drops; /* broadcasts that wait for answers */
 	struct dray_list peer_downs;
 	unsigned next; /* worker to pick */
@@ -58,6 +60,9 @@ void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer);
 
 /* To the transport in every worker; arg must be of no ownership. */
 void pool_message(struct worker_pool *p, const struct transport_message *m);
+
+/* The CPUs that a worker may run on, and the NUMA node that they are of (-1: of any). 0 or -errno. */
+int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node);
 
 /* Worker for a new session or stream, in turn. */
 unsigned pool_pick(struct worker_pool *p);

@@ -118,6 +118,18 @@ static void announce_awake(struct worker *w)
 				ring_awake(s);
 }
 
+/* Nothing to do of its own: a hand for another worker. True if there may be more. */
+static bool assist(struct worker *w)
+{
+	struct core *c = &w->core;
+	bool more = false;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->assist)
+		more |= c->transports[i]->assist(c, c->transport_state[i]);
+	return more;
+}
+
 /* Time-outs of the transports; returns the earliest of theirs and `next`. */
 static int64_t tick(struct worker *w, int64_t next)
 {
@@ -144,6 +156,8 @@ void worker_turn(struct worker *w, bool may_sleep)
 	next = xfers_tick(c);
 	WORKER_EACH_TRANSPORT(w, i)
 	more |= c->transports[i]->progress(c, c->transport_state[i]);
+	if (!did && !more)
+		more = assist(w);
 	next = tick(w, next);
 	flush_rings(w);
 	late_flush(w);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent/transfer/object.h"
+#include "agent/transport/local_crew.h"
 #include "agent/transport/transport.h"
 #include "agent/worker/internal.h"
 #include "lib/assert.h"
@@ -107,6 +108,18 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct core_co
 				    "worker %u cannot start: %s", index, dray_errno_text(ret));
 	}
 	*ret_worker = w;
+	return 0;
+}
+
+int worker_join(struct worker *w, struct crew *crew, struct dray_err *reterr)
+{
+	int ret = crew_join(crew, w->core.index, w->command_fd);
+
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_FDS,
+				    "no descriptor to wake worker %u by: %s", w->core.index,
+				    dray_errno_text(ret));
+	w->core.crew = crew;
 	return 0;
 }
 

@@ -15,6 +15,8 @@ enum dray_metric {
 	DRAY_METRIC_TRANSFERS_IN_FLIGHT, /* Transfers in flight. */
 	DRAY_METRIC_OPERATIONS_TOTAL, /* Operations of transfers that ended ok. */
 	DRAY_METRIC_LOCAL_BYTES_TOTAL, /* Bytes copied between sessions of this agent. */
+	/* Of these, copied by a worker other than that of the session that asked. */
+	DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL,
 	DRAY_METRIC_TCP_SENT_BYTES_TOTAL, /* Payload bytes sent over TCP streams. */
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */

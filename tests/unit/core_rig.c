@@ -131,7 +131,7 @@ void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dr
 	for (uint32_t i = 0; i < n_extents; i++)
 		g->view->extents[i] =
 			(struct extent_view){ i * piece, piece,
-					      agent_memory + (n_extents - 1 - i) * piece };
+					      agent_memory + (n_extents - 1 - i) * piece, -1 };
 	assert_int_equal(object_publish(&r->core, &g->view->o), 0);
 }
 

@@ -303,7 +303,8 @@ static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
 	g->view->n_extents = n;
 	for (uint32_t i = 0; i < n; i++)
 		g->view->extents[i] = (struct extent_view){ i * piece, piece,
-							    g->agent_memory + (n - 1 - i) * piece };
+							    g->agent_memory + (n - 1 - i) * piece,
+							    -1 };
 	lab_check(object_publish(&s->core, &g->view->o) == 0);
 }
 

@@ -89,19 +89,56 @@ static void test_copy(void **state)
 	drop(&m);
 }
 
-static void test_copy_stream(void **state)
+/* One guard for a whole list; the address says which piece it was, and which side of it. */
+static void test_copy_pieces(void **state)
 {
-	struct memory m = make(16, 16);
-	uint8_t *buf dray_auto_free = calloc(16, PAGE);
+	static const size_t lengths[] = { 1, 64, 200, 1000, PAGE, 16 * PAGE };
+	struct memory m = make(128, 128);
+	uint8_t *buf dray_auto_free = calloc(128, PAGE);
+	const void *at = NULL;
 
 	ready();
 	assert_non_null(buf);
-	assert_int_equal(ftruncate(m.fd, 15 * PAGE), 0);
-	assert_int_equal(fault_copy_stream(buf, m.p, 15 * PAGE), 0);
-	assert_memory_equal(buf, m.p, 15 * PAGE);
-	assert_int_equal(fault_copy_stream(buf, m.p, 16 * PAGE), -EFAULT);
-	assert_int_equal(fault_copy_stream(m.p, buf, 16 * PAGE), -EFAULT);
-	assert_int_equal(fault_copy_stream(m.p, buf, 15 * PAGE), 0);
+	assert_int_equal(ftruncate(m.fd, 64 * PAGE), 0);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lengths); i++) {
+		size_t n = lengths[i];
+		struct dray_piece v[3] = { { buf, m.p, n },
+					   { buf + 32 * PAGE, m.p + 32 * PAGE, n },
+					   { buf + 64 * PAGE, m.p + 48 * PAGE, n } };
+
+		/* fetching ahead what is not there is no access */
+		assert_int_equal(fault_copy_pieces(v, 3, false, &at), 0);
+		assert_memory_equal(v[2].to, v[2].from, n);
+		v[1].from = m.p + 64 * PAGE - (n - 1);
+		assert_int_equal(fault_copy_pieces(v, 3, false, &at), -EFAULT);
+		assert_ptr_equal(at, m.p + 64 * PAGE);
+		v[1].from = m.p + 32 * PAGE;
+		v[2] = (struct dray_piece){ m.p + 80 * PAGE, buf, n };
+		assert_int_equal(fault_copy_pieces(v, 3, false, &at), -EFAULT);
+		assert_true((const uint8_t *)at >= v[2].to && (const uint8_t *)at < v[2].to + n);
+	}
+	drop(&m);
+}
+
+static void test_copy_stream(void **state)
+{
+	size_t bytes = 128 * PAGE;
+	struct memory m = make(128, 128);
+	uint8_t *buf dray_auto_free = calloc(1, bytes);
+	struct dray_piece in = { buf, m.p, bytes - PAGE }, out = { m.p, buf, bytes - PAGE };
+	const void *at = NULL;
+
+	ready();
+	assert_non_null(buf);
+	assert_int_equal(ftruncate(m.fd, (off_t)(bytes - PAGE)), 0);
+	assert_int_equal(fault_copy_pieces(&in, 1, true, &at), 0);
+	assert_memory_equal(buf, m.p, bytes - PAGE);
+	assert_int_equal(fault_copy_pieces(&out, 1, true, &at), 0);
+	in.bytes = out.bytes = bytes;
+	assert_int_equal(fault_copy_pieces(&in, 1, true, &at), -EFAULT);
+	assert_in_range((uintptr_t)at, (uintptr_t)m.p + bytes - PAGE, (uintptr_t)m.p + bytes - 1);
+	assert_int_equal(fault_copy_pieces(&out, 1, true, &at), -EFAULT);
+	assert_in_range((uintptr_t)at, (uintptr_t)m.p + bytes - PAGE, (uintptr_t)m.p + bytes - 1);
 	drop(&m);
 }
 
@@ -279,6 +316,7 @@ int main(void)
 	};
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copy),
+		cmocka_unit_test(test_copy_pieces),
 		cmocka_unit_test(test_copy_stream),
 		cmocka_unit_test(test_words),
 		cmocka_unit_test(test_guarded),

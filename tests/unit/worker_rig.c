@@ -15,18 +15,20 @@
 
 #define GROUP 7
 
-static struct region_view *region(struct wrig *r, dray_handle handle, uint8_t **ret_memory)
+static struct region_view *region(struct wrig *r, dray_handle handle, uint8_t **ret_memory,
+				  int *ret_fd)
 {
 	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
 
 	dray_assert(v);
-	*ret_memory =
-		mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	*ret_fd = memfd_create("wrig", MFD_CLOEXEC);
+	dray_assert(*ret_fd >= 0 && ftruncate(*ret_fd, (off_t)r->bytes) == 0);
+	*ret_memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *ret_fd, 0);
 	dray_assert(*ret_memory != MAP_FAILED);
 	v->o = (struct object_view){ OBJECT_REGION, handle,   GROUP,
 				     WRIG_SESSION,  r->bytes, DMSG_ACCESS_ALL };
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, r->bytes, *ret_memory };
+	v->extents[0] = (struct extent_view){ 0, r->bytes, *ret_memory, -1 };
 	pool_publish(&r->pool, &v->o);
 	return v;
 }
@@ -56,6 +58,11 @@ static void ring(struct wrig *r, uint32_t entries)
 
 void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
 {
+	wrig_init_workers(r, 1, sq_entries, bytes);
+}
+
+void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, uint64_t bytes)
+{
 	struct core_config cfg = { .slice_size = 1 << 20,
 				   .slice_timeout_ns = DRAY_NS_PER_SEC,
 				   .deadline_ns = 60 * DRAY_NS_PER_SEC,
@@ -80,13 +87,13 @@ void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
 					     .agent_quota = &r->agent,
 					     .ops_max = 1 << 20,
 					     .requests_max = 4 };
-	dray_assert(pool_new(&r->pool, 1, &cfg, 100000, NULL) == 0);
+	dray_assert(pool_new(&r->pool, workers, &cfg, 100000, NULL) == 0);
 	dray_assert(pool_start(&r->pool, NULL) == 0);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	r->client = pair[1];
-	r->region_a = region(r, WRIG_REGION_A, &r->a);
-	r->region_b = region(r, WRIG_REGION_B, &r->b);
+	r->region_a = region(r, WRIG_REGION_A, &r->a, &r->fd_a);
+	r->region_b = region(r, WRIG_REGION_B, &r->b, &r->fd_b);
 	r->remote_b.o = (struct object_view){ OBJECT_REMOTE, WRIG_REMOTE_B, GROUP,
 					      WRIG_SESSION,  bytes,         DMSG_ACCESS_ALL };
 	r->remote_b.is_local = true;
@@ -128,6 +135,8 @@ void wrig_deinit(struct wrig *r)
 		close(r->client);
 	munmap(r->a, r->bytes);
 	munmap(r->b, r->bytes);
+	close(r->fd_a);
+	close(r->fd_b);
 	free(r->region_a);
 	free(r->region_b);
 }

@@ -12,6 +12,7 @@ struct wrig {
 	struct session_shared shared;
 	int client;     /* the client's end of the data socket */
 	uint8_t *a, *b; /* memory of two regions of `bytes` */
+	int fd_a, fd_b; /* memfds of it, not sealed */
 	uint64_t bytes;
 	struct region_view *region_a, *region_b;
 	struct remote_view remote_b;
@@ -27,6 +28,8 @@ struct wrig {
 
 /* Aborts the program where anything cannot be had. sq_entries 0: no ring. */
 void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes);
+/* The same with others beside; the session is the first one's. */
+void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, uint64_t bytes);
 /* Closes the session, waits for it to be gone, stops the worker. */
 void wrig_deinit(struct wrig *r);
 /* The next event of the worker; waits for it. */

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two workers that lend and two that help, as fast as they can. Each job is finished or stopped half way; either way
+ * its memory is the lender's alone afterwards and filled anew at once, so that a helper that still looked at it shows as a
+ * race. Every so often the lender leaves all of the work to helpers that may be asleep: a lost wake-up shows as a
+ * time-out.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "agent/transfer/xfer.h"
+#include "agent/transport/local_crew.h"
+#include "agent/transport/local_walk.h"
+#include "lib/assert.h"
+#include "lib/cpu.h"
+#include "lib/time.h"
+
+#define LENDERS 2
+#define WORKERS 4
+#define ROUNDS 3000
+#define BYTES (4 * CREW_TASK - 100)
+#define LIMIT_NS (60 * DRAY_NS_PER_SEC)
+
+static struct crew *crew;
+static int wake_fds[WORKERS];
+static _Atomic unsigned lenders_left = LENDERS;
+static _Atomic uint64_t helped, slept;
+
+/* One slice that covers a region behind a local remote. */
+struct work {
+	struct slice slice;
+	struct xfer xfer;
+	struct object target;
+	struct region_view *view;
+	uint8_t *from, *to;
+};
+
+static struct work *work_new(void)
+{
+	struct work *w = calloc(1, sizeof(*w));
+
+	dray_assert(w);
+	w->view = calloc(1, sizeof(*w->view) + sizeof(struct extent_view));
+	w->from = malloc(BYTES);
+	w->to = malloc(BYTES);
+	dray_assert(w->view && w->from && w->to);
+	w->view->n_extents = 1;
+	w->view->extents[0] = (struct extent_view){ 0, BYTES, w->to, -1 };
+	w->target.view = &w->view->o;
+	w->xfer.target = &w->target;
+	w->xfer.direction = DMSG_DIRECTION_WRITE;
+	w->slice.xfer = &w->xfer;
+	w->slice.n_local = w->slice.n_remote = 1;
+	w->slice.local[0] = (struct iovec){ w->from, BYTES };
+	w->slice.remote[0] = (struct pmsg_seg){ .offset = 0, .length = BYTES };
+	return w;
+}
+
+static void work_free(struct work *w)
+{
+	free(w->view);
+	free(w->from);
+	free(w->to);
+	free(w);
+}
+
+static void lost(const char *what)
+{
+	printf("not ok - copies that are shared # %s\n", what);
+	exit(1);
+}
+
+static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed)
+{
+	struct crew_job *job = crew_job(crew, worker);
+	bool alone = rand_r(seed) % 8 == 0, stop = rand_r(seed) % 4 == 0;
+	int64_t end = dray_now().ns + LIMIT_NS;
+	struct local_walk walk;
+	const void *fault;
+
+	memset(w->from, (int)round, BYTES);
+	memset(w->to, (int)round + 1, BYTES);
+	local_walk_init(&walk, &w->slice);
+	dray_assert(job && crew_fill(job, &walk, round % 2));
+	crew_publish(crew, worker, job, -1);
+	if (alone || rand_r(seed) % 2)
+		crew_wake(crew, worker, -1, 2);
+	if (stop && !alone) {
+		crew_copy(job);
+		crew_drain(job);
+		dray_assert(crew_job_over(job, &fault));
+	} else {
+		while (!crew_job_over(job, &fault)) {
+			if (dray_now().ns > end)
+				lost("nobody woke up to help");
+			if (alone || !crew_copy(job))
+				dray_cpu_relax();
+		}
+		dray_assert(!fault && !memcmp(w->from, w->to, BYTES));
+	}
+	crew_job_put(job);
+	if (rand_r(seed) % 2)
+		crew_rest(crew, worker);
+}
+
+static void *lender(void *arg)
+{
+	unsigned worker = (unsigned)(uintptr_t)arg, seed = worker + 1;
+	struct work *w = work_new();
+	uint64_t one = 1;
+
+	for (unsigned i = 0; i < ROUNDS; i++)
+		lend(worker, w, i, &seed);
+	crew_rest(crew, worker);
+	work_free(w);
+	if (atomic_fetch_sub(&lenders_left, 1) == 1)
+		for (unsigned i = LENDERS; i < WORKERS; i++)
+			dray_assert(write(wake_fds[i], &one, sizeof(one)) == sizeof(one));
+	return NULL;
+}
+
+static void *helper(void *arg)
+{
+	unsigned worker = (unsigned)(uintptr_t)arg;
+	struct pollfd p = { .fd = wake_fds[worker], .events = POLLIN };
+	bool member = false;
+	uint64_t bytes, n;
+
+	while (atomic_load(&lenders_left)) {
+		enum crew_help did = crew_help(crew, worker, &member, &bytes);
+
+		if (did == CREW_HELPED)
+			atomic_fetch_add(&helped, bytes);
+		if (did != CREW_NOTHING && rand() % 16)
+			continue;
+		crew_leave(crew, &member);
+		if (!crew_sleep(crew, worker)) {
+			atomic_fetch_add(&slept, 1);
+			if (poll(&p, 1, (int)(LIMIT_NS / DRAY_NS_PER_MS)) != 1)
+				lost("nobody woke the helper");
+			dray_assert(read(p.fd, &n, sizeof(n)) == sizeof(n) || errno == EAGAIN);
+		}
+		crew_awake(crew, worker);
+	}
+	crew_leave(crew, &member);
+	return NULL;
+}
+
+int main(void)
+{
+	pthread_t threads[WORKERS];
+
+	dray_assert(crew_new(&crew, WORKERS, WORKERS - LENDERS) == 0);
+	for (unsigned i = 0; i < WORKERS; i++) {
+		wake_fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		dray_assert(crew_join(crew, i, wake_fds[i]) == 0);
+	}
+	for (uintptr_t i = 0; i < WORKERS; i++)
+		dray_assert(pthread_create(&threads[i], NULL, i < LENDERS ? lender : helper,
+					   (void *)i) == 0);
+	for (unsigned i = 0; i < WORKERS; i++)
+		pthread_join(threads[i], NULL);
+	for (unsigned i = 0; i < WORKERS; i++)
+		close(wake_fds[i]);
+	crew_free(crew);
+	printf("ok - copies that are shared # %llu bytes helped with, %llu sleeps\n",
+	       (unsigned long long)atomic_load(&helped), (unsigned long long)atomic_load(&slept));
+	return atomic_load(&helped) ? 0 : 1;
+}
