@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/linger.h"
+
+#include "lib/cleanup.h"
+
+/* Parts of the bound: less than the first is no budget, and success gives at least the second. */
+#define LEAST 16
+#define RESTART 8
+
+void dray_linger_limit(struct dray_linger *l, int64_t max_ns)
+{
+	if (max_ns == l->max_ns)
+		return;
+	l->max_ns = l->budget_ns = max_ns;
+	l->trial = false;
+	l->soon = 0;
+	l->patience = 1;
+}
+
+static void vain(struct dray_linger *l)
+{
+	l->budget_ns /= 2;
+	if (l->trial) {
+		l->budget_ns = 0;
+		l->patience = dray_min(l->patience * 2, (uint32_t)DRAY_LINGER_PATIENCE_MAX);
+	}
+	l->trial = false;
+	if (l->budget_ns < l->max_ns / LEAST)
+		l->budget_ns = 0;
+}
+
+static void found(struct dray_linger *l, int64_t waited_ns)
+{
+	/* much later than the budget allows: the CPU was taken away, and whoever had it did the work */
+	if (waited_ns > 2 * l->max_ns) {
+		vain(l);
+		return;
+	}
+	l->budget_ns = dray_min(dray_max(l->budget_ns * 2, l->max_ns / RESTART), l->max_ns);
+	l->trial = false;
+	l->soon = 0;
+	l->patience = 1;
+}
+
+static void woken(struct dray_linger *l, int64_t waited_ns)
+{
+	if (waited_ns > l->max_ns || ++l->soon < l->patience)
+		return;
+	l->soon = 0;
+	l->trial = true;
+	l->budget_ns = l->max_ns;
+}
+
+bool dray_linger_idle(struct dray_linger *l, int64_t now_ns)
+{
+	switch (l->state) {
+	case DRAY_LINGER_WORKING:
+		/* from the end of the work, however long that took */
+		l->since_ns = now_ns;
+		l->state = l->budget_ns ? DRAY_LINGER_POLLING : DRAY_LINGER_ASLEEP;
+		break;
+	case DRAY_LINGER_POLLING:
+		if (now_ns - l->since_ns < l->budget_ns)
+			break;
+		vain(l);
+		l->state = DRAY_LINGER_ASLEEP;
+		break;
+	case DRAY_LINGER_ASLEEP:
+		break;
+	}
+	return l->state == DRAY_LINGER_POLLING;
+}
+
+void dray_linger_worked(struct dray_linger *l, int64_t now_ns)
+{
+	switch (l->state) {
+	case DRAY_LINGER_WORKING:
+		break;
+	case DRAY_LINGER_POLLING:
+		found(l, now_ns - l->since_ns);
+		break;
+	case DRAY_LINGER_ASLEEP:
+		woken(l, now_ns - l->since_ns);
+		break;
+	}
+	l->state = DRAY_LINGER_WORKING;
+}

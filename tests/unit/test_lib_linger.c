@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How long to poll, by a clock that is made up. */
+#include "lib/linger.h"
+
+#include "tests/unit/cm.h"
+
+#define MAX 16000
+#define TURN 100 /* ns between two looks */
+
+struct life {
+	struct dray_linger l;
+	int64_t now, polled; /* polled: in all */
+	unsigned sleeps;
+};
+
+/* Work comes `after` ns from now, and wakes us up `late` ns after that if we sleep. */
+static void wait(struct life *f, int64_t after, int64_t late)
+{
+	int64_t begin = f->now;
+
+	dray_linger_worked(&f->l, f->now);
+	while (dray_linger_idle(&f->l, f->now)) {
+		if (f->now - begin >= after) {
+			f->polled += f->now - begin;
+			dray_linger_worked(&f->l, f->now);
+			return;
+		}
+		f->now += TURN;
+	}
+	f->polled += f->now - begin;
+	f->sleeps++;
+	/* asleep stays asleep */
+	assert_false(dray_linger_idle(&f->l, f->now));
+	f->now = begin + after + late > f->now ? begin + after + late : f->now + late;
+	dray_linger_worked(&f->l, f->now);
+}
+
+static struct life life(void)
+{
+	struct life f = { .now = 1000000 };
+
+	dray_linger_limit(&f.l, MAX);
+	return f;
+}
+
+static void zeroed_never_polls(void **state)
+{
+	struct life f = { .now = 5 };
+
+	for (int i = 0; i < 100; i++)
+		wait(&f, 0, 0);
+	assert_int_equal(f.polled, 0);
+	assert_int_equal(f.sleeps, 100);
+	f = life();
+	dray_linger_limit(&f.l, 0);
+	wait(&f, 100, 0);
+	assert_int_equal(f.polled, 0);
+}
+
+static void a_busy_one_never_sleeps(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 1000; i++)
+		wait(&f, 50 + i % 15000, 3000);
+	assert_int_equal(f.sleeps, 0);
+	assert_int_equal(f.l.budget_ns, MAX);
+}
+
+/* The work itself may take longer than the budget: only what comes after it counts. */
+static void long_work_is_no_waiting(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 100; i++) {
+		dray_linger_worked(&f.l, f.now);
+		f.now += 50 * MAX;
+		assert_true(dray_linger_idle(&f.l, f.now));
+		f.now += 1000;
+	}
+	assert_int_equal(f.l.budget_ns, MAX);
+}
+
+static void an_idle_one_halves_to_nothing(void **state)
+{
+	static const int64_t budgets[] = { MAX / 2, MAX / 4, MAX / 8, MAX / 16, 0, 0 };
+	struct life f = life();
+
+	for (size_t i = 0; i < sizeof(budgets) / sizeof(budgets[0]); i++) {
+		wait(&f, 1000 * MAX, 3000);
+		assert_int_equal(f.l.budget_ns, budgets[i]);
+	}
+	f.polled = 0;
+	for (int i = 0; i < 1000; i++)
+		wait(&f, 1000 * MAX, 3000);
+	assert_int_equal(f.polled, 0);
+}
+
+/* A first request finds it asleep, the second shows that there are more, the third finds it awake. */
+static void a_sleeper_learns_at_once(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 10; i++)
+		wait(&f, 1000 * MAX, 3000);
+	f.sleeps = 0;
+	wait(&f, 3000, 3000);
+	assert_int_equal(f.sleeps, 1);
+	assert_int_equal(f.l.budget_ns, MAX);
+	for (int i = 0; i < 100; i++)
+		wait(&f, 3000, 3000);
+	assert_int_equal(f.sleeps, 1);
+}
+
+static void success_doubles(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 3; i++)
+		wait(&f, 1000 * MAX, 3000);
+	assert_int_equal(f.l.budget_ns, MAX / 8);
+	wait(&f, 500, 0);
+	assert_int_equal(f.l.budget_ns, MAX / 4);
+	wait(&f, 500, 0);
+	wait(&f, 500, 0);
+	wait(&f, 500, 0);
+	assert_int_equal(f.l.budget_ns, MAX);
+}
+
+/* Both ends on one CPU, unseen: what is waited for happens only once we sleep, and soon then. */
+static void wait_sharing(struct life *f)
+{
+	dray_linger_worked(&f->l, f->now);
+	for (; dray_linger_idle(&f->l, f->now); f->now += TURN)
+		f->polled += TURN;
+	f->now += 3000;
+}
+
+/* Polling stops but for trials, and these get rare. */
+static void a_shared_cpu_stops_it(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 2000; i++)
+		wait_sharing(&f);
+	f.polled = 0;
+	for (int i = 0; i < 10000; i++)
+		wait_sharing(&f);
+	assert_in_range(f.polled, 1, (10000 / DRAY_LINGER_PATIENCE_MAX + 2) * (MAX + TURN));
+}
+
+/* The CPU is given to whom we wait for in the middle of polling: no success of ours. */
+static void losing_the_cpu_is_no_success(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 8; i++) {
+		dray_linger_begin(&f.l);
+		if (!dray_linger_idle(&f.l, f.now))
+			break;
+		f.now += 4000000;
+		dray_linger_worked(&f.l, f.now);
+	}
+	assert_int_equal(f.l.budget_ns, 0);
+}
+
+/* It recovers from the longest disappointment within so many wake-ups. */
+static void hope_returns(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 10000; i++)
+		wait_sharing(&f);
+	f.sleeps = 0;
+	for (int i = 0; i < 2 * DRAY_LINGER_PATIENCE_MAX; i++)
+		wait(&f, 1000, 3000);
+	assert_in_range(f.sleeps, 0, DRAY_LINGER_PATIENCE_MAX);
+	f.sleeps = 0;
+	wait(&f, 1000, 3000);
+	assert_int_equal(f.sleeps, 0);
+}
+
+static void a_wait_that_was_given_up_says_nothing(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 100; i++) {
+		dray_linger_begin(&f.l);
+		assert_true(dray_linger_idle(&f.l, f.now));
+		f.now += 10 * MAX;
+	}
+	assert_int_equal(f.l.budget_ns, MAX);
+}
+
+static void another_limit_starts_anew(void **state)
+{
+	struct life f = life();
+
+	for (int i = 0; i < 10; i++)
+		wait(&f, 1000 * MAX, 3000);
+	dray_linger_limit(&f.l, MAX);
+	assert_int_equal(f.l.budget_ns, 0);
+	dray_linger_limit(&f.l, 2 * MAX);
+	assert_int_equal(f.l.budget_ns, 2 * MAX);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(zeroed_never_polls),
+		cmocka_unit_test(a_busy_one_never_sleeps),
+		cmocka_unit_test(long_work_is_no_waiting),
+		cmocka_unit_test(an_idle_one_halves_to_nothing),
+		cmocka_unit_test(a_sleeper_learns_at_once),
+		cmocka_unit_test(success_doubles),
+		cmocka_unit_test(a_shared_cpu_stops_it),
+		cmocka_unit_test(losing_the_cpu_is_no_success),
+		cmocka_unit_test(hope_returns),
+		cmocka_unit_test(a_wait_that_was_given_up_says_nothing),
+		cmocka_unit_test(another_limit_starts_anew),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
