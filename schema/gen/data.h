@@ -365,7 +365,11 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 #define DMSG_RING_SQ_TAIL 128 /* Client: next entry it will fill. */
 #define DMSG_RING_CQ_HEAD 192 /* Client: next completion it will take. */
 #define DMSG_RING_CQ_TAIL 256 /* Agent: next completion it will fill. */
-#define DMSG_RING_AGENT_SLEEPING 320 /* Agent: 1 while it needs a doorbell. */
+/*
+ * Agent: 1 while it needs a doorbell. The client may store 0 before it rings, so that it rings
+ * once.
+ */
+#define DMSG_RING_AGENT_SLEEPING 320
 #define DMSG_RING_CLIENT_SLEEPING 384 /* Client: 1 while it needs a doorbell. */
 #define DMSG_RING_SIZE 4096
 

@@ -324,7 +324,8 @@ RING_SQ_HEAD = 64  # Agent: next entry it will take.
 RING_SQ_TAIL = 128  # Client: next entry it will fill.
 RING_CQ_HEAD = 192  # Client: next completion it will take.
 RING_CQ_TAIL = 256  # Agent: next completion it will fill.
-RING_AGENT_SLEEPING = 320  # Agent: 1 while it needs a doorbell.
+# Agent: 1 while it needs a doorbell. The client may store 0 before it rings, so that it rings once.
+RING_AGENT_SLEEPING = 320
 RING_CLIENT_SLEEPING = 384  # Client: 1 while it needs a doorbell.
 RING_SIZE = 4096
 
