@@ -374,18 +374,21 @@ static void up_detected(void *arg, struct nd_scan *scan)
 
 /* --- start ------------------------------------------------------------------------------------- */
 
-static unsigned worker_count(const struct dray_config *cfg)
+static unsigned worker_count(const struct dray_config *cfg, const struct dray_cpus *cpus)
 {
 	unsigned n = (unsigned)cfg->agent.workers;
 
 	if (!n)
-		n = dray_cpu_count() / 4;
+		n = dray_cpus_whole(cpus) / 4;
 	n = dray_min(n, (unsigned)WORKERS_MAX);
 	return dray_max(n, 1u);
 }
 
-struct core_config agent_core_config(const struct dray_config *cfg)
+struct core_config agent_core_config(const struct agent *a)
 {
+	const struct dray_config *cfg = &a->config->v;
+	char why[DRAY_CPUS_WHY_BYTES];
+
 	return (struct core_config){
 		.slice_size = (uint64_t)cfg->transfer.slice_size,
 		.slice_timeout_ns = cfg->transfer.slice_timeout,
@@ -400,8 +403,7 @@ struct core_config agent_core_config(const struct dray_config *cfg)
 		.backoff_max_ns = cfg->peer.backoff_max,
 		.slow_ns = cfg->transfer.slow,
 		.report_all = cfg->log.transfers,
-		/* on one CPU a spinning worker would only keep its client from running */
-		.poll_time_ns = dray_cpu_count() < 2 ? 0 : cfg->agent.poll_time,
+		.poll_time_ns = agent_poll_time(a, why, sizeof(why)),
 	};
 }
 
@@ -502,7 +504,7 @@ static int start_outside(struct agent *a, const struct dray_config *cfg, int con
 
 static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
-	struct core_config core = agent_core_config(cfg);
+	struct core_config core = agent_core_config(a);
 	struct passed passed;
 	int ret;
 
@@ -513,7 +515,8 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_IO, "SIGBUS handler: %s",
 				    dray_errno_text(ret));
-	ret = pool_new(&a->pool, worker_count(cfg), &core, (uint32_t)cfg->limits.transfers, reterr);
+	ret = pool_new(&a->pool, worker_count(cfg, &a->cpus), &core,
+		       (uint32_t)cfg->limits.transfers, reterr);
 	if (ret < 0)
 		return ret;
 	for (unsigned i = 0; i < a->pool.n; i++) {
@@ -573,6 +576,7 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			  &(struct detect_deps){ .event = a->event,
 						 .cfg = cfg,
 						 .changed = up_detected,
+						 .cpus = agent_cpus_changed,
 						 .listeners = agent_placement_listeners,
 						 .arg = a },
 			  reterr);
@@ -622,6 +626,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 			     .identity = IDENTITY_NULL,
 			     .started_ns = dray_now().ns };
 	asks_init(a);
+	dray_cpus_get(&a->cpus);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_nodes[i] = -1;
 	raise_limit(RLIMIT_NOFILE, "open files");

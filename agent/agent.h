@@ -17,6 +17,7 @@
 #include "agent/segment/preferred.h"
 #include "agent/session/session.h"
 #include "agent/worker/pool.h"
+#include "lib/cpu.h"
 #include "lib/list.h"
 #include "lib/log.h"
 
@@ -51,6 +52,7 @@ struct agent {
 	struct health *health;
 	struct http *http;
 	struct watchdog *watchdog;          /* NULL without one */
+	struct dray_cpus cpus;              /* as last seen */
 	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
 	struct dray_list listings, cancels; /* asks.c: under way */
 	uint64_t last_cancel;
@@ -114,8 +116,14 @@ struct drain_progress agent_drain_progress(struct agent *a);
 void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
 		  const char *after, const char *reason);
 
-/* What workers take from the configuration. */
-struct core_config agent_core_config(const struct dray_config *cfg);
+/* What workers take from the configuration, as far as the CPUs there are allow. */
+struct core_config agent_core_config(const struct agent *a);
+
+/* How long workers poll, in nanoseconds. why: "", or why that is 0. */
+int64_t agent_poll_time(const struct agent *a, char *why, size_t n);
+
+/* What this process may use of the machine's CPUs now (reload.c); for `cpus` of struct detect_deps. */
+void agent_cpus_changed(void *arg, const struct dray_cpus *now);
 
 /* Keeps a connection to the segments that ready.require names, and to no others any more. 0 or -ENOMEM. */
 int agent_want_segments(struct agent *a);

@@ -8,6 +8,7 @@
 #include "agent/notify.h"
 #include "agent/placement.h"
 #include "lib/log.h"
+#include "lib/units.h"
 #include "schema/gen/errors.h"
 
 static const char *join(const char *const *keys, unsigned n, char *buf, size_t size)
@@ -37,7 +38,7 @@ static int workers_configure(struct agent *a)
 		copies[n] = malloc(sizeof(*copies[n]));
 		if (!copies[n])
 			break;
-		*copies[n] = agent_core_config(&a->config->v);
+		*copies[n] = agent_core_config(a);
 	}
 	for (unsigned i = 0; i < n; i++) {
 		if (n == a->pool.n)
@@ -61,8 +62,39 @@ static void apply(struct agent *a, const struct config_changes *c)
 	if (agent_want_segments(a) < 0)
 		log_error("config", "out of memory; not all of ready.require is connected to");
 	agent_placement_reload(a);
+	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)
 		log_error("config", "out of memory; workers go on as they were");
+}
+
+int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
+{
+	if (!dray_cpus_can_spin(&a->cpus, why, n))
+		return 0;
+	if (!a->config->v.agent.poll_time)
+		snprintf(why, n, "agent.poll_time is 0");
+	return a->config->v.agent.poll_time;
+}
+
+void agent_cpus_changed(void *arg, const struct dray_cpus *now)
+{
+	char why[DRAY_CPUS_WHY_BYTES], span[32];
+	struct agent *a = arg;
+	int64_t old = agent_poll_time(a, why, sizeof(why)), ns;
+
+	a->cpus = *now;
+	ns = agent_poll_time(a, why, sizeof(why));
+	if (ns == old)
+		return;
+	if (workers_configure(a) < 0) {
+		log_error("agent", "out of memory; workers go on polling as they did");
+		return;
+	}
+	if (ns)
+		log_notice("agent", "workers poll for up to %s after work",
+			   dray_duration_show(ns, span, sizeof(span)));
+	else
+		log_notice("agent", "workers do not poll any more: %s", why);
 }
 
 static void tell(struct agent *a, const struct config_changes *c, const char *refused)

@@ -75,8 +75,9 @@ struct dray_options {
 	const char *name;          /* up to 64 bytes, shown by drayctl */
 	unsigned int flags;        /* enum dray_option_flag */
 	unsigned int ring_entries; /* submissions queued, power of two to 4096; default 256 */
-	uint64_t arena_bytes;    /* room for operation lists in flight, to 16 MiB; default 4 MiB */
-	unsigned int spin_us;    /* poll this long before sleeping; default 20, 0 on one CPU */
+	uint64_t arena_bytes; /* room for operation lists in flight, to 16 MiB; default 4 MiB */
+	unsigned int spin_us; /* spin this long before sleeping; default $DRAY_SPIN, else 20, or 0
+			       * where this process has less than two CPUs */
 	unsigned int connect_ms; /* limit of dray_connect() and of each reconnect; default 5000 */
 	unsigned int request_ms; /* limit of requests that block; default 30000 */
 	unsigned int reconnect_min_ms; /* first pause between attempts, doubling; default 10 */
@@ -121,6 +122,9 @@ struct dray_info {
 	size_t completions;        /* ended, not yet taken */
 	size_t events;             /* not yet taken */
 	int segments; /* 1: DRAY_EVENT_SEGMENT is delivered; 0: not asked for, or by an old agent */
+	uint64_t spin_ns;     /* longest spin before sleeping; 0: none */
+	uint64_t waits_spun;  /* waits of this handle that ended while it spun */
+	uint64_t waits_slept; /* those that did not, each with a system call at least */
 };
 
 /* What is known of the session and the agent. While not connected: of the last one. */

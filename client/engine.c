@@ -5,8 +5,8 @@
  *
  * The ring needs care. While nobody waits inside the library the handle is armed: the agent is told
  * to ring for completions, so that a poll on dray_fd() wakes. A wait disarms it, takes what is in
- * the ring, spins for a while, and arms it again before it sleeps; then and on the way out the ring
- * is looked at once more after arming (see ring.h).
+ * the ring, spins for as long as that pays (lib/linger.h), and arms it again before it sleeps; then and
+ * on the way out the ring is looked at once more after arming (see ring.h).
  *
  * Completions that a blocking function takes off the ring or the socket for others would not make
  * dray_fd() readable any more. So where it leaves some behind it sets the timer to go off at once
@@ -27,9 +27,6 @@
 
 /* Loads of the ring's index between two looks at the clock. */
 #define LOADS_PER_CLOCK 32
-
-/* Spins in vain until the whole budget is tried again. */
-#define SPIN_RETRY 64
 
 void dc_engine_watch(struct dray *d)
 {
@@ -87,12 +84,14 @@ static void look(struct dray *d, int timeout_ms)
 	struct epoll_event ev[3];
 	int n = epoll_wait(d->epoll_fd, ev, DRAY_ARRAY_SIZE(ev), timeout_ms);
 
+	d->rung = false;
 	for (int i = 0; i < n; i++) {
 		if (ev[i].data.u32 == ENGINE_TIMER)
 			timer(d);
 		else if (ev[i].data.u32 == ENGINE_SOCKET)
 			socket_ready(d, ev[i].events);
-		/* the doorbell only woke us up: the ring is looked at below */
+		else
+			d->rung = true; /* the ring is looked at below */
 	}
 	if (d->state != SESSION_CLOSED && dc_session_next_tick(d) != INT64_MAX)
 		dc_session_tick(d, dray_now().ns);
@@ -131,49 +130,53 @@ static int left_ms(int64_t until)
 	return ms > INT_MAX ? INT_MAX : (int)dray_max(ms, (int64_t)0);
 }
 
-/* Spins until the ring has something or the budget is used up. True if it has. */
-static bool spin(struct dray *d, int64_t until)
+void dc_engine_limit(struct dray *d)
 {
-	int64_t start = dray_now().ns;
-	int64_t end = dray_min(start + d->spin_ns, until);
+	char why[DRAY_CPUS_WHY_BYTES];
+	struct dray_cpus cpus;
 
-	do {
-		for (int i = 0; i < LOADS_PER_CLOCK; i++) {
-			if (dc_ring_pending(&d->ring))
-				return true;
-			dray_cpu_relax();
-		}
-	} while (dray_now().ns < end);
-	return false;
+	if (d->spin_asked) {
+		dray_linger_limit(&d->linger, d->spin_ns);
+		return;
+	}
+	dray_cpus_get(&cpus);
+	dray_linger_limit(&d->linger, dray_cpus_can_spin(&cpus, why, sizeof(why)) ? d->spin_ns : 0);
 }
 
-/*
- * Where nobody else wants the CPU, spinning finds what it waits for within the budget, mostly.
- * Where the agent has to wait for the very CPU that we spin on, it never does. So the budget
- * doubles with each success and halves with each failure, and now and then all of it is tried
- * again.
- */
-static void adapt(struct dray *d, bool found)
+/* Spins until the ring has something or it is time to sleep. True if it has. */
+static bool spin(struct dray *d, int64_t until)
 {
-	if (found)
-		d->spin_ns = dray_min(d->spin_max_ns, d->spin_ns * 2);
-	else if (++d->spins_failed % SPIN_RETRY == 0)
-		d->spin_ns = d->spin_max_ns;
-	else
-		d->spin_ns = dray_max(d->spin_max_ns / 16, d->spin_ns / 2);
+	int64_t now = dray_now().ns;
+
+	dray_linger_begin(&d->linger);
+	while (dray_linger_idle(&d->linger, now) && now < until) {
+		for (int i = 0; i < LOADS_PER_CLOCK; i++) {
+			if (dc_ring_pending(&d->ring)) {
+				dray_linger_worked(&d->linger, now);
+				return true;
+			}
+			dray_cpu_relax();
+		}
+		now = dray_now().ns;
+	}
+	return false;
 }
 
 static void sleep_until(struct dray *d, int64_t until)
 {
-	if (d->spin_max_ns && d->ring.in_flight) {
-		bool found = spin(d, until);
+	bool spins = d->linger.max_ns && d->ring.in_flight;
+	bool news;
 
-		adapt(d, found);
-		if (found)
-			return;
+	if (spins && spin(d, until)) {
+		d->spun++;
+		return;
 	}
+	d->slept++;
+	news = dc_ring_set_sleeping(&d->ring, true);
 	/* news came while the agent was being told: no sleep */
-	look(d, dc_ring_set_sleeping(&d->ring, true) ? 0 : left_ms(until));
+	look(d, news ? 0 : left_ms(until));
+	if (spins && (news || d->rung))
+		dray_linger_worked(&d->linger, dray_now().ns);
 	dc_ring_set_sleeping(&d->ring, false);
 }
 

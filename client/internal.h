@@ -31,6 +31,7 @@
 #include "client/ring.h"
 #include "lib/err.h"
 #include "lib/handle.h"
+#include "lib/linger.h"
 #include "lib/list.h"
 #include "lib/time.h"
 
@@ -96,7 +97,9 @@ struct dray {
 	char group[NAME_MAX_BYTES + 1], name[NAME_MAX_BYTES + 1];
 	uint32_t flags, ring_entries, events_max;
 	uint64_t arena_wanted;
-	int64_t spin_max_ns, connect_ns, request_ns, retry_min_ns, retry_max_ns, retry_for_ns;
+	int64_t spin_ns; /* longest */
+	bool spin_asked; /* by the caller or the environment, whatever CPUs there are */
+	int64_t connect_ns, request_ns, retry_min_ns, retry_max_ns, retry_for_ns;
 
 	/* session */
 	enum session_state state;
@@ -136,8 +139,10 @@ struct dray {
 	struct event *event_taken; /* what the last dray_next_event() showed */
 
 	/* engine */
-	int64_t spin_ns;
-	uint32_t poll_turns, spins_failed;
+	struct dray_linger linger;
+	uint64_t spun, slept; /* waits that ended by spinning; the others */
+	uint32_t poll_turns;
+	bool rung; /* the last look found the doorbell rung */
 	bool in_callback;
 	bool armed;           /* dray_fd() wakes for completions of the ring */
 	uint32_t must_read;   /* a caller waits for an answer: events do not stop us reading */
@@ -209,6 +214,8 @@ void dc_engine_look(struct dray *d);
 int64_t dc_engine_until(int timeout_ms);
 /* On the way out of a blocking function: dray_fd() tells of what it leaves behind. */
 void dc_engine_leave(struct dray *d);
+/* How long it may spin, by the options and the CPUs there are now. */
+void dc_engine_limit(struct dray *d);
 /* What epoll is to watch the data socket for, after reading or writing changed. */
 void dc_engine_watch(struct dray *d);
 

@@ -12,7 +12,7 @@
 #include <sys/timerfd.h>
 
 #include "lib/cleanup.h"
-#include "lib/cpu.h"
+#include "lib/units.h"
 
 _Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
 		       (int)DRAY_KIND_DMABUF == DMSG_KIND_DMABUF &&
@@ -29,13 +29,13 @@ _Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
 #define DEFAULT_SOCKET "/run/dray/dray.sock"
 #define DEFAULT_RING 256
 #define DEFAULT_ARENA (4U << 20)
-#define DEFAULT_SPIN_US 20
+#define DEFAULT_SPIN_NS 20000
 #define DEFAULT_CONNECT_MS 5000
 #define DEFAULT_REQUEST_MS 30000
 #define DEFAULT_RETRY_MIN_MS 10
 #define DEFAULT_RETRY_MAX_MS 1000
 #define DEFAULT_EVENTS 4096
-#define SPIN_MAX_US 1000000
+#define SPIN_MAX_NS DRAY_NS_PER_SEC
 
 static int64_t ms_or(unsigned int ms, unsigned int fallback)
 {
@@ -77,23 +77,40 @@ static int take_ring(struct dray *d, const struct dray_options *o)
 	return 0;
 }
 
+/* What the caller says counts, then the environment; else the default, where there are CPUs for it. */
+static int take_spin(struct dray *d, const struct dray_options *o)
+{
+	const char *text = getenv("DRAY_SPIN");
+
+	d->spin_asked = true;
+	if (o->flags & DRAY_OPTION_NO_SPIN) {
+		d->spin_ns = 0;
+	} else if (o->spin_us) {
+		d->spin_ns = dray_min(o->spin_us * 1000LL, SPIN_MAX_NS);
+	} else if (text && *text) {
+		if (dray_duration_parse(text, &d->spin_ns) < 0 || d->spin_ns > SPIN_MAX_NS)
+			return dc_fail(d, DRAY_E_INVALID,
+				       "DRAY_SPIN is \"%.32s\": write a duration up to 1s, "
+				       "such as 20us, or 0",
+				       text);
+	} else {
+		d->spin_ns = DEFAULT_SPIN_NS;
+		d->spin_asked = false;
+	}
+	return 0;
+}
+
 static int take_options(struct dray *d, const struct dray_options *o)
 {
 	const unsigned int flags = DRAY_OPTION_NOTIFICATIONS | DRAY_OPTION_NO_RING |
 				   DRAY_OPTION_NO_RECONNECT | DRAY_OPTION_WAIT |
 				   DRAY_OPTION_NO_SPIN | DRAY_OPTION_SEGMENTS;
-	unsigned int spin_us = o->spin_us;
 	int error;
 
 	if (o->flags & ~flags)
 		return dc_fail(d, DRAY_E_UNSUPPORTED, "flags has unknown bits 0x%x",
 			       o->flags & ~flags);
 	d->flags = o->flags;
-	if (!spin_us)
-		spin_us = dray_cpu_count() > 1 ? DEFAULT_SPIN_US : 0;
-	if (o->flags & DRAY_OPTION_NO_SPIN)
-		spin_us = 0;
-	d->spin_max_ns = d->spin_ns = dray_min(spin_us, (unsigned int)SPIN_MAX_US) * 1000LL;
 	d->connect_ns = ms_or(o->connect_ms, DEFAULT_CONNECT_MS);
 	d->request_ns = ms_or(o->request_ms, DEFAULT_REQUEST_MS);
 	d->retry_min_ns = ms_or(o->reconnect_min_ms, DEFAULT_RETRY_MIN_MS);
@@ -103,6 +120,8 @@ static int take_options(struct dray *d, const struct dray_options *o)
 	d->retry_ns = d->retry_min_ns;
 	d->events_max = o->events_max ? o->events_max : DEFAULT_EVENTS;
 	error = take_socket(d, o->socket);
+	if (!error)
+		error = take_spin(d, o);
 	if (!error)
 		error = take_text(d, "group", o->group, d->group, sizeof(d->group));
 	if (!error)
@@ -262,6 +281,9 @@ int dray_get_info(const struct dray *d, struct dray_info *ret)
 		.completions = d->requests.done_n,
 		.events = d->events_n,
 		.segments = d->segments,
+		.spin_ns = (uint64_t)d->linger.max_ns,
+		.waits_spun = d->spun,
+		.waits_slept = d->slept,
 	};
 	memcpy(ret->agent_id, d->agent_id, sizeof(ret->agent_id));
 	return 0;

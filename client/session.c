@@ -201,6 +201,8 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 		error = dc_ring_open(&d->ring, m, d->ring_entries, fds[1], fds[2], fds[3], &err);
 		fds[1] = fds[2] = fds[3] = -1;
 		d->armed = false;
+		/* limits may have changed since the last session */
+		dc_engine_limit(d);
 		if (!error && epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, d->ring.completion_fd, &ev) < 0)
 			error = dray_err_set(&err, -errno, DRAY_E_IO, "watching the ring: %s",
 					     dray_errno_text(errno));

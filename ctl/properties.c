@@ -57,6 +57,8 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 		{ DRAY_DBUS_PROPERTY_BYTES_LEFT, "t", NULL, &p->bytes_left },
 		{ DRAY_DBUS_PROPERTY_GRANTS_LEFT, "t", NULL, &p->grants_left },
 		{ DRAY_DBUS_PROPERTY_DEADLINE_NS, "t", NULL, &p->deadline_ns },
+		{ DRAY_DBUS_PROPERTY_POLL_TIME_NS, "t", NULL, &p->poll_time_ns },
+		{ DRAY_DBUS_PROPERTY_POLL_REASON, "s", &p->poll_reason, NULL },
 		{ DRAY_DBUS_PROPERTY_UPTIME_NS, "t", NULL, &p->uptime_ns },
 		{ DRAY_DBUS_PROPERTY_PID, "u", NULL, &pid },
 		{ DRAY_DBUS_PROPERTY_WORKERS, "u", NULL, &workers },
@@ -109,7 +111,8 @@ int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_e
 				      .agent_id = "",
 				      .segment = "",
 				      .preferred_segment = "",
-				      .log_level = "" };
+				      .log_level = "",
+				      .poll_reason = "" };
 	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
 	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);

@@ -23,6 +23,8 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 	ctl_json_string(&j, "preferred_segment", p->preferred_segment);
 	ctl_json_uint(&j, "pid", p->pid);
 	ctl_json_uint(&j, "workers", p->workers);
+	ctl_json_uint(&j, "poll_time_ns", p->poll_time_ns);
+	ctl_json_string(&j, "poll_reason", p->poll_reason);
 	ctl_json_uint(&j, "uptime_ns", p->uptime_ns);
 	ctl_json_string(&j, "log_level", p->log_level);
 	ctl_json_uint(&j, "transfers_left", p->transfers_left);
@@ -41,8 +43,9 @@ static void plain_print(const struct ctl_properties *p, FILE *f)
 	fprintf(f, "state\t%s\nversion\t%s\nagent_id\t%s\nincarnation\t%" PRIu64 "\nsegment\t%s\n",
 		p->state, p->version, p->agent_id, p->incarnation, p->segment);
 	fprintf(f, "preferred_segment\t%s\n", p->preferred_segment);
-	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\nuptime_ns\t%" PRIu64 "\n", p->pid,
-		p->workers, p->uptime_ns);
+	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\n", p->pid, p->workers);
+	fprintf(f, "poll_time_ns\t%" PRIu64 "\npoll_reason\t%s\nuptime_ns\t%" PRIu64 "\n",
+		p->poll_time_ns, p->poll_reason, p->uptime_ns);
 	fprintf(f, "log_level\t%s\ntransfers_left\t%" PRIu64 "\nbytes_left\t%" PRIu64 "\n",
 		p->log_level, p->transfers_left, p->bytes_left);
 	fprintf(f, "grants_left\t%" PRIu64 "\ndeadline_ns\t%" PRIu64 "\n", p->grants_left,
@@ -79,6 +82,11 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	}
 	fprintf(f, "  agent         %s, pid %" PRIu32 ", %" PRIu32 " worker%s\n", p->agent_id,
 		p->pid, p->workers, p->workers == 1 ? "" : "s");
+	if (p->poll_time_ns)
+		fprintf(f, "  polling       up to %s after work\n",
+			ctl_show_span(p->poll_time_ns, span));
+	else
+		fprintf(f, "  polling       off: %s\n", p->poll_reason);
 	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
 	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
 		*p->preferred_segment ? p->preferred_segment : "none", count(p, "hints"));

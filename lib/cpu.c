@@ -14,13 +14,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "lib/cleanup.h"
 
 #define CPUS_MAX 65536
+#define MILLI 1000
 
 DRAY_DEFINE_CLEANUP(FILE *, fclose);
 
+/*
+ * The main thread's: it keeps the mask that the process was given, while other threads may have been placed
+ * on some CPUs of it.
+ */
 static unsigned affinity_count(void)
 {
 	for (int cpus = CPU_SETSIZE; cpus <= CPUS_MAX; cpus *= 2) {
@@ -31,7 +37,7 @@ static unsigned affinity_count(void)
 
 		if (!set)
 			return 1;
-		r = sched_getaffinity(0, bytes, set);
+		r = sched_getaffinity(getpid(), bytes, set);
 		if (r == 0)
 			n = (unsigned)CPU_COUNT_S(bytes, set);
 		else if (errno != EINVAL)
@@ -78,9 +84,10 @@ static unsigned quota_of(const char *dir, bool v2)
 		if (!numbers_read(path, &period, &none))
 			return UINT_MAX;
 	}
-	if (quota <= 0 || period <= 0 || quota / period >= UINT_MAX)
+	if (quota <= 0 || period <= 0 || period > LLONG_MAX / MILLI ||
+	    quota / period >= UINT_MAX / MILLI)
 		return UINT_MAX;
-	return (unsigned)(quota / period + (quota % period != 0));
+	return (unsigned)(quota / period * MILLI + quota % period * MILLI / period);
 }
 
 /* Spaces and the like stand in mountinfo as \040. */
@@ -229,9 +236,27 @@ unsigned dray_cpu_quota(const char *root)
 	return least;
 }
 
-unsigned dray_cpu_count(void)
+void dray_cpus_get(struct dray_cpus *ret)
 {
-	unsigned n = dray_min(affinity_count(), dray_cpu_quota(""));
+	ret->allowed = affinity_count();
+	ret->quota_milli = dray_cpu_quota("");
+}
 
-	return n ? n : 1;
+unsigned dray_cpus_whole(const struct dray_cpus *c)
+{
+	return dray_max(dray_min(c->allowed, c->quota_milli / MILLI), 1u);
+}
+
+bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n)
+{
+	bool can = c->allowed >= 2 && c->quota_milli / MILLI >= 2;
+
+	if (can)
+		snprintf(why, n, "%s", "");
+	else if (c->allowed < 2)
+		snprintf(why, n, "1 CPU allowed");
+	else
+		snprintf(why, n, "a CPU limit of %u.%03u", c->quota_milli / MILLI,
+			 c->quota_milli % MILLI);
+	return can;
 }

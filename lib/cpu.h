@@ -2,6 +2,9 @@
 #ifndef DRAY_LIB_CPU_H
 #define DRAY_LIB_CPU_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 static inline void dray_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -11,15 +14,29 @@ static inline void dray_cpu_relax(void)
 #endif
 }
 
-/*
- * CPUs this process may use: the smaller of its affinity mask and its cgroup's CPU limit (v1 or
- * v2), at least 1.
- */
-unsigned dray_cpu_count(void);
+/* What this process may use of the machine. */
+struct dray_cpus {
+	unsigned allowed;     /* CPUs it may run on (affinity, cpuset), at least 1 */
+	unsigned quota_milli; /* its cgroup's limit, v1 or v2, in thousandths; UINT_MAX without one */
+};
+
+/* Reads a few small files of the kernel's. Any thread: the answer is that of the main one. */
+void dray_cpus_get(struct dray_cpus *ret);
+
+/* CPUs that can be kept busy all the time, at least 1. Pure. */
+unsigned dray_cpus_whole(const struct dray_cpus *c);
+
+#define DRAY_CPUS_WHY_BYTES 48
 
 /*
- * The cgroup's CPU limit alone, rounded up; UINT_MAX without one. root is put before every path
- * that is read ("" outside of tests).
+ * Can a thread spin without taking the CPU from whom it waits for? That takes two whole CPUs, one for each.
+ * why: "" or what is in the way, such as "1 CPU allowed". Pure.
+ */
+bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
+
+/*
+ * The cgroup's CPU limit alone, in thousandths of a CPU; UINT_MAX without one. root is put before every
+ * path that is read ("" outside of tests).
  */
 unsigned dray_cpu_quota(const char *root);
 

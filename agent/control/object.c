@@ -73,6 +73,22 @@ PROPERTY(workers)
 	return sd_bus_message_append(reply, "u", (uint32_t)agent_of(userdata)->pool.n);
 }
 
+PROPERTY(poll_time_ns)
+{
+	char why[DRAY_CPUS_WHY_BYTES];
+
+	return sd_bus_message_append(
+		reply, "t", (uint64_t)agent_poll_time(agent_of(userdata), why, sizeof(why)));
+}
+
+PROPERTY(poll_reason)
+{
+	char why[DRAY_CPUS_WHY_BYTES];
+
+	agent_poll_time(agent_of(userdata), why, sizeof(why));
+	return sd_bus_message_append(reply, "s", why);
+}
+
 PROPERTY(uptime_ns)
 {
 	return sd_bus_message_append(reply, "t",

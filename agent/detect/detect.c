@@ -35,6 +35,8 @@ struct detect {
 	int64_t listen_ns;         /* the thread's: when it last looked for listening sockets */
 	struct nd_listeners *seen; /* the thread's: given out last */
 	struct nd_listeners *next_listeners; /* under the lock: not yet taken */
+	struct dray_cpus cpus_seen;          /* the thread's: given out last */
+	struct dray_cpus next_cpus; /* under the lock: not yet taken; none allowed: nothing new */
 };
 
 /* --- the thread ------------------------------------------------------------------------------------- */
@@ -66,19 +68,40 @@ int detect_check_config(const struct dray_config *cfg, struct dray_err *reterr)
 	return nd_scan_options_check(&options, reterr);
 }
 
+/* Something waits for the control thread. */
+static void tell(struct detect *d)
+{
+	uint64_t one = 1;
+
+	/* a full counter means that the control thread has not looked yet */
+	if (write(d->ready_fd, &one, sizeof(one)) < 0)
+		return;
+}
+
 static void publish(struct detect *d, struct nd_scan *scan)
 {
 	struct nd_scan *unseen;
-	uint64_t one = 1;
 
 	pthread_mutex_lock(&d->lock);
 	unseen = d->next;
 	d->next = scan;
 	pthread_mutex_unlock(&d->lock);
 	nd_scan_free(unseen);
-	/* a full counter means that the control thread has not looked yet */
-	if (write(d->ready_fd, &one, sizeof(one)) < 0)
+	tell(d);
+}
+
+static void look_at_cpus(struct detect *d)
+{
+	struct dray_cpus now;
+
+	dray_cpus_get(&now);
+	if (now.allowed == d->cpus_seen.allowed && now.quota_milli == d->cpus_seen.quota_milli)
 		return;
+	d->cpus_seen = now;
+	pthread_mutex_lock(&d->lock);
+	d->next_cpus = now;
+	pthread_mutex_unlock(&d->lock);
+	tell(d);
 }
 
 static struct nd_listeners *listeners_free(struct nd_listeners *l)
@@ -113,9 +136,9 @@ static void listen_once(struct detect *d)
 	dray_auto(listeners_free) struct nd_listeners *now = calloc(1, sizeof(*now));
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_listeners *out;
-	uint64_t one = 1;
 	int r;
 
+	look_at_cpus(d);
 	d->listen_ns = dray_now().ns;
 	if (!now || !d->last || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
@@ -139,8 +162,7 @@ static void listen_once(struct detect *d)
 	now = d->next_listeners;
 	d->next_listeners = out;
 	pthread_mutex_unlock(&d->lock);
-	if (write(d->ready_fd, &one, sizeof(one)) < 0)
-		return;
+	tell(d);
 }
 
 static void scan_once(struct detect *d)
@@ -265,6 +287,7 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 {
 	struct detect *d = arg;
 	dray_auto(listeners_free) struct nd_listeners *listeners = NULL;
+	struct dray_cpus cpus;
 	struct nd_scan *now;
 	uint64_t n;
 
@@ -275,9 +298,13 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 	pthread_mutex_lock(&d->lock);
 	now = dray_take(d->next);
 	listeners = dray_take(d->next_listeners);
+	cpus = d->next_cpus;
+	d->next_cpus.allowed = 0;
 	pthread_mutex_unlock(&d->lock);
 	if (now)
 		take_scan(d, now);
+	if (cpus.allowed)
+		d->deps.cpus(d->deps.arg, &cpus);
 	if (listeners)
 		d->deps.listeners(d->deps.arg, listeners);
 	return 0;

@@ -10,6 +10,7 @@
 #include <systemd/sd-event.h>
 
 #include "lib/cleanup.h"
+#include "lib/cpu.h"
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"
 
@@ -20,7 +21,10 @@ struct detect_deps {
 	const struct dray_config *cfg; /* borrowed for the agent's life */
 	/* Control thread; `now` lives until the next call, or as long as a reference is held. */
 	void (*changed)(void *arg, struct nd_scan *now);
-	/* The same for listening sockets, after the scan that their addresses were matched with. May be NULL. */
+	/* What this process may use of the CPUs has changed: looked for with each scan, and with each look for
+	 * listening sockets, since nothing tells of it. */
+	void (*cpus)(void *arg, const struct dray_cpus *now);
+	/* The same as changed, for listening sockets, after the scan that their addresses were matched with. May be NULL. */
 	void (*listeners)(void *arg, const struct nd_listeners *now);
 	void *arg;
 };

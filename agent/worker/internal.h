@@ -12,11 +12,13 @@
 #include "agent/worker/msg.h"
 #include "agent/worker/worker.h"
 #include "lib/handle.h"
+#include "lib/linger.h"
 #include "lib/seqpacket.h"
 #include "lib/spsc.h"
 
 /* A ring as its worker sees it. The client can write to all of the shared memory, so what matters is kept here. */
 struct ring {
+	struct worker *worker;
 	const struct ring_memory *m;
 	uint32_t sq_head;     /* next submission to take */
 	uint32_t cq_tail;     /* next completion to fill */
@@ -76,8 +78,8 @@ struct worker {
 	struct dray_list departures;
 	uint32_t n_rings;
 	bool draining, quit;
-	bool stalled;      /* submissions wait for their client to reap completions */
-	int64_t worked_ns; /* when it last had work */
+	bool stalled; /* submissions wait for their client to reap completions */
+	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	struct core_counters counters;
 	uint8_t *buffer; /* one message */

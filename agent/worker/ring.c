@@ -5,7 +5,8 @@
  * Wake-ups, client to agent: the client stores its tail, then looks at agent_sleeping. The agent stores
  * agent_sleeping, then looks at the tail. All four are sequentially consistent, so one of the two sees
  * the other. The way back is the same with cq_tail and client_sleeping, but that a fence stands between the
- * agent's store and its look.
+ * agent's store and its look. tests/model/doorbell.pml has this protocol, and what each part of it is for, in a
+ * form that a model checker reads.
  *
  * The client can write to every word at any time. Entries are copied before they are looked at; the
  * agent's own indices are private; a client index that claims more than the ring holds ends the session.
@@ -46,8 +47,8 @@ static void doorbell(struct loop_source *source, uint32_t events)
 	struct ring *r = dray_container_of(source, struct ring, doorbell);
 
 	/* edge-triggered and never read: a client can change the flags of an eventfd it shares */
-	(void)r;
 	(void)events;
+	core_count(&r->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
 }
 
 int ring_open(struct wsession *s, const struct ring_memory *m)
@@ -61,6 +62,7 @@ int ring_open(struct wsession *s, const struct ring_memory *m)
 	r = calloc(1, sizeof(*r));
 	if (!r)
 		return -ENOMEM;
+	r->worker = s->worker;
 	r->m = m;
 	ret = loop_add(&s->worker->core.loop, &r->doorbell, m->doorbell_fd, EPOLLIN, doorbell);
 	if (ret < 0) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The worker's thread. A turn: commands, client rings, sockets, transports, time-outs. After work it polls
- * for cfg.poll_time_ns, then asks every client ring for a doorbell, looks once more, and sleeps on its
- * descriptors.
+ * for as long as that pays (lib/linger.h), cfg.poll_time_ns at most, then asks every client ring for a
+ * doorbell, looks once more, and sleeps on its descriptors.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -141,6 +141,28 @@ static int64_t tick(struct worker *w, int64_t next)
 	return next;
 }
 
+/* There is nothing to do: how long to sleep, 0 not at all, -1 until something comes. */
+static int64_t rest(struct worker *w, int64_t next)
+{
+	int64_t timeout;
+
+	if (dray_linger_idle(&w->linger, w->core.now_ns)) {
+		dray_cpu_relax();
+		return 0;
+	}
+	timeout = next == INT64_MAX ? -1 : dray_max(next - w->core.now_ns, (int64_t)0);
+	if (!timeout)
+		return 0;
+	if (announce_sleep(w)) {
+		announce_awake(w);
+		return 0;
+	}
+	/* what waits for the control thread or for a client to catch up has no event of its own */
+	if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
+		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
+	return timeout;
+}
+
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
@@ -165,24 +187,21 @@ void worker_turn(struct worker *w, bool may_sleep)
 		w->event_pending = false;
 		worker_signal(w->event_fd);
 	}
-	if (did || more ||
-	    accepted != atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
-					     memory_order_relaxed)) {
-		w->worked_ns = c->now_ns;
-	} else if (may_sleep && c->now_ns - w->worked_ns < c->cfg.poll_time_ns) {
-		dray_cpu_relax();
-	} else if (may_sleep && !announce_sleep(w)) {
-		timeout = next == INT64_MAX ? -1 : dray_max(next - c->now_ns, (int64_t)0);
-		/* what waits for the control thread or for a client to catch up has no event of its own */
-		if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
-			timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
-	}
+	did |= more ||
+	       accepted !=
+		       atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
+					    memory_order_relaxed);
+	if (did)
+		dray_linger_worked(&w->linger, c->now_ns);
+	else if (may_sleep)
+		timeout = rest(w, next);
 	if (may_sleep && !timeout && w->n_rings && c->now_ns - w->looked_ns < DESCRIPTORS_NS)
 		return;
 	w->looked_ns = c->now_ns;
 	if (loop_turn(&c->loop, timeout) > 0 && timeout)
-		w->worked_ns = dray_now().ns;
-	announce_awake(w);
+		dray_linger_worked(&w->linger, dray_now().ns);
+	if (timeout)
+		announce_awake(w);
 }
 
 void *worker_main(void *arg)

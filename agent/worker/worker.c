@@ -94,6 +94,7 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct core_co
 	w->core.counters = &w->counters;
 	w->core.loop.epoll_fd = -1;
 	w->core.now_ns = dray_now().ns;
+	dray_linger_limit(&w->linger, cfg->poll_time_ns);
 	w->late_last = &w->late_first;
 	dray_list_init(&w->session_list);
 	dray_list_init(&w->ready);

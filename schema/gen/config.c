@@ -29,7 +29,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_AGENT_POLL_TIME", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(agent.poll_time), .def = "30us",
 	  .min = INT64_C(0), .max = INT64_C(10000000),
-	  .doc = "How long a worker polls after work before it sleeps. Under two CPUs it is 0." },
+	  .doc = "Longest time that a worker polls after work before it sleeps; it polls less while that is in vain. Where the agent has less than two whole CPUs, by affinity, cpuset or CPU limit, it is 0: `drayctl status` tells." },
 	{ .path = "agent.drain_timeout", .section = "agent", .name = "drain_timeout",
 	  .env = "DRAY_AGENT_DRAIN_TIMEOUT", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(agent.drain_timeout), .def = "10s",

@@ -177,7 +177,11 @@ struct dray_config {
 		 * active RNICs where the machine has several; none: wherever the kernel puts them.
 		 */
 		struct dray_strv numa_nodes;
-		/* How long a worker polls after work before it sleeps. Under two CPUs it is 0. */
+		/*
+		 * Longest time that a worker polls after work before it sleeps; it polls less while
+		 * that is in vain. Where the agent has less than two whole CPUs, by affinity,
+		 * cpuset or CPU limit, it is 0: `drayctl status` tells.
+		 */
 		int64_t poll_time;
 		/* Limit of a drain; work still in flight then is stopped with deadline. */
 		int64_t drain_timeout;

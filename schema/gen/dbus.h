@@ -18,6 +18,12 @@
 #define DRAY_DBUS_PROPERTY_WORKERS "Workers" /* Data workers. */
 /* The preferred segment; empty for none. */
 #define DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT "PreferredSegment"
+/*
+ * Longest time that a worker polls after work before it sleeps: agent.poll_time, or 0 where this
+ * agent has less than two CPUs.
+ */
+#define DRAY_DBUS_PROPERTY_POLL_TIME_NS "PollTimeNs"
+#define DRAY_DBUS_PROPERTY_POLL_REASON "PollReason" /* Why PollTimeNs is 0; else empty. */
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
 #define DRAY_DBUS_PROPERTY_LOG_LEVEL "LogLevel" /* Lowest level that is logged. */
 /* While draining: transfers in flight; else 0. */
@@ -111,8 +117,8 @@ struct dray_dbus_member {
 	const char *doc;
 };
 
-#define DRAY_DBUS_PROPERTY_N 15
-extern const struct dray_dbus_member dray_dbus_properties[15];
+#define DRAY_DBUS_PROPERTY_N 17
+extern const struct dray_dbus_member dray_dbus_properties[17];
 #define DRAY_DBUS_METHOD_N 25
 extern const struct dray_dbus_member dray_dbus_methods[25];
 #define DRAY_DBUS_SIGNAL_N 7

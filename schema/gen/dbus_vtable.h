@@ -26,6 +26,10 @@ int dbus_get_workers(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_preferred_segment(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_poll_time_ns(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_poll_reason(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_log_level(sd_bus *bus, const char *path, const char *interface,
@@ -79,6 +83,8 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("Pid", "u", dbus_get_pid, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("Workers", "u", dbus_get_workers, 0, SD_BUS_VTABLE_PROPERTY_CONST),
 	SD_BUS_PROPERTY("PreferredSegment", "s", dbus_get_preferred_segment, 0, 0),
+	SD_BUS_PROPERTY("PollTimeNs", "t", dbus_get_poll_time_ns, 0, 0),
+	SD_BUS_PROPERTY("PollReason", "s", dbus_get_poll_reason, 0, 0),
 	SD_BUS_PROPERTY("UptimeNs", "t", dbus_get_uptime_ns, 0, 0),
 	SD_BUS_PROPERTY("LogLevel", "s", dbus_get_log_level, 0, 0),
 	SD_BUS_PROPERTY("TransfersLeft", "t", dbus_get_transfers_left, 0, 0),

@@ -189,6 +189,8 @@ static void properties_are_read(void **state)
 		assert_int_equal(get_number(bus, "Incarnation", 't'), 99);
 		assert_int_equal(get_number(bus, "Pid", 'u'), getpid());
 		assert_int_equal(get_number(bus, "Workers", 'u'), 2);
+		assert_int_equal(get_number(bus, "PollTimeNs", 't'), 0);
+		get_string(bus, "PollReason", "a CPU limit of 1.500");
 		assert_true(get_number(bus, "UptimeNs", 't') > 0);
 		assert_true(sd_bus_get_property(bus, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 						DRAY_DBUS_INTERFACE, "Counters", NULL, &m,

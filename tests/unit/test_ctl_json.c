@@ -156,6 +156,8 @@ static void properties_append(sd_bus_message *m)
 			      "10.0.0.2:50053");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_PID, "u", 4711);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_WORKERS, "u", 2);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_POLL_TIME_NS, "t", (uint64_t)0);
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_POLL_REASON, "s", "1 CPU allowed");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_UPTIME_NS, "t",
 			      (uint64_t)3600000000000);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_LOG_LEVEL, "s", "info");

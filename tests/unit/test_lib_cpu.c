@@ -3,7 +3,9 @@
 #include "lib/cpu.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 
 #include "tests/unit/cm.h"
 
@@ -47,25 +49,25 @@ static void v2_takes_the_least_upwards(void **state)
 	cm_file_write(dir, "sys/fs/cgroup/kube/pod/box/cpu.max", "max 100000\n");
 	assert_true(dray_cpu_quota(dir) == UINT_MAX);
 	cm_file_write(dir, "sys/fs/cgroup/kube/pod/cpu.max", "250000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 3);
+	assert_int_equal(dray_cpu_quota(dir), 2500);
 	cm_file_write(dir, "sys/fs/cgroup/kube/cpu.max", "50000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 1);
+	assert_int_equal(dray_cpu_quota(dir), 500);
 	cm_file_write(dir, "sys/fs/cgroup/kube/cpu.max", "400000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 3);
+	assert_int_equal(dray_cpu_quota(dir), 2500);
 }
 
 static void v2_in_a_namespace_reads_the_mount(void **state)
 {
 	proc("0::/\n", V2_MOUNT);
 	cm_file_write(dir, "sys/fs/cgroup/cpu.max", "150000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 2);
+	assert_int_equal(dray_cpu_quota(dir), 1500);
 	/* moved out of the namespace's root */
 	proc("0::/../other\n", V2_MOUNT);
-	assert_int_equal(dray_cpu_quota(dir), 2);
+	assert_int_equal(dray_cpu_quota(dir), 1500);
 	/* a mount of a folder, as container engines bind it; and an escaped name */
 	proc("0::/a/b/c\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
 	cm_file_write(dir, "sys/fs/c g/c/cpu.max", "700000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 7);
+	assert_int_equal(dray_cpu_quota(dir), 7000);
 	proc("0::/a/bb\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
 	assert_true(dray_cpu_quota(dir) == UINT_MAX);
 }
@@ -77,7 +79,7 @@ static void v1_reads_quota_and_period(void **state)
 	cm_file_write(dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
 	assert_true(dray_cpu_quota(dir) == UINT_MAX);
 	cm_file_write(dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "410000\n");
-	assert_int_equal(dray_cpu_quota(dir), 5);
+	assert_int_equal(dray_cpu_quota(dir), 4100);
 }
 
 static void nonsense_is_no_limit(void **state)
@@ -96,19 +98,70 @@ static void nonsense_is_no_limit(void **state)
 	assert_true(dray_cpu_quota(dir) == UINT_MAX);
 }
 
+static void whole_ones_are_counted(void **state)
+{
+	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, UINT_MAX }), 8);
+	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, 3999 }), 3);
+	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 2, 3999 }), 2);
+	assert_int_equal(dray_cpus_whole(&(struct dray_cpus){ 8, 100 }), 1);
+}
+
+static void spinning_takes_two_whole_ones(void **state)
+{
+	static const struct {
+		struct dray_cpus c;
+		const char *why;
+	} cases[] = {
+		{ { 2, UINT_MAX }, "" },
+		{ { 2, 2000 }, "" },
+		{ { 64, 64000 }, "" },
+		{ { 1, UINT_MAX }, "1 CPU allowed" },
+		{ { 1, 500 }, "1 CPU allowed" },
+		{ { 8, 1999 }, "a CPU limit of 1.999" },
+		{ { 8, 1500 }, "a CPU limit of 1.500" },
+		{ { 2, 50 }, "a CPU limit of 0.050" },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char why[DRAY_CPUS_WHY_BYTES];
+
+		assert_int_equal(dray_cpus_can_spin(&cases[i].c, why, sizeof(why)), !*cases[i].why);
+		assert_string_equal(why, cases[i].why);
+	}
+}
+
+static void *placed(void *arg)
+{
+	cpu_set_t *one = arg;
+	struct dray_cpus c;
+
+	assert_int_equal(sched_setaffinity(0, sizeof(*one), one), 0);
+	dray_cpus_get(&c);
+	return (void *)(uintptr_t)c.allowed;
+}
+
+/* The mask of the process counts, whoever asks. */
 static void affinity_counts(void **state)
 {
 	cpu_set_t before, one;
+	struct dray_cpus c;
+	pthread_t thread;
 	int first = 0;
+	void *seen;
 
 	assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
 	while (!CPU_ISSET(first, &before))
 		first++;
 	CPU_ZERO(&one);
 	CPU_SET(first, &one);
-	assert_true(dray_cpu_count() >= 1);
+	dray_cpus_get(&c);
+	assert_int_equal(c.allowed, CPU_COUNT(&before));
+	assert_int_equal(pthread_create(&thread, NULL, placed, &one), 0);
+	assert_int_equal(pthread_join(thread, &seen), 0);
+	assert_int_equal((uintptr_t)seen, CPU_COUNT(&before));
 	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
-	assert_int_equal(dray_cpu_count(), 1);
+	dray_cpus_get(&c);
+	assert_int_equal(c.allowed, 1);
 	assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
@@ -120,6 +173,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(v2_in_a_namespace_reads_the_mount, setup, teardown),
 		cmocka_unit_test_setup_teardown(v1_reads_quota_and_period, setup, teardown),
 		cmocka_unit_test_setup_teardown(nonsense_is_no_limit, setup, teardown),
+		cmocka_unit_test(whole_ones_are_counted),
+		cmocka_unit_test(spinning_takes_two_whole_ones),
 		cmocka_unit_test(affinity_counts),
 	};
 
