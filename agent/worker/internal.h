@@ -18,14 +18,16 @@
 
 /* A ring as its worker sees it. The client can write to all of the shared memory, so what matters is kept here. */
 struct ring {
-	struct worker *worker;
 	const struct ring_memory *m;
 	uint32_t sq_head;     /* next submission to take */
 	uint32_t cq_tail;     /* next completion to fill */
 	uint32_t cq_head;     /* the client's, when it was last looked at */
 	uint32_t outstanding; /* taken and not completed: each has its completion entry reserved */
+	uint32_t vain;        /* looks since the last submission, while there was work elsewhere */
 	bool announced;       /* "agent sleeping" is set */
-	bool completed;       /* completions since the last doorbell */
+	struct wsession *session;
+	struct dray_list polled_link;    /* on worker->polled; not while it rests */
+	struct dray_list completed_link; /* on worker->completed while there is news for the client */
 	struct loop_source doorbell;
 };
 
@@ -76,9 +78,12 @@ struct worker {
 	uint32_t n_sessions;
 	struct dray_list session_list, ready;
 	struct dray_list departures;
-	uint32_t n_rings;
+	struct dray_list polled;    /* rings that are looked at in every turn */
+	struct dray_list completed; /* rings whose clients are told at the end of this one */
 	bool draining, quit;
-	bool stalled; /* submissions wait for their client to reap completions */
+	bool stalled;   /* submissions wait for their client to reap completions */
+	bool busy;      /* the last turn did something */
+	bool announced; /* of the rings on `polled` some may be */
 	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	struct core_counters counters;
@@ -143,10 +148,22 @@ void ring_close(struct wsession *s);
 /* Takes submissions, within bounds. True if there are more. */
 bool ring_poll(struct wsession *s);
 void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
-/* Wakes the client where it sleeps and something completed. */
-void ring_flush(struct wsession *s);
-/* Before the worker sleeps: asks for a doorbell. True if there is work after all. */
-bool ring_announce(struct wsession *s);
-void ring_awake(struct wsession *s);
+/* Something completed: wakes the client where it sleeps. */
+void ring_flush(struct ring *r);
+/* Asks for a doorbell. True if there is work after all. */
+bool ring_announce(struct ring *r);
+/* No doorbell is needed any more. */
+void ring_awake(struct ring *r);
+
+/* rings.c: all of a worker's */
+/* The ring is looked at from now on. */
+void ring_wake(struct ring *r);
+/* Takes submissions, within bounds. True if there are more. */
+bool rings_poll(struct worker *w);
+/* Tells clients what completed. */
+void rings_flush(struct worker *w);
+/* Before the worker sleeps: asks for doorbells. True if there is work after all. */
+bool rings_announce(struct worker *w);
+void rings_awake(struct worker *w);
 
 #endif

@@ -48,7 +48,8 @@ static void doorbell(struct loop_source *source, uint32_t events)
 
 	/* edge-triggered and never read: a client can change the flags of an eventfd it shares */
 	(void)events;
-	core_count(&r->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
+	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
+	ring_wake(r);
 }
 
 int ring_open(struct wsession *s, const struct ring_memory *m)
@@ -62,15 +63,17 @@ int ring_open(struct wsession *s, const struct ring_memory *m)
 	r = calloc(1, sizeof(*r));
 	if (!r)
 		return -ENOMEM;
-	r->worker = s->worker;
 	r->m = m;
+	r->session = s;
+	dray_list_init(&r->polled_link);
+	dray_list_init(&r->completed_link);
 	ret = loop_add(&s->worker->core.loop, &r->doorbell, m->doorbell_fd, EPOLLIN, doorbell);
 	if (ret < 0) {
 		free(r);
 		return ret;
 	}
 	s->ring = r;
-	s->worker->n_rings++;
+	ring_wake(r);
 	return 0;
 }
 
@@ -79,9 +82,10 @@ void ring_close(struct wsession *s)
 	if (!s->ring)
 		return;
 	loop_del(&s->worker->core.loop, &s->ring->doorbell);
+	dray_list_del(&s->ring->polled_link);
+	dray_list_del(&s->ring->completed_link);
 	free(s->ring);
 	s->ring = NULL;
-	s->worker->n_rings--;
 }
 
 static void refuse(struct wsession *s, uint64_t user_data, const struct dray_err *err)
@@ -192,8 +196,11 @@ bool ring_poll(struct wsession *s)
 		return false;
 	/* acquire: the entries up to tail are whole */
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
-	if (tail == r->sq_head)
+	if (tail == r->sq_head) {
+		r->vain += s->worker->busy;
 		return false;
+	}
+	r->vain = 0;
 	room = cq_room(r);
 	if (tail - r->sq_head > m->sq_entries || cq_head_lies(r)) {
 		break_lying(s, tail);
@@ -226,6 +233,11 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 	struct ring *r = s->ring;
 	const struct ring_memory *m = r->m;
 
+	if (dray_list_empty(&r->completed_link)) {
+		dray_list_add(&s->worker->completed, &r->completed_link);
+		/* before the client can see the entry: what it submits then needs no doorbell */
+		ring_wake(r);
+	}
 	dmsg_cqe_put(m->ring + m->cq_offset +
 			     (size_t)(r->cq_tail & (m->cq_entries - 1)) * DMSG_CQE_SIZE,
 		     cqe);
@@ -233,46 +245,38 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 	r->outstanding--;
 	/* release: the entry is whole */
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_release);
-	r->completed = true;
 }
 
-void ring_flush(struct wsession *s)
+void ring_flush(struct ring *r)
 {
-	struct ring *r = s->ring;
-
-	if (!r->completed)
-		return;
-	r->completed = false;
 	fence(r);
 	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
 		return;
 	worker_signal(r->m->completion_fd);
-	core_count(&s->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
+	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
 }
 
-bool ring_announce(struct wsession *s)
+bool ring_announce(struct ring *r)
 {
-	struct ring *r = s->ring;
 	uint32_t tail;
 
-	if (s->dead)
+	if (r->session->dead)
 		return false;
 	r->announced = true;
 	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 1, memory_order_seq_cst);
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_seq_cst);
 	if (tail == r->sq_head)
 		return false;
+	r->vain = 0;
 	if (cq_room(r) || cq_head_lies(r))
 		return true;
 	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
-	s->worker->stalled = true;
+	r->session->worker->stalled = true;
 	return false;
 }
 
-void ring_awake(struct wsession *s)
+void ring_awake(struct ring *r)
 {
-	struct ring *r = s->ring;
-
 	if (!r->announced)
 		return;
 	r->announced = false;

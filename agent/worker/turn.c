@@ -78,44 +78,21 @@ static bool run_clients(struct worker *w)
 		if (wsession_read(s) && dray_list_empty(&s->ready_link))
 			dray_list_add(&w->ready, &s->ready_link);
 	}
-	if (w->n_rings)
-		dray_list_for_each(&w->session_list, s, struct wsession, link)
-			if (s->ring && ring_poll(s))
-				did = true;
-	return did;
-}
-
-static void flush_rings(struct worker *w)
-{
-	if (w->n_rings)
-		dray_list_for_each(&w->session_list, s, struct wsession, link)
-			if (s->ring)
-				ring_flush(s);
+	return rings_poll(w) || did;
 }
 
 /* Asks every ring for a doorbell. True if there is work after all. */
 static bool announce_sleep(struct worker *w)
 {
-	bool work = false;
+	bool work;
 
 	w->stalled = false;
-	if (w->n_rings)
-		dray_list_for_each(&w->session_list, s, struct wsession, link)
-			if (s->ring && ring_announce(s))
-				work = true;
+	work = rings_announce(w);
 	WORKER_EACH_TRANSPORT(w, i)
 	if (w->core.transports[i]->announce &&
 	    w->core.transports[i]->announce(&w->core, w->core.transport_state[i]))
 		work = true;
 	return work || !dray_spsc_empty(&w->commands);
-}
-
-static void announce_awake(struct worker *w)
-{
-	if (w->n_rings)
-		dray_list_for_each(&w->session_list, s, struct wsession, link)
-			if (s->ring)
-				ring_awake(s);
 }
 
 /* Nothing to do of its own: a hand for another worker. True if there may be more. */
@@ -154,7 +131,7 @@ static int64_t rest(struct worker *w, int64_t next)
 	if (!timeout)
 		return 0;
 	if (announce_sleep(w)) {
-		announce_awake(w);
+		rings_awake(w);
 		return 0;
 	}
 	/* what waits for the control thread or for a client to catch up has no event of its own */
@@ -181,27 +158,28 @@ void worker_turn(struct worker *w, bool may_sleep)
 	if (!did && !more)
 		more = assist(w);
 	next = tick(w, next);
-	flush_rings(w);
+	rings_flush(w);
 	late_flush(w);
 	if (w->event_pending) {
 		w->event_pending = false;
 		worker_signal(w->event_fd);
 	}
-	did |= more ||
-	       accepted !=
-		       atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
-					    memory_order_relaxed);
-	if (did)
+	w->busy = did || more ||
+		  accepted !=
+			  atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
+					       memory_order_relaxed);
+	if (w->busy)
 		dray_linger_worked(&w->linger, c->now_ns);
 	else if (may_sleep)
 		timeout = rest(w, next);
-	if (may_sleep && !timeout && w->n_rings && c->now_ns - w->looked_ns < DESCRIPTORS_NS)
+	if (may_sleep && !timeout && !dray_list_empty(&w->polled) &&
+	    c->now_ns - w->looked_ns < DESCRIPTORS_NS)
 		return;
 	w->looked_ns = c->now_ns;
 	if (loop_turn(&c->loop, timeout) > 0 && timeout)
 		dray_linger_worked(&w->linger, dray_now().ns);
 	if (timeout)
-		announce_awake(w);
+		rings_awake(w);
 }
 
 void *worker_main(void *arg)

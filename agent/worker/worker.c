@@ -98,6 +98,8 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct core_co
 	w->late_last = &w->late_first;
 	dray_list_init(&w->session_list);
 	dray_list_init(&w->ready);
+	dray_list_init(&w->polled);
+	dray_list_init(&w->completed);
 	dray_list_init(&w->departures);
 	dray_list_init(&w->core.free_slices);
 	ret = worker_setup(w, max_transfers);
