@@ -28,10 +28,13 @@ struct waiter {
 /* No more helpers than CPUs may be used beside the one of the worker that is helped; with one CPU or one worker none. */
 static int crew_up(struct worker_pool *p, struct dray_err *reterr)
 {
-	unsigned cpus = dray_cpu_count();
+	struct dray_cpus limits;
+	unsigned cpus;
 	int ret;
 
 	_Static_assert(WORKERS_MAX <= CREW_MAX, "a worker without a seat");
+	dray_cpus_get(&limits);
+	cpus = dray_cpus_whole(&limits);
 	if (p->n < 2 || cpus < 2)
 		return 0;
 	ret = crew_new(&p->crew, p->n, dray_min(cpus, p->n) - 1);

@@ -64,7 +64,7 @@ static struct region_view *publish_region(dray_handle handle, const struct dray_
 	v->o = (struct object_view){ OBJECT_REGION, handle,    GROUP,
 				     SESSION,       m->length, DMSG_ACCESS_ALL };
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, m->length, m->address };
+	v->extents[0] = (struct extent_view){ .length = m->length, .base = m->address };
 	worker_post(h.w, &(struct command){ .type = COMMAND_PUBLISH, .view = &v->o });
 	return v;
 }
