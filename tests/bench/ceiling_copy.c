@@ -9,6 +9,7 @@
  */
 #include <getopt.h>
 
+#include "ctl/ceiling.h"
 #include "tests/bench/bench.h"
 
 int main(int argc, char **argv)
@@ -21,8 +22,7 @@ int main(int argc, char **argv)
 	};
 	struct bench_memory local = { 0 }, remote = { 0 };
 	struct bench_ops ops = { 0 };
-	uint8_t *to;
-	const uint8_t *from;
+	struct ceiling_work work;
 	uint64_t count;
 	size_t at = 0;
 	char word[16];
@@ -46,19 +46,13 @@ int main(int argc, char **argv)
 	if (!local.n || !remote.n || !ops.n)
 		bench_die("see the head of ceiling_copy.c for how this is called");
 	bench_ops_check(ops, local.bytes, remote.bytes);
-	to = bench_memory_map(&local);
-	from = bench_memory_map(&remote);
+	work = (struct ceiling_work){ (const struct dray_op *)(const void *)ops.v, ops.n,
+				      (uintptr_t)bench_memory_map(&local),
+				      (uintptr_t)bench_memory_map(&remote) };
 	while (bench_command(word, &count)) {
 		int64_t start = bench_ns();
-		uint64_t bytes = 0;
+		uint64_t bytes = ceiling_copy(&work, DRAY_DIRECTION_READ, &at, count);
 
-		for (uint64_t i = 0; i < count; i++) {
-			const struct bench_op *op = &ops.v[at];
-
-			memcpy(to + op->local, from + op->remote, op->length);
-			bytes += op->length;
-			at = at + 1 == ops.n ? 0 : at + 1;
-		}
 		bench_say("{\"seconds\": %.9f, \"ops\": %" PRIu64 ", \"bytes\": %" PRIu64 "}",
 			  (double)(bench_ns() - start) / 1e9, count, bytes);
 	}
