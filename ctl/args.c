@@ -82,15 +82,18 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_SIZE] = { "--size", "SIZE", .help = "bytes of an operation; 1MiB" },
 	[CTL_OPTION_OPS] = { "--ops", "N", .help = "operations of a transfer; 1",
 			     .more = "They are scattered, so that the agent cannot merge them." },
-	[CTL_OPTION_BATCH] = { "--batch", "N", .help = "transfers in flight at once; 8",
-			       .more = "With 1 the latency is that of an idle agent." },
+	[CTL_OPTION_BATCH] = { "--batch", "N",
+			       .help = "transfers in flight at once, of each session; 8",
+			       .more = "With 1 the latency is that of an idle agent. Lists of operations "
+				       "in flight may take 16 MiB, 24 bytes for each." },
 	[CTL_OPTION_COUNT] = { "--count", "N", .help = "end after so many transfers" },
 	[CTL_OPTION_DURATION] = { "--duration", "DURATION", .help = "end after this long; 2s" },
 	[CTL_OPTION_DIRECTION] = { "--direction", "read|write", .help = "which way; read",
 				   .more = "Whether bytes come from the other end or go there." },
 	[CTL_OPTION_CLASS] = { "--class", "bulk|latency", .help = "priority class; bulk" },
 	[CTL_OPTION_MEMORY] = { "--memory", "SIZE",
-				.help = "memory at each end; 256MiB, or more where that is too little",
+				.help = "memory of each session at each end; 256MiB for all, or "
+					"more where that is too little",
 				.more = "It is used in turn. How much is needed follows from --size, "
 					"--ops and --batch." },
 	[CTL_OPTION_TOKEN] = { "--token", "TOKEN",
@@ -101,6 +104,31 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 			       .help = "export memory, print its token, and serve until stdin closes",
 			       .more = "That is the other end of a --token. After a restart of the agent a "
 				       "new token is printed." },
+
+	[CTL_OPTION_OWNER] = { "--owner", "PATH",
+			       .help = "the other end is a session of the agent with this data socket",
+			       .kind = CTL_KIND_FILE,
+			       .more = "Another agent of this machine, so that the path is tcp or rdma." },
+	[CTL_OPTION_SESSIONS] = { "--sessions", "N", .help = "sessions that measure, up to 64; 1",
+				  .more = "Each has memory of its own, and one thread drives all. With "
+					  "Jain's index of fairness: 1 where each moves as much." },
+	[CTL_OPTION_HOW] = { "--wait", "adaptive|spin|sleep",
+			     .help = "how completions are waited for; adaptive",
+			     .more = "adaptive: as libdray does, polling for a while before it sleeps. "
+				     "spin: polling all the time. sleep: sleeping at once." },
+	[CTL_OPTION_CEILING] = { "--ceiling", NULL,
+				 .help = "rounds of dray and of the least that the same work takes",
+				 .more = "In turn, with the medians of both and of the ratios of the pairs; "
+					 "each measures for --duration or --count in all. Within an "
+					 "agent: memcpy of the same blocks in the same order, in one thread; "
+					 "with --batch 1, --ops 1 and one session also a shared-memory "
+					 "ping-pong beside spin, an eventfd ping-pong beside sleep, and both "
+					 "beside adaptive, none of which carries the bytes. Over tcp: a "
+					 "bare loop of send and recv over loopback between the same "
+					 "memories, with as many streams as an agent has by default; and a "
+					 "request that carries the bytes, and its answer. rdma has none here: "
+					 "that is perftest's, in make bench-vm." },
+	[CTL_OPTION_ROUNDS] = { "--rounds", "N", .help = "of --ceiling: how many; 11" },
 
 	[CTL_OPTION_EXPLAIN] = { "--explain", "DEVICE[/PORT]",
 				 .help = "every GID of a device with its score and reason",

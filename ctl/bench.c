@@ -1,93 +1,166 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The verb: its options, and how the result is shown. */
+/* The verb and its options. */
 #include "ctl/bench.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ctl/args.h"
-#include "ctl/human.h"
-#include "ctl/json.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "lib/units.h"
 #include "schema/gen/data.h"
 
 #define SIZE_MAX_BYTES (1ll << 40)
-#define MEMORY_DEFAULT (256ll << 20)
+#define MEMORY_DEFAULT (256ull << 20) /* of all sessions */
 #define DURATION_DEFAULT_NS (2 * DRAY_NS_PER_SEC)
 #define DURATION_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
-#define BATCH_MAX 4096
+#define BATCH_MAX DMSG_RING_ENTRIES_MAX
+#define ROUNDS_DEFAULT 11
 
-static const char *const directions[] = { "read", "write", NULL };
-static const char *const classes[] = { "bulk", "latency", NULL };
+const char *const bench_directions[] = { "read", "write", NULL };
+const char *const bench_classes[] = { "bulk", "latency", NULL };
+const char *const bench_waits[] = { "adaptive", "spin", "sleep", NULL };
+
+/* Options that a --serve has no use for. */
+static const enum ctl_option_id of_measuring[] = {
+	CTL_OPTION_TOKEN,     CTL_OPTION_OWNER,    CTL_OPTION_SIZE,  CTL_OPTION_OPS,
+	CTL_OPTION_BATCH,     CTL_OPTION_SESSIONS, CTL_OPTION_COUNT, CTL_OPTION_DURATION,
+	CTL_OPTION_DIRECTION, CTL_OPTION_CLASS,    CTL_OPTION_HOW,   CTL_OPTION_CEILING,
+	CTL_OPTION_ROUNDS,
+};
+
+/* --- options ------------------------------------------------------------------------------------ */
+
+static int exclude(const struct ctl *c, enum ctl_option_id a, enum ctl_option_id b, const char *why,
+		   struct ctl_err *reterr)
+{
+	if (!c->values[a] || !c->values[b])
+		return 0;
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s and %s exclude each other%s",
+			   ctl_options[a].name, ctl_options[b].name, why);
+}
 
 static int plan_exclusions(const struct ctl *c, struct ctl_err *reterr)
 {
-	static const enum ctl_option_id of_measuring[] = {
-		CTL_OPTION_TOKEN, CTL_OPTION_SIZE,     CTL_OPTION_OPS,       CTL_OPTION_BATCH,
-		CTL_OPTION_COUNT, CTL_OPTION_DURATION, CTL_OPTION_DIRECTION, CTL_OPTION_CLASS,
-	};
+	int ret = 0;
 
-	for (size_t i = 0; c->values[CTL_OPTION_SERVE] && i < DRAY_ARRAY_SIZE(of_measuring); i++)
-		if (c->values[of_measuring[i]])
-			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "--serve and %s exclude each other: the end that "
-					   "measures decides",
-					   ctl_options[of_measuring[i]].name);
-	if (c->values[CTL_OPTION_COUNT] && c->values[CTL_OPTION_DURATION])
+	for (size_t i = 0; !ret && i < DRAY_ARRAY_SIZE(of_measuring); i++)
+		ret = exclude(c, CTL_OPTION_SERVE, of_measuring[i],
+			      ": the end that measures decides", reterr);
+	ret = ret ? ret : exclude(c, CTL_OPTION_COUNT, CTL_OPTION_DURATION, "", reterr);
+	ret = ret ? ret :
+		    exclude(c, CTL_OPTION_TOKEN, CTL_OPTION_OWNER,
+			    ": each says where the other end is", reterr);
+	ret = ret ? ret :
+		    exclude(c, CTL_OPTION_TOKEN, CTL_OPTION_CEILING,
+			    ": a ceiling needs both ends on this machine, as with --owner", reterr);
+	if (!ret && c->values[CTL_OPTION_ROUNDS] && !c->values[CTL_OPTION_CEILING])
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--rounds goes with --ceiling");
+	return ret;
+}
+
+static int shape_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+{
+	int64_t size = 0, ops = 0, batch = 0, sessions = 0;
+	int ret = ctl_option_size(c, CTL_OPTION_SIZE, 1, SIZE_MAX_BYTES, 1 << 20, &size, reterr);
+
+	ret = ret ? ret : ctl_option_count(c, CTL_OPTION_OPS, 1, DRAY_OPS_MAX, 1, &ops, reterr);
+	ret = ret ? ret : ctl_option_count(c, CTL_OPTION_BATCH, 1, BATCH_MAX, 8, &batch, reterr);
+	ret = ret ? ret :
+		    ctl_option_count(c, CTL_OPTION_SESSIONS, 1, BENCH_SESSIONS_MAX, 1, &sessions,
+				     reterr);
+	p->size = (uint64_t)size;
+	p->ops = (uint64_t)ops;
+	p->batch = (uint64_t)batch;
+	p->sessions = (uint64_t)sessions;
+	return ret;
+}
+
+/* No two transfers in flight may share a byte; and their lists must find room, or they are not in flight. */
+static int memory_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+{
+	uint64_t room, all;
+	int64_t memory;
+	char text[32];
+
+	if (__builtin_mul_overflow(p->size, p->ops * p->batch, &room) ||
+	    __builtin_mul_overflow(room, p->sessions, &all) || all > SIZE_MAX_BYTES)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--count and --duration exclude each other");
+				   "--size times --ops times --batch%s may be %s at most",
+				   p->sessions > 1 ? " times --sessions" : "",
+				   dray_size_show(SIZE_MAX_BYTES, text, sizeof(text)));
+	if (bench_list_bytes(p) * p->batch > DMSG_ARENA_MAX)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "--ops times --batch: a session has room for lists of %s, which "
+				   "is a --batch of %llu here",
+				   dray_size_show(DMSG_ARENA_MAX, text, sizeof(text)),
+				   (unsigned long long)(DMSG_ARENA_MAX / bench_list_bytes(p)));
+	if (ctl_option_size(c, CTL_OPTION_MEMORY, 4096, SIZE_MAX_BYTES,
+			    (int64_t)dray_max(MEMORY_DEFAULT / p->sessions, room), &memory,
+			    reterr) < 0)
+		return -1;
+	p->memory = (uint64_t)memory;
+	if (p->memory < room && !c->values[CTL_OPTION_SERVE])
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "--memory %s: --size times --ops times --batch needs %s",
+				   c->values[CTL_OPTION_MEMORY],
+				   dray_size_show((int64_t)room, text, sizeof(text)));
 	return 0;
+}
+
+static int length_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
+{
+	int64_t count = 0, rounds = 0;
+	char a[32];
+	int ret = ctl_option_count(c, CTL_OPTION_COUNT, 1, INT64_MAX, 0, &count, reterr);
+
+	ret = ret ? ret :
+		    ctl_option_span(c, CTL_OPTION_DURATION, DRAY_NS_PER_MS, DURATION_MAX_NS,
+				    count ? 0 : DURATION_DEFAULT_NS, &p->duration_ns, reterr);
+	ret = ret ? ret :
+		    ctl_option_count(c, CTL_OPTION_ROUNDS, 1, BENCH_ROUNDS_MAX,
+				     c->values[CTL_OPTION_CEILING] ? ROUNDS_DEFAULT : 0, &rounds,
+				     reterr);
+	if (!ret && count && count < rounds)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "--count %lld: each of --rounds %lld needs one at least",
+				   (long long)count, (long long)rounds);
+	if (!ret && !count && p->duration_ns < rounds * DRAY_NS_PER_MS)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE,
+				   "--duration %s: each of --rounds %lld needs 1ms at least",
+				   dray_duration_show(p->duration_ns, a, sizeof(a)),
+				   (long long)rounds);
+	p->count = (uint64_t)count;
+	p->rounds = (uint64_t)rounds;
+	return ret;
 }
 
 static int plan_read(const struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
 {
-	int64_t size = 0, ops = 0, batch = 0, count = 0, memory, room;
-	int direction = 0, priority = 0, ret;
-	char text[32];
+	int direction = 0, priority = 0, wait = 0, ret;
 
 	*p = (struct bench_plan){ .timeout_ns = c->timeout_ns,
 				  .socket = c->values[CTL_OPTION_SOCKET] ?
 						    c->values[CTL_OPTION_SOCKET] :
 						    c->env->socket,
+				  .owner = c->values[CTL_OPTION_OWNER],
 				  .token = c->values[CTL_OPTION_TOKEN] };
 	ret = plan_exclusions(c, reterr);
+	ret = ret ? ret : shape_read(c, p, reterr);
+	ret = ret ? ret : length_read(c, p, reterr);
 	ret = ret ? ret :
-		    ctl_option_size(c, CTL_OPTION_SIZE, 1, SIZE_MAX_BYTES, 1 << 20, &size, reterr);
-	ret = ret ? ret : ctl_option_count(c, CTL_OPTION_OPS, 1, DRAY_OPS_MAX, 1, &ops, reterr);
-	ret = ret ? ret : ctl_option_count(c, CTL_OPTION_BATCH, 1, BATCH_MAX, 8, &batch, reterr);
-	ret = ret ? ret : ctl_option_count(c, CTL_OPTION_COUNT, 1, INT64_MAX, 0, &count, reterr);
-	ret = ret ? ret :
-		    ctl_option_span(c, CTL_OPTION_DURATION, DRAY_NS_PER_MS, DURATION_MAX_NS,
-				    count ? 0 : DURATION_DEFAULT_NS, &p->duration_ns, reterr);
-	ret = ret ? ret : ctl_option_word(c, CTL_OPTION_DIRECTION, directions, &direction, reterr);
-	ret = ret ? ret : ctl_option_word(c, CTL_OPTION_CLASS, classes, &priority, reterr);
-	if (ret)
-		return ret;
-	/* no two transfers in flight may share a byte */
-	if (__builtin_mul_overflow(size, ops * batch, &room) || room > SIZE_MAX_BYTES)
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--size times --ops times --batch may be %s at most",
-				   dray_size_show(SIZE_MAX_BYTES, text, sizeof(text)));
-	ret = ctl_option_size(c, CTL_OPTION_MEMORY, 4096, SIZE_MAX_BYTES,
-			      dray_max((int64_t)MEMORY_DEFAULT, room), &memory, reterr);
-	if (!ret && memory < room && !c->values[CTL_OPTION_SERVE])
-		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--memory %s: --size times --ops times --batch needs %s",
-				   c->values[CTL_OPTION_MEMORY],
-				   dray_size_show(room, text, sizeof(text)));
-	p->size = (uint64_t)size;
-	p->ops = (uint64_t)ops;
-	p->batch = (uint64_t)batch;
-	p->count = (uint64_t)count;
-	p->memory = (uint64_t)memory;
+		    ctl_option_word(c, CTL_OPTION_DIRECTION, bench_directions, &direction, reterr);
+	ret = ret ? ret : ctl_option_word(c, CTL_OPTION_CLASS, bench_classes, &priority, reterr);
+	ret = ret ? ret : ctl_option_word(c, CTL_OPTION_HOW, bench_waits, &wait, reterr);
+	ret = ret ? ret : memory_read(c, p, reterr);
 	p->direction = direction ? DRAY_DIRECTION_WRITE : DRAY_DIRECTION_READ;
 	p->priority = priority ? DRAY_PRIORITY_LATENCY : DRAY_PRIORITY_BULK;
+	p->wait = (enum bench_wait)wait;
 	return ret;
 }
+
+/* --- the verb ----------------------------------------------------------------------------------- */
 
 /* "-": whoever holds a token may use it, and a command line can be seen by everybody on the machine. */
 static int token_read(const struct ctl *c, char **ret, struct ctl_err *reterr)
@@ -107,73 +180,6 @@ static int token_read(const struct ctl *c, char **ret, struct ctl_err *reterr)
 	return 0;
 }
 
-static double per_second(uint64_t n, int64_t ns)
-{
-	return ns > 0 ? (double)n * 1e9 / (double)ns : 0;
-}
-
-void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f)
-{
-	struct ctl_json j = CTL_JSON(f);
-
-	ctl_json_object(&j, NULL);
-	ctl_json_string(&j, "transport", dmsg_transport_name(r->transport));
-	ctl_json_string(&j, "direction", directions[p->direction == DRAY_DIRECTION_WRITE]);
-	ctl_json_string(&j, "class", classes[p->priority == DRAY_PRIORITY_LATENCY]);
-	ctl_json_uint(&j, "size", p->size);
-	ctl_json_uint(&j, "ops", p->ops);
-	ctl_json_uint(&j, "batch", p->batch);
-	ctl_json_uint(&j, "transfers", r->transfers);
-	ctl_json_uint(&j, "operations", r->transfers * p->ops);
-	ctl_json_uint(&j, "bytes", r->bytes);
-	ctl_json_uint(&j, "duration_ns", (uint64_t)r->duration_ns);
-	ctl_json_real(&j, "bytes_per_second", per_second(r->bytes, r->duration_ns));
-	ctl_json_real(&j, "operations_per_second",
-		      per_second(r->transfers * p->ops, r->duration_ns));
-	ctl_json_object(&j, "latency_ns");
-	ctl_json_uint(&j, "min", r->latency.min);
-	ctl_json_uint(&j, "mean", r->latency.count ? r->latency.sum / r->latency.count : 0);
-	ctl_json_uint(&j, "p50", ctl_histogram_quantile(&r->latency, 0.5));
-	ctl_json_uint(&j, "p99", ctl_histogram_quantile(&r->latency, 0.99));
-	ctl_json_uint(&j, "p999", ctl_histogram_quantile(&r->latency, 0.999));
-	ctl_json_uint(&j, "max", r->latency.max);
-	ctl_json_end(&j);
-	ctl_json_end(&j);
-}
-
-/* Frozen: columns are added at the end. */
-static void plain_print(const struct bench_plan *p, const struct bench_result *r, FILE *f)
-{
-	fprintf(f,
-		"%s\t%s\t%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64
-		"\t%" PRId64,
-		dmsg_transport_name(r->transport), directions[p->direction == DRAY_DIRECTION_WRITE],
-		classes[p->priority == DRAY_PRIORITY_LATENCY], p->size, p->ops, p->batch,
-		r->transfers, r->bytes, r->duration_ns);
-	fprintf(f, "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\n",
-		ctl_histogram_quantile(&r->latency, 0.5), ctl_histogram_quantile(&r->latency, 0.99),
-		ctl_histogram_quantile(&r->latency, 0.999));
-}
-
-static void text_print(const struct bench_plan *p, const struct bench_result *r, FILE *f)
-{
-	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES], c[CTL_HUMAN_BYTES], d[CTL_HUMAN_BYTES];
-
-	fprintf(f, "%s, %s, %s: transfers of %" PRIu64 " x %s, %" PRIu64 " in flight, for %s\n",
-		dmsg_transport_name(r->transport), directions[p->direction == DRAY_DIRECTION_WRITE],
-		classes[p->priority == DRAY_PRIORITY_LATENCY], p->ops, ctl_show_size(p->size, a),
-		p->batch, ctl_show_span((uint64_t)r->duration_ns, b));
-	fprintf(f, "  throughput  %s, %s operations/s, %s transfers\n",
-		ctl_show_rate(per_second(r->bytes, r->duration_ns), a),
-		ctl_show_count((uint64_t)per_second(r->transfers * p->ops, r->duration_ns), b),
-		ctl_show_count(r->transfers, c));
-	fprintf(f, "  latency     p50 %s, p99 %s, p99.9 %s, max %s\n",
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.5), a),
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.99), b),
-		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.999), c),
-		ctl_show_span(r->latency.max, d));
-}
-
 static int measure(struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
 {
 	dray_auto_free struct bench_result *result = calloc(1, sizeof(*result));
@@ -186,14 +192,14 @@ static int measure(struct ctl *c, struct bench_plan *p, struct ctl_err *reterr)
 			return -1;
 		p->token = token;
 	}
-	if (bench_run(p, result, reterr) < 0)
+	if (bench_run(p, c->err, result, reterr) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		bench_json(p, result, c->out);
 	else if (c->format == CTL_PLAIN)
-		plain_print(p, result, c->out);
+		bench_plain(p, result, c->out);
 	else
-		text_print(p, result, c->out);
+		bench_text(p, result, c->out);
 	return 0;
 }
 

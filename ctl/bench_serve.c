@@ -99,7 +99,7 @@ static int serve(struct ctl *c, const struct bench_end *e, struct ctl_err *reter
 int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr)
 {
 	struct bench_end end;
-	int ret = bench_end_open(&end, p, reterr);
+	int ret = bench_end_open(&end, p, BENCH_SERVES, p->memory, reterr);
 
 	if (!ret)
 		ret = token_print(c, &end, reterr);

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -167,12 +168,14 @@ static const struct way {
 	void (*echo)(struct ceiling_echo *e);
 	int (*trip)(struct ceiling_echo *e);
 	unsigned group;
+	bool spins;
 } ways[CEILING_ECHO_N] = {
 	[CEILING_ECHO_SEQPACKET] = { "seqpacket", seqpacket_open, seqpacket_echo, seqpacket_trip,
 				     1 },
-	[CEILING_ECHO_EVENTFD] = { "eventfd", eventfd_open, eventfd_echo, eventfd_trip, 1 },
-	[CEILING_ECHO_MEMORY] = { "memory", memory_open, memory_echo, memory_trip, GROUP_FAST },
-	[CEILING_ECHO_TCP] = { "tcp", tcp_open, tcp_echo, tcp_trip, 1 },
+	[CEILING_ECHO_EVENTFD] = { "eventfd", eventfd_open, eventfd_echo, eventfd_trip, 1, false },
+	[CEILING_ECHO_MEMORY] = { "memory", memory_open, memory_echo, memory_trip, GROUP_FAST,
+				  true },
+	[CEILING_ECHO_TCP] = { "tcp", tcp_open, tcp_echo, tcp_trip, 1, false },
 };
 
 const char *ceiling_echo_name(enum ceiling_echo_way way)
@@ -217,6 +220,7 @@ int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t 
 	}
 	/* with it the child's death is an end of file */
 	e->ends[1] = dray_close(e->ends[1]);
+	ceiling_echo_pause(e);
 	return 0;
 }
 
@@ -234,6 +238,18 @@ void ceiling_echo_close(struct ceiling_echo *e)
 		munmap(e->words, sizeof(*e->words));
 	free(e->buffer);
 	*e = CEILING_ECHO_NULL;
+}
+
+void ceiling_echo_resume(struct ceiling_echo *e)
+{
+	if (ways[e->way].spins)
+		kill(e->child, SIGCONT);
+}
+
+void ceiling_echo_pause(struct ceiling_echo *e)
+{
+	if (ways[e->way].spins)
+		kill(e->child, SIGSTOP);
 }
 
 unsigned ceiling_echo_group(const struct ceiling_echo *e)

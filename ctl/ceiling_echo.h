@@ -43,9 +43,16 @@ int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t 
 /* Also what is half open or closed. */
 void ceiling_echo_close(struct ceiling_echo *e);
 
+/*
+ * A child that spins would take a processor from whatever else is measured: it runs from resume to pause only. Those
+ * that sleep need neither.
+ */
+void ceiling_echo_resume(struct ceiling_echo *e);
+void ceiling_echo_pause(struct ceiling_echo *e);
+
 /* Round trips to make between two looks at the clock, so that these cost the fast ones little. */
 unsigned ceiling_echo_group(const struct ceiling_echo *e);
-/* -EPIPE: the child is gone. */
+/* -EPIPE: the child is gone, as far as its socket tells. */
 int ceiling_echo_trips(struct ceiling_echo *e, unsigned n);
 
 #endif

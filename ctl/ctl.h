@@ -82,6 +82,11 @@ enum ctl_option_id {
 	CTL_OPTION_MEMORY,
 	CTL_OPTION_TOKEN,
 	CTL_OPTION_SERVE,
+	CTL_OPTION_OWNER,
+	CTL_OPTION_SESSIONS,
+	CTL_OPTION_HOW,
+	CTL_OPTION_CEILING,
+	CTL_OPTION_ROUNDS,
 	/* detect, doctor */
 	CTL_OPTION_EXPLAIN,
 	CTL_OPTION_FROM_SYSFS,
@@ -163,7 +168,7 @@ struct ctl_verb {
 	const char *example;
 	int (*fn)(struct ctl *c); /* returns the exit status */
 	unsigned max_args;
-	enum ctl_option_id options[12]; /* its own; ends with a global one */
+	enum ctl_option_id options[20]; /* its own; ends with a global one */
 	const char *more;               /* sentences for help and manual, as text.h says */
 	enum ctl_kind kinds[CTL_ARGS_MAX];
 	bool command; /* what follows, from -- or the first word on, is another program's */

@@ -35,6 +35,18 @@ void ctl_histogram_add(struct ctl_histogram *h, uint64_t v)
 	h->buckets[bucket_of(v)]++;
 }
 
+void ctl_histogram_merge(struct ctl_histogram *h, const struct ctl_histogram *from)
+{
+	if (!from->count)
+		return;
+	h->min = h->count ? dray_min(h->min, from->min) : from->min;
+	h->max = dray_max(h->max, from->max);
+	h->count += from->count;
+	h->sum += from->sum;
+	for (unsigned i = 0; i < CTL_HISTOGRAM_N; i++)
+		h->buckets[i] += from->buckets[i];
+}
+
 uint64_t ctl_histogram_quantile(const struct ctl_histogram *h, double share)
 {
 	double wanted = share * (double)h->count;

@@ -18,6 +18,9 @@ struct ctl_histogram {
 
 void ctl_histogram_add(struct ctl_histogram *h, uint64_t v);
 
+/* All that the other one holds. */
+void ctl_histogram_merge(struct ctl_histogram *h, const struct ctl_histogram *from);
+
 /* The smallest value that at least this share (0 to 1) of all are not above; 0 without any. */
 uint64_t ctl_histogram_quantile(const struct ctl_histogram *h, double share);
 

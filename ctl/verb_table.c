@@ -224,11 +224,15 @@ const struct ctl_verb ctl_verbs[] = {
 	  .fn = ctl_log_level,
 	  .max_args = 1 },
 	{ .name = "bench",
-	  .args = "[--serve | --token TOKEN] [OPTION]...",
+	  .args = "[--serve | --token TOKEN | --owner PATH] [OPTION]...",
 	  .help = "measure transfers, within this agent or to another",
-	  .more = "Throughput, and latency from submission to completion. Without --token both ends "
-		  "are sessions with the same agent, and the path is local. The first transfer is not "
-		  "measured; where both ends are its own, its bytes are compared.\n\n"
+	  .more = "Throughput, and latency from submission to completion. Without --token and --owner "
+		  "both ends are sessions with the same agent, and the path is local. Each session's "
+		  "first transfer is not measured; where both ends are ours, its bytes are "
+		  "compared.\n\n"
+		  "With --ceiling, how that compares with the least that the same work takes on this "
+		  "machine:\n\n"
+		  "  $ drayctl bench --ceiling --size 64 --batch 1 --wait spin\n\n"
 		  "It is a client of the agent's data socket, as an engine is. From one node to "
 		  "another:\n\n"
 		  "  first$ drayctl bench --serve\n"
@@ -237,8 +241,9 @@ const struct ctl_verb ctl_verbs[] = {
 	  .fn = ctl_bench,
 	  .options = { CTL_OPTION_SOCKET, CTL_OPTION_SIZE, CTL_OPTION_OPS, CTL_OPTION_BATCH,
 		       CTL_OPTION_COUNT, CTL_OPTION_DURATION, CTL_OPTION_DIRECTION,
-		       CTL_OPTION_CLASS, CTL_OPTION_MEMORY, CTL_OPTION_TOKEN, CTL_OPTION_SERVE,
-		       0 } },
+		       CTL_OPTION_CLASS, CTL_OPTION_MEMORY, CTL_OPTION_SESSIONS, CTL_OPTION_HOW,
+		       CTL_OPTION_CEILING, CTL_OPTION_ROUNDS, CTL_OPTION_OWNER, CTL_OPTION_TOKEN,
+		       CTL_OPTION_SERVE, 0 } },
 	{ .name = "version",
 	  .args = "",
 	  .help = "releases of drayctl and of the agent",

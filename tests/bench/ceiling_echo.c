@@ -13,6 +13,7 @@ static void run(struct ceiling_echo *e, struct bench_samples *samples, uint64_t 
 {
 	unsigned group = ceiling_echo_group(e);
 
+	ceiling_echo_resume(e);
 	for (uint64_t i = 0; i < count; i += group) {
 		int64_t start = bench_ns();
 		int ret = ceiling_echo_trips(e, group);
@@ -21,6 +22,7 @@ static void run(struct ceiling_echo *e, struct bench_samples *samples, uint64_t 
 			bench_die("echo: %s", strerror(-ret));
 		bench_sample(samples, (double)(bench_ns() - start) / group);
 	}
+	ceiling_echo_pause(e);
 	bench_samples_say(samples);
 }
 

@@ -464,15 +464,131 @@ def test_bench_serve_as_read(agent):
         golden("json/bench_serve.json", text.replace(json.loads(text)["token"], "dray1:x"))
 
 
-def test_bench_tells_of_the_agents_death(new_agent):
+def bench(agent, *argv):
+    """What drayctl bench --json measures, against its schema."""
+    done = ctl(agent.control, "bench", "--json", "--socket", agent.socket, *argv)
+    assert done.returncode == 0, done.stderr
+    out = json.loads(done.stdout)
+    conform(out, schema_of("bench"))
+    assert out["bytes"] == out["transfers"] * out["ops"] * out["size"]
+    for ceiling in out["ceilings"]:
+        assert ceiling["dray"] > 0 and ceiling["ceiling"] > 0
+        assert ceiling["ratio_min"] <= ceiling["ratio"] <= ceiling["ratio_max"]
+    return out, done.stderr
+
+
+@pytest.mark.parametrize("wait", ["adaptive", "spin", "sleep"])
+@pytest.mark.parametrize("sessions", [1, 5])
+def test_bench_waits_and_sessions(agent, wait, sessions):
+    out, _ = bench(agent, "--wait", wait, "--sessions", sessions, "--size", "4KiB", "--ops", 7, "--batch", 3, "--count", 500,
+                   "--memory", "1MiB")
+    assert (out["wait"], out["sessions"], out["transfers"]) == (wait, sessions, 500)
+    assert 1 / sessions <= out["fairness"] <= 1 and (sessions > 1 or out["fairness"] == 1)
+    assert out["rounds"] == 0 and out["ceilings"] == []
+    until(lambda: agent.ctl("sessions", "--json")["sessions"] == [])
+
+
+def test_bench_sessions_have_memory_of_their_own(agent):
+    """The most there are, with lists of operations that need all of the arena, and bytes that land where they should."""
+    out, _ = bench(agent, "--sessions", 64, "--size", 1, "--count", 200, "--direction", "write", "--memory", "4KiB")
+    assert out["sessions"] == 64 and out["transfers"] == 200
+    out, _ = bench(agent, "--size", 3, "--ops", 65536, "--batch", 10, "--count", 12)
+    assert out["operations"] == 12 * 65536
+
+
+@pytest.mark.parametrize("argv, names", [
+    (["--size", "64KiB", "--ops", 4], ["memcpy"]),
+    (["--size", 64, "--batch", 1, "--wait", "sleep", "--direction", "write"], ["memcpy", "eventfd_echo"]),
+    (["--size", 64, "--batch", 1, "--sessions", 2], ["memcpy"]),
+    (["--size", 64, "--batch", 1, "--ops", 2, "--wait", "spin"], ["memcpy"]),
+])
+def test_bench_beside_its_ceiling(agent, argv, names):
+    out, _ = bench(agent, "--ceiling", "--rounds", 3, "--count", 31, *argv)
+    assert [c["name"] for c in out["ceilings"]] == names
+    assert out["rounds"] == 3 and out["transfers"] == 31
+
+
+def test_bench_beside_ping_pongs(agent):
+    """Of those that spin there are none where there is but one processor for them."""
+    alone = ["memcpy", "eventfd_echo"]
+    out, _ = bench(agent, "--ceiling", "--rounds", 2, "--duration", "40ms", "--size", 8, "--batch", 1)
+    assert [c["name"] for c in out["ceilings"]] in (["memcpy", "memory_echo", "eventfd_echo"], alone)
+    out, _ = bench(agent, "--ceiling", "--rounds", 2, "--duration", "40ms", "--size", 8, "--batch", 1, "--wait", "spin")
+    assert [c["name"] for c in out["ceilings"]] in (["memcpy", "memory_echo"], alone)
+    done = ctl(agent.control, "bench", "--socket", agent.socket, "--ceiling", "--count", 20, "--batch", 1, "--size", 64,
+               preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}))
+    assert done.returncode == 0 and "eventfd ping-pong" in done.stdout and "shared-memory" not in done.stdout, done.stderr
+    assert "medians of 11 rounds" in done.stdout
+    done = ctl(agent.control, "bench", "--socket", agent.socket, "--ceiling", "--count", 20, "--plain", "--sessions", 2)
+    row = done.stdout.rstrip("\n").split("\t")
+    assert row[12:14] == ["2", "adaptive"] and row[15] == "memcpy" and len(row) == 19
+
+
+def test_bench_to_an_owner(pair):
+    a, b = pair
+    for argv, names in ((["--direction", "write"], ["socket_loop"]), (["--sessions", 3, "--ops", 3], ["socket_loop"]),
+                        (["--batch", 1, "--size", 100], ["socket_loop", "tcp_echo"]),
+                        (["--class", "latency", "--size", "4KiB"], ["socket_loop"])):
+        out, _ = bench(a, "--owner", b.socket, "--memory", "32MiB", "--ceiling", "--rounds", 3, "--count", 30, *argv)
+        assert out["transport"] == "tcp" and out["transfers"] == 30
+        assert [c["name"] for c in out["ceilings"]] == names
+    out, _ = bench(a, "--owner", a.socket, "--count", 3)
+    assert out["transport"] == "local"
+    done = ctl(a.control, "bench", "--socket", a.socket, "--owner", "/nowhere/dray.sock")
+    assert done.returncode == 3 and "/nowhere/dray.sock" in done.stderr, done.stderr
+
+
+def test_bench_knows_what_does_not_fit(agent):
+    done = ctl(agent.control, "bench", "--socket", agent.socket, "--size", "1TiB", "--batch", 1)
+    assert done.returncode == 1 and "this needs 2.0 TiB of memory" in done.stderr, done.stderr
+
+
+@contextlib.contextmanager
+def endless_bench(agent, *argv):
+    """A bench that goes on for an hour, as soon as it moves something."""
+    with subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--duration", "1h", "--memory", "16MiB", *map(str, argv)],
+                          stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"] > 40)
+            yield process
+        finally:
+            process.kill()
+
+
+def one_line_of(process):
+    _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1 and len(err.splitlines()) == 1, err
+    return err
+
+
+@pytest.mark.parametrize("argv", [[], ["--wait", "spin"], ["--wait", "sleep"], ["--sessions", 4],
+                                  ["--sessions", 4, "--wait", "spin", "--size", 64], ["--sessions", 4, "--wait", "sleep"],
+                                  ["--ceiling", "--rounds", 1]])
+def test_bench_tells_of_the_agents_death(new_agent, argv):
     agent = new_agent()
-    with subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--duration", "1h", "--memory", "16MiB"],
-                          stderr=subprocess.PIPE, text=True) as bench:
-        until(lambda: agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"] > 10)
+    with endless_bench(agent, *argv) as process:
         agent.kill()
-        _, err = bench.communicate(timeout=LIMIT)
-    assert bench.returncode == 1 and "agent_restarted" in err and len(err.splitlines()) == 1
+        assert "agent_restarted" in one_line_of(process)
     agent.process = None
+
+
+def test_bench_tells_of_the_owners_death(pair):
+    a, b = pair
+    with endless_bench(a, "--owner", b.socket, "--sessions", 2) as process:
+        b.kill()
+        assert "peer_lost" in one_line_of(process)
+    b.process = None
+
+
+def test_bench_leaves_nobody_behind(agent):
+    """Processes of the ceilings end with a bench that is killed: its pipe, which they inherit, has no writer any more."""
+    process = subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--ceiling", "--batch", "1", "--size", "64",
+                                "--duration", "1h", "--rounds", "1000"], stdout=subprocess.PIPE)
+    with process:
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+        until(lambda: open(children).read().split())
+        process.kill()
+        assert select.select([process.stdout], [], [], LIMIT)[0] and process.stdout.read() == b""
 
 
 # --- manuals ----------------------------------------------------------------------------------------

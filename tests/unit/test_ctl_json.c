@@ -471,6 +471,9 @@ static void bench_prints_the_golden_text(void **state)
 	const struct bench_plan plan = { .size = 65536,
 					 .ops = 256,
 					 .batch = 8,
+					 .sessions = 4,
+					 .rounds = 11,
+					 .wait = BENCH_WAIT_SPIN,
 					 .direction = DRAY_DIRECTION_WRITE,
 					 .priority = DRAY_PRIORITY_LATENCY };
 	struct bench_result *result = calloc(1, sizeof(*result));
@@ -483,6 +486,14 @@ static void bench_prints_the_golden_text(void **state)
 	result->transfers = 1000;
 	result->bytes = 1000ull * 256 * 65536;
 	result->duration_ns = 3000000000;
+	result->fairness = 0.9875;
+	result->ceilings[0] = (struct bench_ceiling_result){
+		"socket_loop", "bare socket loop", false, 5e9, 6e9, 0.84, 0.8, 0.9
+	};
+	result->ceilings[1] = (struct bench_ceiling_result){
+		"tcp_echo", "bare TCP request and answer", true, 50000, 10000.5, 5, 4.75, 6
+	};
+	result->n_ceilings = 2;
 	for (uint64_t i = 1; i <= 1000; i++)
 		ctl_histogram_add(&result->latency, i * 1000);
 	bench_json(&plan, result, f);

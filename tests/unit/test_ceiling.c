@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ceilings that dray is measured beside do the work that they claim to do. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ctl/ceiling_echo.h"
+#include "ctl/ceiling_tcp.h"
+#include "lib/cleanup.h"
+
+#define BYTES 65536u
+
+static uint8_t *memory(uint8_t value)
+{
+	uint8_t *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(p != MAP_FAILED);
+	memset(p, value, BYTES);
+	return p;
+}
+
+/* --- copies ------------------------------------------------------------------------------------- */
+
+static void copies_go_round_the_list(void **state)
+{
+	static const struct dray_op ops[] = { { 0, 100, 10 }, { 50, 0, 5 }, { 60, 200, 1 } };
+	uint8_t near[256], far[256];
+	struct ceiling_work w = { ops, 3, (uintptr_t)near, (uintptr_t)far };
+	size_t at = 0;
+
+	memset(near, 1, sizeof(near));
+	memset(far, 2, sizeof(far));
+	assert_int_equal(ceiling_copy(&w, DRAY_DIRECTION_READ, &at, 2), 15);
+	assert_int_equal(at, 2);
+	assert_int_equal(near[9], 2);
+	assert_int_equal(near[10], 1);
+	assert_int_equal(near[54], 2);
+	assert_int_equal(near[60], 1);
+	/* the third, then the first again, the other way */
+	memset(near, 3, sizeof(near));
+	assert_int_equal(ceiling_copy(&w, DRAY_DIRECTION_WRITE, &at, 2), 11);
+	assert_int_equal(at, 1);
+	assert_int_equal(far[200], 3);
+	assert_int_equal(far[109], 3);
+	assert_int_equal(far[0], 2);
+}
+
+static void offsets_may_be_addresses(void **state)
+{
+	uint8_t from[8] = "abcdefg", to[8] = "";
+	struct dray_op op = { (uintptr_t)to, (uintptr_t)from, 8 };
+	struct ceiling_work w = { &op, 1, 0, 0 };
+	size_t at = 0;
+
+	assert_int_equal(ceiling_copy(&w, DRAY_DIRECTION_READ, &at, 3), 24);
+	assert_string_equal(to, "abcdefg");
+}
+
+/* --- round trips -------------------------------------------------------------------------------- */
+
+static void echoes_come_back(void **state)
+{
+	for (int way = 0; way < CEILING_ECHO_N; way++) {
+		struct ceiling_echo e;
+
+		assert_non_null(ceiling_echo_name((enum ceiling_echo_way)way));
+		assert_int_equal(ceiling_echo_open(&e, (enum ceiling_echo_way)way, 1000), 0);
+		assert_true(ceiling_echo_group(&e) >= 1);
+		for (int i = 0; i < 3; i++) {
+			ceiling_echo_resume(&e);
+			assert_int_equal(ceiling_echo_trips(&e, 3), 0);
+			ceiling_echo_pause(&e);
+		}
+		ceiling_echo_close(&e);
+		ceiling_echo_close(&e);
+	}
+	assert_null(ceiling_echo_name(CEILING_ECHO_N));
+}
+
+static void sizes_have_a_limit_for_packets_alone(void **state)
+{
+	struct ceiling_echo e;
+
+	assert_int_equal(ceiling_echo_open(&e, CEILING_ECHO_SEQPACKET, CEILING_ECHO_PACKET_MAX + 1),
+			 -EMSGSIZE);
+	assert_int_equal(ceiling_echo_open(&e, CEILING_ECHO_TCP, 8u << 20), 0);
+	assert_int_equal(ceiling_echo_trips(&e, 2), 0);
+	ceiling_echo_close(&e);
+}
+
+static void a_dead_echo_is_told(void **state)
+{
+	struct ceiling_echo e;
+
+	assert_int_equal(ceiling_echo_open(&e, CEILING_ECHO_SEQPACKET, 64), 0);
+	assert_int_equal(ceiling_echo_trips(&e, 1), 0);
+	assert_int_equal(kill(e.child, SIGKILL), 0);
+	assert_int_equal(waitpid(e.child, NULL, 0), e.child);
+	e.child = 0;
+	assert_int_equal(ceiling_echo_trips(&e, 1), -EPIPE);
+	ceiling_echo_close(&e);
+}
+
+/* Who spins does so in its rounds only. */
+static void a_paused_child_is_stopped(void **state)
+{
+	struct ceiling_echo e;
+	int status;
+
+	assert_int_equal(ceiling_echo_open(&e, CEILING_ECHO_MEMORY, 1), 0);
+	assert_int_equal(waitpid(e.child, &status, WUNTRACED), e.child);
+	assert_true(WIFSTOPPED(status));
+	ceiling_echo_resume(&e);
+	assert_int_equal(ceiling_echo_trips(&e, 100), 0);
+	ceiling_echo_pause(&e);
+	assert_int_equal(waitpid(e.child, &status, WUNTRACED), e.child);
+	assert_true(WIFSTOPPED(status));
+	ceiling_echo_close(&e);
+}
+
+/* --- the bare socket loop ----------------------------------------------------------------------- */
+
+struct loop {
+	struct ceiling_tcp_plan plan; /* of the side that sends */
+	struct ceiling_tcp *sender;
+	pid_t child;
+};
+
+static void loop_open(struct loop *l, const struct ceiling_tcp_plan *plan)
+{
+	struct ceiling_tcp_plan receiving = *plan;
+	struct ceiling_tcp *t;
+	uint16_t port;
+
+	receiving.sending = false;
+	receiving.local = !plan->local;
+	assert_int_equal(ceiling_tcp_new(&receiving, &t), 0);
+	assert_int_equal(ceiling_tcp_listen(t, "127.0.0.1", &port), 0);
+	l->child = fork();
+	assert_true(l->child >= 0);
+	if (!l->child)
+		_exit(ceiling_tcp_accept(t) || ceiling_tcp_receive(t));
+	ceiling_tcp_free(t);
+	assert_int_equal(ceiling_tcp_new(plan, &l->sender), 0);
+	assert_int_equal(ceiling_tcp_connect(l->sender, "127.0.0.1", port), 0);
+}
+
+/* 100 operations of different lengths, back to front on the other side. */
+static struct dray_op *list_make(void)
+{
+	struct dray_op *ops = calloc(100, sizeof(*ops));
+	uint64_t at = 0;
+
+	assert_non_null(ops);
+	for (unsigned i = 0; i < 100; i++) {
+		ops[i] = (struct dray_op){ at, BYTES - at - (i + 1), i + 1 };
+		at += i + 1;
+	}
+	return ops;
+}
+
+static void all_bytes_arrive(const struct ceiling_tcp_plan *shape)
+{
+	uint8_t *near = memory(0), *far = memory(0);
+	dray_auto_free struct dray_op *ops = list_make();
+	struct ceiling_tcp_plan plan = *shape;
+	uint64_t moved, bytes, sum = 100 * 101 / 2;
+	struct loop l;
+	int status;
+
+	plan.work = (struct ceiling_work){ ops, 100, (uintptr_t)near, (uintptr_t)far };
+	plan.sending = true;
+	for (unsigned i = 0; i < BYTES; i++)
+		(plan.local ? near : far)[i] = (uint8_t)(i * 7 + 1);
+	loop_open(&l, &plan);
+	for (int round = 0; round < 3; round++) {
+		assert_int_equal(ceiling_tcp_send(l.sender, 100, &moved, &bytes), 0);
+		assert_true(moved >= 100 && moved < 100 + plan.batch * plan.streams);
+		assert_true(bytes >= sum);
+		/* when it returns, all is in place */
+		for (unsigned i = 0; i < 100; i++)
+			assert_memory_equal(near + ops[i].local, far + ops[i].remote,
+					    ops[i].length);
+		memset(plan.local ? far : near, 0, BYTES);
+	}
+	ceiling_tcp_free(l.sender);
+	assert_int_equal(waitpid(l.child, &status, 0), l.child);
+	assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+	munmap(near, BYTES);
+	munmap(far, BYTES);
+}
+
+static void every_shape_moves_all_bytes(void **state)
+{
+	static const struct ceiling_tcp_plan shapes[] = {
+		{ .streams = 1, .batch = 1 },
+		{ .streams = 1, .batch = 10, .local = true },
+		{ .streams = 2, .batch = 5 },
+		{ .streams = 4, .batch = 25, .threads = 2, .local = true },
+		{ .streams = 5, .batch = 4, .threads = 1, .buffer = 65536 },
+		{ .streams = 1, .batch = 200 }, /* more than the list holds */
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(shapes); i++)
+		all_bytes_arrive(&shapes[i]);
+}
+
+static void a_dead_receiver_is_told(void **state)
+{
+	uint8_t *near = memory(1);
+	struct dray_op op = { 0, 0, BYTES };
+	struct ceiling_tcp_plan plan = { .work = { &op, 1, (uintptr_t)near, (uintptr_t)near },
+					 .sending = true,
+					 .streams = 2,
+					 .batch = 1 };
+	uint64_t ops, bytes;
+	struct loop l;
+
+	loop_open(&l, &plan);
+	assert_int_equal(ceiling_tcp_send(l.sender, 4, &ops, &bytes), 0);
+	assert_int_equal(kill(l.child, SIGKILL), 0);
+	assert_int_equal(waitpid(l.child, NULL, 0), l.child);
+	assert_int_equal(ceiling_tcp_send(l.sender, 4, &ops, &bytes), -EPIPE);
+	ceiling_tcp_free(l.sender);
+	munmap(near, BYTES);
+}
+
+static void nobody_there_is_told(void **state)
+{
+	struct dray_op op = { 0, 0, 1 };
+	struct ceiling_tcp_plan plan = { .work = { &op, 1, 0, 0 }, .streams = 1, .batch = 1 };
+	struct ceiling_tcp *t, *other;
+	uint16_t port;
+
+	assert_int_equal(ceiling_tcp_new(&plan, &t), 0);
+	assert_int_equal(ceiling_tcp_listen(t, "127.0.0.1", &port), 0);
+	ceiling_tcp_free(t);
+	assert_int_equal(ceiling_tcp_new(&plan, &other), 0);
+	assert_int_equal(ceiling_tcp_connect(other, "127.0.0.1", port), -ECONNREFUSED);
+	assert_int_equal(ceiling_tcp_connect(other, "a name", port), -EADDRNOTAVAIL);
+	ceiling_tcp_free(other);
+	ceiling_tcp_free(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(copies_go_round_the_list),
+		cmocka_unit_test(offsets_may_be_addresses),
+		cmocka_unit_test(echoes_come_back),
+		cmocka_unit_test(sizes_have_a_limit_for_packets_alone),
+		cmocka_unit_test(a_dead_echo_is_told),
+		cmocka_unit_test(a_paused_child_is_stopped),
+		cmocka_unit_test(every_shape_moves_all_bytes),
+		cmocka_unit_test(a_dead_receiver_is_told),
+		cmocka_unit_test(nobody_there_is_told),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
