@@ -63,8 +63,8 @@ struct bench_end {
 
 #define BENCH_END_NULL ((struct bench_end){ .d = NULL, .memory = { .fd = -1 } })
 
-/* The end that asks for transfers, or the one that only has memory. */
-enum bench_role { BENCH_ASKS, BENCH_SERVES };
+/* The end that asks for transfers, or one that only has memory: for this run, or for whoever has its token. */
+enum bench_role { BENCH_ASKS, BENCH_OWNS, BENCH_SERVES };
 
 /* Opens session and memory. 0 or -1. Close also what is half open. */
 int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,

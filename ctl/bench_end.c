@@ -47,16 +47,21 @@ uint64_t bench_list_bytes(const struct bench_plan *p)
 	return (bytes + LIST_UNIT - 1) / LIST_UNIT * LIST_UNIT;
 }
 
-/* Rings and arena for all that is to be in flight; the end that only has memory needs neither. */
+/*
+ * Rings and arena for all that is to be in flight; an end that only has memory needs neither. What was measured is void
+ * after a restart of the agent: only who serves waits for that.
+ */
 static void options_of_role(const struct bench_plan *p, enum bench_role role,
 			    struct dray_options *o)
 {
-	if (role == BENCH_SERVES) {
-		o->flags = DRAY_OPTION_NO_RING;
+	if (role != BENCH_ASKS) {
+		o->flags = DRAY_OPTION_NO_RING |
+			   (role == BENCH_OWNS ? DRAY_OPTION_NO_RECONNECT : 0);
 		return;
 	}
 	o->socket = p->socket;
-	o->flags = p->wait == BENCH_WAIT_SLEEP ? DRAY_OPTION_NO_SPIN : 0;
+	o->flags = DRAY_OPTION_NO_RECONNECT |
+		   (p->wait == BENCH_WAIT_SLEEP ? DRAY_OPTION_NO_SPIN : 0);
 	o->ring_entries = RING_ENTRIES_MIN;
 	while (o->ring_entries < p->batch)
 		o->ring_entries *= 2;

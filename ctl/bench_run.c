@@ -55,7 +55,7 @@ static int token_get(struct run *r, struct dray_token *ret, struct ctl_err *rete
 			     0;
 	}
 	/* a part for each session */
-	if (bench_end_open(&r->far, p, BENCH_SERVES, p->memory * p->sessions, reterr) < 0)
+	if (bench_end_open(&r->far, p, BENCH_OWNS, p->memory * p->sessions, reterr) < 0)
 		return -1;
 	err = dray_region_export(r->far.d, r->far.region, NULL, ret);
 	return err ? bench_failed(reterr, r->far.d, "exporting", err) : 0;

@@ -220,8 +220,12 @@ int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t 
 	}
 	/* with it the child's death is an end of file */
 	e->ends[1] = dray_close(e->ends[1]);
+	/* one that is stopped before it has asked to die with us would stay */
+	ret = ceiling_echo_trips(e, 1);
 	ceiling_echo_pause(e);
-	return 0;
+	if (ret)
+		ceiling_echo_close(e);
+	return ret;
 }
 
 void ceiling_echo_close(struct ceiling_echo *e)

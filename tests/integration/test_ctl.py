@@ -546,10 +546,14 @@ def test_bench_knows_what_does_not_fit(agent):
 @contextlib.contextmanager
 def endless_bench(agent, *argv):
     """A bench that goes on for an hour, as soon as it moves something."""
+    def done():
+        return agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"]
+
+    before = done()
     with subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--duration", "1h", "--memory", "16MiB", *map(str, argv)],
                           stderr=subprocess.PIPE, text=True) as process:
         try:
-            until(lambda: agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"] > 40)
+            until(lambda: done() > before + 40)
             yield process
         finally:
             process.kill()
@@ -572,8 +576,8 @@ def test_bench_tells_of_the_agents_death(new_agent, argv):
     agent.process = None
 
 
-def test_bench_tells_of_the_owners_death(pair):
-    a, b = pair
+def test_bench_tells_of_the_owners_death(new_pair):
+    a, b = new_pair()
     with endless_bench(a, "--owner", b.socket, "--sessions", 2) as process:
         b.kill()
         assert "peer_lost" in one_line_of(process)
