@@ -170,8 +170,8 @@ static const struct way {
 	unsigned group;
 	bool spins;
 } ways[CEILING_ECHO_N] = {
-	[CEILING_ECHO_SEQPACKET] = { "seqpacket", seqpacket_open, seqpacket_echo, seqpacket_trip,
-				     1 },
+	[CEILING_ECHO_SEQPACKET] = { "seqpacket", seqpacket_open, seqpacket_echo, seqpacket_trip, 1,
+				     false },
 	[CEILING_ECHO_EVENTFD] = { "eventfd", eventfd_open, eventfd_echo, eventfd_trip, 1, false },
 	[CEILING_ECHO_MEMORY] = { "memory", memory_open, memory_echo, memory_trip, GROUP_FAST,
 				  true },

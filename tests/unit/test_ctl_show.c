@@ -200,6 +200,26 @@ static void quantiles_are_near(void **state)
 	free(h);
 }
 
+/* Two halves of the same numbers are as good as all of them in one. */
+static void halves_make_a_whole(void **state)
+{
+	struct ctl_histogram *h = calloc(4, sizeof(*h)), *all = h + 1, *low = h + 2, *high = h + 3;
+
+	assert_non_null(h);
+	for (uint64_t i = 0; i < 10000; i++) {
+		ctl_histogram_add(all, 7 + i * i);
+		ctl_histogram_add(i < 5000 ? low : high, 7 + i * i);
+	}
+	/* the order does not matter, and nothing adds nothing */
+	ctl_histogram_merge(h, high);
+	ctl_histogram_merge(h, low);
+	assert_memory_equal(h, all, sizeof(*all));
+	memset(low, 0, sizeof(*low));
+	ctl_histogram_merge(h, low);
+	assert_memory_equal(h, all, sizeof(*all));
+	free(h);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -209,6 +229,7 @@ int main(void)
 		cmocka_unit_test(texts_are_wrapped),
 		cmocka_unit_test(json_is_escaped_and_nested),
 		cmocka_unit_test(quantiles_are_near),
+		cmocka_unit_test(halves_make_a_whole),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
