@@ -4,7 +4,7 @@
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
-#   make bench        measurements against their ceilings, into build/bench/*.json
+#   make bench        measurements against their ceilings, into build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..."
 #   make install      DESTDIR= PREFIX=/usr/local
 #   make deps         install what demo and check need
@@ -186,7 +186,7 @@ demo:
 	@DRAY_BUILD=$(B) $(PYTHON) tests/demo/demo.py
 
 bench:
-	@scripts/deps check
+	@scripts/deps bench
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
 	@mkdir -p build/bench
 	@set -e; for f in $(sort $(wildcard tests/bench/bench_*.py)); do \
@@ -194,7 +194,7 @@ bench:
 
 # Everything in one run of the machine; its records land beside the others.
 bench-vm:
-	@scripts/deps check
+	@scripts/deps bench
 	@$(MAKE) --no-print-directory $(PARALLEL) all tools
 	@tests/vm/run --timeout=2400 --mem=4096 --share=build/bench --env=DRAY_BUILD=$(B) \
 		--env=DRAY_BENCH_OUT=build/bench $(DRAY_BENCH_PAIRS:%=--env=DRAY_BENCH_PAIRS=%) -- \

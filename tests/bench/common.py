@@ -208,10 +208,15 @@ class Records:
               f"{'' if not spread else f'  ({min(spread):.3g} to {max(spread):.3g})'}", flush=True)
 
     def save(self):
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / f"{self.name}.json").write_text(json.dumps(self.records, indent=2) + "\n")
-        if OUT == ROOT / "build/bench":  # trials elsewhere leave the page alone
-            report.main()
+        save(self.name, self.records)
+
+
+def save(name, results):
+    """Keeps what a bench has measured, and writes the page anew."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+    if OUT == ROOT / "build/bench":  # trials elsewhere leave the page alone
+        report.main()
 
 
 def show(value):
@@ -223,27 +228,36 @@ def show(value):
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
+
+
 @contextlib.contextmanager
-def bench(name):
-    """with bench("tcp") as (lab, records): ... ; the exit status is 1 only where it could not run."""
+def lab(name):
+    """with lab("tcp") as where: agents for a bench; the exit status is 1 only where it could not run."""
     if not harness.DRAYD.exists():
         sys.exit(f"{name}: {harness.DRAYD.name} is not built; make bench builds it")
-    lab = None
+    where = None
     try:
-        lab = harness.Lab()
-        records = Records(name)
-        yield lab, records
-        for agent in lab.agents:
+        where = harness.Lab()
+        yield where
+        for agent in where.agents:
             if agent.running:
                 agent.stop()
-        records.save()
     except (CannotRun, AssertionError, OSError, dray.DrayError) as e:
-        for agent in lab.agents if lab else ():
+        for agent in where.agents if where else ():
             print(agent.tail(15), file=sys.stderr)
         sys.exit(f"{name}: could not run: {e}")
     finally:
-        if lab:
-            lab.close()
+        if where:
+            where.close()
+
+
+@contextlib.contextmanager
+def bench(name):
+    """with bench("tcp") as (lab, records): ... """
+    with lab(name) as where:
+        records = Records(name)
+        yield where, records
+    records.save()
 
 
 def agents(lab, n=2, hosts=None, **settings):

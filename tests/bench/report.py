@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md from build/bench/*.json. Each bench calls it when it has finished."""
+"""Writes docs/benchmarks.md and its plots from build/bench/*.json. Each bench calls it when it has finished."""
 
 import json
 import os
 import pathlib
 import platform
 import re
+
+import matrix
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -47,7 +49,14 @@ Share of one emulated processor, over two heartbeats at rest."""),
     ("rdma_peers", "Transport rdma, what a peer costs", """\
 Anonymous memory of an agent that has written to each of its peers, over one rail."""),
     ("latency", "Latency of a small transfer", """\
-64 bytes between two sessions of one agent, one transfer at a time, from request to completion as the engine sees it."""),
+64 bytes written from one session of an agent to another's, one transfer at a time, from request to completion as the engine sees it. Asleep:
+client and agent sleep at once when there is nothing to do, and each trip wakes both. On one processor: agent, client and both ends of
+the ping-pong may use that one only."""),
+    ("instructions", "Instructions for each operation", """\
+Counted by `valgrind --tool=callgrind` in one thread that submits, carries out and reaps, without loops that wait; so they do not depend on
+how busy the machine is."""),
+    ("sessions", "Many sessions", """\
+Sessions of one agent that are idle, that are all busy, and a class that overtakes the other."""),
     ("detect", "Looking around", """\
 `drayctl detect --json` from its start to its end: on a recorded machine, and in a network namespace with 500 veth pairs of which
 each end has ten addresses; and how soon `--watch` prints what has changed, from the end of the command that changed it."""),
@@ -95,16 +104,29 @@ def table(records):
                f"{r['target'] or ''} | {met} |")
 
 
+def matrix_parts(runs, page):
+    """A section for each transport, with its plot beside the page."""
+    for transport in ("local", "tcp", "rdma"):
+        some = [r for r in runs if r["transport"] == transport and matrix.compared(r, "bytes_per_second")]
+        if not some:
+            continue
+        plot = page.parent / f"bench-{transport}.svg"
+        drawn = matrix.draw(transport, some, plot) or plot.exists()
+        yield "\n".join(matrix.section(transport, some, figure, plot.name if drawn else None))
+
+
 def main(source=None, target=None):
     source = pathlib.Path(source or ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench"))
     parts = [HEAD.format(machine=machine())]
     known = {name: (title, text) for name, title, text in SECTIONS}
     found = {path.stem: path for path in source.glob("*.json")}
+    path = pathlib.Path(target or ROOT / "docs/benchmarks.md")
+    path.parent.mkdir(exist_ok=True)
+    if "matrix" in found:
+        parts += matrix_parts(json.loads(found.pop("matrix").read_text()), path)
     for name in [*(n for n in known if n in found), *sorted(found.keys() - known.keys())]:
         title, text = known.get(name, (name, ""))
         parts.append("\n".join([f"## {title}\n", *([text, ""] if text else []), *table(json.loads(found[name].read_text())), ""]))
-    path = pathlib.Path(target or ROOT / "docs/benchmarks.md")
-    path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(parts))
 
 
