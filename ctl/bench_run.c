@@ -7,7 +7,7 @@
 #include "ctl/bench_drive.h"
 #include "ctl/human.h"
 #include "lib/cleanup.h"
-#include "lib/err.h"
+#include "schema/gen/data.h"
 
 struct run {
 	const struct bench_plan *plan;
@@ -115,15 +115,21 @@ static int round_run(struct run *r, unsigned i, struct ctl_err *reterr)
 static int measure(struct run *r, FILE *notes, struct ctl_err *reterr)
 {
 	const struct bench_plan *p = r->plan;
+	unsigned first = r->result->transport;
 	int ret = 0;
 
 	if (!p->rounds)
 		return lap(r, p->count, p->duration_ns, reterr);
-	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, r->result->transport,
-				  notes, reterr);
+	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first, notes, reterr);
 	for (unsigned i = 0; !ret && i < p->rounds; i++)
 		ret = round_run(r, i, reterr);
-	if (!ret)
+	/* a registration that ends late, or a rail that is lost */
+	if (!ret && r->result->transport != first)
+		fprintf(notes,
+			"drayctl: the path changed from %s to %s while measuring: there is no "
+			"ceiling; run it again\n",
+			dmsg_transport_name(first), dmsg_transport_name(r->result->transport));
+	else if (!ret)
 		bench_ceilings_tell(&r->ceilings, r->result);
 	return ret;
 }
