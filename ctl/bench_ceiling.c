@@ -193,18 +193,20 @@ static const struct bench_ceiling_ops tcp_echo = { "tcp_echo", "bare TCP request
 static void choose(const struct bench_plan *p, unsigned transport,
 		   const struct bench_ceiling_ops *ret[BENCH_CEILINGS_MAX + 1])
 {
-	bool trips = p->batch == 1 && p->ops == 1 && p->sessions == 1;
+	bool trips = p->batch == 1 && p->ops == 1 && p->sessions == 1, can_spin;
+	char why[DRAY_CPUS_WHY_BYTES];
+	struct dray_cpus cpus;
 	unsigned n = 0;
 
+	dray_cpus_get(&cpus);
+	can_spin = dray_cpus_can_spin(&cpus, why, sizeof(why));
 	ret[n++] = transport == DMSG_TRANSPORT_TCP ? &socket_loop : &copy;
 	if (trips && transport == DMSG_TRANSPORT_TCP)
 		ret[n++] = &tcp_echo;
 	/* two that spin on one processor would measure its scheduler */
-	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != BENCH_WAIT_SLEEP &&
-	    dray_cpu_count() > 1)
+	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != BENCH_WAIT_SLEEP && can_spin)
 		ret[n++] = &memory_echo;
-	if (trips && transport == DMSG_TRANSPORT_LOCAL &&
-	    (p->wait != BENCH_WAIT_SPIN || dray_cpu_count() == 1))
+	if (trips && transport == DMSG_TRANSPORT_LOCAL && (p->wait != BENCH_WAIT_SPIN || !can_spin))
 		ret[n++] = &eventfd_echo;
 	ret[n] = NULL;
 }

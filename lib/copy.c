@@ -107,6 +107,11 @@ __attribute__((target("avx"))) static inline void copy_small(uint8_t *to, const 
 		return;
 	}
 	last = LOAD(from + n - 32);
+	if (n <= 64) {
+		STORE(to, LOAD(from));
+		STORE(to + n - 32, last);
+		return;
+	}
 	for (size_t at = 0; at + 32 < n; at += 32)
 		STORE(to + at, LOAD(from + at));
 	STORE(to + n - 32, last);

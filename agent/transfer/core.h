@@ -106,7 +106,10 @@ struct slice {
 	uint64_t id;           /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
-	bool retried;      /* some of it was sent before, on a stream or queue pair that is dead */
+	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */
+	/* for transports that walk operations (transport.h): where it begins, and how many it touches; no lists */
+	struct xfer_cursor from;
+	uint32_t n_ops;
 	uint16_t n_local;  /* iovecs */
 	uint16_t n_remote; /* segments */
 	struct iovec local[SLICE_SEGS_MAX];

@@ -10,6 +10,8 @@
 
 /* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
 #define SEGMENT_COST 512
+/* Operations of a slice for transports that walk them. */
+#define SPAN_OPS 1024
 /* Free slices kept for reuse. */
 #define SLICES_KEPT 128
 
@@ -125,6 +127,7 @@ static struct slice *slice_new(struct core *c)
 	s->grant = NULL;
 	s->bytes = 0;
 	s->n_local = s->n_remote = 0;
+	s->n_ops = 0;
 	s->posted_ns = c->now_ns;
 	s->retried = false;
 	return s;
@@ -201,6 +204,27 @@ static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
 	}
 }
 
+/* The same as a stretch of operations, for transports that walk them. */
+static void slice_span(struct slice *s, struct xfer *x, uint64_t max_bytes)
+{
+	uint32_t op = x->cursor.op, end = x->n_ops;
+	uint64_t bytes = x->ops[op].length - x->cursor.offset;
+
+	s->from = x->cursor;
+	if (end - op > SPAN_OPS)
+		end = op + SPAN_OPS;
+	for (op++; bytes < max_bytes && op < end; op++)
+		bytes += x->ops[op].length;
+	s->n_ops = op - x->cursor.op;
+	x->cursor = (struct xfer_cursor){ op, 0 };
+	if (bytes > max_bytes) {
+		x->cursor =
+			(struct xfer_cursor){ op - 1, x->ops[op - 1].length - (bytes - max_bytes) };
+		bytes = max_bytes;
+	}
+	s->bytes = bytes;
+}
+
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 {
 	struct flow *f;
@@ -227,13 +251,17 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		s = slice_new(c);
 		if (!s)
 			return NULL;
-		slice_fill(s, x, max_bytes);
+		if (ch->ops->walks_ops)
+			slice_span(s, x, max_bytes);
+		else
+			slice_fill(s, x, max_bytes);
 		s->xfer = x;
 		x->slices++;
 		x->n_slices++;
 		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
 		f->session->slices++;
-		f->deficit -= (int64_t)(s->bytes + (uint64_t)s->n_remote * SEGMENT_COST);
+		f->deficit -=
+			(int64_t)(s->bytes + (uint64_t)(s->n_ops + s->n_remote) * SEGMENT_COST);
 		if (x->cursor.op == x->n_ops)
 			sched_dequeue(x);
 		if (f->deficit <= 0 && !dray_list_empty(&f->xfers)) {

@@ -23,6 +23,9 @@
 
 #define XFERS_KEPT 256
 
+/* Bytes of a transfer that may be carried out as soon as it is read: as long as reading the next few. */
+#define XFER_AT_ONCE_MAX 4096
+
 int xfers_init(struct core *c, uint32_t max)
 {
 	struct xfers *xs = calloc(1, sizeof(*xs));
@@ -168,14 +171,11 @@ static void xfer_record(struct core *c, const struct xfer *x)
 		c->up->xfer_report(c, &r, slow);
 }
 
-static void xfer_end(struct core *c, struct xfer *x)
+/* It has ended: what its client asked for on that occasion, the news, the books. */
+static void xfer_settle(struct core *c, struct xfer *x)
 {
-	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
 	struct xfer_session *s = x->session;
 
-	drop_link(x);
-	/* first: telling the client can end its session, and with it all transfers it still has */
-	xfer_unlink(c->xfers, x);
 	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
 		x->code = DRAY_E_REGION_FAULT;
 		xfer_memory_fault(c, x->set.region->view->session);
@@ -201,6 +201,16 @@ static void xfer_end(struct core *c, struct xfer *x)
 	xfer_record(c, x);
 	if (!x->from_ring)
 		c->up->xfer_ended(c, x);
+}
+
+static void xfer_end(struct core *c, struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+
+	drop_link(x);
+	/* first: telling the client can end its session, and with it all transfers it still has */
+	xfer_unlink(c->xfers, x);
+	xfer_settle(c, x);
 	xfer_free(c->xfers, x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
 		if (held[i])
@@ -226,6 +236,39 @@ static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 	}
 	return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_LOST,
 			    "no transport reaches the remote's peer");
+}
+
+static void xfer_accepted(struct core *c, struct xfer *x)
+{
+	x->session->ops += x->n_ops_given;
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+}
+
+/*
+ * Carries it out here and now where it is small and a transport can: nobody ever finds it, nothing can be dropped in
+ * between, and what it would pass through on its way costs several times the copy.
+ */
+static bool xfer_at_once(struct core *c, struct xfer *x)
+{
+	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE)
+		return false;
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		const struct transport_ops *ops = c->transports[i];
+
+		if (!ops->at_once || !ops->at_once(c, c->transport_state[i], x))
+			continue;
+		x->transport_index = (uint8_t)i;
+		x->n_slices = 1;
+		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
+		if (!x->code) {
+			x->bytes_done = x->bytes;
+			shared_count(&x->session->shared->bytes_moved, x->bytes);
+			core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
+		}
+		return true;
+	}
+	return false;
 }
 
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
@@ -264,22 +307,25 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->deadline_ns = c->now_ns + limit_ns;
 	x->n_ops_given = r->n_ops;
 	ret = xfer_prepare(c, x, r, reterr);
-	if (ret >= 0) {
-		ret = dray_handles_add(&xs->table, x, &x->handle);
-		if (ret >= 0)
-			ret = deadlines_add(&xs->deadlines, x);
-		if (ret < 0)
-			dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
-				     "this worker has no room for another transfer");
-	}
 	if (ret < 0)
 		goto refused_xfer;
-
+	if (xfer_at_once(c, x)) {
+		xfer_accepted(c, x);
+		xfer_settle(c, x);
+		xfer_free(xs, x);
+		return 0;
+	}
+	ret = dray_handles_add(&xs->table, x, &x->handle);
+	if (ret >= 0)
+		ret = deadlines_add(&xs->deadlines, x);
+	if (ret < 0) {
+		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
+			     "this worker has no room for another transfer");
+		goto refused_xfer;
+	}
 	hold_all(x);
-	s->ops += r->n_ops;
+	xfer_accepted(c, x);
 	dray_list_add(&s->xfers, &x->session_link);
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	if (x->wait.p) {
 		x->state = XFER_WAITING;
 		dray_list_add(&xs->waiting, &x->wait_link);

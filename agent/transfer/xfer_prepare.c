@@ -68,56 +68,94 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 	c->up->session_fault(c, session);
 }
 
-static int refuse_op(uint32_t i, const struct dmsg_op *op, uint64_t local_length,
-		     uint64_t remote_length, struct dray_err *reterr)
+/* Operations that are read and checked at a time: a copy that stays near. */
+#define OPS_CHUNK 64u
+
+/* Operations as far as they are checked. */
+struct ops_checked {
+	uint64_t local_length, remote_length, bytes;
+	uint64_t local_end, remote_end; /* where the last one ended */
+	uint32_t n;                     /* after merging */
+};
+
+/*
+ * Checks operations [i, end), which are in wire form, and merges them, in place. Returns end, or the first that
+ * is refused. Struct xfer_op has the size of the wire form, and is behind what is read.
+ */
+static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint32_t i,
+			  uint32_t end)
 {
+	struct ops_checked k = *checked;
+	uint64_t shorter = dray_min(k.local_length, k.remote_length);
+
+	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
+	for (; i < end; i++) {
+		struct dmsg_op op;
+
+		dmsg_op_get(&ops[i], &op);
+		/* one below 0 is more than any length */
+		if (op.length - 1 >= shorter || op.local > k.local_length - op.length ||
+		    op.remote > k.remote_length - op.length)
+			break;
+		if (__builtin_add_overflow(k.bytes, op.length, &k.bytes))
+			break;
+		if (op.local == k.local_end && op.remote == k.remote_end)
+			ops[k.n - 1].length += op.length;
+		else
+			ops[k.n++] = (struct xfer_op){ op.local, op.remote, op.length };
+		k.local_end = op.local + op.length;
+		k.remote_end = op.remote + op.length;
+	}
+	*checked = k;
+	return i;
+}
+
+static int ops_refuse(const struct ops_checked *k, const void *wire, uint32_t i,
+		      struct dray_err *reterr)
+{
+	struct dmsg_op op;
+
+	dmsg_op_get(wire, &op);
+	if (op.length && op.length <= k->local_length && op.length <= k->remote_length &&
+	    op.local <= k->local_length - op.length && op.remote <= k->remote_length - op.length)
+		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+				    "the operations add up to too much");
 	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
 			    "operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
 			    "or the remote (%llu)",
-			    i, (unsigned long long)op->local, (unsigned long long)op->remote,
-			    (unsigned long long)op->length, (unsigned long long)local_length,
-			    (unsigned long long)remote_length);
+			    i, (unsigned long long)op.local, (unsigned long long)op.remote,
+			    (unsigned long long)op.length, (unsigned long long)k->local_length,
+			    (unsigned long long)k->remote_length);
 }
 
-/*
- * Reads the operations once, out of memory that the client may be writing to, then checks and merges the copy.
- * The wire form and struct xfer_op have the same size, so the copy is decoded in place.
- */
+/* Reads the operations once, out of memory that the client may be writing to; what is checked is the copy. */
 static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r,
 		    struct dray_err *reterr)
 {
-	uint64_t local_length = x->local->view->length, remote_length = x->remote->view->length;
-	uint64_t shorter = dray_min(local_length, remote_length), bytes = 0;
-	/* where the last one ended; none begins there */
-	uint64_t local_end = UINT64_MAX, remote_end = UINT64_MAX;
-	uint32_t n = 0;
+	struct ops_checked k = {
+		.local_length = x->local->view->length,
+		.remote_length = x->remote->view->length,
+		/* where none begins */
+		.local_end = UINT64_MAX,
+		.remote_end = UINT64_MAX,
+	};
 
-	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
-	if (fault_copy(x->ops, r->ops, (size_t)r->n_ops * DMSG_OP_SIZE) < 0) {
-		xfer_memory_fault(c, x->session->handle);
-		return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
-				    "the operations lie in arena memory that is not there");
-	}
-	for (uint32_t i = 0; i < r->n_ops; i++) {
-		struct dmsg_op op;
+	for (uint32_t i = 0, end; i < r->n_ops; i = end) {
+		uint32_t done;
 
-		dmsg_op_get(&x->ops[i], &op);
-		/* one below 0 is more than any length */
-		if (op.length - 1 >= shorter || op.local > local_length - op.length ||
-		    op.remote > remote_length - op.length)
-			return refuse_op(i, &op, local_length, remote_length, reterr);
-		if (__builtin_add_overflow(bytes, op.length, &bytes))
-			return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-					    "the operations add up to too much");
-		if (op.local == local_end && op.remote == remote_end)
-			x->ops[n - 1].length += op.length;
-		else
-			x->ops[n++] = (struct xfer_op){ op.local, op.remote, op.length };
-		local_end = op.local + op.length;
-		remote_end = op.remote + op.length;
+		end = dray_min(i + OPS_CHUNK, r->n_ops);
+		if (fault_copy(&x->ops[i], r->ops + (size_t)i * DMSG_OP_SIZE,
+			       (size_t)(end - i) * DMSG_OP_SIZE) < 0) {
+			xfer_memory_fault(c, x->session->handle);
+			return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
+					    "the operations lie in arena memory that is not there");
+		}
+		done = ops_check(&k, x->ops, i, end);
+		if (done != end)
+			return ops_refuse(&k, &x->ops[done], done, reterr);
 	}
-	x->bytes = bytes;
-	x->n_ops = n;
+	x->bytes = k.bytes;
+	x->n_ops = k.n;
 	return 0;
 }
 

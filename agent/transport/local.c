@@ -28,6 +28,7 @@
 #define LARGE (8u << 20)
 /* Pieces that are copied under one guard. */
 #define PIECES 128
+#define GONE "memory of a region is not there any more"
 
 struct lent {
 	struct slice *slice;
@@ -85,27 +86,19 @@ static void local_kick(struct core *c, void *state, struct channel *ch)
 
 /* --- ends of slices ------------------------------------------------------------------------------ */
 
-static bool is_local_side(const struct slice *s, const void *address)
-{
-	const uint8_t *at = address;
-
-	for (unsigned i = 0; i < s->n_local; i++) {
-		const uint8_t *base = s->local[i].iov_base;
-
-		if (at >= base && at < base + s->local[i].iov_len)
-			return true;
-	}
-	return false;
-}
-
 /* One of the two sides is gone: its session is ended, and nobody else's. */
-static void fail(struct core *c, struct slice *s, const void *address)
+static void blame(struct core *c, const struct xfer *x, const void *address)
 {
-	const struct object *o = is_local_side(s, address) ? s->xfer->local : s->xfer->target;
+	const struct object *o = local_walk_is_near(x, address) ? x->local : x->target;
 
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
 	c->up->session_fault(c, o->view->session);
-	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, "memory of a region is not there any more");
+}
+
+static void fail(struct core *c, struct slice *s, const void *address)
+{
+	blame(c, s->xfer, address);
+	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
 }
 
 static void succeed(struct core *c, struct slice *s)
@@ -114,21 +107,50 @@ static void succeed(struct core *c, struct slice *s)
 	xfer_slice_done(c, s, 0, NULL);
 }
 
-static void copy_alone(struct core *c, struct slice *s)
+/* NULL, or the address that could not be reached. */
+static const void *copy_all(struct local_walk *walk, bool stream)
 {
-	bool stream = s->xfer->bytes >= LARGE;
 	struct dray_piece pieces[PIECES];
 	const void *address = NULL;
-	struct local_walk walk;
 	unsigned n;
 
-	local_walk_init(&walk, s);
-	while ((n = local_walk(&walk, pieces, PIECES, UINT64_MAX)))
-		if (fault_copy_pieces(pieces, n, stream, &address) < 0) {
-			fail(c, s, address);
-			return;
-		}
-	succeed(c, s);
+	while ((n = local_walk(walk, pieces, PIECES, UINT64_MAX)))
+		if (fault_copy_pieces(pieces, n, stream, &address) < 0)
+			return address;
+	return NULL;
+}
+
+static void copy_alone(struct core *c, struct slice *s)
+{
+	struct local_walk walk;
+	const void *address;
+
+	local_walk_slice(&walk, s);
+	address = copy_all(&walk, s->xfer->bytes >= LARGE);
+	if (address)
+		fail(c, s, address);
+	else
+		succeed(c, s);
+}
+
+static bool local_at_once(struct core *c, void *state, struct xfer *x)
+{
+	struct local_walk walk;
+	const void *address;
+
+	(void)state;
+	if (!x->target)
+		return false;
+	local_walk_init(&walk, x, (struct xfer_cursor){ 0 }, x->bytes);
+	address = copy_all(&walk, false);
+	if (address) {
+		blame(c, x, address);
+		x->code = DRAY_E_REGION_FAULT;
+		x->detail = GONE;
+	} else {
+		core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, x->bytes);
+	}
+	return true;
 }
 
 /* --- slices that are lent out -------------------------------------------------------------------- */
@@ -144,7 +166,7 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 	if (x->bytes < LARGE)
 		return false;
 	job = crew_job(c->crew, c->index);
-	local_walk_init(&walk, s);
+	local_walk_slice(&walk, s);
 	if (!job || !crew_fill(job, &walk, true))
 		return false;
 	node = local_walk_node(s);
@@ -225,7 +247,7 @@ static bool channel_run(struct core *c, struct channel *ch)
 	struct slice *s;
 
 	while (cost < TURN_COST && (s = sched_next(c, ch, SLICE_MAX))) {
-		cost += s->bytes + (uint64_t)s->n_remote * SEGMENT_COST;
+		cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
 		copy_alone(c, s);
 	}
 	return channel_pending(ch);
@@ -246,7 +268,7 @@ static bool channel_run_lending(struct core *c, struct local *l, struct channel 
 		if (s && lend(c, l, s))
 			continue;
 		if (s) {
-			cost += s->bytes + (uint64_t)s->n_remote * SEGMENT_COST;
+			cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
 			copy_alone(c, s);
 			continue;
 		}
@@ -318,9 +340,11 @@ static bool local_announce(struct core *c, void *state)
 const struct transport_ops transport_local = {
 	.name = "local",
 	.id = DMSG_TRANSPORT_LOCAL,
+	.walks_ops = true,
 	.init = local_init,
 	.deinit = local_deinit,
 	.channel = local_channel,
+	.at_once = local_at_once,
 	.kick = local_kick,
 	.progress = local_progress,
 	.assist = local_assist,

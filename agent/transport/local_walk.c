@@ -1,67 +1,123 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/transport/local_walk.h"
 
+#include <stddef.h>
+
 #include "lib/cleanup.h"
 
-void local_walk_init(struct local_walk *w, const struct slice *s)
+void local_walk_init(struct local_walk *w, const struct xfer *x, struct xfer_cursor from,
+		     uint64_t bytes)
 {
-	const struct xfer *x = s->xfer;
-
-	*w = (struct local_walk){ .slice = s,
+	*w = (struct local_walk){ .op = &x->ops[from.op],
+				  .done = from.offset,
+				  .left = bytes,
+				  .local = (const struct region_view *)x->local->view,
 				  .target = (const struct region_view *)x->target->view,
 				  .target_offset = x->target_offset,
 				  .write = x->direction == DMSG_DIRECTION_WRITE };
+	w->near = w->local->extents;
+	w->far = w->target->extents;
 }
 
-/* The extent of `offset`; mostly that of the piece before. */
-static const struct extent_view *extent_at(struct local_walk *w, uint64_t offset)
+/* Mostly that of the piece before. */
+static inline const struct extent_view *extent_at(const struct region_view *r,
+						  const struct extent_view *last, uint64_t offset)
 {
-	const struct extent_view *e = &w->target->extents[w->extent];
+	return offset - last->start < last->length ? last :
+						     &r->extents[region_view_find(r, offset)];
+}
 
-	if (offset - e->start < e->length)
-		return e;
-	w->extent = region_view_find(w->target, offset);
-	return &w->target->extents[w->extent];
+static inline uint64_t word_at(const struct xfer_op *op, size_t at)
+{
+	return *(const uint64_t *)(const void *)((const uint8_t *)op + at);
+}
+
+/*
+ * Whole operations, as long as they lie in the two extents at hand: most do, and a batch of thousands of small
+ * ones is mostly this. Which side is the destination is settled before. Returns how many.
+ */
+static unsigned walk_whole(struct local_walk *w, struct dray_piece *v, unsigned max,
+			   uint64_t max_bytes)
+{
+	const struct extent_view *to = w->write ? w->far : w->near;
+	const struct extent_view *from = w->write ? w->near : w->far;
+	const size_t to_at = w->write ? offsetof(struct xfer_op, remote) :
+					offsetof(struct xfer_op, local);
+	const size_t from_at = w->write ? offsetof(struct xfer_op, local) :
+					  offsetof(struct xfer_op, remote);
+	const uint64_t to_start = to->start - (w->write ? w->target_offset : 0);
+	const uint64_t from_start = from->start - (w->write ? 0 : w->target_offset);
+	const uint64_t to_length = to->length, from_length = from->length;
+	const uint64_t shorter = dray_min(to_length, from_length);
+	const uint64_t most = dray_min(shorter, max_bytes);
+	uint8_t *const to_base = to->base, *const from_base = from->base;
+	const struct dray_piece *const begin = v, *const end = v + max;
+	const struct xfer_op *op = w->op;
+	uint64_t left = w->left;
+
+	for (; v < end && left; v++, op++) {
+		uint64_t bytes = op->length;
+		uint64_t into = word_at(op, to_at) - to_start;
+		uint64_t out_of = word_at(op, from_at) - from_start;
+
+		if (bytes > left || bytes > most || into > to_length - bytes ||
+		    out_of > from_length - bytes)
+			break;
+		*v = (struct dray_piece){ to_base + into, from_base + out_of, bytes };
+		left -= bytes;
+	}
+	w->op = op;
+	w->left = left;
+	return (unsigned)(v - begin);
+}
+
+/* The next piece, wherever it lies. */
+static void walk_piece(struct local_walk *w, struct dray_piece *v, uint64_t max_bytes)
+{
+	uint64_t near = w->op->local + w->done;
+	uint64_t far = w->target_offset + w->op->remote + w->done;
+	uint64_t bytes = dray_min(w->op->length - w->done, w->left);
+	uint8_t *mine, *theirs;
+
+	w->near = extent_at(w->local, w->near, near);
+	w->far = extent_at(w->target, w->far, far);
+	near -= w->near->start;
+	far -= w->far->start;
+	bytes = dray_min(bytes, w->near->length - near);
+	bytes = dray_min(bytes, w->far->length - far);
+	bytes = dray_min(bytes, max_bytes);
+	mine = w->near->base + near;
+	theirs = w->far->base + far;
+	*v = (struct dray_piece){ w->write ? theirs : mine, w->write ? mine : theirs, bytes };
+	w->left -= bytes;
+	w->done += bytes;
+	if (w->done == w->op->length) {
+		w->op++;
+		w->done = 0;
+	}
 }
 
 unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes)
 {
-	const struct slice *s = w->slice;
 	unsigned n = 0;
 
-	while (n < max && w->remote < s->n_remote) {
-		const struct pmsg_seg *seg = &s->remote[w->remote];
-		const struct iovec *iov = &s->local[w->local];
-		uint64_t offset = w->target_offset + seg->offset + w->remote_done;
-		const struct extent_view *e = extent_at(w, offset);
-		uint64_t skip = offset - e->start;
-		uint64_t left = dray_min(seg->length - w->remote_done, e->length - skip);
-		uint64_t bytes = dray_min(dray_min(left, iov->iov_len - w->local_done), max_bytes);
-		uint8_t *mine = (uint8_t *)iov->iov_base + w->local_done;
-		uint8_t *theirs = e->base + skip;
-
-		v[n++] = (struct dray_piece){ w->write ? theirs : mine, w->write ? mine : theirs,
-					      bytes };
-		w->local_done += bytes;
-		if (w->local_done == iov->iov_len) {
-			w->local++;
-			w->local_done = 0;
-		}
-		w->remote_done += bytes;
-		if (w->remote_done == seg->length) {
-			w->remote++;
-			w->remote_done = 0;
-		}
+	while (n < max && w->left) {
+		if (!w->done)
+			n += walk_whole(w, v + n, max - n, max_bytes);
+		if (n < max && w->left)
+			walk_piece(w, &v[n++], max_bytes);
 	}
 	return n;
 }
 
-static int node_of(const struct region_view *r, const uint8_t *p)
+static const struct extent_view *find(const struct region_view *r, const void *address)
 {
-	for (uint32_t i = 0; r->nodes_known && i < r->n_extents; i++)
+	const uint8_t *p = address;
+
+	for (uint32_t i = 0; i < r->n_extents; i++)
 		if (p >= r->extents[i].base && p < r->extents[i].base + r->extents[i].length)
-			return r->extents[i].node;
-	return -1;
+			return &r->extents[i];
+	return NULL;
 }
 
 int local_walk_node(const struct slice *s)
@@ -69,12 +125,19 @@ int local_walk_node(const struct slice *s)
 	const struct xfer *x = s->xfer;
 	const struct object *to = x->direction == DMSG_DIRECTION_WRITE ? x->target : x->local;
 	const struct region_view *r = (const struct region_view *)to->view;
+	const struct extent_view *e;
 	struct dray_piece first;
 	struct local_walk w;
 
 	if (!r->nodes_known)
 		return -1;
-	local_walk_init(&w, s);
+	local_walk_slice(&w, s);
 	local_walk(&w, &first, 1, 1);
-	return node_of(r, first.to);
+	e = find(r, first.to);
+	return e ? e->node : -1;
+}
+
+bool local_walk_is_near(const struct xfer *x, const void *address)
+{
+	return find((const struct region_view *)x->local->view, address) != NULL;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A slice of transport `local` as a list of pieces to copy: its local and its remote side, cut differently,
- * walked side by side. Worker thread.
+ * A stretch of a local transfer's operations as a list of pieces to copy: extents of both regions cut them
+ * differently. Worker thread.
  */
 #ifndef DRAY_AGENT_TRANSPORT_LOCAL_WALK_H
 #define DRAY_AGENT_TRANSPORT_LOCAL_WALK_H
@@ -11,26 +11,36 @@
 
 /* Where the next piece begins. */
 struct local_walk {
-	const struct slice *slice;
-	const struct region_view *target;
-	uint64_t target_offset; /* of the remote range in it */
+	const struct xfer_op *op;
+	uint64_t done; /* bytes of it */
+	uint64_t left; /* of the stretch */
+	const struct region_view *local, *target;
+	const struct extent_view *near, *far; /* of the last piece */
+	uint64_t target_offset;               /* of the remote range in it */
 	bool write;
-	unsigned local, remote;           /* index of iovec and of segment */
-	uint64_t local_done, remote_done; /* bytes of these */
-	uint32_t extent;                  /* of the target, where the last piece lay */
 };
 
-void local_walk_init(struct local_walk *w, const struct slice *s);
+/* From there on so many bytes. */
+void local_walk_init(struct local_walk *w, const struct xfer *x, struct xfer_cursor from,
+		     uint64_t bytes);
+
+static inline void local_walk_slice(struct local_walk *w, const struct slice *s)
+{
+	local_walk_init(w, s->xfer, s->from, s->bytes);
+}
 
 /* Up to `max` pieces of at most max_bytes each. 0: there are no more. */
 unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes);
 
 static inline bool local_walk_ended(const struct local_walk *w)
 {
-	return w->remote == w->slice->n_remote;
+	return !w->left;
 }
 
 /* NUMA node of the slice's first destination byte, -1: not known. */
 int local_walk_node(const struct slice *s);
+
+/* Does the address lie in the transfer's local region? Else in its target, where it is one of the two. */
+bool local_walk_is_near(const struct xfer *x, const void *address);
 
 #endif

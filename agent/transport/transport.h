@@ -20,12 +20,19 @@ struct peer_link;
 struct transport_ops {
 	const char *name;
 	enum dmsg_transport id;
+	bool walks_ops; /* it takes slices as stretches of their transfers' operations, not as lists of pieces */
 
 	int (*init)(struct core *c, void **ret_state);
 	void (*deinit)(struct core *c, void *state);
 
 	/* Channel for the transfer's regions and class, or NULL where this transport cannot carry it (now). */
 	struct channel *(*channel)(struct core *c, void *state, const struct xfer *x);
+
+	/*
+	 * Carries the transfer out before it returns, all of its operations, which are few and small: true, with
+	 * its code and detail set where it failed. False, with nothing done, where this transport cannot. May be NULL.
+	 */
+	bool (*at_once)(struct core *c, void *state, struct xfer *x);
 
 	/* A slice of a transfer that was moved to `ch` from another transport; it is dead there. May be NULL. */
 	void (*adopt)(struct core *c, void *state, struct channel *ch, struct slice *s);

@@ -188,7 +188,8 @@ static void share(uint64_t ms)
 	end = bench_ns();
 	for (unsigned i = 0; i < sessions_n; i++)
 		all += sessions[i].moved;
-	printf("{\"bytes_per_second\": %.0f, \"moved\": [", (double)all * 1e9 / (double)(end - begin));
+	printf("{\"bytes_per_second\": %.0f, \"moved\": [",
+	       (double)all * 1e9 / (double)(end - begin));
 	for (unsigned i = 0; i < sessions_n; i++)
 		printf("%s%" PRIu64, i ? ", " : "", moved[i]);
 	bench_say("]}");

@@ -131,7 +131,8 @@ static void trip(uint64_t count)
 	for (uint64_t i = 0; i < count; i++) {
 		int64_t begin = bench_ns();
 
-		if (send(ping, p, size, MSG_NOSIGNAL) != (ssize_t)size || recv(ping, &back, 1, 0) != 1)
+		if (send(ping, p, size, MSG_NOSIGNAL) != (ssize_t)size ||
+		    recv(ping, &back, 1, 0) != 1)
 			bench_die_errno("ping");
 		bench_sample(&samples, (double)(bench_ns() - begin));
 	}

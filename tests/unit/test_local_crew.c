@@ -412,10 +412,12 @@ static uint64_t helped(struct wrig *r)
 /* A sleeping worker is woken, helps, and finds its sleep again. */
 static void workers_help(void **state)
 {
+	struct dray_cpus cpus;
 	struct wrig r;
 	uint32_t i = 0;
 
-	if (dray_cpu_count() < 2)
+	dray_cpus_get(&cpus);
+	if (dray_cpus_whole(&cpus) < 2)
 		skip();
 	wrig_init_workers(&r, 3, 8, 32 * MIB);
 	assert_non_null(r.pool.crew);
