@@ -36,7 +36,7 @@ int dray_memory_alloc(uint64_t bytes, unsigned int flags, struct dray_memory *re
 	fd = dray_memfd_new("dray", length, huge);
 	if (fd < 0)
 		return -dc_code_of_errno(fd);
-	p = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = dray_map_shared(fd, 0, length, PROT_READ | PROT_WRITE);
 	if (p == MAP_FAILED)
 		return -dc_code_of_errno(errno);
 	error = dray_populate(p, length);

@@ -11,6 +11,7 @@
 
 #include "client/shared_memory.h"
 #include "lib/cleanup.h"
+#include "lib/memfd.h"
 
 int dc_pool_map(struct region *g, int fd, uint64_t bytes, struct dray_err *reterr)
 {
@@ -24,7 +25,7 @@ int dc_pool_map(struct region *g, int fd, uint64_t bytes, struct dray_err *reter
 				    "the agent's pool is not what was asked for");
 	if (!fds)
 		return -DRAY_E_NO_MEMORY;
-	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = dray_map_shared(fd, 0, bytes, PROT_READ | PROT_WRITE);
 	if (p == MAP_FAILED)
 		return -dc_code_of_errno(errno);
 	dmsg_extent_put(g->extents, &e);

@@ -56,13 +56,13 @@ static int populate_reading(const uint8_t *p, uint64_t bytes)
 
 static int populate_range(int fd, uint64_t start, uint64_t bytes)
 {
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)start);
+	void *p = dray_map_shared(fd, start, bytes, PROT_READ | PROT_WRITE);
 	bool writable = p != MAP_FAILED;
 	int error;
 
 	/* a descriptor for reading, or a file sealed against writing */
 	if (!writable && (errno == EACCES || errno == EPERM))
-		p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)start);
+		p = dray_map_shared(fd, start, bytes, PROT_READ);
 	if (p == MAP_FAILED)
 		return -errno;
 	error = writable ? dray_populate(p, bytes) : populate_reading(p, bytes);

@@ -20,6 +20,9 @@
 /* In pieces, so that a signal finds its turn and a retry does not start from the front. */
 #define POPULATE_STEP (256ULL << 20)
 
+/* Of the architectures we know with 4 KiB pages. */
+#define HUGE_PAGE (2ULL << 20)
+
 int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
 {
 	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0);
@@ -38,6 +41,34 @@ int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
 	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
 		return -errno;
 	return dray_take_fd(fd);
+}
+
+/*
+ * Free addresses for `bytes` that begin where `offset` does within a huge page. A hint only: nothing is held
+ * there, so whoever maps something in between is not hurt.
+ */
+static void *huge_address(uint64_t offset, uint64_t bytes)
+{
+	uint8_t *p;
+
+	if (bytes < HUGE_PAGE || bytes > INT64_MAX - HUGE_PAGE)
+		return NULL;
+	p = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		 -1, 0);
+	if (p == MAP_FAILED)
+		return NULL;
+	munmap(p, bytes + HUGE_PAGE);
+	return p + ((offset - (uintptr_t)p) & (HUGE_PAGE - 1));
+}
+
+void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot)
+{
+	void *p = mmap(huge_address(offset, bytes), bytes, prot, MAP_SHARED, fd, (off_t)offset);
+
+	/* a wish: kernels without them refuse it */
+	if (p != MAP_FAILED)
+		(void)madvise(p, bytes, MADV_HUGEPAGE);
+	return p;
 }
 
 /* Adding 0 dirties a page and keeps what others write into it at the same time. */

@@ -11,6 +11,13 @@
  */
 int dray_memfd_new(const char *name, uint64_t bytes, bool huge);
 
+/*
+ * mmap of a memfd, shared, placed so that the kernel can map huge pages, and marked for them: where it gives memory files
+ * none (/sys/kernel/mm/transparent_hugepage/shmem_enabled) nothing is lost. MAP_FAILED with errno. Undone
+ * by munmap().
+ */
+void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
+
 /* Fills page tables and pages of a writable shared mapping (MADV_POPULATE_WRITE, else by touching). 0 or -errno. */
 int dray_populate(void *p, uint64_t bytes);
 

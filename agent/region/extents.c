@@ -19,6 +19,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "agent/region/nodes.h"
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
@@ -296,6 +297,7 @@ static void build_view(struct region_view *v, const struct piece *pieces, uint32
 		start += p->e.length;
 	}
 	v->o.length = start;
+	nodes_find(v);
 }
 
 static int extents_alloc(struct extents *e, uint32_t n_extents, unsigned n_maps, uint16_t access,
@@ -430,6 +432,8 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 	e.view->extents[0] = (struct extent_view){ .length = x.length, .base = e.maps[0]->base };
 	e.view->fault_guarded = e.maps[0]->guarded;
 	e.view->o.length = x.length;
+	/* nobody has touched a pool's pages yet, so where they will lie is not known */
+	e.view->extents[0].node = -1;
 	*ret = e;
 	*ret_bytes = bytes;
 	return 0;

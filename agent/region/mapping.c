@@ -10,6 +10,7 @@
 
 #include "agent/region/fault.h"
 #include "lib/cleanup.h"
+#include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
 void mappings_init(struct mappings *ms, struct closer *closer)
@@ -49,7 +50,7 @@ static int reopen_writable(int fd)
 static bool map(struct mapping *m, int fd)
 {
 	int prot = PROT_READ | (m->key.writable ? PROT_WRITE : 0);
-	void *p = mmap(NULL, m->bytes, prot, MAP_SHARED, fd, 0);
+	void *p = dray_map_shared(fd, 0, m->bytes, prot);
 
 	if (p == MAP_FAILED)
 		return false;

@@ -56,6 +56,32 @@ static void populate_fills_pages_and_keeps_bytes(void **state)
 	dray_close(fd);
 }
 
+/* Where the file has a huge page the mapping has room for it. */
+static void shared_mappings_are_aligned(void **state)
+{
+	const uint64_t huge = 2 << 20, bytes = 3 * huge + 5000;
+	int fd = dray_memfd_new("test", 2 * bytes, false);
+	static const uint64_t offsets[] = { 0, 4096, 2 << 20, (2 << 20) + 8192 };
+
+	assert_true(fd >= 0);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(offsets); i++) {
+		uint8_t *p = dray_map_shared(fd, offsets[i], bytes, PROT_READ | PROT_WRITE);
+		uint8_t byte = 0;
+
+		assert_true(p != MAP_FAILED);
+		assert_int_equal((uintptr_t)p % huge, offsets[i] % huge);
+		p[bytes - 1] = (uint8_t)(i + 1);
+		assert_int_equal(pread(fd, &byte, 1, (off_t)(offsets[i] + bytes - 1)), 1);
+		assert_int_equal(byte, i + 1);
+		assert_int_equal(munmap(p, bytes), 0);
+	}
+	/* small ones, and what cannot be mapped at all */
+	assert_true(dray_map_shared(fd, 0, 100, PROT_READ) != MAP_FAILED);
+	assert_true(dray_map_shared(-1, 0, bytes, PROT_READ) == MAP_FAILED);
+	assert_int_equal(errno, EBADF);
+	dray_close(fd);
+}
+
 static void populate_reports_what_cannot_be(void **state)
 {
 	long page = sysconf(_SC_PAGESIZE);
@@ -73,6 +99,7 @@ int main(void)
 		cmocka_unit_test(new_memfd_is_sealed_and_empty),
 		cmocka_unit_test(impossible_sizes_are_refused),
 		cmocka_unit_test(populate_fills_pages_and_keeps_bytes),
+		cmocka_unit_test(shared_mappings_are_aligned),
 		cmocka_unit_test(populate_reports_what_cannot_be),
 	};
 

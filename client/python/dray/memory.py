@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that an agent can reach: sealed memfds, mapped here and populated."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -36,6 +37,8 @@ class Memory:
                 os.ftruncate(self.fd, self.size)
                 fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             self.map = mmap.mmap(self.fd, self.size, flags=mmap.MAP_SHARED)
+            with contextlib.suppress(OSError):  # a wish: kernels without huge pages refuse it
+                self.map.madvise(mmap.MADV_HUGEPAGE)
             if populate:
                 self.populate()
         except BaseException:
