@@ -159,8 +159,8 @@ $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
-# Fuzzers and what runs under TSan know neither drayctl nor libdray, which need not be built for them.
-TEST_ARCHIVES := $(if $(filter tsan fuzz,$(VARIANT)),$(filter-out $(B)/libctl.a $(B)/libclient.a,$(ARCHIVES)),$(ARCHIVES))
+# Fuzzers know neither drayctl nor libdray, and what runs under TSan no drayctl: they need not be built for them.
+TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
 $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent))

@@ -135,9 +135,10 @@ DRAY_API int dray_get_info(const struct dray *d, struct dray_info *ret);
 /*
  * One descriptor for poll(2) or epoll(7) that is readable when dray_process() has something to do,
  * be it replies, completions of the ring, or a reconnect that is due. The handle's; the same for
- * its whole life.
+ * its whole life. From the first call on, completions wake it: a program that has no use for it does
+ * better without.
  */
-DRAY_API int dray_fd(const struct dray *d);
+DRAY_API int dray_fd(struct dray *d);
 
 /*
  * Drives the session: takes what came, reconnects when that is due, runs callbacks. Blocks until a

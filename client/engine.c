@@ -3,8 +3,8 @@
  * Driving a handle. One epoll instance watches the data socket, the completion doorbell and a
  * timer; it is what dray_fd() gives out.
  *
- * The ring needs care. While nobody waits inside the library the handle is armed: the agent is told
- * to ring for completions, so that a poll on dray_fd() wakes. A wait disarms it, takes what is in
+ * The ring needs care. While nobody waits inside the library the handle is armed, once dray_fd() has
+ * been given out: the agent is told to ring for completions, so that a poll on it wakes. A wait disarms it, takes what is in
  * the ring, spins for as long as that pays (lib/linger.h), and arms it again before it sleeps; then and
  * on the way out the ring is looked at once more after arming (see ring.h).
  *
@@ -180,9 +180,10 @@ static void sleep_until(struct dray *d, int64_t until)
 	dc_ring_set_sleeping(&d->ring, false);
 }
 
+/* Who was never given the descriptor cannot wait for it: the agent need not ring while we are elsewhere. */
 static void arm(struct dray *d)
 {
-	if (d->armed)
+	if (d->armed || !d->fd_given)
 		return;
 	d->armed = true;
 	if (dc_ring_set_sleeping(&d->ring, true))
@@ -238,9 +239,15 @@ void dc_engine_leave(struct dray *d)
 		kick(d);
 }
 
-int dray_fd(const struct dray *d)
+int dray_fd(struct dray *d)
 {
-	return dc_enter(d) ? -DRAY_E_OUT_OF_ORDER : d->epoll_fd;
+	if (dc_enter(d))
+		return -DRAY_E_OUT_OF_ORDER;
+	if (!d->fd_given) {
+		d->fd_given = true;
+		arm(d);
+	}
+	return d->epoll_fd;
 }
 
 static size_t ready_count(const struct dray *d)

@@ -144,6 +144,7 @@ struct dray {
 	uint32_t poll_turns;
 	bool rung; /* the last look found the doorbell rung */
 	bool in_callback;
+	bool fd_given;        /* the program may wait for dray_fd() */
 	bool armed;           /* dray_fd() wakes for completions of the ring */
 	uint32_t must_read;   /* a caller waits for an answer: events do not stop us reading */
 	uint32_t called_back; /* callbacks run */

@@ -413,6 +413,11 @@ class Agent:
         status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) << 10
 
+    def polling(self):
+        """How long its workers poll, in nanoseconds, and why that is 0."""
+        got = self.ctl("status", "--json")
+        return got["poll_time_ns"], got["poll_reason"]
+
     def ctl(self, *argv, check=True):
         """Runs drayctl against this agent; gives what it prints, parsed where --json is asked for."""
         done = subprocess.run([DRAYCTL, "--control", self.control, *argv], text=True, timeout=LIMIT,
@@ -576,6 +581,31 @@ class Actor:
 
     def __exit__(self, *exc):
         self.kill()
+
+
+class Waiter:
+    """waiter.c beside an agent: asked for transfers, tells how it waited for them."""
+
+    def __init__(self, agent, *args, wrap=(), **env):
+        # setpriv: as with agents
+        self.process = subprocess.Popen(["setpriv", "--pdeathsig=KILL", *wrap, BUILD / "tests/integration/waiter", agent.socket, *args], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1,
+                                        env={k: v for k, v in os.environ.items() if not k.startswith("DRAY_")} | env)
+
+    def trips(self, n):
+        self.process.stdin.write(f"{n}\n")
+        return self.hear()
+
+    def hear(self):
+        return json.loads(self.process.stdout.readline())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.kill() if exc[0] else self.process.wait(LIMIT)
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
  *
  * A doorbell is an eventfd that is never read, watched edge-triggered: ringing makes it pending, epoll_wait()
  * takes that, and rings in between are one. client_sleeping asks for it while the client sleeps in the library,
- * and also while it is elsewhere ("armed"), where the program may poll dray_fd().
+ * and also, from the first call of dray_fd() on, while it is elsewhere ("armed"), where the program may poll that.
  *
  * Mistakes:
  *   AGENT_NO_SECOND_LOOK    sleeps after announcing without a look at sq_tail
@@ -303,7 +303,10 @@ inline dc_engine_wait()
 		fi
 	od;
 	take();
-	arm()
+	if
+	:: arm()
+	:: true -> skip /* dray_fd() was never called so far */
+	fi
 }
 
 /* The program: sleeps on dray_fd() until it is readable, then dray_process(d, 0). */

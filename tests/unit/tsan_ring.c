@@ -1,114 +1,159 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client and a real worker over a ring: submissions in bursts, waiting asleep or awake, so that both ways of
- * waking are met many times. A lost wake-up shows as a time-out.
+ * Clients, by libdray's own end of the ring, and a real worker that serves them all: submissions in bursts, and
+ * each way of waiting on both ends by turns, so that every way of waking is met many times. A lost wake-up shows
+ * as a time-out.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
 #include "lib/assert.h"
-#include "tests/unit/worker_rig.h"
+#include "lib/cpu.h"
+#include "lib/time.h"
+#include "tests/unit/ring_rig.h"
 
 #define ENTRIES 64
-#define TRANSFERS 60000
+#define CLIENTS 4
+#define TRANSFERS 15000 /* of each client */
 #define WAIT_MS 20000
+#define SPIN_NS 200000 /* under the sanitizer everything takes ten times as long */
 
 struct client {
-	struct wrig *r;
-	uint32_t sq_tail, cq_head;
-	uint64_t submitted, completed, slept;
+	struct ring_end *end;
+	struct dray_linger linger;
+	unsigned seed;
+	pthread_t thread;
+	uint64_t submitted, completed, spun, slept, polled;
+	bool armed;
 };
-
-static _Atomic uint32_t *word(struct wrig *r, uint32_t offset)
-{
-	return (_Atomic uint32_t *)(void *)(r->ring.ring + offset);
-}
 
 static void submit(struct client *c, unsigned n)
 {
-	struct wrig *r = c->r;
-	uint64_t one = 1;
-
-	for (unsigned i = 0; i < n; i++, c->sq_tail++, c->submitted++)
-		dmsg_sqe_put(r->ring.ring + r->ring.sq_offset +
-				     (c->sq_tail & (ENTRIES - 1)) * DMSG_SQE_SIZE,
-			     &(struct dmsg_sqe){ .user_data = c->submitted,
-						 .direction = DMSG_DIRECTION_WRITE,
-						 .op_count = 1,
-						 .local = WRIG_REGION_A,
-						 .remote = WRIG_REMOTE_B,
-						 .op_local = c->submitted % 64 * 64,
-						 .op_remote = c->submitted % 64 * 64,
-						 .op_length = 64 });
-	atomic_store(word(r, DMSG_RING_SQ_TAIL), c->sq_tail);
-	if (atomic_load(word(r, DMSG_RING_AGENT_SLEEPING)))
-		dray_assert(write(r->doorbell, &one, sizeof(one)) == sizeof(one));
+	for (; n && ring_end_room(c->end); n--, c->submitted++)
+		ring_end_put(c->end, c->submitted, RING_RIG_FROM, RING_RIG_TO,
+			     c->submitted % 64 * 64);
+	ring_end_submit(c->end);
 }
 
 static unsigned reap(struct client *c)
 {
-	struct wrig *r = c->r;
-	uint32_t tail = atomic_load_explicit(word(r, DMSG_RING_CQ_TAIL), memory_order_seq_cst);
 	unsigned n = 0;
+	uint64_t id;
 
-	for (; c->cq_head != tail; c->cq_head++, n++) {
-		struct dmsg_cqe e;
-
-		dmsg_cqe_get(r->ring.ring + r->ring.cq_offset +
-				     (c->cq_head & (2 * ENTRIES - 1)) * DMSG_CQE_SIZE,
-			     &e);
-		dray_assert(e.status == 0 && e.bytes == 64);
+	while (ring_end_take(c->end, &id)) {
+		dray_assert(id < c->submitted);
+		n++;
 	}
-	atomic_store_explicit(word(r, DMSG_RING_CQ_HEAD), c->cq_head, memory_order_release);
 	c->completed += n;
 	return n;
 }
 
-static void wait_asleep(struct client *c)
+static void sleep_once(struct client *c)
 {
 	struct epoll_event ev;
 
-	atomic_store(word(c->r, DMSG_RING_CLIENT_SLEEPING), 1);
-	if (!reap(c)) {
+	if (epoll_wait(ring_end_completion_fd(c->end), &ev, 1, WAIT_MS) == 1)
+		return;
+	printf("not ok - no wake-up is lost # after %llu transfers\n",
+	       (unsigned long long)c->completed);
+	fflush(stdout);
+	_exit(1);
+}
+
+/* As dc_engine_wait(): spins for as long as that pays, then sleeps; armed in the end. */
+static void wait_in_library(struct client *c)
+{
+	ring_end_set_sleeping(c->end, false);
+	dray_linger_begin(&c->linger);
+	while (!ring_end_pending(c->end) && dray_linger_idle(&c->linger, dray_now().ns))
+		dray_cpu_relax();
+	if (ring_end_pending(c->end)) {
+		c->spun++;
+	} else {
 		c->slept++;
-		if (epoll_wait(c->r->completion, &ev, 1, WAIT_MS) != 1) {
-			printf("not ok - no wake-up is lost # after %llu transfers\n",
-			       (unsigned long long)c->completed);
-			exit(1);
-		}
+		while (!ring_end_set_sleeping(c->end, true) && !ring_end_pending(c->end))
+			sleep_once(c);
+		ring_end_set_sleeping(c->end, false);
 	}
-	atomic_store_explicit(word(c->r, DMSG_RING_CLIENT_SLEEPING), 0, memory_order_relaxed);
+	dray_linger_worked(&c->linger, dray_now().ns);
+	reap(c);
+	c->armed = true;
+	ring_end_set_sleeping(c->end, true);
+}
+
+/* As a program that polls dray_fd(), which stays armed all the time. */
+static void poll_armed(struct client *c)
+{
+	if (!c->armed) {
+		c->armed = true;
+		ring_end_set_sleeping(c->end, true);
+	}
+	c->polled++;
+	while (!reap(c))
+		sleep_once(c);
+}
+
+/* As dray_poll(). */
+static void poll_awake(struct client *c)
+{
+	c->armed = false;
+	ring_end_set_sleeping(c->end, false);
+	reap(c);
+}
+
+static void *client(void *arg)
+{
+	struct client *c = arg;
+
+	while (c->completed < TRANSFERS) {
+		unsigned way = (unsigned)rand_r(&c->seed) % 8;
+
+		submit(c, 1 + (unsigned)rand_r(&c->seed) % (way < 6 ? 4 : ENTRIES));
+		/* long enough for the worker to fall asleep now and then */
+		if (rand_r(&c->seed) % 8 == 0)
+			usleep((useconds_t)(rand_r(&c->seed) % 100));
+		if (way < 4)
+			wait_in_library(c);
+		else if (way < 6)
+			poll_armed(c);
+		else
+			poll_awake(c);
+		while (ring_end_in_flight(c->end) >= ENTRIES)
+			wait_in_library(c);
+	}
+	while (c->completed < c->submitted)
+		wait_in_library(c);
+	return NULL;
 }
 
 int main(void)
 {
-	struct wrig rig;
-	struct client c = { .r = &rig };
-	unsigned seed = 5;
+	static struct client clients[CLIENTS];
+	static struct ring_rig rig;
+	uint64_t spun = 0, slept = 0, polled = 0, received, sent;
 
-	wrig_init(&rig, ENTRIES, 1 << 16);
-	while (c.completed < TRANSFERS) {
-		unsigned room = ENTRIES - (unsigned)(c.submitted - c.completed);
-		unsigned n = 1 + (unsigned)rand_r(&seed) % ENTRIES;
-
-		if (n > room)
-			n = room;
-		if (n)
-			submit(&c, n);
-		if (rand_r(&seed) % 4 == 0)
-			usleep((useconds_t)(rand_r(&seed) % 100));
-		if (rand_r(&seed) % 2)
-			wait_asleep(&c);
-		else
-			reap(&c);
-		while (c.submitted - c.completed >= ENTRIES)
-			wait_asleep(&c);
+	ring_rig_init(&rig, CLIENTS, ENTRIES, SPIN_NS, true);
+	for (unsigned i = 0; i < CLIENTS; i++) {
+		clients[i].end = rig.ends[i];
+		clients[i].seed = i + 5;
+		dray_linger_limit(&clients[i].linger, SPIN_NS);
+		dray_assert(pthread_create(&clients[i].thread, NULL, client, &clients[i]) == 0);
 	}
-	wrig_deinit(&rig);
-	printf("ok - no wake-up is lost # %llu transfers, %llu sleeps\n",
-	       (unsigned long long)c.completed, (unsigned long long)c.slept);
-	return c.completed == c.submitted || c.completed >= TRANSFERS ? 0 : 1;
+	for (unsigned i = 0; i < CLIENTS; i++) {
+		dray_assert(pthread_join(clients[i].thread, NULL) == 0);
+		spun += clients[i].spun;
+		slept += clients[i].slept;
+		polled += clients[i].polled;
+	}
+	received = worker_counters(rig.worker)->v[DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL];
+	sent = worker_counters(rig.worker)->v[DRAY_METRIC_DOORBELLS_SENT_TOTAL];
+	ring_rig_deinit(&rig);
+	printf("ok - no wake-up is lost # %d transfers of %d clients: %llu waits spun, %llu slept, "
+	       "%llu polled; doorbells: %llu to the worker, %llu to clients\n",
+	       TRANSFERS, CLIENTS, (unsigned long long)spun, (unsigned long long)slept,
+	       (unsigned long long)polled, (unsigned long long)received, (unsigned long long)sent);
+	return 0;
 }

@@ -57,6 +57,8 @@ class Client(Placement):
     When the agent is restarted, what was in flight ends with errors.AgentRestarted. The next
     request (or reconnect()) connects again, registers the regions again, and waits up to `patience`
     seconds for the agent.
+
+    It sleeps at once where it waits, in epoll: DRAY_SPIN is for libdray.
     """
 
     def __init__(self, socket=None, *, group="", name="", notifications=False, segments=False,

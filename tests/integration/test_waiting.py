@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting on both sides of a ring: who rings whom, and that nothing spins where there is one CPU for both."""
+
+import os
+
+import dray
+import pytest
+from dray import _schema as s
+from harness import LIMIT, MIB, Side, Waiter, noise, until
+
+CPU = min(os.sched_getaffinity(0))
+MANY = len(os.sched_getaffinity(0)) > 1
+
+
+def counters(agent):
+    return agent.ctl("status", "--json")["counters"]
+
+
+def bell(agent, which):
+    return counters(agent)[f"dray_doorbells_{which}_total"]
+
+
+# --- doorbells --------------------------------------------------------------------------------------
+
+def test_one_doorbell_for_a_batch(agent):
+    """To an agent that sleeps, and from it to a client that does."""
+    with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
+        here.client.open_ring()
+        remote, ring = here.reach(there), here.client.ring
+        for batch in range(1, 11):
+            until(lambda: ring._word(s.RING_AGENT_SLEEPING), "the worker's sleep")
+            received, sent = bell(agent, "received"), bell(agent, "sent")
+            pending = []
+            for i in range(batch):  # without a doorbell the worker sleeps on
+                transfer = dray.Transfer(here.client)
+                ring.push(user_data=here.client._number(transfer), direction=2, op_count=1, local=here.region.handle,
+                          remote=remote.handle, op_local=i * 100, op_remote=i * 100, op_length=100)
+                pending.append(transfer)
+            ring.ring_doorbell()
+            for transfer in pending:
+                transfer.result(LIMIT)
+            until(lambda: bell(agent, "received") == received + 1, "its count")
+            assert bell(agent, "sent") == sent + 1
+        assert here.view[:1000] == there.view[:1000]
+
+
+def test_no_doorbell_while_both_look(new_agent):
+    """A client that spins for a second at most, and a worker that polls for ten milliseconds: each finds the other awake."""
+    if not MANY:
+        pytest.skip("one CPU: nobody spins")
+    agent = new_agent(settings={"agent.poll_time": "10ms", "agent.workers": 1})
+    with Waiter(agent, "1000000") as waiter:
+        waiter.trips(100)
+        received, sent = bell(agent, "received"), bell(agent, "sent")
+        got = waiter.trips(1000)
+        assert got["spun"] + got["slept"] <= 1000
+        # the machine may take the CPU away from either, but not most of the time
+        assert bell(agent, "received") - received < 500 and bell(agent, "sent") - sent < 500
+
+
+def test_a_client_that_sleeps_is_rung(new_agent):
+    """One doorbell for each transfer that it sleeps for, as it has one at a time."""
+    agent = new_agent()
+    with Waiter(agent, DRAY_SPIN="0") as waiter:
+        waiter.trips(10)
+        sent = bell(agent, "sent")
+        got = waiter.trips(300)
+        assert got["spin_ns"] == 0 and got["spun"] == 0
+        # one that is done before the client could say that it sleeps needs none
+        assert 0 < bell(agent, "sent") - sent <= 300 and 0 < got["slept"] <= 300
+
+
+# --- one CPU ----------------------------------------------------------------------------------------
+
+def test_one_cpu(new_agent):
+    """By affinity: the worker does not poll, and the client does not spin."""
+    taskset = ["taskset", "-c", str(CPU)]
+    agent = new_agent(wrap=taskset)
+    assert agent.polling() == (0, "1 CPU allowed")
+    assert "off: 1 CPU allowed" in agent.ctl("status")
+    with Waiter(agent, wrap=taskset) as waiter:
+        got = waiter.trips(500)
+    assert got["spin_ns"] == 0 and got["spun"] == 0
+
+
+def test_cpus_change(new_agent):
+    """Another mask while it runs is seen soon, and by a reload at once. The workers' own masks do not count."""
+    if not MANY:
+        pytest.skip("one CPU alone")
+    agent = new_agent(settings={"segment.listen_interval": "100ms"})
+    every = os.sched_getaffinity(agent.pid)
+    assert agent.polling() == (30000, "")
+    for task in os.listdir(f"/proc/{agent.pid}/task"):
+        if int(task) != agent.pid:
+            os.sched_setaffinity(int(task), {CPU})
+    agent.ctl("reload")
+    assert agent.polling() == (30000, "")
+    os.sched_setaffinity(agent.pid, {CPU})
+    until(lambda: agent.polling() == (0, "1 CPU allowed"), "the agent's look")
+    assert "workers do not poll any more: 1 CPU allowed" in agent.text()
+    os.sched_setaffinity(agent.pid, every)
+    agent.ctl("reload")
+    assert agent.polling() == (30000, "")
+
+
+def test_polling_switched_off(new_agent):
+    agent = new_agent(settings={"agent.poll_time": "0us"})
+    if MANY:
+        assert agent.polling() == (0, "agent.poll_time is 0")
+    with Waiter(agent) as waiter:
+        waiter.trips(100)
+
+
+# --- DRAY_SPIN --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("value, args, spin", [("50us", (), 50000), ("0", (), 0), ("700ns", (), 700), ("1s", (), 10**9),
+                                               ("50us", ("7",), 7000), ("nonsense", ("7",), 7000)])
+def test_spin_by_environment(agent, value, args, spin):
+    """The caller's own number goes before it."""
+    with Waiter(agent, *args, DRAY_SPIN=value) as waiter:
+        assert waiter.trips(3)["spin_ns"] == spin
+
+
+@pytest.mark.parametrize("value", ["20", "fast", "-1us", "2s", "20us "])
+def test_spin_malformed(agent, value):
+    with Waiter(agent, DRAY_SPIN=value) as waiter:
+        assert waiter.hear()["why"] == f'DRAY_SPIN is "{value}": write a duration up to 1s, such as 20us, or 0'

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/ring_rig.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "lib/assert.h"
+#include "lib/time.h"
+
+#define GROUP 7
+
+static dray_handle handle_of(unsigned i)
+{
+	return 1ull << 32 | (i + 1);
+}
+
+static void run(struct ring_rig *r, struct command cmd)
+{
+	worker_post(r->worker, &cmd);
+	if (!r->threaded)
+		worker_turn(r->worker, false);
+}
+
+static void objects(struct ring_rig *r)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+
+		dray_assert(v);
+		v->o = (struct object_view){ OBJECT_REGION, handle_of(i),   GROUP,
+					     handle_of(0),  RING_RIG_BYTES, DMSG_ACCESS_ALL };
+		v->n_extents = 1;
+		v->extents[0] = (struct extent_view){ 0, RING_RIG_BYTES, r->memory[i] };
+		r->regions[i] = v;
+		run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &v->o });
+	}
+	r->remote.o = (struct object_view){ OBJECT_REMOTE, RING_RIG_TO,    GROUP,
+					    handle_of(0),  RING_RIG_BYTES, DMSG_ACCESS_ALL };
+	r->remote.is_local = true;
+	r->remote.region = handle_of(1);
+	run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &r->remote.o });
+}
+
+static void session(struct ring_rig *r, unsigned i, uint32_t entries)
+{
+	int pair[2];
+
+	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
+		    0);
+	r->clients[i] = pair[1];
+	r->shared[i] = (struct session_shared){ .session = handle_of(i),
+						.group = GROUP,
+						.own = { .transfers_max = 4096 },
+						.group_quota = &r->group,
+						.agent_quota = &r->agent,
+						.ops_max = 1 << 20,
+						.requests_max = 4 };
+	run(r, (struct command){
+		       .type = COMMAND_SESSION_ADD, .fd = pair[0], .shared = &r->shared[i] });
+	r->ends[i] = ring_end_new(entries, &r->rings[i]);
+	run(r, (struct command){
+		       .type = COMMAND_RING_OPEN, .session = handle_of(i), .ring = &r->rings[i] });
+}
+
+void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t poll_time_ns,
+		   bool threaded)
+{
+	const struct core_config cfg = { .slice_size = 1 << 20,
+					 .slice_timeout_ns = DRAY_NS_PER_SEC,
+					 .deadline_ns = 60 * DRAY_NS_PER_SEC,
+					 .slices_per_session = 64,
+					 .tcp_streams = 1,
+					 .tcp_latency_streams = 1,
+					 .tcp_slices_in_flight = 8,
+					 .connect_timeout_ns = DRAY_NS_PER_SEC,
+					 .backoff_min_ns = DRAY_NS_PER_MS,
+					 .backoff_max_ns = DRAY_NS_PER_SEC,
+					 .poll_time_ns = poll_time_ns };
+
+	memset(r, 0, sizeof(*r));
+	r->n = n;
+	r->threaded = threaded;
+	r->group.transfers_max = r->agent.transfers_max = 100000;
+	dray_assert(n && n <= RING_RIG_SESSIONS);
+	dray_assert(worker_make(&r->worker, 0, &cfg, 100000, NULL) == 0);
+	if (threaded)
+		dray_assert(worker_start(r->worker, NULL) == 0);
+	objects(r);
+	for (unsigned i = 0; i < n; i++)
+		session(r, i, entries);
+}
+
+struct wsession *ring_rig_session(struct ring_rig *r, unsigned i)
+{
+	struct wsession *s = wsession_get(r->worker, handle_of(i));
+
+	dray_assert(s);
+	return s;
+}
+
+static void wait_gone(struct ring_rig *r)
+{
+	struct pollfd p = { .fd = worker_event_fd(r->worker), .events = POLLIN };
+	unsigned gone = 0;
+	struct event ev;
+
+	while (gone < r->n) {
+		if (worker_next_event(r->worker, &ev))
+			gone += ev.type == EVENT_SESSION_GONE;
+		else if (!r->threaded)
+			worker_turn(r->worker, false);
+		else
+			dray_assert(poll(&p, 1, 20000) == 1);
+	}
+}
+
+void ring_rig_deinit(struct ring_rig *r)
+{
+	for (unsigned i = 0; i < r->n; i++)
+		run(r, (struct command){ .type = COMMAND_SESSION_CLOSE,
+					 .session = handle_of(i),
+					 .code = DRAY_E_SESSION_CLOSED });
+	wait_gone(r);
+	dray_assert(worker_free(r->worker));
+	for (unsigned i = 0; i < r->n; i++) {
+		dray_assert(r->shared[i].own.transfers == 0);
+		ring_end_free(r->ends[i]);
+		close(r->clients[i]);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		free(r->regions[i]);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who rings whom, and how often: libdray's end of a ring and the worker's, in one thread, so that each order of
+ * their steps is a choice.
+ */
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include "tests/unit/cm.h"
+#include "tests/unit/ring_rig.h"
+
+#define ENTRIES 16
+
+static struct ring_rig rig;
+
+static int setup(void **state)
+{
+	ring_rig_init(&rig, 2, ENTRIES, 20000, false);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	ring_rig_deinit(&rig);
+	return 0;
+}
+
+static void submit(unsigned session, unsigned n)
+{
+	static uint64_t id;
+
+	for (unsigned i = 0; i < n; i++) {
+		assert_true(ring_end_room(rig.ends[session]));
+		ring_end_put(rig.ends[session], ++id, RING_RIG_FROM, RING_RIG_TO, i * 64);
+	}
+	ring_end_submit(rig.ends[session]);
+}
+
+/* Times that the client has rung since this was last asked. */
+static unsigned rung(unsigned session)
+{
+	eventfd_t n = 0;
+
+	if (eventfd_read(rig.rings[session].doorbell_fd, &n) < 0)
+		return 0;
+	return (unsigned)n;
+}
+
+/* Has the agent rung? */
+static bool told(unsigned session)
+{
+	struct epoll_event ev;
+
+	return epoll_wait(ring_end_completion_fd(rig.ends[session]), &ev, 1, 0) == 1;
+}
+
+static uint64_t count(enum dray_metric m)
+{
+	return worker_counters(rig.worker)->v[m];
+}
+
+static void turn_until_done(unsigned session)
+{
+	uint64_t id;
+
+	for (unsigned turns = 0; ring_end_in_flight(rig.ends[session]); turns++) {
+		assert_true(turns < 1000);
+		worker_turn(rig.worker, false);
+		while (ring_end_take(rig.ends[session], &id))
+			;
+	}
+}
+
+static void an_awake_agent_is_not_rung(void **state)
+{
+	for (unsigned i = 0; i < 50; i++) {
+		submit(0, 1 + i % ENTRIES);
+		assert_int_equal(rung(0), 0);
+		turn_until_done(0);
+	}
+	assert_int_equal(count(DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL), 0);
+}
+
+static void a_sleeping_agent_is_rung_once(void **state)
+{
+	struct wsession *s = ring_rig_session(&rig, 0);
+
+	for (unsigned i = 1; i <= 20; i++) {
+		assert_false(ring_announce(s));
+		submit(0, 3);
+		assert_int_equal(rung(0), 1);
+		/* it is on its way: what comes meanwhile is found as well */
+		submit(0, 3);
+		submit(0, 1);
+		assert_int_equal(rung(0), 0);
+		ring_awake(s);
+		submit(0, 1);
+		assert_int_equal(rung(0), 0);
+		turn_until_done(0);
+		assert_int_equal(count(DRAY_METRIC_TRANSFERS_DONE_TOTAL), i * 8);
+	}
+}
+
+static void doorbells_are_counted(void **state)
+{
+	for (unsigned i = 1; i <= 20; i++) {
+		assert_false(ring_announce(ring_rig_session(&rig, 0)));
+		assert_false(ring_announce(ring_rig_session(&rig, 1)));
+		submit(0, 4);
+		submit(1, 4);
+		ring_awake(ring_rig_session(&rig, 0));
+		ring_awake(ring_rig_session(&rig, 1));
+		turn_until_done(0);
+		turn_until_done(1);
+		assert_int_equal(count(DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL), 2 * i);
+	}
+}
+
+static void work_that_came_first_is_seen(void **state)
+{
+	submit(0, 1);
+	assert_true(ring_announce(ring_rig_session(&rig, 0)));
+	ring_awake(ring_rig_session(&rig, 0));
+	assert_int_equal(rung(0), 0);
+	turn_until_done(0);
+	assert_false(ring_announce(ring_rig_session(&rig, 0)));
+	ring_awake(ring_rig_session(&rig, 0));
+}
+
+static void a_client_that_looks_is_not_rung(void **state)
+{
+	for (unsigned i = 0; i < 20; i++) {
+		submit(0, ENTRIES);
+		turn_until_done(0);
+		assert_false(told(0));
+	}
+	assert_int_equal(count(DRAY_METRIC_DOORBELLS_SENT_TOTAL), 0);
+}
+
+static void a_sleeping_client_is_rung_once_for_a_batch(void **state)
+{
+	for (unsigned i = 1; i <= 20; i++) {
+		submit(0, ENTRIES);
+		assert_false(ring_end_set_sleeping(rig.ends[0], true));
+		assert_false(told(0));
+		for (unsigned turns = 0; !ring_end_pending(rig.ends[0]); turns++) {
+			assert_true(turns < 1000);
+			worker_turn(rig.worker, false);
+		}
+		assert_true(told(0));
+		ring_end_set_sleeping(rig.ends[0], false);
+		turn_until_done(0);
+		assert_false(told(0));
+		assert_int_equal(count(DRAY_METRIC_DOORBELLS_SENT_TOTAL), i);
+	}
+}
+
+static void completions_that_came_first_are_seen(void **state)
+{
+	submit(0, 1);
+	while (!ring_end_pending(rig.ends[0]))
+		worker_turn(rig.worker, false);
+	assert_true(ring_end_set_sleeping(rig.ends[0], true));
+	assert_false(told(0));
+	ring_end_set_sleeping(rig.ends[0], false);
+	turn_until_done(0);
+}
+
+/* The worker's own turns: it polls, announces, sleeps, is woken up, and takes its announcement back. */
+static void a_turn_that_sleeps_announces(void **state)
+{
+	struct core_config *cfg = malloc(sizeof(*cfg));
+	uint64_t id;
+
+	assert_non_null(cfg);
+	*cfg = rig.worker->core.cfg;
+	cfg->poll_time_ns = 0;
+	worker_post(rig.worker, &(struct command){ .type = COMMAND_CONFIG, .config = cfg });
+	worker_turn(rig.worker, false);
+	for (unsigned i = 0; i < 20; i++) {
+		struct wsession *s = ring_rig_session(&rig, 1);
+
+		submit(0, 2);
+		/* it ends: with work it does not sleep, and what follows is woken by an event that waits already */
+		worker_turn(rig.worker, true);
+		assert_false(s->ring->announced);
+		worker_signal(rig.worker->command_fd);
+		worker_turn(rig.worker, true);
+		assert_false(s->ring->announced);
+		while (ring_end_take(rig.ends[0], &id))
+			;
+		assert_int_equal(ring_end_in_flight(rig.ends[0]), 0);
+		submit(1, 1);
+		assert_int_equal(rung(1), 0);
+		turn_until_done(1);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(an_awake_agent_is_not_rung, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_sleeping_agent_is_rung_once, setup, teardown),
+		cmocka_unit_test_setup_teardown(doorbells_are_counted, setup, teardown),
+		cmocka_unit_test_setup_teardown(work_that_came_first_is_seen, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_client_that_looks_is_not_rung, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_sleeping_client_is_rung_once_for_a_batch, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(completions_that_came_first_are_seen, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_announces, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

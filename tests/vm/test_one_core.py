@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent and engine in a cgroup that has one CPU for both, by a quota or by a cpuset: nobody spins, and limits that change are seen."""
+
+import contextlib
+import pathlib
+import re
+
+import harness
+import pytest
+from harness import LIMIT, Waiter, until
+
+ROOT = pathlib.Path("/sys/fs/cgroup")
+
+
+class Cgroup:
+    def __init__(self, name):
+        (ROOT / "cgroup.subtree_control").write_text("+cpu +cpuset")
+        self.path = ROOT / name
+        self.path.mkdir()
+
+    def set(self, file, text):
+        (self.path / file).write_text(text)
+
+    def enter(self):
+        """A command's words before it, so that it runs in here."""
+        return ["sh", "-c", f'echo $$ >{self.path}/cgroup.procs && exec "$@"', "sh"]
+
+    def remove(self):
+        def gone():
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+            return not self.path.exists()
+
+        until(gone, "the cgroup's end")
+
+
+@pytest.fixture
+def cgroup():
+    one = Cgroup("pod")
+    yield one
+    one.remove()
+
+
+@pytest.fixture
+def agents(cgroup):
+    """Started in the test, and gone before the cgroup is."""
+    lab = harness.Lab(alone=True)
+
+    def make(**how):
+        return lab.agent(**how).start()
+
+    yield make
+    for agent in lab.agents:
+        agent.stop()
+    lab.close()
+
+
+def switches(agent):
+    """Times that the agent's threads gave the CPU away, and times that it was taken from them."""
+    total = [0, 0]
+    for task in pathlib.Path(f"/proc/{agent.pid}/task").iterdir():
+        found = re.findall(r"voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text())
+        total = [a + int(b) for a, b in zip(total, found)]
+    return total
+
+
+@pytest.mark.parametrize("file, text, why", [("cpu.max", "100000 100000", "a CPU limit of 1.000"),
+                                             ("cpu.max", "150000 100000", "a CPU limit of 1.500"),
+                                             ("cpuset.cpus", "0", "1 CPU allowed")])
+def test_one_cpu_for_both(cgroup, agents, file, text, why):
+    cgroup.set(file, text)
+    agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1})
+    assert agent.polling() == (0, why)
+    with Waiter(agent, wrap=cgroup.enter()) as waiter:
+        waiter.trips(20)
+        given, _ = switches(agent)
+        got = waiter.trips(300)
+        assert got["spin_ns"] == 0 and got["spun"] == 0 and got["slept"] > 0
+        # the worker gives the CPU away instead of looking on: once for most transfers
+        assert switches(agent)[0] - given > 100, got
+
+
+def test_limits_change(cgroup, agents):
+    """As an in-place resize of the pod does it."""
+    agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1, "segment.listen_interval": "200ms"})
+    assert agent.polling() == (30000, "")
+    for text, expected in (("50000 100000", (0, "a CPU limit of 0.500")), ("200000 100000", (30000, "")),
+                           ("199000 100000", (0, "a CPU limit of 1.990")), ("max 100000", (30000, ""))):
+        cgroup.set("cpu.max", text)
+        until(lambda: agent.polling() == expected, f"{expected}", limit=2 * LIMIT)
+    cgroup.set("cpuset.cpus", "1")
+    until(lambda: agent.polling() == (0, "1 CPU allowed"), "the cpuset", limit=2 * LIMIT)
+    with Waiter(agent, wrap=cgroup.enter()) as waiter:
+        assert waiter.trips(20)["spun"] == 0
