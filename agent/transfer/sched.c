@@ -90,7 +90,7 @@ int sched_enqueue(struct core *c, struct xfer *x, struct channel *ch)
 	x->channel = ch;
 	dray_list_add(&f->xfers, &x->flow_link);
 	/* at its limit of slices the flow stays aside until one comes home */
-	if (dray_list_empty(&f->link) && x->session->slices < c->cfg.slices_per_session)
+	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
 	ch->ops->kick(c, c->transport_state[x->transport_index], ch);
 	return 0;
@@ -235,7 +235,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
 		struct slice *s;
 
-		if (f->session->slices >= c->cfg.slices_per_session) {
+		if (f->session->slices[ch->class] >= c->cfg.slices_per_session) {
 			dray_list_del(&f->link);
 			continue;
 		}
@@ -259,7 +259,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		x->slices++;
 		x->n_slices++;
 		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
-		f->session->slices++;
+		f->session->slices[ch->class]++;
 		f->deficit -=
 			(int64_t)(s->bytes + (uint64_t)(s->n_ops + s->n_remote) * SEGMENT_COST);
 		if (x->cursor.op == x->n_ops)
@@ -273,13 +273,13 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 	return NULL;
 }
 
-/* The session fell below its limit: flows that stood aside go on. */
-static void session_resume(struct core *c, struct xfer_session *s)
+/* The session fell below its limit of this class: flows that stood aside go on. */
+static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_class class)
 {
 	dray_list_for_each(&s->flows, f, struct flow, session_link) {
 		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
 
-		if (!x || !dray_list_empty(&f->link))
+		if (!x || f->channel->class != class || !dray_list_empty(&f->link))
 			continue;
 		dray_list_add(&f->channel->flows, &f->link);
 		f->channel->ops->kick(c, c->transport_state[x->transport_index], f->channel);
@@ -289,6 +289,7 @@ static void session_resume(struct core *c, struct xfer_session *s)
 void sched_slice_free(struct core *c, struct slice *s)
 {
 	struct xfer_session *session = s->xfer ? s->xfer->session : NULL;
+	enum dmsg_class class = s->xfer ? s->xfer->class : DMSG_CLASS_BULK;
 
 	dray_list_del(&s->link);
 	if (c->slices_free < SLICES_KEPT) {
@@ -297,8 +298,8 @@ void sched_slice_free(struct core *c, struct slice *s)
 	} else {
 		free(s);
 	}
-	if (session && session->slices-- == c->cfg.slices_per_session)
-		session_resume(c, session);
+	if (session && session->slices[class]-- == c->cfg.slices_per_session)
+		session_resume(c, session, class);
 }
 
 void sched_deinit(struct core *c)

@@ -32,8 +32,8 @@ struct xfer_session {
 	struct session_shared *shared; /* quotas */
 	struct dray_list xfers;
 	struct dray_list flows;
-	uint32_t slices; /* in flight */
-	uint32_t ops;    /* in flight */
+	uint32_t slices[2]; /* in flight, by class */
+	uint32_t ops;       /* in flight */
 };
 
 void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared);

@@ -3,7 +3,10 @@
  * Transport `tcp`: the ops table, peers, and the order of work in a turn.
  *
  * A turn first serves the latency class, then bulk, within a budget of bytes: however much there is to
- * do, sockets, rings and commands of the worker wait no longer than that takes. Streams take turns.
+ * do, sockets, rings and commands of the worker wait no longer than that takes. Streams take turns. A
+ * latency transfer meets three turns that have begun: its sender's, its owner's, and its sender's again
+ * when it is answered. So where there are such transfers, bulk has less of a turn, and no single system
+ * call takes more than what is left of it.
  */
 #include "agent/transport/tcp.h"
 
@@ -230,6 +233,15 @@ static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
 	}
 }
 
+static int64_t turn_bytes(struct tcp *t, enum dmsg_class class)
+{
+	if (class == DMSG_CLASS_LATENCY &&
+	    (!dray_list_empty(&t->ready[class]) || !dray_list_empty(&t->pulling[class])))
+		t->latency_ns = t->c->now_ns + TCP_TURN_SHORT_NS;
+	return class == DMSG_CLASS_BULK && t->c->now_ns < t->latency_ns ? TCP_TURN_BYTES_SHORT :
+									  TCP_TURN_BYTES;
+}
+
 static bool tcp_progress(struct core *c, void *state)
 {
 	static const enum dmsg_class order[] = { DMSG_CLASS_LATENCY, DMSG_CLASS_BULK };
@@ -247,7 +259,7 @@ static bool tcp_progress(struct core *c, void *state)
 	}
 	for (unsigned i = 0; i < 2; i++) {
 		/* each class has a budget of its own: latency cannot starve bulk altogether */
-		struct tcp_budget b = { TCP_TURN_BYTES };
+		struct tcp_budget b = { turn_bytes(t, order[i]) };
 
 		work(t, order[i], &b);
 		more |= !dray_list_empty(&t->ready[order[i]]);

@@ -33,6 +33,11 @@
 #define TCP_WINDOW_MAX 64u
 /* One turn's work, bytes, and what a system call counts for in it. */
 #define TCP_TURN_BYTES (1 << 20)
+/* The same of bulk while there are latency transfers, and for how long after the last of them. */
+#define TCP_TURN_BYTES_SHORT (256 << 10)
+#define TCP_TURN_SHORT_NS DRAY_NS_PER_SEC
+/* A turn that is nearly over makes no smaller calls than this. */
+#define TCP_CALL_MIN (64 << 10)
 #define TCP_CALL_COST 4096
 
 struct tcp;
@@ -173,7 +178,8 @@ struct tcp {
 	struct dray_list parked;               /* streams that wait for the next turn */
 	struct dray_list holding;              /* tcp_serve with a frame that holds objects */
 	struct dray_list graveyard;
-	int64_t timer_ns; /* when tick() has something to do */
+	int64_t latency_ns; /* bulk takes short turns until then */
+	int64_t timer_ns;   /* when tick() has something to do */
 	uint64_t next_stream;
 	uint64_t random;
 	uint8_t **pool; /* free buffers; the last was used last */

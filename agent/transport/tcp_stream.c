@@ -235,6 +235,24 @@ static struct iovec staging(struct tcp_stream *s)
 	return (struct iovec){ s->in + s->in_wr, room };
 }
 
+/* Cuts the list where one call has all it may move in this turn; returns the bytes left in it. */
+static uint64_t cut(const struct tcp_budget *b, struct iovec *iov, unsigned *n, uint64_t bytes)
+{
+	uint64_t max = (uint64_t)dray_max(b->left, (int64_t)TCP_CALL_MIN), sum = 0;
+
+	if (bytes <= max)
+		return bytes;
+	for (unsigned i = 0; i < *n; i++) {
+		if (iov[i].iov_len >= max - sum) {
+			iov[i].iov_len = max - sum;
+			*n = i + 1;
+			return max;
+		}
+		sum += iov[i].iov_len;
+	}
+	return sum;
+}
+
 /* One recvmsg(). False if the stream closed. */
 static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 {
@@ -247,6 +265,7 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	if (s->payload_left)
 		k = s->sink ? gather_sink(s, t->iov, TCP_IOV - 1, &payload) :
 			      s->side->gather(s, t->iov, TCP_IOV - 1, &payload);
+	payload = cut(b, t->iov, &k, payload);
 	if (payload == s->payload_left) {
 		t->iov[k] = staging(s);
 		room = t->iov[k++].iov_len;
@@ -307,9 +326,11 @@ bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
 
 ssize_t tcp_stream_send(struct tcp_stream *s, struct iovec *iov, unsigned n, struct tcp_budget *b)
 {
-	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = n };
+	struct msghdr msg = { .msg_iov = iov };
 	ssize_t sent;
 
+	cut(b, iov, &n, UINT64_MAX);
+	msg.msg_iovlen = n;
 	do
 		sent = sendmsg(s->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);

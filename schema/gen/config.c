@@ -539,7 +539,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_LIMITS_SLICES_PER_SESSION", .type = DRAY_CONFIG_INT,
 	  CONFIG_MEMBER(limits.slices_per_session), .def = "64",
 	  .min = INT64_C(1), .max = INT64_C(4096),
-	  .doc = "Slices in flight of one session in each worker." },
+	  .doc = "Slices in flight of one session in each worker, of each priority class." },
 	{ .path = "limits.arena_bytes", .section = "limits", .name = "arena_bytes",
 	  .env = "DRAY_LIMITS_ARENA_BYTES", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(limits.arena_bytes), .def = "16MiB",

@@ -453,7 +453,8 @@ struct dray_config {
 		int64_t transfers; /* Transfers in flight of the agent. */
 		/* Operations in flight of one session; a change is for new sessions. */
 		int64_t ops_per_session;
-		int64_t slices_per_session; /* Slices in flight of one session in each worker. */
+		/* Slices in flight of one session in each worker, of each priority class. */
+		int64_t slices_per_session;
 		int64_t arena_bytes; /* Largest arena of a session. */
 		/*
 		 * Requests other than transfers that one session may have pending; a change is for

@@ -370,7 +370,7 @@ void lab_deinit(struct lab *l)
 		}
 		s->down = true;
 		/* whatever happened, nothing is left behind */
-		lab_check(s->session.slices == 0);
+		lab_check(s->session.slices[0] == 0 && s->session.slices[1] == 0);
 		lab_check(dray_list_empty(&s->session.xfers));
 		lab_check(lab_counter(s, DRAY_METRIC_TCP_STREAMS) == 0);
 		lab_check(atomic_load(&s->link.streams) == 0);

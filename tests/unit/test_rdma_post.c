@@ -326,7 +326,7 @@ static int teardown(void **state)
 
 	(void)state;
 	assert_int_equal(lab->rig.counters.v[DRAY_METRIC_TRANSFERS_IN_FLIGHT], 0);
-	assert_int_equal(lab->s.xs.slices, 0);
+	assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 0);
 	xfer_session_deinit(&lab->s.xs);
 	channel_deinit(&lab->spare);
 	transport_rdma.deinit(c, rdma());
@@ -867,7 +867,7 @@ static void test_urgent(void **state)
 	turn();
 	stop_all(DRAY_E_SESSION_CLOSED, true);
 	assert_int_equal(lab->rig.n_ended, 1);
-	assert_int_equal(lab->s.xs.slices, 0);
+	assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 0);
 	object_drop(c, OBJECT_REGION, REGION, DRAY_E_SESSION_CLOSED, true);
 	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_SESSION_CLOSED, true);
 	assert_int_equal(lab->rig.n_dropped, 1);

@@ -131,7 +131,7 @@ static void down(uint32_t code)
 	a->down = true;
 	assert_int_equal(a->n_gone, 1);
 	assert_true(dray_list_empty(&a->session.xfers));
-	assert_int_equal(a->session.slices, 0);
+	assert_int_equal(a->session.slices[DMSG_CLASS_BULK], 0);
 }
 
 static void test_down_idle(void **state)

@@ -249,7 +249,7 @@ static void test_random_faults(void **state)
 		lab.side[i].core.cfg.slice_timeout_ns = 1000 * DRAY_NS_PER_SEC;
 	}
 	lab_start(&lab, 2 * HALF, 8);
-	random_rounds(40, true);
+	random_rounds(80, true);
 	assert_true(lab_counter(a, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL) > 20);
 	assert_true(lab_counter(a, DRAY_METRIC_SLICES_RESENT_TOTAL) > 20);
 	lab.hold_resets = false;

@@ -454,10 +454,11 @@ static void test_read_fault(void **state)
 
 /* --- limits ---------------------------------------------------------------------------------- */
 
-/* A session at its limit of slices, which another channel's slices fill, goes on when they end. */
+/* A session at its limit of slices goes on when they end; what its bulk fills is not the latency class's limit. */
 static void test_session_limit(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 100 } };
+	uint64_t first;
 	int fd[2];
 
 	hand_own_prepare();
@@ -466,13 +467,21 @@ static void test_session_limit(void **state)
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	fd[0] = hand_stream(1);
 	lab_settle(&hand.lab);
-	lab_transfer(a, 2, DMSG_DIRECTION_WRITE, DMSG_CLASS_LATENCY, op, 1);
-	lab_settle(&hand.lab);
-	assert_int_equal(hand.lab.n_raw, 1);
-	hand_ack(fd[0], hand_receive_write(fd[0], 0, 0, 100).slice, 0);
-	hand_expect_end(1, 0);
+	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 0, 0, 100);
+	first = hand_receive_write(fd[0], 0, 0, 100).slice;
+	lab_transfer(a, 3, DMSG_DIRECTION_WRITE, DMSG_CLASS_LATENCY, op, 1);
+	lab_transfer(a, 4, DMSG_DIRECTION_WRITE, DMSG_CLASS_LATENCY, op, 1);
 	fd[1] = hand_stream(2);
 	hand_ack(fd[1], hand_receive_write(fd[1], 0, 0, 100).slice, 0);
+	hand_expect_end(3, 0);
+	hand_ack(fd[1], hand_receive_write(fd[1], 0, 0, 100).slice, 0);
+	hand_expect_end(4, 0);
+	/* the second bulk transfer has not gone out meanwhile */
+	lab_settle(&hand.lab);
+	assert_int_equal(recv(fd[0], hand.payload, 1, MSG_DONTWAIT | MSG_PEEK), -1);
+	hand_ack(fd[0], first, 0);
+	hand_expect_end(1, 0);
+	hand_ack(fd[0], hand_receive_write(fd[0], 0, 0, 100).slice, 0);
 	hand_expect_end(2, 0);
 	hand_own_finish();
 }

@@ -48,7 +48,9 @@ static int teardown(void **state)
 	assert_int_equal(t->a.shared.own.transfers + t->b.shared.own.transfers, 0);
 	assert_int_equal(t->rig.group.transfers, 0);
 	assert_int_equal(t->rig.agent.transfers, 0);
-	assert_int_equal(t->a.xs.ops + t->b.xs.ops + t->a.xs.slices + t->b.xs.slices, 0);
+	assert_int_equal(t->a.xs.ops + t->b.xs.ops + t->a.xs.slices[0] + t->a.xs.slices[1] +
+				 t->b.xs.slices[0] + t->b.xs.slices[1],
+			 0);
 	xfer_session_deinit(&t->a.xs);
 	xfer_session_deinit(&t->b.xs);
 	rig_deinit(&t->rig);
@@ -232,6 +234,110 @@ static void two_sessions_share_by_bytes(void **state)
 		rig_turn(&t->rig);
 	}
 	run(t);
+}
+
+/* Sessions of one shape: when the first has moved all, the others have as well but for their last slices. */
+static void many_sessions_move_the_same(void **state)
+{
+	enum { N = 16, OPS = 400 };
+	static struct rig_session many[N];
+	struct two *t = *state;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q = request(1);
+	uint64_t ops[OPS][3], least;
+
+	/* whole megabytes, or hundreds of small pieces: half of the sessions each */
+	for (uint64_t i = 0; i < OPS; i++) {
+		ops[i][0] = i * 4096;
+		ops[i][1] = (OPS - 1 - i) * 4096;
+		ops[i][2] = 4096;
+	}
+	for (unsigned i = 0; i < N; i++) {
+		rig_session_init(&t->rig, &many[i], SESSION_A);
+		q.request_id = i + 1;
+		for (unsigned k = 0; k < 16; k++)
+			if (i % 2)
+				assert_int_equal(rig_submit(&t->rig, &many[i], &q,
+							    (const uint64_t(*)[3])ops, OPS, &err),
+						 0);
+			else
+				assert_int_equal(submit_one(t, &many[i], q, OPS * 4096), 0);
+	}
+	while (t->rig.n_ended < 16 * 15 && rig_turn(&t->rig))
+		for (unsigned i = 0; i < N; i++)
+			if (many[i].shared.transfers_ended == 16)
+				goto first;
+first:
+	for (unsigned half = 0; half < 2; half++) {
+		uint64_t most = 0;
+
+		least = UINT64_MAX;
+		for (unsigned i = half; i < N; i += 2) {
+			least = dray_min(least, (uint64_t)many[i].shared.bytes_moved);
+			most = dray_max(most, (uint64_t)many[i].shared.bytes_moved);
+		}
+		/* of the same shape no two are more than two slices apart */
+		assert_true(most - least <= 2 << 20);
+		/* small pieces cost more than their bytes, but nobody starves */
+		assert_true(least >= 16ull * OPS * 4096 * 8 / 10);
+	}
+	run(t);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(many[i].shared.bytes_moved, 16ull * OPS * 4096);
+		xfer_session_deinit(&many[i].xs);
+	}
+}
+
+/* A session with tiny operations gets no more of a worker than one with large ones, and no less. */
+static void tiny_operations_starve_nobody(void **state)
+{
+	enum { OPS = 4096 };
+	struct two *t = *state;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request q = request(1);
+	static uint64_t ops[OPS][3];
+	uint64_t cost_tiny, cost_large;
+
+	for (uint64_t i = 0; i < OPS; i++) {
+		ops[i][0] = i * 128;
+		ops[i][1] = i * 128;
+		ops[i][2] = 64;
+	}
+	for (q.request_id = 1; q.request_id <= 20; q.request_id++)
+		assert_int_equal(
+			rig_submit(&t->rig, &t->a, &q, (const uint64_t(*)[3])ops, OPS, &err), 0);
+	for (uint64_t i = 0; i < 8; i++)
+		assert_int_equal(submit_one(t, &t->b, request(100 + i), BYTES), 0);
+	for (unsigned i = 0; i < 20; i++)
+		assert_true(rig_turn(&t->rig));
+	/* as the scheduler counts: a segment costs 512 bytes more than it has */
+	cost_tiny = t->a.shared.bytes_moved / 64 * (64 + 512);
+	cost_large = t->b.shared.bytes_moved;
+	assert_true(cost_tiny > 4 << 20 && cost_large > 4 << 20);
+	assert_true(cost_tiny <= cost_large + (2 << 20) && cost_large <= cost_tiny + (2 << 20));
+	run(t);
+}
+
+static void latency_comes_first(void **state)
+{
+	struct two *t = *state;
+	struct xfer_request q = request(100);
+
+	for (uint64_t i = 1; i <= 16; i++)
+		assert_int_equal(submit_one(t, &t->a, request(i), BYTES), 0);
+	rig_turn(&t->rig);
+	assert_int_equal(t->rig.n_ended, 0);
+	/* in the session that has the bulk, and in another: in the very next turn */
+	q.class = DMSG_CLASS_LATENCY;
+	assert_int_equal(submit_one(t, &t->a, q, 65536), 0);
+	q.request_id = 101;
+	assert_int_equal(submit_one(t, &t->b, q, 4096), 0);
+	rig_turn(&t->rig);
+	assert_int_equal(t->rig.n_ended, 2);
+	assert_int_equal(t->rig.ended[0].request_id, 100);
+	assert_int_equal(t->rig.ended[1].request_id, 101);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 18);
 }
 
 static void a_deadline_and_a_cancel_end_it_once(void **state)
@@ -422,6 +528,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(neighbours_are_merged, setup, teardown),
 		cmocka_unit_test_setup_teardown(bad_requests_leave_no_trace, setup, teardown),
 		cmocka_unit_test_setup_teardown(two_sessions_share_by_bytes, setup, teardown),
+		cmocka_unit_test_setup_teardown(many_sessions_move_the_same, setup, teardown),
+		cmocka_unit_test_setup_teardown(tiny_operations_starve_nobody, setup, teardown),
+		cmocka_unit_test_setup_teardown(latency_comes_first, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_it_once, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(words_order_a_transfer, setup, teardown),
