@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How sessions share an agent. All that is queued waits for one word, so that it begins at once however slow the client is;
+what is looked at is the order in which it ends."""
+
+from harness import LIMIT, MIB, Side, until
+
+GO = 1
+
+
+def order_of_ends(clients, transfers):
+    """Positions in transfers, in the order in which they ended, as far as that can be seen from here."""
+    left, order = dict(enumerate(transfers)), []
+
+    def look():
+        for client in clients:
+            client.process()
+        ended = [i for i, transfer in left.items() if transfer.done]
+        for i in ended:
+            left.pop(i).result(0)
+        if ended:
+            order.append(ended)
+        return not left
+
+    until(look, "the end of all transfers")
+    return order
+
+
+def release(side):
+    side.view[:4] = GO.to_bytes(4, "little")
+
+
+def overtakes(bulk_side, latency_side, there):
+    """1 GiB of bulk in one session, batches of the latency class behind it."""
+    size = 64 * MIB
+    to, also_to = bulk_side.reach(there), latency_side.reach(there)
+    # streams are opened by the first transfer of each class
+    for klass in "bulk", "latency":
+        latency_side.client.write(latency_side.region, also_to, [(4096, 4096, 4096)], klass=klass).result(LIMIT)
+    batch = [(8192 * (1 + i), 8192 * (1 + i), 4096) for i in range(16)]
+    bulk = [bulk_side.client.write(bulk_side.region, to, [(4096, 4096, size - 4096)], wait_word=(bulk_side.region, 0, GO))
+            for _ in range(16)]
+    latency = [latency_side.client.write(latency_side.region, also_to, batch, klass="latency",
+                                         wait_word=(latency_side.region, 0, GO)) for _ in range(16)]
+    # of both sessions on one worker or two: the last has been accepted when a later request is answered
+    for side in (bulk_side, latency_side):
+        side.client.write(side.region, to if side is bulk_side else also_to, [(4096, 4096, 8)], klass="latency").result(LIMIT)
+    release(bulk_side)
+    if latency_side is not bulk_side:
+        release(latency_side)
+    order = order_of_ends({bulk_side.client, latency_side.client}, bulk + latency)
+    last = max(n for n, ended in enumerate(order) if any(i >= len(bulk) for i in ended))
+    passed = sum(i < len(bulk) for ended in order[:last] for i in ended)
+    assert passed <= len(bulk) // 4, f"{passed} of {len(bulk)} bulk transfers ended before the last of the latency class"
+
+
+def test_latency_overtakes_in_its_own_session(sides):
+    here, there = sides(64 * MIB)
+    overtakes(here, here, there)
+
+
+def test_latency_overtakes_another_session(sides):
+    here, there = sides(64 * MIB)
+    with Side(here.agent, 64 * MIB) as other:
+        overtakes(here, other, there)
+
+
+def test_sessions_of_one_shape_share(sides):
+    """When the first of 64 sessions has moved all it had, none of the others is far behind."""
+    size, count, each = 2 * MIB, 64, 12
+    here, there = sides(size)
+    clients, queued = [], []
+    token = there.export()
+    try:
+        for _ in range(count):
+            client = here.agent.client()
+            clients.append(client)
+            # all of the same memory, and so of the same word
+            region, remote = client.region(here.memory), client.import_token(token, timeout=LIMIT)
+            client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
+            queued.append([client.write(region, remote, [(MIB, MIB, MIB)], wait_word=(region, 0, GO)) for _ in range(each)])
+            client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
+        release(here)
+
+        def one_has_ended():
+            for client, transfers in zip(clients, queued):
+                client.process()
+                if all(t.done for t in transfers):
+                    return True
+
+        until(one_has_ended, "the end of one session's work")
+        for client in clients:
+            client.process()
+        ended = [sum(t.done for t in transfers) for transfers in queued]
+        # the two workers need not run at the same speed
+        assert min(ended) >= each // 3, f"transfers ended of {each} in each session: {sorted(ended)}"
+        for transfers in queued:
+            for transfer in transfers:
+                assert transfer.result(LIMIT).bytes == MIB
+    finally:
+        for client in clients:
+            client.close()
