@@ -112,6 +112,7 @@ struct rdma_rail {
 struct rdma_list {
 	struct rdma_post *post; /* of those that are in it */
 	uint32_t n;             /* requests */
+	uint32_t inlines;       /* of them, those that carry their bytes */
 	bool reads;             /* some of them */
 	uint64_t bytes;
 	uint32_t n_open; /* requests, and bytes, that belong to no entry yet */

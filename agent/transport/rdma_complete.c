@@ -78,6 +78,7 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 
 	for (unsigned i = 0; i < BATCHES && rail->signalled; i++) {
 		n = ibv_poll_cq(rail->cq->cq, BATCH, wc);
+		core_count(r->c->counters, DRAY_METRIC_RDMA_POLLS_TOTAL, 1);
 		if (n <= 0)
 			break;
 		some = true;
@@ -93,6 +94,8 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 			else
 				rdma_post_lose(p, wc[k].status);
 		}
+		if (n < BATCH) /* that was all */
+			break;
 	}
 	return some;
 }

@@ -93,9 +93,11 @@ static void list_post(struct rdma_list *l)
 	r->rails[p->qp.path.rail].signalled++;
 	core_count(counters, DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, l->n);
 	core_count(counters, DRAY_METRIC_RDMA_POSTS_TOTAL, 1);
+	core_count(counters, DRAY_METRIC_RDMA_INLINED_TOTAL, l->inlines);
 	rdma_timer(r, r->c->now_ns + r->c->cfg.slice_timeout_ns);
 	p->reading = l->reads && p->qp.soft_roce;
 	l->n = 0;
+	l->inlines = 0;
 	l->bytes = 0;
 	l->reads = false;
 	if (ibv_post_send(p->qp.qp, l->wr, &bad))
@@ -173,6 +175,7 @@ static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t byt
 	wr->sg_list[0] = (struct ibv_sge){ (uintptr_t)to, (uint32_t)bytes, 0 };
 	wr->num_sge = 1;
 	wr->send_flags |= IBV_SEND_INLINE;
+	l->inlines++;
 }
 
 /* The next work request of the slice. */
@@ -224,9 +227,18 @@ static bool wants_flush(const struct rdma_post *p, const struct slice *s)
 	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify : p->qp.soft_roce;
 }
 
-static bool room(const struct rdma_post *p, const struct rdma_list *l)
+/*
+ * Requests that the queue pair takes now. A list is begun only where a whole one has room: a queue that is
+ * full all the time would otherwise be refilled in crumbs, each with its doorbell and completion.
+ */
+static uint32_t room(const struct rdma_post *p, const struct rdma_list *l)
 {
-	return !p->lost && !p->reading && p->used + l->n < p->qp.depth;
+	uint32_t open = l->post == p ? l->n : 0;
+	uint32_t left = p->qp.depth - p->used - open;
+
+	if (p->lost || p->reading || (!open && left < dray_min(RDMA_LIST, (p->qp.depth + 1) / 2)))
+		return 0;
+	return left;
 }
 
 /* Posts as much of the partial slice as there is room for. */
@@ -280,9 +292,7 @@ static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
 	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
 	bool mine = l->post == p;
 
-	return !p->lost && !p->reading && !p->partial &&
-	       p->in_flight + (mine ? l->bytes : 0) < window &&
-	       p->used + (mine ? l->n : 0) < p->qp.depth;
+	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < window && room(p, l);
 }
 
 static bool fits(const struct rdma_post *p, const struct slice *s)
@@ -308,14 +318,14 @@ static bool better(const struct rdma_post *a, const struct rdma_post *b)
 	return a->qp.rank < b->qp.rank;
 }
 
-/* The least loaded that can take it; the one whose list is open as long as that is short. */
+/* The least loaded that can take it; the one whose list is open where the slice still fits in that. */
 static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l,
 			      const struct slice *s)
 {
 	struct rdma_post *best = NULL;
 
-	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n < RDMA_LIST / 2 && l->post->ch == ch &&
-	    free_for(l->post, l) && fits(l->post, s))
+	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + s->n_remote <= RDMA_LIST &&
+	    l->post->ch == ch && free_for(l->post, l) && fits(l->post, s))
 		return l->post;
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
 		if (!free_for(p, l) || !fits(p, s))

@@ -32,6 +32,8 @@ enum dray_metric {
 	DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, /* Completions taken. */
 	/* Times a completion queue was asked for an event before the worker slept. */
 	DRAY_METRIC_RDMA_ARMS_TOTAL,
+	DRAY_METRIC_RDMA_POLLS_TOTAL, /* Times a completion queue was looked at. */
+	DRAY_METRIC_RDMA_INLINED_TOTAL, /* Work requests whose bytes went with them. */
 	DRAY_METRIC_SLICES_TOTAL, /* Slices that ended ok. */
 	/* Slices sent again after their stream was dead on both ends. */
 	DRAY_METRIC_SLICES_RESENT_TOTAL,
