@@ -13,8 +13,8 @@ STREAMS = 2  # tcp.streams
 # name, bytes of an operation, operations a transfer, transfers at a time, pieces a call of the loop, target
 SHAPES = (
     ("1 MiB", c.MIB, 16, 4, 1, 0.97),
-    ("64 KiB scattered", 64 * c.KIB, 64, 8, 16, 0.95),
-    ("4 KiB, batches of 256", 4 * c.KIB, 256, 16, 256, 0.6),
+    ("64 KiB scattered", 64 * c.KIB, 64, 8, 16, 0.97),
+    ("4 KiB, batches of 256", 4 * c.KIB, 256, 16, 256, 0.75),
 )
 
 
