@@ -433,14 +433,14 @@ static void workers_help(void **state)
 
 static void count_gone(void *arg)
 {
-	++*(unsigned *)arg;
+	++*(volatile unsigned *)arg;
 }
 
 /* Once every worker has dropped a region its memory may go; a helper that came late would end this program. */
 static void workers_drop(void **state)
 {
 	for (unsigned round = 0; round < 20; round++) {
-		unsigned gone = 0;
+		volatile unsigned gone = 0;
 		struct wrig r;
 
 		wrig_init_workers(&r, 2, 8, 32 * MIB);
@@ -450,7 +450,7 @@ static void workers_drop(void **state)
 		while (r.b[0] == 2 && !atomic_load(word(&r, DMSG_RING_CQ_TAIL)))
 			usleep(20);
 		pool_drop(&r.pool, OBJECT_REGION, WRIG_REGION_B, DRAY_E_REVOKED, round % 2,
-			  count_gone, &gone);
+			  count_gone, (void *)(uintptr_t)&gone);
 		for (unsigned i = 0; !gone; i ^= 1) {
 			struct event ev;
 
