@@ -13,7 +13,9 @@
 
 const char *cm_dir_make(char buf[CM_DIR_BYTES])
 {
-	snprintf(buf, CM_DIR_BYTES, "/tmp/dray-test-XXXXXX");
+	const char *top = getenv("TMPDIR");
+
+	snprintf(buf, CM_DIR_BYTES, "%s/dray-test-XXXXXX", top ? top : "/tmp");
 	assert_non_null(mkdtemp(buf));
 	return buf;
 }
