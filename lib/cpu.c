@@ -244,7 +244,9 @@ void dray_cpus_get(struct dray_cpus *ret)
 
 unsigned dray_cpus_whole(const struct dray_cpus *c)
 {
-	return dray_max(dray_min(c->allowed, c->quota_milli / MILLI), 1u);
+	unsigned n = dray_min(c->allowed, c->quota_milli / MILLI);
+
+	return dray_max(n, 1u);
 }
 
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n)

@@ -36,7 +36,8 @@ static void found(struct dray_linger *l, int64_t waited_ns)
 		vain(l);
 		return;
 	}
-	l->budget_ns = dray_min(dray_max(l->budget_ns * 2, l->max_ns / RESTART), l->max_ns);
+	l->budget_ns = dray_max(l->budget_ns * 2, l->max_ns / RESTART);
+	l->budget_ns = dray_min(l->budget_ns, l->max_ns);
 	l->trial = false;
 	l->soon = 0;
 	l->patience = 1;

@@ -65,7 +65,6 @@ def switches(agent):
 
 
 @pytest.mark.parametrize("file, text, why", [("cpu.max", "100000 100000", "a CPU limit of 1.000"),
-                                             ("cpu.max", "150000 100000", "a CPU limit of 1.500"),
                                              ("cpuset.cpus", "0", "1 CPU allowed")])
 def test_one_cpu_for_both(cgroup, agents, file, text, why):
     cgroup.set(file, text)
@@ -74,7 +73,7 @@ def test_one_cpu_for_both(cgroup, agents, file, text, why):
     with Waiter(agent, wrap=cgroup.enter()) as waiter:
         waiter.trips(20)
         given, _ = switches(agent)
-        got = waiter.trips(300)
+        got = waiter.trips(200)
         assert got["spin_ns"] == 0 and got["spun"] == 0 and got["slept"] > 0
         # the worker gives the CPU away instead of looking on: once for most transfers
         assert switches(agent)[0] - given > 100, got
@@ -85,7 +84,7 @@ def test_limits_change(cgroup, agents):
     agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1, "segment.listen_interval": "200ms"})
     assert agent.polling() == (30000, "")
     for text, expected in (("50000 100000", (0, "a CPU limit of 0.500")), ("200000 100000", (30000, "")),
-                           ("199000 100000", (0, "a CPU limit of 1.990")), ("max 100000", (30000, ""))):
+                           ("150000 100000", (0, "a CPU limit of 1.500")), ("max 100000", (30000, ""))):
         cgroup.set("cpu.max", text)
         until(lambda: agent.polling() == expected, f"{expected}", limit=2 * LIMIT)
     cgroup.set("cpuset.cpus", "1")
