@@ -261,7 +261,8 @@ static bool rdma_progress(struct core *c, void *state)
 		pull(r, DMSG_CLASS_LATENCY);
 		some |= poll_rails(r);
 	}
-	pull(r, DMSG_CLASS_BULK);
+	if (!dray_list_empty(&r->pulling[DMSG_CLASS_BULK]))
+		pull(r, DMSG_CLASS_BULK);
 	return some;
 }
 

@@ -242,6 +242,14 @@ static int64_t turn_bytes(struct tcp *t, enum dmsg_class class)
 									  TCP_TURN_BYTES;
 }
 
+/* Nothing to do in this turn: most turns, where transfers go another way. */
+static bool is_idle(const struct tcp *t)
+{
+	return dray_list_empty(&t->ready[0]) && dray_list_empty(&t->ready[1]) &&
+	       dray_list_empty(&t->pulling[0]) && dray_list_empty(&t->pulling[1]) &&
+	       dray_list_empty(&t->parked) && dray_list_empty(&t->graveyard);
+}
+
 static bool tcp_progress(struct core *c, void *state)
 {
 	static const enum dmsg_class order[] = { DMSG_CLASS_LATENCY, DMSG_CLASS_BULK };
@@ -249,6 +257,8 @@ static bool tcp_progress(struct core *c, void *state)
 	bool more = false;
 
 	(void)c;
+	if (is_idle(t))
+		return false;
 	tcp_bury_the_dead(t);
 	while (!dray_list_empty(&t->parked)) {
 		struct tcp_stream *s = dray_list_first(&t->parked, struct tcp_stream, ready_link);

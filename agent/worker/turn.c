@@ -16,8 +16,12 @@
 /* Clients may add no more events than leave this many slots for the worker's own. */
 #define EVENTS_RESERVE 512
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
-/* While rings are polled, descriptors are looked at this often: the system call costs as much as a small transfer. */
-#define DESCRIPTORS_NS 2000
+/*
+ * While rings are polled, descriptors are looked at this often, since the system call costs as much as a small transfer;
+ * less often the longer nothing is found.
+ */
+#define LOOK_MIN_NS 2000
+#define LOOK_MAX_NS 16000
 
 static void late_flush(struct worker *w)
 {
@@ -140,6 +144,22 @@ static int64_t rest(struct worker *w, int64_t next)
 	return timeout;
 }
 
+/* At the descriptors; sleeps for up to `timeout` ns, -1: until something comes. */
+static void look(struct worker *w, int64_t timeout)
+{
+	int n;
+
+	w->looked_ns = w->core.now_ns;
+	n = loop_turn(&w->core.loop, timeout);
+	w->look_ns = n || timeout || !w->look_ns ? LOOK_MIN_NS : w->look_ns * 2;
+	w->look_ns = dray_min(w->look_ns, (int64_t)LOOK_MAX_NS);
+	if (!timeout)
+		return;
+	if (n > 0)
+		dray_linger_worked(&w->linger, dray_now().ns);
+	rings_awake(w);
+}
+
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
@@ -173,13 +193,9 @@ void worker_turn(struct worker *w, bool may_sleep)
 	else if (may_sleep)
 		timeout = rest(w, next);
 	if (may_sleep && !timeout && !dray_list_empty(&w->polled) &&
-	    c->now_ns - w->looked_ns < DESCRIPTORS_NS)
+	    c->now_ns - w->looked_ns < w->look_ns)
 		return;
-	w->looked_ns = c->now_ns;
-	if (loop_turn(&c->loop, timeout) > 0 && timeout)
-		dray_linger_worked(&w->linger, dray_now().ns);
-	if (timeout)
-		rings_awake(w);
+	look(w, timeout);
 }
 
 void *worker_main(void *arg)
