@@ -33,7 +33,7 @@ static void objects(struct ring_rig *r)
 		v->o = (struct object_view){ OBJECT_REGION, handle_of(i),   GROUP,
 					     handle_of(0),  RING_RIG_BYTES, DMSG_ACCESS_ALL };
 		v->n_extents = 1;
-		v->extents[0] = (struct extent_view){ 0, RING_RIG_BYTES, r->memory[i] };
+		v->extents[0] = (struct extent_view){ 0, RING_RIG_BYTES, r->memory[i], -1 };
 		r->regions[i] = v;
 		run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &v->o });
 	}

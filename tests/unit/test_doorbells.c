@@ -83,17 +83,17 @@ static void an_awake_agent_is_not_rung(void **state)
 
 static void a_sleeping_agent_is_rung_once(void **state)
 {
-	struct wsession *s = ring_rig_session(&rig, 0);
+	struct ring *r = ring_rig_session(&rig, 0)->ring;
 
 	for (unsigned i = 1; i <= 20; i++) {
-		assert_false(ring_announce(s));
+		assert_false(ring_announce(r));
 		submit(0, 3);
 		assert_int_equal(rung(0), 1);
 		/* it is on its way: what comes meanwhile is found as well */
 		submit(0, 3);
 		submit(0, 1);
 		assert_int_equal(rung(0), 0);
-		ring_awake(s);
+		ring_awake(r);
 		submit(0, 1);
 		assert_int_equal(rung(0), 0);
 		turn_until_done(0);
@@ -104,12 +104,12 @@ static void a_sleeping_agent_is_rung_once(void **state)
 static void doorbells_are_counted(void **state)
 {
 	for (unsigned i = 1; i <= 20; i++) {
-		assert_false(ring_announce(ring_rig_session(&rig, 0)));
-		assert_false(ring_announce(ring_rig_session(&rig, 1)));
+		assert_false(ring_announce(ring_rig_session(&rig, 0)->ring));
+		assert_false(ring_announce(ring_rig_session(&rig, 1)->ring));
 		submit(0, 4);
 		submit(1, 4);
-		ring_awake(ring_rig_session(&rig, 0));
-		ring_awake(ring_rig_session(&rig, 1));
+		ring_awake(ring_rig_session(&rig, 0)->ring);
+		ring_awake(ring_rig_session(&rig, 1)->ring);
 		turn_until_done(0);
 		turn_until_done(1);
 		assert_int_equal(count(DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL), 2 * i);
@@ -119,12 +119,12 @@ static void doorbells_are_counted(void **state)
 static void work_that_came_first_is_seen(void **state)
 {
 	submit(0, 1);
-	assert_true(ring_announce(ring_rig_session(&rig, 0)));
-	ring_awake(ring_rig_session(&rig, 0));
+	assert_true(ring_announce(ring_rig_session(&rig, 0)->ring));
+	ring_awake(ring_rig_session(&rig, 0)->ring);
 	assert_int_equal(rung(0), 0);
 	turn_until_done(0);
-	assert_false(ring_announce(ring_rig_session(&rig, 0)));
-	ring_awake(ring_rig_session(&rig, 0));
+	assert_false(ring_announce(ring_rig_session(&rig, 0)->ring));
+	ring_awake(ring_rig_session(&rig, 0)->ring);
 }
 
 static void a_client_that_looks_is_not_rung(void **state)

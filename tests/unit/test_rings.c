@@ -52,7 +52,7 @@ static int setup(void **state)
 	r->region->o = (struct object_view){ OBJECT_REGION, REGION, RING_CLIENT_GROUP,
 					     REGION,        BYTES,  DMSG_ACCESS_ALL };
 	r->region->n_extents = 1;
-	r->region->extents[0] = (struct extent_view){ 0, BYTES, bytes };
+	r->region->extents[0] = (struct extent_view){ 0, BYTES, bytes, -1 };
 	r->remote.o = (struct object_view){ OBJECT_REMOTE, REMOTE, RING_CLIENT_GROUP,
 					    REGION,        BYTES,  DMSG_ACCESS_ALL };
 	r->remote.is_local = true;
