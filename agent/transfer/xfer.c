@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/region/fault.h"
 #include "agent/transfer/object.h"
@@ -22,9 +21,6 @@
 #define WAIT_POLL_MAX_NS 1000000
 
 #define XFERS_KEPT 256
-
-/* Bytes of a transfer that may be carried out as soon as it is read: as long as reading the next few. */
-#define XFER_AT_ONCE_MAX 4096
 
 int xfers_init(struct core *c, uint32_t max)
 {
@@ -74,28 +70,7 @@ void xfer_session_deinit(struct xfer_session *s)
 	sched_session_deinit(s);
 }
 
-static struct xfer *xfer_new(struct xfers *xs)
-{
-	struct xfer *x = dray_list_first(&xs->free, struct xfer, flow_link);
-
-	if (x) {
-		dray_list_del(&x->flow_link);
-		xs->n_free--;
-	} else {
-		x = malloc(sizeof(*x));
-		if (!x)
-			return NULL;
-	}
-	memset(x, 0, sizeof(*x));
-	dray_list_init(&x->session_link);
-	dray_list_init(&x->flow_link);
-	dray_list_init(&x->wait_link);
-	x->deadline_pos = DEADLINE_NONE;
-	return x;
-}
-
-/* Nobody finds it any more. */
-static void xfer_unlink(struct xfers *xs, struct xfer *x)
+void xfer_unlink(struct xfers *xs, struct xfer *x)
 {
 	if (x->handle)
 		dray_handles_del(&xs->table, x->handle);
@@ -104,7 +79,7 @@ static void xfer_unlink(struct xfers *xs, struct xfer *x)
 	dray_list_del(&x->wait_link);
 }
 
-static void xfer_free(struct xfers *xs, struct xfer *x)
+void xfer_free(struct xfers *xs, struct xfer *x)
 {
 	if (x->ops && x->ops != x->ops_inline)
 		ops_store_put(&xs->ops, x->ops, x->ops_class);
@@ -115,22 +90,6 @@ static void xfer_free(struct xfers *xs, struct xfer *x)
 	} else {
 		free(x);
 	}
-}
-
-static void hold_all(struct xfer *x)
-{
-	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
-		if (held[i])
-			object_hold(held[i]);
-}
-
-static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
-{
-	x->link = link;
-	if (link && link_use(link))
-		c->up->peer_used(c, link->peer);
 }
 
 static void drop_link(struct xfer *x)
@@ -171,8 +130,7 @@ static void xfer_record(struct core *c, const struct xfer *x)
 		c->up->xfer_report(c, &r, slow);
 }
 
-/* It has ended: what its client asked for on that occasion, the news, the books. */
-static void xfer_settle(struct core *c, struct xfer *x)
+void xfer_settle(struct core *c, struct xfer *x)
 {
 	struct xfer_session *s = x->session;
 
@@ -215,139 +173,6 @@ static void xfer_end(struct core *c, struct xfer *x)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
 		if (held[i])
 			object_release(c, held[i]);
-}
-
-/* Picks the best transport that reaches the remote now and hands the transfer to it. */
-static int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
-{
-	for (unsigned i = 0; i < c->n_transports; i++) {
-		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
-
-		if (!ch)
-			continue;
-		x->transport_index = (uint8_t)i;
-		x->state = XFER_RUNNING;
-		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
-		take_link(c, x, ch->link);
-		if (sched_enqueue(c, x, ch) < 0)
-			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-					    "no memory for the transfer");
-		return 0;
-	}
-	return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_LOST,
-			    "no transport reaches the remote's peer");
-}
-
-static void xfer_accepted(struct core *c, struct xfer *x)
-{
-	x->session->ops += x->n_ops_given;
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
-}
-
-/*
- * Carries it out here and now where it is small and a transport can: nobody ever finds it, nothing can be dropped in
- * between, and what it would pass through on its way costs several times the copy.
- */
-static bool xfer_at_once(struct core *c, struct xfer *x)
-{
-	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE)
-		return false;
-	for (unsigned i = 0; i < c->n_transports; i++) {
-		const struct transport_ops *ops = c->transports[i];
-
-		if (!ops->at_once || !ops->at_once(c, c->transport_state[i], x))
-			continue;
-		x->transport_index = (uint8_t)i;
-		x->n_slices = 1;
-		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
-		if (!x->code) {
-			x->bytes_done = x->bytes;
-			shared_count(&x->session->shared->bytes_moved, x->bytes);
-			core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
-		}
-		return true;
-	}
-	return false;
-}
-
-int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
-	       struct dray_err *reterr)
-{
-	struct xfers *xs = c->xfers;
-	int64_t limit_ns = r->deadline_ms ? (int64_t)r->deadline_ms * DRAY_NS_PER_MS :
-					    c->cfg.deadline_ns;
-	struct xfer *x;
-	int ret;
-
-	ret = xfer_request_check(r, reterr);
-	if (ret < 0)
-		goto refused;
-	if (r->n_ops > s->shared->ops_max - s->ops) {
-		ret = dray_err_set(
-			reterr, -EBUSY, DRAY_E_BUSY,
-			"%u operations of this session are in flight (limits.ops_per_session is %u)",
-			s->ops, s->shared->ops_max);
-		goto refused;
-	}
-	ret = quotas_take(s->shared, reterr);
-	if (ret < 0)
-		goto refused;
-	x = xfer_new(xs);
-	if (!x) {
-		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the transfer");
-		goto refused_quota;
-	}
-	x->session = s;
-	x->request_id = r->request_id;
-	x->from_ring = r->from_ring;
-	x->direction = (enum dmsg_direction)r->direction;
-	x->class = (enum dmsg_class)r->class;
-	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
-	x->deadline_ns = c->now_ns + limit_ns;
-	x->n_ops_given = r->n_ops;
-	ret = xfer_prepare(c, x, r, reterr);
-	if (ret < 0)
-		goto refused_xfer;
-	if (xfer_at_once(c, x)) {
-		xfer_accepted(c, x);
-		xfer_settle(c, x);
-		xfer_free(xs, x);
-		return 0;
-	}
-	ret = dray_handles_add(&xs->table, x, &x->handle);
-	if (ret >= 0)
-		ret = deadlines_add(&xs->deadlines, x);
-	if (ret < 0) {
-		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
-			     "this worker has no room for another transfer");
-		goto refused_xfer;
-	}
-	hold_all(x);
-	xfer_accepted(c, x);
-	dray_list_add(&s->xfers, &x->session_link);
-	if (x->wait.p) {
-		x->state = XFER_WAITING;
-		dray_list_add(&xs->waiting, &x->wait_link);
-	} else {
-		struct dray_err err;
-
-		dray_err_init(&err);
-		/* accepted: what goes wrong from here on is how the transfer ends */
-		if (xfer_go(c, x, &err) < 0)
-			xfer_stop(c, x, (uint32_t)err.code,
-				  "no transport reaches the remote's peer", false);
-	}
-	return 0;
-
-refused_xfer:
-	xfer_unlink(xs, x);
-	xfer_free(xs, x);
-refused_quota:
-	quotas_put(s->shared);
-refused:
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
-	return ret;
 }
 
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)

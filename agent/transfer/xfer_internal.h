@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by xfer.c and xfer_prepare.c. */
+/* Shared by xfer*.c. */
 #ifndef DRAY_AGENT_TRANSFER_XFER_INTERNAL_H
 #define DRAY_AGENT_TRANSFER_XFER_INTERNAL_H
 
@@ -27,6 +27,16 @@ int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr);
  */
 int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		 struct dray_err *reterr);
+
+/* Picks the best transport that reaches the remote now and hands the transfer to it. 0, or -errno with reterr. */
+int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr);
+
+/* It has ended: what its client asked for on that occasion, the news, the books. */
+void xfer_settle(struct core *c, struct xfer *x);
+
+/* Nobody finds it any more. */
+void xfer_unlink(struct xfers *xs, struct xfer *x);
+void xfer_free(struct xfers *xs, struct xfer *x);
 
 /* Memory of this session's is not there: it is counted, and the session will end. */
 void xfer_memory_fault(struct core *c, dray_handle session);
