@@ -2,7 +2,7 @@
 """How sessions share an agent. All that is queued waits for one word, so that it begins at once however slow the client is;
 what is looked at is the order in which it ends."""
 
-from harness import LIMIT, MIB, Side, until
+from harness import LIMIT, MIB, WORKERS, Side, until
 
 GO = 1
 
@@ -65,7 +65,7 @@ def test_latency_overtakes_another_session(sides):
 
 
 def test_sessions_of_one_shape_share(sides):
-    """When the first of 64 sessions has moved all it had, none of the others is far behind."""
+    """When the first of 64 sessions has moved all it had, none of the others on its worker is far behind."""
     size, count, each = 2 * MIB, 64, 12
     here, there = sides(size)
     clients, queued = [], []
@@ -81,18 +81,18 @@ def test_sessions_of_one_shape_share(sides):
             client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
         release(here)
 
-        def one_has_ended():
-            for client, transfers in zip(clients, queued):
+        def first_to_end():
+            for i, (client, transfers) in enumerate(zip(clients, queued)):
                 client.process()
                 if all(t.done for t in transfers):
-                    return True
+                    return i + 1
 
-        until(one_has_ended, "the end of one session's work")
+        # sessions are given to workers in turn; how fast one worker is beside another is up to the kernel
+        worker = (until(first_to_end, "the end of one session's work") - 1) % WORKERS
         for client in clients:
             client.process()
-        ended = [sum(t.done for t in transfers) for transfers in queued]
-        # the two workers need not run at the same speed
-        assert min(ended) >= each // 3, f"transfers ended of {each} in each session: {sorted(ended)}"
+        ended = [sum(t.done for t in transfers) for transfers in queued[worker::WORKERS]]
+        assert min(ended) >= each * 2 // 3, f"transfers ended of {each} in each session of one worker: {sorted(ended)}"
         for transfers in queued:
             for transfer in transfers:
                 assert transfer.result(LIMIT).bytes == MIB
