@@ -11,7 +11,7 @@ import tempfile
 import dray
 import pytest
 from dray import _schema as s
-from harness import LIMIT, MIB, Side, expect, noise, until
+from harness import BUILD, LIMIT, MIB, Side, expect, noise, until
 
 FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE = 2, 1
 libc = ctypes.CDLL(None, use_errno=True)
@@ -139,7 +139,8 @@ def test_write_only(client, agent):
 
 def others():
     def file():
-        with tempfile.TemporaryFile() as f:
+        # the temporary folder may be in memory, where a file is as good as a memfd but for its seals
+        with tempfile.TemporaryFile(dir=BUILD) as f:
             f.write(bytes(MIB))
             f.flush()
             return os.dup(f.fileno())
