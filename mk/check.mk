@@ -9,12 +9,12 @@
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm
 BUDGET_lint := 30
-BUDGET_build := 120
-BUDGET_unit := 160
-BUDGET_tsan := 60
-BUDGET_fuzz := 90
-BUDGET_namespaces := 170
-BUDGET_vm := 480
+BUDGET_build := 90
+BUDGET_unit := 150
+BUDGET_tsan := 45
+BUDGET_fuzz := 95
+BUDGET_namespaces := 400
+BUDGET_vm := 450
 
 FUZZ_SECONDS ?= 4
 # The build whose programs the integration and VM tests start.
