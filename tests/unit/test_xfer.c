@@ -331,13 +331,75 @@ static void latency_comes_first(void **state)
 	q.class = DMSG_CLASS_LATENCY;
 	assert_int_equal(submit_one(t, &t->a, q, 65536), 0);
 	q.request_id = 101;
-	assert_int_equal(submit_one(t, &t->b, q, 4096), 0);
+	assert_int_equal(submit_one(t, &t->b, q, 32768), 0);
 	rig_turn(&t->rig);
 	assert_int_equal(t->rig.n_ended, 2);
 	assert_int_equal(t->rig.ended[0].request_id, 100);
 	assert_int_equal(t->rig.ended[1].request_id, 101);
 	run(t);
 	assert_int_equal(t->rig.n_ended, 18);
+}
+
+/* What is small does not wait for a turn; what has something to wait for does. */
+static void small_ones_end_at_once(void **state)
+{
+	struct two *t = *state;
+	/* over the end of an extent on both sides */
+	uint64_t edge = BYTES / 4 - 100, ops[5][3] = { { edge, edge, 200 }, { 0, 5000, 1 } };
+	const struct core_counters *c = &t->rig.counters;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct transfer_record last;
+	struct xfer_request q = request(1);
+
+	for (uint64_t i = 0; i < BYTES; i++)
+		t->ra.memory[i] = (uint8_t)(i * 31 + i / 4096);
+	memset(t->rb.memory, 0, BYTES);
+	q.direction = DMSG_DIRECTION_WRITE;
+	q.set_region = REGION_A;
+	q.set_offset = 64;
+	q.set_value = 0x01020304;
+	q.flags = DMSG_TRANSFER_FLAG_SET;
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 2, &err), 0);
+	assert_int_equal(t->rig.n_ended, 1);
+	assert_int_equal(t->rig.ended[0].code, 0);
+	assert_int_equal(t->rig.ended[0].bytes, 201);
+	for (uint64_t i = 0; i < 200; i++)
+		assert_int_equal(*rig_at(&t->rb, edge + i), *rig_at(&t->ra, edge + i));
+	assert_int_equal(*rig_at(&t->rb, edge - 1) | *rig_at(&t->rb, edge + 200), 0);
+	assert_int_equal(*rig_at(&t->rb, 5000), *rig_at(&t->ra, 0));
+	assert_int_equal(*(uint32_t *)(void *)rig_at(&t->ra, 64), 0x01020304);
+	assert_int_equal(c->v[DRAY_METRIC_TRANSFERS_DONE_TOTAL], 1);
+	assert_int_equal(c->v[DRAY_METRIC_LOCAL_BYTES_TOTAL], 201);
+	assert_int_equal(t->a.shared.bytes_moved, 201);
+	assert_int_equal(records_copy(xfers_records(&t->rig.core), &last, 1), 1);
+	assert_int_equal(last.transport, DMSG_TRANSPORT_LOCAL);
+	assert_int_equal(last.slices, 1);
+
+	/* 4,096 bytes in four operations; more of either wait for the turn */
+	for (unsigned i = 0; i < 5; i++)
+		ops[i][0] = ops[i][1] = i * 8192, ops[i][2] = 1024;
+	q = request(2);
+	q.direction = DMSG_DIRECTION_READ;
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 4, &err), 0);
+	assert_int_equal(t->rig.n_ended, 2);
+	q.request_id = 3;
+	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 5, &err), 0);
+	q.request_id = 4;
+	assert_int_equal(submit_one(t, &t->a, q, 4097), 0);
+	assert_int_equal(t->rig.n_ended, 2);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 4);
+
+	assert_int_equal(fault_init(), 0);
+	if (fallocate(t->rb.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES) < 0)
+		skip();
+	q.request_id = 5;
+	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	assert_int_equal(t->rig.n_ended, 5);
+	if (!t->rig.n_faults)
+		skip(); /* see missing_memory_ends_its_own_session */
+	assert_int_equal(t->rig.ended[4].code, DRAY_E_REGION_FAULT);
+	assert_int_equal(t->rig.last_fault, SESSION_B);
 }
 
 static void a_deadline_and_a_cancel_end_it_once(void **state)
@@ -531,6 +593,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(many_sessions_move_the_same, setup, teardown),
 		cmocka_unit_test_setup_teardown(tiny_operations_starve_nobody, setup, teardown),
 		cmocka_unit_test_setup_teardown(latency_comes_first, setup, teardown),
+		cmocka_unit_test_setup_teardown(small_ones_end_at_once, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_it_once, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(words_order_a_transfer, setup, teardown),
