@@ -16,9 +16,13 @@
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
 
-/* Work of one turn, in bytes; a segment counts as SEGMENT_COST. Bounds how long sockets and rings wait. */
-#define TURN_COST (1u << 20)
-#define SLICE_MAX (1u << 20)
+/*
+ * Work of one turn, in bytes; a segment counts as SEGMENT_COST. Bounds how long rings, sockets and what is urgent wait: some
+ * tens of microseconds.
+ */
+#define TURN_COST (256u << 10)
+/* What is lent out is cut anew, so that many have something to do. */
+#define SLICE_LENT (1u << 20)
 #define SEGMENT_COST 512
 /*
  * From so many bytes of a transfer on, its larger pieces pass by the caches (the share of a processor's
@@ -246,7 +250,7 @@ static bool channel_run(struct core *c, struct channel *ch)
 	uint64_t cost = 0;
 	struct slice *s;
 
-	while (cost < TURN_COST && (s = sched_next(c, ch, SLICE_MAX))) {
+	while (cost < TURN_COST && (s = sched_next(c, ch, TURN_COST))) {
 		cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
 		copy_alone(c, s);
 	}
@@ -262,7 +266,7 @@ static bool channel_run_lending(struct core *c, struct local *l, struct channel 
 	uint64_t cost = 0;
 
 	while (cost < TURN_COST) {
-		struct slice *s = l->n_lent < CREW_JOBS ? sched_next(c, ch, SLICE_MAX) : NULL;
+		struct slice *s = l->n_lent < CREW_JOBS ? sched_next(c, ch, SLICE_LENT) : NULL;
 		uint64_t copied;
 
 		if (s && lend(c, l, s))
