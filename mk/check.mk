@@ -3,8 +3,7 @@
 # `make check`: stages in order, each with a budget in seconds on two cores; together under 15
 # minutes. scripts/check times them, counts what passed, and prints the closing line. Each stage is
 # a target of its own (make check-unit); a stage that fails does not stop the later ones. The last
-# two leave a processor idle for more than half of their time: with JOBS of 2 and more they run
-# side by side, and count once.
+# two do much waiting: with JOBS of 2 and more they run side by side, and the longer counts.
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm
