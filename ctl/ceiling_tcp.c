@@ -18,15 +18,17 @@ struct stream {
 	struct ceiling_tcp *t;
 	unsigned number;
 	int sock;
-	int error;        /* of the thread that begins with this stream */
-	size_t op;        /* first of the next batch */
-	uint64_t batches; /* of this round that are not begun */
+	int error;         /* of the thread that begins with this stream */
+	size_t op;         /* first of the next batch */
+	uint64_t batches;  /* of this round that are not begun */
+	struct msghdr msg; /* what is left of the iov */
 	unsigned iov_at, iov_n;
 	struct iovec iov[CEILING_TCP_BATCH_MAX];
 };
 
 struct ceiling_tcp {
 	struct ceiling_tcp_plan plan;
+	struct ceiling_tcp_hooks hooks;
 	int listener;
 	struct stream streams[CEILING_TCP_STREAMS_MAX];
 };
@@ -53,8 +55,30 @@ static void batch_begin(struct stream *s)
 	s->batches--;
 }
 
-static void moved(struct stream *s, size_t n)
+struct msghdr *ceiling_tcp_next(struct ceiling_tcp *t, unsigned stream, int *ret_sock)
 {
+	struct stream *s = &t->streams[stream];
+
+	if (s->iov_at == s->iov_n) {
+		if (!s->batches)
+			return NULL;
+		batch_begin(s);
+	}
+	s->msg.msg_iov = s->iov + s->iov_at;
+	s->msg.msg_iovlen = s->iov_n - s->iov_at;
+	*ret_sock = s->sock;
+	return &s->msg;
+}
+
+int ceiling_tcp_moved(struct ceiling_tcp *t, unsigned stream, ssize_t got)
+{
+	struct stream *s = &t->streams[stream];
+	size_t n = (size_t)got;
+
+	if (got == -EAGAIN || got == -EINTR)
+		return 0;
+	if (got <= 0)
+		return got == -EFAULT ? -EFAULT : -EPIPE;
 	while (n) {
 		struct iovec *v = &s->iov[s->iov_at];
 		size_t take = dray_min(n, v->iov_len);
@@ -64,31 +88,34 @@ static void moved(struct stream *s, size_t n)
 		n -= take;
 		s->iov_at += !v->iov_len;
 	}
+	return 0;
+}
+
+static ssize_t move(struct stream *s, struct msghdr *m, int flags)
+{
+	const struct ceiling_tcp *t = s->t;
+
+	if (t->plan.sending)
+		flags |= MSG_NOSIGNAL;
+	if (t->hooks.move)
+		return t->hooks.move(t->plan.hooks_arg, s->number, s->sock, m, flags);
+	return t->plan.sending ? sendmsg(s->sock, m, flags) : recvmsg(s->sock, m, flags);
 }
 
 /* One system call. 1: the round is not over on this stream. *ret_moved: something could be moved. */
 static int pump(struct stream *s, int flags, bool *ret_moved)
 {
-	struct msghdr m = { 0 };
+	int sock, ret;
+	struct msghdr *m = ceiling_tcp_next(s->t, s->number, &sock);
 	ssize_t n;
 
 	*ret_moved = false;
-	if (s->iov_at == s->iov_n) {
-		if (!s->batches)
-			return 0;
-		batch_begin(s);
-	}
-	m.msg_iov = s->iov + s->iov_at;
-	m.msg_iovlen = s->iov_n - s->iov_at;
-	n = s->t->plan.sending ? sendmsg(s->sock, &m, flags | MSG_NOSIGNAL) :
-				 recvmsg(s->sock, &m, flags);
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return 1;
-	if (n <= 0)
-		return n < 0 && errno == EFAULT ? -EFAULT : -EPIPE;
-	*ret_moved = true;
-	moved(s, (size_t)n);
-	return s->batches || s->iov_at < s->iov_n;
+	if (!m)
+		return 0;
+	n = move(s, m, flags);
+	*ret_moved = n > 0;
+	ret = ceiling_tcp_moved(s->t, s->number, n < 0 ? -errno : n);
+	return ret ? ret : s->batches || s->iov_at < s->iov_n;
 }
 
 /* What the streams first, first + step, ... have to move in this round. */
@@ -98,6 +125,8 @@ static int pump_all(struct ceiling_tcp *t, unsigned first, unsigned step)
 	bool some;
 	int ret = 1;
 
+	if (t->hooks.pump)
+		return t->hooks.pump(t->plan.hooks_arg, t, first, step);
 	if (first + step >= t->plan.streams) { /* a single one: blocking calls will do */
 		while (ret > 0)
 			ret = pump(&t->streams[first], 0, &some);
@@ -146,6 +175,16 @@ static int each(struct ceiling_tcp *t, unsigned first, bool count, bool out)
 	return ret;
 }
 
+static int settle(struct ceiling_tcp *t, unsigned first)
+{
+	int ret = 0;
+
+	for (unsigned i = first; t->hooks.settle && !ret && i < t->plan.streams;
+	     i += t->plan.threads)
+		ret = t->hooks.settle(t->plan.hooks_arg, i, t->streams[i].sock);
+	return ret;
+}
+
 static void *send_round(void *arg)
 {
 	struct stream *s = arg;
@@ -156,6 +195,8 @@ static void *send_round(void *arg)
 		s->error = pump_all(t, s->number, t->plan.threads);
 	if (!s->error)
 		s->error = each(t, s->number, false, false);
+	if (!s->error)
+		s->error = settle(t, s->number);
 	return NULL;
 }
 
@@ -234,6 +275,8 @@ int ceiling_tcp_new(const struct ceiling_tcp_plan *plan, struct ceiling_tcp **re
 	if (!t)
 		return -ENOMEM;
 	t->plan = *plan;
+	if (plan->hooks)
+		t->hooks = *plan->hooks;
 	if (!plan->threads || plan->threads > plan->streams)
 		t->plan.threads = plan->streams;
 	t->listener = -1;
@@ -257,11 +300,20 @@ void ceiling_tcp_free(struct ceiling_tcp *t)
 	free(t);
 }
 
+static int tune(const struct ceiling_tcp *t, int sock)
+{
+	int one = 1;
+
+	if (setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+		return -errno;
+	return t->hooks.tune ? t->hooks.tune(t->plan.hooks_arg, sock) : 0;
+}
+
 static int resolved(const struct ceiling_tcp *t, const char *address, uint16_t port, bool listening)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM,
 				  .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
-	int one = 1, buffer = t->plan.buffer, error = 0;
+	int buffer = t->plan.buffer, ret = 0;
 	dray_auto_close int sock = -1;
 	struct addrinfo *found;
 	char service[8];
@@ -273,15 +325,16 @@ static int resolved(const struct ceiling_tcp *t, const char *address, uint16_t p
 	/* before the connection: it decides the window scale. Accepted sockets inherit it. */
 	if (sock < 0 ||
 	    (buffer && (setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer)) ||
-			setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)))) ||
-	    setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
-		error = errno;
-	else if (listening ? bind(sock, found->ai_addr, found->ai_addrlen) ||
-				     listen(sock, (int)CEILING_TCP_STREAMS_MAX) :
-			     connect(sock, found->ai_addr, found->ai_addrlen))
-		error = errno;
+			setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)))))
+		ret = -errno;
+	else
+		ret = tune(t, sock);
+	if (!ret && (listening ? bind(sock, found->ai_addr, found->ai_addrlen) ||
+					 listen(sock, (int)CEILING_TCP_STREAMS_MAX) :
+				 connect(sock, found->ai_addr, found->ai_addrlen)))
+		ret = -errno;
 	freeaddrinfo(found);
-	return error ? -error : dray_take_fd(sock);
+	return ret ? ret : dray_take_fd(sock);
 }
 
 int ceiling_tcp_listen(struct ceiling_tcp *t, const char *address, uint16_t *ret_port)
@@ -318,18 +371,17 @@ int ceiling_tcp_connect(struct ceiling_tcp *t, const char *address, uint16_t por
 
 int ceiling_tcp_accept(struct ceiling_tcp *t)
 {
-	int one = 1;
-
 	for (unsigned i = 0; i < t->plan.streams; i++) {
 		dray_auto_close int sock = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC);
 		uint8_t number = 0;
-		int ret = sock < 0 ? -errno : exchange(sock, &number, 1, false);
+		int ret = sock < 0 ? -errno : tune(t, sock);
 
+		if (!ret)
+			ret = exchange(sock, &number, 1, false);
 		if (ret)
 			return ret;
 		if (number >= t->plan.streams || t->streams[number].sock >= 0)
 			return -EPROTO;
-		setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 		t->streams[number].sock = dray_take_fd(sock);
 	}
 	t->listener = dray_close(t->listener);

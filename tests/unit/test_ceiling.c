@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -216,6 +217,126 @@ static void every_shape_moves_all_bytes(void **state)
 		all_bytes_arrive(&shapes[i]);
 }
 
+/* --- hooks of the loop -------------------------------------------------------------------------- */
+
+/* Of this side: the child that receives has a copy. */
+struct hooked {
+	unsigned tuned, moves, settled, pumps;
+	int refuse; /* what tune returns */
+	pid_t sender;
+};
+
+static int count_tune(void *arg, int sock)
+{
+	struct hooked *h = arg;
+	int type;
+
+	assert_int_equal(getsockopt(sock, SOL_SOCKET, SO_TYPE, &type, &(socklen_t){ sizeof(type) }),
+			 0);
+	h->tuned++;
+	return h->refuse;
+}
+
+/* One piece at most, and every third time none. */
+static ssize_t count_move(void *arg, unsigned stream, int sock, struct msghdr *m, int flags)
+{
+	struct hooked *h = arg;
+
+	assert_true(stream < 2);
+	if (!(++h->moves % 3)) {
+		errno = EINTR;
+		return -1;
+	}
+	m->msg_iovlen = 1;
+	return flags & MSG_NOSIGNAL ? sendmsg(sock, m, flags) : recvmsg(sock, m, flags);
+}
+
+static int count_settle(void *arg, unsigned stream, int sock)
+{
+	struct hooked *h = arg;
+
+	assert_true(sock >= 0);
+	/* in order, and once a round */
+	assert_int_equal(h->settled++ % 2, stream);
+	return 0;
+}
+
+static int count_pump(void *arg, struct ceiling_tcp *t, unsigned first, unsigned step)
+{
+	struct hooked *h = arg;
+	bool sending = getpid() == h->sender;
+	struct msghdr *m;
+	int sock, ret = 0;
+
+	h->pumps++;
+	for (unsigned i = first; !ret && i < 2; i += step) {
+		while (!ret && (m = ceiling_tcp_next(t, i, &sock))) {
+			ssize_t n = sending ? sendmsg(sock, m, MSG_NOSIGNAL) : recvmsg(sock, m, 0);
+
+			/* what does no harm, and the same batch again */
+			assert_int_equal(ceiling_tcp_moved(t, i, -EAGAIN), 0);
+			assert_int_equal(ceiling_tcp_moved(t, i, -EINTR), 0);
+			assert_ptr_equal(ceiling_tcp_next(t, i, &sock), m);
+			ret = ceiling_tcp_moved(t, i, n < 0 ? -errno : n);
+		}
+	}
+	return ret;
+}
+
+static void calls_may_be_replaced(void **state)
+{
+	static const struct ceiling_tcp_hooks hooks = { .tune = count_tune,
+							.move = count_move,
+							.settle = count_settle };
+	struct hooked h = { 0 };
+	struct ceiling_tcp_plan plan = {
+		.streams = 2, .batch = 10, .threads = 1, .hooks = &hooks, .hooks_arg = &h
+	};
+
+	all_bytes_arrive(&plan);
+	/* three rounds of 100 operations, a piece each; the socket that listened was tuned here too */
+	assert_int_equal(h.settled, 3 * 2);
+	assert_true(h.moves - h.moves / 3 >= 3 * 100);
+	assert_int_equal(h.tuned, 1 + 2);
+}
+
+static void the_inner_loop_may_be_replaced(void **state)
+{
+	static const struct ceiling_tcp_hooks hooks = { .pump = count_pump };
+	struct hooked h = { .sender = getpid() };
+	struct ceiling_tcp_plan plan = {
+		.streams = 2, .batch = 10, .threads = 1, .hooks = &hooks, .hooks_arg = &h
+	};
+
+	all_bytes_arrive(&plan);
+	assert_int_equal(h.pumps, 3);
+}
+
+static void a_refusal_to_tune_is_told(void **state)
+{
+	static const struct ceiling_tcp_hooks hooks = { .tune = count_tune };
+	struct hooked h = { .refuse = -EOPNOTSUPP };
+	struct dray_op op = { 0, 0, 1 };
+	struct ceiling_tcp_plan plain = { .work = { &op, 1, 0, 0 }, .streams = 1, .batch = 1 };
+	struct ceiling_tcp_plan plan = plain;
+	struct ceiling_tcp *t, *other;
+	uint16_t port;
+
+	plan.hooks = &hooks;
+	plan.hooks_arg = &h;
+	assert_int_equal(ceiling_tcp_new(&plan, &t), 0);
+	assert_int_equal(ceiling_tcp_new(&plain, &other), 0);
+	assert_int_equal(ceiling_tcp_listen(t, "127.0.0.1", &port), -EOPNOTSUPP);
+	h.refuse = 0;
+	assert_int_equal(ceiling_tcp_listen(t, "127.0.0.1", &port), 0);
+	assert_int_equal(ceiling_tcp_connect(other, "127.0.0.1", port), 0);
+	h.refuse = -EOPNOTSUPP;
+	assert_int_equal(ceiling_tcp_accept(t), -EOPNOTSUPP);
+	assert_int_equal(h.tuned, 3);
+	ceiling_tcp_free(other);
+	ceiling_tcp_free(t);
+}
+
 static void a_dead_receiver_is_told(void **state)
 {
 	uint8_t *near = memory(1);
@@ -263,6 +384,9 @@ int main(void)
 		cmocka_unit_test(a_dead_echo_is_told),
 		cmocka_unit_test(a_paused_child_is_stopped),
 		cmocka_unit_test(every_shape_moves_all_bytes),
+		cmocka_unit_test(calls_may_be_replaced),
+		cmocka_unit_test(the_inner_loop_may_be_replaced),
+		cmocka_unit_test(a_refusal_to_tune_is_told),
 		cmocka_unit_test(a_dead_receiver_is_told),
 		cmocka_unit_test(nobody_there_is_told),
 	};
