@@ -156,6 +156,8 @@ endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
 $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_io)
 $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
+# Its --uring is there only where liburing is.
+$(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.

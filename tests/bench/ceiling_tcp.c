@@ -5,6 +5,8 @@
  *   ceiling_tcp receive --listen ADDRESS --memory M --ops FD [--column local|remote] ...
  *   ceiling_tcp send --connect ADDRESS:PORT --memory M --ops FD [--column local|remote] ...
  *   both: --streams N --batch OPERATIONS --threads N (0: one a stream) --buffer BYTES (0: the kernel's choice)
+ *         --zerocopy (MSG_ZEROCOPY where it sends) --uring (by io_uring) --unsent BYTES (TCP_NOTSENT_LOWAT)
+ *         --busy-poll USEC (SO_BUSY_POLL)
  *
  * receive says {"port": P}; send answers "run OPERATIONS".
  */
@@ -12,6 +14,7 @@
 
 #include "ctl/ceiling_tcp.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/ceiling_options.h"
 
 static void check(int ret, const char *what)
 {
@@ -19,7 +22,7 @@ static void check(int ret, const char *what)
 		bench_die("%s: %s", what, strerror(-ret));
 }
 
-static void send_all(struct ceiling_tcp *t, char *where)
+static void send_all(struct ceiling_tcp *t, struct ceiling_options *o, char *where)
 {
 	char *port = strrchr(where, ':'), word[16];
 	uint64_t wanted;
@@ -30,13 +33,15 @@ static void send_all(struct ceiling_tcp *t, char *where)
 	check(ceiling_tcp_connect(t, where, (uint16_t)bench_number(port)), "connect");
 	while (bench_command(word, &wanted)) {
 		int64_t start = bench_ns(), cpu = bench_cpu_ns();
-		uint64_t operations, bytes;
+		uint64_t operations, bytes, lent, copied;
 
 		check(ceiling_tcp_send(t, wanted, &operations, &bytes), "send");
+		options_count(o, &lent, &copied);
 		bench_say("{\"seconds\": %.9f, \"cpu\": %.9f, \"ops\": %" PRIu64
-			  ", \"bytes\": %" PRIu64 "}",
+			  ", \"bytes\": %" PRIu64 ", \"zerocopies\": %" PRIu64
+			  ", \"copied\": %" PRIu64 "}",
 			  (double)(bench_ns() - start) / 1e9, (double)(bench_cpu_ns() - cpu) / 1e9,
-			  operations, bytes);
+			  operations, bytes, lent, copied);
 	}
 }
 
@@ -62,9 +67,14 @@ int main(int argc, char **argv)
 		{ "threads", required_argument, NULL, 't' },
 		{ "batch", required_argument, NULL, 'b' },
 		{ "buffer", required_argument, NULL, 'B' },
+		{ "zerocopy", no_argument, NULL, 'z' },
+		{ "uring", no_argument, NULL, 'u' },
+		{ "unsent", required_argument, NULL, 'U' },
+		{ "busy-poll", required_argument, NULL, 'p' },
 		{ 0 },
 	};
 	struct ceiling_tcp_plan plan = { .streams = 1, .batch = 1 };
+	struct ceiling_options o = { 0 };
 	struct bench_memory m = { 0 };
 	struct bench_ops ops = { 0 };
 	struct ceiling_tcp *t = NULL;
@@ -99,6 +109,18 @@ int main(int argc, char **argv)
 		case 'B':
 			plan.buffer = (int)bench_number(optarg);
 			break;
+		case 'z':
+			o.zerocopy = true;
+			break;
+		case 'u':
+			o.uring = true;
+			break;
+		case 'U':
+			o.unsent = (unsigned)bench_number(optarg);
+			break;
+		case 'p':
+			o.busy_poll = (unsigned)bench_number(optarg);
+			break;
 		default:
 			return 2;
 		}
@@ -110,9 +132,10 @@ int main(int argc, char **argv)
 	plan.work.ops = (const struct dray_op *)(const void *)ops.v;
 	plan.work.n = ops.n;
 	plan.work.local = plan.work.remote = (uintptr_t)bench_memory_map(&m);
+	options_apply(&o, &plan);
 	check(ceiling_tcp_new(&plan, &t), "set-up");
 	if (plan.sending)
-		send_all(t, where);
+		send_all(t, &o, where);
 	else
 		receive_all(t, where);
 	ceiling_tcp_free(t);

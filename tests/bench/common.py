@@ -123,11 +123,11 @@ class Tool:
 
 
 @contextlib.contextmanager
-def socket_loop(source, target, ops, *, streams, batch, source_column="remote", hosts=None, threads=0, buffer=0):
+def socket_loop(source, target, ops, *, streams, batch, source_column="remote", hosts=None, threads=0, buffer=0, options=()):
     """The bare send and recv loop from the memories `source` to the memories `target`, as a Tool to be asked to run."""
     a, b = hosts or (harness.Host("a"), harness.Host("b"))
     column = {"remote": "local", "local": "remote"}[source_column]
-    common = ["--ops", ops, "--streams", streams, "--batch", batch, "--threads", threads, "--buffer", buffer]
+    common = ["--ops", ops, "--streams", streams, "--batch", batch, "--threads", threads, "--buffer", buffer, *options]
     with Tool("ceiling_tcp", "receive", "--listen", a.v4, "--memory", name_memory(*target), "--column", column, *common,
               fds=[ops, *(m.fd for m in target)], prefix=a.prefix, first=True) as receiver:
         with Tool("ceiling_tcp", "send", "--connect", f"{a.v4}:{receiver.first['port']}", "--memory", name_memory(*source),

@@ -30,14 +30,21 @@ Two agents with their defaults move memory between two memfds of 1 GiB, in piece
 nothing can be merged. The ceiling is `ceiling_tcp`: two processes that send and receive the same pieces between the same memfds
 over as many streams, a thread for each, with nothing asked, answered or framed. The agents, the engine and the kernel's
 side of loopback share the processors; with few of them that decides."""),
+    ("tcp_options", "Transport tcp, options tried on the bare loop", """\
+What transport tcp does not use, on the bare socket loop: processor time with it, beside plain calls for as many bytes with
+`tcp.buffer` at its default. MSG_ZEROCOPY copies after all wherever the receiver is on the same kernel, and costs its notifications
+on top; out of the virtual machine, whose processors are emulated, packets leave the kernel and it does save the copy. Plain calls were
+cheaper than io_uring on loopback and veth or cost as much. To try them over a real network: the head of `ceiling_tcp.c`."""),
     ("local", "Transport local", """\
 Two sessions of one agent with one worker, two memfds of 1 GiB; the ceiling is one thread's memcpy between them, page tables filled.
 The client library touches every page before it registers memory: that time, and the first transfer, in which the
 agent's own page tables are filled, stand apart."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
-with two processors. What an emulated processor does for each packet decides there; doorbells and completions for each operation do not
-depend on it."""),
+with two processors. What an emulated processor does for each packet decides there."""),
+    ("rdma_counts", "Transport rdma, counts", """\
+What the device is asked for, for each operation, one transfer at a time: what a transfer costs on any device. Operations have no neighbours.
+Reads of Soft-RoCE go out one list at a time, each slice of them with a further one that confirms it."""),
     ("rdma_rails", "Transport rdma, two rails", """\
 The same over two rails, beside one perftest on each of them at the same time; as these have a process for each rail, the agents have
 a worker and a session for each, and as many queue pairs in all."""),

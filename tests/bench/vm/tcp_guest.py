@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The sending end of bench_tcp_options.py in the virtual machine: trials as JSON in, a line of JSON for each out."""
+
+import contextlib
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import bench_tcp_options as b  # noqa: E402
+import common as c  # noqa: E402
+
+ROUND = 1.0  # seconds: ticks of an emulated processor are all there is to count
+PAIRS = 5
+
+
+def busy():
+    """Seconds of all processors of this machine that were not idle: what is sent is mostly sent by nobody's process."""
+    fields = [int(x) for x in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(fields) - fields[3] - fields[4]) / 100
+
+
+class Side:
+    def __init__(self, stack, memory, job, port, options):
+        ops = c.ops_fd(c.scattered(job["size"], b.MEMORY))
+        self.tool = stack.enter_context(c.Tool("ceiling_tcp", "send", "--connect", f"{b.GUEST_NET}.1:{port}", "--memory", c.name_memory(memory),
+                                               "--column", "local", "--ops", ops, "--streams", b.STREAMS, "--buffer", b.BUFFER, *options,
+                                               fds=[ops, memory.fd]))
+        self.n, self.bytes, self.cpu, self.lent, self.copied = 0, 0, 0, 0, 0
+
+    def run(self):
+        since = busy()
+        answer = self.tool.ask("run", self.n)
+        self.cpu += busy() - since
+        self.bytes += answer["bytes"]
+        self.lent += answer["zerocopies"]
+        self.copied += answer["copied"]
+        return c.rate(answer)
+
+    def a_gigabyte(self):
+        return self.cpu / (self.bytes / 1e9)
+
+
+for command in ("link set eth0 up", f"addr add {b.GUEST_NET}.2/24 dev eth0"):
+    subprocess.run(["ip", *command.split()], check=True)
+memory = c.dray.Memory(b.MEMORY)
+for job in json.loads(sys.argv[1]):
+    with contextlib.ExitStack() as stack:
+        base, tried = (Side(stack, memory, job, port, options) for port, options in zip(job["ports"], ((), job["options"])))
+        answer = base.tool.ask("run", 4 * c.MIB // job["size"])
+        tried.tool.ask("run", 4 * c.MIB // job["size"])
+        base.n = tried.n = max(8, int(c.rate(answer) * ROUND / job["size"]))
+        bare, ours = [], []
+        for i in range(PAIRS):
+            for side, into in ((base, bare), (tried, ours))[:: 1 if i % 2 else -1]:
+                into.append(side.run())
+    print(json.dumps({"name": job["name"], "size": job["size"], "base": [statistics.median(bare), base.a_gigabyte()],
+                      "ours": [statistics.median(ours), tried.a_gigabyte(), statistics.median(o / r for o, r in zip(ours, bare)),
+                               tried.lent, tried.copied]}), flush=True)
