@@ -25,6 +25,9 @@
 /* Of dray_poll(), between two looks at everything. */
 #define POLLS_PER_LOOK 256
 
+/* Of dray_process() that may wait, likewise. */
+#define WAITS_PER_LOOK 16
+
 /* Loads of the ring's index between two looks at the clock. */
 #define LOADS_PER_CLOCK 32
 
@@ -279,8 +282,12 @@ int dray_process(struct dray *d, int timeout_ms)
 	if (error)
 		return error;
 	called_back = d->called_back;
-	look(d, 0);
 	take(d);
+	/* a wait looks at everything itself, unless the ring always has something before it comes to that */
+	if (!timeout_ms || something(d, &called_back) || ++d->turns % WAITS_PER_LOOK == 0) {
+		look(d, 0);
+		take(d);
+	}
 	if (timeout_ms && !something(d, &called_back))
 		dc_engine_wait(d, something, &called_back, dc_engine_until(timeout_ms));
 	else
@@ -298,10 +305,15 @@ int dray_poll(struct dray *d)
 	called_back = d->called_back;
 	if (d->armed)
 		disarm(d);
-	take(d);
-	if (!ready_count(d) && ++d->poll_turns % POLLS_PER_LOOK == 0) {
-		look(d, 0);
+	if (dc_ring_pending(&d->ring))
 		take(d);
+	if (!something(d, &called_back)) {
+		/* loads that run ahead of the agent's store would have to be done again */
+		dray_cpu_relax();
+		if (++d->turns % POLLS_PER_LOOK == 0) {
+			look(d, 0);
+			take(d);
+		}
 	}
 	return ready_or_closed(d, called_back);
 }

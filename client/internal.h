@@ -141,7 +141,7 @@ struct dray {
 	/* engine */
 	struct dray_linger linger;
 	uint64_t spun, slept; /* waits that ended by spinning; the others */
-	uint32_t poll_turns;
+	uint32_t turns;
 	bool rung; /* the last look found the doorbell rung */
 	bool in_callback;
 	bool fd_given;        /* the program may wait for dray_fd() */

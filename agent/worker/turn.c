@@ -155,8 +155,10 @@ static void look(struct worker *w, int64_t timeout)
 	w->look_ns = dray_min(w->look_ns, (int64_t)LOOK_MAX_NS);
 	if (!timeout)
 		return;
-	if (n > 0)
-		dray_linger_worked(&w->linger, dray_now().ns);
+	if (n > 0) {
+		w->looked_ns = dray_now().ns;
+		dray_linger_worked(&w->linger, w->looked_ns);
+	}
 	rings_awake(w);
 }
 
