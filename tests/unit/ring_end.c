@@ -15,6 +15,7 @@
 struct ring_end {
 	struct ring ring;
 	struct ring_memory m;
+	uint64_t ids;
 };
 
 static int memory(uint64_t bytes)
@@ -78,17 +79,12 @@ bool ring_end_room(struct ring_end *e)
 	return room;
 }
 
-void ring_end_put(struct ring_end *e, uint64_t id, dray_handle local, dray_handle remote,
-		  uint64_t offset)
+void ring_end_put(struct ring_end *e, const struct dmsg_sqe *sqe)
 {
-	dc_ring_put(&e->ring, &(struct dmsg_sqe){ .user_data = id,
-						  .direction = DMSG_DIRECTION_WRITE,
-						  .op_count = 1,
-						  .local = local,
-						  .remote = remote,
-						  .op_local = offset,
-						  .op_remote = offset,
-						  .op_length = 64 });
+	struct dmsg_sqe one = *sqe;
+
+	one.user_data = e->ids++;
+	dc_ring_put(&e->ring, &one);
 }
 
 void ring_end_submit(struct ring_end *e)
@@ -96,18 +92,19 @@ void ring_end_submit(struct ring_end *e)
 	dc_ring_submit(&e->ring);
 }
 
-bool ring_end_take(struct ring_end *e, uint64_t *ret_id)
+unsigned ring_end_reap(struct ring_end *e)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_cqe cqe;
-	int n = dc_ring_take(&e->ring, &cqe, &err);
+	unsigned n = 0;
+	int ret;
 
-	dray_assert(n >= 0);
-	if (!n)
-		return false;
-	dray_assert(cqe.status == 0 && cqe.bytes == 64);
-	*ret_id = cqe.user_data;
-	return true;
+	while ((ret = dc_ring_take(&e->ring, &cqe, &err)) > 0) {
+		dray_assert(cqe.status == 0 && cqe.bytes == 64 && cqe.user_data < e->ids);
+		n++;
+	}
+	dray_assert(ret == 0);
+	return n;
 }
 
 bool ring_end_pending(const struct ring_end *e)

@@ -19,12 +19,11 @@ struct ring_end *ring_end_new(uint32_t entries, struct ring_memory *ret_memory);
 void ring_end_free(struct ring_end *e);
 
 bool ring_end_room(struct ring_end *e);
-/* 64 bytes from `offset` of a region to the same of a remote; seen by the agent once submitted. */
-void ring_end_put(struct ring_end *e, uint64_t id, dray_handle local, dray_handle remote,
-		  uint64_t offset);
+/* As sqe says, with the next id; seen by the agent once submitted. There is room, if only the client's own rules say no. */
+void ring_end_put(struct ring_end *e, const struct dmsg_sqe *sqe);
 void ring_end_submit(struct ring_end *e);
-/* A completion, which must be a good one: true, and its id. */
-bool ring_end_take(struct ring_end *e, uint64_t *ret_id);
+/* Takes all completions, which must be good ones of 64 bytes; how many there were. */
+unsigned ring_end_reap(struct ring_end *e);
 bool ring_end_pending(const struct ring_end *e);
 /* As dc_ring_set_sleeping(). */
 bool ring_end_set_sleeping(struct ring_end *e, bool sleeping);

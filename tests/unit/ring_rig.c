@@ -11,6 +11,14 @@
 #include "lib/time.h"
 
 #define GROUP 7
+#define WORD 2048 /* in the region: what transfers wait for */
+#define GO 5
+
+const struct dmsg_sqe ring_rig_write64 = { .direction = DMSG_DIRECTION_WRITE,
+					   .op_count = 1,
+					   .local = RING_RIG_FROM,
+					   .remote = RING_RIG_TO,
+					   .op_length = 64 };
 
 static dray_handle handle_of(unsigned i)
 {
@@ -91,6 +99,38 @@ void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t pol
 	objects(r);
 	for (unsigned i = 0; i < n; i++)
 		session(r, i, entries);
+}
+
+void ring_rig_submit(struct ring_rig *r, unsigned i, unsigned n)
+{
+	while (n--) {
+		dray_assert(ring_end_room(r->ends[i]));
+		ring_end_put(r->ends[i], &ring_rig_write64);
+	}
+	ring_end_submit(r->ends[i]);
+}
+
+void ring_rig_submit_waiting(struct ring_rig *r, unsigned i)
+{
+	struct dmsg_sqe waits = ring_rig_write64;
+
+	waits.flags = DMSG_TRANSFER_FLAG_WAIT;
+	waits.wait_region = RING_RIG_FROM;
+	waits.wait_offset = WORD;
+	waits.wait_value = GO;
+	ring_end_put(r->ends[i], &waits);
+	ring_end_submit(r->ends[i]);
+}
+
+void ring_rig_let_go(struct ring_rig *r)
+{
+	r->memory[0][WORD] = GO;
+}
+
+bool ring_rig_announced(struct ring_rig *r, unsigned i)
+{
+	return atomic_load(
+		(_Atomic uint32_t *)(void *)(r->rings[i].ring + DMSG_RING_AGENT_SLEEPING));
 }
 
 struct wsession *ring_rig_session(struct ring_rig *r, unsigned i)

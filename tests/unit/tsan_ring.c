@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Clients, by libdray's own end of the ring, and a real worker that serves them all: submissions in bursts, and
- * each way of waiting on both ends by turns, so that every way of waking is met many times. A lost wake-up shows
- * as a time-out.
+ * each way of waiting on both ends by turns, so that every way of waking is met many times. The first client never
+ * pauses before the others have ended, and they do, each more often than the one before: so their rings come to
+ * rest while the worker works for others, and are brought back. A lost wake-up shows as a time-out.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -17,50 +19,68 @@
 
 #define ENTRIES 64
 #define CLIENTS 4
-#define TRANSFERS 15000 /* of each client */
+#define TRANSFERS 15000 /* of each client, but for the first, which has more */
 #define WAIT_MS 20000
 #define SPIN_NS 200000 /* under the sanitizer everything takes ten times as long */
+
+static struct ring_rig rig;
+static _Atomic unsigned seldom = CLIENTS - 1; /* those that pause and have not ended */
 
 struct client {
 	struct ring_end *end;
 	struct dray_linger linger;
-	unsigned seed;
+	unsigned number, seed;
 	pthread_t thread;
-	uint64_t submitted, completed, spun, slept, polled;
+	uint64_t completed, spun, slept, polled, paused;
 	bool armed;
 };
 
 static void submit(struct client *c, unsigned n)
 {
-	for (; n && ring_end_room(c->end); n--, c->submitted++)
-		ring_end_put(c->end, c->submitted, RING_RIG_FROM, RING_RIG_TO,
-			     c->submitted % 64 * 64);
+	for (; n && ring_end_room(c->end); n--)
+		ring_end_put(c->end, &ring_rig_write64);
 	ring_end_submit(c->end);
 }
 
 static unsigned reap(struct client *c)
 {
-	unsigned n = 0;
-	uint64_t id;
+	unsigned n = ring_end_reap(c->end);
 
-	while (ring_end_take(c->end, &id)) {
-		dray_assert(id < c->submitted);
-		n++;
-	}
 	c->completed += n;
 	return n;
+}
+
+static void lost(const struct client *c, const char *what)
+{
+	printf("not ok - no wake-up is lost # client %u, after %llu transfers: %s\n", c->number,
+	       (unsigned long long)c->completed, what);
+	fflush(stdout);
+	_exit(1);
 }
 
 static void sleep_once(struct client *c)
 {
 	struct epoll_event ev;
 
-	if (epoll_wait(ring_end_completion_fd(c->end), &ev, 1, WAIT_MS) == 1)
+	if (epoll_wait(ring_end_completion_fd(c->end), &ev, 1, WAIT_MS) != 1)
+		lost(c, "no completion");
+}
+
+/* For some time, or until the worker asks for a doorbell: since the ring rests, or the worker is about to sleep. */
+static void pause_once(struct client *c)
+{
+	int64_t ends = dray_now().ns + WAIT_MS * DRAY_NS_PER_MS;
+
+	if (rand_r(&c->seed) % 2) {
+		usleep((useconds_t)(rand_r(&c->seed) % 100));
 		return;
-	printf("not ok - no wake-up is lost # after %llu transfers\n",
-	       (unsigned long long)c->completed);
-	fflush(stdout);
-	_exit(1);
+	}
+	c->paused++;
+	while (!ring_rig_announced(&rig, c->number)) {
+		if (dray_now().ns > ends)
+			lost(c, "its ring never rests");
+		sched_yield();
+	}
 }
 
 /* As dc_engine_wait(): spins for as long as that pays, then sleeps; armed in the end. */
@@ -111,13 +131,12 @@ static void *client(void *arg)
 {
 	struct client *c = arg;
 
-	while (c->completed < TRANSFERS) {
+	while (c->completed < TRANSFERS || (!c->number && atomic_load(&seldom))) {
 		unsigned way = (unsigned)rand_r(&c->seed) % 8;
 
+		if ((unsigned)rand_r(&c->seed) % 8 < c->number)
+			pause_once(c);
 		submit(c, 1 + (unsigned)rand_r(&c->seed) % (way < 6 ? 4 : ENTRIES));
-		/* long enough for the worker to fall asleep now and then */
-		if (rand_r(&c->seed) % 8 == 0)
-			usleep((useconds_t)(rand_r(&c->seed) % 100));
 		if (way < 4)
 			wait_in_library(c);
 		else if (way < 6)
@@ -127,36 +146,41 @@ static void *client(void *arg)
 		while (ring_end_in_flight(c->end) >= ENTRIES)
 			wait_in_library(c);
 	}
-	while (c->completed < c->submitted)
+	while (ring_end_in_flight(c->end))
 		wait_in_library(c);
+	if (c->number)
+		atomic_fetch_sub(&seldom, 1);
 	return NULL;
 }
 
 int main(void)
 {
 	static struct client clients[CLIENTS];
-	static struct ring_rig rig;
-	uint64_t spun = 0, slept = 0, polled = 0, received, sent;
+	uint64_t transfers = 0, spun = 0, slept = 0, polled = 0, paused = 0, received, sent;
 
 	ring_rig_init(&rig, CLIENTS, ENTRIES, SPIN_NS, true);
 	for (unsigned i = 0; i < CLIENTS; i++) {
 		clients[i].end = rig.ends[i];
+		clients[i].number = i;
 		clients[i].seed = i + 5;
 		dray_linger_limit(&clients[i].linger, SPIN_NS);
 		dray_assert(pthread_create(&clients[i].thread, NULL, client, &clients[i]) == 0);
 	}
 	for (unsigned i = 0; i < CLIENTS; i++) {
 		dray_assert(pthread_join(clients[i].thread, NULL) == 0);
+		transfers += clients[i].completed;
 		spun += clients[i].spun;
 		slept += clients[i].slept;
 		polled += clients[i].polled;
+		paused += clients[i].paused;
 	}
 	received = worker_counters(rig.worker)->v[DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL];
 	sent = worker_counters(rig.worker)->v[DRAY_METRIC_DOORBELLS_SENT_TOTAL];
 	ring_rig_deinit(&rig);
-	printf("ok - no wake-up is lost # %d transfers of %d clients: %llu waits spun, %llu slept, "
-	       "%llu polled; doorbells: %llu to the worker, %llu to clients\n",
-	       TRANSFERS, CLIENTS, (unsigned long long)spun, (unsigned long long)slept,
-	       (unsigned long long)polled, (unsigned long long)received, (unsigned long long)sent);
+	printf("ok - no wake-up is lost # %llu transfers of %d clients: %llu waits spun, %llu slept, "
+	       "%llu polled; %llu rests seen; doorbells: %llu to the worker, %llu to clients\n",
+	       (unsigned long long)transfers, CLIENTS, (unsigned long long)spun,
+	       (unsigned long long)slept, (unsigned long long)polled, (unsigned long long)paused,
+	       (unsigned long long)received, (unsigned long long)sent);
 	return 0;
 }
