@@ -54,7 +54,7 @@ struct transport_ops {
 
 	/*
 	 * The worker is about to sleep: whatever may happen from here on must wake it. True if there is work
-	 * after all. May be NULL.
+	 * after all, or was just now: clients are told of what ended in the next turn. May be NULL.
 	 */
 	bool (*announce)(struct core *c, void *state);
 

@@ -21,10 +21,9 @@ void ring_wake(struct ring *r)
 	struct worker *w = r->session->worker;
 
 	r->vain = 0;
-	if (!dray_list_empty(&r->polled_link))
-		return;
 	ring_awake(r);
-	dray_list_add(&w->polled, &r->polled_link);
+	if (dray_list_empty(&r->polled_link))
+		dray_list_add(&w->polled, &r->polled_link);
 }
 
 /* True if it rests: announced, and nothing came before that was seen. */

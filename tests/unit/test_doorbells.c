@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include "agent/transport/transport.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/ring_rig.h"
 
@@ -152,6 +153,29 @@ static void completions_that_came_first_are_seen(void **state)
 	turn_until_done(0);
 }
 
+/* Some transports find work that is done only after the rings were announced: who sees its end begins anew without a doorbell. */
+static void an_agent_that_completes_is_not_rung(void **state)
+{
+	struct worker *w = rig.worker;
+
+	ring_rig_submit_waiting(&rig, 0);
+	worker_turn(w, false);
+	assert_false(rings_announce(w));
+	ring_rig_let_go(&rig);
+	xfers_tick(&w->core);
+	WORKER_EACH_TRANSPORT(w, i)
+	w->core.transports[i]->progress(&w->core, w->core.transport_state[i]);
+	assert_int_equal(ring_end_reap(rig.ends[0]), 1);
+	ring_rig_submit(&rig, 0, 1);
+	assert_int_equal(rung(0), 0);
+	/* the other ring is announced still */
+	ring_rig_submit(&rig, 1, 1);
+	assert_int_equal(rung(1), 1);
+	rings_awake(w);
+	turn_until_done(0);
+	turn_until_done(1);
+}
+
 /* The worker's own turns: it polls, announces, sleeps, is woken up, and takes its announcement back. */
 static void a_turn_that_sleeps_announces(void **state)
 {
@@ -191,6 +215,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_sleeping_client_is_rung_once_for_a_batch, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(completions_that_came_first_are_seen, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(an_agent_that_completes_is_not_rung, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_turn_that_sleeps_announces, setup, teardown),
 	};
