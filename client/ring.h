@@ -6,8 +6,8 @@
  *
  * Who sleeps and who rings: each side stores what it has to say (tail), then loads whether the
  * other sleeps; each side that goes to sleep first stores that it does, then loads the other's tail
- * once more. All four are sequentially consistent, so at least one of the two sees the other and no
- * wake-up is lost. tests/model/doorbell.pml has this protocol, and what each part of it is for, in a
+ * once more. All four are sequentially consistent (the agent has a fence behind its tail), so at least
+ * one of the two sees the other and no wake-up is lost. tests/model/doorbell.pml has this protocol, and what each part of it is for, in a
  * form that a model checker reads.
  */
 #ifndef DRAY_CLIENT_RING_H

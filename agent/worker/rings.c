@@ -6,8 +6,9 @@
  * at, and its client's doorbell brings it back. A completion brings it back as well, since who learns of an end
  * mostly begins anew.
  *
- * So every ring is on worker->polled, or rests with nothing in it and is announced; those on the list are announced
- * as well while the worker sleeps. The order of loads and stores that keeps wake-ups from being lost stands in ring.c.
+ * So every ring is on worker->polled, or rests with nothing in it and is announced, or its doorbell is on its way:
+ * the client clears "agent sleeping" before it rings. Those on the list are announced as well while the worker
+ * sleeps. The order of loads and stores that keeps wake-ups from being lost stands in ring.c.
  */
 #include "agent/worker/internal.h"
 

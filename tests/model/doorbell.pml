@@ -2,11 +2,11 @@
 /*
  * The doorbells of a ring, for the model checker Spin. tests/model/run has it look at all that can happen, as
  * the code is and with each of the mistakes below. The code is client/ring.c and client/engine.c on one end,
- * agent/worker/ring.c and agent/worker/turn.c on the other, and has the names that are used here.
+ * agent/worker/ring.c, rings.c and turn.c on the other, and has the names that are used here.
  *
  * Each end has a store buffer, as processors have that keep their stores in order: a plain store (relaxed or
  * release) goes there and reaches memory some time later; a load looks at memory. A sequentially consistent
- * store empties it, and so does a system call. No end loads a word that it may still have in there.
+ * store empties it, and so do a fence and a system call. No end loads a word that it may still have in there.
  *
  * Entries are not modelled: an index stands for what lies before it. Both ends keep to the rules, so that the
  * completion ring always has room (dc_ring_room()).
@@ -15,13 +15,18 @@
  * takes that, and rings in between are one. client_sleeping asks for it while the client sleeps in the library,
  * and also, from the first call of dray_fd() on, while it is elsewhere ("armed"), where the program may poll that.
  *
+ * An agent that is busy with other rings lets this one rest: announced, and not looked at. To this ring that is
+ * as if the agent slept; but what else wakes an agent up, and makes it look at the rings that it announced in order
+ * to sleep, does not end a rest. A doorbell does, and so does a completion, before the client can see that.
+ *
  * Mistakes:
  *   AGENT_NO_SECOND_LOOK    sleeps after announcing without a look at sq_tail
  *   AGENT_LOOKS_FIRST       looks at sq_tail for the last time before it announces
  *   AGENT_RELAXED_ANNOUNCE  agent_sleeping is stored like any other word
  *   AGENT_ANNOUNCES_ONCE    takes agent_sleeping for set still, when it sleeps again
  *   AGENT_CLEARS_AFTER_LOOK clears agent_sleeping when it has looked and is about to sleep
- *   AGENT_RELEASE_TAIL      cq_tail is stored like any other word, also before the look at client_sleeping
+ *   AGENT_FORGETS_RESTING   clears agent_sleeping when something else wakes it, also while the ring goes on resting
+ *   AGENT_RELEASE_TAIL      no fence stands between the store of cq_tail and the look at client_sleeping
  *   AGENT_RINGS_ALWAYS      does not look at client_sleeping
  *   CLIENT_NO_SECOND_LOOK   sleeps after asking for a doorbell without a look at cq_tail
  *   CLIENT_LOOKS_FIRST      looks at cq_tail for the last time before it asks
@@ -177,7 +182,16 @@ end_asleep:
 				if
 				:: doorbell -> doorbell = 0
 				:: outstanding -> skip /* they are in place */
-				:: others < OTHER_EVENTS -> others++
+				:: others < OTHER_EVENTS ->
+					others++;
+					if
+					:: true -> skip
+					:: true -> /* rings_awake() lets it rest */
+#ifdef AGENT_FORGETS_RESTING
+						STORE(agent_stores, AGENT_SLEEPING, 0);
+#endif
+						goto end_asleep
+					fi
 				fi
 			fi;
 #ifndef AGENT_ANNOUNCES_ONCE
