@@ -105,11 +105,6 @@ static void look(struct dray *d, int timeout_ms)
 	set_timer(d, dc_session_next_tick(d));
 }
 
-void dc_engine_look(struct dray *d)
-{
-	look(d, 0);
-}
-
 int64_t dc_engine_until(int timeout_ms)
 {
 	if (timeout_ms < 0)
@@ -240,6 +235,14 @@ void dc_engine_leave(struct dray *d)
 {
 	if (d->requests.done_n || d->events_n)
 		kick(d);
+}
+
+void dc_engine_look(struct dray *d)
+{
+	look(d, 0);
+	/* a new ring is not armed, and what was found here the descriptor would not tell of any more */
+	arm(d);
+	dc_engine_leave(d);
 }
 
 int dray_fd(struct dray *d)

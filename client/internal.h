@@ -210,7 +210,7 @@ void dc_receive_all(struct dray *d);
 typedef bool (*engine_ready_fn)(struct dray *d, const void *arg);
 /* Turns until ready() or `until` (0: one look; INT64_MAX: for ever). True if ready. */
 bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int64_t until);
-/* One look at everything, without sleeping. */
+/* One look at everything, without sleeping, for a caller whose program may wait for dray_fd() next. */
 void dc_engine_look(struct dray *d);
 int64_t dc_engine_until(int timeout_ms);
 /* On the way out of a blocking function: dray_fd() tells of what it leaves behind. */

@@ -169,6 +169,28 @@ static void restart_is_survived(void **state)
 	dray_disconnect(d);
 }
 
+/* A submission looks for a session that is down, and may be the one to find it again: the program, which polls, must hear of that. */
+static void submitting_finds_the_session(void **state)
+{
+	struct dray *d = client_connect(0);
+	struct dray_op op = { 0, 0, 64 };
+	struct dray_transfer t = { .direction = DRAY_DIRECTION_WRITE, .ops = &op, .count = 1 };
+	struct pollfd p = { dray_fd(d), POLLIN, 0 };
+	struct dray_memory m;
+
+	client_region(d, &t.local, &m);
+	client_remote(d, &t.remote);
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	while (dray_submit(d, &t, NULL) == -DRAY_E_SESSION_CLOSED)
+		assert_int_equal(poll(&p, 1, 5000), 1);
+	assert_int_equal(poll(&p, 1, 5000), 1);
+	assert_int_equal(dray_process(d, 0), 1);
+	client_event(d, DRAY_EVENT_RESTORED);
+	dray_memory_free(&m);
+	dray_disconnect(d);
+}
+
 static void closing_says_why(void **state)
 {
 	struct dray *d = client_connect(0);
@@ -445,6 +467,7 @@ int main(void)
 		TEST(waits_for_an_agent),
 		TEST(works_without_ring),
 		TEST(restart_is_survived),
+		TEST(submitting_finds_the_session),
 		TEST(closing_says_why),
 		TEST(no_reconnect_means_closed),
 		TEST(gives_up_in_time),
