@@ -32,39 +32,50 @@ static int wake_fds[WORKERS];
 static _Atomic unsigned lenders_left = LENDERS;
 static _Atomic uint64_t helped, slept;
 
-/* One slice that covers a region behind a local remote. */
+/* One operation that covers a region behind a local remote. */
 struct work {
-	struct slice slice;
 	struct xfer xfer;
 	struct object target;
-	struct region_view *view;
+	struct xfer_op op;
+	struct object near;
+	struct region_view *views[2];
 	uint8_t *from, *to;
 };
+
+static struct region_view *view_of(uint8_t *memory)
+{
+	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+
+	dray_assert(v && memory);
+	v->n_extents = 1;
+	v->extents[0] = (struct extent_view){ 0, BYTES, memory, -1 };
+	return v;
+}
 
 static struct work *work_new(void)
 {
 	struct work *w = calloc(1, sizeof(*w));
 
 	dray_assert(w);
-	w->view = calloc(1, sizeof(*w->view) + sizeof(struct extent_view));
 	w->from = malloc(BYTES);
 	w->to = malloc(BYTES);
-	dray_assert(w->view && w->from && w->to);
-	w->view->n_extents = 1;
-	w->view->extents[0] = (struct extent_view){ 0, BYTES, w->to, -1 };
-	w->target.view = &w->view->o;
+	w->views[0] = view_of(w->from);
+	w->views[1] = view_of(w->to);
+	w->near.view = &w->views[0]->o;
+	w->target.view = &w->views[1]->o;
+	w->op = (struct xfer_op){ 0, 0, BYTES };
+	w->xfer.local = &w->near;
 	w->xfer.target = &w->target;
+	w->xfer.ops = &w->op;
+	w->xfer.n_ops = 1;
 	w->xfer.direction = DMSG_DIRECTION_WRITE;
-	w->slice.xfer = &w->xfer;
-	w->slice.n_local = w->slice.n_remote = 1;
-	w->slice.local[0] = (struct iovec){ w->from, BYTES };
-	w->slice.remote[0] = (struct pmsg_seg){ .offset = 0, .length = BYTES };
 	return w;
 }
 
 static void work_free(struct work *w)
 {
-	free(w->view);
+	free(w->views[0]);
+	free(w->views[1]);
 	free(w->from);
 	free(w->to);
 	free(w);
@@ -86,7 +97,7 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 
 	memset(w->from, (int)round, BYTES);
 	memset(w->to, (int)round + 1, BYTES);
-	local_walk_init(&walk, &w->slice);
+	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, BYTES);
 	dray_assert(job && crew_fill(job, &walk, round % 2));
 	crew_publish(crew, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
