@@ -20,7 +20,7 @@
 #include "lib/cleanup.h"
 
 /* Submissions taken in one turn, so that one client does not keep the worker to itself. */
-#define TAKE_MAX 64
+#define TAKE_MAX 64u
 
 static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
 {
@@ -171,10 +171,12 @@ static void break_lying(struct wsession *s, uint32_t tail)
 	wsession_break(s, &err);
 }
 
-/* Completion entries that are neither filled nor promised. Looks at the client's index only where it must. */
-static uint32_t cq_room(struct ring *r)
+/* Completion entries that are neither filled nor promised. Looks at the client's index only for more than it knows of. */
+static uint32_t cq_room(struct ring *r, uint32_t wanted)
 {
-	if (r->cq_tail - r->cq_head + r->outstanding >= r->m->cq_entries)
+	uint32_t used = r->cq_tail - r->cq_head + r->outstanding;
+
+	if (used + wanted > r->m->cq_entries)
 		/* acquire: the client has copied what it gives back */
 		r->cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
 	return r->m->cq_entries - r->outstanding - (r->cq_tail - r->cq_head);
@@ -201,7 +203,7 @@ bool ring_poll(struct wsession *s)
 		return false;
 	}
 	r->vain = 0;
-	room = cq_room(r);
+	room = cq_room(r, dray_min(tail - r->sq_head, TAKE_MAX));
 	if (tail - r->sq_head > m->sq_entries || cq_head_lies(r)) {
 		break_lying(s, tail);
 		return false;
@@ -268,7 +270,7 @@ bool ring_announce(struct ring *r)
 	if (tail == r->sq_head)
 		return false;
 	r->vain = 0;
-	if (cq_room(r) || cq_head_lies(r))
+	if (cq_room(r, 1) || cq_head_lies(r))
 		return true;
 	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
 	r->session->worker->stalled = true;

@@ -3,7 +3,6 @@
 
 import contextlib
 import pathlib
-import re
 
 import harness
 import pytest
@@ -55,15 +54,6 @@ def agents(cgroup):
     lab.close()
 
 
-def switches(agent):
-    """Times that the agent's threads gave the CPU away, and times that it was taken from them."""
-    total = [0, 0]
-    for task in pathlib.Path(f"/proc/{agent.pid}/task").iterdir():
-        found = re.findall(r"voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text())
-        total = [a + int(b) for a, b in zip(total, found)]
-    return total
-
-
 @pytest.mark.parametrize("file, text, why", [("cpu.max", "100000 100000", "a CPU limit of 1.000"),
                                              ("cpuset.cpus", "0", "1 CPU allowed")])
 def test_one_cpu_for_both(cgroup, agents, file, text, why):
@@ -72,11 +62,8 @@ def test_one_cpu_for_both(cgroup, agents, file, text, why):
     assert agent.polling() == (0, why)
     with Waiter(agent, wrap=cgroup.enter()) as waiter:
         waiter.trips(20)
-        given, _ = switches(agent)
         got = waiter.trips(200)
         assert got["spin_ns"] == 0 and got["spun"] == 0 and got["slept"] > 0
-        # the worker gives the CPU away instead of looking on: once for most transfers
-        assert switches(agent)[0] - given > 100, got
 
 
 def test_limits_change(cgroup, agents):
