@@ -138,8 +138,6 @@ void xfer_settle(struct core *c, struct xfer *x)
 		x->code = DRAY_E_REGION_FAULT;
 		xfer_memory_fault(c, x->set.region->view->session);
 	}
-	s->ops -= x->n_ops_given;
-	quotas_put(s->shared);
 	/*
 	 * The books can wait while a ring's client reads what was put there; a message could wake one that
 	 * looks at them at once.
@@ -147,7 +145,6 @@ void xfer_settle(struct core *c, struct xfer *x)
 	if (x->from_ring)
 		c->up->xfer_ended(c, x);
 	shared_count(&s->shared->transfers_ended, 1);
-	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	if (!x->code) {
 		core_count(c->counters, DRAY_METRIC_TRANSFERS_DONE_TOTAL, 1);
 		core_count(c->counters, DRAY_METRIC_OPERATIONS_TOTAL, x->n_ops_given);
@@ -168,6 +165,9 @@ static void xfer_end(struct core *c, struct xfer *x)
 	drop_link(x);
 	/* first: telling the client can end its session, and with it all transfers it still has */
 	xfer_unlink(c->xfers, x);
+	x->session->ops -= x->n_ops_given;
+	quotas_put(x->session->shared);
+	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	xfer_settle(c, x);
 	xfer_free(c->xfers, x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)

@@ -69,13 +69,6 @@ int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 			    "no transport reaches the remote's peer");
 }
 
-static void xfer_accepted(struct core *c, struct xfer *x)
-{
-	x->session->ops += x->n_ops_given;
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
-	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
-}
-
 /*
  * Carries it out here and now where it is small and a transport can: nobody ever finds it, nothing can be dropped in
  * between, and what it would pass through on its way costs several times the copy.
@@ -121,13 +114,17 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 			s->ops, s->shared->ops_max);
 		goto refused;
 	}
-	ret = quotas_take(s->shared, reterr);
-	if (ret < 0)
-		goto refused;
+	/* before anything is read; taken once it is known to be good, and to take any time */
+	if (!quotas_have_room(s->shared)) {
+		ret = quotas_take(s->shared, reterr);
+		if (ret < 0)
+			goto refused;
+		quotas_put(s->shared);
+	}
 	x = xfer_new(xs);
 	if (!x) {
 		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the transfer");
-		goto refused_quota;
+		goto refused;
 	}
 	x->session = s;
 	x->request_id = r->request_id;
@@ -141,21 +138,26 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	if (ret < 0)
 		goto refused_xfer;
 	if (xfer_at_once(c, x)) {
-		xfer_accepted(c, x);
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
 		xfer_settle(c, x);
 		xfer_free(xs, x);
 		return 0;
 	}
+	ret = quotas_take(s->shared, reterr);
+	if (ret < 0)
+		goto refused_xfer;
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
 		ret = deadlines_add(&xs->deadlines, x);
 	if (ret < 0) {
 		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
 			     "this worker has no room for another transfer");
-		goto refused_xfer;
+		goto refused_quota;
 	}
 	hold_all(x);
-	xfer_accepted(c, x);
+	s->ops += r->n_ops;
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
 	dray_list_add(&s->xfers, &x->session_link);
 	if (x->wait.p) {
 		x->state = XFER_WAITING;
@@ -171,11 +173,11 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	}
 	return 0;
 
+refused_quota:
+	quotas_put(s->shared);
 refused_xfer:
 	xfer_unlink(xs, x);
 	xfer_free(xs, x);
-refused_quota:
-	quotas_put(s->shared);
 refused:
 	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
 	return ret;
