@@ -151,7 +151,6 @@ struct xfer {
 	struct object *local, *remote, *target; /* target: region behind a local remote */
 	uint64_t target_offset;                 /* start of the remote range in target */
 	struct xfer_op *ops;                    /* merged */
-	struct xfer_op ops_inline[XFER_OPS_INLINE];
 	uint32_t n_ops, n_ops_given, ops_class;
 	struct xfer_cursor cursor;
 	uint32_t slices;             /* in flight */
@@ -169,6 +168,7 @@ struct xfer {
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
 	uint32_t deadline_pos;          /* in the heap of deadlines */
+	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
 };
 
 /* In raw units, by the bounds of its family; the last bucket has none. */

@@ -24,6 +24,7 @@ struct xfer_request {
 	uint32_t notify_length;
 	const uint8_t *ops;
 	uint32_t n_ops;
+	bool ops_ours; /* they lie in memory that no client can reach */
 };
 
 /* A session as transfers know it; embedded in the worker's own. */

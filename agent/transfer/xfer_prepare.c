@@ -2,6 +2,7 @@
 /* What is checked before a transfer is accepted. Nothing here leaves a trace where the answer is no. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/region/fault.h"
 #include "agent/transfer/object.h"
@@ -144,8 +145,11 @@ static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r
 		uint32_t done;
 
 		end = dray_min(i + OPS_CHUNK, r->n_ops);
-		if (fault_copy(&x->ops[i], r->ops + (size_t)i * DMSG_OP_SIZE,
-			       (size_t)(end - i) * DMSG_OP_SIZE) < 0) {
+		if (r->ops_ours) {
+			memcpy(&x->ops[i], r->ops + (size_t)i * DMSG_OP_SIZE,
+			       (size_t)(end - i) * DMSG_OP_SIZE);
+		} else if (fault_copy(&x->ops[i], r->ops + (size_t)i * DMSG_OP_SIZE,
+				      (size_t)(end - i) * DMSG_OP_SIZE) < 0) {
 			xfer_memory_fault(c, x->session->handle);
 			return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
 					    "the operations lie in arena memory that is not there");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The beginning of a transfer: checked, accepted, and handed to a transport or carried out on the spot. */
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ static struct xfer *xfer_new(struct xfers *xs)
 		if (!x)
 			return NULL;
 	}
-	memset(x, 0, sizeof(*x));
+	memset(x, 0, offsetof(struct xfer, ops_inline));
 	dray_list_init(&x->session_link);
 	dray_list_init(&x->flow_link);
 	dray_list_init(&x->wait_link);

@@ -141,6 +141,7 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 	} else {
 		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
 		r.ops = op;
+		r.ops_ours = true;
 	}
 	if (!err.code && (e->flags & DMSG_TRANSFER_FLAG_NOTIFY)) {
 		if (e->notify_length > DMSG_NOTIFY_MAX ||
