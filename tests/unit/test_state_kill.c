@@ -81,9 +81,11 @@ static uint32_t check_file(uint32_t committed)
 	assert_int_equal(sql(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
 	at = sql(db, "SELECT at_ms FROM preferred");
 	assert_true(at >= committed);
-	/* of one number's changes some may be in the next batch */
-	assert_true(sql(db, "SELECT seen_ms FROM segment") >= at - 1);
-	assert_true(sql(db, "SELECT max(at_ms) FROM segment_event") >= at - 1);
+	/* of one number's changes some may be in the next batch, even between a segment's end and its return */
+	if ((at + 1) % 3 || sql(db, "SELECT count(*) FROM segment")) {
+		assert_true(sql(db, "SELECT seen_ms FROM segment") >= at - 1);
+		assert_true(sql(db, "SELECT max(at_ms) FROM segment_event") >= at - 1);
+	}
 	assert_true(sql(db, "SELECT max(score) FROM hint") >= at);
 	if (committed >= SCOPES)
 		assert_true(sql(db, "SELECT min(score) FROM hint") > committed - SCOPES);
