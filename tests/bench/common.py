@@ -215,6 +215,7 @@ def save(name, results):
     """Keeps what a bench has measured, and writes the page anew."""
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+    (OUT / "machine.txt").write_text(f"{report.machine()}, {time.strftime('%Y-%m-%d')}\n")
     if OUT == ROOT / "build/bench":  # trials elsewhere leave the page alone
         report.main()
 
