@@ -290,15 +290,21 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
 	xfer_end(c, x);
 }
 
+/* The end of one can be the end of its session, and with it of others on the list. */
 static int64_t waiting_tick(struct core *c)
 {
+	struct dray_list now = DRAY_LIST_INIT(now);
 	int64_t next = INT64_MAX;
+	struct xfer *x;
 
-	dray_list_for_each(&c->xfers->waiting, x, struct xfer, wait_link) {
+	dray_list_splice(&now, &c->xfers->waiting);
+	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
 		struct dray_err err = DRAY_ERR_NULL;
 		int64_t pause = (c->now_ns - x->accepted_ns) / 8;
 		uint32_t v;
 
+		dray_list_del(&x->wait_link);
+		dray_list_add(&c->xfers->waiting, &x->wait_link);
 		if (fault_load32(x->wait.p, &v) < 0) {
 			xfer_memory_fault(c, x->wait.region->view->session);
 			xfer_stop(c, x, DRAY_E_REGION_FAULT, "the wait word's memory is not there",

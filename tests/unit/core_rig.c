@@ -25,6 +25,8 @@ static void ended(struct core *c, struct xfer *x)
 	assert_true(r->n_ended < RIG_ENDED_MAX);
 	r->ended[r->n_ended++] =
 		(struct rig_end){ x->request_id, x->bytes_done, x->code, x->session->handle };
+	if (r->on_end)
+		r->on_end(r, x);
 }
 
 static void notify(struct core *c, struct xfer *x)

@@ -25,6 +25,7 @@ struct rig {
 	dray_handle last_dropped, last_fault, last_notify;
 	struct transport_message told[RIG_TOLD_MAX];
 	unsigned n_told, n_gone;
+	void (*on_end)(struct rig *r, struct xfer *x); /* may be NULL */
 };
 
 struct rig_session {

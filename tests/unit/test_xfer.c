@@ -524,6 +524,44 @@ static void missing_memory_ends_its_own_session(void **state)
 	assert_int_equal(t->rig.last_fault, SESSION_B);
 }
 
+static void end_the_session(struct rig *r, struct xfer *x)
+{
+	r->on_end = NULL; /* it ends once */
+	dray_list_for_each(&x->session->xfers, other, struct xfer, session_link)
+		xfer_stop(&r->core, other, DRAY_E_SESSION_CLOSED, NULL, true);
+}
+
+/* The end of one that waits ends its session, as a socket that is gone does, and so the others that wait. */
+static void waiting_ones_end_together(void **state)
+{
+	struct two *t = *state;
+
+	assert_int_equal(fault_init(), 0);
+	for (uint64_t id = 1; id <= 4; id++) {
+		struct xfer_request q = request(id);
+
+		q.flags = DMSG_TRANSFER_FLAG_WAIT;
+		q.wait_region = REGION_A;
+		q.wait_value = 1;
+		assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	}
+	if (fallocate(t->ra.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES) < 0)
+		skip();
+	t->rig.on_end = end_the_session;
+	t->rig.core.now_ns += DRAY_NS_PER_MS;
+	run(t);
+	if (!t->rig.n_faults) { /* this sandbox has no userfaultfd */
+		t->rig.on_end = NULL;
+		dray_list_for_each(&t->a.xs.xfers, x, struct xfer, session_link)
+			xfer_stop(&t->rig.core, x, DRAY_E_SESSION_CLOSED, NULL, true);
+		skip();
+	}
+	assert_int_equal(t->rig.n_ended, 4);
+	assert_int_equal(t->rig.ended[0].code, DRAY_E_REGION_FAULT);
+	for (unsigned i = 1; i < 4; i++)
+		assert_int_equal(t->rig.ended[i].code, DRAY_E_SESSION_CLOSED);
+}
+
 static uint64_t in_buckets(const struct core_histogram *h, enum dray_family f)
 {
 	uint64_t n = 0;
@@ -606,6 +644,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(missing_memory_ends_its_own_session, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(waiting_ones_end_together, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
