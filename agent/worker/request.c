@@ -93,7 +93,10 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 	x = find_transfer(s, m.request);
 	/* sockets are read before rings: what is to be cancelled may still lie there */
 	if (!x && s->ring) {
-		while (ring_poll(s))
+		/* all that can have been there; a client that goes on submitting waits for its turn */
+		uint32_t rounds = s->memory->sq_entries;
+
+		while (rounds-- && ring_poll(s))
 			;
 		if (s->dead)
 			return;

@@ -222,12 +222,15 @@ bool ring_poll(struct wsession *s)
 		r->sq_head++;
 		r->outstanding++;
 		taken++;
+		/*
+		 * release: the entry was read; the client may fill it again. Before it can be completed: who
+		 * sees that must find room.
+		 */
+		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 		submit(s, &e);
 		if (s->dead)
 			return false;
 	}
-	/* release: the entries were read; the client may fill them again */
-	atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 	return taken == TAKE_MAX && r->sq_head != tail;
 }
 
