@@ -167,6 +167,9 @@ static void sleep_until(struct dray *d, int64_t until)
 
 	if (spins && spin(d, until)) {
 		d->spun++;
+		/* a ring that always has something must not keep us from the socket and the clock */
+		if (++d->turns % WAITS_PER_LOOK == 0)
+			look(d, 0);
 		return;
 	}
 	d->slept++;
@@ -310,13 +313,12 @@ int dray_poll(struct dray *d)
 		disarm(d);
 	if (dc_ring_pending(&d->ring))
 		take(d);
-	if (!something(d, &called_back)) {
-		/* loads that run ahead of the agent's store would have to be done again */
-		dray_cpu_relax();
-		if (++d->turns % POLLS_PER_LOOK == 0) {
-			look(d, 0);
-			take(d);
-		}
+	if (++d->turns % POLLS_PER_LOOK == 0) {
+		look(d, 0);
+		take(d);
 	}
+	/* loads that run ahead of the agent's store would have to be done again */
+	if (!something(d, &called_back))
+		dray_cpu_relax();
 	return ready_or_closed(d, called_back);
 }
