@@ -387,7 +387,6 @@ static unsigned worker_count(const struct dray_config *cfg, const struct dray_cp
 struct core_config agent_core_config(const struct agent *a)
 {
 	const struct dray_config *cfg = &a->config->v;
-	char why[DRAY_CPUS_WHY_BYTES];
 
 	return (struct core_config){
 		.slice_size = (uint64_t)cfg->transfer.slice_size,
@@ -403,7 +402,7 @@ struct core_config agent_core_config(const struct agent *a)
 		.backoff_max_ns = cfg->peer.backoff_max,
 		.slow_ns = cfg->transfer.slow,
 		.report_all = cfg->log.transfers,
-		.poll_time_ns = agent_poll_time(a, why, sizeof(why)),
+		.poll_time_ns = agent_poll_time(a, NULL, 0),
 	};
 }
 

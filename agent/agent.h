@@ -119,7 +119,7 @@ void agent_record(struct agent *a, enum history_kind kind, const char *subject, 
 /* What workers take from the configuration, as far as the CPUs there are allow. */
 struct core_config agent_core_config(const struct agent *a);
 
-/* How long workers poll, in nanoseconds. why: "", or why that is 0. */
+/* How long workers poll, in nanoseconds. why: "", or why that is 0; NULL with n 0 for who does not ask. */
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n);
 
 /* What this process may use of the machine's CPUs now (reload.c); for `cpus` of struct detect_deps. */

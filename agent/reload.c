@@ -80,7 +80,7 @@ void agent_cpus_changed(void *arg, const struct dray_cpus *now)
 {
 	char why[DRAY_CPUS_WHY_BYTES], span[32];
 	struct agent *a = arg;
-	int64_t old = agent_poll_time(a, why, sizeof(why)), ns;
+	int64_t old = agent_poll_time(a, NULL, 0), ns;
 
 	a->cpus = *now;
 	ns = agent_poll_time(a, why, sizeof(why));

@@ -166,12 +166,11 @@ int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 		     struct bench_session *sessions, struct ctl_err *reterr)
 {
-	char why[DRAY_CPUS_WHY_BYTES];
 	struct dray_cpus cpus;
 
 	*d = (struct bench_drive){ .plan = p, .sessions = sessions, .epoll_fd = -1 };
 	dray_cpus_get(&cpus);
-	if (p->wait == BENCH_WAIT_ADAPTIVE && dray_cpus_can_spin(&cpus, why, sizeof(why)))
+	if (p->wait == BENCH_WAIT_ADAPTIVE && dray_cpus_can_spin(&cpus, NULL, 0))
 		d->spin_ns = SPIN_NS;
 	d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	for (uint64_t i = 0; i < p->sessions; i++) {

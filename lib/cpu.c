@@ -251,7 +251,7 @@ unsigned dray_cpus_whole(const struct dray_cpus *c)
 
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n)
 {
-	bool can = c->allowed >= 2 && c->quota_milli / MILLI >= 2;
+	bool can = dray_cpus_whole(c) >= 2;
 
 	if (can)
 		snprintf(why, n, "%s", "");

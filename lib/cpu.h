@@ -30,7 +30,7 @@ unsigned dray_cpus_whole(const struct dray_cpus *c);
 
 /*
  * Can a thread spin without taking the CPU from whom it waits for? That takes two whole CPUs, one for each.
- * why: "" or what is in the way, such as "1 CPU allowed". Pure.
+ * why: "" or what is in the way, such as "1 CPU allowed"; NULL with n 0 for who does not ask. Pure.
  */
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
 

@@ -75,10 +75,8 @@ PROPERTY(workers)
 
 PROPERTY(poll_time_ns)
 {
-	char why[DRAY_CPUS_WHY_BYTES];
-
-	return sd_bus_message_append(
-		reply, "t", (uint64_t)agent_poll_time(agent_of(userdata), why, sizeof(why)));
+	return sd_bus_message_append(reply, "t",
+				     (uint64_t)agent_poll_time(agent_of(userdata), NULL, 0));
 }
 
 PROPERTY(poll_reason)
