@@ -25,7 +25,7 @@
 /* Of dray_poll(), between two looks at everything. */
 #define POLLS_PER_LOOK 256
 
-/* Of dray_process() that may wait, likewise. */
+/* Of waits that end by spinning, likewise. */
 #define WAITS_PER_LOOK 16
 
 /* Loads of the ring's index between two looks at the clock. */
@@ -130,7 +130,6 @@ static int left_ms(int64_t until)
 
 void dc_engine_limit(struct dray *d)
 {
-	char why[DRAY_CPUS_WHY_BYTES];
 	struct dray_cpus cpus;
 
 	if (d->spin_asked) {
@@ -138,7 +137,7 @@ void dc_engine_limit(struct dray *d)
 		return;
 	}
 	dray_cpus_get(&cpus);
-	dray_linger_limit(&d->linger, dray_cpus_can_spin(&cpus, why, sizeof(why)) ? d->spin_ns : 0);
+	dray_linger_limit(&d->linger, dray_cpus_can_spin(&cpus, NULL, 0) ? d->spin_ns : 0);
 }
 
 /* Spins until the ring has something or it is time to sleep. True if it has. */
@@ -289,8 +288,8 @@ int dray_process(struct dray *d, int timeout_ms)
 		return error;
 	called_back = d->called_back;
 	take(d);
-	/* a wait looks at everything itself, unless the ring always has something before it comes to that */
-	if (!timeout_ms || something(d, &called_back) || ++d->turns % WAITS_PER_LOOK == 0) {
+	/* a wait looks at everything itself */
+	if (!timeout_ms || something(d, &called_back)) {
 		look(d, 0);
 		take(d);
 	}

@@ -151,8 +151,10 @@ void dc_ring_submit(struct ring *r)
 	__atomic_store_n(word(r, DMSG_RING_SQ_TAIL), DRAY_LE32(r->sq_tail), __ATOMIC_SEQ_CST);
 	if (!__atomic_load_n(word(r, DMSG_RING_AGENT_SLEEPING), __ATOMIC_SEQ_CST))
 		return;
-	/* taken back: what else is submitted while it wakes up needs no second doorbell. Not after the doorbell,
-	 * where it could undo the agent's next wish for one. */
+	/*
+	 * taken back: what else is submitted while it wakes up needs no second doorbell. Not after the doorbell,
+	 * where it could undo the agent's next wish for one.
+	 */
 	__atomic_store_n(word(r, DMSG_RING_AGENT_SLEEPING), 0, __ATOMIC_RELAXED);
 	/* full means that it has been rung often enough */
 	while (write(r->doorbell_fd, &one, sizeof(one)) < 0 && errno == EINTR)

@@ -6,6 +6,7 @@
 #include "client/dray.h"
 #include "ctl/ctl.h"
 #include "ctl/histogram.h"
+#include "lib/cleanup.h"
 
 #define BENCH_SESSIONS_MAX 64
 #define BENCH_ROUNDS_MAX 1000
@@ -73,6 +74,12 @@ void bench_end_close(struct bench_end *e);
 
 /* -1, with what libdray says of a failed call: ret is its negated code. */
 int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what, int ret);
+
+/* Of what was done in so many nanoseconds. */
+static inline double bench_per_second(uint64_t n, int64_t ns)
+{
+	return (double)n * 1e9 / (double)dray_max(ns, (int64_t)1);
+}
 
 /* Bytes that a transfer's list takes in the arena; 0: its one operation lies in the ring. */
 uint64_t bench_list_bytes(const struct bench_plan *p);

@@ -32,11 +32,6 @@ struct bench_ceiling_ops {
 		     const struct bench_lap *dray, double *ret);
 };
 
-static double per_second(uint64_t bytes, int64_t ns)
-{
-	return (double)bytes * 1e9 / (double)dray_max(ns, (int64_t)1);
-}
-
 /* --- memcpy ------------------------------------------------------------------------------------- */
 
 static int copy_open(struct bench_ceilings *c, struct bench_ceiling *one)
@@ -51,7 +46,7 @@ static int copy_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	uint64_t bytes = ceiling_copy(&c->work, c->plan->direction, &c->at,
 				      dray_max(dray->transfers, (uint64_t)1) * c->plan->ops);
 
-	*ret = per_second(bytes, dray_now().ns - began);
+	*ret = bench_per_second(bytes, dray_now().ns - began);
 	return 0;
 }
 
@@ -126,7 +121,7 @@ static int tcp_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	int64_t began = dray_now().ns;
 	int err = ceiling_tcp_send(one->tcp, wanted, &ops, &bytes);
 
-	*ret = per_second(bytes, dray_now().ns - began);
+	*ret = bench_per_second(bytes, dray_now().ns - began);
 	return err;
 }
 
@@ -194,12 +189,11 @@ static void choose(const struct bench_plan *p, unsigned transport,
 		   const struct bench_ceiling_ops *ret[BENCH_CEILINGS_MAX + 1])
 {
 	bool trips = p->batch == 1 && p->ops == 1 && p->sessions == 1, can_spin;
-	char why[DRAY_CPUS_WHY_BYTES];
 	struct dray_cpus cpus;
 	unsigned n = 0;
 
 	dray_cpus_get(&cpus);
-	can_spin = dray_cpus_can_spin(&cpus, why, sizeof(why));
+	can_spin = dray_cpus_can_spin(&cpus, NULL, 0);
 	ret[n++] = transport == DMSG_TRANSPORT_TCP ? &socket_loop : &copy;
 	if (trips && transport == DMSG_TRANSPORT_TCP)
 		ret[n++] = &tcp_echo;
@@ -315,7 +309,7 @@ void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dr
 
 		one->dray[c->rounds] = one->kind->latency ?
 					       (double)ctl_histogram_quantile(&dray->latency, 0.5) :
-					       per_second(dray->bytes, dray->duration_ns);
+					       bench_per_second(dray->bytes, dray->duration_ns);
 		one->values[c->rounds] = one->now;
 		one->ratios[c->rounds] = one->dray[c->rounds] / one->now;
 	}

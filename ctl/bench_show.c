@@ -7,11 +7,6 @@
 #include "ctl/json.h"
 #include "schema/gen/data.h"
 
-static double per_second(uint64_t n, int64_t ns)
-{
-	return ns > 0 ? (double)n * 1e9 / (double)ns : 0;
-}
-
 static const char *direction_name(const struct bench_plan *p)
 {
 	return bench_directions[p->direction == DRAY_DIRECTION_WRITE];
@@ -66,9 +61,9 @@ void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *
 	ctl_json_uint(&j, "operations", r->transfers * p->ops);
 	ctl_json_uint(&j, "bytes", r->bytes);
 	ctl_json_uint(&j, "duration_ns", (uint64_t)r->duration_ns);
-	ctl_json_real(&j, "bytes_per_second", per_second(r->bytes, r->duration_ns));
+	ctl_json_real(&j, "bytes_per_second", bench_per_second(r->bytes, r->duration_ns));
 	ctl_json_real(&j, "operations_per_second",
-		      per_second(r->transfers * p->ops, r->duration_ns));
+		      bench_per_second(r->transfers * p->ops, r->duration_ns));
 	ctl_json_real(&j, "fairness", r->fairness);
 	latency_json(&j, &r->latency);
 	ctl_json_uint(&j, "rounds", p->rounds);
@@ -126,8 +121,9 @@ void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *
 		fprintf(f, " in each of %" PRIu64 " sessions", p->sessions);
 	fprintf(f, ", for %s\n", ctl_show_span((uint64_t)r->duration_ns, b));
 	fprintf(f, "  throughput  %s, %s operations/s, %s transfers\n",
-		ctl_show_rate(per_second(r->bytes, r->duration_ns), a),
-		ctl_show_count((uint64_t)per_second(r->transfers * p->ops, r->duration_ns), b),
+		ctl_show_rate(bench_per_second(r->bytes, r->duration_ns), a),
+		ctl_show_count((uint64_t)bench_per_second(r->transfers * p->ops, r->duration_ns),
+			       b),
 		ctl_show_count(r->transfers, c));
 	fprintf(f, "  latency     p50 %s, p99 %s, p99.9 %s, max %s\n",
 		ctl_show_span(ctl_histogram_quantile(&r->latency, 0.5), a),

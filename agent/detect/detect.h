@@ -21,8 +21,10 @@ struct detect_deps {
 	const struct dray_config *cfg; /* borrowed for the agent's life */
 	/* Control thread; `now` lives until the next call, or as long as a reference is held. */
 	void (*changed)(void *arg, struct nd_scan *now);
-	/* What this process may use of the CPUs has changed: looked for with each scan, and with each look for
-	 * listening sockets, since nothing tells of it. */
+	/*
+	 * What this process may use of the CPUs has changed: looked for with each scan, and with each look for
+	 * listening sockets, since nothing tells of it.
+	 */
 	void (*cpus)(void *arg, const struct dray_cpus *now);
 	/* The same as changed, for listening sockets, after the scan that their addresses were matched with. May be NULL. */
 	void (*listeners)(void *arg, const struct nd_listeners *now);
