@@ -110,34 +110,28 @@ unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, ui
 	return n;
 }
 
-static const struct extent_view *find(const struct region_view *r, const void *address)
-{
-	const uint8_t *p = address;
-
-	for (uint32_t i = 0; i < r->n_extents; i++)
-		if (p >= r->extents[i].base && p < r->extents[i].base + r->extents[i].length)
-			return &r->extents[i];
-	return NULL;
-}
-
 int local_walk_node(const struct slice *s)
 {
 	const struct xfer *x = s->xfer;
 	const struct object *to = x->direction == DMSG_DIRECTION_WRITE ? x->target : x->local;
 	const struct region_view *r = (const struct region_view *)to->view;
-	const struct extent_view *e;
 	struct dray_piece first;
 	struct local_walk w;
 
 	if (!r->nodes_known)
 		return -1;
 	local_walk_slice(&w, s);
-	local_walk(&w, &first, 1, 1);
-	e = find(r, first.to);
-	return e ? e->node : -1;
+	local_walk(&w, &first, 1, UINT64_MAX);
+	return (w.write ? w.far : w.near)->node;
 }
 
 bool local_walk_is_near(const struct xfer *x, const void *address)
 {
-	return find((const struct region_view *)x->local->view, address) != NULL;
+	const struct region_view *r = (const struct region_view *)x->local->view;
+	const uint8_t *p = address;
+
+	for (uint32_t i = 0; i < r->n_extents; i++)
+		if (p >= r->extents[i].base && p < r->extents[i].base + r->extents[i].length)
+			return true;
+	return false;
 }
