@@ -32,16 +32,8 @@ struct session_shared {
 int quotas_take(struct session_shared *s, struct dray_err *reterr);
 void quotas_put(struct session_shared *s);
 
-/* Would quotas_take() find room now? For what is over before anybody else could count it. */
-static inline bool quotas_have_room(const struct session_shared *s)
-{
-	return atomic_load_explicit(&s->own.transfers, memory_order_relaxed) <
-		       s->own.transfers_max &&
-	       atomic_load_explicit(&s->group_quota->transfers, memory_order_relaxed) <
-		       s->group_quota->transfers_max &&
-	       atomic_load_explicit(&s->agent_quota->transfers, memory_order_relaxed) <
-		       s->agent_quota->transfers_max;
-}
+/* Has each of them room for one more now? 0, or -EBUSY with reterr. */
+int quotas_check(const struct session_shared *s, struct dray_err *reterr);
 
 /* One writer: a plain add in two relaxed steps is enough, the reader only wants no torn value. */
 static inline void shared_count(_Atomic uint64_t *v, uint64_t n)

@@ -225,9 +225,7 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 	if (!x)
 		return;
 	if (!code) {
-		x->bytes_done += bytes;
-		shared_count(&x->session->shared->bytes_moved, bytes);
-		core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
+		xfer_moved(c, x, bytes);
 	} else if (x->state != XFER_STOPPING) {
 		/* the slice itself still counts, so that this cannot end the transfer twice */
 		xfer_stop(c, x, code, detail, false);

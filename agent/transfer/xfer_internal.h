@@ -31,6 +31,14 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 /* Picks the best transport that reaches the remote now and hands the transfer to it. 0, or -errno with reterr. */
 int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr);
 
+/* So many more of its bytes are in place, by one slice. */
+static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)
+{
+	x->bytes_done += bytes;
+	shared_count(&x->session->shared->bytes_moved, bytes);
+	core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
+}
+
 /* It has ended: what its client asked for on that occasion, the news, the books. */
 void xfer_settle(struct core *c, struct xfer *x);
 

@@ -79,6 +79,15 @@ struct ops_checked {
 	uint32_t n;                     /* after merging */
 };
 
+/* Not empty, and inside of both sides. */
+static inline bool op_fits(const struct ops_checked *k, const struct dmsg_op *op)
+{
+	/* one below 0 is more than any length */
+	return op->length - 1 < dray_min(k->local_length, k->remote_length) &&
+	       op->local <= k->local_length - op->length &&
+	       op->remote <= k->remote_length - op->length;
+}
+
 /*
  * Checks operations [i, end), which are in wire form, and merges them, in place. Returns end, or the first that
  * is refused. Struct xfer_op has the size of the wire form, and is behind what is read.
@@ -87,18 +96,13 @@ static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint
 			  uint32_t end)
 {
 	struct ops_checked k = *checked;
-	uint64_t shorter = dray_min(k.local_length, k.remote_length);
 
 	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
 	for (; i < end; i++) {
 		struct dmsg_op op;
 
 		dmsg_op_get(&ops[i], &op);
-		/* one below 0 is more than any length */
-		if (op.length - 1 >= shorter || op.local > k.local_length - op.length ||
-		    op.remote > k.remote_length - op.length)
-			break;
-		if (__builtin_add_overflow(k.bytes, op.length, &k.bytes))
+		if (!op_fits(&k, &op) || __builtin_add_overflow(k.bytes, op.length, &k.bytes))
 			break;
 		if (op.local == k.local_end && op.remote == k.remote_end)
 			ops[k.n - 1].length += op.length;
@@ -117,8 +121,7 @@ static int ops_refuse(const struct ops_checked *k, const void *wire, uint32_t i,
 	struct dmsg_op op;
 
 	dmsg_op_get(wire, &op);
-	if (op.length && op.length <= k->local_length && op.length <= k->remote_length &&
-	    op.local <= k->local_length - op.length && op.remote <= k->remote_length - op.length)
+	if (op_fits(k, &op))
 		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
 				    "the operations add up to too much");
 	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,

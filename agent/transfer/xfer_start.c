@@ -86,11 +86,8 @@ static bool xfer_at_once(struct core *c, struct xfer *x)
 		x->transport_index = (uint8_t)i;
 		x->n_slices = 1;
 		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
-		if (!x->code) {
-			x->bytes_done = x->bytes;
-			shared_count(&x->session->shared->bytes_moved, x->bytes);
-			core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
-		}
+		if (!x->code)
+			xfer_moved(c, x, x->bytes);
 		return true;
 	}
 	return false;
@@ -116,12 +113,9 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 		goto refused;
 	}
 	/* before anything is read; taken once it is known to be good, and to take any time */
-	if (!quotas_have_room(s->shared)) {
-		ret = quotas_take(s->shared, reterr);
-		if (ret < 0)
-			goto refused;
-		quotas_put(s->shared);
-	}
+	ret = quotas_check(s->shared, reterr);
+	if (ret < 0)
+		goto refused;
 	x = xfer_new(xs);
 	if (!x) {
 		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the transfer");
