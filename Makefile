@@ -44,6 +44,7 @@ include mk/flags.mk
 # Each folder becomes one static archive, so that a test program links just what it touches.
 # Programs add their main; main.c is in no archive.
 SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
+SRC_gpu := $(sort $(wildcard gpu/*.c))
 SRC_netdetect := $(sort $(wildcard netdetect/*.c))
 SRC_agent := $(filter-out agent/main.c,$(sort $(wildcard agent/*.c agent/*/*.c)))
 SRC_client := $(sort $(wildcard client/*.c))
@@ -54,7 +55,7 @@ SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c)))
 
-SRC := $(SRC_base) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
+SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
 	$(SRC_test_main) $(wildcard agent/main.c ctl/main.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -63,7 +64,7 @@ PROGRAMS := $(if $(filter agent/main.c,$(MAINS)),$(B)/drayd) \
 	$(if $(filter ctl/main.c,$(MAINS)),$(B)/drayctl)
 LIBRARIES := $(if $(SRC_client),$(B)/libdray.so.0 $(B)/libdray.so $(B)/libdray.a)
 GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
-ARCHIVES := $(foreach a,test agent ctl client netdetect base,$(B)/lib$(a).a)
+ARCHIVES := $(foreach a,test agent ctl client netdetect gpu base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -libverbs
 LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -ldl -lm $(LIBS_netdetect)
@@ -93,7 +94,7 @@ define archive
 $(B)/lib$(1).a: $(call obj,$(SRC_$(1))) $(B)/sources
 	$$(Q)rm -f $$@ && $(AR) rcs $$@ $$(filter %.o,$$^)
 endef
-$(foreach a,base netdetect agent client ctl test,$(eval $(call archive,$(a))))
+$(foreach a,base gpu netdetect agent client ctl test,$(eval $(call archive,$(a))))
 
 define link
 	@mkdir -p $(@D)
@@ -101,10 +102,10 @@ define link
 	$(Q)$(CC) $(LDFLAGS_all) -o $@ $(1)
 endef
 
-$(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/libbase.a
+$(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_agent))
 
-$(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libbase.a
+$(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
 
 # Manual and completion, from the tables of verbs and options. Sanitizers of this age do not start under
@@ -112,7 +113,7 @@ $(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetd
 GENERATE := $(O)/ctl/generate/generate
 FIXED_LAYOUT := $(if $(filter asan tsan fuzz,$(VARIANT)),$(shell \
 	setarch -R true 2>/dev/null && echo setarch -R))
-$(GENERATE): $(call obj,$(SRC_generate)) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libbase.a
+$(GENERATE): $(call obj,$(SRC_generate)) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
 
 define generate
@@ -208,7 +209,7 @@ tools: $(TOOLS)
 gen:
 	$(PYTHON) schema/generate.py
 
-FORMATTED = $(shell find lib agent netdetect client ctl tests schema -name '*.[ch]' \
+FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema -name '*.[ch]' \
 	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)
 fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))

@@ -61,6 +61,10 @@ enum dray_error {
 	DRAY_E_PROTOCOL = 44,
 	DRAY_E_IDENTITY = 45, /* Two agents show the same id with different incarnations at once. */
 	DRAY_E_TIMEOUT = 46, /* No answer in time. */
+	DRAY_E_GPU_LOST = 47, /* The GPU failed, or is gone; regions on it have ended. */
+	DRAY_E_GPU_HANDLE = 48, /* The GPU memory handle cannot be opened. */
+	/* The memory is on another GPU than was said, or on one that the agent does not see. */
+	DRAY_E_GPU_DEVICE = 49,
 };
 #endif
 

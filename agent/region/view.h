@@ -17,7 +17,7 @@ enum object_kind { OBJECT_REGION, OBJECT_REMOTE, OBJECT_GRANT, OBJECT_KIND_N };
 struct extent_view {
 	uint64_t start;  /* offset of its first byte in the region */
 	uint64_t length; /* bytes */
-	uint8_t *base;   /* mapped first byte; NULL where the kind cannot be mapped */
+	uint8_t *base;   /* first byte, for those that can reach it (enum region_memory) */
 	int node;        /* NUMA node of a page in its middle, where nodes_known; -1: not known */
 };
 
@@ -31,10 +31,18 @@ struct object_view {
 	uint16_t access;     /* DMSG_ACCESS_* */
 };
 
+/* Who can reach the bytes at an extent's `base`. */
+enum region_memory {
+	REGION_HOST, /* CPUs: it is mapped here */
+	REGION_RDMA, /* RDMA devices alone: an address that means something to their registration (kind dmabuf) */
+	REGION_GPU, /* the GPU it lies on and its peers; RDMA devices where it is registered too */
+};
+
 struct region_view {
 	struct object_view o;
+	enum region_memory memory;
+	uint8_t gpu;        /* REGION_GPU: index of the device */
 	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
-	bool unmapped; /* a device's memory: `base` is an address that only RDMA devices know */
 	bool nodes_known;
 	uint32_t n_extents;
 	struct extent_view extents[];

@@ -27,10 +27,12 @@
 #include "schema/gen/peer.h"
 
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
-#define CORE_TRANSPORTS (DMSG_TRANSPORT_RDMA + 1)
+#define CORE_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
 
 struct core;
 struct crew;
+struct gpu_worker;
+struct stage;
 struct peer_link;
 struct rail_keys;
 struct xfer;
@@ -64,6 +66,7 @@ struct object {
 	uint32_t users;
 	uint32_t drop_code; /* not 0: being dropped; what its users end with */
 	bool retired;       /* its users may finish */
+	bool pinned;        /* regions of host memory: GPUs reach it */
 	bool drop_urgent;   /* its owner is dead: no grace */
 	struct rail_keys *
 		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
@@ -255,6 +258,8 @@ struct core {
 	unsigned n_transports;
 	struct crew *
 		crew; /* workers that help each other (transport/local_crew.h); NULL: this one works alone */
+	struct gpu_worker *gpu; /* transport gpu's (transport/gpu.h) */
+	struct stage *stage;    /* transport/stage.h */
 };
 
 #endif

@@ -10,8 +10,6 @@
 
 /* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
 #define SEGMENT_COST 512
-/* Operations of a slice for transports that walk them. */
-#define SPAN_OPS 1024
 /* Free slices kept for reuse. */
 #define SLICES_KEPT 128
 
@@ -205,14 +203,14 @@ static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
 }
 
 /* The same as a stretch of operations, for transports that walk them. */
-static void slice_span(struct slice *s, struct xfer *x, uint64_t max_bytes)
+static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64_t max_bytes)
 {
 	uint32_t op = x->cursor.op, end = x->n_ops;
 	uint64_t bytes = x->ops[op].length - x->cursor.offset;
 
 	s->from = x->cursor;
-	if (end - op > SPAN_OPS)
-		end = op + SPAN_OPS;
+	if (end - op > max_ops)
+		end = op + max_ops;
 	for (op++; bytes < max_bytes && op < end; op++)
 		bytes += x->ops[op].length;
 	s->n_ops = op - x->cursor.op;
@@ -252,7 +250,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		if (!s)
 			return NULL;
 		if (ch->ops->walks_ops)
-			slice_span(s, x, max_bytes);
+			slice_span(s, x, ch->ops->walks_ops, max_bytes);
 		else
 			slice_fill(s, x, max_bytes);
 		s->xfer = x;

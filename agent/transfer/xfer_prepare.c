@@ -48,6 +48,12 @@ static int word_get(struct core *c, struct xfer_session *s, const char *what, dr
 	if (!o)
 		return -EINVAL;
 	r = (const struct region_view *)o->view;
+	if (r->memory != REGION_HOST)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			"%s word: region %llu is not host memory; put the word into a memfd that the "
+			"GPU's stream reaches too",
+			what, (unsigned long long)region);
 	if (offset % 4 || offset > o->view->length || o->view->length - offset < 4)
 		return dray_err_set(reterr, -EINVAL, offset % 4 ? DRAY_E_INVALID : DRAY_E_RANGE,
 				    "%s word at %llu is not an aligned word inside its region",

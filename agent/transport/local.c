@@ -71,13 +71,18 @@ static void local_deinit(struct core *c, void *state)
 	free(l);
 }
 
+static bool both_mapped(const struct xfer *x)
+{
+	return ((const struct region_view *)x->local->view)->memory == REGION_HOST &&
+	       ((const struct region_view *)x->target->view)->memory == REGION_HOST;
+}
+
 static struct channel *local_channel(struct core *c, void *state, const struct xfer *x)
 {
-	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
 	struct local *l = state;
 
 	(void)c;
-	return remote->is_local ? &l->channels[x->class] : NULL;
+	return x->target && both_mapped(x) ? &l->channels[x->class] : NULL;
 }
 
 /* progress() looks at the channels itself */
@@ -143,7 +148,7 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 	const void *address;
 
 	(void)state;
-	if (!x->target)
+	if (!x->target || !both_mapped(x))
 		return false;
 	local_walk_init(&walk, x, (struct xfer_cursor){ 0 }, x->bytes);
 	address = copy_all(&walk, false);
@@ -344,7 +349,7 @@ static bool local_announce(struct core *c, void *state)
 const struct transport_ops transport_local = {
 	.name = "local",
 	.id = DMSG_TRANSPORT_LOCAL,
-	.walks_ops = true,
+	.walks_ops = 1024,
 	.init = local_init,
 	.deinit = local_deinit,
 	.channel = local_channel,

@@ -194,7 +194,8 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 	wr = request_add(l, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 			 k->base + (offset - k->offset), k->key);
 	bytes = gather(p, wr, bytes);
-	if (write && bytes <= dray_min(p->qp.inline_bytes, RDMA_INLINE) && !local->unmapped)
+	if (write && bytes <= dray_min(p->qp.inline_bytes, RDMA_INLINE) &&
+	    local->memory == REGION_HOST)
 		try_inline(l, wr, bytes);
 	p->at.ro += bytes;
 	if (p->at.ro == seg->length) {

@@ -180,13 +180,18 @@ static void tcp_deinit(struct core *c, void *state)
 	free(t);
 }
 
+static bool is_mapped(const struct object *region)
+{
+	return ((const struct region_view *)region->view)->memory == REGION_HOST;
+}
+
 static struct channel *tcp_channel(struct core *c, void *state, const struct xfer *x)
 {
 	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
 	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
 
 	(void)c;
-	return peer && !peer->down ? &peer->channels[x->class].ch : NULL;
+	return peer && !peer->down && is_mapped(x->local) ? &peer->channels[x->class].ch : NULL;
 }
 
 static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)

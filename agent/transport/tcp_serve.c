@@ -214,6 +214,8 @@ static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
 		return DRAY_E_DENIED;
 	if (!segs_in_range(v, g, (const struct region_view *)region->view))
 		return DRAY_E_RANGE;
+	if (((const struct region_view *)region->view)->memory != REGION_HOST)
+		return DRAY_E_UNSUPPORTED;
 	*ret_grant = grant;
 	*ret_region = region;
 	return 0;

@@ -20,7 +20,8 @@ struct peer_link;
 struct transport_ops {
 	const char *name;
 	enum dmsg_transport id;
-	bool walks_ops; /* it takes slices as stretches of their transfers' operations, not as lists of pieces */
+	/* it takes slices as stretches of at most so many of their transfers' operations; 0: as lists of pieces */
+	uint32_t walks_ops;
 
 	int (*init)(struct core *c, void **ret_state);
 	void (*deinit)(struct core *c, void *state);
@@ -92,6 +93,7 @@ struct transport_ops {
 	void (*message)(struct core *c, void *state, const struct transport_message *m);
 };
 
+extern const struct transport_ops transport_gpu;
 extern const struct transport_ops transport_local;
 extern const struct transport_ops transport_rdma;
 extern const struct transport_ops transport_tcp;

@@ -131,6 +131,12 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_RDMA_TIMEOUT,
 	DRAY_CONFIG_KEY_RDMA_RETRY_COUNT,
 	DRAY_CONFIG_KEY_RDMA_RELAXED_ORDERING,
+	DRAY_CONFIG_KEY_GPU_ENABLE,
+	DRAY_CONFIG_KEY_GPU_PLUGIN,
+	DRAY_CONFIG_KEY_GPU_DEVICES,
+	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
+	DRAY_CONFIG_KEY_GPU_STAGING,
+	DRAY_CONFIG_KEY_GPU_PIN_HOST,
 	DRAY_CONFIG_KEY_TCP_STREAMS,
 	DRAY_CONFIG_KEY_TCP_LATENCY_STREAMS,
 	DRAY_CONFIG_KEY_TCP_BUFFER,
@@ -417,6 +423,31 @@ struct dray_config {
 		/* Register memory with relaxed ordering where the device has it. */
 		bool relaxed_ordering;
 	} rdma;
+	struct {
+		/*
+		 * Take regions in GPU memory (kinds cuda_ipc and cuda_vmm), and move their bytes by
+		 * the GPUs.
+		 */
+		bool enable;
+		/*
+		 * The CUDA plug-in; empty: dray-cuda.so beside drayd, or in its installation's
+		 * lib/dray.
+		 */
+		char *plugin;
+		struct dray_strv devices; /* GPUs to use, by UUID or PCI address; empty: all. */
+		/* Share of a GPU's multiprocessors that one copy may occupy, in percent. */
+		int64_t multiprocessors;
+		/*
+		 * Pinned host memory of each worker, through which bytes pass that no device can
+		 * move directly; taken when the first GPU is used.
+		 */
+		int64_t staging;
+		/*
+		 * Pin regions of host memory while a GPU is in use, so that it reaches them
+		 * directly. Without, their bytes are staged.
+		 */
+		bool pin_host;
+	} gpu;
 	struct {
 		int64_t streams; /* Bulk streams for each worker and peer. */
 		int64_t latency_streams; /* Latency streams for each worker and peer. */

@@ -71,13 +71,15 @@ const char *dmsg_transport_name(unsigned int v)
 		return "tcp";
 	case DMSG_TRANSPORT_RDMA:
 		return "rdma";
+	case DMSG_TRANSPORT_GPU:
+		return "gpu";
 	}
 	return "?";
 }
 
 bool dmsg_transport_valid(unsigned int v)
 {
-	return v <= 3;
+	return v <= 4;
 }
 
 const char *dmsg_segment_state_name(unsigned int v)
@@ -485,7 +487,7 @@ int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add 
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_region_add m;
+	struct dmsg_region_add m = { 0 };
 
 	if (len < 12)
 		return check_short(reterr, "region_add");
@@ -522,6 +524,30 @@ int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add 
 		if (dmsg_extent_check(&r, reterr) < 0)
 			return -EPROTO;
 	}
+	p += 4 + (size_t)m.extents.n * 24;
+	len -= 4 + (size_t)m.extents.n * 24;
+	if (len) { /* since minor version 2 */
+		if (len < 4)
+			return check_short(reterr, "region_add");
+		m.device.n = dray_le_get32(p + 0);
+		m.device.p = (const char *)(p + 4);
+		if (m.device.n > 64)
+			return check_large(reterr, "region_add.device", m.device.n, 64);
+		if (len - 4 < m.device.n)
+			return check_short(reterr, "region_add");
+		if (!text_ok(m.device))
+			return check_text(reterr, "region_add.device");
+		p += 4 + m.device.n;
+		len -= 4 + m.device.n;
+		if (len < 4)
+			return check_short(reterr, "region_add");
+		m.handles.n = dray_le_get32(p + 0);
+		m.handles.p = p + 4;
+		if (m.handles.n > 16384)
+			return check_large(reterr, "region_add.handles", m.handles.n, 16384);
+		if (len - 4 < m.handles.n)
+			return check_short(reterr, "region_add");
+	}
 	*ret = m;
 	return 0;
 }
@@ -529,15 +555,21 @@ int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add 
 int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_add *m)
 {
-	size_t length = 16;
+	size_t length = 24;
 	uint8_t *p;
 
 	if (m->name.n > 64 || !text_ok(m->name))
 		return -EINVAL;
 	if (m->extents.n > 1024)
 		return -EINVAL;
+	if (m->device.n > 64 || !text_ok(m->device))
+		return -EINVAL;
+	if (m->handles.n > 16384)
+		return -EINVAL;
 	length += m->name.n;
 	length += (size_t)m->extents.n * 24;
+	length += m->device.n;
+	length += m->handles.n;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_REGION_ADD, length, request_id);
@@ -547,7 +579,11 @@ int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 8, m->name.n);
 	p = put_bytes(p + 12, m->name.p, m->name.n);
 	dray_le_put32(p + 0, m->extents.n);
-	put_bytes(p + 4, m->extents.p, (size_t)m->extents.n * 24);
+	p = put_bytes(p + 4, m->extents.p, (size_t)m->extents.n * 24);
+	dray_le_put32(p + 0, m->device.n);
+	p = put_bytes(p + 4, m->device.p, m->device.n);
+	dray_le_put32(p + 0, m->handles.n);
+	put_bytes(p + 4, m->handles.p, m->handles.n);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
@@ -1687,7 +1723,8 @@ static const uint16_t hello_errors[] = { DRAY_E_VERSION, DRAY_E_DENIED, DRAY_E_Q
 static const uint16_t region_add_errors[] = { DRAY_E_INVALID, DRAY_E_UNSUPPORTED, DRAY_E_RANGE,
 	DRAY_E_QUOTA, DRAY_E_DRAINING, DRAY_E_FD_LIMIT, DRAY_E_FD_COUNT, DRAY_E_REGION_KIND,
 	DRAY_E_REGION_UNSEALED, DRAY_E_REGION_TOO_SMALL, DRAY_E_REGION_NOT_RESIDENT,
-	DRAY_E_REGION_READ_ONLY, DRAY_E_NO_MEMORY, 0 };
+	DRAY_E_REGION_READ_ONLY, DRAY_E_NO_MEMORY, DRAY_E_GPU_HANDLE, DRAY_E_GPU_DEVICE,
+	DRAY_E_GPU_LOST, 0 };
 static const uint16_t region_remove_errors[] = { DRAY_E_NOT_FOUND, 0 };
 static const uint16_t region_export_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_RANGE, DRAY_E_DENIED,
 	DRAY_E_QUOTA, DRAY_E_DRAINING, DRAY_E_INVALID, 0 };

@@ -14,7 +14,7 @@ struct dray_err;
 
 #define DMSG_MAGIC 0x59415244u
 #define DMSG_MAJOR 1
-#define DMSG_MINOR 1
+#define DMSG_MINOR 2
 #define DMSG_HEADER_SIZE 24
 
 /* Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992). */
@@ -62,6 +62,7 @@ enum dmsg_transport {
 	DMSG_TRANSPORT_LOCAL = 1, /* Copy between two sessions of this agent. */
 	DMSG_TRANSPORT_TCP = 2, /* TCP streams to the peer. */
 	DMSG_TRANSPORT_RDMA = 3, /* Reliable-connected queue pairs. */
+	DMSG_TRANSPORT_GPU = 4, /* Copy by a GPU between two sessions of this agent. Since 1.2. */
 };
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
 bool dmsg_transport_valid(unsigned int v);
@@ -189,9 +190,11 @@ int dmsg_packet_check(const struct dmsg_header *h, size_t packet_len, struct dra
 /* One piece of a region, in the order of its offsets. */
 struct dmsg_extent {
 	uint16_t kind; /* Kind of descriptor. */
-	uint16_t fd_index; /* Which of the descriptors passed; 65535 for pool. */
+	/* Which of the descriptors passed, or of the handles for cuda_ipc; 65535 for pool. */
+	uint16_t fd_index;
 	uint32_t flags; /* Must be 0. */
-	uint64_t offset; /* Start in the descriptor's file, bytes; any alignment. */
+	/* Start in the descriptor's file or the handle's allocation, bytes; any alignment. */
+	uint64_t offset;
 	uint64_t length; /* Bytes, at least 1. */
 };
 static inline void dmsg_extent_get(const void *src, struct dmsg_extent *ret)
@@ -427,7 +430,7 @@ int dmsg_error_decode(const void *body, size_t len, struct dmsg_error *ret,
 int dmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_error *m);
 
 #define DMSG_REGION_ADD_MIN 16
-#define DMSG_REGION_ADD_BODY_MAX 24656
+#define DMSG_REGION_ADD_BODY_MAX 41112
 /*
  * Request. Contributes memory. The descriptors come with the message; the agent keeps its own
  * copies while the region lives.
@@ -437,6 +440,16 @@ struct dmsg_region_add {
 	uint16_t flags; /* region_flag bits. */
 	struct dray_str name; /* Name to show. */
 	struct dray_vec extents; /* Extents in the order of their region offsets; at least 1. */
+	/*
+	 * GPU that the memory is on, by UUID (GPU-...) or PCI address. cuda_ipc and cuda_vmm:
+	 * checked against what the handles say; empty: not for these kinds.
+	 */
+	struct dray_str device;
+	/*
+	 * Legacy CUDA IPC handles of 64 bytes each, back to back; extents of kind cuda_ipc name
+	 * them by fd_index.
+	 */
+	struct dray_blob handles;
 };
 int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add *ret,
 	struct dray_err *reterr);

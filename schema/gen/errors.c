@@ -103,6 +103,13 @@ static const struct {
 	  "Give each agent a state directory of its own." },
 	{ "timeout", "No answer in time.",
 	  "Check that the other side is alive." },
+	{ "gpu_lost", "The GPU failed, or is gone; regions on it have ended.",
+	  "Look at the kernel's log and drayctl gpus; add the regions again once it works." },
+	{ "gpu_handle", "The GPU memory handle cannot be opened.",
+	  "See the message; between containers use kind cuda_vmm or dmabuf." },
+	{ "gpu_device",
+		"The memory is on another GPU than was said, or on one that the agent does not see.",
+	  "Name the GPU by its UUID, and give the agent's container the same GPUs." },
 };
 
 const char *dray_error_name(uint32_t code)

@@ -63,10 +63,14 @@ enum dray_error {
 	DRAY_E_PROTOCOL = 44,
 	DRAY_E_IDENTITY = 45, /* Two agents show the same id with different incarnations at once. */
 	DRAY_E_TIMEOUT = 46, /* No answer in time. */
+	DRAY_E_GPU_LOST = 47, /* The GPU failed, or is gone; regions on it have ended. */
+	DRAY_E_GPU_HANDLE = 48, /* The GPU memory handle cannot be opened. */
+	/* The memory is on another GPU than was said, or on one that the agent does not see. */
+	DRAY_E_GPU_DEVICE = 49,
 };
 #endif
 
-#define DRAY_ERROR_N 47
+#define DRAY_ERROR_N 50
 
 /* Stable name, what it means, what to do. Never NULL; "unknown" for a code that is not known. */
 const char *dray_error_name(uint32_t code);

@@ -17,6 +17,14 @@ enum dray_metric {
 	DRAY_METRIC_LOCAL_BYTES_TOTAL, /* Bytes copied between sessions of this agent. */
 	/* Of these, copied by a worker other than that of the session that asked. */
 	DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL,
+	DRAY_METRIC_GPU_BYTES_TOTAL, /* Bytes copied by GPUs between sessions of this agent. */
+	/* Bytes of GPU memory that passed through pinned host memory, whatever the transport. */
+	DRAY_METRIC_GPU_STAGED_BYTES_TOTAL,
+	/* Copies handed to GPUs: launches of the copy kernel, and lists for copy engines. */
+	DRAY_METRIC_GPU_LAUNCHES_TOTAL,
+	DRAY_METRIC_GPU_LOST_TOTAL, /* Times that a GPU was lost. */
+	DRAY_METRIC_GPU_CONTEXTS, /* GPUs with a context of this agent. */
+	DRAY_METRIC_GPU_PINNED_BYTES, /* Host memory of regions pinned for GPUs. */
 	DRAY_METRIC_TCP_SENT_BYTES_TOTAL, /* Payload bytes sent over TCP streams. */
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */

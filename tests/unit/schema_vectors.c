@@ -150,6 +150,10 @@ static const char *check_dmsg_region_add(const void *body, size_t len)
 		return "name";
 	if (m.extents.n != 3 || memcmp(m.extents.p, "\005\000\222\231\000\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\005\000\257\266\000\000\000\000\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\005\000\314\323\000\000\000\000\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 72))
 		return "extents";
+	if (m.device.n != 17 || memcmp(m.device.p, "\144\145\166\151\143\145\040\303\274\342\234\223\040\360\237\233\222", 17))
+		return "device";
+	if (m.handles.n != 46 || memcmp(m.handles.p, "\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030\037\046\055\064\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\253\262\271\300\307\316\325\334\343\352", 46))
+		return "handles";
 	return NULL;
 }
 
@@ -160,6 +164,8 @@ static int encode_dmsg_region_add(void *buf, size_t cap)
 		.flags = UINT16_C(0x1),
 		.name = { "\156\141\155\145\040\303\274\342\234\223\040\360\237\233\222", 15 },
 		.extents = { (const uint8_t *)"\005\000\222\231\000\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\005\000\257\266\000\000\000\000\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\005\000\314\323\000\000\000\000\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 3 },
+		.device = { "\144\145\166\151\143\145\040\303\274\342\234\223\040\360\237\233\222", 17 },
+		.handles = { (const uint8_t *)"\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030\037\046\055\064\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\253\262\271\300\307\316\325\334\343\352", 46 },
 	};
 
 	return dmsg_region_add_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -422,7 +428,7 @@ static const char *check_dmsg_remote_import_reply(const void *body, size_t len)
 		return "length";
 	if (m.access != UINT16_C(0x3))
 		return "access";
-	if (m.transport != UINT16_C(0x3))
+	if (m.transport != UINT16_C(0x4))
 		return "transport";
 	return NULL;
 }
@@ -433,7 +439,7 @@ static int encode_dmsg_remote_import_reply(void *buf, size_t cap)
 		.remote = UINT64_C(0x322b241d160f0801),
 		.length = UINT64_C(0x4f48413a332c251e),
 		.access = UINT16_C(0x3),
-		.transport = UINT16_C(0x3),
+		.transport = UINT16_C(0x4),
 	};
 
 	return dmsg_remote_import_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -578,7 +584,7 @@ static const char *check_dmsg_transfer_done(const void *body, size_t len)
 		return "(refused)";
 	if (m.status != UINT32_C(0x160f0801))
 		return "status";
-	if (m.transport != UINT16_C(0x3))
+	if (m.transport != UINT16_C(0x4))
 		return "transport";
 	if (m.bytes != UINT64_C(0x89827b746d665f58))
 		return "bytes";
@@ -593,7 +599,7 @@ static int encode_dmsg_transfer_done(void *buf, size_t cap)
 {
 	const struct dmsg_transfer_done m = {
 		.status = UINT32_C(0x160f0801),
-		.transport = UINT16_C(0x3),
+		.transport = UINT16_C(0x4),
 		.bytes = UINT64_C(0x89827b746d665f58),
 		.duration_ns = UINT64_C(0xa69f98918a837c75),
 		.message = { "\155\145\163\163\141\147\145\040\303\274\342\234\223\040\360\237\233\222", 18 },
@@ -2005,7 +2011,7 @@ static const char *check_record_dmsg_cqe(const void *wire)
 		return "user_data";
 	if (r.status != UINT32_C(0x8a837c75))
 		return "status";
-	if (r.transport != UINT16_C(0x3))
+	if (r.transport != UINT16_C(0x4))
 		return "transport";
 	if (r.bytes != UINT64_C(0xfdf6efe8e1dad3cc))
 		return "bytes";
@@ -2019,7 +2025,7 @@ static void put_record_dmsg_cqe(void *wire)
 	const struct dmsg_cqe r = {
 		.user_data = UINT64_C(0x89827b746d665f58),
 		.status = UINT32_C(0x8a837c75),
-		.transport = UINT16_C(0x3),
+		.transport = UINT16_C(0x4),
 		.bytes = UINT64_C(0xfdf6efe8e1dad3cc),
 		.duration_ns = UINT64_C(0x1a130c05fef7f0e9),
 	};
@@ -2289,8 +2295,8 @@ const struct vector vectors[] = {
 	  check_dmsg_hello_reply, encode_dmsg_hello_reply, encode_empty_dmsg_hello_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_ERROR, "error", 8, DMSG_ERROR_BODY_MAX,
 	  check_dmsg_error, encode_dmsg_error, encode_empty_dmsg_error, 0, NULL },
-	{ VECTOR_DATA, DMSG_REGION_ADD, "region_add", 16, DMSG_REGION_ADD_BODY_MAX,
-	  check_dmsg_region_add, encode_dmsg_region_add, encode_empty_dmsg_region_add, 0, NULL },
+	{ VECTOR_DATA, DMSG_REGION_ADD, "region_add", 24, DMSG_REGION_ADD_BODY_MAX,
+	  check_dmsg_region_add, encode_dmsg_region_add, encode_empty_dmsg_region_add, 1, (const size_t[]){ 103 } },
 	{ VECTOR_DATA, DMSG_REGION_ADD_REPLY, "region_add_reply", 16, DMSG_REGION_ADD_REPLY_BODY_MAX,
 	  check_dmsg_region_add_reply, encode_dmsg_region_add_reply, encode_empty_dmsg_region_add_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_REGION_REMOVE, "region_remove", 8, DMSG_REGION_REMOVE_BODY_MAX,
@@ -2443,13 +2449,18 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[3], "region_add.extents.kind", 79, 2, UINT64_C(0x6), DRAY_E_INVALID },
 	{ &vectors[3], "region_add.extents.kind", 79, 2, UINT64_C(0xffff), DRAY_E_INVALID },
 	{ &vectors[3], "region_add.extents.flags", 83, 4, UINT64_C(0x1), DRAY_E_UNSUPPORTED },
+	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0x0), DRAY_E_INVALID },
+	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0xa), DRAY_E_INVALID },
+	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0x7f), DRAY_E_INVALID },
+	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0x80), DRAY_E_INVALID },
+	{ &vectors[3], "region_add.device", 107, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[7], "region_export.access", 24, 2, UINT64_C(0x4), DRAY_E_UNSUPPORTED },
 	{ &vectors[7], "region_export.access", 24, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
 	{ &vectors[7], "region_export.flags", 26, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x4), 0 },
 	{ &vectors[12], "remote_import_reply.access", 16, 2, UINT64_C(0x8000), 0 },
-	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0x4), 0 },
+	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0x5), 0 },
 	{ &vectors[12], "remote_import_reply.transport", 18, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[15], "transfer.direction", 0, 1, UINT64_C(0x3), DRAY_E_INVALID },
 	{ &vectors[15], "transfer.direction", 0, 1, UINT64_C(0xff), DRAY_E_INVALID },
@@ -2458,7 +2469,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[15], "transfer.flags", 2, 2, UINT64_C(0x10), DRAY_E_UNSUPPORTED },
 	{ &vectors[15], "transfer.flags", 2, 2, UINT64_C(0x8000), DRAY_E_UNSUPPORTED },
 	{ &vectors[15], "transfer.reserved", 84, 1, UINT64_C(0xff), 0 },
-	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0x4), 0 },
+	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0x5), 0 },
 	{ &vectors[16], "transfer_done.transport", 4, 2, UINT64_C(0xffff), 0 },
 	{ &vectors[16], "transfer_done.reserved", 6, 1, UINT64_C(0xff), 0 },
 	{ &vectors[16], "transfer_done.message", 28, 1, UINT64_C(0x0), DRAY_E_INVALID },
@@ -2593,6 +2604,10 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[3], "region_add.extents", 12, 24, 1024,
 	  "\005\000\036\045\000\000\000\000\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[3], "region_add.device", 16, 1, 64,
+	  "\141" },
+	{ &vectors[3], "region_add.handles", 20, 1, 16384,
+	  "\141" },
 	{ &vectors[8], "region_export_reply.token", 8, 1, 256,
 	  "\141" },
 	{ &vectors[11], "remote_import.token", 0, 1, 256,
@@ -2664,7 +2679,7 @@ const struct vector_record vector_records[] = {
 	  "\130\137\146\155\164\173\202\211\017\000\002\001\314\323\332\341\351\360\367\376\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345\321\330\337\346\355\364\373\002\356\365\374\003\013\022\031\040\050\057\066\075\104\113\122\131\105\114\123\132\141\150\157\166\142\151\160\167\176\205\214\223\177\206\215\224\233\242\251\260\234\243\252\261\270\277\306\315",
 	  check_record_dmsg_sqe, put_record_dmsg_sqe },
 	{ "dmsg_cqe", DMSG_CQE_SIZE,
-	  "\130\137\146\155\164\173\202\211\165\174\203\212\003\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
+	  "\130\137\146\155\164\173\202\211\165\174\203\212\004\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032",
 	  check_record_dmsg_cqe, put_record_dmsg_cqe },
 	{ "pmsg_token", PMSG_TOKEN_SIZE,
 	  "\130\137\165\174\222\231\000\000\314\323\332\341\350\357\366\375\004\013\022\031\040\047\056\065\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\317\326\335\344\353\362\371\000\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035",

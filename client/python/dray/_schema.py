@@ -64,6 +64,9 @@ E_NOTIFY_REFUSED = 43
 E_PROTOCOL = 44
 E_IDENTITY = 45
 E_TIMEOUT = 46
+E_GPU_LOST = 47
+E_GPU_HANDLE = 48
+E_GPU_DEVICE = 49
 
 # Name, meaning, what to do, by code.
 ERRORS = (
@@ -149,6 +152,13 @@ ERRORS = (
     ("identity", "Two agents show the same id with different incarnations at once.",
      "Give each agent a state directory of its own."),
     ("timeout", "No answer in time.", "Check that the other side is alive."),
+    ("gpu_lost", "The GPU failed, or is gone; regions on it have ended.",
+     "Look at the kernel's log and drayctl gpus; add the regions again once it works."),
+    ("gpu_handle", "The GPU memory handle cannot be opened.",
+     "See the message; between containers use kind cuda_vmm or dmabuf."),
+    ("gpu_device",
+     "The memory is on another GPU than was said, or on one that the agent does not see.",
+     "Name the GPU by its UUID, and give the agent's container the same GPUs."),
 )
 
 
@@ -234,7 +244,7 @@ def _put_vec(what, items, record, most):
 
 MAGIC = 0x59415244
 MAJOR = 1
-MINOR = 1
+MINOR = 2
 # Bytes of one message, header included (a SEQPACKET message under net.core.wmem_max 212992).
 MESSAGE_MAX = 212960
 FDS_MAX = 250  # File descriptors with one message (SCM_MAX_FD is 253).
@@ -266,7 +276,8 @@ TRANSPORT_NONE = 0  # No byte was moved.
 TRANSPORT_LOCAL = 1  # Copy between two sessions of this agent.
 TRANSPORT_TCP = 2  # TCP streams to the peer.
 TRANSPORT_RDMA = 3  # Reliable-connected queue pairs.
-TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma"}
+TRANSPORT_GPU = 4  # Copy by a GPU between two sessions of this agent. Since 1.2.
+TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma", 4: "gpu"}
 
 SEGMENT_STATE_UNKNOWN = 0  # Not probed.
 SEGMENT_STATE_PROBING = 1  # Being probed; it has not answered yet.
@@ -610,15 +621,18 @@ def unpack_error(body):
 
 # Contributes memory. The descriptors come with the message; the agent keeps its own copies while
 # the region lives.
-RegionAdd = namedtuple("RegionAdd", "access flags name extents")
+RegionAdd = namedtuple("RegionAdd", "access flags name extents device handles")
 _REGION_ADD_0 = Struct("<HH4xI")
 
 
-def pack_region_add(request_id=0, access=0, flags=0, name="", extents=b""):
+def pack_region_add(request_id=0, access=0, flags=0, name="", extents=b"", device="", handles=b""):
     name = _put_text("region_add.name", name, 64, True)
     extents, n_extents = _put_vec("region_add.extents", extents, EXTENT, 1024)
+    device = _put_text("region_add.device", device, 64, True)
+    handles = _put_blob("region_add.handles", handles, 16384)
     return build(MSG_REGION_ADD, request_id, _REGION_ADD_0.pack(access, flags, len(name)), name,
-                 _U32.pack(n_extents), extents)
+                 _U32.pack(n_extents), extents, _U32.pack(len(device)), device,
+                 _U32.pack(len(handles)), handles)
 
 
 def unpack_region_add(body):
@@ -654,7 +668,34 @@ def unpack_region_add(body):
         check_extent(record)
     at += n * 24
     left -= n * 24
-    return RegionAdd(access, flags, name, extents)
+    device = ""
+    handles = b""
+    if left:  # since minor version 2
+        if left < 4:
+            raise _short("region_add")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 64:
+            raise _large("region_add.device", n, 64)
+        if left < n:
+            raise _short("region_add")
+        device = _text("region_add.device", body[at:at + n])
+        at += n
+        left -= n
+        if left < 4:
+            raise _short("region_add")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 16384:
+            raise _large("region_add.handles", n, 16384)
+        if left < n:
+            raise _short("region_add")
+        handles = _copy(body[at:at + n])
+        at += n
+        left -= n
+    return RegionAdd(access, flags, name, extents, device, handles)
 
 
 # Region is usable. For a pool one descriptor comes with it.
