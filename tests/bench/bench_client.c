@@ -14,8 +14,7 @@
  */
 #include <getopt.h>
 
-#include "client/dray.h"
-#include "tests/bench/bench.h"
+#include "tests/bench/bench_session.h"
 
 #define DEPTH_MAX 4096u
 
@@ -25,40 +24,6 @@ static struct bench_ops ops;
 static size_t op_at;
 static unsigned batch = 1, depth = 1;
 static bool polling;
-
-static const char *transport_name(unsigned transport)
-{
-	static const char *const names[] = { "none", "local", "tcp", "rdma" };
-
-	return transport < sizeof(names) / sizeof(names[0]) ? names[transport] : "newer";
-}
-
-static struct dray *open_session(const char *path, unsigned flags)
-{
-	struct dray_options options = { .socket = path, .name = "bench", .flags = flags };
-	struct dray *d;
-	char why[256] = "";
-
-	if (dray_connect(&options, &d, why, sizeof(why)))
-		bench_die("%s: %s", path, why);
-	return d;
-}
-
-static dray_region add(struct dray *d, const struct bench_memory *m)
-{
-	struct dray_extent extents[BENCH_EXTENTS_MAX];
-	struct dray_region_spec spec = { .name = "bench",
-					 .access = DRAY_READ | DRAY_WRITE,
-					 .extents = extents,
-					 .extents_n = m->n };
-	dray_region region;
-
-	for (unsigned i = 0; i < m->n; i++)
-		extents[i] = (struct dray_extent){ DRAY_KIND_MEMFD, m->fd[i], 0, m->length[i] };
-	if (dray_region_add(d, &spec, &region))
-		bench_die("region: %s", dray_last_error(d));
-	return region;
-}
 
 /* Completions are waited for as an engine would, or by spinning. */
 static int advance(void)
@@ -202,16 +167,16 @@ static void introduce(const struct bench_memory *local, const struct bench_memor
 	int64_t begin = bench_ns();
 	dray_region theirs;
 
-	transfer.local = add(mine, local);
-	theirs = add(owner, remote);
+	transfer.local = bench_session_add(mine, local);
+	theirs = bench_session_add(owner, remote);
 	begin = bench_ns() - begin;
 	if (dray_region_export(owner, theirs, NULL, &token))
 		bench_die("export: %s", dray_last_error(owner));
 	if (dray_remote_import(mine, &token, 0, &transfer.remote) ||
 	    dray_remote_get_info(mine, transfer.remote, &info))
 		bench_die("import: %s", dray_last_error(mine));
-	bench_say("{\"transport\": \"%s\", \"populate\": %.6f}", transport_name(info.transport),
-		  (double)begin / 1e9);
+	bench_say("{\"transport\": \"%s\", \"populate\": %.6f}",
+		  bench_transport_name(info.transport), (double)begin / 1e9);
 }
 
 int main(int argc, char **argv)
@@ -285,8 +250,8 @@ int main(int argc, char **argv)
 	    !depth || depth > DEPTH_MAX)
 		bench_die("see the head of bench_client.c for how this is called");
 	bench_ops_check(ops, local.bytes, remote.bytes);
-	mine = open_session(socket, flags);
-	owner = open_session(owner_socket ? owner_socket : socket, flags);
+	mine = bench_session_open(socket, flags);
+	owner = bench_session_open(owner_socket ? owner_socket : socket, flags);
 	introduce(&local, &remote);
 	while (bench_command(word, &number)) {
 		if (!strcmp(word, "run"))

@@ -16,8 +16,7 @@
 #include <getopt.h>
 #include <sys/epoll.h>
 
-#include "client/dray.h"
-#include "tests/bench/bench.h"
+#include "tests/bench/bench_session.h"
 
 #define SESSIONS_MAX 1024u
 #define SHAPES_MAX 8u
@@ -71,44 +70,15 @@ static struct shape shape_parse(char *text, uint64_t room)
 	return s;
 }
 
-static struct dray *open_session(const char *path)
-{
-	struct dray_options options = { .socket = path,
-					.name = "bench",
-					.flags = DRAY_OPTION_NO_RECONNECT };
-	struct dray *d;
-	char why[256] = "";
-
-	if (dray_connect(&options, &d, why, sizeof(why)))
-		bench_die("%s: %s", path, why);
-	return d;
-}
-
-static dray_region add(struct dray *d, const struct bench_memory *m)
-{
-	struct dray_extent extents[BENCH_EXTENTS_MAX];
-	struct dray_region_spec spec = { .name = "bench",
-					 .access = DRAY_READ | DRAY_WRITE,
-					 .extents = extents,
-					 .extents_n = m->n };
-	dray_region region;
-
-	for (unsigned i = 0; i < m->n; i++)
-		extents[i] = (struct dray_extent){ DRAY_KIND_MEMFD, m->fd[i], 0, m->length[i] };
-	if (dray_region_add(d, &spec, &region))
-		bench_die("region: %s", dray_last_error(d));
-	return region;
-}
-
 static void session_open(struct session *s, const char *path, const struct bench_memory *local,
 			 const struct shape *shape)
 {
 	struct epoll_event ev = { .events = EPOLLIN, .data.ptr = s };
 
-	s->d = open_session(path);
+	s->d = bench_session_open(path, DRAY_OPTION_NO_RECONNECT);
 	s->shape = shape;
 	s->transfer = (struct dray_transfer){ .direction = DRAY_DIRECTION_WRITE,
-					      .local = add(s->d, local),
+					      .local = bench_session_add(s->d, local),
 					      .ops = shape->ops,
 					      .count = shape->n };
 	if (dray_remote_import(s->d, &token, 0, &s->transfer.remote))
@@ -222,11 +192,10 @@ static void trip(uint64_t count)
 static void open_all(const char *path, const char *owner_path, const struct bench_memory *local,
 		     const struct bench_memory *remote, bool apart)
 {
-	static const char *const names[] = { "none", "local", "tcp", "rdma" };
 	struct dray_remote_info info;
 
-	owner = open_session(owner_path);
-	if (dray_region_export(owner, add(owner, remote), NULL, &token))
+	owner = bench_session_open(owner_path, DRAY_OPTION_NO_RECONNECT);
+	if (dray_region_export(owner, bench_session_add(owner, remote), NULL, &token))
 		bench_die("export: %s", dray_last_error(owner));
 	for (unsigned i = 0; i < sessions_n; i++)
 		session_open(&sessions[i], path, local, &shapes[i % shapes_n]);
@@ -243,7 +212,7 @@ static void open_all(const char *path, const char *owner_path, const struct benc
 	}
 	if (dray_remote_get_info(sessions[0].d, sessions[0].transfer.remote, &info))
 		bench_die("remote: %s", dray_last_error(sessions[0].d));
-	bench_say("{\"transport\": \"%s\"}", info.transport < 4 ? names[info.transport] : "newer");
+	bench_say("{\"transport\": \"%s\"}", bench_transport_name(info.transport));
 }
 
 int main(int argc, char **argv)

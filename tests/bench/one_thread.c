@@ -20,6 +20,7 @@
 #include "lib/assert.h"
 #include "tests/bench/bench.h"
 #include "tests/unit/client_fake.h"
+#include "tests/unit/worker_parts.h"
 
 #define GROUP 3
 #define SESSION ((dray_handle)1 << 32 | 1)
@@ -58,13 +59,8 @@ static struct {
 
 static struct region_view *publish_region(dray_handle handle, const struct dray_memory *m)
 {
-	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+	struct region_view *v = worker_part_region(handle, SESSION, GROUP, m->address, m->length);
 
-	dray_assert(v);
-	v->o = (struct object_view){ OBJECT_REGION, handle,    GROUP,
-				     SESSION,       m->length, DMSG_ACCESS_ALL };
-	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ .length = m->length, .base = m->address };
 	worker_post(h.w, &(struct command){ .type = COMMAND_PUBLISH, .view = &v->o });
 	return v;
 }
@@ -87,38 +83,19 @@ static void client_open(void)
 /* A worker without a thread, with the very handles and the ring that the fake agent gave out. */
 static void worker_open(void)
 {
-	struct core_config cfg = { .slice_size = 1 << 20,
-				   .slice_timeout_ns = DRAY_NS_PER_SEC,
-				   .deadline_ns = 3600 * DRAY_NS_PER_SEC,
-				   .slices_per_session = 64,
-				   .tcp_streams = 1,
-				   .tcp_latency_streams = 1,
-				   .tcp_slices_in_flight = 8,
-				   .connect_timeout_ns = DRAY_NS_PER_SEC,
-				   .backoff_min_ns = DRAY_NS_PER_MS,
-				   .backoff_max_ns = DRAY_NS_PER_SEC };
+	struct core_config cfg = worker_part_config(0);
 	/* the fake numbers what it makes in order */
 	dray_handle near = h.fake.next_handle - 1, remote = h.fake.next_handle;
 	static struct remote_view view;
 	int pair[2];
 
 	dray_assert(worker_make(&h.w, 0, &cfg, 100000, NULL) == 0);
-	h.group.transfers_max = h.agent.transfers_max = 100000;
-	h.shared = (struct session_shared){ .session = SESSION,
-					    .group = GROUP,
-					    .own = { .transfers_max = 4096 },
-					    .group_quota = &h.group,
-					    .agent_quota = &h.agent,
-					    .ops_max = 1 << 20,
-					    .requests_max = 4 };
+	h.shared = worker_part_shared(SESSION, GROUP, &h.group, &h.agent);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	publish_region(near, &h.near);
 	publish_region(near + 1000, &h.far);
-	view.o = (struct object_view){ OBJECT_REMOTE, remote,       GROUP,
-				       SESSION,       h.far.length, DMSG_ACCESS_ALL };
-	view.is_local = true;
-	view.region = near + 1000;
+	view = worker_part_remote(remote, SESSION, GROUP, near + 1000, h.far.length);
 	worker_post(h.w, &(struct command){ .type = COMMAND_PUBLISH, .view = &view.o });
 	worker_post(h.w, &(struct command){
 				 .type = COMMAND_SESSION_ADD, .fd = pair[0], .shared = &h.shared });

@@ -9,6 +9,7 @@
 
 #include "lib/assert.h"
 #include "lib/time.h"
+#include "tests/unit/worker_parts.h"
 
 #define GROUP 7
 #define WORD 2048 /* in the region: what transfers wait for */
@@ -35,20 +36,14 @@ static void run(struct ring_rig *r, struct command cmd)
 static void objects(struct ring_rig *r)
 {
 	for (unsigned i = 0; i < 2; i++) {
-		struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+		struct region_view *v = worker_part_region(handle_of(i), handle_of(0), GROUP,
+							   r->memory[i], RING_RIG_BYTES);
 
-		dray_assert(v);
-		v->o = (struct object_view){ OBJECT_REGION, handle_of(i),   GROUP,
-					     handle_of(0),  RING_RIG_BYTES, DMSG_ACCESS_ALL };
-		v->n_extents = 1;
-		v->extents[0] = (struct extent_view){ 0, RING_RIG_BYTES, r->memory[i], -1 };
 		r->regions[i] = v;
 		run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &v->o });
 	}
-	r->remote.o = (struct object_view){ OBJECT_REMOTE, RING_RIG_TO,    GROUP,
-					    handle_of(0),  RING_RIG_BYTES, DMSG_ACCESS_ALL };
-	r->remote.is_local = true;
-	r->remote.region = handle_of(1);
+	r->remote =
+		worker_part_remote(RING_RIG_TO, handle_of(0), GROUP, handle_of(1), RING_RIG_BYTES);
 	run(r, (struct command){ .type = COMMAND_PUBLISH, .view = &r->remote.o });
 }
 
@@ -59,13 +54,7 @@ static void session(struct ring_rig *r, unsigned i, uint32_t entries)
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
 		    0);
 	r->clients[i] = pair[1];
-	r->shared[i] = (struct session_shared){ .session = handle_of(i),
-						.group = GROUP,
-						.own = { .transfers_max = 4096 },
-						.group_quota = &r->group,
-						.agent_quota = &r->agent,
-						.ops_max = 1 << 20,
-						.requests_max = 4 };
+	r->shared[i] = worker_part_shared(handle_of(i), GROUP, &r->group, &r->agent);
 	run(r, (struct command){
 		       .type = COMMAND_SESSION_ADD, .fd = pair[0], .shared = &r->shared[i] });
 	r->ends[i] = ring_end_new(entries, &r->rings[i]);
@@ -76,17 +65,7 @@ static void session(struct ring_rig *r, unsigned i, uint32_t entries)
 void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t poll_time_ns,
 		   bool threaded)
 {
-	const struct core_config cfg = { .slice_size = 1 << 20,
-					 .slice_timeout_ns = DRAY_NS_PER_SEC,
-					 .deadline_ns = 60 * DRAY_NS_PER_SEC,
-					 .slices_per_session = 64,
-					 .tcp_streams = 1,
-					 .tcp_latency_streams = 1,
-					 .tcp_slices_in_flight = 8,
-					 .connect_timeout_ns = DRAY_NS_PER_SEC,
-					 .backoff_min_ns = DRAY_NS_PER_MS,
-					 .backoff_max_ns = DRAY_NS_PER_SEC,
-					 .poll_time_ns = poll_time_ns };
+	const struct core_config cfg = worker_part_config(poll_time_ns);
 
 	memset(r, 0, sizeof(*r));
 	r->n = n;

@@ -12,23 +12,20 @@
 #include "lib/assert.h"
 #include "lib/doorbell.h"
 #include "lib/time.h"
+#include "tests/unit/worker_parts.h"
 
 #define GROUP 7
 
 static struct region_view *region(struct wrig *r, dray_handle handle, uint8_t **ret_memory,
 				  int *ret_fd)
 {
-	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+	struct region_view *v;
 
-	dray_assert(v);
 	*ret_fd = memfd_create("wrig", MFD_CLOEXEC);
 	dray_assert(*ret_fd >= 0 && ftruncate(*ret_fd, (off_t)r->bytes) == 0);
 	*ret_memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *ret_fd, 0);
 	dray_assert(*ret_memory != MAP_FAILED);
-	v->o = (struct object_view){ OBJECT_REGION, handle,   GROUP,
-				     WRIG_SESSION,  r->bytes, DMSG_ACCESS_ALL };
-	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, r->bytes, *ret_memory, -1 };
+	v = worker_part_region(handle, WRIG_SESSION, GROUP, *ret_memory, r->bytes);
 	pool_publish(&r->pool, &v->o);
 	return v;
 }
@@ -63,30 +60,13 @@ void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
 
 void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, uint64_t bytes)
 {
-	struct core_config cfg = { .slice_size = 1 << 20,
-				   .slice_timeout_ns = DRAY_NS_PER_SEC,
-				   .deadline_ns = 60 * DRAY_NS_PER_SEC,
-				   .slices_per_session = 64,
-				   .tcp_streams = 1,
-				   .tcp_latency_streams = 1,
-				   .tcp_slices_in_flight = 8,
-				   .connect_timeout_ns = DRAY_NS_PER_SEC,
-				   .backoff_min_ns = DRAY_NS_PER_MS,
-				   .backoff_max_ns = DRAY_NS_PER_SEC,
-				   .poll_time_ns = 20000 };
+	struct core_config cfg = worker_part_config(20000);
 	int pair[2];
 
 	memset(r, 0, sizeof(*r));
 	r->bytes = bytes;
 	r->completion = r->doorbell = -1;
-	r->group.transfers_max = r->agent.transfers_max = 100000;
-	r->shared = (struct session_shared){ .session = WRIG_SESSION,
-					     .group = GROUP,
-					     .own = { .transfers_max = 4096 },
-					     .group_quota = &r->group,
-					     .agent_quota = &r->agent,
-					     .ops_max = 1 << 20,
-					     .requests_max = 4 };
+	r->shared = worker_part_shared(WRIG_SESSION, GROUP, &r->group, &r->agent);
 	dray_assert(pool_new(&r->pool, workers, &cfg, 100000, NULL) == 0);
 	dray_assert(pool_start(&r->pool, NULL) == 0);
 	dray_assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) ==
@@ -94,10 +74,7 @@ void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, ui
 	r->client = pair[1];
 	r->region_a = region(r, WRIG_REGION_A, &r->a, &r->fd_a);
 	r->region_b = region(r, WRIG_REGION_B, &r->b, &r->fd_b);
-	r->remote_b.o = (struct object_view){ OBJECT_REMOTE, WRIG_REMOTE_B, GROUP,
-					      WRIG_SESSION,  bytes,         DMSG_ACCESS_ALL };
-	r->remote_b.is_local = true;
-	r->remote_b.region = WRIG_REGION_B;
+	r->remote_b = worker_part_remote(WRIG_REMOTE_B, WRIG_SESSION, GROUP, WRIG_REGION_B, bytes);
 	pool_publish(&r->pool, &r->remote_b.o);
 	worker_post(r->pool.workers[0], &(struct command){ .type = COMMAND_SESSION_ADD,
 							   .fd = pair[0],

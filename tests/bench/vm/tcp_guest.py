@@ -24,25 +24,12 @@ def busy():
     return (sum(fields) - fields[3] - fields[4]) / 100
 
 
-class Side:
-    def __init__(self, stack, memory, job, port, options):
-        ops = c.ops_fd(c.scattered(job["size"], b.MEMORY))
-        self.tool = stack.enter_context(c.Tool("ceiling_tcp", "send", "--connect", f"{b.GUEST_NET}.1:{port}", "--memory", c.name_memory(memory),
-                                               "--column", "local", "--ops", ops, "--streams", b.STREAMS, "--buffer", b.BUFFER, *options,
-                                               fds=[ops, memory.fd]))
-        self.n, self.bytes, self.cpu, self.lent, self.copied = 0, 0, 0, 0, 0
-
-    def run(self):
-        since = busy()
-        answer = self.tool.ask("run", self.n)
-        self.cpu += busy() - since
-        self.bytes += answer["bytes"]
-        self.lent += answer["zerocopies"]
-        self.copied += answer["copied"]
-        return c.rate(answer)
-
-    def a_gigabyte(self):
-        return self.cpu / (self.bytes / 1e9)
+def side(stack, memory, job, port, options):
+    ops = c.ops_fd(c.scattered(job["size"], b.MEMORY))
+    tool = stack.enter_context(c.Tool("ceiling_tcp", "send", "--connect", f"{b.GUEST_NET}.1:{port}", "--memory", c.name_memory(memory),
+                                      "--column", "local", "--ops", ops, "--streams", b.STREAMS, "--buffer", b.BUFFER, *options,
+                                      fds=[ops, memory.fd]))
+    return b.Side(tool, 0, busy)
 
 
 for command in ("link set eth0 up", f"addr add {b.GUEST_NET}.2/24 dev eth0"):
@@ -50,10 +37,10 @@ for command in ("link set eth0 up", f"addr add {b.GUEST_NET}.2/24 dev eth0"):
 memory = c.dray.Memory(b.MEMORY)
 for job in json.loads(sys.argv[1]):
     with contextlib.ExitStack() as stack:
-        base, tried = (Side(stack, memory, job, port, options) for port, options in zip(job["ports"], ((), job["options"])))
-        answer = base.tool.ask("run", 4 * c.MIB // job["size"])
-        tried.tool.ask("run", 4 * c.MIB // job["size"])
-        base.n = tried.n = max(8, int(c.rate(answer) * ROUND / job["size"]))
+        base, tried = (side(stack, memory, job, port, options) for port, options in zip(job["ports"], ((), job["options"])))
+        answer = base.loop.ask("run", 4 * c.MIB // job["size"])
+        tried.loop.ask("run", 4 * c.MIB // job["size"])
+        base.rounds = tried.rounds = max(8, int(c.rate(answer) * ROUND / job["size"]))
         bare, ours = [], []
         for i in range(PAIRS):
             for side, into in ((base, bare), (tried, ours))[:: 1 if i % 2 else -1]:

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a worker under test is made of: settings, quotas and views that nothing in the test depends on. */
+#ifndef TESTS_UNIT_WORKER_PARTS_H
+#define TESTS_UNIT_WORKER_PARTS_H
+
+#include <stdlib.h>
+
+#include "agent/region/view.h"
+#include "agent/transfer/core.h"
+#include "lib/assert.h"
+#include "lib/time.h"
+
+static inline struct core_config worker_part_config(int64_t poll_time_ns)
+{
+	return (struct core_config){ .slice_size = 1 << 20,
+				     .slice_timeout_ns = DRAY_NS_PER_SEC,
+				     .deadline_ns = 3600 * DRAY_NS_PER_SEC,
+				     .slices_per_session = 64,
+				     .tcp_streams = 1,
+				     .tcp_latency_streams = 1,
+				     .tcp_slices_in_flight = 8,
+				     .connect_timeout_ns = DRAY_NS_PER_SEC,
+				     .backoff_min_ns = DRAY_NS_PER_MS,
+				     .backoff_max_ns = DRAY_NS_PER_SEC,
+				     .poll_time_ns = poll_time_ns };
+}
+
+/* Quotas that no test comes near to. */
+static inline struct session_shared worker_part_shared(dray_handle session, dray_handle group,
+						       struct quota *group_quota,
+						       struct quota *agent_quota)
+{
+	group_quota->transfers_max = agent_quota->transfers_max = 100000;
+	return (struct session_shared){ .session = session,
+					.group = group,
+					.own = { .transfers_max = 4096 },
+					.group_quota = group_quota,
+					.agent_quota = agent_quota,
+					.ops_max = 1 << 20,
+					.requests_max = 4 };
+}
+
+/* A region of host memory, one extent; free() it. */
+static inline struct region_view *worker_part_region(dray_handle region, dray_handle session,
+						     dray_handle group, uint8_t *base,
+						     uint64_t bytes)
+{
+	struct region_view *v = calloc(1, sizeof(*v) + sizeof(struct extent_view));
+
+	dray_assert(v);
+	v->o = (struct object_view){ OBJECT_REGION, region, group, session, bytes, DMSG_ACCESS_ALL };
+	v->n_extents = 1;
+	v->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
+	return v;
+}
+
+/* All of a region of this agent. */
+static inline struct remote_view worker_part_remote(dray_handle remote, dray_handle session,
+						    dray_handle group, dray_handle region,
+						    uint64_t bytes)
+{
+	return (struct remote_view){
+		.o = { OBJECT_REMOTE, remote, group, session, bytes, DMSG_ACCESS_ALL },
+		.is_local = true,
+		.region = region,
+	};
+}
+
+#endif
