@@ -53,7 +53,8 @@ SRC_generate := $(sort $(wildcard ctl/generate/*.c))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
-SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c)))
+SRC_fake_gpu := $(sort $(wildcard tests/gpu/fake*.c))
+SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c))) $(SRC_fake_gpu)
 
 SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
 	$(SRC_test_main) $(wildcard agent/main.c ctl/main.c)
@@ -161,6 +162,11 @@ $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
 $(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o
 
+# A GPU plug-in without GPUs, for agents that are tested.
+FAKE_GPU := $(B)/tests/gpu/dray-fake-gpu.so
+$(FAKE_GPU): $(call obj,$(SRC_fake_gpu)) $(B)/libbase.a
+	$(call link,-shared $(filter %.o %.a,$^))
+
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
 # Fuzzers know neither drayctl nor libdray, and what runs under TSan no drayctl: they need not be built for them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
@@ -204,7 +210,7 @@ bench-vm:
 		$(PYTHON) tests/bench/vm/bench_rdma.py $(PARTS)
 	@$(PYTHON) tests/bench/report.py
 
-tools: $(TOOLS)
+tools: $(TOOLS) $(FAKE_GPU)
 
 gen:
 	$(PYTHON) schema/generate.py

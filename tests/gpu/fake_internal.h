@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the fake plug-in share. */
+#ifndef DRAY_TESTS_GPU_FAKE_INTERNAL_H
+#define DRAY_TESTS_GPU_FAKE_INTERNAL_H
+
+#include <limits.h>
+
+#include "tests/gpu/fake.h"
+
+#define FAKE_DEVICES_MAX 8
+#define FAKE_HOST UINT_MAX /* instead of a device: pinned memory */
+
+struct fake_device {
+	unsigned starts;
+	atomic_bool losing;      /* nothing begins to be copied any more */
+	atomic_bool lost;        /* that was told; until it is stopped */
+	_Atomic unsigned active; /* copies that are being carried out */
+	_Atomic uint64_t copies;
+};
+
+struct fake {
+	unsigned n;
+	bool no_peers, dmabuf, ordered, dry;
+	const char *fail, *lose, *hold, *hold_import; /* of the environment */
+	uint64_t lose_after;
+	struct fake_device devices[FAKE_DEVICES_MAX];
+};
+
+extern struct fake fake;
+extern atomic_bool fake_held, fake_peerless;
+extern atomic_bool fake_told_lost[FAKE_DEVICES_MAX];
+
+/* Not to begin, or go on, with a copy there. */
+bool fake_is_losing(unsigned device);
+/* Nothing of it is under way any more either: the device counts as lost. */
+bool fake_is_lost(unsigned device);
+bool fake_reaches(unsigned from, unsigned to);
+
+/* --- memory ------------------------------------------------------------------------------------ */
+
+/* Makes [base, base+bytes) known: a device's, or FAKE_HOST; its bytes lie at `bytes_at`. 0 or -ENOMEM. */
+int fake_range_add(uintptr_t base, uint64_t bytes, uint8_t *bytes_at, unsigned device, bool write);
+void fake_range_del(uintptr_t base);
+/* Where the bytes of an address lie that the device reaches; NULL: it does not. */
+uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool write);
+
+int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
+		uint64_t *ret_address, uint64_t *ret_bytes, struct dray_err *reterr);
+void fake_release(struct gpu_import *i);
+int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
+		       struct dray_err *reterr);
+int fake_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
+void fake_host_free(struct gpu_plugin *p, void *base);
+int fake_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);
+void fake_unpin(struct gpu_plugin *p, void *base);
+
+/* --- queues ------------------------------------------------------------------------------------ */
+
+int fake_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, struct gpu_queue **ret,
+		   struct dray_err *reterr);
+void fake_queue_free(struct gpu_queue *q);
+int fake_submit(struct gpu_queue *q, const struct gpu_copy *c);
+int fake_check(struct gpu_queue *q);
+int fake_notify(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
+
+/* True where FAKE_GPU_FAIL names it. */
+bool fake_fails(const char *what);
+
+#endif

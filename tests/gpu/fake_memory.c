@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the fake plug-in: what is imported, allocated or pinned, and where the bytes of an address are. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+#include "tests/gpu/fake_internal.h"
+
+#define HANDLE_MAGIC "FAKE"
+#define NAME "fake-gpu-"
+#define HOLD_LOOK_NS 1000000
+
+struct range {
+	uintptr_t base;
+	uint64_t bytes;
+	uint8_t *bytes_at;
+	unsigned device;
+	bool write;
+};
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct range *ranges;
+static unsigned n_ranges, ranges_max;
+
+int fake_range_add(uintptr_t base, uint64_t bytes, uint8_t *bytes_at, unsigned device, bool write)
+{
+	pthread_rwlock_wrlock(&lock);
+	if (n_ranges == ranges_max) {
+		struct range *grown = realloc(ranges, (ranges_max + 64) * sizeof(*grown));
+
+		if (!grown) {
+			pthread_rwlock_unlock(&lock);
+			return -ENOMEM;
+		}
+		ranges = grown;
+		ranges_max += 64;
+	}
+	ranges[n_ranges++] = (struct range){ base, bytes, bytes_at, device, write };
+	pthread_rwlock_unlock(&lock);
+	return 0;
+}
+
+void fake_range_del(uintptr_t base)
+{
+	unsigned i = 0;
+
+	pthread_rwlock_wrlock(&lock);
+	while (i < n_ranges && ranges[i].base != base)
+		i++;
+	dray_assert(i < n_ranges);
+	ranges[i] = ranges[--n_ranges];
+	if (!n_ranges) {
+		free(ranges);
+		ranges = NULL;
+		ranges_max = 0;
+	}
+	pthread_rwlock_unlock(&lock);
+}
+
+uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool write)
+{
+	uint8_t *found = NULL;
+
+	pthread_rwlock_rdlock(&lock);
+	for (unsigned i = 0; i < n_ranges && !found; i++) {
+		const struct range *r = &ranges[i];
+
+		if (address - r->base < r->bytes && bytes <= r->bytes - (address - r->base) &&
+		    (r->write || !write) &&
+		    (r->device == FAKE_HOST || fake_reaches(device, r->device)))
+			found = r->bytes_at + (address - r->base);
+	}
+	pthread_rwlock_unlock(&lock);
+	return found;
+}
+
+/* --- imports ------------------------------------------------------------------------------------- */
+
+struct gpu_import {
+	uint8_t *reserved, *bytes_at;
+	uint64_t bytes;
+	int fd;
+};
+
+static int open_handle(const struct gpu_import_spec *spec, struct dray_err *reterr)
+{
+	char path[GPU_HANDLE_BYTES + 1] = "";
+	int fd;
+
+	if (spec->kind == GPU_IMPORT_VMM) {
+		fd = fcntl(spec->fd, F_DUPFD_CLOEXEC, 3);
+		snprintf(path, sizeof(path), "descriptor %d", spec->fd);
+	} else if (memcmp(spec->handle, HANDLE_MAGIC, strlen(HANDLE_MAGIC)) != 0) {
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE, "this is no handle");
+	} else {
+		memcpy(path, spec->handle + strlen(HANDLE_MAGIC),
+		       GPU_HANDLE_BYTES - strlen(HANDLE_MAGIC));
+		fd = open(path, O_RDWR | O_CLOEXEC);
+	}
+	return fd >= 0 ? fd :
+			 dray_err_set(reterr, -errno, DRAY_E_GPU_HANDLE, "cannot open %s: %s", path,
+				      dray_errno_text(errno));
+}
+
+static int check_device(int fd, unsigned device, struct dray_err *reterr)
+{
+	char link[64], name[PATH_MAX];
+	const char *at;
+	unsigned long on;
+	ssize_t n;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, name, sizeof(name) - 1);
+	name[n > 0 ? n : 0] = '\0';
+	at = strstr(name, NAME);
+	if (!at)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE, "%s is no GPU memory",
+				    name);
+	on = strtoul(at + strlen(NAME), NULL, 10);
+	if (on != device)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_DEVICE,
+				    "the memory is on device %lu and not on %u", on, device);
+	return 0;
+}
+
+static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
+		      struct dray_err *reterr)
+{
+	struct stat st;
+
+	if (fstat(i->fd, &st) < 0 || !st.st_size)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE, "the memory is empty");
+	i->bytes = (uint64_t)st.st_size;
+	if (spec->bytes > i->bytes)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+				    "the allocation has %llu bytes and not %llu",
+				    (unsigned long long)i->bytes, (unsigned long long)spec->bytes);
+	i->reserved =
+		mmap(NULL, i->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (i->reserved != MAP_FAILED)
+		i->bytes_at = mmap(NULL, i->bytes, PROT_READ | (spec->write ? PROT_WRITE : 0),
+				   MAP_SHARED, i->fd, 0);
+	if (i->reserved == MAP_FAILED || i->bytes_at == MAP_FAILED ||
+	    fake_range_add((uintptr_t)i->reserved, i->bytes, i->bytes_at, spec->device,
+			   spec->write) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "cannot map the memory: %s",
+				    dray_errno_text(errno));
+	return 0;
+}
+
+static void unmap_import(struct gpu_import *i)
+{
+	if (i->reserved != MAP_FAILED)
+		munmap(i->reserved, i->bytes);
+	if (i->bytes_at != MAP_FAILED)
+		munmap(i->bytes_at, i->bytes);
+	dray_close(i->fd);
+	free(i);
+}
+
+int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
+		uint64_t *ret_address, uint64_t *ret_bytes, struct dray_err *reterr)
+{
+	struct gpu_import *i;
+	int r;
+
+	(void)p;
+	dray_assert(fake.devices[spec->device].starts);
+	while (fake.hold_import && access(fake.hold_import, F_OK) == 0)
+		nanosleep(&(struct timespec){ .tv_nsec = HOLD_LOOK_NS }, NULL);
+	if (fake_is_lost(spec->device))
+		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "device %u is lost",
+				    spec->device);
+	if (fake_fails("import"))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "the handle cannot be opened");
+	i = calloc(1, sizeof(*i));
+	if (!i)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for an import");
+	i->reserved = i->bytes_at = MAP_FAILED;
+	i->fd = open_handle(spec, reterr);
+	r = i->fd < 0 ? i->fd : check_device(i->fd, spec->device, reterr);
+	if (r >= 0)
+		r = map_import(i, spec, reterr);
+	if (r < 0) {
+		unmap_import(i);
+		return r;
+	}
+	atomic_fetch_add(&fake_gpu_status()->imports, 1);
+	atomic_fetch_add(&fake_gpu_status()->imported, 1);
+	*ret = i;
+	*ret_address = (uintptr_t)i->reserved;
+	*ret_bytes = i->bytes;
+	return 0;
+}
+
+void fake_release(struct gpu_import *i)
+{
+	fake_range_del((uintptr_t)i->reserved);
+	unmap_import(i);
+	atomic_fetch_sub(&fake_gpu_status()->imports, 1);
+}
+
+int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
+		       struct dray_err *reterr)
+{
+	int fd;
+
+	(void)offset;
+	(void)bytes;
+	if (!fake.dmabuf)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "the fake exports no DMA-BUF");
+	fd = fcntl(i->fd, F_DUPFD_CLOEXEC, 3);
+	return fd >= 0 ? fd :
+			 dray_err_set(reterr, -errno, DRAY_E_NO_FDS, "no descriptor: %s",
+				      dray_errno_text(errno));
+}
+
+/* --- host memory --------------------------------------------------------------------------------- */
+
+/* The length stands before the page that is handed out. */
+#define HOST_HEAD 4096
+
+int fake_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr)
+{
+	uint8_t *base = MAP_FAILED;
+
+	(void)p;
+	if (!fake_fails("host_alloc"))
+		base = mmap(NULL, bytes + HOST_HEAD, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (base == MAP_FAILED)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no pinned memory");
+	*(uint64_t *)(void *)base = bytes + HOST_HEAD;
+	base += HOST_HEAD;
+	if (fake_range_add((uintptr_t)base, bytes, base, FAKE_HOST, true) < 0)
+		return -ENOMEM;
+	atomic_fetch_add(&fake_gpu_status()->host_allocs, 1);
+	*ret = base;
+	return 0;
+}
+
+void fake_host_free(struct gpu_plugin *p, void *base)
+{
+	uint8_t *head = (uint8_t *)base - HOST_HEAD;
+
+	(void)p;
+	fake_range_del((uintptr_t)base);
+	munmap(head, *(uint64_t *)(void *)head);
+	atomic_fetch_sub(&fake_gpu_status()->host_allocs, 1);
+}
+
+int fake_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr)
+{
+	(void)p;
+	dray_assert((uintptr_t)base % 4096 == 0 && bytes % 4096 == 0);
+	if (fake_fails("pin"))
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "the memory cannot be pinned");
+	if (fake_range_add((uintptr_t)base, bytes, base, FAKE_HOST, write) < 0)
+		return -ENOMEM;
+	atomic_fetch_add(&fake_gpu_status()->pins, 1);
+	return 0;
+}
+
+void fake_unpin(struct gpu_plugin *p, void *base)
+{
+	(void)p;
+	fake_range_del((uintptr_t)base);
+	atomic_fetch_sub(&fake_gpu_status()->pins, 1);
+}
