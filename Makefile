@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-#   make              build/drayd, build/drayctl (manual, completion), build/libdray.so.0, build/libdray.a
+#   make              build/drayd, build/drayctl (manual, completion), build/libdray.so.0, build/libdray.a, and
+#                     build/dray-cuda.so where a CUDA toolkit is
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
@@ -89,7 +90,7 @@ $(B)/flags $(B)/sources: FORCE
 $(O)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@printf '  %-7s %s\n' CC $<
-	$(Q)$(CC) $(CFLAGS_all) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS_all) $(CFLAGS_own) -MMD -MP -c -o $@ $<
 
 define archive
 $(B)/lib$(1).a: $(call obj,$(SRC_$(1))) $(B)/sources
@@ -148,6 +149,8 @@ $(B)/libdray.a: $(call obj,$(SRC_client)) $(B)/libbase.a
 	$(Q)$(LD) -r -o $(O)/dray.o $(filter %.o %.a,$^)
 	$(Q)objcopy --localize-hidden $(O)/dray.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $(O)/dray.o
+
+include mk/cuda.mk
 
 # Tools of the benchmarks, the demo and the integration tests know nothing of cmocka.
 define tool
@@ -219,6 +222,7 @@ FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema -name '
 	-not -path 'schema/gen/*' -not -name dray_errors.h 2>/dev/null)
 fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))
+	clang-format -i gpu/cuda/copy.cu
 
 lint: check-lint
 
@@ -230,6 +234,7 @@ D = $(DESTDIR)$(PREFIX)
 install: all
 	install -D -m 755 $(B)/drayd $(D)/sbin/drayd
 	install -D -m 755 $(B)/drayctl $(D)/bin/drayctl
+	$(if $(PLUGIN),install -D -m 755 $(PLUGIN) $(D)/lib/dray/dray-cuda.so)
 	install -D -m 644 client/dray.h $(D)/include/dray/dray.h
 	install -D -m 644 client/dray_errors.h $(D)/include/dray/dray_errors.h
 	install -D -m 644 $(B)/libdray.a $(D)/lib/libdray.a

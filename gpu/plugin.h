@@ -27,6 +27,7 @@
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
 /* The copy kernel's pieces are no longer than this: what is longer is cut (plan.h). */
 #define GPU_PIECE_MAX (256u << 10)
+#define GPU_NOTIFY_MAX 16 /* calls of notify() in a queue that have not run yet */
 
 struct gpu_plugin;
 struct gpu_import;
@@ -117,7 +118,8 @@ struct gpu_plugin_ops {
 
 	/*
 	 * Makes the device usable: one context, the copy kernel, access to and from those of its peers that were
-	 * started. *ret_bytes: GPU memory that this took. Done already: 0. Blocks, up to a second.
+	 * started. *ret_bytes: GPU memory that this took, 0 where NVML does not tell. Done already: 0. Blocks, up to a
+	 * second and for what is to be pinned.
 	 */
 	int (*start)(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
 		     struct dray_err *reterr);
@@ -162,7 +164,7 @@ struct gpu_plugin_ops {
 	int (*check)(struct gpu_queue *q);
 	/*
 	 * fn(arg) runs, on a thread of the plug-in, once everything submitted until now is done or lost. It must do no more
-	 * than write to a descriptor. 0 or -EIO.
+	 * than write to a descriptor. 0, -EIO, or -EAGAIN where GPU_NOTIFY_MAX wait already.
 	 */
 	int (*notify)(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 };

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cuda/plugin.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "gpu/cuda/copy.h"
+#include "gpu/cuda/error.h"
+#include "gpu/cuda/nvml.h"
+#include "schema/gen/errors.h"
+
+extern const char dray_copy_image[];
+
+struct cuda_context *cuda_context_ref(struct cuda_context *c)
+{
+	c->refs++;
+	return c;
+}
+
+void cuda_context_unref(struct cuda_context *c)
+{
+	if (--c->refs)
+		return;
+	cuda.context_destroy(c->cu);
+	free(c);
+}
+
+DRAY_DEFINE_CLEANUP(struct cuda_context *, cuda_context_unref);
+
+int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
+	       struct dray_err *reterr)
+{
+	struct cuda_context *c = device < p->n ? p->devices[device].context : NULL;
+	CUresult r;
+
+	if (!c || c->lost)
+		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "the GPU %s",
+				    c ? "failed" : "is not in use");
+	r = cuda.context_set(c->cu);
+	if (r != CUDA_SUCCESS) {
+		cuda_lost(c);
+		return cuda_fail(reterr, r, "the GPU's context cannot be used");
+	}
+	if (ret)
+		*ret = c;
+	return 0;
+}
+
+int cuda_lost(struct cuda_context *c)
+{
+	/*
+	 * A lost context answers at once, with the same error again: the driver has torn down what ran in it. Whatever
+	 * else failed, copies may be under way, and are waited for.
+	 */
+	c->lost = true;
+	if (cuda.context_set(c->cu) == CUDA_SUCCESS)
+		cuda.context_synchronize();
+	return -EIO;
+}
+
+static int context_new(struct cuda_device *d, struct cuda_context **ret, struct dray_err *reterr)
+{
+	dray_auto_free struct cuda_context *c = calloc(1, sizeof(*c));
+	CUmodule module;
+	CUresult r;
+
+	if (!c)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	c->refs = 1;
+	/* whoever waits in the driver sleeps there */
+	r = cuda.context_create(&c->cu, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST, d->cu);
+	if (r != CUDA_SUCCESS)
+		return cuda_fail(reterr, r, "no context on the GPU");
+	r = cuda.module_load(&module, dray_copy_image);
+	if (r == CUDA_SUCCESS)
+		r = cuda.module_function(&c->copy, module, COPY_KERNEL);
+	if (r == CUDA_SUCCESS)
+		r = cuda.context_priorities(&c->priority_low, &c->priority_high);
+	if (r != CUDA_SUCCESS) {
+		cuda.context_destroy(c->cu);
+		return cuda_fail(reterr, r, "the copy kernel cannot be loaded");
+	}
+	*ret = dray_take(c);
+	return 0;
+}
+
+/* `c` is current, and stays so. */
+static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context *c,
+		      struct dray_err *reterr)
+{
+	const struct cuda_device *d = &p->devices[device];
+
+	for (unsigned i = 0; i < p->n; i++) {
+		struct cuda_context *peer = p->devices[i].context;
+		CUresult r = CUDA_SUCCESS;
+
+		if (!peer || peer->lost)
+			continue;
+		if (d->info.peers & 1u << i)
+			r = cuda.context_enable_peer(peer->cu, 0);
+		if (r == CUDA_SUCCESS && p->devices[i].info.peers & 1u << device) {
+			r = cuda.context_set(peer->cu);
+			if (r == CUDA_SUCCESS)
+				r = cuda.context_enable_peer(c->cu, 0);
+			cuda.context_set(c->cu);
+		}
+		if (r != CUDA_SUCCESS && r != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+			return cuda_fail(reterr, r, "a GPU cannot reach its peer");
+	}
+	return 0;
+}
+
+static bool any_started(const struct gpu_plugin *p)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		if (p->devices[i].context)
+			return true;
+	return false;
+}
+
+static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
+			struct dray_err *reterr)
+{
+	struct cuda_device *d = &p->devices[device];
+	dray_auto(cuda_context_unref) struct cuda_context *c = NULL;
+	uint64_t before, after;
+	int r;
+
+	*ret_bytes = 0;
+	if (d->context)
+		return 0;
+	if (!d->info.usable)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			"the plug-in has no code for %s (compute capability %u.%u), or the driver "
+			"keeps programs off it",
+			d->info.name, d->info.major, d->info.minor);
+	before = nvml_used(d->info.bdf);
+	r = context_new(d, &c, reterr);
+	if (r == 0)
+		r = peers_open(p, device, c, reterr);
+	if (r == 0)
+		r = cuda_ranges_register(p, c, reterr);
+	if (r < 0)
+		return r;
+	after = nvml_used(d->info.bdf);
+	d->context = dray_take(c);
+	r = cuda_imports_open_to(p, device, reterr);
+	if (r == 0 && before && after > before)
+		*ret_bytes = after - before;
+	return r;
+}
+
+static void stop_locked(struct gpu_plugin *p, unsigned device)
+{
+	struct cuda_device *d = &p->devices[device];
+	struct cuda_context *c = d->context;
+
+	if (!c)
+		return;
+	d->context = NULL;
+	/*
+	 * Pinned memory belongs to the context in which it was registered, for the others too. While there are others
+	 * it keeps that context.
+	 */
+	if (!any_started(p))
+		cuda_ranges_unregister(p);
+	cuda_context_unref(c);
+}
+
+int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, struct dray_err *reterr)
+{
+	int r;
+
+	pthread_mutex_lock(&p->lock);
+	r = start_locked(p, device, ret_bytes, reterr);
+	if (r < 0)
+		stop_locked(p, device);
+	pthread_mutex_unlock(&p->lock);
+	return r;
+}
+
+void cuda_stop(struct gpu_plugin *p, unsigned device)
+{
+	pthread_mutex_lock(&p->lock);
+	stop_locked(p, device);
+	pthread_mutex_unlock(&p->lock);
+}

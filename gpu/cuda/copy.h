@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the copy kernel is told; shared by the C that launches it and the CUDA that it is written in. */
+#ifndef DRAY_GPU_CUDA_COPY_H
+#define DRAY_GPU_CUDA_COPY_H
+
+#include <stdint.h>
+
+#define COPY_KERNEL "dray_copy"
+/* So many pieces travel with the launch; more are read from host memory, which costs microseconds more. */
+#define COPY_FEW 8
+#define COPY_BATCH_MAX 32
+#define COPY_THREADS_MAX 512
+
+/* The same as struct dray_piece. */
+struct copy_piece {
+	uint64_t to, from, bytes;
+};
+
+/* In GPU memory, one for each queue, zero in between launches. */
+struct copy_control {
+	uint32_t blocks; /* that have ended */
+};
+
+/*
+ * Every piece is cut into 2^parts parts of about the same size; a part is copied by one warp. A warp takes
+ * `batch` neighbouring parts at a time.
+ */
+struct copy_args {
+	const struct copy_piece *pieces; /* NULL: they are in `few` */
+	uint64_t to_base, from_base;
+	uint64_t *done; /* in host memory: `number` is stored there when all is in place */
+	uint64_t number;
+	struct copy_control *control;
+	uint32_t n, swapped, parts, batch;
+	struct copy_piece few[COPY_FEW];
+};
+
+#endif

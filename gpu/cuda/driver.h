@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The NVIDIA driver's functions, found at run time: neither libcuda nor the CUDA runtime is linked, so the plug-in
+ * can be loaded and say what is missing. Each name stands for one version of its function, that of cuda.h.
+ */
+#ifndef DRAY_GPU_CUDA_DRIVER_H
+#define DRAY_GPU_CUDA_DRIVER_H
+
+#include <cuda.h>
+
+#include "lib/err.h"
+
+/* Without these nothing works: drivers have had them since CUDA 11.2. */
+#define CUDA_NEEDED(X)                                            \
+	X(init, cuInit)                                           \
+	X(driver_version, cuDriverGetVersion)                     \
+	X(error_name, cuGetErrorName)                             \
+	X(error_string, cuGetErrorString)                         \
+	X(device_count, cuDeviceGetCount)                         \
+	X(device_get, cuDeviceGet)                                \
+	X(device_name, cuDeviceGetName)                           \
+	X(device_memory, cuDeviceTotalMem)                        \
+	X(device_attribute, cuDeviceGetAttribute)                 \
+	X(device_bus_id, cuDeviceGetPCIBusId)                     \
+	X(device_can_access_peer, cuDeviceCanAccessPeer)          \
+	X(device_p2p_attribute, cuDeviceGetP2PAttribute)          \
+	X(context_destroy, cuCtxDestroy)                          \
+	X(context_set, cuCtxSetCurrent)                           \
+	X(context_synchronize, cuCtxSynchronize)                  \
+	X(context_enable_peer, cuCtxEnablePeerAccess)             \
+	X(context_priorities, cuCtxGetStreamPriorityRange)        \
+	X(module_load, cuModuleLoadData)                          \
+	X(module_function, cuModuleGetFunction)                   \
+	X(launch, cuLaunchKernel)                                 \
+	X(mem_alloc, cuMemAlloc)                                  \
+	X(mem_free, cuMemFree)                                    \
+	X(memset_async, cuMemsetD8Async)                          \
+	X(mem_range, cuMemGetAddressRange)                        \
+	X(pointer_attribute, cuPointerGetAttribute)               \
+	X(host_register, cuMemHostRegister)                       \
+	X(host_unregister, cuMemHostUnregister)                   \
+	X(ipc_open, cuIpcOpenMemHandle)                           \
+	X(ipc_close, cuIpcCloseMemHandle)                         \
+	X(vmm_import, cuMemImportFromShareableHandle)             \
+	X(vmm_properties, cuMemGetAllocationPropertiesFromHandle) \
+	X(vmm_granularity, cuMemGetAllocationGranularity)         \
+	X(vmm_reserve, cuMemAddressReserve)                       \
+	X(vmm_unreserve, cuMemAddressFree)                        \
+	X(vmm_map, cuMemMap)                                      \
+	X(vmm_unmap, cuMemUnmap)                                  \
+	X(vmm_set_access, cuMemSetAccess)                         \
+	X(vmm_release, cuMemRelease)                              \
+	X(stream_create, cuStreamCreateWithPriority)              \
+	X(stream_destroy, cuStreamDestroy)                        \
+	X(stream_query, cuStreamQuery)                            \
+	X(stream_synchronize, cuStreamSynchronize)                \
+	X(stream_callback, cuStreamAddCallback)                   \
+	X(memcpy_async, cuMemcpyAsync)
+
+/* NULL where the driver is too old. */
+#define CUDA_OPTIONAL(X)                               \
+	X(device_uuid, cuDeviceGetUuid)                \
+	X(range_handle, cuMemGetHandleForAddressRange) \
+	X(flush_rdma, cuFlushGPUDirectRDMAWrites)      \
+	X(stream_write64, cuStreamWriteValue64)
+
+struct cuda_driver {
+	/* cuCtxCreate_v2: the form that every driver has, while cuda.h has gone on to others. */
+	CUresult (*context_create)(CUcontext *ret, unsigned flags, CUdevice device);
+#define CUDA_MEMBER(name, function) __typeof__(&(function)) name;
+	CUDA_NEEDED(CUDA_MEMBER)
+	CUDA_OPTIONAL(CUDA_MEMBER)
+#undef CUDA_MEMBER
+};
+
+/* Good after cuda_driver_load(). */
+extern struct cuda_driver cuda;
+
+/* Loads libcuda.so.1, never to unload it. 0, or -ENOENT with DRAY_E_UNSUPPORTED. Blocks. One thread at a time. */
+int cuda_driver_load(struct dray_err *reterr);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory that GPUs reach. Registered once, in whichever context is there, for all contexts; registered anew
+ * in the next one where the last had gone. Until a first one is there, it is only remembered.
+ */
+#include "gpu/cuda/plugin.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "gpu/cuda/error.h"
+#include "schema/gen/errors.h"
+
+struct range {
+	struct dray_list link;
+	void *base;
+	uint64_t bytes;
+	bool write, ours;             /* ours: allocated here */
+	struct cuda_context *context; /* in which it is registered, or NULL */
+};
+
+/* Any lock; the context is held by the caller. */
+static int range_register(const struct range *g, struct cuda_context *c, bool read_only,
+			  struct dray_err *reterr)
+{
+	unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+	CUresult r = cuda.context_set(c->cu);
+
+	if (!g->write && read_only)
+		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
+	if (r == CUDA_SUCCESS)
+		r = cuda.host_register(g->base, g->bytes, flags);
+	if (r == CUDA_ERROR_OUT_OF_MEMORY)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "%llu bytes of host memory cannot be pinned for GPUs",
+				    (unsigned long long)g->bytes);
+	return r == CUDA_SUCCESS ? 0 :
+				   cuda_fail(reterr, r, "host memory cannot be pinned for GPUs");
+}
+
+static void range_unregister(struct range *g)
+{
+	if (!g->context)
+		return;
+	/* a lost context forgets it with all else when it is destroyed */
+	if (cuda.context_set(g->context->cu) == CUDA_SUCCESS)
+		cuda.host_unregister(g->base);
+	cuda_context_unref(g->context);
+	g->context = NULL;
+}
+
+/* What every usable device of the driver can do. */
+static bool all_pin_read_only(const struct gpu_plugin *p)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		if (p->devices[i].info.usable && !p->devices[i].pin_read_only)
+			return false;
+	return true;
+}
+
+static struct cuda_context *some_context(struct gpu_plugin *p)
+{
+	for (unsigned i = 0; i < p->n; i++) {
+		struct cuda_context *c = atomic_load(&p->devices[i].context);
+
+		if (c && !atomic_load(&c->lost))
+			return c;
+	}
+	return NULL;
+}
+
+static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *reterr)
+{
+	struct cuda_context *c;
+	int r = 0;
+
+	pthread_mutex_lock(&p->lock);
+	g->context = some_context(p);
+	if (g->context)
+		cuda_context_ref(g->context);
+	pthread_mutex_unlock(&p->lock);
+
+	/* takes long, and nobody else has this range yet */
+	if (g->context)
+		r = range_register(g, g->context, all_pin_read_only(p), reterr);
+
+	pthread_mutex_lock(&p->lock);
+	c = some_context(p);
+	if (g->context && r < 0) {
+		cuda_context_unref(g->context);
+	} else if (g->context && !c) {
+		range_unregister(g);
+	} else if (!g->context && c) {
+		/* one that came meanwhile does not know of it */
+		r = range_register(g, c, all_pin_read_only(p), reterr);
+		if (r == 0)
+			g->context = cuda_context_ref(c);
+	}
+	if (r == 0)
+		dray_list_add(&p->ranges, &g->link);
+	pthread_mutex_unlock(&p->lock);
+	return r;
+}
+
+static struct range *range_new(void *base, uint64_t bytes, bool write, bool ours,
+			       struct dray_err *reterr)
+{
+	struct range *g = calloc(1, sizeof(*g));
+
+	if (!g) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		return NULL;
+	}
+	*g = (struct range){ .base = base, .bytes = bytes, .write = write, .ours = ours };
+	return g;
+}
+
+static void range_remove(struct gpu_plugin *p, const void *base)
+{
+	struct range *found = NULL;
+
+	pthread_mutex_lock(&p->lock);
+	dray_list_for_each(&p->ranges, g, struct range, link)
+		if (g->base == base)
+			found = g;
+	if (found) {
+		dray_list_del(&found->link);
+		range_unregister(found);
+	}
+	pthread_mutex_unlock(&p->lock);
+	if (found && found->ours)
+		munmap(found->base, found->bytes);
+	free(found);
+}
+
+int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr)
+{
+	struct range *g = range_new(base, bytes, write, false, reterr);
+	int r = g ? range_add(p, g, reterr) : -ENOMEM;
+
+	if (r < 0)
+		free(g);
+	return r;
+}
+
+void cuda_unpin(struct gpu_plugin *p, void *base)
+{
+	range_remove(p, base);
+}
+
+int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr)
+{
+	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct range *g;
+	int r;
+
+	if (base == MAP_FAILED)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no %llu bytes of host memory", (unsigned long long)bytes);
+	/* fewer pages to look up for the GPU; a child has no use for what the GPU writes */
+	madvise(base, bytes, MADV_HUGEPAGE);
+	madvise(base, bytes, MADV_DONTFORK);
+	g = range_new(base, bytes, true, true, reterr);
+	r = g ? range_add(p, g, reterr) : -ENOMEM;
+	if (r < 0) {
+		munmap(base, bytes);
+		free(g);
+		return r;
+	}
+	*ret = base;
+	return 0;
+}
+
+void cuda_host_free(struct gpu_plugin *p, void *base)
+{
+	range_remove(p, base);
+}
+
+int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dray_err *reterr)
+{
+	dray_list_for_each(&p->ranges, g, struct range, link) {
+		int r;
+
+		if (g->context)
+			continue;
+		r = range_register(g, c, all_pin_read_only(p), reterr);
+		if (r < 0)
+			return r;
+		g->context = cuda_context_ref(c);
+	}
+	return 0;
+}
+
+void cuda_ranges_unregister(struct gpu_plugin *p)
+{
+	dray_list_for_each(&p->ranges, g, struct range, link)
+		range_unregister(g);
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of other processes: legacy IPC handles, which are opened once in a context, and VMM descriptors. */
+#include "gpu/cuda/plugin.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cuda/error.h"
+#include "schema/gen/errors.h"
+
+struct gpu_import {
+	struct dray_list link;
+	struct gpu_plugin *plugin;
+	enum gpu_import_kind kind;
+	unsigned device;
+	unsigned refs; /* ipc: so many that asked for the same handle share it */
+	CUdeviceptr address;
+	uint64_t bytes;
+	struct cuda_context *context;     /* ipc: in which it is open */
+	uint8_t handle[GPU_HANDLE_BYTES]; /* ipc */
+	bool reserved, mapped, write;     /* vmm */
+};
+
+/* --- legacy IPC --------------------------------------------------------------------------------- */
+
+static int ipc_fail(CUresult r, struct dray_err *reterr)
+{
+	/* what the driver says where exporter and importer are one process, which it tells by the process ID */
+	if (r == CUDA_ERROR_INVALID_CONTEXT)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+			"the CUDA IPC handle's owner has the same process ID as the agent, as in two "
+			"containers that are both PID 1: let them share a PID namespace, or use kind "
+			"cuda_vmm");
+	return cuda_fail(reterr, r, "the CUDA IPC handle cannot be opened");
+}
+
+static int device_check(const struct gpu_plugin *p, unsigned wanted, int ordinal,
+			struct dray_err *reterr)
+{
+	if (ordinal == p->devices[wanted].cu)
+		return 0;
+	for (unsigned i = 0; i < p->n; i++)
+		if (p->devices[i].cu == ordinal)
+			return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
+					    "the memory is on GPU %s, not on %s",
+					    p->devices[i].info.uuid, p->devices[wanted].info.uuid);
+	return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE, "the memory is not on GPU %s",
+			    p->devices[wanted].info.uuid);
+}
+
+static int ipc_look(struct gpu_import *i, struct dray_err *reterr)
+{
+	CUdeviceptr base = 0;
+	size_t bytes = 0;
+	int ordinal = -1;
+	CUresult r =
+		cuda.pointer_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, i->address);
+
+	if (r == CUDA_SUCCESS)
+		r = cuda.mem_range(&base, &bytes, i->address);
+	if (r != CUDA_SUCCESS)
+		return cuda_fail(reterr, r, "the CUDA IPC handle's memory cannot be looked at");
+	i->bytes = bytes - (i->address - base);
+	return device_check(i->plugin, i->device, ordinal, reterr);
+}
+
+static int ipc_open(struct gpu_import *i, struct cuda_context *c, struct dray_err *reterr)
+{
+	CUipcMemHandle handle;
+	CUresult r;
+
+	memcpy(&handle, i->handle, sizeof(handle));
+	r = cuda.ipc_open(&i->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	if (r != CUDA_SUCCESS)
+		return ipc_fail(r, reterr);
+	i->context = cuda_context_ref(c);
+	return ipc_look(i, reterr);
+}
+
+static struct gpu_import *ipc_find(struct gpu_plugin *p, const struct gpu_import_spec *spec,
+				   const struct cuda_context *c)
+{
+	dray_list_for_each(&p->imports, i, struct gpu_import, link)
+		if (i->kind == GPU_IMPORT_IPC && i->context == c &&
+		    memcmp(i->handle, spec->handle, GPU_HANDLE_BYTES) == 0)
+			return i;
+	return NULL;
+}
+
+/* --- VMM ---------------------------------------------------------------------------------------- */
+
+static CUresult vmm_access(const struct gpu_import *i, CUdevice device, CUmemAccess_flags flags)
+{
+	CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
+		.flags = flags,
+	};
+
+	return cuda.vmm_set_access(i->address, i->bytes, &access, 1);
+}
+
+static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_err *reterr)
+{
+	CUdevice cu = i->plugin->devices[device].cu;
+	CUresult r = CUDA_ERROR_NOT_SUPPORTED;
+
+	/* some drivers know no reading alone for memory of a device: the agent's own checks stand before it anyway */
+	if (!i->write)
+		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READ);
+	if (r != CUDA_SUCCESS && !cuda_is_lost(r))
+		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the GPU gets no access to the memory");
+}
+
+static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle, uint64_t bytes,
+		   struct dray_err *reterr)
+{
+	CUmemAllocationProp prop;
+	size_t granularity = 0;
+	CUresult r = cuda.vmm_properties(&prop, handle);
+	int checked;
+
+	if (r != CUDA_SUCCESS)
+		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
+	if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
+				    "the VMM allocation is not in a GPU's memory");
+	checked = device_check(i->plugin, i->device, prop.location.id, reterr);
+	if (checked < 0)
+		return checked;
+	r = cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+	if (r != CUDA_SUCCESS || !granularity)
+		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
+	if (bytes > UINT64_MAX - granularity)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+				    "no VMM allocation is that large");
+	i->bytes = (bytes + granularity - 1) / granularity * granularity;
+	r = cuda.vmm_reserve(&i->address, i->bytes, 0, 0, 0);
+	if (r != CUDA_SUCCESS)
+		return cuda_fail(reterr, r, "no addresses for the VMM allocation");
+	i->reserved = true;
+	r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
+	/* the driver does not tell how large it is, but maps no more than is there */
+	if (r == CUDA_ERROR_INVALID_VALUE)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+				    "the VMM allocation has less than %llu bytes",
+				    (unsigned long long)bytes);
+	if (r != CUDA_SUCCESS)
+		return cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
+	i->mapped = true;
+	return 0;
+}
+
+static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
+		    struct dray_err *reterr)
+{
+	CUmemGenericAllocationHandle handle;
+	CUresult result = cuda.vmm_import(&handle, (void *)(intptr_t)spec->fd,
+					  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	int r;
+
+	/* as it answers for a descriptor of something else */
+	if (result == CUDA_ERROR_OPERATING_SYSTEM || result == CUDA_ERROR_UNKNOWN)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "the descriptor is none of a CUDA VMM allocation");
+	if (result != CUDA_SUCCESS)
+		return cuda_fail(reterr, result, "the VMM allocation cannot be imported");
+	r = vmm_map(i, handle, spec->bytes, reterr);
+	/* the mapping keeps it */
+	cuda.vmm_release(handle);
+	for (unsigned k = 0; r == 0 && k < i->plugin->n; k++) {
+		const struct cuda_device *d = &i->plugin->devices[k];
+
+		if (k == i->device || (d->context && d->info.peers & 1u << i->device))
+			r = vmm_open_to(i, k, reterr);
+	}
+	return r;
+}
+
+/* --- both --------------------------------------------------------------------------------------- */
+
+/* The caller holds the lock. Of what was opened in part, that part. */
+static void import_free(struct gpu_import *i)
+{
+	if (i->context) {
+		if (cuda.context_set(i->context->cu) == CUDA_SUCCESS)
+			cuda.ipc_close(i->address);
+		cuda_context_unref(i->context);
+	}
+	if (i->mapped)
+		cuda.vmm_unmap(i->address, i->bytes);
+	if (i->reserved)
+		cuda.vmm_unreserve(i->address, i->bytes);
+	dray_list_del(&i->link);
+	free(i);
+}
+
+static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spec,
+			 struct gpu_import **ret, struct dray_err *reterr)
+{
+	struct cuda_context *c;
+	struct gpu_import *i;
+	int r = cuda_enter(p, spec->device, &c, reterr);
+
+	if (r < 0)
+		return r;
+	i = spec->kind == GPU_IMPORT_IPC ? ipc_find(p, spec, c) : NULL;
+	if (i) {
+		i->refs++;
+		*ret = i;
+		return 0;
+	}
+	i = calloc(1, sizeof(*i));
+	if (!i)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	i->plugin = p;
+	i->kind = spec->kind;
+	i->device = spec->device;
+	i->refs = 1;
+	i->write = spec->write;
+	memcpy(i->handle, spec->handle, GPU_HANDLE_BYTES);
+	dray_list_add(&p->imports, &i->link);
+	r = spec->kind == GPU_IMPORT_IPC ? ipc_open(i, c, reterr) : vmm_open(i, spec, reterr);
+	if (r == -EIO)
+		c->lost = true;
+	if (r < 0) {
+		import_free(i);
+		return r;
+	}
+	*ret = i;
+	return 0;
+}
+
+int cuda_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
+		uint64_t *ret_address, uint64_t *ret_bytes, struct dray_err *reterr)
+{
+	struct gpu_import *i = NULL;
+	int r;
+
+	pthread_mutex_lock(&p->lock);
+	r = import_locked(p, spec, &i, reterr);
+	if (i) {
+		*ret = i;
+		*ret_address = i->address;
+		*ret_bytes = i->bytes;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return r;
+}
+
+void cuda_release(struct gpu_import *i)
+{
+	struct gpu_plugin *p = i->plugin;
+
+	pthread_mutex_lock(&p->lock);
+	if (--i->refs == 0)
+		import_free(i);
+	pthread_mutex_unlock(&p->lock);
+}
+
+int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
+		       struct dray_err *reterr)
+{
+	int fd = -1, r = cuda_enter(i->plugin, i->device, NULL, reterr);
+	CUresult result;
+
+	if (r < 0)
+		return r;
+	if (!i->plugin->devices[i->device].info.dmabuf)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "driver or kernel give no DMA-BUF of this GPU's memory");
+	result = cuda.range_handle(&fd, i->address + offset, bytes,
+				   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	if (result == CUDA_SUCCESS)
+		return fd;
+	if (cuda_is_lost(result))
+		return cuda_fail(reterr, result, "no DMA-BUF of the memory");
+	cuda_fail(reterr, result, "the driver gives no DMA-BUF of another process's memory");
+	return -EOPNOTSUPP;
+}
+
+int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr)
+{
+	dray_list_for_each(&p->imports, i, struct gpu_import, link) {
+		int r = 0;
+
+		if (i->kind == GPU_IMPORT_VMM && i->device != device &&
+		    p->devices[device].info.peers & 1u << i->device)
+			r = vmm_open_to(i, device, reterr);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue is a stream. What is done is a number in host memory that the last block of a kernel writes itself. */
+#include "gpu/cuda/plugin.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cuda/copy.h"
+#include "gpu/cuda/error.h"
+#include "schema/gen/errors.h"
+
+_Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
+	       "they are read as each other");
+
+/* How a launch is laid out; as measured on H200, see docs. */
+#define THREADS 256u
+/* More blocks than fit at once: the device hands them out as others end, which evens out what they have to do. */
+#define BLOCKS_PER_MULTIPROCESSOR 16u
+/* Where the share of a copy is bounded, each of its multiprocessors gets one block, and that a large one. */
+#define THREADS_BOUNDED COPY_THREADS_MAX
+/* So many blocks keep PCIe busy. */
+#define BLOCKS_HOST 32u
+/* What a warp is to copy in one go, at least and at most. */
+#define PART_MIN (2u << 10)
+#define PART_MAX (8u << 10)
+#define PARTS_LOG2_MAX 7u
+#define BATCH_MAX 8u
+
+#define DONE_BYTES 4096u
+
+struct shape {
+	uint32_t threads, blocks; /* at most */
+};
+
+struct waiter {
+	_Atomic bool armed;
+	void (*fn)(void *arg);
+	void *arg;
+};
+
+struct queue {
+	struct gpu_queue head;
+	struct gpu_plugin *plugin;
+	struct cuda_device *device;
+	struct cuda_context *context;
+	CUstream stream;
+	CUdeviceptr control;
+	uint64_t *done;
+	uint64_t submitted;
+	struct shape shapes[GPU_ROUTE_N];
+	unsigned next_waiter;
+	struct waiter *waiters; /* GPU_NOTIFY_MAX */
+};
+
+static struct queue *queue_of(struct gpu_queue *head)
+{
+	return dray_container_of(head, struct queue, head);
+}
+
+/* --- making ------------------------------------------------------------------------------------- */
+
+static void shapes_set(struct queue *q, unsigned share)
+{
+	uint32_t multiprocessors =
+		dray_max(q->device->info.multiprocessors * dray_min(share, 100u) / 100, 1u);
+	struct shape inside = { THREADS, multiprocessors * BLOCKS_PER_MULTIPROCESSOR };
+
+	if (share < 100)
+		inside = (struct shape){ THREADS_BOUNDED, multiprocessors };
+	q->shapes[GPU_WITHIN] = q->shapes[GPU_PEER] = inside;
+	q->shapes[GPU_TO_HOST] = q->shapes[GPU_FROM_HOST] =
+		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, multiprocessors) };
+}
+
+static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct dray_err *reterr)
+{
+	int priority = spec->latency ? q->context->priority_high : q->context->priority_low;
+	CUresult r = cuda.context_set(q->context->cu);
+
+	if (r == CUDA_SUCCESS)
+		r = cuda.stream_create(&q->stream, CU_STREAM_NON_BLOCKING, priority);
+	if (r == CUDA_SUCCESS)
+		r = cuda.mem_alloc(&q->control, sizeof(struct copy_control));
+	if (r == CUDA_SUCCESS)
+		r = cuda.memset_async(q->control, 0, sizeof(struct copy_control), q->stream);
+	if (r == CUDA_SUCCESS)
+		r = cuda.stream_synchronize(q->stream);
+	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "no queue on the GPU");
+}
+
+void cuda_queue_free(struct gpu_queue *head)
+{
+	struct queue *q = queue_of(head);
+	bool abandoned = false;
+
+	if (q->context && cuda.context_set(q->context->cu) == CUDA_SUCCESS) {
+		if (q->stream) {
+			cuda.stream_synchronize(q->stream);
+			cuda.stream_destroy(q->stream);
+		}
+		if (q->control)
+			cuda.mem_free(q->control);
+	}
+	if (q->context) {
+		pthread_mutex_lock(&q->plugin->lock);
+		cuda_context_unref(q->context);
+		pthread_mutex_unlock(&q->plugin->lock);
+	}
+	if (q->done)
+		cuda_host_free(q->plugin, q->done);
+	/* a call that is still to come, from the end of a lost context, finds that nobody waits; it needs its place */
+	for (unsigned i = 0; q->waiters && i < GPU_NOTIFY_MAX; i++)
+		abandoned |= atomic_exchange(&q->waiters[i].armed, false);
+	if (!abandoned)
+		free(q->waiters);
+	free(q);
+}
+
+static void queue_freep(struct queue **q)
+{
+	if (*q)
+		cuda_queue_free(&(*q)->head);
+}
+
+int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, struct gpu_queue **ret,
+		   struct dray_err *reterr)
+{
+	dray_auto(queue_free) struct queue *q = calloc(1, sizeof(*q));
+	struct cuda_context *c;
+	void *done;
+	int r;
+
+	if (!q)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	q->plugin = p;
+	q->waiters = calloc(GPU_NOTIFY_MAX, sizeof(*q->waiters));
+	if (!q->waiters)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	pthread_mutex_lock(&p->lock);
+	r = cuda_enter(p, spec->device, &c, reterr);
+	if (r == 0)
+		q->context = cuda_context_ref(c);
+	pthread_mutex_unlock(&p->lock);
+	if (r < 0)
+		return r;
+	q->device = &p->devices[spec->device];
+	shapes_set(q, spec->share);
+	r = cuda_host_alloc(p, DONE_BYTES, &done, reterr);
+	if (r < 0)
+		return r;
+	q->done = done;
+	q->head.done = (const _Atomic uint64_t *)done;
+	r = queue_make(q, spec, reterr);
+	if (r < 0)
+		return r;
+	*ret = &q->head;
+	q = NULL;
+	return 0;
+}
+
+/* --- copies ------------------------------------------------------------------------------------- */
+
+/* Pieces into parts, parts into batches, batches onto warps: even, and no smaller than is worth it. */
+static void launch_plan(const struct shape *s, const struct gpu_copy *c, struct copy_args *a,
+			uint32_t *ret_blocks)
+{
+	uint32_t per_block = s->threads / 32;
+	uint32_t warps = s->blocks * per_block;
+	uint64_t average = c->n ? c->bytes / c->n : 0;
+	uint64_t part =
+		dray_min(dray_max(c->bytes / warps, (uint64_t)PART_MIN), (uint64_t)PART_MAX);
+	uint64_t units;
+
+	while (a->parts < PARTS_LOG2_MAX && average >> a->parts > part)
+		a->parts++;
+	units = (uint64_t)c->n << a->parts;
+	a->batch = (uint32_t)dray_min(dray_max(units / warps, (uint64_t)1), (uint64_t)BATCH_MAX);
+	*ret_blocks = (uint32_t)dray_min(
+		dray_max((units + a->batch * per_block - 1) / (a->batch * per_block), (uint64_t)1),
+		(uint64_t)s->blocks);
+}
+
+static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
+{
+	const struct shape *s = &q->shapes[c->route];
+	struct copy_args a = {
+		.to_base = c->to_base,
+		.from_base = c->from_base,
+		.done = q->done,
+		.number = number,
+		.control = (struct copy_control *)(uintptr_t)q->control,
+		.n = c->n,
+		.swapped = c->swapped,
+	};
+	void *args[] = { &a };
+	uint32_t blocks;
+
+	if (c->n > COPY_FEW)
+		a.pieces = (const struct copy_piece *)(const void *)c->pieces;
+	else if (c->n)
+		memcpy(a.few, c->pieces, c->n * sizeof(a.few[0]));
+	launch_plan(s, c, &a, &blocks);
+	return cuda.launch(q->context->copy, blocks, 1, 1, s->threads, 1, 1, 0, q->stream, args,
+			   NULL);
+}
+
+static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
+{
+	static const struct gpu_copy nothing = { .route = GPU_WITHIN };
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		const struct dray_piece *p = &c->pieces[i];
+		uint64_t first = (uint64_t)(uintptr_t)p->to, second = (uint64_t)(uintptr_t)p->from;
+		CUresult r = cuda.memcpy_async((c->swapped ? second : first) + c->to_base,
+					       (c->swapped ? first : second) + c->from_base,
+					       p->bytes, q->stream);
+
+		if (r != CUDA_SUCCESS)
+			return r;
+	}
+	if (!q->device->write64)
+		return launch(q, &nothing, number);
+	return cuda.stream_write64(q->stream, (CUdeviceptr)(uintptr_t)q->done, number,
+				   CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
+{
+	struct queue *q = queue_of(head);
+	CUresult r;
+
+	if (q->context->lost)
+		return -EIO;
+	r = cuda.context_set(q->context->cu);
+	if (r == CUDA_SUCCESS)
+		r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
+	return r == CUDA_SUCCESS ? 0 : cuda_lost(q->context);
+}
+
+int cuda_queue_check(struct gpu_queue *head)
+{
+	struct queue *q = queue_of(head);
+	CUresult r;
+
+	if (q->context->lost)
+		return -EIO;
+	r = cuda.context_set(q->context->cu);
+	if (r == CUDA_SUCCESS)
+		r = cuda.stream_query(q->stream);
+	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : cuda_lost(q->context);
+}
+
+/* --- notices ------------------------------------------------------------------------------------ */
+
+/* Runs with an error too where the context is lost, unlike functions of cuLaunchHostFunc. */
+static void CUDA_CB waiter_run(CUstream stream, CUresult status, void *arg)
+{
+	struct waiter *w = arg;
+	void (*fn)(void *arg) = w->fn;
+	void *fn_arg = w->arg;
+
+	if (atomic_exchange(&w->armed, false))
+		fn(fn_arg);
+}
+
+int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
+{
+	struct queue *q = queue_of(head);
+	struct waiter *w = &q->waiters[q->next_waiter];
+	CUresult r;
+
+	if (q->context->lost)
+		return -EIO;
+	if (w->armed)
+		return -EAGAIN;
+	w->fn = fn;
+	w->arg = arg;
+	w->armed = true;
+	r = cuda.context_set(q->context->cu);
+	if (r == CUDA_SUCCESS)
+		r = cuda.stream_callback(q->stream, waiter_run, w, 0);
+	if (r != CUDA_SUCCESS) {
+		w->armed = false;
+		return cuda_lost(q->context);
+	}
+	q->next_waiter = (q->next_waiter + 1) % GPU_NOTIFY_MAX;
+	return 0;
+}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The CUDA plug-in, built where a CUDA toolkit is: at CUDA_HOME, /usr/local/cuda, or where nvcc is. Only its headers and
+# its compiler are used; nothing of it is linked.
+
+CUDA := $(firstword $(foreach d,$(CUDA_HOME) /usr/local/cuda $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)),\
+	$(if $(and $(wildcard $(d)/bin/nvcc),$(wildcard $(d)/include/cuda.h)),$(d))))
+
+.PHONY: cuda-home
+cuda-home:
+	@echo $(CUDA)
+
+SRC_cuda := $(sort $(wildcard gpu/cuda/*.c))
+
+ifneq ($(CUDA),)
+PLUGIN := $(B)/dray-cuda.so
+
+# Machine code for these generations, as far as this toolkit knows them (that of x.0 serves the whole of x), and the
+# portable form of the oldest and of the newest, which drivers compile for all others from the oldest on.
+CUDA_ARCHS := $(filter 75 80 90 100,$(patsubst compute_%,%,$(shell $(CUDA)/bin/nvcc --list-gpu-arch 2>/dev/null)))
+CUDA_LOWEST := $(firstword $(CUDA_ARCHS))
+NVCCFLAGS := -std=c++17 -O3 -I. --fatbin $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+	$(foreach a,$(sort $(CUDA_LOWEST) $(lastword $(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
+
+CUDA_OBJECTS := $(call obj,$(SRC_cuda)) $(O)/gpu/cuda/image.o
+$(call obj,$(SRC_cuda) tests/gpu/ceiling_gpu.c): CFLAGS_own := -isystem $(CUDA)/include -DDRAY_CUDA_LOWEST=$(CUDA_LOWEST)
+
+$(O)/gpu/cuda/copy.fatbin: gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
+	@mkdir -p $(@D)
+	@printf '  %-7s %s\n' NVCC $<
+	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -o $@ $<
+
+$(O)/gpu/cuda/image.o: gpu/cuda/image.S $(O)/gpu/cuda/copy.fatbin
+	$(Q)$(CC) -c -DIMAGE='"$(O)/gpu/cuda/copy.fatbin"' -o $@ $<
+
+$(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
+	$(call link,-shared $(filter %.o %.a,$^) -ldl)
+
+-include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) tests/gpu/ceiling_gpu.c)
+.SECONDARY: $(CUDA_OBJECTS)
+all: $(PLUGIN)
+else
+# Once, like everything that is said of a build.
+all: $(O)/no-cuda
+$(O)/no-cuda:
+	@mkdir -p $(@D)
+	@printf '  %s\n' 'no CUDA toolkit: dray-cuda.so is not built'
+	@touch $@
+endif
