@@ -9,7 +9,7 @@
 #ifndef DRAY_AGENT_RDMA_INTERNAL_H
 #define DRAY_AGENT_RDMA_INTERNAL_H
 
-#include "agent/rdma/jobs.h"
+#include "agent/jobs.h"
 #include "agent/rdma/rail_fsm.h"
 #include "agent/rdma/rails.h"
 #include "agent/region/keys.h"

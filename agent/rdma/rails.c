@@ -294,11 +294,11 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	if (e >= 0)
 		e = sd_event_source_set_enabled(r->timer, SD_EVENT_OFF);
 	if (e >= 0)
-		e = jobs_new(&r->slow, deps->event, "dray-verbs");
+		e = jobs_new(&r->slow, deps->event, "dray-verbs", 0);
 	if (e >= 0)
-		e = jobs_new(&r->connector, deps->event, "dray-connector");
+		e = jobs_new(&r->connector, deps->event, "dray-connector", 0);
 	if (e >= 0)
-		e = jobs_new(&r->registrar, deps->event, "dray-registrar");
+		e = jobs_new(&r->registrar, deps->event, "dray-registrar", 0);
 	if (e < 0)
 		return dray_err_set(reterr, e, DRAY_E_NO_MEMORY, "rails: %s", dray_errno_text(e));
 	*ret = dray_take(r);

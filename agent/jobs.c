@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/rdma/jobs.h"
+#include "agent/jobs.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STACK_BYTES (256 << 10)
+#define STACK_BYTES (256ul << 10)
 #define FREE_SECONDS 1
 
 struct jobs {
@@ -93,7 +93,7 @@ static int handle_done(sd_event_source *source, int fd, uint32_t events, void *a
 }
 
 /* Signals are the control thread's. */
-static int start(struct jobs *js, const char *name)
+static int start(struct jobs *js, const char *name, size_t stack)
 {
 	pthread_attr_t attr;
 	sigset_t all, former;
@@ -101,7 +101,7 @@ static int start(struct jobs *js, const char *name)
 
 	if (r)
 		return -r;
-	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	pthread_attr_setstacksize(&attr, stack ? stack : STACK_BYTES);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &former);
 	r = pthread_create(&js->thread, &attr, jobs_main, js);
@@ -112,7 +112,7 @@ static int start(struct jobs *js, const char *name)
 	return -r;
 }
 
-int jobs_new(struct jobs **ret, sd_event *event, const char *name)
+int jobs_new(struct jobs **ret, sd_event *event, const char *name, size_t stack)
 {
 	struct jobs *js = calloc(1, sizeof(*js));
 	pthread_condattr_t attr;
@@ -132,7 +132,7 @@ int jobs_new(struct jobs **ret, sd_event *event, const char *name)
 	if (r >= 0)
 		r = sd_event_add_io(event, &js->source, js->done_fd, EPOLLIN, handle_done, js);
 	if (r >= 0)
-		r = start(js, name);
+		r = start(js, name, stack);
 	if (r < 0) {
 		sd_event_source_disable_unref(js->source);
 		jobs_destroy(js);

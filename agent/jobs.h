@@ -3,10 +3,11 @@
  * A thread for calls that may block. Jobs run there in order; what is to be done with a job's result runs on
  * the control thread, in the order in which jobs ended.
  */
-#ifndef DRAY_AGENT_RDMA_JOBS_H
-#define DRAY_AGENT_RDMA_JOBS_H
+#ifndef DRAY_AGENT_JOBS_H
+#define DRAY_AGENT_JOBS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <systemd/sd-event.h>
 
 #include "lib/list.h"
@@ -20,8 +21,8 @@ struct job {
 	void (*done)(struct job *j); /* control thread; may free the job, or add it again */
 };
 
-/* name: of the thread. 0 or -errno. */
-int jobs_new(struct jobs **ret, sd_event *event, const char *name);
+/* name: of the thread. stack: its bytes; 0: 256 KiB, enough for what is mostly system calls. 0 or -errno. */
+int jobs_new(struct jobs **ret, sd_event *event, const char *name, size_t stack);
 
 /* Control thread. */
 void jobs_add(struct jobs *js, struct job *j, void (*run)(struct job *j),
