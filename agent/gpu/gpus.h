@@ -11,6 +11,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/region/view.h"
+#include "agent/transfer/core.h"
 #include "agent/worker/pool.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
@@ -21,6 +22,8 @@ struct gpu_memory; /* the opened handles of one region */
 struct gpus_upcalls {
 	/* The device is lost: regions on it end with gpu_lost. gpu_close() of each is still awaited. */
 	void (*lost)(void *arg, unsigned device);
+	/* Descriptors that a client sent, and that may block when they are closed: closed elsewhere. */
+	void (*close_fds)(void *arg, int *fds, unsigned n);
 };
 
 struct gpus_deps {
@@ -39,7 +42,7 @@ bool gpus_free(struct gpus *g);
 struct gpu_part {
 	enum gpu_import_kind kind;
 	uint8_t handle[GPU_HANDLE_BYTES];
-	int fd;           /* vmm: duplicated by the call */
+	int fd; /* vmm: duplicated by the call, and the duplicate closed as soon as it is opened */
 	uint64_t bytes;   /* the end of the last extent in it */
 	uint64_t address; /* result: where the allocation begins */
 };
@@ -54,14 +57,26 @@ typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, unsigned dev
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
 	     bool write, gpu_opened_fn done, void *arg, struct dray_err *reterr);
 
-/* Who opened it has no use for it any more: done() of gpu_open() will not run, and what was opened is closed. */
-void gpu_open_cancel(struct gpus *g, void *arg);
+/*
+ * Who began it with this arg has no use for it any more: done() of gpu_open() will not run. What was opened is closed,
+ * then cancelled(arg).
+ */
+void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg));
 
 /* Nobody uses it any more: closes it, then done(done_arg). It comes before whatever was asked for later. */
 void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg);
 
-/* Descriptors of a DMA-BUF for each part, for RDMA devices; -1 where the driver gives none. As gpu_open() found. */
+/*
+ * Descriptors of a DMA-BUF for each part, from its allocation's first byte on, for RDMA devices; -1 where the driver
+ * gives none. As gpu_open() found; they last until gpu_close().
+ */
 const int *gpu_memory_dmabufs(const struct gpu_memory *m, unsigned *ret_n);
+
+/*
+ * Bytes that RDMA devices wrote to the device until now are visible to it afterwards; microseconds. False: it is lost,
+ * or not in use.
+ */
+bool gpus_flush_rdma(struct gpus *g, unsigned device);
 
 /* Regions of host memory: pinned while a GPU is in use. removed(): unpinned, then done(done_arg), possibly inside the call. */
 void gpus_region_added(struct gpus *g, const struct region_view *view);

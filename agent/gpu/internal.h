@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shared by the files of this folder alone.
+ *
+ * Two threads call the plug-in: the opener does what somebody waits for (devices, memory of clients, and its end), the
+ * pinner what may take seconds for each region. What a job fills in is looked at when it is done. Memory and pins that
+ * are under way are counted where they are; a device is stopped when nothing on it is left.
+ */
+#ifndef DRAY_AGENT_GPU_INTERNAL_H
+#define DRAY_AGENT_GPU_INTERNAL_H
+
+#include "agent/gpu/gpus.h"
+#include "agent/jobs.h"
+#include "agent/transport/gpu_message.h"
+#include "lib/list.h"
+
+#define AREA "gpu"
+/* Copies that a queue can have under way without waiting for room, and pieces of each. */
+#define QUEUE_PIECES (8 * 16384)
+#define CLASSES 2
+
+enum device_state {
+	DEVICE_UNUSED,
+	DEVICE_STARTING, /* a job makes its context, queues and staging memory */
+	DEVICE_READY,
+	DEVICE_LOST,     /* until nobody uses anything of it */
+	DEVICE_STOPPING, /* a job gives back what was made */
+};
+
+struct gpu_device {
+	struct gpus *gpus;
+	unsigned index;
+	struct gpu_device_info info;
+	bool excluded;
+	enum device_state state;
+	char reason[DRAY_ERR_MSG_MAX]; /* it was lost, or did not start; "" */
+	uint64_t context_bytes, bytes;
+	uint32_t regions, memories; /* open; and all that the plug-in may know */
+	unsigned gone_missing;      /* workers that have not let go of it */
+	struct gpu_queues queues[WORKERS_MAX];
+	/* of the job */
+	bool started;
+	int error;
+	struct dray_err err, staging_err;
+	struct job job;
+};
+
+enum plugin_state { PLUGIN_UNUSED, PLUGIN_LOADING, PLUGIN_READY };
+
+struct gpus {
+	struct gpus_deps deps;
+	const struct dray_config *cfg;
+	struct jobs *opener, *pinner; /* NULL until somebody opens GPU memory */
+	const struct gpu_plugin_ops *ops;
+	struct gpu_plugin *plugin;
+	enum plugin_state plugin_state;
+	char plugin_text[DRAY_ERR_MSG_MAX];
+	int error; /* of the job that loads it */
+	struct dray_err err;
+	struct job job;
+	struct gpu_device devices[GPU_DEVICES_MAX];
+	unsigned n;
+	unsigned n_workers;
+	uint64_t lost;
+	struct dray_list memories; /* of struct gpu_memory */
+	/* staging: made by the first device that starts, kept until the end */
+	struct gpu_staging staging[WORKERS_MAX];
+	bool staging_tried, staging_told;
+	/* pin.c */
+	bool pinning; /* a GPU was in use */
+	struct dray_list host_regions, pins;
+	uint64_t pinned_bytes;
+};
+
+/* --- gpus.c --- */
+/* The threads, and the plug-in once a thread has loaded it. 0, or -errno with reterr. */
+int gpus_load(struct gpus *g, struct dray_err *reterr);
+void gpus_tell(struct gpus *g, unsigned worker, enum gpu_message type, uint64_t id, void *arg);
+
+/* --- device.c --- */
+void gpu_devices_find(struct gpus *g);
+/* NULL with reterr: unknown, excluded, or of no use. */
+struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_err *reterr);
+/* Started if it is not in use; memories_step() when that has ended. */
+void gpu_device_start(struct gpu_device *d);
+void gpu_device_lost(struct gpu_device *d, const char *why);
+void gpu_device_worker_gone(struct gpu_device *d);
+/* After the last user of something may have gone. */
+void gpu_device_check(struct gpu_device *d);
+/* On the opener's thread: what the device has. */
+void gpu_device_give_back(struct gpu_device *d);
+
+/* --- queues.c: on the opener's thread --- */
+int queues_make(struct gpu_device *d, struct dray_err *reterr);
+void queues_free(struct gpu_device *d);
+/* Staging memory of every worker. What it could not have is left out. */
+void staging_make(struct gpus *g, struct dray_err *reterr);
+void staging_free(struct gpus *g);
+
+/* --- memory.c --- */
+/* Those that waited for the plug-in or a device go on; why: the plug-in cannot be used. */
+void memories_step(struct gpus *g, const struct dray_err *why);
+/* Of those that wait for this device: it could not be started. */
+void memories_refuse(struct gpu_device *d, const struct dray_err *why);
+/* On the opener's thread: all that is open. */
+void memories_give_back(struct gpus *g);
+void memories_free(struct gpus *g);
+
+/* --- pin.c --- */
+void pins_begin(struct gpus *g);
+/* On a thread, when no other runs. */
+void pins_give_back(struct gpus *g);
+void pins_free(struct gpus *g);
+
+#endif
