@@ -171,7 +171,8 @@ enum dray_transport {
 	DRAY_TRANSPORT_NONE = 0,  /* no byte was moved */
 	DRAY_TRANSPORT_LOCAL = 1, /* copy within this node's agent */
 	DRAY_TRANSPORT_TCP = 2,
-	DRAY_TRANSPORT_RDMA = 3
+	DRAY_TRANSPORT_RDMA = 3,
+	DRAY_TRANSPORT_GPU = 4 /* copy by a GPU within this node's agent */
 };
 
 struct dray_token;
@@ -287,17 +288,20 @@ enum dray_access {
 };
 
 enum dray_kind {
-	DRAY_KIND_MEMFD = 1, /* a memfd with F_SEAL_SHRINK */
-	DRAY_KIND_DMABUF = 2,
-	DRAY_KIND_CUDA_IPC = 3,
-	DRAY_KIND_CUDA_VMM = 4
+	DRAY_KIND_MEMFD = 1,    /* a memfd with F_SEAL_SHRINK */
+	DRAY_KIND_DMABUF = 2,   /* a device's memory, for RDMA alone */
+	DRAY_KIND_CUDA_IPC = 3, /* a legacy CUDA IPC handle (memory of cudaMalloc) */
+	DRAY_KIND_CUDA_VMM = 4  /* an allocation of cuMemCreate, exported as a descriptor */
 };
+
+#define DRAY_CUDA_IPC_BYTES 64
 
 struct dray_extent {
 	enum dray_kind kind;
 	int fd;
-	uint64_t offset; /* in the file; any alignment */
+	uint64_t offset; /* in the file, or from the allocation's base; any alignment */
 	uint64_t length;
+	const void *handle; /* cuda_ipc, in place of fd: DRAY_CUDA_IPC_BYTES bytes; copied */
 };
 
 enum dray_region_flag {
@@ -315,15 +319,17 @@ struct dray_region_spec {
 	unsigned int access; /* enum dray_access */
 	unsigned int flags;  /* enum dray_region_flag */
 	const struct dray_extent *extents;
-	size_t extents_n; /* up to 1024, of up to 250 different descriptors */
+	size_t extents_n; /* up to 1024, of up to 250 descriptors and 256 handles, all different */
 	uint64_t pool_bytes;
+	const char *device; /* GPU by UUID or PCI address; kinds cuda_ipc and cuda_vmm need it */
 };
 
 /*
- * Registers memory. Touches every page first (0.3 s for each GiB never touched before), so that it
- * is charged to the caller and not to the agent. The library keeps duplicates of the descriptors,
- * to register the region again after the agent was restarted. Blocks for up to request_ms. Errors:
- * those of REGION_ADD.
+ * Registers memory. Touches every page of a memfd first (0.3 s for each GiB never touched before),
+ * so that it is charged to the caller and not to the agent. The library keeps duplicates of the
+ * descriptors and copies of the handles, to register the region again after the agent was
+ * restarted. Blocks for up to request_ms. Errors: those of REGION_ADD; -DRAY_E_UNSUPPORTED too
+ * where the agent is of a data protocol before 1.2 and a kind is cuda_ipc or cuda_vmm.
  */
 DRAY_API int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_region *ret);
 

@@ -13,6 +13,7 @@
 
 /* Since which minor version agents know them. */
 #define PLACEMENT_MINOR 1
+#define GPU_MINOR 2
 
 struct message {
 	int n;      /* bytes in d->out, or negative: does not fit */
@@ -65,6 +66,12 @@ static struct message encode_region(struct dray *d, struct request *r)
 
 	if (!g)
 		return ends_with(-DRAY_E_NOT_FOUND);
+	if (r->type == DMSG_REGION_ADD && g->needs_gpu && d->minor < GPU_MINOR) {
+		msg = ends_with(-DRAY_E_UNSUPPORTED);
+		msg.text = "the agent is too old for GPU memory (data protocol before 1.2); "
+			   "upgrade it";
+		return msg;
+	}
 	if (r->type == DMSG_REGION_ADD) {
 		msg = message_of(dc_region_encode_add(d, g, r->id));
 		msg.fds = g->fds;

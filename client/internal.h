@@ -36,6 +36,7 @@
 #include "lib/time.h"
 
 #define NAME_MAX_BYTES 64
+#define HANDLES_MAX (16384 / DRAY_CUDA_IPC_BYTES) /* of a region; the schema limits their bytes */
 #define REGIONS_MAX (1U << 16)
 #define REMOTES_MAX (1U << 20)
 
@@ -69,7 +70,12 @@ struct region {
 	uint32_t fds_n;
 	uint8_t *extents; /* records in wire form */
 	uint32_t extents_n;
-	void *map; /* pools */
+	char device[NAME_MAX_BYTES];
+	uint32_t device_n;
+	uint8_t *handles; /* back to back; named by the extents of kind cuda_ipc */
+	uint32_t handles_n;
+	bool needs_gpu; /* has extents that agents know since 1.2 of the data protocol */
+	void *map;      /* pools */
 	uint64_t map_bytes;
 };
 

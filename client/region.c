@@ -14,6 +14,13 @@
 
 #include "lib/cleanup.h"
 
+_Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
+		       (int)DRAY_KIND_DMABUF == DMSG_KIND_DMABUF &&
+		       (int)DRAY_KIND_CUDA_IPC == DMSG_KIND_CUDA_IPC &&
+		       (int)DRAY_KIND_CUDA_VMM == DMSG_KIND_CUDA_VMM &&
+		       (int)DRAY_TRANSPORT_GPU == DMSG_TRANSPORT_GPU,
+	       "the public header repeats the schema");
+
 struct region *dc_region_find(struct dray *d, dray_region handle)
 {
 	return dray_handles_get(&d->regions, handle);
@@ -52,13 +59,35 @@ void dc_region_free(struct dray *d, struct region *g)
 		munmap(g->map, g->map_bytes);
 	close_fds(g);
 	free(g->fds);
+	free(g->handles);
 	free(g->extents);
 	free(g);
+}
+
+static bool is_cuda(enum dray_kind kind)
+{
+	return kind == DRAY_KIND_CUDA_IPC || kind == DRAY_KIND_CUDA_VMM;
+}
+
+static int check_extent(struct dray *d, const struct dray_region_spec *s, size_t i)
+{
+	const struct dray_extent *e = &s->extents[i];
+
+	if (!dmsg_kind_valid(e->kind) || (int)e->kind == DMSG_KIND_POOL)
+		return dc_fail(d, DRAY_E_INVALID, "extent %zu is of kind %u", i, e->kind);
+	if (!e->length)
+		return dc_fail(d, DRAY_E_INVALID, "extent %zu is empty", i);
+	if (e->kind == DRAY_KIND_CUDA_IPC && !e->handle)
+		return dc_fail(d, DRAY_E_INVALID, "extent %zu has no handle", i);
+	if (is_cuda(e->kind) && (!s->device || !*s->device))
+		return dc_fail(d, DRAY_E_INVALID, "extent %zu is GPU memory: device is missing", i);
+	return 0;
 }
 
 static int check_spec(struct dray *d, const struct dray_region_spec *s)
 {
 	const unsigned int flags = DRAY_REGION_HUGE | DRAY_REGION_NO_POPULATE;
+	int error = 0;
 
 	if (!s->access || (s->access & ~DMSG_ACCESS_ALL))
 		return dc_fail(d, DRAY_E_INVALID, "access is 0x%x", s->access);
@@ -67,20 +96,16 @@ static int check_spec(struct dray *d, const struct dray_region_spec *s)
 			       s->flags & ~flags);
 	if (s->name && strlen(s->name) > NAME_MAX_BYTES)
 		return dc_fail(d, DRAY_E_TOO_LARGE, "name is over %d bytes", NAME_MAX_BYTES);
+	if (s->device && strlen(s->device) > NAME_MAX_BYTES)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "device is over %d bytes", NAME_MAX_BYTES);
 	if (!s->pool_bytes == !s->extents_n || (s->extents_n && !s->extents))
 		return dc_fail(d, DRAY_E_INVALID, "either extents or pool_bytes");
 	if (s->extents_n > DMSG_EXTENTS_MAX)
 		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu extents, the limit is %d", s->extents_n,
 			       DMSG_EXTENTS_MAX);
-	for (size_t i = 0; i < s->extents_n; i++) {
-		if (!dmsg_kind_valid(s->extents[i].kind) ||
-		    (int)s->extents[i].kind == DMSG_KIND_POOL)
-			return dc_fail(d, DRAY_E_INVALID, "extent %zu is of kind %u", i,
-				       s->extents[i].kind);
-		if (!s->extents[i].length)
-			return dc_fail(d, DRAY_E_INVALID, "extent %zu is empty", i);
-	}
-	return 0;
+	for (size_t i = 0; i < s->extents_n && !error; i++)
+		error = check_extent(d, s, i);
+	return error;
 }
 
 /*
@@ -91,7 +116,7 @@ static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e,
 	int fd;
 
 	for (size_t k = 0; k < i; k++)
-		if (e[k].fd == e[i].fd)
+		if (e[k].kind != DRAY_KIND_CUDA_IPC && e[k].fd == e[i].fd)
 			return dray_le_get16(g->extents + k * DMSG_EXTENT_SIZE + 2);
 	if (g->fds_n == DMSG_FDS_MAX)
 		return dc_fail(d, DRAY_E_FD_LIMIT, "more than %d descriptors", DMSG_FDS_MAX);
@@ -104,18 +129,42 @@ static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e,
 	return (int)g->fds_n++;
 }
 
+/* Index of extent i's handle, which extents before it may share. Negated code. */
+static int add_handle(struct dray *d, struct region *g, const void *handle)
+{
+	uint32_t k;
+
+	for (k = 0; k < g->handles_n; k++)
+		if (!memcmp(g->handles + k * DRAY_CUDA_IPC_BYTES, handle, DRAY_CUDA_IPC_BYTES))
+			return (int)k;
+	if (k == HANDLES_MAX)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "more than %d handles", HANDLES_MAX);
+	memcpy(g->handles + k * DRAY_CUDA_IPC_BYTES, handle, DRAY_CUDA_IPC_BYTES);
+	g->handles_n++;
+	return (int)k;
+}
+
 static int take_extents(struct dray *d, struct region *g, const struct dray_region_spec *s)
 {
+	size_t handles = 0;
+
+	for (size_t i = 0; i < s->extents_n; i++)
+		handles += s->extents[i].kind == DRAY_KIND_CUDA_IPC;
 	g->fds = calloc(dray_min(s->extents_n, (size_t)DMSG_FDS_MAX), sizeof(*g->fds));
-	if (!g->fds)
+	g->handles = calloc(dray_min(handles, (size_t)HANDLES_MAX) + 1, DRAY_CUDA_IPC_BYTES);
+	if (!g->fds || !g->handles)
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory");
+	g->device_n = s->device ? (uint32_t)strlen(s->device) : 0;
+	memcpy(g->device, s->device ? s->device : "", g->device_n);
 	for (size_t i = 0; i < s->extents_n; i++) {
 		const struct dray_extent *e = &s->extents[i];
 		struct dray_err err = DRAY_ERR_NULL;
-		int index = add_fd(d, g, s->extents, i);
+		int index = e->kind == DRAY_KIND_CUDA_IPC ? add_handle(d, g, e->handle) :
+							    add_fd(d, g, s->extents, i);
 
 		if (index < 0)
 			return index;
+		g->needs_gpu |= is_cuda(e->kind);
 		dmsg_extent_put(g->extents + i * DMSG_EXTENT_SIZE,
 				&(struct dmsg_extent){ (uint16_t)e->kind, (uint16_t)index, 0,
 						       e->offset, e->length });
@@ -204,7 +253,7 @@ int dray_region_add(struct dray *d, const struct dray_region_spec *spec, dray_re
 int dray_region_add_memory(struct dray *d, const struct dray_memory *m, unsigned int access,
 			   dray_region *ret)
 {
-	struct dray_extent e = { DRAY_KIND_MEMFD, m->fd, 0, m->length };
+	struct dray_extent e = { .kind = DRAY_KIND_MEMFD, .fd = m->fd, .length = m->length };
 	struct dray_region_spec spec = {
 		.access = access,
 		.flags = DRAY_REGION_NO_POPULATE, /* dray_memory_alloc() has done it */
@@ -222,6 +271,8 @@ int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id)
 		.flags = g->flags,
 		.name = { g->name, g->name_n },
 		.extents = { g->extents, g->extents_n },
+		.device = { g->device, g->device_n },
+		.handles = { g->handles, g->handles_n * DRAY_CUDA_IPC_BYTES },
 	};
 
 	return dmsg_region_add_encode(d->out, DMSG_MESSAGE_MAX, id, &m);

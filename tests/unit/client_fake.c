@@ -167,7 +167,9 @@ static int hello(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_hea
 {
 	struct dmsg_hello m;
 	struct dmsg_hello_reply reply = { .major = DMSG_MAJOR,
-					  .minor = f->is_old ? 0 : DMSG_MINOR,
+					  .minor = f->is_old ? 0 :
+						   f->no_gpu ? 1 :
+							       DMSG_MINOR,
 					  .ops_inline_max = f->ops_inline_max,
 					  .session = 7,
 					  .incarnation = f->incarnation,
@@ -206,9 +208,15 @@ static void region_add(struct fake *f, const struct dmsg_header *h, const uint8_
 		reply.length += e.length;
 		if (e.kind == DMSG_KIND_POOL)
 			fd = dray_memfd_new("pool", e.length, false);
+		else if (e.kind == DMSG_KIND_CUDA_IPC)
+			dray_assert((e.fd_index + 1U) * 64 <= f->last_add.handles.n);
 		else
 			dray_assert(e.fd_index < fds->n);
 	}
+	memcpy(f->last_device, f->last_add.device.p, f->last_add.device.n);
+	f->last_device[f->last_add.device.n] = '\0';
+	memcpy(f->last_handles, f->last_add.handles.p,
+	       dray_min((size_t)f->last_add.handles.n, sizeof(f->last_handles)));
 	n = dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id, &reply);
 	dray_seqpacket_send(f->conn, buf, (size_t)n, &fd, fd >= 0 ? 1 : 0);
 }

@@ -37,6 +37,7 @@ struct fake {
 	bool ignore_ring;    /* entries are not even taken */
 	uint32_t transfer_status;
 	bool is_old; /* of data protocol 1.0 */
+	bool no_gpu; /* of data protocol 1.1 */
 
 	/* the ring, as the agent has it */
 	uint8_t *ring, *arena;
@@ -52,7 +53,9 @@ struct fake {
 	struct dmsg_region_add last_add;
 	uint32_t last_add_fds;
 	struct dmsg_extent last_extents[16];
-	uint64_t last_transfer; /* request id */
+	char last_device[65];
+	uint8_t last_handles[4 * 64]; /* its first four */
+	uint64_t last_transfer;       /* request id */
 	uint32_t last_transfer_ops;
 	bool last_transfer_on_ring, last_transfer_in_arena;
 	struct dmsg_op last_op; /* the last operation of the last transfer */

@@ -377,7 +377,7 @@ static void refusals_have_their_code(void **state)
 {
 	struct dray *d = client(&agents[0], NULL, 0);
 	int hole = memfd_create("hole", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	struct dray_extent e = { DRAY_KIND_MEMFD, hole, 0, MIB };
+	struct dray_extent e = { .kind = DRAY_KIND_MEMFD, .fd = hole, .length = MIB };
 	struct dray_region_spec spec = {
 		.access = DRAY_READ, .flags = DRAY_REGION_NO_POPULATE, .extents = &e, .extents_n = 1
 	};
@@ -411,7 +411,7 @@ static void many_requests(void **state)
 
 	assert_int_equal(dray_memory_alloc(4096, 0, &m), 0);
 	for (int i = 0; i < 400; i++) {
-		struct dray_extent e = { DRAY_KIND_MEMFD, m.fd, 0, 4096 };
+		struct dray_extent e = { .kind = DRAY_KIND_MEMFD, .fd = m.fd, .length = 4096 };
 		struct dray_region_spec spec = { .access = DRAY_READ,
 						 .extents = &e,
 						 .extents_n = 1 };

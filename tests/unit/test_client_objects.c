@@ -59,8 +59,10 @@ static void extents_share_descriptors(void **state)
 	assert_int_equal(dray_memory_alloc(65536, 0, &a), 0);
 	assert_int_equal(dray_memory_alloc(65536, 0, &b), 0);
 	for (unsigned i = 0; i < 6; i++)
-		e[i] = (struct dray_extent){ DRAY_KIND_MEMFD, i % 2 ? b.fd : a.fd, i * 1000,
-					     100 + i };
+		e[i] = (struct dray_extent){ .kind = DRAY_KIND_MEMFD,
+					     .fd = i % 2 ? b.fd : a.fd,
+					     .offset = i * 1000,
+					     .length = 100 + i };
 	fds = settled_fds();
 	assert_int_equal(dray_region_add(d, &spec, &region), 0);
 	/* two duplicates here */

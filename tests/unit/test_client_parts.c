@@ -356,6 +356,9 @@ static void codes_are_the_schemas(void **state)
 		CODE(PROTOCOL, protocol),
 		CODE(IDENTITY, identity),
 		CODE(TIMEOUT, timeout),
+		CODE(GPU_LOST, gpu_lost),
+		CODE(GPU_HANDLE, gpu_handle),
+		CODE(GPU_DEVICE, gpu_device),
 	};
 	const int n = sizeof(codes) / sizeof(codes[0]);
 
