@@ -170,6 +170,13 @@ FAKE_GPU := $(B)/tests/gpu/dray-fake-gpu.so
 $(FAKE_GPU): $(call obj,$(SRC_fake_gpu)) $(B)/libbase.a
 	$(call link,-shared $(filter %.o %.a,$^))
 
+# A driver without a GPU, for programs that load libcuda.so.1 at run time. Not sanitized: Python loads it too.
+FAKE_LIBCUDA := $(B)/tests/gpu/libcuda.so.1
+$(FAKE_LIBCUDA): tests/gpu/fake_libcuda.c tests/gpu/fake_libcuda.h client/cuda_driver.h $(B)/flags
+	@mkdir -p $(@D)
+	@printf '  %-7s %s\n' LD $@
+	$(Q)$(CC) $(LANGUAGE) $(WARN) -g -O1 -shared -Wl,-soname,$(@F) -o $@ $<
+
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
 # Fuzzers know neither drayctl nor libdray, and what runs under TSan no drayctl: they need not be built for them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
@@ -213,7 +220,7 @@ bench-vm:
 		$(PYTHON) tests/bench/vm/bench_rdma.py $(PARTS)
 	@$(PYTHON) tests/bench/report.py
 
-tools: $(TOOLS) $(FAKE_GPU)
+tools: $(TOOLS) $(FAKE_GPU) $(FAKE_LIBCUDA)
 
 gen:
 	$(PYTHON) schema/generate.py

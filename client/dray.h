@@ -515,6 +515,110 @@ DRAY_API int dray_cancel(struct dray *d, uint64_t id);
 DRAY_API int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 			 size_t length);
 
+/* --- GPU memory ------------------------------------------------------------------------------ */
+
+/*
+ * For engines whose memory lies on NVIDIA GPUs. These functions use the driver, libcuda.so.1, that
+ * the engine has loaded; libdray is not linked with it. No context is made, and the caller's
+ * current context stays as it is. Errors of all of them: -DRAY_E_UNSUPPORTED where there is no
+ * driver, where it is too old, or where memory cannot be shared as it was allocated: the sentence
+ * says which setting makes it so. -DRAY_E_GPU_LOST, -DRAY_E_NO_MEMORY and -DRAY_E_IO for what the
+ * driver answers.
+ */
+
+/* Memory on a GPU as the engine knows it: a device pointer; a tensor's data_ptr and bytes. */
+struct dray_cuda_range {
+	uint64_t address;
+	uint64_t length; /* at least 1 */
+};
+
+/* The same as others can open it. */
+struct dray_cuda_extents {
+	char device[48]; /* UUID of the GPU */
+	const struct dray_extent *extents;
+	size_t extents_n;
+	void *own; /* the library's */
+};
+
+/*
+ * Finds the allocations that the ranges, all of one GPU, lie in, and describes each range in turn
+ * by one or more extents whose offsets count from the base of an allocation. Each allocation is
+ * shared once, whole. kinds: those to try for each, in this order, kinds_n of them; NULL:
+ *
+ * cuda_vmm: memory of cuMemCreate() made with a POSIX descriptor handle. A range over several such
+ *           allocations, as PyTorch's expandable segments are, becomes several extents.
+ * cuda_ipc: memory of cudaMalloc(). The agent needs to be in a PID namespace where the process id
+ *           of the owner is not its own: two containers with a process 1 each do not get along.
+ *
+ * dmabuf is tried only where it is named. Such memory is reached by RDMA alone; one region cannot
+ * mix it with the other kinds. What is shared of memory of cuMemCreate() is then the range itself,
+ * rounded to pages, else the allocation.
+ *
+ * The descriptors and handles in *ret are the caller's until dray_cuda_extents_free(); they keep
+ * the memory allocated. why (of why_size bytes, may be NULL) gets the sentence. Needs no handle; any
+ * thread; blocks for some microseconds an allocation. -DRAY_E_INVALID: no GPU memory, or it ends
+ * before the range does. -DRAY_E_GPU_DEVICE: ranges on different GPUs. -DRAY_E_FD_LIMIT,
+ * -DRAY_E_TOO_LARGE: more of them than one region takes.
+ */
+DRAY_API int dray_cuda_describe(const struct dray_cuda_range *ranges, size_t ranges_n,
+				const enum dray_kind *kinds, size_t kinds_n,
+				struct dray_cuda_extents *ret, char *why, size_t why_size);
+
+/* Closes and frees, and resets *e. Harmless when done twice. Regions made of it live on. */
+DRAY_API void dray_cuda_extents_free(struct dray_cuda_extents *e);
+
+/*
+ * dray_cuda_describe() and dray_region_add() in one: the ranges in their order are the region.
+ * spec has name and access; its extents, device and pool_bytes are not looked at. The memory must
+ * stay allocated until the region is removed. Blocks as dray_region_add(); errors of both.
+ */
+DRAY_API int dray_cuda_region_add(struct dray *d, const struct dray_region_spec *spec,
+				  const struct dray_cuda_range *ranges, size_t ranges_n,
+				  const enum dray_kind *kinds, size_t kinds_n, dray_region *ret);
+
+/*
+ * Words that a transfer waits for or sets, and that streams of a GPU write and wait for too, so
+ * that no CPU waits between them: a region of host memory that the GPUs of this process reach.
+ */
+struct dray_cuda_words;
+
+/*
+ * Makes `count` words, all 0 (at least 1, up to 65536). A CUDA context must be current on this
+ * thread. Blocks as dray_region_add(). They are the caller's until dray_cuda_words_free().
+ */
+DRAY_API int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_words **ret);
+
+/*
+ * Removes their region, as dray_region_remove() and with its errors, then frees them: memory that
+ * the agent may still write to is not unmapped but left behind. No stream uses them any more. After
+ * dray_disconnect() pass NULL for d. NULL for w is allowed.
+ */
+DRAY_API int dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w);
+
+/* Word `index` for wait or set of a transfer; region 0 where there is no such word. */
+DRAY_API struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index,
+					 uint32_t value);
+
+/* The words themselves, for the CPU. Load and store them atomically. */
+DRAY_API uint32_t *dray_cuda_words_memory(const struct dray_cuda_words *w);
+
+enum dray_cuda_wait {
+	DRAY_CUDA_WAIT_GEQ = 0, /* (int32_t)(word - value) >= 0: for counters */
+	DRAY_CUDA_WAIT_EQ = 1
+};
+
+/*
+ * Puts into a stream (a CUstream or cudaStream_t; NULL: the default stream of the current context)
+ * that it writes the word once all work before it is done and visible: what a transfer waits for.
+ * Or that work after it waits for the word: what a transfer sets. The agent sets a word when the
+ * bytes are visible to the GPU. Does not block. Any thread that may use the stream. why as above.
+ */
+DRAY_API int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream,
+				    unsigned int index, uint32_t value, char *why, size_t why_size);
+DRAY_API int dray_cuda_stream_wait(const struct dray_cuda_words *w, void *stream,
+				   unsigned int index, uint32_t value, enum dray_cuda_wait wait,
+				   char *why, size_t why_size);
+
 /* --- placement ------------------------------------------------------------------------------ */
 
 enum dray_segment_state {

@@ -81,5 +81,5 @@ check-vm:
 
 .PHONY: unit-programs fuzz-programs
 # libdray is tested against the agent of the same variant too.
-unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd)
+unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA))
 fuzz-programs: $(FUZZ)

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Words between transfers and streams. They lie in a memfd, so that the agent reaches them, and are registered
+ * with the driver, so that the GPUs of this process do.
+ */
+#include <stdlib.h>
+
+#include "client/cuda_driver.h"
+#include "client/internal.h"
+#include "lib/cleanup.h"
+
+#define WORDS_MAX 65536u
+
+_Static_assert(DRAY_CUDA_WAIT_GEQ == 0 && DRAY_CUDA_WAIT_EQ == 1, "CU_STREAM_WAIT_VALUE_*");
+
+struct dray_cuda_words {
+	struct cuda_driver c;
+	struct dray_memory memory;
+	cu_context context; /* it was registered in */
+	cu_pointer address; /* for the GPUs */
+	dray_region region; /* 0: none */
+	unsigned count;
+};
+
+/* Everything but the region. */
+static void words_free(struct dray_cuda_words *w)
+{
+	cu_context popped;
+
+	if (w->address && !w->c.context_push(w->context)) {
+		w->c.host_unregister(w->memory.address);
+		w->c.context_pop(&popped);
+	}
+	dray_memory_free(&w->memory);
+	dc_cuda_close(&w->c);
+	free(w);
+}
+DRAY_DEFINE_CLEANUP(struct dray_cuda_words *, words_free);
+
+static int words_register(struct dray_cuda_words *w, struct dray_err *reterr)
+{
+	cu_result error;
+
+	if (w->c.context_current(&w->context) || !w->context)
+		return dray_err_set(reterr, -1, DRAY_E_INVALID,
+				    "no CUDA context is current on this thread");
+	error = w->c.host_register(w->memory.address, w->memory.length,
+				   CU_REGISTER_PORTABLE | CU_REGISTER_DEVICEMAP);
+	if (error)
+		return dc_cuda_error(&w->c, error, "cuMemHostRegister", reterr);
+	error = w->c.host_device_pointer(&w->address, w->memory.address, 0);
+	if (!error)
+		return 0;
+	w->address = 0;
+	w->c.host_unregister(w->memory.address);
+	return dc_cuda_error(&w->c, error, "cuMemHostGetDevicePointer", reterr);
+}
+
+int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_words **ret)
+{
+	struct dray_cuda_words *w dray_auto(words_free) = NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	int error = dc_enter(d);
+
+	if (error)
+		return error;
+	if (!count || count > WORDS_MAX)
+		return dc_fail(d, DRAY_E_INVALID, "%u words: 1 to %u are possible", count,
+			       WORDS_MAX);
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory");
+	w->count = count;
+	w->memory.fd = -1;
+	if (dc_cuda_open(&w->c, &err) < 0)
+		return dc_fail_err(d, &err, DRAY_E_UNSUPPORTED);
+	if (!w->c.stream_write || !w->c.stream_wait)
+		return dc_fail(d, DRAY_E_UNSUPPORTED,
+			       "the driver is too old for words of streams: CUDA 11.7 has them");
+	error = dray_memory_alloc((uint64_t)count * sizeof(uint32_t), 0, &w->memory);
+	if (error)
+		return dc_fail(d, -error, "memory for words: %s", dray_strerror(error));
+	if (words_register(w, &err) < 0)
+		return dc_fail_err(d, &err, DRAY_E_IO);
+	error = dray_region_add_memory(d, &w->memory, DRAY_READ | DRAY_WRITE, &w->region);
+	if (error)
+		return error;
+	*ret = dray_take(w);
+	return 0;
+}
+
+int dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w)
+{
+	int error = 0;
+
+	if (!w)
+		return 0;
+	if (d && w->region)
+		error = dray_region_remove(d, w->region);
+	if (!error)
+		words_free(w);
+	return error;
+}
+
+struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index, uint32_t value)
+{
+	if (index >= w->count)
+		return (struct dray_word){ 0 };
+	return (struct dray_word){ w->region, index * sizeof(uint32_t), value };
+}
+
+uint32_t *dray_cuda_words_memory(const struct dray_cuda_words *w)
+{
+	return w->memory.address;
+}
+
+/* The context of the stream is current for what is put into it. */
+static int put(const struct dray_cuda_words *w, cu_stream stream, unsigned index, uint32_t value,
+	       const enum dray_cuda_wait *wait, struct dray_err *reterr)
+{
+	cu_pointer word = w->address + index * sizeof(uint32_t);
+	cu_context context = NULL, popped;
+	cu_result error;
+
+	if (index >= w->count)
+		return dray_err_set(reterr, -1, DRAY_E_RANGE, "word %u of %u", index, w->count);
+	if (wait && *wait != DRAY_CUDA_WAIT_GEQ && *wait != DRAY_CUDA_WAIT_EQ)
+		return dray_err_set(reterr, -1, DRAY_E_INVALID, "no way to wait: %u", *wait);
+	error = stream ? w->c.stream_context(stream, &context) : 0;
+	if (error)
+		return dc_cuda_error(&w->c, error, "cuStreamGetCtx", reterr);
+	error = context ? w->c.context_push(context) : 0;
+	if (error)
+		return dc_cuda_error(&w->c, error, "cuCtxPushCurrent", reterr);
+	error = wait ? w->c.stream_wait(stream, word, value, *wait) :
+		       w->c.stream_write(stream, word, value, 0);
+	if (context)
+		w->c.context_pop(&popped);
+	return error ? dc_cuda_error(&w->c, error,
+				     wait ? "cuStreamWaitValue32" : "cuStreamWriteValue32",
+				     reterr) :
+		       0;
+}
+
+int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream, unsigned int index,
+			   uint32_t value, char *why, size_t why_size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (put(w, stream, index, value, NULL, &err) == 0)
+		return 0;
+	return dc_cuda_why(&err, why, why_size);
+}
+
+int dray_cuda_stream_wait(const struct dray_cuda_words *w, void *stream, unsigned int index,
+			  uint32_t value, enum dray_cuda_wait wait, char *why, size_t why_size)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (put(w, stream, index, value, &wait, &err) == 0)
+		return 0;
+	return dc_cuda_why(&err, why, why_size);
+}
