@@ -297,7 +297,6 @@ static int64_t waiting_tick(struct core *c)
 
 	dray_list_splice(&now, &c->xfers->waiting);
 	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
-		struct dray_err err = DRAY_ERR_NULL;
 		int64_t pause = (c->now_ns - x->accepted_ns) / 8;
 		uint32_t v;
 
@@ -311,9 +310,7 @@ static int64_t waiting_tick(struct core *c)
 		}
 		if (v == x->wait.value) {
 			dray_list_del(&x->wait_link);
-			if (xfer_go(c, x, &err) < 0)
-				xfer_stop(c, x, (uint32_t)err.code,
-					  "no transport reaches the remote's peer", false);
+			xfer_go(c, x);
 			continue;
 		}
 		pause = dray_max(pause, (int64_t)WAIT_POLL_MIN_NS);

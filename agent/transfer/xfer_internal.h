@@ -28,8 +28,11 @@ int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr);
 int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		 struct dray_err *reterr);
 
-/* Picks the best transport that reaches the remote now and hands the transfer to it. 0, or -errno with reterr. */
-int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr);
+/*
+ * Picks the best transport that reaches the remote now and hands the transfer to it. Where none does, the transfer ends
+ * and says why.
+ */
+void xfer_go(struct core *c, struct xfer *x);
 
 /* So many more of its bytes are in place, by one slice. */
 static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)

@@ -50,7 +50,36 @@ static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
 		c->up->peer_used(c, link->peer);
 }
 
-int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
+static enum region_memory memory_of(const struct object *region)
+{
+	return ((const struct region_view *)region->view)->memory;
+}
+
+/* No transport takes it. Where memory that few can reach is the cause, no time will mend it. */
+static void refuse(struct core *c, struct xfer *x)
+{
+	bool here = x->target;
+	uint32_t code = DRAY_E_UNSUPPORTED;
+	const char *why;
+
+	if (memory_of(x->local) == REGION_RDMA || (here && memory_of(x->target) == REGION_RDMA))
+		why = here ? "memory of kind dmabuf moves over RDMA to another agent, not inside of "
+			     "one; use cuda_vmm or cuda_ipc" :
+			     "memory of kind dmabuf moves over RDMA alone, and there is no path by "
+			     "RDMA to the remote's peer";
+	else if (memory_of(x->local) == REGION_GPU || (here && memory_of(x->target) == REGION_GPU))
+		why = here ? "no GPU of this agent reaches both sides, and there is no memory to "
+			     "stage in" :
+			     "GPU memory moves over RDMA or is staged, and this agent can do neither "
+			     "to the remote's peer";
+	else {
+		code = DRAY_E_PEER_LOST;
+		why = "no transport reaches the remote's peer";
+	}
+	xfer_stop(c, x, code, why, false);
+}
+
+void xfer_go(struct core *c, struct xfer *x)
 {
 	for (unsigned i = 0; i < c->n_transports; i++) {
 		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
@@ -62,12 +91,10 @@ int xfer_go(struct core *c, struct xfer *x, struct dray_err *reterr)
 		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
 		take_link(c, x, ch->link);
 		if (sched_enqueue(c, x, ch) < 0)
-			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-					    "no memory for the transfer");
-		return 0;
+			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
+		return;
 	}
-	return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_LOST,
-			    "no transport reaches the remote's peer");
+	refuse(c, x);
 }
 
 /*
@@ -158,13 +185,8 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 		x->state = XFER_WAITING;
 		dray_list_add(&xs->waiting, &x->wait_link);
 	} else {
-		struct dray_err err;
-
-		dray_err_init(&err);
 		/* accepted: what goes wrong from here on is how the transfer ends */
-		if (xfer_go(c, x, &err) < 0)
-			xfer_stop(c, x, (uint32_t)err.code,
-				  "no transport reaches the remote's peer", false);
+		xfer_go(c, x);
 	}
 	return 0;
 
