@@ -110,6 +110,38 @@ unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, ui
 	return n;
 }
 
+unsigned local_walk_short(struct local_walk *w, struct dray_piece *v, unsigned max,
+			  uint64_t longest, struct dray_piece *ret_long)
+{
+	unsigned n = 0;
+
+	ret_long->bytes = 0;
+	while (n < max && w->left) {
+		struct local_walk next;
+
+		if (!w->done)
+			n += walk_whole(w, v + n, max - n, longest);
+		if (n == max || !w->left)
+			break;
+		next = *w;
+		walk_piece(&next, &v[n], UINT64_MAX);
+		if (v[n].bytes > longest) {
+			*ret_long = v[n];
+			break;
+		}
+		*w = next;
+		n++;
+	}
+	return n;
+}
+
+void local_walk_peek(const struct local_walk *w, struct dray_piece *ret)
+{
+	struct local_walk next = *w;
+
+	walk_piece(&next, ret, UINT64_MAX);
+}
+
 int local_walk_node(const struct slice *s)
 {
 	const struct xfer *x = s->xfer;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stretch of a local transfer's operations as a list of pieces to copy: extents of both regions cut them
+ * A stretch of the operations of a transfer within this agent as a list of pieces to copy: extents of both regions cut them
  * differently. Worker thread.
  */
 #ifndef DRAY_AGENT_TRANSPORT_LOCAL_WALK_H
@@ -31,6 +31,16 @@ static inline void local_walk_slice(struct local_walk *w, const struct slice *s)
 
 /* Up to `max` pieces of at most max_bytes each. 0: there are no more. */
 unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes);
+
+/*
+ * Up to `max` pieces as they are contiguous on both sides, as long as they are no longer than `longest`; *ret_long is the
+ * one, still to come, that is (bytes 0: none was met).
+ */
+unsigned local_walk_short(struct local_walk *w, struct dray_piece *v, unsigned max,
+			  uint64_t longest, struct dray_piece *ret_long);
+
+/* The next piece of one that has not ended, as long as it is contiguous on both sides. */
+void local_walk_peek(const struct local_walk *w, struct dray_piece *ret);
 
 static inline bool local_walk_ended(const struct local_walk *w)
 {

@@ -51,8 +51,8 @@ void worker_release(struct worker *w)
 
 static int worker_setup(struct worker *w, uint32_t max_transfers)
 {
-	static const struct transport_ops *const all[] = { &transport_local, &transport_rdma,
-							   &transport_tcp };
+	static const struct transport_ops *const all[] = { &transport_gpu, &transport_local,
+							   &transport_rdma, &transport_tcp };
 	struct core *c = &w->core;
 	int ret;
 

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/gpu_rig.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "agent/transfer/object.h"
+#include "agent/transport/transport.h"
+#include "tests/unit/cm.h"
+
+static void message(struct gpu_rig *g, enum gpu_message type, uint64_t id, void *arg)
+{
+	transport_gpu.message(
+		&g->rig.core, g->rig.core.transport_state[1],
+		&(struct transport_message){
+			.transport = DMSG_TRANSPORT_GPU, .type = type, .id = id, .arg = arg });
+}
+
+static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces)
+{
+	struct gpu_queues *q = &g->queues[device];
+	struct gpu_device_info info[GPU_RIG_DEVICES];
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t bytes;
+
+	gpu_plugin_ops.devices(g->plugin, info, GPU_RIG_DEVICES);
+	assert_int_equal(gpu_plugin_ops.start(g->plugin, device, &bytes, &err), 0);
+	*q = (struct gpu_queues){ .ops = &gpu_plugin_ops,
+				  .device = device,
+				  .peers = info[device].peers | 1u << device,
+				  .n_pieces = pieces };
+	for (unsigned k = 0; k < 2; k++) {
+		struct gpu_queue_spec spec = { device, k == DMSG_CLASS_LATENCY, 100 };
+		void *p;
+
+		assert_int_equal(gpu_plugin_ops.queue_new(g->plugin, &spec, &q->queue[k], &err), 0);
+		assert_int_equal(gpu_plugin_ops.host_alloc(
+					 g->plugin, pieces * sizeof(*q->pieces[k]), &p, &err),
+				 0);
+		q->pieces[k] = p;
+	}
+	message(g, GPU_UP, device, q);
+}
+
+void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct core *c = &g->rig.core;
+
+	memset(g, 0, sizeof(*g));
+	rig_init(&g->rig);
+	c->now_ns = dray_now().ns;
+	rig_session_init(&g->rig, &g->s, 5);
+	assert_int_equal(transport_gpu.init(c, &c->transport_state[1]), 0);
+	c->transports[1] = &transport_gpu;
+	c->n_transports = 2;
+	assert_int_equal(gpu_plugin_ops.open(&g->plugin, &err), 0);
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++)
+		device_up(g, i, pieces);
+}
+
+static bool told(const struct gpu_rig *g, enum gpu_message type, uint64_t id)
+{
+	for (unsigned i = 0; i < g->rig.n_told; i++)
+		if (g->rig.told[i].type == type && g->rig.told[i].id == id)
+			return true;
+	return false;
+}
+
+void gpu_rig_deinit(struct gpu_rig *g)
+{
+	struct fake_gpu_status *status = fake_gpu_status();
+
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
+		message(g, GPU_DOWN, i, NULL);
+		while (!told(g, GPU_GONE, i))
+			gpu_rig_turn(g);
+	}
+	xfer_session_deinit(&g->s.xs);
+	transport_gpu.deinit(&g->rig.core, g->rig.core.transport_state[1]);
+	rig_deinit(&g->rig);
+	for (unsigned i = 0; i < g->n_pinned; i++)
+		gpu_plugin_ops.unpin(g->plugin, g->pinned[i]);
+	for (unsigned i = 0; i < g->n_regions; i++) {
+		struct gpu_rig_region *r = &g->regions[i];
+
+		free(g->remotes[i]);
+		if (!r->import) {
+			rig_region_deinit(&r->region);
+			continue;
+		}
+		gpu_plugin_ops.release(r->import);
+		munmap(r->region.memory, r->region.bytes);
+		close(r->region.fd);
+		free(r->region.view);
+	}
+	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
+		for (unsigned k = 0; k < 2; k++) {
+			gpu_plugin_ops.queue_free(g->queues[i].queue[k]);
+			gpu_plugin_ops.host_free(g->plugin, g->queues[i].pieces[k]);
+		}
+		fake_gpu_lose(i, false);
+		gpu_plugin_ops.stop(g->plugin, i);
+	}
+	gpu_plugin_ops.close(g->plugin);
+	fake_gpu_hold(false);
+	fake_gpu_peers(true);
+	assert_int_equal(status->imports + status->queues + status->pins + status->host_allocs +
+				 status->started + status->plugins,
+			 0);
+	assert_int_equal(status->illegal, 0);
+}
+
+dray_handle gpu_rig_handle(unsigned n)
+{
+	return 1ull << 32 | n;
+}
+
+static void import(struct gpu_rig *g, struct gpu_rig_region *r, unsigned device, uint64_t bytes,
+		   uint32_t n_extents)
+{
+	struct gpu_import_spec spec = {
+		.kind = GPU_IMPORT_VMM, .device = device, .bytes = bytes, .write = true
+	};
+	struct rig_region *g_region = &r->region;
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t address, there, piece = bytes / n_extents;
+	struct region_view *v;
+
+	spec.fd = memfd_create(device ? "fake-gpu-1" : "fake-gpu-0", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(spec.fd, (off_t)bytes), 0);
+	assert_int_equal(
+		gpu_plugin_ops.import(g->plugin, &spec, &r->import, &address, &there, &err), 0);
+	v = calloc(1, sizeof(*v) + n_extents * sizeof(struct extent_view));
+	assert_non_null(v);
+	v->o = (struct object_view){ OBJECT_REGION,  gpu_rig_handle(g->n_regions), 77, 5, bytes,
+				     DMSG_ACCESS_ALL };
+	v->memory = REGION_GPU;
+	v->gpu = (uint8_t)device;
+	v->n_extents = n_extents;
+	for (uint32_t i = 0; i < n_extents; i++)
+		v->extents[i] = (struct extent_view){
+			i * piece, piece, (uint8_t *)address + (n_extents - 1 - i) * piece, -1
+		};
+	*g_region = (struct rig_region){
+		.view = v,
+		.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, spec.fd, 0),
+		.bytes = bytes,
+		.fd = spec.fd,
+	};
+	assert_int_equal(object_publish(&g->rig.core, &v->o), 0);
+}
+
+struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes, uint32_t n_extents)
+{
+	unsigned n = g->n_regions;
+	struct gpu_rig_region *r = &g->regions[n];
+	dray_handle handle;
+
+	g->n_regions = n + 1;
+	handle = gpu_rig_handle(g->n_regions);
+	if (device < 0)
+		rig_region_init(&g->rig, &r->region, handle, 5, bytes, n_extents);
+	else
+		import(g, r, (unsigned)device, bytes, n_extents);
+	g->remotes[n] = rig_remote(&g->rig, handle, &r->region, 5);
+	for (uint64_t i = 0; i < bytes; i++)
+		r->region.memory[i] = (uint8_t)(i * 31 + (i >> 8) * 7 + n * 101);
+	return &r->region;
+}
+
+void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r)
+{
+	uint8_t *base = r->view->extents[r->view->n_extents - 1].base;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_int_equal(
+		gpu_plugin_ops.pin(g->plugin, base, (r->bytes + 4095) & ~4095ull, true, &err), 0);
+	g->pinned[g->n_pinned++] = base;
+	message(g, GPU_PINNED, r->view->o.handle, NULL);
+}
+
+void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, unsigned remote,
+		    const uint64_t (*ops)[3], uint32_t n)
+{
+	struct xfer_request r = { .request_id = id,
+				  .direction = write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
+				  .local = gpu_rig_handle(local),
+				  .remote = gpu_rig_handle(remote) };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_int_equal(rig_submit(&g->rig, &g->s, &r, ops, n, &err), 0);
+}
+
+bool gpu_rig_turn(struct gpu_rig *g)
+{
+	struct core *c = &g->rig.core;
+	bool more;
+
+	c->now_ns = dray_now().ns;
+	xfers_tick(c);
+	more = transport_gpu.progress(c, c->transport_state[1]);
+	transport_gpu.tick(c, c->transport_state[1]);
+	return more;
+}
+
+void gpu_rig_until(struct gpu_rig *g, unsigned ended)
+{
+	while (g->rig.n_ended < ended)
+		if (!gpu_rig_turn(g))
+			sched_yield();
+	assert_int_equal(g->rig.n_ended, ended);
+}
+
+void gpu_rig_held(uint64_t n)
+{
+	while (atomic_load(&fake_gpu_status()->held) != n)
+		sched_yield();
+}

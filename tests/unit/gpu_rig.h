@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The core rig with transport gpu on the fake plug-in: devices, their queues, and regions of their memory. */
+#ifndef DRAY_TESTS_UNIT_GPU_RIG_H
+#define DRAY_TESTS_UNIT_GPU_RIG_H
+
+#include "agent/transport/gpu.h"
+#include "tests/gpu/fake.h"
+#include "tests/unit/core_rig.h"
+
+#define GPU_RIG_DEVICES 2
+
+struct gpu_rig_region {
+	struct rig_region region;
+	struct gpu_import *import;
+};
+
+struct gpu_rig {
+	struct rig rig;
+	struct rig_session s;
+	struct gpu_plugin *plugin;
+	struct gpu_queues queues[GPU_RIG_DEVICES];
+	unsigned n_regions, n_pinned;
+	struct gpu_rig_region regions[8];
+	void *pinned[8];
+	struct remote_view *remotes[8];
+};
+
+/* pieces: room of each queue. */
+void gpu_rig_init(struct gpu_rig *g, uint32_t pieces);
+/* All that the plug-in gave is back afterwards, and nothing was accessed that must not be. */
+void gpu_rig_deinit(struct gpu_rig *g);
+
+/* As the core rig's regions; device below 0: host memory. Handle and remote's handle are of the same number, from 1 on. */
+struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes,
+				  uint32_t n_extents);
+/* Devices reach a region of host memory. */
+void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
+dray_handle gpu_rig_handle(unsigned n);
+
+/* A transfer between local region and remote, by number. Its request id is `id`. */
+void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, unsigned remote,
+		    const uint64_t (*ops)[3], uint32_t n);
+bool gpu_rig_turn(struct gpu_rig *g);
+/* Turns until so many transfers have ended in all. */
+void gpu_rig_until(struct gpu_rig *g, unsigned ended);
+/* Until so many copies wait to be let go. */
+void gpu_rig_held(uint64_t n);
+
+#endif

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transfers between GPU memory, of one device and of two, and host memory: every byte arrives, and no other changes. */
+#include "agent/transport/gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/transfer/object.h"
+#include "agent/transport/transport.h"
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/gpu_rig.h"
+
+#define KIB 1024ull
+#define MIB (1ull << 20)
+#define PIECES 4096
+
+static uint64_t counter(struct gpu_rig *g, enum dray_metric m)
+{
+	return atomic_load(&g->rig.counters.v[m]);
+}
+
+/* The region's bytes in the order of their offsets. */
+static uint8_t *bytes_of(struct rig_region *r)
+{
+	uint64_t piece = r->bytes / r->view->n_extents;
+	uint8_t *all = malloc(r->bytes);
+
+	assert_non_null(all);
+	for (uint32_t i = 0; i < r->view->n_extents; i++)
+		memcpy(all + i * piece, rig_at(r, i * piece), piece);
+	return all;
+}
+
+static void move(struct gpu_rig *g, bool write, unsigned local, unsigned remote,
+		 const uint64_t (*ops)[3], uint32_t n)
+{
+	struct rig_region *mine = &g->regions[local - 1].region;
+	struct rig_region *theirs = &g->regions[remote - 1].region;
+	struct rig_region *to = write ? theirs : mine;
+	uint8_t *from dray_auto_free = bytes_of(write ? mine : theirs);
+	uint8_t *want dray_auto_free = bytes_of(to);
+	uint8_t *got dray_auto_free = NULL;
+	unsigned ended = g->rig.n_ended;
+
+	for (uint32_t k = 0; k < n; k++)
+		memcpy(want + ops[k][write], from + ops[k][!write], ops[k][2]);
+	gpu_rig_submit(g, ended, write, local, remote, ops, n);
+	gpu_rig_until(g, ended + 1);
+	assert_int_equal(g->rig.ended[ended].code, 0);
+	got = bytes_of(to);
+	assert_true(!memcmp(got, want, to->bytes));
+}
+
+/* Sizes around what the kernel takes and what engines take, any alignment, across the borders of extents. */
+static void every_way(void **state)
+{
+	const uint64_t ops[][3] = {
+		{ 0, 1, 1 },
+		{ 17, 3, 3 },
+		{ 4096, 8192, 4096 },
+		{ 10001, 20003, 16 * KIB },
+		{ 300 * KIB, 301 * KIB + 5, 256 * KIB },
+		{ 600 * KIB, 700 * KIB, 256 * KIB + 1 },
+		{ 1 * MIB + 7, 1 * MIB + 9, 700 * KIB },
+		{ 3 * MIB - 5, 3 * MIB - 3, 10 },
+		{ 5 * MIB, 6 * MIB + 1, 3 * MIB },
+	};
+	static const struct {
+		int local, remote;
+		enum gpu_route route;
+	} ways[] = { { 0, 0, GPU_WITHIN },
+		     { 0, 1, GPU_PEER },
+		     { 1, 0, GPU_PEER },
+		     { 0, -1, GPU_TO_HOST },
+		     { -1, 1, GPU_FROM_HOST } };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ways) * 2; i++) {
+		bool write = i % 2;
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, PIECES);
+		gpu_rig_region(&g, ways[i / 2].local, 12 * MIB, 1);
+		gpu_rig_region(&g, ways[i / 2].remote, 12 * MIB, 3);
+		for (unsigned k = 0; k < 2; k++)
+			if (!g.regions[k].import)
+				gpu_rig_pin(&g, &g.regions[k].region);
+		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(ops); k++)
+			move(&g, write, 1, 2, &ops[k], 1);
+		move(&g, write, 1, 2, ops, DRAY_ARRAY_SIZE(ops));
+		assert_true(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL) > 0);
+		assert_int_equal(counter(&g, DRAY_METRIC_LOCAL_BYTES_TOTAL), 0);
+		gpu_rig_deinit(&g);
+	}
+}
+
+/* A list of pages goes in one launch. */
+static void pages(void **state)
+{
+	enum { N = 2000, PAGE = 4096 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, 2 * N * PAGE, 4);
+	gpu_rig_region(&g, 0, 2 * N * PAGE, 1);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = i * 2 % (2 * N) * PAGE;
+		ops[i][1] = (i * 7 % N * 2 + 1) * PAGE;
+		ops[i][2] = PAGE;
+	}
+	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 1);
+	move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), 2ull * N * PAGE);
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
+/* With little room for pieces a list goes in several copies, and what does not fit waits. */
+static void little_room(void **state)
+{
+	enum { N = 1000, ROOM = 48 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, ROOM);
+	gpu_rig_region(&g, 0, N * 300, 3);
+	gpu_rig_region(&g, 1, N * 300, 7);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = i * 300;
+		ops[i][1] = (N - 1 - i) * 299;
+		ops[i][2] = 1 + i % 299;
+	}
+	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	for (unsigned k = 0; k < 40; k++)
+		gpu_rig_submit(&g, 1 + k, false, 1, 2, (const uint64_t(*)[3])ops, 1 + k * 7 % 100);
+	gpu_rig_until(&g, 41);
+	for (unsigned k = 0; k < 41; k++)
+		assert_int_equal(g.rig.ended[k].code, 0);
+	assert_true(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL) >= N / ROOM);
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
+/* Small transfers that come together share a launch. */
+static void many_small_ones(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 0, MIB, 1);
+	for (unsigned k = 0; k < 30; k++)
+		gpu_rig_submit(&g, k, true, 1, 2, op, 1);
+	gpu_rig_until(&g, 30);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 1);
+	gpu_rig_deinit(&g);
+}
+
+static void words(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 64 * KIB, 64 * KIB } };
+	struct xfer_request r = { .request_id = 9,
+				  .flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET,
+				  .local = gpu_rig_handle(1),
+				  .remote = gpu_rig_handle(2),
+				  .wait_region = gpu_rig_handle(3),
+				  .wait_value = 7,
+				  .set_region = gpu_rig_handle(3),
+				  .set_offset = 4,
+				  .set_value = 8 };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct rig_region *words;
+	struct gpu_rig g;
+	_Atomic uint32_t *w;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 1, MIB, 1);
+	words = gpu_rig_region(&g, -1, 4096, 1);
+	w = (_Atomic uint32_t *)(void *)words->memory;
+	w[0] = w[1] = 0;
+	assert_int_equal(rig_submit(&g.rig, &g.s, &r, op, 1, &err), 0);
+	gpu_rig_turn(&g);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 0);
+	atomic_store(&w[0], 7);
+	gpu_rig_until(&g, 1);
+	assert_int_equal(atomic_load(&w[1]), 8);
+	assert_memory_equal(g.regions[0].region.memory, g.regions[1].region.memory + 64 * KIB,
+			    64 * KIB);
+	/* words are CPUs' business: they cannot lie in GPU memory */
+	r.set_region = gpu_rig_handle(1);
+	assert_true(rig_submit(&g.rig, &g.s, &r, op, 1, &err) < 0);
+	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
+	gpu_rig_deinit(&g);
+}
+
+/* --- ends before the end ------------------------------------------------------------------------- */
+
+static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
+{
+	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
+		if (x->request_id == id)
+			return x;
+	fail();
+	return NULL;
+}
+
+/* What is under way ends by itself, what is not is not begun; the other transfer in the same launch goes on. */
+static void stopped(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 64 * KIB } };
+	const uint64_t big[1][3] = { { 0, 0, 40 * MIB } };
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, 40 * MIB, 1);
+	gpu_rig_region(&g, 0, 40 * MIB, 1);
+	fake_gpu_hold(true);
+	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
+	gpu_rig_submit(&g, 2, true, 1, 2, op, 1);
+	gpu_rig_submit(&g, 3, true, 1, 2, big, 1);
+	gpu_rig_turn(&g);
+	gpu_rig_held(1);
+	xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, false);
+	xfer_stop(&g.rig.core, xfer_of(&g, 3), DRAY_E_CANCELLED, NULL, false);
+	gpu_rig_turn(&g);
+	assert_int_equal(g.rig.n_ended, 0);
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 3);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(g.rig.ended[i].code,
+				 g.rig.ended[i].request_id == 2 ? 0 : DRAY_E_CANCELLED);
+	assert_true(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL) < 160 / 64 + 1);
+	gpu_rig_deinit(&g);
+}
+
+/* When an urgent stop returns nothing of it moves any more; others are not told inside of it. */
+static void stopped_at_once(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 4 * MIB } };
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, 4 * MIB, 1);
+	gpu_rig_region(&g, 1, 4 * MIB, 1);
+	for (unsigned k = 0; k < 20; k++) {
+		unsigned before = g.rig.n_ended;
+		uint8_t *seen dray_auto_free = malloc(4 * MIB);
+
+		memset(g.regions[1].region.memory, (int)k, 4 * MIB);
+		gpu_rig_submit(&g, 2 * k, true, 1, 2, op, 1);
+		gpu_rig_submit(&g, 2 * k + 1, true, 1, 2, op, 1);
+		gpu_rig_turn(&g);
+		xfer_stop(&g.rig.core, xfer_of(&g, 2 * k), DRAY_E_SESSION_CLOSED, NULL, true);
+		assert_int_equal(g.rig.n_ended, before + 1);
+		xfer_stop(&g.rig.core, xfer_of(&g, 2 * k + 1), DRAY_E_SESSION_CLOSED, NULL, true);
+		assert_int_equal(g.rig.n_ended, before + 2);
+		memcpy(seen, g.regions[1].region.memory, 4 * MIB);
+		gpu_rig_turn(&g);
+		assert_memory_equal(seen, g.regions[1].region.memory, 4 * MIB);
+	}
+	gpu_rig_deinit(&g);
+}
+
+/* Every transfer ends once, with the device's loss, whatever state it was in. */
+static void lost(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 300 * KIB } };
+	const uint64_t big[1][3] = { { 0, 0, 40 * MIB } };
+
+	for (unsigned how = 0; how < 3; how++) {
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, 64);
+		gpu_rig_region(&g, 0, 40 * MIB, 1);
+		gpu_rig_region(&g, 0, 40 * MIB, 1);
+		gpu_rig_region(&g, 1, 40 * MIB, 1);
+		fake_gpu_hold(true);
+		for (unsigned k = 0; k < 90; k++)
+			gpu_rig_submit(&g, k, true, 1, 2, k == 40 ? big : op, 1);
+		gpu_rig_turn(&g);
+		gpu_rig_held(1);
+		fake_gpu_lose(0, true);
+		if (how == 1)
+			gpu_rig_submit(&g, 90, true, 1, 2, op, 1);
+		if (how == 2)
+			xfer_stop(&g.rig.core, xfer_of(&g, 3), DRAY_E_SESSION_CLOSED, NULL, true);
+		fake_gpu_hold(how == 2);
+		gpu_rig_until(&g, how == 1 ? 91 : 90);
+		for (unsigned i = 0; i < g.rig.n_ended; i++)
+			assert_int_equal(g.rig.ended[i].code,
+					 how == 2 && g.rig.ended[i].request_id == 3 ?
+						 DRAY_E_SESSION_CLOSED :
+						 DRAY_E_GPU_LOST);
+		assert_int_equal(g.rig.n_told, 1);
+		assert_int_equal(g.rig.told[0].type, GPU_LOST);
+		assert_int_equal(g.rig.told[0].id, 0);
+		/* the other device goes on */
+		fake_gpu_hold(false);
+		gpu_rig_submit(&g, 100, true, 3, 3, big, 1);
+		gpu_rig_until(&g, g.rig.n_ended + 1);
+		assert_int_equal(g.rig.ended[g.rig.n_ended - 1].code, 0);
+		gpu_rig_deinit(&g);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_way),       cmocka_unit_test(pages),
+		cmocka_unit_test(little_room),     cmocka_unit_test(many_small_ones),
+		cmocka_unit_test(words),           cmocka_unit_test(stopped),
+		cmocka_unit_test(stopped_at_once), cmocka_unit_test(lost),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
