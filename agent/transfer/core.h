@@ -33,6 +33,7 @@ struct core;
 struct crew;
 struct gpu_worker;
 struct stage;
+struct stage_buffer;
 struct peer_link;
 struct rail_keys;
 struct xfer;
@@ -106,7 +107,9 @@ struct slice {
 	struct dray_list link; /* the transport's, while it holds the slice */
 	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
 	struct object *grant;  /* reserved for transports that serve peers */
-	uint64_t id;           /* unique in this worker */
+	/* its bytes pass through this (transport/stage.h), which is given back with the slice; NULL: they do not */
+	struct stage_buffer *staged;
+	uint64_t id; /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
 	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */

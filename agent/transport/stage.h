@@ -2,41 +2,87 @@
 /*
  * Staging: pinned host memory through which bytes of GPU memory pass that no device can move to where they go. A buffer
  * is filled from GPU memory before it is sent (gather), or received into and then spread (scatter). Worker thread
- * only.
+ * only; nothing blocks but stage_finish().
+ *
+ * The pool is cut into buffers of one size, stage_unit(), so that it does not fragment. Half of them are for this
+ * agent's transfers, which keep them until a peer has answered, and half for what peers ask for: two agents whose
+ * transfers to each other fill their halves still serve each other. Of each half bulk leaves some to latency.
  */
 #ifndef DRAY_AGENT_TRANSPORT_STAGE_H
 #define DRAY_AGENT_TRANSPORT_STAGE_H
 
 #include "agent/transport/gpu.h"
 
+/* Ranges of GPU memory behind one buffer. */
+#define STAGE_RANGES_MAX SLICE_SEGS_MAX
+/* Room for pieces that a queue needs, so that any copy fits once it is idle. */
+#define STAGE_PIECES_MAX (STAGE_RANGES_MAX + PMSG_FRAME_BYTES_MAX / GPU_PIECE_MAX)
+
 struct stage;
 
-/* A piece of the pool, for the bytes of one slice or frame. */
-struct stage_buffer {
-	struct dray_list link;
-	uint8_t *base;
-	uint64_t bytes; /* its size */
+enum stage_use {
+	STAGE_OWN,  /* for this agent's transfers: it may wait for a peer */
+	STAGE_PEER, /* for what a peer asks for: it must not wait for a transfer of this agent */
+	STAGE_USE_N
 };
 
-/* Who waits for a buffer; ready() runs when one may be had, from the worker's turn, once for each stage_wait(). */
+struct stage_buffer {
+	struct dray_list link; /* the holder's */
+	void *holder;          /* the holder's */
+	uint8_t *base;         /* stage_unit() bytes */
+	/* where its bytes, from the first on, belong in GPU memory; the holder's, unchanged while it is busy */
+	struct iovec ranges[STAGE_RANGES_MAX];
+	uint32_t n_ranges;
+	uint64_t bytes; /* in all ranges, at most stage_unit(); the holder's */
+	bool busy;      /* a copy is under way, done() has not run */
+	uint32_t code;  /* of the last copy */
+
+	/* stage.c's */
+	struct dray_list copy_link;
+	struct gpu_task task;
+	void (*done)(struct core *c, struct stage_buffer *b);
+	uint8_t use, class, device;
+	bool to_gpu;
+};
+
+/* Who waits for a buffer. */
 struct stage_waiter {
 	struct dray_list link;
+	/* One may be had, or another waiter was faster. Runs inside stage_put(), once for each stage_wait(): only notes it. */
 	void (*ready)(struct core *c, struct stage_waiter *w);
 };
 
-/* At least `bytes`, at most PMSG_FRAME_BYTES_MAX. NULL: none is free (stage_wait()), or there is no staging memory at all. */
-struct stage_buffer *stage_get(struct core *c, uint64_t bytes);
-void stage_put(struct core *c, struct stage_buffer *b);
+/* The pool is there from now on. 0 or -ENOMEM. */
+int stage_up(struct core *c, const struct gpu_staging *staging);
+/* No copy is under way, or will be looked at. */
+void stage_deinit(struct core *c);
 bool stage_is_up(const struct core *c);
-void stage_wait(struct core *c, struct stage_waiter *w);
+/* Size of a buffer, bytes; a slice or less. 0: there is none. */
+uint64_t stage_unit(const struct core *c);
+
+/* NULL: none is free for this use (stage_wait()), or there is no staging memory at all. */
+struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class);
+/* It is not busy. */
+void stage_put(struct core *c, struct stage_buffer *b);
+/* Waits already: nothing. The pool is up. */
+void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum dmsg_class class);
 void stage_unwait(struct stage_waiter *w);
 
 /*
- * Copies between the buffer, from `at` on, and n ranges of GPU memory on one device, in their order: to_gpu scatters,
- * else it gathers. As gpu_submit() otherwise.
+ * Copies between the buffer and its ranges on one device: to_gpu scatters, else it gathers. done() runs exactly once,
+ * never inside the call, with b->code told: 0, or GPU_LOST where the device is, or is not up. It only notes it: no
+ * transfer ends in it, and nothing is finished.
  */
-int stage_copy(struct core *c, struct stage_buffer *b, uint64_t at, unsigned device,
-	       const struct iovec *ranges, unsigned n, bool to_gpu, enum dmsg_class class,
-	       struct gpu_task *t);
+void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to_gpu,
+		void (*done)(struct core *c, struct stage_buffer *b));
+
+/*
+ * For ends that allow no delay: done() of a busy buffer has run when this returns, and nothing of it moves any more.
+ * CANCELLED: nothing had moved. Bounded as gpu_finish() is.
+ */
+void stage_finish(struct core *c, struct stage_buffer *b);
+
+/* Hands over what the queues had no room for: once a turn, after transport gpu's progress(). */
+void stage_progress(struct core *c);
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "agent/transfer/object.h"
 #include "agent/transport/local_crew.h"
+#include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "agent/worker/internal.h"
 #include "lib/assert.h"
@@ -36,6 +37,7 @@ void worker_release(struct worker *w)
 	c->transports[i]->deinit(c, c->transport_state[i]);
 	dray_list_for_each(&w->departures, d, struct departure, link)
 		free(d);
+	stage_deinit(c);
 	xfers_deinit(c);
 	objects_deinit(c);
 	loop_deinit(&c->loop);
