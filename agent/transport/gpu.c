@@ -14,6 +14,7 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/gpu_queue.h"
 #include "agent/transport/gpu_transport.h"
+#include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -23,7 +24,8 @@
 #define BATCHES_BYTES \
 	3 /* the same in times the slice of the path: so that who comes later does not wait for long */
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
-#define GONE "the GPU failed, or is gone"
+#define LOST "the GPU failed, or is gone"
+#define GONE "memory of a region is not there any more"
 
 static int gpu_init(struct core *c, void **ret_state)
 {
@@ -42,6 +44,7 @@ static int gpu_init(struct core *c, void **ret_state)
 	for (unsigned i = 0; i < GPU_END_N; i++)
 		dray_list_init(&g->over[i]);
 	dray_list_init(&g->free);
+	dray_list_init(&g->free_jobs);
 	*ret_state = g;
 	return 0;
 }
@@ -61,6 +64,7 @@ static void gpu_deinit(struct core *c, void *state)
 	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
 		paths_free(g->devices[i]);
 	free(g->batches);
+	gpu_staged_deinit(g);
 	free(g);
 }
 
@@ -69,6 +73,21 @@ static void gpu_deinit(struct core *c, void *state)
 static struct gpu_path *path_of(struct channel *ch)
 {
 	return dray_container_of(ch, struct gpu_path, channel);
+}
+
+void gpu_path_ready(struct gpu_path *p)
+{
+	if (dray_list_empty(&p->link))
+		dray_list_add(&p->owner->ready[p->channel.class], &p->link);
+}
+
+static void buffer_ready(struct core *c, struct stage_waiter *w)
+{
+	struct gpu_path *p = dray_container_of(w, struct gpu_path, waiter);
+
+	(void)c;
+	gpu_path_ready(p);
+	p->owner->buffer_came = true;
 }
 
 static void paths_new(struct gpu_transport *g, unsigned device)
@@ -82,6 +101,9 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 		channel_init(&p->channel, &transport_gpu, (enum dmsg_class)(i / GPU_PATH_N), NULL);
 		dray_list_init(&p->link);
 		dray_list_init(&p->batches);
+		dray_list_init(&p->jobs);
+		dray_list_init(&p->waiter.link);
+		p->waiter.ready = buffer_ready;
 		p->owner = g;
 		p->device = (uint8_t)device;
 		p->kind = (enum gpu_path_kind)(i % GPU_PATH_N);
@@ -114,7 +136,6 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 	const struct region_view *target;
 	struct gpu_path_choice choice;
 
-	(void)c;
 	if (!x->target)
 		return NULL;
 	target = (const struct region_view *)x->target->view;
@@ -122,10 +143,10 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 		return NULL;
 	if (x->direction == DMSG_DIRECTION_WRITE)
 		choice = gpu_plan_path(local, x->local->pinned, target, x->target->pinned, g->peers,
-				       false);
+				       stage_is_up(c));
 	else
 		choice = gpu_plan_path(target, x->target->pinned, local, x->local->pinned, g->peers,
-				       false);
+				       stage_is_up(c));
 	if (choice.kind == GPU_PATH_NONE)
 		return NULL;
 	return &g->devices[choice.device]->v[x->class][choice.kind].channel;
@@ -133,12 +154,9 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 
 static void gpu_kick(struct core *c, void *state, struct channel *ch)
 {
-	struct gpu_transport *g = state;
-	struct gpu_path *p = path_of(ch);
-
 	(void)c;
-	if (dray_list_empty(&p->link))
-		dray_list_add(&g->ready[ch->class], &p->link);
+	(void)state;
+	gpu_path_ready(path_of(ch));
 }
 
 /* --- ends ---------------------------------------------------------------------------------------- */
@@ -147,6 +165,16 @@ void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
 {
 	dray_list_del(&s->link);
 	dray_list_add(&g->over[end], &s->link);
+}
+
+/* The side that is host memory is gone: its session is ended, and nobody else's. */
+static void blame(struct core *c, const struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct object *o = local->memory == REGION_HOST ? x->local : x->target;
+
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, o->view->session);
 }
 
 static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
@@ -158,7 +186,11 @@ static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
 		xfer_slice_done(c, s, 0, NULL);
 		break;
 	case GPU_END_LOST:
-		xfer_slice_done(c, s, DRAY_E_GPU_LOST, GONE);
+		xfer_slice_done(c, s, DRAY_E_GPU_LOST, LOST);
+		break;
+	case GPU_END_FAULT:
+		blame(c, s->xfer);
+		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
 		break;
 	case GPU_END_STOPPED:
 	case GPU_END_N:
@@ -196,6 +228,7 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	struct gpu_path *p = b->path;
 	struct gpu_transport *g = p->owner;
 
+	(void)c;
 	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_OK], &b->slices);
 	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_STOPPED], &b->stopped);
 	p->n_batches--;
@@ -204,7 +237,7 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 		p->carrier = NULL;
 	dray_list_del(&b->link);
 	dray_list_add_front(&g->free, &b->link);
-	gpu_kick(c, g, &p->channel);
+	gpu_path_ready(p);
 }
 
 /* --- copies -------------------------------------------------------------------------------------- */
@@ -279,6 +312,7 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 {
 	struct slice *s;
 
+	gpu_staged_fail(p);
 	if (p->open && p->carrier)
 		return;
 	if (p->open)
@@ -287,16 +321,22 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 		gpu_slice_over(g, s, GPU_END_LOST);
 }
 
-static void path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
+/* A bounded piece of what it has to do. True if there is more at once. */
+static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
 	uint64_t most = BATCHES_BYTES * gpu_plan_limits[p->kind].slice;
+	bool more = false;
 
 	if (!gpu_is_up(c, p->device))
 		path_fail(c, g, p);
-	while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
-		;
-	if (!p->open && !channel_pending(&p->channel))
+	else if (gpu_path_is_staged(p->kind))
+		more = gpu_staged_run(c, p);
+	else
+		while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
+			;
+	if (!p->open && dray_list_empty(&p->jobs) && !channel_pending(&p->channel))
 		dray_list_del(&p->link);
+	return more;
 }
 
 /* --- turns --------------------------------------------------------------------------------------- */
@@ -312,17 +352,18 @@ static bool over_any(const struct gpu_transport *g)
 static bool gpu_progress(struct core *c, void *state)
 {
 	struct gpu_transport *g = state;
-	bool any = gpu_queues_poll(c);
+	bool any = gpu_queues_poll(c), more = false;
 
+	g->buffer_came = false;
 	/* first: it makes room, and who was told may have sent more */
 	any |= end_over(c, g, NULL);
 	for (unsigned i = 0; i < 2; i++) {
 		enum dmsg_class class = i ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY;
 
 		dray_list_for_each(&g->ready[class], p, struct gpu_path, link)
-			path_run(c, g, p);
+			more |= path_run(c, g, p);
 	}
-	return any || over_any(g);
+	return any || more || over_any(g);
 }
 
 static bool batch_has(const struct gpu_batch *b, const struct xfer *x)
@@ -353,6 +394,7 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		dray_list_for_each(&p->batches, b, struct gpu_batch, link)
 			if (batch_has(b, x))
 				gpu_finish(c, &b->task);
+	gpu_staged_stop(c, p, x, urgent);
 	end_over(c, g, x);
 }
 
@@ -364,8 +406,9 @@ static int64_t gpu_tick(struct core *c, void *state)
 
 static bool gpu_announce(struct core *c, void *state)
 {
-	(void)state;
-	return gpu_queues_announce(c);
+	struct gpu_transport *g = state;
+
+	return gpu_queues_announce(c) || g->buffer_came;
 }
 
 static void gpu_message(struct core *c, void *state, const struct transport_message *m)
@@ -392,6 +435,8 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 			o->pinned = true;
 		break;
 	case GPU_STAGING:
+		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
+		break;
 	case GPU_LOST:
 	case GPU_GONE:
 		break;

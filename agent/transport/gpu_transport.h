@@ -9,12 +9,14 @@
 
 #include "agent/transport/gpu.h"
 #include "agent/transport/gpu_plan.h"
+#include "agent/transport/stage.h"
 
 /* How a slice ended. */
 enum gpu_end {
 	GPU_END_OK,
 	GPU_END_LOST,    /* its device is */
 	GPU_END_STOPPED, /* cut short: ends as its transfer does */
+	GPU_END_FAULT,   /* memory of the side that is host memory is not there */
 	GPU_END_N
 };
 
@@ -31,6 +33,19 @@ struct gpu_batch {
 	uint64_t bytes;
 };
 
+/* A slice on its way through a staging buffer, which is the slice's. */
+struct gpu_job {
+	struct gpu_task task;
+	struct dray_list link; /* on its path, oldest first; or on the free list */
+	struct gpu_path *path;
+	struct slice *slice;
+	struct local_walk walk; /* what the present step has not handed out */
+	uint64_t at;            /* in the buffer, of the same */
+	bool second;            /* out of the buffer; else into it */
+	bool busy;              /* a copy is under way */
+	uint32_t code;          /* of the last one */
+};
+
 struct gpu_path {
 	struct channel channel;
 	struct gpu_transport *owner;
@@ -44,6 +59,9 @@ struct gpu_path {
 	struct slice *open;
 	struct local_walk walk;
 	struct gpu_batch *carrier;
+	/* staged kinds: their jobs, and whether it waits for a buffer */
+	struct dray_list jobs;
+	struct stage_waiter waiter;
 };
 
 /* Paths of one device, made when it first comes up. */
@@ -58,9 +76,27 @@ struct gpu_transport {
 	struct dray_list over[GPU_END_N];
 	struct dray_list free; /* batches */
 	struct gpu_batch *batches;
+	struct dray_list free_jobs;
+	struct gpu_job *jobs;
+	bool buffer_came; /* for a path that waited, since the last turn */
 };
+
+/* It has something to do. */
+void gpu_path_ready(struct gpu_path *p);
 
 /* The slice is over; nothing of it moves any more. */
 void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end);
+
+/* --- gpu_staged.c -------------------------------------------------------------------------------- */
+
+/* 0 or -ENOMEM. */
+int gpu_staged_init(struct gpu_transport *g);
+void gpu_staged_deinit(struct gpu_transport *g);
+/* A bounded piece of what a staged path has to do. True if there is more at once. */
+bool gpu_staged_run(struct core *c, struct gpu_path *p);
+/* As the transport's stop(): jobs of the transfer. */
+void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent);
+/* Its device is not there: jobs with nothing under way are over. */
+void gpu_staged_fail(struct gpu_path *p);
 
 #endif

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent/transfer/object.h"
+#include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "tests/unit/cm.h"
 
@@ -62,6 +63,16 @@ void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
 		device_up(g, i, pieces);
 }
 
+void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	void *p;
+
+	assert_int_equal(gpu_plugin_ops.host_alloc(g->plugin, bytes, &p, &err), 0);
+	g->staging = (struct gpu_staging){ p, bytes };
+	message(g, GPU_STAGING, 0, &g->staging);
+}
+
 static bool told(const struct gpu_rig *g, enum gpu_message type, uint64_t id)
 {
 	for (unsigned i = 0; i < g->rig.n_told; i++)
@@ -81,7 +92,10 @@ void gpu_rig_deinit(struct gpu_rig *g)
 	}
 	xfer_session_deinit(&g->s.xs);
 	transport_gpu.deinit(&g->rig.core, g->rig.core.transport_state[1]);
+	stage_deinit(&g->rig.core);
 	rig_deinit(&g->rig);
+	if (g->staging.base)
+		gpu_plugin_ops.host_free(g->plugin, g->staging.base);
 	for (unsigned i = 0; i < g->n_pinned; i++)
 		gpu_plugin_ops.unpin(g->plugin, g->pinned[i]);
 	for (unsigned i = 0; i < g->n_regions; i++) {

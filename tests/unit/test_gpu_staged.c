@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transfers of GPU memory that pass through staging memory, since no device can move them directly. */
+#include "agent/transport/gpu_transport.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "agent/region/fault.h"
+#include "agent/transfer/xfer.h"
+#include "agent/transport/transport.h"
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/gpu_rig.h"
+
+#define KIB 1024ull
+#define MIB (1ull << 20)
+#define BYTES (4 * MIB)
+
+static uint64_t counter(struct gpu_rig *g, enum dray_metric m)
+{
+	return atomic_load(&g->rig.counters.v[m]);
+}
+
+/* Sides: a device, or -1: host memory that is not pinned. */
+static const struct {
+	int local, remote;
+} ways[] = { { 0, -1 }, { -1, 1 }, { 0, 1 }, { 1, 0 } };
+
+static void begin(struct gpu_rig *g, unsigned way, uint32_t room)
+{
+	fake_gpu_peers(false);
+	gpu_rig_init(g, room);
+	gpu_rig_stage(g, 8 * MIB);
+	gpu_rig_region(g, ways[way].local, BYTES, 1);
+	gpu_rig_region(g, ways[way].remote, BYTES, 4);
+}
+
+static void every_way(void **state)
+{
+	enum { N = 300 };
+	uint64_t ops[N][3];
+	struct gpu_rig g;
+
+	for (unsigned i = 0; i < N; i++) {
+		ops[i][0] = (uint64_t)i * 13000 + i % 17;
+		ops[i][1] = (uint64_t)(N - 1 - i) * 13001;
+		ops[i][2] = i == 7 ? 1 : 12000 + i;
+	}
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ways) * 2; i++) {
+		bool write = i % 2;
+		uint64_t bytes = 0;
+		unsigned to;
+
+		begin(&g, i / 2, i < 4 ? 16 : 4096);
+		to = write ? 1 : 0;
+		gpu_rig_submit(&g, 1, write, 1, 2, (const uint64_t(*)[3])ops, N);
+		gpu_rig_until(&g, 1);
+		assert_int_equal(g.rig.ended[0].code, 0);
+		for (unsigned k = 0; k < N; k++) {
+			struct rig_region *into = &g.regions[to].region;
+			struct rig_region *from = &g.regions[!to].region;
+
+			for (uint64_t b = 0; b < ops[k][2]; b += b + 1 < ops[k][2] ? 1 + b : 1)
+				assert_int_equal(*rig_at(into, ops[k][to] + b),
+						 *rig_at(from, ops[k][!to] + b));
+			bytes += ops[k][2];
+		}
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), bytes);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), bytes);
+		gpu_rig_deinit(&g);
+	}
+}
+
+static void no_staging_memory(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, KIB } };
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, BYTES, 1);
+	gpu_rig_region(&g, -1, BYTES, 1);
+	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
+	assert_int_equal(g.rig.n_ended, 1);
+	assert_int_equal(g.rig.ended[0].code, DRAY_E_UNSUPPORTED);
+	gpu_rig_deinit(&g);
+}
+
+/* As after a file was cut: every access faults. */
+static void take_away(struct rig_region *r)
+{
+	uint8_t *base = r->view->extents[r->view->n_extents - 1].base;
+	int fd = memfd_create("cut", MFD_CLOEXEC);
+
+	assert_ptr_equal(
+		mmap(base, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0), base);
+	close(fd);
+}
+
+static void faults(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, BYTES } };
+
+	for (unsigned i = 0; i < 4; i++) {
+		struct gpu_rig g;
+
+		begin(&g, i / 2, 64);
+		/* again: cmocka has put a handler of its own in its place */
+		assert_int_equal(fault_init(), 0);
+		take_away(&g.regions[i / 2 ? 0 : 1].region);
+		gpu_rig_submit(&g, 1, i % 2, 1, 2, op, 1);
+		gpu_rig_until(&g, 1);
+		assert_int_equal(g.rig.ended[0].code, DRAY_E_REGION_FAULT);
+		assert_true(g.rig.n_faults > 0);
+		gpu_rig_deinit(&g);
+	}
+}
+
+static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
+{
+	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
+		if (x->request_id == id)
+			return x;
+	fail();
+	return NULL;
+}
+
+/* In each step: stopped, stopped at once, and with a device lost. */
+static void ends_early(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, BYTES } };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ways) * 2 * 3; i++) {
+		bool write = i % 2;
+		unsigned how = i / 2 % 3;
+		struct gpu_rig g;
+
+		begin(&g, i / 6, 64);
+		fake_gpu_hold(true);
+		gpu_rig_submit(&g, 1, write, 1, 2, op, 1);
+		gpu_rig_submit(&g, 2, write, 1, 2, op, 1);
+		gpu_rig_turn(&g);
+		gpu_rig_held(1);
+		if (how == 0) {
+			xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, false);
+			fake_gpu_hold(false);
+		} else if (how == 1) {
+			fake_gpu_hold(false);
+			xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, true);
+			assert_int_equal(g.rig.n_ended, 1);
+		} else {
+			fake_gpu_lose(0, true);
+			fake_gpu_lose(1, true);
+			fake_gpu_hold(false);
+		}
+		gpu_rig_until(&g, 2);
+		for (unsigned k = 0; k < 2; k++)
+			assert_int_equal(g.rig.ended[k].code, how == 2 ? DRAY_E_GPU_LOST :
+							      g.rig.ended[k].request_id == 1 ?
+									 DRAY_E_CANCELLED :
+									 0);
+		gpu_rig_deinit(&g);
+	}
+}
+
+/* Somebody else has all buffers: transfers wait for one, and the worker does not sleep once there is one. */
+static void waits_for_a_buffer(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, BYTES } };
+	struct stage_buffer *held[64];
+	unsigned n = 0;
+	struct gpu_rig g;
+	struct core *c = &g.rig.core;
+
+	begin(&g, 0, 64);
+	while (n < 64 && (held[n] = stage_get(c, STAGE_OWN, DMSG_CLASS_BULK)))
+		n++;
+	assert_true(n > 0 && n < 64);
+	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
+	for (unsigned i = 0; i < 10; i++)
+		assert_false(gpu_rig_turn(&g));
+	assert_false(transport_gpu.announce(c, c->transport_state[1]));
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 0);
+	stage_put(c, held[--n]);
+	assert_true(transport_gpu.announce(c, c->transport_state[1]));
+	gpu_rig_until(&g, 1);
+	assert_int_equal(g.rig.ended[0].code, 0);
+	while (n)
+		stage_put(c, held[--n]);
+	gpu_rig_deinit(&g);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_way),
+		cmocka_unit_test(no_staging_memory),
+		cmocka_unit_test(faults),
+		cmocka_unit_test(ends_early),
+		cmocka_unit_test(waits_for_a_buffer),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
