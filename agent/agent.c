@@ -13,6 +13,7 @@
 #include "agent/control/control.h"
 #include "agent/detect/detect.h"
 #include "agent/detect/placement.h"
+#include "agent/gpu/gpus.h"
 #include "agent/health.h"
 #include "agent/http/http.h"
 #include "agent/notify.h"
@@ -48,11 +49,12 @@ static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool u
 	sessions_revoke_local(a->sessions, remote, code, urgent);
 }
 
-static void up_region_added(void *arg, const struct region_view *view, int dmabuf_fd)
+static void up_region_added(void *arg, const struct region_view *view,
+			    const struct region_dmabuf *dmabufs)
 {
 	struct agent *a = arg;
 
-	rails_region_add(a->rails, view, dmabuf_fd);
+	rails_region_add(a->rails, view, dmabufs);
 }
 
 static void up_region_removed(void *arg, dray_handle region, void (*done)(void *arg),
@@ -69,6 +71,32 @@ static void up_region_revoked(void *arg, dray_handle region)
 
 	rails_region_revoked(a->rails, region);
 }
+
+static void up_region_registered(void *arg, dray_handle region, bool usable, const char *why)
+{
+	struct agent *a = arg;
+
+	region_registered(a->regions, region, usable, why);
+}
+
+static void up_gpu_lost(void *arg, unsigned device)
+{
+	struct agent *a = arg;
+
+	regions_gpu_lost(a->regions, device);
+}
+
+static void up_close_fds(void *arg, int *fds, unsigned n)
+{
+	struct agent *a = arg;
+
+	regions_close_fds(a->regions, fds, n);
+}
+
+static const struct gpus_upcalls gpus_up = {
+	.lost = up_gpu_lost,
+	.close_fds = up_close_fds,
+};
 
 static const struct regions_upcalls regions_up = {
 	.fence = up_fence,
@@ -104,7 +132,11 @@ static uint32_t up_notification(void *arg, dray_handle region, const uint8_t age
 				const uint8_t *payload, uint32_t length)
 {
 	struct agent *a = arg;
+	int gpu = region_gpu(a->regions, region);
 
+	/* whoever hears of it may look at the bytes at once, by the GPU */
+	if (gpu >= 0 && !gpus_flush_rdma(a->gpus, (unsigned)gpu))
+		return DRAY_E_GPU_LOST;
 	return sessions_deliver(a->sessions, region, agent_id, incarnation, id, tag, payload,
 				length);
 }
@@ -308,7 +340,10 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		report_log(ev->report);
 		break;
 	case EVENT_TRANSPORT:
-		rails_handle_message(a->rails, worker, &ev->message);
+		if (ev->message.transport == DMSG_TRANSPORT_GPU)
+			gpus_message(a->gpus, worker, &ev->message);
+		else
+			rails_handle_message(a->rails, worker, &ev->message);
 		break;
 	case EVENT_QUIT:
 		break;
@@ -525,9 +560,18 @@ static int start_modules(struct agent *a, const struct dray_config *cfg, struct 
 			return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s",
 					    dray_errno_text(ret));
 	}
+	ret = gpus_new(&a->gpus, &(struct gpus_deps){ .event = a->event,
+						      .cfg = cfg,
+						      .pool = &a->pool,
+						      .up = &gpus_up,
+						      .arg = a });
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "GPUs: %s",
+				    dray_errno_text(ret));
 	ret = regions_new(&a->regions,
 			  &(struct regions_deps){ .cfg = cfg,
 						  .pool = &a->pool,
+						  .gpus = a->gpus,
 						  .agent_id = a->identity.agent_id,
 						  .incarnation = a->identity.incarnation,
 						  .up = &regions_up,
@@ -602,6 +646,7 @@ static int start_work(struct agent *a, const struct dray_config *cfg, struct dra
 					      .worker_node = up_worker_node,
 					      .changed = up_rail_changed,
 					      .peer_quiet = up_peer_quiet,
+					      .registered = up_region_registered,
 					      .arg = a },
 			reterr);
 	if (ret < 0)
@@ -689,6 +734,11 @@ bool agent_deinit(struct agent *a)
 		return false;
 	}
 	a->rails = rails_free(a->rails);
+	if (!gpus_free(a->gpus))
+		log_warning("agent",
+			    "a call into the GPU driver does not return; leaving it to the "
+			    "end of the process");
+	a->gpus = NULL;
 	a->regions = regions_free(a->regions);
 	asks_free(a);
 	identity_close(&a->identity);

@@ -25,6 +25,7 @@ enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N }
 
 struct control;
 struct detect;
+struct gpus;
 struct hints;
 struct health;
 struct http;
@@ -42,6 +43,7 @@ struct agent {
 	struct worker_pool pool;
 	sd_event_source *worker_events[WORKERS_MAX];
 	struct rails *rails;
+	struct gpus *gpus;
 	struct regions *regions;
 	struct peers *peers;
 	struct sessions *sessions;

@@ -209,6 +209,8 @@ struct rails {
 	uint64_t random;
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
+	bool settling; /* registrations_settle() is due */
+	struct job settle_job;
 };
 
 /* --- device.c --- */
@@ -234,6 +236,8 @@ void registrations_device_up(struct device *d);
 void registrations_device_down(struct device *d);
 /* Rails of a device have come up: keys name them too. */
 void registrations_publish(struct rails *r);
+/* Rails have changed: regions that wait for a device may have waited for nothing. */
+void registrations_settle(struct rails *r);
 void registrations_free(struct rails *r);
 
 /* --- paths.c --- */

@@ -89,6 +89,7 @@ void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
 			 rail_state_name(old), rail_state_name(s.state), rail_event_name(e),
 			 rail->reason, rail->device_name, rail->port);
 	rail_actions(rail, s.actions);
+	registrations_settle(rail->rails);
 }
 
 static struct rail *rail_of(struct rails *r, const char *device, uint32_t port)
@@ -223,6 +224,7 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 	}
 	/* routes may have changed */
 	paths_refresh(r);
+	registrations_settle(r);
 }
 
 int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)

@@ -40,6 +40,11 @@ struct rails_deps {
 			const char *after, const char *why);
 	/* The queue pairs that served a peer that is lost are dead. */
 	void (*peer_quiet)(void *arg, dray_handle peer);
+	/*
+	 * A region of REGION_RDMA: a device has registered all of it, or every device there is has failed, and why.
+	 * Once for each, but for those that are removed before; never inside rails_region_add().
+	 */
+	void (*registered)(void *arg, dray_handle region, bool usable, const char *why);
 	void *arg;
 };
 
@@ -65,8 +70,12 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 
 /* --- of regions --- */
 
-/* Its memory may be registered from now on; the view lives until `done` of rails_region_remove(). */
-void rails_region_add(struct rails *r, const struct region_view *view, int dmabuf_fd);
+/*
+ * Its memory may be registered from now on; the view lives until `done` of rails_region_remove(). dmabufs: of each
+ * extent, likewise, where it is device memory; else NULL. Device memory without is not registered.
+ */
+void rails_region_add(struct rails *r, const struct region_view *view,
+		      const struct region_dmabuf *dmabufs);
 /* No worker and no peer uses it any more. done(arg) once no device knows its memory; possibly inside the call. */
 void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
 /* Its last token was revoked: the keys that importers have seen are not valid any more soon after. */

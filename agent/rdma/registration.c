@@ -41,7 +41,7 @@ struct registration {
 	struct rails *rails;
 	uint8_t *base;
 	uint64_t length, iova;
-	int dmabuf; /* -1: memory at base */
+	struct region_dmabuf dmabuf; /* fd -1: memory at base; else the region's */
 	uint16_t access;
 	uint32_t refs;
 	struct dray_list mrs;
@@ -70,7 +70,8 @@ struct rail_region {
 	struct rail_keys *keys; /* what was published last */
 	struct dray_list sets;
 	bool removing;
-	bool renew; /* registered anew once nobody uses the keys that are out */
+	bool waited_for; /* registered() is owed */
+	bool renew;      /* registered anew once nobody uses the keys that are out */
 	void (*done)(void *arg);
 	void *arg;
 	uint32_t n;
@@ -119,7 +120,7 @@ static void explain(const struct registration *g, const struct device *d, int er
 			buf, REASON_MAX,
 			"it is mapped for reading only, which this kernel does not register; add the "
 			"region with write access");
-	else if (g->dmabuf >= 0 &&
+	else if (g->dmabuf.fd >= 0 &&
 		 (error == -EOPNOTSUPP || error == -EINVAL || error == -EPROTONOSUPPORT))
 		snprintf(buf, REASON_MAX, "kernel or device lack DMA-BUF: %s",
 			 dray_errno_text(error));
@@ -172,9 +173,9 @@ static void make_run(struct job *j)
 		if (atomic_load(&m->device->hurry))
 			r = -ECANCELED;
 		else
-			r = v->reg_mr(m->device->pd, g->base + at, g->dmabuf, at,
-				      slice_bytes(m, m->n_made), g->iova + at, verbs_access(g),
-				      &m->v[m->n_made]);
+			r = v->reg_mr(m->device->pd, g->base + at, g->dmabuf.fd,
+				      g->dmabuf.offset + at, slice_bytes(m, m->n_made),
+				      g->iova + at, verbs_access(g), &m->v[m->n_made]);
 	}
 	if (r < 0)
 		explain(g, m->device, r, m->why);
@@ -192,8 +193,6 @@ static void drop_run(struct job *j)
 static void registration_free(struct registration *g)
 {
 	dray_list_del(&g->link);
-	if (g->dmabuf >= 0)
-		dray_close(g->dmabuf);
 	free(g);
 }
 
@@ -271,6 +270,7 @@ static void make_done(struct job *j)
 				publish(region);
 				break;
 			}
+	registrations_settle(r);
 	device_check(m->device);
 }
 
@@ -527,12 +527,12 @@ void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t
 /* --- regions --------------------------------------------------------------------------------------------- */
 
 static struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
-					     uint16_t access, int dmabuf)
+					     uint16_t access, const struct region_dmabuf *dmabuf)
 {
 	struct registration *g;
 
 	dray_list_for_each(&r->registrations, it, struct registration, link)
-		if (it->refs && dmabuf < 0 && it->dmabuf < 0 && it->access == access &&
+		if (it->refs && !dmabuf && it->dmabuf.fd < 0 && it->access == access &&
 		    base >= it->base && base + length <= it->base + it->length) {
 			it->refs++;
 			return it;
@@ -545,7 +545,7 @@ static struct registration *registration_get(struct rails *r, uint8_t *base, uin
 	g->iova = (uintptr_t)base;
 	g->length = length;
 	g->access = access;
-	g->dmabuf = dmabuf;
+	g->dmabuf = dmabuf ? *dmabuf : (struct region_dmabuf){ -1, 0 };
 	g->refs = 1;
 	dray_list_init(&g->mrs);
 	dray_list_add(&r->registrations, &g->link);
@@ -638,11 +638,20 @@ static void region_check(struct rail_region *region)
 	done(arg);
 }
 
-void rails_region_add(struct rails *r, const struct region_view *view, int dmabuf_fd)
+static bool registrable(const struct region_view *view, const struct region_dmabuf *dmabufs)
+{
+	for (uint32_t i = 0; view->memory != REGION_HOST && i < view->n_extents; i++)
+		if (!dmabufs || dmabufs[i].fd < 0)
+			return false;
+	return true;
+}
+
+void rails_region_add(struct rails *r, const struct region_view *view,
+		      const struct region_dmabuf *dmabufs)
 {
 	struct rail_region *region;
 
-	if (!r->cfg->rdma.enable)
+	if (!r->cfg->rdma.enable || !registrable(view, dmabufs))
 		return;
 	region = calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
 	if (!region)
@@ -653,8 +662,8 @@ void rails_region_add(struct rails *r, const struct region_view *view, int dmabu
 	dray_list_init(&region->sets);
 	for (uint32_t i = 0; i < view->n_extents; i++) {
 		const struct extent_view *e = &view->extents[i];
-		struct registration *g =
-			registration_get(r, e->base, e->length, view->o.access, dmabuf_fd);
+		struct registration *g = registration_get(r, e->base, e->length, view->o.access,
+							  dmabufs ? &dmabufs[i] : NULL);
 
 		if (!g) {
 			parts_release(region);
@@ -668,9 +677,12 @@ void rails_region_add(struct rails *r, const struct region_view *view, int dmabu
 			.skip = (uint64_t)(e->base - g->base),
 		};
 	}
+	region->waited_for = view->memory == REGION_RDMA;
 	dray_list_add(&r->regions, &region->link);
 	parts_make(region);
 	publish(region);
+	if (region->waited_for)
+		registrations_settle(r);
 }
 
 void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
@@ -722,6 +734,79 @@ const char *rails_region_text(struct rails *r, dray_handle handle, char *buf, si
 				       state);
 	}
 	return buf;
+}
+
+/* --- regions that somebody waits for -------------------------------------------------------------------- */
+
+/* No device is there to wait for: why not. */
+static const char *no_device(const struct rails *r, char *buf, size_t size)
+{
+	const struct rail *rail = r->n ? r->v[0] : NULL;
+
+	if (rail)
+		snprintf(buf, size, "none is in use; %s port %u: %s", rail->device_name, rail->port,
+			 rail->reason);
+	else
+		snprintf(buf, size, "this agent has none");
+	return buf;
+}
+
+static bool is_pending(struct rails *r, const struct rail_region *region)
+{
+	if (!r->scan)
+		return true;
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->state == RAIL_OPENING)
+			return true;
+	dray_list_for_each(&r->devices, d, struct device, link)
+		for (uint32_t i = 0; device_is_open(d) && i < region->n; i++) {
+			const struct mrs *m = mrs_of(region->parts[i].registration, d);
+
+			if (m && m->state == MRS_MAKING)
+				return true;
+		}
+	return false;
+}
+
+static bool is_usable(struct rails *r, const struct rail_region *region)
+{
+	dray_list_for_each(&r->devices, d, struct device, link)
+		if (device_is_open(d) && uses(region, d))
+			return true;
+	return false;
+}
+
+static struct rail_region *next_settled(struct rails *r)
+{
+	dray_list_for_each(&r->regions, region, struct rail_region, link)
+		if (region->waited_for && !region->removing && !is_pending(r, region))
+			return region;
+	return NULL;
+}
+
+/* Whoever is told may remove regions meanwhile. */
+static void settle_done(struct job *j)
+{
+	struct rails *r = dray_container_of(j, struct rails, settle_job);
+	struct rail_region *region;
+	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
+
+	r->settling = false;
+	while ((region = next_settled(r))) {
+		region->waited_for = false;
+		rails_region_text(r, region->handle, why, sizeof(why));
+		if (!*why)
+			no_device(r, why, sizeof(why));
+		r->deps.registered(r->deps.arg, region->handle, is_usable(r, region), why);
+	}
+}
+
+void registrations_settle(struct rails *r)
+{
+	if (r->settling)
+		return;
+	r->settling = true;
+	jobs_finish(r->registrar, &r->settle_job, settle_done);
 }
 
 void registrations_free(struct rails *r)

@@ -71,27 +71,6 @@ int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct
 	return 0;
 }
 
-static int check_kind(const struct dmsg_extent *e, uint32_t index, struct dray_err *reterr)
-{
-	switch ((enum dmsg_kind)e->kind) {
-	case DMSG_KIND_MEMFD:
-		return 0;
-	case DMSG_KIND_POOL:
-		return refuse(reterr, DRAY_E_INVALID, index,
-			      "a pool is the only extent of its region");
-	case DMSG_KIND_DMABUF:
-		return refuse(
-			reterr, DRAY_E_UNSUPPORTED, index,
-			"kind dmabuf needs an RDMA transport, which this agent lacks; use memfd");
-	case DMSG_KIND_CUDA_IPC:
-	case DMSG_KIND_CUDA_VMM:
-		return refuse(reterr, DRAY_E_UNSUPPORTED, index,
-			      "kinds cuda_ipc and cuda_vmm need the CUDA plug-in, which this agent "
-			      "lacks; use memfd");
-	}
-	return refuse(reterr, DRAY_E_INVALID, index, "its kind is unknown");
-}
-
 static int file_probe(struct file *f, int fd, uint32_t index, bool write, struct dray_err *reterr)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -139,9 +118,6 @@ static int read_pieces(const struct dmsg_region_add *m, const int *fds, unsigned
 
 		p->index = i;
 		dmsg_extent_get(m->extents.p + (size_t)i * DMSG_EXTENT_SIZE, &p->e);
-		r = check_kind(&p->e, i, reterr);
-		if (r < 0)
-			return r;
 		if (p->e.fd_index >= n_fds)
 			return refuse(
 				reterr, DRAY_E_FD_COUNT, i,
@@ -315,12 +291,24 @@ static int extents_alloc(struct extents *e, uint32_t n_extents, unsigned n_maps,
 	return 0;
 }
 
-void extents_deinit(struct extents *e)
+void extents_release(struct extents *e)
 {
 	for (uint32_t i = 0; i < e->n_maps; i++)
 		mapping_unref(e->maps[i]);
+	e->n_maps = 0;
+	for (uint32_t i = 0; i < e->n_buffers; i++)
+		closer_unmap(e->closer, e->buffers[i].base, e->buffers[i].bytes, e->buffers[i].fd);
+	e->n_buffers = 0;
+}
+
+void extents_deinit(struct extents *e)
+{
+	extents_release(e);
 	free(e->maps);
 	free(e->view);
+	free(e->parts);
+	free(e->dmabufs);
+	free(e->buffers);
 	*e = (struct extents){ .view = NULL };
 }
 

@@ -26,6 +26,7 @@ struct grave {
 struct regions {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
+	struct gpus *gpus;
 	const struct regions_upcalls *up;
 	void *arg;
 	uint8_t agent_id[AGENT_ID_BYTES];
@@ -56,10 +57,16 @@ struct region {
 	uint32_t n_tokens;
 	uint32_t serving;  /* grants that workers may still serve */
 	uint32_t barriers; /* under way */
-	bool removing, urgent;
+	struct gpu_memory *gpu_memory;
+	bool opening; /* added() is owed */
+	bool ending, urgent;
 	bool dropped; /* by every worker */
 	bool leaving; /* only devices may still know it */
-	void (*done)(void *arg);
+	bool ended;   /* its memory is gone */
+	void (*added)(void *arg, const struct dray_err *err);
+	void *added_arg;
+	struct dray_err refused; /* it ends for this */
+	void (*done)(void *arg); /* it is being removed */
 	void *arg;
 };
 
@@ -118,6 +125,12 @@ struct grant {
 static inline const struct region_view *region_view_of(const struct region *r)
 {
 	return r->extents.view;
+}
+
+/* It may be exported and written to. */
+static inline bool region_is_live(const struct region *r)
+{
+	return !r->opening && !r->ending && !r->done;
 }
 
 /*

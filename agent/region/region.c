@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,10 @@
 
 /* Tokens and grants have limits of their own for each session and peer. */
 #define HANDLES_MAX (1u << 30)
+/* A device's name, as long as the schema has it. */
+#define DEVICE_BYTES 65
+
+static void region_end(struct region *region, uint32_t code, bool urgent);
 
 static void region_free(struct region *r)
 {
@@ -34,6 +39,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 		return -ENOMEM;
 	r->cfg = deps->cfg;
 	r->pool = deps->pool;
+	r->gpus = deps->gpus;
 	r->up = deps->up;
 	r->arg = deps->arg;
 	r->incarnation = deps->incarnation;
@@ -127,8 +133,7 @@ static int check_request(struct regions *r, const struct dmsg_region_add *m, uns
 	return 0;
 }
 
-static int map_extents(struct region *region, const struct region_owner *owner,
-		       const struct dmsg_region_add *m, const int *fds, unsigned n_fds,
+static int map_extents(struct region *region, const struct region_spec *spec,
 		       struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
@@ -136,74 +141,247 @@ static int map_extents(struct region *region, const struct region_owner *owner,
 	uint64_t limit = (uint64_t)r->cfg->limits.pool_bytes;
 	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
 
-	region->n_extents = m->extents.n;
-	if (is_pool(m)) {
-		region->kind = DMSG_KIND_POOL;
-		return extents_map_pool(&r->mappings, owner->session, m, room, &region->extents,
-					&region->pool_bytes, reterr);
-	}
-	region->kind = DMSG_KIND_MEMFD;
-	return extents_map(&r->mappings, owner->session, m, fds, n_fds,
+	if (region->kind == DMSG_KIND_POOL)
+		return extents_map_pool(&r->mappings, spec->owner->session, spec->m, room,
+					&region->extents, &region->pool_bytes, reterr);
+	return extents_map(&r->mappings, spec->owner->session, spec->m, spec->fds, spec->n_fds,
 			   (uint64_t)r->cfg->limits.bytes_per_session, &region->extents, reterr);
 }
 
-int region_add(struct regions *r, const struct region_owner *owner, const struct dmsg_region_add *m,
-	       const int *fds, unsigned n_fds, dray_handle *ret_region, uint64_t *ret_length,
-	       int *ret_pool_fd, struct dray_err *reterr)
+static int handle_new(struct region *region, const struct region_owner *owner,
+		      struct dray_err *reterr)
 {
-	dray_auto(region_free) struct region *region = NULL;
-	struct object_view *o;
-	int e;
+	struct regions *r = region->regions;
+	struct object_view *o = &region->extents.view->o;
+	int e = dray_handles_add(&r->regions, region, &region->handle);
 
-	e = check_request(r, m, n_fds, reterr);
-	if (e < 0)
-		return e;
-	region = calloc(1, sizeof(*region));
-	if (!region)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	region->regions = r;
-	region->session_tokens = owner->tokens;
-	memcpy(region->name, m->name.p, dray_min((size_t)m->name.n, sizeof(region->name) - 1));
-	dray_list_init(&region->tokens);
-	dray_list_init(&region->revocations);
-	e = map_extents(region, owner, m, fds, n_fds, reterr);
-	if (e < 0)
-		return e;
-	e = dray_handles_add(&r->regions, region, &region->handle);
 	if (e < 0)
 		return dray_err_set(reterr, e, e == -ENOSPC ? DRAY_E_QUOTA : DRAY_E_NO_MEMORY,
 				    "the agent has %" PRIu32 " regions (limits.regions)",
 				    r->regions.count);
-	o = &region->extents.view->o;
 	o->kind = OBJECT_REGION;
 	o->handle = region->handle;
 	o->group = owner->group;
 	o->session = owner->session;
 	r->bytes += o->length;
 	r->pool_bytes += region->pool_bytes;
-	pool_publish(r->pool, o);
-	r->up->added(r->arg, region->extents.view, -1);
-	*ret_region = region->handle;
-	*ret_length = o->length;
-	*ret_pool_fd = region->kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1;
+	return 0;
+}
+
+static void handle_del(struct region *region)
+{
+	struct regions *r = region->regions;
+
+	dray_handles_del(&r->regions, region->handle);
+	r->bytes -= region_view_of(region)->o.length;
+	r->pool_bytes -= region->pool_bytes;
+}
+
+/* Workers and devices learn of it. */
+static void region_begin(struct region *region)
+{
+	struct regions *r = region->regions;
+	const struct region_view *v = region_view_of(region);
+
+	pool_publish(r->pool, &v->o);
+	r->up->added(r->arg, v, region->extents.dmabufs);
+	if (r->gpus && v->memory == REGION_HOST)
+		gpus_region_added(r->gpus, v);
+}
+
+static int add_host(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
+{
+	int e = map_extents(region, spec, reterr);
+
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e >= 0)
+		region_begin(region);
+	return e;
+}
+
+static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
+			  const struct gpu_part *parts, const struct dray_err *err)
+{
+	struct region *region = arg;
+	void (*added)(void *arg, const struct dray_err *err) = region->added;
+	void *added_arg = region->added_arg;
+	unsigned n;
+
+	if (err) {
+		handle_del(region);
+		region_free(region);
+	} else {
+		region->gpu_memory = memory;
+		region->opening = false;
+		extents_opened(&region->extents, device, parts, gpu_memory_dmabufs(memory, &n));
+		region_begin(region);
+	}
+	added(added_arg, err);
+}
+
+static int add_gpu(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
+{
+	const struct dmsg_region_add *m = spec->m;
+	struct gpu_part *parts dray_auto_free = NULL;
+	struct regions *r = region->regions;
+	char device[DEVICE_BYTES];
+	unsigned n;
+	int e;
+
+	if (!r->gpus)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "kind %s: this agent takes no GPU memory; use memfd",
+				    dmsg_kind_name(region->kind));
+	e = extents_read_gpu(m, spec->fds, spec->n_fds, &region->extents, &parts, &n, reterr);
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e < 0)
+		return e;
+	snprintf(device, sizeof(device), "%.*s", (int)m->device.n, m->device.p);
+	e = gpu_open(r->gpus, device, parts, n, m->access & DMSG_ACCESS_WRITE, handle_opened,
+		     region, reterr);
+	if (e < 0)
+		handle_del(region);
+	return e;
+}
+
+static int add_buffers(struct region *region, const struct region_spec *spec,
+		       struct dray_err *reterr)
+{
+	struct regions *r = region->regions;
+	int e;
+
+	if (!r->cfg->rdma.enable)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			"kind dmabuf is for RDMA devices, which this agent does not use "
+			"(rdma.enable is false)");
+	e = extents_take_buffers(r->closer, spec->m, spec->fds, spec->n_fds, &region->extents,
+				 reterr);
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e >= 0)
+		region_begin(region);
+	return e;
+}
+
+void region_registered(struct regions *r, dray_handle handle, bool usable, const char *why)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (!region || !region->opening || region->ending)
+		return;
+	if (usable) {
+		region->opening = false;
+		region->added(region->added_arg, NULL);
+		return;
+	}
+	dray_err_set(&region->refused, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+		     "no RDMA device takes this DMA-BUF: %s", why);
+	region_end(region, DRAY_E_UNSUPPORTED, true);
+}
+
+static int region_new(struct regions *r, const struct region_spec *spec, struct region **ret,
+		      enum region_memory *ret_memory, struct dray_err *reterr)
+{
+	const struct dray_str *name = &spec->m->name;
+	enum dmsg_kind kind;
+	struct region *region;
+	int e = check_request(r, spec->m, spec->n_fds, reterr);
+
+	if (e >= 0)
+		e = extents_memory(spec->m, ret_memory, &kind, reterr);
+	if (e < 0)
+		return e;
+	region = calloc(1, sizeof(*region));
+	if (!region)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	region->regions = r;
+	region->session_tokens = spec->owner->tokens;
+	region->kind = kind;
+	region->n_extents = spec->m->extents.n;
+	region->opening = *ret_memory != REGION_HOST;
+	region->added = spec->added;
+	region->added_arg = spec->arg;
+	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
+	dray_list_init(&region->tokens);
+	dray_list_init(&region->revocations);
+	*ret = region;
+	return 0;
+}
+
+int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
+	       struct dray_err *reterr)
+{
+	dray_auto(region_free) struct region *region = NULL;
+	enum region_memory memory;
+	int e = region_new(r, spec, &region, &memory, reterr);
+
+	if (e < 0)
+		return e;
+	if (memory == REGION_GPU)
+		e = add_gpu(region, spec, reterr);
+	else if (memory == REGION_RDMA)
+		e = add_buffers(region, spec, reterr);
+	else
+		e = add_host(region, spec, reterr);
+	if (e < 0)
+		return e;
+	*ret = (struct region_added){
+		.region = region->handle,
+		.length = region_view_of(region)->o.length,
+		.pool_fd = region->kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1,
+		.pending = region->opening,
+	};
 	region = NULL;
 	return 0;
+}
+
+/* --- end ------------------------------------------------------------------------------------------ */
+
+/* Nothing of it is left but who waits to hear of that. */
+static void region_finish(struct region *region)
+{
+	void (*added)(void *arg, const struct dray_err *err) = region->added;
+	void *added_arg = region->added_arg;
+	struct dray_err refused = region->refused;
+	void (*done)(void *arg) = region->done;
+	void *arg = region->arg;
+
+	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations));
+	handle_del(region);
+	region_free(region);
+	if (done)
+		done(arg);
+	else
+		added(added_arg, &refused);
 }
 
 /* Order of the two: memory goes first, so that whoever hears of the end finds it gone. */
 static void region_gone(void *of)
 {
 	struct region *region = of;
-	struct regions *r = region->regions;
-	void (*done)(void *arg) = region->done;
-	void *arg = region->arg;
 
-	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations));
-	dray_handles_del(&r->regions, region->handle);
-	r->bytes -= region_view_of(region)->o.length;
-	r->pool_bytes -= region->pool_bytes;
-	region_free(region);
-	done(arg);
+	extents_release(&region->extents);
+	region->gpu_memory = NULL;
+	region->ended = true;
+	if (region->done || region->refused.code)
+		region_finish(region);
+}
+
+/* RDMA devices have let go of it; GPUs do now. */
+static void handle_deregistered(void *of)
+{
+	struct region *region = of;
+	struct gpus *gpus = region->regions->gpus;
+
+	if (region->gpu_memory)
+		gpu_close(region->gpu_memory, region_gone, region);
+	else if (gpus && region_view_of(region)->memory == REGION_HOST)
+		gpus_region_removed(gpus, region->handle, region_gone, region);
+	else
+		region_gone(region);
 }
 
 /* Can a peer's device reach it that has not acknowledged its fence? */
@@ -220,16 +398,23 @@ static bool exposed(const struct region *region)
  * With an urgent end the grants need only be dropped here, which serving counts; what peers still
  * have to acknowledge is theirs to finish.
  */
-void region_check(struct region *region)
+static void leave(struct region *region)
 {
-	if (!region->removing || !region->dropped || region->barriers || region->leaving)
-		return;
 	if (region->urgent && !region->serving && !exposed(region))
 		tokens_abandon(region);
 	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations))
 		return;
 	region->leaving = true;
-	region->regions->up->removed(region->regions->arg, region->handle, region_gone, region);
+	region->regions->up->removed(region->regions->arg, region->handle, handle_deregistered,
+				     region);
+}
+
+void region_check(struct region *region)
+{
+	if (region->ended && region->done && !region->barriers)
+		region_finish(region);
+	else if (region->ending && region->dropped && !region->barriers && !region->leaving)
+		leave(region);
 }
 
 static void handle_dropped(void *arg)
@@ -240,28 +425,38 @@ static void handle_dropped(void *arg)
 	region_check(region);
 }
 
+/* Nobody uses it any more soon after; what does ends with code. */
+static void region_end(struct region *region, uint32_t code, bool urgent)
+{
+	struct regions *r = region->regions;
+
+	region->ending = true;
+	region->urgent = urgent;
+	tokens_revoke(region, NULL, ++r->revocations);
+	pool_drop(r->pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped, region);
+}
+
+void regions_gpu_lost(struct regions *r, unsigned device)
+{
+	struct region *region;
+
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
+		if (region->gpu_memory && !region->ending && region_view_of(region)->gpu == device)
+			region_end(region, DRAY_E_GPU_LOST, true);
+}
+
 static struct region *region_get(struct regions *r, dray_handle handle)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	return region && !region->removing ? region : NULL;
+	return region && region_is_live(region) ? region : NULL;
 }
 
-int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
-		  void (*done)(void *arg), void *arg)
+int region_gpu(struct regions *r, dray_handle handle)
 {
-	struct region *region = region_get(r, handle);
+	const struct region *region = region_get(r, handle);
 
-	if (!region || region_view_of(region)->o.session != session)
-		return -ENOENT;
-	region->removing = true;
-	region->urgent = urgent;
-	region->done = done;
-	region->arg = arg;
-	tokens_revoke(region, NULL, ++r->revocations);
-	pool_drop(r->pool, OBJECT_REGION, handle, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED,
-		  urgent, handle_dropped, region);
-	return 0;
+	return region && region->gpu_memory ? region_view_of(region)->gpu : -1;
 }
 
 static void handle_hurried(void *arg)
@@ -280,7 +475,7 @@ void region_hurry(struct regions *r, dray_handle handle)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	if (!region || !region->removing || region->urgent)
+	if (!region || !region->ending || region->urgent)
 		return;
 	region->urgent = true;
 	dray_list_for_each(&region->tokens, t, struct token, link)
@@ -291,6 +486,33 @@ void region_hurry(struct regions *r, dray_handle handle)
 	region->barriers++;
 	pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_SESSION_CLOSED, true, handle_hurried,
 		  region);
+}
+
+static void handle_cancelled(void *arg)
+{
+	region_finish(arg);
+}
+
+/* One that has ended by itself is forgotten once the workers have answered again: not inside this call. */
+int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
+		  void (*done)(void *arg), void *arg)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (!region || region->done || region_view_of(region)->o.session != session)
+		return -ENOENT;
+	region->done = done;
+	region->arg = arg;
+	if (region->opening && region_view_of(region)->memory == REGION_GPU) {
+		gpu_open_cancel(r->gpus, region, handle_cancelled);
+	} else if (region->ended) {
+		region->barriers++;
+		pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false, handle_hurried,
+			  region);
+	} else if (!region->ending) {
+		region_end(region, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent);
+	}
+	return 0;
 }
 
 dray_handle region_group(struct regions *r, dray_handle handle, dray_handle *ret_session)
@@ -309,6 +531,15 @@ void regions_drain(struct regions *r, bool on)
 	r->draining = on;
 }
 
+static const char *state_name(const struct region *region)
+{
+	if (region->done || region->refused.code)
+		return "removing";
+	if (region->ending)
+		return "lost";
+	return region->opening ? "opening" : "live";
+}
+
 void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
 		  void *arg)
 {
@@ -322,7 +553,7 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_i
 				.session = v->o.session,
 				.name = region->name,
 				.kind = dmsg_kind_name(region->kind),
-				.state = region->removing ? "removing" : "live",
+				.state = state_name(region),
 				.access = v->o.access,
 				.extents = region->n_extents,
 				.tokens = region->n_tokens,

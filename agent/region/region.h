@@ -17,6 +17,7 @@
 #ifndef DRAY_AGENT_REGION_REGION_H
 #define DRAY_AGENT_REGION_REGION_H
 
+#include "agent/gpu/gpus.h"
 #include "agent/region/grant.h"
 #include "agent/worker/pool.h"
 #include "lib/err.h"
@@ -37,8 +38,12 @@ struct regions_upcalls {
 	 * inside the call.
 	 */
 	void (*revoke_local)(void *arg, dray_handle remote, uint32_t code, bool urgent);
-	/* The region's memory may be registered with devices; view and descriptor last until `removed` is done. */
-	void (*added)(void *arg, const struct region_view *view, int dmabuf_fd);
+	/*
+	 * The region's memory may be registered with RDMA devices. dmabufs: of each of the view's extents, where that is
+	 * device memory; else NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered().
+	 */
+	void (*added)(void *arg, const struct region_view *view,
+		      const struct region_dmabuf *dmabufs);
 	/* Nobody uses it: devices let go of it, then done(done_arg), possibly inside the call. */
 	void (*removed)(void *arg, dray_handle region, void (*done)(void *arg), void *done_arg);
 	/* All its tokens were revoked, and no importer is left. */
@@ -48,6 +53,7 @@ struct regions_upcalls {
 struct regions_deps {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
+	struct gpus *gpus; /* NULL: kinds cuda_ipc and cuda_vmm are refused */
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	const struct regions_upcalls *up;
@@ -68,14 +74,41 @@ struct region_owner {
 	uint32_t *tokens;
 };
 
+struct region_spec {
+	const struct region_owner *owner;
+	const struct dmsg_region_add *m;
+	const int *fds; /* stay the caller's: the region duplicates what it keeps */
+	unsigned n_fds;
+	/* Of a pending one: it is usable (err NULL), or gone with what it was refused for. Never inside the call. */
+	void (*added)(void *arg, const struct dray_err *err);
+	void *arg;
+};
+
+struct region_added {
+	dray_handle region;
+	uint64_t length;
+	int pool_fd;  /* -1, or the memfd of a pool to pass to the client; the region's */
+	bool pending; /* added() comes */
+};
+
 /*
- * Checks and maps the extents. fds stay the caller's (the region duplicates what it keeps).
- * *ret_pool_fd: -1, or for a pool the memfd to pass to the client (owned by the region). Errors
- * as REGION_ADD lists.
+ * Checks and maps the extents. Memory of devices is opened or registered in the background: until added() its handle
+ * is good for region_remove() alone, after which added() will not run. Errors as REGION_ADD lists.
  */
-int region_add(struct regions *r, const struct region_owner *owner, const struct dmsg_region_add *m,
-	       const int *fds, unsigned n_fds, dray_handle *ret_region, uint64_t *ret_length,
-	       int *ret_pool_fd, struct dray_err *reterr);
+int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
+	       struct dray_err *reterr);
+
+/* RDMA devices have its memory (usable), or none of them: then why. Not inside `added` of the upcalls. */
+void region_registered(struct regions *r, dray_handle region, bool usable, const char *why);
+
+/*
+ * A GPU is lost: regions on it end with gpu_lost, and their memory is closed. Their handles stay until they are
+ * removed.
+ */
+void regions_gpu_lost(struct regions *r, unsigned device);
+
+/* GPU that a live region's memory is on; -1: none. */
+int region_gpu(struct regions *r, dray_handle region);
 
 /*
  * Proof of stop, then unmapped and forgotten, then done(arg). urgent: its session died. -ENOENT

@@ -231,7 +231,7 @@ static struct region *region_of_group(struct regions *r, dray_handle handle,
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	if (region && !region->removing && region_view_of(region)->o.group == who->group)
+	if (region && region_is_live(region) && region_view_of(region)->o.group == who->group)
 		return region;
 	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 		     "no region %" PRIu64 " in this session's group", handle);
@@ -381,7 +381,7 @@ void revocation_step(struct revocation *v)
 	if (--v->pending)
 		return;
 	dray_list_del(&v->link);
-	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->removing)
+	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->ending)
 		v->region->regions->up->revoked(v->region->regions->arg, v->region->handle);
 	v->done(v->arg, v->count);
 	free(v);

@@ -48,6 +48,12 @@ struct region_view {
 	struct extent_view extents[];
 };
 
+/* Where an extent of device memory lies, for RDMA devices. */
+struct region_dmabuf {
+	int fd; /* a DMA-BUF; -1: there is none */
+	uint64_t offset;
+};
+
 /* An imported token: a range of a region of this agent, or of a peer's. */
 struct remote_view {
 	struct object_view o;

@@ -125,6 +125,7 @@ struct session_region {
 	dray_handle handle;
 	uint32_t extents;
 	uint64_t bytes;
+	bool adding; /* the REGION_ADD with this id is owed its answer */
 	bool removing;
 	bool reply_due; /* to the REGION_REMOVE with this id */
 	uint64_t request_id;

@@ -111,14 +111,49 @@ static void remove_region(struct session_region *r, bool urgent)
 	r->removing = true;
 }
 
+/* A region that took a while is usable, or was refused. */
+static void handle_added(void *arg, const struct dray_err *err)
+{
+	struct session_region *r = arg;
+	struct session *s = r->session;
+	int none = -1;
+
+	r->adding = false;
+	if (!err) {
+		reply_added(s, r->request_id, r, &none, 0);
+		return;
+	}
+	session_fail(s, r->request_id, -EIO, err);
+	dray_list_del(&r->link);
+	count(r, false);
+	free(r);
+	session_check(s);
+}
+
+/* The client gets a pool's descriptor with the answer. */
+static int pass_pool(struct session_region *r, int pool_fd, int *ret_fd, struct dray_err *reterr)
+{
+	int e;
+
+	*ret_fd = -1;
+	if (pool_fd < 0)
+		return 0;
+	*ret_fd = fcntl(pool_fd, F_DUPFD_CLOEXEC, 3);
+	if (*ret_fd >= 0)
+		return 0;
+	e = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+			 "the pool's descriptor cannot be passed: %s", dray_errno_text(errno));
+	remove_region(r, true);
+	return e;
+}
+
 int request_region_add(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	struct regions *regions = s->owner->regions;
-	struct region_owner owner = session_owner(s);
 	struct session_region *r dray_auto_free = NULL;
+	struct region_owner owner = session_owner(s);
 	struct dmsg_region_add m;
-	int pool_fd, fd = -1;
-	int e;
+	struct region_added added;
+	int e, fd;
 
 	e = dmsg_region_add_decode(rq->body, rq->length, &m, reterr);
 	if (e >= 0)
@@ -130,30 +165,35 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 		return -ENOMEM;
 	r->session = s;
 	r->extents = m.extents.n;
-	e = region_add(regions, &owner, &m, rq->fds, rq->n_fds, &r->handle, &r->bytes, &pool_fd,
-		       reterr);
+	r->request_id = rq->id;
+	e = region_add(s->owner->regions,
+		       &(struct region_spec){ .owner = &owner,
+					      .m = &m,
+					      .fds = rq->fds,
+					      .n_fds = rq->n_fds,
+					      .added = handle_added,
+					      .arg = r },
+		       &added, reterr);
 	if (e < 0)
 		return e;
+	r->handle = added.region;
+	r->bytes = added.length;
+	r->adding = added.pending;
 	dray_list_add(&s->regions, &r->link);
 	count(r, true);
-	if (pool_fd >= 0) {
-		fd = fcntl(pool_fd, F_DUPFD_CLOEXEC, 3);
-		if (fd < 0) {
-			e = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-					 "the pool's descriptor cannot be passed: %s",
-					 dray_errno_text(errno));
-			remove_region(dray_take(r), true);
-			return e;
-		}
+	if (!r->adding) {
+		e = pass_pool(r, added.pool_fd, &fd, reterr);
+		if (e >= 0)
+			reply_added(s, rq->id, r, &fd, fd >= 0 ? 1 : 0);
 	}
-	reply_added(s, rq->id, dray_take(r), &fd, fd >= 0 ? 1 : 0);
-	return 0;
+	r = NULL;
+	return e;
 }
 
 static struct session_region *find(struct session *s, dray_handle handle)
 {
 	dray_list_for_each(&s->regions, r, struct session_region, link)
-		if (r->handle == handle && !r->removing)
+		if (r->handle == handle && !r->adding && !r->removing)
 			return r;
 	return NULL;
 }

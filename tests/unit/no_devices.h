@@ -5,11 +5,12 @@
 
 #include "agent/region/region.h"
 
-static inline void no_devices_added(void *arg, const struct region_view *view, int dmabuf_fd)
+static inline void no_devices_added(void *arg, const struct region_view *view,
+				    const struct region_dmabuf *dmabufs)
 {
 	(void)arg;
 	(void)view;
-	(void)dmabuf_fd;
+	(void)dmabufs;
 }
 
 static inline void no_devices_removed(void *arg, dray_handle region, void (*done)(void *arg),

@@ -146,16 +146,18 @@ static inline int add(struct fixture *f, const struct adding *a, dray_handle *re
 				     .flags = a->flags,
 				     .name = { "test", 4 },
 				     .extents = { wire, a->n } };
-	uint64_t length;
-	int pool_fd, r;
+	struct region_spec spec = { .owner = &f->owner, .m = &m, .fds = a->fds, .n_fds = a->n_fds };
+	struct region_added added;
+	int r;
 
 	for (uint32_t i = 0; i < a->n; i++)
 		dmsg_extent_put(wire + i * DMSG_EXTENT_SIZE, &a->e[i]);
 	last_err = DRAY_ERR_NULL;
-	r = region_add(f->regions, &f->owner, &m, a->fds, a->n_fds, ret, &length, &pool_fd,
-		       &last_err);
+	r = region_add(f->regions, &spec, &added, &last_err);
 	if (r < 0)
 		assert_int_not_equal(last_err.code, 0);
+	else
+		*ret = added.region;
 	return last_err.code;
 }
 

@@ -633,7 +633,7 @@ static void test_device_gone_and_back(void **state)
 	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
 	uint32_t key;
 
-	rails_region_add(lab->rails, v, -1);
+	rails_region_add(lab->rails, v, NULL);
 	see(1, 1, 3);
 	UNTIL(lab->keys);
 	key = lab->keys->v[0].key;
@@ -660,7 +660,7 @@ static void test_slices(void **state)
 
 	see(2, 2, 3);
 	UNTIL(IS(0, "up") && IS(1, "up"));
-	rails_region_add(lab->rails, v, -1);
+	rails_region_add(lab->rails, v, NULL);
 	assert_true(strstr(text_of(v), "pending") != NULL);
 	UNTIL(lab->keys && lab->keys->rails == 3);
 	assert_int_equal(lab->keys->n, 6);
@@ -694,12 +694,12 @@ static void test_shared(void **state)
 
 	see(1, 1, 3);
 	UNTIL(IS(0, "up"));
-	rails_region_add(lab->rails, a, -1);
-	rails_region_add(lab->rails, b, -1);
-	rails_region_add(lab->rails, c, -1);
+	rails_region_add(lab->rails, a, NULL);
+	rails_region_add(lab->rails, b, NULL);
+	rails_region_add(lab->rails, c, NULL);
 	UNTIL(strstr(text_of(c), "registered"));
 	assert_int_equal(dev.registered, 1);
-	rails_region_add(lab->rails, d, -1);
+	rails_region_add(lab->rails, d, NULL);
 	UNTIL(strstr(text_of(d), "registered"));
 	assert_int_equal(dev.registered, 2);
 	remove_region(a);
@@ -718,7 +718,7 @@ static void test_keys_in_use(void **state)
 	struct rail_keys *held;
 
 	see(1, 1, 3);
-	rails_region_add(lab->rails, v, -1);
+	rails_region_add(lab->rails, v, NULL);
 	UNTIL(lab->keys);
 	held = rail_keys_ref(lab->keys);
 	rails_region_remove(lab->rails, REGION(1), removed, NULL);
@@ -739,7 +739,7 @@ static void test_revoked(void **state)
 	uint32_t key;
 
 	see(1, 1, 3);
-	rails_region_add(lab->rails, v, -1);
+	rails_region_add(lab->rails, v, NULL);
 	UNTIL(lab->keys);
 	key = lab->keys->v[0].key;
 	rails_region_revoked(lab->rails, REGION(1));
@@ -753,9 +753,10 @@ static void test_revoked(void **state)
 static void refused(int error, uint16_t access, int dmabuf, const char *text)
 {
 	struct region_view *v = view_new(REGION(1), GIB, GIB, access);
+	const struct region_dmabuf at = { dmabuf, 8192 };
 
 	dev.reg_error = error;
-	rails_region_add(lab->rails, v, dmabuf);
+	rails_region_add(lab->rails, v, dmabuf < 0 ? NULL : &at);
 	UNTIL(!strstr(text_of(v), "pending"));
 	if (!strstr(text_of(v), text))
 		fail_msg("\"%s\" instead of \"%s\"", text_of(v), text);
@@ -778,7 +779,7 @@ static void test_causes(void **state)
 	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &former), 0);
 	refused(-EFAULT, DMSG_ACCESS_READ, -1, "mapped for reading only");
 	refused(-EFAULT, DMSG_ACCESS_ALL, -1, "Bad address");
-	refused(-EOPNOTSUPP, DMSG_ACCESS_ALL, dup(0), "lack DMA-BUF");
+	refused(-EOPNOTSUPP, DMSG_ACCESS_ALL, 0, "lack DMA-BUF");
 	refused(-EPERM, DMSG_ACCESS_ALL, -1, "permission is denied");
 	refused(-ENOSPC, DMSG_ACCESS_ALL, -1, "100 memory regions");
 	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 7);
@@ -990,7 +991,7 @@ static void test_end_with_all_up(void **state)
 		.qp = 4, .rail = 0, .to_rail = 0, .qpn = 3, .mtu = 1024, .reads = 1, .class = 0
 	};
 
-	rails_region_add(lab->rails, v, -1);
+	rails_region_add(lab->rails, v, NULL);
 	see(2, 2, 3);
 	UNTIL(IS(0, "up") && IS(1, "up") && lab->keys);
 	meet(2);

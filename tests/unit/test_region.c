@@ -340,12 +340,17 @@ static int add_pool(struct fixture *f, uint64_t bytes, uint16_t flags, int *ret_
 	struct dmsg_region_add m = {
 		.access = RW, .flags = flags, .name = { "", 0 }, .extents = { wire, 1 }
 	};
-	uint64_t length;
+	struct region_spec spec = { .owner = &f->owner, .m = &m };
+	struct region_added added;
 
 	dmsg_extent_put(wire, &e);
 	last_err = DRAY_ERR_NULL;
-	if (region_add(f->regions, &f->owner, &m, NULL, 0, ret, &length, ret_fd, &last_err) == 0)
-		assert_int_equal(length, bytes);
+	if (region_add(f->regions, &spec, &added, &last_err) == 0) {
+		assert_int_equal(added.length, bytes);
+		assert_false(added.pending);
+		*ret_fd = added.pool_fd;
+		*ret = added.region;
+	}
 	return last_err.code;
 }
 
