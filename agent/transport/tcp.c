@@ -49,6 +49,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	dray_list_init(&t->streams);
 	dray_list_init(&t->parked);
 	dray_list_init(&t->holding);
+	dray_list_init(&t->staging);
 	dray_list_init(&t->graveyard);
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_init(&t->ready[i]);
@@ -67,7 +68,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	return 0;
 }
 
-struct tcp_peer *tcp_peer_get(struct tcp *t, dray_handle peer)
+struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
 {
 	uint32_t i = dray_handle_index(peer);
 
@@ -83,6 +84,8 @@ static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dm
 	dray_list_init(&ch->streams);
 	dray_list_init(&ch->lost);
 	dray_list_init(&ch->retry);
+	channel_init(&ch->staged_ch, &transport_tcp, class, peer->link);
+	tcp_post_stage_init(ch);
 }
 
 static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
@@ -122,6 +125,7 @@ static void peer_free(struct tcp_peer *peer)
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_del(&peer->channels[i].pull_link);
 		channel_deinit(&peer->channels[i].ch);
+		channel_deinit(&peer->channels[i].staged_ch);
 	}
 	dray_list_del(&peer->peers_link);
 	peer->tcp->peers[dray_handle_index(peer->link->peer)] = NULL;
@@ -138,8 +142,8 @@ static void stop_down(struct core *c, struct xfer *x, void *arg)
 	const struct down *d = arg;
 
 	/* others have left the channel, or have not come to it */
-	if (x->state == XFER_RUNNING &&
-	    (x->channel == &d->peer->channels[0].ch || x->channel == &d->peer->channels[1].ch))
+	if (x->state == XFER_RUNNING && (tcp_channel_has(&d->peer->channels[0], x) ||
+					 tcp_channel_has(&d->peer->channels[1], x)))
 		xfer_stop(c, x, d->code, NULL, false);
 }
 
@@ -180,33 +184,39 @@ static void tcp_deinit(struct core *c, void *state)
 	free(t);
 }
 
-static bool is_mapped(const struct object *region)
-{
-	return ((const struct region_view *)region->view)->memory == REGION_HOST;
-}
-
 static struct channel *tcp_channel(struct core *c, void *state, const struct xfer *x)
 {
 	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
+	const struct region_view *local = (const struct region_view *)x->local->view;
 	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
 
-	(void)c;
-	return peer && !peer->down && is_mapped(x->local) ? &peer->channels[x->class].ch : NULL;
+	if (!peer || peer->down)
+		return NULL;
+	if (local->memory == REGION_HOST)
+		return &peer->channels[x->class].ch;
+	return local->memory == REGION_GPU && stage_is_up(c) && gpu_is_up(c, local->gpu) ?
+		       &peer->channels[x->class].staged_ch :
+		       NULL;
+}
+
+static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
+{
+	return &tcp_peer_get(t, ch->link->peer)->channels[ch->class];
 }
 
 static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)
 {
-	struct tcp_channel *to = dray_container_of(ch, struct tcp_channel, ch);
+	struct tcp_channel *to = channel_of(state, ch);
 
 	(void)c;
-	dray_list_add(&to->retry, &s->link);
+	dray_list_add(ch == &to->staged_ch && !s->staged ? &to->unstaged : &to->retry, &s->link);
 	tcp_channel_pull_later(state, to);
 }
 
 static void tcp_kick(struct core *c, void *state, struct channel *ch)
 {
 	(void)c;
-	tcp_channel_pull_later(state, dray_container_of(ch, struct tcp_channel, ch));
+	tcp_channel_pull_later(state, channel_of(state, ch));
 }
 
 /* Slices to the streams that have room; a channel that gets none for now is taken off the list. */
@@ -261,7 +271,8 @@ static bool tcp_progress(struct core *c, void *state)
 	struct tcp *t = state;
 	bool more = false;
 
-	(void)c;
+	/* copies that are done, and what is in the way of others, came to light in transport gpu's turn, just before */
+	stage_progress(c);
 	if (is_idle(t))
 		return false;
 	tcp_bury_the_dead(t);
@@ -286,9 +297,8 @@ static bool tcp_progress(struct core *c, void *state)
 static void tcp_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
 	(void)c;
-	(void)state;
 	if (x->channel && x->channel->ops == &transport_tcp)
-		tcp_channel_stop(dray_container_of(x->channel, struct tcp_channel, ch), x, urgent);
+		tcp_channel_stop(channel_of(state, x->channel), x, urgent);
 }
 
 static void tcp_drop(struct core *c, void *state, struct object *o)

@@ -12,6 +12,10 @@
  * progress(), after the worker has looked at its commands: a grant that the control thread has
  * published before a peer can name it is known by then.
  *
+ * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: tcp_post_stage.c gathers slices ahead of
+ * the streams and scatters what was read, tcp_serve_stage.c does so with frames. The end of a copy only
+ * queues its channel or stream, too.
+ *
  * Nothing is freed in the middle of a turn: closed streams wait on the graveyard for the next one.
  */
 #ifndef DRAY_AGENT_TRANSPORT_TCP_H
@@ -20,6 +24,7 @@
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
 #include "agent/transport/link.h"
+#include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
 
@@ -56,7 +61,7 @@ struct tcp_side {
 	 * where more bytes or a later turn are needed; -EPROTO ends the stream.
 	 */
 	int (*head)(struct tcp_stream *s, const uint8_t *p, size_t n);
-	/* No further frame can be taken in now. */
+	/* No further frame can be taken in now; or, where payload_left, its payload has no place now and s->sink is not set. */
 	bool (*blocked)(const struct tcp_stream *s);
 	/* Where the next payload bytes belong; at most payload_left. Returns the number of iovecs. */
 	unsigned (*gather)(struct tcp_stream *s, struct iovec *iov, unsigned max,
@@ -124,6 +129,14 @@ struct tcp_frame {
 struct tcp_channel {
 	struct channel ch; /* first */
 	struct tcp_peer *peer;
+	/* tcp_post_stage.c: transfers whose local region is GPU memory; their slices pass through a buffer */
+	struct channel staged_ch;
+	struct dray_list unstaged; /* slices without a buffer, taken over from another transport */
+	struct dray_list copying;  /* being gathered (WRITE) or scattered (READ) */
+	struct dray_list copied;   /* their copies are done, nobody has looked at them yet */
+	struct dray_list staged; /* to go out: WRITEs that are gathered, READs that have a buffer */
+	struct stage_waiter waiter;
+	bool staged_next;           /* streams are offered slices of both kinds by turns */
 	struct dray_list pull_link; /* on tcp->pulling[class] while a stream may take slices */
 	struct dray_list streams;   /* tcp_post: connecting and open */
 	struct dray_list lost;      /* tcp_post: broken, the other end not known to be dead */
@@ -177,6 +190,7 @@ struct tcp {
 	struct dray_list ready[2], pulling[2]; /* by class */
 	struct dray_list parked;               /* streams that wait for the next turn */
 	struct dray_list holding;              /* tcp_serve with a frame that holds objects */
+	struct dray_list staging;              /* tcp_serve with answers that wait for GPUs */
 	struct dray_list graveyard;
 	int64_t latency_ns; /* bulk takes short turns until then */
 	int64_t timer_ns;   /* when tick() has something to do */
@@ -200,11 +214,31 @@ static inline struct tcp *tcp_of(const struct tcp_channel *ch)
 	return ch->peer->tcp;
 }
 
-struct tcp_peer *tcp_peer_get(struct tcp *t, dray_handle peer);
+struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
 
 static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
 {
-	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch);
+	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
+	       !dray_list_empty(&ch->staged) || !dray_list_empty(&ch->unstaged) ||
+	       channel_pending(&ch->staged_ch);
+}
+
+/* The transfer's slices go out here. */
+static inline bool tcp_channel_has(const struct tcp_channel *ch, const struct xfer *x)
+{
+	return x->channel == &ch->ch || x->channel == &ch->staged_ch;
+}
+
+/* Where the slice's bytes are sent from or received into. */
+static inline const struct iovec *tcp_slice_memory(const struct slice *s, struct iovec *ret_staged,
+						   unsigned *ret_n)
+{
+	*ret_n = s->n_local;
+	if (!s->staged)
+		return s->local;
+	*ret_n = 1;
+	*ret_staged = (struct iovec){ s->staged->base, s->bytes };
+	return ret_staged;
 }
 
 /* Streams of this channel may take slices: they will be offered some. */
@@ -267,7 +301,21 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream; its slices wait, go out again, or end. */
 void tcp_post_lose(struct tcp_post *p);
 
+/* tcp_post_stage.c */
+void tcp_post_stage_init(struct tcp_channel *ch);
+/* Looks at copies that are done, and has further slices get a buffer. */
+void tcp_post_stage_ahead(struct tcp_channel *ch);
+/* One to be sent, or NULL. */
+struct slice *tcp_post_stage_take(struct tcp_channel *ch);
+/* All bytes of a READ are in its buffer: ends it once they are in place. */
+void tcp_post_stage_spread(struct tcp_channel *ch, struct slice *s);
+/* Takes slices of x (NULL: all) that are on no stream and need not be sent any more; urgent: those being copied too. */
+void tcp_post_stage_stop(struct tcp_channel *ch, const struct xfer *x, bool urgent,
+			 struct dray_list *over);
+
 /* tcp_stop.c */
+/* Moves slices of x (NULL: all). */
+void tcp_take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to);
 void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);
 /* Both ends of the lost stream are dead. False if it is not of this channel. */
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id);

@@ -32,7 +32,7 @@ static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 {
 	struct tcp_channel *ch = arg;
 
-	if (x->channel == &ch->ch && x->state == XFER_RUNNING)
+	if (tcp_channel_has(ch, x) && x->state == XFER_RUNNING)
 		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE,
 			  "no data stream to the peer could be opened", false);
 }

@@ -92,25 +92,35 @@ static void enqueue(struct tcp_post *p, struct slice *s)
 	s->posted_ns = t->c->now_ns;
 }
 
+/* A slice that goes out before, or one of the two kinds by turns. */
+static struct slice *next_slice(struct tcp_channel *ch)
+{
+	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+	struct core *c = tcp_of(ch)->c;
+
+	if (s) {
+		dray_list_del(&s->link);
+		if (s->retried)
+			core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
+		return s;
+	}
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		ch->staged_next = !ch->staged_next;
+		s = ch->staged_next ? tcp_post_stage_take(ch) : sched_next(c, &ch->ch, 0);
+	}
+	return s;
+}
+
 /* Takes a batch from the channel. False if there was nothing. */
 static bool fill(struct tcp_post *p)
 {
-	struct tcp_channel *ch = p->ch;
-	struct core *c = p->s.tcp->c;
 	uint64_t bytes = 0;
 
 	while (window_left(p) && bytes < BATCH_BYTES && p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
-		struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+		struct slice *s = next_slice(p->ch);
 
-		if (s) {
-			dray_list_del(&s->link);
-			if (s->retried)
-				core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
-		} else {
-			s = sched_next(c, &ch->ch, 0);
-			if (!s)
-				break;
-		}
+		if (!s)
+			break;
 		enqueue(p, s);
 		bytes += s->bytes;
 	}
@@ -138,6 +148,9 @@ static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max
 
 	for (uint32_t i = p->sent; i != p->tail && max_frames; i++) {
 		struct tcp_frame *f = tcp_frame_at(p, i);
+		const struct iovec *memory;
+		struct iovec staged;
+		unsigned n_memory;
 
 		if (f->state == TCP_FRAME_ENDED)
 			continue;
@@ -154,8 +167,9 @@ static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max
 			skip = 0;
 			continue;
 		}
-		for (unsigned k = 0; k < f->slice->n_local; k++) {
-			struct iovec piece = f->slice->local[k];
+		memory = tcp_slice_memory(f->slice, &staged, &n_memory);
+		for (unsigned k = 0; k < n_memory; k++) {
+			struct iovec piece = memory[k];
 
 			if (skip >= piece.iov_len) {
 				skip -= piece.iov_len;
@@ -260,9 +274,9 @@ static struct tcp_frame *find(struct tcp_post *p, uint64_t id)
 	return NULL;
 }
 
-static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
+/* Returns the frame's slice, which is the caller's. */
+static struct slice *take_answered(struct tcp_post *p, struct tcp_frame *f)
 {
-	struct core *c = p->s.tcp->c;
 	struct slice *s = f->slice;
 
 	if (!p->useful) {
@@ -270,6 +284,14 @@ static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
 		p->ch->fails = 0;
 	}
 	tcp_frame_end(p, f);
+	return s;
+}
+
+static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
+{
+	struct core *c = p->s.tcp->c;
+	struct slice *s = take_answered(p, f);
+
 	if (s)
 		xfer_slice_done(c, s, status < DRAY_ERROR_N ? status : DRAY_E_PROTOCOL,
 				status ? "the owner of the remote refused it" : NULL);
@@ -317,13 +339,14 @@ static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned ma
 			    uint64_t *ret_bytes)
 {
 	struct tcp_post *p = post_of(s);
-	const struct slice *slice = p->rx->slice;
 	uint64_t skip = p->rx_offset, bytes = 0;
-	unsigned n = 0;
+	struct iovec staged;
+	unsigned n = 0, n_memory;
+	const struct iovec *memory = tcp_slice_memory(p->rx->slice, &staged, &n_memory);
 
-	for (uint32_t i = p->rx_iov; i < slice->n_local && n < max; i++) {
-		iov[n] = (struct iovec){ (uint8_t *)slice->local[i].iov_base + skip,
-					 slice->local[i].iov_len - skip };
+	for (uint32_t i = p->rx_iov; i < n_memory && n < max; i++) {
+		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
+					 memory[i].iov_len - skip };
 		bytes += iov[n++].iov_len;
 		skip = 0;
 	}
@@ -334,11 +357,13 @@ static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned ma
 static void post_advance(struct tcp_stream *s, uint64_t n)
 {
 	struct tcp_post *p = post_of(s);
-	const struct slice *slice = p->rx->slice;
+	struct iovec staged;
+	unsigned n_memory;
+	const struct iovec *memory = tcp_slice_memory(p->rx->slice, &staged, &n_memory);
 
 	p->rx_offset += n;
-	while (p->rx_iov < slice->n_local && p->rx_offset >= slice->local[p->rx_iov].iov_len)
-		p->rx_offset -= slice->local[p->rx_iov++].iov_len;
+	while (p->rx_iov < n_memory && p->rx_offset >= memory[p->rx_iov].iov_len)
+		p->rx_offset -= memory[p->rx_iov++].iov_len;
 }
 
 static void post_fault(struct tcp_stream *s)
@@ -362,7 +387,10 @@ static void post_complete(struct tcp_stream *s)
 
 	p->rx = NULL;
 	s->sink = false;
-	answered(p, f, 0);
+	if (f->slice && f->slice->staged)
+		tcp_post_stage_spread(p->ch, take_answered(p, f));
+	else
+		answered(p, f, 0);
 }
 
 /* --- the stream's life ----------------------------------------------------------------------- */
@@ -474,7 +502,10 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 {
 	struct tcp_post *p;
 
-	while (tcp_channel_has_work(ch)) {
+	for (;;) {
+		tcp_post_stage_ahead(ch);
+		if (!tcp_channel_has_work(ch))
+			return false;
 		if (b->left <= 0)
 			return true;
 		tcp_connect(ch);
@@ -485,7 +516,6 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 		send_batch(p, b);
 		tcp_stream_requeue(&p->s);
 	}
-	return false;
 }
 
 const struct tcp_side tcp_post_side = {

@@ -10,13 +10,16 @@
  * acknowledgements, or small READ answers (which are copied there), go in one system call. A big READ
  * answer is sent straight from the region behind that buffer; until it is out, no further frame is looked
  * at, so that a peer that does not read its answers stops being served.
+ *
+ * Frames on GPU memory take longer than their turn: tcp_serve_stage.c.
  */
+#include "agent/transport/tcp_serve.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
 #include "agent/region/fault.h"
-#include "agent/transport/tcp.h"
 
 /* READ answers up to this are copied; beyond, one more system call costs less. */
 #define SMALL_READ 16384
@@ -26,26 +29,6 @@
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
 /* Turns after which a grant that is not known will not be. */
 #define ASK_TURNS 8
-
-struct serve {
-	struct tcp_stream s;        /* first */
-	struct dray_list hold_link; /* on tcp->holding while grant and region are held */
-	struct object *grant, *region;
-	/* the frame in hand */
-	uint64_t slice;
-	uint32_t status;
-	uint32_t n_segs, seg; /* segments, the one in hand */
-	uint64_t seg_offset;  /* its bytes done */
-	uint32_t extent;      /* of the last piece: the next mostly is near */
-	uint64_t read_left;   /* bytes of a READ answer not yet sent */
-	uint32_t answer_at;   /* where its head lies in out */
-	bool head_gone;       /* at least a byte of that head was sent */
-	uint8_t asked;        /* turns in which its grant was not known */
-	int64_t grace_ns;     /* not 0: by then the answer must be out */
-	uint8_t *out;         /* bytes [out_rd, out_wr) wait */
-	uint32_t out_rd, out_wr;
-	struct pmsg_seg segs[PMSG_SEGS_MAX];
-};
 
 static struct serve *serve_of(const struct tcp_stream *s)
 {
@@ -78,26 +61,37 @@ static void release(struct serve *v)
 
 static bool out_pending(const struct serve *v)
 {
-	return v->out_wr > v->out_rd || v->read_left;
+	struct iovec first;
+
+	return v->out_wr > v->out_rd || v->read_left || serve_stage_payload(v, &first, 1);
 }
 
-static void put_answer(struct serve *v, uint32_t at, uint8_t kind, uint32_t status, uint64_t length)
+static void put_answer(struct serve *v, uint32_t at, uint64_t slice, uint8_t kind, uint32_t status,
+		       uint64_t length)
 {
 	struct pmsg_frame wire = {
-		.kind = kind, .status = status, .slice = v->slice, .length = length
+		.kind = kind, .status = status, .slice = slice, .length = length
 	};
 
 	pmsg_frame_put(v->out + at, &wire);
 }
 
-/* blocked() has seen to it that there is room. */
-static void answer(struct serve *v, uint8_t kind, uint32_t status, uint64_t length)
+void serve_put_head(struct serve *v, uint64_t slice, uint8_t kind, uint32_t status, uint64_t length)
 {
 	if (!v->out)
 		v->out = tcp_pool_get(v->s.tcp);
 	v->answer_at = v->out_wr;
-	put_answer(v, v->out_wr, kind, status, length);
+	put_answer(v, v->out_wr, slice, kind, status, length);
 	v->out_wr += PMSG_FRAME_SIZE;
+}
+
+/* blocked() has seen to it that there is room, for it or those before it. */
+static void answer(struct serve *v, uint8_t kind, uint32_t status)
+{
+	if (serve_queue_empty(v))
+		serve_put_head(v, v->slice, kind, status, 0);
+	else
+		serve_stage_answer(v, kind, status);
 }
 
 /* The answer's payload will not come: says so in its head, or where that is gone closes the stream. False then. */
@@ -107,7 +101,7 @@ static bool fail_read(struct serve *v, uint32_t status)
 		tcp_serve_close(&v->s, true, true);
 		return false;
 	}
-	put_answer(v, v->answer_at, PMSG_FRAME_KIND_READ_DATA, status, 0);
+	put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA, status, 0);
 	v->read_left = 0;
 	release(v);
 	return true;
@@ -123,12 +117,9 @@ static void report_fault(struct serve *v)
 
 /* --- where the bytes lie --------------------------------------------------------------------- */
 
-static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
-			     uint64_t *ret_bytes)
+unsigned serve_ranges(struct serve *v, const struct grant_view *g, const struct region_view *r,
+		      struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
-	struct serve *v = serve_of(s);
-	const struct grant_view *g = (const struct grant_view *)v->grant->view;
-	const struct region_view *r = (const struct region_view *)v->region->view;
 	uint64_t skip = v->seg_offset, bytes = 0;
 	uint32_t e = v->extent;
 	unsigned n = 0;
@@ -159,13 +150,36 @@ static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned m
 	return n;
 }
 
+void serve_segs_advance(struct serve *v, uint64_t n)
+{
+	v->seg_offset += n;
+	while (v->seg < v->n_segs && v->seg_offset >= v->segs[v->seg].length)
+		v->seg_offset -= v->segs[v->seg++].length;
+}
+
+/* Of the frame in hand, in host memory. */
+static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+{
+	return serve_ranges(v, (const struct grant_view *)v->grant->view,
+			    (const struct region_view *)v->region->view, iov, max, ret_bytes);
+}
+
+static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			     uint64_t *ret_bytes)
+{
+	struct serve *v = serve_of(s);
+
+	return v->rx ? serve_stage_place(v, iov, ret_bytes) : host_ranges(v, iov, max, ret_bytes);
+}
+
 static void serve_advance(struct tcp_stream *s, uint64_t n)
 {
 	struct serve *v = serve_of(s);
 
-	v->seg_offset += n;
-	while (v->seg < v->n_segs && v->seg_offset >= v->segs[v->seg].length)
-		v->seg_offset -= v->segs[v->seg++].length;
+	if (v->rx)
+		serve_stage_received(v, n);
+	else
+		serve_segs_advance(v, n);
 }
 
 /* --- frames ---------------------------------------------------------------------------------- */
@@ -195,6 +209,23 @@ static bool segs_in_range(const struct serve *v, const struct grant_view *g,
 	return true;
 }
 
+/* Why this worker cannot reach the region's bytes. An error code, or 0. */
+static uint32_t reachable(const struct core *c, const struct region_view *r)
+{
+	if (r->memory == REGION_HOST)
+		return 0;
+	if (r->memory != REGION_GPU || !stage_is_up(c))
+		return DRAY_E_UNSUPPORTED;
+	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
+}
+
+/* The region is not there any more. */
+static uint32_t gone(struct core *c, dray_handle region)
+{
+	return object_drop_code(c, OBJECT_REGION, region) == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST :
+									       DRAY_E_REVOKED;
+}
+
 /* May the peer do this? An error code; on 0 the objects are told. */
 static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
 		      struct object **ret_grant, struct object **ret_region)
@@ -209,16 +240,14 @@ static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
 		return DRAY_E_REVOKED;
 	region = object_get(c, OBJECT_REGION, g->region);
 	if (!region)
-		return DRAY_E_REVOKED;
+		return gone(c, g->region);
 	if (!(g->o.access & access) || !(region->view->access & access))
 		return DRAY_E_DENIED;
 	if (!segs_in_range(v, g, (const struct region_view *)region->view))
 		return DRAY_E_RANGE;
-	if (((const struct region_view *)region->view)->memory != REGION_HOST)
-		return DRAY_E_UNSUPPORTED;
 	*ret_grant = grant;
 	*ret_region = region;
-	return 0;
+	return reachable(c, (const struct region_view *)region->view);
 }
 
 /* Copies a small answer behind its head; then the frame is over. */
@@ -229,18 +258,18 @@ static void read_small(struct serve *v, uint64_t length)
 	uint64_t bytes;
 
 	while (v->out_wr - start < length) {
-		unsigned n = serve_gather(&v->s, iov, TCP_IOV, &bytes);
+		unsigned n = host_ranges(v, iov, TCP_IOV, &bytes);
 
 		for (unsigned i = 0; i < n; i++) {
 			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
 				report_fault(v);
 				v->out_wr = start;
-				put_answer(v, v->answer_at, PMSG_FRAME_KIND_READ_DATA,
+				put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA,
 					   DRAY_E_REGION_FAULT, 0);
 				return;
 			}
 			v->out_wr += (uint32_t)iov[i].iov_len;
-			serve_advance(&v->s, iov[i].iov_len);
+			serve_segs_advance(v, iov[i].iov_len);
 		}
 	}
 	tcp_count_sent(&v->s, length);
@@ -248,7 +277,7 @@ static void read_small(struct serve *v, uint64_t length)
 
 static void start_read(struct serve *v, uint64_t length)
 {
-	answer(v, PMSG_FRAME_KIND_READ_DATA, 0, length);
+	serve_put_head(v, v->slice, PMSG_FRAME_KIND_READ_DATA, 0, length);
 	if (length <= SMALL_READ) {
 		read_small(v, length);
 		release(v);
@@ -276,6 +305,34 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 	v->seg_offset = 0;
 	v->extent = 0;
 	return sum == wire->length ? 0 : -EPROTO;
+}
+
+/* The frame is carried out, or begun; objects: where v->status allows it. False: a later turn is needed. */
+static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct object *grant,
+		       struct object *region)
+{
+	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
+	bool host = !v->status && ((const struct region_view *)region->view)->memory == REGION_HOST;
+
+	if (host && !write && !serve_queue_empty(v)) {
+		/* its payload goes out from where it lies, when those before it are out */
+		v->stalled = true;
+		return false;
+	}
+	if (write) {
+		v->s.payload_left = wire->length;
+		v->s.sink = v->status != 0;
+	}
+	if (host)
+		hold(v, grant, region);
+	else if (!v->status)
+		serve_stage_start(v, write ? PMSG_FRAME_KIND_WRITE_ACK : PMSG_FRAME_KIND_READ_DATA,
+				  wire->length, grant, region);
+	if (host && !write)
+		start_read(v, wire->length);
+	else if (v->status && !write)
+		answer(v, PMSG_FRAME_KIND_READ_DATA, v->status);
+	return true;
 }
 
 static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
@@ -310,24 +367,17 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		return 0;
 	}
 	v->asked = 0;
-	if (!v->status)
-		hold(v, grant, region);
-	if (wire.kind == PMSG_FRAME_KIND_WRITE) {
-		s->payload_left = wire.length;
-		s->sink = v->status != 0;
-	} else if (v->status) {
-		answer(v, PMSG_FRAME_KIND_READ_DATA, v->status, 0);
-	} else {
-		start_read(v, wire.length);
-	}
-	return (int)need;
+	return take_frame(v, &wire, grant, region) ? (int)need : 0;
 }
 
 static bool serve_blocked(const struct tcp_stream *s)
 {
 	const struct serve *v = serve_of(s);
 
-	return v->read_left || TCP_BUFFER - v->out_wr < OUT_ROOM;
+	if (s->payload_left)
+		return v->rx && !v->chunk && !s->sink;
+	return v->read_left || v->rx || v->stalled || serve_queue_full(v) ||
+	       TCP_BUFFER - v->out_wr < OUT_ROOM;
 }
 
 static void serve_fault(struct tcp_stream *s)
@@ -345,8 +395,12 @@ static void serve_complete(struct tcp_stream *s)
 	struct serve *v = serve_of(s);
 
 	s->sink = false;
+	if (v->rx) {
+		serve_stage_complete(v);
+		return;
+	}
 	release(v);
-	answer(v, PMSG_FRAME_KIND_WRITE_ACK, v->status, 0);
+	answer(v, PMSG_FRAME_KIND_WRITE_ACK, v->status);
 }
 
 /* --- sending --------------------------------------------------------------------------------- */
@@ -360,18 +414,22 @@ static void sent(struct serve *v, uint64_t n)
 	if (v->read_left && v->out_rd > v->answer_at)
 		v->head_gone = true;
 	n -= head;
-	if (n) {
-		serve_advance(&v->s, n);
-		v->read_left -= n;
+	if (n)
 		tcp_count_sent(&v->s, n);
+	if (n && v->sending) {
+		serve_stage_sent(v, n);
+	} else if (n) {
+		serve_segs_advance(v, n);
+		v->read_left -= n;
 		if (!v->read_left)
 			release(v);
 	}
-	if (v->out_rd == v->out_wr && !v->read_left) {
+	if (v->out && v->out_rd == v->out_wr && !v->read_left) {
 		tcp_pool_put(v->s.tcp, v->out);
 		v->out = NULL;
 		v->out_rd = v->out_wr = 0;
 	}
+	serve_stage_answers(v);
 }
 
 /* Sends what there is, within the budget. False if the stream closed. */
@@ -387,7 +445,9 @@ static bool flush(struct serve *v, struct tcp_budget *b)
 		if (v->out_wr > v->out_rd)
 			t->iov[k++] = (struct iovec){ v->out + v->out_rd, v->out_wr - v->out_rd };
 		if (v->read_left)
-			k += serve_gather(&v->s, t->iov + k, TCP_IOV - 1, &bytes);
+			k += host_ranges(v, t->iov + k, TCP_IOV - 1, &bytes);
+		else
+			k += serve_stage_payload(v, t->iov + k, TCP_IOV - 1);
 		n = tcp_stream_send(&v->s, t->iov, k, b);
 		if (n >= 0) {
 			sent(v, (uint64_t)n);
@@ -411,6 +471,8 @@ static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 {
 	struct serve *v = serve_of(s);
 
+	if (!serve_stage_step(v))
+		return;
 	do {
 		if (!flush(v, b) || !tcp_stream_receive(s, b) || !flush(v, b))
 			return;
@@ -421,9 +483,9 @@ static bool serve_wants(const struct tcp_stream *s)
 {
 	const struct serve *v = serve_of(s);
 
-	if (s->writable && out_pending(v))
+	if (v->news || (s->writable && out_pending(v)))
 		return true;
-	if (s->parked || (!s->payload_left && serve_blocked(s)))
+	if (s->parked || serve_blocked(s))
 		return false;
 	return s->readable || (s->in_wr > s->in_rd && !s->incomplete);
 }
@@ -481,6 +543,7 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	memset(v, 0, offsetof(struct serve, segs));
 	tcp_stream_init(&v->s, t, peer, &serve_side);
 	dray_list_init(&v->hold_link);
+	serve_stage_init(v);
 	v->s.buffers = 2;
 	v->s.id = id;
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
@@ -511,6 +574,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 	v->out_rd = v->out_wr = 0;
 	v->read_left = 0;
 	release(v);
+	serve_stage_close(v);
 	tcp_stream_bury(s);
 	if (tell) {
 		core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
@@ -519,19 +583,20 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 }
 
 /* The frame in hand must let go of its objects. */
-static void let_go(struct serve *v, bool urgent)
+static void let_go(struct serve *v, const struct object *o)
 {
+	uint32_t status = serve_drop_status(o);
 	struct tcp_budget b = { INT64_MAX };
 
 	if (!v->read_left) {
 		/* nothing is received between turns: from here on it goes to the sink */
 		v->s.sink = true;
-		v->status = DRAY_E_REVOKED;
+		v->status = status;
 		release(v);
 		return;
 	}
-	if (!v->head_gone || urgent) {
-		fail_read(v, DRAY_E_REVOKED);
+	if (!v->head_gone || o->drop_urgent) {
+		fail_read(v, status);
 		return;
 	}
 	if (!flush(v, &b) || !v->read_left)
@@ -542,10 +607,11 @@ static void let_go(struct serve *v, bool urgent)
 
 void tcp_serve_drop(struct tcp *t, struct object *o)
 {
+	serve_stage_drop(t, o);
 	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
 		if (v->grant != o && v->region != o)
 			continue;
-		let_go(v, o->drop_urgent);
+		let_go(v, o);
 		tcp_stream_requeue(&v->s);
 	}
 }

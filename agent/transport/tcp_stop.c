@@ -9,10 +9,10 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/tcp.h"
 
-static void take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to)
+void tcp_take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to)
 {
 	dray_list_for_each(from, s, struct slice, link)
-		if (s->xfer == x) {
+		if (!x || s->xfer == x) {
 			dray_list_del(&s->link);
 			dray_list_add(to, &s->link);
 		}
@@ -57,7 +57,8 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	take_those_of(&ch->retry, x, &over);
+	tcp_take_those_of(&ch->retry, x, &over);
+	tcp_post_stage_stop(ch, x, urgent, &over);
 	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
@@ -69,7 +70,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 	/* of a closed stream, nothing touches our memory; only the remote's fate is open */
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
-			take_those_of(&p->waiting, x, &over);
+			tcp_take_those_of(&p->waiting, x, &over);
 	xfer_slices_end(tcp_of(ch)->c, &over, 0);
 }
 
@@ -100,6 +101,7 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct core *c = tcp_of(ch)->c;
 
 	dray_list_splice(&over, &ch->retry);
+	tcp_post_stage_stop(ch, NULL, true, &over);
 	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);
 		tcp_stream_bury(&p->s);

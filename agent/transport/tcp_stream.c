@@ -145,6 +145,8 @@ static void place(struct tcp_stream *s)
 		uint64_t bytes;
 		unsigned k = s->side->gather(s, iov, TCP_IOV, &bytes);
 
+		if (!k)
+			break;
 		for (unsigned i = 0; i < k && done < n; i++) {
 			uint64_t piece = dray_min((uint64_t)iov[i].iov_len, n - done);
 
@@ -157,8 +159,11 @@ static void place(struct tcp_stream *s)
 			done += piece;
 		}
 	}
-	/* what fault() left over, and all of it in a sink, is skipped */
-	s->payload_left -= n - done;
+	/* what fault() left over, and all of it in a sink, is skipped; else the rest waits for a place */
+	if (s->sink)
+		s->payload_left -= n - done;
+	else
+		n = done;
 	s->in_rd += (uint32_t)n;
 	count_received(s, n);
 	if (!s->payload_left)
@@ -172,14 +177,14 @@ static bool parse(struct tcp_stream *s)
 	while (s->in_rd < s->in_wr) {
 		int n;
 
+		if (s->side->blocked(s))
+			return true;
 		if (s->payload_left) {
 			place(s);
 			if (s->state != TCP_OPEN)
 				return false;
 			continue;
 		}
-		if (s->side->blocked(s))
-			return true;
 		n = s->side->head(s, s->in + s->in_rd, s->in_wr - s->in_rd);
 		if (s->state != TCP_OPEN)
 			return false;
@@ -316,8 +321,7 @@ bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
 	for (;;) {
 		if (!parse(s))
 			return false;
-		if (!s->readable || s->parked || b->left <= 0 ||
-		    (!s->payload_left && s->side->blocked(s)))
+		if (!s->readable || s->parked || b->left <= 0 || s->side->blocked(s))
 			return true;
 		if (!receive_once(s, b))
 			return false;
