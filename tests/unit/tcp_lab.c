@@ -14,6 +14,7 @@
 #include "agent/region/fault.h"
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
+#include "agent/transport/stage.h"
 #include "lib/memfd.h"
 
 static struct lab_side *side_of(struct core *c)
@@ -86,6 +87,16 @@ static void peer_gone(struct core *c, dray_handle peer)
 	side_of(c)->n_gone++;
 }
 
+static void transport_event(struct core *c, const struct transport_message *m)
+{
+	struct lab_side *s = side_of(c);
+
+	lab_check(m->transport == DMSG_TRANSPORT_GPU && m->id == LAB_GPU);
+	lab_check(m->type == GPU_LOST || m->type == GPU_GONE);
+	s->gpu.n_lost += m->type == GPU_LOST;
+	s->gpu.n_gone += m->type == GPU_GONE;
+}
+
 static const struct core_upcalls upcalls = {
 	.xfer_ended = xfer_ended,
 	.notify = notify,
@@ -94,6 +105,7 @@ static const struct core_upcalls upcalls = {
 	.stream_lost = stream_lost,
 	.stream_closed = stream_closed,
 	.peer_gone = peer_gone,
+	.transport_event = transport_event,
 };
 
 void lab_reset_lost(struct lab *l)
@@ -193,7 +205,8 @@ void lab_side_turn(struct lab_side *s)
 	for (unsigned i = 0; i < c->n_transports; i++)
 		c->transports[i]->progress(c, c->transport_state[i]);
 	xfers_tick(c);
-	transport_tcp.tick(c, s->tcp);
+	for (unsigned i = 0; i < c->n_transports; i++)
+		c->transports[i]->tick(c, c->transport_state[i]);
 }
 
 void lab_turn(struct lab *l)
@@ -289,7 +302,7 @@ static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
 
 	lab_check(piece * n == bytes);
 	g->bytes = bytes;
-	g->fd = dray_memfd_new("lab", bytes, false);
+	g->fd = dray_memfd_new(s->gpu_staging ? "fake-gpu-0" : "lab", bytes, false);
 	lab_check(g->fd >= 0);
 	g->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
 	g->agent_memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
@@ -329,13 +342,19 @@ void lab_start(struct lab *l, uint64_t bytes, uint32_t extents)
 		struct lab_side *s = &l->side[i];
 		struct core *c = &s->core;
 
+		if (s->gpu_staging) {
+			lab_check(transport_gpu.init(c, &s->gpu.state) == 0);
+			c->transports[0] = &transport_gpu;
+			c->transport_state[c->n_transports++] = s->gpu.state;
+		}
 		lab_check(transport_tcp.init(c, &s->tcp) == 0);
-		c->transports[0] = &transport_tcp;
-		c->transport_state[0] = s->tcp;
-		c->n_transports = 1;
+		c->transports[c->n_transports] = &transport_tcp;
+		c->transport_state[c->n_transports++] = s->tcp;
 		lab_check(transport_tcp.peer_up(c, s->tcp, &s->link) == 0);
 		session_init(s);
 		region_init(s, bytes, extents);
+		if (s->gpu_staging)
+			lab_gpu_start(s);
 		s->remote = calloc(1, sizeof(*s->remote));
 		s->grant = calloc(1, sizeof(*s->grant));
 		lab_check(s->remote && s->grant);
@@ -376,6 +395,11 @@ void lab_deinit(struct lab *l)
 		lab_check(atomic_load(&s->link.streams) == 0);
 		lab_check(atomic_load(&s->link.started) == atomic_load(&s->link.ended));
 		transport_tcp.deinit(c, s->tcp);
+		if (s->gpu_staging) {
+			lab_gpu_stop(s);
+			transport_gpu.deinit(c, s->gpu.state);
+			stage_deinit(c);
+		}
 		xfer_session_deinit(&s->session);
 		close(s->listen_fd);
 		for (unsigned k = 0; k < s->n_half; k++)
@@ -387,6 +411,8 @@ void lab_deinit(struct lab *l)
 		free(s->remote);
 		free(s->grant);
 	}
+	if (l->side[0].gpu_staging || l->side[1].gpu_staging)
+		lab_gpu_all_stopped();
 	for (unsigned k = 0; k < l->n_raw; k++)
 		if (l->raw_fd[k] >= 0)
 			close(l->raw_fd[k]);

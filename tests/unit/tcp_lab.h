@@ -8,6 +8,7 @@
 #define DRAY_TESTS_UNIT_TCP_LAB_H
 
 #include "agent/transfer/xfer.h"
+#include "agent/transport/gpu_message.h"
 #include "agent/transport/link.h"
 #include "agent/transport/transport.h"
 #include "agent/worker/msg.h"
@@ -21,6 +22,7 @@
 #define LAB_PEER LAB_HANDLE(4)
 #define LAB_GROUP 77
 #define LAB_SESSION LAB_HANDLE(5)
+#define LAB_GPU 0
 
 struct lab;
 
@@ -40,6 +42,15 @@ struct lab_region {
 	uint8_t *agent_memory;
 	uint64_t bytes;
 	int fd;
+};
+
+/* What the control thread gives a worker; by tcp_lab_gpu.c. */
+struct lab_gpu {
+	void *state;
+	struct gpu_queues queues;
+	struct gpu_staging staging;
+	struct gpu_import *import;
+	unsigned n_lost, n_gone; /* said by the transport */
 };
 
 struct lab_side {
@@ -63,6 +74,8 @@ struct lab_side {
 	dray_handle last_fault;
 	struct lab_ids lost, closed;
 	bool down;
+	uint64_t gpu_staging; /* set before lab_start: its region is GPU memory, and so much staging there is */
+	struct lab_gpu gpu;
 };
 
 struct lab {
@@ -85,6 +98,11 @@ void lab_deinit(struct lab *l);
 /* Applied to the cores' configuration between lab_prepare and lab_start, which make lab_init. */
 void lab_prepare(struct lab *l);
 void lab_start(struct lab *l, uint64_t bytes, uint32_t extents);
+
+/* tcp_lab_gpu.c, of lab_start and lab_deinit */
+void lab_gpu_start(struct lab_side *s);
+void lab_gpu_stop(struct lab_side *s);
+void lab_gpu_all_stopped(void);
 
 /* One turn of both sides and of the control plane between them. */
 void lab_turn(struct lab *l);
