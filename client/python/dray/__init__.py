@@ -10,7 +10,7 @@
         client.read(region, remote, [(0, 4096, 65536)]).result()
 """
 
-from . import errors
+from . import cuda, errors
 from ._schema import Draining, Notification, RemoteLost
 from .client import Client, Disconnected, Reconnected
 from .errors import DrayError
@@ -24,4 +24,4 @@ __version__ = "0.1.0"
 __all__ = [
     "Client", "Disconnected", "Done", "Draining", "DrayError", "Environment", "Hint", "Memory",
     "Notification", "Pending", "Reconnected", "Region", "Remote", "RemoteLost", "Segment",
-    "SegmentChanged", "Token", "Transfer", "errors", "token_to_bytes", "token_to_text"]
+    "SegmentChanged", "Token", "Transfer", "cuda", "errors", "token_to_bytes", "token_to_text"]

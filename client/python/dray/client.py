@@ -17,6 +17,7 @@ from collections import deque, namedtuple
 
 from . import _schema as s
 from . import errors
+from .cuda import Extents as GpuExtents
 from .handles import Done, Pending, Region, Remote, Token, Transfer, code, ms
 from .memory import Memory
 from .placement import Placement, to_event
@@ -433,20 +434,23 @@ class Client(Placement):
     def region(self, extents, *, access="rw", name="", wait=True):
         """Contributes memory, as a Region: a Memory, or extents in the order of their offsets.
 
-        An extent is (Memory or memfd, offset, length).
+        An extent is (Memory or memfd, offset, length). Or memory of a GPU, as cuda.Extents.
         """
         if isinstance(extents, Memory):
             extents = [(extents, 0, extents.size)]
         region = Region(self, access, name)
-        index = {}
-        for what, offset, length in extents:
-            fd = what.fd if isinstance(what, Memory) else what
-            region.extents.append(
-                (s.KIND_MEMFD, index.setdefault(fd, len(index)), 0, offset, length))
-        if len(index) > s.FDS_MAX:
-            raise errors.FdLimit(f"{len(index)} memfds, the limit is {s.FDS_MAX}: use fewer")
+        if isinstance(extents, GpuExtents):
+            fds = region.describe_gpu(extents)
+        else:
+            fds = {}
+            for what, offset, length in extents:
+                fd = what.fd if isinstance(what, Memory) else what
+                region.extents.append(
+                    (s.KIND_MEMFD, fds.setdefault(fd, len(fds)), 0, offset, length))
+        if len(fds) > s.FDS_MAX:
+            raise errors.FdLimit(f"{len(fds)} descriptors, the limit is {s.FDS_MAX}: use fewer")
         try:
-            for fd in index:
+            for fd in fds:
                 region.fds.append(os.dup(fd))
             pending = region.add(lambda m, fds: self._adopt(region, m))
         except BaseException:

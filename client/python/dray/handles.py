@@ -10,6 +10,8 @@ from .token import to_text
 
 ACCESS = {"r": s.ACCESS_READ, "w": s.ACCESS_WRITE, "rw": s.ACCESS_READ | s.ACCESS_WRITE}
 
+_GPU_MINOR = 2  # of the data protocol, since which agents know memory on GPUs
+
 Done = namedtuple("Done", "status transport bytes duration_ns message")
 
 
@@ -121,6 +123,7 @@ class Region:
         self.error = None  # why it could not be registered again
         # what it takes to register it again after an agent restart; the descriptors are ours
         self.fds, self.extents = [], []
+        self.device, self.gpu_handles = "", b""  # of memory on a GPU
 
     def use(self):
         """Its handle, if it can be used; connects again first where need be."""
@@ -163,10 +166,25 @@ class Region:
         self.client.forget(self)
         return self.client.request(s.pack_region_remove, wait=wait, region=handle)
 
+    def describe_gpu(self, extents):
+        """For the client: it is of this memory. Gives the descriptors."""
+        self.device, self.gpu_handles = extents.device, b"".join(extents.handles)
+        self.extents = [(kind, index, 0, offset, length)
+                        for kind, index, offset, length in extents.extents]
+        return extents.fds
+
     def add(self, convert=None):
         """For the client: registers it."""
+        self.client.ready()
+        if self.client.hello.minor < _GPU_MINOR and any(
+                extent[0] in (s.KIND_CUDA_IPC, s.KIND_CUDA_VMM) for extent in self.extents):
+            refused = Pending(self.client)
+            refused.end(error=errors.Unsupported(
+                "the agent is too old for GPU memory (data protocol before 1.2); upgrade it"))
+            return refused
         return self.client.request(s.pack_region_add, wait=False, fds=self.fds, convert=convert,
-                                   access=self.access, name=self.name, extents=self.extents)
+                                   access=self.access, name=self.name, extents=self.extents,
+                                   device=self.device, handles=self.gpu_handles)
 
     def release(self):
         """For the client: it will not be registered again."""
