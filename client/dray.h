@@ -610,8 +610,9 @@ enum dray_cuda_wait {
 /*
  * Puts into a stream (a CUstream or cudaStream_t; NULL: the default stream of the current context)
  * that it writes the word once all work before it is done and visible: what a transfer waits for.
- * Or that work after it waits for the word: what a transfer sets. The agent sets a word when the
- * bytes are visible to the GPU. Does not block. Any thread that may use the stream. why as above.
+ * A transfer starts when its word holds exactly its value: write no other before that. Or that work
+ * after it waits for the word: what a transfer sets, if it succeeds, when the bytes are visible to
+ * the GPU. Does not block. Any thread that may use the stream. why as above.
  */
 DRAY_API int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream,
 				    unsigned int index, uint32_t value, char *why, size_t why_size);

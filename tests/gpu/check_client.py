@@ -1,0 +1,357 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Does what dray.cuda and libdray say of GPU memory hold? For a machine with a GPU; needs no agent.
+
+Allocates memory in every way that there is (the driver's two; PyTorch's two, where it is installed), fills it with
+noise, describes ranges of it, and has a second process open what was described and read it back. Also that streams
+write and wait for words. One line for each check; exit status 1 where one failed.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "client/python"))
+
+from dray import _cuda_driver as cu  # noqa: E402
+from dray import _schema as s  # noqa: E402
+from dray import cuda  # noqa: E402
+from dray.errors import DrayError  # noqa: E402
+
+LIBDRAY = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve() / "libdray.so.0"
+MIB = 1 << 20
+PAGE = os.sysconf("SC_PAGESIZE")
+failed = 0
+
+
+def say(ok, what):
+    global failed
+    failed += not ok
+    print(f"{'ok' if ok else 'not ok'} - {what}", flush=True)
+
+
+# --- the driver, as far as dray does not ask it -----------------------------------------------------------------
+
+class AccessDesc(ctypes.Structure):
+    _fields_ = [("location_type", c_int), ("location", c_int), ("flags", c_int)]
+
+
+MORE = {
+    "cuInit": (ctypes.c_uint,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuMemAlloc_v2": (ctypes.POINTER(c_uint64), c_size_t),
+    "cuMemCreate": (ctypes.POINTER(c_uint64), c_size_t, ctypes.POINTER(cu.AllocationProp), ctypes.c_ulonglong),
+    "cuMemGetAllocationGranularity": (ctypes.POINTER(c_size_t), ctypes.POINTER(cu.AllocationProp), c_int),
+    "cuMemAddressReserve": (ctypes.POINTER(c_uint64), c_size_t, c_size_t, c_uint64, ctypes.c_ulonglong),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, ctypes.c_ulonglong),
+    "cuMemSetAccess": (c_uint64, c_size_t, ctypes.POINTER(AccessDesc), c_size_t),
+    "cuMemImportFromShareableHandle": (ctypes.POINTER(c_uint64), c_void_p, c_int),
+    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(c_uint64), cu.IpcHandle, ctypes.c_uint),
+    "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
+    "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
+    "cuStreamCreate": (ctypes.POINTER(c_void_p), ctypes.c_uint),
+    "cuStreamQuery": (c_void_p,),
+    "cuStreamSynchronize": (c_void_p,),
+}
+NOT_READY = 600
+
+
+class Gpu(cu.Driver):
+    """Device 0 with its primary context, current on this thread."""
+
+    def __init__(self):
+        super().__init__()
+        for name, arguments in MORE.items():
+            function = getattr(self.library, name)
+            function.argtypes, function.restype = arguments, c_int
+            self._functions[name] = function
+        self.call("cuInit", 0)
+        context = c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+        self.prop = cu.AllocationProp(type=1, handle_types=cu.HANDLE_POSIX_FD, location_type=1, location=0)
+        granularity = c_size_t()
+        self.call("cuMemGetAllocationGranularity", byref(granularity), byref(self.prop), 0)
+        self.granularity = granularity.value
+
+    def malloc(self, size):
+        pointer = c_uint64()
+        self.call("cuMemAlloc_v2", byref(pointer), size)
+        return pointer.value
+
+    def reserve(self, size):
+        pointer = c_uint64()
+        self.call("cuMemAddressReserve", byref(pointer), size, 0, 0, 0)
+        return pointer.value
+
+    def map(self, pointer, size, allocation):
+        self.call("cuMemMap", pointer, size, 0, allocation, 0)
+        self.call("cuMemSetAccess", pointer, size, byref(AccessDesc(1, 0, 3)), 1)
+
+    def chunks(self, count, size):
+        """So many allocations, mapped side by side."""
+        base = self.reserve(count * size)
+        for i in range(count):
+            allocation = c_uint64()
+            self.call("cuMemCreate", byref(allocation), size, byref(self.prop), 0)
+            self.map(base + i * size, size, allocation.value)
+        return base
+
+    def write(self, pointer, data):
+        self.call("cuMemcpyHtoD_v2", pointer, data, len(data))
+
+    def read(self, pointer, size):
+        data = ctypes.create_string_buffer(size)
+        self.call("cuMemcpyDtoH_v2", data, pointer, size)
+        return data.raw
+
+    def open(self, kind, fd, handle, bytes_used):
+        """Where an allocation of another process begins here; as an agent opens it."""
+        pointer = c_uint64()
+        if kind == s.KIND_CUDA_IPC:
+            value = cu.IpcHandle.from_buffer_copy(handle)
+            self.call("cuIpcOpenMemHandle_v2", byref(pointer), value, 1)
+            return pointer.value
+        allocation = c_uint64()
+        self.call("cuMemImportFromShareableHandle", byref(allocation), fd, cu.HANDLE_POSIX_FD)
+        size = -(-bytes_used // self.granularity) * self.granularity
+        base = self.reserve(size)
+        self.map(base, size, allocation.value)
+        return base
+
+
+# --- the second process -------------------------------------------------------------------------------------------
+
+def importer(sock):
+    """Opens each description that comes and answers the digest of its bytes."""
+    gpu = Gpu()
+    while True:
+        packet, fds, _, _ = socket.recv_fds(sock, MIB, s.FDS_MAX)
+        if not packet:
+            return
+        try:
+            answer = digest_of(gpu, json.loads(packet), fds)
+        except DrayError as e:
+            answer = str(e)
+        for fd in fds:
+            os.close(fd)
+        sock.send(answer.encode())
+
+
+def digest_of(gpu, m, fds):
+    digest, opened = hashlib.sha256(), {}
+    if gpu.uuid(0) != m["device"]:
+        return f"device 0 is {gpu.uuid(0)}, not {m['device']}"
+    for kind, index, offset, length in m["extents"]:
+        key = kind, index
+        if key not in opened:
+            used = max(e[2] + e[3] for e in m["extents"] if (e[0], e[1]) == key)
+            handle = bytes.fromhex(m["handles"][index]) if kind == s.KIND_CUDA_IPC else None
+            opened[key] = gpu.open(kind, fds[index] if handle is None else -1, handle, used)
+        digest.update(gpu.read(opened[key] + offset, length))
+    return digest.hexdigest()
+
+
+class Importer:
+    def __init__(self):
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)
+        self.process = subprocess.Popen([sys.executable, __file__, "import", str(theirs.fileno())],
+                                        pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def ask(self, e):
+        packet = json.dumps({"device": e.device, "extents": e.extents, "handles": [h.hex() for h in e.handles]}).encode()
+        socket.send_fds(self.sock, [packet], e.fds)
+        return self.sock.recv(4096).decode()
+
+    def close(self):
+        self.sock.close()
+        self.process.wait()
+
+
+# --- libdray's answer ---------------------------------------------------------------------------------------------
+
+class CRange(ctypes.Structure):
+    _fields_ = [("address", c_uint64), ("length", c_uint64)]
+
+
+class CExtent(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("fd", c_int), ("offset", c_uint64), ("length", c_uint64), ("handle", c_void_p)]
+
+
+class CExtents(ctypes.Structure):
+    _fields_ = [("device", ctypes.c_char * 48), ("extents", ctypes.POINTER(CExtent)), ("extents_n", c_size_t),
+                ("own", c_void_p)]
+
+
+def libdray_describe(ranges, kinds):
+    """(device, [(kind, offset, length)]), or the sentence of its refusal."""
+    library = ctypes.CDLL(str(LIBDRAY))
+    c_ranges = (CRange * len(ranges))(*ranges)
+    c_kinds = (c_int * len(kinds))(*(cuda._KIND[kind] for kind in kinds))
+    result, why = CExtents(), ctypes.create_string_buffer(300)
+    library.dray_cuda_describe.argtypes = (c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t)
+    if library.dray_cuda_describe(c_ranges, len(ranges), c_kinds, len(kinds), byref(result), why, len(why)):
+        return why.value.decode()
+    extents = [(e.kind, e.offset, e.length) for e in result.extents[:result.extents_n]]
+    device = result.device.decode()
+    library.dray_cuda_extents_free(byref(result))
+    return device, extents
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+def check(gpu, peer, what, ranges, kinds=cuda.KINDS, kind=None, at_least=1):
+    """Describes, compares, has it opened and read. kind: what the extents must be of."""
+    noise = [os.urandom(length) for _, length in ranges]
+    for (pointer, _), data in zip(ranges, noise, strict=True):
+        gpu.write(pointer, data)
+    try:
+        # once before: the driver may open descriptors of its own when it is first asked
+        cuda.describe_ranges(ranges, kinds).close()
+        before = gpu.current(), len(os.listdir("/proc/self/fd"))
+        extents = cuda.describe_ranges(ranges, kinds)
+    except DrayError as e:
+        say(False, f"{what}: {e}")
+        return
+    with extents as e:
+        say(e.length == sum(map(len, noise)) and len(e.extents) >= at_least, f"{what}: {len(e.extents)} extents")
+        if kind:
+            say({x[0] for x in e.extents} == {kind}, f"{what}: of kind {s.KIND_NAMES[kind]}")
+        if LIBDRAY.exists():
+            ours = e.device, [(x[0], x[2], x[3]) for x in e.extents]
+            theirs = libdray_describe(ranges, kinds)
+            say(theirs == ours, f"{what}: libdray says the same" + ("" if theirs == ours else f": {theirs}, not {ours}"))
+        if kind == s.KIND_DMABUF:
+            sizes = [os.lseek(fd, 0, os.SEEK_END) for fd in e.fds]
+            say(all(offset + length <= sizes[index] for _, index, offset, length in e.extents) and
+                all(x[2] % PAGE == p % PAGE for x, (p, _) in zip(e.extents, ranges, strict=False)),
+                f"{what}: DMA-BUFs of {sizes} bytes hold it")
+        else:
+            digest = hashlib.sha256(b"".join(noise)).hexdigest()
+            answer = peer.ask(e)
+            say(answer == digest, f"{what}: read back by another process" + ("" if answer == digest else f": {answer}"))
+    say(before == (gpu.current(), len(os.listdir("/proc/self/fd"))), f"{what}: context and descriptors are as before")
+
+
+def refused(what, word, *arguments):
+    try:
+        cuda.describe(*arguments).close()
+        say(False, f"{what}: is not refused")
+    except DrayError as e:
+        say(word in str(e), f"{what}: {e}")
+
+
+class NoAgent:
+    """As much of a client as words need."""
+
+    generation = 1
+
+    def region(self, memory, name):
+        return self
+
+    def remove(self):
+        pass
+
+
+def check_words(gpu):
+    stream = c_void_p()
+    gpu.call("cuStreamCreate", byref(stream), 1)
+    with cuda.StreamWords(NoAgent(), 2) as words:
+        here, there = words
+        here.write(stream.value, 5)
+        gpu.call("cuStreamSynchronize", stream)
+        say(here.value == 5, "a stream writes a word")
+        there.wait(stream.value, 7)
+        here.write(stream.value, 6)
+        say(gpu.raw("cuStreamQuery", stream) == NOT_READY and here.value == 5, "a stream waits for a word")
+        there.value = 7
+        gpu.call("cuStreamSynchronize", stream)
+        say(here.value == 6, "and goes on when it is set")
+
+
+def check_driver():
+    """Memory of the driver's two ways; no PyTorch."""
+    gpu, peer = Gpu(), Importer()
+    whole, small = gpu.malloc(24 * MIB), [gpu.malloc(700), gpu.malloc(700)]
+    check(gpu, peer, "cudaMalloc", [(whole, 24 * MIB)], kind=s.KIND_CUDA_IPC)
+    check(gpu, peer, "cudaMalloc, odd offset", [(whole + 1234567, 54321)], kind=s.KIND_CUDA_IPC)
+    check(gpu, peer, "cudaMalloc, small, two of one block", [(small[0], 700), (small[1] + 3, 600)], kind=s.KIND_CUDA_IPC)
+    size = max(gpu.granularity, 2 * MIB)
+    base = gpu.chunks(3, size)
+    check(gpu, peer, "cuMemCreate, all of three", [(base, 3 * size)], kind=s.KIND_CUDA_VMM, at_least=3)
+    check(gpu, peer, "cuMemCreate, odd offset, two of three", [(base + size - 7, 100)], kind=s.KIND_CUDA_VMM, at_least=2)
+    check(gpu, peer, "both", [(base + 5, 100), (whole + 9, 100)])
+    for what, ranges in (("cudaMalloc", [(whole + 4097, 100)]), ("cudaMalloc, small", [(small[1], 700)]),
+                         ("cuMemCreate, two of three", [(base + size - 7, 100)])):
+        try:
+            cuda.describe_ranges(ranges, cuda.DMABUF).close()
+        except DrayError as e:
+            print(f"# dmabuf of {what}: {e}", flush=True)
+            continue
+        check(gpu, peer, f"dmabuf of {what}", ranges, (cuda.DMABUF,), s.KIND_DMABUF)
+    refused("host memory", "no memory of a GPU", ctypes.addressof(ctypes.create_string_buffer(64)), 64)
+    refused("behind its end", "ends at", whole, 24 * MIB + (2 * MIB))
+    gpu.prop.handle_types = 0
+    refused("cuMemCreate without a handle", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", gpu.chunks(1, size), 10)
+    check_words(gpu)
+    peer.close()
+
+
+def check_torch(kind):
+    """Tensors of PyTorch, as its settings in the environment have them allocated."""
+    import torch
+
+    keep = torch.zeros(8, device="cuda:0")
+    gpu, peer = Gpu(), Importer()
+    big = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda:0")
+    layers = [torch.empty((3, 1024, 7), dtype=torch.bfloat16, device="cuda:0") for _ in range(4)]
+    name = f"PyTorch {torch.__version__}, {s.KIND_NAMES[kind]}"
+    pieces = 2 if kind == s.KIND_CUDA_VMM else 1
+    check(gpu, peer, f"{name}: a tensor", [cuda.tensor_range(big)], kind=kind, at_least=pieces)
+    check(gpu, peer, f"{name}: a view at an odd offset", [cuda.tensor_range(big[12345:-777])], kind=kind, at_least=pieces)
+    check(gpu, peer, f"{name}: small tensors", [cuda.tensor_range(t) for t in layers], kind=kind)
+    check(gpu, peer, f"{name}: views of one", [cuda.tensor_range(layers[0][i, 1:, 1:]) for i in range(3)], kind=kind)
+    with cuda.StreamWords(NoAgent()) as words:
+        stream = torch.cuda.Stream()
+        words[0].write(stream, 3)
+        stream.synchronize()
+        say(words[0].value == 3, f"{name}: a stream writes a word")
+    peer.close()
+    return keep
+
+
+MODES = {"driver": ({}, check_driver),
+         "torch": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, lambda: check_torch(s.KIND_CUDA_IPC)),
+         "expandable": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, lambda: check_torch(s.KIND_CUDA_VMM))}
+
+
+def main():
+    if sys.argv[1:2] == ["import"]:
+        importer(socket.socket(fileno=int(sys.argv[2])))
+        return 0
+    if sys.argv[1:]:
+        MODES[sys.argv[1]][1]()
+        return failed != 0
+    status = 0
+    for mode, (settings, _) in MODES.items():
+        if mode != "driver" and not importlib.util.find_spec("torch"):
+            print(f"# {mode}: left out, there is no PyTorch for {sys.executable}", flush=True)
+            continue
+        with contextlib.suppress(KeyboardInterrupt):
+            status |= subprocess.run([sys.executable, __file__, mode], env={**os.environ, **settings}).returncode
+    return status != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
