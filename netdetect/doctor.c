@@ -14,13 +14,23 @@ static const struct {
 	const char *name;
 	void (*fn)(struct examination *x);
 } checks[] = {
-	{ "uverbs", nd_check_uverbs },   { "namespace", nd_check_namespace },
-	{ "port", nd_check_ports },      { "gid", nd_check_gids },
-	{ "mtu", nd_check_mtu },         { "pkey", nd_check_pkeys },
-	{ "memlock", nd_check_memlock }, { "capabilities", nd_check_capabilities },
-	{ "gpu", nd_check_gpus },        { "gpu-direct", nd_check_gpu_direct },
-	{ "shm", nd_check_shm },         { "huge-pages", nd_check_huge_pages },
-	{ "address", nd_check_address }, { "kernel", nd_check_kernel },
+	{ "uverbs", nd_check_uverbs },
+	{ "namespace", nd_check_namespace },
+	{ "port", nd_check_ports },
+	{ "gid", nd_check_gids },
+	{ "mtu", nd_check_mtu },
+	{ "pkey", nd_check_pkeys },
+	{ "memlock", nd_check_memlock },
+	{ "capabilities", nd_check_capabilities },
+	{ "gpu", nd_check_gpus },
+	{ "gpu-nodes", nd_check_gpu_nodes },
+	{ "gpu-driver", nd_check_gpu_driver },
+	{ "gpu-direct", nd_check_gpu_direct },
+	{ "gpu-handles", nd_check_gpu_handles },
+	{ "shm", nd_check_shm },
+	{ "huge-pages", nd_check_huge_pages },
+	{ "address", nd_check_address },
+	{ "kernel", nd_check_kernel },
 };
 
 const char *nd_severity_name(enum nd_severity s)
@@ -30,22 +40,43 @@ const char *nd_severity_name(enum nd_severity s)
 	return s < DRAY_ARRAY_SIZE(names) ? names[s] : "error";
 }
 
+__attribute__((format(printf, 6, 0))) static bool add(struct nd_findings *out,
+						      enum nd_severity severity, const char *check,
+						      const char *about, const char *fix,
+						      const char *fmt, va_list args)
+{
+	struct nd_finding *f = nd_grow((void **)&out->v, &out->n, sizeof(*f));
+
+	if (!f)
+		return false;
+	*f = (struct nd_finding){ .severity = severity };
+	snprintf(f->check, sizeof(f->check), "%s", check);
+	snprintf(f->about, sizeof(f->about), "%s", about);
+	snprintf(f->fix, sizeof(f->fix), "%s", fix);
+	vsnprintf(f->text, sizeof(f->text), fmt, args);
+	return true;
+}
+
+bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
+		     const char *about, const char *fix, const char *fmt, ...)
+{
+	va_list args;
+	bool added;
+
+	va_start(args, fmt);
+	added = add(f, severity, check, about, fix, fmt, args);
+	va_end(args);
+	return added;
+}
+
 void nd_finding(struct examination *x, enum nd_severity severity, const char *about,
 		const char *fix, const char *fmt, ...)
 {
-	struct nd_finding *f = nd_grow((void **)&x->out->v, &x->out->n, sizeof(*f));
 	va_list args;
 
-	if (!f) {
-		x->failed = true;
-		return;
-	}
-	*f = (struct nd_finding){ .severity = severity };
-	snprintf(f->check, sizeof(f->check), "%s", x->check);
-	snprintf(f->about, sizeof(f->about), "%s", about);
-	snprintf(f->fix, sizeof(f->fix), "%s", fix);
 	va_start(args, fmt);
-	vsnprintf(f->text, sizeof(f->text), fmt, args);
+	if (!add(x->out, severity, x->check, about, fix, fmt, args))
+		x->failed = true;
 	va_end(args);
 }
 

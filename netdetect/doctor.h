@@ -31,4 +31,9 @@ int nd_doctor(const struct nd_source *s, const struct nd_scan *scan,
 	      const struct nd_doctor_options *options, struct nd_findings *ret);
 void nd_findings_deinit(struct nd_findings *f);
 
+/* One more, of somebody else's check; fix "": nothing to do. False: no memory, and nothing has changed. */
+bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
+		     const char *about, const char *fix, const char *fmt, ...)
+	__attribute__((format(printf, 6, 7)));
+
 #endif

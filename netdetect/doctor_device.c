@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of RDMA devices, their ports, and GPUs. */
+/* Checks of RDMA devices and their ports. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -270,45 +270,4 @@ void nd_check_pkeys(struct examination *x)
 	if (!bad && any)
 		nd_finding(x, ND_OK, "", "",
 			   "each InfiniBand port is a full member of a partition");
-}
-
-/* --- GPUs --------------------------------------------------------------------------------------------------- */
-
-void nd_check_gpus(struct examination *x)
-{
-	const struct nd_topology *t = &x->scan->topology;
-
-	if (t->hidden_gpus)
-		nd_finding(
-			x, ND_WARNING, "",
-			"mount the host's /sys into the container, or run with hostNetwork",
-			"%u GPUs of the driver are not in this /sys: which RNIC is near them is not known",
-			t->hidden_gpus);
-	else if (t->n_gpus)
-		nd_finding(x, ND_OK, "", "", "all %zu GPUs are in /sys", t->n_gpus);
-	else
-		nd_finding(x, ND_OK, "", "", "no GPUs");
-}
-
-void nd_check_gpu_direct(struct examination *x)
-{
-	char text[8192];
-	bool peermem, open_modules;
-
-	if (!x->scan->devices.n || (!x->scan->topology.n_gpus && !x->scan->topology.hidden_gpus))
-		return;
-	peermem = exists(x, "/sys/module/nvidia_peermem");
-	open_modules = nd_read_text(x->s, text, sizeof(text), "/proc/driver/nvidia/version") > 0 &&
-		       strstr(text, "Open Kernel Module");
-	if (open_modules)
-		nd_finding(x, ND_OK, "", "",
-			   "the GPU driver exports DMA-BUF: RNICs can register GPU memory");
-	else if (peermem)
-		nd_finding(x, ND_OK, "", "",
-			   "nvidia-peermem is loaded: RNICs can register GPU memory");
-	else
-		nd_finding(
-			x, ND_WARNING, "",
-			"use the driver's open kernel modules, or load nvidia-peermem",
-			"RNICs cannot register GPU memory: transfers from and to GPUs are staged");
 }

@@ -14,13 +14,13 @@
 #include "lib/cleanup.h"
 #include "netdetect/advertise.h"
 #include "netdetect/doctor_internal.h"
+#include "netdetect/kernel.h"
 
 #define MIB (1024.0 * 1024)
 /* Containers get 64 MiB unless somebody asks for more; a KV cache in shared memory needs GiBs. */
 #define SHM_SMALL (1ull << 30)
 
-/* What the process itself may do is no matter of a recorded machine. */
-static bool skipped(struct examination *x)
+bool nd_skipped(struct examination *x)
 {
 	if (nd_is_live(x->s))
 		return false;
@@ -47,7 +47,7 @@ void nd_check_memlock(struct examination *x)
 	uint64_t wanted = x->options->register_bytes, caps = 0;
 	struct rlimit l;
 
-	if (skipped(x))
+	if (nd_skipped(x))
 		return;
 	if (effective(&caps) && (caps & 1ull << CAP_IPC_LOCK)) {
 		nd_finding(x, ND_OK, "", "",
@@ -88,7 +88,7 @@ void nd_check_capabilities(struct examination *x)
 	uint64_t caps;
 	size_t n = 0;
 
-	if (skipped(x) || !effective(&caps))
+	if (nd_skipped(x) || !effective(&caps))
 		return;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++)
 		if (caps & 1ull << known[i].bit)
@@ -103,7 +103,7 @@ void nd_check_shm(struct examination *x)
 	struct statvfs st;
 	uint64_t bytes;
 
-	if (skipped(x))
+	if (nd_skipped(x))
 		return;
 	if (statvfs("/dev/shm", &st) < 0) {
 		nd_finding(x, ND_WARNING, "",
@@ -153,15 +153,6 @@ void nd_check_huge_pages(struct examination *x)
 			"no huge pages are reserved");
 }
 
-static bool kernel_at_least(const char *release, unsigned major, unsigned minor)
-{
-	unsigned a = 0, b = 0;
-
-	if (sscanf(release, "%u.%u", &a, &b) != 2)
-		return true;
-	return a > major || (a == major && b >= minor);
-}
-
 void nd_check_kernel(struct examination *x)
 {
 	static const struct {
@@ -176,13 +167,13 @@ void nd_check_kernel(struct examination *x)
 		  "the process behind a socket is known by number alone (SO_PEERPIDFD)" },
 		{ 6, 12, ND_INFO, "RDMA netlink does not tell of devices; device events do" },
 	};
-	char release[128];
+	char release[ND_RELEASE_MAX];
 	bool lacks = false;
 
-	if (nd_read_text(x->s, release, sizeof(release), "/proc/sys/kernel/osrelease") <= 0)
+	if (!*nd_kernel_release(x->s, release))
 		return;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(since); i++) {
-		if (kernel_at_least(release, since[i].major, since[i].minor))
+		if (nd_kernel_at_least(release, since[i].major, since[i].minor))
 			continue;
 		lacks = true;
 		nd_finding(x, since[i].severity, "", "", "Linux %s is older than %u.%u: %s",

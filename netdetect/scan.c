@@ -217,6 +217,10 @@ static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o
 		 nd_topology_scan(s, &scan->devices, o->rnics_per_gpu, &scan->topology, &err),
 		 &err);
 	err = DRAY_ERR_NULL;
+	if (r >= 0)
+		r = part(scan, "gpus", nd_nvidia_scan(s, &scan->topology, &scan->nvidia, &err),
+			 &err);
+	err = DRAY_ERR_NULL;
 	if (r >= 0 && (o->flags & ND_SCAN_LISTENERS))
 		r = part(scan, "listeners",
 			 nd_listeners_scan(s, &scan->links, o->node_addresses, o->n_node_addresses,
@@ -264,6 +268,7 @@ struct nd_scan *nd_scan_free(struct nd_scan *scan)
 	if (!scan || atomic_fetch_sub_explicit(&scan->refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
 	nd_listeners_deinit(&scan->listeners);
+	nd_nvidia_deinit(&scan->nvidia);
 	nd_topology_deinit(&scan->topology);
 	nd_devices_deinit(&scan->devices);
 	nd_links_deinit(&scan->links);

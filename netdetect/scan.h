@@ -5,6 +5,7 @@
 
 #include "lib/cleanup.h"
 #include "netdetect/listener.h"
+#include "netdetect/nvidia.h"
 #include "netdetect/rdma.h"
 #include "netdetect/topology.h"
 
@@ -41,6 +42,7 @@ struct nd_scan {
 	struct nd_links links;
 	struct nd_devices devices; /* those that were excluded are not there */
 	struct nd_topology topology;
+	struct nd_nvidia nvidia;
 	struct nd_listeners listeners;
 	struct nd_note notes[ND_NOTES_MAX];
 	size_t n_notes;
