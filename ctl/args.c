@@ -162,6 +162,12 @@ const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	[CTL_OPTION_REGISTER] = { "--register", "SIZE",
 				  .help = "memory that will be registered, against the memlock limit",
 				  .more = "That is the limit on locked memory." },
+	[CTL_OPTION_GPU_PLUGIN] = { "--gpu-plugin", "FILE",
+				    .help = "the CUDA plug-in, as gpu.plugin says; none: ask no CUDA",
+				    .kind = CTL_KIND_FILE,
+				    .more = "Without it, dray-cuda.so beside drayctl, or in its "
+					    "installation's lib/dray. To ask takes the driver up to "
+					    "seconds where it keeps no GPU awake, and no GPU memory." },
 
 	[CTL_OPTION_CANDIDATES] = { "--explain", NULL,
 				    .help = "which are in question for the preferred one, best first, and why" },

@@ -137,15 +137,21 @@ static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *rete
 {
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
+	struct ctl_cuda cuda;
 	int r;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
 	if (c->values[CTL_OPTION_EXPLAIN])
 		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN], reterr);
-	r = c->format == CTL_JSON  ? ctl_detect_json(c, scan) :
-	    c->format == CTL_PLAIN ? ctl_detect_plain(c, scan) :
-				     ctl_detect_text(c, scan);
+	if (c->format == CTL_PLAIN) {
+		r = ctl_detect_plain(c, scan);
+	} else {
+		ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan,
+			      nd_is_live(&d->source));
+		r = c->format == CTL_JSON ? ctl_detect_json(c, scan, &cuda) :
+					    ctl_detect_text(c, scan, &cuda);
+	}
 	return r < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
 }
 

@@ -4,6 +4,7 @@
 #define DRAY_CTL_DETECT_H
 
 #include "ctl/ctl.h"
+#include "ctl/cuda.h"
 #include "lib/strv.h"
 #include "netdetect/scan.h"
 
@@ -19,9 +20,9 @@ int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 void ctl_detect_close(struct ctl_detect *d);
 
 /* The whole scan for people, for scripts, and as schema/ctl/detect.json says. 0 or -errno. */
-int ctl_detect_text(struct ctl *c, const struct nd_scan *scan);
+int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan);
-int ctl_detect_json(struct ctl *c, const struct nd_scan *scan);
+int ctl_detect_json(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 
 /* One device or port ("mlx5_0", "mlx5_0/1"). -1 with reterr where there is none. */
 int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what,

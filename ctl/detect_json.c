@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ctl/detect.h"
+#include "ctl/detect_gpus.h"
 #include "ctl/json.h"
 #include "lib/cleanup.h"
 #include "netdetect/advertise.h"
@@ -234,11 +235,8 @@ static void routes(struct ctl_json *j, const struct nd_links *l)
 	ctl_json_end(j);
 }
 
-static void topology(struct ctl_json *j, const struct nd_scan *scan)
+static void numa_nodes(struct ctl_json *j, const struct nd_topology *t)
 {
-	const struct nd_topology *t = &scan->topology;
-	char text[16];
-
 	ctl_json_array(j, "numa_nodes");
 	for (size_t i = 0; i < t->n_nodes; i++) {
 		ctl_json_object(j, NULL);
@@ -248,36 +246,6 @@ static void topology(struct ctl_json *j, const struct nd_scan *scan)
 		ctl_json_end(j);
 	}
 	ctl_json_end(j);
-	ctl_json_array(j, "gpus");
-	for (size_t i = 0; i < t->n_gpus; i++) {
-		const struct nd_gpu *g = &t->gpus[i];
-
-		ctl_json_object(j, NULL);
-		ctl_json_string(j, "pci", g->bdf);
-		snprintf(text, sizeof(text), "%04x:%04x", g->vendor, g->device);
-		ctl_json_string(j, "id", text);
-		snprintf(text, sizeof(text), "%06x", g->class);
-		ctl_json_string(j, "class", text);
-		ctl_json_string(j, "driver", g->driver);
-		ctl_json_int(j, "numa", g->numa);
-		ctl_json_array(j, "rnics");
-		for (size_t k = 0; k < t->n_pairs; k++) {
-			const struct nd_affinity *a = &t->pairs[k];
-
-			if (a->gpu != i)
-				continue;
-			ctl_json_object(j, NULL);
-			ctl_json_string(j, "device", scan->devices.v[a->device].name);
-			ctl_json_string(j, "distance", nd_distance_name(a->distance));
-			ctl_json_bool(j, "preferred", a->preferred);
-			ctl_json_bool(j, "spread", a->spread);
-			ctl_json_end(j);
-		}
-		ctl_json_end(j);
-		ctl_json_end(j);
-	}
-	ctl_json_end(j);
-	ctl_json_uint(j, "hidden_gpus", t->hidden_gpus);
 }
 
 static void listeners(struct ctl_json *j, const struct nd_scan *scan)
@@ -317,7 +285,7 @@ static void notes(struct ctl_json *j, const struct nd_scan *scan)
 	ctl_json_end(j);
 }
 
-int ctl_detect_json(struct ctl *c, const struct nd_scan *scan)
+int ctl_detect_json(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda)
 {
 	static const char *const modes[] = { "unknown", "shared", "exclusive" };
 	struct ctl_json j = CTL_JSON(c->out);
@@ -333,7 +301,8 @@ int ctl_detect_json(struct ctl *c, const struct nd_scan *scan)
 	links(&j, &scan->links);
 	r = addresses(&j, &scan->links);
 	routes(&j, &scan->links);
-	topology(&j, scan);
+	numa_nodes(&j, &scan->topology);
+	ctl_detect_gpus_json(&j, scan, cuda);
 	listeners(&j, scan);
 	notes(&j, scan);
 	ctl_json_uint(&j, "took_ns", (uint64_t)scan->took_ns);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ctl/detect.h"
+#include "ctl/detect_gpus.h"
 #include "ctl/human.h"
 #include "ctl/table.h"
 #include "lib/cleanup.h"
@@ -14,27 +15,6 @@
 #include "netdetect/advertise.h"
 
 #define LINE_BYTES 256
-
-static void cell(struct ctl_table *t, const char *text)
-{
-	ctl_table_add(t, *text ? text : "-", CTL_MOOD_NONE);
-}
-
-static void head(struct ctl_table *t, const char *const *titles)
-{
-	for (; *titles; titles++) {
-		t->columns++;
-		ctl_table_add(t, *titles, CTL_MOOD_HEAD);
-	}
-}
-
-static int finish(struct ctl *c, struct ctl_table *t)
-{
-	int r = ctl_table_print(t, c->out, c->color);
-
-	ctl_table_deinit(t);
-	return r;
-}
 
 static const char *number(int64_t v, char buf[32])
 {
@@ -61,18 +41,18 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 	char text[LINE_BYTES], buf[32], address[INET6_ADDRSTRLEN];
 
 	snprintf(text, sizeof(text), "%s/%u", d->name, p->number);
-	cell(t, text);
+	ctl_table_cell(t, text);
 	ctl_table_add(t, nd_port_state_name(p->state), active ? CTL_MOOD_GOOD : CTL_MOOD_BAD);
-	cell(t, rate(p->rate, buf));
-	cell(t, p->netdev);
-	cell(t, number(d->numa, buf));
+	ctl_table_cell(t, rate(p->rate, buf));
+	ctl_table_cell(t, p->netdev);
+	ctl_table_cell(t, number(d->numa, buf));
 	if (g)
 		snprintf(text, sizeof(text), "%u %s", g->index, nd_gid_text(&g->gid, address));
 	ctl_table_add(t, g ? text : "none", g ? CTL_MOOD_NONE : CTL_MOOD_BAD);
-	cell(t, g                ? g->reason :
-		p->gids.n        ? p->gids.v[0].reason :
-		p->gids.unmapped ? "its GIDs belong to other network namespaces" :
-				   "its GID table is empty");
+	ctl_table_cell(t, g                ? g->reason :
+			  p->gids.n        ? p->gids.v[0].reason :
+			  p->gids.unmapped ? "its GIDs belong to other network namespaces" :
+					     "its GID table is empty");
 }
 
 static int ports(struct ctl *c, const struct nd_scan *scan)
@@ -85,50 +65,11 @@ static int ports(struct ctl *c, const struct nd_scan *scan)
 		fputs("no RDMA devices\n", c->out);
 		return 0;
 	}
-	head(&t, titles);
+	ctl_table_head(&t, titles);
 	for (size_t i = 0; i < scan->devices.n; i++)
 		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
 			port_row(&t, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
-	return finish(c, &t);
-}
-
-/* --- GPUs ------------------------------------------------------------------------------------------------- */
-
-/* "mlx5_0 PIX, mlx5_1 SYS" */
-static void preferred(const struct nd_scan *scan, size_t gpu, char *buf, size_t n)
-{
-	size_t at = 0;
-
-	buf[0] = '\0';
-	for (size_t i = 0; i < scan->topology.n_pairs && at < n; i++) {
-		const struct nd_affinity *a = &scan->topology.pairs[i];
-
-		if (a->gpu == gpu && a->preferred)
-			at += (size_t)snprintf(
-				buf + at, n - at, "%s%s %s%s", at ? ", " : "",
-				scan->devices.v[a->device].name, nd_distance_name(a->distance),
-				a->spread ? " (its first choice is another GPU's)" : "");
-	}
-}
-
-static int gpus(struct ctl *c, const struct nd_scan *scan)
-{
-	static const char *const titles[] = { "GPU", "NUMA", "DRIVER", "RNICS", NULL };
-	struct ctl_table t = CTL_TABLE_NULL;
-	char text[LINE_BYTES], buf[32];
-
-	if (!scan->topology.n_gpus)
-		return 0;
-	fputc('\n', c->out);
-	head(&t, titles);
-	for (size_t i = 0; i < scan->topology.n_gpus; i++) {
-		cell(&t, scan->topology.gpus[i].bdf);
-		cell(&t, number(scan->topology.gpus[i].numa, buf));
-		cell(&t, scan->topology.gpus[i].driver);
-		preferred(scan, i, text, sizeof(text));
-		cell(&t, text);
-	}
-	return finish(c, &t);
+	return ctl_table_finish(&t, c->out, c->color);
 }
 
 /* --- addresses and listeners -------------------------------------------------------------------------------- */
@@ -145,14 +86,14 @@ static int addresses(struct ctl *c, const struct nd_scan *scan)
 	if (r < 0)
 		return r;
 	fputc('\n', c->out);
-	head(&t, titles);
+	ctl_table_head(&t, titles);
 	for (size_t i = 0; i < n; i++) {
 		ctl_table_add(&t, nd_addr_text(&v[i].addr->addr, v[i].addr->family, text),
 			      i == 0 && !v[i].rejected ? CTL_MOOD_GOOD : CTL_MOOD_NONE);
-		cell(&t, v[i].link ? v[i].link->name : "");
-		cell(&t, v[i].reason);
+		ctl_table_cell(&t, v[i].link ? v[i].link->name : "");
+		ctl_table_cell(&t, v[i].reason);
 	}
-	return finish(c, &t);
+	return ctl_table_finish(&t, c->out, c->color);
 }
 
 static const char *where(const struct nd_listener *l)
@@ -179,29 +120,29 @@ static int listeners(struct ctl *c, const struct nd_scan *scan)
 	if (!scan->listeners.n)
 		return 0;
 	fputc('\n', c->out);
-	head(&t, titles);
+	ctl_table_head(&t, titles);
 	for (size_t i = 0; i < scan->listeners.n; i++) {
 		const struct nd_listener *l = &scan->listeners.v[i];
 
 		snprintf(text, sizeof(text), l->family == AF_INET ? "%s:%u" : "[%s]:%u",
 			 nd_addr_text(&l->addr, l->family, address), l->port);
-		cell(&t, text);
-		cell(&t, where(l));
+		ctl_table_cell(&t, text);
+		ctl_table_cell(&t, where(l));
 		text[0] = '\0';
 		if (l->pid)
 			snprintf(text, sizeof(text), "%s (%d)", l->process, l->pid);
-		cell(&t, text);
+		ctl_table_cell(&t, text);
 	}
-	return finish(c, &t);
+	return ctl_table_finish(&t, c->out, c->color);
 }
 
-int ctl_detect_text(struct ctl *c, const struct nd_scan *scan)
+int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda)
 {
 	char took[CTL_HUMAN_BYTES];
 	int r = ports(c, scan);
 
 	if (r >= 0)
-		r = gpus(c, scan);
+		r = ctl_detect_gpus_text(c, scan, cuda);
 	if (r >= 0)
 		r = addresses(c, scan);
 	if (r >= 0)
@@ -246,19 +187,19 @@ static int explain_gids(struct ctl *c, const struct nd_port *p)
 		fputs("  no GID in its table\n", c->out);
 		return 0;
 	}
-	head(&t, titles);
+	ctl_table_head(&t, titles);
 	for (size_t i = 0; i < p->gids.n; i++) {
 		const struct nd_gid *g = &p->gids.v[i];
 
-		cell(&t, number(g->index, buf));
-		cell(&t, nd_gid_text(&g->gid, text));
-		cell(&t, number(g->score, buf));
+		ctl_table_cell(&t, number(g->index, buf));
+		ctl_table_cell(&t, nd_gid_text(&g->gid, text));
+		ctl_table_cell(&t, number(g->score, buf));
 		ctl_table_add(&t, g->reason,
 			      g->rejected ? CTL_MOOD_BAD :
 			      i           ? CTL_MOOD_NONE :
 					    CTL_MOOD_GOOD);
 	}
-	return finish(c, &t);
+	return ctl_table_finish(&t, c->out, c->color);
 }
 
 static int explain_port(struct ctl *c, const struct nd_device *d, const struct nd_port *p)

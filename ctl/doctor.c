@@ -73,12 +73,18 @@ static int examine(struct ctl *c, const struct ctl_detect *d, const struct nd_do
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_findings found;
+	struct ctl_cuda cuda;
 	int status;
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
 	if (nd_doctor(&d->source, scan, o, &found) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
+	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
+		nd_findings_deinit(&found);
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+	}
 	if (c->format == CTL_JSON)
 		print_json(c, &found);
 	else if (c->format == CTL_PLAIN)

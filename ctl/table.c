@@ -32,6 +32,19 @@ void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood)
 		t->failed = true;
 }
 
+void ctl_table_head(struct ctl_table *t, const char *const *titles)
+{
+	for (; *titles; titles++) {
+		t->columns++;
+		ctl_table_add(t, *titles, CTL_MOOD_HEAD);
+	}
+}
+
+void ctl_table_cell(struct ctl_table *t, const char *text)
+{
+	ctl_table_add(t, *text ? text : "-", CTL_MOOD_NONE);
+}
+
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)
 {
 	static const char *const codes[] = {
@@ -107,4 +120,12 @@ enum ctl_mood ctl_mood_of(const char *state)
 		if (!strcmp(moods[i].state, state))
 			return moods[i].mood;
 	return CTL_MOOD_NONE;
+}
+
+int ctl_table_finish(struct ctl_table *t, FILE *f, bool color)
+{
+	int r = ctl_table_print(t, f, color);
+
+	ctl_table_deinit(t);
+	return r;
 }

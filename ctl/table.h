@@ -29,9 +29,16 @@ struct ctl_table {
 /* Cells come row by row, the head first. The text is copied. */
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);
 
+/* Column titles, up to NULL. */
+void ctl_table_head(struct ctl_table *t, const char *const *titles);
+/* A text without a mood, "-" for an empty one. */
+void ctl_table_cell(struct ctl_table *t, const char *text);
+
 /* 0 or -ENOMEM, if an earlier call failed. */
 int ctl_table_print(const struct ctl_table *t, FILE *f, bool color);
 void ctl_table_deinit(struct ctl_table *t);
+/* Both. */
+int ctl_table_finish(struct ctl_table *t, FILE *f, bool color);
 
 /* Of a word for a state. */
 enum ctl_mood ctl_mood_of(const char *state);

@@ -98,21 +98,22 @@ const struct ctl_verb ctl_verbs[] = {
 	  .args = "[--explain DEVICE[/PORT] | --watch] [OPTION]...",
 	  .help = "RNICs, GIDs, GPUs, addresses and listeners of this place, without an agent",
 	  .more = "RDMA devices with the best GID of each port, GPUs with the RNICs that they should "
-		  "use, addresses with the one to advertise, listening sockets; each choice with its "
+		  "use and, where the CUDA plug-in is, with what it can do on each, addresses with the one to advertise, listening sockets; each choice with its "
 		  "reason.",
 	  .example = "drayctl detect --explain mlx5_0",
 	  .fn = ctl_detect,
 	  .options = { CTL_OPTION_EXPLAIN, CTL_OPTION_FROM_SYSFS, CTL_OPTION_WATCH, CTL_OPTION_ONLY,
 		       CTL_OPTION_WITHOUT, CTL_OPTION_GID_INDEX, CTL_OPTION_FAMILY,
-		       CTL_OPTION_NODE_ADDRESSES, CTL_OPTION_RNICS, CTL_OPTION_OWNERS, 0 } },
+		       CTL_OPTION_NODE_ADDRESSES, CTL_OPTION_RNICS, CTL_OPTION_OWNERS,
+		       CTL_OPTION_GPU_PLUGIN, 0 } },
 	{ .name = "doctor",
-	  .args = "[--register SIZE] [--from-sysfs DIR]",
+	  .args = "[--register SIZE] [--from-sysfs DIR] [--gpu-plugin FILE]",
 	  .help = "what is wrong with this place, and the fix; exits 1 on warnings, 2 on errors",
 	  .more = "One line for each finding, with the way to mend it. The exit status is 0 where all "
 		  "is well. Needs no agent.",
 	  .example = "drayctl doctor --register 64GiB",
 	  .fn = ctl_doctor,
-	  .options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, 0 } },
+	  .options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, CTL_OPTION_GPU_PLUGIN, 0 } },
 	{ .name = "health",
 	  .args = "[--live | --ready]",
 	  .help = "is the agent alive, and ready; exits 1 where it is not",

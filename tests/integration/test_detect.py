@@ -120,6 +120,20 @@ def test_pod_with_a_virtual_function(machines):
     assert "8 GPUs of the driver are not in this /sys" in out and "mlx5_0/1: it belongs to other network namespaces" in out
 
 
+def test_gpus_by_their_driver(machines):
+    found = detect(machines["hgx_8x200"])
+    assert [g["uuid"][:12] for g in found["gpus"]] == [f"GPU-0000000{i}" for i in range(8)]
+    assert all(g["name"] == "NVIDIA H200" and g["dma_buf"] for g in found["gpus"])
+    assert found["gpu_driver"]["version"] == "580.95.05" and found["gpu_driver"]["libcuda_loads"]
+    assert "driver 580.95.05 with the open kernel modules" in ctl("detect", "--from-sysfs", machines["hgx_8x200"])
+    half = detect(machines["half_of_the_gpus"])["gpu_driver"]
+    assert [g["node"] for g in half["gpus"]] == ["yes"] * 4 + ["not here"] * 4 and half["nvidia_uvm"] == "not here"
+    assert not any(g["dma_buf"] for g in detect(machines["closed_modules"])["gpus"])
+    assert "GPU-" not in ctl("detect", "--plain", "--from-sysfs", machines["hgx_8x200"])
+    # hidden from /sys, and told all the same
+    assert "0000:19:00.0  H100" in ctl("detect", "--from-sysfs", machines["sriov_pod"])
+
+
 def test_limited_pkeys_are_told(machines):
     out = ctl("doctor", "--from-sysfs", machines["infiniband_limited"], status=1)
     assert re.search(r"warning\s+pkey mlx5_1/1: .*limited member", out) and "pkey mlx5_0" not in out
@@ -425,10 +439,71 @@ def test_doctor_gpu_direct(tmp_path):
     models.hgx_8x8().write(tmp_path)
     assert finding(tmp_path, "gpu-direct")[0] == "warning"
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert "nvidia-peermem" in finding(tmp_path, "gpu-direct")[2]
+    severity, _, text = finding(tmp_path, "gpu-direct")
+    assert severity == "warning" and "nvidia-peermem is not used" in text
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15\n")
     assert finding(tmp_path, "gpu-direct")[0] == "ok" and "DMA-BUF" in finding(tmp_path, "gpu-direct")[2]
+
+
+def test_doctor_gpus(machines):
+    assert [finding(machines["hgx_8x200"], c)[0] for c in ("gpu-nodes", "gpu-driver", "gpu-direct")] == ["ok"] * 3
+    nodes, half = findings(machines["half_of_the_gpus"], "gpu-nodes")
+    assert nodes[:2] == ("warning", "nvidia-uvm") and "is not here" in nodes[2]
+    assert half[0] == "info" and "4 of the driver's 8 GPUs" in half[2]
+    assert finding(machines["half_of_the_gpus"], "gpu-driver")[:2] == ("warning", "")
+    assert "the loader does not look" in finding(machines["closed_modules"], "gpu-driver")[2]
+    assert "closed kernel modules" in finding(machines["closed_modules"], "gpu-direct")[2]
+    assert "no device node" in finding(machines["hgx_8x8"], "gpu-nodes")[2]
+    assert not findings(machines["no_rdma"], "gpu-nodes") and not findings(machines["no_rdma"], "gpu-driver")
+
+
+# --- CUDA: the fake plug-in ---------------------------------------------------------------------------
+
+FAKE_GPU = DRAYCTL.parent / "tests/gpu/dray-fake-gpu.so"
+
+
+def with_gpus(verb, *argv, plugin=FAKE_GPU, **env):
+    done = subprocess.run([DRAYCTL, verb, "--gpu-plugin", plugin, *argv], stdout=subprocess.PIPE, text=True, timeout=LIMIT,
+                          env={**os.environ, **env})
+    return done.stdout
+
+
+def test_cuda_devices():
+    found = json.loads(with_gpus("detect", "--json", FAKE_GPU_DEVICES="3"))
+    conform(found, schema_of("detect"))
+    cuda = found["cuda"]
+    assert cuda["plugin"] == str(FAKE_GPU) and not cuda["reason"] and len(cuda["devices"]) == 3
+    assert [d["peers"][i] for i, d in enumerate(cuda["devices"])] == ["self"] * 3
+    assert {p for d in cuda["devices"] for p in d["peers"]} & {"nvlink", "pcie"}
+    text = with_gpus("detect", FAKE_GPU_DEVICES="3")
+    assert cuda["devices"][2]["uuid"] in text and "cuda_ipc cuda_vmm" in text and cuda["driver"] in text
+
+
+def cuda_findings(*argv, **env):
+    found = json.loads(with_gpus("doctor", "--json", *argv, **env))
+    conform(found, schema_of("doctor"))
+    return {f["check"]: (f["severity"], f["text"]) for f in found["findings"] if f["check"] in ("gpu-plugin", "gpu-peers")}
+
+
+def test_doctor_asks_cuda():
+    found = cuda_findings()
+    assert found["gpu-plugin"][0] == "ok" and found["gpu-peers"][0] == "ok"
+    apart = cuda_findings(FAKE_GPU_PEERS="0", FAKE_GPU_DEVICES="3")["gpu-peers"]
+    assert apart[0] == "warning" and "3 of 3 pairs" in apart[1]
+    assert "gpu-peers" not in cuda_findings(FAKE_GPU_DEVICES="1")
+    severity, text = cuda_findings(FAKE_GPU_FAIL="open")["gpu-plugin"]
+    assert severity == "warning" and text
+    assert cuda_findings(plugin="none") == {}
+
+
+def test_no_cuda(tmp_path):
+    """Said in one line, and no failure."""
+    assert f"CUDA: not used: the CUDA plug-in {tmp_path}/none.so is not there" in with_gpus("detect", plugin=tmp_path / "none.so")
+    (tmp_path / "bad.so").write_text("no library")
+    assert "CUDA: not used: the CUDA plug-in cannot be loaded" in with_gpus("detect", plugin=tmp_path / "bad.so")
+    assert "--gpu-plugin none" in json.loads(with_gpus("detect", "--json", plugin="none"))["cuda"]["reason"]
+    assert "CUDA" not in with_gpus("detect", plugin="none")
 
 
 def test_doctor_kernel_and_huge_pages(tmp_path):

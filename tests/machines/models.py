@@ -30,7 +30,7 @@ def management(m, bridge=True):
         m.interface("veth1", kind="veth", master="docker0")
 
 
-def hgx_8x8():
+def hgx_8x8(device=0x2330):
     """Two sockets, 8 H100 SXM and 8 ConnectX-7 of 400 Gb/s, each pair below one PCIe switch of its own (DGX H100 user guide,
     system topology); tables of 256 GIDs, as mlx5 has them. A management NIC beside them."""
     m = Machine()
@@ -40,7 +40,7 @@ def hgx_8x8():
     for i in range(8):
         numa, root = i // 4, 0x15 + 0x10 * i
         host, port, up = f"pci0000:{root:02x}", f"0000:{root:02x}:01.0", f"0000:{root + 1:02x}:00.0"
-        m.gpu((host, port, up, f"0000:{root + 2:02x}:00.0", f"0000:{root + 4:02x}:00.0"), numa)
+        m.gpu((host, port, up, f"0000:{root + 2:02x}:00.0", f"0000:{root + 4:02x}:00.0"), numa, device)
         pci = nic(m, (host, port, up, f"0000:{root + 2:02x}:01.0", f"0000:{root + 3:02x}:00.0"), numa)
         m.interface(f"eth{i}", mtu=9000, speed=400000, pci=pci)
         m.address(f"eth{i}", f"10.{100 + i}.0.11/16")
@@ -49,6 +49,55 @@ def hgx_8x8():
     m.listener("0.0.0.0", 50051)
     m.listener("10.20.0.11", 8998, inode=2)
     m.listener("127.0.0.1", 6443, inode=3)
+    return m
+
+
+def nvidia(m, count, *, opened=range(0), version="580.95.05", open_modules=True, root=0x15):
+    """NVIDIA's driver as it shows without CUDA; opened: the GPUs whose device nodes a container was given."""
+    module = "NVIDIA UNIX Open Kernel Module for x86_64" if open_modules else "NVIDIA UNIX x86_64 Kernel Module"
+    m.file("/proc/driver/nvidia/version", f"NVRM version: {module}  {version}  Release Build  (dvs-builder@host)\nGCC version:  gcc 13.3.0")
+    for i in range(count):
+        bdf = f"0000:{root + 0x10 * i + 4:02x}:00.0"
+        m.file(f"/proc/driver/nvidia/gpus/{bdf}/information",
+               f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 500\nGPU UUID: \t GPU-0000000{i}-1111-2222-3333-444444444444\n"
+               f"Video BIOS: \t 96.00.a5\nBus Type: \t PCIe\nBus Location: \t {bdf}\nDevice Minor: \t {i}\nGPU Excluded:\t No")
+    for i in opened:
+        m.file(f"/dev/nvidia{i}", "")
+    if opened:
+        m.file("/dev/nvidiactl", "")
+        m.file("/dev/nvidia-uvm", "")
+
+
+def libcuda(m, folder="/usr/lib/x86_64-linux-gnu", cached=True):
+    """CUDA's driver library as the container toolkit mounts it, and the loader's cache, of which the texts count."""
+    m.file(f"{folder}/libcuda.so.1", "\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0")
+    if cached:
+        m.file("/etc/ld.so.cache", f"glibc-ld.so.cache1.1\0libcuda.so.1\0{folder}/libcuda.so.1\0libc.so.6\0/usr/lib/libc.so.6\0")
+
+
+def hgx_8x200():
+    """The whole of such a node: 8 H200 with the open kernel modules and everything that CUDA needs."""
+    m = hgx_8x8(device=0x2335)
+    nvidia(m, 8, opened=range(8))
+    libcuda(m)
+    return m
+
+
+def closed_modules():
+    """The same with the closed kernel modules and nvidia-peermem, as older installations have it; libcuda is mounted where only
+    LD_LIBRARY_PATH would find it."""
+    m = hgx_8x8()
+    nvidia(m, 8, opened=range(8), version="535.161.08", open_modules=False)
+    libcuda(m, "/usr/local/nvidia/lib64", cached=False)
+    m.file("/sys/module/nvidia_peermem/refcnt", "0")
+    return m
+
+
+def half_of_the_gpus():
+    """A container that was given four of eight GPUs, and neither nvidia-uvm nor libcuda."""
+    m = hgx_8x8(device=0x2335)
+    nvidia(m, 8, opened=range(4))
+    del m.files["dev/nvidia-uvm"]
     return m
 
 
@@ -177,4 +226,5 @@ def no_netdev_gids():
     return m
 
 
-ALL = (hgx_8x8, two_rails_16, bonded_roce, infiniband_limited, sriov_pod, ipv6_only, link_local_only, no_rdma, no_netdev_gids)
+ALL = (hgx_8x8, hgx_8x200, closed_modules, half_of_the_gpus, two_rails_16, bonded_roce, infiniband_limited, sriov_pod, ipv6_only,
+       link_local_only, no_rdma, no_netdev_gids)

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which GPUs reach each other, in words. Pure. */
+#ifndef DRAY_GPU_PEERS_H
+#define DRAY_GPU_PEERS_H
+
+#include <stddef.h>
+
+#include "gpu/plugin.h"
+
+enum gpu_link {
+	GPU_LINK_NONE, /* through host memory */
+	GPU_LINK_SELF,
+	GPU_LINK_PCIE,
+	GPU_LINK_NVLINK,
+};
+
+/* From the device with that index, which d describes, to another. */
+enum gpu_link gpu_link_of(const struct gpu_device_info *d, unsigned index, unsigned to);
+/* "none", "self", "pcie", "nvlink" */
+const char *gpu_link_name(enum gpu_link l);
+
+#define GPU_PEERS_BYTES 192
+
+/* "NVLink 0-2,4; PCIe 5", "none": the devices that this one reaches. Returns buf. */
+const char *gpu_peers_text(const struct gpu_device_info *d, unsigned index,
+			   char buf[GPU_PEERS_BYTES]);
+
+#endif
