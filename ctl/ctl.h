@@ -191,6 +191,7 @@ int ctl_regions(struct ctl *c);
 int ctl_peers(struct ctl *c);
 int ctl_rails(struct ctl *c);
 int ctl_paths(struct ctl *c);
+int ctl_gpus(struct ctl *c);
 int ctl_transfers(struct ctl *c);
 int ctl_cancel(struct ctl *c);
 int ctl_close(struct ctl *c);

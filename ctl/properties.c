@@ -59,6 +59,7 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 		{ DRAY_DBUS_PROPERTY_DEADLINE_NS, "t", NULL, &p->deadline_ns },
 		{ DRAY_DBUS_PROPERTY_POLL_TIME_NS, "t", NULL, &p->poll_time_ns },
 		{ DRAY_DBUS_PROPERTY_POLL_REASON, "s", &p->poll_reason, NULL },
+		{ DRAY_DBUS_PROPERTY_GPU_PLUGIN, "s", &p->gpu_plugin, NULL },
 		{ DRAY_DBUS_PROPERTY_UPTIME_NS, "t", NULL, &p->uptime_ns },
 		{ DRAY_DBUS_PROPERTY_PID, "u", NULL, &pid },
 		{ DRAY_DBUS_PROPERTY_WORKERS, "u", NULL, &workers },
@@ -112,7 +113,8 @@ int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_e
 				      .segment = "",
 				      .preferred_segment = "",
 				      .log_level = "",
-				      .poll_reason = "" };
+				      .poll_reason = "",
+				      .gpu_plugin = "" };
 	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
 	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);

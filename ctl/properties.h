@@ -13,7 +13,7 @@ struct ctl_counter {
 struct ctl_properties {
 	sd_bus_message *reply; /* holds the texts */
 	const char *state, *version, *agent_id, *segment, *preferred_segment;
-	const char *log_level, *poll_reason;
+	const char *log_level, *poll_reason, *gpu_plugin;
 	uint64_t incarnation, uptime_ns, poll_time_ns;
 	uint64_t transfers_left, bytes_left, grants_left, deadline_ns; /* while it drains */
 	uint32_t pid, workers;

@@ -10,6 +10,9 @@
 #include "ctl/properties.h"
 #include "ctl/table.h"
 
+/* Of what the agent says of its plug-in, made harmless. */
+#define PLUGIN_BYTES 1200
+
 static void json_print(const struct ctl_properties *p, FILE *f)
 {
 	struct ctl_json j = CTL_JSON(f);
@@ -25,6 +28,7 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 	ctl_json_uint(&j, "workers", p->workers);
 	ctl_json_uint(&j, "poll_time_ns", p->poll_time_ns);
 	ctl_json_string(&j, "poll_reason", p->poll_reason);
+	ctl_json_string(&j, "gpu_plugin", p->gpu_plugin);
 	ctl_json_uint(&j, "uptime_ns", p->uptime_ns);
 	ctl_json_string(&j, "log_level", p->log_level);
 	ctl_json_uint(&j, "transfers_left", p->transfers_left);
@@ -44,8 +48,8 @@ static void plain_print(const struct ctl_properties *p, FILE *f)
 		p->state, p->version, p->agent_id, p->incarnation, p->segment);
 	fprintf(f, "preferred_segment\t%s\n", p->preferred_segment);
 	fprintf(f, "pid\t%" PRIu32 "\nworkers\t%" PRIu32 "\n", p->pid, p->workers);
-	fprintf(f, "poll_time_ns\t%" PRIu64 "\npoll_reason\t%s\nuptime_ns\t%" PRIu64 "\n",
-		p->poll_time_ns, p->poll_reason, p->uptime_ns);
+	fprintf(f, "poll_time_ns\t%" PRIu64 "\npoll_reason\t%s\n", p->poll_time_ns, p->poll_reason);
+	fprintf(f, "gpu_plugin\t%s\nuptime_ns\t%" PRIu64 "\n", p->gpu_plugin, p->uptime_ns);
 	fprintf(f, "log_level\t%s\ntransfers_left\t%" PRIu64 "\nbytes_left\t%" PRIu64 "\n",
 		p->log_level, p->transfers_left, p->bytes_left);
 	fprintf(f, "grants_left\t%" PRIu64 "\ndeadline_ns\t%" PRIu64 "\n", p->grants_left,
@@ -68,6 +72,20 @@ static const char *count(const struct ctl_properties *p, const char *name)
 	return ctl_show_count(ctl_properties_counter(p, full), buf);
 }
 
+/* An agent without GPUs is the usual one, and an earlier one knows of none. */
+static void gpus_print(const struct ctl_properties *p, FILE *f)
+{
+	char text[PLUGIN_BYTES];
+
+	if (!*p->gpu_plugin)
+		return;
+	fprintf(f, "  CUDA plug-in  %s", ctl_show_text(p->gpu_plugin, text, sizeof(text)));
+	if (ctl_properties_counter(p, "dray_gpu_contexts"))
+		fprintf(f, "; on %s GPUs, %s of host memory pinned", count(p, "gpu_contexts"),
+			count(p, "gpu_pinned_bytes"));
+	fputc('\n', f);
+}
+
 static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 {
 	char span[CTL_HUMAN_BYTES];
@@ -87,6 +105,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 			ctl_show_span(p->poll_time_ns, span));
 	else
 		fprintf(f, "  polling       off: %s\n", p->poll_reason);
+	gpus_print(p, f);
 	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
 	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
 		*p->preferred_segment ? p->preferred_segment : "none", count(p, "hints"));
@@ -103,10 +122,10 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 		count(p, "transfers_in_flight"), count(p, "transfers_done_total"),
 		count(p, "transfers_failed_total"), count(p, "transfers_cancelled_total"),
 		count(p, "transfers_refused_total"));
-	fprintf(f, "  moved         local %s; tcp %s out, %s in; rdma %s out, %s in\n",
-		count(p, "local_bytes_total"), count(p, "tcp_sent_bytes_total"),
-		count(p, "tcp_received_bytes_total"), count(p, "rdma_sent_bytes_total"),
-		count(p, "rdma_received_bytes_total"));
+	fprintf(f, "  moved         local %s; gpu %s; tcp %s out, %s in; rdma %s out, %s in\n",
+		count(p, "local_bytes_total"), count(p, "gpu_bytes_total"),
+		count(p, "tcp_sent_bytes_total"), count(p, "tcp_received_bytes_total"),
+		count(p, "rdma_sent_bytes_total"), count(p, "rdma_received_bytes_total"));
 	fprintf(f, "  notifications %s delivered, %s refused\n",
 		count(p, "notifications_delivered_total"), count(p, "notifications_refused_total"));
 }

@@ -48,6 +48,15 @@ const struct ctl_verb ctl_verbs[] = {
 		  "GIDs, MTU, state with the reason, queue pairs, and what moved over each.",
 	  .example = "drayctl paths --json | jq '.paths[] | {segment, device, state, queue_pairs}'",
 	  .fn = ctl_paths },
+	{ .name = "gpus",
+	  .args = "",
+	  .help = "GPUs that the agent copies with, and what it holds on each",
+	  .more = "State with the reason, regions and bytes on it, GPU memory that the agent's own "
+		  "context takes, and the GPUs it reaches directly. There are none before the first "
+		  "region of GPU memory: until then the agent loads no CUDA. What this place could do "
+		  "is told by drayctl detect.",
+	  .example = "drayctl gpus --json | jq '.gpus[] | {uuid, state, bytes}'",
+	  .fn = ctl_gpus },
 	{ .name = "transfers",
 	  .args = "[--recent] [--watch [--interval DURATION] [--count N]]",
 	  .help = "transfers in flight, or those that ended last",

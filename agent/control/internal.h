@@ -104,11 +104,15 @@ void control_listing_stop(struct control *control);
 int control_health_ask(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr);
 void control_health_forget(struct control_conn *c);
 
+/* --- gpus.c --- */
+/* UUID of the device with that index; "" where there is none, or it is below 0. Good as long as the plug-in. */
+const char *control_gpu_uuid(struct agent *a, int index);
+
 /* --- rows.c --- */
 /* D-Bus refuses a whole message for one bad byte, and names are the clients' own words: a clean copy. */
 const char *control_text(const char *s, char buf[CONTROL_TEXT_MAX]);
 
-/* --- records.c, placement.c: the dictionaries of the list methods. m: the call, whose arguments they read --- */
+/* --- records.c, gpus.c, placement.c: the dictionaries of the list methods. m: the call, whose arguments they read --- */
 int control_records_sessions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			     size_t *ret_bytes);
 int control_records_regions(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
@@ -119,6 +123,8 @@ int control_records_rails(struct agent *a, sd_bus_message *m, sd_bus_message *re
 			  size_t *ret_bytes);
 int control_records_paths(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			  size_t *ret_bytes);
+int control_records_gpus(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			 size_t *ret_bytes);
 int control_records_events(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
 			   size_t *ret_bytes);
 int control_records_settings(struct agent *a, sd_bus_message *m, sd_bus_message *reply,

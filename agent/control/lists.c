@@ -49,6 +49,11 @@ int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *rete
 	return list(m, userdata, control_records_paths, reterr);
 }
 
+int dbus_method_list_gpus(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return list(m, userdata, control_records_gpus, reterr);
+}
+
 static int list_transfers(sd_bus_message *m, struct control_conn *c, bool ended,
 			  sd_bus_error *reterr)
 {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "agent/control/internal.h"
+#include "agent/gpu/gpus.h"
 #include "agent/segment/segments.h"
 #include "lib/log.h"
 #include "lib/time.h"
@@ -85,6 +86,14 @@ PROPERTY(poll_reason)
 
 	agent_poll_time(agent_of(userdata), why, sizeof(why));
 	return sd_bus_message_append(reply, "s", why);
+}
+
+PROPERTY(gpu_plugin)
+{
+	char text[CONTROL_TEXT_MAX];
+
+	return sd_bus_message_append(
+		reply, "s", control_text(gpus_totals(agent_of(userdata)->gpus).plugin, text));
 }
 
 PROPERTY(uptime_ns)

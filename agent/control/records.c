@@ -89,6 +89,7 @@ static void region_append(void *arg, const struct region_info *i)
 		[DRAY_DBUS_REGION_FIELD_STATE] = { .s = i->state },
 		[DRAY_DBUS_REGION_FIELD_RDMA] = { .s = rails_region_text(r->agent->rails, i->region,
 									 rdma, sizeof(rdma)) },
+		[DRAY_DBUS_REGION_FIELD_DEVICE] = { .s = control_gpu_uuid(r->agent, i->gpu) },
 	};
 
 	row_append(&r->rows, dray_dbus_region_fields, v, DRAY_ARRAY_SIZE(v));

@@ -559,6 +559,7 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_i
 				.tokens = region->n_tokens,
 				.grants = region->serving,
 				.length = v->o.length,
+				.gpu = v->memory == REGION_GPU ? v->gpu : -1,
 			});
 	}
 }

@@ -171,6 +171,7 @@ struct region_info {
 	uint16_t access;
 	uint32_t extents, tokens, grants;
 	uint64_t length;
+	int gpu; /* index of the GPU it lies on; -1: on none */
 };
 
 void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),

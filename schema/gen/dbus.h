@@ -24,6 +24,8 @@
  */
 #define DRAY_DBUS_PROPERTY_POLL_TIME_NS "PollTimeNs"
 #define DRAY_DBUS_PROPERTY_POLL_REASON "PollReason" /* Why PollTimeNs is 0; else empty. */
+/* What is known of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
+#define DRAY_DBUS_PROPERTY_GPU_PLUGIN "GpuPlugin"
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
 #define DRAY_DBUS_PROPERTY_LOG_LEVEL "LogLevel" /* Lowest level that is logged. */
 /* While draining: transfers in flight; else 0. */
@@ -42,6 +44,10 @@
 /* Ports of RDMA devices that may be used, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
 #define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
+/*
+ * GPUs that the CUDA plug-in has found; none before the first region of GPU memory has it loaded.
+ */
+#define DRAY_DBUS_METHOD_LIST_GPUS "ListGpus"
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
 /* The last 1,000 transfers that ended, in the order of their end. */
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
@@ -117,10 +123,10 @@ struct dray_dbus_member {
 	const char *doc;
 };
 
-#define DRAY_DBUS_PROPERTY_N 17
-extern const struct dray_dbus_member dray_dbus_properties[17];
-#define DRAY_DBUS_METHOD_N 25
-extern const struct dray_dbus_member dray_dbus_methods[25];
+#define DRAY_DBUS_PROPERTY_N 18
+extern const struct dray_dbus_member dray_dbus_properties[18];
+#define DRAY_DBUS_METHOD_N 26
+extern const struct dray_dbus_member dray_dbus_methods[26];
 #define DRAY_DBUS_SIGNAL_N 7
 extern const struct dray_dbus_member dray_dbus_signals[7];
 
@@ -176,6 +182,7 @@ enum dray_dbus_region_field {
 	DRAY_DBUS_REGION_FIELD_GRANTS,
 	DRAY_DBUS_REGION_FIELD_STATE,
 	DRAY_DBUS_REGION_FIELD_RDMA,
+	DRAY_DBUS_REGION_FIELD_DEVICE,
 	DRAY_DBUS_REGION_FIELD_N,
 };
 #define DRAY_DBUS_REGION_REGION "region"
@@ -189,6 +196,7 @@ enum dray_dbus_region_field {
 #define DRAY_DBUS_REGION_GRANTS "grants"
 #define DRAY_DBUS_REGION_STATE "state"
 #define DRAY_DBUS_REGION_RDMA "rdma"
+#define DRAY_DBUS_REGION_DEVICE "device"
 extern const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N];
 
 enum dray_dbus_peer_field {
@@ -311,6 +319,37 @@ enum dray_dbus_path_field {
 #define DRAY_DBUS_PATH_RETRIES "retries"
 #define DRAY_DBUS_PATH_FAILOVERS "failovers"
 extern const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N];
+
+enum dray_dbus_gpu_field {
+	DRAY_DBUS_GPU_FIELD_INDEX,
+	DRAY_DBUS_GPU_FIELD_NAME,
+	DRAY_DBUS_GPU_FIELD_UUID,
+	DRAY_DBUS_GPU_FIELD_BDF,
+	DRAY_DBUS_GPU_FIELD_STATE,
+	DRAY_DBUS_GPU_FIELD_REASON,
+	DRAY_DBUS_GPU_FIELD_MEMORY,
+	DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES,
+	DRAY_DBUS_GPU_FIELD_REGIONS,
+	DRAY_DBUS_GPU_FIELD_BYTES,
+	DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS,
+	DRAY_DBUS_GPU_FIELD_DMABUF,
+	DRAY_DBUS_GPU_FIELD_PEERS,
+	DRAY_DBUS_GPU_FIELD_N,
+};
+#define DRAY_DBUS_GPU_INDEX "index"
+#define DRAY_DBUS_GPU_NAME "name"
+#define DRAY_DBUS_GPU_UUID "uuid"
+#define DRAY_DBUS_GPU_BDF "bdf"
+#define DRAY_DBUS_GPU_STATE "state"
+#define DRAY_DBUS_GPU_REASON "reason"
+#define DRAY_DBUS_GPU_MEMORY "memory"
+#define DRAY_DBUS_GPU_CONTEXT_BYTES "context_bytes"
+#define DRAY_DBUS_GPU_REGIONS "regions"
+#define DRAY_DBUS_GPU_BYTES "bytes"
+#define DRAY_DBUS_GPU_MULTIPROCESSORS "multiprocessors"
+#define DRAY_DBUS_GPU_DMABUF "dmabuf"
+#define DRAY_DBUS_GPU_PEERS "peers"
+extern const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N];
 
 enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_SESSION,

@@ -30,6 +30,8 @@ int dbus_get_poll_time_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_poll_reason(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
+int dbus_get_gpu_plugin(sd_bus *bus, const char *path, const char *interface,
+	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_uptime_ns(sd_bus *bus, const char *path, const char *interface,
 	const char *property, sd_bus_message *reply, void *userdata, sd_bus_error *reterr);
 int dbus_get_log_level(sd_bus *bus, const char *path, const char *interface,
@@ -49,6 +51,7 @@ int dbus_method_list_regions(sd_bus_message *m, void *userdata, sd_bus_error *re
 int dbus_method_list_peers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_rails(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_paths(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
+int dbus_method_list_gpus(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_list_events(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
@@ -85,6 +88,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_PROPERTY("PreferredSegment", "s", dbus_get_preferred_segment, 0, 0),
 	SD_BUS_PROPERTY("PollTimeNs", "t", dbus_get_poll_time_ns, 0, 0),
 	SD_BUS_PROPERTY("PollReason", "s", dbus_get_poll_reason, 0, 0),
+	SD_BUS_PROPERTY("GpuPlugin", "s", dbus_get_gpu_plugin, 0, 0),
 	SD_BUS_PROPERTY("UptimeNs", "t", dbus_get_uptime_ns, 0, 0),
 	SD_BUS_PROPERTY("LogLevel", "s", dbus_get_log_level, 0, 0),
 	SD_BUS_PROPERTY("TransfersLeft", "t", dbus_get_transfers_left, 0, 0),
@@ -106,6 +110,9 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListPaths", "", ,
 		"aa{sv}", SD_BUS_PARAM(paths), dbus_method_list_paths,
+		SD_BUS_VTABLE_UNPRIVILEGED),
+	SD_BUS_METHOD_WITH_NAMES("ListGpus", "", ,
+		"aa{sv}", SD_BUS_PARAM(gpus), dbus_method_list_gpus,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListTransfers", "", ,
 		"aa{sv}", SD_BUS_PARAM(transfers), dbus_method_list_transfers,

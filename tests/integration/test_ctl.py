@@ -218,7 +218,7 @@ def test_only_some_may_drain(new_agent, lab):
                  ("rails", "--disable", "rxe0"), ("rails", "--enable", "rxe0")):
         refused = run(agent, *argv)
         assert refused.returncode == 4 and "is for root" in refused.stderr, (argv, refused)
-    for verb in ("events", "config", "health", "paths", "rails", "log-level"):
+    for verb in ("events", "config", "health", "paths", "rails", "gpus", "log-level"):
         assert run(agent, verb).returncode == 0
     assert run(agent, "log-level", "notice", groups=[54321]).returncode == 0
     assert agent.ctl("status", "--json")["state"] == "running"

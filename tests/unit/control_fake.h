@@ -14,6 +14,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/control/control.h"
+#include "agent/gpu/gpus.h"
 #include "agent/health.h"
 #include "agent/observe.h"
 #include "agent/placement.h"
@@ -266,6 +267,42 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 	return 1;
 }
 
+/* --- GPUs: one that works, one that does not --- */
+
+static const struct gpu_device_info fake_gpu_devices[] = {
+	{ .uuid = "GPU-00000000-1111-2222-3333-444444444444",
+	  .bdf = "0000:19:00.0",
+	  .name = "NVIDIA \xff H200",
+	  .memory = 150ull << 30,
+	  .multiprocessors = 132,
+	  .dmabuf = true,
+	  .peers = 2,
+	  .nvlink = 2 },
+	{ .uuid = "GPU-1", .bdf = "0000:29:00.0", .name = "NVIDIA H200", .peers = 1 },
+};
+
+void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info), void *arg)
+{
+	(void)g;
+	fn(arg, &(struct gpu_info){ .index = 0,
+				    .device = &fake_gpu_devices[0],
+				    .state = "ready",
+				    .reason = "",
+				    .context_bytes = 500ull << 20,
+				    .bytes = 1ull << 40,
+				    .regions = 3 });
+	fn(arg, &(struct gpu_info){ .index = 1,
+				    .device = &fake_gpu_devices[1],
+				    .state = "lost",
+				    .reason = "an uncorrectable error" });
+}
+
+struct gpus_totals gpus_totals(const struct gpus *g)
+{
+	(void)g;
+	return (struct gpus_totals){ .contexts = 1, .lost = 1, .plugin = "CUDA 13.0 \xff" };
+}
+
 /* --- segments, hints, environment ---------------------------------------------------------------- */
 
 void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
@@ -381,9 +418,10 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_i
 	for (uint16_t access = 1; access <= 3; access++)
 		fn(arg, &(struct region_info){ .region = access,
 					       .name = NULL,
-					       .kind = "memfd",
+					       .kind = access == 1 ? "cuda_vmm" : "memfd",
 					       .state = "live",
 					       .access = access,
+					       .gpu = access == 1 ? 0 : -1,
 					       .length = UINT64_MAX });
 }
 

@@ -248,6 +248,7 @@ static void see(int row, const char *key, const char *value)
 		{ 0, DRAY_DBUS_REGION_ACCESS, "r" },
 		{ 1, DRAY_DBUS_REGION_ACCESS, "w" },
 		{ 2, DRAY_DBUS_REGION_ACCESS, "rw" },
+		{ 0, DRAY_DBUS_REGION_DEVICE, "GPU-00000000-1111-2222-3333-444444444444" },
 		{ 0, DRAY_DBUS_PEER_AGENT_ID, "" },
 		{ 1, DRAY_DBUS_PEER_AGENT_ID, "ab000000000000000000000000000000" },
 		{ 0, DRAY_DBUS_TRANSFER_DIRECTION, "read" },
@@ -271,6 +272,21 @@ static void see_ended(int row, const char *key, const char *value)
 		assert_string_equal(value, "0,2");
 }
 
+static void see_gpu(int row, const char *key, const char *value)
+{
+	if (!strcmp(key, DRAY_DBUS_GPU_UUID))
+		assert_string_equal(value,
+				    row ? "GPU-1" : "GPU-00000000-1111-2222-3333-444444444444");
+	if (!strcmp(key, DRAY_DBUS_GPU_NAME))
+		assert_string_equal(value, row ? "NVIDIA H200" : "NVIDIA ? H200");
+	if (!strcmp(key, DRAY_DBUS_GPU_STATE))
+		assert_string_equal(value, row ? "lost" : "ready");
+	if (!strcmp(key, DRAY_DBUS_GPU_REASON))
+		assert_string_equal(value, row ? "an uncorrectable error" : "");
+	if (!strcmp(key, DRAY_DBUS_GPU_PEERS))
+		assert_string_equal(value, row ? "PCIe 0" : "NVLink 1");
+}
+
 static void see_setting(int row, const char *key, const char *value)
 {
 }
@@ -287,6 +303,9 @@ static void lists_have_the_keys_of_the_schema(void **state)
 			 3);
 	assert_int_equal(rows_check(call(bus, "ListPeers"), dray_dbus_peer_fields,
 				    DRAY_DBUS_PEER_FIELD_N, see),
+			 2);
+	assert_int_equal(rows_check(call(bus, "ListGpus"), dray_dbus_gpu_fields,
+				    DRAY_DBUS_GPU_FIELD_N, see_gpu),
 			 2);
 	assert_int_equal(rows_check(call(bus, "ListTransfers"), dray_dbus_transfer_fields,
 				    DRAY_DBUS_TRANSFER_FIELD_N, see),

@@ -41,8 +41,10 @@ static const struct list {
 	{ DRAY_DBUS_METHOD_LIST_REGIONS,
 	  dray_dbus_region_fields,
 	  DRAY_DBUS_REGION_FIELD_N,
-	  { "4294967299|kv|4294967297|memfd|rw|32|17179869184|1|2|live|mlx5_0: registered",
-	    "4294967300||4294967298|pool|r|1|" BIGGEST "|0|0|removing|" } },
+	  { "4294967299|kv|4294967297|memfd|rw|32|17179869184|1|2|live|mlx5_0: registered|",
+	    "4294967300||4294967298|pool|r|1|" BIGGEST "|0|0|removing||",
+	    "4294967301|kv gpu|4294967297|cuda_vmm|rw|1|2097152|0|0|live|mlx5_0: registered|"
+	    "GPU-00000000-1111-2222-3333-444444444444" } },
 	{ DRAY_DBUS_METHOD_LIST_PEERS,
 	  dray_dbus_peer_fields,
 	  DRAY_DBUS_PEER_FIELD_N,
@@ -62,6 +64,13 @@ static const struct list {
 	    "6000000000|7000|1|0",
 	    "2|[fd00::1]:7411|mlx5_1|1|fd00::2|1|fd00::1|1024|failed|timed out|0|0|0|0|" BIGGEST
 	    "|3" } },
+	{ DRAY_DBUS_METHOD_LIST_GPUS,
+	  dray_dbus_gpu_fields,
+	  DRAY_DBUS_GPU_FIELD_N,
+	  { "0|NVIDIA H200|GPU-00000000-1111-2222-3333-444444444444|0000:19:00.0|ready||150754820096|524288000|1|"
+	    "2097152|132|1|NVLink 1",
+	    "1|NVIDIA H200|GPU-1|0000:29:00.0|lost|an uncorrectable error|" BIGGEST
+	    "|0|0|0|4294967295|0|none" } },
 	{ DRAY_DBUS_METHOD_LIST_TRANSFERS,
 	  dray_dbus_transfer_fields,
 	  DRAY_DBUS_TRANSFER_FIELD_N,
@@ -158,6 +167,7 @@ static void properties_append(sd_bus_message *m)
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_WORKERS, "u", 2);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_POLL_TIME_NS, "t", (uint64_t)0);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_POLL_REASON, "s", "1 CPU allowed");
+	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_GPU_PLUGIN, "s", "CUDA 13.0");
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_UPTIME_NS, "t",
 			      (uint64_t)3600000000000);
 	sd_bus_message_append(m, "{sv}", DRAY_DBUS_PROPERTY_LOG_LEVEL, "s", "info");
@@ -345,6 +355,7 @@ static void verbs_print_the_golden_text(void **state)
 		{ "rails_enable", "rails --enable mlx5_0/2" },
 		{ "rails_disable", "rails --disable mlx5_0" },
 		{ "paths", NULL },
+		{ "gpus", NULL },
 		{ "transfers", NULL },
 		{ "ended_transfers", "transfers --recent" },
 		{ "top", "top --count 1" },
