@@ -54,7 +54,7 @@ SRC_generate := $(sort $(wildcard ctl/generate/*.c))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
-SRC_fake_gpu := $(sort $(wildcard tests/gpu/fake*.c))
+SRC_fake_gpu := $(filter-out tests/gpu/fake_libcuda.c,$(sort $(wildcard tests/gpu/fake*.c)))
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c))) $(SRC_fake_gpu)
 
 SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
@@ -159,7 +159,7 @@ $(B)/tests/$(1)/%: $(O)/tests/$(1)/%.o $(filter-out $(B)/libtest.a,$(ARCHIVES))
 		-Wl$$(,)--end-group $$(LIBS_agent))
 endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
-$(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_io)
+$(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_gpu tcp_lab_io) $(call obj,$(SRC_fake_gpu))
 $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
 # Its --uring is there only where liburing is.
 $(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
