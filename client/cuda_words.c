@@ -89,17 +89,14 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 	return 0;
 }
 
-int dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w)
+/* Where the agent still holds the region it has pages of the memfd, and nothing of ours. */
+void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w)
 {
-	int error = 0;
-
 	if (!w)
-		return 0;
+		return;
 	if (d && w->region)
-		error = dray_region_remove(d, w->region);
-	if (!error)
-		words_free(w);
-	return error;
+		dray_region_remove(d, w->region);
+	words_free(w);
 }
 
 struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index, uint32_t value)

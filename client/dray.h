@@ -589,11 +589,10 @@ struct dray_cuda_words;
 DRAY_API int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_words **ret);
 
 /*
- * Removes their region, as dray_region_remove() and with its errors, then frees them: memory that
- * the agent may still write to is not unmapped but left behind. No stream uses them any more. After
- * dray_disconnect() pass NULL for d. NULL for w is allowed.
+ * Removes their region, which blocks as dray_region_remove(), and frees them in any case. No stream
+ * uses them any more. After dray_disconnect() pass NULL for d. NULL for w is allowed.
  */
-DRAY_API int dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w);
+DRAY_API void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w);
 
 /* Word `index` for wait or set of a transfer; region 0 where there is no such word. */
 DRAY_API struct dray_word dray_cuda_word(const struct dray_cuda_words *w, unsigned int index,
