@@ -76,10 +76,15 @@ uint64_t stage_unit(const struct core *c)
 	return c->stage ? c->stage->unit : 0;
 }
 
+uint32_t stage_share(const struct core *c)
+{
+	return c->stage ? c->stage->n / STAGE_USE_N : 0;
+}
+
 static bool may_have(const struct stage *st, enum stage_use use, enum dmsg_class class)
 {
 	const uint32_t *held = st->held[use];
-	uint32_t share = st->n / 2, spare = share / 4;
+	uint32_t share = st->n / STAGE_USE_N, spare = share / 4;
 
 	return held[0] + held[1] < share &&
 	       (class == DMSG_CLASS_LATENCY || held[DMSG_CLASS_BULK] < share - spare);
@@ -93,6 +98,8 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 	if (!st || !may_have(st, use, class))
 		return NULL;
 	b = dray_list_first(&st->free, struct stage_buffer, link);
+	if (!b)
+		return NULL;
 	dray_list_del(&b->link);
 	st->held[use][class]++;
 	b->use = (uint8_t)use;

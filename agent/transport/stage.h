@@ -60,6 +60,9 @@ bool stage_is_up(const struct core *c);
 /* Size of a buffer, bytes; a slice or less. 0: there is none. */
 uint64_t stage_unit(const struct core *c);
 
+/* Buffers that there are for one use. */
+uint32_t stage_share(const struct core *c);
+
 /* NULL: none is free for this use (stage_wait()), or there is no staging memory at all. */
 struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class);
 /* It is not busy. */

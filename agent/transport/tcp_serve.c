@@ -471,10 +471,9 @@ static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 {
 	struct serve *v = serve_of(s);
 
-	if (!serve_stage_step(v))
-		return;
 	do {
-		if (!flush(v, b) || !tcp_stream_receive(s, b) || !flush(v, b))
+		if (!serve_stage_step(v) || !flush(v, b) || !tcp_stream_receive(s, b) ||
+		    !flush(v, b))
 			return;
 	} while (b->left > 0 && s->side->wants(s));
 }

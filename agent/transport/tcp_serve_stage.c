@@ -80,16 +80,22 @@ static void settle(struct serve_frame *f)
 	object_release(c, region);
 }
 
-static void put_chunks(struct core *c, struct serve_frame *f)
+static void put_chunk(struct serve *v, struct stage_buffer *b)
+{
+	v->s.peer->n_chunks--;
+	stage_put(v->s.tcp->c, b);
+}
+
+static void put_chunks(struct serve_frame *f)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
-		stage_put(c, b);
+		put_chunk(f->serve, b);
 }
 
 static void put_place(struct serve *v)
 {
 	if (v->chunk)
-		stage_put(v->s.tcp->c, v->chunk);
+		put_chunk(v, v->chunk);
 	v->chunk = NULL;
 	v->chunks_left = 0;
 	stage_unwait(&v->waiter);
@@ -120,11 +126,12 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 {
 	struct serve_frame *f = b->holder;
 
+	(void)c;
 	f->copies--;
 	if (b->code)
 		fail(f, b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code);
 	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK)
-		stage_put(c, b);
+		put_chunk(f->serve, b);
 	settle(f);
 	tell(f->serve);
 }
@@ -145,13 +152,17 @@ static struct stage_buffer *next_chunk(struct serve *v)
 	const struct grant_view *g = (const struct grant_view *)f->grant->view;
 	const struct region_view *r = (const struct region_view *)f->region->view;
 	struct core *c = v->s.tcp->c;
-	struct stage_buffer *b = stage_get(c, STAGE_PEER, v->s.class);
+	/* a peer that stalls must not have all that there is */
+	struct stage_buffer *b = v->s.peer->n_chunks < stage_share(c) / 2 ?
+					 stage_get(c, STAGE_PEER, v->s.class) :
+					 NULL;
 	uint64_t bytes, max = stage_unit(c);
 
 	if (!b) {
 		stage_wait(c, &v->waiter, STAGE_PEER, v->s.class);
 		return NULL;
 	}
+	v->s.peer->n_chunks++;
 	b->holder = f;
 	b->n_ranges = serve_ranges(v, g, r, b->ranges, STAGE_RANGES_MAX, &bytes);
 	while (bytes > max) {
@@ -261,7 +272,7 @@ static bool answer_first(struct serve *v)
 	}
 	if (!f->taken || f->copies)
 		return false;
-	put_chunks(v->s.tcp->c, f);
+	put_chunks(f);
 	serve_put_head(v, f->slice, f->kind, f->status, 0);
 	pop(v);
 	return true;
@@ -320,7 +331,7 @@ void serve_stage_sent(struct serve *v, uint64_t n)
 		if (!b || v->sent_of < b->bytes || b->busy)
 			break;
 		v->sent_of -= b->bytes;
-		stage_put(v->s.tcp->c, b);
+		put_chunk(v, b);
 	}
 	if (v->sending_left)
 		return;
@@ -345,7 +356,7 @@ void serve_stage_close(struct serve *v)
 
 		f->taken = true;
 		finish(f);
-		put_chunks(v->s.tcp->c, f);
+		put_chunks(f);
 		settle(f);
 	}
 }

@@ -17,6 +17,8 @@
 #include "agent/transport/stage.h"
 #include "lib/memfd.h"
 
+uint64_t lab_staging[2];
+
 static struct lab_side *side_of(struct core *c)
 {
 	return (struct lab_side *)(void *)c;
@@ -332,8 +334,10 @@ static void region_deinit(struct lab_region *g)
 void lab_prepare(struct lab *l)
 {
 	memset(l, 0, sizeof(*l));
-	for (unsigned i = 0; i < 2; i++)
+	for (unsigned i = 0; i < 2; i++) {
 		side_init(l, i);
+		l->side[i].gpu_staging = lab_staging[i];
+	}
 }
 
 void lab_start(struct lab *l, uint64_t bytes, uint32_t extents)

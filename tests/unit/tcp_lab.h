@@ -13,7 +13,7 @@
 #include "agent/transport/transport.h"
 #include "agent/worker/msg.h"
 
-#define LAB_MAX 256
+#define LAB_MAX 4096
 #define LAB_ENDED_MAX 1024
 #define LAB_HANDLE(i) ((dray_handle)1 << 32 | (i))
 #define LAB_REGION LAB_HANDLE(1)
@@ -74,7 +74,7 @@ struct lab_side {
 	dray_handle last_fault;
 	struct lab_ids lost, closed;
 	bool down;
-	uint64_t gpu_staging; /* set before lab_start: its region is GPU memory, and so much staging there is */
+	uint64_t gpu_staging; /* of lab_staging */
 	struct lab_gpu gpu;
 };
 
@@ -90,6 +90,12 @@ struct lab {
 	unsigned n_raw;
 	struct lab_ids resets; /* lost streams of side 0 whose reset is held back */
 };
+
+/*
+ * Not 0: side i of labs that are prepared from now on has its region in GPU memory (tcp_lab_gpu.c), and so much
+ * staging memory.
+ */
+extern uint64_t lab_staging[2];
 
 /* bytes of each side's region; extents of them. */
 void lab_init(struct lab *l, uint64_t bytes, uint32_t extents);

@@ -1,78 +1,415 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport tcp with GPU memory on one side or both: what is asked for arrives, through staging memory. */
+/*
+ * Transport tcp and GPU memory: what ends while a GPU copies, devices that fail, and buffers that run out. That
+ * bytes arrive is test_tcp_pair's.
+ */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/transfer/object.h"
+#include "agent/transfer/sched.h"
+#include "agent/transport/stage.h"
 #include "agent/transport/tcp.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/cm.h"
-#include "tests/unit/tcp_lab.h"
+#include "tests/unit/tcp_hand.h"
 
-#define MIB (1u << 20)
+#define MIB HAND_MIB
+#define HOST_REGION LAB_HANDLE(20)
+#define HOST_GRANT LAB_HANDLE(21)
+#define HOST_BYTES 65536u
 
 static struct lab lab;
 static struct lab_side *const a = &lab.side[0], *const b = &lab.side[1];
+static struct lab_side *const owner = &hand.lab.side[1];
 
-/* sides: bit 0 the importing one, bit 1 the owner. */
-static void start(unsigned sides, uint64_t bytes, uint32_t extents, uint64_t staging)
+static void on_gpus(bool importer, bool owners)
 {
-	lab_prepare(&lab);
-	for (unsigned i = 0; i < 2; i++)
-		lab.side[i].gpu_staging = sides >> i & 1 ? staging : 0;
-	lab_start(&lab, bytes, extents);
+	lab_staging[0] = importer ? 8 * MIB : 0;
+	lab_staging[1] = owners ? 8 * MIB : 0;
 }
 
-static void run_one(uint64_t id, enum dmsg_direction d, enum dmsg_class class,
-		    const uint64_t (*ops)[3], uint32_t n)
-{
-	uint64_t bytes = 0;
+/* --- a second region, of host memory ------------------------------------------------------------- */
 
-	lab_transfer(a, id, d, class, ops, n);
-	lab_until(&lab, lab_end(a, id));
-	for (uint32_t i = 0; i < n; i++)
-		bytes += ops[i][2];
-	assert_int_equal(lab_end(a, id)->code, 0);
-	assert_int_equal(lab_end(a, id)->bytes, bytes);
+static uint8_t host_memory[HOST_BYTES];
+static struct region_view *host_region;
+static struct grant_view host_grant;
+
+static void host_publish(struct lab_side *s)
+{
+	host_region = calloc(1, sizeof(*host_region) + sizeof(struct extent_view));
+	assert_non_null(host_region);
+	host_region->o = (struct object_view){ OBJECT_REGION, HOST_REGION, LAB_GROUP,
+					       LAB_SESSION,   HOST_BYTES,  DMSG_ACCESS_ALL };
+	host_region->n_extents = 1;
+	host_region->extents[0] = (struct extent_view){ 0, HOST_BYTES, host_memory, -1 };
+	host_grant = (struct grant_view){ { OBJECT_GRANT, HOST_GRANT, 0, 0, HOST_BYTES,
+					    DMSG_ACCESS_ALL },
+					  LAB_PEER,
+					  HOST_REGION,
+					  0 };
+	assert_int_equal(object_publish(&s->core, &host_region->o), 0);
+	assert_int_equal(object_publish(&s->core, &host_grant.o), 0);
 }
 
-static void test_one_operation(void **state)
+/* --- the owner ----------------------------------------------------------------------------------- */
+
+static void send_write(uint64_t id, uint64_t grant, uint64_t offset, uint64_t n)
 {
-	static const uint64_t lengths[] = { 1,     31,    4095, 16384,      16385,
-					    65536, 65537, MIB,  3 * MIB + 5 };
+	struct pmsg_seg seg = { offset, n };
 
-	for (unsigned sides = 1; sides < 4; sides++) {
-		uint64_t id = 1, moved = 0;
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, id, grant, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, n);
+}
 
-		start(sides, 8 * MIB, 1, 8 * MIB);
-		for (unsigned i = 0; i < DRAY_ARRAY_SIZE(lengths); i++) {
-			const uint64_t op[1][3] = { { 3, 4 * MIB + 1, lengths[i] } };
-			uint8_t before = *lab_at(b, 4 * MIB),
-				after = *lab_at(b, 4 * MIB + 1 + lengths[i]);
+static void send_read(uint64_t id, uint64_t grant, uint64_t offset, uint64_t n)
+{
+	struct pmsg_seg seg = { offset, n };
 
-			lab_fill(a, 3, lengths[i], (uint32_t)i);
-			run_one(id++, DMSG_DIRECTION_WRITE, i % 2, op, 1);
-			assert_true(lab_equal(b, 4 * MIB + 1, lab_at(a, 3), lengths[i]));
-			assert_int_equal(*lab_at(b, 4 * MIB), before);
-			assert_int_equal(*lab_at(b, 4 * MIB + 1 + lengths[i]), after);
-			memset(a->region.memory, 0, a->region.bytes);
-			run_one(id++, DMSG_DIRECTION_READ, i % 2, op, 1);
-			assert_true(lab_filled(a, 3, lengths[i], (uint32_t)i));
-			assert_int_equal(*lab_at(a, 2), 0);
-			assert_int_equal(*lab_at(a, 3 + lengths[i]), 0);
-			moved += 2 * lengths[i];
-		}
-		for (unsigned i = 0; i < 2; i++)
-			assert_int_equal(lab_counter(&lab.side[i],
-						     DRAY_METRIC_GPU_STAGED_BYTES_TOTAL),
-					 sides >> i & 1 ? moved : 0);
-		lab_deinit(&lab);
+	hand_send_frame(PMSG_FRAME_KIND_READ, id, grant, &seg, 1);
+}
+
+static void expect_data(uint64_t id, const uint8_t *want, uint64_t n)
+{
+	static uint8_t got[MIB];
+
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, id, 0, n);
+	assert_true(lab_receive(&hand.lab, hand.fd, got, n));
+	assert_memory_equal(got, want, n);
+}
+
+/* Frames are taken in while the GPU copies, and answered in their order whatever memory they are on. */
+static void test_answers_in_order(void **state)
+{
+	static uint8_t want[50000];
+
+	on_gpus(false, true);
+	hand_import_start(4, 0);
+	host_publish(owner);
+	memset(host_memory, 0x5a, sizeof(host_memory));
+	lab_read(owner, 4 * MIB, want, sizeof(want));
+	fake_gpu_hold(true);
+	send_write(1, LAB_GRANT, 1000, 50000);
+	send_read(2, LAB_GRANT, 4 * MIB, sizeof(want));
+	send_write(3, HOST_GRANT, 0, 1000);
+	send_read(4, LAB_GRANT, 8 * MIB, 1);
+	send_write(5, LAB_GRANT, 2 * MIB, 3000);
+	send_read(6, HOST_GRANT, 0, 40000);
+	send_read(7, HOST_GRANT, 500, 100);
+	lab_settle(&hand.lab);
+	assert_false(lab_is_closed(&hand.lab, hand.fd));
+	assert_memory_equal(host_memory, hand.payload, 1000);
+	fake_gpu_hold(false);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, 0, 0);
+	assert_true(lab_equal(owner, 1000, hand.payload, 50000));
+	expect_data(2, want, sizeof(want));
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 3, 0, 0);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 4, DRAY_E_RANGE, 0);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 5, 0, 0);
+	expect_data(6, host_memory, 40000);
+	expect_data(7, host_memory + 500, 100);
+	assert_true(lab_equal(owner, 2 * MIB, hand.payload, 3000));
+	hand_import_finish();
+	free(host_region);
+}
+
+/* Longer than all buffers that one peer may have. */
+static void test_frame_of_many_chunks(void **state)
+{
+	on_gpus(false, true);
+	hand_import_start(16, 0);
+	hand_write(1, 0, 8 * MIB);
+	hand_read(2, 0, 8 * MIB);
+	hand_write(3, 5, 8 * MIB - 9);
+	hand_read(4, 7, 8 * MIB - 7);
+	hand_import_finish();
+}
+
+static void *let_go(void *arg)
+{
+	fake_gpu_hold(false);
+	return arg;
+}
+
+/* A WRITE of two chunks, of which the first is being copied. */
+static void revoke_write(enum object_kind kind, bool urgent)
+{
+	dray_handle h = kind == OBJECT_GRANT ? LAB_GRANT : LAB_REGION;
+	struct pmsg_seg seg = { 1000, 2 * MIB };
+	uint8_t *before = malloc(8 * MIB);
+	pthread_t thread;
+
+	assert_non_null(before);
+	on_gpus(false, true);
+	hand_import_start(8, 0);
+	lab_read(owner, 0, before, 8 * MIB);
+	fake_gpu_hold(true);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB + 5000);
+	lab_until(&hand.lab, atomic_load(&fake_gpu_status()->held) == 1);
+	if (urgent) {
+		assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
+		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, true);
+		assert_int_equal(owner->n_dropped, 1);
+		assert_int_equal(pthread_join(thread, NULL), 0);
+	} else {
+		object_drop(&owner->core, kind, h, DRAY_E_REVOKED, false);
+		lab_settle(&hand.lab);
+		/* the GPU still writes there */
+		assert_int_equal(owner->n_dropped, 0);
+		fake_gpu_hold(false);
+		lab_until(&hand.lab, owner->n_dropped == 1);
 	}
+	lab_send(&hand.lab, hand.fd, hand.payload + MIB + 5000, MIB - 5000);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, DRAY_E_REVOKED, 0);
+	assert_true(lab_equal(owner, 0, before, 1000));
+	assert_true(lab_equal(owner, 1000 + MIB, before + 1000 + MIB, 7 * MIB - 1000));
+	free(before);
+	hand_import_finish();
+}
+
+static void test_revoke_write(void **state)
+{
+	for (unsigned i = 0; i < 4; i++)
+		revoke_write(i / 2 ? OBJECT_GRANT : OBJECT_REGION, i % 2);
+}
+
+/* Bytes that are gathered need the region no more. */
+static void test_revoke_read(void **state)
+{
+	static uint8_t want[MIB];
+
+	on_gpus(false, true);
+	hand_import_start(8, 20000);
+	lab_read(owner, 0, want, MIB);
+	send_read(1, LAB_GRANT, 0, MIB);
+	lab_until(&hand.lab, hand_grant()->users == 1);
+	lab_until(&hand.lab, hand_grant()->users == 0);
+	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_REVOKED, true);
+	assert_int_equal(owner->n_dropped, 1);
+	expect_data(1, want, MIB);
+	send_read(2, LAB_GRANT, 0, MIB);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 2, DRAY_E_REVOKED, 0);
+	hand_import_finish();
+}
+
+/* The stream goes while copies are under way: its end is said when nothing of it moves any more. */
+static void test_reset_while_copying(void **state)
+{
+	pthread_t thread;
+
+	on_gpus(false, true);
+	hand_import_start(8, 0);
+	fake_gpu_hold(true);
+	send_write(1, LAB_GRANT, 0, 5000);
+	send_read(2, LAB_GRANT, MIB, 5000);
+	lab_until(&hand.lab, hand_grant()->users == 2);
+	assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
+	transport_tcp.stream_reset(&owner->core, owner->tcp, LAB_PEER, HAND_STREAM);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(owner->closed.n, 1);
+	assert_int_equal(hand_grant()->users, 0);
+	assert_true(lab_equal(owner, 0, hand.payload, 5000));
+	hand_import_finish();
+}
+
+static void test_owner_loses_device(void **state)
+{
+	on_gpus(false, true);
+	hand_import_start(8, 0);
+	fake_gpu_hold(true);
+	send_write(1, LAB_GRANT, 0, 5000);
+	send_read(2, LAB_GRANT, MIB, 5000);
+	send_write(3, LAB_GRANT, 2 * MIB, 3 * MIB / 2);
+	send_read(4, LAB_GRANT, MIB, 5000);
+	fake_gpu_lose(LAB_GPU, true);
+	fake_gpu_hold(false);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, DRAY_E_GPU_LOST, 0);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 2, DRAY_E_GPU_LOST, 0);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 3, DRAY_E_GPU_LOST, 0);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 4, DRAY_E_GPU_LOST, 0);
+	assert_int_equal(owner->gpu.n_lost, 1);
+	/* what comes later finds no device, then no region */
+	send_write(5, LAB_GRANT, 0, 5000);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 5, DRAY_E_GPU_LOST, 0);
+	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
+	assert_int_equal(owner->n_dropped, 1);
+	hand_import_finish();
+}
+
+/* --- the importing side -------------------------------------------------------------------------- */
+
+/* Eight WRITEs and eight READs of 1 MiB, with their copies held. */
+static void start_held(void)
+{
+	lab_init(&lab, 16 * MIB, 4);
+	fake_gpu_hold(true);
+	for (unsigned i = 0; i < 8; i++) {
+		lab_transfer1(a, i, DMSG_DIRECTION_WRITE, i * MIB, i * MIB, MIB);
+		lab_transfer1(a, 8 + i, DMSG_DIRECTION_READ, (8 + i) * MIB, (8 + i) * MIB, MIB);
+	}
+	lab_until(&lab, atomic_load(&fake_gpu_status()->held) >= 1);
+	lab_settle(&lab);
+}
+
+static void test_importer_loses_device(void **state)
+{
+	on_gpus(true, false);
+	start_held();
+	fake_gpu_lose(LAB_GPU, true);
+	fake_gpu_hold(false);
+	lab_until(&lab, a->gpu.n_lost == 1);
+	/* what has no slice with the GPU ends as the control thread drops the region */
+	object_drop(&a->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
+	lab_until(&lab, a->n_ended == 16);
+	for (unsigned i = 0; i < 16; i++)
+		assert_int_equal(a->ended[i].code, DRAY_E_GPU_LOST);
+	lab_until(&lab, a->n_dropped == 1);
+	lab_deinit(&lab);
+}
+
+static void test_session_ends_while_copying(void **state)
+{
+	pthread_t thread;
+
+	on_gpus(true, false);
+	start_held();
+	assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
+	for (unsigned i = 0; i < 16; i++)
+		if (!lab_end(a, i))
+			xfer_stop(&a->core, lab_xfer(a, i), DRAY_E_SESSION_CLOSED, NULL, true);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_int_equal(a->n_ended, 16);
+	assert_int_equal(a->session.slices[DMSG_CLASS_BULK], 0);
+	/* all buffers are free again */
+	lab_transfer1(a, 100, DMSG_DIRECTION_WRITE, 0, 0, 16 * MIB);
+	lab_until(&lab, lab_end(a, 100));
+	assert_int_equal(lab_end(a, 100)->code, 0);
+	assert_true(lab_equal(b, 0, a->region.memory + 12 * MIB, 4 * MIB));
+	lab_deinit(&lab);
+}
+
+static void test_cancelled_while_copying(void **state)
+{
+	on_gpus(true, true);
+	start_held();
+	for (unsigned i = 0; i < 16; i++)
+		xfer_stop(&a->core, lab_xfer(a, i), DRAY_E_CANCELLED, NULL, false);
+	assert_true(a->n_ended < 16);
+	fake_gpu_hold(false);
+	lab_until(&lab, a->n_ended == 16);
+	for (unsigned i = 0; i < 16; i++)
+		assert_int_equal(a->ended[i].code, DRAY_E_CANCELLED);
+	lab_deinit(&lab);
+}
+
+static void test_peer_down_while_copying(void **state)
+{
+	pthread_t thread;
+
+	on_gpus(true, false);
+	start_held();
+	assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
+	transport_tcp.peer_down(&a->core, a->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	a->down = true;
+	assert_int_equal(a->n_gone, 1);
+	assert_int_equal(a->n_ended, 16);
+	for (unsigned i = 0; i < 16; i++)
+		assert_int_equal(a->ended[i].code, DRAY_E_PEER_LOST);
+	lab_deinit(&lab);
+}
+
+/* Where buffers are out, host memory of the same session goes on. */
+static void test_host_memory_goes_on(void **state)
+{
+	uint8_t op[DMSG_OP_SIZE];
+	struct xfer_request r = { .request_id = 100,
+				  .direction = DMSG_DIRECTION_WRITE,
+				  .class = DMSG_CLASS_BULK,
+				  .local = HOST_REGION,
+				  .remote = LAB_REMOTE,
+				  .ops = op,
+				  .n_ops = 1 };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	on_gpus(true, false);
+	start_held();
+	host_publish(a);
+	memset(host_memory, 0x77, sizeof(host_memory));
+	dmsg_op_put(op, &(struct dmsg_op){ 0, 0, HOST_BYTES });
+	assert_int_equal(xfer_start(&a->core, &a->session, &r, &err), 0);
+	lab_until(&lab, lab_end(a, 100));
+	assert_int_equal(lab_end(a, 100)->code, 0);
+	assert_int_equal(a->n_ended, 1);
+	assert_true(lab_equal(b, 0, host_memory, HOST_BYTES));
+	fake_gpu_hold(false);
+	lab_until(&lab, a->n_ended == 17);
+	lab_deinit(&lab);
+	free(host_region);
+}
+
+/* Both ask each other for more than there are buffers: neither waits for the other for ever. */
+static void test_both_out_of_buffers(void **state)
+{
+	on_gpus(true, true);
+	lab_init(&lab, 32 * MIB, 4);
+	lab_fill(a, 0, 8 * MIB, 1);
+	lab_fill(b, 0, 8 * MIB, 2);
+	for (unsigned i = 0; i < 2; i++)
+		for (unsigned k = 0; k < 32; k++) {
+			uint64_t at = k / 4 * MIB + k % 4 * (MIB / 4);
+
+			lab_transfer1(&lab.side[i], k, DMSG_DIRECTION_WRITE, at, 8 * MIB + at,
+				      MIB / 4);
+			lab_transfer1(&lab.side[i], 32 + k, DMSG_DIRECTION_READ, 16 * MIB + at, at,
+				      MIB / 4);
+		}
+	lab_until(&lab, a->n_ended == 64 && b->n_ended == 64);
+	for (unsigned i = 0; i < 64; i++) {
+		assert_int_equal(a->ended[i].code, 0);
+		assert_int_equal(b->ended[i].code, 0);
+	}
+	for (uint64_t at = 0; at < 8 * MIB; at += 4001) {
+		assert_int_equal(*lab_at(b, 8 * MIB + at), lab_pattern(at, 1));
+		assert_int_equal(*lab_at(a, 8 * MIB + at), lab_pattern(at, 2));
+		assert_int_equal(*lab_at(a, 16 * MIB + at), lab_pattern(at, 2));
+		assert_int_equal(*lab_at(b, 16 * MIB + at), lab_pattern(at, 1));
+	}
+	lab_deinit(&lab);
+}
+
+/* Each byte passes through pinned memory once on each side that is a GPU's. */
+static void test_counted(void **state)
+{
+	on_gpus(true, true);
+	lab_init(&lab, 16 * MIB, 4);
+	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 8 * MIB, 3 * MIB + 1);
+	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 8 * MIB, 0, 2 * MIB);
+	lab_until(&lab, a->n_ended == 2);
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(lab_counter(&lab.side[i], DRAY_METRIC_GPU_STAGED_BYTES_TOTAL),
+				 5 * MIB + 1);
+	lab_deinit(&lab);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_operation),
+		cmocka_unit_test(test_answers_in_order),
+		cmocka_unit_test(test_frame_of_many_chunks),
+		cmocka_unit_test(test_revoke_write),
+		cmocka_unit_test(test_revoke_read),
+		cmocka_unit_test(test_reset_while_copying),
+		cmocka_unit_test(test_owner_loses_device),
+		cmocka_unit_test(test_importer_loses_device),
+		cmocka_unit_test(test_session_ends_while_copying),
+		cmocka_unit_test(test_cancelled_while_copying),
+		cmocka_unit_test(test_peer_down_while_copying),
+		cmocka_unit_test(test_host_memory_goes_on),
+		cmocka_unit_test(test_both_out_of_buffers),
+		cmocka_unit_test(test_counted),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

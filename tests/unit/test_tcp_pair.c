@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport tcp, both sides against each other: what is asked for arrives, whatever happens to the streams. */
+/*
+ * Transport tcp, both sides against each other: what is asked for arrives, whatever happens to the streams, from and to
+ * host memory and that of GPUs.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -284,6 +287,14 @@ int main(void)
 		cmocka_unit_test(test_random_faults),
 		cmocka_unit_test(test_many_streams),
 	};
+	static const char *const names[] = { "host memory", "the importing side's is a GPU's",
+					     "the owner's is a GPU's", "both are GPUs'" };
+	int failed = 0;
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(names); i++) {
+		lab_staging[0] = i & 1 ? 8 * MIB : 0;
+		lab_staging[1] = i & 2 ? 8 * MIB : 0;
+		failed += cmocka_run_group_tests_name(names[i], tests, NULL, NULL);
+	}
+	return failed;
 }
