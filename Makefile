@@ -191,7 +191,7 @@ $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
 program = $(patsubst %.c,$(B)/%,$(wildcard $(1)))
 UNIT := $(call program,tests/unit/$(if $(filter tsan,$(VARIANT)),tsan,test)_*.c)
 FUZZ := $(call program,tests/fuzz/fuzz_*.c)
-TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c)
+TOOLS := $(call program,tests/bench/*.c tests/integration/*.c tests/demo/*.c) $(CEILING)
 
 include mk/check.mk
 

@@ -22,8 +22,12 @@ CUDA_LOWEST := $(firstword $(CUDA_ARCHS))
 NVCCFLAGS := -std=c++17 -O3 -I. --fatbin $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
 	$(foreach a,$(sort $(CUDA_LOWEST) $(lastword $(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
 
+# Measures and verifies the plug-in alone, on a machine with GPUs.
+CEILING := $(B)/tests/gpu/ceiling_gpu
+SRC_ceiling := $(sort $(wildcard tests/gpu/ceiling_*.c))
+
 CUDA_OBJECTS := $(call obj,$(SRC_cuda)) $(O)/gpu/cuda/image.o
-$(call obj,$(SRC_cuda) tests/gpu/ceiling_gpu.c): CFLAGS_own := -isystem $(CUDA)/include -DDRAY_CUDA_LOWEST=$(CUDA_LOWEST)
+$(call obj,$(SRC_cuda) $(SRC_ceiling)): CFLAGS_own := -isystem $(CUDA)/include -DDRAY_CUDA_LOWEST=$(CUDA_LOWEST)
 
 $(O)/gpu/cuda/copy.fatbin: gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
 	@mkdir -p $(@D)
@@ -36,8 +40,11 @@ $(O)/gpu/cuda/image.o: gpu/cuda/image.S $(O)/gpu/cuda/copy.fatbin
 $(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
 	$(call link,-shared $(filter %.o %.a,$^) -ldl)
 
--include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) tests/gpu/ceiling_gpu.c)
-.SECONDARY: $(CUDA_OBJECTS)
+$(CEILING): $(call obj,$(SRC_ceiling) gpu/cuda/driver.c) $(O)/gpu/cuda/image.o $(B)/libgpu.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) -ldl)
+
+-include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) $(SRC_ceiling))
+.SECONDARY: $(CUDA_OBJECTS) $(call obj,$(SRC_ceiling))
 all: $(PLUGIN)
 else
 # Once, like everything that is said of a build.

@@ -60,17 +60,22 @@ static struct queue *queue_of(struct gpu_queue *head)
 
 /* --- making ------------------------------------------------------------------------------------- */
 
+static uint64_t between(uint64_t least, uint64_t v, uint64_t most)
+{
+	return v < least ? least : v > most ? most : v;
+}
+
 static void shapes_set(struct queue *q, unsigned share)
 {
-	uint32_t multiprocessors =
-		dray_max(q->device->info.multiprocessors * dray_min(share, 100u) / 100, 1u);
-	struct shape inside = { THREADS, multiprocessors * BLOCKS_PER_MULTIPROCESSOR };
+	unsigned all = q->device->info.multiprocessors;
+	uint32_t allowed = (uint32_t)between(1, (uint64_t)all * share / 100, all);
+	struct shape inside = { THREADS, allowed * BLOCKS_PER_MULTIPROCESSOR };
 
-	if (share < 100)
-		inside = (struct shape){ THREADS_BOUNDED, multiprocessors };
+	if (allowed < all)
+		inside = (struct shape){ THREADS_BOUNDED, allowed };
 	q->shapes[GPU_WITHIN] = q->shapes[GPU_PEER] = inside;
 	q->shapes[GPU_TO_HOST] = q->shapes[GPU_FROM_HOST] =
-		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, multiprocessors) };
+		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, allowed) };
 }
 
 static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct dray_err *reterr)
@@ -162,23 +167,18 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 /* --- copies ------------------------------------------------------------------------------------- */
 
 /* Pieces into parts, parts into batches, batches onto warps: even, and no smaller than is worth it. */
-static void launch_plan(const struct shape *s, const struct gpu_copy *c, struct copy_args *a,
-			uint32_t *ret_blocks)
+static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, struct copy_args *a)
 {
-	uint32_t per_block = s->threads / 32;
-	uint32_t warps = s->blocks * per_block;
+	uint32_t per_block = s->threads / 32, warps = s->blocks * per_block;
 	uint64_t average = c->n ? c->bytes / c->n : 0;
-	uint64_t part =
-		dray_min(dray_max(c->bytes / warps, (uint64_t)PART_MIN), (uint64_t)PART_MAX);
-	uint64_t units;
+	uint64_t part = between(PART_MIN, c->bytes / warps, PART_MAX), units;
 
 	while (a->parts < PARTS_LOG2_MAX && average >> a->parts > part)
 		a->parts++;
 	units = (uint64_t)c->n << a->parts;
-	a->batch = (uint32_t)dray_min(dray_max(units / warps, (uint64_t)1), (uint64_t)BATCH_MAX);
-	*ret_blocks = (uint32_t)dray_min(
-		dray_max((units + a->batch * per_block - 1) / (a->batch * per_block), (uint64_t)1),
-		(uint64_t)s->blocks);
+	a->batch = (uint32_t)between(1, units / warps, BATCH_MAX);
+	return (uint32_t)between(1, (units + a->batch * per_block - 1) / (a->batch * per_block),
+				 s->blocks);
 }
 
 static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
@@ -194,15 +194,13 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.swapped = c->swapped,
 	};
 	void *args[] = { &a };
-	uint32_t blocks;
 
 	if (c->n > COPY_FEW)
 		a.pieces = (const struct copy_piece *)(const void *)c->pieces;
 	else if (c->n)
 		memcpy(a.few, c->pieces, c->n * sizeof(a.few[0]));
-	launch_plan(s, c, &a, &blocks);
-	return cuda.launch(q->context->copy, blocks, 1, 1, s->threads, 1, 1, 0, q->stream, args,
-			   NULL);
+	return cuda.launch(q->context->copy, launch_plan(s, c, &a), 1, 1, s->threads, 1, 1, 0,
+			   q->stream, args, NULL);
 }
 
 static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)

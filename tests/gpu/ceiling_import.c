@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of another process: what exports it, and what is checked of its import. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "gpu/cuda/driver.h"
+#include "schema/gen/errors.h"
+#include "tests/gpu/ceiling_lab.h"
+
+#define LARGE (64u << 20)
+#define SMALL 4096u
+
+enum ask { ASK_IPC, ASK_IPC_SMALL, ASK_VMM, ASK_VERIFY };
+
+struct request {
+	enum ask ask;
+	uint64_t seed;
+};
+
+struct answer {
+	uint64_t bytes;
+	CUipcMemHandle handle;
+	bool same;
+};
+
+static void pattern(uint64_t *v, uint64_t bytes, uint64_t seed)
+{
+	for (uint64_t i = 0; i < bytes / 8; i++)
+		v[i] = (i + seed) * 0x9e3779b97f4a7c15u;
+}
+
+/* --- the exporting process ---------------------------------------------------------------------- */
+
+static void answer(int sock, const struct answer *a, int fd)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct iovec iov = { (void *)(uintptr_t)a, sizeof(*a) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	if (fd >= 0) {
+		m.msg_control = &control;
+		m.msg_controllen = sizeof(control);
+		*CMSG_FIRSTHDR(&m) = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
+						       .cmsg_level = SOL_SOCKET,
+						       .cmsg_type = SCM_RIGHTS };
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &fd, sizeof(fd));
+	}
+	if (sendmsg(sock, &m, MSG_NOSIGNAL) < 0)
+		_exit(1);
+}
+
+static CUdeviceptr vmm_mapped(int fd, uint64_t bytes)
+{
+	CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0 },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+
+	LAB_CUDA_OK(cuda.vmm_import(&handle, (void *)(intptr_t)fd,
+				    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	LAB_CUDA_OK(cuda.vmm_reserve(&address, bytes, 0, 0, 0));
+	LAB_CUDA_OK(cuda.vmm_map(address, bytes, 0, handle, 0));
+	LAB_CUDA_OK(cuda.vmm_set_access(address, bytes, &access, 1));
+	LAB_CUDA_OK(cuda.vmm_release(handle));
+	return address;
+}
+
+void lab_export(int sock)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t *buf = malloc(LARGE);
+	CUdeviceptr address = 0;
+	struct request q;
+	struct answer a = { 0 };
+
+	/* nothing of the driver's before it is needed: there may be none */
+	while (recv(sock, &q, sizeof(q), 0) == sizeof(q)) {
+		int fd = -1;
+
+		if (!cuda.init) {
+			LAB_OK(cuda_driver_load(&err), &err);
+			lab_client(0);
+		}
+		switch (q.ask) {
+		case ASK_IPC:
+		case ASK_IPC_SMALL:
+			a.bytes = q.ask == ASK_IPC ? LARGE : SMALL;
+			LAB_CUDA_OK(lab_cuda.mem_alloc(&address, a.bytes));
+			LAB_CUDA_OK(lab_cuda.ipc_get(&a.handle, address));
+			break;
+		case ASK_VMM:
+			a.bytes = LARGE;
+			fd = lab_vmm_new(0, &a.bytes);
+			address = vmm_mapped(fd, a.bytes);
+			break;
+		case ASK_VERIFY:
+			LAB_CUDA_OK(lab_cuda.to_host(buf + LARGE / 16, address, a.bytes / 2));
+			pattern(buf, a.bytes / 2, q.seed);
+			a.same = memcmp(buf, buf + LARGE / 16, a.bytes / 2) == 0;
+			break;
+		}
+		if (q.ask != ASK_VERIFY) {
+			pattern(buf, a.bytes, q.seed);
+			LAB_CUDA_OK(lab_cuda.to_device(address, buf, a.bytes));
+			LAB_CUDA_OK(lab_cuda.context_synchronize());
+		}
+		answer(sock, &a, fd);
+		dray_close(fd);
+	}
+	_exit(0);
+}
+
+/* --- the importing one -------------------------------------------------------------------------- */
+
+struct importer {
+	struct lab *l;
+	int sock;
+	unsigned failed;
+	struct gpu_queue *q;
+	uint64_t submitted;
+	struct dray_piece *pieces;
+	uint64_t *host, *expected;
+};
+
+static void report(struct importer *m, bool ok, const char *what, const char *detail)
+{
+	printf("{\"check\": \"%s\", \"ok\": %s, \"detail\": \"%s\"}\n", what, ok ? "true" : "false",
+	       detail);
+	m->failed += !ok;
+}
+
+static struct answer ask(struct importer *m, enum ask what, uint64_t seed, int *ret_fd)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct request q = { what, seed };
+	struct answer a;
+	struct iovec iov = { &a, sizeof(a) };
+	struct msghdr h = { .msg_iov = &iov,
+			    .msg_iovlen = 1,
+			    .msg_control = &control,
+			    .msg_controllen = sizeof(control) };
+
+	if (send(m->sock, &q, sizeof(q), MSG_NOSIGNAL) < 0 ||
+	    recvmsg(m->sock, &h, MSG_CMSG_CLOEXEC) != sizeof(a))
+		lab_die("the exporting process is gone");
+	if (ret_fd && CMSG_FIRSTHDR(&h))
+		memcpy(ret_fd, CMSG_DATA(CMSG_FIRSTHDR(&h)), sizeof(*ret_fd));
+	return a;
+}
+
+static void copy(struct importer *m, uint64_t to, uint64_t from, uint64_t bytes,
+		 enum gpu_route route)
+{
+	struct gpu_copy c = { .pieces = m->pieces, .route = route, .bytes = bytes };
+
+	for (uint64_t at = 0; at < bytes; at += GPU_PIECE_MAX)
+		m->pieces[c.n++] =
+			(struct dray_piece){ (uint8_t *)(uintptr_t)(to + at),
+					     (const uint8_t *)(uintptr_t)(from + at),
+					     dray_min(bytes - at, (uint64_t)GPU_PIECE_MAX) };
+	lab_submit(m->l, m->q, &c);
+	lab_wait(m->l, m->q, ++m->submitted);
+}
+
+static bool holds(struct importer *m, uint64_t address, uint64_t bytes, uint64_t seed)
+{
+	memset(m->host, 0xa5, bytes);
+	copy(m, (uint64_t)(uintptr_t)m->host, address, bytes, GPU_TO_HOST);
+	pattern(m->expected, bytes, seed);
+	return memcmp(m->host, m->expected, bytes) == 0;
+}
+
+static void store(struct importer *m, uint64_t address, uint64_t bytes, uint64_t seed)
+{
+	pattern(m->host, bytes, seed);
+	copy(m, address, (uint64_t)(uintptr_t)m->host, bytes, GPU_FROM_HOST);
+}
+
+static void dmabuf(struct importer *m, struct gpu_import *i, const char *what)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int fd = m->l->ops->export_dmabuf(i, 0, 2u << 20, &err);
+
+	printf("{\"dmabuf\": \"%s\", \"exported\": %s, \"why\": \"%s\"}\n", what,
+	       fd >= 0 ? "true" : "false", err.msg);
+	if (fd < 0 && fd != -EOPNOTSUPP)
+		report(m, false, "a DMA-BUF, or the driver gives none", err.msg);
+	dray_close(fd);
+}
+
+static void ipc(struct importer *m)
+{
+	struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC, .device = 0, .write = true };
+	struct answer a = ask(m, ASK_IPC, 1, NULL);
+	struct gpu_import *i, *again;
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t address, second, bytes;
+	CUdeviceptr own;
+	CUipcMemHandle handle;
+	int r;
+
+	memcpy(spec.handle, &a.handle, sizeof(spec.handle));
+	spec.bytes = a.bytes;
+	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err), &err);
+	report(m, bytes == a.bytes, "ipc: the size is known", "");
+	report(m, holds(m, address, a.bytes, 1), "ipc: it is the other's memory", "");
+	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &again, &second, &bytes, &err), &err);
+	report(m, second == address, "ipc: opened once for all", "");
+	m->l->ops->release(i);
+	store(m, address, a.bytes / 2, 2);
+	report(m, ask(m, ASK_VERIFY, 2, NULL).same, "ipc: what is written is there", "");
+	dmabuf(m, again, "ipc");
+	m->l->ops->release(again);
+
+	for (unsigned k = 0; k < 3; k++) {
+		a = ask(m, ASK_IPC_SMALL, 10 + k, NULL);
+		memcpy(spec.handle, &a.handle, sizeof(spec.handle));
+		LAB_OK(m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err), &err);
+		report(m, bytes == SMALL && holds(m, address, SMALL, 10 + k),
+		       "ipc: of a small allocation", "");
+		m->l->ops->release(i);
+	}
+
+	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
+	LAB_CUDA_OK(lab_cuda.mem_alloc(&own, LARGE));
+	LAB_CUDA_OK(lab_cuda.ipc_get(&handle, own));
+	memcpy(spec.handle, &handle, sizeof(spec.handle));
+	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "ipc: of this process", err.msg);
+	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
+	LAB_CUDA_OK(lab_cuda.mem_free(own));
+
+	err = DRAY_ERR_NULL;
+	memset(spec.handle, 7, sizeof(spec.handle));
+	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "ipc: of nothing", err.msg);
+}
+
+static void vmm(struct importer *m)
+{
+	struct gpu_import_spec spec = { .kind = GPU_IMPORT_VMM, .device = 0, .fd = -1 };
+	struct answer a = ask(m, ASK_VMM, 3, &spec.fd);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct gpu_import *i, *again;
+	uint64_t address, second, bytes;
+	int r;
+
+	spec.bytes = a.bytes - 5;
+	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err), &err);
+	report(m, bytes == a.bytes && holds(m, address, a.bytes, 3),
+	       "vmm: it is the other's memory", "read only");
+	spec.write = true;
+	spec.bytes = a.bytes / 2;
+	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &again, &second, &bytes, &err), &err);
+	store(m, second, a.bytes / 2, 4);
+	report(m, ask(m, ASK_VERIFY, 4, NULL).same, "vmm: what is written is there", "half of it");
+	dmabuf(m, i, "vmm");
+	m->l->ops->release(again);
+	m->l->ops->release(i);
+
+	spec.bytes = a.bytes + 1;
+	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
+	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: more than there is", err.msg);
+	spec.bytes = a.bytes;
+	if (m->l->n > 1) {
+		err = DRAY_ERR_NULL;
+		spec.device = 1;
+		r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
+		report(m, r < 0 && err.code == DRAY_E_GPU_DEVICE,
+		       "vmm: on another device than was said", err.msg);
+		spec.device = 0;
+	}
+	close(spec.fd);
+
+	err = DRAY_ERR_NULL;
+	spec.fd = memfd_create("none", MFD_CLOEXEC);
+	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "vmm: a descriptor of something else",
+	       err.msg);
+	close(spec.fd);
+}
+
+unsigned lab_check_imports(struct lab *l, int exporter)
+{
+	struct importer m = { .l = l, .sock = exporter };
+
+	m.q = lab_queue(l, 0, false, 100);
+	m.host = lab_host_memory(l, LARGE);
+	m.pieces = lab_host_memory(l, 1u << 20);
+	m.expected = malloc(LARGE);
+	if (!m.expected)
+		lab_die("out of memory");
+	ipc(&m);
+	vmm(&m);
+	l->ops->queue_free(m.q);
+	free(m.expected);
+	return m.failed;
+}
