@@ -74,7 +74,8 @@ enum gpu_route {
 
 /*
  * A list of copies. Piece i copies pieces[i].bytes from pieces[i].from + from_base to pieces[i].to + to_base; swapped:
- * the two addresses stand in the other order. Destinations do not overlap, or the bytes there are undefined.
+ * the two addresses stand in the other order. Destinations do not overlap, or the bytes there are undefined; nor do
+ * copies wait for each other: what one is to find of another must be done before it is submitted.
  */
 struct gpu_copy {
 	const struct dray_piece

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The copy kernel: gathers and scatters by a list of pieces of any length and alignment. Warps take parts of
- * pieces, neighbouring ones together, so that a line of the list is read once. Destinations are written 16 aligned
+ * The copy kernel: gathers and scatters by a list of pieces of any length and alignment. A block takes a tile of
+ * neighbouring parts of pieces, each of its warps one after the other of these. Destinations are written 16 aligned
  * bytes a lane; where the source is aligned otherwise, it is read 16 aligned bytes a lane too, and shifted.
  */
 #include "gpu/cuda/copy.h"
@@ -19,10 +19,13 @@ struct part {
 	uint32_t bytes;
 };
 
-/* Nothing is read twice: what passes through leaves the caches to others. */
+/*
+ * Nothing is read twice, so what passes through leaves the caches to others. Not through the multiprocessor's own,
+ * which may hold what an earlier copy read there: its owner has written to it since.
+ */
 static __device__ __forceinline__ uint4 load(const uint4 *p)
 {
-	return __ldcs(p);
+	return __ldcg(p);
 }
 
 static __device__ __forceinline__ void store(uint4 *p, uint4 v)
@@ -30,29 +33,18 @@ static __device__ __forceinline__ void store(uint4 *p, uint4 v)
 	__stcs(p, v);
 }
 
-static __device__ __forceinline__ struct part part_get(const struct copy_args &a, uint32_t unit)
+/* A part of a piece, which may be none: pieces differ in length, and all are cut into as many. */
+static __device__ __forceinline__ struct part part_of(const struct copy_args &a,
+						      const struct copy_piece &p, uint32_t nth)
 {
-	uint32_t index = unit >> a.parts, nth = unit & ((1u << a.parts) - 1);
-	struct copy_piece p;
-	struct part r = { 0, 0, 0 };
-
-	if (index >= a.n)
-		return r;
-	if (a.pieces) {
-		p = a.pieces[index];
-	} else {
-		p = a.few[index];
-	}
-
 	uint32_t bytes = (uint32_t)p.bytes;
 	uint32_t each = (((bytes + (1u << a.parts) - 1) >> a.parts) + STEP - 1) / STEP * STEP;
 	uint32_t begin = each * nth;
+	struct part r;
 
-	if (begin >= bytes)
-		return r;
 	r.to = (a.swapped ? p.from : p.to) + a.to_base + begin;
 	r.from = (a.swapped ? p.to : p.from) + a.from_base + begin;
-	r.bytes = min(each, bytes - begin);
+	r.bytes = begin < bytes ? min(each, bytes - begin) : 0;
 	return r;
 }
 
@@ -163,50 +155,87 @@ static __device__ __forceinline__ void part_copy(uint64_t to, uint64_t from, uin
 		copy_vectors((uint4 *)aligned, (const uint4 *)source, n, lane);
 }
 
+/*
+ * Kernels of a queue overlap where the hardware lets them: the next one's blocks start as this one's end. Only the number
+ * of what is done has to wait for the kernels before.
+ */
+static __device__ __forceinline__ void let_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void await_earlier()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* The last block to end says that all is done. */
 static __device__ __forceinline__ void finish(const struct copy_args &a)
 {
+	uint32_t *blocks = &a.control->blocks[a.number % COPY_OVERLAP];
+
 	__syncthreads();
 	if (threadIdx.x)
 		return;
-	/* what this block wrote comes before its ticket, for everyone that sees the last ticket's holder's word */
+	/* what this block wrote comes before its ticket, for everyone that sees the word of the last ticket's holder */
 	__threadfence_system();
 	if (gridDim.x > 1) {
-		if (atomicAdd(&a.control->blocks, 1) + 1 < gridDim.x)
+		if (atomicAdd(blocks, 1) + 1 < gridDim.x)
 			return;
-		a.control->blocks = 0;
+		*blocks = 0;
 		__threadfence_system();
 	}
+	await_earlier();
 	*(volatile uint64_t *)a.done = a.number;
+}
+
+/* The pieces that a tile of parts lies in, one a lane. */
+static __device__ __forceinline__ struct copy_piece piece_get(const struct copy_args &a,
+							      uint32_t first, uint32_t lane)
+{
+	uint32_t index = (first >> a.parts) + lane;
+
+	if (index >= a.n)
+		return { 0, 0, 0 };
+	return a.pieces ? a.pieces[index] : a.few[index];
 }
 
 extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 	dray_copy(const __grid_constant__ struct copy_args a)
 {
-	const uint32_t lane = threadIdx.x % LANES;
-	const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-	const uint32_t warps = gridDim.x * blockDim.x / LANES;
-	const uint32_t units = a.n << a.parts, stride = warps * a.batch;
-	struct part next = { 0, 0, 0 };
+	__shared__ struct copy_piece list[2][LANES];
+	const uint32_t lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
+		       warps = blockDim.x / LANES;
+	const uint32_t units = a.n << a.parts, tile = warps * a.batch, stride = tile * gridDim.x;
+	/* of the list, the first warp reads for all: it is far away, and many small reads of it are slow */
+	const bool reader = warp == 0 && lane <= (tile - 1) >> a.parts;
+	uint32_t half = 0;
 
-	if (lane < a.batch && warp * a.batch + lane < units)
-		next = part_get(a, warp * a.batch + lane);
-	for (uint32_t first = warp * a.batch; first < units; first += stride) {
-		struct part mine = next;
-		uint32_t count = min(a.batch, units - first);
+	let_next_begin();
+	if (reader)
+		list[0][lane] = piece_get(a, blockIdx.x * tile, lane);
+	__syncthreads();
+	for (uint32_t first = blockIdx.x * tile; first < units; first += stride, half ^= 1) {
+		struct copy_piece next;
 
-		/* the list is far away: the next of it is fetched while these are copied */
-		next.bytes = 0;
-		if (lane < a.batch && first + stride + lane < units)
-			next = part_get(a, first + stride + lane);
-		for (uint32_t k = 0; k < count; k++) {
-			uint32_t bytes = __shfl_sync(ALL, mine.bytes, k);
-			uint64_t to = __shfl_sync(ALL, mine.to, k),
-				 from = __shfl_sync(ALL, mine.from, k);
+		/* the next of it is under way while these are copied */
+		if (reader && first + stride < units)
+			next = piece_get(a, first + stride, lane);
+		for (uint32_t unit = first + warp; unit < min(first + tile, units); unit += warps) {
+			struct part p = part_of(a,
+						list[half][(unit >> a.parts) - (first >> a.parts)],
+						unit & ((1u << a.parts) - 1));
 
-			if (bytes)
-				part_copy(to, from, bytes, lane);
+			if (p.bytes)
+				part_copy(p.to, p.from, p.bytes, lane);
 		}
+		if (reader && first + stride < units)
+			list[half ^ 1][lane] = next;
+		__syncthreads();
 	}
 	finish(a);
 }

@@ -8,7 +8,10 @@
 #define COPY_KERNEL "dray_copy"
 /* So many pieces travel with the launch; more are read from host memory, which costs microseconds more. */
 #define COPY_FEW 8
-#define COPY_BATCH_MAX 32
+/* Kernels of a queue that run at the same time: no GPU holds more. */
+#define COPY_OVERLAP 256
+/* Pieces that the parts of a tile lie in. */
+#define COPY_TILE_MAX 32
 #define COPY_THREADS_MAX 512
 
 /* The same as struct dray_piece. */
@@ -16,14 +19,14 @@ struct copy_piece {
 	uint64_t to, from, bytes;
 };
 
-/* In GPU memory, one for each queue, zero in between launches. */
+/* In GPU memory, one for each queue, zero where no kernel is under way. */
 struct copy_control {
-	uint32_t blocks; /* that have ended */
+	uint32_t blocks[COPY_OVERLAP]; /* that have ended, of the copy with that number */
 };
 
 /*
- * Every piece is cut into 2^parts parts of about the same size; a part is copied by one warp. A warp takes
- * `batch` neighbouring parts at a time.
+ * Every piece is cut into 2^parts parts of about the same size; a part is copied by one warp. A block takes `batch`
+ * neighbouring parts for each of its warps at a time: its tile, whose parts lie in at most COPY_TILE_MAX pieces.
  */
 struct copy_args {
 	const struct copy_piece *pieces; /* NULL: they are in `few` */

@@ -62,7 +62,8 @@
 	X(device_uuid, cuDeviceGetUuid)                \
 	X(range_handle, cuMemGetHandleForAddressRange) \
 	X(flush_rdma, cuFlushGPUDirectRDMAWrites)      \
-	X(stream_write64, cuStreamWriteValue64)
+	X(stream_write64, cuStreamWriteValue64)        \
+	X(launch_ex, cuLaunchKernelEx)
 
 struct cuda_driver {
 	/* cuCtxCreate_v2: the form that every driver has, while cuda.h has gone on to others. */

@@ -16,16 +16,16 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 /* How a launch is laid out; as measured on H200, see docs. */
 #define THREADS 256u
 /* More blocks than fit at once: the device hands them out as others end, which evens out what they have to do. */
-#define BLOCKS_PER_MULTIPROCESSOR 16u
+#define BLOCKS_PER_MULTIPROCESSOR 4u
 /* Where the share of a copy is bounded, each of its multiprocessors gets one block, and that a large one. */
 #define THREADS_BOUNDED COPY_THREADS_MAX
 /* So many blocks keep PCIe busy. */
-#define BLOCKS_HOST 32u
+#define BLOCKS_HOST 16u
 /* What a warp is to copy in one go, at least and at most. */
 #define PART_MIN (2u << 10)
 #define PART_MAX (8u << 10)
 #define PARTS_LOG2_MAX 7u
-#define BATCH_MAX 8u
+#define BATCH_MAX 2u
 
 #define DONE_BYTES 4096u
 
@@ -48,6 +48,7 @@ struct queue {
 	CUdeviceptr control;
 	uint64_t *done;
 	uint64_t submitted;
+	bool overlap; /* kernels may begin before those before them have ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
 	struct waiter *waiters; /* GPU_NOTIFY_MAX */
@@ -150,6 +151,7 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	if (r < 0)
 		return r;
 	q->device = &p->devices[spec->device];
+	q->overlap = cuda.launch_ex && q->device->info.major >= 9;
 	shapes_set(q, spec->share);
 	r = cuda_host_alloc(p, DONE_BYTES, &done, reterr);
 	if (r < 0)
@@ -176,7 +178,10 @@ static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, str
 	while (a->parts < PARTS_LOG2_MAX && average >> a->parts > part)
 		a->parts++;
 	units = (uint64_t)c->n << a->parts;
-	a->batch = (uint32_t)between(1, units / warps, BATCH_MAX);
+	a->batch = 1;
+	while (a->batch < BATCH_MAX && a->batch * per_block < COPY_TILE_MAX &&
+	       units / warps >= 2 * a->batch)
+		a->batch *= 2;
 	return (uint32_t)between(1, (units + a->batch * per_block - 1) / (a->batch * per_block),
 				 s->blocks);
 }
@@ -194,13 +199,30 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.swapped = c->swapped,
 	};
 	void *args[] = { &a };
+	CUlaunchAttribute early = {
+		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1,
+	};
+	CUlaunchConfig config = {
+		.gridDimY = 1,
+		.gridDimZ = 1,
+		.blockDimX = s->threads,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.hStream = q->stream,
+		.attrs = &early,
+		.numAttrs = 1,
+	};
 
 	if (c->n > COPY_FEW)
 		a.pieces = (const struct copy_piece *)(const void *)c->pieces;
 	else if (c->n)
 		memcpy(a.few, c->pieces, c->n * sizeof(a.few[0]));
-	return cuda.launch(q->context->copy, launch_plan(s, c, &a), 1, 1, s->threads, 1, 1, 0,
-			   q->stream, args, NULL);
+	config.gridDimX = launch_plan(s, c, &a);
+	if (!q->overlap)
+		return cuda.launch(q->context->copy, config.gridDimX, 1, 1, s->threads, 1, 1, 0,
+				   q->stream, args, NULL);
+	return cuda.launch_ex(&config, q->context->copy, args, NULL);
 }
 
 static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)

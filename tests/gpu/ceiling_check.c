@@ -106,11 +106,12 @@ static uint64_t length(const struct lengths *k, unsigned i, bool engine)
 	return k->most ? k->least + lab_random() % (most - k->least + 1) : most;
 }
 
-/* Offsets on both sides, destinations one behind the other: every pair of alignments comes round in 256 pieces. */
-static unsigned list_make(struct check *c, const struct lengths *k, bool engine,
+/* Offsets on both sides, destinations one behind the other in the nth share of their side: every pair of alignments comes round in 256 pieces. */
+static unsigned list_make(struct check *c, const struct lengths *k, bool engine, unsigned nth,
 			  struct dray_piece *v, uint64_t *ret_bytes)
 {
-	uint64_t at = lab_random() % 256;
+	uint64_t share = c->bytes / LISTS, end = share * (nth + 1);
+	uint64_t at = share * nth + lab_random() % 256;
 	unsigned n = 0, first = (unsigned)lab_random() % 256;
 
 	*ret_bytes = 0;
@@ -119,7 +120,7 @@ static unsigned list_make(struct check *c, const struct lengths *k, bool engine,
 
 		to = k->aligned ? (at + 16383) / 16384 * 16384 :
 				  (at + 15) / 16 * 16 + (first + i) / 16 % 16;
-		if (to + bytes > c->bytes)
+		if (to + bytes > end)
 			break;
 		from = lab_random() % (c->bytes - bytes - 15);
 		from = k->aligned ? from / 16384 * 16384 : from / 16 * 16 + (first + i) % 16;
@@ -168,7 +169,7 @@ static void verify(struct check *c, const struct side *s, const char *what)
 	report(c, same, what, detail);
 }
 
-/* Lists one behind the other in the queue, each over what the one before it wrote. */
+/* Lists one behind the other in the queue, which may overlap in time. */
 static void round_run(struct check *c, struct gpu_queue *q, const struct lengths *k,
 		      const struct side *to, const struct side *from, struct gpu_copy copy,
 		      const char *who)
@@ -177,7 +178,7 @@ static void round_run(struct check *c, struct gpu_queue *q, const struct lengths
 	char what[160];
 
 	for (unsigned i = 0; i < LISTS; i++) {
-		unsigned n = list_make(c, k, copy.engine, c->lists[i], &copy.bytes);
+		unsigned n = list_make(c, k, copy.engine, i, c->lists[i], &copy.bytes);
 
 		copy.swapped = i & 1;
 		list_finish(c->lists[i], n, to, from, i != 1, &copy);
