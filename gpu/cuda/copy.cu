@@ -156,8 +156,9 @@ static __device__ __forceinline__ void part_copy(uint64_t to, uint64_t from, uin
 }
 
 /*
- * Kernels of a queue overlap where the hardware lets them: the next one's blocks start as this one's end. Only the number
- * of what is done has to wait for the kernels before.
+ * Kernels of a queue overlap where the hardware lets them: the next one's blocks start as soon as there is room, or, to
+ * keep to the multiprocessors that a copy may take, when all of this one's have copied. Only the number of what is
+ * done has to wait for the kernels before.
  */
 static __device__ __forceinline__ void let_next_begin()
 {
@@ -179,6 +180,7 @@ static __device__ __forceinline__ void finish(const struct copy_args &a)
 	uint32_t *blocks = &a.control->blocks[a.number % COPY_OVERLAP];
 
 	__syncthreads();
+	let_next_begin();
 	if (threadIdx.x)
 		return;
 	/* what this block wrote comes before its ticket, for everyone that sees the word of the last ticket's holder */
@@ -215,7 +217,8 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 	const bool reader = warp == 0 && lane <= (tile - 1) >> a.parts;
 	uint32_t half = 0;
 
-	let_next_begin();
+	if (!a.alone)
+		let_next_begin();
 	if (reader)
 		list[0][lane] = piece_get(a, blockIdx.x * tile, lane);
 	__syncthreads();

@@ -35,6 +35,8 @@ struct copy_args {
 	uint64_t number;
 	struct copy_control *control;
 	uint32_t n, swapped, parts, batch;
+	uint32_t alone; /* the next copy does not begin before this one has nothing left to copy */
+	uint32_t reserved;
 	struct copy_piece few[COPY_FEW];
 };
 

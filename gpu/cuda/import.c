@@ -116,59 +116,30 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the GPU gets no access to the memory");
 }
 
-static CUresult vmm_try(struct gpu_import *i, CUmemGenericAllocationHandle handle, uint64_t bytes)
-{
-	CUresult r = cuda.vmm_map(i->address, bytes, 0, handle, 0);
-
-	i->mapped = r == CUDA_SUCCESS;
-	if (i->mapped)
-		i->bytes = bytes;
-	return r;
-}
-
 /*
- * The driver maps an allocation as a whole and does not tell how large it is, but refuses sizes that are too small in
- * another way than those that are too large.
+ * The driver maps an allocation as a whole and does not tell how large it is: who exports it says where what is used
+ * ends, which may be some granules before. One that fails costs about a microsecond.
  */
-static CUresult vmm_search(struct gpu_import *i, CUmemGenericAllocationHandle handle,
-			   uint64_t small, uint64_t large, uint64_t granularity)
+static CUresult vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
+			      uint64_t bytes, uint64_t granularity)
 {
-	CUresult r = CUDA_ERROR_NOT_SUPPORTED;
-
-	while (r != CUDA_SUCCESS && large - small > granularity) {
-		uint64_t middle = small + (large - small) / 2 / granularity * granularity;
-
-		r = vmm_try(i, handle, middle);
-		if (r == CUDA_ERROR_NOT_SUPPORTED)
-			small = middle;
-		else
-			large = middle;
-	}
-	return r;
-}
-
-static int vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle, uint64_t bytes,
-			 uint64_t granularity, struct dray_err *reterr)
-{
-	uint64_t memory = i->plugin->devices[i->device].info.memory;
-	uint64_t small = (bytes + granularity - 1) / granularity * granularity;
-	/* none is larger than the device, nor are addresses for more taken */
-	uint64_t reserve = (memory / granularity + 2) * granularity;
+	/* none is larger than its device */
+	uint64_t most = i->plugin->devices[i->device].info.memory / granularity * granularity;
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
 
-	if (small < reserve)
-		r = cuda.vmm_reserve(&i->address, reserve, 0, 0, 0);
-	if (r == CUDA_SUCCESS) {
-		i->reserved = reserve;
-		r = vmm_try(i, handle, small);
-		if (r == CUDA_ERROR_NOT_SUPPORTED)
-			r = vmm_search(i, handle, small, i->reserved, granularity);
+	if (bytes <= most)
+		r = cuda.vmm_reserve(&i->address, most, 0, 0, 0);
+	if (r != CUDA_SUCCESS)
+		return r;
+	i->reserved = most;
+	i->bytes = (bytes + granularity - 1) / granularity * granularity;
+	r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
+	while (r == CUDA_ERROR_NOT_SUPPORTED && i->bytes < most) {
+		i->bytes += granularity;
+		r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
 	}
-	if (r == CUDA_ERROR_INVALID_VALUE)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
-				    "the VMM allocation has less than %llu bytes",
-				    (unsigned long long)bytes);
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
+	i->mapped = r == CUDA_SUCCESS;
+	return r == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_INVALID_VALUE : r;
 }
 
 static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle, uint64_t bytes,
@@ -190,10 +161,12 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle, ui
 	r = cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (r != CUDA_SUCCESS || !granularity)
 		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
-	if (bytes > UINT64_MAX - granularity)
+	r = vmm_map_whole(i, handle, bytes, granularity);
+	if (r == CUDA_ERROR_INVALID_VALUE)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
-				    "no VMM allocation is that large");
-	return vmm_map_whole(i, handle, bytes, granularity, reterr);
+				    "the VMM allocation has less than %llu bytes",
+				    (unsigned long long)bytes);
+	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
 }
 
 static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,

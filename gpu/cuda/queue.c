@@ -31,6 +31,7 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 
 struct shape {
 	uint32_t threads, blocks; /* at most */
+	bool alone;
 };
 
 struct waiter {
@@ -70,13 +71,13 @@ static void shapes_set(struct queue *q, unsigned share)
 {
 	unsigned all = q->device->info.multiprocessors;
 	uint32_t allowed = (uint32_t)between(1, (uint64_t)all * share / 100, all);
-	struct shape inside = { THREADS, allowed * BLOCKS_PER_MULTIPROCESSOR };
+	struct shape inside = { THREADS, allowed * BLOCKS_PER_MULTIPROCESSOR, false };
 
 	if (allowed < all)
-		inside = (struct shape){ THREADS_BOUNDED, allowed };
+		inside = (struct shape){ THREADS_BOUNDED, allowed, true };
 	q->shapes[GPU_WITHIN] = q->shapes[GPU_PEER] = inside;
 	q->shapes[GPU_TO_HOST] = q->shapes[GPU_FROM_HOST] =
-		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, allowed) };
+		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, allowed), true };
 }
 
 static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct dray_err *reterr)
@@ -197,6 +198,7 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.control = (struct copy_control *)(uintptr_t)q->control,
 		.n = c->n,
 		.swapped = c->swapped,
+		.alone = s->alone,
 	};
 	void *args[] = { &a };
 	CUlaunchAttribute early = {

@@ -3,7 +3,7 @@
  * What the plug-in's copies reach without an agent, beside what the hardware gives a single large copy: the ceilings
  * of GPU transfers. With --check it verifies copies and imports instead. JSON, one object a line.
  *
- *   ceiling_gpu [--plugin FILE] [--check | --quick] [--only within|to_host|from_host|peer|latency] [--bytes N] [--list N] [--runs N]
+ *   ceiling_gpu [--plugin FILE] [--check | --quick] [--only within|to_host|from_host|peer|latency] [--bytes N] [--list N] [--runs N] [--share PERCENT]
  */
 #include <getopt.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ struct measure {
 	struct lab *l;
 	uint64_t bytes; /* of each side, and copied in each run */
 	uint64_t list;  /* bytes of one submission */
-	unsigned runs;
+	unsigned runs, share;
 	struct dray_piece *pieces;
 };
 
@@ -137,7 +137,7 @@ static void route(struct measure *m, unsigned device, const char *name, enum gpu
 		  uint64_t to, uint64_t from)
 {
 	static const uint64_t sizes[] = { 4 << 10, 16 << 10, 64 << 10, 1 << 20 };
-	struct gpu_queue *q = lab_queue(m->l, device, false, 100);
+	struct gpu_queue *q = lab_queue(m->l, device, false, m->share);
 
 	reference(m, q, name, r, to, from);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(sizes); i++)
@@ -294,9 +294,10 @@ int main(int argc, char **argv)
 		{ "list", required_argument, NULL, 'l' },
 		{ "runs", required_argument, NULL, 'r' },
 		{ "only", required_argument, NULL, 'o' },
+		{ "share", required_argument, NULL, 's' },
 		{ 0 },
 	};
-	struct measure m = { .bytes = 1u << 30, .list = 64u << 20, .runs = 9 };
+	struct measure m = { .bytes = 1u << 30, .list = 64u << 20, .runs = 9, .share = 100 };
 	struct lab l = { 0 };
 	const char *plugin = NULL, *only = NULL;
 	bool check = false, quick = false;
@@ -307,6 +308,9 @@ int main(int argc, char **argv)
 		switch (c) {
 		case 'p':
 			plugin = optarg;
+			break;
+		case 's':
+			m.share = (unsigned)strtoul(optarg, NULL, 0);
 			break;
 		case 'o':
 			only = optarg;

@@ -256,6 +256,8 @@ static void vmm(struct importer *m)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct gpu_import *i, *again;
 	uint64_t address, second, bytes;
+	char detail[80];
+	double begin;
 	int r;
 
 	spec.bytes = a.bytes - 5;
@@ -264,16 +266,21 @@ static void vmm(struct importer *m)
 	       "vmm: it is the other's memory", "read only");
 	spec.write = true;
 	spec.bytes = a.bytes / 2;
+	begin = lab_seconds();
 	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &again, &second, &bytes, &err), &err);
+	snprintf(detail, sizeof(detail), "half of it asked for: %.2f ms",
+		 (lab_seconds() - begin) * 1e3);
 	store(m, second, a.bytes / 2, 4);
-	report(m, ask(m, ASK_VERIFY, 4, NULL).same, "vmm: what is written is there", "half of it");
+	report(m, ask(m, ASK_VERIFY, 4, NULL).same, "vmm: what is written is there", detail);
 	dmabuf(m, i, "vmm");
 	m->l->ops->release(again);
 	m->l->ops->release(i);
 
 	spec.bytes = a.bytes + 1;
+	begin = lab_seconds();
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
-	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: more than there is", err.msg);
+	snprintf(detail, sizeof(detail), "%.0f ms", (lab_seconds() - begin) * 1e3);
+	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: more than there is", detail);
 	spec.bytes = a.bytes;
 	if (m->l->n > 1) {
 		err = DRAY_ERR_NULL;
