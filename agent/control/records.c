@@ -265,6 +265,7 @@ static void transfer_append(struct rows *r, const struct transfer_info *i)
 		[DRAY_DBUS_TRANSFER_FIELD_DIRECTION] = { .s = dmsg_direction_name(i->direction) },
 		[DRAY_DBUS_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(i->class) },
 		[DRAY_DBUS_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(i->transport) },
+		[DRAY_DBUS_TRANSFER_FIELD_GPU_PATH] = { .s = dmsg_gpu_path_name(i->gpu_path) },
 		[DRAY_DBUS_TRANSFER_FIELD_RAILS] = { .s = report_rails(i->rails, rails,
 								       sizeof(rails)) },
 		[DRAY_DBUS_TRANSFER_FIELD_STATE] = { .s = state_text(i->state) },
@@ -306,6 +307,7 @@ static void ended_append(struct rows *r, struct agent *a, const struct transfer_
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_CLASS] = { .s = dmsg_class_name(t->class) },
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT] = { .s = dmsg_transport_name(
 								       t->transport) },
+		[DRAY_DBUS_ENDED_TRANSFER_FIELD_GPU_PATH] = { .s = dmsg_gpu_path_name(t->gpu_path) },
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_RAILS] = { .s = report_rails(t->rails, rails,
 									     sizeof(rails)) },
 		[DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS] = { .s = dray_error_name(t->code) },

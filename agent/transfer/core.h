@@ -126,6 +126,7 @@ struct channel {
 	const struct transport_ops *ops;
 	struct peer_link *link; /* NULL: this agent's own regions */
 	enum dmsg_class class;
+	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
 };
@@ -150,6 +151,7 @@ struct xfer {
 	uint64_t request_id;
 	bool from_ring;
 	uint8_t transport_index; /* in core->transports */
+	uint8_t gpu_path;        /* enum dmsg_gpu_path */
 	uint64_t rails;          /* transport rdma: those it has used */
 	enum xfer_state state;
 	enum dmsg_direction direction;

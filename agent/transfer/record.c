@@ -25,6 +25,7 @@ void record_make(struct transfer_record *ret, const struct core *c, const struct
 		.class = (uint8_t)x->class,
 		.transport = (uint8_t)(x->n_slices ? c->transports[x->transport_index]->id :
 						     DMSG_TRANSPORT_NONE),
+		.gpu_path = x->n_slices ? x->gpu_path : DMSG_GPU_PATH_NONE,
 		.ended_ns = now_ns,
 	};
 	for (unsigned i = 0; i < (unsigned)x->phase; i++)

@@ -17,7 +17,7 @@ struct transfer_record {
 	uint32_t slices;     /* handed out, and */
 	uint32_t resent;     /* of these, those sent before on a stream or queue pair that died */
 	uint32_t code;       /* how it ended */
-	uint8_t direction, class, transport;
+	uint8_t direction, class, transport, gpu_path;
 	int64_t ended_ns;               /* CLOCK_MONOTONIC */
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each */
 };

@@ -30,6 +30,7 @@ void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg
 {
 	ch->ops = ops;
 	ch->class = class;
+	ch->gpu_path = DMSG_GPU_PATH_NONE;
 	ch->link = link;
 	dray_list_init(&ch->flows);
 	dray_list_init(&ch->all);
@@ -79,14 +80,26 @@ static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
 	return f;
 }
 
-int sched_enqueue(struct core *c, struct xfer *x, struct channel *ch)
+void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
 {
+	const struct region_view *local = (const struct region_view *)x->local->view;
+
+	x->transport_index = (uint8_t)index;
+	x->channel = ch;
+	x->gpu_path = ch->gpu_path;
+	if (!x->gpu_path && local->memory != REGION_HOST)
+		x->gpu_path = ch->ops->id == DMSG_TRANSPORT_RDMA ? DMSG_GPU_PATH_DIRECT :
+								   DMSG_GPU_PATH_STAGED;
+}
+
+int sched_enqueue(struct core *c, struct xfer *x)
+{
+	struct channel *ch = x->channel;
 	struct flow *f = flow_get(x->session, ch);
 
 	if (!f)
 		return -ENOMEM;
 	x->flow = f;
-	x->channel = ch;
 	dray_list_add(&f->xfers, &x->flow_link);
 	/* at its limit of slices the flow stays aside until one comes home */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)

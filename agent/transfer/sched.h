@@ -24,8 +24,11 @@ static inline bool channel_pending(const struct channel *ch)
  */
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes);
 
+/* For xfer.c: it goes by that channel of transport `index` from now on. */
+void sched_assign(struct xfer *x, unsigned index, struct channel *ch);
+
 /* For xfer.c: the transfer's slices can go out from now on; and: it hands out no more. */
-int sched_enqueue(struct core *c, struct xfer *x, struct channel *ch);
+int sched_enqueue(struct core *c, struct xfer *x);
 void sched_dequeue(struct xfer *x);
 
 /* For xfer.c: the slice is over; its session may send more. */

@@ -265,13 +265,12 @@ bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices)
 		if (!ch)
 			continue;
 		sched_dequeue(x);
-		x->transport_index = (uint8_t)i;
-		x->channel = ch;
+		sched_assign(x, i, ch);
 		while ((s = dray_list_first(slices, struct slice, link))) {
 			dray_list_del(&s->link);
 			ops->adopt(c, c->transport_state[i], ch, s);
 		}
-		if (unsent && sched_enqueue(c, x, ch) < 0)
+		if (unsent && sched_enqueue(c, x) < 0)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return true;
 	}

@@ -86,11 +86,11 @@ void xfer_go(struct core *c, struct xfer *x)
 
 		if (!ch)
 			continue;
-		x->transport_index = (uint8_t)i;
+		sched_assign(x, i, ch);
 		x->state = XFER_RUNNING;
 		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
 		take_link(c, x, ch->link);
-		if (sched_enqueue(c, x, ch) < 0)
+		if (sched_enqueue(c, x) < 0)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return;
 	}

@@ -90,6 +90,25 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 	p->owner->buffer_came = true;
 }
 
+static enum dmsg_gpu_path shown(enum gpu_path_kind kind)
+{
+	switch (kind) {
+	case GPU_PATH_WITHIN:
+		return DMSG_GPU_PATH_WITHIN;
+	case GPU_PATH_PEER:
+		return DMSG_GPU_PATH_PEER;
+	case GPU_PATH_TO_HOST:
+	case GPU_PATH_FROM_HOST:
+		return DMSG_GPU_PATH_HOST;
+	case GPU_PATH_TO_HOST_STAGED:
+	case GPU_PATH_FROM_HOST_STAGED:
+	case GPU_PATH_PEER_STAGED:
+	case GPU_PATH_N:
+		break;
+	}
+	return DMSG_GPU_PATH_STAGED;
+}
+
 static void paths_new(struct gpu_transport *g, unsigned device)
 {
 	struct gpu_paths *paths = calloc(1, sizeof(*paths));
@@ -107,6 +126,7 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 		p->owner = g;
 		p->device = (uint8_t)device;
 		p->kind = (enum gpu_path_kind)(i % GPU_PATH_N);
+		p->channel.gpu_path = (uint8_t)shown(p->kind);
 	}
 	g->devices[device] = paths;
 }

@@ -134,6 +134,7 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 		.transport = (uint8_t)(x->state == XFER_WAITING ?
 					       DMSG_TRANSPORT_NONE :
 					       c->transports[x->transport_index]->id),
+		.gpu_path = x->gpu_path,
 		.state = (uint8_t)x->state,
 		.rails = x->rails,
 		.operations = x->n_ops,

@@ -49,7 +49,7 @@ struct ring_memory {
 struct transfer_info {
 	dray_handle session;
 	uint64_t request;
-	uint8_t direction, class, transport, state;
+	uint8_t direction, class, transport, gpu_path, state;
 	uint64_t rails;
 	uint32_t operations, slices;
 	uint64_t bytes, bytes_done;

@@ -82,6 +82,30 @@ bool dmsg_transport_valid(unsigned int v)
 	return v <= 4;
 }
 
+const char *dmsg_gpu_path_name(unsigned int v)
+{
+	switch (v) {
+	case DMSG_GPU_PATH_NONE:
+		return "none";
+	case DMSG_GPU_PATH_WITHIN:
+		return "within";
+	case DMSG_GPU_PATH_PEER:
+		return "peer";
+	case DMSG_GPU_PATH_HOST:
+		return "host";
+	case DMSG_GPU_PATH_STAGED:
+		return "staged";
+	case DMSG_GPU_PATH_DIRECT:
+		return "direct";
+	}
+	return "?";
+}
+
+bool dmsg_gpu_path_valid(unsigned int v)
+{
+	return v <= 5;
+}
+
 const char *dmsg_segment_state_name(unsigned int v)
 {
 	switch (v) {

@@ -67,6 +67,18 @@ enum dmsg_transport {
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
 bool dmsg_transport_valid(unsigned int v);
 
+/* How GPU memory takes part in a transfer, on this agent's side. */
+enum dmsg_gpu_path {
+	DMSG_GPU_PATH_NONE = 0, /* It does not. */
+	DMSG_GPU_PATH_WITHIN = 1, /* A GPU copies inside its memory. */
+	DMSG_GPU_PATH_PEER = 2, /* A GPU copies to or from another one. */
+	DMSG_GPU_PATH_HOST = 3, /* A GPU copies to or from pinned host memory. */
+	DMSG_GPU_PATH_STAGED = 4, /* Its bytes pass through pinned host memory of the agent. */
+	DMSG_GPU_PATH_DIRECT = 5, /* RDMA devices reach it. */
+};
+const char *dmsg_gpu_path_name(unsigned int v); /* "?" if unknown */
+bool dmsg_gpu_path_valid(unsigned int v);
+
 /* What is known of a segment. */
 enum dmsg_segment_state {
 	DMSG_SEGMENT_STATE_UNKNOWN = 0, /* Not probed. */

@@ -279,6 +279,14 @@ TRANSPORT_RDMA = 3  # Reliable-connected queue pairs.
 TRANSPORT_GPU = 4  # Copy by a GPU between two sessions of this agent. Since 1.2.
 TRANSPORT_NAMES = {0: "none", 1: "local", 2: "tcp", 3: "rdma", 4: "gpu"}
 
+GPU_PATH_NONE = 0  # It does not.
+GPU_PATH_WITHIN = 1  # A GPU copies inside its memory.
+GPU_PATH_PEER = 2  # A GPU copies to or from another one.
+GPU_PATH_HOST = 3  # A GPU copies to or from pinned host memory.
+GPU_PATH_STAGED = 4  # Its bytes pass through pinned host memory of the agent.
+GPU_PATH_DIRECT = 5  # RDMA devices reach it.
+GPU_PATH_NAMES = {0: "none", 1: "within", 2: "peer", 3: "host", 4: "staged", 5: "direct"}
+
 SEGMENT_STATE_UNKNOWN = 0  # Not probed.
 SEGMENT_STATE_PROBING = 1  # Being probed; it has not answered yet.
 SEGMENT_STATE_READY = 2  # It answers.
