@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/gpu/gpus.h"
 #include "agent/peer/peer_fsm.h"
 #include "agent/placement.h"
 #include "agent/process.h"
@@ -76,6 +77,15 @@ static uint64_t placement_metric(struct agent *a, enum dray_metric m)
 	return 0;
 }
 
+static uint64_t gpu_metric(struct agent *a, enum dray_metric m)
+{
+	struct gpus_totals t = gpus_totals(a->gpus);
+
+	if (m == DRAY_METRIC_GPU_LOST_TOTAL)
+		return t.lost;
+	return m == DRAY_METRIC_GPU_CONTEXTS ? t.contexts : t.pinned_bytes;
+}
+
 /* What the control thread's own modules know. */
 static uint64_t control_metric(struct agent *a, enum dray_metric m)
 {
@@ -107,6 +117,8 @@ static uint64_t control_metric(struct agent *a, enum dray_metric m)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
 		if (values[i].metric == m)
 			return values[i].value;
+	if (m >= DRAY_METRIC_GPU_LOST_TOTAL && m <= DRAY_METRIC_GPU_PINNED_BYTES)
+		return gpu_metric(a, m);
 	return m >= DRAY_METRIC_SEGMENTS && m <= DRAY_METRIC_STATE_IN_MEMORY ?
 		       placement_metric(a, m) :
 		       rails_metric(a->rails, m);

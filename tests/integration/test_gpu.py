@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions of GPU memory: how they begin, what is refused, and that nothing of them outlives their session or device."""
+
+import os
+import signal
+
+import dray
+import pytest
+from dray import _schema as s
+from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
+from harness import LIMIT, MIB, Actor, expect, noise, until
+from test_http import ask, with_http
+
+
+@pytest.fixture
+def gpu_agent(lab, new_agent):
+    """Makes an agent with fake GPUs, for one test: when it has ended nothing of it is left in the driver."""
+    made = []
+
+    def make(settings=(), **env):
+        gpus = FakeGpus(lab.directory("gpus"), **env)
+        agent = with_http(new_agent, lab, env=gpus.env, settings={**gpus.settings, **dict(settings)})
+        made.append((agent, gpus))
+        return agent, gpus
+
+    yield make
+    for agent, gpus in made:
+        agent.stop()
+        left = gpus.status
+        assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs == 0, left
+        assert not left.illegal
+
+
+def metric(agent, name):
+    return next(int(line.split()[1]) for line in ask(agent, "/metrics")[2].splitlines() if line.startswith(name + " "))
+
+
+def log_has(agent, *texts):
+    return until(lambda: next((line for line in agent.text().splitlines() if all(t in line for t in texts)), None),
+                 f"a line with {texts}")
+
+
+def copies(client, here, there, size, seed=3):
+    """A transfer between the two, by a GPU; what it moved is compared by the caller."""
+    remote = client.import_token(str(there.export()), timeout=LIMIT)
+    done = client.read(here, remote, [(1, 0, size - 1)]).result(LIMIT)
+    assert s.TRANSPORT_NAMES[done.transport] == "gpu"
+    return done
+
+
+# --- beginning and end ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [uuid(1), uuid(1).upper().replace("GPU", "gpu"), "0000:f1:00.0", "00000000:F1:00.0", "f1:00.0"])
+def test_device_names(gpu_agent, named):
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB, 1) as memory:
+        region = add_vmm(client, memory, device=named)
+        assert region.length == MIB
+        assert gpus.status.imports == 1 and gpus.status.started == 1
+        region.remove()
+        assert not gpus.status.imports
+
+
+def test_both_kinds_in_one_region(gpu_agent):
+    """Extents in the order of their offsets, whatever handles they lie in; the bytes tell."""
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 0, noise(MIB, 2)) as b, \
+            GpuMemory(MIB) as to:
+        mixed = add(client, [("cuda_ipc", 0, 4096, 10001), ("cuda_vmm", 0, 77, 20002), ("cuda_ipc", 0, 50000, 3)],
+                    fds=[b.fd], handles=a.ipc, device=uuid(0))
+        assert mixed.length == 30006 and gpus.status.imports == 2
+        copies(client, add_vmm(client, to), mixed, 30006)
+        assert to.view[1:30006] == (a.view[4096:14097].tobytes() + b.view[77:20079].tobytes() + a.view[50000:50003].tobytes())[:30005]
+
+
+def test_nothing_before_it_is_needed(gpu_agent):
+    agent, gpus = gpu_agent()
+    with agent.client() as client:
+        client.region(dray.Memory(MIB))
+        assert not gpus.status.plugins and metric(agent, "dray_gpu_contexts") == 0
+        with GpuMemory(MIB) as memory:
+            add_vmm(client, memory)
+            assert gpus.status.plugins == 1 and gpus.status.started == 1
+            assert metric(agent, "dray_gpu_contexts") == 1
+            assert "500 MiB of GPU memory" in log_has(agent, "started", uuid(0))
+            # what was there before is reached by GPUs from now on
+            until(lambda: gpus.status.pins == 1, "the pin")
+            until(lambda: metric(agent, "dray_gpu_pinned_bytes") == MIB, "the metric")
+    until(lambda: not gpus.status.pins, "the end of the pin")
+    gpus.idle()
+
+
+def test_pins(gpu_agent):
+    """Regions in the same pages share a pin; one that lies there in part is staged; each goes with its last region."""
+    agent, gpus = gpu_agent()
+    with agent.client() as client, agent.client() as other, GpuMemory(MIB) as memory, dray.Memory(MIB) as host:
+        add_vmm(client, memory)
+        all_of_it = client.region(host)
+        part = other.region([(host, 5000, 100)])
+        until(lambda: gpus.status.pins == 1, "one pin")
+        all_of_it.remove()
+        assert gpus.status.pins == 1
+        part.remove()
+        assert gpus.status.pins == 0
+        part = other.region([(host, 5000, 100), (host, 5200, 100), (host, 20000, 5000)])
+        until(lambda: gpus.status.pins == 2, "a pin for each stretch of pages")
+        all_of_it = client.region(host)
+        part.remove()
+        assert not gpus.status.pins
+        all_of_it.remove()
+
+
+def test_no_pins(gpu_agent):
+    agent, gpus = gpu_agent(settings={"gpu.pin_host": "false"})
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        add_vmm(client, memory)
+        client.region(dray.Memory(MIB)).remove()
+        assert not gpus.status.pins
+
+
+@pytest.mark.parametrize("what", ["pin", "host_alloc"])
+def test_without_pinned_memory(gpu_agent, what):
+    agent, gpus = gpu_agent(fail=what)
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        host = client.region(dray.Memory(MIB))
+        if what == "host_alloc":  # a queue without room for its pieces is of no use
+            expect("no_memory", add_vmm, client, memory)
+            assert not gpus.status.started
+        else:
+            add_vmm(client, memory)
+            log_has(agent, "not pinned")
+        host.remove()
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+def test_refusals(gpu_agent):
+    agent, gpus = gpu_agent(settings={"gpu.devices": f"{uuid(0)},0000:f2:00.0"}, devices=3)
+    fds = len(os.listdir(f"/proc/{agent.pid}/fd"))
+    with agent.client() as client, GpuMemory(MIB) as memory, GpuMemory(MIB, 2) as far, dray.Memory(MIB) as host:
+        def refused(kind, extents, *words, **how):
+            error = expect(kind, add, client, extents, **how)
+            for word in words:
+                assert word in str(error), error
+
+        whole = [("cuda_vmm", 0, 0, MIB)]
+        good = {"fds": [memory.fd], "device": uuid(0)}
+        refused("gpu_device", whole, "UUID", fds=[memory.fd])
+        refused("gpu_device", whole, "does not see", uuid(0), fds=[memory.fd], device=uuid(9))
+        refused("gpu_device", whole, "gpu.devices", fds=[memory.fd], device=uuid(1))
+        refused("gpu_device", whole, "on device 2", fds=[far.fd], device=uuid(0))
+        refused("gpu_handle", whole, fds=[host.fd], device=uuid(0))
+        refused("gpu_handle", [("cuda_ipc", 0, 0, MIB)], handles=b"x" * 64, device=uuid(0))
+        refused("region_too_small", [("cuda_vmm", 0, 1, MIB)], **good)
+        refused("invalid", [("cuda_ipc", 0, 0, MIB)], "64 bytes", handles=memory.ipc[:63], device=uuid(0))
+        refused("invalid", [("cuda_ipc", 1, 0, MIB)], handles=memory.ipc, device=uuid(0))
+        refused("invalid", [("cuda_ipc", 0, 0, MIB)], "belongs to no extent", handles=memory.ipc + far.ipc, device=uuid(0))
+        refused("invalid", [("cuda_ipc", 0, 0, 1), ("cuda_ipc", 1, 0, 1)], "same", handles=memory.ipc * 2, device=uuid(0))
+        refused("fd_count", [("cuda_vmm", 1, 0, MIB)], **good)
+        refused("fd_count", whole, "belongs to no extent", fds=[memory.fd, far.fd], device=uuid(0))
+        refused("invalid", [("cuda_vmm", 0, 0, 100), ("cuda_vmm", 0, 99, 1)], "overlap", **good)
+        refused("invalid", [("cuda_vmm", 0, 0, 100), ("memfd", 1, 0, 1)], "all memfd", fds=[memory.fd, host.fd], device=uuid(0))
+        refused("invalid", [("memfd", 0, 0, 100)], "device is for", fds=[host.fd], device=uuid(0))
+        refused("invalid", [("memfd", 0, 0, 100)], "handles are for", fds=[host.fd], handles=memory.ipc)
+        refused("region_kind", [("dmabuf", 0, 0, 100)], "not a DMA-BUF", fds=[host.fd])
+        refused("fd_count", [("dmabuf", 1, 0, 100)], fds=[host.fd])
+        for fd in (os.open("/dev/null", os.O_RDWR), os.pipe()[0], os.open("/", os.O_RDONLY)):
+            refused("region_kind", [("dmabuf", 0, 0, 100)], fds=[fd])
+            refused("gpu_handle", whole, fds=[fd], device=uuid(0))
+            os.close(fd)
+        # where bytes may only be read it does no harm that extents share some
+        add(client, [("cuda_vmm", 0, 0, 100), ("cuda_vmm", 0, 99, 1)], access="r", **good).remove()
+        region = add_vmm(client, memory)
+        region.remove()
+        expect("not_found", client.request, s.pack_region_remove, region=region.handle)
+    gpus.idle()
+    until(lambda: len(os.listdir(f"/proc/{agent.pid}/fd")) <= fds + 8, "the descriptors")
+
+
+def test_quota_returns(gpu_agent):
+    agent, gpus = gpu_agent(settings={"limits.regions_per_session": "2", "limits.extents_per_session": "3"})
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        two = [("cuda_vmm", 0, 0, 1), ("cuda_vmm", 0, 1, 1)]
+        for _ in range(5):
+            expect("gpu_handle", add, client, [("cuda_ipc", 0, 0, 1)], handles=bytes(64), device=uuid(0))
+            region = add(client, two, fds=[memory.fd], device=uuid(0))
+            expect("quota", add, client, two, fds=[memory.fd], device=uuid(0))
+            region.remove()
+
+
+def test_no_plugin(gpu_agent):
+    agent, gpus = gpu_agent(settings={"gpu.plugin": "/nowhere/dray-cuda.so"})
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        for _ in range(2):
+            assert "/nowhere/dray-cuda.so is not there" in str(expect("unsupported", add_vmm, client, memory))
+        client.region(dray.Memory(MIB)).remove()
+    log_has(agent, "GPU memory cannot be used")
+    assert agent.text().count("GPU memory cannot be used") == 1
+
+
+def test_broken_plugin(lab, gpu_agent):
+    broken = lab.directory("broken") / "plugin.so"
+    broken.write_bytes(b"\x7fELF and no more")
+    agent, gpus = gpu_agent(settings={"gpu.plugin": broken})
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        assert "cannot be loaded" in str(expect("unsupported", add_vmm, client, memory))
+
+
+def test_no_driver(gpu_agent):
+    agent, gpus = gpu_agent(fail="open")
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        for _ in range(2):
+            assert "driver does not load" in str(expect("unsupported", add_vmm, client, memory))
+
+
+def test_disabled(gpu_agent):
+    agent, gpus = gpu_agent(settings={"gpu.enable": "false"})
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        assert "gpu.enable" in str(expect("unsupported", add_vmm, client, memory))
+        assert not gpus.status.plugins
+
+
+def test_no_rdma_devices(gpu_agent):
+    """A descriptor that is a DMA-BUF is tried in tests/vm/test_dmabuf.py."""
+    agent, gpus = gpu_agent(settings={"rdma.enable": "false"})
+    with agent.client() as client, dray.Memory(MIB) as host:
+        assert "rdma.enable" in str(expect("unsupported", add, client, [("dmabuf", 0, 0, 1)], fds=[host.fd]))
+
+
+@pytest.mark.parametrize("what, kind", [("start", "no_memory"), ("queue", None)])
+def test_device_does_not_start(gpu_agent, what, kind):
+    agent, gpus = gpu_agent(fail=what)
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        for _ in range(2):  # each time it is tried anew
+            error = pytest.raises(dray.DrayError, add_vmm, client, memory)
+            assert kind is None or error.value.code == getattr(s, "E_" + kind.upper())
+        assert not gpus.status.started and not gpus.status.queues
+
+
+# --- ends that nobody asked for -------------------------------------------------------------------------
+
+ENGINE = """
+from fake_gpu import GpuMemory, add_vmm, uuid
+import dray
+client = dray.Client(args["socket"])
+memory = GpuMemory(1 << 20, args["device"])
+wait = args["wait"]
+region = add_vmm(client, memory, wait=wait)
+os.unlink(memory.path)
+tell(str(region.export()) if wait else None)
+hear()
+"""
+
+
+def engine(agent, gpus, device=0, wait=True):
+    actor = Actor(ENGINE, socket=str(agent.socket), device=device, wait=wait)
+    return actor, actor.hear()
+
+
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_session_ends_while_it_opens(gpu_agent, how):
+    agent, gpus = gpu_agent()
+    with GpuMemory(MIB) as memory, agent.client() as other:
+        add_vmm(other, memory).remove()
+        with gpus.held("hold_import"):
+            if how == "kill":
+                actor, _ = engine(agent, gpus, wait=False)
+                until(lambda: agent.ctl("regions").count("opening") == 1, "its beginning")
+                actor.kill()
+            else:
+                client = agent.client()
+                add_vmm(client, memory, wait=False)
+                client.close(timeout=0.2)
+            # others are served meanwhile
+            other.region(dray.Memory(MIB)).remove()
+        gpus.idle()
+        until(lambda: "opening" not in agent.ctl("regions"), "its end")
+        add_vmm(other, memory)
+
+
+def test_drain_while_it_opens(gpu_agent):
+    agent, gpus = gpu_agent()
+    with GpuMemory(MIB) as memory, agent.client() as client:
+        add_vmm(client, memory).remove()
+        with gpus.held("hold_import"):
+            adding = add_vmm(client, memory, wait=False)
+            agent.signal(signal.SIGTERM)
+            until(lambda: "draining" in agent.text(), "the drain")
+            expect("draining", add_vmm, client, memory)
+        pytest.raises(dray.DrayError, adding.result, LIMIT)
+        agent.wait()
+
+
+def test_engine_dies(gpu_agent):
+    """Its imports go at once, with transfers of others in flight."""
+    agent, gpus = gpu_agent()
+    with GpuMemory(MIB) as memory, agent.client() as client:
+        mine = add_vmm(client, memory)
+        actor, token = engine(agent, gpus)
+        assert gpus.status.imports == 2
+        remote = client.import_token(token, timeout=LIMIT)
+        with gpus.held():
+            transfer = client.read(mine, remote, [(0, 0, MIB)])
+            until(lambda: gpus.status.held, "a copy under way")
+            actor.kill()
+        with pytest.raises(dray.DrayError):
+            transfer.result(LIMIT)
+        until(lambda: gpus.status.imports == 1, "the end of its imports")
+        mine.remove()
+    gpus.idle()
+
+
+def test_device_lost(gpu_agent):
+    """Regions on it end, and nothing else; it can be used again when it works again."""
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b, GpuMemory(MIB, 1) as c:
+        first, second, third = add_vmm(client, a), add_ipc(client, b), add_vmm(client, c)
+        host = client.region(dray.Memory(MIB))
+        remote = client.import_token(str(second.export()), timeout=LIMIT)
+        gpus.lose(0)
+        transfer = client.read(first, remote, [(0, 0, MIB)])
+        error = pytest.raises(dray.DrayError, transfer.result, LIMIT)
+        assert error.value.code in (s.E_GPU_LOST, s.E_REVOKED)
+        log_has(agent, "lost", uuid(0))
+        until(lambda: remote.lost, "the end of what was imported")
+        until(lambda: gpus.status.imports == 1 and gpus.status.started == 1, "the release of what was on it")
+        assert metric(agent, "dray_gpu_lost_total") == 1 and metric(agent, "dray_gpu_contexts") == 1
+        assert agent.ctl("regions").count("lost") == 2
+        expect("not_found", first.export)
+        # it is still lost
+        assert "lost" in str(expect("gpu_lost", add_vmm, client, a))
+        gpus.lose(0, lost=False)
+        again = add_vmm(client, a)
+        first.remove()
+        second.remove()
+        fourth = add_ipc(client, b)
+        a.view[:] = noise(MIB)
+        copies(client, fourth, again, MIB)
+        assert b.view[1:] == a.view[:-1]
+        # the other one never stopped
+        copies(client, third, again, MIB)
+        assert c.view[1:] == a.view[:-1]
+        host.remove()
+
+
+def test_lost_device_and_death(gpu_agent):
+    """Sessions that end with regions on a lost device, before and after these have been let go of."""
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        mine = add_vmm(client, memory)
+        actors = [engine(agent, gpus) for _ in range(3)]
+        remote = client.import_token(actors[0][1], timeout=LIMIT)
+        actors[1][0].kill()
+        gpus.lose(0)
+        pytest.raises(dray.DrayError, client.read(mine, remote, [(0, 0, 1)]).result, LIMIT)
+        actors[2][0].kill()
+        until(lambda: not gpus.status.started, "the end of the device")
+        actors[0][0].kill()
+        until(lambda: agent.ctl("regions").count("lost") == 1, "the end of their regions")
+        gpus.lose(0, lost=False)
+        add_vmm(client, memory)
+
+
+def test_lost_while_it_opens(gpu_agent):
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
+        add_vmm(client, a)
+        gpus.lose(0)
+        error = expect("gpu_lost", add_vmm, client, b)
+        assert "lost" in str(error)
+        until(lambda: not gpus.status.started, "the end of the device")
+        gpus.lose(0, lost=False)
+        add_vmm(client, b)
+
+
+def test_exit_with_everything(gpu_agent):
+    """The agent ends with regions, pins and copies of others; the fixture looks at what it leaves."""
+    agent, gpus = gpu_agent()
+    actor, _ = engine(agent, gpus, device=1)
+    with agent.client() as client, GpuMemory(MIB) as memory:
+        add_vmm(client, memory)
+        client.region(dray.Memory(MIB))
+        agent.stop()
+    actor.kill()
