@@ -210,15 +210,24 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 
 /*
  * A notification goes another way than the bytes, and a completion only says that the peer's device has
- * them. A read on the same queue pair is answered after they are in memory. Behind reads of a device whose
- * completions are not to be relied on, its answer says that theirs have come.
+ * them. A read on the same queue pair is answered after they are in memory. It reads the byte that was written
+ * last: on their way to a GPU's memory writes are pushed on by a read of that GPU, and not by one of the host's
+ * memory. Who may only write to the region reads a word of the peer's own, which is enough for host memory. Behind
+ * reads of a device whose completions are not to be relied on, its answer says that theirs have come.
  */
 static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 {
-	struct ibv_send_wr *wr =
-		request_add(l, IBV_WR_RDMA_READ, p->qp.flush_remote, p->qp.flush_rkey);
+	const struct slice *s = p->partial;
+	const struct pmsg_seg *seg = &s->remote[s->n_remote - 1];
+	uint64_t last = seg->offset + seg->length - 1;
+	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, last);
+	bool bytes = s->xfer->direction == DMSG_DIRECTION_WRITE &&
+		     s->xfer->remote->view->access & DMSG_ACCESS_READ;
+	struct ibv_send_wr *wr = request_add(
+		l, IBV_WR_RDMA_READ, bytes ? k->base + (last - k->offset) : p->qp.flush_remote,
+		bytes ? k->key : p->qp.flush_rkey);
 
-	wr->sg_list[0] = (struct ibv_sge){ p->qp.flush_local, 8, p->qp.flush_lkey };
+	wr->sg_list[0] = (struct ibv_sge){ p->qp.flush_local, bytes ? 1 : 8, p->qp.flush_lkey };
 	wr->num_sge = 1;
 	p->at.flushed = true;
 }

@@ -45,6 +45,9 @@ struct lab {
 	void *close_arg;
 	unsigned closes, replies, refusals, close_replies;
 	unsigned done;
+	unsigned answers; /* to who waits for a DMA-BUF's registration */
+	bool usable;
+	char why[400];
 };
 
 /* What the verbs do; written by the test between jobs. */
@@ -55,6 +58,8 @@ static struct {
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
 	_Atomic uint64_t largest;
+	_Atomic int last_fd;
+	_Atomic uint64_t last_offset;
 } dev;
 
 struct context {
@@ -142,10 +147,12 @@ static int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint64_
 		    uint64_t iova, unsigned access, struct ibv_mr **ret)
 {
 	(void)p;
-	(void)fd;
-	(void)offset;
 	(void)iova;
 	(void)access;
+	if (bytes != FLUSH_BYTES) {
+		dev.last_fd = fd;
+		dev.last_offset = offset;
+	}
 	/* the device's own flush word is always taken */
 	if (dev.reg_error && bytes != FLUSH_BYTES)
 		return dev.reg_error;
@@ -437,6 +444,15 @@ static void see(unsigned devices, unsigned active, uint32_t gid_index)
 		}                                       \
 	} while (0)
 
+static void answered(void *arg, dray_handle region, bool usable, const char *why)
+{
+	(void)arg;
+	(void)region;
+	lab->answers++;
+	lab->usable = usable;
+	snprintf(lab->why, sizeof(lab->why), "%s", why);
+}
+
 static int setup(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -461,7 +477,8 @@ static int setup(void **state)
 							 .verbs = &verbs,
 							 .remote_keys = remote_keys,
 							 .worker_node = worker_node,
-							 .peer_quiet = peer_quiet },
+							 .peer_quiet = peer_quiet,
+							 .registered = answered },
 				   &err),
 			 0);
 	return 0;
@@ -785,6 +802,70 @@ static void test_causes(void **state)
 	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 7);
 }
 
+static struct region_view *dmabuf_view(dray_handle handle)
+{
+	struct region_view *v = view_new(handle, GIB, 5 * GIB, DMSG_ACCESS_ALL);
+
+	v->memory = REGION_RDMA;
+	return v;
+}
+
+/* Whoever added it hears once what became of it, whenever devices come. */
+static void test_dmabuf(void **state)
+{
+	const struct region_dmabuf at = { 7, 12288 }, none = { -1, 0 };
+	struct region_view *v = dmabuf_view(REGION(1));
+
+	rails_region_add(lab->rails, v, &at);
+	for (int i = 0; i < 10; i++)
+		sd_event_run(lab->event, 1000);
+	assert_int_equal(lab->answers, 0);
+	see(1, 1, 3);
+	UNTIL(lab->answers == 1);
+	assert_true(lab->usable);
+	assert_non_null(lab->keys);
+	assert_int_equal(dev.last_fd, 7);
+	assert_int_equal(dev.last_offset, 12288 + (3584ull << 20));
+	remove_region(v);
+	/* those of the same memory have nothing in common, and one that fails is told of */
+	dev.reg_error = -EOPNOTSUPP;
+	v = dmabuf_view(REGION(2));
+	rails_region_add(lab->rails, v, &at);
+	UNTIL(lab->answers == 2);
+	assert_false(lab->usable);
+	assert_non_null(strstr(lab->why, "dev0: kernel or device lack DMA-BUF"));
+	assert_null(lab->keys);
+	remove_region(v);
+	dev.reg_error = 0;
+	/* who is gone before that hears nothing */
+	v = dmabuf_view(REGION(3));
+	rails_region_add(lab->rails, v, &at);
+	remove_region(v);
+	assert_int_equal(lab->answers, 2);
+	/* GPU memory that the driver gives no DMA-BUF for has no keys */
+	v = dmabuf_view(REGION(4));
+	v->memory = REGION_GPU;
+	rails_region_add(lab->rails, v, &none);
+	assert_string_equal(text_of(v), "");
+	assert_null(lab->keys);
+	remove_region(v);
+	assert_int_equal(dev.mrs, 1);
+}
+
+static void test_dmabuf_without_devices(void **state)
+{
+	const struct region_dmabuf at = { 7, 0 };
+	struct region_view *v = dmabuf_view(REGION(1));
+
+	see(0, 0, 0);
+	rails_region_add(lab->rails, v, &at);
+	assert_int_equal(lab->answers, 0);
+	UNTIL(lab->answers == 1);
+	assert_false(lab->usable);
+	assert_string_equal(lab->why, "this agent has none");
+	remove_region(v);
+}
+
 /* --- queue pairs ------------------------------------------------------------------------------------------------ */
 
 static void meet(unsigned ports)
@@ -1022,6 +1103,8 @@ int main(void)
 		TEST(keys_in_use),
 		TEST(revoked),
 		TEST(causes),
+		TEST(dmabuf),
+		TEST(dmabuf_without_devices),
 		TEST(connect),
 		TEST(connect_fails),
 		TEST(completion_queue_short),

@@ -144,7 +144,7 @@ static void carry_out(struct fake_qp *f, const struct posted *p)
 	uint8_t *at = (uint8_t *)(uintptr_t)p->wr.wr.rdma.remote_addr;
 	bool write = p->wr.opcode == IBV_WR_RDMA_WRITE;
 
-	if (p->wr.wr.rdma.rkey == FLUSH_KEY) {
+	if (p->wr.wr.rdma.rkey == FLUSH_KEY || p->sge[0].addr == (uintptr_t)&lab->flush) {
 		assert_false(write);
 		lab->flushes++;
 		return;
@@ -690,6 +690,10 @@ static void test_flush_before_notification(void **state)
 	turn();
 	assert_int_equal(f->tail, 2);
 	assert_int_equal(f->q[1].wr.opcode, IBV_WR_RDMA_READ);
+	/* of the byte that was written last, wherever that memory is */
+	assert_int_equal(f->q[1].wr.wr.rdma.remote_addr, (uintptr_t)lab->there + 99);
+	assert_int_equal(f->q[1].wr.wr.rdma.rkey, RKEY(0));
+	assert_int_equal(f->q[1].sge[0].length, 1);
 	run(f, 1);
 	turn();
 	assert_int_equal(lab->rig.n_notify, 0);
