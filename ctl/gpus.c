@@ -15,7 +15,7 @@ static int print(struct ctl *c, struct ctl_bus *bus, const struct ctl_rows *rows
 		return ctl_list_print(c, &ctl_list_gpus, rows, reterr);
 	if (ctl_properties_get(&p, bus, reterr) < 0)
 		return -1;
-	fprintf(c->out, "no GPUs: the CUDA plug-in is %s\n",
+	fprintf(c->out, "no GPUs; CUDA plug-in: %s\n",
 		ctl_show_text(p.gpu_plugin, text, sizeof(text)));
 	ctl_properties_deinit(&p);
 	return 0;

@@ -81,8 +81,10 @@ static void gpus_print(const struct ctl_properties *p, FILE *f)
 		return;
 	fprintf(f, "  CUDA plug-in  %s", ctl_show_text(p->gpu_plugin, text, sizeof(text)));
 	if (ctl_properties_counter(p, "dray_gpu_contexts"))
-		fprintf(f, "; on %s GPUs, %s of host memory pinned", count(p, "gpu_contexts"),
+		fprintf(f, "; GPUs in use: %s, %s of host memory pinned", count(p, "gpu_contexts"),
 			count(p, "gpu_pinned_bytes"));
+	if (ctl_properties_counter(p, "dray_gpu_lost_total"))
+		fprintf(f, "; lost so far: %s", count(p, "gpu_lost_total"));
 	fputc('\n', f);
 }
 
