@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU memory moved by an agent, against the bare copy kernel, copies by the driver, and the same over host memory.
+
+Called by run --bench. Each result is the median of rounds; where the ceiling is measured by the same processes, rounds of
+both alternate.
+"""
+
+import contextlib
+import json
+import select
+import statistics
+import subprocess
+import sys
+
+import common as c
+import harness
+from suite import GIB, KIB, MIB, ROOT, Side, Skip, scattered
+
+ROUNDS = 9
+PAGES = 2 * GIB  # of a side
+CEILING_LIMIT = 90  # seconds
+
+
+class Bench:
+    def __init__(self, t):
+        self.t, self.rows = t, []
+
+    def records(self, name):
+        return c.Records(name)
+
+    def ceilings(self):
+        """What the plug-in does alone: rows of ceiling_gpu."""
+        tool = harness.BUILD / "tests/gpu/ceiling_gpu"
+        if not tool.exists():
+            self.t.say(f"{tool} is not built: figures stand without their ceilings")
+            return
+        done = subprocess.run([str(tool)], stdout=subprocess.PIPE, text=True, timeout=CEILING_LIMIT)
+        for line in done.stdout.splitlines():
+            self.t.say(line)
+            with contextlib.suppress(ValueError):
+                self.rows.append(json.loads(line))
+
+    def ceiling(self, unit, **what):
+        """The figure of the first row that says all of `what`; None where there is none."""
+        for row in self.rows:
+            if all(row.get(k) == v for k, v in what.items()) and unit in row:
+                return row[unit]
+        return None
+
+
+def rounds(ask, n=ROUNDS):
+    return [ask() for _ in range(n)]
+
+
+def sides(t, agents, near, far, size):
+    """Two engines and a remote: (here, there, remote)."""
+    here, there = (Side(t.engine(agent), kind, size, device) for agent, (kind, device) in zip(agents, (near, far)))
+    return here, there, here.reach(there)[0]
+
+
+def runner(t, here, remote, direction, ops, batch, depth):
+    """A function that does as many operations as asked for."""
+    path = t.ops(ops)
+    return lambda n: here.engine.ask("run", here.region, remote, direction, path, n, batch, depth)
+
+
+def sized(run, once):
+    """How many operations take about a round; also warms up."""
+    n = once
+    while True:
+        seconds = run(n)["seconds"]
+        if seconds > c.ROUND / 3:
+            return max(1, int(n * c.ROUND / seconds))
+        n = int(n * min(16, max(2, c.ROUND / max(seconds, 1e-9))))
+
+
+def add_rate(records, name, answers, ceiling_name=None, ceiling=None, target=None):
+    """Ceilings in GB/s."""
+    rates = [c.rate(a) / 1e9 for a in answers]
+    value = statistics.median(rates)
+    ratio = value / ceiling if ceiling else None
+    records.add(name, value, "GB/s", ceiling_name=ceiling_name if ceiling else None, ceiling=ceiling, ratio=ratio,
+                target=target if ceiling else None, spread=rates)
+    return value
+
+
+def pages(b, records, label, near, far, route, shapes, target):
+    """Random pages between two engines of one agent."""
+    t = b.t
+    agent = t.agent()
+    for size, batch, depth in shapes:
+        here, there, remote = sides(t, (agent, agent), near, far, PAGES)
+        for direction in ("read", "write"):
+            run = runner(t, here, remote, direction, scattered(size, PAGES), batch, depth)
+            n = sized(run, batch)
+            cpu = c.cpu_seconds(agent.pid)
+            answers = rounds(lambda: run(n))
+            cpu = c.cpu_seconds(agent.pid) - cpu
+            way = route if isinstance(route, str) else route[direction]
+            name = f"{label}, {size // KIB} KiB pages, {batch:,} a transfer, {direction}"
+            add_rate(records, name, answers, "the copy kernel alone",
+                     b.ceiling("gbps", route=way, mode="kernel", bytes=size), target)
+            used, ops = sum(a["seconds"] for a in answers), n * len(answers)
+            records.add(f"{name}: processor time of the agent for each page", cpu / ops * 1e9, "ns")
+            records.add(f"{name}: processors used by the agent", cpu / used, "")
+        t.close_engines()
+    t.drop(agent)
+
+
+WITHIN = ((16 * KIB, 65536, 4), (16 * KIB, 4096, 16), (4 * KIB, 65536, 4), (4 * KIB, 4096, 16))
+
+
+def within(b, records):
+    pages(b, records, "one GPU", ("cuda_vmm", 0), ("cuda_vmm", 0), "within", WITHIN, (">=", 0.9))
+    pages(b, records, "one GPU, cuda_ipc", ("cuda_ipc", 0), ("cuda_ipc", 0), "within", WITHIN[:1], (">=", 0.9))
+
+
+def peer(b, records):
+    b.t.device(1)
+    pages(b, records, "two GPUs", ("cuda_vmm", 0), ("cuda_vmm", 1), "peer", (WITHIN[0], WITHIN[2]), (">=", 0.9))
+
+
+def host(b, records):
+    pages(b, records, "GPU and host", ("cuda_vmm", 0), ("memfd", 0), {"read": "from_host", "write": "to_host"},
+          (WITHIN[1], WITHIN[3]), (">=", 0.9))
+
+
+def tcp(b, records):
+    """Two agents over loopback, staged, beside the same between host memory."""
+    t = b.t
+    total = 512 * MIB
+    agents = t.agent("a", **{"agent.workers": 0}), t.agent("b", **{"agent.workers": 0})
+    gpu, memory = (sides(t, agents, (kind, 0), (kind, 0), total) for kind in ("cuda_vmm", "memfd"))
+    for size, batch, depth in ((MIB, 16, 8), (16 * KIB, 1024, 8)):
+        for direction in ("read", "write"):
+            ops = scattered(size, total)
+            staged, plain = (runner(t, s[0], s[2], direction, ops, batch, depth) for s in (gpu, memory))
+            n, m = sized(staged, batch), sized(plain, batch)
+            ours, ceiling, ratio, spread = c.pairs(lambda: c.rate(plain(m)), lambda: c.rate(staged(n)), ROUNDS)
+            records.add(f"GPU to GPU over loopback, {size // KIB} KiB pieces, {direction}", ours / 1e9, "GB/s",
+                        ceiling_name="the same between host memory", ceiling=ceiling / 1e9, ratio=ratio,
+                        target=(">=", 0.8), spread=spread)
+    t.close_engines()
+    for agent in agents:
+        t.drop(agent)
+
+
+def latency(b, records):
+    t = b.t
+    agent = t.agent()
+    for label, near, far in (("one GPU", ("cuda_vmm", 0), ("cuda_vmm", 0)), ("GPU and host", ("cuda_vmm", 0), ("memfd", 0))):
+        here, there, remote = sides(t, (agent, agent), near, far, 64 * MIB)
+        path = t.ops(scattered(16 * KIB, 64 * MIB))
+        ask = ("trip", here.region, remote, "read", path, 2000, "latency")
+        here.engine.ask(*ask)
+        got = rounds(lambda: here.engine.ask(*ask))
+        value = statistics.median(a["ns"] for a in got) / 1e3
+        bare = b.ceiling("us", mode="latency", wait="sync") if label == "one GPU" else None
+        records.add(f"{label}, one 16 KiB page, request to completion", value, "us", ceiling_name=bare and "launch and synchronise",
+                    ceiling=bare, ratio=bare and value / bare, target=bare and ("<=", 2))
+        records.add(f"{label}, one 16 KiB page, 99 %", statistics.median(a["p99"] for a in got) / 1e3, "us")
+        t.close_engines()
+    t.drop(agent)
+
+
+class Matmul:
+    """matmul.py, as the model that computes."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, str(ROOT / "tests/gpu/matmul.py")], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1)
+        self.products = self.hear().get("products")
+
+    def hear(self):
+        if not select.select([self.process.stdout], [], [], 90)[0]:
+            raise Skip("PyTorch does not answer")
+        line = self.process.stdout.readline()
+        if not line:
+            raise Skip("there is no PyTorch that works")
+        return json.loads(line)
+
+    def run(self, n=0):
+        self.process.stdin.write(f"{n or self.products}\n")
+        return self.hear()["seconds"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def beside(b, records):
+    """A matrix product of another process, alone and while pages are moved: both lose, and both are told."""
+    t = b.t
+    shapes = (("pages within the GPU", ("cuda_vmm", 0), 100), ("pages within the GPU, gpu.multiprocessors = 25", ("cuda_vmm", 0), 25),
+              ("pages to the host", ("memfd", 0), 100))
+    model = Matmul()
+    try:
+        for label, far, share in shapes:
+            agent = t.agent(**{"gpu.multiprocessors": share})
+            here, there, remote = sides(t, (agent, agent), ("cuda_vmm", 0), far, PAGES)
+            path = t.ops(scattered(16 * KIB, PAGES))
+            run = runner(t, here, remote, "write", scattered(16 * KIB, PAGES), 4096, 16)
+            n = sized(run, 4096)
+            bare = statistics.median(c.rate(run(n)) for _ in range(3))
+            slow, rates = [], []
+            for _ in range(ROUNDS):
+                alone = model.run()
+                here.engine.tell("run", here.region, remote, "write", path, 0, 4096, 16)
+                busy = model.run()
+                here.engine.tell("stop")
+                rates.append(c.rate(here.engine.hear()))
+                here.engine.hear()
+                slow.append(busy / alone)
+            rate = statistics.median(rates)
+            records.add(f"matrix product beside {label}: time it takes, of that alone", statistics.median(slow), "", spread=slow)
+            records.add(f"{label} beside a matrix product", rate / 1e9, "GB/s", ceiling_name="alone", ceiling=bare / 1e9,
+                        ratio=rate / bare)
+            if far[0] != "memfd":
+                records.add(f"{label}: bandwidth of GPU memory taken", 2 * rate / 1e9, "GB/s")
+            t.close_engines()
+            t.drop(agent)
+    finally:
+        model.close()
+
+
+def cost(b, records):
+    """What a context takes of a GPU, seen from outside, and what the agent says of it."""
+    t = b.t
+    watcher = t.engine()
+    watcher.ask("memory", 0)
+    engine_agent = t.agent()
+    before = watcher.ask("memory", 0)["free"]
+    engine = t.engine(engine_agent)
+    memory = engine.alloc("cuda_vmm", 2 * MIB)
+    of_engine = before - watcher.ask("memory", 0)["free"]
+    engine.region((memory, 0, MIB))
+    both = before - watcher.ask("memory", 0)["free"]
+    records.add("GPU memory of the agent's context", (both - of_engine) / MIB, "MiB", ceiling_name="an engine's own",
+                ceiling=(of_engine - 2 * MIB) / MIB, ratio=(both - of_engine) / (of_engine - 2 * MIB))
+    t.close_engines()
+    t.drop(engine_agent)
+
+
+# File of the records, what is measured.
+PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
+         ("gpu_beside", (beside,)), ("gpu_cost", (cost,)))
+
+
+def main(t):
+    b = Bench(t)
+    with t.case("bench: ceilings"):
+        b.ceilings()
+    for name, parts in PARTS:
+        if not t.wanted(f"bench: {name}"):
+            continue
+        records = b.records(name)
+        for part in parts:
+            with t.case(f"bench: {name}, {part.__name__}"):
+                part(b, records)
+            t.clear()
+        if records.records:
+            records.save()
+    if c.OUT.exists():
+        gpus = ", ".join(sorted({f"{[g['name'] for g in t.gpus].count(gpu['name'])} {gpu['name']}" for gpu in t.gpus}))
+        file = c.OUT / "machine.txt"
+        file.write_text(f"{gpus}, {file.read_text()}")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is around the bytes: streams that order transfers, engines that die, PID namespaces, an agent at rest, and the tools."""
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import harness
+from suite import GIB, KIB, MIB, ROOT, EngineError, Side, Skip, scattered
+
+GONE_LIMIT = 0.1  # seconds from an engine's death until its GPU memory is free
+DEATHS = 5
+UNSHARED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def words(t):
+    """A stream of the engine's GPU releases each transfer and waits for its end; no processor waits."""
+    agent = t.agent()
+    for kind in ("cuda_ipc", "cuda_vmm"):
+        for size in (4 * KIB, MIB):
+            label = f"words: 1,000 rounds of {size // KIB} KiB, {kind}"
+            if not t.wanted(label):
+                continue
+            with t.case(label):
+                if t.fake:
+                    raise Skip("the fake has no streams")
+                engine = t.engine(agent)
+                source, target = Side(engine, kind, size), Side(engine, kind, size)
+                remote, _ = target.reach(source)
+                ran = engine.ask("words", source.region, target.region, remote, size, 1000)
+                t.say(f"{ran['seconds'] * 1e3:.2f} us a round")
+            t.close_engines()
+    t.drop(agent)
+
+
+def one_death(t, agent, kind, size):
+    """An engine is killed while another reads its GPU memory: (seconds until that is free, how the reads ended)."""
+    owner, reader, watcher = t.engine(agent), t.engine(agent), t.engine()
+    watcher.ask("memory", 0)  # its context is there before anything is counted
+    there, here = Side(owner, kind, size), Side(reader, "cuda_ipc", size)
+    remote, _ = here.reach(there)
+    path = t.ops(scattered(MIB, size))
+    reader.tell("hold", here.region, remote, "read", path, 256, 4, size)
+    reader.hear()  # moving
+    free = watcher.ask("memory", 0)["free"]
+    watcher.tell("watch", 0, free + size * 95 // 100, 20000)
+    died = owner.kill()
+    seen, ended = watcher.hear(), reader.hear()
+    t.engines.remove(owner)
+    t.close_engines()
+    assert seen["reached"], f"{size / GIB:.1f} GiB were not free 20 s after the death"
+    return max(0, seen["ns"] - died) / 1e9, ended
+
+
+def deaths(t):
+    for kind in ("cuda_ipc", "cuda_vmm"):
+        label = f"deaths: owner of {kind} memory killed in mid-transfer"
+        if not t.wanted(label):
+            continue
+        agent = t.agent()
+        with t.case(label):
+            if t.fake:
+                fake_death(t, agent, kind)
+            else:
+                found = [one_death(t, agent, kind, 8 * GIB) for _ in range(DEATHS)]
+                times = [seconds for seconds, _ in found]
+                t.say(f"8 GiB were free {', '.join(f'{s * 1e3:.1f}' for s in times)} ms after the death; the reads ended with "
+                      f"{', '.join(sorted({end['code'] for _, end in found}))}")
+                assert all(end["failed"] for _, end in found)
+                assert statistics.median(times) <= GONE_LIMIT
+            left = Side(t.engine(agent), "cuda_vmm", MIB), Side(t.engine(agent), "cuda_vmm", MIB)
+            remote, _ = left[0].reach(left[1])
+            t.move(*left, remote, "read", [(0, 0, MIB)])  # the agent serves others as before
+        t.close_engines()
+        t.drop(agent)
+
+
+def fake_death(t, agent, kind):
+    """Without a GPU: the transfers end, and the agent keeps no descriptor and no mapping of the dead."""
+    reader, owner = t.engine(agent), t.engine(agent)
+    here = Side(reader, kind, MIB)
+    before = agent.resources()
+    there = Side(owner, kind, 64 * MIB)
+    here2 = Side(reader, kind, 64 * MIB)
+    remote, _ = here2.reach(there)
+    reader.tell("hold", here2.region, remote, "read", t.ops(scattered(64 * KIB, 64 * MIB)), 256, 4, MIB)
+    reader.hear()
+    owner.kill()
+    t.engines.remove(owner)
+    assert reader.hear()["failed"]
+    reader.ask("release", remote)
+    here2.close()
+    harness.until(lambda: agent.resources().mappings <= before.mappings, "the mappings of the dead engine to go")
+    here.close()
+    t.close_engines()
+
+
+def namespaces(t):
+    """Engines and agent each process 1 of a PID namespace of its own, as in containers."""
+    if not any(t.wanted(f"namespaces: {kind}") for kind in ("cuda_vmm", "cuda_ipc")):
+        return
+    tried = subprocess.run([*UNSHARED, "true"], stderr=subprocess.PIPE, text=True)
+    if tried.returncode:
+        with t.case("namespaces: PID namespaces"):
+            raise Skip(tried.stderr.strip())
+        return
+    agent = t.agent(wrap=UNSHARED)
+    for kind in ("cuda_vmm", "cuda_ipc"):
+        label = f"namespaces: {kind}, everyone process 1 of its own"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            if t.fake and kind == "cuda_ipc":
+                raise Skip("handles of the fake are paths of /proc")
+            engines = [t.engine(agent, UNSHARED) for _ in range(2)]
+            try:
+                sides = [Side(engine, kind, 4 * MIB) for engine in engines]
+            except EngineError as e:
+                t.say(f"refused: {e}")
+                assert kind == "cuda_ipc" and e.code == "gpu_handle", f"{e.code}: {e}"
+            else:
+                remote, _ = sides[0].reach(sides[1])
+                t.move(*sides, remote, "read", scattered(16 * KIB, 4 * MIB), transport="gpu")
+                t.say("works")
+        t.close_engines()
+    # it is process 1 behind unshare, which signals do not pass
+    t.agents.remove(agent)
+    agent.kill()
+
+
+def rest(t):
+    """With a context and regions, and nothing to do."""
+    if not t.wanted("rest: the agent uses no processor"):
+        return
+    agent = t.agent()
+    with t.case("rest: the agent uses no processor"):
+        here, there = (Side(t.engine(agent), "cuda_vmm", 16 * MIB) for _ in range(2))
+        remote, _ = here.reach(there)
+        t.move(here, there, remote, "read", scattered(16 * KIB, 16 * MIB))
+        tasks = pathlib.Path(f"/proc/{agent.pid}/task")
+
+        def used():
+            return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
+
+        def share():
+            before, began = used(), time.monotonic_ns()
+            assert not harness.wait_exit(agent.pidfd, 1), "the agent died"  # a second of rest
+            return (used() - before) / (time.monotonic_ns() - began)
+
+        shares = [share() for _ in range(1 if t.fake else 3)]
+        t.say(f"{min(shares) * 100:.3f} % of one processor")
+        assert min(shares) < 0.01
+    t.close_engines()
+    t.drop(agent)
+
+
+def refused(t):
+    """Memory that ends before the extent is refused in words."""
+    agent = t.agent()
+    for kind in ("cuda_vmm", "cuda_ipc"):
+        label = f"refused: an extent behind the end of {kind} memory"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            engine = t.engine(agent)
+            memory = engine.alloc(kind, 2 * MIB)
+            try:
+                engine.region((memory, 0, 64 * MIB))
+            except EngineError as e:
+                t.say(str(e))
+                assert e.code in ("region_too_small", "range"), e.code
+            else:
+                raise AssertionError("64 MiB of 2 were taken")
+        t.close_engines()
+    t.drop(agent)
+
+
+def tools(t):
+    """What the tools show, for people to read in the log of this run."""
+    if not t.wanted("tools"):
+        return
+    agent = t.agent()
+    here, there = (Side(t.engine(agent), "cuda_vmm", MIB) for _ in range(2))
+    remote, _ = here.reach(there)
+    t.move(here, there, remote, "read", [(0, 0, MIB)])
+    for words in (("gpus",), ("status",), ("transfers",), ("regions",), ("doctor",), ("detect",)):
+        with t.case(f"tools: drayctl {' '.join(words)}"):
+            done = agent.ctl(*words, check=False)
+            t.say(done.stdout + done.stderr)
+            # doctor's status tells of what it found
+            assert done.returncode == 0 or words == ("doctor",) and done.returncode == 1, f"exit status {done.returncode}"
+    with t.case("tools: drayctl gpus --json"):
+        got = json.loads(agent.ctl("gpus", "--json", check=False).stdout)
+        t.say(json.dumps(got))
+    if not t.fake:
+        with t.case("tools: GPU memory of the agent's context"):
+            t.say(subprocess.run(["nvidia-smi", "--query-compute-apps=pid,name,used_memory", "--format=csv"],
+                                 stdout=subprocess.PIPE, text=True, check=True).stdout + f"agent: {agent.pid}")
+    t.close_engines()
+    t.drop(agent)
+
+
+def plugin(t):
+    """The plug-in alone, plain and watched by compute-sanitizer; and the client's helpers with PyTorch."""
+    checker = harness.BUILD / "tests/gpu/ceiling_gpu"
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    ways = [("plugin: checks itself", [], ["--check"])]
+    ways += [(f"plugin: {tool}", [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"],
+              ["--check", "--quick"]) for tool in ("memcheck", "racecheck")]
+    for label, prefix, args in ways:
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            if t.fake:
+                raise Skip("no GPU")
+            if prefix and not os.access(prefix[0], os.X_OK):
+                raise Skip(f"{prefix[0]} is not there")
+            if not checker.exists():
+                raise Skip(f"{checker.name} is not built")
+            run(t, [*prefix, str(checker), *args], 100)
+    label = "client: tensors of PyTorch"
+    script = ROOT / "tests/gpu/check_client.py"
+    if t.wanted(label):
+        with t.case(label):
+            if t.fake or not script.exists():
+                raise Skip("no GPU" if t.fake else f"{script.name} is not there")
+            run(t, [sys.executable, str(script)], 60)
+
+
+def run(t, argv, limit):
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+    t.say("\n".join(done.stdout.splitlines()[-25:]))
+    assert done.returncode == 0, f"exit status {done.returncode}"
+
+
+PARTS = (words, deaths, namespaces, rest, refused, tools, plugin)

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of an engine, of every kind that can be a region: on a GPU, on the host, or on a GPU that is not there
+ * (fake.h). Whatever the kind, the engine writes it and reads it back.
+ */
+#ifndef DRAY_TESTS_GPU_MEMORY_H
+#define DRAY_TESTS_GPU_MEMORY_H
+
+#include "client/dray.h"
+#include "tests/gpu/driver.h"
+
+enum memory_kind {
+	MEMORY_HOST,
+	MEMORY_IPC,
+	MEMORY_VMM,
+	MEMORY_DMABUF,
+	MEMORY_FAKE_IPC,
+	MEMORY_FAKE_VMM
+};
+
+struct memory {
+	enum memory_kind kind;
+	int device;
+	uint64_t bytes;
+	uint8_t handle[64];   /* ipc */
+	int fd;               /* the others; -1 */
+	uint8_t *host;        /* NULL: the GPU's */
+	cuda_address address; /* where not on the host */
+	cuda_handle vmm;
+	uint64_t mapped; /* vmm: bytes, whole granules */
+	char device_name[48];
+};
+
+/* memfd, cuda_ipc, cuda_vmm, dmabuf, fake_ipc or fake_vmm. False, with why: it cannot be had. */
+bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t bytes, int device,
+		  char *why, size_t n);
+void memory_free(struct memory *m, struct cuda *c);
+
+bool memory_write(struct memory *m, struct cuda *c, uint64_t at, const void *from, uint64_t bytes,
+		  char *why, size_t n);
+bool memory_read(struct memory *m, struct cuda *c, uint64_t at, void *to, uint64_t bytes, char *why,
+		 size_t n);
+
+/* As libdray takes it. */
+enum dray_kind memory_region_kind(const struct memory *m);
+
+#endif

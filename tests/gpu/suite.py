@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of GPU memory share: engines (engine.c), lists of operations, cases and how they are told.
+
+With the fake plug-in the same runs where no GPU is: its memory is files, and threads copy.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import select
+import subprocess
+import sys
+import time
+import traceback
+from array import array
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / p) for p in ("tests/gpu", "tests/bench", "tests/integration", "client/python")]
+
+import harness  # noqa: E402
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LIMIT = 60  # seconds until an engine must have answered
+ENGINE = harness.BUILD / "tests/gpu/engine"
+FAKE = harness.BUILD / "tests/gpu/dray-fake-gpu.so"
+
+
+class Skip(Exception):
+    """This cannot be seen here; says why."""
+
+
+class EngineError(Exception):
+    def __init__(self, text, code):
+        super().__init__(text)
+        self.code = code
+
+
+class Engine:
+    """engine.c, asked one thing at a time."""
+
+    def __init__(self, agent=None, prefix=(), fake=False):
+        # setpriv: an engine does not outlive a test run that was killed
+        self.process = subprocess.Popen([*prefix, "setpriv", "--pdeathsig=KILL", str(ENGINE)],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.fake, self.rest = fake, b""
+        if agent:
+            self.ask("connect", agent.socket)
+
+    def tell(self, *words):
+        self.process.stdin.write((" ".join(map(str, words)) + "\n").encode())
+        self.process.stdin.flush()
+
+    def hear(self, limit=LIMIT):
+        while b"\n" not in self.rest:
+            if not select.select([self.process.stdout], [], [], limit)[0]:
+                raise AssertionError(f"an engine has not answered in {limit} s")
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                raise AssertionError(f"an engine ended with {self.process.wait()}")
+            self.rest += more
+        line, self.rest = self.rest.split(b"\n", 1)
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineError(answer["error"], answer["code"])
+        return answer
+
+    def ask(self, *words, limit=LIMIT):
+        self.tell(*words)
+        return self.hear(limit)
+
+    def alloc(self, kind, size, device=0):
+        if self.fake:
+            kind = kind.replace("cuda_", "fake_")
+        return self.ask("alloc", kind, size, device)["memory"]
+
+    def region(self, *extents):
+        """Of (memory, offset, length)."""
+        return self.ask("region", *(":".join(map(str, e)) for e in extents))["region"]
+
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def kill(self):
+        """SIGKILL; gives the time of its death, in CLOCK_MONOTONIC."""
+        pidfd = os.pidfd_open(self.process.pid)
+        self.process.kill()
+        harness.wait_exit(pidfd)
+        died = time.monotonic_ns()
+        os.close(pidfd)
+        self.process.wait()
+        return died
+
+
+class Side:
+    """A region of an engine in memory of one kind."""
+
+    def __init__(self, engine, kind, size, device=0):
+        self.engine, self.size, self.memory = engine, size, None
+        if kind == "pool":
+            self.region = engine.ask("pool", size)["region"]
+        else:
+            self.memory = engine.alloc(kind, size, device)
+            self.region = engine.region((self.memory, 0, size))
+
+    def export(self):
+        return self.engine.ask("export", self.region)["token"]
+
+    def reach(self, other):
+        """(remote, transport)"""
+        answer = self.engine.ask("import", other.export())
+        return answer["remote"], answer["transport"]
+
+    def close(self):
+        self.engine.ask("remove", self.region)
+        if self.memory is not None:
+            self.engine.ask("free", self.memory)
+
+
+class Suite:
+    """One run: the machine, its GPUs, agents and engines, and how the cases ended."""
+
+    def __init__(self, fake=False, only=()):
+        self.fake, self.only = fake, [word.lower() for word in only]
+        self.lab = harness.Lab(alone=True)
+        self.engines, self.lists = [], {}
+        self.counts = {"ok": 0, "not ok": 0, "skip": 0}
+        self.seed = random.Random(1).getrandbits(32)
+        self.gpus = [{"uuid": f"GPU-00000000-0000-4000-8000-{n:012x}", "name": "fake"} for n in range(2)] if fake else []
+        self.agents = []
+
+    def look(self):
+        """Finds the GPUs; gives why there are none, or ''."""
+        if self.fake:
+            return "" if FAKE.exists() else f"{FAKE} is not built"
+        if not ENGINE.exists():
+            return f"{ENGINE} is not built"
+        engine = Engine()
+        try:
+            self.gpus = engine.ask("devices")["devices"]
+        except EngineError as e:
+            return str(e)
+        finally:
+            engine.close()
+        return ""
+
+    # --- cases ---
+
+    def wanted(self, name):
+        return not self.only or any(word in name.lower() for word in self.only)
+
+    @contextlib.contextmanager
+    def case(self, name):
+        """One line of the result: what fails inside is told, and the next case goes on."""
+        began = time.monotonic()
+        try:
+            yield
+        except Skip as e:
+            self.tell("skip", name, str(e))
+        except Exception as e:  # whatever it is, it is this case's result
+            self.tell("not ok", name, f"{time.monotonic() - began:.1f} s")
+            text = str(e) if isinstance(e, (EngineError, AssertionError)) else traceback.format_exc()
+            self.say(text)
+            for agent in self.agents:
+                self.say(f"log of {agent.name}:\n{agent.new_text()[-3000:]}")
+        else:
+            self.tell("ok", name, f"{time.monotonic() - began:.1f} s")
+
+    def tell(self, result, name, note):
+        self.counts[result] += 1
+        number = sum(self.counts.values())
+        how = f"ok {number} - {name} # SKIP {note}" if result == "skip" else f"{result} {number} - {name} ({note})"
+        print(how, flush=True)
+
+    def say(self, text):
+        for line in text.splitlines():
+            print(f"# {line}", flush=True)
+
+    # --- agents and engines ---
+
+    def agent(self, name="agent", wrap=(), env=None, key=None, **settings):
+        defaults = {"agent.workers": 1, "log.level": "info"}
+        if self.fake:
+            defaults["gpu.plugin"] = FAKE
+        agent = self.lab.agent(name, settings={**defaults, **settings}, wrap=wrap, env=env, key=key or self.lab.key)
+        self.agents.append(agent)
+        return agent.start()
+
+    def drop(self, agent):
+        """Ends an agent, which must have nothing to complain of."""
+        self.agents.remove(agent)
+        agent.stop()
+
+    def engine(self, agent=None, prefix=()):
+        engine = Engine(agent, prefix, self.fake)
+        self.engines.append(engine)
+        return engine
+
+    def close_engines(self):
+        for engine in self.engines:
+            engine.close()
+        self.engines.clear()
+
+    def clear(self):
+        """Ends what a part has left behind."""
+        for engine in self.engines:
+            engine.process.kill()
+        self.close_engines()
+        for agent in self.agents:
+            agent.kill()
+        self.agents.clear()
+
+    def close(self):
+        self.close_engines()
+        for agent in list(self.agents):
+            with self.case(f"{agent.name} ends well"):
+                self.drop(agent)
+        self.lab.close()
+
+    def device(self, n):
+        """The number of the n-th GPU that a test uses, or Skip."""
+        if n >= len(self.gpus):
+            raise Skip(f"there are {len(self.gpus)} GPUs")
+        return n
+
+    # --- operations ---
+
+    def ops(self, ops):
+        """The file of a list of operations."""
+        data = array("Q", [word for op in ops for word in op]).tobytes()
+        if data not in self.lists:
+            path = self.lab.tmp / f"ops{len(self.lists)}"
+            path.write_bytes(data)
+            self.lists[data] = path
+        return self.lists[data]
+
+    def new_seed(self):
+        self.seed += 1
+        return self.seed
+
+    def move(self, here, there, remote, direction, ops, *, batch=4096, depth=4, latency=False, transport=None):
+        """Fills both sides, moves, and looks at every byte of both. Gives what the engine tells of the transfers."""
+        seeds = {side: self.new_seed() for side in (here, there)}
+        source, target = (here, there) if direction == "write" else (there, here)
+        for side in (here, there):
+            side.engine.tell("fill", side.region, seeds[side])
+            if here.engine is there.engine:
+                side.engine.hear()
+        if here.engine is not there.engine:
+            here.engine.hear()
+            there.engine.hear()
+        path = self.ops(ops)
+        ran = here.engine.ask("run", here.region, remote, direction, path, len(ops), batch, depth,
+                              *(["latency"] if latency else []))
+        if transport:
+            assert ran["transport"] == transport, f"it went by {ran['transport']} instead of {transport}"
+        target.engine.ask("check", target.region, seeds[target], seeds[source], path, "here" if target is here else "there")
+        return ran
+
+
+def scattered(size, total, seed=1):
+    """All pieces of `size` bytes of two memories of `total` bytes: each of one goes to a place of its own in the other."""
+    rng = random.Random(seed)
+    here, there = list(range(total // size)), list(range(total // size))
+    rng.shuffle(here)
+    rng.shuffle(there)
+    return [(a * size, b * size, size) for a, b in zip(here, there)]
