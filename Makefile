@@ -54,11 +54,12 @@ SRC_generate := $(sort $(wildcard ctl/generate/*.c))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
-SRC_fake_gpu := $(filter-out tests/gpu/fake_libcuda.c,$(sort $(wildcard tests/gpu/fake*.c)))
+SRC_gpu_engine := $(patsubst %,tests/gpu/%.c,engine engine_gpu engine_run engine_words memory driver)
+SRC_fake_gpu := $(patsubst %,tests/gpu/%.c,fake fake_memory fake_queue)
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c))) $(SRC_fake_gpu)
 
 SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
-	$(SRC_test_main) $(wildcard agent/main.c ctl/main.c)
+	$(SRC_test_main) $(SRC_gpu_engine) tests/gpu/simulated_driver.c $(wildcard agent/main.c ctl/main.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
 MAINS := $(wildcard agent/main.c ctl/main.c)
@@ -177,6 +178,14 @@ $(FAKE_LIBCUDA): tests/gpu/fake_libcuda.c tests/gpu/fake_libcuda.h client/cuda_d
 	@printf '  %-7s %s\n' LD $@
 	$(Q)$(CC) $(LANGUAGE) $(WARN) -g -O1 -shared -Wl,-soname,$(@F) -o $@ $<
 
+# Engines with memory on GPUs need neither a toolkit to be built nor a GPU to start.
+GPU_ENGINE := $(B)/tests/gpu/engine
+$(GPU_ENGINE): $(call obj,$(SRC_gpu_engine)) $(B)/libclient.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) -ldl)
+SIMULATED_DRIVER := $(B)/tests/gpu/simulated/libcuda.so.1
+$(SIMULATED_DRIVER): $(O)/tests/gpu/simulated_driver.o
+	$(call link,-shared -Wl$(,)-soname$(,)libcuda.so.1 $^)
+
 # Any other program of tests/: tests/unit/test_ring.c is build/asan/tests/unit/test_ring.
 # Fuzzers know neither drayctl nor libdray, and what runs under TSan no drayctl: they need not be built for them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
@@ -220,7 +229,7 @@ bench-vm:
 		$(PYTHON) tests/bench/vm/bench_rdma.py $(PARTS)
 	@$(PYTHON) tests/bench/report.py
 
-tools: $(TOOLS) $(FAKE_GPU) $(FAKE_LIBCUDA)
+tools: $(TOOLS) $(FAKE_GPU) $(FAKE_LIBCUDA) $(GPU_ENGINE) $(SIMULATED_DRIVER)
 
 gen:
 	$(PYTHON) schema/generate.py

@@ -180,8 +180,6 @@ def dmabuf(t):
         return
     agent = t.agent()
     with t.case(label):
-        if t.fake:
-            raise Skip("the fake has no such memory")
         engine = t.engine(agent)
         try:
             memory = engine.alloc("dmabuf", MIB)

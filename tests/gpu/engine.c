@@ -2,12 +2,12 @@
 /*
  * An inference engine as dray sees one: a process with memory on GPUs and on the host, a session with an
  * agent, regions, tokens and transfers. It reads one command a line and answers each with one line of JSON;
- * {"error": text, "code": name} where that failed. Needs neither a CUDA toolkit nor, for memory on the host and for
- * that of the fake plug-in, a GPU.
+ * {"error": text, "code": name} where that failed. Needs no CUDA toolkit, and no driver before it is asked for
+ * memory on a GPU.
  *
  *   devices                          what the driver sees
  *   connect SOCKET                   opens the session
- *   alloc KIND BYTES DEVICE          memory: memfd, cuda_ipc, cuda_vmm, dmabuf, fake_ipc, fake_vmm
+ *   alloc KIND BYTES DEVICE          memory: memfd, cuda_ipc, cuda_vmm, dmabuf
  *   free MEMORY
  *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order
  *   pool BYTES                       a region in memory of the agent

@@ -8,12 +8,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Of its device N. */
-#define FAKE_UUID "GPU-00000000-0000-4000-8000-%012x"
-
 static const char *const kinds[] = {
-	[MEMORY_HOST] = "memfd",    [MEMORY_IPC] = "cuda_ipc",      [MEMORY_VMM] = "cuda_vmm",
-	[MEMORY_DMABUF] = "dmabuf", [MEMORY_FAKE_IPC] = "fake_ipc", [MEMORY_FAKE_VMM] = "fake_vmm",
+	[MEMORY_HOST] = "memfd",
+	[MEMORY_IPC] = "cuda_ipc",
+	[MEMORY_VMM] = "cuda_vmm",
+	[MEMORY_DMABUF] = "dmabuf",
 };
 
 enum dray_kind memory_region_kind(const struct memory *m)
@@ -22,10 +21,8 @@ enum dray_kind memory_region_kind(const struct memory *m)
 	case MEMORY_HOST:
 		return DRAY_KIND_MEMFD;
 	case MEMORY_IPC:
-	case MEMORY_FAKE_IPC:
 		return DRAY_KIND_CUDA_IPC;
 	case MEMORY_VMM:
-	case MEMORY_FAKE_VMM:
 		return DRAY_KIND_CUDA_VMM;
 	case MEMORY_DMABUF:
 		return DRAY_KIND_DMABUF;
@@ -33,9 +30,9 @@ enum dray_kind memory_region_kind(const struct memory *m)
 	return 0;
 }
 
-static bool host_alloc(struct memory *m, const char *name, char *why, size_t n)
+static bool host_alloc(struct memory *m, char *why, size_t n)
 {
-	m->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	m->fd = memfd_create("engine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (m->fd >= 0 && !ftruncate(m->fd, (off_t)m->bytes) &&
 	    !fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
 		void *p = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
@@ -94,19 +91,6 @@ static bool gpu_alloc(struct memory *m, struct cuda *c, char *why, size_t n)
 	return true;
 }
 
-/* As fake.h says. */
-static bool fake_alloc(struct memory *m, char *why, size_t n)
-{
-	char name[32];
-
-	snprintf(name, sizeof(name), "fake-gpu-%d", m->device);
-	if (!host_alloc(m, name, why, n))
-		return false;
-	snprintf((char *)m->handle, sizeof(m->handle), "FAKE/proc/%d/fd/%d", (int)getpid(), m->fd);
-	snprintf(m->device_name, sizeof(m->device_name), FAKE_UUID, m->device);
-	return true;
-}
-
 bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t bytes, int device,
 		  char *why, size_t n)
 {
@@ -118,16 +102,12 @@ bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t b
 	*m = (struct memory){ .kind = k, .device = device, .bytes = bytes, .fd = -1 };
 	switch (m->kind) {
 	case MEMORY_HOST:
-		ok = host_alloc(m, "engine", why, n);
+		ok = host_alloc(m, why, n);
 		break;
 	case MEMORY_IPC:
 	case MEMORY_VMM:
 	case MEMORY_DMABUF:
 		ok = gpu_alloc(m, c, why, n);
-		break;
-	case MEMORY_FAKE_IPC:
-	case MEMORY_FAKE_VMM:
-		ok = fake_alloc(m, why, n);
 		break;
 	default:
 		snprintf(why, n, "no kind of memory: %s", kind);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of an engine, of every kind that can be a region: on a GPU, on the host, or on a GPU that is not there
- * (fake.h). Whatever the kind, the engine writes it and reads it back.
+ * Memory of an engine, of every kind that can be a region, on a GPU or on the host. Whatever the kind, the engine writes
+ * it and reads it back.
  */
 #ifndef DRAY_TESTS_GPU_MEMORY_H
 #define DRAY_TESTS_GPU_MEMORY_H
@@ -9,14 +9,7 @@
 #include "client/dray.h"
 #include "tests/gpu/driver.h"
 
-enum memory_kind {
-	MEMORY_HOST,
-	MEMORY_IPC,
-	MEMORY_VMM,
-	MEMORY_DMABUF,
-	MEMORY_FAKE_IPC,
-	MEMORY_FAKE_VMM
-};
+enum memory_kind { MEMORY_HOST, MEMORY_IPC, MEMORY_VMM, MEMORY_DMABUF };
 
 struct memory {
 	enum memory_kind kind;
@@ -31,7 +24,7 @@ struct memory {
 	char device_name[48];
 };
 
-/* memfd, cuda_ipc, cuda_vmm, dmabuf, fake_ipc or fake_vmm. False, with why: it cannot be had. */
+/* memfd, cuda_ipc, cuda_vmm or dmabuf. False, with why: it cannot be had. */
 bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t bytes, int device,
 		  char *why, size_t n);
 void memory_free(struct memory *m, struct cuda *c);

@@ -25,6 +25,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LIMIT = 60  # seconds until an engine must have answered
 ENGINE = harness.BUILD / "tests/gpu/engine"
 FAKE = harness.BUILD / "tests/gpu/dray-fake-gpu.so"
+SIMULATED = harness.BUILD / "tests/gpu/simulated"  # a driver library for the engines beside it
 
 
 class Skip(Exception):
@@ -42,9 +43,10 @@ class Engine:
 
     def __init__(self, agent=None, prefix=(), fake=False):
         # setpriv: an engine does not outlive a test run that was killed
-        self.process = subprocess.Popen([*prefix, "setpriv", "--pdeathsig=KILL", str(ENGINE)],
+        driver = [f"LD_LIBRARY_PATH={SIMULATED}"] if fake else []
+        self.process = subprocess.Popen([*prefix, "setpriv", "--pdeathsig=KILL", "env", *driver, str(ENGINE)],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.fake, self.rest = fake, b""
+        self.rest = b""
         if agent:
             self.ask("connect", agent.socket)
 
@@ -71,8 +73,6 @@ class Engine:
         return self.hear(limit)
 
     def alloc(self, kind, size, device=0):
-        if self.fake:
-            kind = kind.replace("cuda_", "fake_")
         return self.ask("alloc", kind, size, device)["memory"]
 
     def region(self, *extents):
@@ -134,16 +134,15 @@ class Suite:
         self.engines, self.lists = [], {}
         self.counts = {"ok": 0, "not ok": 0, "skip": 0}
         self.seed = random.Random(1).getrandbits(32)
-        self.gpus = [{"uuid": f"GPU-00000000-0000-4000-8000-{n:012x}", "name": "fake"} for n in range(2)] if fake else []
+        self.gpus = []
         self.agents = []
 
     def look(self):
         """Finds the GPUs; gives why there are none, or ''."""
-        if self.fake:
-            return "" if FAKE.exists() else f"{FAKE} is not built"
-        if not ENGINE.exists():
-            return f"{ENGINE} is not built"
-        engine = Engine()
+        for path in (ENGINE, *((FAKE, SIMULATED) if self.fake else ())):
+            if not path.exists():
+                return f"{path} is not built"
+        engine = Engine(fake=self.fake)
         try:
             self.gpus = engine.ask("devices")["devices"]
         except EngineError as e:
