@@ -153,6 +153,31 @@ def extents(t):
     t.drop(agent)
 
 
+class Described(Side):
+    """Two stretches of two allocations, given to libdray as device pointers."""
+
+    def __init__(self, engine, kind, size):
+        self.engine, self.memory, self.size = engine, None, size
+        parts = [(engine.alloc(kind, size), 4099, size // 2), (engine.alloc(kind, size), 1, size - size // 2)]
+        self.region = engine.ask("describe", *(":".join(map(str, part)) for part in parts))["region"]
+
+
+def described(t):
+    agent = t.agent()
+    for kind in ("cuda_ipc", "cuda_vmm"):
+        label = f"described: device pointers into {kind} memory"
+        if not t.wanted(label):
+            continue
+        with t.case(label):
+            if t.fake:
+                raise Skip("the simulated driver has only what the engine asks for")
+            here, there = Described(t.engine(agent), kind, 4 * MIB), Side(t.engine(agent), kind, 4 * MIB)
+            remote, _ = here.reach(there)
+            move_both(t, here, there, remote, scattered(64 * KIB, 4 * MIB), transport="gpu")
+        t.close_engines()
+    t.drop(agent)
+
+
 def tcp(t):
     """Between two agents: staged in host memory."""
     a, b = t.agent("a"), t.agent("b")
@@ -196,4 +221,4 @@ def dmabuf(t):
     t.drop(agent)
 
 
-PARTS = (pairs, pages, extents, tcp, dmabuf)
+PARTS = (pairs, pages, extents, described, tcp, dmabuf)

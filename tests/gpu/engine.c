@@ -10,6 +10,7 @@
  *   alloc KIND BYTES DEVICE          memory: memfd, cuda_ipc, cuda_vmm, dmabuf
  *   free MEMORY
  *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order
+ *   describe MEMORY:OFFSET:LENGTH... the same, with nothing but their addresses, by libdray's helpers
  *   pool BYTES                       a region in memory of the agent
  *   remove REGION
  *   fill REGION SEED [OFFSET LENGTH] writes a pattern
@@ -23,7 +24,7 @@
  *   stop
  *   trip REGION REMOTE read|write OPS COUNT [latency]
  *   hold REGION REMOTE read|write OPS BATCH DEPTH TELL_AT
- *   words SOURCE TARGET REMOTE BYTES ROUNDS
+ *   words SOURCE TARGET REMOTE BYTES ROUNDS driver|libdray
  *   memory DEVICE                    free and all of a GPU's memory
  *   watch DEVICE FREE MILLISECONDS   until so much is free
  *
@@ -231,25 +232,55 @@ static bool region_register(struct engine *e, struct region *r)
 	return !rc || engine_refused(e, "region", rc);
 }
 
-static bool do_region(struct engine *e, char **argv, unsigned argc)
+/* From device pointers alone. */
+static bool region_describe(struct engine *e, struct region *r)
+{
+	struct dray_region_spec spec = { .name = "described", .access = DRAY_READ | DRAY_WRITE };
+	struct dray_cuda_range *v = calloc(r->n, sizeof(*v));
+	int rc;
+
+	if (!v)
+		bench_die_errno("calloc");
+	for (unsigned i = 0; i < r->n; i++) {
+		v[i].address = e->memories[r->extents[i].memory].address + r->extents[i].offset;
+		v[i].length = r->extents[i].length;
+		r->bytes += v[i].length;
+	}
+	rc = dray_cuda_region_add(e->d, &spec, v, r->n, NULL, 0, &r->id);
+	free(v);
+	return !rc || engine_refused(e, "describe", rc);
+}
+
+static bool region_make(struct engine *e, char **argv, unsigned argc,
+			bool (*add)(struct engine *e, struct region *r))
 {
 	unsigned slot = 0;
 	struct region *r = region_slot(e, &slot);
 
 	if (!r || !argc)
-		return r ? engine_fail(e, "region MEMORY:OFFSET:LENGTH...") : false;
+		return r ? engine_fail(e, "MEMORY:OFFSET:LENGTH...") : false;
 	r->extents = calloc(argc, sizeof(*r->extents));
 	if (!r->extents)
 		bench_die_errno("calloc");
 	for (r->n = 0; r->n < argc; r->n++)
 		if (!extent_parse(e, argv[r->n], &r->extents[r->n]))
 			break;
-	if (r->n < argc || !region_register(e, r)) {
+	if (r->n < argc || !add(e, r)) {
 		region_forget(r);
 		return false;
 	}
 	bench_say("{\"region\": %u, \"bytes\": %" PRIu64 "}", slot, r->bytes);
 	return true;
+}
+
+static bool do_region(struct engine *e, char **argv, unsigned argc)
+{
+	return region_make(e, argv, argc, region_register);
+}
+
+static bool do_describe(struct engine *e, char **argv, unsigned argc)
+{
+	return region_make(e, argv, argc, region_describe);
 }
 
 static bool do_pool(struct engine *e, char **argv, unsigned argc)
@@ -394,6 +425,7 @@ static const struct command {
 	{ "alloc", do_alloc, false },
 	{ "free", do_free, false },
 	{ "region", do_region, true },
+	{ "describe", do_describe, true },
 	{ "pool", do_pool, true },
 	{ "remove", do_remove, true },
 	{ "fill", engine_fill, true },

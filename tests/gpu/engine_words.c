@@ -3,17 +3,19 @@
  * Transfers ordered by a GPU's stream. Each round the stream writes the source anew and stores the round's number in the
  * word that the transfer waits for; it waits until the agent has stored that number in another word, and takes
  * samples of the target. No processor takes part in between: the engine submits ahead, and the samples are looked at in
- * the end.
+ * the end. The words are those of libdray's helpers, or the engine's own by nothing but the driver.
  */
 #include "tests/gpu/engine.h"
 
 #define AHEAD 8u
 #define SAMPLES 4u /* of each round */
-#define WAIT_AT 0u
-#define SET_AT 64u
+#define WORDS 32u
+#define WAIT_WORD 0u
+#define SET_WORD 16u
 
 struct words {
-	struct memory memory, samples; /* the words, on the host; what was found, on the GPU */
+	struct memory memory, samples;  /* the words, on the host; what was found, on the GPU */
+	struct dray_cuda_words *helper; /* NULL: the engine's own */
 	dray_region region;
 	cuda_address source, target, word;
 	uint64_t bytes;
@@ -25,7 +27,7 @@ static bool driver(struct engine *e, int rc, const char *what)
 	return cuda_ok(&e->cuda, rc, what, e->why, sizeof(e->why));
 }
 
-static bool words_open(struct engine *e, struct words *w, uint64_t rounds, int device)
+static bool words_open(struct engine *e, struct words *w, uint64_t rounds, int device, bool helper)
 {
 	struct dray_extent extent = { .kind = DRAY_KIND_MEMFD, .length = 4096 };
 	struct dray_region_spec spec = { .name = "words",
@@ -34,11 +36,15 @@ static bool words_open(struct engine *e, struct words *w, uint64_t rounds, int d
 					 .extents_n = 1 };
 	int rc;
 
-	if (!memory_alloc(&w->memory, &e->cuda, "memfd", 4096, 0, e->why, sizeof(e->why)) ||
-	    !memory_alloc(&w->samples, &e->cuda, "cuda_ipc", rounds * SAMPLES * 4, device, e->why,
+	if (!memory_alloc(&w->samples, &e->cuda, "cuda_ipc", rounds * SAMPLES * 4, device, e->why,
 			  sizeof(e->why)) ||
-	    !driver(e, e->cuda.stream_new(&w->stream, CUDA_STREAM_NON_BLOCKING),
-		    "cuStreamCreate") ||
+	    !driver(e, e->cuda.stream_new(&w->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate"))
+		return false;
+	if (helper) {
+		rc = dray_cuda_words_new(e->d, WORDS, &w->helper);
+		return !rc || engine_refused(e, "words", rc);
+	}
+	if (!memory_alloc(&w->memory, &e->cuda, "memfd", 4096, 0, e->why, sizeof(e->why)) ||
 	    !driver(e, e->cuda.host_register(w->memory.host, 4096, CUDA_HOST_MAPPED),
 		    "cuMemHostRegister") ||
 	    !driver(e, e->cuda.host_address(&w->word, w->memory.host, 0),
@@ -51,10 +57,11 @@ static bool words_open(struct engine *e, struct words *w, uint64_t rounds, int d
 
 static void words_close(struct engine *e, struct words *w)
 {
-	if (w->region)
-		dray_region_remove(e->d, w->region);
 	if (w->stream)
 		e->cuda.stream_free(w->stream);
+	if (w->region)
+		dray_region_remove(e->d, w->region);
+	dray_cuda_words_free(e->d, w->helper);
 	if (w->word)
 		e->cuda.host_unregister(w->memory.host);
 	memory_free(&w->memory, &e->cuda);
@@ -76,12 +83,19 @@ static bool stream_round(struct engine *e, struct words *w, uint32_t round)
 {
 	struct cuda *c = &e->cuda;
 
-	if (!driver(e, c->set_async(w->source, round, w->bytes / 4, w->stream),
-		    "cuMemsetD32Async") ||
-	    !driver(e, c->stream_write(w->stream, w->word + WAIT_AT, round, 0),
-		    "cuStreamWriteValue32") ||
-	    !driver(e, c->stream_wait(w->stream, w->word + SET_AT, round, CUDA_WAIT_GEQ),
-		    "cuStreamWaitValue32"))
+	if (!driver(e, c->set_async(w->source, round, w->bytes / 4, w->stream), "cuMemsetD32Async"))
+		return false;
+	if (w->helper) {
+		if (dray_cuda_stream_write(w->helper, w->stream, WAIT_WORD, round, e->why,
+					   sizeof(e->why)) ||
+		    dray_cuda_stream_wait(w->helper, w->stream, SET_WORD, round, DRAY_CUDA_WAIT_GEQ,
+					  e->why, sizeof(e->why)))
+			return false;
+	} else if (!driver(e, c->stream_write(w->stream, w->word + 4 * WAIT_WORD, round, 0),
+			   "cuStreamWriteValue32") ||
+		   !driver(e,
+			   c->stream_wait(w->stream, w->word + 4 * SET_WORD, round, CUDA_WAIT_GEQ),
+			   "cuStreamWaitValue32"))
 		return false;
 	for (unsigned i = 0; i < SAMPLES; i++)
 		if (!driver(e,
@@ -102,6 +116,13 @@ static bool warm_up(struct engine *e, struct words *w)
 	       driver(e, e->cuda.stream_synchronize(w->stream), "cuStreamSynchronize");
 }
 
+static struct dray_word word(const struct words *w, unsigned index, uint32_t value)
+{
+	if (w->helper)
+		return dray_cuda_word(w->helper, index, value);
+	return (struct dray_word){ w->region, 4 * index, value };
+}
+
 static bool rounds_run(struct engine *e, struct words *w, struct dray_transfer *t, uint32_t rounds)
 {
 	uint32_t submitted = 0, ended = 0;
@@ -112,8 +133,8 @@ static bool rounds_run(struct engine *e, struct words *w, struct dray_transfer *
 		while (ok && submitted < rounds && submitted - ended < AHEAD) {
 			int error;
 
-			t->wait = (struct dray_word){ w->region, WAIT_AT, submitted + 1 };
-			t->set = (struct dray_word){ w->region, SET_AT, submitted + 1 };
+			t->wait = word(w, WAIT_WORD, submitted + 1);
+			t->set = word(w, SET_WORD, submitted + 1);
 			error = dray_submit(e->d, t, NULL);
 			if (error)
 				ok = engine_refused(e, "submit", error);
@@ -155,7 +176,7 @@ bool engine_words(struct engine *e, char **argv, unsigned argc)
 	struct dray_transfer t = { .direction = DRAY_DIRECTION_READ,
 				   .deadline_ms = 60000,
 				   .count = 1 };
-	struct region *source = argc == 5 ? engine_region(e, argv[0]) : NULL;
+	struct region *source = argc == 6 ? engine_region(e, argv[0]) : NULL;
 	struct region *target = source ? engine_region(e, argv[1]) : NULL;
 	struct words w = { .memory.fd = -1, .samples.fd = -1 };
 	struct dray_op op = { 0 };
@@ -164,7 +185,10 @@ bool engine_words(struct engine *e, char **argv, unsigned argc)
 	bool ok;
 
 	if (!target)
-		return source ? false : engine_fail(e, "words SOURCE TARGET REMOTE BYTES ROUNDS");
+		return source ?
+			       false :
+			       engine_fail(
+				       e, "words SOURCE TARGET REMOTE BYTES ROUNDS driver|libdray");
 	w.source = engine_address(e, source);
 	w.target = engine_address(e, target);
 	w.bytes = op.length = bench_number(argv[3]);
@@ -174,7 +198,8 @@ bool engine_words(struct engine *e, char **argv, unsigned argc)
 	t.local = target->id;
 	t.remote = bench_number(argv[2]);
 	t.ops = &op;
-	ok = words_open(e, &w, rounds, e->memories[target->extents[0].memory].device) &&
+	ok = words_open(e, &w, rounds, e->memories[target->extents[0].memory].device,
+			!strcmp(argv[5], "libdray")) &&
 	     warm_up(e, &w);
 	begin = bench_ns();
 	ok = ok && rounds_run(e, &w, &t, rounds);
