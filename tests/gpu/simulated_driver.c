@@ -2,12 +2,11 @@
 /*
  * A libcuda.so.1 for engines on machines without GPUs. Its memory is what the fake plug-in takes for GPU memory
  * (fake.h), so engine and agent meet as they do on a GPU. A stream is a thread that does what was queued, in order.
- * No more of the driver is here than driver.h asks for.
+ * No more of the driver is here than driver.h asks for. What has IPC handles are files in $FAKE_GPU_FOLDER.
  */
-#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,24 +28,46 @@ static struct memory {
 	int fd; /* 0: this place is free */
 	int device;
 	uint64_t bytes;
-	void *mapped; /* NULL: reserved and mapped by the caller */
+	void *mapped;  /* NULL: reserved and mapped by the caller */
+	char path[60]; /* "": it has no name */
 } memories[MEMORIES];
 static int current;
 
-static struct memory *memory_new(uint64_t bytes, int device)
+static int file_new(struct memory *m)
 {
-	char name[32];
-	unsigned i = 0;
+	const char *folder = getenv("FAKE_GPU_FOLDER");
 
-	while (i < MEMORIES && memories[i].fd)
-		i++;
-	if (i == MEMORIES)
+	snprintf(m->path, sizeof(m->path), "%s/fake-gpu-%d-XXXXXX", folder ? folder : "/dev/shm",
+		 m->device);
+	return mkostemp(m->path, O_CLOEXEC);
+}
+
+static void memory_forget(struct memory *m)
+{
+	if (m->mapped)
+		munmap(m->mapped, m->bytes);
+	if (m->path[0])
+		unlink(m->path);
+	if (m->fd > 0)
+		close(m->fd);
+	*m = (struct memory){ 0 };
+}
+
+static struct memory *memory_new(uint64_t bytes, int device, bool named)
+{
+	struct memory *m = memories;
+	char name[32];
+
+	while (m < memories + MEMORIES && m->fd)
+		m++;
+	if (m == memories + MEMORIES)
 		return NULL;
+	*m = (struct memory){ .device = device, .bytes = bytes };
 	snprintf(name, sizeof(name), "fake-gpu-%d", device);
-	memories[i] = (struct memory){ memfd_create(name, MFD_CLOEXEC), device, bytes, NULL };
-	if (memories[i].fd > 0 && !ftruncate(memories[i].fd, (off_t)bytes))
-		return &memories[i];
-	memories[i].fd = 0;
+	m->fd = named ? file_new(m) : memfd_create(name, MFD_CLOEXEC);
+	if (m->fd > 0 && !ftruncate(m->fd, (off_t)bytes))
+		return m;
+	memory_forget(m);
 	return NULL;
 }
 
@@ -57,14 +78,6 @@ static struct memory *memory_at(cuda_address address)
 		    (cuda_address)(uintptr_t)memories[i].mapped == address)
 			return &memories[i];
 	return NULL;
-}
-
-static void memory_forget(struct memory *m)
-{
-	if (m->mapped)
-		munmap(m->mapped, m->bytes);
-	close(m->fd);
-	*m = (struct memory){ 0 };
 }
 
 static void *pointer(cuda_address address)
@@ -167,7 +180,7 @@ int cuMemGetInfo_v2(size_t *left, size_t *all)
 EXPORTED int cuMemAlloc_v2(cuda_address *ret, size_t bytes);
 int cuMemAlloc_v2(cuda_address *ret, size_t bytes)
 {
-	struct memory *m = memory_new(bytes, current);
+	struct memory *m = memory_new(bytes, current, true);
 
 	if (!m)
 		return OUT_OF_MEMORY;
@@ -214,7 +227,7 @@ int cuIpcGetMemHandle(struct cuda_ipc *ret, cuda_address address)
 	if (!m)
 		return INVALID_VALUE;
 	memset(ret, 0, sizeof(*ret));
-	snprintf(ret->bytes, sizeof(ret->bytes), "FAKE/proc/%d/fd/%d", (int)getpid(), m->fd);
+	snprintf(ret->bytes, sizeof(ret->bytes), "FAKE%s", m->path);
 	return 0;
 }
 
@@ -236,7 +249,7 @@ int cuMemCreate(cuda_handle *ret, size_t bytes, const struct cuda_allocation *wh
 
 	if (flags || bytes % GRANULE || what->location.type != 1 || what->handle_types != 1)
 		return INVALID_VALUE;
-	m = memory_new(bytes, what->location.id);
+	m = memory_new(bytes, what->location.id, false);
 	if (!m)
 		return OUT_OF_MEMORY;
 	*ret = (cuda_handle)(m - memories) + 1;

@@ -41,9 +41,10 @@ class EngineError(Exception):
 class Engine:
     """engine.c, asked one thing at a time."""
 
-    def __init__(self, agent=None, prefix=(), fake=False):
+    def __init__(self, agent=None, prefix=(), fake=None):
+        """fake: a folder for what is no GPU memory."""
         # setpriv: an engine does not outlive a test run that was killed
-        driver = [f"LD_LIBRARY_PATH={SIMULATED}"] if fake else []
+        driver = [f"LD_LIBRARY_PATH={SIMULATED}", f"FAKE_GPU_FOLDER={fake}"] if fake else []
         self.process = subprocess.Popen([*prefix, "setpriv", "--pdeathsig=KILL", "env", *driver, str(ENGINE)],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.rest = b""
@@ -142,7 +143,7 @@ class Suite:
         for path in (ENGINE, *((FAKE, SIMULATED) if self.fake else ())):
             if not path.exists():
                 return f"{path} is not built"
-        engine = Engine(fake=self.fake)
+        engine = Engine(fake=self.fake and self.lab.tmp)
         try:
             self.gpus = engine.ask("devices")["devices"]
         except EngineError as e:
@@ -199,7 +200,7 @@ class Suite:
         agent.stop()
 
     def engine(self, agent=None, prefix=()):
-        engine = Engine(agent, prefix, self.fake)
+        engine = Engine(agent, prefix, self.fake and self.lab.tmp)
         self.engines.append(engine)
         return engine
 
