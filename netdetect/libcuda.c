@@ -33,7 +33,7 @@ static const char *const standard[] = {
 /* Of device plug-ins that mount the driver's files and leave the rest to LD_LIBRARY_PATH. */
 static const char *const mounted[] = { "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
 				       "/usr/local/lib", "/opt/nvidia/lib64",
-				       "/run/nvidia/driver/usr/lib/" MULTIARCH };
+				       ("/run/nvidia/driver/usr/lib/" MULTIARCH) };
 
 /* A library of the other word size serves nobody here. */
 static bool is_ours(const struct nd_source *s, const char *file)
