@@ -82,6 +82,20 @@ again, answers which segment was preferred."""),
     ("faults", "After a death", """\
 All transfers in flight when an agent is killed, a link is cut (heartbeat limit at its default, 3 s) or a client is killed, with
 1 GiB registered on either side and 1 GiB or more of transfers queued; "gone" means descriptors and mappings, seen in /proc."""),
+    ("gpu_pages", "GPU memory: pages between two engines", """\
+Two engines of one agent with 2 GiB each on a GPU, or on one each of two; pages of one go to random pages of the other. The ceiling is the same
+copy kernel without an agent, in one process with one queue (`ceiling_gpu`)."""),
+    ("gpu_host", "GPU memory: pages to and from the host", """\
+The same between a GPU and a pinned memfd."""),
+    ("gpu_latency", "GPU memory: latency of a page", """\
+One page of 16 KiB, one transfer at a time, from request to completion as the engine sees it; the ceiling is a launch of the kernel and
+cuStreamSynchronize in a process of its own."""),
+    ("gpu_tcp", "GPU memory: over TCP, loopback", """\
+Two agents; bytes of the GPUs pass through pinned host memory on both sides. Beside it the same transfers between host memory."""),
+    ("gpu_beside", "GPU memory: beside a model that computes", """\
+Matrix products of 8192 x 8192 in bfloat16 by PyTorch in another process, alone and while pages are moved."""),
+    ("gpu_cost", "GPU memory: what the agent takes", """\
+GPU memory of the agent's context, as another process sees it."""),
     ("footprint", "Footprint", """\
 Processor time is that of all threads over ten seconds. Each session has its rings, its arena of 4 MiB and a region open, each
 peer a control connection, data streams and an import."""),

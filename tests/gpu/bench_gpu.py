@@ -28,6 +28,7 @@ CEILING_LIMIT = 90  # seconds
 class Bench:
     def __init__(self, t):
         self.t, self.rows = t, []
+        self.bytes = 64 * MIB if t.fake else PAGES
 
     def records(self, name):
         return c.Records(name)
@@ -35,7 +36,7 @@ class Bench:
     def ceilings(self):
         """What the plug-in does alone: rows of ceiling_gpu."""
         tool = harness.BUILD / "tests/gpu/ceiling_gpu"
-        if not tool.exists():
+        if self.t.fake or not tool.exists():
             self.t.say(f"{tool} is not built: figures stand without their ceilings")
             return
         done = subprocess.run([str(tool)], stdout=subprocess.PIPE, text=True, timeout=CEILING_LIMIT)
@@ -93,9 +94,9 @@ def pages(b, records, label, near, far, way, shapes, target):
     t = b.t
     agent = t.agent()
     for size, batch, depth in shapes:
-        here, there, remote = sides(t, (agent, agent), near, far, PAGES)
+        here, there, remote = sides(t, (agent, agent), near, far, b.bytes)
         for direction in ("read", "write"):
-            run = runner(t, here, remote, direction, scattered(size, PAGES), batch, depth)
+            run = runner(t, here, remote, direction, scattered(size, b.bytes), batch, depth)
             n = sized(run, batch)
             cpu = c.cpu_seconds(agent.pid)
             answers = rounds(lambda: run(n))
@@ -131,7 +132,7 @@ def host(b, records):
 def tcp(b, records):
     """Two agents over loopback, staged, beside the same between host memory."""
     t = b.t
-    total = 512 * MIB
+    total = min(512 * MIB, b.bytes)
     agents = t.agent("a", **{"agent.workers": 0}), t.agent("b", **{"agent.workers": 0})
     gpu, memory = (sides(t, agents, (kind, 0), (kind, 0), total) for kind in ("cuda_vmm", "memfd"))
     for size, batch, depth in ((MIB, 16, 8), (16 * KIB, 1024, 8)):
@@ -201,9 +202,9 @@ def beside(b, records):
     try:
         for label, far, share in shapes:
             agent = t.agent(**{"gpu.multiprocessors": share})
-            here, there, remote = sides(t, (agent, agent), ("cuda_vmm", 0), far, PAGES)
-            path = t.ops(scattered(16 * KIB, PAGES))
-            run = runner(t, here, remote, "write", scattered(16 * KIB, PAGES), 4096, 16)
+            here, there, remote = sides(t, (agent, agent), ("cuda_vmm", 0), far, b.bytes)
+            path = t.ops(scattered(16 * KIB, b.bytes))
+            run = runner(t, here, remote, "write", scattered(16 * KIB, b.bytes), 4096, 16)
             n = sized(run, 4096)
             bare = statistics.median(c.rate(run(n)) for _ in range(3))
             slow, rates = [], []

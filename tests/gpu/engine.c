@@ -288,7 +288,7 @@ static bool do_pool(struct engine *e, char **argv, unsigned argc)
 	unsigned slot = 0;
 	struct region *r = region_slot(e, &slot);
 	uint64_t bytes = argc == 1 ? bench_number(argv[0]) : 0;
-	void *address;
+	void *address = NULL;
 	int rc;
 
 	if (!r || !bytes)

@@ -18,16 +18,16 @@ static const char *const kinds[] = {
 enum dray_kind memory_region_kind(const struct memory *m)
 {
 	switch (m->kind) {
-	case MEMORY_HOST:
-		return DRAY_KIND_MEMFD;
 	case MEMORY_IPC:
 		return DRAY_KIND_CUDA_IPC;
 	case MEMORY_VMM:
 		return DRAY_KIND_CUDA_VMM;
 	case MEMORY_DMABUF:
 		return DRAY_KIND_DMABUF;
+	case MEMORY_HOST:
+		break;
 	}
-	return 0;
+	return DRAY_KIND_MEMFD;
 }
 
 static bool host_alloc(struct memory *m, char *why, size_t n)
