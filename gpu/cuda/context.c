@@ -69,6 +69,11 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 	c->refs = 1;
 	/* whoever waits in the driver sleeps there */
 	r = cuda.context_create(&c->cu, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST, d->cu);
+	/* a wild address or a broken link is held against the whole process, for as long as it lives */
+	if (cuda_is_lost(r))
+		return cuda_fail(
+			reterr, r,
+			"CUDA works in this process no more after a fault: restart the agent");
 	if (r != CUDA_SUCCESS)
 		return cuda_fail(reterr, r, "no context on the GPU");
 	r = cuda.module_load(&module, dray_copy_image);
@@ -153,19 +158,16 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 
 static void stop_locked(struct gpu_plugin *p, unsigned device)
 {
-	struct cuda_device *d = &p->devices[device];
-	struct cuda_context *c = d->context;
+	struct cuda_context *c = atomic_exchange(&p->devices[device].context, NULL);
 
-	if (!c)
-		return;
-	d->context = NULL;
 	/*
 	 * Pinned memory belongs to the context in which it was registered, for the others too. While there are others
 	 * it keeps that context.
 	 */
 	if (!any_started(p))
 		cuda_ranges_unregister(p);
-	cuda_context_unref(c);
+	if (c)
+		cuda_context_unref(c);
 }
 
 int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, struct dray_err *reterr)

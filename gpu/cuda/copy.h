@@ -12,7 +12,7 @@
 #define COPY_OVERLAP 256
 /* Pieces that the parts of a tile lie in. */
 #define COPY_TILE_MAX 32
-#define COPY_THREADS_MAX 512
+#define COPY_THREADS_MAX 1024
 
 /* The same as struct dray_piece. */
 struct copy_piece {

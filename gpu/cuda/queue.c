@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "gpu/cuda/copy.h"
 #include "gpu/cuda/error.h"
@@ -13,12 +14,13 @@
 _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 	       "they are read as each other");
 
-/* How a launch is laid out; as measured on H200, see docs. */
+/* How a launch is laid out: what tests/gpu/ceiling_gpu.c found best on an H200. */
 #define THREADS 256u
 /* More blocks than fit at once: the device hands them out as others end, which evens out what they have to do. */
 #define BLOCKS_PER_MULTIPROCESSOR 4u
 /* Where the share of a copy is bounded, each of its multiprocessors gets one block, and that a large one. */
 #define THREADS_BOUNDED COPY_THREADS_MAX
+#define THREADS_HOST 512u
 /* So many blocks keep PCIe busy. */
 #define BLOCKS_HOST 16u
 /* What a warp is to copy in one go, at least and at most. */
@@ -28,6 +30,7 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 #define BATCH_MAX 2u
 
 #define DONE_BYTES 4096u
+#define LOST_WAIT_NS 20000000
 
 struct shape {
 	uint32_t threads, blocks; /* at most */
@@ -49,6 +52,7 @@ struct queue {
 	CUdeviceptr control;
 	uint64_t *done;
 	uint64_t submitted;
+	bool settled; /* after a loss: nothing of it is under way */
 	bool overlap; /* kernels may begin before those before them have ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
@@ -77,7 +81,7 @@ static void shapes_set(struct queue *q, unsigned share)
 		inside = (struct shape){ THREADS_BOUNDED, allowed, true };
 	q->shapes[GPU_WITHIN] = q->shapes[GPU_PEER] = inside;
 	q->shapes[GPU_TO_HOST] = q->shapes[GPU_FROM_HOST] =
-		(struct shape){ THREADS_BOUNDED, dray_min(BLOCKS_HOST, allowed), true };
+		(struct shape){ THREADS_HOST, dray_min(BLOCKS_HOST, allowed), true };
 }
 
 static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct dray_err *reterr)
@@ -167,6 +171,31 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	return 0;
 }
 
+/* --- a loss ------------------------------------------------------------------------------------- */
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/*
+ * A fault of one device makes the driver refuse the whole process, while kernels of other devices still run to their
+ * end: that is awaited once. What was on the faulty one does not come, which costs this long.
+ */
+static int queue_lost(struct queue *q)
+{
+	int64_t until = now_ns() + LOST_WAIT_NS;
+
+	if (!q->context->lost)
+		cuda_lost(q->context);
+	while (!q->settled)
+		q->settled = atomic_load(q->head.done) >= q->submitted || now_ns() >= until;
+	return -EIO;
+}
+
 /* --- copies ------------------------------------------------------------------------------------- */
 
 /* Pieces into parts, parts into batches, batches onto warps: even, and no smaller than is worth it. */
@@ -253,11 +282,11 @@ int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
 	CUresult r;
 
 	if (q->context->lost)
-		return -EIO;
+		return queue_lost(q);
 	r = cuda.context_set(q->context->cu);
 	if (r == CUDA_SUCCESS)
 		r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
-	return r == CUDA_SUCCESS ? 0 : cuda_lost(q->context);
+	return r == CUDA_SUCCESS ? 0 : queue_lost(q);
 }
 
 int cuda_queue_check(struct gpu_queue *head)
@@ -266,11 +295,11 @@ int cuda_queue_check(struct gpu_queue *head)
 	CUresult r;
 
 	if (q->context->lost)
-		return -EIO;
+		return queue_lost(q);
 	r = cuda.context_set(q->context->cu);
 	if (r == CUDA_SUCCESS)
 		r = cuda.stream_query(q->stream);
-	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : cuda_lost(q->context);
+	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : queue_lost(q);
 }
 
 /* --- notices ------------------------------------------------------------------------------------ */
@@ -293,7 +322,7 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 	CUresult r;
 
 	if (q->context->lost)
-		return -EIO;
+		return queue_lost(q);
 	if (w->armed)
 		return -EAGAIN;
 	w->fn = fn;
@@ -304,7 +333,7 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 		r = cuda.stream_callback(q->stream, waiter_run, w, 0);
 	if (r != CUDA_SUCCESS) {
 		w->armed = false;
-		return cuda_lost(q->context);
+		return queue_lost(q);
 	}
 	q->next_waiter = (q->next_waiter + 1) % GPU_NOTIFY_MAX;
 	return 0;

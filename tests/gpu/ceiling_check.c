@@ -320,8 +320,11 @@ static void loss(struct check *c)
 	c->l->ops->queue_free(q);
 	c->l->ops->queue_free(other);
 	c->l->ops->stop(c->l->plugin, 0);
-	report(c, c->l->ops->start(c->l->plugin, 0, &bytes, &err) == 0,
-	       "a lost device is started again", err.msg);
+	/* drivers differ in what a process may do after a fault, and say so */
+	if (c->l->ops->start(c->l->plugin, 0, &bytes, &err) < 0) {
+		report(c, err.code == DRAY_E_GPU_LOST, "a lost device is refused", err.msg);
+		return;
+	}
 	c->l->contexts[0] = lab_client(0);
 	route_run(c, 0, GPU_TO_HOST, &host, &here, true);
 }
