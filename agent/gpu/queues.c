@@ -22,7 +22,7 @@ static int queue_make(struct gpu_device *d, struct gpu_queues *q, unsigned class
 	const struct gpu_queue_spec spec = { .device = d->index,
 					     .latency = class == DMSG_CLASS_LATENCY,
 					     .share = (unsigned)g->cfg->gpu.multiprocessors };
-	void *pieces;
+	void *pieces = NULL;
 	int ret = g->ops->queue_new(g->plugin, &spec, &q->queue[class], reterr);
 
 	if (ret >= 0)
@@ -72,7 +72,7 @@ void staging_make(struct gpus *g, struct dray_err *reterr)
 {
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_staging *s = &g->staging[w];
-		void *base;
+		void *base = NULL;
 
 		if (g->ops->host_alloc(g->plugin, (uint64_t)g->cfg->gpu.staging, &base, reterr) < 0)
 			continue;

@@ -286,7 +286,7 @@ static int region_new(struct regions *r, const struct region_spec *spec, struct 
 		      enum region_memory *ret_memory, struct dray_err *reterr)
 {
 	const struct dray_str *name = &spec->m->name;
-	enum dmsg_kind kind;
+	enum dmsg_kind kind = DMSG_KIND_MEMFD;
 	struct region *region;
 	int e = check_request(r, spec->m, spec->n_fds, reterr);
 
@@ -315,7 +315,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	       struct dray_err *reterr)
 {
 	dray_auto(region_free) struct region *region = NULL;
-	enum region_memory memory;
+	enum region_memory memory = REGION_HOST;
 	int e = region_new(r, spec, &region, &memory, reterr);
 
 	if (e < 0)
