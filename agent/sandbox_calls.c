@@ -29,9 +29,9 @@ const char *const sandbox_allowed[] = {
 	"readlinkat", "readv", "rename", "renameat", "renameat2", "rmdir", "sendfile", "sendfile64", "stat",
 	"stat64", "statfs", "statfs64", "statx", "sync_file_range", "sync_file_range2", "umask", "unlink",
 	"unlinkat", "utimensat", "utimensat_time64", "write", "writev",
-	/* memory; mmap and mprotect by their protection */
-	"brk", "madvise", "membarrier", "memfd_create", "mlock", "mlock2", "mremap", "msync", "munlock",
-	"munmap", "userfaultfd",
+	/* memory; mmap and mprotect by their protection. GPU drivers place what they pin on a node */
+	"brk", "madvise", "mbind", "membarrier", "memfd_create", "mincore", "mlock", "mlock2", "mremap", "msync",
+	"munlock", "munmap", "set_mempolicy", "userfaultfd",
 	/* threads and time; clone by its flags */
 	"arch_prctl", "clock_getres", "clock_getres_time64", "clock_gettime", "clock_gettime64", "clock_nanosleep",
 	"clock_nanosleep_time64", "exit", "exit_group", "futex", "futex_time64", "futex_waitv", "get_mempolicy",
