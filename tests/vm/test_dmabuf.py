@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real DMA-BUFs, of the kernel's udmabuf, and devices that do not take them: what the client is told, and what stays."""
+"""Real DMA-BUFs, and devices that do not take them: what the client is told, and what stays."""
 
 import contextlib
 import fcntl
 import os
+import pathlib
 import struct
+import subprocess
 
 from fake_gpu import add
 from harness import MIB, Actor, expect, until
 
-UDMABUF_CREATE = 0x40187542
 SIZE = 4 * MIB
+CREATE_DUMB, PRIME_HANDLE_TO_FD = 0xc02064b2, 0xc00c642d
 
 
 @contextlib.contextmanager
-def dmabuf(size=SIZE):
-    """A DMA-BUF of pages of a memfd."""
-    memfd = os.memfd_create("pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memfd, size)
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    device = os.open("/dev/udmabuf", os.O_RDWR)
-    fd = fcntl.ioctl(device, UDMABUF_CREATE, struct.pack("=IIQQ", memfd, 1, 0, size))
-    os.close(device)
-    os.close(memfd)
+def dmabuf(flags=os.O_RDWR):
+    """A DMA-BUF of SIZE bytes, of the kernel's graphics device without hardware."""
+    subprocess.run(["modprobe", "vgem"], check=True)
+    device = until(lambda: next((p for p in pathlib.Path("/dev/dri").glob("card*")), None), "the device")
+    card = os.open(device, os.O_RDWR)
+    # height, width, bits and flags; handle, pitch and size come back
+    made = bytearray(struct.pack("=IIIIIIQ", 1, SIZE // 4, 32, 0, 0, 0, 0))
+    fcntl.ioctl(card, CREATE_DUMB, made)
+    handle, _, size = struct.unpack_from("=IIQ", made, 16)
+    assert size == SIZE
+    asked = bytearray(struct.pack("=IIi", handle, os.O_CLOEXEC | flags, -1))
+    fcntl.ioctl(card, PRIME_HANDLE_TO_FD, asked)
+    os.close(card)
+    fd, = struct.unpack_from("=i", asked, 8)
     try:
         yield fd
     finally:
@@ -66,6 +73,9 @@ def test_refusals(pair):
         os.close(again)
         expect("unsupported", add, client, [("dmabuf", 0, 0, 100), ("dmabuf", 1, 50, 100)], fds=[fd, other])
         expect("region_kind", add, client, [("memfd", 0, 0, 100)], fds=[fd])
+        with dmabuf(os.O_RDONLY) as only:
+            expect("region_read_only", add, client, [("dmabuf", 0, 0, 100)], fds=[only])
+            expect("unsupported", add, client, [("dmabuf", 0, 0, 100)], fds=[only], access="r")
         until(lambda: not held(agent), "the descriptors")
 
 
