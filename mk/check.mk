@@ -52,6 +52,8 @@ check-build:
 	$(CHECK) one "make install" -- $(MAKE) $(SUB) VARIANT=gcc install PREFIX=/usr \
 		DESTDIR=$(CURDIR)/build/check/root || status=1; \
 	$(CHECK) one "exported names" -- scripts/check-exports build/gcc/libdray.so.0 || status=1; \
+	$(if $(CUDA),$(CHECK) one "exported name of the CUDA plug-in" -- sh -c \
+		'test "$$(nm -D --defined-only build/gcc/dray-cuda.so | cut -d" " -f3)" = gpu_plugin_ops' || status=1;) \
 	exit $$status
 
 # With -k: a test program that does not compile fails alone, by not being there.
@@ -81,5 +83,5 @@ check-vm:
 
 .PHONY: unit-programs fuzz-programs
 # libdray is tested against the agent of the same variant too.
-unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA))
+unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN))
 fuzz-programs: $(FUZZ)
