@@ -72,20 +72,21 @@ struct grant_view {
 	uint64_t offset; /* start of the range in the region */
 };
 
-/* Index of the extent that holds `offset` (which lies inside the region). Binary search. */
+/*
+ * Index of the extent that holds `offset` (which lies inside the region). Binary search whose steps depend on no branch, since
+ * pages lie anywhere.
+ */
 static inline uint32_t region_view_find(const struct region_view *r, uint64_t offset)
 {
-	uint32_t lo = 0, hi = r->n_extents;
+	const struct extent_view *e = r->extents;
 
-	while (hi - lo > 1) {
-		uint32_t mid = lo + (hi - lo) / 2;
+	for (uint32_t n = r->n_extents; n > 1;) {
+		uint32_t half = n / 2;
 
-		if (r->extents[mid].start <= offset)
-			lo = mid;
-		else
-			hi = mid;
+		e += (uint32_t) - (int32_t)(e[half].start <= offset) & half;
+		n -= half;
 	}
-	return lo;
+	return (uint32_t)(e - r->extents);
 }
 
 #endif

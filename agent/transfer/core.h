@@ -160,6 +160,7 @@ struct xfer {
 	uint64_t target_offset;                 /* start of the remote range in target */
 	struct xfer_op *ops;                    /* merged */
 	uint32_t n_ops, n_ops_given, ops_class;
+	uint64_t longest; /* bytes of the longest of them */
 	struct xfer_cursor cursor;
 	uint32_t slices;             /* in flight */
 	uint32_t n_slices, n_resent; /* so far */

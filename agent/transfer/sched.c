@@ -226,7 +226,16 @@ static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64
 	s->from = x->cursor;
 	if (end - op > max_ops)
 		end = op + max_ops;
-	for (op++; bytes < max_bytes && op < end; op++)
+	op++;
+	/* as long as the longest, all of them: they need not be looked at */
+	if (bytes < max_bytes && x->longest * x->n_ops == x->bytes) {
+		uint64_t n = dray_min((max_bytes - bytes + x->longest - 1) / x->longest,
+				      (uint64_t)(end - op));
+
+		op += (uint32_t)n;
+		bytes += n * x->longest;
+	}
+	for (; bytes < max_bytes && op < end; op++)
 		bytes += x->ops[op].length;
 	s->n_ops = op - x->cursor.op;
 	x->cursor = (struct xfer_cursor){ op, 0 };

@@ -82,7 +82,8 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 struct ops_checked {
 	uint64_t local_length, remote_length, bytes;
 	uint64_t local_end, remote_end; /* where the last one ended */
-	uint32_t n;                     /* after merging */
+	uint64_t longest;
+	uint32_t n; /* after merging */
 };
 
 /* Not empty, and inside of both sides. */
@@ -110,8 +111,9 @@ static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint
 		dmsg_op_get(&ops[i], &op);
 		if (!op_fits(&k, &op) || __builtin_add_overflow(k.bytes, op.length, &k.bytes))
 			break;
+		k.longest = dray_max(k.longest, op.length);
 		if (op.local == k.local_end && op.remote == k.remote_end)
-			ops[k.n - 1].length += op.length;
+			k.longest = dray_max(k.longest, ops[k.n - 1].length += op.length);
 		else
 			ops[k.n++] = (struct xfer_op){ op.local, op.remote, op.length };
 		k.local_end = op.local + op.length;
@@ -169,6 +171,7 @@ static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r
 	}
 	x->bytes = k.bytes;
 	x->n_ops = k.n;
+	x->longest = k.longest;
 	return 0;
 }
 

@@ -282,6 +282,10 @@ static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
 
 			if (!s)
 				return false;
+			if (gpu_plan_add_ops(plan, s)) {
+				dray_list_add(&b->slices, &s->link);
+				return false;
+			}
 			slice_open(p, s);
 		}
 		if (!gpu_plan_add(plan, &p->walk))
@@ -309,6 +313,9 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	if (!plan.n)
 		return false;
 	copy = (struct gpu_copy){ .engine = plan.engine,
+				  .swapped = plan.swapped,
+				  .to_base = plan.to_base,
+				  .from_base = plan.from_base,
 				  .route = plan.limits->route,
 				  .bytes = plan.bytes };
 	b->task.done = batch_done;

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/transport/gpu_plan.h"
 
+#include <stddef.h>
+#include <string.h>
+
 #include "lib/cleanup.h"
 
 #define MIB (1ull << 20)
 /* Cut pieces begin where their device copies by whole lines. */
 #define CUT_ALIGN 128u
+/* Shorter slices are walked: then those between other regions can join them in a launch. */
+#define OPS_MIN 64u
 
 /*
  * Slices: at 2,000 GB/s in a device, 400 over NVLink, 50 over PCIe, 10 by a processor. Inside a device the kernel is
@@ -95,6 +100,8 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
 	uint64_t left = w->left;
 	struct dray_piece next;
 
+	if (p->relative)
+		return false;
 	while (p->n < p->max) {
 		if (!p->engine)
 			p->n += local_walk_short(w, &p->pieces[p->n], p->max - p->n, GPU_PIECE_MAX,
@@ -116,4 +123,49 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
 	}
 	p->bytes += left - w->left;
 	return local_walk_ended(w);
+}
+
+/* Where both regions begin, and which side stands first in an operation. */
+static void set_bases(struct gpu_plan *p, const struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *target = (const struct region_view *)x->target->view;
+	uint64_t near = (uintptr_t)local->extents[0].base;
+	uint64_t far = (uintptr_t)target->extents[0].base + x->target_offset;
+
+	p->relative = true;
+	p->swapped = x->direction == DMSG_DIRECTION_WRITE;
+	p->to_base = p->swapped ? far : near;
+	p->from_base = p->swapped ? near : far;
+}
+
+bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
+{
+	const struct xfer *x = s->xfer;
+	struct dray_piece *pieces = &p->pieces[p->n];
+	struct xfer_op first;
+
+	_Static_assert(
+		sizeof(struct xfer_op) == sizeof(struct dray_piece) &&
+			offsetof(struct xfer_op, local) == offsetof(struct dray_piece, to) &&
+			offsetof(struct xfer_op, remote) == offsetof(struct dray_piece, from) &&
+			offsetof(struct xfer_op, length) == offsetof(struct dray_piece, bytes),
+		"an operation is a piece");
+	if (p->n || s->n_ops < OPS_MIN || s->n_ops > p->max || x->longest > GPU_PIECE_MAX ||
+	    ((const struct region_view *)x->local->view)->n_extents != 1 ||
+	    ((const struct region_view *)x->target->view)->n_extents != 1)
+		return false;
+	set_bases(p, x);
+	memcpy(pieces, &x->ops[s->from.op], s->n_ops * sizeof(*pieces));
+	first = x->ops[s->from.op];
+	first.local += s->from.offset;
+	first.remote += s->from.offset;
+	first.length -= s->from.offset;
+	memcpy(pieces, &first, sizeof(first));
+	/* the last one may be cut */
+	if (x->cursor.offset)
+		pieces[s->n_ops - 1].bytes = x->cursor.offset;
+	p->n = s->n_ops;
+	p->bytes = s->bytes;
+	return true;
 }

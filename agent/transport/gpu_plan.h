@@ -56,6 +56,9 @@ struct gpu_plan {
 	uint32_t n, max;
 	uint64_t bytes;
 	bool engine;
+	/* pieces are operations as they are, relative to these (gpu/plugin.h, struct gpu_copy) */
+	bool relative, swapped;
+	uint64_t to_base, from_base;
 };
 
 void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piece *pieces,
@@ -66,5 +69,11 @@ void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piec
  * kernel are cut into equal ones.
  */
 bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w);
+
+/*
+ * Adds a slice whose operations are pieces as they stand, since each region is one extent: what costs least for lists of
+ * thousands. The slice is the last one that its transfer has handed out. False: it must be walked.
+ */
+bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s);
 
 #endif

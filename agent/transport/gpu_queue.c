@@ -373,11 +373,12 @@ static void wake(void *arg)
 static bool lane_announce(struct core *c, unsigned device, struct lane *l)
 {
 	struct gpu_worker *g = c->gpu;
+	const struct gpu_task *first = dray_list_first(&l->tasks, struct gpu_task, link);
 	const struct port *p = &g->ports[device];
 
-	if (!l->n_tasks)
+	if (!first)
 		return false;
-	if (p->lost || is_done(l, dray_list_first(&l->tasks, struct gpu_task, link)))
+	if (p->lost || is_done(l, first))
 		return true;
 	/* several: the worker sleeps for LOOK_NS */
 	if (l->n_tasks > 1 || l->announced == l->submitted)

@@ -94,28 +94,64 @@ static void every_way(void **state)
 	}
 }
 
-/* A list of pages goes in one launch. */
+/* A list of pages goes in one launch, whether its operations are pieces as they stand or not. */
 static void pages(void **state)
 {
 	enum { N = 2000, PAGE = 4096 };
 	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
-	struct gpu_rig g;
 
-	gpu_rig_init(&g, PIECES);
-	gpu_rig_region(&g, 0, 2 * N * PAGE, 4);
-	gpu_rig_region(&g, 0, 2 * N * PAGE, 1);
 	for (uint64_t i = 0; i < N; i++) {
-		ops[i][0] = i * 2 % (2 * N) * PAGE;
+		ops[i][0] = i * 2 * PAGE;
 		ops[i][1] = (i * 7 % N * 2 + 1) * PAGE;
 		ops[i][2] = PAGE;
 	}
-	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
-	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 1);
-	move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
-	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
-	assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), 2ull * N * PAGE);
-	gpu_rig_deinit(&g);
+	for (uint32_t extents = 1; extents <= 4; extents += 3) {
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, PIECES);
+		gpu_rig_region(&g, 0, 2 * N * PAGE, extents);
+		gpu_rig_region(&g, 1, 2 * N * PAGE, 1);
+		move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 1);
+		move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
+		assert_int_equal(counter(&g, DRAY_METRIC_GPU_BYTES_TOTAL), 2ull * N * PAGE);
+		gpu_rig_deinit(&g);
+	}
 	free(ops);
+}
+
+/* A worker that sleeps with a copy under way is woken by its end; with several it does not sleep for long. */
+static void wakes(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
+	struct gpu_rig g;
+	struct core *c = &g.rig.core;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, MIB, 1);
+	for (unsigned i = 0; i < 20; i++) {
+		fake_gpu_hold(true);
+		gpu_rig_submit(&g, i, true, 1, 1, op, 1);
+		gpu_rig_turn(&g);
+		assert_false(transport_gpu.announce(c, c->transport_state[1]));
+		fake_gpu_hold(false);
+		while (loop_turn(&c->loop, DRAY_NS_PER_SEC) != 1)
+			;
+		gpu_rig_turn(&g);
+		assert_int_equal(g.rig.n_ended, i + 1);
+	}
+	assert_int_equal(transport_gpu.tick(c, c->transport_state[1]), INT64_MAX);
+	fake_gpu_hold(true);
+	for (unsigned i = 0; i < 2; i++) {
+		gpu_rig_submit(&g, i, true, 1, 1, op, 1);
+		gpu_rig_turn(&g);
+	}
+	assert_false(transport_gpu.announce(c, c->transport_state[1]));
+	assert_true(transport_gpu.tick(c, c->transport_state[1]) - c->now_ns < DRAY_NS_PER_MS);
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 22);
+	gpu_rig_deinit(&g);
 }
 
 /* With little room for pieces a list goes in several copies, and what does not fit waits. */
@@ -311,10 +347,11 @@ static void lost(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_way),       cmocka_unit_test(pages),
-		cmocka_unit_test(little_room),     cmocka_unit_test(many_small_ones),
-		cmocka_unit_test(words),           cmocka_unit_test(stopped),
-		cmocka_unit_test(stopped_at_once), cmocka_unit_test(lost),
+		cmocka_unit_test(every_way),   cmocka_unit_test(pages),
+		cmocka_unit_test(little_room), cmocka_unit_test(many_small_ones),
+		cmocka_unit_test(wakes),       cmocka_unit_test(words),
+		cmocka_unit_test(stopped),     cmocka_unit_test(stopped_at_once),
+		cmocka_unit_test(lost),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

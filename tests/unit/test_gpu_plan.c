@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of pieces: those of all slices of a transfer copy each byte to its place once, however it is cut; and who copies. */
+#include "agent/transport/gpu_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/transfer/object.h"
+#include "agent/transfer/sched.h"
+#include "agent/transport/transport.h"
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/core_rig.h"
+
+#define KIB 1024ull
+#define MIB (1ull << 20)
+#define HANDLE(n) (1ull << 32 | (n))
+
+/* A transport that only holds transfers, so that the test takes their slices. */
+static struct channel channel;
+
+static struct channel *hold(struct core *c, void *state, const struct xfer *x)
+{
+	(void)c;
+	(void)state;
+	(void)x;
+	return &channel;
+}
+
+static void kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	(void)state;
+	(void)ch;
+}
+
+static const struct transport_ops holder = {
+	.name = "holder",
+	.id = DMSG_TRANSPORT_GPU,
+	.walks_ops = 300,
+	.channel = hold,
+	.kick = kick,
+};
+
+struct lab {
+	struct rig rig;
+	struct rig_session s;
+	struct region_view *views[2];
+	struct remote_view *remote;
+	uint8_t *memory[2]; /* by offset */
+};
+
+static struct region_view *region(struct lab *l, unsigned n, uint64_t bytes, uint32_t n_extents)
+{
+	struct region_view *v = calloc(1, sizeof(*v) + n_extents * sizeof(v->extents[0]));
+
+	assert_non_null(v);
+	v->o = (struct object_view){ OBJECT_REGION, HANDLE(n), 77, 5, bytes, DMSG_ACCESS_ALL };
+	v->memory = REGION_GPU;
+	v->n_extents = n_extents;
+	/* unequal ones, apart from each other, at addresses that nobody can touch */
+	for (uint32_t i = 0; i < n_extents; i++) {
+		uint64_t start = bytes / n_extents * i + (i ? i % 3 : 0);
+		uint64_t end = i + 1 == n_extents ? bytes :
+						    bytes / n_extents * (i + 1) + (i + 1) % 3;
+
+		v->extents[i] = (struct extent_view){
+			start, end - start, (uint8_t *)(uintptr_t)((uint64_t)(n * 1024 + i) << 30),
+			-1
+		};
+	}
+	assert_int_equal(object_publish(&l->rig.core, &v->o), 0);
+	return v;
+}
+
+static void lab_init(struct lab *l, uint64_t bytes, uint32_t near, uint32_t far)
+{
+	memset(l, 0, sizeof(*l));
+	rig_init(&l->rig);
+	channel_init(&channel, &holder, DMSG_CLASS_BULK, NULL);
+	transport_local.deinit(&l->rig.core, l->rig.core.transport_state[0]);
+	l->rig.core.transports[0] = &holder;
+	rig_session_init(&l->rig, &l->s, 5);
+	l->views[0] = region(l, 1, bytes, near);
+	l->views[1] = region(l, 2, bytes, far);
+	l->remote = calloc(1, sizeof(*l->remote));
+	l->remote->o = (struct object_view){ OBJECT_REMOTE, HANDLE(1),      77, 5,
+					     bytes - 512,   DMSG_ACCESS_ALL };
+	l->remote->is_local = true;
+	l->remote->region = HANDLE(2);
+	l->remote->offset = 512;
+	assert_int_equal(object_publish(&l->rig.core, &l->remote->o), 0);
+	for (unsigned k = 0; k < 2; k++) {
+		l->memory[k] = malloc(bytes);
+		for (uint64_t i = 0; i < bytes; i++)
+			l->memory[k][i] = (uint8_t)(i * 13 + (i >> 9) + k * 77);
+	}
+}
+
+static void lab_deinit(struct lab *l)
+{
+	channel_deinit(&channel);
+	xfer_session_deinit(&l->s.xs);
+	xfers_deinit(&l->rig.core);
+	objects_deinit(&l->rig.core);
+	loop_deinit(&l->rig.core.loop);
+	for (unsigned k = 0; k < 2; k++) {
+		free(l->views[k]);
+		free(l->memory[k]);
+	}
+	free(l->remote);
+}
+
+/* The bytes at an address of either region; all of them in one extent. */
+static uint8_t *at(struct lab *l, uint64_t address, uint64_t bytes)
+{
+	unsigned k = (unsigned)(address >> 40) - 1, i = (unsigned)(address >> 30) & 1023;
+	const struct extent_view *e;
+
+	assert_true(k < 2 && i < l->views[k]->n_extents);
+	e = &l->views[k]->extents[i];
+	assert_true(address - (uintptr_t)e->base + bytes <= e->length);
+	return l->memory[k] + e->start + (address - (uintptr_t)e->base);
+}
+
+/* Carries a list out, as a device would. */
+static void carry_out(struct lab *l, const struct gpu_plan *p)
+{
+	uint64_t bytes = 0;
+
+	assert_true(p->n > 0 && p->n <= p->max);
+	for (uint32_t i = 0; i < p->n; i++) {
+		uint64_t first = (uintptr_t)p->pieces[i].to, second = (uintptr_t)p->pieces[i].from;
+		uint64_t n = p->pieces[i].bytes;
+
+		assert_true(n > 0);
+		if (p->engine)
+			assert_true(n >= p->limits->engine_min);
+		else
+			assert_true(n <= GPU_PIECE_MAX);
+		memcpy(at(l, (p->swapped ? second : first) + p->to_base, n),
+		       at(l, (p->swapped ? first : second) + p->from_base, n), n);
+		bytes += n;
+	}
+	assert_int_equal(bytes, p->bytes);
+}
+
+/* Takes and carries out all slices of what was submitted, cut at so many bytes, with room for so many pieces. */
+static unsigned run(struct lab *l, enum gpu_path_kind kind, uint64_t max_bytes, uint32_t room)
+{
+	struct dray_piece *pieces = malloc(room * sizeof(*pieces));
+	unsigned relative = 0;
+	struct slice *s;
+
+	while ((s = sched_next(&l->rig.core, &channel, max_bytes))) {
+		struct gpu_plan p;
+		struct local_walk w;
+
+		gpu_plan_init(&p, kind, pieces, room);
+		if (gpu_plan_add_ops(&p, s)) {
+			relative++;
+			assert_int_equal(p.bytes, s->bytes);
+			carry_out(l, &p);
+		} else {
+			uint64_t bytes = 0;
+			bool all;
+
+			local_walk_slice(&w, s);
+			do {
+				gpu_plan_init(&p, kind, pieces, room);
+				all = gpu_plan_add(&p, &w);
+				carry_out(l, &p);
+				bytes += p.bytes;
+			} while (!all);
+			assert_int_equal(bytes, s->bytes);
+		}
+		xfer_slice_done(&l->rig.core, s, 0, NULL);
+	}
+	free(pieces);
+	return relative;
+}
+
+static unsigned move(struct lab *l, bool write, const uint64_t (*ops)[3], uint32_t n,
+		     enum gpu_path_kind kind, uint64_t max_bytes, uint32_t room)
+{
+	struct xfer_request r = { .direction = write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
+				  .local = HANDLE(1),
+				  .remote = HANDLE(1) };
+	unsigned to = write ? 1 : 0, ended = l->rig.n_ended, relative;
+	uint64_t bytes = l->views[0]->o.length;
+	uint8_t *want dray_auto_free = malloc(bytes);
+	struct dray_err err = DRAY_ERR_NULL;
+
+	memcpy(want, l->memory[to], bytes);
+	for (uint32_t i = 0; i < n; i++)
+		memcpy(want + ops[i][to] + (to ? 512 : 0),
+		       l->memory[!to] + ops[i][!to] + (to ? 0 : 512), ops[i][2]);
+	assert_int_equal(rig_submit(&l->rig, &l->s, &r, ops, n, &err), 0);
+	relative = run(l, kind, max_bytes, room);
+	assert_int_equal(l->rig.n_ended, ended + 1);
+	assert_int_equal(l->rig.ended[ended].code, 0);
+	assert_true(!memcmp(want, l->memory[to], bytes));
+	return relative;
+}
+
+static void every_byte_once(void **state)
+{
+	static const struct {
+		uint64_t length, more; /* of operations: the first, and how they grow */
+		uint32_t n;
+	} lists[] = { { 1, 0, 1 },       { 4096, 0, 200 },       { 100, 1, 400 },
+		      { 3001, 17, 150 }, { 300 * KIB, 5000, 5 }, { 700 * KIB, 1, 2 } };
+	static const uint32_t extents[][2] = { { 1, 1 }, { 1, 64 }, { 7, 1 }, { 5, 300 } };
+	static const uint64_t cuts[] = { 4096, 10001, 256 * KIB, 64 * MIB };
+	static const uint32_t rooms[] = { 3, 50, 4096 };
+	const uint64_t bytes = 3 * MIB;
+	unsigned relative = 0, walked = 0;
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(lists) * DRAY_ARRAY_SIZE(extents); i++) {
+		const unsigned e = i / DRAY_ARRAY_SIZE(lists), k = i % DRAY_ARRAY_SIZE(lists);
+		uint64_t(*ops)[3] = malloc(lists[k].n * sizeof(*ops));
+		uint64_t place = 0;
+		struct lab l;
+
+		lab_init(&l, bytes, extents[e][0], extents[e][1]);
+		for (uint32_t n = 0; n < lists[k].n; n++) {
+			ops[n][2] = lists[k].length + n * lists[k].more;
+			ops[n][0] = place;
+			ops[n][1] = bytes - 512 - place - ops[n][2];
+			place += ops[n][2] + n % 3;
+		}
+		for (unsigned v = 0; v < 2 * DRAY_ARRAY_SIZE(cuts) * DRAY_ARRAY_SIZE(rooms); v++) {
+			unsigned got = move(&l, v % 2, (const uint64_t(*)[3])ops, lists[k].n,
+					    GPU_PATH_PEER, cuts[v / 2 % 4], rooms[v / 8]);
+
+			relative += got;
+			walked += !got;
+		}
+		lab_deinit(&l);
+		free(ops);
+	}
+	assert_true(relative > 0 && walked > 0);
+}
+
+/* What engines take goes by itself, in one piece. */
+static void engines(void **state)
+{
+	const uint64_t ops[][3] = { { 0, 8 * MIB, 4096 }, { 2 * MIB, 3 * MIB, 4 * MIB } };
+	struct dray_piece pieces[64];
+	struct gpu_plan p;
+	struct local_walk w;
+	struct slice *s;
+	struct lab l;
+	struct xfer_request r = { .direction = DMSG_DIRECTION_READ,
+				  .local = HANDLE(1),
+				  .remote = HANDLE(1) };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	lab_init(&l, 9 * MIB, 1, 1);
+	assert_int_equal(rig_submit(&l.rig, &l.s, &r, ops, 2, &err), 0);
+	s = sched_next(&l.rig.core, &channel, 64 * MIB);
+	local_walk_slice(&w, s);
+	gpu_plan_init(&p, GPU_PATH_TO_HOST, pieces, 64);
+	assert_false(gpu_plan_add(&p, &w));
+	assert_int_equal(p.n, 1);
+	assert_false(p.engine);
+	gpu_plan_init(&p, GPU_PATH_TO_HOST, pieces, 64);
+	assert_true(gpu_plan_add(&p, &w));
+	assert_int_equal(p.n, 1);
+	assert_true(p.engine);
+	assert_int_equal(p.pieces[0].bytes, 4 * MIB);
+	/* inside a device the kernel is as good: equal pieces */
+	local_walk_slice(&w, s);
+	gpu_plan_init(&p, GPU_PATH_WITHIN, pieces, 64);
+	assert_true(gpu_plan_add(&p, &w));
+	assert_int_equal(p.n, 17);
+	assert_false(p.engine);
+	xfer_slice_done(&l.rig.core, s, 0, NULL);
+	lab_deinit(&l);
+}
+
+static void paths(void **state)
+{
+	enum { G0, G1, HOST, NIC };
+	static const struct {
+		uint8_t from, to;
+		bool pinned, staging;
+		uint32_t peers[2];
+		enum gpu_path_kind kind;
+		uint8_t device;
+	} rows[] = {
+		{ G0, G0, false, false, { 1, 2 }, GPU_PATH_WITHIN, 0 },
+		{ G1, G1, false, true, { 0, 2 }, GPU_PATH_WITHIN, 1 },
+		{ G0, G1, false, false, { 3, 3 }, GPU_PATH_PEER, 0 },
+		{ G1, G0, false, false, { 3, 3 }, GPU_PATH_PEER, 1 },
+		{ G0, G1, false, false, { 1, 3 }, GPU_PATH_PEER, 1 },
+		{ G0, G1, false, true, { 1, 2 }, GPU_PATH_PEER_STAGED, 0 },
+		{ G0, G1, false, true, { 1, 0 }, GPU_PATH_NONE, 0 },
+		{ G0, G1, false, false, { 1, 2 }, GPU_PATH_NONE, 0 },
+		{ G0, HOST, true, true, { 1, 2 }, GPU_PATH_TO_HOST, 0 },
+		{ HOST, G1, true, false, { 1, 2 }, GPU_PATH_FROM_HOST, 1 },
+		{ G0, HOST, false, true, { 1, 2 }, GPU_PATH_TO_HOST_STAGED, 0 },
+		{ HOST, G1, false, true, { 1, 2 }, GPU_PATH_FROM_HOST_STAGED, 1 },
+		{ G1, HOST, false, false, { 1, 2 }, GPU_PATH_NONE, 0 },
+		{ G1, HOST, true, true, { 1, 0 }, GPU_PATH_NONE, 0 },
+		{ HOST, HOST, true, true, { 1, 2 }, GPU_PATH_NONE, 0 },
+		{ NIC, G0, true, true, { 1, 2 }, GPU_PATH_NONE, 0 },
+		{ G0, NIC, true, true, { 1, 2 }, GPU_PATH_NONE, 0 },
+	};
+	static const struct region_view sides[] = {
+		[G0] = { .memory = REGION_GPU, .gpu = 0 },
+		[G1] = { .memory = REGION_GPU, .gpu = 1 },
+		[HOST] = { .memory = REGION_HOST },
+		[NIC] = { .memory = REGION_RDMA },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		uint32_t peers[GPU_DEVICES_MAX] = { rows[i].peers[0], rows[i].peers[1] };
+		struct gpu_path_choice c = gpu_plan_path(&sides[rows[i].from], rows[i].pinned,
+							 &sides[rows[i].to], rows[i].pinned, peers,
+							 rows[i].staging);
+
+		assert_int_equal(c.kind, rows[i].kind);
+		if (c.kind != GPU_PATH_NONE)
+			assert_int_equal(c.device, rows[i].device);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_byte_once),
+		cmocka_unit_test(engines),
+		cmocka_unit_test(paths),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
