@@ -71,8 +71,8 @@ static unsigned walk_whole(struct local_walk *w, struct dray_piece *v, unsigned 
 	return (unsigned)(v - begin);
 }
 
-/* The next piece, wherever it lies. */
-static void walk_piece(struct local_walk *w, struct dray_piece *v, uint64_t max_bytes)
+/* The next piece, wherever it lies, as long as it is contiguous; the walk stays before it, its extents are at hand. */
+static inline void locate(struct local_walk *w, struct dray_piece *v)
 {
 	uint64_t near = w->op->local + w->done;
 	uint64_t far = w->target_offset + w->op->remote + w->done;
@@ -85,16 +85,27 @@ static void walk_piece(struct local_walk *w, struct dray_piece *v, uint64_t max_
 	far -= w->far->start;
 	bytes = dray_min(bytes, w->near->length - near);
 	bytes = dray_min(bytes, w->far->length - far);
-	bytes = dray_min(bytes, max_bytes);
 	mine = w->near->base + near;
 	theirs = w->far->base + far;
 	*v = (struct dray_piece){ w->write ? theirs : mine, w->write ? mine : theirs, bytes };
+}
+
+/* So many bytes of it are in a piece. */
+static inline void consume(struct local_walk *w, uint64_t bytes)
+{
 	w->left -= bytes;
 	w->done += bytes;
 	if (w->done == w->op->length) {
 		w->op++;
 		w->done = 0;
 	}
+}
+
+static void walk_piece(struct local_walk *w, struct dray_piece *v, uint64_t max_bytes)
+{
+	locate(w, v);
+	v->bytes = dray_min(v->bytes, max_bytes);
+	consume(w, v->bytes);
 }
 
 unsigned local_walk(struct local_walk *w, struct dray_piece *v, unsigned max, uint64_t max_bytes)
@@ -117,29 +128,25 @@ unsigned local_walk_short(struct local_walk *w, struct dray_piece *v, unsigned m
 
 	ret_long->bytes = 0;
 	while (n < max && w->left) {
-		struct local_walk next;
-
 		if (!w->done)
 			n += walk_whole(w, v + n, max - n, longest);
 		if (n == max || !w->left)
 			break;
-		next = *w;
-		walk_piece(&next, &v[n], UINT64_MAX);
+		locate(w, &v[n]);
 		if (v[n].bytes > longest) {
 			*ret_long = v[n];
 			break;
 		}
-		*w = next;
-		n++;
+		consume(w, v[n++].bytes);
 	}
 	return n;
 }
 
 void local_walk_peek(const struct local_walk *w, struct dray_piece *ret)
 {
-	struct local_walk next = *w;
+	struct local_walk here = *w;
 
-	walk_piece(&next, ret, UINT64_MAX);
+	locate(&here, ret);
 }
 
 int local_walk_node(const struct slice *s)
