@@ -63,6 +63,8 @@ MORE = {
     "cuStreamSynchronize": (c_void_p,),
 }
 NOT_READY = 600
+# What an allocation may have behind the bytes that are used of it.
+PADDING_MAX = 64 * MIB
 
 
 class Gpu(cu.Driver):
@@ -123,10 +125,17 @@ class Gpu(cu.Driver):
             return pointer.value
         allocation = c_uint64()
         self.call("cuMemImportFromShareableHandle", byref(allocation), fd, cu.HANDLE_POSIX_FD)
+        # it can be mapped whole alone, and nobody tells how large that is
         size = -(-bytes_used // self.granularity) * self.granularity
-        base = self.reserve(size)
-        self.map(base, size, allocation.value)
-        return base
+        for _ in range(PADDING_MAX // self.granularity):
+            base = self.reserve(size)
+            try:
+                self.map(base, size, allocation.value)
+            except DrayError:
+                size += self.granularity
+            else:
+                return base
+        raise DrayError(f"{bytes_used} bytes and up to {PADDING_MAX} more cannot be mapped")
 
 
 # --- the second process -------------------------------------------------------------------------------------------
