@@ -22,6 +22,7 @@ void cuda_context_unref(struct cuda_context *c)
 	if (--c->refs)
 		return;
 	cuda.context_destroy(c->cu);
+	free(c->alias_used);
 	free(c);
 }
 

@@ -195,15 +195,33 @@ static __device__ __forceinline__ void finish(const struct copy_args &a)
 	*(volatile uint64_t *)a.done = a.number;
 }
 
+/* What to add where a peer's memory is elsewhere in this context; few have more than an entry for each layer. */
+static __device__ __forceinline__ uint64_t distance_of(const struct copy_args &a, uint64_t address)
+{
+	for (uint32_t i = 0; i < a.n_aliases; i++) {
+		ulonglong2 range = __ldcg((const ulonglong2 *)&a.aliases[i]);
+
+		if (address >= range.x && address < range.y)
+			return __ldcg(&a.aliases[i].distance);
+	}
+	return 0;
+}
+
 /* The pieces that a tile of parts lies in, one a lane. */
 static __device__ __forceinline__ struct copy_piece piece_get(const struct copy_args &a,
 							      uint32_t first, uint32_t lane)
 {
 	uint32_t index = (first >> a.parts) + lane;
+	struct copy_piece p;
 
 	if (index >= a.n)
 		return { 0, 0, 0 };
-	return a.pieces ? a.pieces[index] : a.few[index];
+	p = a.pieces ? a.pieces[index] : a.few[index];
+	if (a.n_aliases) {
+		p.to += distance_of(a, p.to + (a.swapped ? a.from_base : a.to_base));
+		p.from += distance_of(a, p.from + (a.swapped ? a.to_base : a.from_base));
+	}
+	return p;
 }
 
 extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)

@@ -14,9 +14,22 @@
 #define COPY_TILE_MAX 32
 #define COPY_THREADS_MAX 1024
 
+/* Imports that one context can know by another address. */
+#define COPY_ALIASES_MAX 4096
+
 /* The same as struct dray_piece. */
 struct copy_piece {
 	uint64_t to, from, bytes;
+};
+
+/*
+ * Memory of a peer that is elsewhere in the context that copies; in GPU memory, one table for each context. Entries
+ * come and go while copies of other memory read them: begin and end are read, and written, as one.
+ */
+struct copy_alias {
+	uint64_t begin, end; /* where it is for its own device; both 0: no entry */
+	uint64_t distance;   /* to where it is in this context, modulo 2^64 */
+	uint64_t reserved;
 };
 
 /* In GPU memory, one for each queue, zero where no kernel is under way. */
@@ -36,7 +49,8 @@ struct copy_args {
 	struct copy_control *control;
 	uint32_t n, swapped, parts, batch;
 	uint32_t alone; /* the next copy does not begin before this one has nothing left to copy */
-	uint32_t reserved;
+	uint32_t n_aliases;
+	const struct copy_alias *aliases;
 	struct copy_piece few[COPY_FEW];
 };
 

@@ -34,6 +34,7 @@
 	X(launch, cuLaunchKernel)                                 \
 	X(mem_alloc, cuMemAlloc)                                  \
 	X(mem_free, cuMemFree)                                    \
+	X(memcpy_to_device, cuMemcpyHtoD)                         \
 	X(memset_async, cuMemsetD8Async)                          \
 	X(mem_range, cuMemGetAddressRange)                        \
 	X(pointer_attribute, cuPointerGetAttribute)               \

@@ -10,6 +10,14 @@
 #include "gpu/cuda/error.h"
 #include "schema/gen/errors.h"
 
+/* ipc: the same memory in another context than that of its device. */
+struct ipc_view {
+	struct cuda_context *context; /* NULL: none */
+	CUdeviceptr address;
+	uint32_t alias;
+	bool aliased;
+};
+
 struct gpu_import {
 	struct dray_list link;
 	struct gpu_plugin *plugin;
@@ -19,6 +27,7 @@ struct gpu_import {
 	CUdeviceptr address;
 	uint64_t bytes;
 	struct cuda_context *context;     /* ipc: in which it is open */
+	struct ipc_view *views;           /* ipc: by device; NULL where no peer has it */
 	uint8_t handle[GPU_HANDLE_BYTES]; /* ipc */
 	uint64_t reserved;                /* vmm: bytes of addresses */
 	bool mapped, write;               /* vmm */
@@ -79,6 +88,51 @@ static int ipc_open(struct gpu_import *i, struct cuda_context *c, struct dray_er
 		return ipc_fail(r, reterr);
 	i->context = cuda_context_ref(c);
 	return ipc_look(i, reterr);
+}
+
+/* Takes it back from a peer's context. */
+static void ipc_view_close(struct ipc_view *v)
+{
+	if (!v->context)
+		return;
+	if (cuda.context_set(v->context->cu) == CUDA_SUCCESS) {
+		if (v->aliased)
+			cuda_alias_del(v->context, v->alias);
+		cuda.ipc_close(v->address);
+	}
+	cuda_context_unref(v->context);
+	*v = (struct ipc_view){ 0 };
+}
+
+/* Opens it for a peer that was started. */
+static int ipc_open_to(struct gpu_import *i, unsigned device, struct dray_err *reterr)
+{
+	struct cuda_context *c;
+	struct ipc_view *v;
+	CUipcMemHandle handle;
+	CUresult result;
+	int r;
+
+	if (!i->views)
+		i->views = calloc(GPU_DEVICES_MAX, sizeof(*i->views));
+	if (!i->views)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	v = &i->views[device];
+	/* of a context that was lost, and whose device was started anew */
+	ipc_view_close(v);
+	r = cuda_enter(i->plugin, device, &c, reterr);
+	if (r < 0)
+		return r;
+	memcpy(&handle, i->handle, sizeof(handle));
+	result = cuda.ipc_open(&v->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	if (result != CUDA_SUCCESS)
+		return ipc_fail(result, reterr);
+	v->context = cuda_context_ref(c);
+	if (v->address == i->address)
+		return 0;
+	r = cuda_alias_add(c, i->address, i->bytes, v->address, &v->alias, reterr);
+	v->aliased = r == 0;
+	return r;
 }
 
 static struct gpu_import *ipc_find(struct gpu_plugin *p, const struct gpu_import_spec *spec,
@@ -186,20 +240,29 @@ static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
 	r = vmm_map(i, handle, spec->bytes, reterr);
 	/* the mapping keeps it */
 	cuda.vmm_release(handle);
-	for (unsigned k = 0; r == 0 && k < i->plugin->n; k++) {
-		const struct cuda_device *d = &i->plugin->devices[k];
-
-		if (k == i->device || (d->context && d->info.peers & 1u << i->device))
-			r = vmm_open_to(i, k, reterr);
-	}
-	return r;
+	return r == 0 ? vmm_open_to(i, i->device, reterr) : r;
 }
 
 /* --- both --------------------------------------------------------------------------------------- */
 
+/* The device gets access to it, where it is a peer that was started. */
+static int open_to(struct gpu_import *i, unsigned device, struct dray_err *reterr)
+{
+	const struct cuda_device *d = &i->plugin->devices[device];
+	const struct cuda_context *c = d->context;
+
+	if (device == i->device || !c || c->lost || !(d->info.peers & 1u << i->device))
+		return 0;
+	return i->kind == GPU_IMPORT_IPC ? ipc_open_to(i, device, reterr) :
+					   vmm_open_to(i, device, reterr);
+}
+
 /* The caller holds the lock. Of what was opened in part, that part. */
 static void import_free(struct gpu_import *i)
 {
+	for (unsigned k = 0; i->views && k < GPU_DEVICES_MAX; k++)
+		ipc_view_close(&i->views[k]);
+	free(i->views);
 	if (i->context) {
 		if (cuda.context_set(i->context->cu) == CUDA_SUCCESS)
 			cuda.ipc_close(i->address);
@@ -241,6 +304,8 @@ static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spe
 	r = spec->kind == GPU_IMPORT_IPC ? ipc_open(i, c, reterr) : vmm_open(i, spec, reterr);
 	if (r == -EIO)
 		c->lost = true;
+	for (unsigned k = 0; r == 0 && k < p->n; k++)
+		r = open_to(i, k, reterr);
 	if (r < 0) {
 		import_free(i);
 		return r;
@@ -300,11 +365,8 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr)
 {
 	dray_list_for_each(&p->imports, i, struct gpu_import, link) {
-		int r = 0;
+		int r = open_to(i, device, reterr);
 
-		if (i->kind == GPU_IMPORT_VMM && i->device != device &&
-		    p->devices[device].info.peers & 1u << i->device)
-			r = vmm_open_to(i, device, reterr);
 		if (r < 0)
 			return r;
 	}

@@ -21,6 +21,10 @@ struct cuda_context {
 	_Atomic bool lost; /* nothing runs in it any more */
 	CUfunction copy;
 	int priority_low, priority_high;
+	/* alias.c: what peers' memory is called here; made with the first */
+	CUdeviceptr aliases;
+	bool *alias_used;
+	_Atomic uint32_t n_aliases; /* entries of the table that copies look at */
 };
 
 struct cuda_device {
@@ -54,6 +58,14 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr);
 /* Something failed: nothing of the context is under way when this returns. Returns -EIO. */
 int cuda_lost(struct cuda_context *c);
+
+/*
+ * alias.c: [begin, begin + bytes), as its own device knows it, is at `address` in this context, which is current. The
+ * caller holds the lock. 0 or -errno. No copy of it is under way when it is taken back.
+ */
+int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint64_t address,
+		   uint32_t *ret_slot, struct dray_err *reterr);
+void cuda_alias_del(struct cuda_context *c, uint32_t slot);
 
 /* import.c: import, release and export_dmabuf of the table. */
 int cuda_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,

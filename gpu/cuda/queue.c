@@ -228,6 +228,9 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.n = c->n,
 		.swapped = c->swapped,
 		.alone = s->alone,
+		/* at least what was imported before the agent could ask for this copy */
+		.n_aliases = c->route == GPU_PEER ? q->context->n_aliases : 0,
+		.aliases = (const struct copy_alias *)(uintptr_t)q->context->aliases,
 	};
 	void *args[] = { &a };
 	CUlaunchAttribute early = {
