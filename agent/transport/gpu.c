@@ -19,10 +19,8 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
-/* Copies of one path under way: while one ends and is told of, the others keep the device busy. */
-#define BATCHES 4
-#define BATCHES_BYTES \
-	3 /* the same in times the slice of the path: so that who comes later does not wait for long */
+/* Copies of one path under way, of small transfers: as many as its bytes allow, but room is left for other paths. */
+#define BATCHES 16
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
 #define LOST "the GPU failed, or is gone"
 #define GONE "memory of a region is not there any more"
@@ -351,7 +349,7 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 /* A bounded piece of what it has to do. True if there is more at once. */
 static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
-	uint64_t most = BATCHES_BYTES * gpu_plan_limits[p->kind].slice;
+	uint64_t most = gpu_plan_limits[p->kind].under_way;
 	bool more = false;
 
 	if (!gpu_is_up(c, p->device))

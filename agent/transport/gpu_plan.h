@@ -11,7 +11,7 @@
 
 enum gpu_path_kind {
 	GPU_PATH_WITHIN, /* one device copies inside its memory */
-	GPU_PATH_PEER,   /* it copies to a peer */
+	GPU_PATH_PEER,   /* it copies from or to a peer */
 	GPU_PATH_TO_HOST,
 	GPU_PATH_FROM_HOST,
 	/* Through staging memory, in two steps: by a device and by this worker, or by two devices. */
@@ -45,6 +45,7 @@ struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_p
 struct gpu_plan_limits {
 	enum gpu_route route;
 	uint64_t slice; /* bytes of a copy: how long it holds up what comes behind it, some hundred microseconds */
+	uint64_t under_way; /* so many bytes keep the device busy; staged paths: their buffers decide */
 	uint64_t engine_min; /* contiguous pieces from there on go by copy engines */
 };
 extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];

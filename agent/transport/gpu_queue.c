@@ -4,9 +4,9 @@
  * their pieces is a ring: each task gives back its stretch when it is taken off. A stretch is contiguous; what is
  * left unused at the ring's end belongs to the task behind it.
  *
- * Completion is a word in memory, looked at once a turn. A worker that sleeps is woken by the plug-in once all of
- * a queue is done; where several copies are under way it sleeps for a short time instead, so that the queue is
- * filled up before it runs dry.
+ * Completion is a word in memory, looked at once a turn. A worker that may poll does so while a queue is about to run
+ * dry, by what its copies should take. One that sleeps is woken by the plug-in once all of a queue is done; where
+ * several copies are under way it sleeps for a short time instead, so that the queue is filled up before it runs dry.
  */
 #include "agent/transport/gpu_queue.h"
 
@@ -26,6 +26,14 @@
 #define CHECK_NS ((int64_t)DRAY_NS_PER_MS)
 /* How soon a queue of several copies is looked at again. */
 #define LOOK_NS 50000
+/*
+ * A queue that should be empty so soon is polled: to sleep and to wake up take as long as that. Not one from which
+ * nothing has come for longer: others have the device, and it may take any time.
+ */
+#define POLL_NS 200000
+#define POLL_VAIN_NS (2 * POLL_NS)
+/* What a copy takes beside its bytes. */
+#define LAUNCH_NS 8000
 #define FINISH_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
 /* Looks at a queue that is waited for before the processor is given away. */
 #define FINISH_LOOKS 4096
@@ -39,6 +47,7 @@ struct lane {
 	uint64_t submitted; /* number of the last copy */
 	uint64_t announced; /* the plug-in tells when that one is done */
 	int64_t since_ns;   /* last sign of life, while there are tasks */
+	int64_t empty_ns;   /* when all of them should be done */
 };
 
 struct port {
@@ -225,6 +234,16 @@ struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class c
 	return &l->pieces[skip ? 0 : l->head];
 }
 
+/* How long a copy takes where nobody else uses the device: roughly, and rather too short. */
+static int64_t duration(const struct gpu_copy *copy)
+{
+	static const uint32_t bytes_a_ns[GPU_ROUTE_N] = {
+		[GPU_WITHIN] = 2000, [GPU_PEER] = 400, [GPU_TO_HOST] = 55, [GPU_FROM_HOST] = 55
+	};
+
+	return LAUNCH_NS + (int64_t)(copy->bytes / bytes_a_ns[copy->route]);
+}
+
 int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gpu_copy *copy,
 	       uint32_t n, struct gpu_task *t)
 {
@@ -251,7 +270,8 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 	t->class = (uint8_t) class;
 	t->number = ++l->submitted;
 	if (!l->n_tasks++)
-		l->since_ns = c->now_ns;
+		l->since_ns = l->empty_ns = c->now_ns;
+	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
 	c->gpu->n_tasks++;
 	dray_list_init(&t->link);
 	dray_list_add(&l->tasks, &t->link);
@@ -326,6 +346,7 @@ bool gpu_queues_poll(struct core *c)
 static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 {
 	const struct port *p = &c->gpu->ports[device];
+	int64_t poll_ns;
 
 	if (!l->n_tasks)
 		return INT64_MAX;
@@ -338,7 +359,12 @@ static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 			return c->now_ns;
 		}
 	}
-	return l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS;
+	poll_ns = l->empty_ns - POLL_NS;
+	/* from then on, for a while */
+	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS)
+		poll_ns = INT64_MAX;
+	return dray_min(dray_max(poll_ns, c->now_ns),
+			l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);
 }
 
 int64_t gpu_queues_tick(struct core *c)

@@ -19,7 +19,8 @@ from suite import GIB, KIB, MIB, ROOT, Side, Skip, scattered
 ROUNDS = 9
 # How ceiling_gpu names the ways of a side that asks.
 WITHIN = {"read": "within", "write": "within"}
-PEER = {"read": "peer_read", "write": "peer_write"}
+# whichever side asks, the destination's GPU copies
+PEER = {"read": "peer_read", "write": "peer_read"}
 HOST = {"read": "from_host", "write": "to_host"}
 PAGES = 2 * GIB  # of a side
 CEILING_LIMIT = 90  # seconds

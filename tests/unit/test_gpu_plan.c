@@ -291,9 +291,10 @@ static void paths(void **state)
 	} rows[] = {
 		{ G0, G0, false, false, { 1, 2 }, GPU_PATH_WITHIN, 0 },
 		{ G1, G1, false, true, { 0, 2 }, GPU_PATH_WITHIN, 1 },
-		{ G0, G1, false, false, { 3, 3 }, GPU_PATH_PEER, 0 },
-		{ G1, G0, false, false, { 3, 3 }, GPU_PATH_PEER, 1 },
+		{ G0, G1, false, false, { 3, 3 }, GPU_PATH_PEER, 1 },
+		{ G1, G0, false, false, { 3, 3 }, GPU_PATH_PEER, 0 },
 		{ G0, G1, false, false, { 1, 3 }, GPU_PATH_PEER, 1 },
+		{ G0, G1, false, false, { 3, 2 }, GPU_PATH_PEER, 0 },
 		{ G0, G1, false, true, { 1, 2 }, GPU_PATH_PEER_STAGED, 0 },
 		{ G0, G1, false, true, { 1, 0 }, GPU_PATH_NONE, 0 },
 		{ G0, G1, false, false, { 1, 2 }, GPU_PATH_NONE, 0 },

@@ -154,6 +154,38 @@ static void wakes(void **state)
 	gpu_rig_deinit(&g);
 }
 
+/* A queue that should be done soon is polled, where that is allowed, but not one that does not get on. */
+static void polls(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
+	struct gpu_rig g;
+	struct core *c = &g.rig.core;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_region(&g, 0, 4 * MIB, 1);
+	gpu_rig_region(&g, -1, 40 * MIB, 1);
+	gpu_rig_pin(&g, &g.regions[1].region);
+	fake_gpu_hold(true);
+	gpu_rig_submit(&g, 0, true, 1, 1, op, 1);
+	gpu_rig_turn(&g);
+	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
+	c->cfg.poll_time_ns = 1;
+	assert_int_equal(transport_gpu.tick(c, c->transport_state[1]), c->now_ns);
+	c->now_ns += DRAY_NS_PER_MS / 2;
+	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 1);
+	/* 200 times as much over PCIe takes long: there is time to sleep */
+	fake_gpu_hold(true);
+	for (unsigned i = 0; i < 20; i++)
+		gpu_rig_submit(&g, 1 + i, true, 1, 2, (const uint64_t[1][3]){ { 0, 0, MIB } }, 1);
+	gpu_rig_turn(&g);
+	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 21);
+	gpu_rig_deinit(&g);
+}
+
 /* With little room for pieces a list goes in several copies, and what does not fit waits. */
 static void little_room(void **state)
 {
@@ -347,11 +379,11 @@ static void lost(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_way),   cmocka_unit_test(pages),
-		cmocka_unit_test(little_room), cmocka_unit_test(many_small_ones),
-		cmocka_unit_test(wakes),       cmocka_unit_test(words),
-		cmocka_unit_test(stopped),     cmocka_unit_test(stopped_at_once),
-		cmocka_unit_test(lost),
+		cmocka_unit_test(every_way),       cmocka_unit_test(pages),
+		cmocka_unit_test(little_room),     cmocka_unit_test(many_small_ones),
+		cmocka_unit_test(wakes),           cmocka_unit_test(polls),
+		cmocka_unit_test(words),           cmocka_unit_test(stopped),
+		cmocka_unit_test(stopped_at_once), cmocka_unit_test(lost),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
