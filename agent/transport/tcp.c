@@ -236,12 +236,17 @@ static void pull(struct tcp *t, unsigned class, struct tcp_budget *b)
 static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
 {
 	struct tcp_stream *s;
+	int64_t before;
 
 	pull(t, class, b);
 	while (b->left > 0 &&
 	       (s = dray_list_first(&t->ready[class], struct tcp_stream, ready_link))) {
 		dray_list_del(&s->ready_link);
+		before = b->left;
 		s->side->step(s, b);
+		/* turns end, whatever a stream wants */
+		if (b->left == before)
+			b->left -= TCP_CALL_COST;
 		tcp_stream_requeue(s);
 		if (!dray_list_empty(&t->pulling[class]))
 			pull(t, class, b);

@@ -363,6 +363,8 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		 */
 		v->asked++;
 		s->parked = true;
+		/* a buffer that came free in this turn has put it on the other list */
+		dray_list_del(&s->ready_link);
 		dray_list_add(&s->tcp->parked, &s->ready_link);
 		return 0;
 	}
@@ -470,12 +472,14 @@ static bool flush(struct serve *v, struct tcp_budget *b)
 static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 {
 	struct serve *v = serve_of(s);
+	int64_t before;
 
 	do {
+		before = b->left;
 		if (!serve_stage_step(v) || !flush(v, b) || !tcp_stream_receive(s, b) ||
 		    !flush(v, b))
 			return;
-	} while (b->left > 0 && s->side->wants(s));
+	} while (b->left > 0 && b->left < before && s->side->wants(s));
 }
 
 static bool serve_wants(const struct tcp_stream *s)

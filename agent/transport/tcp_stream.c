@@ -319,6 +319,9 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
 {
 	for (;;) {
+		/* what it was parked for is no different in the same turn */
+		if (s->parked)
+			return true;
 		if (!parse(s))
 			return false;
 		if (!s->readable || s->parked || b->left <= 0 || s->side->blocked(s))

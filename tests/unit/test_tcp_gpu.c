@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
@@ -112,6 +113,32 @@ static void test_answers_in_order(void **state)
 	assert_true(lab_equal(owner, 2 * MIB, hand.payload, 3000));
 	hand_import_finish();
 	free(host_region);
+}
+
+/*
+ * A buffer comes free for a READ in the middle of the turn that then meets a frame on a grant which is not known, yet.
+ * The stream is looked at again in later turns, and in no other way.
+ */
+static void test_unknown_grant_behind_waiting_read(void **state)
+{
+	static uint8_t want[3 * MIB], got[3 * MIB];
+
+	on_gpus(false, true);
+	hand_import_start(4, 20000);
+	lab_read(owner, 0, want, sizeof(want));
+	/* one buffer more than a peer gets at once */
+	send_read(1, LAB_GRANT, 0, sizeof(want));
+	send_read(2, HOST_GRANT, 0, 100);
+	lab_settle(&hand.lab);
+	/* where a stream is on two lists, a turn does not end */
+	alarm(60);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, sizeof(want));
+	assert_true(lab_receive(&hand.lab, hand.fd, got, sizeof(got)));
+	assert_memory_equal(got, want, sizeof(want));
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 2, DRAY_E_REVOKED, 0);
+	alarm(0);
+	hand_write(3, 0, MIB);
+	hand_import_finish();
 }
 
 /* Longer than all buffers that one peer may have. */
@@ -398,6 +425,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_answers_in_order),
+		cmocka_unit_test(test_unknown_grant_behind_waiting_read),
 		cmocka_unit_test(test_frame_of_many_chunks),
 		cmocka_unit_test(test_revoke_write),
 		cmocka_unit_test(test_revoke_read),
