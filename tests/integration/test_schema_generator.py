@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "schema"))
@@ -38,6 +39,11 @@ def edit(path, old, new):
     text = path.read_text()
     assert text.count(old) >= 1, f"{old!r} is not in {path.name}"
     path.write_text(text.replace(old, new, 1))
+
+
+# of the schema as it is
+MINOR = yaml.safe_load((ROOT / "schema/data.yaml").read_text())["version"]["minor"]
+LAST = max(e["code"] for e in yaml.safe_load((ROOT / "schema/errors.yaml").read_text())["errors"])
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -76,7 +82,8 @@ DATA_BAD = {
     "layout size": ("    size: 4096\n", "    size: 128\n", "passes the size 128"),
     "identifier": ("  - {name: magic_ring,", "  - {name: ring_magic,", "both make the identifier DMSG_RING_MAGIC"),
     "python local": ("{name: request, type: u64,", "{name: body, type: u64,", "the name is taken in Python"),
-    "since over minor": ("{name: count, type: u32,", "{name: count, type: u32, since: 2,", "over the minor version 1"),
+    "since over minor": ("{name: count, type: u32,", f"{{name: count, type: u32, since: {MINOR + 1},",
+                         f"over the minor version {MINOR}"),
     "yaml key twice": ("prefix: dmsg\n", "prefix: dmsg\nprefix: dmsg\n", "key prefix is given twice"),
     "no yaml": ("prefix: dmsg\n", "prefix: [dmsg\n", "data.yaml: "),
 }
@@ -93,7 +100,7 @@ OTHER_BAD = {
     "config type": ("config.yaml", "key: tcp.streams, type: int", "key: tcp.streams, type: integer", "unknown type integer"),
     "key form": ("config.yaml", "key: log.level,", "key: loglevel,", "not of the form section.name"),
     "duplicate code": ("errors.yaml", "name: timeout, code: 46", "name: timeout, code: 45", "duplicate code 45 (identity and timeout)"),
-    "code gap": ("errors.yaml", "name: timeout, code: 46", "name: timeout, code: 48", "codes go up by one"),
+    "code gap": ("errors.yaml", f"code: {LAST},", f"code: {LAST + 1},", "codes go up by one"),
     "duplicate error": ("errors.yaml", "name: timeout,", "name: identity,", "duplicate name identity"),
     "duplicate metric": ("metrics.yaml", "name: dray_peers,", "name: dray_remotes,", "duplicate name dray_remotes"),
     "counter name": ("metrics.yaml", "name: dray_slices_total,", "name: dray_slices,", "counters end in _total"),
@@ -316,7 +323,8 @@ def test_python_keeps_to_limits():
 def test_later_minor_version(tmp_path):
     """Fields with `since` are read where they are, and are 0 in bodies of before; corpora go on being read."""
     schema = schema_copy(tmp_path / "schema")
-    edit(schema / "data.yaml", "version: {major: 1, minor: 1}", "version: {major: 1, minor: 3}")
+    edit(schema / "data.yaml", f"version: {{major: 1, minor: {MINOR}}}",
+         f"version: {{major: 1, minor: {MINOR + 2}}}")
     edit(schema / "data.yaml", '      - {name: count, type: u32, doc: "Tokens revoked."}\n',
          '      - {name: count, type: u32, doc: "Tokens revoked."}\n'
          '      - {name: how, type: u8, enum: direction, since: 2, doc: "New."}\n'
