@@ -7,6 +7,7 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
+#include "lib/assert.h"
 #include "lib/cleanup.h"
 
 /* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
@@ -293,6 +294,54 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		return s;
 	}
 	return NULL;
+}
+
+static void split_local(struct slice *s, struct slice *rest, uint64_t bytes)
+{
+	uint16_t i = 0, n = s->n_local;
+
+	for (; bytes >= s->local[i].iov_len; i++)
+		bytes -= s->local[i].iov_len;
+	s->n_local = i + (bytes > 0);
+	for (uint16_t k = i; k < n; k++)
+		rest->local[rest->n_local++] = s->local[k];
+	rest->local[0].iov_base = (uint8_t *)rest->local[0].iov_base + bytes;
+	rest->local[0].iov_len -= bytes;
+	s->local[i].iov_len = bytes;
+}
+
+static void split_remote(struct slice *s, struct slice *rest, uint64_t bytes)
+{
+	uint16_t i = 0, n = s->n_remote;
+
+	for (; bytes >= s->remote[i].length; i++)
+		bytes -= s->remote[i].length;
+	s->n_remote = i + (bytes > 0);
+	for (uint16_t k = i; k < n; k++)
+		rest->remote[rest->n_remote++] = s->remote[k];
+	rest->remote[0].offset += bytes;
+	rest->remote[0].length -= bytes;
+	s->remote[i].length = bytes;
+}
+
+struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
+{
+	struct slice *rest = slice_new(c);
+	struct xfer *x = s->xfer;
+
+	if (!rest)
+		return NULL;
+	dray_assert(!s->n_ops && bytes && bytes < s->bytes);
+	split_local(s, rest, bytes);
+	split_remote(s, rest, bytes);
+	rest->bytes = s->bytes - bytes;
+	s->bytes = bytes;
+	rest->retried = s->retried;
+	rest->xfer = x;
+	x->slices++;
+	x->n_slices++;
+	x->session->slices[x->class]++;
+	return rest;
 }
 
 /* The session fell below its limit of this class: flows that stood aside go on. */

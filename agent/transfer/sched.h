@@ -24,6 +24,12 @@ static inline bool channel_pending(const struct channel *ch)
  */
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes);
 
+/*
+ * Cuts a slice, which is a list of pieces, down to its first bytes, fewer than it has. Returns the rest, a slice
+ * like any other of the same transfer, or NULL: none is free, and nothing is cut.
+ */
+struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes);
+
 /* For xfer.c: it goes by that channel of transport `index` from now on. */
 void sched_assign(struct xfer *x, unsigned index, struct channel *ch);
 
