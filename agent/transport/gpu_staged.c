@@ -186,7 +186,7 @@ static struct gpu_job *job_new(struct core *c, struct gpu_path *p)
 
 	if (!j || !channel_pending(&p->channel))
 		return NULL;
-	b = stage_get(c, STAGE_OWN, class);
+	b = stage_get(c, STAGE_OWN, class, NULL);
 	if (!b) {
 		stage_wait(c, &p->waiter, STAGE_OWN, class);
 		return NULL;

@@ -76,11 +76,6 @@ uint64_t stage_unit(const struct core *c)
 	return c->stage ? c->stage->unit : 0;
 }
 
-uint32_t stage_share(const struct core *c)
-{
-	return c->stage ? c->stage->n / STAGE_USE_N : 0;
-}
-
 static bool may_have(const struct stage *st, enum stage_use use, enum dmsg_class class)
 {
 	const uint32_t *held = st->held[use];
@@ -90,18 +85,34 @@ static bool may_have(const struct stage *st, enum stage_use use, enum dmsg_class
 	       (class == DMSG_CLASS_LATENCY || held[DMSG_CLASS_BULK] < share - spare);
 }
 
-struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class)
+/* Half of the share is enough for a pipeline; of what is beyond, latency may take one half. */
+static bool account_may_have(const struct stage *st, const struct stage_account *a,
+			     enum dmsg_class class)
+{
+	uint32_t share = st->n / STAGE_USE_N;
+
+	if (!a)
+		return true;
+	return class == DMSG_CLASS_LATENCY ? a->held[0] + a->held[1] < share - share / 4 :
+					     a->held[DMSG_CLASS_BULK] < share / 2;
+}
+
+struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class,
+			       struct stage_account *account)
 {
 	struct stage *st = c->stage;
 	struct stage_buffer *b;
 
-	if (!st || !may_have(st, use, class))
+	if (!st || !may_have(st, use, class) || !account_may_have(st, account, class))
 		return NULL;
 	b = dray_list_first(&st->free, struct stage_buffer, link);
 	if (!b)
 		return NULL;
 	dray_list_del(&b->link);
 	st->held[use][class]++;
+	if (account)
+		account->held[class]++;
+	b->account = account;
 	b->use = (uint8_t)use;
 	b->class = (uint8_t) class;
 	b->n_ranges = 0;
@@ -131,6 +142,9 @@ void stage_put(struct core *c, struct stage_buffer *b)
 	dray_list_del(&b->link);
 	dray_list_add_front(&st->free, &b->link);
 	st->held[b->use][b->class]--;
+	if (b->account)
+		b->account->held[b->class]--;
+	b->account = NULL;
 	for (unsigned class = 0; class < 2; class ++)
 		if (may_have(st, b->use, (enum dmsg_class) class))
 			wake(c, &st->waiters[b->use][class]);
@@ -249,6 +263,11 @@ void stage_finish(struct core *c, struct stage_buffer *b)
 	else
 		finished(c, b, DRAY_E_CANCELLED);
 	dray_assert(!b->busy);
+}
+
+bool stage_wants(const struct core *c)
+{
+	return c->stage && !dray_list_empty(&c->stage->failed);
 }
 
 void stage_progress(struct core *c)

@@ -6,7 +6,8 @@
  *
  * The pool is cut into buffers of one size, stage_unit(), so that it does not fragment. Half of them are for this
  * agent's transfers, which keep them until a peer has answered, and half for what peers ask for: two agents whose
- * transfers to each other fill their halves still serve each other. Of each half bulk leaves some to latency.
+ * transfers to each other fill their halves still serve each other. Of each half bulk leaves some to latency, and
+ * each peer, which may stall with what it has, leaves some to others.
  */
 #ifndef DRAY_AGENT_TRANSPORT_STAGE_H
 #define DRAY_AGENT_TRANSPORT_STAGE_H
@@ -26,6 +27,11 @@ enum stage_use {
 	STAGE_USE_N
 };
 
+/* What one peer has of one use. Starts as zeros. */
+struct stage_account {
+	uint32_t held[2]; /* by class */
+};
+
 struct stage_buffer {
 	struct dray_list link; /* the holder's */
 	void *holder;          /* the holder's */
@@ -41,6 +47,7 @@ struct stage_buffer {
 	struct dray_list copy_link;
 	struct gpu_task task;
 	void (*done)(struct core *c, struct stage_buffer *b);
+	struct stage_account *account;
 	uint8_t use, class, device;
 	bool to_gpu;
 };
@@ -60,11 +67,12 @@ bool stage_is_up(const struct core *c);
 /* Size of a buffer, bytes; a slice or less. 0: there is none. */
 uint64_t stage_unit(const struct core *c);
 
-/* Buffers that there are for one use. */
-uint32_t stage_share(const struct core *c);
-
-/* NULL: none is free for this use (stage_wait()), or there is no staging memory at all. */
-struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class);
+/*
+ * NULL: none is free for this use, or the account has all that it may (stage_wait(), for either); or there is no
+ * staging memory at all. account: whose it is, borrowed until the buffer is given back; NULL: nobody's.
+ */
+struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class,
+			       struct stage_account *account);
 /* It is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
 /* Waits already: nothing. The pool is up. */
@@ -87,5 +95,7 @@ void stage_finish(struct core *c, struct stage_buffer *b);
 
 /* Hands over what the queues had no room for: once a turn, after transport gpu's progress(). */
 void stage_progress(struct core *c);
+/* It has something to do at once. */
+bool stage_wants(const struct core *c);
 
 #endif

@@ -161,6 +161,9 @@ static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint3
 			tcp_serve_close(s, false, false);
 		/* what had no slice with us */
 		xfers_each(c, stop_down, &down);
+		/* its slices and frames have ended, and their buffers are given back */
+		for (unsigned i = 0; i < STAGE_USE_N; i++)
+			dray_assert(!peer->staged[i].held[0] && !peer->staged[i].held[1]);
 		peer_free(peer);
 	}
 	c->up->peer_gone(c, handle);
@@ -296,7 +299,7 @@ static bool tcp_progress(struct core *c, void *state)
 		more |= !dray_list_empty(&t->ready[order[i]]);
 		more |= b.left <= 0 && !dray_list_empty(&t->pulling[order[i]]);
 	}
-	return more || !dray_list_empty(&t->parked);
+	return more || !dray_list_empty(&t->parked) || stage_wants(c);
 }
 
 static void tcp_stop(struct core *c, void *state, struct xfer *x, bool urgent)

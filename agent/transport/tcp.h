@@ -178,7 +178,7 @@ struct tcp_peer {
 	struct dray_list peers_link;
 	struct tcp_channel channels[2]; /* by class */
 	struct dray_list adopted;       /* tcp_serve */
-	uint32_t n_chunks;              /* tcp_serve: staging buffers that its frames have */
+	struct stage_account staged[STAGE_USE_N];
 	bool down;
 };
 

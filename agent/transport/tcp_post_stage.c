@@ -96,20 +96,24 @@ static unsigned count_ahead(const struct tcp_channel *ch)
 	return n;
 }
 
-/* The next slice that has no buffer, of those that fit in one. */
+/* The next slice that has no buffer; of one that fits in none, what does. */
 static struct slice *next_unstaged(struct tcp_channel *ch)
 {
 	struct core *c = tcp_of(ch)->c;
 	struct slice *s;
 
-	while ((s = dray_list_first(&ch->unstaged, struct slice, link))) {
-		dray_list_del(&s->link);
-		if (s->bytes <= stage_unit(c))
-			return s;
-		xfer_slice_done(c, s, DRAY_E_UNSUPPORTED,
-				"gpu.staging has no buffer for a slice that long");
+	s = dray_list_first(&ch->unstaged, struct slice, link);
+	if (!s)
+		return sched_next(c, &ch->staged_ch, stage_unit(c));
+	if (s->bytes > stage_unit(c)) {
+		struct slice *rest = sched_split(c, s, stage_unit(c));
+
+		if (!rest)
+			return NULL;
+		dray_list_add_front(&ch->unstaged, &rest->link);
 	}
-	return sched_next(c, &ch->staged_ch, stage_unit(c));
+	dray_list_del(&s->link);
+	return s;
 }
 
 void tcp_post_stage_ahead(struct tcp_channel *ch)
@@ -122,7 +126,8 @@ void tcp_post_stage_ahead(struct tcp_channel *ch)
 	for (unsigned n = count_ahead(ch);
 	     n < AHEAD && (!dray_list_empty(&ch->unstaged) || channel_pending(&ch->staged_ch));
 	     n++) {
-		struct stage_buffer *b = stage_get(c, STAGE_OWN, ch->ch.class);
+		struct stage_buffer *b =
+			stage_get(c, STAGE_OWN, ch->ch.class, &ch->peer->staged[STAGE_OWN]);
 		struct slice *s;
 
 		if (!b) {

@@ -80,22 +80,16 @@ static void settle(struct serve_frame *f)
 	object_release(c, region);
 }
 
-static void put_chunk(struct serve *v, struct stage_buffer *b)
-{
-	v->s.peer->n_chunks--;
-	stage_put(v->s.tcp->c, b);
-}
-
 static void put_chunks(struct serve_frame *f)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
-		put_chunk(f->serve, b);
+		stage_put(f->serve->s.tcp->c, b);
 }
 
 static void put_place(struct serve *v)
 {
 	if (v->chunk)
-		put_chunk(v, v->chunk);
+		stage_put(v->s.tcp->c, v->chunk);
 	v->chunk = NULL;
 	v->chunks_left = 0;
 	stage_unwait(&v->waiter);
@@ -126,12 +120,11 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 {
 	struct serve_frame *f = b->holder;
 
-	(void)c;
 	f->copies--;
 	if (b->code)
 		fail(f, b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code);
 	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK)
-		put_chunk(f->serve, b);
+		stage_put(c, b);
 	settle(f);
 	tell(f->serve);
 }
@@ -152,17 +145,14 @@ static struct stage_buffer *next_chunk(struct serve *v)
 	const struct grant_view *g = (const struct grant_view *)f->grant->view;
 	const struct region_view *r = (const struct region_view *)f->region->view;
 	struct core *c = v->s.tcp->c;
-	/* a peer that stalls must not have all that there is */
-	struct stage_buffer *b = v->s.peer->n_chunks < stage_share(c) / 2 ?
-					 stage_get(c, STAGE_PEER, v->s.class) :
-					 NULL;
+	struct stage_buffer *b =
+		stage_get(c, STAGE_PEER, v->s.class, &v->s.peer->staged[STAGE_PEER]);
 	uint64_t bytes, max = stage_unit(c);
 
 	if (!b) {
 		stage_wait(c, &v->waiter, STAGE_PEER, v->s.class);
 		return NULL;
 	}
-	v->s.peer->n_chunks++;
 	b->holder = f;
 	b->n_ranges = serve_ranges(v, g, r, b->ranges, STAGE_RANGES_MAX, &bytes);
 	while (bytes > max) {
@@ -331,7 +321,7 @@ void serve_stage_sent(struct serve *v, uint64_t n)
 		if (!b || v->sent_of < b->bytes || b->busy)
 			break;
 		v->sent_of -= b->bytes;
-		put_chunk(v, b);
+		stage_put(v->s.tcp->c, b);
 	}
 	if (v->sending_left)
 		return;

@@ -204,8 +204,9 @@ void lab_side_turn(struct lab_side *s)
 
 	c->now_ns = dray_now().ns + s->lab->skew_ns;
 	lab_check(loop_turn(&c->loop, 0) >= 0);
+	s->more = false;
 	for (unsigned i = 0; i < c->n_transports; i++)
-		c->transports[i]->progress(c, c->transport_state[i]);
+		s->more |= c->transports[i]->progress(c, c->transport_state[i]);
 	xfers_tick(c);
 	for (unsigned i = 0; i < c->n_transports; i++)
 		c->transports[i]->tick(c, c->transport_state[i]);

@@ -74,6 +74,7 @@ struct lab_side {
 	dray_handle last_fault;
 	struct lab_ids lost, closed;
 	bool down;
+	bool more;            /* a transport has more to do than it did in the last turn */
 	uint64_t gpu_staging; /* of lab_staging */
 	struct lab_gpu gpu;
 };

@@ -174,7 +174,7 @@ static void waits_for_a_buffer(void **state)
 	struct core *c = &g.rig.core;
 
 	begin(&g, 0, 64);
-	while (n < 64 && (held[n] = stage_get(c, STAGE_OWN, DMSG_CLASS_BULK)))
+	while (n < 64 && (held[n] = stage_get(c, STAGE_OWN, DMSG_CLASS_BULK, NULL)))
 		n++;
 	assert_true(n > 0 && n < 64);
 	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);

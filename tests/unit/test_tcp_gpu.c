@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "agent/transfer/object.h"
@@ -265,6 +266,43 @@ static void test_owner_loses_device(void **state)
 	hand_import_finish();
 }
 
+/* A copy that finds the device lost ends in the next turn, which comes at once. */
+static void test_lost_device_is_told_at_once(void **state)
+{
+	struct pmsg_seg seg = { 0, 5000 };
+
+	on_gpus(false, true);
+	hand_import_start(8, 0);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_settle(&hand.lab);
+	fake_gpu_lose(LAB_GPU, true);
+	assert_int_equal(send(hand.fd, hand.payload, 5000, 0), 5000);
+	lab_until(&hand.lab, owner->gpu.n_lost == 1);
+	assert_true(owner->more);
+	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, DRAY_E_GPU_LOST, 0);
+	hand_import_finish();
+}
+
+/* Bulk that a peer asks for, and does not read, leaves its latency transfers a buffer. */
+static void test_latency_beside_stalled_bulk(void **state)
+{
+	int bulk, fd[2];
+
+	on_gpus(false, true);
+	hand_import_start(4, 20000);
+	send_read(1, LAB_GRANT, 0, 8 * MIB);
+	lab_settle(&hand.lab);
+	bulk = hand.fd;
+	lab_pair(fd, 0);
+	transport_tcp.stream_adopt(&owner->core, owner->tcp, LAB_PEER, fd[1], HAND_STREAM + 1,
+				   DMSG_CLASS_LATENCY);
+	hand.fd = fd[0];
+	hand_read(2, 5, 1000);
+	hand_write(3, 7, 2000);
+	close(bulk);
+	hand_import_finish();
+}
+
 /* --- the importing side -------------------------------------------------------------------------- */
 
 /* Eight WRITEs and eight READs of 1 MiB, with their copies held. */
@@ -377,6 +415,60 @@ static void test_host_memory_goes_on(void **state)
 	free(host_region);
 }
 
+/* A peer that does not answer has not all buffers. */
+static void test_stalled_peer_leaves_buffers(void **state)
+{
+	struct stage_buffer *left;
+
+	on_gpus(true, false);
+	hand_own_start();
+	for (unsigned i = 0; i < 8; i++)
+		lab_transfer1(&hand.lab.side[0], i, DMSG_DIRECTION_READ, i * MIB, i * MIB, MIB);
+	hand_stream(1);
+	hand_receive_read(hand.lab.raw_fd[0], 0, MIB);
+	lab_settle(&hand.lab);
+	left = stage_get(&hand.lab.side[0].core, STAGE_OWN, DMSG_CLASS_BULK, NULL);
+	assert_non_null(left);
+	stage_put(&hand.lab.side[0].core, left);
+	hand_own_finish();
+}
+
+/* What another transport had begun goes on here, however long its slices were. */
+static void test_taken_over_slices_are_cut(void **state)
+{
+	static const uint64_t ops[][3] = { { 1, 9 * MIB, 2 * MIB },
+					   { 3 * MIB + 5, 11 * MIB, 1000 },
+					   { 4 * MIB, 12 * MIB + 3, 2 * MIB - 1 },
+					   { 7 * MIB, 15 * MIB, MIB } };
+	static uint8_t bytes[2 * MIB];
+
+	on_gpus(true, true);
+	lab_prepare(&lab);
+	lab_start(&lab, 16 * MIB, 16);
+	lab_fill(a, 0, 8 * MIB, 1);
+	lab_fill(b, 8 * MIB, 8 * MIB, 1);
+	assert_int_equal(stage_unit(&a->core), MIB);
+	for (unsigned i = 0; i < 2; i++) {
+		struct slice *s;
+
+		lab_transfer(a, i, i ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE, DMSG_CLASS_BULK,
+			     ops, DRAY_ARRAY_SIZE(ops));
+		s = sched_next(&a->core, lab_xfer(a, i)->channel, 8 * MIB);
+		assert_non_null(s);
+		assert_true(s->bytes > 5 * MIB);
+		transport_tcp.adopt(&a->core, a->tcp, lab_xfer(a, i)->channel, s);
+		lab_until(&lab, lab_end(a, i));
+		assert_int_equal(lab_end(a, i)->code, 0);
+		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(ops); k++) {
+			lab_read(a, ops[k][0], bytes, ops[k][2]);
+			assert_true(lab_equal(b, ops[k][1], bytes, ops[k][2]));
+		}
+		lab_fill(a, 0, 8 * MIB, 3);
+	}
+	assert_int_equal(a->session.slices[DMSG_CLASS_BULK], 0);
+	lab_deinit(&lab);
+}
+
 /* Both ask each other for more than there are buffers: neither waits for the other for ever. */
 static void test_both_out_of_buffers(void **state)
 {
@@ -431,11 +523,15 @@ int main(void)
 		cmocka_unit_test(test_revoke_read),
 		cmocka_unit_test(test_reset_while_copying),
 		cmocka_unit_test(test_owner_loses_device),
+		cmocka_unit_test(test_lost_device_is_told_at_once),
+		cmocka_unit_test(test_latency_beside_stalled_bulk),
 		cmocka_unit_test(test_importer_loses_device),
 		cmocka_unit_test(test_session_ends_while_copying),
 		cmocka_unit_test(test_cancelled_while_copying),
 		cmocka_unit_test(test_peer_down_while_copying),
 		cmocka_unit_test(test_host_memory_goes_on),
+		cmocka_unit_test(test_stalled_peer_leaves_buffers),
+		cmocka_unit_test(test_taken_over_slices_are_cut),
 		cmocka_unit_test(test_both_out_of_buffers),
 		cmocka_unit_test(test_counted),
 	};
