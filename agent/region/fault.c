@@ -127,6 +127,16 @@ int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream, const
 	return 0;
 }
 
+int fault_run(void (*fn)(void *arg), void *arg)
+{
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	fn(arg);
+	disarm();
+	return 0;
+}
+
 int fault_load32(const uint32_t *p, uint32_t *ret)
 {
 	uint32_t v;

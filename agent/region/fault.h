@@ -44,6 +44,12 @@ int fault_copy(void *dst, const void *src, size_t n);
 int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream,
 		      const void **ret_address);
 
+/*
+ * Runs fn(arg), which copies by means of its own: it may be left at any access to memory, and so holds nothing. 0, or
+ * -EFAULT.
+ */
+int fault_run(void (*fn)(void *arg), void *arg);
+
 /* Guarded aligned 32-bit load (acquire) and store (release). 0 or -EFAULT. */
 int fault_load32(const uint32_t *p, uint32_t *ret);
 int fault_store32(uint32_t *p, uint32_t v);
