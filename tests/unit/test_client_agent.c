@@ -393,7 +393,7 @@ static void refusals_have_their_code(void **state)
 	spec.flags = 0;
 	ok(d, dray_region_add(d, &spec, &region));
 	e.kind = DRAY_KIND_DMABUF;
-	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_UNSUPPORTED);
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_REGION_KIND);
 	assert_int_equal(dray_token_from_bytes("nonsense", 8, &t), 0);
 	assert_int_equal(dray_remote_import(d, &t, 0, &remote), -DRAY_E_TOKEN_INVALID);
 	close(hole);
