@@ -363,8 +363,8 @@ static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 	/* from then on, for a while */
 	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS)
 		poll_ns = INT64_MAX;
-	return dray_min(dray_max(poll_ns, c->now_ns),
-			l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);
+	poll_ns = dray_max(poll_ns, c->now_ns);
+	return dray_min(poll_ns, l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);
 }
 
 int64_t gpu_queues_tick(struct core *c)
