@@ -2,7 +2,8 @@
 /*
  * Frames of a hostile peer against the owning side of transport tcp. The input is a script: raw bytes, frames
  * that are nearly right, payload, turns, drops of the grant, resets. Whatever it does, bytes outside the
- * grant do not change, objects are held no longer than a frame is in hand, and answers have the right form.
+ * grant do not change, objects are held no longer than a frame is in hand, and answers have the right form. Each
+ * script runs twice: the region is host memory, then memory of a GPU, which is the fake's, with few staging buffers.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #include "agent/transfer/object.h"
 #include "agent/transport/tcp.h"
+#include "tests/gpu/fake.h"
 #include "tests/unit/tcp_lab.h"
 
 #define REGION 65536u
@@ -21,9 +23,16 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static struct lab lab;
-static struct lab_side *const owner = &lab.side[1];
-static struct grant_view grant;
+/* Eight buffers: a frame may need more than a peer gets at once. */
+#define STAGING 65536u
+
+static struct target {
+	struct lab lab;
+	struct grant_view grant;
+} targets[2]; /* host memory, GPU memory */
+
+static struct target *target;
+static struct lab_side *owner;
 static int fd;
 
 struct script {
@@ -42,23 +51,27 @@ static uint64_t take(struct script *s, unsigned bytes)
 static void grant_publish(void)
 {
 	/* a new generation each time, as handles have it */
-	grant = (struct grant_view){ { OBJECT_GRANT, grant.o.handle + ((uint64_t)1 << 32), 0, 0,
-				       LENGTH, DMSG_ACCESS_ALL },
+	target->grant =
+		(struct grant_view){ { OBJECT_GRANT, target->grant.o.handle + ((uint64_t)1 << 32),
+				       0, 0, LENGTH, DMSG_ACCESS_ALL },
 				     LAB_PEER,
 				     LAB_REGION,
 				     START };
-	lab_check(object_publish(&owner->core, &grant.o) == 0);
+	lab_check(object_publish(&owner->core, &target->grant.o) == 0);
 }
 
 static void grant_drop(bool urgent)
 {
 	unsigned n = owner->n_dropped;
 
-	object_drop(&owner->core, OBJECT_GRANT, grant.o.handle, DRAY_E_REVOKED, urgent);
+	object_drop(&owner->core, OBJECT_GRANT, target->grant.o.handle, DRAY_E_REVOKED, urgent);
+	lab_check(!urgent || owner->n_dropped == n + 1);
 	if (owner->n_dropped == n) {
-		/* a READ answer has its time to finish */
-		lab_advance(&lab, 1000);
+		/* a READ answer has its time to finish, and a GPU what it has begun */
+		lab_advance(&target->lab, 1000);
 		lab_side_turn(owner);
+		if (target == &targets[1])
+			lab_until(&target->lab, owner->n_dropped == n + 1);
 	}
 	lab_check(owner->n_dropped == n + 1);
 }
@@ -79,7 +92,7 @@ static void stream_end(void)
 	transport_tcp.stream_reset(&owner->core, owner->tcp, LAB_PEER, STREAM);
 	lab_check(owner->closed.n == 1);
 	close(fd);
-	lab_check(object_get(&owner->core, OBJECT_GRANT, grant.o.handle)->users == 0);
+	lab_check(object_get(&owner->core, OBJECT_GRANT, target->grant.o.handle)->users == 0);
 }
 
 static void feed(const void *p, size_t n)
@@ -108,7 +121,7 @@ static void feed_frame(struct script *s)
 	for (unsigned i = 0; i < n; i++)
 		segs[i] = (struct pmsg_seg){ take(s, 2), take(s, how & 128 ? 2 : 1) + 1 };
 	bytes = lab_frame(wire, how & 4 ? PMSG_FRAME_KIND_READ : PMSG_FRAME_KIND_WRITE, take(s, 1),
-			  grant.o.handle, segs, (uint16_t)n);
+			  target->grant.o.handle, segs, (uint16_t)n);
 	if (how & 8) {
 		/* spoil a field */
 		unsigned at = (unsigned)(take(s, 2) % bytes);
@@ -126,19 +139,18 @@ static void feed_frame(struct script *s)
 
 static void start(void)
 {
-	lab_init(&lab, REGION, 4);
-	grant.o.handle = LAB_HANDLE(100);
+	lab_staging[1] = target == &targets[1] ? STAGING : 0;
+	lab_init(&target->lab, REGION, 4);
+	target->grant.o.handle = LAB_HANDLE(100);
 	grant_publish();
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static void run(struct target *t, struct script s)
 {
-	struct script s = { data, data + size };
-	static bool started;
-
-	if (!started)
+	target = t;
+	owner = &t->lab.side[1];
+	if (!t->grant.o.handle)
 		start();
-	started = true;
 	lab_fill(owner, 0, REGION, 1);
 	stream_new();
 	while (s.p < s.end) {
@@ -167,7 +179,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		case 6:
 			if (take(&s, 1) & 1)
 				shutdown(fd, SHUT_WR);
-			lab_advance(&lab, 10);
+			lab_advance(&target->lab, 10);
 			lab_side_turn(owner);
 			break;
 		case 7:
@@ -182,5 +194,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	lab_side_turn(owner);
 	lab_check(lab_filled(owner, 0, START, 1));
 	lab_check(lab_filled(owner, START + LENGTH, REGION - START - LENGTH, 1));
+	lab_check(!atomic_load(&fake_gpu_status()->illegal) && !owner->gpu.n_lost);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(targets); i++)
+		run(&targets[i], (struct script){ data, data + size });
 	return 0;
 }
