@@ -156,9 +156,12 @@ static void tell_staging(struct gpu_device *d)
 			    "no staging memory, GPU memory moves over the network by RDMA alone: "
 			    "%s",
 			    d->staging_err.msg);
-	for (unsigned w = 0; w < g->n_workers; w++)
+	for (unsigned w = 0; w < g->n_workers; w++) {
 		if (g->staging[w].base)
 			gpus_tell(g, w, GPU_STAGING, 0, &g->staging[w]);
+		if (g->lists[w])
+			gpus_tell(g, w, GPU_LISTS, 0, g->lists[w]);
+	}
 }
 
 static void start_done(struct job *j)

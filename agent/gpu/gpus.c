@@ -115,6 +115,7 @@ void gpus_message(struct gpus *g, unsigned worker, const struct transport_messag
 	case GPU_UP:
 	case GPU_DOWN:
 	case GPU_STAGING:
+	case GPU_LISTS:
 	case GPU_PINNED:
 		break;
 	}

@@ -65,6 +65,7 @@ struct gpus {
 	struct dray_list memories; /* of struct gpu_memory */
 	/* staging: made by the first device that starts, kept until the end */
 	struct gpu_staging staging[WORKERS_MAX];
+	void *lists[WORKERS_MAX]; /* the same for lists of operations */
 	bool staging_tried, staging_told;
 	/* pin.c */
 	bool pinning; /* a GPU was in use */
@@ -93,7 +94,7 @@ void gpu_device_give_back(struct gpu_device *d);
 /* --- queues.c: on the opener's thread --- */
 int queues_make(struct gpu_device *d, struct dray_err *reterr);
 void queues_free(struct gpu_device *d);
-/* Staging memory of every worker. What it could not have is left out. */
+/* Memory of every worker, to stage in and for lists of operations. What it could not have is left out. */
 void staging_make(struct gpus *g, struct dray_err *reterr);
 void staging_free(struct gpus *g);
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "agent/gpu/internal.h"
+#include "agent/transfer/ops_store.h"
 
 static uint32_t peers_of(const struct gpu_device *d)
 {
@@ -70,10 +71,15 @@ void queues_free(struct gpu_device *d)
 
 void staging_make(struct gpus *g, struct dray_err *reterr)
 {
+	struct dray_err lists_err;
+
+	dray_err_init(&lists_err);
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		struct gpu_staging *s = &g->staging[w];
 		void *base = NULL;
 
+		/* without it lists are copied to the room of their queue */
+		g->ops->host_alloc(g->plugin, OPS_PINNED_BYTES, &g->lists[w], &lists_err);
 		if (g->ops->host_alloc(g->plugin, (uint64_t)g->cfg->gpu.staging, &base, reterr) < 0)
 			continue;
 		*s = (struct gpu_staging){ base, (uint64_t)g->cfg->gpu.staging };
@@ -86,5 +92,8 @@ void staging_free(struct gpus *g)
 		if (g->staging[w].base)
 			g->ops->host_free(g->plugin, g->staging[w].base);
 		g->staging[w] = (struct gpu_staging){ 0 };
+		if (g->lists[w])
+			g->ops->host_free(g->plugin, g->lists[w]);
+		g->lists[w] = NULL;
 	}
 }

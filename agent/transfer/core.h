@@ -160,6 +160,8 @@ struct xfer {
 	uint64_t target_offset;                 /* start of the remote range in target */
 	struct xfer_op *ops;                    /* merged */
 	uint32_t n_ops, n_ops_given, ops_class;
+	bool ops_pinned;  /* GPUs reach `ops` */
+	bool ops_lost;    /* and one that failed may still read them: they are not used again */
 	uint64_t longest; /* bytes of the longest of them */
 	struct xfer_cursor cursor;
 	uint32_t slices;             /* in flight */

@@ -41,6 +41,11 @@ int xfers_init(struct core *c, uint32_t max)
 	return 0;
 }
 
+void xfers_pinned(struct core *c, void *base)
+{
+	ops_store_pinned(&c->xfers->ops, base);
+}
+
 void xfers_deinit(struct core *c)
 {
 	struct xfers *xs = c->xfers;
@@ -81,7 +86,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 
 void xfer_free(struct xfers *xs, struct xfer *x)
 {
-	if (x->ops && x->ops != x->ops_inline)
+	if (x->ops && x->ops != x->ops_inline && !x->ops_lost)
 		ops_store_put(&xs->ops, x->ops, x->ops_class);
 	free(x->notify_payload);
 	if (xs->n_free < XFERS_KEPT) {

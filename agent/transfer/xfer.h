@@ -4,6 +4,7 @@
 #define DRAY_AGENT_TRANSFER_XFER_H
 
 #include "agent/transfer/core.h"
+#include "agent/transfer/ops_store.h"
 #include "agent/transfer/quota.h"
 #include "agent/transfer/record.h"
 #include "lib/err.h"
@@ -44,6 +45,8 @@ void xfer_session_deinit(struct xfer_session *s);
 
 int xfers_init(struct core *c, uint32_t max);
 void xfers_deinit(struct core *c);
+/* Once: memory of OPS_PINNED_BYTES that GPUs reach, for long lists that they read; borrowed until xfers_deinit(). */
+void xfers_pinned(struct core *c, void *base);
 
 /*
  * Checks and starts a transfer. 0: accepted, up->xfer_ended will run exactly once (possibly from inside).

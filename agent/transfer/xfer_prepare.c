@@ -228,6 +228,28 @@ int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr)
 	return 0;
 }
 
+static bool is_gpu_memory(const struct object *region)
+{
+	return ((const struct region_view *)region->view)->memory == REGION_GPU;
+}
+
+/* Where its operations go. */
+static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
+{
+	struct ops_store *s = &c->xfers->ops;
+
+	x->ops = x->ops_inline;
+	if (n <= XFER_OPS_INLINE)
+		return true;
+	x->ops = NULL;
+	if (x->target && (is_gpu_memory(x->local) || is_gpu_memory(x->target)))
+		x->ops = ops_store_get_pinned(s, n, &x->ops_class);
+	x->ops_pinned = x->ops;
+	if (!x->ops)
+		x->ops = ops_store_get(s, n, &x->ops_class);
+	return x->ops;
+}
+
 int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		 struct dray_err *reterr)
 {
@@ -266,10 +288,7 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			return ret;
 		x->set.value = r->set_value;
 	}
-	x->ops = x->ops_inline;
-	if (r->n_ops > XFER_OPS_INLINE)
-		x->ops = ops_store_get(&c->xfers->ops, r->n_ops, &x->ops_class);
-	if (!x->ops)
+	if (!ops_room(c, x, r->n_ops))
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the operations");
 	ret = ops_load(c, x, r, reterr);

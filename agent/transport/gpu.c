@@ -240,6 +240,13 @@ static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer 
 	return any;
 }
 
+/* The device may have been given up while it still read them. */
+static void lists_lost(const struct gpu_batch *b)
+{
+	dray_list_for_each(&b->slices, s, struct slice, link)
+		s->xfer->ops_lost = s->xfer->ops_pinned;
+}
+
 static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 {
 	struct gpu_batch *b = dray_container_of(t, struct gpu_batch, task);
@@ -247,6 +254,8 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	struct gpu_transport *g = p->owner;
 
 	(void)c;
+	if (code)
+		lists_lost(b);
 	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_OK], &b->slices);
 	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_STOPPED], &b->stopped);
 	p->n_batches--;
@@ -310,7 +319,8 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	part = batch_fill(c, p, b, &plan);
 	if (!plan.n)
 		return false;
-	copy = (struct gpu_copy){ .engine = plan.engine,
+	copy = (struct gpu_copy){ .pieces = plan.list,
+				  .engine = plan.engine,
 				  .swapped = plan.swapped,
 				  .to_base = plan.to_base,
 				  .from_base = plan.from_base,
@@ -320,6 +330,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	b->path = p;
 	b->bytes = plan.bytes;
 	if (gpu_submit(c, p->device, p->channel.class, &copy, plan.n, &b->task) < 0) {
+		lists_lost(b);
 		dray_list_splice(&g->over[GPU_END_LOST], &b->slices);
 		return false;
 	}
@@ -461,6 +472,9 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		break;
 	case GPU_STAGING:
 		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
+		break;
+	case GPU_LISTS:
+		xfers_pinned(c, m->arg);
 		break;
 	case GPU_LOST:
 	case GPU_GONE:

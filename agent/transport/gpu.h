@@ -28,7 +28,8 @@ bool gpu_is_up(const struct core *c, unsigned device);
 
 /*
  * A copy of at most gpu_room() pieces. gpu_pieces() is where they are written, then gpu_submit() hands the first n of
- * them over, as `copy` says (its `pieces` and `n` are filled in). 0; -EAGAIN: no room for now, progress() of the
+ * them over, as `copy` says (its `pieces` and `n` are filled in). Where its `pieces` are set, these are handed over, in
+ * memory of the plug-in's that stays as it is until the task is done; gpu_room() must not be 0 all the same. 0; -EAGAIN: no room for now, progress() of the
  * transport makes some; -EIO: the device is lost or not up, and done() will not run.
  */
 uint32_t gpu_room(const struct core *c, unsigned device, enum dmsg_class class);

@@ -16,6 +16,7 @@ enum gpu_message {
 	GPU_UP, /* id: device; arg: struct gpu_queues of this worker, borrowed until GONE */
 	GPU_DOWN, /* id: device; answered by GONE. Regions on it are dropped already, or being dropped */
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
+	GPU_LISTS, /* arg: pinned memory of xfers_pinned() for this worker, borrowed for its life */
 	GPU_PINNED, /* id: handle of a region of host memory: devices reach it. Lasts until it is dropped */
 	/* from the worker */
 	GPU_LOST, /* id: device: it failed; DOWN is awaited */

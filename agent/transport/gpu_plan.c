@@ -154,11 +154,20 @@ bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
 			offsetof(struct xfer_op, remote) == offsetof(struct dray_piece, from) &&
 			offsetof(struct xfer_op, length) == offsetof(struct dray_piece, bytes),
 		"an operation is a piece");
-	if (p->n || s->n_ops < OPS_MIN || s->n_ops > p->max || x->longest > GPU_PIECE_MAX ||
+	bool whole = x->ops_pinned && !s->from.offset && !x->cursor.offset;
+
+	if (p->n || s->n_ops < OPS_MIN || (!whole && s->n_ops > p->max) ||
+	    x->longest > GPU_PIECE_MAX ||
 	    ((const struct region_view *)x->local->view)->n_extents != 1 ||
 	    ((const struct region_view *)x->target->view)->n_extents != 1)
 		return false;
 	set_bases(p, x);
+	p->n = s->n_ops;
+	p->bytes = s->bytes;
+	if (whole) {
+		p->list = (const struct dray_piece *)(const void *)&x->ops[s->from.op];
+		return true;
+	}
 	memcpy(pieces, &x->ops[s->from.op], s->n_ops * sizeof(*pieces));
 	first = x->ops[s->from.op];
 	first.local += s->from.offset;
@@ -168,7 +177,5 @@ bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
 	/* the last one may be cut */
 	if (x->cursor.offset)
 		pieces[s->n_ops - 1].bytes = x->cursor.offset;
-	p->n = s->n_ops;
-	p->bytes = s->bytes;
 	return true;
 }

@@ -54,6 +54,7 @@ extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
 struct gpu_plan {
 	const struct gpu_plan_limits *limits;
 	struct dray_piece *pieces;
+	const struct dray_piece *list; /* they are these instead; NULL: they are not */
 	uint32_t n, max;
 	uint64_t bytes;
 	bool engine;
@@ -73,7 +74,7 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w);
 
 /*
  * Adds a slice whose operations are pieces as they stand, since each region is one extent: what costs least for lists of
- * thousands. The slice is the last one that its transfer has handed out. False: it must be walked.
+ * thousands, above all where a device reads the transfer's own list. The slice is the last one that its transfer has handed out. False: it must be walked.
  */
 bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s);
 

@@ -250,22 +250,28 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 	struct lane *l = lane_of(c, device, class);
 	struct port *p = &c->gpu->ports[device];
 	uint32_t skip, at;
+	bool own;
 
 	if (!gpu_is_up(c, device))
 		return -EIO;
-	if (room(l, &skip) < n)
+	copy->n = n;
+	own = copy->pieces;
+	if (room(l, &skip) < (own ? 1 : n))
 		return -EAGAIN;
 	at = skip ? 0 : l->head;
-	copy->pieces = &l->pieces[at];
-	copy->n = n;
+	if (!own)
+		copy->pieces = &l->pieces[at];
 	if (p->given->ops->submit(l->queue, copy) < 0) {
 		port_lost(c, device);
 		return -EIO;
 	}
-	/* with nothing under way what is skipped was free already */
-	t->n_pieces = n + (l->used ? skip : 0);
-	l->used += t->n_pieces;
-	l->head = at + n == l->n_pieces ? 0 : at + n;
+	t->n_pieces = 0;
+	if (!own) {
+		/* with nothing under way what is skipped was free already */
+		t->n_pieces = n + (l->used ? skip : 0);
+		l->used += t->n_pieces;
+		l->head = at + n == l->n_pieces ? 0 : at + n;
+	}
 	t->device = (uint8_t)device;
 	t->class = (uint8_t) class;
 	t->number = ++l->submitted;

@@ -113,6 +113,9 @@ static void set_up(void)
 		h.queues.pieces[i] = malloc(PIECES * sizeof(struct dray_piece));
 	transport_gpu.message(c, c->transport_state[0],
 			      &(struct transport_message){ .type = GPU_UP, .arg = &h.queues });
+	transport_gpu.message(c, c->transport_state[0],
+			      &(struct transport_message){ .type = GPU_LISTS,
+							   .arg = malloc(OPS_PINNED_BYTES) });
 }
 
 /* Pages in random order on the far side, in order on the near one. */

@@ -73,6 +73,15 @@ void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes)
 	message(g, GPU_STAGING, 0, &g->staging);
 }
 
+void gpu_rig_lists(struct gpu_rig *g)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_int_equal(gpu_plugin_ops.host_alloc(g->plugin, OPS_PINNED_BYTES, &g->lists, &err),
+			 0);
+	message(g, GPU_LISTS, 0, g->lists);
+}
+
 static bool told(const struct gpu_rig *g, enum gpu_message type, uint64_t id)
 {
 	for (unsigned i = 0; i < g->rig.n_told; i++)
@@ -96,6 +105,8 @@ void gpu_rig_deinit(struct gpu_rig *g)
 	rig_deinit(&g->rig);
 	if (g->staging.base)
 		gpu_plugin_ops.host_free(g->plugin, g->staging.base);
+	if (g->lists)
+		gpu_plugin_ops.host_free(g->plugin, g->lists);
 	for (unsigned i = 0; i < g->n_pinned; i++)
 		gpu_plugin_ops.unpin(g->plugin, g->pinned[i]);
 	for (unsigned i = 0; i < g->n_regions; i++) {

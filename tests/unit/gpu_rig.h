@@ -23,6 +23,7 @@ struct gpu_rig {
 	struct gpu_rig_region regions[8];
 	void *pinned[8];
 	struct gpu_staging staging;
+	void *lists;
 	struct remote_view *remotes[8];
 };
 
@@ -36,6 +37,8 @@ struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes,
 				  uint32_t n_extents);
 /* Devices reach a region of host memory. */
 void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
+/* Memory for lists that devices read. */
+void gpu_rig_lists(struct gpu_rig *g);
 /* Memory to stage in. */
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes);
 dray_handle gpu_rig_handle(unsigned n);

@@ -121,6 +121,93 @@ static void pages(void **state)
 	free(ops);
 }
 
+static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
+{
+	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
+		if (x->request_id == id)
+			return x;
+	fail();
+	return NULL;
+}
+
+/* Lists that devices read where they are: they need no room, stay while they are read, and are then used again. */
+static void lists(void **state)
+{
+	enum { N = 40000, PAGE = 64, ROOM = 1024, TRANSFERS = 90 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, ROOM);
+	gpu_rig_lists(&g);
+	g.s.shared.ops_max = 1u << 24;
+	gpu_rig_region(&g, 0, 2 * N * PAGE, 1);
+	gpu_rig_region(&g, 1, 2 * N * PAGE, 1);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = i * 2 * PAGE;
+		ops[i][1] = (i * 7 % N * 2 + 1) * PAGE;
+		ops[i][2] = PAGE;
+	}
+	/* as many operations as a slice has, and the rest */
+	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
+	move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
+	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 4);
+	for (unsigned k = 0; k < TRANSFERS; k++) {
+		gpu_rig_submit(&g, k, true, 1, 2, (const uint64_t(*)[3])ops + k,
+			       500 + k * 997 % 20000);
+		if (k % 7 == 3)
+			xfer_stop(&g.rig.core, xfer_of(&g, k), DRAY_E_SESSION_CLOSED, NULL, true);
+		if (k % 5 == 4)
+			gpu_rig_turn(&g);
+	}
+	gpu_rig_until(&g, 2 + TRANSFERS);
+	for (unsigned i = 2; i < 2 + TRANSFERS; i++)
+		assert_int_equal(g.rig.ended[i].code,
+				 g.rig.ended[i].request_id % 7 == 3 ? DRAY_E_SESSION_CLOSED : 0);
+	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
+/* Nothing is written to a list that a device which failed may still read. */
+static void lists_of_a_lost_device(void **state)
+{
+	enum { N = 40000 };
+	uint64_t(*ops)[3] = malloc(N * sizeof(*ops));
+	const struct xfer_op *lost;
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, PIECES);
+	gpu_rig_lists(&g);
+	g.s.shared.ops_max = 1u << 24;
+	gpu_rig_region(&g, 0, 2 * N, 1);
+	gpu_rig_region(&g, 1, 2 * N, 1);
+	for (uint64_t i = 0; i < N; i++) {
+		ops[i][0] = ops[i][1] = 2 * i;
+		ops[i][2] = 1;
+	}
+	fake_gpu_hold(true);
+	gpu_rig_submit(&g, 0, true, 1, 1, (const uint64_t(*)[3])ops, N);
+	gpu_rig_turn(&g);
+	gpu_rig_held(1);
+	lost = xfer_of(&g, 0)->ops;
+	assert_true(xfer_of(&g, 0)->ops_pinned);
+	fake_gpu_lose(0, true);
+	gpu_rig_until(&g, 1);
+	assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
+	for (unsigned k = 1; k < 10; k++)
+		gpu_rig_submit(&g, k, true, 2, 2, (const uint64_t(*)[3])ops, N);
+	for (unsigned k = 1; k < 10; k++) {
+		assert_ptr_not_equal(xfer_of(&g, k)->ops, lost);
+		/* of memory for eight */
+		assert_int_equal(xfer_of(&g, k)->ops_pinned, k < 8);
+	}
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 10);
+	gpu_rig_deinit(&g);
+	free(ops);
+}
+
 /* A worker that sleeps with a copy under way is woken by its end; with several it does not sleep for long. */
 static void wakes(void **state)
 {
@@ -268,15 +355,6 @@ static void words(void **state)
 
 /* --- ends before the end ------------------------------------------------------------------------- */
 
-static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
-{
-	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
-		if (x->request_id == id)
-			return x;
-	fail();
-	return NULL;
-}
-
 /* What is under way ends by itself, what is not is not begun; the other transfer in the same launch goes on. */
 static void stopped(void **state)
 {
@@ -384,6 +462,8 @@ int main(void)
 		cmocka_unit_test(wakes),           cmocka_unit_test(polls),
 		cmocka_unit_test(words),           cmocka_unit_test(stopped),
 		cmocka_unit_test(stopped_at_once), cmocka_unit_test(lost),
+		cmocka_unit_test(lists),           cmocka_unit_test(lists_of_a_lost_device),
+
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
