@@ -90,7 +90,7 @@ def add_rate(records, name, answers, ceiling_name=None, ceiling=None, target=Non
     return value
 
 
-def pages(b, records, label, near, far, way, shapes, target):
+def pages(b, records, label, near, far, way, shapes, target=None):
     """Random pages between two engines of one agent."""
     t = b.t
     agent = t.agent()
@@ -104,7 +104,8 @@ def pages(b, records, label, near, far, way, shapes, target):
             cpu = c.cpu_seconds(agent.pid) - cpu
             name = f"{label}, {size // KIB} KiB pages, {batch:,} a transfer, {direction}"
             add_rate(records, name, answers, "the copy kernel alone",
-                     b.ceiling("GBps", route=way[direction], page=size), target)
+                     b.ceiling("GBps", route=way[direction], page=size),
+                     (">=", target or WITHIN_TARGET[size]))
             used, ops = sum(a["seconds"] for a in answers), n * len(answers)
             records.add(f"{name}: processor time of the agent for each page", cpu / ops * 1e9, "ns")
             records.add(f"{name}: processors used by the agent", cpu / used, "")
@@ -112,22 +113,23 @@ def pages(b, records, label, near, far, way, shapes, target):
     t.drop(agent)
 
 
-SHAPES = ((16 * KIB, 65536, 4), (16 * KIB, 4096, 16), (4 * KIB, 65536, 4), (4 * KIB, 4096, 16))
+WITHIN_TARGET = {16 * KIB: 0.94, 4 * KIB: 0.9}
+SHAPES = ((16 * KIB, 65536, 3), (16 * KIB, 4096, 16), (4 * KIB, 65536, 3), (4 * KIB, 4096, 16))
 
 
 def within(b, records):
-    pages(b, records, "one GPU", ("cuda_vmm", 0), ("cuda_vmm", 0), WITHIN, SHAPES, (">=", 0.9))
-    pages(b, records, "one GPU, cuda_ipc", ("cuda_ipc", 0), ("cuda_ipc", 0), WITHIN, SHAPES[:1], (">=", 0.9))
+    pages(b, records, "one GPU", ("cuda_vmm", 0), ("cuda_vmm", 0), WITHIN, SHAPES)
+    pages(b, records, "one GPU, cuda_ipc", ("cuda_ipc", 0), ("cuda_ipc", 0), WITHIN, SHAPES[:1])
 
 
 def peer(b, records):
     b.t.device(1)
-    pages(b, records, "two GPUs", ("cuda_vmm", 0), ("cuda_vmm", 1), PEER, (SHAPES[0], SHAPES[2]), (">=", 0.9))
+    pages(b, records, "two GPUs", ("cuda_vmm", 0), ("cuda_vmm", 1), PEER, (SHAPES[0], SHAPES[2]), 0.97)
 
 
 def host(b, records):
     pages(b, records, "GPU and host", ("cuda_vmm", 0), ("memfd", 0), HOST,
-          (SHAPES[1], SHAPES[3]), (">=", 0.9))
+          (SHAPES[1], SHAPES[3]), 0.95)
 
 
 def tcp(b, records):
@@ -144,7 +146,7 @@ def tcp(b, records):
             ours, ceiling, ratio, spread = c.pairs(lambda: c.rate(plain(m)), lambda: c.rate(staged(n)), ROUNDS)
             records.add(f"GPU to GPU over loopback, {size // KIB} KiB pieces, {direction}", ours / 1e9, "GB/s",
                         ceiling_name="the same between host memory", ceiling=ceiling / 1e9, ratio=ratio,
-                        target=(">=", 0.8), spread=spread)
+                        target=(">=", 0.9), spread=spread)
     t.close_engines()
     for agent in agents:
         t.drop(agent)
@@ -162,7 +164,9 @@ def latency(b, records):
         value = statistics.median(a["ns"] for a in got) / 1e3
         bare = b.ceiling("p50_us", latency="launch and cuStreamSynchronize") if label == "one GPU" else None
         records.add(f"{label}, one 16 KiB page, request to completion", value, "us", ceiling_name=bare and "launch and synchronise",
-                    ceiling=bare, ratio=bare and value / bare, target=bare and ("<=", 2))
+                    ceiling=bare, ratio=bare and value / bare)
+        if bare:
+            records.add(f"{label}, one 16 KiB page, beyond launch and synchronise", value - bare, "us", target=("<=", 3))
         records.add(f"{label}, one 16 KiB page, 99 %", statistics.median(a["p99"] for a in got) / 1e3, "us")
         t.close_engines()
     t.drop(agent)
