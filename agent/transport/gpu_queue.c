@@ -48,6 +48,7 @@ struct lane {
 	uint64_t announced; /* the plug-in tells when that one is done */
 	int64_t since_ns;   /* last sign of life, while there are tasks */
 	int64_t empty_ns;   /* when all of them should be done */
+	bool by_host;       /* the last goes over the bus of the host, which is slow */
 };
 
 struct port {
@@ -278,6 +279,7 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 	if (!l->n_tasks++)
 		l->since_ns = l->empty_ns = c->now_ns;
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
+	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
 	c->gpu->n_tasks++;
 	dray_list_init(&t->link);
 	dray_list_add(&l->tasks, &t->link);
@@ -366,8 +368,9 @@ static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 		}
 	}
 	poll_ns = l->empty_ns - POLL_NS;
-	/* from then on, for a while */
-	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS)
+	/* from then on, for a while; where what is under way takes long, looking now and then keeps the device busy */
+	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS ||
+	    (l->by_host && l->n_tasks > 1))
 		poll_ns = INT64_MAX;
 	poll_ns = dray_max(poll_ns, c->now_ns);
 	return dray_min(poll_ns, l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);

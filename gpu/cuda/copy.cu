@@ -216,7 +216,14 @@ static __device__ __forceinline__ struct copy_piece piece_get(const struct copy_
 
 	if (index >= a.n)
 		return { 0, 0, 0 };
-	p = a.pieces ? a.pieces[index] : a.few[index];
+	if (a.pieces) {
+		/* not what a cache has of an earlier list in the same place */
+		p.to = __ldcv(&a.pieces[index].to);
+		p.from = __ldcv(&a.pieces[index].from);
+		p.bytes = __ldcv(&a.pieces[index].bytes);
+	} else {
+		p = a.few[index];
+	}
 	if (a.n_aliases) {
 		p.to += distance_of(a, p.to + (a.swapped ? a.from_base : a.to_base));
 		p.from += distance_of(a, p.from + (a.swapped ? a.to_base : a.from_base));
