@@ -325,8 +325,10 @@ ENTRY(cuMemRetainAllocationHandle, cu_allocation *ret, void *p)
 	const struct range *r = range_at((uintptr_t)p);
 	cu_result error = entered();
 
-	if (error || !r || r->kind != FAKE_CUDA_VMM)
-		return error ? error : INVALID_VALUE;
+	if (error)
+		return error;
+	if (!r || r->kind != FAKE_CUDA_VMM)
+		return INVALID_VALUE;
 	*ret = r->base;
 	number[RETAINED]++;
 	return 0;
@@ -344,8 +346,10 @@ ENTRY(cuMemGetAllocationPropertiesFromHandle, struct cu_allocation_prop *ret,
 	const struct range *r = range_at(allocation);
 	cu_result error = entered();
 
-	if (error || !r)
-		return error ? error : INVALID_VALUE;
+	if (error)
+		return error;
+	if (!r)
+		return INVALID_VALUE;
 	*ret = (struct cu_allocation_prop){ .type = 1,
 					    .handle_types = r->handle_types,
 					    .location_type = 1,
