@@ -76,6 +76,14 @@ struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
 										  NULL;
 }
 
+static void staging_ready(struct core *c, struct stage_post *p)
+{
+	struct tcp_channel *ch = dray_container_of(p, struct tcp_channel, staging);
+
+	(void)c;
+	tcp_channel_pull_later(tcp_of(ch), ch);
+}
+
 static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
 {
 	channel_init(&ch->ch, &transport_tcp, class, peer->link);
@@ -84,8 +92,8 @@ static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dm
 	dray_list_init(&ch->streams);
 	dray_list_init(&ch->lost);
 	dray_list_init(&ch->retry);
-	channel_init(&ch->staged_ch, &transport_tcp, class, peer->link);
-	tcp_post_stage_init(ch);
+	stage_post_init(&ch->staging, &transport_tcp, class, peer->link, &peer->staged[STAGE_OWN],
+			staging_ready);
 }
 
 static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
@@ -125,7 +133,7 @@ static void peer_free(struct tcp_peer *peer)
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_del(&peer->channels[i].pull_link);
 		channel_deinit(&peer->channels[i].ch);
-		channel_deinit(&peer->channels[i].staged_ch);
+		stage_post_deinit(&peer->channels[i].staging);
 	}
 	dray_list_del(&peer->peers_link);
 	peer->tcp->peers[dray_handle_index(peer->link->peer)] = NULL;
@@ -198,7 +206,7 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 	if (local->memory == REGION_HOST)
 		return &peer->channels[x->class].ch;
 	return local->memory == REGION_GPU && stage_is_up(c) && gpu_is_up(c, local->gpu) ?
-		       &peer->channels[x->class].staged_ch :
+		       &peer->channels[x->class].staging.ch :
 		       NULL;
 }
 
@@ -212,7 +220,8 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 	struct tcp_channel *to = channel_of(state, ch);
 
 	(void)c;
-	dray_list_add(ch == &to->staged_ch && !s->staged ? &to->unstaged : &to->retry, &s->link);
+	dray_list_add(ch == &to->staging.ch && !s->staged ? &to->staging.unstaged : &to->retry,
+		      &s->link);
 	tcp_channel_pull_later(state, to);
 }
 

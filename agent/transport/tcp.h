@@ -12,7 +12,7 @@
  * progress(), after the worker has looked at its commands: a grant that the control thread has
  * published before a peer can name it is known by then.
  *
- * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: tcp_post_stage.c gathers slices ahead of
+ * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: stage_post.c gathers slices ahead of
  * the streams and scatters what was read, tcp_serve_stage.c does so with frames. The end of a copy only
  * queues its channel or stream, too.
  *
@@ -24,7 +24,7 @@
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
 #include "agent/transport/link.h"
-#include "agent/transport/stage.h"
+#include "agent/transport/stage_post.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
 
@@ -129,13 +129,7 @@ struct tcp_frame {
 struct tcp_channel {
 	struct channel ch; /* first */
 	struct tcp_peer *peer;
-	/* tcp_post_stage.c: transfers whose local region is GPU memory; their slices pass through a buffer */
-	struct channel staged_ch;
-	struct dray_list unstaged; /* slices without a buffer, taken over from another transport */
-	struct dray_list copying;  /* being gathered (WRITE) or scattered (READ) */
-	struct dray_list copied;   /* their copies are done, nobody has looked at them yet */
-	struct dray_list staged; /* to go out: WRITEs that are gathered, READs that have a buffer */
-	struct stage_waiter waiter;
+	struct stage_post staging;  /* transfers whose local region is GPU memory */
 	bool staged_next;           /* streams are offered slices of both kinds by turns */
 	struct dray_list pull_link; /* on tcp->pulling[class] while a stream may take slices */
 	struct dray_list streams;   /* tcp_post: connecting and open */
@@ -220,26 +214,13 @@ struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
 static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
-	       !dray_list_empty(&ch->staged) || !dray_list_empty(&ch->unstaged) ||
-	       channel_pending(&ch->staged_ch);
+	       stage_post_has_work(&ch->staging);
 }
 
 /* The transfer's slices go out here. */
 static inline bool tcp_channel_has(const struct tcp_channel *ch, const struct xfer *x)
 {
-	return x->channel == &ch->ch || x->channel == &ch->staged_ch;
-}
-
-/* Where the slice's bytes are sent from or received into. */
-static inline const struct iovec *tcp_slice_memory(const struct slice *s, struct iovec *ret_staged,
-						   unsigned *ret_n)
-{
-	*ret_n = s->n_local;
-	if (!s->staged)
-		return s->local;
-	*ret_n = 1;
-	*ret_staged = (struct iovec){ s->staged->base, s->bytes };
-	return ret_staged;
+	return x->channel == &ch->ch || x->channel == &ch->staging.ch;
 }
 
 /* Streams of this channel may take slices: they will be offered some. */
@@ -302,21 +283,7 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream; its slices wait, go out again, or end. */
 void tcp_post_lose(struct tcp_post *p);
 
-/* tcp_post_stage.c */
-void tcp_post_stage_init(struct tcp_channel *ch);
-/* Looks at copies that are done, and has further slices get a buffer. */
-void tcp_post_stage_ahead(struct tcp_channel *ch);
-/* One to be sent, or NULL. */
-struct slice *tcp_post_stage_take(struct tcp_channel *ch);
-/* All bytes of a READ are in its buffer: ends it once they are in place. */
-void tcp_post_stage_spread(struct tcp_channel *ch, struct slice *s);
-/* Takes slices of x (NULL: all) that are on no stream and need not be sent any more; urgent: those being copied too. */
-void tcp_post_stage_stop(struct tcp_channel *ch, const struct xfer *x, bool urgent,
-			 struct dray_list *over);
-
 /* tcp_stop.c */
-/* Moves slices of x (NULL: all). */
-void tcp_take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to);
 void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);
 /* Both ends of the lost stream are dead. False if it is not of this channel. */
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id);

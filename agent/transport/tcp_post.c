@@ -106,7 +106,7 @@ static struct slice *next_slice(struct tcp_channel *ch)
 	}
 	for (unsigned i = 0; i < 2 && !s; i++) {
 		ch->staged_next = !ch->staged_next;
-		s = ch->staged_next ? tcp_post_stage_take(ch) : sched_next(c, &ch->ch, 0);
+		s = ch->staged_next ? stage_post_take(&ch->staging) : sched_next(c, &ch->ch, 0);
 	}
 	return s;
 }
@@ -167,7 +167,7 @@ static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max
 			skip = 0;
 			continue;
 		}
-		memory = tcp_slice_memory(f->slice, &staged, &n_memory);
+		memory = stage_post_memory(f->slice, &staged, &n_memory);
 		for (unsigned k = 0; k < n_memory; k++) {
 			struct iovec piece = memory[k];
 
@@ -342,7 +342,7 @@ static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned ma
 	uint64_t skip = p->rx_offset, bytes = 0;
 	struct iovec staged;
 	unsigned n = 0, n_memory;
-	const struct iovec *memory = tcp_slice_memory(p->rx->slice, &staged, &n_memory);
+	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
 
 	for (uint32_t i = p->rx_iov; i < n_memory && n < max; i++) {
 		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
@@ -359,7 +359,7 @@ static void post_advance(struct tcp_stream *s, uint64_t n)
 	struct tcp_post *p = post_of(s);
 	struct iovec staged;
 	unsigned n_memory;
-	const struct iovec *memory = tcp_slice_memory(p->rx->slice, &staged, &n_memory);
+	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
 
 	p->rx_offset += n;
 	while (p->rx_iov < n_memory && p->rx_offset >= memory[p->rx_iov].iov_len)
@@ -388,7 +388,7 @@ static void post_complete(struct tcp_stream *s)
 	p->rx = NULL;
 	s->sink = false;
 	if (f->slice && f->slice->staged)
-		tcp_post_stage_spread(p->ch, take_answered(p, f));
+		stage_post_spread(s->tcp->c, &p->ch->staging, take_answered(p, f));
 	else
 		answered(p, f, 0);
 }
@@ -500,10 +500,13 @@ static struct tcp_post *pick(struct tcp_channel *ch)
 
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 {
+	struct core *c = tcp_of(ch)->c;
 	struct tcp_post *p;
 
 	for (;;) {
-		tcp_post_stage_ahead(ch);
+		stage_post_collect(c, &ch->staging);
+		if (ch->n_open)
+			stage_post_ahead(c, &ch->staging);
 		if (!tcp_channel_has_work(ch))
 			return false;
 		if (b->left <= 0)

@@ -9,15 +9,6 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/tcp.h"
 
-void tcp_take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to)
-{
-	dray_list_for_each(from, s, struct slice, link)
-		if (!x || s->xfer == x) {
-			dray_list_del(&s->link);
-			dray_list_add(to, &s->link);
-		}
-}
-
 /* Takes from an open stream what may end now. True if the stream must be torn for the rest. */
 static bool stop_on(struct tcp_post *p, const struct xfer *x, bool urgent, struct dray_list *over)
 {
@@ -57,8 +48,8 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	tcp_take_those_of(&ch->retry, x, &over);
-	tcp_post_stage_stop(ch, x, urgent, &over);
+	stage_post_move(&ch->retry, x, &over);
+	stage_post_stop(tcp_of(ch)->c, &ch->staging, x, urgent, &over);
 	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
@@ -70,7 +61,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 	/* of a closed stream, nothing touches our memory; only the remote's fate is open */
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
-			tcp_take_those_of(&p->waiting, x, &over);
+			stage_post_move(&p->waiting, x, &over);
 	xfer_slices_end(tcp_of(ch)->c, &over, 0);
 }
 
@@ -101,7 +92,7 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct core *c = tcp_of(ch)->c;
 
 	dray_list_splice(&over, &ch->retry);
-	tcp_post_stage_stop(ch, NULL, true, &over);
+	stage_post_stop(c, &ch->staging, NULL, true, &over);
 	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);
 		tcp_stream_bury(&p->s);
