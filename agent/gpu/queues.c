@@ -43,7 +43,9 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 		struct gpu_queues *q = &d->queues[w];
 
 		*q = (struct gpu_queues){ .ops = g->ops,
+					  .plugin = g->plugin,
 					  .device = d->index,
+					  .rdma_ordered = d->info.rdma_ordered,
 					  .peers = peers_of(d),
 					  .n_pieces = QUEUE_PIECES };
 		for (unsigned class = 0; class < CLASSES && ret >= 0; class ++)

@@ -153,6 +153,7 @@ struct xfer {
 	uint8_t transport_index; /* in core->transports */
 	uint8_t gpu_path;        /* enum dmsg_gpu_path */
 	uint64_t rails;          /* transport rdma: those it has used */
+	bool rdma_landed; /* RDMA devices have written to its local region, which is GPU memory */
 	enum xfer_state state;
 	enum dmsg_direction direction;
 	enum dmsg_class class;

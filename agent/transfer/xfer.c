@@ -13,6 +13,7 @@
 #include "agent/transfer/object.h"
 #include "agent/transfer/sched.h"
 #include "agent/transfer/xfer_internal.h"
+#include "agent/transport/gpu.h"
 #include "agent/transport/link.h"
 #include "agent/transport/transport.h"
 
@@ -208,6 +209,14 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 /* All bytes are in place. */
 static void xfer_complete(struct core *c, struct xfer *x)
 {
+	const struct region_view *local = (const struct region_view *)x->local->view;
+
+	/* whoever is told, or waits for the set word, may look at them at once, by the GPU */
+	if (x->rdma_landed && gpu_flush_rdma(c, local->gpu) < 0) {
+		xfer_stop(c, x, DRAY_E_GPU_LOST,
+			  "what RDMA devices wrote could not be made visible to the GPU", false);
+		return;
+	}
 	/* the notification is a request of the control thread, which may lose the peer meanwhile */
 	drop_link(x);
 	if (x->notify) {

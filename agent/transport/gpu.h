@@ -40,4 +40,10 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 /* Waits until the task is done or its device lost, and runs done(): for ends that allow no delay. Bounded by a second. */
 void gpu_finish(struct core *c, struct gpu_task *t);
 
+/*
+ * What RDMA devices wrote to the device until now is visible to it afterwards; microseconds. 0, or -EIO: it is lost or
+ * not up.
+ */
+int gpu_flush_rdma(struct core *c, unsigned device);
+
 #endif

@@ -26,8 +26,10 @@ enum gpu_message {
 /* Queues of one device, of one worker. */
 struct gpu_queues {
 	const struct gpu_plugin_ops *ops;
+	struct gpu_plugin *plugin;
 	unsigned device;
-	uint32_t peers; /* devices that it reaches directly and that reach it, itself too */
+	bool rdma_ordered; /* what RDMA devices write to it needs no flush */
+	uint32_t peers;    /* devices that it reaches directly and that reach it, itself too */
 	struct gpu_queue *queue[2];   /* by enum dmsg_class */
 	struct dray_piece *pieces[2]; /* pinned: room for pieces of copies under way, by class */
 	uint32_t n_pieces;            /* of each */

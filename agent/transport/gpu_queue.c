@@ -195,6 +195,19 @@ static void port_lost(struct core *c, unsigned device)
 	tell(c, GPU_LOST, device);
 }
 
+int gpu_flush_rdma(struct core *c, unsigned device)
+{
+	const struct gpu_queues *q;
+
+	if (!gpu_is_up(c, device))
+		return -EIO;
+	q = c->gpu->ports[device].given;
+	if (q->rdma_ordered || q->ops->flush_rdma(q->plugin, device) >= 0)
+		return 0;
+	port_lost(c, device);
+	return -EIO;
+}
+
 /* --- room and submission ------------------------------------------------------------------------- */
 
 /* The stretch that a copy's pieces go to: how many, and so many at the ring's end are skipped. */
