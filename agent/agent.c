@@ -25,6 +25,7 @@
 #include "agent/region/fault.h"
 #include "agent/report.h"
 #include "agent/sandbox.h"
+#include "agent/transport/gpu_message.h"
 #include "agent/watchdog.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -93,8 +94,16 @@ static void up_close_fds(void *arg, int *fds, unsigned n)
 	regions_close_fds(a->regions, fds, n);
 }
 
+static void up_gpu_staging(void *arg, unsigned worker, const struct gpu_staging *staging)
+{
+	struct agent *a = arg;
+
+	rails_staging_add(a->rails, worker, staging->base, staging->bytes);
+}
+
 static const struct gpus_upcalls gpus_up = {
 	.lost = up_gpu_lost,
+	.staging = up_gpu_staging,
 	.close_fds = up_close_fds,
 };
 

@@ -157,10 +157,12 @@ static void tell_staging(struct gpu_device *d)
 			    "%s",
 			    d->staging_err.msg);
 	for (unsigned w = 0; w < g->n_workers; w++) {
-		if (g->staging[w].base)
-			gpus_tell(g, w, GPU_STAGING, 0, &g->staging[w]);
 		if (g->lists[w])
 			gpus_tell(g, w, GPU_LISTS, 0, g->lists[w]);
+		if (!g->staging[w].base)
+			continue;
+		gpus_tell(g, w, GPU_STAGING, 0, &g->staging[w]);
+		g->deps.up->staging(g->deps.arg, w, &g->staging[w]);
 	}
 }
 

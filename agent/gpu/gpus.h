@@ -17,11 +17,14 @@
 #include "schema/gen/config.h"
 
 struct gpus;
+struct gpu_staging;
 struct gpu_memory; /* the opened handles of one region */
 
 struct gpus_upcalls {
 	/* The device is lost: regions on it end with gpu_lost. gpu_close() of each is still awaited. */
 	void (*lost)(void *arg, unsigned device);
+	/* The worker has staging memory now, which lasts until gpus_free(). Once for each that has. */
+	void (*staging)(void *arg, unsigned worker, const struct gpu_staging *staging);
 	/* Descriptors that a client sent, and that may block when they are closed: closed elsewhere. */
 	void (*close_fds)(void *arg, int *fds, unsigned n);
 };

@@ -392,6 +392,7 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	case RDMA_QP_UP:
 	case RDMA_QP_LOSE:
 	case RDMA_QP_DEAD:
+	case RDMA_STAGING:
 	case RDMA_UNREACHABLE:
 		break;
 	}

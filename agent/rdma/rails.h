@@ -83,6 +83,12 @@ void rails_region_revoked(struct rails *r, dray_handle region);
 /* How its memory is registered, in words; "" without rails. buf is filled and returned. */
 const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size);
 
+/*
+ * Memory of ours through which a worker's transfers pass bytes that no device can move directly: registered for this
+ * worker alone, out of reach of peers, until rails_free(). It may go after that.
+ */
+void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes);
+
 /* --- of peers --- */
 
 /* The control connection stands. rdma: both sides have the feature. */

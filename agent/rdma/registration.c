@@ -43,6 +43,7 @@ struct registration {
 	uint64_t length, iova;
 	struct region_dmabuf dmabuf; /* fd -1: memory at base; else the region's */
 	uint16_t access;
+	bool ours; /* staging memory: peers have no access */
 	uint32_t refs;
 	struct dray_list mrs;
 };
@@ -66,8 +67,10 @@ struct rail_region {
 	struct dray_list link;
 	struct rails *rails;
 	const struct region_view *view;
-	dray_handle handle;
-	struct rail_keys *keys; /* what was published last */
+	dray_handle handle;      /* 0: staging memory, which has a view of its own */
+	struct region_view *own; /* that one */
+	unsigned worker;         /* whose staging memory it is */
+	struct rail_keys *keys;  /* what was published last */
 	struct dray_list sets;
 	bool removing;
 	bool waited_for; /* registered() is owed */
@@ -146,10 +149,10 @@ static unsigned verbs_access(const struct registration *g)
 {
 	unsigned a = 0;
 
-	if (g->access & DMSG_ACCESS_READ)
+	if (g->access & DMSG_ACCESS_READ && !g->ours)
 		a |= IBV_ACCESS_REMOTE_READ;
 	if (g->access & DMSG_ACCESS_WRITE)
-		a |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+		a |= IBV_ACCESS_LOCAL_WRITE | (g->ours ? 0 : IBV_ACCESS_REMOTE_WRITE);
 	if (g->rails->cfg->rdma.relaxed_ordering)
 		a |= IBV_ACCESS_RELAXED_ORDERING;
 	return a;
@@ -437,6 +440,17 @@ static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64
 	free(buf);
 }
 
+static void tell_worker(const struct rail_region *region)
+{
+	struct rail_keys *k = region->keys ? rail_keys_ref(region->keys) : NULL;
+
+	worker_post(region->rails->deps.pool->workers[region->worker],
+		    &(struct command){ .type = COMMAND_TRANSPORT,
+				       .message = { .transport = DMSG_TRANSPORT_RDMA,
+						    .type = RDMA_STAGING,
+						    .arg = k } });
+}
+
 /* Workers and importers learn of the keys there are now. */
 static void publish(struct rail_region *region)
 {
@@ -446,9 +460,12 @@ static void publish(struct rail_region *region)
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
 	if (!region->keys && !former)
 		return;
-	pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
+	if (region->own)
+		tell_worker(region);
+	else
+		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
 	rail_keys_unref(former);
-	if (!region->removing)
+	if (!region->removing && !region->own)
 		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
 }
 
@@ -527,13 +544,15 @@ void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t
 /* --- regions --------------------------------------------------------------------------------------------- */
 
 static struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
-					     uint16_t access, const struct region_dmabuf *dmabuf)
+					     uint16_t access, const struct region_dmabuf *dmabuf,
+					     bool ours)
 {
 	struct registration *g;
 
 	dray_list_for_each(&r->registrations, it, struct registration, link)
 		if (it->refs && !dmabuf && it->dmabuf.fd < 0 && it->access == access &&
-		    base >= it->base && base + length <= it->base + it->length) {
+		    it->ours == ours && base >= it->base &&
+		    base + length <= it->base + it->length) {
 			it->refs++;
 			return it;
 		}
@@ -545,6 +564,7 @@ static struct registration *registration_get(struct rails *r, uint8_t *base, uin
 	g->iova = (uintptr_t)base;
 	g->length = length;
 	g->access = access;
+	g->ours = ours;
 	g->dmabuf = dmabuf ? *dmabuf : (struct region_dmabuf){ -1, 0 };
 	g->refs = 1;
 	dray_list_init(&g->mrs);
@@ -596,6 +616,7 @@ static bool renewing(struct rail_region *region)
 static void region_free(struct rail_region *region)
 {
 	dray_list_del(&region->link);
+	free(region->own);
 	free(region);
 }
 
@@ -646,16 +667,18 @@ static bool registrable(const struct region_view *view, const struct region_dmab
 	return true;
 }
 
-void rails_region_add(struct rails *r, const struct region_view *view,
-		      const struct region_dmabuf *dmabufs)
+static void add(struct rails *r, const struct region_view *view,
+		const struct region_dmabuf *dmabufs, struct region_view *own, unsigned worker)
 {
-	struct rail_region *region;
+	struct rail_region *region =
+		calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
 
-	if (!r->cfg->rdma.enable || !registrable(view, dmabufs))
+	if (!region) {
+		free(own);
 		return;
-	region = calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
-	if (!region)
-		return;
+	}
+	region->own = own;
+	region->worker = worker;
 	region->rails = r;
 	region->view = view;
 	region->handle = view->o.handle;
@@ -663,10 +686,11 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 	for (uint32_t i = 0; i < view->n_extents; i++) {
 		const struct extent_view *e = &view->extents[i];
 		struct registration *g = registration_get(r, e->base, e->length, view->o.access,
-							  dmabufs ? &dmabufs[i] : NULL);
+							  dmabufs ? &dmabufs[i] : NULL, own);
 
 		if (!g) {
 			parts_release(region);
+			free(own);
 			free(region);
 			return;
 		}
@@ -683,6 +707,31 @@ void rails_region_add(struct rails *r, const struct region_view *view,
 	publish(region);
 	if (region->waited_for)
 		registrations_settle(r);
+}
+
+void rails_region_add(struct rails *r, const struct region_view *view,
+		      const struct region_dmabuf *dmabufs)
+{
+	if (r->cfg->rdma.enable && registrable(view, dmabufs))
+		add(r, view, dmabufs, NULL, 0);
+}
+
+void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
+{
+	struct region_view *view;
+
+	if (!r->cfg->rdma.enable)
+		return;
+	view = calloc(1, sizeof(*view) + sizeof(view->extents[0]));
+	if (!view)
+		return;
+	view->o = (struct object_view){ .kind = OBJECT_REGION,
+					.length = bytes,
+					.access = DMSG_ACCESS_ALL };
+	view->memory = REGION_HOST;
+	view->n_extents = 1;
+	view->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
+	add(r, view, NULL, view, worker);
 }
 
 void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
@@ -815,6 +864,7 @@ void registrations_free(struct rails *r)
 		dray_list_for_each(&region->sets, s, struct key_set, link)
 			free(s);
 		free(region->keys);
+		free(region->own);
 		free(region);
 	}
 	dray_list_for_each(&r->registrations, g, struct registration, link) {

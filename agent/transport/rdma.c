@@ -62,6 +62,12 @@ static int peers_grow(struct rdma *r, uint32_t i)
 	return 0;
 }
 
+static void staging_ready(struct core *c, struct stage_post *p)
+{
+	(void)c;
+	rdma_pull_later(dray_container_of(p, struct rdma_channel, staging));
+}
+
 static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 {
 	uint32_t i = dray_handle_index(link->peer);
@@ -82,6 +88,8 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 		struct rdma_channel *ch = &peer->channels[k];
 
 		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
+		stage_post_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
+				staging_ready);
 		ch->peer = peer;
 		dray_list_init(&ch->pull_link);
 		dray_list_init(&ch->posts);
@@ -98,6 +106,7 @@ static void peer_free(struct rdma_peer *peer)
 	for (unsigned k = 0; k < 2; k++) {
 		dray_list_del(&peer->channels[k].pull_link);
 		channel_deinit(&peer->channels[k].ch);
+		stage_post_deinit(&peer->channels[k].staging);
 	}
 	dray_list_del(&peer->peers_link);
 	peer->rdma->peers[dray_handle_index(peer->link->peer)] = NULL;
@@ -124,6 +133,7 @@ static void peer_check(struct rdma_peer *peer)
 static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
 {
 	struct rdma_peer *peer = rdma_peer_get(state, handle);
+	struct dray_list over = DRAY_LIST_INIT(over);
 
 	if (!peer) {
 		c->up->peer_gone(c, handle);
@@ -131,10 +141,13 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 	}
 	peer->down = true;
 	peer->down_code = code;
-	for (unsigned k = 0; k < 2; k++)
+	for (unsigned k = 0; k < 2; k++) {
 		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
 			rdma_post_lose(p, RDMA_LOSS_PEER);
-	/* the worker has stopped all its transfers: what was not posted has ended with that */
+		stage_post_stop(c, &peer->channels[k].staging, NULL, true, &over);
+	}
+	/* the worker has stopped all its transfers: what was neither posted nor being copied has ended with that */
+	xfer_slices_end(c, &over, code);
 	peer_check(peer);
 }
 
@@ -155,6 +168,7 @@ static void rdma_deinit(struct core *c, void *state)
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		rdma_rail_down(r, i);
 	dray_handles_deinit(&r->posts);
+	rail_keys_unref(r->staging);
 	free(r->list);
 	free(r->peers);
 	free(r);
@@ -162,15 +176,16 @@ static void rdma_deinit(struct core *c, void *state)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x)
+enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x, bool staged)
 {
+	const struct rail_keys *local = staged ? peer->rdma->staging : x->local->keys;
 	/* of several reasons the one that was nearest to success */
 	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
 
 	for (uint32_t i = 0; i < peer->paths->n; i++) {
 		const struct rdma_pair *p = &peer->paths->v[i];
 
-		if (!rail_keys_have(x->local->keys, p->rail))
+		if (!rail_keys_have(local, p->rail))
 			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
 		else if (!rail_keys_have(x->remote->keys, p->to_rail))
 			why = RDMA_FALLBACK_REMOTE;
@@ -189,27 +204,44 @@ static void want(struct rdma_channel *ch)
 	rdma_tell(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
 }
 
+static bool may_stage(struct core *c, const struct rdma *r, const struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+
+	return local->memory == REGION_GPU && r->staging && stage_is_up(c) &&
+	       gpu_is_up(c, local->gpu);
+}
+
 static struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 {
 	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
 	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
+	struct rdma_channel *ch;
 	enum rdma_fallback why;
+	bool staged;
 
-	(void)c;
 	if (!peer || peer->down)
 		return NULL;
+	ch = &peer->channels[x->class];
 	/* both agents have registered it: which rails reach each other is being found out */
-	if (!peer->paths)
-		return x->local->keys && x->remote->keys ? &peer->channels[x->class].ch : NULL;
-	why = rdma_judge(peer, x);
+	if (!peer->paths) {
+		staged = !x->local->keys;
+		if (!x->remote->keys || (staged && !may_stage(c, state, x)))
+			return NULL;
+		return staged ? &ch->staging.ch : &ch->ch;
+	}
+	why = rdma_judge(peer, x, false);
+	staged = why && may_stage(c, state, x);
+	if (staged)
+		why = rdma_judge(peer, x, true);
 	if (why != peer->fallback) {
 		peer->fallback = why;
 		rdma_tell(state, RDMA_FALLBACK, remote->peer, 0, why);
 	}
 	if (why)
 		return NULL;
-	want(&peer->channels[x->class]);
-	return &peer->channels[x->class].ch;
+	want(ch);
+	return staged ? &ch->staging.ch : &ch->ch;
 }
 
 void rdma_pull_later(struct rdma_channel *ch)
@@ -218,11 +250,15 @@ void rdma_pull_later(struct rdma_channel *ch)
 		dray_list_add(&ch->peer->rdma->pulling[ch->ch.class], &ch->pull_link);
 }
 
+static struct rdma_channel *channel_of(struct rdma *r, const struct channel *ch)
+{
+	return &rdma_peer_get(r, ch->link->peer)->channels[ch->class];
+}
+
 static void rdma_kick(struct core *c, void *state, struct channel *ch)
 {
 	(void)c;
-	(void)state;
-	rdma_pull_later(rdma_channel_of(ch));
+	rdma_pull_later(channel_of(state, ch));
 }
 
 static void pull(struct rdma *r, enum dmsg_class class)
@@ -280,9 +316,8 @@ static bool rdma_announce(struct core *c, void *state)
 static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
 	(void)c;
-	(void)state;
 	if (x->channel && x->channel->ops == &transport_rdma)
-		rdma_channel_stop(rdma_channel_of(x->channel), x, urgent);
+		rdma_channel_stop(channel_of(state, x->channel), x, urgent);
 }
 
 static int64_t post_tick(struct rdma_post *p)
@@ -338,8 +373,7 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	peer->paths = paths;
 	rdma_peer_review(peer);
 	for (unsigned k = 0; k < 2; k++)
-		if (channel_pending(&peer->channels[k].ch) ||
-		    !dray_list_empty(&peer->channels[k].retry))
+		if (rdma_channel_has_work(&peer->channels[k]))
 			want(&peer->channels[k]);
 }
 
@@ -396,6 +430,10 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 		break;
 	case RDMA_QP_DEAD:
 		take_dead(r, m->peer, m->id);
+		break;
+	case RDMA_STAGING:
+		rail_keys_unref(r->staging);
+		r->staging = m->arg;
 		break;
 	case RDMA_UNREACHABLE:
 		peer = rdma_peer_get(r, m->peer);

@@ -7,6 +7,9 @@
  * last of a list asks for a completion, which stands for all before it, since those of a reliable
  * connection complete in order (rdma_complete.c). What is in flight on a queue pair that is lost waits
  * until both its ends are dead, then goes out again on another (rdma_stop.c).
+ *
+ * GPU memory that is registered is memory like other. Where it is not, its bytes pass through staging buffers, which
+ * are (stage_post.h). A device may use such a buffer for longer than its slice lives: then the entry keeps it.
  */
 #ifndef DRAY_AGENT_TRANSPORT_RDMA_H
 #define DRAY_AGENT_TRANSPORT_RDMA_H
@@ -19,6 +22,7 @@
 #include "agent/transfer/xfer.h"
 #include "agent/transport/link.h"
 #include "agent/transport/rdma_message.h"
+#include "agent/transport/stage_post.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
 #include "lib/handle.h"
@@ -39,7 +43,8 @@ struct rdma_peer;
 /* Work requests posted one after the other: a whole slice, or a part of one. */
 struct rdma_entry {
 	struct slice *slice;    /* ends with this entry; NULL: a part, or nobody waits any more */
-	struct rail_keys *keys; /* of the local region, held */
+	struct rail_keys *keys; /* of the local region or of staging memory, held */
+	struct stage_buffer *staged; /* of a slice that was left behind: the device may use it */
 	struct object *
 		remote; /* held where the slice was left behind: its owner must not think us done */
 	uint64_t bytes;
@@ -80,11 +85,15 @@ struct rdma_post {
 struct rdma_channel {
 	struct channel ch; /* first */
 	struct rdma_peer *peer;
+	struct stage_post
+		staging;  /* transfers whose local region is GPU memory that is not registered */
+	bool staged_next; /* queue pairs are offered slices of both kinds by turns */
 	struct dray_list pull_link; /* on rdma->pulling[class] while it may have something to post */
 	struct dray_list posts, lost;
 	struct dray_list retry; /* slices to go out before new ones */
 	bool wanted;            /* said, and not answered by a queue pair or UNREACHABLE */
 	bool unreachable;       /* no queue pair can be had now */
+	bool moving; /* transfers are to go elsewhere, once what they have under way has come back */
 };
 
 struct rdma_peer {
@@ -133,12 +142,26 @@ struct rdma {
 	struct dray_list pulling[2]; /* by class */
 	int64_t timer_ns;            /* when tick() has something to do */
 	struct rdma_list *list;      /* made with the first rail */
+	struct rail_keys *staging;   /* of the worker's staging memory; NULL: not registered */
 };
 
 /* rdma.c */
-static inline struct rdma_channel *rdma_channel_of(struct channel *ch)
+/* The transfer's slices go out here. */
+static inline bool rdma_channel_has(const struct rdma_channel *ch, const struct xfer *x)
 {
-	return dray_container_of(ch, struct rdma_channel, ch);
+	return x->channel == &ch->ch || x->channel == &ch->staging.ch;
+}
+
+static inline bool rdma_channel_has_work(const struct rdma_channel *ch)
+{
+	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
+	       stage_post_has_work(&ch->staging);
+}
+
+/* How devices know the memory that the slice is sent from or received into. */
+static inline struct rail_keys *rdma_local_keys(const struct rdma *r, const struct slice *s)
+{
+	return s->staged ? r->staging : s->xfer->local->keys;
 }
 
 static inline void rdma_timer(struct rdma *r, int64_t when_ns)
@@ -148,8 +171,8 @@ static inline void rdma_timer(struct rdma *r, int64_t when_ns)
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer);
 void rdma_pull_later(struct rdma_channel *ch);
-/* Can the transfer go over the peer's paths? */
-enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x);
+/* Can the transfer go over the peer's paths, from and to its own memory or staged? */
+enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x, bool staged);
 void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
 	       uint32_t code);
 
@@ -192,5 +215,7 @@ void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
 void rdma_channel_give_up(struct rdma_channel *ch);
 /* The same for those that the present paths cannot carry. */
 void rdma_peer_review(struct rdma_peer *peer);
+/* The same for those of this channel that had something under way when they were to go. */
+void rdma_channel_review(struct rdma_channel *ch);
 
 #endif

@@ -17,6 +17,9 @@ void rdma_entry_release(struct core *c, struct rdma_entry *e)
 	if (e->remote)
 		object_release(c, e->remote);
 	e->remote = NULL;
+	if (e->staged)
+		stage_put(c, e->staged);
+	e->staged = NULL;
 }
 
 static void slice_done(struct rdma_post *p, struct rdma_entry *e)
@@ -24,6 +27,7 @@ static void slice_done(struct rdma_post *p, struct rdma_entry *e)
 	struct core *c = p->rdma->c;
 	struct slice *s = e->slice;
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
 	const struct rdma_qp *qp = &p->qp;
 
 	if (e->cut) {
@@ -38,7 +42,14 @@ static void slice_done(struct rdma_post *p, struct rdma_entry *e)
 	rdma_add(write ? &qp->rail_counters->sent : &qp->rail_counters->received, s->bytes);
 	rdma_add(&qp->path_counters->slices, 1);
 	rdma_add(&qp->rail_counters->slices, 1);
-	xfer_slice_done(c, s, 0, NULL);
+	if (!write && !s->staged && local->memory == REGION_GPU)
+		s->xfer->rdma_landed = true;
+	if (!s->staged || write)
+		xfer_slice_done(c, s, 0, NULL);
+	else if (slice_wanted(s))
+		stage_post_spread(c, &p->ch->staging, s);
+	else
+		xfer_slice_done(c, s, s->xfer->code, NULL);
 }
 
 /* Everything up to the next entry that asked for a completion is done. */
@@ -64,8 +75,7 @@ static void complete(struct rdma_post *p)
 	}
 	if (!p->used)
 		p->reading = false;
-	if (!p->lost &&
-	    (p->partial || !dray_list_empty(&p->ch->retry) || channel_pending(&p->ch->ch)))
+	if (!p->lost && (p->partial || rdma_channel_has_work(p->ch)))
 		rdma_pull_later(p->ch);
 }
 

@@ -19,6 +19,7 @@
 struct ibv_comp_channel;
 struct ibv_cq;
 struct ibv_qp;
+struct rail_keys;
 
 enum rdma_message {
 	/* to the worker */
@@ -28,6 +29,7 @@ enum rdma_message {
 	RDMA_QP_UP,     /* peer; arg: struct rdma_qp, consumed */
 	RDMA_QP_LOSE,   /* peer, id: stop using it; answered by QP_LOST, unless that is under way */
 	RDMA_QP_DEAD,   /* peer, id */
+	RDMA_STAGING, /* arg: struct rail_keys of this worker's staging memory; NULL: none. One reference, consumed */
 	RDMA_UNREACHABLE, /* peer, id: class: no queue pair of it could be had; what waits goes elsewhere */
 	/* from the worker */
 	RDMA_RAIL_GONE, /* id: rail */
@@ -49,7 +51,8 @@ enum rdma_loss {
 enum rdma_fallback {
 	RDMA_FALLBACK_NONE,  /* they go by rdma */
 	RDMA_FALLBACK_PATHS, /* no rail here reaches one there */
-	RDMA_FALLBACK_LOCAL, /* the region here is not registered on a rail that reaches the peer */
+	/* the region here is not registered on a rail that reaches the peer, nor, for GPU memory, what it would be staged in */
+	RDMA_FALLBACK_LOCAL,
 	RDMA_FALLBACK_REMOTE, /* the owner has not registered the region on a rail that we reach */
 	RDMA_FALLBACK_UNREACHABLE, /* queue pairs could not be had lately */
 };

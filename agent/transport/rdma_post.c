@@ -126,7 +126,9 @@ static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode o
 /* Gathers up to `want` bytes of the slice from here on. Returns how many. */
 static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t want)
 {
-	const struct slice *s = p->partial;
+	struct iovec staged;
+	unsigned n_memory;
+	const struct iovec *memory = stage_post_memory(p->partial, &staged, &n_memory);
 	struct rdma_cursor *at = &p->at;
 	uint32_t max = dray_min(p->qp.sges, RDMA_SGES);
 	struct ibv_sge *sge = wr->sg_list;
@@ -134,9 +136,9 @@ static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t wan
 	uint32_t n = 0;
 
 	while (got < want) {
-		uint64_t base = (uintptr_t)s->local[at->li].iov_base + at->lo;
+		uint64_t base = (uintptr_t)memory[at->li].iov_base + at->lo;
 		const struct rail_key *k = rail_keys_find(p->keys[0], p->qp.path.rail, base);
-		uint64_t bytes = dray_min(s->local[at->li].iov_len - at->lo, want - got);
+		uint64_t bytes = dray_min(memory[at->li].iov_len - at->lo, want - got);
 
 		bytes = dray_min(bytes, k->length - (base - k->base));
 		if (n && sge[n - 1].lkey == k->key && sge[n - 1].addr + sge[n - 1].length == base)
@@ -147,7 +149,7 @@ static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t wan
 			break;
 		got += bytes;
 		at->lo += bytes;
-		if (at->lo == s->local[at->li].iov_len) {
+		if (at->lo == memory[at->li].iov_len) {
 			at->li++;
 			at->lo = 0;
 		}
@@ -195,7 +197,7 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
 			 k->base + (offset - k->offset), k->key);
 	bytes = gather(p, wr, bytes);
 	if (write && bytes <= dray_min(p->qp.inline_bytes, RDMA_INLINE) &&
-	    local->memory == REGION_HOST)
+	    (s->staged || local->memory == REGION_HOST))
 		try_inline(l, wr, bytes);
 	p->at.ro += bytes;
 	if (p->at.ro == seg->length) {
@@ -293,7 +295,7 @@ static void slice_begin(struct rdma_post *p, struct slice *s)
 	s->posted_ns = c->now_ns;
 	p->partial = s;
 	p->at = (struct rdma_cursor){ 0 };
-	p->keys[0] = rail_keys_ref(s->xfer->local->keys);
+	p->keys[0] = rail_keys_ref(rdma_local_keys(p->rdma, s));
 	p->keys[1] = rail_keys_ref(s->xfer->remote->keys);
 }
 
@@ -309,7 +311,7 @@ static bool fits(const struct rdma_post *p, const struct slice *s)
 {
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
-	return rail_keys_have(s->xfer->local->keys, p->qp.path.rail) &&
+	return rail_keys_have(rdma_local_keys(p->rdma, s), p->qp.path.rail) &&
 	       rail_keys_have(s->xfer->remote->keys, p->qp.path.to_rail);
 }
 
@@ -354,11 +356,32 @@ static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
+/* A slice that goes out before, or one of the two kinds by turns. */
+static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
+{
+	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+
+	if (s) {
+		dray_list_del(&s->link);
+		return s;
+	}
+	if (stage_post_has_work(&ch->staging))
+		stage_post_ahead(c, &ch->staging);
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		ch->staged_next = !ch->staged_next;
+		s = ch->staged_next ? stage_post_take(&ch->staging) : sched_next(c, &ch->ch, 0);
+	}
+	return s;
+}
+
 void rdma_channel_pull(struct rdma_channel *ch)
 {
 	struct rdma *r = ch->peer->rdma;
 	struct rdma_list *l = r->list;
 
+	if (!dray_list_empty(&ch->staging.copied))
+		stage_post_collect(r->c, &ch->staging);
+	rdma_channel_review(ch);
 	if (!l)
 		return;
 	l->post = NULL;
@@ -366,13 +389,9 @@ void rdma_channel_pull(struct rdma_channel *ch)
 		if (p->partial && room(p, l))
 			slice_post(p, l);
 	while (any_free(ch, l)) {
-		struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+		struct slice *s = next_slice(r->c, ch);
 		struct rdma_post *p;
 
-		if (s)
-			dray_list_del(&s->link);
-		else
-			s = sched_next(r->c, &ch->ch, 0);
 		if (!s)
 			break;
 		p = pick(ch, l, s);

@@ -60,21 +60,14 @@ void rdma_post_dead(struct rdma_post *p)
 	rdma_post_free(p);
 	if (ch->unreachable && !peer->down)
 		rdma_channel_give_up(ch);
+	else
+		rdma_channel_review(ch);
 	if (!dray_list_empty(&ch->retry))
 		rdma_pull_later(ch);
 	xfer_slices_end(r->c, &over, 0);
 }
 
 /* --- a transfer stops --------------------------------------------------------------------------- */
-
-static void take_those_of(struct dray_list *from, const struct xfer *x, struct dray_list *to)
-{
-	dray_list_for_each(from, s, struct slice, link)
-		if (s->xfer == x) {
-			dray_list_del(&s->link);
-			dray_list_add(to, &s->link);
-		}
-}
 
 /* The device goes on with what it has; nobody waits for that but those who keep the memory. */
 static void leave_behind(struct rdma_entry *e, struct slice *s, struct dray_list *over)
@@ -83,6 +76,9 @@ static void leave_behind(struct rdma_entry *e, struct slice *s, struct dray_list
 		e->remote = s->xfer->remote;
 		object_hold(e->remote);
 	}
+	/* somebody else's bytes in it would go to the peer, or be overwritten */
+	e->staged = s->staged;
+	s->staged = NULL;
 	e->slice = NULL;
 	dray_list_add(over, &s->link);
 }
@@ -119,7 +115,8 @@ void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	take_those_of(&ch->retry, x, &over);
+	stage_post_move(&ch->retry, x, &over);
+	stage_post_stop(ch->peer->rdma->c, &ch->staging, x, urgent, &over);
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
 		stop_on(p, x, urgent, &over);
 	dray_list_for_each(&ch->lost, l, struct rdma_post, link)
@@ -135,16 +132,19 @@ static void move_on(struct core *c, struct xfer *x, void *arg)
 	struct rdma_channel *ch = arg;
 	uint32_t n = 0;
 
-	if (x->channel != &ch->ch || x->state != XFER_RUNNING)
+	if (!rdma_channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
-	take_those_of(&ch->retry, x, &slices);
+	stage_post_move(&ch->retry, x, &slices);
+	stage_post_move(&ch->staging.staged, x, &slices);
 	dray_list_for_each(&slices, s, struct slice, link)
 		n++;
-	/* what is in flight on a queue pair that is lost comes back first */
+	/* what is in flight on a queue pair that is lost, or being copied, comes back first */
 	if (n == x->slices && xfer_move(c, x, &slices))
 		return;
 	dray_list_splice(&ch->retry, &slices);
-	if (n == x->slices)
+	if (n != x->slices)
+		ch->moving = true;
+	else
 		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no rail to the peer is left", false);
 }
 
@@ -152,7 +152,7 @@ static void review(struct core *c, struct xfer *x, void *arg)
 {
 	struct rdma_channel *ch = arg;
 
-	if (x->channel == &ch->ch && rdma_judge(ch->peer, x))
+	if (rdma_channel_has(ch, x) && rdma_judge(ch->peer, x, x->channel == &ch->staging.ch))
 		move_on(c, x, ch);
 }
 
@@ -160,6 +160,14 @@ void rdma_peer_review(struct rdma_peer *peer)
 {
 	for (unsigned k = 0; k < 2; k++)
 		xfers_each(peer->rdma->c, review, &peer->channels[k]);
+}
+
+void rdma_channel_review(struct rdma_channel *ch)
+{
+	if (!ch->moving || ch->peer->down)
+		return;
+	ch->moving = false;
+	xfers_each(ch->peer->rdma->c, review, ch);
 }
 
 void rdma_channel_give_up(struct rdma_channel *ch)
