@@ -34,8 +34,9 @@ struct lab {
 	/* what workers and peers were told */
 	struct transport_message told[TOLD_MAX];
 	unsigned n_told;
-	struct rail_keys *keys; /* of the region that was published last; one reference */
-	struct rail_keys *held; /* as a work request in flight would */
+	struct rail_keys *keys;    /* of the region that was published last; one reference */
+	struct rail_keys *held;    /* as a work request in flight would */
+	struct rail_keys *staging; /* as told last; its reference */
 	unsigned published, ports, n_ports, keys_sent, quiet;
 	struct pmsg_qp_connect asked[16];
 	peer_qp_fn asked_fn[16];
@@ -60,6 +61,7 @@ static struct {
 	_Atomic uint64_t largest;
 	_Atomic int last_fd;
 	_Atomic uint64_t last_offset;
+	_Atomic unsigned last_access;
 } dev;
 
 struct context {
@@ -148,8 +150,8 @@ static int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint64_
 {
 	(void)p;
 	(void)iova;
-	(void)access;
 	if (bytes != FLUSH_BYTES) {
+		dev.last_access = access;
 		dev.last_fd = fd;
 		dev.last_offset = offset;
 	}
@@ -256,6 +258,10 @@ static void keep(const struct transport_message *m)
 	lab->told[lab->n_told++] = *m;
 	if (m->type == RDMA_PATHS || m->type == RDMA_QP_UP)
 		free(m->arg);
+	if (m->type == RDMA_STAGING) {
+		rail_keys_unref(lab->staging);
+		lab->staging = m->arg;
+	}
 }
 
 void worker_post(struct worker *w, const struct command *cmd)
@@ -550,6 +556,7 @@ static int teardown(void **state)
 	}
 	assert_int_equal(dev.closed_in_use + dev.asked_too_much, 0);
 	rail_keys_unref(lab->keys);
+	rail_keys_unref(lab->staging);
 	sd_event_unref(lab->event);
 	free(lab);
 	return 0;
@@ -586,6 +593,36 @@ static const char *text_of(const struct region_view *v)
 	static char buf[512];
 
 	return rails_region_text(lab->rails, v->o.handle, buf, sizeof(buf));
+}
+
+/* Told to its worker alone, for all rails that are up; peers reach none of it, and hear nothing of it. */
+static void test_staging(void **state)
+{
+	unsigned said = 0;
+
+	rails_staging_add(lab->rails, 0, (void *)(64 * GIB), 1 << 20);
+	assert_int_equal(told(RDMA_STAGING), 0);
+	see(2, 2, 3);
+	UNTIL(IS(0, "up") && IS(1, "up") && lab->staging && lab->staging->rails == 3);
+	assert_int_equal(dev.last_access, IBV_ACCESS_LOCAL_WRITE);
+	assert_non_null(rail_keys_find(lab->staging, 1, 64 * GIB + (1 << 20) - 1));
+	assert_null(rail_keys_find(lab->staging, 1, 64 * GIB + (1 << 20)));
+	assert_int_equal(lab->published + lab->keys_sent, 0);
+	/* a device that has gone waits for whoever has keys of it */
+	see(1, 1, 3);
+	UNTIL(lab->staging->rails == 1);
+	UNTIL((let_go(&said), dev.contexts == 1));
+	see(2, 2, 3);
+	UNTIL(IS(1, "up") && lab->staging->rails == 3);
+}
+
+static void test_staging_fails(void **state)
+{
+	dev.reg_error = -ENOMEM;
+	rails_staging_add(lab->rails, 0, (void *)(64 * GIB), 1 << 20);
+	see(1, 1, 3);
+	UNTIL(rails_metric(lab->rails, DRAY_METRIC_REGISTRATION_FAILURES_TOTAL) == 1);
+	assert_int_equal(told(RDMA_STAGING), 0);
 }
 
 /* --- rails ------------------------------------------------------------------------------------------------ */
@@ -1094,6 +1131,8 @@ static void test_end_with_all_up(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		TEST(staging),
+		TEST(staging_fails),
 		TEST(up_and_down),
 		TEST(disabled),
 		TEST(open_fails_then_not),

@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport rdma and GPU memory: staged where devices do not know it, straight where they do. Buffers belong to
+ * whoever a device may still use them for.
+ */
+#include <sched.h>
+#include <sys/mman.h>
+
+#include "tests/gpu/fake.h"
+#include "tests/unit/rdma_fixture.h"
+
+#define GPU_REGION (1ull << 32 | 8)
+#define PIECES 4096u
+#define UNIT 65536u
+/* Half of the buffers are for what peers ask for. */
+#define OWN 8u
+
+static struct {
+	struct gpu_plugin *plugin;
+	struct gpu_queues queues;
+	struct gpu_staging staging;
+	struct gpu_import *import;
+	struct region_view *view;
+	uint8_t *memory; /* of the GPU, as the test sees it */
+	int fd;
+	uint64_t flushes;
+	uint8_t path; /* of the transfer that ended last */
+} gpu;
+
+static void *gpu_state(void)
+{
+	return lab->rig.core.transport_state[2];
+}
+
+static void gpu_message(enum gpu_message type, void *arg)
+{
+	transport_gpu.message(&lab->rig.core, gpu_state(),
+			      &(struct transport_message){
+				      .transport = DMSG_TRANSPORT_GPU, .type = type, .arg = arg });
+}
+
+static void on_end(struct rig *r, struct xfer *x)
+{
+	(void)r;
+	gpu.path = x->gpu_path;
+}
+
+static void *host(uint64_t bytes)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	void *p;
+
+	assert_int_equal(gpu_plugin_ops.host_alloc(gpu.plugin, bytes, &p, &err), 0);
+	return p;
+}
+
+static void device_up(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t bytes;
+
+	assert_int_equal(gpu_plugin_ops.open(&gpu.plugin, &err), 0);
+	assert_int_equal(gpu_plugin_ops.start(gpu.plugin, 0, &bytes, &err), 0);
+	gpu.queues = (struct gpu_queues){
+		.ops = &gpu_plugin_ops, .plugin = gpu.plugin, .peers = 1, .n_pieces = PIECES
+	};
+	for (unsigned k = 0; k < 2; k++) {
+		struct gpu_queue_spec spec = { 0, k == DMSG_CLASS_LATENCY, 100 };
+
+		assert_int_equal(
+			gpu_plugin_ops.queue_new(gpu.plugin, &spec, &gpu.queues.queue[k], &err), 0);
+		gpu.queues.pieces[k] = host(PIECES * sizeof(struct dray_piece));
+	}
+	gpu_message(GPU_UP, &gpu.queues);
+	gpu.staging = (struct gpu_staging){ host(2 * OWN * UNIT), 2 * OWN * UNIT };
+	gpu_message(GPU_STAGING, &gpu.staging);
+}
+
+static void region_up(void)
+{
+	struct gpu_import_spec spec = { .kind = GPU_IMPORT_VMM, .bytes = BYTES, .write = true };
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t address, there;
+
+	spec.fd = gpu.fd = memfd_create("fake-gpu-0", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(gpu.fd, BYTES), 0);
+	assert_int_equal(
+		gpu_plugin_ops.import(gpu.plugin, &spec, &gpu.import, &address, &there, &err), 0);
+	gpu.memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, gpu.fd, 0);
+	gpu.view = calloc(1, sizeof(*gpu.view) + sizeof(struct extent_view));
+	gpu.view->o = (struct object_view){ OBJECT_REGION, GPU_REGION, 77,
+					    SESSION,       BYTES,      DMSG_ACCESS_ALL };
+	gpu.view->memory = REGION_GPU;
+	gpu.view->n_extents = 1;
+	gpu.view->extents[0] = (struct extent_view){ 0, BYTES, (uint8_t *)address, -1 };
+	assert_int_equal(object_publish(&lab->rig.core, &gpu.view->o), 0);
+	for (unsigned i = 0; i < BYTES; i++)
+		gpu.memory[i] = (uint8_t)(i * 11 + i / 4096);
+}
+
+static int gpu_setup(void **state)
+{
+	struct core *c;
+
+	assert_int_equal(setup(state), 0);
+	c = &lab->rig.core;
+	c->now_ns = dray_now().ns;
+	c->cfg.slice_size = UNIT;
+	c->transports[2] = &transport_gpu;
+	c->n_transports = 3;
+	lab->rig.on_end = on_end;
+	lab->from = GPU_REGION;
+	assert_int_equal(transport_gpu.init(c, &c->transport_state[2]), 0);
+	device_up();
+	region_up();
+	gpu.flushes = fake_gpu_status()->flushes;
+	set_keys(0, RAILS);
+	return 0;
+}
+
+static struct rail_keys *keys_of(const void *base, uint64_t bytes, unsigned rails)
+{
+	struct rail_keys *k = rail_keys_new(rails);
+
+	for (unsigned r = 0; r < rails; r++)
+		k->v[r] = (struct rail_key){
+			.rail = r, .key = LKEY(r), .base = (uintptr_t)base, .length = bytes
+		};
+	rail_keys_seal(k, bytes, true);
+	return k;
+}
+
+/* Staging memory is registered with so many rails. */
+static void staged_on(unsigned rails)
+{
+	message(RDMA_STAGING, 0,
+		rails ? keys_of(gpu.staging.base, gpu.staging.bytes, rails) : NULL);
+}
+
+static void gpu_turn(void)
+{
+	struct core *c = &lab->rig.core;
+
+	transport_gpu.progress(c, gpu_state());
+	turn();
+	stage_progress(c);
+}
+
+static void until_ended(unsigned n)
+{
+	while (lab->rig.n_ended < n) {
+		gpu_turn();
+		for (unsigned i = 0; i < lab->n_qps; i++)
+			run(&lab->qps[i], UINT32_MAX);
+		sched_yield();
+	}
+}
+
+/* Until so many requests are with the queue pair's device. */
+static void until_posted(const struct fake_qp *f, unsigned n)
+{
+	while (f->tail - f->head < n) {
+		gpu_turn();
+		sched_yield();
+	}
+}
+
+static unsigned buffers_left(void)
+{
+	struct dray_list got = DRAY_LIST_INIT(got);
+	struct stage_buffer *b;
+	unsigned n = 0;
+
+	for (; (b = stage_get(&lab->rig.core, STAGE_OWN, DMSG_CLASS_LATENCY)); n++)
+		dray_list_add(&got, &b->link);
+	while ((b = dray_list_first(&got, struct stage_buffer, link)))
+		stage_put(&lab->rig.core, b);
+	return n;
+}
+
+static int gpu_teardown(void **state)
+{
+	struct fake_gpu_status *status = fake_gpu_status();
+	struct core *c = &lab->rig.core;
+
+	fake_gpu_hold(false);
+	/* nothing keeps a buffer but what a device has; that ended with the test */
+	assert_int_equal(buffers_left(), OWN);
+	gpu_message(GPU_DOWN, NULL);
+	while (!lab->rig.n_told || lab->rig.told[lab->rig.n_told - 1].type != GPU_GONE)
+		gpu_turn();
+	/* its queues are at rest: what the fixture takes down has no use for them */
+	c->n_transports = 2;
+	transport_gpu.deinit(c, gpu_state());
+	teardown(state);
+	gpu_plugin_ops.host_free(gpu.plugin, gpu.staging.base);
+	gpu_plugin_ops.release(gpu.import);
+	for (unsigned k = 0; k < 2; k++) {
+		gpu_plugin_ops.queue_free(gpu.queues.queue[k]);
+		gpu_plugin_ops.host_free(gpu.plugin, gpu.queues.pieces[k]);
+	}
+	fake_gpu_lose(0, false);
+	gpu_plugin_ops.stop(gpu.plugin, 0);
+	gpu_plugin_ops.close(gpu.plugin);
+	munmap(gpu.memory, BYTES);
+	close(gpu.fd);
+	free(gpu.view);
+	assert_int_equal(status->imports + status->queues + status->host_allocs + status->started,
+			 0);
+	assert_int_equal(status->illegal, 0);
+	return 0;
+}
+
+static struct fake_qp *staged_qp(void)
+{
+	staged_on(1);
+	set_paths(1);
+	return add_qp(0, DMSG_CLASS_BULK, 256, 256);
+}
+
+static void move(enum dmsg_direction way, uint64_t local, uint64_t remote, uint64_t bytes)
+{
+	const uint64_t op[1][3] = { { local, remote, bytes } };
+
+	submit(way, op, 1, false);
+}
+
+/* --- staged -------------------------------------------------------------------------------------- */
+
+static void test_staged(void **state)
+{
+	static const uint64_t ops[][3] = { { 1, 3, 3000001 },
+					   { 3500000, 5000003, 65537 },
+					   { 4000000, 6000000, 1 } };
+
+	staged_qp();
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		submit((enum dmsg_direction)way, ops, 3, false);
+		until_ended(way == DMSG_DIRECTION_WRITE ? 1 : 2);
+		assert_int_equal(last()->code, 0);
+		assert_int_equal(gpu.path, DMSG_GPU_PATH_STAGED);
+		for (unsigned i = 0; i < 3; i++)
+			assert_memory_equal(gpu.memory + ops[i][0], lab->there + ops[i][1],
+					    ops[i][2]);
+		for (unsigned i = 0; i < BYTES; i++)
+			lab->there[i] ^= 0x5a;
+	}
+	/* a GPU put them into place: nothing is to be flushed */
+	assert_int_equal(fake_gpu_status()->flushes, gpu.flushes);
+	assert_int_equal(counted(DRAY_METRIC_RDMA_SENT_BYTES_TOTAL), 3000001 + 65537 + 1);
+	assert_true(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL) >= 2 * (3000001 + 65537 + 1));
+}
+
+static void test_host_beside_gpu(void **state)
+{
+	staged_qp();
+	set_keys(1, 1);
+	for (unsigned i = 0; i < 4; i++) {
+		lab->from = i % 2 ? REGION : GPU_REGION;
+		move(DMSG_DIRECTION_WRITE, 0, i * (BYTES / 4), BYTES / 4);
+	}
+	until_ended(4);
+	for (unsigned i = 0; i < 4; i++)
+		for (unsigned k = 0; k < BYTES / 4; k++)
+			assert_int_equal(lab->there[i * (BYTES / 4) + k],
+					 i % 2 ? *rig_at(&lab->local, k) : gpu.memory[k]);
+}
+
+/* While others have all buffers, slices wait for one and go on when it is there. */
+static void test_no_buffers(void **state)
+{
+	struct core *c = &lab->rig.core;
+	struct dray_list got = DRAY_LIST_INIT(got);
+	struct fake_qp *f = staged_qp();
+	struct stage_buffer *b;
+
+	while ((b = stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY)))
+		dray_list_add(&got, &b->link);
+	move(DMSG_DIRECTION_READ, 0, 0, 4 * UNIT);
+	gpu_turn();
+	gpu_turn();
+	assert_int_equal(f->tail, 0);
+	while ((b = dray_list_first(&got, struct stage_buffer, link)))
+		stage_put(c, b);
+	until_ended(1);
+	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
+}
+
+static void test_not_registered(void **state)
+{
+	lab->spare_open = true;
+	set_paths(1);
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_FALLBACK_LOCAL);
+	assert_false(dray_list_empty(&lab->spare.flows));
+	staged_on(1);
+	set_keys(0, 0);
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_FALLBACK_REMOTE);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+/* --- ends ---------------------------------------------------------------------------------------- */
+
+/* Its session is dead, the device still reads the buffers: nobody else writes to them before it has done. */
+static void test_urgent_write(void **state)
+{
+	struct fake_qp *f = staged_qp();
+	unsigned left;
+
+	move(DMSG_DIRECTION_WRITE, 0, 0, 2 * UNIT);
+	until_posted(f, 2);
+	stop_all(DRAY_E_SESSION_CLOSED, true);
+	assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
+	left = buffers_left();
+	assert_int_equal(left, OWN - 2);
+	run(f, UINT32_MAX);
+	gpu_turn();
+	assert_memory_equal(gpu.memory, lab->there, 2 * UNIT);
+	assert_int_equal(buffers_left(), OWN);
+}
+
+/* The same, and the queue pair dies with it. */
+static void test_urgent_on_lost(void **state)
+{
+	struct fake_qp *f = staged_qp();
+
+	move(DMSG_DIRECTION_READ, 0, 0, 2 * UNIT);
+	until_posted(f, 2);
+	break_down(f, IBV_WC_RETRY_EXC_ERR);
+	gpu_turn();
+	stop_all(DRAY_E_SESSION_CLOSED, true);
+	assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
+	assert_int_equal(buffers_left(), OWN - 2);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(buffers_left(), OWN);
+}
+
+/* What was asked for before the transfer was cancelled does not reach the GPU any more. */
+static void test_cancelled_read(void **state)
+{
+	struct fake_qp *f = staged_qp();
+	uint8_t before = gpu.memory[0];
+
+	lab->there[0] = (uint8_t)~before;
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	until_posted(f, 1);
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 0);
+	until_ended(1);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+	assert_int_equal(gpu.memory[0], before);
+}
+
+/* Stopped while it is gathered: ends with the copy. */
+static void test_cancelled_gather(void **state)
+{
+	struct fake_qp *f = staged_qp();
+
+	fake_gpu_hold(true);
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	gpu_turn();
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 0);
+	fake_gpu_hold(false);
+	until_ended(1);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+	assert_int_equal(f->tail, 0);
+}
+
+static void test_device_lost(void **state)
+{
+	staged_qp();
+	fake_gpu_hold(true);
+	move(DMSG_DIRECTION_WRITE, 0, 0, 4 * UNIT);
+	gpu_turn();
+	fake_gpu_lose(0, true);
+	fake_gpu_hold(false);
+	while (!lab->rig.n_ended) {
+		lab->rig.core.now_ns = dray_now().ns;
+		transport_gpu.tick(&lab->rig.core, gpu_state());
+		gpu_turn();
+	}
+	assert_int_equal(last()->code, DRAY_E_GPU_LOST);
+}
+
+static void test_peer_goes(void **state)
+{
+	struct fake_qp *f = staged_qp();
+	struct core *c = &lab->rig.core;
+
+	move(DMSG_DIRECTION_WRITE, 0, 0, 12 * UNIT);
+	until_posted(f, 4);
+	stop_all(DRAY_E_PEER_LOST, false);
+	transport_rdma.peer_down(c, rdma(), PEER, DRAY_E_PEER_LOST);
+	assert_int_equal(lab->rig.n_gone, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(last()->code, DRAY_E_PEER_LOST);
+	assert_int_equal(lab->rig.n_gone, 1);
+}
+
+/* --- rails that are lost -------------------------------------------------------------------------- */
+
+/* What was posted, is gathered and is being gathered goes out by the other one, from the buffers it has. */
+static void test_other_rail(void **state)
+{
+	struct fake_qp *f;
+
+	staged_on(2);
+	set_paths(2);
+	f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	move(DMSG_DIRECTION_WRITE, 0, 0, 16 * UNIT);
+	until_posted(f, 2);
+	fake_gpu_hold(true);
+	gpu_turn();
+	break_down(f, IBV_WC_RETRY_EXC_ERR);
+	gpu_turn();
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	fake_gpu_hold(false);
+	until_ended(1);
+	assert_int_equal(last()->code, 0);
+	assert_memory_equal(gpu.memory, lab->there, 16 * UNIT);
+}
+
+/* No rail is left: the next transport gets the slices with their buffers, once no copy is under way. */
+static void test_no_rail(void **state)
+{
+	struct fake_qp *f = staged_qp();
+	unsigned n = 0;
+
+	lab->spare_open = true;
+	move(DMSG_DIRECTION_WRITE, 0, 0, 16 * UNIT);
+	until_posted(f, 1);
+	fake_gpu_hold(true);
+	run(f, 1);
+	gpu_turn();
+	message(RDMA_QP_LOSE, 1, NULL);
+	message(RDMA_UNREACHABLE, 0, NULL);
+	message(RDMA_QP_DEAD, 1, NULL);
+	fake_gpu_hold(false);
+	while (dray_list_empty(&lab->adopted)) {
+		gpu_turn();
+		sched_yield();
+	}
+	dray_list_for_each(&lab->adopted, s, struct slice, link) {
+		assert_non_null(s->staged);
+		assert_false(s->staged->busy);
+		assert_memory_equal(s->staged->base, gpu.memory + s->remote[0].offset, s->bytes);
+		n++;
+	}
+	assert_true(n >= 1);
+	assert_false(dray_list_empty(&lab->spare.flows));
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+}
+
+/* --- straight -------------------------------------------------------------------------------------- */
+
+static void direct_keys(void)
+{
+	object_set_keys(&lab->rig.core, OBJECT_REGION, GPU_REGION,
+			keys_of(gpu.view->extents[0].base, BYTES, 1));
+}
+
+/* The requests name the GPU's addresses; what devices would do with those is done here. */
+static void by_device(struct fake_qp *f)
+{
+	for (; f->head != f->tail; f->head++) {
+		struct posted *p = &f->q[f->head % POSTED_MAX];
+
+		for (int i = 0; i < p->wr.num_sge; i++)
+			p->sge[i].addr = (uintptr_t)gpu.memory +
+					 (p->sge[i].addr - (uintptr_t)gpu.view->extents[0].base);
+		carry_out(f, p);
+		complete(f, p, IBV_WC_SUCCESS);
+	}
+}
+
+static void direct(enum dmsg_direction way)
+{
+	struct fake_qp *f = &lab->qps[0];
+	unsigned ended = lab->rig.n_ended;
+
+	move(way, 0, 0, 4 * UNIT);
+	while (lab->rig.n_ended == ended) {
+		gpu_turn();
+		by_device(f);
+	}
+	assert_int_equal(gpu.path, DMSG_GPU_PATH_DIRECT);
+}
+
+static void test_direct(void **state)
+{
+	staged_qp();
+	direct_keys();
+	direct(DMSG_DIRECTION_READ);
+	assert_int_equal(last()->code, 0);
+	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
+	/* once, before it ended */
+	assert_int_equal(fake_gpu_status()->flushes, gpu.flushes + 1);
+	direct(DMSG_DIRECTION_WRITE);
+	assert_int_equal(fake_gpu_status()->flushes, gpu.flushes + 1);
+	gpu.queues.rdma_ordered = true;
+	direct(DMSG_DIRECTION_READ);
+	assert_int_equal(fake_gpu_status()->flushes, gpu.flushes + 1);
+}
+
+static void test_flush_fails(void **state)
+{
+	staged_qp();
+	direct_keys();
+	fake_gpu_lose(0, true);
+	direct(DMSG_DIRECTION_READ);
+	assert_int_equal(last()->code, DRAY_E_GPU_LOST);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].type, GPU_LOST);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, gpu_setup, gpu_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(staged),         TEST(host_beside_gpu),  TEST(no_buffers),
+		TEST(not_registered), TEST(urgent_write),     TEST(urgent_on_lost),
+		TEST(cancelled_read), TEST(cancelled_gather), TEST(device_lost),
+		TEST(peer_goes),      TEST(other_rail),       TEST(no_rail),
+		TEST(direct),         TEST(flush_fails),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
