@@ -89,7 +89,7 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 
 		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
 		stage_post_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
-				staging_ready);
+				&peer->staged, staging_ready);
 		ch->peer = peer;
 		dray_list_init(&ch->pull_link);
 		dray_list_init(&ch->posts);

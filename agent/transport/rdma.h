@@ -101,6 +101,7 @@ struct rdma_peer {
 	struct peer_link *link;
 	struct dray_list peers_link;
 	struct rdma_channel channels[2]; /* by class */
+	struct stage_account staged;     /* its staging buffers */
 	struct rdma_paths *paths;        /* NULL: never told */
 	enum rdma_fallback fallback;     /* last said */
 	bool down;

@@ -97,6 +97,15 @@ static bool account_may_have(const struct stage *st, const struct stage_account 
 					     a->held[DMSG_CLASS_BULK] < share / 2;
 }
 
+void stage_charge(struct stage_buffer *b, struct stage_account *account)
+{
+	if (b->account)
+		b->account->held[b->class]--;
+	if (account)
+		account->held[b->class]++;
+	b->account = account;
+}
+
 struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class,
 			       struct stage_account *account)
 {
@@ -110,9 +119,8 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 		return NULL;
 	dray_list_del(&b->link);
 	st->held[use][class]++;
-	if (account)
-		account->held[class]++;
-	b->account = account;
+	b->account = NULL;
+	stage_charge(b, account);
 	b->use = (uint8_t)use;
 	b->class = (uint8_t) class;
 	b->n_ranges = 0;
@@ -142,9 +150,7 @@ void stage_put(struct core *c, struct stage_buffer *b)
 	dray_list_del(&b->link);
 	dray_list_add_front(&st->free, &b->link);
 	st->held[b->use][b->class]--;
-	if (b->account)
-		b->account->held[b->class]--;
-	b->account = NULL;
+	stage_charge(b, NULL);
 	for (unsigned class = 0; class < 2; class ++)
 		if (may_have(st, b->use, (enum dmsg_class) class))
 			wake(c, &st->waiters[b->use][class]);

@@ -73,6 +73,8 @@ uint64_t stage_unit(const struct core *c);
  */
 struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class,
 			       struct stage_account *account);
+/* From now on the buffer is that account's, whatever it may have: its holder goes over from one peer's book to another's. */
+void stage_charge(struct stage_buffer *b, struct stage_account *account);
 /* It is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
 /* Waits already: nothing. The pool is up. */

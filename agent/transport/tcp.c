@@ -220,6 +220,9 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 	struct tcp_channel *to = channel_of(state, ch);
 
 	(void)c;
+	/* the other transport forgets the peer before this one does */
+	if (s->staged)
+		stage_charge(s->staged, &to->peer->staged[STAGE_OWN]);
 	dray_list_add(ch == &to->staging.ch && !s->staged ? &to->staging.unstaged : &to->retry,
 		      &s->link);
 	tcp_channel_pull_later(state, to);
