@@ -119,10 +119,10 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 		return NULL;
 	dray_list_del(&b->link);
 	st->held[use][class]++;
-	b->account = NULL;
-	stage_charge(b, account);
 	b->use = (uint8_t)use;
 	b->class = (uint8_t) class;
+	b->account = NULL;
+	stage_charge(b, account);
 	b->n_ranges = 0;
 	b->bytes = 0;
 	b->code = 0;
