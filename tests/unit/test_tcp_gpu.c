@@ -469,6 +469,40 @@ static void test_taken_over_slices_are_cut(void **state)
 	lab_deinit(&lab);
 }
 
+/* With its buffer, which is in no book of the other's any more: that one may forget the peer before it is given back. */
+static void test_taken_over_buffers_are_ours(void **state)
+{
+	struct stage_account *former = calloc(1, sizeof(*former));
+	static uint8_t bytes[MIB];
+	struct stage_buffer *buffer;
+	struct slice *s;
+
+	on_gpus(true, true);
+	lab_prepare(&lab);
+	lab_start(&lab, 16 * MIB, 16);
+	lab_fill(b, 8 * MIB, MIB, 1);
+	lab_transfer1(a, 0, DMSG_DIRECTION_READ, 5, 8 * MIB, MIB);
+	s = sched_next(&a->core, lab_xfer(a, 0)->channel, MIB);
+	assert_non_null(s);
+	assert_non_null(former);
+	buffer = stage_get(&a->core, STAGE_OWN, DMSG_CLASS_BULK, former);
+	assert_non_null(buffer);
+	assert_int_equal(former->held[DMSG_CLASS_BULK], 1);
+	s->staged = buffer;
+	buffer->holder = s;
+	buffer->n_ranges = s->n_local;
+	buffer->bytes = s->bytes;
+	memcpy(buffer->ranges, s->local, s->n_local * sizeof(s->local[0]));
+	transport_tcp.adopt(&a->core, a->tcp, lab_xfer(a, 0)->channel, s);
+	assert_int_equal(former->held[DMSG_CLASS_BULK], 0);
+	free(former);
+	lab_until(&lab, lab_end(a, 0));
+	assert_int_equal(lab_end(a, 0)->code, 0);
+	lab_read(a, 5, bytes, MIB);
+	assert_true(lab_equal(b, 8 * MIB, bytes, MIB));
+	lab_deinit(&lab);
+}
+
 /* Both ask each other for more than there are buffers: neither waits for the other for ever. */
 static void test_both_out_of_buffers(void **state)
 {
@@ -532,6 +566,7 @@ int main(void)
 		cmocka_unit_test(test_host_memory_goes_on),
 		cmocka_unit_test(test_stalled_peer_leaves_buffers),
 		cmocka_unit_test(test_taken_over_slices_are_cut),
+		cmocka_unit_test(test_taken_over_buffers_are_ours),
 		cmocka_unit_test(test_both_out_of_buffers),
 		cmocka_unit_test(test_counted),
 	};
