@@ -171,7 +171,7 @@ static unsigned buffers_left(void)
 	struct stage_buffer *b;
 	unsigned n = 0;
 
-	for (; (b = stage_get(&lab->rig.core, STAGE_OWN, DMSG_CLASS_LATENCY)); n++)
+	for (; (b = stage_get(&lab->rig.core, STAGE_OWN, DMSG_CLASS_LATENCY, NULL)); n++)
 		dray_list_add(&got, &b->link);
 	while ((b = dray_list_first(&got, struct stage_buffer, link)))
 		stage_put(&lab->rig.core, b);
@@ -274,7 +274,7 @@ static void test_no_buffers(void **state)
 	struct fake_qp *f = staged_qp();
 	struct stage_buffer *b;
 
-	while ((b = stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY)))
+	while ((b = stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY, NULL)))
 		dray_list_add(&got, &b->link);
 	move(DMSG_DIRECTION_READ, 0, 0, 4 * UNIT);
 	gpu_turn();
