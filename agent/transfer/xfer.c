@@ -301,16 +301,18 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
 	xfer_end(c, x);
 }
 
-/* The end of one can be the end of its session, and with it of others on the list. */
+/*
+ * The end of one can be the end of its session, and with it of others on the list. Looks become rarer with the time since
+ * something happened: a transfer came, or a word did, for which others have waited that were submitted ahead.
+ */
 static int64_t waiting_tick(struct core *c)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
-	int64_t next = INT64_MAX;
+	int64_t pause, last_ns = 0;
 	struct xfer *x;
 
 	dray_list_splice(&now, &c->xfers->waiting);
 	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
-		int64_t pause = (c->now_ns - x->accepted_ns) / 8;
 		uint32_t v;
 
 		dray_list_del(&x->wait_link);
@@ -323,14 +325,17 @@ static int64_t waiting_tick(struct core *c)
 		}
 		if (v == x->wait.value) {
 			dray_list_del(&x->wait_link);
+			c->xfers->word_ns = c->now_ns;
 			xfer_go(c, x);
 			continue;
 		}
-		pause = dray_max(pause, (int64_t)WAIT_POLL_MIN_NS);
-		pause = dray_min(pause, (int64_t)WAIT_POLL_MAX_NS);
-		next = dray_min(next, c->now_ns + pause);
+		last_ns = dray_max(last_ns, x->accepted_ns);
 	}
-	return next;
+	if (dray_list_empty(&c->xfers->waiting))
+		return INT64_MAX;
+	last_ns = dray_max(last_ns, c->xfers->word_ns);
+	pause = dray_max((c->now_ns - last_ns) / 8, (int64_t)WAIT_POLL_MIN_NS);
+	return c->now_ns + dray_min(pause, (int64_t)WAIT_POLL_MAX_NS);
 }
 
 int64_t xfers_tick(struct core *c)

@@ -14,6 +14,7 @@ struct xfers {
 	struct ops_store ops;
 	struct dray_list free;    /* struct xfer, by flow_link */
 	struct dray_list waiting; /* by wait_link */
+	int64_t word_ns;          /* when the last word came that one waited for */
 	uint32_t n_free;
 	struct records *records; /* of those that have ended */
 };

@@ -458,6 +458,38 @@ static void words_order_a_transfer(void **state)
 	assert_int_equal(*set, 6);
 }
 
+/* One that was submitted ahead of others has waited for long when its turn comes: its word is looked for soon all the same. */
+static void words_that_follow_each_other_are_seen_soon(void **state)
+{
+	struct two *t = *state;
+	struct core *c = &t->rig.core;
+	uint32_t *wait = (uint32_t *)(void *)rig_at(&t->ra, 4096);
+	int64_t rare, soon;
+
+	for (unsigned i = 1; i <= 2; i++) {
+		struct xfer_request q = request(i);
+
+		q.flags = DMSG_TRANSFER_FLAG_WAIT;
+		q.wait_region = REGION_A;
+		q.wait_offset = 4096;
+		q.wait_value = i;
+		assert_int_equal(submit_one(t, &t->a, q, 64), 0);
+	}
+	c->now_ns += 8 * DRAY_NS_PER_MS;
+	rare = xfers_tick(c) - c->now_ns;
+	*wait = 1;
+	soon = xfers_tick(c) - c->now_ns;
+	assert_true(soon < rare / 8);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 1);
+	c->now_ns += 8 * DRAY_NS_PER_MS;
+	assert_int_equal(xfers_tick(c) - c->now_ns, rare);
+	*wait = 2;
+	xfers_tick(c);
+	run(t);
+	assert_int_equal(t->rig.n_ended, 2);
+}
+
 static void a_notification_comes_after_the_bytes_and_ends_it(void **state)
 {
 	struct two *t = *state;
@@ -638,6 +670,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_deadline_and_a_cancel_end_it_once, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(words_order_a_transfer, setup, teardown),
+		cmocka_unit_test_setup_teardown(words_that_follow_each_other_are_seen_soon, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(a_notification_comes_after_the_bytes_and_ends_it,
 						setup, teardown),
 		cmocka_unit_test_setup_teardown(a_dropped_region_is_not_touched_again, setup,
