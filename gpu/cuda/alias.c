@@ -22,7 +22,10 @@ static CUresult entry_write(const struct cuda_context *c, uint32_t slot,
 	/* the distance is there before anybody can find the entry */
 	if (entry->end)
 		r = cuda.memcpy_to_device(at + range, &entry->distance, sizeof(*entry) - range);
-	return r == CUDA_SUCCESS ? cuda.memcpy_to_device(at, entry, range) : r;
+	if (r == CUDA_SUCCESS)
+		r = cuda.memcpy_to_device(at, entry, range);
+	/* a copy from pageable memory can end before it has arrived; queues do not wait for this stream */
+	return r == CUDA_SUCCESS ? cuda.stream_synchronize(NULL) : r;
 }
 
 static CUresult table_make(struct cuda_context *c)

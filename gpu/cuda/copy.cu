@@ -13,8 +13,6 @@
 #define DEPTH_SHIFTED 2u
 /* parts end at multiples of this, which all lanes together copy in one step */
 #define STEP (LANES * 16u)
-/* 64-bit words of a piece */
-#define WORDS 3u
 
 struct part {
 	uint64_t to, from;
@@ -54,7 +52,7 @@ static __device__ __forceinline__ void copy_bytes(uint64_t to, uint64_t from, ui
 						  uint32_t lane)
 {
 	if (lane < n)
-		*(uint8_t *)(to + lane) = *(const uint8_t *)(from + lane);
+		*(uint8_t *)(to + lane) = __ldcg((const unsigned char *)(from + lane));
 }
 
 /* n vectors of 16 bytes, both sides aligned. */
@@ -209,44 +207,28 @@ static __device__ __forceinline__ uint64_t distance_of(const struct copy_args &a
 	return 0;
 }
 
-/* Of the pieces that a tile of parts lies in, the words that a lane reads: every 32nd of them. */
-struct words {
-	uint64_t v[WORDS];
-};
-
-/*
- * Neighbouring lanes read neighbouring words: a list in host memory crosses the bus once. Past the caches, which may have
- * what an earlier list had in the same place.
- */
-static __device__ __forceinline__ struct words words_get(const struct copy_args &a, uint32_t first,
-							 uint32_t lane)
+/* The pieces that a tile of parts lies in, one a lane. */
+static __device__ __forceinline__ struct copy_piece piece_get(const struct copy_args &a,
+							      uint32_t first, uint32_t lane)
 {
-	const uint64_t *list = (const uint64_t *)a.pieces, *few = (const uint64_t *)a.few;
-	uint32_t at = (first >> a.parts) * WORDS + lane;
-	struct words r;
+	uint32_t index = (first >> a.parts) + lane;
+	struct copy_piece p;
 
-#pragma unroll
-	for (uint32_t k = 0; k < WORDS; k++, at += LANES) {
-		r.v[k] = 0;
-		if (at < a.n * WORDS)
-			r.v[k] = list ? __ldcv(list + at) : few[at];
+	if (index >= a.n)
+		return { 0, 0, 0 };
+	if (a.pieces) {
+		/* not what a cache has of an earlier list in the same place */
+		p.to = __ldcv(&a.pieces[index].to);
+		p.from = __ldcv(&a.pieces[index].from);
+		p.bytes = __ldcv(&a.pieces[index].bytes);
+	} else {
+		p = a.few[index];
 	}
-	return r;
-}
-
-static __device__ __forceinline__ void words_put(const struct copy_args &a, struct copy_piece *list,
-						 const struct words &w, uint32_t lane)
-{
-	struct copy_piece *p = &list[lane];
-
-#pragma unroll
-	for (uint32_t k = 0; k < WORDS; k++)
-		((uint64_t *)list)[k * LANES + lane] = w.v[k];
-	if (!a.n_aliases)
-		return;
-	__syncwarp();
-	p->to += distance_of(a, p->to + (a.swapped ? a.from_base : a.to_base));
-	p->from += distance_of(a, p->from + (a.swapped ? a.to_base : a.from_base));
+	if (a.n_aliases) {
+		p.to += distance_of(a, p.to + (a.swapped ? a.from_base : a.to_base));
+		p.from += distance_of(a, p.from + (a.swapped ? a.to_base : a.from_base));
+	}
+	return p;
 }
 
 extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
@@ -263,14 +245,14 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 	if (!a.alone)
 		let_next_begin();
 	if (reader)
-		words_put(a, list[0], words_get(a, blockIdx.x * tile, lane), lane);
+		list[0][lane] = piece_get(a, blockIdx.x * tile, lane);
 	__syncthreads();
 	for (uint32_t first = blockIdx.x * tile; first < units; first += stride, half ^= 1) {
-		struct words next;
+		struct copy_piece next;
 
 		/* the next of it is under way while these are copied */
 		if (reader && first + stride < units)
-			next = words_get(a, first + stride, lane);
+			next = piece_get(a, first + stride, lane);
 		for (uint32_t unit = first + warp; unit < min(first + tile, units); unit += warps) {
 			struct part p = part_of(a,
 						list[half][(unit >> a.parts) - (first >> a.parts)],
@@ -280,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 				part_copy(p.to, p.from, p.bytes, lane);
 		}
 		if (reader && first + stride < units)
-			words_put(a, list[half ^ 1], next, lane);
+			list[half ^ 1][lane] = next;
 		__syncthreads();
 	}
 	finish(a);

@@ -191,6 +191,9 @@ static int queue_lost(struct queue *q)
 
 	if (!q->context->lost)
 		cuda_lost(q->context);
+	/* what failed need not have been a fault, and another queue may have said so while this one had copies */
+	if (!q->settled && cuda.context_set(q->context->cu) == CUDA_SUCCESS)
+		q->settled = cuda.stream_synchronize(q->stream) == CUDA_SUCCESS;
 	while (!q->settled)
 		q->settled = atomic_load(q->head.done) >= q->submitted || now_ns() >= until;
 	return -EIO;
@@ -219,6 +222,8 @@ static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, str
 static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	const struct shape *s = &q->shapes[c->route];
+	/* at least what was imported before the agent could ask for this copy */
+	uint32_t n_aliases = c->route == GPU_PEER ? q->context->n_aliases : 0;
 	struct copy_args a = {
 		.to_base = c->to_base,
 		.from_base = c->from_base,
@@ -228,9 +233,9 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.n = c->n,
 		.swapped = c->swapped,
 		.alone = s->alone,
-		/* at least what was imported before the agent could ask for this copy */
-		.n_aliases = c->route == GPU_PEER ? q->context->n_aliases : 0,
-		.aliases = (const struct copy_alias *)(uintptr_t)q->context->aliases,
+		.n_aliases = n_aliases,
+		.aliases = n_aliases ? (const struct copy_alias *)(uintptr_t)q->context->aliases :
+				       NULL,
 	};
 	void *args[] = { &a };
 	CUlaunchAttribute early = {
