@@ -116,6 +116,7 @@ static void handle_added(void *arg, const struct dray_err *err)
 {
 	struct session_region *r = arg;
 	struct session *s = r->session;
+	uint64_t id = r->request_id;
 	int none = -1;
 
 	r->adding = false;
@@ -123,10 +124,11 @@ static void handle_added(void *arg, const struct dray_err *err)
 		reply_added(s, r->request_id, r, &none, 0);
 		return;
 	}
-	session_fail(s, r->request_id, -EIO, err);
+	/* first: a session whose answer cannot be sent is closed, with the regions it has */
 	dray_list_del(&r->link);
 	count(r, false);
 	free(r);
+	session_fail(s, id, -EIO, err);
 	session_check(s);
 }
 
