@@ -459,6 +459,7 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		if (!g->devices[m->id])
 			paths_new(g, (unsigned)m->id);
 		gpu_queues_up(c, m->arg);
+		stage_device_up(c, (unsigned)m->id);
 		peers_update(c, g);
 		break;
 	case GPU_DOWN:

@@ -423,6 +423,7 @@ static bool lane_announce(struct core *c, unsigned device, struct lane *l)
 	struct gpu_worker *g = c->gpu;
 	const struct gpu_task *first = dray_list_first(&l->tasks, struct gpu_task, link);
 	const struct port *p = &g->ports[device];
+	int ret;
 
 	if (!first)
 		return false;
@@ -432,8 +433,13 @@ static bool lane_announce(struct core *c, unsigned device, struct lane *l)
 	if (l->n_tasks > 1 || l->announced == l->submitted)
 		return false;
 	atomic_fetch_add_explicit(&g->armed, 1, memory_order_relaxed);
-	if (p->given->ops->notify(l->queue, wake, g) < 0) {
+	ret = p->given->ops->notify(l->queue, wake, g);
+	if (ret < 0)
 		atomic_fetch_sub_explicit(&g->armed, 1, memory_order_relaxed);
+	/* earlier ones have not come yet: the next look is the tick's */
+	if (ret == -EAGAIN)
+		return false;
+	if (ret < 0) {
 		port_lost(c, device);
 		return true;
 	}

@@ -104,6 +104,8 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 	(void)c;
 	j->busy = false;
 	j->code = code;
+	if (code)
+		stage_lose(j->slice->staged, t->device);
 	gpu_path_ready(j->path);
 }
 

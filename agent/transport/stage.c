@@ -17,8 +17,10 @@ struct stage {
 	struct stage_buffer *buffers;
 	uint32_t n;
 	uint64_t unit;
-	struct dray_list free;         /* by link; the last given back first: it is warm */
-	uint32_t held[STAGE_USE_N][2]; /* by class */
+	struct dray_list free; /* by link; the last given back first: it is warm */
+	struct dray_list
+		lost; /* by link: given back, and a device that was given up may still use them */
+	uint32_t held[STAGE_USE_N][2];            /* by class */
 	struct dray_list waiters[STAGE_USE_N][2]; /* by class */
 	struct dray_list starved; /* by copy_link: copies that their queue had no room for */
 	struct dray_list failed;  /* by copy_link: copies that will not be, done() not yet run */
@@ -42,6 +44,7 @@ int stage_up(struct core *c, const struct gpu_staging *staging)
 		return -ENOMEM;
 	}
 	dray_list_init(&st->free);
+	dray_list_init(&st->lost);
 	dray_list_init(&st->starved);
 	dray_list_init(&st->failed);
 	for (unsigned i = 0; i < STAGE_USE_N * 2; i++)
@@ -148,7 +151,7 @@ void stage_put(struct core *c, struct stage_buffer *b)
 
 	dray_assert(!b->busy);
 	dray_list_del(&b->link);
-	dray_list_add_front(&st->free, &b->link);
+	dray_list_add_front(b->lost ? &st->lost : &st->free, &b->link);
 	st->held[b->use][b->class]--;
 	stage_charge(b, NULL);
 	for (unsigned class = 0; class < 2; class ++)
@@ -179,7 +182,31 @@ static void finished(struct core *c, struct stage_buffer *b, uint32_t code)
 
 static void task_done(struct core *c, struct gpu_task *t, uint32_t code)
 {
-	finished(c, dray_container_of(t, struct stage_buffer, task), code);
+	struct stage_buffer *b = dray_container_of(t, struct stage_buffer, task);
+
+	b->lost |= code != 0;
+	finished(c, b, code);
+}
+
+void stage_lose(struct stage_buffer *b, unsigned device)
+{
+	b->lost = true;
+	b->device = (uint8_t)device;
+}
+
+void stage_device_up(struct core *c, unsigned device)
+{
+	struct stage *st = c->stage;
+
+	if (!st)
+		return;
+	dray_list_for_each(&st->lost, b, struct stage_buffer, link) {
+		if (b->device != device)
+			continue;
+		b->lost = false;
+		dray_list_del(&b->link);
+		dray_list_add(&st->free, &b->link);
+	}
 }
 
 static bool by_engine(const struct stage_buffer *b)

@@ -41,6 +41,7 @@ struct stage_buffer {
 	uint32_t n_ranges;
 	uint64_t bytes; /* in all ranges, at most stage_unit(); the holder's */
 	bool busy;      /* a copy is under way, done() has not run */
+	bool lost;      /* stage.c's: it goes to nobody else until its device is back */
 	uint32_t code;  /* of the last copy */
 
 	/* stage.c's */
@@ -75,6 +76,13 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 			       struct stage_account *account);
 /* From now on the buffer is that account's, whatever it may have: its holder goes over from one peer's book to another's. */
 void stage_charge(struct stage_buffer *b, struct stage_account *account);
+/*
+ * A copy of it ended with the loss of the device, which may have been given up while it still used the memory. Who copies
+ * by stage_copy() need not say so.
+ */
+void stage_lose(struct stage_buffer *b, unsigned device);
+/* The device was started anew: nothing of before is under way on it. */
+void stage_device_up(struct core *c, unsigned device);
 /* It is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
 /* Waits already: nothing. The pool is up. */
