@@ -13,6 +13,8 @@
 #define DEPTH_SHIFTED 2u
 /* parts end at multiples of this, which all lanes together copy in one step */
 #define STEP (LANES * 16u)
+/* 64-bit words of a piece */
+#define WORDS 3u
 
 struct part {
 	uint64_t to, from;
@@ -207,28 +209,53 @@ static __device__ __forceinline__ uint64_t distance_of(const struct copy_args &a
 	return 0;
 }
 
-/* The pieces that a tile of parts lies in, one a lane. */
-static __device__ __forceinline__ struct copy_piece piece_get(const struct copy_args &a,
-							      uint32_t first, uint32_t lane)
-{
-	uint32_t index = (first >> a.parts) + lane;
-	struct copy_piece p;
+/* Words of the pieces that a tile of parts lies in: every 32nd of them, so that neighbouring lanes have neighbouring ones. */
+struct words {
+	uint64_t v[WORDS];
+};
 
-	if (index >= a.n)
-		return { 0, 0, 0 };
-	if (a.pieces) {
-		/* not what a cache has of an earlier list in the same place */
-		p.to = __ldcv(&a.pieces[index].to);
-		p.from = __ldcv(&a.pieces[index].from);
-		p.bytes = __ldcv(&a.pieces[index].bytes);
-	} else {
-		p = a.few[index];
+/*
+ * By a whole warp: what lies together crosses the bus together. Not through the multiprocessor's own cache, which may have
+ * what an earlier list had in the same place; what the GPU's has of host memory is void when a kernel is launched. With
+ * loads past that too, several blocks fetch what they have in common again: half the rate with 16 KiB pages.
+ */
+static __device__ __forceinline__ struct words words_get(const struct copy_args &a, uint32_t first,
+							 uint32_t pieces, uint32_t lane)
+{
+	const uint64_t *few = (const uint64_t *)a.few, *list = (const uint64_t *)a.pieces;
+	uint32_t from = (first >> a.parts) * WORDS, n = min(pieces * WORDS, a.n * WORDS - from);
+	struct words w;
+
+#pragma unroll
+	for (uint32_t k = 0; k < WORDS; k++) {
+		uint32_t i = k * LANES + lane;
+
+		w.v[k] = 0;
+		if (i < n)
+			w.v[k] = list ? __ldcg(list + from + i) : few[from + i];
 	}
-	if (a.n_aliases) {
-		p.to += distance_of(a, p.to + (a.swapped ? a.from_base : a.to_base));
-		p.from += distance_of(a, p.from + (a.swapped ? a.to_base : a.from_base));
+	return w;
+}
+
+/* Where the block finds them as pieces. By the same warp. */
+static __device__ __forceinline__ void words_put(const struct copy_args &a, struct copy_piece *list,
+						 const struct words &w, uint32_t pieces,
+						 uint32_t lane)
+{
+	uint64_t *to = (uint64_t *)list;
+
+#pragma unroll
+	for (uint32_t k = 0; k < WORDS; k++)
+		to[k * LANES + lane] = w.v[k];
+	if (!a.n_aliases)
+		return;
+	__syncwarp();
+	if (lane < pieces) {
+		struct copy_piece *p = &list[lane];
+
+		p->to += distance_of(a, p->to + (a.swapped ? a.from_base : a.to_base));
+		p->from += distance_of(a, p->from + (a.swapped ? a.to_base : a.from_base));
 	}
-	return p;
 }
 
 extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
@@ -239,20 +266,21 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 		       warps = blockDim.x / LANES;
 	const uint32_t units = a.n << a.parts, tile = warps * a.batch, stride = tile * gridDim.x;
 	/* of the list, the first warp reads for all: it is far away, and many small reads of it are slow */
-	const bool reader = warp == 0 && lane <= (tile - 1) >> a.parts;
+	const bool reader = warp == 0;
+	const uint32_t pieces = ((tile - 1) >> a.parts) + 1;
 	uint32_t half = 0;
 
 	if (!a.alone)
 		let_next_begin();
-	if (reader)
-		list[0][lane] = piece_get(a, blockIdx.x * tile, lane);
+	if (reader && blockIdx.x * tile < units)
+		words_put(a, list[0], words_get(a, blockIdx.x * tile, pieces, lane), pieces, lane);
 	__syncthreads();
 	for (uint32_t first = blockIdx.x * tile; first < units; first += stride, half ^= 1) {
-		struct copy_piece next;
+		struct words next;
 
 		/* the next of it is under way while these are copied */
 		if (reader && first + stride < units)
-			next = piece_get(a, first + stride, lane);
+			next = words_get(a, first + stride, pieces, lane);
 		for (uint32_t unit = first + warp; unit < min(first + tile, units); unit += warps) {
 			struct part p = part_of(a,
 						list[half][(unit >> a.parts) - (first >> a.parts)],
@@ -262,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 				part_copy(p.to, p.from, p.bytes, lane);
 		}
 		if (reader && first + stride < units)
-			list[half ^ 1][lane] = next;
+			words_put(a, list[half ^ 1], next, pieces, lane);
 		__syncthreads();
 	}
 	finish(a);

@@ -14,6 +14,9 @@
 
 #define LIST_MAX 8192u
 #define LISTS 3u
+/* Lists that are written anew each time: pieces, and bytes of each. */
+#define ANEW_PIECES 1024u
+#define ANEW_BYTES 16u
 
 struct side {
 	const char *name;
@@ -217,6 +220,36 @@ static void route_run(struct check *c, unsigned device, enum gpu_route route, st
 	verify(c, from, "the source is as it was");
 }
 
+/* A list in the place of another is what is read, while copies by further lists are under way. */
+static void lists_anew(struct check *c, struct side *to, struct side *from)
+{
+	struct gpu_queue *q = lab_queue(c->l, 0, false, 100);
+	uint64_t rounds = c->bytes / (ANEW_PIECES * ANEW_BYTES), places = c->bytes / ANEW_BYTES;
+
+	side_fill(c, to);
+	side_fill(c, from);
+	for (uint64_t i = 0; i < rounds; i++) {
+		struct dray_piece *v = c->lists[i % LISTS];
+		struct gpu_copy copy = { .route = GPU_WITHIN, .bytes = ANEW_PIECES * ANEW_BYTES };
+
+		if (i >= LISTS)
+			lab_wait(c->l, q, i - LISTS + 1);
+		for (uint64_t k = 0; k < ANEW_PIECES; k++) {
+			uint64_t at = (i * ANEW_PIECES + k) * ANEW_BYTES;
+			uint64_t source = lab_random() % places * ANEW_BYTES;
+
+			v[k] = (struct dray_piece){ (uint8_t *)(uintptr_t)at,
+						    (const uint8_t *)(uintptr_t)source,
+						    ANEW_BYTES };
+		}
+		list_finish(v, ANEW_PIECES, to, from, true, &copy);
+		lab_submit(c->l, q, &copy);
+	}
+	lab_wait(c->l, q, rounds);
+	verify(c, to, "lists in the place of others");
+	c->l->ops->queue_free(q);
+}
+
 static void routes(struct check *c, bool quick)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -236,6 +269,7 @@ static void routes(struct check *c, bool quick)
 	host = side_new(c, "host", -1, lab_host_memory(c->l, c->bytes));
 	file = side_new(c, "memfd", -1, shared);
 	route_run(c, 0, GPU_WITHIN, &there, &here, quick);
+	lists_anew(c, &there, &here);
 	route_run(c, 0, GPU_TO_HOST, &host, &here, quick);
 	route_run(c, 0, GPU_FROM_HOST, &here, &host, quick);
 	route_run(c, 0, GPU_TO_HOST, &file, &here, quick);
