@@ -94,10 +94,18 @@ static int plan(struct dray *d, const struct dray_transfer *t, struct plan *p)
 
 static void put_ops(uint8_t *dst, const struct dray_transfer *t)
 {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+	_Static_assert(sizeof(struct dray_op) == DMSG_OP_SIZE &&
+			       offsetof(struct dray_op, remote) == 8 &&
+			       offsetof(struct dray_op, length) == 16,
+		       "an operation is its wire form");
+	memcpy(dst, t->ops, t->count * DMSG_OP_SIZE);
+#else
 	for (size_t i = 0; i < t->count; i++)
 		dmsg_op_put(dst + i * DMSG_OP_SIZE,
 			    &(struct dmsg_op){ t->ops[i].local, t->ops[i].remote,
 					       t->ops[i].length });
+#endif
 }
 
 /* Room for `bytes` in the arena. 0 also where none are needed. */

@@ -12,6 +12,7 @@ struct work {
 	struct bench_ops ops;
 	size_t at;
 	uint64_t batch;
+	uint64_t bytes;     /* of those that ended well */
 	unsigned transport; /* of the last that ended */
 };
 
@@ -30,7 +31,7 @@ static bool work_open(struct engine *e, struct work *w, char **argv, bool latenc
 }
 
 /* Starts the next transfer, of at most limit operations. 0, or a negated error. */
-static int work_start(struct engine *e, struct work *w, uint64_t limit, uint64_t *ret_bytes)
+static int work_start(struct engine *e, struct work *w, uint64_t limit)
 {
 	size_t left = w->ops.n - w->at, n = w->batch < left ? w->batch : left;
 	int error;
@@ -41,9 +42,6 @@ static int work_start(struct engine *e, struct work *w, uint64_t limit, uint64_t
 	error = dray_submit(e->d, &w->t, NULL);
 	if (error)
 		return error;
-	*ret_bytes = 0;
-	for (size_t i = 0; i < n; i++)
-		*ret_bytes += w->t.ops[i].length;
 	w->at = (w->at + n) % w->ops.n;
 	return 0;
 }
@@ -63,6 +61,7 @@ static bool reap(struct engine *e, struct work *w, uint64_t *in_flight)
 	while (dray_next_completion(e->d, &c) == 1) {
 		(*in_flight)--;
 		w->transport = c.transport;
+		w->bytes += c.bytes;
 		if (c.status && ok)
 			ok = engine_ended(e, &c);
 	}
@@ -77,20 +76,18 @@ static bool told_to_stop(void)
 	return poll(&input, 1, 0) > 0;
 }
 
-static bool run_all(struct engine *e, struct work *w, uint64_t wanted, uint64_t depth,
-		    uint64_t *ret_bytes)
+static bool run_all(struct engine *e, struct work *w, uint64_t wanted, uint64_t depth)
 {
-	uint64_t started = 0, in_flight = 0, moved;
+	uint64_t started = 0, in_flight = 0;
 	bool ok = true, endless = !wanted;
 
 	if (endless)
 		wanted = UINT64_MAX;
-	*ret_bytes = 0;
 	while (in_flight || (ok && started < wanted)) {
 		if (endless && told_to_stop())
 			wanted = started;
 		while (ok && started < wanted && in_flight < depth) {
-			int error = work_start(e, w, wanted - started, &moved);
+			int error = work_start(e, w, wanted - started);
 
 			if (error == -DRAY_E_BUSY && in_flight)
 				break;
@@ -99,7 +96,6 @@ static bool run_all(struct engine *e, struct work *w, uint64_t wanted, uint64_t 
 				break;
 			}
 			started += w->t.count;
-			*ret_bytes += moved;
 			in_flight++;
 		}
 		if (!in_flight)
@@ -113,8 +109,8 @@ static bool run_all(struct engine *e, struct work *w, uint64_t wanted, uint64_t 
 bool engine_run(struct engine *e, char **argv, unsigned argc)
 {
 	struct work w;
-	uint64_t bytes, depth;
 	int64_t begin, cpu;
+	uint64_t depth;
 	bool ok;
 
 	if (argc < 7)
@@ -130,21 +126,21 @@ bool engine_run(struct engine *e, char **argv, unsigned argc)
 	}
 	begin = bench_ns();
 	cpu = bench_cpu_ns();
-	ok = run_all(e, &w, bench_number(argv[4]), depth, &bytes);
+	ok = run_all(e, &w, bench_number(argv[4]), depth);
 	engine_ops_close(w.ops);
 	if (ok)
 		bench_say("{\"seconds\": %.9f, \"cpu\": %.9f, \"bytes\": %" PRIu64
 			  ", \"transport\": \"%s\"}",
 			  (double)(bench_ns() - begin) / 1e9, (double)(bench_cpu_ns() - cpu) / 1e9,
-			  bytes, engine_transport(w.transport));
+			  w.bytes, engine_transport(w.transport));
 	return ok;
 }
 
 bool engine_trip(struct engine *e, char **argv, unsigned argc)
 {
 	static struct bench_samples samples;
-	uint64_t moved, count;
 	struct work w;
+	uint64_t count;
 	bool ok = true;
 
 	if (argc < 5)
@@ -158,7 +154,7 @@ bool engine_trip(struct engine *e, char **argv, unsigned argc)
 	for (uint64_t i = 0; i < count && ok; i++) {
 		int64_t began = bench_ns();
 		uint64_t in_flight = 1;
-		int error = work_start(e, &w, 1, &moved);
+		int error = work_start(e, &w, 1);
 
 		if (error) {
 			ok = engine_refused(e, "submit", error);
@@ -181,7 +177,7 @@ bool engine_trip(struct engine *e, char **argv, unsigned argc)
 
 bool engine_hold(struct engine *e, char **argv, unsigned argc)
 {
-	uint64_t in_flight = 0, failed = 0, done = 0, bytes = 0, moved, depth, tell_at;
+	uint64_t in_flight = 0, failed = 0, done = 0, bytes = 0, depth, tell_at;
 	struct dray_completion c;
 	int64_t last = 0;
 	bool going = true;
@@ -196,7 +192,7 @@ bool engine_hold(struct engine *e, char **argv, unsigned argc)
 	tell_at = bench_number(argv[6]);
 	while (going || in_flight) {
 		while (going && in_flight < depth) {
-			int error = work_start(e, &w, w.batch, &moved);
+			int error = work_start(e, &w, w.batch);
 
 			if (error && (error != -DRAY_E_BUSY || !in_flight))
 				going = false; /* the library knows already that the remote is gone */
