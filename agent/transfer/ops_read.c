@@ -16,6 +16,11 @@ _Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded i
 #define TOGETHER 4u
 #define LEAST 16u
 #define SIGN (1ull << 63)
+/*
+ * The client has just written them: they come from its processor's cache, which is far. So far ahead, bytes, and to the
+ * second level, from where more of them can be under way. Beyond what is read may lie anything: nothing of it is used.
+ */
+#define AHEAD 4096u
 
 struct reading {
 	struct xfer_op *ops;
@@ -45,6 +50,12 @@ TARGET static inline V move(uint8_t *to, const uint8_t *from)
 	__asm__("" : "+x"(v));
 	_mm256_storeu_si256((void *)to, v);
 	return v;
+}
+
+static inline void fetch_ahead(const uint8_t *from)
+{
+	_mm_prefetch((const char *)from + AHEAD, _MM_HINT_T1);
+	_mm_prefetch((const char *)from + AHEAD + 64, _MM_HINT_T1);
 }
 
 /* In turn a 64-bit lane of a and one of b, out of each half the first or the second, by the bits of `which`. */
@@ -102,6 +113,7 @@ TARGET static void read_avx2(void *arg)
 		V l_before = _mm256_blend_epi32(l_turned, near_end, 3);
 		V f_before = _mm256_blend_epi32(f_turned, far_end, 3);
 
+		fetch_ahead(from);
 		near_end = l_turned;
 		far_end = f_turned;
 		joins = _mm256_or_si256(joins, _mm256_and_si256(_mm256_cmpeq_epi64(l, l_before),
