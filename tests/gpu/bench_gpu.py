@@ -7,10 +7,14 @@ both alternate.
 
 import contextlib
 import json
+import os
+import pathlib
 import select
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 
 import common as c
 import harness
@@ -114,7 +118,7 @@ def pages(b, records, label, near, far, way, shapes, target=None):
 
 
 WITHIN_TARGET = {16 * KIB: 0.94, 4 * KIB: 0.9}
-SHAPES = ((16 * KIB, 65536, 3), (16 * KIB, 4096, 16), (4 * KIB, 65536, 3), (4 * KIB, 4096, 16))
+SHAPES = ((16 * KIB, 65536, 4), (16 * KIB, 4096, 16), (4 * KIB, 65536, 6), (4 * KIB, 4096, 16))
 
 
 def within(b, records):
@@ -198,14 +202,16 @@ class Matmul:
         self.process.stdout.close()
 
 
-def beside(b, records):
+BESIDE = (("pages within the GPU", ("cuda_vmm", 0), 100), ("pages within the GPU, gpu.multiprocessors = 25", ("cuda_vmm", 0), 25),
+          ("pages to the host", ("memfd", 0), 100))
+
+
+def beside(b, records, how=""):
     """A matrix product of another process, alone and while pages are moved: both lose, and both are told."""
     t = b.t
-    shapes = (("pages within the GPU", ("cuda_vmm", 0), 100), ("pages within the GPU, gpu.multiprocessors = 25", ("cuda_vmm", 0), 25),
-              ("pages to the host", ("memfd", 0), 100))
     model = Matmul()
     try:
-        for label, far, share in shapes:
+        for label, far, share in BESIDE:
             agent = t.agent(**{"gpu.multiprocessors": share})
             here, there, remote = sides(t, (agent, agent), ("cuda_vmm", 0), far, b.bytes)
             path = t.ops(scattered(16 * KIB, b.bytes))
@@ -222,6 +228,7 @@ def beside(b, records):
                 here.engine.hear()
                 slow.append(busy / alone)
             rate = statistics.median(rates)
+            label += how
             records.add(f"matrix product beside {label}: time it takes, of that alone", statistics.median(slow), "", spread=slow)
             records.add(f"{label} beside a matrix product", rate / 1e9, "GB/s", ceiling_name="alone", ceiling=bare / 1e9,
                         ratio=rate / bare)
@@ -231,6 +238,29 @@ def beside(b, records):
             t.drop(agent)
     finally:
         model.close()
+
+
+@contextlib.contextmanager
+def shared_gpu():
+    """NVIDIA's MPS: contexts of several processes on the GPU at the same time, instead of by time slices."""
+    control = shutil.which("nvidia-cuda-mps-control") or "/usr/local/nvidia/bin/nvidia-cuda-mps-control"
+    if not pathlib.Path(control).exists():
+        raise Skip("there is no nvidia-cuda-mps-control")
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ.update(places)
+        try:
+            subprocess.run([control, "-d"], check=True, timeout=30)
+            yield
+        finally:
+            subprocess.run([control], input="quit\n", text=True, stdout=subprocess.DEVNULL, timeout=60)
+            for name in places:
+                del os.environ[name]
+
+
+def beside_shared(b, records):
+    with shared_gpu():
+        beside(b, records, ", under MPS")
 
 
 def cost(b, records):
@@ -253,7 +283,7 @@ def cost(b, records):
 
 # File of the records, what is measured.
 PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
-         ("gpu_beside", (beside,)), ("gpu_cost", (cost,)))
+         ("gpu_beside", (beside, beside_shared)), ("gpu_cost", (cost,)))
 
 
 def main(t):
