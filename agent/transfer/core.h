@@ -266,7 +266,7 @@ struct core {
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;
 	struct crew *
-		crew; /* workers that help each other (transport/local_crew.h); NULL: this one works alone */
+		crew; /* workers that help each other (transfer/crew.h); NULL: this one works alone */
 	struct gpu_worker *gpu; /* transport gpu's (transport/gpu.h) */
 	struct stage *stage;    /* transport/stage.h */
 };

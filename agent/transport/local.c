@@ -2,7 +2,7 @@
 /*
  * Transport `local`: both regions belong to sessions of this agent; the worker of the session that asks
  * copies. A slice is copied whole within one call, unless its transfer is large and there are other
- * workers: then it is lent out (local_crew.h), copied by whoever comes first, and ended in a later turn.
+ * workers: then it is lent out (crew.h), copied by whoever comes first, and ended in a later turn.
  */
 #include <errno.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include "agent/region/fault.h"
 #include "agent/transfer/sched.h"
 #include "agent/transfer/xfer.h"
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 #include "agent/transport/local_walk.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
@@ -176,7 +176,7 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 		return false;
 	job = crew_job(c->crew, c->index);
 	local_walk_slice(&walk, s);
-	if (!job || !crew_fill(job, &walk, true))
+	if (!job || !local_walk_lend(&walk, job, true))
 		return false;
 	node = local_walk_node(s);
 	crew_publish(c->crew, c->index, job, node);
@@ -226,8 +226,9 @@ static uint64_t copy_lent(struct local *l)
 {
 	uint64_t bytes = 0;
 
-	for (unsigned i = 0; i < l->n_lent && !bytes; i++)
-		bytes = crew_copy(l->lent[i].job);
+	for (unsigned i = 0; i < l->n_lent; i++)
+		if (crew_work(l->lent[i].job, &bytes))
+			break;
 	return bytes;
 }
 

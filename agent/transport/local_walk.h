@@ -7,6 +7,7 @@
 #define DRAY_AGENT_TRANSPORT_LOCAL_WALK_H
 
 #include "agent/transfer/core.h"
+#include "agent/transfer/crew.h"
 #include "lib/copy.h"
 
 /* Where the next piece begins. */
@@ -46,6 +47,9 @@ static inline bool local_walk_ended(const struct local_walk *w)
 {
 	return !w->left;
 }
+
+/* The rest of the walk as a copy with others. False: it falls into more pieces than a job takes. */
+bool local_walk_lend(struct local_walk *w, struct crew_job *j, bool stream);
 
 /* NUMA node of the slice's first destination byte, -1: not known. */
 int local_walk_node(const struct slice *s);

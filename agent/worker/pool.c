@@ -5,7 +5,7 @@
 
 #include "agent/region/keys.h"
 #include "agent/transport/link.h"
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"

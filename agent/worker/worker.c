@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "agent/transfer/object.h"
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 #include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "agent/worker/internal.h"

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "agent/transfer/xfer.h"
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 #include "agent/transport/local_walk.h"
 #include "lib/assert.h"
 #include "lib/cpu.h"
@@ -94,23 +94,24 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 	int64_t end = dray_now().ns + LIMIT_NS;
 	struct local_walk walk;
 	const void *fault;
+	uint64_t bytes;
 
 	memset(w->from, (int)round, BYTES);
 	memset(w->to, (int)round + 1, BYTES);
 	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, BYTES);
-	dray_assert(job && crew_fill(job, &walk, round % 2));
+	dray_assert(job && local_walk_lend(&walk, job, round % 2));
 	crew_publish(crew, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
 		crew_wake(crew, worker, -1, 2);
 	if (stop && !alone) {
-		crew_copy(job);
+		crew_work(job, &bytes);
 		crew_drain(job);
 		dray_assert(crew_job_over(job, &fault));
 	} else {
 		while (!crew_job_over(job, &fault)) {
 			if (dray_now().ns > end)
 				lost("nobody woke up to help");
-			if (alone || !crew_copy(job))
+			if (alone || !crew_work(job, &bytes))
 				dray_cpu_relax();
 		}
 		dray_assert(!fault && !memcmp(w->from, w->to, BYTES));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "agent/region/fault.h"
-#include "agent/transport/local_walk.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -127,13 +126,35 @@ struct crew_job *crew_job(struct crew *c, unsigned worker)
 	return NULL;
 }
 
-bool crew_fill(struct crew_job *j, struct local_walk *w, bool stream)
+static uint64_t copy_task(struct crew_job *j, unsigned task)
 {
-	unsigned n = local_walk(w, j->pieces, CREW_PIECES, CREW_TASK);
+	const struct dray_piece *v = &j->pieces[j->first[task]];
+	unsigned n = (unsigned)(j->first[task + 1] - j->first[task]);
+	const void *address = NULL;
 	uint64_t bytes = 0;
 
-	if (!local_walk_ended(w))
-		return false;
+	for (unsigned i = 0; i < n; i++)
+		bytes += v[i].bytes;
+	/* with one fault known the others need not be copied */
+	if (!atomic_load_explicit(&j->fault, memory_order_relaxed) &&
+	    fault_copy_pieces(v, n, j->stream, &address) < 0)
+		atomic_store_explicit(&j->fault, (uintptr_t)address, memory_order_relaxed);
+	return bytes;
+}
+
+void crew_set(struct crew_job *j, unsigned n, uint64_t (*run)(struct crew_job *j, unsigned task),
+	      void *arg)
+{
+	dray_assert(n && n <= CREW_TASKS_MAX);
+	j->n_tasks = (uint16_t)n;
+	j->run = run;
+	j->arg = arg;
+}
+
+void crew_set_copy(struct crew_job *j, unsigned n, bool stream)
+{
+	uint64_t bytes = 0;
+
 	j->n_tasks = 0;
 	j->first[0] = 0;
 	for (unsigned i = 0; i < n; i++) {
@@ -145,7 +166,7 @@ bool crew_fill(struct crew_job *j, struct local_walk *w, bool stream)
 		bytes = 0;
 	}
 	j->stream = stream;
-	return true;
+	crew_set(j, j->n_tasks, copy_task, NULL);
 }
 
 void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
@@ -197,34 +218,28 @@ static int take(struct crew_job *j, uint64_t w)
 	return (int)word_next(w);
 }
 
-static uint64_t copy_task(struct crew_job *j, unsigned task)
+static uint64_t run(struct crew_job *j, int task)
 {
-	const struct dray_piece *v = &j->pieces[j->first[task]];
-	unsigned n = (unsigned)(j->first[task + 1] - j->first[task]);
-	const void *address = NULL;
-	uint64_t bytes = 0;
+	uint64_t bytes = j->run(j, (unsigned)task);
 
-	for (unsigned i = 0; i < n; i++)
-		bytes += v[i].bytes;
-	/* with one fault known the others need not be copied */
-	if (!atomic_load_explicit(&j->fault, memory_order_relaxed) &&
-	    fault_copy_pieces(v, n, j->stream, &address) < 0)
-		atomic_store_explicit(&j->fault, (uintptr_t)address, memory_order_relaxed);
-	/* release: its bytes are in place, and not looked at any more */
+	/* release: what it did is in place, and its memory not looked at any more */
 	atomic_fetch_add_explicit(&j->ended, 1, memory_order_release);
 	return bytes;
 }
 
-uint64_t crew_copy(struct crew_job *j)
+bool crew_work(struct crew_job *j, uint64_t *ret_bytes)
 {
+	*ret_bytes = 0;
 	for (;;) {
 		uint64_t w = atomic_load_explicit(&j->word, memory_order_relaxed);
 		int task = take(j, w);
 
-		if (task >= 0)
-			return copy_task(j, (unsigned)task);
+		if (task >= 0) {
+			*ret_bytes = run(j, task);
+			return true;
+		}
 		if (word_next(w) >= word_tasks(w))
-			return 0;
+			return false;
 	}
 }
 
@@ -275,6 +290,9 @@ void crew_rest(struct crew *c, unsigned worker)
 
 	if (!atomic_load_explicit(&s->lends, memory_order_relaxed))
 		return;
+	for (unsigned i = 0; i < CREW_JOBS; i++)
+		if (s->jobs[i].open)
+			return;
 	atomic_store_explicit(&s->lends, false, memory_order_relaxed);
 	atomic_fetch_sub_explicit(&c->lenders, 1, memory_order_relaxed);
 }
@@ -312,14 +330,19 @@ static bool each_task(struct crew *c, unsigned worker,
 	return suited;
 }
 
+struct help {
+	uint64_t bytes;
+	bool any;
+};
+
 static bool help_with(struct crew_job *j, uint64_t w, void *arg)
 {
-	uint64_t *bytes = arg;
+	struct help *h = arg;
 	int task = take(j, w);
 
 	if (task < 0)
 		return false;
-	*bytes = copy_task(j, (unsigned)task);
+	*h = (struct help){ run(j, task), true };
 	return true;
 }
 
@@ -334,6 +357,8 @@ static bool is_there(struct crew_job *j, uint64_t w, void *arg)
 
 enum crew_help crew_help(struct crew *c, unsigned worker, bool *member, uint64_t *ret_bytes)
 {
+	struct help h = { 0 };
+
 	*ret_bytes = 0;
 	if (!atomic_load_explicit(&c->lenders, memory_order_relaxed)) {
 		crew_leave(c, member);
@@ -345,11 +370,12 @@ enum crew_help crew_help(struct crew *c, unsigned worker, bool *member, uint64_t
 		return CREW_NOTHING;
 	}
 	*member = true;
-	if (!each_task(c, worker, help_with, ret_bytes)) {
+	if (!each_task(c, worker, help_with, &h)) {
 		crew_leave(c, member);
 		return CREW_NOTHING;
 	}
-	return *ret_bytes ? CREW_HELPED : CREW_STAY;
+	*ret_bytes = h.bytes;
+	return h.any ? CREW_HELPED : CREW_STAY;
 }
 
 void crew_leave(struct crew *c, bool *member)

@@ -3,7 +3,7 @@
  * One large copy by several workers. What depends on who comes first is played by hand: the core rig is the worker
  * that lends, the test takes tasks as the others would. At the end real workers.
  */
-#include "agent/transport/local_crew.h"
+#include "agent/transfer/crew.h"
 
 #include <poll.h>
 #include <stdlib.h>

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Several workers for one large copy. A worker publishes slices as jobs of a few tasks each; it copies task by
- * task itself, and every other worker that has nothing of its own to do takes one task in each of its turns.
+ * Several workers for one large thing. A worker publishes it as a job of a few tasks; it does task by task itself,
+ * and every other worker that has nothing of its own to do takes one task in each of its turns. Large copies are such
+ * jobs, a slice each (transport/local.c), and long lists of operations (ops_load.c).
  *
  * A job's word holds its generation, how many tasks it has, and which is next; taking a task is a compare and
  * swap of it. Whoever took one holds the job in its place until it says that it is through with the task, and
  * nobody can take one of a job that its owner has closed. So with all tasks taken or closed, and as many ended
- * as were taken, nobody reads or writes that slice's memory any more: the owner's objects, which keep it
- * mapped, are never looked at by anybody else. Nothing here blocks, locks or allocates after crew_new().
+ * as were taken, nobody reads or writes the job's memory any more: the owner's objects, which keep it
+ * mapped, are never looked at by anybody else. Nothing here locks or allocates after crew_new(), and nothing blocks but
+ * crew_drain().
  *
  * Sleeping is announced as between client and agent (worker/ring.c): a helper stores `sleeping`, then looks
  * for jobs; a lender stores a job, then looks who sleeps. All four are sequentially
  * consistent, so one sees the other.
  */
-#ifndef DRAY_AGENT_TRANSPORT_LOCAL_CREW_H
-#define DRAY_AGENT_TRANSPORT_LOCAL_CREW_H
+#ifndef DRAY_AGENT_TRANSFER_CREW_H
+#define DRAY_AGENT_TRANSFER_CREW_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -29,11 +31,12 @@
 /* Bytes of a task: how long a helper's own sessions may wait for it, and its owner in the end. */
 #define CREW_TASK (128u << 10)
 #define CREW_TASKS 16
+/* Tasks of any job. */
+#define CREW_TASKS_MAX 64
 /* A slice that falls into more pieces is not published: it would be more work to list than to copy. */
 #define CREW_PIECES 320
 
 struct crew;
-struct local_walk;
 
 struct crew_job {
 	_Atomic uint64_t word;   /* generation << 32 | tasks << 16 | next */
@@ -42,8 +45,13 @@ struct crew_job {
 	_Atomic int node;        /* of the destination */
 	/* written by the owner while nobody else can have a task of it */
 	uint32_t generation;
-	bool open, stream;
+	bool open;
 	uint16_t n_tasks;
+	/* Bytes that it copied between regions. On any worker's thread; holds nothing that a worker has alone. */
+	uint64_t (*run)(struct crew_job *j, unsigned task);
+	void *arg; /* run()'s */
+	/* a copy's */
+	bool stream;
 	uint16_t first[CREW_TASKS + 1]; /* task i is the pieces from first[i] up to first[i + 1] */
 	struct dray_piece pieces[CREW_PIECES];
 };
@@ -61,15 +69,18 @@ void crew_place(struct crew *c, unsigned worker, int node);
 
 /* --- a worker that lends out --------------------------------------------------------------------- */
 
-/* One that is not in use, or NULL. The caller fills it (crew_fill), and publishes it. */
+/* One that is not in use, or NULL. The caller says what it is, and publishes it. */
 struct crew_job *crew_job(struct crew *c, unsigned worker);
-/* Lists what the walk gives, all of it. False: it falls into too many pieces, and the job is not in use. */
-bool crew_fill(struct crew_job *j, struct local_walk *w, bool stream);
+/* n tasks, at most CREW_TASKS_MAX. arg is borrowed until the job is over. */
+void crew_set(struct crew_job *j, unsigned n, uint64_t (*run)(struct crew_job *j, unsigned task),
+	      void *arg);
+/* A copy of the first n of its pieces. */
+void crew_set_copy(struct crew_job *j, unsigned n, bool stream);
 void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node);
 /* Wakes helpers that sleep and suit jobs of this node, up to `tasks` of them. */
 void crew_wake(struct crew *c, unsigned worker, int node, unsigned tasks);
-/* Copies one task of the job. Bytes; 0: all are taken. */
-uint64_t crew_copy(struct crew_job *j);
+/* Does one task of the job. False: all are taken. *ret_bytes: that it copied. */
+bool crew_work(struct crew_job *j, uint64_t *ret_bytes);
 /* True when nobody touches its memory any more. *ret_fault: address, or NULL. */
 bool crew_job_over(const struct crew_job *j, const void **ret_fault);
 /* No task is given out any more. */
@@ -78,7 +89,7 @@ void crew_close(struct crew_job *j);
 void crew_drain(struct crew_job *j);
 /* It may be used anew. */
 void crew_job_put(struct crew_job *j);
-/* It has no job out any more; helpers may sleep. */
+/* Helpers may sleep, if it has no job out any more. */
 void crew_rest(struct crew *c, unsigned worker);
 
 /* --- a worker that helps ------------------------------------------------------------------------- */
@@ -90,7 +101,7 @@ enum crew_help {
 };
 
 /*
- * Copies one task for another worker. *member: it is among those that help, whose number is bounded; the
+ * Does one task for another worker. *member: it is among those that help, whose number is bounded; the
  * caller keeps it, and gives it back with crew_leave() once it has something better to do.
  */
 enum crew_help crew_help(struct crew *c, unsigned worker, bool *member, uint64_t *ret_bytes);
