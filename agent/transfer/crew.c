@@ -105,10 +105,12 @@ bool crew_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, i
 	return true;
 }
 
-static bool suits(const struct crew *c, unsigned owner, unsigned worker, int node)
+static bool suits(const struct crew *c, unsigned owner, unsigned worker, const struct crew_job *j)
 {
-	int nodes[CREW_MAX];
+	int node = atomic_load_explicit(&j->node, memory_order_relaxed), nodes[CREW_MAX];
 
+	if ((worker + c->n - owner) % c->n > atomic_load_explicit(&j->reach, memory_order_relaxed))
+		return false;
 	if (node < 0)
 		return true;
 	for (unsigned i = 0; i < c->n; i++)
@@ -142,11 +144,12 @@ static uint64_t copy_task(struct crew_job *j, unsigned task)
 	return bytes;
 }
 
-void crew_set(struct crew_job *j, unsigned n, uint64_t (*run)(struct crew_job *j, unsigned task),
-	      void *arg)
+void crew_set(struct crew_job *j, unsigned n, unsigned helpers,
+	      uint64_t (*run)(struct crew_job *j, unsigned task), void *arg)
 {
 	dray_assert(n && n <= CREW_TASKS_MAX);
 	j->n_tasks = (uint16_t)n;
+	atomic_store_explicit(&j->reach, helpers, memory_order_relaxed);
 	j->run = run;
 	j->arg = arg;
 }
@@ -166,7 +169,7 @@ void crew_set_copy(struct crew_job *j, unsigned n, bool stream)
 		bytes = 0;
 	}
 	j->stream = stream;
-	crew_set(j, j->n_tasks, copy_task, NULL);
+	crew_set(j, j->n_tasks, CREW_MAX, copy_task, NULL);
 }
 
 void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
@@ -187,15 +190,16 @@ void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
 	}
 }
 
-void crew_wake(struct crew *c, unsigned worker, int node, unsigned tasks)
+void crew_wake(struct crew *c, unsigned worker, const struct crew_job *j, unsigned tasks)
 {
 	unsigned left = dray_min(tasks, c->helpers);
 	uint64_t one = 1;
 
-	for (unsigned i = 0; i < c->n && left; i++) {
+	for (unsigned k = 1; k < c->n && left; k++) {
+		unsigned i = (worker + k) % c->n;
 		struct seat *s = &c->seats[i];
 
-		if (i == worker || !suits(c, worker, i, node) ||
+		if (!suits(c, worker, i, j) ||
 		    !atomic_load_explicit(&s->sleeping, memory_order_seq_cst) ||
 		    !atomic_exchange_explicit(&s->sleeping, false, memory_order_acq_rel))
 			continue;
@@ -320,8 +324,7 @@ static bool each_task(struct crew *c, unsigned worker,
 
 			if (word_next(w) >= word_tasks(w))
 				continue;
-			if (!suits(c, owner, worker,
-				   atomic_load_explicit(&j->node, memory_order_relaxed)))
+			if (!suits(c, owner, worker, j))
 				suited = false;
 			else if (fn(j, w, arg))
 				return true;

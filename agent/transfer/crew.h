@@ -43,6 +43,7 @@ struct crew_job {
 	_Atomic uint32_t ended;  /* tasks that were taken and are over */
 	_Atomic uintptr_t fault; /* address that could not be reached, 0: none */
 	_Atomic int node;        /* of the destination */
+	_Atomic unsigned reach;  /* so many workers behind its owner may help */
 	/* written by the owner while nobody else can have a task of it */
 	uint32_t generation;
 	bool open;
@@ -71,14 +72,14 @@ void crew_place(struct crew *c, unsigned worker, int node);
 
 /* One that is not in use, or NULL. The caller says what it is, and publishes it. */
 struct crew_job *crew_job(struct crew *c, unsigned worker);
-/* n tasks, at most CREW_TASKS_MAX. arg is borrowed until the job is over. */
-void crew_set(struct crew_job *j, unsigned n, uint64_t (*run)(struct crew_job *j, unsigned task),
-	      void *arg);
+/* n tasks, at most CREW_TASKS_MAX, for so many helpers. arg is borrowed until the job is over. */
+void crew_set(struct crew_job *j, unsigned n, unsigned helpers,
+	      uint64_t (*run)(struct crew_job *j, unsigned task), void *arg);
 /* A copy of the first n of its pieces. */
 void crew_set_copy(struct crew_job *j, unsigned n, bool stream);
 void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node);
-/* Wakes helpers that sleep and suit jobs of this node, up to `tasks` of them. */
-void crew_wake(struct crew *c, unsigned worker, int node, unsigned tasks);
+/* Wakes helpers that sleep and suit the job, up to `tasks` of them. */
+void crew_wake(struct crew *c, unsigned worker, const struct crew_job *j, unsigned tasks);
 /* Does one task of the job. False: all are taken. *ret_bytes: that it copied. */
 bool crew_work(struct crew_job *j, uint64_t *ret_bytes);
 /* True when nobody touches its memory any more. *ret_fault: address, or NULL. */

@@ -9,7 +9,7 @@
 #include "agent/transfer/core.h"
 
 /* Operations that are looked at together; more would not stay near. */
-#define OPS_READ_MAX 512u
+#define OPS_READ_MAX 1024u
 
 /* What operations keep to, and where the one before them ended. */
 struct ops_bounds {

@@ -15,6 +15,7 @@ struct xfers {
 	struct dray_list free;    /* struct xfer, by flow_link */
 	struct dray_list waiting; /* by wait_link */
 	int64_t word_ns;          /* when the last word came that one waited for */
+	int64_t shared_ns; /* when the last list of operations was shared with other workers */
 	uint32_t n_free;
 	struct records *records; /* of those that have ended */
 };

@@ -6,7 +6,7 @@
 
 #include "agent/region/fault.h"
 #include "agent/transfer/object.h"
-#include "agent/transfer/ops_read.h"
+#include "agent/transfer/ops_load.h"
 #include "agent/transfer/xfer_internal.h"
 #include "lib/cleanup.h"
 
@@ -74,140 +74,6 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 {
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
 	c->up->session_fault(c, session);
-}
-
-/* Operations that are read and checked at a time: a copy that stays near. */
-#define OPS_CHUNK 64u
-
-/* Operations as far as they are checked. */
-struct ops_checked {
-	struct ops_bounds bounds; /* with where the last one ended */
-	struct ops_seen seen;
-	uint32_t n; /* after merging */
-};
-
-/* Not empty, and inside of both sides. */
-static inline bool op_fits(const struct ops_bounds *b, const struct dmsg_op *op)
-{
-	/* one below 0 is more than any length */
-	return op->length - 1 < dray_min(b->local_length, b->remote_length) &&
-	       op->local <= b->local_length - op->length &&
-	       op->remote <= b->remote_length - op->length;
-}
-
-/*
- * Checks n operations, which are in wire form behind those that are checked, and merges them, in place. Returns n, or the
- * first that is refused. Struct xfer_op has the size of the wire form.
- */
-static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint32_t n)
-{
-	struct ops_checked k = *checked;
-	const struct xfer_op *wire = &ops[k.n];
-	uint32_t i;
-
-	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
-	for (i = 0; i < n; i++) {
-		struct dmsg_op op;
-
-		dmsg_op_get(&wire[i], &op);
-		if (!op_fits(&k.bounds, &op) ||
-		    __builtin_add_overflow(k.seen.bytes, op.length, &k.seen.bytes))
-			break;
-		k.seen.longest = dray_max(k.seen.longest, op.length);
-		if (op.local == k.bounds.local_end && op.remote == k.bounds.remote_end)
-			k.seen.longest = dray_max(k.seen.longest, ops[k.n - 1].length += op.length);
-		else
-			ops[k.n++] = (struct xfer_op){ op.local, op.remote, op.length };
-		k.bounds.local_end = op.local + op.length;
-		k.bounds.remote_end = op.remote + op.length;
-	}
-	*checked = k;
-	return i;
-}
-
-/* The next n are good as they stand. False: they add up to too much. */
-static bool ops_take(struct ops_checked *k, const struct xfer_op *ops, uint32_t n,
-		     const struct ops_seen *seen)
-{
-	const struct xfer_op *last = &ops[k->n + n - 1];
-	uint64_t bytes;
-
-	if (__builtin_add_overflow(k->seen.bytes, seen->bytes, &bytes))
-		return false;
-	k->seen = (struct ops_seen){ bytes, dray_max(k->seen.longest, seen->longest) };
-	k->bounds.local_end = last->local + last->length;
-	k->bounds.remote_end = last->remote + last->length;
-	k->n += n;
-	return true;
-}
-
-static int ops_refuse(const struct ops_checked *k, const void *wire, uint32_t i,
-		      struct dray_err *reterr)
-{
-	struct dmsg_op op;
-
-	dmsg_op_get(wire, &op);
-	if (op_fits(&k->bounds, &op))
-		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-				    "the operations add up to too much");
-	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-			    "operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
-			    "or the remote (%llu)",
-			    i, (unsigned long long)op.local, (unsigned long long)op.remote,
-			    (unsigned long long)op.length,
-			    (unsigned long long)k->bounds.local_length,
-			    (unsigned long long)k->bounds.remote_length);
-}
-
-/* Behind those that are checked: 1, good as they stand; 0: to be looked at; -EFAULT. *ret_n: so many of at most n. */
-static int ops_copy(struct ops_checked *k, struct xfer_op *ops, const struct xfer_request *r,
-		    uint32_t from, uint32_t n, uint32_t *ret_n)
-{
-	const uint8_t *wire = r->ops + (size_t)from * DMSG_OP_SIZE;
-	uint32_t many = ops_read_many(dray_min(n, OPS_READ_MAX));
-	struct ops_seen seen;
-	int ret;
-
-	*ret_n = many ? many : dray_min(n, OPS_CHUNK);
-	if (many) {
-		ret = ops_read(&ops[k->n], wire, many, &k->bounds, &seen);
-		return ret == 1 ? ops_take(k, ops, many, &seen) : ret;
-	}
-	if (!r->ops_ours)
-		return fault_copy(&ops[k->n], wire, (size_t)*ret_n * DMSG_OP_SIZE);
-	memcpy(&ops[k->n], wire, (size_t)*ret_n * DMSG_OP_SIZE);
-	return 0;
-}
-
-/* Reads the operations once, out of memory that the client may be writing to; what is checked is the copy. */
-static int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r,
-		    struct dray_err *reterr)
-{
-	struct ops_checked k = {
-		/* where none begins */
-		.bounds = { x->local->view->length, x->remote->view->length, UINT64_MAX,
-			    UINT64_MAX },
-	};
-
-	for (uint32_t i = 0, n; i < r->n_ops; i += n) {
-		int ret = ops_copy(&k, x->ops, r, i, r->n_ops - i, &n);
-		uint32_t wire = k.n, done;
-
-		if (ret < 0) {
-			xfer_memory_fault(c, x->session->handle);
-			return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
-					    "the operations lie in arena memory that is not there");
-		}
-		if (ret)
-			continue;
-		done = ops_check(&k, x->ops, n);
-		if (done != n)
-			return ops_refuse(&k, &x->ops[wire + done], i + done, reterr);
-	}
-	x->bytes = k.seen.bytes;
-	x->n_ops = k.n;
-	x->longest = k.seen.longest;
-	return 0;
 }
 
 int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr)

@@ -183,7 +183,7 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 	l->lent[l->n_lent++] = (struct lent){ s, job };
 	if (l->woken != x->handle) {
 		l->woken = x->handle;
-		crew_wake(c->crew, c->index, node, (unsigned)dray_min(x->bytes / CREW_TASK, 64ull));
+		crew_wake(c->crew, c->index, job, (unsigned)dray_min(x->bytes / CREW_TASK, 64ull));
 	}
 	return true;
 }

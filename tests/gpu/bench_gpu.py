@@ -95,9 +95,9 @@ def add_rate(records, name, answers, ceiling_name=None, ceiling=None, target=Non
 
 
 def pages(b, records, label, near, far, way, shapes, target=None):
-    """Random pages between two engines of one agent."""
+    """Random pages between two engines of one agent, which has as many workers as it takes by itself."""
     t = b.t
-    agent = t.agent()
+    agent = t.agent(**{"agent.workers": 0})
     for size, batch, depth in shapes:
         here, there, remote = sides(t, (agent, agent), near, far, b.bytes)
         for direction in ("read", "write"):

@@ -102,7 +102,7 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 	dray_assert(job && local_walk_lend(&walk, job, round % 2));
 	crew_publish(crew, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
-		crew_wake(crew, worker, -1, 2);
+		crew_wake(crew, worker, job, 2);
 	if (stop && !alone) {
 		crew_work(job, &bytes);
 		crew_drain(job);
