@@ -220,6 +220,15 @@ void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, 
 	assert_int_equal(rig_submit(&g->rig, &g->s, &r, ops, n, &err), 0);
 }
 
+struct xfer *gpu_rig_xfer(struct gpu_rig *g, uint64_t id)
+{
+	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
+		if (x->request_id == id)
+			return x;
+	fail();
+	return NULL;
+}
+
 bool gpu_rig_turn(struct gpu_rig *g)
 {
 	struct core *c = &g->rig.core;

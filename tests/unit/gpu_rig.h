@@ -46,6 +46,8 @@ dray_handle gpu_rig_handle(unsigned n);
 /* A transfer between local region and remote, by number. Its request id is `id`. */
 void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, unsigned remote,
 		    const uint64_t (*ops)[3], uint32_t n);
+/* One that has not ended, by its request id. */
+struct xfer *gpu_rig_xfer(struct gpu_rig *g, uint64_t id);
 bool gpu_rig_turn(struct gpu_rig *g);
 /* Turns until so many transfers have ended in all. */
 void gpu_rig_until(struct gpu_rig *g, unsigned ended);

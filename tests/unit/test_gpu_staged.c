@@ -117,15 +117,6 @@ static void faults(void **state)
 	}
 }
 
-static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
-{
-	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
-		if (x->request_id == id)
-			return x;
-	fail();
-	return NULL;
-}
-
 /* In each step: stopped, stopped at once, and with a device lost. */
 static void ends_early(void **state)
 {
@@ -143,11 +134,11 @@ static void ends_early(void **state)
 		gpu_rig_turn(&g);
 		gpu_rig_held(1);
 		if (how == 0) {
-			xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, false);
+			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 1), DRAY_E_CANCELLED, NULL, false);
 			fake_gpu_hold(false);
 		} else if (how == 1) {
 			fake_gpu_hold(false);
-			xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, true);
+			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 1), DRAY_E_CANCELLED, NULL, true);
 			assert_int_equal(g.rig.n_ended, 1);
 		} else {
 			fake_gpu_lose(0, true);

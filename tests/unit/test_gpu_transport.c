@@ -121,15 +121,6 @@ static void pages(void **state)
 	free(ops);
 }
 
-static struct xfer *xfer_of(struct gpu_rig *g, uint64_t id)
-{
-	dray_list_for_each(&g->s.xs.xfers, x, struct xfer, session_link)
-		if (x->request_id == id)
-			return x;
-	fail();
-	return NULL;
-}
-
 /* Lists that devices read where they are: they need no room, stay while they are read, and are then used again. */
 static void lists(void **state)
 {
@@ -156,7 +147,8 @@ static void lists(void **state)
 		gpu_rig_submit(&g, k, true, 1, 2, (const uint64_t(*)[3])ops + k,
 			       500 + k * 997 % 20000);
 		if (k % 7 == 3)
-			xfer_stop(&g.rig.core, xfer_of(&g, k), DRAY_E_SESSION_CLOSED, NULL, true);
+			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, k), DRAY_E_SESSION_CLOSED, NULL,
+				  true);
 		if (k % 5 == 4)
 			gpu_rig_turn(&g);
 	}
@@ -190,17 +182,17 @@ static void lists_of_a_lost_device(void **state)
 	gpu_rig_submit(&g, 0, true, 1, 1, (const uint64_t(*)[3])ops, N);
 	gpu_rig_turn(&g);
 	gpu_rig_held(1);
-	lost = xfer_of(&g, 0)->ops;
-	assert_true(xfer_of(&g, 0)->ops_pinned);
+	lost = gpu_rig_xfer(&g, 0)->ops;
+	assert_true(gpu_rig_xfer(&g, 0)->ops_pinned);
 	fake_gpu_lose(0, true);
 	gpu_rig_until(&g, 1);
 	assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
 	for (unsigned k = 1; k < 10; k++)
 		gpu_rig_submit(&g, k, true, 2, 2, (const uint64_t(*)[3])ops, N);
 	for (unsigned k = 1; k < 10; k++) {
-		assert_ptr_not_equal(xfer_of(&g, k)->ops, lost);
+		assert_ptr_not_equal(gpu_rig_xfer(&g, k)->ops, lost);
 		/* of memory for eight */
-		assert_int_equal(xfer_of(&g, k)->ops_pinned, k < 8);
+		assert_int_equal(gpu_rig_xfer(&g, k)->ops_pinned, k < 8);
 	}
 	fake_gpu_hold(false);
 	gpu_rig_until(&g, 10);
@@ -371,8 +363,8 @@ static void stopped(void **state)
 	gpu_rig_submit(&g, 3, true, 1, 2, big, 1);
 	gpu_rig_turn(&g);
 	gpu_rig_held(1);
-	xfer_stop(&g.rig.core, xfer_of(&g, 1), DRAY_E_CANCELLED, NULL, false);
-	xfer_stop(&g.rig.core, xfer_of(&g, 3), DRAY_E_CANCELLED, NULL, false);
+	xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 1), DRAY_E_CANCELLED, NULL, false);
+	xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 3), DRAY_E_CANCELLED, NULL, false);
 	gpu_rig_turn(&g);
 	assert_int_equal(g.rig.n_ended, 0);
 	fake_gpu_hold(false);
@@ -401,9 +393,10 @@ static void stopped_at_once(void **state)
 		gpu_rig_submit(&g, 2 * k, true, 1, 2, op, 1);
 		gpu_rig_submit(&g, 2 * k + 1, true, 1, 2, op, 1);
 		gpu_rig_turn(&g);
-		xfer_stop(&g.rig.core, xfer_of(&g, 2 * k), DRAY_E_SESSION_CLOSED, NULL, true);
+		xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 2 * k), DRAY_E_SESSION_CLOSED, NULL, true);
 		assert_int_equal(g.rig.n_ended, before + 1);
-		xfer_stop(&g.rig.core, xfer_of(&g, 2 * k + 1), DRAY_E_SESSION_CLOSED, NULL, true);
+		xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 2 * k + 1), DRAY_E_SESSION_CLOSED, NULL,
+			  true);
 		assert_int_equal(g.rig.n_ended, before + 2);
 		memcpy(seen, g.regions[1].region.memory, 4 * MIB);
 		gpu_rig_turn(&g);
@@ -434,7 +427,8 @@ static void lost(void **state)
 		if (how == 1)
 			gpu_rig_submit(&g, 90, true, 1, 2, op, 1);
 		if (how == 2)
-			xfer_stop(&g.rig.core, xfer_of(&g, 3), DRAY_E_SESSION_CLOSED, NULL, true);
+			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 3), DRAY_E_SESSION_CLOSED, NULL,
+				  true);
 		fake_gpu_hold(how == 2);
 		gpu_rig_until(&g, how == 1 ? 91 : 90);
 		for (unsigned i = 0; i < g.rig.n_ended; i++)
