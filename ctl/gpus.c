@@ -4,16 +4,14 @@
 #include "ctl/human.h"
 #include "ctl/list.h"
 #include "ctl/properties.h"
+#include "schema/gen/dbus.h"
 
-static int print(struct ctl *c, struct ctl_bus *bus, const struct ctl_rows *rows,
-		 struct ctl_err *reterr)
+static int none(struct ctl *c, struct ctl_bus *b, struct ctl_err *reterr)
 {
 	struct ctl_properties p;
 	char text[CTL_CELL_BYTES];
 
-	if (rows->n || c->format != CTL_TEXT)
-		return ctl_list_print(c, &ctl_list_gpus, rows, reterr);
-	if (ctl_properties_get(&p, bus, reterr) < 0)
+	if (ctl_properties_get(&p, b, reterr) < 0)
 		return -1;
 	fprintf(c->out, "no GPUs; CUDA plug-in: %s\n",
 		ctl_show_text(p.gpu_plugin, text, sizeof(text)));
@@ -21,21 +19,31 @@ static int print(struct ctl *c, struct ctl_bus *bus, const struct ctl_rows *rows
 	return 0;
 }
 
+static const struct ctl_list gpus = {
+	DRAY_DBUS_METHOD_LIST_GPUS,
+	NULL,
+	"gpus",
+	dray_dbus_gpu_fields,
+	DRAY_DBUS_GPU_FIELD_N,
+	.columns = {
+		{ "GPU", DRAY_DBUS_GPU_FIELD_INDEX, CTL_CELL_NUMBER },
+		{ "NAME", DRAY_DBUS_GPU_FIELD_NAME, CTL_CELL_TEXT },
+		{ "UUID", DRAY_DBUS_GPU_FIELD_UUID, CTL_CELL_TEXT },
+		{ "PCI", DRAY_DBUS_GPU_FIELD_BDF, CTL_CELL_TEXT },
+		{ "STATE", DRAY_DBUS_GPU_FIELD_STATE, CTL_CELL_STATE },
+		{ "MEMORY", DRAY_DBUS_GPU_FIELD_MEMORY, CTL_CELL_SIZE },
+		{ "CONTEXT", DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES, CTL_CELL_SIZE },
+		{ "REGIONS", DRAY_DBUS_GPU_FIELD_REGIONS, CTL_CELL_NUMBER },
+		{ "BYTES", DRAY_DBUS_GPU_FIELD_BYTES, CTL_CELL_SIZE },
+		{ "SMS", DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS, CTL_CELL_NUMBER },
+		{ "DMA-BUF", DRAY_DBUS_GPU_FIELD_DMABUF, CTL_CELL_YES_NO },
+		{ "PEERS", DRAY_DBUS_GPU_FIELD_PEERS, CTL_CELL_TEXT },
+		{ "REASON", DRAY_DBUS_GPU_FIELD_REASON, CTL_CELL_TEXT },
+	},
+	.empty = none,
+};
+
 int ctl_gpus(struct ctl *c)
 {
-	struct ctl_err err = CTL_ERR_NULL;
-	struct ctl_bus bus = CTL_BUS_NULL;
-	struct ctl_rows rows = CTL_ROWS_NULL;
-	sd_bus_message *reply = NULL;
-	int ret;
-
-	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
-	if (!ret)
-		ret = ctl_list_get(&bus, &ctl_list_gpus, 0, &rows, &reply, &err);
-	if (!ret)
-		ret = print(c, &bus, &rows, &err);
-	ctl_rows_deinit(&rows);
-	sd_bus_message_unref(reply);
-	ctl_bus_close(&bus);
-	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+	return ctl_list_run(c, &gpus);
 }

@@ -21,7 +21,7 @@ const struct ctl_list ctl_list_hints = {
 	"hints",
 	dray_dbus_hint_fields,
 	DRAY_DBUS_HINT_FIELD_N,
-	{
+	.columns = {
 		{ "SCOPE", DRAY_DBUS_HINT_FIELD_SCOPE, CTL_CELL_TEXT },
 		{ "SEGMENT", DRAY_DBUS_HINT_FIELD_SEGMENT, CTL_CELL_TEXT },
 		{ "SOURCE", DRAY_DBUS_HINT_FIELD_SOURCE, CTL_CELL_TEXT },

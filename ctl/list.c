@@ -17,7 +17,7 @@ const struct ctl_list ctl_list_sessions = {
 	"sessions",
 	dray_dbus_session_fields,
 	DRAY_DBUS_SESSION_FIELD_N,
-	{
+	.columns = {
 		{ "SESSION", DRAY_DBUS_SESSION_FIELD_SESSION, CTL_CELL_NUMBER },
 		{ "NAME", DRAY_DBUS_SESSION_FIELD_NAME, CTL_CELL_TEXT },
 		{ "GROUP", DRAY_DBUS_SESSION_FIELD_GROUP, CTL_CELL_TEXT },
@@ -38,7 +38,7 @@ const struct ctl_list ctl_list_regions = {
 	"regions",
 	dray_dbus_region_fields,
 	DRAY_DBUS_REGION_FIELD_N,
-	{
+	.columns = {
 		{ "REGION", DRAY_DBUS_REGION_FIELD_REGION, CTL_CELL_NUMBER },
 		{ "NAME", DRAY_DBUS_REGION_FIELD_NAME, CTL_CELL_TEXT },
 		{ "SESSION", DRAY_DBUS_REGION_FIELD_SESSION, CTL_CELL_NUMBER },
@@ -54,36 +54,13 @@ const struct ctl_list ctl_list_regions = {
 	},
 };
 
-const struct ctl_list ctl_list_gpus = {
-	DRAY_DBUS_METHOD_LIST_GPUS,
-	NULL,
-	"gpus",
-	dray_dbus_gpu_fields,
-	DRAY_DBUS_GPU_FIELD_N,
-	{
-		{ "GPU", DRAY_DBUS_GPU_FIELD_INDEX, CTL_CELL_NUMBER },
-		{ "NAME", DRAY_DBUS_GPU_FIELD_NAME, CTL_CELL_TEXT },
-		{ "UUID", DRAY_DBUS_GPU_FIELD_UUID, CTL_CELL_TEXT },
-		{ "PCI", DRAY_DBUS_GPU_FIELD_BDF, CTL_CELL_TEXT },
-		{ "STATE", DRAY_DBUS_GPU_FIELD_STATE, CTL_CELL_STATE },
-		{ "MEMORY", DRAY_DBUS_GPU_FIELD_MEMORY, CTL_CELL_SIZE },
-		{ "CONTEXT", DRAY_DBUS_GPU_FIELD_CONTEXT_BYTES, CTL_CELL_SIZE },
-		{ "REGIONS", DRAY_DBUS_GPU_FIELD_REGIONS, CTL_CELL_NUMBER },
-		{ "BYTES", DRAY_DBUS_GPU_FIELD_BYTES, CTL_CELL_SIZE },
-		{ "SMS", DRAY_DBUS_GPU_FIELD_MULTIPROCESSORS, CTL_CELL_NUMBER },
-		{ "DMA-BUF", DRAY_DBUS_GPU_FIELD_DMABUF, CTL_CELL_YES_NO },
-		{ "PEERS", DRAY_DBUS_GPU_FIELD_PEERS, CTL_CELL_TEXT },
-		{ "REASON", DRAY_DBUS_GPU_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
 const struct ctl_list ctl_list_peers = {
 	DRAY_DBUS_METHOD_LIST_PEERS,
 	NULL,
 	"peers",
 	dray_dbus_peer_fields,
 	DRAY_DBUS_PEER_FIELD_N,
-	{
+	.columns = {
 		{ "SEGMENT", DRAY_DBUS_PEER_FIELD_SEGMENT, CTL_CELL_TEXT },
 		{ "AGENT", DRAY_DBUS_PEER_FIELD_AGENT_ID, CTL_CELL_TEXT },
 		{ "STATE", DRAY_DBUS_PEER_FIELD_STATE, CTL_CELL_STATE },
@@ -104,7 +81,7 @@ const struct ctl_list ctl_list_rails = {
 	"rails",
 	dray_dbus_rail_fields,
 	DRAY_DBUS_RAIL_FIELD_N,
-	{
+	.columns = {
 		{ "DEVICE", DRAY_DBUS_RAIL_FIELD_DEVICE, CTL_CELL_TEXT },
 		{ "PORT", DRAY_DBUS_RAIL_FIELD_PORT, CTL_CELL_NUMBER },
 		{ "LINK", DRAY_DBUS_RAIL_FIELD_STATE, CTL_CELL_STATE },
@@ -126,7 +103,7 @@ const struct ctl_list ctl_list_paths = {
 	"paths",
 	dray_dbus_path_fields,
 	DRAY_DBUS_PATH_FIELD_N,
-	{
+	.columns = {
 		{ "SEGMENT", DRAY_DBUS_PATH_FIELD_SEGMENT, CTL_CELL_TEXT },
 		{ "DEVICE", DRAY_DBUS_PATH_FIELD_DEVICE, CTL_CELL_TEXT },
 		{ "PORT", DRAY_DBUS_PATH_FIELD_PORT, CTL_CELL_NUMBER },
@@ -148,7 +125,7 @@ const struct ctl_list ctl_list_transfers = {
 	"transfers",
 	dray_dbus_transfer_fields,
 	DRAY_DBUS_TRANSFER_FIELD_N,
-	{
+	.columns = {
 		{ "SESSION", DRAY_DBUS_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
 		{ "REQUEST", DRAY_DBUS_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
 		{ "WAY", DRAY_DBUS_TRANSFER_FIELD_DIRECTION, CTL_CELL_TEXT },
@@ -171,7 +148,7 @@ const struct ctl_list ctl_list_ended = {
 	"ended_transfers",
 	dray_dbus_ended_transfer_fields,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
-	{
+	.columns = {
 		{ "AGO", DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS, CTL_CELL_SPAN },
 		{ "SESSION", DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
 		{ "REQUEST", DRAY_DBUS_ENDED_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
@@ -194,7 +171,7 @@ const struct ctl_list ctl_list_events = {
 	"events",
 	dray_dbus_event_fields,
 	DRAY_DBUS_EVENT_FIELD_N,
-	{
+	.columns = {
 		{ "TIME", DRAY_DBUS_EVENT_FIELD_TIME_NS, CTL_CELL_TIME },
 		{ "KIND", DRAY_DBUS_EVENT_FIELD_KIND, CTL_CELL_TEXT },
 		{ "SUBJECT", DRAY_DBUS_EVENT_FIELD_SUBJECT, CTL_CELL_TEXT },
@@ -210,7 +187,7 @@ const struct ctl_list ctl_list_settings = {
 	"settings",
 	dray_dbus_setting_fields,
 	DRAY_DBUS_SETTING_FIELD_N,
-	{
+	.columns = {
 		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
 		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
 	},
@@ -222,7 +199,7 @@ const struct ctl_list ctl_list_origins = {
 	"settings",
 	dray_dbus_setting_fields,
 	DRAY_DBUS_SETTING_FIELD_N,
-	{
+	.columns = {
 		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
 		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
 		{ "RELOADS", DRAY_DBUS_SETTING_FIELD_RELOAD, CTL_CELL_YES_NO },
@@ -403,7 +380,9 @@ int ctl_list_run(struct ctl *c, const struct ctl_list *l)
 	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
 	if (!ret)
 		ret = ctl_list_get(&bus, l, 0, &rows, &reply, &err);
-	if (!ret)
+	if (!ret && l->empty && !rows.n && c->format == CTL_TEXT)
+		ret = l->empty(c, &bus, &err);
+	else if (!ret)
 		ret = ctl_list_print(c, l, &rows, &err);
 	ctl_rows_deinit(&rows);
 	sd_bus_message_unref(reply);

@@ -36,11 +36,13 @@ struct ctl_list {
 	const struct dray_dbus_field *fields;
 	unsigned n_fields;
 	struct ctl_column columns[CTL_TABLE_COLUMNS_MAX]; /* up to the first without a title */
+	/* Says that there are none, for people, where "no WHAT" would not do. 0 or -1. */
+	int (*empty)(struct ctl *c, struct ctl_bus *b, struct ctl_err *reterr);
 };
 
 extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_peers, ctl_list_rails,
-	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_events,
-	ctl_list_settings, ctl_list_origins;
+	ctl_list_paths, ctl_list_transfers, ctl_list_ended, ctl_list_events, ctl_list_settings,
+	ctl_list_origins;
 
 /* Prints what a call answered, in the format that was asked for. 0 or -1. */
 int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows,

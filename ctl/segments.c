@@ -9,7 +9,7 @@ const struct ctl_list ctl_list_segments = {
 	"segments",
 	dray_dbus_segment_fields,
 	DRAY_DBUS_SEGMENT_FIELD_N,
-	{
+	.columns = {
 		{ "SEGMENT", DRAY_DBUS_SEGMENT_FIELD_SEGMENT, CTL_CELL_TEXT },
 		{ "STATE", DRAY_DBUS_SEGMENT_FIELD_STATE, CTL_CELL_STATE },
 		{ "FOR", DRAY_DBUS_SEGMENT_FIELD_SINCE_NS, CTL_CELL_SPAN },
@@ -31,7 +31,7 @@ const struct ctl_list ctl_list_candidates = {
 	"candidates",
 	dray_dbus_candidate_fields,
 	DRAY_DBUS_CANDIDATE_FIELD_N,
-	{
+	.columns = {
 		{ "RANK", DRAY_DBUS_CANDIDATE_FIELD_RANK, CTL_CELL_NUMBER },
 		{ "SEGMENT", DRAY_DBUS_CANDIDATE_FIELD_SEGMENT, CTL_CELL_TEXT },
 		{ "BY", DRAY_DBUS_CANDIDATE_FIELD_PREFERENCE, CTL_CELL_TEXT },

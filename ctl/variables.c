@@ -19,7 +19,7 @@ const struct ctl_list ctl_list_variables = {
 	"variables",
 	dray_dbus_variable_fields,
 	DRAY_DBUS_VARIABLE_FIELD_N,
-	{
+	.columns = {
 		{ "PROFILE", DRAY_DBUS_VARIABLE_FIELD_PROFILE, CTL_CELL_TEXT },
 		{ "NAME", DRAY_DBUS_VARIABLE_FIELD_NAME, CTL_CELL_TEXT },
 		{ "VALUE", DRAY_DBUS_VARIABLE_FIELD_VALUE, CTL_CELL_TEXT },
