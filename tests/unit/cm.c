@@ -30,6 +30,20 @@ void cm_dir_remove(const char *dir)
 	nftw(dir, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+char cm_dir[CM_DIR_BYTES];
+
+int cm_dir_set_up(void **state)
+{
+	cm_dir_make(cm_dir);
+	return 0;
+}
+
+int cm_dir_tear_down(void **state)
+{
+	cm_dir_remove(cm_dir);
+	return 0;
+}
+
 void cm_file_write(const char *dir, const char *name, const char *text)
 {
 	char path[512];

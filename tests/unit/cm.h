@@ -17,6 +17,12 @@ const char *cm_dir_make(char buf[CM_DIR_BYTES]);
 /* Removes it with all in it. */
 void cm_dir_remove(const char *dir);
 
+/* A test of a group, with such a directory of its own. */
+#define cm_test_in_dir(f) cmocka_unit_test_setup_teardown(f, cm_dir_set_up, cm_dir_tear_down)
+extern char cm_dir[CM_DIR_BYTES];
+int cm_dir_set_up(void **state);
+int cm_dir_tear_down(void **state);
+
 /* Makes dir/name with that text, and the directories on the way. */
 void cm_file_write(const char *dir, const char *name, const char *text);
 

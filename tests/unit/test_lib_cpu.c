@@ -14,72 +14,58 @@
 	"31 30 0:27 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n" \
 	"32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
 
-static char dir[CM_DIR_BYTES];
-
-static int setup(void **state)
-{
-	cm_dir_make(dir);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	cm_dir_remove(dir);
-	return 0;
-}
-
 static void proc(const char *cgroup, const char *mountinfo)
 {
-	cm_file_write(dir, "proc/self/cgroup", cgroup);
-	cm_file_write(dir, "proc/self/mountinfo", mountinfo);
+	cm_file_write(cm_dir, "proc/self/cgroup", cgroup);
+	cm_file_write(cm_dir, "proc/self/mountinfo", mountinfo);
 }
 
 static void nothing_there_is_no_limit(void **state)
 {
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 	proc("", "");
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 	proc("0::/\n", V2_MOUNT);
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 }
 
 static void v2_takes_the_least_upwards(void **state)
 {
 	proc("0::/kube/pod/box\n", "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V2_MOUNT);
-	cm_file_write(dir, "sys/fs/cgroup/kube/pod/box/cpu.max", "max 100000\n");
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
-	cm_file_write(dir, "sys/fs/cgroup/kube/pod/cpu.max", "250000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 2500);
-	cm_file_write(dir, "sys/fs/cgroup/kube/cpu.max", "50000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 500);
-	cm_file_write(dir, "sys/fs/cgroup/kube/cpu.max", "400000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 2500);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/box/cpu.max", "max 100000\n");
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/cpu.max", "250000 100000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 2500);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "50000 100000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 500);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "400000 100000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 2500);
 }
 
 static void v2_in_a_namespace_reads_the_mount(void **state)
 {
 	proc("0::/\n", V2_MOUNT);
-	cm_file_write(dir, "sys/fs/cgroup/cpu.max", "150000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 1500);
+	cm_file_write(cm_dir, "sys/fs/cgroup/cpu.max", "150000 100000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
 	/* moved out of the namespace's root */
 	proc("0::/../other\n", V2_MOUNT);
-	assert_int_equal(dray_cpu_quota(dir), 1500);
+	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
 	/* a mount of a folder, as container engines bind it; and an escaped name */
 	proc("0::/a/b/c\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
-	cm_file_write(dir, "sys/fs/c g/c/cpu.max", "700000 100000\n");
-	assert_int_equal(dray_cpu_quota(dir), 7000);
+	cm_file_write(cm_dir, "sys/fs/c g/c/cpu.max", "700000 100000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 7000);
 	proc("0::/a/bb\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 }
 
 static void v1_reads_quota_and_period(void **state)
 {
 	proc("5:cpuset:/x\n4:cpu,cpuacct:/box\n0::/\n", V1_MOUNT);
-	cm_file_write(dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "-1\n");
-	cm_file_write(dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
-	cm_file_write(dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "410000\n");
-	assert_int_equal(dray_cpu_quota(dir), 4100);
+	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "-1\n");
+	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "410000\n");
+	assert_int_equal(dray_cpu_quota(cm_dir), 4100);
 }
 
 static void nonsense_is_no_limit(void **state)
@@ -91,11 +77,11 @@ static void nonsense_is_no_limit(void **state)
 
 	proc("0::/\n", V2_MOUNT);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		cm_file_write(dir, "sys/fs/cgroup/cpu.max", bad[i]);
-		assert_true(dray_cpu_quota(dir) == UINT_MAX);
+		cm_file_write(cm_dir, "sys/fs/cgroup/cpu.max", bad[i]);
+		assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 	}
 	proc("garbage\n:\n::\n0::\n", "garbage\n - \n - cgroup2\n1 2 3 - cgroup2 x y\n");
-	assert_true(dray_cpu_quota(dir) == UINT_MAX);
+	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
 }
 
 static void whole_ones_are_counted(void **state)
@@ -168,11 +154,11 @@ static void affinity_counts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(nothing_there_is_no_limit, setup, teardown),
-		cmocka_unit_test_setup_teardown(v2_takes_the_least_upwards, setup, teardown),
-		cmocka_unit_test_setup_teardown(v2_in_a_namespace_reads_the_mount, setup, teardown),
-		cmocka_unit_test_setup_teardown(v1_reads_quota_and_period, setup, teardown),
-		cmocka_unit_test_setup_teardown(nonsense_is_no_limit, setup, teardown),
+		cm_test_in_dir(nothing_there_is_no_limit),
+		cm_test_in_dir(v2_takes_the_least_upwards),
+		cm_test_in_dir(v2_in_a_namespace_reads_the_mount),
+		cm_test_in_dir(v1_reads_quota_and_period),
+		cm_test_in_dir(nonsense_is_no_limit),
 		cmocka_unit_test(whole_ones_are_counted),
 		cmocka_unit_test(spinning_takes_two_whole_ones),
 		cmocka_unit_test(affinity_counts),

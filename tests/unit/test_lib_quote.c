@@ -60,20 +60,6 @@ static const char *const values[] = {
 
 static const char *const shells[] = { "/bin/sh", "/bin/bash", "/bin/dash" };
 
-static char dir[CM_DIR_BYTES];
-
-static int set_up(void **state)
-{
-	cm_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	cm_dir_remove(dir);
-	return 0;
-}
-
 /* What the script writes: each text with a newline behind. */
 static char *run(const char *shell, const char *script)
 {
@@ -83,7 +69,7 @@ static char *run(const char *shell, const char *script)
 	pid_t pid;
 	int status;
 
-	snprintf(path, sizeof(path), "%s/out", dir);
+	snprintf(path, sizeof(path), "%s/out", cm_dir);
 	posix_spawn_file_actions_init(&actions);
 	posix_spawn_file_actions_addopen(&actions, 1, path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 	assert_int_equal(posix_spawn(&pid, shell, &actions, NULL, argv, environ), 0);
@@ -92,7 +78,7 @@ static char *run(const char *shell, const char *script)
 	assert_int_equal(status, 0);
 	free(argv[0]);
 	free(argv[2]);
-	return cm_file_read(dir, "out");
+	return cm_file_read(cm_dir, "out");
 }
 
 static void compare(const char *shell, const char *got)
@@ -132,7 +118,7 @@ static void a_file_that_shells_read(void **state)
 	size_t n, script_n;
 	FILE *f = open_memstream(&file, &n), *s = open_memstream(&script, &script_n);
 
-	fprintf(s, "set -a; . %s/env; set +a; env_of() { printf '%%s\\n' \"$1\"; }\n", dir);
+	fprintf(s, "set -a; . %s/env; set +a; env_of() { printf '%%s\\n' \"$1\"; }\n", cm_dir);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(values); i++) {
 		fprintf(f, "V%zu=", i);
 		dray_quote_dotenv(f, values[i]);
@@ -141,7 +127,7 @@ static void a_file_that_shells_read(void **state)
 	}
 	fclose(f);
 	fclose(s);
-	cm_file_write(dir, "env", file);
+	cm_file_write(cm_dir, "env", file);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(shells); i++) {
 		dray_auto_free char *got = run(shells[i], script);
 
@@ -192,8 +178,8 @@ static void names_of_variables(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(words_of_a_command, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_file_that_shells_read, set_up, tear_down),
+		cm_test_in_dir(words_of_a_command),
+		cm_test_in_dir(a_file_that_shells_read),
 		cmocka_unit_test(dotenv_is_as_bare_as_can_be),
 		cmocka_unit_test(names_of_variables),
 	};

@@ -22,28 +22,14 @@
 	"GCC version:  gcc 13.3.0\n"
 #define CLOSED_535 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb\n"
 
-static char dir[CM_DIR_BYTES];
-
-static int set_up(void **state)
-{
-	cm_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	cm_dir_remove(dir);
-	return 0;
-}
-
 /* With the NULs in it. */
 static void write_bytes(const char *name, const void *bytes, size_t n)
 {
 	char path[128];
 	FILE *f;
 
-	cm_file_write(dir, name, "");
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	cm_file_write(cm_dir, name, "");
+	snprintf(path, sizeof(path), "%s/%s", cm_dir, name);
 	f = fopen(path, "we");
 	assert_non_null(f);
 	assert_int_equal(fwrite(bytes, 1, n, f), n);
@@ -86,8 +72,8 @@ static void scan(struct nd_nvidia *ret)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_source s;
 
-	cm_file_write(dir, "sys/here", "");
-	assert_int_equal(nd_source_open(&s, dir), 0);
+	cm_file_write(cm_dir, "sys/here", "");
+	assert_int_equal(nd_source_open(&s, cm_dir), 0);
 	assert_int_equal(nd_nvidia_scan(&s, &t, ret, &err), 0);
 }
 
@@ -105,17 +91,17 @@ static void a_container_with_one_of_two(void **state)
 {
 	struct nd_nvidia n;
 
-	cm_file_write(dir, "proc/sys/kernel/osrelease", "6.8.0-45-generic\n");
-	cm_file_write(dir, "proc/driver/nvidia/version", OPEN_580);
-	cm_file_write(dir, "proc/driver/nvidia/gpus/0000:02:00.0/information",
+	cm_file_write(cm_dir, "proc/sys/kernel/osrelease", "6.8.0-45-generic\n");
+	cm_file_write(cm_dir, "proc/driver/nvidia/version", OPEN_580);
+	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/0000:02:00.0/information",
 		      "Model: B\nDevice Minor: 1\n");
-	cm_file_write(dir, "proc/driver/nvidia/gpus/0000:01:00.0/information",
+	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/0000:01:00.0/information",
 		      "Model: A\nDevice Minor: 0\n");
-	cm_file_write(dir, "proc/driver/nvidia/gpus/0000:03:00.0/power", "");
-	cm_file_write(dir, "proc/driver/nvidia/gpus/nonsense/information", "Model: C\n");
-	cm_file_write(dir, "dev/nvidia1", "");
-	cm_file_write(dir, "dev/nvidiactl", "");
-	cm_file_write(dir, "dev/nvidia-caps", "");
+	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/0000:03:00.0/power", "");
+	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/nonsense/information", "Model: C\n");
+	cm_file_write(cm_dir, "dev/nvidia1", "");
+	cm_file_write(cm_dir, "dev/nvidiactl", "");
+	cm_file_write(cm_dir, "dev/nvidia-caps", "");
 	scan(&n);
 	assert_true(n.present && n.open_modules && n.dma_buf);
 	assert_string_equal(n.version, "580.95.05");
@@ -137,22 +123,22 @@ static void without_dma_buf(void **state)
 {
 	struct nd_nvidia n;
 
-	cm_file_write(dir, "proc/sys/kernel/osrelease", "6.8.0\n");
-	cm_file_write(dir, "proc/driver/nvidia/version", CLOSED_535);
+	cm_file_write(cm_dir, "proc/sys/kernel/osrelease", "6.8.0\n");
+	cm_file_write(cm_dir, "proc/driver/nvidia/version", CLOSED_535);
 	scan(&n);
 	assert_string_equal(n.version, "535.161.08");
 	assert_false(n.dma_buf);
 	assert_non_null(strstr(n.dma_buf_reason, "closed kernel modules"));
 	nd_nvidia_deinit(&n);
-	cm_file_write(dir, "proc/driver/nvidia/version", OPEN_580);
-	cm_file_write(dir, "proc/sys/kernel/osrelease", "5.10.0-30-amd64\n");
+	cm_file_write(cm_dir, "proc/driver/nvidia/version", OPEN_580);
+	cm_file_write(cm_dir, "proc/sys/kernel/osrelease", "5.10.0-30-amd64\n");
 	scan(&n);
 	assert_false(n.dma_buf);
 	assert_non_null(strstr(n.dma_buf_reason, "5.12"));
 	nd_nvidia_deinit(&n);
 	/* nodes alone, as sandboxes show it */
-	cm_file_write(dir, "proc/driver/nvidia/version", "");
-	cm_file_write(dir, "dev/nvidiactl", "");
+	cm_file_write(cm_dir, "proc/driver/nvidia/version", "");
+	cm_file_write(cm_dir, "dev/nvidiactl", "");
 	scan(&n);
 	assert_true(n.present && !n.dma_buf);
 	assert_non_null(strstr(n.dma_buf_reason, "not known"));
@@ -164,8 +150,8 @@ static const char *libcuda(bool *ret_loads)
 	static char path[256];
 	struct nd_source s;
 
-	cm_file_write(dir, "sys/here", "");
-	assert_int_equal(nd_source_open(&s, dir), 0);
+	cm_file_write(cm_dir, "sys/here", "");
+	assert_int_equal(nd_source_open(&s, cm_dir), 0);
 	*ret_loads = nd_libcuda_find(&s, path, sizeof(path));
 	return path;
 }
@@ -179,14 +165,14 @@ static void the_loaders_places(void **state)
 	assert_string_equal(libcuda(&loads), "");
 	assert_false(loads);
 	/* where nothing but LD_LIBRARY_PATH leads */
-	cm_file_write(dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF64);
+	cm_file_write(cm_dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF64);
 	assert_string_equal(libcuda(&loads), "/usr/local/nvidia/lib64/libcuda.so.1");
 	assert_false(loads);
 	write_bytes("proc/self/environ", environment, sizeof(environment));
 	assert_string_equal(libcuda(&loads), "/usr/local/nvidia/lib64/libcuda.so.1");
 	assert_true(loads);
 	/* of the other word size, and gone: neither serves */
-	cm_file_write(dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF32);
+	cm_file_write(cm_dir, "usr/local/nvidia/lib64/libcuda.so.1", ELF32);
 	assert_string_equal(libcuda(&loads), "");
 	assert_false(loads);
 }
@@ -197,8 +183,8 @@ static void the_loaders_cache(void **state)
 				    "/gone/libcuda.so.1\0/opt/x/libcuda.so.1\0/libc.so.6";
 	bool loads;
 
-	cm_file_write(dir, "i386/libcuda.so.1", ELF32);
-	cm_file_write(dir, "opt/x/libcuda.so.1", ELF64);
+	cm_file_write(cm_dir, "i386/libcuda.so.1", ELF32);
+	cm_file_write(cm_dir, "opt/x/libcuda.so.1", ELF64);
 	write_bytes("etc/ld.so.cache", cache, sizeof(cache));
 	assert_string_equal(libcuda(&loads), "/opt/x/libcuda.so.1");
 	assert_true(loads);
@@ -243,11 +229,11 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(information),
-		cmocka_unit_test_setup_teardown(nothing_is_there, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_container_with_one_of_two, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(without_dma_buf, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_loaders_places, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_loaders_cache, set_up, tear_down),
+		cm_test_in_dir(nothing_is_there),
+		cm_test_in_dir(a_container_with_one_of_two),
+		cm_test_in_dir(without_dma_buf),
+		cm_test_in_dir(the_loaders_places),
+		cm_test_in_dir(the_loaders_cache),
 		cmocka_unit_test(a_cache_of_noise),
 		cmocka_unit_test(kernels),
 	};

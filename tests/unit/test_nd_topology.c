@@ -58,20 +58,6 @@ static void distances(void **state)
 static struct nd_device devices[DEVICES];
 static struct nd_port ports[DEVICES];
 static struct nd_gpu gpus[4];
-static char dir[CM_DIR_BYTES];
-
-static int setup(void **state)
-{
-	cm_dir_make(dir);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	cm_dir_remove(dir);
-	return 0;
-}
-
 /* GPUs and devices without a place are all at the same distance. */
 static struct nd_topology choose(unsigned n_gpus, unsigned n_devices, unsigned k, unsigned down)
 {
@@ -79,7 +65,7 @@ static struct nd_topology choose(unsigned n_gpus, unsigned n_devices, unsigned k
 	struct nd_devices d = { .v = devices, .n = n_devices };
 	struct nd_topology t = { .gpus = gpus, .n_gpus = n_gpus };
 
-	snprintf(s.root, sizeof(s.root), "%s", dir);
+	snprintf(s.root, sizeof(s.root), "%s", cm_dir);
 	for (unsigned i = 0; i < n_devices; i++) {
 		ports[i] =
 			(struct nd_port){ .number = 1,
@@ -159,8 +145,8 @@ static void scan(struct nd_topology *ret)
 	struct nd_devices none = { 0 };
 	struct dray_err err = DRAY_ERR_NULL;
 
-	cm_file_write(dir, "sys/here", "");
-	assert_int_equal(nd_source_open(&s, dir), 0);
+	cm_file_write(cm_dir, "sys/here", "");
+	assert_int_equal(nd_source_open(&s, cm_dir), 0);
 	assert_int_equal(nd_topology_scan(&s, &none, 1, ret, &err), 0);
 }
 
@@ -169,9 +155,9 @@ static void function(const char *bdf, const char *vendor, const char *class)
 	char path[128];
 
 	snprintf(path, sizeof(path), "sys/bus/pci/devices/%s/vendor", bdf);
-	cm_file_write(dir, path, vendor);
+	cm_file_write(cm_dir, path, vendor);
 	snprintf(path, sizeof(path), "sys/bus/pci/devices/%s/class", bdf);
-	cm_file_write(dir, path, class);
+	cm_file_write(cm_dir, path, class);
 }
 
 static void what_is_a_gpu(void **state)
@@ -196,11 +182,12 @@ static void nodes_and_their_cpus(void **state)
 {
 	struct nd_topology t;
 
-	cm_file_write(dir, "sys/devices/system/node/node0/cpulist", "0-3,8,10-11\n");
-	cm_file_write(dir, "sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:  2048 kB\n");
-	cm_file_write(dir, "sys/devices/system/node/node1/cpulist", "\n");
-	cm_file_write(dir, "sys/devices/system/node/node10/cpulist", "5-99999999,x\n");
-	cm_file_write(dir, "sys/devices/system/node/nodes", "");
+	cm_file_write(cm_dir, "sys/devices/system/node/node0/cpulist", "0-3,8,10-11\n");
+	cm_file_write(cm_dir, "sys/devices/system/node/node0/meminfo",
+		      "Node 0 MemTotal:  2048 kB\n");
+	cm_file_write(cm_dir, "sys/devices/system/node/node1/cpulist", "\n");
+	cm_file_write(cm_dir, "sys/devices/system/node/node10/cpulist", "5-99999999,x\n");
+	cm_file_write(cm_dir, "sys/devices/system/node/nodes", "");
 	scan(&t);
 	assert_int_equal(t.n_nodes, 3);
 	assert_int_equal(CPU_COUNT(&t.nodes[0].cpus), 7);
@@ -216,15 +203,15 @@ static void hidden_ones_are_counted(void **state)
 {
 	struct nd_topology t;
 
-	cm_file_write(dir, "dev/nvidia0", "");
-	cm_file_write(dir, "dev/nvidia1", "");
-	cm_file_write(dir, "dev/nvidia1x", "");
-	cm_file_write(dir, "dev/nvidiactl", "");
+	cm_file_write(cm_dir, "dev/nvidia0", "");
+	cm_file_write(cm_dir, "dev/nvidia1", "");
+	cm_file_write(cm_dir, "dev/nvidia1x", "");
+	cm_file_write(cm_dir, "dev/nvidiactl", "");
 	function("0000:01:00.0", "0x10de\n", "0x030200\n");
 	scan(&t);
 	assert_int_equal(t.hidden_gpus, 1);
 	nd_topology_deinit(&t);
-	cm_file_write(dir, "proc/driver/nvidia/gpus/0000:01:00.0/information", "");
+	cm_file_write(cm_dir, "proc/driver/nvidia/gpus/0000:01:00.0/information", "");
 	function("0000:02:00.0", "0x10de\n", "0x030200\n");
 	function("0000:03:00.0", "0x10de\n", "0x030200\n");
 	scan(&t);
@@ -232,7 +219,7 @@ static void hidden_ones_are_counted(void **state)
 	nd_topology_deinit(&t);
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define TEST(f) cm_test_in_dir(f)
 
 int main(void)
 {
