@@ -4,13 +4,12 @@
 import ctypes
 import fcntl
 import os
-import socket
-import threading
 
 import dray
 import pytest
 from dray import _schema as s
 from dray import cuda
+from fake_agent import FakeAgent
 from harness import BUILD, LIMIT, MIB, Side, expect, until
 
 FAKE = BUILD / "tests/gpu/libcuda.so.1"
@@ -225,59 +224,19 @@ def test_errors_of_the_driver(driver, error, name):
 
 # --- regions --------------------------------------------------------------------------------------------
 
-class Agent:
-    """Takes regions, of which it keeps what was said; restart() hangs up."""
+class Agent(FakeAgent):
+    """Takes regions, of which it keeps what was said."""
 
-    def __init__(self, path, minor=s.MINOR):
-        self.path, self.minor, self.seen, self.sock = path, minor, [], None
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(str(path))
-        self.listener.listen(8)
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
+    def __init__(self, path, **how):
+        self.seen = []
+        super().__init__(path, self._answer, **how)
 
-    def _serve(self):
-        while True:
-            try:
-                self.sock, _ = self.listener.accept()
-            except OSError:
-                return
-            with self.sock:
-                while self._answer():
-                    pass
-
-    def _answer(self):
-        packet, fds, _, _ = socket.recv_fds(self.sock, s.MESSAGE_MAX, s.FDS_MAX)
-        for fd in fds:
-            os.close(fd)
-        if not packet:
-            return False
-        header, m = s.unpack(packet)
-        if header.type == s.MSG_HELLO:
-            reply = s.pack_hello_reply(header.request_id, major=1, minor=self.minor, session=1, ops_inline_max=16,
-                                       agent_id=bytes(16), incarnation=1)
-        elif header.type == s.MSG_REGION_ADD:
-            self.seen.append((m, len(fds)))
-            reply = s.pack_region_add_reply(header.request_id, region=len(self.seen), length=sum(e[4] for e in m.extents))
+    def _answer(self, request_id, type_, m):
+        if type_ == s.MSG_REGION_ADD:
+            self.seen.append((m, self.n_fds))
+            yield s.pack_region_add_reply(request_id, region=len(self.seen), length=sum(e[4] for e in m.extents))
         else:
-            reply = s.pack_region_remove_reply(header.request_id)
-        self.sock.send(reply)
-        return True
-
-    def restart(self):
-        self.sock.shutdown(socket.SHUT_RDWR)
-
-    def client(self):
-        return dray.Client(self.path, timeout=LIMIT)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.thread.join(LIMIT)
-        assert not self.thread.is_alive()
+            yield s.pack_region_remove_reply(request_id)
 
 
 def test_region_survives_a_restart(driver, tmp_path):

@@ -3,13 +3,12 @@
 
 import contextlib
 import os
-import socket
 import struct
-import threading
 
 import dray
 import pytest
 from dray import _schema as s
+from fake_agent import FakeAgent
 from harness import LIMIT, MIB, Raw, Side, expect, noise
 
 SCOPE_MAX = 256
@@ -238,66 +237,13 @@ def test_never_reading(agent):
 
 # --- an agent that is none ------------------------------------------------------------------------------
 
-class Fake:
-    """Serves one client after the other on a socket of its own; answer(request_id, type, body) gives packets."""
-
-    def __init__(self, path, answer, old=False):
-        self.socket, self.answer, self.old = path, answer, old
-        self.flags = []
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(str(path))
-        self.listener.listen(8)
-        self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
-
-    def _serve(self):
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            with sock:
-                self._client(sock)
-
-    def _client(self, sock):
-        while True:
-            packet, fds, _, _ = socket.recv_fds(sock, s.MESSAGE_MAX, 16)
-            for fd in fds:
-                os.close(fd)
-            if not packet:
-                return
-            header, message = s.unpack(packet)
-            if header.type != s.MSG_HELLO:
-                for reply in self.answer(header.request_id, header.type, message):
-                    sock.send(reply)
-                continue
-            self.flags.append(message.flags & ~s.HELLO_FLAG_PIDFD)
-            if self.old and message.flags & s.HELLO_FLAG_SEGMENTS:
-                sock.send(s.pack_error(header.request_id, code=s.E_UNSUPPORTED, message="unknown bits 0x4"))
-                return
-            sock.send(s.pack_hello_reply(header.request_id, major=1, minor=0 if self.old else 1, session=1,
-                                         ops_inline_max=16, agent_id=bytes(16), incarnation=1))
-
-    def client(self, **how):
-        return dray.Client(self.socket, timeout=LIMIT, **how)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.thread.join(LIMIT)
-        assert not self.thread.is_alive()
-
-
 def nothing(request_id, type_, message):
     raise AssertionError(f"{s.TYPE_NAMES[type_]} was sent")
 
 
 def test_old_agent(tmp_path):
     """Of data protocol 1.0: connected to all the same, and what it lacks is said without asking it."""
-    with Fake(tmp_path / "sock", nothing, old=True) as fake:
+    with FakeAgent(tmp_path / "sock", nothing, minor=0) as fake:
         with fake.client(segments=True) as client:
             assert fake.flags == [s.HELLO_FLAG_SEGMENTS, 0]
             assert client.connected and not client.segments
@@ -330,7 +276,7 @@ def test_answers(tmp_path):
                                        notes=b"E: no GPU: none\n")
 
     asked = []
-    with Fake(tmp_path / "sock", answer) as fake, fake.client(segments=True) as client:
+    with FakeAgent(tmp_path / "sock", answer) as fake, fake.client(segments=True) as client:
         assert client.segments
         assert client.hint("x") == dray.Hint("a:1", "client", "77", 5, 1.5, True, False)
         assert client.next_event(dray.SegmentChanged, LIMIT) == (
@@ -355,5 +301,5 @@ def test_environment_that_is_none(tmp_path, variables):
     def answer(request_id, type_, message):
         yield s.pack_env_get_reply(request_id, variables=variables)
 
-    with Fake(tmp_path / "sock", answer) as fake, fake.client() as client:
+    with FakeAgent(tmp_path / "sock", answer) as fake, fake.client() as client:
         expect("protocol", client.environment)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent that is none, for what clients make of answers."""
+
+import os
+import socket
+import threading
+
+import dray
+from dray import _schema as s
+from harness import LIMIT
+
+
+class FakeAgent:
+    """
+    Serves one client after the other on a socket of its own; answer(request_id, type, message) gives packets. It is of
+    data protocol 1.MINOR, and says what the first of them said to bits that it does not know.
+    """
+
+    def __init__(self, path, answer, minor=s.MINOR):
+        self.path, self.answer, self.minor = path, answer, minor
+        self.flags = []  # of every HELLO
+        self.n_fds = 0   # that came with the last request
+        self.sock = None
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(path))
+        self.listener.listen(8)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        while True:
+            try:
+                self.sock, _ = self.listener.accept()
+            except OSError:
+                return
+            with self.sock:
+                while self._request():
+                    pass
+
+    def _request(self):
+        packet, fds, _, _ = socket.recv_fds(self.sock, s.MESSAGE_MAX, s.FDS_MAX)
+        for fd in fds:
+            os.close(fd)
+        if not packet:
+            return False
+        header, message = s.unpack(packet)
+        if header.type == s.MSG_HELLO:
+            return self._hello(header.request_id, message.flags)
+        self.n_fds = len(fds)
+        for reply in self.answer(header.request_id, header.type, message):
+            self.sock.send(reply)
+        return True
+
+    def _hello(self, request_id, flags):
+        self.flags.append(flags & ~s.HELLO_FLAG_PIDFD)
+        if not self.minor and flags & s.HELLO_FLAG_SEGMENTS:
+            self.sock.send(s.pack_error(request_id, code=s.E_UNSUPPORTED, message="unknown bits 0x4"))
+            return False
+        self.sock.send(s.pack_hello_reply(request_id, major=1, minor=self.minor, session=1, ops_inline_max=16,
+                                          agent_id=bytes(16), incarnation=1))
+        return True
+
+    def restart(self):
+        """Hangs up."""
+        self.sock.shutdown(socket.SHUT_RDWR)
+
+    def client(self, **how):
+        return dray.Client(self.path, timeout=LIMIT, **how)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join(LIMIT)
+        assert not self.thread.is_alive()
