@@ -58,6 +58,7 @@ struct lab {
 	sd_event *event;
 	struct worker_pool pool;
 	sd_event_source *sources[LAB_WORKERS];
+	struct gpus *gpus; /* of tests that have some */
 	struct regions *regions;
 	struct peers peers;
 	struct sessions *sessions;
@@ -175,6 +176,9 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_SESSION_FAULT:
 		sessions_handle_fault(l->sessions, ev->session);
 		break;
+	case EVENT_TRANSPORT:
+		gpus_message(l->gpus, worker, &ev->message);
+		break;
 	case EVENT_PEER_GONE:
 	case EVENT_PEER_USED:
 	case EVENT_STREAM_LOST:
@@ -182,7 +186,6 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 	case EVENT_SNAPSHOT:
 	case EVENT_CANCELLED:
 	case EVENT_REPORT:
-	case EVENT_TRANSPORT:
 	case EVENT_QUIT:
 		break;
 	}
@@ -215,8 +218,8 @@ static inline int lab_open(struct lab *l, int listen_fd, struct dray_err *err)
 			    err);
 }
 
-/* All but the sessions, so that a test can change the configuration first. */
-static int lab_setup_closed(void **state)
+/* All but regions and sessions. */
+static int lab_setup_workers(void **state)
 {
 	struct lab *l = calloc(1, sizeof(*l));
 	struct dray_err err = DRAY_ERR_NULL;
@@ -248,14 +251,27 @@ static int lab_setup_closed(void **state)
 		assert_true(sd_event_add_io(l->event, &l->sources[i],
 					    worker_event_fd(l->pool.workers[i]), EPOLLIN, lab_pump,
 					    l) >= 0);
+	*state = l;
+	return 0;
+}
+
+static void lab_regions(struct lab *l)
+{
 	assert_int_equal(regions_new(&l->regions, &(struct regions_deps){ .cfg = l->cfg,
 									  .pool = &l->pool,
+									  .gpus = l->gpus,
 									  .agent_id = lab_id,
 									  .incarnation = 5,
 									  .up = &lab_up,
 									  .arg = l }),
 			 0);
-	*state = l;
+}
+
+/* All but the sessions, so that a test can change the configuration first. */
+static inline int lab_setup_closed(void **state)
+{
+	lab_setup_workers(state);
+	lab_regions(*state);
 	return 0;
 }
 
@@ -321,6 +337,7 @@ static int lab_teardown(void **state)
 	for (unsigned i = 0; i < LAB_WORKERS; i++)
 		l->sources[i] = sd_event_source_disable_unref(l->sources[i]);
 	pool_stop(&l->pool);
+	assert_true(gpus_free(l->gpus));
 	l->regions = regions_free(l->regions);
 	sd_event_unref(l->event);
 	config_deinit(&l->config);
