@@ -23,8 +23,9 @@
 
 #define LENDERS 2
 #define WORKERS 4
-#define ROUNDS 3000
+#define ROUNDS 5000
 #define BYTES (4 * CREW_TASK - 100)
+#define BYTES_SHORT 4000
 #define LIMIT_NS (60 * DRAY_NS_PER_SEC)
 
 static struct crew *crew;
@@ -91,15 +92,18 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 {
 	struct crew_job *job = crew_job(crew, worker);
 	bool alone = rand_r(seed) % 8 == 0, stop = rand_r(seed) % 4 == 0;
+	/* one task for the most part: what wakes and what ends are as with four, and bytes cost most of the time */
+	uint64_t length = round % 16 ? BYTES_SHORT : BYTES;
 	int64_t end = dray_now().ns + LIMIT_NS;
 	struct local_walk walk;
 	const void *fault;
 	uint64_t bytes;
 
-	memset(w->from, (int)round, BYTES);
-	memset(w->to, (int)round + 1, BYTES);
-	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, BYTES);
-	dray_assert(job && local_walk_lend(&walk, job, round % 2));
+	memset(w->from, (int)round, length);
+	memset(w->to, (int)round + 1, length);
+	w->op.length = length;
+	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, length);
+	dray_assert(job && local_walk_lend(&walk, job, round / 16 % 2));
 	crew_publish(crew, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
 		crew_wake(crew, worker, job, 2);
@@ -114,9 +118,12 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 			if (alone || !crew_work(job, &bytes))
 				dray_cpu_relax();
 		}
-		dray_assert(!fault && !memcmp(w->from, w->to, BYTES));
+		dray_assert(!fault && !memcmp(w->from, w->to, length));
 	}
 	crew_job_put(job);
+	/* helpers may have fallen asleep, or be about to, when the next one comes */
+	for (unsigned n = (unsigned)rand_r(seed) % 4096; n; n--)
+		dray_cpu_relax();
 	if (rand_r(seed) % 2)
 		crew_rest(crew, worker);
 }

@@ -19,7 +19,7 @@
 
 #define ENTRIES 64
 #define CLIENTS 4
-#define TRANSFERS 15000 /* of each client, but for the first, which has more */
+#define TRANSFERS 12000 /* of each client, but for the first, which has more */
 #define WAIT_MS 20000
 #define SPIN_NS 200000 /* under the sanitizer everything takes ten times as long */
 

@@ -11,7 +11,7 @@
 
 #include "lib/spsc.h"
 
-#define ELEMENTS 200000U
+#define ELEMENTS 60000U
 #define WORDS_MAX 8
 
 struct shared {
