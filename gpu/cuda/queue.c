@@ -205,6 +205,14 @@ static int queue_lost(struct queue *q)
 	return -EIO;
 }
 
+/* Makes its context current. 0, or -EIO: it is lost. */
+static int queue_enter(struct queue *q)
+{
+	if (q->context->lost || cuda.context_set(q->context->cu) != CUDA_SUCCESS)
+		return queue_lost(q);
+	return 0;
+}
+
 /* --- copies ------------------------------------------------------------------------------------- */
 
 /* Pieces into parts, parts into batches, batches onto warps: even, and no smaller than is worth it. */
@@ -295,11 +303,9 @@ int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
 	struct queue *q = queue_of(head);
 	CUresult r;
 
-	if (q->context->lost)
-		return queue_lost(q);
-	r = cuda.context_set(q->context->cu);
-	if (r == CUDA_SUCCESS)
-		r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
+	if (queue_enter(q) < 0)
+		return -EIO;
+	r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
 	return r == CUDA_SUCCESS ? 0 : queue_lost(q);
 }
 
@@ -308,11 +314,9 @@ int cuda_queue_check(struct gpu_queue *head)
 	struct queue *q = queue_of(head);
 	CUresult r;
 
-	if (q->context->lost)
-		return queue_lost(q);
-	r = cuda.context_set(q->context->cu);
-	if (r == CUDA_SUCCESS)
-		r = cuda.stream_query(q->stream);
+	if (queue_enter(q) < 0)
+		return -EIO;
+	r = cuda.stream_query(q->stream);
 	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : queue_lost(q);
 }
 
@@ -335,16 +339,14 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 	struct waiter *w = &q->waiters[q->next_waiter];
 	CUresult r;
 
-	if (q->context->lost)
-		return queue_lost(q);
+	if (queue_enter(q) < 0)
+		return -EIO;
 	if (w->armed)
 		return -EAGAIN;
 	w->fn = fn;
 	w->arg = arg;
 	w->armed = true;
-	r = cuda.context_set(q->context->cu);
-	if (r == CUDA_SUCCESS)
-		r = cuda.stream_callback(q->stream, waiter_run, w, 0);
+	r = cuda.stream_callback(q->stream, waiter_run, w, 0);
 	if (r != CUDA_SUCCESS) {
 		w->armed = false;
 		return queue_lost(q);
