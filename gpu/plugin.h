@@ -164,8 +164,9 @@ struct gpu_plugin_ops {
 	/* Is the device well? For who has waited long: *q->done alone does not tell. 0 or -EIO. */
 	int (*check)(struct gpu_queue *q);
 	/*
-	 * fn(arg) runs, on a thread of the plug-in, once everything submitted until now is done or lost. It must do no more
-	 * than write to a descriptor. 0, -EIO, or -EAGAIN where GPU_NOTIFY_MAX wait already.
+	 * fn(arg) runs exactly once, when everything submitted until now is done or lost: on a thread of the plug-in, or in a
+	 * call for this queue, that which answers -EIO or queue_free() at the latest. It must do no more than write to a
+	 * descriptor. 0, or it will not run: -EIO, or -EAGAIN where GPU_NOTIFY_MAX wait already.
 	 */
 	int (*notify)(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 };

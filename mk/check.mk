@@ -83,5 +83,5 @@ check-vm:
 
 .PHONY: unit-programs fuzz-programs
 # libdray is tested against the agent of the same variant too.
-unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN))
+unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
 fuzz-programs: $(FUZZ)

@@ -40,11 +40,18 @@ $(O)/gpu/cuda/image.o: gpu/cuda/image.S $(O)/gpu/cuda/copy.fatbin
 $(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
 	$(call link,-shared $(filter %.o %.a,$^) -ldl)
 
+# What the plug-in's own test gives it for a driver.
+PLUGIN_DRIVER := $(B)/tests/gpu/plugin/libcuda.so.1
+SRC_plugin_driver := $(sort $(wildcard tests/gpu/plugin_driver*.c))
+$(call obj,$(SRC_plugin_driver)): CFLAGS_own := -isystem $(CUDA)/include
+$(PLUGIN_DRIVER): $(call obj,$(SRC_plugin_driver))
+	$(call link,-shared -Wl$(,)-soname$(,)libcuda.so.1 $^)
+
 $(CEILING): $(call obj,$(SRC_ceiling) gpu/cuda/driver.c) $(O)/gpu/cuda/image.o $(B)/libgpu.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) -ldl)
 
--include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) $(SRC_ceiling))
-.SECONDARY: $(CUDA_OBJECTS) $(call obj,$(SRC_ceiling))
+-include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) $(SRC_ceiling) $(SRC_plugin_driver))
+.SECONDARY: $(CUDA_OBJECTS) $(call obj,$(SRC_ceiling) $(SRC_plugin_driver))
 all: $(PLUGIN)
 else
 # Once, like everything that is said of a build.

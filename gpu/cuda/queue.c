@@ -42,9 +42,16 @@ struct shape {
 };
 
 struct waiter {
+	struct waiters *all;
 	_Atomic bool armed;
 	void (*fn)(void *arg);
 	void *arg;
+};
+
+/* The driver's calls in a lost context come when it ends, which may be after the queue. */
+struct waiters {
+	_Atomic unsigned refs; /* of the queue, and of each call that is to come */
+	struct waiter v[GPU_NOTIFY_MAX];
 };
 
 struct queue {
@@ -60,12 +67,85 @@ struct queue {
 	bool overlap; /* kernels may begin before those before them have ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
-	struct waiter *waiters; /* GPU_NOTIFY_MAX */
+	struct waiters *waiters;
 };
 
 static struct queue *queue_of(struct gpu_queue *head)
 {
 	return dray_container_of(head, struct queue, head);
+}
+
+/* --- who waits for its end ---------------------------------------------------------------------- */
+
+static struct waiters *waiters_new(void)
+{
+	struct waiters *w = calloc(1, sizeof(*w));
+
+	if (!w)
+		return NULL;
+	w->refs = 1;
+	for (unsigned i = 0; i < GPU_NOTIFY_MAX; i++)
+		w->v[i].all = w;
+	return w;
+}
+
+static void waiters_unref(struct waiters *w)
+{
+	if (atomic_fetch_sub(&w->refs, 1) == 1)
+		free(w);
+}
+
+/* Once, whoever comes first. */
+static void waiter_end(struct waiter *w)
+{
+	void (*fn)(void *arg) = w->fn;
+	void *arg = w->arg;
+
+	if (atomic_exchange(&w->armed, false))
+		fn(arg);
+}
+
+static void waiters_end(struct waiters *w)
+{
+	for (unsigned i = 0; i < GPU_NOTIFY_MAX; i++)
+		waiter_end(&w->v[i]);
+}
+
+/* --- a loss ------------------------------------------------------------------------------------- */
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/*
+ * A fault of one device makes the driver refuse the whole process, while kernels of other devices still run to their
+ * end: that is awaited once. What was on the faulty one does not come, which costs this long.
+ */
+static int queue_lost(struct queue *q)
+{
+	int64_t until = now_ns() + LOST_WAIT_NS;
+
+	if (!q->context->lost)
+		cuda_lost(q->context);
+	/* what failed need not have been a fault, and another queue may have said so while this one had copies */
+	if (!q->settled && cuda.context_set(q->context->cu) == CUDA_SUCCESS)
+		q->settled = cuda.stream_synchronize(q->stream) == CUDA_SUCCESS;
+	while (!q->settled)
+		q->settled = atomic_load(q->head.done) >= q->submitted || now_ns() >= until;
+	waiters_end(q->waiters);
+	return -EIO;
+}
+
+/* Makes its context current. 0, or -EIO: it is lost. */
+static int queue_enter(struct queue *q)
+{
+	if (q->context->lost || cuda.context_set(q->context->cu) != CUDA_SUCCESS)
+		return queue_lost(q);
+	return 0;
 }
 
 /* --- making ------------------------------------------------------------------------------------- */
@@ -109,8 +189,9 @@ static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct
 void cuda_queue_free(struct gpu_queue *head)
 {
 	struct queue *q = queue_of(head);
-	bool abandoned = false;
 
+	if (q->stream && q->context->lost)
+		queue_lost(q);
 	if (q->context && cuda.context_set(q->context->cu) == CUDA_SUCCESS) {
 		if (q->stream) {
 			cuda.stream_synchronize(q->stream);
@@ -119,6 +200,10 @@ void cuda_queue_free(struct gpu_queue *head)
 		if (q->control)
 			cuda.mem_free(q->control);
 	}
+	if (q->waiters) {
+		waiters_end(q->waiters);
+		waiters_unref(q->waiters);
+	}
 	if (q->context) {
 		pthread_mutex_lock(&q->plugin->lock);
 		cuda_context_unref(q->context);
@@ -126,11 +211,6 @@ void cuda_queue_free(struct gpu_queue *head)
 	}
 	if (q->done)
 		cuda_host_free(q->plugin, q->done);
-	/* a call that is still to come, from the end of a lost context, finds that nobody waits; it needs its place */
-	for (unsigned i = 0; q->waiters && i < GPU_NOTIFY_MAX; i++)
-		abandoned |= atomic_exchange(&q->waiters[i].armed, false);
-	if (!abandoned)
-		free(q->waiters);
 	free(q);
 }
 
@@ -151,7 +231,7 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	if (!q)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	q->plugin = p;
-	q->waiters = calloc(GPU_NOTIFY_MAX, sizeof(*q->waiters));
+	q->waiters = waiters_new();
 	if (!q->waiters)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	pthread_mutex_lock(&p->lock);
@@ -174,42 +254,6 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 		return r;
 	*ret = &q->head;
 	q = NULL;
-	return 0;
-}
-
-/* --- a loss ------------------------------------------------------------------------------------- */
-
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
-/*
- * A fault of one device makes the driver refuse the whole process, while kernels of other devices still run to their
- * end: that is awaited once. What was on the faulty one does not come, which costs this long.
- */
-static int queue_lost(struct queue *q)
-{
-	int64_t until = now_ns() + LOST_WAIT_NS;
-
-	if (!q->context->lost)
-		cuda_lost(q->context);
-	/* what failed need not have been a fault, and another queue may have said so while this one had copies */
-	if (!q->settled && cuda.context_set(q->context->cu) == CUDA_SUCCESS)
-		q->settled = cuda.stream_synchronize(q->stream) == CUDA_SUCCESS;
-	while (!q->settled)
-		q->settled = atomic_load(q->head.done) >= q->submitted || now_ns() >= until;
-	return -EIO;
-}
-
-/* Makes its context current. 0, or -EIO: it is lost. */
-static int queue_enter(struct queue *q)
-{
-	if (q->context->lost || cuda.context_set(q->context->cu) != CUDA_SUCCESS)
-		return queue_lost(q);
 	return 0;
 }
 
@@ -326,17 +370,15 @@ int cuda_queue_check(struct gpu_queue *head)
 static void CUDA_CB waiter_run(CUstream stream, CUresult status, void *arg)
 {
 	struct waiter *w = arg;
-	void (*fn)(void *arg) = w->fn;
-	void *fn_arg = w->arg;
 
-	if (atomic_exchange(&w->armed, false))
-		fn(fn_arg);
+	waiter_end(w);
+	waiters_unref(w->all);
 }
 
 int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 {
 	struct queue *q = queue_of(head);
-	struct waiter *w = &q->waiters[q->next_waiter];
+	struct waiter *w = &q->waiters->v[q->next_waiter];
 	CUresult r;
 
 	if (queue_enter(q) < 0)
@@ -346,9 +388,11 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 	w->fn = fn;
 	w->arg = arg;
 	w->armed = true;
+	atomic_fetch_add(&q->waiters->refs, 1);
 	r = cuda.stream_callback(q->stream, waiter_run, w, 0);
 	if (r != CUDA_SUCCESS) {
 		w->armed = false;
+		waiters_unref(q->waiters);
 		return queue_lost(q);
 	}
 	q->next_waiter = (q->next_waiter + 1) % GPU_NOTIFY_MAX;

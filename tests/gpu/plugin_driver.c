@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define PLUGIN_DRIVER_API __attribute__((visibility("default")))
+#include "tests/gpu/plugin_driver.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cuda/copy.h"
+#include "lib/cleanup.h"
+#include "tests/gpu/plugin_driver_internal.h"
+
+#define DEVICES 3
+#define ATTRIBUTES 256
+#define STEPS_MAX 64
+
+struct CUstream_st {
+	CUcontext context;
+};
+
+/* Of a stream, in order: a copy's end, or a call. */
+struct step {
+	CUstream stream;
+	CUcontext context;
+	uint64_t *done, number;
+	CUstreamCallback fn; /* NULL: a copy */
+	void *arg;
+};
+
+struct plugin_driver plugin_driver;
+
+static struct CUctx_st contexts[PLUGIN_DRIVER_CONTEXTS];
+static struct step steps[STEPS_MAX];
+static unsigned n_steps;
+static int attributes[ATTRIBUTES];
+static int streams[DEVICES];
+static bool held;
+
+void plugin_driver_reset(void)
+{
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(contexts); i++)
+		contexts[i] = (struct CUctx_st){ .device = -1 };
+	for (unsigned i = 0; i < ATTRIBUTES; i++)
+		attributes[i] = 1;
+	attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] = 99;
+	attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_MODE] = CU_COMPUTEMODE_DEFAULT;
+	plugin_driver = (struct plugin_driver){ .contexts = contexts };
+	memset(streams, 0, sizeof(streams));
+	n_steps = 0;
+	held = false;
+}
+
+void plugin_driver_fail(const char *function, int device, int result)
+{
+	plugin_driver.failing = function;
+	plugin_driver.failing_device = device;
+	plugin_driver.failing_result = (CUresult)result;
+}
+
+void plugin_driver_attribute(int attribute, int value)
+{
+	attributes[attribute] = value;
+}
+
+void plugin_driver_lose(int device)
+{
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(contexts); i++)
+		if (contexts[i].device == device)
+			contexts[i].lost = true;
+}
+
+int plugin_driver_count(const char *what, int device)
+{
+	int n = 0;
+
+	if (!strcmp(what, "maps"))
+		return plugin_driver.maps;
+	if (!strcmp(what, "opened"))
+		return plugin_driver_opened(device);
+	if (!strcmp(what, "streams"))
+		return streams[device];
+	if (!strcmp(what, "waiting"))
+		for (unsigned i = 0; i < n_steps; i++)
+			n += steps[i].fn && steps[i].context->device == device;
+	if (!strcmp(what, "contexts"))
+		for (unsigned i = 0; i < DRAY_ARRAY_SIZE(contexts); i++)
+			n += contexts[i].device == device;
+	return n;
+}
+
+CUresult plugin_driver_entered(const char *function)
+{
+	const struct plugin_driver *d = &plugin_driver;
+
+	if (!d->current)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (d->current->lost)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	if (d->failing && d->current->device == d->failing_device &&
+	    !strncmp(function, d->failing, strlen(d->failing)))
+		return d->failing_result;
+	return CUDA_SUCCESS;
+}
+
+/* --- driver and devices ------------------------------------------------------------------------- */
+
+CUresult cuInit(unsigned flags)
+{
+	return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *ret)
+{
+	*ret = 12080;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **ret)
+{
+	*ret = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **ret)
+{
+	*ret = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error";
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *ret)
+{
+	*ret = DEVICES;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *ret, int ordinal)
+{
+	*ret = ordinal;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int n, CUdevice device)
+{
+	snprintf(name, (size_t)n, "device %d", device);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *ret, CUdevice device)
+{
+	memset(ret, device, sizeof(*ret));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *bdf, int n, CUdevice device)
+{
+	snprintf(bdf, (size_t)n, "0000:F%d:00.0", device);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem(size_t *ret, CUdevice device)
+{
+	*ret = PLUGIN_DRIVER_MEMORY;
+	return device < DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetAttribute(int *ret, CUdevice_attribute which, CUdevice device)
+{
+	*ret = attributes[which];
+	return device < DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceCanAccessPeer(int *ret, CUdevice device, CUdevice peer)
+{
+	*ret = device != peer;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetP2PAttribute(int *ret, CUdevice_P2PAttribute which, CUdevice device,
+				 CUdevice peer)
+{
+	*ret = which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED && device != peer;
+	return CUDA_SUCCESS;
+}
+
+/* --- contexts ----------------------------------------------------------------------------------- */
+
+PLUGIN_DRIVER_API CUresult cuCtxCreate_v2(CUcontext *ret, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *ret, unsigned flags, CUdevice device)
+{
+	unsigned i = 0;
+
+	while (i < DRAY_ARRAY_SIZE(contexts) && contexts[i].device >= 0)
+		i++;
+	if (i == DRAY_ARRAY_SIZE(contexts) || !flags)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	contexts[i] = (struct CUctx_st){ .device = device };
+	*ret = plugin_driver.current = &contexts[i];
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDestroy(CUcontext c)
+{
+	unsigned left = 0;
+
+	plugin_driver_forget(c);
+	for (unsigned i = 0; i < n_steps; i++)
+		if (steps[i].context != c)
+			steps[left++] = steps[i];
+		else if (steps[i].fn)
+			steps[i].fn(steps[i].stream, CUDA_ERROR_CONTEXT_IS_DESTROYED, steps[i].arg);
+	n_steps = left;
+	c->device = -1;
+	if (plugin_driver.current == c)
+		plugin_driver.current = NULL;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext c)
+{
+	plugin_driver.current = c;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+{
+	ENTERED();
+	return peer->device < 0 || flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
+{
+	ENTERED();
+	*ret_least = 0;
+	*ret_greatest = -5;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *ret, const void *image)
+{
+	ENTERED();
+	*ret = NULL;
+	return image ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuModuleGetFunction(CUfunction *ret, CUmodule module, const char *name)
+{
+	ENTERED();
+	*ret = NULL;
+	return module || !name ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+				    CUflushGPUDirectRDMAWritesScope scope)
+{
+	ENTERED();
+	return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
+			       scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES ?
+		       CUDA_SUCCESS :
+		       CUDA_ERROR_INVALID_VALUE;
+}
+
+/* --- streams ------------------------------------------------------------------------------------ */
+
+/* Does what the stream (NULL: any) has to do. Nothing comes to its end in a lost context. */
+static void drain(CUstream stream)
+{
+	unsigned left = 0;
+
+	for (unsigned i = 0; i < n_steps; i++) {
+		struct step s = steps[i];
+
+		if ((stream && s.stream != stream) || s.context->lost)
+			steps[left++] = s;
+		else if (s.fn)
+			s.fn(s.stream, CUDA_SUCCESS, s.arg);
+		else
+			__atomic_store_n(s.done, s.number, __ATOMIC_RELEASE);
+	}
+	n_steps = left;
+}
+
+static CUresult step_add(struct step s)
+{
+	if (n_steps == STEPS_MAX)
+		abort();
+	s.context = s.stream->context;
+	steps[n_steps++] = s;
+	if (!held)
+		drain(s.stream);
+	return CUDA_SUCCESS;
+}
+
+void plugin_driver_hold(bool hold)
+{
+	held = hold;
+	if (!held)
+		drain(NULL);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned flags, int priority)
+{
+	CUstream s;
+
+	ENTERED();
+	s = calloc(1, sizeof(*s));
+	if (!s || !flags || priority > 0)
+		abort();
+	s->context = plugin_driver.current;
+	streams[plugin_driver.current->device]++;
+	*ret = s;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream s)
+{
+	streams[s->context->device]--;
+	free(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream s)
+{
+	ENTERED();
+	for (unsigned i = 0; i < n_steps; i++)
+		if (steps[i].stream == s)
+			return CUDA_ERROR_NOT_READY;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream s)
+{
+	ENTERED();
+	drain(s);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+	ENTERED();
+	for (unsigned i = 0; i < n_steps; i++)
+		if (steps[i].context == plugin_driver.current) {
+			drain(steps[i].stream);
+			i = UINT32_MAX;
+		}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback fn, void *arg, unsigned flags)
+{
+	ENTERED();
+	return flags ? CUDA_ERROR_INVALID_VALUE :
+		       step_add((struct step){ .stream = stream, .fn = fn, .arg = arg });
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+			unsigned by, unsigned bz, unsigned shared, CUstream stream, void **params,
+			void **extra)
+{
+	const struct copy_args *a = params[0];
+
+	ENTERED();
+	if (f || !gx || gy != 1 || gz != 1 || !bx || by != 1 || bz != 1 || shared || extra)
+		return CUDA_ERROR_INVALID_VALUE;
+	return step_add((struct step){ .stream = stream, .done = a->done, .number = a->number });
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	ENTERED();
+	return to && from && bytes && stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

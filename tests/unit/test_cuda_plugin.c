@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA plug-in over a driver that has no GPU, where there was a toolkit to build both. */
+#include "tests/gpu/plugin_driver.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "gpu/loader.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+#include "tests/unit/cm.h"
+
+#define OUT_OF_MEMORY 2
+#define ILLEGAL_ADDRESS 700
+#define MIB (UINT64_C(1) << 20)
+
+static struct {
+	void (*reset)(void);
+	void (*fail)(const char *function, int device, int result);
+	void (*attribute)(int attribute, int value);
+	void (*hold)(bool hold);
+	void (*lose)(int device);
+	int (*count)(const char *what, int device);
+} driver;
+static const struct gpu_plugin_ops *ops;
+static struct gpu_plugin *plugin;
+static struct dray_err err;
+
+/* --- beginning and end ---------------------------------------------------------------------------- */
+
+/* Of the build that this program is of. */
+static const char *beside(const char *name, char buf[PATH_MAX])
+{
+	char self[PATH_MAX / 2];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+	assert_true(n > 0);
+	self[n] = '\0';
+	*strrchr(self, '/') = '\0';
+	snprintf(buf, PATH_MAX, "%s/%s", self, name);
+	return buf;
+}
+
+static void symbol(void *library, const char *name, void *ret)
+{
+	void *p = dlsym(library, name);
+
+	assert_non_null(p);
+	memcpy(ret, &p, sizeof(p));
+}
+
+static int load(void **state)
+{
+	char path[PATH_MAX];
+	void *library;
+
+	if (access(beside("../../" GPU_PLUGIN_FILE, path), R_OK) < 0)
+		return 0;
+	library = dlopen(beside("../gpu/plugin/libcuda.so.1", path), RTLD_NOW | RTLD_LOCAL);
+	assert_non_null(library);
+	symbol(library, "plugin_driver_reset", &driver.reset);
+	symbol(library, "plugin_driver_fail", &driver.fail);
+	symbol(library, "plugin_driver_attribute", &driver.attribute);
+	symbol(library, "plugin_driver_hold", &driver.hold);
+	symbol(library, "plugin_driver_lose", &driver.lose);
+	symbol(library, "plugin_driver_count", &driver.count);
+	assert_int_equal(gpu_load(beside("../../" GPU_PLUGIN_FILE, path), &ops, &err), 0);
+	return 0;
+}
+
+static int setup(void **state)
+{
+	if (!ops)
+		return 0;
+	driver.reset();
+	err = DRAY_ERR_NULL;
+	return ops->open(&plugin, &err);
+}
+
+/* Everything was given back. */
+static int teardown(void **state)
+{
+	if (!ops)
+		return 0;
+	ops->close(plugin);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(driver.count("contexts", i), 0);
+		assert_int_equal(driver.count("streams", i), 0);
+	}
+	return 0;
+}
+
+#define NEEDS_PLUGIN()          \
+	do {                    \
+		if (!ops)       \
+			skip(); \
+	} while (0)
+
+/* --- what tests do -------------------------------------------------------------------------------- */
+
+static int start(unsigned device)
+{
+	uint64_t bytes;
+
+	err = DRAY_ERR_NULL;
+	return ops->start(plugin, device, &bytes, &err);
+}
+
+static struct gpu_queue *queue(unsigned device)
+{
+	const struct gpu_queue_spec spec = { .device = device, .share = 100 };
+	struct gpu_queue *q;
+
+	assert_int_equal(ops->queue_new(plugin, &spec, &q, &err), 0);
+	return q;
+}
+
+static int submit(struct gpu_queue *q)
+{
+	static const struct dray_piece piece = { (void *)0x1000, (void *)0x2000, 64 };
+
+	return ops->submit(q, &(struct gpu_copy){
+				      .pieces = &piece, .n = 1, .route = GPU_WITHIN, .bytes = 64 });
+}
+
+static void called(void *arg)
+{
+	++*(unsigned *)arg;
+}
+
+/* --- who waits for a queue ------------------------------------------------------------------------ */
+
+static void tells_once(void **state)
+{
+	unsigned first = 0, second = 0;
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	q = queue(0);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	assert_int_equal(ops->notify(q, called, &first), 0);
+	assert_int_equal(ops->check(q), 0);
+	assert_int_equal(first, 0);
+	driver.hold(false);
+	assert_int_equal(first, 1);
+	assert_int_equal(*q->done, 1);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	assert_int_equal(ops->notify(q, called, &second), 0);
+	/* waits for what is under way */
+	ops->queue_free(q);
+	assert_int_equal(first + second, 2);
+	ops->stop(plugin, 0);
+}
+
+static void tells_of_a_loss(void **state)
+{
+	unsigned n[GPU_NOTIFY_MAX] = { 0 }, late = 0;
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	q = queue(0);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	for (unsigned i = 0; i < GPU_NOTIFY_MAX; i++)
+		assert_int_equal(ops->notify(q, called, &n[i]), 0);
+	assert_int_equal(ops->notify(q, called, &late), -EAGAIN);
+	driver.lose(0);
+	assert_int_equal(ops->check(q), -EIO);
+	for (unsigned i = 0; i < GPU_NOTIFY_MAX; i++)
+		assert_int_equal(n[i], 1);
+	assert_int_equal(ops->notify(q, called, &late), -EIO);
+	assert_int_equal(submit(q), -EIO);
+	/* the driver calls for them too, when the context ends */
+	assert_int_equal(driver.count("waiting", 0), GPU_NOTIFY_MAX);
+	ops->queue_free(q);
+	ops->stop(plugin, 0);
+	for (unsigned i = 0; i < GPU_NOTIFY_MAX; i++)
+		assert_int_equal(n[i], 1);
+	assert_int_equal(late, 0);
+}
+
+static void tells_when_it_is_freed(void **state)
+{
+	struct gpu_queue *q;
+	unsigned n = 0;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	q = queue(0);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	assert_int_equal(ops->notify(q, called, &n), 0);
+	driver.lose(0);
+	ops->queue_free(q);
+	assert_int_equal(n, 1);
+	ops->stop(plugin, 0);
+	assert_int_equal(n, 1);
+}
+
+#define PLUGIN_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		PLUGIN_TEST(tells_once),
+		PLUGIN_TEST(tells_of_a_loss),
+		PLUGIN_TEST(tells_when_it_is_freed),
+	};
+
+	return cmocka_run_group_tests(tests, load, NULL);
+}
