@@ -192,6 +192,9 @@ static void port_lost(struct core *c, unsigned device)
 	if (p->lost)
 		return;
 	p->lost = true;
+	/* both queues: the plug-in answers when nothing of one is under way, and has let go who waited for it */
+	for (unsigned k = 0; k < 2; k++)
+		p->given->ops->check(p->lanes[k].queue);
 	tell(c, GPU_LOST, device);
 }
 

@@ -448,16 +448,54 @@ static void lost(void **state)
 	}
 }
 
+static struct gpu_queue *asked[8];
+static unsigned n_asked;
+
+static int ask(struct gpu_queue *q)
+{
+	asked[n_asked++ % 8] = q;
+	return gpu_plugin_ops.check(q);
+}
+
+/* What is under way in one queue of a device is awaited too where the other one failed. */
+static void lost_with_both_queues(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 300 * KIB } };
+	struct gpu_plugin_ops ops = gpu_plugin_ops;
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 0, MIB, 1);
+	ops.check = ask;
+	g.queues[0].ops = &ops;
+	n_asked = 0;
+	fake_gpu_lose(0, true);
+	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
+	gpu_rig_until(&g, 1);
+	assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
+	assert_int_equal(n_asked, 2);
+	assert_ptr_equal(asked[0], g.queues[0].queue[0]);
+	assert_ptr_equal(asked[1], g.queues[0].queue[1]);
+	gpu_rig_deinit(&g);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_way),       cmocka_unit_test(pages),
-		cmocka_unit_test(little_room),     cmocka_unit_test(many_small_ones),
-		cmocka_unit_test(wakes),           cmocka_unit_test(polls),
-		cmocka_unit_test(words),           cmocka_unit_test(stopped),
-		cmocka_unit_test(stopped_at_once), cmocka_unit_test(lost),
-		cmocka_unit_test(lists),           cmocka_unit_test(lists_of_a_lost_device),
-
+		cmocka_unit_test(every_way),
+		cmocka_unit_test(pages),
+		cmocka_unit_test(little_room),
+		cmocka_unit_test(many_small_ones),
+		cmocka_unit_test(wakes),
+		cmocka_unit_test(polls),
+		cmocka_unit_test(words),
+		cmocka_unit_test(stopped),
+		cmocka_unit_test(stopped_at_once),
+		cmocka_unit_test(lost),
+		cmocka_unit_test(lists),
+		cmocka_unit_test(lists_of_a_lost_device),
+		cmocka_unit_test(lost_with_both_queues),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
