@@ -139,11 +139,14 @@ struct gpu_plugin_ops {
 	void (*release)(struct gpu_import *i);
 	/*
 	 * A new DMA-BUF descriptor for a range of it, both multiples of the page size, for RDMA devices; -EOPNOTSUPP
-	 * where the driver gives none for memory of others. Blocks.
+	 * where the driver gives none for memory of others, or what they write could not be made visible. Blocks.
 	 */
 	int (*export_dmabuf)(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 			     struct dray_err *reterr);
-	/* RDMA writes to the device that have been completed become visible to it. Any thread; microseconds. */
+	/*
+	 * RDMA writes to the device that have been completed become visible to it. 0, -EIO, or -EOPNOTSUPP where the driver
+	 * has no such thing: then there are no such writes. Any thread; microseconds.
+	 */
 	int (*flush_rdma)(struct gpu_plugin *p, unsigned device);
 
 	/* Pinned host memory that every device started now or later reaches at the same address. Blocks. */

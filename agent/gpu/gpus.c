@@ -124,12 +124,12 @@ void gpus_message(struct gpus *g, unsigned worker, const struct transport_messag
 bool gpus_flush_rdma(struct gpus *g, unsigned device)
 {
 	struct gpu_device *d = device < g->n ? &g->devices[device] : NULL;
+	int ret;
 
 	if (!d || d->state != DEVICE_READY)
 		return false;
-	if (d->info.rdma_ordered)
-		return true;
-	if (g->ops->flush_rdma(g->plugin, device) >= 0)
+	ret = d->info.rdma_ordered ? 0 : g->ops->flush_rdma(g->plugin, device);
+	if (ret >= 0 || ret == -EOPNOTSUPP)
 		return true;
 	gpu_device_lost(d, "what RDMA devices wrote could not be made visible to it");
 	return false;

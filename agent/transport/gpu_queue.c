@@ -201,11 +201,13 @@ static void port_lost(struct core *c, unsigned device)
 int gpu_flush_rdma(struct core *c, unsigned device)
 {
 	const struct gpu_queues *q;
+	int ret;
 
 	if (!gpu_is_up(c, device))
 		return -EIO;
 	q = c->gpu->ports[device].given;
-	if (q->rdma_ordered || q->ops->flush_rdma(q->plugin, device) >= 0)
+	ret = q->rdma_ordered ? 0 : q->ops->flush_rdma(q->plugin, device);
+	if (ret >= 0 || ret == -EOPNOTSUPP)
 		return 0;
 	port_lost(c, device);
 	return -EIO;

@@ -352,6 +352,10 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 	if (!i->plugin->devices[i->device].info.dmabuf)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "driver or kernel give no DMA-BUF of this GPU's memory");
+	if (!i->plugin->devices[i->device].info.rdma_ordered &&
+	    !i->plugin->devices[i->device].flush)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "what RDMA devices write to this GPU cannot be made visible");
 	result = cuda.range_handle(&fd, i->address + offset, bytes,
 				   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 	if (result == CUDA_SUCCESS)

@@ -213,6 +213,8 @@ static int fake_flush_rdma(struct gpu_plugin *p, unsigned device)
 {
 	(void)p;
 	atomic_fetch_add(&status->flushes, 1);
+	if (fake_fails("flush"))
+		return -EOPNOTSUPP;
 	return fake_is_lost(device) ? -EIO : 0;
 }
 

@@ -6,6 +6,7 @@ import os
 import dray
 import pytest
 from dray import _schema as s
+from conftest import QUICK
 from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
 from harness import LIMIT, MIB, Actor, expect, noise, until
 from test_http import ask, with_http
@@ -238,9 +239,23 @@ def test_device_does_not_start(gpu_agent, what, kind):
         assert not gpus.status.started and not gpus.status.queues
 
 
+def test_nothing_to_flush(lab, new_agent):
+    """A driver that cannot make RDMA writes visible: there are none, and the GPU is no worse for it."""
+    gpus = FakeGpus(lab.directory("gpus"), fail="flush")
+    here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
+                             settings={**QUICK, **gpus.settings}) for n, name in enumerate("ab"))
+    with here.client() as client, there.client(notifications=True) as owner, dray.Memory(MIB) as host, GpuMemory(MIB) as memory:
+        remote = client.import_token(str(add_vmm(owner, memory).export()), timeout=LIMIT)
+        client.write(client.region(host), remote, [(0, 0, MIB)], notify=(7, b"there")).result(LIMIT)
+        assert owner.next_notification(LIMIT).tag == 7
+        assert gpus.status.flushes == 1 and not gpus.status.lost
+        assert "ready" in there.ctl("gpus")
+
+
 # --- ends that nobody asked for -------------------------------------------------------------------------
 
 ENGINE = """
+from conftest import QUICK
 from fake_gpu import GpuMemory, add_vmm, uuid
 import dray
 client = dray.Client(args["socket"])

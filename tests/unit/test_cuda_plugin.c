@@ -206,6 +206,50 @@ static void tells_when_it_is_freed(void **state)
 	assert_int_equal(n, 1);
 }
 
+/* --- RDMA ----------------------------------------------------------------------------------------- */
+
+#define WRITES_ORDERING 118
+#define FLUSH_OPTIONS 117
+
+static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
+{
+	struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC,
+					.device = device,
+					.handle = { (uint8_t)device, number },
+					.bytes = MIB,
+					.write = true };
+	uint64_t address, bytes;
+
+	err = DRAY_ERR_NULL;
+	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
+}
+
+/* How its driver answers to a flush, and whether RDMA devices may have its memory. */
+static void rdma(int ordering, int options, int flush, int dmabuf)
+{
+	struct gpu_import *i;
+
+	ops->close(plugin);
+	driver.attribute(WRITES_ORDERING, ordering);
+	driver.attribute(FLUSH_OPTIONS, options);
+	assert_int_equal(ops->open(&plugin, &err), 0);
+	assert_int_equal(start(0), 0);
+	assert_int_equal(import_ipc(0, 1, &i), 0);
+	assert_int_equal(ops->flush_rdma(plugin, 0), flush);
+	assert_int_equal(ops->export_dmabuf(i, 0, MIB, &err), dmabuf);
+	ops->release(i);
+	ops->stop(plugin, 0);
+}
+
+static void makes_writes_visible(void **state)
+{
+	NEEDS_PLUGIN();
+	rdma(0, 1, 0, 0);
+	rdma(100, 0, -EOPNOTSUPP, 0);
+	rdma(0, 0, -EOPNOTSUPP, -EOPNOTSUPP);
+	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
+}
+
 #define PLUGIN_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -214,6 +258,7 @@ int main(void)
 		PLUGIN_TEST(tells_once),
 		PLUGIN_TEST(tells_of_a_loss),
 		PLUGIN_TEST(tells_when_it_is_freed),
+		PLUGIN_TEST(makes_writes_visible),
 	};
 
 	return cmocka_run_group_tests(tests, load, NULL);

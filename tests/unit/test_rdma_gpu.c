@@ -517,6 +517,25 @@ static void test_flush_fails(void **state)
 	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].type, GPU_LOST);
 }
 
+static int no_flush(struct gpu_plugin *p, unsigned device)
+{
+	return -EOPNOTSUPP;
+}
+
+/* A driver that has none: nothing is lost for that. */
+static void test_without_flush(void **state)
+{
+	struct gpu_plugin_ops ops = gpu_plugin_ops;
+
+	ops.flush_rdma = no_flush;
+	gpu.queues.ops = &ops;
+	staged_qp();
+	direct_keys();
+	direct(DMSG_DIRECTION_READ);
+	assert_int_equal(last()->code, 0);
+	gpu.queues.ops = &gpu_plugin_ops;
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, gpu_setup, gpu_teardown)
 
 int main(void)
@@ -526,7 +545,7 @@ int main(void)
 		TEST(not_registered), TEST(urgent_write),     TEST(urgent_on_lost),
 		TEST(cancelled_read), TEST(cancelled_gather), TEST(device_lost),
 		TEST(peer_goes),      TEST(other_rail),       TEST(no_rail),
-		TEST(direct),         TEST(flush_fails),
+		TEST(direct),         TEST(flush_fails),      TEST(without_flush),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
