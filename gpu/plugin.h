@@ -47,7 +47,7 @@ struct gpu_device_info {
 	 * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
 	 */
 	bool rdma_ordered;
-	uint32_t peers;  /* a bit for each device that it reaches directly */
+	uint32_t peers;  /* a bit for each device that it may reach directly, see start() */
 	uint32_t nvlink; /* of these, by NVLink; the others by PCIe */
 };
 
@@ -119,17 +119,18 @@ struct gpu_plugin_ops {
 
 	/*
 	 * Makes the device usable: one context, the copy kernel, access to and from those of its peers that were
-	 * started. *ret_bytes: GPU memory that this took, 0 where NVML does not tell. Done already: 0. Blocks, up to a
-	 * second and for what is to be pinned.
+	 * started. *ret_bytes: GPU memory that this took, 0 where NVML does not tell. *ret_peers: with these it can copy
+	 * directly until it is stopped; where some of its peers are left out, reterr says of one of them why. Done already:
+	 * 0. Blocks, up to a second and for what is to be pinned.
 	 */
 	int (*start)(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
-		     struct dray_err *reterr);
+		     uint32_t *ret_peers, struct dray_err *reterr);
 	/* Ends what start() made; imports, queues and pins of it are gone or unused. It may be started again. Blocks. */
 	void (*stop)(struct gpu_plugin *p, unsigned device);
 
 	/*
 	 * Opens another process's memory on a device that was started. *ret_address: where its allocation begins, for the
-	 * device and for its peers that were started. *ret_bytes: what of it is there. DRAY_E_GPU_HANDLE, _GPU_DEVICE,
+	 * device and for its peers that were started, unless these are lost. *ret_bytes: what of it is there. DRAY_E_GPU_HANDLE, _GPU_DEVICE,
 	 * _REGION_TOO_SMALL, _UNSUPPORTED, _NO_MEMORY, _GPU_LOST. Blocks.
 	 */
 	int (*import)(struct gpu_plugin *p, const struct gpu_import_spec *spec,

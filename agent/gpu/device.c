@@ -131,10 +131,12 @@ static void start_run(struct job *j)
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 	struct gpus *g = d->gpus;
 
-	d->error = g->ops->start(g->plugin, d->index, &d->context_bytes, &d->err);
+	d->error = g->ops->start(g->plugin, d->index, &d->context_bytes, &d->peers, &d->err);
 	if (d->error < 0)
 		return;
 	d->started = true;
+	d->peers_err = d->err;
+	d->err = DRAY_ERR_NULL;
 	d->error = queues_make(d, &d->err);
 	if (d->error < 0)
 		gpu_device_give_back(d);
@@ -187,6 +189,11 @@ static void start_done(struct job *j)
 		 "started, its context takes %" PRIu64
 		 " MiB of GPU memory gpu=%s address=%s name=\"%s\"",
 		 d->context_bytes >> 20, d->info.uuid, d->info.bdf, d->info.name);
+	if (d->info.peers & ~d->peers)
+		log_warning(
+			AREA,
+			"bytes between it and some of its peers are staged: %s gpu=%s left_out=%x",
+			d->peers_err.msg, d->info.uuid, d->info.peers & ~d->peers);
 	tell_staging(d);
 	for (unsigned w = 0; w < g->n_workers; w++)
 		gpus_tell(g, w, GPU_UP, d->index, &d->queues[w]);

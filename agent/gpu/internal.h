@@ -40,8 +40,9 @@ struct gpu_device {
 	struct gpu_queues queues[WORKERS_MAX];
 	/* of the job */
 	bool started;
+	uint32_t peers; /* with which it copies directly */
 	int error;
-	struct dray_err err, staging_err;
+	struct dray_err err, peers_err, staging_err;
 	struct job job;
 };
 

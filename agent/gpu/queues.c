@@ -11,7 +11,7 @@ static uint32_t peers_of(const struct gpu_device *d)
 	uint32_t mask = 1u << d->index;
 
 	for (unsigned i = 0; i < g->n; i++)
-		if (d->info.peers >> i & 1 && g->devices[i].info.peers >> d->index & 1)
+		if (d->peers >> i & 1 && g->devices[i].info.peers >> d->index & 1)
 			mask |= 1u << i;
 	return mask;
 }

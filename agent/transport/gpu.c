@@ -140,11 +140,18 @@ static void batches_new(struct gpu_transport *g)
 	}
 }
 
-/* Devices that reach each other change as they come and go. */
+/*
+ * Devices that reach each other change as they come and go. One of two may have been started when the other could not
+ * be reached any more.
+ */
 static void peers_update(struct core *c, struct gpu_transport *g)
 {
 	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
 		g->peers[i] = gpu_queues_peers(c, i);
+	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
+		for (unsigned k = 0; k < GPU_DEVICES_MAX; k++)
+			if (g->peers[k] && !(g->peers[k] & 1u << i))
+				g->peers[i] &= ~(1u << k);
 }
 
 static struct channel *gpu_channel(struct core *c, void *state, const struct xfer *x)

@@ -90,28 +90,39 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 	return 0;
 }
 
-/* `c` is current, and stays so. */
+static bool is_open(CUresult r)
+{
+	return r == CUDA_SUCCESS || r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
+
+/* Devices that do not reach each other after all go without. `c` is current, and stays so. */
 static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context *c,
 		      struct dray_err *reterr)
 {
-	const struct cuda_device *d = &p->devices[device];
+	struct cuda_device *d = &p->devices[device];
 
 	for (unsigned i = 0; i < p->n; i++) {
 		struct cuda_context *peer = p->devices[i].context;
-		CUresult r = CUDA_SUCCESS;
+		CUresult to = CUDA_SUCCESS, from = CUDA_SUCCESS;
 
 		if (!peer || peer->lost)
 			continue;
 		if (d->info.peers & 1u << i)
-			r = cuda.context_enable_peer(peer->cu, 0);
-		if (r == CUDA_SUCCESS && p->devices[i].info.peers & 1u << device) {
-			r = cuda.context_set(peer->cu);
-			if (r == CUDA_SUCCESS)
-				r = cuda.context_enable_peer(c->cu, 0);
+			to = cuda.context_enable_peer(peer->cu, 0);
+		if (cuda_is_lost(to))
+			return cuda_fail(reterr, to, "the GPU cannot reach its peer");
+		if (p->devices[i].info.peers & 1u << device) {
+			from = cuda.context_set(peer->cu);
+			if (from == CUDA_SUCCESS)
+				from = cuda.context_enable_peer(c->cu, 0);
+			if (cuda_is_lost(from))
+				cuda_lost(peer);
 			cuda.context_set(c->cu);
 		}
-		if (r != CUDA_SUCCESS && r != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-			return cuda_fail(reterr, r, "a GPU cannot reach its peer");
+		if (is_open(to) && is_open(from))
+			continue;
+		cuda_fail(reterr, is_open(to) ? from : to, "the GPU cannot reach its peer");
+		d->unreached |= 1u << i;
 	}
 	return 0;
 }
@@ -161,6 +172,8 @@ static void stop_locked(struct gpu_plugin *p, unsigned device)
 {
 	struct cuda_context *c = atomic_exchange(&p->devices[device].context, NULL);
 
+	cuda_imports_close_to(p, device);
+	p->devices[device].unreached = 0;
 	/*
 	 * Pinned memory belongs to the context in which it was registered, for the others too. While there are others
 	 * it keeps that context.
@@ -171,12 +184,15 @@ static void stop_locked(struct gpu_plugin *p, unsigned device)
 		cuda_context_unref(c);
 }
 
-int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, struct dray_err *reterr)
+int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint32_t *ret_peers,
+	       struct dray_err *reterr)
 {
+	const struct cuda_device *d = &p->devices[device];
 	int r;
 
 	pthread_mutex_lock(&p->lock);
 	r = start_locked(p, device, ret_bytes, reterr);
+	*ret_peers = d->info.peers & ~d->unreached;
 	if (r < 0)
 		stop_locked(p, device);
 	pthread_mutex_unlock(&p->lock);

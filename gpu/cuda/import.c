@@ -118,8 +118,6 @@ static int ipc_open_to(struct gpu_import *i, unsigned device, struct dray_err *r
 	if (!i->views)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	v = &i->views[device];
-	/* of a context that was lost, and whose device was started anew */
-	ipc_view_close(v);
 	r = cuda_enter(i->plugin, device, &c, reterr);
 	if (r < 0)
 		return r;
@@ -132,6 +130,8 @@ static int ipc_open_to(struct gpu_import *i, unsigned device, struct dray_err *r
 		return 0;
 	r = cuda_alias_add(c, i->address, i->bytes, v->address, &v->alias, reterr);
 	v->aliased = r == 0;
+	if (r < 0)
+		ipc_view_close(v);
 	return r;
 }
 
@@ -245,16 +245,33 @@ static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
 
 /* --- both --------------------------------------------------------------------------------------- */
 
-/* The device gets access to it, where it is a peer that was started. */
+/* The device gets access to it, where it is a peer that was started. -EIO: that one is lost. */
 static int open_to(struct gpu_import *i, unsigned device, struct dray_err *reterr)
 {
 	const struct cuda_device *d = &i->plugin->devices[device];
-	const struct cuda_context *c = d->context;
+	const struct cuda_device *own = &i->plugin->devices[i->device];
+	struct cuda_context *c = d->context;
+	int r;
 
-	if (device == i->device || !c || c->lost || !(d->info.peers & 1u << i->device))
+	if (device == i->device || !c || c->lost || !(d->info.peers & 1u << i->device) ||
+	    d->unreached & 1u << i->device || own->unreached & 1u << device)
 		return 0;
-	return i->kind == GPU_IMPORT_IPC ? ipc_open_to(i, device, reterr) :
-					   vmm_open_to(i, device, reterr);
+	r = i->kind == GPU_IMPORT_IPC ? ipc_open_to(i, device, reterr) :
+					vmm_open_to(i, device, reterr);
+	return r == -EIO ? cuda_lost(c) : r;
+}
+
+/* For all peers. One that is lost is no concern of the import's. */
+static int open_to_all(struct gpu_import *i, struct dray_err *reterr)
+{
+	for (unsigned k = 0; k < i->plugin->n; k++) {
+		struct dray_err err = DRAY_ERR_NULL;
+		int r = open_to(i, k, &err);
+
+		if (r < 0 && r != -EIO)
+			return dray_err_set(reterr, r, err.code, "%s", err.msg);
+	}
+	return 0;
 }
 
 /* The caller holds the lock. Of what was opened in part, that part. */
@@ -304,8 +321,8 @@ static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spe
 	r = spec->kind == GPU_IMPORT_IPC ? ipc_open(i, c, reterr) : vmm_open(i, spec, reterr);
 	if (r == -EIO)
 		c->lost = true;
-	for (unsigned k = 0; r == 0 && k < p->n; k++)
-		r = open_to(i, k, reterr);
+	if (r == 0)
+		r = open_to_all(i, reterr);
 	if (r < 0) {
 		import_free(i);
 		return r;
@@ -371,8 +388,17 @@ int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err 
 	dray_list_for_each(&p->imports, i, struct gpu_import, link) {
 		int r = open_to(i, device, reterr);
 
-		if (r < 0)
+		if (r == -EIO)
 			return r;
+		if (r < 0)
+			p->devices[device].unreached |= 1u << i->device;
 	}
 	return 0;
+}
+
+void cuda_imports_close_to(struct gpu_plugin *p, unsigned device)
+{
+	dray_list_for_each(&p->imports, i, struct gpu_import, link)
+		if (i->views)
+			ipc_view_close(&i->views[device]);
 }

@@ -33,6 +33,8 @@ struct cuda_device {
 	bool write64;       /* streams can write 64-bit words */
 	bool flush;         /* cuFlushGPUDirectRDMAWrites works */
 	bool pin_read_only; /* memory that this process cannot write can be pinned */
+	/* guarded by the lock: peers that it got no access to, or they to it, when it was started */
+	uint32_t unreached;
 	_Atomic(struct cuda_context *) context; /* NULL: not started */
 };
 
@@ -49,7 +51,8 @@ struct gpu_plugin {
 int cuda_devices_find(struct gpu_plugin *p, struct dray_err *reterr);
 
 /* context.c: start and stop of the table. The caller of the other two holds the lock. */
-int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, struct dray_err *reterr);
+int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint32_t *ret_peers,
+	       struct dray_err *reterr);
 void cuda_stop(struct gpu_plugin *p, unsigned device);
 struct cuda_context *cuda_context_ref(struct cuda_context *c);
 void cuda_context_unref(struct cuda_context *c);
@@ -73,8 +76,13 @@ int cuda_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct
 void cuda_release(struct gpu_import *i);
 int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		       struct dray_err *reterr);
-/* `device` was started: it gets access to what its peers have imported. The caller holds the lock. 0 or -errno. */
+/*
+ * `device` was started: it gets access to what its peers have imported, or none to the peer where some of that cannot be
+ * opened, with reterr. 0, or -EIO: it is lost. The caller of both holds the lock.
+ */
 int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr);
+/* It stops: what was opened for it is closed. */
+void cuda_imports_close_to(struct gpu_plugin *p, unsigned device);
 
 /* host.c: host memory of the table. */
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);

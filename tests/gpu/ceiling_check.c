@@ -334,6 +334,7 @@ static void loss(struct check *c)
 	double begin = lab_seconds();
 	_Atomic bool yes = false;
 	uint64_t bytes;
+	uint32_t peers;
 	char detail[160];
 
 	host.base = (uint64_t)(uintptr_t)lab_host_memory(c->l, c->bytes);
@@ -355,7 +356,7 @@ static void loss(struct check *c)
 	c->l->ops->queue_free(other);
 	c->l->ops->stop(c->l->plugin, 0);
 	/* drivers differ in what a process may do after a fault, and say so */
-	if (c->l->ops->start(c->l->plugin, 0, &bytes, &err) < 0) {
+	if (c->l->ops->start(c->l->plugin, 0, &bytes, &peers, &err) < 0) {
 		report(c, err.code == DRAY_E_GPU_LOST, "a lost device is refused", err.msg);
 		return;
 	}

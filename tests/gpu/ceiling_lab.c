@@ -90,8 +90,9 @@ bool lab_open(struct lab *l, const char *plugin)
 	for (unsigned i = 0; i < l->n; i++) {
 		double begin = lab_seconds();
 		uint64_t bytes = 0;
+		uint32_t peers;
 
-		LAB_OK(l->ops->start(l->plugin, i, &bytes, &err), &err);
+		LAB_OK(l->ops->start(l->plugin, i, &bytes, &peers, &err), &err);
 		printf("{\"start\": %u, \"seconds\": %.3f, \"context_bytes\": %llu}\n", i,
 		       lab_seconds() - begin, (unsigned long long)bytes);
 	}

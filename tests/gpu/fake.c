@@ -91,7 +91,11 @@ bool fake_is_lost(unsigned device)
 
 bool fake_reaches(unsigned from, unsigned to)
 {
-	return from == to || (!fake.no_peers && !atomic_load(&fake_peerless));
+	if (from == to)
+		return true;
+	return !fake.no_peers && !atomic_load(&fake_peerless) &&
+	       !(fake.devices[from].unreached >> to & 1) &&
+	       !(fake.devices[to].unreached >> from & 1);
 }
 
 /* --- plug-in and devices ------------------------------------------------------------------------- */
@@ -158,6 +162,15 @@ static const char *fake_version(const struct gpu_plugin *p)
 	return "fake 1.0";
 }
 
+static uint32_t peers_of(unsigned device)
+{
+	uint32_t peers = 0;
+
+	for (unsigned i = 0; i < fake.n; i++)
+		peers |= (uint32_t)(i != device && fake_reaches(device, i)) << i;
+	return peers;
+}
+
 static unsigned fake_devices(const struct gpu_plugin *p, struct gpu_device_info *v, unsigned max)
 {
 	(void)p;
@@ -171,22 +184,31 @@ static unsigned fake_devices(const struct gpu_plugin *p, struct gpu_device_info 
 						 .ipc = true,
 						 .vmm = true,
 						 .rdma_ordered = fake.ordered };
-		for (unsigned k = 0; k < fake.n; k++)
-			v[i].peers |= (uint32_t)(k != i && fake_reaches(i, k)) << k;
-		v[i].nvlink = v[i].peers;
+		v[i].peers = v[i].nvlink = peers_of(i);
 		snprintf(v[i].uuid, sizeof(v[i].uuid), "GPU-00000000-0000-4000-8000-%012x", i);
 		snprintf(v[i].bdf, sizeof(v[i].bdf), "0000:f%x:00.0", i % 16);
 	}
 	return fake.n;
 }
 
+static void peers_fail(unsigned device, struct dray_err *reterr)
+{
+	for (unsigned i = 0; i < fake.n; i++)
+		if (i != device && fake.devices[i].starts) {
+			atomic_fetch_or(&fake.devices[device].unreached, 1u << i);
+			dray_err_set(reterr, -EINVAL, DRAY_E_UNSUPPORTED,
+				     "device %u does not reach %u", device, i);
+		}
+}
+
 static int fake_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
-		      struct dray_err *reterr)
+		      uint32_t *ret_peers, struct dray_err *reterr)
 {
 	struct fake_device *d = &fake.devices[device];
 
 	(void)p;
 	*ret_bytes = CONTEXT_BYTES;
+	*ret_peers = peers_of(device);
 	if (d->starts)
 		return fake_is_lost(device) ? -EIO : 0;
 	if (fake_fails("start"))
@@ -197,6 +219,9 @@ static int fake_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes
 	if (fake_is_losing(device))
 		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "device %u is lost", device);
 	d->starts++;
+	if (fake_fails("peer"))
+		peers_fail(device, reterr);
+	*ret_peers = peers_of(device);
 	atomic_fetch_add(&status->started, 1);
 	return 0;
 }
@@ -206,6 +231,7 @@ static void fake_stop(struct gpu_plugin *p, unsigned device)
 	(void)p;
 	dray_assert(fake.devices[device].starts);
 	fake.devices[device].starts = 0;
+	atomic_store(&fake.devices[device].unreached, 0);
 	atomic_fetch_sub(&status->started, 1);
 }
 

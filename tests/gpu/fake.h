@@ -16,7 +16,8 @@
  * Environment, read when the plug-in is opened:
  *   FAKE_GPU_DEVICES=N    how many there are (2)
  *   FAKE_GPU_PEERS=0      none reaches another
- *   FAKE_GPU_FAIL=a,b     these fail: open, start, import, queue, host_alloc, pin, flush (there is none)
+ *   FAKE_GPU_FAIL=a,b     these fail: open, start, import, queue, host_alloc, pin, flush (there is none), peer (a device
+ *                         that starts reaches none of those that are started, nor they it)
  *   FAKE_GPU_DMABUF=1     export_dmabuf gives a duplicate of the file's descriptor; else -EOPNOTSUPP
  *   FAKE_GPU_ORDERED=1    devices say rdma_ordered
  *   FAKE_GPU_LOSE_AFTER=N each device is lost, once, at its copy after N that were done

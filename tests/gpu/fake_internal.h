@@ -12,6 +12,7 @@
 
 struct fake_device {
 	unsigned starts;
+	_Atomic uint32_t unreached;
 	atomic_bool losing;      /* nothing begins to be copied any more */
 	atomic_bool lost;        /* that was told; until it is stopped */
 	_Atomic unsigned active; /* copies that are being carried out */

@@ -15,6 +15,18 @@ static struct {
 	int device;
 } opens[OPENS_MAX];
 
+/* It goes with its context. */
+static struct {
+	CUcontext context;
+	void *base; /* NULL: this place is free */
+} allocated[OPENS_MAX];
+
+static void allocated_free(unsigned i)
+{
+	free(allocated[i].base);
+	allocated[i].base = NULL;
+}
+
 int plugin_driver_opened(int device)
 {
 	int n = 0;
@@ -29,22 +41,34 @@ void plugin_driver_forget(CUcontext c)
 	for (unsigned i = 0; i < OPENS_MAX; i++)
 		if (opens[i].context == c)
 			opens[i].context = NULL;
+	for (unsigned i = 0; i < OPENS_MAX; i++)
+		if (allocated[i].context == c)
+			allocated_free(i);
 }
 
 CUresult cuMemAlloc(CUdeviceptr *ret, size_t bytes)
 {
-	void *p;
+	unsigned i = 0;
 
 	ENTERED();
-	p = calloc(1, bytes);
-	*ret = (CUdeviceptr)(uintptr_t)p;
-	return p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	while (i < OPENS_MAX && allocated[i].base)
+		i++;
+	if (i == OPENS_MAX)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	allocated[i].context = plugin_driver.current;
+	allocated[i].base = calloc(1, bytes);
+	*ret = (CUdeviceptr)(uintptr_t)allocated[i].base;
+	return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMemFree(CUdeviceptr address)
 {
-	free((void *)(uintptr_t)address);
-	return CUDA_SUCCESS;
+	for (unsigned i = 0; i < OPENS_MAX; i++)
+		if (address && (uintptr_t)allocated[i].base == address) {
+			allocated_free(i);
+			return CUDA_SUCCESS;
+		}
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)

@@ -239,6 +239,19 @@ def test_device_does_not_start(gpu_agent, what, kind):
         assert not gpus.status.started and not gpus.status.queues
 
 
+def test_a_peer_that_is_not_reached(gpu_agent):
+    """A GPU that got no access to what is on another one when it started is used all the same; bytes between the two are staged."""
+    agent, gpus = gpu_agent(fail="peer")
+    with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
+        here = add_vmm(client, a)
+        there = add_vmm(client, b)
+        log_has(agent, "staged: device 1 does not reach 0", uuid(1))
+        copies(client, here, there, MIB)
+        assert a.view[1:] == b.view[:-1]
+        assert "staged" in agent.ctl("transfers", "--recent")
+        assert not gpus.status.lost
+
+
 def test_nothing_to_flush(lab, new_agent):
     """A driver that cannot make RDMA writes visible: there are none, and the GPU is no worse for it."""
     gpus = FakeGpus(lab.directory("gpus"), fail="flush")

@@ -26,9 +26,10 @@ static void device_up(struct gpu_rig *g, unsigned device, uint32_t pieces)
 	struct gpu_device_info info[GPU_RIG_DEVICES];
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t bytes;
+	uint32_t peers;
 
 	gpu_plugin_ops.devices(g->plugin, info, GPU_RIG_DEVICES);
-	assert_int_equal(gpu_plugin_ops.start(g->plugin, device, &bytes, &err), 0);
+	assert_int_equal(gpu_plugin_ops.start(g->plugin, device, &bytes, &peers, &err), 0);
 	*q = (struct gpu_queues){ .ops = &gpu_plugin_ops,
 				  .device = device,
 				  .peers = info[device].peers | 1u << device,

@@ -56,11 +56,12 @@ void lab_gpu_start(struct lab_side *s)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct lab_gpu *g = &s->gpu;
 	uint64_t bytes;
+	uint32_t peers;
 	void *p;
 
 	fake_gpu_lose(LAB_GPU, false);
 	fake_gpu_hold(false);
-	lab_check(gpu_plugin_ops.start(plugin(), LAB_GPU, &bytes, &err) == 0);
+	lab_check(gpu_plugin_ops.start(plugin(), LAB_GPU, &bytes, &peers, &err) == 0);
 	g->queues = (struct gpu_queues){ .ops = &gpu_plugin_ops,
 					 .device = LAB_GPU,
 					 .peers = 1u << LAB_GPU,

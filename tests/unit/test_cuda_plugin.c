@@ -21,7 +21,7 @@
 
 static struct {
 	void (*reset)(void);
-	void (*fail)(const char *function, int device, int result);
+	void (*refuse)(const char *function, int device, int result);
 	void (*attribute)(int attribute, int value);
 	void (*hold)(bool hold);
 	void (*lose)(int device);
@@ -30,6 +30,7 @@ static struct {
 static const struct gpu_plugin_ops *ops;
 static struct gpu_plugin *plugin;
 static struct dray_err err;
+static uint32_t peers; /* of the device that was started last */
 
 /* --- beginning and end ---------------------------------------------------------------------------- */
 
@@ -64,7 +65,7 @@ static int load(void **state)
 	library = dlopen(beside("../gpu/plugin/libcuda.so.1", path), RTLD_NOW | RTLD_LOCAL);
 	assert_non_null(library);
 	symbol(library, "plugin_driver_reset", &driver.reset);
-	symbol(library, "plugin_driver_fail", &driver.fail);
+	symbol(library, "plugin_driver_fail", &driver.refuse);
 	symbol(library, "plugin_driver_attribute", &driver.attribute);
 	symbol(library, "plugin_driver_hold", &driver.hold);
 	symbol(library, "plugin_driver_lose", &driver.lose);
@@ -108,7 +109,7 @@ static int start(unsigned device)
 	uint64_t bytes;
 
 	err = DRAY_ERR_NULL;
-	return ops->start(plugin, device, &bytes, &err);
+	return ops->start(plugin, device, &bytes, &peers, &err);
 }
 
 static struct gpu_queue *queue(unsigned device)
@@ -131,6 +132,19 @@ static int submit(struct gpu_queue *q)
 static void called(void *arg)
 {
 	++*(unsigned *)arg;
+}
+
+static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
+{
+	struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC,
+					.device = device,
+					.handle = { (uint8_t)device, number },
+					.bytes = MIB,
+					.write = true };
+	uint64_t address, bytes;
+
+	err = DRAY_ERR_NULL;
+	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
 }
 
 /* --- who waits for a queue ------------------------------------------------------------------------ */
@@ -211,19 +225,6 @@ static void tells_when_it_is_freed(void **state)
 #define WRITES_ORDERING 118
 #define FLUSH_OPTIONS 117
 
-static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
-{
-	struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC,
-					.device = device,
-					.handle = { (uint8_t)device, number },
-					.bytes = MIB,
-					.write = true };
-	uint64_t address, bytes;
-
-	err = DRAY_ERR_NULL;
-	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
-}
-
 /* How its driver answers to a flush, and whether RDMA devices may have its memory. */
 static void rdma(int ordering, int options, int flush, int dmabuf)
 {
@@ -250,6 +251,121 @@ static void makes_writes_visible(void **state)
 	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
 }
 
+/* --- peers ---------------------------------------------------------------------------------------- */
+
+static void opens_for_peers(void **state)
+{
+	struct gpu_import *i;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 0 | 1 << 2);
+	assert_int_equal(import_ipc(0, 1, &i), 0);
+	assert_int_equal(driver.count("opened", 0), 1);
+	assert_int_equal(driver.count("opened", 1), 1);
+	assert_int_equal(start(2), 0);
+	assert_int_equal(driver.count("opened", 2), 1);
+	/* nothing of it keeps a context that was stopped */
+	ops->stop(plugin, 1);
+	assert_int_equal(driver.count("contexts", 1), 0);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(driver.count("opened", 1), 1);
+	driver.lose(1);
+	ops->stop(plugin, 1);
+	assert_int_equal(driver.count("contexts", 1), 0);
+	ops->release(i);
+	assert_int_equal(driver.count("opened", 0) + driver.count("opened", 2), 0);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 2);
+}
+
+/* Memory that cannot be opened for a device that starts: it goes without that peer. */
+static void starts_without_a_peer(void **state)
+{
+	struct gpu_import *first, *second, *own;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(2), 0);
+	assert_int_equal(import_ipc(0, 1, &first), 0);
+	driver.refuse("cuIpcOpenMemHandle", 1, OUT_OF_MEMORY);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 2);
+	assert_non_null(strstr(err.msg, "OUT_OF_MEMORY"));
+	driver.refuse(NULL, 0, 0);
+	/* neither of the two has more from the other, until it starts anew */
+	assert_int_equal(import_ipc(0, 2, &second), 0);
+	assert_int_equal(driver.count("opened", 1), 0);
+	assert_int_equal(import_ipc(1, 3, &own), 0);
+	assert_int_equal(driver.count("opened", 0), 2);
+	assert_int_equal(driver.count("opened", 2), 3);
+	ops->release(own);
+	ops->stop(plugin, 1);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 0 | 1 << 2);
+	assert_int_equal(err.code, 0);
+	assert_int_equal(driver.count("opened", 1), 2);
+	ops->release(first);
+	ops->release(second);
+	for (unsigned i = 0; i < 3; i++)
+		ops->stop(plugin, i);
+}
+
+static void starts_where_access_is_refused(void **state)
+{
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	driver.refuse("cuCtxEnablePeerAccess", 0, OUT_OF_MEMORY);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 2);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 1);
+}
+
+/* It says itself that it is lost; nobody else is. */
+static void a_lost_peer_is_no_concern(void **state)
+{
+	struct gpu_import *i, *k;
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(1), 0);
+	q = queue(1);
+	driver.lose(1);
+	assert_int_equal(import_ipc(0, 1, &i), 0);
+	assert_int_equal(ops->check(q), -EIO);
+	assert_int_equal(import_ipc(1, 2, &k), -EIO);
+	assert_int_equal(start(2), 0);
+	assert_int_equal(driver.count("opened", 2), 1);
+	ops->queue_free(q);
+	ops->stop(plugin, 1);
+	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	assert_int_equal(start(1), -EIO);
+	assert_int_equal(err.code, DRAY_E_GPU_LOST);
+	assert_int_equal(driver.count("contexts", 1), 0);
+	ops->release(i);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 2);
+}
+
+/* Its owner is told, and others keep what they have. */
+static void refuses_what_a_peer_cannot_open(void **state)
+{
+	struct gpu_import *i;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(1), 0);
+	driver.refuse("cuIpcOpenMemHandle", 1, OUT_OF_MEMORY);
+	assert_int_equal(import_ipc(0, 1, &i), -ENOMEM);
+	assert_int_equal(err.code, DRAY_E_NO_MEMORY);
+	assert_int_equal(driver.count("opened", 0), 0);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 1);
+}
+
 #define PLUGIN_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -259,6 +375,11 @@ int main(void)
 		PLUGIN_TEST(tells_of_a_loss),
 		PLUGIN_TEST(tells_when_it_is_freed),
 		PLUGIN_TEST(makes_writes_visible),
+		PLUGIN_TEST(opens_for_peers),
+		PLUGIN_TEST(starts_without_a_peer),
+		PLUGIN_TEST(starts_where_access_is_refused),
+		PLUGIN_TEST(a_lost_peer_is_no_concern),
+		PLUGIN_TEST(refuses_what_a_peer_cannot_open),
 	};
 
 	return cmocka_run_group_tests(tests, load, NULL);

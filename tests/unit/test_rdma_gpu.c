@@ -58,9 +58,10 @@ static void device_up(void)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t bytes;
+	uint32_t peers;
 
 	assert_int_equal(gpu_plugin_ops.open(&gpu.plugin, &err), 0);
-	assert_int_equal(gpu_plugin_ops.start(gpu.plugin, 0, &bytes, &err), 0);
+	assert_int_equal(gpu_plugin_ops.start(gpu.plugin, 0, &bytes, &peers, &err), 0);
 	gpu.queues = (struct gpu_queues){
 		.ops = &gpu_plugin_ops, .plugin = gpu.plugin, .peers = 1, .n_pieces = PIECES
 	};
