@@ -363,6 +363,20 @@ static struct rdma_post *post_find(struct rdma_peer *peer, uint64_t id)
 	return NULL;
 }
 
+/* Which of its transfers go here, and by which queue pairs, is another question now. */
+static void peer_changed(struct rdma_peer *peer)
+{
+	rdma_peer_review(peer);
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		if (!rdma_channel_has_work(ch))
+			continue;
+		want(ch);
+		rdma_pull_later(ch);
+	}
+}
+
 static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 {
 	if (!peer) {
@@ -371,10 +385,16 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	}
 	free(peer->paths);
 	peer->paths = paths;
-	rdma_peer_review(peer);
-	for (unsigned k = 0; k < 2; k++)
-		if (rdma_channel_has_work(&peer->channels[k]))
-			want(&peer->channels[k]);
+	peer_changed(peer);
+}
+
+static void take_staging(struct rdma *r, struct rail_keys *keys)
+{
+	rail_keys_unref(r->staging);
+	r->staging = keys;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		if (peer->paths)
+			peer_changed(peer);
 }
 
 static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
@@ -432,8 +452,7 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 		take_dead(r, m->peer, m->id);
 		break;
 	case RDMA_STAGING:
-		rail_keys_unref(r->staging);
-		r->staging = m->arg;
+		take_staging(r, m->arg);
 		break;
 	case RDMA_UNREACHABLE:
 		peer = rdma_peer_get(r, m->peer);

@@ -301,6 +301,45 @@ static void test_not_registered(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
+/* Its registration ends while slices wait: the next transport gets them. */
+static void test_registered_no_more(void **state)
+{
+	struct fake_qp *f = staged_qp();
+
+	lab->spare_open = true;
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	staged_on(0);
+	assert_false(dray_list_empty(&lab->spare.flows));
+	stop_all(DRAY_E_CANCELLED, false);
+	staged_on(1);
+	move(DMSG_DIRECTION_WRITE, 0, 0, 16 * UNIT);
+	until_posted(f, 2);
+	staged_on(0);
+	while (dray_list_empty(&lab->spare.flows)) {
+		run(f, UINT32_MAX);
+		gpu_turn();
+		sched_yield();
+	}
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 2);
+}
+
+/* It is registered with a further rail, the one that has a queue pair. */
+static void test_registered_later(void **state)
+{
+	staged_on(1);
+	set_paths(2);
+	add_qp(1, DMSG_CLASS_BULK, 256, 256);
+	move(DMSG_DIRECTION_WRITE, 0, 0, 4 * UNIT);
+	for (unsigned i = 0; i < 100; i++)
+		gpu_turn();
+	assert_int_equal(lab->rig.n_ended, 0);
+	staged_on(2);
+	until_ended(1);
+	assert_int_equal(last()->code, 0);
+	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
+}
+
 /* --- ends ---------------------------------------------------------------------------------------- */
 
 /* Its session is dead, the device still reads the buffers: nobody else writes to them before it has done. */
@@ -542,11 +581,23 @@ static void test_without_flush(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(staged),         TEST(host_beside_gpu),  TEST(no_buffers),
-		TEST(not_registered), TEST(urgent_write),     TEST(urgent_on_lost),
-		TEST(cancelled_read), TEST(cancelled_gather), TEST(device_lost),
-		TEST(peer_goes),      TEST(other_rail),       TEST(no_rail),
-		TEST(direct),         TEST(flush_fails),      TEST(without_flush),
+		TEST(staged),
+		TEST(host_beside_gpu),
+		TEST(no_buffers),
+		TEST(not_registered),
+		TEST(registered_no_more),
+		TEST(registered_later),
+		TEST(urgent_write),
+		TEST(urgent_on_lost),
+		TEST(cancelled_read),
+		TEST(cancelled_gather),
+		TEST(device_lost),
+		TEST(peer_goes),
+		TEST(other_rail),
+		TEST(no_rail),
+		TEST(direct),
+		TEST(flush_fails),
+		TEST(without_flush),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
