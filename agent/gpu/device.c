@@ -2,7 +2,8 @@
 /*
  * Devices. One is started when memory on it is opened for the first time, and stays: its context costs GPU memory, but
  * the next engine would wait for another. One that is lost is told to the workers and to the owner of its
- * regions; when nobody uses anything of it any more it is stopped, and whoever wants it next starts it anew.
+ * regions. One that does not get on counts as lost, while its copies may go on: so its queues end first, which waits for
+ * them, then memory. When nobody uses anything of it any more it is stopped, and whoever wants it next starts it anew.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -239,7 +240,7 @@ static void stop_done(struct job *j)
 
 void gpu_device_check(struct gpu_device *d)
 {
-	if (d->state != DEVICE_LOST || d->gone_missing || d->memories)
+	if (d->state != DEVICE_ENDED || d->memories)
 		return;
 	d->state = DEVICE_STOPPING;
 	jobs_add(d->gpus->opener, &d->job, stop_run, stop_done);
@@ -262,10 +263,35 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
 }
 
+bool gpu_devices_settled(const struct gpus *g)
+{
+	for (unsigned i = 0; i < g->n; i++)
+		if (g->devices[i].state == DEVICE_LOST || g->devices[i].state == DEVICE_ENDING)
+			return false;
+	return true;
+}
+
+static void queues_end_run(struct job *j)
+{
+	queues_free(dray_container_of(j, struct gpu_device, job));
+}
+
+static void queues_end_done(struct job *j)
+{
+	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
+
+	d->state = DEVICE_ENDED;
+	if (gpu_devices_settled(d->gpus)) {
+		memories_settled(d->gpus);
+		pins_settled(d->gpus);
+	}
+	gpu_device_check(d);
+}
+
 void gpu_device_worker_gone(struct gpu_device *d)
 {
-	if (d->state != DEVICE_LOST || !d->gone_missing)
+	if (d->state != DEVICE_LOST || --d->gone_missing)
 		return;
-	d->gone_missing--;
-	gpu_device_check(d);
+	d->state = DEVICE_ENDING;
+	jobs_add(d->gpus->opener, &d->job, queues_end_run, queues_end_done);
 }

@@ -141,6 +141,8 @@ static void end_run(struct job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
 
+	for (unsigned i = 0; i < g->n; i++)
+		queues_free(&g->devices[i]);
 	memories_give_back(g);
 	pins_give_back(g);
 	for (unsigned i = 0; i < g->n; i++)
@@ -176,6 +178,7 @@ static const char *state_name(const struct gpu_device *d)
 	static const char *const names[] = {
 		[DEVICE_UNUSED] = "unused", [DEVICE_STARTING] = "starting",
 		[DEVICE_READY] = "ready",   [DEVICE_LOST] = "lost",
+		[DEVICE_ENDING] = "lost",   [DEVICE_ENDED] = "lost",
 		[DEVICE_STOPPING] = "lost",
 	};
 

@@ -23,7 +23,9 @@ enum device_state {
 	DEVICE_UNUSED,
 	DEVICE_STARTING, /* a job makes its context, queues and staging memory */
 	DEVICE_READY,
-	DEVICE_LOST,     /* until nobody uses anything of it */
+	DEVICE_LOST,     /* until the workers have let go of it */
+	DEVICE_ENDING,   /* a job awaits what is under way in its queues, and ends them */
+	DEVICE_ENDED,    /* until nobody uses anything of it */
 	DEVICE_STOPPING, /* a job gives back what was made */
 };
 
@@ -86,6 +88,11 @@ struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_
 /* Started if it is not in use; memories_step() when that has ended. */
 void gpu_device_start(struct gpu_device *d);
 void gpu_device_lost(struct gpu_device *d, const char *why);
+/*
+ * No device that was given up may still have copies under way. As long as this is false no memory is closed or unpinned:
+ * they may be about any of it.
+ */
+bool gpu_devices_settled(const struct gpus *g);
 void gpu_device_worker_gone(struct gpu_device *d);
 /* After the last user of something may have gone. */
 void gpu_device_check(struct gpu_device *d);
@@ -104,12 +111,16 @@ void staging_free(struct gpus *g);
 void memories_step(struct gpus *g, const struct dray_err *why);
 /* Of those that wait for this device: it could not be started. */
 void memories_refuse(struct gpu_device *d, const struct dray_err *why);
+/* Those that waited for gpu_devices_settled() are closed. */
+void memories_settled(struct gpus *g);
 /* On the opener's thread: all that is open. */
 void memories_give_back(struct gpus *g);
 void memories_free(struct gpus *g);
 
 /* --- pin.c --- */
 void pins_begin(struct gpus *g);
+/* Those that waited for gpu_devices_settled() are dropped. */
+void pins_settled(struct gpus *g);
 /* On a thread, when no other runs. */
 void pins_give_back(struct gpus *g);
 void pins_free(struct gpus *g);

@@ -30,6 +30,7 @@ struct gpu_memory {
 	bool write, want_dmabufs;
 	bool cancelled; /* closed as soon as its job is done */
 	bool due;       /* to be looked at again */
+	bool held;      /* to be closed when devices are settled */
 	uint64_t bytes;
 	gpu_opened_fn done;
 	void *arg;
@@ -93,7 +94,16 @@ static void close_done(struct job *j)
 static void memory_close(struct gpu_memory *m)
 {
 	m->state = MEMORY_CLOSING;
-	jobs_add(m->gpus->opener, &m->job, close_run, close_done);
+	m->held = !gpu_devices_settled(m->gpus);
+	if (!m->held)
+		jobs_add(m->gpus->opener, &m->job, close_run, close_done);
+}
+
+void memories_settled(struct gpus *g)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		if (m->held)
+			memory_close(m);
 }
 
 void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg)

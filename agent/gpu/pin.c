@@ -21,6 +21,7 @@ struct pin {
 	uint32_t refs; /* regions; 0: it is going */
 	enum { PIN_MAKING, PIN_MADE, PIN_FAILED, PIN_DROPPING } state;
 	bool made; /* by the job */
+	bool held; /* to be dropped when devices are settled */
 	struct dray_err err;
 	struct job job;
 };
@@ -64,6 +65,20 @@ static void unpin_done(struct job *j)
 	check_removing(g);
 }
 
+static void pin_drop(struct pin *p)
+{
+	p->held = !gpu_devices_settled(p->gpus);
+	if (!p->held)
+		jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
+}
+
+void pins_settled(struct gpus *g)
+{
+	dray_list_for_each(&g->pins, p, struct pin, link)
+		if (p->held)
+			pin_drop(p);
+}
+
 /* One that is being made is dropped when it is. */
 static void pin_unref(struct pin *p)
 {
@@ -72,7 +87,7 @@ static void pin_unref(struct pin *p)
 	if (p->state == PIN_MADE)
 		p->gpus->pinned_bytes -= p->bytes;
 	p->state = PIN_DROPPING;
-	jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
+	pin_drop(p);
 }
 
 static void region_unpin(struct host_region *r)

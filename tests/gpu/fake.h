@@ -35,7 +35,8 @@
 /* What is open now, then what was done so far; each a little-endian 64-bit number, in this order. */
 struct fake_gpu_status {
 	_Atomic uint64_t plugins, started, imports, queues, pins, host_allocs;
-	_Atomic uint64_t held; /* copies that wait for FAKE_GPU_HOLD or fake_gpu_hold() */
+	_Atomic uint64_t held;   /* copies that wait for FAKE_GPU_HOLD or fake_gpu_hold() */
+	_Atomic uint64_t ending; /* queue_free() that waits for what is under way */
 	_Atomic uint64_t copies, pieces, bytes, engine_copies, imported, flushes, lost;
 	_Atomic uint64_t illegal; /* accesses that lost a device */
 };

@@ -173,11 +173,13 @@ void fake_queue_free(struct gpu_queue *queue)
 {
 	struct queue *q = dray_container_of(queue, struct queue, q);
 
+	atomic_fetch_add(&fake_gpu_status()->ending, 1);
 	pthread_mutex_lock(&q->lock);
 	q->quit = true;
 	pthread_cond_signal(&q->more);
 	pthread_mutex_unlock(&q->lock);
 	pthread_join(q->thread, NULL);
+	atomic_fetch_sub(&fake_gpu_status()->ending, 1);
 	pthread_cond_destroy(&q->more);
 	pthread_mutex_destroy(&q->lock);
 	free(q);

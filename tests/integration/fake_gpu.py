@@ -13,7 +13,7 @@ from dray.handles import Region
 from harness import BUILD, until
 
 PLUGIN = BUILD / "tests/gpu/dray-fake-gpu.so"
-Status = namedtuple("Status", "plugins started imports queues pins host_allocs held copies pieces bytes engine_copies "
+Status = namedtuple("Status", "plugins started imports queues pins host_allocs held ending copies pieces bytes engine_copies "
                               "imported flushes lost illegal")
 
 

@@ -388,6 +388,28 @@ def test_lost_device_and_death(gpu_agent):
         add_vmm(client, memory)
 
 
+def test_given_up_with_copies_under_way(gpu_agent):
+    """A GPU that hangs is given up after a second: what its copies may still touch is closed when they have ended."""
+    agent, gpus = gpu_agent()
+    with GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 1) as b, dray.Memory(MIB) as host:
+        with gpus.held():
+            client = agent.client()
+            region, other, pinned = add_vmm(client, a), add_vmm(client, b), client.region(host)
+            until(lambda: gpus.status.pins == 1, "pinned memory")
+            client.read(pinned, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
+            client.read(other, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
+            until(lambda: gpus.status.held == 2, "copies under way")
+            client.close(timeout=0.2)
+            until(lambda: gpus.status.ending or gpus.status.imports < 2 or not gpus.status.pins, "the end of a GPU")
+            assert gpus.status.imports == 2 and gpus.status.pins == 1
+        gpus.idle()
+        until(lambda: not gpus.status.pins, "the end of pinned memory")
+        assert not gpus.status.illegal
+        with agent.client() as client:
+            copies(client, add_vmm(client, b), add_vmm(client, a), MIB)
+            assert b.view[1:] == a.view[:-1]
+
+
 def test_lost_while_it_opens(gpu_agent):
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
