@@ -361,6 +361,7 @@ static int range_describe(struct walk *k, const struct dray_cuda_range *range,
 			.offset = f.at - s->base,
 			.length = length,
 			.handle = s->kind == DRAY_KIND_CUDA_IPC ? &s->handle : NULL,
+			.allocation = s->kind == DRAY_KIND_CUDA_VMM ? s->bytes : 0,
 		};
 		f.at += length;
 	}

@@ -302,6 +302,7 @@ struct dray_extent {
 	uint64_t offset; /* in the file, or from the allocation's base; any alignment */
 	uint64_t length;
 	const void *handle; /* cuda_ipc, in place of fd: DRAY_CUDA_IPC_BYTES bytes; copied */
+	uint64_t allocation; /* cuda_vmm: bytes of all of it, or 0: the agent finds out, which takes longer */
 };
 
 enum dray_region_flag {

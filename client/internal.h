@@ -74,8 +74,10 @@ struct region {
 	uint32_t device_n;
 	uint8_t *handles; /* back to back; named by the extents of kind cuda_ipc */
 	uint32_t handles_n;
-	bool needs_gpu; /* has extents that agents know since 1.2 of the data protocol */
-	void *map;      /* pools */
+	uint8_t *allocations; /* of each descriptor, records in wire form */
+	bool has_sizes;       /* of some */
+	bool needs_gpu;       /* has extents that agents know since 1.2 of the data protocol */
+	void *map;            /* pools */
 	uint64_t map_bytes;
 };
 

@@ -60,6 +60,7 @@ void dc_region_free(struct dray *d, struct region *g)
 	close_fds(g);
 	free(g->fds);
 	free(g->handles);
+	free(g->allocations);
 	free(g->extents);
 	free(g);
 }
@@ -126,6 +127,9 @@ static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e,
 			       "descriptor %d of extent %zu: %s", e[i].fd, i,
 			       dray_errno_text(errno));
 	g->fds[g->fds_n] = fd;
+	dmsg_allocation_put(g->allocations + g->fds_n * DMSG_ALLOCATION_SIZE,
+			    &(struct dmsg_allocation){ e[i].allocation });
+	g->has_sizes |= e[i].allocation != 0;
 	return (int)g->fds_n++;
 }
 
@@ -152,7 +156,8 @@ static int take_extents(struct dray *d, struct region *g, const struct dray_regi
 		handles += s->extents[i].kind == DRAY_KIND_CUDA_IPC;
 	g->fds = calloc(dray_min(s->extents_n, (size_t)DMSG_FDS_MAX), sizeof(*g->fds));
 	g->handles = calloc(dray_min(handles, (size_t)HANDLES_MAX) + 1, DRAY_CUDA_IPC_BYTES);
-	if (!g->fds || !g->handles)
+	g->allocations = calloc(dray_min(s->extents_n, (size_t)DMSG_FDS_MAX), DMSG_ALLOCATION_SIZE);
+	if (!g->fds || !g->handles || !g->allocations)
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory");
 	g->device_n = s->device ? (uint32_t)strlen(s->device) : 0;
 	memcpy(g->device, s->device ? s->device : "", g->device_n);
@@ -273,6 +278,7 @@ int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id)
 		.extents = { g->extents, g->extents_n },
 		.device = { g->device, g->device_n },
 		.handles = { g->handles, g->handles_n * DRAY_CUDA_IPC_BYTES },
+		.allocations = { g->allocations, g->has_sizes ? g->fds_n : 0 },
 	};
 
 	return dmsg_region_add_encode(d->out, DMSG_MESSAGE_MAX, id, &m);

@@ -60,6 +60,8 @@ struct gpu_import_spec {
 	int fd;                           /* vmm: borrowed for the call */
 	/* vmm: so much of the allocation is mapped, rounded up to its granularity; what is asked for must be there */
 	uint64_t bytes;
+	/* vmm: its size; 0: not known, and found by trying, which takes the longer the more follows behind `bytes` */
+	uint64_t allocation;
 	bool write; /* mapped for writing too, where the kind can tell */
 };
 

@@ -46,8 +46,9 @@ struct gpu_part {
 	enum gpu_import_kind kind;
 	uint8_t handle[GPU_HANDLE_BYTES];
 	int fd; /* vmm: duplicated by the call, and the duplicate closed as soon as it is opened */
-	uint64_t bytes;   /* the end of the last extent in it */
-	uint64_t address; /* result: where the allocation begins */
+	uint64_t bytes;      /* the end of the last extent in it */
+	uint64_t allocation; /* vmm: all of it, 0: not known */
+	uint64_t address;    /* result: where the allocation begins */
 };
 
 /*

@@ -125,6 +125,7 @@ static int import(struct gpu_memory *m, unsigned i)
 					.device = m->device->index,
 					.fd = p->fd,
 					.bytes = p->bytes,
+					.allocation = p->allocation,
 					.write = m->write };
 	uint64_t bytes;
 	int ret;

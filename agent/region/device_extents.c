@@ -89,6 +89,11 @@ int extents_memory(const struct dmsg_region_add *m, enum region_memory *ret,
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "handles are for kind cuda_ipc, and extents are of kind %s",
 				    dmsg_kind_name(*ret_kind));
+	if (*ret != REGION_GPU && m->allocations.n)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"sizes of allocations are for kind cuda_vmm, and extents are of kind %s",
+			dmsg_kind_name(*ret_kind));
 	return 0;
 }
 
@@ -344,7 +349,7 @@ int extents_take_buffers(struct closer *closer, const struct dmsg_region_add *m,
 
 /* --- CUDA --------------------------------------------------------------------------------------------- */
 
-static int check_handles(const struct dmsg_region_add *m, struct dray_err *reterr)
+static int check_handles(const struct dmsg_region_add *m, unsigned n_fds, struct dray_err *reterr)
 {
 	if (!m->device.n)
 		return dray_err_set(
@@ -355,12 +360,37 @@ static int check_handles(const struct dmsg_region_add *m, struct dray_err *reter
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "handles are %d bytes each, and %" PRIu32 " came",
 				    GPU_HANDLE_BYTES, m->handles.n);
+	if (m->allocations.n > n_fds)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "sizes of %" PRIu32 " allocations came with %u descriptors",
+				    m->allocations.n, n_fds);
 	for (uint32_t i = GPU_HANDLE_BYTES; i < m->handles.n; i += GPU_HANDLE_BYTES)
 		for (uint32_t k = 0; k < i; k += GPU_HANDLE_BYTES)
 			if (!memcmp(m->handles.p + i, m->handles.p + k, GPU_HANDLE_BYTES))
 				return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 						    "handles %u and %u are the same: send it once",
 						    k / GPU_HANDLE_BYTES, i / GPU_HANDLE_BYTES);
+	return 0;
+}
+
+/* What the client says of the size of a descriptor's allocation. */
+static uint64_t allocation_at(const struct dmsg_region_add *m, unsigned fd)
+{
+	struct dmsg_allocation a = { 0 };
+
+	if (fd < m->allocations.n)
+		dmsg_allocation_get(m->allocations.p + (size_t)fd * DMSG_ALLOCATION_SIZE, &a);
+	return a.bytes;
+}
+
+static int check_allocations(const struct gpu_part *parts, unsigned n, struct dray_err *reterr)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (parts[i].allocation && parts[i].allocation < parts[i].bytes)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+					    "extents of descriptor %u end at %" PRIu64
+					    ", its allocation has %" PRIu64 " bytes",
+					    i, parts[i].bytes, parts[i].allocation);
 	return 0;
 }
 
@@ -375,6 +405,7 @@ static struct gpu_part *parts_new(const struct sent *s, const int *fds, const st
 
 		parts[i].kind = ipc ? GPU_IMPORT_IPC : GPU_IMPORT_VMM;
 		parts[i].fd = ipc ? -1 : fds[i];
+		parts[i].allocation = ipc ? 0 : allocation_at(s->m, i);
 		if (ipc)
 			memcpy(parts[i].handle,
 			       s->m->handles.p + (size_t)(i - s->n_fds) * GPU_HANDLE_BYTES,
@@ -396,7 +427,7 @@ int extents_read_gpu(const struct dmsg_region_add *m, const int *fds, unsigned n
 	struct piece *pieces dray_auto_free = calloc(m->extents.n, sizeof(*pieces));
 	bool *used dray_auto_free = calloc(n + 1, sizeof(*used));
 	struct sent sent = { m, n_fds, n - n_fds, used };
-	int r = check_handles(m, reterr);
+	int r = check_handles(m, n_fds, reterr);
 
 	if (r < 0)
 		return r;
@@ -411,9 +442,11 @@ int extents_read_gpu(const struct dmsg_region_add *m, const int *fds, unsigned n
 		return r;
 	*ret_parts = parts_new(&sent, fds, pieces);
 	*ret_n = n;
-	if (!*ret_parts) {
+	r = *ret_parts ? check_allocations(*ret_parts, n, reterr) :
+			 dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	if (r < 0) {
 		extents_deinit(ret);
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+		return r;
 	}
 	ret->view->memory = REGION_GPU;
 	build_view(ret, pieces, m->extents.n);

@@ -171,24 +171,26 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 }
 
 /*
- * The driver maps an allocation as a whole and does not tell how large it is: who exports it says where what is used
- * ends, which may be some granules before. One that fails costs about a microsecond.
+ * The driver maps an allocation as a whole and does not tell how large it is. Who exports it may know; if not, all that
+ * is known is where what is used ends, which may be some granules before. One that fails costs about a microsecond.
  */
 static CUresult vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
-			      uint64_t bytes, uint64_t granularity)
+			      const struct gpu_import_spec *spec, uint64_t granularity)
 {
 	/* none is larger than its device */
 	uint64_t most = i->plugin->devices[i->device].info.memory / granularity * granularity;
+	uint64_t least = spec->allocation ? spec->allocation : spec->bytes;
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
 
-	if (bytes <= most)
-		r = cuda.vmm_reserve(&i->address, most, 0, 0, 0);
+	if (spec->bytes <= least && least <= most)
+		r = cuda.vmm_reserve(&i->address, spec->allocation ? least : most, 0, 0, 0);
 	if (r != CUDA_SUCCESS)
 		return r;
-	i->reserved = most;
-	i->bytes = (bytes + granularity - 1) / granularity * granularity;
-	r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
-	while (r == CUDA_ERROR_NOT_SUPPORTED && i->bytes < most) {
+	i->reserved = spec->allocation ? least : most;
+	i->bytes = (least + granularity - 1) / granularity * granularity;
+	r = i->bytes <= i->reserved ? cuda.vmm_map(i->address, i->bytes, 0, handle, 0) :
+				      CUDA_ERROR_INVALID_VALUE;
+	while (r == CUDA_ERROR_NOT_SUPPORTED && i->bytes < i->reserved) {
 		i->bytes += granularity;
 		r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
 	}
@@ -196,8 +198,8 @@ static CUresult vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle
 	return r == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_INVALID_VALUE : r;
 }
 
-static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle, uint64_t bytes,
-		   struct dray_err *reterr)
+static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
+		   const struct gpu_import_spec *spec, struct dray_err *reterr)
 {
 	CUmemAllocationProp prop;
 	size_t granularity = 0;
@@ -215,11 +217,15 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle, ui
 	r = cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (r != CUDA_SUCCESS || !granularity)
 		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
-	r = vmm_map_whole(i, handle, bytes, granularity);
+	r = vmm_map_whole(i, handle, spec, granularity);
+	if (r == CUDA_ERROR_INVALID_VALUE && spec->allocation)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "the VMM allocation is not one of %llu bytes",
+				    (unsigned long long)spec->allocation);
 	if (r == CUDA_ERROR_INVALID_VALUE)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "the VMM allocation has less than %llu bytes",
-				    (unsigned long long)bytes);
+				    (unsigned long long)spec->bytes);
 	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
 }
 
@@ -237,7 +243,7 @@ static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
 				    "the descriptor is none of a CUDA VMM allocation");
 	if (result != CUDA_SUCCESS)
 		return cuda_fail(reterr, result, "the VMM allocation cannot be imported");
-	r = vmm_map(i, handle, spec->bytes, reterr);
+	r = vmm_map(i, handle, spec, reterr);
 	/* the mapping keeps it */
 	cuda.vmm_release(handle);
 	return r == 0 ? vmm_open_to(i, i->device, reterr) : r;

@@ -571,6 +571,16 @@ int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add 
 			return check_large(reterr, "region_add.handles", m.handles.n, 16384);
 		if (len - 4 < m.handles.n)
 			return check_short(reterr, "region_add");
+		p += 4 + m.handles.n;
+		len -= 4 + m.handles.n;
+		if (len < 4)
+			return check_short(reterr, "region_add");
+		m.allocations.n = dray_le_get32(p + 0);
+		m.allocations.p = p + 4;
+		if (m.allocations.n > 250)
+			return check_large(reterr, "region_add.allocations", m.allocations.n, 250);
+		if (len - 4 < (size_t)m.allocations.n * 8)
+			return check_short(reterr, "region_add");
 	}
 	*ret = m;
 	return 0;
@@ -579,7 +589,7 @@ int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add 
 int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_add *m)
 {
-	size_t length = 24;
+	size_t length = 28;
 	uint8_t *p;
 
 	if (m->name.n > 64 || !text_ok(m->name))
@@ -590,10 +600,13 @@ int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 		return -EINVAL;
 	if (m->handles.n > 16384)
 		return -EINVAL;
+	if (m->allocations.n > 250)
+		return -EINVAL;
 	length += m->name.n;
 	length += (size_t)m->extents.n * 24;
 	length += m->device.n;
 	length += m->handles.n;
+	length += (size_t)m->allocations.n * 8;
 	if (cap < DMSG_HEADER_SIZE + length)
 		return -EMSGSIZE;
 	p = start(buf, DMSG_REGION_ADD, length, request_id);
@@ -607,7 +620,9 @@ int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->device.n);
 	p = put_bytes(p + 4, m->device.p, m->device.n);
 	dray_le_put32(p + 0, m->handles.n);
-	put_bytes(p + 4, m->handles.p, m->handles.n);
+	p = put_bytes(p + 4, m->handles.p, m->handles.n);
+	dray_le_put32(p + 0, m->allocations.n);
+	put_bytes(p + 4, m->allocations.p, (size_t)m->allocations.n * 8);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

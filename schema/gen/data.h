@@ -256,6 +256,24 @@ static inline void dmsg_op_put(void *dst, const struct dmsg_op *r)
 	dray_le_put64(p + 16, r->length);
 }
 
+#define DMSG_ALLOCATION_SIZE 8
+/* What a descriptor of kind cuda_vmm stands for. Since 1.2. */
+struct dmsg_allocation {
+	uint64_t bytes; /* Bytes of the whole allocation; 0: not known, the agent finds out. */
+};
+static inline void dmsg_allocation_get(const void *src, struct dmsg_allocation *ret)
+{
+	const uint8_t *p = src;
+
+	ret->bytes = dray_le_get64(p + 0);
+}
+static inline void dmsg_allocation_put(void *dst, const struct dmsg_allocation *r)
+{
+	uint8_t *p = dst;
+
+	dray_le_put64(p + 0, r->bytes);
+}
+
 #define DMSG_SQE_SIZE 128
 /* Submission entry of a ring. */
 struct dmsg_sqe {
@@ -442,7 +460,7 @@ int dmsg_error_decode(const void *body, size_t len, struct dmsg_error *ret,
 int dmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_error *m);
 
 #define DMSG_REGION_ADD_MIN 16
-#define DMSG_REGION_ADD_BODY_MAX 41112
+#define DMSG_REGION_ADD_BODY_MAX 43116
 /*
  * Request. Contributes memory. The descriptors come with the message; the agent keeps its own
  * copies while the region lives.
@@ -462,6 +480,11 @@ struct dmsg_region_add {
 	 * them by fd_index.
 	 */
 	struct dray_blob handles;
+	/*
+	 * Sizes for the descriptors, in their order; kind cuda_vmm alone. An allocation can only be
+	 * mapped whole, so a wrong size is refused; what is left out is not known.
+	 */
+	struct dray_vec allocations;
 };
 int dmsg_region_add_decode(const void *body, size_t len, struct dmsg_region_add *ret,
 	struct dray_err *reterr);

@@ -195,7 +195,8 @@ class CRange(ctypes.Structure):
 
 
 class CExtent(ctypes.Structure):
-    _fields_ = [("kind", c_int), ("fd", c_int), ("offset", c_uint64), ("length", c_uint64), ("handle", c_void_p)]
+    _fields_ = [("kind", c_int), ("fd", c_int), ("offset", c_uint64), ("length", c_uint64), ("handle", c_void_p),
+                ("allocation", c_uint64)]
 
 
 class CExtents(ctypes.Structure):

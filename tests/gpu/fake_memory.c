@@ -145,6 +145,10 @@ static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "the allocation has %llu bytes and not %llu",
 				    (unsigned long long)i->bytes, (unsigned long long)spec->bytes);
+	if (spec->allocation && spec->allocation != i->bytes)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "the allocation is not one of %llu bytes",
+				    (unsigned long long)spec->allocation);
 	i->reserved =
 		mmap(NULL, i->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (i->reserved != MAP_FAILED)

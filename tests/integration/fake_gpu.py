@@ -91,12 +91,13 @@ class GpuMemory:
 KINDS = {name: kind for kind, name in s.KIND_NAMES.items()}
 
 
-def add(client, extents, *, fds=(), handles=b"", device="", access="rw", wait=True):
+def add(client, extents, *, fds=(), handles=b"", allocations=(), device="", access="rw", wait=True):
     """A region of (kind, index, offset, length)."""
     made = Region(client, access, "")
     return client.request(s.pack_region_add, fds=list(fds), convert=lambda message, _: client._adopt(made, message),
                           wait=wait, access=made.access, device=device,
-                          extents=[(KINDS[kind], index, 0, offset, length) for kind, index, offset, length in extents], handles=handles)
+                          extents=[(KINDS[kind], index, 0, offset, length) for kind, index, offset, length in extents],
+                          handles=handles, allocations=[(size,) for size in allocations])
 
 
 def add_vmm(client, memory, device=None, **how):

@@ -154,6 +154,10 @@ def test_refusals(gpu_agent):
         refused("gpu_handle", whole, fds=[host.fd], device=uuid(0))
         refused("gpu_handle", [("cuda_ipc", 0, 0, MIB)], handles=b"x" * 64, device=uuid(0))
         refused("region_too_small", [("cuda_vmm", 0, 1, MIB)], **good)
+        refused("region_too_small", whole, str(MIB - 1), allocations=[MIB - 1], **good)
+        refused("gpu_handle", whole, str(MIB + 1), allocations=[MIB + 1], **good)
+        refused("invalid", whole, "2 allocations", allocations=[MIB, MIB], **good)
+        refused("invalid", [("memfd", 0, 0, 100)], "are for kind cuda_vmm", fds=[host.fd], allocations=[MIB])
         refused("invalid", [("cuda_ipc", 0, 0, MIB)], "64 bytes", handles=memory.ipc[:63], device=uuid(0))
         refused("invalid", [("cuda_ipc", 1, 0, MIB)], handles=memory.ipc, device=uuid(0))
         refused("invalid", [("cuda_ipc", 0, 0, MIB)], "belongs to no extent", handles=memory.ipc + far.ipc, device=uuid(0))
@@ -172,6 +176,8 @@ def test_refusals(gpu_agent):
             os.close(fd)
         # where bytes may only be read it does no harm that extents share some
         add(client, [("cuda_vmm", 0, 0, 100), ("cuda_vmm", 0, 99, 1)], access="r", **good).remove()
+        for known in ([], [0], [MIB]):
+            add_vmm(client, memory, allocations=known).remove()
         region = add_vmm(client, memory)
         region.remove()
         expect("not_found", client.request, s.pack_region_remove, region=region.handle)

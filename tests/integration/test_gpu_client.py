@@ -114,6 +114,7 @@ def test_expandable_segments(driver, settings):
     assert e.device == UUID.format(0)
     assert e.extents == [(s.KIND_CUDA_VMM, 0, CHUNK - 4, 4), (s.KIND_CUDA_VMM, 1, 0, CHUNK), (s.KIND_CUDA_VMM, 2, 0, 4)]
     assert len(set(e.fds)) == 3 and descriptors() == before + 3
+    assert e.allocations == [CHUNK] * 3
     assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in e.fds)
     e.close()
     e.close()
@@ -133,7 +134,7 @@ def test_not_exportable(driver, handles, words):
     assert all(word in message for word in words), message
     driver.set(primary=1)
     with cuda.describe(BASE, 10, (cuda.VMM, cuda.DMABUF)) as e:
-        assert e.extents == [(s.KIND_DMABUF, 0, 0, 10)]
+        assert e.extents == [(s.KIND_DMABUF, 0, 0, 10)] and not e.allocations
     driver.set(dmabuf=0)
     assert words[1] in expect("unsupported", cuda.describe, BASE, 10, (cuda.VMM, cuda.DMABUF)).message
 

@@ -215,6 +215,8 @@ static void region_add(struct fake *f, const struct dmsg_header *h, const uint8_
 	}
 	memcpy(f->last_device, f->last_add.device.p, f->last_add.device.n);
 	f->last_device[f->last_add.device.n] = '\0';
+	memcpy(f->last_allocations, f->last_add.allocations.p,
+	       dray_min(f->last_add.allocations.n * sizeof(uint64_t), sizeof(f->last_allocations)));
 	memcpy(f->last_handles, f->last_add.handles.p,
 	       dray_min((size_t)f->last_add.handles.n, sizeof(f->last_handles)));
 	n = dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id, &reply);

@@ -55,7 +55,8 @@ struct fake {
 	struct dmsg_extent last_extents[16];
 	char last_device[65];
 	uint8_t last_handles[4 * 64]; /* its first four */
-	uint64_t last_transfer;       /* request id */
+	uint8_t last_allocations[4 * DMSG_ALLOCATION_SIZE];
+	uint64_t last_transfer; /* request id */
 	uint32_t last_transfer_ops;
 	bool last_transfer_on_ring, last_transfer_in_arena;
 	struct dmsg_op last_op; /* the last operation of the last transfer */

@@ -154,6 +154,8 @@ static const char *check_dmsg_region_add(const void *body, size_t len)
 		return "device";
 	if (m.handles.n != 46 || memcmp(m.handles.p, "\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030\037\046\055\064\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\253\262\271\300\307\316\325\334\343\352", 46))
 		return "handles";
+	if (m.allocations.n != 3 || memcmp(m.allocations.p, "\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 24))
+		return "allocations";
 	return NULL;
 }
 
@@ -166,6 +168,7 @@ static int encode_dmsg_region_add(void *buf, size_t cap)
 		.extents = { (const uint8_t *)"\005\000\222\231\000\000\000\000\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\005\000\257\266\000\000\000\000\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\005\000\314\323\000\000\000\000\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 3 },
 		.device = { "\144\145\166\151\143\145\040\303\274\342\234\223\040\360\237\233\222", 17 },
 		.handles = { (const uint8_t *)"\257\266\275\304\313\322\331\340\347\356\365\374\003\012\021\030\037\046\055\064\073\102\111\120\127\136\145\154\163\172\201\210\217\226\235\244\253\262\271\300\307\316\325\334\343\352", 46 },
+		.allocations = { (const uint8_t *)"\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067", 3 },
 	};
 
 	return dmsg_region_add_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1921,6 +1924,25 @@ static void put_record_dmsg_op(void *wire)
 	dmsg_op_put(wire, &r);
 }
 
+static const char *check_record_dmsg_allocation(const void *wire)
+{
+	struct dmsg_allocation r;
+
+	dmsg_allocation_get(wire, &r);
+	if (r.bytes != UINT64_C(0x89827b746d665f58))
+		return "bytes";
+	return NULL;
+}
+
+static void put_record_dmsg_allocation(void *wire)
+{
+	const struct dmsg_allocation r = {
+		.bytes = UINT64_C(0x89827b746d665f58),
+	};
+
+	dmsg_allocation_put(wire, &r);
+}
+
 static const char *check_record_dmsg_sqe(const void *wire)
 {
 	struct dmsg_sqe r;
@@ -2295,7 +2317,7 @@ const struct vector vectors[] = {
 	  check_dmsg_hello_reply, encode_dmsg_hello_reply, encode_empty_dmsg_hello_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_ERROR, "error", 8, DMSG_ERROR_BODY_MAX,
 	  check_dmsg_error, encode_dmsg_error, encode_empty_dmsg_error, 0, NULL },
-	{ VECTOR_DATA, DMSG_REGION_ADD, "region_add", 24, DMSG_REGION_ADD_BODY_MAX,
+	{ VECTOR_DATA, DMSG_REGION_ADD, "region_add", 28, DMSG_REGION_ADD_BODY_MAX,
 	  check_dmsg_region_add, encode_dmsg_region_add, encode_empty_dmsg_region_add, 1, (const size_t[]){ 103 } },
 	{ VECTOR_DATA, DMSG_REGION_ADD_REPLY, "region_add_reply", 16, DMSG_REGION_ADD_REPLY_BODY_MAX,
 	  check_dmsg_region_add_reply, encode_dmsg_region_add_reply, encode_empty_dmsg_region_add_reply, 0, NULL },
@@ -2608,6 +2630,8 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[3], "region_add.handles", 20, 1, 16384,
 	  "\141" },
+	{ &vectors[3], "region_add.allocations", 24, 8, 250,
+	  "\001\010\017\026\035\044\053\062" },
 	{ &vectors[8], "region_export_reply.token", 8, 1, 256,
 	  "\141" },
 	{ &vectors[11], "remote_import.token", 0, 1, 256,
@@ -2675,6 +2699,9 @@ const struct vector_record vector_records[] = {
 	{ "dmsg_op", DMSG_OP_SIZE,
 	  "\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303",
 	  check_record_dmsg_op, put_record_dmsg_op },
+	{ "dmsg_allocation", DMSG_ALLOCATION_SIZE,
+	  "\130\137\146\155\164\173\202\211",
+	  check_record_dmsg_allocation, put_record_dmsg_allocation },
 	{ "dmsg_sqe", DMSG_SQE_SIZE,
 	  "\130\137\146\155\164\173\202\211\017\000\002\001\314\323\332\341\351\360\367\376\006\015\024\033\043\052\061\070\077\106\115\124\100\107\116\125\134\143\152\161\135\144\153\162\171\200\207\216\172\201\210\217\226\235\244\253\227\236\245\254\263\272\301\310\264\273\302\311\320\327\336\345\321\330\337\346\355\364\373\002\356\365\374\003\013\022\031\040\050\057\066\075\104\113\122\131\105\114\123\132\141\150\157\166\142\151\160\167\176\205\214\223\177\206\215\224\233\242\251\260\234\243\252\261\270\277\306\315",
 	  check_record_dmsg_sqe, put_record_dmsg_sqe },

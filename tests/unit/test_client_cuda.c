@@ -65,6 +65,7 @@ static void check_chunks(void)
 		assert_int_equal(e.extents[i].offset, offsets[i]);
 		assert_int_equal(e.extents[i].length, lengths[i]);
 		assert_null(e.extents[i].handle);
+		assert_int_equal(e.extents[i].allocation, CUDA_CHUNK);
 		assert_true(fcntl(e.extents[i].fd, F_GETFD) & FD_CLOEXEC);
 		assert_true(!i || e.extents[i].fd != e.extents[i - 1].fd);
 	}

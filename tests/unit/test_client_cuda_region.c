@@ -31,6 +31,9 @@ static void check_added(void)
 	assert_int_equal(client_fake.last_extents[3].kind, DMSG_KIND_CUDA_IPC);
 	assert_int_equal(client_fake.last_extents[3].fd_index, 0);
 	assert_int_equal(client_fake.last_handles[63], 0x5a);
+	assert_int_equal(client_fake.last_add.allocations.n, 2);
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(dray_le_get64(client_fake.last_allocations + i * 8), CUDA_CHUNK);
 }
 
 static void regions_of_gpu_memory_survive_a_restart(void **state)
@@ -53,6 +56,7 @@ static void regions_of_gpu_memory_survive_a_restart(void **state)
 	client_fake.last_device[0] = '\0';
 	memset(client_fake.last_extents, 0, sizeof(client_fake.last_extents));
 	memset(client_fake.last_handles, 0, sizeof(client_fake.last_handles));
+	memset(client_fake.last_allocations, 0, sizeof(client_fake.last_allocations));
 	fake_do(&client_fake, client_restart, NULL);
 	client_event(d, DRAY_EVENT_LOST);
 	client_event(d, DRAY_EVENT_RESTORED);

@@ -366,6 +366,52 @@ static void refuses_what_a_peer_cannot_open(void **state)
 	ops->stop(plugin, 1);
 }
 
+/* --- sizes of VMM allocations --------------------------------------------------------------------- */
+
+/* Of an allocation of 16 MiB; granules are 2 MiB. */
+static int import_vmm(uint64_t bytes, uint64_t allocation)
+{
+	struct gpu_import_spec spec = {
+		.kind = GPU_IMPORT_VMM, .bytes = bytes, .allocation = allocation, .write = true
+	};
+	struct gpu_import *i;
+	uint64_t address, there;
+	int r;
+
+	err = DRAY_ERR_NULL;
+	spec.fd = memfd_create("allocation", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(spec.fd, 16 * MIB), 0);
+	r = ops->import(plugin, &spec, &i, &address, &there, &err);
+	close(spec.fd);
+	if (r < 0)
+		return r;
+	assert_int_equal(there, 16 * MIB);
+	ops->release(i);
+	return 0;
+}
+
+static void maps_whole_allocations(void **state)
+{
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(import_vmm(3 * MIB, 0), 0);
+	assert_int_equal(driver.count("maps", 0), 7);
+	assert_int_equal(import_vmm(3 * MIB, 16 * MIB), 0);
+	assert_int_equal(driver.count("maps", 0), 8);
+	/* no more is tried than what was said */
+	assert_int_equal(import_vmm(3 * MIB, 14 * MIB), -EINVAL);
+	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
+	assert_int_equal(import_vmm(3 * MIB, 18 * MIB), -EINVAL);
+	assert_int_equal(driver.count("maps", 0), 10);
+	assert_int_equal(import_vmm(3 * MIB, 15 * MIB), -EINVAL);
+	assert_int_equal(import_vmm(3 * MIB, UINT64_MAX), -EINVAL);
+	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
+	assert_int_equal(driver.count("maps", 0), 10);
+	assert_int_equal(import_vmm(17 * MIB, 0), -EINVAL);
+	assert_int_equal(err.code, DRAY_E_REGION_TOO_SMALL);
+	ops->stop(plugin, 0);
+}
+
 #define PLUGIN_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -375,6 +421,7 @@ int main(void)
 		PLUGIN_TEST(tells_of_a_loss),
 		PLUGIN_TEST(tells_when_it_is_freed),
 		PLUGIN_TEST(makes_writes_visible),
+		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(opens_for_peers),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),

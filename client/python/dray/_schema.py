@@ -439,6 +439,10 @@ def check_extent(record):
 Op = namedtuple("Op", "local remote length")
 OP = Struct("<QQQ")  # 24 bytes
 
+# What a descriptor of kind cuda_vmm stands for. Since 1.2.
+Allocation = namedtuple("Allocation", "bytes")
+ALLOCATION = Struct("<Q")  # 8 bytes
+
 # Submission entry of a ring.
 Sqe = namedtuple("Sqe", """
     user_data flags direction class_ op_count deadline_ms notify_length local remote
@@ -629,18 +633,20 @@ def unpack_error(body):
 
 # Contributes memory. The descriptors come with the message; the agent keeps its own copies while
 # the region lives.
-RegionAdd = namedtuple("RegionAdd", "access flags name extents device handles")
+RegionAdd = namedtuple("RegionAdd", "access flags name extents device handles allocations")
 _REGION_ADD_0 = Struct("<HH4xI")
 
 
-def pack_region_add(request_id=0, access=0, flags=0, name="", extents=b"", device="", handles=b""):
+def pack_region_add(request_id=0, access=0, flags=0, name="", extents=b"", device="", handles=b"",
+                    allocations=b""):
     name = _put_text("region_add.name", name, 64, True)
     extents, n_extents = _put_vec("region_add.extents", extents, EXTENT, 1024)
     device = _put_text("region_add.device", device, 64, True)
     handles = _put_blob("region_add.handles", handles, 16384)
+    allocations, n_allocations = _put_vec("region_add.allocations", allocations, ALLOCATION, 250)
     return build(MSG_REGION_ADD, request_id, _REGION_ADD_0.pack(access, flags, len(name)), name,
                  _U32.pack(n_extents), extents, _U32.pack(len(device)), device,
-                 _U32.pack(len(handles)), handles)
+                 _U32.pack(len(handles)), handles, _U32.pack(n_allocations), allocations)
 
 
 def unpack_region_add(body):
@@ -678,6 +684,7 @@ def unpack_region_add(body):
     left -= n * 24
     device = ""
     handles = b""
+    allocations = []
     if left:  # since minor version 2
         if left < 4:
             raise _short("region_add")
@@ -703,7 +710,19 @@ def unpack_region_add(body):
         handles = _copy(body[at:at + n])
         at += n
         left -= n
-    return RegionAdd(access, flags, name, extents, device, handles)
+        if left < 4:
+            raise _short("region_add")
+        n, = _U32.unpack_from(body, at)
+        at += 4
+        left -= 4
+        if n > 250:
+            raise _large("region_add.allocations", n, 250)
+        if left < n * 8:
+            raise _short("region_add")
+        allocations = [Allocation._make(r) for r in ALLOCATION.iter_unpack(body[at:at + n * 8])]
+        at += n * 8
+        left -= n * 8
+    return RegionAdd(access, flags, name, extents, device, handles, allocations)
 
 
 # Region is usable. For a pool one descriptor comes with it.

@@ -43,13 +43,16 @@ class Extents:
     """GPU memory as others can open it, for Client.region().
 
     device: UUID of the GPU. extents: (kind, index, offset, length), with the index of a descriptor
-    in fds or of an IPC handle in handles; offsets count from the base of an allocation. The
-    descriptors are this object's until close(), and keep the memory allocated.
+    in fds or of an IPC handle in handles; offsets count from the base of an allocation.
+    allocations: of kind cuda_vmm, how many bytes the allocation behind each of fds has; 0, or left
+    out: the agent finds out, which takes longer. The descriptors are this object's until close(),
+    and keep the memory allocated.
     """
 
-    def __init__(self, device, extents=(), fds=(), handles=()):
+    def __init__(self, device, extents=(), fds=(), handles=(), allocations=()):
         self.device = device
         self.extents, self.fds, self.handles = list(extents), list(fds), list(handles)
+        self.allocations = list(allocations)
 
     @property
     def length(self):
@@ -180,7 +183,7 @@ class _Walk:
         self.device = None
         self.shares, self.result = [], Extents("")
 
-    def _keep(self, kind, what):
+    def _keep(self, kind, size, what):
         """Index of a descriptor or handle."""
         result = self.result
         if kind == IPC:
@@ -190,6 +193,8 @@ class _Walk:
                                       "allocation; make several regions of it")
             return len(result.handles) - 1
         result.fds.append(what)
+        if kind == VMM:
+            result.allocations.append(size)
         if len(result.fds) > s.FDS_MAX:
             raise errors.FdLimit(
                 f"it takes more than {s.FDS_MAX} descriptors, one for each allocation; make "
@@ -211,7 +216,7 @@ class _Walk:
             except errors.DrayError as e:
                 first = first or e
                 continue
-            return _Share(base, size, kind, self._keep(kind, what), found.allocation is not None)
+            return _Share(base, size, kind, self._keep(kind, size, what), found.allocation is not None)
         raise first or found.refusal("is of cuMemCreate(): use kind cuda_vmm" if found.allocation
                                      else "is not of cuMemCreate(): use kind cuda_ipc")
 

@@ -123,7 +123,7 @@ class Region:
         self.error = None  # why it could not be registered again
         # what it takes to register it again after an agent restart; the descriptors are ours
         self.fds, self.extents = [], []
-        self.device, self.gpu_handles = "", b""  # of memory on a GPU
+        self.device, self.gpu_handles, self.allocations = "", b"", []  # of memory on a GPU
 
     def use(self):
         """Its handle, if it can be used; connects again first where need be."""
@@ -169,6 +169,7 @@ class Region:
     def describe_gpu(self, extents):
         """For the client: it is of this memory. Gives the descriptors."""
         self.device, self.gpu_handles = extents.device, b"".join(extents.handles)
+        self.allocations = [(size,) for size in extents.allocations]
         self.extents = [(kind, index, 0, offset, length)
                         for kind, index, offset, length in extents.extents]
         return extents.fds
@@ -184,7 +185,8 @@ class Region:
             return refused
         return self.client.request(s.pack_region_add, wait=False, fds=self.fds, convert=convert,
                                    access=self.access, name=self.name, extents=self.extents,
-                                   device=self.device, handles=self.gpu_handles)
+                                   device=self.device, handles=self.gpu_handles,
+                                   allocations=self.allocations)
 
     def release(self):
         """For the client: it will not be registered again."""
