@@ -379,8 +379,10 @@ static void small_ones_end_at_once(void **state)
 	assert_int_equal(last.slices, 1);
 
 	/* 4,096 bytes in four operations; more of either wait for the turn */
-	for (unsigned i = 0; i < 5; i++)
-		ops[i][0] = ops[i][1] = i * 8192, ops[i][2] = 1024;
+	for (unsigned i = 0; i < 5; i++) {
+		ops[i][0] = ops[i][1] = i * 8192;
+		ops[i][2] = 1024;
+	}
 	q = request(2);
 	q.direction = DMSG_DIRECTION_READ;
 	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 4, &err), 0);
