@@ -106,6 +106,15 @@ static uint64_t help(struct lab *l, unsigned worker, unsigned times)
 	return sum;
 }
 
+/* Nobody stays awake for this lender. */
+static void assert_at_rest(struct lab *l)
+{
+	bool member = false;
+	uint64_t bytes;
+
+	assert_int_equal(crew_help(l->crew, 1, &member, &bytes), CREW_NOTHING);
+}
+
 static void assert_copied(struct lab *l)
 {
 	for (uint64_t at = 0; at < BYTES; at += 4096)
@@ -260,11 +269,13 @@ static void stopped(void **state)
 		assert_int_equal(l.rig.ended[0].code, DRAY_E_CANCELLED);
 		assert_int_equal(help(&l, 1, 1), 0);
 		assert_false(rig_turn(&l.rig));
+		assert_at_rest(&l);
 		/* others go on */
 		submit(&l, 2, BYTES);
 		while (rig_turn(&l.rig))
 			help(&l, 1, 1);
 		assert_int_equal(l.rig.ended[1].code, 0);
+		assert_at_rest(&l);
 		assert_copied(&l);
 		lab_deinit(&l);
 	}
@@ -281,6 +292,7 @@ static void dropped(void **state)
 	assert_int_equal(l.rig.n_dropped, 1);
 	assert_int_equal(l.rig.n_ended, 1);
 	assert_int_equal(help(&l, 1, 1), 0);
+	assert_at_rest(&l);
 	lab_deinit(&l);
 }
 
