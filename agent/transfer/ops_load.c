@@ -19,6 +19,8 @@
  */
 #define SHARED_TASKS (DMSG_OPS_MAX / OPS_READ_MAX)
 #define SHARED_TASKS_MIN 3u
+/* Operations that are longer on average take any device longer than one worker takes to read them. */
+#define SHARED_BYTES 8192u
 #define SHARED_HELPERS 1u
 #define WAKE_TASKS 16u
 #define WAKE_FOLLOWS_NS 50000
@@ -153,19 +155,24 @@ static bool joins(const struct ops_checked *k, const struct xfer_op *ops)
 }
 
 /*
- * Reads the beginning of a long list with the help of other workers, as far as it is good as it stands; the rest is for
- * the caller. 0 or -EFAULT. Waits for tasks that others have in hand, each a matter of microseconds.
+ * Reads what is left of a long list with the help of another worker, as far as it is good as it stands; the rest is for
+ * the caller. None is merged so far. 0 or -EFAULT. Waits for the task that the other has in hand, a matter of microseconds.
  */
 static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
 		       const struct xfer_request *r)
 {
-	struct shared_reading s = { .wire = r->ops, .ops = x->ops, .bounds = k->bounds };
-	uint32_t n = r->n_ops / OPS_READ_MAX;
+	struct shared_reading s = {
+		.wire = r->ops + (size_t)k->n * DMSG_OP_SIZE,
+		.ops = x->ops + k->n,
+		.bounds = { k->bounds.local_length, k->bounds.remote_length, UINT64_MAX,
+			    UINT64_MAX },
+	};
+	uint32_t n = (r->n_ops - k->n) / OPS_READ_MAX;
 	struct crew_job *job;
 	uint64_t none;
 	bool follows;
 
-	if (!c->crew || n < SHARED_TASKS_MIN || ops_read_many(OPS_READ_MAX) != OPS_READ_MAX)
+	if (!c->crew || n < SHARED_TASKS_MIN || k->seen.bytes / k->n >= SHARED_BYTES)
 		return 0;
 	job = crew_job(c->crew, c->index);
 	if (!job)
@@ -208,19 +215,22 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 			    UINT64_MAX },
 	};
 
-	if (load_shared(c, &k, x, r) < 0)
-		return no_memory(c, x, reterr);
-	for (uint32_t i = k.n, n; i < r->n_ops; i += n) {
+	for (uint32_t i = 0, n; i < r->n_ops; i += n) {
+		uint32_t before = k.n, done;
 		int ret = ops_copy(&k, x->ops, r, i, r->n_ops - i, &n);
-		uint32_t wire = k.n, done;
 
 		if (ret < 0)
 			return no_memory(c, x, reterr);
-		if (ret)
+		/* the first of them, all good, show how long they are */
+		if (ret && i == 0 && n == OPS_READ_MAX && load_shared(c, &k, x, r) < 0)
+			return no_memory(c, x, reterr);
+		if (ret) {
+			n = k.n - before;
 			continue;
+		}
 		done = ops_check(&k, x->ops, n);
 		if (done != n)
-			return ops_refuse(&k, &x->ops[wire + done], i + done, reterr);
+			return ops_refuse(&k, &x->ops[before + done], i + done, reterr);
 	}
 	x->bytes = k.seen.bytes;
 	x->n_ops = k.n;

@@ -15,6 +15,7 @@
 #include "agent/transfer/object.h"
 #include "agent/transfer/ops_read.h"
 #include "lib/cleanup.h"
+#include "lib/time.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"
 
@@ -143,11 +144,26 @@ static void good_lists(void **state)
 
 static void somebody_helps(void **state)
 {
+	int64_t ends = dray_now().ns + 20 * DRAY_NS_PER_SEC;
+
 	if (!ops_read_many(OPS_READ_MAX))
 		skip();
 	list_make(N);
-	while (!atomic_load(&t.helped))
+	while (!atomic_load(&t.helped)) {
+		assert_true(dray_now().ns < ends);
 		assert_int_equal(both(N), 0);
+	}
+}
+
+/* What takes longer to be moved than to be read is no work for two. */
+static void pages_are_read_alone(void **state)
+{
+	unsigned before = atomic_load(&t.helped);
+
+	for (uint32_t i = 0; i < N; i++)
+		put(i, i * 40503ull % N * STRIDE, i * 30011ull % N * STRIDE, STRIDE);
+	assert_int_equal(both(N), 0);
+	assert_int_equal(atomic_load(&t.helped), before);
 }
 
 static void one_is_bad(void **state)
@@ -208,11 +224,9 @@ static void memory_that_is_not_there(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(good_lists),
-		cmocka_unit_test(somebody_helps),
-		cmocka_unit_test(one_is_bad),
-		cmocka_unit_test(neighbours),
-		cmocka_unit_test(memory_that_is_not_there),
+		cmocka_unit_test(good_lists),           cmocka_unit_test(somebody_helps),
+		cmocka_unit_test(pages_are_read_alone), cmocka_unit_test(one_is_bad),
+		cmocka_unit_test(neighbours),           cmocka_unit_test(memory_that_is_not_there),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);
