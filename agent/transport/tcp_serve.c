@@ -117,51 +117,10 @@ static void report_fault(struct serve *v)
 
 /* --- where the bytes lie --------------------------------------------------------------------- */
 
-unsigned serve_ranges(struct serve *v, const struct grant_view *g, const struct region_view *r,
-		      struct iovec *iov, unsigned max, uint64_t *ret_bytes)
-{
-	uint64_t skip = v->seg_offset, bytes = 0;
-	uint32_t e = v->extent;
-	unsigned n = 0;
-
-	for (uint32_t i = v->seg; i < v->n_segs && n < max; i++) {
-		uint64_t at = g->offset + v->segs[i].offset + skip;
-		uint64_t left = v->segs[i].length - skip;
-
-		skip = 0;
-		if (at < r->extents[e].start || at - r->extents[e].start >= r->extents[e].length)
-			e = region_view_find(r, at);
-		if (i == v->seg)
-			v->extent = e;
-		while (n < max) {
-			const struct extent_view *x = &r->extents[e];
-			uint64_t in = at - x->start, piece = dray_min(left, x->length - in);
-
-			iov[n++] = (struct iovec){ x->base + in, piece };
-			bytes += piece;
-			at += piece;
-			left -= piece;
-			if (!left)
-				break;
-			e++;
-		}
-	}
-	*ret_bytes = bytes;
-	return n;
-}
-
-void serve_segs_advance(struct serve *v, uint64_t n)
-{
-	v->seg_offset += n;
-	while (v->seg < v->n_segs && v->seg_offset >= v->segs[v->seg].length)
-		v->seg_offset -= v->segs[v->seg++].length;
-}
-
 /* Of the frame in hand, in host memory. */
 static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
-	return serve_ranges(v, (const struct grant_view *)v->grant->view,
-			    (const struct region_view *)v->region->view, iov, max, ret_bytes);
+	return serve_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
 }
 
 static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
@@ -179,52 +138,10 @@ static void serve_advance(struct tcp_stream *s, uint64_t n)
 	if (v->rx)
 		serve_stage_received(v, n);
 	else
-		serve_segs_advance(v, n);
+		serve_walk_advance(&v->at, n);
 }
 
 /* --- frames ---------------------------------------------------------------------------------- */
-
-static bool segs_in_range(const struct serve *v, const struct grant_view *g,
-			  const struct region_view *r)
-{
-	/* the control thread's doing; a slip there must not become somebody's memory */
-	if (g->offset > r->o.length || g->o.length > r->o.length - g->offset)
-		return false;
-	for (uint32_t i = 0; i < v->n_segs; i++) {
-		const struct pmsg_seg *seg = &v->segs[i];
-		uint64_t at = g->offset + seg->offset, left = seg->length;
-
-		if (seg->offset > g->o.length || seg->length > g->o.length - seg->offset)
-			return false;
-		for (uint32_t e = region_view_find(r, at); left; e++) {
-			uint64_t piece;
-
-			if (e >= r->n_extents || !r->extents[e].base)
-				return false;
-			piece = dray_min(left, r->extents[e].length - (at - r->extents[e].start));
-			at += piece;
-			left -= piece;
-		}
-	}
-	return true;
-}
-
-/* Why this worker cannot reach the region's bytes. An error code, or 0. */
-static uint32_t reachable(const struct core *c, const struct region_view *r)
-{
-	if (r->memory == REGION_HOST)
-		return 0;
-	if (r->memory != REGION_GPU || !stage_is_up(c))
-		return DRAY_E_UNSUPPORTED;
-	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
-}
-
-/* The region is not there any more. */
-static uint32_t gone(struct core *c, dray_handle region)
-{
-	return object_drop_code(c, OBJECT_REGION, region) == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST :
-									       DRAY_E_REVOKED;
-}
 
 /* May the peer do this? An error code; on 0 the objects are told. */
 static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
@@ -232,22 +149,9 @@ static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
 {
 	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE :
 								DMSG_ACCESS_READ;
-	struct core *c = v->s.tcp->c;
-	struct object *grant = object_get(c, OBJECT_GRANT, wire->grant), *region;
-	const struct grant_view *g = grant ? (const struct grant_view *)grant->view : NULL;
 
-	if (!g || g->peer != v->s.peer->link->peer)
-		return DRAY_E_REVOKED;
-	region = object_get(c, OBJECT_REGION, g->region);
-	if (!region)
-		return gone(c, g->region);
-	if (!(g->o.access & access) || !(region->view->access & access))
-		return DRAY_E_DENIED;
-	if (!segs_in_range(v, g, (const struct region_view *)region->view))
-		return DRAY_E_RANGE;
-	*ret_grant = grant;
-	*ret_region = region;
-	return reachable(c, (const struct region_view *)region->view);
+	return serve_admit(v->s.tcp->c, v->s.peer->link->peer, wire->grant, access, v->segs,
+			   wire->segs, ret_grant, ret_region);
 }
 
 /* Copies a small answer behind its head; then the frame is over. */
@@ -269,7 +173,7 @@ static void read_small(struct serve *v, uint64_t length)
 				return;
 			}
 			v->out_wr += (uint32_t)iov[i].iov_len;
-			serve_segs_advance(v, iov[i].iov_len);
+			serve_walk_advance(&v->at, iov[i].iov_len);
 		}
 	}
 	tcp_count_sent(&v->s, length);
@@ -300,10 +204,7 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 			return -EPROTO;
 		sum += seg->length; /* no overflow: each is at most frame_bytes_max */
 	}
-	v->n_segs = wire->segs;
-	v->seg = 0;
-	v->seg_offset = 0;
-	v->extent = 0;
+	serve_walk_init(&v->at, v->segs, wire->segs);
 	return sum == wire->length ? 0 : -EPROTO;
 }
 
@@ -421,7 +322,7 @@ static void sent(struct serve *v, uint64_t n)
 	if (n && v->sending) {
 		serve_stage_sent(v, n);
 	} else if (n) {
-		serve_segs_advance(v, n);
+		serve_walk_advance(&v->at, n);
 		v->read_left -= n;
 		if (!v->read_left)
 			release(v);

@@ -7,6 +7,7 @@
 #ifndef DRAY_AGENT_TRANSPORT_TCP_SERVE_H
 #define DRAY_AGENT_TRANSPORT_TCP_SERVE_H
 
+#include "agent/transport/serve_walk.h"
 #include "agent/transport/tcp.h"
 
 /* Answers that may wait; a power of two. */
@@ -33,9 +34,7 @@ struct serve {
 	/* the frame in hand */
 	uint64_t slice;
 	uint32_t status;
-	uint32_t n_segs, seg; /* segments, the one in hand */
-	uint64_t seg_offset;  /* its bytes done */
-	uint32_t extent;      /* of the last piece: the next mostly is near */
+	struct serve_walk at; /* in segs */
 	uint64_t read_left;   /* bytes of a READ answer not yet sent */
 	uint32_t answer_at;   /* where its head lies in out */
 	bool head_gone;       /* at least a byte of that head was sent */
@@ -76,11 +75,6 @@ static inline bool serve_queue_full(const struct serve *v)
 /* An answer's head behind what is in out; the caller has seen to it that there is room. */
 void serve_put_head(struct serve *v, uint64_t slice, uint8_t kind, uint32_t status,
 		    uint64_t length);
-/* Where payload of the frame in hand belongs, from segment v->seg on; at most max ranges. Returns how many. */
-unsigned serve_ranges(struct serve *v, const struct grant_view *g, const struct region_view *r,
-		      struct iovec *iov, unsigned max, uint64_t *ret_bytes);
-/* So many bytes of its segments are done. */
-void serve_segs_advance(struct serve *v, uint64_t n);
 
 /* tcp_serve_stage.c */
 void serve_stage_init(struct serve *v);
@@ -102,8 +96,6 @@ unsigned serve_stage_payload(const struct serve *v, struct iovec *iov, unsigned 
 void serve_stage_sent(struct serve *v, uint64_t n);
 /* The stream is closed: nothing of its frames moves any more when this returns. */
 void serve_stage_close(struct serve *v);
-/* What a frame on objects that are dropped answers. */
-uint32_t serve_drop_status(const struct object *o);
 void serve_stage_drop(struct tcp *t, struct object *o);
 
 #endif

@@ -142,8 +142,6 @@ static void copy(struct serve_frame *f, struct stage_buffer *b)
 static struct stage_buffer *next_chunk(struct serve *v)
 {
 	struct serve_frame *f = v->rx;
-	const struct grant_view *g = (const struct grant_view *)f->grant->view;
-	const struct region_view *r = (const struct region_view *)f->region->view;
 	struct core *c = v->s.tcp->c;
 	struct stage_buffer *b =
 		stage_get(c, STAGE_PEER, v->s.class, &v->s.peer->staged[STAGE_PEER]);
@@ -154,7 +152,8 @@ static struct stage_buffer *next_chunk(struct serve *v)
 		return NULL;
 	}
 	b->holder = f;
-	b->n_ranges = serve_ranges(v, g, r, b->ranges, STAGE_RANGES_MAX, &bytes);
+	b->n_ranges =
+		serve_walk_ranges(&v->at, f->grant, f->region, b->ranges, STAGE_RANGES_MAX, &bytes);
 	while (bytes > max) {
 		struct iovec *last = &b->ranges[b->n_ranges - 1];
 		uint64_t cut = dray_min((uint64_t)last->iov_len, bytes - max);
@@ -164,7 +163,7 @@ static struct stage_buffer *next_chunk(struct serve *v)
 		b->n_ranges -= !last->iov_len;
 	}
 	b->bytes = bytes;
-	serve_segs_advance(v, bytes);
+	serve_walk_advance(&v->at, bytes);
 	v->chunks_left -= bytes;
 	return b;
 }
@@ -349,11 +348,6 @@ void serve_stage_close(struct serve *v)
 		put_chunks(f);
 		settle(f);
 	}
-}
-
-uint32_t serve_drop_status(const struct object *o)
-{
-	return o->drop_code == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST : DRAY_E_REVOKED;
 }
 
 static void let_go(struct serve *v, const struct object *o)
