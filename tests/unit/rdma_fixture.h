@@ -440,7 +440,7 @@ static inline void assert_same(uint64_t from, uint64_t to, uint64_t bytes)
 				 (unsigned long long)bytes);
 }
 
-static const struct rig_end *last(void)
+static inline const struct rig_end *last(void)
 {
 	assert_true(lab->rig.n_ended > 0);
 	return &lab->rig.ended[lab->rig.n_ended - 1];
@@ -460,7 +460,7 @@ static inline uint64_t counted(enum dray_metric m)
 	return lab->rig.counters.v[m];
 }
 
-static void stop_all(uint32_t code, bool urgent)
+static inline void stop_all(uint32_t code, bool urgent)
 {
 	dray_list_for_each(&lab->s.xs.xfers, x, struct xfer, session_link)
 		xfer_stop(&lab->rig.core, x, code, NULL, urgent);
