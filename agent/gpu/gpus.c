@@ -26,6 +26,7 @@ int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 	g->cfg = deps->cfg;
 	g->n_workers = deps->pool->n;
 	dray_list_init(&g->memories);
+	dray_list_init(&g->hosts);
 	dray_list_init(&g->host_regions);
 	dray_list_init(&g->pins);
 	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s",
@@ -148,6 +149,7 @@ static void end_run(struct job *j)
 	for (unsigned i = 0; i < g->n; i++)
 		gpu_device_give_back(&g->devices[i]);
 	staging_free(g);
+	gpu_hosts_give_back(g);
 	if (g->plugin)
 		g->ops->close(g->plugin);
 }
@@ -166,6 +168,7 @@ bool gpus_free(struct gpus *g)
 	if (!ended)
 		return false;
 	memories_free(g);
+	gpu_hosts_free(g);
 	pins_free(g);
 	free(g);
 	return true;

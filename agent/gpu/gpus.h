@@ -19,6 +19,7 @@
 struct gpus;
 struct gpu_staging;
 struct gpu_memory; /* the opened handles of one region */
+struct gpu_host;   /* pinned host memory that somebody asked for */
 
 struct gpus_upcalls {
 	/* The device is lost: regions on it end with gpu_lost. gpu_close() of each is still awaited. */
@@ -86,6 +87,14 @@ bool gpus_flush_rdma(struct gpus *g, unsigned device);
 void gpus_region_added(struct gpus *g, const struct region_view *view);
 void gpus_region_removed(struct gpus *g, dray_handle region, void (*done)(void *arg),
 			 void *done_arg);
+
+/*
+ * Pinned host memory that every device reaches. done(): with it, or NULL with err. 0, or -errno: there is no plug-in. It lasts
+ * until gpus_host_free(), for which nothing may be under way in it, or gpus_free().
+ */
+typedef void (*gpu_host_fn)(void *arg, struct gpu_host *h, void *base, const struct dray_err *err);
+int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg);
+void gpus_host_free(struct gpu_host *h);
 
 /* From transport gpu of a worker. */
 void gpus_message(struct gpus *g, unsigned worker, const struct transport_message *m);

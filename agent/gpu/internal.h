@@ -66,6 +66,7 @@ struct gpus {
 	unsigned n_workers;
 	uint64_t lost;
 	struct dray_list memories; /* of struct gpu_memory */
+	struct dray_list hosts;    /* of struct gpu_host */
 	/* staging: made by the first device that starts, kept until the end */
 	struct gpu_staging staging[WORKERS_MAX];
 	void *lists[WORKERS_MAX]; /* the same for lists of operations */
@@ -116,6 +117,11 @@ void memories_settled(struct gpus *g);
 /* On the opener's thread: all that is open. */
 void memories_give_back(struct gpus *g);
 void memories_free(struct gpus *g);
+
+/* --- host.c --- */
+/* On the opener's thread: all there is. */
+void gpu_hosts_give_back(struct gpus *g);
+void gpu_hosts_free(struct gpus *g);
 
 /* --- pin.c --- */
 void pins_begin(struct gpus *g);
