@@ -150,11 +150,11 @@ static uint32_t up_notification(void *arg, dray_handle region, const uint8_t age
 				length);
 }
 
-static void up_peer_up(void *arg, dray_handle peer, bool rdma)
+static void up_peer_up(void *arg, dray_handle peer, uint64_t features)
 {
 	struct agent *a = arg;
 
-	rails_peer_up(a->rails, peer, rdma);
+	rails_peer_up(a->rails, peer, features & PMSG_FEATURE_RDMA);
 }
 
 static bool up_peer_down(void *arg, dray_handle peer)
@@ -212,6 +212,21 @@ static void up_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64
 	struct agent *a = arg;
 
 	rails_peer_close(a->rails, peer, request_id, qp);
+}
+
+static void up_window(void *arg, dray_handle peer, const struct pmsg_window *m)
+{
+	(void)arg;
+	(void)peer;
+	(void)m;
+}
+
+static void up_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
+{
+	struct agent *a = arg;
+
+	(void)m;
+	peers_stage_refuse(a->peers, peer, request_id, DRAY_E_NOT_FOUND, "there is no such window");
 }
 
 static void up_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
@@ -293,6 +308,8 @@ static const struct peers_upcalls peers_up = {
 	.grant_keys = up_grant_keys,
 	.qp_connect = up_qp_connect,
 	.qp_close = up_qp_close,
+	.window = up_window,
+	.stage = up_stage,
 	.changed = up_peer_changed,
 };
 

@@ -107,8 +107,7 @@ static int on_up(struct peer_fsm *f)
 	}
 	if (peer->p->draining)
 		announce_drain(peer);
-	peer->p->deps.up->up(peer->p->deps.arg, peer->handle,
-			     peer->rdma && peer->p->cfg->rdma.enable);
+	peer->p->deps.up->up(peer->p->deps.arg, peer->handle, peer->features);
 	imports_ready(peer);
 	strangers_retry(peer->p, peer);
 	return 0;

@@ -33,8 +33,8 @@ struct peers_upcalls {
 	uint32_t (*notification)(void *arg, dray_handle region, const uint8_t agent_id[16],
 				 uint64_t incarnation, uint64_t id, uint64_t tag,
 				 const uint8_t *payload, uint32_t length);
-	/* The control connection stands. rdma: both sides have that feature. */
-	void (*up)(void *arg, dray_handle peer, bool rdma);
+	/* The control connection stands. features: those that both sides have. */
+	void (*up)(void *arg, dray_handle peer, uint64_t features);
 	/*
 	 * It is over: queue pairs that serve the peer die. True: peers_quiet() is called when they have;
 	 * false: there are none. Before that the peer can still reach what it was granted.
@@ -51,6 +51,10 @@ struct peers_upcalls {
 	void (*qp_connect)(void *arg, dray_handle peer, uint64_t request_id,
 			   const struct pmsg_qp_connect *m);
 	void (*qp_close)(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp);
+	/* What the peer says of its window for us. */
+	void (*window)(void *arg, dray_handle peer, const struct pmsg_window *m);
+	/* A request of the peer; answered by peers_stage_reply() or _refuse(). */
+	void (*stage)(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m);
 	/* The peer has become ready, or is not any more; not to be answered by a call of this module. */
 	void (*changed)(void *arg, dray_handle peer, const char *segment, const char *before,
 			const char *after, const char *why);
@@ -123,6 +127,7 @@ void peers_quiet(struct peers *p, dray_handle peer);
 void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports);
 void peers_send_keys(struct peers *p, dray_handle peer, uint64_t grant,
 		     const struct dray_vec *rails);
+void peers_send_window(struct peers *p, dray_handle peer, const struct pmsg_window *m);
 
 /*
  * Ask for the other end of a queue pair, or for its end. fn runs exactly once, not inside the call: code 0
@@ -138,6 +143,18 @@ void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_
 void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
 			     const char *why);
 void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
+
+/*
+ * Asks the owner for a copy between its window for us and a range that it granted. fn runs exactly once, not inside the
+ * call: code 0 when it is made. A peer that leaves this unanswered is lost, since nothing else tells what it still
+ * copies. 0 or -errno.
+ */
+typedef void (*peer_stage_fn)(void *arg, uint32_t code);
+int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_stage_fn fn,
+		void *arg);
+void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id);
+void peers_stage_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+			const char *why);
 
 /* From workers. */
 void peers_handle_used(struct peers *p, dray_handle peer);

@@ -39,6 +39,11 @@ static const char up_already[] = "this agent is connected already, and that conn
 
 /* --- HELLO -------------------------------------------------------------------------------------- */
 
+static uint64_t features(const struct peers *p)
+{
+	return PMSG_FEATURE_TCP | (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA : 0);
+}
+
 void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE])
 {
 	uint8_t buf[PMSG_HEADER_SIZE + PMSG_HELLO_BODY_MAX];
@@ -46,7 +51,7 @@ void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE]
 		.major_min = PMSG_MAJOR,
 		.major_max = PMSG_MAJOR,
 		.heartbeat_ms = (uint32_t)(p->cfg->peer.heartbeat / DRAY_NS_PER_MS),
-		.features = PMSG_FEATURE_TCP | (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA : 0),
+		.features = features(p),
 		.incarnation = p->deps.incarnation,
 		.segment = { p->segment, (uint32_t)strlen(p->segment) },
 		.version = { DRAY_VERSION, (uint32_t)strlen(DRAY_VERSION) },
@@ -98,7 +103,7 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 
 	peer->known = true;
 	peer->incarnation = m->incarnation;
-	peer->rdma = m->features & PMSG_FEATURE_RDMA;
+	peer->features = m->features & features(peer->p);
 	memcpy(peer->peer_nonce, m->nonce, sizeof(peer->peer_nonce));
 	snprintf(segment, sizeof(segment), "%.*s", (int)m->segment.n, m->segment.p);
 	/* the one that we have reached it at stays its name here */

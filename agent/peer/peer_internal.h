@@ -66,6 +66,7 @@ enum request_type {
 	REQUEST_PROBE,
 	REQUEST_QP_CONNECT,
 	REQUEST_QP_CLOSE,
+	REQUEST_STAGE,
 };
 
 /* A request of ours that waits for its answer. */
@@ -85,6 +86,10 @@ struct request {
 		struct {
 			peer_qp_fn qp_fn;
 			void *qp_arg;
+		};
+		struct {
+			peer_stage_fn stage_fn;
+			void *stage_arg;
 		};
 	};
 };
@@ -126,12 +131,12 @@ struct peer {
 	uint8_t agent_id[16]; /* expected, proved once `known` */
 	uint64_t incarnation; /* of a known peer */
 	bool known;
-	bool hello_sent; /* on this connection */
-	bool peer_ready; /* we connected, and READY has come */
-	bool left;       /* said BYE in good order */
-	bool any_agent;  /* agent_id is whatever HELLO shows */
-	unsigned wants;  /* that are for it */
-	bool rdma;       /* its HELLO has the feature */
+	bool hello_sent;   /* on this connection */
+	bool peer_ready;   /* we connected, and READY has come */
+	bool left;         /* said BYE in good order */
+	bool any_agent;    /* agent_id is whatever HELLO shows */
+	unsigned wants;    /* that are for it */
+	uint64_t features; /* that both sides have */
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
 	char segment[SEGMENT_MAX + 1];
 	struct dray_addr addr; /* that we connect to, or that it connected from */

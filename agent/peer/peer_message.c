@@ -79,7 +79,7 @@ static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_impo
 		send_peer_error(peer, id, why.code ? (uint32_t)why.code : DRAY_E_INTERNAL, why.msg);
 		return;
 	}
-	if (peer->rdma && p->cfg->rdma.enable)
+	if (peer->features & PMSG_FEATURE_RDMA)
 		reply.rails.n = p->deps.up->grant_keys(p->deps.arg, peer->handle, reply.grant,
 						       rails, sizeof(rails) / PMSG_RAIL_SIZE);
 	if (reply.rails.n)
@@ -141,6 +141,10 @@ static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error
 		peer_close(peer, DRAY_E_PEER_LOST, "it refused to close a queue pair: %s: %s",
 			   dray_error_name(code), text);
 		r->qp_fn(r->qp_arg, DRAY_E_PEER_LOST, NULL);
+		free(r);
+		return;
+	case REQUEST_STAGE:
+		r->stage_fn(r->stage_arg, code);
 		free(r);
 		return;
 	case REQUEST_FENCE:
@@ -238,6 +242,16 @@ static void handle_close_reply(struct peer *peer, uint64_t id)
 	free(r);
 }
 
+static void handle_stage_reply(struct peer *peer, uint64_t id)
+{
+	struct request *r = answered(peer, id, REQUEST_STAGE, REQUEST_STAGE);
+
+	if (!r)
+		return;
+	r->stage_fn(r->stage_arg, DRAY_OK);
+	free(r);
+}
+
 /* --- dispatch ----------------------------------------------------------------------------------- */
 
 static void handle_bye(struct peer *peer, uint32_t code)
@@ -271,6 +285,8 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 		struct pmsg_qp_connect qp_connect;
 		struct pmsg_qp_connect_reply qp_connect_reply;
 		struct pmsg_qp_close qp_close;
+		struct pmsg_window window;
+		struct pmsg_stage stage;
 	} m;
 	const struct peers_deps *d = &peer->p->deps;
 
@@ -366,6 +382,19 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 	case PMSG_QP_CLOSE_REPLY:
 		handle_close_reply(peer, h->request_id);
 		return true;
+	case PMSG_WINDOW:
+		if (!DECODE(window))
+			return false;
+		d->up->window(d->arg, peer->handle, &m.window);
+		return true;
+	case PMSG_STAGE:
+		if (!DECODE(stage))
+			return false;
+		d->up->stage(d->arg, peer->handle, h->request_id, &m.stage);
+		return true;
+	case PMSG_STAGE_REPLY:
+		handle_stage_reply(peer, h->request_id);
+		return true;
 	case PMSG_HELLO:
 	case PMSG_READY:
 		dray_err_set(err, 0, DRAY_E_OUT_OF_ORDER, "%s again", pmsg_type_name(h->type));
@@ -382,7 +411,8 @@ static bool dispatch(struct peer *peer, const struct pmsg_header *h, const uint8
 static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
-	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE;
+	       type == PMSG_NOTIFY || type == PMSG_QP_CONNECT || type == PMSG_QP_CLOSE ||
+	       type == PMSG_STAGE;
 }
 
 void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_t *body)

@@ -37,6 +37,15 @@ void peers_send_keys(struct peers *p, dray_handle handle, uint64_t grant,
 	peer_send(peer, buf, pmsg_keys_encode(buf, sizeof(buf), 0, &m));
 }
 
+void peers_send_window(struct peers *p, dray_handle handle, const struct pmsg_window *m)
+{
+	uint8_t buf[PMSG_HEADER_SIZE + PMSG_WINDOW_BODY_MAX];
+	struct peer *peer = peer_up(p, handle);
+
+	if (peer)
+		peer_send(peer, buf, pmsg_window_encode(buf, sizeof(buf), 0, m));
+}
+
 /* --- requests of ours --------------------------------------------------------------------------- */
 
 static struct request *request(struct peer *peer, enum request_type type, int64_t timeout_ns,
@@ -86,6 +95,24 @@ int peers_qp_close(struct peers *p, dray_handle handle, uint64_t qp, peer_qp_fn 
 	return 0;
 }
 
+int peers_stage(struct peers *p, dray_handle handle, const struct pmsg_stage *m, peer_stage_fn fn,
+		void *arg)
+{
+	uint8_t buf[PMSG_HEADER_SIZE + PMSG_STAGE_BODY_MAX];
+	struct peer *peer = peer_up(p, handle);
+	struct request *r;
+
+	if (!peer)
+		return -ENOTCONN;
+	r = request_new(peer, REQUEST_STAGE, p->cfg->transfer.slice_timeout);
+	if (!r)
+		return -ENOMEM;
+	r->stage_fn = fn;
+	r->stage_arg = arg;
+	peer_send(peer, buf, pmsg_stage_encode(buf, sizeof(buf), r->id, m));
+	return 0;
+}
+
 void rails_handle_connect_reply(struct peer *peer, struct request *r,
 				const struct pmsg_qp_connect_reply *m)
 {
@@ -111,8 +138,8 @@ void peers_qp_connect_reply(struct peers *p, dray_handle handle, uint64_t reques
 		peer_send(peer, buf, pmsg_qp_connect_reply_encode(buf, sizeof(buf), request_id, m));
 }
 
-void peers_qp_connect_refuse(struct peers *p, dray_handle handle, uint64_t request_id,
-			     uint32_t code, const char *why)
+static void refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
+		   const char *why)
 {
 	struct peer *peer = peer_up(p, handle);
 
@@ -120,6 +147,28 @@ void peers_qp_connect_refuse(struct peers *p, dray_handle handle, uint64_t reque
 		return;
 	send_error(peer->conn, request_id, code, why);
 	peer->fsm.sent_ns = peers_now(p);
+}
+
+void peers_qp_connect_refuse(struct peers *p, dray_handle handle, uint64_t request_id,
+			     uint32_t code, const char *why)
+{
+	refuse(p, handle, request_id, code, why);
+}
+
+void peers_stage_refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
+			const char *why)
+{
+	refuse(p, handle, request_id, code, why);
+}
+
+void peers_stage_reply(struct peers *p, dray_handle handle, uint64_t request_id)
+{
+	uint8_t buf[PMSG_HEADER_SIZE + PMSG_STAGE_REPLY_BODY_MAX];
+	struct pmsg_stage_reply m = {};
+	struct peer *peer = peer_up(p, handle);
+
+	if (peer)
+		peer_send(peer, buf, pmsg_stage_reply_encode(buf, sizeof(buf), request_id, &m));
 }
 
 void peers_qp_close_reply(struct peers *p, dray_handle handle, uint64_t request_id)

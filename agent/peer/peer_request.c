@@ -67,6 +67,12 @@ static bool expire(struct peer *peer, struct request *r)
 			   "it did not answer for a queue pair within transfer.slice_timeout");
 		taken.qp_fn(taken.qp_arg, DRAY_E_PEER_LOST, NULL);
 		return true;
+	case REQUEST_STAGE:
+		peer_close(peer, DRAY_E_PEER_LOST,
+			   "it did not copy between its window and GPU memory within "
+			   "transfer.slice_timeout");
+		taken.stage_fn(taken.stage_arg, DRAY_E_PEER_LOST);
+		return true;
 	case REQUEST_FENCE:
 		peer_close(peer, DRAY_E_PEER_LOST,
 			   "it did not acknowledge a fence within peer.fence_timeout");
@@ -109,6 +115,8 @@ void requests_end(struct peer *peer, uint32_t code)
 			r->import->request = NULL;
 		if (r->type == REQUEST_QP_CONNECT || r->type == REQUEST_QP_CLOSE)
 			r->qp_fn(r->qp_arg, code ? code : DRAY_E_PEER_LOST, NULL);
+		if (r->type == REQUEST_STAGE)
+			r->stage_fn(r->stage_arg, code ? code : DRAY_E_PEER_LOST);
 		free(r);
 	}
 }

@@ -42,6 +42,22 @@ bool pmsg_probe_state_valid(unsigned int v)
 	return v >= 1 && v <= 2;
 }
 
+const char *pmsg_stage_kind_name(unsigned int v)
+{
+	switch (v) {
+	case PMSG_STAGE_KIND_GATHER:
+		return "gather";
+	case PMSG_STAGE_KIND_SCATTER:
+		return "scatter";
+	}
+	return "?";
+}
+
+bool pmsg_stage_kind_valid(unsigned int v)
+{
+	return v >= 1 && v <= 2;
+}
+
 const char *pmsg_type_name(unsigned int type)
 {
 	switch (type) {
@@ -91,6 +107,12 @@ const char *pmsg_type_name(unsigned int type)
 		return "probe";
 	case PMSG_PROBE_REPLY:
 		return "probe_reply";
+	case PMSG_WINDOW:
+		return "window";
+	case PMSG_STAGE:
+		return "stage";
+	case PMSG_STAGE_REPLY:
+		return "stage_reply";
 	}
 	return "?";
 }
@@ -874,6 +896,109 @@ int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
+int pmsg_window_decode(const void *body, size_t len, struct pmsg_window *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_window m;
+
+	if (len < 20)
+		return check_short(reterr, "window");
+	m.window = dray_le_get64(p + 0);
+	m.length = dray_le_get64(p + 8);
+	m.rails.n = dray_le_get32(p + 16);
+	m.rails.p = p + 20;
+	if (m.rails.n > 1024)
+		return check_large(reterr, "window.rails", m.rails.n, 1024);
+	if (len - 20 < (size_t)m.rails.n * 32)
+		return check_short(reterr, "window");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_window_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_window *m)
+{
+	size_t length = 20;
+	uint8_t *p;
+
+	if (m->rails.n > 1024)
+		return -EINVAL;
+	length += (size_t)m->rails.n * 32;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_WINDOW, length, request_id);
+	dray_le_put64(p + 0, m->window);
+	dray_le_put64(p + 8, m->length);
+	dray_le_put32(p + 16, m->rails.n);
+	put_bytes(p + 20, m->rails.p, (size_t)m->rails.n * 32);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_stage_decode(const void *body, size_t len, struct pmsg_stage *ret, struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct pmsg_stage m;
+
+	if (len < 40)
+		return check_short(reterr, "stage");
+	m.window = dray_le_get64(p + 0);
+	m.offset = dray_le_get64(p + 8);
+	m.length = dray_le_get64(p + 16);
+	m.grant = dray_le_get64(p + 24);
+	m.kind = p[32];
+	if (!pmsg_stage_kind_valid(m.kind))
+		return check_value(reterr, "stage.kind", m.kind);
+	m.class = p[33];
+	m.segs.n = dray_le_get32(p + 36);
+	m.segs.p = p + 40;
+	if (m.segs.n > 256)
+		return check_large(reterr, "stage.segs", m.segs.n, 256);
+	if (len - 40 < (size_t)m.segs.n * 16)
+		return check_short(reterr, "stage");
+	*ret = m;
+	return 0;
+}
+
+int pmsg_stage_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_stage *m)
+{
+	size_t length = 40;
+	uint8_t *p;
+
+	if (m->segs.n > 256)
+		return -EINVAL;
+	length += (size_t)m->segs.n * 16;
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, PMSG_STAGE, length, request_id);
+	dray_le_put64(p + 0, m->window);
+	dray_le_put64(p + 8, m->offset);
+	dray_le_put64(p + 16, m->length);
+	dray_le_put64(p + 24, m->grant);
+	p[32] = m->kind;
+	p[33] = m->class;
+	memset(p + 34, 0, 2);
+	dray_le_put32(p + 36, m->segs.n);
+	put_bytes(p + 40, m->segs.p, (size_t)m->segs.n * 16);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_stage_reply_decode(const void *body, size_t len, struct pmsg_stage_reply *ret,
+	struct dray_err *reterr)
+{
+	return 0;
+}
+
+int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_stage_reply *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_STAGE_REPLY, length, request_id);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
 static const uint16_t import_errors[] = { DRAY_E_TOKEN_INVALID, DRAY_E_TOKEN_EXPIRED,
 	DRAY_E_TOKEN_USED, DRAY_E_TOKEN_AUDIENCE, DRAY_E_INCARNATION, DRAY_E_REVOKED, DRAY_E_QUOTA,
 	DRAY_E_DRAINING, 0 };
@@ -885,6 +1010,9 @@ static const uint16_t qp_connect_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, 
 	DRAY_E_QUOTA, DRAY_E_NO_MEMORY, DRAY_E_IO, 0 };
 static const uint16_t qp_close_errors[] = { 0 };
 static const uint16_t probe_errors[] = { 0 };
+static const uint16_t stage_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, DRAY_E_QUOTA,
+	DRAY_E_NO_MEMORY, DRAY_E_REVOKED, DRAY_E_DENIED, DRAY_E_RANGE, DRAY_E_UNSUPPORTED,
+	DRAY_E_GPU_LOST, 0 };
 
 const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
 	{ PMSG_IMPORT, PMSG_IMPORT_REPLY, "import", import_errors },
@@ -894,4 +1022,5 @@ const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
 	{ PMSG_QP_CONNECT, PMSG_QP_CONNECT_REPLY, "qp_connect", qp_connect_errors },
 	{ PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY, "qp_close", qp_close_errors },
 	{ PMSG_PROBE, PMSG_PROBE_REPLY, "probe", probe_errors },
+	{ PMSG_STAGE, PMSG_STAGE_REPLY, "stage", stage_errors },
 };

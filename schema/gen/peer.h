@@ -14,7 +14,7 @@ struct dray_err;
 
 #define PMSG_MAGIC 0x50415244u
 #define PMSG_MAJOR 1
-#define PMSG_MINOR 2
+#define PMSG_MINOR 3
 #define PMSG_HEADER_SIZE 24
 
 #define PMSG_MESSAGE_MAX 65536 /* Bytes of one message, header included. */
@@ -48,9 +48,18 @@ enum pmsg_probe_state {
 const char *pmsg_probe_state_name(unsigned int v); /* "?" if unknown */
 bool pmsg_probe_state_valid(unsigned int v);
 
+/* Which way the owner copies. */
+enum pmsg_stage_kind {
+	PMSG_STAGE_KIND_GATHER = 1, /* From the granted range into the window. */
+	PMSG_STAGE_KIND_SCATTER = 2, /* From the window into the granted range. */
+};
+const char *pmsg_stage_kind_name(unsigned int v); /* "?" if unknown */
+bool pmsg_stage_kind_valid(unsigned int v);
+
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
-#define PMSG_FEATURE_ALL 3u
+#define PMSG_FEATURE_WINDOW 4u /* Windows, where both have rdma. Since 1.3. */
+#define PMSG_FEATURE_ALL 7u
 
 enum pmsg_type {
 	PMSG_HELLO = 0x0001,
@@ -76,6 +85,9 @@ enum pmsg_type {
 	PMSG_QP_CLOSE_REPLY = 0x800e,
 	PMSG_PROBE = 0x000f,
 	PMSG_PROBE_REPLY = 0x800f,
+	PMSG_WINDOW = 0x0010,
+	PMSG_STAGE = 0x0011,
+	PMSG_STAGE_REPLY = 0x8011,
 };
 const char *pmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -652,13 +664,60 @@ int pmsg_probe_reply_decode(const void *body, size_t len, struct pmsg_probe_repl
 int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_probe_reply *m);
 
+#define PMSG_WINDOW_MIN 20
+#define PMSG_WINDOW_BODY_MAX 32788
+/*
+ * Memory of the sender's that the receiver, and nobody else, reaches over rails, for bytes of
+ * granted ranges that no rail reaches: what there is from now on. Sent to agents that have the
+ * feature window. Since 1.3.
+ */
+struct pmsg_window {
+	/* Its id; another one is other memory, and what was said of the former is void. */
+	uint64_t window;
+	uint64_t length; /* Bytes; 0: there is none any more. */
+	struct dray_vec rails; /* How it is reached, with offsets in the window; empty: not now. */
+};
+int pmsg_window_decode(const void *body, size_t len, struct pmsg_window *ret,
+	struct dray_err *reterr);
+int pmsg_window_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_window *m);
+
+#define PMSG_STAGE_MIN 40
+#define PMSG_STAGE_BODY_MAX 4136
+/*
+ * Request. Asks the owner for a copy between the window that it gave and a granted range. The
+ * importer decides what lies where in the window; until the answer it leaves those bytes alone.
+ * Since 1.3.
+ */
+struct pmsg_stage {
+	uint64_t window; /* Id. */
+	uint64_t offset; /* Where the bytes lie in the window, one segment behind the other. */
+	uint64_t length; /* Bytes: the sum of the segments, at most frame_bytes_max. */
+	uint64_t grant; /* Handle. */
+	uint8_t kind; /* Which way. */
+	uint8_t class; /* Priority class. */
+	struct dray_vec segs; /* Pieces of the granted range. */
+};
+int pmsg_stage_decode(const void *body, size_t len, struct pmsg_stage *ret,
+	struct dray_err *reterr);
+int pmsg_stage_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_stage *m);
+
+#define PMSG_STAGE_REPLY_MIN 0
+#define PMSG_STAGE_REPLY_BODY_MAX 0
+/* All bytes are in place. Since 1.3. */
+struct pmsg_stage_reply {
+};
+int pmsg_stage_reply_decode(const void *body, size_t len, struct pmsg_stage_reply *ret,
+	struct dray_err *reterr);
+int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct pmsg_stage_reply *m);
+
 /* Requests and what answers them: the reply, or the error message. */
 struct pmsg_request_info {
 	uint16_t type, reply;
 	const char *name;
 	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
 };
-#define PMSG_REQUEST_N 7
+#define PMSG_REQUEST_N 8
 extern const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N];
 
 #endif

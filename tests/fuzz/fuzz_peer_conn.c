@@ -56,6 +56,11 @@ static const uint16_t rail_types[] = {
 	PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY,
 };
 
+/* Of windows: likewise, for the highest values of `type` there. */
+#define WINDOWS 0xf0
+
+static const uint16_t window_types[] = { PMSG_WINDOW, PMSG_STAGE, PMSG_STAGE_REPLY };
+
 static unsigned pending;
 static uint64_t last_import;
 
@@ -173,7 +178,8 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 				 type / DRAY_ARRAY_SIZE(types) };
 
 	if (which >= RAILS)
-		h.type = rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
+		h.type = type >= WINDOWS ? window_types[type % DRAY_ARRAY_SIZE(window_types)] :
+					   rail_types[type % DRAY_ARRAY_SIZE(rail_types)];
 	if (!c)
 		return;
 	pmsg_header_put(head, &h);
@@ -181,6 +187,13 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 	c = nth_conn(rig->peers, which % 8);
 	if (c)
 		conn_feed(c, p, n);
+}
+
+static void stage_answered(void *arg, uint32_t code)
+{
+	(void)arg;
+	(void)code;
+	dray_assert(asked--);
 }
 
 static void import_something(struct rig *rig, struct peer *peer, const uint8_t *p, size_t n)
@@ -203,7 +216,11 @@ static void ask_for_queue_pair(struct rig *rig, dray_handle peer, const uint8_t 
 
 	if (asked > 64)
 		return;
-	if (n && p[0] & 1)
+	if (n && p[0] == 0xff)
+		asked += peers_stage(rig->peers, peer,
+				     &(struct pmsg_stage){ .kind = PMSG_STAGE_KIND_GATHER },
+				     stage_answered, NULL) == 0;
+	else if (n && p[0] & 1)
 		asked += peers_qp_close(rig->peers, peer, m.qp, qp_answered, NULL) == 0;
 	else
 		asked += peers_qp_connect(rig->peers, peer, &m, qp_answered, NULL) == 0;

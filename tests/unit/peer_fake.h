@@ -63,6 +63,10 @@ struct rig {
 	uint64_t keys_grant, qp_request, qp_closed;
 	dray_handle qp_peer;
 	struct pmsg_qp_connect qp_asked;
+	uint64_t window, window_length, stage_request;
+	unsigned n_window_rails, n_stage_segs, stages;
+	dray_handle stage_peer;
+	struct pmsg_stage stage_asked; /* but for its segments */
 	uint64_t fence_grant, released_grant, fenced_grant, next_grant, grants_held;
 	uint64_t notify_tag;
 	char notify_payload[64];
@@ -246,12 +250,12 @@ static void rig_draining(void *arg, dray_handle peer)
 }
 
 /* Rails: what peers say of them is kept; connects are answered by the test. */
-static void rig_up(void *arg, dray_handle peer, bool rdma)
+static void rig_up(void *arg, dray_handle peer, uint64_t features)
 {
 	struct rig *r = arg;
 
 	(void)peer;
-	r->rdma_ups += rdma;
+	r->rdma_ups += (features & PMSG_FEATURE_RDMA) != 0;
 }
 
 static bool rig_down_rails(void *arg, dray_handle peer)
@@ -316,6 +320,27 @@ static void rig_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint6
 	r->qp_closes++;
 }
 
+static void rig_window(void *arg, dray_handle peer, const struct pmsg_window *m)
+{
+	struct rig *r = arg;
+
+	(void)peer;
+	r->window = m->window;
+	r->window_length = m->length;
+	r->n_window_rails = m->rails.n;
+}
+
+static void rig_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
+{
+	struct rig *r = arg;
+
+	r->stage_peer = peer;
+	r->stage_request = request_id;
+	r->stage_asked = *m;
+	r->n_stage_segs = m->segs.n;
+	r->stages++;
+}
+
 static const struct peers_upcalls rig_upcalls = {
 	.fenced = rig_fenced,
 	.lost = rig_lost,
@@ -329,6 +354,8 @@ static const struct peers_upcalls rig_upcalls = {
 	.grant_keys = rig_grant_keys,
 	.qp_connect = rig_qp_connect,
 	.qp_close = rig_qp_close,
+	.window = rig_window,
+	.stage = rig_stage,
 };
 
 /* --- making --------------------------------------------------------------------------------------- */

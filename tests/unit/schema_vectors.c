@@ -1188,7 +1188,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x3))
+	if (m.features != UINT64_C(0x7))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -1209,7 +1209,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x3),
+		.features = UINT64_C(0x7),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -1866,6 +1866,105 @@ static int encode_empty_pmsg_probe_reply(void *buf, size_t cap)
 	return pmsg_probe_reply_encode(buf, cap, VECTOR_REQUEST_ID, &m);
 }
 
+static const char *check_pmsg_window(const void *body, size_t len)
+{
+	struct pmsg_window m;
+
+	if (pmsg_window_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.window != UINT64_C(0x322b241d160f0801))
+		return "window";
+	if (m.length != UINT64_C(0x4f48413a332c251e))
+		return "length";
+	if (m.rails.n != 3 || memcmp(m.rails.p, "\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032", 96))
+		return "rails";
+	return NULL;
+}
+
+static int encode_pmsg_window(void *buf, size_t cap)
+{
+	const struct pmsg_window m = {
+		.window = UINT64_C(0x322b241d160f0801),
+		.length = UINT64_C(0x4f48413a332c251e),
+		.rails = { (const uint8_t *)"\073\102\111\120\130\137\146\155\165\174\203\212\221\230\237\246\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\130\137\146\155\165\174\203\212\222\231\240\247\256\265\274\303\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\165\174\203\212\222\231\240\247\257\266\275\304\313\322\331\340\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032", 3 },
+	};
+
+	return pmsg_window_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_window(void *buf, size_t cap)
+{
+	const struct pmsg_window m = {};
+
+	return pmsg_window_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_stage(const void *body, size_t len)
+{
+	struct pmsg_stage m;
+
+	if (pmsg_stage_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	if (m.window != UINT64_C(0x322b241d160f0801))
+		return "window";
+	if (m.offset != UINT64_C(0x4f48413a332c251e))
+		return "offset";
+	if (m.length != UINT64_C(0x6c655e575049423b))
+		return "length";
+	if (m.grant != UINT64_C(0x89827b746d665f58))
+		return "grant";
+	if (m.kind != UINT8_C(0x2))
+		return "kind";
+	if (m.class != UINT8_C(0x92))
+		return "class";
+	if (m.segs.n != 3 || memcmp(m.segs.p, "\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 48))
+		return "segs";
+	return NULL;
+}
+
+static int encode_pmsg_stage(void *buf, size_t cap)
+{
+	const struct pmsg_stage m = {
+		.window = UINT64_C(0x322b241d160f0801),
+		.offset = UINT64_C(0x4f48413a332c251e),
+		.length = UINT64_C(0x6c655e575049423b),
+		.grant = UINT64_C(0x89827b746d665f58),
+		.kind = UINT8_C(0x2),
+		.class = UINT8_C(0x92),
+		.segs = { (const uint8_t *)"\314\323\332\341\350\357\366\375\351\360\367\376\005\014\023\032\351\360\367\376\005\014\023\032\006\015\024\033\042\051\060\067\006\015\024\033\042\051\060\067\043\052\061\070\077\106\115\124", 3 },
+	};
+
+	return pmsg_stage_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static int encode_empty_pmsg_stage(void *buf, size_t cap)
+{
+	const struct pmsg_stage m = {
+		.kind = UINT8_C(0x1),
+	};
+
+	return pmsg_stage_encode(buf, cap, VECTOR_REQUEST_ID, &m);
+}
+
+static const char *check_pmsg_stage_reply(const void *body, size_t len)
+{
+	struct pmsg_stage_reply m;
+
+	if (pmsg_stage_reply_decode(body, len, &m, NULL) < 0)
+		return "(refused)";
+	return NULL;
+}
+
+static int encode_pmsg_stage_reply(void *buf, size_t cap)
+{
+	return pmsg_stage_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
+static int encode_empty_pmsg_stage_reply(void *buf, size_t cap)
+{
+	return pmsg_stage_reply_encode(buf, cap, VECTOR_REQUEST_ID, NULL);
+}
+
 static const char *check_record_dmsg_extent(const void *wire)
 {
 	struct dmsg_extent r;
@@ -2427,6 +2526,12 @@ const struct vector vectors[] = {
 	  check_pmsg_probe, encode_pmsg_probe, encode_empty_pmsg_probe, 0, NULL },
 	{ VECTOR_PEER, PMSG_PROBE_REPLY, "probe_reply", 40, PMSG_PROBE_REPLY_BODY_MAX,
 	  check_pmsg_probe_reply, encode_pmsg_probe_reply, encode_empty_pmsg_probe_reply, 0, NULL },
+	{ VECTOR_PEER, PMSG_WINDOW, "window", 20, PMSG_WINDOW_BODY_MAX,
+	  check_pmsg_window, encode_pmsg_window, encode_empty_pmsg_window, 0, NULL },
+	{ VECTOR_PEER, PMSG_STAGE, "stage", 40, PMSG_STAGE_BODY_MAX,
+	  check_pmsg_stage, encode_pmsg_stage, encode_empty_pmsg_stage, 0, NULL },
+	{ VECTOR_PEER, PMSG_STAGE_REPLY, "stage_reply", 0, PMSG_STAGE_REPLY_BODY_MAX,
+	  check_pmsg_stage_reply, encode_pmsg_stage_reply, encode_empty_pmsg_stage_reply, 0, NULL },
 };
 
 const struct vector_poke vector_pokes[] = {
@@ -2576,7 +2681,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[34], "segment_changed.reason", 34, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[35], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x4), 0 },
+	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x8), 0 },
 	{ &vectors[35], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[35], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },
@@ -2609,6 +2714,9 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x7f), DRAY_E_INVALID },
 	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[57], "probe_reply.version", 58, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[59], "stage.kind", 32, 1, UINT64_C(0x3), DRAY_E_INVALID },
+	{ &vectors[59], "stage.kind", 32, 1, UINT64_C(0xff), DRAY_E_INVALID },
+	{ &vectors[59], "stage.reserved", 34, 1, UINT64_C(0xff), 0 },
 };
 
 const struct vector_limit vector_limits[] = {
@@ -2690,6 +2798,10 @@ const struct vector_limit vector_limits[] = {
 	  "\141" },
 	{ &vectors[57], "probe_reply.version", 36, 1, 64,
 	  "\141" },
+	{ &vectors[58], "window.rails", 16, 32, 1024,
+	  "\001\010\017\026\036\045\054\063\073\102\111\120\127\136\145\154\130\137\146\155\164\173\202\211\165\174\203\212\221\230\237\246" },
+	{ &vectors[59], "stage.segs", 36, 16, 256,
+	  "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117" },
 };
 
 const struct vector_record vector_records[] = {
@@ -3098,6 +3210,24 @@ static int recode_peer(unsigned int type, const void *body, size_t len, uint64_t
 
 		r = pmsg_probe_reply_decode(body, len, &m, reterr);
 		return r < 0 ? r : pmsg_probe_reply_encode(buf, cap, id, &m);
+	}
+	case PMSG_WINDOW: {
+		struct pmsg_window m;
+
+		r = pmsg_window_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_window_encode(buf, cap, id, &m);
+	}
+	case PMSG_STAGE: {
+		struct pmsg_stage m;
+
+		r = pmsg_stage_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_stage_encode(buf, cap, id, &m);
+	}
+	case PMSG_STAGE_REPLY: {
+		struct pmsg_stage_reply m;
+
+		r = pmsg_stage_reply_decode(body, len, &m, reterr);
+		return r < 0 ? r : pmsg_stage_reply_encode(buf, cap, id, &m);
 	}
 	}
 	return -ENOENT;

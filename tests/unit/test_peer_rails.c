@@ -239,6 +239,90 @@ static void test_lost_in_between(void **state)
 	assert_int_equal(opened.done + closed.done, 2);
 }
 
+/* --- windows --------------------------------------------------------------------------------------- */
+
+struct staged {
+	unsigned done;
+	uint32_t code;
+};
+
+static void staged(void *arg, uint32_t code)
+{
+	struct staged *n = arg;
+
+	n->done++;
+	n->code = code;
+}
+
+static uint8_t segs[PMSG_SEGS_MAX * PMSG_SEG_SIZE];
+
+static const struct pmsg_stage asked = { .window = 3,
+					 .offset = 4096,
+					 .length = 65536,
+					 .grant = 17,
+					 .kind = PMSG_STAGE_KIND_SCATTER,
+					 .class = DMSG_CLASS_LATENCY,
+					 .segs = { .p = segs, .n = PMSG_SEGS_MAX } };
+
+static void test_window(void **state)
+{
+	uint8_t buf[2 * PMSG_RAIL_SIZE] = { 0 };
+	struct pmsg_window m = { .window = 3, .length = 1 << 20, .rails = { .p = buf, .n = 2 } };
+	struct staged n = {};
+	struct rig_import i;
+
+	connect_both(&i);
+	peers_send_window(s.b->peers, s.b->link->peer, &m);
+	UNTIL(s.a->window == 3);
+	assert_int_equal(s.a->window_length, 1 << 20);
+	assert_int_equal(s.a->n_window_rails, 2);
+	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	assert_int_equal(n.done, 0);
+	UNTIL(s.b->stages);
+	assert_memory_equal(&s.b->stage_asked, &asked, offsetof(struct pmsg_stage, class) + 1);
+	assert_int_equal(s.b->n_stage_segs, PMSG_SEGS_MAX);
+	peers_stage_reply(s.b->peers, s.b->stage_peer, s.b->stage_request);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_OK);
+
+	n = (struct staged){};
+	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	UNTIL(s.b->stages == 2);
+	peers_stage_refuse(s.b->peers, s.b->stage_peer, s.b->stage_request, DRAY_E_DENIED, "no");
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_E_DENIED);
+	assert_int_equal(peers_stage(s.a->peers, i.peer + 1000, &asked, staged, &n), -ENOTCONN);
+	assert_int_equal(n.done, 1);
+}
+
+/* Without an answer nobody knows what is still copied: the peer goes with it. */
+static void test_stage_no_answer(void **state)
+{
+	struct staged n = {};
+	struct rig_import i;
+
+	connect_both(&i);
+	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	UNTIL(s.a->lost);
+	assert_int_equal(n.done, 1);
+	assert_int_equal(n.code, DRAY_E_PEER_LOST);
+	assert_non_null(strstr(s.a->lost_why, "window"));
+}
+
+static void test_stage_lost_in_between(void **state)
+{
+	struct staged n = {};
+	struct rig_import i;
+
+	connect_both(&i);
+	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
+	s.b = rig_kill(s.b);
+	UNTIL(n.done);
+	assert_int_equal(n.code, DRAY_E_PEER_LOST);
+	rig_for(s.event, 20);
+	assert_int_equal(n.done, 1);
+}
+
 /* --- the end of a peer ----------------------------------------------------------------------------- */
 
 /* What the peer was granted stays pinned until no queue pair serves it any more. */
@@ -314,6 +398,9 @@ int main(void)
 		T(test_bad_answers),
 		T(test_no_answer),
 		T(test_lost_in_between),
+		T(test_window),
+		T(test_stage_no_answer),
+		T(test_stage_lost_in_between),
 		T(test_grants_wait_for_quiet),
 		T(test_grants_go_at_once),
 		T(test_requests_need_ids),

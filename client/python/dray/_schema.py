@@ -1555,7 +1555,7 @@ UNPACK = {
 
 PEER_MAGIC = 0x50415244
 PEER_MAJOR = 1
-PEER_MINOR = 2
+PEER_MINOR = 3
 PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
@@ -1573,9 +1573,14 @@ PEER_PROBE_STATE_RUNNING = 1  # New imports.
 PEER_PROBE_STATE_DRAINING = 2  # Nothing new: it will go.
 PEER_PROBE_STATE_NAMES = {1: "running", 2: "draining"}
 
+PEER_STAGE_KIND_GATHER = 1  # From the granted range into the window.
+PEER_STAGE_KIND_SCATTER = 2  # From the window into the granted range.
+PEER_STAGE_KIND_NAMES = {1: "gather", 2: "scatter"}
+
 PEER_FEATURE_TCP = 1  # Data streams over TCP.
 PEER_FEATURE_RDMA = 2  # Queue pairs.
-PEER_FEATURE_ALL = 3
+PEER_FEATURE_WINDOW = 4  # Windows, where both have rdma. Since 1.3.
+PEER_FEATURE_ALL = 7
 
 PEER_MSG_HELLO = 0x0001
 PEER_MSG_ERROR = 0x8000
@@ -1600,6 +1605,9 @@ PEER_MSG_QP_CLOSE = 0x000e
 PEER_MSG_QP_CLOSE_REPLY = 0x800e
 PEER_MSG_PROBE = 0x000f
 PEER_MSG_PROBE_REPLY = 0x800f
+PEER_MSG_WINDOW = 0x0010
+PEER_MSG_STAGE = 0x0011
+PEER_MSG_STAGE_REPLY = 0x8011
 PEER_TYPE_NAMES = {
     PEER_MSG_HELLO: "hello",
     PEER_MSG_ERROR: "error",
@@ -1624,6 +1632,9 @@ PEER_TYPE_NAMES = {
     PEER_MSG_QP_CLOSE_REPLY: "qp_close_reply",
     PEER_MSG_PROBE: "probe",
     PEER_MSG_PROBE_REPLY: "probe_reply",
+    PEER_MSG_WINDOW: "window",
+    PEER_MSG_STAGE: "stage",
+    PEER_MSG_STAGE_REPLY: "stage_reply",
 }
 
 # Region token, fixed part; followed by the segment as a string of up to 108 bytes.
@@ -2210,6 +2221,84 @@ def peer_unpack_probe_reply(body):
     return PeerProbeReply(major_min, major_max, state, agent_id, incarnation, segment, version)
 
 
+# Memory of the sender's that the receiver, and nobody else, reaches over rails, for bytes of
+# granted ranges that no rail reaches: what there is from now on. Sent to agents that have the
+# feature window. Since 1.3.
+PeerWindow = namedtuple("PeerWindow", "window length rails")
+_PEER_WINDOW_0 = Struct("<QQI")
+
+
+def peer_pack_window(request_id=0, window=0, length=0, rails=b""):
+    rails, n_rails = _put_vec("window.rails", rails, PEER_RAIL, 1024)
+    return peer_build(PEER_MSG_WINDOW, request_id, _PEER_WINDOW_0.pack(window, length, n_rails),
+                      rails)
+
+
+def peer_unpack_window(body):
+    left = len(body)
+    at = 0
+    if left < 20:
+        raise _short("window")
+    (window, length, n) = _PEER_WINDOW_0.unpack_from(body, at)
+    at += 20
+    left -= 20
+    if n > 1024:
+        raise _large("window.rails", n, 1024)
+    if left < n * 32:
+        raise _short("window")
+    rails = [PeerRail._make(r) for r in PEER_RAIL.iter_unpack(body[at:at + n * 32])]
+    at += n * 32
+    left -= n * 32
+    return PeerWindow(window, length, rails)
+
+
+# Asks the owner for a copy between the window that it gave and a granted range. The importer
+# decides what lies where in the window; until the answer it leaves those bytes alone. Since 1.3.
+PeerStage = namedtuple("PeerStage", "window offset length grant kind class_ segs")
+_PEER_STAGE_0 = Struct("<QQQQBB2xI")
+
+
+def peer_pack_stage(request_id=0, window=0, offset=0, length=0, grant=0, kind=0, class_=0,
+                    segs=b""):
+    segs, n_segs = _put_vec("stage.segs", segs, PEER_SEG, 256)
+    return peer_build(PEER_MSG_STAGE, request_id,
+                      _PEER_STAGE_0.pack(window, offset, length, grant, kind, class_,
+                                         n_segs),
+                      segs)
+
+
+def peer_unpack_stage(body):
+    left = len(body)
+    at = 0
+    if left < 40:
+        raise _short("stage")
+    (window, offset, length, grant, kind, class_, n) = _PEER_STAGE_0.unpack_from(body, at)
+    if kind not in PEER_STAGE_KIND_NAMES:
+        raise _value("stage.kind", kind)
+    at += 40
+    left -= 40
+    if n > 256:
+        raise _large("stage.segs", n, 256)
+    if left < n * 16:
+        raise _short("stage")
+    segs = [PeerSeg._make(r) for r in PEER_SEG.iter_unpack(body[at:at + n * 16])]
+    at += n * 16
+    left -= n * 16
+    return PeerStage(window, offset, length, grant, kind, class_, segs)
+
+
+# All bytes are in place. Since 1.3.
+PeerStageReply = namedtuple("PeerStageReply", "")
+
+
+def peer_pack_stage_reply(request_id=0):
+    return peer_build(PEER_MSG_STAGE_REPLY, request_id)
+
+
+def peer_unpack_stage_reply(body):
+    return PeerStageReply()
+
+
 PEER_UNPACK = {
     PEER_MSG_HELLO: peer_unpack_hello,
     PEER_MSG_ERROR: peer_unpack_error,
@@ -2234,4 +2323,7 @@ PEER_UNPACK = {
     PEER_MSG_QP_CLOSE_REPLY: peer_unpack_qp_close_reply,
     PEER_MSG_PROBE: peer_unpack_probe,
     PEER_MSG_PROBE_REPLY: peer_unpack_probe_reply,
+    PEER_MSG_WINDOW: peer_unpack_window,
+    PEER_MSG_STAGE: peer_unpack_stage,
+    PEER_MSG_STAGE_REPLY: peer_unpack_stage_reply,
 }
