@@ -154,7 +154,7 @@ static void up_peer_up(void *arg, dray_handle peer, uint64_t features)
 {
 	struct agent *a = arg;
 
-	rails_peer_up(a->rails, peer, features & PMSG_FEATURE_RDMA);
+	rails_peer_up(a->rails, peer, features);
 }
 
 static bool up_peer_down(void *arg, dray_handle peer)
@@ -193,10 +193,14 @@ static unsigned up_grant_keys(void *arg, dray_handle peer, dray_handle grant, ui
 	struct agent *a = arg;
 	uint64_t offset, length;
 	dray_handle region;
+	unsigned n;
 
 	if (!grant_range(a->regions, peer, grant, &region, &offset, &length))
 		return 0;
-	return rails_grant_keys(a->rails, region, offset, length, buf, max);
+	n = rails_grant_keys(a->rails, region, offset, length, buf, max);
+	if (!n && region_gpu(a->regions, region) >= 0)
+		rails_grant_staged(a->rails, peer, region);
+	return n;
 }
 
 static void up_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
@@ -216,17 +220,29 @@ static void up_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64
 
 static void up_window(void *arg, dray_handle peer, const struct pmsg_window *m)
 {
-	(void)arg;
-	(void)peer;
-	(void)m;
+	struct agent *a = arg;
+
+	rails_peer_window(a->rails, peer, m);
 }
 
 static void up_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
 {
 	struct agent *a = arg;
 
-	(void)m;
-	peers_stage_refuse(a->peers, peer, request_id, DRAY_E_NOT_FOUND, "there is no such window");
+	rails_peer_stage(a->rails, peer, request_id, m);
+}
+
+static int up_pin(void *arg, uint64_t bytes, gpu_host_fn done, void *done_arg)
+{
+	struct agent *a = arg;
+
+	return gpus_host_new(a->gpus, bytes, done, done_arg);
+}
+
+static void up_unpin(void *arg, struct gpu_host *h)
+{
+	(void)arg;
+	gpus_host_free(h);
 }
 
 static void up_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
@@ -673,6 +689,8 @@ static int start_work(struct agent *a, const struct dray_config *cfg, struct dra
 					      .changed = up_rail_changed,
 					      .peer_quiet = up_peer_quiet,
 					      .registered = up_region_registered,
+					      .pin = up_pin,
+					      .unpin = up_unpin,
 					      .arg = a },
 			reterr);
 	if (ret < 0)

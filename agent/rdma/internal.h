@@ -23,6 +23,8 @@
 #define FLUSH_BYTES 4096
 
 struct rail;
+struct window;
+struct rail_region;
 
 struct device {
 	struct dray_list link;
@@ -164,6 +166,10 @@ struct rail_peer {
 	struct rails *rails;
 	dray_handle handle;
 	bool rdma, down;
+	bool takes_windows;    /* it knows what they are */
+	bool wants_window;     /* it holds a grant of GPU memory that no rail reaches */
+	bool no_window;        /* there is no memory for it, and that was said */
+	struct window *window; /* the one it has; NULL: none */
 	bool ports_known, no_path_said;
 	struct pmsg_port said[RAILS_MAX]; /* its rails, as it said last */
 	uint32_t n_said;
@@ -204,11 +210,12 @@ struct rails {
 	struct nd_scan *scan;
 	struct rail *v[RAILS_MAX];
 	unsigned n;
-	struct dray_list devices, peers, regions, registrations;
+	struct dray_list devices, peers, regions, registrations, windows;
 	struct dray_handles qps;
 	uint64_t random;
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
+	uint64_t window_bytes, last_window;
 	bool settling; /* registrations_settle() is due */
 	struct job settle_job;
 };
@@ -239,6 +246,15 @@ void registrations_publish(struct rails *r);
 /* Rails have changed: regions that wait for a device may have waited for nothing. */
 void registrations_settle(struct rails *r);
 void registrations_free(struct rails *r);
+/* Memory that peers reach as they do a region's; window_published() tells of its keys. NULL: no memory. */
+struct rail_region *registration_window(struct window *w, struct rails *r, void *base,
+					uint64_t bytes);
+/* done(arg) once no device knows it; possibly inside the call. */
+void registration_remove(struct rail_region *region, void (*done)(void *arg), void *arg);
+/* Keys of [offset, offset + length) as wire records of pmsg_rail, and back; NULL: there are none. */
+unsigned registration_wire(const struct rail_keys *k, uint64_t offset, uint64_t length,
+			   uint8_t *buf, unsigned max);
+struct rail_keys *registration_read(const struct dray_vec *rails, uint64_t length);
 
 /* --- paths.c --- */
 struct rail_peer *rail_peer_get(struct rails *r, dray_handle peer);
@@ -267,6 +283,19 @@ bool path_in_use(const struct path *path);
 /* --- serve.c --- */
 void serve_lose_rail(struct rail *rail);
 void serve_peer_down(struct rail_peer *peer);
+
+/* --- window.c --- */
+/* It was granted GPU memory that no rail reaches. */
+void window_want(struct rails *r, dray_handle peer);
+/* It is reached: it gets a window if it lacks one that it wants. */
+void window_check(struct rail_peer *peer);
+void window_published(struct window *w, const struct rail_keys *keys);
+/* The peer is down: what it had goes. */
+void windows_peer_down(struct rails *r, dray_handle peer);
+void windows_free(struct rails *r);
+/* From a worker: a copy that we serve is over; a copy is to be asked for. */
+void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code);
+void window_handle_ask(struct rails *r, struct rdma_ask *ask);
 
 /* --- qp.c: the verbs of a queue pair's life; on a job's thread --- */
 struct qp_end {

@@ -242,6 +242,8 @@ static void match_done(struct job *j)
 		free(gone);
 	}
 	paths_tell(peer);
+	if (n)
+		window_check(peer);
 	if (peer->match_again)
 		match(peer);
 	else
@@ -296,11 +298,11 @@ void paths_refresh(struct rails *r)
 
 /* --- peers come and go ------------------------------------------------------------------------------------ */
 
-void rails_peer_up(struct rails *r, dray_handle handle, bool rdma)
+void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 {
 	struct rail_peer *peer;
 
-	if (!rdma)
+	if (!(features & PMSG_FEATURE_RDMA))
 		return;
 	peer = calloc(1, sizeof(*peer));
 	if (!peer)
@@ -308,6 +310,7 @@ void rails_peer_up(struct rails *r, dray_handle handle, bool rdma)
 	peer->rails = r;
 	peer->handle = handle;
 	peer->rdma = true;
+	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
 	dray_list_init(&peer->paths);
 	dray_list_init(&peer->qps);
 	dray_list_init(&peer->serving);
@@ -321,6 +324,7 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 
 	if (!peer)
 		return false;
+	windows_peer_down(r, handle);
 	peer->down = true;
 	peer->quiet_due = !dray_list_empty(&peer->serving);
 	if (!peer->quiet_due && dray_list_empty(&peer->qps)) {

@@ -289,6 +289,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->peers);
 	dray_list_init(&r->regions);
 	dray_list_init(&r->registrations);
+	dray_list_init(&r->windows);
 	dray_handles_init(&r->qps, UINT32_MAX);
 	if (RAND_bytes((unsigned char *)&r->random, sizeof(r->random)) != 1)
 		r->random = (uint64_t)dray_now().ns;
@@ -329,6 +330,7 @@ struct rails *rails_free(struct rails *r)
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		rail_peer_free(peer);
 	registrations_free(r);
+	windows_free(r);
 	dray_list_for_each(&r->devices, d, struct device, link)
 		device_end(d);
 	for (unsigned i = 0; i < r->n; i++)
@@ -386,6 +388,12 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	case RDMA_FALLBACK:
 		log_fallback(r, m->peer, m->code);
 		break;
+	case RDMA_ASK:
+		window_handle_ask(r, m->arg);
+		break;
+	case RDMA_COPIED:
+		window_handle_copied(r, m->arg, m->code);
+		break;
 	case RDMA_RAIL_UP:
 	case RDMA_RAIL_DOWN:
 	case RDMA_PATHS:
@@ -394,6 +402,9 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	case RDMA_QP_DEAD:
 	case RDMA_STAGING:
 	case RDMA_UNREACHABLE:
+	case RDMA_WINDOW:
+	case RDMA_ANSWER:
+	case RDMA_COPY:
 		break;
 	}
 }
@@ -445,6 +456,7 @@ uint64_t rails_metric(struct rails *r, enum dray_metric m)
 		{ DRAY_METRIC_MEMORY_REGION_BYTES, r->mr_bytes },
 		{ DRAY_METRIC_REGISTRATION_FAILURES_TOTAL, r->registration_failures },
 		{ DRAY_METRIC_FALLBACKS_TOTAL, r->fallbacks_total },
+		{ DRAY_METRIC_GPU_WINDOW_BYTES, r->window_bytes },
 	};
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)

@@ -19,6 +19,7 @@
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"
 
+struct gpu_host;
 struct rails;
 
 /* Pieces that one message takes. */
@@ -45,6 +46,15 @@ struct rails_deps {
 	 * Once for each, but for those that are removed before; never inside rails_region_add().
 	 */
 	void (*registered)(void *arg, dray_handle region, bool usable, const char *why);
+	/*
+	 * Pinned host memory that GPUs reach, for a window: done() later, with it or NULL with err; -errno: there is none.
+	 * unpin(): nothing uses it any more. What is not given back lasts until the GPUs are given back.
+	 */
+	int (*pin)(void *arg, uint64_t bytes,
+		   void (*done)(void *done_arg, struct gpu_host *h, void *base,
+				const struct dray_err *err),
+		   void *done_arg);
+	void (*unpin)(void *arg, struct gpu_host *h);
 	void *arg;
 };
 
@@ -91,8 +101,8 @@ void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t by
 
 /* --- of peers --- */
 
-/* The control connection stands. rdma: both sides have the feature. */
-void rails_peer_up(struct rails *r, dray_handle peer, bool rdma);
+/* The control connection stands. features: PMSG_FEATURE_*, those that both sides have. */
+void rails_peer_up(struct rails *r, dray_handle peer, uint64_t features);
 /* It is over. True: peer_quiet() follows; false: nothing served it. */
 bool rails_peer_down(struct rails *r, dray_handle peer);
 void rails_peer_ports(struct rails *r, dray_handle peer, const struct dray_vec *ports);
@@ -104,6 +114,13 @@ void rails_peer_close(struct rails *r, dray_handle peer, uint64_t request_id, ui
 /* Keys of [offset, offset + length) of a region, as wire records of pmsg_rail. Returns how many; 0: none. */
 unsigned rails_grant_keys(struct rails *r, dray_handle region, uint64_t offset, uint64_t length,
 			  uint8_t *buf, unsigned max);
+/* The peer was granted GPU memory that has no keys: where it gets none, its bytes pass through a window. */
+void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle region);
+/* What the peer says of its window for us. */
+void rails_peer_window(struct rails *r, dray_handle peer, const struct pmsg_window *m);
+/* It asks for a copy between its window and a grant. */
+void rails_peer_stage(struct rails *r, dray_handle peer, uint64_t request_id,
+		      const struct pmsg_stage *m);
 
 /* --- what others may see --- */
 

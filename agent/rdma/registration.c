@@ -43,7 +43,7 @@ struct registration {
 	uint64_t length, iova;
 	struct region_dmabuf dmabuf; /* fd -1: memory at base; else the region's */
 	uint16_t access;
-	bool ours; /* staging memory: peers have no access */
+	bool ours; /* workers' staging memory: peers have no access */
 	uint32_t refs;
 	struct dray_list mrs;
 };
@@ -67,9 +67,10 @@ struct rail_region {
 	struct dray_list link;
 	struct rails *rails;
 	const struct region_view *view;
-	dray_handle handle;      /* 0: staging memory, which has a view of its own */
+	dray_handle handle;      /* 0: staging memory or a window, which have views of their own */
 	struct region_view *own; /* that one */
 	unsigned worker;         /* whose staging memory it is */
+	struct window *window;   /* NULL: it is none */
 	struct rail_keys *keys;  /* what was published last */
 	struct dray_list sets;
 	bool removing;
@@ -435,7 +436,7 @@ static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64
 
 	if (!buf)
 		return;
-	v.n = rails_grant_keys(r, region->handle, offset, length, buf, RAILS_KEYS_MAX);
+	v.n = registration_wire(region->keys, offset, length, buf, RAILS_KEYS_MAX);
 	peers_send_keys(r->deps.peers, peer, grant, &v);
 	free(buf);
 }
@@ -451,6 +452,17 @@ static void tell_worker(const struct rail_region *region)
 						    .arg = k } });
 }
 
+static void want_window(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+			uint64_t length)
+{
+	(void)grant;
+	(void)offset;
+	(void)length;
+	window_want(arg, peer);
+}
+
+static bool is_pending(struct rails *r, const struct rail_region *region);
+
 /* Workers and importers learn of the keys there are now. */
 static void publish(struct rail_region *region)
 {
@@ -458,9 +470,14 @@ static void publish(struct rail_region *region)
 	struct rail_keys *former = region->keys;
 
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
+	if (!region->keys && !region->removing && region->view->memory == REGION_GPU &&
+	    !is_pending(r, region))
+		grants_of_region(r->deps.regions, region->handle, want_window, r);
 	if (!region->keys && !former)
 		return;
-	if (region->own)
+	if (region->window)
+		window_published(region->window, region->keys);
+	else if (region->own)
 		tell_worker(region);
 	else
 		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
@@ -496,11 +513,9 @@ void registrations_device_down(struct device *d)
 				mrs_drop(m);
 }
 
-unsigned rails_grant_keys(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
-			  uint8_t *buf, unsigned max)
+unsigned registration_wire(const struct rail_keys *k, uint64_t offset, uint64_t length,
+			   uint8_t *buf, unsigned max)
 {
-	struct rail_region *region = region_get(r, handle);
-	const struct rail_keys *k = region ? region->keys : NULL;
 	unsigned n = 0, whole = 0;
 
 	for (uint32_t i = 0; k && i < k->n; i++) {
@@ -525,8 +540,24 @@ unsigned rails_grant_keys(struct rails *r, dray_handle handle, uint64_t offset, 
 	return n;
 }
 
-void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
-		     const struct dray_vec *rails)
+unsigned rails_grant_keys(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
+			  uint8_t *buf, unsigned max)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	return registration_wire(region ? region->keys : NULL, offset, length, buf, max);
+}
+
+void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle handle)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	/* what devices may yet take is decided when they have: publish() */
+	if (!region || !is_pending(r, region))
+		window_want(r, peer);
+}
+
+struct rail_keys *registration_read(const struct dray_vec *rails, uint64_t length)
 {
 	struct rail_keys *k = rails->n ? rail_keys_new(rails->n) : NULL;
 
@@ -538,7 +569,13 @@ void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t
 	}
 	if (k)
 		rail_keys_seal(k, length, false);
-	r->deps.remote_keys(r->deps.arg, peer, grant, k);
+	return k;
+}
+
+void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
+		     const struct dray_vec *rails)
+{
+	r->deps.remote_keys(r->deps.arg, peer, grant, registration_read(rails, length));
 }
 
 /* --- regions --------------------------------------------------------------------------------------------- */
@@ -667,18 +704,21 @@ static bool registrable(const struct region_view *view, const struct region_dmab
 	return true;
 }
 
-static void add(struct rails *r, const struct region_view *view,
-		const struct region_dmabuf *dmabufs, struct region_view *own, unsigned worker)
+/* own: the view, where it is memory of ours. NULL: no memory. */
+static struct rail_region *add(struct rails *r, const struct region_view *view,
+			       const struct region_dmabuf *dmabufs, struct region_view *own,
+			       unsigned worker, struct window *window)
 {
 	struct rail_region *region =
 		calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
 
 	if (!region) {
 		free(own);
-		return;
+		return NULL;
 	}
 	region->own = own;
 	region->worker = worker;
+	region->window = window;
 	region->rails = r;
 	region->view = view;
 	region->handle = view->o.handle;
@@ -686,13 +726,14 @@ static void add(struct rails *r, const struct region_view *view,
 	for (uint32_t i = 0; i < view->n_extents; i++) {
 		const struct extent_view *e = &view->extents[i];
 		struct registration *g = registration_get(r, e->base, e->length, view->o.access,
-							  dmabufs ? &dmabufs[i] : NULL, own);
+							  dmabufs ? &dmabufs[i] : NULL,
+							  own && !window);
 
 		if (!g) {
 			parts_release(region);
 			free(own);
 			free(region);
-			return;
+			return NULL;
 		}
 		region->parts[region->n++] = (struct part){
 			.registration = g,
@@ -707,31 +748,51 @@ static void add(struct rails *r, const struct region_view *view,
 	publish(region);
 	if (region->waited_for)
 		registrations_settle(r);
+	return region;
 }
 
 void rails_region_add(struct rails *r, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs)
 {
 	if (r->cfg->rdma.enable && registrable(view, dmabufs))
-		add(r, view, dmabufs, NULL, 0);
+		add(r, view, dmabufs, NULL, 0, NULL);
 }
 
-void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
+static struct rail_region *add_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
+				   struct window *window)
 {
-	struct region_view *view;
+	struct region_view *view = calloc(1, sizeof(*view) + sizeof(view->extents[0]));
 
-	if (!r->cfg->rdma.enable)
-		return;
-	view = calloc(1, sizeof(*view) + sizeof(view->extents[0]));
 	if (!view)
-		return;
+		return NULL;
 	view->o = (struct object_view){ .kind = OBJECT_REGION,
 					.length = bytes,
 					.access = DMSG_ACCESS_ALL };
 	view->memory = REGION_HOST;
 	view->n_extents = 1;
 	view->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
-	add(r, view, NULL, view, worker);
+	return add(r, view, NULL, view, worker, window);
+}
+
+void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
+{
+	if (r->cfg->rdma.enable)
+		add_own(r, base, bytes, worker, NULL);
+}
+
+struct rail_region *registration_window(struct window *w, struct rails *r, void *base,
+					uint64_t bytes)
+{
+	return add_own(r, base, bytes, 0, w);
+}
+
+void registration_remove(struct rail_region *region, void (*done)(void *arg), void *arg)
+{
+	region->removing = true;
+	region->done = done;
+	region->arg = arg;
+	publish(region);
+	region_check(region);
 }
 
 void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
@@ -742,11 +803,7 @@ void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void 
 		done(arg);
 		return;
 	}
-	region->removing = true;
-	region->done = done;
-	region->arg = arg;
-	publish(region);
-	region_check(region);
+	registration_remove(region, done, arg);
 }
 
 void rails_region_revoked(struct rails *r, dray_handle handle)

@@ -29,6 +29,8 @@ static int rdma_init(struct core *c, void **ret_state)
 	dray_list_init(&r->peer_list);
 	dray_list_init(&r->pulling[0]);
 	dray_list_init(&r->pulling[1]);
+	dray_list_init(&r->copies);
+	dray_list_init(&r->copied);
 	dray_handles_init(&r->posts, UINT32_MAX);
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		r->rails[i] = (struct rdma_rail){ .source.fd = -1, .rdma = r };
@@ -299,13 +301,18 @@ static bool rdma_progress(struct core *c, void *state)
 	}
 	if (!dray_list_empty(&r->pulling[DMSG_CLASS_BULK]))
 		pull(r, DMSG_CLASS_BULK);
+	if (!dray_list_empty(&r->copied)) {
+		rdma_copies_progress(r);
+		some = true;
+	}
 	return some;
 }
 
 static bool rdma_announce(struct core *c, void *state)
 {
 	struct rdma *r = state;
-	bool work = !dray_list_empty(&r->pulling[0]) || !dray_list_empty(&r->pulling[1]);
+	bool work = !dray_list_empty(&r->pulling[0]) || !dray_list_empty(&r->pulling[1]) ||
+		    !dray_list_empty(&r->copied);
 
 	(void)c;
 	for (uint64_t left = r->rails_up; left; left &= left - 1)
@@ -318,6 +325,12 @@ static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	(void)c;
 	if (x->channel && x->channel->ops == &transport_rdma)
 		rdma_channel_stop(channel_of(state, x->channel), x, urgent);
+}
+
+static void rdma_drop(struct core *c, void *state, struct object *o)
+{
+	(void)c;
+	rdma_copies_drop(state, o);
 }
 
 static int64_t post_tick(struct rdma_post *p)
@@ -422,6 +435,12 @@ static void take_dead(struct rdma *r, dray_handle handle, uint64_t id)
 	peer_check(peer);
 }
 
+static void take_share(struct rdma_share *share)
+{
+	rail_keys_unref(share->keys);
+	free(share);
+}
+
 static void rdma_take(struct core *c, void *state, const struct transport_message *m)
 {
 	struct rdma *r = state;
@@ -454,6 +473,12 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 	case RDMA_STAGING:
 		take_staging(r, m->arg);
 		break;
+	case RDMA_WINDOW:
+		take_share(m->arg);
+		break;
+	case RDMA_COPY:
+		rdma_copy_start(r, m->arg);
+		break;
 	case RDMA_UNREACHABLE:
 		peer = rdma_peer_get(r, m->peer);
 		if (peer && !peer->down)
@@ -463,6 +488,9 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 	case RDMA_QP_LOST:
 	case RDMA_WANTED:
 	case RDMA_FALLBACK:
+	case RDMA_ASK:
+	case RDMA_ANSWER:
+	case RDMA_COPIED:
 		break;
 	}
 }
@@ -477,6 +505,7 @@ const struct transport_ops transport_rdma = {
 	.progress = rdma_progress,
 	.announce = rdma_announce,
 	.stop = rdma_stop,
+	.drop = rdma_drop,
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,

@@ -21,6 +21,7 @@
 #include "agent/transfer/sched.h"
 #include "agent/transfer/xfer.h"
 #include "agent/transport/link.h"
+#include "agent/transport/rdma_copy.h"
 #include "agent/transport/rdma_message.h"
 #include "agent/transport/stage_post.h"
 #include "agent/transport/transport.h"
@@ -139,11 +140,12 @@ struct rdma {
 	struct dray_list peer_list;
 	struct dray_handles posts;
 	struct rdma_rail rails[RAILS_MAX];
-	uint64_t rails_up;           /* set of them */
-	struct dray_list pulling[2]; /* by class */
-	int64_t timer_ns;            /* when tick() has something to do */
-	struct rdma_list *list;      /* made with the first rail */
-	struct rail_keys *staging;   /* of the worker's staging memory; NULL: not registered */
+	uint64_t rails_up;               /* set of them */
+	struct dray_list pulling[2];     /* by class */
+	int64_t timer_ns;                /* when tick() has something to do */
+	struct rdma_list *list;          /* made with the first rail */
+	struct rail_keys *staging;       /* of the worker's staging memory; NULL: not registered */
+	struct dray_list copies, copied; /* rdma_copy.c: under way, and those whose round is done */
 };
 
 /* rdma.c */

@@ -14,12 +14,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lib/handle.h"
 #include "schema/gen/data.h"
+#include "schema/gen/peer.h"
 
 struct ibv_comp_channel;
 struct ibv_cq;
 struct ibv_qp;
 struct rail_keys;
+struct rdma_copy;
 
 enum rdma_message {
 	/* to the worker */
@@ -30,12 +33,17 @@ enum rdma_message {
 	RDMA_QP_LOSE,   /* peer, id: stop using it; answered by QP_LOST, unless that is under way */
 	RDMA_QP_DEAD,   /* peer, id */
 	RDMA_STAGING, /* arg: struct rail_keys of this worker's staging memory; NULL: none. One reference, consumed */
+	RDMA_WINDOW, /* peer; arg: struct rdma_share, consumed */
+	RDMA_ANSWER, /* peer; arg: struct rdma_ask that was lent; code: DRAY_OK or why it is not done */
+	RDMA_COPY, /* peer; arg: struct rdma_copy, borrowed until COPIED */
 	RDMA_UNREACHABLE, /* peer, id: class: no queue pair of it could be had; what waits goes elsewhere */
 	/* from the worker */
 	RDMA_RAIL_GONE, /* id: rail */
 	RDMA_QP_LOST,   /* peer, id; code: enum ibv_wc_status, or one of enum rdma_loss */
 	RDMA_WANTED,    /* peer: this worker has something for it and no queue pair yet */
 	RDMA_FALLBACK,  /* peer; code: enum rdma_fallback; said when it changes */
+	RDMA_ASK,       /* peer; arg: struct rdma_ask, borrowed until ANSWER, which always comes */
+	RDMA_COPIED,    /* peer; arg: struct rdma_copy; code: DRAY_OK or why it is not done */
 };
 
 /* Above every enum ibv_wc_status. */
@@ -78,6 +86,22 @@ struct rdma_pair {
 struct rdma_paths {
 	uint32_t n;
 	struct rdma_pair v[];
+};
+
+/* This worker's part of the window that the peer has given us. */
+struct rdma_share {
+	uint64_t window;         /* its id */
+	uint64_t offset, length; /* in it; 0: there is none any more */
+	struct rail_keys *keys;  /* of all of it; NULL: not reached now. One reference */
+};
+
+/* A copy that the owner of a window is asked for. */
+struct rdma_ask {
+	dray_handle peer;
+	unsigned worker;
+	void *rails; /* the control thread's */
+	struct pmsg_stage m;
+	uint8_t segs[PMSG_SEGS_MAX * PMSG_SEG_SIZE]; /* of m, in wire form */
 };
 
 /* A queue pair that is ready to send. */

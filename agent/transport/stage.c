@@ -132,6 +132,13 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 	return b;
 }
 
+void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class class)
+{
+	*b = (struct stage_buffer){ .base = base, .class = (uint8_t) class };
+	dray_list_init(&b->link);
+	dray_list_init(&b->copy_link);
+}
+
 /* Who finds none left waits again, behind those that did not wait for it so far. */
 static void wake(struct core *c, struct dray_list *waiters)
 {
@@ -276,7 +283,7 @@ void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to
 	struct stage *st = c->stage;
 	int ret = -EAGAIN;
 
-	dray_assert(!b->busy && b->n_ranges && b->bytes <= st->unit);
+	dray_assert(!b->busy && b->n_ranges && b->bytes <= PMSG_FRAME_BYTES_MAX);
 	b->busy = true;
 	b->done = done;
 	b->device = (uint8_t)device;

@@ -83,6 +83,11 @@ void stage_charge(struct stage_buffer *b, struct stage_account *account);
 void stage_lose(struct stage_buffer *b, unsigned device);
 /* The device was started anew: nothing of before is under way on it. */
 void stage_device_up(struct core *c, unsigned device);
+/*
+ * Memory that is not of the pool, and pinned like it: for stage_copy() and stage_finish() alone. With the ranges' bytes one
+ * copy of it may have up to PMSG_FRAME_BYTES_MAX.
+ */
+void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class class);
 /* It is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
 /* Waits already: nothing. The pool is up. */

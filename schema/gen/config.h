@@ -136,6 +136,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_GPU_DEVICES,
 	DRAY_CONFIG_KEY_GPU_MULTIPROCESSORS,
 	DRAY_CONFIG_KEY_GPU_STAGING,
+	DRAY_CONFIG_KEY_GPU_WINDOW,
+	DRAY_CONFIG_KEY_GPU_WINDOWS,
 	DRAY_CONFIG_KEY_GPU_PIN_HOST,
 	DRAY_CONFIG_KEY_TCP_STREAMS,
 	DRAY_CONFIG_KEY_TCP_LATENCY_STREAMS,
@@ -442,6 +444,14 @@ struct dray_config {
 		 * move directly; taken when the first GPU is used.
 		 */
 		int64_t staging;
+		/*
+		 * Pinned host memory for each peer that imports GPU memory of this agent's which no
+		 * RDMA device takes: their bytes pass through it, by RDMA; 0: such transfers go by
+		 * TCP.
+		 */
+		int64_t window;
+		/* All of these together; peers that come when it is used up are served by TCP. */
+		int64_t windows;
 		/*
 		 * Pin regions of host memory while a GPU is in use, so that it reaches them
 		 * directly. Without, their bytes are staged.

@@ -25,6 +25,8 @@ enum dray_metric {
 	DRAY_METRIC_GPU_LOST_TOTAL, /* Times that a GPU was lost. */
 	DRAY_METRIC_GPU_CONTEXTS, /* GPUs with a context of this agent. */
 	DRAY_METRIC_GPU_PINNED_BYTES, /* Host memory of regions pinned for GPUs. */
+	/* Pinned host memory through which peers reach GPU memory by RDMA (gpu.window). */
+	DRAY_METRIC_GPU_WINDOW_BYTES,
 	DRAY_METRIC_TCP_SENT_BYTES_TOTAL, /* Payload bytes sent over TCP streams. */
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */

@@ -1,0 +1,702 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rails, registrations and queue pairs on verbs that are functions here, with workers and peers that only
+ * keep what they are told. Jobs run in their real threads; the loop is turned until what is awaited is there. For one
+ * source of a program.
+ */
+#ifndef DRAY_TESTS_UNIT_RAILS_FIXTURE_H
+#define DRAY_TESTS_UNIT_RAILS_FIXTURE_H
+
+#include "agent/rdma/rails.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "agent/rdma/internal.h"
+#include "lib/log.h"
+#include "tests/unit/cm.h"
+
+#define GIB (1ull << 30)
+#define REGION(n) (1ull << 32 | (n))
+#define PEER (1ull << 32 | 77)
+#define TOLD_MAX 1024
+
+struct lab {
+	sd_event *event;
+	struct dray_config cfg;
+	struct worker_pool pool;
+	struct rails *rails;
+	struct nd_scan *scan;
+
+	/* what workers and peers were told */
+	struct transport_message told[TOLD_MAX];
+	unsigned n_told;
+	struct rail_keys *keys;    /* of the region that was published last; one reference */
+	struct rail_keys *held;    /* as a work request in flight would */
+	struct rail_keys *staging; /* as told last; its reference */
+	unsigned published, ports, n_ports, keys_sent, quiet;
+	struct pmsg_qp_connect asked[16];
+	peer_qp_fn asked_fn[16];
+	void *asked_arg[16];
+	unsigned n_asked;
+	peer_qp_fn close_fn;
+	void *close_arg;
+	unsigned closes, replies, refusals, close_replies;
+	struct pmsg_window window; /* as told last, but for its rails */
+	unsigned windows, window_rails;
+	peer_stage_fn stage_fn;
+	void *stage_arg;
+	int stage_error;
+	uint64_t staged; /* the request that was answered last */
+	uint32_t stage_code;
+	struct rdma_share share; /* as told last; its keys */
+	/* memory that was asked for, and given back */
+	void (*pinned_fn)(void *arg, struct gpu_host *h, void *base, const struct dray_err *err);
+	void *pinned_arg;
+	uint64_t pinned_bytes;
+	unsigned pins, unpins;
+	unsigned done;
+	unsigned answers; /* to who waits for a DMA-BUF's registration */
+	bool usable;
+	char why[400];
+};
+
+/* What the verbs do; written by the test between jobs. */
+static struct {
+	_Atomic int open_error, reg_error, create_error, modify_error;
+	_Atomic int max_cqe; /* 0: plenty */
+	_Atomic unsigned least_depth;
+	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
+	_Atomic unsigned registered, next_key;
+	_Atomic uint64_t largest;
+	_Atomic int last_fd;
+	_Atomic uint64_t last_offset;
+	_Atomic unsigned last_access;
+} dev;
+
+struct context {
+	struct ibv_context c;
+	_Atomic int objects;
+};
+
+static struct lab *lab;
+
+/* --- verbs ------------------------------------------------------------------------------------------- */
+
+static inline int v_open(const char *device, struct ibv_context **ret)
+{
+	struct context *c;
+
+	(void)device;
+	if (dev.open_error)
+		return dev.open_error;
+	c = calloc(1, sizeof(*c));
+	c->c.async_fd = eventfd(0, EFD_NONBLOCK);
+	dev.contexts++;
+	*ret = &c->c;
+	return 0;
+}
+
+static inline int v_close(struct ibv_context *c)
+{
+	/* not an assertion: this is another thread */
+	dev.closed_in_use += ((struct context *)c)->objects != 0;
+	close(c->async_fd);
+	free(c);
+	dev.contexts--;
+	return 0;
+}
+
+static inline int v_query_device(struct ibv_context *c, struct ibv_device_attr *ret)
+{
+	(void)c;
+	*ret = (struct ibv_device_attr){ .max_qp_wr = 1024,
+					 .max_sge = 8,
+					 .max_cqe = dev.max_cqe ? dev.max_cqe : 1 << 20,
+					 .max_mr = 100,
+					 .max_mr_size = UINT64_MAX,
+					 .max_qp_rd_atom = 8,
+					 .max_qp_init_rd_atom = 4 };
+	return 0;
+}
+
+static inline int v_query_port(struct ibv_context *c, uint8_t port, struct ibv_port_attr *ret)
+{
+	(void)c;
+	(void)port;
+	(void)ret;
+	return 0;
+}
+
+/* Each object counts in one place and is a piece of memory of its own. */
+#define MAKE(type, of, counter)              \
+	type *o_ = calloc(1, sizeof(*o_));   \
+	if (!o_)                             \
+		return -ENOMEM;              \
+	o_->context = (of);                  \
+	((struct context *)(of))->objects++; \
+	dev.counter++;                       \
+	*ret = o_;
+
+#define UNMAKE(o, counter)                           \
+	((struct context *)(o)->context)->objects--; \
+	free(o);                                     \
+	dev.counter--;                               \
+	return 0
+
+static inline int v_alloc_pd(struct ibv_context *c, struct ibv_pd **ret)
+{
+	MAKE(struct ibv_pd, c, pds)
+	return 0;
+}
+
+static inline int v_dealloc_pd(struct ibv_pd *pd)
+{
+	UNMAKE(pd, pds);
+}
+
+static inline int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint64_t bytes,
+			   uint64_t iova, unsigned access, struct ibv_mr **ret)
+{
+	(void)p;
+	(void)iova;
+	if (bytes != FLUSH_BYTES) {
+		dev.last_access = access;
+		dev.last_fd = fd;
+		dev.last_offset = offset;
+	}
+	/* the device's own flush word is always taken */
+	if (dev.reg_error && bytes != FLUSH_BYTES)
+		return dev.reg_error;
+	MAKE(struct ibv_mr, pd->context, mrs)
+	(*ret)->lkey = ++dev.next_key;
+	(*ret)->rkey = dev.next_key + 1000;
+	if (bytes != FLUSH_BYTES)
+		dev.registered++;
+	if (bytes > dev.largest)
+		dev.largest = bytes;
+	return 0;
+}
+
+static inline int v_dereg_mr(struct ibv_mr *mr)
+{
+	UNMAKE(mr, mrs);
+}
+
+static inline int v_create_channel(struct ibv_context *c, struct ibv_comp_channel **ret)
+{
+	MAKE(struct ibv_comp_channel, c, channels)
+	return 0;
+}
+
+static inline int v_destroy_channel(struct ibv_comp_channel *c)
+{
+	UNMAKE(c, channels);
+}
+
+static inline int v_create_cq(struct ibv_context *c, int entries, struct ibv_comp_channel *channel,
+			      struct ibv_cq **ret)
+{
+	(void)channel;
+	dev.asked_too_much += dev.max_cqe && entries > dev.max_cqe;
+	MAKE(struct ibv_cq, c, cqs)
+	(*ret)->cqe = entries;
+	return 0;
+}
+
+static inline int v_resize_cq(struct ibv_cq *cq, int entries)
+{
+	if (dev.max_cqe && entries > dev.max_cqe)
+		return -EINVAL;
+	cq->cqe = entries;
+	return 0;
+}
+
+static inline int v_destroy_cq(struct ibv_cq *cq)
+{
+	UNMAKE(cq, cqs);
+}
+
+static inline int v_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, struct ibv_qp **ret)
+{
+	if (dev.create_error)
+		return dev.create_error;
+	if (!dev.least_depth || attr->cap.max_send_wr < dev.least_depth)
+		dev.least_depth = attr->cap.max_send_wr;
+	dev.asked_too_much += attr->cap.max_send_wr > 1024 || attr->cap.max_send_sge > 8;
+	MAKE(struct ibv_qp, pd->context, qps)
+	(*ret)->qp_num = 17;
+	return 0;
+}
+
+static inline int v_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	(void)qp;
+	(void)mask;
+	return attr->qp_state == IBV_QPS_RTR ? dev.modify_error : 0;
+}
+
+static inline int v_destroy_qp(struct ibv_qp *qp)
+{
+	UNMAKE(qp, qps);
+}
+
+static const struct verbs verbs = {
+	.open = v_open,
+	.close = v_close,
+	.query_device = v_query_device,
+	.query_port = v_query_port,
+	.alloc_pd = v_alloc_pd,
+	.dealloc_pd = v_dealloc_pd,
+	.reg_mr = v_reg_mr,
+	.dereg_mr = v_dereg_mr,
+	.create_channel = v_create_channel,
+	.destroy_channel = v_destroy_channel,
+	.create_cq = v_create_cq,
+	.resize_cq = v_resize_cq,
+	.destroy_cq = v_destroy_cq,
+	.create_qp = v_create_qp,
+	.modify_qp = v_modify_qp,
+	.destroy_qp = v_destroy_qp,
+};
+
+/* --- workers and peers --------------------------------------------------------------------------------- */
+
+static inline void keep(const struct transport_message *m)
+{
+	assert_true(lab->n_told < TOLD_MAX);
+	lab->told[lab->n_told++] = *m;
+	if (m->type == RDMA_PATHS || m->type == RDMA_QP_UP)
+		free(m->arg);
+	if (m->type == RDMA_WINDOW) {
+		rail_keys_unref(lab->share.keys);
+		lab->share = *(struct rdma_share *)m->arg;
+		free(m->arg);
+	}
+	if (m->type == RDMA_STAGING) {
+		rail_keys_unref(lab->staging);
+		lab->staging = m->arg;
+	}
+}
+
+void worker_post(struct worker *w, const struct command *cmd)
+{
+	(void)w;
+	assert_int_equal(cmd->type, COMMAND_TRANSPORT);
+	keep(&cmd->message);
+}
+
+void pool_message(struct worker_pool *p, const struct transport_message *m)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		keep(m);
+}
+
+void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+	       struct rail_keys *keys)
+{
+	(void)p;
+	(void)kind;
+	(void)handle;
+	rail_keys_unref(lab->keys);
+	lab->keys = keys ? rail_keys_ref(keys) : NULL;
+	lab->published++;
+}
+
+void grants_of_region(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+				 uint64_t length),
+		      void *arg)
+{
+	(void)r;
+	(void)region;
+	fn(arg, PEER, 5, 4096, 8192);
+}
+
+void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports)
+{
+	(void)p;
+	(void)peer;
+	lab->ports++;
+	lab->n_ports = ports->n;
+}
+
+void peers_send_keys(struct peers *p, dray_handle peer, uint64_t grant,
+		     const struct dray_vec *rails)
+{
+	(void)p;
+	(void)peer;
+	(void)rails;
+	assert_int_equal(grant, 5);
+	lab->keys_sent++;
+}
+
+int peers_qp_connect(struct peers *p, dray_handle peer, const struct pmsg_qp_connect *m,
+		     peer_qp_fn fn, void *arg)
+{
+	(void)p;
+	(void)peer;
+	assert_true(lab->n_asked < 16);
+	lab->asked[lab->n_asked] = *m;
+	lab->asked_fn[lab->n_asked] = fn;
+	lab->asked_arg[lab->n_asked++] = arg;
+	return 0;
+}
+
+int peers_qp_close(struct peers *p, dray_handle peer, uint64_t qp, peer_qp_fn fn, void *arg)
+{
+	(void)p;
+	(void)peer;
+	(void)qp;
+	lab->close_fn = fn;
+	lab->close_arg = arg;
+	lab->closes++;
+	return 0;
+}
+
+void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_id,
+			    const struct pmsg_qp_connect_reply *m)
+{
+	(void)p;
+	(void)peer;
+	(void)request_id;
+	assert_int_equal(m->qpn, 17);
+	lab->replies++;
+}
+
+void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+			     const char *why)
+{
+	(void)p;
+	(void)peer;
+	(void)request_id;
+	assert_true(code && *why);
+	lab->refusals++;
+}
+
+void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id)
+{
+	(void)p;
+	(void)peer;
+	(void)request_id;
+	lab->close_replies++;
+}
+
+void peers_send_window(struct peers *p, dray_handle peer, const struct pmsg_window *m)
+{
+	(void)p;
+	assert_int_equal(peer, PEER);
+	lab->window = *m;
+	lab->window_rails = m->rails.n;
+	lab->windows++;
+}
+
+int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_stage_fn fn,
+		void *arg)
+{
+	(void)p;
+	(void)peer;
+	(void)m;
+	lab->stage_fn = fn;
+	lab->stage_arg = arg;
+	return lab->stage_error;
+}
+
+void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id)
+{
+	(void)p;
+	(void)peer;
+	lab->staged = request_id;
+}
+
+void peers_stage_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+			const char *why)
+{
+	(void)p;
+	(void)peer;
+	assert_true(code && *why);
+	lab->staged = request_id;
+	lab->stage_code = code;
+}
+
+/* Each of ours reaches the one of theirs that has its number. */
+int nd_rails_to(const struct nd_source *s, const struct nd_scan *scan,
+		const struct nd_remote_port *ports, size_t n_ports, struct nd_rail **ret,
+		size_t *ret_n)
+{
+	size_t n = dray_min(scan->devices.n, n_ports);
+
+	(void)s;
+	(void)ports;
+	*ret = calloc(n + 1, sizeof(**ret));
+	for (size_t i = 0; i < n; i++) {
+		(*ret)[i] = (struct nd_rail){
+			.device = (uint16_t)i, .remote = (uint16_t)i, .mtu = 4096, .reachable = true
+		};
+		snprintf((*ret)[i].reason, ND_REASON_MAX, "same subnet");
+	}
+	*ret_n = n;
+	return 0;
+}
+
+static inline void remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
+{
+	(void)arg;
+	(void)peer;
+	(void)grant;
+	rail_keys_unref(keys);
+}
+
+static inline int worker_node(void *arg, unsigned worker)
+{
+	(void)arg;
+	(void)worker;
+	return -1;
+}
+
+static inline void peer_quiet(void *arg, dray_handle peer)
+{
+	(void)arg;
+	assert_int_equal(peer, PEER);
+	lab->quiet++;
+}
+
+/* --- the lab --------------------------------------------------------------------------------------------- */
+
+/* So many devices of one port each; `active` of them have a link. */
+static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
+{
+	struct nd_scan *s = calloc(1, sizeof(*s));
+
+	atomic_init(&s->refs, 1);
+	s->devices.v = calloc(devices + 1, sizeof(*s->devices.v));
+	s->devices.n = devices;
+	for (unsigned i = 0; i < devices; i++) {
+		struct nd_device *d = &s->devices.v[i];
+
+		snprintf(d->name, sizeof(d->name), "dev%u", i);
+		d->index = i;
+		d->numa = -1;
+		d->n_ports = 1;
+		d->ports = calloc(1, sizeof(*d->ports));
+		d->ports[0].number = 1;
+		d->ports[0].state = i < active ? ND_PORT_ACTIVE : ND_PORT_DOWN;
+		d->ports[0].layer = ND_LAYER_ETHERNET;
+		d->ports[0].active_mtu = 4096;
+		d->ports[0].gids.v = calloc(1, sizeof(struct nd_gid));
+		d->ports[0].gids.n = 1;
+		d->ports[0].gids.v[0] = (struct nd_gid){ .index = gid_index,
+							 .type = ND_GID_ROCE_V2,
+							 .gid.s6_addr = { [15] = 1 } };
+	}
+	rails_follow(lab->rails, s);
+	nd_scan_free(s);
+}
+
+/* Turns the loop until it holds. */
+#define UNTIL(condition)                                \
+	do {                                            \
+		for (int n_ = 0; !(condition); n_++) {  \
+			assert_true(n_ < 2000);         \
+			sd_event_run(lab->event, 5000); \
+		}                                       \
+	} while (0)
+
+static inline void answered(void *arg, dray_handle region, bool usable, const char *why)
+{
+	(void)arg;
+	(void)region;
+	lab->answers++;
+	lab->usable = usable;
+	snprintf(lab->why, sizeof(lab->why), "%s", why);
+}
+
+static inline int pin(void *arg, uint64_t bytes,
+		      void (*done)(void *done_arg, struct gpu_host *h, void *base,
+				   const struct dray_err *err),
+		      void *done_arg)
+{
+	(void)arg;
+	lab->pinned_bytes = bytes;
+	lab->pinned_fn = done;
+	lab->pinned_arg = done_arg;
+	lab->pins++;
+	return 0;
+}
+
+static inline void unpin(void *arg, struct gpu_host *h)
+{
+	(void)arg;
+	assert_non_null(h);
+	lab->unpins++;
+}
+
+static inline int setup(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	(void)state;
+	dray_log_set_level(DRAY_LOG_ERROR);
+	memset(&dev, 0, sizeof(dev));
+	lab = calloc(1, sizeof(*lab));
+	lab->pool.n = 1;
+	lab->cfg.rdma.enable = true;
+	lab->cfg.rdma.queue_pairs = 2;
+	lab->cfg.rdma.latency_queue_pairs = 1;
+	lab->cfg.rdma.queue_depth = 2048;
+	lab->cfg.rdma.outstanding_reads = 16;
+	lab->cfg.peer.backoff_min = 1000000;
+	lab->cfg.peer.backoff_max = 2000000;
+	assert_true(sd_event_new(&lab->event) >= 0);
+	assert_int_equal(rails_new(&lab->rails,
+				   &(struct rails_deps){ .event = lab->event,
+							 .cfg = &lab->cfg,
+							 .pool = &lab->pool,
+							 .verbs = &verbs,
+							 .remote_keys = remote_keys,
+							 .worker_node = worker_node,
+							 .peer_quiet = peer_quiet,
+							 .registered = answered,
+							 .pin = pin,
+							 .unpin = unpin },
+				   &err),
+			 0);
+	return 0;
+}
+
+static inline unsigned told(enum rdma_message type)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < lab->n_told; i++)
+		n += lab->told[i].type == type;
+	return n;
+}
+
+static inline const struct transport_message *last(enum rdma_message type)
+{
+	for (unsigned i = lab->n_told; i-- > 0;)
+		if (lab->told[i].type == type)
+			return &lab->told[i];
+	fail_msg("message %d was not sent", (int)type);
+	return NULL;
+}
+
+static inline void say(enum rdma_message type, uint64_t id, uint32_t code)
+{
+	rails_handle_message(lab->rails, 0,
+			     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+							  .type = type,
+							  .peer = PEER,
+							  .id = id,
+							  .code = code });
+}
+
+/* Workers let go of the completion queues of rails that are down. */
+static inline void let_go(unsigned *said)
+{
+	for (; *said < lab->n_told; ++*said)
+		if (lab->told[*said].type == RDMA_RAIL_DOWN)
+			say(RDMA_RAIL_GONE, lab->told[*said].id, 0);
+}
+
+static inline const char *state_of(unsigned device)
+{
+	char name[8];
+	struct rail_info i = { .state = "none" };
+
+	snprintf(name, sizeof(name), "dev%u", device);
+	rails_port_info(lab->rails, name, 1, &i);
+	return i.state;
+}
+
+#define IS(device, text) (!strcmp(state_of(device), text))
+
+/* Everything goes, and nothing of the devices is left. */
+static inline int teardown(void **state)
+{
+	unsigned said = lab->n_told;
+
+	(void)state;
+	if (lab->rails) {
+		see(0, 0, 0);
+		for (int n = 0; dev.contexts && n < 2000; n++) {
+			let_go(&said);
+			sd_event_run(lab->event, 5000);
+		}
+		assert_int_equal(
+			dev.contexts + dev.mrs + dev.qps + dev.cqs + dev.pds + dev.channels, 0);
+		rails_free(lab->rails);
+	}
+	assert_int_equal(dev.closed_in_use + dev.asked_too_much, 0);
+	rail_keys_unref(lab->keys);
+	rail_keys_unref(lab->staging);
+	rail_keys_unref(lab->share.keys);
+	sd_event_unref(lab->event);
+	free(lab);
+	return 0;
+}
+
+static inline struct region_view *view_new(dray_handle handle, uint64_t base, uint64_t length,
+					   uint16_t access)
+{
+	struct region_view *v = calloc(1, sizeof(*v) + sizeof(v->extents[0]));
+
+	v->o = (struct object_view){ OBJECT_REGION, handle, 1, 1, length, access };
+	v->n_extents = 1;
+	v->extents[0] = (struct extent_view){ 0, length, (uint8_t *)(uintptr_t)base, -1 };
+	return v;
+}
+
+static inline void removed(void *arg)
+{
+	(void)arg;
+	lab->done++;
+}
+
+static inline void remove_region(struct region_view *v)
+{
+	unsigned done = lab->done;
+
+	rails_region_remove(lab->rails, v->o.handle, removed, NULL);
+	UNTIL(lab->done > done);
+	free(v);
+}
+
+static inline const char *text_of(const struct region_view *v)
+{
+	static char buf[512];
+
+	return rails_region_text(lab->rails, v->o.handle, buf, sizeof(buf));
+}
+
+static inline void meet(unsigned ports)
+{
+	uint8_t buf[4 * PMSG_PORT_SIZE];
+
+	for (unsigned i = 0; i < ports; i++)
+		pmsg_port_put(
+			buf + (size_t)i * PMSG_PORT_SIZE,
+			&(struct pmsg_port){ .rail = i, .mtu = 4096, .gid_type = 2, .layer = 2 });
+	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW);
+	rails_peer_ports(lab->rails, PEER, &(struct dray_vec){ buf, ports });
+	UNTIL(told(RDMA_PATHS) > 0);
+}
+
+static inline void part(void)
+{
+	rails_peer_down(lab->rails, PEER);
+	for (unsigned i = 0, n = lab->n_told; i < n; i++)
+		if (lab->told[i].type == RDMA_QP_UP)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);
+	UNTIL(dev.qps == 0);
+}
+
+#endif
