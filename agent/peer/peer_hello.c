@@ -41,7 +41,8 @@ static const char up_already[] = "this agent is connected already, and that conn
 
 static uint64_t features(const struct peers *p)
 {
-	return PMSG_FEATURE_TCP | (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA : 0);
+	return PMSG_FEATURE_TCP |
+	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 
 void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE])

@@ -348,7 +348,8 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 		[RDMA_FALLBACK_LOCAL] =
 			"the region here is not registered with a device that reaches it",
 		[RDMA_FALLBACK_REMOTE] =
-			"its owner has not registered the region with a device in reach",
+			"its owner has neither registered the region with a device in reach "
+			"nor given a window for it",
 		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair to it could be had",
 	};
 

@@ -34,6 +34,7 @@ struct crew;
 struct gpu_worker;
 struct stage;
 struct stage_buffer;
+struct window_buffer;
 struct peer_link;
 struct rail_keys;
 struct xfer;
@@ -69,6 +70,7 @@ struct object {
 	bool retired;       /* its users may finish */
 	bool pinned;        /* regions of host memory: GPUs reach it */
 	bool drop_urgent;   /* its owner is dead: no grace */
+	bool no_window;     /* remotes: its owner does not stage it */
 	struct rail_keys *
 		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 };
@@ -109,7 +111,9 @@ struct slice {
 	struct object *grant;  /* reserved for transports that serve peers */
 	/* its bytes pass through this (transport/stage.h), which is given back with the slice; NULL: they do not */
 	struct stage_buffer *staged;
-	uint64_t id; /* unique in this worker */
+	struct window_buffer
+		*window; /* and through this at the peer (transport/rdma_window.h), likewise */
+	uint64_t id;     /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
 	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "agent/transfer/xfer.h"
+#include "agent/transport/rdma_window.h"
 #include "agent/transport/stage.h"
 #include "agent/transport/transport.h"
 #include "lib/assert.h"
@@ -139,6 +140,7 @@ static struct slice *slice_new(struct core *c)
 	s->id = ++c->next_slice_id;
 	s->grant = NULL;
 	s->staged = NULL;
+	s->window = NULL;
 	s->bytes = 0;
 	s->n_local = s->n_remote = 0;
 	s->n_ops = 0;
@@ -366,6 +368,9 @@ void sched_slice_free(struct core *c, struct slice *s)
 	if (s->staged)
 		stage_put(c, s->staged);
 	s->staged = NULL;
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
 	if (c->slices_free < SLICES_KEPT) {
 		dray_list_add_front(&c->free_slices, &s->link);
 		c->slices_free++;

@@ -86,12 +86,14 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 		return -ENOMEM;
 	peer->rdma = r;
 	peer->link = link;
+	dray_list_init(&peer->windows);
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
 		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
 		stage_post_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
 				&peer->staged, staging_ready);
+		window_channel_init(ch, (enum dmsg_class)k, link, &peer->staged);
 		ch->peer = peer;
 		dray_list_init(&ch->pull_link);
 		dray_list_init(&ch->posts);
@@ -109,14 +111,17 @@ static void peer_free(struct rdma_peer *peer)
 		dray_list_del(&peer->channels[k].pull_link);
 		channel_deinit(&peer->channels[k].ch);
 		stage_post_deinit(&peer->channels[k].staging);
+		window_channel_deinit(&peer->channels[k].win);
 	}
+	dray_list_for_each(&peer->windows, w, struct rdma_window, link)
+		window_free(w);
 	dray_list_del(&peer->peers_link);
 	peer->rdma->peers[dray_handle_index(peer->link->peer)] = NULL;
 	free(peer->paths);
 	free(peer);
 }
 
-/* Down, and none of its queue pairs is left: the worker lets go of it. */
+/* Down, none of its queue pairs is left, and all it was asked for is answered: the worker lets go of it. */
 static void peer_check(struct rdma_peer *peer)
 {
 	struct core *c = peer->rdma->c;
@@ -126,7 +131,7 @@ static void peer_check(struct rdma_peer *peer)
 		if (!dray_list_empty(&peer->channels[k].posts) ||
 		    !dray_list_empty(&peer->channels[k].lost))
 			return;
-	if (!peer->down)
+	if (!peer->down || peer->asks)
 		return;
 	peer_free(peer);
 	c->up->peer_gone(c, handle);
@@ -147,6 +152,7 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
 			rdma_post_lose(p, RDMA_LOSS_PEER);
 		stage_post_stop(c, &peer->channels[k].staging, NULL, true, &over);
+		window_channel_stop(&peer->channels[k], NULL, true, &over);
 	}
 	/* the worker has stopped all its transfers: what was neither posted nor being copied has ended with that */
 	xfer_slices_end(c, &over, code);
@@ -178,72 +184,12 @@ static void rdma_deinit(struct core *c, void *state)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x, bool staged)
-{
-	const struct rail_keys *local = staged ? peer->rdma->staging : x->local->keys;
-	/* of several reasons the one that was nearest to success */
-	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
-
-	for (uint32_t i = 0; i < peer->paths->n; i++) {
-		const struct rdma_pair *p = &peer->paths->v[i];
-
-		if (!rail_keys_have(local, p->rail))
-			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
-		else if (!rail_keys_have(x->remote->keys, p->to_rail))
-			why = RDMA_FALLBACK_REMOTE;
-		else
-			return peer->channels[x->class].unreachable ? RDMA_FALLBACK_UNREACHABLE :
-								      RDMA_FALLBACK_NONE;
-	}
-	return why;
-}
-
-static void want(struct rdma_channel *ch)
+void rdma_want(struct rdma_channel *ch)
 {
 	if (ch->wanted || !dray_list_empty(&ch->posts))
 		return;
 	ch->wanted = true;
 	rdma_tell(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
-}
-
-static bool may_stage(struct core *c, const struct rdma *r, const struct xfer *x)
-{
-	const struct region_view *local = (const struct region_view *)x->local->view;
-
-	return local->memory == REGION_GPU && r->staging && stage_is_up(c) &&
-	       gpu_is_up(c, local->gpu);
-}
-
-static struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
-{
-	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
-	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
-	struct rdma_channel *ch;
-	enum rdma_fallback why;
-	bool staged;
-
-	if (!peer || peer->down)
-		return NULL;
-	ch = &peer->channels[x->class];
-	/* both agents have registered it: which rails reach each other is being found out */
-	if (!peer->paths) {
-		staged = !x->local->keys;
-		if (!x->remote->keys || (staged && !may_stage(c, state, x)))
-			return NULL;
-		return staged ? &ch->staging.ch : &ch->ch;
-	}
-	why = rdma_judge(peer, x, false);
-	staged = why && may_stage(c, state, x);
-	if (staged)
-		why = rdma_judge(peer, x, true);
-	if (why != peer->fallback) {
-		peer->fallback = why;
-		rdma_tell(state, RDMA_FALLBACK, remote->peer, 0, why);
-	}
-	if (why)
-		return NULL;
-	want(ch);
-	return staged ? &ch->staging.ch : &ch->ch;
 }
 
 void rdma_pull_later(struct rdma_channel *ch)
@@ -385,7 +331,7 @@ static void peer_changed(struct rdma_peer *peer)
 
 		if (!rdma_channel_has_work(ch))
 			continue;
-		want(ch);
+		rdma_want(ch);
 		rdma_pull_later(ch);
 	}
 }
@@ -435,10 +381,22 @@ static void take_dead(struct rdma *r, dray_handle handle, uint64_t id)
 	peer_check(peer);
 }
 
-static void take_share(struct rdma_share *share)
+static void take_share(struct rdma_peer *peer, struct rdma_share *share)
 {
+	if (peer && !peer->down) {
+		window_take_share(peer, share);
+		return;
+	}
 	rail_keys_unref(share->keys);
 	free(share);
+}
+
+static void take_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
+{
+	/* it waits for that */
+	dray_assert(peer && peer->asks);
+	window_answered(peer, ask, code);
+	peer_check(peer);
 }
 
 static void rdma_take(struct core *c, void *state, const struct transport_message *m)
@@ -474,7 +432,10 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 		take_staging(r, m->arg);
 		break;
 	case RDMA_WINDOW:
-		take_share(m->arg);
+		take_share(rdma_peer_get(r, m->peer), m->arg);
+		break;
+	case RDMA_ANSWER:
+		take_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
 		break;
 	case RDMA_COPY:
 		rdma_copy_start(r, m->arg);
@@ -489,7 +450,6 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 	case RDMA_WANTED:
 	case RDMA_FALLBACK:
 	case RDMA_ASK:
-	case RDMA_ANSWER:
 	case RDMA_COPIED:
 		break;
 	}

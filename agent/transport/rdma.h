@@ -9,7 +9,8 @@
  * until both its ends are dead, then goes out again on another (rdma_stop.c).
  *
  * GPU memory that is registered is memory like other. Where it is not, its bytes pass through staging buffers, which
- * are (stage_post.h). A device may use such a buffer for longer than its slice lives: then the entry keeps it.
+ * are (stage_post.h). Memory of the peer's that none of its devices knows is reached by a window (rdma_window.h).
+ * A device may use such a buffer for longer than its slice lives: then the entry keeps it.
  */
 #ifndef DRAY_AGENT_TRANSPORT_RDMA_H
 #define DRAY_AGENT_TRANSPORT_RDMA_H
@@ -23,6 +24,7 @@
 #include "agent/transport/link.h"
 #include "agent/transport/rdma_copy.h"
 #include "agent/transport/rdma_message.h"
+#include "agent/transport/rdma_window.h"
 #include "agent/transport/stage_post.h"
 #include "agent/transport/transport.h"
 #include "lib/cleanup.h"
@@ -45,7 +47,8 @@ struct rdma_peer;
 struct rdma_entry {
 	struct slice *slice;    /* ends with this entry; NULL: a part, or nobody waits any more */
 	struct rail_keys *keys; /* of the local region or of staging memory, held */
-	struct stage_buffer *staged; /* of a slice that was left behind: the device may use it */
+	struct stage_buffer *staged;  /* of a slice that was left behind: the device may use it */
+	struct window_buffer *window; /* likewise */
 	struct object *
 		remote; /* held where the slice was left behind: its owner must not think us done */
 	uint64_t bytes;
@@ -81,14 +84,16 @@ struct rdma_post {
 	struct slice *partial;     /* begun, and for lack of room not posted to its end */
 	struct rdma_cursor at;     /* in it */
 	struct rail_keys *keys[2]; /* its local and remote keys, held */
+	struct pmsg_seg windowed;  /* its place in the peer's window */
 };
 
 struct rdma_channel {
 	struct channel ch; /* first */
 	struct rdma_peer *peer;
 	struct stage_post
-		staging;  /* transfers whose local region is GPU memory that is not registered */
-	bool staged_next; /* queue pairs are offered slices of both kinds by turns */
+		staging; /* transfers whose local region is GPU memory that is not registered */
+	struct window_channel win;  /* transfers that pass through the peer's window */
+	unsigned next;              /* queue pairs are offered slices of all kinds by turns */
 	struct dray_list pull_link; /* on rdma->pulling[class] while it may have something to post */
 	struct dray_list posts, lost;
 	struct dray_list retry; /* slices to go out before new ones */
@@ -103,8 +108,11 @@ struct rdma_peer {
 	struct dray_list peers_link;
 	struct rdma_channel channels[2]; /* by class */
 	struct stage_account staged;     /* its staging buffers */
-	struct rdma_paths *paths;        /* NULL: never told */
-	enum rdma_fallback fallback;     /* last said */
+	struct rdma_window *window;      /* that it gave us; NULL: none */
+	struct dray_list windows;    /* that one, and those that were before it and are in use */
+	uint32_t asks;               /* that are not answered */
+	struct rdma_paths *paths;    /* NULL: never told */
+	enum rdma_fallback fallback; /* last said */
 	bool down;
 	uint32_t down_code;
 };
@@ -148,23 +156,43 @@ struct rdma {
 	struct dray_list copies, copied; /* rdma_copy.c: under way, and those whose round is done */
 };
 
+/* How a transfer goes; both may be. */
+#define RDMA_WAY_STAGED 1u   /* its local memory is staged */
+#define RDMA_WAY_WINDOWED 2u /* it passes through the peer's window */
+
 /* rdma.c */
 /* The transfer's slices go out here. */
 static inline bool rdma_channel_has(const struct rdma_channel *ch, const struct xfer *x)
 {
-	return x->channel == &ch->ch || x->channel == &ch->staging.ch;
+	return x->channel == &ch->ch || x->channel == &ch->staging.ch ||
+	       x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
+}
+
+static inline unsigned rdma_way(const struct rdma_channel *ch, const struct xfer *x)
+{
+	return (x->channel == &ch->staging.ch || x->channel == &ch->win.staging.ch ?
+			RDMA_WAY_STAGED :
+			0) |
+	       (x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch ? RDMA_WAY_WINDOWED :
+										 0);
 }
 
 static inline bool rdma_channel_has_work(const struct rdma_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
-	       stage_post_has_work(&ch->staging);
+	       stage_post_has_work(&ch->staging) || window_channel_has_work(ch);
 }
 
 /* How devices know the memory that the slice is sent from or received into. */
 static inline struct rail_keys *rdma_local_keys(const struct rdma *r, const struct slice *s)
 {
 	return s->staged ? r->staging : s->xfer->local->keys;
+}
+
+/* And what they are of the memory there. */
+static inline struct rail_keys *rdma_remote_keys(const struct slice *s)
+{
+	return s->window ? s->window->window->keys : s->xfer->remote->keys;
 }
 
 static inline void rdma_timer(struct rdma *r, int64_t when_ns)
@@ -174,8 +202,8 @@ static inline void rdma_timer(struct rdma *r, int64_t when_ns)
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer);
 void rdma_pull_later(struct rdma_channel *ch);
-/* Can the transfer go over the peer's paths, from and to its own memory or staged? */
-enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x, bool staged);
+/* It has something for the peer, and no queue pair: one is to be made. */
+void rdma_want(struct rdma_channel *ch);
 void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
 	       uint32_t code);
 
@@ -188,6 +216,11 @@ static inline struct rdma_entry *rdma_entry_at(struct rdma_post *p, uint32_t i)
 {
 	return &p->q[i & p->mask];
 }
+
+/* rdma_way.c */
+/* Can the transfer go over the peer's paths in this way? */
+enum rdma_fallback rdma_judge(const struct rdma_peer *peer, const struct xfer *x, unsigned way);
+struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x);
 
 /* rdma_post.c */
 /* Posts what the channel has and its queue pairs have room for. */

@@ -20,6 +20,9 @@ void rdma_entry_release(struct core *c, struct rdma_entry *e)
 	if (e->staged)
 		stage_put(c, e->staged);
 	e->staged = NULL;
+	if (e->window)
+		window_put(c, e->window);
+	e->window = NULL;
 }
 
 static void slice_done(struct rdma_post *p, struct rdma_entry *e)
@@ -42,12 +45,22 @@ static void slice_done(struct rdma_post *p, struct rdma_entry *e)
 	rdma_add(write ? &qp->rail_counters->sent : &qp->rail_counters->received, s->bytes);
 	rdma_add(&qp->path_counters->slices, 1);
 	rdma_add(&qp->rail_counters->slices, 1);
+	if (s->window && write) {
+		if (slice_wanted(s))
+			window_landed(p->ch, s);
+		else
+			xfer_slice_done(c, s, s->xfer->code, NULL);
+		return;
+	}
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
 	if (!write && !s->staged && local->memory == REGION_GPU)
 		s->xfer->rdma_landed = true;
 	if (!s->staged || write)
 		xfer_slice_done(c, s, 0, NULL);
 	else if (slice_wanted(s))
-		stage_post_spread(c, &p->ch->staging, s);
+		stage_post_spread(c, dray_container_of(s->xfer->channel, struct stage_post, ch), s);
 	else
 		xfer_slice_done(c, s, s->xfer->code, NULL);
 }

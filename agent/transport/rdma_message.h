@@ -61,7 +61,8 @@ enum rdma_fallback {
 	RDMA_FALLBACK_PATHS, /* no rail here reaches one there */
 	/* the region here is not registered on a rail that reaches the peer, nor, for GPU memory, what it would be staged in */
 	RDMA_FALLBACK_LOCAL,
-	RDMA_FALLBACK_REMOTE, /* the owner has not registered the region on a rail that we reach */
+	/* the owner has not registered the region on a rail that we reach, nor given a window for it */
+	RDMA_FALLBACK_REMOTE,
 	RDMA_FALLBACK_UNREACHABLE, /* queue pairs could not be had lately */
 };
 

@@ -180,13 +180,24 @@ static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t byt
 	l->inlines++;
 }
 
+/* Where the slice goes to or comes from at the peer. */
+static const struct pmsg_seg *segs(const struct rdma_post *p)
+{
+	return p->partial->window ? &p->windowed : p->partial->remote;
+}
+
+static uint32_t n_segs(const struct slice *s)
+{
+	return s->window ? 1 : s->n_remote;
+}
+
 /* The next work request of the slice. */
 static void slice_request(struct rdma_post *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
 	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
-	const struct pmsg_seg *seg = &s->remote[p->at.ri];
+	const struct pmsg_seg *seg = segs(p) + p->at.ri;
 	uint64_t offset = seg->offset + p->at.ro;
 	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, offset);
 	uint64_t bytes = dray_min(seg->length - p->at.ro, k->length - (offset - k->offset));
@@ -214,17 +225,18 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
  * A notification goes another way than the bytes, and a completion only says that the peer's device has
  * them. A read on the same queue pair is answered after they are in memory. It reads the byte that was written
  * last: on their way to a GPU's memory writes are pushed on by a read of that GPU, and not by one of the host's
- * memory. Who may only write to the region reads a word of the peer's own, which is enough for host memory. Behind
- * reads of a device whose completions are not to be relied on, its answer says that theirs have come.
+ * memory. Who may only write to the region reads a word of the peer's own, which is enough for host memory. What goes to a
+ * window of the peer's must be there before the peer is asked to copy it. Behind reads of a device whose completions are
+ * not to be relied on, its answer says that theirs have come.
  */
 static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
-	const struct pmsg_seg *seg = &s->remote[s->n_remote - 1];
+	const struct pmsg_seg *seg = segs(p) + n_segs(s) - 1;
 	uint64_t last = seg->offset + seg->length - 1;
 	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, last);
 	bool bytes = s->xfer->direction == DMSG_DIRECTION_WRITE &&
-		     s->xfer->remote->view->access & DMSG_ACCESS_READ;
+		     (s->window || s->xfer->remote->view->access & DMSG_ACCESS_READ);
 	struct ibv_send_wr *wr = request_add(
 		l, IBV_WR_RDMA_READ, bytes ? k->base + (last - k->offset) : p->qp.flush_remote,
 		bytes ? k->key : p->qp.flush_rkey);
@@ -236,7 +248,8 @@ static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 
 static bool wants_flush(const struct rdma_post *p, const struct slice *s)
 {
-	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify : p->qp.soft_roce;
+	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify || s->window :
+							    p->qp.soft_roce;
 }
 
 /*
@@ -264,17 +277,17 @@ static void slice_post(struct rdma_post *p, struct rdma_list *l)
 			list_post(l);
 		l->post = p;
 	}
-	while (p->at.ri < s->n_remote || (flush && !p->at.flushed)) {
+	while (p->at.ri < n_segs(s) || (flush && !p->at.flushed)) {
 		if (l->n == RDMA_LIST)
 			list_post(l);
 		if (!room(p, l))
 			break;
-		if (p->at.ri < s->n_remote)
+		if (p->at.ri < n_segs(s))
 			slice_request(p, l);
 		else
 			slice_flush(p, l);
 	}
-	if (p->at.ri < s->n_remote || (flush && !p->at.flushed)) {
+	if (p->at.ri < n_segs(s) || (flush && !p->at.flushed)) {
 		list_post(l);
 		return;
 	}
@@ -296,7 +309,9 @@ static void slice_begin(struct rdma_post *p, struct slice *s)
 	p->partial = s;
 	p->at = (struct rdma_cursor){ 0 };
 	p->keys[0] = rail_keys_ref(rdma_local_keys(p->rdma, s));
-	p->keys[1] = rail_keys_ref(s->xfer->remote->keys);
+	p->keys[1] = rail_keys_ref(rdma_remote_keys(s));
+	if (s->window)
+		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
 }
 
 static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
@@ -312,7 +327,7 @@ static bool fits(const struct rdma_post *p, const struct slice *s)
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
 	return rail_keys_have(rdma_local_keys(p->rdma, s), p->qp.path.rail) &&
-	       rail_keys_have(s->xfer->remote->keys, p->qp.path.to_rail);
+	       rail_keys_have(rdma_remote_keys(s), p->qp.path.to_rail);
 }
 
 /* By the rail's load, then the queue pair's, then the order of paths. */
@@ -336,7 +351,7 @@ static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l
 {
 	struct rdma_post *best = NULL;
 
-	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + s->n_remote <= RDMA_LIST &&
+	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
 	    l->post->ch == ch && free_for(l->post, l) && fits(l->post, s))
 		return l->post;
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
@@ -356,7 +371,7 @@ static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
-/* A slice that goes out before, or one of the two kinds by turns. */
+/* A slice that goes out before, or one of all kinds by turns. */
 static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 {
 	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
@@ -367,9 +382,14 @@ static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 	}
 	if (stage_post_has_work(&ch->staging))
 		stage_post_ahead(c, &ch->staging);
-	for (unsigned i = 0; i < 2 && !s; i++) {
-		ch->staged_next = !ch->staged_next;
-		s = ch->staged_next ? stage_post_take(&ch->staging) : sched_next(c, &ch->ch, 0);
+	for (unsigned i = 0; i < 3 && !s; i++) {
+		ch->next = (ch->next + 1) % 3;
+		if (ch->next == 0)
+			s = sched_next(c, &ch->ch, 0);
+		else if (ch->next == 1)
+			s = stage_post_take(&ch->staging);
+		else
+			s = window_channel_next(ch);
 	}
 	return s;
 }
@@ -381,6 +401,8 @@ void rdma_channel_pull(struct rdma_channel *ch)
 
 	if (!dray_list_empty(&ch->staging.copied))
 		stage_post_collect(r->c, &ch->staging);
+	if (!dray_list_empty(&ch->win.staging.copied))
+		stage_post_collect(r->c, &ch->win.staging);
 	rdma_channel_review(ch);
 	if (!l)
 		return;

@@ -79,6 +79,8 @@ static void leave_behind(struct rdma_entry *e, struct slice *s, struct dray_list
 	/* somebody else's bytes in it would go to the peer, or be overwritten */
 	e->staged = s->staged;
 	s->staged = NULL;
+	e->window = s->window;
+	s->window = NULL;
 	e->slice = NULL;
 	dray_list_add(over, &s->link);
 }
@@ -117,6 +119,7 @@ void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
 
 	stage_post_move(&ch->retry, x, &over);
 	stage_post_stop(ch->peer->rdma->c, &ch->staging, x, urgent, &over);
+	window_channel_stop(ch, x, urgent, &over);
 	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
 		stop_on(p, x, urgent, &over);
 	dray_list_for_each(&ch->lost, l, struct rdma_post, link)
@@ -136,12 +139,16 @@ static void move_on(struct core *c, struct xfer *x, void *arg)
 		return;
 	stage_post_move(&ch->retry, x, &slices);
 	stage_post_move(&ch->staging.staged, x, &slices);
+	stage_post_move(&ch->win.again, x, &slices);
+	stage_post_move(&ch->win.staging.staged, x, &slices);
+	window_channel_leave(c, &slices);
 	dray_list_for_each(&slices, s, struct slice, link)
 		n++;
 	/* what is in flight on a queue pair that is lost, or being copied, comes back first */
 	if (n == x->slices && xfer_move(c, x, &slices))
 		return;
-	dray_list_splice(&ch->retry, &slices);
+	dray_list_splice(rdma_way(ch, x) & RDMA_WAY_WINDOWED ? &ch->win.again : &ch->retry,
+			 &slices);
 	if (n != x->slices)
 		ch->moving = true;
 	else
@@ -152,12 +159,15 @@ static void review(struct core *c, struct xfer *x, void *arg)
 {
 	struct rdma_channel *ch = arg;
 
-	if (rdma_channel_has(ch, x) && rdma_judge(ch->peer, x, x->channel == &ch->staging.ch))
+	if (rdma_channel_has(ch, x) && rdma_judge(ch->peer, x, rdma_way(ch, x)))
 		move_on(c, x, ch);
 }
 
 void rdma_peer_review(struct rdma_peer *peer)
 {
+	/* nothing is known that could speak against them */
+	if (!peer->paths)
+		return;
 	for (unsigned k = 0; k < 2; k++)
 		xfers_each(peer->rdma->c, review, &peer->channels[k]);
 }

@@ -101,13 +101,14 @@ static unsigned count_ahead(const struct stage_post *p)
 /* The next slice that has no buffer; of one that fits in none, what does. */
 static struct slice *next_unstaged(struct core *c, struct stage_post *p)
 {
+	uint64_t unit = stage_unit(c);
 	struct slice *s;
 
 	s = dray_list_first(&p->unstaged, struct slice, link);
 	if (!s)
-		return sched_next(c, &p->ch, stage_unit(c));
-	if (s->bytes > stage_unit(c)) {
-		struct slice *rest = sched_split(c, s, stage_unit(c));
+		return sched_next(c, &p->ch, p->max ? dray_min(unit, p->max) : unit);
+	if (s->bytes > unit) {
+		struct slice *rest = sched_split(c, s, unit);
 
 		if (!rest)
 			return NULL;

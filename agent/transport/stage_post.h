@@ -22,6 +22,7 @@ struct stage_post {
 	struct dray_list staged; /* to go out: WRITEs that are gathered, READs that have a buffer */
 	struct stage_waiter waiter;
 	struct stage_account *account; /* of the peer */
+	uint64_t max; /* bytes of a slice, besides what a buffer takes; 0: as many */
 	/* There is something for stage_post_ahead() to do. Only notes it. */
 	void (*ready)(struct core *c, struct stage_post *p);
 };

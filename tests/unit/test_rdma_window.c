@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The importing side of windows. The peer's memory as RDMA devices reach it is the window; what it was asked to copy the test
+ * copies, between that and the memory that is meant, when it says so.
+ */
+#include "tests/unit/rdma_gpu_fixture.h"
+
+#define WINDOW 7
+#define SHARE (16u * UNIT)
+#define START (64u << 10) /* of the share, in the window */
+#define ASKS_MAX 64
+
+static struct {
+	uint8_t *far;                    /* the owner's memory behind the remote */
+	struct rdma_ask *asks[ASKS_MAX]; /* not answered, oldest first */
+	unsigned n, seen, total;
+} owner;
+
+static int window_setup(void **state)
+{
+	assert_int_equal(gpu_setup(state), 0);
+	memset(&owner, 0, sizeof(owner));
+	owner.far = calloc(1, BYTES);
+	for (unsigned i = 0; i < BYTES; i++)
+		owner.far[i] = (uint8_t)(i * 3 + i / 4096);
+	owner.seen = lab->rig.n_told;
+	lab->from = REGION;
+	set_keys(1, 0);
+	return 0;
+}
+
+static int paths_setup(void **state)
+{
+	int ret = window_setup(state);
+
+	set_paths(1);
+	return ret;
+}
+
+static void answer_to(struct rdma_ask *ask, uint32_t code)
+{
+	transport_rdma.message(&lab->rig.core, rdma(),
+			       &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+							    .type = RDMA_ANSWER,
+							    .peer = PEER,
+							    .code = code,
+							    .arg = ask });
+}
+
+static int window_teardown(void **state)
+{
+	int ret = gpu_teardown(state);
+
+	free(owner.far);
+	return ret;
+}
+
+static void give(uint64_t id, uint64_t length, unsigned rails)
+{
+	struct rdma_share *share = calloc(1, sizeof(*share));
+
+	*share = (struct rdma_share){ .window = id, .offset = START, .length = length };
+	if (rails) {
+		share->keys = rail_keys_new(rails);
+		for (unsigned r = 0; r < rails; r++)
+			share->keys->v[r] = (struct rail_key){ .rail = r,
+							       .key = RKEY(r),
+							       .base = (uintptr_t)lab->there,
+							       .length = BYTES };
+		rail_keys_seal(share->keys, BYTES, false);
+	}
+	message(RDMA_WINDOW, 0, share);
+}
+
+static struct fake_qp *window_qp(void)
+{
+	give(WINDOW, SHARE, 2);
+	return add_qp(0, DMSG_CLASS_BULK, 256, 0);
+}
+
+/* What was asked for since: kept until it is answered. */
+static unsigned hear(void)
+{
+	for (; owner.seen < lab->rig.n_told; owner.seen++) {
+		const struct transport_message *m = &lab->rig.told[owner.seen];
+		struct rdma_ask *ask = m->arg;
+
+		if (m->transport != DMSG_TRANSPORT_RDMA || m->type != RDMA_ASK)
+			continue;
+		assert_true(owner.n < ASKS_MAX);
+		assert_int_equal(ask->m.grant, GRANT);
+		assert_true(ask->m.offset >= START &&
+			    ask->m.offset + ask->m.length <= START + SHARE);
+		/* what is asked for is nobody else's */
+		for (unsigned i = 0; i < owner.n; i++)
+			assert_true(ask->m.offset + ask->m.length <= owner.asks[i]->m.offset ||
+				    owner.asks[i]->m.offset + owner.asks[i]->m.length <=
+					    ask->m.offset);
+		owner.asks[owner.n++] = ask;
+		owner.total++;
+	}
+	if (lab->rig.n_told > RIG_TOLD_MAX / 2)
+		lab->rig.n_told = owner.seen = 0;
+	return owner.n;
+}
+
+static struct rdma_ask *next_ask(void)
+{
+	struct rdma_ask *ask;
+
+	assert_true(hear() > 0);
+	ask = owner.asks[0];
+	memmove(owner.asks, owner.asks + 1, --owner.n * sizeof(ask));
+	return ask;
+}
+
+static void copy_for(const struct rdma_ask *ask)
+{
+	uint8_t *at = lab->there + ask->m.offset;
+
+	for (uint32_t i = 0; i < ask->m.segs.n; i++) {
+		struct pmsg_seg seg;
+
+		pmsg_seg_get(ask->segs + i * PMSG_SEG_SIZE, &seg);
+		assert_true(seg.offset + seg.length <= BYTES);
+		if (ask->m.kind == PMSG_STAGE_KIND_SCATTER)
+			memcpy(owner.far + seg.offset, at, seg.length);
+		else
+			memcpy(at, owner.far + seg.offset, seg.length);
+		at += seg.length;
+	}
+	assert_int_equal(at - (lab->there + ask->m.offset), ask->m.length);
+}
+
+static void serve_one(void)
+{
+	struct rdma_ask *ask = next_ask();
+
+	copy_for(ask);
+	answer_to(ask, 0);
+}
+
+static void until_done(unsigned n)
+{
+	while (lab->rig.n_ended < n) {
+		gpu_turn();
+		for (unsigned i = 0; i < lab->n_qps; i++)
+			run(&lab->qps[i], UINT32_MAX);
+		while (hear())
+			serve_one();
+		sched_yield();
+	}
+}
+
+static void until_asked(unsigned n)
+{
+	while (hear() < n) {
+		gpu_turn();
+		for (unsigned i = 0; i < lab->n_qps; i++)
+			run(&lab->qps[i], UINT32_MAX);
+		sched_yield();
+	}
+}
+
+static uint32_t free_buffers(void)
+{
+	const struct rdma_peer *peer = rdma_peer_get(rdma(), PEER);
+
+	return peer->window->n_free;
+}
+
+/* --- bytes --------------------------------------------------------------------------------------- */
+
+static uint8_t near_at(uint64_t i)
+{
+	return lab->from == REGION ? *rig_at(&lab->local, i) : gpu.memory[i];
+}
+
+static void both_ways(void)
+{
+	static const uint64_t ops[][3] = { { 1, 3, 3000001 },
+					   { 3500000, 5000003, 65537 },
+					   { 4000000, 6000000, 1 } };
+
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		submit((enum dmsg_direction)way, ops, 3, false);
+		until_done(way == DMSG_DIRECTION_WRITE ? 1 : 2);
+		assert_int_equal(last()->code, 0);
+		assert_int_equal(gpu.path, DMSG_GPU_PATH_STAGED);
+		for (unsigned i = 0; i < 3; i++)
+			for (uint64_t k = 0; k < ops[i][2]; k++)
+				assert_int_equal(near_at(ops[i][0] + k), owner.far[ops[i][1] + k]);
+		for (unsigned i = 0; i < BYTES; i++)
+			owner.far[i] ^= 0x5a;
+	}
+	assert_int_equal(counted(DRAY_METRIC_RDMA_SENT_BYTES_TOTAL), 3000001 + 65537 + 1);
+	assert_int_equal(free_buffers(), 16);
+}
+
+static void test_window(void **state)
+{
+	window_qp();
+	both_ways();
+	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 0);
+}
+
+/* Neither side is known to devices. */
+static void test_both_staged(void **state)
+{
+	lab->from = GPU_REGION;
+	staged_on(1);
+	window_qp();
+	both_ways();
+	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 2 * (3000001 + 65537 + 1));
+}
+
+/* What the owner has registered is reached straight. */
+static void test_straight_first(void **state)
+{
+	window_qp();
+	set_keys(1, 1);
+	write_all(UNIT);
+	until_ended(1);
+	assert_same(0, 0, UNIT);
+	assert_int_equal(hear(), 0);
+}
+
+/* The owner is asked when the bytes are in its memory, and the notification waits for it. */
+static void test_order(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	submit(DMSG_DIRECTION_WRITE, (const uint64_t[][3]){ { 0, 0, UNIT } }, 1, true);
+	gpu_turn();
+	assert_int_equal(f->tail - f->head, 2);
+	run(f, 1);
+	gpu_turn();
+	assert_int_equal(hear(), 0);
+	run(f, 1);
+	gpu_turn();
+	assert_int_equal(lab->flushes, 1);
+	assert_int_equal(hear(), 1);
+	assert_int_equal(lab->rig.n_notify, 0);
+	serve_one();
+	assert_int_equal(lab->rig.n_notify, 1);
+	xfer_notified(&lab->rig.core, lab->rig.last_notify, 0);
+	assert_int_equal(last()->code, 0);
+}
+
+/* Bulk leaves some buffers to latency. */
+static void test_room_for_latency(void **state)
+{
+	struct xfer_request r = { .request_id = 999,
+				  .direction = DMSG_DIRECTION_READ,
+				  .class = DMSG_CLASS_LATENCY,
+				  .local = REGION,
+				  .remote = REMOTE };
+	struct dray_err err = DRAY_ERR_NULL;
+
+	window_qp();
+	add_qp(0, DMSG_CLASS_LATENCY, 256, 0);
+	move(DMSG_DIRECTION_READ, 0, 0, 32 * UNIT);
+	for (unsigned i = 0; i < 4; i++)
+		gpu_turn();
+	assert_int_equal(hear(), 12);
+	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r,
+				    (const uint64_t[][3]){ { BYTES / 2, 0, 4096 } }, 1, &err),
+			 0);
+	gpu_turn();
+	assert_int_equal(hear(), 13);
+	until_done(2);
+	assert_int_equal(last()->code, 0);
+}
+
+/* --- ends ---------------------------------------------------------------------------------------- */
+
+static void test_refused(void **state)
+{
+	window_qp();
+	move(DMSG_DIRECTION_READ, 0, 0, 4 * UNIT);
+	until_asked(4);
+	answer_to(next_ask(), DRAY_E_REVOKED);
+	assert_int_equal(lab->rig.n_ended, 0);
+	until_done(1);
+	assert_int_equal(last()->code, DRAY_E_REVOKED);
+	assert_int_equal(free_buffers(), 16);
+}
+
+/* Its memory is of another kind than is staged there: that goes by the next transport, once and for all. */
+static void test_not_staged_there(void **state)
+{
+	struct fake_qp *f = window_qp();
+	unsigned n = 0;
+
+	lab->spare_open = true;
+	move(DMSG_DIRECTION_READ, 0, 0, 4 * UNIT);
+	until_asked(4);
+	while (hear())
+		answer_to(next_ask(), DRAY_E_UNSUPPORTED);
+	gpu_turn();
+	assert_int_equal(f->tail, 0);
+	assert_int_equal(free_buffers(), 16);
+	dray_list_for_each(&lab->adopted, s, struct slice, link) {
+		assert_null(s->window);
+		n++;
+	}
+	assert_int_equal(n, 4);
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	gpu_turn();
+	assert_int_equal(hear(), 0);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+/* A copy cannot be called off: the slice ends when it is known to be over, and goes no further. */
+static void test_cancelled_while_asked(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		unsigned posted, ended = lab->rig.n_ended;
+
+		move((enum dmsg_direction)way, 0, 0, UNIT);
+		until_asked(1);
+		posted = f->tail;
+		stop_all(DRAY_E_CANCELLED, false);
+		assert_int_equal(lab->rig.n_ended, ended);
+		serve_one();
+		gpu_turn();
+		assert_int_equal(lab->rig.n_ended, ended + 1);
+		assert_int_equal(last()->code, DRAY_E_CANCELLED);
+		assert_int_equal(f->tail, posted);
+		assert_int_equal(free_buffers(), 16);
+	}
+}
+
+/* What has arrived in the window is not asked for any more. */
+static void test_cancelled_in_flight(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	until_posted(f, 2);
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 0);
+	run(f, UINT32_MAX);
+	gpu_turn();
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+	assert_int_equal(hear(), 0);
+	assert_int_equal(free_buffers(), 16);
+}
+
+/* Its session is dead: buffer and remote wait for the answer in its place. */
+static void test_urgent_while_asked(void **state)
+{
+	window_qp();
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		move((enum dmsg_direction)way, 0, 0, UNIT);
+		until_asked(1);
+		stop_all(DRAY_E_SESSION_CLOSED, true);
+		assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
+		assert_int_equal(free_buffers(), 15);
+		if (way == DMSG_DIRECTION_READ) {
+			object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED, false);
+			assert_int_equal(lab->rig.n_dropped, 0);
+		}
+		serve_one();
+		assert_int_equal(free_buffers(), 16);
+	}
+	assert_int_equal(lab->rig.n_dropped, 1);
+}
+
+/* The same while a device has it. */
+static void test_urgent_in_flight(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	until_posted(f, 2);
+	stop_all(DRAY_E_SESSION_CLOSED, true);
+	assert_int_equal(last()->code, DRAY_E_SESSION_CLOSED);
+	assert_int_equal(free_buffers(), 15);
+	run(f, UINT32_MAX);
+	gpu_turn();
+	assert_int_equal(free_buffers(), 16);
+	assert_int_equal(hear(), 0);
+}
+
+/* A lost queue pair: the slices go on from their buffers, and nothing is gathered a second time. */
+static void test_other_rail(void **state)
+{
+	struct fake_qp *f;
+
+	set_keys(2, 0);
+	set_paths(2);
+	f = window_qp();
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		unsigned ended = lab->rig.n_ended, total = owner.total;
+
+		move((enum dmsg_direction)way, 0, 0, 4 * UNIT);
+		if (way == DMSG_DIRECTION_READ) {
+			until_asked(4);
+			while (hear())
+				serve_one();
+		}
+		until_posted(f, 4);
+		break_down(f, IBV_WC_RETRY_EXC_ERR);
+		gpu_turn();
+		assert_true(free_buffers() <= 12);
+		message(RDMA_QP_DEAD, way == DMSG_DIRECTION_WRITE ? 1 : 2, NULL);
+		f = add_qp(way == DMSG_DIRECTION_WRITE, DMSG_CLASS_BULK, 256, 0);
+		until_done(ended + 1);
+		assert_int_equal(last()->code, 0);
+		assert_int_equal(owner.total, total + 4);
+		for (unsigned i = 0; i < 4 * UNIT; i++)
+			assert_int_equal(near_at(i), owner.far[i]);
+	}
+	assert_int_equal(free_buffers(), 16);
+}
+
+/* No rail is left: the next transport has the slices once the answers are there. */
+static void test_no_rail(void **state)
+{
+	window_qp();
+	lab->spare_open = true;
+	move(DMSG_DIRECTION_READ, 0, 0, 2 * UNIT);
+	until_asked(2);
+	message(RDMA_QP_LOSE, 1, NULL);
+	message(RDMA_UNREACHABLE, 0, NULL);
+	message(RDMA_QP_DEAD, 1, NULL);
+	serve_one();
+	gpu_turn();
+	assert_true(dray_list_empty(&lab->adopted));
+	serve_one();
+	gpu_turn();
+	assert_false(dray_list_empty(&lab->adopted));
+	assert_int_equal(free_buffers(), 16);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+static void test_withdrawn(void **state)
+{
+	struct rdma_peer *peer = rdma_peer_get(rdma(), PEER);
+
+	window_qp();
+	lab->spare_open = true;
+	move(DMSG_DIRECTION_READ, 0, 0, 32 * UNIT);
+	until_asked(4);
+	give(WINDOW, 0, 0);
+	assert_null(peer->window);
+	assert_false(dray_list_empty(&peer->windows));
+	for (unsigned i = 0; hear(); i++) {
+		if (i % 2)
+			answer_to(next_ask(), DRAY_E_NOT_FOUND);
+		else
+			serve_one();
+	}
+	for (unsigned i = 0; i < 4; i++)
+		gpu_turn();
+	assert_false(dray_list_empty(&lab->adopted));
+	assert_true(dray_list_empty(&peer->windows));
+	assert_int_equal(lab->rig.n_ended, 0);
+	stop_all(DRAY_E_CANCELLED, false);
+	/* what comes now goes there at once */
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	gpu_turn();
+	assert_int_equal(hear(), 0);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+/* Other memory in its place: what the owner did not do for the former is asked for again. */
+static void test_replaced(void **state)
+{
+	struct rdma_ask *ask;
+
+	window_qp();
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	until_asked(1);
+	ask = next_ask();
+	give(WINDOW + 1, SHARE, 1);
+	answer_to(ask, DRAY_E_NOT_FOUND);
+	until_asked(1);
+	assert_int_equal(owner.asks[0]->m.window, WINDOW + 1);
+	until_done(1);
+	assert_int_equal(last()->code, 0);
+	/* without another one it is the answer */
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	until_asked(1);
+	answer_to(next_ask(), DRAY_E_NOT_FOUND);
+	assert_int_equal(last()->code, DRAY_E_NOT_FOUND);
+}
+
+/* New keys for the same memory change nothing for what is under way. */
+static void test_new_keys(void **state)
+{
+	window_qp();
+	move(DMSG_DIRECTION_READ, 0, 0, 4 * UNIT);
+	until_asked(4);
+	give(WINDOW, SHARE, 1);
+	until_done(1);
+	assert_int_equal(last()->code, 0);
+	assert_int_equal(owner.total, 4);
+}
+
+/* It is gone when all that was asked of it is answered. */
+static void test_peer_goes(void **state)
+{
+	struct core *c = &lab->rig.core;
+
+	window_qp();
+	move(DMSG_DIRECTION_READ, 0, 0, 3 * UNIT);
+	until_asked(3);
+	stop_all(DRAY_E_PEER_LOST, false);
+	transport_rdma.peer_down(c, rdma(), PEER, DRAY_E_PEER_LOST);
+	assert_int_equal(last()->code, DRAY_E_PEER_LOST);
+	message(RDMA_QP_DEAD, 1, NULL);
+	while (hear()) {
+		assert_int_equal(lab->rig.n_gone, 0);
+		answer_to(next_ask(), DRAY_E_PEER_LOST);
+	}
+	assert_int_equal(lab->rig.n_gone, 1);
+	assert_int_equal(lab->rig.n_ended, 1);
+}
+
+/* A window that comes before it is known which rails reach each other. */
+static void test_before_paths(void **state)
+{
+	set_keys(1, 1);
+	write_all(UNIT);
+	give(WINDOW, SHARE, 1);
+	set_paths(1);
+	add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	until_done(1);
+	assert_same(0, 0, UNIT);
+	assert_int_equal(owner.total, 0);
+}
+
+/* Too little for a buffer is none. */
+static void test_tiny(void **state)
+{
+	lab->spare_open = true;
+	give(WINDOW, 4096, 1);
+	add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	assert_false(dray_list_empty(&lab->spare.flows));
+	give(WINDOW, 16384, 1);
+	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
+	until_done(1);
+	assert_int_equal(last()->code, 0);
+	assert_int_equal(owner.total, 16);
+	stop_all(DRAY_E_CANCELLED, false);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, paths_setup, window_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(window),
+		TEST(both_staged),
+		TEST(straight_first),
+		TEST(order),
+		TEST(room_for_latency),
+		TEST(refused),
+		TEST(not_staged_there),
+		TEST(cancelled_while_asked),
+		TEST(cancelled_in_flight),
+		TEST(urgent_while_asked),
+		TEST(urgent_in_flight),
+		TEST(other_rail),
+		TEST(no_rail),
+		TEST(withdrawn),
+		TEST(replaced),
+		TEST(new_keys),
+		TEST(peer_goes),
+		TEST(tiny),
+		cmocka_unit_test_setup_teardown(test_before_paths, window_setup, window_teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
