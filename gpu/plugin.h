@@ -9,7 +9,8 @@
  * the queue, return at once, allocate nothing and write nothing to the log.
  *
  * Errors: 0, or -errno with reterr set where there is one. -EIO: the device is lost, and so is everything on it:
- * no copy is under way any more, and all of its queues, imports and memory can only be given back.
+ * no copy begins any more, and all of its queues, imports and memory can only be given back, queues first: what is
+ * under way in one ends before queue_free() does.
  */
 #ifndef DRAY_GPU_PLUGIN_H
 #define DRAY_GPU_PLUGIN_H

@@ -192,10 +192,10 @@ static void port_lost(struct core *c, unsigned device)
 	if (p->lost)
 		return;
 	p->lost = true;
-	/* both queues: the plug-in answers when nothing of one is under way, and has let go who waited for it */
+	tell(c, GPU_LOST, device);
+	/* both queues: the plug-in lets go who waited for one, and waits a little for what is under way there */
 	for (unsigned k = 0; k < 2; k++)
 		p->given->ops->check(p->lanes[k].queue);
-	tell(c, GPU_LOST, device);
 }
 
 int gpu_flush_rdma(struct core *c, unsigned device)

@@ -49,13 +49,7 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 
 int cuda_lost(struct cuda_context *c)
 {
-	/*
-	 * A lost context answers at once, with the same error again: the driver has torn down what ran in it. Whatever
-	 * else failed, copies may be under way, and are waited for.
-	 */
 	c->lost = true;
-	if (cuda.context_set(c->cu) == CUDA_SUCCESS)
-		cuda.context_synchronize();
 	return -EIO;
 }
 

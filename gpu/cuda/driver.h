@@ -26,7 +26,6 @@
 	X(device_p2p_attribute, cuDeviceGetP2PAttribute)          \
 	X(context_destroy, cuCtxDestroy)                          \
 	X(context_set, cuCtxSetCurrent)                           \
-	X(context_synchronize, cuCtxSynchronize)                  \
 	X(context_enable_peer, cuCtxEnablePeerAccess)             \
 	X(context_priorities, cuCtxGetStreamPriorityRange)        \
 	X(module_load, cuModuleLoadData)                          \

@@ -326,7 +326,7 @@ static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spe
 	dray_list_add(&p->imports, &i->link);
 	r = spec->kind == GPU_IMPORT_IPC ? ipc_open(i, c, reterr) : vmm_open(i, spec, reterr);
 	if (r == -EIO)
-		c->lost = true;
+		cuda_lost(c);
 	if (r == 0)
 		r = open_to_all(i, reterr);
 	if (r < 0) {

@@ -18,7 +18,7 @@
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
-	_Atomic bool lost; /* nothing runs in it any more */
+	_Atomic bool lost; /* nothing is begun in it any more */
 	CUfunction copy;
 	int priority_low, priority_high;
 	/* alias.c: what peers' memory is called here; made with the first */
@@ -59,7 +59,7 @@ void cuda_context_unref(struct cuda_context *c);
 /* Makes the context of a started device current. 0, or -EIO where it is not started or lost. Any thread. */
 int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr);
-/* Something failed: nothing of the context is under way when this returns. Returns -EIO. */
+/* Something failed: nothing is begun in it any more. What is under way is awaited by its queues. Returns -EIO. */
 int cuda_lost(struct cuda_context *c);
 
 /*

@@ -34,7 +34,7 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 #define BATCH_MAX 2u
 
 #define DONE_BYTES 4096u
-#define LOST_WAIT_NS 20000000
+#define LOST_WAIT_NS 20000000 /* of a thread that must not wait */
 
 struct shape {
 	uint32_t threads, blocks; /* at most */
@@ -63,7 +63,7 @@ struct queue {
 	CUdeviceptr control;
 	uint64_t *done;
 	uint64_t submitted;
-	bool settled; /* after a loss: nothing of it is under way */
+	bool told;    /* that it is lost; what was under way then was waited for */
 	bool overlap; /* kernels may begin before those before them have ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
@@ -121,21 +121,26 @@ static int64_t now_ns(void)
 	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+/* A driver that refuses the whole process does not tell; the number of the last copy still comes. */
+static bool is_settled(const struct queue *q)
+{
+	return (cuda.context_set(q->context->cu) == CUDA_SUCCESS &&
+		cuda.stream_query(q->stream) == CUDA_SUCCESS) ||
+	       atomic_load(q->head.done) >= q->submitted;
+}
+
 /*
- * A fault of one device makes the driver refuse the whole process, while kernels of other devices still run to their
- * end: that is awaited once. What was on the faulty one does not come, which costs this long.
+ * What failed need not have been a fault, and a fault of one device makes the driver refuse the whole process while
+ * kernels of other devices still run to their end: that is awaited once, for as long as a worker may.
  */
 static int queue_lost(struct queue *q)
 {
 	int64_t until = now_ns() + LOST_WAIT_NS;
 
-	if (!q->context->lost)
-		cuda_lost(q->context);
-	/* what failed need not have been a fault, and another queue may have said so while this one had copies */
-	if (!q->settled && cuda.context_set(q->context->cu) == CUDA_SUCCESS)
-		q->settled = cuda.stream_synchronize(q->stream) == CUDA_SUCCESS;
-	while (!q->settled)
-		q->settled = atomic_load(q->head.done) >= q->submitted || now_ns() >= until;
+	cuda_lost(q->context);
+	while (!q->told && !is_settled(q) && now_ns() < until)
+		;
+	q->told = true;
 	waiters_end(q->waiters);
 	return -EIO;
 }

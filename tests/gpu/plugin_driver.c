@@ -36,6 +36,8 @@ static unsigned n_steps;
 static int attributes[ATTRIBUTES];
 static int streams[DEVICES];
 static bool held;
+static unsigned finish_after; /* 0: never */
+static int waits, cut;
 
 void plugin_driver_reset(void)
 {
@@ -49,6 +51,8 @@ void plugin_driver_reset(void)
 	memset(streams, 0, sizeof(streams));
 	n_steps = 0;
 	held = false;
+	finish_after = 0;
+	waits = cut = 0;
 }
 
 void plugin_driver_fail(const char *function, int device, int result)
@@ -76,6 +80,10 @@ int plugin_driver_count(const char *what, int device)
 
 	if (!strcmp(what, "maps"))
 		return plugin_driver.maps;
+	if (!strcmp(what, "waits"))
+		return waits;
+	if (!strcmp(what, "cut"))
+		return cut;
 	if (!strcmp(what, "opened"))
 		return plugin_driver_opened(device);
 	if (!strcmp(what, "streams"))
@@ -298,6 +306,11 @@ void plugin_driver_hold(bool hold)
 		drain(NULL);
 }
 
+void plugin_driver_finish_after(unsigned looks)
+{
+	finish_after = looks;
+}
+
 CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned flags, int priority)
 {
 	CUstream s;
@@ -315,12 +328,16 @@ CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned flags, int priority)
 CUresult cuStreamDestroy(CUstream s)
 {
 	streams[s->context->device]--;
+	for (unsigned i = 0; i < n_steps; i++)
+		cut += steps[i].stream == s && !steps[i].fn && !s->context->lost;
 	free(s);
 	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamQuery(CUstream s)
 {
+	if (finish_after && !--finish_after)
+		drain(s);
 	ENTERED();
 	for (unsigned i = 0; i < n_steps; i++)
 		if (steps[i].stream == s)
@@ -331,18 +348,8 @@ CUresult cuStreamQuery(CUstream s)
 CUresult cuStreamSynchronize(CUstream s)
 {
 	ENTERED();
+	waits++;
 	drain(s);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxSynchronize(void)
-{
-	ENTERED();
-	for (unsigned i = 0; i < n_steps; i++)
-		if (steps[i].context == plugin_driver.current) {
-			drain(steps[i].stream);
-			i = UINT32_MAX;
-		}
 	return CUDA_SUCCESS;
 }
 

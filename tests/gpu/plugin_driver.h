@@ -24,12 +24,15 @@ PLUGIN_DRIVER_API void plugin_driver_fail(const char *function, int device, int 
 PLUGIN_DRIVER_API void plugin_driver_attribute(int attribute, int value);
 /* What is submitted is not done until it is let go, or until somebody waits for it. */
 PLUGIN_DRIVER_API void plugin_driver_hold(bool hold);
+/* What is held of a stream is done when that has been looked at so often, whatever the answer was. */
+PLUGIN_DRIVER_API void plugin_driver_finish_after(unsigned looks);
 /* The device's context answers with an error from here on; what was called for its end, when it is destroyed. */
 PLUGIN_DRIVER_API void plugin_driver_lose(int device);
 
 /*
  * "contexts", "opened" (IPC memory), "streams": of the device, now. "maps": of VMM memory, tried so far. "waiting":
- * calls at the end of copies, of the device.
+ * calls at the end of copies, of the device. Of all devices, so far: "waits" for streams without a limit; "cut", copies
+ * that were under way when their stream was destroyed.
  */
 PLUGIN_DRIVER_API int plugin_driver_count(const char *what, int device);
 

@@ -24,6 +24,7 @@ static struct {
 	void (*refuse)(const char *function, int device, int result);
 	void (*attribute)(int attribute, int value);
 	void (*hold)(bool hold);
+	void (*finish_after)(unsigned looks);
 	void (*lose)(int device);
 	int (*count)(const char *what, int device);
 } driver;
@@ -68,6 +69,7 @@ static int load(void **state)
 	symbol(library, "plugin_driver_fail", &driver.refuse);
 	symbol(library, "plugin_driver_attribute", &driver.attribute);
 	symbol(library, "plugin_driver_hold", &driver.hold);
+	symbol(library, "plugin_driver_finish_after", &driver.finish_after);
 	symbol(library, "plugin_driver_lose", &driver.lose);
 	symbol(library, "plugin_driver_count", &driver.count);
 	assert_int_equal(gpu_load(beside("../../" GPU_PLUGIN_FILE, path), &ops, &err), 0);
@@ -218,6 +220,34 @@ static void tells_when_it_is_freed(void **state)
 	assert_int_equal(n, 1);
 	ops->stop(plugin, 0);
 	assert_int_equal(n, 1);
+}
+
+/* --- what is lost while copies are under way ------------------------------------------------------ */
+
+/* Somebody else's call fails, or one that is no fault: a copy may be under way for as long as it likes. */
+static void waits_for_no_hanging_copy(void **state)
+{
+	struct gpu_queue *q, *other;
+	int waits;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	q = queue(0);
+	other = queue(0);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	waits = driver.count("waits", 0);
+	driver.refuse("cuFlushGPUDirectRDMAWrites", 0, ILLEGAL_ADDRESS);
+	assert_int_equal(ops->flush_rdma(plugin, 0), -EIO);
+	assert_int_equal(ops->check(other), -EIO);
+	assert_int_equal(ops->check(q), -EIO);
+	assert_int_equal(driver.count("waits", 0), waits);
+	assert_int_equal(*q->done, 0);
+	ops->queue_free(other);
+	/* waits for what is under way */
+	ops->queue_free(q);
+	assert_int_equal(driver.count("cut", 0), 0);
+	ops->stop(plugin, 0);
 }
 
 /* --- RDMA ----------------------------------------------------------------------------------------- */
@@ -420,6 +450,7 @@ int main(void)
 		PLUGIN_TEST(tells_once),
 		PLUGIN_TEST(tells_of_a_loss),
 		PLUGIN_TEST(tells_when_it_is_freed),
+		PLUGIN_TEST(waits_for_no_hanging_copy),
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(opens_for_peers),

@@ -448,11 +448,14 @@ static void lost(void **state)
 	}
 }
 
+static const struct gpu_rig *asking;
 static struct gpu_queue *asked[8];
 static unsigned n_asked;
 
 static int ask(struct gpu_queue *q)
 {
+	/* to ask may take a while, and others begin copies meanwhile */
+	assert_int_equal(asking->rig.n_told, 1);
 	asked[n_asked++ % 8] = q;
 	return gpu_plugin_ops.check(q);
 }
@@ -470,6 +473,7 @@ static void lost_with_both_queues(void **state)
 	ops.check = ask;
 	g.queues[0].ops = &ops;
 	n_asked = 0;
+	asking = &g;
 	fake_gpu_lose(0, true);
 	gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
 	gpu_rig_until(&g, 1);
