@@ -162,7 +162,10 @@ struct gpu_plugin_ops {
 		   struct dray_err *reterr);
 	void (*unpin)(struct gpu_plugin *p, void *base);
 
-	/* Blocks, both. Nothing is under way in a queue that is freed. */
+	/*
+	 * Blocks, both. Nothing is under way in a queue that is freed: that is awaited for as long as it takes, or for
+	 * seconds where the driver says nothing of it any more.
+	 */
 	int (*queue_new)(struct gpu_plugin *p, const struct gpu_queue_spec *spec,
 			 struct gpu_queue **ret, struct dray_err *reterr);
 	void (*queue_free)(struct gpu_queue *q);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "gpu/cuda/copy.h"
 #include "gpu/cuda/error.h"
@@ -47,8 +48,19 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	return 0;
 }
 
+int64_t cuda_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
 int cuda_lost(struct cuda_context *c)
 {
+	int64_t never = 0;
+
+	atomic_compare_exchange_strong(&c->lost_ns, &never, cuda_now_ns());
 	c->lost = true;
 	return -EIO;
 }

@@ -18,7 +18,8 @@
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
-	_Atomic bool lost; /* nothing is begun in it any more */
+	_Atomic bool lost;       /* nothing is begun in it any more */
+	_Atomic int64_t lost_ns; /* since when */
 	CUfunction copy;
 	int priority_low, priority_high;
 	/* alias.c: what peers' memory is called here; made with the first */
@@ -59,6 +60,8 @@ void cuda_context_unref(struct cuda_context *c);
 /* Makes the context of a started device current. 0, or -EIO where it is not started or lost. Any thread. */
 int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr);
+/* Of the clock that waiting goes by. */
+int64_t cuda_now_ns(void);
 /* Something failed: nothing is begun in it any more. What is under way is awaited by its queues. Returns -EIO. */
 int cuda_lost(struct cuda_context *c);
 

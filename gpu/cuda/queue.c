@@ -35,6 +35,9 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 
 #define DONE_BYTES 4096u
 #define LOST_WAIT_NS 20000000 /* of a thread that must not wait */
+/* From a loss on, for copies of which the driver tells nothing. */
+#define END_WAIT_NS INT64_C(2000000000)
+#define END_LOOK_NS 1000000
 
 struct shape {
 	uint32_t threads, blocks; /* at most */
@@ -113,14 +116,6 @@ static void waiters_end(struct waiters *w)
 
 /* --- a loss ------------------------------------------------------------------------------------- */
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 /* A driver that refuses the whole process does not tell; the number of the last copy still comes. */
 static bool is_settled(const struct queue *q)
 {
@@ -135,14 +130,30 @@ static bool is_settled(const struct queue *q)
  */
 static int queue_lost(struct queue *q)
 {
-	int64_t until = now_ns() + LOST_WAIT_NS;
+	int64_t until = cuda_now_ns() + LOST_WAIT_NS;
 
 	cuda_lost(q->context);
-	while (!q->told && !is_settled(q) && now_ns() < until)
+	while (!q->told && !is_settled(q) && cuda_now_ns() < until)
 		;
 	q->told = true;
 	waiters_end(q->waiters);
 	return -EIO;
+}
+
+/*
+ * Until nothing is under way, for as long as that takes. Where the driver refuses to wait, what is to come has come
+ * after some seconds, and the rest was on the device that failed.
+ */
+static void queue_end(struct queue *q)
+{
+	const struct timespec pause = { .tv_nsec = END_LOOK_NS };
+
+	if (cuda.context_set(q->context->cu) == CUDA_SUCCESS &&
+	    cuda.stream_synchronize(q->stream) == CUDA_SUCCESS)
+		return;
+	cuda_lost(q->context);
+	while (!is_settled(q) && cuda_now_ns() - q->context->lost_ns < END_WAIT_NS)
+		nanosleep(&pause, NULL);
 }
 
 /* Makes its context current. 0, or -EIO: it is lost. */
@@ -195,13 +206,11 @@ void cuda_queue_free(struct gpu_queue *head)
 {
 	struct queue *q = queue_of(head);
 
-	if (q->stream && q->context->lost)
-		queue_lost(q);
+	if (q->stream)
+		queue_end(q);
 	if (q->context && cuda.context_set(q->context->cu) == CUDA_SUCCESS) {
-		if (q->stream) {
-			cuda.stream_synchronize(q->stream);
+		if (q->stream)
 			cuda.stream_destroy(q->stream);
-		}
 		if (q->control)
 			cuda.mem_free(q->control);
 	}

@@ -250,6 +250,23 @@ static void waits_for_no_hanging_copy(void **state)
 	ops->stop(plugin, 0);
 }
 
+/* The driver refuses to wait, as after a fault of another device, while a copy goes on. */
+static void ends_after_what_is_under_way(void **state)
+{
+	struct gpu_queue *q;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	q = queue(0);
+	driver.hold(true);
+	assert_int_equal(submit(q), 0);
+	driver.refuse("cuStream", 0, ILLEGAL_ADDRESS);
+	driver.finish_after(20);
+	ops->queue_free(q);
+	assert_int_equal(driver.count("cut", 0), 0);
+	ops->stop(plugin, 0);
+}
+
 /* --- RDMA ----------------------------------------------------------------------------------------- */
 
 #define WRITES_ORDERING 118
@@ -451,6 +468,7 @@ int main(void)
 		PLUGIN_TEST(tells_of_a_loss),
 		PLUGIN_TEST(tells_when_it_is_freed),
 		PLUGIN_TEST(waits_for_no_hanging_copy),
+		PLUGIN_TEST(ends_after_what_is_under_way),
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
 		PLUGIN_TEST(opens_for_peers),
