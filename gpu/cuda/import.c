@@ -161,7 +161,11 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 {
 	CUdevice cu = i->plugin->devices[device].cu;
 	CUresult r = CUDA_ERROR_NOT_SUPPORTED;
+	int entered = cuda_enter(i->plugin, device, NULL, reterr);
 
+	/* the call answers with a fault of the context that is current, whatever device it names */
+	if (entered < 0)
+		return entered;
 	/* some drivers know no reading alone for memory of a device: the agent's own checks stand before it anyway */
 	if (!i->write)
 		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READ);

@@ -97,17 +97,31 @@ int plugin_driver_count(const char *what, int device)
 	return n;
 }
 
+void plugin_driver_lose_in(const char *function, int device)
+{
+	plugin_driver.losing = function;
+	plugin_driver.losing_device = device;
+}
+
+static bool is_for(const char *function, const char *prefix)
+{
+	return prefix && !strncmp(function, prefix, strlen(prefix));
+}
+
 CUresult plugin_driver_entered(const char *function)
 {
-	const struct plugin_driver *d = &plugin_driver;
+	struct plugin_driver *d = &plugin_driver;
 
 	if (!d->current)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (d->current->lost)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	if (d->failing && d->current->device == d->failing_device &&
-	    !strncmp(function, d->failing, strlen(d->failing)))
+	if (is_for(function, d->failing) && d->current->device == d->failing_device)
 		return d->failing_result;
+	if (is_for(function, d->losing)) {
+		d->losing = NULL;
+		plugin_driver_lose(d->losing_device);
+	}
 	return CUDA_SUCCESS;
 }
 

@@ -28,6 +28,8 @@ PLUGIN_DRIVER_API void plugin_driver_hold(bool hold);
 PLUGIN_DRIVER_API void plugin_driver_finish_after(unsigned looks);
 /* The device's context answers with an error from here on; what was called for its end, when it is destroyed. */
 PLUGIN_DRIVER_API void plugin_driver_lose(int device);
+/* The same behind the next call of the function, which still succeeds. */
+PLUGIN_DRIVER_API void plugin_driver_lose_in(const char *function, int device);
 
 /*
  * "contexts", "opened" (IPC memory), "streams": of the device, now. "maps": of VMM memory, tried so far. "waiting":

@@ -24,6 +24,8 @@ extern struct plugin_driver {
 	const char *failing; /* NULL: nothing */
 	int failing_device;
 	CUresult failing_result;
+	const char *losing; /* NULL: nothing */
+	int losing_device;
 } plugin_driver;
 
 /* First in a function that needs a context: what it fails with. */

@@ -26,6 +26,7 @@ static struct {
 	void (*hold)(bool hold);
 	void (*finish_after)(unsigned looks);
 	void (*lose)(int device);
+	void (*lose_in)(const char *function, int device);
 	int (*count)(const char *what, int device);
 } driver;
 static const struct gpu_plugin_ops *ops;
@@ -71,6 +72,7 @@ static int load(void **state)
 	symbol(library, "plugin_driver_hold", &driver.hold);
 	symbol(library, "plugin_driver_finish_after", &driver.finish_after);
 	symbol(library, "plugin_driver_lose", &driver.lose);
+	symbol(library, "plugin_driver_lose_in", &driver.lose_in);
 	symbol(library, "plugin_driver_count", &driver.count);
 	assert_int_equal(gpu_load(beside("../../" GPU_PLUGIN_FILE, path), &ops, &err), 0);
 	return 0;
@@ -147,6 +149,24 @@ static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
 
 	err = DRAY_ERR_NULL;
 	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
+}
+
+/* Of an allocation of 16 MiB on device 0; granules are 2 MiB. */
+static int open_vmm(uint64_t bytes, uint64_t allocation, struct gpu_import **ret)
+{
+	struct gpu_import_spec spec = {
+		.kind = GPU_IMPORT_VMM, .bytes = bytes, .allocation = allocation, .write = true
+	};
+	uint64_t address, there = 16 * MIB;
+	int r;
+
+	err = DRAY_ERR_NULL;
+	spec.fd = memfd_create("allocation", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(spec.fd, 16 * MIB), 0);
+	r = ops->import(plugin, &spec, ret, &address, &there, &err);
+	close(spec.fd);
+	assert_int_equal(there, 16 * MIB);
+	return r;
 }
 
 /* --- who waits for a queue ------------------------------------------------------------------------ */
@@ -397,6 +417,24 @@ static void a_lost_peer_is_no_concern(void **state)
 	ops->stop(plugin, 2);
 }
 
+/* Of the owner, when its peers get access. */
+static void a_fault_is_its_own_devices(void **state)
+{
+	struct gpu_import *i;
+
+	NEEDS_PLUGIN();
+	for (unsigned k = 0; k < 3; k++)
+		assert_int_equal(start(k), 0);
+	driver.lose_in("cuMemSetAccess", 0);
+	assert_int_equal(open_vmm(16 * MIB, 16 * MIB, &i), 0);
+	assert_int_equal(ops->flush_rdma(plugin, 0), -EIO);
+	assert_int_equal(ops->flush_rdma(plugin, 1), 0);
+	assert_int_equal(ops->flush_rdma(plugin, 2), 0);
+	ops->release(i);
+	for (unsigned k = 0; k < 3; k++)
+		ops->stop(plugin, k);
+}
+
 /* Its owner is told, and others keep what they have. */
 static void refuses_what_a_peer_cannot_open(void **state)
 {
@@ -415,26 +453,14 @@ static void refuses_what_a_peer_cannot_open(void **state)
 
 /* --- sizes of VMM allocations --------------------------------------------------------------------- */
 
-/* Of an allocation of 16 MiB; granules are 2 MiB. */
 static int import_vmm(uint64_t bytes, uint64_t allocation)
 {
-	struct gpu_import_spec spec = {
-		.kind = GPU_IMPORT_VMM, .bytes = bytes, .allocation = allocation, .write = true
-	};
 	struct gpu_import *i;
-	uint64_t address, there;
-	int r;
+	int r = open_vmm(bytes, allocation, &i);
 
-	err = DRAY_ERR_NULL;
-	spec.fd = memfd_create("allocation", MFD_CLOEXEC);
-	assert_int_equal(ftruncate(spec.fd, 16 * MIB), 0);
-	r = ops->import(plugin, &spec, &i, &address, &there, &err);
-	close(spec.fd);
-	if (r < 0)
-		return r;
-	assert_int_equal(there, 16 * MIB);
-	ops->release(i);
-	return 0;
+	if (r == 0)
+		ops->release(i);
+	return r;
 }
 
 static void maps_whole_allocations(void **state)
@@ -475,6 +501,7 @@ int main(void)
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
 		PLUGIN_TEST(a_lost_peer_is_no_concern),
+		PLUGIN_TEST(a_fault_is_its_own_devices),
 		PLUGIN_TEST(refuses_what_a_peer_cannot_open),
 	};
 
