@@ -396,8 +396,15 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr)
 {
 	dray_list_for_each(&p->imports, i, struct gpu_import, link) {
-		int r = open_to(i, device, reterr);
+		const struct cuda_context *owner = p->devices[i->device].context;
+		int r;
 
+		/* what is still open of a device that failed would fail here, as if it were this one */
+		if (!owner || owner->lost)
+			r = dray_err_set(reterr, -EXDEV, DRAY_E_GPU_LOST,
+					 "a peer whose memory is still open was lost");
+		else
+			r = open_to(i, device, reterr);
 		if (r == -EIO)
 			return r;
 		if (r < 0)

@@ -417,6 +417,29 @@ static void a_lost_peer_is_no_concern(void **state)
 	ops->stop(plugin, 2);
 }
 
+/* It goes without the memory that a lost peer leaves behind, and without that peer. */
+static void starts_beside_a_lost_peer(void **state)
+{
+	struct gpu_import *i;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(import_ipc(0, 1, &i), 0);
+	driver.lose(0);
+	assert_int_equal(ops->flush_rdma(plugin, 0), -EIO);
+	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 2);
+	assert_int_equal(err.code, DRAY_E_GPU_LOST);
+	ops->stop(plugin, 1);
+	/* its memory may be there longer than its context */
+	ops->stop(plugin, 0);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 2);
+	ops->release(i);
+	ops->stop(plugin, 1);
+}
+
 /* Of the owner, when its peers get access. */
 static void a_fault_is_its_own_devices(void **state)
 {
@@ -501,6 +524,7 @@ int main(void)
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
 		PLUGIN_TEST(a_lost_peer_is_no_concern),
+		PLUGIN_TEST(starts_beside_a_lost_peer),
 		PLUGIN_TEST(a_fault_is_its_own_devices),
 		PLUGIN_TEST(refuses_what_a_peer_cannot_open),
 	};
