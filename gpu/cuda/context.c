@@ -101,9 +101,9 @@ static bool is_open(CUresult r)
 	return r == CUDA_SUCCESS || r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
-/* Devices that do not reach each other after all go without. `c` is current, and stays so. */
+/* Devices that do not reach each other after all go without, with ret_left_out. `c` is current, and stays so. */
 static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context *c,
-		      struct dray_err *reterr)
+		      struct dray_err *ret_left_out, struct dray_err *reterr)
 {
 	struct cuda_device *d = &p->devices[device];
 
@@ -127,7 +127,7 @@ static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context
 		}
 		if (is_open(to) && is_open(from))
 			continue;
-		cuda_fail(reterr, is_open(to) ? from : to, "the GPU cannot reach its peer");
+		cuda_fail(ret_left_out, is_open(to) ? from : to, "the GPU cannot reach its peer");
 		d->unreached |= 1u << i;
 	}
 	return 0;
@@ -142,7 +142,7 @@ static bool any_started(const struct gpu_plugin *p)
 }
 
 static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
-			struct dray_err *reterr)
+			struct dray_err *ret_left_out, struct dray_err *reterr)
 {
 	struct cuda_device *d = &p->devices[device];
 	dray_auto(cuda_context_unref) struct cuda_context *c = NULL;
@@ -161,14 +161,14 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 	before = nvml_used(d->info.bdf);
 	r = context_new(d, &c, reterr);
 	if (r == 0)
-		r = peers_open(p, device, c, reterr);
+		r = peers_open(p, device, c, ret_left_out, reterr);
 	if (r == 0)
 		r = cuda_ranges_register(p, c, reterr);
 	if (r < 0)
 		return r;
 	after = nvml_used(d->info.bdf);
 	d->context = dray_take(c);
-	r = cuda_imports_open_to(p, device, reterr);
+	r = cuda_imports_open_to(p, device, ret_left_out, reterr);
 	if (r == 0 && before && after > before)
 		*ret_bytes = after - before;
 	return r;
@@ -194,13 +194,16 @@ int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint3
 	       struct dray_err *reterr)
 {
 	const struct cuda_device *d = &p->devices[device];
+	struct dray_err left_out = DRAY_ERR_NULL;
 	int r;
 
 	pthread_mutex_lock(&p->lock);
-	r = start_locked(p, device, ret_bytes, reterr);
+	r = start_locked(p, device, ret_bytes, &left_out, reterr);
 	*ret_peers = d->info.peers & ~d->unreached;
 	if (r < 0)
 		stop_locked(p, device);
+	else if (left_out.code)
+		dray_err_set(reterr, 0, left_out.code, "%s", left_out.msg);
 	pthread_mutex_unlock(&p->lock);
 	return r;
 }

@@ -393,22 +393,26 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 	return -EOPNOTSUPP;
 }
 
-int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr)
+int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *ret_left_out,
+			 struct dray_err *reterr)
 {
 	dray_list_for_each(&p->imports, i, struct gpu_import, link) {
 		const struct cuda_context *owner = p->devices[i->device].context;
+		struct dray_err err = DRAY_ERR_NULL;
 		int r;
 
 		/* what is still open of a device that failed would fail here, as if it were this one */
 		if (!owner || owner->lost)
-			r = dray_err_set(reterr, -EXDEV, DRAY_E_GPU_LOST,
+			r = dray_err_set(&err, -EXDEV, DRAY_E_GPU_LOST,
 					 "a peer whose memory is still open was lost");
 		else
-			r = open_to(i, device, reterr);
+			r = open_to(i, device, &err);
 		if (r == -EIO)
-			return r;
-		if (r < 0)
+			return dray_err_set(reterr, r, err.code, "%s", err.msg);
+		if (r < 0) {
+			dray_err_set(ret_left_out, r, err.code, "%s", err.msg);
 			p->devices[device].unreached |= 1u << i->device;
+		}
 	}
 	return 0;
 }

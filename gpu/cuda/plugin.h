@@ -81,9 +81,10 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		       struct dray_err *reterr);
 /*
  * `device` was started: it gets access to what its peers have imported, or none to the peer where some of that cannot be
- * opened, with reterr. 0, or -EIO: it is lost. The caller of both holds the lock.
+ * opened, with ret_left_out. 0, or -EIO: it is lost. The caller of both holds the lock.
  */
-int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *reterr);
+int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *ret_left_out,
+			 struct dray_err *reterr);
 /* It stops: what was opened for it is closed. */
 void cuda_imports_close_to(struct gpu_plugin *p, unsigned device);
 

@@ -57,9 +57,17 @@ void plugin_driver_reset(void)
 
 void plugin_driver_fail(const char *function, int device, int result)
 {
-	plugin_driver.failing = function;
-	plugin_driver.failing_device = device;
-	plugin_driver.failing_result = (CUresult)result;
+	struct plugin_driver *d = &plugin_driver;
+
+	if (!function) {
+		d->n_failing = 0;
+		return;
+	}
+	if (d->n_failing == PLUGIN_DRIVER_FAILING)
+		abort();
+	d->failing[d->n_failing].function = function;
+	d->failing[d->n_failing].device = device;
+	d->failing[d->n_failing++].result = (CUresult)result;
 }
 
 void plugin_driver_attribute(int attribute, int value)
@@ -116,8 +124,10 @@ CUresult plugin_driver_entered(const char *function)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (d->current->lost)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	if (is_for(function, d->failing) && d->current->device == d->failing_device)
-		return d->failing_result;
+	for (unsigned i = 0; i < d->n_failing; i++)
+		if (is_for(function, d->failing[i].function) &&
+		    d->current->device == d->failing[i].device)
+			return d->failing[i].result;
 	if (is_for(function, d->losing)) {
 		d->losing = NULL;
 		plugin_driver_lose(d->losing_device);

@@ -18,7 +18,7 @@
 
 /* Before a plug-in is opened: nothing fails, attributes are 1. */
 PLUGIN_DRIVER_API void plugin_driver_reset(void);
-/* A function ("cuIpcOpenMemHandle") gives that result where a context of the device is current; NULL: none does. */
+/* A function ("cuIpcOpenMemHandle") gives that result where a context of the device is current, and so on; NULL: none does. */
 PLUGIN_DRIVER_API void plugin_driver_fail(const char *function, int device, int result);
 /* What all devices say. */
 PLUGIN_DRIVER_API void plugin_driver_attribute(int attribute, int value);

@@ -10,6 +10,7 @@
 #include "tests/gpu/plugin_driver.h"
 
 #define PLUGIN_DRIVER_CONTEXTS 8
+#define PLUGIN_DRIVER_FAILING 4
 #define PLUGIN_DRIVER_GRANULE (UINT64_C(2) << 20)
 #define PLUGIN_DRIVER_MEMORY (64 * PLUGIN_DRIVER_GRANULE)
 
@@ -21,9 +22,12 @@ struct CUctx_st {
 extern struct plugin_driver {
 	CUcontext contexts, current; /* of all; NULL: none */
 	int maps;
-	const char *failing; /* NULL: nothing */
-	int failing_device;
-	CUresult failing_result;
+	unsigned n_failing;
+	struct {
+		const char *function;
+		int device;
+		CUresult result;
+	} failing[PLUGIN_DRIVER_FAILING];
 	const char *losing; /* NULL: nothing */
 	int losing_device;
 } plugin_driver;

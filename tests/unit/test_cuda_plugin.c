@@ -417,6 +417,29 @@ static void a_lost_peer_is_no_concern(void **state)
 	ops->stop(plugin, 2);
 }
 
+/* A peer that is left out is no reason; the reason is what is told. */
+static void tells_why_it_does_not_start(void **state)
+{
+	struct gpu_import *i;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(2), 0);
+	assert_int_equal(import_ipc(2, 1, &i), 0);
+	driver.refuse("cuCtxEnablePeerAccess", 0, OUT_OF_MEMORY);
+	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	assert_int_equal(start(1), -EIO);
+	assert_int_equal(err.code, DRAY_E_GPU_LOST);
+	driver.refuse(NULL, 0, 0);
+	driver.refuse("cuCtxEnablePeerAccess", 0, OUT_OF_MEMORY);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(peers, 1 << 2);
+	assert_int_equal(err.code, DRAY_E_NO_MEMORY);
+	ops->release(i);
+	for (unsigned k = 0; k < 3; k++)
+		ops->stop(plugin, k);
+}
+
 /* It goes without the memory that a lost peer leaves behind, and without that peer. */
 static void starts_beside_a_lost_peer(void **state)
 {
@@ -525,6 +548,7 @@ int main(void)
 		PLUGIN_TEST(starts_where_access_is_refused),
 		PLUGIN_TEST(a_lost_peer_is_no_concern),
 		PLUGIN_TEST(starts_beside_a_lost_peer),
+		PLUGIN_TEST(tells_why_it_does_not_start),
 		PLUGIN_TEST(a_fault_is_its_own_devices),
 		PLUGIN_TEST(refuses_what_a_peer_cannot_open),
 	};
