@@ -17,7 +17,8 @@ struct gpu_task {
 	uint8_t device, class;
 	uint32_t n_pieces; /* of the room for pieces, given back when it is done */
 	/*
-	 * All copies are done: code 0, and every byte is in place; or DRAY_E_GPU_LOST, and nothing of it moves any more.
+	 * All copies are done: code 0, and every byte is in place; or DRAY_E_GPU_LOST: what of it may still move has ended
+	 * when its memory is closed.
 	 * Runs in the worker's turn, from transport gpu's progress(), stop() or drop(), never inside the call that made it.
 	 */
 	void (*done)(struct core *c, struct gpu_task *t, uint32_t code);

@@ -167,12 +167,12 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 	}
 }
 
-/* Nobody uses what was given any more. */
+/* Nobody uses what was given any more. Whoever is told of a task's end may end others, and have come here first. */
 static void port_leave(struct core *c, unsigned device)
 {
 	struct port *p = &c->gpu->ports[device];
 
-	if (!p->going || p->lanes[0].n_tasks || p->lanes[1].n_tasks)
+	if (!p->given || !p->going || p->lanes[0].n_tasks || p->lanes[1].n_tasks)
 		return;
 	p->given = NULL;
 	c->gpu->given &= ~(1u << device);

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A worker's queues of GPUs, where their tasks are not those of transport gpu. */
+#include "agent/transport/gpu_queue.h"
+
+#include "tests/unit/cm.h"
+#include "tests/unit/gpu_rig.h"
+
+#define KIB 1024ull
+#define MIB (1ull << 20)
+
+static struct gpu_task first, second;
+static unsigned n_done;
+
+static void task_done(struct core *c, struct gpu_task *t, uint32_t code)
+{
+	assert_int_equal(code, 0);
+	n_done++;
+	if (t == &first)
+		gpu_finish(c, &second);
+}
+
+static void copy_some(struct gpu_rig *g, struct gpu_task *t)
+{
+	struct core *c = &g->rig.core;
+	struct gpu_copy copy = { .route = GPU_WITHIN, .bytes = KIB };
+
+	t->done = task_done;
+	gpu_pieces(c, 0, DMSG_CLASS_BULK)[0] =
+		(struct dray_piece){ g->regions[0].region.view->extents[0].base,
+				     g->regions[1].region.view->extents[0].base, KIB };
+	assert_int_equal(gpu_submit(c, 0, DMSG_CLASS_BULK, &copy, 1, t), 0);
+}
+
+/* Who is told that a task is done ends the last one. */
+static void gone_once(void **state)
+{
+	unsigned n = 0;
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 0, MIB, 1);
+	n_done = 0;
+	copy_some(&g, &first);
+	copy_some(&g, &second);
+	gpu_queues_down(&g.rig.core, 0);
+	while (n_done < 2)
+		gpu_queues_poll(&g.rig.core);
+	for (unsigned i = 0; i < g.rig.n_told; i++)
+		n += g.rig.told[i].type == GPU_GONE && g.rig.told[i].id == 0;
+	assert_int_equal(n, 1);
+	gpu_rig_deinit(&g);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(gone_once),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
