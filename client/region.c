@@ -109,16 +109,38 @@ static int check_spec(struct dray *d, const struct dray_region_spec *s)
 	return error;
 }
 
+/* What extents of one descriptor say of its allocation; those that say nothing leave it to others. Negated code. */
+static int add_allocation(struct dray *d, struct region *g, size_t fd, uint64_t bytes, size_t i)
+{
+	uint8_t *at = g->allocations + fd * DMSG_ALLOCATION_SIZE;
+	uint64_t known = dray_le_get64(at);
+
+	if (!bytes)
+		return 0;
+	if (known && known != bytes)
+		return dc_fail(
+			d, DRAY_E_INVALID,
+			"extent %zu is in an allocation of %llu bytes, others of its descriptor in "
+			"one of %llu",
+			i, (unsigned long long)bytes, (unsigned long long)known);
+	dmsg_allocation_put(at, &(struct dmsg_allocation){ bytes });
+	g->has_sizes = true;
+	return 0;
+}
+
 /*
  * Index of a duplicate of extent i's descriptor, which extents before it may share. Negated code.
  */
 static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e, size_t i)
 {
-	int fd;
+	int fd, error;
 
 	for (size_t k = 0; k < i; k++)
-		if (e[k].kind != DRAY_KIND_CUDA_IPC && e[k].fd == e[i].fd)
-			return dray_le_get16(g->extents + k * DMSG_EXTENT_SIZE + 2);
+		if (e[k].kind != DRAY_KIND_CUDA_IPC && e[k].fd == e[i].fd) {
+			fd = dray_le_get16(g->extents + k * DMSG_EXTENT_SIZE + 2);
+			error = add_allocation(d, g, (size_t)fd, e[i].allocation, i);
+			return error < 0 ? error : fd;
+		}
 	if (g->fds_n == DMSG_FDS_MAX)
 		return dc_fail(d, DRAY_E_FD_LIMIT, "more than %d descriptors", DMSG_FDS_MAX);
 	fd = fcntl(e[i].fd, F_DUPFD_CLOEXEC, 0);
@@ -127,10 +149,8 @@ static int add_fd(struct dray *d, struct region *g, const struct dray_extent *e,
 			       "descriptor %d of extent %zu: %s", e[i].fd, i,
 			       dray_errno_text(errno));
 	g->fds[g->fds_n] = fd;
-	dmsg_allocation_put(g->allocations + g->fds_n * DMSG_ALLOCATION_SIZE,
-			    &(struct dmsg_allocation){ e[i].allocation });
-	g->has_sizes |= e[i].allocation != 0;
-	return (int)g->fds_n++;
+	error = add_allocation(d, g, g->fds_n++, e[i].allocation, i);
+	return error < 0 ? error : (int)g->fds_n - 1;
 }
 
 /* Index of extent i's handle, which extents before it may share. Negated code. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libdray: regions of GPU memory, and words between transfers and streams. */
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/unit/cm.h"
 #include "tests/unit/cuda_rig.h"
@@ -70,6 +72,34 @@ static void regions_of_gpu_memory_survive_a_restart(void **state)
 	cuda.reset();
 	assert_int_equal(dray_cuda_region_add(d, &spec, r, 3, NULL, 0, &region), -DRAY_E_INVALID);
 	assert_non_null(strstr(dray_last_error(d), "no memory of a GPU"));
+	assert_int_equal(settled_fds(), fds);
+	dray_disconnect(d);
+}
+
+/* Extents of one descriptor: one that says how large it is is enough, two that differ are refused. */
+static void sizes_of_an_allocation_agree(void **state)
+{
+	struct dray_extent e[3] = { { .kind = DRAY_KIND_CUDA_VMM, .length = 10 },
+				    { .kind = DRAY_KIND_CUDA_VMM, .length = 10, .offset = 10 },
+				    { .kind = DRAY_KIND_CUDA_VMM, .length = 10, .offset = 20 } };
+	const struct dray_region_spec spec = {
+		.access = DRAY_READ, .device = CUDA_DEVICE_0, .extents = e, .extents_n = 3
+	};
+	struct dray *d = client_connect(0);
+	int fds = settled_fds();
+	dray_region region;
+
+	e[0].fd = e[1].fd = e[2].fd = memfd_create("allocation", MFD_CLOEXEC);
+	assert_true(e[0].fd >= 0);
+	e[1].allocation = CUDA_CHUNK;
+	assert_int_equal(dray_region_add(d, &spec, &region), 0);
+	assert_int_equal(client_fake.last_add.allocations.n, 1);
+	assert_int_equal(dray_le_get64(client_fake.last_allocations), CUDA_CHUNK);
+	assert_int_equal(dray_region_remove(d, region), 0);
+	e[2].allocation = 2 * CUDA_CHUNK;
+	assert_int_equal(dray_region_add(d, &spec, &region), -DRAY_E_INVALID);
+	assert_non_null(strstr(dray_last_error(d), "extent 2 is in an allocation"));
+	close(e[0].fd);
 	assert_int_equal(settled_fds(), fds);
 	dray_disconnect(d);
 }
@@ -204,6 +234,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CUDA_TEST(regions_of_gpu_memory_survive_a_restart),
+		CUDA_TEST(sizes_of_an_allocation_agree),
 		CUDA_TEST(hand_made_extents_are_checked),
 		CUDA_TEST(older_agents_are_not_asked),
 		CUDA_TEST(words_order_streams_and_transfers),
