@@ -33,6 +33,7 @@ struct host_region {
 	struct pin **pins; /* NULL: not pinned */
 	uint32_t n_pins;
 	bool told, removing;
+	bool held; /* to be ended when devices are settled, whoever shares its pins */
 	void (*done)(void *arg);
 	void *arg;
 };
@@ -67,7 +68,7 @@ static void unpin_done(struct job *j)
 
 static void pin_drop(struct pin *p)
 {
-	p->held = !gpu_devices_settled(p->gpus);
+	p->held = p->made && !gpu_devices_settled(p->gpus);
 	if (!p->held)
 		jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
 }
@@ -77,6 +78,9 @@ void pins_settled(struct gpus *g)
 	dray_list_for_each(&g->pins, p, struct pin, link)
 		if (p->held)
 			pin_drop(p);
+	dray_list_for_each(&g->host_regions, r, struct host_region, link)
+		r->held = false;
+	check_removing(g);
 }
 
 /* One that is being made is dropped when it is. */
@@ -296,7 +300,7 @@ static void region_end(struct host_region *r)
 static struct host_region *next_ended(struct gpus *g)
 {
 	dray_list_for_each(&g->host_regions, r, struct host_region, link)
-		if (r->removing && !going(r))
+		if (r->removing && !r->held && !going(r))
 			return r;
 	return NULL;
 }
@@ -319,8 +323,9 @@ void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *
 		r->removing = true;
 		r->done = done;
 		r->arg = done_arg;
+		r->held = r->told && !gpu_devices_settled(g);
 		region_unpin(r);
-		if (!going(r))
+		if (!r->held && !going(r))
 			region_end(r);
 		return;
 	}

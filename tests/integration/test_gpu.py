@@ -402,13 +402,18 @@ def test_given_up_with_copies_under_way(gpu_agent):
             client = agent.client()
             region, other, pinned = add_vmm(client, a), add_vmm(client, b), client.region(host)
             until(lambda: gpus.status.pins == 1, "pinned memory")
+            # it shares the pin, and keeps it
+            sharer = agent.client()
+            sharer.region(host)
             client.read(pinned, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
             client.read(other, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
             until(lambda: gpus.status.held == 2, "copies under way")
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending or gpus.status.imports < 2 or not gpus.status.pins, "the end of a GPU")
             assert gpus.status.imports == 2 and gpus.status.pins == 1
+            assert agent.ctl("regions").count("removing") == 3
         gpus.idle()
+        sharer.close()
         until(lambda: not gpus.status.pins, "the end of pinned memory")
         assert not gpus.status.illegal
         with agent.client() as client:
