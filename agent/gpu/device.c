@@ -263,11 +263,16 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
 }
 
-bool gpu_devices_settled(const struct gpus *g)
+bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of)
 {
-	for (unsigned i = 0; i < g->n; i++)
-		if (g->devices[i].state == DEVICE_LOST || g->devices[i].state == DEVICE_ENDING)
+	for (unsigned i = 0; i < g->n; i++) {
+		const struct gpu_device *d = &g->devices[i];
+
+		if (d->state != DEVICE_LOST && d->state != DEVICE_ENDING)
+			continue;
+		if (!of || d == of || d->peers >> of->index & 1)
 			return false;
+	}
 	return true;
 }
 
@@ -281,10 +286,9 @@ static void queues_end_done(struct job *j)
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 
 	d->state = DEVICE_ENDED;
-	if (gpu_devices_settled(d->gpus)) {
-		memories_settled(d->gpus);
+	memories_settled(d->gpus);
+	if (gpu_devices_settled(d->gpus, NULL))
 		pins_settled(d->gpus);
-	}
 	gpu_device_check(d);
 }
 

@@ -90,10 +90,10 @@ struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_
 void gpu_device_start(struct gpu_device *d);
 void gpu_device_lost(struct gpu_device *d, const char *why);
 /*
- * No device that was given up may still have copies under way. As long as this is false no memory is closed or unpinned:
- * they may be about any of it.
+ * No device that was given up may still have copies under way that are about memory on `of`, or about host memory: NULL.
+ * As long as this is false none of that memory is closed or unpinned.
  */
-bool gpu_devices_settled(const struct gpus *g);
+bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of);
 void gpu_device_worker_gone(struct gpu_device *d);
 /* After the last user of something may have gone. */
 void gpu_device_check(struct gpu_device *d);

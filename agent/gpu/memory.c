@@ -94,7 +94,7 @@ static void close_done(struct job *j)
 static void memory_close(struct gpu_memory *m)
 {
 	m->state = MEMORY_CLOSING;
-	m->held = !gpu_devices_settled(m->gpus);
+	m->held = !gpu_devices_settled(m->gpus, m->device);
 	if (!m->held)
 		jobs_add(m->gpus->opener, &m->job, close_run, close_done);
 }

@@ -68,7 +68,7 @@ static void unpin_done(struct job *j)
 
 static void pin_drop(struct pin *p)
 {
-	p->held = p->made && !gpu_devices_settled(p->gpus);
+	p->held = p->made && !gpu_devices_settled(p->gpus, NULL);
 	if (!p->held)
 		jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
 }
@@ -323,7 +323,7 @@ void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *
 		r->removing = true;
 		r->done = done;
 		r->arg = done_arg;
-		r->held = r->told && !gpu_devices_settled(g);
+		r->held = r->told && !gpu_devices_settled(g, NULL);
 		region_unpin(r);
 		if (!r->held && !going(r))
 			region_end(r);

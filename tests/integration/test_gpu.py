@@ -421,6 +421,22 @@ def test_given_up_with_copies_under_way(gpu_agent):
             assert b.view[1:] == a.view[:-1]
 
 
+def test_given_up_keeps_what_it_reaches(gpu_agent):
+    """Memory on another GPU, which it does not reach, is closed while it hangs."""
+    agent, gpus = gpu_agent(peers=0)
+    with GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1) as b:
+        with gpus.held():
+            client = agent.client()
+            region = add_vmm(client, a)
+            add_vmm(client, b)
+            client.read(region, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
+            until(lambda: gpus.status.held == 1, "a copy under way")
+            client.close(timeout=0.2)
+            until(lambda: gpus.status.ending, "the end of a GPU")
+            until(lambda: gpus.status.imports == 1, "the end of what it does not reach")
+        gpus.idle()
+
+
 def test_lost_while_it_opens(gpu_agent):
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
