@@ -436,15 +436,6 @@ static void region_end(struct region *region, uint32_t code, bool urgent)
 	pool_drop(r->pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped, region);
 }
 
-void regions_gpu_lost(struct regions *r, unsigned device)
-{
-	struct region *region;
-
-	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
-		if (region->gpu_memory && !region->ending && region_view_of(region)->gpu == device)
-			region_end(region, DRAY_E_GPU_LOST, true);
-}
-
 static struct region *region_get(struct regions *r, dray_handle handle)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
@@ -471,11 +462,11 @@ static void handle_hurried(void *arg)
  * Dropping again what is being dropped makes that urgent; what was dropped before answers at
  * once.
  */
-void region_hurry(struct regions *r, dray_handle handle)
+static void hurry(struct region *region, uint32_t code)
 {
-	struct region *region = dray_handles_get(&r->regions, handle);
+	struct regions *r = region->regions;
 
-	if (!region || !region->ending || region->urgent)
+	if (!region->ending || region->urgent || region->leaving)
 		return;
 	region->urgent = true;
 	dray_list_for_each(&region->tokens, t, struct token, link)
@@ -484,8 +475,29 @@ void region_hurry(struct regions *r, dray_handle handle)
 				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED,
 					  true, NULL, NULL);
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_SESSION_CLOSED, true, handle_hurried,
-		  region);
+	pool_drop(r->pool, OBJECT_REGION, region->handle, code, true, handle_hurried, region);
+}
+
+void region_hurry(struct regions *r, dray_handle handle)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (region)
+		hurry(region, DRAY_E_SESSION_CLOSED);
+}
+
+void regions_gpu_lost(struct regions *r, unsigned device)
+{
+	struct region *region;
+
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
+		if (!region->gpu_memory || region_view_of(region)->gpu != device)
+			continue;
+		if (region->ending)
+			hurry(region, DRAY_E_GPU_LOST);
+		else
+			region_end(region, DRAY_E_GPU_LOST, true);
+	}
 }
 
 static void handle_cancelled(void *arg)

@@ -437,6 +437,24 @@ def test_given_up_keeps_what_it_reaches(gpu_agent):
         gpus.idle()
 
 
+def test_lost_while_it_is_removed(gpu_agent):
+    """A region that waits for its transfers does not wait for those of another GPU, which hangs, once its own is lost."""
+    agent, gpus = gpu_agent()
+    with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0) as b, GpuMemory(MIB, 1) as c:
+        region, more, other = add_vmm(client, a), add_vmm(client, b), add_vmm(client, c)
+        remote, of_lost = (client.import_token(str(r.export()), timeout=LIMIT) for r in (other, more))
+        with gpus.held():
+            # the destination copies
+            transfer = client.write(region, remote, [(0, 0, MIB)])
+            until(lambda: gpus.status.held == 1, "a copy under way")
+            region.remove(wait=False)
+            until(lambda: "removing" in agent.ctl("regions"), "the beginning of its end")
+            gpus.lose(0)
+            expect("gpu_lost", client.read(more, of_lost, [(0, 0, MIB)]).result, LIMIT)
+            expect("cancelled", transfer.result, LIMIT)
+        gpus.lose(0, lost=False)
+
+
 def test_lost_while_it_opens(gpu_agent):
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
