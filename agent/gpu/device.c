@@ -294,8 +294,13 @@ static void queues_end_done(struct job *j)
 
 void gpu_device_worker_gone(struct gpu_device *d)
 {
+	struct gpus *g = d->gpus;
+
 	if (d->state != DEVICE_LOST || --d->gone_missing)
 		return;
 	d->state = DEVICE_ENDING;
-	jobs_add(d->gpus->opener, &d->job, queues_end_run, queues_end_done);
+	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)
+		log_warning(AREA, "no thread for its end, others may have to wait for it gpu=%s",
+			    d->info.uuid);
+	jobs_add(d->ender ? d->ender : g->opener, &d->job, queues_end_run, queues_end_done);
 }

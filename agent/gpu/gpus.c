@@ -13,9 +13,6 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* The driver's own code runs on these, which counts on the stack that threads usually have. */
-#define STACK_BYTES (8ul << 20)
-
 int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 {
 	struct gpus *g = calloc(1, sizeof(*g));
@@ -162,6 +159,8 @@ bool gpus_free(struct gpus *g)
 		return true;
 	/* what is queued still comes to its end, and what it has made is given back behind it */
 	ended = jobs_free(g->pinner);
+	for (unsigned i = 0; i < g->n; i++)
+		ended = jobs_free(g->devices[i].ender) && ended;
 	if (ended && g->opener)
 		jobs_add(g->opener, &g->job, end_run, NULL);
 	ended = jobs_free(g->opener) && ended;

@@ -3,8 +3,9 @@
  * Shared by the files of this folder alone.
  *
  * Two threads call the plug-in: the opener does what somebody waits for (devices, memory of clients, and its end), the
- * pinner what may take seconds for each region. What a job fills in is looked at when it is done. Memory and pins that
- * are under way are counted where they are; a device is stopped when nothing on it is left.
+ * pinner what may take seconds for each region. A device that was given up may hang, so its queues end on a thread of its
+ * own. What a job fills in is looked at when it is done. Memory and pins that are under way are counted where they are; a
+ * device is stopped when nothing on it is left.
  */
 #ifndef DRAY_AGENT_GPU_INTERNAL_H
 #define DRAY_AGENT_GPU_INTERNAL_H
@@ -15,6 +16,8 @@
 #include "lib/list.h"
 
 #define AREA "gpu"
+/* Of the threads. The driver's own code runs on these, which counts on the stack that threads usually have. */
+#define STACK_BYTES (8ul << 20)
 /* Copies that a queue can have under way without waiting for room, and pieces of each. */
 #define QUEUE_PIECES (8 * 16384)
 #define CLASSES 2
@@ -23,9 +26,9 @@ enum device_state {
 	DEVICE_UNUSED,
 	DEVICE_STARTING, /* a job makes its context, queues and staging memory */
 	DEVICE_READY,
-	DEVICE_LOST,     /* until the workers have let go of it */
-	DEVICE_ENDING,   /* a job awaits what is under way in its queues, and ends them */
-	DEVICE_ENDED,    /* until nobody uses anything of it */
+	DEVICE_LOST,   /* until the workers have let go of it */
+	DEVICE_ENDING, /* a job of the ender awaits what is under way in its queues, and ends them */
+	DEVICE_ENDED,  /* until nobody uses anything of it */
 	DEVICE_STOPPING, /* a job gives back what was made */
 };
 
@@ -46,6 +49,7 @@ struct gpu_device {
 	int error;
 	struct dray_err err, peers_err, staging_err;
 	struct job job;
+	struct jobs *ender; /* NULL until it is given up for the first time */
 };
 
 enum plugin_state { PLUGIN_UNUSED, PLUGIN_LOADING, PLUGIN_READY };
@@ -100,7 +104,7 @@ void gpu_device_check(struct gpu_device *d);
 /* On the opener's thread: what the device has. */
 void gpu_device_give_back(struct gpu_device *d);
 
-/* --- queues.c: on the opener's thread --- */
+/* --- queues.c: on the opener's thread, or the ender's --- */
 int queues_make(struct gpu_device *d, struct dray_err *reterr);
 void queues_free(struct gpu_device *d);
 /* Memory of every worker, to stage in and for lists of operations. What it could not have is left out. */

@@ -422,7 +422,7 @@ def test_given_up_with_copies_under_way(gpu_agent):
 
 
 def test_given_up_keeps_what_it_reaches(gpu_agent):
-    """Memory on another GPU, which it does not reach, is closed while it hangs."""
+    """Memory on another GPU, which it does not reach, is closed and opened while it hangs."""
     agent, gpus = gpu_agent(peers=0)
     with GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1) as b:
         with gpus.held():
@@ -434,6 +434,8 @@ def test_given_up_keeps_what_it_reaches(gpu_agent):
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending, "the end of a GPU")
             until(lambda: gpus.status.imports == 1, "the end of what it does not reach")
+            with agent.client() as other:
+                add_vmm(other, b)
         gpus.idle()
 
 
