@@ -16,6 +16,9 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
+/* What is under way in a device that was given up should have ended by then: the longest copies take a second. */
+#define END_LIMIT_US (5 * UINT64_C(1000000))
+
 /* --- names ---------------------------------------------------------------------------------------- */
 
 struct address {
@@ -276,6 +279,29 @@ bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of)
 	return true;
 }
 
+/* Nobody waits for it any more but what its copies may touch, which somebody must be told of. */
+static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct gpu_device *d = arg;
+
+	(void)source;
+	(void)usec;
+	d->hangs = true;
+	d->error = -EIO;
+	d->err = DRAY_ERR_NULL;
+	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
+		     "GPU %s hangs: its copies do not end, restart the agent", d->info.uuid);
+	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+	log_error(
+		AREA,
+		"hangs, its copies do not end; what they may touch is kept from its owners: %" PRIu32
+		" regions on it, regions of its peers, pinned host memory; restart the agent gpu=%s "
+		"address=%s",
+		d->memories, d->info.uuid, d->info.bdf);
+	memories_refuse(d, &d->err);
+	return 0;
+}
+
 static void queues_end_run(struct job *j)
 {
 	queues_free(dray_container_of(j, struct gpu_device, job));
@@ -285,6 +311,10 @@ static void queues_end_done(struct job *j)
 {
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 
+	d->late = sd_event_source_disable_unref(d->late);
+	if (d->hangs)
+		log_notice(AREA, "its copies have ended after all gpu=%s", d->info.uuid);
+	d->hangs = false;
 	d->state = DEVICE_ENDED;
 	memories_settled(d->gpus);
 	if (gpu_devices_settled(d->gpus, NULL))
@@ -302,5 +332,9 @@ void gpu_device_worker_gone(struct gpu_device *d)
 	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)
 		log_warning(AREA, "no thread for its end, others may have to wait for it gpu=%s",
 			    d->info.uuid);
+	/* without it nobody is told, and all else goes on */
+	if (sd_event_add_time_relative(g->deps.event, &d->late, CLOCK_MONOTONIC, END_LIMIT_US, 0,
+				       handle_late, d) < 0)
+		d->late = NULL;
 	jobs_add(d->ender ? d->ender : g->opener, &d->job, queues_end_run, queues_end_done);
 }

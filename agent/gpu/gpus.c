@@ -159,8 +159,10 @@ bool gpus_free(struct gpus *g)
 		return true;
 	/* what is queued still comes to its end, and what it has made is given back behind it */
 	ended = jobs_free(g->pinner);
-	for (unsigned i = 0; i < g->n; i++)
+	for (unsigned i = 0; i < g->n; i++) {
+		sd_event_source_disable_unref(g->devices[i].late);
 		ended = jobs_free(g->devices[i].ender) && ended;
+	}
 	if (ended && g->opener)
 		jobs_add(g->opener, &g->job, end_run, NULL);
 	ended = jobs_free(g->opener) && ended;

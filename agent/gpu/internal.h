@@ -42,6 +42,8 @@ struct gpu_device {
 	uint64_t context_bytes, bytes;
 	uint32_t regions, memories; /* open; and all that the plug-in may know */
 	unsigned gone_missing;      /* workers that have not let go of it */
+	sd_event_source *late;      /* while it is ending */
+	bool hangs;                 /* that has taken too long: err says so */
 	struct gpu_queues queues[WORKERS_MAX];
 	/* of the job */
 	bool started;

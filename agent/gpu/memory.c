@@ -245,6 +245,8 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 		if (check_kinds(m, reterr) < 0)
 			return -EOPNOTSUPP;
 	}
+	if (m->device->hangs)
+		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "%s", m->device->err.msg);
 	if (m->device->state != DEVICE_READY) {
 		gpu_device_start(m->device);
 		return 0;

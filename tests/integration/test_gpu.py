@@ -439,6 +439,29 @@ def test_given_up_keeps_what_it_reaches(gpu_agent):
         gpus.idle()
 
 
+def test_given_up_for_good(gpu_agent):
+    """Of a GPU whose copies do not end somebody is told, and nobody waits for it."""
+    agent, gpus = gpu_agent()
+    with GpuMemory(MIB, 0) as a:
+        with gpus.held():
+            client = agent.client()
+            region = add_vmm(client, a)
+            client.read(region, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
+            until(lambda: gpus.status.held == 1, "a copy under way")
+            client.close(timeout=0.2)
+            until(lambda: gpus.status.ending, "the end of a GPU")
+            with agent.client() as other:
+                for _ in range(2):
+                    assert "restart the agent" in str(expect("gpu_lost", add_vmm, other, a))
+            log_has(agent, "error", "1 regions on it", "restart the agent", uuid(0))
+            assert "hangs" in agent.ctl("gpus")
+            assert gpus.status.imports == 1
+        log_has(agent, "after all", uuid(0))
+        gpus.idle()
+        with agent.client() as client:
+            add_vmm(client, a)
+
+
 def test_lost_while_it_is_removed(gpu_agent):
     """A region that waits for its transfers does not wait for those of another GPU, which hangs, once its own is lost."""
     agent, gpus = gpu_agent()
