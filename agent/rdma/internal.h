@@ -169,6 +169,7 @@ struct rail_peer {
 	bool takes_windows;    /* it knows what they are */
 	bool wants_window;     /* it holds a grant of GPU memory that no rail reaches */
 	bool no_window;        /* there is no memory for it, and that was said */
+	bool awaits_window;    /* gpu.windows is used up, and that was said */
 	struct window *window; /* the one it has; NULL: none */
 	bool ports_known, no_path_said;
 	struct pmsg_port said[RAILS_MAX]; /* its rails, as it said last */

@@ -78,6 +78,9 @@ static void window_step(struct window *w)
 			r->deps.unpin(r->deps.arg, w->host);
 	}
 	window_free(w);
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		if (peer->awaits_window)
+			window_check(peer);
 }
 
 static void tell(const struct window *w, uint64_t length, const struct rail_keys *keys)
@@ -146,7 +149,9 @@ void window_check(struct rail_peer *peer)
 		return;
 	if (bytes > (uint64_t)r->cfg->gpu.windows ||
 	    r->window_bytes > (uint64_t)r->cfg->gpu.windows - bytes) {
-		peer->no_window = true;
+		if (peer->awaits_window)
+			return;
+		peer->awaits_window = true;
 		log_limited(DRAY_LOG_WARNING, AREA,
 			    "a peer has no window, transfers of GPU memory go by the next "
 			    "transport: %" PRIu64 " bytes of windows are in use (gpu.windows) "
@@ -166,6 +171,7 @@ void window_check(struct rail_peer *peer)
 		free(w);
 		return;
 	}
+	peer->awaits_window = false;
 	w->making = true;
 	r->window_bytes += bytes;
 	dray_list_add(&r->windows, &w->link);
@@ -306,6 +312,8 @@ static void window_lose(struct window *w)
 		return;
 	peer->window = NULL;
 	tell(w, 0, NULL);
+	/* for memory of the GPUs that are left */
+	window_check(peer);
 }
 
 void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code)

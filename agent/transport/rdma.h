@@ -177,6 +177,12 @@ static inline unsigned rdma_way(const struct rdma_channel *ch, const struct xfer
 										 0);
 }
 
+/* Its buffer lies in a window that the owner has given another for. */
+static inline bool window_is_void(const struct rdma_peer *peer, const struct slice *s)
+{
+	return s->window && s->window->window != peer->window;
+}
+
 static inline bool rdma_channel_has_work(const struct rdma_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||

@@ -36,7 +36,12 @@ void rdma_post_lose(struct rdma_post *p, uint32_t code)
 static void sort_out(struct rdma_channel *ch, struct slice *s, bool begun, struct dray_list *over)
 {
 	s->retried |= begun;
-	dray_list_add(slice_wanted(s) ? &ch->retry : over, &s->link);
+	if (!slice_wanted(s))
+		dray_list_add(over, &s->link);
+	else if (window_is_void(ch->peer, s))
+		window_again(ch, s);
+	else
+		dray_list_add(&ch->retry, &s->link);
 }
 
 void rdma_post_dead(struct rdma_post *p)

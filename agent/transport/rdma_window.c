@@ -131,8 +131,7 @@ static void leave(struct core *c, struct slice *s)
 	s->window = NULL;
 }
 
-/* It begins anew, with another buffer or by another transport. */
-static void again(struct rdma_channel *ch, struct slice *s)
+void window_again(struct rdma_channel *ch, struct slice *s)
 {
 	leave(core_of(ch), s);
 	dray_list_add(&ch->win.again, &s->link);
@@ -152,11 +151,13 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 	if (!slice_wanted(s))
 		xfer_slice_done(c, s, x->code, NULL);
 	else if (code == DRAY_E_UNSUPPORTED || (code == DRAY_E_NOT_FOUND && w != ch->peer->window))
-		again(ch, s);
+		window_again(ch, s);
 	else if (code)
 		xfer_slice_done(c, s, code, "the owner of the remote refused it");
 	else if (x->direction == DMSG_DIRECTION_WRITE)
 		xfer_slice_done(c, s, 0, NULL);
+	else if (window_is_void(ch->peer, s))
+		window_again(ch, s);
 	else
 		dray_list_add(&ch->retry, &s->link);
 }
@@ -232,7 +233,7 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 			return NULL;
 		if (rdma_judge(ch->peer, s->xfer, rdma_way(ch, s->xfer))) {
 			/* its transfer goes elsewhere, once all it has here is home */
-			again(ch, s);
+			window_again(ch, s);
 			continue;
 		}
 		if (s->bytes > ch->peer->window->unit) {
@@ -290,6 +291,8 @@ static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_
 		return NULL;
 	w->peer = peer;
 	w->id = share->window;
+	w->offset = share->offset;
+	w->length = share->length;
 	w->unit = unit;
 	w->n = w->n_free = n;
 	dray_list_init(&w->free);
@@ -316,7 +319,7 @@ static void replace(struct rdma_peer *peer, struct rdma_window *w)
 			if (!s->window)
 				continue;
 			dray_list_del(&s->link);
-			again(ch, s);
+			window_again(ch, s);
 		}
 	}
 	if (former && former->n_free == former->n)
@@ -327,7 +330,9 @@ void window_take_share(struct rdma_peer *peer, struct rdma_share *share)
 {
 	struct rdma_window *w = peer->window;
 
-	if (!w || w->id != share->window || !share->length)
+	/* keys name what there is now: buffers of another share may lie beyond it */
+	if (!w || w->id != share->window || w->offset != share->offset ||
+	    w->length != share->length)
 		replace(peer, share->length ? window_new(peer, share) : NULL);
 	w = peer->window;
 	if (w) {

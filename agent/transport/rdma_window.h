@@ -34,7 +34,7 @@ struct window_buffer {
 struct rdma_window {
 	struct dray_list link; /* on peer->windows */
 	struct rdma_peer *peer;
-	uint64_t id;
+	uint64_t id, offset, length;
 	struct rail_keys *keys; /* NULL: no rail reaches it now */
 	uint64_t unit;          /* bytes of a buffer */
 	uint32_t n, n_free;
@@ -60,6 +60,8 @@ bool window_channel_has_work(const struct rdma_channel *ch);
 struct slice *window_channel_next(struct rdma_channel *ch);
 /* The slice is written to its buffer. */
 void window_landed(struct rdma_channel *ch, struct slice *s);
+/* It begins anew, with another buffer or by another transport. */
+void window_again(struct rdma_channel *ch, struct slice *s);
 /* Nothing uses the buffer any more. */
 void window_put(struct core *c, struct window_buffer *b);
 /* Takes slices of x that need not go on; urgent: those that wait for an answer too. */

@@ -157,6 +157,29 @@ static void test_limits(void **state)
 	rails_peer_down(lab->rails, PEER);
 }
 
+/* A peer that came back before the memory of its former window did. */
+static void test_used_up(void **state)
+{
+	struct rdma_copy *copy;
+
+	lab->cfg.gpu.windows = WINDOW;
+	give();
+	copy = ask(1, 0, 4096);
+	rails_peer_down(lab->rails, PEER);
+	meet(1);
+	rails_grant_staged(lab->rails, PEER, REGION(1));
+	assert_int_equal(lab->pins, 1);
+	lab->window_rails = 0;
+	copied(copy, 0);
+	UNTIL(lab->pins == 2);
+	assert_int_equal(lab->unpins, 1);
+	pinned();
+	UNTIL(lab->window_rails == 1);
+	assert_int_equal(bytes(), WINDOW);
+	rails_peer_down(lab->rails, PEER);
+	UNTIL(lab->unpins == 2);
+}
+
 static void test_no_memory(void **state)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -349,7 +372,6 @@ static void test_gpu_lost(void **state)
 	copied(second, 0);
 	/* other memory, if there may be so much */
 	lab->window_rails = 0;
-	rails_grant_staged(lab->rails, PEER, REGION(1));
 	assert_int_equal(lab->pins, 2);
 	lab->pinned_fn(lab->pinned_arg, GPU_HOST, (void *)(BASE + GIB), NULL);
 	UNTIL(lab->window_rails == 1);
@@ -417,20 +439,11 @@ static void test_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(given),
-		TEST(keys_follow),
-		TEST(not_before_there_is_a_path),
-		TEST(older_peer),
-		TEST(limits),
-		TEST(no_memory),
-		TEST(pending),
-		TEST(copies),
-		TEST(refused),
-		TEST(too_many),
-		TEST(down_while_copying),
-		TEST(gpu_lost),
-		TEST(share),
-		TEST(asks),
+		TEST(given),      TEST(keys_follow), TEST(not_before_there_is_a_path),
+		TEST(older_peer), TEST(limits),      TEST(used_up),
+		TEST(no_memory),  TEST(pending),     TEST(copies),
+		TEST(refused),    TEST(too_many),    TEST(down_while_copying),
+		TEST(gpu_lost),   TEST(share),       TEST(asks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -550,6 +550,62 @@ static void test_tiny(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
+static void give_keys(uint64_t id, uint64_t length, uint64_t keyed)
+{
+	struct rdma_share *share = calloc(1, sizeof(*share));
+
+	assert_non_null(share);
+	*share = (struct rdma_share){ .window = id, .offset = START, .length = length };
+	if (keyed) {
+		share->keys = rail_keys_new(1);
+		share->keys->v[0] = (struct rail_key){
+			.rail = 0, .key = RKEY(0), .base = (uintptr_t)lab->there, .length = keyed
+		};
+		rail_keys_seal(share->keys, keyed, false);
+	}
+	message(RDMA_WINDOW, 0, share);
+}
+
+/* The same window is said to be shorter: nothing is posted beyond what its keys name. */
+static void test_shorter(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	give_keys(WINDOW, 16384, START + 16384);
+	move(DMSG_DIRECTION_WRITE, 0, 0, 16 * UNIT);
+	until_posted(f, 1);
+	stop_all(DRAY_E_CANCELLED, true);
+	run(f, UINT32_MAX);
+	gpu_turn();
+}
+
+/* A slice comes home from a lost queue pair to a window that is another by then. */
+static void test_replaced_while_lost(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	lab->spare_open = false;
+	move(DMSG_DIRECTION_WRITE, 0, 0, UNIT);
+	until_posted(f, 2);
+	break_down(f, IBV_WC_RETRY_EXC_ERR);
+	gpu_turn();
+	give_keys(WINDOW, SHARE, 0);
+	give_keys(WINDOW, 0, 0);
+	give_keys(WINDOW + 1, SHARE, BYTES);
+	message(RDMA_QP_DEAD, 1, NULL);
+	f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	set_keys(1, 1);
+	write_all(UNIT);
+	for (unsigned i = 0; i < 2000 && lab->rig.n_ended < 2; i++) {
+		gpu_turn();
+		for (unsigned q = 0; q < lab->n_qps; q++)
+			run(&lab->qps[q], UINT32_MAX);
+		while (hear())
+			serve_one();
+	}
+	assert_int_equal(lab->rig.n_ended, 2);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, paths_setup, window_teardown)
 
 int main(void)
@@ -573,6 +629,8 @@ int main(void)
 		TEST(new_keys),
 		TEST(peer_goes),
 		TEST(tiny),
+		TEST(shorter),
+		TEST(replaced_while_lost),
 		cmocka_unit_test_setup_teardown(test_before_paths, window_setup, window_teardown),
 	};
 
