@@ -29,13 +29,15 @@ SRC_ceiling := $(sort $(wildcard tests/gpu/ceiling_*.c))
 CUDA_OBJECTS := $(call obj,$(SRC_cuda)) $(O)/gpu/cuda/image.o
 $(call obj,$(SRC_cuda) $(SRC_ceiling)): CFLAGS_own := -isystem $(CUDA)/include -DDRAY_CUDA_LOWEST=$(CUDA_LOWEST)
 
-$(O)/gpu/cuda/copy.fatbin: gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
+# One for all variants, which differ in what the processor runs.
+FATBIN := build/cuda/copy.fatbin
+$(FATBIN): gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
 	@mkdir -p $(@D)
 	@printf '  %-7s %s\n' NVCC $<
-	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -o $@ $<
+	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -o $@.$$$$ $< && mv $@.$$$$ $@
 
-$(O)/gpu/cuda/image.o: gpu/cuda/image.S $(O)/gpu/cuda/copy.fatbin
-	$(Q)$(CC) -c -DIMAGE='"$(O)/gpu/cuda/copy.fatbin"' -o $@ $<
+$(O)/gpu/cuda/image.o: gpu/cuda/image.S $(FATBIN)
+	$(Q)$(CC) -c -DIMAGE='"$(FATBIN)"' -o $@ $<
 
 $(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
 	$(call link,-shared $(filter %.o %.a,$^) -ldl)
