@@ -37,6 +37,7 @@ $(FATBIN): gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
 	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -o $@.$$$$ $< && mv $@.$$$$ $@
 
 $(O)/gpu/cuda/image.o: gpu/cuda/image.S $(FATBIN)
+	@mkdir -p $(@D)
 	$(Q)$(CC) -c -DIMAGE='"$(FATBIN)"' -o $@ $<
 
 $(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
