@@ -322,20 +322,6 @@ static struct rdma_post *post_find(struct rdma_peer *peer, uint64_t id)
 	return NULL;
 }
 
-/* Which of its transfers go here, and by which queue pairs, is another question now. */
-static void peer_changed(struct rdma_peer *peer)
-{
-	rdma_peer_review(peer);
-	for (unsigned k = 0; k < 2; k++) {
-		struct rdma_channel *ch = &peer->channels[k];
-
-		if (!rdma_channel_has_work(ch))
-			continue;
-		rdma_want(ch);
-		rdma_pull_later(ch);
-	}
-}
-
 static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 {
 	if (!peer) {
@@ -344,7 +330,7 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	}
 	free(peer->paths);
 	peer->paths = paths;
-	peer_changed(peer);
+	rdma_peer_changed(peer);
 }
 
 static void take_staging(struct rdma *r, struct rail_keys *keys)
@@ -353,7 +339,7 @@ static void take_staging(struct rdma *r, struct rail_keys *keys)
 	r->staging = keys;
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
 		if (peer->paths)
-			peer_changed(peer);
+			rdma_peer_changed(peer);
 }
 
 static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)

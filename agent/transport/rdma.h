@@ -255,8 +255,11 @@ void rdma_post_dead(struct rdma_post *p);
 void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
 /* No queue pair can be had: what waits goes to another transport, or ends. */
 void rdma_channel_give_up(struct rdma_channel *ch);
-/* The same for those that the present paths cannot carry. */
-void rdma_peer_review(struct rdma_peer *peer);
+/*
+ * Its paths, the staging or its window are others now: which of its transfers go here, and by which queue pairs, is asked
+ * again.
+ */
+void rdma_peer_changed(struct rdma_peer *peer);
 /* The same for those of this channel that had something under way when they were to go. */
 void rdma_channel_review(struct rdma_channel *ch);
 

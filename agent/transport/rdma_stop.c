@@ -168,13 +168,19 @@ static void review(struct core *c, struct xfer *x, void *arg)
 		move_on(c, x, ch);
 }
 
-void rdma_peer_review(struct rdma_peer *peer)
+void rdma_peer_changed(struct rdma_peer *peer)
 {
-	/* nothing is known that could speak against them */
-	if (!peer->paths)
-		return;
-	for (unsigned k = 0; k < 2; k++)
+	/* without paths nothing is known that could speak against them */
+	for (unsigned k = 0; peer->paths && k < 2; k++)
 		xfers_each(peer->rdma->c, review, &peer->channels[k]);
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		if (!rdma_channel_has_work(ch))
+			continue;
+		rdma_want(ch);
+		rdma_pull_later(ch);
+	}
 }
 
 void rdma_channel_review(struct rdma_channel *ch)

@@ -342,7 +342,5 @@ void window_take_share(struct rdma_peer *peer, struct rdma_share *share)
 		rail_keys_unref(share->keys);
 	}
 	free(share);
-	rdma_peer_review(peer);
-	for (unsigned k = 0; k < 2; k++)
-		rdma_pull_later(&peer->channels[k]);
+	rdma_peer_changed(peer);
 }
