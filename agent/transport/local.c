@@ -247,7 +247,7 @@ static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		xfer_slice_done(c, take_back(l, i), x->code, NULL);
 		i = 0;
 	}
-	if (c->crew && !l->n_lent)
+	if (c->crew)
 		crew_rest(c->crew, c->index);
 }
 
