@@ -140,8 +140,6 @@ int peers_qp_close(struct peers *p, dray_handle peer, uint64_t qp, peer_qp_fn fn
 
 void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_id,
 			    const struct pmsg_qp_connect_reply *m);
-void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
-			     const char *why);
 void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
 
 /*
@@ -153,8 +151,10 @@ typedef void (*peer_stage_fn)(void *arg, uint32_t code);
 int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_stage_fn fn,
 		void *arg);
 void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id);
-void peers_stage_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
-			const char *why);
+
+/* A request of the peer's for which there is no reply ends with this error. why: what to do, in words. */
+void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *why);
 
 /* From workers. */
 void peers_handle_used(struct peers *p, dray_handle peer);

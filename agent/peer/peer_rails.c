@@ -138,8 +138,8 @@ void peers_qp_connect_reply(struct peers *p, dray_handle handle, uint64_t reques
 		peer_send(peer, buf, pmsg_qp_connect_reply_encode(buf, sizeof(buf), request_id, m));
 }
 
-static void refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
-		   const char *why)
+void peers_refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
+		  const char *why)
 {
 	struct peer *peer = peer_up(p, handle);
 
@@ -147,18 +147,6 @@ static void refuse(struct peers *p, dray_handle handle, uint64_t request_id, uin
 		return;
 	send_error(peer->conn, request_id, code, why);
 	peer->fsm.sent_ns = peers_now(p);
-}
-
-void peers_qp_connect_refuse(struct peers *p, dray_handle handle, uint64_t request_id,
-			     uint32_t code, const char *why)
-{
-	refuse(p, handle, request_id, code, why);
-}
-
-void peers_stage_refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
-			const char *why)
-{
-	refuse(p, handle, request_id, code, why);
 }
 
 void peers_stage_reply(struct peers *p, dray_handle handle, uint64_t request_id)

@@ -30,7 +30,7 @@ static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint3
 		   const char *why)
 {
 	log_limited(DRAY_LOG_WARNING, AREA, "no queue pair for a peer: %s", why);
-	peers_qp_connect_refuse(r->deps.peers, peer, request_id, code, why);
+	peers_refuse(r->deps.peers, peer, request_id, code, why);
 }
 
 /* --- the end ----------------------------------------------------------------------------------------- */

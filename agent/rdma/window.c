@@ -249,7 +249,7 @@ static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint3
 		   const char *why)
 {
 	log_limited(DRAY_LOG_WARNING, AREA, "no copy for a peer: %s peer=%" PRIx64, why, peer);
-	peers_stage_refuse(r->deps.peers, peer, request_id, code, why);
+	peers_refuse(r->deps.peers, peer, request_id, code, why);
 }
 
 void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
@@ -323,8 +323,7 @@ void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code
 	if (copy->b.lost)
 		window_lose(w);
 	if (code)
-		peers_stage_refuse(r->deps.peers, copy->peer, copy->request, code,
-				   dray_error_doc(code));
+		peers_refuse(r->deps.peers, copy->peer, copy->request, code, dray_error_doc(code));
 	else
 		peers_stage_reply(r->deps.peers, copy->peer, copy->request);
 	w->n_copies--;

@@ -371,16 +371,6 @@ void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_
 	lab->replies++;
 }
 
-void peers_qp_connect_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
-			     const char *why)
-{
-	(void)p;
-	(void)peer;
-	(void)request_id;
-	assert_true(code && *why);
-	lab->refusals++;
-}
-
 void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id)
 {
 	(void)p;
@@ -416,12 +406,13 @@ void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id)
 	lab->staged = request_id;
 }
 
-void peers_stage_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
-			const char *why)
+void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *why)
 {
 	(void)p;
 	(void)peer;
 	assert_true(code && *why);
+	lab->refusals++;
 	lab->staged = request_id;
 	lab->stage_code = code;
 }

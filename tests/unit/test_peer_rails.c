@@ -156,7 +156,7 @@ static void test_queue_pair(void **state)
 	n = (struct answer){};
 	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &n), 0);
 	UNTIL(s.b->qp_connects == 2);
-	peers_qp_connect_refuse(s.b->peers, s.b->qp_peer, s.b->qp_request, DRAY_E_QUOTA, "full");
+	peers_refuse(s.b->peers, s.b->qp_peer, s.b->qp_request, DRAY_E_QUOTA, "full");
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_E_QUOTA);
 
@@ -288,7 +288,7 @@ static void test_window(void **state)
 	n = (struct staged){};
 	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
 	UNTIL(s.b->stages == 2);
-	peers_stage_refuse(s.b->peers, s.b->stage_peer, s.b->stage_request, DRAY_E_DENIED, "no");
+	peers_refuse(s.b->peers, s.b->stage_peer, s.b->stage_request, DRAY_E_DENIED, "no");
 	UNTIL(n.done);
 	assert_int_equal(n.code, DRAY_E_DENIED);
 	assert_int_equal(peers_stage(s.a->peers, i.peer + 1000, &asked, staged, &n), -ENOTCONN);
