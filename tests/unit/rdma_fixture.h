@@ -81,14 +81,20 @@ static void *rdma(void)
 	return lab->rig.core.transport_state[0];
 }
 
-static void message(enum rdma_message type, uint64_t id, void *arg)
+static void message_code(enum rdma_message type, uint64_t id, uint32_t code, void *arg)
 {
 	transport_rdma.message(&lab->rig.core, rdma(),
 			       &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 							    .type = type,
 							    .peer = PEER,
 							    .id = id,
+							    .code = code,
 							    .arg = arg });
+}
+
+static void message(enum rdma_message type, uint64_t id, void *arg)
+{
+	message_code(type, id, 0, arg);
 }
 
 /* --- the device --------------------------------------------------------------------------------- */

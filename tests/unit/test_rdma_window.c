@@ -39,12 +39,7 @@ static int paths_setup(void **state)
 
 static void answer_to(struct rdma_ask *ask, uint32_t code)
 {
-	transport_rdma.message(&lab->rig.core, rdma(),
-			       &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
-							    .type = RDMA_ANSWER,
-							    .peer = PEER,
-							    .code = code,
-							    .arg = ask });
+	message_code(RDMA_ANSWER, 0, code, ask);
 }
 
 static int window_teardown(void **state)
@@ -55,10 +50,12 @@ static int window_teardown(void **state)
 	return ret;
 }
 
-static void give(uint64_t id, uint64_t length, unsigned rails)
+/* Keys of so many rails, for so many bytes. */
+static void give_keys(uint64_t id, uint64_t length, unsigned rails, uint64_t keyed)
 {
 	struct rdma_share *share = calloc(1, sizeof(*share));
 
+	assert_non_null(share);
 	*share = (struct rdma_share){ .window = id, .offset = START, .length = length };
 	if (rails) {
 		share->keys = rail_keys_new(rails);
@@ -66,10 +63,15 @@ static void give(uint64_t id, uint64_t length, unsigned rails)
 			share->keys->v[r] = (struct rail_key){ .rail = r,
 							       .key = RKEY(r),
 							       .base = (uintptr_t)lab->there,
-							       .length = BYTES };
-		rail_keys_seal(share->keys, BYTES, false);
+							       .length = keyed };
+		rail_keys_seal(share->keys, keyed, false);
 	}
 	message(RDMA_WINDOW, 0, share);
+}
+
+static void give(uint64_t id, uint64_t length, unsigned rails)
+{
+	give_keys(id, length, rails, BYTES);
 }
 
 static struct fake_qp *window_qp(void)
@@ -550,28 +552,12 @@ static void test_tiny(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-static void give_keys(uint64_t id, uint64_t length, uint64_t keyed)
-{
-	struct rdma_share *share = calloc(1, sizeof(*share));
-
-	assert_non_null(share);
-	*share = (struct rdma_share){ .window = id, .offset = START, .length = length };
-	if (keyed) {
-		share->keys = rail_keys_new(1);
-		share->keys->v[0] = (struct rail_key){
-			.rail = 0, .key = RKEY(0), .base = (uintptr_t)lab->there, .length = keyed
-		};
-		rail_keys_seal(share->keys, keyed, false);
-	}
-	message(RDMA_WINDOW, 0, share);
-}
-
 /* The same window is said to be shorter: nothing is posted beyond what its keys name. */
 static void test_shorter(void **state)
 {
 	struct fake_qp *f = window_qp();
 
-	give_keys(WINDOW, 16384, START + 16384);
+	give_keys(WINDOW, 16384, 1, START + 16384);
 	move(DMSG_DIRECTION_WRITE, 0, 0, 16 * UNIT);
 	until_posted(f, 1);
 	stop_all(DRAY_E_CANCELLED, true);
@@ -589,9 +575,9 @@ static void test_replaced_while_lost(void **state)
 	until_posted(f, 2);
 	break_down(f, IBV_WC_RETRY_EXC_ERR);
 	gpu_turn();
-	give_keys(WINDOW, SHARE, 0);
-	give_keys(WINDOW, 0, 0);
-	give_keys(WINDOW + 1, SHARE, BYTES);
+	give(WINDOW, SHARE, 0);
+	give(WINDOW, 0, 0);
+	give(WINDOW + 1, SHARE, 1);
 	message(RDMA_QP_DEAD, 1, NULL);
 	f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
 	set_keys(1, 1);
