@@ -214,8 +214,9 @@ def beside(b, records, how=""):
         for label, far, share in BESIDE:
             agent = t.agent(**{"gpu.multiprocessors": share})
             here, there, remote = sides(t, (agent, agent), ("cuda_vmm", 0), far, b.bytes)
-            path = t.ops(scattered(16 * KIB, b.bytes))
-            run = runner(t, here, remote, "write", scattered(16 * KIB, b.bytes), 4096, 16)
+            pages = scattered(16 * KIB, b.bytes)
+            path = t.ops(pages)
+            run = runner(t, here, remote, "write", pages, 4096, 16)
             n = sized(run, 4096)
             bare = statistics.median(c.rate(run(n)) for _ in range(3))
             slow, rates = [], []
