@@ -53,6 +53,12 @@ class FakeGpus:
         finally:
             path.unlink(missing_ok=True)
 
+    def over(self):
+        """The agent has ended: it gave everything back, and did nothing that a driver would not allow."""
+        left = self.status
+        assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs == 0, left
+        assert not left.illegal
+
     def idle(self):
         """No memory of a client is open."""
         until(lambda: not self.status.imports, "the release of GPU memory")

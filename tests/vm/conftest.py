@@ -135,11 +135,11 @@ def registered(agent, rails=1):
 
 
 class Pair:
-    """An agent on each side of some rails."""
+    """An agent on each side of some rails. env: for each side."""
 
-    def __init__(self, lab, n, **settings):
+    def __init__(self, lab, n, env=(None, None), **settings):
         self.lab, self.rails = lab, lab.make(n)
-        self.agents = [lab.agent(side, self.rails, **settings) for side in (0, 1)]
+        self.agents = [lab.agent(side, self.rails, env=env[side], **settings) for side in (0, 1)]
         for agent in self.agents:
             harness.until(lambda agent=agent: len(up(agent)) == n, f"{n} rails")
 

@@ -2,57 +2,24 @@
 """GPU memory of the owner over Soft-RoCE: no device takes it, so it is reached through a window that the owner gives."""
 
 import contextlib
-import hashlib
 
 import dray
 import pytest
 from conftest import listed, up
-from dray import _schema as s
-from fake_gpu import FakeGpus, GpuMemory, add_vmm
+from fake_gpu import GpuMemory, add_vmm
+from gpu_pair import SIZE, GpuPair, digest, engine_killed, scattered_both_ways, transport
 from harness import LIMIT, MIB, Actor, noise, until
-
-SIZE = MIB
-
-
-class WindowPair:
-    """An agent on each side of one rail, and GPUs for both."""
-
-    def __init__(self, lab, **settings):
-        self.rail, = rails = lab.make(1)
-        self.gpus = [FakeGpus(lab.lab.directory(f"window-gpus{side}")) for side in (0, 1)]
-        how = {"transfer__slice_size": "64KiB", "gpu__staging": "4MiB", "agent__workers": 2, **settings}
-        self.agents = [lab.agent(side, rails, env=self.gpus[side].env,
-                                 **how, gpu__plugin=self.gpus[side].settings["gpu.plugin"]) for side in (0, 1)]
-        for agent in self.agents:
-            until(lambda agent=agent: len(up(agent)) == 1, "the rail")
-
-    def stop(self):
-        for agent in self.agents:
-            agent.stop()
-            agent.check_log()
-        for gpus in self.gpus:
-            left = gpus.status
-            assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs == 0, left
-            assert not left.illegal
 
 
 @pytest.fixture(scope="module")
 def window_pair(rdma_lab):
-    made = WindowPair(rdma_lab)
+    made = GpuPair(rdma_lab, agent__workers=2)
     yield made
     made.stop()
 
 
-def transport(done):
-    return s.TRANSPORT_NAMES[done.transport]
-
-
 def counters(agent):
     return agent.ctl("status", "--json")["counters"]
-
-
-def digest(view):
-    return hashlib.sha256(view).digest()
 
 
 def gpu_region(client, stack, size=SIZE, seed=1):
@@ -111,22 +78,8 @@ def test_one_operation(window_pair, ends, direction, local):
 
 @pytest.mark.parametrize("local", ["host", "gpu"])
 def test_scattered_both_ways(ends, local):
-    """Many transfers of many pieces at once, more than the window and staging memory take; each byte ends where it belongs."""
-    piece, n, half = 5003, 96, SIZE // 2
     e = ends(local)
-    want_far, want_near = bytearray(e.far.view), bytearray(e.near.view)
-    moved = []
-    for turn in range(4):
-        out = [(i * piece + turn, half + (n - i) * piece + turn, 1200) for i in range(turn, n, 4)]
-        back = [(half + (n - i) * piece + turn, i * piece + turn, 1200) for i in range(turn, n, 4)]
-        for near, far, size in out:
-            want_far[far:far + size] = e.near.view[near:near + size]
-        for near, far, size in back:
-            want_near[near:near + size] = e.far.view[far:far + size]
-        moved += [e.client.write(e.region, e.remote, out), e.client.read(e.region, e.remote, back, klass="latency")]
-    assert {transport(t.result(LIMIT)) for t in moved} == {"rdma"}
-    assert digest(e.far.view) == digest(want_far)
-    assert digest(e.near.view) == digest(want_near)
+    scattered_both_ways(e.client, e.region, e.near, e.remote, e.far)
 
 
 def test_notified(ends):
@@ -229,24 +182,8 @@ def test_importers_session_killed(window_pair, ends):
     """What it was doing is over for its owner too, and the buffers it had serve others."""
     here, there = window_pair.agents
     e = ends("host")
-    engine = """
-from fake_gpu import GpuMemory, add_vmm
-client = dray.Client(args["socket"])
-with GpuMemory(args["size"]) as memory:
-    region = add_vmm(client, memory)
-    remote = client.import_token(args["token"], timeout=30)
-    for _ in range(4):
-        client.write(region, remote, [(0, 0, args["size"])])
-        client.read(region, remote, [(0, 0, args["size"])])
-    tell()
-    hear()
-"""
-    token = str(e.exported.export())
     for _ in range(2):
-        actor = Actor(engine, socket=str(here.socket), token=token, size=SIZE)
-        actor.hear()
-        actor.kill()
-        window_pair.gpus[0].idle()
+        engine_killed(window_pair, str(e.exported.export()))
     until(lambda: balanced(here), "the end of the transfers")
     e.exported.revoke()
 
@@ -268,7 +205,7 @@ def test_rail_lost(window_pair, ends):
 
 def test_owners_agent_killed(rdma_lab):
     """Each transfer ends once; the agent that comes in its place gives another window."""
-    pair = WindowPair(rdma_lab, peer__heartbeat="200ms", peer__heartbeat_limit="4s", peer__fence_timeout="4s")
+    pair = GpuPair(rdma_lab, agent__workers=2, peer__heartbeat="200ms", peer__heartbeat_limit="4s", peer__fence_timeout="4s")
     here, there = pair.agents
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(here.client())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents with GPUs, the fake's, on the ends of one rail; what is asked of staging whichever side does it."""
+
+import hashlib
+
+from conftest import Pair
+from dray import _schema as s
+from fake_gpu import PLUGIN, FakeGpus
+from harness import LIMIT, MIB, Actor
+
+SIZE = MIB
+
+
+class GpuPair(Pair):
+    """With GPUs on the given sides."""
+
+    def __init__(self, lab, sides=(0, 1), **settings):
+        self.gpus = {side: FakeGpus(lab.lab.directory(f"gpus{side}")) for side in sides}
+        super().__init__(lab, 1, env=[self.gpus[side].env if side in sides else None for side in (0, 1)],
+                         **{"transfer__slice_size": "64KiB", "gpu__staging": "4MiB", "gpu__plugin": PLUGIN, **settings})
+        self.rail, = self.rails
+
+    def stop(self):
+        super().stop()
+        for gpus in self.gpus.values():
+            gpus.over()
+
+
+def transport(done):
+    return s.TRANSPORT_NAMES[done.transport]
+
+
+def digest(view):
+    return hashlib.sha256(view).digest()
+
+
+def scattered_both_ways(client, region, near, remote, far):
+    """Many transfers of many pieces at once, more than staging memory takes; each byte ends where it belongs."""
+    piece, n, half = 5003, 96, SIZE // 2
+    want_far, want_near = bytearray(far.view), bytearray(near.view)
+    moved = []
+    for turn in range(4):
+        out = [(i * piece + turn, half + (n - i) * piece + turn, 1200) for i in range(turn, n, 4)]
+        back = [(half + (n - i) * piece + turn, i * piece + turn, 1200) for i in range(turn, n, 4)]
+        for here, there, size in out:
+            want_far[there:there + size] = near.view[here:here + size]
+        for here, there, size in back:
+            want_near[here:here + size] = far.view[there:there + size]
+        moved += [client.write(region, remote, out), client.read(region, remote, back, klass="latency")]
+    assert {transport(t.result(LIMIT)) for t in moved} == {"rdma"}
+    assert digest(far.view) == digest(want_far)
+    assert digest(near.view) == digest(want_near)
+
+
+ENGINE = """
+from fake_gpu import GpuMemory, add_vmm
+client = dray.Client(args["socket"])
+with GpuMemory(args["size"]) as memory:
+    region = add_vmm(client, memory)
+    remote = client.import_token(args["token"], timeout=30)
+    for _ in range(4):
+        client.write(region, remote, [(0, 0, args["size"])])
+        client.read(region, remote, [(0, 0, args["size"])])
+    tell()
+    hear()
+"""
+
+
+def engine_killed(pair, token):
+    """An engine of side 0 dies in the middle of its transfers: nothing of its memory stays open."""
+    actor = Actor(ENGINE, socket=str(pair.agents[0].socket), token=token, size=SIZE)
+    actor.hear()
+    actor.kill()
+    pair.gpus[0].idle()
