@@ -420,7 +420,7 @@ class Agent:
 
     def ctl(self, *argv, check=True):
         """Runs drayctl against this agent; gives what it prints, parsed where --json is asked for."""
-        done = subprocess.run([DRAYCTL, "--control", self.control, *argv], text=True, timeout=LIMIT,
+        done = subprocess.run([DRAYCTL, "--control", self.control, "--timeout", f"{LIMIT:.0f}s", *argv], text=True, timeout=LIMIT,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if check:
             assert done.returncode == 0, done.stderr

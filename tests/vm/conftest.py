@@ -202,6 +202,36 @@ def rdma_lab():
     lab.close("DRAY_KEEP" in os.environ)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    """With DRAY_CLAIMS, a folder that several machines share: each runs the files that no other one has begun."""
+    if "DRAY_CLAIMS" not in os.environ or session.testsfailed or session.config.option.collectonly:
+        return None
+    items = claimed(session.items, pathlib.Path(os.environ["DRAY_CLAIMS"]))
+    item = next(items, None)
+    while item:
+        following = next(items, None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item = following
+    return True
+
+
+def claimed(items, folder):
+    """The items of the files that are ours: each file is claimed when its turn comes, the longest first, since the last
+    one is waited for."""
+    mine = {}
+    for item in sorted(items, key=lambda item: -item.path.stat().st_size):
+        name = item.path.stem
+        if name not in mine:
+            try:
+                (folder / name).mkdir()
+                mine[name] = True
+            except FileExistsError:
+                mine[name] = False
+        if mine[name]:
+            yield item
+
+
 LAB = []
 REPEATED = ("test_operations[65536-ring]", "test_operations[4097-arena]", "test_peer_stopped[read]", "test_client_killed[read]")
 
