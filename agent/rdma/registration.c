@@ -75,6 +75,7 @@ struct rail_region {
 	struct dray_list sets;
 	bool removing;
 	bool waited_for; /* registered() is owed */
+	bool undecided;  /* whether its importers need windows */
 	bool renew;      /* registered anew once nobody uses the keys that are out */
 	void (*done)(void *arg);
 	void *arg;
@@ -463,6 +464,16 @@ static void want_window(void *arg, dray_handle peer, dray_handle grant, uint64_t
 
 static bool is_pending(struct rails *r, const struct rail_region *region);
 
+/* No device knows it: whoever was granted of it needs a window, unless one may yet take it. */
+static void want_windows(struct rail_region *region)
+{
+	struct rails *r = region->rails;
+
+	region->undecided = is_pending(r, region);
+	if (!region->undecided)
+		grants_of_region(r->deps.regions, region->handle, want_window, r);
+}
+
 /* Workers and importers learn of the keys there are now. */
 static void publish(struct rail_region *region)
 {
@@ -470,9 +481,9 @@ static void publish(struct rail_region *region)
 	struct rail_keys *former = region->keys;
 
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
-	if (!region->keys && !region->removing && region->view->memory == REGION_GPU &&
-	    !is_pending(r, region))
-		grants_of_region(r->deps.regions, region->handle, want_window, r);
+	region->undecided = false;
+	if (!region->keys && !region->removing && region->view->memory == REGION_GPU)
+		want_windows(region);
 	if (!region->keys && !former)
 		return;
 	if (region->window)
@@ -552,8 +563,9 @@ void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle handle)
 {
 	struct rail_region *region = region_get(r, handle);
 
-	/* what devices may yet take is decided when they have: publish() */
-	if (!region || !is_pending(r, region))
+	if (region && is_pending(r, region))
+		region->undecided = true;
+	else
 		window_want(r, peer);
 }
 
@@ -898,6 +910,9 @@ static void settle_done(struct job *j)
 	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
 
 	r->settling = false;
+	dray_list_for_each(&r->regions, it, struct rail_region, link)
+		if (it->undecided && !it->removing)
+			want_windows(it);
 	while ((region = next_settled(r))) {
 		region->waited_for = false;
 		rails_region_text(r, region->handle, why, sizeof(why));

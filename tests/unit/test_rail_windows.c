@@ -222,6 +222,27 @@ static void test_pending(void **state)
 	UNTIL(lab->unpins == 1);
 }
 
+/* No device takes it, and the one that was awaited cannot be opened. */
+static void test_pending_device_fails(void **state)
+{
+	const struct region_dmabuf at = { 7, 0 };
+	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
+
+	v->memory = REGION_GPU;
+	meet(1);
+	dev.reg_error = -EINVAL;
+	rails_region_add(lab->rails, v, &at);
+	dev.open_error = -ENODEV;
+	see(2, 2, 3);
+	UNTIL(IS(1, "failed"));
+	UNTIL(lab->pins == 1);
+	dev.reg_error = dev.open_error = 0;
+	pinned();
+	remove_region(v);
+	part();
+	UNTIL(lab->unpins == 1);
+}
+
 /* --- what may be asked of it ----------------------------------------------------------------------------- */
 
 static void test_copies(void **state)
@@ -439,11 +460,22 @@ static void test_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(given),      TEST(keys_follow), TEST(not_before_there_is_a_path),
-		TEST(older_peer), TEST(limits),      TEST(used_up),
-		TEST(no_memory),  TEST(pending),     TEST(copies),
-		TEST(refused),    TEST(too_many),    TEST(down_while_copying),
-		TEST(gpu_lost),   TEST(share),       TEST(asks),
+		TEST(given),
+		TEST(keys_follow),
+		TEST(not_before_there_is_a_path),
+		TEST(older_peer),
+		TEST(limits),
+		TEST(used_up),
+		TEST(no_memory),
+		TEST(pending),
+		TEST(pending_device_fails),
+		TEST(copies),
+		TEST(refused),
+		TEST(too_many),
+		TEST(down_while_copying),
+		TEST(gpu_lost),
+		TEST(share),
+		TEST(asks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
