@@ -80,9 +80,9 @@ char *cm_file_read(const char *dir, const char *name)
 	return text;
 }
 
-int cm_fds_count(void)
+static int entries(const char *dir)
 {
-	DIR *d = opendir("/proc/self/fd");
+	DIR *d = opendir(dir);
 	int n = 0;
 
 	assert_non_null(d);
@@ -90,4 +90,14 @@ int cm_fds_count(void)
 		n++;
 	closedir(d);
 	return n;
+}
+
+int cm_fds_count(void)
+{
+	return entries("/proc/self/fd");
+}
+
+int cm_threads_count(void)
+{
+	return entries("/proc/self/task");
 }

@@ -31,5 +31,7 @@ char *cm_file_read(const char *dir, const char *name);
 
 /* Open descriptors of this process, to see that none is left behind. */
 int cm_fds_count(void);
+/* The same of the threads there are. */
+int cm_threads_count(void);
 
 #endif
