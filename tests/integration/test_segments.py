@@ -368,9 +368,9 @@ def test_hysteresis(lab, new_agent):
         agent = new_agent(settings={**QUICK, "probe.fall": 3, "probe.rise": 3},
                           env={"DRAY_SEGMENT_KNOWN": f"a:1 {pages.url}/health"})
         state(agent, "a:1", "ready")
+        before = rows(agent)["a:1"]["failures"]
         answers = iter([b"1", b"1"])
         pages.pages["/health"] = 200, lambda: b'{"status":"no"}' if next(answers, None) else b"OK"
-        before = rows(agent)["a:1"]["failures"]
         until(lambda: rows(agent)["a:1"]["failures"] == before + 2)
         until(lambda: rows(agent)["a:1"]["probes"] > before + 6)
         assert not [e for e in agent.ctl("events", "--json")["events"] if e["new"] == "lost"]
