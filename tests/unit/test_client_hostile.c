@@ -387,15 +387,25 @@ static void pools_that_are_none(void **state)
 }
 
 static int ready_fd;
+static struct rlimit descriptors;
 
-static bool pool_made_before(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
-			     struct dray_fds *fds)
+/*
+ * Lowers the limit to the descriptors that are open: while the fake answers this request it opens
+ * and closes none, and what it closed after its answer to an earlier one is closed.
+ */
+static bool pool_without_room(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+			      struct dray_fds *fds)
 {
+	struct rlimit tight = descriptors;
 	uint8_t buf[128];
-	int n;
+	int n, fd;
 
 	if (h->type != DMSG_REGION_ADD)
 		return false;
+	fd = dup(0);
+	tight.rlim_cur = (rlim_t)fd;
+	close(fd);
+	dray_assert(setrlimit(RLIMIT_NOFILE, &tight) == 0);
 	n = dmsg_region_add_reply_encode(buf, sizeof(buf), h->request_id,
 					 &(struct dmsg_region_add_reply){ 1, 8192 });
 	dray_seqpacket_send(f->conn, buf, (size_t)n, &ready_fd, 1);
@@ -408,21 +418,16 @@ static bool pool_made_before(struct fake *f, const struct dmsg_header *h, const 
 static void out_of_descriptors(void **state)
 {
 	struct dray *d = connected();
-	struct rlimit old, tight;
 	struct dray_info info;
 	dray_region region;
-	int fd;
+	int rc;
 
 	ready_fd = dray_memfd_new("pool", 8192, false);
-	fake.hook = pool_made_before;
-	fd = dup(0);
-	getrlimit(RLIMIT_NOFILE, &old);
-	tight = old;
-	tight.rlim_cur = (rlim_t)fd;
-	close(fd);
-	setrlimit(RLIMIT_NOFILE, &tight);
-	assert_int_equal(dray_region_add_pool(d, 8192, DRAY_READ, 0, &region), -DRAY_E_FD_LIMIT);
-	setrlimit(RLIMIT_NOFILE, &old);
+	getrlimit(RLIMIT_NOFILE, &descriptors);
+	fake.hook = pool_without_room;
+	rc = dray_region_add_pool(d, 8192, DRAY_READ, 0, &region);
+	setrlimit(RLIMIT_NOFILE, &descriptors);
+	assert_int_equal(rc, -DRAY_E_FD_LIMIT);
 	assert_int_equal(dray_process(d, 0), 0);
 	assert_int_equal(fake_count(&fake, DMSG_REGION_REMOVE), 1);
 	dray_get_info(d, &info);
