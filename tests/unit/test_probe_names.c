@@ -161,10 +161,14 @@ static void test_silent_address(void **state)
 		assert_int_equal(o.r.mooncake.buffers, 3);
 		/* no connection is left behind */
 		assert_true(server_until(l.event, 5000, !bad.open && !good.open));
-		/* both silent: no longer than was said */
+		/* both silent: no longer than was said, unless this machine stood still each time */
 		good.say = NULL;
-		outcome_of(&o, &l.deps, "mooncake", at_name(&good, where), "", 100 * MS);
-		assert_not_ready(&o, "no reply within ");
+		for (unsigned k = 0; k < 10; k++) {
+			outcome_of(&o, &l.deps, "mooncake", at_name(&good, where), "", 100 * MS);
+			if (strstr(o.r.reason, "within 1"))
+				break;
+		}
+		assert_not_ready(&o, "no reply within 1");
 		assert_true(bad.accepted && good.accepted >= 2);
 		server_deinit(&good);
 		server_deinit(&bad);

@@ -34,7 +34,7 @@ def digest(view):
     return hashlib.sha256(view).digest()
 
 
-def scattered_both_ways(client, region, near, remote, far):
+def scattered_both_ways(client, region, near, remote, far, back_class="bulk"):
     """Many transfers of many pieces at once, more than staging memory takes; each byte ends where it belongs."""
     piece, n, half = 5003, 96, SIZE // 2
     want_far, want_near = bytearray(far.view), bytearray(near.view)
@@ -46,7 +46,7 @@ def scattered_both_ways(client, region, near, remote, far):
             want_far[there:there + size] = near.view[here:here + size]
         for here, there, size in back:
             want_near[here:here + size] = far.view[there:there + size]
-        moved += [client.write(region, remote, out), client.read(region, remote, back, klass="latency")]
+        moved += [client.write(region, remote, out), client.read(region, remote, back, klass=back_class)]
     assert {transport(t.result(LIMIT)) for t in moved} == {"rdma"}
     assert digest(far.view) == digest(want_far)
     assert digest(near.view) == digest(want_near)

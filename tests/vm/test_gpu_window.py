@@ -79,7 +79,7 @@ def test_one_operation(window_pair, ends, direction, local):
 @pytest.mark.parametrize("local", ["host", "gpu"])
 def test_scattered_both_ways(ends, local):
     e = ends(local)
-    scattered_both_ways(e.client, e.region, e.near, e.remote, e.far)
+    scattered_both_ways(e.client, e.region, e.near, e.remote, e.far, back_class="latency")
 
 
 def test_notified(ends):

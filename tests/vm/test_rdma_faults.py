@@ -420,7 +420,7 @@ def test_read_only_memory(pair2):
 
 # --- nothing left behind ---------------------------------------------------------------------------------------------------
 
-ROUNDS = int(os.environ.get("DRAY_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("DRAY_ROUNDS", "6"))
 
 
 def rounds(a, b, n):
