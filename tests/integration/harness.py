@@ -56,13 +56,16 @@ def sanitized():
 
 def until(condition, what="the condition", limit=LIMIT):
     """Looks until condition() is true, and gives what it gave."""
-    ends = time.monotonic() + limit
-    pause = 0.0005
+    now = time.monotonic()
+    ends, pause = now + limit, 0.0005
     while not (value := condition()):
-        if time.monotonic() > ends:
+        began, now = now, time.monotonic()
+        if now > ends:
             raise AssertionError(f"{what} did not come about in {limit} s")
-        select.select([], [], [], pause)
+        # looks that take long, as those by drayctl in an emulator, leave as much time to what is looked for
+        select.select([], [], [], max(pause, min(now - began, 0.25)))
         pause = min(pause * 1.5, 0.02)
+        now = time.monotonic()
     return value
 
 
@@ -654,6 +657,12 @@ def noise(size, seed=1):
     """Bytes that repeat nowhere near."""
     import random
     return random.Random(seed).randbytes(size)
+
+
+def same(*memories):
+    """Whether all hold the same bytes. As bytes, since memoryviews are compared an element at a time."""
+    first, *others = map(bytes, memories)
+    return all(other == first for other in others)
 
 
 def expect(kind, fn, *args, **how):

@@ -7,8 +7,8 @@ import dray
 import pytest
 from conftest import listed
 from fake_gpu import GpuMemory, add_vmm
-from gpu_pair import SIZE, GpuPair, digest, engine_killed, scattered_both_ways, transport
-from harness import LIMIT, noise, until
+from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways, transport
+from harness import LIMIT, noise, same, until
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_one_operation(gpu_pair, direction):
         op = (1, 3, size) if direction == "write" else (3, 1, size)
         done = client.transfer(direction, region, remote, [op]).result(LIMIT)
         assert transport(done) == "rdma"
-        assert digest(dst.view[3:3 + size]) == digest(src.view[1:1 + size])
+        assert same(dst.view[3:3 + size], src.view[1:1 + size])
         rows = gpu_pair.agents[0].ctl("transfers", "--recent", "--json")["ended_transfers"]
         assert [(r["transport"], r["gpu_path"]) for r in rows if r["bytes"] == size][-1:] == [("rdma", "staged")], rows
 

@@ -7,8 +7,8 @@ import dray
 import pytest
 from conftest import listed, up
 from fake_gpu import GpuMemory, add_vmm
-from gpu_pair import SIZE, GpuPair, digest, engine_killed, scattered_both_ways, transport
-from harness import LIMIT, MIB, Actor, noise, until
+from gpu_pair import SIZE, GpuPair, engine_killed, scattered_both_ways, transport
+from harness import LIMIT, MIB, Actor, noise, same, until
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_one_operation(window_pair, ends, direction, local):
     done = e.move(direction, op)
     after = [counters(a) for a in window_pair.agents]
     assert transport(done) == "rdma"
-    assert digest(dst.view[3:3 + size]) == digest(src.view[1:1 + size])
+    assert same(dst.view[3:3 + size], src.view[1:1 + size])
     rows = window_pair.agents[0].ctl("transfers", "--recent", "--json")["ended_transfers"]
     assert [(r["transport"], r["gpu_path"]) for r in rows if r["bytes"] == size][-1:] == [("rdma", "staged")], rows
     moved = [{k: b[k] - a[k] for k in a} for a, b in zip(before, after)]
@@ -103,7 +103,7 @@ def test_host_memory_beside_it(ends):
         for _ in range(2):
             done = e.client.read(e.region, remote, [(0, 0, SIZE)]).result(LIMIT)
             assert transport(done) == "tcp"
-            assert digest(e.near.view) == digest(far.view)
+            assert same(e.near.view, far.view)
             e.near.view[:] = bytes(SIZE)
         exported.remove()
     assert transport(e.move("write", (0, 0, SIZE))) == "rdma"
@@ -175,7 +175,7 @@ def test_owners_session_killed(window_pair, ends, direction):
     until(lambda: balanced(here), "the end of the transfers")
     until(lambda: window_pair.gpus[1].status.imports == 1, "the release of GPU memory")
     assert transport(e.move(direction, (0, 0, SIZE))) == "rdma"
-    assert digest(e.near.view) == digest(e.far.view)
+    assert same(e.near.view, e.far.view)
 
 
 def test_importers_session_killed(window_pair, ends):
@@ -196,7 +196,7 @@ def test_rail_lost(window_pair, ends):
     window_pair.rail.link(False)
     try:
         assert names(moved) == {"ok"}
-        assert digest(e.near.view) == digest(e.far.view)
+        assert same(e.near.view, e.far.view)
         assert transport(e.move("read", (0, 0, SIZE))) == "tcp"
     finally:
         window_pair.rail.link(True)
@@ -219,7 +219,7 @@ def test_owners_agent_killed(rdma_lab):
                 until(lambda: transport(move(0, 0, 64)) == "rdma", "the window")
                 if again:
                     assert transport(move(0, 0, SIZE)) == "rdma"
-                    assert digest(near.view) == digest(far.view)
+                    assert same(near.view, far.view)
                     owner.close()
                     break
                 moved = [client.transfer(d, region, remote, [(0, 0, SIZE)], deadline=120)

@@ -6,7 +6,7 @@ import os
 import pytest
 from conftest import Pair, listed
 from dray import _schema as s
-from harness import LIMIT, MIB, noise, until
+from harness import LIMIT, MIB, noise, same, until
 from test_data import (test_both_directions_and_sessions, test_cancel, test_cancel_in_flight, test_deadline_in_flight,  # noqa: F401
                        test_extents, test_merging, test_notification_after_the_bytes, test_notify_alone,
                        test_one_memfd_many_extents, test_operations, test_remove_in_flight, test_ring_batch,
@@ -40,7 +40,7 @@ def test_large(pair, direction):
         op = (1, 0, size) if direction == "read" else (0, 1, size)
         done = here.client.transfer(direction, here.region, here.reach(there), [op]).result(2 * LIMIT)
         assert s.TRANSPORT_NAMES[done.transport] == "rdma"
-        assert dst.view[1:size + 1] == src.view[:size] == data[:size]
+        assert same(dst.view[1:size + 1], src.view[:size], data[:size])
 
 
 def test_four_rails(pair4):
@@ -57,8 +57,8 @@ def test_four_rails(pair4):
         for done in (here.client.read(here.region, remote, [(0, 0, half)]).result(LIMIT),
                      here.client.write(here.region, remote, [(half, half, half)]).result(LIMIT)):
             assert s.TRANSPORT_NAMES[done.transport] == "rdma"
-        assert there.view[half:] == near[half:]
-        assert here.view[:half] == far[:half]
+        assert same(there.view[half:], near[half:])
+        assert same(here.view[:half], far[:half])
     for way, old in before.items():
         each = {device: n - old[device] for device, n in moved(pair4.agents[0], way).items()}
         assert len(each) == 4 and sum(each.values()) == half and min(each.values()) >= MIB, each
@@ -79,7 +79,7 @@ def test_sixteen_sessions_on_four_rails(pair4):
     for transfer in transfers:
         transfer.result(LIMIT)
     for (here, there), (down, up) in zip(pairs, want):
-        assert here.view[half:] == down and there.view[half:] == up
+        assert same(here.view[half:], down) and same(there.view[half:], up)
         here.close()
         there.close()
     until(lambda: not any(listed(agent, "regions") for agent in pair4.agents), "the regions' end")

@@ -13,7 +13,7 @@ import pytest
 import test_faults
 from conftest import Pair, listed, registered, run, sides_of, up
 from dray import _schema as s
-from harness import LIMIT, MIB, Actor, Side, expect, noise, until
+from harness import LIMIT, MIB, Actor, Side, expect, noise, same, until
 from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
 
 from test_faults import test_only_the_revoked_ends, test_peer_killed, test_peer_stopped, test_revoked_in_mid_transfer  # noqa: F401 isort: skip
@@ -47,7 +47,7 @@ def whole(here, there, remote, size=None):
     """A write of everything, or of so much, and by which transport."""
     size = size or len(here.memory)
     done = here.client.write(here.region, remote, [(0, 0, size)]).result(LIMIT)
-    assert there.view[:size] == here.view[:size]
+    assert same(there.view[:size], here.view[:size])
     return s.TRANSPORT_NAMES[done.transport]
 
 
@@ -98,7 +98,7 @@ class Load:
         self.done.set()
         self.thread.join(LIMIT)
         assert not self.errors, self.errors
-        assert self.there.view == self.here.view
+        assert same(self.there.view, self.here.view)
         self.here.close()
         self.there.close()
 
@@ -178,7 +178,7 @@ def test_late_packets_change_nothing(pair2, sides):
         run("ip", "address", "del", f"{rail.address[0]}/24", "dev", rail.netdev[0])
         run("ip", "address", "add", "10.91.0.1/24", "dev", rail.netdev[0])
         transfer.result(LIMIT)
-        assert there.view == here.view
+        assert same(there.view, here.view)
         assert counters(a)["dray_rdma_failovers_total"] > failovers
         there.view[:] = bytes(2 * MIB)
         time.sleep(4)  # what this is about is that nothing happens
@@ -221,7 +221,7 @@ def test_all_rails_down(pair2, sides):
         rail.link(False)
     for transfer in under_way:
         transfer.result(LIMIT)
-    assert there.view == here.view
+    assert same(there.view, here.view)
     until(lambda: not up(a), "the end of both")
     assert whole(here, there, remote) == "tcp"
     assert counters(a)["dray_fallbacks_total"] > fallbacks
@@ -246,7 +246,7 @@ def test_bad_wire(rdma_lab, new_pair, how):
             assert whole(here, there, remote) == "rdma"
             here.view[:] = bytes(MIB)
             here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
-            assert here.view == there.view
+            assert same(here.view, there.view)
         finally:
             for side in (0, 1):
                 rail.calm(side)
@@ -332,7 +332,7 @@ def test_client_killed(new_pair, direction):
         if direction == "write":
             there.view[:] = bytes(size)
             a.client().close()
-            assert there.view == bytes(size), "bytes of a dead client still land"
+            assert same(there.view, bytes(size)), "bytes of a dead client still land"
         with Side(a, MIB, noise(MIB)) as other:
             until(lambda: registered(a), "registration")
             assert whole(other, there, other.reach(there), MIB) == "rdma"
@@ -414,7 +414,7 @@ def test_read_only_memory(pair2):
         remote = here.client.import_token(str(region.export()), timeout=LIMIT)
         done = here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         assert s.TRANSPORT_NAMES[done.transport] == "tcp"
-        assert here.view == memory.view
+        assert same(here.view, memory.view)
         memory.close()
 
 
