@@ -7,15 +7,15 @@
 
 STAGES := lint build unit tsan fuzz
 BESIDE := namespaces vm
-BUDGET_lint := 30
+BUDGET_lint := 15
 BUDGET_build := 90
 BUDGET_unit := 160
 BUDGET_tsan := 60
-BUDGET_fuzz := 95
+BUDGET_fuzz := 85
 BUDGET_namespaces := 400
 BUDGET_vm := 450
 
-FUZZ_SECONDS ?= 4
+FUZZ_SECONDS ?= 6
 # The build whose programs the integration tests start, and the one of those in the virtual machine: where that is
 # emulated, sanitizers would double its time.
 TEST_VARIANT ?= asan

@@ -60,7 +60,7 @@ HARDEN_LD += $(if $(filter release gcc clang,$(VARIANT)),$(SPARE_LD))
 
 # --- variants ---------------------------------------------------------------------------------
 # DRAY_TEST=1 marks builds that are only ever tested (fault injection sites exist there).
-SANITIZED := -g -O1 -fno-omit-frame-pointer -DDRAY_TEST=1
+SANITIZED := -g -fno-omit-frame-pointer -DDRAY_TEST=1
 ifndef CC_IS_CLANG
 # gcc says itself that instrumentation makes these guess wrong; the plain build checks them.
 SANITIZED += -Wno-null-dereference -Wno-maybe-uninitialized -Wno-stringop-overflow
@@ -70,9 +70,10 @@ OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
 OPT_gcc := $(OPT_release)
 # its warnings come before it optimises, unlike gcc's, and nothing of this variant is run
 OPT_clang := -g -O0
-OPT_asan := $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
-OPT_tsan := $(SANITIZED) -fsanitize=thread
-OPT_fuzz := $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+OPT_asan := -O1 $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
+OPT_tsan := -O1 $(SANITIZED) -fsanitize=thread
+# a search of seconds gains less by -O1 than that takes to compile
+OPT_fuzz := -O0 $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
 LD_release := -Wl,-z,defs
 LD_gcc := $(LD_release)
