@@ -96,6 +96,7 @@ def test_while_draining(new_agent):
         remote = here.reach(there)
         words = here.memory.words()
         held = here.client.read(here.region, remote, [(64, 64, 64)], wait_word=(here.region, 0, 1))
+        here.client.preferred_segment()  # answered after the read has been: there is something to wait for
         agent.process.terminate()
         assert here.client.next_event(dray.Draining, LIMIT)
         assert here.client.preferred_segment().preference == "none"
