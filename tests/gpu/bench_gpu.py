@@ -75,7 +75,8 @@ def runner(t, here, remote, direction, ops, batch, depth):
 
 
 def sized(run, once):
-    """How many operations take about a round; also warms up."""
+    """How many operations take about a round."""
+    run(once)  # what memory costs when it is first used, such as to be pinned, belongs to no round
     n = once
     while True:
         seconds = run(n)["seconds"]
