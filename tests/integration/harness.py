@@ -56,17 +56,17 @@ def sanitized():
 
 def until(condition, what="the condition", limit=LIMIT):
     """Looks until condition() is true, and gives what it gave."""
-    now = time.monotonic()
-    ends, pause = now + limit, 0.0005
-    while not (value := condition()):
-        began, now = now, time.monotonic()
+    ends, pause = time.monotonic() + limit, 0.0005
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
         if now > ends:
             raise AssertionError(f"{what} did not come about in {limit} s")
         # looks that take long, as those by drayctl in an emulator, leave as much time to what is looked for
         select.select([], [], [], max(pause, min(now - began, 0.25)))
         pause = min(pause * 1.5, 0.02)
-        now = time.monotonic()
-    return value
 
 
 def wait_exit(pidfd, limit=LIMIT):

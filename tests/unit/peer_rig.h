@@ -57,12 +57,11 @@ static inline void rig_try(void **state)
 {
 	CMUnitTestFunction body = (CMUnitTestFunction)*state;
 
-	for (unsigned k = 0; k < 5; k++) {
+	rig_late = true;
+	for (unsigned k = 0; k < 5 && rig_late; k++) {
 		rig_late = false;
 		*state = NULL;
 		body(state);
-		if (!rig_late)
-			return;
 	}
 	assert_false(rig_late);
 }

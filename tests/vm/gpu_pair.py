@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents with GPUs, the fake's, on the ends of one rail; what is asked of staging whichever side does it."""
 
-
 from conftest import Pair
 from dray import _schema as s
 from fake_gpu import PLUGIN, FakeGpus
