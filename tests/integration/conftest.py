@@ -4,6 +4,7 @@
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 
@@ -76,9 +77,10 @@ def _stopped(agents):
         raise errors[0]
 
 
-# Two agents of one test have a short heartbeat, so that silence is noticed soon.
-QUICK = {"peer.heartbeat": "100ms", "peer.rest_heartbeat": "300ms", "peer.heartbeat_limit": "1s", "peer.connect_timeout": "2s",
-         "peer.backoff_max": "200ms", "peer.fence_timeout": "2s", "transfer.slice_timeout": "2s"}
+# Two agents of one test. A processor that is taken away for seconds must not look like a dead peer.
+QUICK = {"peer.heartbeat": "100ms", "peer.rest_heartbeat": "300ms", "peer.heartbeat_limit": "15s", "peer.connect_timeout": "5s",
+         "peer.backoff_max": "200ms", "peer.fence_timeout": "15s", "transfer.slice_timeout": "15s"}
+PROMPT = {"peer__heartbeat_limit": "1s", "peer__fence_timeout": "2s", "transfer__slice_timeout": "2s"}
 
 
 @pytest.fixture
@@ -112,6 +114,12 @@ def new_pair(lab):
 
     yield make
     _stopped(agents)
+
+
+@pytest.fixture
+def prompt_pair(new_pair):
+    """Such that give each other up soon, where only silence tells."""
+    return partial(new_pair, **PROMPT)
 
 
 class Standing:

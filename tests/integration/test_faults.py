@@ -217,9 +217,9 @@ def test_peer_killed(new_pair, direction):
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_peer_stopped(new_pair, direction):
+def test_peer_stopped(prompt_pair, direction):
     """SIGSTOP: only silence tells. When it wakes up it finds itself without us, and takes us back."""
-    a, b = new_pair()
+    a, b = prompt_pair()
     with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
             Side(b, SIZE, pattern() if direction == "read" else None) as there:
         lost((a, b), here, there, here.reach(there), direction, lambda: b.signal(signal.SIGSTOP),
@@ -230,9 +230,9 @@ def test_peer_stopped(new_pair, direction):
 
 
 @pytest.mark.parametrize("user", ["near", "far"])
-def test_peer_stopped_at_rest(new_pair, user):
+def test_peer_stopped_at_rest(prompt_pair, user):
     """Two that rest are seldom heard; who has work again finds out as soon as ever. The work is ours, or the other's first."""
-    a, b = new_pair(peer__rest_heartbeat="60s")
+    a, b = prompt_pair(peer__rest_heartbeat="60s")
     with Side(a, MIB) as here, Side(b, MIB) as there:
         sides = {"near": (here, there), "far": (there, here)}
         remotes = {name: mine.reach(other) for name, (mine, other) in sides.items()}
@@ -257,10 +257,10 @@ def test_peer_stopped_at_rest(new_pair, user):
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_link_cut(lab, new_pair, direction):
+def test_link_cut(lab, prompt_pair, direction):
     """Neither end hears anything any more; both give the other up in time."""
     lab.need_namespaces()
-    a, b = new_pair()
+    a, b = prompt_pair()
     link = lab.hosts[1].link
     try:
         with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
@@ -285,7 +285,7 @@ def test_link_cut(lab, new_pair, direction):
 def test_owner_client_dies_while_peer_is_cut_off(lab, new_pair):
     """REGION_REMOVE towards an importer that cannot answer ends by the fence's time-out."""
     lab.need_namespaces()
-    a, b = new_pair(peer__heartbeat_limit="20s", peer__fence_timeout="500ms")
+    a, b = new_pair(peer__fence_timeout="500ms")
     try:
         with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
             here.reach(there)
@@ -295,9 +295,9 @@ def test_owner_client_dies_while_peer_is_cut_off(lab, new_pair):
         lab.hosts[1].link(True)
 
 
-def test_notification_survives_nothing_twice(lab, new_pair):
+def test_notification_survives_nothing_twice(lab, prompt_pair):
     """Notifications around a lost peer: each at most once, and the ones reported ok did come."""
-    a, b = new_pair()
+    a, b = prompt_pair()
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB), notifications=True) as there:
         remote = here.reach(there)
         transfers = [here.client.write(here.region, remote, [(0, 0, MIB)], notify=(i, b"")) for i in range(200)]

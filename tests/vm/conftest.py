@@ -14,8 +14,9 @@ sys.path.insert(1, str(HERE.parents[1] / "client/python"))
 
 import harness  # noqa: E402
 
-# a slow emulator must not look like a dead peer, nor a slow answer like one that was lost
-CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s"}
+# a slow emulator must not look like a dead peer, nor a slow answer like one that was lost, nor a long transfer like one that hangs
+CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s",
+        "transfer.deadline": f"{harness.LIMIT:.0f}s"}
 
 
 def run(*argv):

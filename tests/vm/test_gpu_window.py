@@ -205,7 +205,7 @@ def test_rail_lost(window_pair, ends):
 
 def test_owners_agent_killed(rdma_lab):
     """Each transfer ends once; the agent that comes in its place gives another window."""
-    pair = GpuPair(rdma_lab, agent__workers=2, peer__heartbeat="200ms", peer__heartbeat_limit="4s", peer__fence_timeout="4s")
+    pair = GpuPair(rdma_lab, agent__workers=2)
     here, there = pair.agents
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(here.client())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 
 import dray
 import pytest
@@ -58,16 +59,22 @@ def sides(pair2):
 
 @pytest.fixture
 def new_pair(rdma_lab):
-    """Two agents of one test, on one rail, that notice soon."""
+    """Two agents of one test, on one rail."""
     made = []
 
     def make(rails=1, **settings):
-        made.append(Pair(rdma_lab, rails, **{**PROMPT, **settings}))
+        made.append(Pair(rdma_lab, rails, **settings))
         return made[-1].agents
 
     yield make
     for pair in made:
         pair.stop()
+
+
+@pytest.fixture
+def prompt_pair(new_pair):
+    """Such that notice soon, where only silence tells."""
+    return partial(new_pair, **PROMPT)
 
 
 def stream(here, there, remote, done, errors):
@@ -235,7 +242,7 @@ def test_all_rails_down(pair2, sides):
 @pytest.mark.parametrize("how", [("loss", "1%"), ("delay", "4ms", "reorder", "99%")], ids=["loss", "reordering"])
 def test_bad_wire(rdma_lab, new_pair, how):
     """One packet in a hundred."""
-    a, b = new_pair(rdma__timeout="60ms", transfer__slice_timeout="20s")
+    a, b = new_pair(rdma__timeout="60ms")
     rail = rdma_lab.rails[0]
     with Side(a, MIB, noise(MIB)) as here, Side(b, MIB) as there:
         until(lambda: registered(a) and registered(b), "registration")
@@ -252,9 +259,9 @@ def test_bad_wire(rdma_lab, new_pair, how):
                 rail.calm(side)
 
 
-def test_device_deleted_under_load(rdma_lab, new_pair):
+def test_device_deleted_under_load(rdma_lab, prompt_pair):
     """The kernel waits for whoever holds a device open: its commands return all the same, and the rail comes back."""
-    a, b = new_pair(2)
+    a, b = prompt_pair(2)
     rail = rdma_lab.rails[1]
     with Load((a, b), noise(2 * MIB)):
         until(lambda: path_of(a, rail)["slices"] > 2, "traffic on the rail")
@@ -291,9 +298,9 @@ def test_revoked_registration_is_dropped(pair2, sides):
     assert whole(here, there, here.reach(there), MIB) == "rdma"
 
 
-def test_fence_without_answer(new_pair):
+def test_fence_without_answer(prompt_pair):
     """An importer that never acknowledges: its queue pairs are taken down, and its late bytes land nowhere."""
-    a, b = new_pair(peer__heartbeat_limit="60s")
+    a, b = prompt_pair(peer__heartbeat_limit="60s")
     with Side(a, SIZE, pattern()) as here, Side(b, SIZE) as there:
         until(lambda: registered(a) and registered(b), "registration")
         remote = here.reach(there)
