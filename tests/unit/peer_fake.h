@@ -372,13 +372,13 @@ static void rig_config(struct dray_config *c)
 	c->peer.key_file = rig_empty;
 	c->peer.key_identity = rig_identity;
 	c->peer.heartbeat = 50 * MS;
-	c->peer.heartbeat_limit = 200 * MS;
-	c->peer.connect_timeout = 1000 * MS;
+	c->peer.heartbeat_limit = 10000 * MS;
+	c->peer.connect_timeout = 10000 * MS;
 	c->peer.backoff_min = 5 * MS;
 	c->peer.backoff_max = 40 * MS;
 	c->peer.idle_timeout = 60000 * MS;
-	c->peer.fence_timeout = 150 * MS;
-	c->transfer.slice_timeout = 300 * MS;
+	c->peer.fence_timeout = 10000 * MS;
+	c->transfer.slice_timeout = 10000 * MS;
 	c->limits.peers = 32;
 	c->limits.strangers = 8;
 	c->limits.grants_per_peer = 100;

@@ -23,6 +23,26 @@ static inline struct rig *rig_start(sd_event *event, uint8_t n, uint64_t incarna
 	return rig;
 }
 
+/* Before it is started: one that gives others up soon. */
+static inline void rig_prompt(struct rig *rig)
+{
+	rig->cfg.peer.heartbeat_limit = 200 * MS;
+	rig->cfg.peer.connect_timeout = 1000 * MS;
+	rig->cfg.peer.fence_timeout = 150 * MS;
+	rig->cfg.transfer.slice_timeout = 300 * MS;
+}
+
+static inline struct rig *rig_start_prompt(sd_event *event, uint8_t n, uint64_t incarnation)
+{
+	struct rig *rig = rig_new(event, n, incarnation);
+	struct dray_err err = DRAY_ERR_NULL;
+
+	rig_prompt(rig);
+	if (rig_try_start(rig, &err) < 0)
+		fail_msg("%s", err.msg);
+	return rig;
+}
+
 static inline int64_t rig_now(void)
 {
 	return dray_now().ns;
@@ -33,8 +53,11 @@ static inline void rig_turn(sd_event *event)
 	assert_true(sd_event_run(event, 5000) >= 0);
 }
 
-/* Runs the loop until cond holds, at most ms. */
-#define rig_until(event, ms, cond)                             \
+/* Of what is to come about however long the machine stands still, ms: of the loop, of an import. */
+#define RIG_LIMIT 30000
+#define RIG_DEADLINE 20000
+
+#define rig_until_at_most(event, ms, cond)                     \
 	({                                                     \
 		int64_t end_ = rig_now() + (ms)*MS;            \
 		bool holds_;                                   \
@@ -43,7 +66,9 @@ static inline void rig_turn(sd_event *event)
 		holds_;                                        \
 	})
 
-#define rig_for(event, ms) ((void)rig_until(event, ms, false))
+/* Runs the loop until cond holds. */
+#define rig_until(event, cond) rig_until_at_most(event, RIG_LIMIT, cond)
+#define rig_for(event, ms) ((void)rig_until_at_most(event, ms, false))
 
 /*
  * A machine that stands still for a while makes anything late, so that a test with an upper bound has some tries; what
@@ -122,20 +147,19 @@ static inline int rig_import_token(struct rig *rig, const struct pmsg_token *t, 
 	return r;
 }
 
-static inline void rig_start_import(struct rig *rig, struct rig *owner, int ms,
-				    struct rig_import *i)
+static inline void rig_start_import(struct rig *rig, struct rig *owner, struct rig_import *i)
 {
 	struct pmsg_token t = rig_token(owner);
 
-	if (rig_import_token(rig, &t, peers_segment(owner->peers), ms, i) < 0)
+	if (rig_import_token(rig, &t, peers_segment(owner->peers), RIG_DEADLINE, i) < 0)
 		fail_msg("%s", i->err.msg);
 }
 
 /* Imports and waits for success. */
 static inline void rig_connect(struct rig *rig, struct rig *owner, struct rig_import *i)
 {
-	rig_start_import(rig, owner, 2000, i);
-	assert_true(rig_until(rig->event, 3000, i->done));
+	rig_start_import(rig, owner, i);
+	assert_true(rig_until(rig->event, i->done));
 	if (i->err.code)
 		fail_msg("import: %s: %s", dray_error_name((uint32_t)i->err.code), i->err.msg);
 	assert_int_equal(i->done, 1);
@@ -237,7 +261,7 @@ static inline void puppet_dial(struct puppet *p, struct rig *to)
 	assert_int_equal(tls_new(&p->tls, NULL, NULL, &err), 0);
 	assert_int_equal(dray_addr_parse(peers_segment(to->peers), &a), 0);
 	assert_int_equal(conn_dial(&p->conn, to->event, p->tls, &a, &puppet_ops, p, &err), 0);
-	assert_true(rig_until(to->event, 1000, puppet_got(p, PMSG_HELLO)));
+	assert_true(rig_until(to->event, puppet_got(p, PMSG_HELLO)));
 }
 
 static inline struct pmsg_hello puppet_hello(uint8_t n, uint64_t incarnation)
@@ -275,7 +299,7 @@ static inline void puppet_join(struct puppet *p, struct rig *to, uint8_t n, uint
 {
 	puppet_dial(p, to);
 	puppet_say_hello(p, n, incarnation);
-	assert_true(rig_until(to->event, 1000, puppet_got(p, PMSG_READY)));
+	assert_true(rig_until(to->event, puppet_got(p, PMSG_READY)));
 }
 
 static inline void puppet_end(struct puppet *p)

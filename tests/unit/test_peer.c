@@ -48,9 +48,9 @@ static void test_imports_share_a_connection(void **state)
 	struct rig_import i[20];
 
 	for (unsigned k = 0; k < 20; k++)
-		rig_start_import(a, b, 2000, &i[k]);
+		rig_start_import(a, b, &i[k]);
 	for (unsigned k = 0; k < 20; k++) {
-		assert_true(rig_until(e, 2000, i[k].done));
+		assert_true(rig_until(e, i[k].done));
 		assert_int_equal(i[k].err.code, 0);
 		assert_int_equal(i[k].peer, i[0].peer);
 	}
@@ -71,8 +71,8 @@ static void test_refused_by_owner(void **state)
 	struct rig_import i;
 
 	t.token_id = 666;
-	assert_int_equal(rig_import_token(a, &t, peers_segment(b->peers), 1000, &i), 0);
-	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(rig_import_token(a, &t, peers_segment(b->peers), RIG_DEADLINE, &i), 0);
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
 	assert_string_equal(i.err.msg, "no such token");
 	assert_int_equal(rig_ready(a), 1);
@@ -87,18 +87,18 @@ static void test_bad_tokens(void **state)
 	struct rig_import i;
 	struct pmsg_token t = rig_token(b);
 
-	assert_true(rig_import_token(a, &t, "no segment", 1000, &i) < 0);
+	assert_true(rig_import_token(a, &t, "no segment", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
-	assert_true(rig_import_token(a, &t, "[fe80::1]:7411", 1000, &i) < 0);
+	assert_true(rig_import_token(a, &t, "[fe80::1]:7411", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_TOKEN_INVALID);
-	assert_true(rig_import_token(a, &t, "some.host.example:7411", 1000, &i) < 0);
+	assert_true(rig_import_token(a, &t, "some.host.example:7411", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
 	assert_non_null(strstr(i.err.msg, "names are not resolved"));
 	/* no key: who answers beyond loopback could be anybody */
-	assert_true(rig_import_token(a, &t, "192.0.2.1:7411", 1000, &i) < 0);
+	assert_true(rig_import_token(a, &t, "192.0.2.1:7411", RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_PEER_DENIED);
 	t = rig_token(a);
-	assert_true(rig_import_token(a, &t, peers_segment(a->peers), 1000, &i) < 0);
+	assert_true(rig_import_token(a, &t, peers_segment(a->peers), RIG_DEADLINE, &i) < 0);
 	assert_int_equal(i.err.code, DRAY_E_INVALID);
 	assert_int_equal(rig_count(a), 0);
 	rig_kill(a);
@@ -114,8 +114,8 @@ static void test_localhost(void **state)
 	char segment[64];
 
 	snprintf(segment, sizeof(segment), "localhost%s", strchr(peers_segment(b->peers), ':'));
-	assert_int_equal(rig_import_token(a, &t, segment, 1000, &i), 0);
-	assert_true(rig_until(e, 1000, i.done));
+	assert_int_equal(rig_import_token(a, &t, segment, RIG_DEADLINE, &i), 0);
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
 	rig_kill(a);
 	rig_kill(b);
@@ -133,13 +133,13 @@ static void test_nobody_there(void **state)
 	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
 	rig_kill(b);
 	assert_int_equal(rig_import_token(a, &t, segment, 200, &i), 0);
-	assert_true(rig_until(e, 1000, i.done));
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_PEER_UNREACHABLE);
 	assert_non_null(strstr(i.err.msg, "refused"));
 	assert_true(i.at_ns - began >= 200 * MS);
 	rig_in_time(i.at_ns - began < 400 * MS);
 	/* and nothing goes on */
-	assert_true(rig_until(e, 1000, rig_count(a) == 0));
+	assert_true(rig_until(e, rig_count(a) == 0));
 	rig_kill(a);
 }
 
@@ -154,14 +154,14 @@ static void test_owner_starts_late(void **state)
 
 	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
 	rig_kill(b);
-	assert_int_equal(rig_import_token(a, &t, segment, 3000, &i), 0);
+	assert_int_equal(rig_import_token(a, &t, segment, RIG_DEADLINE, &i), 0);
 	rig_for(e, 100);
 	assert_int_equal(i.done, 0);
 	b = rig_new(e, 2, 20);
 	b->cfg.peer.listen = (struct dray_strv){ listen, 1 };
 	if (rig_try_start(b, &err) < 0)
 		fail_msg("%s", err.msg);
-	assert_true(rig_until(e, 1000, i.done));
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
 	rig_kill(a);
 	rig_kill(b);
@@ -174,15 +174,15 @@ static void test_cancel(void **state)
 	struct rig_import i, j;
 
 	/* before it has gone anywhere */
-	rig_start_import(a, b, 1000, &i);
+	rig_start_import(a, b, &i);
 	peer_import_cancel(a->peers, i.id);
-	assert_true(rig_until(e, 1000, rig_count(a) == 0));
+	assert_true(rig_until(e, rig_count(a) == 0));
 	assert_int_equal(i.done, 0);
 	/* while the answer is on its way: the grant is given back */
 	rig_connect(a, b, &j);
-	rig_start_import(a, b, 1000, &i);
+	rig_start_import(a, b, &i);
 	peer_import_cancel(a->peers, i.id);
-	assert_true(rig_until(e, 1000, b->released == 1));
+	assert_true(rig_until(e, b->released == 1));
 	assert_int_equal(i.done, 0);
 	assert_int_equal(b->released_grant, 2);
 	/* what has ended cannot be cancelled */
@@ -202,7 +202,7 @@ static void test_release(void **state)
 	peer_release(a->peers, i.peer, i.grant);
 	peer_release(a->peers, i.peer, i.grant);
 	peer_release(a->peers, 4711, i.grant);
-	assert_true(rig_until(e, 1000, b->released));
+	assert_true(rig_until(e, b->released));
 	rig_for(e, 50);
 	assert_int_equal(b->released, 1);
 	assert_int_equal(b->released_grant, i.grant);
@@ -222,16 +222,16 @@ static void test_fence(void **state)
 	a->answer_fences = false;
 	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
 	assert_int_equal(b->fenced, 0);
-	assert_true(rig_until(e, 1000, a->fences_seen));
+	assert_true(rig_until(e, a->fences_seen));
 	assert_int_equal(a->fence_grant, i.grant);
 	rig_for(e, 30);
 	assert_int_equal(b->fenced, 0);
 	peers_fence_ack(a->peers, a->fenced_peer, i.grant);
-	assert_true(rig_until(e, 1000, b->fenced));
+	assert_true(rig_until(e, b->fenced));
 	assert_int_equal(b->fenced_grant, i.grant);
 	/* a grant that is not held any more is acknowledged without asking */
 	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
-	assert_true(rig_until(e, 1000, b->fenced == 2));
+	assert_true(rig_until(e, b->fenced == 2));
 	assert_int_equal(a->fences_seen, 1);
 	/* both sides live on */
 	assert_int_equal(rig_ready(b), 1);
@@ -249,9 +249,9 @@ static void test_fence_and_release(void **state)
 	rig_connect(a, b, &i);
 	a->answer_fences = false;
 	peers_fence(b->peers, b->link->peer, i.grant, DRAY_E_REVOKED);
-	assert_true(rig_until(e, 1000, a->fences_seen));
+	assert_true(rig_until(e, a->fences_seen));
 	peer_release(a->peers, i.peer, i.grant);
-	assert_true(rig_until(e, 1000, b->fenced && b->released));
+	assert_true(rig_until(e, b->fenced && b->released));
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -259,7 +259,7 @@ static void test_fence_and_release(void **state)
 static void test_fence_times_out(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
-	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig *a = rig_start_prompt(e, 1, 10), *b = rig_start_prompt(e, 2, 20);
 	struct rig_import i;
 	dray_handle peer;
 	int64_t began;
@@ -269,17 +269,17 @@ static void test_fence_times_out(void **state)
 	peer = b->link->peer;
 	began = rig_now();
 	peers_fence(b->peers, peer, i.grant, DRAY_E_REVOKED);
-	assert_true(rig_until(e, 1000, b->lost));
+	assert_true(rig_until(e, b->lost));
 	assert_true(rig_now() - began >= 150 * MS);
 	rig_in_time(rig_now() - began < 300 * MS);
 	assert_int_equal(b->lost_peer, peer);
 	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
 	assert_int_equal(b->gone, 1);
-	assert_true(rig_until(e, 1000, a->lost));
+	assert_true(rig_until(e, a->lost));
 	/* of a peer that is gone */
 	peers_fence(b->peers, peer, 77, DRAY_E_REVOKED);
 	assert_int_equal(b->fenced, 0);
-	assert_true(rig_until(e, 1000, b->fenced));
+	assert_true(rig_until(e, b->fenced));
 	assert_int_equal(b->fenced_grant, 77);
 	rig_kill(a);
 	rig_kill(b);
@@ -321,7 +321,7 @@ static void test_notify(void **state)
 	rig_connect(a, b, &i);
 	assert_int_equal(notify(a, i.peer, i.grant, 5, "blocks are there", &n, &err), 0);
 	assert_int_equal(n.done, 0);
-	assert_true(rig_until(e, 1000, n.done));
+	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.code, 0);
 	assert_int_equal(b->notified, 1);
 	assert_int_equal(b->notify_tag, 5);
@@ -329,12 +329,12 @@ static void test_notify(void **state)
 
 	b->notify_answer = DRAY_E_NOTIFY_REFUSED;
 	assert_int_equal(notify(a, i.peer, i.grant, 6, "", &n, &err), 0);
-	assert_true(rig_until(e, 1000, n.done));
+	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.code, DRAY_E_NOTIFY_REFUSED);
 
 	/* of a grant that is none, to a peer that is none, too much */
 	assert_int_equal(notify(a, i.peer, 999, 7, "", &n, &err), 0);
-	assert_true(rig_until(e, 1000, n.done));
+	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.code, DRAY_E_REVOKED);
 	assert_true(notify(a, 4711, i.grant, 7, "", &n, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_PEER_LOST);
@@ -365,7 +365,7 @@ static void test_many_notifications(void **state)
 	}
 	/* the limit is a typed answer, and what was taken arrives */
 	assert_true(refused > 0 && sent + refused == 3000);
-	assert_true(rig_until(e, 5000, n.done == sent));
+	assert_true(rig_until(e, n.done == sent));
 	assert_int_equal(b->notified, sent);
 	assert_int_equal(n.code, 0);
 	rig_kill(a);
@@ -383,7 +383,7 @@ static void test_notify_lost(void **state)
 	rig_connect(a, b, &i);
 	assert_int_equal(notify(a, i.peer, i.grant, 5, "x", &n, &err), 0);
 	rig_kill(b);
-	assert_true(rig_until(e, 1000, n.done));
+	assert_true(rig_until(e, n.done));
 	assert_int_equal(n.done, 1);
 	assert_int_equal(n.code, DRAY_E_PEER_LOST);
 	assert_int_equal(a->lost, 1);
@@ -415,13 +415,13 @@ static void test_drain(void **state)
 
 	rig_connect(a, b, &i);
 	peers_drain(b->peers, 1000);
-	assert_true(rig_until(e, 1000, !strcmp(state_of(a), "draining")));
-	rig_start_import(a, b, 1000, &i);
-	assert_true(rig_until(e, 1000, i.done));
+	assert_true(rig_until(e, !strcmp(state_of(a), "draining")));
+	rig_start_import(a, b, &i);
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_DRAINING);
 	/* one that comes now hears of it at once */
-	rig_start_import(c, b, 1000, &i);
-	assert_true(rig_until(e, 1000, i.done));
+	rig_start_import(c, b, &i);
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_DRAINING);
 	assert_string_equal(state_of(c), "draining");
 	peers_resume(b->peers);
@@ -450,13 +450,13 @@ static void test_stop(void **state)
 	/* one that is still being connected */
 	snprintf(segment, sizeof(segment), "%s", peers_segment(c->peers));
 	rig_kill(c);
-	assert_int_equal(rig_import_token(a, &t, segment, 5000, &j), 0);
+	assert_int_equal(rig_import_token(a, &t, segment, RIG_DEADLINE, &j), 0);
 	a->hold_downs = true;
 	peers_stop(a->peers, count, &stopped);
 	assert_int_equal(a->lost, 0);
-	assert_true(rig_until(e, 1000, a->lost && j.done));
+	assert_true(rig_until(e, a->lost && j.done));
 	assert_int_not_equal(j.err.code, 0);
-	assert_true(rig_until(e, 1000, b->lost));
+	assert_true(rig_until(e, b->lost));
 	assert_int_equal(b->lost_code, DRAY_E_PEER_LOST);
 	assert_int_equal(b->gone, 1);
 	rig_for(e, 50);
@@ -464,11 +464,11 @@ static void test_stop(void **state)
 	assert_int_equal(stopped, 0);
 	a->hold_downs = false;
 	sd_event_source_set_enabled(a->downs_event, SD_EVENT_ONESHOT);
-	assert_true(rig_until(e, 1000, stopped));
+	assert_true(rig_until(e, stopped));
 	rig_for(e, 20);
 	assert_int_equal(stopped, 1);
 	t = rig_token(b);
-	assert_true(rig_import_token(a, &t, peers_segment(b->peers), 100, &k) < 0);
+	assert_true(rig_import_token(a, &t, peers_segment(b->peers), RIG_DEADLINE, &k) < 0);
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -486,7 +486,7 @@ static void test_idle(void **state)
 	rig_for(e, 500);
 	assert_int_equal(rig_ready(a), 1);
 	peer_release(a->peers, i.peer, i.grant);
-	assert_true(rig_until(e, 1000, rig_count(a) == 0 && rig_count(b) == 0));
+	assert_true(rig_until(e, rig_count(a) == 0 && rig_count(b) == 0));
 	/* that is no loss; the peer comes back when it is needed */
 	assert_int_equal(peers_lost_total(a->peers), 0);
 	assert_int_equal(peers_lost_total(b->peers), 0);
@@ -503,10 +503,10 @@ static void test_import_meets_goodbye(void **state)
 	struct rig_import i;
 
 	rig_connect(a, b, &i);
-	rig_start_import(a, b, 2000, &i);
+	rig_start_import(a, b, &i);
 	dray_list_for_each(&b->peers->all, peer, struct peer, all_link)
 		peer_close(peer, DRAY_OK, "not in use");
-	assert_true(rig_until(e, 2000, i.done));
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
 	assert_int_equal(a->lost, 1);
 	assert_int_equal(a->ups, 2);

@@ -198,7 +198,7 @@ static bool is_closed(int fd)
 static void test_garbage(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
-	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig *a = rig_start_prompt(e, 1, 10), *b = rig_start(e, 2, 20);
 	static const char *const garbage[] = {
 		"GET / HTTP/1.0\r\n\r\n",
 		"\x16", /* the beginning of TLS, and nothing more */
@@ -225,7 +225,7 @@ static void test_garbage(void **state)
 		closed = 0;
 		for (size_t k = 0; k < DRAY_ARRAY_SIZE(garbage); k++)
 			closed += is_closed(fd[k]);
-	} while (closed < DRAY_ARRAY_SIZE(garbage) && rig_now() - began < 3000 * MS);
+	} while (closed < DRAY_ARRAY_SIZE(garbage) && rig_now() - began < RIG_LIMIT * MS);
 	assert_int_equal(closed, DRAY_ARRAY_SIZE(garbage));
 	/* the slow ones after peer.connect_timeout */
 	rig_in_time(rig_now() - began < 1500 * MS);
@@ -241,12 +241,12 @@ static void test_garbage(void **state)
 static void test_says_nothing(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
-	struct rig *a = rig_start(e, 1, 10);
+	struct rig *a = rig_start_prompt(e, 1, 10);
 	int fd = dial(a), gone = dial(a);
 	int64_t began = rig_now();
 
 	close(gone);
-	assert_true(rig_until(e, 2000, is_closed(fd)));
+	assert_true(rig_until(e, is_closed(fd)));
 	assert_true(rig_now() - began >= 900 * MS);
 	rig_in_time(rig_now() - began < 1300 * MS);
 	assert_int_equal(a->peers->n_strangers, 0);
@@ -258,11 +258,11 @@ static void test_says_nothing(void **state)
 static void test_no_hello(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
-	struct rig *a = rig_start(e, 1, 10);
+	struct rig *a = rig_start_prompt(e, 1, 10);
 	struct puppet p;
 
 	puppet_dial(&p, a);
-	assert_true(rig_until(e, 2000, p.failed));
+	assert_true(rig_until(e, p.failed));
 	assert_int_equal(rig_count(a), 0);
 	puppet_end(&p);
 	rig_kill(a);
@@ -283,14 +283,14 @@ static void test_flood(void **state)
 		sd_event_run(e, 0);
 		assert_true(a->peers->n_strangers <= 8);
 		if (k == 200)
-			rig_start_import(b, a, 3000, &i);
+			rig_start_import(b, a, &i);
 	}
-	assert_true(rig_until(e, 3000, i.done));
+	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
 	assert_true(peers_strangers_refused(a->peers) >= DRAY_ARRAY_SIZE(fd) - 9);
 	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(fd); k++)
 		close(fd[k]);
-	assert_true(rig_until(e, 2000, a->peers->n_strangers == 0));
+	assert_true(rig_until(e, a->peers->n_strangers == 0));
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -320,7 +320,7 @@ static void test_no_descriptors(void **state)
 	assert_true(turns < 60);
 	assert_int_equal(a->peers->n_strangers, 0);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-	assert_true(rig_until(e, 1000, a->peers->n_strangers == 4));
+	assert_true(rig_until(e, a->peers->n_strangers == 4));
 	for (unsigned k = 0; k < 4; k++)
 		close(fd[k]);
 	rig_kill(a);
@@ -340,7 +340,7 @@ static void test_too_many_peers(void **state)
 	puppet_join(&p[1], a, 6, 50);
 	puppet_dial(&p[2], a);
 	puppet_say_hello(&p[2], 7, 50);
-	assert_true(rig_until(e, 1000, p[2].failed));
+	assert_true(rig_until(e, p[2].failed));
 	assert_int_equal(p[2].error, DRAY_E_QUOTA);
 	for (unsigned k = 0; k < 3; k++)
 		puppet_end(&p[k]);

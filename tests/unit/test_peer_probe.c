@@ -39,7 +39,7 @@ static void ask(struct rig *rig, const char *where, struct asked *a)
 {
 	if (try_ask(rig, where, a) < 0)
 		fail_msg("%s", a->err.msg);
-	assert_true(rig_until(rig->event, 5000, a->done));
+	assert_true(rig_until(rig->event, a->done));
 	assert_int_equal(a->done, 1);
 	assert_int_equal(rig->peers->n_probes, 0);
 }
@@ -55,7 +55,7 @@ static sd_event *loop(void)
 /* Nothing of a probe is left, and neither side has a peer or has lost one. */
 static void assert_no_trace(struct rig *rig)
 {
-	assert_true(rig_until(rig->event, 5000, !rig->peers->n_strangers));
+	assert_true(rig_until(rig->event, !rig->peers->n_strangers));
 	assert_int_equal(rig_count(rig), 0);
 	assert_int_equal(rig->changed, 0);
 	assert_int_equal(rig->ups, 0);
@@ -173,7 +173,7 @@ static void test_cancel(void **state)
 		assert_int_equal(r.err.code, 0);
 		assert_true(q.done <= 1);
 	}
-	assert_true(rig_until(e, 5000, !b->peers->n_strangers));
+	assert_true(rig_until(e, !b->peers->n_strangers));
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -501,7 +501,7 @@ static void test_hello_after_probe(void **state)
 	puppet_dial(&p, b);
 	puppet_say(&p, probe, 5, {});
 	puppet_say_hello(&p, 7, 70);
-	assert_true(rig_until(e, 5000, p.failed));
+	assert_true(rig_until(e, p.failed));
 	assert_int_equal(puppet_id_of(&p, PMSG_PROBE_REPLY), 5);
 	assert_false(puppet_got(&p, PMSG_READY));
 	assert_int_equal(rig_count(b), 0);
@@ -510,7 +510,7 @@ static void test_hello_after_probe(void **state)
 	/* and a peer does not ask what a stranger may */
 	puppet_join(&p, b, 7, 70);
 	puppet_say(&p, probe, 6, {});
-	assert_true(rig_until(e, 5000, puppet_got(&p, PMSG_ERROR)));
+	assert_true(rig_until(e, puppet_got(&p, PMSG_ERROR)));
 	assert_int_equal(p.error, DRAY_E_UNKNOWN_TYPE);
 	assert_int_equal(rig_ready(b), 1);
 	puppet_end(&p);

@@ -39,7 +39,7 @@ static void connect_both(struct rig_import *i)
 	rig_connect(s.a, s.b, i);
 }
 
-#define UNTIL(cond) assert_true(rig_until(s.event, 3000, cond))
+#define UNTIL(cond) assert_true(rig_until(s.event, cond))
 
 /* --- what is said --------------------------------------------------------------------------------- */
 
@@ -204,6 +204,7 @@ static void test_no_answer(void **state)
 	struct answer opened = {}, closed = {};
 	struct rig_import i;
 
+	rig_prompt(s.a);
 	s.a->cfg.peer.connect_timeout = 100 * MS;
 	connect_both(&i);
 	assert_int_equal(peers_qp_connect(s.a->peers, i.peer, &wanted, answered, &opened), 0);
@@ -301,6 +302,7 @@ static void test_stage_no_answer(void **state)
 	struct staged n = {};
 	struct rig_import i;
 
+	rig_prompt(s.a);
 	connect_both(&i);
 	assert_int_equal(peers_stage(s.a->peers, i.peer, &asked, staged, &n), 0);
 	UNTIL(s.a->lost);
