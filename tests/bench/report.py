@@ -91,7 +91,8 @@ The same between a GPU and a pinned memfd."""),
 One page of 16 KiB, one transfer at a time, from request to completion as the engine sees it; the ceiling is a launch of the kernel and
 cuStreamSynchronize in a process of its own."""),
     ("gpu_tcp", "GPU memory: over TCP, loopback", """\
-Two agents; bytes of the GPUs pass through pinned host memory on both sides. Beside it the same transfers between host memory."""),
+Two agents; bytes of the GPUs pass through pinned host memory on both sides. Beside it the same transfers between host memory. Not measured is
+RDMA to and from GPU memory, by DMA-BUF or through pinned memory: that takes a machine with GPUs and RDMA devices."""),
     ("gpu_beside", "GPU memory: beside a model that computes", """\
 Matrix products of 8192 x 8192 in bfloat16 by PyTorch in another process, alone and while pages are moved."""),
     ("gpu_cost", "GPU memory: what the agent takes", """\
