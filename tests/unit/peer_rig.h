@@ -13,9 +13,8 @@
 
 /* --- driving -------------------------------------------------------------------------------------- */
 
-static inline struct rig *rig_start(sd_event *event, uint8_t n, uint64_t incarnation)
+static inline struct rig *rig_started(struct rig *rig)
 {
-	struct rig *rig = rig_new(event, n, incarnation);
 	struct dray_err err = DRAY_ERR_NULL;
 
 	if (rig_try_start(rig, &err) < 0)
@@ -23,24 +22,24 @@ static inline struct rig *rig_start(sd_event *event, uint8_t n, uint64_t incarna
 	return rig;
 }
 
-/* Before it is started: one that gives others up soon. */
-static inline void rig_prompt(struct rig *rig)
+static inline struct rig *rig_start(sd_event *event, uint8_t n, uint64_t incarnation)
+{
+	return rig_started(rig_new(event, n, incarnation));
+}
+
+/* One that is not started yet will give others up soon. */
+static inline struct rig *rig_prompt(struct rig *rig)
 {
 	rig->cfg.peer.heartbeat_limit = 200 * MS;
 	rig->cfg.peer.connect_timeout = 1000 * MS;
 	rig->cfg.peer.fence_timeout = 150 * MS;
 	rig->cfg.transfer.slice_timeout = 300 * MS;
+	return rig;
 }
 
 static inline struct rig *rig_start_prompt(sd_event *event, uint8_t n, uint64_t incarnation)
 {
-	struct rig *rig = rig_new(event, n, incarnation);
-	struct dray_err err = DRAY_ERR_NULL;
-
-	rig_prompt(rig);
-	if (rig_try_start(rig, &err) < 0)
-		fail_msg("%s", err.msg);
-	return rig;
+	return rig_started(rig_prompt(rig_new(event, n, incarnation)));
 }
 
 static inline int64_t rig_now(void)

@@ -150,7 +150,6 @@ static void test_owner_starts_late(void **state)
 	struct pmsg_token t = rig_token(b);
 	char segment[64], *listen[] = { segment };
 	struct rig_import i;
-	struct dray_err err = DRAY_ERR_NULL;
 
 	snprintf(segment, sizeof(segment), "%s", peers_segment(b->peers));
 	rig_kill(b);
@@ -159,8 +158,7 @@ static void test_owner_starts_late(void **state)
 	assert_int_equal(i.done, 0);
 	b = rig_new(e, 2, 20);
 	b->cfg.peer.listen = (struct dray_strv){ listen, 1 };
-	if (rig_try_start(b, &err) < 0)
-		fail_msg("%s", err.msg);
+	rig_started(b);
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
 	rig_kill(a);
@@ -477,11 +475,10 @@ static void test_idle(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_new(e, 1, 10), *b = rig_start(e, 2, 20);
-	struct dray_err err = DRAY_ERR_NULL;
 	struct rig_import i;
 
 	a->cfg.peer.idle_timeout = 200 * MS;
-	assert_int_equal(rig_try_start(a, &err), 0);
+	rig_started(a);
 	rig_connect(a, b, &i);
 	rig_for(e, 500);
 	assert_int_equal(rig_ready(a), 1);

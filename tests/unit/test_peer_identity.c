@@ -27,12 +27,9 @@ static void write_key(const char *path, const char *key)
 static struct rig *start_with_key(sd_event *e, uint8_t n, char *path)
 {
 	struct rig *rig = rig_new(e, n, 10);
-	struct dray_err err = DRAY_ERR_NULL;
 
 	rig->cfg.peer.key_file = path;
-	if (rig_try_start(rig, &err) < 0)
-		fail_msg("%s", err.msg);
-	return rig;
+	return rig_started(rig);
 }
 
 static void test_keys(void **state)
@@ -121,13 +118,10 @@ static void test_both_at_once(void **state)
 static struct rig *start_at(sd_event *e, uint8_t n, uint64_t incarnation, char *segment)
 {
 	struct rig *rig = rig_new(e, n, incarnation);
-	struct dray_err err = DRAY_ERR_NULL;
 	char *listen[] = { segment };
 
 	rig->cfg.peer.listen = (struct dray_strv){ listen, 1 };
-	if (rig_try_start(rig, &err) < 0)
-		fail_msg("%s", err.msg);
-	return rig;
+	return rig_started(rig);
 }
 
 static void test_restart(void **state)

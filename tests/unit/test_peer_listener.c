@@ -138,7 +138,7 @@ static void test_passed_sockets(void **state)
 
 	a->deps.listen_fds = fds;
 	a->deps.n_listen_fds = 2;
-	assert_int_equal(rig_try_start(a, &err), 0);
+	rig_started(a);
 	rig_connect(b, a, &i);
 	rig_kill(a);
 	rig_kill(b);
@@ -158,11 +158,10 @@ static void test_no_listener(void **state)
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_new(e, 1, 10), *b = rig_start(e, 2, 20);
 	char none[] = "none", *list[] = { none };
-	struct dray_err err = DRAY_ERR_NULL;
 	struct rig_import i;
 
 	a->cfg.peer.listen = (struct dray_strv){ list, 1 };
-	assert_int_equal(rig_try_start(a, &err), 0);
+	rig_started(a);
 	rig_connect(a, b, &i);
 	/* it cannot be connected to */
 	assert_int_equal(b->link->addr.len, 0);
@@ -331,11 +330,10 @@ static void test_too_many_peers(void **state)
 {
 	dray_auto(sd_event_unref) sd_event *e = loop();
 	struct rig *a = rig_new(e, 1, 10);
-	struct dray_err err = DRAY_ERR_NULL;
 	struct puppet p[3];
 
 	a->cfg.limits.peers = 2;
-	assert_int_equal(rig_try_start(a, &err), 0);
+	rig_started(a);
 	puppet_join(&p[0], a, 5, 50);
 	puppet_join(&p[1], a, 6, 50);
 	puppet_dial(&p[2], a);

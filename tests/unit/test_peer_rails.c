@@ -24,18 +24,10 @@ static int end(void **state)
 	return 0;
 }
 
-static void start(struct rig *rig)
-{
-	struct dray_err err = DRAY_ERR_NULL;
-
-	if (rig_try_start(rig, &err) < 0)
-		fail_msg("%s", err.msg);
-}
-
 static void connect_both(struct rig_import *i)
 {
-	start(s.a);
-	start(s.b);
+	rig_started(s.a);
+	rig_started(s.b);
 	rig_connect(s.a, s.b, i);
 }
 
@@ -364,7 +356,7 @@ static void test_requests_need_ids(void **state)
 {
 	struct puppet p;
 
-	start(s.a);
+	rig_started(s.a);
 	puppet_join(&p, s.a, 9, 90);
 	puppet_say(&p, qp_connect, 0, { .qp = 1 });
 	UNTIL(p.failed || p.error);
@@ -378,7 +370,7 @@ static void test_keys_of_unknown_grants(void **state)
 	uint8_t buf[PMSG_RAIL_SIZE];
 	struct puppet p;
 
-	start(s.a);
+	rig_started(s.a);
 	puppet_join(&p, s.a, 9, 90);
 	pmsg_rail_put(buf, &(struct pmsg_rail){ .rail = 1, .rkey = 7, .length = 4096 });
 	puppet_say(&p, keys, 0, { .grant = 12345, .rails = { .p = buf, .n = 1 } });
