@@ -10,8 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "lib/patience.h"
+
 #define STACK_BYTES (256ul << 10)
-#define FREE_SECONDS 1
+#define FREE_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
 
 struct jobs {
 	pthread_t thread;
@@ -164,19 +166,22 @@ void jobs_finish(struct jobs *js, struct job *j, void (*done)(struct job *j))
 
 bool jobs_free(struct jobs *js)
 {
-	struct timespec until;
+	struct dray_patience patience = dray_patience(FREE_LIMIT_NS);
 	bool ended;
 
 	if (!js)
 		return true;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += FREE_SECONDS;
 	sd_event_source_disable_unref(js->source);
 	pthread_mutex_lock(&js->lock);
 	js->quit = true;
 	pthread_cond_broadcast(&js->wake);
-	while (!js->ended && pthread_cond_timedwait(&js->wake, &js->lock, &until) == 0)
-		;
+	while (!js->ended && !dray_patience_ends(&patience, dray_now().ns)) {
+		int64_t look_ns = patience.looked_ns + DRAY_PATIENCE_STEP;
+		struct timespec look = { .tv_sec = look_ns / DRAY_NS_PER_SEC,
+					 .tv_nsec = look_ns % DRAY_NS_PER_SEC };
+
+		pthread_cond_timedwait(&js->wake, &js->lock, &look);
+	}
 	ended = js->ended;
 	js->abandoned = !ended;
 	if (!ended)

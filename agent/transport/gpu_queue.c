@@ -19,6 +19,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
+#include "lib/patience.h"
 
 /* Copies of one queue that may be under way: drivers make a caller wait from about a thousand on. */
 #define COPIES_MAX 64
@@ -124,13 +125,13 @@ int gpu_queues_init(struct core *c)
 void gpu_queues_deinit(struct core *c)
 {
 	struct gpu_worker *g = c->gpu;
-	int64_t ends = dray_now().ns + FINISH_LIMIT_NS;
+	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
 
 	if (!g)
 		return;
 	while (atomic_load_explicit(&g->armed, memory_order_acquire)) {
 		/* whoever will still write must find the descriptor and the counter */
-		if (dray_now().ns > ends)
+		if (dray_patience_ends(&patience, dray_now().ns))
 			return;
 		sched_yield();
 	}
@@ -470,9 +471,11 @@ bool gpu_queues_announce(struct core *c)
 /* True: its bytes are in place; false: its device is lost, or counts as lost, since it does not get on. */
 static bool wait_for(struct core *c, struct port *p, struct lane *l, const struct gpu_task *t)
 {
-	int64_t now_ns = dray_now().ns, ends = now_ns + FINISH_LIMIT_NS, check = now_ns + CHECK_NS;
+	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
 
 	for (unsigned looks = 0; !is_done(l, t); looks++) {
+		int64_t now_ns;
+
 		if (p->lost)
 			return false;
 		if (looks < FINISH_LOOKS) {
@@ -481,10 +484,9 @@ static bool wait_for(struct core *c, struct port *p, struct lane *l, const struc
 		}
 		sched_yield();
 		now_ns = dray_now().ns;
-		if (now_ns < check)
+		if (now_ns - patience.looked_ns < CHECK_NS)
 			continue;
-		check = now_ns + CHECK_NS;
-		if (now_ns > ends || p->given->ops->check(l->queue) < 0)
+		if (dray_patience_ends(&patience, now_ns) || p->given->ops->check(l->queue) < 0)
 			port_lost(c, t->device);
 	}
 	return true;

@@ -16,6 +16,7 @@
 #include "agent/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
+#include "lib/patience.h"
 
 #define COMMANDS 1024
 #define EVENTS 4096
@@ -157,7 +158,7 @@ int worker_place(struct worker *w, const cpu_set_t *cpus)
 
 bool worker_free(struct worker *w)
 {
-	int64_t ends = dray_now().ns + WORKER_QUIT_LIMIT_NS;
+	struct dray_patience patience = dray_patience(WORKER_QUIT_LIMIT_NS);
 	struct event ev;
 
 	if (!w->started) {
@@ -170,7 +171,7 @@ bool worker_free(struct worker *w)
 		if (!worker_next_event(w, &ev)) {
 			struct timespec pause = { .tv_nsec = 1000000 };
 
-			if (dray_now().ns > ends)
+			if (dray_patience_ends(&patience, dray_now().ns))
 				return false;
 			nanosleep(&pause, NULL);
 			continue;

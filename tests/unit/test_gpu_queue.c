@@ -52,10 +52,47 @@ static void gone_once(void **state)
 	gpu_rig_deinit(&g);
 }
 
+static unsigned n_checks;
+
+static int check_late(struct gpu_queue *q)
+{
+	static const struct timespec pause = { 1, 200000000 };
+
+	(void)q;
+	if (n_checks++ == 0)
+		nanosleep(&pause, NULL);
+	else
+		fake_gpu_hold(false);
+	return 0;
+}
+
+/* A worker without a processor learns nothing of its GPU, which may have had none either. */
+static void a_worker_that_stood_still(void **state)
+{
+	struct gpu_plugin_ops ops = gpu_plugin_ops;
+	struct gpu_task task;
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, MIB, 1);
+	gpu_rig_region(&g, 0, MIB, 1);
+	ops.check = check_late;
+	g.queues[0].ops = &ops;
+	n_done = n_checks = 0;
+	fake_gpu_hold(true);
+	copy_some(&g, &task);
+	gpu_finish(&g.rig.core, &task);
+	assert_int_equal(n_done, 1);
+	assert_true(n_checks > 1);
+	assert_true(gpu_is_up(&g.rig.core, 0));
+	gpu_rig_deinit(&g);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(gone_once),
+		cmocka_unit_test(a_worker_that_stood_still),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
