@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "lib/patience.h"
@@ -166,7 +165,6 @@ void jobs_finish(struct jobs *js, struct job *j, void (*done)(struct job *j))
 
 bool jobs_free(struct jobs *js)
 {
-	struct dray_patience patience = dray_patience(FREE_LIMIT_NS);
 	bool ended;
 
 	if (!js)
@@ -175,14 +173,7 @@ bool jobs_free(struct jobs *js)
 	pthread_mutex_lock(&js->lock);
 	js->quit = true;
 	pthread_cond_broadcast(&js->wake);
-	while (!js->ended && !dray_patience_ends(&patience, dray_now().ns)) {
-		int64_t look_ns = patience.looked_ns + DRAY_PATIENCE_STEP;
-		struct timespec look = { .tv_sec = look_ns / DRAY_NS_PER_SEC,
-					 .tv_nsec = look_ns % DRAY_NS_PER_SEC };
-
-		pthread_cond_timedwait(&js->wake, &js->lock, &look);
-	}
-	ended = js->ended;
+	ended = dray_patience_await(&js->ended, &js->wake, &js->lock, FREE_LIMIT_NS);
 	js->abandoned = !ended;
 	if (!ended)
 		pthread_detach(js->thread);

@@ -7,14 +7,14 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "agent/privilege.h"
 #include "lib/cleanup.h"
 #include "lib/list.h"
+#include "lib/patience.h"
 
 #define STACK_BYTES (128 << 10)
-#define FREE_SECONDS 1
+#define FREE_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
 
 struct job {
 	struct dray_list link;
@@ -124,19 +124,14 @@ int closer_new(struct closer **ret)
 
 struct closer *closer_free(struct closer *c)
 {
-	struct timespec until;
 	bool ended;
 
 	if (!c)
 		return NULL;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += FREE_SECONDS;
 	pthread_mutex_lock(&c->lock);
 	c->quit = true;
 	pthread_cond_broadcast(&c->wake);
-	while (!c->ended && pthread_cond_timedwait(&c->wake, &c->lock, &until) == 0)
-		;
-	ended = c->ended;
+	ended = dray_patience_await(&c->ended, &c->wake, &c->lock, FREE_LIMIT_NS);
 	c->abandoned = !ended;
 	if (!ended)
 		pthread_detach(c->thread);

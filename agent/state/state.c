@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent/state/internal.h"
+#include "lib/patience.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -22,7 +22,7 @@
 #define RETRY_MAX_NS (60 * DRAY_NS_PER_SEC)
 /* Of the queue, and as much again that the writer holds. */
 #define QUEUE_BYTES (16u << 20)
-#define FREE_SECONDS 2
+#define FREE_LIMIT_NS (2 * (int64_t)DRAY_NS_PER_SEC)
 
 struct flush {
 	struct dray_list link;
@@ -316,17 +316,11 @@ int state_start(struct state *s)
 /* With the lock held: in the end, whether the thread has ended. */
 static bool end_thread(struct state *s)
 {
-	struct timespec until;
-
 	if (!s->started)
 		return true;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += FREE_SECONDS;
 	s->quit = true;
 	pthread_cond_broadcast(&s->wake);
-	while (!s->ended && pthread_cond_timedwait(&s->wake, &s->lock, &until) == 0)
-		;
-	return s->ended;
+	return dray_patience_await(&s->ended, &s->wake, &s->lock, FREE_LIMIT_NS);
 }
 
 static void log_end(bool ended, bool lost, uint64_t left, const char *why)

@@ -5,6 +5,12 @@
 
 #define MS DRAY_NS_PER_MS
 
+struct awaited {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	bool ended;
+};
+
 static void waiting_counts(void **state)
 {
 	struct dray_patience p = { .limit_ns = 30 * MS };
@@ -35,12 +41,46 @@ static void begins_now(void **state)
 	assert_true(dray_patience_ends(&p, p.looked_ns + MS));
 }
 
+static void *say_ended(void *arg)
+{
+	struct awaited *a = arg;
+
+	pthread_mutex_lock(&a->lock);
+	a->ended = true;
+	pthread_cond_broadcast(&a->wake);
+	pthread_mutex_unlock(&a->lock);
+	return NULL;
+}
+
+static void an_end_is_awaited(void **state)
+{
+	struct awaited a = { .ended = false };
+	pthread_condattr_t attr;
+	pthread_t thread;
+
+	(void)state;
+	pthread_mutex_init(&a.lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&a.wake, &attr);
+	pthread_condattr_destroy(&attr);
+	pthread_mutex_lock(&a.lock);
+	assert_false(dray_patience_await(&a.ended, &a.wake, &a.lock, MS));
+	assert_int_equal(pthread_create(&thread, NULL, say_ended, &a), 0);
+	assert_true(dray_patience_await(&a.ended, &a.wake, &a.lock, 60000 * MS));
+	pthread_mutex_unlock(&a.lock);
+	pthread_join(thread, NULL);
+	pthread_cond_destroy(&a.wake);
+	pthread_mutex_destroy(&a.lock);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(waiting_counts),
 		cmocka_unit_test(standing_still_does_not),
 		cmocka_unit_test(begins_now),
+		cmocka_unit_test(an_end_is_awaited),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
