@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/agent.h"
+#include "agent/control/agent.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -9,24 +9,24 @@
 #include <sys/resource.h>
 #include <systemd/sd-daemon.h>
 
-#include "agent/asks.h"
-#include "agent/control/control.h"
-#include "agent/detect/detect.h"
-#include "agent/detect/placement.h"
-#include "agent/gpu/gpus.h"
-#include "agent/health.h"
-#include "agent/http/http.h"
-#include "agent/notify.h"
-#include "agent/observe.h"
-#include "agent/peer/peer_fsm.h"
+#include "agent/control/transfer_queries.h"
+#include "agent/control/bus/control.h"
+#include "agent/placement/detect/detect.h"
+#include "agent/placement/detect/pinning.h"
+#include "agent/control/gpu/gpus.h"
+#include "agent/control/status/health.h"
+#include "agent/control/http/http.h"
+#include "agent/process/service_manager.h"
+#include "agent/control/status/observe.h"
+#include "agent/control/peer/fsm.h"
 #include "agent/placement.h"
-#include "agent/privilege.h"
-#include "agent/rdma/rails.h"
-#include "agent/region/fault.h"
-#include "agent/report.h"
-#include "agent/sandbox.h"
-#include "agent/transport/gpu_message.h"
-#include "agent/watchdog.h"
+#include "agent/process/privilege.h"
+#include "agent/control/rails/rails.h"
+#include "lib/fault.h"
+#include "agent/control/status/transfer_log.h"
+#include "agent/process/sandbox.h"
+#include "agent/model/gpu_message.h"
+#include "agent/control/status/watchdog.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/log.h"

@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
-#include "agent/args.h"
-#include "agent/config.h"
-#include "agent/privilege.h"
+#include "agent/control/agent.h"
+#include "agent/config/args.h"
+#include "agent/config/config.h"
+#include "agent/process/privilege.h"
 #include "lib/log.h"
 
 /* Exit statuses: 0 drained, 1 failed, 2 wrong use. */

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/agent.h"
-#include "agent/control/control.h"
-#include "agent/detect/detect.h"
-#include "agent/env/env_file.h"
-#include "agent/segment/rules.h"
+#include "agent/control/agent.h"
+#include "agent/control/bus/control.h"
+#include "agent/placement/detect/detect.h"
+#include "agent/placement/environment/env_file.h"
+#include "agent/config/segment_rules.h"
 #include "lib/log.h"
 #include "netdetect/advertise.h"
 #include "schema/gen/errors.h"

@@ -6,10 +6,10 @@
 #ifndef DRAY_AGENT_PLACEMENT_H
 #define DRAY_AGENT_PLACEMENT_H
 
-#include "agent/env/env.h"
-#include "agent/hint/hints.h"
-#include "agent/segment/segments.h"
-#include "agent/session/placement.h"
+#include "agent/placement/environment/env.h"
+#include "agent/placement/hint/hints.h"
+#include "agent/placement/segment/segments.h"
+#include "agent/control/session/placement.h"
 
 struct agent;
 

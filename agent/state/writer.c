@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent/backoff.h"
-#include "agent/privilege.h"
+#include "lib/backoff.h"
+#include "agent/process/privilege.h"
 #include "agent/state/aside.h"
 #include "agent/state/internal.h"
 #include "lib/time.h"

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/object.h"
-#include "agent/transfer/xfer.h"
-#include "agent/transport/gpu_message.h"
-#include "agent/transport/transport.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/model/gpu_message.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"

@@ -14,8 +14,8 @@
 #include <sys/socket.h>
 #include <valgrind/callgrind.h>
 
-#include "agent/region/fault.h"
-#include "agent/worker/internal.h"
+#include "lib/fault.h"
+#include "agent/data/worker/internal.h"
 #include "client/dray.h"
 #include "lib/assert.h"
 #include "tests/bench/bench.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/config_internal.h"
+#include "agent/config/internal.h"
 #include "lib/cleanup.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -10,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent/control/internal.h"
+#include "agent/control/bus/internal.h"
 #include "tests/unit/control_fake.h"
 
 /* First byte of the script. */

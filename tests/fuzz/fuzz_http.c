@@ -10,8 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/agent.h"
-#include "agent/http/http.h"
+#include "agent/control/agent.h"
+#include "agent/control/http/http.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/segment/mooncake_frame.h"
+#include "agent/placement/probe/mooncake_frame.h"
 #include "lib/assert.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/segment/master_page.h"
-#include "agent/segment/prometheus.h"
+#include "agent/placement/master/page.h"
+#include "agent/placement/master/prometheus.h"
 #include "lib/addr.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/worker/internal.h"
-#include "agent/worker/worker.h"
+#include "agent/data/worker/internal.h"
+#include "agent/data/worker/worker.h"
 #include "lib/assert.h"
 #include "lib/doorbell.h"
 #include "lib/wire.h"

@@ -13,12 +13,12 @@
 #include <string.h>
 #include <systemd/sd-event.h>
 
-#include "agent/control/control.h"
-#include "agent/gpu/gpus.h"
-#include "agent/health.h"
-#include "agent/observe.h"
+#include "agent/control/bus/control.h"
+#include "agent/control/gpu/gpus.h"
+#include "agent/control/status/health.h"
+#include "agent/control/status/observe.h"
 #include "agent/placement.h"
-#include "agent/rdma/rails.h"
+#include "agent/control/rails/rails.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"

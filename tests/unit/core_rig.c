@@ -6,10 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/object.h"
-#include "agent/transfer/sched.h"
-#include "agent/transport/transport.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
 

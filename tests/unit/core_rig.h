@@ -3,9 +3,9 @@
 #ifndef DRAY_TESTS_UNIT_CORE_RIG_H
 #define DRAY_TESTS_UNIT_CORE_RIG_H
 
-#include "agent/transfer/core.h"
-#include "agent/transfer/xfer.h"
-#include "agent/worker/msg.h"
+#include "agent/data/transfer/core.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/model/message.h"
 
 #define RIG_ENDED_MAX 4096
 #define RIG_TOLD_MAX 256

@@ -7,9 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transport/stage.h"
-#include "agent/transport/transport.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transfer/transport.h"
 #include "tests/unit/cm.h"
 
 static void message(struct gpu_rig *g, enum gpu_message type, uint64_t id, void *arg)

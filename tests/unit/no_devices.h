@@ -3,7 +3,7 @@
 #ifndef DRAY_TESTS_UNIT_NO_DEVICES_H
 #define DRAY_TESTS_UNIT_NO_DEVICES_H
 
-#include "agent/region/region.h"
+#include "agent/control/region/region.h"
 
 static inline void no_devices_added(void *arg, const struct region_view *view,
 				    const struct region_dmabuf *dmabufs)

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/peer/peer_internal.h"
+#include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "lib/time.h"

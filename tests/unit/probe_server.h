@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 #include <systemd/sd-event.h>
 
-#include "agent/segment/probe.h"
+#include "agent/placement/probe/probe.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/list.h"

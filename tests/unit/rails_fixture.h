@@ -7,7 +7,7 @@
 #ifndef DRAY_TESTS_UNIT_RAILS_FIXTURE_H
 #define DRAY_TESTS_UNIT_RAILS_FIXTURE_H
 
-#include "agent/rdma/rails.h"
+#include "agent/control/rails/rails.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "agent/rdma/internal.h"
+#include "agent/control/rails/internal.h"
 #include "lib/log.h"
 #include "tests/unit/cm.h"
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/region.h"
+#include "agent/control/region/region.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "agent/worker/msg.h"
+#include "agent/model/message.h"
 
 struct ring_end;
 

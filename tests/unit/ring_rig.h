@@ -3,7 +3,7 @@
 #ifndef DRAY_TESTS_UNIT_RING_RIG_H
 #define DRAY_TESTS_UNIT_RING_RIG_H
 
-#include "agent/worker/internal.h"
+#include "agent/data/worker/internal.h"
 #include "tests/unit/ring_end.h"
 
 #define RING_RIG_SESSIONS 8

@@ -18,9 +18,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent/config.h"
-#include "agent/region/fault.h"
-#include "agent/session/session.h"
+#include "agent/config/config.h"
+#include "lib/fault.h"
+#include "agent/control/session/session.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "lib/memfd.h"

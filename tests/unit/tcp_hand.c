@@ -5,8 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transport/tcp.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 
 #define MIB HAND_MIB

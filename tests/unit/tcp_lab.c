@@ -11,10 +11,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/object.h"
-#include "agent/transfer/sched.h"
-#include "agent/transport/stage.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transport/stage/stage.h"
 #include "lib/memfd.h"
 
 uint64_t lab_staging[2];

@@ -7,11 +7,11 @@
 #ifndef DRAY_TESTS_UNIT_TCP_LAB_H
 #define DRAY_TESTS_UNIT_TCP_LAB_H
 
-#include "agent/transfer/xfer.h"
-#include "agent/transport/gpu_message.h"
-#include "agent/transport/link.h"
-#include "agent/transport/transport.h"
-#include "agent/worker/msg.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/model/gpu_message.h"
+#include "agent/model/peer_link.h"
+#include "agent/data/transfer/transport.h"
+#include "agent/model/message.h"
 
 #define LAB_MAX 4096
 #define LAB_ENDED_MAX 1024

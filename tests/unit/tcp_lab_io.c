@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
+#include "lib/fault.h"
 #include "lib/cleanup.h"
 #include "tests/unit/tcp_lab.h"
 

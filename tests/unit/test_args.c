@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/args.h"
+#include "agent/config/args.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each value's way from its place into struct dray_config, and each way it can be wrong. */
-#include "agent/config.h"
+#include "agent/config/config.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/args.h"
-#include "agent/config_internal.h"
+#include "agent/config/args.h"
+#include "agent/config/internal.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"

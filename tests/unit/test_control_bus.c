@@ -3,10 +3,10 @@
  * The control socket around an agent that is made up: its loop runs in a thread of its own, the tests are
  * the clients.
  */
-#include "agent/control/control.h"
-#include "agent/health.h"
-#include "agent/observe.h"
-#include "agent/rdma/rails.h"
+#include "agent/control/bus/control.h"
+#include "agent/control/status/health.h"
+#include "agent/control/status/observe.h"
+#include "agent/control/rails/rails.h"
 
 #include <errno.h>
 #include <poll.h>

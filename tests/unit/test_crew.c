@@ -3,7 +3,7 @@
  * One large copy by several workers. What depends on who comes first is played by hand: the core rig is the worker
  * that lends, the test takes tasks as the others would. At the end real workers.
  */
-#include "agent/transfer/crew.h"
+#include "agent/data/transfer/crew.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/object.h"
-#include "agent/transport/transport.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/time.h"

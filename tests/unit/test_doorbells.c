@@ -6,7 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include "agent/transport/transport.h"
+#include "agent/data/transfer/transport.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/ring_rig.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launcher's environment, out of scans of recorded machines (tests/machines). */
-#include "agent/env/env.h"
+#include "agent/placement/environment/env.h"
 
 #include <errno.h>
 #include <spawn.h>

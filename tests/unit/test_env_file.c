@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file with the launcher's environment. */
-#include "agent/env/env_file.h"
+#include "agent/placement/environment/env_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
+#include "lib/fault.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 

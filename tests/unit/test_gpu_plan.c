@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of pieces: those of all slices of a transfer copy each byte to its place once, however it is cut; and who copies. */
-#include "agent/transport/gpu_plan.h"
+#include "agent/data/transport/gpu/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transfer/sched.h"
-#include "agent/transport/transport.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers of GPU memory that pass through staging memory, since no device can move them directly. */
-#include "agent/transport/gpu_transport.h"
+#include "agent/data/transport/gpu/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/xfer.h"
-#include "agent/transport/transport.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers between GPU memory, of one device and of two, and host memory: every byte arrives, and no other changes. */
-#include "agent/transport/gpu.h"
+#include "agent/data/transport/gpu/gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transport/transport.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

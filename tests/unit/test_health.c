@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Alive or not, ready or not, and the text of the metrics, around an agent whose workers are made up. */
-#include "agent/health.h"
+#include "agent/control/status/health.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/agent.h"
-#include "agent/metrics.h"
-#include "agent/ready.h"
+#include "agent/control/agent.h"
+#include "agent/control/status/metrics.h"
+#include "agent/control/ready.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 

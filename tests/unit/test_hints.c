@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hints by clocks of the test's own, and over a real database. */
-#include "agent/hint/hints.h"
+#include "agent/placement/hint/hints.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* URLs, and GETs from a server that answers as it is told. */
-#include "agent/net/http_client.h"
+#include "agent/placement/net/http_client.h"
 
 #include <stdio.h>
 #include <stdlib.h>

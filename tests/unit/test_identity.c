@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Real directories; a full disk is a small tmpfs in a mount namespace of a child's own. */
-#include "agent/identity.h"
+#include "agent/state/identity.h"
 
 #include <errno.h>
 #include <fcntl.h>

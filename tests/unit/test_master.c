@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pages of a Mooncake master, and reading them from a server that is not always well. */
-#include "agent/segment/master.h"
+#include "agent/placement/master/master.h"
 
 #include <errno.h>
 #include <stdio.h>

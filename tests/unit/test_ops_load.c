@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Long lists of operations: read by two workers they give what one gives, the first fault included. */
-#include "agent/transfer/ops_load.h"
+#include "agent/data/transfer/ops_load.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,10 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/crew.h"
-#include "agent/transfer/object.h"
-#include "agent/transfer/ops_read.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/ops_read.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations looked at together: what is called good is what each of them, looked at by itself, says. */
-#include "agent/transfer/ops_read.h"
+#include "agent/data/transfer/ops_read.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "agent/region/fault.h"
+#include "lib/fault.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory for operations: blocks in use never meet, and pinned memory serves every class in turn. */
-#include "agent/transfer/ops_store.h"
+#include "agent/data/transfer/ops_store.h"
 
 #include <stdlib.h>
 #include <string.h>

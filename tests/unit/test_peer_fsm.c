@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/peer/peer_fsm.h"
+#include "agent/control/peer/fsm.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 

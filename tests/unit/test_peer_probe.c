@@ -4,7 +4,7 @@
 
 #include <fcntl.h>
 
-#include "agent/peer/peer_probe.h"
+#include "agent/control/peer/probe.h"
 
 struct asked {
 	unsigned done;

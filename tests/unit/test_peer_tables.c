@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peer/msgbuf.h"
-#include "agent/peer/stream_table.h"
-#include "agent/transport/link.h"
+#include "agent/control/peer/msgbuf.h"
+#include "agent/control/peer/stream_table.h"
+#include "agent/model/peer_link.h"
 #include "schema/gen/errors.h"
 
 /* --- messages ------------------------------------------------------------------------------------- */

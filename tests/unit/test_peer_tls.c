@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent/peer/tls.h"
+#include "agent/control/peer/tls.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 

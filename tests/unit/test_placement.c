@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On which NUMA nodes workers run. */
-#include "agent/detect/placement.h"
+#include "agent/placement/detect/pinning.h"
 
 #include <errno.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Capabilities as they are given back, each time in a child. Who has none sees that this is no error. */
-#include "agent/privilege.h"
+#include "agent/process/privilege.h"
 
 #include <pthread.h>
 #include <stdbool.h>

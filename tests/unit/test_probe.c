@@ -4,7 +4,7 @@
 
 #include <sys/resource.h>
 
-#include "agent/net/resolver.h"
+#include "agent/placement/net/resolver.h"
 #include "tests/unit/probe_server.h"
 
 /* --- targets -------------------------------------------------------------------------------------- */

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/segment/due.h"
-#include "agent/segment/probe_fsm.h"
+#include "agent/placement/probe/due.h"
+#include "agent/placement/probe/fsm.h"
 #include "lib/cleanup.h"
 
 #define MS 1000000LL

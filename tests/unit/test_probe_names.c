@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "agent/net/resolver.h"
+#include "agent/placement/net/resolver.h"
 
 struct lab {
 	sd_event *event;

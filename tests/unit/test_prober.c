@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "agent/segment/prober.h"
+#include "agent/placement/probe/prober.h"
 
 #define STATE(name) DMSG_SEGMENT_STATE_##name
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text format: what is read, and what is refused in which line. */
-#include "agent/segment/prometheus.h"
+#include "agent/placement/master/prometheus.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of memory on rails, and the rails' states. */
-#include "agent/rdma/rail_fsm.h"
-#include "agent/region/keys.h"
+#include "agent/control/rails/rail_fsm.h"
+#include "agent/model/keys.h"
 #include "tests/unit/cm.h"
 
 static struct rail_keys *make(const struct rail_key *v, uint32_t n, uint64_t length, bool by_base)

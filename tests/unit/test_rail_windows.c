@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows, as the control thread has them: who gets one, what may be asked of it, and when its memory goes. */
-#include "agent/transport/rdma_copy.h"
+#include "agent/data/transport/rdma/copy.h"
 #include "tests/unit/rails_fixture.h"
 
 #define BASE (64 * GIB)

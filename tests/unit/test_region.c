@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "agent/region/fault.h"
+#include "lib/fault.h"
 #include "tests/unit/region_fixture.h"
 
 #define RW DMSG_ACCESS_ALL

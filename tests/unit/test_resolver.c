@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names against a name server of the test's own. */
-#include "agent/net/resolver.h"
+#include "agent/placement/net/resolver.h"
 
 #include <stdio.h>
 #include <stdlib.h>

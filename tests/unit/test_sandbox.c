@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What runs, what fails and what kills under the filter, each in a child. */
-#include "agent/sandbox.h"
+#include "agent/process/sandbox.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,8 +18,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-#include "agent/net/resolver.h"
-#include "agent/sandbox_calls.h"
+#include "agent/placement/net/resolver.h"
+#include "agent/process/sandbox_calls.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
 /* after cmocka, whose assertions it uses */

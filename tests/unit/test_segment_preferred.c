@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which segment is preferred, and why not the others. */
-#include "agent/segment/preferred.h"
+#include "agent/placement/segment/preferred.h"
 
 #include <stdio.h>
 #include <stdlib.h>

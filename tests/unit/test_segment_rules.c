@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The words of segment.* keys, and which addresses are this node's. */
-#include "agent/segment/locality.h"
-#include "agent/segment/rules.h"
+#include "agent/placement/segment/locality.h"
+#include "agent/config/segment_rules.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

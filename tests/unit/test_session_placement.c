@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hints, the preferred segment and the environment over the data socket, and SEGMENT_CHANGED. */
-#include "agent/session/internal.h"
+#include "agent/control/session/internal.h"
 #include "tests/unit/session_fixture.h"
 
 #define TEXT_MAX 256

@@ -9,10 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transfer/sched.h"
-#include "agent/transport/stage.h"
-#include "agent/transport/tcp.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_hand.h"

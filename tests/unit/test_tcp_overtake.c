@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transport tcp: what passes of bulk while a latency transfer is under way, counted in bytes and turns. */
-#include "agent/transport/tcp.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_lab.h"
 

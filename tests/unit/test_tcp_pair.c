@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "agent/transport/tcp.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_lab.h"
 

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/transfer/object.h"
-#include "agent/transport/tcp.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_hand.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/unix_listener.h"
+#include "agent/control/socket/unix_listener.h"
 
 #include <errno.h>
 #include <stdio.h>

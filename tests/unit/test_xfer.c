@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/region/fault.h"
-#include "agent/transfer/object.h"
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"
 

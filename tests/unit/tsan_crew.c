@@ -14,9 +14,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "agent/transfer/xfer.h"
-#include "agent/transfer/crew.h"
-#include "agent/transport/local_walk.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transfer/crew.h"
+#include "agent/data/transport/local/walk.h"
 #include "lib/assert.h"
 #include "lib/cpu.h"
 #include "lib/time.h"

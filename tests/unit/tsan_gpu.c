@@ -6,7 +6,7 @@
  */
 #include <sched.h>
 
-#include "agent/gpu/internal.h"
+#include "agent/control/gpu/internal.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/session_fixture.h"
 

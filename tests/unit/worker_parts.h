@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-#include "agent/region/view.h"
-#include "agent/transfer/core.h"
+#include "agent/model/view.h"
+#include "agent/data/transfer/core.h"
 #include "lib/assert.h"
 #include "lib/time.h"
 

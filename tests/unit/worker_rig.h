@@ -3,8 +3,8 @@
 #ifndef DRAY_TESTS_UNIT_WORKER_RIG_H
 #define DRAY_TESTS_UNIT_WORKER_RIG_H
 
-#include "agent/worker/msg.h"
-#include "agent/worker/pool.h"
+#include "agent/model/message.h"
+#include "agent/data/worker/pool.h"
 
 struct wrig {
 	struct worker_pool pool;

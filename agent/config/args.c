@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/config/args.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/internal.h"
+#include "lib/cleanup.h"
+#include "lib/nearest.h"
+#include "schema/gen/errors.h"
+
+#ifndef DRAY_VERSION
+#define DRAY_VERSION "unknown"
+#endif
+
+struct option {
+	const char *name;
+	const char *value; /* what it takes, for the help; NULL: nothing */
+	const char *doc;
+};
+
+enum { OPTION_CONFIG, OPTION_SET, OPTION_CHECK_CONFIG, OPTION_HELP, OPTION_VERSION, OPTION_N };
+
+static const struct option options[OPTION_N] = {
+	[OPTION_CONFIG] = { "--config", "FILE",
+			    "configuration file; " CONFIG_FILE_DEFAULT " where there is one" },
+	[OPTION_SET] = { "--set", "KEY=VALUE", "set any key below; lists are separated by commas" },
+	[OPTION_CHECK_CONFIG] = { "--check-config", NULL,
+				  "print every value in effect and where it comes from, and end" },
+	[OPTION_HELP] = { "--help", NULL, "print this, and end" },
+	[OPTION_VERSION] = { "--version", NULL, "print the version, and end" },
+};
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+}
+
+/* A list's flag given again adds to it; any other replaces what was there. */
+static int setting_join(struct config_setting *s, const char *value)
+{
+	char *joined;
+
+	if (asprintf(&joined, "%s,%s", s->value, value) < 0)
+		return -ENOMEM;
+	free(s->value);
+	s->value = joined;
+	return 0;
+}
+
+static int setting_add(struct args *a, const struct dray_config_key *key, const char *option,
+		       const char *value, struct dray_err *reterr)
+{
+	enum dray_config_key_id id = (enum dray_config_key_id)(key - dray_config_keys);
+	struct config_args *c = &a->config;
+	struct config_setting *s, one = { id, NULL, NULL };
+	dray_auto_free char *option_copy = strdup(option);
+	dray_auto_free char *value_copy = strdup(value);
+
+	if (!option_copy || !value_copy)
+		return no_memory(reterr);
+	one.option = option_copy;
+	one.value = value_copy;
+	if (config_setting_check(&one, reterr) < 0)
+		return -EINVAL;
+	for (size_t i = 0; key->type == DRAY_CONFIG_LIST && i < c->n_settings; i++) {
+		if (c->settings[i].key != id)
+			continue;
+		if (setting_join(&c->settings[i], value) < 0)
+			return no_memory(reterr);
+		return config_setting_check(&c->settings[i], reterr);
+	}
+	s = reallocarray(c->settings, c->n_settings + 1, sizeof(*s));
+	if (!s)
+		return no_memory(reterr);
+	c->settings = s;
+	c->settings[c->n_settings++] =
+		(struct config_setting){ id, dray_take(option_copy), dray_take(value_copy) };
+	return 0;
+}
+
+static int set_add(struct args *a, const char *text, struct dray_err *reterr)
+{
+	const char *equals = strchr(text, '='), *nearest;
+	const struct dray_config_key *key;
+	dray_auto_free char *path = NULL;
+	char shown[CONFIG_CLIP_BYTES];
+
+	if (!equals)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "--set %s: it takes KEY=VALUE, such as agent.workers=4",
+				    config_clip(text, shown));
+	path = strndup(text, (size_t)(equals - text));
+	if (!path)
+		return no_memory(reterr);
+	key = config_key_find(path, &nearest);
+	if (key)
+		return setting_add(a, key, "--set", equals + 1, reterr);
+	if (nearest)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "--set: unknown key %s, did you mean %s?",
+				    config_clip(path, shown), nearest);
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "--set: unknown key %s; drayd --help lists all keys",
+			    config_clip(path, shown));
+}
+
+/* Does arg name the option? Then *ret_value is what follows its =, or NULL. */
+static bool option_is(const char *arg, const char *name, const char **ret_value)
+{
+	size_t n = strlen(name);
+
+	if (strncmp(arg, name, n) || (arg[n] && arg[n] != '='))
+		return false;
+	*ret_value = arg[n] ? arg + n + 1 : NULL;
+	return true;
+}
+
+static int unknown(const char *arg, struct dray_err *reterr)
+{
+	dray_auto_free char *word = strndup(arg, strcspn(arg, "="));
+	struct dray_nearest nearest = DRAY_NEAREST(word);
+	char shown[CONFIG_CLIP_BYTES];
+
+	if (!word)
+		return no_memory(reterr);
+	for (size_t i = 0; i < OPTION_N; i++)
+		dray_nearest_offer(&nearest, options[i].name);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
+		if (dray_config_keys[i].flag)
+			dray_nearest_offer(&nearest, dray_config_keys[i].flag);
+	if (nearest.best)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "unknown option %s, did you mean %s?", config_clip(word, shown),
+				    nearest.best);
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "unknown option %s; drayd --help lists all", config_clip(word, shown));
+}
+
+/* The option's value: after =, or the next argument. */
+static int value_take(const char *name, const char **value, int argc, char **argv, int *i,
+		      struct dray_err *reterr)
+{
+	if (*value)
+		return 0;
+	if (*i + 1 >= argc)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s needs a value", name);
+	*value = argv[++*i];
+	return 0;
+}
+
+static int option_apply(struct args *a, int option, const char *value, struct dray_err *reterr)
+{
+	if (value && !options[option].value)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s takes no value",
+				    options[option].name);
+	switch (option) {
+	case OPTION_CONFIG:
+		if (!*value)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "--config needs the name of a file");
+		a->config.file = value;
+		return 0;
+	case OPTION_SET:
+		return set_add(a, value, reterr);
+	case OPTION_CHECK_CONFIG:
+		a->action = ARGS_CHECK_CONFIG;
+		return 0;
+	case OPTION_HELP:
+		a->action = ARGS_HELP;
+		return 0;
+	default:
+		a->action = ARGS_VERSION;
+		return 0;
+	}
+}
+
+/* *ret_ends: nothing after this one counts. */
+static int arg_parse(struct args *a, int argc, char **argv, int *i, bool *ret_ends,
+		     struct dray_err *reterr)
+{
+	const char *arg = argv[*i], *value = NULL;
+	int r;
+
+	if (!strcmp(arg, "-h"))
+		arg = options[OPTION_HELP].name;
+	for (int o = 0; o < OPTION_N; o++) {
+		if (!option_is(arg, options[o].name, &value))
+			continue;
+		*ret_ends = o == OPTION_HELP || o == OPTION_VERSION;
+		r = options[o].value ? value_take(options[o].name, &value, argc, argv, i, reterr) :
+				       0;
+		return r ? r : option_apply(a, o, value, reterr);
+	}
+	for (int k = 0; k < DRAY_CONFIG_KEY_N; k++) {
+		const struct dray_config_key *key = &dray_config_keys[k];
+
+		if (!key->flag || !option_is(arg, key->flag, &value))
+			continue;
+		if (key->type == DRAY_CONFIG_BOOL && !value)
+			value = "true";
+		r = value_take(key->flag, &value, argc, argv, i, reterr);
+		return r ? r : setting_add(a, key, key->flag, value, reterr);
+	}
+	if (*arg == '-')
+		return unknown(arg, reterr);
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "drayd takes options only, and \"%.60s\" is none", arg);
+}
+
+int args_parse(struct args *a, int argc, char **argv, struct dray_err *reterr)
+{
+	bool ends = false;
+	int r = 0;
+
+	for (int i = 1; !r && !ends && i < argc; i++)
+		r = arg_parse(a, argc, argv, &i, &ends, reterr);
+	return r;
+}
+
+void args_deinit(struct args *a)
+{
+	for (size_t i = 0; i < a->config.n_settings; i++) {
+		free(a->config.settings[i].option);
+		free(a->config.settings[i].value);
+	}
+	free(a->config.settings);
+	*a = ARGS_NULL;
+}
+
+/* --- help ------------------------------------------------------------------------------------- */
+
+static const char *flag_value(const struct dray_config_key *key)
+{
+	switch (key->type) {
+	case DRAY_CONFIG_PATH:
+		return " PATH";
+	case DRAY_CONFIG_STRING:
+		return " TEXT";
+	case DRAY_CONFIG_BOOL:
+		return "";
+	case DRAY_CONFIG_INT:
+		return " NUMBER";
+	case DRAY_CONFIG_SIZE:
+		return " SIZE";
+	case DRAY_CONFIG_DURATION:
+		return " DURATION";
+	case DRAY_CONFIG_ENUM:
+		return " WORD";
+	case DRAY_CONFIG_LIST:
+		return " LIST";
+	}
+	return "";
+}
+
+static void key_help(const struct dray_config_key *key, FILE *f)
+{
+	char allowed[160];
+	bool quoted = key->type != DRAY_CONFIG_BOOL && key->type != DRAY_CONFIG_INT;
+
+	if (key->type == DRAY_CONFIG_LIST)
+		fprintf(f, "  %s = [%s]", key->path, key->def);
+	else
+		fprintf(f, quoted ? "  %s = \"%s\"" : "  %s = %s", key->path, key->def);
+	fprintf(f, "  (%s%s", config_allowed(key, allowed, sizeof(allowed)),
+		key->reload ? "; may change on reload" : "");
+	if (key->flag)
+		fprintf(f, "; %s%s", key->flag, flag_value(key));
+	fprintf(f, ")\n      %s\n", key->doc);
+}
+
+void args_help(FILE *f)
+{
+	fputs("Usage: drayd [OPTION]...\n"
+	      "Moves KV-cache and encoder-cache bytes for the inference engine beside it.\n\n"
+	      "Options:\n",
+	      f);
+	for (size_t i = 0; i < OPTION_N; i++) {
+		char left[40];
+
+		snprintf(left, sizeof(left), "%s%s%s", options[i].name, options[i].value ? " " : "",
+			 options[i].value ? options[i].value : "");
+		fprintf(f, "  %-18s %s\n", left, options[i].doc);
+	}
+	fputs("\nKeys with their defaults. Each may stand in the file (agent: { workers = 4; };), in the\n"
+	      "environment (DRAY_AGENT_WORKERS=4) and on the command line (--set agent.workers=4, or\n"
+	      "its own option where one is named); the later of these wins.\n\n",
+	      f);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
+		key_help(&dray_config_keys[i], f);
+}
+
+void args_version(FILE *f)
+{
+	fputs("drayd " DRAY_VERSION "\n", f);
+}

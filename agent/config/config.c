@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/config/config.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/internal.h"
+#include "agent/config/segment_rules.h"
+#include "lib/cleanup.h"
+#include "lib/nearest.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+}
+
+const struct dray_config_key *config_key_find(const char *path, const char **ret_nearest)
+{
+	struct dray_nearest nearest = DRAY_NEAREST(path);
+	const char *dot = strrchr(path, '.');
+	const char *same_name = NULL;
+
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		const struct dray_config_key *key = &dray_config_keys[i];
+
+		if (!strcmp(path, key->path))
+			return key;
+		dray_nearest_offer(&nearest, key->path);
+		/* the right name in the wrong section, or in none */
+		if (!same_name && !strcmp(dot ? dot + 1 : path, key->name))
+			same_name = key->path;
+	}
+	if (ret_nearest)
+		*ret_nearest = same_name ? same_name : nearest.best;
+	return NULL;
+}
+
+const char *config_origin(const struct config *c, enum dray_config_key_id key)
+{
+	return c->origin[key].text ? c->origin[key].text : "default";
+}
+
+int config_set(struct config *c, enum dray_config_key_id id, const struct config_raw *raw,
+	       enum config_source source, const char *where, const char *origin_text,
+	       struct dray_err *reterr)
+{
+	char *copy = NULL;
+	int r;
+
+	if (source != CONFIG_DEFAULT) {
+		copy = strdup(origin_text ? origin_text : where);
+		if (!copy)
+			return no_memory(reterr);
+	}
+	r = config_value_set(&c->v, id, raw, where, reterr);
+	if (r < 0) {
+		free(copy);
+		return r;
+	}
+	free(c->origin[id].text);
+	c->origin[id] = (struct config_origin){ source, copy };
+	return 0;
+}
+
+int config_warn(struct config *c, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	return dray_strv_add(&c->warnings, text, strlen(text));
+}
+
+static int defaults_load(struct config *c, struct dray_err *reterr)
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		struct config_raw raw = { .text = dray_config_keys[i].def };
+		int r;
+
+		r = config_set(c, (enum dray_config_key_id)i, &raw, CONFIG_DEFAULT, "default", NULL,
+			       reterr);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* The place of a setting of the command line, for errors. */
+static const char *option_where(const struct config_setting *s, char *buf, size_t n)
+{
+	snprintf(buf, n, "command line %s", s->option);
+	return buf;
+}
+
+int config_setting_check(const struct config_setting *s, struct dray_err *reterr)
+{
+	struct dray_config scratch = { .agent.state_dir = NULL };
+	struct config_raw raw = { .text = s->value };
+	char where[64];
+	int r;
+
+	r = config_value_set(&scratch, s->key, &raw, option_where(s, where, sizeof(where)), reterr);
+	config_values_free(&scratch);
+	return r;
+}
+
+static int settings_load(struct config *c, const struct config_args *args, struct dray_err *reterr)
+{
+	for (size_t i = 0; i < args->n_settings; i++) {
+		const struct config_setting *s = &args->settings[i];
+		struct config_raw raw = { .text = s->value };
+		char where[64];
+		int r;
+
+		r = config_set(c, s->key, &raw, CONFIG_COMMAND_LINE,
+			       option_where(s, where, sizeof(where)), "command line", reterr);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int load(struct config *c, const struct config_args *args, struct dray_err *reterr)
+{
+	int r;
+
+	r = defaults_load(c, reterr);
+	if (!r)
+		r = config_file_load(c, args->file, reterr);
+	if (!r)
+		r = config_env_load(c, args->env, reterr);
+	if (!r)
+		r = settings_load(c, args, reterr);
+	if (!r)
+		r = config_cross_check(c, reterr);
+	if (r >= 0)
+		r = rules_check_environment(config_variable(args, "MOONCAKE_PREFERRED_SEGMENT"),
+					    config_variable(args, "MOONCAKE_MASTER_METRICS_URL"),
+					    reterr);
+	return r;
+}
+
+int config_load(struct config *c, const struct config_args *args, struct dray_err *reterr)
+{
+	int r = load(c, args, reterr);
+
+	if (r < 0)
+		config_deinit(c);
+	return r;
+}
+
+void config_deinit(struct config *c)
+{
+	config_values_free(&c->v);
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
+		free(c->origin[i].text);
+	dray_strv_clear(&c->warnings);
+	free(c->file);
+	*c = CONFIG_NULL;
+}
+
+/* --- show ------------------------------------------------------------------------------------- */
+
+static void quoted_show(const char *s, FILE *f)
+{
+	putc('"', f);
+	for (; *s; s++) {
+		if (*s == '"' || *s == '\\')
+			putc('\\', f);
+		putc(*s, f);
+	}
+	putc('"', f);
+}
+
+static void value_show(const struct config *c, enum dray_config_key_id id, FILE *f)
+{
+	const struct dray_config_key *key = &dray_config_keys[id];
+	const struct dray_strv *list = config_member(&c->v, id);
+	dray_auto_free char *text = NULL;
+
+	if (key->type == DRAY_CONFIG_LIST) {
+		fputs("[", f);
+		for (size_t i = 0; i < list->n; i++) {
+			fputs(i ? ", " : " ", f);
+			quoted_show(list->v[i], f);
+		}
+		fputs(list->n ? " ]" : "]", f);
+		return;
+	}
+	text = config_value_text(&c->v, id);
+	if (!text)
+		return;
+	/* octal in quotes, because to libconfig a bare 0660 is 660 */
+	if (key->type == DRAY_CONFIG_BOOL || (key->type == DRAY_CONFIG_INT && !key->octal))
+		fprintf(f, "%s", text);
+	else
+		quoted_show(text, f);
+}
+
+void config_show(const struct config *c, FILE *f)
+{
+	const char *section = "";
+
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		const struct dray_config_key *key = &dray_config_keys[i];
+		const char *origin = config_origin(c, (enum dray_config_key_id)i);
+
+		if (strcmp(section, key->section))
+			fprintf(f, "%s%s:\n{\n", i ? "};\n\n" : "", key->section);
+		section = key->section;
+		fprintf(f, "\t%s = ", key->name);
+		value_show(c, (enum dray_config_key_id)i, f);
+		fputs("; # ", f);
+		for (; *origin; origin++)
+			putc((unsigned char)*origin < ' ' ? '?' : *origin, f);
+		putc('\n', f);
+	}
+	fputs("};\n", f);
+}

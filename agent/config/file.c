@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A libconfig file: parsed, then walked; every name in it must be a key. */
+#include "agent/config/internal.h"
+
+#include <errno.h>
+#include <libconfig.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/text.h"
+#include "lib/cleanup.h"
+#include "lib/nearest.h"
+#include "schema/gen/errors.h"
+
+struct walk {
+	struct config *c;
+	const struct config_text *text;
+	struct dray_err *reterr;
+};
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+}
+
+static bool section_known(const char *name, const char **ret_nearest)
+{
+	struct dray_nearest nearest = DRAY_NEAREST(name);
+
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		if (!strcmp(dray_config_keys[i].section, name))
+			return true;
+		dray_nearest_offer(&nearest, dray_config_keys[i].section);
+	}
+	*ret_nearest = nearest.best;
+	return false;
+}
+
+static int unknown(struct walk *w, const char *where, const char *path, const char *nearest)
+{
+	char place[CONFIG_CLIP_BYTES], shown[CONFIG_CLIP_BYTES];
+
+	if (nearest)
+		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
+				    "%s: unknown key %.60s, did you mean %s?",
+				    config_clip(where, place), config_clip(path, shown), nearest);
+	return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
+			    "%s: unknown key %.60s; drayd --help lists all keys",
+			    config_clip(where, place), config_clip(path, shown));
+}
+
+/* The text of a scalar; NULL for groups and lists. */
+static const char *scalar_text(const config_setting_t *s, bool *ret_bare)
+{
+	const char *text;
+
+	*ret_bare = false;
+	if (config_setting_type(s) == CONFIG_TYPE_BOOL)
+		return config_setting_get_bool(s) ? "true" : "false";
+	/* numbers are strings here too, see config_text.c */
+	if (config_setting_type(s) != CONFIG_TYPE_STRING)
+		return NULL;
+	text = config_setting_get_string(s);
+	if (!text)
+		return "";
+	*ret_bare = *text == CONFIG_TEXT_BARE;
+	return text + *ret_bare;
+}
+
+/* Length of the L or LL that marks 64 bits. */
+static size_t long_suffix(const char *text)
+{
+	return strlen(text) - strcspn(text, "L");
+}
+
+static int list_load(struct walk *w, enum dray_config_key_id id, const config_setting_t *s,
+		     const char *where)
+{
+	struct dray_strv list = DRAY_STRV_NULL;
+	struct config_raw raw = { .list = &list };
+	char place[CONFIG_CLIP_BYTES];
+	int r = 0;
+
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++) {
+		bool bare;
+		const char *text = scalar_text(config_setting_get_elem(s, i), &bare);
+
+		if (!text)
+			r = dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
+					 "%s: %s takes strings and numbers, not lists and groups",
+					 config_clip(where, place), dray_config_keys[id].path);
+		else if (dray_strv_add(&list, text, strlen(text) - (bare ? long_suffix(text) : 0)) <
+			 0)
+			r = no_memory(w->reterr);
+	}
+	if (!r)
+		r = config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
+	dray_strv_clear(&list);
+	return r;
+}
+
+static int setting_load(struct walk *w, const char *section, const config_setting_t *s)
+{
+	dray_auto_free char *where = config_text_where(w->text, config_setting_source_line(s));
+	dray_auto_free char *path = NULL;
+	const struct dray_config_key *key;
+	char place[CONFIG_CLIP_BYTES];
+	enum dray_config_key_id id;
+	const char *nearest;
+	struct config_raw raw = { .text = NULL };
+
+	if (!where || asprintf(&path, "%s.%s", section, config_setting_name(s)) < 0) {
+		path = NULL;
+		return no_memory(w->reterr);
+	}
+	key = config_key_find(path, &nearest);
+	if (!key)
+		return unknown(w, where, path, nearest);
+	id = (enum dray_config_key_id)(key - dray_config_keys);
+	if (config_setting_is_group(s))
+		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
+				    "%s: %s takes a value, not a group", config_clip(where, place),
+				    path);
+	if (config_setting_is_aggregate(s))
+		return list_load(w, id, s, where);
+	raw.text = scalar_text(s, &raw.bare);
+	return config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
+}
+
+static int section_load(struct walk *w, const config_setting_t *s)
+{
+	dray_auto_free char *where = config_text_where(w->text, config_setting_source_line(s));
+	const char *name = config_setting_name(s);
+	char place[CONFIG_CLIP_BYTES];
+	const char *nearest;
+	int r = 0;
+
+	if (!where)
+		return no_memory(w->reterr);
+	if (!section_known(name, &nearest)) {
+		if (!nearest)
+			config_key_find(name, &nearest);
+		return unknown(w, where, name, nearest);
+	}
+	if (!config_setting_is_group(s))
+		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
+				    "%s: %s is a group: %s: { name = value; };",
+				    config_clip(where, place), name, name);
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++)
+		r = setting_load(w, name, config_setting_get_elem(s, i));
+	return r;
+}
+
+static int text_load(struct config *c, const struct config_text *text, struct dray_err *reterr)
+{
+	struct walk w = { c, text, reterr };
+	config_setting_t *root;
+	config_t parsed;
+	int r = 0;
+
+	config_init(&parsed);
+	if (config_read_string(&parsed, text->buf) != CONFIG_TRUE) {
+		dray_auto_free char *where =
+			config_text_where(text, (unsigned)config_error_line(&parsed));
+		const char *why = config_error_text(&parsed);
+		char place[CONFIG_CLIP_BYTES], excerpt[48];
+
+		config_text_excerpt(text, (unsigned)config_error_line(&parsed), excerpt,
+				    sizeof(excerpt));
+		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: %s%s%s",
+				 config_clip(where ? where : "?", place), why ? why : "error",
+				 *excerpt ? " in: " : "", excerpt);
+		config_destroy(&parsed);
+		return r;
+	}
+	root = config_root_setting(&parsed);
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(root); i++)
+		r = section_load(&w, config_setting_get_elem(root, i));
+	config_destroy(&parsed);
+	return r;
+}
+
+int config_file_text(struct config *c, const char *name, const char *text, size_t n,
+		     struct dray_err *reterr)
+{
+	struct config_text t = CONFIG_TEXT_NULL;
+	int r;
+
+	r = config_text_add(&t, name, text, n, reterr);
+	if (!r)
+		r = text_load(c, &t, reterr);
+	config_text_deinit(&t);
+	return r;
+}
+
+int config_file_load(struct config *c, const char *file, struct dray_err *reterr)
+{
+	const char *name = file ? file : CONFIG_FILE_DEFAULT;
+	struct config_text t = CONFIG_TEXT_NULL;
+	char place[CONFIG_CLIP_BYTES];
+	int r;
+
+	if (!*name)
+		return 0;
+	r = config_text_read(&t, name, reterr);
+	if (r == -ENOENT)
+		r = file ? dray_err_set(reterr, r, DRAY_E_INVALID, "%s: there is no such file",
+					config_clip(name, place)) :
+			   0;
+	else if (!r)
+		r = text_load(c, &t, reterr);
+	if (!r && t.n) {
+		c->file = strdup(name);
+		if (!c->file)
+			r = no_memory(reterr);
+	}
+	config_text_deinit(&t);
+	return r;
+}

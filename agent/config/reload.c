@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/config/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+static void bytes_swap(void *a, void *b, size_t n)
+{
+	unsigned char *x = a, *y = b;
+
+	for (size_t i = 0; i < n; i++) {
+		unsigned char t = x[i];
+
+		x[i] = y[i];
+		y[i] = t;
+	}
+}
+
+static void value_swap(struct config *a, struct config *b, enum dray_config_key_id id)
+{
+	const struct dray_config_key *key = &dray_config_keys[id];
+
+	bytes_swap((char *)&a->v + key->offset, (char *)&b->v + key->offset, key->size);
+}
+
+static int differs(const struct config *a, const struct config *b, enum dray_config_key_id id,
+		   bool *ret, struct dray_err *reterr)
+{
+	dray_auto_free char *x = config_value_text(&a->v, id);
+	dray_auto_free char *y = config_value_text(&b->v, id);
+
+	if (!x || !y)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	*ret = strcmp(x, y) != 0;
+	return 0;
+}
+
+/*
+ * Only a value that has changed moves: others, and threads, may hold what those that do not reload point to. One
+ * that is the same may have another origin now. The fresh ones were checked with one another, not with old ones
+ * that stay: keys of which config_check.c looks at several do not change while the agent runs.
+ */
+static void take_over(struct config *c, struct config *fresh, const bool differ[DRAY_CONFIG_KEY_N])
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		if (differ[i] && !dray_config_keys[i].reload)
+			continue;
+		if (differ[i])
+			value_swap(c, fresh, (enum dray_config_key_id)i);
+		bytes_swap(&c->origin[i], &fresh->origin[i], sizeof(c->origin[i]));
+	}
+	bytes_swap(&c->warnings, &fresh->warnings, sizeof(c->warnings));
+	bytes_swap(&c->file, &fresh->file, sizeof(c->file));
+}
+
+int config_reload(struct config *c, const struct config_args *args, struct config_changes *ret,
+		  struct dray_err *reterr)
+{
+	bool differ[DRAY_CONFIG_KEY_N] = { false };
+	struct config fresh = CONFIG_NULL;
+	int r = config_load(&fresh, args, reterr);
+
+	*ret = (struct config_changes){ .n_applied = 0 };
+	for (int i = 0; r >= 0 && i < DRAY_CONFIG_KEY_N; i++) {
+		const struct dray_config_key *key = &dray_config_keys[i];
+
+		r = differs(c, &fresh, (enum dray_config_key_id)i, &differ[i], reterr);
+		if (differ[i] && key->reload)
+			ret->applied[ret->n_applied++] = key->path;
+		else if (differ[i])
+			ret->restart[ret->n_restart++] = key->path;
+	}
+	if (r >= 0)
+		take_over(c, &fresh, differ);
+	config_deinit(&fresh);
+	return r;
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/config/segment_rules.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/placement/net/http_url.h"
+#include "lib/cleanup.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+#define BLANKS " \t"
+#define MASTER_PATH_MAX 200
+
+/* A word in two: what stands before the first blank, and what after the last of those. */
+static int halves(const char *word, char *first, size_t n, const char **ret_second)
+{
+	size_t length = strcspn(word, BLANKS);
+
+	if (length >= n)
+		return -EINVAL;
+	memcpy(first, word, length);
+	first[length] = '\0';
+	*ret_second = word + length + strspn(word + length, BLANKS);
+	return 0;
+}
+
+int segment_split(const char *segment, char host[SEGMENT_HOST_BYTES], unsigned *ret_port)
+{
+	const char *colon = strrchr(segment, ':');
+	const char *from = segment;
+	const char *to = colon;
+	int64_t port;
+
+	if (!colon || dray_int_parse(colon + 1, 0, &port) < 0 || port < 0 || port > UINT16_MAX)
+		return -EINVAL;
+	if (*segment == '[') {
+		if (to == segment || to[-1] != ']')
+			return -EINVAL;
+		from++;
+		to--;
+	}
+	if (to <= from || to - from >= SEGMENT_HOST_BYTES)
+		return -EINVAL;
+	memcpy(host, from, (size_t)(to - from));
+	host[to - from] = '\0';
+	*ret_port = (unsigned)port;
+	return 0;
+}
+
+/* --- segment.known ------------------------------------------------------------------------------- */
+
+int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *reterr)
+{
+	struct known_rule r = { .segment = "" };
+	enum probe_kind kind = PROBE_TCP;
+	const char *how;
+	int err;
+
+	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_segment_valid(r.segment))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.100s\" names no segment: write HOST:PORT, such as "
+				    "10.0.0.5:50053, and after a blank how to probe it",
+				    word);
+	if (*how && !strstr(how, "://") && (probe_kind_parse(how, &kind) < 0 || kind == PROBE_HTTP))
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"\"%.100s\": \"%.60s\" is no probe (allowed: tcp, dray, mooncake, "
+			"or a URL such as http://10.0.0.5:9300/health)",
+			word, how);
+	err = strstr(how, "://") ? probe_target_parse(how, &r.target, reterr) :
+				   probe_target_of(r.segment, kind, &r.target, reterr);
+	if (err < 0)
+		return err;
+	*ret = r;
+	return 0;
+}
+
+/* --- segment.local ------------------------------------------------------------------------------- */
+
+int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr)
+{
+	struct local_rule r = { .host = "" };
+	char text[SEGMENT_HOST_BYTES + 16];
+	struct in6_addr bare;
+	bool number;
+
+	if (segment_split(word, r.host, &r.port) < 0 || !strcmp(r.host, word) ||
+	    inet_pton(AF_INET6, word, &bare) == 1) {
+		r.port = 0;
+		snprintf(r.host, sizeof(r.host), "%s", word);
+	}
+	number = inet_pton(AF_INET6, r.host, &bare) == 1;
+	snprintf(text, sizeof(text), number ? "[%s]:%u" : "%s:%u", r.host, r.port ? r.port : 1);
+	if (strlen(word) >= SEGMENT_HOST_BYTES || !dray_segment_valid(text))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.100s\" is no host: write HOST or HOST:PORT, such as "
+				    "203.0.113.7 or 203.0.113.7:50053",
+				    word);
+	if (dray_addr_parse(text, &r.addr) < 0)
+		r.addr.len = 0;
+	*ret = r;
+	return 0;
+}
+
+/* --- segment.ports ------------------------------------------------------------------------------- */
+
+static bool take_port(const char **s, unsigned *ret)
+{
+	unsigned v = 0;
+	const char *p = *s;
+
+	for (; *p >= '0' && *p <= '9' && v <= UINT16_MAX; p++)
+		v = v * 10 + (unsigned)(*p - '0');
+	if (p == *s || v == 0 || v > UINT16_MAX)
+		return false;
+	*ret = v;
+	*s = p;
+	return true;
+}
+
+static bool take_ports(const char *s, struct port_rule *r)
+{
+	if (!take_port(&s, &r->first))
+		return false;
+	r->last = r->first;
+	if (*s == '-') {
+		s++;
+		if (!take_port(&s, &r->last) || r->last < r->first)
+			return false;
+	}
+	if (*s == ':') {
+		s++;
+		/* several listeners cannot all stand for one segment */
+		if (!take_port(&s, &r->segment_port) || r->first != r->last)
+			return false;
+	}
+	return !*s;
+}
+
+int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *reterr)
+{
+	struct port_rule r = { .kind = PROBE_TCP };
+	char ports[32];
+	const char *how;
+
+	if (halves(word, ports, sizeof(ports), &how) < 0 || !take_ports(ports, &r))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.80s\" is no port: write PORT, FIRST-LAST or "
+				    "PORT:SEGMENT_PORT, and after a blank tcp, dray or mooncake",
+				    word);
+	if (*how && (probe_kind_parse(how, &r.kind) < 0 || r.kind == PROBE_HTTP))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.80s\": \"%.40s\" is no probe of a listener (allowed: tcp, "
+				    "dray, mooncake)",
+				    word, how);
+	*ret = r;
+	return 0;
+}
+
+bool rules_none(const struct dray_strv *words)
+{
+	return words->n == 1 && !strcmp(words->v[0], "none");
+}
+
+/* --- segment.preferred --------------------------------------------------------------------------- */
+
+const char *preferred_of_config(const struct dray_config *cfg)
+{
+	return strcmp(cfg->segment.preferred, "auto") ? cfg->segment.preferred : NULL;
+}
+
+bool preferred_is_own(const char *text)
+{
+	return !strcmp(text, "local") || !strcmp(text, "self") || !strcmp(text, "own");
+}
+
+int preferred_check(const char *text, struct dray_err *reterr)
+{
+	if (!text[strspn(text, BLANKS)])
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "it is blank: give HOST:PORT, or local for this node's own "
+				    "segment, or leave it out");
+	if (preferred_is_own(text) || dray_segment_valid(text))
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "\"%.100s\" is no segment: write HOST:PORT, such as 10.0.0.5:50053 or "
+			    "[2001:db8::1]:50053, or local, self or own for this node's own",
+			    text);
+}
+
+/* --- whole keys ---------------------------------------------------------------------------------- */
+
+static int check_known(const struct dray_strv *words, struct dray_err *reterr)
+{
+	struct known_rule r;
+	char earlier[SEGMENT_NAME_BYTES];
+	const char *how;
+
+	for (size_t i = 0; i < words->n; i++) {
+		if (known_rule_parse(words->v[i], &r, reterr) < 0)
+			return -EINVAL;
+		for (size_t k = 0; k < i; k++)
+			if (halves(words->v[k], earlier, sizeof(earlier), &how) == 0 &&
+			    !strcmp(earlier, r.segment))
+				return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+						    "\"%.100s\" stands there twice", r.segment);
+	}
+	return 0;
+}
+
+static int check_local(const struct dray_strv *words, struct dray_err *reterr)
+{
+	struct local_rule r;
+
+	for (size_t i = 0; i < words->n; i++)
+		if (local_rule_parse(words->v[i], &r, reterr) < 0)
+			return -EINVAL;
+	return 0;
+}
+
+static int check_ports(const struct dray_strv *words, struct dray_err *reterr)
+{
+	struct port_rule r;
+
+	if (rules_none(words))
+		return 0;
+	for (size_t i = 0; i < words->n; i++)
+		if (port_rule_parse(words->v[i], &r, reterr) < 0)
+			return -EINVAL;
+	return 0;
+}
+
+static int check_master(const char *text, struct dray_err *reterr)
+{
+	struct http_url url;
+
+	if (http_url_parse(text, &url, reterr) < 0)
+		return -EINVAL;
+	if (strchr(url.target, '?') || strlen(url.target) > MASTER_PATH_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.120s\" is no master: write http://HOST:PORT", text);
+	return 0;
+}
+
+static int check_masters(const struct dray_strv *words, struct dray_err *reterr)
+{
+	if (rules_none(words))
+		return 0;
+	if (words->n > MASTERS_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "%zu are too many, %d are allowed", words->n, MASTERS_MAX);
+	for (size_t i = 0; i < words->n; i++)
+		if (check_master(words->v[i], reterr) < 0)
+			return -EINVAL;
+	return 0;
+}
+
+int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+		       struct dray_err *reterr)
+{
+	const struct {
+		enum dray_config_key_id key;
+		int (*check)(const struct dray_strv *words, struct dray_err *reterr);
+		const struct dray_strv *words;
+	} lists[] = {
+		{ DRAY_CONFIG_KEY_SEGMENT_KNOWN, check_known, &cfg->segment.known },
+		{ DRAY_CONFIG_KEY_SEGMENT_LOCAL, check_local, &cfg->segment.local },
+		{ DRAY_CONFIG_KEY_SEGMENT_PORTS, check_ports, &cfg->segment.ports },
+		{ DRAY_CONFIG_KEY_MOONCAKE_MASTERS, check_masters, &cfg->mooncake.masters },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++) {
+		*ret_key = lists[i].key;
+		if (lists[i].check(lists[i].words, reterr) < 0)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+int rules_check_environment(const char *preferred, const char *master, struct dray_err *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (preferred && preferred_check(preferred, &err) < 0)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "environment MOONCAKE_PREFERRED_SEGMENT: %s", err.msg);
+	if (master && *master && check_master(master, &err) < 0)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "environment MOONCAKE_MASTER_METRICS_URL: %s", err.msg);
+	return 0;
+}

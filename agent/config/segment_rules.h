@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The forms of the keys segment.known, segment.local, segment.ports, segment.preferred and mooncake.masters.
+ * Pure. Errors name the word and what it could be.
+ */
+#ifndef DRAY_AGENT_CONFIG_SEGMENT_RULES_H
+#define DRAY_AGENT_CONFIG_SEGMENT_RULES_H
+
+#include <stdbool.h>
+
+#include "agent/placement/probe/probe.h"
+#include "lib/addr.h"
+#include "lib/err.h"
+#include "lib/strv.h"
+#include "schema/gen/config.h"
+
+#define SEGMENT_NAME_BYTES 257
+#define SEGMENT_HOST_BYTES 254
+#define MASTERS_MAX 8 /* in mooncake.masters */
+
+/* A word of segment.known. */
+struct known_rule {
+	char segment[SEGMENT_NAME_BYTES];
+	struct probe_target target;
+};
+
+/* A word of segment.local. */
+struct local_rule {
+	char host[SEGMENT_HOST_BYTES]; /* as it stands there, without brackets */
+	struct dray_addr addr;         /* its number; len 0: a name */
+	unsigned port;                 /* 0: any */
+};
+
+/* A word of segment.ports. */
+struct port_rule {
+	unsigned first, last;
+	unsigned segment_port; /* 0: the listener's own */
+	enum probe_kind kind;
+};
+
+/* 0, or -EINVAL with reterr. */
+int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *reterr);
+int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr);
+int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *reterr);
+
+/* Port rules end with the word none, if that is the only one. */
+bool rules_none(const struct dray_strv *words);
+
+/* segment.preferred; NULL where that is auto. */
+const char *preferred_of_config(const struct dray_config *cfg);
+
+/* local, self or own: this node's own segment. */
+bool preferred_is_own(const char *text);
+
+/* May this be the preferred segment: a segment, or a word for this node's own? 0 or -EINVAL with reterr. */
+int preferred_check(const char *text, struct dray_err *reterr);
+
+/* Splits a segment into host, without brackets, and port. 0 or -EINVAL. */
+int segment_split(const char *segment, char host[SEGMENT_HOST_BYTES], unsigned *ret_port);
+
+/* Are all these keys in order? 0, or -EINVAL with reterr; *ret_key: which is not. */
+int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+		       struct dray_err *reterr);
+/* The same for MOONCAKE_PREFERRED_SEGMENT and MOONCAKE_MASTER_METRICS_URL; NULL: unset. */
+int rules_check_environment(const char *preferred, const char *master, struct dray_err *reterr);
+
+#endif

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libconfig 1.5 reads 4294967296 as 0, 0660 as 660, and answers 16G with "syntax error"; so numbers
+ * must be looked at before it does. This pass walks over the text by libconfig's lexical rules and
+ * turns every number without quotes into a string with a mark in front, which the value's reader
+ * then checks. It also puts included files in place, which libconfig would open by itself, unseen
+ * by this pass; each output line remembers the file and line it came from. Comments are dropped.
+ */
+#include "agent/config/text.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "agent/config/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+#define INCLUDE_DEPTH 10 /* as libconfig */
+#define NESTING 64
+#define BYTES_MAX (1U << 20)
+
+struct lexer {
+	struct config_text *t;
+	const char *name;
+	const char *begin, *p, *end;
+	unsigned file, line, depth;
+	bool line_start; /* only blanks before p on its line */
+	struct dray_err *reterr;
+};
+
+static int text_add(struct config_text *t, const char *name, const char *text, size_t n,
+		    unsigned depth, struct dray_err *reterr);
+static int text_read(struct config_text *t, const char *name, unsigned depth,
+		     struct dray_err *reterr);
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+}
+
+static int __attribute__((format(printf, 3, 4)))
+refuse(struct lexer *x, unsigned line, const char *fmt, ...)
+{
+	char place[CONFIG_CLIP_BYTES], why[160];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(why, sizeof(why), fmt, ap);
+	va_end(ap);
+	return dray_err_set(x->reterr, -EINVAL, DRAY_E_INVALID, "%s:%u: %s",
+			    config_clip(x->name, place), line, why);
+}
+
+static int put(struct lexer *x, const char *s, size_t n)
+{
+	struct config_text *t = x->t;
+
+	if (t->cap - t->n <= n) {
+		size_t cap = (t->cap + n) * 2 + 256;
+		char *buf = realloc(t->buf, cap);
+
+		if (!buf)
+			return no_memory(x->reterr);
+		t->buf = buf;
+		t->cap = cap;
+	}
+	memcpy(t->buf + t->n, s, n);
+	t->n += n;
+	t->buf[t->n] = '\0';
+	return 0;
+}
+
+/* The output line that begins here is the current line of the lexer's file. */
+static int line_begin(struct lexer *x)
+{
+	struct config_text *t = x->t;
+
+	if (t->n_lines == t->cap_lines) {
+		size_t cap = t->cap_lines * 2 + 64;
+		struct config_text_line *lines = reallocarray(t->lines, cap, sizeof(*lines));
+
+		if (!lines)
+			return no_memory(x->reterr);
+		t->lines = lines;
+		t->cap_lines = cap;
+	}
+	t->lines[t->n_lines++] = (struct config_text_line){ x->file, x->line };
+	return 0;
+}
+
+static int newline(struct lexer *x)
+{
+	int r = put(x, "\n", 1);
+
+	return r ? r : line_begin(x);
+}
+
+static bool at(const struct lexer *x, const char *s)
+{
+	size_t n = strlen(s);
+
+	return (size_t)(x->end - x->p) >= n && !memcmp(x->p, s, n);
+}
+
+static int comment_skip(struct lexer *x)
+{
+	unsigned line = x->line;
+	int r;
+
+	if (!at(x, "/*")) {
+		while (x->p < x->end && *x->p != '\n')
+			x->p++;
+		return 0;
+	}
+	/* it parts words */
+	r = put(x, " ", 1);
+	if (r < 0)
+		return r;
+	for (x->p += 2; x->p < x->end && !at(x, "*/"); x->p++)
+		if (*x->p == '\n') {
+			x->line++;
+			r = newline(x);
+			if (r < 0)
+				return r;
+		}
+	if (x->p == x->end)
+		return refuse(x, line, "the comment that starts here does not end");
+	x->p += 2;
+	return 0;
+}
+
+/*
+ * After what came before, may a string or number stand here? libconfig leaks a string that it does
+ * not expect, so none gets there.
+ */
+static bool value_may_stand(const struct lexer *x)
+{
+	const struct config_text *t = x->t;
+
+	if (t->last == ',')
+		return t->depth && (t->lists >> (t->depth - 1) & 1);
+	return t->last && strchr("=:[(", t->last);
+}
+
+static int value_check(struct lexer *x)
+{
+	size_t n = 0;
+
+	if (value_may_stand(x))
+		return 0;
+	while (x->p + n < x->end && n < 40 && !strchr(" \t\r\n;,", x->p[n]))
+		n++;
+	return refuse(x, x->line, "%.*s: a value stands after = only, and once", (int)n, x->p);
+}
+
+static int string_copy(struct lexer *x)
+{
+	const char *start = x->p;
+	int r = value_check(x);
+
+	if (r < 0)
+		return r;
+	for (x->p++; x->p < x->end && *x->p != '"'; x->p++) {
+		if (*x->p == '\n')
+			break;
+		if (at(x, "\\\\") || at(x, "\\\""))
+			x->p++;
+		else if (at(x, "\\x00") || at(x, "\\X00"))
+			return refuse(x, x->line, "the string has a NUL");
+	}
+	if (x->p >= x->end || *x->p != '"')
+		return refuse(x, x->line, "the string that starts here does not end on its line");
+	x->p++;
+	x->t->last = '"';
+	return put(x, start, (size_t)(x->p - start));
+}
+
+static int punctuation_copy(struct lexer *x)
+{
+	struct config_text *t = x->t;
+	char c = *x->p;
+
+	t->last = c;
+	if (strchr("{[(", c)) {
+		if (t->depth == NESTING)
+			return refuse(x, x->line, "groups and lists are nested over %d deep",
+				      NESTING);
+		t->lists &= ~(1ULL << t->depth);
+		t->lists |= (uint64_t)(c != '{') << t->depth;
+		t->depth++;
+	} else if (strchr("}])", c) && t->depth) {
+		t->depth--;
+	}
+	return put(x, x->p++, 1);
+}
+
+static bool is_name_char(char c)
+{
+	return isalnum((unsigned char)c) || c == '-' || c == '_' || c == '*';
+}
+
+static int name_copy(struct lexer *x)
+{
+	const char *start = x->p;
+	size_t n;
+
+	while (x->p < x->end && is_name_char(*x->p))
+		x->p++;
+	n = (size_t)(x->p - start);
+	if (value_may_stand(x) && !(n == 4 && !strncasecmp(start, "true", n)) &&
+	    !(n == 5 && !strncasecmp(start, "false", n)))
+		return refuse(x, x->line, "%.*s must be in quotes", (int)dray_min(n, (size_t)60),
+			      start);
+	x->t->last = 'a';
+	return put(x, start, n);
+}
+
+static size_t digits(const char *s, size_t n, const char *set)
+{
+	size_t i;
+
+	for (i = 0; i < n && strchr(set, s[i]); i++)
+		;
+	return i;
+}
+
+/* libconfig's integer, hex and float forms; s has no NUL. */
+static bool is_number(const char *s, size_t n)
+{
+	static const char dec[] = "0123456789", hex[] = "0123456789abcdefABCDEF";
+	size_t i = 0, whole, fraction = 0;
+	bool is_float = false;
+
+	if (n > 2 && s[0] == '0' && (s[1] == 'x' || s[1] == 'X')) {
+		i = 2 + digits(s + 2, n - 2, hex);
+		if (i == 2)
+			return false;
+	} else {
+		i += *s == '-' || *s == '+';
+		whole = digits(s + i, n - i, dec);
+		i += whole;
+		if (i < n && s[i] == '.') {
+			fraction = digits(s + i + 1, n - i - 1, dec);
+			i += 1 + fraction;
+			is_float = true;
+		}
+		if (!whole && !fraction)
+			return false;
+		if (i < n && (s[i] == 'e' || s[i] == 'E')) {
+			i++;
+			i += i < n && (s[i] == '-' || s[i] == '+');
+			if (!digits(s + i, n - i, dec))
+				return false;
+			i += digits(s + i, n - i, dec);
+			is_float = true;
+		}
+	}
+	if (!is_float)
+		for (int l = 0; l < 2 && i < n && s[i] == 'L'; l++)
+			i++;
+	return i == n;
+}
+
+static bool is_number_start(char c)
+{
+	return isdigit((unsigned char)c) || c == '-' || c == '+' || c == '.';
+}
+
+static int number_copy(struct lexer *x)
+{
+	static const char open[] = { '"', CONFIG_TEXT_BARE };
+	const char *start = x->p;
+	size_t n;
+	int r;
+
+	while (x->p < x->end && (is_number_start(*x->p) || is_name_char(*x->p)))
+		x->p++;
+	n = (size_t)(x->p - start);
+	if (*start == '.' && start > x->begin && is_name_char(start[-1]))
+		return refuse(x, x->line, "a key stands in its group: agent: { workers = 4; };");
+	if (!is_number(start, n))
+		return refuse(x, x->line,
+			      "%.*s is no number; what has a unit is in quotes, such as \"16GiB\"",
+			      (int)dray_min(n, (size_t)60), start);
+	x->p = start;
+	r = value_check(x);
+	x->p = start + n;
+	x->t->last = '0';
+	if (!r)
+		r = put(x, open, sizeof(open));
+	if (!r)
+		r = put(x, start, n);
+	return r ? r : put(x, "\"", 1);
+}
+
+/* The path that is meant, from the folder of the including file. */
+static char *include_path(const char *from, const char *path)
+{
+	const char *slash = strrchr(from, '/');
+	char *full;
+
+	if (*path == '/' || !slash)
+		return strdup(path);
+	return asprintf(&full, "%.*s/%s", (int)(slash - from), from, path) < 0 ? NULL : full;
+}
+
+/* *ret_done: there was one. */
+static int include_try(struct lexer *x, bool *ret_done)
+{
+	static const char word[] = "@include";
+	const char *p = x->p + sizeof(word) - 1;
+	dray_auto_free char *path = NULL;
+	dray_auto_free char *full = NULL;
+	size_t n = 0;
+	int r;
+
+	*ret_done = false;
+	if (!at(x, word) || p == x->end || (*p != ' ' && *p != '\t'))
+		return 0;
+	while (p < x->end && (*p == ' ' || *p == '\t'))
+		p++;
+	if (p == x->end || *p != '"')
+		return refuse(x, x->line, "@include takes a file's name in quotes");
+	path = calloc(1, (size_t)(x->end - p));
+	if (!path)
+		return no_memory(x->reterr);
+	for (p++; p < x->end && *p != '"' && *p != '\n'; p++) {
+		if (*p == '\\' && p + 1 < x->end && (p[1] == '\\' || p[1] == '"'))
+			p++;
+		path[n++] = *p;
+	}
+	if (p == x->end || *p != '"')
+		return refuse(x, x->line, "the name after @include does not end on its line");
+	if (x->depth + 1 > INCLUDE_DEPTH)
+		return refuse(x, x->line, "@include is nested over %d deep", INCLUDE_DEPTH);
+	full = include_path(x->name, path);
+	if (!full)
+		return no_memory(x->reterr);
+	/* Nothing but blanks stands on this output line so far: it becomes the file's first. */
+	x->t->n_lines--;
+	r = text_read(x->t, full, x->depth + 1, x->reterr);
+	if (r == -ENOENT)
+		return refuse(x, x->line, "@include: there is no file %.100s", full);
+	if (r < 0)
+		return r;
+	x->p = p + 1;
+	x->line_start = false;
+	*ret_done = true;
+	return newline(x);
+}
+
+static int token_copy(struct lexer *x)
+{
+	bool included = false;
+	int r = 0;
+
+	if (*x->p == '\n') {
+		x->p++;
+		x->line++;
+		x->line_start = true;
+		return newline(x);
+	}
+	if (*x->p == ' ' || *x->p == '\t' || *x->p == '\r' || *x->p == '\f')
+		return put(x, x->p++, 1);
+	if (*x->p == '#' || at(x, "//") || at(x, "/*")) {
+		/* after a comment libconfig knows no @include on this line either */
+		x->line_start = false;
+		return comment_skip(x);
+	}
+	if (x->line_start)
+		r = include_try(x, &included);
+	if (r < 0 || included)
+		return r;
+	x->line_start = false;
+	if (*x->p == '"')
+		r = string_copy(x);
+	else if (isalpha((unsigned char)*x->p) || *x->p == '*')
+		r = name_copy(x);
+	else if (is_number_start(*x->p))
+		r = number_copy(x);
+	else if (*x->p == '@')
+		/* one that libconfig would follow by itself must not get there */
+		r = refuse(x, x->line, "@include \"FILE\" stands alone on its line");
+	else
+		r = punctuation_copy(x);
+	return r;
+}
+
+static int text_add(struct config_text *t, const char *name, const char *text, size_t n,
+		    unsigned depth, struct dray_err *reterr)
+{
+	struct lexer x = {
+		.t = t,
+		.name = name,
+		.begin = text,
+		.p = text,
+		.end = text + n,
+		.file = (unsigned)t->files.n,
+		.line = 1,
+		.depth = depth,
+		.line_start = true,
+		.reterr = reterr,
+	};
+	char place[CONFIG_CLIP_BYTES];
+	int r;
+
+	t->bytes_read += n;
+	if (t->bytes_read > BYTES_MAX)
+		return dray_err_set(reterr, -EFBIG, DRAY_E_INVALID,
+				    "%s: a configuration has at most 1 MiB, with all it includes",
+				    config_clip(name, place));
+	if (memchr(text, '\0', n))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: has a NUL byte",
+				    config_clip(name, place));
+	if (dray_strv_add(&t->files, name, strlen(name)) < 0)
+		return no_memory(reterr);
+	r = line_begin(&x);
+	while (!r && x.p < x.end)
+		r = token_copy(&x);
+	/* libconfig takes a last line without its end for garbage in places */
+	if (!r && !depth)
+		r = newline(&x);
+	return r;
+}
+
+static int text_read(struct config_text *t, const char *name, unsigned depth,
+		     struct dray_err *reterr)
+{
+	dray_auto_free char *text = malloc(BYTES_MAX + 1);
+	int fd dray_auto_close = -1;
+	char place[CONFIG_CLIP_BYTES];
+	size_t n = 0;
+	ssize_t got;
+
+	if (!text)
+		return no_memory(reterr);
+	fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+	if (fd < 0 && errno == ENOENT)
+		return -ENOENT;
+	if (fd < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "%s: %s", config_clip(name, place),
+				    dray_errno_text(errno));
+	do {
+		got = read(fd, text + n, BYTES_MAX + 1 - n);
+		if (got < 0 && errno != EINTR)
+			return dray_err_set(reterr, -errno, DRAY_E_IO, "%s: %s",
+					    config_clip(name, place), dray_errno_text(errno));
+		n += got > 0 ? (size_t)got : 0;
+	} while (got);
+	return text_add(t, name, text, n, depth, reterr);
+}
+
+int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,
+		    struct dray_err *reterr)
+{
+	return text_add(t, name, text, n, 0, reterr);
+}
+
+int config_text_read(struct config_text *t, const char *name, struct dray_err *reterr)
+{
+	return text_read(t, name, 0, reterr);
+}
+
+void config_text_deinit(struct config_text *t)
+{
+	free(t->buf);
+	free(t->lines);
+	dray_strv_clear(&t->files);
+	*t = CONFIG_TEXT_NULL;
+}
+
+char *config_text_where(const struct config_text *t, unsigned line)
+{
+	struct config_text_line l;
+	char *where;
+
+	if (!t->n_lines)
+		return strdup("?");
+	l = t->lines[dray_min((size_t)(line ? line - 1 : 0), t->n_lines - 1)];
+	return asprintf(&where, "%s:%u", t->files.v[l.file], l.line) < 0 ? NULL : where;
+}
+
+void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, size_t n)
+{
+	const char *p = t->buf;
+	size_t at = 0;
+
+	for (; p && line > 1; line--) {
+		p = strchr(p, '\n');
+		p += p != NULL;
+	}
+	for (; p && (*p == ' ' || *p == '\t'); p++)
+		;
+	for (; p && *p && *p != '\n' && at + 1 < n; p++) {
+		/* as it was written: a number without quotes and mark */
+		if (p[0] == '"' && p[1] == CONFIG_TEXT_BARE) {
+			for (p += 2; *p && *p != '"' && at + 1 < n; p++)
+				buf[at++] = *p;
+			if (*p != '"')
+				break;
+			continue;
+		}
+		buf[at++] = iscntrl((unsigned char)*p) ? ' ' : *p;
+	}
+	buf[at] = '\0';
+}

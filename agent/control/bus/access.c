@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/bus/access.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "lib/cleanup.h"
+
+/* Linux allows 65,536 supplementary groups. */
+#define GROUPS_BYTES_MAX (65536 * sizeof(gid_t))
+
+static bool in_group(int fd, gid_t primary, gid_t group)
+{
+	dray_auto_free gid_t *groups = NULL;
+	socklen_t n = 64 * sizeof(gid_t);
+
+	if (primary == group)
+		return true;
+	for (;;) {
+		socklen_t room = n;
+
+		free(groups);
+		groups = malloc(n);
+		if (!groups)
+			return false;
+		if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &n) == 0)
+			break;
+		/* ERANGE says how much it takes */
+		if (errno != ERANGE || n <= room || n > GROUPS_BYTES_MAX)
+			return false;
+	}
+	for (size_t i = 0; i < n / sizeof(gid_t); i++)
+		if (groups[i] == group)
+			return true;
+	return false;
+}
+
+int control_who_get(int fd, const struct control_rules *rules, struct control_who *ret)
+{
+	struct ucred cred;
+	socklen_t n = sizeof(cred);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0)
+		return -errno;
+	*ret = (struct control_who){ .uid = cred.uid, .gid = cred.gid, .pid = cred.pid };
+	ret->may_change = cred.uid == 0 || cred.uid == rules->owner ||
+			  (rules->has_group && in_group(fd, cred.gid, rules->group));
+	return 0;
+}

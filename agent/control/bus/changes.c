@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods of dev.dray.Agent1 that change things, for those who may. */
+#include <errno.h>
+#include <string.h>
+
+#include "agent/control/bus/internal.h"
+#include "agent/control/rails/rails.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/dbus.h"
+#include "schema/gen/dbus_vtable.h"
+#include "schema/gen/errors.h"
+
+/* Transfers that one connection may be cancelling at once. */
+#define CANCELS_MAX 64
+
+int control_may_change(const struct control_conn *c, const char *what, sd_bus_error *reterr)
+{
+	if (c->who.may_change)
+		return 0;
+	log_limited(DRAY_LOG_WARNING, "control",
+		    "%s refused: not root, the agent's user or of "
+		    "control.group uid=%u gid=%u pid=%d",
+		    what, c->who.uid, c->who.gid, c->who.pid);
+	return sd_bus_error_setf(reterr, SD_BUS_ERROR_ACCESS_DENIED,
+				 "%s is for root, the agent's own user and members of "
+				 "control.group%s; you are uid %u, gid %u",
+				 what, c->control->rules.has_group ? "" : ", which is not set",
+				 c->who.uid, c->who.gid);
+}
+
+int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	struct agent *a = c->control->agent;
+	uint32_t timeout_ms;
+	int stay, ret;
+
+	ret = control_may_change(c, "Drain", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ub", &timeout_ms, &stay);
+	if (ret < 0)
+		return ret;
+	if (a->state == AGENT_RUNNING && !a->stopping)
+		log_notice("control", "drain asked for stay=%s uid=%u pid=%d", stay ? "yes" : "no",
+			   c->who.uid, c->who.pid);
+	ret = agent_drain(a, timeout_ms ? timeout_ms * DRAY_NS_PER_MS : -1, stay);
+	if (ret == -EALREADY)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_DRAINING,
+					 "the agent is %s already",
+					 a->stopping ? "stopping" : agent_state_name(a->state));
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
+int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	struct agent *a = c->control->agent;
+	int ret;
+
+	ret = control_may_change(c, "Resume", reterr);
+	if (ret < 0)
+		return ret;
+	if (a->state != AGENT_RUNNING)
+		log_notice("control", "resume asked for uid=%u pid=%d", c->who.uid, c->who.pid);
+	ret = agent_resume(a);
+	if (ret == -ESHUTDOWN)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_STOPPING,
+					 "the agent is %s, and will end",
+					 a->stopping ? "stopping" : agent_state_name(a->state));
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
+int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	struct agent *a = c->control->agent;
+	int stay, ret;
+
+	ret = control_may_change(c, "DrainNow", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "b", &stay);
+	if (ret < 0)
+		return ret;
+	log_notice("control", "drain at once asked for stay=%s uid=%u pid=%d", stay ? "yes" : "no",
+		   c->who.uid, c->who.pid);
+	ret = agent_drain_now(a, stay);
+	if (ret == -ESHUTDOWN)
+		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_STOPPING,
+					"the agent is stopping already");
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
+/* --- configuration -------------------------------------------------------------------------------- */
+
+static int keys_append(sd_bus_message *reply, const char *const *keys, unsigned n)
+{
+	int ret = sd_bus_message_open_container(reply, 'a', "s");
+
+	for (unsigned i = 0; i < n && ret >= 0; i++)
+		ret = sd_bus_message_append(reply, "s", keys[i]);
+	return ret < 0 ? ret : sd_bus_message_close_container(reply);
+}
+
+int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct control_conn *c = userdata;
+	struct config_changes changes;
+	int ret;
+
+	ret = control_may_change(c, "Reload", reterr);
+	if (ret < 0)
+		return ret;
+	log_notice("control", "reload asked for uid=%u pid=%d", c->who.uid, c->who.pid);
+	if (agent_reload(c->control->agent, &changes, &err) < 0)
+		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_CONFIG, err.msg);
+	ret = sd_bus_message_new_method_return(m, &reply);
+	if (ret >= 0)
+		ret = keys_append(reply, changes.applied, changes.n_applied);
+	if (ret >= 0)
+		ret = keys_append(reply, changes.restart, changes.n_restart);
+	return ret < 0 ? ret : sd_bus_send(c->bus, reply, NULL);
+}
+
+int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	const struct dray_config_key *key = &dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL];
+	struct control_conn *c = userdata;
+	const char *level;
+	char who[64];
+	int ret;
+
+	ret = control_may_change(c, "SetLogLevel", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "s", &level);
+	if (ret < 0)
+		return ret;
+	for (size_t i = 0; i < key->n_choices; i++) {
+		if (strcmp(key->choices[i], level))
+			continue;
+		snprintf(who, sizeof(who), "uid %u", c->who.uid);
+		agent_set_log_level(c->control->agent, (enum dray_log_level)i, who);
+		return sd_bus_reply_method_return(m, NULL);
+	}
+	return sd_bus_error_setf(
+		reterr, SD_BUS_ERROR_INVALID_ARGS,
+		"\"%.40s\" is no level (allowed: error, warning, notice, info, debug)", level);
+}
+
+/* --- sessions and transfers ------------------------------------------------------------------------ */
+
+int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	const char *reason;
+	uint64_t session;
+	char why[200];
+	int ret;
+
+	ret = control_may_change(c, "CloseSession", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ts", &session, &reason);
+	if (ret < 0)
+		return ret;
+	snprintf(why, sizeof(why), "closed by an operator%s%.160s", *reason ? ": " : "", reason);
+	if (sessions_close(c->control->agent->sessions, session, why) < 0)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+					 "there is no session %" PRIu64 "; ListSessions has them",
+					 session);
+	log_notice("control", "session=%" PRIu64 " %s uid=%u pid=%d", session, why, c->who.uid,
+		   c->who.pid);
+	return sd_bus_reply_method_return(m, NULL);
+}
+
+static void cancelled(void *arg, bool ended, uint32_t code)
+{
+	struct control_call *call = arg;
+
+	if (ended)
+		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
+	else if (code == DRAY_E_BUSY)
+		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_BUSY,
+					   "somebody else is cancelling it already");
+	else
+		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_NOT_FOUND,
+					   "the session has no such transfer in flight");
+	control_call_free(call);
+}
+
+int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	uint64_t session, request;
+	struct control_call *call;
+	int ret;
+
+	ret = control_may_change(c, "CancelTransfer", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "tt", &session, &request);
+	if (ret < 0)
+		return ret;
+	call = control_call_new(sizeof(*call), c, m, &c->n_cancels, CANCELS_MAX,
+				"calls of CancelTransfer", &c->cancels, reterr);
+	if (!call)
+		return -sd_bus_error_get_errno(reterr);
+	ret = agent_cancel(c->control->agent, session, request, cancelled, call);
+	if (ret < 0)
+		control_call_free(call);
+	if (ret == -ENOENT)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+					 "there is no session %" PRIu64 "; ListSessions has them",
+					 session);
+	if (ret < 0)
+		return ret;
+	log_notice("control",
+		   "cancel asked for session=%" PRIu64 " request=%" PRIu64 " uid=%u pid=%d",
+		   session, request, c->who.uid, c->who.pid);
+	return 1;
+}
+
+void control_cancels_forget(struct control_conn *c)
+{
+	dray_list_for_each(&c->cancels, call, struct control_call, link) {
+		agent_forget_cancel(c->control->agent, call);
+		control_call_free(call);
+	}
+}
+
+/* --- rails ------------------------------------------------------------------------------------------ */
+
+static int rail_switch(sd_bus_message *m, struct control_conn *c, const char *what, bool disable,
+		       sd_bus_error *reterr)
+{
+	const char *device;
+	uint32_t port;
+	int ret;
+
+	ret = control_may_change(c, what, reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "su", &device, &port);
+	if (ret < 0)
+		return ret;
+	ret = rails_disable(c->control->agent->rails, device, port, disable);
+	if (ret == -ENOENT)
+		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+					 "the agent uses no port %.60s/%u; ListRails has them",
+					 device, port);
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
+}
+
+int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return rail_switch(m, userdata, "DisableRail", true, reterr);
+}
+
+int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	return rail_switch(m, userdata, "EnableRail", false, reterr);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Segments, hints and the launcher's environment on the control socket. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/bus/internal.h"
+#include "agent/control/bus/rows.h"
+#include "agent/placement.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/data.h"
+#include "schema/gen/dbus_vtable.h"
+
+/* --- segments ------------------------------------------------------------------------------------ */
+
+static void segment_append(void *arg, const struct segment_info *s)
+{
+	const union value v[DRAY_DBUS_SEGMENT_FIELD_N] = {
+		[DRAY_DBUS_SEGMENT_FIELD_SEGMENT] = { .s = s->name },
+		[DRAY_DBUS_SEGMENT_FIELD_STATE] = { .s = dmsg_segment_state_name(s->state) },
+		[DRAY_DBUS_SEGMENT_FIELD_VERIFIED] = { .n = s->verified },
+		[DRAY_DBUS_SEGMENT_FIELD_PREFERRED] = { .n = s->preferred },
+		[DRAY_DBUS_SEGMENT_FIELD_LOCAL] = { .n = s->local },
+		[DRAY_DBUS_SEGMENT_FIELD_SOURCES] = { .s = s->sources },
+		[DRAY_DBUS_SEGMENT_FIELD_PROBE] = { .s = s->probe },
+		[DRAY_DBUS_SEGMENT_FIELD_TARGET] = { .s = s->target },
+		[DRAY_DBUS_SEGMENT_FIELD_REASON] = { .s = s->reason },
+		[DRAY_DBUS_SEGMENT_FIELD_SINCE_NS] = { .n = rows_span(s->since_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_LATENCY_NS] = { .n = rows_span(s->latency_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_PROBES] = { .n = s->probes },
+		[DRAY_DBUS_SEGMENT_FIELD_FAILURES] = { .n = s->failures },
+		[DRAY_DBUS_SEGMENT_FIELD_NEXT_NS] = { .n = rows_span(s->next_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_CAPACITY] = { .n = s->capacity },
+		[DRAY_DBUS_SEGMENT_FIELD_ALLOCATED] = { .n = s->allocated },
+		[DRAY_DBUS_SEGMENT_FIELD_READY_AGO_NS] = { .n = rows_span(s->ready_ago_ns) },
+	};
+
+	row_append(arg, dray_dbus_segment_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_segments(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			     size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	segments_each(a->segments, segment_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+static void candidate_append(void *arg, unsigned rank, const struct candidate *c)
+{
+	enum dmsg_segment_state state = c->known ? c->known->state : DMSG_SEGMENT_STATE_UNKNOWN;
+	const union value v[DRAY_DBUS_CANDIDATE_FIELD_N] = {
+		[DRAY_DBUS_CANDIDATE_FIELD_RANK] = { .n = rank },
+		[DRAY_DBUS_CANDIDATE_FIELD_SEGMENT] = { .s = c->name },
+		[DRAY_DBUS_CANDIDATE_FIELD_PREFERENCE] = { .s = dmsg_preference_name(
+								   c->preference) },
+		[DRAY_DBUS_CANDIDATE_FIELD_STATE] = { .s = dmsg_segment_state_name(state) },
+		[DRAY_DBUS_CANDIDATE_FIELD_CHOSEN] = { .n = c->chosen },
+		[DRAY_DBUS_CANDIDATE_FIELD_REASON] = { .s = c->reason },
+	};
+
+	row_append(arg, dray_dbus_candidate_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_candidates(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			       size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+	const char *scope = "";
+
+	if (r.ret >= 0)
+		r.ret = sd_bus_message_read(m, "s", &scope);
+	if (r.ret >= 0)
+		r.ret = segments_explain(a->segments, scope, candidate_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+/* --- hints --------------------------------------------------------------------------------------- */
+
+static void hint_append(void *arg, const struct hint *h)
+{
+	const union value v[DRAY_DBUS_HINT_FIELD_N] = {
+		[DRAY_DBUS_HINT_FIELD_SCOPE] = { .s = h->scope },
+		[DRAY_DBUS_HINT_FIELD_SEGMENT] = { .s = h->segment },
+		[DRAY_DBUS_HINT_FIELD_SOURCE] = { .s = dmsg_hint_source_name(h->source) },
+		[DRAY_DBUS_HINT_FIELD_UID] = { .n = h->uid },
+		[DRAY_DBUS_HINT_FIELD_SCORE] = { .n = h->score },
+		[DRAY_DBUS_HINT_FIELD_AGE_NS] = { .n = rows_span(h->age_ms) * DRAY_NS_PER_MS },
+		[DRAY_DBUS_HINT_FIELD_LEFT_NS] = { .n = rows_span(h->left_ms) * DRAY_NS_PER_MS },
+		[DRAY_DBUS_HINT_FIELD_COUNTS] = { .n = h->counts },
+	};
+
+	row_append(arg, dray_dbus_hint_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+int control_records_hints(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+			  size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+
+	hints_each(a->hints, hint_append, &r);
+	return rows_close(&r, ret_bytes);
+}
+
+int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
+	int ret;
+
+	ret = control_may_change(c, "SetHint", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
+	if (ret < 0)
+		return ret;
+	if (hints_put(c->control->agent->hints, &put, &err) < 0)
+		return sd_bus_error_set(reterr,
+					err.code == DRAY_E_INVALID ? SD_BUS_ERROR_INVALID_ARGS :
+								     SD_BUS_ERROR_LIMITS_EXCEEDED,
+					err.msg);
+	log_notice("control", "hint scope=%s segment=%s uid=%u pid=%d",
+		   *put.scope ? put.scope : "\"\"", put.segment, c->who.uid, c->who.pid);
+	return sd_bus_reply_method_return(m, NULL);
+}
+
+int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct control_conn *c = userdata;
+	const char *scope, *segment;
+	uint32_t count;
+	int all, ret;
+
+	ret = control_may_change(c, "ForgetHints", reterr);
+	if (ret < 0)
+		return ret;
+	ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
+	if (ret < 0)
+		return ret;
+	count = hints_forget(c->control->agent->hints, scope, *segment ? segment : NULL, all);
+	if (count)
+		log_notice("control", "%u hints forgotten uid=%u pid=%d", count, c->who.uid,
+			   c->who.pid);
+	return sd_bus_reply_method_return(m, "u", count);
+}
+
+/* --- environment --------------------------------------------------------------------------------- */
+
+static void variable_append(struct rows *r, const struct env_variable *e)
+{
+	const union value v[DRAY_DBUS_VARIABLE_FIELD_N] = {
+		[DRAY_DBUS_VARIABLE_FIELD_PROFILE] = { .s = e->profile },
+		[DRAY_DBUS_VARIABLE_FIELD_NAME] = { .s = e->name },
+		[DRAY_DBUS_VARIABLE_FIELD_VALUE] = { .s = e->value },
+		[DRAY_DBUS_VARIABLE_FIELD_LEFT_OUT] = { .n = !e->value },
+		[DRAY_DBUS_VARIABLE_FIELD_ARGUMENT] = { .n = e->argument },
+		[DRAY_DBUS_VARIABLE_FIELD_REASON] = { .s = e->reason },
+	};
+
+	row_append(r, dray_dbus_variable_fields, v, DRAY_ARRAY_SIZE(v));
+}
+
+static void words_free(char **words)
+{
+	for (char **w = words; w && *w; w++)
+		free(*w);
+	free(words);
+}
+
+static int environment_of(struct agent *a, sd_bus_message *m, struct env *ret,
+			  struct dray_err *reterr)
+{
+	struct dray_strv profiles = DRAY_STRV_NULL;
+	char **words = NULL;
+	int ret_read = sd_bus_message_read_strv(m, &words);
+
+	for (char **w = words; w && *w && ret_read >= 0; w++)
+		ret_read = dray_strv_add(&profiles, *w, strlen(*w));
+	if (ret_read >= 0)
+		ret_read = agent_environment(a, &profiles, ret, reterr);
+	dray_strv_clear(&profiles);
+	words_free(words);
+	return ret_read;
+}
+
+int control_records_environment(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
+				size_t *ret_bytes)
+{
+	struct rows r = rows_open(reply);
+	struct env env = ENV_NULL;
+
+	if (r.ret >= 0)
+		r.ret = sd_bus_message_rewind(m, 1);
+	if (r.ret >= 0)
+		r.ret = environment_of(a, m, &env, NULL);
+	for (size_t i = 0; i < env.n; i++)
+		variable_append(&r, &env.v[i]);
+	env_deinit(&env);
+	return rows_close(&r, ret_bytes);
+}
+
+int control_environment_check(struct agent *a, sd_bus_message *m, sd_bus_error *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct env env = ENV_NULL;
+	int ret = environment_of(a, m, &env, &err);
+
+	env_deinit(&env);
+	if (ret == -EINVAL && err.code)
+		return sd_bus_error_set(reterr, SD_BUS_ERROR_INVALID_ARGS, err.msg);
+	return ret;
+}

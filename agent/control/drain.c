@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The way out: running -> draining -> drained, then exit unless told to stay. Draining refuses new work, tells
+ * clients and peers, and waits until no worker has a transfer; at the deadline what is left is stopped.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "agent/control/agent.h"
+#include "agent/control/bus/control.h"
+#include "agent/process/service_manager.h"
+#include "lib/log.h"
+
+/* How often the workers are asked whether anything is in flight. */
+#define DRAIN_LOOK_NS (10 * DRAY_NS_PER_MS)
+/* Longest wait for sessions and peers to end on the way out. */
+#define STOP_LIMIT_NS (3 * DRAY_NS_PER_SEC)
+
+static const char *const state_names[AGENT_STATE_N] = {
+	[AGENT_RUNNING] = "running",
+	[AGENT_DRAINING] = "draining",
+	[AGENT_DRAINED] = "drained",
+};
+
+const char *agent_state_name(enum agent_state s)
+{
+	return state_names[s];
+}
+
+static void set_state(struct agent *a, enum agent_state next, const char *why)
+{
+	enum agent_state old = a->state;
+
+	if (old == next)
+		return;
+	a->state = next;
+	log_notice("agent", "state %s -> %s: %s", state_names[old], state_names[next], why);
+	notify_status(a->notify, "%s", state_names[next]);
+	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
+	if (a->control)
+		control_state_changed(a->control, old, next);
+}
+
+static int after(struct agent *a, sd_event_source **source, int64_t ns, sd_event_time_handler_t fn)
+{
+	if (*source) {
+		sd_event_source_set_time_relative(*source, (uint64_t)ns / 1000);
+		return sd_event_source_set_enabled(*source, SD_EVENT_ONESHOT);
+	}
+	return sd_event_add_time_relative(a->event, source, CLOCK_MONOTONIC, (uint64_t)ns / 1000, 0,
+					  fn, a);
+}
+
+static void peers_stopped(void *arg)
+{
+	struct agent *a = arg;
+
+	control_flush(a->control);
+	sd_event_exit(a->event, a->exit_status);
+}
+
+static void sessions_stopped(void *arg)
+{
+	struct agent *a = arg;
+
+	peers_stop(a->peers, peers_stopped, a);
+}
+
+static int stop_limit(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	(void)usec;
+	log_warning("agent", "sessions or peers did not end in time, exiting without them");
+	return sd_event_exit(a->event, a->exit_status);
+}
+
+void agent_stop(struct agent *a, int status)
+{
+	if (a->stopping)
+		return;
+	a->stopping = true;
+	a->exit_status = status;
+	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
+	notify_stopping(a->notify);
+	if (after(a, &a->stop_timer, STOP_LIMIT_NS, stop_limit) < 0)
+		sd_event_exit(a->event, status);
+	sessions_stop(a->sessions, sessions_stopped, a);
+}
+
+static int look(sd_event_source *s, uint64_t usec, void *arg);
+
+static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
+{
+	struct agent *a = arg;
+	uint64_t left = 0, bytes = 0;
+
+	if (a->stopping || a->state != AGENT_DRAINING)
+		return;
+	for (unsigned i = 0; i < n; i++) {
+		left += snapshots[i]->in_flight;
+		bytes += snapshots[i]->bytes_left;
+	}
+	a->left_transfers = left;
+	a->left_bytes = bytes;
+	/* peers give their grants back when what they have in flight here has finished */
+	if (left || (grants_total(a->regions) && dray_now().ns < a->drain_deadline_ns)) {
+		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
+			a->overdue = true;
+			log_warning("agent",
+				    "drain deadline passed with %" PRIu64
+				    " transfers in flight, stopping them",
+				    left);
+			for (unsigned i = 0; i < a->pool.n; i++)
+				worker_post(a->pool.workers[i],
+					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
+							       .code = DRAY_E_DEADLINE });
+		}
+		if (after(a, &a->drain_timer, DRAIN_LOOK_NS, look) < 0)
+			agent_stop(a, 1);
+		return;
+	}
+	set_state(a, AGENT_DRAINED,
+		  a->overdue ? "what was in flight was stopped at the deadline" :
+			       "nothing is in flight");
+	if (!a->stay)
+		agent_stop(a, 0);
+}
+
+static int look(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	(void)usec;
+	if (agent_list_transfers(a, looked, a) < 0)
+		agent_stop(a, 1);
+	return 0;
+}
+
+int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
+{
+	uint32_t ms;
+
+	if (a->stopping)
+		return -EALREADY;
+	if (a->state != AGENT_RUNNING) {
+		/* one that was to stay need not any more; the limit stays what it was */
+		a->stay &= stay;
+		if (a->state == AGENT_DRAINED && !a->stay)
+			agent_stop(a, 0);
+		return -EALREADY;
+	}
+	if (timeout_ns < 0)
+		timeout_ns = a->config->v.agent.drain_timeout;
+	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
+	a->stay = stay;
+	a->drain_deadline_ns = dray_now().ns + timeout_ns;
+	set_state(a, AGENT_DRAINING, a->told_to_end ? "SIGTERM" : "asked for");
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_DRAIN });
+	regions_drain(a->regions, true);
+	sessions_drain(a->sessions, ms);
+	peers_drain(a->peers, ms);
+	/* the answer of a worker comes after it has seen COMMAND_DRAIN: none can be accepted behind our back */
+	look(NULL, 0, a);
+	return 0;
+}
+
+int agent_resume(struct agent *a)
+{
+	if (a->stopping || a->told_to_end)
+		return -ESHUTDOWN;
+	if (a->state == AGENT_RUNNING)
+		return 0;
+	/* what workers have yet to answer belongs to this drain, and says nothing about the next one */
+	agent_forget_listings(a, a);
+	if (a->drain_timer)
+		sd_event_source_set_enabled(a->drain_timer, SD_EVENT_OFF);
+	a->stay = a->overdue = false;
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_RESUME });
+	regions_drain(a->regions, false);
+	sessions_resume(a->sessions);
+	peers_resume(a->peers);
+	set_state(a, AGENT_RUNNING, "resumed");
+	return 0;
+}
+
+int agent_drain_now(struct agent *a, bool stay)
+{
+	if (a->stopping)
+		return -ESHUTDOWN;
+	if (a->state == AGENT_RUNNING)
+		return agent_drain(a, 0, stay);
+	/* SIGTERM has the last word on what comes after */
+	a->stay = stay && !a->told_to_end;
+	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, dray_now().ns);
+	if (a->state == AGENT_DRAINED && !a->stay)
+		agent_stop(a, 0);
+	return 0;
+}
+
+struct drain_progress agent_drain_progress(struct agent *a)
+{
+	int64_t left_ns = a->drain_deadline_ns - dray_now().ns;
+
+	if (a->state != AGENT_DRAINING)
+		return (struct drain_progress){ .transfers = 0 };
+	return (struct drain_progress){ .transfers = a->left_transfers,
+					.bytes = a->left_bytes,
+					.grants = grants_total(a->regions),
+					.left_ns = dray_max(left_ns, (int64_t)0) };
+}
+
+/* From now until the process has ended, at most; slices that are stopped take their time to come home. */
+static int64_t longest_end(const struct agent *a)
+{
+	const struct dray_config *cfg = &a->config->v;
+
+	return cfg->agent.drain_timeout + cfg->transfer.slice_timeout + 2 * STOP_LIMIT_NS +
+	       (int64_t)a->pool.n * WORKER_QUIT_LIMIT_NS;
+}
+
+static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, void *arg)
+{
+	struct agent *a = arg;
+
+	(void)s;
+	if (si->ssi_signo == SIGHUP) {
+		struct config_changes changes;
+
+		log_notice("agent", "SIGHUP: reading the configuration again");
+		agent_reload(a, &changes, NULL);
+		return 0;
+	}
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING && !a->stopping) {
+		log_notice("agent", "SIGTERM: draining");
+		a->told_to_end = true;
+		/* systemd kills after TimeoutStopSec unless it is told that more is needed */
+		notify_extend(a->notify, longest_end(a));
+		agent_drain(a, -1, false);
+		return 0;
+	}
+	/* somebody else's drain is no first SIGTERM: it goes on, and within our limit from now */
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINING && !a->told_to_end &&
+	    !a->stopping) {
+		int64_t ends = dray_now().ns + a->config->v.agent.drain_timeout;
+
+		log_notice("agent", "SIGTERM: draining already, will end");
+		a->told_to_end = true;
+		a->stay = false;
+		a->drain_deadline_ns = dray_min(a->drain_deadline_ns, ends);
+		notify_extend(a->notify, longest_end(a));
+		return 0;
+	}
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->stopping) {
+		agent_stop(a, 0);
+		return 0;
+	}
+	log_notice("agent", "%s: stopping at once",
+		   si->ssi_signo == SIGTERM ? "second SIGTERM" : "SIGINT");
+	if (a->stopping)
+		return sd_event_exit(a->event, 1);
+	agent_stop(a, 1);
+	return 0;
+}
+
+int agent_watch_signals(struct agent *a)
+{
+	static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+	sigset_t set;
+	int ret;
+
+	signal(SIGPIPE, SIG_IGN);
+	/* the agent has no children; those it inherits, as process 1 of a container, the kernel buries */
+	signal(SIGCHLD, SIG_IGN);
+	while (waitpid(-1, NULL, WNOHANG) > 0)
+		continue;
+	sigemptyset(&set);
+	for (unsigned i = 0; i < 3; i++)
+		sigaddset(&set, numbers[i]);
+	if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+		return -errno;
+	for (unsigned i = 0; i < 3; i++) {
+		ret = sd_event_add_signal(a->event, &a->signals[a->n_signals], numbers[i],
+					  handle_signal, a);
+		if (ret < 0)
+			return ret;
+		a->n_signals++;
+	}
+	return 0;
+}

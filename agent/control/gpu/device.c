@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Devices. One is started when memory on it is opened for the first time, and stays: its context costs GPU memory, but
+ * the next engine would wait for another. One that is lost is told to the workers and to the owner of its
+ * regions. One that does not get on counts as lost, while its copies may go on: so its queues end first, which waits for
+ * them, then memory. When nobody uses anything of it any more it is stopped, and whoever wants it next starts it anew.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "agent/control/gpu/internal.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* What is under way in a device that was given up should have ended by then: the longest copies take a second. */
+#define END_LIMIT_US (5 * UINT64_C(1000000))
+
+/* --- names ---------------------------------------------------------------------------------------- */
+
+struct address {
+	unsigned domain, bus, slot, function;
+};
+
+/* As in /sys, as nvidia-smi writes it (a domain of eight digits), or without its domain. */
+static bool parse_address(const char *text, struct address *a)
+{
+	int end = 0;
+
+	if (sscanf(text, "%8x:%2x:%2x.%1x%n", &a->domain, &a->bus, &a->slot, &a->function, &end) ==
+		    4 &&
+	    !text[end])
+		return true;
+	a->domain = 0;
+	end = 0;
+	return sscanf(text, "%2x:%2x.%1x%n", &a->bus, &a->slot, &a->function, &end) == 3 &&
+	       !text[end];
+}
+
+static bool is_named(const struct gpu_device *d, const char *name)
+{
+	struct address a, b;
+
+	if (!strcasecmp(d->info.uuid, name))
+		return true;
+	return parse_address(name, &a) && parse_address(d->info.bdf, &b) && a.domain == b.domain &&
+	       a.bus == b.bus && a.slot == b.slot && a.function == b.function;
+}
+
+static struct gpu_device *find(struct gpus *g, const char *name)
+{
+	for (unsigned i = 0; i < g->n; i++)
+		if (is_named(&g->devices[i], name))
+			return &g->devices[i];
+	return NULL;
+}
+
+static bool is_excluded(const struct gpu_device *d)
+{
+	const struct dray_strv *v = &d->gpus->cfg->gpu.devices;
+
+	for (size_t i = 0; i < v->n; i++)
+		if (is_named(d, v->v[i]))
+			return false;
+	return v->n;
+}
+
+void gpu_devices_find(struct gpus *g)
+{
+	const struct dray_strv *v = &g->cfg->gpu.devices;
+	struct gpu_device_info info[GPU_DEVICES_MAX];
+
+	memset(info, 0, sizeof(info));
+	g->n = dray_min(g->ops->devices(g->plugin, info, GPU_DEVICES_MAX),
+			(unsigned)GPU_DEVICES_MAX);
+	for (unsigned i = 0; i < g->n; i++) {
+		struct gpu_device *d = &g->devices[i];
+
+		*d = (struct gpu_device){ .gpus = g, .index = i, .info = info[i] };
+		d->excluded = is_excluded(d);
+	}
+	for (size_t i = 0; i < v->n; i++)
+		if (!find(g, v->v[i]))
+			log_warning(AREA, "gpu.devices names %s, which is no GPU here, ignoring",
+				    v->v[i]);
+}
+
+static const char *names(const struct gpus *g, char *buf, size_t size)
+{
+	size_t at = 0;
+
+	snprintf(buf, size, "none");
+	for (unsigned i = 0; i < g->n; i++) {
+		const char *name = g->devices[i].info.uuid;
+
+		if (at + strlen(name) + 16 > size) {
+			snprintf(buf + at, size - at, " and %u more", g->n - i);
+			break;
+		}
+		at += (size_t)snprintf(buf + at, size - at, "%s%s", i ? ", " : "", name);
+	}
+	return buf;
+}
+
+struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_err *reterr)
+{
+	struct gpu_device *d = find(g, name);
+	char known[140];
+
+	if (!d)
+		dray_err_set(reterr, -ENODEV, DRAY_E_GPU_DEVICE,
+			     "this agent does not see GPU %.64s; it sees %s", name,
+			     names(g, known, sizeof(known)));
+	else if (d->excluded)
+		dray_err_set(reterr, -ENODEV, DRAY_E_GPU_DEVICE,
+			     "GPU %.64s is not among those that this agent uses (gpu.devices)",
+			     name);
+	else if (!d->info.usable)
+		dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			     "the CUDA plug-in has no code for GPU %.64s (%s, compute capability "
+			     "%u.%u)",
+			     name, d->info.name, d->info.major, d->info.minor);
+	else
+		return d;
+	return NULL;
+}
+
+/* --- start ---------------------------------------------------------------------------------------- */
+
+static void start_run(struct job *j)
+{
+	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
+	struct gpus *g = d->gpus;
+
+	d->error = g->ops->start(g->plugin, d->index, &d->context_bytes, &d->peers, &d->err);
+	if (d->error < 0)
+		return;
+	d->started = true;
+	d->peers_err = d->err;
+	d->err = DRAY_ERR_NULL;
+	d->error = queues_make(d, &d->err);
+	if (d->error < 0)
+		gpu_device_give_back(d);
+	else if (!g->staging_tried) {
+		staging_make(g, &d->staging_err);
+		g->staging_tried = true;
+	}
+}
+
+static void tell_staging(struct gpu_device *d)
+{
+	struct gpus *g = d->gpus;
+
+	if (g->staging_told)
+		return;
+	g->staging_told = true;
+	if (d->staging_err.code)
+		log_warning(AREA,
+			    "no staging memory, GPU memory moves over the network by RDMA alone: "
+			    "%s",
+			    d->staging_err.msg);
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		if (g->lists[w])
+			gpus_tell(g, w, GPU_LISTS, 0, g->lists[w]);
+		if (!g->staging[w].base)
+			continue;
+		gpus_tell(g, w, GPU_STAGING, 0, &g->staging[w]);
+		g->deps.up->staging(g->deps.arg, w, &g->staging[w]);
+	}
+}
+
+static void start_done(struct job *j)
+{
+	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
+	struct gpus *g = d->gpus;
+
+	if (d->error < 0) {
+		d->state = DEVICE_UNUSED;
+		dray_err_set(&d->err, d->error, DRAY_E_NO_MEMORY, "GPU %s cannot be used: %s",
+			     d->info.uuid, dray_errno_text(d->error));
+		snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+		log_limited(DRAY_LOG_WARNING, AREA, "cannot be started: %s gpu=%s", d->err.msg,
+			    d->info.uuid);
+		memories_refuse(d, &d->err);
+		return;
+	}
+	d->state = DEVICE_READY;
+	d->reason[0] = '\0';
+	log_info(AREA,
+		 "started, its context takes %" PRIu64
+		 " MiB of GPU memory gpu=%s address=%s name=\"%s\"",
+		 d->context_bytes >> 20, d->info.uuid, d->info.bdf, d->info.name);
+	if (d->info.peers & ~d->peers)
+		log_warning(
+			AREA,
+			"bytes between it and some of its peers are staged: %s gpu=%s left_out=%x",
+			d->peers_err.msg, d->info.uuid, d->info.peers & ~d->peers);
+	tell_staging(d);
+	for (unsigned w = 0; w < g->n_workers; w++)
+		gpus_tell(g, w, GPU_UP, d->index, &d->queues[w]);
+	pins_begin(g);
+	memories_step(g, NULL);
+}
+
+void gpu_device_start(struct gpu_device *d)
+{
+	if (d->state != DEVICE_UNUSED)
+		return;
+	d->state = DEVICE_STARTING;
+	d->err = DRAY_ERR_NULL;
+	d->context_bytes = 0;
+	jobs_add(d->gpus->opener, &d->job, start_run, start_done);
+}
+
+/* --- end ------------------------------------------------------------------------------------------ */
+
+void gpu_device_give_back(struct gpu_device *d)
+{
+	if (!d->started)
+		return;
+	queues_free(d);
+	d->gpus->ops->stop(d->gpus->plugin, d->index);
+	d->started = false;
+}
+
+static void stop_run(struct job *j)
+{
+	gpu_device_give_back(dray_container_of(j, struct gpu_device, job));
+}
+
+static void stop_done(struct job *j)
+{
+	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
+
+	d->state = DEVICE_UNUSED;
+	d->context_bytes = 0;
+	log_info(AREA, "given back gpu=%s", d->info.uuid);
+	memories_step(d->gpus, NULL);
+}
+
+void gpu_device_check(struct gpu_device *d)
+{
+	if (d->state != DEVICE_ENDED || d->memories)
+		return;
+	d->state = DEVICE_STOPPING;
+	jobs_add(d->gpus->opener, &d->job, stop_run, stop_done);
+}
+
+void gpu_device_lost(struct gpu_device *d, const char *why)
+{
+	struct gpus *g = d->gpus;
+
+	if (d->state != DEVICE_READY)
+		return;
+	d->state = DEVICE_LOST;
+	g->lost++;
+	snprintf(d->reason, sizeof(d->reason), "%s", why);
+	log_error(AREA, "lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s", d->regions,
+		  why, d->info.uuid, d->info.bdf);
+	g->deps.up->lost(g->deps.arg, d->index);
+	d->gone_missing = g->n_workers;
+	for (unsigned w = 0; w < g->n_workers; w++)
+		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
+}
+
+bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of)
+{
+	for (unsigned i = 0; i < g->n; i++) {
+		const struct gpu_device *d = &g->devices[i];
+
+		if (d->state != DEVICE_LOST && d->state != DEVICE_ENDING)
+			continue;
+		if (!of || d == of || d->peers >> of->index & 1)
+			return false;
+	}
+	return true;
+}
+
+/* Nobody waits for it any more but what its copies may touch, which somebody must be told of. */
+static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct gpu_device *d = arg;
+
+	(void)source;
+	(void)usec;
+	d->hangs = true;
+	d->error = -EIO;
+	d->err = DRAY_ERR_NULL;
+	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
+		     "GPU %s hangs: its copies do not end, restart the agent", d->info.uuid);
+	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
+	log_error(
+		AREA,
+		"hangs, its copies do not end; what they may touch is kept from its owners: %" PRIu32
+		" regions on it, regions of its peers, pinned host memory; restart the agent gpu=%s "
+		"address=%s",
+		d->memories, d->info.uuid, d->info.bdf);
+	memories_refuse(d, &d->err);
+	return 0;
+}
+
+static void queues_end_run(struct job *j)
+{
+	queues_free(dray_container_of(j, struct gpu_device, job));
+}
+
+static void queues_end_done(struct job *j)
+{
+	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
+
+	d->late = sd_event_source_disable_unref(d->late);
+	if (d->hangs)
+		log_notice(AREA, "its copies have ended after all gpu=%s", d->info.uuid);
+	d->hangs = false;
+	d->state = DEVICE_ENDED;
+	memories_settled(d->gpus);
+	if (gpu_devices_settled(d->gpus, NULL))
+		pins_settled(d->gpus);
+	gpu_device_check(d);
+}
+
+void gpu_device_worker_gone(struct gpu_device *d)
+{
+	struct gpus *g = d->gpus;
+
+	if (d->state != DEVICE_LOST || --d->gone_missing)
+		return;
+	d->state = DEVICE_ENDING;
+	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)
+		log_warning(AREA, "no thread for its end, others may have to wait for it gpu=%s",
+			    d->info.uuid);
+	/* without it nobody is told, and all else goes on */
+	if (sd_event_add_time_relative(g->deps.event, &d->late, CLOCK_MONOTONIC, END_LIMIT_US, 0,
+				       handle_late, d) < 0)
+		d->late = NULL;
+	jobs_add(d->ender ? d->ender : g->opener, &d->job, queues_end_run, queues_end_done);
+}

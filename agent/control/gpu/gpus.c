@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/gpu/gpus.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/gpu/internal.h"
+#include "gpu/loader.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
+{
+	struct gpus *g = calloc(1, sizeof(*g));
+
+	if (!g)
+		return -ENOMEM;
+	g->deps = *deps;
+	g->cfg = deps->cfg;
+	g->n_workers = deps->pool->n;
+	dray_list_init(&g->memories);
+	dray_list_init(&g->hosts);
+	dray_list_init(&g->host_regions);
+	dray_list_init(&g->pins);
+	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s",
+		 g->cfg->gpu.enable ? "not loaded yet" : "not used (gpu.enable is false)");
+	*ret = g;
+	return 0;
+}
+
+/* --- the plug-in ------------------------------------------------------------------------------------ */
+
+static void load_run(struct job *j)
+{
+	struct gpus *g = dray_container_of(j, struct gpus, job);
+
+	g->error = g->ops ? 0 : gpu_load(g->cfg->gpu.plugin, &g->ops, &g->err);
+	if (g->error >= 0)
+		g->error = g->ops->open(&g->plugin, &g->err);
+}
+
+static void load_done(struct job *j)
+{
+	struct gpus *g = dray_container_of(j, struct gpus, job);
+	struct dray_err err;
+
+	if (g->error < 0) {
+		/* the next who wants it finds out whether that has changed */
+		g->plugin_state = PLUGIN_UNUSED;
+		dray_err_set(&g->err, g->error, DRAY_E_UNSUPPORTED,
+			     "the CUDA plug-in cannot be used: %s", dray_errno_text(g->error));
+		if (strcmp(g->plugin_text, g->err.msg) != 0)
+			log_warning(AREA, "GPU memory cannot be used: %s", g->err.msg);
+		snprintf(g->plugin_text, sizeof(g->plugin_text), "%s", g->err.msg);
+		err = g->err;
+		memories_step(g, &err);
+		return;
+	}
+	g->plugin_state = PLUGIN_READY;
+	snprintf(g->plugin_text, sizeof(g->plugin_text), "%s", g->ops->version(g->plugin));
+	gpu_devices_find(g);
+	log_info(AREA, "plug-in %s is loaded: %s gpus=%u", g->ops->name, g->plugin_text, g->n);
+	memories_step(g, NULL);
+}
+
+int gpus_load(struct gpus *g, struct dray_err *reterr)
+{
+	int ret = 0;
+
+	if (!g->opener)
+		ret = jobs_new(&g->opener, g->deps.event, "dray-gpu", STACK_BYTES);
+	if (ret >= 0 && !g->pinner)
+		ret = jobs_new(&g->pinner, g->deps.event, "dray-gpu-pin", STACK_BYTES);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "a thread for GPUs: %s",
+				    dray_errno_text(ret));
+	if (g->plugin_state == PLUGIN_UNUSED) {
+		g->plugin_state = PLUGIN_LOADING;
+		g->err = DRAY_ERR_NULL;
+		jobs_add(g->opener, &g->job, load_run, load_done);
+	}
+	return 0;
+}
+
+/* --- workers ----------------------------------------------------------------------------------------- */
+
+void gpus_tell(struct gpus *g, unsigned worker, enum gpu_message type, uint64_t id, void *arg)
+{
+	worker_post(g->deps.pool->workers[worker],
+		    &(struct command){ .type = COMMAND_TRANSPORT,
+				       .message = { .transport = DMSG_TRANSPORT_GPU,
+						    .type = type,
+						    .id = id,
+						    .arg = arg } });
+}
+
+void gpus_message(struct gpus *g, unsigned worker, const struct transport_message *m)
+{
+	(void)worker;
+	if (m->id >= g->n)
+		return;
+	switch ((enum gpu_message)m->type) {
+	case GPU_LOST:
+		gpu_device_lost(&g->devices[m->id], "a copy failed");
+		break;
+	case GPU_GONE:
+		gpu_device_worker_gone(&g->devices[m->id]);
+		break;
+	case GPU_UP:
+	case GPU_DOWN:
+	case GPU_STAGING:
+	case GPU_LISTS:
+	case GPU_PINNED:
+		break;
+	}
+}
+
+bool gpus_flush_rdma(struct gpus *g, unsigned device)
+{
+	struct gpu_device *d = device < g->n ? &g->devices[device] : NULL;
+	int ret;
+
+	if (!d || d->state != DEVICE_READY)
+		return false;
+	ret = d->info.rdma_ordered ? 0 : g->ops->flush_rdma(g->plugin, device);
+	if (ret >= 0 || ret == -EOPNOTSUPP)
+		return true;
+	gpu_device_lost(d, "what RDMA devices wrote could not be made visible to it");
+	return false;
+}
+
+/* --- the end ----------------------------------------------------------------------------------------- */
+
+static void end_run(struct job *j)
+{
+	struct gpus *g = dray_container_of(j, struct gpus, job);
+
+	for (unsigned i = 0; i < g->n; i++)
+		queues_free(&g->devices[i]);
+	memories_give_back(g);
+	pins_give_back(g);
+	for (unsigned i = 0; i < g->n; i++)
+		gpu_device_give_back(&g->devices[i]);
+	staging_free(g);
+	gpu_hosts_give_back(g);
+	if (g->plugin)
+		g->ops->close(g->plugin);
+}
+
+bool gpus_free(struct gpus *g)
+{
+	bool ended;
+
+	if (!g)
+		return true;
+	/* what is queued still comes to its end, and what it has made is given back behind it */
+	ended = jobs_free(g->pinner);
+	for (unsigned i = 0; i < g->n; i++) {
+		sd_event_source_disable_unref(g->devices[i].late);
+		ended = jobs_free(g->devices[i].ender) && ended;
+	}
+	if (ended && g->opener)
+		jobs_add(g->opener, &g->job, end_run, NULL);
+	ended = jobs_free(g->opener) && ended;
+	if (!ended)
+		return false;
+	memories_free(g);
+	gpu_hosts_free(g);
+	pins_free(g);
+	free(g);
+	return true;
+}
+
+/* --- what others may see ------------------------------------------------------------------------------ */
+
+static const char *state_name(const struct gpu_device *d)
+{
+	static const char *const names[] = {
+		[DEVICE_UNUSED] = "unused", [DEVICE_STARTING] = "starting",
+		[DEVICE_READY] = "ready",   [DEVICE_LOST] = "lost",
+		[DEVICE_ENDING] = "lost",   [DEVICE_ENDED] = "lost",
+		[DEVICE_STOPPING] = "lost",
+	};
+
+	return d->excluded ? "excluded" : names[d->state];
+}
+
+void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info), void *arg)
+{
+	for (unsigned i = 0; i < g->n; i++) {
+		const struct gpu_device *d = &g->devices[i];
+
+		fn(arg, &(struct gpu_info){
+				.index = i,
+				.device = &d->info,
+				.state = state_name(d),
+				.reason = d->excluded ? "not in gpu.devices" : d->reason,
+				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
+				.bytes = d->bytes,
+				.regions = d->regions,
+			});
+	}
+}
+
+struct gpus_totals gpus_totals(const struct gpus *g)
+{
+	struct gpus_totals t = { .pinned_bytes = g->pinned_bytes,
+				 .lost = g->lost,
+				 .plugin = g->plugin_text };
+
+	for (unsigned i = 0; i < g->n; i++)
+		t.contexts += g->devices[i].state >= DEVICE_READY;
+	return t;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pinned host memory beside that of the workers. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/control/gpu/internal.h"
+
+struct gpu_host {
+	struct dray_list link;
+	struct gpus *gpus;
+	uint64_t bytes;
+	void *base; /* NULL: there is none yet, or any more */
+	gpu_host_fn done;
+	void *arg;
+	int error;
+	struct dray_err err;
+	struct job job;
+};
+
+static struct gpu_host *host_of(struct job *j)
+{
+	return dray_container_of(j, struct gpu_host, job);
+}
+
+static void give_back(struct gpu_host *h)
+{
+	if (h->base)
+		h->gpus->ops->host_free(h->gpus->plugin, h->base);
+	h->base = NULL;
+}
+
+static void make_run(struct job *j)
+{
+	struct gpu_host *h = host_of(j);
+
+	h->error = h->gpus->ops->host_alloc(h->gpus->plugin, h->bytes, &h->base, &h->err);
+}
+
+static void make_done(struct job *j)
+{
+	struct gpu_host *h = host_of(j);
+
+	if (h->error >= 0) {
+		h->done(h->arg, h, h->base, NULL);
+		return;
+	}
+	dray_list_del(&h->link);
+	h->done(h->arg, NULL, NULL, &h->err);
+	free(h);
+}
+
+int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg)
+{
+	struct gpu_host *h;
+
+	if (g->plugin_state != PLUGIN_READY)
+		return -ENODEV;
+	h = calloc(1, sizeof(*h));
+	if (!h)
+		return -ENOMEM;
+	h->gpus = g;
+	h->bytes = bytes;
+	h->done = done;
+	h->arg = arg;
+	dray_list_add(&g->hosts, &h->link);
+	jobs_add(g->opener, &h->job, make_run, make_done);
+	return 0;
+}
+
+static void free_run(struct job *j)
+{
+	give_back(host_of(j));
+}
+
+static void free_done(struct job *j)
+{
+	struct gpu_host *h = host_of(j);
+
+	dray_list_del(&h->link);
+	free(h);
+}
+
+void gpus_host_free(struct gpu_host *h)
+{
+	jobs_add(h->gpus->opener, &h->job, free_run, free_done);
+}
+
+void gpu_hosts_give_back(struct gpus *g)
+{
+	dray_list_for_each(&g->hosts, h, struct gpu_host, link)
+		give_back(h);
+}
+
+void gpu_hosts_free(struct gpus *g)
+{
+	dray_list_for_each(&g->hosts, h, struct gpu_host, link)
+		free(h);
+}

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of clients: opened on the device it is on, and closed when nobody uses it any more. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/control/gpu/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+#define PAGE 4096ull
+#define DEVICE_NAME 72
+
+enum memory_state {
+	MEMORY_WAITING, /* for the plug-in or the device */
+	MEMORY_OPENING, /* a job is about it */
+	MEMORY_OPEN,
+	MEMORY_CLOSING, /* likewise, or its answer is on its way */
+};
+
+struct gpu_memory {
+	struct dray_list link;
+	struct gpus *gpus;
+	struct gpu_device *device; /* NULL: not known yet */
+	char name[DEVICE_NAME];
+	enum memory_state state;
+	bool write, want_dmabufs;
+	bool cancelled; /* closed as soon as its job is done */
+	bool due;       /* to be looked at again */
+	bool held;      /* to be closed when devices are settled */
+	uint64_t bytes;
+	gpu_opened_fn done;
+	void *arg;
+	void (*closed)(void *arg);
+	void *closed_arg;
+	int error;
+	struct dray_err err;
+	struct job job;
+	unsigned n;
+	int *dmabufs;
+	struct gpu_import **imports;
+	struct gpu_part parts[];
+};
+
+static void memory_free(struct gpu_memory *m)
+{
+	for (unsigned i = 0; i < m->n; i++)
+		m->gpus->deps.up->close_fds(m->gpus->deps.arg, &m->parts[i].fd, 1);
+	dray_list_del(&m->link);
+	free(m->dmabufs);
+	free(m->imports);
+	free(m);
+}
+
+/* --- its end --------------------------------------------------------------------------------------- */
+
+/* On the opener's thread. */
+static void give_back(struct gpu_memory *m)
+{
+	for (unsigned i = 0; i < m->n; i++) {
+		m->dmabufs[i] = dray_close(m->dmabufs[i]);
+		if (m->imports[i])
+			m->gpus->ops->release(m->imports[i]);
+		m->imports[i] = NULL;
+	}
+}
+
+static void close_run(struct job *j)
+{
+	give_back(dray_container_of(j, struct gpu_memory, job));
+}
+
+/* Nothing of it is left. */
+static void close_done(struct job *j)
+{
+	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
+	void (*closed)(void *arg) = m->closed;
+	void *arg = m->closed_arg;
+	struct gpu_device *d = m->device;
+	bool counted = m->state == MEMORY_CLOSING && m->error >= 0 && d;
+
+	memory_free(m);
+	if (counted)
+		d->memories--;
+	if (closed)
+		closed(arg);
+	if (d)
+		gpu_device_check(d);
+}
+
+static void memory_close(struct gpu_memory *m)
+{
+	m->state = MEMORY_CLOSING;
+	m->held = !gpu_devices_settled(m->gpus, m->device);
+	if (!m->held)
+		jobs_add(m->gpus->opener, &m->job, close_run, close_done);
+}
+
+void memories_settled(struct gpus *g)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		if (m->held)
+			memory_close(m);
+}
+
+void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg)
+{
+	m->device->regions--;
+	m->device->bytes -= m->bytes;
+	m->closed = done;
+	m->closed_arg = done_arg;
+	memory_close(m);
+}
+
+/* --- opening --------------------------------------------------------------------------------------- */
+
+static int import(struct gpu_memory *m, unsigned i)
+{
+	const struct gpus *g = m->gpus;
+	struct gpu_part *p = &m->parts[i];
+	struct gpu_import_spec spec = { .kind = p->kind,
+					.device = m->device->index,
+					.fd = p->fd,
+					.bytes = p->bytes,
+					.allocation = p->allocation,
+					.write = m->write };
+	uint64_t bytes;
+	int ret;
+
+	memcpy(spec.handle, p->handle, sizeof(spec.handle));
+	ret = g->ops->import(g->plugin, &spec, &m->imports[i], &p->address, &bytes, &m->err);
+	if (ret < 0)
+		return ret;
+	if (bytes < p->bytes)
+		return dray_err_set(&m->err, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+				    "extents end at %llu, their allocation has %llu bytes",
+				    (unsigned long long)p->bytes, (unsigned long long)bytes);
+	/* what fails here costs RDMA its direct way, and nothing else */
+	if (m->want_dmabufs) {
+		ret = g->ops->export_dmabuf(m->imports[i], 0, (p->bytes + PAGE - 1) / PAGE * PAGE,
+					    NULL);
+		m->dmabufs[i] = ret >= 0 ? ret : -1;
+		if (ret == -EIO)
+			return dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost");
+	}
+	return 0;
+}
+
+static void open_run(struct job *j)
+{
+	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
+
+	m->error = 0;
+	for (unsigned i = 0; i < m->n && m->error >= 0; i++)
+		m->error = import(m, i);
+	if (m->error < 0)
+		give_back(m);
+}
+
+static void refuse(struct gpu_memory *m, int error, const struct dray_err *err)
+{
+	gpu_opened_fn done = m->done;
+	struct dray_err e = *err;
+	void *arg = m->arg;
+
+	dray_err_set(&e, error, error == -EIO ? DRAY_E_GPU_LOST : DRAY_E_INTERNAL,
+		     "the GPU memory cannot be opened: %s", dray_errno_text(error));
+	memory_free(m);
+	done(arg, NULL, 0, NULL, &e);
+}
+
+static void opened(struct gpu_memory *m)
+{
+	struct gpu_device *d = m->device;
+
+	m->state = MEMORY_OPEN;
+	for (unsigned i = 0; i < m->n; i++)
+		m->gpus->deps.up->close_fds(m->gpus->deps.arg, &m->parts[i].fd, 1);
+	d->regions++;
+	d->bytes += m->bytes;
+	m->done(m->arg, m, d->index, m->parts, NULL);
+}
+
+static void open_done(struct job *j)
+{
+	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
+	struct gpu_device *d = m->device;
+	bool failed = m->error < 0;
+
+	/* the device may have been lost meanwhile, by somebody else's work */
+	if (m->error == -EIO)
+		gpu_device_lost(d, m->err.msg[0] ? m->err.msg : "a handle could not be opened");
+	if (failed)
+		d->memories--;
+	if (m->cancelled) {
+		if (failed)
+			close_done(&m->job);
+		else
+			memory_close(m);
+		return;
+	}
+	if (!failed && d->state != DEVICE_READY) {
+		dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost: %s", d->reason);
+		m->cancelled = true;
+		m->done(m->arg, NULL, 0, NULL, &m->err);
+		memory_close(m);
+		return;
+	}
+	if (failed)
+		refuse(m, m->error, &m->err);
+	else
+		opened(m);
+	gpu_device_check(d);
+}
+
+static int check_kinds(const struct gpu_memory *m, struct dray_err *reterr)
+{
+	const struct gpu_device_info *info = &m->device->info;
+
+	for (unsigned i = 0; i < m->n; i++) {
+		bool ipc = m->parts[i].kind == GPU_IMPORT_IPC;
+
+		if (ipc ? !info->ipc : !info->vmm)
+			return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+					    "GPU %.64s does not take kind %s", m->name,
+					    ipc ? "cuda_ipc" : "cuda_vmm");
+	}
+	return 0;
+}
+
+/* As far as it goes now. Below 0: refused, with reterr. */
+static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
+{
+	struct gpus *g = m->gpus;
+
+	if (g->plugin_state != PLUGIN_READY)
+		return gpus_load(g, reterr);
+	if (!m->device) {
+		m->device = gpu_device_get(g, m->name, reterr);
+		if (!m->device)
+			return -ENODEV;
+		if (check_kinds(m, reterr) < 0)
+			return -EOPNOTSUPP;
+	}
+	if (m->device->hangs)
+		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "%s", m->device->err.msg);
+	if (m->device->state != DEVICE_READY) {
+		gpu_device_start(m->device);
+		return 0;
+	}
+	m->state = MEMORY_OPENING;
+	m->device->memories++;
+	jobs_add(g->opener, &m->job, open_run, open_done);
+	return 0;
+}
+
+/* The next of those that wait; who is told may begin or end others meanwhile. d: NULL for any. */
+static struct gpu_memory *next_due(struct gpus *g, const struct gpu_device *d)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		if (m->due && m->state == MEMORY_WAITING && (!d || m->device == d)) {
+			m->due = false;
+			return m;
+		}
+	return NULL;
+}
+
+static void all_due(struct gpus *g)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		m->due = !m->cancelled;
+}
+
+void memories_step(struct gpus *g, const struct dray_err *why)
+{
+	struct gpu_memory *m;
+
+	all_due(g);
+	while ((m = next_due(g, NULL))) {
+		struct dray_err err = DRAY_ERR_NULL;
+		int ret = why ? -EOPNOTSUPP : memory_step(m, &err);
+
+		if (ret < 0)
+			refuse(m, ret, why ? why : &err);
+	}
+}
+
+void memories_refuse(struct gpu_device *d, const struct dray_err *why)
+{
+	struct dray_err err = *why;
+	struct gpu_memory *m;
+
+	all_due(d->gpus);
+	while ((m = next_due(d->gpus, d)))
+		refuse(m, d->error, &err);
+}
+
+static struct gpu_memory *memory_new(struct gpus *g, const char *device,
+				     const struct gpu_part *parts, unsigned n)
+{
+	struct gpu_memory *m = calloc(1, sizeof(*m) + n * sizeof(m->parts[0]));
+
+	if (!m)
+		return NULL;
+	m->dmabufs = malloc(n * sizeof(*m->dmabufs));
+	m->imports = calloc(n, sizeof(struct gpu_import *));
+	if (!m->dmabufs || !m->imports) {
+		free(m->dmabufs);
+		free(m->imports);
+		free(m);
+		return NULL;
+	}
+	m->gpus = g;
+	snprintf(m->name, sizeof(m->name), "%s", device);
+	for (unsigned i = 0; i < n; i++) {
+		m->parts[i] = parts[i];
+		m->parts[i].fd = -1;
+		m->dmabufs[i] = -1;
+		m->bytes += parts[i].bytes;
+	}
+	m->n = n;
+	dray_list_add(&g->memories, &m->link);
+	return m;
+}
+
+int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
+	     bool write, gpu_opened_fn done, void *arg, struct dray_err *reterr)
+{
+	struct gpu_memory *m;
+	int ret = 0;
+
+	if (!g->cfg->gpu.enable)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "this agent takes no GPU memory (gpu.enable is false)");
+	m = memory_new(g, device, parts, n);
+	if (!m)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for GPU memory's handles");
+	m->write = write;
+	m->want_dmabufs = g->cfg->rdma.enable;
+	m->done = done;
+	m->arg = arg;
+	for (unsigned i = 0; i < n && ret >= 0; i++) {
+		if (parts[i].kind != GPU_IMPORT_VMM)
+			continue;
+		m->parts[i].fd = ret = fcntl(parts[i].fd, F_DUPFD_CLOEXEC, 3);
+		if (ret < 0)
+			ret = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+					   "a handle's descriptor cannot be kept: %s",
+					   dray_errno_text(errno));
+	}
+	if (ret >= 0)
+		ret = memory_step(m, reterr);
+	if (ret < 0)
+		memory_free(m);
+	return dray_min(ret, 0);
+}
+
+void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link) {
+		if (m->arg != arg || m->cancelled || m->state > MEMORY_OPENING)
+			continue;
+		m->cancelled = true;
+		m->closed = cancelled;
+		m->closed_arg = arg;
+		if (m->state == MEMORY_WAITING) {
+			m->error = -ECANCELED;
+			m->state = MEMORY_CLOSING;
+			jobs_finish(g->opener, &m->job, close_done);
+		}
+		return;
+	}
+}
+
+const int *gpu_memory_dmabufs(const struct gpu_memory *m, unsigned *ret_n)
+{
+	*ret_n = m->n;
+	return m->dmabufs;
+}
+
+void memories_give_back(struct gpus *g)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		give_back(m);
+}
+
+void memories_free(struct gpus *g)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		memory_free(m);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory of regions, pinned so that GPUs reach it. Pages are pinned once, however many regions lie in them: a
+ * region whose pages a pin holds shares it, one that is only in part within a pin stays as it is, and its
+ * bytes are staged. Pinning begins with the first device that is in use. Pins belong to no device.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/control/gpu/internal.h"
+#include "lib/log.h"
+
+#define PAGE 4096ull
+
+struct pin {
+	struct dray_list link; /* on gpus->pins */
+	struct gpus *gpus;
+	uintptr_t base;
+	uint64_t bytes;
+	bool write;
+	uint32_t refs; /* regions; 0: it is going */
+	enum { PIN_MAKING, PIN_MADE, PIN_FAILED, PIN_DROPPING } state;
+	bool made; /* by the job */
+	bool held; /* to be dropped when devices are settled */
+	struct dray_err err;
+	struct job job;
+};
+
+struct host_region {
+	struct dray_list link;
+	struct gpus *gpus;
+	const struct region_view *view;
+	struct pin **pins; /* NULL: not pinned */
+	uint32_t n_pins;
+	bool told, removing;
+	bool held; /* to be ended when devices are settled, whoever shares its pins */
+	void (*done)(void *arg);
+	void *arg;
+};
+
+/* --- pins ------------------------------------------------------------------------------------------- */
+
+static void check_removing(struct gpus *g);
+
+static bool overlaps(const struct pin *p, uintptr_t base, uint64_t bytes)
+{
+	return base < p->base + p->bytes && p->base < base + bytes;
+}
+
+static void unpin_run(struct job *j)
+{
+	struct pin *p = dray_container_of(j, struct pin, job);
+
+	if (p->made)
+		p->gpus->ops->unpin(p->gpus->plugin, (void *)p->base);
+	p->made = false;
+}
+
+static void unpin_done(struct job *j)
+{
+	struct pin *p = dray_container_of(j, struct pin, job);
+	struct gpus *g = p->gpus;
+
+	dray_list_del(&p->link);
+	free(p);
+	check_removing(g);
+}
+
+static void pin_drop(struct pin *p)
+{
+	p->held = p->made && !gpu_devices_settled(p->gpus, NULL);
+	if (!p->held)
+		jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
+}
+
+void pins_settled(struct gpus *g)
+{
+	dray_list_for_each(&g->pins, p, struct pin, link)
+		if (p->held)
+			pin_drop(p);
+	dray_list_for_each(&g->host_regions, r, struct host_region, link)
+		r->held = false;
+	check_removing(g);
+}
+
+/* One that is being made is dropped when it is. */
+static void pin_unref(struct pin *p)
+{
+	if (--p->refs || p->state == PIN_MAKING)
+		return;
+	if (p->state == PIN_MADE)
+		p->gpus->pinned_bytes -= p->bytes;
+	p->state = PIN_DROPPING;
+	pin_drop(p);
+}
+
+static void region_unpin(struct host_region *r)
+{
+	for (uint32_t i = 0; i < r->n_pins; i++)
+		pin_unref(r->pins[i]);
+	free(r->pins);
+	r->pins = NULL;
+	r->n_pins = 0;
+}
+
+static bool has(const struct host_region *r, const struct pin *p)
+{
+	for (uint32_t i = 0; i < r->n_pins; i++)
+		if (r->pins[i] == p)
+			return true;
+	return false;
+}
+
+static void tell(struct host_region *r)
+{
+	struct gpus *g = r->gpus;
+
+	if (r->told || r->removing || !r->n_pins)
+		return;
+	for (uint32_t i = 0; i < r->n_pins; i++)
+		if (r->pins[i]->state != PIN_MADE)
+			return;
+	r->told = true;
+	for (unsigned w = 0; w < g->n_workers; w++)
+		gpus_tell(g, w, GPU_PINNED, r->view->o.handle, NULL);
+}
+
+static void pin_run(struct job *j)
+{
+	struct pin *p = dray_container_of(j, struct pin, job);
+	const struct gpus *g = p->gpus;
+
+	p->made = g->ops->pin(g->plugin, (void *)p->base, p->bytes, p->write, &p->err) >= 0;
+}
+
+static void pin_done(struct job *j)
+{
+	struct pin *p = dray_container_of(j, struct pin, job);
+	struct gpus *g = p->gpus;
+
+	p->state = p->made ? PIN_MADE : PIN_FAILED;
+	if (p->made)
+		g->pinned_bytes += p->bytes;
+	if (!p->refs) {
+		/* as if its last user had gone just now */
+		p->refs = 1;
+		pin_unref(p);
+		return;
+	}
+	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
+		if (!has(r, p))
+			continue;
+		if (p->made) {
+			tell(r);
+			continue;
+		}
+		log_limited(DRAY_LOG_INFO, AREA, "not pinned, its bytes are staged: %s region=%llx",
+			    p->err.code ? p->err.msg : "the driver does not say why",
+			    (unsigned long long)r->view->o.handle);
+		region_unpin(r);
+	}
+}
+
+static struct pin *pin_get(struct gpus *g, uintptr_t base, uint64_t bytes, bool write)
+{
+	struct pin *p;
+
+	dray_list_for_each(&g->pins, it, struct pin, link) {
+		if (!overlaps(it, base, bytes))
+			continue;
+		if (!it->refs || it->state == PIN_FAILED || it->write != write || base < it->base ||
+		    base + bytes > it->base + it->bytes)
+			return NULL;
+		it->refs++;
+		return it;
+	}
+	p = calloc(1, sizeof(*p));
+	if (!p)
+		return NULL;
+	p->gpus = g;
+	p->base = base;
+	p->bytes = bytes;
+	p->write = write;
+	p->refs = 1;
+	dray_list_add(&g->pins, &p->link);
+	jobs_add(g->pinner, &p->job, pin_run, pin_done);
+	return p;
+}
+
+/* --- regions ------------------------------------------------------------------------------------------ */
+
+struct pages {
+	uintptr_t base, end;
+};
+
+static int by_base(const void *a, const void *b)
+{
+	const struct pages *x = a, *y = b;
+
+	return x->base < y->base ? -1 : x->base > y->base;
+}
+
+/* The region's pages, each once. Returns how many ranges. */
+static uint32_t pages_of(const struct region_view *v, struct pages *ret)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < v->n_extents; i++) {
+		uintptr_t base = (uintptr_t)v->extents[i].base;
+
+		ret[i].base = base / PAGE * PAGE;
+		ret[i].end = (base + v->extents[i].length + PAGE - 1) / PAGE * PAGE;
+	}
+	qsort(ret, v->n_extents, sizeof(*ret), by_base);
+	for (uint32_t i = 0; i < v->n_extents; i++)
+		if (n && ret[i].base < ret[n - 1].end)
+			ret[n - 1].end = ret[i].end > ret[n - 1].end ? ret[i].end : ret[n - 1].end;
+		else
+			ret[n++] = ret[i];
+	return n;
+}
+
+static void region_pin(struct host_region *r)
+{
+	const struct region_view *v = r->view;
+	struct pages *pages = malloc(v->n_extents * sizeof(*pages));
+	uint32_t n = pages ? pages_of(v, pages) : 0;
+
+	r->pins = n ? calloc(n, sizeof(struct pin *)) : NULL;
+	for (uint32_t i = 0; r->pins && i < n; i++) {
+		struct pin *p = pin_get(r->gpus, pages[i].base, pages[i].end - pages[i].base,
+					v->o.access & DMSG_ACCESS_WRITE);
+
+		if (p)
+			r->pins[r->n_pins++] = p;
+		else {
+			log_debug(AREA,
+				  "not pinned, its bytes are staged: its pages are pinned in part "
+				  "for others region=%llx",
+				  (unsigned long long)v->o.handle);
+			region_unpin(r);
+		}
+	}
+	free(pages);
+	tell(r);
+}
+
+void pins_begin(struct gpus *g)
+{
+	if (g->pinning || !g->cfg->gpu.pin_host)
+		return;
+	g->pinning = true;
+	dray_list_for_each(&g->host_regions, r, struct host_region, link)
+		if (!r->removing)
+			region_pin(r);
+}
+
+void gpus_region_added(struct gpus *g, const struct region_view *view)
+{
+	struct host_region *r;
+
+	if (!g->cfg->gpu.enable || view->memory != REGION_HOST)
+		return;
+	r = calloc(1, sizeof(*r));
+	if (!r)
+		return;
+	r->gpus = g;
+	r->view = view;
+	dray_list_add(&g->host_regions, &r->link);
+	if (g->pinning)
+		region_pin(r);
+}
+
+/* Pages of it are on their way to be unpinned, or are being pinned although nobody wants them any more. */
+static bool going(const struct host_region *r)
+{
+	dray_list_for_each(&r->gpus->pins, p, struct pin, link) {
+		if (p->refs)
+			continue;
+		for (uint32_t i = 0; i < r->view->n_extents; i++) {
+			const struct extent_view *e = &r->view->extents[i];
+
+			if (overlaps(p, (uintptr_t)e->base, e->length))
+				return true;
+		}
+	}
+	return false;
+}
+
+static void region_end(struct host_region *r)
+{
+	void (*done)(void *arg) = r->done;
+	void *arg = r->arg;
+
+	dray_list_del(&r->link);
+	free(r);
+	done(arg);
+}
+
+static struct host_region *next_ended(struct gpus *g)
+{
+	dray_list_for_each(&g->host_regions, r, struct host_region, link)
+		if (r->removing && !r->held && !going(r))
+			return r;
+	return NULL;
+}
+
+/* Whoever is told may remove others meanwhile. */
+static void check_removing(struct gpus *g)
+{
+	struct host_region *r;
+
+	while ((r = next_ended(g)))
+		region_end(r);
+}
+
+void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *arg),
+			 void *done_arg)
+{
+	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
+		if (r->view->o.handle != handle)
+			continue;
+		r->removing = true;
+		r->done = done;
+		r->arg = done_arg;
+		r->held = r->told && !gpu_devices_settled(g, NULL);
+		region_unpin(r);
+		if (!r->held && !going(r))
+			region_end(r);
+		return;
+	}
+	done(done_arg);
+}
+
+void pins_give_back(struct gpus *g)
+{
+	dray_list_for_each(&g->pins, p, struct pin, link)
+		unpin_run(&p->job);
+}
+
+void pins_free(struct gpus *g)
+{
+	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
+		free(r->pins);
+		free(r);
+	}
+	dray_list_for_each(&g->pins, p, struct pin, link)
+		free(p);
+}

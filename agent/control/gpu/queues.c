@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a device has for each worker: queues of both classes, room for their pieces; and the workers' staging memory. */
+#include <errno.h>
+
+#include "agent/control/gpu/internal.h"
+#include "agent/data/transfer/ops_store.h"
+
+static uint32_t peers_of(const struct gpu_device *d)
+{
+	const struct gpus *g = d->gpus;
+	uint32_t mask = 1u << d->index;
+
+	for (unsigned i = 0; i < g->n; i++)
+		if (d->peers >> i & 1 && g->devices[i].info.peers >> d->index & 1)
+			mask |= 1u << i;
+	return mask;
+}
+
+static int queue_make(struct gpu_device *d, struct gpu_queues *q, unsigned class,
+		      struct dray_err *reterr)
+{
+	const struct gpus *g = d->gpus;
+	const struct gpu_queue_spec spec = { .device = d->index,
+					     .latency = class == DMSG_CLASS_LATENCY,
+					     .share = (unsigned)g->cfg->gpu.multiprocessors };
+	void *pieces = NULL;
+	int ret = g->ops->queue_new(g->plugin, &spec, &q->queue[class], reterr);
+
+	if (ret >= 0)
+		ret = g->ops->host_alloc(g->plugin, QUEUE_PIECES * sizeof(struct dray_piece),
+					 &pieces, reterr);
+	if (ret >= 0)
+		q->pieces[class] = pieces;
+	return ret;
+}
+
+int queues_make(struct gpu_device *d, struct dray_err *reterr)
+{
+	struct gpus *g = d->gpus;
+	int ret = 0;
+
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		struct gpu_queues *q = &d->queues[w];
+
+		*q = (struct gpu_queues){ .ops = g->ops,
+					  .plugin = g->plugin,
+					  .device = d->index,
+					  .rdma_ordered = d->info.rdma_ordered,
+					  .peers = peers_of(d),
+					  .n_pieces = QUEUE_PIECES };
+		for (unsigned class = 0; class < CLASSES && ret >= 0; class ++)
+			ret = queue_make(d, q, class, reterr);
+	}
+	return ret;
+}
+
+void queues_free(struct gpu_device *d)
+{
+	const struct gpus *g = d->gpus;
+
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		struct gpu_queues *q = &d->queues[w];
+
+		for (unsigned class = 0; class < CLASSES; class ++) {
+			if (q->queue[class])
+				g->ops->queue_free(q->queue[class]);
+			if (q->pieces[class])
+				g->ops->host_free(g->plugin, q->pieces[class]);
+		}
+		*q = (struct gpu_queues){ 0 };
+	}
+}
+
+void staging_make(struct gpus *g, struct dray_err *reterr)
+{
+	struct dray_err lists_err;
+
+	dray_err_init(&lists_err);
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		struct gpu_staging *s = &g->staging[w];
+		void *base = NULL;
+
+		/* without it lists are copied to the room of their queue */
+		g->ops->host_alloc(g->plugin, OPS_PINNED_BYTES, &g->lists[w], &lists_err);
+		if (g->ops->host_alloc(g->plugin, (uint64_t)g->cfg->gpu.staging, &base, reterr) < 0)
+			continue;
+		*s = (struct gpu_staging){ base, (uint64_t)g->cfg->gpu.staging };
+	}
+}
+
+void staging_free(struct gpus *g)
+{
+	for (unsigned w = 0; w < g->n_workers; w++) {
+		if (g->staging[w].base)
+			g->ops->host_free(g->plugin, g->staging[w].base);
+		g->staging[w] = (struct gpu_staging){ 0 };
+		if (g->lists[w])
+			g->ops->host_free(g->plugin, g->lists[w]);
+		g->lists[w] = NULL;
+	}
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/http/http.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "agent/control/http/internal.h"
+#include "schema/gen/errors.h"
+
+/* What each server may take of the descriptors that the agent may open. */
+#define FD_SHARE 8
+
+static unsigned connections(const struct dray_config *cfg)
+{
+	unsigned n = (unsigned)cfg->http.connections;
+	struct rlimit l;
+
+	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur / FD_SHARE >= n)
+		return n;
+	return dray_max((unsigned)l.rlim_cur / FD_SHARE, 1u);
+}
+
+static bool wanted(const struct dray_strv *addresses)
+{
+	return addresses->n && strcmp(addresses->v[0], "none");
+}
+
+static int server_open(struct http_server *s, struct http *h, bool probes_only, const char *key,
+		       const struct dray_strv *addresses, struct dray_err *reterr)
+{
+	int r;
+
+	if (!wanted(addresses))
+		return 0;
+	r = server_init(s, h, probes_only, connections(h->deps.cfg));
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_IO, "%s: HTTP cannot start: %s", key,
+				    dray_errno_text(r));
+	return http_listen(s, key, addresses, reterr);
+}
+
+int http_new(struct http **ret, const struct http_deps *deps, struct dray_err *reterr)
+{
+	struct http *h = calloc(1, sizeof(*h));
+	int r;
+
+	if (!h)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for HTTP");
+	h->deps = *deps;
+	r = server_open(&h->all, h, false, "http.listen", &deps->cfg->http.listen, reterr);
+	if (r >= 0)
+		r = server_open(&h->probes, h, true, "http.probe_listen",
+				&deps->cfg->http.probe_listen, reterr);
+	if (r < 0) {
+		http_free(h);
+		return r;
+	}
+	*ret = h;
+	return 0;
+}
+
+struct http *http_free(struct http *h)
+{
+	if (!h)
+		return NULL;
+	server_deinit(&h->all);
+	server_deinit(&h->probes);
+	free(h);
+	return NULL;
+}
+
+int http_serve(struct http *h, int fd, bool probes_only)
+{
+	/* MHD wants some address, and looks at nothing but its family */
+	const struct dray_addr from = { .in = { .sin_family = AF_INET }, .len = sizeof(from.in) };
+	struct http_server *s = probes_only ? &h->probes : &h->all;
+	int r = server_add(s, fd, &from);
+
+	if (r >= 0)
+		server_run(s);
+	return r;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is asked for, and the answers. A request for /healthz is suspended until the workers have spoken or
+ * their time is over; everything else is answered at once.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/control/http/internal.h"
+#include "agent/control/http/json.h"
+
+#define TEXT_TYPE "text/plain; charset=utf-8"
+#define JSON_TYPE "application/json"
+
+/* A request that MHD has shown once. */
+static char head_seen;
+
+/* Of /healthz alone, from the second time on. */
+struct request {
+	struct dray_list link;
+	struct http_server *server;
+	struct http_conn *conn;
+	struct MHD_Connection *mhd;
+	struct health_check check;
+	bool answered;
+	struct health_report report;
+};
+
+static struct http_conn *conn_of(struct MHD_Connection *mhd)
+{
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+	return info ? info->socket_context : NULL;
+}
+
+/* --- answers ------------------------------------------------------------------------------------ */
+
+static bool headers_add(struct MHD_Response *response, const char *type)
+{
+	return MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type) == MHD_YES &&
+	       MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store") ==
+		       MHD_YES;
+}
+
+static enum MHD_Result send_response(struct MHD_Connection *mhd, unsigned status,
+				     struct MHD_Response *response, const char *type)
+{
+	if (!response || !headers_add(response, type))
+		return MHD_NO;
+	return MHD_queue_response(mhd, status, response);
+}
+
+/* Consumes text, which may be NULL: then it gives NULL, too. */
+static struct MHD_Response *response_of(char *text, size_t n)
+{
+	struct MHD_Response *response;
+
+	if (!text)
+		return NULL;
+	response = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+	if (!response)
+		free(text);
+	return response;
+}
+
+static enum MHD_Result send_text(struct MHD_Connection *mhd, unsigned status, const char *text)
+{
+	struct MHD_Response *response = MHD_create_response_from_buffer(
+		strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+	enum MHD_Result r = send_response(mhd, status, response, TEXT_TYPE);
+
+	if (response)
+		MHD_destroy_response(response);
+	return r;
+}
+
+/* The connection ends with it: what may follow is not understood. */
+static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const char *text)
+{
+	struct MHD_Response *response = MHD_create_response_from_buffer(
+		strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+	enum MHD_Result r = MHD_NO;
+
+	if (response &&
+	    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES &&
+	    (status != MHD_HTTP_METHOD_NOT_ALLOWED ||
+	     MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD") == MHD_YES))
+		r = send_response(mhd, status, response, TEXT_TYPE);
+	if (response)
+		MHD_destroy_response(response);
+	return r;
+}
+
+/* --- /metrics ----------------------------------------------------------------------------------- */
+
+static struct MHD_Response *metrics_response(struct http_server *s)
+{
+	size_t n = 0;
+	char *text = metrics_render(&s->http->deps.metrics, &n);
+	struct MHD_Response *response = response_of(text, n);
+
+	if (response && !headers_add(response, METRICS_TEXT_TYPE)) {
+		MHD_destroy_response(response);
+		return NULL;
+	}
+	return response;
+}
+
+static enum MHD_Result metrics_page(struct http_server *s, struct MHD_Connection *mhd)
+{
+	if (!s->metrics)
+		s->metrics = metrics_response(s);
+	return s->metrics ? MHD_queue_response(mhd, MHD_HTTP_OK, s->metrics) : MHD_NO;
+}
+
+/* --- /readyz ------------------------------------------------------------------------------------ */
+
+static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *mhd)
+{
+	struct MHD_Response *response;
+	struct ready ready;
+	enum MHD_Result r;
+	size_t n = 0;
+	char *text;
+
+	s->http->deps.ready(s->http->deps.arg, &ready);
+	text = http_ready_json(&ready, &n);
+	response = response_of(text, n);
+	r = send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, response,
+			  JSON_TYPE);
+	if (response)
+		MHD_destroy_response(response);
+	return r;
+}
+
+/* --- /healthz ----------------------------------------------------------------------------------- */
+
+static void health_answered(struct health_check *check, const struct health_report *report)
+{
+	struct request *r = dray_container_of(check, struct request, check);
+
+	r->answered = true;
+	r->report = *report;
+	dray_list_del(&r->link);
+	conn_touch(r->server, r->conn);
+	/* without a listening socket MHD does not wake itself */
+	MHD_resume_connection(r->mhd);
+	server_wake(r->server);
+}
+
+static enum MHD_Result health_ask_first(struct http_server *s, struct MHD_Connection *mhd,
+					void **ret)
+{
+	struct request *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return MHD_NO;
+	r->server = s;
+	r->conn = conn_of(mhd);
+	r->mhd = mhd;
+	r->check = HEALTH_CHECK_INIT(r->check, health_answered);
+	dray_list_add(&s->requests, &r->link);
+	*ret = r;
+	MHD_suspend_connection(mhd);
+	conn_rest(r->conn);
+	health_ask(s->http->deps.health, &r->check);
+	return MHD_YES;
+}
+
+static enum MHD_Result health_page(const struct request *r, struct MHD_Connection *mhd)
+{
+	char text[DRAY_ERR_MSG_MAX + 16];
+
+	if (r->report.alive)
+		return send_text(mhd, MHD_HTTP_OK, "alive\n");
+	snprintf(text, sizeof(text), "not alive: %s\n", r->report.reason);
+	return send_text(mhd, MHD_HTTP_SERVICE_UNAVAILABLE, text);
+}
+
+void pages_stop(struct http_server *s)
+{
+	struct request *r;
+
+	while ((r = dray_list_first(&s->requests, struct request, link))) {
+		health_cancel(&r->check);
+		health_answered(&r->check, &(struct health_report){ .reason = "the agent stops" });
+	}
+}
+
+/* --- requests ----------------------------------------------------------------------------------- */
+
+static bool has_body(struct MHD_Connection *mhd)
+{
+	const char *length =
+		MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+
+	return (length && strcmp(length, "0")) ||
+	       MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+}
+
+enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *url,
+			     const char *method, const char *version, const char *body,
+			     size_t *body_bytes, void **request)
+{
+	struct http_server *s = cls;
+
+	/* there was no memory for it, and its socket is shut already */
+	if (!conn_of(mhd))
+		return MHD_NO;
+	if (*request && *request != &head_seen)
+		return health_page(*request, mhd);
+	if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
+		return refuse(mhd, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD are served\n");
+	if (has_body(mhd))
+		return refuse(mhd, MHD_HTTP_CONTENT_TOO_LARGE, "no body is taken\n");
+	/* answered before MHD is done with the head, it would close the connection */
+	if (!*request) {
+		*request = &head_seen;
+		return MHD_YES;
+	}
+	if (!strcmp(url, "/healthz"))
+		return health_ask_first(s, mhd, request);
+	if (!strcmp(url, "/readyz"))
+		return ready_page(s, mhd);
+	if (!strcmp(url, "/metrics") && !s->probes_only)
+		return metrics_page(s, mhd);
+	return send_text(mhd, MHD_HTTP_NOT_FOUND,
+			 s->probes_only ? "there is /healthz and /readyz\n" :
+					  "there is /metrics, /healthz and /readyz\n");
+}
+
+void page_completed(void *cls, struct MHD_Connection *mhd, void **request,
+		    enum MHD_RequestTerminationCode how)
+{
+	struct http_server *s = cls;
+	struct http_conn *c = conn_of(mhd);
+	struct request *r = *request == &head_seen ? NULL : *request;
+
+	if (r) {
+		health_cancel(&r->check);
+		dray_list_del(&r->link);
+		free(r);
+		*request = NULL;
+	}
+	if (c && how == MHD_REQUEST_TERMINATED_COMPLETED_OK)
+		conn_touch(s, c);
+}

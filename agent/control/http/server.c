@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One MHD daemon on the event loop: its epoll descriptor is a source of ours, and what it still has to do
+ * without news from a socket is done by a timer.
+ *
+ * The limit on time is ours too. MHD's counts from the last byte, and who sends a byte now and then would
+ * keep a connection for ever; here a whole request must be there, and its answer taken, within
+ * http.timeout. Then the socket is shut down, which MHD sees as the client's end.
+ */
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "agent/control/http/internal.h"
+#include "lib/time.h"
+
+/* Of one connection, for request and answer together. A longer head is answered with 431. */
+#define MEMORY_BYTES ((size_t)16 << 10)
+
+/* --- time --------------------------------------------------------------------------------------- */
+
+static void limit_arm(struct http_server *s)
+{
+	const struct http_conn *first = dray_list_first(&s->conns, struct http_conn, link);
+
+	if (!first) {
+		sd_event_source_set_enabled(s->limit, SD_EVENT_OFF);
+		return;
+	}
+	sd_event_source_set_time(s->limit, (uint64_t)first->end_ns / 1000 + 1);
+	sd_event_source_set_enabled(s->limit, SD_EVENT_ONESHOT);
+}
+
+static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct http_server *s = arg;
+	int64_t now = dray_now().ns;
+	struct http_conn *c;
+
+	while ((c = dray_list_first(&s->conns, struct http_conn, link)) && c->end_ns <= now) {
+		shutdown(c->fd, SHUT_RDWR);
+		dray_list_del(&c->link);
+	}
+	server_run(s);
+	return 0;
+}
+
+void conn_touch(struct http_server *s, struct http_conn *c)
+{
+	dray_list_del(&c->link);
+	c->end_ns = dray_now().ns + s->http->deps.cfg->http.timeout;
+	dray_list_add(&s->conns, &c->link);
+}
+
+void conn_rest(struct http_conn *c)
+{
+	dray_list_del(&c->link);
+}
+
+/* --- connections -------------------------------------------------------------------------------- */
+
+static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
+			  enum MHD_ConnectionNotificationCode what)
+{
+	struct http_server *s = cls;
+	struct http_conn *c = *context;
+	int fd;
+
+	if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+		if (c)
+			dray_list_del(&c->link);
+		free(c);
+		return;
+	}
+	fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+	c = calloc(1, sizeof(*c));
+	if (!c) {
+		shutdown(fd, SHUT_RDWR);
+		return;
+	}
+	c->mhd = mhd;
+	c->fd = fd;
+	dray_list_init(&c->link);
+	conn_touch(s, c);
+	*context = c;
+}
+
+int server_add(struct http_server *s, int fd, const struct dray_addr *from)
+{
+	if (!s->daemon) {
+		dray_close(fd);
+		return -ENOTCONN;
+	}
+	/* closes what it does not take */
+	if (MHD_add_connection(s->daemon, fd, &from->sa, from->len) != MHD_YES)
+		return -ENFILE;
+	return 0;
+}
+
+/* --- the daemon --------------------------------------------------------------------------------- */
+
+void server_run(struct http_server *s)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+
+	MHD_run(s->daemon);
+	if (s->metrics)
+		MHD_destroy_response(s->metrics);
+	s->metrics = NULL;
+	if (MHD_get_timeout(s->daemon, &ms) == MHD_YES) {
+		sd_event_source_set_time_relative(s->again, ms * 1000);
+		sd_event_source_set_enabled(s->again, SD_EVENT_ONESHOT);
+	}
+	limit_arm(s);
+}
+
+void server_wake(struct http_server *s)
+{
+	sd_event_source_set_time_relative(s->again, 0);
+	sd_event_source_set_enabled(s->again, SD_EVENT_ONESHOT);
+}
+
+static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	server_run(arg);
+	return 0;
+}
+
+static int on_again(sd_event_source *source, uint64_t usec, void *arg)
+{
+	server_run(arg);
+	return 0;
+}
+
+static int sources_add(struct http_server *s)
+{
+	const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	sd_event *event = s->http->deps.event;
+	int r;
+
+	if (!info)
+		return -ENOTSUP;
+	r = sd_event_add_io(event, &s->io, info->epoll_fd, EPOLLIN, on_io, s);
+	if (r >= 0)
+		r = sd_event_add_time(event, &s->again, CLOCK_MONOTONIC, 0, 1, on_again, s);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(s->again, SD_EVENT_OFF);
+	if (r >= 0)
+		r = sd_event_add_time(event, &s->limit, CLOCK_MONOTONIC, 0, 0, on_limit, s);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(s->limit, SD_EVENT_OFF);
+	return r;
+}
+
+int server_init(struct http_server *s, struct http *h, bool probes_only, unsigned max_conns)
+{
+	*s = (struct http_server){ .http = h, .probes_only = probes_only };
+	dray_list_init(&s->listeners);
+	dray_list_init(&s->conns);
+	dray_list_init(&s->requests);
+	s->daemon = MHD_start_daemon(
+		MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL,
+		page_request, s, MHD_OPTION_NOTIFY_COMPLETED, page_completed, s,
+		MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_LIMIT,
+		max_conns, MHD_OPTION_CONNECTION_MEMORY_LIMIT, MEMORY_BYTES,
+		MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+	if (!s->daemon)
+		return errno ? -errno : -ENOMEM;
+	return sources_add(s);
+}
+
+void server_deinit(struct http_server *s)
+{
+	if (!s->daemon)
+		return;
+	http_listen_close(s);
+	pages_stop(s);
+	s->io = sd_event_source_disable_unref(s->io);
+	MHD_stop_daemon(s->daemon);
+	s->daemon = NULL;
+	if (s->metrics)
+		MHD_destroy_response(s->metrics);
+	sd_event_source_disable_unref(s->again);
+	sd_event_source_disable_unref(s->limit);
+}

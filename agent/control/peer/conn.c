@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The socket is watched level-triggered. What a callback may do is bounded: after MESSAGES_PER_CALL
+ * messages the rest waits for the next turn of the loop, called by the defer source, because bytes
+ * that TLS or the buffer already holds make no socket readable.
+ */
+#include "agent/control/peer/conn.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "lib/assert.h"
+#include "schema/gen/errors.h"
+
+#define MESSAGES_PER_CALL 32
+#define READS_PER_CALL 64
+
+static void conn_destroy(struct conn *c)
+{
+	sd_event_source_disable_unref(c->io);
+	sd_event_source_disable_unref(c->defer);
+	tls_close(&c->tls);
+	dray_close(c->fd);
+	msgbuf_deinit(&c->in);
+	msgbuf_deinit(&c->out);
+	free(c);
+}
+
+static void leave(struct conn *c)
+{
+	if (--c->busy == 0 && c->freed)
+		conn_destroy(c);
+}
+
+static void run_again(struct conn *c)
+{
+	sd_event_source_set_enabled(c->defer, SD_EVENT_ONESHOT);
+}
+
+static void update_events(struct conn *c)
+{
+	uint32_t events = EPOLLIN;
+
+	if (c->freed || c->phase == CONN_FAILED || c->fd < 0)
+		return;
+	if (c->phase == CONN_CONNECTING)
+		events = EPOLLOUT;
+	else if (c->tls.want_write || (c->phase == CONN_OPEN && msgbuf_size(&c->out)))
+		events |= EPOLLOUT;
+	sd_event_source_set_io_events(c->io, events);
+}
+
+static void fail_io(struct conn *c, int r, const struct dray_err *why)
+{
+	if (r == TLS_E_EOF)
+		conn_fail(c, DRAY_E_PEER_LOST, "the other side closed the connection");
+	else
+		conn_fail(c, (uint32_t)why->code, "%s", why->msg);
+}
+
+/* --- output ------------------------------------------------------------------------------------- */
+
+static void flush(struct conn *c)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	size_t n;
+	int r;
+
+	while (c->phase == CONN_OPEN && c->fd >= 0 && msgbuf_size(&c->out)) {
+		r = tls_write(&c->tls, c->out.p + c->out.start, msgbuf_size(&c->out), &n, &why);
+		if (r == TLS_E_AGAIN)
+			return;
+		if (r) {
+			fail_io(c, r, &why);
+			return;
+		}
+		msgbuf_taken(&c->out, n);
+	}
+}
+
+void conn_send(struct conn *c, const void *p, size_t n)
+{
+	size_t room;
+	uint8_t *to;
+
+	if (c->phase != CONN_OPEN || c->freed || c->fd < 0)
+		return;
+	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD) {
+		conn_fail(c, DRAY_E_PEER_LOST, "it does not read what we send");
+		return;
+	}
+	to = msgbuf_room(&c->out, n, &room);
+	if (!to) {
+		conn_fail(c, DRAY_E_NO_MEMORY, "no memory for what is to be sent");
+		return;
+	}
+	memcpy(to, p, n);
+	msgbuf_added(&c->out, n);
+	/*
+	 * A callback of ours flushes at its end. Otherwise in the next turn of the loop, when all that this
+	 * one has to say is together; the defer source costs no system call for that.
+	 */
+	if (!c->busy)
+		run_again(c);
+}
+
+/* --- input -------------------------------------------------------------------------------------- */
+
+/* Hands on whole messages, at most *budget. False when the connection must not be touched any more. */
+static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	struct pmsg_header h;
+	const uint8_t *body;
+	int r;
+
+	*ret_need = 0;
+	while (*budget) {
+		r = msgbuf_next(&c->in, c->message_max, &h, &body, ret_need, &why);
+		if (r == 0)
+			return true;
+		if (r < 0) {
+			conn_fail(c, (uint32_t)why.code, "%s", why.msg);
+			return false;
+		}
+		(*budget)--;
+		c->ops->message(c, &h, body);
+		if (c->freed || c->phase != CONN_OPEN)
+			return false;
+		msgbuf_taken(&c->in, PMSG_HEADER_SIZE + h.length);
+	}
+	return true;
+}
+
+static void input(struct conn *c)
+{
+	unsigned budget = MESSAGES_PER_CALL, reads = READS_PER_CALL;
+	struct dray_err why = DRAY_ERR_NULL;
+	size_t need, room, n;
+	uint8_t *to;
+	int r;
+
+	c->unread = false;
+	for (;;) {
+		if (!deliver(c, &budget, &need))
+			return;
+		if (!budget || !reads--) {
+			c->unread = true;
+			run_again(c);
+			return;
+		}
+		if (c->fd < 0)
+			return;
+		to = msgbuf_room(&c->in, need, &room);
+		if (!to) {
+			conn_fail(c, DRAY_E_NO_MEMORY, "no memory for a message");
+			return;
+		}
+		r = tls_read(&c->tls, to, room, &n, &why);
+		if (r == TLS_E_AGAIN)
+			return;
+		if (r) {
+			fail_io(c, r, &why);
+			return;
+		}
+		msgbuf_added(&c->in, n);
+	}
+}
+
+/* --- phases ------------------------------------------------------------------------------------- */
+
+static void handshake(struct conn *c)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	int r = tls_handshake(&c->tls, &why);
+
+	if (r == TLS_E_AGAIN)
+		return;
+	if (r == TLS_E_EOF) {
+		conn_fail(c, DRAY_E_PEER_LOST, "closed during the TLS handshake");
+	} else if (r) {
+		conn_fail(c, (uint32_t)why.code, "%s", why.msg);
+	} else {
+		c->phase = CONN_OPEN;
+		c->ops->secured(c);
+	}
+}
+
+static void connected(struct conn *c)
+{
+	socklen_t len = sizeof(int);
+	int err = 0;
+
+	if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
+		err = errno;
+	if (err) {
+		conn_fail(c, DRAY_E_PEER_UNREACHABLE, "%s", dray_errno_text(err));
+		return;
+	}
+	c->phase = CONN_HANDSHAKING;
+	if (c->ops->connected)
+		c->ops->connected(c);
+}
+
+/* As far as it goes without waiting. */
+static void work(struct conn *c)
+{
+	c->busy++;
+	if (c->phase == CONN_CONNECTING)
+		connected(c);
+	if (!c->freed && c->phase == CONN_HANDSHAKING)
+		handshake(c);
+	if (!c->freed && c->phase == CONN_OPEN)
+		input(c);
+	if (!c->freed && c->phase == CONN_OPEN)
+		flush(c);
+	update_events(c);
+	leave(c);
+}
+
+static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
+{
+	work(userdata);
+	return 0;
+}
+
+static int on_defer(sd_event_source *s, void *userdata)
+{
+	struct conn *c = userdata;
+
+	if (c->unread && c->phase != CONN_FAILED) {
+		work(c);
+		return 0;
+	}
+	c->busy++;
+	if (c->phase == CONN_FAILED) {
+		c->ops->failed(c, &c->failure);
+	} else {
+		flush(c);
+		update_events(c);
+	}
+	leave(c);
+	return 0;
+}
+
+void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
+{
+	va_list ap;
+
+	if (c->failure.code || c->freed)
+		return;
+	c->failure.code = (int)code;
+	va_start(ap, fmt);
+	vsnprintf(c->failure.msg, sizeof(c->failure.msg), fmt, ap);
+	va_end(ap);
+	/* a last word, such as the error that tells the peer why */
+	if (c->phase == CONN_OPEN && !c->tls.failed && !c->tls.eof)
+		flush(c);
+	c->phase = CONN_FAILED;
+	if (c->io)
+		sd_event_source_set_enabled(c->io, SD_EVENT_OFF);
+	run_again(c);
+}
+
+/* --- begin and end ------------------------------------------------------------------------------ */
+
+static int conn_new(struct conn **ret, sd_event *event, int fd, enum conn_phase phase,
+		    const struct conn_ops *ops, void *owner)
+{
+	dray_auto(conn_free) struct conn *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return -ENOMEM;
+	*c = (struct conn){ .ops = ops,
+			    .owner = owner,
+			    .phase = phase,
+			    .fd = -1,
+			    .tls = TLS_CONN_NULL,
+			    .message_max = PMSG_MESSAGE_MAX };
+	r = sd_event_add_defer(event, &c->defer, on_defer, c);
+	if (r < 0)
+		return r;
+	sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	if (fd >= 0) {
+		r = sd_event_add_io(event, &c->io, fd,
+				    phase == CONN_CONNECTING ? EPOLLOUT : EPOLLIN, on_io, c);
+		if (r < 0)
+			return r;
+	}
+	*ret = dray_take(c);
+	return 0;
+}
+
+static void set_nodelay(int fd)
+{
+	int on = 1;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct dray_addr *addr,
+	      const struct conn_ops *ops, void *owner, struct dray_err *reterr)
+{
+	dray_auto(conn_free) struct conn *c = NULL;
+	dray_auto_close int fd =
+		socket(addr->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	int r;
+
+	if (fd < 0)
+		return dray_err_set(reterr, -errno,
+				    errno == EMFILE || errno == ENFILE ? DRAY_E_NO_FDS :
+									 DRAY_E_PEER_UNREACHABLE,
+				    "socket: %s", dray_errno_text(errno));
+	set_nodelay(fd);
+	if (connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
+		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",
+				    dray_errno_text(errno));
+	r = conn_new(&c, event, fd, CONN_CONNECTING, ops, owner);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
+	r = tls_open(&c->tls, tls, fd, false, reterr);
+	if (r < 0)
+		return r;
+	c->fd = dray_take_fd(fd);
+	*ret = dray_take(c);
+	return 0;
+}
+
+int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd_consumed,
+		const struct conn_ops *ops, void *owner, struct dray_err *reterr)
+{
+	dray_auto(conn_free) struct conn *c = NULL;
+	dray_auto_close int fd = fd_consumed;
+	int r;
+
+	set_nodelay(fd);
+	r = conn_new(&c, event, fd, CONN_HANDSHAKING, ops, owner);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
+	r = tls_open(&c->tls, tls, fd, true, reterr);
+	if (r < 0)
+		return r;
+	c->fd = dray_take_fd(fd);
+	*ret = dray_take(c);
+	return 0;
+}
+
+void conn_set_priority(struct conn *c, int64_t priority)
+{
+	if (c->io)
+		sd_event_source_set_priority(c->io, priority);
+	sd_event_source_set_priority(c->defer, priority);
+}
+
+int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner)
+{
+	return conn_new(ret, event, -1, CONN_OPEN, ops, owner);
+}
+
+void conn_feed(struct conn *c, const void *p, size_t n)
+{
+	size_t room;
+	uint8_t *to;
+
+	if (c->phase != CONN_OPEN || !n)
+		return;
+	to = msgbuf_room(&c->in, n, &room);
+	dray_assert(to);
+	memcpy(to, p, n);
+	msgbuf_added(&c->in, n);
+	work(c);
+}
+
+struct conn *conn_free(struct conn *c)
+{
+	if (!c || c->freed)
+		return NULL;
+	if (c->phase == CONN_OPEN)
+		flush(c);
+	c->freed = true;
+	if (c->fd >= 0)
+		tls_goodbye(&c->tls);
+	sd_event_source_disable_unref(c->io);
+	c->io = NULL;
+	if (c->defer)
+		sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	if (!c->busy)
+		conn_destroy(c);
+	return NULL;
+}
+
+void conn_set_owner(struct conn *c, const struct conn_ops *ops, void *owner)
+{
+	c->ops = ops;
+	c->owner = owner;
+}
+
+int conn_export(struct conn *c, const char *label, const void *context, size_t n_context,
+		uint8_t *ret, size_t n)
+{
+	if (c->fd < 0) {
+		memset(ret, 0, n);
+		return 0;
+	}
+	return tls_export(&c->tls, label, context, n_context, ret, n);
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One control connection: TCP, TLS, and messages in both directions. What a message means is its
+ * owner's business. The owner changes once in the life of an accepted connection: from the stranger
+ * to the peer that it turns out to be.
+ *
+ * Callbacks come from the event loop alone. Any of them may free the connection. A connection that
+ * failed reports that once and then does nothing more.
+ */
+#ifndef DRAY_AGENT_CONTROL_PEER_CONN_H
+#define DRAY_AGENT_CONTROL_PEER_CONN_H
+
+#include <systemd/sd-event.h>
+
+#include "agent/control/peer/msgbuf.h"
+#include "agent/control/peer/tls.h"
+#include "lib/addr.h"
+#include "lib/cleanup.h"
+
+struct conn;
+
+struct conn_ops {
+	void (*connected)(struct conn *c); /* TCP; dialled connections only; may be NULL */
+	void (*secured)(struct conn *c);   /* TLS: the key is proved */
+	/* body lies in c's buffer and is valid during the call. */
+	void (*message)(struct conn *c, const struct pmsg_header *h, const uint8_t *body);
+	/* Nothing more will come. why->code: peer_lost (closed), peer_denied (key), ... */
+	void (*failed)(struct conn *c, const struct dray_err *why);
+};
+
+enum conn_phase { CONN_CONNECTING, CONN_HANDSHAKING, CONN_OPEN, CONN_FAILED };
+
+struct conn {
+	const struct conn_ops *ops;
+	void *owner;
+	enum conn_phase phase;
+	int fd; /* -1: detached, see conn_new_detached */
+	struct tls_conn tls;
+	sd_event_source *io, *defer;
+	struct msgbuf in, out;
+	size_t message_max; /* bytes of one message that is taken */
+	struct dray_err failure;
+	unsigned busy; /* callbacks on the stack */
+	bool freed;    /* while busy */
+	bool unread;   /* a turn ended with input left */
+};
+
+/* Output that waits: above SOFT new requests of ours are refused as busy, above HARD the peer does not read. */
+#define CONN_OUT_SOFT (4u << 20)
+#define CONN_OUT_HARD (8u << 20)
+
+/* Connects. 0, or -errno with reterr where it fails at once. */
+int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct dray_addr *addr,
+	      const struct conn_ops *ops, void *owner, struct dray_err *reterr);
+
+/* Serves an accepted socket, which is consumed, also on error. */
+int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd,
+		const struct conn_ops *ops, void *owner, struct dray_err *reterr);
+
+/* Open, without socket and TLS: input comes by conn_feed(), output is thrown away. For tests. */
+int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner);
+void conn_feed(struct conn *c, const void *p, size_t n);
+
+/* Sends what is queued and a close_notify where that goes without waiting, then closes. Returns NULL. */
+struct conn *conn_free(struct conn *c);
+
+DRAY_DEFINE_CLEANUP(struct conn *, conn_free);
+
+/* When it gets its turn, as sd_event_source_set_priority() says. */
+void conn_set_priority(struct conn *c, int64_t priority);
+
+void conn_set_owner(struct conn *c, const struct conn_ops *ops, void *owner);
+
+/* Queues one encoded message. It leaves from the event loop. Does nothing once the connection failed. */
+void conn_send(struct conn *c, const void *p, size_t n);
+
+/* No room for requests of our own. */
+static inline bool conn_is_clogged(const struct conn *c)
+{
+	return msgbuf_size(&c->out) >= CONN_OUT_SOFT;
+}
+
+/* Ends it: `failed` runs later from the event loop. The first reason counts. */
+void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* Key material of the TLS connection; 0 or -EIO. A detached one gives zeros. */
+int conn_export(struct conn *c, const char *label, const void *context, size_t n_context,
+		uint8_t *ret, size_t n);
+
+#endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the workers need to move bytes to and from a peer: its address and the key of its streams. */
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <string.h>
+
+#include "agent/control/peer/internal.h"
+#include "schema/gen/errors.h"
+
+#define KEY_LABEL "EXPORTER-dray-stream"
+
+/* One side as it goes into the key. */
+#define SIDE_SIZE (NONCE_SIZE + 16 + 8)
+
+static uint8_t *put_side(uint8_t *p, const uint8_t nonce[NONCE_SIZE], const uint8_t agent_id[16],
+			 uint64_t incarnation)
+{
+	memcpy(p, nonce, NONCE_SIZE);
+	memcpy(p + NONCE_SIZE, agent_id, 16);
+	dray_le_put64(p + NONCE_SIZE + 16, incarnation);
+	return p + SIDE_SIZE;
+}
+
+/* Bound to both nonces, ids and incarnations; who connected stands first. */
+static int derive_key(struct peer *peer, uint8_t ret[STREAM_KEY_SIZE])
+{
+	const struct peers_deps *d = &peer->p->deps;
+	uint8_t context[2 * SIDE_SIZE], *p = context;
+
+	if (peer->fsm.initiator)
+		p = put_side(p, peer->nonce, d->agent_id, d->incarnation);
+	p = put_side(p, peer->peer_nonce, peer->agent_id, peer->incarnation);
+	if (!peer->fsm.initiator)
+		put_side(p, peer->nonce, d->agent_id, d->incarnation);
+	return conn_export(peer->conn, KEY_LABEL, context, sizeof(context), ret, STREAM_KEY_SIZE);
+}
+
+/*
+ * Where we connected to is proved. Of a peer that connected to us we have its word; a segment on its
+ * loopback, seen from elsewhere, or one by name, is of no use: the address that it came from is tried then,
+ * with the segment's port. Family 0 where it has no listener.
+ */
+static void find_addr(const struct peer *peer, struct dray_addr *ret)
+{
+	const char *port = strrchr(peer->segment, ':');
+	struct dray_addr said;
+	unsigned n = 0;
+
+	*ret = peer->addr;
+	if (peer->fsm.initiator)
+		return;
+	if (dray_addr_parse(peer->segment, &said) == 0 &&
+	    (!dray_addr_is_loopback(&said) || dray_addr_is_loopback(&peer->addr))) {
+		*ret = said;
+		return;
+	}
+	for (port = port ? port + 1 : ""; *port; port++)
+		n = n * 10 + (unsigned)(*port - '0');
+	if (n)
+		dray_addr_set_port(ret, n);
+	else
+		*ret = (struct dray_addr){ .len = 0 };
+}
+
+int link_up(struct peer *peer, struct dray_err *reterr)
+{
+	const struct peers_deps *d = &peer->p->deps;
+	struct peer_link *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a link");
+	if (derive_key(peer, l->stream_key) < 0) {
+		free(l);
+		return dray_err_set(reterr, -EIO, DRAY_E_INTERNAL, "TLS gives no key for streams");
+	}
+	l->peer = peer->handle;
+	find_addr(peer, &l->addr);
+	memcpy(l->agent_id, d->agent_id, sizeof(l->agent_id));
+	memcpy(l->peer_agent_id, peer->agent_id, sizeof(l->peer_agent_id));
+	l->incarnation = d->incarnation;
+	l->peer_incarnation = peer->incarnation;
+	peer->link = l;
+	pool_peer_up(d->pool, l);
+	return 0;
+}
+
+static void let_go(void *arg)
+{
+	struct peer *peer = arg;
+
+	OPENSSL_cleanse(peer->link->stream_key, STREAM_KEY_SIZE);
+	free(peer->link);
+	peer->link = NULL;
+	peers_wake(peer->p);
+}
+
+void link_down(struct peer *peer, dray_handle handle, uint32_t code)
+{
+	if (peer->link)
+		pool_peer_down(peer->p->deps.pool, handle, code, let_go, peer);
+}

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/peer/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/control/peer/internal.h"
+#include "agent/control/peer/segment.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+#define PORT 7411
+#define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
+
+static struct listener *listener_free(struct listener *l)
+{
+	dray_list_del(&l->link);
+	acceptor_stop(&l->acceptor);
+	dray_close(l->fd);
+	free(l);
+	return NULL;
+}
+
+/* --- accepting ---------------------------------------------------------------------------------- */
+
+static void accepted(void *arg, int fd, const struct dray_addr *from)
+{
+	struct listener *l = arg;
+
+	stranger_add(l->p, fd, from);
+}
+
+/* What a stranger holds may be all that a peer needs. */
+static void exhausted(void *arg)
+{
+	struct listener *l = arg;
+
+	strangers_evict(l->p);
+}
+
+static const struct acceptor_ops acceptor_ops = {
+	.area = AREA,
+	.priority = ACCEPTOR_AFTER_CONNECTIONS,
+	.accepted = accepted,
+	.exhausted = exhausted,
+};
+
+/* --- opening ------------------------------------------------------------------------------------ */
+
+/* Makes a listener of a socket that listens already; consumes fd. */
+static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reterr)
+{
+	dray_auto_close int fd = fd_consumed;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct listener *l;
+	int r;
+
+	l = calloc(1, sizeof(*l));
+	if (!l)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a listener");
+	l->p = p;
+	l->fd = dray_take_fd(fd);
+	dray_list_add(&p->listeners, &l->link);
+	l->addr.len = sizeof(l->addr.ss);
+	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "listener: %s",
+				    dray_errno_text(errno));
+	r = acceptor_start(&l->acceptor, p->event, l->fd, &acceptor_ops, l);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "listener: %s",
+				    dray_errno_text(r));
+	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
+	return 0;
+}
+
+static int check_exposure(const struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	if (p->tls->has_key || p->cfg->peer.allow_insecure || dray_addr_is_loopback(a))
+		return 0;
+	return dray_err_set(
+		reterr, -EPERM, DRAY_E_DENIED,
+		"peer.listen: %s is open to others, and without a key nobody who connects is authenticated: set peer.key_file, or peer.allow_insecure if that is meant",
+		dray_addr_show(a, text, sizeof(text)));
+}
+
+static int open_one(struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+	dray_auto_close int fd = -1;
+	int on = 1;
+
+	fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
+	    (a->sa.sa_family == AF_INET6 &&
+	     setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
+	    bind(fd, &a->sa, a->len) < 0 || listen(fd, BACKLOG) < 0)
+		return dray_err_set(
+			reterr, -errno, DRAY_E_IO, "peer.listen: %s: %s%s",
+			dray_addr_show(a, text, sizeof(text)), dray_errno_text(errno),
+			errno == EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
+	return listener_add(p, dray_take_fd(fd), reterr);
+}
+
+/* "localhost" stands for its IPv4 address; other names would need a resolver. */
+static int parse_listen(const char *s, struct dray_addr *ret, struct dray_err *reterr)
+{
+	char numeric[DRAY_ADDR_TEXT_MAX];
+	int r;
+
+	if (!strncmp(s, "localhost:", 10)) {
+		snprintf(numeric, sizeof(numeric), "127.0.0.1:%s", s + 10);
+		r = dray_addr_parse(numeric, ret);
+	} else {
+		r = dray_addr_parse(s, ret);
+	}
+	if (r < 0)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"peer.listen: \"%s\" is %s: write 1.2.3.4:7411, [2001:db8::1]:7411 or none",
+			s, r == -EAFNOSUPPORT ? "a name, not an address" : "no address and port");
+	return 0;
+}
+
+static int open_configured(struct peers *p, struct dray_err *reterr)
+{
+	const struct dray_strv *list = &p->cfg->peer.listen;
+	struct dray_addr a;
+	int r;
+
+	if (list->n == 1 && !strcmp(list->v[0], "none"))
+		return 0;
+	for (size_t i = 0; i < list->n; i++) {
+		r = parse_listen(list->v[i], &a, reterr);
+		if (r == 0)
+			r = check_exposure(p, &a, reterr);
+		if (r == 0)
+			r = open_one(p, &a, reterr);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* Both families, of which a host may lack one. */
+static int open_defaults(struct peers *p, struct dray_err *reterr)
+{
+	bool all = p->tls->has_key || p->cfg->peer.allow_insecure;
+	static const char *const hosts[2][2] = { { "127.0.0.1", "[::1]" }, { "0.0.0.0", "[::]" } };
+	struct dray_err first = DRAY_ERR_NULL, why;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct dray_addr a;
+	int r;
+
+	for (unsigned i = 0; i < 2; i++) {
+		snprintf(text, sizeof(text), "%s:%d", hosts[all][i], PORT);
+		dray_assert(dray_addr_parse(text, &a) == 0);
+		why = DRAY_ERR_NULL;
+		r = open_one(p, &a, &why);
+		if (r == 0)
+			continue;
+		if (r != -EAFNOSUPPORT && r != -EADDRNOTAVAIL && r != -EPROTONOSUPPORT)
+			return dray_err_set(reterr, r, why.code, "%s", why.msg);
+		dray_err_set(&first, r, why.code, "%s", why.msg);
+	}
+	if (dray_list_empty(&p->listeners))
+		return dray_err_set(reterr, -EADDRNOTAVAIL, first.code, "%s", first.msg);
+	return 0;
+}
+
+static int check_passed(struct peers *p, int fd, struct dray_err *reterr)
+{
+	struct dray_addr a = { .len = sizeof(a.ss) };
+	int listens = 0, type = 0, flags;
+	socklen_t len = sizeof(int);
+
+	if (getsockname(fd, &a.sa, &a.len) < 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) < 0 || !listens ||
+	    getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM ||
+	    (a.sa.sa_family != AF_INET && a.sa.sa_family != AF_INET6))
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"the socket passed as \"peer\" is no TCP listener: write ListenStream=7411 in its unit");
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "the socket passed as \"peer\": %s",
+				    dray_errno_text(errno));
+	return check_exposure(p, &a, reterr);
+}
+
+/* The descriptors are consumed, also on error. */
+static int open_passed(struct peers *p, struct dray_err *reterr)
+{
+	int r = 0;
+
+	for (unsigned i = 0; i < p->deps.n_listen_fds; i++) {
+		dray_auto_close int fd = p->deps.listen_fds[i];
+
+		if (r == 0)
+			r = check_passed(p, fd, reterr);
+		if (r == 0)
+			r = listener_add(p, dray_take_fd(fd), reterr);
+	}
+	return r;
+}
+
+int listeners_open(struct peers *p, struct dray_err *reterr)
+{
+	int r;
+
+	if (p->deps.n_listen_fds)
+		r = open_passed(p, reterr);
+	else if (p->cfg->peer.listen.n)
+		r = open_configured(p, reterr);
+	else
+		r = open_defaults(p, reterr);
+	if (r == 0)
+		r = segment_set(p, reterr);
+	if (r == 0)
+		log_info(AREA, "%s segment=%s",
+			 p->tls->has_key ? "peers prove a pre-shared key" :
+					   "no key: peers are not authenticated",
+			 *p->segment ? p->segment : "none");
+	return r;
+}
+
+void listeners_close(struct peers *p)
+{
+	dray_list_for_each(&p->listeners, l, struct listener, link)
+		listener_free(l);
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * OpenSSL reads and writes the socket through a BIO of our own: its socket BIO uses write(), which raises
+ * SIGPIPE, and forgets which errno it met.
+ */
+#include "agent/control/peer/tls.h"
+
+#include <errno.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "lib/assert.h"
+#include "schema/gen/errors.h"
+
+#define INSECURE_IDENTITY "dray-insecure"
+
+/* Known to everybody: it keeps the code path the same, not secrets. */
+static const uint8_t insecure_key[] = "dray without a key proves nothing";
+
+/* TLS_AES_128_GCM_SHA256: a pre-shared key is tied to the hash of its cipher suite. */
+static const uint8_t cipher_id[] = { 0x13, 0x01 };
+
+/* --- BIO over a non-blocking socket ------------------------------------------------------------- */
+
+static int sock_write(BIO *b, const char *data, size_t n, size_t *ret_n)
+{
+	struct tls_conn *c = BIO_get_data(b);
+	ssize_t r;
+
+	BIO_clear_retry_flags(b);
+	r = send(c->fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+	if (r >= 0) {
+		*ret_n = (size_t)r;
+		return 1;
+	}
+	if (errno == EAGAIN || errno == EINTR)
+		BIO_set_retry_write(b);
+	else
+		c->io_errno = errno;
+	return 0;
+}
+
+static int sock_read(BIO *b, char *data, size_t n, size_t *ret_n)
+{
+	struct tls_conn *c = BIO_get_data(b);
+	ssize_t r;
+
+	BIO_clear_retry_flags(b);
+	r = recv(c->fd, data, n, MSG_DONTWAIT);
+	if (r > 0) {
+		if (!c->first)
+			c->first = (uint8_t)data[0];
+		*ret_n = (size_t)r;
+		return 1;
+	}
+	if (r == 0)
+		c->eof = true;
+	else if (errno == EAGAIN || errno == EINTR)
+		BIO_set_retry_read(b);
+	else
+		c->io_errno = errno;
+	return 0;
+}
+
+static long sock_ctrl(BIO *b, int cmd, long num, void *ptr)
+{
+	struct tls_conn *c = BIO_get_data(b);
+
+	if (cmd == BIO_CTRL_FLUSH)
+		return 1;
+	return cmd == BIO_CTRL_EOF ? c->eof : 0;
+}
+
+static BIO_METHOD *bio_method_new(void)
+{
+	BIO_METHOD *m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "dray socket");
+
+	if (!m || !BIO_meth_set_write_ex(m, sock_write) || !BIO_meth_set_read_ex(m, sock_read) ||
+	    !BIO_meth_set_ctrl(m, sock_ctrl)) {
+		BIO_meth_free(m);
+		return NULL;
+	}
+	return m;
+}
+
+/* --- the pre-shared key ------------------------------------------------------------------------- */
+
+static SSL_SESSION *psk_session(SSL *ssl, const struct tls *t)
+{
+	const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, cipher_id);
+	SSL_SESSION *s = SSL_SESSION_new();
+
+	if (!cipher || !s || !SSL_SESSION_set1_master_key(s, t->key.bytes, t->key.n) ||
+	    !SSL_SESSION_set_cipher(s, cipher) ||
+	    !SSL_SESSION_set_protocol_version(s, TLS1_3_VERSION)) {
+		SSL_SESSION_free(s);
+		return NULL;
+	}
+	return s;
+}
+
+static int psk_offer(SSL *ssl, const EVP_MD *md, const unsigned char **ret_id, size_t *ret_n,
+		     SSL_SESSION **ret)
+{
+	const struct tls *t = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
+	SSL_SESSION *s;
+
+	*ret = NULL;
+	*ret_id = NULL;
+	*ret_n = 0;
+	/* after a retry request the server has chosen the hash: with another one our key is no use */
+	if (md && !EVP_MD_is_a(md, "SHA256"))
+		return 1;
+	s = psk_session(ssl, t);
+	if (!s)
+		return 0;
+	*ret_id = (const unsigned char *)t->identity;
+	*ret_n = strlen(t->identity);
+	*ret = s;
+	return 1;
+}
+
+static int psk_find(SSL *ssl, const unsigned char *id, size_t n, SSL_SESSION **ret)
+{
+	const struct tls *t = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
+
+	*ret = NULL;
+	/* an unknown identity: without a key and without a certificate the handshake then fails */
+	if (n != strlen(t->identity) || memcmp(id, t->identity, n) != 0)
+		return 1;
+	*ret = psk_session(ssl, t);
+	return *ret != NULL;
+}
+
+static int ctx_setup(SSL_CTX *ctx)
+{
+	int groups[] = { NID_X25519, NID_X9_62_prime256v1 };
+
+	SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION |
+					 SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
+	SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
+				      SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+	SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+	SSL_CTX_set_psk_use_session_callback(ctx, psk_offer);
+	SSL_CTX_set_psk_find_session_callback(ctx, psk_find);
+	return SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) &&
+	       SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) &&
+	       SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256") &&
+	       SSL_CTX_set1_groups(ctx, groups, DRAY_ARRAY_SIZE(groups)) &&
+	       SSL_CTX_set_num_tickets(ctx, 0) && SSL_CTX_set_max_early_data(ctx, 0);
+}
+
+int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
+	    struct dray_err *reterr)
+{
+	dray_auto(tls_free) struct tls *t = calloc(1, sizeof(*t));
+
+	if (!t)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for TLS");
+	if (key && (!*identity || strlen(identity) > TLS_IDENTITY_MAX))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "peer.key_identity must have 1 to %d bytes", TLS_IDENTITY_MAX);
+	t->has_key = key != NULL;
+	if (key) {
+		t->key = *key;
+		t->identity = identity;
+	} else {
+		t->key.n = sizeof(insecure_key) - 1;
+		memcpy(t->key.bytes, insecure_key, t->key.n);
+		t->identity = INSECURE_IDENTITY;
+	}
+	t->bio = bio_method_new();
+	t->ctx = SSL_CTX_new(TLS_method());
+	if (!t->bio || !t->ctx || !ctx_setup(t->ctx)) {
+		ERR_clear_error();
+		return dray_err_set(
+			reterr, -EIO, DRAY_E_UNSUPPORTED,
+			"OpenSSL cannot do TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 here");
+	}
+	SSL_CTX_set_app_data(t->ctx, t);
+	*ret = dray_take(t);
+	return 0;
+}
+
+struct tls *tls_free(struct tls *t)
+{
+	if (!t)
+		return NULL;
+	SSL_CTX_free(t->ctx);
+	BIO_meth_free(t->bio);
+	OPENSSL_cleanse(&t->key, sizeof(t->key));
+	free(t);
+	return NULL;
+}
+
+/* --- connections -------------------------------------------------------------------------------- */
+
+int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr)
+{
+	BIO *b = BIO_new(t->bio);
+	SSL *ssl = SSL_new(t->ctx);
+
+	if (!b || !ssl) {
+		BIO_free(b);
+		SSL_free(ssl);
+		ERR_clear_error();
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for a TLS connection");
+	}
+	*c = (struct tls_conn){ .ssl = ssl, .fd = fd };
+	BIO_set_data(b, c);
+	BIO_set_init(b, 1);
+	SSL_set_bio(ssl, b, b);
+	if (server) {
+		SSL_set_accept_state(ssl);
+	} else {
+		SSL_set_connect_state(ssl);
+		/* one that shows a certificate instead of the key finds no authority that we trust */
+		SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
+	}
+	return 0;
+}
+
+void tls_close(struct tls_conn *c)
+{
+	SSL_free(c->ssl);
+	*c = TLS_CONN_NULL;
+}
+
+/* Folds what OpenSSL and the BIO know into one answer. r: what the call returned. */
+static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
+{
+	int kind = SSL_get_error(c->ssl, r);
+	unsigned long e = ERR_peek_error();
+	int reason = ERR_GET_LIB(e) == ERR_LIB_SSL ? ERR_GET_REASON(e) : 0;
+
+	c->want_write = kind == SSL_ERROR_WANT_WRITE;
+	if (kind == SSL_ERROR_WANT_READ || kind == SSL_ERROR_WANT_WRITE)
+		return TLS_E_AGAIN;
+	if (kind == SSL_ERROR_ZERO_RETURN || (c->eof && reason < SSL_AD_REASON_OFFSET)) {
+		ERR_clear_error();
+		return TLS_E_EOF;
+	}
+	c->failed = true;
+	if (c->io_errno)
+		dray_err_set(reterr, 0, DRAY_E_PEER_LOST, "%s", dray_errno_text(c->io_errno));
+	else if (reason >= SSL_AD_REASON_OFFSET)
+		/* an alert: the other side's verdict */
+		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED, "the other side ended TLS: %s",
+			     SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
+	else
+		dray_err_set(reterr, 0, DRAY_E_PROTOCOL, "TLS: %s",
+			     e ? ERR_reason_error_string(e) : "unknown error");
+	ERR_clear_error();
+	return TLS_E_FAILED;
+}
+
+int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	int r;
+
+	ERR_clear_error();
+	r = SSL_do_handshake(c->ssl);
+	if (r != 1) {
+		r = outcome(c, r, &why);
+		/* what TLS itself refuses here, on either side, is the key or the lack of one */
+		if (r == TLS_E_FAILED)
+			dray_err_set(reterr, 0,
+				     why.code == DRAY_E_PROTOCOL ? DRAY_E_PEER_DENIED : why.code,
+				     "%s", why.msg);
+		return r;
+	}
+	c->want_write = false;
+	/* "reused" is how OpenSSL says that the pre-shared key was accepted */
+	if (!SSL_session_reused(c->ssl)) {
+		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
+			     "the other side did not prove that it holds the key");
+		return TLS_E_FAILED;
+	}
+	return 0;
+}
+
+int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr)
+{
+	size_t n;
+	int r;
+
+	ERR_clear_error();
+	r = SSL_read_ex(c->ssl, buf, cap, &n);
+	if (r != 1)
+		return outcome(c, r, reterr);
+	c->want_write = false;
+	*ret_n = n;
+	return 0;
+}
+
+int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n, struct dray_err *reterr)
+{
+	size_t done;
+	int r;
+
+	ERR_clear_error();
+	r = SSL_write_ex(c->ssl, buf, n, &done);
+	if (r != 1)
+		return outcome(c, r, reterr);
+	c->want_write = false;
+	*ret_n = done;
+	return 0;
+}
+
+void tls_goodbye(struct tls_conn *c)
+{
+	/* after a fatal error OpenSSL must not be asked again */
+	if (!c->ssl || c->eof || c->failed || !SSL_is_init_finished(c->ssl))
+		return;
+	ERR_clear_error();
+	SSL_shutdown(c->ssl);
+	ERR_clear_error();
+}
+
+int tls_export(struct tls_conn *c, const char *label, const void *context, size_t n_context,
+	       uint8_t *ret, size_t n)
+{
+	if (SSL_export_keying_material(c->ssl, ret, n, label, strlen(label), context, n_context,
+				       1) == 1)
+		return 0;
+	ERR_clear_error();
+	return -EIO;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * TLS of control connections: version 1.3 alone, one external pre-shared key with ephemeral
+ * Diffie-Hellman (psk_dhe_ke), no certificates, tickets, early data or renegotiation.
+ *
+ * Without a key file the key is a public constant and the identity "dray-insecure": the same code
+ * runs, the bytes are scrambled, but nobody is authenticated. An agent with a key and one without do
+ * not understand each other.
+ */
+#ifndef DRAY_AGENT_CONTROL_PEER_TLS_H
+#define DRAY_AGENT_CONTROL_PEER_TLS_H
+
+#include <openssl/ssl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/cleanup.h"
+#include "lib/err.h"
+
+#define TLS_KEY_MIN 16
+#define TLS_KEY_MAX 64
+#define TLS_IDENTITY_MAX 128
+
+struct tls_key {
+	uint8_t bytes[TLS_KEY_MAX];
+	size_t n;
+};
+
+/*
+ * Reads a key file: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that others may read, that
+ * its group may write, or that belongs to neither root nor this user. 0, or -errno with reterr.
+ */
+int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr);
+
+/* The same from the content of a file. *ret is written only on success. */
+int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_err *reterr);
+
+/* Key and settings that all connections share. */
+struct tls {
+	SSL_CTX *ctx;
+	BIO_METHOD *bio;
+	struct tls_key key;
+	const char *identity; /* borrowed */
+	bool has_key;
+};
+
+/* key NULL: none. identity: borrowed, used with a key only. */
+int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
+	    struct dray_err *reterr);
+struct tls *tls_free(struct tls *t);
+
+DRAY_DEFINE_CLEANUP(struct tls *, tls_free);
+
+/* One connection over a non-blocking socket. Must not move once opened. */
+struct tls_conn {
+	SSL *ssl;
+	int fd;        /* borrowed */
+	uint8_t first; /* byte that came; 0: none yet */
+	bool eof;
+	bool want_write; /* the last call waits for room in the socket, not for data */
+	bool failed;     /* for good: OpenSSL must not be asked to say goodbye */
+	int io_errno;
+};
+
+#define TLS_CONN_NULL ((struct tls_conn){ .fd = -1 })
+
+enum {
+	TLS_E_AGAIN = 1, /* nothing to be done until the socket is ready */
+	TLS_E_EOF,       /* the other side closed */
+	TLS_E_FAILED,    /* reterr says why */
+};
+
+int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr);
+void tls_close(struct tls_conn *c);
+
+/* 0 when done; both sides have then proved that they hold the key. */
+int tls_handshake(struct tls_conn *c, struct dray_err *reterr);
+int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr);
+int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n,
+	      struct dray_err *reterr);
+/* Tells the other side that nothing more follows, where that can be sent at once. */
+void tls_goodbye(struct tls_conn *c);
+
+/* Key material of this connection for label and context (RFC 8446 section 7.5). 0 or -EIO. */
+int tls_export(struct tls_conn *c, const char *label, const void *context, size_t n_context,
+	       uint8_t *ret, size_t n);
+
+#endif

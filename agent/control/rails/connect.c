@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Queue pairs that post: made when a worker wants a peer, handed to it when both ends are ready, taken down
+ * when the worker, the rail, the path or the peer is through with them, and made anew.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/rails/internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* One that lived so long was no failure of its path. */
+#define LIVED_NS DRAY_NS_PER_SEC
+/* Bytes of a work request. */
+#define MESSAGE_MAX (1u << 20)
+#define SOFT_READ_MAX (1u << 18)
+/* The least depth that is worth a queue pair; of rdma.queue_depth, too. */
+#define DEPTH_MIN 16
+
+static struct qp *qp_of(struct job *j)
+{
+	return dray_container_of(j, struct qp, job);
+}
+
+static void qp_job(struct qp *q, struct jobs *where, void (*run)(struct job *j),
+		   void (*done)(struct job *j))
+{
+	q->device->jobs++;
+	jobs_add(where, &q->job, run, done);
+}
+
+static void tell_worker(struct rail_peer *peer, unsigned worker, enum rdma_message type,
+			uint64_t id, void *arg)
+{
+	worker_post(peer->rails->deps.pool->workers[worker],
+		    &(struct command){ .type = COMMAND_TRANSPORT,
+				       .message = { .transport = DMSG_TRANSPORT_RDMA,
+						    .type = type,
+						    .peer = peer->handle,
+						    .id = id,
+						    .arg = arg } });
+}
+
+bool path_in_use(const struct path *path)
+{
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		if (q->path == path)
+			return true;
+	return false;
+}
+
+/* --- the end ----------------------------------------------------------------------------------------- */
+
+static void qp_free(struct qp *q)
+{
+	struct rail_peer *peer = q->peer;
+
+	if (q->was_up)
+		tell_worker(peer, q->worker, RDMA_QP_DEAD, q->id, NULL);
+	dray_handles_del(&peer->rails->qps, q->id);
+	dray_list_del(&q->link);
+	free(q);
+	if (peer->down)
+		rail_peer_check(peer);
+	else
+		connect_peer(peer);
+}
+
+static void qp_check(struct qp *q)
+{
+	if (q->local_dead && q->remote_dead)
+		qp_free(q);
+}
+
+static void destroy_run(struct job *j)
+{
+	struct qp *q = qp_of(j);
+
+	q->error = q->qp ? q->peer->rails->verbs->destroy_qp(q->qp) : 0;
+	q->qp = NULL;
+}
+
+static void destroy_done(struct job *j)
+{
+	struct qp *q = qp_of(j);
+	struct device *d = q->device;
+
+	/* the kernel frees it with the context; until then nothing is known about what it does */
+	if (q->error < 0)
+		log_error(AREA, "a queue pair cannot be destroyed: %s device=%s",
+			  dray_errno_text(q->error), d->name);
+	q->rail->cq_used[q->worker] -= q->depth;
+	q->device = NULL;
+	q->local_dead = true;
+	qp_check(q);
+	d->jobs--;
+	d->qps--;
+	device_check(d);
+}
+
+static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+{
+	struct qp *q = arg;
+
+	/* it is dead there, or the peer is lost and so is what it may still do */
+	(void)code;
+	(void)m;
+	q->remote_dead = true;
+	qp_check(q);
+}
+
+static void qp_die(struct qp *q)
+{
+	struct rail_peer *peer = q->peer;
+
+	if (q->state == QP_DYING)
+		return;
+	if (q->state == QP_CREATING || q->state == QP_CONNECTING) {
+		q->doomed = true;
+		return;
+	}
+	q->state = QP_DYING;
+	q->remote_dead =
+		!q->asked || peer->down ||
+		peers_qp_close(peer->rails->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
+	qp_job(q, peer->rails->slow, destroy_run, destroy_done);
+}
+
+static void path_failed(struct path *path, const char *what, const char *why)
+{
+	struct rails *r = path->peer->rails;
+
+	path->fails++;
+	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
+	rails_timer(r, path->retry_ns);
+	snprintf(path->reason, sizeof(path->reason), "%s: %s", what, why);
+	log_limited(DRAY_LOG_WARNING, AREA, "%s: %s device=%s port=%u peer=%" PRIx64, what, why,
+		    path->rail->device_name, path->rail->port, path->peer->handle);
+}
+
+static void qp_failed(struct qp *q, const char *what, const char *why)
+{
+	path_failed(q->path, what, why);
+	qp_die(q);
+}
+
+/* --- the beginning ------------------------------------------------------------------------------------ */
+
+static void connect_run(struct job *j)
+{
+	struct qp *q = qp_of(j);
+	struct rails *r = q->peer->rails;
+	struct qp_end end = { .qpn = q->remote.qpn,
+			      .psn = q->remote.psn,
+			      .mtu = q->remote.mtu,
+			      .lid = q->path->to.lid,
+			      .reads = 1 };
+
+	memcpy(end.gid, q->path->to.gid, sizeof(end.gid));
+	q->error = qp_to_rtr(r->verbs, &q->at, q->qp, &end, r->cfg);
+	if (q->error == 0)
+		q->error = qp_to_rts(r->verbs, q->qp, q->psn, q->remote.reads, r->cfg);
+}
+
+static struct rdma_qp *describe(const struct qp *q)
+{
+	const struct rails_deps *deps = &q->peer->rails->deps;
+	int node = deps->worker_node(deps->arg, q->worker);
+	struct path *path = q->path;
+	struct rdma_qp *w = malloc(sizeof(*w));
+
+	dray_assert(w);
+	*w = (struct rdma_qp){
+		.id = q->id,
+		.qp = q->qp,
+		.path = { q->rail->number, path->to.rail },
+		.rank = path->rank,
+		.far = node >= 0 && q->rail->numa >= 0 && node != q->rail->numa,
+		.class = q->class,
+		.depth = q->depth,
+		.sges = q->sges,
+		.inline_bytes = q->inline_bytes,
+		.write_max = MESSAGE_MAX,
+		.read_max = q->device->soft_roce ? SOFT_READ_MAX : MESSAGE_MAX,
+		.soft_roce = q->device->soft_roce,
+		.flush_rkey = path->to.flush_rkey,
+		.flush_lkey = q->device->flush_mr->lkey,
+		.flush_remote = path->to.flush_address,
+		.flush_local = (uintptr_t)q->device->flush,
+		.path_counters = &path->counters,
+		.rail_counters = &q->rail->counters,
+	};
+	return w;
+}
+
+static void connect_done(struct job *j)
+{
+	struct qp *q = qp_of(j);
+	struct path *path = q->path;
+
+	q->device->jobs--;
+	q->state = QP_UP;
+	if (q->error < 0 || q->doomed) {
+		/* no worker knows it: it dies as one that only asked */
+		q->state = QP_ASKING;
+		if (q->doomed)
+			qp_die(q);
+		else
+			qp_failed(q, "a queue pair cannot be connected", dray_errno_text(q->error));
+		return;
+	}
+	q->was_up = true;
+	q->up_ns = rails_now(q->peer->rails);
+	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
+	if (path->fails)
+		log_info(AREA, "the path is back device=%s port=%u peer=%" PRIx64,
+			 q->rail->device_name, q->rail->port, q->peer->handle);
+	tell_worker(q->peer, q->worker, RDMA_QP_UP, q->id, describe(q));
+}
+
+static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
+{
+	struct qp *q = arg;
+
+	if (q->state != QP_ASKING)
+		return;
+	if (code) {
+		qp_failed(q, "the peer makes no queue pair", dray_error_doc(code));
+		return;
+	}
+	q->remote = *m;
+	q->remote.reads = dray_min(m->reads, q->reads);
+	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
+	q->state = QP_CONNECTING;
+	qp_job(q, q->peer->rails->connector, connect_run, connect_done);
+}
+
+static void create_run(struct job *j)
+{
+	struct qp *q = qp_of(j);
+	struct rails *r = q->peer->rails;
+	struct ibv_cq *cq = q->rail->cqs[q->worker].cq;
+	struct ibv_qp_cap cap;
+
+	q->error = 0;
+	if ((int)q->cq_entries > cq->cqe)
+		q->error =
+			r->verbs->resize_cq(cq, (int)dray_min(q->cq_entries + q->cq_entries / 2,
+							      (uint32_t)q->device->attr.max_cqe));
+	if (q->error == 0)
+		q->error = qp_create(r->verbs, q->device, cq, q->depth,
+				     (uint32_t)r->cfg->rdma.inline_max, &cap, &q->qp);
+	if (q->error < 0)
+		return;
+	q->sges = cap.max_send_sge;
+	q->inline_bytes = dray_min(cap.max_inline_data, (uint32_t)r->cfg->rdma.inline_max);
+	q->error = qp_to_init(r->verbs, &q->at, q->qp, false);
+}
+
+static void create_done(struct job *j)
+{
+	struct qp *q = qp_of(j);
+	struct path *path = q->path;
+	struct pmsg_qp_connect m = {
+		.qp = q->id,
+		.rail = q->rail->number,
+		.to_rail = path->to.rail,
+		.psn = q->psn,
+		.lid = q->rail->lid,
+		.mtu = path->mtu,
+		.reads = q->reads,
+		.class = (uint8_t)q->class,
+	};
+
+	q->device->jobs--;
+	q->state = QP_ASKING;
+	if (q->doomed) {
+		qp_die(q);
+		return;
+	}
+	if (q->error < 0) {
+		qp_failed(q, "a queue pair cannot be made", dray_errno_text(q->error));
+		return;
+	}
+	m.qpn = q->qp->qp_num;
+	memcpy(m.gid, &path->gid, sizeof(m.gid));
+	q->asked = peers_qp_connect(q->peer->rails->deps.peers, q->peer->handle, &m,
+				    handle_connected, q) == 0;
+	if (!q->asked)
+		qp_failed(q, "the peer cannot be asked for a queue pair", "it is not connected");
+}
+
+static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
+{
+	struct rails *r = path->peer->rails;
+	struct device *d = path->rail->device;
+	struct qp *q = calloc(1, sizeof(*q));
+	uint32_t depth = dray_min((uint32_t)r->cfg->rdma.queue_depth, (uint32_t)d->attr.max_qp_wr);
+	uint32_t reads = (uint32_t)dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
+	char why[REASON_MAX];
+
+	/* each work request may complete, if only by being flushed */
+	depth = dray_min(depth, (uint32_t)d->attr.max_cqe - path->rail->cq_used[worker]);
+	if (depth < DEPTH_MIN) {
+		snprintf(why, sizeof(why),
+			 "the worker's completion queue is full (max_cqe is %d): lower "
+			 "rdma.queue_depth or rdma.queue_pairs",
+			 d->attr.max_cqe);
+		free(q);
+		path_failed(path, "a queue pair cannot be made", why);
+		return false;
+	}
+	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
+		free(q);
+		path_failed(path, "a queue pair cannot be made", "no memory");
+		return false;
+	}
+	q->peer = path->peer;
+	q->path = path;
+	q->rail = path->rail;
+	q->device = d;
+	q->worker = worker;
+	q->class = class;
+	q->depth = depth;
+	reads = dray_max(reads, 1u);
+	q->reads = dray_min((uint32_t)r->cfg->rdma.outstanding_reads, reads);
+	q->psn = qp_random_psn();
+	q->at = qp_place(q->rail, path->gid_index);
+	q->rail->cq_used[worker] += depth;
+	q->cq_entries = q->rail->cq_used[worker];
+	d->qps++;
+	dray_list_add(&path->peer->qps, &q->link);
+	qp_job(q, r->connector, create_run, create_done);
+	return true;
+}
+
+/* How many there are, or will be, of the path for this worker and class. */
+static unsigned count(const struct path *path, unsigned worker, enum dmsg_class class)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		n += q->path == path && q->worker == worker && q->class == class && !q->doomed &&
+		     q->state != QP_LOSING && q->state != QP_DYING;
+	return n;
+}
+
+static bool may_connect(const struct path *path, int64_t now)
+{
+	return path->active && path->rail->state == RAIL_UP && path->rail->cqs_told &&
+	       device_is_open(path->rail->device) && path->retry_ns <= now;
+}
+
+static void connect_worker(struct rail_peer *peer, unsigned worker)
+{
+	const struct dray_config *cfg = peer->rails->cfg;
+	unsigned want[] = { [DMSG_CLASS_BULK] = (unsigned)cfg->rdma.queue_pairs,
+			    [DMSG_CLASS_LATENCY] = (unsigned)cfg->rdma.latency_queue_pairs };
+	int64_t now = rails_now(peer->rails);
+	unsigned hopes[DRAY_ARRAY_SIZE(want)] = { 0 };
+
+	dray_list_for_each(&peer->paths, path, struct path, link) {
+		/* where there is no room for all, the latency class has its own before bulk has many */
+		for (unsigned class = DRAY_ARRAY_SIZE(want); class -- > 0;) {
+			unsigned n = count(path, worker, (enum dmsg_class) class);
+
+			while (n < want[class] && may_connect(path, now) &&
+			       qp_new(path, worker, (enum dmsg_class) class))
+				n++;
+			hopes[class] += n;
+		}
+		if (path->active && path->retry_ns > now)
+			rails_timer(peer->rails, path->retry_ns);
+	}
+	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
+		if (hopes[class] || (peer->given_up[class] >> worker & 1))
+			continue;
+		/* nothing stands and nothing is under way: what waits goes elsewhere, and we go on trying */
+		peer->given_up[class] |= (uint8_t)(1u << worker);
+		tell_worker(peer, worker, RDMA_UNREACHABLE, class, NULL);
+	}
+}
+
+void connect_peer(struct rail_peer *peer)
+{
+	if (peer->down || !peer->rdma)
+		return;
+	for (unsigned i = 0; i < peer->rails->deps.pool->n; i++)
+		if (peer->wanted >> i & 1)
+			connect_worker(peer, i);
+}
+
+void connect_tick(struct rails *r)
+{
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		connect_peer(peer);
+}
+
+/* --- what ends them ------------------------------------------------------------------------------------ */
+
+void connect_lose(struct qp *q)
+{
+	switch (q->state) {
+	case QP_CREATING:
+	case QP_ASKING:
+	case QP_CONNECTING:
+		qp_die(q);
+		break;
+	case QP_UP:
+		q->state = QP_LOSING;
+		tell_worker(q->peer, q->worker, RDMA_QP_LOSE, q->id, NULL);
+		break;
+	case QP_LOSING:
+	case QP_DYING:
+	case QP_STATE_N:
+		break;
+	}
+}
+
+void connect_lose_rail(struct rail *rail)
+{
+	struct qp *q;
+
+	for (uint32_t at = 0; (q = dray_handles_next(&rail->rails->qps, &at, NULL));)
+		if (q->rail == rail)
+			connect_lose(q);
+}
+
+void connect_lose_path(struct path *path)
+{
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		if (q->path == path)
+			connect_lose(q);
+}
+
+void connect_peer_down(struct rail_peer *peer)
+{
+	/* those that are up: their worker hears of the peer's end by itself, and says so */
+	dray_list_for_each(&peer->qps, q, struct qp, link)
+		if (q->state < QP_UP)
+			qp_die(q);
+}
+
+static const char *loss_text(uint32_t code)
+{
+	switch (code) {
+	case RDMA_LOSS_TIMEOUT:
+		return "no completion within transfer.slice_timeout";
+	case RDMA_LOSS_POST:
+		return "the device refused a work request";
+	case RDMA_LOSS_TOLD:
+	case RDMA_LOSS_PEER:
+	case RDMA_LOSS_UNUSED:
+		return NULL;
+	default:
+		return ibv_wc_status_str((enum ibv_wc_status)code);
+	}
+}
+
+void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code)
+{
+	struct qp *q = dray_handles_get(&r->qps, id);
+	const char *why = loss_text(code);
+
+	if (!q || q->state == QP_DYING)
+		return;
+	if (rails_now(r) - q->up_ns > LIVED_NS)
+		q->path->fails = 0;
+	if (why)
+		path_failed(q->path, "a queue pair was lost", why);
+	qp_die(q);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices: opened for their rails, closed when nothing on them is left, and what they say by themselves. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "agent/control/rails/internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+
+/* At first; a completion queue grows with its queue pairs. */
+#define CQ_ENTRIES 256
+/* RXE_VENDOR_ID of drivers/infiniband/sw/rxe/rxe_param.h. */
+#define SOFT_ROCE_VENDOR 0xffffff
+
+static struct rail *rail_of(struct job *j)
+{
+	return dray_container_of(j, struct rail, job);
+}
+
+/* --- open ------------------------------------------------------------------------------------------ */
+
+static int open_context(struct device *d, const char **ret_what)
+{
+	const struct verbs *v = d->rails->verbs;
+	int r;
+
+	*ret_what = "open";
+	r = v->open(d->name, &d->context);
+	if (r < 0)
+		return r;
+	*ret_what = "query";
+	r = v->query_device(d->context, &d->attr);
+	d->soft_roce = d->attr.vendor_id == SOFT_ROCE_VENDOR;
+	if (r == 0) {
+		*ret_what = "protection domain";
+		r = v->alloc_pd(d->context, &d->pd);
+	}
+	if (r == 0) {
+		*ret_what = "completion queue";
+		r = v->create_cq(d->context, 1, NULL, &d->serve_cq);
+	}
+	if (r == 0) {
+		*ret_what = "memory region";
+		d->flush = mmap(NULL, FLUSH_BYTES, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		if (d->flush == MAP_FAILED)
+			d->flush = NULL;
+		r = d->flush ? v->reg_mr(d->pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
+					 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ,
+					 &d->flush_mr) :
+			       -ENOMEM;
+	}
+	return r;
+}
+
+static void close_context(struct device *d)
+{
+	const struct verbs *v = d->rails->verbs;
+
+	if (d->flush_mr)
+		v->dereg_mr(d->flush_mr);
+	if (d->flush)
+		munmap(d->flush, FLUSH_BYTES);
+	if (d->serve_cq)
+		v->destroy_cq(d->serve_cq);
+	if (d->pd)
+		v->dealloc_pd(d->pd);
+	if (d->context)
+		v->close(d->context);
+	d->flush_mr = NULL;
+	d->flush = NULL;
+	d->serve_cq = NULL;
+	d->pd = NULL;
+	d->context = NULL;
+}
+
+static void close_cqs(struct rail *rail)
+{
+	const struct verbs *v = rail->rails->verbs;
+
+	for (unsigned i = 0; i < WORKERS_MAX; i++) {
+		struct rdma_cq *q = &rail->cqs[i];
+
+		if (q->cq)
+			v->destroy_cq(q->cq);
+		if (q->channel)
+			v->destroy_channel(q->channel);
+		*q = (struct rdma_cq){ NULL, NULL };
+	}
+}
+
+static int open_cqs(struct rail *rail)
+{
+	const struct verbs *v = rail->rails->verbs;
+	struct device *d = rail->device;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < rail->rails->deps.pool->n; i++) {
+		r = v->create_channel(d->context, &rail->cqs[i].channel);
+		if (r == 0)
+			r = v->create_cq(d->context, dray_min(CQ_ENTRIES, d->attr.max_cqe),
+					 rail->cqs[i].channel, &rail->cqs[i].cq);
+	}
+	return r;
+}
+
+static void open_run(struct job *j)
+{
+	struct rail *rail = rail_of(j);
+	struct device *d = rail->device;
+	const char *what = "completion queue";
+
+	rail->open_error = d->context ? 0 : open_context(d, &what);
+	if (rail->open_error < 0) {
+		close_context(d);
+	} else {
+		what = "completion queue";
+		rail->open_error = open_cqs(rail);
+	}
+	snprintf(rail->open_what, sizeof(rail->open_what), "%s", what);
+	if (rail->open_error < 0)
+		close_cqs(rail);
+}
+
+static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
+{
+	struct qp *q;
+
+	for (uint32_t at = 0; (q = dray_handles_next(&r->qps, &at, NULL));)
+		/* in the other states a job may be setting it */
+		if (q->state != QP_CREATING && q->state != QP_DYING && q->qp == qp)
+			return q;
+	return NULL;
+}
+
+static void each_rail(struct device *d, enum rail_event e, const char *why)
+{
+	struct rails *r = d->rails;
+
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d)
+			rail_event(r->v[i], e, "%s", why);
+}
+
+static void port_down(struct device *d, uint32_t port)
+{
+	struct rails *r = d->rails;
+
+	for (unsigned i = 0; i < r->n; i++) {
+		struct rail *rail = r->v[i];
+
+		if (rail->device != d || rail->port != port || !rail->usable)
+			continue;
+		rail->usable = false;
+		rail_event(rail, RAIL_EVENT_UNUSABLE, "the device says that the port is down");
+	}
+}
+
+static void handle_event(struct device *d, const struct ibv_async_event *e)
+{
+	struct qp *q;
+
+	/* of ports that come up, GIDs and P_Keys that change, netdetect's monitor tells */
+	if (e->event_type == IBV_EVENT_DEVICE_FATAL) {
+		each_rail(d, RAIL_EVENT_GONE, "the device says that it has failed");
+	} else if (e->event_type == IBV_EVENT_PORT_ERR) {
+		port_down(d, (uint32_t)e->element.port_num);
+	} else if (e->event_type == IBV_EVENT_QP_FATAL || e->event_type == IBV_EVENT_QP_REQ_ERR ||
+		   e->event_type == IBV_EVENT_QP_ACCESS_ERR) {
+		q = qp_by_pointer(d->rails, e->element.qp);
+		log_limited(DRAY_LOG_WARNING, AREA, "%s on a queue pair that %s device=%s",
+			    ibv_event_type_str(e->event_type), q ? "posts" : "serves a peer",
+			    d->name);
+		if (q)
+			connect_lose(q);
+	}
+}
+
+static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	struct device *d = arg;
+	struct ibv_async_event e;
+
+	(void)fd;
+	/* the kernel has taken the device away; nothing more comes */
+	if (revents & (EPOLLHUP | EPOLLERR)) {
+		sd_event_source_set_enabled(source, SD_EVENT_OFF);
+		each_rail(d, RAIL_EVENT_GONE, "the kernel has taken the device away");
+		return 0;
+	}
+	while (ibv_get_async_event(d->context, &e) == 0) {
+		handle_event(d, &e);
+		ibv_ack_async_event(&e);
+	}
+	return 0;
+}
+
+static void opened(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	if (d->open)
+		return;
+	d->open = true;
+	if (sd_event_add_io(r->deps.event, &d->async, d->context->async_fd, EPOLLIN, on_async, d) <
+	    0)
+		log_warning(AREA, "events of the device are not seen, ignoring device=%s", d->name);
+	registrations_device_up(d);
+}
+
+static void open_done(struct job *j)
+{
+	struct rail *rail = rail_of(j);
+	struct device *d = rail->device;
+
+	d->jobs--;
+	if (rail->open_error < 0 && rail->state == RAIL_OPENING) {
+		rail->device = NULL;
+		rail_event(rail, RAIL_EVENT_OPEN_FAILED, "%s: %s", rail->open_what,
+			   dray_errno_text(rail->open_error));
+		device_close(d);
+		return;
+	}
+	rail->cqs_made = rail->open_error == 0;
+	if (rail->open_error == 0 && !d->closing)
+		opened(d);
+	if (rail->state == RAIL_OPENING) {
+		for (unsigned i = 0; i < rail->rails->deps.pool->n; i++)
+			worker_post(
+				rail->rails->deps.pool->workers[i],
+				&(struct command){ .type = COMMAND_TRANSPORT,
+						   .message = { .transport = DMSG_TRANSPORT_RDMA,
+								.type = RDMA_RAIL_UP,
+								.id = rail->number,
+								.arg = &rail->cqs[i] } });
+		rail->cqs_told = true;
+		rail_event(rail, RAIL_EVENT_OPENED, "%s", rail->gid.reason);
+	}
+	device_check(d);
+}
+
+static struct device *device_get(struct rails *r, const char *name)
+{
+	struct device *d;
+
+	dray_list_for_each(&r->devices, it, struct device, link)
+		if (!it->closing && !strcmp(it->name, name))
+			return it;
+	d = calloc(1, sizeof(*d));
+	dray_assert(d);
+	d->rails = r;
+	snprintf(d->name, sizeof(d->name), "%s", name);
+	dray_list_add(&r->devices, &d->link);
+	return d;
+}
+
+void device_open(struct rail *rail)
+{
+	struct device *d = device_get(rail->rails, rail->device_name);
+
+	rail->device = d;
+	d->jobs++;
+	jobs_add(rail->rails->slow, &rail->job, open_run, open_done);
+}
+
+/* --- close ----------------------------------------------------------------------------------------- */
+
+void device_free(struct device *d)
+{
+	sd_event_source_disable_unref(d->async);
+	dray_list_del(&d->link);
+	free(d);
+}
+
+void device_end(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	d->async = sd_event_source_disable_unref(d->async);
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d)
+			close_cqs(r->v[i]);
+	close_context(d);
+	device_free(d);
+}
+
+static void close_run(struct job *j)
+{
+	struct device *d = dray_container_of(j, struct device, job);
+
+	for (unsigned i = 0; i < d->n_closing_rails; i++)
+		close_cqs(d->closing_rails[i]);
+	close_context(d);
+}
+
+static void close_done(struct job *j)
+{
+	struct device *d = dray_container_of(j, struct device, job);
+	struct rails *r = d->rails;
+
+	log_info(AREA, "closed device=%s", d->name);
+	for (unsigned i = 0; i < r->n; i++) {
+		struct rail *rail = r->v[i];
+
+		if (rail->device != d)
+			continue;
+		rail->device = NULL;
+		rail->cqs_made = false;
+		memset(rail->cq_used, 0, sizeof(rail->cq_used));
+		rail_event(rail, RAIL_EVENT_CLOSED, "%s",
+			   rail->present ? "the device was closed" : "the device is gone");
+	}
+	device_free(d);
+	/* what was seen of them meanwhile */
+	if (r->scan)
+		rails_follow(r, r->scan);
+}
+
+void device_rail_gone(struct rail *rail)
+{
+	rail->gone_missing--;
+	if (rail->device)
+		device_check(rail->device);
+}
+
+/* The workers' completion queues, once no queue pair is left that uses them. */
+static bool cqs_gone(struct device *d)
+{
+	struct rails *r = d->rails;
+	bool gone = true;
+
+	for (unsigned i = 0; i < r->n; i++) {
+		struct rail *rail = r->v[i];
+
+		if (rail->device != d)
+			continue;
+		if (rail->cqs_told) {
+			rail->cqs_told = false;
+			rail->gone_missing = r->deps.pool->n;
+			pool_message(r->deps.pool,
+				     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+								  .type = RDMA_RAIL_DOWN,
+								  .id = rail->number });
+		}
+		gone &= !rail->gone_missing;
+	}
+	return gone;
+}
+
+void device_check(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	if (!d->closing || d->close_begun)
+		return;
+	registrations_device_down(d);
+	if (d->qps || !cqs_gone(d) || d->mrs || d->jobs)
+		return;
+	d->close_begun = true;
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d)
+			d->closing_rails[d->n_closing_rails++] = r->v[i];
+	/* before the context goes, which has the descriptor */
+	d->async = sd_event_source_disable_unref(d->async);
+	jobs_add(r->slow, &d->job, close_run, close_done);
+}
+
+void device_close(struct device *d)
+{
+	struct rails *r = d->rails;
+
+	if (d->closing)
+		return;
+	/* another rail of it may still be in use where only this one could not be opened */
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->device == d && r->v[i]->state != RAIL_CLOSING)
+			return;
+	d->closing = true;
+	atomic_store(&d->hurry, true);
+	device_check(d);
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers: what rails they have, and by which of ours each is reached. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/rails/internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+
+struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
+{
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		if (peer->handle == handle && !peer->down)
+			return peer;
+	return NULL;
+}
+
+void rail_peer_free(struct rail_peer *peer)
+{
+	const struct verbs *v = peer->rails->verbs;
+
+	dray_list_for_each(&peer->paths, path, struct path, link)
+		free(path);
+	/* these only at the end of the agent */
+	dray_list_for_each(&peer->qps, q, struct qp, link) {
+		if (q->qp)
+			v->destroy_qp(q->qp);
+		free(q);
+	}
+	dray_list_for_each(&peer->serving, s, struct serve, link) {
+		if (s->qp)
+			v->destroy_qp(s->qp);
+		free(s);
+	}
+	dray_list_del(&peer->link);
+	nd_scan_free(peer->scan);
+	free(peer->found);
+	free(peer);
+}
+
+void rail_peer_check(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+
+	if (peer->quiet_due && dray_list_empty(&peer->serving)) {
+		peer->quiet_due = false;
+		r->deps.peer_quiet(r->deps.arg, peer->handle);
+	}
+	if (peer->down && !peer->matching && dray_list_empty(&peer->qps) &&
+	    dray_list_empty(&peer->serving))
+		rail_peer_free(peer);
+}
+
+/* --- what we tell ---------------------------------------------------------------------------------- */
+
+static void tell_ports(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+	uint8_t buf[RAILS_MAX * PMSG_PORT_SIZE];
+	struct dray_vec ports = { .p = buf };
+
+	for (unsigned i = 0; i < r->n; i++) {
+		const struct rail *rail = r->v[i];
+		struct pmsg_port p = { .rail = rail->number, .mtu = rail->mtu };
+
+		if (rail->state != RAIL_UP || !device_is_open(rail->device))
+			continue;
+		memcpy(p.gid, &rail->gid.gid, sizeof(p.gid));
+		p.gid_type = (uint8_t)rail->gid.type;
+		p.layer = (uint8_t)rail->layer;
+		p.pkey = rail->pkey;
+		p.lid = rail->lid;
+		p.flush_rkey = rail->device->flush_mr->rkey;
+		p.flush_address = (uintptr_t)rail->device->flush;
+		pmsg_port_put(buf + (size_t)ports.n++ * PMSG_PORT_SIZE, &p);
+	}
+	peers_send_ports(r->deps.peers, peer->handle, &ports);
+}
+
+void paths_tell(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+	unsigned n = 0;
+
+	dray_list_for_each(&peer->paths, path, struct path, link)
+		n += path->active;
+	for (unsigned i = 0; i < r->deps.pool->n; i++) {
+		struct rdma_paths *w = calloc(1, sizeof(*w) + n * sizeof(w->v[0]));
+
+		dray_assert(w);
+		dray_list_for_each(&peer->paths, path, struct path, link)
+			if (path->active)
+				w->v[w->n++] =
+					(struct rdma_pair){ path->rail->number, path->to.rail };
+		worker_post(r->deps.pool->workers[i],
+			    &(struct command){ .type = COMMAND_TRANSPORT,
+					       .message = { .transport = DMSG_TRANSPORT_RDMA,
+							    .type = RDMA_PATHS,
+							    .peer = peer->handle,
+							    .arg = w } });
+	}
+}
+
+/* --- matching our rails with theirs -------------------------------------------------------------------- */
+
+/* Routes are asked for, so a thread of its own does it. */
+static void match_run(struct job *j)
+{
+	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
+
+	peer->match_error = nd_rails_to(&ND_SOURCE_LIVE, peer->scan, peer->ports, peer->n_ports,
+					&peer->found, &peer->n_found);
+}
+
+static struct rail *rail_at(const struct rail_peer *peer, const struct nd_rail *f)
+{
+	const struct nd_device *d = &peer->scan->devices.v[f->device];
+	struct rails *r = peer->rails;
+
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->port == d->ports[f->port].number &&
+		    !strcmp(r->v[i]->device_name, d->name))
+			return r->v[i]->state == RAIL_UP ? r->v[i] : NULL;
+	return NULL;
+}
+
+static uint32_t path_mtu(const struct rails *r, uint32_t mtu)
+{
+	uint32_t fixed = (uint32_t)r->cfg->rdma.mtu;
+
+	return fixed && fixed < mtu ? fixed : mtu;
+}
+
+static struct path *path_get(struct rail_peer *peer, struct rail *rail, const struct pmsg_port *to,
+			     const struct nd_gid *gid, uint32_t mtu)
+{
+	struct path *path;
+
+	dray_list_for_each(&peer->paths, it, struct path, link)
+		if (it->rail == rail && !memcmp(&it->to, to, sizeof(*to)) &&
+		    it->gid_index == gid->index && !memcmp(&it->gid, &gid->gid, sizeof(it->gid)) &&
+		    it->mtu == mtu)
+			return it;
+	path = calloc(1, sizeof(*path));
+	if (!path)
+		return NULL;
+	path->peer = peer;
+	path->rail = rail;
+	path->to = *to;
+	path->gid = gid->gid;
+	path->gid_index = (uint8_t)gid->index;
+	path->mtu = mtu;
+	dray_list_add(&peer->paths, &path->link);
+	return path;
+}
+
+/*
+ * Each rail of ours is paired with one of theirs, each of theirs with one of ours as far as they go, best
+ * first; rails that are left over share.
+ */
+static unsigned choose(struct rail_peer *peer)
+{
+	uint64_t ours = 0, theirs = 0;
+	unsigned n = 0;
+
+	for (unsigned round = 0; round < 2; round++) {
+		for (size_t i = 0; i < peer->n_found; i++) {
+			const struct nd_rail *f = &peer->found[i];
+			struct rail *rail = f->reachable ? rail_at(peer, f) : NULL;
+			const struct nd_gid *gid;
+			struct path *path;
+
+			if (!rail || ours >> rail->number & 1 ||
+			    (round == 0 && theirs >> f->remote & 1))
+				continue;
+			gid = &peer->scan->devices.v[f->device].ports[f->port].gids.v[f->gid];
+			path = path_get(peer, rail, &peer->wire[f->remote], gid,
+					path_mtu(peer->rails, f->mtu));
+			if (!path)
+				continue;
+			ours |= 1ull << rail->number;
+			theirs |= 1ull << f->remote;
+			path->active = true;
+			path->rank = n++;
+			if (!path->fails)
+				snprintf(path->reason, sizeof(path->reason), "%s", f->reason);
+		}
+	}
+	return n;
+}
+
+static void say_no_path(struct rail_peer *peer, unsigned n)
+{
+	const char *why = peer->n_found ? peer->found[0].reason :
+					  "one of the two has no rail that is up";
+
+	if (n || peer->no_path_said) {
+		peer->no_path_said = peer->no_path_said && !n;
+		return;
+	}
+	/* neither has any: nobody expects it */
+	if (!peer->n_ports && !peer->rails->n)
+		return;
+	peer->no_path_said = true;
+	log_notice(AREA,
+		   "no rail reaches the peer, transfers go by the next transport: %s peer=%" PRIx64,
+		   why, peer->handle);
+}
+
+static void match(struct rail_peer *peer);
+
+static void match_done(struct job *j)
+{
+	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
+	unsigned n;
+
+	peer->matching = false;
+	if (peer->down) {
+		rail_peer_check(peer);
+		return;
+	}
+	if (peer->match_error < 0) {
+		log_warning(AREA, "rails cannot be matched: %s, ignoring peer=%" PRIx64,
+			    dray_errno_text(peer->match_error), peer->handle);
+		peer->n_found = 0;
+	}
+	dray_list_for_each(&peer->paths, path, struct path, link)
+		path->active = false;
+	n = choose(peer);
+	say_no_path(peer, n);
+	dray_list_for_each(&peer->paths, old, struct path, link)
+		if (!old->active)
+			connect_lose_path(old);
+	/* those that no queue pair uses any more */
+	dray_list_for_each(&peer->paths, gone, struct path, link) {
+		if (gone->active || path_in_use(gone))
+			continue;
+		dray_list_del(&gone->link);
+		free(gone);
+	}
+	paths_tell(peer);
+	if (n)
+		window_check(peer);
+	if (peer->match_again)
+		match(peer);
+	else
+		connect_peer(peer);
+}
+
+static void take_ports(struct rail_peer *peer)
+{
+	peer->n_ports = peer->n_said;
+	for (uint32_t i = 0; i < peer->n_ports; i++) {
+		const struct pmsg_port *w = &peer->said[i];
+		struct nd_remote_port *p = &peer->ports[i];
+
+		*p = (struct nd_remote_port){
+			.type = (enum nd_gid_type)dray_min(w->gid_type, (uint8_t)ND_GID_ROCE_V2),
+			.layer = (enum nd_link_layer)w->layer,
+			.mtu = w->mtu,
+			.pkey = w->pkey,
+		};
+		memcpy(&p->gid, w->gid, sizeof(p->gid));
+		memcpy(&p->subnet, w->gid, sizeof(p->subnet));
+		peer->wire[i] = *w;
+	}
+}
+
+static void match(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+
+	peer->match_again = peer->matching;
+	if (peer->matching || !peer->rdma || !peer->ports_known || !r->scan)
+		return;
+	peer->matching = true;
+	take_ports(peer);
+	free(peer->found);
+	peer->found = NULL;
+	peer->n_found = 0;
+	nd_scan_free(peer->scan);
+	peer->scan = nd_scan_ref(r->scan);
+	jobs_add(r->slow, &peer->job, match_run, match_done);
+}
+
+void paths_refresh(struct rails *r)
+{
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link) {
+		if (peer->down || !peer->rdma)
+			continue;
+		tell_ports(peer);
+		match(peer);
+	}
+}
+
+/* --- peers come and go ------------------------------------------------------------------------------------ */
+
+void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
+{
+	struct rail_peer *peer;
+
+	if (!(features & PMSG_FEATURE_RDMA))
+		return;
+	peer = calloc(1, sizeof(*peer));
+	if (!peer)
+		return;
+	peer->rails = r;
+	peer->handle = handle;
+	peer->rdma = true;
+	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
+	dray_list_init(&peer->paths);
+	dray_list_init(&peer->qps);
+	dray_list_init(&peer->serving);
+	dray_list_add(&r->peers, &peer->link);
+	tell_ports(peer);
+}
+
+bool rails_peer_down(struct rails *r, dray_handle handle)
+{
+	struct rail_peer *peer = rail_peer_get(r, handle);
+
+	if (!peer)
+		return false;
+	windows_peer_down(r, handle);
+	peer->down = true;
+	peer->quiet_due = !dray_list_empty(&peer->serving);
+	if (!peer->quiet_due && dray_list_empty(&peer->qps)) {
+		rail_peer_check(peer);
+		return false;
+	}
+	serve_peer_down(peer);
+	connect_peer_down(peer);
+	return peer->quiet_due;
+}
+
+void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec *ports)
+{
+	struct rail_peer *peer = rail_peer_get(r, handle);
+
+	if (!peer)
+		return;
+	peer->n_said = ports->n;
+	for (uint32_t i = 0; i < ports->n; i++)
+		pmsg_port_get(ports->p + (size_t)i * PMSG_PORT_SIZE, &peer->said[i]);
+	peer->ports_known = true;
+	match(peer);
+}
+
+/* --- what others may see ----------------------------------------------------------------------------------- */
+
+static const char *state_of(const struct path *path)
+{
+	bool up = false, begun = false;
+
+	dray_list_for_each(&path->peer->qps, q, struct qp, link) {
+		if (q->path != path)
+			continue;
+		up |= q->state == QP_UP;
+		begun = true;
+	}
+	return up ? "up" : path->fails ? "failed" : begun ? "connecting" : "idle";
+}
+
+void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
+		     void *arg)
+{
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		dray_list_for_each(&peer->paths, path, struct path, link) {
+			struct rdma_counters *c = &path->counters;
+			struct path_info i = {
+				.peer = peer->handle,
+				.device = path->rail->device_name,
+				.port = path->rail->port,
+				.to_rail = path->to.rail,
+				.mtu = path->mtu,
+				.gid = &path->gid,
+				.to_gid = (const struct in6_addr *)(const void *)path->to.gid,
+				.state = path->active ? state_of(path) : "gone",
+				.reason = path->reason,
+				.queue_pairs = atomic_load(&c->queue_pairs),
+				.sent = atomic_load(&c->sent),
+				.received = atomic_load(&c->received),
+				.slices = atomic_load(&c->slices),
+				.retries = atomic_load(&c->retries),
+				.failovers = atomic_load(&c->failovers),
+			};
+
+			if (!peer->down)
+				fn(arg, &i);
+		}
+}
+
+uint32_t rails_peer_count(struct rails *r, dray_handle handle, uint32_t *ret_queue_pairs)
+{
+	struct rail_peer *peer = rail_peer_get(r, handle);
+	uint32_t n = 0, qps = 0;
+
+	if (peer)
+		dray_list_for_each(&peer->paths, path, struct path, link) {
+			uint32_t of_it = atomic_load(&path->counters.queue_pairs);
+
+			n += of_it > 0;
+			qps += of_it;
+		}
+	*ret_queue_pairs = qps;
+	return n;
+}

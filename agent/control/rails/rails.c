@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The module, and its rails as netdetect tells of them. */
+#include "agent/control/rails/rails.h"
+
+#include <errno.h>
+#include <openssl/rand.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backoff.h"
+#include "agent/control/rails/internal.h"
+#include "lib/log.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+int64_t rails_now(struct rails *r)
+{
+	uint64_t usec;
+
+	return sd_event_now(r->deps.event, CLOCK_MONOTONIC, &usec) < 0 ? dray_now().ns :
+									 (int64_t)usec * 1000;
+}
+
+void rails_timer(struct rails *r, int64_t when_ns)
+{
+	if (when_ns >= r->timer_ns)
+		return;
+	r->timer_ns = when_ns;
+	/* rounded up: a timer that comes too early would only be set again */
+	sd_event_source_set_time(r->timer, (uint64_t)when_ns / 1000 + 1);
+	sd_event_source_set_enabled(r->timer, SD_EVENT_ONESHOT);
+}
+
+int64_t rails_backoff(struct rails *r, uint32_t fails)
+{
+	const struct dray_config *cfg = r->cfg;
+
+	r->random = r->random * 6364136223846793005u + 1442695040888963407u;
+	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max),
+			      r->random >> 33);
+}
+
+/* --- one rail ------------------------------------------------------------------------------------ */
+
+static void rail_actions(struct rail *rail, unsigned actions)
+{
+	struct rails *r = rail->rails;
+
+	if (actions & RAIL_ACTION_LOSE) {
+		r->lost_total++;
+		connect_lose_rail(rail);
+		serve_lose_rail(rail);
+	}
+	if (actions & RAIL_ACTION_OPEN)
+		device_open(rail);
+	if (actions & RAIL_ACTION_UP)
+		rail->fails = 0;
+	if (actions & RAIL_ACTION_CLOSE)
+		device_close(rail->device);
+	if (actions & RAIL_ACTION_WAIT) {
+		rail->retry_ns = rails_now(r) + rails_backoff(r, ++rail->fails);
+		rails_timer(r, rail->retry_ns);
+	}
+	if (actions & (RAIL_ACTION_UP | RAIL_ACTION_LOSE)) {
+		registrations_publish(r);
+		paths_refresh(r);
+	}
+}
+
+void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
+{
+	struct rail_step s = rail_step(rail->state, e, rail->usable);
+	enum rail_state old = rail->state;
+	va_list ap;
+
+	va_start(ap, why);
+	vsnprintf(rail->reason, sizeof(rail->reason), why, ap);
+	va_end(ap);
+	rail->state = s.state;
+	if (s.state != old && rail->rails->deps.changed)
+		rail->rails->deps.changed(rail->rails->deps.arg, rail->device_name, rail->port,
+					  rail_state_name(old), rail_state_name(s.state),
+					  rail->reason);
+	if (s.state != old || s.actions)
+		dray_log(s.state == RAIL_FAILED ? DRAY_LOG_WARNING : DRAY_LOG_INFO, AREA,
+			 "rail %u: %s -> %s (%s): %s device=%s port=%u", rail->number,
+			 rail_state_name(old), rail_state_name(s.state), rail_event_name(e),
+			 rail->reason, rail->device_name, rail->port);
+	rail_actions(rail, s.actions);
+	registrations_settle(rail->rails);
+}
+
+static struct rail *rail_of(struct rails *r, const char *device, uint32_t port)
+{
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->port == port && !strcmp(r->v[i]->device_name, device))
+			return r->v[i];
+	return NULL;
+}
+
+static struct rail *rail_new(struct rails *r, const char *device, uint32_t port)
+{
+	struct rail *rail = r->n < RAILS_MAX ? calloc(1, sizeof(*rail)) : NULL;
+
+	if (!rail)
+		return NULL;
+	rail->rails = r;
+	rail->number = r->n;
+	rail->port = port;
+	snprintf(rail->device_name, sizeof(rail->device_name), "%s", device);
+	r->v[r->n++] = rail;
+	return rail;
+}
+
+/* --- what netdetect finds -------------------------------------------------------------------------- */
+
+static bool takes(const struct rail *rail, const struct nd_device *d, const struct nd_port *p,
+		  const struct nd_gid *g, char why[REASON_MAX])
+{
+	if (rail->disabled)
+		snprintf(why, REASON_MAX, "disabled by an operator (drayctl rails --enable)");
+	else if (d->open_error)
+		snprintf(why, REASON_MAX, "%s cannot be opened: %s",
+			 *d->uverbs ? d->uverbs : d->name, dray_errno_text(d->open_error));
+	else if (p->state != ND_PORT_ACTIVE)
+		snprintf(why, REASON_MAX, "the port is %s", nd_port_state_name(p->state));
+	else if (!g)
+		snprintf(why, REASON_MAX, "no GID is usable");
+	else
+		snprintf(why, REASON_MAX, "%s", g->reason);
+	return !rail->disabled && !d->open_error && p->state == ND_PORT_ACTIVE && g;
+}
+
+/* The first P_Key that makes a full member, else the first. */
+static void choose_pkey(struct rail *rail, const struct nd_port *p)
+{
+	rail->pkey = 0xffff;
+	rail->pkey_index = 0;
+	for (size_t i = 0; p->layer == ND_LAYER_INFINIBAND && i < p->n_pkeys; i++) {
+		const struct nd_pkey *k = &p->pkeys[i];
+
+		if (i && !k->full)
+			continue;
+		rail->pkey = k->value;
+		rail->pkey_index = k->index;
+		if (k->full)
+			break;
+	}
+}
+
+static bool learn(struct rail *rail, const struct nd_device *d, const struct nd_port *p,
+		  const struct nd_gid *g)
+{
+	struct rail old = *rail;
+
+	rail->device_index = d->index;
+	rail->numa = d->numa;
+	rail->layer = p->layer;
+	rail->mtu = p->active_mtu;
+	rail->lid = p->lid;
+	choose_pkey(rail, p);
+	if (g)
+		rail->gid = *g;
+	return g && (memcmp(&old.gid.gid, &g->gid, sizeof(g->gid)) || old.gid.index != g->index ||
+		     old.gid.type != g->type || old.mtu != rail->mtu || old.lid != rail->lid ||
+		     old.pkey != rail->pkey);
+}
+
+static void follow_port(struct rails *r, const struct nd_device *d, const struct nd_port *p)
+{
+	const struct nd_gid *g = nd_gids_best(&p->gids);
+	struct rail *rail = rail_of(r, d->name, p->number);
+	char why[REASON_MAX];
+	bool was, moved;
+
+	if (!rail)
+		rail = rail_new(r, d->name, p->number);
+	if (!rail)
+		return;
+	if (rail->device && rail->device_index != d->index) {
+		rail->usable = false;
+		rail_event(rail, RAIL_EVENT_GONE, "another device has taken its place");
+	}
+	was = rail->usable;
+	rail->present = true;
+	rail->usable = takes(rail, d, p, g, why);
+	moved = learn(rail, d, p, g);
+	if (rail->usable && was && moved)
+		rail_event(rail, RAIL_EVENT_MOVED, "%s", why);
+	else if (rail->usable && (!was || rail->state == RAIL_ABSENT || rail->state == RAIL_DOWN))
+		rail_event(rail, RAIL_EVENT_USABLE, "%s", why);
+	else if (!rail->usable && was)
+		rail_event(rail, RAIL_EVENT_UNUSABLE, "%s", why);
+	else if (!rail->usable)
+		snprintf(rail->reason, sizeof(rail->reason), "%s", why);
+}
+
+void rails_follow(struct rails *r, struct nd_scan *scan)
+{
+	bool were[RAILS_MAX];
+
+	if (!r->cfg->rdma.enable)
+		return;
+	nd_scan_ref(scan);
+	nd_scan_free(r->scan);
+	r->scan = scan;
+	for (unsigned i = 0; i < r->n; i++) {
+		were[i] = r->v[i]->present;
+		r->v[i]->present = false;
+	}
+	for (unsigned i = 0, known = r->n; i < scan->devices.n; i++)
+		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++) {
+			follow_port(r, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
+			for (; known < r->n; known++)
+				were[known] = false;
+		}
+	for (unsigned i = 0; i < r->n; i++) {
+		if (r->v[i]->present || !were[i])
+			continue;
+		r->v[i]->usable = false;
+		rail_event(r->v[i], RAIL_EVENT_GONE, "the device is not there any more");
+	}
+	/* routes may have changed */
+	paths_refresh(r);
+	registrations_settle(r);
+}
+
+int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
+{
+	struct rail *rail = rail_of(r, device, port);
+	const struct nd_device *d;
+
+	if (!rail)
+		return -ENOENT;
+	if (rail->disabled == disable)
+		return 0;
+	rail->disabled = disable;
+	log_notice(AREA, "%s by an operator device=%s port=%u", disable ? "disabled" : "enabled",
+		   device, port);
+	/* one that is not there now hears of it when it comes back */
+	for (size_t i = 0; rail->present && i < r->scan->devices.n; i++) {
+		d = &r->scan->devices.v[i];
+		for (size_t k = 0; !strcmp(d->name, device) && k < d->n_ports; k++)
+			if (d->ports[k].number == port)
+				follow_port(r, d, &d->ports[k]);
+	}
+	paths_refresh(r);
+	return 0;
+}
+
+/* --- the module ------------------------------------------------------------------------------------ */
+
+static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct rails *r = arg;
+	int64_t now = rails_now(r);
+
+	(void)source;
+	(void)usec;
+	r->timer_ns = INT64_MAX;
+	for (unsigned i = 0; i < r->n; i++) {
+		struct rail *rail = r->v[i];
+
+		if (rail->state != RAIL_FAILED)
+			continue;
+		if (rail->retry_ns <= now)
+			rail_event(rail, RAIL_EVENT_RETRY, "tried again");
+		else
+			rails_timer(r, rail->retry_ns);
+	}
+	connect_tick(r);
+	return 0;
+}
+
+int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err *reterr)
+{
+	dray_auto(rails_free) struct rails *r = calloc(1, sizeof(*r));
+	int e;
+
+	if (!r)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for rails");
+	r->deps = *deps;
+	r->cfg = deps->cfg;
+	r->verbs = deps->verbs;
+	r->timer_ns = INT64_MAX;
+	dray_list_init(&r->devices);
+	dray_list_init(&r->peers);
+	dray_list_init(&r->regions);
+	dray_list_init(&r->registrations);
+	dray_list_init(&r->windows);
+	dray_handles_init(&r->qps, UINT32_MAX);
+	if (RAND_bytes((unsigned char *)&r->random, sizeof(r->random)) != 1)
+		r->random = (uint64_t)dray_now().ns;
+	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, r);
+	if (e >= 0)
+		e = sd_event_source_set_enabled(r->timer, SD_EVENT_OFF);
+	if (e >= 0)
+		e = jobs_new(&r->slow, deps->event, "dray-verbs", 0);
+	if (e >= 0)
+		e = jobs_new(&r->connector, deps->event, "dray-connector", 0);
+	if (e >= 0)
+		e = jobs_new(&r->registrar, deps->event, "dray-registrar", 0);
+	if (e < 0)
+		return dray_err_set(reterr, e, DRAY_E_NO_MEMORY, "rails: %s", dray_errno_text(e));
+	*ret = dray_take(r);
+	return 0;
+}
+
+void rails_attach(struct rails *r, struct regions *regions, struct peers *peers)
+{
+	r->deps.regions = regions;
+	r->deps.peers = peers;
+}
+
+struct rails *rails_free(struct rails *r)
+{
+	bool ended;
+
+	if (!r)
+		return NULL;
+	ended = jobs_free(r->registrar);
+	ended &= jobs_free(r->connector);
+	ended &= jobs_free(r->slow);
+	sd_event_source_disable_unref(r->timer);
+	/* a job that the kernel does not let go of keeps all it may look at; the process ends now */
+	if (!ended)
+		return NULL;
+	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
+		rail_peer_free(peer);
+	registrations_free(r);
+	windows_free(r);
+	dray_list_for_each(&r->devices, d, struct device, link)
+		device_end(d);
+	for (unsigned i = 0; i < r->n; i++)
+		free(r->v[i]);
+	dray_handles_deinit(&r->qps);
+	nd_scan_free(r->scan);
+	free(r);
+	return NULL;
+}
+
+static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
+{
+	static const char *const why[] = {
+		[RDMA_FALLBACK_PATHS] = "no rail here reaches one there",
+		[RDMA_FALLBACK_LOCAL] =
+			"the region here is not registered with a device that reaches it",
+		[RDMA_FALLBACK_REMOTE] =
+			"its owner has neither registered the region with a device in reach "
+			"nor given a window for it",
+		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair to it could be had",
+	};
+
+	if (code == RDMA_FALLBACK_NONE) {
+		log_limited(DRAY_LOG_INFO, AREA, "transfers go by rdma peer=%llx",
+			    (unsigned long long)peer);
+		return;
+	}
+	r->fallbacks_total++;
+	log_limited(
+		DRAY_LOG_WARNING, AREA,
+		"transfers go by the next transport: %s (drayctl rails, paths, regions) peer=%llx",
+		code < DRAY_ARRAY_SIZE(why) && why[code] ? why[code] : "",
+		(unsigned long long)peer);
+}
+
+void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m)
+{
+	struct rail_peer *peer;
+
+	switch ((enum rdma_message)m->type) {
+	case RDMA_RAIL_GONE:
+		device_rail_gone(r->v[m->id]);
+		break;
+	case RDMA_QP_LOST:
+		connect_handle_lost(r, m->id, m->code);
+		break;
+	case RDMA_WANTED:
+		peer = rail_peer_get(r, m->peer);
+		if (!peer || peer->down)
+			break;
+		peer->wanted |= (uint8_t)(1u << worker);
+		for (unsigned class = 0; class < DRAY_ARRAY_SIZE(peer->given_up); class ++)
+			peer->given_up[class] &= (uint8_t) ~(1u << worker);
+		connect_peer(peer);
+		break;
+	case RDMA_FALLBACK:
+		log_fallback(r, m->peer, m->code);
+		break;
+	case RDMA_ASK:
+		window_handle_ask(r, m->arg);
+		break;
+	case RDMA_COPIED:
+		window_handle_copied(r, m->arg, m->code);
+		break;
+	case RDMA_RAIL_UP:
+	case RDMA_RAIL_DOWN:
+	case RDMA_PATHS:
+	case RDMA_QP_UP:
+	case RDMA_QP_LOSE:
+	case RDMA_QP_DEAD:
+	case RDMA_STAGING:
+	case RDMA_UNREACHABLE:
+	case RDMA_WINDOW:
+	case RDMA_ANSWER:
+	case RDMA_COPY:
+		break;
+	}
+}
+
+/* --- what others may see ----------------------------------------------------------------------------- */
+
+bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
+{
+	struct rail *rail = rail_of(r, device, port);
+	struct rdma_counters *c;
+
+	if (!rail)
+		return false;
+	c = &rail->counters;
+	*ret = (struct rail_info){
+		.number = (int)rail->number,
+		.state = rail_state_name(rail->state),
+		.reason = rail->reason,
+		.queue_pairs = atomic_load_explicit(&c->queue_pairs, memory_order_relaxed),
+		.serving = rail->serving,
+		.sent = atomic_load_explicit(&c->sent, memory_order_relaxed),
+		.received = atomic_load_explicit(&c->received, memory_order_relaxed),
+		.slices = atomic_load_explicit(&c->slices, memory_order_relaxed),
+		.retries = atomic_load_explicit(&c->retries, memory_order_relaxed),
+		.failovers = atomic_load_explicit(&c->failovers, memory_order_relaxed),
+	};
+	return true;
+}
+
+static uint64_t rails_up(const struct rails *r)
+{
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i < r->n; i++)
+		n += r->v[i]->state == RAIL_UP;
+	return n;
+}
+
+uint64_t rails_metric(struct rails *r, enum dray_metric m)
+{
+	const struct {
+		enum dray_metric metric;
+		uint64_t value;
+	} values[] = {
+		{ DRAY_METRIC_RAILS_UP, rails_up(r) },
+		{ DRAY_METRIC_RAILS_LOST_TOTAL, r->lost_total },
+		{ DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS, r->n_serving },
+		{ DRAY_METRIC_MEMORY_REGIONS, r->n_mrs },
+		{ DRAY_METRIC_MEMORY_REGION_BYTES, r->mr_bytes },
+		{ DRAY_METRIC_REGISTRATION_FAILURES_TOTAL, r->registration_failures },
+		{ DRAY_METRIC_FALLBACKS_TOTAL, r->fallbacks_total },
+		{ DRAY_METRIC_GPU_WINDOW_BYTES, r->window_bytes },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
+		if (values[i].metric == m)
+			return values[i].value;
+	return 0;
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/region/grant.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "agent/control/region/internal.h"
+#include "agent/control/region/region.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+static struct grant_peer *peer_find(struct regions *r, dray_handle peer)
+{
+	dray_list_for_each(&r->peers, p, struct grant_peer, link)
+		if (p->peer == peer)
+			return p;
+	return NULL;
+}
+
+static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
+{
+	struct grant_peer *p = peer_find(r, peer);
+
+	if (p)
+		return p;
+	p = calloc(1, sizeof(*p));
+	if (!p)
+		return NULL;
+	p->peer = peer;
+	dray_list_init(&p->grants);
+	dray_list_add(&r->peers, &p->link);
+	return p;
+}
+
+static void peer_unref(struct grant_peer *p)
+{
+	if (--p->n)
+		return;
+	dray_list_del(&p->link);
+	free(p);
+}
+
+static struct grant *grant_get(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = dray_handles_get(&r->grants, handle);
+
+	return g && g->peer && g->peer->peer == peer ? g : NULL;
+}
+
+void grant_detach(struct grant *g)
+{
+	dray_list_del(&g->token_link);
+	g->token = NULL;
+}
+
+/* Frees it once both sides have let go, and then what has waited for that. */
+static void grant_check(struct grant *g)
+{
+	struct token *t = g->token;
+	struct region *region = t ? t->region : NULL;
+
+	if (!g->dropped || !g->fenced)
+		return;
+	dray_list_del(&g->token_link);
+	dray_list_del(&g->peer_link);
+	peer_unref(g->peer);
+	dray_handles_del(&g->regions->grants, g->view.o.handle);
+	free(g);
+	if (!t)
+		return;
+	token_check(t);
+	region_check(region);
+}
+
+static void handle_dropped(void *arg)
+{
+	struct grant *g = arg;
+	struct region *region = g->token->region;
+
+	g->dropped = true;
+	region->serving--;
+	if (g->fenced)
+		grant_check(g);
+	else
+		region_check(region);
+}
+
+void grant_end(struct grant *g, bool fence, bool urgent)
+{
+	struct regions *r = g->regions;
+
+	if (g->ending)
+		return;
+	g->ending = true;
+	g->fenced = !fence;
+	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent, handle_dropped,
+		  g);
+	if (fence)
+		r->up->fence(r->arg, g->view.peer, g->view.o.handle, DRAY_E_REVOKED);
+}
+
+static struct grant *grant_new(struct token *t, dray_handle peer)
+{
+	struct regions *r = t->region->regions;
+	struct grant_peer *p = peer_make(r, peer);
+	struct grant *g = calloc(1, sizeof(*g));
+
+	if (p)
+		p->n++;
+	if (!p || !g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
+		free(g);
+		if (p)
+			peer_unref(p);
+		return NULL;
+	}
+	g->regions = r;
+	g->token = t;
+	g->peer = p;
+	dray_list_add(&p->grants, &g->peer_link);
+	dray_list_add(&t->grants, &g->token_link);
+	return g;
+}
+
+int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		 uint64_t token_id, dray_handle region, uint64_t incarnation,
+		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
+		 uint16_t *ret_access, struct dray_err *reterr)
+{
+	uint32_t max = (uint32_t)r->cfg->limits.grants_per_peer;
+	struct grant *g;
+	struct token *t;
+
+	t = token_find(r, token_id, region, capability, incarnation, peer_agent_id, reterr);
+	if (!t)
+		return -EPERM;
+	if (grants_count(r, peer) >= max)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "the owner holds %" PRIu32
+				    " grants for this agent (limits.grants_per_peer)",
+				    max);
+	g = grant_new(t, peer);
+	if (!g)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a grant");
+	t->used = true;
+	t->region->serving++;
+	g->view.o.kind = OBJECT_GRANT;
+	g->view.o.length = t->length;
+	g->view.o.access = t->access;
+	g->view.o.session = region_view_of(t->region)->o.session;
+	g->view.peer = peer;
+	g->view.region = t->region->handle;
+	g->view.offset = t->offset;
+	pool_publish(r->pool, &g->view.o);
+	*ret_grant = g->view.o.handle;
+	*ret_length = t->length;
+	*ret_access = t->access;
+	return 0;
+}
+
+/* A release that crosses a fence says the same as its acknowledgement. */
+void grant_release(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	if (!g)
+		return;
+	grant_end(g, false, false);
+	g->fenced = true;
+	grant_check(g);
+}
+
+void grant_fenced(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	if (!g || !g->ending)
+		return;
+	g->fenced = true;
+	grant_check(g);
+}
+
+void grants_peer_gone(struct regions *r, dray_handle peer)
+{
+	struct grant_peer *p = peer_find(r, peer);
+
+	if (!p)
+		return;
+	p->n++; /* the last grant would take it along */
+	dray_list_for_each(&p->grants, g, struct grant, peer_link) {
+		grant_end(g, false, false);
+		g->fenced = true;
+		grant_check(g);
+	}
+	peer_unref(p);
+}
+
+dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	return g && !g->ending ? g->view.region : 0;
+}
+
+void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	if (g)
+		g->exposed = true;
+}
+
+bool grant_range(struct regions *r, dray_handle peer, dray_handle handle, dray_handle *ret_region,
+		 uint64_t *ret_offset, uint64_t *ret_length)
+{
+	struct grant *g = grant_get(r, peer, handle);
+
+	if (!g || g->ending)
+		return false;
+	*ret_region = g->view.region;
+	*ret_offset = g->view.offset;
+	*ret_length = g->view.o.length;
+	return true;
+}
+
+void grants_of_region(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+				 uint64_t length),
+		      void *arg)
+{
+	struct grant *g;
+
+	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
+		if (g->peer && !g->ending && g->view.region == region)
+			fn(arg, g->view.peer, g->view.o.handle, g->view.offset, g->view.o.length);
+}
+
+uint32_t grants_total(struct regions *r)
+{
+	return r->grants.count;
+}
+
+uint32_t grants_count(struct regions *r, dray_handle peer)
+{
+	struct grant_peer *p = peer_find(r, peer);
+
+	return p ? p->n : 0;
+}
+
+static void barrier_passed(void *arg)
+{
+	struct grant *g = arg;
+	struct region *region = g->region;
+	struct revocation *v = g->revocation;
+
+	dray_handles_del(&g->regions->grants, g->view.o.handle);
+	free(g);
+	region->barriers--;
+	revocation_step(v);
+	region_check(region);
+}
+
+int grant_barrier(struct region *region, struct revocation *v)
+{
+	struct regions *r = region->regions;
+	struct grant *g = calloc(1, sizeof(*g));
+
+	if (!g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
+		free(g);
+		return -ENOMEM;
+	}
+	g->regions = r;
+	g->region = region;
+	g->revocation = v;
+	region->barriers++;
+	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false, barrier_passed,
+		  g);
+	return 0;
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The region module's insides, shared by region.c, token.c and grant.c. */
+#ifndef DRAY_AGENT_CONTROL_REGION_INTERNAL_H
+#define DRAY_AGENT_CONTROL_REGION_INTERNAL_H
+
+#include "agent/control/region/closer.h"
+#include "agent/control/region/extents.h"
+#include "agent/control/region/region.h"
+#include "lib/expiry.h"
+#include "lib/handle.h"
+#include "lib/list.h"
+
+#define AGENT_ID_BYTES 16
+#define CAPABILITY_BYTES 16
+#define NAME_BYTES 65
+
+/* Why the last dead tokens died, so that whoever comes with one is told. */
+#define GRAVES 1024
+
+struct grave {
+	dray_handle token;
+	uint8_t capability[CAPABILITY_BYTES];
+	uint32_t code;
+};
+
+struct regions {
+	const struct dray_config *cfg;
+	struct worker_pool *pool;
+	struct gpus *gpus;
+	const struct regions_upcalls *up;
+	void *arg;
+	uint8_t agent_id[AGENT_ID_BYTES];
+	uint64_t incarnation;
+	bool draining;
+	struct dray_handles regions, tokens, grants;
+	struct dray_list peers; /* of struct grant_peer */
+	struct mappings mappings;
+	struct closer *closer;         /* of memory files */
+	struct closer *unknown_closer; /* of anything else */
+	uint64_t bytes, pool_bytes;
+	uint64_t revocations; /* begun */
+	struct dray_expiry expiry;
+	struct grave *graves; /* ring, made with the first */
+	uint32_t grave_at;
+};
+
+struct region {
+	struct regions *regions;
+	dray_handle handle;
+	uint32_t *session_tokens;
+	char name[NAME_BYTES];
+	enum dmsg_kind kind;
+	uint32_t n_extents; /* as they were given */
+	uint64_t pool_bytes;
+	struct extents extents;
+	struct dray_list tokens, revocations;
+	uint32_t n_tokens;
+	uint32_t serving;  /* grants that workers may still serve */
+	uint32_t barriers; /* under way */
+	struct gpu_memory *gpu_memory;
+	bool opening; /* added() is owed */
+	bool ending, urgent;
+	bool dropped; /* by every worker */
+	bool leaving; /* only devices may still know it */
+	bool ended;   /* its memory is gone */
+	void (*added)(void *arg, const struct dray_err *err);
+	void *added_arg;
+	struct dray_err refused; /* it ends for this */
+	void (*done)(void *arg); /* it is being removed */
+	void *arg;
+};
+
+/* A REGION_REVOKE that waits. It counts the tokens whose end began with it or before. */
+struct revocation {
+	struct dray_list link;
+	uint64_t number;
+	struct region *region;
+	bool all; /* of its tokens */
+	uint32_t pending, count;
+	void (*done)(void *arg, uint32_t count);
+	void *arg;
+};
+
+struct token {
+	struct dray_list link; /* on region->tokens */
+	struct region *region;
+	dray_handle handle;
+	uint64_t offset, length;
+	uint16_t access, flags;
+	struct dray_expiry_entry expiry;
+	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
+	bool used;
+	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
+	struct dray_list grants, locals;
+};
+
+/* A remote within this agent, made from a token. */
+struct local_tie {
+	struct dray_list link;
+	dray_handle remote;
+};
+
+struct grant_peer {
+	struct dray_list link, grants;
+	dray_handle peer;
+	uint32_t n;
+};
+
+/*
+ * A grant ends when every worker dropped it and the peer cannot use it any more. After an urgent
+ * end it outlives its token.
+ */
+struct grant {
+	struct dray_list token_link, peer_link;
+	struct regions *regions;
+	struct token *token;     /* NULL: the region is gone */
+	struct grant_peer *peer; /* NULL: a barrier, for region and revocation */
+	struct region *region;
+	struct revocation *revocation;
+	struct grant_view view;
+	bool ending, dropped, fenced;
+	bool exposed; /* to devices, which no worker here can keep from it */
+};
+
+static inline const struct region_view *region_view_of(const struct region *r)
+{
+	return r->extents.view;
+}
+
+/* It may be exported and written to. */
+static inline bool region_is_live(const struct region *r)
+{
+	return !r->opening && !r->ending && !r->done;
+}
+
+/*
+ * region.c: after anything that may have been the last thing a removal waited for; may free the
+ * region.
+ */
+void region_check(struct region *r);
+
+/* token.c */
+
+/* Whoever names it so may import it: the checks of both kinds of import. NULL with reterr. */
+struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
+			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
+			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
+/* After its last grant or tie may have gone: frees it where its time is over. */
+void token_check(struct token *t);
+void tokens_expire(struct regions *r);
+/* Begins to end one token, or all (only: NULL). Returns how many. */
+uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation);
+/* The region's memory goes without waiting for importers: cuts what ties are left. */
+void tokens_abandon(struct region *region);
+void revocation_step(struct revocation *v);
+
+/* grant.c */
+
+void grant_end(struct grant *g, bool fence, bool urgent);
+/* Takes it off its token, which it outlives. */
+void grant_detach(struct grant *g);
+/*
+ * An unpublished grant that is dropped: its end comes when the workers have seen all that went
+ * before. Then the revocation is stepped. 0 or -ENOMEM.
+ */
+int grant_barrier(struct region *region, struct revocation *v);
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/region/mapping.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "lib/fault.h"
+#include "lib/cleanup.h"
+#include "lib/memfd.h"
+#include "schema/gen/errors.h"
+
+void mappings_init(struct mappings *ms, struct closer *closer)
+{
+	*ms = (struct mappings){ .closer = closer };
+	dray_list_init(&ms->list);
+}
+
+static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
+{
+	return a->dev == b->dev && a->ino == b->ino && a->writable == b->writable &&
+	       a->owner == b->owner;
+}
+
+static struct mapping *find(struct mappings *ms, const struct mapping_key *key, uint64_t bytes)
+{
+	dray_list_for_each(&ms->list, m, struct mapping, link)
+		if (key_equal(&m->key, key) && m->bytes >= bytes)
+			return m;
+	return NULL;
+}
+
+/*
+ * A mapping of a descriptor that was opened for reading cannot be guarded, the kernel wants the
+ * file to be writable by it. Whoever holds the file's other descriptor could then punch holes and
+ * have the agent pay for the pages that its reads bring back. So the file is opened a second time
+ * where its mode allows that; it is mapped for reading all the same.
+ */
+static int reopen_writable(int fd)
+{
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+}
+
+static bool map(struct mapping *m, int fd)
+{
+	int prot = PROT_READ | (m->key.writable ? PROT_WRITE : 0);
+	void *p = dray_map_shared(fd, 0, m->bytes, prot);
+
+	if (p == MAP_FAILED)
+		return false;
+	m->base = p;
+	m->guarded = fault_guard_memory(p, m->bytes);
+	return true;
+}
+
+static bool map_guarded(struct mapping *m)
+{
+	int fd dray_auto_close = -1;
+	uint8_t *first;
+
+	if (!map(m, m->fd))
+		return false;
+	if (m->guarded || m->key.writable)
+		return true;
+	fd = reopen_writable(m->fd);
+	first = m->base;
+	if (fd < 0 || !map(m, fd))
+		return true;
+	munmap(first, m->bytes);
+	return true;
+}
+
+static int map_error(struct dray_err *reterr, int err, uint64_t bytes)
+{
+	int code = DRAY_E_IO;
+
+	if (err == ENOMEM || err == EAGAIN)
+		code = DRAY_E_NO_MEMORY;
+	else if (err == EPERM || err == EACCES)
+		code = DRAY_E_REGION_READ_ONLY;
+	return dray_err_set(reterr, -err, code, "a file of %llu bytes cannot be mapped: %s",
+			    (unsigned long long)bytes, dray_errno_text(err));
+}
+
+static void mapping_free(struct mapping *m)
+{
+	dray_close(m->fd);
+	free(m);
+}
+
+DRAY_DEFINE_CLEANUP(struct mapping *, mapping_free);
+
+int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
+		struct mapping **ret, struct dray_err *reterr)
+{
+	dray_auto(mapping_free) struct mapping *m = NULL;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct mapping *known;
+
+	bytes = (bytes + page - 1) / page * page;
+	known = find(ms, key, bytes);
+	if (known) {
+		known->refs++;
+		*ret = known;
+		return 0;
+	}
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a mapping");
+	*m = (struct mapping){ .mappings = ms, .key = *key, .refs = 1, .bytes = bytes };
+	dray_list_init(&m->link);
+	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	if (m->fd < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+				    "a region's descriptor cannot be kept: %s",
+				    dray_errno_text(errno));
+	if (!map_guarded(m))
+		return map_error(reterr, errno, bytes);
+	madvise(m->base, bytes, MADV_DONTDUMP);
+	dray_list_add(&ms->list, &m->link);
+	ms->count++;
+	ms->bytes += bytes;
+	*ret = dray_take(m);
+	return 0;
+}
+
+struct mapping *mapping_unref(struct mapping *m)
+{
+	if (!m || --m->refs)
+		return NULL;
+	dray_list_del(&m->link);
+	m->mappings->count--;
+	m->mappings->bytes -= m->bytes;
+	closer_unmap(m->mappings->closer, m->base, m->bytes, m->fd);
+	free(m);
+	return NULL;
+}

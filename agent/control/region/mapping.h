@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Mappings of client files, shared between the extents and regions that lie in the same file and
+ * are mapped with the same access. A mapping covers the whole file as large as it was. The agent
+ * never populates one. Control thread only.
+ */
+#ifndef DRAY_AGENT_CONTROL_REGION_MAPPING_H
+#define DRAY_AGENT_CONTROL_REGION_MAPPING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "agent/control/region/closer.h"
+#include "lib/err.h"
+#include "lib/list.h"
+
+struct mappings {
+	struct dray_list list;
+	struct closer *closer; /* unmaps; borrowed */
+	uint32_t count;        /* mappings, and as many descriptors */
+	uint64_t bytes;        /* address space */
+};
+
+/* What identifies a mapping. */
+struct mapping_key {
+	dev_t dev;
+	ino_t ino;
+	bool writable;
+	/*
+	 * Inode numbers of huge-page files are 32 bits from a counter that wraps, so they prove
+	 * nothing between strangers: those mappings are shared within one session only. 0 for
+	 * other files.
+	 */
+	uint64_t owner;
+};
+
+struct mapping {
+	struct dray_list link;
+	struct mappings *mappings;
+	struct mapping_key key;
+	uint32_t refs;
+	uint8_t *base;
+	uint64_t bytes;
+	bool guarded; /* fault_guard_memory() took it */
+	int fd;       /* our own */
+};
+
+void mappings_init(struct mappings *ms, struct closer *closer);
+
+/*
+ * Mapping of at least `bytes` of the file, its whole size, with one reference for the caller. The
+ * descriptor is duplicated, not consumed.
+ */
+int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
+		struct mapping **ret, struct dray_err *reterr);
+
+/* Unmapped by the closer after the last. Returns NULL. */
+struct mapping *mapping_unref(struct mapping *m);
+
+#endif

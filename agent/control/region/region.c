@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/region/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/region/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* Tokens and grants have limits of their own for each session and peer. */
+#define HANDLES_MAX (1u << 30)
+/* A device's name, as long as the schema has it. */
+#define DEVICE_BYTES 65
+
+static void region_end(struct region *region, uint32_t code, bool urgent);
+
+static void region_free(struct region *r)
+{
+	extents_deinit(&r->extents);
+	free(r);
+}
+
+DRAY_DEFINE_CLEANUP(struct region *, region_free);
+DRAY_DEFINE_CLEANUP(struct regions *, regions_free);
+
+int regions_new(struct regions **ret, const struct regions_deps *deps)
+{
+	dray_auto(regions_free) struct regions *r = calloc(1, sizeof(*r));
+	int e;
+
+	if (!r)
+		return -ENOMEM;
+	r->cfg = deps->cfg;
+	r->pool = deps->pool;
+	r->gpus = deps->gpus;
+	r->up = deps->up;
+	r->arg = deps->arg;
+	r->incarnation = deps->incarnation;
+	memcpy(r->agent_id, deps->agent_id, AGENT_ID_BYTES);
+	dray_handles_init(&r->regions, (uint32_t)deps->cfg->limits.regions);
+	dray_handles_init(&r->tokens, HANDLES_MAX);
+	dray_handles_init(&r->grants, HANDLES_MAX);
+	dray_list_init(&r->peers);
+	e = closer_new(&r->closer);
+	if (!e)
+		e = closer_new(&r->unknown_closer);
+	if (e < 0)
+		return e;
+	mappings_init(&r->mappings, r->closer);
+	*ret = dray_take(r);
+	return 0;
+}
+
+/* Regions are gone by now, unless the agent ends in a hurry, after its workers. */
+struct regions *regions_free(struct regions *r)
+{
+	struct region *region;
+	struct token *t;
+	struct grant *g;
+
+	if (!r)
+		return NULL;
+	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
+		free(g);
+	for (uint32_t at = 0; (t = dray_handles_next(&r->tokens, &at, NULL));) {
+		dray_list_for_each(&t->locals, tie, struct local_tie, link)
+			free(tie);
+		free(t);
+	}
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
+		dray_list_for_each(&region->revocations, v, struct revocation, link)
+			free(v);
+		region_free(region);
+	}
+	dray_list_for_each(&r->peers, p, struct grant_peer, link)
+		free(p);
+	closer_free(r->closer);
+	closer_free(r->unknown_closer);
+	dray_handles_deinit(&r->regions);
+	dray_handles_deinit(&r->tokens);
+	dray_handles_deinit(&r->grants);
+	free(r->graves);
+	dray_expiry_deinit(&r->expiry);
+	free(r);
+	return NULL;
+}
+
+void regions_close_fds(struct regions *r, int *fds, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		bool memory = fds[i] >= 0 && fcntl(fds[i], F_GET_SEALS) >= 0;
+
+		closer_close(memory ? r->closer : r->unknown_closer, fds[i]);
+		fds[i] = -1;
+	}
+}
+
+static bool is_pool(const struct dmsg_region_add *m)
+{
+	struct dmsg_extent e;
+
+	dmsg_extent_get(m->extents.p, &e);
+	return e.kind == DMSG_KIND_POOL;
+}
+
+static int check_request(struct regions *r, const struct dmsg_region_add *m, unsigned n_fds,
+			 struct dray_err *reterr)
+{
+	uint64_t length;
+	int e;
+
+	if (r->draining)
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent is draining and takes no new regions");
+	if (!m->access)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "access is neither read nor write");
+	e = extents_length(m, &length, reterr);
+	if (e < 0)
+		return e;
+	if (m->flags & DMSG_REGION_FLAG_HUGE && !is_pool(m))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "flag huge is for pools");
+	if (is_pool(m) && n_fds)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
+				    "a pool takes no descriptors");
+	return 0;
+}
+
+static int map_extents(struct region *region, const struct region_spec *spec,
+		       struct dray_err *reterr)
+{
+	struct regions *r = region->regions;
+	/* a reload may have lowered it */
+	uint64_t limit = (uint64_t)r->cfg->limits.pool_bytes;
+	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
+
+	if (region->kind == DMSG_KIND_POOL)
+		return extents_map_pool(&r->mappings, spec->owner->session, spec->m, room,
+					&region->extents, &region->pool_bytes, reterr);
+	return extents_map(&r->mappings, spec->owner->session, spec->m, spec->fds, spec->n_fds,
+			   (uint64_t)r->cfg->limits.bytes_per_session, &region->extents, reterr);
+}
+
+static int handle_new(struct region *region, const struct region_owner *owner,
+		      struct dray_err *reterr)
+{
+	struct regions *r = region->regions;
+	struct object_view *o = &region->extents.view->o;
+	int e = dray_handles_add(&r->regions, region, &region->handle);
+
+	if (e < 0)
+		return dray_err_set(reterr, e, e == -ENOSPC ? DRAY_E_QUOTA : DRAY_E_NO_MEMORY,
+				    "the agent has %" PRIu32 " regions (limits.regions)",
+				    r->regions.count);
+	o->kind = OBJECT_REGION;
+	o->handle = region->handle;
+	o->group = owner->group;
+	o->session = owner->session;
+	r->bytes += o->length;
+	r->pool_bytes += region->pool_bytes;
+	return 0;
+}
+
+static void handle_del(struct region *region)
+{
+	struct regions *r = region->regions;
+
+	dray_handles_del(&r->regions, region->handle);
+	r->bytes -= region_view_of(region)->o.length;
+	r->pool_bytes -= region->pool_bytes;
+}
+
+/* Workers and devices learn of it. */
+static void region_begin(struct region *region)
+{
+	struct regions *r = region->regions;
+	const struct region_view *v = region_view_of(region);
+
+	pool_publish(r->pool, &v->o);
+	r->up->added(r->arg, v, region->extents.dmabufs);
+	if (r->gpus && v->memory == REGION_HOST)
+		gpus_region_added(r->gpus, v);
+}
+
+static int add_host(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
+{
+	int e = map_extents(region, spec, reterr);
+
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e >= 0)
+		region_begin(region);
+	return e;
+}
+
+static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
+			  const struct gpu_part *parts, const struct dray_err *err)
+{
+	struct region *region = arg;
+	void (*added)(void *arg, const struct dray_err *err) = region->added;
+	void *added_arg = region->added_arg;
+	unsigned n;
+
+	if (err) {
+		handle_del(region);
+		region_free(region);
+	} else {
+		region->gpu_memory = memory;
+		region->opening = false;
+		extents_opened(&region->extents, device, parts, gpu_memory_dmabufs(memory, &n));
+		region_begin(region);
+	}
+	added(added_arg, err);
+}
+
+static int add_gpu(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
+{
+	const struct dmsg_region_add *m = spec->m;
+	struct gpu_part *parts dray_auto_free = NULL;
+	struct regions *r = region->regions;
+	char device[DEVICE_BYTES];
+	unsigned n;
+	int e;
+
+	if (!r->gpus)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "kind %s: this agent takes no GPU memory; use memfd",
+				    dmsg_kind_name(region->kind));
+	e = extents_read_gpu(m, spec->fds, spec->n_fds, &region->extents, &parts, &n, reterr);
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e < 0)
+		return e;
+	snprintf(device, sizeof(device), "%.*s", (int)m->device.n, m->device.p);
+	e = gpu_open(r->gpus, device, parts, n, m->access & DMSG_ACCESS_WRITE, handle_opened,
+		     region, reterr);
+	if (e < 0)
+		handle_del(region);
+	return e;
+}
+
+static int add_buffers(struct region *region, const struct region_spec *spec,
+		       struct dray_err *reterr)
+{
+	struct regions *r = region->regions;
+	int e;
+
+	if (!r->cfg->rdma.enable)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+			"kind dmabuf is for RDMA devices, which this agent does not use "
+			"(rdma.enable is false)");
+	e = extents_take_buffers(r->closer, spec->m, spec->fds, spec->n_fds, &region->extents,
+				 reterr);
+	if (e >= 0)
+		e = handle_new(region, spec->owner, reterr);
+	if (e >= 0)
+		region_begin(region);
+	return e;
+}
+
+void region_registered(struct regions *r, dray_handle handle, bool usable, const char *why)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (!region || !region->opening || region->ending)
+		return;
+	if (usable) {
+		region->opening = false;
+		region->added(region->added_arg, NULL);
+		return;
+	}
+	dray_err_set(&region->refused, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+		     "no RDMA device takes this DMA-BUF: %s", why);
+	region_end(region, DRAY_E_UNSUPPORTED, true);
+}
+
+static int region_new(struct regions *r, const struct region_spec *spec, struct region **ret,
+		      enum region_memory *ret_memory, struct dray_err *reterr)
+{
+	const struct dray_str *name = &spec->m->name;
+	enum dmsg_kind kind = DMSG_KIND_MEMFD;
+	struct region *region;
+	int e = check_request(r, spec->m, spec->n_fds, reterr);
+
+	if (e >= 0)
+		e = extents_memory(spec->m, ret_memory, &kind, reterr);
+	if (e < 0)
+		return e;
+	region = calloc(1, sizeof(*region));
+	if (!region)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	region->regions = r;
+	region->session_tokens = spec->owner->tokens;
+	region->kind = kind;
+	region->n_extents = spec->m->extents.n;
+	region->opening = *ret_memory != REGION_HOST;
+	region->added = spec->added;
+	region->added_arg = spec->arg;
+	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
+	dray_list_init(&region->tokens);
+	dray_list_init(&region->revocations);
+	*ret = region;
+	return 0;
+}
+
+int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
+	       struct dray_err *reterr)
+{
+	dray_auto(region_free) struct region *region = NULL;
+	enum region_memory memory = REGION_HOST;
+	int e = region_new(r, spec, &region, &memory, reterr);
+
+	if (e < 0)
+		return e;
+	if (memory == REGION_GPU)
+		e = add_gpu(region, spec, reterr);
+	else if (memory == REGION_RDMA)
+		e = add_buffers(region, spec, reterr);
+	else
+		e = add_host(region, spec, reterr);
+	if (e < 0)
+		return e;
+	*ret = (struct region_added){
+		.region = region->handle,
+		.length = region_view_of(region)->o.length,
+		.pool_fd = region->kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1,
+		.pending = region->opening,
+	};
+	region = NULL;
+	return 0;
+}
+
+/* --- end ------------------------------------------------------------------------------------------ */
+
+/* Nothing of it is left but who waits to hear of that. */
+static void region_finish(struct region *region)
+{
+	void (*added)(void *arg, const struct dray_err *err) = region->added;
+	void *added_arg = region->added_arg;
+	struct dray_err refused = region->refused;
+	void (*done)(void *arg) = region->done;
+	void *arg = region->arg;
+
+	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations));
+	handle_del(region);
+	region_free(region);
+	if (done)
+		done(arg);
+	else
+		added(added_arg, &refused);
+}
+
+/* Order of the two: memory goes first, so that whoever hears of the end finds it gone. */
+static void region_gone(void *of)
+{
+	struct region *region = of;
+
+	extents_release(&region->extents);
+	region->gpu_memory = NULL;
+	region->ended = true;
+	if (region->done || region->refused.code)
+		region_finish(region);
+}
+
+/* RDMA devices have let go of it; GPUs do now. */
+static void handle_deregistered(void *of)
+{
+	struct region *region = of;
+	struct gpus *gpus = region->regions->gpus;
+
+	if (region->gpu_memory)
+		gpu_close(region->gpu_memory, region_gone, region);
+	else if (gpus && region_view_of(region)->memory == REGION_HOST)
+		gpus_region_removed(gpus, region->handle, region_gone, region);
+	else
+		region_gone(region);
+}
+
+/* Can a peer's device reach it that has not acknowledged its fence? */
+static bool exposed(const struct region *region)
+{
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			if (g->exposed && !g->fenced)
+				return true;
+	return false;
+}
+
+/*
+ * With an urgent end the grants need only be dropped here, which serving counts; what peers still
+ * have to acknowledge is theirs to finish.
+ */
+static void leave(struct region *region)
+{
+	if (region->urgent && !region->serving && !exposed(region))
+		tokens_abandon(region);
+	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations))
+		return;
+	region->leaving = true;
+	region->regions->up->removed(region->regions->arg, region->handle, handle_deregistered,
+				     region);
+}
+
+void region_check(struct region *region)
+{
+	if (region->ended && region->done && !region->barriers)
+		region_finish(region);
+	else if (region->ending && region->dropped && !region->barriers && !region->leaving)
+		leave(region);
+}
+
+static void handle_dropped(void *arg)
+{
+	struct region *region = arg;
+
+	region->dropped = true;
+	region_check(region);
+}
+
+/* Nobody uses it any more soon after; what does ends with code. */
+static void region_end(struct region *region, uint32_t code, bool urgent)
+{
+	struct regions *r = region->regions;
+
+	region->ending = true;
+	region->urgent = urgent;
+	tokens_revoke(region, NULL, ++r->revocations);
+	pool_drop(r->pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped, region);
+}
+
+static struct region *region_get(struct regions *r, dray_handle handle)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	return region && region_is_live(region) ? region : NULL;
+}
+
+int region_gpu(struct regions *r, dray_handle handle)
+{
+	const struct region *region = region_get(r, handle);
+
+	return region && region->gpu_memory ? region_view_of(region)->gpu : -1;
+}
+
+static void handle_hurried(void *arg)
+{
+	struct region *region = arg;
+
+	region->barriers--;
+	region_check(region);
+}
+
+/*
+ * Dropping again what is being dropped makes that urgent; what was dropped before answers at
+ * once.
+ */
+static void hurry(struct region *region, uint32_t code)
+{
+	struct regions *r = region->regions;
+
+	if (!region->ending || region->urgent || region->leaving)
+		return;
+	region->urgent = true;
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			if (!g->dropped)
+				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED,
+					  true, NULL, NULL);
+	region->barriers++;
+	pool_drop(r->pool, OBJECT_REGION, region->handle, code, true, handle_hurried, region);
+}
+
+void region_hurry(struct regions *r, dray_handle handle)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (region)
+		hurry(region, DRAY_E_SESSION_CLOSED);
+}
+
+void regions_gpu_lost(struct regions *r, unsigned device)
+{
+	struct region *region;
+
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
+		if (!region->gpu_memory || region_view_of(region)->gpu != device)
+			continue;
+		if (region->ending)
+			hurry(region, DRAY_E_GPU_LOST);
+		else
+			region_end(region, DRAY_E_GPU_LOST, true);
+	}
+}
+
+static void handle_cancelled(void *arg)
+{
+	region_finish(arg);
+}
+
+/* One that has ended by itself is forgotten once the workers have answered again: not inside this call. */
+int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
+		  void (*done)(void *arg), void *arg)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (!region || region->done || region_view_of(region)->o.session != session)
+		return -ENOENT;
+	region->done = done;
+	region->arg = arg;
+	if (region->opening && region_view_of(region)->memory == REGION_GPU) {
+		gpu_open_cancel(r->gpus, region, handle_cancelled);
+	} else if (region->ended) {
+		region->barriers++;
+		pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false, handle_hurried,
+			  region);
+	} else if (!region->ending) {
+		region_end(region, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent);
+	}
+	return 0;
+}
+
+dray_handle region_group(struct regions *r, dray_handle handle, dray_handle *ret_session)
+{
+	struct region *region = region_get(r, handle);
+
+	if (!region)
+		return 0;
+	if (ret_session)
+		*ret_session = region_view_of(region)->o.session;
+	return region_view_of(region)->o.group;
+}
+
+void regions_drain(struct regions *r, bool on)
+{
+	r->draining = on;
+}
+
+static const char *state_name(const struct region *region)
+{
+	if (region->done || region->refused.code)
+		return "removing";
+	if (region->ending)
+		return "lost";
+	return region->opening ? "opening" : "live";
+}
+
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+		  void *arg)
+{
+	struct region *region;
+
+	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
+		const struct region_view *v = region_view_of(region);
+
+		fn(arg, &(struct region_info){
+				.region = region->handle,
+				.session = v->o.session,
+				.name = region->name,
+				.kind = dmsg_kind_name(region->kind),
+				.state = state_name(region),
+				.access = v->o.access,
+				.extents = region->n_extents,
+				.tokens = region->n_tokens,
+				.grants = region->serving,
+				.length = v->o.length,
+				.gpu = v->memory == REGION_GPU ? v->gpu : -1,
+			});
+	}
+}
+
+void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes,
+		    uint64_t *ret_tokens)
+{
+	tokens_expire(r);
+	*ret_regions = r->regions.count;
+	*ret_bytes = r->bytes;
+	*ret_tokens = r->tokens.count;
+}

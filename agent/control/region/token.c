@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/crypto.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "agent/control/region/internal.h"
+#include "agent/control/region/region.h"
+#include "lib/addr.h"
+#include "lib/cleanup.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* The segment stands behind the fixed part as a 32-bit length and the text. */
+#define SEGMENT_AT (PMSG_TOKEN_SIZE + 4)
+_Static_assert(SEGMENT_AT + PMSG_TOKEN_SEGMENT_MAX <= DMSG_TOKEN_MAX, "a token fits");
+
+static const uint8_t nobody[AGENT_ID_BYTES];
+
+static int malformed(struct dray_err *reterr, const char *why)
+{
+	return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID, "the token %s", why);
+}
+
+int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
+		struct dray_err *reterr)
+{
+	char segment[PMSG_TOKEN_SEGMENT_MAX + 1];
+	struct pmsg_token t;
+	uint32_t length;
+
+	if (n < SEGMENT_AT)
+		return malformed(reterr, "is too short");
+	pmsg_token_get(p, &t);
+	length = dray_le_get32(p + PMSG_TOKEN_SIZE);
+	if (t.version != PMSG_TOKEN_VERSION)
+		return malformed(reterr, "has a version that is not known here");
+	if (length > PMSG_TOKEN_SEGMENT_MAX || n != SEGMENT_AT + length)
+		return malformed(reterr, "has a length that does not fit its content");
+	if (!t.access || t.access & ~DMSG_ACCESS_ALL || !t.length ||
+	    t.length > UINT64_MAX - t.offset)
+		return malformed(reterr, "names an impossible range or access");
+	memcpy(segment, p + SEGMENT_AT, length);
+	segment[length] = 0;
+	if (strlen(segment) != length || (length && !dray_segment_valid(segment)))
+		return malformed(reterr, "names a malformed segment");
+	memcpy(ret_segment, segment, length + 1);
+	*ret = t;
+	return 0;
+}
+
+/* --- the dead ------------------------------------------------------------------------------- */
+
+static void bury(struct regions *r, const struct token *t, uint32_t code)
+{
+	struct grave *g;
+
+	if (!r->graves)
+		r->graves = calloc(GRAVES, sizeof(*r->graves));
+	if (!r->graves)
+		return;
+	g = &r->graves[r->grave_at++ % GRAVES];
+	g->token = t->handle;
+	memcpy(g->capability, t->capability, CAPABILITY_BYTES);
+	g->code = code;
+}
+
+static uint32_t grave_code(const struct regions *r, dray_handle token, const uint8_t *capability)
+{
+	for (uint32_t i = 0; r->graves && i < GRAVES; i++) {
+		const struct grave *g = &r->graves[i];
+
+		if (g->token == token &&
+		    !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
+			return g->code;
+	}
+	return DRAY_E_TOKEN_INVALID;
+}
+
+static void token_free(struct token *t, uint32_t code)
+{
+	struct region *region = t->region;
+	struct regions *r = region->regions;
+	uint64_t revoked = t->revoked;
+
+	bury(r, t, code);
+	dray_list_del(&t->link);
+	dray_handles_del(&r->tokens, t->handle);
+	dray_expiry_del(&r->expiry, &t->expiry);
+	region->n_tokens--;
+	if (region->session_tokens)
+		(*region->session_tokens)--;
+	free(t);
+	if (!revoked)
+		return;
+	dray_list_for_each(&region->revocations, v, struct revocation, link)
+		if (v->number >= revoked)
+			revocation_step(v);
+}
+
+static bool expired(const struct token *t)
+{
+	return t->expiry.at_ns != DRAY_EXPIRY_NEVER && t->expiry.at_ns <= dray_now().ns;
+}
+
+static bool spent(const struct token *t)
+{
+	return t->used && t->flags & DMSG_EXPORT_FLAG_SINGLE_USE;
+}
+
+void token_check(struct token *t)
+{
+	if (!dray_list_empty(&t->grants) || !dray_list_empty(&t->locals))
+		return;
+	if (t->revoked)
+		token_free(t, DRAY_E_REVOKED);
+	else if (expired(t))
+		token_free(t, DRAY_E_TOKEN_EXPIRED);
+	else if (spent(t))
+		token_free(t, DRAY_E_TOKEN_USED);
+}
+
+/* One that is still imported stays until its last importer has gone. */
+void tokens_expire(struct regions *r)
+{
+	int64_t now = dray_now().ns;
+	struct dray_expiry_entry *e;
+
+	while ((e = dray_expiry_pop(&r->expiry, now)))
+		token_check(dray_container_of(e, struct token, expiry));
+}
+
+/* --- export ----------------------------------------------------------------------------------- */
+
+static int check_export(struct regions *r, const struct region *region,
+			const struct dmsg_region_export *m, size_t segment_length,
+			struct dray_err *reterr)
+{
+	const struct object_view *o = &region_view_of(region)->o;
+	uint32_t max = (uint32_t)r->cfg->limits.tokens_per_session;
+
+	if (!m->access || !m->length)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "an export has a length and asks for read or write");
+	if (m->offset > o->length || m->length > o->length - m->offset)
+		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+				    "%" PRIu64 " bytes at %" PRIu64 " pass the region's %" PRIu64,
+				    m->length, m->offset, o->length);
+	if (m->access & ~o->access)
+		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+				    "the region allows %s only, add it with more access",
+				    o->access & DMSG_ACCESS_READ ? "reading" : "writing");
+	if (segment_length > PMSG_TOKEN_SEGMENT_MAX)
+		return dray_err_set(reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
+				    "this agent's segment is over %d bytes, shorten peer.advertise",
+				    PMSG_TOKEN_SEGMENT_MAX);
+	if (region->session_tokens && *region->session_tokens >= max)
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"the region's session has %" PRIu32
+			" live tokens (limits.tokens_per_session); revoke some or give them a ttl",
+			max);
+	return 0;
+}
+
+static struct token *token_new(struct region *region, const struct dmsg_region_export *m,
+			       struct dray_err *reterr)
+{
+	struct token *t dray_auto_free = calloc(1, sizeof(*t));
+	struct regions *r = region->regions;
+
+	if (!t || dray_handles_add(&r->tokens, t, &t->handle) < 0) {
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
+		return NULL;
+	}
+	t->expiry.at_ns = m->ttl_ms ? dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS :
+				      DRAY_EXPIRY_NEVER;
+	if (getrandom(t->capability, CAPABILITY_BYTES, GRND_NONBLOCK) != CAPABILITY_BYTES)
+		dray_err_set(reterr, -EIO, DRAY_E_IO, "the kernel has no random numbers yet");
+	else if (dray_expiry_add(&r->expiry, &t->expiry) < 0)
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
+	if (reterr->code) {
+		dray_handles_del(&r->tokens, t->handle);
+		return NULL;
+	}
+	t->region = region;
+	t->offset = m->offset;
+	t->length = m->length;
+	t->access = m->access;
+	t->flags = m->flags;
+	memcpy(t->audience, m->audience, AGENT_ID_BYTES);
+	dray_list_init(&t->grants);
+	dray_list_init(&t->locals);
+	dray_list_add(&region->tokens, &t->link);
+	region->n_tokens++;
+	if (region->session_tokens)
+		(*region->session_tokens)++;
+	return dray_take(t);
+}
+
+static uint32_t token_write(const struct token *t, const char *segment, uint32_t ttl_ms,
+			    uint8_t *ret)
+{
+	const struct regions *r = t->region->regions;
+	size_t n = strlen(segment);
+	struct pmsg_token w = {
+		.version = PMSG_TOKEN_VERSION,
+		.flags = t->flags,
+		.access = t->access,
+		.incarnation = r->incarnation,
+		.token_id = t->handle,
+		.region = t->region->handle,
+		.offset = t->offset,
+		.length = t->length,
+		.expiry_ms = ttl_ms ? dray_unix_ms() + ttl_ms : 0,
+	};
+
+	memcpy(w.agent_id, r->agent_id, AGENT_ID_BYTES);
+	memcpy(w.audience, t->audience, AGENT_ID_BYTES);
+	memcpy(w.capability, t->capability, CAPABILITY_BYTES);
+	pmsg_token_put(ret, &w);
+	dray_le_put32(ret + PMSG_TOKEN_SIZE, (uint32_t)n);
+	memcpy(ret + SEGMENT_AT, segment, n);
+	return (uint32_t)(SEGMENT_AT + n);
+}
+
+static struct region *region_of_group(struct regions *r, dray_handle handle,
+				      const struct region_owner *who, struct dray_err *reterr)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (region && region_is_live(region) && region_view_of(region)->o.group == who->group)
+		return region;
+	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+		     "no region %" PRIu64 " in this session's group", handle);
+	return NULL;
+}
+
+int region_export(struct regions *r, const struct region_owner *owner,
+		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
+		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr)
+{
+	struct region *region;
+	struct token *t;
+	int e;
+
+	if (r->draining)
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent is draining and exports nothing new");
+	tokens_expire(r);
+	region = region_of_group(r, m->region, owner, reterr);
+	if (!region)
+		return -ENOENT;
+	e = check_export(r, region, m, strlen(segment), reterr);
+	if (e < 0)
+		return e;
+	t = token_new(region, m, reterr);
+	if (!t)
+		return -ENOMEM;
+	*ret_token_id = t->handle;
+	*ret_token_length = token_write(t, segment, m->ttl_ms, ret_token);
+	return 0;
+}
+
+/* --- import ----------------------------------------------------------------------------------- */
+
+struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
+			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
+			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr)
+{
+	struct token *t = dray_handles_get(&r->tokens, token_id);
+	uint32_t code = 0;
+
+	/* who lacks the capability learns nothing about the token but that */
+	if (incarnation != r->incarnation)
+		code = DRAY_E_INCARNATION;
+	else if (!t)
+		code = grave_code(r, token_id, capability);
+	else if (CRYPTO_memcmp(t->capability, capability, CAPABILITY_BYTES) ||
+		 t->region->handle != region)
+		code = DRAY_E_TOKEN_INVALID;
+	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) &&
+		 memcmp(t->audience, importer, AGENT_ID_BYTES))
+		code = DRAY_E_TOKEN_AUDIENCE;
+	else if (t->revoked)
+		code = DRAY_E_REVOKED;
+	else if (expired(t))
+		code = DRAY_E_TOKEN_EXPIRED;
+	else if (spent(t))
+		code = DRAY_E_TOKEN_USED;
+	else if (r->draining)
+		code = DRAY_E_DRAINING;
+	if (!code)
+		return t;
+	dray_err_set(reterr, -EPERM, (int)code, "%s %s", dray_error_doc(code),
+		     dray_error_fix(code));
+	return NULL;
+}
+
+int token_import_local(struct regions *r, const struct pmsg_token *token, dray_handle remote,
+		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
+		       uint16_t *ret_access, struct dray_err *reterr)
+{
+	struct local_tie *tie;
+	struct token *t;
+
+	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation,
+		       r->agent_id, reterr);
+	if (!t)
+		return -EPERM;
+	tie = calloc(1, sizeof(*tie));
+	if (!tie)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
+	tie->remote = remote;
+	dray_list_add(&t->locals, &tie->link);
+	t->used = true;
+	*ret_region = t->region->handle;
+	*ret_offset = t->offset;
+	*ret_length = t->length;
+	*ret_access = t->access;
+	return 0;
+}
+
+void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote)
+{
+	struct token *t = dray_handles_get(&r->tokens, token_id);
+	struct region *region;
+
+	if (!t)
+		return;
+	region = t->region;
+	dray_list_for_each(&t->locals, tie, struct local_tie, link) {
+		if (tie->remote != remote)
+			continue;
+		dray_list_del(&tie->link);
+		free(tie);
+		break;
+	}
+	token_check(t);
+	region_check(region);
+}
+
+/* --- revoke ----------------------------------------------------------------------------------- */
+
+uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation)
+{
+	struct regions *r = region->regions;
+	uint32_t n = 0;
+
+	dray_list_for_each(&region->tokens, t, struct token, link) {
+		if (t->revoked || (only && t != only))
+			continue;
+		t->revoked = revocation;
+		n++;
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			grant_end(g, true, region->urgent);
+		dray_list_for_each(&t->locals, tie, struct local_tie, link)
+			r->up->revoke_local(r->arg, tie->remote, DRAY_E_REVOKED, region->urgent);
+		token_check(t);
+	}
+	return n;
+}
+
+void tokens_abandon(struct region *region)
+{
+	dray_list_for_each(&region->tokens, t, struct token, link) {
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			grant_detach(g);
+		dray_list_for_each(&t->locals, tie, struct local_tie, link) {
+			dray_list_del(&tie->link);
+			free(tie);
+		}
+		token_check(t);
+	}
+}
+
+void revocation_step(struct revocation *v)
+{
+	if (--v->pending)
+		return;
+	dray_list_del(&v->link);
+	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->ending)
+		v->region->regions->up->revoked(v->region->regions->arg, v->region->handle);
+	v->done(v->arg, v->count);
+	free(v);
+}
+
+int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *who,
+		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
+		  struct dray_err *reterr)
+{
+	struct region *region = region_of_group(r, handle, who, reterr);
+	struct token *only = NULL;
+	struct revocation *v;
+
+	if (!region)
+		return -ENOENT;
+	if (token_id) {
+		only = dray_handles_get(&r->tokens, token_id);
+		if (!only || only->region != region)
+			return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+					    "no token %" PRIu64
+					    " of this region; it may be over already",
+					    token_id);
+	}
+	v = calloc(1, sizeof(*v));
+	if (!v || grant_barrier(region, v) < 0) {
+		free(v);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to revoke");
+	}
+	*v = (struct revocation){ .number = ++r->revocations,
+				  .pending = 1,
+				  .done = done,
+				  .arg = arg,
+				  .region = region,
+				  .all = !only };
+	v->count = tokens_revoke(region, only, v->number);
+	/* those that ended at once are gone; the others, and those of before, step it as they go */
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		v->pending += t->revoked != 0;
+	dray_list_add(&region->revocations, &v->link);
+	return 0;
+}

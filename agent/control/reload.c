@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an agent that runs takes over: a changed configuration, another log level. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent/control/agent.h"
+#include "agent/process/service_manager.h"
+#include "agent/placement.h"
+#include "lib/log.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+static const char *join(const char *const *keys, unsigned n, char *buf, size_t size)
+{
+	size_t at = 0;
+
+	*buf = '\0';
+	for (unsigned i = 0; i < n && at < size; i++)
+		at += (size_t)snprintf(buf + at, size - at, "%s%s", i ? ", " : "", keys[i]);
+	return buf;
+}
+
+static bool has(const struct config_changes *c, enum dray_config_key_id id)
+{
+	for (unsigned i = 0; i < c->n_applied; i++)
+		if (c->applied[i] == dray_config_keys[id].path)
+			return true;
+	return false;
+}
+
+static int workers_configure(struct agent *a)
+{
+	struct core_config *copies[WORKERS_MAX];
+	unsigned n = 0;
+
+	for (; n < a->pool.n; n++) {
+		copies[n] = malloc(sizeof(*copies[n]));
+		if (!copies[n])
+			break;
+		*copies[n] = agent_core_config(a);
+	}
+	for (unsigned i = 0; i < n; i++) {
+		if (n == a->pool.n)
+			worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_CONFIG,
+									   .config = copies[i] });
+		else
+			free(copies[i]);
+	}
+	return n == a->pool.n ? 0 : -ENOMEM;
+}
+
+static void apply(struct agent *a, const struct config_changes *c)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	/* a level that was set by hand stands until the file says another one */
+	if (has(c, DRAY_CONFIG_KEY_LOG_LEVEL))
+		agent_set_log_level(a, (enum dray_log_level)a->config->v.log.level, "reload");
+	if (sessions_reload(a->sessions, &err) < 0)
+		log_error("config", "%s; who may open sessions stays as it was", err.msg);
+	if (agent_want_segments(a) < 0)
+		log_error("config", "out of memory; not all of ready.require is connected to");
+	agent_placement_reload(a);
+	dray_cpus_get(&a->cpus);
+	if (workers_configure(a) < 0)
+		log_error("config", "out of memory; workers go on as they were");
+}
+
+int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
+{
+	if (!dray_cpus_can_spin(&a->cpus, why, n))
+		return 0;
+	if (!a->config->v.agent.poll_time)
+		snprintf(why, n, "agent.poll_time is 0");
+	return a->config->v.agent.poll_time;
+}
+
+void agent_cpus_changed(void *arg, const struct dray_cpus *now)
+{
+	char why[DRAY_CPUS_WHY_BYTES], span[32];
+	struct agent *a = arg;
+	int64_t old = agent_poll_time(a, NULL, 0), ns;
+
+	a->cpus = *now;
+	ns = agent_poll_time(a, why, sizeof(why));
+	if (ns == old)
+		return;
+	if (workers_configure(a) < 0) {
+		log_error("agent", "out of memory; workers go on polling as they did");
+		return;
+	}
+	if (ns)
+		log_notice("agent", "workers poll for up to %s after work",
+			   dray_duration_show(ns, span, sizeof(span)));
+	else
+		log_notice("agent", "workers do not poll any more: %s", why);
+}
+
+static void tell(struct agent *a, const struct config_changes *c, const char *refused)
+{
+	const char *file = a->config->file ? a->config->file : "no file";
+	char applied[400], restart[400];
+
+	if (refused) {
+		log_error("config", "reload refused, nothing has changed: %s", refused);
+		agent_record(a, HISTORY_CONFIG, file, "", "refused", refused);
+		return;
+	}
+	join(c->applied, c->n_applied, applied, sizeof(applied));
+	join(c->restart, c->n_restart, restart, sizeof(restart));
+	log_notice("config", "reloaded %s: %s", file, *applied ? applied : "nothing has changed");
+	if (*restart)
+		log_warning("config", "these keys differ and need a restart: %s", restart);
+	for (size_t i = 0; i < a->config->warnings.n; i++)
+		log_warning("config", "%s", a->config->warnings.v[i]);
+	agent_record(a, HISTORY_CONFIG, file, "", "reloaded", applied);
+}
+
+int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int r;
+
+	notify_reloading(a->notify);
+	r = config_reload(a->config, a->config_args, ret, &err);
+	if (r >= 0)
+		apply(a, ret);
+	tell(a, ret, r < 0 ? err.msg : NULL);
+	notify_ready(a->notify);
+	if (r < 0)
+		dray_err_set(reterr, r, err.code, "%s", err.msg);
+	return r;
+}
+
+void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who)
+{
+	const char *const *names = dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL].choices;
+	enum dray_log_level old = dray_log_get_level();
+
+	if (old == level)
+		return;
+	dray_log_set_level(level);
+	log_notice("log", "level %s -> %s, by %s", names[old], names[level], who);
+	agent_record(a, HISTORY_LOG_LEVEL, "log.level", names[old], names[level], who);
+}

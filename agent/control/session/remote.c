@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Remotes: tokens that a session imported. One that is lost, because its owner revoked it or its
+ * peer is gone, stays as a handle that knows why until its session releases it.
+ *
+ * Whichever way a remote ends, first the workers let go of it. Then its owner hears: as the
+ * acknowledgement of a fence, as a release, or, within this agent, by local_remote_gone(). A peer
+ * that is lost hears nothing.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/model/keys.h"
+#include "agent/control/session/internal.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* An import that waits for its owner. */
+struct import {
+	struct dray_list link;
+	struct session *session;
+	uint64_t request_id;
+	uint64_t id; /* at peers */
+};
+
+static const struct sessions *owner(const struct remote *r)
+{
+	return r->session->owner;
+}
+
+struct remote *remote_find(struct sessions *ss, dray_handle handle)
+{
+	return dray_handles_get(&ss->remotes, handle);
+}
+
+struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr)
+{
+	struct remote *r = remote_find(s->owner, handle);
+
+	if (!r || r->state == REMOTE_RELEASING || r->view.o.group != s->shared.group) {
+		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+			     "no remote %" PRIu64 " in this session's group", handle);
+		return NULL;
+	}
+	if (r->state == REMOTE_LOST) {
+		dray_err_set(reterr, -EPIPE, (int)r->lost_code, "remote %" PRIu64 " is lost. %s",
+			     handle, dray_error_fix(r->lost_code));
+		return NULL;
+	}
+	return r;
+}
+
+static struct remote *remote_new(struct session *s, struct dray_err *reterr)
+{
+	struct remote *r = calloc(1, sizeof(*r));
+	struct object_view *o;
+
+	if (!r || dray_handles_add(&s->owner->remotes, r, &r->view.o.handle) < 0) {
+		free(r);
+		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
+		return NULL;
+	}
+	r->session = s;
+	o = &r->view.o;
+	o->kind = OBJECT_REMOTE;
+	o->group = s->shared.group;
+	o->session = s->handle;
+	dray_list_init(&r->index_link);
+	dray_list_add(&s->remotes, &r->link);
+	s->n_remotes++;
+	return r;
+}
+
+/* No worker knows it any more, or ever did. */
+static void remote_free(struct remote *r)
+{
+	struct session *s = r->session;
+
+	remote_index_del(&s->owner->remote_index, r);
+	dray_list_del(&r->link);
+	dray_handles_del(&s->owner->remotes, r->view.o.handle);
+	s->n_remotes--;
+	free(r);
+}
+
+static void reply_imported(const struct remote *r, uint64_t request_id,
+			   enum dmsg_transport transport)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REMOTE_IMPORT_REPLY_BODY_MAX];
+	struct dmsg_remote_import_reply m = {
+		.remote = r->view.o.handle,
+		.length = r->view.o.length,
+		.access = r->view.o.access,
+		.transport = transport,
+	};
+
+	session_send(r->session, request_id, buf,
+		     dmsg_remote_import_reply_encode(buf, sizeof(buf), request_id, &m), NULL, 0);
+}
+
+static void reply_released(struct session *s, uint64_t request_id)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + 1];
+	struct dmsg_remote_release_reply m;
+
+	session_send(s, request_id, buf,
+		     dmsg_remote_release_reply_encode(buf, sizeof(buf), request_id, &m), NULL, 0);
+}
+
+/*
+ * --- the end of a remote
+ * --------------------------------------------------------------------------
+ */
+
+static void tell_owner(struct remote *r)
+{
+	const struct sessions *ss = owner(r);
+
+	if (r->view.is_local)
+		local_remote_gone(ss->regions, r->token_id, r->view.o.handle);
+	else if (r->owner_gone)
+		return;
+	else if (r->fenced)
+		peers_fence_ack(ss->peers, r->view.peer, r->view.grant);
+	else
+		peer_release(ss->peers, r->view.peer, r->view.grant);
+	r->owner_gone = true;
+}
+
+static void handle_dropped(void *arg)
+{
+	struct remote *r = arg;
+	struct session *s = r->session;
+
+	r->dropping = r->retired = false;
+	/* the peer may give the same grant to somebody else from here on */
+	remote_index_del(&s->owner->remote_index, r);
+	tell_owner(r);
+	if (r->state != REMOTE_RELEASING)
+		return;
+	if (r->reply_due)
+		reply_released(s, r->request_id);
+	remote_free(r);
+	session_check(s);
+}
+
+static void drop(struct remote *r, uint32_t code, bool urgent)
+{
+	if (!r->dropping) {
+		r->dropping = true;
+		pool_drop(owner(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent,
+			  handle_dropped, r);
+	} else if (urgent || r->retired) {
+		r->retired = false;
+		pool_drop(owner(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent, NULL,
+			  NULL);
+	}
+}
+
+/* To its session the remote is gone from now on. */
+static void tell_lost(struct remote *r, uint32_t code, const char *why)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REMOTE_LOST_BODY_MAX];
+	struct dmsg_remote_lost m = {
+		.remote = r->view.o.handle,
+		.code = code,
+		.message = { why, (uint32_t)strnlen(why, DRAY_ERR_MSG_MAX) },
+	};
+
+	if (r->state != REMOTE_LIVE)
+		return;
+	r->state = REMOTE_LOST;
+	r->lost_code = code;
+	session_send(r->session, 0, buf, dmsg_remote_lost_encode(buf, sizeof(buf), 0, &m), NULL, 0);
+}
+
+static void lose(struct remote *r, uint32_t code, const char *why, bool urgent)
+{
+	drop(r, code, urgent);
+	tell_lost(r, code, why);
+}
+
+static void release(struct remote *r, uint32_t code)
+{
+	bool in_use = r->state == REMOTE_LIVE || r->retired;
+
+	r->state = REMOTE_RELEASING;
+	if (in_use)
+		drop(r, code, false);
+}
+
+void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t grant, uint32_t code)
+{
+	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+
+	if (!r) {
+		/* released before the fence came, or never got its handle: nothing here uses it */
+		peers_fence_ack(ss->peers, peer, grant);
+		return;
+	}
+	r->fenced = true;
+	lose(r, code, dray_error_doc(code), false);
+}
+
+void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
+			  struct rail_keys *keys)
+{
+	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+
+	if (r)
+		pool_keys(ss->pool, OBJECT_REMOTE, r->view.o.handle, keys);
+	rail_keys_unref(keys);
+}
+
+uint64_t sessions_remote_length(struct sessions *ss, dray_handle peer, uint64_t grant)
+{
+	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+
+	return r ? r->view.o.length : 0;
+}
+
+void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, const char *why)
+{
+	struct remote *r;
+
+	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));) {
+		if (r->view.is_local || r->view.peer != peer || r->owner_gone)
+			continue;
+		r->owner_gone = true;
+		remote_index_del(&ss->remote_index, r);
+		lose(r, code, why && *why ? why : dray_error_doc(code), false);
+	}
+}
+
+void sessions_peer_draining(struct sessions *ss, dray_handle peer)
+{
+	struct remote *r;
+
+	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));) {
+		if (r->view.is_local || r->view.peer != peer || r->dropping ||
+		    r->state != REMOTE_LIVE)
+			continue;
+		/* what is in flight may finish; then the owner hears that we are done with it */
+		r->dropping = r->retired = true;
+		pool_retire(ss->pool, OBJECT_REMOTE, r->view.o.handle, DRAY_E_DRAINING,
+			    handle_dropped, r);
+		tell_lost(r, DRAY_E_DRAINING, dray_error_doc(DRAY_E_DRAINING));
+	}
+}
+
+void sessions_revoke_local(struct sessions *ss, dray_handle remote, uint32_t code, bool urgent)
+{
+	struct remote *r = remote_find(ss, remote);
+
+	if (r)
+		lose(r, code, dray_error_doc(code), urgent);
+}
+
+int request_remote_release(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	struct dmsg_remote_release m;
+	struct remote *r;
+	int e;
+
+	e = dmsg_remote_release_decode(rq->body, rq->length, &m, reterr);
+	if (e < 0)
+		return e;
+	r = remote_find(s->owner, m.remote);
+	if (!r || r->session != s || r->state == REMOTE_RELEASING)
+		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+				    "this session has no remote %" PRIu64, m.remote);
+	r->reply_due = true;
+	r->request_id = rq->id;
+	release(r, DRAY_E_CANCELLED);
+	if (!r->dropping) {
+		remote_free(r);
+		reply_released(s, rq->id);
+	}
+	return 0;
+}
+
+/*
+ * --- import
+ * ---------------------------------------------------------------------------------------
+ */
+
+static int publish(struct remote *r, uint64_t length, uint16_t access)
+{
+	if (!r->view.is_local && remote_index_add(&r->session->owner->remote_index, r) < 0)
+		return -ENOMEM;
+	r->view.o.length = length;
+	r->view.o.access = access;
+	pool_publish(owner(r)->pool, &r->view.o);
+	return 0;
+}
+
+static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
+			struct dray_err *reterr)
+{
+	struct remote *r = remote_new(s, reterr);
+	uint16_t access;
+	uint64_t length;
+	int e;
+
+	if (!r)
+		return -ENOMEM;
+	r->view.is_local = true;
+	r->token_id = token->token_id;
+	e = token_import_local(s->owner->regions, token, r->view.o.handle, &r->view.region,
+			       &r->view.offset, &length, &access, reterr);
+	if (e < 0) {
+		remote_free(r);
+		return e;
+	}
+	publish(r, length, access);
+	reply_imported(r, request_id, DMSG_TRANSPORT_LOCAL);
+	return 0;
+}
+
+static void finish_import(struct import *i, dray_handle peer, uint64_t grant, uint64_t length,
+			  uint16_t access, const struct dray_vec *rails)
+{
+	const struct sessions *ss = i->session->owner;
+	struct session *s = i->session;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct remote *r = remote_new(s, &err);
+
+	if (r) {
+		r->view.peer = peer;
+		r->view.grant = grant;
+		if (publish(r, length, access) == 0) {
+			/* before the client can use it */
+			if (rails->n)
+				ss->keys(ss->arg, peer, grant, length, rails);
+			reply_imported(r, i->request_id,
+				       rails->n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
+			return;
+		}
+		remote_free(r);
+	}
+	peer_release(s->owner->peers, peer, grant);
+	session_fail(s, i->request_id, -ENOMEM, &err);
+}
+
+static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
+			    uint64_t length, uint16_t access, const struct dray_vec *rails)
+{
+	struct import *i = arg;
+	struct session *s = i->session;
+
+	dray_list_del(&i->link);
+	s->n_remotes--;
+	if (err->code)
+		session_fail(s, i->request_id, -EIO, err);
+	else
+		finish_import(i, peer, grant, length, access, rails);
+	free(i);
+}
+
+static int import_peer(struct session *s, uint64_t request_id, const struct pmsg_token *token,
+		       const char *segment, uint32_t timeout_ms, struct dray_err *reterr)
+{
+	int64_t timeout = timeout_ms ? timeout_ms * DRAY_NS_PER_MS : IMPORT_TIMEOUT_NS;
+	struct import *i = calloc(1, sizeof(*i));
+	int e;
+
+	if (!i)
+		return -ENOMEM;
+	i->session = s;
+	i->request_id = request_id;
+	e = peer_import(s->owner->peers, token, segment, timeout, handle_imported, i, &i->id,
+			reterr);
+	if (e < 0) {
+		free(i);
+		return e;
+	}
+	dray_list_add(&s->imports, &i->link);
+	s->n_remotes++;
+	return 0;
+}
+
+int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	const struct sessions *ss = s->owner;
+	char segment[256];
+	struct dmsg_remote_import m;
+	struct pmsg_token token;
+	int e;
+
+	e = dmsg_remote_import_decode(rq->body, rq->length, &m, reterr);
+	if (e < 0)
+		return e;
+	if (ss->draining)
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent is draining and imports nothing new");
+	if (s->n_remotes >= ss->cfg->limits.remotes_per_session)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "the session has %" PRIu32
+				    " remotes (limits.remotes_per_session)",
+				    s->n_remotes);
+	e = token_parse(m.token.p, m.token.n, &token, segment, reterr);
+	if (e < 0)
+		return e;
+	if (!memcmp(token.agent_id, ss->agent_id, sizeof(token.agent_id)))
+		return import_local(s, rq->id, &token, reterr);
+	if (!*segment)
+		return dray_err_set(
+			reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
+			"the token names no segment: its owner has no listener (peer.listen)");
+	return import_peer(s, rq->id, &token, segment, m.timeout_ms, reterr);
+}
+
+void session_remotes_close(struct session *s)
+{
+	dray_list_for_each(&s->imports, i, struct import, link) {
+		peer_import_cancel(s->owner->peers, i->id);
+		dray_list_del(&i->link);
+		s->n_remotes--;
+		free(i);
+	}
+	dray_list_for_each(&s->remotes, r, struct remote, link) {
+		r->reply_due = false;
+		release(r, DRAY_E_SESSION_CLOSED);
+		if (!r->dropping)
+			remote_free(r);
+	}
+}

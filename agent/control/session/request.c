@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests that a worker passed on. Each is answered exactly once: by its handler, later, or here
+ * by its error.
+ */
+#include <errno.h>
+
+#include "agent/control/session/internal.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+static const struct {
+	uint16_t type;
+	bool fds; /* may carry descriptors */
+	int (*handle)(struct session *s, struct request *rq, struct dray_err *reterr);
+} handlers[] = {
+	{ DMSG_REGION_ADD, true, request_region_add },
+	{ DMSG_REGION_REMOVE, false, request_region_remove },
+	{ DMSG_REGION_EXPORT, false, request_region_export },
+	{ DMSG_REGION_REVOKE, false, request_region_revoke },
+	{ DMSG_REMOTE_IMPORT, false, request_remote_import },
+	{ DMSG_REMOTE_RELEASE, false, request_remote_release },
+	{ DMSG_NOTIFY, false, request_notify },
+	{ DMSG_RING_OPEN, false, request_ring_open },
+	{ DMSG_HINT_GET, false, request_hint_get },
+	{ DMSG_HINT_PUT, false, request_hint_put },
+	{ DMSG_SEGMENT_GET, false, request_segment_get },
+	{ DMSG_ENV_GET, false, request_env_get },
+};
+
+static int dispatch(struct session *s, const struct dmsg_header *h, struct request *rq,
+		    bool fds_lost, struct dray_err *reterr)
+{
+	if (h->type == DMSG_HELLO)
+		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER, "HELLO is sent once");
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(handlers); i++) {
+		if (handlers[i].type != h->type)
+			continue;
+		if (fds_lost)
+			return dray_err_set(
+				reterr, -EMFILE, DRAY_E_FD_LIMIT,
+				"descriptors were lost in passing; raise the agent's NOFILE "
+				"limit or pass fewer");
+		if (rq->n_fds > DMSG_FDS_MAX)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_LIMIT,
+					    "a message brings at most %d descriptors",
+					    DMSG_FDS_MAX);
+		if (rq->n_fds && !handlers[i].fds)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
+					    "%s takes no descriptors", dmsg_type_name(h->type));
+		return handlers[i].handle(s, rq, reterr);
+	}
+	return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNKNOWN_TYPE,
+			    "message type 0x%04x is unknown", h->type);
+}
+
+static void handle(struct session *s, struct packet *p)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct request rq = { .fds = p->fds, .n_fds = p->n_fds };
+	struct dmsg_header h;
+	int r;
+
+	r = dmsg_header_decode(p->data, p->length, &h, &err);
+	rq.id = dmsg_header_id(p->data, p->length);
+	if (r >= 0)
+		r = dmsg_packet_check(&h, p->length, &err);
+	if (r >= 0) {
+		rq.body = p->data + DMSG_HEADER_SIZE;
+		rq.length = h.length;
+		r = dispatch(s, &h, &rq, p->fds_lost, &err);
+	}
+	if (r < 0)
+		session_fail(s, rq.id, r, &err);
+}
+
+void sessions_handle_request(struct sessions *ss, dray_handle session, struct packet *packet)
+{
+	struct session *s = session_get(ss, session);
+
+	if (s)
+		handle(s, packet);
+	regions_close_fds(ss->regions, packet->fds, packet->n_fds);
+	packet_free(packet);
+}

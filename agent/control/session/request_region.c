@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "agent/control/session/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+static int over(struct dray_err *reterr, const char *what, int64_t max, const char *key)
+{
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA, "%s: the limit is %" PRId64 " (%s)",
+			    what, max, key);
+}
+
+static bool over_bytes(uint64_t used, uint64_t more, int64_t max)
+{
+	return used > (uint64_t)max || more > (uint64_t)max - used;
+}
+
+static int check_quota(const struct session *s, const struct dmsg_region_add *m,
+		       struct dray_err *reterr)
+{
+	const struct sessions *ss = s->owner;
+	const struct client_group *g = s->group;
+	const struct dray_config *cfg = ss->cfg;
+	uint64_t bytes;
+	int r;
+
+	r = extents_length(m, &bytes, reterr);
+	if (r < 0)
+		return r;
+	if (s->n_regions >= cfg->limits.regions_per_session)
+		return over(reterr, "regions of the session", cfg->limits.regions_per_session,
+			    "limits.regions_per_session");
+	if (g->n_regions >= cfg->limits.regions_per_group)
+		return over(reterr, "regions of the group", cfg->limits.regions_per_group,
+			    "limits.regions_per_group");
+	if (ss->n_regions >= cfg->limits.regions)
+		return over(reterr, "regions of the agent", cfg->limits.regions, "limits.regions");
+	if (s->n_extents + (int64_t)m->extents.n > cfg->limits.extents_per_session)
+		return over(reterr, "extents of the session", cfg->limits.extents_per_session,
+			    "limits.extents_per_session");
+	if (over_bytes(s->bytes, bytes, cfg->limits.bytes_per_session))
+		return over(reterr, "bytes of the session", cfg->limits.bytes_per_session,
+			    "limits.bytes_per_session");
+	if (over_bytes(g->bytes, bytes, cfg->limits.bytes_per_group))
+		return over(reterr, "bytes of the group", cfg->limits.bytes_per_group,
+			    "limits.bytes_per_group");
+	return 0;
+}
+
+static void count(struct session_region *r, bool add)
+{
+	struct session *s = r->session;
+
+	if (add) {
+		s->n_regions++;
+		s->group->n_regions++;
+		s->owner->n_regions++;
+		s->n_extents += r->extents;
+		s->bytes += r->bytes;
+		s->group->bytes += r->bytes;
+	} else {
+		s->n_regions--;
+		s->group->n_regions--;
+		s->owner->n_regions--;
+		s->n_extents -= r->extents;
+		s->bytes -= r->bytes;
+		s->group->bytes -= r->bytes;
+	}
+}
+
+static void reply_added(struct session *s, uint64_t request_id, const struct session_region *r,
+			int *fds, unsigned n_fds)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_ADD_REPLY_BODY_MAX];
+	struct dmsg_region_add_reply m = { .region = r->handle, .length = r->bytes };
+
+	session_send(s, request_id, buf,
+		     dmsg_region_add_reply_encode(buf, sizeof(buf), request_id, &m), fds, n_fds);
+}
+
+static void handle_removed(void *arg)
+{
+	struct session_region *r = arg;
+	struct session *s = r->session;
+
+	if (r->reply_due) {
+		uint8_t buf[DMSG_HEADER_SIZE + 1];
+		struct dmsg_region_remove_reply m;
+
+		session_send(s, r->request_id, buf,
+			     dmsg_region_remove_reply_encode(buf, sizeof(buf), r->request_id, &m),
+			     NULL, 0);
+	}
+	dray_list_del(&r->link);
+	count(r, false);
+	free(r);
+	session_check(s);
+}
+
+static void remove_region(struct session_region *r, bool urgent)
+{
+	int e = region_remove(r->session->owner->regions, r->handle, r->session->handle, urgent,
+			      handle_removed, r);
+
+	dray_assert(e == 0);
+	r->removing = true;
+}
+
+/* A region that took a while is usable, or was refused. */
+static void handle_added(void *arg, const struct dray_err *err)
+{
+	struct session_region *r = arg;
+	struct session *s = r->session;
+	uint64_t id = r->request_id;
+	int none = -1;
+
+	r->adding = false;
+	if (!err) {
+		reply_added(s, r->request_id, r, &none, 0);
+		return;
+	}
+	/* first: a session whose answer cannot be sent is closed, with the regions it has */
+	dray_list_del(&r->link);
+	count(r, false);
+	free(r);
+	session_fail(s, id, -EIO, err);
+	session_check(s);
+}
+
+/* The client gets a pool's descriptor with the answer. */
+static int pass_pool(struct session_region *r, int pool_fd, int *ret_fd, struct dray_err *reterr)
+{
+	int e;
+
+	*ret_fd = -1;
+	if (pool_fd < 0)
+		return 0;
+	*ret_fd = fcntl(pool_fd, F_DUPFD_CLOEXEC, 3);
+	if (*ret_fd >= 0)
+		return 0;
+	e = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+			 "the pool's descriptor cannot be passed: %s", dray_errno_text(errno));
+	remove_region(r, true);
+	return e;
+}
+
+int request_region_add(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	struct session_region *r dray_auto_free = NULL;
+	struct region_owner owner = session_owner(s);
+	struct dmsg_region_add m;
+	struct region_added added;
+	int e, fd;
+
+	e = dmsg_region_add_decode(rq->body, rq->length, &m, reterr);
+	if (e >= 0)
+		e = check_quota(s, &m, reterr);
+	if (e < 0)
+		return e;
+	r = calloc(1, sizeof(*r));
+	if (!r)
+		return -ENOMEM;
+	r->session = s;
+	r->extents = m.extents.n;
+	r->request_id = rq->id;
+	e = region_add(s->owner->regions,
+		       &(struct region_spec){ .owner = &owner,
+					      .m = &m,
+					      .fds = rq->fds,
+					      .n_fds = rq->n_fds,
+					      .added = handle_added,
+					      .arg = r },
+		       &added, reterr);
+	if (e < 0)
+		return e;
+	r->handle = added.region;
+	r->bytes = added.length;
+	r->adding = added.pending;
+	dray_list_add(&s->regions, &r->link);
+	count(r, true);
+	if (!r->adding) {
+		e = pass_pool(r, added.pool_fd, &fd, reterr);
+		if (e >= 0)
+			reply_added(s, rq->id, r, &fd, fd >= 0 ? 1 : 0);
+	}
+	r = NULL;
+	return e;
+}
+
+static struct session_region *find(struct session *s, dray_handle handle)
+{
+	dray_list_for_each(&s->regions, r, struct session_region, link)
+		if (r->handle == handle && !r->adding && !r->removing)
+			return r;
+	return NULL;
+}
+
+int request_region_remove(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	struct dmsg_region_remove m;
+	struct session_region *r;
+	int e;
+
+	e = dmsg_region_remove_decode(rq->body, rq->length, &m, reterr);
+	if (e < 0)
+		return e;
+	r = find(s, m.region);
+	if (!r)
+		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
+				    "this session has no region %" PRIu64, m.region);
+	r->reply_due = true;
+	r->request_id = rq->id;
+	remove_region(r, false);
+	return 0;
+}
+
+int request_region_export(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_EXPORT_REPLY_BODY_MAX];
+	struct region_owner owner = session_owner(s);
+	struct dmsg_region_export_reply reply;
+	uint8_t token[DMSG_TOKEN_MAX];
+	struct dmsg_region_export m;
+	int e;
+
+	e = dmsg_region_export_decode(rq->body, rq->length, &m, reterr);
+	if (e >= 0)
+		e = region_export(s->owner->regions, &owner, &m, peers_segment(s->owner->peers),
+				  &reply.token_id, token, &reply.token.n, reterr);
+	if (e < 0)
+		return e;
+	reply.token.p = token;
+	session_send(s, rq->id, buf,
+		     dmsg_region_export_reply_encode(buf, sizeof(buf), rq->id, &reply), NULL, 0);
+	return 0;
+}
+
+/* A REGION_REVOKE that waits; its session may be gone when it ends. */
+struct revoking {
+	struct sessions *sessions;
+	dray_handle session;
+	uint64_t request_id;
+};
+
+static void handle_revoked(void *arg, uint32_t n)
+{
+	struct revoking *w = arg;
+	struct session *s = session_get(w->sessions, w->session);
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_REVOKE_REPLY_BODY_MAX];
+	struct dmsg_region_revoke_reply m = { .count = n };
+
+	if (s)
+		session_send(s, w->request_id, buf,
+			     dmsg_region_revoke_reply_encode(buf, sizeof(buf), w->request_id, &m),
+			     NULL, 0);
+	free(w);
+}
+
+int request_region_revoke(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	struct revoking *w dray_auto_free = calloc(1, sizeof(*w));
+	struct region_owner owner = session_owner(s);
+	struct dmsg_region_revoke m;
+	int e;
+
+	if (!w)
+		return -ENOMEM;
+	*w = (struct revoking){ s->owner, s->handle, rq->id };
+	e = dmsg_region_revoke_decode(rq->body, rq->length, &m, reterr);
+	if (e >= 0)
+		e = region_revoke(s->owner->regions, m.region, &owner, m.token_id, handle_revoked,
+				  w, reterr);
+	if (e < 0)
+		return e;
+	w = NULL;
+	return 0;
+}
+
+void session_regions_close(struct session *s)
+{
+	dray_list_for_each(&s->regions, r, struct session_region, link) {
+		r->reply_due = false;
+		if (r->removing)
+			region_hurry(s->owner->regions, r->handle);
+		else
+			remove_region(r, true);
+	}
+}

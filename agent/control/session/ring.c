@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RING_OPEN: memory and doorbells that a client and its worker share.
+ *
+ * The ring is small and the agent's: its pages are taken at once, so that no page is missing when
+ * a worker writes there. The arena is as large as the client likes and the client's to pay for:
+ * the agent takes no page of it and reads it under the fault guard.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "lib/fault.h"
+#include "agent/control/session/internal.h"
+#include "lib/cleanup.h"
+#include "lib/doorbell.h"
+#include "lib/memfd.h"
+#include "schema/gen/errors.h"
+
+enum { FD_ARENA, FD_RING, FD_DOORBELL, FD_COMPLETION, FD_N };
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+	return (bytes + page - 1) / page * page;
+}
+
+static int check(struct session *s, const struct dmsg_ring_open *m, struct dray_err *reterr)
+{
+	uint64_t limit = (uint64_t)s->owner->cfg->limits.arena_bytes;
+
+	if (s->owner->draining)
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent is draining and opens no rings");
+	if (s->ring.arena)
+		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
+				    "this session has its arena already");
+	if (!m->sq_entries && !m->arena_bytes)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "neither a ring nor an arena is asked for");
+	if (m->sq_entries > DMSG_RING_ENTRIES_MAX || m->sq_entries & (m->sq_entries - 1))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "sq_entries is %" PRIu32 ", not a power of two up to %d",
+				    m->sq_entries, DMSG_RING_ENTRIES_MAX);
+	if (m->arena_bytes > DMSG_ARENA_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "an arena has at most %d bytes", DMSG_ARENA_MAX);
+	if (m->arena_bytes > limit)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "an arena of %" PRIu64
+				    " bytes is over limits.arena_bytes (%" PRIu64 ")",
+				    m->arena_bytes, limit);
+	return 0;
+}
+
+/* A sealed memfd, mapped; *fd is what the client gets. */
+static int make_memory(const char *name, uint64_t bytes, int *fd, uint8_t **ret,
+		       struct dray_err *reterr)
+{
+	void *p;
+
+	*fd = dray_memfd_new(name, bytes, false);
+	if (*fd < 0)
+		return dray_err_set(reterr, *fd,
+				    *fd == -EMFILE || *fd == -ENFILE ? DRAY_E_NO_FDS :
+								       DRAY_E_NO_MEMORY,
+				    "%s: %s", name, dray_errno_text(*fd));
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+	if (p == MAP_FAILED)
+		return dray_err_set(reterr, -errno, DRAY_E_NO_MEMORY, "%s: %s", name,
+				    dray_errno_text(errno));
+	madvise(p, bytes, MADV_DONTDUMP);
+	*ret = p;
+	return 0;
+}
+
+static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struct dray_err *reterr)
+{
+	int r;
+
+	ring->sq_entries = entries;
+	ring->cq_entries = entries * 2;
+	ring->sq_offset = DMSG_RING_SIZE;
+	ring->cq_offset = ring->sq_offset + entries * DMSG_SQE_SIZE;
+	ring->ring_bytes =
+		whole_pages(ring->cq_offset + (uint64_t)ring->cq_entries * DMSG_CQE_SIZE);
+	r = make_memory("dray-ring", ring->ring_bytes, &fds[FD_RING], &ring->ring, reterr);
+	if (r >= 0)
+		r = dray_populate(ring->ring, ring->ring_bytes);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "the ring cannot be populated: %s",
+				    dray_errno_text(r));
+	dray_le_put32(ring->ring + DMSG_RING_MAGIC, DMSG_MAGIC_RING);
+	dray_le_put32(ring->ring + DMSG_RING_SQ_ENTRIES, ring->sq_entries);
+	dray_le_put32(ring->ring + DMSG_RING_CQ_ENTRIES, ring->cq_entries);
+	dray_le_put32(ring->ring + DMSG_RING_SQ_OFFSET, ring->sq_offset);
+	dray_le_put32(ring->ring + DMSG_RING_CQ_OFFSET, ring->cq_offset);
+	ring->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ring->doorbell_fd >= 0)
+		fds[FD_DOORBELL] = fcntl(ring->doorbell_fd, F_DUPFD_CLOEXEC, 3);
+	r = fds[FD_DOORBELL] < 0 ? -errno :
+				   dray_doorbell_new(&ring->completion_fd, &fds[FD_COMPLETION]);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "the doorbells cannot be made: %s",
+				    dray_errno_text(r));
+	return 0;
+}
+
+static int make(struct ring_memory *ring, const struct dmsg_ring_open *m, int *fds,
+		struct dray_err *reterr)
+{
+	int r;
+
+	ring->arena_bytes = whole_pages(m->arena_bytes ? m->arena_bytes : 1);
+	r = make_memory("dray-arena", ring->arena_bytes, &fds[FD_ARENA], &ring->arena, reterr);
+	if (r < 0)
+		return r;
+	fault_guard_memory(ring->arena, ring->arena_bytes);
+	return m->sq_entries ? make_ring(ring, m->sq_entries, fds, reterr) : 0;
+}
+
+/* After every worker has let go of it. */
+void session_ring_close(struct session *s)
+{
+	struct ring_memory *ring = &s->ring;
+
+	if (ring->ring)
+		munmap(ring->ring, ring->ring_bytes);
+	if (ring->arena)
+		munmap(ring->arena, ring->arena_bytes);
+	dray_close(ring->doorbell_fd);
+	dray_close(ring->completion_fd);
+	*ring = (struct ring_memory){ .doorbell_fd = -1, .completion_fd = -1 };
+}
+
+int request_ring_open(struct session *s, struct request *rq, struct dray_err *reterr)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_RING_OPEN_REPLY_BODY_MAX];
+	struct dmsg_ring_open_reply reply;
+	struct dmsg_ring_open m;
+	int fds[FD_N] = { -1, -1, -1, -1 };
+	int r;
+
+	r = dmsg_ring_open_decode(rq->body, rq->length, &m, reterr);
+	if (r >= 0)
+		r = check(s, &m, reterr);
+	if (r < 0)
+		return r;
+	r = make(&s->ring, &m, fds, reterr);
+	if (r < 0) {
+		for (unsigned i = 0; i < FD_N; i++)
+			dray_close(fds[i]);
+		session_ring_close(s);
+		return r;
+	}
+	worker_post(s->owner->pool->workers[s->worker],
+		    &(struct command){
+			    .type = COMMAND_RING_OPEN, .session = s->handle, .ring = &s->ring });
+	reply = (struct dmsg_ring_open_reply){
+		.sq_entries = s->ring.sq_entries,
+		.cq_entries = s->ring.cq_entries,
+		.arena_bytes = s->ring.arena_bytes,
+		.ring_bytes = s->ring.ring_bytes,
+	};
+	session_send(s, rq->id, buf, dmsg_ring_open_reply_encode(buf, sizeof(buf), rq->id, &reply),
+		     fds, m.sq_entries ? FD_N : 1);
+	return 0;
+}

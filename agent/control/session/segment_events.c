@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * SEGMENT_CHANGED, to the sessions that asked for it. What has changed is kept once for all of them,
+ * the last change of each segment in the order in which these came; a session knows the number of
+ * the last that it was sent. A few are on their way to a client at a time; when its worker says that
+ * they are out the next ones follow. So a client that does not read holds up nobody, costs nothing
+ * of its own, and gets in the end what is true then. A change goes once every session was sent it.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <search.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/session/internal.h"
+#include "lib/assert.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* On their way to one client. */
+#define BATCH 16
+/* As the schema has it. */
+#define REASON_MAX 256
+
+struct change {
+	struct dray_str
+		name; /* first: the tree compares these; of its own text, behind the message */
+	struct dray_list link;
+	uint64_t number;
+	uint32_t length;
+	uint8_t message[];
+};
+
+static int compare(const void *a, const void *b)
+{
+	const struct dray_str *x = a, *y = b;
+	size_t n = dray_min(x->n, y->n);
+	int r = n ? memcmp(x->p, y->p, n) : 0;
+
+	return r ? r : (x->n > y->n) - (x->n < y->n);
+}
+
+void segment_changes_init(struct segment_changes *x)
+{
+	*x = (struct segment_changes){ 0 };
+	dray_list_init(&x->list);
+}
+
+static void change_free(struct segment_changes *x, struct change *c)
+{
+	tdelete(&c->name, &x->by_name, compare);
+	dray_list_del(&c->link);
+	x->n--;
+	free(c);
+}
+
+void segment_changes_deinit(struct segment_changes *x)
+{
+	dray_list_for_each(&x->list, c, struct change, link)
+		change_free(x, c);
+}
+
+static struct change *change_new(const struct dmsg_segment_changed *m)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_SEGMENT_CHANGED_BODY_MAX];
+	struct dmsg_segment_changed fit = *m;
+	struct change *c;
+	char *name;
+	int n;
+
+	fit.reason = text_fit(m->reason, REASON_MAX);
+	n = dmsg_segment_changed_encode(buf, sizeof(buf), 0, &fit);
+	/* no segment is longer than the message has room for */
+	dray_assert(n > 0);
+	c = malloc(sizeof(*c) + (size_t)n + m->segment.n);
+	if (!c)
+		return NULL;
+	memcpy(c->message, buf, (size_t)n);
+	c->length = (uint32_t)n;
+	name = (char *)c->message + n;
+	if (m->segment.n)
+		memcpy(name, m->segment.p, m->segment.n);
+	c->name = (struct dray_str){ name, m->segment.n };
+	dray_list_init(&c->link);
+	return c;
+}
+
+/* In the place of what was said of this segment before. */
+static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m)
+{
+	struct change *c = change_new(m), *const * before;
+
+	if (!c)
+		return -ENOMEM;
+	before = tfind(&c->name, &x->by_name, compare);
+	if (before)
+		change_free(x, *before);
+	if (!tsearch(&c->name, &x->by_name, compare)) {
+		free(c);
+		return -ENOMEM;
+	}
+	c->number = ++x->last;
+	dray_list_add(&x->list, &c->link);
+	x->n++;
+	return 0;
+}
+
+static struct change *next_of(const struct segment_changes *x, const struct change *c)
+{
+	return c->link.next == &x->list ? NULL : dray_list_entry(c->link.next, struct change, link);
+}
+
+/* The oldest that came after this one. From the end: most sessions have seen all but the last. */
+static struct change *first_after(const struct segment_changes *x, uint64_t number)
+{
+	struct change *found = NULL;
+
+	for (struct dray_list *at = x->list.prev; at != &x->list; at = at->prev) {
+		struct change *c = dray_list_entry(at, struct change, link);
+
+		if (c->number <= number)
+			break;
+		found = c;
+	}
+	return found;
+}
+
+static void forget_what_all_have(struct sessions *ss)
+{
+	struct segment_changes *x = &ss->segment_changes;
+	uint64_t seen = x->last;
+	struct session *s;
+
+	if (dray_list_empty(&x->list))
+		return;
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		if (s->segments && !s->closing)
+			seen = dray_min(seen, s->segments_seen);
+	dray_list_for_each(&x->list, c, struct change, link) {
+		if (c->number > seen)
+			break;
+		change_free(x, c);
+	}
+}
+
+static void send_some(struct session *s)
+{
+	struct segment_changes *x = &s->owner->segment_changes;
+	struct change *c, *next;
+
+	if (!s->segments || s->closing || s->segments_sent)
+		return;
+	c = first_after(x, s->segments_seen);
+	for (unsigned i = 0; c && i < BATCH; i++, c = next) {
+		struct packet *p = packet_new(c->length, 0);
+
+		if (!p) {
+			/* a client that waits for what is true now would wait for ever */
+			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for an event");
+			return;
+		}
+		next = next_of(x, c);
+		memcpy(p->data, c->message, c->length);
+		p->tell_sent = !next || i + 1 == BATCH;
+		s->segments_seen = c->number;
+		s->segments_sent = true;
+		worker_post(s->owner->pool->workers[s->worker],
+			    &(struct command){
+				    .type = COMMAND_SEND, .session = s->handle, .packet = p });
+	}
+}
+
+void session_segments_start(struct session *s)
+{
+	s->segments_seen = s->owner->segment_changes.last;
+}
+
+void session_segments_close(struct session *s)
+{
+	if (s->segments)
+		forget_what_all_have(s->owner);
+}
+
+static bool anybody_listens(struct sessions *ss)
+{
+	struct session *s;
+
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		if (s->segments && !s->closing)
+			return true;
+	return false;
+}
+
+void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_changed *m)
+{
+	struct segment_changes *x = &ss->segment_changes;
+	struct change *oldest;
+	struct session *s;
+
+	if (!anybody_listens(ss))
+		return;
+	if (change_add(x, m) < 0) {
+		log_limited(DRAY_LOG_WARNING, "session",
+			    "no memory for a change of a segment, clients do not hear of it "
+			    "segment=%.*s",
+			    (int)m->segment.n, m->segment.p);
+		return;
+	}
+	oldest = dray_list_first(&x->list, struct change, link);
+	if (oldest && x->n > (uint64_t)ss->cfg->limits.segments) {
+		log_limited(DRAY_LOG_WARNING, "session",
+			    "a client does not read, %" PRIu32
+			    " changes of segments wait for it, dropping the oldest",
+			    x->n - 1);
+		change_free(x, oldest);
+	}
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		send_some(s);
+	forget_what_all_have(ss);
+}
+
+void sessions_handle_sent(struct sessions *ss, dray_handle session)
+{
+	struct session *s = session_get(ss, session);
+
+	if (!s)
+		return;
+	s->segments_sent = false;
+	send_some(s);
+	forget_what_all_have(ss);
+}

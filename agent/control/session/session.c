@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session's end. Everything it had is let go of at once, each part with a proof of its own: its
+ * worker says that no transfer of it is left, the regions that no byte of its memory is touched
+ * any more, the remotes that nobody here uses them. Until the last of these has come the session
+ * object stays, without its client, so that late answers find it; then it is freed.
+ */
+#include "agent/control/session/session.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "agent/control/session/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+DRAY_DEFINE_CLEANUP(struct sessions *, sessions_free);
+
+int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct dray_err *reterr)
+{
+	dray_auto(sessions_free) struct sessions *ss = calloc(1, sizeof(*ss));
+	int r;
+
+	if (!ss) {
+		dray_close(deps->listen_fd);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for sessions");
+	}
+	ss->event = deps->event;
+	ss->cfg = deps->cfg;
+	ss->pool = deps->pool;
+	ss->regions = deps->regions;
+	ss->peers = deps->peers;
+	ss->incarnation = deps->incarnation;
+	ss->closed = deps->closed;
+	ss->keys = deps->keys;
+	ss->placement = deps->placement;
+	ss->arg = deps->arg;
+	memcpy(ss->agent_id, deps->agent_id, sizeof(ss->agent_id));
+	quota_init(&ss->quota, ss->cfg->limits.transfers);
+	dray_list_init(&ss->strangers);
+	dray_list_init(&ss->group_list);
+	segment_changes_init(&ss->segment_changes);
+	dray_handles_init(&ss->table, (uint32_t)ss->cfg->limits.sessions);
+	dray_handles_init(&ss->groups, (uint32_t)ss->cfg->limits.sessions);
+	dray_handles_init(&ss->remotes, UINT32_MAX);
+	ss->listener = UNIX_LISTENER_NULL;
+	ss->listener.fd = deps->listen_fd;
+	r = admission_load(ss, reterr);
+	if (r >= 0)
+		r = listener_open(ss, deps->listen_fd, reterr);
+	if (r < 0)
+		return r;
+	*ret = dray_take(ss);
+	return 0;
+}
+
+struct sessions *sessions_free(struct sessions *ss)
+{
+	if (!ss)
+		return NULL;
+	listener_close(ss);
+	strangers_close(ss);
+	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
+	/*
+	 * workers look at quotas and rings until they are told otherwise, and that they no longer
+	 * are
+	 */
+	if (ss->table.count) {
+		log_warning("session",
+			    "%" PRIu32
+			    " sessions have not ended, leaving them to the end of the process",
+			    ss->table.count);
+		return NULL;
+	}
+	dray_handles_deinit(&ss->table);
+	dray_handles_deinit(&ss->groups);
+	dray_handles_deinit(&ss->remotes);
+	remote_index_deinit(&ss->remote_index);
+	dedup_deinit(&ss->dedup);
+	segment_changes_deinit(&ss->segment_changes);
+	free(ss->allow_uids.ids);
+	free(ss->allow_gids.ids);
+	free(ss);
+	return NULL;
+}
+
+struct session *session_get(struct sessions *ss, dray_handle handle)
+{
+	struct session *s = dray_handles_get(&ss->table, handle);
+
+	return s && !s->closing ? s : NULL;
+}
+
+static uint32_t count_uid(struct sessions *ss, uid_t uid)
+{
+	struct session *s;
+	uint32_t n = 0;
+
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		n += s->who.uid == uid;
+	return n;
+}
+
+static void text_copy(char to[NAME_BYTES], struct dray_str from)
+{
+	size_t n = dray_min((size_t)from.n, (size_t)NAME_BYTES - 1);
+
+	memcpy(to, from.p, n);
+	to[n] = 0;
+}
+
+static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
+{
+	if (ss->table.count >= (uint32_t)ss->cfg->limits.sessions)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "the agent has %" PRIu32 " sessions (limits.sessions)",
+				    ss->table.count);
+	if (count_uid(ss, uid) >= (uint32_t)ss->cfg->limits.sessions_per_uid)
+		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+				    "uid %u has %" PRId64 " sessions (limits.sessions_per_uid)",
+				    uid, ss->cfg->limits.sessions_per_uid);
+	return 0;
+}
+
+static void shared_init(struct session *s)
+{
+	const struct dray_config *cfg = s->owner->cfg;
+
+	s->shared.session = s->handle;
+	s->shared.group = s->group->handle;
+	quota_init(&s->shared.own, cfg->limits.transfers_per_session);
+	s->shared.group_quota = &s->group->quota;
+	s->shared.agent_quota = &s->owner->quota;
+	s->shared.ops_max = (uint32_t)cfg->limits.ops_per_session;
+	s->shared.requests_max = (uint32_t)cfg->limits.requests_per_session;
+	atomic_init(&s->shared.notifications, 0);
+	atomic_init(&s->shared.has_ring, false);
+}
+
+int session_open(struct sessions *ss, const struct credentials *who, const struct dmsg_hello *hello,
+		 struct session **ret, struct dray_err *reterr)
+{
+	char group[NAME_BYTES];
+	struct session *s;
+	int r;
+
+	r = check_quota(ss, who->uid, reterr);
+	if (r < 0)
+		return r;
+	s = calloc(1, sizeof(*s));
+	if (!s || dray_handles_add(&ss->table, s, &s->handle) < 0) {
+		free(s);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a session");
+	}
+	text_copy(group, hello->group);
+	text_copy(s->name, hello->name);
+	s->owner = ss;
+	s->who = *who;
+	s->worker = pool_pick(ss->pool);
+	s->notifications = hello->flags & DMSG_HELLO_FLAG_NOTIFICATIONS;
+	s->segments = hello->flags & DMSG_HELLO_FLAG_SEGMENTS;
+	s->opened_ns = dray_now().ns;
+	s->ring.doorbell_fd = s->ring.completion_fd = -1;
+	dray_list_init(&s->group_link);
+	dray_list_init(&s->regions);
+	dray_list_init(&s->remotes);
+	dray_list_init(&s->imports);
+	s->group = group_join(ss, who->uid, group, reterr);
+	if (!s->group) {
+		dray_handles_del(&ss->table, s->handle);
+		free(s);
+		return -ENOMEM;
+	}
+	dray_list_add(&s->group->members, &s->group_link);
+	shared_init(s);
+	session_segments_start(s);
+	*ret = s;
+	return 0;
+}
+
+/*
+ * Bytes of the longest message that the socket takes, and room for the longest there is where its
+ * buffer is small by default and may be larger.
+ */
+static uint32_t send_room(int fd)
+{
+	/* of each buffer, as the kernel reckons; and what it says is twice what it is told */
+	const int overhead = 32, wanted = DMSG_MESSAGE_MAX + overhead, told = (wanted + 1) / 2;
+	socklen_t n = sizeof(int);
+	int bytes = 0;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &n) == 0 && bytes < wanted &&
+	    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &told, sizeof(told)) == 0)
+		getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &n);
+	return (uint32_t)dray_max(bytes - overhead, 0);
+}
+
+void session_start(struct session *s, int fd)
+{
+	struct sessions *ss = s->owner;
+
+	s->message_max = send_room(fd);
+	worker_post(ss->pool->workers[s->worker], &(struct command){ .type = COMMAND_SESSION_ADD,
+								     .session = s->handle,
+								     .fd = fd,
+								     .shared = &s->shared });
+	ss->opened++;
+	log_info("session",
+		 "opened, %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
+		 *s->name ? s->name : "no name", s->handle, *s->group->name ? s->group->name : "-",
+		 s->who.uid, s->who.gid, s->who.pid, s->worker);
+}
+
+void session_discard(struct session *s)
+{
+	s->closing = s->worker_gone = true;
+	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
+	session_check(s);
+}
+
+void session_close(struct session *s, uint32_t code, const char *message, const char *why)
+{
+	if (s->closing)
+		return;
+	if (message)
+		session_send_error(s, 0, code, message);
+	/* sending may have ended it */
+	if (s->closing)
+		return;
+	s->closing = true;
+	worker_post(s->owner->pool->workers[s->worker],
+		    &(struct command){
+			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
+	log_info("session", "closing, %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
+		 why, s->handle, s->n_regions, s->n_remotes);
+	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
+	session_segments_close(s);
+	session_remotes_close(s);
+	session_regions_close(s);
+	if (s->owner->closed)
+		s->owner->closed(s->owner->arg, s->handle, s->name, why);
+}
+
+static int handle_stopped(sd_event_source *source, void *arg)
+{
+	struct sessions *ss = arg;
+
+	(void)source;
+	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
+	ss->stopped(ss->stopped_arg);
+	return 0;
+}
+
+static void stop_check(struct sessions *ss)
+{
+	int r;
+
+	if (!ss->stopping || ss->table.count || ss->stopped_source)
+		return;
+	r = sd_event_add_defer(ss->event, &ss->stopped_source, handle_stopped, ss);
+	dray_assert(r >= 0);
+}
+
+void session_check(struct session *s)
+{
+	struct sessions *ss = s->owner;
+
+	if (!s->closing || !s->worker_gone || !dray_list_empty(&s->regions) ||
+	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->imports))
+		return;
+	log_debug("session", "gone session=%" PRIu64, s->handle);
+	group_leave(s);
+	dray_handles_del(&ss->table, s->handle);
+	free(s);
+	stop_check(ss);
+}
+
+void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code)
+{
+	struct session *s = session_get(ss, session);
+
+	if (!s)
+		return;
+	/* its worker has told the client, if there was anything to tell */
+	if (code && code != DRAY_E_SESSION_CLOSED) {
+		log_limited(DRAY_LOG_WARNING, "session",
+			    "a session cannot go on, %s session=%" PRIu64 " uid=%u",
+			    dray_error_name(code), session, s->who.uid);
+		session_close(s, DRAY_E_SESSION_CLOSED, NULL, dray_error_name(code));
+		return;
+	}
+	session_close(s, DRAY_E_SESSION_CLOSED, NULL, "the client closed");
+}
+
+void sessions_handle_gone(struct sessions *ss, dray_handle session)
+{
+	struct session *s = dray_handles_get(&ss->table, session);
+
+	if (!s)
+		return;
+	s->worker_gone = true;
+	session_ring_close(s);
+	session_check(s);
+}
+
+void sessions_handle_fault(struct sessions *ss, dray_handle session)
+{
+	struct session *s = session_get(ss, session);
+
+	if (!s)
+		return;
+	log_limited(DRAY_LOG_WARNING, "session",
+		    "memory of a client is gone (hole punched or huge pages exhausted), its "
+		    "session ends session=%" PRIu64 " uid=%u",
+		    session, s->who.uid);
+	session_close(
+		s, DRAY_E_REGION_FAULT,
+		"touching this session's memory failed, a page is gone; do not punch holes in "
+		"registered memory",
+		"region fault");
+}
+
+int sessions_close(struct sessions *ss, dray_handle session, const char *why)
+{
+	struct session *s = session_get(ss, session);
+
+	if (!s)
+		return -ENOENT;
+	session_close(s, DRAY_E_SESSION_CLOSED, why, why);
+	return 0;
+}
+
+int sessions_reload(struct sessions *ss, struct dray_err *reterr)
+{
+	return admission_load(ss, reterr);
+}
+
+void sessions_drain(struct sessions *ss, uint32_t deadline_ms)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_DRAINING_BODY_MAX];
+	struct dmsg_draining m = { .deadline_ms = deadline_ms };
+	int n = dmsg_draining_encode(buf, sizeof(buf), 0, &m);
+	struct session *s;
+
+	ss->draining = true;
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		if (!s->closing)
+			session_send(s, 0, buf, n, NULL, 0);
+}
+
+void sessions_resume(struct sessions *ss)
+{
+	ss->draining = false;
+}
+
+void sessions_stop(struct sessions *ss, void (*done)(void *arg), void *arg)
+{
+	struct session *s;
+
+	ss->stopping = true;
+	ss->stopped = done;
+	ss->stopped_arg = arg;
+	listener_close(ss);
+	strangers_close(ss);
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		session_close(s, DRAY_E_SESSION_CLOSED, "the agent stops; connect to its successor",
+			      "the agent stops");
+	stop_check(ss);
+}
+
+void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct session_info *info),
+		   void *arg)
+{
+	int64_t now = dray_now().ns;
+	struct session *s;
+
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		if (!s->closing)
+			fn(arg, &(struct session_info){
+					.session = s->handle,
+					.name = s->name,
+					.group = s->group->name,
+					.uid = s->who.uid,
+					.gid = s->who.gid,
+					.pid = (uint32_t)s->who.pid,
+					.worker = s->worker,
+					.regions = s->n_regions,
+					.remotes = s->n_remotes,
+					.tokens = s->tokens,
+					.ring = s->ring.ring,
+					.transfers = atomic_load_explicit(
+						&s->shared.transfers_ended, memory_order_relaxed),
+					.bytes = atomic_load_explicit(&s->shared.bytes_moved,
+								      memory_order_relaxed),
+					.age_ns = now - s->opened_ns,
+				});
+}
+
+void sessions_totals(struct sessions *ss, uint64_t *ret_open, uint64_t *ret_total,
+		     uint64_t *ret_refused, uint64_t *ret_remotes, uint64_t *ret_notified,
+		     uint64_t *ret_notify_refused)
+{
+	struct session *s;
+
+	*ret_open = 0;
+	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+		*ret_open += !s->closing;
+	*ret_total = ss->opened;
+	*ret_refused = ss->refused;
+	*ret_remotes = ss->remotes.count;
+	*ret_notified = ss->notified;
+	*ret_notify_refused = ss->notify_refused;
+}
+
+int session_worker(struct sessions *ss, dray_handle session)
+{
+	struct session *s = session_get(ss, session);
+
+	return s ? (int)s->worker : -1;
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/socket/unix_listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+#define BACKLOG 128
+
+static int failed(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path,
+		  const char *what, int err)
+{
+	if (err == EACCES || err == EPERM || err == EROFS)
+		return dray_err_set(reterr, -err, DRAY_E_DENIED,
+				    "%s.socket: %s %.100s: %s; set %s.socket to a path that the "
+				    "agent may write",
+				    kind->section, what, path, dray_errno_text(err), kind->section);
+	return dray_err_set(reterr, -err, err == ENOSPC ? DRAY_E_NO_SPACE : DRAY_E_IO,
+			    "%s.socket: %s %.100s: %s", kind->section, what, path,
+			    dray_errno_text(err));
+}
+
+static int served(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path)
+{
+	return dray_err_set(reterr, -EADDRINUSE, DRAY_E_BUSY,
+			    "%s.socket: %.100s is served by another process; stop it, or set "
+			    "another %s.socket",
+			    kind->section, path, kind->section);
+}
+
+/* Removes what a dead process left at the path. */
+static int stale_remove(const struct unix_listener_kind *kind, const struct sockaddr_un *sa,
+			struct dray_err *reterr)
+{
+	const char *path = sa->sun_path;
+	int fd dray_auto_close = -1;
+	struct stat st;
+
+	if (lstat(path, &st) < 0)
+		return errno == ENOENT ? 0 : failed(reterr, kind, path, "looking at", errno);
+	if (!S_ISSOCK(st.st_mode))
+		return dray_err_set(
+			reterr, -EEXIST, DRAY_E_EXISTS,
+			"%s.socket: %.100s is there and is no socket; remove it, or set "
+			"another %s.socket",
+			kind->section, path, kind->section);
+	fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return failed(reterr, kind, path, "opening a socket for", errno);
+	/* EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody listens, for another type. */
+	if (connect(fd, (const struct sockaddr *)sa, sizeof(*sa)) == 0 || errno == EAGAIN ||
+	    errno == EPROTOTYPE)
+		return served(reterr, kind, path);
+	if (errno == ENOENT)
+		return 0;
+	if (errno != ECONNREFUSED)
+		return failed(reterr, kind, path, "connecting to", errno);
+	if (unlink(path) < 0 && errno != ENOENT)
+		return failed(reterr, kind, path, "removing the old", errno);
+	return 0;
+}
+
+/* The last directory of the path: /run is empty after a boot. */
+static void parent_make(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	dray_auto_free char *dir = slash && slash > path ? strndup(path, (size_t)(slash - path)) :
+							   NULL;
+
+	/* where this fails, bind says why */
+	if (dir)
+		mkdir(dir, 0755);
+}
+
+/* With the path bound: group, then mode. On error the path is removed again. */
+static int finish(struct unix_listener *l, const struct unix_listener_kind *kind, const char *path,
+		  mode_t mode, gid_t group, struct dray_err *reterr)
+{
+	struct stat st;
+	int err = 0;
+
+	if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
+		err = failed(reterr, kind, path, "setting the group of", errno);
+	else if (chmod(path, mode) < 0)
+		err = failed(reterr, kind, path, "setting the mode of", errno);
+	else if (listen(l->fd, BACKLOG) < 0)
+		err = failed(reterr, kind, path, "listening on", errno);
+	else if (lstat(path, &st) < 0)
+		err = failed(reterr, kind, path, "looking at", errno);
+	if (err < 0) {
+		unlink(path);
+		return err;
+	}
+	l->path = strdup(path);
+	if (!l->path) {
+		unlink(path);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	}
+	l->dev = st.st_dev;
+	l->ino = st.st_ino;
+	return 0;
+}
+
+int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind *kind,
+		       const char *path, mode_t mode, gid_t group, struct dray_err *reterr)
+{
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	int ret;
+
+	*l = UNIX_LISTENER_NULL;
+	if (!*path || strlen(path) >= sizeof(sa.sun_path))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "%s.socket: a path of 1 to %zu bytes is needed", kind->section,
+				    sizeof(sa.sun_path) - 1);
+	memcpy(sa.sun_path, path, strlen(path) + 1);
+	parent_make(path);
+	ret = stale_remove(kind, &sa, reterr);
+	if (ret < 0)
+		return ret;
+	l->fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (l->fd < 0)
+		return failed(reterr, kind, path, "opening a socket for", errno);
+	/* the path gets the mode of the socket's inode: nobody gets in before group and mode are right */
+	if (fchmod(l->fd, 0600) < 0 || bind(l->fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0)
+		ret = errno == EADDRINUSE ? served(reterr, kind, path) :
+					    failed(reterr, kind, path, "binding", errno);
+	else
+		ret = finish(l, kind, path, mode, group, reterr);
+	if (ret < 0)
+		unix_listener_close(l);
+	return ret;
+}
+
+static bool option_is(int fd, int option, int expected)
+{
+	socklen_t n = sizeof(int);
+	int v = -1;
+
+	return getsockopt(fd, SOL_SOCKET, option, &v, &n) == 0 && v == expected;
+}
+
+int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind *kind, int fd,
+			struct dray_err *reterr)
+{
+	*l = UNIX_LISTENER_NULL;
+	l->fd = fd;
+	if (!option_is(fd, SO_DOMAIN, AF_UNIX) || !option_is(fd, SO_TYPE, kind->type) ||
+	    !option_is(fd, SO_ACCEPTCONN, 1)) {
+		unix_listener_close(l);
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "the passed socket named %s is no listening Unix socket of its "
+				    "type; use %s= with a path",
+				    kind->section,
+				    kind->type == SOCK_STREAM ? "ListenStream" :
+								"ListenSequentialPacket");
+	}
+	/* accept must never wait, and no child may hold the socket */
+	if (fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
+		int err = errno;
+
+		unix_listener_close(l);
+		return dray_err_set(reterr, -err, DRAY_E_IO, "the passed %s socket: %s",
+				    kind->section, dray_errno_text(err));
+	}
+	return 0;
+}
+
+void unix_listener_close(struct unix_listener *l)
+{
+	struct stat st;
+
+	if (l->path && lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino)
+		unlink(l->path);
+	free(l->path);
+	dray_close(l->fd);
+	*l = UNIX_LISTENER_NULL;
+}
+
+int unix_listener_group_parse(const struct unix_listener_kind *kind, const char *group,
+			      gid_t *ret_gid, struct dray_err *reterr)
+{
+	struct group buffer, *found = NULL;
+	dray_auto_free char *text = NULL;
+	int64_t number;
+	int err;
+
+	if (!*group) {
+		*ret_gid = (gid_t)-1;
+		return 0;
+	}
+	if (dray_int_parse(group, 0, &number) == 0 && number >= 0 && number < UINT32_MAX) {
+		*ret_gid = (gid_t)number;
+		return 0;
+	}
+	/* a group with many members needs a long buffer */
+	for (size_t n = 4096;; n *= 4) {
+		free(text);
+		text = malloc(n);
+		if (!text)
+			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		err = getgrnam_r(group, &buffer, text, n, &found);
+		if (err != ERANGE || n > (1u << 24))
+			break;
+	}
+	if (!found)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"%s.group: there is no group %.60s; name one of this system, or "
+			"give its number",
+			kind->section, group);
+	*ret_gid = found->gr_gid;
+	return 0;
+}

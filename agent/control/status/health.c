@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/status/health.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent/control/agent.h"
+#include "lib/time.h"
+
+/* After the workers' answers: what has arrived in time must not count as missing. */
+#define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
+
+struct health {
+	struct agent *agent;
+	sd_event_source *timer;
+	struct dray_list checks;
+	bool asking; /* the workers */
+	int64_t asked_ns;
+};
+
+static const struct dray_config *config_of(const struct health *h)
+{
+	return &h->agent->config->v;
+}
+
+static double seconds(int64_t ns)
+{
+	return (double)ns / (double)DRAY_NS_PER_SEC;
+}
+
+/* --- judgement ---------------------------------------------------------------------------------- */
+
+static void judge(const struct health *h, struct snapshot *const *snapshots, unsigned n,
+		  struct health_report *ret)
+{
+	const struct dray_config *cfg = config_of(h);
+	int64_t grace = cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit, late = grace;
+
+	*ret = (struct health_report){ .alive = true };
+	for (unsigned i = 0; i < n; i++) {
+		const struct transfer_info *t = &snapshots[i]->first_due;
+
+		if (!snapshots[i]->in_flight || -t->left_ns <= late)
+			continue;
+		late = -t->left_ns;
+		ret->alive = false;
+		snprintf(ret->reason, sizeof(ret->reason),
+			 "transfer %" PRIu64 " of session %" PRIu64
+			 " in worker %u has not ended %.1f s after its deadline",
+			 t->request, t->session, i, seconds(late));
+	}
+}
+
+static void judge_silence(const struct health *h, int64_t now, struct health_report *ret)
+{
+	uint32_t missing = agent_listing_missing(h->agent, h);
+	char names[8 * WORKERS_MAX] = "";
+	size_t at = 0;
+
+	for (unsigned i = 0; i < WORKERS_MAX; i++)
+		if (missing & 1u << i)
+			at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%u",
+					       at ? ", " : "", i);
+	*ret = (struct health_report){ .alive = false };
+	if (missing)
+		snprintf(ret->reason, sizeof(ret->reason), "worker %s has not answered for %.1f s",
+			 names, seconds(now - h->asked_ns));
+	else
+		snprintf(ret->reason, sizeof(ret->reason), "no memory to ask the workers");
+}
+
+/* --- asking ------------------------------------------------------------------------------------- */
+
+static void timer_arm(struct health *h)
+{
+	const struct health_check *first = dray_list_first(&h->checks, struct health_check, link);
+
+	if (!first) {
+		sd_event_source_set_enabled(h->timer, SD_EVENT_OFF);
+		return;
+	}
+	sd_event_source_set_time(h->timer, (uint64_t)first->end_ns / 1000 + 1);
+	sd_event_source_set_enabled(h->timer, SD_EVENT_ONESHOT);
+}
+
+/* Taken out first: its callback may free it. */
+static void answer(struct health_check *c, const struct health_report *report)
+{
+	dray_list_del(&c->link);
+	c->fn(c, report);
+}
+
+static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
+{
+	struct dray_list due = DRAY_LIST_INIT(due);
+	struct health *h = arg;
+	struct health_report report;
+	struct health_check *c;
+
+	h->asking = false;
+	judge(h, snapshots, n, &report);
+	/* a callback may ask again */
+	dray_list_splice(&due, &h->checks);
+	while ((c = dray_list_first(&due, struct health_check, link)))
+		answer(c, &report);
+	timer_arm(h);
+}
+
+static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct health *h = arg;
+	int64_t now = dray_now().ns;
+	struct health_report report;
+	struct health_check *c;
+
+	judge_silence(h, now, &report);
+	while ((c = dray_list_first(&h->checks, struct health_check, link)) && c->end_ns <= now)
+		answer(c, &report);
+	timer_arm(h);
+	return 0;
+}
+
+void health_ask(struct health *h, struct health_check *c)
+{
+	int64_t now = dray_now().ns;
+
+	c->end_ns = now + config_of(h)->health.worker_limit;
+	if (!h->asking) {
+		h->asking = agent_list_transfers(h->agent, listed, h) >= 0;
+		h->asked_ns = now;
+		if (!h->asking)
+			c->end_ns = now;
+	}
+	/* the limit may have been made shorter, and the earliest end comes first */
+	dray_list_for_each(&h->checks, other, struct health_check, link)
+		other->end_ns = dray_min(other->end_ns, c->end_ns);
+	dray_list_add(&h->checks, &c->link);
+	timer_arm(h);
+}
+
+void health_cancel(struct health_check *c)
+{
+	dray_list_del(&c->link);
+}
+
+int health_new(struct health **ret, struct agent *a)
+{
+	struct health *h = calloc(1, sizeof(*h));
+	int r;
+
+	if (!h)
+		return -ENOMEM;
+	h->agent = a;
+	dray_list_init(&h->checks);
+	r = sd_event_add_time(a->event, &h->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, h);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(h->timer, SD_EVENT_OFF);
+	if (r >= 0)
+		r = sd_event_source_set_priority(h->timer, TIMER_PRIORITY);
+	if (r < 0) {
+		health_free(h);
+		return r;
+	}
+	*ret = h;
+	return 0;
+}
+
+struct health *health_free(struct health *h)
+{
+	if (!h)
+		return NULL;
+	agent_forget_listings(h->agent, h);
+	dray_list_for_each(&h->checks, c, struct health_check, link)
+		dray_list_del(&c->link);
+	sd_event_source_disable_unref(h->timer);
+	free(h);
+	return NULL;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the agent tells of itself, gathered from its modules. Control thread only. */
+#ifndef DRAY_AGENT_CONTROL_STATUS_OBSERVE_H
+#define DRAY_AGENT_CONTROL_STATUS_OBSERVE_H
+
+#include "agent/control/status/metrics.h"
+#include "agent/control/ready.h"
+
+struct agent;
+
+/* Names in *ret are the configuration's. */
+void agent_ready(struct agent *a, struct ready *ret);
+
+/* For metrics_render(). */
+struct metrics_source agent_metrics_source(struct agent *a);
+
+#endif

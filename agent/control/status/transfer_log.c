@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/control/status/transfer_log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "lib/log.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+#include "schema/gen/errors.h"
+
+#define RAILS_TEXT 160
+#define LINE_MAX_BYTES 600
+
+const char *report_rails(uint64_t rails, char *buf, size_t n)
+{
+	size_t at = 0;
+
+	*buf = '\0';
+	for (; rails && at < n; rails &= rails - 1)
+		at += (size_t)snprintf(buf + at, n - at, "%s%d", at ? "," : "",
+				       __builtin_ctzll(rails));
+	return buf;
+}
+
+static double ms(int64_t ns)
+{
+	return (double)ns / (double)DRAY_NS_PER_MS;
+}
+
+void report_log(struct report *report)
+{
+	const struct transfer_record *r = &report->record;
+	char rails[RAILS_TEXT], text[LINE_MAX_BYTES];
+
+	snprintf(text, sizeof(text),
+		 "%s took %.3f ms: waited %.3f, queued %.3f, moved %.3f, notified %.3f; %" PRIu64
+		 " of %" PRIu64
+		 " bytes, %u operations, %u slices, %u sent again; %s session=%" PRIu64
+		 " request=%" PRIu64 " peer=%" PRIx64 " transport=%s rails=%s class=%s",
+		 dmsg_direction_name(r->direction), ms(record_duration(r)),
+		 ms(r->phase_ns[XFER_PHASE_WAIT]), ms(r->phase_ns[XFER_PHASE_QUEUE]),
+		 ms(r->phase_ns[XFER_PHASE_MOVE]), ms(r->phase_ns[XFER_PHASE_NOTIFY]),
+		 r->bytes_done, r->bytes, r->operations, r->slices, r->resent,
+		 dray_error_name(r->code), r->session, r->request, r->peer,
+		 dmsg_transport_name(r->transport),
+		 r->rails ? report_rails(r->rails, rails, sizeof(rails)) : "-",
+		 dmsg_class_name(r->class));
+	if (report->slow && report->all)
+		log_warning("transfer", "slow: %s", text);
+	else if (report->slow)
+		log_limited(DRAY_LOG_WARNING, "transfer", "slow: %s", text);
+	else
+		log_info("transfer", "%s", text);
+	free(report);
+}

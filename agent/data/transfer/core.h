@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The data plane of one worker: what transfers, the scheduler and transports share. Everything here
+ * belongs to the worker's thread alone, except the counters, which the control thread reads.
+ *
+ * A transfer (xfer) is cut into slices. A channel is where slices of one kind go: the local copier, or
+ * the streams to one peer for one class. Each session has a flow on each channel it uses; a channel
+ * serves its flows by deficit round robin, one slice at a time. Transports pull: when a channel has
+ * capacity it calls sched_next(); when a slice has ended, wherever it went, xfer_slice_done().
+ */
+#ifndef DRAY_AGENT_DATA_TRANSFER_CORE_H
+#define DRAY_AGENT_DATA_TRANSFER_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "agent/model/view.h"
+#include "agent/data/transfer/loop.h"
+#include "agent/model/quota.h"
+#include "lib/list.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+#include "schema/gen/errors.h"
+#include "schema/gen/metrics.h"
+#include "schema/gen/peer.h"
+
+#define SLICE_SEGS_MAX PMSG_SEGS_MAX
+#define CORE_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
+
+struct core;
+struct crew;
+struct gpu_worker;
+struct stage;
+struct stage_buffer;
+struct window_buffer;
+struct peer_link;
+struct rail_keys;
+struct xfer;
+struct flow;
+struct xfer_session;
+struct transport_message;
+struct transport_ops;
+struct transfer_record;
+
+/* Tunables, copied from the configuration at start. */
+struct core_config {
+	uint64_t slice_size; /* bytes */
+	int64_t slice_timeout_ns;
+	int64_t deadline_ns; /* default */
+	uint32_t slices_per_session;
+	uint32_t tcp_streams, tcp_latency_streams;
+	uint32_t tcp_slices_in_flight; /* each stream */
+	uint64_t tcp_buffer;           /* bytes, 0: autotuning */
+	int64_t connect_timeout_ns;
+	int64_t backoff_min_ns, backoff_max_ns;
+	int64_t poll_time_ns;
+	int64_t slow_ns; /* transfers that take longer are reported; 0: none */
+	bool report_all;
+};
+
+/* A published object in this worker: the view, and how many transfers and slices hold it. */
+struct object {
+	struct object *next;
+	const struct object_view *view;
+	dray_handle handle; /* 0: slot empty */
+	uint32_t users;
+	uint32_t drop_code; /* not 0: being dropped; what its users end with */
+	bool retired;       /* its users may finish */
+	bool pinned;        /* regions of host memory: GPUs reach it */
+	bool drop_urgent;   /* its owner is dead: no grace */
+	bool no_window;     /* remotes: its owner does not stage it */
+	struct rail_keys *
+		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
+};
+
+/* A word in a region: waited for before, or set after a transfer. */
+struct xfer_word {
+	uint32_t *p; /* NULL: none */
+	struct object *region;
+	uint32_t value;
+};
+
+/* Where the next slice of a transfer begins. */
+struct xfer_cursor {
+	uint32_t op;     /* index */
+	uint64_t offset; /* bytes of that operation already handed out */
+};
+
+enum xfer_state {
+	XFER_WAITING,   /* for its wait word */
+	XFER_RUNNING,   /* slices go out */
+	XFER_STOPPING,  /* failed or cancelled: slices in flight come home */
+	XFER_NOTIFYING, /* all bytes in place, notification under way */
+	XFER_STATE_N
+};
+
+/* Where a transfer's time goes, in this order; it may end in any. */
+enum xfer_phase {
+	XFER_PHASE_WAIT,  /* for its wait word */
+	XFER_PHASE_QUEUE, /* for its first slice */
+	XFER_PHASE_MOVE, /* from there until all bytes are in place, or nothing of it moves any more */
+	XFER_PHASE_NOTIFY, /* for the answer to its notification */
+	XFER_PHASE_N
+};
+
+struct slice {
+	struct dray_list link; /* the transport's, while it holds the slice */
+	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
+	struct object *grant;  /* reserved for transports that serve peers */
+	/* its bytes pass through this (agent/data/transport/stage/stage.h), which is given back with the slice; NULL: they do not */
+	struct stage_buffer *staged;
+	struct window_buffer *
+		window; /* and through this at the peer (agent/data/transport/rdma/window.h), likewise */
+	uint64_t id; /* unique in this worker */
+	uint64_t bytes;
+	int64_t posted_ns;
+	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */
+	/* for transports that walk operations (transport.h): where it begins, and how many it touches; no lists */
+	struct xfer_cursor from;
+	uint32_t n_ops;
+	uint16_t n_local;  /* iovecs */
+	uint16_t n_remote; /* segments */
+	struct iovec local[SLICE_SEGS_MAX];
+	struct pmsg_seg remote[SLICE_SEGS_MAX]; /* offsets in the remote range */
+};
+
+struct channel {
+	const struct transport_ops *ops;
+	struct peer_link *link; /* NULL: this agent's own regions */
+	enum dmsg_class class;
+	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
+	struct dray_list flows; /* with something to send, in round-robin order */
+	struct dray_list all;   /* every flow on it */
+};
+
+struct xfer_op {
+	uint64_t local, remote, length;
+};
+
+#define XFER_OPS_INLINE 4
+
+/* Per transfer; private to xfer.c and sched.c but for the fields named here. */
+struct xfer {
+	struct dray_list session_link; /* on its session */
+	struct dray_list
+		flow_link; /* on its flow while it has slices to hand out; or on the free list */
+	struct dray_list wait_link; /* while it waits for its word */
+	struct xfer_session *session;
+	struct flow *flow;
+	struct channel *channel;
+	struct peer_link *link; /* in use; NULL: all bytes are in place, or it is local */
+	dray_handle handle;     /* in core->xfers */
+	uint64_t request_id;
+	bool from_ring;
+	uint8_t transport_index; /* in core->transports */
+	uint8_t gpu_path;        /* enum dmsg_gpu_path */
+	uint64_t rails;          /* transport rdma: those it has used */
+	bool rdma_landed; /* RDMA devices have written to its local region, which is GPU memory */
+	enum xfer_state state;
+	enum dmsg_direction direction;
+	enum dmsg_class class;
+	struct object *local, *remote, *target; /* target: region behind a local remote */
+	uint64_t target_offset;                 /* start of the remote range in target */
+	struct xfer_op *ops;                    /* merged */
+	uint32_t n_ops, n_ops_given, ops_class;
+	bool ops_pinned;  /* GPUs reach `ops` */
+	bool ops_lost;    /* and one that failed may still read them: they are not used again */
+	uint64_t longest; /* bytes of the longest of them */
+	struct xfer_cursor cursor;
+	uint32_t slices;             /* in flight */
+	uint32_t n_slices, n_resent; /* so far */
+	uint64_t bytes, bytes_done;
+	struct xfer_word wait, set;
+	uint32_t code;             /* how it will end */
+	const char *detail;        /* static sentence that goes with code, or NULL */
+	bool notify, cancel_waits; /* a TRANSFER_CANCEL waits for the end */
+	uint64_t operator_waits;   /* id of the COMMAND_CANCEL that waits for it, 0: none */
+	uint64_t notify_tag, cancel_request;
+	uint8_t *notify_payload;
+	uint32_t notify_length;
+	int64_t accepted_ns, deadline_ns;
+	enum xfer_phase phase;
+	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
+	uint32_t deadline_pos;          /* in the heap of deadlines */
+	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
+};
+
+/* In raw units, by the bounds of its family; the last bucket has none. */
+struct core_histogram {
+	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
+};
+
+struct core_counters {
+	_Atomic uint64_t v[DRAY_METRIC_N];
+	struct core_histogram duration[CORE_TRANSPORTS],
+		size[CORE_TRANSPORTS]; /* by enum dmsg_transport */
+};
+
+static inline void core_count(struct core_counters *c, enum dray_metric m, uint64_t n)
+{
+	shared_count(&c->v[m], n);
+}
+
+static inline void core_observe(struct core_histogram *h, enum dray_family f, uint64_t v)
+{
+	const struct dray_family_info *info = &dray_families[f];
+	unsigned i = 0;
+
+	while (i < info->n_bounds && v > info->bounds[i])
+		i++;
+	shared_count(&h->buckets[i], 1);
+	shared_count(&h->sum, v);
+}
+
+static inline void core_count_down(struct core_counters *c, enum dray_metric m, uint64_t n)
+{
+	core_count(c, m, (uint64_t)0 - n);
+}
+
+/* What the data plane asks of the worker around it. */
+struct core_upcalls {
+	/* The transfer has ended: tell its session, which stays. The xfer is freed afterwards. */
+	void (*xfer_ended)(struct core *c, struct xfer *x);
+	/* What became of it, where it was slow or all are asked for; before or after xfer_ended. */
+	void (*xfer_report)(struct core *c, const struct transfer_record *r, bool slow);
+	/* Deliver the notification; the answer comes by xfer_notified(). */
+	void (*notify)(struct core *c, struct xfer *x);
+	/* A dropped object has no users any more. */
+	void (*object_dropped)(struct core *c, enum object_kind kind, dray_handle handle);
+	/* A stream that we connected broke: the peer is asked to close its end; answered by transport tcp's stream_dead. */
+	void (*stream_lost)(struct core *c, dray_handle peer, uint64_t stream_id);
+	/* A stream that we adopted is closed (on request or by itself). */
+	void (*stream_closed)(struct core *c, dray_handle peer, uint64_t stream_id);
+	/* A transfer starts to a peer while this side rests. */
+	void (*peer_used)(struct core *c, dray_handle peer);
+	/* One transport is done with a peer that went down: its streams or queue pairs are closed, its slices ended. */
+	void (*peer_gone)(struct core *c, dray_handle peer);
+	/* For the part of the control thread that this transport belongs to. */
+	void (*transport_event)(struct core *c, const struct transport_message *m);
+	/* Memory of this session faulted: the session is ended. */
+	void (*session_fault)(struct core *c, dray_handle session);
+};
+
+/* Between a transport in its worker and its part of the control thread; what they mean is theirs. */
+struct transport_message {
+	enum dmsg_transport transport;
+	uint32_t type, code;
+	dray_handle peer;
+	uint64_t id;
+	void *arg; /* consumed by the receiver where the message's type says so */
+};
+
+#define TRANSPORTS_MAX 4
+
+struct core {
+	unsigned index; /* of the worker */
+	int64_t now_ns; /* read once a turn */
+	struct core_config cfg;
+	const struct core_upcalls *up;
+	struct core_counters *counters;
+	struct loop loop;
+	struct objects *objects;      /* object.c */
+	struct xfers *xfers;          /* xfer.c */
+	struct dray_list free_slices; /* sched.c */
+	uint32_t slices_free;
+	uint64_t next_slice_id;
+	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
+	void *transport_state[TRANSPORTS_MAX];
+	unsigned n_transports;
+	struct crew *
+		crew; /* workers that help each other (agent/data/transfer/crew.h); NULL: this one works alone */
+	struct gpu_worker *gpu; /* transport gpu's (agent/data/transport/gpu/gpu.h) */
+	struct stage *stage;    /* agent/data/transport/stage/stage.h */
+};
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A worker's event loop: edge-triggered epoll, sources embedded in their owners. The callback gets the
+ * events of this turn; being edge-triggered, the owner works until EAGAIN or remembers that it stopped
+ * short. A callback may add or remove any source, also its own.
+ */
+#ifndef DRAY_AGENT_DATA_TRANSFER_LOOP_H
+#define DRAY_AGENT_DATA_TRANSFER_LOOP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+
+struct loop_source;
+typedef void (*loop_fn)(struct loop_source *s, uint32_t events);
+
+struct loop_source {
+	int fd; /* not owned */
+	loop_fn fn;
+};
+
+#define LOOP_BATCH 64
+
+struct loop {
+	int epoll_fd;
+	struct epoll_event batch[LOOP_BATCH];
+	int batch_n, batch_i;
+};
+
+int loop_init(struct loop *l);
+void loop_deinit(struct loop *l);
+
+/* events: EPOLLIN, EPOLLOUT, EPOLLRDHUP; EPOLLET is added. 0 or -errno. */
+int loop_add(struct loop *l, struct loop_source *s, int fd, uint32_t events, loop_fn fn);
+
+/* Before the fd is closed. Harmless if it was never added (fd -1). */
+void loop_del(struct loop *l, struct loop_source *s);
+
+/* One turn: waits up to timeout_ns (0: not at all, <0: for ever) and runs callbacks. Returns how many, or -errno. */
+int loop_turn(struct loop *l, int64_t timeout_ns);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transfer/object.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/model/keys.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transfer/transport.h"
+
+/* Slot = index of the handle; a chain, since a slot may be used anew while its last object is being dropped. */
+struct object_table {
+	struct object **slots;
+	uint32_t n;
+};
+
+/* The last remotes that were lost: who still names one is told why. */
+#define GRAVES 256
+
+struct grave {
+	dray_handle handle;
+	uint32_t code;
+};
+
+struct objects {
+	struct object_table tables[OBJECT_KIND_N];
+	struct grave graves[GRAVES];
+	unsigned grave_at;
+};
+
+int objects_init(struct core *c)
+{
+	c->objects = calloc(1, sizeof(*c->objects));
+	return c->objects ? 0 : -ENOMEM;
+}
+
+void objects_deinit(struct core *c)
+{
+	if (!c->objects)
+		return;
+	for (unsigned k = 0; k < OBJECT_KIND_N; k++) {
+		struct object_table *t = &c->objects->tables[k];
+
+		for (uint32_t i = 0; i < t->n; i++) {
+			struct object *next;
+
+			for (struct object *o = t->slots[i]; o; o = next) {
+				next = o->next;
+				rail_keys_unref(o->keys);
+				free(o);
+			}
+		}
+		free(t->slots);
+	}
+	free(c->objects);
+	c->objects = NULL;
+}
+
+int object_publish(struct core *c, const struct object_view *view)
+{
+	struct object_table *t = &c->objects->tables[view->kind];
+	uint32_t i = dray_handle_index(view->handle);
+	struct object *o;
+
+	if (i >= t->n) {
+		uint32_t n = t->n ? t->n : 16;
+		struct object **slots;
+
+		while (n <= i)
+			n *= 2;
+		slots = realloc(t->slots, n * sizeof(struct object *));
+		if (!slots)
+			return -ENOMEM;
+		for (uint32_t k = t->n; k < n; k++)
+			slots[k] = NULL;
+		t->slots = slots;
+		t->n = n;
+	}
+	o = calloc(1, sizeof(*o));
+	if (!o)
+		return -ENOMEM;
+	o->view = view;
+	o->handle = view->handle;
+	o->next = t->slots[i];
+	t->slots[i] = o;
+	return 0;
+}
+
+static struct object *find(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object_table *t = &c->objects->tables[kind];
+	uint32_t i = dray_handle_index(handle);
+	struct object *o;
+
+	if (i >= t->n)
+		return NULL;
+	for (o = t->slots[i]; o && o->handle != handle;)
+		o = o->next;
+	return o;
+}
+
+void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
+		     struct rail_keys *keys)
+{
+	struct object *o = find(c, kind, handle);
+	struct rail_keys *former = o ? o->keys : keys;
+
+	if (o)
+		o->keys = keys;
+	rail_keys_unref(former);
+}
+
+struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	struct object *o = find(c, kind, handle);
+
+	return o && !o->drop_code ? o : NULL;
+}
+
+static void finish(struct core *c, struct object *o)
+{
+	enum object_kind kind = o->view->kind;
+	struct object **at = &c->objects->tables[kind].slots[dray_handle_index(o->handle)];
+	dray_handle handle = o->handle;
+
+	while (*at != o)
+		at = &(*at)->next;
+	*at = o->next;
+	/* one that its own session let go of is simply not there any more */
+	if (kind == OBJECT_REMOTE && o->drop_code != DRAY_E_CANCELLED &&
+	    o->drop_code != DRAY_E_SESSION_CLOSED)
+		c->objects->graves[c->objects->grave_at++ % GRAVES] =
+			(struct grave){ handle, o->drop_code };
+	rail_keys_unref(o->keys);
+	free(o);
+	c->up->object_dropped(c, kind, handle);
+}
+
+void object_release(struct core *c, struct object *o)
+{
+	if (--o->users == 0 && o->drop_code)
+		finish(c, o);
+}
+
+static bool uses(const struct xfer *x, const struct object *o)
+{
+	return x->local == o || x->remote == o || x->target == o || x->wait.region == o ||
+	       x->set.region == o;
+}
+
+static void stop_user(struct core *c, struct xfer *x, void *arg)
+{
+	struct object *o = arg;
+
+	if (uses(x, o))
+		xfer_stop(c, x, o->drop_code, NULL, o->drop_urgent);
+}
+
+static void drop_users(struct core *c, struct object *o)
+{
+	object_hold(o);
+	xfers_each(c, stop_user, o);
+	for (unsigned i = 0; i < c->n_transports; i++)
+		if (c->transports[i]->drop)
+			c->transports[i]->drop(c, c->transport_state[i], o);
+	object_release(c, o);
+}
+
+uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	const struct object *o = find(c, kind, handle);
+
+	if (o)
+		return o->drop_code;
+	for (unsigned i = 0; kind == OBJECT_REMOTE && i < GRAVES; i++)
+		if (c->objects->graves[i].handle == handle)
+			return c->objects->graves[i].code;
+	return 0;
+}
+
+void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+		 bool urgent)
+{
+	struct object *o = object_get(c, kind, handle);
+
+	if (!o) {
+		c->up->object_dropped(c, kind, handle);
+		return;
+	}
+	o->drop_code = code;
+	o->drop_urgent = urgent;
+	drop_users(c, o);
+}
+
+void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code)
+{
+	struct object *o = object_get(c, kind, handle);
+
+	if (!o) {
+		c->up->object_dropped(c, kind, handle);
+		return;
+	}
+	o->drop_code = code;
+	o->retired = true;
+	object_hold(o);
+	object_release(c, o);
+}
+
+void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+			  bool urgent)
+{
+	struct object *o = find(c, kind, handle);
+
+	if (!o || !o->drop_code || o->drop_urgent || (!o->retired && !urgent))
+		return;
+	if (o->retired)
+		o->drop_code = code;
+	o->retired = false;
+	o->drop_urgent = urgent;
+	drop_users(c, o);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transfer/ops_load.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "lib/fault.h"
+#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/ops_read.h"
+#include "agent/data/transfer/xfer_internal.h"
+#include "lib/cleanup.h"
+
+/* Operations that are read and checked at a time: a copy that stays near. */
+#define OPS_CHUNK 64u
+/*
+ * A task is what a worker reads in some 2 us. A list of that many is shared with one other worker, if that is awake; it
+ * is woken where the list is long, or one of lists that follow each other. Two halve the time; more would mostly wait.
+ */
+#define SHARED_TASKS (DMSG_OPS_MAX / OPS_READ_MAX)
+#define SHARED_TASKS_MIN 3u
+/* Operations that are longer on average take any device longer than one worker takes to read them. */
+#define SHARED_BYTES 8192u
+#define SHARED_HELPERS 1u
+#define WAKE_TASKS 16u
+#define WAKE_FOLLOWS_NS 50000
+
+/* Operations as far as they are checked. */
+struct ops_checked {
+	struct ops_bounds bounds; /* with where the last one ended */
+	struct ops_seen seen;
+	uint32_t n; /* after merging */
+};
+
+/* Not empty, and inside of both sides. */
+static inline bool op_fits(const struct ops_bounds *b, const struct dmsg_op *op)
+{
+	/* one below 0 is more than any length */
+	return op->length - 1 < dray_min(b->local_length, b->remote_length) &&
+	       op->local <= b->local_length - op->length &&
+	       op->remote <= b->remote_length - op->length;
+}
+
+/*
+ * Checks n operations, which are in wire form behind those that are checked, and merges them, in place. Returns n, or the
+ * first that is refused. Struct xfer_op has the size of the wire form.
+ */
+static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint32_t n)
+{
+	struct ops_checked k = *checked;
+	const struct xfer_op *wire = &ops[k.n];
+	uint32_t i;
+
+	_Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
+	for (i = 0; i < n; i++) {
+		struct dmsg_op op;
+
+		dmsg_op_get(&wire[i], &op);
+		if (!op_fits(&k.bounds, &op) ||
+		    __builtin_add_overflow(k.seen.bytes, op.length, &k.seen.bytes))
+			break;
+		k.seen.longest = dray_max(k.seen.longest, op.length);
+		if (op.local == k.bounds.local_end && op.remote == k.bounds.remote_end)
+			k.seen.longest = dray_max(k.seen.longest, ops[k.n - 1].length += op.length);
+		else
+			ops[k.n++] = (struct xfer_op){ op.local, op.remote, op.length };
+		k.bounds.local_end = op.local + op.length;
+		k.bounds.remote_end = op.remote + op.length;
+	}
+	*checked = k;
+	return i;
+}
+
+/* The next n are good as they stand. False: they add up to too much. */
+static bool ops_take(struct ops_checked *k, const struct xfer_op *ops, uint32_t n,
+		     const struct ops_seen *seen)
+{
+	const struct xfer_op *last = &ops[k->n + n - 1];
+	uint64_t bytes;
+
+	if (__builtin_add_overflow(k->seen.bytes, seen->bytes, &bytes))
+		return false;
+	k->seen = (struct ops_seen){ bytes, dray_max(k->seen.longest, seen->longest) };
+	k->bounds.local_end = last->local + last->length;
+	k->bounds.remote_end = last->remote + last->length;
+	k->n += n;
+	return true;
+}
+
+static int ops_refuse(const struct ops_checked *k, const void *wire, uint32_t i,
+		      struct dray_err *reterr)
+{
+	struct dmsg_op op;
+
+	dmsg_op_get(wire, &op);
+	if (op_fits(&k->bounds, &op))
+		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+				    "the operations add up to too much");
+	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
+			    "operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
+			    "or the remote (%llu)",
+			    i, (unsigned long long)op.local, (unsigned long long)op.remote,
+			    (unsigned long long)op.length,
+			    (unsigned long long)k->bounds.local_length,
+			    (unsigned long long)k->bounds.remote_length);
+}
+
+/* Behind those that are checked: 1, good as they stand; 0: to be looked at; -EFAULT. *ret_n: so many of at most n. */
+static int ops_copy(struct ops_checked *k, struct xfer_op *ops, const struct xfer_request *r,
+		    uint32_t from, uint32_t n, uint32_t *ret_n)
+{
+	const uint8_t *wire = r->ops + (size_t)from * DMSG_OP_SIZE;
+	uint32_t many = ops_read_many(dray_min(n, OPS_READ_MAX));
+	struct ops_seen seen;
+	int ret;
+
+	*ret_n = many ? many : dray_min(n, OPS_CHUNK);
+	if (many) {
+		ret = ops_read(&ops[k->n], wire, many, &k->bounds, &seen);
+		return ret == 1 ? ops_take(k, ops, many, &seen) : ret;
+	}
+	if (!r->ops_ours)
+		return fault_copy(&ops[k->n], wire, (size_t)*ret_n * DMSG_OP_SIZE);
+	memcpy(&ops[k->n], wire, (size_t)*ret_n * DMSG_OP_SIZE);
+	return 0;
+}
+
+/* --- with others ----------------------------------------------------------------------------------- */
+
+/* A list that is read by several workers at once, each a task at a time. */
+struct shared_reading {
+	const uint8_t *wire;
+	struct xfer_op *ops;
+	struct ops_bounds bounds;
+	int result[SHARED_TASKS]; /* as ops_read() says */
+	struct ops_seen seen[SHARED_TASKS];
+};
+
+_Static_assert(SHARED_TASKS <= CREW_TASKS_MAX, "a job has room for the tasks of the longest list");
+
+static uint64_t read_task(struct crew_job *j, unsigned task)
+{
+	struct shared_reading *s = j->arg;
+	size_t first = (size_t)task * OPS_READ_MAX;
+
+	s->result[task] = ops_read(&s->ops[first], s->wire + first * DMSG_OP_SIZE, OPS_READ_MAX,
+				   &s->bounds, &s->seen[task]);
+	return 0;
+}
+
+/* The first operation goes on where the one before it ends, on both sides. */
+static bool joins(const struct ops_checked *k, const struct xfer_op *ops)
+{
+	return ops[k->n].local == k->bounds.local_end && ops[k->n].remote == k->bounds.remote_end;
+}
+
+/*
+ * Reads what is left of a long list with the help of another worker, as far as it is good as it stands; the rest is for
+ * the caller. None is merged so far. 0 or -EFAULT. Waits for the task that the other has in hand, a matter of microseconds.
+ */
+static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
+		       const struct xfer_request *r)
+{
+	struct shared_reading s = {
+		.wire = r->ops + (size_t)k->n * DMSG_OP_SIZE,
+		.ops = x->ops + k->n,
+		.bounds = { k->bounds.local_length, k->bounds.remote_length, UINT64_MAX,
+			    UINT64_MAX },
+	};
+	uint32_t n = (r->n_ops - k->n) / OPS_READ_MAX;
+	struct crew_job *job;
+	uint64_t none;
+	bool follows;
+
+	if (!c->crew || n < SHARED_TASKS_MIN || k->seen.bytes / k->n >= SHARED_BYTES)
+		return 0;
+	job = crew_job(c->crew, c->index);
+	if (!job)
+		return 0;
+	crew_set(job, n, SHARED_HELPERS, read_task, &s);
+	crew_publish(c->crew, c->index, job, -1);
+	follows = c->now_ns - c->xfers->shared_ns < WAKE_FOLLOWS_NS;
+	c->xfers->shared_ns = c->now_ns;
+	if (n >= WAKE_TASKS || follows)
+		crew_wake(c->crew, c->index, job, SHARED_HELPERS);
+	while (crew_work(job, &none))
+		;
+	crew_drain(job);
+	crew_job_put(job);
+	crew_rest(c->crew, c->index);
+	for (uint32_t i = 0; i < n; i++) {
+		if (s.result[i] < 0)
+			return s.result[i];
+		if (!s.result[i] || joins(k, x->ops) ||
+		    !ops_take(k, x->ops, OPS_READ_MAX, &s.seen[i]))
+			break;
+	}
+	return 0;
+}
+
+/* --- all of it ------------------------------------------------------------------------------------- */
+
+static int no_memory(struct core *c, const struct xfer *x, struct dray_err *reterr)
+{
+	xfer_memory_fault(c, x->session->handle);
+	return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
+			    "the operations lie in arena memory that is not there");
+}
+
+int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
+{
+	struct ops_checked k = {
+		/* where none begins */
+		.bounds = { x->local->view->length, x->remote->view->length, UINT64_MAX,
+			    UINT64_MAX },
+	};
+
+	for (uint32_t i = 0, n; i < r->n_ops; i += n) {
+		uint32_t before = k.n, done;
+		int ret = ops_copy(&k, x->ops, r, i, r->n_ops - i, &n);
+
+		if (ret < 0)
+			return no_memory(c, x, reterr);
+		/* the first of them, all good, show how long they are */
+		if (ret && i == 0 && n == OPS_READ_MAX && load_shared(c, &k, x, r) < 0)
+			return no_memory(c, x, reterr);
+		if (ret) {
+			n = k.n - before;
+			continue;
+		}
+		done = ops_check(&k, x->ops, n);
+		if (done != n)
+			return ops_refuse(&k, &x->ops[before + done], i + done, reterr);
+	}
+	x->bytes = k.seen.bytes;
+	x->n_ops = k.n;
+	x->longest = k.seen.longest;
+	return 0;
+}

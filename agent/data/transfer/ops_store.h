@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory for the operations of transfers: size classes of powers of two, kept for reuse up to a bound. Long lists that
+ * GPUs are to read can be had in memory that these reach, as far as there is some.
+ */
+#ifndef DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
+#define DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
+
+#include <stdint.h>
+
+#include "agent/data/transfer/core.h"
+
+#define OPS_CLASSES 15 /* 4 to 65,536 operations */
+
+/* A slab of pinned memory has room for the longest list, or for shorter ones that are all of one class. */
+#define OPS_SLABS 8
+#define OPS_PINNED_BYTES (OPS_SLABS * (uint64_t)DMSG_OPS_MAX * sizeof(struct xfer_op))
+/* Shorter lists are copied as fast as they are looked for. */
+#define OPS_PINNED_MIN 512
+
+struct ops_slab {
+	void *free, *last;           /* chain of what was given back, oldest first */
+	uint32_t class, used, fresh; /* in use; and never used yet, from the end on */
+};
+
+struct ops_store {
+	void *free[OPS_CLASSES]; /* chains; the first word of a free block is the next */
+	uint64_t kept;           /* bytes in the chains */
+	uint8_t *pinned;         /* OPS_PINNED_BYTES, or NULL */
+	struct ops_slab slabs[OPS_SLABS];
+};
+
+/* Room for n operations (1 to DMSG_OPS_MAX), or NULL. *ret_class goes back with it. */
+struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_class);
+void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t class);
+void ops_store_deinit(struct ops_store *s);
+
+/* Once: pinned memory of OPS_PINNED_BYTES, borrowed for good. */
+void ops_store_pinned(struct ops_store *s, void *base);
+/* As ops_store_get(), in pinned memory; NULL: there is none left, or it is not worth it. */
+struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *ret_class);
+
+#endif

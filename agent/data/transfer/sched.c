@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transfer/sched.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/rdma/window.h"
+#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transfer/transport.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+
+/* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
+#define SEGMENT_COST 512
+/* Free slices kept for reuse. */
+#define SLICES_KEPT 128
+
+/* The transfers of one session on one channel, oldest first. */
+struct flow {
+	struct dray_list link;         /* on channel->flows while active */
+	struct dray_list channel_link; /* on channel->all */
+	struct dray_list session_link; /* on session->flows */
+	struct dray_list xfers;
+	struct xfer_session *session;
+	struct channel *channel;
+	int64_t deficit;
+};
+
+void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
+		  struct peer_link *link)
+{
+	ch->ops = ops;
+	ch->class = class;
+	ch->gpu_path = DMSG_GPU_PATH_NONE;
+	ch->link = link;
+	dray_list_init(&ch->flows);
+	dray_list_init(&ch->all);
+}
+
+static void flow_free(struct flow *f)
+{
+	dray_list_del(&f->link);
+	dray_list_del(&f->channel_link);
+	dray_list_del(&f->session_link);
+	free(f);
+}
+
+void channel_deinit(struct channel *ch)
+{
+	dray_list_for_each(&ch->all, f, struct flow, channel_link) {
+		dray_list_for_each(&f->xfers, x, struct xfer, flow_link) {
+			dray_list_del(&x->flow_link);
+			x->flow = NULL;
+		}
+		flow_free(f);
+	}
+}
+
+void sched_session_deinit(struct xfer_session *s)
+{
+	dray_list_for_each(&s->flows, f, struct flow, session_link)
+		flow_free(f);
+}
+
+static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
+{
+	struct flow *f;
+
+	dray_list_for_each(&s->flows, it, struct flow, session_link)
+		if (it->channel == ch)
+			return it;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return NULL;
+	dray_list_init(&f->link);
+	dray_list_init(&f->xfers);
+	f->session = s;
+	f->channel = ch;
+	dray_list_add(&s->flows, &f->session_link);
+	dray_list_add(&ch->all, &f->channel_link);
+	return f;
+}
+
+void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+
+	x->transport_index = (uint8_t)index;
+	x->channel = ch;
+	x->gpu_path = ch->gpu_path;
+	if (!x->gpu_path && local->memory != REGION_HOST)
+		x->gpu_path = ch->ops->id == DMSG_TRANSPORT_RDMA ? DMSG_GPU_PATH_DIRECT :
+								   DMSG_GPU_PATH_STAGED;
+}
+
+int sched_enqueue(struct core *c, struct xfer *x)
+{
+	struct channel *ch = x->channel;
+	struct flow *f = flow_get(x->session, ch);
+
+	if (!f)
+		return -ENOMEM;
+	x->flow = f;
+	dray_list_add(&f->xfers, &x->flow_link);
+	/* at its limit of slices the flow stays aside until one comes home */
+	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
+		dray_list_add(&ch->flows, &f->link);
+	ch->ops->kick(c, c->transport_state[x->transport_index], ch);
+	return 0;
+}
+
+void sched_dequeue(struct xfer *x)
+{
+	struct flow *f = x->flow;
+
+	if (!f)
+		return;
+	dray_list_del(&x->flow_link);
+	x->flow = NULL;
+	if (dray_list_empty(&f->xfers)) {
+		dray_list_del(&f->link);
+		f->deficit = 0;
+	}
+}
+
+static struct slice *slice_new(struct core *c)
+{
+	struct slice *s = dray_list_first(&c->free_slices, struct slice, link);
+
+	if (s) {
+		dray_list_del(&s->link);
+		c->slices_free--;
+	} else {
+		s = malloc(sizeof(*s));
+		if (!s)
+			return NULL;
+		dray_list_init(&s->link);
+	}
+	s->id = ++c->next_slice_id;
+	s->grant = NULL;
+	s->staged = NULL;
+	s->window = NULL;
+	s->bytes = 0;
+	s->n_local = s->n_remote = 0;
+	s->n_ops = 0;
+	s->posted_ns = c->now_ns;
+	s->retried = false;
+	return s;
+}
+
+/*
+ * Adds [offset, offset+n) of the region to the iovecs, as far as they go. Returns the bytes added. *extent is
+ * where the last search ended: pieces of one layer mostly follow each other.
+ */
+static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t *extent,
+			  uint64_t offset, uint64_t n)
+{
+	const struct extent_view *e = &r->extents[*extent];
+	uint64_t done = 0;
+
+	if (offset < e->start || offset - e->start >= e->length) {
+		*extent = region_view_find(r, offset);
+		e = &r->extents[*extent];
+	}
+	while (done < n) {
+		uint64_t skip = offset + done - e->start;
+		uint64_t piece = dray_min(n - done, e->length - skip);
+		uint8_t *base = e->base + skip;
+		struct iovec *last = s->n_local ? &s->local[s->n_local - 1] : NULL;
+
+		if (last && (uint8_t *)last->iov_base + last->iov_len == base) {
+			last->iov_len += piece;
+		} else {
+			if (s->n_local == SLICE_SEGS_MAX)
+				break;
+			s->local[s->n_local++] = (struct iovec){ base, piece };
+		}
+		done += piece;
+		if (done < n) {
+			e++;
+			(*extent)++;
+		}
+	}
+	return done;
+}
+
+/* Cuts the next slice off the transfer. */
+static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
+{
+	const struct region_view *r = (const struct region_view *)x->local->view;
+	uint32_t extent = 0;
+
+	while (x->cursor.op < x->n_ops && s->bytes < max_bytes) {
+		const struct xfer_op *op = &x->ops[x->cursor.op];
+		uint64_t want = dray_min(op->length - x->cursor.offset, max_bytes - s->bytes);
+		uint64_t remote = op->remote + x->cursor.offset;
+		struct pmsg_seg *last = s->n_remote ? &s->remote[s->n_remote - 1] : NULL;
+		bool joins = last && last->offset + last->length == remote;
+		uint64_t got;
+
+		if (!joins && s->n_remote == SLICE_SEGS_MAX)
+			break;
+		got = add_local(s, r, &extent, op->local + x->cursor.offset, want);
+		if (!got)
+			break;
+		if (joins)
+			last->length += got;
+		else
+			s->remote[s->n_remote++] =
+				(struct pmsg_seg){ .offset = remote, .length = got };
+		s->bytes += got;
+		x->cursor.offset += got;
+		if (x->cursor.offset == op->length) {
+			x->cursor.op++;
+			x->cursor.offset = 0;
+		}
+		if (got < want)
+			break;
+	}
+}
+
+/* The same as a stretch of operations, for transports that walk them. */
+static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64_t max_bytes)
+{
+	uint32_t op = x->cursor.op, end = x->n_ops;
+	uint64_t bytes = x->ops[op].length - x->cursor.offset;
+
+	s->from = x->cursor;
+	if (end - op > max_ops)
+		end = op + max_ops;
+	op++;
+	/* as long as the longest, all of them: they need not be looked at */
+	if (bytes < max_bytes && x->longest * x->n_ops == x->bytes) {
+		uint64_t n = dray_min((max_bytes - bytes + x->longest - 1) / x->longest,
+				      (uint64_t)(end - op));
+
+		op += (uint32_t)n;
+		bytes += n * x->longest;
+	}
+	for (; bytes < max_bytes && op < end; op++)
+		bytes += x->ops[op].length;
+	s->n_ops = op - x->cursor.op;
+	x->cursor = (struct xfer_cursor){ op, 0 };
+	if (bytes > max_bytes) {
+		x->cursor =
+			(struct xfer_cursor){ op - 1, x->ops[op - 1].length - (bytes - max_bytes) };
+		bytes = max_bytes;
+	}
+	s->bytes = bytes;
+}
+
+struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
+{
+	struct flow *f;
+
+	if (!max_bytes)
+		max_bytes = c->cfg.slice_size;
+	while ((f = dray_list_first(&ch->flows, struct flow, link))) {
+		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+		struct slice *s;
+
+		if (f->session->slices[ch->class] >= c->cfg.slices_per_session) {
+			dray_list_del(&f->link);
+			continue;
+		}
+		if (f->deficit <= 0) {
+			f->deficit += (int64_t)c->cfg.slice_size;
+			/* a slice of several quanta is paid off round by round, while the others have theirs */
+			if (f->deficit <= 0) {
+				dray_list_del(&f->link);
+				dray_list_add(&ch->flows, &f->link);
+				continue;
+			}
+		}
+		s = slice_new(c);
+		if (!s)
+			return NULL;
+		if (ch->ops->walks_ops)
+			slice_span(s, x, ch->ops->walks_ops, max_bytes);
+		else
+			slice_fill(s, x, max_bytes);
+		s->xfer = x;
+		x->slices++;
+		x->n_slices++;
+		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
+		f->session->slices[ch->class]++;
+		f->deficit -=
+			(int64_t)(s->bytes + (uint64_t)(s->n_ops + s->n_remote) * SEGMENT_COST);
+		if (x->cursor.op == x->n_ops)
+			sched_dequeue(x);
+		if (f->deficit <= 0 && !dray_list_empty(&f->xfers)) {
+			dray_list_del(&f->link);
+			dray_list_add(&ch->flows, &f->link);
+		}
+		return s;
+	}
+	return NULL;
+}
+
+static void split_local(struct slice *s, struct slice *rest, uint64_t bytes)
+{
+	uint16_t i = 0, n = s->n_local;
+
+	for (; bytes >= s->local[i].iov_len; i++)
+		bytes -= s->local[i].iov_len;
+	s->n_local = i + (bytes > 0);
+	for (uint16_t k = i; k < n; k++)
+		rest->local[rest->n_local++] = s->local[k];
+	rest->local[0].iov_base = (uint8_t *)rest->local[0].iov_base + bytes;
+	rest->local[0].iov_len -= bytes;
+	s->local[i].iov_len = bytes;
+}
+
+static void split_remote(struct slice *s, struct slice *rest, uint64_t bytes)
+{
+	uint16_t i = 0, n = s->n_remote;
+
+	for (; bytes >= s->remote[i].length; i++)
+		bytes -= s->remote[i].length;
+	s->n_remote = i + (bytes > 0);
+	for (uint16_t k = i; k < n; k++)
+		rest->remote[rest->n_remote++] = s->remote[k];
+	rest->remote[0].offset += bytes;
+	rest->remote[0].length -= bytes;
+	s->remote[i].length = bytes;
+}
+
+struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
+{
+	struct slice *rest = slice_new(c);
+	struct xfer *x = s->xfer;
+
+	if (!rest)
+		return NULL;
+	dray_assert(!s->n_ops && bytes && bytes < s->bytes);
+	split_local(s, rest, bytes);
+	split_remote(s, rest, bytes);
+	rest->bytes = s->bytes - bytes;
+	s->bytes = bytes;
+	rest->retried = s->retried;
+	rest->xfer = x;
+	x->slices++;
+	x->n_slices++;
+	x->session->slices[x->class]++;
+	return rest;
+}
+
+/* The session fell below its limit of this class: flows that stood aside go on. */
+static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_class class)
+{
+	dray_list_for_each(&s->flows, f, struct flow, session_link) {
+		struct xfer *x = dray_list_first(&f->xfers, struct xfer, flow_link);
+
+		if (!x || f->channel->class != class || !dray_list_empty(&f->link))
+			continue;
+		dray_list_add(&f->channel->flows, &f->link);
+		f->channel->ops->kick(c, c->transport_state[x->transport_index], f->channel);
+	}
+}
+
+void sched_slice_free(struct core *c, struct slice *s)
+{
+	struct xfer_session *session = s->xfer ? s->xfer->session : NULL;
+	enum dmsg_class class = s->xfer ? s->xfer->class : DMSG_CLASS_BULK;
+
+	dray_list_del(&s->link);
+	if (s->staged)
+		stage_put(c, s->staged);
+	s->staged = NULL;
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
+	if (c->slices_free < SLICES_KEPT) {
+		dray_list_add_front(&c->free_slices, &s->link);
+		c->slices_free++;
+	} else {
+		free(s);
+	}
+	if (session && session->slices[class]-- == c->cfg.slices_per_session)
+		session_resume(c, session, class);
+}
+
+void sched_deinit(struct core *c)
+{
+	dray_list_for_each(&c->free_slices, s, struct slice, link)
+		free(s);
+	dray_list_init(&c->free_slices);
+	c->slices_free = 0;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transfer/serve_walk.h"
+
+#include "agent/data/transport/stage/stage.h"
+#include "lib/cleanup.h"
+
+unsigned serve_walk_ranges(struct serve_walk *w, const struct object *grant,
+			   const struct object *region, struct iovec *iov, unsigned max,
+			   uint64_t *ret_bytes)
+{
+	const struct grant_view *g = (const struct grant_view *)grant->view;
+	const struct region_view *r = (const struct region_view *)region->view;
+	uint64_t skip = w->seg_offset, bytes = 0;
+	uint32_t e = w->extent;
+	unsigned n = 0;
+
+	for (uint32_t i = w->seg; i < w->n_segs && n < max; i++) {
+		uint64_t at = g->offset + w->segs[i].offset + skip;
+		uint64_t left = w->segs[i].length - skip;
+
+		skip = 0;
+		if (at < r->extents[e].start || at - r->extents[e].start >= r->extents[e].length)
+			e = region_view_find(r, at);
+		if (i == w->seg)
+			w->extent = e;
+		while (n < max) {
+			const struct extent_view *x = &r->extents[e];
+			uint64_t in = at - x->start, piece = dray_min(left, x->length - in);
+
+			iov[n++] = (struct iovec){ x->base + in, piece };
+			bytes += piece;
+			at += piece;
+			left -= piece;
+			if (!left)
+				break;
+			e++;
+		}
+	}
+	*ret_bytes = bytes;
+	return n;
+}
+
+void serve_walk_advance(struct serve_walk *w, uint64_t n)
+{
+	w->seg_offset += n;
+	while (w->seg < w->n_segs && w->seg_offset >= w->segs[w->seg].length)
+		w->seg_offset -= w->segs[w->seg++].length;
+}
+
+static bool in_range(const struct grant_view *g, const struct region_view *r,
+		     const struct pmsg_seg *segs, uint32_t n_segs)
+{
+	/* the control thread's doing; a slip there must not become somebody's memory */
+	if (g->offset > r->o.length || g->o.length > r->o.length - g->offset)
+		return false;
+	for (uint32_t i = 0; i < n_segs; i++) {
+		const struct pmsg_seg *seg = &segs[i];
+		uint64_t at = g->offset + seg->offset, left = seg->length;
+
+		if (seg->offset > g->o.length || seg->length > g->o.length - seg->offset)
+			return false;
+		for (uint32_t e = region_view_find(r, at); left; e++) {
+			uint64_t piece;
+
+			if (e >= r->n_extents || !r->extents[e].base)
+				return false;
+			piece = dray_min(left, r->extents[e].length - (at - r->extents[e].start));
+			at += piece;
+			left -= piece;
+		}
+	}
+	return true;
+}
+
+/* Why this worker cannot reach the region's bytes. An error code, or 0. */
+static uint32_t reachable(const struct core *c, const struct region_view *r)
+{
+	if (r->memory == REGION_HOST)
+		return 0;
+	if (r->memory != REGION_GPU || !stage_is_up(c))
+		return DRAY_E_UNSUPPORTED;
+	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
+}
+
+/* The region is not there any more. */
+static uint32_t gone(struct core *c, dray_handle region)
+{
+	return object_drop_code(c, OBJECT_REGION, region) == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST :
+									       DRAY_E_REVOKED;
+}
+
+uint32_t serve_admit(struct core *c, dray_handle peer, dray_handle handle, uint16_t access,
+		     const struct pmsg_seg *segs, uint32_t n_segs, struct object **ret_grant,
+		     struct object **ret_region)
+{
+	struct object *grant = object_get(c, OBJECT_GRANT, handle), *region;
+	const struct grant_view *g = grant ? (const struct grant_view *)grant->view : NULL;
+
+	if (!g || g->peer != peer)
+		return DRAY_E_REVOKED;
+	region = object_get(c, OBJECT_REGION, g->region);
+	if (!region)
+		return gone(c, g->region);
+	if (!(g->o.access & access) || !(region->view->access & access))
+		return DRAY_E_DENIED;
+	if (!in_range(g, (const struct region_view *)region->view, segs, n_segs))
+		return DRAY_E_RANGE;
+	*ret_grant = grant;
+	*ret_region = region;
+	return reachable(c, (const struct region_view *)region->view);
+}
+
+uint32_t serve_drop_status(const struct object *o)
+{
+	return o->drop_code == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST : DRAY_E_REVOKED;
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A transfer holds its objects (regions, remote) and its quota from xfer_start() to its end. `slices`
+ * counts what the transport has; xfer_stop() adds one of its own while it calls the transport, so that
+ * the transfer cannot end, and be freed, underneath it.
+ */
+#include "agent/data/transfer/xfer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "lib/fault.h"
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/xfer_internal.h"
+#include "agent/data/transport/gpu/gpu.h"
+#include "agent/model/peer_link.h"
+#include "agent/data/transfer/transport.h"
+
+/* A wait word is looked at this often at first, and less often the longer it takes. */
+#define WAIT_POLL_MIN_NS 20000
+#define WAIT_POLL_MAX_NS 1000000
+
+#define XFERS_KEPT 256
+
+int xfers_init(struct core *c, uint32_t max)
+{
+	struct xfers *xs = calloc(1, sizeof(*xs));
+
+	if (!xs)
+		return -ENOMEM;
+	xs->records = calloc(1, sizeof(*xs->records));
+	if (!xs->records) {
+		free(xs);
+		return -ENOMEM;
+	}
+	dray_handles_init(&xs->table, max);
+	dray_list_init(&xs->free);
+	dray_list_init(&xs->waiting);
+	dray_list_init(&c->free_slices);
+	c->xfers = xs;
+	return 0;
+}
+
+void xfers_pinned(struct core *c, void *base)
+{
+	ops_store_pinned(&c->xfers->ops, base);
+}
+
+void xfers_deinit(struct core *c)
+{
+	struct xfers *xs = c->xfers;
+
+	if (!xs)
+		return;
+	dray_list_for_each(&xs->free, x, struct xfer, flow_link)
+		free(x);
+	dray_handles_deinit(&xs->table);
+	deadlines_deinit(&xs->deadlines);
+	ops_store_deinit(&xs->ops);
+	sched_deinit(c);
+	free(xs->records);
+	free(xs);
+	c->xfers = NULL;
+}
+
+void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared)
+{
+	*s = (struct xfer_session){ .handle = handle, .group = shared->group, .shared = shared };
+	dray_list_init(&s->xfers);
+	dray_list_init(&s->flows);
+}
+
+void xfer_session_deinit(struct xfer_session *s)
+{
+	sched_session_deinit(s);
+}
+
+void xfer_unlink(struct xfers *xs, struct xfer *x)
+{
+	if (x->handle)
+		dray_handles_del(&xs->table, x->handle);
+	deadlines_del(&xs->deadlines, x);
+	dray_list_del(&x->session_link);
+	dray_list_del(&x->wait_link);
+}
+
+void xfer_free(struct xfers *xs, struct xfer *x)
+{
+	if (x->ops && x->ops != x->ops_inline && !x->ops_lost)
+		ops_store_put(&xs->ops, x->ops, x->ops_class);
+	free(x->notify_payload);
+	if (xs->n_free < XFERS_KEPT) {
+		dray_list_add(&xs->free, &x->flow_link);
+		xs->n_free++;
+	} else {
+		free(x);
+	}
+}
+
+static void drop_link(struct xfer *x)
+{
+	if (x->link)
+		link_let_go(x->link);
+	x->link = NULL;
+}
+
+void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
+{
+	for (; x->phase < phase; x->phase++) {
+		x->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
+		x->phase_ns[x->phase + 1] = now_ns;
+	}
+}
+
+/* What it was goes on record, and to the control thread where it is wanted there. */
+static void xfer_record(struct core *c, const struct xfer *x)
+{
+	struct transfer_record r;
+	int64_t took_ns;
+	bool slow;
+
+	/* the clock anew: a copy may have taken most of this turn */
+	record_make(&r, c, x, dray_now().ns);
+	records_add(c->xfers->records, &r);
+	/* how long its client let it wait is the client's business */
+	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
+	if (!r.code) {
+		core_observe(&c->counters->duration[r.transport],
+			     DRAY_FAMILY_TRANSFER_DURATION_SECONDS, (uint64_t)took_ns);
+		core_observe(&c->counters->size[r.transport], DRAY_FAMILY_TRANSFER_SIZE_BYTES,
+			     r.bytes);
+	}
+	slow = c->cfg.slow_ns && took_ns > c->cfg.slow_ns;
+	if (slow || c->cfg.report_all)
+		c->up->xfer_report(c, &r, slow);
+}
+
+void xfer_settle(struct core *c, struct xfer *x)
+{
+	struct xfer_session *s = x->session;
+
+	if (!x->code && x->set.p && fault_store32(x->set.p, x->set.value) < 0) {
+		x->code = DRAY_E_REGION_FAULT;
+		xfer_memory_fault(c, x->set.region->view->session);
+	}
+	/*
+	 * The books can wait while a ring's client reads what was put there; a message could wake one that
+	 * looks at them at once.
+	 */
+	if (x->from_ring)
+		c->up->xfer_ended(c, x);
+	shared_count(&s->shared->transfers_ended, 1);
+	if (!x->code) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_DONE_TOTAL, 1);
+		core_count(c->counters, DRAY_METRIC_OPERATIONS_TOTAL, x->n_ops_given);
+	} else if (x->code == DRAY_E_CANCELLED) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_CANCELLED_TOTAL, 1);
+	} else {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_FAILED_TOTAL, 1);
+	}
+	xfer_record(c, x);
+	if (!x->from_ring)
+		c->up->xfer_ended(c, x);
+}
+
+static void xfer_end(struct core *c, struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+
+	drop_link(x);
+	/* first: telling the client can end its session, and with it all transfers it still has */
+	xfer_unlink(c->xfers, x);
+	x->session->ops -= x->n_ops_given;
+	quotas_put(x->session->shared);
+	core_count_down(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	xfer_settle(c, x);
+	xfer_free(c->xfers, x);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
+		if (held[i])
+			object_release(c, held[i]);
+}
+
+void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)
+{
+	const struct transport_ops *ops;
+
+	/* The owner of the remote has the notification already, or will: only death overtakes the answer. */
+	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
+		return;
+	if (!x->code) {
+		x->code = code;
+		x->detail = detail;
+	}
+	if (x->state == XFER_STOPPING && !urgent)
+		return;
+	x->state = XFER_STOPPING;
+	dray_list_del(&x->wait_link);
+	sched_dequeue(x);
+	x->slices++;
+	if (x->slices > 1) {
+		ops = c->transports[x->transport_index];
+		ops->stop(c, c->transport_state[x->transport_index], x, urgent);
+	}
+	if (--x->slices == 0)
+		xfer_end(c, x);
+}
+
+/* All bytes are in place. */
+static void xfer_complete(struct core *c, struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+
+	/* whoever is told, or waits for the set word, may look at them at once, by the GPU */
+	if (x->rdma_landed && gpu_flush_rdma(c, local->gpu) < 0) {
+		xfer_stop(c, x, DRAY_E_GPU_LOST,
+			  "what RDMA devices wrote could not be made visible to the GPU", false);
+		return;
+	}
+	/* the notification is a request of the control thread, which may lose the peer meanwhile */
+	drop_link(x);
+	if (x->notify) {
+		x->state = XFER_NOTIFYING;
+		xfer_enter(x, XFER_PHASE_NOTIFY, dray_now().ns);
+		c->up->notify(c, x);
+		return;
+	}
+	xfer_end(c, x);
+}
+
+void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail)
+{
+	struct xfer *x = s->xfer;
+	uint64_t bytes = s->bytes;
+
+	if (x)
+		x->n_resent += s->retried;
+	sched_slice_free(c, s);
+	if (!x)
+		return;
+	if (!code) {
+		xfer_moved(c, x, bytes);
+	} else if (x->state != XFER_STOPPING) {
+		/* the slice itself still counts, so that this cannot end the transfer twice */
+		xfer_stop(c, x, code, detail, false);
+	}
+	if (--x->slices)
+		return;
+	if (x->state == XFER_STOPPING)
+		xfer_end(c, x);
+	else if (x->state == XFER_RUNNING && x->cursor.op == x->n_ops)
+		xfer_complete(c, x);
+}
+
+void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code)
+{
+	struct slice *s;
+
+	while ((s = dray_list_first(slices, struct slice, link))) {
+		uint32_t own = s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED;
+
+		dray_list_del(&s->link);
+		xfer_slice_done(c, s, code ? code : own, NULL);
+	}
+}
+
+bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices)
+{
+	bool unsent = x->cursor.op < x->n_ops;
+
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		const struct transport_ops *ops = c->transports[i];
+		struct channel *ch;
+		struct slice *s;
+
+		if (i == x->transport_index || !ops->adopt)
+			continue;
+		ch = ops->channel(c, c->transport_state[i], x);
+		if (!ch)
+			continue;
+		sched_dequeue(x);
+		sched_assign(x, i, ch);
+		while ((s = dray_list_first(slices, struct slice, link))) {
+			dray_list_del(&s->link);
+			ops->adopt(c, c->transport_state[i], ch, s);
+		}
+		if (unsent && sched_enqueue(c, x) < 0)
+			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
+		return true;
+	}
+	return false;
+}
+
+void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
+{
+	struct xfer *x = dray_handles_get(&c->xfers->table, handle);
+
+	if (!x || x->state != XFER_NOTIFYING)
+		return;
+	x->code = code;
+	xfer_end(c, x);
+}
+
+/*
+ * The end of one can be the end of its session, and with it of others on the list. Looks become rarer with the time since
+ * something happened: a transfer came, or a word did, for which others have waited that were submitted ahead.
+ */
+static int64_t waiting_tick(struct core *c)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	int64_t pause, last_ns = 0;
+	struct xfer *x;
+
+	dray_list_splice(&now, &c->xfers->waiting);
+	while ((x = dray_list_first(&now, struct xfer, wait_link))) {
+		uint32_t v;
+
+		dray_list_del(&x->wait_link);
+		dray_list_add(&c->xfers->waiting, &x->wait_link);
+		if (fault_load32(x->wait.p, &v) < 0) {
+			xfer_memory_fault(c, x->wait.region->view->session);
+			xfer_stop(c, x, DRAY_E_REGION_FAULT, "the wait word's memory is not there",
+				  false);
+			continue;
+		}
+		if (v == x->wait.value) {
+			dray_list_del(&x->wait_link);
+			c->xfers->word_ns = c->now_ns;
+			xfer_go(c, x);
+			continue;
+		}
+		last_ns = dray_max(last_ns, x->accepted_ns);
+	}
+	if (dray_list_empty(&c->xfers->waiting))
+		return INT64_MAX;
+	last_ns = dray_max(last_ns, c->xfers->word_ns);
+	pause = dray_max((c->now_ns - last_ns) / 8, (int64_t)WAIT_POLL_MIN_NS);
+	return c->now_ns + dray_min(pause, (int64_t)WAIT_POLL_MAX_NS);
+}
+
+int64_t xfers_tick(struct core *c)
+{
+	struct deadlines *d = &c->xfers->deadlines;
+	struct xfer *x;
+	int64_t next = INT64_MAX;
+
+	while ((x = deadlines_first(d)) && x->deadline_ns <= c->now_ns) {
+		/* out of the heap first: slices in flight may keep it beyond its deadline */
+		deadlines_del(d, x);
+		xfer_stop(c, x, DRAY_E_DEADLINE, NULL, false);
+	}
+	if (!dray_list_empty(&c->xfers->waiting))
+		next = waiting_tick(c);
+	x = deadlines_first(d);
+	return x ? dray_min(next, x->deadline_ns) : next;
+}
+
+const struct records *xfers_records(const struct core *c)
+{
+	return c->xfers->records;
+}
+
+void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg)
+{
+	uint32_t cursor = 0;
+	struct xfer *x;
+
+	while ((x = dray_handles_next(&c->xfers->table, &cursor, NULL)))
+		fn(c, x, arg);
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The beginning of a transfer: checked, accepted, and handed to a transport or carried out on the spot. */
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/xfer_internal.h"
+#include "agent/model/peer_link.h"
+#include "agent/data/transfer/transport.h"
+
+/* Bytes of a transfer that may be carried out as soon as it is read: as long as reading the next few. */
+#define XFER_AT_ONCE_MAX 4096
+
+static struct xfer *xfer_new(struct xfers *xs)
+{
+	struct xfer *x = dray_list_first(&xs->free, struct xfer, flow_link);
+
+	if (x) {
+		dray_list_del(&x->flow_link);
+		xs->n_free--;
+	} else {
+		x = malloc(sizeof(*x));
+		if (!x)
+			return NULL;
+	}
+	memset(x, 0, offsetof(struct xfer, ops_inline));
+	dray_list_init(&x->session_link);
+	dray_list_init(&x->flow_link);
+	dray_list_init(&x->wait_link);
+	x->deadline_pos = DEADLINE_NONE;
+	return x;
+}
+
+static void hold_all(struct xfer *x)
+{
+	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(held); i++)
+		if (held[i])
+			object_hold(held[i]);
+}
+
+static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
+{
+	x->link = link;
+	if (link && link_use(link))
+		c->up->peer_used(c, link->peer);
+}
+
+static enum region_memory memory_of(const struct object *region)
+{
+	return ((const struct region_view *)region->view)->memory;
+}
+
+/* No transport takes it. Where memory that few can reach is the cause, no time will mend it. */
+static void refuse(struct core *c, struct xfer *x)
+{
+	bool here = x->target;
+	uint32_t code = DRAY_E_UNSUPPORTED;
+	const char *why;
+
+	if (memory_of(x->local) == REGION_RDMA || (here && memory_of(x->target) == REGION_RDMA))
+		why = here ? "memory of kind dmabuf moves over RDMA to another agent, not inside of "
+			     "one; use cuda_vmm or cuda_ipc" :
+			     "memory of kind dmabuf moves over RDMA alone, and there is no path by "
+			     "RDMA to the remote's peer";
+	else if (memory_of(x->local) == REGION_GPU || (here && memory_of(x->target) == REGION_GPU))
+		why = here ? "no GPU of this agent reaches both sides, and there is no memory to "
+			     "stage in" :
+			     "GPU memory moves over RDMA or is staged, and this agent can do neither "
+			     "to the remote's peer";
+	else {
+		code = DRAY_E_PEER_LOST;
+		why = "no transport reaches the remote's peer";
+	}
+	xfer_stop(c, x, code, why, false);
+}
+
+void xfer_go(struct core *c, struct xfer *x)
+{
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
+
+		if (!ch)
+			continue;
+		sched_assign(x, i, ch);
+		x->state = XFER_RUNNING;
+		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
+		take_link(c, x, ch->link);
+		if (sched_enqueue(c, x) < 0)
+			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
+		return;
+	}
+	refuse(c, x);
+}
+
+/*
+ * Carries it out here and now where it is small and a transport can: nobody ever finds it, nothing can be dropped in
+ * between, and what it would pass through on its way costs several times the copy.
+ */
+static bool xfer_at_once(struct core *c, struct xfer *x)
+{
+	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE)
+		return false;
+	for (unsigned i = 0; i < c->n_transports; i++) {
+		const struct transport_ops *ops = c->transports[i];
+
+		if (!ops->at_once || !ops->at_once(c, c->transport_state[i], x))
+			continue;
+		x->transport_index = (uint8_t)i;
+		x->n_slices = 1;
+		xfer_enter(x, XFER_PHASE_MOVE, c->now_ns);
+		if (!x->code)
+			xfer_moved(c, x, x->bytes);
+		return true;
+	}
+	return false;
+}
+
+int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
+	       struct dray_err *reterr)
+{
+	struct xfers *xs = c->xfers;
+	int64_t limit_ns = r->deadline_ms ? (int64_t)r->deadline_ms * DRAY_NS_PER_MS :
+					    c->cfg.deadline_ns;
+	struct xfer *x;
+	int ret;
+
+	ret = xfer_request_check(r, reterr);
+	if (ret < 0)
+		goto refused;
+	if (r->n_ops > s->shared->ops_max - s->ops) {
+		ret = dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"%u operations of this session are in flight (limits.ops_per_session is %u)",
+			s->ops, s->shared->ops_max);
+		goto refused;
+	}
+	/* before anything is read; taken once it is known to be good, and to take any time */
+	ret = quotas_check(s->shared, reterr);
+	if (ret < 0)
+		goto refused;
+	x = xfer_new(xs);
+	if (!x) {
+		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the transfer");
+		goto refused;
+	}
+	x->session = s;
+	x->request_id = r->request_id;
+	x->from_ring = r->from_ring;
+	x->direction = (enum dmsg_direction)r->direction;
+	x->class = (enum dmsg_class)r->class;
+	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
+	x->deadline_ns = c->now_ns + limit_ns;
+	x->n_ops_given = r->n_ops;
+	ret = xfer_prepare(c, x, r, reterr);
+	if (ret < 0)
+		goto refused_xfer;
+	if (xfer_at_once(c, x)) {
+		core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+		xfer_settle(c, x);
+		xfer_free(xs, x);
+		return 0;
+	}
+	ret = quotas_take(s->shared, reterr);
+	if (ret < 0)
+		goto refused_xfer;
+	ret = dray_handles_add(&xs->table, x, &x->handle);
+	if (ret >= 0)
+		ret = deadlines_add(&xs->deadlines, x);
+	if (ret < 0) {
+		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
+			     "this worker has no room for another transfer");
+		goto refused_quota;
+	}
+	hold_all(x);
+	s->ops += r->n_ops;
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL, 1);
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	dray_list_add(&s->xfers, &x->session_link);
+	if (x->wait.p) {
+		x->state = XFER_WAITING;
+		dray_list_add(&xs->waiting, &x->wait_link);
+	} else {
+		/* accepted: what goes wrong from here on is how the transfer ends */
+		xfer_go(c, x);
+	}
+	return 0;
+
+refused_quota:
+	quotas_put(s->shared);
+refused_xfer:
+	xfer_unlink(xs, x);
+	xfer_free(xs, x);
+refused:
+	core_count(c->counters, DRAY_METRIC_TRANSFERS_REFUSED_TOTAL, 1);
+	return ret;
+}

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport `gpu`: both regions belong to sessions of this agent, and at least one is GPU memory. Slices become
+ * copies of a queue: as many as fill one, so that small transfers share a launch; and several copies are under way, so
+ * that the device always has the next.
+ */
+#include "agent/data/transport/gpu/gpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/gpu/queue.h"
+#include "agent/data/transport/gpu/internal.h"
+#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transfer/transport.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+
+/* Copies of one path under way, of small transfers: as many as its bytes allow, but room is left for other paths. */
+#define BATCHES 16
+#define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
+#define LOST "the GPU failed, or is gone"
+#define GONE "memory of a region is not there any more"
+
+static int gpu_init(struct core *c, void **ret_state)
+{
+	struct gpu_transport *g = calloc(1, sizeof(*g));
+	int ret;
+
+	if (!g)
+		return -ENOMEM;
+	ret = gpu_queues_init(c);
+	if (ret < 0) {
+		free(g);
+		return ret;
+	}
+	for (unsigned i = 0; i < 2; i++)
+		dray_list_init(&g->ready[i]);
+	for (unsigned i = 0; i < GPU_END_N; i++)
+		dray_list_init(&g->over[i]);
+	dray_list_init(&g->free);
+	dray_list_init(&g->free_jobs);
+	*ret_state = g;
+	return 0;
+}
+
+static void paths_free(struct gpu_paths *paths)
+{
+	for (unsigned i = 0; paths && i < 2 * GPU_PATH_N; i++)
+		channel_deinit(&paths->v[i / GPU_PATH_N][i % GPU_PATH_N].channel);
+	free(paths);
+}
+
+static void gpu_deinit(struct core *c, void *state)
+{
+	struct gpu_transport *g = state;
+
+	gpu_queues_deinit(c);
+	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
+		paths_free(g->devices[i]);
+	free(g->batches);
+	gpu_staged_deinit(g);
+	free(g);
+}
+
+/* --- paths --------------------------------------------------------------------------------------- */
+
+static struct gpu_path *path_of(struct channel *ch)
+{
+	return dray_container_of(ch, struct gpu_path, channel);
+}
+
+void gpu_path_ready(struct gpu_path *p)
+{
+	if (dray_list_empty(&p->link))
+		dray_list_add(&p->owner->ready[p->channel.class], &p->link);
+}
+
+static void buffer_ready(struct core *c, struct stage_waiter *w)
+{
+	struct gpu_path *p = dray_container_of(w, struct gpu_path, waiter);
+
+	(void)c;
+	gpu_path_ready(p);
+	p->owner->buffer_came = true;
+}
+
+static enum dmsg_gpu_path shown(enum gpu_path_kind kind)
+{
+	switch (kind) {
+	case GPU_PATH_WITHIN:
+		return DMSG_GPU_PATH_WITHIN;
+	case GPU_PATH_PEER:
+		return DMSG_GPU_PATH_PEER;
+	case GPU_PATH_TO_HOST:
+	case GPU_PATH_FROM_HOST:
+		return DMSG_GPU_PATH_HOST;
+	case GPU_PATH_TO_HOST_STAGED:
+	case GPU_PATH_FROM_HOST_STAGED:
+	case GPU_PATH_PEER_STAGED:
+	case GPU_PATH_N:
+		break;
+	}
+	return DMSG_GPU_PATH_STAGED;
+}
+
+static void paths_new(struct gpu_transport *g, unsigned device)
+{
+	struct gpu_paths *paths = calloc(1, sizeof(*paths));
+
+	dray_assert(paths);
+	for (unsigned i = 0; i < 2 * GPU_PATH_N; i++) {
+		struct gpu_path *p = &paths->v[i / GPU_PATH_N][i % GPU_PATH_N];
+
+		channel_init(&p->channel, &transport_gpu, (enum dmsg_class)(i / GPU_PATH_N), NULL);
+		dray_list_init(&p->link);
+		dray_list_init(&p->batches);
+		dray_list_init(&p->jobs);
+		dray_list_init(&p->waiter.link);
+		p->waiter.ready = buffer_ready;
+		p->owner = g;
+		p->device = (uint8_t)device;
+		p->kind = (enum gpu_path_kind)(i % GPU_PATH_N);
+		p->channel.gpu_path = (uint8_t)shown(p->kind);
+	}
+	g->devices[device] = paths;
+}
+
+static void batches_new(struct gpu_transport *g)
+{
+	g->batches = calloc(BATCHES_MAX, sizeof(*g->batches));
+	dray_assert(g->batches);
+	for (unsigned i = 0; i < BATCHES_MAX; i++) {
+		dray_list_init(&g->batches[i].slices);
+		dray_list_init(&g->batches[i].stopped);
+		dray_list_add(&g->free, &g->batches[i].link);
+	}
+}
+
+/*
+ * Devices that reach each other change as they come and go. One of two may have been started when the other could not
+ * be reached any more.
+ */
+static void peers_update(struct core *c, struct gpu_transport *g)
+{
+	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
+		g->peers[i] = gpu_queues_peers(c, i);
+	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
+		for (unsigned k = 0; k < GPU_DEVICES_MAX; k++)
+			if (g->peers[k] && !(g->peers[k] & 1u << i))
+				g->peers[i] &= ~(1u << k);
+}
+
+static struct channel *gpu_channel(struct core *c, void *state, const struct xfer *x)
+{
+	struct gpu_transport *g = state;
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *target;
+	struct gpu_path_choice choice;
+
+	if (!x->target)
+		return NULL;
+	target = (const struct region_view *)x->target->view;
+	if (local->memory != REGION_GPU && target->memory != REGION_GPU)
+		return NULL;
+	if (x->direction == DMSG_DIRECTION_WRITE)
+		choice = gpu_plan_path(local, x->local->pinned, target, x->target->pinned, g->peers,
+				       stage_is_up(c));
+	else
+		choice = gpu_plan_path(target, x->target->pinned, local, x->local->pinned, g->peers,
+				       stage_is_up(c));
+	if (choice.kind == GPU_PATH_NONE)
+		return NULL;
+	return &g->devices[choice.device]->v[x->class][choice.kind].channel;
+}
+
+static void gpu_kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	(void)state;
+	gpu_path_ready(path_of(ch));
+}
+
+/* --- ends ---------------------------------------------------------------------------------------- */
+
+void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
+{
+	dray_list_del(&s->link);
+	dray_list_add(&g->over[end], &s->link);
+}
+
+/* The side that is host memory is gone: its session is ended, and nobody else's. */
+static void blame(struct core *c, const struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct object *o = local->memory == REGION_HOST ? x->local : x->target;
+
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, o->view->session);
+}
+
+static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
+{
+	dray_list_del(&s->link);
+	switch (end) {
+	case GPU_END_OK:
+		core_count(c->counters, DRAY_METRIC_GPU_BYTES_TOTAL, s->bytes);
+		xfer_slice_done(c, s, 0, NULL);
+		break;
+	case GPU_END_LOST:
+		xfer_slice_done(c, s, DRAY_E_GPU_LOST, LOST);
+		break;
+	case GPU_END_FAULT:
+		blame(c, s->xfer);
+		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
+		break;
+	case GPU_END_STOPPED:
+	case GPU_END_N:
+		xfer_slice_done(c, s, s->xfer->code, NULL);
+		break;
+	}
+}
+
+/* The first that is over, of one transfer or (NULL) of any. */
+static struct slice *over_first(struct gpu_transport *g, const struct xfer *x, enum gpu_end end)
+{
+	dray_list_for_each(&g->over[end], s, struct slice, link)
+		if (!x || s->xfer == x)
+			return s;
+	return NULL;
+}
+
+/* Ends what is over. Each may stop others: the lists are looked at anew. */
+static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer *x)
+{
+	bool any = false;
+	struct slice *s;
+
+	for (unsigned i = 0; i < GPU_END_N; i++)
+		while ((s = over_first(g, x, (enum gpu_end)i))) {
+			slice_end(c, s, (enum gpu_end)i);
+			any = true;
+		}
+	return any;
+}
+
+/* The device may have been given up while it still read them. */
+static void lists_lost(const struct gpu_batch *b)
+{
+	dray_list_for_each(&b->slices, s, struct slice, link)
+		s->xfer->ops_lost = s->xfer->ops_pinned;
+}
+
+static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
+{
+	struct gpu_batch *b = dray_container_of(t, struct gpu_batch, task);
+	struct gpu_path *p = b->path;
+	struct gpu_transport *g = p->owner;
+
+	(void)c;
+	if (code)
+		lists_lost(b);
+	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_OK], &b->slices);
+	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_STOPPED], &b->stopped);
+	p->n_batches--;
+	p->bytes -= b->bytes;
+	if (p->carrier == b)
+		p->carrier = NULL;
+	dray_list_del(&b->link);
+	dray_list_add_front(&g->free, &b->link);
+	gpu_path_ready(p);
+}
+
+/* --- copies -------------------------------------------------------------------------------------- */
+
+static void slice_open(struct gpu_path *p, struct slice *s)
+{
+	p->open = s;
+	p->carrier = NULL;
+	local_walk_slice(&p->walk, s);
+}
+
+/* Puts as many slices into one copy as it takes. True: it holds the beginning of the slice that is open. */
+static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
+		       struct gpu_plan *plan)
+{
+	while (plan->bytes < plan->limits->slice) {
+		uint64_t before = plan->bytes;
+
+		if (!p->open) {
+			struct slice *s =
+				sched_next(c, &p->channel, plan->limits->slice - plan->bytes);
+
+			if (!s)
+				return false;
+			if (gpu_plan_add_ops(plan, s)) {
+				dray_list_add(&b->slices, &s->link);
+				return false;
+			}
+			slice_open(p, s);
+		}
+		if (!gpu_plan_add(plan, &p->walk))
+			return plan->bytes > before;
+		dray_list_add(&b->slices, &p->open->link);
+		p->open = NULL;
+		p->carrier = NULL;
+	}
+	return false;
+}
+
+/* False: there is nothing to copy, or no room for it. */
+static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path *p)
+{
+	struct gpu_batch *b = dray_list_first(&g->free, struct gpu_batch, link);
+	uint32_t room = gpu_room(c, p->device, p->channel.class);
+	struct gpu_plan plan;
+	struct gpu_copy copy;
+	bool part;
+
+	if (!b || !room)
+		return false;
+	gpu_plan_init(&plan, p->kind, gpu_pieces(c, p->device, p->channel.class), room);
+	part = batch_fill(c, p, b, &plan);
+	if (!plan.n)
+		return false;
+	copy = (struct gpu_copy){ .pieces = plan.list,
+				  .engine = plan.engine,
+				  .swapped = plan.swapped,
+				  .to_base = plan.to_base,
+				  .from_base = plan.from_base,
+				  .route = plan.limits->route,
+				  .bytes = plan.bytes };
+	b->task.done = batch_done;
+	b->path = p;
+	b->bytes = plan.bytes;
+	if (gpu_submit(c, p->device, p->channel.class, &copy, plan.n, &b->task) < 0) {
+		lists_lost(b);
+		dray_list_splice(&g->over[GPU_END_LOST], &b->slices);
+		return false;
+	}
+	if (part)
+		p->carrier = b;
+	dray_list_del(&b->link);
+	dray_list_add(&p->batches, &b->link);
+	p->n_batches++;
+	p->bytes += b->bytes;
+	return true;
+}
+
+/* Its device is not there: all that waits for it ends. What is under way does so by itself. */
+static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *p)
+{
+	struct slice *s;
+
+	gpu_staged_fail(p);
+	if (p->open && p->carrier)
+		return;
+	if (p->open)
+		gpu_slice_over(g, dray_take(p->open), GPU_END_LOST);
+	while ((s = sched_next(c, &p->channel, gpu_plan_limits[p->kind].slice)))
+		gpu_slice_over(g, s, GPU_END_LOST);
+}
+
+/* A bounded piece of what it has to do. True if there is more at once. */
+static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
+{
+	uint64_t most = gpu_plan_limits[p->kind].under_way;
+	bool more = false;
+
+	if (!gpu_is_up(c, p->device))
+		path_fail(c, g, p);
+	else if (gpu_path_is_staged(p->kind))
+		more = gpu_staged_run(c, p);
+	else
+		while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
+			;
+	if (!p->open && dray_list_empty(&p->jobs) && !channel_pending(&p->channel))
+		dray_list_del(&p->link);
+	return more;
+}
+
+/* --- turns --------------------------------------------------------------------------------------- */
+
+static bool over_any(const struct gpu_transport *g)
+{
+	for (unsigned i = 0; i < GPU_END_N; i++)
+		if (!dray_list_empty(&g->over[i]))
+			return true;
+	return false;
+}
+
+static bool gpu_progress(struct core *c, void *state)
+{
+	struct gpu_transport *g = state;
+	bool any = gpu_queues_poll(c), more = false;
+
+	g->buffer_came = false;
+	/* first: it makes room, and who was told may have sent more */
+	any |= end_over(c, g, NULL);
+	for (unsigned i = 0; i < 2; i++) {
+		enum dmsg_class class = i ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY;
+
+		dray_list_for_each(&g->ready[class], p, struct gpu_path, link)
+			more |= path_run(c, g, p);
+	}
+	return any || more || over_any(g);
+}
+
+static bool batch_has(const struct gpu_batch *b, const struct xfer *x)
+{
+	dray_list_for_each(&b->slices, s, struct slice, link)
+		if (s->xfer == x)
+			return true;
+	dray_list_for_each(&b->stopped, s, struct slice, link)
+		if (s->xfer == x)
+			return true;
+	return false;
+}
+
+static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	struct gpu_transport *g = state;
+	struct gpu_path *p = path_of(x->channel);
+
+	if (p->open && p->open->xfer == x) {
+		if (p->carrier)
+			dray_list_add(&p->carrier->stopped, &p->open->link);
+		else
+			gpu_slice_over(g, p->open, GPU_END_STOPPED);
+		p->open = NULL;
+		p->carrier = NULL;
+	}
+	if (urgent)
+		dray_list_for_each(&p->batches, b, struct gpu_batch, link)
+			if (batch_has(b, x))
+				gpu_finish(c, &b->task);
+	gpu_staged_stop(c, p, x, urgent);
+	end_over(c, g, x);
+}
+
+static int64_t gpu_tick(struct core *c, void *state)
+{
+	(void)state;
+	return gpu_queues_tick(c);
+}
+
+static bool gpu_announce(struct core *c, void *state)
+{
+	struct gpu_transport *g = state;
+
+	return gpu_queues_announce(c) || g->buffer_came;
+}
+
+static void gpu_message(struct core *c, void *state, const struct transport_message *m)
+{
+	struct gpu_transport *g = state;
+	struct object *o;
+
+	switch ((enum gpu_message)m->type) {
+	case GPU_UP:
+		if (!g->batches)
+			batches_new(g);
+		if (!g->devices[m->id])
+			paths_new(g, (unsigned)m->id);
+		gpu_queues_up(c, m->arg);
+		stage_device_up(c, (unsigned)m->id);
+		peers_update(c, g);
+		break;
+	case GPU_DOWN:
+		gpu_queues_down(c, (unsigned)m->id);
+		peers_update(c, g);
+		break;
+	case GPU_PINNED:
+		o = object_get(c, OBJECT_REGION, m->id);
+		if (o)
+			o->pinned = true;
+		break;
+	case GPU_STAGING:
+		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
+		break;
+	case GPU_LISTS:
+		xfers_pinned(c, m->arg);
+		break;
+	case GPU_LOST:
+	case GPU_GONE:
+		break;
+	}
+}
+
+const struct transport_ops transport_gpu = {
+	.name = "gpu",
+	.id = DMSG_TRANSPORT_GPU,
+	.walks_ops = 32768,
+	.init = gpu_init,
+	.deinit = gpu_deinit,
+	.channel = gpu_channel,
+	.kick = gpu_kick,
+	.progress = gpu_progress,
+	.announce = gpu_announce,
+	.stop = gpu_stop,
+	.tick = gpu_tick,
+	.message = gpu_message,
+};

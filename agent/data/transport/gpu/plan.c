@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transport/gpu/plan.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "lib/cleanup.h"
+
+#define MIB (1ull << 20)
+/* Cut pieces begin where their device copies by whole lines. */
+#define CUT_ALIGN 128u
+/* Shorter slices are walked: then those between other regions can join them in a launch. */
+#define OPS_MIN 64u
+
+/*
+ * Slices: at 2,000 GB/s in a device, 400 over NVLink, 50 over PCIe, 10 by a processor. Inside a device the kernel is
+ * as fast as anything else, and a call of a copy engine costs more than it takes to copy 10 MiB; over NVLink and PCIe
+ * engines are a little faster once the call does not count, and leave the multiprocessors alone.
+ *
+ * Under way: what lasts while this worker reads and checks the next transfer, 65,536 operations in some 300 us, or
+ * wakes up; no more, since it is also how long others wait.
+ */
+const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N] = {
+	[GPU_PATH_WITHIN] = { GPU_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB },
+	[GPU_PATH_PEER] = { GPU_PEER, 32 * MIB, 384 * MIB, 8 * MIB },
+	[GPU_PATH_TO_HOST] = { GPU_TO_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_FROM_HOST] = { GPU_FROM_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_TO_HOST_STAGED] = { GPU_TO_HOST, MIB / 2, 0, UINT64_MAX },
+	[GPU_PATH_FROM_HOST_STAGED] = { GPU_FROM_HOST, MIB / 2, 0, UINT64_MAX },
+	[GPU_PATH_PEER_STAGED] = { GPU_TO_HOST, MIB, 0, UINT64_MAX },
+};
+
+static bool reaches(const uint32_t *peers, uint8_t device, uint8_t other)
+{
+	return peers[device] >> other & 1;
+}
+
+static struct gpu_path_choice between(uint8_t from, uint8_t to, const uint32_t *peers, bool staging)
+{
+	if (from == to)
+		return (struct gpu_path_choice){ GPU_PATH_WITHIN, from, from };
+	/* the destination pulls: with 16 KiB pages over NVLink 374 GB/s, where the source would push 368 */
+	if (reaches(peers, to, from))
+		return (struct gpu_path_choice){ GPU_PATH_PEER, to, from };
+	if (reaches(peers, from, to))
+		return (struct gpu_path_choice){ GPU_PATH_PEER, from, to };
+	return (struct gpu_path_choice){ staging && peers[to] ? GPU_PATH_PEER_STAGED :
+								GPU_PATH_NONE,
+					 from, to };
+}
+
+static struct gpu_path_choice with_host(uint8_t device, bool to_host, bool pinned, bool staging)
+{
+	enum gpu_path_kind direct = to_host ? GPU_PATH_TO_HOST : GPU_PATH_FROM_HOST;
+	enum gpu_path_kind staged = to_host ? GPU_PATH_TO_HOST_STAGED : GPU_PATH_FROM_HOST_STAGED;
+
+	return (struct gpu_path_choice){ pinned  ? direct :
+					 staging ? staged :
+						   GPU_PATH_NONE,
+					 device, device };
+}
+
+struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_pinned,
+				     const struct region_view *to, bool to_pinned,
+				     const uint32_t peers[GPU_DEVICES_MAX], bool staging)
+{
+	struct gpu_path_choice c = { GPU_PATH_NONE, 0, 0 };
+
+	if (from->memory == REGION_GPU && to->memory == REGION_GPU)
+		c = between(from->gpu, to->gpu, peers, staging);
+	else if (from->memory == REGION_GPU && to->memory == REGION_HOST)
+		c = with_host(from->gpu, true, to_pinned, staging);
+	else if (from->memory == REGION_HOST && to->memory == REGION_GPU)
+		c = with_host(to->gpu, false, from_pinned, staging);
+	if (c.kind != GPU_PATH_NONE && !peers[c.device])
+		c.kind = GPU_PATH_NONE;
+	return c;
+}
+
+void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piece *pieces,
+		   uint32_t max)
+{
+	*p = (struct gpu_plan){ .limits = &gpu_plan_limits[kind], .pieces = pieces, .max = max };
+}
+
+/* The piece that comes next, in equal parts; as many as there is room for. */
+static void add_cut(struct gpu_plan *p, struct local_walk *w, uint64_t bytes)
+{
+	uint64_t parts = (bytes + GPU_PIECE_MAX - 1) / GPU_PIECE_MAX;
+	uint64_t part = (bytes + parts - 1) / parts;
+
+	part = dray_min((part + CUT_ALIGN - 1) / CUT_ALIGN * CUT_ALIGN, (uint64_t)GPU_PIECE_MAX);
+	while (bytes && p->n < p->max) {
+		uint64_t n = dray_min(part, bytes);
+
+		local_walk(w, &p->pieces[p->n++], 1, n);
+		bytes -= n;
+	}
+}
+
+bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
+{
+	uint64_t left = w->left;
+	struct dray_piece next;
+
+	if (p->relative)
+		return false;
+	while (p->n < p->max) {
+		if (!p->engine)
+			p->n += local_walk_short(w, &p->pieces[p->n], p->max - p->n, GPU_PIECE_MAX,
+						 &next);
+		else
+			local_walk_peek(w, &next);
+		if (p->n == p->max || local_walk_ended(w))
+			break;
+		if (next.bytes < p->limits->engine_min && !p->engine) {
+			add_cut(p, w, next.bytes);
+			continue;
+		}
+		if (next.bytes < p->limits->engine_min || (p->n && !p->engine))
+			break;
+		p->engine = true;
+		local_walk(w, &p->pieces[p->n++], 1, UINT64_MAX);
+		if (local_walk_ended(w))
+			break;
+	}
+	p->bytes += left - w->left;
+	return local_walk_ended(w);
+}
+
+/* Where both regions begin, and which side stands first in an operation. */
+static void set_bases(struct gpu_plan *p, const struct xfer *x)
+{
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *target = (const struct region_view *)x->target->view;
+	uint64_t near = (uintptr_t)local->extents[0].base;
+	uint64_t far = (uintptr_t)target->extents[0].base + x->target_offset;
+
+	p->relative = true;
+	p->swapped = x->direction == DMSG_DIRECTION_WRITE;
+	p->to_base = p->swapped ? far : near;
+	p->from_base = p->swapped ? near : far;
+}
+
+bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
+{
+	const struct xfer *x = s->xfer;
+	struct dray_piece *pieces = &p->pieces[p->n];
+	struct xfer_op first;
+
+	_Static_assert(
+		sizeof(struct xfer_op) == sizeof(struct dray_piece) &&
+			offsetof(struct xfer_op, local) == offsetof(struct dray_piece, to) &&
+			offsetof(struct xfer_op, remote) == offsetof(struct dray_piece, from) &&
+			offsetof(struct xfer_op, length) == offsetof(struct dray_piece, bytes),
+		"an operation is a piece");
+	bool whole = x->ops_pinned && !s->from.offset && !x->cursor.offset;
+
+	if (p->n || s->n_ops < OPS_MIN || (!whole && s->n_ops > p->max) ||
+	    x->longest > GPU_PIECE_MAX ||
+	    ((const struct region_view *)x->local->view)->n_extents != 1 ||
+	    ((const struct region_view *)x->target->view)->n_extents != 1)
+		return false;
+	set_bases(p, x);
+	p->n = s->n_ops;
+	p->bytes = s->bytes;
+	if (whole) {
+		p->list = (const struct dray_piece *)(const void *)&x->ops[s->from.op];
+		return true;
+	}
+	memcpy(pieces, &x->ops[s->from.op], s->n_ops * sizeof(*pieces));
+	first = x->ops[s->from.op];
+	first.local += s->from.offset;
+	first.remote += s->from.offset;
+	first.length -= s->from.offset;
+	memcpy(pieces, &first, sizeof(first));
+	/* the last one may be cut */
+	if (x->cursor.offset)
+		pieces[s->n_ops - 1].bytes = x->cursor.offset;
+	return true;
+}

@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies in a queue end in the order in which they were handed over, so a queue's tasks are a list, and the pinned room for
+ * their pieces is a ring: each task gives back its stretch when it is taken off. A stretch is contiguous; what is
+ * left unused at the ring's end belongs to the task behind it.
+ *
+ * Completion is a word in memory, looked at once a turn. A worker that may poll does so while a queue is about to run
+ * dry, by what its copies should take. One that sleeps is woken by the plug-in once all of a queue is done; where
+ * several copies are under way it sleeps for a short time instead, so that the queue is filled up before it runs dry.
+ */
+#include "agent/data/transport/gpu/queue.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+#include "lib/patience.h"
+
+/* Copies of one queue that may be under way: drivers make a caller wait from about a thousand on. */
+#define COPIES_MAX 64
+/* A device is asked whether it is well when a copy has taken so long, and that often. */
+#define CHECK_NS ((int64_t)DRAY_NS_PER_MS)
+/* How soon a queue of several copies is looked at again. */
+#define LOOK_NS 50000
+/*
+ * A queue that should be empty so soon is polled: to sleep and to wake up take as long as that. Not one from which
+ * nothing has come for longer: others have the device, and it may take any time.
+ */
+#define POLL_NS 200000
+#define POLL_VAIN_NS (2 * POLL_NS)
+/* What a copy takes beside its bytes. */
+#define LAUNCH_NS 8000
+#define FINISH_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
+/* Looks at a queue that is waited for before the processor is given away. */
+#define FINISH_LOOKS 4096
+
+struct lane {
+	struct gpu_queue *queue;
+	struct dray_piece *pieces;
+	uint32_t n_pieces, head, used; /* of the ring */
+	struct dray_list tasks;        /* oldest first */
+	unsigned n_tasks;
+	uint64_t submitted; /* number of the last copy */
+	uint64_t announced; /* the plug-in tells when that one is done */
+	int64_t since_ns;   /* last sign of life, while there are tasks */
+	int64_t empty_ns;   /* when all of them should be done */
+	bool by_host;       /* the last goes over the bus of the host, which is slow */
+};
+
+struct port {
+	const struct gpu_queues *given; /* NULL: not up */
+	bool lost, going;
+	struct lane lanes[2]; /* by class */
+};
+
+struct gpu_worker {
+	struct port ports[GPU_DEVICES_MAX];
+	uint32_t given;         /* a bit for each that is */
+	unsigned n_tasks;       /* of all */
+	_Atomic unsigned armed; /* callbacks of the plug-in that are to come */
+	int wake_fd;
+	struct loop_source source;
+};
+
+static struct lane *lane_of(const struct core *c, unsigned device, enum dmsg_class class)
+{
+	return &c->gpu->ports[device].lanes[class];
+}
+
+static bool port_is_up(const struct port *p)
+{
+	return p->given && !p->lost && !p->going;
+}
+
+bool gpu_is_up(const struct core *c, unsigned device)
+{
+	return c->gpu && port_is_up(&c->gpu->ports[device]);
+}
+
+uint32_t gpu_queues_peers(const struct core *c, unsigned device)
+{
+	const struct port *p = &c->gpu->ports[device];
+
+	return port_is_up(p) ? p->given->peers | 1u << device : 0;
+}
+
+/* --- begin and end ------------------------------------------------------------------------------- */
+
+/* The tasks themselves are looked at in every turn. */
+static void woken(struct loop_source *source, uint32_t events)
+{
+	uint64_t n;
+
+	(void)events;
+	if (read(source->fd, &n, sizeof(n)) < 0)
+		return;
+}
+
+int gpu_queues_init(struct core *c)
+{
+	struct gpu_worker *g = calloc(1, sizeof(*g));
+	int ret;
+
+	if (!g)
+		return -ENOMEM;
+	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
+		for (unsigned k = 0; k < 2; k++)
+			dray_list_init(&g->ports[i].lanes[k].tasks);
+	g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ret = g->wake_fd < 0 ? -errno : loop_add(&c->loop, &g->source, g->wake_fd, EPOLLIN, woken);
+	if (ret < 0) {
+		dray_close(g->wake_fd);
+		free(g);
+		return ret;
+	}
+	c->gpu = g;
+	return 0;
+}
+
+void gpu_queues_deinit(struct core *c)
+{
+	struct gpu_worker *g = c->gpu;
+	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
+
+	if (!g)
+		return;
+	while (atomic_load_explicit(&g->armed, memory_order_acquire)) {
+		/* whoever will still write must find the descriptor and the counter */
+		if (dray_patience_ends(&patience, dray_now().ns))
+			return;
+		sched_yield();
+	}
+	loop_del(&c->loop, &g->source);
+	dray_close(g->wake_fd);
+	free(g);
+	c->gpu = NULL;
+}
+
+static void tell(struct core *c, enum gpu_message type, unsigned device)
+{
+	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_GPU,
+							       .type = type,
+							       .id = device });
+}
+
+void gpu_queues_up(struct core *c, const struct gpu_queues *q)
+{
+	struct port *p = &c->gpu->ports[q->device];
+
+	dray_assert(!p->given);
+	p->given = q;
+	p->lost = p->going = false;
+	c->gpu->given |= 1u << q->device;
+	for (unsigned k = 0; k < 2; k++) {
+		struct lane *l = &p->lanes[k];
+
+		l->queue = q->queue[k];
+		l->pieces = q->pieces[k];
+		l->n_pieces = q->n_pieces;
+		l->head = l->used = 0;
+		l->submitted = l->announced =
+			atomic_load_explicit(l->queue->done, memory_order_acquire);
+	}
+}
+
+/* Nobody uses what was given any more. Whoever is told of a task's end may end others, and have come here first. */
+static void port_leave(struct core *c, unsigned device)
+{
+	struct port *p = &c->gpu->ports[device];
+
+	if (!p->given || !p->going || p->lanes[0].n_tasks || p->lanes[1].n_tasks)
+		return;
+	p->given = NULL;
+	c->gpu->given &= ~(1u << device);
+	tell(c, GPU_GONE, device);
+}
+
+void gpu_queues_down(struct core *c, unsigned device)
+{
+	c->gpu->ports[device].going = true;
+	port_leave(c, device);
+}
+
+static void port_lost(struct core *c, unsigned device)
+{
+	struct port *p = &c->gpu->ports[device];
+
+	if (p->lost)
+		return;
+	p->lost = true;
+	tell(c, GPU_LOST, device);
+	/* both queues: the plug-in lets go who waited for one, and waits a little for what is under way there */
+	for (unsigned k = 0; k < 2; k++)
+		p->given->ops->check(p->lanes[k].queue);
+}
+
+int gpu_flush_rdma(struct core *c, unsigned device)
+{
+	const struct gpu_queues *q;
+	int ret;
+
+	if (!gpu_is_up(c, device))
+		return -EIO;
+	q = c->gpu->ports[device].given;
+	ret = q->rdma_ordered ? 0 : q->ops->flush_rdma(q->plugin, device);
+	if (ret >= 0 || ret == -EOPNOTSUPP)
+		return 0;
+	port_lost(c, device);
+	return -EIO;
+}
+
+/* --- room and submission ------------------------------------------------------------------------- */
+
+/* The stretch that a copy's pieces go to: how many, and so many at the ring's end are skipped. */
+static uint32_t room(const struct lane *l, uint32_t *ret_skip)
+{
+	uint32_t behind, tail;
+
+	*ret_skip = 0;
+	if (l->n_tasks == COPIES_MAX)
+		return 0;
+	if (!l->used) {
+		*ret_skip = l->n_pieces - l->head;
+		return l->n_pieces;
+	}
+	tail = l->head >= l->used ? l->head - l->used : l->head + l->n_pieces - l->used;
+	if (l->head <= tail)
+		return tail - l->head;
+	behind = l->n_pieces - l->head;
+	if (behind >= tail || behind >= l->n_pieces / 8)
+		return behind;
+	*ret_skip = behind;
+	return tail;
+}
+
+uint32_t gpu_room(const struct core *c, unsigned device, enum dmsg_class class)
+{
+	uint32_t skip;
+
+	return gpu_is_up(c, device) ? room(lane_of(c, device, class), &skip) : 0;
+}
+
+struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class class)
+{
+	struct lane *l = lane_of(c, device, class);
+	uint32_t skip;
+
+	room(l, &skip);
+	return &l->pieces[skip ? 0 : l->head];
+}
+
+/* How long a copy takes where nobody else uses the device: roughly, and rather too short. */
+static int64_t duration(const struct gpu_copy *copy)
+{
+	static const uint32_t bytes_a_ns[GPU_ROUTE_N] = {
+		[GPU_WITHIN] = 2000, [GPU_PEER] = 400, [GPU_TO_HOST] = 55, [GPU_FROM_HOST] = 55
+	};
+
+	return LAUNCH_NS + (int64_t)(copy->bytes / bytes_a_ns[copy->route]);
+}
+
+int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gpu_copy *copy,
+	       uint32_t n, struct gpu_task *t)
+{
+	struct lane *l = lane_of(c, device, class);
+	struct port *p = &c->gpu->ports[device];
+	uint32_t skip, at;
+	bool own;
+
+	if (!gpu_is_up(c, device))
+		return -EIO;
+	copy->n = n;
+	own = copy->pieces;
+	if (room(l, &skip) < (own ? 1 : n))
+		return -EAGAIN;
+	at = skip ? 0 : l->head;
+	if (!own)
+		copy->pieces = &l->pieces[at];
+	if (p->given->ops->submit(l->queue, copy) < 0) {
+		port_lost(c, device);
+		return -EIO;
+	}
+	t->n_pieces = 0;
+	if (!own) {
+		/* with nothing under way what is skipped was free already */
+		t->n_pieces = n + (l->used ? skip : 0);
+		l->used += t->n_pieces;
+		l->head = at + n == l->n_pieces ? 0 : at + n;
+	}
+	t->device = (uint8_t)device;
+	t->class = (uint8_t) class;
+	t->number = ++l->submitted;
+	if (!l->n_tasks++)
+		l->since_ns = l->empty_ns = c->now_ns;
+	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
+	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
+	c->gpu->n_tasks++;
+	dray_list_init(&t->link);
+	dray_list_add(&l->tasks, &t->link);
+	core_count(c->counters, DRAY_METRIC_GPU_LAUNCHES_TOTAL, 1);
+	return 0;
+}
+
+/* --- ends ---------------------------------------------------------------------------------------- */
+
+static bool is_done(const struct lane *l, const struct gpu_task *t)
+{
+	/* acquire: every byte of it is in place */
+	return atomic_load_explicit(l->queue->done, memory_order_acquire) >= t->number;
+}
+
+/* Takes it off and tells whose it is. Pieces go back in order: those of one in the middle go with the one before. */
+static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_t code)
+{
+	if (l->tasks.next == &t->link)
+		l->used -= t->n_pieces;
+	else
+		dray_list_entry(t->link.prev, struct gpu_task, link)->n_pieces += t->n_pieces;
+	dray_list_del(&t->link);
+	l->n_tasks--;
+	c->gpu->n_tasks--;
+	t->done(c, t, code);
+}
+
+static bool lane_poll(struct core *c, struct lane *l, bool lost)
+{
+	struct gpu_task *t;
+	bool any = false;
+
+	while ((t = dray_list_first(&l->tasks, struct gpu_task, link))) {
+		bool done = is_done(l, t);
+
+		if (!done && !lost)
+			break;
+		l->since_ns = c->now_ns;
+		any = true;
+		task_end(c, l, t, done ? 0 : DRAY_E_GPU_LOST);
+	}
+	return any;
+}
+
+static bool port_poll(struct core *c, unsigned device)
+{
+	struct port *p = &c->gpu->ports[device];
+	bool any = false;
+
+	if (p->lanes[DMSG_CLASS_LATENCY].n_tasks)
+		any = lane_poll(c, &p->lanes[DMSG_CLASS_LATENCY], p->lost);
+	if (p->lanes[DMSG_CLASS_BULK].n_tasks)
+		any |= lane_poll(c, &p->lanes[DMSG_CLASS_BULK], p->lost);
+	if (any && p->going)
+		port_leave(c, device);
+	return any;
+}
+
+bool gpu_queues_poll(struct core *c)
+{
+	bool any = false;
+
+	if (!c->gpu->n_tasks)
+		return false;
+	for (uint32_t left = c->gpu->given; left; left &= left - 1)
+		any |= port_poll(c, (unsigned)__builtin_ctz(left));
+	return any;
+}
+
+/* Asks the device of a queue in which nothing has ended for long. */
+static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
+{
+	const struct port *p = &c->gpu->ports[device];
+	int64_t poll_ns;
+
+	if (!l->n_tasks)
+		return INT64_MAX;
+	if (p->lost)
+		return c->now_ns;
+	if (c->now_ns - l->since_ns >= CHECK_NS) {
+		l->since_ns = c->now_ns;
+		if (p->given->ops->check(l->queue) < 0) {
+			port_lost(c, device);
+			return c->now_ns;
+		}
+	}
+	poll_ns = l->empty_ns - POLL_NS;
+	/* from then on, for a while; where what is under way takes long, looking now and then keeps the device busy */
+	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS ||
+	    (l->by_host && l->n_tasks > 1))
+		poll_ns = INT64_MAX;
+	poll_ns = dray_max(poll_ns, c->now_ns);
+	return dray_min(poll_ns, l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);
+}
+
+int64_t gpu_queues_tick(struct core *c)
+{
+	int64_t next = INT64_MAX;
+
+	if (!c->gpu->n_tasks)
+		return next;
+	for (uint32_t left = c->gpu->given; left; left &= left - 1) {
+		unsigned device = (unsigned)__builtin_ctz(left);
+
+		for (unsigned k = 0; k < 2; k++)
+			next = dray_min(next,
+					lane_tick(c, device, &c->gpu->ports[device].lanes[k]));
+	}
+	return next;
+}
+
+/* On a thread of the plug-in. */
+static void wake(void *arg)
+{
+	struct gpu_worker *g = arg;
+	uint64_t one = 1;
+
+	/* a full counter means that the worker is woken already */
+	if (write(g->wake_fd, &one, sizeof(one)) < 0)
+		one = 0;
+	/* release: the last look at g */
+	atomic_fetch_sub_explicit(&g->armed, 1, memory_order_release);
+}
+
+static bool lane_announce(struct core *c, unsigned device, struct lane *l)
+{
+	struct gpu_worker *g = c->gpu;
+	const struct gpu_task *first = dray_list_first(&l->tasks, struct gpu_task, link);
+	const struct port *p = &g->ports[device];
+	int ret;
+
+	if (!first)
+		return false;
+	if (p->lost || is_done(l, first))
+		return true;
+	/* several: the worker sleeps for LOOK_NS */
+	if (l->n_tasks > 1 || l->announced == l->submitted)
+		return false;
+	atomic_fetch_add_explicit(&g->armed, 1, memory_order_relaxed);
+	ret = p->given->ops->notify(l->queue, wake, g);
+	if (ret < 0)
+		atomic_fetch_sub_explicit(&g->armed, 1, memory_order_relaxed);
+	/* earlier ones have not come yet: the next look is the tick's */
+	if (ret == -EAGAIN)
+		return false;
+	if (ret < 0) {
+		port_lost(c, device);
+		return true;
+	}
+	l->announced = l->submitted;
+	return false;
+}
+
+bool gpu_queues_announce(struct core *c)
+{
+	bool work = false;
+
+	if (!c->gpu->n_tasks)
+		return false;
+	for (uint32_t left = c->gpu->given; left; left &= left - 1) {
+		unsigned device = (unsigned)__builtin_ctz(left);
+
+		for (unsigned k = 0; k < 2; k++)
+			work |= lane_announce(c, device, &c->gpu->ports[device].lanes[k]);
+	}
+	return work;
+}
+
+/* True: its bytes are in place; false: its device is lost, or counts as lost, since it does not get on. */
+static bool wait_for(struct core *c, struct port *p, struct lane *l, const struct gpu_task *t)
+{
+	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
+
+	for (unsigned looks = 0; !is_done(l, t); looks++) {
+		int64_t now_ns;
+
+		if (p->lost)
+			return false;
+		if (looks < FINISH_LOOKS) {
+			dray_cpu_relax();
+			continue;
+		}
+		sched_yield();
+		now_ns = dray_now().ns;
+		if (now_ns - patience.looked_ns < CHECK_NS)
+			continue;
+		if (dray_patience_ends(&patience, now_ns) || p->given->ops->check(l->queue) < 0)
+			port_lost(c, t->device);
+	}
+	return true;
+}
+
+void gpu_finish(struct core *c, struct gpu_task *t)
+{
+	struct port *p = &c->gpu->ports[t->device];
+	struct lane *l = &p->lanes[t->class];
+
+	task_end(c, l, t, wait_for(c, p, l, t) ? 0 : DRAY_E_GPU_LOST);
+	port_leave(c, (unsigned)(p - c->gpu->ports));
+}

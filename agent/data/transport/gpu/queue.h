@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A worker's queues of GPUs, for transport gpu: what the control thread gave, and what is under way. Worker thread only. */
+#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_QUEUE_H
+#define DRAY_AGENT_DATA_TRANSPORT_GPU_QUEUE_H
+
+#include "agent/data/transport/gpu/gpu.h"
+
+/* Makes c->gpu. 0 or -errno. */
+int gpu_queues_init(struct core *c);
+/* Waits for callbacks of the plug-in that would still write to a descriptor of ours; a second at most. */
+void gpu_queues_deinit(struct core *c);
+
+void gpu_queues_up(struct core *c, const struct gpu_queues *q);
+/* What is under way ends, then GPU_GONE is said; possibly inside the call. */
+void gpu_queues_down(struct core *c, unsigned device);
+
+/* Ends tasks whose copies are done or lost. True if there were any. */
+bool gpu_queues_poll(struct core *c);
+/* When to poll again at the latest, ns. Asks devices that take long whether they are well. */
+int64_t gpu_queues_tick(struct core *c);
+/* The worker will be woken when copies are done. True: some are, or are lost. */
+bool gpu_queues_announce(struct core *c);
+
+/* Devices that this one reaches directly, itself too; 0: it is not up. */
+uint32_t gpu_queues_peers(const struct core *c, unsigned device);
+
+#endif

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Staged paths of transport gpu: between GPU memory and host memory that no device reaches, and between GPUs that do not
+ * reach each other. Each slice is a job of two steps, into a buffer of pinned memory and out of it; the step at
+ * host memory is this worker's, under a guard, the others are copies of a queue. Jobs overlap.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "lib/fault.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transport/gpu/internal.h"
+#include "lib/cleanup.h"
+
+#define JOBS 64
+/* Jobs of one path that may be under way. */
+#define PATH_JOBS 8
+/* Bytes that the worker copies itself in one turn and path. */
+#define TURN_BYTES (1u << 20)
+/* Pieces that are copied under one guard. */
+#define PIECES 128
+
+int gpu_staged_init(struct gpu_transport *g)
+{
+	g->jobs = calloc(JOBS, sizeof(*g->jobs));
+	if (!g->jobs)
+		return -ENOMEM;
+	for (unsigned i = 0; i < JOBS; i++)
+		dray_list_add(&g->free_jobs, &g->jobs[i].link);
+	return 0;
+}
+
+void gpu_staged_deinit(struct gpu_transport *g)
+{
+	free(g->jobs);
+}
+
+static void job_end(struct gpu_job *j, enum gpu_end end)
+{
+	struct gpu_transport *g = j->path->owner;
+
+	dray_list_add(&g->over[end], &j->slice->link);
+	j->slice = NULL;
+	dray_list_del(&j->link);
+	dray_list_add_front(&g->free_jobs, &j->link);
+}
+
+static void step_begin(struct gpu_job *j, bool second)
+{
+	j->second = second;
+	j->at = 0;
+	local_walk_slice(&j->walk, j->slice);
+}
+
+/* The piece with the buffer in place of the side that this step does not touch. */
+static struct dray_piece through(struct gpu_job *j, const struct dray_piece *p)
+{
+	uint8_t *buffer = j->slice->staged->base + j->at;
+
+	j->at += p->bytes;
+	return j->second ? (struct dray_piece){ p->to, buffer, p->bytes } :
+			   (struct dray_piece){ buffer, p->from, p->bytes };
+}
+
+/* --- steps --------------------------------------------------------------------------------------- */
+
+static bool step_is_ours(const struct gpu_job *j)
+{
+	enum gpu_path_kind kind = j->path->kind;
+
+	return j->second ? kind == GPU_PATH_TO_HOST_STAGED : kind == GPU_PATH_FROM_HOST_STAGED;
+}
+
+/* False: the memory is not there. */
+static bool copy_ours(struct gpu_job *j)
+{
+	struct dray_piece pieces[PIECES];
+	const void *address;
+	unsigned n;
+
+	while ((n = local_walk(&j->walk, pieces, PIECES, UINT64_MAX))) {
+		for (unsigned i = 0; i < n; i++)
+			pieces[i] = through(j, &pieces[i]);
+		if (fault_copy_pieces(pieces, n, false, &address) < 0)
+			return false;
+	}
+	return true;
+}
+
+static unsigned step_device(const struct gpu_job *j)
+{
+	const struct xfer *x = j->slice->xfer;
+	const struct object *to = x->direction == DMSG_DIRECTION_WRITE ? x->target : x->local;
+
+	return j->second && j->path->kind == GPU_PATH_PEER_STAGED ?
+		       ((const struct region_view *)to->view)->gpu :
+		       j->path->device;
+}
+
+static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
+{
+	struct gpu_job *j = dray_container_of(t, struct gpu_job, task);
+
+	(void)c;
+	j->busy = false;
+	j->code = code;
+	if (code)
+		stage_lose(j->slice->staged, t->device);
+	gpu_path_ready(j->path);
+}
+
+/* Hands over as much of the step as there is room for. 0, -EAGAIN: there is none; -EIO. */
+static int copy_submit(struct core *c, struct gpu_job *j)
+{
+	enum dmsg_class class = j->path->channel.class;
+	unsigned device = step_device(j);
+	struct gpu_copy copy = { .route = j->second ? GPU_FROM_HOST : GPU_TO_HOST };
+	uint32_t room = gpu_room(c, device, class);
+	struct dray_piece *pieces;
+	uint32_t n;
+	int ret;
+
+	if (!gpu_is_up(c, device))
+		return -EIO;
+	if (!room)
+		return -EAGAIN;
+	pieces = gpu_pieces(c, device, class);
+	copy.bytes = j->walk.left;
+	n = local_walk(&j->walk, pieces, room, GPU_PIECE_MAX);
+	copy.bytes -= j->walk.left;
+	for (uint32_t i = 0; i < n; i++)
+		pieces[i] = through(j, &pieces[i]);
+	j->task.done = copy_done;
+	ret = gpu_submit(c, device, class, &copy, n, &j->task);
+	j->busy = ret >= 0;
+	return ret;
+}
+
+/* As far as it gets. True: the worker may go on with others; false: it has copied enough, and this one is not through. */
+static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
+{
+	while (!j->busy) {
+		if (j->code || !slice_wanted(j->slice)) {
+			job_end(j, j->code ? GPU_END_LOST : GPU_END_STOPPED);
+			return true;
+		}
+		if (local_walk_ended(&j->walk)) {
+			if (j->second) {
+				core_count(c->counters, DRAY_METRIC_GPU_STAGED_BYTES_TOTAL,
+					   j->slice->bytes);
+				job_end(j, GPU_END_OK);
+				return true;
+			}
+			step_begin(j, true);
+		}
+		if (step_is_ours(j)) {
+			if (!*budget)
+				return false;
+			*budget -= dray_min(*budget, j->slice->bytes);
+			if (!copy_ours(j)) {
+				job_end(j, GPU_END_FAULT);
+				return true;
+			}
+			continue;
+		}
+		switch (copy_submit(c, j)) {
+		case 0:
+			break;
+		case -EAGAIN:
+			return true;
+		default:
+			job_end(j, GPU_END_LOST);
+			return true;
+		}
+	}
+	return true;
+}
+
+/* --- paths --------------------------------------------------------------------------------------- */
+
+/* The next slice, with a buffer. NULL: there is none, or none is free. */
+static struct gpu_job *job_new(struct core *c, struct gpu_path *p)
+{
+	struct gpu_job *j = dray_list_first(&p->owner->free_jobs, struct gpu_job, link);
+	enum dmsg_class class = p->channel.class;
+	struct stage_buffer *b;
+	struct slice *s;
+
+	if (!j || !channel_pending(&p->channel))
+		return NULL;
+	b = stage_get(c, STAGE_OWN, class, NULL);
+	if (!b) {
+		stage_wait(c, &p->waiter, STAGE_OWN, class);
+		return NULL;
+	}
+	s = sched_next(c, &p->channel, dray_min(gpu_plan_limits[p->kind].slice, stage_unit(c)));
+	if (!s) {
+		stage_put(c, b);
+		return NULL;
+	}
+	s->staged = b;
+	dray_list_del(&j->link);
+	dray_list_add(&p->jobs, &j->link);
+	j->path = p;
+	j->slice = s;
+	j->busy = false;
+	j->code = 0;
+	step_begin(j, false);
+	return j;
+}
+
+bool gpu_staged_run(struct core *c, struct gpu_path *p)
+{
+	uint64_t budget = TURN_BYTES;
+	struct gpu_job *j;
+	unsigned n = 0;
+
+	dray_list_for_each(&p->jobs, it, struct gpu_job, link)
+		if (!job_run(c, it, &budget))
+			return true;
+	dray_list_for_each(&p->jobs, it, struct gpu_job, link)
+		n++;
+	for (; n < PATH_JOBS && budget && (j = job_new(c, p)); n++)
+		if (!job_run(c, j, &budget))
+			return true;
+	return !budget;
+}
+
+void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent)
+{
+	dray_list_for_each(&p->jobs, j, struct gpu_job, link) {
+		if (j->slice->xfer != x)
+			continue;
+		if (j->busy && urgent)
+			gpu_finish(c, &j->task);
+		if (!j->busy)
+			job_end(j, GPU_END_STOPPED);
+	}
+}
+
+void gpu_staged_fail(struct gpu_path *p)
+{
+	dray_list_for_each(&p->jobs, j, struct gpu_job, link)
+		if (!j->busy)
+			job_end(j, GPU_END_LOST);
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport `local`: both regions belong to sessions of this agent; the worker of the session that asks
+ * copies. A slice is copied whole within one call, unless its transfer is large and there are other
+ * workers: then it is lent out (crew.h), copied by whoever comes first, and ended in a later turn.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "lib/fault.h"
+#include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transfer/crew.h"
+#include "agent/data/transport/local/walk.h"
+#include "agent/data/transfer/transport.h"
+#include "lib/cleanup.h"
+
+/*
+ * Work of one turn, in bytes; a segment counts as SEGMENT_COST. Bounds how long rings, sockets and what is urgent wait: some
+ * tens of microseconds.
+ */
+#define TURN_COST (256u << 10)
+/* What is lent out is cut anew, so that many have something to do. */
+#define SLICE_LENT (1u << 20)
+#define SEGMENT_COST 512
+/*
+ * From so many bytes of a transfer on, its larger pieces pass by the caches (the share of a processor's
+ * last-level cache that one copy can hope to find again is smaller on every server), and waking others for it
+ * is worth while.
+ */
+#define LARGE (8u << 20)
+/* Pieces that are copied under one guard. */
+#define PIECES 128
+#define GONE "memory of a region is not there any more"
+
+struct lent {
+	struct slice *slice;
+	struct crew_job *job;
+};
+
+struct local {
+	struct channel channels[2];  /* by class */
+	struct lent lent[CREW_JOBS]; /* oldest first */
+	unsigned n_lent;
+	dray_handle woken;     /* the last transfer that others were woken for */
+	bool slept;            /* since it was last seen awake */
+	bool member, assisted; /* it is among the helpers; it has helped since the last turn */
+};
+
+static int local_init(struct core *c, void **ret_state)
+{
+	struct local *l = calloc(1, sizeof(*l));
+
+	(void)c;
+	if (!l)
+		return -ENOMEM;
+	channel_init(&l->channels[DMSG_CLASS_BULK], &transport_local, DMSG_CLASS_BULK, NULL);
+	channel_init(&l->channels[DMSG_CLASS_LATENCY], &transport_local, DMSG_CLASS_LATENCY, NULL);
+	*ret_state = l;
+	return 0;
+}
+
+static void local_deinit(struct core *c, void *state)
+{
+	struct local *l = state;
+
+	(void)c;
+	channel_deinit(&l->channels[DMSG_CLASS_BULK]);
+	channel_deinit(&l->channels[DMSG_CLASS_LATENCY]);
+	free(l);
+}
+
+static bool both_mapped(const struct xfer *x)
+{
+	return ((const struct region_view *)x->local->view)->memory == REGION_HOST &&
+	       ((const struct region_view *)x->target->view)->memory == REGION_HOST;
+}
+
+static struct channel *local_channel(struct core *c, void *state, const struct xfer *x)
+{
+	struct local *l = state;
+
+	(void)c;
+	return x->target && both_mapped(x) ? &l->channels[x->class] : NULL;
+}
+
+/* progress() looks at the channels itself */
+static void local_kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	(void)state;
+	(void)ch;
+}
+
+/* --- ends of slices ------------------------------------------------------------------------------ */
+
+/* One of the two sides is gone: its session is ended, and nobody else's. */
+static void blame(struct core *c, const struct xfer *x, const void *address)
+{
+	const struct object *o = local_walk_is_near(x, address) ? x->local : x->target;
+
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, o->view->session);
+}
+
+static void fail(struct core *c, struct slice *s, const void *address)
+{
+	blame(c, s->xfer, address);
+	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
+}
+
+static void succeed(struct core *c, struct slice *s)
+{
+	core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, s->bytes);
+	xfer_slice_done(c, s, 0, NULL);
+}
+
+/* NULL, or the address that could not be reached. */
+static const void *copy_all(struct local_walk *walk, bool stream)
+{
+	struct dray_piece pieces[PIECES];
+	const void *address = NULL;
+	unsigned n;
+
+	while ((n = local_walk(walk, pieces, PIECES, UINT64_MAX)))
+		if (fault_copy_pieces(pieces, n, stream, &address) < 0)
+			return address;
+	return NULL;
+}
+
+static void copy_alone(struct core *c, struct slice *s)
+{
+	struct local_walk walk;
+	const void *address;
+
+	local_walk_slice(&walk, s);
+	address = copy_all(&walk, s->xfer->bytes >= LARGE);
+	if (address)
+		fail(c, s, address);
+	else
+		succeed(c, s);
+}
+
+static bool local_at_once(struct core *c, void *state, struct xfer *x)
+{
+	struct local_walk walk;
+	const void *address;
+
+	(void)state;
+	if (!x->target || !both_mapped(x))
+		return false;
+	local_walk_init(&walk, x, (struct xfer_cursor){ 0 }, x->bytes);
+	address = copy_all(&walk, false);
+	if (address) {
+		blame(c, x, address);
+		x->code = DRAY_E_REGION_FAULT;
+		x->detail = GONE;
+	} else {
+		core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, x->bytes);
+	}
+	return true;
+}
+
+/* --- slices that are lent out -------------------------------------------------------------------- */
+
+/* False: it is not one to lend. */
+static bool lend(struct core *c, struct local *l, struct slice *s)
+{
+	struct xfer *x = s->xfer;
+	struct local_walk walk;
+	struct crew_job *job;
+	int node;
+
+	if (x->bytes < LARGE)
+		return false;
+	job = crew_job(c->crew, c->index);
+	local_walk_slice(&walk, s);
+	if (!job || !local_walk_lend(&walk, job, true))
+		return false;
+	node = local_walk_node(s);
+	crew_publish(c->crew, c->index, job, node);
+	l->lent[l->n_lent++] = (struct lent){ s, job };
+	if (l->woken != x->handle) {
+		l->woken = x->handle;
+		crew_wake(c->crew, c->index, job, (unsigned)dray_min(x->bytes / CREW_TASK, 64ull));
+	}
+	return true;
+}
+
+/* Takes it off the list, before anything is told of its end: that may stop others. */
+static struct slice *take_back(struct local *l, unsigned i)
+{
+	struct slice *s = l->lent[i].slice;
+
+	crew_job_put(l->lent[i].job);
+	l->n_lent--;
+	for (; i < l->n_lent; i++)
+		l->lent[i] = l->lent[i + 1];
+	return s;
+}
+
+/* Ends those that are over. */
+static void reap(struct core *c, struct local *l)
+{
+	const void *fault = NULL;
+
+	for (unsigned i = 0; i < l->n_lent;) {
+		struct slice *s;
+
+		if (!crew_job_over(l->lent[i].job, &fault)) {
+			i++;
+			continue;
+		}
+		s = take_back(l, i);
+		if (fault)
+			fail(c, s, fault);
+		else
+			succeed(c, s);
+		i = 0;
+	}
+}
+
+/* One task of what is lent, the oldest first. Bytes; 0: others have all of them in hand. */
+static uint64_t copy_lent(struct local *l)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < l->n_lent; i++)
+		if (crew_work(l->lent[i].job, &bytes))
+			break;
+	return bytes;
+}
+
+/* Helpers have at most one task each in hand, which is waited for: then nobody looks at the memory any more. */
+static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	struct local *l = state;
+
+	(void)urgent;
+	for (unsigned i = 0; i < l->n_lent;) {
+		if (l->lent[i].slice->xfer != x) {
+			i++;
+			continue;
+		}
+		crew_drain(l->lent[i].job);
+		xfer_slice_done(c, take_back(l, i), x->code, NULL);
+		i = 0;
+	}
+	if (c->crew)
+		crew_rest(c->crew, c->index);
+}
+
+/* --- turns --------------------------------------------------------------------------------------- */
+
+static bool channel_run(struct core *c, struct channel *ch)
+{
+	uint64_t cost = 0;
+	struct slice *s;
+
+	while (cost < TURN_COST && (s = sched_next(c, ch, TURN_COST))) {
+		cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
+		copy_alone(c, s);
+	}
+	return channel_pending(ch);
+}
+
+/*
+ * The same with others to help: as much as possible is out while this worker copies, so that neither they nor it find
+ * nothing to do at the end of a slice.
+ */
+static bool channel_run_lending(struct core *c, struct local *l, struct channel *ch)
+{
+	uint64_t cost = 0;
+
+	while (cost < TURN_COST) {
+		struct slice *s = l->n_lent < CREW_JOBS ? sched_next(c, ch, SLICE_LENT) : NULL;
+		uint64_t copied;
+
+		if (s && lend(c, l, s))
+			continue;
+		if (s) {
+			cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
+			copy_alone(c, s);
+			continue;
+		}
+		copied = copy_lent(l);
+		if (!copied)
+			break;
+		cost += copied;
+		reap(c, l);
+	}
+	reap(c, l);
+	if (!l->n_lent)
+		crew_rest(c->crew, c->index);
+	else if (!cost)
+		sched_yield(); /* whoever has the last tasks in hand may wait for this CPU */
+	return l->n_lent || channel_pending(ch);
+}
+
+static bool local_progress(struct core *c, void *state)
+{
+	struct local *l = state;
+	struct channel *bulk = &l->channels[DMSG_CLASS_BULK];
+	bool more = false;
+
+	if (c->crew) {
+		if (l->slept)
+			crew_awake(c->crew, c->index);
+		l->slept = false;
+		if (l->member && !l->assisted)
+			crew_leave(c->crew, &l->member);
+		l->assisted = false;
+	}
+	if (channel_pending(&l->channels[DMSG_CLASS_LATENCY]))
+		more = channel_run(c, &l->channels[DMSG_CLASS_LATENCY]);
+	if (l->n_lent || (c->crew && channel_pending(bulk)))
+		more |= channel_run_lending(c, l, bulk);
+	else if (channel_pending(bulk))
+		more |= channel_run(c, bulk);
+	return more;
+}
+
+static bool local_assist(struct core *c, void *state)
+{
+	struct local *l = state;
+	enum crew_help did;
+	uint64_t bytes;
+
+	if (!c->crew)
+		return false;
+	did = crew_help(c->crew, c->index, &l->member, &bytes);
+	l->assisted = true;
+	if (did == CREW_HELPED)
+		core_count(c->counters, DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL, bytes);
+	else if (did == CREW_STAY)
+		sched_yield(); /* the worker that lends may wait for this CPU */
+	return did != CREW_NOTHING;
+}
+
+static bool local_announce(struct core *c, void *state)
+{
+	struct local *l = state;
+
+	if (!c->crew)
+		return false;
+	crew_leave(c->crew, &l->member);
+	l->slept = true;
+	return crew_sleep(c->crew, c->index);
+}
+
+const struct transport_ops transport_local = {
+	.name = "local",
+	.id = DMSG_TRANSPORT_LOCAL,
+	.walks_ops = 1024,
+	.init = local_init,
+	.deinit = local_deinit,
+	.channel = local_channel,
+	.at_once = local_at_once,
+	.kick = local_kick,
+	.progress = local_progress,
+	.assist = local_assist,
+	.announce = local_announce,
+	.stop = local_stop,
+};

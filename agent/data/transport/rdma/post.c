@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From slices to work requests on queue pairs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/fault.h"
+#include "agent/data/transport/rdma/rdma.h"
+
+int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
+{
+	struct rdma_channel *ch = &peer->channels[qp->class];
+	struct rdma_post *p = calloc(1, sizeof(*p));
+	uint32_t entries = 1;
+
+	if (!p)
+		return -ENOMEM;
+	while (entries < qp->depth)
+		entries *= 2;
+	p->q = calloc(entries, sizeof(*p->q));
+	if (!p->q || dray_handles_add(&peer->rdma->posts, p, &p->handle) < 0) {
+		free(p->q);
+		free(p);
+		return -ENOMEM;
+	}
+	p->qp = *qp;
+	p->rdma = peer->rdma;
+	p->peer = peer;
+	p->ch = ch;
+	p->mask = entries - 1;
+	dray_list_add(&ch->posts, &p->link);
+	atomic_fetch_add_explicit(&qp->path_counters->queue_pairs, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&qp->rail_counters->queue_pairs, 1, memory_order_relaxed);
+	rdma_pull_later(ch);
+	return 0;
+}
+
+void rdma_post_free(struct rdma_post *p)
+{
+	dray_handles_del(&p->rdma->posts, p->handle);
+	dray_list_del(&p->link);
+	free(p->q);
+	free(p);
+}
+
+struct slice *rdma_partial_take(struct rdma_post *p)
+{
+	struct slice *s = p->partial;
+
+	p->partial = NULL;
+	p->keys[0] = rail_keys_unref(p->keys[0]);
+	p->keys[1] = rail_keys_unref(p->keys[1]);
+	return s;
+}
+
+/* --- a list of work requests ------------------------------------------------------------------ */
+
+/* What is in the list since the last entry becomes one. */
+static void entry_close(struct rdma_list *l, struct slice *s)
+{
+	struct rdma_post *p = l->post;
+
+	*rdma_entry_at(p, p->tail++) = (struct rdma_entry){
+		.slice = s,
+		.keys = rail_keys_ref(p->keys[0]),
+		.bytes = l->bytes_open,
+		.posted_ns = p->rdma->c->now_ns,
+		.requests = l->n_open,
+	};
+	l->n_open = 0;
+	l->bytes_open = 0;
+}
+
+/* Rings the doorbell for what is in the list. */
+static void list_post(struct rdma_list *l)
+{
+	struct rdma_post *p = l->post;
+	struct rdma *r = p->rdma;
+	struct core_counters *counters = r->c->counters;
+	struct ibv_send_wr *bad;
+
+	if (!l->n)
+		return;
+	if (l->n_open)
+		entry_close(l, NULL);
+	rdma_entry_at(p, p->tail - 1)->signalled = true;
+	l->wr[l->n - 1].send_flags |= IBV_SEND_SIGNALED;
+	l->wr[l->n - 1].next = NULL;
+	p->used += l->n;
+	p->in_flight += l->bytes;
+	r->rails[p->qp.path.rail].in_flight += l->bytes;
+	p->signalled++;
+	r->rails[p->qp.path.rail].signalled++;
+	core_count(counters, DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, l->n);
+	core_count(counters, DRAY_METRIC_RDMA_POSTS_TOTAL, 1);
+	core_count(counters, DRAY_METRIC_RDMA_INLINED_TOTAL, l->inlines);
+	rdma_timer(r, r->c->now_ns + r->c->cfg.slice_timeout_ns);
+	p->reading = l->reads && p->qp.soft_roce;
+	l->n = 0;
+	l->inlines = 0;
+	l->bytes = 0;
+	l->reads = false;
+	if (ibv_post_send(p->qp.qp, l->wr, &bad))
+		rdma_post_lose(p, RDMA_LOSS_POST);
+}
+
+static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode opcode,
+				       uint64_t remote, uint32_t rkey)
+{
+	struct ibv_send_wr *wr = &l->wr[l->n];
+
+	*wr = (struct ibv_send_wr){
+		.wr_id = l->post->handle,
+		.next = wr + 1,
+		.sg_list = l->sge[l->n],
+		.opcode = opcode,
+		.wr.rdma = { remote, rkey },
+	};
+	l->n++;
+	l->n_open++;
+	return wr;
+}
+
+/* --- slices ----------------------------------------------------------------------------------- */
+
+/* Gathers up to `want` bytes of the slice from here on. Returns how many. */
+static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t want)
+{
+	struct iovec staged;
+	unsigned n_memory;
+	const struct iovec *memory = stage_post_memory(p->partial, &staged, &n_memory);
+	struct rdma_cursor *at = &p->at;
+	uint32_t max = dray_min(p->qp.sges, RDMA_SGES);
+	struct ibv_sge *sge = wr->sg_list;
+	uint64_t got = 0;
+	uint32_t n = 0;
+
+	while (got < want) {
+		uint64_t base = (uintptr_t)memory[at->li].iov_base + at->lo;
+		const struct rail_key *k = rail_keys_find(p->keys[0], p->qp.path.rail, base);
+		uint64_t bytes = dray_min(memory[at->li].iov_len - at->lo, want - got);
+
+		bytes = dray_min(bytes, k->length - (base - k->base));
+		if (n && sge[n - 1].lkey == k->key && sge[n - 1].addr + sge[n - 1].length == base)
+			sge[n - 1].length += (uint32_t)bytes;
+		else if (n < max)
+			sge[n++] = (struct ibv_sge){ base, (uint32_t)bytes, k->key };
+		else
+			break;
+		got += bytes;
+		at->lo += bytes;
+		if (at->lo == memory[at->li].iov_len) {
+			at->li++;
+			at->lo = 0;
+		}
+	}
+	wr->num_sge = (int)n;
+	return got;
+}
+
+/*
+ * Sends the bytes along with the request. The client can have taken the memory away: then the device, which
+ * holds on to the pages, reads what they were.
+ */
+static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t bytes)
+{
+	uint8_t *to = l->inlined[wr - l->wr];
+	uint64_t at = 0;
+
+	for (int i = 0; i < wr->num_sge; i++) {
+		const struct ibv_sge *g = &wr->sg_list[i];
+
+		if (fault_copy(to + at, (const void *)(uintptr_t)g->addr, g->length) < 0)
+			return;
+		at += g->length;
+	}
+	wr->sg_list[0] = (struct ibv_sge){ (uintptr_t)to, (uint32_t)bytes, 0 };
+	wr->num_sge = 1;
+	wr->send_flags |= IBV_SEND_INLINE;
+	l->inlines++;
+}
+
+/* Where the slice goes to or comes from at the peer. */
+static const struct pmsg_seg *segs(const struct rdma_post *p)
+{
+	return p->partial->window ? &p->windowed : p->partial->remote;
+}
+
+static uint32_t n_segs(const struct slice *s)
+{
+	return s->window ? 1 : s->n_remote;
+}
+
+/* The next work request of the slice. */
+static void slice_request(struct rdma_post *p, struct rdma_list *l)
+{
+	const struct slice *s = p->partial;
+	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+	const struct pmsg_seg *seg = segs(p) + p->at.ri;
+	uint64_t offset = seg->offset + p->at.ro;
+	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, offset);
+	uint64_t bytes = dray_min(seg->length - p->at.ro, k->length - (offset - k->offset));
+	struct ibv_send_wr *wr;
+
+	bytes = dray_min(bytes, write ? p->qp.write_max : p->qp.read_max);
+	wr = request_add(l, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+			 k->base + (offset - k->offset), k->key);
+	bytes = gather(p, wr, bytes);
+	if (write && bytes <= dray_min(p->qp.inline_bytes, RDMA_INLINE) &&
+	    (s->staged || local->memory == REGION_HOST))
+		try_inline(l, wr, bytes);
+	p->at.ro += bytes;
+	if (p->at.ro == seg->length) {
+		p->at.ri++;
+		p->at.ro = 0;
+	}
+	p->at.begun = true;
+	l->reads |= !write;
+	l->bytes += bytes;
+	l->bytes_open += bytes;
+}
+
+/*
+ * A notification goes another way than the bytes, and a completion only says that the peer's device has
+ * them. A read on the same queue pair is answered after they are in memory. It reads the byte that was written
+ * last: on their way to a GPU's memory writes are pushed on by a read of that GPU, and not by one of the host's
+ * memory. Who may only write to the region reads a word of the peer's own, which is enough for host memory. What goes to a
+ * window of the peer's must be there before the peer is asked to copy it. Behind reads of a device whose completions are
+ * not to be relied on, its answer says that theirs have come.
+ */
+static void slice_flush(struct rdma_post *p, struct rdma_list *l)
+{
+	const struct slice *s = p->partial;
+	const struct pmsg_seg *seg = segs(p) + n_segs(s) - 1;
+	uint64_t last = seg->offset + seg->length - 1;
+	const struct rail_key *k = rail_keys_find(p->keys[1], p->qp.path.to_rail, last);
+	bool bytes = s->xfer->direction == DMSG_DIRECTION_WRITE &&
+		     (s->window || s->xfer->remote->view->access & DMSG_ACCESS_READ);
+	struct ibv_send_wr *wr = request_add(
+		l, IBV_WR_RDMA_READ, bytes ? k->base + (last - k->offset) : p->qp.flush_remote,
+		bytes ? k->key : p->qp.flush_rkey);
+
+	wr->sg_list[0] = (struct ibv_sge){ p->qp.flush_local, bytes ? 1 : 8, p->qp.flush_lkey };
+	wr->num_sge = 1;
+	p->at.flushed = true;
+}
+
+static bool wants_flush(const struct rdma_post *p, const struct slice *s)
+{
+	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify || s->window :
+							    p->qp.soft_roce;
+}
+
+/*
+ * Requests that the queue pair takes now. A list is begun only where a whole one has room: a queue that is
+ * full all the time would otherwise be refilled in crumbs, each with its doorbell and completion.
+ */
+static uint32_t room(const struct rdma_post *p, const struct rdma_list *l)
+{
+	uint32_t open = l->post == p ? l->n : 0;
+	uint32_t left = p->qp.depth - p->used - open;
+
+	if (p->lost || p->reading || (!open && left < dray_min(RDMA_LIST, (p->qp.depth + 1) / 2)))
+		return 0;
+	return left;
+}
+
+/* Posts as much of the partial slice as there is room for. */
+static void slice_post(struct rdma_post *p, struct rdma_list *l)
+{
+	const struct slice *s = p->partial;
+	bool flush = wants_flush(p, s);
+
+	if (l->post != p) {
+		if (l->post)
+			list_post(l);
+		l->post = p;
+	}
+	while (p->at.ri < n_segs(s) || (flush && !p->at.flushed)) {
+		if (l->n == RDMA_LIST)
+			list_post(l);
+		if (!room(p, l))
+			break;
+		if (p->at.ri < n_segs(s))
+			slice_request(p, l);
+		else
+			slice_flush(p, l);
+	}
+	if (p->at.ri < n_segs(s) || (flush && !p->at.flushed)) {
+		list_post(l);
+		return;
+	}
+	s->xfer->rails |= 1ull << p->qp.path.rail;
+	entry_close(l, p->partial);
+	rdma_partial_take(p);
+}
+
+static void slice_begin(struct rdma_post *p, struct slice *s)
+{
+	struct core *c = p->rdma->c;
+
+	if (s->retried) {
+		core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
+		rdma_add(&p->qp.path_counters->retries, 1);
+		rdma_add(&p->qp.rail_counters->retries, 1);
+	}
+	s->posted_ns = c->now_ns;
+	p->partial = s;
+	p->at = (struct rdma_cursor){ 0 };
+	p->keys[0] = rail_keys_ref(rdma_local_keys(p->rdma, s));
+	p->keys[1] = rail_keys_ref(rdma_remote_keys(s));
+	if (s->window)
+		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
+}
+
+static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
+{
+	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
+	bool mine = l->post == p;
+
+	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < window && room(p, l);
+}
+
+static bool fits(const struct rdma_post *p, const struct slice *s)
+{
+	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
+		return false;
+	return rail_keys_have(rdma_local_keys(p->rdma, s), p->qp.path.rail) &&
+	       rail_keys_have(rdma_remote_keys(s), p->qp.path.to_rail);
+}
+
+/* By the rail's load, then the queue pair's, then the order of paths. */
+static bool better(const struct rdma_post *a, const struct rdma_post *b)
+{
+	const struct rdma *r = a->rdma;
+	uint64_t penalty = RDMA_FAR_SLICES * r->c->cfg.slice_size;
+	uint64_t load_a = r->rails[a->qp.path.rail].in_flight + (a->qp.far ? penalty : 0);
+	uint64_t load_b = r->rails[b->qp.path.rail].in_flight + (b->qp.far ? penalty : 0);
+
+	if (load_a != load_b)
+		return load_a < load_b;
+	if (a->in_flight != b->in_flight)
+		return a->in_flight < b->in_flight;
+	return a->qp.rank < b->qp.rank;
+}
+
+/* The least loaded that can take it; the one whose list is open where the slice still fits in that. */
+static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l,
+			      const struct slice *s)
+{
+	struct rdma_post *best = NULL;
+
+	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
+	    l->post->ch == ch && free_for(l->post, l) && fits(l->post, s))
+		return l->post;
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
+		if (!free_for(p, l) || !fits(p, s))
+			continue;
+		if (!best || better(p, best))
+			best = p;
+	}
+	return best;
+}
+
+static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
+{
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+		if (free_for(p, l))
+			return true;
+	return false;
+}
+
+/* A slice that goes out before, or one of all kinds by turns. */
+static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
+{
+	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+
+	if (s) {
+		dray_list_del(&s->link);
+		return s;
+	}
+	if (stage_post_has_work(&ch->staging))
+		stage_post_ahead(c, &ch->staging);
+	for (unsigned i = 0; i < 3 && !s; i++) {
+		ch->next = (ch->next + 1) % 3;
+		if (ch->next == 0)
+			s = sched_next(c, &ch->ch, 0);
+		else if (ch->next == 1)
+			s = stage_post_take(&ch->staging);
+		else
+			s = window_channel_next(ch);
+	}
+	return s;
+}
+
+void rdma_channel_pull(struct rdma_channel *ch)
+{
+	struct rdma *r = ch->peer->rdma;
+	struct rdma_list *l = r->list;
+
+	if (!dray_list_empty(&ch->staging.copied))
+		stage_post_collect(r->c, &ch->staging);
+	if (!dray_list_empty(&ch->win.staging.copied))
+		stage_post_collect(r->c, &ch->win.staging);
+	rdma_channel_review(ch);
+	if (!l)
+		return;
+	l->post = NULL;
+	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+		if (p->partial && room(p, l))
+			slice_post(p, l);
+	while (any_free(ch, l)) {
+		struct slice *s = next_slice(r->c, ch);
+		struct rdma_post *p;
+
+		if (!s)
+			break;
+		p = pick(ch, l, s);
+		if (!p) {
+			/* those that could take it are busy: the first that has room pulls again */
+			dray_list_add_front(&ch->retry, &s->link);
+			break;
+		}
+		slice_begin(p, s);
+		slice_post(p, l);
+		/* small ones wait for each other; what is large counts from now on */
+		if (l->bytes >= RDMA_LIST_BYTES)
+			list_post(l);
+	}
+	if (l->post)
+		list_post(l);
+}

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Transport `rdma`: the ops table, peers, rails, and the order of work in a turn. */
+#include "agent/data/transport/rdma/rdma.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/assert.h"
+
+void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id, uint32_t code)
+{
+	r->c->up->transport_event(r->c,
+				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+							       .type = type,
+							       .peer = peer,
+							       .id = id,
+							       .code = code });
+}
+
+static int rdma_init(struct core *c, void **ret_state)
+{
+	struct rdma *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return -ENOMEM;
+	r->c = c;
+	r->timer_ns = INT64_MAX;
+	dray_list_init(&r->peer_list);
+	dray_list_init(&r->pulling[0]);
+	dray_list_init(&r->pulling[1]);
+	dray_list_init(&r->copies);
+	dray_list_init(&r->copied);
+	dray_handles_init(&r->posts, UINT32_MAX);
+	for (unsigned i = 0; i < RAILS_MAX; i++)
+		r->rails[i] = (struct rdma_rail){ .source.fd = -1, .rdma = r };
+	*ret_state = r;
+	return 0;
+}
+
+/* --- peers ----------------------------------------------------------------------------------- */
+
+struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
+{
+	uint32_t i = dray_handle_index(peer);
+
+	return i < r->n_peers && r->peers[i] && r->peers[i]->link->peer == peer ? r->peers[i] :
+										  NULL;
+}
+
+static int peers_grow(struct rdma *r, uint32_t i)
+{
+	uint32_t n = dray_max(i + 1, r->n_peers * 2);
+	struct rdma_peer **peers;
+
+	if (i < r->n_peers)
+		return 0;
+	peers = realloc(r->peers, n * sizeof(struct rdma_peer *));
+	if (!peers)
+		return -ENOMEM;
+	memset(peers + r->n_peers, 0, (n - r->n_peers) * sizeof(struct rdma_peer *));
+	r->peers = peers;
+	r->n_peers = n;
+	return 0;
+}
+
+static void staging_ready(struct core *c, struct stage_post *p)
+{
+	(void)c;
+	rdma_pull_later(dray_container_of(p, struct rdma_channel, staging));
+}
+
+static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
+{
+	uint32_t i = dray_handle_index(link->peer);
+	struct rdma *r = state;
+	struct rdma_peer *peer;
+
+	(void)c;
+	if (peers_grow(r, i) < 0)
+		return -ENOMEM;
+	if (r->peers[i])
+		return -EEXIST;
+	peer = calloc(1, sizeof(*peer));
+	if (!peer)
+		return -ENOMEM;
+	peer->rdma = r;
+	peer->link = link;
+	dray_list_init(&peer->windows);
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
+		stage_post_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
+				&peer->staged, staging_ready);
+		window_channel_init(ch, (enum dmsg_class)k, link, &peer->staged);
+		ch->peer = peer;
+		dray_list_init(&ch->pull_link);
+		dray_list_init(&ch->posts);
+		dray_list_init(&ch->lost);
+		dray_list_init(&ch->retry);
+	}
+	dray_list_add(&r->peer_list, &peer->peers_link);
+	r->peers[i] = peer;
+	return 0;
+}
+
+static void peer_free(struct rdma_peer *peer)
+{
+	for (unsigned k = 0; k < 2; k++) {
+		dray_list_del(&peer->channels[k].pull_link);
+		channel_deinit(&peer->channels[k].ch);
+		stage_post_deinit(&peer->channels[k].staging);
+		window_channel_deinit(&peer->channels[k].win);
+	}
+	dray_list_for_each(&peer->windows, w, struct rdma_window, link)
+		window_free(w);
+	dray_list_del(&peer->peers_link);
+	peer->rdma->peers[dray_handle_index(peer->link->peer)] = NULL;
+	free(peer->paths);
+	free(peer);
+}
+
+/* Down, none of its queue pairs is left, and all it was asked for is answered: the worker lets go of it. */
+static void peer_check(struct rdma_peer *peer)
+{
+	struct core *c = peer->rdma->c;
+	dray_handle handle = peer->link->peer;
+
+	for (unsigned k = 0; k < 2; k++)
+		if (!dray_list_empty(&peer->channels[k].posts) ||
+		    !dray_list_empty(&peer->channels[k].lost))
+			return;
+	if (!peer->down || peer->asks)
+		return;
+	peer_free(peer);
+	c->up->peer_gone(c, handle);
+}
+
+static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
+{
+	struct rdma_peer *peer = rdma_peer_get(state, handle);
+	struct dray_list over = DRAY_LIST_INIT(over);
+
+	if (!peer) {
+		c->up->peer_gone(c, handle);
+		return;
+	}
+	peer->down = true;
+	peer->down_code = code;
+	for (unsigned k = 0; k < 2; k++) {
+		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+			rdma_post_lose(p, RDMA_LOSS_PEER);
+		stage_post_stop(c, &peer->channels[k].staging, NULL, true, &over);
+		window_channel_stop(&peer->channels[k], NULL, true, &over);
+	}
+	/* the worker has stopped all its transfers: what was neither posted nor being copied has ended with that */
+	xfer_slices_end(c, &over, code);
+	peer_check(peer);
+}
+
+static void rdma_deinit(struct core *c, void *state)
+{
+	struct rdma *r = state;
+
+	(void)c;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link) {
+		for (unsigned k = 0; k < 2; k++) {
+			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+				rdma_post_free(p);
+			dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
+				rdma_post_free(l);
+		}
+		peer_free(peer);
+	}
+	for (unsigned i = 0; i < RAILS_MAX; i++)
+		rdma_rail_down(r, i);
+	dray_handles_deinit(&r->posts);
+	rail_keys_unref(r->staging);
+	free(r->list);
+	free(r->peers);
+	free(r);
+}
+
+/* --- transfers -------------------------------------------------------------------------------- */
+
+void rdma_want(struct rdma_channel *ch)
+{
+	if (ch->wanted || !dray_list_empty(&ch->posts))
+		return;
+	ch->wanted = true;
+	rdma_tell(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
+}
+
+void rdma_pull_later(struct rdma_channel *ch)
+{
+	if (dray_list_empty(&ch->pull_link))
+		dray_list_add(&ch->peer->rdma->pulling[ch->ch.class], &ch->pull_link);
+}
+
+static struct rdma_channel *channel_of(struct rdma *r, const struct channel *ch)
+{
+	return &rdma_peer_get(r, ch->link->peer)->channels[ch->class];
+}
+
+static void rdma_kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	rdma_pull_later(channel_of(state, ch));
+}
+
+static void pull(struct rdma *r, enum dmsg_class class)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	struct rdma_channel *ch;
+
+	dray_list_splice(&now, &r->pulling[class]);
+	while ((ch = dray_list_first(&now, struct rdma_channel, pull_link))) {
+		dray_list_del(&ch->pull_link);
+		rdma_channel_pull(ch);
+	}
+}
+
+static bool poll_rails(struct rdma *r)
+{
+	bool some = false;
+
+	for (uint64_t left = r->rails_up; left; left &= left - 1) {
+		struct rdma_rail *rail = &r->rails[__builtin_ctzll(left)];
+
+		if (rail->signalled)
+			some |= rdma_rail_poll(rail);
+	}
+	return some;
+}
+
+static bool rdma_progress(struct core *c, void *state)
+{
+	struct rdma *r = state;
+	bool some = poll_rails(r);
+
+	(void)c;
+	/* a device that is software has done by now what it was asked for: no turn between that and the answer */
+	if (!dray_list_empty(&r->pulling[DMSG_CLASS_LATENCY])) {
+		pull(r, DMSG_CLASS_LATENCY);
+		some |= poll_rails(r);
+	}
+	if (!dray_list_empty(&r->pulling[DMSG_CLASS_BULK]))
+		pull(r, DMSG_CLASS_BULK);
+	if (!dray_list_empty(&r->copied)) {
+		rdma_copies_progress(r);
+		some = true;
+	}
+	return some;
+}
+
+static bool rdma_announce(struct core *c, void *state)
+{
+	struct rdma *r = state;
+	bool work = !dray_list_empty(&r->pulling[0]) || !dray_list_empty(&r->pulling[1]) ||
+		    !dray_list_empty(&r->copied);
+
+	(void)c;
+	for (uint64_t left = r->rails_up; left; left &= left - 1)
+		work |= rdma_rail_arm(&r->rails[__builtin_ctzll(left)]);
+	return work;
+}
+
+static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	(void)c;
+	if (x->channel && x->channel->ops == &transport_rdma)
+		rdma_channel_stop(channel_of(state, x->channel), x, urgent);
+}
+
+static void rdma_drop(struct core *c, void *state, struct object *o)
+{
+	(void)c;
+	rdma_copies_drop(state, o);
+}
+
+static int64_t post_tick(struct rdma_post *p)
+{
+	const struct core *c = p->rdma->c;
+	int64_t limit;
+
+	if (p->head == p->tail)
+		return INT64_MAX;
+	limit = rdma_entry_at(p, p->head)->posted_ns + c->cfg.slice_timeout_ns;
+	if (c->now_ns < limit)
+		return limit;
+	rdma_post_lose(p, RDMA_LOSS_TIMEOUT);
+	return INT64_MAX;
+}
+
+static int64_t rdma_tick(struct core *c, void *state)
+{
+	struct rdma *r = state;
+
+	if (c->now_ns < r->timer_ns)
+		return r->timer_ns;
+	r->timer_ns = INT64_MAX;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		for (unsigned k = 0; k < 2; k++)
+			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+				rdma_timer(r, post_tick(p));
+	return r->timer_ns;
+}
+
+/* --- from the control thread -------------------------------------------------------------------- */
+
+static struct rdma_post *post_find(struct rdma_peer *peer, uint64_t id)
+{
+	for (unsigned k = 0; peer && k < 2; k++) {
+		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+			if (p->qp.id == id)
+				return p;
+		dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
+			if (l->qp.id == id)
+				return l;
+	}
+	return NULL;
+}
+
+static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
+{
+	if (!peer) {
+		free(paths);
+		return;
+	}
+	free(peer->paths);
+	peer->paths = paths;
+	rdma_peer_changed(peer);
+}
+
+static void take_staging(struct rdma *r, struct rail_keys *keys)
+{
+	rail_keys_unref(r->staging);
+	r->staging = keys;
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
+		if (peer->paths)
+			rdma_peer_changed(peer);
+}
+
+static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
+{
+	struct rdma_peer *peer = rdma_peer_get(r, handle);
+
+	if (!peer || peer->down || rdma_post_new(peer, qp) < 0) {
+		rdma_tell(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
+	} else {
+		peer->channels[qp->class].wanted = peer->channels[qp->class].unreachable = false;
+		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
+	}
+	free(qp);
+}
+
+static void take_dead(struct rdma *r, dray_handle handle, uint64_t id)
+{
+	struct rdma_peer *peer = rdma_peer_get(r, handle);
+	struct rdma_post *p = post_find(peer, id);
+
+	if (!p)
+		return;
+	dray_assert(p->lost);
+	rdma_post_dead(p);
+	peer_check(peer);
+}
+
+static void take_share(struct rdma_peer *peer, struct rdma_share *share)
+{
+	if (peer && !peer->down) {
+		window_take_share(peer, share);
+		return;
+	}
+	rail_keys_unref(share->keys);
+	free(share);
+}
+
+static void take_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
+{
+	/* it waits for that */
+	dray_assert(peer && peer->asks);
+	window_answered(peer, ask, code);
+	peer_check(peer);
+}
+
+static void rdma_take(struct core *c, void *state, const struct transport_message *m)
+{
+	struct rdma *r = state;
+	struct rdma_peer *peer;
+	struct rdma_post *p;
+
+	(void)c;
+	switch ((enum rdma_message)m->type) {
+	case RDMA_RAIL_UP:
+		dray_assert(rdma_rail_up(r, (uint32_t)m->id, m->arg) == 0);
+		break;
+	case RDMA_RAIL_DOWN:
+		rdma_rail_down(r, (uint32_t)m->id);
+		rdma_tell(r, RDMA_RAIL_GONE, 0, m->id, 0);
+		break;
+	case RDMA_PATHS:
+		take_paths(rdma_peer_get(r, m->peer), m->arg);
+		break;
+	case RDMA_QP_UP:
+		take_qp(r, m->peer, m->arg);
+		break;
+	case RDMA_QP_LOSE:
+		p = post_find(rdma_peer_get(r, m->peer), m->id);
+		if (p && !p->lost)
+			rdma_post_lose(p, RDMA_LOSS_TOLD);
+		break;
+	case RDMA_QP_DEAD:
+		take_dead(r, m->peer, m->id);
+		break;
+	case RDMA_STAGING:
+		take_staging(r, m->arg);
+		break;
+	case RDMA_WINDOW:
+		take_share(rdma_peer_get(r, m->peer), m->arg);
+		break;
+	case RDMA_ANSWER:
+		take_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
+		break;
+	case RDMA_COPY:
+		rdma_copy_start(r, m->arg);
+		break;
+	case RDMA_UNREACHABLE:
+		peer = rdma_peer_get(r, m->peer);
+		if (peer && !peer->down)
+			rdma_channel_give_up(&peer->channels[m->id]);
+		break;
+	case RDMA_RAIL_GONE:
+	case RDMA_QP_LOST:
+	case RDMA_WANTED:
+	case RDMA_FALLBACK:
+	case RDMA_ASK:
+	case RDMA_COPIED:
+		break;
+	}
+}
+
+const struct transport_ops transport_rdma = {
+	.name = "rdma",
+	.id = DMSG_TRANSPORT_RDMA,
+	.init = rdma_init,
+	.deinit = rdma_deinit,
+	.channel = rdma_channel,
+	.kick = rdma_kick,
+	.progress = rdma_progress,
+	.announce = rdma_announce,
+	.stop = rdma_stop,
+	.drop = rdma_drop,
+	.tick = rdma_tick,
+	.peer_up = rdma_peer_up,
+	.peer_down = rdma_peer_down,
+	.message = rdma_take,
+};

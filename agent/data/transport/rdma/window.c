@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transport/rdma/window.h"
+
+#include <stdlib.h>
+
+#include "agent/data/transport/rdma/rdma.h"
+#include "lib/assert.h"
+
+/* There are as many buffers as make a pipeline, even if slices are long; more than that do not make it faster. */
+#define BUFFERS_MIN 4
+#define BUFFERS_MAX 32
+#define ALIGNMENT 4096u
+
+static void staging_ready(struct core *c, struct stage_post *p)
+{
+	struct window_channel *wc = dray_container_of(p, struct window_channel, staging);
+
+	(void)c;
+	rdma_pull_later(dray_container_of(wc, struct rdma_channel, win));
+}
+
+void window_channel_init(struct rdma_channel *ch, enum dmsg_class class, struct peer_link *link,
+			 struct stage_account *account)
+{
+	struct window_channel *wc = &ch->win;
+
+	channel_init(&wc->ch, &transport_rdma, class, link);
+	wc->ch.gpu_path = DMSG_GPU_PATH_STAGED;
+	stage_post_init(&wc->staging, &transport_rdma, class, link, account, staging_ready);
+	dray_list_init(&wc->again);
+	dray_list_init(&wc->asking);
+}
+
+void window_channel_deinit(struct window_channel *wc)
+{
+	channel_deinit(&wc->ch);
+	stage_post_deinit(&wc->staging);
+}
+
+/* --- buffers ------------------------------------------------------------------------------------- */
+
+static struct core *core_of(const struct rdma_channel *ch)
+{
+	return ch->peer->rdma->c;
+}
+
+/* Bulk leaves some to latency. */
+static bool may_have(const struct rdma_peer *peer, enum dmsg_class class)
+{
+	const struct rdma_window *w = peer->window;
+
+	return w && w->keys && w->n_free > (class == DMSG_CLASS_LATENCY ? 0 : w->n / BUFFERS_MIN);
+}
+
+static void attach(struct rdma_peer *peer, struct slice *s)
+{
+	struct rdma_window *w = peer->window;
+	struct window_buffer *b = dray_list_first(&w->free, struct window_buffer, link);
+
+	dray_assert(b);
+	dray_list_del(&b->link);
+	w->n_free--;
+	s->window = b;
+}
+
+void window_free(struct rdma_window *w)
+{
+	dray_list_del(&w->link);
+	rail_keys_unref(w->keys);
+	free(w);
+}
+
+void window_put(struct core *c, struct window_buffer *b)
+{
+	struct rdma_window *w = b->window;
+	struct rdma_peer *peer = w->peer;
+
+	(void)c;
+	dray_list_add_front(&w->free, &b->link);
+	w->n_free++;
+	if (peer->window != w && w->n_free == w->n)
+		window_free(w);
+	for (unsigned k = 0; k < 2; k++)
+		if (window_channel_has_work(&peer->channels[k]))
+			rdma_pull_later(&peer->channels[k]);
+}
+
+/* --- what the owner is asked for ----------------------------------------------------------------- */
+
+static void ask(struct rdma_channel *ch, struct slice *s)
+{
+	const struct remote_view *remote = (const struct remote_view *)s->xfer->remote->view;
+	struct window_buffer *b = s->window;
+	struct rdma_ask *a = &b->ask;
+	struct core *c = core_of(ch);
+	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+
+	a->peer = ch->peer->link->peer;
+	a->worker = c->index;
+	a->m = (struct pmsg_stage){
+		.window = b->window->id,
+		.offset = b->offset,
+		.length = s->bytes,
+		.grant = remote->grant,
+		.kind = write ? PMSG_STAGE_KIND_SCATTER : PMSG_STAGE_KIND_GATHER,
+		.class = (uint8_t)ch->ch.class,
+		.segs = { .p = a->segs, .n = s->n_remote },
+	};
+	for (unsigned i = 0; i < s->n_remote; i++)
+		pmsg_seg_put(a->segs + i * PMSG_SEG_SIZE, &s->remote[i]);
+	b->slice = s;
+	b->remote = s->xfer->remote;
+	object_hold(b->remote);
+	dray_list_add(&ch->win.asking, &s->link);
+	ch->peer->asks++;
+	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+							       .type = RDMA_ASK,
+							       .peer = a->peer,
+							       .arg = a });
+}
+
+void window_landed(struct rdma_channel *ch, struct slice *s)
+{
+	ask(ch, s);
+}
+
+static void leave(struct core *c, struct slice *s)
+{
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
+}
+
+void window_again(struct rdma_channel *ch, struct slice *s)
+{
+	leave(core_of(ch), s);
+	dray_list_add(&ch->win.again, &s->link);
+	ch->moving = true;
+	rdma_pull_later(ch);
+}
+
+static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma_window *w,
+		     uint32_t code)
+{
+	struct core *c = core_of(ch);
+	struct xfer *x = s->xfer;
+
+	/* what it is that has no keys only its owner knows: memory of another kind is not staged there */
+	if (code == DRAY_E_UNSUPPORTED)
+		x->remote->no_window = true;
+	if (!slice_wanted(s))
+		xfer_slice_done(c, s, x->code, NULL);
+	else if (code == DRAY_E_UNSUPPORTED || (code == DRAY_E_NOT_FOUND && w != ch->peer->window))
+		window_again(ch, s);
+	else if (code)
+		xfer_slice_done(c, s, code, "the owner of the remote refused it");
+	else if (x->direction == DMSG_DIRECTION_WRITE)
+		xfer_slice_done(c, s, 0, NULL);
+	else if (window_is_void(ch->peer, s))
+		window_again(ch, s);
+	else
+		dray_list_add(&ch->retry, &s->link);
+}
+
+void window_answered(struct rdma_peer *peer, struct rdma_ask *a, uint32_t code)
+{
+	struct window_buffer *b = dray_container_of(a, struct window_buffer, ask);
+	struct rdma_channel *ch = &peer->channels[a->m.class];
+	struct object *remote = b->remote;
+	struct core *c = core_of(ch);
+	struct slice *s = b->slice;
+
+	peer->asks--;
+	b->slice = NULL;
+	b->remote = NULL;
+	rdma_pull_later(ch);
+	if (s) {
+		dray_list_del(&s->link);
+		answered(ch, s, b->window, code);
+	} else {
+		window_put(c, b);
+	}
+	object_release(c, remote);
+}
+
+/* --- slices -------------------------------------------------------------------------------------- */
+
+bool window_channel_has_work(const struct rdma_channel *ch)
+{
+	const struct window_channel *wc = &ch->win;
+
+	return !dray_list_empty(&wc->again) || channel_pending(&wc->ch) ||
+	       stage_post_has_work(&wc->staging);
+}
+
+static struct slice *take_again(struct rdma_channel *ch)
+{
+	dray_list_for_each(&ch->win.again, s, struct slice, link)
+		if (!rdma_judge(ch->peer, s->xfer, rdma_way(ch, s->xfer))) {
+			dray_list_del(&s->link);
+			return s;
+		}
+	return NULL;
+}
+
+/* One that waits for another beginning, or one of the two kinds by turns. */
+static struct slice *take(struct rdma_channel *ch)
+{
+	struct window_channel *wc = &ch->win;
+	struct core *c = core_of(ch);
+	struct slice *s = take_again(ch);
+
+	if (s)
+		return s;
+	if (stage_post_has_work(&wc->staging))
+		stage_post_ahead(c, &wc->staging);
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		wc->staged_next = !wc->staged_next;
+		s = wc->staged_next ? stage_post_take(&wc->staging) :
+				      sched_next(c, &wc->ch, ch->peer->window->unit);
+	}
+	return s;
+}
+
+struct slice *window_channel_next(struct rdma_channel *ch)
+{
+	struct core *c = core_of(ch);
+	struct slice *s;
+
+	while (may_have(ch->peer, ch->ch.class)) {
+		s = take(ch);
+		if (!s)
+			return NULL;
+		if (rdma_judge(ch->peer, s->xfer, rdma_way(ch, s->xfer))) {
+			/* its transfer goes elsewhere, once all it has here is home */
+			window_again(ch, s);
+			continue;
+		}
+		if (s->bytes > ch->peer->window->unit) {
+			xfer_slice_done(c, s, DRAY_E_UNSUPPORTED,
+					"the owner's window has become smaller");
+			continue;
+		}
+		attach(ch->peer, s);
+		if (s->xfer->direction == DMSG_DIRECTION_WRITE)
+			return s;
+		ask(ch, s);
+	}
+	return NULL;
+}
+
+void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urgent,
+			 struct dray_list *over)
+{
+	struct window_channel *wc = &ch->win;
+
+	stage_post_move(&wc->again, x, over);
+	stage_post_stop(core_of(ch), &wc->staging, x, urgent, over);
+	if (!urgent)
+		return;
+	dray_list_for_each(&wc->asking, s, struct slice, link) {
+		if (x && s->xfer != x)
+			continue;
+		s->window->slice = NULL;
+		s->window = NULL;
+		dray_list_del(&s->link);
+		dray_list_add(over, &s->link);
+	}
+}
+
+void window_channel_leave(struct core *c, struct dray_list *slices)
+{
+	dray_list_for_each(slices, s, struct slice, link)
+		leave(c, s);
+}
+
+/* --- the window ---------------------------------------------------------------------------------- */
+
+static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_share *share)
+{
+	uint64_t unit = dray_min(peer->rdma->c->cfg.slice_size, (uint64_t)PMSG_FRAME_BYTES_MAX);
+	struct rdma_window *w;
+	uint32_t n;
+
+	unit = dray_min(unit, share->length / BUFFERS_MIN) & ~(uint64_t)(ALIGNMENT - 1);
+	if (!unit)
+		return NULL;
+	n = (uint32_t)dray_min(share->length / unit, (uint64_t)BUFFERS_MAX);
+	w = calloc(1, sizeof(*w) + n * sizeof(w->v[0]));
+	if (!w)
+		return NULL;
+	w->peer = peer;
+	w->id = share->window;
+	w->offset = share->offset;
+	w->length = share->length;
+	w->unit = unit;
+	w->n = w->n_free = n;
+	dray_list_init(&w->free);
+	for (uint32_t i = 0; i < n; i++) {
+		w->v[i].window = w;
+		w->v[i].offset = share->offset + i * unit;
+		dray_list_add(&w->free, &w->v[i].link);
+	}
+	dray_list_add(&peer->windows, &w->link);
+	return w;
+}
+
+/* The one there was goes when its last buffer is back. */
+static void replace(struct rdma_peer *peer, struct rdma_window *w)
+{
+	struct rdma_window *former = peer->window;
+
+	peer->window = w;
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		ch->win.staging.max = w ? w->unit : 0;
+		dray_list_for_each(&ch->retry, s, struct slice, link) {
+			if (!s->window)
+				continue;
+			dray_list_del(&s->link);
+			window_again(ch, s);
+		}
+	}
+	if (former && former->n_free == former->n)
+		window_free(former);
+}
+
+void window_take_share(struct rdma_peer *peer, struct rdma_share *share)
+{
+	struct rdma_window *w = peer->window;
+
+	/* keys name what there is now: buffers of another share may lie beyond it */
+	if (!w || w->id != share->window || w->offset != share->offset ||
+	    w->length != share->length)
+		replace(peer, share->length ? window_new(peer, share) : NULL);
+	w = peer->window;
+	if (w) {
+		rail_keys_unref(w->keys);
+		w->keys = share->keys;
+	} else {
+		rail_keys_unref(share->keys);
+	}
+	free(share);
+	rdma_peer_changed(peer);
+}

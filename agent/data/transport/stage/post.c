@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transport/stage/post.h"
+
+#include "agent/data/transfer/xfer.h"
+
+/* WRITEs that are gathered, or being gathered, before the transport has room. */
+#define AHEAD 4
+
+static void buffer_ready(struct core *c, struct stage_waiter *w)
+{
+	struct stage_post *p = dray_container_of(w, struct stage_post, waiter);
+
+	p->ready(c, p);
+}
+
+void stage_post_init(struct stage_post *p, const struct transport_ops *ops, enum dmsg_class class,
+		     struct peer_link *link, struct stage_account *account,
+		     void (*ready)(struct core *c, struct stage_post *p))
+{
+	channel_init(&p->ch, ops, class, link);
+	p->ch.gpu_path = DMSG_GPU_PATH_STAGED;
+	dray_list_init(&p->unstaged);
+	dray_list_init(&p->copying);
+	dray_list_init(&p->copied);
+	dray_list_init(&p->staged);
+	dray_list_init(&p->waiter.link);
+	p->waiter.ready = buffer_ready;
+	p->account = account;
+	p->ready = ready;
+}
+
+void stage_post_deinit(struct stage_post *p)
+{
+	stage_unwait(&p->waiter);
+	channel_deinit(&p->ch);
+}
+
+static void copy_done(struct core *c, struct stage_buffer *b)
+{
+	struct slice *s = b->holder;
+	struct stage_post *p = dray_container_of(s->xfer->channel, struct stage_post, ch);
+
+	dray_list_del(&s->link);
+	dray_list_add(&p->copied, &s->link);
+	p->ready(c, p);
+}
+
+static void copy(struct core *c, struct stage_post *p, struct slice *s, bool to_gpu)
+{
+	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+
+	dray_list_add(&p->copying, &s->link);
+	stage_copy(c, s->staged, local->gpu, to_gpu, copy_done);
+}
+
+static void start(struct core *c, struct stage_post *p, struct slice *s, struct stage_buffer *b)
+{
+	s->staged = b;
+	b->holder = s;
+	for (unsigned i = 0; i < s->n_local; i++)
+		b->ranges[i] = s->local[i];
+	b->n_ranges = s->n_local;
+	b->bytes = s->bytes;
+	if (s->xfer->direction == DMSG_DIRECTION_WRITE)
+		copy(c, p, s, false);
+	else
+		dray_list_add(&p->staged, &s->link);
+}
+
+/* Ending a slice can end its transfer, and that others of this channel: so one at a time. */
+void stage_post_collect(struct core *c, struct stage_post *p)
+{
+	struct slice *s;
+
+	while ((s = dray_list_first(&p->copied, struct slice, link))) {
+		uint32_t code = s->staged->code;
+
+		dray_list_del(&s->link);
+		if (code)
+			xfer_slice_done(c, s, code, NULL);
+		else if (s->xfer->direction == DMSG_DIRECTION_READ)
+			xfer_slice_done(c, s, 0, NULL);
+		else if (slice_wanted(s))
+			dray_list_add(&p->staged, &s->link);
+		else
+			xfer_slice_done(c, s, s->xfer->code, NULL);
+	}
+}
+
+static unsigned count_ahead(const struct stage_post *p)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&p->staged, s, struct slice, link)
+		n++;
+	dray_list_for_each(&p->copying, s, struct slice, link)
+		n += s->xfer->direction == DMSG_DIRECTION_WRITE;
+	return n;
+}
+
+/* The next slice that has no buffer; of one that fits in none, what does. */
+static struct slice *next_unstaged(struct core *c, struct stage_post *p)
+{
+	uint64_t unit = stage_unit(c);
+	struct slice *s;
+
+	s = dray_list_first(&p->unstaged, struct slice, link);
+	if (!s)
+		return sched_next(c, &p->ch, p->max ? dray_min(unit, p->max) : unit);
+	if (s->bytes > unit) {
+		struct slice *rest = sched_split(c, s, unit);
+
+		if (!rest)
+			return NULL;
+		dray_list_add_front(&p->unstaged, &rest->link);
+	}
+	dray_list_del(&s->link);
+	return s;
+}
+
+void stage_post_ahead(struct core *c, struct stage_post *p)
+{
+	for (unsigned n = count_ahead(p);
+	     n < AHEAD && (!dray_list_empty(&p->unstaged) || channel_pending(&p->ch)); n++) {
+		struct stage_buffer *b = stage_get(c, STAGE_OWN, p->ch.class, p->account);
+		struct slice *s;
+
+		if (!b) {
+			stage_wait(c, &p->waiter, STAGE_OWN, p->ch.class);
+			return;
+		}
+		s = next_unstaged(c, p);
+		if (!s) {
+			stage_put(c, b);
+			return;
+		}
+		start(c, p, s, b);
+	}
+}
+
+struct slice *stage_post_take(struct stage_post *p)
+{
+	struct slice *s = dray_list_first(&p->staged, struct slice, link);
+
+	if (s)
+		dray_list_del(&s->link);
+	return s;
+}
+
+void stage_post_spread(struct core *c, struct stage_post *p, struct slice *s)
+{
+	copy(c, p, s, true);
+}
+
+void stage_post_stop(struct core *c, struct stage_post *p, const struct xfer *x, bool urgent,
+		     struct dray_list *over)
+{
+	stage_post_move(&p->unstaged, x, over);
+	stage_post_move(&p->staged, x, over);
+	if (!urgent)
+		return;
+	dray_list_for_each(&p->copying, s, struct slice, link)
+		if (!x || s->xfer == x)
+			stage_finish(c, s->staged);
+	stage_post_move(&p->copied, x, over);
+	if (!x)
+		stage_unwait(&p->waiter);
+}

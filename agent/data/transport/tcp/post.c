@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The importing side: slices go out as frames, answers come in.
+ *
+ * A stream whose send side is idle takes a batch of slices from its channel, as many small ones as make
+ * sense in one system call, or one big one. Frames are sent straight from the regions. Answers are
+ * matched by slice id; the payload of READ_DATA goes straight into the regions.
+ *
+ * What a slice may still do decides what becomes of it when its stream breaks (tcp_post_lose): one that
+ * was not sent, or a READ, whose answer can arrive nowhere once our descriptor is closed, may go out
+ * again at once. A WRITE may still be on its way in the owner's receive buffer: it waits until the
+ * owner has said that its end is closed too.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/tcp/tcp.h"
+
+/* A batch takes no more slices once it has so much payload. */
+#define BATCH_BYTES 65536
+
+static struct tcp_post *post_of(const struct tcp_stream *s)
+{
+	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_post, s);
+}
+
+/* --- the queue ------------------------------------------------------------------------------- */
+
+static uint32_t window_left(const struct tcp_post *p)
+{
+	uint32_t window = dray_min(p->s.tcp->c->cfg.tcp_slices_in_flight, TCP_WINDOW_MAX);
+	uint32_t used = p->tail - p->head;
+
+	return used < window ? window - used : 0;
+}
+
+void tcp_frame_end(struct tcp_post *p, struct tcp_frame *f)
+{
+	f->slice = NULL;
+	f->state = TCP_FRAME_ENDED;
+	p->in_flight -= f->bytes;
+	/* frames that were never sent leave the front of the batch, answered ones the front of the queue */
+	while (p->sent != p->tail && !p->sent_of &&
+	       tcp_frame_at(p, p->sent)->state == TCP_FRAME_ENDED)
+		p->sent++;
+	while (p->head != p->sent && tcp_frame_at(p, p->head)->state == TCP_FRAME_ENDED)
+		p->head++;
+	if (p->sent == p->tail)
+		p->heads_used = 0;
+}
+
+static uint64_t frame_total(const struct tcp_frame *f)
+{
+	return f->head_bytes + (f->kind == PMSG_FRAME_KIND_WRITE ? f->bytes : 0);
+}
+
+static void enqueue(struct tcp_post *p, struct slice *s)
+{
+	const struct remote_view *remote = (const struct remote_view *)s->xfer->remote->view;
+	struct tcp *t = p->s.tcp;
+	struct tcp_frame *f = tcp_frame_at(p, p->tail);
+	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+	uint8_t *head = p->heads + p->heads_used;
+	struct pmsg_frame wire = {
+		.kind = write ? PMSG_FRAME_KIND_WRITE : PMSG_FRAME_KIND_READ,
+		.segs = s->n_remote,
+		.slice = s->id,
+		.grant = remote->grant,
+		.length = s->bytes,
+	};
+
+	if (p->head == p->tail) {
+		p->s.moved_ns = t->c->now_ns;
+		tcp_timer(t, t->c->now_ns + t->c->cfg.slice_timeout_ns);
+	}
+	*f = (struct tcp_frame){
+		.slice = s,
+		.id = s->id,
+		.bytes = s->bytes,
+		.head_at = p->heads_used,
+		.head_bytes = (uint16_t)(PMSG_FRAME_SIZE + s->n_remote * PMSG_SEG_SIZE),
+		.kind = wire.kind,
+		.state = TCP_FRAME_PENDING,
+	};
+	pmsg_frame_put(head, &wire);
+	for (unsigned i = 0; i < s->n_remote; i++)
+		pmsg_seg_put(head + PMSG_FRAME_SIZE + i * PMSG_SEG_SIZE, &s->remote[i]);
+	p->heads_used += f->head_bytes;
+	p->in_flight += f->bytes;
+	p->tail++;
+	s->posted_ns = t->c->now_ns;
+}
+
+/* A slice that goes out before, or one of the two kinds by turns. */
+static struct slice *next_slice(struct tcp_channel *ch)
+{
+	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+	struct core *c = tcp_of(ch)->c;
+
+	if (s) {
+		dray_list_del(&s->link);
+		if (s->retried)
+			core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
+		return s;
+	}
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		ch->staged_next = !ch->staged_next;
+		s = ch->staged_next ? stage_post_take(&ch->staging) : sched_next(c, &ch->ch, 0);
+	}
+	return s;
+}
+
+/* Takes a batch from the channel. False if there was nothing. */
+static bool fill(struct tcp_post *p)
+{
+	uint64_t bytes = 0;
+
+	while (window_left(p) && bytes < BATCH_BYTES && p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
+		struct slice *s = next_slice(p->ch);
+
+		if (!s)
+			break;
+		enqueue(p, s);
+		bytes += s->bytes;
+	}
+	return bytes > 0;
+}
+
+/* --- sending --------------------------------------------------------------------------------- */
+
+static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
+{
+	/* heads of READs lie one behind the other */
+	if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == (uint8_t *)base) {
+		iov[n - 1].iov_len += len;
+		return n;
+	}
+	iov[n] = (struct iovec){ base, len };
+	return n + 1;
+}
+
+/* What is to be sent next, of at most max_frames frames. */
+static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max_frames)
+{
+	uint64_t skip = p->sent_of;
+	unsigned n = 0;
+
+	for (uint32_t i = p->sent; i != p->tail && max_frames; i++) {
+		struct tcp_frame *f = tcp_frame_at(p, i);
+		const struct iovec *memory;
+		struct iovec staged;
+		unsigned n_memory;
+
+		if (f->state == TCP_FRAME_ENDED)
+			continue;
+		max_frames--;
+		if (n == TCP_IOV)
+			return n;
+		if (skip < f->head_bytes) {
+			n = add_iov(iov, n, p->heads + f->head_at + skip, f->head_bytes - skip);
+			skip = 0;
+		} else {
+			skip -= f->head_bytes;
+		}
+		if (f->kind != PMSG_FRAME_KIND_WRITE) {
+			skip = 0;
+			continue;
+		}
+		memory = stage_post_memory(f->slice, &staged, &n_memory);
+		for (unsigned k = 0; k < n_memory; k++) {
+			struct iovec piece = memory[k];
+
+			if (skip >= piece.iov_len) {
+				skip -= piece.iov_len;
+				continue;
+			}
+			if (n == TCP_IOV)
+				return n;
+			n = add_iov(iov, n, (uint8_t *)piece.iov_base + skip, piece.iov_len - skip);
+			skip = 0;
+		}
+	}
+	return n;
+}
+
+/* n more bytes of the batch are with the kernel. */
+static void sent(struct tcp_post *p, uint64_t n)
+{
+	uint64_t payload = 0;
+
+	while (p->sent != p->tail) {
+		struct tcp_frame *f = tcp_frame_at(p, p->sent);
+		uint64_t left, take;
+
+		if (f->state == TCP_FRAME_ENDED) {
+			p->sent++;
+			continue;
+		}
+		left = frame_total(f) - p->sent_of;
+		take = dray_min(left, n);
+		payload += take;
+		if (p->sent_of < f->head_bytes)
+			payload -= dray_min(take, f->head_bytes - p->sent_of);
+		n -= take;
+		p->sent_of += take;
+		if (take < left)
+			break;
+		p->sent++;
+		p->sent_of = 0;
+	}
+	if (p->sent == p->tail)
+		p->heads_used = 0;
+	if (payload)
+		tcp_count_sent(&p->s, payload);
+}
+
+/* The memory of the first frame of the batch is not there. */
+static void send_fault(struct tcp_post *p)
+{
+	static const char detail[] = "memory of the local region is not there any more";
+	struct tcp_frame *f = tcp_frame_at(p, p->sent);
+	struct core *c = p->s.tcp->c;
+	struct slice *s = f->slice;
+
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, s->xfer->local->view->session);
+	if (!p->sent_of) {
+		tcp_frame_end(p, f);
+		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, detail);
+		return;
+	}
+	/* in the middle of a frame there is no way on; the slice ends when the owner's end is closed */
+	if (slice_wanted(s))
+		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, detail, false);
+	tcp_post_lose(p);
+}
+
+static void send_batch(struct tcp_post *p, struct tcp_budget *b)
+{
+	struct tcp *t = p->s.tcp;
+	uint32_t frames = UINT32_MAX;
+
+	while (p->s.state == TCP_OPEN && p->sent != p->tail && p->s.writable && b->left > 0) {
+		unsigned k = gather_batch(p, t->iov, frames);
+		ssize_t n = tcp_stream_send(&p->s, t->iov, k, b);
+
+		if (n >= 0) {
+			sent(p, (uint64_t)n);
+		} else if (n == -EAGAIN) {
+			return;
+		} else if (n == -EFAULT && frames > 1) {
+			/* which of them it was shows when they go one at a time */
+			frames = 1;
+		} else if (n == -EFAULT) {
+			send_fault(p);
+		} else {
+			tcp_post_lose(p);
+		}
+	}
+}
+
+/* --- answers --------------------------------------------------------------------------------- */
+
+static struct tcp_frame *find(struct tcp_post *p, uint64_t id)
+{
+	/* answers come in the order of requests, so this mostly is the first */
+	for (uint32_t i = p->head; i != p->sent; i++) {
+		struct tcp_frame *f = tcp_frame_at(p, i);
+
+		if (f->id == id && f->state == TCP_FRAME_PENDING)
+			return f;
+	}
+	return NULL;
+}
+
+/* Returns the frame's slice, which is the caller's. */
+static struct slice *take_answered(struct tcp_post *p, struct tcp_frame *f)
+{
+	struct slice *s = f->slice;
+
+	if (!p->useful) {
+		p->useful = true;
+		p->ch->fails = 0;
+	}
+	tcp_frame_end(p, f);
+	return s;
+}
+
+static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
+{
+	struct core *c = p->s.tcp->c;
+	struct slice *s = take_answered(p, f);
+
+	if (s)
+		xfer_slice_done(c, s, status < DRAY_ERROR_N ? status : DRAY_E_PROTOCOL,
+				status ? "the owner of the remote refused it" : NULL);
+}
+
+static int post_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
+{
+	struct tcp_post *p = post_of(s);
+	struct pmsg_frame wire;
+	struct tcp_frame *f;
+
+	if (n < PMSG_FRAME_SIZE)
+		return 0;
+	pmsg_frame_get(bytes, &wire);
+	f = find(p, wire.slice);
+	if (!f || wire.segs)
+		return -EPROTO;
+	if (wire.kind == PMSG_FRAME_KIND_WRITE_ACK) {
+		if (f->kind != PMSG_FRAME_KIND_WRITE || wire.length)
+			return -EPROTO;
+	} else if (wire.kind == PMSG_FRAME_KIND_READ_DATA) {
+		if (f->kind != PMSG_FRAME_KIND_READ || wire.length != (wire.status ? 0 : f->bytes))
+			return -EPROTO;
+	} else {
+		return -EPROTO;
+	}
+	if (!wire.length) {
+		answered(p, f, wire.status);
+		return PMSG_FRAME_SIZE;
+	}
+	s->payload_left = wire.length;
+	s->sink = !f->slice;
+	p->rx = f;
+	p->rx_iov = 0;
+	p->rx_offset = 0;
+	return PMSG_FRAME_SIZE;
+}
+
+static bool post_blocked(const struct tcp_stream *s)
+{
+	return false;
+}
+
+static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			    uint64_t *ret_bytes)
+{
+	struct tcp_post *p = post_of(s);
+	uint64_t skip = p->rx_offset, bytes = 0;
+	struct iovec staged;
+	unsigned n = 0, n_memory;
+	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
+
+	for (uint32_t i = p->rx_iov; i < n_memory && n < max; i++) {
+		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
+					 memory[i].iov_len - skip };
+		bytes += iov[n++].iov_len;
+		skip = 0;
+	}
+	*ret_bytes = bytes;
+	return n;
+}
+
+static void post_advance(struct tcp_stream *s, uint64_t n)
+{
+	struct tcp_post *p = post_of(s);
+	struct iovec staged;
+	unsigned n_memory;
+	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
+
+	p->rx_offset += n;
+	while (p->rx_iov < n_memory && p->rx_offset >= memory[p->rx_iov].iov_len)
+		p->rx_offset -= memory[p->rx_iov++].iov_len;
+}
+
+static void post_fault(struct tcp_stream *s)
+{
+	struct tcp_post *p = post_of(s);
+	struct core *c = s->tcp->c;
+	struct slice *slice = p->rx->slice;
+
+	s->sink = true;
+	p->rx->slice = NULL;
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, slice->xfer->local->view->session);
+	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT,
+			"memory of the local region is not there any more");
+}
+
+static void post_complete(struct tcp_stream *s)
+{
+	struct tcp_post *p = post_of(s);
+	struct tcp_frame *f = p->rx;
+
+	p->rx = NULL;
+	s->sink = false;
+	if (f->slice && f->slice->staged)
+		stage_post_spread(s->tcp->c, &p->ch->staging, take_answered(p, f));
+	else
+		answered(p, f, 0);
+}
+
+/* --- the stream's life ----------------------------------------------------------------------- */
+
+void tcp_post_lose(struct tcp_post *p)
+{
+	struct dray_list over = DRAY_LIST_INIT(over);
+	struct tcp_channel *ch = p->ch;
+	struct tcp *t = p->s.tcp;
+	struct core *c = t->c;
+
+	tcp_stream_close(&p->s, true);
+	core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
+	ch->n_streams--;
+	ch->n_open--;
+	dray_list_del(&p->s.peer_link);
+	dray_list_add(&ch->lost, &p->s.peer_link);
+	for (uint32_t i = p->head; i != p->tail; i++) {
+		struct slice *s = tcp_frame_at(p, i)->slice;
+		bool untouched = i - p->sent < p->tail - p->sent && (i != p->sent || !p->sent_of);
+
+		if (!s)
+			continue;
+		s->retried |= !untouched;
+		if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
+			dray_list_add(&p->waiting, &s->link);
+		else
+			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
+	}
+	p->head = p->sent = p->tail;
+	p->sent_of = p->in_flight = 0;
+	p->rx = NULL;
+	if (tcp_channel_has_work(ch))
+		tcp_channel_pull_later(t, ch);
+	c->up->stream_lost(c, ch->peer->link->peer, p->s.id);
+	xfer_slices_end(c, &over, 0);
+	if (!p->useful)
+		tcp_connect_failed(ch);
+}
+
+static void post_broken(struct tcp_stream *s)
+{
+	tcp_post_lose(post_of(s));
+}
+
+/* The send side is idle and there may be work. */
+static void offer(struct tcp_post *p)
+{
+	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && window_left(p) &&
+	    tcp_channel_has_work(p->ch))
+		tcp_channel_pull_later(p->s.tcp, p->ch);
+}
+
+static void post_step(struct tcp_stream *s, struct tcp_budget *b)
+{
+	struct tcp_post *p = post_of(s);
+
+	if (s->state != TCP_OPEN)
+		tcp_connect_step(p);
+	if (s->state != TCP_OPEN || !tcp_stream_receive(s, b))
+		return;
+	send_batch(p, b);
+	offer(p);
+}
+
+static bool post_wants(const struct tcp_stream *s)
+{
+	const struct tcp_post *p = post_of(s);
+
+	return s->state == TCP_OPEN && (s->readable || (s->in_wr > s->in_rd && !s->incomplete) ||
+					(s->writable && p->sent != p->tail));
+}
+
+static void post_tick(struct tcp_stream *s)
+{
+	struct tcp_post *p = post_of(s);
+	const struct core *c = s->tcp->c;
+	int64_t limit = s->moved_ns + c->cfg.slice_timeout_ns;
+
+	if (s->state == TCP_CONNECTING || s->state == TCP_GREETING)
+		tcp_connect_tick(p);
+	if (s->state != TCP_OPEN || p->head == p->tail)
+		return;
+	/* bytes may trickle for ever; a transfer that is to stop does not wait for them */
+	for (uint32_t i = p->head; i != p->tail; i++) {
+		const struct slice *slice = tcp_frame_at(p, i)->slice;
+
+		if (slice && !slice_wanted(slice))
+			limit = dray_min(limit, slice->posted_ns + c->cfg.slice_timeout_ns);
+	}
+	if (c->now_ns >= limit)
+		tcp_post_lose(p);
+	else
+		tcp_timer(s->tcp, limit);
+}
+
+static struct tcp_post *pick(struct tcp_channel *ch)
+{
+	struct tcp_post *best = NULL;
+
+	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link)
+		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail &&
+		    window_left(p) && (!best || p->in_flight < best->in_flight))
+			best = p;
+	return best;
+}
+
+bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
+{
+	struct core *c = tcp_of(ch)->c;
+	struct tcp_post *p;
+
+	for (;;) {
+		stage_post_collect(c, &ch->staging);
+		if (ch->n_open)
+			stage_post_ahead(c, &ch->staging);
+		if (!tcp_channel_has_work(ch))
+			return false;
+		if (b->left <= 0)
+			return true;
+		tcp_connect(ch);
+		p = pick(ch);
+		/* none: the first that gets idle, or opens, offers itself */
+		if (!p || !fill(p))
+			return false;
+		send_batch(p, b);
+		tcp_stream_requeue(&p->s);
+	}
+}
+
+const struct tcp_side tcp_post_side = {
+	.head = post_head,
+	.blocked = post_blocked,
+	.gather = post_gather,
+	.advance = post_advance,
+	.fault = post_fault,
+	.complete = post_complete,
+	.broken = post_broken,
+	.step = post_step,
+	.wants = post_wants,
+	.tick = post_tick,
+};

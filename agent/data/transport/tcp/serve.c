@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The owning side: frames of a peer come in, are checked against its grants, and answered in their order.
+ *
+ * A frame holds its grant and region from its head to its last byte. When either is dropped in between, a
+ * WRITE's remaining payload is thrown away, and a READ's answer has a short time to get finished; what
+ * cannot be said in a frame any more, because its head is gone out, is said by closing the stream.
+ *
+ * Answers collect in an output buffer that is sent when what was received has been looked at: many
+ * acknowledgements, or small READ answers (which are copied there), go in one system call. A big READ
+ * answer is sent straight from the region behind that buffer; until it is out, no further frame is looked
+ * at, so that a peer that does not read its answers stops being served.
+ *
+ * Frames on GPU memory take longer than their turn: tcp_serve_stage.c.
+ */
+#include "agent/data/transport/tcp/serve.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "lib/fault.h"
+
+/* READ answers up to this are copied; beyond, one more system call costs less. */
+#define SMALL_READ 16384
+/* Room for the longest thing that a frame adds to the output buffer. */
+#define OUT_ROOM (PMSG_FRAME_SIZE + SMALL_READ)
+/* What a READ answer gets to finish when its region is dropped. */
+#define GRACE_NS (50 * DRAY_NS_PER_MS)
+/* Turns after which a grant that is not known will not be. */
+#define ASK_TURNS 8
+
+static struct serve *serve_of(const struct tcp_stream *s)
+{
+	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct serve, s);
+}
+
+static void hold(struct serve *v, struct object *grant, struct object *region)
+{
+	v->grant = grant;
+	v->region = region;
+	object_hold(grant);
+	object_hold(region);
+	dray_list_add(&v->s.tcp->holding, &v->hold_link);
+}
+
+static void release(struct serve *v)
+{
+	struct object *grant = v->grant, *region = v->region;
+
+	v->grant = v->region = NULL;
+	v->grace_ns = 0;
+	dray_list_del(&v->hold_link);
+	if (grant)
+		object_release(v->s.tcp->c, grant);
+	if (region)
+		object_release(v->s.tcp->c, region);
+}
+
+/* --- answers --------------------------------------------------------------------------------- */
+
+static bool out_pending(const struct serve *v)
+{
+	struct iovec first;
+
+	return v->out_wr > v->out_rd || v->read_left || serve_stage_payload(v, &first, 1);
+}
+
+static void put_answer(struct serve *v, uint32_t at, uint64_t slice, uint8_t kind, uint32_t status,
+		       uint64_t length)
+{
+	struct pmsg_frame wire = {
+		.kind = kind, .status = status, .slice = slice, .length = length
+	};
+
+	pmsg_frame_put(v->out + at, &wire);
+}
+
+void serve_put_head(struct serve *v, uint64_t slice, uint8_t kind, uint32_t status, uint64_t length)
+{
+	if (!v->out)
+		v->out = tcp_pool_get(v->s.tcp);
+	v->answer_at = v->out_wr;
+	put_answer(v, v->out_wr, slice, kind, status, length);
+	v->out_wr += PMSG_FRAME_SIZE;
+}
+
+/* blocked() has seen to it that there is room, for it or those before it. */
+static void answer(struct serve *v, uint8_t kind, uint32_t status)
+{
+	if (serve_queue_empty(v))
+		serve_put_head(v, v->slice, kind, status, 0);
+	else
+		serve_stage_answer(v, kind, status);
+}
+
+/* The answer's payload will not come: says so in its head, or where that is gone closes the stream. False then. */
+static bool fail_read(struct serve *v, uint32_t status)
+{
+	if (v->head_gone) {
+		tcp_serve_close(&v->s, true, true);
+		return false;
+	}
+	put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA, status, 0);
+	v->read_left = 0;
+	release(v);
+	return true;
+}
+
+static void report_fault(struct serve *v)
+{
+	struct core *c = v->s.tcp->c;
+
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->session_fault(c, v->region->view->session);
+}
+
+/* --- where the bytes lie --------------------------------------------------------------------- */
+
+/* Of the frame in hand, in host memory. */
+static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
+{
+	return serve_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
+}
+
+static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			     uint64_t *ret_bytes)
+{
+	struct serve *v = serve_of(s);
+
+	return v->rx ? serve_stage_place(v, iov, ret_bytes) : host_ranges(v, iov, max, ret_bytes);
+}
+
+static void serve_advance(struct tcp_stream *s, uint64_t n)
+{
+	struct serve *v = serve_of(s);
+
+	if (v->rx)
+		serve_stage_received(v, n);
+	else
+		serve_walk_advance(&v->at, n);
+}
+
+/* --- frames ---------------------------------------------------------------------------------- */
+
+/* May the peer do this? An error code; on 0 the objects are told. */
+static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
+		      struct object **ret_grant, struct object **ret_region)
+{
+	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE :
+								DMSG_ACCESS_READ;
+
+	return serve_admit(v->s.tcp->c, v->s.peer->link->peer, wire->grant, access, v->segs,
+			   wire->segs, ret_grant, ret_region);
+}
+
+/* Copies a small answer behind its head; then the frame is over. */
+static void read_small(struct serve *v, uint64_t length)
+{
+	struct iovec *iov = v->s.tcp->iov;
+	uint32_t start = v->out_wr;
+	uint64_t bytes;
+
+	while (v->out_wr - start < length) {
+		unsigned n = host_ranges(v, iov, TCP_IOV, &bytes);
+
+		for (unsigned i = 0; i < n; i++) {
+			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
+				report_fault(v);
+				v->out_wr = start;
+				put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA,
+					   DRAY_E_REGION_FAULT, 0);
+				return;
+			}
+			v->out_wr += (uint32_t)iov[i].iov_len;
+			serve_walk_advance(&v->at, iov[i].iov_len);
+		}
+	}
+	tcp_count_sent(&v->s, length);
+}
+
+static void start_read(struct serve *v, uint64_t length)
+{
+	serve_put_head(v, v->slice, PMSG_FRAME_KIND_READ_DATA, 0, length);
+	if (length <= SMALL_READ) {
+		read_small(v, length);
+		release(v);
+	} else {
+		v->read_left = length;
+		v->head_gone = false;
+	}
+}
+
+/* The form of a frame, which a peer that keeps to the protocol never gets wrong. */
+static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame *wire)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < wire->segs; i++) {
+		struct pmsg_seg *seg = &v->segs[i];
+
+		pmsg_seg_get(bytes + PMSG_FRAME_SIZE + i * PMSG_SEG_SIZE, seg);
+		if (!seg->length || seg->length > wire->length)
+			return -EPROTO;
+		sum += seg->length; /* no overflow: each is at most frame_bytes_max */
+	}
+	serve_walk_init(&v->at, v->segs, wire->segs);
+	return sum == wire->length ? 0 : -EPROTO;
+}
+
+/* The frame is carried out, or begun; objects: where v->status allows it. False: a later turn is needed. */
+static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct object *grant,
+		       struct object *region)
+{
+	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
+	bool host = !v->status && ((const struct region_view *)region->view)->memory == REGION_HOST;
+
+	if (host && !write && !serve_queue_empty(v)) {
+		/* its payload goes out from where it lies, when those before it are out */
+		v->stalled = true;
+		return false;
+	}
+	if (write) {
+		v->s.payload_left = wire->length;
+		v->s.sink = v->status != 0;
+	}
+	if (host)
+		hold(v, grant, region);
+	else if (!v->status)
+		serve_stage_start(v, write ? PMSG_FRAME_KIND_WRITE_ACK : PMSG_FRAME_KIND_READ_DATA,
+				  wire->length, grant, region);
+	if (host && !write)
+		start_read(v, wire->length);
+	else if (v->status && !write)
+		answer(v, PMSG_FRAME_KIND_READ_DATA, v->status);
+	return true;
+}
+
+static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
+{
+	struct serve *v = serve_of(s);
+	struct object *grant = NULL, *region = NULL;
+	struct pmsg_frame wire;
+	size_t need;
+
+	if (n < PMSG_FRAME_SIZE)
+		return 0;
+	pmsg_frame_get(bytes, &wire);
+	if ((wire.kind != PMSG_FRAME_KIND_WRITE && wire.kind != PMSG_FRAME_KIND_READ) ||
+	    wire.status || !wire.segs || wire.segs > PMSG_SEGS_MAX || !wire.length ||
+	    wire.length > PMSG_FRAME_BYTES_MAX)
+		return -EPROTO;
+	need = PMSG_FRAME_SIZE + (size_t)wire.segs * PMSG_SEG_SIZE;
+	if (n < need)
+		return 0;
+	if (decode(v, bytes, &wire) < 0)
+		return -EPROTO;
+	v->slice = wire.slice;
+	v->status = admit(v, &wire, &grant, &region);
+	if (v->status == DRAY_E_REVOKED && v->asked < ASK_TURNS) {
+		/*
+		 * The peer may have been told of the grant, and made use of it, since this worker last looked at its commands.
+		 * It does so between turns, and takes in all that its ring holds in a few of them.
+		 */
+		v->asked++;
+		s->parked = true;
+		/* a buffer that came free in this turn has put it on the other list */
+		dray_list_del(&s->ready_link);
+		dray_list_add(&s->tcp->parked, &s->ready_link);
+		return 0;
+	}
+	v->asked = 0;
+	return take_frame(v, &wire, grant, region) ? (int)need : 0;
+}
+
+static bool serve_blocked(const struct tcp_stream *s)
+{
+	const struct serve *v = serve_of(s);
+
+	if (s->payload_left)
+		return v->rx && !v->chunk && !s->sink;
+	return v->read_left || v->rx || v->stalled || serve_queue_full(v) ||
+	       TCP_BUFFER - v->out_wr < OUT_ROOM;
+}
+
+static void serve_fault(struct tcp_stream *s)
+{
+	struct serve *v = serve_of(s);
+
+	report_fault(v);
+	v->status = DRAY_E_REGION_FAULT;
+	s->sink = true;
+	release(v);
+}
+
+static void serve_complete(struct tcp_stream *s)
+{
+	struct serve *v = serve_of(s);
+
+	s->sink = false;
+	if (v->rx) {
+		serve_stage_complete(v);
+		return;
+	}
+	release(v);
+	answer(v, PMSG_FRAME_KIND_WRITE_ACK, v->status);
+}
+
+/* --- sending --------------------------------------------------------------------------------- */
+
+/* n bytes of the output buffer and of the answer behind it are with the kernel. */
+static void sent(struct serve *v, uint64_t n)
+{
+	uint64_t head = dray_min(n, (uint64_t)(v->out_wr - v->out_rd));
+
+	v->out_rd += (uint32_t)head;
+	if (v->read_left && v->out_rd > v->answer_at)
+		v->head_gone = true;
+	n -= head;
+	if (n)
+		tcp_count_sent(&v->s, n);
+	if (n && v->sending) {
+		serve_stage_sent(v, n);
+	} else if (n) {
+		serve_walk_advance(&v->at, n);
+		v->read_left -= n;
+		if (!v->read_left)
+			release(v);
+	}
+	if (v->out && v->out_rd == v->out_wr && !v->read_left) {
+		tcp_pool_put(v->s.tcp, v->out);
+		v->out = NULL;
+		v->out_rd = v->out_wr = 0;
+	}
+	serve_stage_answers(v);
+}
+
+/* Sends what there is, within the budget. False if the stream closed. */
+static bool flush(struct serve *v, struct tcp_budget *b)
+{
+	struct tcp *t = v->s.tcp;
+
+	while (out_pending(v) && v->s.writable && b->left > 0) {
+		uint64_t bytes;
+		unsigned k = 0;
+		ssize_t n;
+
+		if (v->out_wr > v->out_rd)
+			t->iov[k++] = (struct iovec){ v->out + v->out_rd, v->out_wr - v->out_rd };
+		if (v->read_left)
+			k += host_ranges(v, t->iov + k, TCP_IOV - 1, &bytes);
+		else
+			k += serve_stage_payload(v, t->iov + k, TCP_IOV - 1);
+		n = tcp_stream_send(&v->s, t->iov, k, b);
+		if (n >= 0) {
+			sent(v, (uint64_t)n);
+		} else if (n == -EAGAIN) {
+			return true;
+		} else if (n == -EFAULT && v->read_left) {
+			report_fault(v);
+			if (!fail_read(v, DRAY_E_REGION_FAULT))
+				return false;
+		} else {
+			tcp_serve_close(&v->s, true, true);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* --- the stream's life ----------------------------------------------------------------------- */
+
+static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
+{
+	struct serve *v = serve_of(s);
+	int64_t before;
+
+	do {
+		before = b->left;
+		if (!serve_stage_step(v) || !flush(v, b) || !tcp_stream_receive(s, b) ||
+		    !flush(v, b))
+			return;
+	} while (b->left > 0 && b->left < before && s->side->wants(s));
+}
+
+static bool serve_wants(const struct tcp_stream *s)
+{
+	const struct serve *v = serve_of(s);
+
+	if (v->news || (s->writable && out_pending(v)))
+		return true;
+	if (s->parked || serve_blocked(s))
+		return false;
+	return s->readable || (s->in_wr > s->in_rd && !s->incomplete);
+}
+
+static void serve_broken(struct tcp_stream *s)
+{
+	tcp_serve_close(s, false, true);
+}
+
+static void serve_tick(struct tcp_stream *s)
+{
+	struct serve *v = serve_of(s);
+
+	if (!v->grace_ns)
+		return;
+	if (s->tcp->c->now_ns >= v->grace_ns)
+		tcp_serve_close(s, true, true);
+	else
+		tcp_timer(s->tcp, v->grace_ns);
+}
+
+static const struct tcp_side serve_side = {
+	.head = serve_head,
+	.blocked = serve_blocked,
+	.gather = serve_gather,
+	.advance = serve_advance,
+	.fault = serve_fault,
+	.complete = serve_complete,
+	.broken = serve_broken,
+	.step = serve_step,
+	.wants = serve_wants,
+	.tick = serve_tick,
+};
+
+void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
+		     enum dmsg_class class)
+{
+	dray_handle handle = peer->link->peer;
+	struct serve *v = NULL;
+	struct core *c = t->c;
+
+	dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
+		if (s->id == id) {
+			/* two streams of one name: neither can be told dead by it, so both go */
+			tcp_serve_close(s, true, true);
+			goto refuse;
+		}
+	if (tcp_pool_reserve(t, 2) < 0)
+		goto refuse;
+	v = malloc(sizeof(*v));
+	if (!v) {
+		tcp_pool_unreserve(t, 2);
+		goto refuse;
+	}
+	memset(v, 0, offsetof(struct serve, segs));
+	tcp_stream_init(&v->s, t, peer, &serve_side);
+	dray_list_init(&v->hold_link);
+	serve_stage_init(v);
+	v->s.buffers = 2;
+	v->s.id = id;
+	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
+	tcp_socket_setup(t, fd);
+	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0 || tcp_stream_watch(&v->s, fd) < 0) {
+		tcp_stream_bury(&v->s);
+		goto refuse;
+	}
+	dray_list_add(&peer->adopted, &v->s.peer_link);
+	tcp_stream_opened(&v->s);
+	return;
+refuse:
+	dray_close(fd);
+	c->up->stream_closed(c, handle, id);
+}
+
+void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
+{
+	struct serve *v = serve_of(s);
+	struct core *c = s->tcp->c;
+
+	if (s->state == TCP_CLOSED)
+		return;
+	tcp_stream_close(s, reset);
+	if (v->out)
+		tcp_pool_put(s->tcp, v->out);
+	v->out = NULL;
+	v->out_rd = v->out_wr = 0;
+	v->read_left = 0;
+	release(v);
+	serve_stage_close(v);
+	tcp_stream_bury(s);
+	if (tell) {
+		core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
+		c->up->stream_closed(c, s->peer->link->peer, s->id);
+	}
+}
+
+/* The frame in hand must let go of its objects. */
+static void let_go(struct serve *v, const struct object *o)
+{
+	uint32_t status = serve_drop_status(o);
+	struct tcp_budget b = { INT64_MAX };
+
+	if (!v->read_left) {
+		/* nothing is received between turns: from here on it goes to the sink */
+		v->s.sink = true;
+		v->status = status;
+		release(v);
+		return;
+	}
+	if (!v->head_gone || o->drop_urgent) {
+		fail_read(v, status);
+		return;
+	}
+	if (!flush(v, &b) || !v->read_left)
+		return;
+	v->grace_ns = v->s.tcp->c->now_ns + GRACE_NS;
+	tcp_timer(v->s.tcp, v->grace_ns);
+}
+
+void tcp_serve_drop(struct tcp *t, struct object *o)
+{
+	serve_stage_drop(t, o);
+	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
+		if (v->grant != o && v->region != o)
+			continue;
+		let_go(v, o);
+		tcp_stream_requeue(&v->s);
+	}
+}

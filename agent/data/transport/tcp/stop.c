@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How slices of the importing side end other than by their answer: the transfer stops, the owner's end of
+ * a broken stream is known to be dead, the peer goes.
+ *
+ * Ending a slice can end its transfer, which can stop others; so slices are first taken out of everything
+ * into a list of the caller, and ended when the streams are in order again.
+ */
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/tcp/tcp.h"
+
+/* Takes from an open stream what may end now. True if the stream must be torn for the rest. */
+static bool stop_on(struct tcp_post *p, const struct xfer *x, bool urgent, struct dray_list *over)
+{
+	bool tear = false;
+
+	for (uint32_t i = p->head; i != p->tail; i++) {
+		struct tcp_frame *f = tcp_frame_at(p, i);
+		struct slice *s = f->slice;
+		bool is_sent = i - p->head < p->sent - p->head;
+
+		if (!s || s->xfer != x)
+			continue;
+		if (!is_sent && (i != p->sent || !p->sent_of)) {
+			tcp_frame_end(p, f);
+			dray_list_add(over, &s->link);
+		} else if (f->kind == PMSG_FRAME_KIND_READ) {
+			/* the answer goes nowhere; the frame keeps its place until it comes */
+			f->slice = NULL;
+			if (p->rx == f)
+				p->s.sink = true;
+			dray_list_add(over, &s->link);
+		} else if (urgent && is_sent) {
+			f->slice = NULL;
+			dray_list_add(over, &s->link);
+		} else if (urgent) {
+			tear = true;
+		} else {
+			/* its acknowledgement is due within the slice time-out from now */
+			s->posted_ns = p->s.tcp->c->now_ns;
+			tcp_timer(p->s.tcp, s->posted_ns + p->s.tcp->c->cfg.slice_timeout_ns);
+		}
+	}
+	return tear;
+}
+
+void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
+{
+	struct dray_list over = DRAY_LIST_INIT(over);
+
+	stage_post_move(&ch->retry, x, &over);
+	stage_post_stop(tcp_of(ch)->c, &ch->staging, x, urgent, &over);
+	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
+		if (p->s.state != TCP_OPEN)
+			continue;
+		if (stop_on(p, x, urgent, &over))
+			tcp_post_lose(p);
+		else if (p->sent == p->tail && tcp_channel_has_work(ch))
+			tcp_channel_pull_later(tcp_of(ch), ch);
+	}
+	/* of a closed stream, nothing touches our memory; only the remote's fate is open */
+	if (urgent)
+		dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
+			stage_post_move(&p->waiting, x, &over);
+	xfer_slices_end(tcp_of(ch)->c, &over, 0);
+}
+
+bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
+{
+	struct dray_list over = DRAY_LIST_INIT(over);
+	struct tcp *t = tcp_of(ch);
+
+	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
+		if (p->s.id != stream_id)
+			continue;
+		dray_list_for_each(&p->waiting, s, struct slice, link) {
+			dray_list_del(&s->link);
+			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
+		}
+		tcp_stream_bury(&p->s);
+		if (tcp_channel_has_work(ch))
+			tcp_channel_pull_later(t, ch);
+		xfer_slices_end(t->c, &over, 0);
+		return true;
+	}
+	return false;
+}
+
+void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
+{
+	struct dray_list over = DRAY_LIST_INIT(over);
+	struct core *c = tcp_of(ch)->c;
+
+	dray_list_splice(&over, &ch->retry);
+	stage_post_stop(c, &ch->staging, NULL, true, &over);
+	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
+		dray_list_splice(&over, &p->waiting);
+		tcp_stream_bury(&p->s);
+	}
+	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
+		tcp_stream_close(&p->s, true);
+		for (uint32_t i = p->head; i != p->tail; i++)
+			if (tcp_frame_at(p, i)->slice)
+				dray_list_add(&over, &tcp_frame_at(p, i)->slice->link);
+		tcp_stream_bury(&p->s);
+	}
+	ch->n_streams = ch->n_open = 0;
+	xfer_slices_end(c, &over, code);
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What both sides of a data stream share: the socket, readiness, and how bytes come in.
+ *
+ * Incoming bytes are either payload, for which the side names the place, or frame heads, which are staged.
+ * One recvmsg() is given the places of all payload that is missing and behind them the staging buffer:
+ * where payload ends and the next head begins, both arrive at once. How much of the staging buffer is
+ * offered decides how much payload of the next frame is copied twice: little after a bulky frame, all of
+ * the buffer after a small one, since then a single call brings many frames.
+ */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "lib/fault.h"
+#include "agent/data/transport/tcp/tcp.h"
+
+/* Payload from which on a frame is bulky: copying this much twice costs about as much as a system call. */
+#define BULKY 16384
+
+static void ready(struct loop_source *source, uint32_t events)
+{
+	struct tcp_stream *s = dray_container_of(source, struct tcp_stream, source);
+
+	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		s->readable = true;
+	if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
+		s->writable = true;
+	if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		s->hup = true;
+	if (dray_list_empty(&s->ready_link))
+		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
+}
+
+void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
+		     const struct tcp_side *side)
+{
+	s->tcp = t;
+	s->peer = peer;
+	s->side = side;
+	s->fd = -1;
+	s->source.fd = -1;
+	dray_list_init(&s->ready_link);
+	dray_list_init(&s->peer_link);
+	dray_list_add(&t->streams, &s->link);
+}
+
+void tcp_socket_setup(const struct tcp *t, int fd)
+{
+	int one = 1, bytes = (int)dray_min(t->c->cfg.tcp_buffer, (uint64_t)INT32_MAX);
+
+	/* none of these is needed for correctness: a failure costs speed alone */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	if (t->set_send_buffer)
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	if (t->set_receive_buffer)
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+}
+
+int tcp_stream_watch(struct tcp_stream *s, int fd)
+{
+	int ret =
+		loop_add(&s->tcp->c->loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, ready);
+
+	if (ret < 0)
+		return ret;
+	s->fd = fd;
+	return 0;
+}
+
+void tcp_stream_opened(struct tcp_stream *s)
+{
+	s->state = TCP_OPEN;
+	s->moved_ns = s->tcp->c->now_ns;
+	core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAMS, 1);
+	/* relaxed, here and below: counts that order nothing */
+	atomic_fetch_add_explicit(&s->peer->link->streams, 1, memory_order_relaxed);
+}
+
+void tcp_stream_close(struct tcp_stream *s, bool reset)
+{
+	struct linger hard = { .l_onoff = 1 };
+
+	if (s->state == TCP_OPEN) {
+		core_count_down(s->tcp->c->counters, DRAY_METRIC_TCP_STREAMS, 1);
+		atomic_fetch_sub_explicit(&s->peer->link->streams, 1, memory_order_relaxed);
+	}
+	s->state = TCP_CLOSED;
+	loop_del(&s->tcp->c->loop, &s->source);
+	if (reset && s->fd >= 0)
+		setsockopt(s->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
+	s->fd = dray_close(s->fd);
+	dray_list_del(&s->ready_link);
+	if (s->in)
+		tcp_pool_put(s->tcp, s->in);
+	s->in = NULL;
+	s->in_rd = s->in_wr = 0;
+	s->payload_left = 0;
+}
+
+void tcp_stream_bury(struct tcp_stream *s)
+{
+	dray_list_del(&s->peer_link);
+	dray_list_del(&s->link);
+	dray_list_add(&s->tcp->graveyard, &s->link);
+}
+
+void tcp_bury_the_dead(struct tcp *t)
+{
+	dray_list_for_each(&t->graveyard, s, struct tcp_stream, link) {
+		dray_list_del(&s->link);
+		tcp_pool_unreserve(t, s->buffers);
+		free(s); /* the first member of what was allocated */
+	}
+}
+
+void tcp_stream_requeue(struct tcp_stream *s)
+{
+	if (s->state != TCP_CLOSED && dray_list_empty(&s->ready_link) && s->side->wants(s))
+		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
+}
+
+static void count_received(struct tcp_stream *s, uint64_t payload)
+{
+	core_count(s->tcp->c->counters, DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, payload);
+	atomic_fetch_add_explicit(&s->peer->link->bytes_received, payload, memory_order_relaxed);
+}
+
+void tcp_count_sent(struct tcp_stream *s, uint64_t payload)
+{
+	core_count(s->tcp->c->counters, DRAY_METRIC_TCP_SENT_BYTES_TOTAL, payload);
+	atomic_fetch_add_explicit(&s->peer->link->bytes_sent, payload, memory_order_relaxed);
+}
+
+/* Copies staged payload to its place. */
+static void place(struct tcp_stream *s)
+{
+	uint64_t n = dray_min(s->payload_left, (uint64_t)(s->in_wr - s->in_rd));
+	uint64_t done = 0;
+
+	while (done < n && !s->sink) {
+		struct iovec *iov = s->tcp->iov;
+		uint64_t bytes;
+		unsigned k = s->side->gather(s, iov, TCP_IOV, &bytes);
+
+		if (!k)
+			break;
+		for (unsigned i = 0; i < k && done < n; i++) {
+			uint64_t piece = dray_min((uint64_t)iov[i].iov_len, n - done);
+
+			if (fault_copy(iov[i].iov_base, s->in + s->in_rd + done, piece) < 0) {
+				s->side->fault(s);
+				break;
+			}
+			s->side->advance(s, piece);
+			s->payload_left -= piece;
+			done += piece;
+		}
+	}
+	/* what fault() left over, and all of it in a sink, is skipped; else the rest waits for a place */
+	if (s->sink)
+		s->payload_left -= n - done;
+	else
+		n = done;
+	s->in_rd += (uint32_t)n;
+	count_received(s, n);
+	if (!s->payload_left)
+		s->side->complete(s);
+}
+
+/* Handles what is staged, as far as it goes. False if the stream closed. */
+static bool parse(struct tcp_stream *s)
+{
+	s->incomplete = false;
+	while (s->in_rd < s->in_wr) {
+		int n;
+
+		if (s->side->blocked(s))
+			return true;
+		if (s->payload_left) {
+			place(s);
+			if (s->state != TCP_OPEN)
+				return false;
+			continue;
+		}
+		n = s->side->head(s, s->in + s->in_rd, s->in_wr - s->in_rd);
+		if (s->state != TCP_OPEN)
+			return false;
+		if (n < 0) {
+			s->side->broken(s);
+			return false;
+		}
+		if (n == 0) {
+			s->incomplete = !s->parked;
+			return true;
+		}
+		s->in_rd += (uint32_t)n;
+		s->bulky = s->payload_left >= BULKY;
+	}
+	if (s->in) {
+		tcp_pool_put(s->tcp, s->in);
+		s->in = NULL;
+		s->in_rd = s->in_wr = 0;
+	}
+	return true;
+}
+
+/* Places for thrown away payload: the same one again and again. */
+static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			    uint64_t *ret_bytes)
+{
+	uint64_t left = s->payload_left;
+	unsigned n = 0;
+
+	while (left && n < max && n < 16) {
+		iov[n] = (struct iovec){ s->tcp->sink,
+					 (size_t)dray_min(left, (uint64_t)TCP_BUFFER) };
+		left -= iov[n++].iov_len;
+	}
+	*ret_bytes = s->payload_left - left;
+	return n;
+}
+
+/* The part of the staging buffer that the next system call may fill. */
+static struct iovec staging(struct tcp_stream *s)
+{
+	uint32_t room;
+
+	if (!s->in)
+		s->in = tcp_pool_get(s->tcp);
+	if (s->in_rd) {
+		memmove(s->in, s->in + s->in_rd, s->in_wr - s->in_rd);
+		s->in_wr -= s->in_rd;
+		s->in_rd = 0;
+	}
+	/* less than a whole head is staged, or it would have been parsed */
+	room = (s->bulky ? TCP_HEAD_MAX : TCP_BUFFER) - s->in_wr;
+	return (struct iovec){ s->in + s->in_wr, room };
+}
+
+/* Cuts the list where one call has all it may move in this turn; returns the bytes left in it. */
+static uint64_t cut(const struct tcp_budget *b, struct iovec *iov, unsigned *n, uint64_t bytes)
+{
+	uint64_t max = (uint64_t)dray_max(b->left, (int64_t)TCP_CALL_MIN), sum = 0;
+
+	if (bytes <= max)
+		return bytes;
+	for (unsigned i = 0; i < *n; i++) {
+		if (iov[i].iov_len >= max - sum) {
+			iov[i].iov_len = max - sum;
+			*n = i + 1;
+			return max;
+		}
+		sum += iov[i].iov_len;
+	}
+	return sum;
+}
+
+/* One recvmsg(). False if the stream closed. */
+static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
+{
+	struct tcp *t = s->tcp;
+	struct msghdr msg = { .msg_iov = t->iov };
+	uint64_t payload = 0, room = 0, got;
+	unsigned k = 0;
+	ssize_t n;
+
+	if (s->payload_left)
+		k = s->sink ? gather_sink(s, t->iov, TCP_IOV - 1, &payload) :
+			      s->side->gather(s, t->iov, TCP_IOV - 1, &payload);
+	payload = cut(b, t->iov, &k, payload);
+	if (payload == s->payload_left) {
+		t->iov[k] = staging(s);
+		room = t->iov[k++].iov_len;
+	}
+	msg.msg_iovlen = k;
+	n = recvmsg(s->fd, &msg, MSG_DONTWAIT);
+	b->left -= TCP_CALL_COST;
+	if (n <= 0) {
+		if (n < 0 && errno == EINTR)
+			return true;
+		if (n < 0 && errno == EAGAIN) {
+			s->readable = false;
+			return true;
+		}
+		if (n < 0 && errno == EFAULT && payload && !s->sink) {
+			s->side->fault(s);
+			return s->state == TCP_OPEN;
+		}
+		s->side->broken(s);
+		return false;
+	}
+	b->left -= n;
+	s->moved_ns = t->c->now_ns;
+	got = dray_min((uint64_t)n, payload);
+	if (got) {
+		if (!s->sink)
+			s->side->advance(s, got);
+		s->payload_left -= got;
+		count_received(s, got);
+	}
+	if ((uint64_t)n > got)
+		s->in_wr += (uint32_t)((uint64_t)n - got);
+	/*
+	 * A call that stopped short in the staging buffer has emptied the socket, and the next byte is a new event. One
+	 * that stopped in the payload may have met memory that faults, which only the next call tells.
+	 */
+	if ((uint64_t)n >= payload && (uint64_t)n < payload + room && !s->hup)
+		s->readable = false;
+	if (got && !s->payload_left) {
+		s->side->complete(s);
+		return s->state == TCP_OPEN;
+	}
+	return true;
+}
+
+bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
+{
+	for (;;) {
+		/* what it was parked for is no different in the same turn */
+		if (s->parked)
+			return true;
+		if (!parse(s))
+			return false;
+		if (!s->readable || s->parked || b->left <= 0 || s->side->blocked(s))
+			return true;
+		if (!receive_once(s, b))
+			return false;
+	}
+}
+
+ssize_t tcp_stream_send(struct tcp_stream *s, struct iovec *iov, unsigned n, struct tcp_budget *b)
+{
+	struct msghdr msg = { .msg_iov = iov };
+	ssize_t sent;
+
+	cut(b, iov, &n, UINT64_MAX);
+	msg.msg_iovlen = n;
+	do
+		sent = sendmsg(s->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	b->left -= TCP_CALL_COST;
+	if (sent < 0) {
+		if (errno == EAGAIN) {
+			s->writable = false;
+			return -EAGAIN;
+		}
+		return -errno;
+	}
+	b->left -= sent;
+	s->moved_ns = s->tcp->c->now_ns;
+	return sent;
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Transport `tcp`: the ops table, peers, and the order of work in a turn.
+ *
+ * A turn first serves the latency class, then bulk, within a budget of bytes: however much there is to
+ * do, sockets, rings and commands of the worker wait no longer than that takes. Streams take turns. A
+ * latency transfer meets three turns that have begun: its sender's, its owner's, and its sender's again
+ * when it is answered. So where there are such transfers, bulk has less of a turn, and no single system
+ * call takes more than what is left of it.
+ */
+#include "agent/data/transport/tcp/tcp.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "agent/data/transfer/xfer.h"
+#include "lib/assert.h"
+
+/* The kernel's bound on buffers that are set by hand, which it applies silently; UINT64_MAX if unknown. */
+static uint64_t buffer_max(const char *path)
+{
+	char text[32];
+	ssize_t n;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return UINT64_MAX;
+	n = read(fd, text, sizeof(text) - 1);
+	dray_close(fd);
+	if (n <= 0)
+		return UINT64_MAX;
+	text[n] = 0;
+	return strtoull(text, NULL, 10);
+}
+
+static int tcp_init(struct core *c, void **ret_state)
+{
+	struct tcp *t = calloc(1, sizeof(*t));
+	uint64_t bytes = c->cfg.tcp_buffer;
+
+	if (!t)
+		return -ENOMEM;
+	t->c = c;
+	t->timer_ns = INT64_MAX;
+	dray_list_init(&t->peer_list);
+	dray_list_init(&t->streams);
+	dray_list_init(&t->parked);
+	dray_list_init(&t->holding);
+	dray_list_init(&t->staging);
+	dray_list_init(&t->graveyard);
+	for (unsigned i = 0; i < 2; i++) {
+		dray_list_init(&t->ready[i]);
+		dray_list_init(&t->pulling[i]);
+	}
+	if (getrandom(&t->random, sizeof(t->random), GRND_NONBLOCK) != (ssize_t)sizeof(t->random))
+		t->random = (uint64_t)(uintptr_t)t ^ (uint64_t)c->now_ns;
+	t->random |= 1;
+	/*
+	 * A size set by hand turns autotuning off and is cut to net.core.*mem_max, by default far below what
+	 * autotuning reaches: then the kernel does better alone.
+	 */
+	t->set_send_buffer = bytes && bytes <= buffer_max("/proc/sys/net/core/wmem_max");
+	t->set_receive_buffer = bytes && bytes <= buffer_max("/proc/sys/net/core/rmem_max");
+	*ret_state = t;
+	return 0;
+}
+
+struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
+{
+	uint32_t i = dray_handle_index(peer);
+
+	return i < t->n_peers && t->peers[i] && t->peers[i]->link->peer == peer ? t->peers[i] :
+										  NULL;
+}
+
+static void staging_ready(struct core *c, struct stage_post *p)
+{
+	struct tcp_channel *ch = dray_container_of(p, struct tcp_channel, staging);
+
+	(void)c;
+	tcp_channel_pull_later(tcp_of(ch), ch);
+}
+
+static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
+{
+	channel_init(&ch->ch, &transport_tcp, class, peer->link);
+	ch->peer = peer;
+	dray_list_init(&ch->pull_link);
+	dray_list_init(&ch->streams);
+	dray_list_init(&ch->lost);
+	dray_list_init(&ch->retry);
+	stage_post_init(&ch->staging, &transport_tcp, class, peer->link, &peer->staged[STAGE_OWN],
+			staging_ready);
+}
+
+static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
+{
+	uint32_t i = dray_handle_index(link->peer);
+	struct tcp *t = state;
+	struct tcp_peer *peer;
+
+	(void)c;
+	if (i >= t->n_peers) {
+		uint32_t n = dray_max(i + 1, t->n_peers * 2);
+		struct tcp_peer **peers = realloc(t->peers, n * sizeof(struct tcp_peer *));
+
+		if (!peers)
+			return -ENOMEM;
+		memset(peers + t->n_peers, 0, (n - t->n_peers) * sizeof(struct tcp_peer *));
+		t->peers = peers;
+		t->n_peers = n;
+	}
+	if (t->peers[i])
+		return -EEXIST;
+	peer = calloc(1, sizeof(*peer));
+	if (!peer)
+		return -ENOMEM;
+	peer->tcp = t;
+	peer->link = link;
+	dray_list_init(&peer->adopted);
+	channel_setup(&peer->channels[DMSG_CLASS_BULK], peer, DMSG_CLASS_BULK);
+	channel_setup(&peer->channels[DMSG_CLASS_LATENCY], peer, DMSG_CLASS_LATENCY);
+	dray_list_add(&t->peer_list, &peer->peers_link);
+	t->peers[i] = peer;
+	return 0;
+}
+
+static void peer_free(struct tcp_peer *peer)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		dray_list_del(&peer->channels[i].pull_link);
+		channel_deinit(&peer->channels[i].ch);
+		stage_post_deinit(&peer->channels[i].staging);
+	}
+	dray_list_del(&peer->peers_link);
+	peer->tcp->peers[dray_handle_index(peer->link->peer)] = NULL;
+	free(peer);
+}
+
+struct down {
+	struct tcp_peer *peer;
+	uint32_t code;
+};
+
+static void stop_down(struct core *c, struct xfer *x, void *arg)
+{
+	const struct down *d = arg;
+
+	/* others have left the channel, or have not come to it */
+	if (x->state == XFER_RUNNING && (tcp_channel_has(&d->peer->channels[0], x) ||
+					 tcp_channel_has(&d->peer->channels[1], x)))
+		xfer_stop(c, x, d->code, NULL, false);
+}
+
+static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
+{
+	struct tcp *t = state;
+	struct tcp_peer *peer = tcp_peer_get(t, handle);
+	struct down down = { peer, code };
+
+	if (peer) {
+		peer->down = true;
+		for (unsigned i = 0; i < 2; i++)
+			tcp_channel_close(&peer->channels[i], code);
+		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
+			tcp_serve_close(s, false, false);
+		/* what had no slice with us */
+		xfers_each(c, stop_down, &down);
+		/* its slices and frames have ended, and their buffers are given back */
+		for (unsigned i = 0; i < STAGE_USE_N; i++)
+			dray_assert(!peer->staged[i].held[0] && !peer->staged[i].held[1]);
+		peer_free(peer);
+	}
+	c->up->peer_gone(c, handle);
+}
+
+static void tcp_deinit(struct core *c, void *state)
+{
+	struct tcp *t = state;
+
+	(void)c;
+	/* the worker has ended all sessions, so there are no slices; and nobody listens to upcalls */
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
+		tcp_stream_close(s, false);
+		tcp_stream_bury(s);
+	}
+	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
+		peer_free(peer);
+	tcp_bury_the_dead(t);
+	free(t->peers);
+	free(t->pool);
+	free(t);
+}
+
+static struct channel *tcp_channel(struct core *c, void *state, const struct xfer *x)
+{
+	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
+	const struct region_view *local = (const struct region_view *)x->local->view;
+	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
+
+	if (!peer || peer->down)
+		return NULL;
+	if (local->memory == REGION_HOST)
+		return &peer->channels[x->class].ch;
+	return local->memory == REGION_GPU && stage_is_up(c) && gpu_is_up(c, local->gpu) ?
+		       &peer->channels[x->class].staging.ch :
+		       NULL;
+}
+
+static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
+{
+	return &tcp_peer_get(t, ch->link->peer)->channels[ch->class];
+}
+
+static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)
+{
+	struct tcp_channel *to = channel_of(state, ch);
+
+	(void)c;
+	/* the other transport forgets the peer before this one does */
+	if (s->staged)
+		stage_charge(s->staged, &to->peer->staged[STAGE_OWN]);
+	dray_list_add(ch == &to->staging.ch && !s->staged ? &to->staging.unstaged : &to->retry,
+		      &s->link);
+	tcp_channel_pull_later(state, to);
+}
+
+static void tcp_kick(struct core *c, void *state, struct channel *ch)
+{
+	(void)c;
+	tcp_channel_pull_later(state, channel_of(state, ch));
+}
+
+/* Slices to the streams that have room; a channel that gets none for now is taken off the list. */
+static void pull(struct tcp *t, unsigned class, struct tcp_budget *b)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	struct tcp_channel *ch;
+
+	dray_list_splice(&now, &t->pulling[class]);
+	while ((ch = dray_list_first(&now, struct tcp_channel, pull_link))) {
+		dray_list_del(&ch->pull_link);
+		if (b->left <= 0 || tcp_channel_pull(ch, b))
+			tcp_channel_pull_later(t, ch);
+	}
+}
+
+static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
+{
+	struct tcp_stream *s;
+	int64_t before;
+
+	pull(t, class, b);
+	while (b->left > 0 &&
+	       (s = dray_list_first(&t->ready[class], struct tcp_stream, ready_link))) {
+		dray_list_del(&s->ready_link);
+		before = b->left;
+		s->side->step(s, b);
+		/* turns end, whatever a stream wants */
+		if (b->left == before)
+			b->left -= TCP_CALL_COST;
+		tcp_stream_requeue(s);
+		if (!dray_list_empty(&t->pulling[class]))
+			pull(t, class, b);
+	}
+}
+
+static int64_t turn_bytes(struct tcp *t, enum dmsg_class class)
+{
+	if (class == DMSG_CLASS_LATENCY &&
+	    (!dray_list_empty(&t->ready[class]) || !dray_list_empty(&t->pulling[class])))
+		t->latency_ns = t->c->now_ns + TCP_TURN_SHORT_NS;
+	return class == DMSG_CLASS_BULK && t->c->now_ns < t->latency_ns ? TCP_TURN_BYTES_SHORT :
+									  TCP_TURN_BYTES;
+}
+
+/* Nothing to do in this turn: most turns, where transfers go another way. */
+static bool is_idle(const struct tcp *t)
+{
+	return dray_list_empty(&t->ready[0]) && dray_list_empty(&t->ready[1]) &&
+	       dray_list_empty(&t->pulling[0]) && dray_list_empty(&t->pulling[1]) &&
+	       dray_list_empty(&t->parked) && dray_list_empty(&t->graveyard);
+}
+
+static bool tcp_progress(struct core *c, void *state)
+{
+	static const enum dmsg_class order[] = { DMSG_CLASS_LATENCY, DMSG_CLASS_BULK };
+	struct tcp *t = state;
+	bool more = false;
+
+	/* copies that are done, and what is in the way of others, came to light in transport gpu's turn, just before */
+	stage_progress(c);
+	if (is_idle(t))
+		return false;
+	tcp_bury_the_dead(t);
+	while (!dray_list_empty(&t->parked)) {
+		struct tcp_stream *s = dray_list_first(&t->parked, struct tcp_stream, ready_link);
+
+		dray_list_del(&s->ready_link);
+		s->parked = false;
+		dray_list_add(&t->ready[s->class], &s->ready_link);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		/* each class has a budget of its own: latency cannot starve bulk altogether */
+		struct tcp_budget b = { turn_bytes(t, order[i]) };
+
+		work(t, order[i], &b);
+		more |= !dray_list_empty(&t->ready[order[i]]);
+		more |= b.left <= 0 && !dray_list_empty(&t->pulling[order[i]]);
+	}
+	return more || !dray_list_empty(&t->parked) || stage_wants(c);
+}
+
+static void tcp_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	(void)c;
+	if (x->channel && x->channel->ops == &transport_tcp)
+		tcp_channel_stop(channel_of(state, x->channel), x, urgent);
+}
+
+static void tcp_drop(struct core *c, void *state, struct object *o)
+{
+	(void)c;
+	tcp_serve_drop(state, o);
+}
+
+/* Time-outs, here and of transfers, may have made work for progress(), which has had its turn. */
+static int64_t next_tick(const struct tcp *t)
+{
+	for (unsigned i = 0; i < 2; i++)
+		if (!dray_list_empty(&t->ready[i]) || !dray_list_empty(&t->pulling[i]))
+			return t->c->now_ns;
+	return t->timer_ns;
+}
+
+static int64_t tcp_tick(struct core *c, void *state)
+{
+	struct tcp *t = state;
+
+	if (c->now_ns < t->timer_ns)
+		return next_tick(t);
+	t->timer_ns = INT64_MAX;
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link)
+		s->side->tick(s);
+	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
+		for (unsigned i = 0; i < 2; i++)
+			if (tcp_channel_has_work(&peer->channels[i])) {
+				tcp_connect(&peer->channels[i]);
+				tcp_channel_pull_later(t, &peer->channels[i]);
+			}
+	tcp_pool_trim(t);
+	return next_tick(t);
+}
+
+static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, int fd,
+			     uint64_t stream_id, enum dmsg_class class)
+{
+	struct tcp_peer *peer = tcp_peer_get(state, handle);
+
+	if (peer) {
+		tcp_serve_adopt(state, peer, fd, stream_id, class);
+		return;
+	}
+	dray_close(fd);
+	c->up->stream_closed(c, handle, stream_id);
+}
+
+static void tcp_stream_reset(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
+{
+	struct tcp_peer *peer = tcp_peer_get(state, handle);
+
+	if (peer)
+		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
+			if (s->id == stream_id) {
+				tcp_serve_close(s, true, true);
+				return;
+			}
+	c->up->stream_closed(c, handle, stream_id);
+}
+
+static void tcp_stream_dead(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
+{
+	struct tcp_peer *peer = tcp_peer_get(state, handle);
+
+	(void)c;
+	if (peer && !tcp_channel_dead(&peer->channels[0], stream_id))
+		tcp_channel_dead(&peer->channels[1], stream_id);
+}
+
+const struct transport_ops transport_tcp = {
+	.name = "tcp",
+	.id = DMSG_TRANSPORT_TCP,
+	.init = tcp_init,
+	.deinit = tcp_deinit,
+	.channel = tcp_channel,
+	.adopt = tcp_adopt,
+	.kick = tcp_kick,
+	.progress = tcp_progress,
+	.stop = tcp_stop,
+	.drop = tcp_drop,
+	.tick = tcp_tick,
+	.peer_up = tcp_peer_up,
+	.peer_down = tcp_peer_down,
+	.stream_adopt = tcp_stream_adopt,
+	.stream_reset = tcp_stream_reset,
+	.stream_dead = tcp_stream_dead,
+};

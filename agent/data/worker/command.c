@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the control thread asks of a worker, and what the data plane asks of the worker around it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/model/peer_link.h"
+#include "agent/data/transfer/transport.h"
+#include "agent/data/worker/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+
+#define COMMANDS_PER_TURN 256
+
+static void up_notify(struct core *c, struct xfer *x)
+{
+	struct packet *p = packet_new(x->notify_length, 0);
+
+	if (!p) {
+		xfer_notified(c, x->handle, DRAY_E_NO_MEMORY);
+		return;
+	}
+	memcpy(p->data, x->notify_payload, x->notify_length);
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_NOTIFY,
+						    .session = x->session->handle,
+						    .handle = x->remote->handle,
+						    .id = x->handle,
+						    .tag = x->notify_tag,
+						    .packet = p });
+}
+
+static void up_object_dropped(struct core *c, enum object_kind kind, dray_handle handle)
+{
+	worker_event(worker_of(c),
+		     &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
+}
+
+static void up_stream_lost(struct core *c, dray_handle peer, uint64_t stream_id)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_LOST,
+						    .session = peer,
+						    .id = stream_id });
+}
+
+static void up_stream_closed(struct core *c, dray_handle peer, uint64_t stream_id)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_CLOSED,
+						    .session = peer,
+						    .id = stream_id });
+}
+
+static struct departure *departure_find(struct worker *w, dray_handle peer)
+{
+	dray_list_for_each(&w->departures, d, struct departure, link)
+		if (d->peer == peer)
+			return d;
+	return NULL;
+}
+
+static void up_peer_used(struct core *c, dray_handle peer)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_USED, .session = peer });
+}
+
+/* The peer has gone when every transport says so. */
+static void up_peer_gone(struct core *c, dray_handle peer)
+{
+	struct worker *w = worker_of(c);
+	struct departure *d = departure_find(w, peer);
+
+	dray_assert(d);
+	if (--d->missing)
+		return;
+	dray_list_del(&d->link);
+	free(d);
+	worker_event(w, &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
+}
+
+static void up_transport_event(struct core *c, const struct transport_message *m)
+{
+	worker_event(worker_of(c), &(struct event){ .type = EVENT_TRANSPORT, .message = *m });
+}
+
+static void up_session_fault(struct core *c, dray_handle session)
+{
+	worker_event(worker_of(c),
+		     &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
+}
+
+struct stop_args {
+	dray_handle peer; /* 0: all */
+	uint32_t code;
+};
+
+static void stop_matching(struct core *c, struct xfer *x, void *arg)
+{
+	const struct stop_args *a = arg;
+	const struct remote_view *r = (const struct remote_view *)x->remote->view;
+
+	if (!a->peer || (!r->is_local && r->peer == a->peer))
+		xfer_stop(c, x, a->code, NULL, false);
+}
+
+static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
+{
+	struct core *c = &w->core;
+	struct stop_args args = { peer, code };
+	struct departure *d = calloc(1, sizeof(*d));
+
+	dray_assert(d);
+	d->peer = peer;
+	/* one of our own, so that it does not end before all have been told */
+	d->missing = 1;
+	dray_list_add(&w->departures, &d->link);
+	xfers_each(c, stop_matching, &args);
+	WORKER_EACH_TRANSPORT(w, i)
+	{
+		if (!c->transports[i]->peer_down)
+			continue;
+		d->missing++;
+		c->transports[i]->peer_down(c, c->transport_state[i], peer, code);
+	}
+	up_peer_gone(c, peer);
+}
+
+static void take_info(struct core *c, struct xfer *x, void *arg)
+{
+	struct snapshot *s = arg;
+	struct transfer_info info = {
+		.session = x->session->handle,
+		.request = x->request_id,
+		.direction = (uint8_t)x->direction,
+		.class = (uint8_t)x->class,
+		.transport = (uint8_t)(x->state == XFER_WAITING ?
+					       DMSG_TRANSPORT_NONE :
+					       c->transports[x->transport_index]->id),
+		.gpu_path = x->gpu_path,
+		.state = (uint8_t)x->state,
+		.rails = x->rails,
+		.operations = x->n_ops,
+		.slices = x->slices,
+		.bytes = x->bytes,
+		.bytes_done = x->bytes_done,
+		.age_ns = c->now_ns - x->accepted_ns,
+		.left_ns = x->deadline_ns - c->now_ns,
+	};
+
+	s->bytes_left += x->bytes - x->bytes_done;
+	if (!s->in_flight++ || info.left_ns < s->first_due.left_ns)
+		s->first_due = info;
+	if (s->n < s->cap)
+		s->transfers[s->n++] = info;
+}
+
+static void snapshot_take(struct worker *w, struct snapshot *s)
+{
+	if (s->records)
+		s->n = records_copy(xfers_records(&w->core), s->records, s->cap);
+	else
+		xfers_each(&w->core, take_info, s);
+	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
+}
+
+static void send_packet(struct worker *w, const struct command *cmd)
+{
+	struct wsession *s = wsession_get(w, cmd->session);
+
+	if (!s) {
+		packet_free(cmd->packet);
+		return;
+	}
+	if (cmd->id && idset_del(&s->ids, cmd->id))
+		s->requests--;
+	wsession_send(s, cmd->packet);
+}
+
+static void cancel_answer(struct worker *w, uint64_t call, bool ended, uint32_t code)
+{
+	worker_event(w,
+		     &(struct event){
+			     .type = EVENT_CANCELLED, .handle = call, .id = ended, .code = code });
+}
+
+static void cancel(struct worker *w, const struct command *cmd)
+{
+	struct wsession *s = wsession_get(w, cmd->session);
+
+	if (s)
+		dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link) {
+			if (x->request_id != cmd->id)
+				continue;
+			if (x->operator_waits) {
+				cancel_answer(w, cmd->handle, false, DRAY_E_BUSY);
+				return;
+			}
+			x->operator_waits = cmd->handle;
+			xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
+			return;
+		}
+	cancel_answer(w, cmd->handle, false, DRAY_E_NOT_FOUND);
+}
+
+static void up_xfer_ended(struct core *c, struct xfer *x)
+{
+	if (x->operator_waits)
+		cancel_answer(worker_of(c), x->operator_waits, true, x->code);
+	wsession_xfer_ended(c, x);
+}
+
+/* Telling of transfers must not hold them up: what finds no room is not told. */
+static void up_xfer_report(struct core *c, const struct transfer_record *r, bool slow)
+{
+	struct worker *w = worker_of(c);
+	struct report *report = worker_has_room(w) ? malloc(sizeof(*report)) : NULL;
+
+	if (!report) {
+		core_count(c->counters, DRAY_METRIC_REPORTS_DROPPED_TOTAL, 1);
+		return;
+	}
+	*report = (struct report){ *r, slow, c->cfg.report_all };
+	worker_event(w, &(struct event){ .type = EVENT_REPORT, .report = report });
+}
+
+const struct core_upcalls worker_upcalls = {
+	.xfer_ended = up_xfer_ended,
+	.xfer_report = up_xfer_report,
+	.notify = up_notify,
+	.object_dropped = up_object_dropped,
+	.stream_lost = up_stream_lost,
+	.stream_closed = up_stream_closed,
+	.peer_used = up_peer_used,
+	.peer_gone = up_peer_gone,
+	.transport_event = up_transport_event,
+	.session_fault = up_session_fault,
+};
+
+static void stream_command(struct worker *w, const struct command *cmd)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	{
+		const struct transport_ops *ops = c->transports[i];
+		void *state = c->transport_state[i];
+
+		if (!ops->stream_adopt)
+			continue;
+		if (cmd->type == COMMAND_STREAM_ADOPT)
+			ops->stream_adopt(c, state, cmd->session, cmd->fd, cmd->id,
+					  (enum dmsg_class)cmd->class);
+		else if (cmd->type == COMMAND_STREAM_RESET)
+			ops->stream_reset(c, state, cmd->session, cmd->id);
+		else
+			ops->stream_dead(c, state, cmd->session, cmd->id);
+		return;
+	}
+	if (cmd->type == COMMAND_STREAM_ADOPT)
+		dray_close(cmd->fd);
+	if (cmd->type != COMMAND_STREAM_DEAD)
+		up_stream_closed(c, cmd->session, cmd->id);
+}
+
+static void transport_message(struct worker *w, const struct transport_message *m)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->id == m->transport && c->transports[i]->message)
+		c->transports[i]->message(c, c->transport_state[i], m);
+}
+
+static void run_command(struct worker *w, const struct command *cmd)
+{
+	struct core *c = &w->core;
+	struct stop_args all = { 0, cmd->code };
+	struct wsession *s;
+
+	switch (cmd->type) {
+	case COMMAND_SESSION_ADD:
+		wsession_add(w, cmd->fd, cmd->shared);
+		break;
+	case COMMAND_SESSION_CLOSE:
+		wsession_close(w, cmd->session, cmd->code);
+		break;
+	case COMMAND_SEND:
+		send_packet(w, cmd);
+		break;
+	case COMMAND_RING_OPEN:
+		s = wsession_get(w, cmd->session);
+		if (s && ring_open(s, cmd->ring) < 0)
+			wsession_die(s, DRAY_E_NO_MEMORY);
+		break;
+	case COMMAND_PUBLISH:
+		dray_assert(object_publish(c, cmd->view) == 0);
+		break;
+	case COMMAND_KEYS:
+		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);
+		break;
+	case COMMAND_DROP:
+		object_drop(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
+		break;
+	case COMMAND_RETIRE:
+		object_retire(c, cmd->kind, cmd->handle, cmd->code);
+		break;
+	case COMMAND_DROP_ESCALATE:
+		object_drop_escalate(c, cmd->kind, cmd->handle, cmd->code, cmd->urgent);
+		break;
+	case COMMAND_PEER_UP:
+		WORKER_EACH_TRANSPORT(w, i)
+		if (c->transports[i]->peer_up)
+			dray_assert(c->transports[i]->peer_up(c, c->transport_state[i],
+							      cmd->link) == 0);
+		break;
+	case COMMAND_PEER_DOWN:
+		peer_down(w, cmd->session, cmd->code);
+		break;
+	case COMMAND_STREAM_ADOPT:
+	case COMMAND_STREAM_RESET:
+	case COMMAND_STREAM_DEAD:
+		stream_command(w, cmd);
+		break;
+	case COMMAND_TRANSPORT:
+		transport_message(w, &cmd->message);
+		break;
+	case COMMAND_NOTIFIED:
+		xfer_notified(c, cmd->id, cmd->code);
+		break;
+	case COMMAND_CANCEL:
+		cancel(w, cmd);
+		break;
+	case COMMAND_SNAPSHOT:
+		snapshot_take(w, cmd->snapshot);
+		break;
+	case COMMAND_CONFIG:
+		c->cfg = *cmd->config;
+		dray_linger_limit(&w->linger, c->cfg.poll_time_ns);
+		free(cmd->config);
+		break;
+	case COMMAND_DRAIN:
+		w->draining = true;
+		break;
+	case COMMAND_RESUME:
+		w->draining = false;
+		break;
+	case COMMAND_STOP_TRANSFERS:
+		xfers_each(c, stop_matching, &all);
+		break;
+	case COMMAND_QUIT:
+		w->quit = true;
+		break;
+	}
+}
+
+bool worker_run_commands(struct worker *w)
+{
+	struct command cmd;
+	unsigned n = 0;
+
+	while (n < COMMANDS_PER_TURN && dray_spsc_pop(&w->commands, &cmd)) {
+		run_command(w, &cmd);
+		n++;
+	}
+	/* acquire-release: the room made is seen by whoever is woken for it */
+	if (n && atomic_exchange_explicit(&w->want_room, false, memory_order_acq_rel))
+		w->event_pending = true;
+	return n > 0;
+}

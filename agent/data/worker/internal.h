@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker's insides, shared by the files of this folder. Worker thread only, but for the rings. */
+#ifndef DRAY_AGENT_DATA_WORKER_INTERNAL_H
+#define DRAY_AGENT_DATA_WORKER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agent/data/transfer/core.h"
+#include "agent/data/transfer/xfer.h"
+#include "lib/idset.h"
+#include "agent/model/message.h"
+#include "agent/data/worker/worker.h"
+#include "lib/handle.h"
+#include "lib/linger.h"
+#include "lib/seqpacket.h"
+#include "lib/spsc.h"
+
+/* A ring as its worker sees it. The client can write to all of the shared memory, so what matters is kept here. */
+struct ring {
+	const struct ring_memory *m;
+	uint32_t sq_head;     /* next submission to take */
+	uint32_t cq_tail;     /* next completion to fill */
+	uint32_t cq_head;     /* the client's, when it was last looked at */
+	uint32_t outstanding; /* taken and not completed: each has its completion entry reserved */
+	uint32_t vain;        /* looks since the last submission, while there was work elsewhere */
+	bool announced;       /* "agent sleeping" is set */
+	struct wsession *session;
+	struct dray_list polled_link;    /* on worker->polled; not while it rests */
+	struct dray_list completed_link; /* on worker->completed while there is news for the client */
+	struct loop_source doorbell;
+};
+
+/* A session as its worker sees it. */
+struct wsession {
+	struct xfer_session xs;
+	struct worker *worker;
+	struct session_shared *shared;
+	struct dray_list link;       /* on worker->sessions */
+	struct dray_list ready_link; /* on worker->ready while there is input to look at */
+	struct loop_source source;
+	int fd;
+	struct idset ids;  /* requests that have not ended */
+	uint32_t requests; /* pending at the control thread */
+	struct packet *out_first, **out_last;
+	uint32_t out_n;
+	bool readable, writable;
+	bool dead;    /* end of file or protocol broken: nothing is read or sent any more */
+	bool closing; /* its end was asked for */
+	struct ring *ring;
+	const struct ring_memory *memory; /* arena, also without a ring */
+};
+
+struct event_node {
+	struct event_node *next;
+	struct event event;
+};
+
+/* A peer that went down and whose transports are not all done with it. */
+struct departure {
+	struct dray_list link;
+	dray_handle peer;
+	unsigned missing;
+};
+
+struct worker {
+	struct core core; /* first: upcalls get from core to worker */
+	pthread_t thread;
+	bool started; /* there is one; the control thread's */
+	struct dray_spsc commands, events;
+	struct event_node *late_first, **late_last; /* events that found the ring full */
+	int command_fd;                             /* eventfd, control to worker */
+	int event_fd;                               /* eventfd, worker to control */
+	bool event_pending;                         /* events pushed this turn */
+	_Atomic bool want_room;                     /* control waits for room in `commands` */
+	struct loop_source command_source;
+	struct wsession **sessions; /* by index of the session handle */
+	uint32_t n_sessions;
+	struct dray_list session_list, ready;
+	struct dray_list departures;
+	struct dray_list polled;    /* rings that are looked at in every turn */
+	struct dray_list completed; /* rings whose clients are told at the end of this one */
+	bool draining, quit;
+	bool stalled;   /* submissions wait for their client to reap completions */
+	bool busy;      /* the last turn did something */
+	bool announced; /* of the rings on `polled` some may be */
+	struct dray_linger linger;
+	int64_t looked_ns; /* when it last looked at its descriptors */
+	int64_t look_ns;   /* how long it may leave them alone while it polls rings */
+	struct core_counters counters;
+	uint8_t *buffer; /* one message */
+	struct dray_fds fds;
+
+	/* control side */
+	struct command *backlog;
+	uint32_t backlog_n, backlog_cap, backlog_at;
+};
+
+static inline struct worker *worker_of(struct core *c)
+{
+	return (struct worker *)(void *)c;
+}
+
+static inline struct wsession *wsession_of(struct xfer_session *xs)
+{
+	return (struct wsession *)(void *)xs;
+}
+
+#define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
+
+/* worker.c: what worker_make() made, whose thread has ended or was never started. */
+void worker_release(struct worker *w);
+void worker_signal(int fd);
+
+/* command.c */
+extern const struct core_upcalls worker_upcalls;
+bool worker_run_commands(struct worker *w);
+
+/* turn.c */
+void worker_command_ready(struct loop_source *source, uint32_t events);
+/* may_sleep: as a thread does it; otherwise it only looks. */
+void worker_turn(struct worker *w, bool may_sleep);
+void *worker_main(void *arg);
+void worker_event(struct worker *w, const struct event *ev);
+/* False while so many events wait that clients must not add more. */
+bool worker_has_room(const struct worker *w);
+
+/* wsession.c */
+void wsession_add(struct worker *w, int fd, struct session_shared *shared);
+void wsession_close(struct worker *w, dray_handle session, uint32_t code);
+void wsession_send(struct wsession *s, struct packet *p);
+struct wsession *wsession_get(struct worker *w, dray_handle session);
+/* Nothing is read from or sent to the client any more; the control thread hears of it, once. */
+void wsession_die(struct wsession *s, uint32_t code);
+/* ERROR with request id 0, then wsession_die. */
+void wsession_break(struct wsession *s, const struct dray_err *err);
+/* Reads what is there, within bounds. True if there is more. */
+bool wsession_read(struct wsession *s);
+void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
+/* Makes ready what the transfer's client gets to know of its end. */
+void wsession_xfer_ended(struct core *c, struct xfer *x);
+
+/* request.c: one message of a client. */
+void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
+
+/* ring.c */
+int ring_open(struct wsession *s, const struct ring_memory *m);
+void ring_close(struct wsession *s);
+/* Takes submissions, within bounds. True if there are more. */
+bool ring_poll(struct wsession *s);
+void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
+/* Something completed: wakes the client where it sleeps. */
+void ring_flush(struct ring *r);
+/* Asks for a doorbell. True if there is work after all. */
+bool ring_announce(struct ring *r);
+/* No doorbell is needed any more. */
+void ring_awake(struct ring *r);
+
+/* rings.c: all of a worker's */
+/* The ring is looked at from now on. */
+void ring_wake(struct ring *r);
+/* Takes submissions, within bounds. True if there are more. */
+bool rings_poll(struct worker *w);
+/* Tells clients what completed. */
+void rings_flush(struct worker *w);
+/* Before the worker sleeps: asks for doorbells. True if there is work after all. */
+bool rings_announce(struct worker *w);
+void rings_awake(struct worker *w);
+
+#endif

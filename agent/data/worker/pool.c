@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/worker/pool.h"
+
+#include <stdlib.h>
+
+#include "agent/model/keys.h"
+#include "agent/model/peer_link.h"
+#include "agent/data/transfer/crew.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+/* A broadcast that every worker has to answer. Who asks for the same drop while it is under way waits with it. */
+struct broadcast {
+	struct dray_list link;
+	enum object_kind kind;
+	dray_handle handle;
+	unsigned missing;
+	struct dray_list waiters;
+};
+
+struct waiter {
+	struct dray_list link;
+	void (*done)(void *arg);
+	void *arg;
+};
+
+/* No more helpers than CPUs may be used beside the one of the worker that is helped; with one CPU or one worker none. */
+static int crew_up(struct worker_pool *p, struct dray_err *reterr)
+{
+	struct dray_cpus limits;
+	unsigned cpus;
+	int ret;
+
+	_Static_assert(WORKERS_MAX <= CREW_MAX, "a worker without a seat");
+	dray_cpus_get(&limits);
+	cpus = dray_cpus_whole(&limits);
+	if (p->n < 2 || cpus < 2)
+		return 0;
+	ret = crew_new(&p->crew, p->n, dray_min(cpus, p->n) - 1);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
+				    "no memory for the workers' crew");
+	for (unsigned i = 0; i < p->n && ret >= 0; i++)
+		ret = worker_join(p->workers[i], p->crew, reterr);
+	return ret;
+}
+
+int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+	     uint32_t max_transfers, struct dray_err *reterr)
+{
+	int ret;
+
+	*p = (struct worker_pool){ 0 };
+	dray_list_init(&p->drops);
+	dray_list_init(&p->peer_downs);
+	dray_assert(n && n <= WORKERS_MAX);
+	for (; p->n < n; p->n++) {
+		ret = worker_make(&p->workers[p->n], p->n, cfg, max_transfers, reterr);
+		if (ret < 0) {
+			pool_stop(p);
+			return ret;
+		}
+	}
+	ret = crew_up(p, reterr);
+	if (ret < 0)
+		pool_stop(p);
+	return ret;
+}
+
+int pool_start(struct worker_pool *p, struct dray_err *reterr)
+{
+	for (unsigned i = 0; i < p->n; i++) {
+		int ret = worker_start(p->workers[i], reterr);
+
+		if (ret < 0)
+			return ret;
+	}
+	return 0;
+}
+
+static void wait_for(struct broadcast *b, void (*done)(void *arg), void *arg)
+{
+	struct waiter *w;
+
+	if (!done)
+		return;
+	w = calloc(1, sizeof(*w));
+	dray_assert(w);
+	w->done = done;
+	w->arg = arg;
+	dray_list_add(&b->waiters, &w->link);
+}
+
+static struct broadcast *find(struct dray_list *l, enum object_kind kind, dray_handle handle)
+{
+	dray_list_for_each(l, b, struct broadcast, link)
+		if (b->kind == kind && b->handle == handle)
+			return b;
+	return NULL;
+}
+
+static void forget(struct dray_list *l)
+{
+	if (!l->next)
+		return; /* never started */
+	dray_list_for_each(l, b, struct broadcast, link) {
+		dray_list_for_each(&b->waiters, w, struct waiter, link)
+			free(w);
+		free(b);
+	}
+	dray_list_init(l);
+}
+
+bool pool_stop(struct worker_pool *p)
+{
+	bool ended = true;
+
+	for (unsigned i = 0; i < p->n; i++) {
+		if (!worker_free(p->workers[i]))
+			ended = false;
+		p->workers[i] = NULL;
+	}
+	p->n = 0;
+	/* who does not end may still look at it */
+	p->crew = ended ? crew_free(p->crew) : NULL;
+	forget(&p->drops);
+	forget(&p->peer_downs);
+	return ended;
+}
+
+static void post_all(struct worker_pool *p, const struct command *cmd)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		worker_post(p->workers[i], cmd);
+}
+
+static void broadcast(struct worker_pool *p, struct dray_list *l, enum object_kind kind,
+		      dray_handle handle, void (*done)(void *arg), void *arg,
+		      const struct command *cmd)
+{
+	struct broadcast *b = calloc(1, sizeof(*b));
+
+	dray_assert(b);
+	b->kind = kind;
+	b->handle = handle;
+	b->missing = p->n;
+	dray_list_init(&b->waiters);
+	wait_for(b, done, arg);
+	dray_list_add(l, &b->link);
+	post_all(p, cmd);
+}
+
+static void answered(struct dray_list *l, enum object_kind kind, dray_handle handle)
+{
+	struct broadcast *b = find(l, kind, handle);
+
+	if (!b || --b->missing)
+		return;
+	dray_list_del(&b->link);
+	dray_list_for_each(&b->waiters, w, struct waiter, link) {
+		w->done(w->arg);
+		free(w);
+	}
+	free(b);
+}
+
+void pool_publish(struct worker_pool *p, const struct object_view *view)
+{
+	post_all(p, &(struct command){ .type = COMMAND_PUBLISH, .view = view });
+}
+
+void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+	       struct rail_keys *keys)
+{
+	for (unsigned i = 0; i < p->n; i++)
+		worker_post(p->workers[i],
+			    &(struct command){ .type = COMMAND_KEYS,
+					       .kind = kind,
+					       .handle = handle,
+					       .keys = keys ? rail_keys_ref(keys) : NULL });
+}
+
+void pool_message(struct worker_pool *p, const struct transport_message *m)
+{
+	post_all(p, &(struct command){ .type = COMMAND_TRANSPORT, .message = *m });
+}
+
+void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+	       bool urgent, void (*done)(void *arg), void *arg)
+{
+	struct command cmd = {
+		.type = COMMAND_DROP, .kind = kind, .handle = handle, .code = code, .urgent = urgent
+	};
+	struct broadcast *b = find(&p->drops, kind, handle);
+
+	if (!b) {
+		broadcast(p, &p->drops, kind, handle, done, arg, &cmd);
+		return;
+	}
+	wait_for(b, done, arg);
+	cmd.type = COMMAND_DROP_ESCALATE;
+	post_all(p, &cmd);
+}
+
+void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+		 void (*done)(void *arg), void *arg)
+{
+	struct broadcast *b = find(&p->drops, kind, handle);
+
+	if (b) {
+		wait_for(b, done, arg);
+		return;
+	}
+	broadcast(p, &p->drops, kind, handle, done, arg,
+		  &(struct command){
+			  .type = COMMAND_RETIRE, .kind = kind, .handle = handle, .code = code });
+}
+
+void pool_peer_up(struct worker_pool *p, struct peer_link *link)
+{
+	post_all(p,
+		 &(struct command){ .type = COMMAND_PEER_UP, .session = link->peer, .link = link });
+}
+
+void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
+		    void *arg)
+{
+	broadcast(p, &p->peer_downs, OBJECT_KIND_N, peer, done, arg,
+		  &(struct command){ .type = COMMAND_PEER_DOWN, .session = peer, .code = code });
+}
+
+void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle)
+{
+	answered(&p->drops, kind, handle);
+}
+
+void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer)
+{
+	answered(&p->peer_downs, OBJECT_KIND_N, peer);
+}
+
+int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node)
+{
+	int ret = worker_place(p->workers[worker], cpus);
+
+	if (ret >= 0 && p->crew)
+		crew_place(p->crew, worker, node);
+	return ret;
+}
+
+unsigned pool_pick(struct worker_pool *p)
+{
+	return p->next++ % p->n;
+}

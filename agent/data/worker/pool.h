@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All workers together: broadcast, and the count of answers to a broadcast. Control thread only.
+ */
+#ifndef DRAY_AGENT_DATA_WORKER_POOL_H
+#define DRAY_AGENT_DATA_WORKER_POOL_H
+
+#include "agent/data/worker/worker.h"
+#include "lib/list.h"
+
+#define WORKERS_MAX 8
+
+struct crew;
+struct peer_link;
+
+struct worker_pool {
+	struct worker *workers[WORKERS_MAX];
+	unsigned n;
+	struct crew *crew;      /* NULL: each works alone */
+	struct dray_list drops; /* broadcasts that wait for answers */
+	struct dray_list peer_downs;
+	unsigned next; /* worker to pick */
+};
+
+/* Makes n workers, which may be given commands. 0 or -errno with reterr; there is nothing to stop then. */
+int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+	     uint32_t max_transfers, struct dray_err *reterr);
+/* Starts their threads. 0 or -errno with reterr; pool_stop() stops those that run. */
+int pool_start(struct worker_pool *p, struct dray_err *reterr);
+/* False: a worker does not end, and may go on looking at what it was given (see worker_free()). */
+bool pool_stop(struct worker_pool *p);
+
+/* Tells every worker of the view, which must live until `done` of its drop has run. */
+void pool_publish(struct worker_pool *p, const struct object_view *view);
+
+/* The object's keys from now on; NULL: none. The caller keeps its reference. */
+void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+	       struct rail_keys *keys);
+
+/*
+ * Every worker stops using the object; transfers that use it end with `code`. When the last has answered, no
+ * byte of it is read or written any more by this agent, and done(arg) runs. urgent: see transport.h.
+ * done (may be NULL) never runs inside this call. A second drop of the same object ends with the first.
+ */
+void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+	       bool urgent, void (*done)(void *arg), void *arg);
+
+/* The same, but transfers that use it may finish. A later pool_drop() stops them after all. */
+void pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
+		 void (*done)(void *arg), void *arg);
+
+/* The link must live until `done` of its pool_peer_down has run. */
+void pool_peer_up(struct worker_pool *p, struct peer_link *link);
+void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
+		    void *arg);
+
+/* The caller's event pump hands these on. */
+void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle);
+void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer);
+
+/* To the transport in every worker; arg must be of no ownership. */
+void pool_message(struct worker_pool *p, const struct transport_message *m);
+
+/* The CPUs that a worker may run on, and the NUMA node that they are of (-1: of any). 0 or -errno. */
+int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node);
+
+/* Worker for a new session or stream, in turn. */
+unsigned pool_pick(struct worker_pool *p);
+
+#endif

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages of clients. Transfers and their cancellation are carried out here, in the loop that received
+ * them; everything else goes to the control thread. What can be answered is answered and the session goes on;
+ * a message whose header makes no sense ends it.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "agent/data/worker/internal.h"
+
+static void transfer(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+		     struct dray_err *err)
+{
+	struct worker *w = s->worker;
+	struct xfer_request r;
+	struct dmsg_transfer m;
+
+	if (dmsg_transfer_decode(body, h->length, &m, err) < 0)
+		return;
+	if (w->draining) {
+		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
+			     "the agent is draining and takes no new transfers");
+		return;
+	}
+	r = (struct xfer_request){
+		.request_id = h->request_id,
+		.flags = m.flags,
+		.direction = m.direction,
+		.class = m.class,
+		.deadline_ms = m.deadline_ms,
+		.local = m.local,
+		.remote = m.remote,
+		.wait_region = m.wait_region,
+		.wait_offset = m.wait_offset,
+		.wait_value = m.wait_value,
+		.set_region = m.set_region,
+		.set_offset = m.set_offset,
+		.set_value = m.set_value,
+		.notify_tag = m.notify_tag,
+		.notify = m.notify.p,
+		.notify_length = m.notify.n,
+		.ops = m.ops.p,
+		.n_ops = m.ops.n,
+	};
+	if (m.flags & DMSG_TRANSFER_FLAG_ARENA) {
+		const struct ring_memory *mem = s->memory;
+		uint64_t bytes = (uint64_t)m.arena_ops * DMSG_OP_SIZE;
+
+		if (m.ops.n) {
+			dray_err_set(err, -EINVAL, DRAY_E_INVALID,
+				     "operations both inline and in the arena");
+			return;
+		}
+		if (!mem || m.arena_offset > mem->arena_bytes ||
+		    bytes > mem->arena_bytes - m.arena_offset) {
+			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
+				     "%u operations at %llu pass the arena of %llu bytes",
+				     m.arena_ops, (unsigned long long)m.arena_offset,
+				     (unsigned long long)(mem ? mem->arena_bytes : 0));
+			return;
+		}
+		r.ops = mem->arena + m.arena_offset;
+		r.n_ops = m.arena_ops;
+	}
+	/* the id is in the map before the transfer starts: it may end inside xfer_start() */
+	if (idset_add(&s->ids, h->request_id) < 0) {
+		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
+			     (unsigned long long)h->request_id);
+		return;
+	}
+	if (xfer_start(&w->core, &s->xs, &r, err) < 0)
+		idset_del(&s->ids, h->request_id);
+}
+
+static struct xfer *find_transfer(struct wsession *s, uint64_t request)
+{
+	/* cancelling is rare, so transfers are not indexed by id a second time */
+	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
+		if (x->request_id == request)
+			return x;
+	return NULL;
+}
+
+static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+			    struct dray_err *err)
+{
+	struct dmsg_transfer_cancel m;
+	struct xfer *x;
+
+	if (dmsg_transfer_cancel_decode(body, h->length, &m, err) < 0)
+		return;
+	x = find_transfer(s, m.request);
+	/* sockets are read before rings: what is to be cancelled may still lie there */
+	if (!x && s->ring) {
+		/* all that can have been there; a client that goes on submitting waits for its turn */
+		uint32_t rounds = s->memory->sq_entries;
+
+		while (rounds-- && ring_poll(s))
+			;
+		if (s->dead)
+			return;
+		x = find_transfer(s, m.request);
+	}
+	if (!x) {
+		dray_err_set(err, -ENOENT, DRAY_E_NOT_FOUND, "no transfer %llu is in flight",
+			     (unsigned long long)m.request);
+		return;
+	}
+	if (x->cancel_waits) {
+		dray_err_set(err, -EEXIST, DRAY_E_EXISTS,
+			     "transfer %llu is being cancelled already",
+			     (unsigned long long)m.request);
+		return;
+	}
+	if (idset_add(&s->ids, h->request_id) < 0) {
+		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
+			     (unsigned long long)h->request_id);
+		return;
+	}
+	x->cancel_waits = true;
+	x->cancel_request = h->request_id;
+	xfer_stop(&s->worker->core, x, DRAY_E_CANCELLED, NULL, false);
+}
+
+/* Hands the message and its descriptors to the control thread, which answers with COMMAND_SEND. */
+static void forward(struct wsession *s, const struct dmsg_header *h, const uint8_t *p, size_t n,
+		    bool fds_lost, struct dray_err *err)
+{
+	struct worker *w = s->worker;
+	struct packet *packet;
+
+	if (s->requests >= s->shared->requests_max) {
+		dray_err_set(err, -EBUSY, DRAY_E_BUSY,
+			     "%u requests are pending (limits.requests_per_session)", s->requests);
+		return;
+	}
+	packet = packet_new((uint32_t)n, w->fds.n);
+	if (!packet || idset_add(&s->ids, h->request_id) < 0) {
+		bool memory = !packet || !idset_has(&s->ids, h->request_id);
+
+		packet_free(packet);
+		dray_err_set(err, -EINVAL, memory ? DRAY_E_NO_MEMORY : DRAY_E_DUPLICATE_ID,
+			     memory ? "no memory for request %llu" : "request id %llu is in use",
+			     (unsigned long long)h->request_id);
+		return;
+	}
+	memcpy(packet->data, p, n);
+	for (unsigned i = 0; i < w->fds.n; i++)
+		packet->fds[i] = w->fds.fd[i];
+	w->fds.n = 0;
+	packet->fds_lost = fds_lost;
+	s->requests++;
+	worker_event(w, &(struct event){
+				.type = EVENT_REQUEST, .session = s->xs.handle, .packet = packet });
+}
+
+void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_header h;
+
+	if (dmsg_header_decode(p, n, &h, &err) < 0) {
+		/* what could be read of the header tells whom to answer */
+		if (n >= DMSG_HEADER_SIZE &&
+		    (err.code == DRAY_E_UNSUPPORTED || err.code == DRAY_E_TOO_LARGE))
+			wsession_reply_error(s, dray_le_get64(p + DMSG_HEADER_SIZE - 8), &err);
+		else
+			wsession_break(s, &err);
+		return;
+	}
+	if (!h.request_id) {
+		dray_err_set(&err, -EPROTO, DRAY_E_INVALID, "request id 0 is kept for events");
+		wsession_break(s, &err);
+		return;
+	}
+	if (truncated) {
+		dray_err_set(&err, -EMSGSIZE, DRAY_E_TOO_LARGE, "a message has at most %u bytes",
+			     DMSG_MESSAGE_MAX);
+	} else if (dmsg_packet_check(&h, n, &err) < 0) {
+		/* said by the check */
+	} else if (h.type == DMSG_TRANSFER || h.type == DMSG_TRANSFER_CANCEL) {
+		const uint8_t *body = p + DMSG_HEADER_SIZE;
+
+		if (s->worker->fds.n || fds_lost)
+			dray_err_set(&err, -EINVAL, DRAY_E_FD_COUNT,
+				     "a transfer takes no descriptors");
+		else if (h.type == DMSG_TRANSFER)
+			transfer(s, &h, body, &err);
+		else
+			transfer_cancel(s, &h, body, &err);
+	} else {
+		forward(s, &h, p, n, fds_lost, &err);
+	}
+	if (err.code)
+		wsession_reply_error(s, h.request_id, &err);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent's side of a session's ring. The layout, and who writes what, stand in schema/data.yaml.
+ *
+ * Wake-ups, client to agent: the client stores its tail, then looks at agent_sleeping. The agent stores
+ * agent_sleeping, then looks at the tail. All four are sequentially consistent, so one of the two sees
+ * the other. The way back is the same with cq_tail and client_sleeping, but that a fence stands between the
+ * agent's store and its look. tests/model/doorbell.pml has this protocol, and what each part of it is for, in a
+ * form that a model checker reads.
+ *
+ * The client can write to every word at any time. Entries are copied before they are looked at; the
+ * agent's own indices are private; a client index that claims more than the ring holds ends the session.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/worker/internal.h"
+#include "lib/cleanup.h"
+
+/* Submissions taken in one turn, so that one client does not keep the worker to itself. */
+#define TAKE_MAX 64u
+
+static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
+{
+	return (_Atomic uint32_t *)(void *)(r->m->ring + offset);
+}
+
+/*
+ * What was stored before is seen by whoever does not see what is stored after its own store and load. A fence and
+ * not the store once more: the client spins on that line, and would lose it again.
+ */
+static void fence(struct ring *r)
+{
+#ifdef __SANITIZE_THREAD__
+	/* which knows no fences */
+	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
+#else
+	(void)r;
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+static void doorbell(struct loop_source *source, uint32_t events)
+{
+	struct ring *r = dray_container_of(source, struct ring, doorbell);
+
+	/* edge-triggered and never read: a client can change the flags of an eventfd it shares */
+	(void)events;
+	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
+	ring_wake(r);
+}
+
+int ring_open(struct wsession *s, const struct ring_memory *m)
+{
+	struct ring *r;
+	int ret;
+
+	s->memory = m;
+	if (!m->ring)
+		return 0;
+	r = calloc(1, sizeof(*r));
+	if (!r)
+		return -ENOMEM;
+	r->m = m;
+	r->session = s;
+	dray_list_init(&r->polled_link);
+	dray_list_init(&r->completed_link);
+	ret = loop_add(&s->worker->core.loop, &r->doorbell, m->doorbell_fd, EPOLLIN, doorbell);
+	if (ret < 0) {
+		free(r);
+		return ret;
+	}
+	s->ring = r;
+	ring_wake(r);
+	return 0;
+}
+
+void ring_close(struct wsession *s)
+{
+	if (!s->ring)
+		return;
+	loop_del(&s->worker->core.loop, &s->ring->doorbell);
+	dray_list_del(&s->ring->polled_link);
+	dray_list_del(&s->ring->completed_link);
+	free(s->ring);
+	s->ring = NULL;
+}
+
+static void refuse(struct wsession *s, uint64_t user_data, const struct dray_err *err)
+{
+	ring_complete(s,
+		      &(struct dmsg_cqe){ .user_data = user_data, .status = (uint32_t)err->code });
+}
+
+static bool arena_holds(const struct ring_memory *m, uint64_t offset, uint64_t bytes)
+{
+	return offset <= m->arena_bytes && bytes <= m->arena_bytes - offset;
+}
+
+static void submit(struct wsession *s, const struct dmsg_sqe *e)
+{
+	const struct ring_memory *m = s->memory;
+	struct worker *w = s->worker;
+	struct dray_err err;
+	uint8_t op[DMSG_OP_SIZE];
+	struct xfer_request r = {
+		.request_id = e->user_data,
+		.from_ring = true,
+		.flags = e->flags,
+		.direction = e->direction,
+		.class = e->class,
+		.deadline_ms = e->deadline_ms,
+		.local = e->local,
+		.remote = e->remote,
+		.wait_region = e->wait_region,
+		.wait_offset = e->wait_offset,
+		.wait_value = e->wait_value,
+		.set_region = e->set_region,
+		.set_offset = e->set_offset,
+		.set_value = e->set_value,
+		.notify_tag = e->notify_tag,
+		.notify_length = e->notify_length,
+		.n_ops = e->op_count,
+	};
+
+	dray_err_init(&err);
+	/* bounds first: an address outside the arena is not even formed */
+	if (w->draining) {
+		dray_err_set(&err, -ESHUTDOWN, DRAY_E_DRAINING, "the agent is draining");
+	} else if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
+		if (e->op_count > DMSG_OPS_MAX ||
+		    !arena_holds(m, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE))
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE, "the operations pass the arena");
+		else
+			r.ops = m->arena + e->arena_offset;
+	} else if (e->op_count != 1) {
+		dray_err_set(&err, -EINVAL, DRAY_E_INVALID,
+			     "without the arena a submission has one operation");
+	} else {
+		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
+		r.ops = op;
+		r.ops_ours = true;
+	}
+	if (!err.code && (e->flags & DMSG_TRANSFER_FLAG_NOTIFY)) {
+		if (e->notify_length > DMSG_NOTIFY_MAX ||
+		    !arena_holds(m, e->notify_offset, e->notify_length))
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
+				     "the notification passes the arena");
+		else
+			r.notify = m->arena + e->notify_offset;
+	}
+	if (!err.code && idset_add(&s->ids, e->user_data) < 0)
+		dray_err_set(&err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id is in use");
+	else if (!err.code && xfer_start(&w->core, &s->xs, &r, &err) < 0)
+		idset_del(&s->ids, e->user_data);
+	if (err.code)
+		refuse(s, e->user_data, &err);
+}
+
+static void break_lying(struct wsession *s, uint32_t tail)
+{
+	const struct ring *r = s->ring;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	dray_err_set(
+		&err, -EPROTO, DRAY_E_PROTOCOL,
+		"the ring's indices lie: submission tail %u of %u entries from %u, completion head %u "
+		"behind %u",
+		tail, r->m->sq_entries, r->sq_head, r->cq_head, r->cq_tail);
+	wsession_break(s, &err);
+}
+
+/* Completion entries that are neither filled nor promised. Looks at the client's index only for more than it knows of. */
+static uint32_t cq_room(struct ring *r, uint32_t wanted)
+{
+	uint32_t used = r->cq_tail - r->cq_head + r->outstanding;
+
+	if (used + wanted > r->m->cq_entries)
+		/* acquire: the client has copied what it gives back */
+		r->cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
+	return r->m->cq_entries - r->outstanding - (r->cq_tail - r->cq_head);
+}
+
+/* The client's index claims more than was completed. */
+static bool cq_head_lies(const struct ring *r)
+{
+	return r->cq_tail - r->cq_head > r->m->cq_entries;
+}
+
+bool ring_poll(struct wsession *s)
+{
+	struct ring *r = s->ring;
+	const struct ring_memory *m = r->m;
+	uint32_t tail, room, taken = 0;
+
+	if (s->dead)
+		return false;
+	/* acquire: the entries up to tail are whole */
+	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
+	if (tail == r->sq_head) {
+		r->vain += s->worker->busy;
+		return false;
+	}
+	r->vain = 0;
+	room = cq_room(r, dray_min(tail - r->sq_head, TAKE_MAX));
+	if (tail - r->sq_head > m->sq_entries || cq_head_lies(r)) {
+		break_lying(s, tail);
+		return false;
+	}
+	/* no entry to complete it with: it stays until the client has reaped some */
+	while (r->sq_head != tail && taken < TAKE_MAX && room--) {
+		uint8_t copy[DMSG_SQE_SIZE];
+		struct dmsg_sqe e;
+
+		memcpy(copy,
+		       m->ring + m->sq_offset +
+			       (size_t)(r->sq_head & (m->sq_entries - 1)) * DMSG_SQE_SIZE,
+		       sizeof(copy));
+		dmsg_sqe_get(copy, &e);
+		r->sq_head++;
+		r->outstanding++;
+		taken++;
+		/*
+		 * release: the entry was read; the client may fill it again. Before it can be completed: who
+		 * sees that must find room.
+		 */
+		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
+		submit(s, &e);
+		if (s->dead)
+			return false;
+	}
+	return taken == TAKE_MAX && r->sq_head != tail;
+}
+
+void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
+{
+	struct ring *r = s->ring;
+	const struct ring_memory *m = r->m;
+
+	if (dray_list_empty(&r->completed_link)) {
+		dray_list_add(&s->worker->completed, &r->completed_link);
+		/* before the client can see the entry: what it submits then needs no doorbell */
+		ring_wake(r);
+	}
+	dmsg_cqe_put(m->ring + m->cq_offset +
+			     (size_t)(r->cq_tail & (m->cq_entries - 1)) * DMSG_CQE_SIZE,
+		     cqe);
+	r->cq_tail++;
+	r->outstanding--;
+	/* release: the entry is whole */
+	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_release);
+}
+
+void ring_flush(struct ring *r)
+{
+	fence(r);
+	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
+		return;
+	worker_signal(r->m->completion_fd);
+	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
+}
+
+bool ring_announce(struct ring *r)
+{
+	uint32_t tail;
+
+	if (r->session->dead)
+		return false;
+	r->announced = true;
+	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 1, memory_order_seq_cst);
+	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_seq_cst);
+	if (tail == r->sq_head)
+		return false;
+	r->vain = 0;
+	if (cq_room(r, 1) || cq_head_lies(r))
+		return true;
+	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
+	r->session->worker->stalled = true;
+	return false;
+}
+
+void ring_awake(struct ring *r)
+{
+	if (!r->announced)
+		return;
+	r->announced = false;
+	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 0, memory_order_relaxed);
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions of a worker: the data socket in both directions, and how transfers tell of their end. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/data/transfer/transport.h"
+#include "agent/data/worker/internal.h"
+#include "lib/cleanup.h"
+
+/* Messages taken from one socket in one turn. */
+#define READ_MAX 16
+/* Packets waiting for a client that does not read; beyond, its input is left alone until they are gone. */
+#define OUT_MAX 1024
+
+struct wsession *wsession_get(struct worker *w, dray_handle session)
+{
+	uint32_t i = dray_handle_index(session);
+
+	if (i >= w->n_sessions || !w->sessions[i] || w->sessions[i]->xs.handle != session)
+		return NULL;
+	return w->sessions[i];
+}
+
+static void make_ready(struct wsession *s)
+{
+	if (dray_list_empty(&s->ready_link))
+		dray_list_add(&s->worker->ready, &s->ready_link);
+}
+
+/* Sends what waits. The packet stays the queue's until it is gone. */
+static void flush(struct wsession *s)
+{
+	while (s->out_first && s->writable && !s->dead) {
+		struct packet *p = s->out_first;
+		int ret = dray_seqpacket_send(s->fd, p->data, p->length, p->fds, p->n_fds);
+
+		if (ret == -EAGAIN) {
+			s->writable = false;
+			return;
+		}
+		if (p->is_notification)
+			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
+						  memory_order_relaxed);
+		if (p->tell_sent)
+			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
+								 .session = s->xs.handle });
+		s->out_first = p->next;
+		if (!s->out_first)
+			s->out_last = &s->out_first;
+		s->out_n--;
+		packet_free(p);
+		if (ret < 0) {
+			wsession_die(s, DRAY_E_SESSION_CLOSED);
+			return;
+		}
+	}
+}
+
+static void handle_io(struct loop_source *source, uint32_t events)
+{
+	struct wsession *s = dray_container_of(source, struct wsession, source);
+
+	if (events & EPOLLOUT) {
+		s->writable = true;
+		flush(s);
+	}
+	if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+		s->readable = true;
+	if (s->readable && !s->dead)
+		make_ready(s);
+}
+
+static int table_put(struct worker *w, struct wsession *s)
+{
+	uint32_t i = dray_handle_index(s->xs.handle);
+
+	if (i >= w->n_sessions) {
+		uint32_t n = w->n_sessions ? w->n_sessions : 16;
+		struct wsession **table;
+
+		while (n <= i)
+			n *= 2;
+		table = realloc(w->sessions, n * sizeof(struct wsession *));
+		if (!table)
+			return -ENOMEM;
+		for (uint32_t k = w->n_sessions; k < n; k++)
+			table[k] = NULL;
+		w->sessions = table;
+		w->n_sessions = n;
+	}
+	w->sessions[i] = s;
+	return 0;
+}
+
+void wsession_add(struct worker *w, int fd, struct session_shared *shared)
+{
+	struct wsession *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		goto failed;
+	xfer_session_init(&s->xs, shared->session, shared);
+	s->worker = w;
+	s->shared = shared;
+	s->fd = fd;
+	s->source.fd = -1;
+	s->out_last = &s->out_first;
+	s->writable = true;
+	dray_list_init(&s->link);
+	dray_list_init(&s->ready_link);
+	if (table_put(w, s) < 0)
+		goto failed;
+	dray_list_add(&w->session_list, &s->link);
+	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
+		wsession_die(s, DRAY_E_NO_MEMORY);
+	return;
+
+failed:
+	free(s);
+	dray_close(fd);
+	worker_event(w, &(struct event){ .type = EVENT_SESSION_EOF,
+					 .session = shared->session,
+					 .code = DRAY_E_NO_MEMORY });
+}
+
+static void stop_all(struct wsession *s, uint32_t code, bool urgent)
+{
+	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
+		xfer_stop(&s->worker->core, x, code, NULL, urgent);
+}
+
+void wsession_die(struct wsession *s, uint32_t code)
+{
+	if (s->dead)
+		return;
+	s->dead = true;
+	if (s->closing)
+		return;
+	loop_del(&s->worker->core.loop, &s->source);
+	dray_list_del(&s->ready_link);
+	worker_event(s->worker, &(struct event){ .type = EVENT_SESSION_EOF,
+						 .session = s->xs.handle,
+						 .code = code });
+	stop_all(s, DRAY_E_SESSION_CLOSED, true);
+}
+
+void wsession_close(struct worker *w, dray_handle session, uint32_t code)
+{
+	struct wsession *s = wsession_get(w, session);
+
+	if (s) {
+		s->closing = true;
+		stop_all(s, code, true);
+		if (!s->dead)
+			flush(s);
+		s->dead = true;
+		loop_del(&w->core.loop, &s->source);
+		ring_close(s);
+		dray_close(s->fd);
+		while (s->out_first) {
+			struct packet *p = s->out_first;
+
+			s->out_first = p->next;
+			packet_free(p);
+		}
+		idset_deinit(&s->ids);
+		dray_list_del(&s->ready_link);
+		dray_list_del(&s->link);
+		w->sessions[dray_handle_index(session)] = NULL;
+		xfer_session_deinit(&s->xs);
+		free(s);
+	}
+	worker_event(w, &(struct event){ .type = EVENT_SESSION_GONE, .session = session });
+}
+
+void wsession_send(struct wsession *s, struct packet *p)
+{
+	if (s->dead) {
+		if (p->is_notification)
+			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
+						  memory_order_relaxed);
+		packet_free(p);
+		return;
+	}
+	p->next = NULL;
+	*s->out_last = p;
+	s->out_last = &p->next;
+	s->out_n++;
+	flush(s);
+}
+
+/* Sends at once where nothing waits; only what does not go out is copied. */
+static void send_bytes(struct wsession *s, const uint8_t *p, int n)
+{
+	struct packet *packet;
+
+	if (s->dead || n < 0)
+		return;
+	if (!s->out_first) {
+		int ret = dray_seqpacket_send(s->fd, p, (size_t)n, NULL, 0);
+
+		if (ret == 0)
+			return;
+		if (ret != -EAGAIN) {
+			wsession_die(s, DRAY_E_SESSION_CLOSED);
+			return;
+		}
+		s->writable = false;
+	}
+	packet = packet_new((uint32_t)n, 0);
+	if (!packet) {
+		wsession_die(s, DRAY_E_NO_MEMORY);
+		return;
+	}
+	memcpy(packet->data, p, (size_t)n);
+	wsession_send(s, packet);
+}
+
+void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX];
+	struct dmsg_error m = { .code = (uint32_t)err->code,
+				.message = { err->msg, (uint32_t)strlen(err->msg) } };
+
+	send_bytes(s, buf, dmsg_error_encode(buf, sizeof(buf), request_id, &m));
+}
+
+void wsession_break(struct wsession *s, const struct dray_err *err)
+{
+	wsession_reply_error(s, 0, err);
+	wsession_die(s, (uint32_t)err->code);
+}
+
+/*
+ * Descriptors that came with a message that takes none. Closing one can block, on FUSE say, for as long as its
+ * maker likes: not here.
+ */
+static void discard_fds(struct worker *w)
+{
+	struct packet *p;
+
+	if (!w->fds.n)
+		return;
+	p = packet_new(0, w->fds.n);
+	if (!p) {
+		dray_fds_close(&w->fds);
+		return;
+	}
+	for (unsigned i = 0; i < w->fds.n; i++)
+		p->fds[i] = w->fds.fd[i];
+	w->fds.n = 0;
+	worker_event(w, &(struct event){ .type = EVENT_FDS, .packet = p });
+}
+
+bool wsession_read(struct wsession *s)
+{
+	struct worker *w = s->worker;
+
+	for (unsigned i = 0; s->readable && !s->dead && i < READ_MAX; i++) {
+		bool truncated, fds_lost;
+		ssize_t n;
+
+		/* it does not read its answers: no new questions */
+		if (s->out_n > OUT_MAX)
+			return false;
+		n = dray_seqpacket_recv(s->fd, w->buffer, DMSG_MESSAGE_MAX, &w->fds, &truncated,
+					&fds_lost);
+		if (n == -EAGAIN) {
+			s->readable = false;
+			break;
+		}
+		if (n <= 0) {
+			wsession_die(s, DRAY_E_SESSION_CLOSED);
+			break;
+		}
+		request_handle(s, w->buffer, (size_t)n, truncated, fds_lost);
+		discard_fds(w);
+	}
+	return s->readable && !s->dead && s->out_n <= OUT_MAX;
+}
+
+static void cancel_answered(struct wsession *s, uint64_t request_id)
+{
+	uint8_t buf[DMSG_HEADER_SIZE + DMSG_TRANSFER_CANCEL_REPLY_BODY_MAX + 1];
+	struct dmsg_transfer_cancel_reply m;
+
+	idset_del(&s->ids, request_id);
+	send_bytes(s, buf, dmsg_transfer_cancel_reply_encode(buf, sizeof(buf), request_id, &m));
+}
+
+void wsession_xfer_ended(struct core *c, struct xfer *x)
+{
+	struct wsession *s = wsession_of(x->session);
+	enum dmsg_transport transport = x->bytes_done ? c->transports[x->transport_index]->id :
+							DMSG_TRANSPORT_NONE;
+	uint64_t duration = (uint64_t)(c->now_ns - x->accepted_ns);
+
+	idset_del(&s->ids, x->request_id);
+	if (x->from_ring) {
+		ring_complete(s, &(struct dmsg_cqe){ .user_data = x->request_id,
+						     .status = x->code,
+						     .transport = transport,
+						     .bytes = x->bytes_done,
+						     .duration_ns = duration });
+	} else {
+		uint8_t buf[DMSG_HEADER_SIZE + DMSG_TRANSFER_DONE_BODY_MAX];
+		const char *text = !x->code ? "" : x->detail ? x->detail : dray_error_doc(x->code);
+		struct dmsg_transfer_done m = { .status = x->code,
+						.transport = transport,
+						.bytes = x->bytes_done,
+						.duration_ns = duration,
+						.message = { text, (uint32_t)strlen(text) } };
+
+		send_bytes(s, buf, dmsg_transfer_done_encode(buf, sizeof(buf), x->request_id, &m));
+	}
+	if (x->cancel_waits)
+		cancel_answered(s, x->cancel_request);
+}

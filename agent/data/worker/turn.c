@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker's thread. A turn: commands, client rings, sockets, transports, time-outs. After work it polls
+ * for as long as that pays (lib/linger.h), cfg.poll_time_ns at most, then asks every client ring for a
+ * doorbell, looks once more, and sleeps on its descriptors.
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent/data/transfer/transport.h"
+#include "agent/data/worker/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+/* Clients may add no more events than leave this many slots for the worker's own. */
+#define EVENTS_RESERVE 512
+#define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
+/*
+ * While rings are polled, descriptors are looked at this often, since the system call costs as much as a small transfer;
+ * less often the longer nothing is found.
+ */
+#define LOOK_MIN_NS 2000
+#define LOOK_MAX_NS 16000
+
+static void late_flush(struct worker *w)
+{
+	while (w->late_first && dray_spsc_push(&w->events, &w->late_first->event)) {
+		struct event_node *n = w->late_first;
+
+		w->late_first = n->next;
+		if (!w->late_first)
+			w->late_last = &w->late_first;
+		free(n);
+	}
+}
+
+void worker_event(struct worker *w, const struct event *ev)
+{
+	struct event_node *n;
+
+	w->event_pending = true;
+	if (!w->late_first && dray_spsc_push(&w->events, ev))
+		return;
+	n = malloc(sizeof(*n));
+	dray_assert(n);
+	n->next = NULL;
+	n->event = *ev;
+	*w->late_last = n;
+	w->late_last = &n->next;
+}
+
+bool worker_has_room(const struct worker *w)
+{
+	return !w->late_first && dray_spsc_room(&w->events) > EVENTS_RESERVE;
+}
+
+void worker_command_ready(struct loop_source *source, uint32_t events)
+{
+	uint64_t n;
+
+	(void)events;
+	/* the commands themselves are looked for in every turn */
+	if (read(source->fd, &n, sizeof(n)) < 0)
+		return;
+}
+
+/* Client input: sockets with something to read, then rings. True if any did work or has more. */
+static bool run_clients(struct worker *w)
+{
+	struct dray_list now = DRAY_LIST_INIT(now);
+	bool did = false;
+
+	if (!worker_has_room(w))
+		return false;
+	dray_list_splice(&now, &w->ready);
+	while (!dray_list_empty(&now)) {
+		struct wsession *s = dray_list_first(&now, struct wsession, ready_link);
+
+		dray_list_del(&s->ready_link);
+		did = true;
+		if (wsession_read(s) && dray_list_empty(&s->ready_link))
+			dray_list_add(&w->ready, &s->ready_link);
+	}
+	return rings_poll(w) || did;
+}
+
+/* Asks every ring for a doorbell. True if there is work after all. */
+static bool announce_sleep(struct worker *w)
+{
+	bool work;
+
+	w->stalled = false;
+	work = rings_announce(w);
+	WORKER_EACH_TRANSPORT(w, i)
+	if (w->core.transports[i]->announce &&
+	    w->core.transports[i]->announce(&w->core, w->core.transport_state[i]))
+		work = true;
+	return work || !dray_spsc_empty(&w->commands);
+}
+
+/* Nothing to do of its own: a hand for another worker. True if there may be more. */
+static bool assist(struct worker *w)
+{
+	struct core *c = &w->core;
+	bool more = false;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->assist)
+		more |= c->transports[i]->assist(c, c->transport_state[i]);
+	return more;
+}
+
+/* Time-outs of the transports; returns the earliest of theirs and `next`. */
+static int64_t tick(struct worker *w, int64_t next)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	if (c->transports[i]->tick)
+		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
+	return next;
+}
+
+/* There is nothing to do: how long to sleep, 0 not at all, -1 until something comes. */
+static int64_t rest(struct worker *w, int64_t next)
+{
+	int64_t timeout;
+
+	if (dray_linger_idle(&w->linger, w->core.now_ns)) {
+		dray_cpu_relax();
+		return 0;
+	}
+	timeout = next == INT64_MAX ? -1 : dray_max(next - w->core.now_ns, (int64_t)0);
+	if (!timeout)
+		return 0;
+	if (announce_sleep(w)) {
+		rings_awake(w);
+		return 0;
+	}
+	/* what waits for the control thread or for a client to catch up has no event of its own */
+	if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
+		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
+	return timeout;
+}
+
+/* At the descriptors; sleeps for up to `timeout` ns, -1: until something comes. */
+static void look(struct worker *w, int64_t timeout)
+{
+	int n;
+
+	w->looked_ns = w->core.now_ns;
+	n = loop_turn(&w->core.loop, timeout);
+	w->look_ns = n || timeout || !w->look_ns ? LOOK_MIN_NS : w->look_ns * 2;
+	w->look_ns = dray_min(w->look_ns, (int64_t)LOOK_MAX_NS);
+	if (!timeout)
+		return;
+	if (n > 0) {
+		w->looked_ns = dray_now().ns;
+		dray_linger_worked(&w->linger, w->looked_ns);
+	}
+	rings_awake(w);
+}
+
+void worker_turn(struct worker *w, bool may_sleep)
+{
+	struct core *c = &w->core;
+	uint64_t accepted = atomic_load_explicit(
+		&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL], memory_order_relaxed);
+	int64_t next, timeout = 0;
+	bool did, more = false;
+
+	c->now_ns = dray_now().ns;
+	did = worker_run_commands(w);
+	did |= run_clients(w);
+	/* before the transports: a transfer whose word has come has slices for them */
+	next = xfers_tick(c);
+	WORKER_EACH_TRANSPORT(w, i)
+	more |= c->transports[i]->progress(c, c->transport_state[i]);
+	if (!did && !more)
+		more = assist(w);
+	next = tick(w, next);
+	rings_flush(w);
+	late_flush(w);
+	if (w->event_pending) {
+		w->event_pending = false;
+		worker_signal(w->event_fd);
+	}
+	w->busy = did || more ||
+		  accepted !=
+			  atomic_load_explicit(&w->counters.v[DRAY_METRIC_TRANSFERS_ACCEPTED_TOTAL],
+					       memory_order_relaxed);
+	if (w->busy)
+		dray_linger_worked(&w->linger, c->now_ns);
+	else if (may_sleep)
+		timeout = rest(w, next);
+	if (may_sleep && !timeout && !dray_list_empty(&w->polled) &&
+	    c->now_ns - w->looked_ns < w->look_ns)
+		return;
+	look(w, timeout);
+}
+
+void *worker_main(void *arg)
+{
+	struct worker *w = arg;
+
+	while (!w->quit)
+		worker_turn(w, true);
+	worker_event(w, &(struct event){ .type = EVENT_QUIT });
+	/* behind whatever the control thread has not taken yet */
+	for (;;) {
+		late_flush(w);
+		worker_signal(w->event_fd);
+		if (!w->late_first)
+			break;
+		nanosleep(&(struct timespec){ .tv_nsec = DRAY_NS_PER_MS }, NULL);
+	}
+	return NULL;
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A worker as the control thread handles it: start, stop, and the two rings between them. */
+#include "agent/data/worker/worker.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "agent/data/transfer/object.h"
+#include "agent/data/transfer/crew.h"
+#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transfer/transport.h"
+#include "agent/data/worker/internal.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/patience.h"
+
+#define COMMANDS 1024
+#define EVENTS 4096
+
+void worker_signal(int fd)
+{
+	uint64_t one = 1;
+
+	/* a full counter means that the other side is awake already; one that nobody reads takes for ever to fill up */
+	if (write(fd, &one, sizeof(one)) < 0)
+		return;
+}
+
+void worker_release(struct worker *w)
+{
+	struct core *c = &w->core;
+
+	WORKER_EACH_TRANSPORT(w, i)
+	c->transports[i]->deinit(c, c->transport_state[i]);
+	dray_list_for_each(&w->departures, d, struct departure, link)
+		free(d);
+	stage_deinit(c);
+	xfers_deinit(c);
+	objects_deinit(c);
+	loop_deinit(&c->loop);
+	dray_spsc_deinit(&w->commands);
+	dray_spsc_deinit(&w->events);
+	dray_close(w->command_fd);
+	dray_close(w->event_fd);
+	free(w->backlog);
+	free(w->buffer);
+	free(w->sessions);
+	free(w);
+}
+
+static int worker_setup(struct worker *w, uint32_t max_transfers)
+{
+	static const struct transport_ops *const all[] = { &transport_gpu, &transport_local,
+							   &transport_rdma, &transport_tcp };
+	struct core *c = &w->core;
+	int ret;
+
+	w->buffer = malloc(DMSG_MESSAGE_MAX);
+	w->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	w->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (w->command_fd < 0 || w->event_fd < 0)
+		return -errno;
+	if (!w->buffer || dray_spsc_init(&w->commands, COMMANDS, sizeof(struct command)) < 0 ||
+	    dray_spsc_init(&w->events, EVENTS, sizeof(struct event)) < 0)
+		return -ENOMEM;
+	ret = loop_init(&c->loop);
+	if (ret >= 0)
+		ret = objects_init(c);
+	if (ret >= 0)
+		ret = xfers_init(c, max_transfers);
+	if (ret >= 0)
+		ret = loop_add(&c->loop, &w->command_source, w->command_fd, EPOLLIN,
+			       worker_command_ready);
+	for (unsigned i = 0; ret >= 0 && i < DRAY_ARRAY_SIZE(all); i++) {
+		ret = all[i]->init(c, &c->transport_state[c->n_transports]);
+		if (ret >= 0)
+			c->transports[c->n_transports++] = all[i];
+	}
+	return ret;
+}
+
+int worker_make(struct worker **ret_worker, unsigned index, const struct core_config *cfg,
+		uint32_t max_transfers, struct dray_err *reterr)
+{
+	struct worker *w = calloc(1, sizeof(*w));
+	int ret;
+
+	if (!w)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a worker");
+	w->core.index = index;
+	w->core.cfg = *cfg;
+	w->core.up = &worker_upcalls;
+	w->core.counters = &w->counters;
+	w->core.loop.epoll_fd = -1;
+	w->core.now_ns = dray_now().ns;
+	dray_linger_limit(&w->linger, cfg->poll_time_ns);
+	w->late_last = &w->late_first;
+	dray_list_init(&w->session_list);
+	dray_list_init(&w->ready);
+	dray_list_init(&w->polled);
+	dray_list_init(&w->completed);
+	dray_list_init(&w->departures);
+	dray_list_init(&w->core.free_slices);
+	ret = worker_setup(w, max_transfers);
+	if (ret < 0) {
+		worker_release(w);
+		return dray_err_set(reterr, ret,
+				    ret == -EMFILE || ret == -ENFILE ? DRAY_E_NO_FDS :
+								       DRAY_E_NO_MEMORY,
+				    "worker %u cannot start: %s", index, dray_errno_text(ret));
+	}
+	*ret_worker = w;
+	return 0;
+}
+
+int worker_join(struct worker *w, struct crew *crew, struct dray_err *reterr)
+{
+	int ret = crew_join(crew, w->core.index, w->command_fd);
+
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_FDS,
+				    "no descriptor to wake worker %u by: %s", w->core.index,
+				    dray_errno_text(ret));
+	w->core.crew = crew;
+	return 0;
+}
+
+int worker_start(struct worker *w, struct dray_err *reterr)
+{
+	sigset_t all, old;
+	char name[16];
+	int ret;
+
+	/* signals are the control thread's, but for faults of the worker's own */
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	ret = -pthread_create(&w->thread, NULL, worker_main, w);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (ret < 0)
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no thread for worker %u: %s",
+				    w->core.index, dray_errno_text(ret));
+	w->started = true;
+	snprintf(name, sizeof(name), "dray-worker-%u", w->core.index % 10);
+	pthread_setname_np(w->thread, name);
+	return 0;
+}
+
+int worker_place(struct worker *w, const cpu_set_t *cpus)
+{
+	return -pthread_setaffinity_np(w->thread, sizeof(*cpus), cpus);
+}
+
+bool worker_free(struct worker *w)
+{
+	struct dray_patience patience = dray_patience(WORKER_QUIT_LIMIT_NS);
+	struct event ev;
+
+	if (!w->started) {
+		worker_release(w);
+		return true;
+	}
+	worker_post(w, &(struct command){ .type = COMMAND_QUIT });
+	/* keeps both rings moving until the last word, so that neither side waits for the other */
+	for (bool quit = false; !quit;) {
+		if (!worker_next_event(w, &ev)) {
+			struct timespec pause = { .tv_nsec = 1000000 };
+
+			if (dray_patience_ends(&patience, dray_now().ns))
+				return false;
+			nanosleep(&pause, NULL);
+			continue;
+		}
+		quit = ev.type == EVENT_QUIT;
+		if (ev.type == EVENT_REQUEST || ev.type == EVENT_NOTIFY || ev.type == EVENT_FDS)
+			packet_free(ev.packet);
+		if (ev.type == EVENT_REPORT)
+			free(ev.report);
+	}
+	pthread_join(w->thread, NULL);
+	worker_release(w);
+	return true;
+}
+
+/* Moves what found no room before into the ring. */
+static void backlog_flush(struct worker *w)
+{
+	while (w->backlog_at < w->backlog_n &&
+	       dray_spsc_push(&w->commands, &w->backlog[w->backlog_at]))
+		w->backlog_at++;
+	if (w->backlog_at == w->backlog_n) {
+		w->backlog_at = w->backlog_n = 0;
+		return;
+	}
+	/* ask to be woken, then look again: room may have been made in between */
+	atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
+}
+
+void worker_post(struct worker *w, const struct command *cmd)
+{
+	if (w->backlog_n == 0 && dray_spsc_push(&w->commands, cmd)) {
+		worker_signal(w->command_fd);
+		return;
+	}
+	if (w->backlog_n == w->backlog_cap) {
+		uint32_t cap = w->backlog_cap ? w->backlog_cap * 2 : 256;
+		struct command *grown = realloc(w->backlog, cap * sizeof(*grown));
+
+		dray_assert(grown);
+		w->backlog = grown;
+		w->backlog_cap = cap;
+	}
+	w->backlog[w->backlog_n++] = *cmd;
+	backlog_flush(w);
+	worker_signal(w->command_fd);
+}
+
+int worker_event_fd(struct worker *w)
+{
+	return w->event_fd;
+}
+
+bool worker_next_event(struct worker *w, struct event *ret)
+{
+	uint64_t n;
+
+	if (w->backlog_n) {
+		backlog_flush(w);
+		worker_signal(w->command_fd);
+	}
+	if (dray_spsc_pop(&w->events, ret))
+		return true;
+	/* empty: take the signal back, then look once more, so that one that came in between is not lost */
+	if (read(w->event_fd, &n, sizeof(n)) < 0)
+		n = 0;
+	return dray_spsc_pop(&w->events, ret);
+}
+
+const struct core_counters *worker_counters(struct worker *w)
+{
+	return &w->counters;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/model/keys.h"
+
+#include <stdlib.h>
+
+#include "lib/assert.h"
+
+struct rail_keys *rail_keys_new(uint32_t n)
+{
+	struct rail_keys *k = calloc(1, sizeof(*k) + n * sizeof(k->v[0]));
+
+	if (!k)
+		return NULL;
+	atomic_init(&k->refs, 1);
+	k->n = n;
+	return k;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+	const struct rail_key *x = a, *y = b;
+
+	if (x->rail != y->rail)
+		return x->rail < y->rail ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static int by_base(const void *a, const void *b)
+{
+	const struct rail_key *x = a, *y = b;
+
+	if (x->rail != y->rail)
+		return x->rail < y->rail ? -1 : 1;
+	return x->base < y->base ? -1 : x->base > y->base;
+}
+
+void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)
+{
+	qsort(k->v, k->n, sizeof(k->v[0]), by_offset);
+	for (uint32_t i = 0, next; i < k->n; i = next) {
+		uint32_t rail = k->v[i].rail;
+		uint64_t end = 0;
+		bool whole = true;
+
+		for (next = i; next < k->n && k->v[next].rail == rail; next++) {
+			const struct rail_key *p = &k->v[next];
+
+			whole &= p->offset == end && p->length;
+			whole &= !__builtin_add_overflow(p->offset, p->length, &end);
+			whole &= p->length - 1 <= UINT64_MAX - p->base;
+		}
+		if (whole && end == length && rail < RAILS_MAX)
+			k->rails |= 1ull << rail;
+	}
+	k->by_base = base;
+	if (base)
+		qsort(k->v, k->n, sizeof(k->v[0]), by_base);
+}
+
+struct rail_keys *rail_keys_ref(struct rail_keys *k)
+{
+	atomic_fetch_add_explicit(&k->refs, 1, memory_order_relaxed);
+	return k;
+}
+
+struct rail_keys *rail_keys_unref(struct rail_keys *k)
+{
+	void (*gone)(void *arg);
+	void *arg;
+
+	/* release: our uses come before the end; acquire: the end comes after everybody's */
+	if (!k || atomic_fetch_sub_explicit(&k->refs, 1, memory_order_acq_rel) != 1)
+		return NULL;
+	gone = k->gone;
+	arg = k->arg;
+	free(k);
+	if (gone)
+		gone(arg);
+	return NULL;
+}
+
+const struct rail_key *rail_keys_find(const struct rail_keys *k, uint32_t rail, uint64_t at)
+{
+	uint32_t lo = 0, hi = k->n;
+
+	/* the last piece of the rail that does not begin behind `at` */
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		const struct rail_key *p = &k->v[mid];
+		uint64_t start = k->by_base ? p->base : p->offset;
+
+		if (p->rail < rail || (p->rail == rail && start <= at))
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo) {
+		const struct rail_key *p = &k->v[lo - 1];
+		uint64_t start = k->by_base ? p->base : p->offset;
+
+		if (p->rail == rail && at - start < p->length)
+			return p;
+	}
+	return NULL;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "agent/model/message.h"
+#include "lib/cleanup.h"
+
+struct packet *packet_new(uint32_t capacity, unsigned n_fds)
+{
+	struct packet *p = calloc(1, sizeof(*p) + capacity);
+
+	if (!p)
+		return NULL;
+	p->length = capacity;
+	if (n_fds) {
+		p->fds = malloc(n_fds * sizeof(int));
+		if (!p->fds) {
+			free(p);
+			return NULL;
+		}
+		for (unsigned i = 0; i < n_fds; i++)
+			p->fds[i] = -1;
+		p->n_fds = (uint16_t)n_fds;
+	}
+	return p;
+}
+
+void packet_free(struct packet *p)
+{
+	if (!p)
+		return;
+	for (unsigned i = 0; i < p->n_fds; i++)
+		dray_close(p->fds[i]);
+	free(p->fds);
+	free(p);
+}

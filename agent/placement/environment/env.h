@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The launcher's environment: what an engine, its libraries or a node-local owner must be told, by profile. A
+ * pure function of facts that others have found; nothing is asked for and nothing is kept here. What cannot be
+ * said is left out with the reason and is never an error, since an engine starts without it as well.
+ */
+#ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_H
+#define DRAY_AGENT_PLACEMENT_ENVIRONMENT_ENV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "lib/err.h"
+#include "lib/strv.h"
+#include "netdetect/scan.h"
+
+/* Everything is borrowed during the call. Strings may be NULL, which is the same as "": not known. */
+struct env_facts {
+	const struct nd_scan *scan; /* NULL: the first one is not there yet */
+	const char *data_socket;    /* path */
+	const char *segment;        /* the agent's own, host:port; "" without a peer listener */
+	/* the preferred segment of the empty scope, and the words of the interface for it; name "": none */
+	struct {
+		const char *name, *preference, *state, *reason;
+	} preferred;
+	/* which address others should use, without port and brackets: numeric, or a name; and why this one */
+	const char *host, *host_reason;
+	const char *master;                /* of Mooncake, as its clients want it */
+	unsigned owner_segment, owner_rpc; /* ports: mooncake.owner_segment, mooncake.owner_rpc */
+	unsigned rnics_per_gpu;            /* rdma.rnics_per_gpu of the scan; 0: all */
+};
+
+struct env_variable {
+	const char *profile, *name; /* static; the name of an argument has its dashes */
+	char *value;                /* NULL: left out; never with a newline */
+	char *reason;               /* where the value comes from, or why there is none; one line */
+	bool argument;              /* of a command line, NAME=VALUE, instead of a variable */
+};
+
+struct env {
+	struct env_variable *v;
+	size_t n;
+};
+
+#define ENV_NULL ((struct env){ NULL, 0 })
+
+/*
+ * Variables of the profiles, in their order, a profile that is named twice once. Names may come twice, from two
+ * profiles; their values are the same then. *ret is the caller's, to env_deinit(). 0; -EINVAL for an unknown
+ * profile, with reterr naming the known ones; -ENOMEM. Any thread.
+ */
+int env_make(const struct env_facts *facts, const char *const *profiles, size_t n, struct env *ret,
+	     struct dray_err *reterr);
+void env_deinit(struct env *e);
+
+/* Are these all known? 0 or -EINVAL as above; for the configuration. */
+int env_profiles_check(const char *const *profiles, size_t n, struct dray_err *reterr);
+/* "dray,nccl" into a list, checked. *ret is the caller's. 0, -EINVAL, -ENOMEM. */
+int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr);
+
+/*
+ * A dotenv file: a line NAME=VALUE for each variable, each name once, quoted as lib/quote.h says; arguments and
+ * what is left out as comments. *ret is the caller's to free. 0 or -ENOMEM.
+ */
+int env_text(const struct env *e, char **ret);
+
+/* For ENV_GET: lines NAME=VALUE as they are, and lines NAME: why it is left out. Both the caller's. 0 or -ENOMEM. */
+int env_lines(const struct env *e, char **ret_variables, char **ret_notes);
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the profiles share: the answer to one variable, ports that can be used, and texts about the host. */
+#ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
+#define DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
+
+#include "agent/placement/environment/env.h"
+
+/* --- answers ------------------------------------------------------------------------------------ */
+
+struct env_answer {
+	char *value, *reason;
+	bool skip; /* nothing to say here, not even why not */
+};
+
+#define ENV_ANSWER_NULL ((struct env_answer){ .value = NULL })
+
+/* Both allocated here; 0 or -ENOMEM. env_say: value is taken, also on errors, and may be NULL for no memory. */
+int env_say(struct env_answer *a, char *value, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+int env_leave(struct env_answer *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* NULL for no memory. */
+char *env_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+static inline bool env_known(const char *s)
+{
+	return s && *s;
+}
+
+/* --- ports -------------------------------------------------------------------------------------- */
+
+/* A port that can be used by libraries that know nothing but its name and a GID index. */
+struct env_port {
+	uint16_t device; /* index in the scan */
+	const struct nd_device *d;
+	const struct nd_port *p;
+	const struct nd_gid *gid; /* NULL: InfiniBand, where none has to be chosen */
+};
+
+struct env_fabric {
+	struct env_port *v; /* in the scan's order */
+	size_t n;
+	char *left_out; /* ports that cannot be used, with why, such as "; left out: ..."; "" for none */
+	const char *none; /* n is 0: why, in words */
+};
+
+/* only: the number that a port must have; 0: any. 0 or -ENOMEM. */
+int env_fabric_make(struct env_fabric *f, const struct nd_scan *scan, uint32_t only);
+void env_fabric_deinit(struct env_fabric *f);
+
+/* The port of that device, or NULL. */
+const struct env_port *env_fabric_find(const struct env_fabric *f, uint16_t device);
+
+/* The one GID index that is right for all of them, or left out with why. */
+int env_gid_index(const struct env_fabric *f, struct env_answer *a);
+
+/* Names separated by commas, with :PORT where that is asked for, after `before`; or left out. */
+int env_devices(const struct env_fabric *f, const char *before, bool ports, struct env_answer *a);
+
+/* --- profiles ----------------------------------------------------------------------------------- */
+
+struct env_input {
+	const struct env_facts *facts;
+	struct env_fabric any,
+		first; /* all ports; ports with the number 1, as Mooncake takes them */
+};
+
+struct env_rule {
+	const char *name;
+	int (*fn)(const struct env_input *in, struct env_answer *a); /* 0 or -ENOMEM */
+};
+
+struct env_profile {
+	const char *name;
+	const char *doc;
+	bool arguments;            /* of a command line, instead of variables */
+	struct env_rule rules[10]; /* up to the first without a name */
+};
+
+extern const struct env_profile env_profile_dray, env_profile_vllm, env_profile_vllm_mooncake,
+	env_profile_mooncake, env_profile_mooncake_owner, env_profile_nccl, env_profile_ucx;
+
+const struct env_profile *env_profile_find(const char *name);
+
+/* Can others be told of the host? Otherwise leaves out, and *ret_left is the result. */
+bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left);
+bool env_host_is_ipv6(const struct env_facts *f);
+bool env_host_is_numeric(const struct env_facts *f);
+/* "the default route leaves by it", or other words for why this one. */
+const char *env_host_reason(const struct env_facts *f);
+
+/* A device for each GPU by position (gpus.c). */
+int env_gpu_devices(const struct env_input *in, struct env_answer *a);
+
+#endif

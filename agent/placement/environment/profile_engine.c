@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dray and vllm: where the agent is, and what address others should use. */
+#include <string.h>
+
+#include "agent/placement/environment/internal.h"
+
+static int socket_of(const struct env_input *in, struct env_answer *a)
+{
+	if (!env_known(in->facts->data_socket))
+		return env_leave(a, "the agent has no data socket");
+	return env_say(a, strdup(in->facts->data_socket), "data.socket of the agent");
+}
+
+static int segment_of(const struct env_input *in, struct env_answer *a)
+{
+	if (!env_known(in->facts->segment))
+		return env_leave(a, "the agent has no peer listener");
+	return env_say(a, strdup(in->facts->segment), "the agent's own segment");
+}
+
+const struct env_profile env_profile_dray = {
+	.name = "dray",
+	.doc = "the agent's data socket and segment",
+	.rules = { { "DRAY_SOCKET", socket_of }, { "DRAY_SEGMENT", segment_of } },
+};
+
+/* vLLM takes it for an address and does not resolve it everywhere. */
+static int host_address(const struct env_input *in, struct env_answer *a)
+{
+	int left;
+
+	if (!env_host_ok(in, a, &left))
+		return left;
+	if (!env_host_is_numeric(in->facts))
+		return env_leave(a, "%s is a name, and vLLM wants an address", in->facts->host);
+	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+}
+
+static int host_of(const struct env_input *in, struct env_answer *a)
+{
+	int left;
+
+	if (!env_host_ok(in, a, &left))
+		return left;
+	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+}
+
+const struct env_profile env_profile_vllm = {
+	.name = "vllm",
+	.doc = "the address of this node, for vLLM and its NIXL side channel",
+	.rules = { { "VLLM_HOST_IP", host_address }, { "VLLM_NIXL_SIDE_CHANNEL_HOST", host_of } },
+};

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nccl and ucx: devices, GID index and interface. Each finds the near ones of a GPU by itself. */
+#include <arpa/inet.h>
+#include <string.h>
+
+#include "agent/placement/environment/internal.h"
+
+static int gid_index(const struct env_input *in, struct env_answer *a)
+{
+	return env_gid_index(&in->any, a);
+}
+
+/* With =, or mlx5_1 would stand for mlx5_10 as well. */
+static int nccl_devices(const struct env_input *in, struct env_answer *a)
+{
+	return env_devices(&in->any, "=", true, a);
+}
+
+static const struct nd_link *link_of_host(const struct env_facts *f)
+{
+	char text[INET6_ADDRSTRLEN];
+	struct in6_addr wanted;
+
+	if (!f->scan || !env_host_is_numeric(f))
+		return NULL;
+	/* IPv4 stands as ::ffff:a.b.c.d in a scan */
+	if (!env_host_is_ipv6(f)) {
+		if (strlen(f->host) > 15)
+			return NULL;
+		memcpy(text, "::ffff:", 8);
+		strncat(text, f->host, sizeof(text) - 8);
+	}
+	if (inet_pton(AF_INET6, env_host_is_ipv6(f) ? f->host : text, &wanted) != 1)
+		return NULL;
+	for (size_t i = 0; i < f->scan->links.n_addrs; i++)
+		if (!memcmp(&f->scan->links.addrs[i].addr, &wanted, sizeof(wanted)))
+			return nd_link_by_index(&f->scan->links, f->scan->links.addrs[i].ifindex);
+	return NULL;
+}
+
+static int nccl_interface(const struct env_input *in, struct env_answer *a)
+{
+	const struct env_facts *f = in->facts;
+	const struct nd_link *l;
+	int left;
+
+	if (!env_host_ok(in, a, &left))
+		return left;
+	if (!f->scan)
+		return env_leave(a, "interfaces have not been looked at yet");
+	l = link_of_host(f);
+	if (!l)
+		return env_leave(a, "%s is no address of an interface here", f->host);
+	if (strpbrk(l->name, ",:=^"))
+		return env_leave(a, "a list cannot carry the name of interface %s", l->name);
+	return env_say(a, env_format("=%s", l->name), "it has %s: %s", f->host, env_host_reason(f));
+}
+
+const struct env_profile env_profile_nccl = {
+	.name = "nccl",
+	.doc = "RDMA devices, GID index and interface for NCCL",
+	.rules = { { "NCCL_IB_HCA", nccl_devices },
+		   { "NCCL_IB_GID_INDEX", gid_index },
+		   { "NCCL_SOCKET_IFNAME", nccl_interface } },
+};
+
+static int ucx_devices(const struct env_input *in, struct env_answer *a)
+{
+	return env_devices(&in->any, "", true, a);
+}
+
+const struct env_profile env_profile_ucx = {
+	.name = "ucx",
+	.doc = "RDMA devices and GID index for UCX, and NIXL over it",
+	.rules = { { "UCX_NET_DEVICES", ucx_devices }, { "UCX_IB_GID_INDEX", gid_index } },
+};

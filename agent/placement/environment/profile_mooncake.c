@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* vllm-mooncake, mooncake and mooncake-owner: for Mooncake's transfer engine and store, in three places. */
+#include <string.h>
+
+#include "agent/placement/environment/internal.h"
+#include "lib/addr.h"
+
+static int preferred_segment(const struct env_input *in, struct env_answer *a)
+{
+	const struct env_facts *f = in->facts;
+	const char *state = env_known(f->preferred.state) ? f->preferred.state : "unknown";
+
+	if (!env_known(f->preferred.name))
+		return env_leave(a, "no segment is preferred%s%s",
+				 env_known(f->preferred.reason) ? ": " : "",
+				 env_known(f->preferred.reason) ? f->preferred.reason : "");
+	if (!dray_segment_valid(f->preferred.name))
+		return env_leave(a, "\"%.100s\" is no HOST:PORT", f->preferred.name);
+	return env_say(a, strdup(f->preferred.name), "%s, %s%s%s",
+		       env_known(f->preferred.preference) ? f->preferred.preference : "preferred",
+		       state, env_known(f->preferred.reason) ? ": " : "",
+		       env_known(f->preferred.reason) ? f->preferred.reason : "");
+}
+
+/* Without port and brackets: Mooncake adds both itself. */
+static int local_hostname(const struct env_input *in, struct env_answer *a)
+{
+	int left;
+
+	if (!env_host_ok(in, a, &left))
+		return left;
+	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+}
+
+/* Its mere presence says IPv6, so that nothing may be said otherwise. */
+static int use_ipv6(const struct env_input *in, struct env_answer *a)
+{
+	a->skip = !env_host_is_ipv6(in->facts);
+	return a->skip ? 0 : env_say(a, strdup("1"), "%s is IPv6", in->facts->host);
+}
+
+static int gid_index(const struct env_input *in, struct env_answer *a)
+{
+	return env_gid_index(&in->first, a);
+}
+
+static int all_devices(const struct env_input *in, struct env_answer *a)
+{
+	return env_devices(&in->first, "", false, a);
+}
+
+static int protocol(const struct env_input *in, struct env_answer *a)
+{
+	if (!in->facts->scan)
+		return env_leave(a, "%s", in->first.none);
+	if (!in->first.n)
+		return env_say(a, strdup("tcp"), "%s%s", in->first.none, in->first.left_out);
+	return env_say(a, strdup("rdma"), "%zu active port%s", in->first.n,
+		       in->first.n == 1 ? "" : "s");
+}
+
+static int master(const struct env_input *in, struct env_answer *a)
+{
+	if (!env_known(in->facts->master))
+		return env_leave(a, "no Mooncake master is known");
+	return env_say(a, strdup(in->facts->master), "the Mooncake master that the agent knows");
+}
+
+const struct env_profile env_profile_vllm_mooncake = {
+	.name = "vllm-mooncake",
+	.doc = "vLLM with a Mooncake connector: the segment to prefer, this node's name, RDMA",
+	.rules = { { "MOONCAKE_PREFERRED_SEGMENT", preferred_segment },
+		   { "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", local_hostname },
+		   { "MC_USE_IPV6", use_ipv6 },
+		   { "MC_GID_INDEX", gid_index },
+		   { "MOONCAKE_DEVICE", env_gpu_devices } },
+};
+
+const struct env_profile env_profile_mooncake = {
+	.name = "mooncake",
+	.doc = "Mooncake's transfer engine or store within a process",
+	.rules = { { "MOONCAKE_LOCAL_HOSTNAME", local_hostname },
+		   { "MOONCAKE_MASTER", master },
+		   { "MOONCAKE_PROTOCOL", protocol },
+		   { "MC_USE_IPV6", use_ipv6 },
+		   { "MC_GID_INDEX", gid_index },
+		   { "MC_TE_FILTERS", all_devices } },
+};
+
+/* --- arguments of mooncake_client ----------------------------------------------------------------- */
+
+/* It is published as it stands, so that others must be able to use it. */
+static int owner_host(const struct env_input *in, struct env_answer *a)
+{
+	const struct env_facts *f = in->facts;
+	bool v6 = env_host_is_ipv6(f);
+	int left;
+
+	if (!env_host_ok(in, a, &left))
+		return left;
+	if (!f->owner_segment)
+		return env_leave(a, "mooncake.owner_segment is not known");
+	return env_say(
+		a, env_format("%s%s%s:%u", v6 ? "[" : "", f->host, v6 ? "]" : "", f->owner_segment),
+		"%s; port of mooncake.owner_segment", env_host_reason(f));
+}
+
+static int owner_rpc(const struct env_input *in, struct env_answer *a)
+{
+	if (!in->facts->owner_rpc)
+		return env_leave(a, "mooncake.owner_rpc is not known");
+	return env_say(a, env_format("%u", in->facts->owner_rpc), "mooncake.owner_rpc");
+}
+
+const struct env_profile env_profile_mooncake_owner = {
+	.name = "mooncake-owner",
+	.doc = "arguments of mooncake_client, the owner of this node's memory",
+	.arguments = true,
+	.rules = { { "--host", owner_host },
+		   { "--port", owner_rpc },
+		   { "--master_server_address", master },
+		   { "--protocol", protocol },
+		   { "--device_names", all_devices } },
+};

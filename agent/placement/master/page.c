@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A detail page may be long, and a hostile one dense: read in one piece it would take many times its size in memory.
+ * So the outer object and the array are walked here, and jansson reads what is in them piece by piece.
+ */
+#include "agent/placement/master/page.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/master/prometheus.h"
+#include "lib/addr.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+/* one segment, or another member of the page */
+#define PIECE_MAX 16384
+#define WORD_MAX 31
+#define CAPACITY "segment_total_capacity_bytes"
+#define ALLOCATED "segment_allocated_bytes"
+
+/* --- the list --------------------------------------------------------------------------------------- */
+
+void master_list_deinit(struct master_list *l)
+{
+	free(l->v);
+	free(l->text);
+	*l = MASTER_LIST_NULL;
+}
+
+static int no_memory(struct dray_err *reterr)
+{
+	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+}
+
+/* n: bytes of the page. Strings in it take more there, by their quotes, than here, by their NULs. */
+static int list_init(struct master_list *l, size_t n, struct dray_err *reterr)
+{
+	l->text = malloc(n + 1);
+	return l->text ? 0 : no_memory(reterr);
+}
+
+static const char *list_text(struct master_list *l, const char *s)
+{
+	size_t n = strlen(s) + 1;
+	char *to = l->text + l->used;
+
+	if (n == 1)
+		return "";
+	memcpy(to, s, n);
+	l->used += n;
+	return to;
+}
+
+static int list_add(struct master_list *l, const struct master_segment *s, struct dray_err *reterr)
+{
+	struct master_segment *to;
+
+	if (!dray_segment_valid(s->name)) {
+		l->left_out++;
+		return 0;
+	}
+	if (l->n == l->max) {
+		size_t max = dray_max(2 * l->max, (size_t)64);
+		struct master_segment *v = reallocarray(l->v, max, sizeof(*v));
+
+		if (!v)
+			return no_memory(reterr);
+		l->v = v;
+		l->max = max;
+	}
+	to = &l->v[l->n++];
+	*to = *s;
+	to->name = list_text(l, s->name);
+	to->endpoint = list_text(l, s->endpoint);
+	to->status = list_text(l, s->status);
+	to->protocol = list_text(l, s->protocol);
+	return 0;
+}
+
+/* By name; those of one name in the order of the page, in which their names were copied. */
+static int compare(const void *a, const void *b)
+{
+	const struct master_segment *x = a, *y = b;
+	int r = strcmp(x->name, y->name);
+
+	return r ? r : (x->name > y->name) - (x->name < y->name);
+}
+
+/* What is not known adds nothing. */
+static bool add(int64_t *to, int64_t what)
+{
+	if (what < 0)
+		return true;
+	if (*to < 0)
+		*to = 0;
+	return !__builtin_add_overflow(*to, what, to);
+}
+
+/* A segment that has one good piece is good. */
+static bool merge(struct master_segment *to, const struct master_segment *from)
+{
+	if (!*to->endpoint)
+		to->endpoint = from->endpoint;
+	if (!*to->protocol)
+		to->protocol = from->protocol;
+	if (!*to->status || !strcmp(from->status, "OK"))
+		to->status = from->status;
+	return add(&to->capacity, from->capacity) && add(&to->allocated, from->allocated);
+}
+
+static int list_finish(struct master_list *l, struct dray_err *reterr)
+{
+	size_t n = 0;
+
+	if (l->n)
+		qsort(l->v, l->n, sizeof(*l->v), compare);
+	for (size_t i = 0; i < l->n; i++) {
+		if (!n || strcmp(l->v[n - 1].name, l->v[i].name) != 0)
+			l->v[n++] = l->v[i];
+		else if (!merge(&l->v[n - 1], &l->v[i]))
+			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
+					    "the bytes of %.80s add up to more than a number holds",
+					    l->v[i].name);
+	}
+	l->n = n;
+	return 0;
+}
+
+/* --- /get_segments_detail --------------------------------------------------------------------------- */
+
+struct cursor {
+	const char *start, *p, *end;
+	struct dray_err *err;
+};
+
+static int bad(struct cursor *c, const char *what)
+{
+	return dray_err_set(c->err, -EPROTO, DRAY_E_PROTOCOL, "byte %zu: %s",
+			    (size_t)(c->p - c->start), what);
+}
+
+static void skip_space(struct cursor *c)
+{
+	while (c->p < c->end && memchr(" \t\r\n", *c->p, 4))
+		c->p++;
+}
+
+/* That character, and blanks before it. */
+static bool take(struct cursor *c, char what)
+{
+	skip_space(c);
+	if (c->p == c->end || *c->p != what)
+		return false;
+	c->p++;
+	return true;
+}
+
+/* One value; its owner is the caller. */
+static int take_value(struct cursor *c, json_t **ret)
+{
+	size_t left, n;
+	json_error_t e;
+	json_t *v;
+
+	skip_space(c);
+	left = (size_t)(c->end - c->p);
+	n = dray_min(left, (size_t)PIECE_MAX);
+	v = json_loadb(c->p, n, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES,
+		       &e);
+	if (!v && json_error_code(&e) == json_error_out_of_memory)
+		return no_memory(c->err);
+	if (!v && json_error_code(&e) == json_error_premature_end_of_input)
+		return bad(c, n < left ? "what begins here is too long" : "the page was cut off");
+	if (!v && json_error_code(&e) == json_error_duplicate_key)
+		return bad(c, "what begins here has a member twice");
+	if (!v)
+		return bad(c, "what begins here is no JSON");
+	c->p += e.position;
+	*ret = v;
+	return 0;
+}
+
+static int wrong(const struct cursor *c, size_t i, const char *member, const char *what)
+{
+	return dray_err_set(c->err, -EPROTO, DRAY_E_PROTOCOL, "segments[%zu].%s is %s", i, member,
+			    what);
+}
+
+/* null and nothing are the same, but where it is needed. */
+static int get_string(const struct cursor *c, size_t i, const json_t *s, const char *member,
+		      bool needed, const char **ret)
+{
+	const json_t *v = json_object_get(s, member);
+
+	*ret = "";
+	if (!needed && (!v || json_is_null(v)))
+		return 0;
+	if (!v)
+		return wrong(c, i, member, "missing");
+	if (!json_is_string(v))
+		return wrong(c, i, member, "no string");
+	*ret = json_string_value(v);
+	return 0;
+}
+
+static int get_bytes(const struct cursor *c, size_t i, const json_t *s, const char *member,
+		     bool needed, int64_t *ret)
+{
+	const json_t *v = json_object_get(s, member);
+
+	*ret = -1;
+	if (!needed && (!v || json_is_null(v)))
+		return 0;
+	if (!v)
+		return wrong(c, i, member, "missing");
+	if (!json_is_integer(v))
+		return wrong(c, i, member, "no whole number");
+	if (json_integer_value(v) < 0)
+		return wrong(c, i, member, "below zero");
+	*ret = json_integer_value(v);
+	return 0;
+}
+
+/* Words go into lists and logs: what is none is not known. */
+static const char *word(const char *s)
+{
+	static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+				      "0123456789_-,.";
+
+	return strspn(s, allowed) == strlen(s) && strlen(s) <= WORD_MAX ? s : "";
+}
+
+static int read_segment(struct cursor *c, size_t i, const json_t *v, struct master_list *ret)
+{
+	struct master_segment s;
+	int r;
+
+	if (!json_is_object(v))
+		return dray_err_set(c->err, -EPROTO, DRAY_E_PROTOCOL, "segments[%zu] is no object",
+				    i);
+	r = get_string(c, i, v, "segment_name", true, &s.name);
+	if (r >= 0)
+		r = get_string(c, i, v, "te_endpoint", false, &s.endpoint);
+	if (r >= 0)
+		r = get_string(c, i, v, "status", false, &s.status);
+	if (r >= 0)
+		r = get_string(c, i, v, "protocol", false, &s.protocol);
+	if (r >= 0)
+		r = get_bytes(c, i, v, "size_bytes", true, &s.capacity);
+	if (r >= 0)
+		r = get_bytes(c, i, v, "allocator_used_bytes", false, &s.allocated);
+	if (r < 0)
+		return r;
+	s.endpoint = dray_segment_valid(s.endpoint) ? s.endpoint : "";
+	s.status = word(s.status);
+	s.protocol = word(s.protocol);
+	return list_add(ret, &s, c->err);
+}
+
+static int read_segments(struct cursor *c, struct master_list *ret)
+{
+	if (!take(c, '['))
+		return bad(c, "\"segments\" is no array");
+	if (take(c, ']'))
+		return 0;
+	for (size_t i = 0;; i++) {
+		json_t *v;
+		int r = take_value(c, &v);
+
+		if (r < 0)
+			return r;
+		r = read_segment(c, i, v, ret);
+		json_decref(v);
+		if (r < 0)
+			return r;
+		if (take(c, ']'))
+			return 0;
+		if (!take(c, ','))
+			return bad(c, c->p == c->end ? "the page was cut off" :
+						       "between segments stands no comma");
+	}
+}
+
+static int take_key(struct cursor *c, bool *ret_segments)
+{
+	json_t *key;
+	int r = take_value(c, &key);
+
+	if (r < 0)
+		return r;
+	if (!json_is_string(key))
+		r = bad(c, "the name of a member is no string");
+	*ret_segments = r == 0 && !strcmp(json_string_value(key), "segments");
+	json_decref(key);
+	if (r == 0 && !take(c, ':'))
+		r = bad(c, "after the name of a member stands no colon");
+	return r;
+}
+
+static int read_member(struct cursor *c, bool *seen, struct master_list *ret)
+{
+	bool segments;
+	json_t *v;
+	int r = take_key(c, &segments);
+
+	if (r < 0)
+		return r;
+	if (segments && *seen)
+		return bad(c, "\"segments\" is there twice");
+	if (segments) {
+		*seen = true;
+		return read_segments(c, ret);
+	}
+	r = take_value(c, &v);
+	if (r == 0)
+		json_decref(v);
+	return r;
+}
+
+int master_page_detail(const char *body, size_t n, struct master_list *ret, struct dray_err *reterr)
+{
+	struct cursor c = { body, body, body + n, reterr };
+	bool seen = false;
+	int r = list_init(ret, n, reterr);
+
+	if (r < 0)
+		return r;
+	if (!take(&c, '{'))
+		return bad(&c, "the page is no JSON object");
+	if (!take(&c, '}')) {
+		do {
+			r = read_member(&c, &seen, ret);
+			if (r < 0)
+				return r;
+		} while (take(&c, ','));
+		if (!take(&c, '}'))
+			return bad(&c, c.p == c.end ? "the page was cut off" :
+						      "between members stands no comma");
+	}
+	skip_space(&c);
+	if (c.p != c.end)
+		return bad(&c, "something follows the page");
+	if (!seen)
+		return bad(&c, "the page has no \"segments\"");
+	return list_finish(ret, reterr);
+}
+
+/* --- /metrics --------------------------------------------------------------------------------------- */
+
+struct gauges {
+	struct master_list *list;
+	struct dray_err *err;
+};
+
+static int on_sample(void *arg, const struct prometheus_sample *p)
+{
+	struct gauges *g = arg;
+	struct master_segment s = { "", "", "", "", -1, -1 };
+	bool capacity = !strcmp(p->name, CAPACITY);
+
+	if (!capacity && strcmp(p->name, ALLOCATED) != 0)
+		return 0;
+	s.name = prometheus_label(p, "segment");
+	if (!s.name)
+		s.name = "";
+	if (!p->whole)
+		return dray_err_set(g->err, -EPROTO, DRAY_E_PROTOCOL,
+				    "a value of %s is no number of bytes", p->name);
+	*(capacity ? &s.capacity : &s.allocated) = dray_max(p->integer, (int64_t)-1);
+	return list_add(g->list, &s, g->err);
+}
+
+int master_page_metrics(const char *body, size_t n, struct master_list *ret,
+			struct dray_err *reterr)
+{
+	struct gauges g = { ret, reterr };
+	int r = list_init(ret, n, reterr);
+
+	if (r == 0)
+		r = prometheus_parse(body, n, on_sample, &g, reterr);
+	return r < 0 ? r : list_finish(ret, reterr);
+}

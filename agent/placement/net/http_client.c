@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/placement/net/http_client.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "agent/placement/net/http_answer.h"
+#include "lib/time.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+#define READ_BYTES 32768
+/* what comes fast may not keep the loop from others */
+#define READS_PER_TURN 8
+#define REQUEST_BYTES_MAX (HTTP_TARGET_MAX + HTTP_AUTHORITY_MAX + 160)
+
+struct http_get {
+	struct http_get_deps deps;
+	struct http_url url;
+	struct http_limits limits;
+	http_get_fn fn;
+	void *arg;
+	char who[HTTP_AUTHORITY_MAX];
+	int64_t end_ns;
+
+	struct resolver_query *query;
+	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
+	unsigned n_addrs, next; /* next: the address after the one in use */
+	struct dray_err failed; /* the last address's */
+
+	int fd;
+	sd_event_source *io, *timer;
+	bool connected;
+	int64_t since_ns, connect_ns;
+	char request[REQUEST_BYTES_MAX];
+	size_t request_n, sent;
+
+	struct http_answer answer;
+};
+
+static void try_next(struct http_get *g);
+
+/* --- the end -------------------------------------------------------------------------------------- */
+
+static void disconnect(struct http_get *g)
+{
+	g->io = sd_event_source_disable_unref(g->io);
+	g->fd = dray_close(g->fd);
+}
+
+struct http_get *http_get_cancel(struct http_get *g)
+{
+	if (!g)
+		return NULL;
+	resolver_cancel(g->query);
+	disconnect(g);
+	sd_event_source_disable_unref(g->timer);
+	http_answer_deinit(&g->answer);
+	free(g);
+	return NULL;
+}
+
+/* Whoever is told may do anything, so all that is still open closes first. */
+static void finish(struct http_get *g, const struct http_response *response,
+		   const struct dray_err *why)
+{
+	http_get_fn fn = g->fn;
+	void *arg = g->arg;
+
+	g->query = resolver_cancel(g->query);
+	disconnect(g);
+	g->timer = sd_event_source_disable_unref(g->timer);
+	fn(arg, response, why);
+	http_get_cancel(g);
+}
+
+__attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int code,
+						       const char *fmt, ...)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	char text[DRAY_ERR_MSG_MAX];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	dray_err_set(&err, 0, code, "http://%.100s: %s", g->who, text);
+	finish(g, NULL, &err);
+}
+
+static void finish_whole(struct http_get *g)
+{
+	struct http_response response = {
+		.status = g->answer.parser.status_code,
+		.content_type = g->answer.type,
+		.body = g->answer.body ? g->answer.body : "",
+		.n = g->answer.n,
+		.connect_ns = g->connect_ns,
+	};
+
+	finish(g, &response, NULL);
+}
+
+/* r: what the parser said. True: the request has ended, and is gone. */
+static bool judge(struct http_get *g, int r, const struct dray_err *why)
+{
+	if (r < 0)
+		fail(g, why->code, "%s", why->msg);
+	if (r > 0)
+		finish_whole(g);
+	return r != 0;
+}
+
+/* --- the connection ------------------------------------------------------------------------------- */
+
+static const char *address(const struct http_get *g, char *buf, size_t n)
+{
+	return dray_addr_show(&g->addrs[g->next - 1], buf, n);
+}
+
+/* Nothing listens there, or it cannot be reached: perhaps at the next address. */
+static void refused(struct http_get *g, int code, const char *why)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	g->failed = DRAY_ERR_NULL;
+	dray_err_set(&g->failed, 0, code, "connecting to %s: %s", address(g, text, sizeof(text)),
+		     why);
+	disconnect(g);
+	try_next(g);
+}
+
+static void on_readable(struct http_get *g)
+{
+	static char buf[READ_BYTES];
+
+	for (unsigned i = 0; i < READS_PER_TURN; i++) {
+		ssize_t n = recv(g->fd, buf, sizeof(buf), 0);
+		struct dray_err err = DRAY_ERR_NULL;
+		int r;
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n < 0) {
+			fail(g, DRAY_E_PEER_LOST, "%s after %zu bytes of the answer",
+			     dray_errno_text(errno), g->answer.received);
+			return;
+		}
+		r = n ? http_answer_feed(&g->answer, buf, (size_t)n, &err) :
+			http_answer_end(&g->answer, &err);
+		if (judge(g, r, &err))
+			return;
+	}
+}
+
+/* What it has to say although it takes no request is read all the same. */
+static void send_request(struct http_get *g)
+{
+	while (g->sent < g->request_n) {
+		ssize_t n = send(g->fd, g->request + g->sent, g->request_n - g->sent, MSG_NOSIGNAL);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0 && errno == EAGAIN)
+			return;
+		if (n < 0)
+			g->sent = g->request_n;
+		else
+			g->sent += (size_t)n;
+	}
+	sd_event_source_set_io_events(g->io, EPOLLIN);
+}
+
+static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
+{
+	struct http_get *g = arg;
+	socklen_t n = sizeof(int);
+	int err = 0;
+
+	if (!g->connected) {
+		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) < 0)
+			err = errno;
+		if (err) {
+			refused(g, DRAY_E_PEER_UNREACHABLE, dray_errno_text(err));
+			return 0;
+		}
+		g->connected = true;
+		g->connect_ns = dray_now().ns - g->since_ns;
+		/* from here on all the time that is left */
+		sd_event_source_set_time(g->timer, (uint64_t)g->end_ns / 1000 + 1);
+		sd_event_source_set_io_events(g->io, EPOLLIN | EPOLLOUT);
+	}
+	if (g->sent < g->request_n && (revents & EPOLLOUT))
+		send_request(g);
+	if (revents & (EPOLLIN | EPOLLHUP | EPOLLERR))
+		on_readable(g);
+	return 0;
+}
+
+static int start_connecting(struct http_get *g, const struct dray_addr *a)
+{
+	int r;
+
+	g->fd = socket(a->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (g->fd < 0)
+		return -errno;
+	if (connect(g->fd, &a->sa, a->len) < 0 && errno != EINPROGRESS)
+		return -errno;
+	r = sd_event_add_io(g->deps.event, &g->io, g->fd, EPOLLOUT, on_io, g);
+	return r < 0 ? r : 0;
+}
+
+static void try_next(struct http_get *g)
+{
+	while (g->next < g->n_addrs) {
+		int64_t left, share;
+		int r;
+
+		g->since_ns = dray_now().ns;
+		left = dray_max(g->end_ns - g->since_ns, (int64_t)0);
+		share = left / (int64_t)(g->n_addrs - g->next);
+		r = start_connecting(g, &g->addrs[g->next++]);
+		if (r == 0) {
+			sd_event_source_set_time(g->timer,
+						 (uint64_t)(g->since_ns + share) / 1000 + 1);
+			sd_event_source_set_enabled(g->timer, SD_EVENT_ONESHOT);
+			return;
+		}
+		disconnect(g);
+		g->failed = DRAY_ERR_NULL;
+		dray_err_set(&g->failed, 0,
+			     r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
+			     "connecting: %s", dray_errno_text(r));
+	}
+	fail(g, g->failed.code, "%s", g->failed.msg);
+}
+
+static void on_addresses(void *arg, const struct dray_addr *addrs, unsigned n,
+			 const struct dray_err *why)
+{
+	struct http_get *g = arg;
+
+	g->query = NULL;
+	if (why) {
+		fail(g, why->code, "%s", why->msg);
+		return;
+	}
+	memcpy(g->addrs, addrs, n * sizeof(*addrs));
+	g->n_addrs = n;
+	try_next(g);
+}
+
+static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct http_get *g = arg;
+	char time[32];
+
+	if (!g->connected && g->fd >= 0) {
+		refused(g, DRAY_E_TIMEOUT, "no answer");
+		return 0;
+	}
+	dray_duration_show(g->limits.timeout_ns, time, sizeof(time));
+	if (g->fd < 0)
+		fail(g, DRAY_E_TIMEOUT, "its name was not found within %s", time);
+	else if (!g->answer.received)
+		fail(g, DRAY_E_TIMEOUT, "it took the request and has not answered within %s", time);
+	else
+		fail(g, DRAY_E_TIMEOUT, "the answer is not whole after %s: %zu bytes came", time,
+		     g->answer.received);
+	return 0;
+}
+
+/* --- the request ---------------------------------------------------------------------------------- */
+
+static int start(struct http_get *g, struct dray_err *reterr)
+{
+	char text[HTTP_AUTHORITY_MAX];
+	int r;
+
+	http_url_authority(&g->url, g->who, sizeof(g->who));
+	g->request_n =
+		(size_t)snprintf(g->request, sizeof(g->request),
+				 "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
+				 "\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+				 g->url.target, http_url_authority(&g->url, text, sizeof(text)));
+	g->end_ns = dray_now().ns + g->limits.timeout_ns;
+	r = sd_event_add_time(g->deps.event, &g->timer, CLOCK_MONOTONIC,
+			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->who,
+				    dray_errno_text(r));
+	return resolver_ask(g->deps.resolver, g->url.host, g->url.port, g->limits.timeout_ns,
+			    on_addresses, g, &g->query, reterr);
+}
+
+int http_get(struct http_get **ret, const struct http_get_deps *deps, const struct http_url *url,
+	     const struct http_limits *limits, http_get_fn fn, void *arg, struct dray_err *reterr)
+{
+	dray_auto(http_get_cancel) struct http_get *g = calloc(1, sizeof(*g));
+	int r;
+
+	if (!g)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	g->deps = *deps;
+	g->url = *url;
+	g->limits = *limits;
+	g->fn = fn;
+	g->arg = arg;
+	g->fd = -1;
+	http_answer_init(&g->answer, limits->body_bytes);
+	r = start(g, reterr);
+	if (r < 0)
+		return r;
+	*ret = dray_take(g);
+	return 0;
+}

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A name is in the table while it is looked up, and for a while after that. Queries hang on their name. When it is known
+ * it joins `ready`, and a deferred source answers one query in each turn of the loop: whoever is answered may do
+ * anything, the resolver's end included, so nothing is touched after that.
+ */
+#include "agent/placement/net/resolver.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/net/dns.h"
+#include "agent/placement/net/host.h"
+#include "lib/list.h"
+#include "lib/time.h"
+#include "lib/units.h"
+#include "schema/gen/errors.h"
+
+#define BUCKETS 256
+/* under way and known; of these, sent to name servers at once, and known without anybody waiting */
+#define NAMES_MAX 4096
+#define LOOKUPS_MAX 256
+#define KEPT_MAX 512
+#define KEEP_MIN_S 5
+#define KEEP_MAX_S 30
+#define KEEP_FAILURE_S 2
+
+struct name {
+	struct dray_list link;  /* bucket */
+	struct dray_list queue; /* waiting, flying, ready or kept */
+	struct dray_list queries;
+	struct resolver *resolver;
+	uint32_t hash;
+	bool listed, known; /* in the table; addrs or err hold */
+	int64_t until_ns;
+	struct dray_addr *addrs;
+	unsigned n;
+	struct dray_err err;
+	char host[];
+};
+
+struct resolver_query {
+	struct dray_list link;
+	struct name *name;
+	unsigned port;
+	int64_t timeout_ns;
+	sd_event_source *timer; /* NULL where the answer is there */
+	resolver_fn fn;
+	void *arg;
+};
+
+struct resolver {
+	sd_event *event;
+	const char *servers, *resolv_conf;
+	struct dray_list buckets[BUCKETS];
+	struct dray_list waiting, ready, kept, flying;
+	unsigned n_names, n_flying, n_kept;
+	struct dns *dns;     /* may be NULL */
+	struct dns *old[16]; /* of an older resolv.conf, until their lookups have ended */
+	sd_event_source *turn;
+};
+
+/* --- names ---------------------------------------------------------------------------------------- */
+
+static uint32_t hash(const char *host)
+{
+	uint32_t h = 2166136261U;
+
+	for (; *host; host++)
+		h = (h ^ (uint8_t)tolower((unsigned char)*host)) * 16777619U;
+	return h;
+}
+
+static struct name *name_find(struct resolver *r, const char *host)
+{
+	uint32_t h = hash(host);
+
+	dray_list_for_each(&r->buckets[h % BUCKETS], n, struct name, link)
+		if (n->hash == h && !strcasecmp(n->host, host))
+			return n;
+	return NULL;
+}
+
+static struct name *name_new(struct resolver *r, const char *host, bool listed)
+{
+	size_t n = strlen(host) + 1;
+	struct name *name = calloc(1, sizeof(*name) + n);
+
+	if (!name)
+		return NULL;
+	memcpy(name->host, host, n);
+	name->resolver = r;
+	name->hash = hash(host);
+	name->listed = listed;
+	dray_list_init(&name->link);
+	dray_list_init(&name->queue);
+	dray_list_init(&name->queries);
+	if (listed)
+		dray_list_add(&r->buckets[name->hash % BUCKETS], &name->link);
+	r->n_names++;
+	return name;
+}
+
+static void name_free(struct name *n)
+{
+	n->resolver->n_names--;
+	dray_list_del(&n->link);
+	dray_list_del(&n->queue);
+	free(n->addrs);
+	free(n);
+}
+
+/* Out of the table: its queries are answered, nobody else is. */
+static void name_unlist(struct name *n)
+{
+	dray_list_del(&n->link);
+	n->listed = false;
+}
+
+static void kept_drop(struct name *n)
+{
+	n->resolver->n_kept--;
+	name_free(n);
+}
+
+/* Nobody waits for it any more. */
+static void name_rest(struct name *n)
+{
+	struct resolver *r = n->resolver;
+
+	dray_list_del(&n->queue);
+	if (!n->listed)
+		return name_free(n);
+	dray_list_add(&r->kept, &n->queue);
+	if (++r->n_kept > KEPT_MAX)
+		kept_drop(dray_list_entry(r->kept.next, struct name, queue));
+}
+
+static void wake(struct resolver *r)
+{
+	sd_event_source_set_enabled(r->turn, SD_EVENT_ON);
+}
+
+static void name_ready(struct name *n, int64_t keep_s)
+{
+	n->known = true;
+	n->until_ns = dray_now().ns + keep_s * DRAY_NS_PER_SEC;
+	dray_list_del(&n->queue);
+	if (dray_list_empty(&n->queries))
+		return name_rest(n);
+	dray_list_add(&n->resolver->ready, &n->queue);
+	wake(n->resolver);
+}
+
+/* --- lookups -------------------------------------------------------------------------------------- */
+
+static void old_free(struct resolver *r)
+{
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++)
+		if (r->old[i] && dns_idle(r->old[i]))
+			r->old[i] = dns_free(r->old[i]);
+}
+
+/* False: it has to serve on, since too many older ones are still busy. */
+static bool dns_retire(struct resolver *r)
+{
+	old_free(r);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++) {
+		if (r->old[i])
+			continue;
+		r->old[i] = dray_take(r->dns);
+		return true;
+	}
+	return false;
+}
+
+static int dns_ready(struct resolver *r, struct dray_err *reterr)
+{
+	if (r->dns && (!dns_outdated(r->dns) || !dns_retire(r)))
+		return 0;
+	return dns_new(&r->dns, r->event, r->servers, r->resolv_conf, reterr);
+}
+
+static void on_looked_up(void *arg, const struct dns_answer *a)
+{
+	struct name *n = arg;
+	struct resolver *r = n->resolver;
+	int keep_s = dray_max(a->ttl_s, KEEP_MIN_S);
+
+	keep_s = dray_min(keep_s, KEEP_MAX_S);
+	r->n_flying--;
+	n->addrs = a->n ? malloc(a->n * sizeof(*a->addrs)) : NULL;
+	if (n->addrs) {
+		memcpy(n->addrs, a->addrs, a->n * sizeof(*a->addrs));
+		n->n = a->n;
+	} else if (a->n) {
+		dray_err_set(&n->err, 0, DRAY_E_NO_MEMORY, "%s: out of memory", n->host);
+	} else {
+		dray_err_set(&n->err, 0, a->code, "%s: %s", n->host, a->reason);
+	}
+	name_ready(n, n->n ? keep_s : KEEP_FAILURE_S);
+	/* others may wait for its place */
+	if (!dray_list_empty(&r->waiting))
+		wake(r);
+}
+
+static void start_lookups(struct resolver *r)
+{
+	while (r->n_flying < LOOKUPS_MAX && !dray_list_empty(&r->waiting)) {
+		struct name *n = dray_list_first(&r->waiting, struct name, queue);
+
+		dray_list_del(&n->queue);
+		/* those who asked have gone by now */
+		if (dray_list_empty(&n->queries)) {
+			name_free(n);
+			continue;
+		}
+		if (dns_ready(r, &n->err) < 0) {
+			name_ready(n, KEEP_FAILURE_S);
+			continue;
+		}
+		r->n_flying++;
+		dray_list_add(&r->flying, &n->queue);
+		dns_lookup(r->dns, n->host, on_looked_up, n);
+	}
+}
+
+/* --- queries -------------------------------------------------------------------------------------- */
+
+static void query_free(struct resolver_query *q)
+{
+	dray_list_del(&q->link);
+	sd_event_source_disable_unref(q->timer);
+	free(q);
+}
+
+/* Nothing may be touched after that. */
+static void answer(struct resolver_query *q)
+{
+	struct name *n = q->name;
+	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
+	struct dray_err err = n->err;
+	unsigned count = n->n, port = q->port;
+	resolver_fn fn = q->fn;
+	void *arg = q->arg;
+
+	for (unsigned i = 0; i < count; i++) {
+		addrs[i] = n->addrs[i];
+		dray_addr_set_port(&addrs[i], port);
+	}
+	query_free(q);
+	if (dray_list_empty(&n->queries))
+		name_rest(n);
+	fn(arg, addrs, count, count ? NULL : &err);
+}
+
+static int on_timeout(sd_event_source *s, uint64_t usec, void *arg)
+{
+	struct resolver_query *q = arg;
+	struct dray_err err = DRAY_ERR_NULL;
+	resolver_fn fn = q->fn;
+	void *fn_arg = q->arg;
+	char time[32];
+
+	/* it is about to be answered */
+	if (q->name->known) {
+		answer(q);
+		return 0;
+	}
+	dray_err_set(&err, 0, DRAY_E_TIMEOUT, "%s: no name server answered within %s",
+		     q->name->host, dray_duration_show(q->timeout_ns, time, sizeof(time)));
+	query_free(q);
+	fn(fn_arg, NULL, 0, &err);
+	return 0;
+}
+
+static int on_turn(sd_event_source *s, void *arg)
+{
+	struct resolver *r = arg;
+	struct name *n;
+
+	old_free(r);
+	start_lookups(r);
+	n = dray_list_first(&r->ready, struct name, queue);
+	if (!n)
+		return sd_event_source_set_enabled(r->turn, SD_EVENT_OFF);
+	answer(dray_list_first(&n->queries, struct resolver_query, link));
+	return 0;
+}
+
+/* A name of its own for what needs no lookup: an address, or that too many names are asked for. */
+static struct name *name_alone(struct resolver *r, const char *host, const struct dray_addr *a)
+{
+	struct name *n = name_new(r, host, false);
+
+	if (!n)
+		return NULL;
+	n->known = true;
+	if (!a) {
+		dray_err_set(&n->err, 0, DRAY_E_BUSY, "%s: more than %d names are looked up", host,
+			     NAMES_MAX);
+		return n;
+	}
+	n->addrs = malloc(sizeof(*a));
+	if (!n->addrs) {
+		name_free(n);
+		return NULL;
+	}
+	*n->addrs = *a;
+	n->n = 1;
+	return n;
+}
+
+/* The name to hang a query on; NULL without memory. */
+static struct name *name_get(struct resolver *r, const char *host)
+{
+	struct dray_addr a;
+	struct name *n;
+
+	if (host_is_address(host, &a))
+		return name_alone(r, host, &a);
+	n = name_find(r, host);
+	/* an old answer that others are being given is good enough */
+	if (n && n->known && dray_list_empty(&n->queries)) {
+		if (n->until_ns > dray_now().ns) {
+			r->n_kept--;
+			dray_list_del(&n->queue);
+			return n;
+		}
+		kept_drop(n);
+		n = NULL;
+	}
+	if (n)
+		return n;
+	if (r->n_names >= NAMES_MAX)
+		return name_alone(r, host, NULL);
+	n = name_new(r, host, true);
+	if (n)
+		dray_list_add(&r->waiting, &n->queue);
+	return n;
+}
+
+/* Only what is being looked up has to be waited for. */
+static int query_arm(struct resolver *r, struct resolver_query *q)
+{
+	uint64_t usec = ((uint64_t)q->timeout_ns + 999) / 1000;
+
+	if (q->name->known)
+		return 0;
+	return sd_event_add_time_relative(r->event, &q->timer, CLOCK_MONOTONIC, usec, 1000,
+					  on_timeout, q);
+}
+
+int resolver_ask(struct resolver *r, const char *host, unsigned port, int64_t timeout_ns,
+		 resolver_fn fn, void *arg, struct resolver_query **ret, struct dray_err *reterr)
+{
+	struct resolver_query *q;
+	struct dray_addr a;
+
+	if (port > UINT16_MAX || timeout_ns <= 0 ||
+	    (!host_is_address(host, &a) && !host_is_name(host)))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "\"%.100s\" is no host: write a name, 10.0.0.9 or 2001:db8::9",
+				    host);
+	q = calloc(1, sizeof(*q));
+	if (q) {
+		*q = (struct resolver_query){
+			.port = port, .timeout_ns = timeout_ns, .fn = fn, .arg = arg
+		};
+		dray_list_init(&q->link);
+		q->name = name_get(r, host);
+	}
+	if (q && q->name) {
+		dray_list_add(&q->name->queries, &q->link);
+		if (q->name->known && dray_list_empty(&q->name->queue))
+			dray_list_add(&r->ready, &q->name->queue);
+	}
+	if (!q || !q->name || query_arm(r, q) < 0) {
+		resolver_cancel(q);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s: out of memory", host);
+	}
+	wake(r);
+	if (ret)
+		*ret = q;
+	return 0;
+}
+
+struct resolver_query *resolver_cancel(struct resolver_query *q)
+{
+	struct name *n = q ? q->name : NULL;
+
+	if (!q)
+		return NULL;
+	query_free(q);
+	/* what is under way goes on, for those who ask next */
+	if (n && n->known && dray_list_empty(&n->queries))
+		name_rest(n);
+	return NULL;
+}
+
+/* --- the resolver --------------------------------------------------------------------------------- */
+
+int resolver_new(struct resolver **ret, sd_event *event, struct dray_err *reterr)
+{
+	struct resolver *r = calloc(1, sizeof(*r));
+	int ret_code;
+
+	if (!r)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	r->event = event;
+	for (size_t i = 0; i < BUCKETS; i++)
+		dray_list_init(&r->buckets[i]);
+	dray_list_init(&r->waiting);
+	dray_list_init(&r->ready);
+	dray_list_init(&r->kept);
+	dray_list_init(&r->flying);
+	ret_code = sd_event_add_defer(event, &r->turn, on_turn, r);
+	if (ret_code >= 0)
+		ret_code = sd_event_source_set_enabled(r->turn, SD_EVENT_OFF);
+	if (ret_code < 0) {
+		resolver_free(r);
+		return dray_err_set(reterr, ret_code, DRAY_E_IO, "the resolver: %s",
+				    dray_errno_text(ret_code));
+	}
+	*ret = r;
+	return 0;
+}
+
+static void names_free(struct dray_list *queue)
+{
+	dray_list_for_each(queue, n, struct name, queue) {
+		dray_list_for_each(&n->queries, q, struct resolver_query, link)
+			query_free(q);
+		name_free(n);
+	}
+}
+
+struct resolver *resolver_free(struct resolver *r)
+{
+	if (!r)
+		return NULL;
+	/* lookups first: they know their names */
+	dns_free(r->dns);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++)
+		dns_free(r->old[i]);
+	names_free(&r->flying);
+	names_free(&r->waiting);
+	names_free(&r->ready);
+	names_free(&r->kept);
+	sd_event_source_disable_unref(r->turn);
+	free(r);
+	return NULL;
+}
+
+void resolver_pretend(struct resolver *r, const char *servers, const char *resolv_conf)
+{
+	r->servers = servers;
+	r->resolv_conf = resolv_conf;
+	if (r->dns)
+		dns_retire(r);
+	dray_list_for_each(&r->kept, n, struct name, queue)
+		kept_drop(n);
+	for (size_t i = 0; i < BUCKETS; i++)
+		dray_list_for_each(&r->buckets[i], n, struct name, link)
+			name_unlist(n);
+}

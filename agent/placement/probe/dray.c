@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A dray agent: the peers' own handshake, with a question in the place of their HELLO. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/state/identity.h"
+#include "agent/control/peer/probe.h"
+#include "agent/placement/probe/internal.h"
+#include "schema/gen/errors.h"
+
+static void learn(struct probe_result *to, const struct peer_probe_result *from)
+{
+	to->dray.known = true;
+	to->dray.self = from->self;
+	memcpy(to->dray.agent_id, from->agent_id, sizeof(to->dray.agent_id));
+	to->dray.incarnation = from->incarnation;
+	snprintf(to->dray.segment, sizeof(to->dray.segment), "%s", from->segment);
+	snprintf(to->dray.version, sizeof(to->dray.version), "%s", from->version);
+}
+
+static void answered(void *arg, const struct dray_err *err, const struct peer_probe_result *r)
+{
+	char id[IDENTITY_TEXT_BYTES];
+	struct probe *p = arg;
+
+	if (r->known)
+		learn(&p->result, r);
+	/* somebody is there: another address of the name would not tell more */
+	if (err->code && r->known)
+		probe_refute(p, "%s", err->msg);
+	else if (err->code)
+		probe_fail(p, "%s", err->msg);
+	else if (r->self)
+		probe_succeed(p, "this agent");
+	else if (!r->told_state)
+		probe_succeed(p, "agent %.8s; its release %.64s cannot say whether it drains",
+			      identity_show(r->agent_id, id), r->version);
+	else
+		probe_succeed(p, "agent %.8s, release %.64s", identity_show(r->agent_id, id),
+			      r->version);
+}
+
+static int attempt(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)
+{
+	if (!p->deps.peers)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "this agent has no peers: dray probes are not possible");
+	p->lacks = "answer of a dray agent";
+	return peer_probe_new(&p->dray, p->deps.peers, addr, answered, p, reterr);
+}
+
+static void stop(struct probe *p)
+{
+	p->dray = peer_probe_free(p->dray);
+}
+
+const struct probe_ops probe_dray_ops = {
+	.attempt = attempt,
+	.stop = stop,
+};

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/placement/probe/fsm.h"
+
+#include <stdio.h>
+
+#include "lib/backoff.h"
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+
+static uint64_t next_random(struct probe_fsm *f)
+{
+	f->random ^= f->random << 13;
+	f->random ^= f->random >> 7;
+	f->random ^= f->random << 17;
+	return f->random;
+}
+
+static int64_t any_part(struct probe_fsm *f, int64_t span)
+{
+	return span > 0 ? (int64_t)(next_random(f) % (uint64_t)span) : 0;
+}
+
+static void set_state(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
+{
+	f->state = state;
+	f->since_ns = now;
+}
+
+void probe_fsm_init(struct probe_fsm *f, uint64_t random, int64_t now)
+{
+	*f = (struct probe_fsm){
+		.state = DMSG_SEGMENT_STATE_UNKNOWN,
+		.since_ns = now,
+		.next_ns = now,
+		.random = random ? random : 1,
+	};
+	/* numbers that are close together begin alike */
+	for (unsigned i = 0; i < 4; i++)
+		next_random(f);
+}
+
+void probe_fsm_believe(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
+{
+	dray_assert(!f->probes && !f->in_flight);
+	if (state != DMSG_SEGMENT_STATE_READY && state != DMSG_SEGMENT_STATE_LOST)
+		return;
+	set_state(f, state, now);
+	snprintf(f->reason, sizeof(f->reason), "as it was before the agent's start");
+}
+
+enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now)
+{
+	enum dmsg_segment_state old = f->state;
+
+	dray_assert(!f->in_flight);
+	f->in_flight = true;
+	f->again = false;
+	f->next_ns = INT64_MAX;
+	if (old == DMSG_SEGMENT_STATE_UNKNOWN) {
+		set_state(f, DMSG_SEGMENT_STATE_PROBING, now);
+		snprintf(f->reason, sizeof(f->reason), "the first probe is under way");
+	}
+	return old;
+}
+
+/* --- what a result means ------------------------------------------------------------------------ */
+
+static void succeeded(struct probe_fsm *f, const struct probe_fsm_config *cfg, const char *reason,
+		      int64_t now)
+{
+	bool first = !f->verified;
+
+	f->failures = 0;
+	if (f->successes < UINT32_MAX)
+		f->successes++;
+	if (f->state == DMSG_SEGMENT_STATE_LOST && f->successes < cfg->rise) {
+		snprintf(f->reason, sizeof(f->reason), "it answers again, %u of %u times: %.160s",
+			 f->successes, cfg->rise, reason);
+		f->next_ns = now + cfg->backoff_min_ns;
+		return;
+	}
+	if (f->state != DMSG_SEGMENT_STATE_READY) {
+		set_state(f, DMSG_SEGMENT_STATE_READY, now);
+		first = true;
+	}
+	f->verified = true;
+	snprintf(f->reason, sizeof(f->reason), "%s", reason);
+	f->next_ns = now + cfg->interval_ns -
+		     any_part(f, first ? cfg->interval_ns : cfg->interval_ns / 8);
+}
+
+static void failed(struct probe_fsm *f, const struct probe_fsm_config *cfg, const char *reason,
+		   int64_t now)
+{
+	int64_t pause;
+
+	f->failed++;
+	f->successes = 0;
+	if (f->failures < UINT32_MAX)
+		f->failures++;
+	snprintf(f->reason, sizeof(f->reason), "%s", reason);
+	if (f->state == DMSG_SEGMENT_STATE_READY && f->failures >= cfg->fall) {
+		set_state(f, DMSG_SEGMENT_STATE_LOST, now);
+		f->verified = true;
+	} else if (f->state == DMSG_SEGMENT_STATE_LOST) {
+		f->verified = true;
+	}
+	pause = backoff_pause(f->failures, cfg->backoff_min_ns, cfg->backoff_max_ns);
+	if (f->state == DMSG_SEGMENT_STATE_READY)
+		pause = dray_min(pause, cfg->interval_ns);
+	f->next_ns = f->again ? now : now + backoff_spread(pause, next_random(f));
+}
+
+enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct probe_fsm_config *cfg,
+				      bool ok, const char *reason, int64_t latency_ns, int64_t now)
+{
+	enum dmsg_segment_state old = f->state;
+
+	dray_assert(f->in_flight);
+	f->in_flight = false;
+	f->probes++;
+	if (ok) {
+		f->latency_ns = dray_max(latency_ns, (int64_t)1);
+		succeeded(f, cfg, reason, now);
+	} else {
+		failed(f, cfg, reason, now);
+	}
+	return old;
+}
+
+/* --- when the next one is due ------------------------------------------------------------------- */
+
+void probe_fsm_hurry(struct probe_fsm *f, int64_t now)
+{
+	if (f->in_flight)
+		f->again = true;
+	else
+		f->next_ns = dray_min(f->next_ns, now);
+}
+
+void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
+{
+	int64_t limit = f->failures ? dray_max(cfg->backoff_min_ns, cfg->backoff_max_ns) :
+				      cfg->interval_ns;
+
+	if (f->in_flight || f->next_ns <= now + limit)
+		return;
+	f->next_ns = now + limit - any_part(f, limit);
+}
+
+void probe_fsm_put_off(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
+{
+	if (f->in_flight || f->next_ns > now || f->failures || f->state != DMSG_SEGMENT_STATE_READY)
+		return;
+	f->next_ns = now + any_part(f, cfg->interval_ns);
+}

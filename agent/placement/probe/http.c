@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A page that says whether somebody serves. Mooncake's master answers 200 also while it does not serve and says so in
+ * the body; its client answers 503 and says so as well.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/placement/net/http_client.h"
+#include "agent/placement/probe/internal.h"
+#include "agent/placement/probe/json.h"
+#include "lib/cleanup.h"
+#include "schema/gen/errors.h"
+
+#define BODY_MAX (64 * 1024)
+#define TEXT_MAX 64
+
+/* A value in short, for a reason. */
+static const char *show(const json_t *v, char *buf, size_t n)
+{
+	if (json_is_string(v))
+		return probe_clean(json_string_value(v), buf, n);
+	snprintf(buf, n, "%s",
+		 json_is_true(v)   ? "true" :
+		 json_is_false(v)  ? "false" :
+		 json_is_null(v)   ? "null" :
+		 json_is_number(v) ? "a number" :
+				     "no text");
+	return buf;
+}
+
+/* What the body has against it. Empty: nothing. */
+static void object(const char *body, size_t n, char *why, size_t n_why)
+{
+	dray_auto(json_decref) json_t *root = NULL;
+	char text[TEXT_MAX], syntax[96];
+	const json_t *ready, *status, *state;
+
+	*why = '\0';
+	if (probe_json_parse(body, n, &root, syntax, sizeof(syntax)) < 0) {
+		snprintf(why, n_why, "its page begins like JSON, but %s", syntax);
+		return;
+	}
+	ready = json_object_get(root, "service_ready");
+	status = json_object_get(root, "status");
+	state = json_object_get(root, "ha_state");
+	if (ready && !json_is_true(ready))
+		snprintf(why, n_why, "service_ready is %s", show(ready, text, sizeof(text)));
+	else if (status &&
+		 (!json_is_string(status) || (strcmp(json_string_value(status), "ok") != 0 &&
+					      strcmp(json_string_value(status), "healthy") != 0)))
+		snprintf(why, n_why, "its status is %s", show(status, text, sizeof(text)));
+	if (*why && json_is_string(state)) {
+		n = strlen(why);
+		snprintf(why + n, n_why - n, " (%s)", show(state, text, sizeof(text)));
+	}
+}
+
+static const char *skip_blanks(const char *s, size_t n, size_t *ret_n)
+{
+	while (n && (*s == ' ' || *s == '\t' || *s == '\r' || *s == '\n')) {
+		s++;
+		n--;
+	}
+	*ret_n = n;
+	return s;
+}
+
+static void answered(void *arg, const struct http_response *h, const struct dray_err *why)
+{
+	struct probe *p = arg;
+	char objection[160] = "";
+	const char *body;
+	size_t n;
+
+	/* it is gone */
+	p->http = NULL;
+	if (!h) {
+		probe_refute(p, "%s", why->msg);
+		return;
+	}
+	body = skip_blanks(h->body, h->n, &n);
+	if (n && *body == '{')
+		object(body, n, objection, sizeof(objection));
+	if (h->status < 200 || h->status > 299)
+		probe_refute(p, "HTTP status %u%s%s", h->status, *objection ? ", and " : "",
+			     objection);
+	else if (*objection)
+		probe_refute(p, "HTTP status %u, but %s", h->status, objection);
+	else
+		probe_succeed(p, "HTTP status %u", h->status);
+}
+
+static int whole(struct probe *p, struct dray_err *reterr)
+{
+	const struct http_get_deps deps = { p->deps.event, p->deps.resolver };
+	const struct http_limits limits = { p->end_ns - p->start_ns, BODY_MAX };
+	struct http_url url = { .port = p->target.port };
+
+	if (!p->deps.resolver)
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
+				    "names are not resolved here, and no http probes made");
+	snprintf(url.host, sizeof(url.host), "%s", p->target.host);
+	snprintf(url.target, sizeof(url.target), "%s", *p->target.path ? p->target.path : "/");
+	/* the request keeps the time */
+	sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
+	return http_get(&p->http, &deps, &url, &limits, answered, p, reterr);
+}
+
+static void stop(struct probe *p)
+{
+	p->http = http_get_cancel(p->http);
+}
+
+const struct probe_ops probe_http_ops = {
+	.whole = whole,
+	.stop = stop,
+};

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One probe under way, as the files of its kinds see it. Of probe*.c alone. */
+#ifndef DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
+#define DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
+
+#include "agent/placement/net/resolver.h"
+#include "agent/placement/probe/probe.h"
+#include "lib/addr.h"
+
+struct http_get;
+struct peer_probe;
+
+/*
+ * A kind has either `whole`, which does everything, or `attempt`, which tries one address. `ready` is for those that
+ * call probe_connect(): the socket is connected (first call), or there is something to read. Any of them may end the
+ * attempt by probe_succeed() or probe_fail(), after which the probe may be gone.
+ */
+struct probe_ops {
+	int (*whole)(struct probe *p, struct dray_err *reterr);
+	int (*attempt)(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
+	void (*ready)(struct probe *p, bool connected);
+	/* Ends what an attempt holds beside the socket; may be NULL. */
+	void (*stop)(struct probe *p);
+};
+
+struct probe {
+	struct probe_deps deps;
+	struct probe_target target;
+	const struct probe_ops *ops;
+	probe_fn fn;
+	void *arg;
+	int64_t start_ns, end_ns; /* of the probe */
+	const char *lacks;        /* what there is none of yet: "connection", "reply" */
+	sd_event_source *timer, *io;
+	int fd; /* of the attempt; -1 */
+	bool connected;
+	struct resolver_query *query;
+	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
+	unsigned n_addrs, next_addr;
+	struct probe_result result;
+	union {
+		struct peer_probe *dray;
+		struct http_get *http;
+		struct {
+			uint8_t *buf;
+			size_t n, cap;
+		} in; /* mooncake */
+	};
+};
+
+extern const struct probe_ops probe_tcp_ops, probe_dray_ops, probe_mooncake_ops, probe_http_ops;
+
+/* Begins to connect. 0 or -errno with reterr. */
+int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
+
+/* Both end in fn, and free the probe. */
+void probe_succeed(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void probe_refute(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* This address failed: tries the next one, or ends as probe_refute() does. */
+void probe_fail(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Text of somebody else's, with what does not print replaced. Returns buf. */
+const char *probe_clean(const char *s, char *buf, size_t n);
+
+#endif

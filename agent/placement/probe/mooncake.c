@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The handshake daemon of a Mooncake engine. It serves one connection at a time and waits for the end of it: so
+ * the request goes out whole as soon as there is a connection, and that is closed as soon as the reply is there. No
+ * other request than this one is ever sent: a body of a type that the daemon does not expect ends its process.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "agent/placement/probe/mooncake_frame.h"
+#include "agent/placement/probe/internal.h"
+#include "lib/cleanup.h"
+#include "lib/err.h"
+
+#define READ_BYTES 16384
+#define READS_PER_CALL 8
+
+static void ask(struct probe *p)
+{
+	ssize_t n = send(p->fd, mooncake_metadata_request, MOONCAKE_REQUEST_SIZE, MSG_NOSIGNAL);
+
+	/* the buffer of a new socket takes it whole */
+	if (n != MOONCAKE_REQUEST_SIZE)
+		probe_fail(p, "the request could not be sent: %s",
+			   n < 0 ? dray_errno_text(errno) : "no room");
+}
+
+/* Grows with what has come, not with what the head promises. */
+static bool make_room(struct probe *p)
+{
+	size_t cap = p->in.cap ? p->in.cap * 2 : READ_BYTES;
+	uint8_t *buf;
+
+	if (p->in.n < p->in.cap)
+		return true;
+	buf = realloc(p->in.buf, cap);
+	if (!buf)
+		return false;
+	p->in.buf = buf;
+	p->in.cap = cap;
+	return true;
+}
+
+static void ended(struct probe *p, int err)
+{
+	if (err)
+		probe_fail(p, "no reply: %s", dray_errno_text(err));
+	else if (!p->in.n)
+		probe_fail(
+			p,
+			"it closed the connection without a reply: no Mooncake handshake daemon?");
+	else
+		probe_fail(p, "it closed the connection %zu bytes into its reply", p->in.n);
+}
+
+static void judge(struct probe *p, int r, const struct mooncake_segment *s, const char *why)
+{
+	struct probe_result *to = &p->result;
+
+	if (r == MOONCAKE_E_NOT_YET) {
+		probe_refute(p, "the engine there has no segment yet");
+	} else if (r < 0) {
+		probe_fail(p, "no Mooncake descriptor: %s", why);
+	} else {
+		to->mooncake.known = true;
+		snprintf(to->mooncake.name, sizeof(to->mooncake.name), "%s", s->name);
+		snprintf(to->mooncake.protocol, sizeof(to->mooncake.protocol), "%s", s->protocol);
+		to->mooncake.buffers = s->buffers;
+		probe_succeed(p, "segment %.128s over %s, %llu buffers", s->name, s->protocol,
+			      (unsigned long long)s->buffers);
+	}
+}
+
+static void ready(struct probe *p, bool connected)
+{
+	char why[MOONCAKE_WHY_MAX];
+	struct mooncake_segment s;
+	ssize_t n;
+	int r;
+
+	if (connected) {
+		ask(p);
+		return;
+	}
+	for (unsigned i = 0; i < READS_PER_CALL; i++) {
+		if (!make_room(p)) {
+			probe_refute(p, "no memory for the reply");
+			return;
+		}
+		n = recv(p->fd, p->in.buf + p->in.n, p->in.cap - p->in.n, 0);
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return;
+		if (n <= 0) {
+			ended(p, n < 0 ? errno : 0);
+			return;
+		}
+		p->in.n += (size_t)n;
+		r = mooncake_reply_parse(p->in.buf, p->in.n, &s, why);
+		if (r != MOONCAKE_E_MORE) {
+			judge(p, r, &s, why);
+			return;
+		}
+	}
+}
+
+static void stop(struct probe *p)
+{
+	free(p->in.buf);
+	p->in.buf = NULL;
+	p->in.n = p->in.cap = 0;
+}
+
+const struct probe_ops probe_mooncake_ops = {
+	.attempt = probe_connect,
+	.ready = ready,
+	.stop = stop,
+};

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kinds of probe share: time, names, addresses in turn, the socket, the one end. */
+#include "agent/placement/probe/probe.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "agent/placement/probe/internal.h"
+#include "lib/time.h"
+#include "schema/gen/errors.h"
+
+/* After the sockets: an answer that has arrived in time must not be called late. */
+#define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
+#define TIMER_ACCURACY_MAX_US 50000
+
+static const struct probe_ops *const kinds[] = {
+	[PROBE_TCP] = &probe_tcp_ops,
+	[PROBE_DRAY] = &probe_dray_ops,
+	[PROBE_MOONCAKE] = &probe_mooncake_ops,
+	[PROBE_HTTP] = &probe_http_ops,
+};
+
+const char *probe_clean(const char *s, char *buf, size_t n)
+{
+	size_t i;
+
+	for (i = 0; s[i] && i + 1 < n; i++)
+		buf[i] = s[i] >= ' ' && s[i] <= '~' ? s[i] : '?';
+	buf[i] = '\0';
+	return buf;
+}
+
+/* --- the end ------------------------------------------------------------------------------------ */
+
+static void stop_attempt(struct probe *p)
+{
+	if (p->ops->stop)
+		p->ops->stop(p);
+	p->io = sd_event_source_disable_unref(p->io);
+	p->fd = dray_close(p->fd);
+	p->connected = false;
+}
+
+struct probe *probe_cancel(struct probe *p)
+{
+	if (!p)
+		return NULL;
+	stop_attempt(p);
+	resolver_cancel(p->query);
+	sd_event_source_disable_unref(p->timer);
+	free(p);
+	return NULL;
+}
+
+static void finish(struct probe *p, bool ok)
+{
+	p->result.ok = ok;
+	p->result.latency_ns = dray_now().ns - p->start_ns;
+	/* whoever serves one after the other waits for us to leave */
+	stop_attempt(p);
+	p->fn(p->arg, &p->result);
+	probe_cancel(p);
+}
+
+void probe_succeed(struct probe *p, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(p->result.reason, sizeof(p->result.reason), fmt, ap);
+	va_end(ap);
+	finish(p, true);
+}
+
+void probe_refute(struct probe *p, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(p->result.reason, sizeof(p->result.reason), fmt, ap);
+	va_end(ap);
+	finish(p, false);
+}
+
+/* --- addresses ---------------------------------------------------------------------------------- */
+
+static void arm(struct probe *p)
+{
+	int64_t now = dray_now().ns, left = dray_max(p->end_ns - now, (int64_t)0);
+	unsigned shares = p->n_addrs - p->next_addr + 1;
+
+	/* a name may have addresses that swallow whatever is sent to them */
+	if (p->n_addrs)
+		left /= shares;
+	sd_event_source_set_time(p->timer, (uint64_t)(now + left) / 1000 + 1);
+	sd_event_source_set_enabled(p->timer, SD_EVENT_ONESHOT);
+}
+
+/* Begins with the next address, if need be with the one after. Below 0: there is none any more. */
+static int next_attempt(struct probe *p, struct dray_err *reterr)
+{
+	int r = -EHOSTUNREACH;
+
+	while (p->next_addr < p->n_addrs) {
+		const struct dray_addr *a = &p->addrs[p->next_addr++];
+		struct dray_err why = DRAY_ERR_NULL;
+
+		p->lacks = "connection";
+		arm(p);
+		r = p->ops->attempt(p, a, &why);
+		if (r == 0)
+			return 0;
+		stop_attempt(p);
+		*reterr = why;
+	}
+	return r;
+}
+
+void probe_fail(struct probe *p, const char *fmt, ...)
+{
+	struct dray_err why = DRAY_ERR_NULL;
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(why.msg, sizeof(why.msg), fmt, ap);
+	va_end(ap);
+	stop_attempt(p);
+	if (p->next_addr < p->n_addrs && next_attempt(p, &why) == 0)
+		return;
+	probe_refute(p, "%s", why.msg);
+}
+
+static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
+			const struct dray_err *why)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct probe *p = arg;
+
+	p->query = NULL;
+	p->n_addrs = dray_min(n, (unsigned)RESOLVER_ADDRS_MAX);
+	if (!p->n_addrs) {
+		probe_refute(p, "%s", why ? why->msg : "the name has no addresses");
+		return;
+	}
+	memcpy(p->addrs, addrs, p->n_addrs * sizeof(*addrs));
+	if (next_attempt(p, &err) < 0)
+		probe_refute(p, "%s", err.msg);
+}
+
+/* --- the socket --------------------------------------------------------------------------------- */
+
+/*
+ * Nobody listens, and the kernel chose the very port that we connect to as ours: the connection is one with
+ * itself. Ended by a reset, so that the port is free for whoever is to listen there.
+ */
+static bool is_own_echo(int fd)
+{
+	struct linger l = { .l_onoff = 1, .l_linger = 0 };
+	struct dray_addr here = { .len = sizeof(here.ss) }, there = { .len = sizeof(there.ss) };
+
+	if (getsockname(fd, &here.sa, &here.len) < 0 || getpeername(fd, &there.sa, &there.len) < 0)
+		return false;
+	if (here.len != there.len || memcmp(&here.ss, &there.ss, here.len) != 0)
+		return false;
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
+	return true;
+}
+
+static void handle_connected(struct probe *p)
+{
+	socklen_t len = sizeof(int);
+	int err = 0;
+
+	if (getsockopt(p->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
+		err = errno;
+	if (err) {
+		probe_fail(p, "%s", dray_errno_text(err));
+		return;
+	}
+	if (is_own_echo(p->fd)) {
+		probe_fail(p, "%s", dray_errno_text(ECONNREFUSED));
+		return;
+	}
+	p->connected = true;
+	p->lacks = "reply";
+	sd_event_source_set_io_events(p->io, EPOLLIN);
+	p->ops->ready(p, true);
+}
+
+static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
+{
+	struct probe *p = userdata;
+
+	if (p->connected)
+		p->ops->ready(p, false);
+	else
+		handle_connected(p);
+	return 0;
+}
+
+/* Where the kernel or the loop has no more to give. */
+static int exhausted(int r, struct dray_err *reterr)
+{
+	return dray_err_set(reterr, r,
+			    r == -EMFILE || r == -ENFILE ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
+			    "a probe: %s", dray_errno_text(r));
+}
+
+int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)
+{
+	int on = 1, r;
+
+	p->fd = socket(addr->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (p->fd < 0)
+		return exhausted(-errno, reterr);
+	setsockopt(p->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	if (connect(p->fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
+		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",
+				    dray_errno_text(errno));
+	r = sd_event_add_io(p->deps.event, &p->io, p->fd, EPOLLOUT, on_io, p);
+	return r < 0 ? exhausted(r, reterr) : 0;
+}
+
+/* --- the beginning ------------------------------------------------------------------------------ */
+
+static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
+{
+	struct probe *p = userdata;
+
+	probe_fail(p, "no %s within %lld ms", p->lacks,
+		   (long long)((dray_now().ns - p->start_ns) / DRAY_NS_PER_MS));
+	return 0;
+}
+
+static bool numeric(const struct probe_target *t, struct dray_addr *ret)
+{
+	char text[PROBE_HOST_MAX + 16];
+	bool v6 = strchr(t->host, ':') != NULL;
+
+	snprintf(text, sizeof(text), "%s%s%s:%u", v6 ? "[" : "", t->host, v6 ? "]" : "", t->port);
+	return dray_addr_parse(text, ret) == 0;
+}
+
+static int begin(struct probe *p, int64_t timeout_ns, struct dray_err *reterr)
+{
+	if (p->ops->whole)
+		return p->ops->whole(p, reterr);
+	if (numeric(&p->target, &p->addrs[0])) {
+		p->n_addrs = 1;
+		return next_attempt(p, reterr);
+	}
+	p->lacks = "address of its name";
+	if (!p->deps.resolver)
+		return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
+				    "%.120s is a name, and names are not resolved here",
+				    p->target.host);
+	return resolver_ask(p->deps.resolver, p->target.host, p->target.port, timeout_ns,
+			    on_resolved, p, &p->query, reterr);
+}
+
+int probe_start(struct probe **ret, const struct probe_deps *deps,
+		const struct probe_target *target, int64_t timeout_ns, probe_fn fn, void *arg,
+		struct dray_err *reterr)
+{
+	dray_auto(probe_cancel) struct probe *p = calloc(1, sizeof(*p));
+	int64_t now = dray_now().ns;
+	uint64_t accuracy = (uint64_t)dray_min(timeout_ns / 32000, (int64_t)TIMER_ACCURACY_MAX_US);
+	int r;
+
+	if (!p)
+		return exhausted(-ENOMEM, reterr);
+	p->deps = *deps;
+	p->target = *target;
+	p->ops = kinds[target->kind];
+	p->fn = fn;
+	p->arg = arg;
+	p->fd = -1;
+	p->start_ns = now;
+	p->end_ns = now + timeout_ns;
+	p->lacks = "reply";
+	r = sd_event_add_time(deps->event, &p->timer, CLOCK_MONOTONIC,
+			      (uint64_t)p->end_ns / 1000 + 1, dray_max(accuracy, (uint64_t)1),
+			      on_timer, p);
+	if (r >= 0)
+		r = sd_event_source_set_priority(p->timer, TIMER_PRIORITY);
+	if (r < 0)
+		return exhausted(r, reterr);
+	r = begin(p, timeout_ns, reterr);
+	if (r < 0)
+		return r;
+	*ret = dray_take(p);
+	return 0;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One probe of one target: is somebody there who would serve? Control thread only, nothing blocks.
+ *
+ * What counts as ready, by kind:
+ *   tcp       the port accepts a connection.
+ *   dray      a dray agent proves the key, shows who it is, and does not drain. Beyond loopback that needs a
+ *             key, unless peer.allow_insecure. An agent of a release that does not know probes is ready when it
+ *             has shown who it is; reason says so.
+ *   mooncake  the handshake daemon answers with the descriptor of a segment.
+ *   http      the status is 2xx, and the body does not object. A body that begins with { must be JSON: its
+ *             service_ready, if there is one, must be true, and its status, if there is one, "ok" or "healthy".
+ *             Any other body, and none, count for nothing: the status decides. Redirects are not followed.
+ *
+ * A host name is resolved anew for each probe; its addresses are tried one after the other, each for its share of
+ * what is left of the time.
+ */
+#ifndef DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
+#define DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <systemd/sd-event.h>
+
+#include "lib/cleanup.h"
+#include "lib/err.h"
+
+struct peers;
+struct probe;
+struct resolver;
+
+#define PROBE_KINDS(X)          \
+	X(TCP, "tcp")           \
+	X(DRAY, "dray")         \
+	X(MOONCAKE, "mooncake") \
+	X(HTTP, "http")
+
+#define PROBE_ENUM_KIND_(name, text) PROBE_##name,
+enum probe_kind { PROBE_KINDS(PROBE_ENUM_KIND_) PROBE_KIND_N };
+
+const char *probe_kind_name(enum probe_kind kind);
+/* 0 or -EINVAL. */
+int probe_kind_parse(const char *name, enum probe_kind *ret);
+
+#define PROBE_HOST_MAX 253
+#define PROBE_PATH_MAX 255
+#define PROBE_TARGET_TEXT_MAX (PROBE_HOST_MAX + PROBE_PATH_MAX + 24)
+
+struct probe_target {
+	enum probe_kind kind;
+	uint16_t port;
+	char host[PROBE_HOST_MAX + 1]; /* address without brackets, or name */
+	char path[PROBE_PATH_MAX + 1]; /* of http, with its query; else "" */
+};
+
+/*
+ * "tcp://HOST:PORT", "dray://...", "mooncake://...", "http://HOST:PORT[/PATH]"; HOST as in a segment: an address,
+ * in brackets if of IPv6, or a name. 0, or -EINVAL with reterr (invalid).
+ */
+int probe_target_parse(const char *text, struct probe_target *ret, struct dray_err *reterr);
+
+/* Of a segment HOST:PORT, by kind; path "/" where kind is http. As above. */
+int probe_target_of(const char *segment, enum probe_kind kind, struct probe_target *ret,
+		    struct dray_err *reterr);
+
+/* The other way round; buf of PROBE_TARGET_TEXT_MAX. Returns buf. */
+const char *probe_target_show(const struct probe_target *t, char *buf, size_t n);
+
+bool probe_target_equal(const struct probe_target *a, const struct probe_target *b);
+
+#define PROBE_REASON_MAX DRAY_ERR_MSG_MAX
+#define PROBE_NAME_MAX 256
+
+struct probe_result {
+	bool ok;
+	int64_t latency_ns;            /* from the start to the answer; of a failure, to its end */
+	char reason[PROBE_REASON_MAX]; /* one line; never empty */
+	struct {
+		bool known; /* it has shown who it is, whether ready or not */
+		uint8_t agent_id[16];
+		uint64_t incarnation;
+		char segment[PROBE_NAME_MAX + 1]; /* that it advertises; "" none */
+		char version[65];                 /* its release */
+		bool self;                        /* this agent */
+	} dray;
+	struct {
+		bool known;
+		char name[PROBE_NAME_MAX + 1]; /* of the segment, as its owner calls it */
+		char protocol[64];             /* several: with commas */
+		uint64_t buffers;
+	} mooncake;
+};
+
+struct probe_deps {
+	sd_event *event;
+	struct resolver *resolver; /* NULL: names are not resolved, and no http probes */
+	struct peers *peers;       /* NULL: no dray probes */
+};
+
+/* r is valid during the call. The probe is freed after it; fn may not cancel it, but may start others. */
+typedef void (*probe_fn)(void *arg, const struct probe_result *r);
+
+/*
+ * fn runs exactly once, within timeout_ns and not inside the call, unless the probe is cancelled. deps and what it
+ * names are borrowed until then; target is copied. 0, or -errno with reterr where nothing was begun: no memory, no
+ * descriptors, no such route, peer_denied.
+ */
+int probe_start(struct probe **ret, const struct probe_deps *deps,
+		const struct probe_target *target, int64_t timeout_ns, probe_fn fn, void *arg,
+		struct dray_err *reterr);
+
+/* fn will not run. Returns NULL. */
+struct probe *probe_cancel(struct probe *p);
+
+DRAY_DEFINE_CLEANUP(struct probe *, probe_cancel);
+
+#endif

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which segment is preferred: facts for preferred.h, and what follows when it is another. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/segment/internal.h"
+#include "lib/log.h"
+
+#define DECIDE_PAUSE_NS (20 * DRAY_NS_PER_MS)
+
+/* Facts, and what they lie in. */
+struct gathered {
+	struct preferred_facts facts;
+	struct preferred_segment *segments;
+	struct preferred_hint *hints;
+	size_t n_hints, max_hints;
+	bool failed;
+};
+
+static void gathered_deinit(struct gathered *g)
+{
+	free(g->segments);
+	free(g->hints);
+}
+
+/* Ready, or it has had no time to fail. */
+static bool answers(const struct segment *s, bool refused)
+{
+	struct watch_info w;
+
+	if (refused || s->state == DMSG_SEGMENT_STATE_LOST)
+		return false;
+	if (s->state == DMSG_SEGMENT_STATE_READY || !s->watch)
+		return true;
+	watch_info(s->watch, &w);
+	return w.failures < (uint64_t)s->ss->deps.cfg->probe.fall;
+}
+
+static bool is_agent(const struct segment *s)
+{
+	if (s->way == SEGMENT_WAY_SELF || s->way == SEGMENT_WAY_PEER || s->was_peer)
+		return true;
+	return s->watch && watch_target(s->watch)->kind == PROBE_DRAY;
+}
+
+static void segment_facts(const struct segment *s, struct preferred_segment *ret)
+{
+	bool refused = segment_is_refused(s);
+
+	*ret = (struct preferred_segment){
+		.name = s->name,
+		.reason = refused && s->standing ? s->standing :
+			  s->reason              ? s->reason :
+						   "",
+		.where = s->where ? s->where : "",
+		.state = s->state,
+		.verified = s->verified,
+		.answers = answers(s, refused),
+		.local = s->local,
+		.located = s->ss->located && (!s->host || s->host->known),
+		.loopback = segment_is_loopback(s),
+		.agent = is_agent(s),
+		.spoken = s->sources,
+		.configured = s->sources & SEGMENT_CONFIG,
+		.listens = s->sources & SEGMENT_LISTENER,
+		.listed = s->sources & SEGMENT_MASTER,
+		.capacity = s->capacity,
+	};
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct preferred_segment *)a)->name,
+		      ((const struct preferred_segment *)b)->name);
+}
+
+static int gather_segments(struct segments *ss, struct gathered *g)
+{
+	size_t n = 0;
+
+	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
+		n++;
+	g->segments = calloc(dray_max(n, (size_t)1), sizeof(*g->segments));
+	if (!g->segments)
+		return -ENOMEM;
+	n = 0;
+	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
+		segment_facts(s, &g->segments[n++]);
+	if (n)
+		qsort(g->segments, n, sizeof(*g->segments), by_name);
+	g->facts.segments = g->segments;
+	g->facts.n_segments = n;
+	return 0;
+}
+
+/* What the environment says is no hint here, and what was found is remembered otherwise. */
+static void add_hint(void *arg, const struct hint *h)
+{
+	struct gathered *g = arg;
+	struct preferred_hint *ret;
+
+	if (!hint_is_said(h->source) || g->failed)
+		return;
+	if (g->n_hints == g->max_hints) {
+		size_t max = dray_max(g->max_hints * 2, (size_t)8);
+		struct preferred_hint *hints = realloc(g->hints, max * sizeof(*hints));
+
+		if (!hints) {
+			g->failed = true;
+			return;
+		}
+		g->hints = hints;
+		g->max_hints = max;
+	}
+	ret = &g->hints[g->n_hints++];
+	ret->segment = h->segment;
+	snprintf(ret->about, sizeof(ret->about), "%s%.90s, by %s, score %u",
+		 *h->scope ? "scope " : "of the whole node", h->scope,
+		 dmsg_hint_source_name(h->source), h->score);
+}
+
+static int gather_hints(struct segments *ss, const char *scope, struct gathered *g)
+{
+	if (*scope)
+		hints_each_of(ss->deps.hints, scope, add_hint, g);
+	hints_each_of(ss->deps.hints, "", add_hint, g);
+	g->facts.hints = g->hints;
+	g->facts.n_hints = g->n_hints;
+	return g->failed ? -ENOMEM : 0;
+}
+
+static int gather(struct segments *ss, const char *scope, struct gathered *g)
+{
+	int r;
+
+	*g = (struct gathered){ .facts = { .explicit_name = preferred_of_config(ss->deps.cfg),
+					   .environment = ss->deps.environment,
+					   .last = ss->preferred,
+					   .remembered = ss->remembered } };
+	r = gather_segments(ss, g);
+	return r < 0 ? r : gather_hints(ss, scope, g);
+}
+
+/* --- answers ------------------------------------------------------------------------------------- */
+
+static void preferred_of(struct segments *ss, const struct candidate *c, struct preferred *ret)
+{
+	const struct segment *s = segment_find(ss, c->name);
+
+	*ret = (struct preferred){ .name = c->name, .preference = c->preference };
+	snprintf(ret->reason, sizeof(ret->reason), "%s", c->reason);
+	ret->flags = DMSG_SEGMENT_FLAG_PREFERRED;
+	if (!s) {
+		ret->flags |= DMSG_SEGMENT_FLAG_UNVERIFIED;
+		return;
+	}
+	ret->name = s->name;
+	ret->state = s->state;
+	ret->capacity = s->capacity;
+	ret->allocated = s->allocated;
+	ret->flags |= (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
+		      (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0);
+}
+
+/* Why there is none: what somebody's word came to, else a sentence. */
+static void preferred_none(const struct candidate *v, size_t n, struct preferred *ret)
+{
+	*ret = (struct preferred){ .name = "" };
+	if (n && !*v->name)
+		snprintf(ret->reason, sizeof(ret->reason), "%s", v->reason);
+	else
+		snprintf(ret->reason, sizeof(ret->reason),
+			 "no segment of this node is ready; drayctl segments --explain says more");
+}
+
+void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret)
+{
+	dray_auto_free struct candidate *v = NULL;
+	struct gathered g;
+	size_t n = 0;
+
+	*ret = (struct preferred){ .name = "", .reason = "out of memory" };
+	if (gather(ss, scope, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
+		preferred_none(v, n, ret);
+		for (size_t i = 0; i < n; i++)
+			if (v[i].chosen)
+				preferred_of(ss, &v[i], ret);
+	}
+	gathered_deinit(&g);
+}
+
+int segments_explain(struct segments *ss, const char *scope,
+		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg)
+{
+	dray_auto_free struct candidate *v = NULL;
+	struct gathered g;
+	size_t n = 0;
+	int r = gather(ss, scope, &g);
+
+	if (r >= 0)
+		r = preferred_rank(&g.facts, &v, &n);
+	for (size_t i = 0; i < n; i++)
+		fn(arg, (unsigned)i + 1, &v[i]);
+	gathered_deinit(&g);
+	return r;
+}
+
+/* --- changes ------------------------------------------------------------------------------------- */
+
+void segments_keep_remembered(const struct segments *ss)
+{
+	state_put_preferred(ss->deps.state,
+			    &(struct state_preferred){ .name = ss->remembered,
+						       .preference = DMSG_PREFERENCE_DETECTED,
+						       .at_ms = (int64_t)dray_unix_ms() });
+}
+
+/* So that a successor answers at once, and who asks for hints sees what was found. */
+static void remember(struct segments *ss, const struct preferred *p)
+{
+	enum dmsg_hint_source source = p->preference == DMSG_PREFERENCE_ENVIRONMENT ?
+					       DMSG_HINT_SOURCE_ENVIRONMENT :
+					       DMSG_HINT_SOURCE_DETECTED;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (p->preference == DMSG_PREFERENCE_DETECTED) {
+		snprintf(ss->remembered, sizeof(ss->remembered), "%s", p->name);
+		segments_keep_remembered(ss);
+	}
+	/* what was found before is remembered until something else is */
+	if (*p->name)
+		hints_forget_found(ss->deps.hints, p->name);
+	ss->remembered_ns = dray_now().ns;
+	if (p->preference != DMSG_PREFERENCE_ENVIRONMENT &&
+	    p->preference != DMSG_PREFERENCE_DETECTED)
+		return;
+	if (hints_put(ss->deps.hints,
+		      &(struct hint_put){ .scope = "", .segment = p->name, .source = source },
+		      &err) < 0)
+		log_limited(DRAY_LOG_WARNING, AREA, "%s is not remembered: %s", p->name, err.msg);
+}
+
+static void decide(struct segments *ss)
+{
+	char old[SEGMENT_NAME_BYTES];
+	struct segment_info info;
+	struct preferred p;
+	bool known;
+
+	segments_preferred(ss, "", &p);
+	if (!strcmp(p.name, ss->preferred))
+		return;
+	snprintf(old, sizeof(old), "%s", ss->preferred);
+	snprintf(ss->preferred, sizeof(ss->preferred), "%s", p.name);
+	ss->totals.preferred_changes++;
+	log_notice(AREA, "preferred segment %s -> %s: %s", *old ? old : "none",
+		   *p.name ? p.name : "none", p.reason);
+	remember(ss, &p);
+	known = *p.name && segments_find(ss, ss->preferred, &info);
+	ss->deps.up->preferred(ss->deps.arg, old, ss->preferred, known ? &info : NULL, p.reason);
+}
+
+void segments_remember(struct segments *ss)
+{
+	struct preferred p;
+
+	if (!*ss->preferred || dray_now().ns - ss->remembered_ns < ss->deps.cfg->hint.ttl / 2)
+		return;
+	segments_preferred(ss, "", &p);
+	remember(ss, &p);
+}
+
+static int on_decide(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct segments *ss = arg;
+
+	ss->decided_ns = dray_now().ns;
+	if (ss->renamed) {
+		ss->renamed = false;
+		listeners_apply(ss);
+	}
+	decide(ss);
+	return 0;
+}
+
+/* At once, but not again and again: it looks at all that may be preferred. */
+void segments_decide_soon(struct segments *ss)
+{
+	int enabled = SD_EVENT_OFF;
+
+	sd_event_source_get_enabled(ss->decide, &enabled);
+	if (enabled != SD_EVENT_OFF)
+		return;
+	sd_event_source_set_time(ss->decide, (uint64_t)(ss->decided_ns + DECIDE_PAUSE_NS) / 1000);
+	sd_event_source_set_enabled(ss->decide, SD_EVENT_ONESHOT);
+}
+
+int segments_decide_init(struct segments *ss)
+{
+	int r = sd_event_add_time(ss->deps.event, &ss->decide, CLOCK_MONOTONIC, 0, 1, on_decide,
+				  ss);
+
+	return r < 0 ? r : sd_event_source_set_enabled(ss->decide, SD_EVENT_OFF);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who speaks of segments: the configuration, peers, hints. Listening sockets and masters have files of their own. */
+#include <errno.h>
+
+#include "agent/placement/segment/internal.h"
+
+void segment_mention(struct segment *s, enum segment_source source, bool on)
+{
+	if (on || (s->sources & source))
+		s->mentioned_ns = dray_now().ns;
+	s->sources = on ? s->sources | source : s->sources & ~(unsigned)source;
+}
+
+/* --- configuration ------------------------------------------------------------------------------- */
+
+/* NULL: no memory. */
+static struct segment *named_by_config(struct segments *ss, const char *name)
+{
+	struct segment *s = segment_ensure(ss, name, false);
+
+	if (s)
+		segment_mention(s, SEGMENT_CONFIG, true);
+	return s;
+}
+
+static int name_word(struct segments *ss, const char *text)
+{
+	struct segment *s;
+
+	if (!text || preferred_is_own(text))
+		return 0;
+	s = named_by_config(ss, text);
+	if (!s)
+		return -ENOMEM;
+	s->word = true;
+	segment_reconsider(s);
+	return 0;
+}
+
+static int known_set(struct segments *ss, const char *word)
+{
+	struct known_rule r;
+	struct segment *s;
+
+	/* what has passed its check is in order */
+	if (known_rule_parse(word, &r, NULL) < 0)
+		return 0;
+	s = named_by_config(ss, r.segment);
+	if (!s)
+		return -ENOMEM;
+	s->known_round = ss->round;
+	segment_target(&s->configured, &r.target);
+	segment_reconsider(s);
+	return 0;
+}
+
+/* What the configuration does not name any more. */
+static void forget_former(struct segments *ss)
+{
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		bool known = s->known_round == ss->round;
+
+		if (!(s->sources & SEGMENT_CONFIG))
+			continue;
+		/* as long as it is remembered it is probed as before */
+		if (!known && s->configured) {
+			segment_target(&s->restored, s->configured);
+			segment_target(&s->configured, NULL);
+		}
+		if (!known && !s->word)
+			segment_mention(s, SEGMENT_CONFIG, false);
+		segment_reconsider(s);
+	}
+}
+
+int segments_configure(struct segments *ss)
+{
+	const struct dray_config *cfg = ss->deps.cfg;
+	int r = listeners_configure(ss);
+
+	if (r >= 0)
+		r = locality_set_rules(&ss->locality, &cfg->segment.local);
+	ss->round++;
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		s->word = false;
+		segment_locate(s);
+	}
+	for (size_t i = 0; i < cfg->segment.known.n && r >= 0; i++)
+		r = known_set(ss, cfg->segment.known.v[i]);
+	if (r >= 0)
+		r = name_word(ss, preferred_of_config(cfg));
+	if (r >= 0)
+		r = name_word(ss, ss->deps.environment);
+	if (r >= 0)
+		forget_former(ss);
+	return r;
+}
+
+/* --- peers and hints ----------------------------------------------------------------------------- */
+
+void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
+{
+	struct segment *s;
+
+	if (!dray_segment_valid(segment))
+		return;
+	s = ready ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
+	if (!s)
+		return;
+	s->was_peer = true;
+	s->peer_ready = ready;
+	segment_mention(s, SEGMENT_PEER, ready);
+	segment_reconsider(s);
+}
+
+void segments_hint_changed(struct segments *ss, const char *segment, bool named)
+{
+	struct segment *s = named ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
+
+	if (!s)
+		return;
+	segment_mention(s, SEGMENT_HINT, named);
+	segment_reconsider(s);
+}
+
+void segments_hints_changed(struct segments *ss)
+{
+	segments_decide_soon(ss);
+}

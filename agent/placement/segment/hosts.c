@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Is a segment on this node? Where its host is a name, its addresses decide: one question for all segments of a
+ * name, some names at a time, each again after a while.
+ */
+#include <errno.h>
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/segment/internal.h"
+
+#define ASK_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
+/* About hosts of segments that matter here, and about others: each agent asking for all of a cluster adds up. */
+#define ASK_AGAIN_NS (60 * DRAY_NS_PER_SEC)
+#define ASK_OTHERS_NS (15 * 60 * DRAY_NS_PER_SEC)
+#define ASKED_MAX 32
+
+static void set_local(struct segment *s, bool local, const char *where)
+{
+	bool was = s->local;
+
+	s->local = local;
+	segment_text(&s->where, where);
+	if (was != local)
+		segment_reconsider(s);
+}
+
+/* By the addresses of this node as they are now: is it a name of this node? Why, or why not, to where. */
+static bool host_judge(struct host *h, const char *fault, char *where, size_t n)
+{
+	bool local = false;
+
+	h->loopback = h->n_addrs > 0;
+	for (unsigned i = 0; i < h->n_addrs; i++) {
+		local |= locality_has_addr(&h->ss->locality, &h->addrs[i]);
+		h->loopback &= dray_addr_is_loopback(&h->addrs[i]);
+	}
+	if (h->known)
+		snprintf(where, n, "%.200s is %s of this node", h->name,
+			 local ? "a name" : "no name");
+	else
+		snprintf(where, n, "the addresses of %.100s are not known%s%.150s", h->name,
+			 *fault ? ": " : "", fault);
+	return local;
+}
+
+static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
+		      const struct dray_err *why)
+{
+	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
+	struct host *h = arg;
+	bool local;
+
+	h->query = NULL;
+	h->ss->n_hosts_asked--;
+	/* where nobody answers any more, what was known stands */
+	if (!why || !h->known) {
+		h->known = !why;
+		h->n_addrs = dray_min(n, (unsigned)HOST_ADDRS_MAX);
+		for (unsigned i = 0; i < h->n_addrs; i++)
+			h->addrs[i] = addrs[i];
+		local = host_judge(h, why ? why->msg : "", where, sizeof(where));
+		/* that it is known by now is news too */
+		dray_list_for_each(&h->segments, s, struct segment, of_host) {
+			s->local = local;
+			segment_text(&s->where, where);
+			segment_reconsider(s);
+		}
+	}
+	hosts_refresh(h->ss);
+}
+
+/* Hosts lie in the order in which they were looked at, those that were not yet first. */
+static void ask(struct segments *ss, struct host *h)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	h->asked_ns = dray_now().ns;
+	if (resolver_ask(ss->resolver, h->name, 1, ASK_TIMEOUT_NS, on_answer, h, &h->query, &err) <
+	    0)
+		h->query = NULL;
+	else
+		ss->n_hosts_asked++;
+}
+
+static bool matters(const struct host *h)
+{
+	dray_list_for_each(&h->segments, s, struct segment, of_host)
+		if (!dray_list_empty(&s->foreground))
+			return true;
+	return false;
+}
+
+void hosts_refresh(struct segments *ss)
+{
+	int64_t now = dray_now().ns;
+
+	if (!ss->located)
+		return;
+	dray_list_for_each(&ss->hosts, h, struct host, link) {
+		if (ss->n_hosts_asked >= ASKED_MAX ||
+		    (h->looked_ns && now - h->looked_ns < ASK_AGAIN_NS))
+			return;
+		h->looked_ns = now;
+		dray_list_del(&h->link);
+		dray_list_add(&ss->hosts, &h->link);
+		if (!h->query &&
+		    (!h->asked_ns || !h->known || matters(h) || now - h->asked_ns >= ASK_OTHERS_NS))
+			ask(ss, h);
+	}
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct host *)a)->name, ((const struct host *)b)->name);
+}
+
+static struct host *host_ensure(struct segments *ss, const char *name)
+{
+	struct host *h = calloc(1, sizeof(*h));
+	struct host **found;
+
+	if (!h)
+		return NULL;
+	snprintf(h->name, sizeof(h->name), "%s", name);
+	found = tsearch(h, &ss->hosts_by_name, by_name);
+	if (!found || *found != h) {
+		free(h);
+		return found ? *found : NULL;
+	}
+	h->ss = ss;
+	dray_list_init(&h->segments);
+	dray_list_add_front(&ss->hosts, &h->link);
+	return h;
+}
+
+static struct host *host_free(struct segments *ss, struct host *h)
+{
+	if (h->query)
+		ss->n_hosts_asked--;
+	resolver_cancel(h->query);
+	tdelete(h, &ss->hosts_by_name, by_name);
+	dray_list_del(&h->link);
+	free(h);
+	return NULL;
+}
+
+void segment_leave_host(struct segment *s)
+{
+	struct host *h = s->host;
+
+	if (!h)
+		return;
+	dray_list_del(&s->of_host);
+	s->host = NULL;
+	if (dray_list_empty(&h->segments))
+		host_free(s->ss, h);
+}
+
+void segment_locate(struct segment *s)
+{
+	struct segments *ss = s->ss;
+	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
+	char name[SEGMENT_HOST_BYTES];
+	bool local = false;
+	unsigned port;
+	int r = locality_judge(&ss->locality, s->name, where, sizeof(where));
+
+	if (r != -EAGAIN) {
+		segment_leave_host(s);
+		set_local(s, r > 0, where);
+		return;
+	}
+	if (!s->host && segment_split(s->name, name, &port) == 0) {
+		s->host = host_ensure(ss, name);
+		if (s->host)
+			dray_list_add(&s->host->segments, &s->of_host);
+	}
+	if (s->host && s->host->known)
+		local = host_judge(s->host, "", where, sizeof(where));
+	set_local(s, local, where);
+	hosts_refresh(ss);
+}
+
+void hosts_free(struct segments *ss)
+{
+	dray_list_for_each(&ss->hosts, h, struct host, link) {
+		dray_list_for_each(&h->segments, s, struct segment, of_host) {
+			dray_list_del(&s->of_host);
+			s->host = NULL;
+		}
+		host_free(ss, h);
+	}
+}
+
+bool segment_is_loopback(const struct segment *s)
+{
+	struct dray_addr addr;
+
+	if (s->host)
+		return s->host->loopback;
+	return dray_addr_parse(s->name, &addr) == 0 && dray_addr_is_loopback(&addr);
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the state of a segment is known, from what is known of it, and what follows when it changes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/segment/internal.h"
+#include "lib/log.h"
+
+/* Worth a probe without anybody's word about how: on this node, hinted, named, or used. */
+static bool is_wanted(const struct segment *s)
+{
+	return s->local || s->word || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) || s->was_peer ||
+	       !strcmp(s->name, s->ss->remembered);
+}
+
+/* Where a master says that the transfer engine is, if that is another place than its name says. */
+static bool has_endpoint(const struct segment *s)
+{
+	return s->te_endpoint && *s->te_endpoint && strcmp(s->te_endpoint, s->name) != 0;
+}
+
+static enum segment_way probe_of(const struct segment *s, struct probe_target *ret)
+{
+	if (has_endpoint(s) && probe_target_of(s->te_endpoint, PROBE_MOONCAKE, ret, NULL) == 0)
+		return SEGMENT_WAY_PROBE;
+	/* its name is no place where anybody has to listen (a metadata server has that) */
+	if (s->listed_by || s->was_listed)
+		return SEGMENT_WAY_MASTER;
+	if (s->restored) {
+		*ret = *s->restored;
+		return SEGMENT_WAY_PROBE;
+	}
+	return probe_target_of(s->name, s->was_peer ? PROBE_DRAY : PROBE_TCP, ret, NULL) < 0 ?
+		       SEGMENT_WAY_NONE :
+		       SEGMENT_WAY_PROBE;
+}
+
+static enum segment_way way_of(const struct segment *s, struct probe_target *ret)
+{
+	if (!strcmp(s->name, s->ss->self))
+		return SEGMENT_WAY_SELF;
+	if (s->configured) {
+		*ret = *s->configured;
+		return SEGMENT_WAY_PROBE;
+	}
+	if (s->peer_ready)
+		return SEGMENT_WAY_PEER;
+	if (s->listener && !has_endpoint(s)) {
+		*ret = *s->listener;
+		return SEGMENT_WAY_PROBE;
+	}
+	return is_wanted(s) ? probe_of(s, ret) : SEGMENT_WAY_NONE;
+}
+
+const char *segment_way_name(const struct segment *s)
+{
+	switch (s->way) {
+	case SEGMENT_WAY_PROBE:
+		return probe_kind_name(watch_target(s->watch)->kind);
+	case SEGMENT_WAY_MASTER:
+		return "master";
+	case SEGMENT_WAY_PEER:
+		return "peer";
+	case SEGMENT_WAY_NONE:
+	case SEGMENT_WAY_SELF:
+		break;
+	}
+	return "";
+}
+
+static void sources_text(const struct segment *s, char *buf, size_t n)
+{
+	static const char *const names[] = { "config", "listener", "master", "peer", "hint" };
+	size_t at = 0;
+
+	*buf = '\0';
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(names); i++)
+		if (s->sources & 1u << i)
+			at += (size_t)snprintf(buf + at, n - at, "%s%s", at ? "," : "", names[i]);
+	if (!at)
+		snprintf(buf, n, "%s", s->way == SEGMENT_WAY_SELF ? "" : "state");
+}
+
+/* --- state --------------------------------------------------------------------------------------- */
+
+void segment_keep(const struct segment *s)
+{
+	char target[PROBE_TARGET_TEXT_MAX] = "", sources[64];
+	int64_t now = (int64_t)dray_unix_ms();
+
+	if (s->way == SEGMENT_WAY_PROBE)
+		probe_target_show(watch_target(s->watch), target, sizeof(target));
+	sources_text(s, sources, sizeof(sources));
+	state_put_segment(
+		s->ss->deps.state,
+		&(struct state_segment){
+			.name = s->name,
+			.probe = segment_way_name(s),
+			.target = target,
+			.sources = sources,
+			.state = s->state,
+			.since_ms = now - (dray_now().ns - s->since_ns) / DRAY_NS_PER_MS,
+			.ready_ms = (int64_t)s->ready_ms,
+			.reason = s->reason ? s->reason : "",
+			.capacity = s->capacity,
+			.allocated = s->allocated,
+			.seen_ms = now - (dray_now().ns - s->mentioned_ns) / DRAY_NS_PER_MS });
+}
+
+void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
+		       const char *reason)
+{
+	struct segments *ss = s->ss;
+	enum dmsg_segment_state old = s->state;
+	struct segment_info info;
+
+	s->verified = verified;
+	segment_text(&s->reason, reason);
+	if (state == DMSG_SEGMENT_STATE_READY || old == DMSG_SEGMENT_STATE_READY)
+		s->ready_ms = dray_unix_ms();
+	segments_decide_soon(ss);
+	if (state == old)
+		return;
+	ss->renamed |= state == DMSG_SEGMENT_STATE_READY && (s->sources & SEGMENT_LISTENER);
+	s->state = state;
+	s->since_ns = dray_now().ns;
+	ss->totals.by_state[old]--;
+	ss->totals.by_state[state]++;
+	/* that somebody begins to ask is no news */
+	if (state == DMSG_SEGMENT_STATE_PROBING || state == DMSG_SEGMENT_STATE_UNKNOWN)
+		return;
+	ss->totals.changes++;
+	log_notice(AREA, "%s %s -> %s: %s", s->name, dmsg_segment_state_name(old),
+		   dmsg_segment_state_name(state), reason);
+	state_add_event(ss->deps.state, &(struct state_event){ .segment = s->name,
+							       .at_ms = (int64_t)dray_unix_ms(),
+							       .old = old,
+							       .new = state,
+							       .reason = reason });
+	segment_keep(s);
+	segment_info_of(s, &info);
+	ss->deps.up->changed(ss->deps.arg, &info, old);
+}
+
+void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
+			 enum dmsg_segment_state now, const char *reason)
+{
+	(void)arg;
+	(void)old;
+	segment_set_state(owner, now, true, reason);
+}
+
+/* What was believed is confirmed, or has failed without being lost yet. */
+void prober_says_probed(void *arg, void *owner, const struct probe_result *r)
+{
+	struct segment *s = owner;
+	struct segment_info info;
+	struct watch_info w;
+
+	(void)arg;
+	(void)r;
+	watch_info(s->watch, &w);
+	/* of failures one alone makes it another candidate than it was */
+	if (w.state != s->state || w.verified != s->verified ||
+	    (!r->ok && w.failures == (uint64_t)s->ss->deps.cfg->probe.fall))
+		segments_decide_soon(s->ss);
+	if (w.state != s->state || w.verified == s->verified)
+		return;
+	/* what was known from before is confirmed: who waits for that hears of it */
+	s->verified = w.verified;
+	segment_text(&s->reason, w.reason);
+	segment_info_of(s, &info);
+	s->ss->deps.up->changed(s->ss->deps.arg, &info, s->state);
+}
+
+/* --- ways ---------------------------------------------------------------------------------------- */
+
+/* What was known stands until the first probe by the new way says otherwise. */
+static void watch_anew(struct segment *s, const struct probe_target *target)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	bool known = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
+	int r;
+
+	s->watch = watch_free(s->watch);
+	r = known ? prober_watch_known(s->ss->prober, target, s->state, s, &s->watch, &err) :
+		    prober_watch(s->ss->prober, target, s, &s->watch, &err);
+	if (r < 0) {
+		s->way = SEGMENT_WAY_NONE;
+		log_limited(DRAY_LOG_WARNING, AREA, "%s is not probed: %s", s->name, err.msg);
+		return;
+	}
+	s->verified = false;
+}
+
+static const struct master_entry *lister(const struct segment *s, uint32_t of)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (of & 1u << i)
+			return &s->ss->masters[i];
+	return NULL;
+}
+
+bool segment_is_refused(const struct segment *s)
+{
+	uint32_t heard = masters_that_count(s->ss, s->listed_by);
+
+	return heard && !(heard & s->ok_by);
+}
+
+static void judge_master(struct segment *s)
+{
+	char reason[DRAY_ERR_MSG_MAX + 80];
+	const struct master_entry *by =
+		lister(s, masters_that_count(s->ss, s->listed_by & s->ok_by));
+	bool was = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
+
+	if (by) {
+		snprintf(reason, sizeof(reason), "%s lists it", by->url);
+		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, reason);
+		return;
+	}
+	/* who has not been heard yet may well know it */
+	if (masters_pending(s->ss))
+		return;
+	by = lister(s, masters_that_count(s->ss, s->listed_by));
+	if (by)
+		snprintf(reason, sizeof(reason), "%s says %.60s", by->url,
+			 s->standing ? s->standing : "nothing of it");
+	else if ((by = lister(s, s->listed_by)))
+		snprintf(reason, sizeof(reason), "%s listed it and does not answer: %s", by->url,
+			 by->why);
+	else
+		snprintf(reason, sizeof(reason), "no master lists it any more");
+	segment_set_state(s, was ? DMSG_SEGMENT_STATE_LOST : DMSG_SEGMENT_STATE_PROBING, true,
+			  reason);
+}
+
+void segment_reconsider(struct segment *s)
+{
+	struct segments *ss = s->ss;
+	struct probe_target target;
+	enum segment_way way = way_of(s, &target);
+	bool fits = way == SEGMENT_WAY_PROBE && s->watch &&
+		    probe_target_equal(watch_target(s->watch), &target);
+
+	if (!fits)
+		s->watch = watch_free(s->watch);
+	s->way = way;
+	dray_list_del(&s->foreground);
+	if (way != SEGMENT_WAY_NONE || s->local || is_wanted(s))
+		dray_list_add(&ss->foreground, &s->foreground);
+	switch (way) {
+	case SEGMENT_WAY_PROBE:
+		if (!fits)
+			watch_anew(s, &target);
+		break;
+	case SEGMENT_WAY_MASTER:
+		judge_master(s);
+		break;
+	case SEGMENT_WAY_PEER:
+		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true,
+				  "the agent there is connected");
+		break;
+	case SEGMENT_WAY_SELF:
+		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, "this agent");
+		break;
+	case SEGMENT_WAY_NONE:
+		/* where its host is asked for still, it may be this node's */
+		if (s->host && !s->host->known && !s->verified && s->state)
+			break;
+		segment_set_state(
+			s, DMSG_SEGMENT_STATE_UNKNOWN, false,
+			"not probed: neither on this node nor configured, hinted or used");
+		break;
+	}
+	segments_decide_soon(ss);
+}
+
+/* --- told to others ------------------------------------------------------------------------------ */
+
+void segment_info_of(const struct segment *s, struct segment_info *ret)
+{
+	uint64_t ready_ms = s->state == DMSG_SEGMENT_STATE_READY ? 0 : s->ready_ms;
+	int64_t now = dray_now().ns;
+	uint64_t now_ms = dray_unix_ms();
+
+	*ret = (struct segment_info){
+		.name = s->name,
+		.state = s->state,
+		.verified = s->verified,
+		.preferred = !strcmp(s->name, s->ss->preferred),
+		.local = s->local,
+		.probe = segment_way_name(s),
+		.reason = s->reason ? s->reason : "",
+		.since_ns = now - s->since_ns,
+		.capacity = s->capacity,
+		.allocated = s->allocated,
+		.ready_ago_ns = ready_ms && ready_ms < now_ms ?
+					(int64_t)(now_ms - ready_ms) * DRAY_NS_PER_MS :
+					0,
+	};
+	sources_text(s, ret->sources, sizeof(ret->sources));
+	if (s->watch) {
+		struct watch_info w;
+
+		watch_info(s->watch, &w);
+		probe_target_show(watch_target(s->watch), ret->target, sizeof(ret->target));
+		if (w.reason && *w.reason)
+			ret->reason = w.reason;
+		ret->latency_ns = w.latency_ns;
+		ret->probes = w.probes;
+		ret->failures = w.failures;
+		ret->next_ns = w.next_ns == INT64_MAX || w.next_ns <= now ? 0 : w.next_ns - now;
+	}
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mooncake masters: whose pages are read, and what their lists say of segments. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/segment/internal.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+static struct master_limits limits_of(const struct dray_config *cfg)
+{
+	return (struct master_limits){ .interval_ns = cfg->mooncake.interval,
+				       .timeout_ns = cfg->mooncake.timeout,
+				       .page_bytes = (size_t)cfg->mooncake.page_bytes };
+}
+
+static void list_segment(struct master_entry *e, const struct master_segment *m)
+{
+	struct segments *ss = e->ss;
+	struct segment *s = segment_ensure(ss, m->name, true);
+	uint32_t bit = 1u << e->index;
+	bool ok = !*m->status || !strcmp(m->status, "OK");
+
+	if (!s)
+		return;
+	s->list_round = ss->round;
+	s->listed_by |= bit;
+	s->ok_by = ok ? s->ok_by | bit : s->ok_by & ~bit;
+	s->was_listed = true;
+	s->capacity = m->capacity < 0 ? 0 : (uint64_t)m->capacity;
+	s->allocated = m->allocated < 0 ? 0 : (uint64_t)m->allocated;
+	segment_text(&s->te_endpoint, dray_segment_valid(m->endpoint) ? m->endpoint : NULL);
+	if (!ok)
+		segment_text(&s->standing, m->status);
+	else if (!(s->listed_by & ~s->ok_by))
+		segment_text(&s->standing, NULL);
+	segment_mention(s, SEGMENT_MASTER, true);
+	segment_reconsider(s);
+}
+
+/* No master that is heard speaks of it any more. */
+static void forget_word(struct segment *s)
+{
+	s->capacity = s->allocated = 0;
+	segment_text(&s->standing, NULL);
+	segment_mention(s, SEGMENT_MASTER, false);
+}
+
+uint32_t masters_that_count(const struct segments *ss, uint32_t of)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (ss->masters[i].silent)
+			of &= ~(1u << i);
+	return of;
+}
+
+static void unlist(struct master_entry *e, bool all)
+{
+	struct segments *ss = e->ss;
+	uint32_t bit = 1u << e->index;
+
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!(s->listed_by & bit) || (!all && s->list_round == ss->round))
+			continue;
+		s->listed_by &= ~bit;
+		s->ok_by &= ~bit;
+		if (!(s->listed_by & ~s->ok_by))
+			segment_text(&s->standing, NULL);
+		if (!masters_that_count(ss, s->listed_by))
+			forget_word(s);
+		segment_reconsider(s);
+	}
+}
+
+bool masters_pending(const struct segments *ss)
+{
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (ss->masters[i].url && !ss->masters[i].heard)
+			return true;
+	return false;
+}
+
+/* It is waited for no more: what hung on its word is judged without. False: it had not been. */
+static bool master_heard(struct master_entry *e)
+{
+	struct segments *ss = e->ss;
+
+	if (e->heard)
+		return false;
+	e->heard = true;
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->way == SEGMENT_WAY_MASTER)
+			segment_reconsider(s);
+	return true;
+}
+
+static void on_failure(struct master_entry *e, const struct dray_err *why)
+{
+	struct segments *ss = e->ss;
+
+	if (!e->failures || strcmp(e->why, why->msg) != 0)
+		log_warning(AREA, "%s%s", why->msg,
+			    e->heard && !e->silent ? "; what it told before stands" : "");
+	e->failures++;
+	snprintf(e->why, sizeof(e->why), "%s", why->msg);
+	if (e->failures < (unsigned)ss->deps.cfg->probe.fall || e->silent)
+		return;
+	e->silent = true;
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!(s->listed_by & 1u << e->index))
+			continue;
+		if (!masters_that_count(ss, s->listed_by))
+			forget_word(s);
+		segment_reconsider(s);
+	}
+	if (master_heard(e))
+		listeners_apply(ss);
+}
+
+static void on_read(void *arg, struct master *m, const struct master_segment *segments, size_t n,
+		    const struct dray_err *why)
+{
+	struct master_entry *e = arg;
+	struct master_totals totals;
+
+	e->ss->totals.master_reads++;
+	if (why) {
+		e->ss->totals.master_failures++;
+		on_failure(e, why);
+		return;
+	}
+	if (e->failures)
+		log_notice(AREA, "%s answers again", e->url);
+	e->failures = 0;
+	e->silent = false;
+	e->ss->round++;
+	for (size_t i = 0; i < n; i++)
+		list_segment(e, &segments[i]);
+	unlist(e, false);
+	master_totals(m, &totals);
+	if (totals.left_out && totals.left_out != e->left_out)
+		log_warning(AREA, "%s: %zu names are no segments and are left out", e->url,
+			    totals.left_out);
+	e->left_out = totals.left_out;
+	master_heard(e);
+	/* those whose addresses are this node's may be what listens here */
+	listeners_apply(e->ss);
+}
+
+static void entry_free(struct master_entry *e)
+{
+	e->master = master_free(e->master);
+	free(e->url);
+	*e = (struct master_entry){ .ss = e->ss, .index = e->index };
+}
+
+static void entry_close(struct master_entry *e)
+{
+	unlist(e, true);
+	entry_free(e);
+}
+
+static bool is_configured(const struct master_entry *e, const struct dray_strv *urls)
+{
+	for (size_t i = 0; i < urls->n; i++)
+		if (!strcmp(e->url, urls->v[i]))
+			return true;
+	return false;
+}
+
+static int entry_open(struct segments *ss, const char *url, struct dray_err *reterr)
+{
+	struct master_entry *e = NULL;
+	int r;
+
+	for (unsigned i = 0; i < MASTER_SLOTS; i++) {
+		struct master_entry *other = &ss->masters[i];
+
+		if (other->url && !strcmp(other->url, url)) {
+			struct master_limits limits = limits_of(ss->deps.cfg);
+
+			master_configure(other->master, &limits);
+			return 0;
+		}
+		e = !e && !other->url ? other : e;
+	}
+	if (!e)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "at most %d masters",
+				    MASTERS_MAX);
+	e->url = strdup(url);
+	if (!e->url)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	r = master_new(&e->master,
+		       &(struct master_deps){ .event = ss->deps.event,
+					      .resolver = ss->resolver,
+					      .url = url,
+					      .limits = limits_of(ss->deps.cfg),
+					      .up = on_read,
+					      .arg = e },
+		       reterr);
+	if (r < 0)
+		entry_free(e);
+	return r;
+}
+
+int masters_set(struct segments *ss, struct dray_err *reterr)
+{
+	const struct dray_strv *keys = &ss->deps.cfg->mooncake.masters;
+	char *from_environment = (char *)(uintptr_t)ss->deps.environment_master;
+	struct dray_strv one = { .v = &from_environment, .n = 1 };
+	struct dray_strv none = DRAY_STRV_NULL;
+	const struct dray_strv *urls = keys;
+	int r = 0;
+
+	if (!keys->n)
+		urls = from_environment && *from_environment ? &one : &none;
+	else if (rules_none(keys))
+		urls = &none;
+	/* the new ones first: while one is waited for, what only a former one knew stands */
+	for (size_t i = 0; i < urls->n; i++) {
+		int opened = entry_open(ss, urls->v[i], reterr);
+
+		r = opened < 0 ? opened : r;
+	}
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		if (ss->masters[i].url && !is_configured(&ss->masters[i], urls))
+			entry_close(&ss->masters[i]);
+	/* one that was waited for may be gone */
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->way == SEGMENT_WAY_MASTER)
+			segment_reconsider(s);
+	return r;
+}
+
+void masters_free(struct segments *ss)
+{
+	/* no news for anybody: this is the end */
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		entry_free(&ss->masters[i]);
+}

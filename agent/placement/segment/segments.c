@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/placement/segment/segments.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/peer/peer.h"
+#include "agent/placement/segment/internal.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+#define SWEEP_NS (5 * DRAY_NS_PER_SEC)
+#define KEEP_NS (3600 * DRAY_NS_PER_SEC)
+
+/* --- what has had its time ----------------------------------------------------------------------- */
+
+static bool is_over(const struct segment *s, int64_t now)
+{
+	return !s->sources && s->way != SEGMENT_WAY_SELF && !masters_pending(s->ss) &&
+	       now - s->mentioned_ns > s->ss->deps.cfg->segment.expiry;
+}
+
+static void expire(struct segments *ss)
+{
+	int64_t now = dray_now().ns;
+
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (s->sources) {
+			s->mentioned_ns = now;
+			continue;
+		}
+		if (!is_over(s, now))
+			continue;
+		log_limited(DRAY_LOG_INFO, AREA, "%s is forgotten: nothing speaks of it any more",
+			    s->name);
+		state_drop_segment(ss->deps.state, s->name);
+		ss->totals.expired++;
+		segment_remove(s);
+		segments_decide_soon(ss);
+	}
+	if (ss->n < (size_t)ss->deps.cfg->limits.segments)
+		ss->left_out = false;
+}
+
+/* So that after a kill it is known when they last were ready. */
+static void keep_ready(struct segments *ss)
+{
+	int64_t now = dray_now().ns;
+
+	if (now - ss->kept_ns < KEEP_NS)
+		return;
+	ss->kept_ns = now;
+	dray_list_for_each(&ss->foreground, s, struct segment, foreground) {
+		if (s->state != DMSG_SEGMENT_STATE_READY)
+			continue;
+		s->ready_ms = dray_unix_ms();
+		segment_keep(s);
+	}
+}
+
+static int on_sweep(sd_event_source *source, uint64_t usec, void *arg)
+{
+	struct segments *ss = arg;
+
+	expire(ss);
+	hosts_refresh(ss);
+	segments_remember(ss);
+	keep_ready(ss);
+	sd_event_source_set_time(source, (uint64_t)(dray_now().ns + SWEEP_NS) / 1000);
+	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	return 0;
+}
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+static int start(struct segments *ss, struct dray_err *reterr)
+{
+	const struct segments_deps *d = &ss->deps;
+	int r = resolver_new(&ss->resolver, d->event, reterr);
+
+	if (r >= 0)
+		r = prober_new(&ss->prober,
+			       &(struct prober_deps){ .event = d->event,
+						      .cfg = d->cfg,
+						      .resolver = ss->resolver,
+						      .peers = d->peers,
+						      .changed = prober_says_changed,
+						      .probed = prober_says_probed,
+						      .arg = ss },
+			       reterr);
+	if (r >= 0)
+		r = segments_decide_init(ss);
+	if (r >= 0)
+		r = sd_event_add_time(d->event, &ss->sweep, CLOCK_MONOTONIC,
+				      (uint64_t)(dray_now().ns + SWEEP_NS) / 1000, 1000000,
+				      on_sweep, ss);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "segments: %s",
+				    dray_errno_text(r));
+	return 0;
+}
+
+int segments_new(struct segments **ret, const struct segments_deps *deps, struct dray_err *reterr)
+{
+	struct segments *ss = calloc(1, sizeof(*ss));
+	int r;
+
+	if (!ss)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "segments: out of memory");
+	ss->deps = *deps;
+	dray_list_init(&ss->all);
+	dray_list_init(&ss->foreground);
+	dray_list_init(&ss->hosts);
+	for (unsigned i = 0; i < MASTER_SLOTS; i++)
+		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
+	snprintf(ss->self, sizeof(ss->self), "%s", peers_segment(deps->peers));
+	r = start(ss, reterr);
+	if (r < 0)
+		segments_free(ss);
+	else
+		*ret = ss;
+	return r;
+}
+
+struct segments *segments_free(struct segments *ss)
+{
+	if (!ss)
+		return NULL;
+	masters_free(ss);
+	ss->sweep = sd_event_source_disable_unref(ss->sweep);
+	hosts_free(ss);
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		segment_remove(s);
+	ss->decide = sd_event_source_disable_unref(ss->decide);
+	prober_free(ss->prober);
+	resolver_free(ss->resolver);
+	locality_deinit(&ss->locality);
+	nd_listeners_deinit(&ss->listeners);
+	free(ss->ports);
+	free(ss);
+	return NULL;
+}
+
+/* --- before a restart ---------------------------------------------------------------------------- */
+
+/* Since a time of the wall clock: one that was set back makes nothing older or younger than it can be. */
+static int64_t age_ns(int64_t unix_ms)
+{
+	int64_t ago = (int64_t)dray_unix_ms() - unix_ms;
+
+	if (ago < 0)
+		return 0;
+	return ago > INT64_MAX / 4 / DRAY_NS_PER_MS ? INT64_MAX / 4 : ago * DRAY_NS_PER_MS;
+}
+
+void segments_restore(struct segments *ss, const struct state_segment *row)
+{
+	int64_t now = dray_now().ns;
+	struct probe_target target;
+	struct segment *s;
+
+	s = dray_segment_valid(row->name) && row->state < SEGMENT_STATES ?
+		    segment_ensure(ss, row->name, true) :
+		    NULL;
+	if (!s) {
+		state_drop_segment(ss->deps.state, row->name);
+		return;
+	}
+	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0)
+		segment_target(&s->restored, &target);
+	/* it may be on this node for certain, and have been taken for new */
+	s->watch = watch_free(s->watch);
+	s->was_peer = !strcmp(row->probe, "peer") || !strcmp(row->probe, "dray");
+	ss->totals.by_state[s->state]--;
+	s->state = row->state;
+	ss->totals.by_state[s->state]++;
+	s->verified = false;
+	s->was_listed = !strcmp(row->probe, "master");
+	s->since_ns = now - age_ns(row->since_ms);
+	segment_text(&s->reason, row->reason);
+	s->ready_ms = row->ready_ms < 0 ? 0 : (uint64_t)row->ready_ms;
+	s->capacity = row->capacity;
+	s->allocated = row->allocated;
+	/* who could speak of it gets the time to do so */
+	s->mentioned_ns = now;
+	dray_list_del(&s->foreground);
+	dray_list_add(&ss->foreground, &s->foreground);
+	if (s->local || s->sources || !strcmp(s->name, ss->remembered))
+		segment_reconsider(s);
+}
+
+void segments_restore_preferred(struct segments *ss, const struct state_preferred *row)
+{
+	if (row->preference == DMSG_PREFERENCE_DETECTED && dray_segment_valid(row->name))
+		snprintf(ss->remembered, sizeof(ss->remembered), "%s", row->name);
+}
+
+void segments_refill(struct segments *ss)
+{
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		if (s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST)
+			segment_keep(s);
+	if (*ss->remembered)
+		segments_keep_remembered(ss);
+}
+
+/* --- configuration ------------------------------------------------------------------------------- */
+
+int segments_start(struct segments *ss, struct dray_err *reterr)
+{
+	if (segments_configure(ss) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "segments: out of memory");
+	segments_decide_soon(ss);
+	return masters_set(ss, reterr);
+}
+
+void segments_reload(struct segments *ss)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (segments_configure(ss) < 0)
+		log_error(AREA, "out of memory; not all segments of the configuration are known");
+	if (masters_set(ss, &err) < 0)
+		log_error(AREA, "mooncake.masters: %s", err.msg);
+	prober_reconfigured(ss->prober);
+	listeners_apply(ss);
+	segments_decide_soon(ss);
+}
+
+/* --- told to others ------------------------------------------------------------------------------ */
+
+bool segments_find(struct segments *ss, const char *name, struct segment_info *ret)
+{
+	const struct segment *s = segment_find(ss, name);
+
+	if (s)
+		segment_info_of(s, ret);
+	return s != NULL;
+}
+
+void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segment_info *s),
+		   void *arg)
+{
+	struct segment_info info;
+
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		segment_info_of(s, &info);
+		fn(arg, &info);
+	}
+}
+
+void segments_totals(const struct segments *ss, struct segments_totals *ret)
+{
+	struct prober_totals p;
+
+	prober_totals(ss->prober, &p);
+	*ret = ss->totals;
+	ret->known = ss->n;
+	ret->probes = p.probes;
+	ret->probe_failures = p.failures;
+	ret->probes_in_flight = p.in_flight;
+}

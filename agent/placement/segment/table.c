@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The segments that are known, by name. */
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/placement/segment/internal.h"
+#include "lib/log.h"
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct segment *)a)->name, ((const struct segment *)b)->name);
+}
+
+struct segment *segment_find(const struct segments *ss, const char *name)
+{
+	char text[SEGMENT_NAME_BYTES];
+	struct segment key = { .name = text };
+	struct segment *const *found;
+
+	if ((size_t)snprintf(text, sizeof(text), "%s", name) >= sizeof(text))
+		return NULL;
+	found = tfind(&key, &ss->by_name, by_name);
+	return found ? *found : NULL;
+}
+
+static struct segment *segment_free(struct segment *s)
+{
+	free(s->name);
+	free(s->configured);
+	free(s->listener);
+	free(s->restored);
+	free(s->te_endpoint);
+	free(s->standing);
+	free(s->where);
+	free(s->reason);
+	free(s);
+	return NULL;
+}
+
+static struct segment *segment_new(struct segments *ss, const char *name)
+{
+	struct segment *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->ss = ss;
+	s->name = strdup(name);
+	s->since_ns = s->mentioned_ns = dray_now().ns;
+	dray_list_init(&s->link);
+	dray_list_init(&s->foreground);
+	dray_list_init(&s->of_host);
+	if (!s->name || !tsearch(s, &ss->by_name, by_name))
+		return segment_free(s);
+	return s;
+}
+
+/* What nothing speaks of any more, or nothing but a page, and nobody here asked for. */
+static bool may_go(const struct segment *s)
+{
+	if (s->way == SEGMENT_WAY_SELF || s->local || s->word)
+		return false;
+	return (!s->sources && s->state != DMSG_SEGMENT_STATE_READY) ||
+	       s->sources == SEGMENT_MASTER;
+}
+
+/* The oldest first: a page that names more than there is room for loses what it named before. */
+static bool make_room(struct segments *ss)
+{
+	dray_list_for_each(&ss->all, s, struct segment, link) {
+		if (!may_go(s))
+			continue;
+		state_drop_segment(ss->deps.state, s->name);
+		segment_remove(s);
+		return true;
+	}
+	return false;
+}
+
+struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded)
+{
+	struct segment *s = segment_find(ss, name);
+
+	if (s)
+		return s;
+	if (bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments) {
+		if (!ss->left_out)
+			log_warning(
+				AREA,
+				"limits.segments = %lld is reached: further segments are left out",
+				(long long)ss->deps.cfg->limits.segments);
+		ss->left_out = true;
+		return NULL;
+	}
+	/* what the node itself has finds room, beyond the limit where it has to */
+	if (!bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments)
+		make_room(ss);
+	s = segment_new(ss, name);
+	if (!s)
+		return NULL;
+	if (hints_names(ss->deps.hints, name))
+		s->sources |= SEGMENT_HINT;
+	dray_list_add(&ss->all, &s->link);
+	ss->n++;
+	ss->totals.by_state[s->state]++;
+	segment_locate(s);
+	return s;
+}
+
+void segment_remove(struct segment *s)
+{
+	struct segments *ss = s->ss;
+
+	tdelete(s, &ss->by_name, by_name);
+	ss->totals.by_state[s->state]--;
+	ss->n--;
+	dray_list_del(&s->link);
+	dray_list_del(&s->foreground);
+	segment_leave_host(s);
+	watch_free(s->watch);
+	segment_free(s);
+}
+
+void segment_text(char **member, const char *text)
+{
+	if (text && *member && !strcmp(*member, text))
+		return;
+	free(*member);
+	*member = text ? strdup(text) : NULL;
+}
+
+void segment_target(struct probe_target **member, const struct probe_target *target)
+{
+	if (target && !*member)
+		*member = malloc(sizeof(**member));
+	if (target && *member)
+		**member = *target;
+	if (!target) {
+		free(*member);
+		*member = NULL;
+	}
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/process/process.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+
+/* A small file of /proc as text. False where it cannot be read. */
+static bool read_text(const char *path, char *buf, size_t size)
+{
+	dray_auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, buf, size - 1);
+
+	if (n < 0)
+		return false;
+	buf[n] = '\0';
+	return true;
+}
+
+static double clock_seconds(clockid_t clock)
+{
+	struct timespec ts;
+
+	if (clock_gettime(clock, &ts) < 0)
+		return 0;
+	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
+}
+
+double process_start_time(void)
+{
+	static double found;
+	uint64_t ticks;
+	char text[1024];
+	const char *p;
+
+	if (found > 0 || !read_text("/proc/self/stat", text, sizeof(text)))
+		return found;
+	/* field 22, of which the third follows the name, which may hold anything */
+	p = strrchr(text, ')');
+	for (int field = 2; p && field < 22; field++)
+		p = strchr(p + 1, ' ');
+	if (p && sscanf(p, "%" SCNu64, &ticks) == 1)
+		found = clock_seconds(CLOCK_REALTIME) - clock_seconds(CLOCK_BOOTTIME) +
+			(double)ticks / (double)sysconf(_SC_CLK_TCK);
+	return found;
+}
+
+double process_cpu_seconds(void)
+{
+	return clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+uint64_t process_resident_bytes(void)
+{
+	uint64_t pages;
+	char text[256];
+
+	if (!read_text("/proc/self/statm", text, sizeof(text)) ||
+	    sscanf(text, "%*u %" SCNu64, &pages) != 1)
+		return 0;
+	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t process_open_fds(void)
+{
+	struct stat st;
+	uint64_t n = 0;
+	DIR *dir;
+
+	/* since Linux 6.2 the directory's size; counting takes long where there are many */
+	if (!stat("/proc/self/fd", &st) && st.st_size)
+		return (uint64_t)st.st_size;
+	dir = opendir("/proc/self/fd");
+	if (!dir)
+		return 0;
+	for (const struct dirent *e; (e = readdir(dir));)
+		n += *e->d_name != '.';
+	closedir(dir);
+	/* but for the one it was counted by */
+	return n - 1;
+}
+
+uint64_t process_max_fds(void)
+{
+	struct rlimit l;
+
+	return getrlimit(RLIMIT_NOFILE, &l) < 0 ? 0 : l.rlim_cur;
+}

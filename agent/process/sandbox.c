@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/process/sandbox.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <sched.h>
+#include <seccomp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/process/sandbox_calls.h"
+#include "lib/cleanup.h"
+#include "lib/log.h"
+#include "schema/gen/errors.h"
+
+/* younger than the C library's headers may be */
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#endif
+
+#ifdef DRAY_TEST
+#define WITH_SANITIZERS 1
+#else
+#define WITH_SANITIZERS 0
+#endif
+
+/* What the sanitizers call, mostly to look for leaks: a process that shares our memory traces our threads. */
+static const char *const for_sanitizers[] = {
+	"clone", "getpgid", "kill", "personality", "prctl", "process_vm_readv", "ptrace", "tgkill",
+};
+
+#define MASKED(i, mask, value) SCMP_CMP64(i, SCMP_CMP_MASKED_EQ, mask, value)
+/* of an int, whose upper half the kernel does not look at */
+#define EQUAL(i, value) MASKED(i, UINT32_MAX, (uint32_t)(value))
+
+static const char *const mmaps[] = { "mmap", "mmap2" };
+static const int families[] = { AF_UNIX, AF_INET, AF_INET6, AF_NETLINK };
+static const int prctls[] = { PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_GET_DUMPABLE,
+			      PR_SET_VMA };
+
+static bool sanitizers_need(const char *call)
+{
+	for (size_t i = 0; WITH_SANITIZERS && i < DRAY_ARRAY_SIZE(for_sanitizers); i++)
+		if (!strcmp(call, for_sanitizers[i]))
+			return true;
+	return false;
+}
+
+static int add(scmp_filter_ctx ctx, uint32_t action, const char *call, unsigned n,
+	       const struct scmp_arg_cmp *args)
+{
+	int number = seccomp_syscall_resolve_name(call);
+
+	/* nothing to decide about what this library does not know; the default action meets it */
+	if (number == __NR_SCMP_ERROR)
+		return 0;
+	return seccomp_rule_add_array(ctx, action, number, n, args);
+}
+
+static int add_rule(scmp_filter_ctx ctx, const char *call, unsigned n,
+		    const struct scmp_arg_cmp *args)
+{
+	return sanitizers_need(call) ? 0 : add(ctx, SCMP_ACT_ALLOW, call, n, args);
+}
+
+static int add_names(scmp_filter_ctx ctx, uint32_t action, const char *const *calls)
+{
+	int ret = 0;
+
+	for (; *calls && ret >= 0; calls++)
+		if (!sanitizers_need(*calls))
+			ret = add(ctx, action, *calls, 0, NULL);
+	return ret;
+}
+
+static int add_memory(scmp_filter_ctx ctx)
+{
+	const struct scmp_arg_cmp plain = MASKED(2, PROT_EXEC, 0);
+	const struct scmp_arg_cmp library[] = {
+		MASKED(2, PROT_EXEC | PROT_WRITE, PROT_EXEC),
+		MASKED(3, MAP_ANONYMOUS, 0),
+	};
+	int ret = add_rule(ctx, "mprotect", 1, &plain);
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(mmaps) && ret >= 0; i++) {
+		ret = add_rule(ctx, mmaps[i], 1, &plain);
+		if (ret >= 0)
+			ret = add_rule(ctx, mmaps[i], 2, library);
+	}
+	return ret;
+}
+
+/* Calls that are allowed with some arguments. */
+static int add_looked_into(scmp_filter_ctx ctx)
+{
+	const struct scmp_arg_cmp unix_pair = EQUAL(0, AF_UNIX);
+	const struct scmp_arg_cmp thread = MASKED(0, CLONE_THREAD | CLONE_NEWUSER, CLONE_THREAD);
+	const struct scmp_arg_cmp own = EQUAL(0, getpid());
+	const struct scmp_arg_cmp no_signal = EQUAL(1, 0);
+	int ret = add_memory(ctx);
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(families) && ret >= 0; i++)
+		ret = add_rule(ctx, "socket", 1, &EQUAL(0, families[i]));
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(prctls) && ret >= 0; i++)
+		ret = add_rule(ctx, "prctl", 1, &EQUAL(0, prctls[i]));
+	if (ret >= 0)
+		ret = add_rule(ctx, "socketpair", 1, &unix_pair);
+	if (ret >= 0)
+		ret = add_rule(ctx, "clone", 1, &thread);
+	if (ret >= 0)
+		ret = add_rule(ctx, "tgkill", 1, &own);
+	/* asks whether a client's descriptor is a pidfd */
+	if (ret >= 0)
+		ret = add_rule(ctx, "pidfd_send_signal", 1, &no_signal);
+	if (ret >= 0)
+		ret = add(ctx, SCMP_ACT_ERRNO(ENOSYS), "clone3", 0, NULL);
+	return ret;
+}
+
+static int set_attributes(scmp_filter_ctx ctx)
+{
+	const struct {
+		enum scmp_filter_attr attribute;
+		uint32_t value;
+	} attributes[] = {
+		{ SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS },
+		{ SCMP_FLTATR_CTL_NNP, 0 },      /* set already */
+		{ SCMP_FLTATR_CTL_TSYNC, 1 },    /* all threads */
+		{ SCMP_FLTATR_CTL_LOG, 1 },      /* what is refused is told to the audit log */
+		{ SCMP_FLTATR_CTL_OPTIMIZE, 2 }, /* a tree of calls, not a list */
+		{ SCMP_FLTATR_API_SYSRAWRC, 1 }, /* errors as the kernel says them */
+	};
+	int ret = 0;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(attributes) && ret >= 0; i++)
+		ret = seccomp_attr_set(ctx, attributes[i].attribute, attributes[i].value);
+	return ret;
+}
+
+static int fill(scmp_filter_ctx ctx, bool enforce)
+{
+	int ret = set_attributes(ctx);
+
+	if (ret >= 0)
+		ret = add_names(ctx, SCMP_ACT_ALLOW, sandbox_allowed);
+	if (ret >= 0)
+		ret = add_looked_into(ctx);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(for_sanitizers) && ret >= 0; i++)
+		if (WITH_SANITIZERS)
+			ret = add(ctx, SCMP_ACT_ALLOW, for_sanitizers[i], 0, NULL);
+	if (ret >= 0 && enforce)
+		ret = add_names(ctx, SCMP_ACT_KILL_PROCESS, sandbox_forbidden);
+	return ret;
+}
+
+int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr)
+{
+	bool enforce = mode == DRAY_CONFIG_AGENT_SECCOMP_ENFORCE;
+	scmp_filter_ctx ctx;
+	int ret;
+
+	if (mode == DRAY_CONFIG_AGENT_SECCOMP_OFF) {
+		log_warning("agent", "agent.seccomp is off: any system call can be made");
+		return 0;
+	}
+	ctx = seccomp_init(enforce ? SCMP_ACT_ERRNO(EPERM) : SCMP_ACT_LOG);
+	ret = ctx ? fill(ctx, enforce) : -EINVAL;
+	if (ret >= 0)
+		ret = seccomp_load(ctx);
+	seccomp_release(ctx);
+	/* building the filter took some hundred KiB, which an idle agent would go on holding */
+	malloc_trim(0);
+	if (ret == -EINVAL || ret == -ENOSYS || ret == -EOPNOTSUPP) {
+		log_warning("agent",
+			    "this kernel has no seccomp filters: any system call can be made");
+		return 0;
+	}
+	if (ret < 0)
+		return dray_err_set(
+			reterr, ret, DRAY_E_IO,
+			"the seccomp filter: %s; agent.seccomp = \"off\" goes without it",
+			dray_errno_text(ret));
+	return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who this agent is: an id for good and an incarnation for each start, in the state directory. */
+#ifndef DRAY_AGENT_STATE_IDENTITY_H
+#define DRAY_AGENT_STATE_IDENTITY_H
+
+#include <stdint.h>
+
+#include "lib/err.h"
+
+struct identity {
+	uint8_t agent_id[16];
+	uint64_t incarnation; /* greater than that of every earlier start */
+	int dir_fd;
+	int lock_fd; /* holds the flock on the state directory */
+};
+
+#define IDENTITY_NULL ((struct identity){ .dir_fd = -1, .lock_fd = -1 })
+
+/*
+ * Makes the state directory where there is none, locks it, reads or makes the id, takes the next
+ * incarnation. 0 or -errno with reterr set: -EBUSY where another process holds it (DRAY_E_BUSY),
+ * -ENOSPC, -EBADMSG for a file that is corrupt. Nothing is held then.
+ */
+int identity_open(struct identity *id, const char *dir, struct dray_err *reterr);
+
+/* Lets go of the lock. */
+void identity_close(struct identity *id);
+
+/* 32 hexadecimal characters and a terminator. */
+#define IDENTITY_TEXT_BYTES 33
+const char *identity_show(const uint8_t agent_id[16], char buf[IDENTITY_TEXT_BYTES]);
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The guard is a jump buffer of the thread, armed for the length of one copy. The handler jumps
+ * there when a memory access of this thread raised the signal while the buffer is armed; any
+ * other SIGBUS is none of ours and goes to whoever handled it before us, in the end to the
+ * default that ends the process.
+ *
+ * The jump does not bring back the signal mask, since saving that would cost each copy a system
+ * call; the handler takes the signal out of the mask itself.
+ */
+#include "lib/fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+
+/* younger than the C library's headers may be */
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+
+struct guard {
+	sigjmp_buf jump;
+	volatile sig_atomic_t armed;
+	const void *volatile address; /* of the last access that failed */
+};
+
+/* initial-exec: the handler must not run the allocator for its first access */
+static _Thread_local struct guard guard __attribute__((tls_model("initial-exec")));
+
+static struct sigaction former;
+
+static void pass_on(int sig, siginfo_t *info, void *context)
+{
+	if (former.sa_flags & SA_SIGINFO) {
+		former.sa_sigaction(sig, info, context);
+	} else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
+		former.sa_handler(sig);
+	} else {
+		/* the access is repeated and meets the default; one that was sent is sent again */
+		signal(sig, SIG_DFL);
+		if (info->si_code <= 0)
+			raise(sig);
+	}
+}
+
+static void handle_sigbus(int sig, siginfo_t *info, void *context)
+{
+	/*
+	 * the kernel found a broken page that nobody has touched: nothing to do until somebody
+	 * does
+	 */
+	if (info->si_code == BUS_MCEERR_AO)
+		return;
+	if (guard.armed && info->si_code > 0) {
+		sigset_t mask;
+
+		sigemptyset(&mask);
+		sigaddset(&mask, sig);
+		pthread_sigmask(SIG_UNBLOCK, &mask, NULL);
+		guard.armed = 0;
+		guard.address = info->si_addr;
+		siglongjmp(guard.jump, 1);
+	}
+	pass_on(sig, info, context);
+}
+
+int fault_init(void)
+{
+	struct sigaction sa = { .sa_flags = SA_SIGINFO }, now;
+
+	if (sigaction(SIGBUS, NULL, &now) < 0)
+		return -errno;
+	if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == handle_sigbus)
+		return 0;
+	sa.sa_sigaction = handle_sigbus;
+	sigemptyset(&sa.sa_mask);
+	former = now;
+	return sigaction(SIGBUS, &sa, NULL) < 0 ? -errno : 0;
+}
+
+/*
+ * The fences keep the accesses between arming and disarming, as far as the compiler is concerned;
+ * the signal is raised by the accessing instruction itself, on the same thread.
+ */
+static inline void arm(void)
+{
+	guard.armed = 1;
+	atomic_signal_fence(memory_order_seq_cst);
+}
+
+static inline void disarm(void)
+{
+	atomic_signal_fence(memory_order_seq_cst);
+	guard.armed = 0;
+}
+
+int fault_copy(void *dst, const void *src, size_t n)
+{
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	/* one region may be both sides of a local copy, and overlap: its bytes are then undefined, not ours */
+	memmove(dst, src, n);
+	disarm();
+	return 0;
+}
+
+int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream, const void **ret_address)
+{
+	if (sigsetjmp(guard.jump, 0)) {
+		*ret_address = guard.address;
+		return -EFAULT;
+	}
+	arm();
+	dray_copy_pieces(v, n, stream);
+	disarm();
+	return 0;
+}
+
+int fault_run(void (*fn)(void *arg), void *arg)
+{
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	fn(arg);
+	disarm();
+	return 0;
+}
+
+int fault_load32(const uint32_t *p, uint32_t *ret)
+{
+	uint32_t v;
+
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+	disarm();
+	*ret = v;
+	return 0;
+}
+
+int fault_store32(uint32_t *p, uint32_t v)
+{
+	if (sigsetjmp(guard.jump, 0))
+		return -EFAULT;
+	arm();
+	__atomic_store_n(p, v, __ATOMIC_RELEASE);
+	disarm();
+	return 0;
+}
+
+/* -1 where this kernel or sandbox has none for us. */
+static int uffd_open(void)
+{
+	struct uffdio_api api = {
+		.api = UFFD_API,
+		.features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM |
+			    UFFD_FEATURE_MISSING_HUGETLBFS,
+	};
+	int fd dray_auto_close =
+		(int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) < 0)
+		return -1;
+	return dray_take_fd(fd);
+}
+
+bool fault_guard_memory(void *p, uint64_t bytes)
+{
+	/* one for the process and never closed: closing it would take every guard away */
+	static int uffd = -1;
+	static bool tried;
+	struct uffdio_register reg = {
+		.range = { .start = (uintptr_t)p, .len = bytes },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	if (!tried) {
+		tried = true;
+		uffd = uffd_open();
+	}
+	return uffd >= 0 && ioctl(uffd, UFFDIO_REGISTER, &reg) == 0;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Request ids of one session that have not ended: a set by open addressing. */
+#ifndef DRAY_LIB_IDSET_H
+#define DRAY_LIB_IDSET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct idset_slot {
+	uint64_t id;
+	bool used;
+};
+
+struct idset {
+	struct idset_slot *slots;
+	uint32_t mask, n; /* slots - 1 (0 with slots NULL: none yet), ids */
+};
+
+/* 0, -EEXIST, -ENOMEM. */
+int idset_add(struct idset *m, uint64_t id);
+bool idset_has(struct idset *m, uint64_t id);
+bool idset_del(struct idset *m, uint64_t id);
+void idset_deinit(struct idset *m);
+
+#endif
