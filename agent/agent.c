@@ -19,7 +19,7 @@
 #include "agent/process/service_manager.h"
 #include "agent/control/status/observe.h"
 #include "agent/control/peer/fsm.h"
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 #include "agent/process/privilege.h"
 #include "agent/control/rails/rails.h"
 #include "lib/fault.h"

@@ -6,7 +6,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/process/service_manager.h"
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 #include "lib/log.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"

@@ -17,7 +17,7 @@
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/observe.h"
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"

@@ -6,7 +6,7 @@
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/bus/rows.h"
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/data.h"

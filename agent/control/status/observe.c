@@ -7,7 +7,7 @@
 #include "agent/control/agent.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/peer/fsm.h"
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 #include "agent/process/process.h"
 #include "agent/control/rails/rails.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/placement.h"
+#include "agent/control/placement.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
  * Where things are to be placed: the wiring of segments, hints, the state database and the launcher's
  * environment. Control thread only.
  */
-#ifndef DRAY_AGENT_PLACEMENT_H
-#define DRAY_AGENT_PLACEMENT_H
+#ifndef DRAY_AGENT_CONTROL_PLACEMENT_H
+#define DRAY_AGENT_CONTROL_PLACEMENT_H
 
 #include "agent/placement/environment/env.h"
 #include "agent/placement/hint/hints.h"
