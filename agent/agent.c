@@ -461,11 +461,11 @@ static unsigned worker_count(const struct dray_config *cfg, const struct dray_cp
 	return dray_max(n, 1u);
 }
 
-struct core_config agent_core_config(const struct agent *a)
+struct data_config agent_data_config(const struct agent *a)
 {
 	const struct dray_config *cfg = &a->config->v;
 
-	return (struct core_config){
+	return (struct data_config){
 		.slice_size = (uint64_t)cfg->transfer.slice_size,
 		.slice_timeout_ns = cfg->transfer.slice_timeout,
 		.deadline_ns = cfg->transfer.deadline,
@@ -580,7 +580,7 @@ static int start_outside(struct agent *a, const struct dray_config *cfg, int con
 
 static int start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
-	struct core_config core = agent_core_config(a);
+	struct data_config core = agent_data_config(a);
 	struct passed passed;
 	int ret;
 

@@ -16,7 +16,7 @@
 #include "agent/control/region/region.h"
 #include "agent/placement/segment/preferred.h"
 #include "agent/control/session/session.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "lib/cpu.h"
 #include "lib/list.h"
 #include "lib/log.h"
@@ -119,7 +119,7 @@ void agent_record(struct agent *a, enum history_kind kind, const char *subject, 
 		  const char *after, const char *reason);
 
 /* What workers take from the configuration, as far as the CPUs there are allow. */
-struct core_config agent_core_config(const struct agent *a);
+struct data_config agent_data_config(const struct agent *a);
 
 /* How long workers poll, in nanoseconds. why: "", or why that is 0; NULL with n 0 for who does not ask. */
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n);

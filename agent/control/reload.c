@@ -31,14 +31,14 @@ static bool has(const struct config_changes *c, enum dray_config_key_id id)
 
 static int workers_configure(struct agent *a)
 {
-	struct core_config *copies[WORKERS_MAX];
+	struct data_config *copies[WORKERS_MAX];
 	unsigned n = 0;
 
 	for (; n < a->pool.n; n++) {
 		copies[n] = malloc(sizeof(*copies[n]));
 		if (!copies[n])
 			break;
-		*copies[n] = agent_core_config(a);
+		*copies[n] = agent_data_config(a);
 	}
 	for (unsigned i = 0; i < n; i++) {
 		if (n == a->pool.n)

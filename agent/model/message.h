@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "agent/model/view.h"
-#include "agent/data/transfer/core.h"
+#include "agent/model/data_config.h"
 #include "agent/model/quota.h"
 #include "agent/model/record.h"
 #include "lib/handle.h"
@@ -29,6 +29,9 @@ struct packet {
 	int *fds;
 	uint8_t data[];
 };
+
+struct peer_link;
+struct rail_keys;
 
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
 void packet_free(struct packet *p);
@@ -74,6 +77,15 @@ struct snapshot *snapshot_new(void *owner, bool ended, uint32_t cap);
 struct report {
 	struct transfer_record record;
 	bool slow, all; /* all: such lines are wanted for each */
+};
+
+/* Between a transport in its worker and its part of the control thread; what they mean is theirs. */
+struct transport_message {
+	enum dmsg_transport transport;
+	uint32_t type, code;
+	dray_handle peer;
+	uint64_t id;
+	void *arg; /* consumed by the receiver where the message's type says so */
 };
 
 enum command_type {
@@ -125,7 +137,7 @@ struct command {
 		const struct object_view *view;
 		struct peer_link *link;
 		struct snapshot *snapshot;
-		struct core_config *config;
+		struct data_config *config;
 		struct rail_keys *keys;
 		struct transport_message message;
 	};

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What became of the last transfers of one worker. Worker thread only; nothing is allocated after the start. */
+/* How a transfer ended. */
 #ifndef DRAY_AGENT_MODEL_RECORD_H
 #define DRAY_AGENT_MODEL_RECORD_H
 
-#include "agent/data/transfer/core.h"
+#include "agent/model/transfer.h"
 
+/* Records that a worker keeps. */
 #define RECORDS_MAX 1000
 
 struct transfer_record {
@@ -22,20 +23,14 @@ struct transfer_record {
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each */
 };
 
-struct records {
-	uint64_t n; /* ever; the last RECORDS_MAX of them are there */
-	struct transfer_record v[RECORDS_MAX];
-};
-
-/* Fills *ret with what the transfer, which ends now, was. */
-void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
-		 int64_t now_ns);
-void records_add(struct records *r, const struct transfer_record *record);
-
-/* Copies the newest, oldest of them first, at most max. Returns how many. */
-uint32_t records_copy(const struct records *r, struct transfer_record *to, uint32_t max);
-
 /* From its acceptance to its end. */
-int64_t record_duration(const struct transfer_record *r);
+static inline int64_t record_duration(const struct transfer_record *r)
+{
+	int64_t sum = 0;
+
+	for (unsigned i = 0; i < XFER_PHASE_N; i++)
+		sum += r->phase_ns[i];
+	return sum;
+}
 
 #endif

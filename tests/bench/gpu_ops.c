@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "lib/fault.h"
+#include "agent/data/transport/rdma/window.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/gpu_message.h"
@@ -29,7 +30,7 @@
 
 static struct {
 	struct core core;
-	struct core_counters counters;
+	struct data_counters counters;
 	struct quota group, agent;
 	struct session_shared shared;
 	struct xfer_session session;
@@ -59,7 +60,8 @@ static void ended(struct core *c, struct xfer *x)
 	h.ended++;
 }
 
-static const struct core_upcalls upcalls = { .xfer_ended = ended };
+static const struct core_upcalls upcalls = { .xfer_ended = ended,
+					     .release_buffers = slice_release_buffers };
 
 static void publish(dray_handle handle, uint64_t base, uint32_t n_extents)
 {
@@ -86,7 +88,7 @@ static void set_up(void)
 {
 	struct core *c = &h.core;
 
-	c->cfg = (struct core_config){ .slice_size = 1 << 20,
+	c->cfg = (struct data_config){ .slice_size = 1 << 20,
 				       .deadline_ns = 3600 * DRAY_NS_PER_SEC,
 				       .slices_per_session = 64 };
 	c->up = &upcalls;

@@ -83,7 +83,7 @@ static void client_open(void)
 /* A worker without a thread, with the very handles and the ring that the fake agent gave out. */
 static void worker_open(void)
 {
-	struct core_config cfg = worker_part_config(0);
+	struct data_config cfg = worker_part_config(0);
 	/* the fake numbers what it makes in order */
 	dray_handle near = h.fake.next_handle - 1, remote = h.fake.next_handle;
 	static struct remote_view view;

@@ -56,7 +56,7 @@ static void run(struct rig *r, struct command cmd)
 
 static void rig_init(struct rig *r)
 {
-	static const struct core_config cfg = { .slice_size = 65536,
+	static const struct data_config cfg = { .slice_size = 65536,
 						.slice_timeout_ns = 1000000000,
 						.deadline_ns = 1000000000,
 						.slices_per_session = 4,

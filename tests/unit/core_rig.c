@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "lib/fault.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transport/rdma/window.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
@@ -69,12 +71,14 @@ static const struct core_upcalls upcalls = {
 	.session_fault = fault,
 	.peer_gone = peer_gone,
 	.transport_event = transport_event,
+	.release_buffers = slice_release_buffers,
+	.flush_rdma = gpu_flush_rdma,
 };
 
 void rig_init(struct rig *r)
 {
 	memset(r, 0, sizeof(*r));
-	r->core.cfg = (struct core_config){ .slice_size = 1 << 20,
+	r->core.cfg = (struct data_config){ .slice_size = 1 << 20,
 					    .slice_timeout_ns = DRAY_NS_PER_SEC,
 					    .deadline_ns = 60 * DRAY_NS_PER_SEC,
 					    .slices_per_session = 64 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * In place of the workers: objects that were published, and drops that are answered when the test
- * says so. Defines the functions of agent/data/worker/pool.h, so that the real ones are not linked;
+ * says so. Defines the functions of agent/data/data.h, so that the real ones are not linked;
  * for one source of a program.
  */
 #ifndef DRAY_TESTS_UNIT_FAKE_POOL_H
@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "lib/list.h"
 
 struct fake_drop {

@@ -3,7 +3,7 @@
 #ifndef DRAY_TESTS_UNIT_GPU_RIG_H
 #define DRAY_TESTS_UNIT_GPU_RIG_H
 
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/core_rig.h"
 

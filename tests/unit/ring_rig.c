@@ -65,7 +65,7 @@ static void session(struct ring_rig *r, unsigned i, uint32_t entries)
 void ring_rig_init(struct ring_rig *r, unsigned n, uint32_t entries, int64_t poll_time_ns,
 		   bool threaded)
 {
-	const struct core_config cfg = worker_part_config(poll_time_ns);
+	const struct data_config cfg = worker_part_config(poll_time_ns);
 
 	memset(r, 0, sizeof(*r));
 	r->n = n;

@@ -223,7 +223,7 @@ static int lab_setup_workers(void **state)
 {
 	struct lab *l = calloc(1, sizeof(*l));
 	struct dray_err err = DRAY_ERR_NULL;
-	struct core_config core;
+	struct data_config core;
 
 	assert_non_null(l);
 	dray_log_setup(DRAY_LOG_ERROR, DRAY_LOG_FORMAT_TEXT);
@@ -235,7 +235,7 @@ static int lab_setup_workers(void **state)
 	snprintf(l->path, sizeof(l->path), "%s/run/dray.sock", l->dir);
 	free(l->cfg->data.socket);
 	l->cfg->data.socket = strdup(l->path);
-	core = (struct core_config){
+	core = (struct data_config){
 		.slice_size = (uint64_t)l->cfg->transfer.slice_size,
 		.slice_timeout_ns = l->cfg->transfer.slice_timeout,
 		.deadline_ns = l->cfg->transfer.deadline,

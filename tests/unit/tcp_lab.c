@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "lib/fault.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transport/rdma/window.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transport/stage/stage.h"
@@ -108,6 +110,8 @@ static const struct core_upcalls upcalls = {
 	.stream_closed = stream_closed,
 	.peer_gone = peer_gone,
 	.transport_event = transport_event,
+	.release_buffers = slice_release_buffers,
+	.flush_rdma = gpu_flush_rdma,
 };
 
 void lab_reset_lost(struct lab *l)
@@ -260,7 +264,7 @@ static void side_init(struct lab *l, unsigned i)
 	c->counters = &s->counters;
 	c->index = 7 + i;
 	c->now_ns = dray_now().ns;
-	c->cfg = (struct core_config){
+	c->cfg = (struct data_config){
 		.slice_size = 1 << 20,
 		.slice_timeout_ns = 5 * DRAY_NS_PER_SEC,
 		.deadline_ns = 60 * DRAY_NS_PER_SEC,

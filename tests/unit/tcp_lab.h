@@ -55,7 +55,7 @@ struct lab_gpu {
 
 struct lab_side {
 	struct core core; /* first */
-	struct core_counters counters;
+	struct data_counters counters;
 	void *tcp;
 	struct lab *lab;
 	unsigned index;

@@ -179,7 +179,7 @@ static void an_agent_that_completes_is_not_rung(void **state)
 /* The worker's own turns: it polls, announces, sleeps, is woken up, and takes its announcement back. */
 static void a_turn_that_sleeps_announces(void **state)
 {
-	struct core_config *cfg = malloc(sizeof(*cfg));
+	struct data_config *cfg = malloc(sizeof(*cfg));
 
 	assert_non_null(cfg);
 	*cfg = rig.worker->core.cfg;

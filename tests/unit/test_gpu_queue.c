@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's queues of GPUs, where their tasks are not those of transport gpu. */
-#include "agent/data/transport/gpu/queue.h"
+#include "agent/data/gpu_queue/internal.h"
 
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

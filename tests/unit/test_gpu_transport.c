@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers between GPU memory, of one device and of two, and host memory: every byte arrives, and no other changes. */
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 
 #include <stdlib.h>
 #include <string.h>

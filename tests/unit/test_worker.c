@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "lib/time.h"
 #include "lib/err.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
@@ -347,12 +348,12 @@ static void a_snapshot_counts_what_it_has_no_room_for(void **state)
 
 static void a_new_configuration_is_taken_over(void **state)
 {
-	const struct core_config ours = { .slice_size = 1 << 20,
+	const struct data_config ours = { .slice_size = 1 << 20,
 					  .slice_timeout_ns = DRAY_NS_PER_SEC,
 					  .deadline_ns = DRAY_NS_PER_MS,
 					  .slices_per_session = 64,
 					  .report_all = true };
-	struct core_config *cfg = malloc(sizeof(*cfg));
+	struct data_config *cfg = malloc(sizeof(*cfg));
 	struct wrig *r = *state;
 	uint8_t buf[4096];
 	struct reply reply;

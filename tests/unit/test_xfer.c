@@ -349,7 +349,7 @@ static void small_ones_end_at_once(void **state)
 	struct two *t = *state;
 	/* over the end of an extent on both sides */
 	uint64_t edge = BYTES / 4 - 100, ops[5][3] = { { edge, edge, 200 }, { 0, 5000, 1 } };
-	const struct core_counters *c = &t->rig.counters;
+	const struct data_counters *c = &t->rig.counters;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct transfer_record last;
 	struct xfer_request q = request(1);
@@ -596,7 +596,7 @@ static void waiting_ones_end_together(void **state)
 		assert_int_equal(t->rig.ended[i].code, DRAY_E_SESSION_CLOSED);
 }
 
-static uint64_t in_buckets(const struct core_histogram *h, enum dray_family f)
+static uint64_t in_buckets(const struct data_histogram *h, enum dray_family f)
 {
 	uint64_t n = 0;
 
@@ -608,7 +608,7 @@ static uint64_t in_buckets(const struct core_histogram *h, enum dray_family f)
 static void what_became_of_them_is_on_record(void **state)
 {
 	struct two *t = *state;
-	const struct core_counters *c = &t->rig.counters;
+	const struct data_counters *c = &t->rig.counters;
 	struct transfer_record last[RECORDS_MAX];
 	uint64_t ops[1][3] = { { 0, 0, 3 << 20 } };
 	struct dray_err err = DRAY_ERR_NULL;

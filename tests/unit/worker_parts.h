@@ -10,9 +10,9 @@
 #include "lib/assert.h"
 #include "lib/time.h"
 
-static inline struct core_config worker_part_config(int64_t poll_time_ns)
+static inline struct data_config worker_part_config(int64_t poll_time_ns)
 {
-	return (struct core_config){ .slice_size = 1 << 20,
+	return (struct data_config){ .slice_size = 1 << 20,
 				     .slice_timeout_ns = DRAY_NS_PER_SEC,
 				     .deadline_ns = 3600 * DRAY_NS_PER_SEC,
 				     .slices_per_session = 64,

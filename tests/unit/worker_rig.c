@@ -60,7 +60,7 @@ void wrig_init(struct wrig *r, uint32_t sq_entries, uint64_t bytes)
 
 void wrig_init_workers(struct wrig *r, unsigned workers, uint32_t sq_entries, uint64_t bytes)
 {
-	struct core_config cfg = worker_part_config(20000);
+	struct data_config cfg = worker_part_config(20000);
 	int pair[2];
 
 	memset(r, 0, sizeof(*r));

@@ -4,7 +4,7 @@
 #define DRAY_TESTS_UNIT_WORKER_RIG_H
 
 #include "agent/model/message.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 
 struct wrig {
 	struct worker_pool pool;

@@ -12,7 +12,7 @@
 
 #include "agent/model/view.h"
 #include "agent/data/transfer/core.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
 

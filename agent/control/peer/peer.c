@@ -15,6 +15,7 @@
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "lib/time.h"
+#include "schema/gen/errors.h"
 
 /* After the sockets: what has arrived in time must not be called late. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)

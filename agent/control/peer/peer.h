@@ -9,7 +9,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/control/region/grant.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "lib/err.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"

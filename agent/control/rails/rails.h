@@ -14,7 +14,7 @@
 #include "agent/control/rails/verbs.h"
 #include "agent/model/rdma_message.h"
 #include "agent/data/transfer/transport.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "lib/cleanup.h"
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"

@@ -19,7 +19,7 @@
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/region/grant.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 #include "lib/err.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"

@@ -12,7 +12,7 @@
 #include "agent/control/peer/peer.h"
 #include "agent/control/region/region.h"
 #include "agent/control/session/placement.h"
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 
 struct sessions;
 

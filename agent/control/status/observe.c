@@ -181,12 +181,12 @@ static void condition_samples(struct agent *a, struct metrics_text *t)
 /* Over all workers, for each transport: there from the start, though nothing went by it. */
 static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
 {
-	for (unsigned by = DMSG_TRANSPORT_LOCAL; by < CORE_TRANSPORTS; by++) {
+	for (unsigned by = DMSG_TRANSPORT_LOCAL; by < DATA_TRANSPORTS; by++) {
 		uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1] = { 0 }, sum = 0;
 
 		for (unsigned w = 0; w < a->pool.n; w++) {
-			const struct core_counters *c = worker_counters(a->pool.workers[w]);
-			const struct core_histogram *h = f == DRAY_FAMILY_TRANSFER_SIZE_BYTES ?
+			const struct data_counters *c = worker_counters(a->pool.workers[w]);
+			const struct data_histogram *h = f == DRAY_FAMILY_TRANSFER_SIZE_BYTES ?
 								 &c->size[by] :
 								 &c->duration[by];
 

@@ -18,7 +18,11 @@
 
 #include "agent/model/view.h"
 #include "agent/data/transfer/loop.h"
+#include "agent/model/counters.h"
+#include "agent/model/data_config.h"
+#include "agent/model/message.h"
 #include "agent/model/quota.h"
+#include "agent/model/transfer.h"
 #include "lib/list.h"
 #include "lib/time.h"
 #include "schema/gen/data.h"
@@ -27,7 +31,6 @@
 #include "schema/gen/peer.h"
 
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
-#define CORE_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
 
 struct core;
 struct crew;
@@ -40,25 +43,7 @@ struct rail_keys;
 struct xfer;
 struct flow;
 struct xfer_session;
-struct transport_message;
 struct transport_ops;
-struct transfer_record;
-
-/* Tunables, copied from the configuration at start. */
-struct core_config {
-	uint64_t slice_size; /* bytes */
-	int64_t slice_timeout_ns;
-	int64_t deadline_ns; /* default */
-	uint32_t slices_per_session;
-	uint32_t tcp_streams, tcp_latency_streams;
-	uint32_t tcp_slices_in_flight; /* each stream */
-	uint64_t tcp_buffer;           /* bytes, 0: autotuning */
-	int64_t connect_timeout_ns;
-	int64_t backoff_min_ns, backoff_max_ns;
-	int64_t poll_time_ns;
-	int64_t slow_ns; /* transfers that take longer are reported; 0: none */
-	bool report_all;
-};
 
 /* A published object in this worker: the view, and how many transfers and slices hold it. */
 struct object {
@@ -86,23 +71,6 @@ struct xfer_word {
 struct xfer_cursor {
 	uint32_t op;     /* index */
 	uint64_t offset; /* bytes of that operation already handed out */
-};
-
-enum xfer_state {
-	XFER_WAITING,   /* for its wait word */
-	XFER_RUNNING,   /* slices go out */
-	XFER_STOPPING,  /* failed or cancelled: slices in flight come home */
-	XFER_NOTIFYING, /* all bytes in place, notification under way */
-	XFER_STATE_N
-};
-
-/* Where a transfer's time goes, in this order; it may end in any. */
-enum xfer_phase {
-	XFER_PHASE_WAIT,  /* for its wait word */
-	XFER_PHASE_QUEUE, /* for its first slice */
-	XFER_PHASE_MOVE, /* from there until all bytes are in place, or nothing of it moves any more */
-	XFER_PHASE_NOTIFY, /* for the answer to its notification */
-	XFER_PHASE_N
 };
 
 struct slice {
@@ -187,23 +155,12 @@ struct xfer {
 	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
 };
 
-/* In raw units, by the bounds of its family; the last bucket has none. */
-struct core_histogram {
-	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
-};
-
-struct core_counters {
-	_Atomic uint64_t v[DRAY_METRIC_N];
-	struct core_histogram duration[CORE_TRANSPORTS],
-		size[CORE_TRANSPORTS]; /* by enum dmsg_transport */
-};
-
-static inline void core_count(struct core_counters *c, enum dray_metric m, uint64_t n)
+static inline void core_count(struct data_counters *c, enum dray_metric m, uint64_t n)
 {
 	shared_count(&c->v[m], n);
 }
 
-static inline void core_observe(struct core_histogram *h, enum dray_family f, uint64_t v)
+static inline void core_observe(struct data_histogram *h, enum dray_family f, uint64_t v)
 {
 	const struct dray_family_info *info = &dray_families[f];
 	unsigned i = 0;
@@ -214,7 +171,7 @@ static inline void core_observe(struct core_histogram *h, enum dray_family f, ui
 	shared_count(&h->sum, v);
 }
 
-static inline void core_count_down(struct core_counters *c, enum dray_metric m, uint64_t n)
+static inline void core_count_down(struct data_counters *c, enum dray_metric m, uint64_t n)
 {
 	core_count(c, m, (uint64_t)0 - n);
 }
@@ -239,17 +196,15 @@ struct core_upcalls {
 	void (*peer_gone)(struct core *c, dray_handle peer);
 	/* For the part of the control thread that this transport belongs to. */
 	void (*transport_event)(struct core *c, const struct transport_message *m);
+	/* The slice ends: the buffers that its bytes passed through (`staged`, `window`) are given back. */
+	void (*release_buffers)(struct core *c, struct slice *s);
+	/*
+	 * Bytes that RDMA devices wrote to the GPU until now are visible to it when this returns; microseconds.
+	 * 0, or -EIO: the device is lost or not up.
+	 */
+	int (*flush_rdma)(struct core *c, unsigned device);
 	/* Memory of this session faulted: the session is ended. */
 	void (*session_fault)(struct core *c, dray_handle session);
-};
-
-/* Between a transport in its worker and its part of the control thread; what they mean is theirs. */
-struct transport_message {
-	enum dmsg_transport transport;
-	uint32_t type, code;
-	dray_handle peer;
-	uint64_t id;
-	void *arg; /* consumed by the receiver where the message's type says so */
 };
 
 #define TRANSPORTS_MAX 4
@@ -257,9 +212,9 @@ struct transport_message {
 struct core {
 	unsigned index; /* of the worker */
 	int64_t now_ns; /* read once a turn */
-	struct core_config cfg;
+	struct data_config cfg;
 	const struct core_upcalls *up;
-	struct core_counters *counters;
+	struct data_counters *counters;
 	struct loop loop;
 	struct objects *objects;      /* object.c */
 	struct xfers *xfers;          /* xfer.c */
@@ -271,7 +226,7 @@ struct core {
 	unsigned n_transports;
 	struct crew *
 		crew; /* workers that help each other (agent/data/transfer/crew.h); NULL: this one works alone */
-	struct gpu_worker *gpu; /* transport gpu's (agent/data/transport/gpu/gpu.h) */
+	struct gpu_worker *gpu; /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
 	struct stage *stage;    /* agent/data/transport/stage/stage.h */
 };
 

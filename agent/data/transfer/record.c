@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/model/record.h"
+#include "agent/data/transfer/record.h"
 
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transfer/transport.h"
@@ -46,13 +46,4 @@ uint32_t records_copy(const struct records *r, struct transfer_record *to, uint3
 	for (uint32_t i = 0; i < n; i++)
 		to[i] = r->v[(r->n - n + i) % RECORDS_MAX];
 	return n;
-}
-
-int64_t record_duration(const struct transfer_record *r)
-{
-	int64_t sum = 0;
-
-	for (unsigned i = 0; i < XFER_PHASE_N; i++)
-		sum += r->phase_ns[i];
-	return sum;
 }

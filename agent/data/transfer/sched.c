@@ -5,8 +5,6 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transport/rdma/window.h"
-#include "agent/data/transport/stage/stage.h"
 #include "agent/data/transfer/transport.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -365,12 +363,8 @@ void sched_slice_free(struct core *c, struct slice *s)
 	enum dmsg_class class = s->xfer ? s->xfer->class : DMSG_CLASS_BULK;
 
 	dray_list_del(&s->link);
-	if (s->staged)
-		stage_put(c, s->staged);
-	s->staged = NULL;
-	if (s->window)
-		window_put(c, s->window);
-	s->window = NULL;
+	if (s->staged || s->window)
+		c->up->release_buffers(c, s);
 	if (c->slices_free < SLICES_KEPT) {
 		dray_list_add_front(&c->free_slices, &s->link);
 		c->slices_free++;

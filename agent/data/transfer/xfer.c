@@ -13,7 +13,6 @@
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer_internal.h"
-#include "agent/data/transport/gpu/gpu.h"
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
 
@@ -212,7 +211,7 @@ static void xfer_complete(struct core *c, struct xfer *x)
 	const struct region_view *local = (const struct region_view *)x->local->view;
 
 	/* whoever is told, or waits for the set word, may look at them at once, by the GPU */
-	if (x->rdma_landed && gpu_flush_rdma(c, local->gpu) < 0) {
+	if (x->rdma_landed && c->up->flush_rdma(c, local->gpu) < 0) {
 		xfer_stop(c, x, DRAY_E_GPU_LOST,
 			  "what RDMA devices wrote could not be made visible to the GPU", false);
 		return;

@@ -6,27 +6,8 @@
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/ops_store.h"
 #include "agent/model/quota.h"
-#include "agent/model/record.h"
+#include "agent/data/transfer/record.h"
 #include "lib/err.h"
-
-/* A transfer as asked for; ops in wire form, in memory that the client may change: read once. */
-struct xfer_request {
-	uint64_t request_id;
-	bool from_ring;
-	uint16_t flags; /* DMSG_TRANSFER_FLAG_* */
-	uint8_t direction, class;
-	uint32_t deadline_ms;
-	dray_handle local, remote;
-	dray_handle wait_region, set_region;
-	uint64_t wait_offset, set_offset;
-	uint32_t wait_value, set_value;
-	uint64_t notify_tag;
-	const uint8_t *notify;
-	uint32_t notify_length;
-	const uint8_t *ops;
-	uint32_t n_ops;
-	bool ops_ours; /* they lie in memory that no client can reach */
-};
 
 /* A session as transfers know it; embedded in the worker's own. */
 struct xfer_session {

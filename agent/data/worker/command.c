@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/data/gpu_queue/gpu_queue.h"
 #include "agent/data/transfer/object.h"
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transport/rdma/window.h"
 #include "agent/data/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -232,6 +234,8 @@ const struct core_upcalls worker_upcalls = {
 	.peer_gone = up_peer_gone,
 	.transport_event = up_transport_event,
 	.session_fault = up_session_fault,
+	.release_buffers = slice_release_buffers,
+	.flush_rdma = gpu_flush_rdma,
 };
 
 static void stream_command(struct worker *w, const struct command *cmd)

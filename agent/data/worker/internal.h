@@ -87,7 +87,7 @@ struct worker {
 	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	int64_t look_ns;   /* how long it may leave them alone while it polls rings */
-	struct core_counters counters;
+	struct data_counters counters;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
 

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/worker/pool.h"
+#include "agent/data/data.h"
 
 #include <stdlib.h>
 
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/crew.h"
+#include "agent/data/worker/worker.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
+#include "schema/gen/errors.h"
 
 /* A broadcast that every worker has to answer. Who asks for the same drop while it is under way waits with it. */
 struct broadcast {
@@ -46,7 +48,7 @@ static int crew_up(struct worker_pool *p, struct dray_err *reterr)
 	return ret;
 }
 
-int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	     uint32_t max_transfers, struct dray_err *reterr)
 {
 	int ret;

@@ -83,7 +83,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	return ret;
 }
 
-int worker_make(struct worker **ret_worker, unsigned index, const struct core_config *cfg,
+int worker_make(struct worker **ret_worker, unsigned index, const struct data_config *cfg,
 		uint32_t max_transfers, struct dray_err *reterr)
 {
 	struct worker *w = calloc(1, sizeof(*w));
@@ -241,7 +241,7 @@ bool worker_next_event(struct worker *w, struct event *ret)
 	return dray_spsc_pop(&w->events, ret);
 }
 
-const struct core_counters *worker_counters(struct worker *w)
+const struct data_counters *worker_counters(struct worker *w)
 {
 	return &w->counters;
 }

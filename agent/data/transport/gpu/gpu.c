@@ -4,7 +4,7 @@
  * copies of a queue: as many as fill one, so that small transfers share a launch; and several copies are under way, so
  * that the device always has the next.
  */
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transport/gpu/queue.h"
+#include "agent/data/gpu_queue/internal.h"
 #include "agent/data/transport/gpu/internal.h"
 #include "agent/data/transport/stage/stage.h"
 #include "agent/data/transfer/transport.h"

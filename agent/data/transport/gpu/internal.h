@@ -7,7 +7,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_INTERNAL_H
 #define DRAY_AGENT_DATA_TRANSPORT_GPU_INTERNAL_H
 
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 #include "agent/data/transport/gpu/plan.h"
 #include "agent/data/transport/stage/stage.h"
 

@@ -7,7 +7,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_RDMA_COPY_H
 #define DRAY_AGENT_DATA_TRANSPORT_RDMA_COPY_H
 
-#include "agent/data/transfer/serve_walk.h"
+#include "agent/data/transport/stage/serve_walk.h"
 #include "agent/data/transport/stage/stage.h"
 
 struct rdma;

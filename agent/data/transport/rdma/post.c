@@ -76,7 +76,7 @@ static void list_post(struct rdma_list *l)
 {
 	struct rdma_post *p = l->post;
 	struct rdma *r = p->rdma;
-	struct core_counters *counters = r->c->counters;
+	struct data_counters *counters = r->c->counters;
 	struct ibv_send_wr *bad;
 
 	if (!l->n)

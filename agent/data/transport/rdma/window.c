@@ -85,6 +85,16 @@ void window_put(struct core *c, struct window_buffer *b)
 			rdma_pull_later(&peer->channels[k]);
 }
 
+void slice_release_buffers(struct core *c, struct slice *s)
+{
+	if (s->staged)
+		stage_put(c, s->staged);
+	s->staged = NULL;
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
+}
+
 /* --- what the owner is asked for ----------------------------------------------------------------- */
 
 static void ask(struct rdma_channel *ch, struct slice *s)

@@ -64,6 +64,8 @@ void window_landed(struct rdma_channel *ch, struct slice *s);
 void window_again(struct rdma_channel *ch, struct slice *s);
 /* Nothing uses the buffer any more. */
 void window_put(struct core *c, struct window_buffer *b);
+/* The slice ends: gives back the buffers that its bytes passed through, here and at the peer. */
+void slice_release_buffers(struct core *c, struct slice *s);
 /* Takes slices of x that need not go on; urgent: those that wait for an answer too. */
 void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urgent,
 			 struct dray_list *over);

@@ -12,7 +12,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
 #define DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
 
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 
 /* Ranges of GPU memory behind one buffer. */
 #define STAGE_RANGES_MAX SLICE_SEGS_MAX

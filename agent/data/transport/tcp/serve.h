@@ -7,7 +7,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
 #define DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
 
-#include "agent/data/transfer/serve_walk.h"
+#include "agent/data/transport/stage/serve_walk.h"
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Answers that may wait; a power of two. */

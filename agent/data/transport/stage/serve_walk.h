@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a peer asks for on ranges that it was granted: may it, and where do the bytes lie. Worker thread only. */
-#ifndef DRAY_AGENT_DATA_TRANSFER_SERVE_WALK_H
-#define DRAY_AGENT_DATA_TRANSFER_SERVE_WALK_H
+#ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_SERVE_WALK_H
+#define DRAY_AGENT_DATA_TRANSPORT_STAGE_SERVE_WALK_H
 
 #include "agent/data/transfer/object.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transfer/serve_walk.h"
+#include "agent/data/transport/stage/serve_walk.h"
 
 #include "agent/data/transport/stage/stage.h"
 #include "lib/cleanup.h"

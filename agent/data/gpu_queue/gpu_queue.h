@@ -4,8 +4,8 @@
  * transfers between regions of this agent with it, staging (stage.h) the bytes of GPU memory that go over the
  * network. Worker thread only; nothing blocks, nothing allocates on the data path.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
-#define DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
+#ifndef DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
+#define DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
 
 #include "agent/data/transfer/core.h"
 #include "agent/model/gpu_message.h"

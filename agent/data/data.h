@@ -1,17 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All workers together: broadcast, and the count of answers to a broadcast. Control thread only.
+ * The data plane as the control plane sees it: the workers, each of them and all together (broadcasts, and the
+ * count of answers to a broadcast). Control thread only.
  */
-#ifndef DRAY_AGENT_DATA_WORKER_POOL_H
-#define DRAY_AGENT_DATA_WORKER_POOL_H
+#ifndef DRAY_AGENT_DATA_DATA_H
+#define DRAY_AGENT_DATA_DATA_H
 
-#include "agent/data/worker/worker.h"
+#include <sched.h>
+
+#include "agent/model/counters.h"
+#include "agent/model/message.h"
+#include "lib/err.h"
 #include "lib/list.h"
+#include "lib/time.h"
 
 #define WORKERS_MAX 8
+/* Longest wait for a worker's thread to end. */
+#define WORKER_QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
 struct crew;
 struct peer_link;
+struct worker;
 
 struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
@@ -23,7 +32,7 @@ struct worker_pool {
 };
 
 /* Makes n workers, which may be given commands. 0 or -errno with reterr; there is nothing to stop then. */
-int pool_new(struct worker_pool *p, unsigned n, const struct core_config *cfg,
+int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	     uint32_t max_transfers, struct dray_err *reterr);
 /* Starts their threads. 0 or -errno with reterr; pool_stop() stops those that run. */
 int pool_start(struct worker_pool *p, struct dray_err *reterr);
@@ -66,5 +75,16 @@ int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, in
 
 /* Worker for a new session or stream, in turn. */
 unsigned pool_pick(struct worker_pool *p);
+
+/* Queues a command; never fails for lack of ring space (an overflow list holds it), only on -ENOMEM, which aborts. */
+void worker_post(struct worker *w, const struct command *cmd);
+
+/* Readable when events wait. */
+int worker_event_fd(struct worker *w);
+
+/* Takes the next event; also moves overflowed commands on. False when there is none. */
+bool worker_next_event(struct worker *w, struct event *ret);
+
+const struct data_counters *worker_counters(struct worker *w);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's queues of GPUs, for transport gpu: what the control thread gave, and what is under way. Worker thread only. */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_QUEUE_H
-#define DRAY_AGENT_DATA_TRANSPORT_GPU_QUEUE_H
+#ifndef DRAY_AGENT_DATA_GPU_QUEUE_INTERNAL_H
+#define DRAY_AGENT_DATA_GPU_QUEUE_INTERNAL_H
 
-#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 
 /* Makes c->gpu. 0 or -errno. */
 int gpu_queues_init(struct core *c);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records of the last transfers of one worker. Worker thread only; nothing is allocated after the start. */
+#ifndef DRAY_AGENT_DATA_TRANSFER_RECORD_H
+#define DRAY_AGENT_DATA_TRANSFER_RECORD_H
+
+#include "agent/data/transfer/core.h"
+#include "agent/model/record.h"
+
+struct records {
+	uint64_t n; /* ever; the last RECORDS_MAX of them are there */
+	struct transfer_record v[RECORDS_MAX];
+};
+
+/* Fills *ret with what the transfer, which ends now, was. */
+void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
+		 int64_t now_ns);
+void records_add(struct records *r, const struct transfer_record *record);
+
+/* Copies the newest, oldest of them first, at most max. Returns how many. */
+uint32_t records_copy(const struct records *r, struct transfer_record *to, uint32_t max);
+
+#endif
