@@ -47,7 +47,7 @@ include mk/flags.mk
 SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
 SRC_gpu := $(sort $(wildcard gpu/*.c))
 SRC_netdetect := $(sort $(wildcard netdetect/*.c))
-SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name '*.c')))
+SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name "*.c")))
 SRC_client := $(sort $(wildcard client/*.c))
 SRC_ctl := $(filter-out ctl/main.c,$(sort $(wildcard ctl/*.c)))
 SRC_generate := $(sort $(wildcard ctl/generate/*.c))

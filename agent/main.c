@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "agent/control/agent.h"
+#include "agent/agent.h"
 #include "agent/config/args.h"
 #include "agent/config/config.h"
 #include "agent/process/privilege.h"

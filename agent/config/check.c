@@ -10,7 +10,7 @@
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/detect/pinning.h"
 #include "agent/placement/environment/env.h"
-#include "agent/control/ready.h"
+#include "agent/config/ready_words.h"
 #include "agent/config/segment_rules.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent: owns every module, wires their upcalls, pumps the workers' events, and carries the state
- * running, draining, drained. Control thread only.
+ * The agent as the parts of the control thread see it: its modules, and its state running, draining, drained.
+ * Control thread only.
  */
 #ifndef DRAY_AGENT_CONTROL_AGENT_H
 #define DRAY_AGENT_CONTROL_AGENT_H
@@ -35,6 +35,18 @@ struct segments;
 struct state;
 struct watchdog;
 
+/* What the control socket signals to its connections; given by bus/control.h. */
+struct control_signals {
+	void (*state_changed)(struct control *c, enum agent_state old, enum agent_state new);
+	void (*segment_changed)(struct control *c, const char *segment, const char *before,
+				const char *after, const char *why);
+	void (*preferred_changed)(struct control *c, const char *before, const char *after,
+				  const char *why);
+	void (*event_added)(struct control *c, const struct history_event *e);
+	/* Sends out what is queued, at most this long; before exit. */
+	void (*flush)(struct control *c);
+};
+
 struct agent {
 	struct config *config;
 	const struct config_args *config_args;
@@ -47,7 +59,8 @@ struct agent {
 	struct regions *regions;
 	struct peers *peers;
 	struct sessions *sessions;
-	struct control *control;
+	struct control *control; /* NULL: not listening */
+	const struct control_signals *signals_up;
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager asked for it */
 	struct detect *detect;
@@ -81,15 +94,6 @@ struct agent {
 	sd_event_source *signals[4];
 	unsigned n_signals;
 };
-
-/* Starts everything; on error nothing is left. The configuration, and where it came from, are borrowed. */
-int agent_start(struct agent *a, struct config *config, const struct config_args *args,
-		struct dray_err *reterr);
-
-/* Runs until the end; returns the exit status. */
-int agent_run(struct agent *a);
-/* False: a worker does not end, so that most is left as it is and the process must end without more ado. */
-bool agent_deinit(struct agent *a);
 
 /*
  * timeout_ns < 0: the configured limit. -EALREADY while draining or drained, which an earlier wish to stay does
@@ -143,9 +147,6 @@ void agent_stop(struct agent *a, int status);
 int agent_watch_signals(struct agent *a);
 
 const char *agent_state_name(enum agent_state s);
-
-/* Sum over workers, or the control thread's own value, of one metric. */
-uint64_t agent_metric(struct agent *a, enum dray_metric m);
 
 /* Asks every worker for its transfers; fn runs later, once, and may not keep them. 0 or -ENOMEM. */
 typedef void (*agent_transfers_fn)(void *arg, struct snapshot *const *snapshots, unsigned n);

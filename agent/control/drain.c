@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 
 #include "agent/control/agent.h"
-#include "agent/control/bus/control.h"
 #include "agent/process/service_manager.h"
 #include "lib/log.h"
 
@@ -40,7 +39,7 @@ static void set_state(struct agent *a, enum agent_state next, const char *why)
 	notify_status(a->notify, "%s", state_names[next]);
 	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
 	if (a->control)
-		control_state_changed(a->control, old, next);
+		a->signals_up->state_changed(a->control, old, next);
 }
 
 static int after(struct agent *a, sd_event_source **source, int64_t ns, sd_event_time_handler_t fn)
@@ -57,7 +56,8 @@ static void peers_stopped(void *arg)
 {
 	struct agent *a = arg;
 
-	control_flush(a->control);
+	if (a->control)
+		a->signals_up->flush(a->control);
 	sd_event_exit(a->event, a->exit_status);
 }
 

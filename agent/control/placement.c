@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "agent/control/agent.h"
-#include "agent/control/bus/control.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
 #include "agent/config/segment_rules.h"
@@ -144,7 +143,7 @@ static void up_changed(void *arg, const struct segment_info *s, enum dmsg_segmen
 
 	agent_record(a, HISTORY_SEGMENT, s->name, before, after, s->reason);
 	if (a->control)
-		control_segment_changed(a->control, s->name, before, after, s->reason);
+		a->signals_up->segment_changed(a->control, s->name, before, after, s->reason);
 	if (a->sessions)
 		tell_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
 	environment_changed(a);
@@ -162,7 +161,7 @@ static void up_preferred(void *arg, const char *old, const char *now, const stru
 	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
 		     *now ? now : "none", reason);
 	if (a->control)
-		control_preferred_changed(a->control, old, now, reason);
+		a->signals_up->preferred_changed(a->control, old, now, reason);
 	if (a->sessions)
 		tell_sessions(a, now, state, state, flags, reason);
 	environment_changed(a);

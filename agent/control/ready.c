@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/ready.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "lib/addr.h"
-#include "schema/gen/errors.h"
-
-#define SEGMENT "segment:"
 
 static void __attribute__((format(printf, 5, 6)))
 add(struct ready *r, const char *name, bool ok, bool required, const char *fmt, ...)
@@ -32,11 +26,6 @@ static bool has_word(const struct dray_strv *words, const char *word)
 		if (!strcmp(words->v[i], word))
 			return true;
 	return false;
-}
-
-const char *ready_word_segment(const char *word)
-{
-	return strncmp(word, SEGMENT, strlen(SEGMENT)) ? NULL : word + strlen(SEGMENT);
 }
 
 static void add_listener(const struct ready_facts *f, struct ready *r, const char *name,
@@ -79,52 +68,4 @@ void ready_judge(const struct ready_facts *f, const struct dray_strv *require, s
 			add(ret, require->v[i], f->segment(f->arg, segment, reason), true, "%s",
 			    reason);
 	}
-}
-
-/* --- words -------------------------------------------------------------------------------------- */
-
-static const char *segment_fault(const char *segment)
-{
-	struct dray_addr addr;
-
-	switch (dray_addr_parse(segment, &addr)) {
-	case 0:
-		return dray_segment_valid(segment) ? NULL :
-						     "is no segment that could be connected to";
-	case -EAFNOSUPPORT:
-		return "has a name, and names are not resolved: write segment:10.0.0.1:7411";
-	default:
-		return "has no address and port: write segment:10.0.0.1:7411 or "
-		       "segment:[2001:db8::1]:7411";
-	}
-}
-
-static const char *word_fault(const char *word)
-{
-	const char *segment = ready_word_segment(word);
-
-	if (segment)
-		return segment_fault(segment);
-	if (!strcmp(word, "rdma") || !strcmp(word, "tcp"))
-		return NULL;
-	return "is not allowed (allowed: rdma, tcp, segment:HOST:PORT)";
-}
-
-int ready_check_words(const struct dray_strv *words, struct dray_err *reterr)
-{
-	if (words->n > READY_REQUIRE_MAX)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "%zu words are too many, %d are allowed", words->n,
-				    READY_REQUIRE_MAX);
-	for (size_t i = 0; i < words->n; i++) {
-		const char *fault = word_fault(words->v[i]);
-
-		for (size_t k = 0; k < i && !fault; k++)
-			if (!strcmp(words->v[k], words->v[i]))
-				fault = "stands there twice";
-		if (fault)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "\"%.80s\" %s",
-					    words->v[i], fault);
-	}
-	return 0;
 }

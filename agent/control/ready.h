@@ -9,11 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "lib/err.h"
-#include "lib/strv.h"
+#include "agent/config/ready_words.h"
 
-/* Words in ready.require. */
-#define READY_REQUIRE_MAX 64
 /* running, listener, rdma, tcp, and each required segment. */
 #define READY_CONDITIONS_MAX (4 + READY_REQUIRE_MAX)
 #define READY_REASON_BYTES 160
@@ -45,11 +42,5 @@ struct ready_facts {
 
 /* require: words that have passed ready_check_words(); *ret borrows them. */
 void ready_judge(const struct ready_facts *f, const struct dray_strv *require, struct ready *ret);
-
-/* The segment that a word names, or NULL. */
-const char *ready_word_segment(const char *word);
-
-/* Are these words for ready.require? 0 or -EINVAL with reterr. */
-int ready_check_words(const struct dray_strv *words, struct dray_err *reterr);
 
 #endif

@@ -7,9 +7,45 @@
 #include "agent/control/agent.h"
 #include "agent/process/service_manager.h"
 #include "agent/control/placement.h"
+#include "agent/config/ready_words.h"
 #include "lib/log.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
+
+struct data_config agent_data_config(const struct agent *a)
+{
+	const struct dray_config *cfg = &a->config->v;
+
+	return (struct data_config){
+		.slice_size = (uint64_t)cfg->transfer.slice_size,
+		.slice_timeout_ns = cfg->transfer.slice_timeout,
+		.deadline_ns = cfg->transfer.deadline,
+		.slices_per_session = (uint32_t)cfg->limits.slices_per_session,
+		.tcp_streams = (uint32_t)cfg->tcp.streams,
+		.tcp_latency_streams = (uint32_t)cfg->tcp.latency_streams,
+		.tcp_slices_in_flight = (uint32_t)cfg->tcp.slices_in_flight,
+		.tcp_buffer = (uint64_t)cfg->tcp.buffer,
+		.connect_timeout_ns = cfg->peer.connect_timeout,
+		.backoff_min_ns = cfg->peer.backoff_min,
+		.backoff_max_ns = cfg->peer.backoff_max,
+		.slow_ns = cfg->transfer.slow,
+		.report_all = cfg->log.transfers,
+		.poll_time_ns = agent_poll_time(a, NULL, 0),
+	};
+}
+
+int agent_want_segments(struct agent *a)
+{
+	const struct dray_strv *words = &a->config->v.ready.require;
+	const char *segments[READY_REQUIRE_MAX];
+	unsigned n = 0;
+
+	for (size_t i = 0; i < words->n; i++) {
+		segments[n] = ready_word_segment(words->v[i]);
+		n += segments[n] != NULL;
+	}
+	return peers_want(a->peers, segments, n);
+}
 
 static const char *join(const char *const *keys, unsigned n, char *buf, size_t size)
 {

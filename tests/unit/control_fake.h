@@ -57,7 +57,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	fake.drain_timeout = timeout_ns;
 	a->stay = stay;
 	a->state = AGENT_DRAINING;
-	control_state_changed(a->control, AGENT_RUNNING, AGENT_DRAINING);
+	a->signals_up->state_changed(a->control, AGENT_RUNNING, AGENT_DRAINING);
 	return 0;
 }
 
@@ -69,7 +69,7 @@ int agent_resume(struct agent *a)
 		return -ESHUTDOWN;
 	a->state = AGENT_RUNNING;
 	if (old != AGENT_RUNNING)
-		control_state_changed(a->control, old, AGENT_RUNNING);
+		a->signals_up->state_changed(a->control, old, AGENT_RUNNING);
 	return 0;
 }
 

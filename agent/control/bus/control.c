@@ -245,52 +245,6 @@ static int sources_add(struct control *c)
 	return ret;
 }
 
-int control_new(struct control **ret_control, struct agent *agent, int listen_fd,
-		struct dray_err *reterr)
-{
-	struct control *c = calloc(1, sizeof(*c));
-	int ret;
-
-	if (!c) {
-		dray_close(listen_fd);
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	}
-	c->agent = agent;
-	c->listener = UNIX_LISTENER_NULL;
-	dray_list_init(&c->conns);
-	control_listing_init(c);
-	dray_list_init(&c->health_calls);
-	ret = listener_open(c, listen_fd, reterr);
-	if (ret >= 0) {
-		ret = sources_add(c);
-		if (ret < 0)
-			dray_err_set(reterr, ret, DRAY_E_IO, "control socket: %s",
-				     dray_errno_text(ret));
-	}
-	if (ret < 0) {
-		control_free(c);
-		return ret;
-	}
-	*ret_control = c;
-	return 0;
-}
-
-struct control *control_free(struct control *c)
-{
-	if (!c)
-		return NULL;
-	control_listing_stop(c);
-	dray_list_for_each(&c->conns, conn, struct control_conn, link)
-		conn_free(conn);
-	acceptor_stop(&c->acceptor);
-	sd_event_source_disable_unref(c->reaper);
-	unix_listener_close(&c->listener);
-	free(c);
-	return NULL;
-}
-
-/* --- signals ------------------------------------------------------------------------------------- */
-
 /*
  * May a signal go out to it? One that has not authenticated yet can look for itself, and one that does not read
  * misses signals: what they told is in ListEvents.
@@ -317,7 +271,7 @@ static void emit(struct control *control, const char *signal, const char *types,
 	va_end(ap);
 }
 
-void control_state_changed(struct control *control, enum agent_state old, enum agent_state new)
+static void state_changed(struct control *control, enum agent_state old, enum agent_state new)
 {
 	emit(control, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
 	     agent_state_name(new));
@@ -351,8 +305,8 @@ void control_session_closed(struct control *control, dray_handle session, const 
 	     control_text(why, why_buf));
 }
 
-void control_segment_changed(struct control *control, const char *segment, const char *before,
-			     const char *after, const char *why)
+static void segment_changed(struct control *control, const char *segment, const char *before,
+			    const char *after, const char *why)
 {
 	char buf[CONTROL_TEXT_MAX];
 
@@ -360,8 +314,8 @@ void control_segment_changed(struct control *control, const char *segment, const
 	     control_text(why, buf));
 }
 
-void control_preferred_changed(struct control *control, const char *before, const char *after,
-			       const char *why)
+static void preferred_changed(struct control *control, const char *before, const char *after,
+			      const char *why)
 {
 	char buf[CONTROL_TEXT_MAX];
 
@@ -369,12 +323,12 @@ void control_preferred_changed(struct control *control, const char *before, cons
 	     control_text(why, buf));
 }
 
-void control_event_added(struct control *control, const struct history_event *e)
+static void event_added(struct control *control, const struct history_event *e)
 {
 	emit(control, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
 }
 
-void control_flush(struct control *control)
+static void flush(struct control *control)
 {
 	int64_t ends = dray_now().ns + FLUSH_LIMIT_NS;
 
@@ -397,4 +351,57 @@ void control_flush(struct control *control)
 			if (fds[i].revents && sd_bus_process(conns[i]->bus, NULL) < 0)
 				conns[i]->doomed = true;
 	}
+}
+
+static const struct control_signals signals = {
+	.state_changed = state_changed,
+	.segment_changed = segment_changed,
+	.preferred_changed = preferred_changed,
+	.event_added = event_added,
+	.flush = flush,
+};
+
+int control_new(struct control **ret_control, struct agent *agent, int listen_fd,
+		struct dray_err *reterr)
+{
+	struct control *c = calloc(1, sizeof(*c));
+	int ret;
+
+	if (!c) {
+		dray_close(listen_fd);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	}
+	c->agent = agent;
+	c->listener = UNIX_LISTENER_NULL;
+	dray_list_init(&c->conns);
+	control_listing_init(c);
+	dray_list_init(&c->health_calls);
+	ret = listener_open(c, listen_fd, reterr);
+	if (ret >= 0) {
+		ret = sources_add(c);
+		if (ret < 0)
+			dray_err_set(reterr, ret, DRAY_E_IO, "control socket: %s",
+				     dray_errno_text(ret));
+	}
+	if (ret < 0) {
+		control_free(c);
+		return ret;
+	}
+	agent->signals_up = &signals;
+	*ret_control = c;
+	return 0;
+}
+
+struct control *control_free(struct control *c)
+{
+	if (!c)
+		return NULL;
+	control_listing_stop(c);
+	dray_list_for_each(&c->conns, conn, struct control_conn, link)
+		conn_free(conn);
+	acceptor_stop(&c->acceptor);
+	sd_event_source_disable_unref(c->reaper);
+	unix_listener_close(&c->listener);
+	free(c);
+	return NULL;
 }

@@ -11,23 +11,14 @@ struct control;
 int control_new(struct control **ret, struct agent *agent, int listen_fd, struct dray_err *reterr);
 struct control *control_free(struct control *c);
 
-/* Emits StateChanged and PropertiesChanged to every connection. */
-void control_state_changed(struct control *c, enum agent_state old, enum agent_state new);
-
-/* Signals likewise. Texts may be the clients' own words. */
+/*
+ * Signals to every connection; those of struct control_signals are reached through the agent. Texts may be the clients' own words.
+ */
 void control_rail_changed(struct control *c, const char *device, uint32_t port, const char *before,
 			  const char *after, const char *why);
 void control_peer_changed(struct control *c, dray_handle peer, const char *segment,
 			  const char *before, const char *after, const char *why);
 void control_session_closed(struct control *c, dray_handle session, const char *name,
 			    const char *why);
-void control_segment_changed(struct control *c, const char *segment, const char *before,
-			     const char *after, const char *why);
-void control_preferred_changed(struct control *c, const char *before, const char *after,
-			       const char *why);
-void control_event_added(struct control *c, const struct history_event *e);
-
-/* Sends out what is queued, at most this long; before exit. */
-void control_flush(struct control *c);
 
 #endif

@@ -11,6 +11,9 @@ struct agent;
 /* Names in *ret are the configuration's. */
 void agent_ready(struct agent *a, struct ready *ret);
 
+/* Sum over workers, or the control thread's own value, of one metric. */
+uint64_t agent_metric(struct agent *a, enum dray_metric m);
+
 /* For metrics_render(). */
 struct metrics_source agent_metrics_source(struct agent *a);
 

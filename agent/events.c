@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events of the workers, each handed to the module that it concerns. */
+#include "agent/internal.h"
+
+#include "agent/control/gpu/gpus.h"
+#include "agent/control/rails/rails.h"
+#include "agent/control/status/transfer_log.h"
+#include "agent/control/transfer_queries.h"
+
+/* Events handled before the loop looks at other sources. */
+#define EVENTS_PER_TURN 512
+
+static void handle_event(struct agent *a, unsigned worker, struct event *ev)
+{
+	switch (ev->type) {
+	case EVENT_REQUEST:
+		sessions_handle_request(a->sessions, ev->session, ev->packet);
+		break;
+	case EVENT_FDS:
+		regions_close_fds(a->regions, ev->packet->fds, ev->packet->n_fds);
+		packet_free(ev->packet);
+		break;
+	case EVENT_SESSION_EOF:
+		sessions_handle_eof(a->sessions, ev->session, ev->code);
+		break;
+	case EVENT_SESSION_GONE:
+		sessions_handle_gone(a->sessions, ev->session);
+		break;
+	case EVENT_DROPPED:
+		pool_handle_dropped(&a->pool, ev->kind, ev->handle);
+		break;
+	case EVENT_PEER_GONE:
+		pool_handle_peer_gone(&a->pool, ev->session);
+		break;
+	case EVENT_PEER_USED:
+		peers_handle_used(a->peers, ev->session);
+		break;
+	case EVENT_STREAM_LOST:
+		peers_handle_stream_lost(a->peers, ev->session, ev->id);
+		break;
+	case EVENT_STREAM_CLOSED:
+		peers_handle_stream_closed(a->peers, ev->session, ev->id);
+		break;
+	case EVENT_SENT:
+		sessions_handle_sent(a->sessions, ev->session);
+		break;
+	case EVENT_NOTIFY:
+		sessions_handle_notify(a->sessions, worker, ev->id, ev->handle, ev->tag,
+				       ev->packet);
+		break;
+	case EVENT_SESSION_FAULT:
+		sessions_handle_fault(a->sessions, ev->session);
+		break;
+	case EVENT_SNAPSHOT:
+		asks_handle_snapshot(a, worker, ev->snapshot);
+		break;
+	case EVENT_CANCELLED:
+		asks_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
+		break;
+	case EVENT_REPORT:
+		report_log(ev->report);
+		break;
+	case EVENT_TRANSPORT:
+		if (ev->message.transport == DMSG_TRANSPORT_GPU)
+			gpus_message(a->gpus, worker, &ev->message);
+		else
+			rails_handle_message(a->rails, worker, &ev->message);
+		break;
+	case EVENT_QUIT:
+		break;
+	}
+}
+
+int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *arg)
+{
+	struct agent *a = arg;
+	struct event ev;
+
+	(void)fd;
+	(void)revents;
+	for (unsigned i = 0; i < a->pool.n; i++) {
+		if (source != a->worker_events[i])
+			continue;
+		/* level-triggered: what is left over calls again, since the signal is taken back only when empty */
+		for (unsigned n = 0;
+		     n < EVENTS_PER_TURN && worker_next_event(a->pool.workers[i], &ev); n++)
+			handle_event(a, i, &ev);
+	}
+	return 0;
+}
