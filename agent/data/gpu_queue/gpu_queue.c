@@ -8,7 +8,7 @@
  * dry, by what its copies should take. One that sleeps is woken by the plug-in once all of a queue is done; where
  * several copies are under way it sleeps for a short time instead, so that the queue is filled up before it runs dry.
  */
-#include "agent/data/gpu_queue/internal.h"
+#include "agent/data/gpu_queue/gpu_queue.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "agent/data/gpu_queue/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
