@@ -10,13 +10,17 @@
 #define DRAY_AGENT_MODEL_GPU_MESSAGE_H
 
 #include "gpu/plugin.h"
+#include "schema/gen/data.h"
+
+/* Pinned memory of one worker for lists of operations: eight of the longest. */
+#define GPU_LISTS_BYTES (8ull * DMSG_OPS_MAX * DMSG_OP_SIZE)
 
 enum gpu_message {
 	/* to the worker */
 	GPU_UP, /* id: device; arg: struct gpu_queues of this worker, borrowed until GONE */
 	GPU_DOWN, /* id: device; answered by GONE. Regions on it are dropped already, or being dropped */
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
-	GPU_LISTS, /* arg: pinned memory of xfers_pinned() for this worker, borrowed for its life */
+	GPU_LISTS, /* arg: GPU_LISTS_BYTES of pinned memory for this worker, borrowed for its life */
 	GPU_PINNED, /* id: handle of a region of host memory: devices reach it. Lasts until it is dropped */
 	/* from the worker */
 	GPU_LOST, /* id: device: it failed; DOWN is awaited */

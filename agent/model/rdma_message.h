@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "lib/handle.h"
+#include "lib/list.h"
 #include "schema/gen/data.h"
 #include "schema/gen/peer.h"
 
@@ -22,7 +23,10 @@ struct ibv_comp_channel;
 struct ibv_cq;
 struct ibv_qp;
 struct rail_keys;
-struct rdma_copy;
+struct window;
+
+/* Pieces that one work request gathers, at most. */
+#define RDMA_SGES 16u
 
 enum rdma_message {
 	/* to the worker */
@@ -104,6 +108,30 @@ struct rdma_ask {
 	struct pmsg_stage m;
 	uint8_t segs[PMSG_SEGS_MAX * PMSG_SEG_SIZE]; /* of m, in wire form */
 };
+
+/*
+ * A copy that a peer asks for, between its window in our pinned memory and GPU memory that was granted to it. Transport rdma
+ * allocates it, with room for what the worker needs to carry it out; free() releases it.
+ */
+struct rdma_copy {
+	/* the control thread's */
+	struct dray_list link;
+	struct window *window;
+	uint64_t request;
+	/* the request */
+	dray_handle peer, grant;
+	bool scatter; /* into the grant; else gather from it */
+	enum dmsg_class class;
+	uint8_t *base; /* in the window */
+	uint64_t length;
+	uint32_t n_segs;
+	struct pmsg_seg segs[PMSG_SEGS_MAX];
+	/* the result */
+	bool gpu_lost; /* the GPU may go on using the window */
+};
+
+/* NULL: no memory. */
+struct rdma_copy *rdma_copy_new(void);
 
 /* A queue pair that is ready to send. */
 struct rdma_qp {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows, as the control thread has them: who gets one, what may be asked of it, and when its memory goes. */
-#include "agent/data/transport/rdma/copy.h"
 #include "tests/unit/rails_fixture.h"
 
 #define BASE (64 * GIB)
@@ -384,7 +383,7 @@ static void test_gpu_lost(void **state)
 	id = lab->window.window;
 	first = ask(1, 0, 4096);
 	second = ask(2, 4096, 4096);
-	first->b.lost = true;
+	first->gpu_lost = true;
 	copied(first, DRAY_E_GPU_LOST);
 	assert_int_equal(lab->window.length, 0);
 	assert_int_equal(lab->window.window, id);

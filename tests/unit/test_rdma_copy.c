@@ -34,7 +34,7 @@ static int copy_setup(void **state)
 	assert_int_equal(gpu_setup(state), 0);
 	memset(&owner, 0, sizeof(owner));
 	owner.window = host(PMSG_FRAME_BYTES_MAX);
-	owner.copy = calloc(1, sizeof(*owner.copy));
+	owner.copy = rdma_copy_new();
 	owner.cut = calloc(1, sizeof(*owner.cut) + PAGES * sizeof(struct extent_view));
 	*owner.cut = *gpu.view;
 	owner.cut->o.handle = CUT_REGION;
@@ -210,7 +210,7 @@ static void test_device_lost(void **state)
 		    lab->rig.told[i].transport == DMSG_TRANSPORT_RDMA)
 			assert_int_equal(lab->rig.told[i].code, DRAY_E_GPU_LOST);
 	/* the memory may still be written to */
-	assert_true(owner.copy->b.lost);
+	assert_true(owner.copy->gpu_lost);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, copy_setup, copy_teardown)

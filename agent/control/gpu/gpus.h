@@ -11,7 +11,6 @@
 #include <systemd/sd-event.h>
 
 #include "agent/model/view.h"
-#include "agent/data/transfer/core.h"
 #include "agent/data/data.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"

@@ -3,7 +3,6 @@
 #include <errno.h>
 
 #include "agent/control/gpu/internal.h"
-#include "agent/data/transfer/ops_store.h"
 
 static uint32_t peers_of(const struct gpu_device *d)
 {
@@ -81,7 +80,7 @@ void staging_make(struct gpus *g, struct dray_err *reterr)
 		void *base = NULL;
 
 		/* without it lists are copied to the room of their queue */
-		g->ops->host_alloc(g->plugin, OPS_PINNED_BYTES, &g->lists[w], &lists_err);
+		g->ops->host_alloc(g->plugin, GPU_LISTS_BYTES, &g->lists[w], &lists_err);
 		if (g->ops->host_alloc(g->plugin, (uint64_t)g->cfg->gpu.staging, &base, reterr) < 0)
 			continue;
 		*s = (struct gpu_staging){ base, (uint64_t)g->cfg->gpu.staging };

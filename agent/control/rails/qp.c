@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
-#include "agent/data/transport/rdma/rdma.h"
 
 #define HOP_LIMIT 64
 #define PSN_MASK 0xffffff

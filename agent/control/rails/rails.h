@@ -13,7 +13,6 @@
 #include "agent/control/region/region.h"
 #include "agent/control/rails/verbs.h"
 #include "agent/model/rdma_message.h"
-#include "agent/data/transfer/transport.h"
 #include "agent/data/data.h"
 #include "lib/cleanup.h"
 #include "netdetect/scan.h"

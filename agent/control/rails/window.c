@@ -16,7 +16,6 @@
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
-#include "agent/data/transport/rdma/copy.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -266,7 +265,7 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 		refuse(r, handle, request_id, code, why);
 		return;
 	}
-	copy = calloc(1, sizeof(*copy));
+	copy = rdma_copy_new();
 	if (!copy) {
 		refuse(r, handle, request_id, DRAY_E_NO_MEMORY, "no memory");
 		return;
@@ -320,7 +319,7 @@ void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code
 {
 	struct window *w = copy->window;
 
-	if (copy->b.lost)
+	if (copy->gpu_lost)
 		window_lose(w);
 	if (code)
 		peers_refuse(r->deps.peers, copy->peer, copy->request, code, dray_error_doc(code));

@@ -482,6 +482,7 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
 		break;
 	case GPU_LISTS:
+		_Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
 		xfers_pinned(c, m->arg);
 		break;
 	case GPU_LOST:

@@ -1,15 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/data/transport/rdma/copy.h"
 
+#include <stdlib.h>
+
+#include "agent/data/transport/stage/serve_walk.h"
 #include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/stage/stage.h"
 
-static void end(struct rdma_copy *copy, uint32_t code)
+/* A copy while a worker carries it out. */
+struct copy_work {
+	struct rdma_copy copy; /* first: it is freed through this */
+	struct dray_list link; /* on rdma->copies or rdma->copied */
+	struct rdma *rdma;
+	struct object *grant, *region;
+	struct serve_walk at;
+	struct stage_buffer b; /* of the present round */
+};
+
+struct rdma_copy *rdma_copy_new(void)
 {
-	struct object *grant = copy->grant_held, *region = copy->region_held;
-	struct core *c = copy->rdma->c;
+	struct copy_work *w = calloc(1, sizeof(*w));
 
-	dray_list_del(&copy->worker_link);
-	copy->grant_held = copy->region_held = NULL;
+	return w ? &w->copy : NULL;
+}
+
+static void end(struct copy_work *w, uint32_t code)
+{
+	struct object *grant = w->grant, *region = w->region;
+	struct rdma_copy *copy = &w->copy;
+	struct core *c = w->rdma->c;
+
+	dray_list_del(&w->link);
+	w->grant = w->region = NULL;
+	copy->gpu_lost = w->b.lost;
 	/* told first: to let go of the objects can end more */
 	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 							       .type = RDMA_COPIED,
@@ -24,100 +47,101 @@ static void end(struct rdma_copy *copy, uint32_t code)
 
 static void round_done(struct core *c, struct stage_buffer *b)
 {
-	struct rdma_copy *copy = b->holder;
+	struct copy_work *w = b->holder;
 
 	(void)c;
-	dray_list_del(&copy->worker_link);
-	dray_list_add(&copy->rdma->copied, &copy->worker_link);
+	dray_list_del(&w->link);
+	dray_list_add(&w->rdma->copied, &w->link);
 }
 
-static void next_round(struct rdma_copy *copy)
+static void next_round(struct copy_work *w)
 {
-	const struct region_view *r = (const struct region_view *)copy->region_held->view;
-	struct stage_buffer *b = &copy->b;
+	const struct region_view *r = (const struct region_view *)w->region->view;
+	struct stage_buffer *b = &w->b;
 	uint64_t bytes;
 
-	b->n_ranges = serve_walk_ranges(&copy->at, copy->grant_held, copy->region_held, b->ranges,
-					STAGE_RANGES_MAX, &bytes);
+	b->n_ranges =
+		serve_walk_ranges(&w->at, w->grant, w->region, b->ranges, STAGE_RANGES_MAX, &bytes);
 	b->bytes = bytes;
-	dray_list_add(&copy->rdma->copies, &copy->worker_link);
-	stage_copy(copy->rdma->c, b, r->gpu, copy->scatter, round_done);
+	dray_list_add(&w->rdma->copies, &w->link);
+	stage_copy(w->rdma->c, b, r->gpu, w->copy.scatter, round_done);
 }
 
 void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 {
+	struct copy_work *w = dray_container_of(copy, struct copy_work, copy);
 	uint16_t access = copy->scatter ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
 	struct object *grant = NULL, *region = NULL;
 	uint32_t code = serve_admit(r->c, copy->peer, copy->grant, access, copy->segs, copy->n_segs,
 				    &grant, &region);
 
-	copy->rdma = r;
-	dray_list_init(&copy->worker_link);
+	w->rdma = r;
+	dray_list_init(&w->link);
 	if (!code && ((const struct region_view *)region->view)->memory != REGION_GPU)
 		code = DRAY_E_UNSUPPORTED;
 	if (code) {
-		end(copy, code);
+		end(w, code);
 		return;
 	}
-	copy->grant_held = grant;
-	copy->region_held = region;
+	w->grant = grant;
+	w->region = region;
 	object_hold(grant);
 	object_hold(region);
-	serve_walk_init(&copy->at, copy->segs, copy->n_segs);
-	stage_buffer_init(&copy->b, copy->base, copy->class);
-	copy->b.holder = copy;
-	next_round(copy);
+	serve_walk_init(&w->at, copy->segs, copy->n_segs);
+	stage_buffer_init(&w->b, copy->base, copy->class);
+	w->b.holder = w;
+	next_round(w);
 }
 
-static uint32_t dropped(const struct rdma_copy *copy)
+static uint32_t dropped(const struct copy_work *w)
 {
-	if (copy->grant_held->drop_code)
-		return serve_drop_status(copy->grant_held);
-	return copy->region_held->drop_code ? serve_drop_status(copy->region_held) : 0;
+	if (w->grant->drop_code)
+		return serve_drop_status(w->grant);
+	return w->region->drop_code ? serve_drop_status(w->region) : 0;
 }
 
 /* Its round is done: the next one, or its end. */
-static void go_on(struct rdma_copy *copy)
+static void go_on(struct copy_work *w)
 {
-	struct stage_buffer *b = &copy->b;
+	struct stage_buffer *b = &w->b;
 	uint32_t code = b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code;
 	bool more;
 
-	dray_list_del(&copy->worker_link);
-	serve_walk_advance(&copy->at, b->bytes);
-	more = copy->at.seg < copy->at.n_segs;
+	dray_list_del(&w->link);
+	serve_walk_advance(&w->at, b->bytes);
+	more = w->at.seg < w->at.n_segs;
 	if (!code && more)
-		code = dropped(copy);
+		code = dropped(w);
 	if (code || !more) {
-		end(copy, code);
+		end(w, code);
 		return;
 	}
 	b->base += b->bytes;
-	next_round(copy);
+	next_round(w);
 }
 
 void rdma_copies_progress(struct rdma *r)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
-	struct rdma_copy *copy;
+	struct copy_work *w;
 
 	dray_list_splice(&now, &r->copied);
-	while ((copy = dray_list_first(&now, struct rdma_copy, worker_link)))
-		go_on(copy);
+	while ((w = dray_list_first(&now, struct copy_work, link)))
+		go_on(w);
 }
 
-static bool uses(const struct rdma_copy *copy, const struct object *o)
+static bool uses(const struct copy_work *w, const struct object *o)
 {
-	return copy->grant_held == o || copy->region_held == o;
+	return w->grant == o || w->region == o;
 }
 
 void rdma_copies_drop(struct rdma *r, const struct object *o)
 {
 	if (o->drop_urgent)
-		dray_list_for_each(&r->copies, copy, struct rdma_copy, worker_link)
-			if (uses(copy, o))
-				stage_finish(r->c, &copy->b);
-	dray_list_for_each(&r->copied, done, struct rdma_copy, worker_link)
+		dray_list_for_each(&r->copies, w, struct copy_work, link)
+			if (uses(w, o))
+				stage_finish(r->c, &w->b);
+	dray_list_for_each(&r->copied, done, struct copy_work, link)
 		if (uses(done, o))
 			go_on(done);
 }

@@ -7,33 +7,10 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_RDMA_COPY_H
 #define DRAY_AGENT_DATA_TRANSPORT_RDMA_COPY_H
 
-#include "agent/data/transport/stage/serve_walk.h"
-#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transfer/object.h"
+#include "agent/model/rdma_message.h"
 
 struct rdma;
-struct window;
-
-struct rdma_copy {
-	/* the control thread's */
-	struct dray_list link;
-	struct window *window;
-	uint64_t request;
-
-	dray_handle peer, grant;
-	bool scatter; /* into the grant; else gather from it */
-	enum dmsg_class class;
-	uint8_t *base; /* in the window */
-	uint64_t length;
-	uint32_t n_segs;
-	struct pmsg_seg segs[PMSG_SEGS_MAX];
-
-	/* the worker's */
-	struct dray_list worker_link; /* on rdma->copies or rdma->copied */
-	struct rdma *rdma;
-	struct object *grant_held, *region_held;
-	struct serve_walk at;
-	struct stage_buffer b; /* of the present round; b.lost: the GPU may go on using the window */
-};
 
 /* Begins it; answered by RDMA_COPIED, possibly inside the call. */
 void rdma_copy_start(struct rdma *r, struct rdma_copy *copy);

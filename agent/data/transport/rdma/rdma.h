@@ -30,9 +30,8 @@
 #include "lib/cleanup.h"
 #include "lib/handle.h"
 
-/* Work requests in one list, and pieces that one gathers. */
+/* Work requests in one list. */
 #define RDMA_LIST 64u
-#define RDMA_SGES 16u
 #define RDMA_INLINE 1024u
 /* Further slices join a list until it has so much payload. */
 #define RDMA_LIST_BYTES (64u << 10)
