@@ -279,7 +279,7 @@ static int set_up_writing(struct store *s, const struct store_schema *schema,
 static int prepare(struct store *s, struct dray_err *reterr)
 {
 	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++) {
-		int code = sqlite3_prepare_v3(s->db, dray_state_statements[i].text, -1,
+		int code = sqlite3_prepare_v3(s->db, dray_state_statements[i], -1,
 					      SQLITE_PREPARE_PERSISTENT, &s->statements[i], NULL);
 
 		if (code != SQLITE_OK)

@@ -77,11 +77,6 @@ const char *dmsg_transport_name(unsigned int v)
 	return "?";
 }
 
-bool dmsg_transport_valid(unsigned int v)
-{
-	return v <= 4;
-}
-
 const char *dmsg_gpu_path_name(unsigned int v)
 {
 	switch (v) {
@@ -101,11 +96,6 @@ const char *dmsg_gpu_path_name(unsigned int v)
 	return "?";
 }
 
-bool dmsg_gpu_path_valid(unsigned int v)
-{
-	return v <= 5;
-}
-
 const char *dmsg_segment_state_name(unsigned int v)
 {
 	switch (v) {
@@ -119,11 +109,6 @@ const char *dmsg_segment_state_name(unsigned int v)
 		return "lost";
 	}
 	return "?";
-}
-
-bool dmsg_segment_state_valid(unsigned int v)
-{
-	return v <= 3;
 }
 
 const char *dmsg_preference_name(unsigned int v)
@@ -143,11 +128,6 @@ const char *dmsg_preference_name(unsigned int v)
 	return "?";
 }
 
-bool dmsg_preference_valid(unsigned int v)
-{
-	return v <= 4;
-}
-
 const char *dmsg_hint_source_name(unsigned int v)
 {
 	switch (v) {
@@ -161,11 +141,6 @@ const char *dmsg_hint_source_name(unsigned int v)
 		return "client";
 	}
 	return "?";
-}
-
-bool dmsg_hint_source_valid(unsigned int v)
-{
-	return v >= 1 && v <= 4;
 }
 
 const char *dmsg_type_name(unsigned int type)
@@ -316,24 +291,12 @@ static uint8_t *start(void *buf, uint16_t type, size_t length, uint64_t request_
 	return (uint8_t *)buf + DMSG_HEADER_SIZE;
 }
 
-int dmsg_extent_check(const struct dmsg_extent *r, struct dray_err *reterr)
+static int dmsg_extent_check(const struct dmsg_extent *r, struct dray_err *reterr)
 {
 	if (!dmsg_kind_valid(r->kind))
 		return check_value(reterr, "extent.kind", r->kind);
 	if (r->flags)
 		return check_bits(reterr, "extent.flags", r->flags);
-	return 0;
-}
-
-int dmsg_sqe_check(const struct dmsg_sqe *r, struct dray_err *reterr)
-{
-	if (r->flags & ~(uint16_t)DMSG_TRANSFER_FLAG_ALL)
-		return check_bits(reterr, "sqe.flags",
-			r->flags & ~(uint16_t)DMSG_TRANSFER_FLAG_ALL);
-	if (!dmsg_direction_valid(r->direction))
-		return check_value(reterr, "sqe.direction", r->direction);
-	if (!dmsg_class_valid(r->class))
-		return check_value(reterr, "sqe.class", r->class);
 	return 0;
 }
 
@@ -680,12 +643,6 @@ int dmsg_region_remove_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
-int dmsg_region_remove_reply_decode(const void *body, size_t len,
-	struct dmsg_region_remove_reply *ret, struct dray_err *reterr)
-{
-	return 0;
-}
-
 int dmsg_region_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_remove_reply *m)
 {
@@ -931,12 +888,6 @@ int dmsg_remote_release_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
-int dmsg_remote_release_reply_decode(const void *body, size_t len,
-	struct dmsg_remote_release_reply *ret, struct dray_err *reterr)
-{
-	return 0;
-}
-
 int dmsg_remote_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_remote_release_reply *m)
 {
@@ -1107,12 +1058,6 @@ int dmsg_transfer_cancel_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
-int dmsg_transfer_cancel_reply_decode(const void *body, size_t len,
-	struct dmsg_transfer_cancel_reply *ret, struct dray_err *reterr)
-{
-	return 0;
-}
-
 int dmsg_transfer_cancel_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_transfer_cancel_reply *m)
 {
@@ -1160,12 +1105,6 @@ int dmsg_notify_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 	dray_le_put32(p + 16, m->payload.n);
 	put_bytes(p + 20, m->payload.p, m->payload.n);
 	return (int)(DMSG_HEADER_SIZE + length);
-}
-
-int dmsg_notify_reply_decode(const void *body, size_t len, struct dmsg_notify_reply *ret,
-	struct dray_err *reterr)
-{
-	return 0;
 }
 
 int dmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -1380,12 +1319,6 @@ int dmsg_hint_put_encode(void *buf, size_t cap, uint64_t request_id, const struc
 	dray_le_put32(p + 0, m->segment.n);
 	put_bytes(p + 4, m->segment.p, m->segment.n);
 	return (int)(DMSG_HEADER_SIZE + length);
-}
-
-int dmsg_hint_put_reply_decode(const void *body, size_t len, struct dmsg_hint_put_reply *ret,
-	struct dray_err *reterr)
-{
-	return 0;
 }
 
 int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -1757,49 +1690,73 @@ int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
-static const uint16_t hello_errors[] = { DRAY_E_VERSION, DRAY_E_DENIED, DRAY_E_QUOTA,
-	DRAY_E_DRAINING, DRAY_E_INVALID, DRAY_E_FD_COUNT, 0 };
-static const uint16_t region_add_errors[] = { DRAY_E_INVALID, DRAY_E_UNSUPPORTED, DRAY_E_RANGE,
-	DRAY_E_QUOTA, DRAY_E_DRAINING, DRAY_E_FD_LIMIT, DRAY_E_FD_COUNT, DRAY_E_REGION_KIND,
-	DRAY_E_REGION_UNSEALED, DRAY_E_REGION_TOO_SMALL, DRAY_E_REGION_NOT_RESIDENT,
-	DRAY_E_REGION_READ_ONLY, DRAY_E_NO_MEMORY, DRAY_E_GPU_HANDLE, DRAY_E_GPU_DEVICE,
-	DRAY_E_GPU_LOST, 0 };
-static const uint16_t region_remove_errors[] = { DRAY_E_NOT_FOUND, 0 };
-static const uint16_t region_export_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_RANGE, DRAY_E_DENIED,
-	DRAY_E_QUOTA, DRAY_E_DRAINING, DRAY_E_INVALID, 0 };
-static const uint16_t region_revoke_errors[] = { DRAY_E_NOT_FOUND, 0 };
-static const uint16_t remote_import_errors[] = { DRAY_E_TOKEN_INVALID, DRAY_E_TOKEN_EXPIRED,
-	DRAY_E_TOKEN_USED, DRAY_E_TOKEN_AUDIENCE, DRAY_E_INCARNATION, DRAY_E_REVOKED,
-	DRAY_E_PEER_UNREACHABLE, DRAY_E_PEER_DENIED, DRAY_E_PEER_LOST, DRAY_E_IDENTITY,
-	DRAY_E_QUOTA, DRAY_E_DRAINING, DRAY_E_TIMEOUT, 0 };
-static const uint16_t remote_release_errors[] = { DRAY_E_NOT_FOUND, 0 };
-static const uint16_t transfer_errors[] = { DRAY_E_INVALID, DRAY_E_UNSUPPORTED, DRAY_E_NOT_FOUND,
-	DRAY_E_DENIED, DRAY_E_RANGE, DRAY_E_QUOTA, DRAY_E_BUSY, DRAY_E_DRAINING, 0 };
-static const uint16_t transfer_cancel_errors[] = { DRAY_E_NOT_FOUND, 0 };
-static const uint16_t notify_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_PEER_LOST, DRAY_E_NOTIFY_REFUSED,
-	DRAY_E_DRAINING, DRAY_E_REVOKED, DRAY_E_QUOTA, 0 };
-static const uint16_t ring_open_errors[] = { DRAY_E_EXISTS, DRAY_E_INVALID, DRAY_E_QUOTA,
-	DRAY_E_NO_MEMORY, DRAY_E_NO_FDS, DRAY_E_DRAINING, 0 };
-static const uint16_t hint_get_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_INVALID, 0 };
-static const uint16_t hint_put_errors[] = { DRAY_E_INVALID, DRAY_E_QUOTA, DRAY_E_NOT_FOUND, 0 };
-static const uint16_t segment_get_errors[] = { DRAY_E_INVALID, 0 };
-static const uint16_t env_get_errors[] = { DRAY_E_INVALID, 0 };
-
-const struct dmsg_request_info dmsg_requests[DMSG_REQUEST_N] = {
-	{ DMSG_HELLO, DMSG_HELLO_REPLY, "hello", hello_errors },
-	{ DMSG_REGION_ADD, DMSG_REGION_ADD_REPLY, "region_add", region_add_errors },
-	{ DMSG_REGION_REMOVE, DMSG_REGION_REMOVE_REPLY, "region_remove", region_remove_errors },
-	{ DMSG_REGION_EXPORT, DMSG_REGION_EXPORT_REPLY, "region_export", region_export_errors },
-	{ DMSG_REGION_REVOKE, DMSG_REGION_REVOKE_REPLY, "region_revoke", region_revoke_errors },
-	{ DMSG_REMOTE_IMPORT, DMSG_REMOTE_IMPORT_REPLY, "remote_import", remote_import_errors },
-	{ DMSG_REMOTE_RELEASE, DMSG_REMOTE_RELEASE_REPLY, "remote_release", remote_release_errors },
-	{ DMSG_TRANSFER, DMSG_TRANSFER_DONE, "transfer", transfer_errors },
-	{ DMSG_TRANSFER_CANCEL, DMSG_TRANSFER_CANCEL_REPLY, "transfer_cancel",
-		transfer_cancel_errors },
-	{ DMSG_NOTIFY, DMSG_NOTIFY_REPLY, "notify", notify_errors },
-	{ DMSG_RING_OPEN, DMSG_RING_OPEN_REPLY, "ring_open", ring_open_errors },
-	{ DMSG_HINT_GET, DMSG_HINT_GET_REPLY, "hint_get", hint_get_errors },
-	{ DMSG_HINT_PUT, DMSG_HINT_PUT_REPLY, "hint_put", hint_put_errors },
-	{ DMSG_SEGMENT_GET, DMSG_SEGMENT_GET_REPLY, "segment_get", segment_get_errors },
-	{ DMSG_ENV_GET, DMSG_ENV_GET_REPLY, "env_get", env_get_errors },
-};
+int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,
+	struct dray_err *reterr)
+{
+	switch (type) {
+	case DMSG_HELLO:
+		return dmsg_hello_decode(body, len, &ret->hello, reterr);
+	case DMSG_HELLO_REPLY:
+		return dmsg_hello_reply_decode(body, len, &ret->hello_reply, reterr);
+	case DMSG_ERROR:
+		return dmsg_error_decode(body, len, &ret->error, reterr);
+	case DMSG_REGION_ADD:
+		return dmsg_region_add_decode(body, len, &ret->region_add, reterr);
+	case DMSG_REGION_ADD_REPLY:
+		return dmsg_region_add_reply_decode(body, len, &ret->region_add_reply, reterr);
+	case DMSG_REGION_REMOVE:
+		return dmsg_region_remove_decode(body, len, &ret->region_remove, reterr);
+	case DMSG_REGION_EXPORT:
+		return dmsg_region_export_decode(body, len, &ret->region_export, reterr);
+	case DMSG_REGION_EXPORT_REPLY:
+		return dmsg_region_export_reply_decode(body, len, &ret->region_export_reply,
+			reterr);
+	case DMSG_REGION_REVOKE:
+		return dmsg_region_revoke_decode(body, len, &ret->region_revoke, reterr);
+	case DMSG_REGION_REVOKE_REPLY:
+		return dmsg_region_revoke_reply_decode(body, len, &ret->region_revoke_reply,
+			reterr);
+	case DMSG_REMOTE_IMPORT:
+		return dmsg_remote_import_decode(body, len, &ret->remote_import, reterr);
+	case DMSG_REMOTE_IMPORT_REPLY:
+		return dmsg_remote_import_reply_decode(body, len, &ret->remote_import_reply,
+			reterr);
+	case DMSG_REMOTE_RELEASE:
+		return dmsg_remote_release_decode(body, len, &ret->remote_release, reterr);
+	case DMSG_TRANSFER:
+		return dmsg_transfer_decode(body, len, &ret->transfer, reterr);
+	case DMSG_TRANSFER_DONE:
+		return dmsg_transfer_done_decode(body, len, &ret->transfer_done, reterr);
+	case DMSG_TRANSFER_CANCEL:
+		return dmsg_transfer_cancel_decode(body, len, &ret->transfer_cancel, reterr);
+	case DMSG_NOTIFY:
+		return dmsg_notify_decode(body, len, &ret->notify, reterr);
+	case DMSG_RING_OPEN:
+		return dmsg_ring_open_decode(body, len, &ret->ring_open, reterr);
+	case DMSG_RING_OPEN_REPLY:
+		return dmsg_ring_open_reply_decode(body, len, &ret->ring_open_reply, reterr);
+	case DMSG_HINT_GET:
+		return dmsg_hint_get_decode(body, len, &ret->hint_get, reterr);
+	case DMSG_HINT_GET_REPLY:
+		return dmsg_hint_get_reply_decode(body, len, &ret->hint_get_reply, reterr);
+	case DMSG_HINT_PUT:
+		return dmsg_hint_put_decode(body, len, &ret->hint_put, reterr);
+	case DMSG_SEGMENT_GET:
+		return dmsg_segment_get_decode(body, len, &ret->segment_get, reterr);
+	case DMSG_SEGMENT_GET_REPLY:
+		return dmsg_segment_get_reply_decode(body, len, &ret->segment_get_reply, reterr);
+	case DMSG_ENV_GET:
+		return dmsg_env_get_decode(body, len, &ret->env_get, reterr);
+	case DMSG_ENV_GET_REPLY:
+		return dmsg_env_get_reply_decode(body, len, &ret->env_get_reply, reterr);
+	case DMSG_NOTIFICATION:
+		return dmsg_notification_decode(body, len, &ret->notification, reterr);
+	case DMSG_REMOTE_LOST:
+		return dmsg_remote_lost_decode(body, len, &ret->remote_lost, reterr);
+	case DMSG_DRAINING:
+		return dmsg_draining_decode(body, len, &ret->draining, reterr);
+	case DMSG_SEGMENT_CHANGED:
+		return dmsg_segment_changed_decode(body, len, &ret->segment_changed, reterr);
+	}
+	return 0;
+}

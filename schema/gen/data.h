@@ -65,7 +65,6 @@ enum dmsg_transport {
 	DMSG_TRANSPORT_GPU = 4, /* Copy by a GPU between two sessions of this agent. Since 1.2. */
 };
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
-bool dmsg_transport_valid(unsigned int v);
 
 /* How GPU memory takes part in a transfer, on this agent's side. */
 enum dmsg_gpu_path {
@@ -77,7 +76,6 @@ enum dmsg_gpu_path {
 	DMSG_GPU_PATH_DIRECT = 5, /* RDMA devices reach it. */
 };
 const char *dmsg_gpu_path_name(unsigned int v); /* "?" if unknown */
-bool dmsg_gpu_path_valid(unsigned int v);
 
 /* What is known of a segment. */
 enum dmsg_segment_state {
@@ -87,7 +85,6 @@ enum dmsg_segment_state {
 	DMSG_SEGMENT_STATE_LOST = 3, /* It does not answer any more. */
 };
 const char *dmsg_segment_state_name(unsigned int v); /* "?" if unknown */
-bool dmsg_segment_state_valid(unsigned int v);
 
 /* Where a preferred segment comes from, strongest first. */
 enum dmsg_preference {
@@ -99,7 +96,6 @@ enum dmsg_preference {
 	DMSG_PREFERENCE_DETECTED = 4, /* A ready segment on this node. */
 };
 const char *dmsg_preference_name(unsigned int v); /* "?" if unknown */
-bool dmsg_preference_valid(unsigned int v);
 
 /* Who said so. */
 enum dmsg_hint_source {
@@ -109,7 +105,6 @@ enum dmsg_hint_source {
 	DMSG_HINT_SOURCE_CLIENT = 4, /* A client. */
 };
 const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
-bool dmsg_hint_source_valid(unsigned int v);
 
 #define DMSG_ACCESS_READ 1u /* May be the source. */
 #define DMSG_ACCESS_WRITE 2u /* May be the destination. */
@@ -193,10 +188,27 @@ struct dmsg_header {
  */
 int dmsg_header_decode(const void *p, size_t len, struct dmsg_header *ret, struct dray_err *reterr);
 void dmsg_header_put(void *p, const struct dmsg_header *h);
-/* Request id of a message that may be refused for its header; 0 where there is none to be had. */
+/* Request id of a message whose header may be refused; 0 if the message has none. */
 uint64_t dmsg_header_id(const void *p, size_t len);
 /* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */
 int dmsg_packet_check(const struct dmsg_header *h, size_t packet_len, struct dray_err *reterr);
+
+/* What a transfer does, whether it comes by ring or by message. */
+struct dmsg_transfer_spec {
+	uint16_t flags; /* transfer_flag bits. */
+	uint8_t direction; /* Direction. */
+	uint8_t class; /* Priority class. */
+	uint32_t deadline_ms; /* Milliseconds from submission; 0 is the agent's default. */
+	uint64_t local; /* Local region handle. */
+	uint64_t remote; /* Remote handle. */
+	uint64_t wait_region; /* Region of the wait word. */
+	uint64_t wait_offset; /* Its offset, a multiple of 4. */
+	uint64_t set_region; /* Region of the set word. */
+	uint64_t set_offset; /* Its offset, a multiple of 4. */
+	uint32_t wait_value; /* Value to wait for. */
+	uint32_t set_value; /* Value to store when done. */
+	uint64_t notify_tag; /* Tag of the notification. */
+};
 
 #define DMSG_EXTENT_SIZE 24
 /* One piece of a region, in the order of its offsets. */
@@ -229,8 +241,6 @@ static inline void dmsg_extent_put(void *dst, const struct dmsg_extent *r)
 	dray_le_put64(p + 8, r->offset);
 	dray_le_put64(p + 16, r->length);
 }
-/* Enumerations and bits. 0 or -EPROTO. */
-int dmsg_extent_check(const struct dmsg_extent *r, struct dray_err *reterr);
 
 #define DMSG_OP_SIZE 24
 /* One operation of a transfer. */
@@ -277,23 +287,29 @@ static inline void dmsg_allocation_put(void *dst, const struct dmsg_allocation *
 #define DMSG_SQE_SIZE 128
 /* Submission entry of a ring. */
 struct dmsg_sqe {
+	union {
+		struct dmsg_transfer_spec spec;
+		struct {
+			uint16_t flags; /* transfer_flag bits. */
+			uint8_t direction; /* Direction. */
+			uint8_t class; /* Priority class. */
+			/* Milliseconds from submission; 0 is the agent's default. */
+			uint32_t deadline_ms;
+			uint64_t local; /* Local region handle. */
+			uint64_t remote; /* Remote handle. */
+			uint64_t wait_region; /* Region of the wait word. */
+			uint64_t wait_offset; /* Its offset, a multiple of 4. */
+			uint64_t set_region; /* Region of the set word. */
+			uint64_t set_offset; /* Its offset, a multiple of 4. */
+			uint32_t wait_value; /* Value to wait for. */
+			uint32_t set_value; /* Value to store when done. */
+			uint64_t notify_tag; /* Tag of the notification. */
+		};
+	};
 	uint64_t user_data; /* Request id; comes back in the completion. */
-	uint16_t flags; /* transfer_flag bits. */
-	uint8_t direction; /* Direction. */
-	uint8_t class; /* Priority class. */
 	uint32_t op_count; /* Operations; exactly 1 without the arena flag. */
-	uint32_t deadline_ms; /* Milliseconds from submission; 0 is the agent's default. */
 	uint32_t notify_length; /* Bytes of notification payload in the arena. */
-	uint64_t local; /* Local region handle. */
-	uint64_t remote; /* Remote handle. */
 	uint64_t arena_offset; /* Where the operations lie (arena flag). */
-	uint64_t wait_region; /* Region of the wait word. */
-	uint64_t wait_offset; /* Its offset, a multiple of 4. */
-	uint64_t set_region; /* Region of the set word. */
-	uint64_t set_offset; /* Its offset, a multiple of 4. */
-	uint32_t wait_value; /* Value to wait for. */
-	uint32_t set_value; /* Value to store when done. */
-	uint64_t notify_tag; /* Tag of the notification. */
 	uint64_t notify_offset; /* Where its payload lies in the arena. */
 	uint64_t op_local; /* The one operation without the arena flag: local offset. */
 	uint64_t op_remote; /* Its remote offset. */
@@ -351,8 +367,6 @@ static inline void dmsg_sqe_put(void *dst, const struct dmsg_sqe *r)
 	dray_le_put64(p + 112, r->op_remote);
 	dray_le_put64(p + 120, r->op_length);
 }
-/* Enumerations and bits. 0 or -EPROTO. */
-int dmsg_sqe_check(const struct dmsg_sqe *r, struct dray_err *reterr);
 
 #define DMSG_CQE_SIZE 32
 /* Completion entry of a ring. */
@@ -522,8 +536,6 @@ int dmsg_region_remove_encode(void *buf, size_t cap, uint64_t request_id,
 /* Memory is the client's alone again. */
 struct dmsg_region_remove_reply {
 };
-int dmsg_region_remove_reply_decode(const void *body, size_t len,
-	struct dmsg_region_remove_reply *ret, struct dray_err *reterr);
 int dmsg_region_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_region_remove_reply *m);
 
@@ -624,8 +636,6 @@ int dmsg_remote_release_encode(void *buf, size_t cap, uint64_t request_id,
 /* Released. */
 struct dmsg_remote_release_reply {
 };
-int dmsg_remote_release_reply_decode(const void *body, size_t len,
-	struct dmsg_remote_release_reply *ret, struct dray_err *reterr);
 int dmsg_remote_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_remote_release_reply *m);
 
@@ -633,19 +643,25 @@ int dmsg_remote_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_TRANSFER_BODY_MAX 102496
 /* Request. Moves bytes. Answered once, by TRANSFER_DONE with the same request id. */
 struct dmsg_transfer {
-	uint8_t direction; /* Direction. */
-	uint8_t class; /* Priority class. */
-	uint16_t flags; /* transfer_flag bits. */
-	uint32_t deadline_ms; /* Milliseconds from receipt; 0: the agent's default. */
-	uint64_t local; /* Local region handle. */
-	uint64_t remote; /* Remote handle. */
-	uint64_t wait_region; /* Region of the wait word. */
-	uint64_t wait_offset; /* Its offset, a multiple of 4. */
-	uint64_t set_region; /* Region of the set word. */
-	uint64_t set_offset; /* Its offset, a multiple of 4. */
-	uint32_t wait_value; /* Value to wait for. */
-	uint32_t set_value; /* Value to store when done. */
-	uint64_t notify_tag; /* Tag of the notification. */
+	union {
+		struct dmsg_transfer_spec spec;
+		struct {
+			uint16_t flags; /* transfer_flag bits. */
+			uint8_t direction; /* Direction. */
+			uint8_t class; /* Priority class. */
+			/* Milliseconds from receipt; 0: the agent's default. */
+			uint32_t deadline_ms;
+			uint64_t local; /* Local region handle. */
+			uint64_t remote; /* Remote handle. */
+			uint64_t wait_region; /* Region of the wait word. */
+			uint64_t wait_offset; /* Its offset, a multiple of 4. */
+			uint64_t set_region; /* Region of the set word. */
+			uint64_t set_offset; /* Its offset, a multiple of 4. */
+			uint32_t wait_value; /* Value to wait for. */
+			uint32_t set_value; /* Value to store when done. */
+			uint64_t notify_tag; /* Tag of the notification. */
+		};
+	};
 	uint64_t arena_offset; /* Where the operations lie in the arena (arena flag). */
 	uint32_t arena_ops; /* How many lie there (arena flag). */
 	struct dray_blob notify; /* Payload of the notification. */
@@ -686,8 +702,6 @@ int dmsg_transfer_cancel_encode(void *buf, size_t cap, uint64_t request_id,
 /* The transfer has ended. */
 struct dmsg_transfer_cancel_reply {
 };
-int dmsg_transfer_cancel_reply_decode(const void *body, size_t len,
-	struct dmsg_transfer_cancel_reply *ret, struct dray_err *reterr);
 int dmsg_transfer_cancel_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_transfer_cancel_reply *m);
 
@@ -708,8 +722,6 @@ int dmsg_notify_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 /* Queued at every session of the group that reads notifications. */
 struct dmsg_notify_reply {
 };
-int dmsg_notify_reply_decode(const void *body, size_t len, struct dmsg_notify_reply *ret,
-	struct dray_err *reterr);
 int dmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_notify_reply *m);
 
@@ -795,8 +807,6 @@ int dmsg_hint_put_encode(void *buf, size_t cap, uint64_t request_id, const struc
 /* Remembered; on disk soon. */
 struct dmsg_hint_put_reply {
 };
-int dmsg_hint_put_reply_decode(const void *body, size_t len, struct dmsg_hint_put_reply *ret,
-	struct dray_err *reterr);
 int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_hint_put_reply *m);
 
@@ -908,13 +918,41 @@ int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segmen
 int dmsg_segment_changed_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_segment_changed *m);
 
-/* Requests and what answers them: the reply, or the error message. */
-struct dmsg_request_info {
-	uint16_t type, reply;
-	const char *name;
-	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
+/* The body of any message. */
+union dmsg_body {
+	struct dmsg_hello hello;
+	struct dmsg_hello_reply hello_reply;
+	struct dmsg_error error;
+	struct dmsg_region_add region_add;
+	struct dmsg_region_add_reply region_add_reply;
+	struct dmsg_region_remove region_remove;
+	struct dmsg_region_export region_export;
+	struct dmsg_region_export_reply region_export_reply;
+	struct dmsg_region_revoke region_revoke;
+	struct dmsg_region_revoke_reply region_revoke_reply;
+	struct dmsg_remote_import remote_import;
+	struct dmsg_remote_import_reply remote_import_reply;
+	struct dmsg_remote_release remote_release;
+	struct dmsg_transfer transfer;
+	struct dmsg_transfer_done transfer_done;
+	struct dmsg_transfer_cancel transfer_cancel;
+	struct dmsg_notify notify;
+	struct dmsg_ring_open ring_open;
+	struct dmsg_ring_open_reply ring_open_reply;
+	struct dmsg_hint_get hint_get;
+	struct dmsg_hint_get_reply hint_get_reply;
+	struct dmsg_hint_put hint_put;
+	struct dmsg_segment_get segment_get;
+	struct dmsg_segment_get_reply segment_get_reply;
+	struct dmsg_env_get env_get;
+	struct dmsg_env_get_reply env_get_reply;
+	struct dmsg_notification notification;
+	struct dmsg_remote_lost remote_lost;
+	struct dmsg_draining draining;
+	struct dmsg_segment_changed segment_changed;
 };
-#define DMSG_REQUEST_N 15
-extern const struct dmsg_request_info dmsg_requests[DMSG_REQUEST_N];
+/* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
+int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,
+	struct dray_err *reterr);
 
 #endif

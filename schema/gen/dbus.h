@@ -115,26 +115,19 @@
 /* Reload: the configuration is not in order; nothing has changed. */
 #define DRAY_DBUS_ERROR_CONFIG "dev.dray.Error.Config"
 
-struct dray_dbus_member {
+struct dray_dbus_method {
 	const char *name;
-	/* signatures; of a property its type in out, of a signal its arguments */
-	const char *in, *out;
-	bool change; /* method that changes something: only for those who may */
-	const char *doc;
+	const char *out; /* signature */
+	bool change; /* only for members of control.group */
 };
 
-#define DRAY_DBUS_PROPERTY_N 18
-extern const struct dray_dbus_member dray_dbus_properties[18];
 #define DRAY_DBUS_METHOD_N 26
-extern const struct dray_dbus_member dray_dbus_methods[26];
-#define DRAY_DBUS_SIGNAL_N 7
-extern const struct dray_dbus_member dray_dbus_signals[7];
+extern const struct dray_dbus_method dray_dbus_methods[26];
 
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {
 	const char *key;
 	const char *type; /* D-Bus signature: s b u t */
-	const char *doc;
 };
 
 enum dray_dbus_session_field {
@@ -154,20 +147,6 @@ enum dray_dbus_session_field {
 	DRAY_DBUS_SESSION_FIELD_BYTES,
 	DRAY_DBUS_SESSION_FIELD_N,
 };
-#define DRAY_DBUS_SESSION_SESSION "session"
-#define DRAY_DBUS_SESSION_NAME "name"
-#define DRAY_DBUS_SESSION_GROUP "group"
-#define DRAY_DBUS_SESSION_UID "uid"
-#define DRAY_DBUS_SESSION_GID "gid"
-#define DRAY_DBUS_SESSION_PID "pid"
-#define DRAY_DBUS_SESSION_WORKER "worker"
-#define DRAY_DBUS_SESSION_REGIONS "regions"
-#define DRAY_DBUS_SESSION_REMOTES "remotes"
-#define DRAY_DBUS_SESSION_TOKENS "tokens"
-#define DRAY_DBUS_SESSION_RING "ring"
-#define DRAY_DBUS_SESSION_AGE_NS "age_ns"
-#define DRAY_DBUS_SESSION_TRANSFERS "transfers"
-#define DRAY_DBUS_SESSION_BYTES "bytes"
 extern const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N];
 
 enum dray_dbus_region_field {
@@ -185,18 +164,6 @@ enum dray_dbus_region_field {
 	DRAY_DBUS_REGION_FIELD_DEVICE,
 	DRAY_DBUS_REGION_FIELD_N,
 };
-#define DRAY_DBUS_REGION_REGION "region"
-#define DRAY_DBUS_REGION_NAME "name"
-#define DRAY_DBUS_REGION_SESSION "session"
-#define DRAY_DBUS_REGION_KIND "kind"
-#define DRAY_DBUS_REGION_ACCESS "access"
-#define DRAY_DBUS_REGION_EXTENTS "extents"
-#define DRAY_DBUS_REGION_LENGTH "length"
-#define DRAY_DBUS_REGION_TOKENS "tokens"
-#define DRAY_DBUS_REGION_GRANTS "grants"
-#define DRAY_DBUS_REGION_STATE "state"
-#define DRAY_DBUS_REGION_RDMA "rdma"
-#define DRAY_DBUS_REGION_DEVICE "device"
 extern const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N];
 
 enum dray_dbus_peer_field {
@@ -217,21 +184,6 @@ enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_QUEUE_PAIRS,
 	DRAY_DBUS_PEER_FIELD_N,
 };
-#define DRAY_DBUS_PEER_PEER "peer"
-#define DRAY_DBUS_PEER_AGENT_ID "agent_id"
-#define DRAY_DBUS_PEER_INCARNATION "incarnation"
-#define DRAY_DBUS_PEER_SEGMENT "segment"
-#define DRAY_DBUS_PEER_STATE "state"
-#define DRAY_DBUS_PEER_REASON "reason"
-#define DRAY_DBUS_PEER_SINCE_NS "since_ns"
-#define DRAY_DBUS_PEER_INITIATOR "initiator"
-#define DRAY_DBUS_PEER_GRANTS "grants"
-#define DRAY_DBUS_PEER_IMPORTS "imports"
-#define DRAY_DBUS_PEER_STREAMS "streams"
-#define DRAY_DBUS_PEER_HEARTBEAT_AGE_NS "heartbeat_age_ns"
-#define DRAY_DBUS_PEER_TRANSPORT "transport"
-#define DRAY_DBUS_PEER_RAILS "rails"
-#define DRAY_DBUS_PEER_QUEUE_PAIRS "queue_pairs"
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
 
 enum dray_dbus_rail_field {
@@ -259,28 +211,6 @@ enum dray_dbus_rail_field {
 	DRAY_DBUS_RAIL_FIELD_FAILOVERS,
 	DRAY_DBUS_RAIL_FIELD_N,
 };
-#define DRAY_DBUS_RAIL_DEVICE "device"
-#define DRAY_DBUS_RAIL_PORT "port"
-#define DRAY_DBUS_RAIL_STATE "state"
-#define DRAY_DBUS_RAIL_USABLE "usable"
-#define DRAY_DBUS_RAIL_LAYER "layer"
-#define DRAY_DBUS_RAIL_RATE "rate"
-#define DRAY_DBUS_RAIL_MTU "mtu"
-#define DRAY_DBUS_RAIL_NETDEV "netdev"
-#define DRAY_DBUS_RAIL_NUMA "numa"
-#define DRAY_DBUS_RAIL_GID_INDEX "gid_index"
-#define DRAY_DBUS_RAIL_GID "gid"
-#define DRAY_DBUS_RAIL_REASON "reason"
-#define DRAY_DBUS_RAIL_RAIL "rail"
-#define DRAY_DBUS_RAIL_RAIL_STATE "rail_state"
-#define DRAY_DBUS_RAIL_RAIL_REASON "rail_reason"
-#define DRAY_DBUS_RAIL_QUEUE_PAIRS "queue_pairs"
-#define DRAY_DBUS_RAIL_SERVING "serving"
-#define DRAY_DBUS_RAIL_SENT_BYTES "sent_bytes"
-#define DRAY_DBUS_RAIL_RECEIVED_BYTES "received_bytes"
-#define DRAY_DBUS_RAIL_SLICES "slices"
-#define DRAY_DBUS_RAIL_RETRIES "retries"
-#define DRAY_DBUS_RAIL_FAILOVERS "failovers"
 extern const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N];
 
 enum dray_dbus_path_field {
@@ -302,22 +232,6 @@ enum dray_dbus_path_field {
 	DRAY_DBUS_PATH_FIELD_FAILOVERS,
 	DRAY_DBUS_PATH_FIELD_N,
 };
-#define DRAY_DBUS_PATH_PEER "peer"
-#define DRAY_DBUS_PATH_SEGMENT "segment"
-#define DRAY_DBUS_PATH_DEVICE "device"
-#define DRAY_DBUS_PATH_PORT "port"
-#define DRAY_DBUS_PATH_GID "gid"
-#define DRAY_DBUS_PATH_TO_RAIL "to_rail"
-#define DRAY_DBUS_PATH_TO_GID "to_gid"
-#define DRAY_DBUS_PATH_MTU "mtu"
-#define DRAY_DBUS_PATH_STATE "state"
-#define DRAY_DBUS_PATH_REASON "reason"
-#define DRAY_DBUS_PATH_QUEUE_PAIRS "queue_pairs"
-#define DRAY_DBUS_PATH_SENT_BYTES "sent_bytes"
-#define DRAY_DBUS_PATH_RECEIVED_BYTES "received_bytes"
-#define DRAY_DBUS_PATH_SLICES "slices"
-#define DRAY_DBUS_PATH_RETRIES "retries"
-#define DRAY_DBUS_PATH_FAILOVERS "failovers"
 extern const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N];
 
 enum dray_dbus_gpu_field {
@@ -336,19 +250,6 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_PEERS,
 	DRAY_DBUS_GPU_FIELD_N,
 };
-#define DRAY_DBUS_GPU_INDEX "index"
-#define DRAY_DBUS_GPU_NAME "name"
-#define DRAY_DBUS_GPU_UUID "uuid"
-#define DRAY_DBUS_GPU_BDF "bdf"
-#define DRAY_DBUS_GPU_STATE "state"
-#define DRAY_DBUS_GPU_REASON "reason"
-#define DRAY_DBUS_GPU_MEMORY "memory"
-#define DRAY_DBUS_GPU_CONTEXT_BYTES "context_bytes"
-#define DRAY_DBUS_GPU_REGIONS "regions"
-#define DRAY_DBUS_GPU_BYTES "bytes"
-#define DRAY_DBUS_GPU_MULTIPROCESSORS "multiprocessors"
-#define DRAY_DBUS_GPU_DMABUF "dmabuf"
-#define DRAY_DBUS_GPU_PEERS "peers"
 extern const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N];
 
 enum dray_dbus_transfer_field {
@@ -368,20 +269,6 @@ enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_LEFT_NS,
 	DRAY_DBUS_TRANSFER_FIELD_N,
 };
-#define DRAY_DBUS_TRANSFER_SESSION "session"
-#define DRAY_DBUS_TRANSFER_REQUEST "request"
-#define DRAY_DBUS_TRANSFER_DIRECTION "direction"
-#define DRAY_DBUS_TRANSFER_CLASS "class"
-#define DRAY_DBUS_TRANSFER_TRANSPORT "transport"
-#define DRAY_DBUS_TRANSFER_GPU_PATH "gpu_path"
-#define DRAY_DBUS_TRANSFER_RAILS "rails"
-#define DRAY_DBUS_TRANSFER_STATE "state"
-#define DRAY_DBUS_TRANSFER_OPERATIONS "operations"
-#define DRAY_DBUS_TRANSFER_BYTES "bytes"
-#define DRAY_DBUS_TRANSFER_BYTES_DONE "bytes_done"
-#define DRAY_DBUS_TRANSFER_SLICES "slices"
-#define DRAY_DBUS_TRANSFER_AGE_NS "age_ns"
-#define DRAY_DBUS_TRANSFER_LEFT_NS "left_ns"
 extern const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N];
 
 enum dray_dbus_ended_transfer_field {
@@ -407,26 +294,6 @@ enum dray_dbus_ended_transfer_field {
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS,
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
 };
-#define DRAY_DBUS_ENDED_TRANSFER_SESSION "session"
-#define DRAY_DBUS_ENDED_TRANSFER_REQUEST "request"
-#define DRAY_DBUS_ENDED_TRANSFER_SEGMENT "segment"
-#define DRAY_DBUS_ENDED_TRANSFER_DIRECTION "direction"
-#define DRAY_DBUS_ENDED_TRANSFER_CLASS "class"
-#define DRAY_DBUS_ENDED_TRANSFER_TRANSPORT "transport"
-#define DRAY_DBUS_ENDED_TRANSFER_GPU_PATH "gpu_path"
-#define DRAY_DBUS_ENDED_TRANSFER_RAILS "rails"
-#define DRAY_DBUS_ENDED_TRANSFER_STATUS "status"
-#define DRAY_DBUS_ENDED_TRANSFER_OPERATIONS "operations"
-#define DRAY_DBUS_ENDED_TRANSFER_BYTES "bytes"
-#define DRAY_DBUS_ENDED_TRANSFER_BYTES_DONE "bytes_done"
-#define DRAY_DBUS_ENDED_TRANSFER_SLICES "slices"
-#define DRAY_DBUS_ENDED_TRANSFER_RESENT "resent"
-#define DRAY_DBUS_ENDED_TRANSFER_DURATION_NS "duration_ns"
-#define DRAY_DBUS_ENDED_TRANSFER_WAITED_NS "waited_ns"
-#define DRAY_DBUS_ENDED_TRANSFER_QUEUED_NS "queued_ns"
-#define DRAY_DBUS_ENDED_TRANSFER_MOVED_NS "moved_ns"
-#define DRAY_DBUS_ENDED_TRANSFER_NOTIFIED_NS "notified_ns"
-#define DRAY_DBUS_ENDED_TRANSFER_AGO_NS "ago_ns"
 extern const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N];
 
 enum dray_dbus_event_field {
@@ -439,13 +306,6 @@ enum dray_dbus_event_field {
 	DRAY_DBUS_EVENT_FIELD_REASON,
 	DRAY_DBUS_EVENT_FIELD_N,
 };
-#define DRAY_DBUS_EVENT_NUMBER "number"
-#define DRAY_DBUS_EVENT_TIME_NS "time_ns"
-#define DRAY_DBUS_EVENT_KIND "kind"
-#define DRAY_DBUS_EVENT_SUBJECT "subject"
-#define DRAY_DBUS_EVENT_OLD "old"
-#define DRAY_DBUS_EVENT_NEW "new"
-#define DRAY_DBUS_EVENT_REASON "reason"
 extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N];
 
 enum dray_dbus_setting_field {
@@ -455,10 +315,6 @@ enum dray_dbus_setting_field {
 	DRAY_DBUS_SETTING_FIELD_RELOAD,
 	DRAY_DBUS_SETTING_FIELD_N,
 };
-#define DRAY_DBUS_SETTING_KEY "key"
-#define DRAY_DBUS_SETTING_VALUE "value"
-#define DRAY_DBUS_SETTING_ORIGIN "origin"
-#define DRAY_DBUS_SETTING_RELOAD "reload"
 extern const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N];
 
 enum dray_dbus_condition_field {
@@ -468,10 +324,6 @@ enum dray_dbus_condition_field {
 	DRAY_DBUS_CONDITION_FIELD_REASON,
 	DRAY_DBUS_CONDITION_FIELD_N,
 };
-#define DRAY_DBUS_CONDITION_NAME "name"
-#define DRAY_DBUS_CONDITION_OK "ok"
-#define DRAY_DBUS_CONDITION_REQUIRED "required"
-#define DRAY_DBUS_CONDITION_REASON "reason"
 extern const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N];
 
 enum dray_dbus_segment_field {
@@ -494,23 +346,6 @@ enum dray_dbus_segment_field {
 	DRAY_DBUS_SEGMENT_FIELD_READY_AGO_NS,
 	DRAY_DBUS_SEGMENT_FIELD_N,
 };
-#define DRAY_DBUS_SEGMENT_SEGMENT "segment"
-#define DRAY_DBUS_SEGMENT_STATE "state"
-#define DRAY_DBUS_SEGMENT_VERIFIED "verified"
-#define DRAY_DBUS_SEGMENT_PREFERRED "preferred"
-#define DRAY_DBUS_SEGMENT_LOCAL "local"
-#define DRAY_DBUS_SEGMENT_SOURCES "sources"
-#define DRAY_DBUS_SEGMENT_PROBE "probe"
-#define DRAY_DBUS_SEGMENT_TARGET "target"
-#define DRAY_DBUS_SEGMENT_REASON "reason"
-#define DRAY_DBUS_SEGMENT_SINCE_NS "since_ns"
-#define DRAY_DBUS_SEGMENT_LATENCY_NS "latency_ns"
-#define DRAY_DBUS_SEGMENT_PROBES "probes"
-#define DRAY_DBUS_SEGMENT_FAILURES "failures"
-#define DRAY_DBUS_SEGMENT_NEXT_NS "next_ns"
-#define DRAY_DBUS_SEGMENT_CAPACITY "capacity"
-#define DRAY_DBUS_SEGMENT_ALLOCATED "allocated"
-#define DRAY_DBUS_SEGMENT_READY_AGO_NS "ready_ago_ns"
 extern const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N];
 
 enum dray_dbus_candidate_field {
@@ -522,12 +357,6 @@ enum dray_dbus_candidate_field {
 	DRAY_DBUS_CANDIDATE_FIELD_REASON,
 	DRAY_DBUS_CANDIDATE_FIELD_N,
 };
-#define DRAY_DBUS_CANDIDATE_RANK "rank"
-#define DRAY_DBUS_CANDIDATE_SEGMENT "segment"
-#define DRAY_DBUS_CANDIDATE_PREFERENCE "preference"
-#define DRAY_DBUS_CANDIDATE_STATE "state"
-#define DRAY_DBUS_CANDIDATE_CHOSEN "chosen"
-#define DRAY_DBUS_CANDIDATE_REASON "reason"
 extern const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N];
 
 enum dray_dbus_hint_field {
@@ -541,14 +370,6 @@ enum dray_dbus_hint_field {
 	DRAY_DBUS_HINT_FIELD_COUNTS,
 	DRAY_DBUS_HINT_FIELD_N,
 };
-#define DRAY_DBUS_HINT_SCOPE "scope"
-#define DRAY_DBUS_HINT_SEGMENT "segment"
-#define DRAY_DBUS_HINT_SOURCE "source"
-#define DRAY_DBUS_HINT_UID "uid"
-#define DRAY_DBUS_HINT_SCORE "score"
-#define DRAY_DBUS_HINT_AGE_NS "age_ns"
-#define DRAY_DBUS_HINT_LEFT_NS "left_ns"
-#define DRAY_DBUS_HINT_COUNTS "counts"
 extern const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N];
 
 enum dray_dbus_variable_field {
@@ -560,12 +381,6 @@ enum dray_dbus_variable_field {
 	DRAY_DBUS_VARIABLE_FIELD_REASON,
 	DRAY_DBUS_VARIABLE_FIELD_N,
 };
-#define DRAY_DBUS_VARIABLE_PROFILE "profile"
-#define DRAY_DBUS_VARIABLE_NAME "name"
-#define DRAY_DBUS_VARIABLE_VALUE "value"
-#define DRAY_DBUS_VARIABLE_LEFT_OUT "left_out"
-#define DRAY_DBUS_VARIABLE_ARGUMENT "argument"
-#define DRAY_DBUS_VARIABLE_REASON "reason"
 extern const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N];
 
 #endif

@@ -6,53 +6,6 @@
 
 #include "schema/gen/check.h"
 
-const char *pmsg_frame_kind_name(unsigned int v)
-{
-	switch (v) {
-	case PMSG_FRAME_KIND_WRITE:
-		return "write";
-	case PMSG_FRAME_KIND_READ:
-		return "read";
-	case PMSG_FRAME_KIND_WRITE_ACK:
-		return "write_ack";
-	case PMSG_FRAME_KIND_READ_DATA:
-		return "read_data";
-	}
-	return "?";
-}
-
-bool pmsg_frame_kind_valid(unsigned int v)
-{
-	return v >= 1 && v <= 4;
-}
-
-const char *pmsg_probe_state_name(unsigned int v)
-{
-	switch (v) {
-	case PMSG_PROBE_STATE_RUNNING:
-		return "running";
-	case PMSG_PROBE_STATE_DRAINING:
-		return "draining";
-	}
-	return "?";
-}
-
-bool pmsg_probe_state_valid(unsigned int v)
-{
-	return v >= 1 && v <= 2;
-}
-
-const char *pmsg_stage_kind_name(unsigned int v)
-{
-	switch (v) {
-	case PMSG_STAGE_KIND_GATHER:
-		return "gather";
-	case PMSG_STAGE_KIND_SCATTER:
-		return "scatter";
-	}
-	return "?";
-}
-
 bool pmsg_stage_kind_valid(unsigned int v)
 {
 	return v >= 1 && v <= 2;
@@ -162,26 +115,11 @@ void pmsg_header_put(void *dst, const struct pmsg_header *h)
 	dray_le_put64(p + 16, h->request_id);
 }
 
-uint64_t pmsg_header_id(const void *src, size_t len)
-{
-	const uint8_t *p = src;
-
-	return len >= PMSG_HEADER_SIZE && dray_le_get32(p) == PMSG_MAGIC ? dray_le_get64(p + 16) :
-		0;
-}
-
 static uint8_t *start(void *buf, uint16_t type, size_t length, uint64_t request_id)
 {
 	pmsg_header_put(buf, &(struct pmsg_header){ PMSG_MAGIC, PMSG_MAJOR, PMSG_MINOR, type, 0,
 		       (uint32_t)length, request_id });
 	return (uint8_t *)buf + PMSG_HEADER_SIZE;
-}
-
-int pmsg_frame_check(const struct pmsg_frame *r, struct dray_err *reterr)
-{
-	if (!pmsg_frame_kind_valid(r->kind))
-		return check_value(reterr, "frame.kind", r->kind);
-	return 0;
 }
 
 int pmsg_hello_decode(const void *body, size_t len, struct pmsg_hello *ret, struct dray_err *reterr)
@@ -286,11 +224,6 @@ int pmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 	dray_le_put32(p + 4, m->message.n);
 	put_text(p + 8, m->message);
 	return (int)(PMSG_HEADER_SIZE + length);
-}
-
-int pmsg_ready_decode(const void *body, size_t len, struct pmsg_ready *ret, struct dray_err *reterr)
-{
-	return 0;
 }
 
 int pmsg_ready_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_ready *m)
@@ -462,12 +395,6 @@ int pmsg_fence_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
-int pmsg_fence_ack_decode(const void *body, size_t len, struct pmsg_fence_ack *ret,
-	struct dray_err *reterr)
-{
-	return 0;
-}
-
 int pmsg_fence_ack_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_fence_ack *m)
 {
@@ -503,12 +430,6 @@ int pmsg_stream_reset_encode(void *buf, size_t cap, uint64_t request_id,
 	p = start(buf, PMSG_STREAM_RESET, length, request_id);
 	dray_le_put64(p + 0, m->stream_id);
 	return (int)(PMSG_HEADER_SIZE + length);
-}
-
-int pmsg_stream_reset_reply_decode(const void *body, size_t len,
-	struct pmsg_stream_reset_reply *ret, struct dray_err *reterr)
-{
-	return 0;
 }
 
 int pmsg_stream_reset_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -560,12 +481,6 @@ int pmsg_notify_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 	dray_le_put32(p + 24, m->payload.n);
 	put_bytes(p + 28, m->payload.p, m->payload.n);
 	return (int)(PMSG_HEADER_SIZE + length);
-}
-
-int pmsg_notify_reply_decode(const void *body, size_t len, struct pmsg_notify_reply *ret,
-	struct dray_err *reterr)
-{
-	return 0;
 }
 
 int pmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -799,12 +714,6 @@ int pmsg_qp_close_encode(void *buf, size_t cap, uint64_t request_id, const struc
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
-int pmsg_qp_close_reply_decode(const void *body, size_t len, struct pmsg_qp_close_reply *ret,
-	struct dray_err *reterr)
-{
-	return 0;
-}
-
 int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_qp_close_reply *m)
 {
@@ -814,11 +723,6 @@ int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 		return -EMSGSIZE;
 	start(buf, PMSG_QP_CLOSE_REPLY, length, request_id);
 	return (int)(PMSG_HEADER_SIZE + length);
-}
-
-int pmsg_probe_decode(const void *body, size_t len, struct pmsg_probe *ret, struct dray_err *reterr)
-{
-	return 0;
 }
 
 int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_probe *m)
@@ -982,12 +886,6 @@ int pmsg_stage_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
-int pmsg_stage_reply_decode(const void *body, size_t len, struct pmsg_stage_reply *ret,
-	struct dray_err *reterr)
-{
-	return 0;
-}
-
 int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stage_reply *m)
 {
@@ -998,29 +896,3 @@ int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	start(buf, PMSG_STAGE_REPLY, length, request_id);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
-
-static const uint16_t import_errors[] = { DRAY_E_TOKEN_INVALID, DRAY_E_TOKEN_EXPIRED,
-	DRAY_E_TOKEN_USED, DRAY_E_TOKEN_AUDIENCE, DRAY_E_INCARNATION, DRAY_E_REVOKED, DRAY_E_QUOTA,
-	DRAY_E_DRAINING, 0 };
-static const uint16_t fence_errors[] = { 0 };
-static const uint16_t stream_reset_errors[] = { 0 };
-static const uint16_t notify_errors[] = { DRAY_E_NOT_FOUND, DRAY_E_REVOKED, DRAY_E_NOTIFY_REFUSED,
-	DRAY_E_DRAINING, 0 };
-static const uint16_t qp_connect_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, DRAY_E_EXISTS,
-	DRAY_E_QUOTA, DRAY_E_NO_MEMORY, DRAY_E_IO, 0 };
-static const uint16_t qp_close_errors[] = { 0 };
-static const uint16_t probe_errors[] = { 0 };
-static const uint16_t stage_errors[] = { DRAY_E_INVALID, DRAY_E_NOT_FOUND, DRAY_E_QUOTA,
-	DRAY_E_NO_MEMORY, DRAY_E_REVOKED, DRAY_E_DENIED, DRAY_E_RANGE, DRAY_E_UNSUPPORTED,
-	DRAY_E_GPU_LOST, 0 };
-
-const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N] = {
-	{ PMSG_IMPORT, PMSG_IMPORT_REPLY, "import", import_errors },
-	{ PMSG_FENCE, PMSG_FENCE_ACK, "fence", fence_errors },
-	{ PMSG_STREAM_RESET, PMSG_STREAM_RESET_REPLY, "stream_reset", stream_reset_errors },
-	{ PMSG_NOTIFY, PMSG_NOTIFY_REPLY, "notify", notify_errors },
-	{ PMSG_QP_CONNECT, PMSG_QP_CONNECT_REPLY, "qp_connect", qp_connect_errors },
-	{ PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY, "qp_close", qp_close_errors },
-	{ PMSG_PROBE, PMSG_PROBE_REPLY, "probe", probe_errors },
-	{ PMSG_STAGE, PMSG_STAGE_REPLY, "stage", stage_errors },
-};

@@ -37,23 +37,18 @@ enum pmsg_frame_kind {
 	PMSG_FRAME_KIND_WRITE_ACK = 3,
 	PMSG_FRAME_KIND_READ_DATA = 4, /* length bytes of payload; 0 when status is not ok. */
 };
-const char *pmsg_frame_kind_name(unsigned int v); /* "?" if unknown */
-bool pmsg_frame_kind_valid(unsigned int v);
 
 /* What an agent that is probed takes. */
 enum pmsg_probe_state {
 	PMSG_PROBE_STATE_RUNNING = 1, /* New imports. */
 	PMSG_PROBE_STATE_DRAINING = 2, /* Nothing new: it will go. */
 };
-const char *pmsg_probe_state_name(unsigned int v); /* "?" if unknown */
-bool pmsg_probe_state_valid(unsigned int v);
 
 /* Which way the owner copies. */
 enum pmsg_stage_kind {
 	PMSG_STAGE_KIND_GATHER = 1, /* From the granted range into the window. */
 	PMSG_STAGE_KIND_SCATTER = 2, /* From the window into the granted range. */
 };
-const char *pmsg_stage_kind_name(unsigned int v); /* "?" if unknown */
 bool pmsg_stage_kind_valid(unsigned int v);
 
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
@@ -106,8 +101,6 @@ struct pmsg_header {
  */
 int pmsg_header_decode(const void *p, size_t len, struct pmsg_header *ret, struct dray_err *reterr);
 void pmsg_header_put(void *p, const struct pmsg_header *h);
-/* Request id of a message that may be refused for its header; 0 where there is none to be had. */
-uint64_t pmsg_header_id(const void *p, size_t len);
 
 #define PMSG_TOKEN_SIZE 104
 /* Region token, fixed part; followed by the segment as a string of up to 108 bytes. */
@@ -265,8 +258,6 @@ static inline void pmsg_frame_put(void *dst, const struct pmsg_frame *r)
 	dray_le_put64(p + 16, r->grant);
 	dray_le_put64(p + 24, r->length);
 }
-/* Enumerations and bits. 0 or -EPROTO. */
-int pmsg_frame_check(const struct pmsg_frame *r, struct dray_err *reterr);
 
 #define PMSG_SEG_SIZE 16
 /* A piece of the granted range. */
@@ -407,8 +398,6 @@ int pmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct p
  */
 struct pmsg_ready {
 };
-int pmsg_ready_decode(const void *body, size_t len, struct pmsg_ready *ret,
-	struct dray_err *reterr);
 int pmsg_ready_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_ready *m);
 
 #define PMSG_HEARTBEAT_MIN 8
@@ -483,8 +472,6 @@ int pmsg_fence_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 /* No request of ours can touch that grant any more. */
 struct pmsg_fence_ack {
 };
-int pmsg_fence_ack_decode(const void *body, size_t len, struct pmsg_fence_ack *ret,
-	struct dray_err *reterr);
 int pmsg_fence_ack_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_fence_ack *m);
 
@@ -507,8 +494,6 @@ int pmsg_stream_reset_encode(void *buf, size_t cap, uint64_t request_id,
 /* Dead on this end; also for streams never seen. */
 struct pmsg_stream_reset_reply {
 };
-int pmsg_stream_reset_reply_decode(const void *body, size_t len,
-	struct pmsg_stream_reset_reply *ret, struct dray_err *reterr);
 int pmsg_stream_reset_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stream_reset_reply *m);
 
@@ -530,8 +515,6 @@ int pmsg_notify_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 /* Queued. */
 struct pmsg_notify_reply {
 };
-int pmsg_notify_reply_decode(const void *body, size_t len, struct pmsg_notify_reply *ret,
-	struct dray_err *reterr);
 int pmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_notify_reply *m);
 
@@ -629,8 +612,6 @@ int pmsg_qp_close_encode(void *buf, size_t cap, uint64_t request_id, const struc
 /* Dead on this end; also for ids never seen. */
 struct pmsg_qp_close_reply {
 };
-int pmsg_qp_close_reply_decode(const void *body, size_t len, struct pmsg_qp_close_reply *ret,
-	struct dray_err *reterr);
 int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_qp_close_reply *m);
 
@@ -643,8 +624,6 @@ int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
  */
 struct pmsg_probe {
 };
-int pmsg_probe_decode(const void *body, size_t len, struct pmsg_probe *ret,
-	struct dray_err *reterr);
 int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_probe *m);
 
 #define PMSG_PROBE_REPLY_MIN 40
@@ -706,18 +685,7 @@ int pmsg_stage_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 /* All bytes are in place. Since 1.3. */
 struct pmsg_stage_reply {
 };
-int pmsg_stage_reply_decode(const void *body, size_t len, struct pmsg_stage_reply *ret,
-	struct dray_err *reterr);
 int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stage_reply *m);
-
-/* Requests and what answers them: the reply, or the error message. */
-struct pmsg_request_info {
-	uint16_t type, reply;
-	const char *name;
-	const uint16_t *errors; /* codes beside those of any request; ends with 0 */
-};
-#define PMSG_REQUEST_N 8
-extern const struct pmsg_request_info pmsg_requests[PMSG_REQUEST_N];
 
 #endif

@@ -20,62 +20,32 @@ const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION] = {
 	  ") STRICT;" },
 };
 
-const struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N] = {
-	{ "hint_put",
-	  "INSERT OR REPLACE INTO hint (scope, source, uid, segment, score, put_ms, "
-	  "expires_ms) VALUES (:scope, :source, :uid, :segment, :score, :put_ms, "
-	  ":expires_ms)",
-	  7, 0 },
-	{ "hint_drop",
-	  "DELETE FROM hint WHERE scope = :scope AND source = :source AND uid = :uid "
-	  "AND segment = :segment",
-	  4, 0 },
-	{ "hint_clear",
-	  "DELETE FROM hint",
-	  0, 0 },
-	{ "hint_all",
-	  "SELECT scope, source, uid, segment, score, put_ms, expires_ms FROM hint",
-	  0, 7 },
-	{ "segment_put",
-	  "INSERT OR REPLACE INTO segment (name, probe, target, sources, state, "
-	  "since_ms, ready_ms, reason, capacity, allocated, seen_ms) VALUES (:name, "
-	  ":probe, :target, :sources, :state, :since_ms, :ready_ms, :reason, :capacity, "
-	  ":allocated, :seen_ms)",
-	  11, 0 },
-	{ "segment_drop",
-	  "DELETE FROM segment WHERE name = :name",
-	  1, 0 },
-	{ "segment_clear",
-	  "DELETE FROM segment",
-	  0, 0 },
-	{ "segment_all",
-	  "SELECT name, probe, target, sources, state, since_ms, ready_ms, reason, "
-	  "capacity, allocated, seen_ms FROM segment",
-	  0, 11 },
-	{ "event_add",
-	  "INSERT INTO segment_event (segment, at_ms, old, new, reason) VALUES "
-	  "(:segment, :at_ms, :old, :new, :reason)",
-	  5, 0 },
-	{ "event_trim",
-	  "DELETE FROM segment_event WHERE segment = :segment AND id <= (SELECT id FROM "
-	  "segment_event WHERE segment = :segment ORDER BY id DESC LIMIT 1 OFFSET "
-	  ":keep)",
-	  2, 0 },
-	{ "event_trim_all",
-	  "DELETE FROM segment_event WHERE id <= (SELECT max(id) FROM segment_event) - "
-	  ":keep",
-	  1, 0 },
-	{ "event_all",
-	  "SELECT segment, at_ms, old, new, reason FROM segment_event ORDER BY id",
-	  0, 5 },
-	{ "preferred_put",
-	  "INSERT OR REPLACE INTO preferred (id, name, preference, at_ms) VALUES (1, "
-	  ":name, :preference, :at_ms)",
-	  3, 0 },
-	{ "preferred_clear",
-	  "DELETE FROM preferred",
-	  0, 0 },
-	{ "preferred_all",
-	  "SELECT name, preference, at_ms FROM preferred",
-	  0, 3 },
+const char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {
+	"INSERT OR REPLACE INTO hint (scope, source, uid, segment, score, put_ms, "
+	"expires_ms) VALUES (:scope, :source, :uid, :segment, :score, :put_ms, "
+	":expires_ms)",
+	"DELETE FROM hint WHERE scope = :scope AND source = :source AND uid = :uid "
+	"AND segment = :segment",
+	"DELETE FROM hint",
+	"SELECT scope, source, uid, segment, score, put_ms, expires_ms FROM hint",
+	"INSERT OR REPLACE INTO segment (name, probe, target, sources, state, "
+	"since_ms, ready_ms, reason, capacity, allocated, seen_ms) VALUES (:name, "
+	":probe, :target, :sources, :state, :since_ms, :ready_ms, :reason, :capacity, "
+	":allocated, :seen_ms)",
+	"DELETE FROM segment WHERE name = :name",
+	"DELETE FROM segment",
+	"SELECT name, probe, target, sources, state, since_ms, ready_ms, reason, "
+	"capacity, allocated, seen_ms FROM segment",
+	"INSERT INTO segment_event (segment, at_ms, old, new, reason) VALUES "
+	"(:segment, :at_ms, :old, :new, :reason)",
+	"DELETE FROM segment_event WHERE segment = :segment AND id <= (SELECT id FROM "
+	"segment_event WHERE segment = :segment ORDER BY id DESC LIMIT 1 OFFSET "
+	":keep)",
+	"DELETE FROM segment_event WHERE id <= (SELECT max(id) FROM segment_event) - "
+	":keep",
+	"SELECT segment, at_ms, old, new, reason FROM segment_event ORDER BY id",
+	"INSERT OR REPLACE INTO preferred (id, name, preference, at_ms) VALUES (1, "
+	":name, :preference, :at_ms)",
+	"DELETE FROM preferred",
+	"SELECT name, preference, at_ms FROM preferred",
 };

@@ -42,14 +42,9 @@ enum dray_state_statement_id {
 	DRAY_STATE_STATEMENT_N,
 };
 
-struct dray_state_statement {
-	const char *name;
-	const char *text;
-	unsigned n_parameters; /* numbered from 1, in the order above */
-	unsigned n_columns; /* of a row; 0: it has none */
-};
-
-/* In the order of enum dray_state_statement_id. */
-extern const struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N];
+/*
+ * In the order of enum dray_state_statement_id. Parameters are numbered from 1, in the order above.
+ */
+extern const char *const dray_state_statements[DRAY_STATE_STATEMENT_N];
 
 #endif

@@ -152,13 +152,24 @@ class Writer:
             return f"uint8_t {f.name}[{f.size}]"
         return f"{CTYPES[f.type]} {f.name}"
 
-    def struct(self, name, fields, doc):
+    def members(self, fields, pad="\t"):
+        return "".join(f"{pad}{self.member(f)}; /* {f.doc} */\n" for f in fields if not f.reserved)
+
+    def struct(self, name, fields, doc, shared=None):
+        """`shared`: fields that can also be copied as one struct, which other structs have too."""
         out = f"/* {doc} */\n" if doc else ""
         out += f"struct {self.names.add(name, 'struct')} {{\n"
-        for f in fields:
-            if not f.reserved:
-                out += f"\t{self.member(f)}; /* {f.doc} */\n"
-        return out + "};\n"
+        if shared:
+            out += f"\tunion {{\n\t\tstruct {self.px}_{shared.name} {shared.member};\n\t\tstruct {{\n"
+            out += self.members(shared.of(fields), "\t\t\t") + "\t\t};\n\t};\n"
+        return out + self.members([f for f in fields if not shared or f.name not in shared.fields]) + "};\n"
+
+    def shared(self):
+        out = ""
+        for s in self.pr.shared.values():
+            out += f"\n/* {s.doc} */\nstruct {self.names.add(f'{self.px}_{s.name}', 'shared fields')} {{\n"
+            out += self.members(s.of(s.owners[0].fields)) + "};\n"
+        return out
 
     def check(self, f, var, what, pad):
         """Lines that refuse a bad value of f, nothing where any will do."""
@@ -198,8 +209,10 @@ class Writer:
                 ident = self.names.add(f"{up}_{e['name'].upper()}_{v['name'].upper()}", f"enum {e['name']}")
                 out += f"\t{ident} = {v['value']}, /* {v['doc']} */\n"
             out += "};\n"
-            out += f"const char *{px}_{e['name']}_name(unsigned int v); /* \"?\" if unknown */\n"
-            out += f"bool {px}_{e['name']}_valid(unsigned int v);\n"
+            if e.get("named", True):
+                out += f"const char *{px}_{e['name']}_name(unsigned int v); /* \"?\" if unknown */\n"
+            if e["name"] in pr.checked_enums:
+                out += f"bool {px}_{e['name']}_valid(unsigned int v);\n"
         for b in pr.bits.values():
             out += "\n" + (f"/* {b['doc']} */\n" if b.get("doc") else "")
             for v in b["values"]:
@@ -211,7 +224,7 @@ class Writer:
             out += f"\t{self.names.add(up + '_' + m.name.upper(), 'message ' + m.name)} = 0x{m.type:04x},\n"
         out += f"}};\nconst char *{px}_type_name(unsigned int type); /* \"?\" if unknown */\n\n"
         out += self.struct(f"{px}_header", pr.header.fields, "Header of every message.")
-        out += self.header_functions_declared()
+        out += self.header_functions_declared() + self.shared()
         for r in pr.records.values():
             out += self.record(r)
         for lay in pr.layouts:
@@ -225,30 +238,39 @@ class Writer:
                 " * -EMSGSIZE where cap is too small, -EINVAL where a field is over its limit or not text.\n */\n")
         for m in pr.messages:
             out += self.message_declared(m)
-        out += "\n/* Requests and what answers them: the reply, or the error message. */\n"
-        out += (f"struct {self.names.add(px + '_request_info', 'requests')} {{\n\tuint16_t type, reply;\n\tconst char *name;\n"
-                "\tconst uint16_t *errors; /* codes beside those of any request; ends with 0 */\n};\n")
-        count = len([m for m in pr.messages if m.reply])
-        out += self.define(f"{up}_REQUEST_N", count, "requests")
-        out += f"extern const struct {px}_request_info {px}_requests[{up}_REQUEST_N];\n\n#endif\n"
-        return out
+        return out + (self.body_declared() if pr.body else "") + "\n#endif\n"
+
+    def body_declared(self):
+        px = self.px
+        rows = "".join(f"\tstruct {px}_{m.name} {m.name};\n" for m in self.pr.messages if m.fields)
+        return (f"\n/* The body of any message. */\nunion {self.names.add(px + '_body', 'union of messages')} {{\n{rows}}};\n"
+                f"/* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */\n"
+                f"int {px}_body_decode(unsigned int type, const void *body, size_t len, union {px}_body *ret,\n"
+                f"\tstruct dray_err *reterr);\n")
+
+    def body_decode(self):
+        px, up = self.px, self.up
+        rows = "".join(f"\tcase {up}_{m.name.upper()}:\n\t\treturn {px}_{m.name}_decode(body, len, &ret->{m.name}, reterr);\n"
+                       for m in self.pr.messages if m.fields)
+        return (f"\nint {px}_body_decode(unsigned int type, const void *body, size_t len, union {px}_body *ret,\n"
+                f"\tstruct dray_err *reterr)\n{{\n\tswitch (type) {{\n{rows}\t}}\n\treturn 0;\n}}\n")
 
     def header_functions_declared(self):
         px, up = self.px, self.up
         out = (f"/* Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO. */\n"
                f"int {px}_header_decode(const void *p, size_t len, struct {px}_header *ret, struct dray_err *reterr);\n"
-               f"void {px}_header_put(void *p, const struct {px}_header *h);\n"
-               f"/* Request id of a message that may be refused for its header; 0 where there is none to be had. */\n"
-               f"uint64_t {px}_header_id(const void *p, size_t len);\n")
+               f"void {px}_header_put(void *p, const struct {px}_header *h);\n")
         if self.pr.framing == "packet":
-            out += (f"/* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */\n"
+            out += (f"/* Request id of a message whose header may be refused; 0 if the message has none. */\n"
+                    f"uint64_t {px}_header_id(const void *p, size_t len);\n"
+                    f"/* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */\n"
                     f"int {px}_packet_check(const struct {px}_header *h, size_t packet_len, struct dray_err *reterr);\n")
         return out
 
     def record(self, r):
         px, name = self.px, f"{self.px}_{r.name}"
         out = "\n" + self.define(f"{name.upper()}_SIZE", r.size, f"record {r.name}")
-        out += self.struct(name, r.fields, r.doc)
+        out += self.struct(name, r.fields, r.doc, self.pr.shared_by(r))
         out += f"static inline void {name}_get(const void *src, struct {name} *ret)\n{{\n\tconst uint8_t *p = src;\n\n"
         for f in r.fields:
             if f.reserved:
@@ -260,18 +282,16 @@ class Writer:
         out += f"}}\nstatic inline void {name}_put(void *dst, const struct {name} *r)\n{{\n\tuint8_t *p = dst;\n\n"
         for f in r.fields:
             out += f"\t{self.put(f, f.offset, 'r->' + f.name)}\n"
-        out += "}\n"
-        if r.checked:
-            out += f"/* Enumerations and bits. 0 or -EPROTO. */\nint {name}_check(const struct {name} *r, struct dray_err *reterr);\n"
-        return out
+        return out + "}\n"
 
     def message_declared(self, m):
         name = f"{self.px}_{m.name}"
         out = "\n" + self.define(f"{name.upper()}_MIN", m.min, f"message {m.name}")
         out += self.define(f"{name.upper()}_BODY_MAX", m.max, f"message {m.name}")
         kind = "Request. " if m.reply else ""
-        out += self.struct(name, m.fields, kind + m.doc)
-        out += f"int {name}_decode(const void *body, size_t len, struct {name} *ret, struct dray_err *reterr);\n"
+        out += self.struct(name, m.fields, kind + m.doc, self.pr.shared_by(m))
+        if m.fields:
+            out += f"int {name}_decode(const void *body, size_t len, struct {name} *ret, struct dray_err *reterr);\n"
         out += f"int {name}_encode(void *buf, size_t cap, uint64_t request_id, const struct {name} *m);\n"
         return out
 
@@ -282,20 +302,22 @@ class Writer:
         out = banner("/*", " */")
         out += f'#include "schema/gen/{pr.name}.h"\n\n#include <errno.h>\n\n#include "schema/gen/check.h"\n'
         for e in pr.enums.values():
-            out += self.name_function(f"{px}_{e['name']}_name", "v",
-                                      [(f"{up}_{e['name'].upper()}_{v['name'].upper()}", v["name"]) for v in e["values"]])
-            out += f"\nbool {px}_{e['name']}_valid(unsigned int v)\n{{\n\treturn {self.valid(e)};\n}}\n"
+            rows = [(f"{up}_{e['name'].upper()}_{v['name'].upper()}", v["name"]) for v in e["values"]]
+            if e.get("named", True):
+                out += self.name_function(f"{px}_{e['name']}_name", "v", rows)
+            if e["name"] in pr.checked_enums:
+                out += f"\nbool {px}_{e['name']}_valid(unsigned int v)\n{{\n\treturn {self.valid(e)};\n}}\n"
         out += self.name_function(f"{px}_type_name", "type",
                                   [(f"{up}_{m.name.upper()}", m.name) for m in pr.messages])
         out += self.header_functions()
         for r in pr.records.values():
-            if r.checked:
-                out += f"\nint {px}_{r.name}_check(const struct {px}_{r.name} *r, struct dray_err *reterr)\n{{\n"
+            if r.checked and r.name in pr.elements:
+                out += f"\nstatic int {px}_{r.name}_check(const struct {px}_{r.name} *r, struct dray_err *reterr)\n{{\n"
                 out += "".join(self.check(f, "r->", r.name, "\t") for f in r.fields)
                 out += "\treturn 0;\n}\n"
         for m in pr.messages:
-            out += self.decode(m) + self.encode(m)
-        return out + self.requests()
+            out += (self.decode(m) if m.fields else "") + self.encode(m)
+        return out + (self.body_decode() if pr.body else "")
 
     def name_function(self, name, arg, rows):
         out = f"\nconst char *{name}(unsigned int {arg})\n{{\n\tswitch ({arg}) {{\n"
@@ -344,17 +366,16 @@ void {px}_header_put(void *dst, const struct {px}_header *h)
 """
         for f in self.pr.header.fields:
             out += f"\t{self.put(f, f.offset, 'h->' + f.name)}\n"
-        out += f"""}}
-
+        out += "}\n"
+        if self.pr.framing == "packet":
+            out += f"""
 uint64_t {px}_header_id(const void *src, size_t len)
 {{
 	const uint8_t *p = src;
 
 	return len >= {up}_HEADER_SIZE && dray_le_get32(p) == {up}_MAGIC ? dray_le_get64(p + {at['request_id']}) : 0;
 }}
-"""
-        if self.pr.framing == "packet":
-            out += f"""
+
 int {px}_packet_check(const struct {px}_header *h, size_t packet_len, struct dray_err *reterr)
 {{
 	if (packet_len < {up}_HEADER_SIZE || packet_len - {up}_HEADER_SIZE < h->length)
@@ -466,17 +487,6 @@ static uint8_t *start(void *buf, uint16_t type, size_t length, uint64_t request_
             if not run[-1].var and not last:
                 out += f"\tp += {at};\n"
         return out + f"\treturn (int)({up}_HEADER_SIZE + length);\n}}\n"
-
-    def requests(self):
-        px, up, out = self.px, self.up, "\n"
-        rows = [m for m in self.pr.messages if m.reply]
-        for m in rows:
-            codes = "".join(f"DRAY_E_{e.upper()}, " for e in m.errors)
-            out += f"static const uint16_t {m.name}_errors[] = {{ {codes}0 }};\n"
-        out += f"\nconst struct {px}_request_info {px}_requests[{up}_REQUEST_N] = {{\n"
-        for m in rows:
-            out += f"\t{{ {up}_{m.name.upper()}, {up}_{m.reply.name.upper()}, {quoted(m.name)}, {m.name}_errors }},\n"
-        return out + "};\n"
 
 
 def write(protocol):

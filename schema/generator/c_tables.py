@@ -225,49 +225,39 @@ def dbus(d):
     for e in d["errors"]:
         h += define(f"DRAY_DBUS_ERROR_{snake(e['name']).upper()}", dbus_error(d["interface"], e["name"]), e["doc"])
     h += """
-struct dray_dbus_member {
+struct dray_dbus_method {
 	const char *name;
-	const char *in, *out; /* signatures; of a property its type in out, of a signal its arguments */
-	bool change; /* method that changes something: only for those who may */
-	const char *doc;
+	const char *out; /* signature */
+	bool change; /* only for members of control.group */
 };
 
 """
-    counts = {"properties": len(d["properties"]), "methods": len(d["methods"]), "signals": len(d["signals"])}
-    for what, n in counts.items():
-        upper = {"properties": "PROPERTY"}.get(what, what[:-1].upper())
-        h += f"#define {names.add(f'DRAY_DBUS_{upper}_N', what)} {n}\n"
-        h += f"extern const struct dray_dbus_member dray_dbus_{what}[{n}];\n"
+    n = len(d["methods"])
+    h += f"#define {names.add('DRAY_DBUS_METHOD_N', 'methods')} {n}\n"
+    h += f"extern const struct dray_dbus_method dray_dbus_methods[{n}];\n"
     h += """
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {
 	const char *key;
 	const char *type; /* D-Bus signature: s b u t */
-	const char *doc;
 };
 """
     c = banner("/*", " */") + '#include "schema/gen/dbus.h"\n'
-    for what, items in (("properties", d["properties"]), ("methods", d["methods"]), ("signals", d["signals"])):
-        c += f"\nconst struct dray_dbus_member dray_dbus_{what}[{counts[what]}] = {{\n"
-        for i in items:
-            into = signature(i["in"]) if what == "methods" else ""
-            out = {"properties": lambda i=i: i["type"], "methods": lambda i=i: signature(i["out"]),
-                   "signals": lambda i=i: signature(i["args"])}[what]()
-            change = "true" if i.get("change") else "false"
-            c += f"\t{{ {quoted(i['name'])}, {quoted(into)}, {quoted(out)}, {change}, {quoted(i['doc'])} }},\n"
-        c += "};\n"
+    c += f"\nconst struct dray_dbus_method dray_dbus_methods[{n}] = {{\n"
+    for m in d["methods"]:
+        change = "true" if m["change"] else "false"
+        c += f"\t{{ {quoted(m['name'])}, {quoted(signature(m['out']))}, {change} }},\n"
+    c += "};\n"
     for r in d["records"]:
         up = f"DRAY_DBUS_{r['name'].upper()}"
         h += f"\nenum dray_dbus_{r['name']}_field {{\n"
         for f in r["fields"]:
             h += f"\t{names.add(up + '_FIELD_' + f['name'].upper(), r['name'])},\n"
         h += f"\t{names.add(up + '_FIELD_N', r['name'])},\n}};\n"
-        for f in r["fields"]:
-            h += define(f"{up}_{f['name'].upper()}", f["name"])
         h += f"extern const struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N];\n"
         c += f"\nconst struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N] = {{\n"
         for f in r["fields"]:
-            c += f"\t{{ {quoted(f['name'])}, {quoted(f['type'])}, {quoted(f['doc'])} }},\n"
+            c += f"\t{{ {quoted(f['name'])}, {quoted(f['type'])} }}, /* {f['doc']} */\n"
         c += "};\n"
     xml = introspection(d)
     return {"schema/gen/dbus.h": guarded("dbus", h), "schema/gen/dbus.c": c,

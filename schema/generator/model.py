@@ -146,12 +146,33 @@ class Message:
         return groups
 
 
+class Shared:
+    """Fields that several records and messages have in common, so that C copies them as one struct."""
+
+    def __init__(self, where, raw, owners):
+        check_keys(where, raw, ("name", "member", "doc", "of", "fields"))
+        self.name, self.member, self.doc, self.fields = raw["name"], raw["member"], raw["doc"], raw["fields"]
+        unique(where, "field", [(f, f) for f in self.fields])
+        missing = [name for name in raw["of"] if name not in owners]
+        if missing:
+            raise SchemaError(f"{where}: unknown record or message {missing[0]}")
+        self.owners = [owners[name] for name in raw["of"]]
+        for name in self.fields:
+            kinds = {(f.type, f.enum, f.bits) for o in self.owners for f in o.fields if f.name == name}
+            if len(kinds) != 1 or any(name not in [f.name for f in o.fields] for o in self.owners):
+                raise SchemaError(f"{where}: field {name} is not the same in all of them")
+
+    def of(self, fields):
+        by_name = {f.name: f for f in fields}
+        return [by_name[name] for name in self.fields]
+
+
 class Protocol:
     def __init__(self, file, raw, errors):
         check_keys(file, raw, ("protocol", "prefix", "magic", "version", "header", "limits", "messages"),
-                   ("framing", "constants", "enums", "bits", "records", "layouts"))
+                   ("framing", "body", "constants", "enums", "bits", "records", "layouts", "shared"))
         self.file, self.name, self.prefix, self.magic = file, raw["protocol"], raw["prefix"], raw["magic"]
-        self.framing = raw.get("framing", "stream")
+        self.framing, self.body = raw.get("framing", "stream"), raw.get("body", False)
         self.major, self.minor = raw["version"]["major"], raw["version"]["minor"]
         self.header = Fixed(f"{file}: header", raw["header"])
         if [f.name for f in self.header.fields] != ["magic", "major", "minor", "type", "flags", "length", "request_id"]:
@@ -178,6 +199,15 @@ class Protocol:
                          for m in named(f"{file}: messages", raw["messages"])]
         unique(file, "type", [(m.type, m.name) for m in self.messages])
         self.check_references(errors)
+        owners = {**self.records, **{m.name: m for m in self.messages}}
+        self.shared = {s["name"]: Shared(f"{file}: shared {s['name']}", s, owners)
+                       for s in named(f"{file}: shared", raw.get("shared", []))}
+        self.elements = {f.of for m in self.messages for f in m.fields if f.of}
+        decoded = self.messages + [self.records[name] for name in sorted(self.elements)]
+        self.checked_enums = {f.enum for o in decoded for f in o.fields if f.enum and not f.open}
+
+    def shared_by(self, owner):
+        return next((s for s in self.shared.values() if owner in s.owners), None)
 
     def numbers(self, key, raw):
         items = named(f"{self.file}: {key}", raw.get(key, []))
@@ -191,7 +221,7 @@ class Protocol:
         out = {}
         for item in named(f"{self.file}: {key}", raw.get(key, [])):
             where = f"{self.file}: {what} {item['name']}"
-            check_keys(where, item, ("name", "values"), ("doc",))
+            check_keys(where, item, ("name", "values"), ("doc", "named"))
             for v in named(where, item["values"]):
                 check_keys(f"{where}: {v['name']}", v, ("name", "value", "doc"))
                 if not isinstance(v["value"], int) or v["value"] < 0:

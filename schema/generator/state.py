@@ -64,7 +64,6 @@ def check_statement(db, s):
         cursor = db.execute(s["text"], dict.fromkeys(s["parameters"], 1))
     except sqlite3.Error as e:
         raise SchemaError(f"{where}: {e}") from None
-    s["columns"] = [c[0] for c in cursor.description or []]
     cursor.close()
 
 
@@ -124,15 +123,8 @@ enum dray_state_statement_id {{
     return h + f"""\t{names.add('DRAY_STATE_STATEMENT_N', 'the count')},
 }};
 
-struct dray_state_statement {{
-	const char *name;
-	const char *text;
-	unsigned n_parameters; /* numbered from 1, in the order above */
-	unsigned n_columns; /* of a row; 0: it has none */
-}};
-
-/* In the order of enum dray_state_statement_id. */
-extern const struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N];
+/* In the order of enum dray_state_statement_id. Parameters are numbered from 1, in the order above. */
+extern const char *const dray_state_statements[DRAY_STATE_STATEMENT_N];
 """
 
 
@@ -141,10 +133,9 @@ def source(state):
     c += "const struct dray_state_migration dray_state_migrations[DRAY_STATE_VERSION] = {\n"
     for m in state["migrations"]:
         c += f"\t{{ {quoted(m['doc'])},\n\t  {literal(sentence(m['text']), '	  ')} }},\n"
-    c += "};\n\nconst struct dray_state_statement dray_state_statements[DRAY_STATE_STATEMENT_N] = {\n"
+    c += "};\n\nconst char *const dray_state_statements[DRAY_STATE_STATEMENT_N] = {\n"
     for s in state["statements"]:
-        c += (f"\t{{ {quoted(s['name'])},\n\t  {literal(s['text'], '	  ')},\n"
-              f"\t  {len(s['parameters'])}, {len(s['columns'])} }},\n")
+        c += f"\t{literal(s['text'], '	')},\n"
     return c + "};\n"
 
 

@@ -187,7 +187,12 @@ def older_ends(pr, m):
 def message_c(pr, m):
     name, values = f"{pr.prefix}_{m.name}", values_of(pr, m, "full")
     shown = [f for f in m.fields if not f.reserved]
-    out = f"\nstatic const char *check_{name}(const void *body, size_t len)\n{{\n\tstruct {name} m;\n\n"
+    out = f"\nstatic const char *check_{name}(const void *body, size_t len)\n{{\n"
+    if not m.fields:
+        out += "\treturn NULL;\n}\n\n"
+        out += f"static int encode_{name}(void *buf, size_t cap)\n{{\n" + encode_body(pr, name, shown, values)
+        return out + f"\nstatic int encode_empty_{name}(void *buf, size_t cap)\n{{\n" + encode_body(pr, name, shown, values)
+    out += f"\tstruct {name} m;\n\n"
     out += f"\tif ({name}_decode(body, len, &m, NULL) < 0)\n\t\treturn \"(refused)\";\n"
     for f in shown:
         if f.type == "vec":
@@ -217,8 +222,6 @@ def record_c(pr, r):
     out = f"\nstatic const char *check_record_{name}(const void *wire)\n{{\n\tstruct {name} r;\n\n\t{name}_get(wire, &r);\n"
     for f, v in zip(shown, values):
         out += f"\tif ({differs(f, v, 'r.')})\n\t\treturn {quoted(f.name)};\n"
-    if r.checked:
-        out += f"\tif ({name}_check(&r, NULL) < 0)\n\t\treturn \"(refused)\";\n"
     rows = "".join(f"\t\t{initialiser(f, v, pr)},\n" for f, v in zip(shown, values))
     out += f"\treturn NULL;\n}}\n\nstatic void put_record_{name}(void *wire)\n{{\n"
     return out + f"\tconst struct {name} r = {{\n{rows}\t}};\n\n\t{name}_put(wire, &r);\n}}\n"
@@ -276,6 +279,9 @@ def recode_c(pr):
           "\tvoid *buf, size_t cap, struct dray_err *reterr)\n{\n\tint r;\n\n\tswitch (type) {\n"
     for m in pr.messages:
         name = f"{pr.prefix}_{m.name}"
+        if not m.fields:
+            out += f"\tcase {name.upper()}:\n\t\treturn {name}_encode(buf, cap, id, NULL);\n"
+            continue
         out += (f"\tcase {name.upper()}: {{\n\t\tstruct {name} m;\n\n\t\tr = {name}_decode(body, len, &m, reterr);\n"
                 f"\t\treturn r < 0 ? r : {name}_encode(buf, cap, id, &m);\n\t}}\n")
     return out + "\t}\n\treturn -ENOENT;\n}\n"

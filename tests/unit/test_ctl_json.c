@@ -456,7 +456,7 @@ static void an_earlier_agent_is_understood(void **state)
 static void no_list_is_missing(void **state)
 {
 	for (size_t i = 0; i < DRAY_DBUS_METHOD_N; i++) {
-		const struct dray_dbus_member *m = &dray_dbus_methods[i];
+		const struct dray_dbus_method *m = &dray_dbus_methods[i];
 		bool found = strcmp(m->out, "aa{sv}") != 0;
 
 		for (size_t k = 0; k < DRAY_ARRAY_SIZE(lists); k++)
