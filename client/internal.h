@@ -8,7 +8,7 @@
  * engine.c    driving all of it: epoll, spinning, sleeping, timers
  * transfer.c  the way of a transfer: ring, arena or message
  * placement.c hints, the preferred segment, the launcher's environment
- * open.c, region.c, pool.c, remote.c, token.c, event.c, populate.c, memory.c, error.c: as named
+ * handle.c, region.c, pool.c, remote.c, token.c, event.c, populate.c, memory.c, error.c: as named
  *
  * Names that the linker sees begin with dc_, so that programs with both ends in them (tests) do not
  * mix up ours and the agent's.
