@@ -49,7 +49,7 @@ SRC_gpu := $(sort $(wildcard gpu/*.c))
 SRC_netdetect := $(sort $(wildcard netdetect/*.c))
 SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name "*.c")))
 SRC_client := $(sort $(wildcard client/*.c))
-SRC_ctl := $(filter-out ctl/main.c,$(sort $(wildcard ctl/*.c)))
+SRC_ctl := $(filter-out ctl/main.c ctl/generate/%,$(sort $(shell find ctl -name '*.c')))
 SRC_generate := $(sort $(wildcard ctl/generate/*.c))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \

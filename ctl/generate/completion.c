@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ctl/generate/generate.h"
-#include "ctl/values.h"
+#include "ctl/command_line/values.h"
 
 #define EVERY "."
 

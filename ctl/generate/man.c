@@ -3,10 +3,10 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "ctl/args.h"
+#include "ctl/command_line/args.h"
 #include "ctl/generate/generate.h"
-#include "ctl/manual.h"
-#include "ctl/text.h"
+#include "ctl/command_line/manual.h"
+#include "ctl/render/text.h"
 
 /* --- text into roff ----------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 #include <getopt.h>
 #include <pthread.h>
 
-#include "ctl/ceiling.h"
+#include "ctl/ceiling/copy.h"
 #include "tests/bench/bench.h"
 
 #define THREADS_MAX 64

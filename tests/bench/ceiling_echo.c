@@ -4,9 +4,9 @@
  *
  *   ceiling_echo seqpacket|eventfd|memory|tcp [--size BYTES]
  *
- * What these are is in ctl/ceiling_echo.h. Answers "run COUNT" with the median round trip.
+ * What these are is in ctl/ceiling/echo.h. Answers "run COUNT" with the median round trip.
  */
-#include "ctl/ceiling_echo.h"
+#include "ctl/ceiling/echo.h"
 #include "tests/bench/bench.h"
 
 static void run(struct ceiling_echo *e, struct bench_samples *samples, uint64_t count)

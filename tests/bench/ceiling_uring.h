@@ -6,7 +6,7 @@
 #ifndef DRAY_TESTS_BENCH_CEILING_URING_H
 #define DRAY_TESTS_BENCH_CEILING_URING_H
 
-#include "ctl/ceiling_tcp.h"
+#include "ctl/ceiling/tcp.h"
 #include "tests/bench/bench.h"
 
 #define URING_ENTRIES 256u

@@ -16,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ctl/ceiling_echo.h"
-#include "ctl/ceiling_tcp.h"
+#include "ctl/ceiling/echo.h"
+#include "ctl/ceiling/tcp.h"
 #include "lib/cleanup.h"
 
 #define BYTES 65536u

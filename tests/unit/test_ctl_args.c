@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/args.h"
-#include "ctl/values.h"
+#include "ctl/command_line/args.h"
+#include "ctl/command_line/values.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"

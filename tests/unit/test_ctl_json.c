@@ -12,7 +12,7 @@
 #include <systemd/sd-bus.h>
 #include <unistd.h>
 
-#include "ctl/bench.h"
+#include "ctl/bench/bench.h"
 #include "ctl/ctl.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl/histogram.h"
-#include "ctl/human.h"
-#include "ctl/json.h"
-#include "ctl/table.h"
-#include "ctl/text.h"
+#include "ctl/bench/histogram.h"
+#include "ctl/render/human.h"
+#include "ctl/render/json.h"
+#include "ctl/render/table.h"
+#include "ctl/render/text.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 

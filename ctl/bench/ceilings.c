@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/bench/ceilings.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+#include "lib/err.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+
+/* tcp.streams and tcp.latency_streams of an agent, by default. */
+#define STREAMS_BULK 2
+#define STREAMS_LATENCY 1
+/* A call of the bare loop moves about as much as the agent does by one. */
+#define CALL_BYTES (1u << 20)
+
+struct bench_ceiling_ops {
+	const char *name, *text;
+	bool latency;
+	/* 0 or a negated errno */
+	int (*open)(struct bench_ceilings *c, struct bench_ceiling *one);
+	/* As much as dray did in its lap; *ret: bytes a second, or nanoseconds. */
+	int (*round)(struct bench_ceilings *c, struct bench_ceiling *one,
+		     const struct bench_lap *dray, double *ret);
+};
+
+/* --- memcpy ------------------------------------------------------------------------------------- */
+
+static int copy_open(struct bench_ceilings *c, struct bench_ceiling *one)
+{
+	return 0;
+}
+
+static int copy_round(struct bench_ceilings *c, struct bench_ceiling *one,
+		      const struct bench_lap *dray, double *ret)
+{
+	int64_t began = dray_now().ns;
+	uint64_t bytes = ceiling_copy(&c->work, c->plan->direction, &c->at,
+				      dray_max(dray->transfers, (uint64_t)1) * c->plan->ops);
+
+	*ret = bench_per_second(bytes, dray_now().ns - began);
+	return 0;
+}
+
+/* --- bare socket loop --------------------------------------------------------------------------- */
+
+static struct ceiling_tcp_plan tcp_plan(const struct bench_ceilings *c, bool sending)
+{
+	const struct bench_plan *p = c->plan;
+	uint64_t batch = dray_max(CALL_BYTES / p->size, (uint64_t)1);
+
+	return (struct ceiling_tcp_plan){
+		.work = c->work,
+		.sending = sending,
+		.local = sending == (p->direction == DRAY_DIRECTION_WRITE),
+		.streams = p->priority == DRAY_PRIORITY_LATENCY ? STREAMS_LATENCY : STREAMS_BULK,
+		.batch = (unsigned)dray_min(batch, (uint64_t)CEILING_TCP_BATCH_MAX),
+	};
+}
+
+/* A child has no page tables for shared memory: filled here, not in the first round. */
+static void pages_fill(const struct bench_ceilings *c)
+{
+	const struct dray_memory *far = &c->far->memory;
+
+	if (c->plan->direction == DRAY_DIRECTION_WRITE)
+		madvise(far->address, far->length, MADV_POPULATE_WRITE);
+	else
+		for (uint64_t i = 0; i < c->plan->sessions; i++)
+			madvise(c->sessions[i].end.memory.address, c->sessions[i].end.memory.length,
+				MADV_POPULATE_WRITE);
+}
+
+static int receiver_start(struct bench_ceilings *c, struct bench_ceiling *one, uint16_t *ret_port)
+{
+	struct ceiling_tcp_plan plan = tcp_plan(c, false);
+	pid_t parent = getpid();
+	struct ceiling_tcp *t;
+	int ret = ceiling_tcp_new(&plan, &t);
+
+	if (ret)
+		return ret;
+	ret = ceiling_tcp_listen(t, "127.0.0.1", ret_port);
+	one->child = ret ? 0 : fork();
+	if (!ret && !one->child) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		pages_fill(c);
+		_exit(getppid() != parent || ceiling_tcp_accept(t) || ceiling_tcp_receive(t));
+	}
+	if (one->child < 0) {
+		one->child = 0;
+		ret = -errno;
+	}
+	ceiling_tcp_free(t);
+	return ret;
+}
+
+static int tcp_open(struct bench_ceilings *c, struct bench_ceiling *one)
+{
+	struct ceiling_tcp_plan plan = tcp_plan(c, true);
+	uint16_t port;
+	int ret = receiver_start(c, one, &port);
+
+	if (!ret)
+		ret = ceiling_tcp_new(&plan, &one->tcp);
+	return ret ? ret : ceiling_tcp_connect(one->tcp, "127.0.0.1", port);
+}
+
+static int tcp_round(struct bench_ceilings *c, struct bench_ceiling *one,
+		     const struct bench_lap *dray, double *ret)
+{
+	uint64_t wanted = dray_max(dray->transfers, (uint64_t)1) * c->plan->ops, ops, bytes = 0;
+	int64_t began = dray_now().ns;
+	int err = ceiling_tcp_send(one->tcp, wanted, &ops, &bytes);
+
+	*ret = bench_per_second(bytes, dray_now().ns - began);
+	return err;
+}
+
+/* --- round trips -------------------------------------------------------------------------------- */
+
+static int memory_open(struct bench_ceilings *c, struct bench_ceiling *one)
+{
+	return ceiling_echo_open(&one->echo, CEILING_ECHO_MEMORY, 1);
+}
+
+static int eventfd_open(struct bench_ceilings *c, struct bench_ceiling *one)
+{
+	return ceiling_echo_open(&one->echo, CEILING_ECHO_EVENTFD, 1);
+}
+
+static int request_open(struct bench_ceilings *c, struct bench_ceiling *one)
+{
+	return ceiling_echo_open(&one->echo, CEILING_ECHO_TCP, c->plan->size);
+}
+
+/* As many trips as dray made, or for as long. */
+static int echo_round(struct bench_ceilings *c, struct bench_ceiling *one,
+		      const struct bench_lap *dray, double *ret)
+{
+	struct ctl_histogram *h = calloc(1, sizeof(*h));
+	unsigned group = ceiling_echo_group(&one->echo);
+	int64_t began = dray_now().ns, last = began;
+	int err = h ? 0 : -ENOMEM;
+
+	ceiling_echo_resume(&one->echo);
+	for (uint64_t i = 0;
+	     !err && (!i || (i < dray->transfers && last - began < dray->duration_ns));
+	     i += group) {
+		int64_t now;
+
+		err = ceiling_echo_trips(&one->echo, group);
+		now = dray_now().ns;
+		/* tenths, which a median of the fast ones needs */
+		if (!err)
+			ctl_histogram_add(h, (uint64_t)(now - last) * 10 / group);
+		last = now;
+	}
+	ceiling_echo_pause(&one->echo);
+	if (!err)
+		*ret = (double)ctl_histogram_quantile(h, 0.5) / 10;
+	free(h);
+	return err;
+}
+
+static const struct bench_ceiling_ops copy = { "memcpy", "memcpy in one thread", false, copy_open,
+					       copy_round };
+static const struct bench_ceiling_ops socket_loop = { "socket_loop", "bare socket loop", false,
+						      tcp_open, tcp_round };
+static const struct bench_ceiling_ops memory_echo = { "memory_echo", "shared-memory ping-pong",
+						      true, memory_open, echo_round };
+static const struct bench_ceiling_ops eventfd_echo = { "eventfd_echo", "eventfd ping-pong", true,
+						       eventfd_open, echo_round };
+static const struct bench_ceiling_ops tcp_echo = { "tcp_echo", "bare TCP request and answer", true,
+						   request_open, echo_round };
+
+/* --- all of a run ------------------------------------------------------------------------------- */
+
+/* Which fit, NULL behind the last. */
+static void choose(const struct bench_plan *p, unsigned transport,
+		   const struct bench_ceiling_ops *ret[BENCH_CEILINGS_MAX + 1])
+{
+	bool trips = p->batch == 1 && p->ops == 1 && p->sessions == 1, can_spin;
+	struct dray_cpus cpus;
+	unsigned n = 0;
+
+	dray_cpus_get(&cpus);
+	can_spin = dray_cpus_can_spin(&cpus, NULL, 0);
+	ret[n++] = transport == DMSG_TRANSPORT_TCP ? &socket_loop : &copy;
+	if (trips && transport == DMSG_TRANSPORT_TCP)
+		ret[n++] = &tcp_echo;
+	/* two that spin on one processor would measure its scheduler */
+	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != BENCH_WAIT_SLEEP && can_spin)
+		ret[n++] = &memory_echo;
+	if (trips && transport == DMSG_TRANSPORT_LOCAL && (p->wait != BENCH_WAIT_SPIN || !can_spin))
+		ret[n++] = &eventfd_echo;
+	ret[n] = NULL;
+}
+
+/* The transfers of all sessions in turn, slot by slot. */
+static int list_make(struct bench_ceilings *c)
+{
+	const struct bench_session *sessions = c->sessions;
+	const struct bench_plan *p = c->plan;
+	uint64_t slots = UINT64_MAX;
+	struct dray_op *to;
+
+	for (uint64_t i = 0; i < p->sessions; i++)
+		slots = dray_min(slots, sessions[i].slots);
+	to = c->list = calloc(slots * p->sessions * p->ops, sizeof(*c->list));
+	if (!to)
+		return -ENOMEM;
+	for (uint64_t slot = 0; slot < slots; slot++)
+		for (uint64_t i = 0; i < p->sessions; i++)
+			for (uint64_t k = 0; k < p->ops; k++, to++) {
+				*to = sessions[i].ops[slot * p->ops + k];
+				to->local += (uintptr_t)sessions[i].end.memory.address;
+				to->remote += (uintptr_t)c->far->memory.address;
+			}
+	c->work = (struct ceiling_work){ .ops = c->list, .n = (size_t)(to - c->list) };
+	return 0;
+}
+
+static int one_open(struct bench_ceilings *c, const struct bench_ceiling_ops *kind)
+{
+	struct bench_ceiling *one = &c->v[c->n++];
+
+	*one = (struct bench_ceiling){ .kind = kind, .echo = CEILING_ECHO_NULL };
+	one->values = calloc(c->plan->rounds, sizeof(*one->values));
+	one->dray = calloc(c->plan->rounds, sizeof(*one->dray));
+	one->ratios = calloc(c->plan->rounds, sizeof(*one->ratios));
+	return one->values && one->dray && one->ratios ? kind->open(c, one) : -ENOMEM;
+}
+
+int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
+			const struct bench_session *sessions, const struct bench_end *far,
+			unsigned transport, FILE *notes, struct ctl_err *reterr)
+{
+	const struct bench_ceiling_ops *kinds[BENCH_CEILINGS_MAX + 1];
+	int err;
+
+	*c = (struct bench_ceilings){ .plan = p, .sessions = sessions, .far = far };
+	if (transport != DMSG_TRANSPORT_LOCAL && transport != DMSG_TRANSPORT_TCP) {
+		fprintf(notes,
+			"drayctl: the ceiling of %s is perftest's, which make bench-vm measures "
+			"beside dray; there is none here\n",
+			dmsg_transport_name(transport));
+		return 0;
+	}
+	c->v = calloc(BENCH_CEILINGS_MAX, sizeof(*c->v));
+	err = c->v ? list_make(c) : -ENOMEM;
+	choose(p, transport, kinds);
+	for (unsigned i = 0; !err && kinds[i]; i++) {
+		err = one_open(c, kinds[i]);
+		if (err)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s: %s",
+					   kinds[i]->text, dray_errno_text(err));
+	}
+	return err ? ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s", dray_errno_text(err)) :
+		     0;
+}
+
+void bench_ceilings_close(struct bench_ceilings *c)
+{
+	for (unsigned i = 0; i < c->n; i++) {
+		struct bench_ceiling *one = &c->v[i];
+
+		ceiling_echo_close(&one->echo);
+		ceiling_tcp_free(one->tcp);
+		if (one->child) {
+			kill(one->child, SIGKILL);
+			waitpid(one->child, NULL, 0);
+		}
+		free(one->values);
+		free(one->dray);
+		free(one->ratios);
+	}
+	free(c->v);
+	free(c->list);
+	*c = (struct bench_ceilings){ .n = 0 };
+}
+
+int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray,
+		       struct ctl_err *reterr)
+{
+	for (unsigned i = 0; i < c->n; i++) {
+		struct bench_ceiling *one = &c->v[i];
+		int err = one->kind->round(c, one, dray, &one->now);
+
+		if (err)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s: %s",
+					   one->kind->text, dray_errno_text(err));
+	}
+	return 0;
+}
+
+void bench_ceilings_compare(struct bench_ceilings *c, const struct bench_lap *dray)
+{
+	for (unsigned i = 0; i < c->n; i++) {
+		struct bench_ceiling *one = &c->v[i];
+
+		one->dray[c->rounds] = one->kind->latency ?
+					       (double)ctl_histogram_quantile(&dray->latency, 0.5) :
+					       bench_per_second(dray->bytes, dray->duration_ns);
+		one->values[c->rounds] = one->now;
+		one->ratios[c->rounds] = one->dray[c->rounds] / one->now;
+	}
+	c->rounds++;
+}
+
+static int by_size(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *v, unsigned n)
+{
+	qsort(v, n, sizeof(*v), by_size);
+	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+void bench_ceilings_tell(struct bench_ceilings *c, struct bench_result *ret)
+{
+	for (unsigned i = 0; i < c->n; i++) {
+		struct bench_ceiling *one = &c->v[i];
+
+		ret->ceilings[i] = (struct bench_ceiling_result){
+			.name = one->kind->name,
+			.text = one->kind->text,
+			.latency = one->kind->latency,
+			.dray = median(one->dray, c->rounds),
+			.ceiling = median(one->values, c->rounds),
+			.ratio = median(one->ratios, c->rounds),
+			.ratio_min = one->ratios[0],
+			.ratio_max = one->ratios[c->rounds - 1],
+		};
+	}
+	ret->n_ceilings = c->n;
+}

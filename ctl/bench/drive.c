@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/bench/drive.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+#include "lib/err.h"
+#include "lib/time.h"
+
+/* Longer than a transfer's deadline: an agent that says nothing for so long is stopped. */
+#define PATIENCE_MS 30000
+/* As libdray's spin_us. */
+#define SPIN_NS 20000
+/* Of spinning, between two looks at whether anything has ended lately. */
+#define TURNS_PER_CLOCK 1024
+
+static int patience_ms(const struct bench_drive *d)
+{
+	return PATIENCE_MS + (int)(d->plan->timeout_ns / DRAY_NS_PER_MS);
+}
+
+static int impatient(const struct bench_drive *d, struct ctl_err *reterr)
+{
+	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
+			   "the agent has ended no transfer for %d s; it may be stopped",
+			   patience_ms(d) / 1000);
+}
+
+static int fly(struct bench_drive *d, struct bench_session *s, struct ctl_err *reterr)
+{
+	int64_t now = dray_now().ns;
+	int n;
+
+	d->heard_ns = now;
+	if (!d->left || now >= d->ends_ns)
+		return 0;
+	n = bench_session_fly(s, d->left, now, reterr);
+	if (n < 0)
+		return -1;
+	d->left -= (uint64_t)n;
+	d->in_flight += (uint64_t)n;
+	return 0;
+}
+
+/* After libdray said that so much is to be taken. How many transfers ended, or -1. */
+static int serve(struct bench_drive *d, struct bench_session *s, int ready, struct ctl_err *reterr)
+{
+	int n;
+
+	if (!ready)
+		return 0;
+	if (ready < 0)
+		return bench_failed(reterr, s->end.d, "the session ended", ready);
+	n = bench_session_land(s, d->lap, reterr);
+	if (n < 0)
+		return -1;
+	d->in_flight -= (uint64_t)n;
+	return fly(d, s, reterr) < 0 ? -1 : n;
+}
+
+/* --- ways to wait: how many transfers ended, which may be none; -1 -------------------------------- */
+
+/* One look at each session. arm: and their descriptors are to be slept on next. */
+static int look(struct bench_drive *d, bool arm, struct ctl_err *reterr)
+{
+	int n = 0;
+
+	for (uint64_t i = 0; i < d->plan->sessions; i++) {
+		struct bench_session *s = &d->sessions[i];
+		int got;
+
+		if (!s->in_flight)
+			continue;
+		got = serve(d, s, arm ? dray_process(s->end.d, 0) : dray_poll(s->end.d), reterr);
+		if (got < 0)
+			return -1;
+		n += got;
+	}
+	return n;
+}
+
+static int spin(struct bench_drive *d, struct ctl_err *reterr)
+{
+	for (unsigned i = 0; i < TURNS_PER_CLOCK; i++) {
+		int n = look(d, false, reterr);
+
+		if (n)
+			return n;
+	}
+	if (dray_now().ns - d->heard_ns > patience_ms(d) * DRAY_NS_PER_MS)
+		return impatient(d, reterr);
+	return 0;
+}
+
+static int wait_for_one(struct bench_drive *d, struct ctl_err *reterr)
+{
+	struct bench_session *s = d->sessions;
+	int ready = dray_process(s->end.d, patience_ms(d));
+
+	return ready ? serve(d, s, ready, reterr) : impatient(d, reterr);
+}
+
+static int sleep_on_all(struct bench_drive *d, struct ctl_err *reterr)
+{
+	struct epoll_event ev[BENCH_SESSIONS_MAX];
+	int n = epoll_wait(d->epoll_fd, ev, BENCH_SESSIONS_MAX, patience_ms(d)), ended = 0;
+
+	if (n < 0 && errno != EINTR)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll: %s", dray_errno_text(errno));
+	if (!n)
+		return impatient(d, reterr);
+	for (int i = 0; i < n; i++) {
+		struct bench_session *s = ev[i].data.ptr;
+		int got = serve(d, s, dray_process(s->end.d, 0), reterr);
+
+		if (got < 0)
+			return -1;
+		ended += got;
+	}
+	return ended;
+}
+
+static int wait_for_all(struct bench_drive *d, struct ctl_err *reterr)
+{
+	int64_t until = dray_now().ns + d->spin_ns;
+	int n = 0;
+
+	/* without polling in between the descriptors are still armed */
+	if (!d->spin_ns)
+		return sleep_on_all(d, reterr);
+	while (!n && dray_now().ns < until)
+		n = look(d, false, reterr);
+	if (!n)
+		n = look(d, true, reterr);
+	return n ? n : sleep_on_all(d, reterr);
+}
+
+static int turn(struct bench_drive *d, struct ctl_err *reterr)
+{
+	if (d->plan->wait == BENCH_WAIT_SPIN)
+		return spin(d, reterr);
+	return d->plan->sessions == 1 ? wait_for_one(d, reterr) : wait_for_all(d, reterr);
+}
+
+int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
+		    struct bench_lap *ret, struct ctl_err *reterr)
+{
+	int64_t began = dray_now().ns;
+
+	*ret = (struct bench_lap){ .transfers = 0 };
+	d->lap = ret;
+	d->left = count ? count : UINT64_MAX;
+	d->ends_ns = count ? INT64_MAX : began + duration_ns;
+	for (uint64_t i = 0; i < d->plan->sessions; i++)
+		if (fly(d, &d->sessions[i], reterr) < 0)
+			return -1;
+	while (d->in_flight)
+		if (turn(d, reterr) < 0)
+			return -1;
+	ret->duration_ns = dray_now().ns - began;
+	return 0;
+}
+
+int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
+		     struct bench_session *sessions, struct ctl_err *reterr)
+{
+	struct dray_cpus cpus;
+
+	*d = (struct bench_drive){ .plan = p, .sessions = sessions, .epoll_fd = -1 };
+	dray_cpus_get(&cpus);
+	if (p->wait == BENCH_WAIT_ADAPTIVE && dray_cpus_can_spin(&cpus, NULL, 0))
+		d->spin_ns = SPIN_NS;
+	d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	for (uint64_t i = 0; i < p->sessions; i++) {
+		struct epoll_event ev = { .events = EPOLLIN, .data.ptr = &sessions[i] };
+
+		if (d->epoll_fd < 0 ||
+		    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, dray_fd(sessions[i].end.d), &ev))
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll: %s",
+					   dray_errno_text(errno));
+	}
+	return 0;
+}
+
+void bench_drive_close(struct bench_drive *d)
+{
+	d->epoll_fd = dray_close(d->epoll_fd);
+}

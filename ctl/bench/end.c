@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/bench/bench.h"
+#include "lib/cleanup.h"
+#include "lib/time.h"
+#include "schema/gen/data.h"
+
+/* Registering touches every page: about 0.3 s a GiB. */
+#define REQUEST_MS_MIN 60000
+/* libdray's defaults; more where more is to be in flight. */
+#define RING_ENTRIES_MIN 256
+#define ARENA_BYTES_MIN (4u << 20)
+/* Lists in the arena begin on cache lines of their own. */
+#define LIST_UNIT 64
+
+static enum ctl_exit exit_of(int code)
+{
+	switch (code) {
+	case DRAY_E_DENIED:
+	case DRAY_E_QUOTA:
+	case DRAY_E_DRAINING:
+	case DRAY_E_VERSION:
+	case DRAY_E_TOKEN_INVALID:
+	case DRAY_E_TOKEN_EXPIRED:
+	case DRAY_E_TOKEN_USED:
+	case DRAY_E_TOKEN_AUDIENCE:
+	case DRAY_E_INCARNATION:
+	case DRAY_E_REVOKED:
+	case DRAY_E_PEER_DENIED:
+		return CTL_EXIT_REFUSED;
+	default:
+		return CTL_EXIT_FAILED;
+	}
+}
+
+int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what, int ret)
+{
+	const char *why = d ? dray_last_error(d) : "";
+
+	return ctl_err_set(reterr, exit_of(-ret), "%s: %s (%s)", what,
+			   *why ? why : dray_strerror(ret), dray_strerrorname(ret));
+}
+
+uint64_t bench_list_bytes(const struct bench_plan *p)
+{
+	uint64_t bytes = p->ops > 1 ? p->ops * DMSG_OP_SIZE : 0;
+
+	return (bytes + LIST_UNIT - 1) / LIST_UNIT * LIST_UNIT;
+}
+
+/*
+ * Rings and arena for all that is to be in flight; an end that only has memory needs neither. What was measured is void
+ * after a restart of the agent: only who serves waits for that.
+ */
+static void options_of_role(const struct bench_plan *p, enum bench_role role,
+			    struct dray_options *o)
+{
+	if (role != BENCH_ASKS) {
+		o->flags = DRAY_OPTION_NO_RING |
+			   (role == BENCH_OWNS ? DRAY_OPTION_NO_RECONNECT : 0);
+		return;
+	}
+	o->socket = p->socket;
+	o->flags = DRAY_OPTION_NO_RECONNECT |
+		   (p->wait == BENCH_WAIT_SLEEP ? DRAY_OPTION_NO_SPIN : 0);
+	o->ring_entries = RING_ENTRIES_MIN;
+	while (o->ring_entries < p->batch)
+		o->ring_entries *= 2;
+	o->arena_bytes = dray_max((uint64_t)ARENA_BYTES_MIN, bench_list_bytes(p) * p->batch);
+}
+
+static int session_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
+			struct ctl_err *reterr)
+{
+	unsigned ms = (unsigned)(p->timeout_ns / DRAY_NS_PER_MS);
+	struct dray_options options = { .socket = p->owner ? p->owner : p->socket,
+					.name = "drayctl bench",
+					.connect_ms = dray_max(ms, 1u),
+					.request_ms = dray_max(ms, (unsigned)REQUEST_MS_MIN) };
+	char why[240] = "";
+	int ret;
+
+	options_of_role(p, role, &options);
+	ret = dray_connect(&options, &e->d, why, sizeof(why));
+	if (!ret)
+		return 0;
+	if (ret == -DRAY_E_PEER_UNREACHABLE || ret == -DRAY_E_TIMEOUT)
+		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "%s",
+				   *why ? why : dray_strerror(ret));
+	return ctl_err_set(reterr, exit_of(-ret), "%s (%s)", *why ? why : dray_strerror(ret),
+			   dray_strerrorname(ret));
+}
+
+int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_role role,
+		   uint64_t memory, struct ctl_err *reterr)
+{
+	int ret;
+
+	*e = BENCH_END_NULL;
+	if (session_open(e, p, role, reterr) < 0)
+		return -1;
+	ret = dray_memory_alloc(memory, 0, &e->memory);
+	if (ret)
+		return bench_failed(reterr, NULL, "memory", ret);
+	ret = dray_region_add_memory(e->d, &e->memory, DRAY_READ | DRAY_WRITE, &e->region);
+	return ret ? bench_failed(reterr, e->d, "registering memory", ret) : 0;
+}
+
+void bench_end_close(struct bench_end *e)
+{
+	/* the agent lets go of everything by itself, and nobody uses this memory again */
+	dray_disconnect(e->d);
+	dray_memory_free(&e->memory);
+	*e = BENCH_END_NULL;
+}

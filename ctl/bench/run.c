@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end that measures: opens both ends, rehearses, and runs laps, with the ceilings between them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/bench/ceilings.h"
+#include "ctl/bench/drive.h"
+#include "ctl/render/human.h"
+#include "lib/cleanup.h"
+#include "schema/gen/data.h"
+
+struct run {
+	const struct bench_plan *plan;
+	struct bench_result *result;
+	struct bench_end far; /* open where it is ours */
+	struct bench_session *sessions;
+	struct bench_drive drive;
+	struct bench_lap *lap;
+	struct bench_ceilings ceilings;
+};
+
+/* --- getting ready ------------------------------------------------------------------------------ */
+
+/* Touching more memory than there is has somebody killed; that is told before. */
+static int memory_check(const struct bench_plan *p, struct ctl_err *reterr)
+{
+	uint64_t needed = p->memory * p->sessions * (p->token ? 1 : 2), available = UINT64_MAX;
+	char line[128], a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
+	FILE *f = fopen("/proc/meminfo", "re");
+	unsigned long long kib;
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+			available = (uint64_t)kib << 10;
+	if (f)
+		fclose(f);
+	if (needed <= available)
+		return 0;
+	return ctl_err_set(reterr, CTL_EXIT_FAILED,
+			   "this needs %s of memory, and %s are available; less of --size, --ops, "
+			   "--batch, --sessions or --memory needs less",
+			   ctl_show_size(needed, a), ctl_show_size(available, b));
+}
+
+static int token_get(struct run *r, struct dray_token *ret, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = r->plan;
+	int err;
+
+	if (p->token) {
+		err = dray_token_parse(p->token, ret);
+		return err ? ctl_err_set(
+				     reterr, CTL_EXIT_USAGE,
+				     "--token: that is not what drayctl bench --serve printed") :
+			     0;
+	}
+	/* a part for each session */
+	if (bench_end_open(&r->far, p, BENCH_OWNS, p->memory * p->sessions, reterr) < 0)
+		return -1;
+	err = dray_region_export(r->far.d, r->far.region, NULL, ret);
+	return err ? bench_failed(reterr, r->far.d, "exporting", err) : 0;
+}
+
+static int sessions_open(struct run *r, struct ctl_err *reterr)
+{
+	const struct bench_end *far = r->far.d ? &r->far : NULL;
+	struct dray_token token;
+
+	if (memory_check(r->plan, reterr) < 0 || token_get(r, &token, reterr) < 0)
+		return -1;
+	for (unsigned i = 0; i < r->plan->sessions; i++)
+		if (bench_session_open(&r->sessions[i], r->plan, i, &token, reterr) < 0)
+			return -1;
+	for (unsigned i = 0; i < r->plan->sessions; i++)
+		if (bench_session_rehearse(&r->sessions[i], far, &r->result->transport, reterr) < 0)
+			return -1;
+	return bench_drive_open(&r->drive, r->plan, r->sessions, reterr);
+}
+
+/* --- measuring ---------------------------------------------------------------------------------- */
+
+static int lap(struct run *r, uint64_t count, int64_t duration_ns, struct ctl_err *reterr)
+{
+	struct bench_result *res = r->result;
+
+	if (bench_drive_lap(&r->drive, count, duration_ns, r->lap, reterr) < 0)
+		return -1;
+	res->transfers += r->lap->transfers;
+	res->bytes += r->lap->bytes;
+	res->duration_ns += r->lap->duration_ns;
+	res->transport = r->lap->transport;
+	ctl_histogram_merge(&res->latency, &r->lap->latency);
+	return 0;
+}
+
+/* Which goes first alternates: what one leaves in the caches helps the other as often. */
+static int round_run(struct run *r, unsigned i, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = r->plan;
+	uint64_t count = p->count / p->rounds + (i < p->count % p->rounds);
+	int64_t ns = p->duration_ns / (int64_t)p->rounds;
+	int ret = 0;
+
+	if (i % 2)
+		ret = bench_ceilings_run(&r->ceilings, r->lap, reterr);
+	if (!ret)
+		ret = lap(r, count, ns, reterr);
+	if (!ret && i % 2 == 0)
+		ret = bench_ceilings_run(&r->ceilings, r->lap, reterr);
+	if (!ret)
+		bench_ceilings_compare(&r->ceilings, r->lap);
+	return ret;
+}
+
+static int measure(struct run *r, FILE *notes, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = r->plan;
+	unsigned first = r->result->transport;
+	int ret = 0;
+
+	if (!p->rounds)
+		return lap(r, p->count, p->duration_ns, reterr);
+	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first, notes, reterr);
+	for (unsigned i = 0; !ret && i < p->rounds; i++)
+		ret = round_run(r, i, reterr);
+	/* a registration that ends late, or a rail that is lost */
+	if (!ret && r->result->transport != first)
+		fprintf(notes,
+			"drayctl: the path changed from %s to %s while measuring: there is no "
+			"ceiling; run it again\n",
+			dmsg_transport_name(first), dmsg_transport_name(r->result->transport));
+	else if (!ret)
+		bench_ceilings_tell(&r->ceilings, r->result);
+	return ret;
+}
+
+/* Jain's index: 1 where all have moved as much, 1/n where one has moved all. */
+static double fairness(const struct bench_session *s, uint64_t n)
+{
+	double sum = 0, squares = 0;
+
+	for (uint64_t i = 0; i < n; i++) {
+		sum += (double)s[i].bytes;
+		squares += (double)s[i].bytes * (double)s[i].bytes;
+	}
+	return squares > 0 ? sum * sum / ((double)n * squares) : 1;
+}
+
+int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret_result,
+	      struct ctl_err *reterr)
+{
+	struct run r = { .plan = p,
+			 .result = ret_result,
+			 .far = BENCH_END_NULL,
+			 .drive = BENCH_DRIVE_NULL,
+			 .sessions = calloc(p->sessions, sizeof(*r.sessions)),
+			 .lap = calloc(1, sizeof(*r.lap)) };
+	int ret = 0;
+
+	if (!r.sessions || !r.lap)
+		ret = ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+	for (uint64_t i = 0; !ret && i < p->sessions; i++)
+		r.sessions[i].end = BENCH_END_NULL;
+	if (!ret)
+		ret = sessions_open(&r, reterr);
+	if (!ret)
+		ret = measure(&r, notes, reterr);
+	if (!ret)
+		ret_result->fairness = fairness(r.sessions, p->sessions);
+	bench_ceilings_close(&r.ceilings);
+	bench_drive_close(&r.drive);
+	for (uint64_t i = 0; r.sessions && i < p->sessions; i++)
+		bench_session_close(&r.sessions[i]);
+	bench_end_close(&r.far);
+	free(r.sessions);
+	free(r.lap);
+	return ret;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The other end: memory, its token on standard output, and patience. */
+#include <errno.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "ctl/bench/bench.h"
+#include "ctl/render/json.h"
+#include "lib/err.h"
+
+static int token_print(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+{
+	struct ctl_json j = CTL_JSON(c->out);
+	struct dray_token token;
+	int ret = dray_region_export(e->d, e->region, NULL, &token);
+
+	if (ret)
+		return bench_failed(reterr, e->d, "exporting", ret);
+	if (c->format == CTL_JSON) {
+		ctl_json_object(&j, NULL);
+		ctl_json_string(&j, "token", token.text);
+		ctl_json_uint(&j, "length", e->memory.length);
+		ctl_json_end(&j);
+	} else {
+		fprintf(c->out, "%s\n", token.text);
+	}
+	/* whoever waits for it reads a pipe */
+	if (fflush(c->out) != 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "writing: %s", dray_errno_text(errno));
+	return 0;
+}
+
+static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+{
+	struct dray_event ev;
+
+	while (dray_next_event(e->d, &ev) > 0) {
+		switch (ev.type) {
+		case DRAY_EVENT_RESTORED:
+			/* the old token died with the session */
+			if (token_print(c, e, reterr) < 0)
+				return -1;
+			break;
+		case DRAY_EVENT_CLOSED:
+		case DRAY_EVENT_REGION_LOST:
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "the session ended: %s",
+					   ev.message && *ev.message ? ev.message :
+								       dray_strerror(ev.code));
+		case DRAY_EVENT_DRAINING:
+			fputs("drayctl: the agent is draining\n", c->err);
+			break;
+		case DRAY_EVENT_LOST:
+			fputs("drayctl: the agent is gone; waiting for it, then there is a new "
+			      "token\n",
+			      c->err);
+			break;
+		case DRAY_EVENT_NOTIFICATION:
+		case DRAY_EVENT_REMOTE_LOST:
+		case DRAY_EVENT_SEGMENT:
+			break;
+		}
+	}
+	return 0;
+}
+
+/* End of file on standard input, which is looked at when poll() says so? */
+static bool input_ended(int fd, short revents)
+{
+	char drop[256];
+
+	return revents && read(fd, drop, sizeof(drop)) <= 0 && errno != EINTR && errno != EAGAIN;
+}
+
+static int serve(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
+{
+	struct pollfd p[] = {
+		{ .fd = c->env->in, .events = POLLIN },
+		{ .fd = dray_fd(e->d), .events = POLLIN },
+	};
+
+	for (;;) {
+		/* also what came while the token was made */
+		int ret = dray_process(e->d, 0);
+
+		if (ret < 0)
+			return bench_failed(reterr, e->d, "the session ended", ret);
+		if (events_take(c, e, reterr) < 0)
+			return -1;
+		errno = 0;
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "poll: %s",
+					   dray_errno_text(errno));
+		errno = 0;
+		if (input_ended(p[0].fd, p[0].revents))
+			return 0;
+	}
+}
+
+int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr)
+{
+	struct bench_end end;
+	int ret = bench_end_open(&end, p, BENCH_SERVES, p->memory, reterr);
+
+	if (!ret)
+		ret = token_print(c, &end, reterr);
+	if (!ret)
+		ret = serve(c, &end, reterr);
+	bench_end_close(&end);
+	return ret;
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/bench/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/render/human.h"
+#include "lib/cleanup.h"
+#include "lib/time.h"
+
+/* A transfer that takes longer has failed. */
+#define DEADLINE_MS 30000
+#define PAGE_BYTES 4096u
+
+static uint64_t slot_bytes(const struct bench_plan *p)
+{
+	return p->size * p->ops;
+}
+
+/* --- getting ready ------------------------------------------------------------------------------ */
+
+static int remote_get(struct bench_session *s, const struct dray_token *token, uint64_t *ret_length,
+		      struct ctl_err *reterr)
+{
+	const struct bench_plan *p = s->plan;
+	unsigned wanted = p->direction == DRAY_DIRECTION_READ ? DRAY_READ : DRAY_WRITE;
+	struct dray_remote_info info;
+	int err;
+
+	err = dray_remote_import(s->end.d, token, (unsigned)(p->timeout_ns / DRAY_NS_PER_MS),
+				 &s->remote);
+	if (!err)
+		err = dray_remote_get_info(s->end.d, s->remote, &info);
+	if (err)
+		return bench_failed(reterr, s->end.d, "importing the token", err);
+	if (!(info.access & wanted))
+		return ctl_err_set(reterr, CTL_EXIT_REFUSED, "the token does not allow to %s",
+				   wanted == DRAY_READ ? "read" : "write");
+	*ret_length = info.length;
+	return 0;
+}
+
+/* How many slots there are at both ends, and where this session's part of the far one begins. */
+static int slots_get(struct bench_session *s, unsigned number, uint64_t far_length,
+		     uint64_t *ret_far_at, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = s->plan;
+	uint64_t part = far_length / p->sessions, lists;
+	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
+
+	if (part > PAGE_BYTES)
+		part -= part % PAGE_BYTES;
+	s->slots = dray_min(s->end.memory.length, part) / slot_bytes(p);
+	if (s->slots < p->batch)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED,
+				   "the token is for %s, and --size times --ops times --batch%s "
+				   "needs %s; serve more with --memory there",
+				   ctl_show_size(far_length, a),
+				   p->sessions > 1 ? " times --sessions" : "",
+				   ctl_show_size(slot_bytes(p) * p->batch * p->sessions, b));
+	lists = dray_max(BENCH_LISTS_OPS / p->sessions / p->ops, p->batch);
+	s->slots = dray_min(s->slots, lists);
+	*ret_far_at = part * number;
+	return 0;
+}
+
+static int lists_make(struct bench_session *s, uint64_t far_at, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = s->plan;
+	struct dray_op *op;
+
+	s->ops = calloc(s->slots * p->ops, sizeof(*s->ops));
+	s->wave = calloc(p->batch, sizeof(*s->wave));
+	s->flights = calloc(p->batch, sizeof(*s->flights));
+	if (!s->ops || !s->wave || !s->flights)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+	op = s->ops;
+	for (uint64_t slot = 0; slot < s->slots; slot++)
+		for (uint64_t i = 0; i < p->ops; i++, op++) {
+			uint64_t base = slot * slot_bytes(p);
+
+			*op = (struct dray_op){ .local = base + i * p->size,
+						.remote =
+							far_at + base + (p->ops - 1 - i) * p->size,
+						.length = p->size };
+		}
+	for (uint64_t i = 0; i < p->batch; i++) {
+		s->wave[i] = (struct dray_transfer){ .direction = p->direction,
+						     .priority = p->priority,
+						     .local = s->end.region,
+						     .remote = s->remote,
+						     .count = p->ops,
+						     .deadline_ms = DEADLINE_MS };
+		s->flights[i].next = s->idle;
+		s->idle = &s->flights[i];
+	}
+	return 0;
+}
+
+int bench_session_open(struct bench_session *s, const struct bench_plan *p, unsigned number,
+		       const struct dray_token *token, struct ctl_err *reterr)
+{
+	uint64_t far_length = 0, far_at = 0;
+
+	*s = (struct bench_session){ .plan = p, .end = BENCH_END_NULL };
+	if (bench_end_open(&s->end, p, BENCH_ASKS, p->memory, reterr) < 0 ||
+	    remote_get(s, token, &far_length, reterr) < 0 ||
+	    slots_get(s, number, far_length, &far_at, reterr) < 0)
+		return -1;
+	return lists_make(s, far_at, reterr);
+}
+
+void bench_session_close(struct bench_session *s)
+{
+	bench_end_close(&s->end);
+	free(s->ops);
+	free(s->wave);
+	free(s->flights);
+	*s = (struct bench_session){ .end = BENCH_END_NULL };
+}
+
+/* Something that a wrong offset would show in. */
+static void fill(uint8_t *p, uint64_t n, uint64_t seed)
+{
+	uint64_t x = 0x9e3779b97f4a7c15 + seed;
+
+	for (uint64_t i = 0; i < n; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		p[i] = (uint8_t)x;
+	}
+}
+
+int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
+			   unsigned *ret_transport, struct ctl_err *reterr)
+{
+	const struct bench_plan *p = s->plan;
+	struct dray_transfer t = s->wave[0];
+	uint8_t *local = s->end.memory.address, *remote = far ? far->memory.address : NULL;
+	uint64_t far_at = s->ops[p->ops - 1].remote;
+	struct dray_completion c;
+	int err;
+
+	if (far)
+		fill(p->direction == DRAY_DIRECTION_READ ? remote + far_at : local, slot_bytes(p),
+		     far_at);
+	t.ops = s->ops;
+	err = dray_run(s->end.d, &t, &c);
+	if (err)
+		return bench_failed(reterr, s->end.d, "the first transfer", err);
+	for (uint64_t i = 0; far && i < p->ops; i++)
+		if (memcmp(local + s->ops[i].local, remote + s->ops[i].remote, p->size))
+			return ctl_err_set(
+				reterr, CTL_EXIT_FAILED,
+				"operation %llu of the first transfer brought wrong bytes",
+				(unsigned long long)i);
+	*ret_transport = c.transport;
+	return 0;
+}
+
+/* --- measuring ---------------------------------------------------------------------------------- */
+
+/* Gives the first n of the wave their lists and flights. */
+static void wave_load(struct bench_session *s, uint64_t n, int64_t now)
+{
+	struct bench_flight *f = s->idle;
+	uint64_t slot = s->next_slot;
+
+	for (uint64_t i = 0; i < n; i++) {
+		s->wave[i].ops = s->ops + slot * s->plan->ops;
+		s->wave[i].arg = f;
+		f->began_ns = now;
+		f = f->next;
+		slot = slot + 1 == s->slots ? 0 : slot + 1;
+	}
+}
+
+int bench_session_fly(struct bench_session *s, uint64_t most, int64_t now, struct ctl_err *reterr)
+{
+	uint64_t n = dray_min(most, s->plan->batch - s->in_flight);
+	int started;
+
+	if (!n)
+		return 0;
+	wave_load(s, n, now);
+	started = dray_submit_many(s->end.d, s->wave, n, NULL);
+	/* room comes with the next completion */
+	if (started == -DRAY_E_BUSY && s->in_flight)
+		return 0;
+	if (started < 0)
+		return bench_failed(reterr, s->end.d, "submitting", started);
+	for (int i = 0; i < started; i++)
+		s->idle = s->idle->next;
+	s->next_slot = (s->next_slot + (uint64_t)started) % s->slots;
+	s->in_flight += (uint64_t)started;
+	return started;
+}
+
+int bench_session_land(struct bench_session *s, struct bench_lap *lap, struct ctl_err *reterr)
+{
+	int64_t now = dray_now().ns;
+	struct dray_completion c;
+	struct dray_event ev;
+	int n = 0;
+
+	while (dray_next_completion(s->end.d, &c) > 0) {
+		struct bench_flight *f = c.arg;
+
+		if (c.status)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "a transfer failed: %s (%s)",
+					   *c.message ? c.message : dray_strerror(c.status),
+					   dray_strerrorname(c.status));
+		ctl_histogram_add(&lap->latency, (uint64_t)(now - f->began_ns));
+		f->next = s->idle;
+		s->idle = f;
+		s->in_flight--;
+		s->bytes += c.bytes;
+		lap->bytes += c.bytes;
+		lap->transfers++;
+		lap->transport = c.transport;
+		n++;
+	}
+	/* what they mean for us, transfers tell: but left there they would keep us from sleeping */
+	while (dray_next_event(s->end.d, &ev) > 0)
+		;
+	return n;
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/ceiling/echo.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/cpu.h"
+
+#define GROUP_FAST 16u
+/* A word over TCP, which says that the bytes are in place. */
+#define ANSWER_BYTES 8
+
+/* A cache line for each direction, so that a store disturbs nobody but its reader. */
+struct ceiling_echo_words {
+	_Alignas(128) _Atomic uint32_t there;
+	_Alignas(128) _Atomic uint32_t back;
+};
+
+/* --- the ways: what the child does, and one trip ------------------------------------------------ */
+
+static int whole(ssize_t n, size_t wanted)
+{
+	return n == (ssize_t)wanted ? 0 : n < 0 ? -errno : -EPIPE;
+}
+
+static void seqpacket_echo(struct ceiling_echo *e)
+{
+	ssize_t n;
+
+	while ((n = recv(e->ends[1], e->buffer, e->size, 0)) > 0)
+		if (send(e->ends[1], e->buffer, (size_t)n, MSG_NOSIGNAL) != n)
+			return;
+}
+
+static int seqpacket_trip(struct ceiling_echo *e)
+{
+	int ret = whole(send(e->ends[0], e->buffer, e->size, MSG_NOSIGNAL), e->size);
+
+	return ret ? ret : whole(recv(e->ends[0], e->buffer, e->size, 0), e->size);
+}
+
+static void eventfd_echo(struct ceiling_echo *e)
+{
+	eventfd_t value;
+
+	while (!eventfd_read(e->wake[0], &value))
+		if (eventfd_write(e->wake[1], 1))
+			return;
+}
+
+static int eventfd_trip(struct ceiling_echo *e)
+{
+	eventfd_t value;
+
+	return eventfd_write(e->wake[0], 1) || eventfd_read(e->wake[1], &value) ? -errno : 0;
+}
+
+static void memory_echo(struct ceiling_echo *e)
+{
+	for (uint32_t seen = 0;;) {
+		uint32_t now = atomic_load_explicit(&e->words->there, memory_order_acquire);
+
+		if (now == seen) {
+			dray_cpu_relax();
+			continue;
+		}
+		seen = now;
+		atomic_store_explicit(&e->words->back, now, memory_order_release);
+	}
+}
+
+static int memory_trip(struct ceiling_echo *e)
+{
+	struct ceiling_echo_words *w = e->words;
+	uint32_t next = atomic_load_explicit(&w->there, memory_order_relaxed) + 1;
+
+	atomic_store_explicit(&w->there, next, memory_order_release);
+	while (atomic_load_explicit(&w->back, memory_order_acquire) != next)
+		dray_cpu_relax();
+	return 0;
+}
+
+static void tcp_echo(struct ceiling_echo *e)
+{
+	uint64_t answer = 0;
+
+	while (!whole(recv(e->ends[1], e->buffer, e->size, MSG_WAITALL), e->size))
+		if (whole(send(e->ends[1], &answer, ANSWER_BYTES, MSG_NOSIGNAL), ANSWER_BYTES))
+			return;
+}
+
+static int tcp_trip(struct ceiling_echo *e)
+{
+	uint64_t answer;
+	int ret = whole(send(e->ends[0], e->buffer, e->size, MSG_NOSIGNAL), e->size);
+
+	return ret ? ret :
+		     whole(recv(e->ends[0], &answer, ANSWER_BYTES, MSG_WAITALL), ANSWER_BYTES);
+}
+
+/* --- opening ------------------------------------------------------------------------------------ */
+
+static int seqpacket_open(struct ceiling_echo *e)
+{
+	if (e->size > CEILING_ECHO_PACKET_MAX)
+		return -EMSGSIZE;
+	return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, e->ends) ? -errno : 0;
+}
+
+static int eventfd_open(struct ceiling_echo *e)
+{
+	for (int i = 0; i < 2; i++) {
+		e->wake[i] = eventfd(0, EFD_CLOEXEC);
+		if (e->wake[i] < 0)
+			return -errno;
+	}
+	return 0;
+}
+
+static int memory_open(struct ceiling_echo *e)
+{
+	void *p = mmap(NULL, sizeof(*e->words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+
+	if (p == MAP_FAILED)
+		return -errno;
+	e->words = p;
+	return 0;
+}
+
+static int tcp_open(struct ceiling_echo *e)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(name);
+	dray_auto_close int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int one = 1;
+
+	e->ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (listener < 0 || e->ends[0] < 0 ||
+	    bind(listener, (struct sockaddr *)&name, sizeof(name)) || listen(listener, 1) ||
+	    getsockname(listener, (struct sockaddr *)&name, &length) ||
+	    connect(e->ends[0], (struct sockaddr *)&name, length))
+		return -errno;
+	e->ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	if (e->ends[1] < 0)
+		return -errno;
+	for (int i = 0; i < 2; i++)
+		setsockopt(e->ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	return 0;
+}
+
+static const struct way {
+	const char *name;
+	int (*open)(struct ceiling_echo *e);
+	void (*echo)(struct ceiling_echo *e);
+	int (*trip)(struct ceiling_echo *e);
+	unsigned group;
+	bool spins;
+} ways[CEILING_ECHO_N] = {
+	[CEILING_ECHO_SEQPACKET] = { "seqpacket", seqpacket_open, seqpacket_echo, seqpacket_trip, 1,
+				     false },
+	[CEILING_ECHO_EVENTFD] = { "eventfd", eventfd_open, eventfd_echo, eventfd_trip, 1, false },
+	[CEILING_ECHO_MEMORY] = { "memory", memory_open, memory_echo, memory_trip, GROUP_FAST,
+				  true },
+	[CEILING_ECHO_TCP] = { "tcp", tcp_open, tcp_echo, tcp_trip, 1, false },
+};
+
+const char *ceiling_echo_name(enum ceiling_echo_way way)
+{
+	return way < CEILING_ECHO_N ? ways[way].name : NULL;
+}
+
+/* Dies with the parent, also where that has died before it could be said. */
+static int child_start(struct ceiling_echo *e)
+{
+	pid_t parent = getpid();
+
+	e->child = fork();
+	if (e->child < 0) {
+		e->child = 0;
+		return -errno;
+	}
+	if (e->child)
+		return 0;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() == parent) {
+		dray_close(e->ends[0]);
+		ways[e->way].echo(e);
+	}
+	_exit(0);
+}
+
+int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t size)
+{
+	int ret;
+
+	*e = CEILING_ECHO_NULL;
+	e->way = way;
+	e->size = size;
+	e->buffer = calloc(1, size);
+	ret = e->buffer ? ways[way].open(e) : -ENOMEM;
+	if (!ret)
+		ret = child_start(e);
+	if (ret) {
+		ceiling_echo_close(e);
+		return ret;
+	}
+	/* with it the child's death is an end of file */
+	e->ends[1] = dray_close(e->ends[1]);
+	/* one that is stopped before it has asked to die with us would stay */
+	ret = ceiling_echo_trips(e, 1);
+	ceiling_echo_pause(e);
+	if (ret)
+		ceiling_echo_close(e);
+	return ret;
+}
+
+void ceiling_echo_close(struct ceiling_echo *e)
+{
+	if (e->child) {
+		kill(e->child, SIGKILL);
+		waitpid(e->child, NULL, 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		dray_close(e->ends[i]);
+		dray_close(e->wake[i]);
+	}
+	if (e->words)
+		munmap(e->words, sizeof(*e->words));
+	free(e->buffer);
+	*e = CEILING_ECHO_NULL;
+}
+
+void ceiling_echo_resume(struct ceiling_echo *e)
+{
+	if (ways[e->way].spins)
+		kill(e->child, SIGCONT);
+}
+
+void ceiling_echo_pause(struct ceiling_echo *e)
+{
+	if (ways[e->way].spins)
+		kill(e->child, SIGSTOP);
+}
+
+unsigned ceiling_echo_group(const struct ceiling_echo *e)
+{
+	return ways[e->way].group;
+}
+
+int ceiling_echo_trips(struct ceiling_echo *e, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		int ret = ways[e->way].trip(e);
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Help, from the tables of verbs and options. */
+#ifndef DRAY_CTL_COMMAND_LINE_HELP_H
+#define DRAY_CTL_COMMAND_LINE_HELP_H
+
+#include "ctl/ctl.h"
+
+void ctl_help_all(FILE *f);
+void ctl_help_verb(FILE *f, const struct ctl_verb *v);
+
+#endif

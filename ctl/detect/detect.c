@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/detect/detect.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+
+#include "ctl/command_line/args.h"
+#include "lib/err.h"
+
+#define RNICS_MAX 64
+
+/* "a,b", with blanks around allowed. Empty members are refused. */
+static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
+		 struct ctl_err *reterr)
+{
+	const char *at = c->values[id];
+
+	while (at) {
+		const char *end = strchr(at, ',');
+		size_t n = end ? (size_t)(end - at) : strlen(at);
+
+		for (; n && *at == ' '; n--)
+			at++;
+		while (n && at[n - 1] == ' ')
+			n--;
+		if (!n)
+			return ctl_err_set(reterr, CTL_EXIT_USAGE,
+					   "%s: a member of \"%.100s\" is empty",
+					   ctl_options[id].name, c->values[id]);
+		if (dray_strv_add(ret, at, n) < 0)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+		at = end ? end + 1 : NULL;
+	}
+	return 0;
+}
+
+static int addresses(const struct dray_strv *node, struct ctl_err *reterr)
+{
+	struct in6_addr any;
+
+	for (size_t i = 0; i < node->n; i++)
+		if (inet_pton(AF_INET, node->v[i], &any) != 1 &&
+		    inet_pton(AF_INET6, node->v[i], &any) != 1)
+			return ctl_err_set(
+				reterr, CTL_EXIT_USAGE,
+				"--node-addresses: \"%.60s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
+				node->v[i]);
+	return 0;
+}
+
+static int source(struct ctl *c, struct nd_source *ret, struct ctl_err *reterr)
+{
+	const char *dir = c->values[CTL_OPTION_FROM_SYSFS];
+	int r;
+
+	*ret = ND_SOURCE_LIVE;
+	if (!dir)
+		return 0;
+	r = nd_source_open(ret, dir);
+	if (r < 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED,
+				   "--from-sysfs %.200s: %s; it is a directory with sys/ in it",
+				   dir, dray_errno_text(r));
+	return 0;
+}
+
+static int lists(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
+{
+	int r = split(c, CTL_OPTION_ONLY, &d->only, reterr);
+
+	if (!r)
+		r = split(c, CTL_OPTION_WITHOUT, &d->without, reterr);
+	if (!r)
+		r = split(c, CTL_OPTION_GID_INDEX, &d->gid_indices, reterr);
+	if (!r)
+		r = split(c, CTL_OPTION_NODE_ADDRESSES, &d->node, reterr);
+	return r ? r : addresses(&d->node, reterr);
+}
+
+int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	static const char *const families[] = { "auto", "ipv4", "ipv6", NULL };
+	static const uint8_t numbers[] = { AF_UNSPEC, AF_INET, AF_INET6 };
+	int64_t rnics;
+	int word = 0;
+
+	*d = (struct ctl_detect){ .only = DRAY_STRV_NULL };
+	if (source(c, &d->source, reterr) < 0 || lists(d, c, reterr) < 0 ||
+	    ctl_option_word(c, CTL_OPTION_FAMILY, families, &word, reterr) < 0 ||
+	    ctl_option_count(c, CTL_OPTION_RNICS, 0, RNICS_MAX, ND_RNICS_PER_GPU, &rnics, reterr) <
+		    0)
+		return -1;
+	d->options = (struct nd_scan_options){
+		.flags = ND_SCAN_LISTENERS | (c->values[CTL_OPTION_OWNERS] ? ND_SCAN_OWNERS : 0),
+		.rnics_per_gpu = (unsigned)rnics,
+		.node_addresses = (const char *const *)d->node.v,
+		.n_node_addresses = d->node.n,
+		.only = (const char *const *)d->only.v,
+		.n_only = d->only.n,
+		.without = (const char *const *)d->without.v,
+		.n_without = d->without.n,
+		.gid_indices = (const char *const *)d->gid_indices.v,
+		.n_gid_indices = d->gid_indices.n,
+		.gid_family = numbers[word],
+	};
+	if (nd_scan_options_check(&d->options, &err) < 0)
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", err.msg);
+	return 0;
+}
+
+void ctl_detect_close(struct ctl_detect *d)
+{
+	dray_strv_clear(&d->only);
+	dray_strv_clear(&d->without);
+	dray_strv_clear(&d->gid_indices);
+	dray_strv_clear(&d->node);
+}
+
+static int contradictions(struct ctl *c, struct ctl_err *reterr)
+{
+	if (c->values[CTL_OPTION_WATCH] && c->values[CTL_OPTION_FROM_SYSFS])
+		return ctl_err_set(
+			reterr, CTL_EXIT_USAGE,
+			"--watch needs this machine, and --from-sysfs names a recorded one");
+	if (c->values[CTL_OPTION_WATCH] && c->values[CTL_OPTION_EXPLAIN])
+		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--watch and --explain: one of them");
+	if (c->values[CTL_OPTION_EXPLAIN] && c->format != CTL_TEXT)
+		return ctl_err_set(
+			reterr, CTL_EXIT_USAGE,
+			"--explain is for people; --json without it has every GID with its score and reason");
+	return 0;
+}
+
+static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
+{
+	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct ctl_cuda cuda;
+	int r;
+
+	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
+	if (c->values[CTL_OPTION_EXPLAIN])
+		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN], reterr);
+	if (c->format == CTL_PLAIN) {
+		r = ctl_detect_plain(c, scan);
+	} else {
+		ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan,
+			      nd_is_live(&d->source));
+		r = c->format == CTL_JSON ? ctl_detect_json(c, scan, &cuda) :
+					    ctl_detect_text(c, scan, &cuda);
+	}
+	return r < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
+}
+
+int ctl_detect(struct ctl *c)
+{
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_detect d;
+	int status;
+
+	if (contradictions(c, &err) < 0)
+		return ctl_fail(c, &err);
+	if (ctl_detect_open(&d, c, &err) < 0)
+		status = ctl_fail(c, &err);
+	else if (c->values[CTL_OPTION_WATCH])
+		status = ctl_detect_watch(c, &d);
+	else
+		status = print(c, &d, &err) < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+	ctl_detect_close(&d);
+	return status;
+}

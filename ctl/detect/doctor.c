@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* drayctl doctor: a line for each finding. Exits 0 clean, 1 with warnings, 2 with errors. */
+#include "netdetect/doctor.h"
+
+#include <errno.h>
+
+#include "ctl/command_line/args.h"
+#include "ctl/detect/detect.h"
+#include "ctl/render/json.h"
+#include "ctl/render/table.h"
+
+#define SCHEMA_VERSION 1
+
+static void print_text(struct ctl *c, const struct nd_findings *f)
+{
+	static const enum ctl_mood moods[] = { [ND_OK] = CTL_MOOD_GOOD,
+					       [ND_INFO] = CTL_MOOD_NONE,
+					       [ND_WARNING] = CTL_MOOD_BUSY,
+					       [ND_ERROR] = CTL_MOOD_BAD };
+
+	for (size_t i = 0; i < f->n; i++) {
+		const struct nd_finding *x = &f->v[i];
+
+		ctl_mood_print(c->out, nd_severity_name(x->severity), moods[x->severity], c->color);
+		fprintf(c->out, "\t%s%s%s: %s%s%s\n", x->check, *x->about ? " " : "", x->about,
+			x->text, *x->fix ? "; to mend: " : "", x->fix);
+	}
+}
+
+static void print_plain(struct ctl *c, const struct nd_findings *f)
+{
+	for (size_t i = 0; i < f->n; i++)
+		fprintf(c->out, "%s\t%s\t%s\t%s\t%s\n", nd_severity_name(f->v[i].severity),
+			f->v[i].check, f->v[i].about, f->v[i].text, f->v[i].fix);
+}
+
+static void print_json(struct ctl *c, const struct nd_findings *f)
+{
+	struct ctl_json j = CTL_JSON(c->out);
+
+	ctl_json_object(&j, NULL);
+	ctl_json_uint(&j, "schema", SCHEMA_VERSION);
+	ctl_json_array(&j, "findings");
+	for (size_t i = 0; i < f->n; i++) {
+		ctl_json_object(&j, NULL);
+		ctl_json_string(&j, "severity", nd_severity_name(f->v[i].severity));
+		ctl_json_string(&j, "check", f->v[i].check);
+		ctl_json_string(&j, "about", f->v[i].about);
+		ctl_json_string(&j, "text", f->v[i].text);
+		ctl_json_string(&j, "fix", f->v[i].fix);
+		ctl_json_end(&j);
+	}
+	ctl_json_end(&j);
+	ctl_json_end(&j);
+}
+
+static int worst(const struct nd_findings *f)
+{
+	int status = 0;
+
+	for (size_t i = 0; i < f->n; i++) {
+		if (f->v[i].severity == ND_ERROR)
+			return 2;
+		if (f->v[i].severity == ND_WARNING)
+			status = 1;
+	}
+	return status;
+}
+
+static int examine(struct ctl *c, const struct ctl_detect *d, const struct nd_doctor_options *o,
+		   struct ctl_err *reterr)
+{
+	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_findings found;
+	struct ctl_cuda cuda;
+	int status;
+
+	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
+	if (nd_doctor(&d->source, scan, o, &found) < 0)
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
+	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
+		nd_findings_deinit(&found);
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+	}
+	if (c->format == CTL_JSON)
+		print_json(c, &found);
+	else if (c->format == CTL_PLAIN)
+		print_plain(c, &found);
+	else
+		print_text(c, &found);
+	status = worst(&found);
+	nd_findings_deinit(&found);
+	/* a status of its own hides that of the stream */
+	if (fflush(c->out) != 0 || ferror(c->out))
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "writing: %s", dray_errno_text(errno));
+	return status;
+}
+
+int ctl_doctor(struct ctl *c)
+{
+	struct nd_doctor_options options = { 0 };
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_detect d;
+	int64_t bytes = 0;
+	int status = -1;
+
+	if (ctl_detect_open(&d, c, &err) == 0 &&
+	    ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, &err) == 0) {
+		options.register_bytes = (uint64_t)bytes;
+		status = examine(c, &d, &options, &err);
+	}
+	ctl_detect_close(&d);
+	return status < 0 ? ctl_fail(c, &err) : status;
+}

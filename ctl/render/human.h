@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbers and texts for people. Each writes to buf and returns it. */
+#ifndef DRAY_CTL_RENDER_HUMAN_H
+#define DRAY_CTL_RENDER_HUMAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CTL_HUMAN_BYTES 32
+
+/* 512 B, 3.0 KiB, 16 GiB */
+const char *ctl_show_size(uint64_t bytes, char buf[CTL_HUMAN_BYTES]);
+/* 812 ns, 3.2 ms, 42 s, 3 min 12 s, 2 h 5 min, 3 d 4 h */
+const char *ctl_show_span(uint64_t ns, char buf[CTL_HUMAN_BYTES]);
+/* 1,234,567 */
+const char *ctl_show_count(uint64_t n, char buf[CTL_HUMAN_BYTES]);
+/* 12.3 GB/s: decimal, as networks count */
+const char *ctl_show_rate(double bytes_per_second, char buf[CTL_HUMAN_BYTES]);
+
+/*
+ * A text of somebody else's, made harmless for a terminal and a line: control characters and
+ * backslashes become \n, \t, \\ or \xNN. At most n bytes with its end.
+ */
+const char *ctl_show_text(const char *s, char *buf, size_t n);
+
+/* Columns that a UTF-8 text takes. */
+size_t ctl_text_width(const char *s);
+
+#endif

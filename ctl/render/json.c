@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/render/json.h"
+
+#include <inttypes.h>
+
+#include "lib/assert.h"
+
+static void text_write(FILE *f, const char *s)
+{
+	fputc('"', f);
+	for (; *s; s++) {
+		unsigned char ch = (unsigned char)*s;
+
+		if (ch == '"' || ch == '\\')
+			fprintf(f, "\\%c", ch);
+		else if (ch == '\n')
+			fputs("\\n", f);
+		else if (ch == '\t')
+			fputs("\\t", f);
+		else if (ch < 0x20 || ch == 0x7f)
+			fprintf(f, "\\u%04x", ch);
+		else
+			fputc(ch, f);
+	}
+	fputc('"', f);
+}
+
+static void indent(struct ctl_json *j)
+{
+	fputc('\n', j->f);
+	for (unsigned i = 0; i < j->depth; i++)
+		fputs("  ", j->f);
+}
+
+static void member(struct ctl_json *j, const char *key)
+{
+	if (!j->depth)
+		return;
+	if (j->some[j->depth - 1])
+		fputc(',', j->f);
+	j->some[j->depth - 1] = true;
+	indent(j);
+	if (key) {
+		text_write(j->f, key);
+		fputs(": ", j->f);
+	}
+}
+
+static void begin(struct ctl_json *j, const char *key, char opening, char closing)
+{
+	member(j, key);
+	fputc(opening, j->f);
+	dray_assert(j->depth < CTL_JSON_DEPTH_MAX);
+	j->closing[j->depth] = closing;
+	j->some[j->depth++] = false;
+}
+
+void ctl_json_object(struct ctl_json *j, const char *key)
+{
+	begin(j, key, '{', '}');
+}
+
+void ctl_json_array(struct ctl_json *j, const char *key)
+{
+	begin(j, key, '[', ']');
+}
+
+void ctl_json_end(struct ctl_json *j)
+{
+	dray_assert(j->depth > 0);
+	j->depth--;
+	if (j->some[j->depth])
+		indent(j);
+	fputc(j->closing[j->depth], j->f);
+	if (!j->depth)
+		fputc('\n', j->f);
+}
+
+void ctl_json_string(struct ctl_json *j, const char *key, const char *s)
+{
+	member(j, key);
+	text_write(j->f, s);
+}
+
+void ctl_json_uint(struct ctl_json *j, const char *key, uint64_t v)
+{
+	member(j, key);
+	fprintf(j->f, "%" PRIu64, v);
+}
+
+void ctl_json_int(struct ctl_json *j, const char *key, int64_t v)
+{
+	member(j, key);
+	fprintf(j->f, "%" PRId64, v);
+}
+
+void ctl_json_real(struct ctl_json *j, const char *key, double v)
+{
+	member(j, key);
+	fprintf(j->f, "%.3f", v);
+}
+
+void ctl_json_bool(struct ctl_json *j, const char *key, bool v)
+{
+	member(j, key);
+	fputs(v ? "true" : "false", j->f);
+}
+
+void ctl_json_null(struct ctl_json *j, const char *key)
+{
+	member(j, key);
+	fputs("null", j->f);
+}

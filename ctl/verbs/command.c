@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/verbs/command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <paths.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+#include "lib/err.h"
+
+#define PATH_DEFAULT "/usr/local/bin:/usr/bin:/bin"
+#define KV_TRANSFER "kv-transfer-config"
+
+/* 0: can be run; else why not. */
+static int file_check(const char *file)
+{
+	struct stat st;
+
+	if (stat(file, &st) < 0)
+		return errno;
+	if (S_ISDIR(st.st_mode))
+		return EISDIR;
+	return faccessat(AT_FDCWD, file, X_OK, AT_EACCESS) < 0 ? errno : 0;
+}
+
+static int not_run(struct ctl_err *reterr, const char *name, int err)
+{
+	if (err == ENOENT || err == ENOTDIR)
+		return ctl_err_set(reterr, CTL_EXIT_NOT_FOUND, "%.200s: there is no such command",
+				   name);
+	return ctl_err_set(reterr, CTL_EXIT_NOT_EXECUTABLE, "%.200s: %s", name,
+			   dray_errno_text(err));
+}
+
+int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_err *reterr)
+{
+	int why = ENOENT;
+
+	if (!*name)
+		return not_run(reterr, "\"\"", ENOENT);
+	if (strchr(name, '/')) {
+		why = file_check(name);
+		if (why)
+			return not_run(reterr, name, why);
+		*ret = strdup(name);
+		return *ret ? 0 : ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+	}
+	for (const char *at = path ? path : PATH_DEFAULT; at;) {
+		size_t n = strcspn(at, ":");
+		dray_auto_free char *file = NULL;
+		int err;
+
+		/* an empty one is the working directory */
+		if (asprintf(&file, "%.*s%s%s", (int)n, at, n ? "/" : "./", name) < 0)
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+		err = file_check(file);
+		if (!err) {
+			*ret = dray_take(file);
+			return 0;
+		}
+		/* one that is there and cannot be run, if there is no better one */
+		if (err == EACCES)
+			why = err;
+		at = at[n] ? at + n + 1 : NULL;
+	}
+	return not_run(reterr, name, why);
+}
+
+/* As execvp(3) does. */
+static void script_exec(const char *file, char *const *argv, char *const *variables)
+{
+	char shell[] = _PATH_BSHELL;
+	unsigned n = 0;
+	char **args;
+
+	while (argv[n])
+		n++;
+	args = calloc(n + 2, sizeof(*args));
+	if (!args)
+		return;
+	args[0] = shell;
+	args[1] = strdup(file);
+	if (n)
+		memcpy(args + 2, argv + 1, n * sizeof(*args));
+	if (args[1])
+		execve(_PATH_BSHELL, args, variables);
+	free(args[1]);
+	free(args);
+}
+
+int ctl_command_exec(const char *file, char *const *argv, char *const *variables,
+		     struct ctl_err *reterr)
+{
+	int err;
+
+	execve(file, argv, variables);
+	err = errno;
+	if (err == ENOEXEC)
+		script_exec(file, argv, variables);
+	return not_run(reterr, file, err);
+}
+
+static const char *base_name(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+/* python, python3, python3.12 */
+static bool is_python(const char *arg)
+{
+	const char *name = base_name(arg);
+
+	return !strncmp(name, "python", 6) && !name[6 + strspn(name + 6, "0123456789.")];
+}
+
+bool ctl_command_is_vllm(char *const *argv, unsigned n)
+{
+	static const char module[] = "vllm.entrypoints.";
+	bool python = false;
+
+	for (unsigned i = 0; i < n; i++) {
+		const char *next = i + 1 < n ? argv[i + 1] : "";
+
+		if (!strcmp(base_name(argv[i]), "vllm") && !strcmp(next, "serve"))
+			return true;
+		if (python && !strcmp(argv[i], "-m") && !strncmp(next, module, sizeof(module) - 1))
+			return true;
+		if (python && !strncmp(argv[i], "-m", 2) &&
+		    !strncmp(argv[i] + 2, module, sizeof(module) - 1))
+			return true;
+		python = python || is_python(argv[i]);
+	}
+	return false;
+}
+
+/* vLLM takes _ for - in a name, and --name.key for a part of an object. */
+static bool is_kv_transfer(const char *arg)
+{
+	static const char name[] = KV_TRANSFER;
+	size_t i;
+
+	if (strncmp(arg, "--", 2))
+		return false;
+	arg += 2;
+	for (i = 0; name[i]; i++)
+		if (arg[i] != name[i] && !(arg[i] == '_' && name[i] == '-'))
+			return false;
+	return !arg[i] || arg[i] == '=' || arg[i] == '.';
+}
+
+bool ctl_command_has_kv_transfer(char *const *argv, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (is_kv_transfer(argv[i]))
+			return true;
+	return false;
+}

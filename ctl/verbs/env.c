@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* env: the launcher's environment, in words that a shell or a program reads. */
+#include "ctl/verbs/env.h"
+
+#include <stdlib.h>
+
+#include "ctl/command_line/args.h"
+#include "ctl/render/json.h"
+#include "ctl/bus/list.h"
+#include "ctl/verbs/segments.h"
+#include "lib/quote.h"
+
+enum format { SHELL, DOTENV, JSON, ARGS };
+
+static const char *const formats[] = { "shell", "dotenv", "json", "args", NULL };
+
+static void lines_print(struct ctl *c, const struct ctl_variables *v, enum format format)
+{
+	for (size_t i = 0; i < v->rows.n; i++) {
+		struct ctl_variable r = ctl_variable_at(c, v, i);
+
+		if (r.fate == CTL_FATE_ARGUMENT)
+			fprintf(c->err,
+				"drayctl: %s of %s is an argument: --format args prints it\n",
+				r.name, r.profile);
+		if (r.fate != CTL_FATE_SET)
+			continue;
+		fprintf(c->out, "%s%s=", format == SHELL ? "export " : "", r.name);
+		if (format == SHELL)
+			dray_quote_shell(c->out, r.value);
+		else
+			dray_quote_dotenv(c->out, r.value);
+		fputc('\n', c->out);
+	}
+}
+
+static int arguments_print(struct ctl *c, const struct ctl_variables *v, struct ctl_err *reterr)
+{
+	bool some = false, any = false;
+
+	for (size_t i = 0; i < v->rows.n; i++) {
+		struct ctl_variable r = ctl_variable_at(c, v, i);
+
+		any |= ctl_rows_at(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_ARGUMENT)->n;
+		if (r.fate != CTL_FATE_ARGUMENT)
+			continue;
+		fprintf(c->out, "%s%s=", some ? " " : "", r.name);
+		dray_quote_shell(c->out, r.value);
+		some = true;
+	}
+	if (some)
+		fputc('\n', c->out);
+	if (any)
+		return 0;
+	return ctl_err_set(reterr, CTL_EXIT_USAGE,
+			   "these profiles have no arguments; mooncake-owner has some");
+}
+
+static void json_print(struct ctl *c, const struct ctl_variables *v)
+{
+	struct ctl_json j = CTL_JSON(c->out);
+
+	ctl_json_object(&j, NULL);
+	ctl_json_object(&j, "variables");
+	for (size_t i = 0; i < v->rows.n; i++) {
+		struct ctl_variable r = ctl_variable_at(c, v, i);
+
+		if (r.fate == CTL_FATE_SET)
+			ctl_json_string(&j, r.name, r.value);
+	}
+	ctl_json_end(&j);
+	ctl_json_array(&j, "arguments");
+	for (size_t i = 0; i < v->rows.n; i++) {
+		struct ctl_variable r = ctl_variable_at(c, v, i);
+		char *text;
+
+		if (r.fate != CTL_FATE_ARGUMENT || asprintf(&text, "%s=%s", r.name, r.value) < 0)
+			continue;
+		ctl_json_string(&j, NULL, text);
+		free(text);
+	}
+	ctl_json_end(&j);
+	ctl_json_array(&j, "left_out");
+	for (size_t i = 0; i < v->rows.n; i++) {
+		struct ctl_variable r = ctl_variable_at(c, v, i);
+
+		if (r.fate != CTL_FATE_LEFT_OUT)
+			continue;
+		ctl_json_object(&j, NULL);
+		ctl_json_string(&j, "profile", r.profile);
+		ctl_json_string(&j, "name", r.name);
+		ctl_json_string(&j, "reason", r.reason);
+		ctl_json_end(&j);
+	}
+	ctl_json_end(&j);
+	ctl_json_end(&j);
+}
+
+static int print(struct ctl *c, const struct ctl_variables *v, enum format format,
+		 struct ctl_err *reterr)
+{
+	/* the records of the interface, as other lists have them */
+	if (c->format != CTL_TEXT)
+		return ctl_list_print(c, &ctl_list_variables, &v->rows, reterr);
+	if (format == JSON) {
+		json_print(c, v);
+		return 0;
+	}
+	ctl_variables_note(c, v);
+	if (format == ARGS)
+		return arguments_print(c, v, reterr);
+	lines_print(c, v, format);
+	return 0;
+}
+
+int ctl_env(struct ctl *c)
+{
+	struct ctl_variables v = CTL_VARIABLES_NULL;
+	struct ctl_err err = CTL_ERR_NULL;
+	struct ctl_bus bus = CTL_BUS_NULL;
+	int format, ret;
+
+	ret = ctl_option_word(c, CTL_OPTION_ENV_FORMAT, formats, &format, &err);
+	if (!ret && c->values[CTL_OPTION_ENV_FORMAT] && c->format != CTL_TEXT)
+		ret = ctl_err_set(&err, CTL_EXIT_USAGE,
+				  "--format and --json or --plain exclude each other");
+	if (!ret)
+		ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
+	if (!ret)
+		ret = ctl_variables_get(c, &bus, &v, &err);
+	if (!ret)
+		ret = print(c, &v, (enum format)format, &err);
+	ctl_variables_deinit(&v);
+	ctl_bus_close(&bus);
+	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+}
