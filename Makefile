@@ -46,8 +46,8 @@ include mk/flags.mk
 # Programs add their main; main.c is in no archive.
 SRC_base := $(sort $(wildcard lib/*.c schema/gen/*.c))
 SRC_gpu := $(sort $(wildcard gpu/*.c))
-SRC_netdetect := $(sort $(wildcard netdetect/*.c))
-SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name "*.c")))
+SRC_netdetect := $(sort $(wildcard netdetect/*.c netdetect/*/*.c))
+SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name '*.c')))
 SRC_client := $(sort $(wildcard client/*.c))
 SRC_ctl := $(filter-out ctl/main.c ctl/generate/%,$(sort $(shell find ctl -name '*.c')))
 SRC_generate := $(sort $(wildcard ctl/generate/*.c))

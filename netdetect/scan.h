@@ -4,10 +4,10 @@
 #define DRAY_NETDETECT_SCAN_H
 
 #include "lib/cleanup.h"
-#include "netdetect/listener.h"
-#include "netdetect/nvidia.h"
-#include "netdetect/rdma.h"
-#include "netdetect/topology.h"
+#include "netdetect/net/listener.h"
+#include "netdetect/gpu/nvidia.h"
+#include "netdetect/rdma/device.h"
+#include "netdetect/topology/topology.h"
 
 enum nd_scan_flags {
 	ND_SCAN_LISTENERS = 1, /* listening sockets */

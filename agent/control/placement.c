@@ -11,7 +11,7 @@
 #include "agent/placement/environment/env_file.h"
 #include "agent/config/segment_rules.h"
 #include "lib/log.h"
-#include "netdetect/advertise.h"
+#include "netdetect/choose/address.h"
 #include "schema/gen/errors.h"
 
 #define AREA "placement"

@@ -6,7 +6,7 @@
 #include <limits.h>
 
 #include "gpu/plugin.h"
-#include "netdetect/doctor.h"
+#include "netdetect/doctor/doctor.h"
 
 struct ctl_cuda {
 	bool asked;                    /* the plug-in was looked for */

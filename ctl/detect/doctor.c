@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drayctl doctor: a line for each finding. Exits 0 clean, 1 with warnings, 2 with errors. */
-#include "netdetect/doctor.h"
+#include "netdetect/doctor/doctor.h"
 
 #include <errno.h>
 

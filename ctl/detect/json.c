@@ -8,7 +8,7 @@
 #include "ctl/detect/gpus.h"
 #include "ctl/render/json.h"
 #include "lib/cleanup.h"
-#include "netdetect/advertise.h"
+#include "netdetect/choose/address.h"
 
 /* Of schema/ctl/detect.json; grows where a field changes its meaning or goes. */
 #define SCHEMA_VERSION 1

@@ -12,7 +12,7 @@
 #include "ctl/render/table.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
-#include "netdetect/advertise.h"
+#include "netdetect/choose/address.h"
 
 #define LINE_BYTES 256
 

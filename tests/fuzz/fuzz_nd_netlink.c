@@ -2,8 +2,8 @@
 /* rtnetlink and sock_diag: a buffer of messages, as a dump brings them, and what is decided by them. */
 #include <stdlib.h>
 
-#include "netdetect/advertise.h"
-#include "netdetect/listener.h"
+#include "netdetect/choose/address.h"
+#include "netdetect/net/listener.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

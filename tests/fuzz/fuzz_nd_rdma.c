@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/netlink.h"
-#include "netdetect/rdma.h"
+#include "netdetect/source/netlink.h"
+#include "netdetect/rdma/device.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a recorded machine, as netdetect/source.h says: sys/, proc/, dev/, and netlink dumps as the kernel sends them."""
+"""Writes a recorded machine, as netdetect/source/source.h says: sys/, proc/, dev/, and netlink dumps as the kernel sends them."""
 
 import ipaddress
 import os

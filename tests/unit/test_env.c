@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
-#include "netdetect/affinity.h"
+#include "netdetect/choose/rnic.h"
 #include "tests/unit/cm.h"
 
 #define PYTHON "/usr/bin/python3"

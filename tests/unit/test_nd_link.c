@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "lib/cleanup.h"
-#include "netdetect/advertise.h"
-#include "netdetect/listener.h"
+#include "netdetect/choose/address.h"
+#include "netdetect/net/listener.h"
 #include "tests/unit/cm.h"
 
 #define ROOM 4096

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVIDIA's driver without CUDA: what its files say, device nodes, and where libcuda is. */
-#include "netdetect/nvidia.h"
+#include "netdetect/gpu/nvidia.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/kernel.h"
-#include "netdetect/libcuda.h"
+#include "netdetect/source/kernel.h"
+#include "netdetect/gpu/libcuda.h"
 #include "tests/unit/cm.h"
 
 #define ELF64  \

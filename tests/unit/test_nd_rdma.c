@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RDMA netlink messages made by hand, and devices of a recorded machine. */
-#include "netdetect/rdma.h"
+#include "netdetect/rdma/device.h"
 
 #include <errno.h>
 #include <rdma/rdma_netlink.h>

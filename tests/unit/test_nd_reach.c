@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which local ports reach which of a peer's: scans made by hand, with recorded routes. */
-#include "netdetect/reach.h"
+#include "netdetect/choose/rail.h"
 
 #include <arpa/inet.h>
 #include <linux/rtnetlink.h>

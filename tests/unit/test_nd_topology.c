@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PCI distance, and which RNICs each GPU should use. */
-#include "netdetect/topology.h"
+#include "netdetect/topology/topology.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/affinity.h"
-#include "netdetect/pci.h"
+#include "netdetect/choose/rnic.h"
+#include "netdetect/topology/pci.h"
 #include "tests/unit/cm.h"
 
 static struct nd_pci_place place(const char *host, int numa, const char *a, const char *b,

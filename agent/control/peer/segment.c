@@ -10,7 +10,7 @@
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
-#include "netdetect/advertise.h"
+#include "netdetect/choose/address.h"
 #include "schema/gen/errors.h"
 
 /* What was found, and why. */

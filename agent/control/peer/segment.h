@@ -4,7 +4,7 @@
 #define DRAY_AGENT_CONTROL_PEER_SEGMENT_H
 
 #include "lib/err.h"
-#include "netdetect/link.h"
+#include "netdetect/net/link.h"
 
 struct peers;
 

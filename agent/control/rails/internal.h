@@ -15,7 +15,7 @@
 #include "agent/model/keys.h"
 #include "lib/handle.h"
 #include "lib/list.h"
-#include "netdetect/reach.h"
+#include "netdetect/choose/rail.h"
 
 #define AREA "rdma"
 #define REASON_MAX ND_REASON_MAX

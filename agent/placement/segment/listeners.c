@@ -9,7 +9,7 @@
 #include "agent/control/peer/peer.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
-#include "netdetect/advertise.h"
+#include "netdetect/choose/address.h"
 
 int listeners_configure(struct segments *ss)
 {

@@ -8,7 +8,7 @@
 
 #include "agent/config/segment_rules.h"
 #include "lib/strv.h"
-#include "netdetect/link.h"
+#include "netdetect/net/link.h"
 
 struct locality {
 	struct in6_addr *addrs; /* IPv4 mapped, sorted */

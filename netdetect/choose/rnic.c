@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * GPUs choose in rounds, in the order of their addresses: in each round a GPU takes the nearest device
+ * that it has not yet, of those the one that fewest GPUs have, of those the first by name. So every
+ * process of a node computes the same map, and GPUs at equal distance spread over the devices.
+ */
+#include "netdetect/choose/rnic.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "lib/cleanup.h"
+#include "netdetect/topology/pci.h"
+
+struct plan {
+	const struct nd_devices *devices;
+	struct nd_topology *t;
+	unsigned *load; /* GPUs that have each device */
+};
+
+static struct nd_affinity *pair_of(struct plan *p, size_t gpu, size_t device)
+{
+	return &p->t->pairs[gpu * p->devices->n + device];
+}
+
+/* Is a the better choice for this GPU? Devices stand in the order of their names. */
+static bool better(struct plan *p, const struct nd_affinity *a, const struct nd_affinity *b)
+{
+	bool x = nd_device_active(&p->devices->v[a->device]),
+	     y = nd_device_active(&p->devices->v[b->device]);
+
+	if (x != y)
+		return x;
+	if (a->distance != b->distance)
+		return a->distance < b->distance;
+	return p->load[a->device] < p->load[b->device];
+}
+
+static void choose(struct plan *p, size_t gpu)
+{
+	struct nd_affinity *best = NULL, *first = NULL;
+
+	for (size_t i = 0; i < p->devices->n; i++) {
+		struct nd_affinity *a = pair_of(p, gpu, i);
+
+		if (a->preferred)
+			continue;
+		if (!best || better(p, a, best))
+			best = a;
+		/* what it would be, if no other GPU had chosen */
+		if (!first || (nd_device_active(&p->devices->v[i]) &&
+			       (!nd_device_active(&p->devices->v[first->device]) ||
+				a->distance < first->distance)))
+			first = a;
+	}
+	if (!best)
+		return;
+	best->preferred = true;
+	best->spread = best != first;
+	p->load[best->device]++;
+}
+
+static int by_preference(const void *x, const void *y)
+{
+	const struct nd_affinity *a = x, *b = y;
+
+	if (a->gpu != b->gpu)
+		return a->gpu < b->gpu ? -1 : 1;
+	if (a->preferred != b->preferred)
+		return a->preferred ? -1 : 1;
+	if (a->distance != b->distance)
+		return a->distance < b->distance ? -1 : 1;
+	return a->device < b->device ? -1 : a->device > b->device;
+}
+
+static int measure(const struct nd_source *s, struct plan *p)
+{
+	dray_auto_free struct nd_pci_place *places = calloc(p->devices->n, sizeof(*places));
+
+	if (!places)
+		return -ENOMEM;
+	for (size_t i = 0; i < p->devices->n; i++)
+		(void)nd_pci_place_of(s, p->devices->v[i].bdf, &places[i]);
+	for (size_t g = 0; g < p->t->n_gpus; g++) {
+		struct nd_pci_place gpu;
+
+		(void)nd_pci_place_of(s, p->t->gpus[g].bdf, &gpu);
+		for (size_t i = 0; i < p->devices->n; i++)
+			*pair_of(p, g, i) = (struct nd_affinity){
+				.gpu = (uint16_t)g,
+				.device = (uint16_t)i,
+				.distance = nd_pci_distance_of(&gpu, &places[i]),
+			};
+	}
+	return 0;
+}
+
+int nd_affinity_make(const struct nd_source *s, const struct nd_devices *devices, unsigned k,
+		     struct nd_topology *t)
+{
+	struct plan p = { .devices = devices, .t = t };
+	size_t rounds = k && k < devices->n ? k : devices->n;
+	int r;
+
+	if (!devices->n || !t->n_gpus)
+		return 0;
+	p.load = calloc(devices->n, sizeof(*p.load));
+	t->pairs = calloc(devices->n * t->n_gpus, sizeof(*t->pairs));
+	t->n_pairs = t->pairs ? devices->n * t->n_gpus : 0;
+	r = p.load && t->pairs ? measure(s, &p) : -ENOMEM;
+	for (size_t round = 0; r >= 0 && round < rounds; round++)
+		for (size_t g = 0; g < t->n_gpus; g++)
+			choose(&p, g);
+	if (r >= 0)
+		qsort(t->pairs, t->n_pairs, sizeof(*t->pairs), by_preference);
+	free(p.load);
+	return r;
+}

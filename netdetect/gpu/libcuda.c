@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ld.so(8) looks in LD_LIBRARY_PATH, then in the cache that ldconfig wrote, then in its standard folders. Of the cache
+ * nothing but its table of texts is read: whole paths stand there, each with a NUL before and behind.
+ */
+#include "netdetect/gpu/libcuda.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/cleanup.h"
+
+#define NAME "/libcuda.so.1"
+#define ENVIRON_MAX (256u << 10)
+#define CACHE_MAX (4u << 20)
+
+#if defined(__x86_64__)
+#define MULTIARCH "x86_64-linux-gnu"
+#elif defined(__aarch64__)
+#define MULTIARCH "aarch64-linux-gnu"
+#else
+#define MULTIARCH ""
+#endif
+
+static const char *const standard[] = {
+	"/lib/" MULTIARCH, "/usr/lib/" MULTIARCH, "/lib64", "/usr/lib64", "/lib", "/usr/lib"
+};
+/* Of device plug-ins that mount the driver's files and leave the rest to LD_LIBRARY_PATH. */
+static const char *const mounted[] = { "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
+				       "/usr/local/lib", "/opt/nvidia/lib64",
+				       ("/run/nvidia/driver/usr/lib/" MULTIARCH) };
+
+/* A library of the other word size serves nobody here. */
+static bool is_ours(const struct nd_source *s, const char *file)
+{
+	unsigned char head[EI_NIDENT];
+	char path[ND_PATH_MAX];
+	int fd dray_auto_close =
+		open(nd_path(s, path, "%s", file), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+	return fd >= 0 && read(fd, head, sizeof(head)) > EI_CLASS &&
+	       !memcmp(head, ELFMAG, SELFMAG) &&
+	       head[EI_CLASS] == (sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32);
+}
+
+static bool in_folder(const struct nd_source *s, const char *folder, size_t length, char *buf,
+		      size_t n)
+{
+	int r = snprintf(buf, n, "%.*s" NAME, (int)length, folder);
+
+	if (length && r > 0 && (size_t)r < n && is_ours(s, buf))
+		return true;
+	buf[0] = '\0';
+	return false;
+}
+
+static bool in_folders(const struct nd_source *s, const char *const *v, size_t count, char *buf,
+		       size_t n)
+{
+	for (size_t i = 0; i < count; i++)
+		if (in_folder(s, v[i], strlen(v[i]), buf, n))
+			return true;
+	return false;
+}
+
+/* The whole of a small file. NULL: not there, or no memory. */
+static char *slurp(const struct nd_source *s, const char *where, size_t max, size_t *ret_n)
+{
+	char path[ND_PATH_MAX];
+	int fd dray_auto_close = open(nd_path(s, path, "%s", where), O_RDONLY | O_CLOEXEC);
+	char *text = fd >= 0 ? malloc(max + 1) : NULL;
+	ssize_t r = 1;
+
+	*ret_n = 0;
+	while (text && *ret_n < max && (r = read(fd, text + *ret_n, max - *ret_n)) > 0)
+		*ret_n += (size_t)r;
+	if (text)
+		text[*ret_n] = '\0';
+	return text;
+}
+
+/* What the loader was told is what the process was started with; what it set since does not count. */
+static bool by_environment(const struct nd_source *s, char *buf, size_t n)
+{
+	static const char name[] = "LD_LIBRARY_PATH=";
+	size_t length;
+	dray_auto_free char *text = slurp(s, "/proc/self/environ", ENVIRON_MAX, &length);
+
+	for (const char *at = text; at && at < text + length; at += strlen(at) + 1) {
+		if (strncmp(at, name, sizeof(name) - 1) != 0)
+			continue;
+		at += sizeof(name) - 1;
+		for (;;) {
+			size_t folder = strcspn(at, ":;");
+
+			if (in_folder(s, at, folder, buf, n))
+				return true;
+			at += folder;
+			if (!*at)
+				return false;
+			at++;
+		}
+	}
+	return false;
+}
+
+const char *nd_libcuda_cached(const char *cache, size_t n, size_t *at)
+{
+	while (*at < n) {
+		const char *hit = memmem(cache + *at, n - *at, NAME, sizeof(NAME));
+		const char *start = hit;
+
+		if (!hit)
+			break;
+		*at = (size_t)(hit - cache) + sizeof(NAME);
+		while (start > cache && start[-1])
+			start--;
+		if (*start == '/' && hit - start < PATH_MAX)
+			return start;
+	}
+	return NULL;
+}
+
+static bool by_cache(const struct nd_source *s, char *buf, size_t n)
+{
+	size_t length, at = 0;
+	dray_auto_free char *cache = slurp(s, "/etc/ld.so.cache", CACHE_MAX, &length);
+	const char *path;
+
+	while (cache && (path = nd_libcuda_cached(cache, length, &at)))
+		if (in_folder(s, path, strlen(path) - strlen(NAME), buf, n))
+			return true;
+	return false;
+}
+
+bool nd_libcuda_find(const struct nd_source *s, char *buf, size_t n)
+{
+	buf[0] = '\0';
+	if (by_environment(s, buf, n) || by_cache(s, buf, n) ||
+	    in_folders(s, standard, DRAY_ARRAY_SIZE(standard), buf, n))
+		return true;
+	in_folders(s, mounted, DRAY_ARRAY_SIZE(mounted), buf, n);
+	return false;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* RDMA devices and ports, over RDMA netlink (include/uapi/rdma/rdma_netlink.h, RDMA_NL_NLDEV). */
+#ifndef DRAY_NETDETECT_RDMA_DEVICE_H
+#define DRAY_NETDETECT_RDMA_DEVICE_H
+
+#include "netdetect/rdma/gid.h"
+#include "netdetect/net/link.h"
+
+#define ND_DEVICE_NAME_MAX 64
+
+enum nd_port_state { /* IB_PORT_*, IBTA 14.2.5.6 */
+		     ND_PORT_NOP,
+		     ND_PORT_DOWN,
+		     ND_PORT_INIT,
+		     ND_PORT_ARMED,
+		     ND_PORT_ACTIVE,
+		     ND_PORT_ACTIVE_DEFER,
+};
+enum nd_link_layer { ND_LAYER_UNSPECIFIED, ND_LAYER_INFINIBAND, ND_LAYER_ETHERNET };
+const char *nd_port_state_name(enum nd_port_state s);
+const char *nd_port_physical_name(unsigned s); /* POLLING, LINK_UP, ... */
+const char *nd_link_layer_name(enum nd_link_layer l);
+
+struct nd_pkey {
+	uint16_t index, value;
+	bool full; /* top bit: full membership; two limited members cannot talk to each other */
+};
+
+struct nd_port {
+	uint32_t number;
+	enum nd_port_state state;
+	unsigned physical;
+	enum nd_link_layer layer;
+	uint64_t rate;                /* bit/s on the wire, 0 unknown */
+	uint32_t lanes;               /* width: 1, 2, 4, 8, 12 */
+	uint32_t active_mtu, max_mtu; /* bytes */
+	uint32_t lid, sm_lid;
+	uint64_t capabilities; /* RDMA_NLDEV_ATTR_CAP_FLAGS */
+	int ifindex;           /* netdev, 0: none in this namespace */
+	char netdev[IFNAMSIZ];
+	struct nd_gids gids;
+	struct nd_pkey *pkeys;
+	size_t n_pkeys;
+};
+
+struct nd_resource { /* "qp", "mr", ... */
+	char name[16];
+	uint64_t count;
+};
+#define ND_RESOURCES_MAX 16
+
+struct nd_device {
+	uint32_t index;
+	char name[ND_DEVICE_NAME_MAX];
+	char firmware[64];
+	char protocol[16];               /* "roce", "ib", "iw", "usnic" */
+	uint8_t node_type;               /* RDMA_NODE_*: 1 channel adapter, 4 RNIC */
+	uint64_t node_guid, system_guid; /* host order */
+	char driver[32];                 /* "mlx5_core", "rxe", "" unknown */
+	char board[64];                  /* board_id of sysfs */
+	char bdf[16];                    /* "" for what is not on PCI */
+	int numa;                        /* -1 unknown */
+	bool virtual_function;
+	char uverbs[32];       /* "uverbs0", "" none */
+	int open_error;        /* 0: the uverbs node opens; else errno of trying; ENOENT: no node */
+	struct nd_port *ports; /* by number */
+	size_t n_ports;
+	struct nd_resource resources[ND_RESOURCES_MAX];
+	size_t n_resources;
+};
+
+enum nd_netns_mode { ND_NETNS_UNKNOWN, ND_NETNS_SHARED, ND_NETNS_EXCLUSIVE };
+
+struct nd_devices {
+	struct nd_device
+		*v; /* by name, numbers inside names compared as numbers: mlx5_2 before mlx5_10 */
+	size_t n;
+	enum nd_netns_mode netns;
+};
+
+/*
+ * Netlink, GID and P_Key tables, GIDs ranked. links: of the same scan, to match netdevs. A kernel without
+ * RDMA gives no device and 0. -errno only where asking failed; on error nothing is left. Opens and closes
+ * each uverbs node once (live). Any thread, blocking.
+ */
+int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,
+		    struct dray_err *reterr);
+void nd_devices_deinit(struct nd_devices *d);
+
+/* Has it an active port? */
+bool nd_device_active(const struct nd_device *d);
+
+const struct nd_device *nd_device_by_name(const struct nd_devices *d, const char *name);
+
+/* nd_message_fn for the answers of RDMA netlink (arg: struct nd_devices *); as nd_link_message. */
+int nd_rdma_message(uint16_t type, const void *payload, size_t n, void *arg);
+
+#endif
