@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/expiry.h"
+#include "lib/heap.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 #include "lib/map.h"
@@ -157,34 +157,60 @@ static void maps_tell_keys_apart(void **state)
 	dray_map_deinit(&m);
 }
 
-static void times_expire_in_order(void **state)
+static void heap_gives_the_smallest_key_first(void **state)
 {
-	static struct dray_expiry_entry e[1000];
-	struct dray_expiry x = { 0 };
-	struct dray_expiry_entry *got;
+	static struct dray_heap_node nodes[1000];
+	struct dray_heap h = { 0 };
+	struct dray_heap_node *first;
 	int64_t last = -1;
 	unsigned n = 0;
 
-	assert_null(dray_expiry_first(&x));
-	for (unsigned i = 0; i < 1000; i++) {
-		e[i].at_ns = (int64_t)(i * 7919 % 1000);
-		assert_int_equal(dray_expiry_add(&x, &e[i]), 0);
-	}
+	assert_null(dray_heap_first(&h));
+	for (unsigned i = 0; i < 1000; i++)
+		assert_int_equal(dray_heap_set(&h, &nodes[i], i * 7919 % 1000), 0);
 	for (unsigned i = 0; i < 1000; i += 3)
-		dray_expiry_del(&x, &e[i]);
-	dray_expiry_del(&x, &e[0]);
-	while ((got = dray_expiry_first(&x))) {
-		assert_null(dray_expiry_pop(&x, got->at_ns - 1));
-		assert_ptr_equal(dray_expiry_pop(&x, got->at_ns), got);
-		assert_true(got->at_ns > last);
-		last = got->at_ns;
+		dray_heap_del(&h, &nodes[i]);
+	dray_heap_del(&h, &nodes[0]);
+	assert_false(dray_heap_has(&nodes[0]));
+	assert_int_equal(nodes[3].key, 3 * 7919 % 1000);
+	while ((first = dray_heap_first(&h))) {
+		assert_true(first->key > last);
+		last = first->key;
+		dray_heap_del(&h, first);
 		n++;
 	}
 	assert_int_equal(n, 666);
-	e[0].at_ns = DRAY_EXPIRY_NEVER;
-	assert_int_equal(dray_expiry_add(&x, &e[0]), 0);
-	assert_null(dray_expiry_first(&x));
-	dray_expiry_deinit(&x);
+	dray_heap_deinit(&h);
+}
+
+#define NODES 300
+
+static void heap_stays_ordered_while_nodes_move(void **state)
+{
+	static struct dray_heap_node nodes[NODES];
+	struct dray_heap h = { 0 };
+	bool in[NODES] = { false };
+
+	srandom(1);
+	assert_int_equal(dray_heap_reserve(&h, NODES), 0);
+	for (unsigned round = 0; round < 20000; round++) {
+		unsigned i = (unsigned)random() % NODES;
+		int64_t min = INT64_MAX;
+
+		in[i] = random() % 3;
+		if (in[i])
+			assert_int_equal(dray_heap_set(&h, &nodes[i], random() % 1000), 0);
+		else
+			dray_heap_del(&h, &nodes[i]);
+		for (unsigned k = 0; k < NODES; k++) {
+			assert_int_equal(in[k], dray_heap_has(&nodes[k]));
+			if (in[k])
+				min = dray_min(min, nodes[k].key);
+		}
+		assert_true(min == INT64_MAX ? !dray_heap_first(&h) :
+					       dray_heap_first(&h)->key == min);
+	}
+	dray_heap_deinit(&h);
 }
 
 static void ring_is_full_and_empty(void **state)
@@ -257,7 +283,8 @@ int main(void)
 		cmocka_unit_test(lists_keep_order),
 		cmocka_unit_test(maps_find_what_is_there),
 		cmocka_unit_test(maps_tell_keys_apart),
-		cmocka_unit_test(times_expire_in_order),
+		cmocka_unit_test(heap_gives_the_smallest_key_first),
+		cmocka_unit_test(heap_stays_ordered_while_nodes_move),
 		cmocka_unit_test(ring_is_full_and_empty),
 		cmocka_unit_test(cursors_stay_inside),
 	};

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/placement/probe/due.h"
 #include "agent/placement/probe/fsm.h"
 #include "lib/cleanup.h"
 
@@ -388,51 +387,6 @@ static void test_walks(void **state)
 		walk(seed);
 }
 
-/* --- the heap ------------------------------------------------------------------------------------- */
-
-#define NODES 300
-
-static void test_due(void **state)
-{
-	static struct due_node nodes[NODES];
-	struct due d = { 0 };
-	bool in[NODES] = { false };
-	int64_t last;
-	unsigned left;
-
-	srandom(1);
-	assert_int_equal(due_reserve(&d, NODES), 0);
-	assert_null(due_first(&d));
-	for (unsigned i = 0; i < NODES; i++)
-		nodes[i].pos = DUE_NONE;
-	for (unsigned round = 0; round < 20000; round++) {
-		unsigned i = (unsigned)random() % NODES;
-		int64_t min = INT64_MAX;
-
-		if (random() % 3) {
-			due_set(&d, &nodes[i], random() % 1000);
-			in[i] = true;
-		} else {
-			due_del(&d, &nodes[i]);
-			in[i] = false;
-		}
-		for (unsigned k = 0; k < NODES; k++) {
-			assert_int_equal(in[k], nodes[k].pos != DUE_NONE);
-			if (in[k])
-				min = dray_min(min, nodes[k].at_ns);
-		}
-		assert_true(min == INT64_MAX ? !due_first(&d) : due_first(&d)->at_ns == min);
-	}
-	left = d.n;
-	for (last = 0; due_first(&d); left--) {
-		assert_true(due_first(&d)->at_ns >= last);
-		last = due_first(&d)->at_ns;
-		due_del(&d, due_first(&d));
-	}
-	assert_int_equal(left, 0);
-	due_deinit(&d);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -449,7 +403,6 @@ int main(void)
 		cmocka_unit_test(test_reconfigured),
 		cmocka_unit_test(test_put_off),
 		cmocka_unit_test(test_walks),
-		cmocka_unit_test(test_due),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

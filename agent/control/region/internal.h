@@ -6,7 +6,7 @@
 #include "agent/control/region/closer.h"
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
-#include "lib/expiry.h"
+#include "lib/heap.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 
@@ -39,7 +39,7 @@ struct regions {
 	struct closer *unknown_closer; /* of anything else */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
-	struct dray_expiry expiry;
+	struct dray_heap expiry;
 	struct grave *graves; /* ring, made with the first */
 	uint32_t grave_at;
 };
@@ -87,7 +87,7 @@ struct token {
 	dray_handle handle;
 	uint64_t offset, length;
 	uint16_t access, flags;
-	struct dray_expiry_entry expiry;
+	struct dray_heap_node expiry;
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */

@@ -87,7 +87,7 @@ struct regions *regions_free(struct regions *r)
 	dray_handles_deinit(&r->tokens);
 	dray_handles_deinit(&r->grants);
 	free(r->graves);
-	dray_expiry_deinit(&r->expiry);
+	dray_heap_deinit(&r->expiry);
 	free(r);
 	return NULL;
 }

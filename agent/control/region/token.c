@@ -88,7 +88,7 @@ static void token_free(struct token *t, uint32_t code)
 	bury(r, t, code);
 	dray_list_del(&t->link);
 	dray_handles_del(&r->tokens, t->handle);
-	dray_expiry_del(&r->expiry, &t->expiry);
+	dray_heap_del(&r->expiry, &t->expiry);
 	region->n_tokens--;
 	if (region->session_tokens)
 		(*region->session_tokens)--;
@@ -102,7 +102,7 @@ static void token_free(struct token *t, uint32_t code)
 
 static bool expired(const struct token *t)
 {
-	return t->expiry.at_ns != DRAY_EXPIRY_NEVER && t->expiry.at_ns <= dray_now().ns;
+	return t->expiry.key <= dray_now().ns;
 }
 
 static bool spent(const struct token *t)
@@ -126,10 +126,12 @@ void token_check(struct token *t)
 void tokens_expire(struct regions *r)
 {
 	int64_t now = dray_now().ns;
-	struct dray_expiry_entry *e;
+	struct dray_heap_node *e;
 
-	while ((e = dray_expiry_pop(&r->expiry, now)))
+	while ((e = dray_heap_first(&r->expiry)) && e->key <= now) {
+		dray_heap_del(&r->expiry, e);
 		token_check(dray_container_of(e, struct token, expiry));
+	}
 }
 
 /* --- export ----------------------------------------------------------------------------------- */
@@ -175,11 +177,12 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
 		return NULL;
 	}
-	t->expiry.at_ns = m->ttl_ms ? dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS :
-				      DRAY_EXPIRY_NEVER;
+	t->expiry.key = INT64_MAX;
 	if (getrandom(t->capability, CAPABILITY_BYTES, GRND_NONBLOCK) != CAPABILITY_BYTES)
 		dray_err_set(reterr, -EIO, DRAY_E_IO, "the kernel has no random numbers yet");
-	else if (dray_expiry_add(&r->expiry, &t->expiry) < 0)
+	else if (m->ttl_ms &&
+		 dray_heap_set(&r->expiry, &t->expiry,
+			       dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS) < 0)
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a token");
 	if (reterr->code) {
 		dray_handles_del(&r->tokens, t->handle);

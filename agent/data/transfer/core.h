@@ -23,6 +23,7 @@
 #include "agent/model/message.h"
 #include "agent/model/quota.h"
 #include "agent/model/transfer.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 #include "lib/time.h"
 #include "schema/gen/data.h"
@@ -148,10 +149,10 @@ struct xfer {
 	uint64_t notify_tag, cancel_request;
 	uint8_t *notify_payload;
 	uint32_t notify_length;
-	int64_t accepted_ns, deadline_ns;
+	int64_t accepted_ns;
+	struct dray_heap_node deadline; /* by time in ns */
 	enum xfer_phase phase;
 	int64_t phase_ns[XFER_PHASE_N]; /* spent in each; of the present one, since when */
-	uint32_t deadline_pos;          /* in the heap of deadlines */
 	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
 };
 

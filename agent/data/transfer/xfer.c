@@ -55,7 +55,7 @@ void xfers_deinit(struct core *c)
 	dray_list_for_each(&xs->free, x, struct xfer, flow_link)
 		free(x);
 	dray_handles_deinit(&xs->table);
-	deadlines_deinit(&xs->deadlines);
+	dray_heap_deinit(&xs->deadlines);
 	ops_store_deinit(&xs->ops);
 	sched_deinit(c);
 	free(xs->records);
@@ -79,7 +79,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 {
 	if (x->handle)
 		dray_handles_del(&xs->table, x->handle);
-	deadlines_del(&xs->deadlines, x);
+	dray_heap_del(&xs->deadlines, &x->deadline);
 	dray_list_del(&x->session_link);
 	dray_list_del(&x->wait_link);
 }
@@ -339,19 +339,20 @@ static int64_t waiting_tick(struct core *c)
 
 int64_t xfers_tick(struct core *c)
 {
-	struct deadlines *d = &c->xfers->deadlines;
-	struct xfer *x;
+	struct dray_heap *deadlines = &c->xfers->deadlines;
+	struct dray_heap_node *first;
 	int64_t next = INT64_MAX;
 
-	while ((x = deadlines_first(d)) && x->deadline_ns <= c->now_ns) {
+	while ((first = dray_heap_first(deadlines)) && first->key <= c->now_ns) {
 		/* out of the heap first: slices in flight may keep it beyond its deadline */
-		deadlines_del(d, x);
-		xfer_stop(c, x, DRAY_E_DEADLINE, NULL, false);
+		dray_heap_del(deadlines, first);
+		xfer_stop(c, dray_container_of(first, struct xfer, deadline), DRAY_E_DEADLINE, NULL,
+			  false);
 	}
 	if (!dray_list_empty(&c->xfers->waiting))
 		next = waiting_tick(c);
-	x = deadlines_first(d);
-	return x ? dray_min(next, x->deadline_ns) : next;
+	first = dray_heap_first(deadlines);
+	return first ? dray_min(next, first->key) : next;
 }
 
 const struct records *xfers_records(const struct core *c)

@@ -3,14 +3,13 @@
 #ifndef DRAY_AGENT_DATA_TRANSFER_XFER_INTERNAL_H
 #define DRAY_AGENT_DATA_TRANSFER_XFER_INTERNAL_H
 
-#include "agent/data/transfer/deadlines.h"
 #include "agent/data/transfer/ops_store.h"
 #include "agent/model/record.h"
 #include "agent/data/transfer/xfer.h"
 
 struct xfers {
 	struct dray_handles table;
-	struct deadlines deadlines;
+	struct dray_heap deadlines; /* struct xfer, by deadline */
 	struct ops_store ops;
 	struct dray_list free;    /* struct xfer, by flow_link */
 	struct dray_list waiting; /* by wait_link */

@@ -30,7 +30,6 @@ static struct xfer *xfer_new(struct xfers *xs)
 	dray_list_init(&x->session_link);
 	dray_list_init(&x->flow_link);
 	dray_list_init(&x->wait_link);
-	x->deadline_pos = DEADLINE_NONE;
 	return x;
 }
 
@@ -154,7 +153,6 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->direction = (enum dmsg_direction)r->direction;
 	x->class = (enum dmsg_class)r->class;
 	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
-	x->deadline_ns = c->now_ns + limit_ns;
 	x->n_ops_given = r->n_ops;
 	ret = xfer_prepare(c, x, r, reterr);
 	if (ret < 0)
@@ -170,7 +168,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 		goto refused_xfer;
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
-		ret = deadlines_add(&xs->deadlines, x);
+		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
 	if (ret < 0) {
 		dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
 			     "this worker has no room for another transfer");

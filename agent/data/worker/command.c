@@ -144,7 +144,7 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 		.bytes = x->bytes,
 		.bytes_done = x->bytes_done,
 		.age_ns = c->now_ns - x->accepted_ns,
-		.left_ns = x->deadline_ns - c->now_ns,
+		.left_ns = x->deadline.key - c->now_ns,
 	};
 
 	s->bytes_left += x->bytes - x->bytes_done;

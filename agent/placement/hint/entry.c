@@ -107,7 +107,7 @@ static void owner_put_back(struct hints *h, struct owner *o)
 
 void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 {
-	dray_expiry_del(&h->expiry[e->source], &e->expiry);
+	dray_heap_del(&h->expiry[e->source], &e->expiry);
 	owner_put_back(h, e->owner);
 	name_put_back(h, e->name, hint_is_said(e->source), tell);
 	if (e->scope)
@@ -128,14 +128,14 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, stru
 	e->score = put->score;
 	e->put_boot_ms = put->put_boot_ms;
 	e->end_boot_ms = put->end_boot_ms;
-	e->expiry.at_ns = put->end_boot_ms * DRAY_NS_PER_MS;
 	e->scope = scope ? scope : scope_new(h, put->scope);
 	if (e->scope)
 		e->scope->n++;
 	e->name = name_get(h, put->segment, hint_is_said(put->source));
 	e->owner = client ? owner_get(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||
-	    dray_expiry_add(&h->expiry[e->source], &e->expiry) < 0) {
+	    dray_heap_set(&h->expiry[e->source], &e->expiry, put->end_boot_ms * DRAY_NS_PER_MS) <
+		    0) {
 		hints_entry_free(h, e, false);
 		return NULL;
 	}

@@ -116,10 +116,10 @@ static int make_room(struct hints *h, const struct entry_put *put, struct dray_e
 		return no_room(reterr, "limits.hints_per_uid", cfg->limits.hints_per_uid);
 	/* more than one only after limits.hints was lowered */
 	while (h->n >= (uint64_t)cfg->limits.hints) {
-		struct dray_expiry_entry *e = NULL;
+		struct dray_heap_node *e = NULL;
 
 		for (unsigned i = SOURCE_N; !e && i-- > put->source;)
-			e = dray_expiry_first(&h->expiry[i]);
+			e = dray_heap_first(&h->expiry[i]);
 		if (!e)
 			return no_room(reterr, "limits.hints", cfg->limits.hints);
 		hints_remove(h, dray_container_of(e, struct entry, expiry));
@@ -455,7 +455,7 @@ struct hints *hints_free(struct hints *h)
 	free_names(h);
 	free_owners(h);
 	for (unsigned i = 0; i < SOURCE_N; i++)
-		dray_expiry_deinit(&h->expiry[i]);
+		dray_heap_deinit(&h->expiry[i]);
 	dray_map_deinit(&h->scopes);
 	dray_map_deinit(&h->names);
 	dray_map_deinit(&h->owners);

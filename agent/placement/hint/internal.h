@@ -4,7 +4,7 @@
 #define DRAY_AGENT_PLACEMENT_HINT_INTERNAL_H
 
 #include "agent/placement/hint/hints.h"
-#include "lib/expiry.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 #include "lib/map.h"
 
@@ -36,7 +36,7 @@ struct owner {
 
 struct entry {
 	struct dray_list link;
-	struct dray_expiry_entry expiry; /* by the boot clock */
+	struct dray_heap_node expiry; /* by the boot clock */
 	struct scope *scope;
 	struct name *name;
 	struct owner *owner; /* of clients; else NULL */
@@ -48,7 +48,7 @@ struct entry {
 struct hints {
 	struct hints_deps deps;
 	struct dray_map scopes, names, owners;
-	struct dray_expiry expiry[SOURCE_N]; /* of each source */
+	struct dray_heap expiry[SOURCE_N]; /* of each source */
 	uint64_t n;
 	sd_event_source *timer, *clock;
 	int clock_fd;

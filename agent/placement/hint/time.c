@@ -36,14 +36,14 @@ int64_t hints_boot_ms(const struct hints *h)
 
 /* --- expiry ----------------------------------------------------------------------------------- */
 
-static struct dray_expiry_entry *first(const struct hints *h)
+static struct dray_heap_node *first(const struct hints *h)
 {
-	struct dray_expiry_entry *e = NULL;
+	struct dray_heap_node *e = NULL;
 
 	for (unsigned i = 0; i < SOURCE_N; i++) {
-		struct dray_expiry_entry *other = dray_expiry_first(&h->expiry[i]);
+		struct dray_heap_node *other = dray_heap_first(&h->expiry[i]);
 
-		if (other && (!e || other->at_ns < e->at_ns))
+		if (other && (!e || other->key < e->key))
 			e = other;
 	}
 	return e;
@@ -54,9 +54,9 @@ void hints_expire(struct hints *h)
 	int64_t now_ns = hints_boot_ms(h) * DRAY_NS_PER_MS;
 
 	for (unsigned i = 0; i < EXPIRE_PER_TURN; i++) {
-		struct dray_expiry_entry *e = first(h);
+		struct dray_heap_node *e = first(h);
 
-		if (!e || e->at_ns > now_ns)
+		if (!e || e->key > now_ns)
 			break;
 		hints_remove(h, dray_container_of(e, struct entry, expiry));
 	}
@@ -73,12 +73,12 @@ static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 
 void hints_arm(struct hints *h)
 {
-	const struct dray_expiry_entry *e = first(h);
+	const struct dray_heap_node *e = first(h);
 
 	if (!h->timer)
 		return;
 	if (e)
-		sd_event_source_set_time(h->timer, (uint64_t)e->at_ns / 1000);
+		sd_event_source_set_time(h->timer, (uint64_t)e->key / 1000);
 	sd_event_source_set_enabled(h->timer, e ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
 }
 

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <strings.h>
 
-#include "agent/placement/probe/due.h"
 #include "agent/placement/probe/fsm.h"
 #include "lib/assert.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
@@ -47,7 +47,7 @@ struct watch {
 	struct probe_target target;
 	void *owner;
 	struct probe_fsm fsm;
-	struct due_node due;
+	struct dray_heap_node due;
 	struct probe *probe; /* NULL: none under way */
 };
 
@@ -55,7 +55,7 @@ struct prober {
 	struct prober_deps deps;
 	struct probe_deps probe_deps;
 	sd_event_source *timer;
-	struct due due;
+	struct dray_heap due;
 	struct dray_list watches;
 	struct dray_list buckets[BUCKETS];
 	struct watch *current; /* that callbacks are about; NULL once freed */
@@ -100,7 +100,8 @@ static void plan(struct watch *w)
 
 	if (f->state == DMSG_SEGMENT_STATE_READY && !f->failures && tick > 0 && at > now_ns(p))
 		at += tick - 1 - (at + tick - 1) % tick;
-	due_set(&p->due, &w->due, at);
+	/* cannot fail: prober_watch_known() reserved the room */
+	(void)dray_heap_set(&p->due, &w->due, at);
 }
 
 /* --- hosts -------------------------------------------------------------------------------------- */
@@ -162,7 +163,7 @@ static void host_release(struct prober *p, struct host *h)
 
 static void arm(struct prober *p)
 {
-	struct due_node *first = due_first(&p->due);
+	struct dray_heap_node *first = dray_heap_first(&p->due);
 	int64_t now = now_ns(p);
 
 	if (!first || p->in_flight >= (uint64_t)p->deps.cfg->probe.concurrency) {
@@ -170,11 +171,11 @@ static void arm(struct prober *p)
 		sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
 		return;
 	}
-	if (first->at_ns == p->armed_ns)
+	if (first->key == p->armed_ns)
 		return;
-	p->armed_ns = first->at_ns;
-	p->expected_ns = dray_max(first->at_ns, now);
-	sd_event_source_set_time(p->timer, (uint64_t)dray_max(first->at_ns, (int64_t)0) / 1000 + 1);
+	p->armed_ns = first->key;
+	p->expected_ns = dray_max(first->key, now);
+	sd_event_source_set_time(p->timer, (uint64_t)dray_max(first->key, (int64_t)0) / 1000 + 1);
 	sd_event_source_set_enabled(p->timer, SD_EVENT_ONESHOT);
 }
 
@@ -244,13 +245,13 @@ static void run(struct prober *p)
 {
 	int64_t now = now_ns(p);
 	unsigned left = STARTS_PER_TURN;
-	struct due_node *first;
+	struct dray_heap_node *first;
 
 	while (left && p->in_flight < (uint64_t)p->deps.cfg->probe.concurrency &&
-	       (first = due_first(&p->due)) && first->at_ns <= now) {
+	       (first = dray_heap_first(&p->due)) && first->key <= now) {
 		struct watch *w = dray_container_of(first, struct watch, due);
 
-		due_del(&p->due, &w->due);
+		dray_heap_del(&p->due, &w->due);
 		if (w->host->busy) {
 			dray_list_add(&w->host->queue, &w->queue);
 			continue;
@@ -266,7 +267,7 @@ static void put_off(struct prober *p, int64_t now)
 
 	dray_list_for_each(&p->watches, w, struct watch, link) {
 		probe_fsm_put_off(&w->fsm, &cfg, now);
-		if (w->due.pos != DUE_NONE)
+		if (dray_heap_has(&w->due))
 			plan(w);
 	}
 }
@@ -297,7 +298,7 @@ struct watch *watch_free(struct watch *w)
 		p->current = NULL;
 	dray_list_del(&w->link);
 	dray_list_del(&w->queue);
-	due_del(&p->due, &w->due);
+	dray_heap_del(&p->due, &w->due);
 	if (w->fsm.in_flight) {
 		probe_cancel(w->probe);
 		host_release(p, w->host);
@@ -324,7 +325,7 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 
 	if (w)
 		w->host = host_get(p, target);
-	if (!w || !w->host || due_reserve(&p->due, p->n_watches + 1) < 0) {
+	if (!w || !w->host || dray_heap_reserve(&p->due, p->n_watches + 1) < 0) {
 		if (w)
 			host_put(w->host);
 		free(w);
@@ -333,7 +334,6 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 	w->p = p;
 	w->target = *target;
 	w->owner = owner;
-	w->due.pos = DUE_NONE;
 	dray_list_init(&w->queue);
 	dray_list_add(&p->watches, &w->link);
 	p->n_watches++;
@@ -355,7 +355,7 @@ void watch_now(struct watch *w)
 {
 	probe_fsm_hurry(&w->fsm, now_ns(w->p));
 	/* one in its host's queue is overdue already */
-	if (w->due.pos == DUE_NONE)
+	if (!dray_heap_has(&w->due))
 		return;
 	plan(w);
 	arm(w->p);
@@ -419,7 +419,7 @@ struct prober *prober_free(struct prober *p)
 	dray_list_for_each(&p->watches, w, struct watch, link)
 		watch_free(w);
 	sd_event_source_disable_unref(p->timer);
-	due_deinit(&p->due);
+	dray_heap_deinit(&p->due);
 	sd_event_unref(p->deps.event);
 	free(p);
 	return NULL;
@@ -432,7 +432,7 @@ void prober_reconfigured(struct prober *p)
 
 	dray_list_for_each(&p->watches, w, struct watch, link) {
 		probe_fsm_reconfigured(&w->fsm, &cfg, now);
-		if (w->due.pos != DUE_NONE)
+		if (dray_heap_has(&w->due))
 			plan(w);
 	}
 	arm(p);
