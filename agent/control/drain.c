@@ -11,6 +11,7 @@
 #include "agent/control/agent.h"
 #include "agent/process/service_manager.h"
 #include "lib/log.h"
+#include "schema/gen/errors.h"
 
 /* How often the workers are asked whether anything is in flight. */
 #define DRAIN_LOOK_NS (10 * DRAY_NS_PER_MS)

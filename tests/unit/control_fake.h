@@ -22,6 +22,8 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "schema/gen/errors.h"
+#include "lib/time.h"
 
 #define FAKE_PATH_BYTES 80
 #define FAKE_LISTINGS 4

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows, as the control thread has them: who gets one, what may be asked of it, and when its memory goes. */
 #include "tests/unit/rails_fixture.h"
+#include "schema/gen/errors.h"
+#include "lib/time.h"
 
 #define BASE (64 * GIB)
 #define WINDOW (1u << 20)

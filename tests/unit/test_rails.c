@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rails, registrations and queue pairs, as the control thread has them. */
 #include "tests/unit/rails_fixture.h"
+#include "schema/gen/errors.h"
 
 /* Told to its worker alone, for all rails that are up; peers reach none of it, and hear nothing of it. */
 static void test_staging(void **state)

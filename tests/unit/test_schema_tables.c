@@ -172,8 +172,7 @@ static void test_dbus(void **state)
 	sd_bus_slot *slot = NULL;
 
 	assert_string_equal(DRAY_DBUS_INTERFACE, "dev.dray.Agent1");
-	assert_string_equal(dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_AGE_NS].key,
-			    "age_ns");
+	assert_string_equal(dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_AGE_NS].key, "age_ns");
 	assert_string_equal(dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_AGE_NS].type, "t");
 	for (size_t i = 0; i < DRAY_DBUS_METHOD_N; i++)
 		assert_int_equal(dray_dbus_methods[i].change,
@@ -193,9 +192,9 @@ static void test_dbus(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_errors),   cmocka_unit_test(test_names),
-		cmocka_unit_test(test_config),
-		cmocka_unit_test(test_metrics),  cmocka_unit_test(test_dbus),
+		cmocka_unit_test(test_errors), cmocka_unit_test(test_names),
+		cmocka_unit_test(test_config), cmocka_unit_test(test_metrics),
+		cmocka_unit_test(test_dbus),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

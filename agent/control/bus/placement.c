@@ -11,6 +11,7 @@
 #include "lib/log.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"
+#include "schema/gen/errors.h"
 
 /* --- segments ------------------------------------------------------------------------------------ */
 
