@@ -244,16 +244,16 @@ static void see(int row, const char *key, const char *value)
 		int row;
 		const char *key, *value;
 	} expected[] = {
-		{ 0, DRAY_DBUS_SESSION_NAME, "caf\xc3\xa9 ??? end" },
-		{ 0, DRAY_DBUS_REGION_ACCESS, "r" },
-		{ 1, DRAY_DBUS_REGION_ACCESS, "w" },
-		{ 2, DRAY_DBUS_REGION_ACCESS, "rw" },
-		{ 0, DRAY_DBUS_REGION_DEVICE, "GPU-00000000-1111-2222-3333-444444444444" },
-		{ 0, DRAY_DBUS_PEER_AGENT_ID, "" },
-		{ 1, DRAY_DBUS_PEER_AGENT_ID, "ab000000000000000000000000000000" },
-		{ 0, DRAY_DBUS_TRANSFER_DIRECTION, "read" },
-		{ 1, DRAY_DBUS_TRANSFER_DIRECTION, "?" },
-		{ 0, DRAY_DBUS_TRANSFER_CLASS, "latency" },
+		{ 0, "name", "caf\xc3\xa9 ??? end" },
+		{ 0, "access", "r" },
+		{ 1, "access", "w" },
+		{ 2, "access", "rw" },
+		{ 0, "device", "GPU-00000000-1111-2222-3333-444444444444" },
+		{ 0, "agent_id", "" },
+		{ 1, "agent_id", "ab000000000000000000000000000000" },
+		{ 0, "direction", "read" },
+		{ 1, "direction", "?" },
+		{ 0, "class", "latency" },
 	};
 
 	for (size_t i = 0; *value && i < DRAY_ARRAY_SIZE(expected); i++)
@@ -264,26 +264,26 @@ static void see(int row, const char *key, const char *value)
 /* By the time of their end. */
 static void see_ended(int row, const char *key, const char *value)
 {
-	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_STATUS))
+	if (!strcmp(key, "status"))
 		assert_string_equal(value, row ? "ok" : "peer_lost");
-	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_SEGMENT))
+	if (!strcmp(key, "segment"))
 		assert_string_equal(value, row ? "" : "10.0.0.1:7411");
-	if (!strcmp(key, DRAY_DBUS_ENDED_TRANSFER_RAILS))
+	if (!strcmp(key, "rails"))
 		assert_string_equal(value, "0,2");
 }
 
 static void see_gpu(int row, const char *key, const char *value)
 {
-	if (!strcmp(key, DRAY_DBUS_GPU_UUID))
+	if (!strcmp(key, "uuid"))
 		assert_string_equal(value,
 				    row ? "GPU-1" : "GPU-00000000-1111-2222-3333-444444444444");
-	if (!strcmp(key, DRAY_DBUS_GPU_NAME))
+	if (!strcmp(key, "name"))
 		assert_string_equal(value, row ? "NVIDIA H200" : "NVIDIA ? H200");
-	if (!strcmp(key, DRAY_DBUS_GPU_STATE))
+	if (!strcmp(key, "state"))
 		assert_string_equal(value, row ? "lost" : "ready");
-	if (!strcmp(key, DRAY_DBUS_GPU_REASON))
+	if (!strcmp(key, "reason"))
 		assert_string_equal(value, row ? "an uncorrectable error" : "");
-	if (!strcmp(key, DRAY_DBUS_GPU_PEERS))
+	if (!strcmp(key, "peers"))
 		assert_string_equal(value, row ? "PCIe 0" : "NVLink 1");
 }
 
@@ -343,18 +343,18 @@ static void see_placement(int row, const char *key, const char *value)
 	static const struct {
 		const char *key, *value;
 	} expected[] = {
-		{ DRAY_DBUS_SEGMENT_SOURCES, "listener,master" },
-		{ DRAY_DBUS_SEGMENT_TARGET, "tcp://127.0.0.1:50053" },
-		{ DRAY_DBUS_CANDIDATE_PREFERENCE, "hint" },
-		{ DRAY_DBUS_HINT_SOURCE, "client" },
-		{ DRAY_DBUS_HINT_SCOPE, "llama" },
-		{ DRAY_DBUS_VARIABLE_PROFILE, "dray" },
+		{ "sources", "listener,master" },
+		{ "target", "tcp://127.0.0.1:50053" },
+		{ "preference", "hint" },
+		{ "source", "client" },
+		{ "scope", "llama" },
+		{ "profile", "dray" },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(expected); i++)
 		if (!strcmp(expected[i].key, key))
 			assert_string_equal(value, expected[i].value);
-	if (!strcmp(key, DRAY_DBUS_VARIABLE_VALUE))
+	if (!strcmp(key, "value"))
 		assert_string_equal(value, row ? "" : "/run/dray/dray.sock");
 }
 
