@@ -272,6 +272,14 @@ void segments_remember(struct segments *ss)
 	remember(ss, &p);
 }
 
+static void save(struct segments *ss)
+{
+	dray_list_for_each(&ss->unsaved, s, struct segment, unsaved) {
+		dray_list_del(&s->unsaved);
+		segment_save(s);
+	}
+}
+
 static int on_decide(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct segments *ss = arg;
@@ -282,16 +290,30 @@ static int on_decide(sd_event_source *source, uint64_t usec, void *arg)
 		listeners_apply(ss);
 	}
 	decide(ss);
+	save(ss);
 	return 0;
+}
+
+static bool is_pending(const struct segments *ss)
+{
+	int enabled = SD_EVENT_OFF;
+
+	sd_event_source_get_enabled(ss->decide, &enabled);
+	return enabled != SD_EVENT_OFF;
+}
+
+void segments_decide_pending(struct segments *ss)
+{
+	if (!ss->decide || !is_pending(ss))
+		return;
+	sd_event_source_set_enabled(ss->decide, SD_EVENT_OFF);
+	on_decide(ss->decide, 0, ss);
 }
 
 /* At once, but not again and again: it looks at all that may be preferred. */
 void segments_decide_soon(struct segments *ss)
 {
-	int enabled = SD_EVENT_OFF;
-
-	sd_event_source_get_enabled(ss->decide, &enabled);
-	if (enabled != SD_EVENT_OFF)
+	if (is_pending(ss))
 		return;
 	sd_event_source_set_time(ss->decide, (uint64_t)(ss->decided_ns + DECIDE_PAUSE_NS) / 1000);
 	sd_event_source_set_enabled(ss->decide, SD_EVENT_ONESHOT);

@@ -42,6 +42,7 @@ struct segment {
 	char *name;
 	struct dray_list link;       /* of all */
 	struct dray_list foreground; /* of those that may be preferred */
+	struct dray_list unsaved;    /* of those whose row follows the next decision */
 	unsigned sources;            /* enum segment_source */
 	bool word;                   /* segment.preferred or the environment names it */
 
@@ -106,7 +107,7 @@ struct segments {
 	struct prober *prober;
 	struct locality locality;
 	void *by_name, *hosts_by_name; /* tsearch(3) */
-	struct dray_list all, foreground, hosts;
+	struct dray_list all, foreground, unsaved, hosts;
 	size_t n, n_hosts_asked;
 	struct master_entry masters[MASTER_SLOTS];
 	struct port_rule *ports;
@@ -147,8 +148,13 @@ void segment_target(struct probe_target **member, const struct probe_target *tar
 void segment_reconsider(struct segment *s);
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
 		       const char *reason);
-/* Puts it to the state database. */
-void segment_keep(const struct segment *s);
+/* Writes its row to the state database if it is ready or lost. */
+void segment_save(const struct segment *s);
+/*
+ * The same after the next decision. The row of the preferred segment is written first, so that a kill at any
+ * time leaves a database that names the preferred segment if it has a ready one.
+ */
+void segment_save_soon(struct segment *s);
 void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
 			 enum dmsg_segment_state now, const char *reason);
 void prober_says_probed(void *arg, void *owner, const struct probe_result *r);
@@ -172,6 +178,8 @@ void hosts_free(struct segments *ss);
 
 /* The preferred segment may be another. */
 void segments_decide_soon(struct segments *ss);
+/* Makes a decision that is pending: before the end, so that the next agent knows its outcome. */
+void segments_decide_pending(struct segments *ss);
 /* What was found is put to the hints again before it expires there. */
 void segments_remember(struct segments *ss);
 int segments_decide_init(struct segments *ss);

@@ -84,11 +84,13 @@ static void sources_text(const struct segment *s, char *buf, size_t n)
 
 /* --- state --------------------------------------------------------------------------------------- */
 
-void segment_keep(const struct segment *s)
+void segment_save(const struct segment *s)
 {
 	char target[PROBE_TARGET_TEXT_MAX] = "", sources[64];
 	int64_t now = (int64_t)dray_unix_ms();
 
+	if (s->state != DMSG_SEGMENT_STATE_READY && s->state != DMSG_SEGMENT_STATE_LOST)
+		return;
 	if (s->way == SEGMENT_WAY_PROBE)
 		probe_target_show(watch_target(s->watch), target, sizeof(target));
 	sources_text(s, sources, sizeof(sources));
@@ -106,6 +108,13 @@ void segment_keep(const struct segment *s)
 			.capacity = s->capacity,
 			.allocated = s->allocated,
 			.seen_ms = now - (dray_now().ns - s->mentioned_ns) / DRAY_NS_PER_MS });
+}
+
+void segment_save_soon(struct segment *s)
+{
+	dray_list_del(&s->unsaved);
+	dray_list_add(&s->ss->unsaved, &s->unsaved);
+	segments_decide_soon(s->ss);
 }
 
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
@@ -138,7 +147,7 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 							       .old = old,
 							       .new = state,
 							       .reason = reason });
-	segment_keep(s);
+	segment_save_soon(s);
 	segment_info_of(s, &info);
 	ss->deps.up->changed(ss->deps.arg, &info, old);
 }

@@ -56,7 +56,7 @@ static void keep_ready(struct segments *ss)
 		if (s->state != DMSG_SEGMENT_STATE_READY)
 			continue;
 		s->ready_ms = dray_unix_ms();
-		segment_keep(s);
+		segment_save_soon(s);
 	}
 }
 
@@ -112,6 +112,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	ss->deps = *deps;
 	dray_list_init(&ss->all);
 	dray_list_init(&ss->foreground);
+	dray_list_init(&ss->unsaved);
 	dray_list_init(&ss->hosts);
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
@@ -128,6 +129,7 @@ struct segments *segments_free(struct segments *ss)
 {
 	if (!ss)
 		return NULL;
+	segments_decide_pending(ss);
 	masters_free(ss);
 	ss->sweep = sd_event_source_disable_unref(ss->sweep);
 	hosts_free(ss);
@@ -199,11 +201,10 @@ void segments_restore_preferred(struct segments *ss, const struct state_preferre
 
 void segments_refill(struct segments *ss)
 {
-	dray_list_for_each(&ss->all, s, struct segment, link)
-		if (s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST)
-			segment_keep(s);
 	if (*ss->remembered)
 		segments_keep_remembered(ss);
+	dray_list_for_each(&ss->all, s, struct segment, link)
+		segment_save(s);
 }
 
 /* --- configuration ------------------------------------------------------------------------------- */

@@ -50,6 +50,7 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	s->since_ns = s->mentioned_ns = dray_now().ns;
 	dray_list_init(&s->link);
 	dray_list_init(&s->foreground);
+	dray_list_init(&s->unsaved);
 	dray_list_init(&s->of_host);
 	if (!s->name || !tsearch(s, &ss->by_name, by_name))
 		return segment_free(s);
@@ -117,6 +118,7 @@ void segment_remove(struct segment *s)
 	ss->n--;
 	dray_list_del(&s->link);
 	dray_list_del(&s->foreground);
+	dray_list_del(&s->unsaved);
 	segment_leave_host(s);
 	watch_free(s->watch);
 	segment_free(s);

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The preferred segment of a node outlives the agent, at whatever change of the database it is killed. */
+#include "agent/segment/segments.h"
+
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/peer/peer_internal.h"
+#include "tests/unit/probe_server.h"
+
+#define LIMIT_MS 20000
+#define CHANGES_MAX 64
+
+/* --- a database of one segment, which keeps each of its contents ----------------------------------- */
+
+struct content {
+	char preferred[128];
+	char name[128], probe[16], target[PROBE_TARGET_TEXT_MAX], sources[64], reason[256];
+	struct state_segment segment; /* its strings are above; name NULL: there is no row */
+};
+
+static struct content contents[CHANGES_MAX];
+static unsigned n_contents;
+
+static struct content *change(void)
+{
+	struct content *c = &contents[n_contents];
+
+	assert_true(n_contents < CHANGES_MAX);
+	*c = n_contents ? c[-1] : (struct content){ .preferred = "" };
+	n_contents++;
+	return c;
+}
+
+void state_put_segment(struct state *s, const struct state_segment *row)
+{
+	struct content *c = change();
+
+	c->segment = *row;
+	snprintf(c->name, sizeof(c->name), "%s", row->name);
+	snprintf(c->probe, sizeof(c->probe), "%s", row->probe);
+	snprintf(c->target, sizeof(c->target), "%s", row->target);
+	snprintf(c->sources, sizeof(c->sources), "%s", row->sources);
+	snprintf(c->reason, sizeof(c->reason), "%s", row->reason);
+}
+
+void state_drop_segment(struct state *s, const char *name)
+{
+	change()->segment.name = NULL;
+}
+
+void state_put_preferred(struct state *s, const struct state_preferred *row)
+{
+	snprintf(change()->preferred, sizeof(contents->preferred), "%s", row->name);
+}
+
+void state_add_event(struct state *s, const struct state_event *row)
+{
+}
+
+void state_put_hint(struct state *s, const struct state_hint *row)
+{
+}
+
+void state_drop_hint(struct state *s, const struct state_hint *key)
+{
+}
+
+void state_info(struct state *s, struct state_info *ret)
+{
+	*ret = (struct state_info){ .in_memory = true };
+}
+
+/* --- an agent ------------------------------------------------------------------------------------- */
+
+/* Its part that places. */
+struct agent {
+	sd_event *event;
+	struct dray_config cfg;
+	struct peers peers;
+	struct hints *hints;
+	struct segments *segments;
+	enum dmsg_segment_state seen; /* the last state that was reported */
+};
+
+/* The owner of the segment outlives the agents. Its loop never runs: the kernel accepts connections. */
+static struct server owner;
+static char port[8], automatic[] = "auto";
+static char *ports[] = { port };
+
+static void on_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
+{
+	((struct agent *)arg)->seen = s->state;
+}
+
+static void on_preferred(void *arg, const char *old, const char *now, const struct segment_info *s,
+			 const char *reason)
+{
+	assert_string_not_equal(old, now);
+}
+
+static const struct segments_upcalls upcalls = { .changed = on_changed, .preferred = on_preferred };
+
+static void configure(struct dray_config *cfg)
+{
+	cfg->segment.preferred = automatic;
+	cfg->segment.ports = (struct dray_strv){ .v = ports, .n = 1 };
+	cfg->segment.expiry = 3600 * DRAY_NS_PER_SEC;
+	cfg->probe.interval = 10 * DRAY_NS_PER_SEC;
+	cfg->probe.timeout = LIMIT_MS * MS;
+	cfg->probe.rise = 2;
+	cfg->probe.fall = 3;
+	cfg->probe.backoff_min = MS;
+	cfg->probe.backoff_max = MS;
+	cfg->probe.concurrency = 4;
+	cfg->limits.segments = 64;
+	cfg->limits.hints = 64;
+	cfg->limits.hints_per_uid = 64;
+	cfg->hint.ttl = 3600 * DRAY_NS_PER_SEC;
+}
+
+static void restore(struct agent *a, const struct content *c)
+{
+	struct state_segment row = c->segment;
+
+	segments_restore_preferred(
+		a->segments, &(struct state_preferred){ .name = c->preferred,
+							.preference = DMSG_PREFERENCE_DETECTED });
+	if (!row.name)
+		return;
+	row.name = c->name;
+	row.probe = c->probe;
+	row.target = c->target;
+	row.sources = c->sources;
+	row.reason = c->reason;
+	segments_restore(a->segments, &row);
+}
+
+/* The start of an agent, until the addresses of the node are known. */
+static void agent_open(struct agent *a, const struct content *found)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_links links = { .n_links = 0 };
+
+	memset(a, 0, sizeof(*a));
+	configure(&a->cfg);
+	a->event = server_loop();
+	assert_int_equal(hints_new(&a->hints,
+				   &(struct hints_deps){ .event = a->event, .cfg = &a->cfg }, &err),
+			 0);
+	assert_int_equal(segments_new(&a->segments,
+				      &(struct segments_deps){ .event = a->event,
+							       .cfg = &a->cfg,
+							       .peers = &a->peers,
+							       .hints = a->hints,
+							       .up = &upcalls,
+							       .arg = a },
+				      &err),
+			 0);
+	assert_int_equal(segments_start(a->segments, &err), 0);
+	restore(a, found);
+	segments_links_changed(a->segments, &links);
+}
+
+static void agent_finds_listener(struct agent *a)
+{
+	struct nd_listener l = { .family = AF_INET,
+				 .port = ntohs(owner.addr.in.sin_port),
+				 .match = ND_MATCH_LOOPBACK };
+
+	l.addr.s6_addr[10] = l.addr.s6_addr[11] = 0xff;
+	memcpy(&l.addr.s6_addr[12], &owner.addr.in.sin_addr, 4);
+	segments_listeners_changed(a->segments, &(struct nd_listeners){ .v = &l, .n = 1 });
+}
+
+static const char *agent_preferred(struct agent *a, struct preferred *p)
+{
+	segments_preferred(a->segments, "", p);
+	return p->name;
+}
+
+static void agent_close(struct agent *a)
+{
+	a->segments = segments_free(a->segments);
+	a->hints = hints_free(a->hints);
+	a->event = sd_event_unref(a->event);
+}
+
+/* A new one, until it has found the segment to be ready. */
+static void agent_open_first(struct agent *a)
+{
+	agent_open(a, &(struct content){ .preferred = "" });
+	agent_finds_listener(a);
+	assert_true(server_until(a->event, LIMIT_MS, a->seen == DMSG_SEGMENT_STATE_READY));
+}
+
+static int set_up(void **state)
+{
+	n_contents = 0;
+	server_init(&owner, server_loop(), "127.0.0.1:0");
+	snprintf(port, sizeof(port), "%u", ntohs(owner.addr.in.sin_port));
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	server_deinit(&owner);
+	owner.event = sd_event_unref(owner.event);
+	return 0;
+}
+
+/* --- tests ---------------------------------------------------------------------------------------- */
+
+static void assert_known_after_restart(const struct content *found)
+{
+	struct preferred p;
+	struct agent a;
+
+	agent_open(&a, found);
+	assert_string_equal(agent_preferred(&a, &p), owner.where);
+	assert_int_equal(p.preference, DMSG_PREFERENCE_DETECTED);
+	assert_true(p.flags & DMSG_SEGMENT_FLAG_UNVERIFIED);
+	agent_close(&a);
+}
+
+/* Its decision is still pending then. */
+static void test_stopped_as_soon_as_ready(void **state)
+{
+	struct agent a;
+
+	agent_open_first(&a);
+	agent_close(&a);
+	for (unsigned restarts = 0; restarts < 3; restarts++)
+		assert_known_after_restart(&contents[n_contents - 1]);
+}
+
+static void test_killed_at_any_change(void **state)
+{
+	unsigned n, ready = 0;
+	struct preferred p;
+	struct agent a;
+
+	agent_open_first(&a);
+	assert_true(server_until(a.event, LIMIT_MS,
+				 n_contents && contents[n_contents - 1].segment.name &&
+					 *contents[n_contents - 1].preferred));
+	assert_string_equal(agent_preferred(&a, &p), owner.where);
+	agent_close(&a);
+	n = n_contents;
+	for (unsigned i = 0; i < n; i++) {
+		if (!contents[i].segment.name ||
+		    contents[i].segment.state != DMSG_SEGMENT_STATE_READY)
+			continue;
+		ready++;
+		assert_known_after_restart(&contents[i]);
+	}
+	assert_true(ready);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_stopped_as_soon_as_ready, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_killed_at_any_change, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
