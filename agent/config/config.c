@@ -126,6 +126,31 @@ static int settings_load(struct config *c, const struct config_args *args, struc
 	return 0;
 }
 
+/* Variables of other programs: a wrong one is ignored with a warning. */
+static int foreign_variables_check(struct config *c, const struct config_args *args)
+{
+	static const struct {
+		const char *name;
+		const char *(*check)(const char *value, struct dray_err *reterr);
+	} variables[] = {
+		{ "MOONCAKE_PREFERRED_SEGMENT", rules_preferred_variable },
+		{ "MOONCAKE_MASTER_METRICS_URL", rules_master_variable },
+	};
+	int r = 0;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(variables) && !r; i++) {
+		const char *value = config_variable(args, variables[i].name);
+		struct dray_err why = DRAY_ERR_NULL;
+		char shown[CONFIG_CLIP_BYTES];
+
+		variables[i].check(value, &why);
+		if (why.code)
+			r = config_warn(c, "environment %s=\"%s\" is ignored: %s",
+					variables[i].name, config_clip(value, shown), why.msg);
+	}
+	return r;
+}
+
 static int load(struct config *c, const struct config_args *args, struct dray_err *reterr)
 {
 	int r;
@@ -139,10 +164,8 @@ static int load(struct config *c, const struct config_args *args, struct dray_er
 		r = settings_load(c, args, reterr);
 	if (!r)
 		r = config_cross_check(c, reterr);
-	if (r >= 0)
-		r = rules_check_environment(config_variable(args, "MOONCAKE_PREFERRED_SEGMENT"),
-					    config_variable(args, "MOONCAKE_MASTER_METRICS_URL"),
-					    reterr);
+	if (r >= 0 && foreign_variables_check(c, args) < 0)
+		r = no_memory(reterr);
 	return r;
 }
 

@@ -280,15 +280,12 @@ int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *r
 	return 0;
 }
 
-int rules_check_environment(const char *preferred, const char *master, struct dray_err *reterr)
+const char *rules_preferred_variable(const char *value, struct dray_err *reterr)
 {
-	struct dray_err err = DRAY_ERR_NULL;
+	return value && preferred_check(value, reterr) == 0 ? value : NULL;
+}
 
-	if (preferred && preferred_check(preferred, &err) < 0)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "environment MOONCAKE_PREFERRED_SEGMENT: %s", err.msg);
-	if (master && *master && check_master(master, &err) < 0)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "environment MOONCAKE_MASTER_METRICS_URL: %s", err.msg);
-	return 0;
+const char *rules_master_variable(const char *value, struct dray_err *reterr)
+{
+	return value && *value && check_master(value, reterr) == 0 ? value : NULL;
 }

@@ -61,7 +61,11 @@ int segment_split(const char *segment, char host[SEGMENT_HOST_BYTES], unsigned *
 /* Are all these keys in order? 0, or -EINVAL with reterr; *ret_key: which is not. */
 int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
 		       struct dray_err *reterr);
-/* The same for MOONCAKE_PREFERRED_SEGMENT and MOONCAKE_MASTER_METRICS_URL; NULL: unset. */
-int rules_check_environment(const char *preferred, const char *master, struct dray_err *reterr);
+/*
+ * MOONCAKE_PREFERRED_SEGMENT and MOONCAKE_MASTER_METRICS_URL belong to other programs, so a wrong value counts as unset
+ * and never stops the agent. `value` NULL: unset. Returns the value; or NULL, with the reason in reterr if it is wrong.
+ */
+const char *rules_preferred_variable(const char *value, struct dray_err *reterr);
+const char *rules_master_variable(const char *value, struct dray_err *reterr);
 
 #endif

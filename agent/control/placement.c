@@ -258,10 +258,14 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 				   &(struct segments_deps){
 					   .event = a->event,
 					   .cfg = cfg,
-					   .environment = config_variable(
-						   a->config_args, "MOONCAKE_PREFERRED_SEGMENT"),
-					   .environment_master = config_variable(
-						   a->config_args, "MOONCAKE_MASTER_METRICS_URL"),
+					   .environment = rules_preferred_variable(
+						   config_variable(a->config_args,
+								   "MOONCAKE_PREFERRED_SEGMENT"),
+						   NULL),
+					   .environment_master = rules_master_variable(
+						   config_variable(a->config_args,
+								   "MOONCAKE_MASTER_METRICS_URL"),
+						   NULL),
 					   .peers = a->peers,
 					   .hints = a->hints,
 					   .state = a->state_db,

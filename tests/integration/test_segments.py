@@ -407,9 +407,7 @@ def test_precedence(lab, new_agent):
 
 @pytest.mark.parametrize("how, words", [
     ({"args": ["--set", "segment.preferred="]}, "segment.preferred: it is blank"),
-    ({"env": {"MOONCAKE_PREFERRED_SEGMENT": "  "}}, "environment MOONCAKE_PREFERRED_SEGMENT: it is blank"),
-    ({"env": {"MOONCAKE_PREFERRED_SEGMENT": "10.0.0.5"}}, '"10.0.0.5" is no segment'),
-    ({"env": {"MOONCAKE_MASTER_METRICS_URL": "ftp://x"}}, "environment MOONCAKE_MASTER_METRICS_URL"),
+    ({"args": ["--set", "segment.preferred=10.0.0.5"]}, '"10.0.0.5" is no segment'),
     ({"args": ["--set", "segment.known=10.0.0.5"]}, "segment.known"),
     ({"args": ["--set", "segment.ports=70000"]}, "segment.ports"),
     ({"args": ["--set", "segment.local=a b"]}, "segment.local"),
@@ -423,6 +421,20 @@ def test_what_is_explicit_and_wrong_is_refused(lab, how, words):
     assert agent.wait() == 1
     agent.kill()
     assert words in agent.text(), agent.text()
+
+
+@pytest.mark.parametrize("value", ["", "  ", "10.0.0.5"])
+def test_wrong_environment_counts_as_unset(lab, new_agent, value):
+    """The variables belong to other programs: the agent starts, says what is wrong, and finds its segment itself."""
+    host = lab.hosts[0]
+    with contextlib.closing(listen(host)) as sock:
+        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key,
+                          env={"MOONCAKE_PREFERRED_SEGMENT": value, "MOONCAKE_MASTER_METRICS_URL": "ftp://x"})
+        text = agent.text()
+        assert f'environment MOONCAKE_PREFERRED_SEGMENT="{value}" is ignored' in text and "HOST:PORT" in text, text
+        assert 'environment MOONCAKE_MASTER_METRICS_URL="ftp://x" is ignored' in text, text
+        until(lambda: preferred(agent).segment == f"{host.v4}:{port_of(sock)}")
+        assert preferred(agent).preference == "detected"
 
 
 def test_detection_that_fails_is_no_failure(new_agent):

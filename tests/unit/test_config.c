@@ -496,6 +496,37 @@ static void unknown_variables_only_warn(void **state)
 	config_deinit(&c);
 }
 
+static void wrong_variables_of_other_programs_only_warn(void **state)
+{
+	static const struct {
+		const char *variable, *name, *why;
+	} wrong[] = {
+		{ "MOONCAKE_PREFERRED_SEGMENT=", "MOONCAKE_PREFERRED_SEGMENT=\"\" is ignored",
+		  "it is blank" },
+		{ "MOONCAKE_PREFERRED_SEGMENT= \t", "MOONCAKE_PREFERRED_SEGMENT=\" ?\" is ignored",
+		  "HOST:PORT" },
+		{ "MOONCAKE_PREFERRED_SEGMENT=10.0.0.5",
+		  "MOONCAKE_PREFERRED_SEGMENT=\"10.0.0.5\" is ignored", "HOST:PORT" },
+		{ "MOONCAKE_MASTER_METRICS_URL=ftp://x",
+		  "MOONCAKE_MASTER_METRICS_URL=\"ftp://x\" is ignored", "http://" },
+		{ "MOONCAKE_MASTER_METRICS_URL= ", "MOONCAKE_MASTER_METRICS_URL=\" \" is ignored",
+		  "http://" },
+	};
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(wrong); i++) {
+		char *env[] = { (char *)(uintptr_t)wrong[i].variable, NULL };
+		struct dray_err e;
+		struct config c;
+
+		assert_int_equal(load(&c, NULL, env, NULL, &e), 0);
+		assert_int_equal(c.warnings.n, 1);
+		if (!strstr(c.warnings.v[0], wrong[i].name) ||
+		    !strstr(c.warnings.v[0], wrong[i].why))
+			fail_msg("%s", c.warnings.v[0]);
+		config_deinit(&c);
+	}
+}
+
 /* What Kubernetes may inject is never a key's name, for any Service name. */
 static void no_key_looks_injected(void **state)
 {
@@ -633,6 +664,7 @@ int main(void)
 		cmocka_unit_test(environment_errors_name_the_variable),
 		cmocka_unit_test(injected_variables_are_passed_over),
 		cmocka_unit_test(unknown_variables_only_warn),
+		cmocka_unit_test(wrong_variables_of_other_programs_only_warn),
 		cmocka_unit_test(no_key_looks_injected),
 		cmocka_unit_test(systemd_names_the_default_state_directory),
 		cmocka_unit_test(shown_configuration_round_trips),

@@ -215,7 +215,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 	int r = 0;
 
 	if (!keys->n)
-		urls = from_environment && *from_environment ? &one : &none;
+		urls = from_environment ? &one : &none;
 	else if (rules_none(keys))
 		urls = &none;
 	/* the new ones first: while one is waited for, what only a former one knew stands */
