@@ -6,6 +6,7 @@
 #include "agent/agent.h"
 #include "agent/config/args.h"
 #include "agent/config/config.h"
+#include "agent/placement/detect/detect.h"
 #include "agent/process/privilege.h"
 #include "lib/log.h"
 
@@ -49,6 +50,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	args.config.env = environ;
+	args.config.check = detect_check_config;
 	if (args.action == ARGS_HELP) {
 		args_help(stdout);
 	} else if (args.action == ARGS_VERSION) {

@@ -28,10 +28,10 @@ static int port_parse(const char *s, unsigned *ret)
 }
 
 /* Labels of letters, digits, - and _; the last one is not a number, so that no address passes. */
-static bool host_valid(const char *s)
+static bool name_valid(const char *s, size_t n)
 {
 	bool digits_only = true;
-	size_t label = 0, n = strlen(s);
+	size_t label = 0;
 
 	if (!n || n > HOST_MAX)
 		return false;
@@ -58,6 +58,24 @@ static bool host_valid(const char *s)
 			return false;
 	}
 	return label && s[n - 1] != '-' && !digits_only;
+}
+
+bool dray_host_is_address(const char *host, struct dray_addr *ret)
+{
+	*ret = (struct dray_addr){ .len = sizeof(ret->in) };
+	ret->in.sin_family = AF_INET;
+	if (inet_pton(AF_INET, host, &ret->in.sin_addr) == 1)
+		return true;
+	*ret = (struct dray_addr){ .len = sizeof(ret->in6) };
+	ret->in6.sin6_family = AF_INET6;
+	return inet_pton(AF_INET6, host, &ret->in6.sin6_addr) == 1;
+}
+
+bool dray_host_is_name(const char *host)
+{
+	size_t n = strlen(host);
+
+	return n <= HOST_MAX && name_valid(host, n > 1 && host[n - 1] == '.' ? n - 1 : n);
 }
 
 /* Splits at the port; host without brackets. *ret_v6: it stood in brackets. */
@@ -104,7 +122,7 @@ int dray_addr_parse(const char *s, struct dray_addr *ret)
 		a.len = sizeof(a.in6);
 	} else {
 		if (inet_pton(AF_INET, host, &a.in.sin_addr) != 1)
-			return host_valid(host) ? -EAFNOSUPPORT : -EINVAL;
+			return name_valid(host, strlen(host)) ? -EAFNOSUPPORT : -EINVAL;
 		a.in.sin_family = AF_INET;
 		a.len = sizeof(a.in);
 	}

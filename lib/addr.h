@@ -26,6 +26,11 @@ int dray_addr_parse(const char *s, struct dray_addr *ret);
 /* "1.2.3.4:5" or "[::1]:5"; buf of at least DRAY_ADDR_TEXT_MAX. Returns buf. */
 const char *dray_addr_show(const struct dray_addr *a, char *buf, size_t n);
 
+/* An IPv4 address, or an IPv6 address without brackets and zone; port 0. *ret may be undefined if false. */
+bool dray_host_is_address(const char *host, struct dray_addr *ret);
+/* A name for a name server, with or without a dot at its end; no address. */
+bool dray_host_is_name(const char *host);
+
 bool dray_addr_is_loopback(const struct dray_addr *a);
 bool dray_addr_is_wildcard(const struct dray_addr *a);
 bool dray_addr_is_link_local(const struct dray_addr *a);

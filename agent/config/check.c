@@ -7,11 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/placement/detect/detect.h"
-#include "agent/placement/detect/pinning.h"
-#include "agent/placement/environment/env.h"
+#include "agent/config/env_profile.h"
 #include "agent/config/ready_words.h"
 #include "agent/config/segment_rules.h"
+#include "agent/config/words.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
@@ -144,16 +143,27 @@ static int mtu_check(const struct dray_config *cfg, struct dray_err *reterr)
 			    (long long)mtu);
 }
 
-static int detect_check(struct config *c, struct dray_err *reterr)
+static int numa_nodes_check(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	const struct dray_strv *l = &cfg->agent.numa_nodes;
+
+	for (size_t i = 0; !list_is_none(l) && i < l->n; i++)
+		if (numa_node_parse(l->v[i]) < 0)
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"\"%s\" is no NUMA node: write numbers such as 0, 1, or none alone",
+				l->v[i]);
+	return 0;
+}
+
+static int node_check(struct config *c, struct dray_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
-	r = form_check(c, KEY(RDMA_GID_INDEX), detect_check_config(&c->v, &err), &err, reterr);
+	r = form_check(c, KEY(RDMA_MTU), mtu_check(&c->v, &err), &err, reterr);
 	if (!r)
-		r = form_check(c, KEY(RDMA_MTU), mtu_check(&c->v, &err), &err, reterr);
-	if (!r)
-		r = form_check(c, KEY(AGENT_NUMA_NODES), placement_check_config(&c->v, &err), &err,
+		r = form_check(c, KEY(AGENT_NUMA_NODES), numa_nodes_check(&c->v, &err), &err,
 			       reterr);
 	if (!r)
 		r = form_check(c, KEY(NODE_ADDRESSES), node_addresses_check(&c->v, &err), &err,
@@ -181,7 +191,16 @@ static int placement_check(struct config *c, struct dray_err *reterr)
 	return r;
 }
 
-int config_cross_check(struct config *c, struct dray_err *reterr)
+static int form_check_above(struct config *c, config_check above, struct dray_err *reterr)
+{
+	enum dray_config_key_id key = KEY(AGENT_STATE_DIR);
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = above(&c->v, &key, &err);
+
+	return form_check(c, key, r, &err, reterr);
+}
+
+int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	int r;
@@ -192,7 +211,7 @@ int config_cross_check(struct config *c, struct dray_err *reterr)
 	if (!r)
 		r = listen_check(c, reterr);
 	if (!r)
-		r = detect_check(c, reterr);
+		r = node_check(c, reterr);
 	if (!r)
 		r = order_check(c, KEY(PROBE_BACKOFF_MIN), KEY(PROBE_BACKOFF_MAX), true, reterr);
 	if (!r)
@@ -209,6 +228,8 @@ int config_cross_check(struct config *c, struct dray_err *reterr)
 								      KEY(CONTROL_SOCKET))),
 					     place));
 	}
+	if (!r && above)
+		r = form_check_above(c, above, reterr);
 	if (!r && nested_check(c) < 0)
 		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	return r;

@@ -163,7 +163,7 @@ static int load(struct config *c, const struct config_args *args, struct dray_er
 	if (!r)
 		r = settings_load(c, args, reterr);
 	if (!r)
-		r = config_cross_check(c, reterr);
+		r = config_cross_check(c, args->check, reterr);
 	if (r >= 0 && foreign_variables_check(c, args) < 0)
 		r = no_memory(reterr);
 	return r;

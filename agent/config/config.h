@@ -25,12 +25,20 @@ struct config_setting {
 	char *value;
 };
 
+/*
+ * A check of a part above this one, which knows the form of some keys. 0, or -EINVAL with *ret_key, the key that is
+ * wrong, and reterr.
+ */
+typedef int (*config_check)(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+			    struct dray_err *reterr);
+
 /* Where values come from. It outlives the configuration, so that a reload finds them again. */
 struct config_args {
 	const char *file; /* NULL: CONFIG_FILE_DEFAULT where there is one; "": none */
 	char *const *env; /* NULL: none */
 	struct config_setting *settings;
 	size_t n_settings;
+	config_check check; /* run after all other checks; NULL: none */
 };
 
 struct config_origin {

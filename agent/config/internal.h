@@ -29,8 +29,8 @@ int config_set(struct config *c, enum dray_config_key_id id, const struct config
 
 int config_warn(struct config *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Checks that look at more than one key. */
-int config_cross_check(struct config *c, struct dray_err *reterr);
+/* Checks that look at more than one key, or at the form of one; and `above` unless that is NULL. */
+int config_cross_check(struct config *c, config_check above, struct dray_err *reterr);
 
 int config_env_load(struct config *c, char *const *env, struct dray_err *reterr);
 

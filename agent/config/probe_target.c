@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Targets of probes as text. */
+#include "agent/config/probe_target.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "agent/placement/probe/probe.h"
 #include "lib/addr.h"
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 #define PROBE_NAME_KIND_(name, text) [PROBE_##name] = text,

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/placement/net/http_url.h"
+#include "agent/config/http_url.h"
+#include "agent/config/words.h"
 #include "lib/cleanup.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
@@ -160,11 +161,6 @@ int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *re
 	return 0;
 }
 
-bool rules_none(const struct dray_strv *words)
-{
-	return words->n == 1 && !strcmp(words->v[0], "none");
-}
-
 /* --- segment.preferred --------------------------------------------------------------------------- */
 
 const char *preferred_of_config(const struct dray_config *cfg)
@@ -225,7 +221,7 @@ static int check_ports(const struct dray_strv *words, struct dray_err *reterr)
 {
 	struct port_rule r;
 
-	if (rules_none(words))
+	if (list_is_none(words))
 		return 0;
 	for (size_t i = 0; i < words->n; i++)
 		if (port_rule_parse(words->v[i], &r, reterr) < 0)
@@ -247,7 +243,7 @@ static int check_master(const char *text, struct dray_err *reterr)
 
 static int check_masters(const struct dray_strv *words, struct dray_err *reterr)
 {
-	if (rules_none(words))
+	if (list_is_none(words))
 		return 0;
 	if (words->n > MASTERS_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "agent/placement/probe/probe.h"
+#include "agent/config/probe_target.h"
 #include "lib/addr.h"
 #include "lib/err.h"
 #include "lib/strv.h"
@@ -42,9 +42,6 @@ struct port_rule {
 int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *reterr);
 int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr);
 int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *reterr);
-
-/* Port rules end with the word none, if that is the only one. */
-bool rules_none(const struct dray_strv *words);
 
 /* segment.preferred; NULL where that is auto. */
 const char *preferred_of_config(const struct dray_config *cfg);

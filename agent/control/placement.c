@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "agent/control/agent.h"
+#include "agent/control/peer/probe.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
+#include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
@@ -266,7 +268,9 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 						   config_variable(a->config_args,
 								   "MOONCAKE_MASTER_METRICS_URL"),
 						   NULL),
+					   .peer_probes = &peer_probes,
 					   .peers = a->peers,
+					   .own_segment = peers_segment(a->peers),
 					   .hints = a->hints,
 					   .state = a->state_db,
 					   .up = &segments_up,
@@ -407,7 +411,7 @@ const struct placement_upcalls agent_placement = {
 
 void agent_placement_detected(struct agent *a, const struct nd_scan *scan)
 {
-	segments_links_changed(a->segments, &scan->links);
+	segments_links_changed(a->segments, &scan->links, peers_segment(a->peers));
 	environment_changed(a);
 }
 

@@ -169,6 +169,20 @@ static void numbers_are_never_cut(void **state)
 	config_deinit(&c);
 }
 
+static void numa_nodes_are_numbers_or_none(void **state)
+{
+	struct config c;
+
+	good(&c, "agent: { numa_nodes = [ \"2\", \"0\" ]; };");
+	config_deinit(&c);
+	good(&c, "agent: { numa_nodes = [ \"none\" ]; };");
+	config_deinit(&c);
+	bad("agent: { numa_nodes = [ \"1x\" ]; };",
+	    ":1: agent.numa_nodes: \"1x\" is no NUMA node: write numbers such as 0, 1, or none alone");
+	bad("agent: { numa_nodes = [ \"0\", \"none\" ]; };",
+	    ":1: agent.numa_nodes: \"none\" is no NUMA node: write numbers such as 0, 1, or none alone");
+}
+
 static void modes_are_octal(void **state)
 {
 	struct config c;
@@ -649,6 +663,7 @@ int main(void)
 		cmocka_unit_test(file_that_is_named_must_be_there),
 		cmocka_unit_test(every_type_is_read),
 		cmocka_unit_test(numbers_are_never_cut),
+		cmocka_unit_test(numa_nodes_are_numbers_or_none),
 		cmocka_unit_test(modes_are_octal),
 		cmocka_unit_test(units_are_asked_for),
 		cmocka_unit_test(unknown_keys_are_refused),

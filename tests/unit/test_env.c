@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "agent/config/env_profile.h"
 #include "lib/cleanup.h"
 #include "netdetect/choose/rnic.h"
 #include "tests/unit/cm.h"

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/placement/net/http_answer.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/net_rig.h"

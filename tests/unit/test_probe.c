@@ -4,6 +4,7 @@
 
 #include <sys/resource.h>
 
+#include "agent/control/peer/probe.h"
 #include "agent/placement/net/resolver.h"
 #include "tests/unit/probe_server.h"
 
@@ -331,6 +332,7 @@ static void test_agents(void **state)
 	lab_start(&l);
 	a = rig_start(l.event, 1, 10);
 	b = rig_start(l.event, 2, 20);
+	l.deps.peer_probes = &peer_probes;
 	l.deps.peers = a->peers;
 	snprintf(where, sizeof(where), "localhost%s", strchr(peers_segment(b->peers), ':'));
 	outcome_of(&o, &l.deps, "dray", where, "", 5000 * MS);

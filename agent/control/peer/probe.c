@@ -257,3 +257,8 @@ struct peer_probe *peer_probe_free(struct peer_probe *q)
 	free(q);
 	return NULL;
 }
+
+const struct peer_probe_ops peer_probes = {
+	.start = peer_probe_new,
+	.free = peer_probe_free,
+};

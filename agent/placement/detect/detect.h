@@ -41,7 +41,8 @@ DRAY_DEFINE_CLEANUP(struct detect *, detect_free);
 /* The last result; NULL until the first, and without a detect. The detect's, until the next `changed`. */
 const struct nd_scan *detect_scan(const struct detect *d);
 
-/* Is the configuration one that a scan can follow? 0 or -EINVAL with reterr. */
-int detect_check_config(const struct dray_config *cfg, struct dray_err *reterr);
+/* A config_check: can a scan follow the keys rdma.gid_*? Pure. */
+int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+			struct dray_err *reterr);
 
 #endif

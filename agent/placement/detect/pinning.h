@@ -17,7 +17,4 @@
 int placement_of(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
 		 const cpu_set_t *allowed, cpu_set_t *cpus);
 
-/* Is agent.numa_nodes a list of numbers, or "none"? 0 or -EINVAL with reterr. */
-int placement_check_config(const struct dray_config *cfg, struct dray_err *reterr);
-
 #endif

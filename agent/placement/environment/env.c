@@ -10,13 +10,16 @@
 
 #include "agent/placement/environment/internal.h"
 #include "lib/cleanup.h"
-#include "lib/nearest.h"
 #include "schema/gen/errors.h"
 
-static const struct env_profile *const profiles_all[] = {
-	&env_profile_dray,     &env_profile_vllm,           &env_profile_vllm_mooncake,
-	&env_profile_mooncake, &env_profile_mooncake_owner, &env_profile_nccl,
-	&env_profile_ucx,
+const struct env_profile *const env_profiles[ENV_PROFILE_N] = {
+	[ENV_PROFILE_DRAY] = &env_profile_dray,
+	[ENV_PROFILE_VLLM] = &env_profile_vllm,
+	[ENV_PROFILE_VLLM_MOONCAKE] = &env_profile_vllm_mooncake,
+	[ENV_PROFILE_MOONCAKE] = &env_profile_mooncake,
+	[ENV_PROFILE_MOONCAKE_OWNER] = &env_profile_mooncake_owner,
+	[ENV_PROFILE_NCCL] = &env_profile_nccl,
+	[ENV_PROFILE_UCX] = &env_profile_ucx,
 };
 
 /* --- answers ------------------------------------------------------------------------------------ */
@@ -115,68 +118,7 @@ bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left
 
 /* --- profiles ----------------------------------------------------------------------------------- */
 
-const struct env_profile *env_profile_find(const char *name)
-{
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(profiles_all); i++)
-		if (!strcmp(profiles_all[i]->name, name))
-			return profiles_all[i];
-	return NULL;
-}
-
-static int unknown_profile(const char *name, struct dray_err *reterr)
-{
-	struct dray_nearest nearest = DRAY_NEAREST(name);
-	char known[120];
-	size_t at = 0;
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(profiles_all); i++) {
-		dray_nearest_offer(&nearest, profiles_all[i]->name);
-		at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
-				       profiles_all[i]->name);
-	}
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "unknown profile \"%.40s\"%s%s%s; there are %s", name,
-			    nearest.best ? ", did you mean " : "", nearest.best ? nearest.best : "",
-			    nearest.best ? "?" : "", known);
-}
-
-int env_profiles_check(const char *const *profiles, size_t n, struct dray_err *reterr)
-{
-	for (size_t i = 0; i < n; i++)
-		if (!env_profile_find(profiles[i]))
-			return unknown_profile(profiles[i], reterr);
-	return 0;
-}
-
-int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr)
-{
-	struct dray_strv list = DRAY_STRV_NULL;
-	int r = 0;
-
-	for (const char *at = text; r >= 0 && *at;) {
-		size_t n = strcspn(at, ",");
-		const char *name = at + strspn(at, " ");
-		size_t length = n - dray_min((size_t)(name - at), n);
-
-		while (length && name[length - 1] == ' ')
-			length--;
-		r = dray_strv_add(&list, name, length);
-		at += n + (at[n] == ',');
-		/* an empty name at the end is one, too */
-		if (r >= 0 && !*at && at > text && at[-1] == ',')
-			r = dray_strv_add(&list, "", 0);
-	}
-	if (r >= 0)
-		r = env_profiles_check((const char *const *)list.v, list.n, reterr);
-	if (r < 0) {
-		dray_strv_clear(&list);
-		return r;
-	}
-	*ret = list;
-	return 0;
-}
-
-static int variable_add(struct env *e, const struct env_profile *p, const struct env_rule *rule,
+static int variable_add(struct env *e, enum env_profile_id id, const struct env_rule *rule,
 			struct env_answer *a)
 {
 	struct env_variable *v;
@@ -187,42 +129,36 @@ static int variable_add(struct env *e, const struct env_profile *p, const struct
 	if (!v)
 		return -ENOMEM;
 	e->v = v;
-	v[e->n++] = (struct env_variable){ .profile = p->name,
+	v[e->n++] = (struct env_variable){ .profile = env_profile_names[id],
 					   .name = rule->name,
 					   .value = dray_take(a->value),
 					   .reason = dray_take(a->reason),
-					   .argument = p->arguments };
+					   .argument = env_profiles[id]->arguments };
 	return 0;
 }
 
-static int profile_add(struct env *e, const struct env_input *in, const struct env_profile *p)
+static int profile_add(struct env *e, const struct env_input *in, enum env_profile_id id)
 {
 	int ret = 0;
 
-	for (const struct env_rule *rule = p->rules; ret >= 0 && rule->name; rule++) {
+	for (const struct env_rule *rule = env_profiles[id]->rules; ret >= 0 && rule->name;
+	     rule++) {
 		struct env_answer a = ENV_ANSWER_NULL;
 
 		ret = rule->fn(in, &a);
 		if (ret >= 0)
-			ret = variable_add(e, p, rule, &a);
+			ret = variable_add(e, id, rule, &a);
 		free(a.value);
 		free(a.reason);
 	}
 	return ret;
 }
 
-static bool named_before(const char *const *profiles, size_t i)
-{
-	for (size_t k = 0; k < i; k++)
-		if (!strcmp(profiles[k], profiles[i]))
-			return true;
-	return false;
-}
-
 int env_make(const struct env_facts *facts, const char *const *profiles, size_t n, struct env *ret,
 	     struct dray_err *reterr)
 {
 	struct env_input in = { .facts = facts };
+	bool added[ENV_PROFILE_N] = { false };
 	struct env e = ENV_NULL;
 	int r = env_profiles_check(profiles, n, reterr);
 
@@ -231,9 +167,13 @@ int env_make(const struct env_facts *facts, const char *const *profiles, size_t 
 	r = env_fabric_make(&in.any, facts->scan, 0);
 	if (r >= 0)
 		r = env_fabric_make(&in.first, facts->scan, 1);
-	for (size_t i = 0; r >= 0 && i < n; i++)
-		if (!named_before(profiles, i))
-			r = profile_add(&e, &in, env_profile_find(profiles[i]));
+	for (size_t i = 0; r >= 0 && i < n; i++) {
+		enum env_profile_id id = env_profile_find(profiles[i]);
+
+		if (!added[id])
+			r = profile_add(&e, &in, id);
+		added[id] = true;
+	}
 	env_fabric_deinit(&in.any);
 	env_fabric_deinit(&in.first);
 	if (r < 0) {

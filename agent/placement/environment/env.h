@@ -11,7 +11,6 @@
 #include <stddef.h>
 
 #include "lib/err.h"
-#include "lib/strv.h"
 #include "netdetect/scan.h"
 
 /* Everything is borrowed during the call. Strings may be NULL, which is the same as "": not known. */
@@ -52,11 +51,6 @@ struct env {
 int env_make(const struct env_facts *facts, const char *const *profiles, size_t n, struct env *ret,
 	     struct dray_err *reterr);
 void env_deinit(struct env *e);
-
-/* Are these all known? 0 or -EINVAL as above; for the configuration. */
-int env_profiles_check(const char *const *profiles, size_t n, struct dray_err *reterr);
-/* "dray,nccl" into a list, checked. *ret is the caller's. 0, -EINVAL, -ENOMEM. */
-int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr);
 
 /*
  * A dotenv file: a line NAME=VALUE for each variable, each name once, quoted as lib/quote.h says; arguments and

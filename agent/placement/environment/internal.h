@@ -3,6 +3,7 @@
 #ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
 
+#include "agent/config/env_profile.h"
 #include "agent/placement/environment/env.h"
 
 /* --- answers ------------------------------------------------------------------------------------ */
@@ -71,7 +72,6 @@ struct env_rule {
 };
 
 struct env_profile {
-	const char *name;
 	const char *doc;
 	bool arguments;            /* of a command line, instead of variables */
 	struct env_rule rules[10]; /* up to the first without a name */
@@ -80,7 +80,7 @@ struct env_profile {
 extern const struct env_profile env_profile_dray, env_profile_vllm, env_profile_vllm_mooncake,
 	env_profile_mooncake, env_profile_mooncake_owner, env_profile_nccl, env_profile_ucx;
 
-const struct env_profile *env_profile_find(const char *name);
+extern const struct env_profile *const env_profiles[ENV_PROFILE_N];
 
 /* Can others be told of the host? Otherwise leaves out, and *ret_left is the result. */
 bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left);

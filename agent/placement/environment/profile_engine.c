@@ -19,7 +19,6 @@ static int segment_of(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_dray = {
-	.name = "dray",
 	.doc = "the agent's data socket and segment",
 	.rules = { { "DRAY_SOCKET", socket_of }, { "DRAY_SEGMENT", segment_of } },
 };
@@ -46,7 +45,6 @@ static int host_of(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_vllm = {
-	.name = "vllm",
 	.doc = "the address of this node, for vLLM and its NIXL side channel",
 	.rules = { { "VLLM_HOST_IP", host_address }, { "VLLM_NIXL_SIDE_CHANNEL_HOST", host_of } },
 };

@@ -57,7 +57,6 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_nccl = {
-	.name = "nccl",
 	.doc = "RDMA devices, GID index and interface for NCCL",
 	.rules = { { "NCCL_IB_HCA", nccl_devices },
 		   { "NCCL_IB_GID_INDEX", gid_index },
@@ -70,7 +69,6 @@ static int ucx_devices(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_ucx = {
-	.name = "ucx",
 	.doc = "RDMA devices and GID index for UCX, and NIXL over it",
 	.rules = { { "UCX_NET_DEVICES", ucx_devices }, { "UCX_IB_GID_INDEX", gid_index } },
 };

@@ -67,7 +67,6 @@ static int master(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_vllm_mooncake = {
-	.name = "vllm-mooncake",
 	.doc = "vLLM with a Mooncake connector: the segment to prefer, this node's name, RDMA",
 	.rules = { { "MOONCAKE_PREFERRED_SEGMENT", preferred_segment },
 		   { "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", local_hostname },
@@ -77,7 +76,6 @@ const struct env_profile env_profile_vllm_mooncake = {
 };
 
 const struct env_profile env_profile_mooncake = {
-	.name = "mooncake",
 	.doc = "Mooncake's transfer engine or store within a process",
 	.rules = { { "MOONCAKE_LOCAL_HOSTNAME", local_hostname },
 		   { "MOONCAKE_MASTER", master },
@@ -113,7 +111,6 @@ static int owner_rpc(const struct env_input *in, struct env_answer *a)
 }
 
 const struct env_profile env_profile_mooncake_owner = {
-	.name = "mooncake-owner",
 	.doc = "arguments of mooncake_client, the owner of this node's memory",
 	.arguments = true,
 	.rules = { { "--host", owner_host },

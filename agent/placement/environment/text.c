@@ -23,7 +23,8 @@ static void line_print(const struct env *e, size_t i, FILE *s)
 	const struct env_variable *v = &e->v[i];
 
 	if (!i || strcmp(e->v[i - 1].profile, v->profile))
-		fprintf(s, "\n# %s: %s\n", v->profile, env_profile_find(v->profile)->doc);
+		fprintf(s, "\n# %s: %s\n", v->profile,
+			env_profiles[env_profile_find(v->profile)]->doc);
 	if (!v->value) {
 		fprintf(s, "# %s left out: %s\n", v->name, v->reason);
 	} else if (v->argument) {

@@ -10,6 +10,8 @@
 #include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include "lib/cleanup.h"
+#include "lib/list.h"
 #include "schema/gen/errors.h"
 
 #define RESOLV_CONF "/etc/resolv.conf"
@@ -278,12 +280,12 @@ static unsigned rank(const struct dray_addr *a)
 
 static void sort(struct dns_answer *a, struct dray_addr *found, unsigned n)
 {
-	unsigned ranks[2 * RESOLVER_ADDRS_MAX];
+	unsigned ranks[2 * DNS_ADDRS_MAX];
 
 	for (unsigned i = 0; i < n; i++)
 		ranks[i] = rank(&found[i]);
 	for (unsigned r = 0; r < 4; r++)
-		for (unsigned i = 0; i < n && a->n < RESOLVER_ADDRS_MAX; i++)
+		for (unsigned i = 0; i < n && a->n < DNS_ADDRS_MAX; i++)
 			if (ranks[i] == r)
 				a->addrs[a->n++] = found[i];
 }
@@ -299,7 +301,7 @@ static bool addr_known(const struct dray_addr *found, unsigned n, const struct d
 /* As many of each family as fit the answer, so that one does not crowd out the other. */
 static void collect(struct dns_answer *a, const struct ares_addrinfo *info)
 {
-	struct dray_addr found[2 * RESOLVER_ADDRS_MAX];
+	struct dray_addr found[2 * DNS_ADDRS_MAX];
 	unsigned n[2] = { 0, 0 }, all = 0, looked_at = 0;
 
 	for (const struct ares_addrinfo_node *i = info->nodes; i && looked_at < LOOKED_AT_MAX;
@@ -308,7 +310,7 @@ static void collect(struct dns_answer *a, const struct ares_addrinfo *info)
 		struct dray_addr one = { .len = v6 ? sizeof(one.in6) : sizeof(one.in) };
 
 		if ((!v6 && i->ai_family != AF_INET) || i->ai_addrlen < one.len ||
-		    n[v6] == RESOLVER_ADDRS_MAX)
+		    n[v6] == DNS_ADDRS_MAX)
 			continue;
 		memcpy(&one.ss, i->ai_addr, one.len);
 		dray_addr_set_port(&one, 0);

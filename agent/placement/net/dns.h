@@ -6,19 +6,20 @@
 #include <stdbool.h>
 #include <systemd/sd-event.h>
 
-#include "agent/placement/net/resolver.h"
-#include "lib/list.h"
+#include "lib/addr.h"
+#include "lib/err.h"
 
 struct dns;
 
+#define DNS_ADDRS_MAX 16
 #define DNS_REASON_MAX 160
 
 struct dns_answer {
 	int code; /* enum dray_error; 0 where there are addresses */
 	unsigned n;
-	int ttl_s;                                  /* the shortest; 0 for what is in /etc/hosts */
-	struct dray_addr addrs[RESOLVER_ADDRS_MAX]; /* port 0 */
-	char reason[DNS_REASON_MAX]; /* without addresses: a sentence without the name */
+	int ttl_s;                             /* the shortest; 0 for what is in /etc/hosts */
+	struct dray_addr addrs[DNS_ADDRS_MAX]; /* port 0 */
+	char reason[DNS_REASON_MAX];           /* without addresses: a sentence without the name */
 };
 
 /* May be called within dns_lookup(). Must not free the channel. */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "lib/cleanup.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 

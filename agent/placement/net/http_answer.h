@@ -6,7 +6,10 @@
 #include <http_parser.h>
 #include <stdbool.h>
 
-#include "agent/placement/net/http_client.h"
+#include "lib/err.h"
+
+#define HTTP_HEAD_BYTES_MAX 16384
+#define HTTP_CONTENT_TYPE_MAX 127
 
 struct http_answer {
 	size_t body_max; /* what is allowed */

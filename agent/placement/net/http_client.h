@@ -9,13 +9,10 @@
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
-#include "agent/placement/net/http_url.h"
+#include "agent/config/http_url.h"
 #include "agent/placement/net/resolver.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
-
-#define HTTP_HEAD_BYTES_MAX 16384
-#define HTTP_CONTENT_TYPE_MAX 127
 
 struct http_get;
 

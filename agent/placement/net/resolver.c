@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/placement/net/dns.h"
-#include "agent/placement/net/host.h"
 #include "lib/list.h"
 #include "lib/time.h"
 #include "lib/units.h"
@@ -319,7 +317,7 @@ static struct name *name_get(struct resolver *r, const char *host)
 	struct dray_addr a;
 	struct name *n;
 
-	if (host_is_address(host, &a))
+	if (dray_host_is_address(host, &a))
 		return name_alone(r, host, &a);
 	n = name_find(r, host);
 	/* an old answer that others are being given is good enough */
@@ -360,7 +358,7 @@ int resolver_ask(struct resolver *r, const char *host, unsigned port, int64_t ti
 	struct dray_addr a;
 
 	if (port > UINT16_MAX || timeout_ns <= 0 ||
-	    (!host_is_address(host, &a) && !host_is_name(host)))
+	    (!dray_host_is_address(host, &a) && !dray_host_is_name(host)))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "\"%.100s\" is no host: write a name, 10.0.0.9 or 2001:db8::9",
 				    host);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
+#include "agent/placement/net/dns.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -20,7 +21,7 @@
 struct resolver;
 struct resolver_query;
 
-#define RESOLVER_ADDRS_MAX 16
+#define RESOLVER_ADDRS_MAX DNS_ADDRS_MAX
 
 /*
  * addrs: those with a route first, of these IPv4 before IPv6, each with the port asked for; valid during the call.

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "agent/state/identity.h"
-#include "agent/control/peer/probe.h"
 #include "agent/placement/probe/internal.h"
+#include "agent/placement/probe/peer_probe.h"
 #include "schema/gen/errors.h"
 
 static void learn(struct probe_result *to, const struct peer_probe_result *from)
@@ -43,16 +43,17 @@ static void answered(void *arg, const struct dray_err *err, const struct peer_pr
 
 static int attempt(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)
 {
-	if (!p->deps.peers)
+	if (!p->deps.peer_probes)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "this agent has no peers: dray probes are not possible");
 	p->lacks = "answer of a dray agent";
-	return peer_probe_new(&p->dray, p->deps.peers, addr, answered, p, reterr);
+	return p->deps.peer_probes->start(&p->dray, p->deps.peers, addr, answered, p, reterr);
 }
 
 static void stop(struct probe *p)
 {
-	p->dray = peer_probe_free(p->dray);
+	if (p->dray)
+		p->dray = p->deps.peer_probes->free(p->dray);
 }
 
 const struct probe_ops probe_dray_ops = {

@@ -19,55 +19,18 @@
 #define DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
+#include "agent/config/probe_target.h"
+#include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 
+struct peer_probe;
 struct peers;
 struct probe;
 struct resolver;
-
-#define PROBE_KINDS(X)          \
-	X(TCP, "tcp")           \
-	X(DRAY, "dray")         \
-	X(MOONCAKE, "mooncake") \
-	X(HTTP, "http")
-
-#define PROBE_ENUM_KIND_(name, text) PROBE_##name,
-enum probe_kind { PROBE_KINDS(PROBE_ENUM_KIND_) PROBE_KIND_N };
-
-const char *probe_kind_name(enum probe_kind kind);
-/* 0 or -EINVAL. */
-int probe_kind_parse(const char *name, enum probe_kind *ret);
-
-#define PROBE_HOST_MAX 253
-#define PROBE_PATH_MAX 255
-#define PROBE_TARGET_TEXT_MAX (PROBE_HOST_MAX + PROBE_PATH_MAX + 24)
-
-struct probe_target {
-	enum probe_kind kind;
-	uint16_t port;
-	char host[PROBE_HOST_MAX + 1]; /* address without brackets, or name */
-	char path[PROBE_PATH_MAX + 1]; /* of http, with its query; else "" */
-};
-
-/*
- * "tcp://HOST:PORT", "dray://...", "mooncake://...", "http://HOST:PORT[/PATH]"; HOST as in a segment: an address,
- * in brackets if of IPv6, or a name. 0, or -EINVAL with reterr (invalid).
- */
-int probe_target_parse(const char *text, struct probe_target *ret, struct dray_err *reterr);
-
-/* Of a segment HOST:PORT, by kind; path "/" where kind is http. As above. */
-int probe_target_of(const char *segment, enum probe_kind kind, struct probe_target *ret,
-		    struct dray_err *reterr);
-
-/* The other way round; buf of PROBE_TARGET_TEXT_MAX. Returns buf. */
-const char *probe_target_show(const struct probe_target *t, char *buf, size_t n);
-
-bool probe_target_equal(const struct probe_target *a, const struct probe_target *b);
 
 #define PROBE_REASON_MAX DRAY_ERR_MSG_MAX
 #define PROBE_NAME_MAX 256
@@ -95,7 +58,8 @@ struct probe_result {
 struct probe_deps {
 	sd_event *event;
 	struct resolver *resolver; /* NULL: names are not resolved, and no http probes */
-	struct peers *peers;       /* NULL: no dray probes */
+	const struct peer_probe_ops *peer_probes; /* NULL: no dray probes */
+	struct peers *peers;                      /* for peer_probes */
 };
 
 /* r is valid during the call. The probe is freed after it; fn may not cancel it, but may start others. */

@@ -393,7 +393,12 @@ int prober_new(struct prober **ret, const struct prober_deps *deps, struct dray_
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for probes");
 	p->deps = *deps;
 	p->deps.event = sd_event_ref(deps->event);
-	p->probe_deps = (struct probe_deps){ deps->event, deps->resolver, deps->peers };
+	p->probe_deps = (struct probe_deps){
+		.event = deps->event,
+		.resolver = deps->resolver,
+		.peer_probes = deps->peer_probes,
+		.peers = deps->peers,
+	};
 	p->armed_ns = INT64_MAX;
 	p->random = (uint64_t)dray_now().ns;
 	dray_list_init(&p->watches);

@@ -22,7 +22,8 @@ struct prober_deps {
 	sd_event *event;
 	const struct dray_config *cfg; /* borrowed; read anew at each use */
 	struct resolver *resolver;     /* borrowed; NULL: names are not resolved, no http */
-	struct peers *peers;           /* borrowed; NULL: no dray probes. Outlives the prober */
+	const struct peer_probe_ops *peer_probes; /* NULL: no dray probes */
+	struct peers *peers; /* for peer_probes; borrowed; outlives the prober */
 	/*
 	 * The state of a watch changed. From the event loop alone; may add, hurry and free any watch. reason is valid
 	 * during the call.

@@ -8,6 +8,7 @@
 #include "agent/placement/master/master.h"
 #include "agent/placement/probe/prober.h"
 #include "agent/config/segment_rules.h"
+#include "agent/config/words.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/list.h"
 #include "lib/time.h"

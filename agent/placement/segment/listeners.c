@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/control/peer/peer.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
@@ -19,7 +18,7 @@ int listeners_configure(struct segments *ss)
 
 	if (!rules)
 		return -ENOMEM;
-	for (size_t i = 0; i < words->n && !rules_none(words); i++)
+	for (size_t i = 0; i < words->n && !list_is_none(words); i++)
 		n += port_rule_parse(words->v[i], &rules[n], NULL) == 0;
 	free(ss->ports);
 	ss->ports = rules;
@@ -231,17 +230,17 @@ static void find_advertised(const struct segments *ss, const struct nd_links *li
 		nd_addr_text(&c[0].addr->addr, c[0].addr->family, host);
 }
 
-void segments_links_changed(struct segments *ss, const struct nd_links *links)
+void segments_links_changed(struct segments *ss, const struct nd_links *links,
+			    const char *own_segment)
 {
-	const char *self = peers_segment(ss->deps.peers);
 	int changed = locality_set_addresses(&ss->locality, links, &ss->deps.cfg->node.addresses);
-	bool moved = changed || !ss->located || strcmp(ss->self, self) != 0;
+	bool moved = changed || !ss->located || strcmp(ss->self, own_segment) != 0;
 
 	if (changed < 0) {
 		log_error(AREA, "out of memory; addresses of this node stay as they were");
 		return;
 	}
-	snprintf(ss->self, sizeof(ss->self), "%s", self);
+	snprintf(ss->self, sizeof(ss->self), "%s", own_segment);
 	ss->located = true;
 	find_advertised(ss, links, true, ss->advertised4);
 	find_advertised(ss, links, false, ss->advertised6);

@@ -216,7 +216,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 
 	if (!keys->n)
 		urls = from_environment ? &one : &none;
-	else if (rules_none(keys))
+	else if (list_is_none(keys))
 		urls = &none;
 	/* the new ones first: while one is waited for, what only a former one knew stands */
 	for (size_t i = 0; i < urls->n; i++) {

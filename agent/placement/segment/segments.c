@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/control/peer/peer.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -85,6 +84,7 @@ static int start(struct segments *ss, struct dray_err *reterr)
 			       &(struct prober_deps){ .event = d->event,
 						      .cfg = d->cfg,
 						      .resolver = ss->resolver,
+						      .peer_probes = d->peer_probes,
 						      .peers = d->peers,
 						      .changed = prober_says_changed,
 						      .probed = prober_says_probed,
@@ -116,7 +116,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	dray_list_init(&ss->hosts);
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
-	snprintf(ss->self, sizeof(ss->self), "%s", peers_segment(deps->peers));
+	snprintf(ss->self, sizeof(ss->self), "%s", deps->own_segment);
 	r = start(ss, reterr);
 	if (r < 0)
 		segments_free(ss);

@@ -54,7 +54,9 @@ struct segments_deps {
 	const struct dray_config *cfg; /* borrowed; read anew by segments_reload() */
 	const char *environment; /* MOONCAKE_PREFERRED_SEGMENT, checked; NULL: unset; borrowed */
 	const char *environment_master; /* MOONCAKE_MASTER_METRICS_URL, checked; likewise */
-	struct peers *peers;
+	const struct peer_probe_ops *peer_probes; /* how dray agents are probed */
+	struct peers *peers;                      /* for peer_probes; borrowed */
+	const char *own_segment;                  /* of this agent, "" without a listener; copied */
 	struct hints *hints;
 	struct state *state;
 	const struct segments_upcalls *up;
@@ -75,7 +77,8 @@ void segments_restore_preferred(struct segments *ss, const struct state_preferre
 void segments_refill(struct segments *ss);
 
 /* News. */
-void segments_links_changed(struct segments *ss, const struct nd_links *links);
+void segments_links_changed(struct segments *ss, const struct nd_links *links,
+			    const char *own_segment);
 void segments_listeners_changed(struct segments *ss, const struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
 void segments_hint_changed(struct segments *ss, const char *segment, bool named);

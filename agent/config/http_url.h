@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* URLs of plain HTTP. Pure. */
-#ifndef DRAY_AGENT_PLACEMENT_NET_HTTP_URL_H
-#define DRAY_AGENT_PLACEMENT_NET_HTTP_URL_H
+#ifndef DRAY_AGENT_CONFIG_HTTP_URL_H
+#define DRAY_AGENT_CONFIG_HTTP_URL_H
 
 #include <stddef.h>
 
