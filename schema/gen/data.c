@@ -1760,3 +1760,84 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 	}
 	return 0;
 }
+
+int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,
+	const union dmsg_body *m)
+{
+	switch (type) {
+	case DMSG_HELLO:
+		return dmsg_hello_encode(buf, cap, request_id, &m->hello);
+	case DMSG_HELLO_REPLY:
+		return dmsg_hello_reply_encode(buf, cap, request_id, &m->hello_reply);
+	case DMSG_ERROR:
+		return dmsg_error_encode(buf, cap, request_id, &m->error);
+	case DMSG_REGION_ADD:
+		return dmsg_region_add_encode(buf, cap, request_id, &m->region_add);
+	case DMSG_REGION_ADD_REPLY:
+		return dmsg_region_add_reply_encode(buf, cap, request_id, &m->region_add_reply);
+	case DMSG_REGION_REMOVE:
+		return dmsg_region_remove_encode(buf, cap, request_id, &m->region_remove);
+	case DMSG_REGION_REMOVE_REPLY:
+		return dmsg_region_remove_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_REGION_EXPORT:
+		return dmsg_region_export_encode(buf, cap, request_id, &m->region_export);
+	case DMSG_REGION_EXPORT_REPLY:
+		return dmsg_region_export_reply_encode(buf, cap, request_id,
+			&m->region_export_reply);
+	case DMSG_REGION_REVOKE:
+		return dmsg_region_revoke_encode(buf, cap, request_id, &m->region_revoke);
+	case DMSG_REGION_REVOKE_REPLY:
+		return dmsg_region_revoke_reply_encode(buf, cap, request_id,
+			&m->region_revoke_reply);
+	case DMSG_REMOTE_IMPORT:
+		return dmsg_remote_import_encode(buf, cap, request_id, &m->remote_import);
+	case DMSG_REMOTE_IMPORT_REPLY:
+		return dmsg_remote_import_reply_encode(buf, cap, request_id,
+			&m->remote_import_reply);
+	case DMSG_REMOTE_RELEASE:
+		return dmsg_remote_release_encode(buf, cap, request_id, &m->remote_release);
+	case DMSG_REMOTE_RELEASE_REPLY:
+		return dmsg_remote_release_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_TRANSFER:
+		return dmsg_transfer_encode(buf, cap, request_id, &m->transfer);
+	case DMSG_TRANSFER_DONE:
+		return dmsg_transfer_done_encode(buf, cap, request_id, &m->transfer_done);
+	case DMSG_TRANSFER_CANCEL:
+		return dmsg_transfer_cancel_encode(buf, cap, request_id, &m->transfer_cancel);
+	case DMSG_TRANSFER_CANCEL_REPLY:
+		return dmsg_transfer_cancel_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_NOTIFY:
+		return dmsg_notify_encode(buf, cap, request_id, &m->notify);
+	case DMSG_NOTIFY_REPLY:
+		return dmsg_notify_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_RING_OPEN:
+		return dmsg_ring_open_encode(buf, cap, request_id, &m->ring_open);
+	case DMSG_RING_OPEN_REPLY:
+		return dmsg_ring_open_reply_encode(buf, cap, request_id, &m->ring_open_reply);
+	case DMSG_HINT_GET:
+		return dmsg_hint_get_encode(buf, cap, request_id, &m->hint_get);
+	case DMSG_HINT_GET_REPLY:
+		return dmsg_hint_get_reply_encode(buf, cap, request_id, &m->hint_get_reply);
+	case DMSG_HINT_PUT:
+		return dmsg_hint_put_encode(buf, cap, request_id, &m->hint_put);
+	case DMSG_HINT_PUT_REPLY:
+		return dmsg_hint_put_reply_encode(buf, cap, request_id, NULL);
+	case DMSG_SEGMENT_GET:
+		return dmsg_segment_get_encode(buf, cap, request_id, &m->segment_get);
+	case DMSG_SEGMENT_GET_REPLY:
+		return dmsg_segment_get_reply_encode(buf, cap, request_id, &m->segment_get_reply);
+	case DMSG_ENV_GET:
+		return dmsg_env_get_encode(buf, cap, request_id, &m->env_get);
+	case DMSG_ENV_GET_REPLY:
+		return dmsg_env_get_reply_encode(buf, cap, request_id, &m->env_get_reply);
+	case DMSG_NOTIFICATION:
+		return dmsg_notification_encode(buf, cap, request_id, &m->notification);
+	case DMSG_REMOTE_LOST:
+		return dmsg_remote_lost_encode(buf, cap, request_id, &m->remote_lost);
+	case DMSG_DRAINING:
+		return dmsg_draining_encode(buf, cap, request_id, &m->draining);
+	case DMSG_SEGMENT_CHANGED:
+		return dmsg_segment_changed_encode(buf, cap, request_id, &m->segment_changed);
+	}
+	return -ENOENT;
+}

@@ -954,5 +954,9 @@ union dmsg_body {
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
 int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,
 	struct dray_err *reterr);
+/* As X_encode for the message of that type; m may be NULL for types that have no fields.
+ * -ENOENT for an unknown type. */
+int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,
+	const union dmsg_body *m);
 
 #endif

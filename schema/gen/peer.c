@@ -896,3 +896,109 @@ int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	start(buf, PMSG_STAGE_REPLY, length, request_id);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
+
+int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg_body *ret,
+	struct dray_err *reterr)
+{
+	switch (type) {
+	case PMSG_HELLO:
+		return pmsg_hello_decode(body, len, &ret->hello, reterr);
+	case PMSG_ERROR:
+		return pmsg_error_decode(body, len, &ret->error, reterr);
+	case PMSG_HEARTBEAT:
+		return pmsg_heartbeat_decode(body, len, &ret->heartbeat, reterr);
+	case PMSG_IMPORT:
+		return pmsg_import_decode(body, len, &ret->import, reterr);
+	case PMSG_IMPORT_REPLY:
+		return pmsg_import_reply_decode(body, len, &ret->import_reply, reterr);
+	case PMSG_RELEASE:
+		return pmsg_release_decode(body, len, &ret->release, reterr);
+	case PMSG_FENCE:
+		return pmsg_fence_decode(body, len, &ret->fence, reterr);
+	case PMSG_STREAM_RESET:
+		return pmsg_stream_reset_decode(body, len, &ret->stream_reset, reterr);
+	case PMSG_NOTIFY:
+		return pmsg_notify_decode(body, len, &ret->notify, reterr);
+	case PMSG_DRAINING:
+		return pmsg_draining_decode(body, len, &ret->draining, reterr);
+	case PMSG_BYE:
+		return pmsg_bye_decode(body, len, &ret->bye, reterr);
+	case PMSG_PORTS:
+		return pmsg_ports_decode(body, len, &ret->ports, reterr);
+	case PMSG_KEYS:
+		return pmsg_keys_decode(body, len, &ret->keys, reterr);
+	case PMSG_QP_CONNECT:
+		return pmsg_qp_connect_decode(body, len, &ret->qp_connect, reterr);
+	case PMSG_QP_CONNECT_REPLY:
+		return pmsg_qp_connect_reply_decode(body, len, &ret->qp_connect_reply, reterr);
+	case PMSG_QP_CLOSE:
+		return pmsg_qp_close_decode(body, len, &ret->qp_close, reterr);
+	case PMSG_PROBE_REPLY:
+		return pmsg_probe_reply_decode(body, len, &ret->probe_reply, reterr);
+	case PMSG_WINDOW:
+		return pmsg_window_decode(body, len, &ret->window, reterr);
+	case PMSG_STAGE:
+		return pmsg_stage_decode(body, len, &ret->stage, reterr);
+	}
+	return 0;
+}
+
+int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,
+	const union pmsg_body *m)
+{
+	switch (type) {
+	case PMSG_HELLO:
+		return pmsg_hello_encode(buf, cap, request_id, &m->hello);
+	case PMSG_ERROR:
+		return pmsg_error_encode(buf, cap, request_id, &m->error);
+	case PMSG_READY:
+		return pmsg_ready_encode(buf, cap, request_id, NULL);
+	case PMSG_HEARTBEAT:
+		return pmsg_heartbeat_encode(buf, cap, request_id, &m->heartbeat);
+	case PMSG_IMPORT:
+		return pmsg_import_encode(buf, cap, request_id, &m->import);
+	case PMSG_IMPORT_REPLY:
+		return pmsg_import_reply_encode(buf, cap, request_id, &m->import_reply);
+	case PMSG_RELEASE:
+		return pmsg_release_encode(buf, cap, request_id, &m->release);
+	case PMSG_FENCE:
+		return pmsg_fence_encode(buf, cap, request_id, &m->fence);
+	case PMSG_FENCE_ACK:
+		return pmsg_fence_ack_encode(buf, cap, request_id, NULL);
+	case PMSG_STREAM_RESET:
+		return pmsg_stream_reset_encode(buf, cap, request_id, &m->stream_reset);
+	case PMSG_STREAM_RESET_REPLY:
+		return pmsg_stream_reset_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_NOTIFY:
+		return pmsg_notify_encode(buf, cap, request_id, &m->notify);
+	case PMSG_NOTIFY_REPLY:
+		return pmsg_notify_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_DRAINING:
+		return pmsg_draining_encode(buf, cap, request_id, &m->draining);
+	case PMSG_BYE:
+		return pmsg_bye_encode(buf, cap, request_id, &m->bye);
+	case PMSG_PORTS:
+		return pmsg_ports_encode(buf, cap, request_id, &m->ports);
+	case PMSG_KEYS:
+		return pmsg_keys_encode(buf, cap, request_id, &m->keys);
+	case PMSG_QP_CONNECT:
+		return pmsg_qp_connect_encode(buf, cap, request_id, &m->qp_connect);
+	case PMSG_QP_CONNECT_REPLY:
+		return pmsg_qp_connect_reply_encode(buf, cap, request_id, &m->qp_connect_reply);
+	case PMSG_QP_CLOSE:
+		return pmsg_qp_close_encode(buf, cap, request_id, &m->qp_close);
+	case PMSG_QP_CLOSE_REPLY:
+		return pmsg_qp_close_reply_encode(buf, cap, request_id, NULL);
+	case PMSG_PROBE:
+		return pmsg_probe_encode(buf, cap, request_id, NULL);
+	case PMSG_PROBE_REPLY:
+		return pmsg_probe_reply_encode(buf, cap, request_id, &m->probe_reply);
+	case PMSG_WINDOW:
+		return pmsg_window_encode(buf, cap, request_id, &m->window);
+	case PMSG_STAGE:
+		return pmsg_stage_encode(buf, cap, request_id, &m->stage);
+	case PMSG_STAGE_REPLY:
+		return pmsg_stage_reply_encode(buf, cap, request_id, NULL);
+	}
+	return -ENOENT;
+}

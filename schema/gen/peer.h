@@ -688,4 +688,34 @@ struct pmsg_stage_reply {
 int pmsg_stage_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_stage_reply *m);
 
+/* The body of any message. */
+union pmsg_body {
+	struct pmsg_hello hello;
+	struct pmsg_error error;
+	struct pmsg_heartbeat heartbeat;
+	struct pmsg_import import;
+	struct pmsg_import_reply import_reply;
+	struct pmsg_release release;
+	struct pmsg_fence fence;
+	struct pmsg_stream_reset stream_reset;
+	struct pmsg_notify notify;
+	struct pmsg_draining draining;
+	struct pmsg_bye bye;
+	struct pmsg_ports ports;
+	struct pmsg_keys keys;
+	struct pmsg_qp_connect qp_connect;
+	struct pmsg_qp_connect_reply qp_connect_reply;
+	struct pmsg_qp_close qp_close;
+	struct pmsg_probe_reply probe_reply;
+	struct pmsg_window window;
+	struct pmsg_stage stage;
+};
+/* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
+int pmsg_body_decode(unsigned int type, const void *body, size_t len, union pmsg_body *ret,
+	struct dray_err *reterr);
+/* As X_encode for the message of that type; m may be NULL for types that have no fields.
+ * -ENOENT for an unknown type. */
+int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,
+	const union pmsg_body *m);
+
 #endif

@@ -246,7 +246,11 @@ class Writer:
         return (f"\n/* The body of any message. */\nunion {self.names.add(px + '_body', 'union of messages')} {{\n{rows}}};\n"
                 f"/* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */\n"
                 f"int {px}_body_decode(unsigned int type, const void *body, size_t len, union {px}_body *ret,\n"
-                f"\tstruct dray_err *reterr);\n")
+                f"\tstruct dray_err *reterr);\n"
+                f"/* As X_encode for the message of that type; m may be NULL for types that have no fields.\n"
+                f" * -ENOENT for an unknown type. */\n"
+                f"int {px}_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,\n"
+                f"\tconst union {px}_body *m);\n")
 
     def body_decode(self):
         px, up = self.px, self.up
@@ -254,6 +258,13 @@ class Writer:
                        for m in self.pr.messages if m.fields)
         return (f"\nint {px}_body_decode(unsigned int type, const void *body, size_t len, union {px}_body *ret,\n"
                 f"\tstruct dray_err *reterr)\n{{\n\tswitch (type) {{\n{rows}\t}}\n\treturn 0;\n}}\n")
+
+    def body_encode(self):
+        px, up = self.px, self.up
+        rows = "".join(f"\tcase {up}_{m.name.upper()}:\n\t\treturn {px}_{m.name}_encode(buf, cap, request_id, "
+                       f"{f'&m->{m.name}' if m.fields else 'NULL'});\n" for m in self.pr.messages)
+        return (f"\nint {px}_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_id,\n"
+                f"\tconst union {px}_body *m)\n{{\n\tswitch (type) {{\n{rows}\t}}\n\treturn -ENOENT;\n}}\n")
 
     def header_functions_declared(self):
         px, up = self.px, self.up
@@ -317,7 +328,7 @@ class Writer:
                 out += "\treturn 0;\n}\n"
         for m in pr.messages:
             out += (self.decode(m) if m.fields else "") + self.encode(m)
-        return out + (self.body_decode() if pr.body else "")
+        return out + (self.body_decode() + self.body_encode() if pr.body else "")
 
     def name_function(self, name, arg, rows):
         out = f"\nconst char *{name}(unsigned int {arg})\n{{\n\tswitch ({arg}) {{\n"

@@ -275,16 +275,11 @@ def limits(pr, m, index):
 
 
 def recode_c(pr):
-    out = f"\nstatic int recode_{pr.name}(unsigned int type, const void *body, size_t len, uint64_t id,\n" \
-          "\tvoid *buf, size_t cap, struct dray_err *reterr)\n{\n\tint r;\n\n\tswitch (type) {\n"
-    for m in pr.messages:
-        name = f"{pr.prefix}_{m.name}"
-        if not m.fields:
-            out += f"\tcase {name.upper()}:\n\t\treturn {name}_encode(buf, cap, id, NULL);\n"
-            continue
-        out += (f"\tcase {name.upper()}: {{\n\t\tstruct {name} m;\n\n\t\tr = {name}_decode(body, len, &m, reterr);\n"
-                f"\t\treturn r < 0 ? r : {name}_encode(buf, cap, id, &m);\n\t}}\n")
-    return out + "\t}\n\treturn -ENOENT;\n}\n"
+    px = pr.prefix
+    return (f"\nstatic int recode_{pr.name}(unsigned int type, const void *body, size_t len, uint64_t id,\n"
+            f"\tvoid *buf, size_t cap, struct dray_err *reterr)\n{{\n\tunion {px}_body m;\n"
+            f"\tint r = {px}_body_decode(type, body, len, &m, reterr);\n\n"
+            f"\treturn r < 0 ? r : {px}_body_encode(type, buf, cap, id, &m);\n}}\n")
 
 
 def source(protocols):
