@@ -21,6 +21,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/log.h"
+#include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
 #define GIB (1ull << 30)
