@@ -22,10 +22,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include "client/shared_memory.h"
+#include "lib/backoff.h"
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
 #include "lib/seqpacket.h"
@@ -283,13 +283,8 @@ static void end_requests(struct dray *d, int code)
 /* The next attempt, with jitter so that the clients of one agent do not come all at once. */
 static void retry_later(struct dray *d)
 {
-	uint32_t random = 0;
-
-	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
-		random = (uint32_t)dray_now().ns;
 	d->state = SESSION_DOWN;
-	d->retry_at = dray_now().ns + d->retry_ns / 2 +
-		      (int64_t)(random % (uint64_t)(d->retry_ns / 2 + 1));
+	d->retry_at = dray_now().ns + backoff_spread(d->retry_ns);
 	d->retry_ns = dray_min(d->retry_ns * 2, d->retry_max_ns);
 }
 

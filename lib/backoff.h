@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "lib/cleanup.h"
+#include "lib/random.h"
 
 /* After so many failures in a row, from 1: doubles from min to max. In the unit of these. */
 static inline int64_t backoff_pause(uint32_t failures, int64_t min, int64_t max)
@@ -19,9 +20,9 @@ static inline int64_t backoff_pause(uint32_t failures, int64_t min, int64_t max)
 }
 
 /* Between half of it and all of it, so that two sides, or many that lost the same switch, do not meet again. */
-static inline int64_t backoff_spread(int64_t pause, uint64_t random)
+static inline int64_t backoff_spread(int64_t pause)
 {
-	return pause - (int64_t)(random % (uint64_t)(pause / 2 + 1));
+	return pause - (int64_t)(dray_random() % (uint64_t)(pause / 2 + 1));
 }
 
 #endif

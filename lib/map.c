@@ -5,7 +5,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+
+#include "lib/random.h"
 
 #define BUCKETS_MIN 64
 
@@ -45,9 +46,7 @@ int dray_map_init(struct dray_map *m)
 		m->n_buckets = 0;
 		return -ENOMEM;
 	}
-	/* none early at boot: then the address is what nobody knows */
-	if (getrandom(&m->seed, sizeof(m->seed), GRND_NONBLOCK) != sizeof(m->seed))
-		m->seed = (uint64_t)(uintptr_t)m->buckets * 0x9e3779b97f4a7c15u;
+	m->seed = dray_random();
 	return 0;
 }
 

@@ -21,13 +21,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -281,22 +281,6 @@ static bool id_parse(const char *text, size_t n, uint8_t agent_id[16])
 	return any != 0;
 }
 
-static int random_fill(uint8_t *buf, size_t n, struct dray_err *reterr)
-{
-	while (n) {
-		ssize_t r = getrandom(buf, n, 0);
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r < 0)
-			return dray_err_set(reterr, -errno, DRAY_E_IO, "no random bytes: %s",
-					    dray_errno_text(errno));
-		buf += r;
-		n -= (size_t)r;
-	}
-	return 0;
-}
-
 static int id_load(struct identity *id, const char *dir, struct dray_err *reterr)
 {
 	char text[64];
@@ -313,9 +297,11 @@ static int id_load(struct identity *id, const char *dir, struct dray_err *reterr
 			"and tokens it gave out are void");
 	if (n != -ENOENT)
 		return (int)n;
-	r = random_fill(id->agent_id, sizeof(id->agent_id), reterr);
+	r = dray_random_fill(id->agent_id, sizeof(id->agent_id));
 	if (r < 0)
-		return r;
+		return dray_err_set(reterr, r, DRAY_E_IO,
+				    "the kernel gave no random bytes for the agent's id: %s",
+				    dray_errno_text(r));
 	identity_show(id->agent_id, text);
 	text[32] = '\n';
 	text[33] = '\0';

@@ -33,7 +33,7 @@ static void init(struct rig *r)
 {
 	memset(r, 0, sizeof(*r));
 	r->now = 1000 * SEC;
-	probe_fsm_init(&r->f, 7, r->now);
+	probe_fsm_init(&r->f, r->now);
 }
 
 /* Waits until a probe is due, which takes that long and ends so. Returns the wait. */
@@ -137,9 +137,9 @@ static void test_begun_together_part(void **state)
 	unsigned slots[10] = { 0 };
 	struct rig r;
 
-	for (uint64_t i = 0; i < 1000; i++) {
+	for (unsigned i = 0; i < 1000; i++) {
 		memset(&r, 0, sizeof(r));
-		probe_fsm_init(&r.f, i * 0x9e3779b97f4a7c15u, 0);
+		probe_fsm_init(&r.f, 0);
 		probe(&r, true);
 		slots[(r.f.next_ns - r.now - 1) * 10 / cfg.interval_ns]++;
 	}

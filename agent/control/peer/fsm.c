@@ -41,7 +41,7 @@ const char *peer_event_name(enum peer_event e)
 }
 
 void peer_fsm_init(struct peer_fsm *f, const struct peer_fsm_ops *ops,
-		   const struct peer_fsm_config *cfg, bool initiator, uint64_t random, int64_t now)
+		   const struct peer_fsm_config *cfg, bool initiator, int64_t now)
 {
 	*f = (struct peer_fsm){
 		.ops = ops,
@@ -53,7 +53,6 @@ void peer_fsm_init(struct peer_fsm *f, const struct peer_fsm_ops *ops,
 		.sent_ns = now,
 		.used_ns = now,
 		.timer_ns = INT64_MAX,
-		.random = random ? random : 1,
 	};
 }
 
@@ -75,15 +74,6 @@ static void set_reason(struct peer_fsm *f, uint32_t code, const char *why)
 		snprintf(f->why, sizeof(f->why), "%s", why ? why : "");
 }
 
-/* xorshift64: spreads retries, keeps no secrets */
-static uint64_t next_random(struct peer_fsm *f)
-{
-	f->random ^= f->random << 13;
-	f->random ^= f->random >> 7;
-	f->random ^= f->random << 17;
-	return f->random;
-}
-
 static void go_closed(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	bool was_up = peer_fsm_is_up(f);
@@ -100,8 +90,7 @@ static void go_failed(struct peer_fsm *f, enum peer_event event, int64_t now)
 	}
 	f->failures++;
 	f->retry_ns = now + backoff_spread(backoff_pause(f->failures, f->cfg->backoff_min_ns,
-							 f->cfg->backoff_max_ns),
-					   next_random(f));
+							 f->cfg->backoff_max_ns));
 	set_state(f, PEER_STATE_BACKOFF, event, now);
 	f->ops->drop(f);
 }

@@ -106,13 +106,12 @@ struct peer_fsm {
 	bool slow;            /* neither on the other */
 	int64_t timer_ns;     /* when TIMER is due; INT64_MAX: never */
 	unsigned failures;    /* attempts in a row */
-	uint64_t random;      /* state of the jitter; not 0 */
 	uint32_t code;        /* why it is in this state */
 	char why[DRAY_ERR_MSG_MAX];
 };
 
 void peer_fsm_init(struct peer_fsm *f, const struct peer_fsm_ops *ops,
-		   const struct peer_fsm_config *cfg, bool initiator, uint64_t random, int64_t now);
+		   const struct peer_fsm_config *cfg, bool initiator, int64_t now);
 
 /*
  * code and why: the reason, for FAILED, REFUSED, DRAINS and CLOSE; why may be f->why itself. 0, or -EPROTO

@@ -17,7 +17,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <openssl/rand.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,6 +24,7 @@
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
+#include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -212,8 +212,9 @@ static void settle_initiator(struct peer *peer)
 	if (peer->peer_ready) {
 		peer_event(peer, PEER_EVENT_AGREED, 0, NULL);
 	} else if (!peer->hello_sent) {
-		if (RAND_bytes(peer->nonce, sizeof(peer->nonce)) != 1) {
-			conn_fail(peer->conn, DRAY_E_INTERNAL, "no random numbers");
+		if (dray_random_fill(peer->nonce, sizeof(peer->nonce)) < 0) {
+			conn_fail(peer->conn, DRAY_E_INTERNAL,
+				  "the kernel gave no random bytes for the nonce");
 			return;
 		}
 		peer->hello_sent = true;

@@ -8,13 +8,13 @@
  * The first byte tells what it is: a TLS record, or a stream hello.
  */
 #include <errno.h>
-#include <openssl/rand.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 
 #include "agent/control/peer/internal.h"
 #include "lib/log.h"
+#include "lib/random.h"
 #include "schema/gen/errors.h"
 
 /* After the peers, and before more strangers are let in. */
@@ -80,8 +80,8 @@ static void on_secured(struct conn *c)
 {
 	struct stranger *s = c->owner;
 
-	if (RAND_bytes(s->nonce, sizeof(s->nonce)) != 1) {
-		conn_fail(c, DRAY_E_INTERNAL, "no random numbers");
+	if (dray_random_fill(s->nonce, sizeof(s->nonce)) < 0) {
+		conn_fail(c, DRAY_E_INTERNAL, "the kernel gave no random bytes for the nonce");
 		return;
 	}
 	hello_send(s->p, c, s->nonce);

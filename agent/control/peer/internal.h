@@ -49,7 +49,6 @@ struct peers {
 	unsigned n_probes;            /* of ours, under way */
 	sd_event_source *stranger_timer, *defer;
 	char segment[SEGMENT_MAX + 1];
-	uint64_t random; /* for the jitter */
 	uint64_t lost_total, strangers_refused;
 	bool changed; /* up->changed is due */
 	bool draining, stopping;

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <openssl/crypto.h>
-#include <openssl/rand.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -339,8 +338,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->requests);
 	dray_list_init(&peer->fences);
-	p->random += 0x9e3779b97f4a7c15u;
-	peer_fsm_init(&peer->fsm, &fsm_ops, &p->fsm_cfg, initiator, p->random, peers_now(p));
+	peer_fsm_init(&peer->fsm, &fsm_ops, &p->fsm_cfg, initiator, peers_now(p));
 	if (dray_handles_add(&p->handles, peer, &peer->handle) < 0)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "the agent has limits.peers = %lld peers already",
@@ -454,8 +452,6 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 		if (r < 0)
 			dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "peers: %s", dray_errno_text(r));
 	}
-	if (r >= 0 && RAND_bytes((unsigned char *)&p->random, sizeof(p->random)) != 1)
-		r = dray_err_set(reterr, -EIO, DRAY_E_INTERNAL, "no random numbers");
 	if (r < 0) {
 		close_passed(deps);
 		return r;

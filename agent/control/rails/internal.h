@@ -213,7 +213,6 @@ struct rails {
 	unsigned n;
 	struct dray_list devices, peers, regions, registrations, windows;
 	struct dray_handles qps;
-	uint64_t random;
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
 	uint64_t window_bytes, last_window;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queue pairs from RESET to RTS (IBTA 10.3.1, ibv_modify_qp(3)). */
 #include <errno.h>
-#include <openssl/rand.h>
 #include <string.h>
 
 #include "agent/control/rails/internal.h"
+#include "lib/random.h"
 
 #define HOP_LIMIT 64
 #define PSN_MASK 0xffffff
@@ -17,11 +17,7 @@
 
 uint32_t qp_random_psn(void)
 {
-	uint32_t psn = 0;
-
-	if (RAND_bytes((unsigned char *)&psn, sizeof(psn)) != 1)
-		psn = (uint32_t)dray_now().ns;
-	return psn & PSN_MASK;
+	return (uint32_t)dray_random() & PSN_MASK;
 }
 
 struct qp_place qp_place(const struct rail *rail, uint8_t gid_index)

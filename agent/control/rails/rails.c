@@ -3,7 +3,6 @@
 #include "agent/control/rails/rails.h"
 
 #include <errno.h>
-#include <openssl/rand.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,9 +36,7 @@ int64_t rails_backoff(struct rails *r, uint32_t fails)
 {
 	const struct dray_config *cfg = r->cfg;
 
-	r->random = r->random * 6364136223846793005u + 1442695040888963407u;
-	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max),
-			      r->random >> 33);
+	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max));
 }
 
 /* --- one rail ------------------------------------------------------------------------------------ */
@@ -291,8 +288,6 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->windows);
 	dray_handles_init(&r->qps, UINT32_MAX);
-	if (RAND_bytes((unsigned char *)&r->random, sizeof(r->random)) != 1)
-		r->random = (uint64_t)dray_now().ns;
 	e = sd_event_add_time(deps->event, &r->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, r);
 	if (e >= 0)
 		e = sd_event_source_set_enabled(r->timer, SD_EVENT_OFF);

@@ -4,12 +4,12 @@
 #include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "agent/control/region/internal.h"
 #include "agent/control/region/region.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
+#include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -178,8 +178,9 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 		return NULL;
 	}
 	t->expiry.key = INT64_MAX;
-	if (getrandom(t->capability, CAPABILITY_BYTES, GRND_NONBLOCK) != CAPABILITY_BYTES)
-		dray_err_set(reterr, -EIO, DRAY_E_IO, "the kernel has no random numbers yet");
+	if (dray_random_fill(t->capability, CAPABILITY_BYTES) < 0)
+		dray_err_set(reterr, -EIO, DRAY_E_IO,
+			     "the kernel gave no random bytes for the token, try again");
 	else if (m->ttl_ms &&
 		 dray_heap_set(&r->expiry, &t->expiry,
 			       dray_now().ns + (int64_t)m->ttl_ms * DRAY_NS_PER_MS) < 0)

@@ -7,13 +7,13 @@
 #include "agent/placement/master/master.h"
 
 #include <errno.h>
-#include <openssl/rand.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/backoff.h"
 #include "agent/placement/net/http_client.h"
+#include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -30,7 +30,6 @@ struct master {
 	sd_event_source *timer; /* of the next read */
 	struct http_get *get;   /* the page under way */
 	uint32_t failed;        /* reads in a row */
-	uint64_t random;
 	struct master_totals totals;
 };
 
@@ -42,25 +41,15 @@ static void schedule(struct master *m, int64_t pause_ns)
 	sd_event_source_set_enabled(m->timer, SD_EVENT_ONESHOT);
 }
 
-static uint64_t next_random(struct master *m)
-{
-	/* xorshift: only so that many agents do not ask at once */
-	m->random ^= m->random << 13;
-	m->random ^= m->random >> 7;
-	m->random ^= m->random << 17;
-	return m->random;
-}
-
 static int64_t pause_next(struct master *m)
 {
 	int64_t interval = m->deps.limits.interval_ns, tenth = interval / 10;
 	int64_t longest = dray_max(interval, RETRY_MAX_NS);
 
 	if (m->failed)
-		return backoff_spread(backoff_pause(m->failed, dray_min(interval, RETRY_MIN_NS),
-						    longest),
-				      next_random(m));
-	return interval - tenth + (int64_t)(next_random(m) % (uint64_t)(2 * tenth + 1));
+		return backoff_spread(
+			backoff_pause(m->failed, dray_min(interval, RETRY_MIN_NS), longest));
+	return interval - tenth + (int64_t)(dray_random() % (uint64_t)(2 * tenth + 1));
 }
 
 /* Nothing may be touched after that. */
@@ -229,9 +218,6 @@ int master_new(struct master **ret, const struct master_deps *deps, struct dray_
 	if (r < 0)
 		return r;
 	m->deps.url = m->url;
-	/* without: all the same, and never 0 */
-	if (RAND_bytes((unsigned char *)&m->random, sizeof(m->random)) != 1 || !m->random)
-		m->random = 1;
 	r = sd_event_add_time_relative(deps->event, &m->timer, CLOCK_MONOTONIC, 0, 1000, on_timer,
 				       m);
 	if (r < 0)

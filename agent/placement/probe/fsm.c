@@ -6,18 +6,11 @@
 #include "lib/backoff.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
+#include "lib/random.h"
 
-static uint64_t next_random(struct probe_fsm *f)
+static int64_t any_part(int64_t span)
 {
-	f->random ^= f->random << 13;
-	f->random ^= f->random >> 7;
-	f->random ^= f->random << 17;
-	return f->random;
-}
-
-static int64_t any_part(struct probe_fsm *f, int64_t span)
-{
-	return span > 0 ? (int64_t)(next_random(f) % (uint64_t)span) : 0;
+	return span > 0 ? (int64_t)(dray_random() % (uint64_t)span) : 0;
 }
 
 static void set_state(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
@@ -26,17 +19,13 @@ static void set_state(struct probe_fsm *f, enum dmsg_segment_state state, int64_
 	f->since_ns = now;
 }
 
-void probe_fsm_init(struct probe_fsm *f, uint64_t random, int64_t now)
+void probe_fsm_init(struct probe_fsm *f, int64_t now)
 {
 	*f = (struct probe_fsm){
 		.state = DMSG_SEGMENT_STATE_UNKNOWN,
 		.since_ns = now,
 		.next_ns = now,
-		.random = random ? random : 1,
 	};
-	/* numbers that are close together begin alike */
-	for (unsigned i = 0; i < 4; i++)
-		next_random(f);
 }
 
 void probe_fsm_believe(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
@@ -85,8 +74,8 @@ static void succeeded(struct probe_fsm *f, const struct probe_fsm_config *cfg, c
 	}
 	f->verified = true;
 	snprintf(f->reason, sizeof(f->reason), "%s", reason);
-	f->next_ns = now + cfg->interval_ns -
-		     any_part(f, first ? cfg->interval_ns : cfg->interval_ns / 8);
+	f->next_ns =
+		now + cfg->interval_ns - any_part(first ? cfg->interval_ns : cfg->interval_ns / 8);
 }
 
 static void failed(struct probe_fsm *f, const struct probe_fsm_config *cfg, const char *reason,
@@ -108,7 +97,7 @@ static void failed(struct probe_fsm *f, const struct probe_fsm_config *cfg, cons
 	pause = backoff_pause(f->failures, cfg->backoff_min_ns, cfg->backoff_max_ns);
 	if (f->state == DMSG_SEGMENT_STATE_READY)
 		pause = dray_min(pause, cfg->interval_ns);
-	f->next_ns = f->again ? now : now + backoff_spread(pause, next_random(f));
+	f->next_ns = f->again ? now : now + backoff_spread(pause);
 }
 
 enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct probe_fsm_config *cfg,
@@ -145,12 +134,12 @@ void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *
 
 	if (f->in_flight || f->next_ns <= now + limit)
 		return;
-	f->next_ns = now + limit - any_part(f, limit);
+	f->next_ns = now + limit - any_part(limit);
 }
 
 void probe_fsm_put_off(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
 {
 	if (f->in_flight || f->next_ns > now || f->failures || f->state != DMSG_SEGMENT_STATE_READY)
 		return;
-	f->next_ns = now + any_part(f, cfg->interval_ns);
+	f->next_ns = now + any_part(cfg->interval_ns);
 }

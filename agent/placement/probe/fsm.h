@@ -39,12 +39,11 @@ struct probe_fsm {
 	uint32_t failures;       /* in a row */
 	uint64_t probes, failed; /* in all that ended */
 	int64_t latency_ns;      /* of the last success; 0: none was */
-	uint64_t random;
 	char reason[DRAY_ERR_MSG_MAX]; /* what the last probe that ended found */
 };
 
-/* UNKNOWN, due at once. random: any number, another for each machine. */
-void probe_fsm_init(struct probe_fsm *f, uint64_t random, int64_t now);
+/* UNKNOWN, due at once. */
+void probe_fsm_init(struct probe_fsm *f, int64_t now);
 
 /*
  * What was known before a restart: READY or LOST, due at once, and not verified until a probe finds the same or

@@ -62,7 +62,7 @@ struct prober {
 	uint32_t n_watches, in_flight;
 	int64_t armed_ns;    /* for what is due then; INT64_MAX: off */
 	int64_t expected_ns; /* when the timer should fire, then */
-	uint64_t probes, failures, random;
+	uint64_t probes, failures;
 };
 
 static int64_t now_ns(struct prober *p)
@@ -310,12 +310,6 @@ struct watch *watch_free(struct watch *w)
 	return NULL;
 }
 
-static uint64_t next_random(struct prober *p)
-{
-	p->random += 0x9e3779b97f4a7c15u;
-	return p->random;
-}
-
 int prober_watch_known(struct prober *p, const struct probe_target *target,
 		       enum dmsg_segment_state state, void *owner, struct watch **ret,
 		       struct dray_err *reterr)
@@ -337,7 +331,7 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 	dray_list_init(&w->queue);
 	dray_list_add(&p->watches, &w->link);
 	p->n_watches++;
-	probe_fsm_init(&w->fsm, next_random(p), now);
+	probe_fsm_init(&w->fsm, now);
 	probe_fsm_believe(&w->fsm, state, now);
 	plan(w);
 	arm(p);
@@ -400,7 +394,6 @@ int prober_new(struct prober **ret, const struct prober_deps *deps, struct dray_
 		.peers = deps->peers,
 	};
 	p->armed_ns = INT64_MAX;
-	p->random = (uint64_t)dray_now().ns;
 	dray_list_init(&p->watches);
 	for (unsigned i = 0; i < BUCKETS; i++)
 		dray_list_init(&p->buckets[i]);

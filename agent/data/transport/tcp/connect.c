@@ -14,19 +14,9 @@
 
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
+#include "lib/backoff.h"
 
 #define GIVE_UP_ATTEMPTS 3
-
-static uint64_t random_next(struct tcp *t)
-{
-	uint64_t x = t->random;
-
-	/* xorshift64: spreads retries over time, guards nothing */
-	x ^= x << 13;
-	x ^= x >> 7;
-	x ^= x << 17;
-	return t->random = x;
-}
 
 static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 {
@@ -41,16 +31,12 @@ void tcp_connect_failed(struct tcp_channel *ch)
 {
 	struct tcp *t = tcp_of(ch);
 	struct core *c = t->c;
-	int64_t pause = c->cfg.backoff_min_ns;
+	int64_t pause;
 
 	if (!ch->fails++)
 		ch->failing_since_ns = c->now_ns;
-	for (uint32_t i = 1; i < ch->fails && pause < c->cfg.backoff_max_ns; i++)
-		pause *= 2;
-	pause = dray_min(pause, c->cfg.backoff_max_ns);
-	pause = dray_max(pause, (int64_t)DRAY_NS_PER_MS);
-	pause = pause / 2 + (int64_t)(random_next(t) % (uint64_t)pause);
-	ch->connect_ns = c->now_ns + pause;
+	pause = backoff_pause(ch->fails, c->cfg.backoff_min_ns, c->cfg.backoff_max_ns);
+	ch->connect_ns = c->now_ns + backoff_spread(dray_max(pause, (int64_t)DRAY_NS_PER_MS));
 	tcp_timer(t, ch->connect_ns);
 	if (!ch->n_open && ch->fails >= GIVE_UP_ATTEMPTS &&
 	    c->now_ns - ch->failing_since_ns >= c->cfg.connect_timeout_ns)

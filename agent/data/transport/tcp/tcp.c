@@ -14,7 +14,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "agent/data/transfer/xfer.h"
 #include "lib/assert.h"
@@ -55,9 +54,6 @@ static int tcp_init(struct core *c, void **ret_state)
 		dray_list_init(&t->ready[i]);
 		dray_list_init(&t->pulling[i]);
 	}
-	if (getrandom(&t->random, sizeof(t->random), GRND_NONBLOCK) != (ssize_t)sizeof(t->random))
-		t->random = (uint64_t)(uintptr_t)t ^ (uint64_t)c->now_ns;
-	t->random |= 1;
 	/*
 	 * A size set by hand turns autotuning off and is cut to net.core.*mem_max, by default far below what
 	 * autotuning reaches: then the kernel does better alone.

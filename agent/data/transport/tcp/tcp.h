@@ -190,7 +190,6 @@ struct tcp {
 	int64_t latency_ns; /* bulk takes short turns until then */
 	int64_t timer_ns;   /* when tick() has something to do */
 	uint64_t next_stream;
-	uint64_t random;
 	uint8_t **pool; /* free buffers; the last was used last */
 	uint32_t pool_n, pool_cap, pool_size, pool_low;
 	bool set_send_buffer, set_receive_buffer;
