@@ -82,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check(!strcmp(a, b));
 	}
 	/* may contradict itself, but not crash */
-	config_cross_check(&first, &e);
+	config_cross_check(&first, NULL, &e);
 	config_deinit(&first);
 	config_deinit(&second);
 	return 0;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The preferred segment of a node outlives the agent, at whatever change of the database it is killed. */
-#include "agent/segment/segments.h"
+#include "agent/placement/segment/segments.h"
 
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/peer/peer_internal.h"
 #include "tests/unit/probe_server.h"
 
 #define LIMIT_MS 20000
@@ -78,7 +77,6 @@ void state_info(struct state *s, struct state_info *ret)
 struct agent {
 	sd_event *event;
 	struct dray_config cfg;
-	struct peers peers;
 	struct hints *hints;
 	struct segments *segments;
 	enum dmsg_segment_state seen; /* the last state that was reported */
@@ -152,7 +150,7 @@ static void agent_open(struct agent *a, const struct content *found)
 	assert_int_equal(segments_new(&a->segments,
 				      &(struct segments_deps){ .event = a->event,
 							       .cfg = &a->cfg,
-							       .peers = &a->peers,
+							       .own_segment = "",
 							       .hints = a->hints,
 							       .up = &upcalls,
 							       .arg = a },
@@ -160,7 +158,7 @@ static void agent_open(struct agent *a, const struct content *found)
 			 0);
 	assert_int_equal(segments_start(a->segments, &err), 0);
 	restore(a, found);
-	segments_links_changed(a->segments, &links);
+	segments_links_changed(a->segments, &links, "");
 }
 
 static void agent_finds_listener(struct agent *a)
