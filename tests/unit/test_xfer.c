@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/fault.h"
+#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"

@@ -43,7 +43,6 @@ struct peer_link;
 struct rail_keys;
 struct xfer;
 struct flow;
-struct xfer_session;
 struct transport_ops;
 
 /* A published object in this worker: the view, and how many transfers and slices hold it. */
@@ -106,6 +105,16 @@ struct channel {
 
 struct xfer_op {
 	uint64_t local, remote, length;
+};
+
+/* A session as transfers know it; embedded in the worker's own. */
+struct xfer_session {
+	dray_handle handle, group;
+	struct session_shared *shared; /* quotas */
+	struct dray_list xfers;
+	struct dray_list flows;
+	uint32_t slices[2]; /* in flight, by class */
+	uint32_t ops;       /* in flight */
 };
 
 #define XFER_OPS_INLINE 4

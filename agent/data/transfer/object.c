@@ -5,8 +5,6 @@
 #include <stdlib.h>
 
 #include "agent/model/keys.h"
-#include "agent/data/transfer/xfer.h"
-#include "agent/data/transfer/transport.h"
 
 /* Slot = index of the handle; a chain, since a slot may be used anew while its last object is being dropped. */
 struct object_table {
@@ -86,7 +84,7 @@ int object_publish(struct core *c, const struct object_view *view)
 	return 0;
 }
 
-static struct object *find(struct core *c, enum object_kind kind, dray_handle handle)
+struct object *object_find(struct core *c, enum object_kind kind, dray_handle handle)
 {
 	struct object_table *t = &c->objects->tables[kind];
 	uint32_t i = dray_handle_index(handle);
@@ -102,7 +100,7 @@ static struct object *find(struct core *c, enum object_kind kind, dray_handle ha
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 		     struct rail_keys *keys)
 {
-	struct object *o = find(c, kind, handle);
+	struct object *o = object_find(c, kind, handle);
 	struct rail_keys *former = o ? o->keys : keys;
 
 	if (o)
@@ -112,7 +110,7 @@ void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle)
 {
-	struct object *o = find(c, kind, handle);
+	struct object *o = object_find(c, kind, handle);
 
 	return o && !o->drop_code ? o : NULL;
 }
@@ -142,33 +140,9 @@ void object_release(struct core *c, struct object *o)
 		finish(c, o);
 }
 
-static bool uses(const struct xfer *x, const struct object *o)
-{
-	return x->local == o || x->remote == o || x->target == o || x->wait.region == o ||
-	       x->set.region == o;
-}
-
-static void stop_user(struct core *c, struct xfer *x, void *arg)
-{
-	struct object *o = arg;
-
-	if (uses(x, o))
-		xfer_stop(c, x, o->drop_code, NULL, o->drop_urgent);
-}
-
-static void drop_users(struct core *c, struct object *o)
-{
-	object_hold(o);
-	xfers_each(c, stop_user, o);
-	for (unsigned i = 0; i < c->n_transports; i++)
-		if (c->transports[i]->drop)
-			c->transports[i]->drop(c, c->transport_state[i], o);
-	object_release(c, o);
-}
-
 uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle)
 {
-	const struct object *o = find(c, kind, handle);
+	const struct object *o = object_find(c, kind, handle);
 
 	if (o)
 		return o->drop_code;
@@ -176,46 +150,4 @@ uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle han
 		if (c->objects->graves[i].handle == handle)
 			return c->objects->graves[i].code;
 	return 0;
-}
-
-void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-		 bool urgent)
-{
-	struct object *o = object_get(c, kind, handle);
-
-	if (!o) {
-		c->up->object_dropped(c, kind, handle);
-		return;
-	}
-	o->drop_code = code;
-	o->drop_urgent = urgent;
-	drop_users(c, o);
-}
-
-void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code)
-{
-	struct object *o = object_get(c, kind, handle);
-
-	if (!o) {
-		c->up->object_dropped(c, kind, handle);
-		return;
-	}
-	o->drop_code = code;
-	o->retired = true;
-	object_hold(o);
-	object_release(c, o);
-}
-
-void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-			  bool urgent)
-{
-	struct object *o = find(c, kind, handle);
-
-	if (!o || !o->drop_code || o->drop_urgent || (!o->retired && !urgent))
-		return;
-	if (o->retired)
-		o->drop_code = code;
-	o->retired = false;
-	o->drop_urgent = urgent;
-	drop_users(c, o);
 }

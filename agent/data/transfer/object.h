@@ -15,25 +15,14 @@ int object_publish(struct core *c, const struct object_view *view);
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 		     struct rail_keys *keys);
 
-/* NULL if unknown, stale or being dropped. */
+/* NULL if unknown or stale. */
+struct object *object_find(struct core *c, enum object_kind kind, dray_handle handle);
+
+/* The same; NULL, too, while it is being dropped. */
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle);
 
 /* Why an object that object_get() refuses is being dropped, or lately was; 0 if it is unknown. */
 uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle);
-
-/*
- * Starts to drop: new use is refused, transfers and slices that hold it are stopped with `code`; when the
- * last is gone up->object_dropped runs (possibly from inside this call). Unknown handles answer at once.
- */
-void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-		 bool urgent);
-
-/* The same, but what holds it may finish. */
-void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code);
-
-/* What is being retired is stopped after all, or a drop becomes urgent. Has no answer of its own. */
-void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-			  bool urgent);
 
 static inline void object_hold(struct object *o)
 {

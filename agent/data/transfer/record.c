@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/data/transfer/record.h"
 
-#include "agent/data/transfer/xfer.h"
 #include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
+
+void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
+{
+	for (; x->phase < phase; x->phase++) {
+		x->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
+		x->phase_ns[x->phase + 1] = now_ns;
+	}
+}
 
 void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
 		 int64_t now_ns)

@@ -6,6 +6,9 @@
 #include "agent/data/transfer/core.h"
 #include "agent/model/record.h"
 
+/* It goes over to that phase now. */
+void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns);
+
 struct records {
 	uint64_t n; /* ever; the last RECORDS_MAX of them are there */
 	struct transfer_record v[RECORDS_MAX];

@@ -11,6 +11,7 @@
 
 #include "lib/fault.h"
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/record.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/peer_link.h"
@@ -102,14 +103,6 @@ static void drop_link(struct xfer *x)
 	if (x->link)
 		link_let_go(x->link);
 	x->link = NULL;
-}
-
-void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
-{
-	for (; x->phase < phase; x->phase++) {
-		x->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
-		x->phase_ns[x->phase + 1] = now_ns;
-	}
 }
 
 /* What it was goes on record, and to the control thread where it is wanted there. */

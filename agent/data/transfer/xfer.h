@@ -6,18 +6,9 @@
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/ops_store.h"
 #include "agent/model/quota.h"
-#include "agent/data/transfer/record.h"
 #include "lib/err.h"
 
-/* A session as transfers know it; embedded in the worker's own. */
-struct xfer_session {
-	dray_handle handle, group;
-	struct session_shared *shared; /* quotas */
-	struct dray_list xfers;
-	struct dray_list flows;
-	uint32_t slices[2]; /* in flight, by class */
-	uint32_t ops;       /* in flight */
-};
+struct records;
 
 void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared);
 
@@ -59,9 +50,6 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 
 /* Calls transfers that pass their deadline or wait word; returns when to call again at the latest (ns, INT64_MAX: never). */
 int64_t xfers_tick(struct core *c);
-
-/* It goes over to that phase now. */
-void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns);
 
 /* What became of the last transfers. */
 const struct records *xfers_records(const struct core *c);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/record.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/peer_link.h"

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/record.h"
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/rdma/window.h"

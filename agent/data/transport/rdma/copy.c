@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "agent/data/transport/stage/serve_walk.h"
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 #include "agent/data/transport/stage/stage.h"
 
 /* A copy while a worker carries it out. */

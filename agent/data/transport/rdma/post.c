@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "lib/fault.h"
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 
 int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transport `rdma`: the ops table, peers, rails, and the order of work in a turn. */
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * Ending a slice can end its transfer, which can stop others; so slices are first taken out of everything
  * into a list, and ended when the queues are in order again.
  */
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 
 void rdma_post_lose(struct rdma_post *p, uint32_t code)
 {

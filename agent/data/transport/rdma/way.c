@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which way a transfer goes: straight, staged here, through the owner's window, both; or not by RDMA, and why. */
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 
 static const struct rail_keys *window_keys(const struct rdma_peer *peer, const struct xfer *x)
 {

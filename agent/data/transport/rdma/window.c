@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/rdma/internal.h"
 #include "lib/assert.h"
 
 /* There are as many buffers as make a pipeline, even if slices are long; more than that do not make it faster. */

@@ -12,8 +12,8 @@
  * are (stage_post.h). Memory of the peer's that none of its devices knows is reached by a window (rdma_window.h).
  * A device may use such a buffer for longer than its slice lives: then the entry keeps it.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_RDMA_RDMA_H
-#define DRAY_AGENT_DATA_TRANSPORT_RDMA_RDMA_H
+#ifndef DRAY_AGENT_DATA_TRANSPORT_RDMA_INTERNAL_H
+#define DRAY_AGENT_DATA_TRANSPORT_RDMA_INTERNAL_H
 
 #include <infiniband/verbs.h>
 
