@@ -75,8 +75,9 @@ static void change(void)
 	control_session_closed(fake.agent.control, 7, "caf\xc3\xa9 \xff", "why \xc0");
 	control_rail_changed(fake.agent.control, "rxe0", 1, "up", "down", "gone");
 	control_peer_changed(fake.agent.control, 1, "10.0.0.1:7411", "ready", "closed", "\xff");
-	control_event_added(fake.agent.control, history_add(fake.agent.history, HISTORY_RAIL,
-							    "\xff", "a", "b", "\xf0"));
+	fake.agent.signals_up->event_added(fake.agent.control,
+					   history_add(fake.agent.history, HISTORY_RAIL, "\xff",
+						       "a", "b", "\xf0"));
 }
 
 static void play(int fd, const uint8_t *p, size_t n)

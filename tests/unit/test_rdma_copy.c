@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owning side of windows in a worker: what a peer may have copied, and that nothing moves after it is over. */
+#include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_gpu_fixture.h"
 
 #define GRANTED 8192u /* where the grant begins in the region */

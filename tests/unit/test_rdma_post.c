@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transport rdma: what is posted, how it ends, and where it goes when there is no way. */
+#include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_fixture.h"
 
 /* --- posting --------------------------------------------------------------------------------------- */

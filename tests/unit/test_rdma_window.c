@@ -3,6 +3,7 @@
  * The importing side of windows. The peer's memory as RDMA devices reach it is the window; what it was asked to copy the test
  * copies, between that and the memory that is meant, when it says so.
  */
+#include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_gpu_fixture.h"
 
 #define WINDOW 7

@@ -8,6 +8,7 @@
 #include "lib/fault.h"
 #include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/record.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"
 
