@@ -10,6 +10,8 @@
 #   make install      DESTDIR= PREFIX=/usr/local
 #   make deps         install what demo and check need
 #   make fmt lint gen format the C sources; check the rules; run the schema's generator
+#   make hooks        refuse commits of C files that are not formatted
+#   make compile_commands.json   for clangd
 #   make clean        remove what was built; distclean also removes the fetched kernel
 #
 # Settings: CC=gcc|clang, WERROR=1, V=1 (show commands), CFLAGS, LDFLAGS (added to ours), JOBS.
@@ -74,7 +76,7 @@ LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -ljansson -l
 LIBS_ctl := -lsystemd -ljansson $(LIBS_netdetect)
 LIBS_test := -lcmocka
 
-.PHONY: all demo check bench bench-vm install deps fmt lint gen clean distclean tests tools help
+.PHONY: all demo check bench bench-vm install deps fmt hooks lint gen clean distclean tests tools help
 all: $(PROGRAMS) $(LIBRARIES) $(GENERATED)
 
 help:
@@ -239,6 +241,14 @@ FORMATTED = $(shell find lib agent gpu netdetect client ctl tests schema -name '
 fmt:
 	$(if $(FORMATTED),clang-format -i $(FORMATTED))
 	clang-format -i gpu/cuda/copy.cu
+
+# Checks formatting at each commit of this clone.
+hooks:
+	git config core.hooksPath scripts/hooks
+
+# For clangd and other tools that want to know how each file is compiled.
+compile_commands.json: $(B)/flags $(B)/sources
+	scripts/compile-commands '$(CC) $(CFLAGS_all) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
 
 lint: check-lint
 
