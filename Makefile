@@ -248,7 +248,7 @@ hooks:
 
 # For clangd and other tools that want to know how each file is compiled.
 compile_commands.json: $(B)/flags $(B)/sources
-	scripts/compile-commands '$(CC) $(CFLAGS_all) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
+	$(Q)scripts/compile-commands '$(CC) $(CFLAGS_all) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
 
 lint: check-lint
 
