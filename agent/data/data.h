@@ -18,15 +18,15 @@
 /* Longest wait for a worker's thread to end. */
 #define WORKER_QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
-struct crew;
+struct workshare;
 struct peer_link;
 struct worker;
 
 struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
 	unsigned n;
-	struct crew *crew;      /* NULL: each works alone */
-	struct dray_list drops; /* broadcasts that wait for answers */
+	struct workshare *workshare; /* NULL: each works alone */
+	struct dray_list drops;      /* broadcasts that wait for answers */
 	struct dray_list peer_downs;
 	unsigned next; /* worker to pick */
 };

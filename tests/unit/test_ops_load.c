@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "lib/fault.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_read.h"
 #include "lib/cleanup.h"
@@ -29,7 +29,7 @@ static struct {
 	struct rig_session session;
 	struct object_view view;
 	struct object object;
-	struct crew *crew;
+	struct workshare *workshare;
 	int fds[2];
 	_Atomic bool stop;
 	_Atomic unsigned helped;
@@ -45,9 +45,9 @@ static void *help(void *arg)
 	uint64_t bytes;
 
 	while (!atomic_load(&t.stop))
-		if (crew_help(t.crew, 1, &member, &bytes) == CREW_HELPED)
+		if (workshare_help(t.workshare, 1, &member, &bytes) == WORKSHARE_HELPED)
 			atomic_fetch_add(&t.helped, 1);
-	crew_leave(t.crew, &member);
+	workshare_leave(t.workshare, &member);
 	return arg;
 }
 
@@ -64,10 +64,10 @@ static int set_up(void **state)
 	t.room = calloc(N, sizeof(*t.room));
 	t.alone = calloc(N, sizeof(*t.alone));
 	assert_true(t.room && t.alone);
-	assert_int_equal(crew_new(&t.crew, 2, 1), 0);
+	assert_int_equal(workshare_new(&t.workshare, 2, 1), 0);
 	for (unsigned i = 0; i < 2; i++) {
 		t.fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		assert_int_equal(crew_join(t.crew, i, t.fds[i]), 0);
+		assert_int_equal(workshare_join(t.workshare, i, t.fds[i]), 0);
 	}
 	return pthread_create(&t.helper, NULL, help, NULL);
 }
@@ -76,7 +76,7 @@ static int tear_down(void **state)
 {
 	atomic_store(&t.stop, true);
 	pthread_join(t.helper, NULL);
-	crew_free(t.crew);
+	workshare_free(t.workshare);
 	close(t.fds[0]);
 	close(t.fds[1]);
 	close(t.memory);
@@ -100,7 +100,7 @@ static void list_make(uint32_t n)
 		put(i, i * 40503ull % N * STRIDE, i * 30011ull % N * STRIDE, 1 + i % 4096);
 }
 
-static int load(struct crew *crew, struct xfer_op *room, uint32_t n, struct xfer *ret,
+static int load(struct workshare *workshare, struct xfer_op *room, uint32_t n, struct xfer *ret,
 		struct dray_err *err)
 {
 	struct xfer_request r = { .ops = t.wire, .n_ops = n };
@@ -108,7 +108,7 @@ static int load(struct crew *crew, struct xfer_op *room, uint32_t n, struct xfer
 	*ret = (struct xfer){
 		.session = &t.session.xs, .local = &t.object, .remote = &t.object, .ops = room
 	};
-	t.rig.core.crew = crew;
+	t.rig.core.workshare = workshare;
 	return ops_load(&t.rig.core, ret, &r, err);
 }
 
@@ -117,7 +117,7 @@ static int both(uint32_t n)
 {
 	struct dray_err a = DRAY_ERR_NULL, b = DRAY_ERR_NULL;
 	struct xfer x, y;
-	int ret = load(t.crew, t.room, n, &x, &a);
+	int ret = load(t.workshare, t.room, n, &x, &a);
 
 	assert_int_equal(load(NULL, t.alone, n, &y, &b), ret);
 	assert_int_equal(a.code, b.code);
@@ -197,14 +197,14 @@ static void neighbours(void **state)
 		put(places[i] - 1, 0, STRIDE, 100);
 		put(places[i], 100, STRIDE + 100, 50);
 		assert_int_equal(both(N), 0);
-		assert_int_equal(load(t.crew, t.room, N, &x, &err), 0);
+		assert_int_equal(load(t.workshare, t.room, N, &x, &err), 0);
 		assert_int_equal(x.n_ops, N - 1);
 		assert_int_equal(t.room[places[i] - 1].length, 150);
 	}
 	for (uint32_t i = 0; i < N; i++)
 		put(i, i * 16, i * 16, 16);
 	assert_int_equal(both(N), 0);
-	assert_int_equal(load(t.crew, t.room, N, &x, &err), 0);
+	assert_int_equal(load(t.workshare, t.room, N, &x, &err), 0);
 	assert_int_equal(x.n_ops, 1);
 }
 

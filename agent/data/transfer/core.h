@@ -34,7 +34,7 @@
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
 
 struct core;
-struct crew;
+struct workshare;
 struct gpu_worker;
 struct stage;
 struct stage_buffer;
@@ -234,8 +234,8 @@ struct core {
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;
-	struct crew *
-		crew; /* workers that help each other (agent/data/transfer/crew.h); NULL: this one works alone */
+	struct workshare *
+		workshare; /* workers that help each other (agent/data/transfer/workshare.h); NULL: this one works alone */
 	struct gpu_worker *gpu; /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
 	struct stage *stage;    /* agent/data/transport/stage/stage.h */
 };

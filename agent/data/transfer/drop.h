@@ -6,16 +6,16 @@
 #include "agent/data/transfer/core.h"
 
 /*
- * Starts to drop: new use is refused, transfers and slices that hold it are stopped with `code`; when the
- * last is gone up->object_dropped runs (possibly from inside this call). Unknown handles answer at once.
+ * Drops the object: new use is refused, and transfers and slices that hold it are stopped with `code`. When the last of
+ * them has ended up->object_dropped runs, possibly inside this call. For an unknown handle it runs at once.
  */
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
 		 bool urgent);
 
-/* The same, but what holds it may finish. */
+/* The same, but transfers and slices that hold the object may finish. */
 void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code);
 
-/* What is being retired is stopped after all, or a drop becomes urgent. Has no answer of its own. */
+/* Stops the users of an object that is being retired, or makes a drop urgent. It has no answer of its own. */
 void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
 			  bool urgent);
 

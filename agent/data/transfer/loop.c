@@ -37,7 +37,7 @@ void loop_del(struct loop *l, struct loop_source *s)
 		return;
 	epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, s->fd, NULL);
 	s->fd = -1;
-	/* what this turn still holds for it must not reach freed memory */
+	/* the source may be freed: drop its events of this turn */
 	for (int i = l->batch_i; i < l->batch_n; i++)
 		if (l->batch[i].data.ptr == s)
 			l->batch[i].data.ptr = NULL;
@@ -49,7 +49,7 @@ int loop_turn(struct loop *l, int64_t timeout_ns)
 			       .tv_nsec = timeout_ns % 1000000000 };
 	int n;
 
-	/* a wait of no time is the common case: the older call is the cheaper one */
+	/* most turns do not wait, and epoll_wait is cheaper than epoll_pwait2 */
 	if (timeout_ns == 0)
 		n = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, 0);
 	else

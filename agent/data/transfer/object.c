@@ -6,24 +6,24 @@
 
 #include "agent/model/keys.h"
 
-/* Slot = index of the handle; a chain, since a slot may be used anew while its last object is being dropped. */
+/* The slot is the index of the handle. It holds a chain, because its next object may come while the last one is being dropped. */
 struct object_table {
 	struct object **slots;
 	uint32_t n;
 };
 
-/* The last remotes that were lost: who still names one is told why. */
-#define GRAVES 256
+/* The remotes that were lost last, so that a request which names one is told why. */
+#define LOST_MAX 256
 
-struct grave {
+struct lost_remote {
 	dray_handle handle;
 	uint32_t code;
 };
 
 struct objects {
 	struct object_table tables[OBJECT_KIND_N];
-	struct grave graves[GRAVES];
-	unsigned grave_at;
+	struct lost_remote lost[LOST_MAX];
+	unsigned lost_at;
 };
 
 int objects_init(struct core *c)
@@ -124,11 +124,11 @@ static void finish(struct core *c, struct object *o)
 	while (*at != o)
 		at = &(*at)->next;
 	*at = o->next;
-	/* one that its own session let go of is simply not there any more */
+	/* a remote that its own session released is unknown, not lost */
 	if (kind == OBJECT_REMOTE && o->drop_code != DRAY_E_CANCELLED &&
 	    o->drop_code != DRAY_E_SESSION_CLOSED)
-		c->objects->graves[c->objects->grave_at++ % GRAVES] =
-			(struct grave){ handle, o->drop_code };
+		c->objects->lost[c->objects->lost_at++ % LOST_MAX] =
+			(struct lost_remote){ handle, o->drop_code };
 	rail_keys_unref(o->keys);
 	free(o);
 	c->up->object_dropped(c, kind, handle);
@@ -146,8 +146,8 @@ uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle han
 
 	if (o)
 		return o->drop_code;
-	for (unsigned i = 0; kind == OBJECT_REMOTE && i < GRAVES; i++)
-		if (c->objects->graves[i].handle == handle)
-			return c->objects->graves[i].code;
+	for (unsigned i = 0; kind == OBJECT_REMOTE && i < LOST_MAX; i++)
+		if (c->objects->lost[i].handle == handle)
+			return c->objects->lost[i].code;
 	return 0;
 }

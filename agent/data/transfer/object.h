@@ -11,17 +11,17 @@ void objects_deinit(struct core *c);
 /* Publishes a view (borrowed until object_dropped). 0 or -ENOMEM. */
 int object_publish(struct core *c, const struct object_view *view);
 
-/* The object's keys from now on (NULL: none); the reference is consumed. An object that is gone has none. */
+/* Sets the object's keys (NULL: none). The reference is consumed, also if the object is unknown. */
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 		     struct rail_keys *keys);
 
-/* NULL if unknown or stale. */
+/* The object, also while it is being dropped. NULL: unknown or stale. */
 struct object *object_find(struct core *c, enum object_kind kind, dray_handle handle);
 
-/* The same; NULL, too, while it is being dropped. */
+/* The object, or NULL: unknown, stale or being dropped. */
 struct object *object_get(struct core *c, enum object_kind kind, dray_handle handle);
 
-/* Why an object that object_get() refuses is being dropped, or lately was; 0 if it is unknown. */
+/* Why an object that object_get() refuses is being dropped or was lost; 0: unknown. */
 uint32_t object_drop_code(struct core *c, enum object_kind kind, dray_handle handle);
 
 static inline void object_hold(struct object *o)

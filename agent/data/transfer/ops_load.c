@@ -5,45 +5,45 @@
 #include <string.h>
 
 #include "lib/fault.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_read.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "lib/cleanup.h"
 
-/* Operations that are read and checked at a time: a copy that stays near. */
+/* Operations that are read and checked together, so that the copy stays in the first-level cache. */
 #define OPS_CHUNK 64u
 /*
- * A task is what a worker reads in some 2 us. A list of that many is shared with one other worker, if that is awake; it
- * is woken where the list is long, or one of lists that follow each other. Two halve the time; more would mostly wait.
+ * A worker reads a task in about 2 us. A list of SHARED_TASKS_MIN tasks and more is shared with one other worker that is awake. A
+ * sleeping one is woken if the list is long, or if lists follow each other. Two workers halve the time; more would mostly wait.
  */
 #define SHARED_TASKS (DMSG_OPS_MAX / OPS_READ_MAX)
 #define SHARED_TASKS_MIN 3u
-/* Operations that are longer on average take any device longer than one worker takes to read them. */
+/* If operations are longer on average, every device takes longer to move them than one worker takes to read them. */
 #define SHARED_BYTES 8192u
 #define SHARED_HELPERS 1u
 #define WAKE_TASKS 16u
 #define WAKE_FOLLOWS_NS 50000
 
-/* Operations as far as they are checked. */
+/* The operations that are checked so far. */
 struct ops_checked {
-	struct ops_bounds bounds; /* with where the last one ended */
+	struct ops_bounds bounds; /* and where the last one ended */
 	struct ops_seen seen;
 	uint32_t n; /* after merging */
 };
 
-/* Not empty, and inside of both sides. */
+/* Not empty, and inside both sides. */
 static inline bool op_fits(const struct ops_bounds *b, const struct dmsg_op *op)
 {
-	/* one below 0 is more than any length */
+	/* an empty operation wraps around, and exceeds every length */
 	return op->length - 1 < dray_min(b->local_length, b->remote_length) &&
 	       op->local <= b->local_length - op->length &&
 	       op->remote <= b->remote_length - op->length;
 }
 
 /*
- * Checks n operations, which are in wire form behind those that are checked, and merges them, in place. Returns n, or the
- * first that is refused. Struct xfer_op has the size of the wire form.
+ * Checks n operations, which lie in wire form after the checked ones, and merges them in place. Returns n, or the index of the
+ * first one that is refused. Struct xfer_op has the size of the wire form.
  */
 static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint32_t n)
 {
@@ -71,7 +71,7 @@ static uint32_t ops_check(struct ops_checked *checked, struct xfer_op *ops, uint
 	return i;
 }
 
-/* The next n are good as they stand. False: they add up to too much. */
+/* Takes the next n operations, which need no check. False: the sum of their bytes overflows. */
 static bool ops_take(struct ops_checked *k, const struct xfer_op *ops, uint32_t n,
 		     const struct ops_seen *seen)
 {
@@ -94,18 +94,22 @@ static int ops_refuse(const struct ops_checked *k, const void *wire, uint32_t i,
 
 	dmsg_op_get(wire, &op);
 	if (op_fits(&k->bounds, &op))
-		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-				    "the operations add up to too much");
+		return dray_err_set(
+			reterr, -ERANGE, DRAY_E_RANGE,
+			"the bytes of the operations overflow 64 bits; split the transfer");
 	return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-			    "operation %u {%llu, %llu, %llu} is empty or passes the region (%llu) "
-			    "or the remote (%llu)",
+			    "operation %u {%llu, %llu, %llu} is empty, or exceeds the region (%llu "
+			    "bytes) or the remote (%llu bytes)",
 			    i, (unsigned long long)op.local, (unsigned long long)op.remote,
 			    (unsigned long long)op.length,
 			    (unsigned long long)k->bounds.local_length,
 			    (unsigned long long)k->bounds.remote_length);
 }
 
-/* Behind those that are checked: 1, good as they stand; 0: to be looked at; -EFAULT. *ret_n: so many of at most n. */
+/*
+ * Copies up to n operations after the checked ones; *ret_n: how many. 1: they need no check and are taken; 0: they must be
+ * validated; -EFAULT.
+ */
 static int ops_copy(struct ops_checked *k, struct xfer_op *ops, const struct xfer_request *r,
 		    uint32_t from, uint32_t n, uint32_t *ret_n)
 {
@@ -125,20 +129,19 @@ static int ops_copy(struct ops_checked *k, struct xfer_op *ops, const struct xfe
 	return 0;
 }
 
-/* --- with others ----------------------------------------------------------------------------------- */
-
-/* A list that is read by several workers at once, each a task at a time. */
+/* A list that several workers read at once, one task at a time. */
 struct shared_reading {
 	const uint8_t *wire;
 	struct xfer_op *ops;
 	struct ops_bounds bounds;
-	int result[SHARED_TASKS]; /* as ops_read() says */
+	int result[SHARED_TASKS]; /* of ops_read() */
 	struct ops_seen seen[SHARED_TASKS];
 };
 
-_Static_assert(SHARED_TASKS <= CREW_TASKS_MAX, "a job has room for the tasks of the longest list");
+_Static_assert(SHARED_TASKS <= WORKSHARE_TASKS_MAX,
+	       "a job has room for the tasks of the longest list");
 
-static uint64_t read_task(struct crew_job *j, unsigned task)
+static uint64_t read_task(struct workshare_job *j, unsigned task)
 {
 	struct shared_reading *s = j->arg;
 	size_t first = (size_t)task * OPS_READ_MAX;
@@ -148,15 +151,15 @@ static uint64_t read_task(struct crew_job *j, unsigned task)
 	return 0;
 }
 
-/* The first operation goes on where the one before it ends, on both sides. */
+/* Does the next operation begin where the last checked one ends, on both sides? */
 static bool joins(const struct ops_checked *k, const struct xfer_op *ops)
 {
 	return ops[k->n].local == k->bounds.local_end && ops[k->n].remote == k->bounds.remote_end;
 }
 
 /*
- * Reads what is left of a long list with the help of another worker, as far as it is good as it stands; the rest is for
- * the caller. None is merged so far. 0 or -EFAULT. Waits for the task that the other has in hand, a matter of microseconds.
+ * Reads the rest of a long list with the help of another worker, up to the first task that must be validated; the caller
+ * reads from there. Nothing has been merged so far. 0 or -EFAULT. Waits some microseconds for the helper's task.
  */
 static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
 		       const struct xfer_request *r)
@@ -168,26 +171,26 @@ static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
 			    UINT64_MAX },
 	};
 	uint32_t n = (r->n_ops - k->n) / OPS_READ_MAX;
-	struct crew_job *job;
+	struct workshare_job *job;
 	uint64_t none;
 	bool follows;
 
-	if (!c->crew || n < SHARED_TASKS_MIN || k->seen.bytes / k->n >= SHARED_BYTES)
+	if (!c->workshare || n < SHARED_TASKS_MIN || k->seen.bytes / k->n >= SHARED_BYTES)
 		return 0;
-	job = crew_job(c->crew, c->index);
+	job = workshare_job(c->workshare, c->index);
 	if (!job)
 		return 0;
-	crew_set(job, n, SHARED_HELPERS, read_task, &s);
-	crew_publish(c->crew, c->index, job, -1);
+	workshare_set(job, n, SHARED_HELPERS, read_task, &s);
+	workshare_publish(c->workshare, c->index, job, -1);
 	follows = c->now_ns - c->xfers->shared_ns < WAKE_FOLLOWS_NS;
 	c->xfers->shared_ns = c->now_ns;
 	if (n >= WAKE_TASKS || follows)
-		crew_wake(c->crew, c->index, job, SHARED_HELPERS);
-	while (crew_work(job, &none))
+		workshare_wake(c->workshare, c->index, job, SHARED_HELPERS);
+	while (workshare_work(job, &none))
 		;
-	crew_drain(job);
-	crew_job_put(job);
-	crew_rest(c->crew, c->index);
+	workshare_drain(job);
+	workshare_job_put(job);
+	workshare_rest(c->workshare, c->index);
 	for (uint32_t i = 0; i < n; i++) {
 		if (s.result[i] < 0)
 			return s.result[i];
@@ -198,19 +201,18 @@ static int load_shared(struct core *c, struct ops_checked *k, struct xfer *x,
 	return 0;
 }
 
-/* --- all of it ------------------------------------------------------------------------------------- */
-
 static int no_memory(struct core *c, const struct xfer *x, struct dray_err *reterr)
 {
 	xfer_memory_fault(c, x->session->handle);
-	return dray_err_set(reterr, -EFAULT, DRAY_E_REGION_FAULT,
-			    "the operations lie in arena memory that is not there");
+	return dray_err_set(
+		reterr, -EFAULT, DRAY_E_REGION_FAULT,
+		"the operations lie in arena pages that were removed; write them again");
 }
 
 int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr)
 {
 	struct ops_checked k = {
-		/* where none begins */
+		/* no operation begins there */
 		.bounds = { x->local->view->length, x->remote->view->length, UINT64_MAX,
 			    UINT64_MAX },
 	};
@@ -221,7 +223,7 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 
 		if (ret < 0)
 			return no_memory(c, x, reterr);
-		/* the first of them, all good, show how long they are */
+		/* the first operations tell the average length */
 		if (ret && i == 0 && n == OPS_READ_MAX && load_shared(c, &k, x, r) < 0)
 			return no_memory(c, x, reterr);
 		if (ret) {

@@ -11,14 +11,14 @@ _Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded i
 #ifdef __x86_64__
 #include <immintrin.h>
 
-/* Offsets and lengths below it: then no sum of them, of so many, leaves 63 bits. */
+/* If all offsets and lengths are below this, no sum of OPS_READ_MAX of them exceeds 63 bits. */
 #define SMALL_BITS 52
 #define TOGETHER 4u
 #define LEAST 16u
 #define SIGN (1ull << 63)
 /*
- * The client has just written them: they come from its processor's cache, which is far. So far ahead, bytes, and to the
- * second level, from where more of them can be under way. Beyond what is read may lie anything: nothing of it is used.
+ * The client has just written the list, so it comes from another processor's cache. Prefetch distance in bytes, into the
+ * second level, which allows more requests in flight. The prefetch may pass the end of the list: its data is not used.
  */
 #define AHEAD 4096u
 
@@ -29,7 +29,7 @@ struct reading {
 	struct ops_bounds bounds;
 	struct ops_seen seen;
 	uint64_t all;   /* bits that are set in any offset or length */
-	uint64_t wrong; /* SIGN: some operation is empty or passes an end */
+	uint64_t wrong; /* SIGN set: an operation is empty or exceeds a side */
 	bool joins;
 };
 
@@ -42,7 +42,7 @@ TARGET static inline V vector(uint64_t v)
 	return _mm256_set1_epi64x((long long)v);
 }
 
-/* One load that is not done again: what is looked at is what was copied. */
+/* A load that the compiler cannot repeat: the checked value is the copied one. */
 TARGET static inline V move(uint8_t *to, const uint8_t *from)
 {
 	V v = _mm256_loadu_si256((const void *)from);
@@ -58,7 +58,7 @@ static inline void fetch_ahead(const uint8_t *from)
 	_mm_prefetch((const char *)from + AHEAD + 64, _MM_HINT_T1);
 }
 
-/* In turn a 64-bit lane of a and one of b, out of each half the first or the second, by the bits of `which`. */
+/* Alternates 64-bit lanes of a and b; the bits of `which` select the first or second lane of each half. */
 #define PICK(a, b, which)    \
 	_mm256_castpd_si256( \
 		_mm256_shuffle_pd(_mm256_castsi256_pd(a), _mm256_castsi256_pd(b), which))
@@ -87,7 +87,7 @@ TARGET static inline uint64_t max_of(V v)
 	return most;
 }
 
-/* Without branches: most lists are good, and there is nothing to be done about one operation. */
+/* Without branches, because most lists are correct and no operation needs a decision of its own. */
 TARGET static void read_avx2(void *arg)
 {
 	struct reading *r = arg;
@@ -107,7 +107,7 @@ TARGET static void read_avx2(void *arg)
 		V l = PICK(first, second, 0xa), f = PICK(first, third, 0x5);
 		V n = PICK(second, third, 0xa);
 		V l_end = _mm256_add_epi64(l, n), f_end = _mm256_add_epi64(f, n);
-		/* ends of those before: the last one comes from the four before */
+		/* ends of the previous operations: the first lane takes the last end of the previous four */
 		V l_turned = _mm256_permute4x64_epi64(l_end, 0x93);
 		V f_turned = _mm256_permute4x64_epi64(f_end, 0x93);
 		V l_before = _mm256_blend_epi32(l_turned, near_end, 3);
@@ -141,7 +141,7 @@ int ops_read(struct xfer_op *ops, const uint8_t *wire, uint32_t n, const struct 
 {
 	struct reading r = { .ops = ops, .wire = wire, .n = n, .bounds = *b };
 
-	/* no operation that counts here reaches that far */
+	/* no correct operation reaches beyond SMALL_BITS */
 	r.bounds.local_length = dray_min(b->local_length, 2ull << SMALL_BITS);
 	r.bounds.remote_length = dray_min(b->remote_length, 2ull << SMALL_BITS);
 	if (fault_run(read_avx2, &r) < 0)

@@ -9,7 +9,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
-/* What a segment costs beside its bytes, so that a flow of tiny operations gets no more of a worker than its share. */
+/* Cost of a segment besides its bytes, so that a flow of tiny operations gets only its share of the worker. */
 #define SEGMENT_COST 512
 /* Free slices kept for reuse. */
 #define SLICES_KEPT 128
@@ -101,7 +101,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 		return -ENOMEM;
 	x->flow = f;
 	dray_list_add(&f->xfers, &x->flow_link);
-	/* at its limit of slices the flow stays aside until one comes home */
+	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
 	ch->ops->kick(c, c->transport_state[x->transport_index], ch);
@@ -148,8 +148,8 @@ static struct slice *slice_new(struct core *c)
 }
 
 /*
- * Adds [offset, offset+n) of the region to the iovecs, as far as they go. Returns the bytes added. *extent is
- * where the last search ended: pieces of one layer mostly follow each other.
+ * Adds [offset, offset+n) of the region to the iovecs until they are full. Returns the bytes added. *extent is
+ * where the last search ended, because most pieces of a layer follow each other.
  */
 static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t *extent,
 			  uint64_t offset, uint64_t n)
@@ -183,7 +183,7 @@ static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t
 	return done;
 }
 
-/* Cuts the next slice off the transfer. */
+/* Fills the slice with the next pieces of the transfer. */
 static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
 {
 	const struct region_view *r = (const struct region_view *)x->local->view;
@@ -218,7 +218,7 @@ static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
 	}
 }
 
-/* The same as a stretch of operations, for transports that walk them. */
+/* The same as a range of operations, for transports that walk them. */
 static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64_t max_bytes)
 {
 	uint32_t op = x->cursor.op, end = x->n_ops;
@@ -228,7 +228,7 @@ static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64
 	if (end - op > max_ops)
 		end = op + max_ops;
 	op++;
-	/* as long as the longest, all of them: they need not be looked at */
+	/* all operations have the same length: no need to read each */
 	if (bytes < max_bytes && x->longest * x->n_ops == x->bytes) {
 		uint64_t n = dray_min((max_bytes - bytes + x->longest - 1) / x->longest,
 				      (uint64_t)(end - op));
@@ -264,7 +264,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		}
 		if (f->deficit <= 0) {
 			f->deficit += (int64_t)c->cfg.slice_size;
-			/* a slice of several quanta is paid off round by round, while the others have theirs */
+			/* a slice larger than the quantum is paid off in several rounds, while other flows take their turns */
 			if (f->deficit <= 0) {
 				dray_list_del(&f->link);
 				dray_list_add(&ch->flows, &f->link);
@@ -344,7 +344,7 @@ struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
 	return rest;
 }
 
-/* The session fell below its limit of this class: flows that stood aside go on. */
+/* The session fell below its limit of slices in this class: its flows join their channels again. */
 static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_class class)
 {
 	dray_list_for_each(&s->flows, f, struct flow, session_link) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A transfer holds its objects (regions, remote) and its quota from xfer_start() to its end. `slices`
- * counts what the transport has; xfer_stop() adds one of its own while it calls the transport, so that
- * the transfer cannot end, and be freed, underneath it.
+ * A transfer holds its objects (regions, remote) and its quota from xfer_start() to its end. `slices` counts the slices that
+ * the transport has. xfer_stop() adds one while it calls the transport, so that the transfer cannot be freed inside
+ * the call.
  */
 #include "agent/data/transfer/xfer.h"
 
@@ -17,7 +17,7 @@
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
 
-/* A wait word is looked at this often at first, and less often the longer it takes. */
+/* Interval between looks at a wait word; it grows with the time waited. */
 #define WAIT_POLL_MIN_NS 20000
 #define WAIT_POLL_MAX_NS 1000000
 
@@ -105,17 +105,17 @@ static void drop_link(struct xfer *x)
 	x->link = NULL;
 }
 
-/* What it was goes on record, and to the control thread where it is wanted there. */
+/* Records how the transfer ended, and reports it to the control thread if that is configured. */
 static void xfer_record(struct core *c, const struct xfer *x)
 {
 	struct transfer_record r;
 	int64_t took_ns;
 	bool slow;
 
-	/* the clock anew: a copy may have taken most of this turn */
+	/* not the time of the turn: a copy may have taken most of it */
 	record_make(&r, c, x, dray_now().ns);
 	records_add(c->xfers->records, &r);
-	/* how long its client let it wait is the client's business */
+	/* without the time in which the client had not set the wait word */
 	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
 	if (!r.code) {
 		core_observe(&c->counters->duration[r.transport],
@@ -137,8 +137,8 @@ void xfer_settle(struct core *c, struct xfer *x)
 		xfer_memory_fault(c, x->set.region->view->session);
 	}
 	/*
-	 * The books can wait while a ring's client reads what was put there; a message could wake one that
-	 * looks at them at once.
+	 * A ring's completion goes out before the counters, because it does not wake the client. A message may wake a
+	 * client that reads the counters at once, so it goes out after them.
 	 */
 	if (x->from_ring)
 		c->up->xfer_ended(c, x);
@@ -161,7 +161,7 @@ static void xfer_end(struct core *c, struct xfer *x)
 	struct object *held[] = { x->local, x->remote, x->target, x->wait.region, x->set.region };
 
 	drop_link(x);
-	/* first: telling the client can end its session, and with it all transfers it still has */
+	/* before the client is told, which can end its session and with it all its transfers */
 	xfer_unlink(c->xfers, x);
 	x->session->ops -= x->n_ops_given;
 	quotas_put(x->session->shared);
@@ -177,7 +177,7 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 {
 	const struct transport_ops *ops;
 
-	/* The owner of the remote has the notification already, or will: only death overtakes the answer. */
+	/* The notification may have been delivered: its answer decides, unless the memory goes away. */
 	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
 		return;
 	if (!x->code) {
@@ -203,13 +203,15 @@ static void xfer_complete(struct core *c, struct xfer *x)
 {
 	const struct region_view *local = (const struct region_view *)x->local->view;
 
-	/* whoever is told, or waits for the set word, may look at them at once, by the GPU */
+	/* the GPU may read the bytes as soon as the completion or the set word is seen */
 	if (x->rdma_landed && c->up->flush_rdma(c, local->gpu) < 0) {
-		xfer_stop(c, x, DRAY_E_GPU_LOST,
-			  "what RDMA devices wrote could not be made visible to the GPU", false);
+		xfer_stop(
+			c, x, DRAY_E_GPU_LOST,
+			"the GPU was lost before the bytes that RDMA devices wrote became visible to it",
+			false);
 		return;
 	}
-	/* the notification is a request of the control thread, which may lose the peer meanwhile */
+	/* the control thread sends the notification; it may lose the peer meanwhile */
 	drop_link(x);
 	if (x->notify) {
 		x->state = XFER_NOTIFYING;
@@ -233,7 +235,7 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 	if (!code) {
 		xfer_moved(c, x, bytes);
 	} else if (x->state != XFER_STOPPING) {
-		/* the slice itself still counts, so that this cannot end the transfer twice */
+		/* x->slices still counts this slice, so xfer_stop() cannot end the transfer */
 		xfer_stop(c, x, code, detail, false);
 	}
 	if (--x->slices)
@@ -294,8 +296,8 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code)
 }
 
 /*
- * The end of one can be the end of its session, and with it of others on the list. Looks become rarer with the time since
- * something happened: a transfer came, or a word did, for which others have waited that were submitted ahead.
+ * Ending one transfer can end its session, and with it others on the list. The interval grows with the time since the last
+ * change: a new waiting transfer, or a word that was set (others may have been submitted behind it).
  */
 static int64_t waiting_tick(struct core *c)
 {
@@ -311,8 +313,8 @@ static int64_t waiting_tick(struct core *c)
 		dray_list_add(&c->xfers->waiting, &x->wait_link);
 		if (fault_load32(x->wait.p, &v) < 0) {
 			xfer_memory_fault(c, x->wait.region->view->session);
-			xfer_stop(c, x, DRAY_E_REGION_FAULT, "the wait word's memory is not there",
-				  false);
+			xfer_stop(c, x, DRAY_E_REGION_FAULT,
+				  "the page of the wait word was removed", false);
 			continue;
 		}
 		if (v == x->wait.value) {
@@ -337,7 +339,7 @@ int64_t xfers_tick(struct core *c)
 	int64_t next = INT64_MAX;
 
 	while ((first = dray_heap_first(deadlines)) && first->key <= c->now_ns) {
-		/* out of the heap first: slices in flight may keep it beyond its deadline */
+		/* out of the heap, because slices in flight may keep the transfer beyond its deadline */
 		dray_heap_del(deadlines, first);
 		xfer_stop(c, dray_container_of(first, struct xfer, deadline), DRAY_E_DEADLINE, NULL,
 			  false);

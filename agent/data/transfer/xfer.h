@@ -17,7 +17,7 @@ void xfer_session_deinit(struct xfer_session *s);
 
 int xfers_init(struct core *c, uint32_t max);
 void xfers_deinit(struct core *c);
-/* Once: memory of OPS_PINNED_BYTES that GPUs reach, for long lists that they read; borrowed until xfers_deinit(). */
+/* Called once: OPS_PINNED_BYTES of memory for long lists that GPUs read; borrowed until xfers_deinit(). */
 void xfers_pinned(struct core *c, void *base);
 
 /*
@@ -27,31 +27,31 @@ void xfers_pinned(struct core *c, void *base);
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr);
 
-/* Stops it: no new slices; those in flight are called home. urgent: memory goes away now. Idempotent. */
+/* Stops it: no new slices, and the transport ends those in flight. urgent: its memory goes away now. Idempotent. */
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent);
 
 /*
- * The transport is done with a slice and lets go of it. code 0: all its bytes are in place. PEER_LOST
- * and the like end the transfer with that code. The slice is freed.
+ * The transport is done with the slice, which is freed. code 0: all its bytes are in place. Any other code ends the
+ * transfer.
  */
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail);
 
-/* The same for every slice of the list, with `code`; 0: with the code of its transfer, which is stopping. */
+/* The same for every slice of the list. code 0: each ends with the code of its transfer, which is stopping. */
 void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code);
 
 /*
- * Another transport takes the running transfer over; `slices` are all that the one it was with has of it,
- * dead on both ends. False: none can, and nothing has changed.
+ * Moves the running transfer to another transport. `slices` are all that its transport has of it, dead on both ends. False:
+ * no transport can take it, and nothing has changed.
  */
 bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices);
 
 /* Answer to up->notify. Unknown handles (ended meanwhile) are ignored. */
 void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 
-/* Calls transfers that pass their deadline or wait word; returns when to call again at the latest (ns, INT64_MAX: never). */
+/* Handles deadlines and wait words; returns when to call again at the latest (ns, INT64_MAX: never). */
 int64_t xfers_tick(struct core *c);
 
-/* What became of the last transfers. */
+/* Records of the transfers that ended last. */
 const struct records *xfers_records(const struct core *c);
 
 /* Runs fn on every transfer; fn may stop it. */

@@ -13,29 +13,29 @@ struct xfers {
 	struct ops_store ops;
 	struct dray_list free;    /* struct xfer, by flow_link */
 	struct dray_list waiting; /* by wait_link */
-	int64_t word_ns;          /* when the last word came that one waited for */
+	int64_t word_ns;          /* when a wait word was last found set */
 	int64_t shared_ns; /* when the last list of operations was shared with other workers */
 	uint32_t n_free;
-	struct records *records; /* of those that have ended */
+	struct records *records; /* of transfers that have ended */
 };
 
-/* What needs no look at the objects. 0, or -EINVAL with reterr. */
+/* Checks that need no object. 0, or -EINVAL with reterr. */
 int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr);
 
 /*
- * Fills in everything that can be refused: objects (not held yet), words, merged operations, the
- * notification. On error what was allocated is the transfer's to free.
+ * Checks and fills in objects (not held yet), words, merged operations and the notification. On error xfer_free()
+ * frees what was allocated.
  */
 int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		 struct dray_err *reterr);
 
 /*
- * Picks the best transport that reaches the remote now and hands the transfer to it. Where none does, the transfer ends
- * and says why.
+ * Gives the transfer to the best transport that reaches the remote now. If no transport does, the transfer ends with the
+ * reason.
  */
 void xfer_go(struct core *c, struct xfer *x);
 
-/* So many more of its bytes are in place, by one slice. */
+/* A slice of that many bytes is in place. */
 static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)
 {
 	x->bytes_done += bytes;
@@ -43,14 +43,14 @@ static inline void xfer_moved(struct core *c, struct xfer *x, uint64_t bytes)
 	core_count(c->counters, DRAY_METRIC_SLICES_TOTAL, 1);
 }
 
-/* It has ended: what its client asked for on that occasion, the news, the books. */
+/* The transfer has ended: stores the set word, tells the client, counts and records. */
 void xfer_settle(struct core *c, struct xfer *x);
 
-/* Nobody finds it any more. */
+/* Takes the transfer out of the table, the heap and its lists. */
 void xfer_unlink(struct xfers *xs, struct xfer *x);
 void xfer_free(struct xfers *xs, struct xfer *x);
 
-/* Memory of this session's is not there: it is counted, and the session will end. */
+/* A page of this session's memory is missing: counts the fault and ends the session. */
 void xfer_memory_fault(struct core *c, dray_handle session);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is checked before a transfer is accepted. Nothing here leaves a trace where the answer is no. */
+/* Checks before a transfer is accepted. A refused transfer leaves no trace. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,7 +99,7 @@ static bool is_gpu_memory(const struct object *region)
 	return ((const struct region_view *)region->view)->memory == REGION_GPU;
 }
 
-/* Where its operations go. */
+/* Memory for its operations. */
 static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
 {
 	struct ops_store *s = &c->xfers->ops;
@@ -172,7 +172,7 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			xfer_memory_fault(c, s->handle);
 			return dray_err_set(
 				reterr, -EFAULT, DRAY_E_REGION_FAULT,
-				"the notification lies in arena memory that is not there");
+				"the notification lies in arena pages that were removed; write it again");
 		}
 	}
 	return 0;

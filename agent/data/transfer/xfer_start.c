@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The beginning of a transfer: checked, accepted, and handed to a transport or carried out on the spot. */
+/* Starts a transfer: checks it, accepts it, and gives it to a transport or carries it out at once. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
 
-/* Bytes of a transfer that may be carried out as soon as it is read: as long as reading the next few. */
+/* Bytes of a transfer that may be carried out as soon as it is read; the copy takes as long as reading the next few requests. */
 #define XFER_AT_ONCE_MAX 4096
 
 static struct xfer *xfer_new(struct xfers *xs)
@@ -55,7 +55,7 @@ static enum region_memory memory_of(const struct object *region)
 	return ((const struct region_view *)region->view)->memory;
 }
 
-/* No transport takes it. Where memory that few can reach is the cause, no time will mend it. */
+/* No transport takes it. `unsupported` if the kind of memory is the reason, because a retry would fail too. */
 static void refuse(struct core *c, struct xfer *x)
 {
 	bool here = x->target;
@@ -98,8 +98,8 @@ void xfer_go(struct core *c, struct xfer *x)
 }
 
 /*
- * Carries it out here and now where it is small and a transport can: nobody ever finds it, nothing can be dropped in
- * between, and what it would pass through on its way costs several times the copy.
+ * Carries out a small transfer at once if a transport can: handles, flow, slice and deadline would cost several times the
+ * copy. The transfer is in no table, and no object can be dropped meanwhile.
  */
 static bool xfer_at_once(struct core *c, struct xfer *x)
 {
@@ -139,7 +139,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 			s->ops, s->shared->ops_max);
 		goto refused;
 	}
-	/* before anything is read; taken once it is known to be good, and to take any time */
+	/* before operations are read; the quota is taken after the checks, and only by a transfer that lasts */
 	ret = quotas_check(s->shared, reterr);
 	if (ret < 0)
 		goto refused;
@@ -184,7 +184,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 		x->state = XFER_WAITING;
 		dray_list_add(&xs->waiting, &x->wait_link);
 	} else {
-		/* accepted: what goes wrong from here on is how the transfer ends */
+		/* accepted: from here on an error is the result of the transfer */
 		xfer_go(c, x);
 	}
 	return 0;

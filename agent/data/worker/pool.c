@@ -5,7 +5,7 @@
 
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/worker/worker.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -28,23 +28,23 @@ struct waiter {
 };
 
 /* No more helpers than CPUs may be used beside the one of the worker that is helped; with one CPU or one worker none. */
-static int crew_up(struct worker_pool *p, struct dray_err *reterr)
+static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 {
 	struct dray_cpus limits;
 	unsigned cpus;
 	int ret;
 
-	_Static_assert(WORKERS_MAX <= CREW_MAX, "a worker without a seat");
+	_Static_assert(WORKERS_MAX <= WORKSHARE_MAX, "a worker without a seat");
 	dray_cpus_get(&limits);
 	cpus = dray_cpus_whole(&limits);
 	if (p->n < 2 || cpus < 2)
 		return 0;
-	ret = crew_new(&p->crew, p->n, dray_min(cpus, p->n) - 1);
+	ret = workshare_new(&p->workshare, p->n, dray_min(cpus, p->n) - 1);
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
-				    "no memory for the workers' crew");
+				    "no memory for the workers' workshare");
 	for (unsigned i = 0; i < p->n && ret >= 0; i++)
-		ret = worker_join(p->workers[i], p->crew, reterr);
+		ret = worker_join(p->workers[i], p->workshare, reterr);
 	return ret;
 }
 
@@ -64,7 +64,7 @@ int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 			return ret;
 		}
 	}
-	ret = crew_up(p, reterr);
+	ret = workshare_up(p, reterr);
 	if (ret < 0)
 		pool_stop(p);
 	return ret;
@@ -125,7 +125,7 @@ bool pool_stop(struct worker_pool *p)
 	}
 	p->n = 0;
 	/* who does not end may still look at it */
-	p->crew = ended ? crew_free(p->crew) : NULL;
+	p->workshare = ended ? workshare_free(p->workshare) : NULL;
 	forget(&p->drops);
 	forget(&p->peer_downs);
 	return ended;
@@ -246,8 +246,8 @@ int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, in
 {
 	int ret = worker_place(p->workers[worker], cpus);
 
-	if (ret >= 0 && p->crew)
-		crew_place(p->crew, worker, node);
+	if (ret >= 0 && p->workshare)
+		workshare_place(p->workshare, worker, node);
 	return ret;
 }
 

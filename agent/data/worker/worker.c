@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "agent/data/transfer/object.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/stage/stage.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/worker/internal.h"
@@ -117,15 +117,15 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	return 0;
 }
 
-int worker_join(struct worker *w, struct crew *crew, struct dray_err *reterr)
+int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *reterr)
 {
-	int ret = crew_join(crew, w->core.index, w->command_fd);
+	int ret = workshare_join(workshare, w->core.index, w->command_fd);
 
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_FDS,
 				    "no descriptor to wake worker %u by: %s", w->core.index,
 				    dray_errno_text(ret));
-	w->core.crew = crew;
+	w->core.workshare = workshare;
 	return 0;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Transport `local`: both regions belong to sessions of this agent; the worker of the session that asks
  * copies. A slice is copied whole within one call, unless its transfer is large and there are other
- * workers: then it is lent out (crew.h), copied by whoever comes first, and ended in a later turn.
+ * workers: then it is lent out (workshare.h), copied by whoever comes first, and ended in a later turn.
  */
 #include <errno.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include "lib/fault.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/local/walk.h"
 #include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
@@ -36,12 +36,12 @@
 
 struct lent {
 	struct slice *slice;
-	struct crew_job *job;
+	struct workshare_job *job;
 };
 
 struct local {
-	struct channel channels[2];  /* by class */
-	struct lent lent[CREW_JOBS]; /* oldest first */
+	struct channel channels[2];       /* by class */
+	struct lent lent[WORKSHARE_JOBS]; /* oldest first */
 	unsigned n_lent;
 	dray_handle woken;     /* the last transfer that others were woken for */
 	bool slept;            /* since it was last seen awake */
@@ -169,21 +169,22 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 {
 	struct xfer *x = s->xfer;
 	struct local_walk walk;
-	struct crew_job *job;
+	struct workshare_job *job;
 	int node;
 
 	if (x->bytes < LARGE)
 		return false;
-	job = crew_job(c->crew, c->index);
+	job = workshare_job(c->workshare, c->index);
 	local_walk_slice(&walk, s);
 	if (!job || !local_walk_lend(&walk, job, true))
 		return false;
 	node = local_walk_node(s);
-	crew_publish(c->crew, c->index, job, node);
+	workshare_publish(c->workshare, c->index, job, node);
 	l->lent[l->n_lent++] = (struct lent){ s, job };
 	if (l->woken != x->handle) {
 		l->woken = x->handle;
-		crew_wake(c->crew, c->index, job, (unsigned)dray_min(x->bytes / CREW_TASK, 64ull));
+		workshare_wake(c->workshare, c->index, job,
+			       (unsigned)dray_min(x->bytes / WORKSHARE_TASK, 64ull));
 	}
 	return true;
 }
@@ -193,7 +194,7 @@ static struct slice *take_back(struct local *l, unsigned i)
 {
 	struct slice *s = l->lent[i].slice;
 
-	crew_job_put(l->lent[i].job);
+	workshare_job_put(l->lent[i].job);
 	l->n_lent--;
 	for (; i < l->n_lent; i++)
 		l->lent[i] = l->lent[i + 1];
@@ -208,7 +209,7 @@ static void reap(struct core *c, struct local *l)
 	for (unsigned i = 0; i < l->n_lent;) {
 		struct slice *s;
 
-		if (!crew_job_over(l->lent[i].job, &fault)) {
+		if (!workshare_job_over(l->lent[i].job, &fault)) {
 			i++;
 			continue;
 		}
@@ -227,7 +228,7 @@ static uint64_t copy_lent(struct local *l)
 	uint64_t bytes = 0;
 
 	for (unsigned i = 0; i < l->n_lent; i++)
-		if (crew_work(l->lent[i].job, &bytes))
+		if (workshare_work(l->lent[i].job, &bytes))
 			break;
 	return bytes;
 }
@@ -243,12 +244,12 @@ static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 			i++;
 			continue;
 		}
-		crew_drain(l->lent[i].job);
+		workshare_drain(l->lent[i].job);
 		xfer_slice_done(c, take_back(l, i), x->code, NULL);
 		i = 0;
 	}
-	if (c->crew)
-		crew_rest(c->crew, c->index);
+	if (c->workshare)
+		workshare_rest(c->workshare, c->index);
 }
 
 /* --- turns --------------------------------------------------------------------------------------- */
@@ -274,7 +275,7 @@ static bool channel_run_lending(struct core *c, struct local *l, struct channel 
 	uint64_t cost = 0;
 
 	while (cost < TURN_COST) {
-		struct slice *s = l->n_lent < CREW_JOBS ? sched_next(c, ch, SLICE_LENT) : NULL;
+		struct slice *s = l->n_lent < WORKSHARE_JOBS ? sched_next(c, ch, SLICE_LENT) : NULL;
 		uint64_t copied;
 
 		if (s && lend(c, l, s))
@@ -292,7 +293,7 @@ static bool channel_run_lending(struct core *c, struct local *l, struct channel 
 	}
 	reap(c, l);
 	if (!l->n_lent)
-		crew_rest(c->crew, c->index);
+		workshare_rest(c->workshare, c->index);
 	else if (!cost)
 		sched_yield(); /* whoever has the last tasks in hand may wait for this CPU */
 	return l->n_lent || channel_pending(ch);
@@ -304,17 +305,17 @@ static bool local_progress(struct core *c, void *state)
 	struct channel *bulk = &l->channels[DMSG_CLASS_BULK];
 	bool more = false;
 
-	if (c->crew) {
+	if (c->workshare) {
 		if (l->slept)
-			crew_awake(c->crew, c->index);
+			workshare_awake(c->workshare, c->index);
 		l->slept = false;
 		if (l->member && !l->assisted)
-			crew_leave(c->crew, &l->member);
+			workshare_leave(c->workshare, &l->member);
 		l->assisted = false;
 	}
 	if (channel_pending(&l->channels[DMSG_CLASS_LATENCY]))
 		more = channel_run(c, &l->channels[DMSG_CLASS_LATENCY]);
-	if (l->n_lent || (c->crew && channel_pending(bulk)))
+	if (l->n_lent || (c->workshare && channel_pending(bulk)))
 		more |= channel_run_lending(c, l, bulk);
 	else if (channel_pending(bulk))
 		more |= channel_run(c, bulk);
@@ -324,29 +325,29 @@ static bool local_progress(struct core *c, void *state)
 static bool local_assist(struct core *c, void *state)
 {
 	struct local *l = state;
-	enum crew_help did;
+	enum workshare_help did;
 	uint64_t bytes;
 
-	if (!c->crew)
+	if (!c->workshare)
 		return false;
-	did = crew_help(c->crew, c->index, &l->member, &bytes);
+	did = workshare_help(c->workshare, c->index, &l->member, &bytes);
 	l->assisted = true;
-	if (did == CREW_HELPED)
+	if (did == WORKSHARE_HELPED)
 		core_count(c->counters, DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL, bytes);
-	else if (did == CREW_STAY)
+	else if (did == WORKSHARE_STAY)
 		sched_yield(); /* the worker that lends may wait for this CPU */
-	return did != CREW_NOTHING;
+	return did != WORKSHARE_NOTHING;
 }
 
 static bool local_announce(struct core *c, void *state)
 {
 	struct local *l = state;
 
-	if (!c->crew)
+	if (!c->workshare)
 		return false;
-	crew_leave(c->crew, &l->member);
+	workshare_leave(c->workshare, &l->member);
 	l->slept = true;
-	return crew_sleep(c->crew, c->index);
+	return workshare_sleep(c->workshare, c->index);
 }
 
 const struct transport_ops transport_local = {

@@ -149,13 +149,13 @@ void local_walk_peek(const struct local_walk *w, struct dray_piece *ret)
 	locate(&here, ret);
 }
 
-bool local_walk_lend(struct local_walk *w, struct crew_job *j, bool stream)
+bool local_walk_lend(struct local_walk *w, struct workshare_job *j, bool stream)
 {
-	unsigned n = local_walk(w, j->pieces, CREW_PIECES, CREW_TASK);
+	unsigned n = local_walk(w, j->pieces, WORKSHARE_PIECES, WORKSHARE_TASK);
 
 	if (!local_walk_ended(w))
 		return false;
-	crew_set_copy(j, n, stream);
+	workshare_set_copy(j, n, stream);
 	return true;
 }
 

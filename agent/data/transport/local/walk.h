@@ -7,7 +7,7 @@
 #define DRAY_AGENT_DATA_TRANSPORT_LOCAL_WALK_H
 
 #include "agent/data/transfer/core.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "lib/copy.h"
 
 /* Where the next piece begins. */
@@ -49,7 +49,7 @@ static inline bool local_walk_ended(const struct local_walk *w)
 }
 
 /* The rest of the walk as a copy with others. False: it falls into more pieces than a job takes. */
-bool local_walk_lend(struct local_walk *w, struct crew_job *j, bool stream);
+bool local_walk_lend(struct local_walk *w, struct workshare_job *j, bool stream);
 
 /* NUMA node of the slice's first destination byte, -1: not known. */
 int local_walk_node(const struct slice *s);

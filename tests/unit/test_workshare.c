@@ -4,7 +4,7 @@
  * that lends, the test takes tasks as the others would. At the end real workers.
  */
 #include "agent/data/transfer/drop.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -33,8 +33,8 @@ struct lab {
 	struct rig_session s;
 	struct rig_region a, b;
 	struct remote_view *remote;
-	struct crew *crew;
-	int fds[CREW_MAX];
+	struct workshare *workshare;
+	int fds[WORKSHARE_MAX];
 	unsigned n;
 };
 
@@ -46,12 +46,12 @@ static void lab_init(struct lab *l, unsigned workers, unsigned helpers)
 	rig_region_init(&l->rig, &l->b, B, 6, BYTES, 3);
 	l->remote = rig_remote(&l->rig, A, &l->b, 5);
 	l->n = workers;
-	assert_int_equal(crew_new(&l->crew, workers, helpers), 0);
+	assert_int_equal(workshare_new(&l->workshare, workers, helpers), 0);
 	for (unsigned i = 0; i < workers; i++) {
 		l->fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		assert_int_equal(crew_join(l->crew, i, l->fds[i]), 0);
+		assert_int_equal(workshare_join(l->workshare, i, l->fds[i]), 0);
 	}
-	l->rig.core.crew = l->crew;
+	l->rig.core.workshare = l->workshare;
 	for (uint64_t i = 0; i < BYTES; i++)
 		l->a.memory[i] = (uint8_t)(i * 31 >> 3);
 }
@@ -63,7 +63,7 @@ static void lab_deinit(struct lab *l)
 	rig_region_deinit(&l->a);
 	rig_region_deinit(&l->b);
 	free(l->remote);
-	crew_free(l->crew);
+	workshare_free(l->workshare);
 	for (unsigned i = 0; i < l->n; i++)
 		close(l->fds[i]);
 }
@@ -99,11 +99,11 @@ static uint64_t help(struct lab *l, unsigned worker, unsigned times)
 	bool member = false;
 
 	for (unsigned i = 0; i < times; i++) {
-		if (crew_help(l->crew, worker, &member, &bytes) == CREW_NOTHING)
+		if (workshare_help(l->workshare, worker, &member, &bytes) == WORKSHARE_NOTHING)
 			break;
 		sum += bytes;
 	}
-	crew_leave(l->crew, &member);
+	workshare_leave(l->workshare, &member);
 	return sum;
 }
 
@@ -113,7 +113,7 @@ static void assert_at_rest(struct lab *l)
 	bool member = false;
 	uint64_t bytes;
 
-	assert_int_equal(crew_help(l->crew, 1, &member, &bytes), CREW_NOTHING);
+	assert_int_equal(workshare_help(l->workshare, 1, &member, &bytes), WORKSHARE_NOTHING);
 }
 
 static void assert_copied(struct lab *l)
@@ -155,7 +155,7 @@ static void works_alone_too(void **state)
 	assert_int_equal(l.rig.n_ended, 1);
 	assert_copied(&l);
 	/* small work is not lent, nor is anybody woken for it */
-	crew_sleep(l.crew, 1);
+	workshare_sleep(l.workshare, 1);
 	submit(&l, 2, MIB);
 	rig_turn(&l.rig);
 	assert_int_equal(l.rig.n_ended, 2);
@@ -169,19 +169,19 @@ static void wakes_once_for_a_transfer(void **state)
 
 	lab_init(&l, 4, 2);
 	for (unsigned i = 1; i < 4; i++)
-		assert_false(crew_sleep(l.crew, i));
+		assert_false(workshare_sleep(l.workshare, i));
 	submit(&l, 1, BYTES);
 	rig_turn(&l.rig);
 	/* as many as may help */
 	assert_true(woken(&l, 1));
 	assert_true(woken(&l, 2));
 	assert_false(woken(&l, 3));
-	crew_awake(l.crew, 1);
-	assert_true(crew_sleep(l.crew, 1));
+	workshare_awake(l.workshare, 1);
+	assert_true(workshare_sleep(l.workshare, 1));
 	while (rig_turn(&l.rig))
 		;
 	assert_false(woken(&l, 1) || woken(&l, 2) || woken(&l, 3));
-	assert_false(crew_sleep(l.crew, 1));
+	assert_false(workshare_sleep(l.workshare, 1));
 	submit(&l, 2, BYTES);
 	while (rig_turn(&l.rig))
 		;
@@ -200,13 +200,13 @@ static void so_many_help_at_a_time(void **state)
 	lab_init(&l, 4, 1);
 	submit(&l, 1, BYTES);
 	rig_turn(&l.rig);
-	assert_int_equal(crew_help(l.crew, 1, &first, &bytes), CREW_HELPED);
-	assert_int_equal(bytes, CREW_TASK);
-	assert_int_equal(crew_help(l.crew, 2, &second, &bytes), CREW_NOTHING);
+	assert_int_equal(workshare_help(l.workshare, 1, &first, &bytes), WORKSHARE_HELPED);
+	assert_int_equal(bytes, WORKSHARE_TASK);
+	assert_int_equal(workshare_help(l.workshare, 2, &second, &bytes), WORKSHARE_NOTHING);
 	assert_false(second);
-	crew_leave(l.crew, &first);
-	assert_int_equal(crew_help(l.crew, 2, &second, &bytes), CREW_HELPED);
-	crew_leave(l.crew, &second);
+	workshare_leave(l.workshare, &first);
+	assert_int_equal(workshare_help(l.workshare, 2, &second, &bytes), WORKSHARE_HELPED);
+	workshare_leave(l.workshare, &second);
 	while (rig_turn(&l.rig))
 		;
 	assert_copied(&l);
@@ -332,20 +332,20 @@ static void by_nodes(void **state)
 	static const int two[] = { 0, 0, 1, 1 }, mixed[] = { 0, -1, 1, 2 };
 
 	/* owner 0, destination on its own node: its neighbour there, not those of the other */
-	assert_true(crew_suits(two, 4, 0, 1, 0));
-	assert_false(crew_suits(two, 4, 0, 2, 0));
+	assert_true(workshare_suits(two, 4, 0, 1, 0));
+	assert_false(workshare_suits(two, 4, 0, 2, 0));
 	/* on the other node: those there */
-	assert_false(crew_suits(two, 4, 0, 1, 1));
-	assert_true(crew_suits(two, 4, 0, 3, 1));
+	assert_false(workshare_suits(two, 4, 0, 1, 1));
+	assert_true(workshare_suits(two, 4, 0, 3, 1));
 	/* nobody there, or nothing known of it: anybody */
-	assert_true(crew_suits(two, 4, 0, 1, 2));
-	assert_true(crew_suits(two, 4, 0, 2, -1));
+	assert_true(workshare_suits(two, 4, 0, 1, 2));
+	assert_true(workshare_suits(two, 4, 0, 2, -1));
 	/* the owner itself is no helper */
-	assert_true(crew_suits(mixed, 4, 0, 2, 0));
+	assert_true(workshare_suits(mixed, 4, 0, 2, 0));
 	/* one that runs anywhere */
-	assert_true(crew_suits(mixed, 4, 0, 1, 2));
-	assert_false(crew_suits(mixed, 4, 0, 2, 2));
-	assert_true(crew_suits(mixed, 4, 0, 3, 2));
+	assert_true(workshare_suits(mixed, 4, 0, 1, 2));
+	assert_false(workshare_suits(mixed, 4, 0, 2, 2));
+	assert_true(workshare_suits(mixed, 4, 0, 3, 2));
 }
 
 static void placed(void **state)
@@ -353,20 +353,20 @@ static void placed(void **state)
 	struct lab l;
 
 	lab_init(&l, 3, 2);
-	crew_place(l.crew, 1, 0);
-	crew_place(l.crew, 2, 1);
+	workshare_place(l.workshare, 1, 0);
+	workshare_place(l.workshare, 2, 1);
 	l.b.view->nodes_known = true;
 	for (unsigned i = 0; i < 3; i++)
 		l.b.view->extents[i].node = 1;
-	crew_sleep(l.crew, 1);
-	crew_sleep(l.crew, 2);
+	workshare_sleep(l.workshare, 1);
+	workshare_sleep(l.workshare, 2);
 	submit(&l, 1, BYTES);
 	rig_turn(&l.rig);
 	assert_false(woken(&l, 1));
 	assert_true(woken(&l, 2));
-	assert_false(crew_sleep(l.crew, 1));
+	assert_false(workshare_sleep(l.workshare, 1));
 	assert_int_equal(help(&l, 1, 1), 0);
-	assert_int_equal(help(&l, 2, 1), CREW_TASK);
+	assert_int_equal(help(&l, 2, 1), WORKSHARE_TASK);
 	while (rig_turn(&l.rig))
 		;
 	lab_deinit(&l);
@@ -433,7 +433,7 @@ static void workers_help(void **state)
 	if (dray_cpus_whole(&cpus) < 2)
 		skip();
 	wrig_init_workers(&r, 3, 8, 32 * MIB);
-	assert_non_null(r.pool.crew);
+	assert_non_null(r.pool.workshare);
 	for (int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC; !helped(&r); i++) {
 		memset(r.a, (int)i + 1, r.bytes);
 		ring_submit(&r, i);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,21 +13,21 @@
 #include "lib/cpu.h"
 
 #define LINE 64
-/* A task is a matter of microseconds; from so many looks on its thread is likely not running. */
+/* A task takes microseconds. After this many looks its thread is probably descheduled, and this one yields. */
 #define DRAIN_LOOKS 2000
 
-/* What others look at is on lines of its own. */
+/* Fields that other workers read have cache lines of their own. */
 struct seat {
-	_Alignas(LINE) _Atomic bool lends; /* jobs are out, or will be in a moment */
+	_Alignas(LINE) _Atomic bool lends; /* it has published jobs, or is about to */
 	_Atomic bool sleeping;
 	_Atomic int node;
 	int wake_fd;
-	_Alignas(LINE) struct crew_job jobs[CREW_JOBS];
+	_Alignas(LINE) struct workshare_job jobs[WORKSHARE_JOBS];
 };
 
-struct crew {
+struct workshare {
 	unsigned n;       /* seats */
-	unsigned helpers; /* at most at a time */
+	unsigned helpers; /* at the same time, at most */
 	_Alignas(LINE) _Atomic unsigned lenders;
 	_Alignas(LINE) _Atomic unsigned helping;
 	struct seat seats[];
@@ -43,19 +43,17 @@ static unsigned word_tasks(uint64_t w)
 	return w >> 16 & 0xffff;
 }
 
-/* --- control thread ------------------------------------------------------------------------------ */
-
-int crew_new(struct crew **ret, unsigned n_workers, unsigned helpers)
+int workshare_new(struct workshare **ret, unsigned n_workers, unsigned helpers)
 {
-	size_t bytes = sizeof(struct crew) + n_workers * sizeof(struct seat);
-	struct crew *c;
+	size_t bytes = sizeof(struct workshare) + n_workers * sizeof(struct seat);
+	struct workshare *c;
 
-	dray_assert(n_workers <= CREW_MAX);
-	/* pages of jobs that are never used are never touched */
+	dray_assert(n_workers <= WORKSHARE_MAX);
+	/* not zeroed: pages of jobs that are never used stay unallocated */
 	c = aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE);
 	if (!c)
 		return -ENOMEM;
-	*c = (struct crew){ .n = n_workers, .helpers = helpers };
+	*c = (struct workshare){ .n = n_workers, .helpers = helpers };
 	for (unsigned i = 0; i < n_workers; i++) {
 		struct seat *s = &c->seats[i];
 
@@ -63,7 +61,7 @@ int crew_new(struct crew **ret, unsigned n_workers, unsigned helpers)
 		atomic_init(&s->lends, false);
 		atomic_init(&s->sleeping, false);
 		atomic_init(&s->node, -1);
-		for (unsigned k = 0; k < CREW_JOBS; k++) {
+		for (unsigned k = 0; k < WORKSHARE_JOBS; k++) {
 			atomic_init(&s->jobs[k].word, 0);
 			s->jobs[k].generation = 0;
 			s->jobs[k].open = false;
@@ -73,7 +71,7 @@ int crew_new(struct crew **ret, unsigned n_workers, unsigned helpers)
 	return 0;
 }
 
-struct crew *crew_free(struct crew *c)
+struct workshare *workshare_free(struct workshare *c)
 {
 	if (!c)
 		return NULL;
@@ -83,19 +81,19 @@ struct crew *crew_free(struct crew *c)
 	return NULL;
 }
 
-int crew_join(struct crew *c, unsigned worker, int wake_fd)
+int workshare_join(struct workshare *c, unsigned worker, int wake_fd)
 {
-	/* our own: who wakes it must not depend on when that worker ends */
+	/* a duplicate, because a worker may be woken while it ends */
 	c->seats[worker].wake_fd = fcntl(wake_fd, F_DUPFD_CLOEXEC, 3);
 	return c->seats[worker].wake_fd < 0 ? -errno : 0;
 }
 
-void crew_place(struct crew *c, unsigned worker, int node)
+void workshare_place(struct workshare *c, unsigned worker, int node)
 {
 	atomic_store_explicit(&c->seats[worker].node, node, memory_order_relaxed);
 }
 
-bool crew_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, int node)
+bool workshare_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, int node)
 {
 	if (node < 0 || nodes[worker] < 0 || nodes[worker] == node)
 		return true;
@@ -105,9 +103,10 @@ bool crew_suits(const int *nodes, unsigned n, unsigned owner, unsigned worker, i
 	return true;
 }
 
-static bool suits(const struct crew *c, unsigned owner, unsigned worker, const struct crew_job *j)
+static bool suits(const struct workshare *c, unsigned owner, unsigned worker,
+		  const struct workshare_job *j)
 {
-	int node = atomic_load_explicit(&j->node, memory_order_relaxed), nodes[CREW_MAX];
+	int node = atomic_load_explicit(&j->node, memory_order_relaxed), nodes[WORKSHARE_MAX];
 
 	if ((worker + c->n - owner) % c->n > atomic_load_explicit(&j->reach, memory_order_relaxed))
 		return false;
@@ -115,20 +114,18 @@ static bool suits(const struct crew *c, unsigned owner, unsigned worker, const s
 		return true;
 	for (unsigned i = 0; i < c->n; i++)
 		nodes[i] = atomic_load_explicit(&c->seats[i].node, memory_order_relaxed);
-	return crew_suits(nodes, c->n, owner, worker, node);
+	return workshare_suits(nodes, c->n, owner, worker, node);
 }
 
-/* --- a worker that lends out --------------------------------------------------------------------- */
-
-struct crew_job *crew_job(struct crew *c, unsigned worker)
+struct workshare_job *workshare_job(struct workshare *c, unsigned worker)
 {
-	for (unsigned i = 0; i < CREW_JOBS; i++)
+	for (unsigned i = 0; i < WORKSHARE_JOBS; i++)
 		if (!c->seats[worker].jobs[i].open)
 			return &c->seats[worker].jobs[i];
 	return NULL;
 }
 
-static uint64_t copy_task(struct crew_job *j, unsigned task)
+static uint64_t copy_task(struct workshare_job *j, unsigned task)
 {
 	const struct dray_piece *v = &j->pieces[j->first[task]];
 	unsigned n = (unsigned)(j->first[task + 1] - j->first[task]);
@@ -137,24 +134,24 @@ static uint64_t copy_task(struct crew_job *j, unsigned task)
 
 	for (unsigned i = 0; i < n; i++)
 		bytes += v[i].bytes;
-	/* with one fault known the others need not be copied */
+	/* after one fault the copy has failed: the other tasks only count their bytes */
 	if (!atomic_load_explicit(&j->fault, memory_order_relaxed) &&
 	    fault_copy_pieces(v, n, j->stream, &address) < 0)
 		atomic_store_explicit(&j->fault, (uintptr_t)address, memory_order_relaxed);
 	return bytes;
 }
 
-void crew_set(struct crew_job *j, unsigned n, unsigned helpers,
-	      uint64_t (*run)(struct crew_job *j, unsigned task), void *arg)
+void workshare_set(struct workshare_job *j, unsigned n, unsigned helpers,
+		   uint64_t (*run)(struct workshare_job *j, unsigned task), void *arg)
 {
-	dray_assert(n && n <= CREW_TASKS_MAX);
+	dray_assert(n && n <= WORKSHARE_TASKS_MAX);
 	j->n_tasks = (uint16_t)n;
 	atomic_store_explicit(&j->reach, helpers, memory_order_relaxed);
 	j->run = run;
 	j->arg = arg;
 }
 
-void crew_set_copy(struct crew_job *j, unsigned n, bool stream)
+void workshare_set_copy(struct workshare_job *j, unsigned n, bool stream)
 {
 	uint64_t bytes = 0;
 
@@ -162,17 +159,17 @@ void crew_set_copy(struct crew_job *j, unsigned n, bool stream)
 	j->first[0] = 0;
 	for (unsigned i = 0; i < n; i++) {
 		bytes += j->pieces[i].bytes;
-		/* the last one takes what is left */
-		if (i + 1 < n && (bytes < CREW_TASK || j->n_tasks + 1 == CREW_TASKS))
+		/* the last task takes all remaining pieces */
+		if (i + 1 < n && (bytes < WORKSHARE_TASK || j->n_tasks + 1 == WORKSHARE_TASKS))
 			continue;
 		j->first[++j->n_tasks] = (uint16_t)(i + 1);
 		bytes = 0;
 	}
 	j->stream = stream;
-	crew_set(j, j->n_tasks, CREW_MAX, copy_task, NULL);
+	workshare_set(j, j->n_tasks, WORKSHARE_MAX, copy_task, NULL);
 }
 
-void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
+void workshare_publish(struct workshare *c, unsigned worker, struct workshare_job *j, int node)
 {
 	struct seat *s = &c->seats[worker];
 
@@ -181,7 +178,7 @@ void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
 	atomic_store_explicit(&j->ended, 0, memory_order_relaxed);
 	atomic_store_explicit(&j->fault, 0, memory_order_relaxed);
 	atomic_store_explicit(&j->node, node, memory_order_relaxed);
-	/* the list is whole; and before the look at who sleeps, in the one order of all */
+	/* after the list is complete, and before workshare_wake() looks for sleepers (sequentially consistent) */
 	atomic_store_explicit(&j->word, (uint64_t)j->generation << 32 | (uint64_t)j->n_tasks << 16,
 			      memory_order_seq_cst);
 	if (!atomic_load_explicit(&s->lends, memory_order_relaxed)) {
@@ -190,7 +187,8 @@ void crew_publish(struct crew *c, unsigned worker, struct crew_job *j, int node)
 	}
 }
 
-void crew_wake(struct crew *c, unsigned worker, const struct crew_job *j, unsigned tasks)
+void workshare_wake(struct workshare *c, unsigned worker, const struct workshare_job *j,
+		    unsigned tasks)
 {
 	unsigned left = dray_min(tasks, c->helpers);
 	uint64_t one = 1;
@@ -204,34 +202,34 @@ void crew_wake(struct crew *c, unsigned worker, const struct crew_job *j, unsign
 		    !atomic_exchange_explicit(&s->sleeping, false, memory_order_acq_rel))
 			continue;
 		left--;
-		/* a full counter means that it is woken already */
+		/* a full counter means that the worker is being woken already */
 		if (write(s->wake_fd, &one, sizeof(one)) < 0)
 			continue;
 	}
 }
 
-/* The next task of a job whose word was w. -1: there is none, or somebody was faster. */
-static int take(struct crew_job *j, uint64_t w)
+/* The next task of a job whose word was w. -1: there is none, or another worker took it. */
+static int take(struct workshare_job *j, uint64_t w)
 {
 	if (word_next(w) >= word_tasks(w))
 		return -1;
-	/* acquire: the list that was published with this generation */
+	/* acquire: sees the list that was published with this generation */
 	if (!atomic_compare_exchange_strong_explicit(&j->word, &w, w + 1, memory_order_acquire,
 						     memory_order_relaxed))
 		return -1;
 	return (int)word_next(w);
 }
 
-static uint64_t run(struct crew_job *j, int task)
+static uint64_t run(struct workshare_job *j, int task)
 {
 	uint64_t bytes = j->run(j, (unsigned)task);
 
-	/* release: what it did is in place, and its memory not looked at any more */
+	/* release: its bytes are in place, and it no longer reads the job's memory */
 	atomic_fetch_add_explicit(&j->ended, 1, memory_order_release);
 	return bytes;
 }
 
-bool crew_work(struct crew_job *j, uint64_t *ret_bytes)
+bool workshare_work(struct workshare_job *j, uint64_t *ret_bytes)
 {
 	*ret_bytes = 0;
 	for (;;) {
@@ -247,11 +245,11 @@ bool crew_work(struct crew_job *j, uint64_t *ret_bytes)
 	}
 }
 
-bool crew_job_over(const struct crew_job *j, const void **ret_fault)
+bool workshare_job_over(const struct workshare_job *j, const void **ret_fault)
 {
 	uint64_t w = atomic_load_explicit(&j->word, memory_order_relaxed);
 
-	/* acquire: what the helpers have copied */
+	/* acquire: sees what the helpers have copied */
 	if (word_next(w) < word_tasks(w) ||
 	    atomic_load_explicit(&j->ended, memory_order_acquire) != word_tasks(w))
 		return false;
@@ -259,8 +257,8 @@ bool crew_job_over(const struct crew_job *j, const void **ret_fault)
 	return true;
 }
 
-/* As many tasks as were taken is as many as it has. */
-void crew_close(struct crew_job *j)
+/* Reduces the number of tasks to those that were taken. */
+void workshare_close(struct workshare_job *j)
 {
 	uint64_t w = atomic_load_explicit(&j->word, memory_order_relaxed);
 
@@ -270,12 +268,12 @@ void crew_close(struct crew_job *j)
 		;
 }
 
-void crew_drain(struct crew_job *j)
+void workshare_drain(struct workshare_job *j)
 {
 	const void *fault;
 
-	crew_close(j);
-	for (unsigned looks = 0; !crew_job_over(j, &fault); looks++) {
+	workshare_close(j);
+	for (unsigned looks = 0; !workshare_job_over(j, &fault); looks++) {
 		if (looks < DRAIN_LOOKS)
 			dray_cpu_relax();
 		else
@@ -283,32 +281,30 @@ void crew_drain(struct crew_job *j)
 	}
 }
 
-void crew_job_put(struct crew_job *j)
+void workshare_job_put(struct workshare_job *j)
 {
 	j->open = false;
 }
 
-void crew_rest(struct crew *c, unsigned worker)
+void workshare_rest(struct workshare *c, unsigned worker)
 {
 	struct seat *s = &c->seats[worker];
 
 	if (!atomic_load_explicit(&s->lends, memory_order_relaxed))
 		return;
-	for (unsigned i = 0; i < CREW_JOBS; i++)
+	for (unsigned i = 0; i < WORKSHARE_JOBS; i++)
 		if (s->jobs[i].open)
 			return;
 	atomic_store_explicit(&s->lends, false, memory_order_relaxed);
 	atomic_fetch_sub_explicit(&c->lenders, 1, memory_order_relaxed);
 }
 
-/* --- a worker that helps ------------------------------------------------------------------------- */
-
 /*
- * Calls fn on what this worker may take of the others' jobs until that returns true. From its neighbour on, so that helpers
- * spread over several lenders. False where something lies open that does not suit it.
+ * Calls fn on the jobs of other workers that this worker suits, until fn returns true. It starts with its neighbour, so that
+ * helpers spread over several owners. False: there is an open job that does not suit this worker.
  */
-static bool each_task(struct crew *c, unsigned worker,
-		      bool (*fn)(struct crew_job *j, uint64_t w, void *arg), void *arg)
+static bool each_task(struct workshare *c, unsigned worker,
+		      bool (*fn)(struct workshare_job *j, uint64_t w, void *arg), void *arg)
 {
 	bool suited = true;
 
@@ -318,8 +314,8 @@ static bool each_task(struct crew *c, unsigned worker,
 
 		if (!atomic_load_explicit(&s->lends, memory_order_relaxed))
 			continue;
-		for (unsigned i = 0; i < CREW_JOBS; i++) {
-			struct crew_job *j = &s->jobs[i];
+		for (unsigned i = 0; i < WORKSHARE_JOBS; i++) {
+			struct workshare_job *j = &s->jobs[i];
 			uint64_t w = atomic_load_explicit(&j->word, memory_order_seq_cst);
 
 			if (word_next(w) >= word_tasks(w))
@@ -338,7 +334,7 @@ struct help {
 	bool any;
 };
 
-static bool help_with(struct crew_job *j, uint64_t w, void *arg)
+static bool help_with(struct workshare_job *j, uint64_t w, void *arg)
 {
 	struct help *h = arg;
 	int task = take(j, w);
@@ -349,7 +345,7 @@ static bool help_with(struct crew_job *j, uint64_t w, void *arg)
 	return true;
 }
 
-static bool is_there(struct crew_job *j, uint64_t w, void *arg)
+static bool is_there(struct workshare_job *j, uint64_t w, void *arg)
 {
 	bool *found = arg;
 
@@ -358,37 +354,38 @@ static bool is_there(struct crew_job *j, uint64_t w, void *arg)
 	return *found = true;
 }
 
-enum crew_help crew_help(struct crew *c, unsigned worker, bool *member, uint64_t *ret_bytes)
+enum workshare_help workshare_help(struct workshare *c, unsigned worker, bool *member,
+				   uint64_t *ret_bytes)
 {
 	struct help h = { 0 };
 
 	*ret_bytes = 0;
 	if (!atomic_load_explicit(&c->lenders, memory_order_relaxed)) {
-		crew_leave(c, member);
-		return CREW_NOTHING;
+		workshare_leave(c, member);
+		return WORKSHARE_NOTHING;
 	}
 	if (!*member &&
 	    atomic_fetch_add_explicit(&c->helping, 1, memory_order_relaxed) >= c->helpers) {
 		atomic_fetch_sub_explicit(&c->helping, 1, memory_order_relaxed);
-		return CREW_NOTHING;
+		return WORKSHARE_NOTHING;
 	}
 	*member = true;
 	if (!each_task(c, worker, help_with, &h)) {
-		crew_leave(c, member);
-		return CREW_NOTHING;
+		workshare_leave(c, member);
+		return WORKSHARE_NOTHING;
 	}
 	*ret_bytes = h.bytes;
-	return h.any ? CREW_HELPED : CREW_STAY;
+	return h.any ? WORKSHARE_HELPED : WORKSHARE_STAY;
 }
 
-void crew_leave(struct crew *c, bool *member)
+void workshare_leave(struct workshare *c, bool *member)
 {
 	if (*member)
 		atomic_fetch_sub_explicit(&c->helping, 1, memory_order_relaxed);
 	*member = false;
 }
 
-bool crew_sleep(struct crew *c, unsigned worker)
+bool workshare_sleep(struct workshare *c, unsigned worker)
 {
 	bool found = false;
 
@@ -399,7 +396,7 @@ bool crew_sleep(struct crew *c, unsigned worker)
 	return found;
 }
 
-void crew_awake(struct crew *c, unsigned worker)
+void workshare_awake(struct workshare *c, unsigned worker)
 {
 	atomic_store_explicit(&c->seats[worker].sleeping, false, memory_order_relaxed);
 }

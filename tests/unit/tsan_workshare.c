@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transfer/crew.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/local/walk.h"
 #include "lib/assert.h"
 #include "lib/cpu.h"
@@ -24,11 +24,11 @@
 #define LENDERS 2
 #define WORKERS 4
 #define ROUNDS 5000
-#define BYTES (4 * CREW_TASK - 100)
+#define BYTES (4 * WORKSHARE_TASK - 100)
 #define BYTES_SHORT 4000
 #define LIMIT_NS (60 * DRAY_NS_PER_SEC)
 
-static struct crew *crew;
+static struct workshare *workshare;
 static int wake_fds[WORKERS];
 static _Atomic unsigned lenders_left = LENDERS;
 static _Atomic uint64_t helped, slept;
@@ -90,7 +90,7 @@ static void lost(const char *what)
 
 static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed)
 {
-	struct crew_job *job = crew_job(crew, worker);
+	struct workshare_job *job = workshare_job(workshare, worker);
 	bool alone = rand_r(seed) % 8 == 0, stop = rand_r(seed) % 4 == 0;
 	/* one task for the most part: what wakes and what ends are as with four, and bytes cost most of the time */
 	uint64_t length = round % 16 ? BYTES_SHORT : BYTES;
@@ -104,28 +104,28 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 	w->op.length = length;
 	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, length);
 	dray_assert(job && local_walk_lend(&walk, job, round / 16 % 2));
-	crew_publish(crew, worker, job, -1);
+	workshare_publish(workshare, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
-		crew_wake(crew, worker, job, 2);
+		workshare_wake(workshare, worker, job, 2);
 	if (stop && !alone) {
-		crew_work(job, &bytes);
-		crew_drain(job);
-		dray_assert(crew_job_over(job, &fault));
+		workshare_work(job, &bytes);
+		workshare_drain(job);
+		dray_assert(workshare_job_over(job, &fault));
 	} else {
-		while (!crew_job_over(job, &fault)) {
+		while (!workshare_job_over(job, &fault)) {
 			if (dray_now().ns > end)
 				lost("nobody woke up to help");
-			if (alone || !crew_work(job, &bytes))
+			if (alone || !workshare_work(job, &bytes))
 				dray_cpu_relax();
 		}
 		dray_assert(!fault && !memcmp(w->from, w->to, length));
 	}
-	crew_job_put(job);
+	workshare_job_put(job);
 	/* helpers may have fallen asleep, or be about to, when the next one comes */
 	for (unsigned n = (unsigned)rand_r(seed) % 4096; n; n--)
 		dray_cpu_relax();
 	if (rand_r(seed) % 2)
-		crew_rest(crew, worker);
+		workshare_rest(workshare, worker);
 }
 
 static void *lender(void *arg)
@@ -136,7 +136,7 @@ static void *lender(void *arg)
 
 	for (unsigned i = 0; i < ROUNDS; i++)
 		lend(worker, w, i, &seed);
-	crew_rest(crew, worker);
+	workshare_rest(workshare, worker);
 	work_free(w);
 	if (atomic_fetch_sub(&lenders_left, 1) == 1)
 		for (unsigned i = LENDERS; i < WORKERS; i++)
@@ -152,22 +152,22 @@ static void *helper(void *arg)
 	uint64_t bytes, n;
 
 	while (atomic_load(&lenders_left)) {
-		enum crew_help did = crew_help(crew, worker, &member, &bytes);
+		enum workshare_help did = workshare_help(workshare, worker, &member, &bytes);
 
-		if (did == CREW_HELPED)
+		if (did == WORKSHARE_HELPED)
 			atomic_fetch_add(&helped, bytes);
-		if (did != CREW_NOTHING && rand() % 16)
+		if (did != WORKSHARE_NOTHING && rand() % 16)
 			continue;
-		crew_leave(crew, &member);
-		if (!crew_sleep(crew, worker)) {
+		workshare_leave(workshare, &member);
+		if (!workshare_sleep(workshare, worker)) {
 			atomic_fetch_add(&slept, 1);
 			if (poll(&p, 1, (int)(LIMIT_NS / DRAY_NS_PER_MS)) != 1)
 				lost("nobody woke the helper");
 			dray_assert(read(p.fd, &n, sizeof(n)) == sizeof(n) || errno == EAGAIN);
 		}
-		crew_awake(crew, worker);
+		workshare_awake(workshare, worker);
 	}
-	crew_leave(crew, &member);
+	workshare_leave(workshare, &member);
 	return NULL;
 }
 
@@ -175,10 +175,10 @@ int main(void)
 {
 	pthread_t threads[WORKERS];
 
-	dray_assert(crew_new(&crew, WORKERS, WORKERS - LENDERS) == 0);
+	dray_assert(workshare_new(&workshare, WORKERS, WORKERS - LENDERS) == 0);
 	for (unsigned i = 0; i < WORKERS; i++) {
 		wake_fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		dray_assert(crew_join(crew, i, wake_fds[i]) == 0);
+		dray_assert(workshare_join(workshare, i, wake_fds[i]) == 0);
 	}
 	for (uintptr_t i = 0; i < WORKERS; i++)
 		dray_assert(pthread_create(&threads[i], NULL, i < LENDERS ? lender : helper,
@@ -187,7 +187,7 @@ int main(void)
 		pthread_join(threads[i], NULL);
 	for (unsigned i = 0; i < WORKERS; i++)
 		close(wake_fds[i]);
-	crew_free(crew);
+	workshare_free(workshare);
 	printf("ok - copies that are shared # %llu bytes helped with, %llu sleeps\n",
 	       (unsigned long long)atomic_load(&helped), (unsigned long long)atomic_load(&slept));
 	return atomic_load(&helped) ? 0 : 1;
