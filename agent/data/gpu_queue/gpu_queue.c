@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies in a queue end in the order in which they were handed over, so a queue's tasks are a list, and the pinned room for
- * their pieces is a ring: each task gives back its stretch when it is taken off. A stretch is contiguous; what is
- * left unused at the ring's end belongs to the task behind it.
+ * Copies in a queue end in the order of their submission. So the tasks of a queue are a list, and the pinned memory for
+ * their pieces is a ring: each task returns its range when it leaves the list. A range is contiguous; what stays
+ * unused at the end of the ring belongs to the next task.
  *
- * Completion is a word in memory, looked at once a turn. A worker that may poll does so while a queue is about to run
- * dry, by what its copies should take. One that sleeps is woken by the plug-in once all of a queue is done; where
- * several copies are under way it sleeps for a short time instead, so that the queue is filled up before it runs dry.
+ * Completion is a word in memory that the worker loads once a turn. While a queue is about to run empty, by the expected time of its
+ * copies, the worker polls if it may. Before it sleeps it asks the plug-in to wake it when the queue is done. With several copies in
+ * flight it sleeps for a short time instead, so that it refills the queue before it runs empty.
  */
 #include "agent/data/gpu_queue/gpu_queue.h"
 
@@ -22,22 +22,22 @@
 #include "lib/cpu.h"
 #include "lib/patience.h"
 
-/* Copies of one queue that may be under way: drivers make a caller wait from about a thousand on. */
+/* Copies of one queue in flight, at most: from about a thousand on drivers block the caller. */
 #define COPIES_MAX 64
-/* A device is asked whether it is well when a copy has taken so long, and that often. */
+/* If a copy takes this long, the device is asked for its health, at this interval. */
 #define CHECK_NS ((int64_t)DRAY_NS_PER_MS)
-/* How soon a queue of several copies is looked at again. */
+/* Interval between looks at a queue with several copies. */
 #define LOOK_NS 50000
 /*
- * A queue that should be empty so soon is polled: to sleep and to wake up take as long as that. Not one from which
- * nothing has come for longer: others have the device, and it may take any time.
+ * A queue that should be empty within this time is polled, because sleeping and waking take as long. A queue without progress
+ * for longer is not: other processes use the device.
  */
 #define POLL_NS 200000
 #define POLL_VAIN_NS (2 * POLL_NS)
-/* What a copy takes beside its bytes. */
+/* Time of a copy besides its bytes. */
 #define LAUNCH_NS 8000
 #define FINISH_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
-/* Looks at a queue that is waited for before the processor is given away. */
+/* Looks at a queue in gpu_finish() before the thread yields. */
 #define FINISH_LOOKS 4096
 
 struct lane {
@@ -47,10 +47,10 @@ struct lane {
 	struct dray_list tasks;        /* oldest first */
 	unsigned n_tasks;
 	uint64_t submitted; /* number of the last copy */
-	uint64_t announced; /* the plug-in tells when that one is done */
-	int64_t since_ns;   /* last sign of life, while there are tasks */
-	int64_t empty_ns;   /* when all of them should be done */
-	bool by_host;       /* the last goes over the bus of the host, which is slow */
+	uint64_t announced; /* the plug-in reports when this one is done */
+	int64_t since_ns;   /* last progress, while there are tasks */
+	int64_t empty_ns;   /* when all tasks should be done */
+	bool by_host;       /* the last one goes over the host bus, which is slow */
 };
 
 struct port {
@@ -61,9 +61,9 @@ struct port {
 
 struct gpu_worker {
 	struct port ports[GPU_DEVICES_MAX];
-	uint32_t given;         /* a bit for each that is */
+	uint32_t given;         /* a bit for each device that is up */
 	unsigned n_tasks;       /* of all */
-	_Atomic unsigned armed; /* callbacks of the plug-in that are to come */
+	_Atomic unsigned armed; /* callbacks of the plug-in that are still due */
 	int wake_fd;
 	struct loop_source source;
 };
@@ -90,9 +90,7 @@ uint32_t gpu_queues_peers(const struct core *c, unsigned device)
 	return port_is_up(p) ? p->given->peers | 1u << device : 0;
 }
 
-/* --- begin and end ------------------------------------------------------------------------------- */
-
-/* The tasks themselves are looked at in every turn. */
+/* Only wakes the worker: every turn looks at the tasks. */
 static void woken(struct loop_source *source, uint32_t events)
 {
 	uint64_t n;
@@ -131,7 +129,7 @@ void gpu_queues_deinit(struct core *c)
 	if (!g)
 		return;
 	while (atomic_load_explicit(&g->armed, memory_order_acquire)) {
-		/* whoever will still write must find the descriptor and the counter */
+		/* a callback that is still due needs the descriptor and the counter */
 		if (dray_patience_ends(&patience, dray_now().ns))
 			return;
 		sched_yield();
@@ -169,7 +167,7 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 	}
 }
 
-/* Nobody uses what was given any more. Whoever is told of a task's end may end others, and have come here first. */
+/* The device's queues are no longer used. A task's done() may end other tasks and get here first. */
 static void port_leave(struct core *c, unsigned device)
 {
 	struct port *p = &c->gpu->ports[device];
@@ -195,7 +193,7 @@ static void port_lost(struct core *c, unsigned device)
 		return;
 	p->lost = true;
 	tell(c, GPU_LOST, device);
-	/* both queues: the plug-in lets go who waited for one, and waits a little for what is under way there */
+	/* both queues: the plug-in releases waiters and waits briefly for copies in flight */
 	for (unsigned k = 0; k < 2; k++)
 		p->given->ops->check(p->lanes[k].queue);
 }
@@ -215,9 +213,7 @@ int gpu_flush_rdma(struct core *c, unsigned device)
 	return -EIO;
 }
 
-/* --- room and submission ------------------------------------------------------------------------- */
-
-/* The stretch that a copy's pieces go to: how many, and so many at the ring's end are skipped. */
+/* The range for a copy's pieces: how many there are, and how many are skipped at the end of the ring. */
 static uint32_t room(const struct lane *l, uint32_t *ret_skip)
 {
 	uint32_t behind, tail;
@@ -255,7 +251,7 @@ struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class c
 	return &l->pieces[skip ? 0 : l->head];
 }
 
-/* How long a copy takes where nobody else uses the device: roughly, and rather too short. */
+/* Expected time of a copy on an otherwise idle device; rather too short. */
 static int64_t duration(const struct gpu_copy *copy)
 {
 	static const uint32_t bytes_a_ns[GPU_ROUTE_N] = {
@@ -288,7 +284,7 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 	}
 	t->n_pieces = 0;
 	if (!own) {
-		/* with nothing under way what is skipped was free already */
+		/* without copies in flight the skipped range was free already */
 		t->n_pieces = n + (l->used ? skip : 0);
 		l->used += t->n_pieces;
 		l->head = at + n == l->n_pieces ? 0 : at + n;
@@ -307,15 +303,13 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 	return 0;
 }
 
-/* --- ends ---------------------------------------------------------------------------------------- */
-
 static bool is_done(const struct lane *l, const struct gpu_task *t)
 {
-	/* acquire: every byte of it is in place */
+	/* acquire: every byte of the copy is in place */
 	return atomic_load_explicit(l->queue->done, memory_order_acquire) >= t->number;
 }
 
-/* Takes it off and tells whose it is. Pieces go back in order: those of one in the middle go with the one before. */
+/* Takes the task off and calls done(). Pieces return in order: those of a task in the middle go to the one before. */
 static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_t code)
 {
 	if (l->tasks.next == &t->link)
@@ -370,7 +364,7 @@ bool gpu_queues_poll(struct core *c)
 	return any;
 }
 
-/* Asks the device of a queue in which nothing has ended for long. */
+/* Checks the device of a queue without progress. */
 static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 {
 	const struct port *p = &c->gpu->ports[device];
@@ -388,7 +382,7 @@ static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 		}
 	}
 	poll_ns = l->empty_ns - POLL_NS;
-	/* from then on, for a while; where what is under way takes long, looking now and then keeps the device busy */
+	/* then polls for a while; if copies take long, occasional looks keep the queue filled */
 	if (!c->cfg.poll_time_ns || c->now_ns - l->since_ns >= POLL_VAIN_NS ||
 	    (l->by_host && l->n_tasks > 1))
 		poll_ns = INT64_MAX;
@@ -412,16 +406,16 @@ int64_t gpu_queues_tick(struct core *c)
 	return next;
 }
 
-/* On a thread of the plug-in. */
+/* Runs on a thread of the plug-in. */
 static void wake(void *arg)
 {
 	struct gpu_worker *g = arg;
 	uint64_t one = 1;
 
-	/* a full counter means that the worker is woken already */
+	/* a full counter means that the worker is being woken already */
 	if (write(g->wake_fd, &one, sizeof(one)) < 0)
 		one = 0;
-	/* release: the last look at g */
+	/* release: the last access to g */
 	atomic_fetch_sub_explicit(&g->armed, 1, memory_order_release);
 }
 
@@ -436,14 +430,14 @@ static bool lane_announce(struct core *c, unsigned device, struct lane *l)
 		return false;
 	if (p->lost || is_done(l, first))
 		return true;
-	/* several: the worker sleeps for LOOK_NS */
+	/* several copies: the worker sleeps for LOOK_NS */
 	if (l->n_tasks > 1 || l->announced == l->submitted)
 		return false;
 	atomic_fetch_add_explicit(&g->armed, 1, memory_order_relaxed);
 	ret = p->given->ops->notify(l->queue, wake, g);
 	if (ret < 0)
 		atomic_fetch_sub_explicit(&g->armed, 1, memory_order_relaxed);
-	/* earlier ones have not come yet: the next look is the tick's */
+	/* an earlier callback is still due: the tick looks next */
 	if (ret == -EAGAIN)
 		return false;
 	if (ret < 0) {
@@ -469,7 +463,7 @@ bool gpu_queues_announce(struct core *c)
 	return work;
 }
 
-/* True: its bytes are in place; false: its device is lost, or counts as lost, since it does not get on. */
+/* True: its bytes are in place; false: the device is lost, or counts as lost for lack of progress. */
 static bool wait_for(struct core *c, struct port *p, struct lane *l, const struct gpu_task *t)
 {
 	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUs as a worker sees them: copies handed to queues, and who is told of their end. Transport `gpu` (gpu.c) moves
- * transfers between regions of this agent with it, staging (stage.h) the bytes of GPU memory that go over the
- * network. Worker thread only; nothing blocks, nothing allocates on the data path.
+ * Copy queues of a worker on GPUs. Transport gpu uses them for transfers between regions of this agent, and
+ * transport/stage for bytes of GPU memory that go over the network. Worker thread only; nothing blocks except
+ * gpu_finish(), nothing allocates on the data path.
  */
 #ifndef DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
 #define DRAY_AGENT_DATA_GPU_QUEUE_GPU_QUEUE_H
@@ -10,12 +10,12 @@
 #include "agent/data/transfer/core.h"
 #include "agent/model/gpu_message.h"
 
-/* Embedded in what waits for a copy. */
+/* Embedded in the object that waits for a copy. */
 struct gpu_task {
 	struct dray_list link;
 	uint64_t number; /* of its last copy in its queue */
 	uint8_t device, class;
-	uint32_t n_pieces; /* of the room for pieces, given back when it is done */
+	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
 	/*
 	 * All copies are done: code 0, and every byte is in place; or DRAY_E_GPU_LOST: what of it may still move has ended
 	 * when its memory is closed.
@@ -24,7 +24,7 @@ struct gpu_task {
 	void (*done)(struct core *c, struct gpu_task *t, uint32_t code);
 };
 
-/* The device can be given work by this worker now. */
+/* This worker can submit copies to the device now. */
 bool gpu_is_up(const struct core *c, unsigned device);
 
 /*
@@ -38,11 +38,11 @@ struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class c
 int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gpu_copy *copy,
 	       uint32_t n, struct gpu_task *t);
 
-/* Waits until the task is done or its device lost, and runs done(): for ends that allow no delay. Bounded by a second. */
+/* Blocks until the task is done or its device lost, at most a second, and runs done(). */
 void gpu_finish(struct core *c, struct gpu_task *t);
 
 /*
- * What RDMA devices wrote to the device until now is visible to it afterwards; microseconds. 0, or -EIO: it is lost or
+ * Makes bytes that RDMA devices have written to the device visible to it; takes microseconds. 0, or -EIO: it is lost or
  * not up.
  */
 int gpu_flush_rdma(struct core *c, unsigned device);

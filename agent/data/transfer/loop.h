@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A worker's event loop: edge-triggered epoll, sources embedded in their owners. The callback gets the
- * events of this turn; being edge-triggered, the owner works until EAGAIN or remembers that it stopped
- * short. A callback may add or remove any source, also its own.
+ * events of this turn. Because it is edge-triggered, the owner works until EAGAIN or remembers that it has not.
+ * A callback may add or remove any source, also its own.
  */
 #ifndef DRAY_AGENT_DATA_TRANSFER_LOOP_H
 #define DRAY_AGENT_DATA_TRANSFER_LOOP_H

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Beyond this, blocks go back to the system at once. */
+/* Bytes kept for reuse; further blocks are freed. */
 #define KEPT_MAX (2u << 20)
 
 static uint64_t class_bytes(uint32_t class)
@@ -34,8 +34,6 @@ struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_cla
 	return p;
 }
 
-/* --- pinned memory ------------------------------------------------------------------------------- */
-
 #define SLAB_BYTES (OPS_PINNED_BYTES / OPS_SLABS)
 
 _Static_assert((4u << (OPS_CLASSES - 1)) == DMSG_OPS_MAX, "the largest class is a slab");
@@ -55,7 +53,7 @@ static bool slab_has(const struct ops_slab *b, uint32_t class)
 	return !b->used || (b->class == class && (b->free || b->fresh));
 }
 
-/* What was given back longest ago goes first: caches of a device have forgotten it. */
+/* The block that was returned longest ago goes first, because no device has it in its caches any more. */
 static void *slab_get(struct ops_slab *b, uint8_t *end)
 {
 	void *p = b->free;
@@ -74,7 +72,7 @@ struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *
 
 	if (!s->pinned || n < OPS_PINNED_MIN)
 		return NULL;
-	/* one that is in use already, so that others stay free for other classes */
+	/* a slab that is in use, so that others stay free for other classes */
 	for (uint32_t i = 0; i < OPS_SLABS; i++)
 		if (slab_has(&s->slabs[i], class) && (found == OPS_SLABS || !s->slabs[found].used))
 			found = i;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory for the operations of transfers: size classes of powers of two, kept for reuse up to a bound. Long lists that
- * GPUs are to read can be had in memory that these reach, as far as there is some.
+ * Memory for the operations of transfers: size classes of powers of two, kept for reuse up to a bound. For long lists that
+ * GPUs read there is pinned memory, which is limited.
  */
 #ifndef DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
 #define DRAY_AGENT_DATA_TRANSFER_OPS_STORE_H
@@ -12,15 +12,15 @@
 
 #define OPS_CLASSES 15 /* 4 to 65,536 operations */
 
-/* A slab of pinned memory has room for the longest list, or for shorter ones that are all of one class. */
+/* A slab of pinned memory has room for the longest list, or for shorter lists of one class. */
 #define OPS_SLABS 8
 #define OPS_PINNED_BYTES (OPS_SLABS * (uint64_t)DMSG_OPS_MAX * sizeof(struct xfer_op))
-/* Shorter lists are copied as fast as they are looked for. */
+/* Copying a shorter list costs no more than finding pinned memory. */
 #define OPS_PINNED_MIN 512
 
 struct ops_slab {
-	void *free, *last;           /* chain of what was given back, oldest first */
-	uint32_t class, used, fresh; /* in use; and never used yet, from the end on */
+	void *free, *last;           /* chain of returned blocks, oldest first */
+	uint32_t class, used, fresh; /* blocks in use; blocks never used yet, at the end */
 };
 
 struct ops_store {
@@ -35,9 +35,9 @@ struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_cla
 void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t class);
 void ops_store_deinit(struct ops_store *s);
 
-/* Once: pinned memory of OPS_PINNED_BYTES, borrowed for good. */
+/* Called once: OPS_PINNED_BYTES of pinned memory, borrowed until the end. */
 void ops_store_pinned(struct ops_store *s, void *base);
-/* As ops_store_get(), in pinned memory; NULL: there is none left, or it is not worth it. */
+/* As ops_store_get(), in pinned memory. NULL: none is free, or the list is too short. */
 struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *ret_class);
 
 #endif

@@ -6,20 +6,20 @@
 #include "agent/data/transfer/core.h"
 #include "agent/model/record.h"
 
-/* It goes over to that phase now. */
+/* The transfer enters that phase now. */
 void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns);
 
 struct records {
-	uint64_t n; /* ever; the last RECORDS_MAX of them are there */
+	uint64_t n; /* since the start; v holds the last RECORDS_MAX */
 	struct transfer_record v[RECORDS_MAX];
 };
 
-/* Fills *ret with what the transfer, which ends now, was. */
+/* Describes the transfer, which ends now. */
 void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
 		 int64_t now_ns);
 void records_add(struct records *r, const struct transfer_record *record);
 
-/* Copies the newest, oldest of them first, at most max. Returns how many. */
+/* Copies the newest records, at most max, in order of their end. Returns how many. */
 uint32_t records_copy(const struct records *r, struct transfer_record *to, uint32_t max);
 
 #endif

@@ -8,41 +8,41 @@
 void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg_class class,
 		  struct peer_link *link);
 
-/* Before the channel goes: forgets its flows. Its transfers must have left it (ended or stopped). */
+/* Frees the flows of the channel. Its transfers must have ended or stopped. */
 void channel_deinit(struct channel *ch);
 
-/* True while some flow on it has a slice to hand out. */
+/* True while a flow of the channel has a slice to send. */
 static inline bool channel_pending(const struct channel *ch)
 {
 	return !dray_list_empty(&ch->flows);
 }
 
 /*
- * The next slice of at most max_bytes (0: the configured slice size, which is also the round robin's quantum) for this channel, or NULL: nothing
- * to send, sessions at their limit, or no slice free. The transport now holds it and ends it with
- * xfer_slice_done() exactly once.
+ * The next slice for this channel, of at most max_bytes (0: the configured slice size, which is also the quantum of the round
+ * robin). NULL: nothing to send, sessions at their limit, or no memory. The transport holds the slice and ends it
+ * with xfer_slice_done() exactly once.
  */
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes);
 
 /*
- * Cuts a slice, which is a list of pieces, down to its first bytes, fewer than it has. Returns the rest, a slice
- * like any other of the same transfer, or NULL: none is free, and nothing is cut.
+ * Splits a slice that is a list of pieces after `bytes`, fewer than it has. Returns the rest as another slice of the same
+ * transfer, or NULL: no memory, and nothing was split.
  */
 struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes);
 
-/* For xfer.c: it goes by that channel of transport `index` from now on. */
+/* For xfer.c: assigns the transfer to that channel of transport `index`. */
 void sched_assign(struct xfer *x, unsigned index, struct channel *ch);
 
-/* For xfer.c: the transfer's slices can go out from now on; and: it hands out no more. */
+/* For xfer.c: adds the transfer to its flow (0 or -ENOMEM); takes it out. */
 int sched_enqueue(struct core *c, struct xfer *x);
 void sched_dequeue(struct xfer *x);
 
-/* For xfer.c: the slice is over; its session may send more. */
+/* For xfer.c: frees the slice; its session may send another. */
 void sched_slice_free(struct core *c, struct slice *s);
 void sched_session_deinit(struct xfer_session *s);
 void sched_deinit(struct core *c);
 
-/* True where the slice's transfer still wants it (not stopping). Otherwise it need not be sent. */
+/* False: the slice's transfer is stopping, and the slice need not be sent. */
 static inline bool slice_wanted(const struct slice *s)
 {
 	return s->xfer && s->xfer->state == XFER_RUNNING;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the control thread asks of a worker, and what the data plane asks of the worker around it. */
+/* Commands of the control thread, and upcalls of the data plane. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,7 +66,7 @@ static void up_peer_used(struct core *c, dray_handle peer)
 	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_USED, .session = peer });
 }
 
-/* The peer has gone when every transport says so. */
+/* EVENT_PEER_GONE is sent when every transport has reported peer_gone. */
 static void up_peer_gone(struct core *c, dray_handle peer)
 {
 	struct worker *w = worker_of(c);
@@ -113,7 +113,7 @@ static void peer_down(struct worker *w, dray_handle peer, uint32_t code)
 
 	dray_assert(d);
 	d->peer = peer;
-	/* one of our own, so that it does not end before all have been told */
+	/* one more, so that the departure does not end before every transport has been called */
 	d->missing = 1;
 	dray_list_add(&w->departures, &d->link);
 	xfers_each(c, stop_matching, &args);
@@ -211,7 +211,7 @@ static void up_xfer_ended(struct core *c, struct xfer *x)
 	wsession_xfer_ended(c, x);
 }
 
-/* Telling of transfers must not hold them up: what finds no room is not told. */
+/* A report must not delay transfers: it is dropped if it finds no room. */
 static void up_xfer_report(struct core *c, const struct transfer_record *r, bool slow)
 {
 	struct worker *w = worker_of(c);
@@ -366,7 +366,7 @@ bool worker_run_commands(struct worker *w)
 		run_command(w, &cmd);
 		n++;
 	}
-	/* acquire-release: the room made is seen by whoever is woken for it */
+	/* acquire-release: the control thread that is woken sees the free room */
 	if (n && atomic_exchange_explicit(&w->want_room, false, memory_order_acq_rel))
 		w->event_pending = true;
 	return n > 0;

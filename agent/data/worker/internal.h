@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker's insides, shared by the files of this folder. Worker thread only, but for the rings. */
+/* Shared by the files of this folder. Worker thread only, except the two rings. */
 #ifndef DRAY_AGENT_DATA_WORKER_INTERNAL_H
 #define DRAY_AGENT_DATA_WORKER_INTERNAL_H
 
@@ -16,28 +16,29 @@
 #include "lib/seqpacket.h"
 #include "lib/spsc.h"
 
-/* A ring as its worker sees it. The client can write to all of the shared memory, so what matters is kept here. */
+/* A ring of a session. The client can write to all shared memory, so the worker keeps its indices here. */
 struct ring {
 	const struct ring_memory *m;
 	uint32_t sq_head;     /* next submission to take */
 	uint32_t cq_tail;     /* next completion to fill */
-	uint32_t cq_head;     /* the client's, when it was last looked at */
-	uint32_t outstanding; /* taken and not completed: each has its completion entry reserved */
-	uint32_t vain;        /* looks since the last submission, while there was work elsewhere */
+	uint32_t cq_head;     /* the client's index when last loaded */
+	uint32_t outstanding; /* taken and not completed; each has a reserved completion entry */
+	uint32_t vain;        /* polls since the last submission, while there was work elsewhere */
 	bool announced;       /* "agent sleeping" is set */
 	struct wsession *session;
-	struct dray_list polled_link;    /* on worker->polled; not while it rests */
-	struct dray_list completed_link; /* on worker->completed while there is news for the client */
+	struct dray_list polled_link; /* on worker->polled; not while it rests */
+	struct dray_list
+		completed_link; /* on worker->completed while the client must be told of completions */
 	struct loop_source doorbell;
 };
 
-/* A session as its worker sees it. */
+/* A session of this worker. */
 struct wsession {
 	struct xfer_session xs;
 	struct worker *worker;
 	struct session_shared *shared;
 	struct dray_list link;       /* on worker->sessions */
-	struct dray_list ready_link; /* on worker->ready while there is input to look at */
+	struct dray_list ready_link; /* on worker->ready while there is input */
 	struct loop_source source;
 	int fd;
 	struct idset ids;  /* requests that have not ended */
@@ -46,7 +47,7 @@ struct wsession {
 	uint32_t out_n;
 	bool readable, writable;
 	bool dead;    /* end of file or protocol broken: nothing is read or sent any more */
-	bool closing; /* its end was asked for */
+	bool closing; /* COMMAND_SESSION_CLOSE has come */
 	struct ring *ring;
 	const struct ring_memory *memory; /* arena, also without a ring */
 };
@@ -56,7 +57,7 @@ struct event_node {
 	struct event event;
 };
 
-/* A peer that went down and whose transports are not all done with it. */
+/* A peer that went down, until every transport is done with it. */
 struct departure {
 	struct dray_list link;
 	dray_handle peer;
@@ -64,9 +65,9 @@ struct departure {
 };
 
 struct worker {
-	struct core core; /* first: upcalls get from core to worker */
+	struct core core; /* first: upcalls cast core to worker */
 	pthread_t thread;
-	bool started; /* there is one; the control thread's */
+	bool started; /* the thread exists; written by the control thread */
 	struct dray_spsc commands, events;
 	struct event_node *late_first, **late_last; /* events that found the ring full */
 	int command_fd;                             /* eventfd, control to worker */
@@ -78,15 +79,15 @@ struct worker {
 	uint32_t n_sessions;
 	struct dray_list session_list, ready;
 	struct dray_list departures;
-	struct dray_list polled;    /* rings that are looked at in every turn */
-	struct dray_list completed; /* rings whose clients are told at the end of this one */
+	struct dray_list polled;    /* rings that are polled in every turn */
+	struct dray_list completed; /* rings whose clients are told at the end of the turn */
 	bool draining, quit;
 	bool stalled;   /* submissions wait for their client to reap completions */
 	bool busy;      /* the last turn did something */
-	bool announced; /* of the rings on `polled` some may be */
+	bool announced; /* rings on `polled` may be announced */
 	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
-	int64_t look_ns;   /* how long it may leave them alone while it polls rings */
+	int64_t look_ns;   /* interval between looks while it polls rings */
 	struct data_counters counters;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
@@ -108,7 +109,7 @@ static inline struct wsession *wsession_of(struct xfer_session *xs)
 
 #define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
 
-/* worker.c: what worker_make() made, whose thread has ended or was never started. */
+/* worker.c: frees a worker whose thread has ended or was never started. */
 void worker_release(struct worker *w);
 void worker_signal(int fd);
 
@@ -118,26 +119,26 @@ bool worker_run_commands(struct worker *w);
 
 /* turn.c */
 void worker_command_ready(struct loop_source *source, uint32_t events);
-/* may_sleep: as a thread does it; otherwise it only looks. */
+/* may_sleep: false in tests, which take single turns. */
 void worker_turn(struct worker *w, bool may_sleep);
 void *worker_main(void *arg);
 void worker_event(struct worker *w, const struct event *ev);
-/* False while so many events wait that clients must not add more. */
+/* False while the event ring is so full that clients must not add events. */
 bool worker_has_room(const struct worker *w);
 
-/* wsession.c */
+/* session.c */
 void wsession_add(struct worker *w, int fd, struct session_shared *shared);
 void wsession_close(struct worker *w, dray_handle session, uint32_t code);
 void wsession_send(struct wsession *s, struct packet *p);
 struct wsession *wsession_get(struct worker *w, dray_handle session);
-/* Nothing is read from or sent to the client any more; the control thread hears of it, once. */
+/* Stops reading from and sending to the client, and tells the control thread, once. */
 void wsession_die(struct wsession *s, uint32_t code);
 /* ERROR with request id 0, then wsession_die. */
 void wsession_break(struct wsession *s, const struct dray_err *err);
-/* Reads what is there, within bounds. True if there is more. */
+/* Reads available messages, within bounds. True if there are more. */
 bool wsession_read(struct wsession *s);
 void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct dray_err *err);
-/* Makes ready what the transfer's client gets to know of its end. */
+/* Writes the completion, or queues the event, that tells the client how the transfer ended. */
 void wsession_xfer_ended(struct core *c, struct xfer *x);
 
 /* request.c: one message of a client. */
@@ -149,21 +150,21 @@ void ring_close(struct wsession *s);
 /* Takes submissions, within bounds. True if there are more. */
 bool ring_poll(struct wsession *s);
 void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe);
-/* Something completed: wakes the client where it sleeps. */
+/* Wakes the client, if it sleeps, after completions. */
 void ring_flush(struct ring *r);
-/* Asks for a doorbell. True if there is work after all. */
+/* Announces the ring. True if there is work after all. */
 bool ring_announce(struct ring *r);
-/* No doorbell is needed any more. */
+/* Ends the announcement. */
 void ring_awake(struct ring *r);
 
-/* rings.c: all of a worker's */
-/* The ring is looked at from now on. */
+/* rings.c: all rings of a worker */
+/* The ring is polled from now on. */
 void ring_wake(struct ring *r);
 /* Takes submissions, within bounds. True if there are more. */
 bool rings_poll(struct worker *w);
-/* Tells clients what completed. */
+/* Wakes the clients of rings with completions. */
 void rings_flush(struct worker *w);
-/* Before the worker sleeps: asks for doorbells. True if there is work after all. */
+/* Announces all rings before the worker sleeps. True if there is work after all. */
 bool rings_announce(struct worker *w);
 void rings_awake(struct worker *w);
 

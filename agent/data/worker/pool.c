@@ -12,7 +12,7 @@
 #include "lib/cpu.h"
 #include "schema/gen/errors.h"
 
-/* A broadcast that every worker has to answer. Who asks for the same drop while it is under way waits with it. */
+/* A broadcast that every worker must answer. A second request for the same drop waits for the same answers. */
 struct broadcast {
 	struct dray_list link;
 	enum object_kind kind;
@@ -27,7 +27,7 @@ struct waiter {
 	void *arg;
 };
 
-/* No more helpers than CPUs may be used beside the one of the worker that is helped; with one CPU or one worker none. */
+/* At most one helper for each CPU besides the owner's; none with one CPU or one worker. */
 static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 {
 	struct dray_cpus limits;
@@ -42,7 +42,7 @@ static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 	ret = workshare_new(&p->workshare, p->n, dray_min(cpus, p->n) - 1);
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
-				    "no memory for the workers' workshare");
+				    "no memory for work that workers share");
 	for (unsigned i = 0; i < p->n && ret >= 0; i++)
 		ret = worker_join(p->workers[i], p->workshare, reterr);
 	return ret;
@@ -124,7 +124,7 @@ bool pool_stop(struct worker_pool *p)
 		p->workers[i] = NULL;
 	}
 	p->n = 0;
-	/* who does not end may still look at it */
+	/* a worker that did not end may still read it */
 	p->workshare = ended ? workshare_free(p->workshare) : NULL;
 	forget(&p->drops);
 	forget(&p->peer_downs);

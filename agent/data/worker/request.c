@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages of clients. Transfers and their cancellation are carried out here, in the loop that received
- * them; everything else goes to the control thread. What can be answered is answered and the session goes on;
- * a message whose header makes no sense ends it.
+ * Messages of clients. The worker that received them carries out transfers and their cancellation; every other request goes
+ * to the control thread. A refused request is answered and the session goes on; a message with an invalid header
+ * ends the session.
  */
 #include <errno.h>
 #include <string.h>
@@ -48,14 +48,15 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 		uint64_t bytes = (uint64_t)m.arena_ops * DMSG_OP_SIZE;
 
 		if (m.ops.n) {
-			dray_err_set(err, -EINVAL, DRAY_E_INVALID,
-				     "operations both inline and in the arena");
+			dray_err_set(
+				err, -EINVAL, DRAY_E_INVALID,
+				"the operations are both inline and in the arena; send one of the two");
 			return;
 		}
 		if (!mem || m.arena_offset > mem->arena_bytes ||
 		    bytes > mem->arena_bytes - m.arena_offset) {
 			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
-				     "%u operations at %llu pass the arena of %llu bytes",
+				     "%u operations at %llu exceed the arena of %llu bytes",
 				     m.arena_ops, (unsigned long long)m.arena_offset,
 				     (unsigned long long)(mem ? mem->arena_bytes : 0));
 			return;
@@ -63,7 +64,7 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 		r.ops = mem->arena + m.arena_offset;
 		r.n_ops = m.arena_ops;
 	}
-	/* the id is in the map before the transfer starts: it may end inside xfer_start() */
+	/* the id is added first, because the transfer may end inside xfer_start() */
 	if (idset_add(&s->ids, h->request_id) < 0) {
 		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
 			     (unsigned long long)h->request_id);
@@ -75,7 +76,7 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 
 static struct xfer *find_transfer(struct wsession *s, uint64_t request)
 {
-	/* cancelling is rare, so transfers are not indexed by id a second time */
+	/* cancelling is rare, so there is no index by request id */
 	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
 		if (x->request_id == request)
 			return x;
@@ -91,9 +92,9 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 	if (dmsg_transfer_cancel_decode(body, h->length, &m, err) < 0)
 		return;
 	x = find_transfer(s, m.request);
-	/* sockets are read before rings: what is to be cancelled may still lie there */
+	/* sockets are read before rings: the transfer may still lie in the ring */
 	if (!x && s->ring) {
-		/* all that can have been there; a client that goes on submitting waits for its turn */
+		/* one full ring; what the client submits meanwhile waits for the next turn */
 		uint32_t rounds = s->memory->sq_entries;
 
 		while (rounds-- && ring_poll(s))
@@ -123,7 +124,7 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 	xfer_stop(&s->worker->core, x, DRAY_E_CANCELLED, NULL, false);
 }
 
-/* Hands the message and its descriptors to the control thread, which answers with COMMAND_SEND. */
+/* Passes the message and its descriptors to the control thread, which answers with COMMAND_SEND. */
 static void forward(struct wsession *s, const struct dmsg_header *h, const uint8_t *p, size_t n,
 		    bool fds_lost, struct dray_err *err)
 {
@@ -161,7 +162,7 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 	struct dmsg_header h;
 
 	if (dmsg_header_decode(p, n, &h, &err) < 0) {
-		/* what could be read of the header tells whom to answer */
+		/* the error carries the request id if the header could be read that far */
 		if (n >= DMSG_HEADER_SIZE &&
 		    (err.code == DRAY_E_UNSUPPORTED || err.code == DRAY_E_TOO_LARGE))
 			wsession_reply_error(s, dray_le_get64(p + DMSG_HEADER_SIZE - 8), &err);
@@ -170,7 +171,8 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 		return;
 	}
 	if (!h.request_id) {
-		dray_err_set(&err, -EPROTO, DRAY_E_INVALID, "request id 0 is kept for events");
+		dray_err_set(&err, -EPROTO, DRAY_E_INVALID,
+			     "request id 0 is reserved for events; use another");
 		wsession_break(s, &err);
 		return;
 	}
@@ -178,7 +180,7 @@ void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncat
 		dray_err_set(&err, -EMSGSIZE, DRAY_E_TOO_LARGE, "a message has at most %u bytes",
 			     DMSG_MESSAGE_MAX);
 	} else if (dmsg_packet_check(&h, n, &err) < 0) {
-		/* said by the check */
+		/* the check has set the error */
 	} else if (h.type == DMSG_TRANSFER || h.type == DMSG_TRANSFER_CANCEL) {
 		const uint8_t *body = p + DMSG_HEADER_SIZE;
 

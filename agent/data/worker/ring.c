@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent's side of a session's ring. The layout, and who writes what, stand in schema/data.yaml.
+ * The agent's side of a session's ring. schema/data.yaml has the layout and says which side writes each word.
  *
- * Wake-ups, client to agent: the client stores its tail, then looks at agent_sleeping. The agent stores
- * agent_sleeping, then looks at the tail. All four are sequentially consistent, so one of the two sees
- * the other. The way back is the same with cq_tail and client_sleeping, but that a fence stands between the
- * agent's store and its look. tests/model/doorbell.pml has this protocol, and what each part of it is for, in a
- * form that a model checker reads.
+ * Wake-ups from client to agent: the client stores its tail, then loads agent_sleeping. The agent stores
+ * agent_sleeping, then loads the tail. All four accesses are sequentially consistent, so at least one side sees the
+ * other. The opposite direction works alike with cq_tail and client_sleeping, with a fence between the agent's store and
+ * its load. tests/model/doorbell.pml models the protocol for a model checker, and says what each part is for.
  *
- * The client can write to every word at any time. Entries are copied before they are looked at; the
- * agent's own indices are private; a client index that claims more than the ring holds ends the session.
+ * The client can write to every word at any time. The agent copies entries before it checks them and keeps its own
+ * indices private. A client index that claims more than the ring holds ends the session.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -19,7 +18,7 @@
 #include "agent/data/worker/internal.h"
 #include "lib/cleanup.h"
 
-/* Submissions taken in one turn, so that one client does not keep the worker to itself. */
+/* Submissions taken in one turn, so that one client does not occupy the worker. */
 #define TAKE_MAX 64u
 
 static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
@@ -28,13 +27,13 @@ static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
 }
 
 /*
- * What was stored before is seen by whoever does not see what is stored after its own store and load. A fence and
- * not the store once more: the client spins on that line, and would lose it again.
+ * Store-load fence. The client has the same fence on its side: if it does not see a later store of ours, its earlier load has
+ * seen everything stored before the fence. A second store would take the line from the client, which spins on it.
  */
 static void fence(struct ring *r)
 {
 #ifdef __SANITIZE_THREAD__
-	/* which knows no fences */
+	/* ThreadSanitizer does not model fences */
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
 #else
 	(void)r;
@@ -46,7 +45,7 @@ static void doorbell(struct loop_source *source, uint32_t events)
 {
 	struct ring *r = dray_container_of(source, struct ring, doorbell);
 
-	/* edge-triggered and never read: a client can change the flags of an eventfd it shares */
+	/* edge-triggered and never read, because the client can change the flags of a shared eventfd */
 	(void)events;
 	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
 	ring_wake(r);
@@ -126,18 +125,19 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 	};
 
 	dray_err_init(&err);
-	/* bounds first: an address outside the arena is not even formed */
+	/* bounds before the address, which must not be formed outside the arena */
 	if (w->draining) {
 		dray_err_set(&err, -ESHUTDOWN, DRAY_E_DRAINING, "the agent is draining");
 	} else if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
 		if (e->op_count > DMSG_OPS_MAX ||
 		    !arena_holds(m, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE))
-			dray_err_set(&err, -ERANGE, DRAY_E_RANGE, "the operations pass the arena");
+			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
+				     "the operations exceed the arena");
 		else
 			r.ops = m->arena + e->arena_offset;
 	} else if (e->op_count != 1) {
 		dray_err_set(&err, -EINVAL, DRAY_E_INVALID,
-			     "without the arena a submission has one operation");
+			     "a submission without arena has exactly one operation");
 	} else {
 		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
 		r.ops = op;
@@ -147,7 +147,7 @@ static void submit(struct wsession *s, const struct dmsg_sqe *e)
 		if (e->notify_length > DMSG_NOTIFY_MAX ||
 		    !arena_holds(m, e->notify_offset, e->notify_length))
 			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
-				     "the notification passes the arena");
+				     "the notification exceeds the arena");
 		else
 			r.notify = m->arena + e->notify_offset;
 	}
@@ -166,19 +166,19 @@ static void break_lying(struct wsession *s, uint32_t tail)
 
 	dray_err_set(
 		&err, -EPROTO, DRAY_E_PROTOCOL,
-		"the ring's indices lie: submission tail %u of %u entries from %u, completion head %u "
+		"the ring's indices are impossible: submission tail %u of %u entries from %u, completion head %u "
 		"behind %u",
 		tail, r->m->sq_entries, r->sq_head, r->cq_head, r->cq_tail);
 	wsession_break(s, &err);
 }
 
-/* Completion entries that are neither filled nor promised. Looks at the client's index only for more than it knows of. */
+/* Completion entries that are neither filled nor reserved. Loads the client's index only if the known ones do not suffice. */
 static uint32_t cq_room(struct ring *r, uint32_t wanted)
 {
 	uint32_t used = r->cq_tail - r->cq_head + r->outstanding;
 
 	if (used + wanted > r->m->cq_entries)
-		/* acquire: the client has copied what it gives back */
+		/* acquire: the client has copied the entries that it returns */
 		r->cq_head = atomic_load_explicit(word(r, DMSG_RING_CQ_HEAD), memory_order_acquire);
 	return r->m->cq_entries - r->outstanding - (r->cq_tail - r->cq_head);
 }
@@ -197,7 +197,7 @@ bool ring_poll(struct wsession *s)
 
 	if (s->dead)
 		return false;
-	/* acquire: the entries up to tail are whole */
+	/* acquire: the entries up to tail are complete */
 	tail = atomic_load_explicit(word(r, DMSG_RING_SQ_TAIL), memory_order_acquire);
 	if (tail == r->sq_head) {
 		r->vain += s->worker->busy;
@@ -209,7 +209,7 @@ bool ring_poll(struct wsession *s)
 		break_lying(s, tail);
 		return false;
 	}
-	/* no entry to complete it with: it stays until the client has reaped some */
+	/* no free completion entry: the submission stays until the client has reaped some */
 	while (r->sq_head != tail && taken < TAKE_MAX && room--) {
 		uint8_t copy[DMSG_SQE_SIZE];
 		struct dmsg_sqe e;
@@ -241,7 +241,7 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 
 	if (dray_list_empty(&r->completed_link)) {
 		dray_list_add(&s->worker->completed, &r->completed_link);
-		/* before the client can see the entry: what it submits then needs no doorbell */
+		/* before the client sees the entry, so that its next submission needs no doorbell */
 		ring_wake(r);
 	}
 	dmsg_cqe_put(m->ring + m->cq_offset +
@@ -249,7 +249,7 @@ void ring_complete(struct wsession *s, const struct dmsg_cqe *cqe)
 		     cqe);
 	r->cq_tail++;
 	r->outstanding--;
-	/* release: the entry is whole */
+	/* release: the entry is complete */
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_release);
 }
 
@@ -276,7 +276,7 @@ bool ring_announce(struct ring *r)
 	r->vain = 0;
 	if (cq_room(r, 1) || cq_head_lies(r))
 		return true;
-	/* no completion entry is free, and reaping rings no doorbell: somebody has to look again */
+	/* no completion entry is free, and reaping rings no doorbell: the worker must look again */
 	r->session->worker->stalled = true;
 	return false;
 }

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which of its rings a worker looks at. A look is a load from memory that a client shares: nothing for one ring, but
- * for hundreds more than all the work of the one that is busy. So a ring that was looked at in vain often
- * enough, while there was work elsewhere, rests: it stays announced ("agent sleeping" is set), is not looked
- * at, and its client's doorbell brings it back. A completion brings it back as well, since who learns of an end
- * mostly begins anew.
+ * Which rings a worker polls. One poll is a load from memory shared with a client: negligible for one ring, but for
+ * hundreds more than all the work of a busy one. So a ring that was polled in vain often enough, while there was work
+ * elsewhere, rests: it stays announced ("agent sleeping" is set) and is not polled until its client's doorbell rings. A
+ * completion ends the rest too, because a client that sees a completion usually submits again.
  *
- * So every ring is on worker->polled, or rests with nothing in it and is announced, or its doorbell is on its way:
- * the client clears "agent sleeping" before it rings. Those on the list are announced as well while the worker
- * sleeps. The order of loads and stores that keeps wake-ups from being lost stands in ring.c.
+ * So every ring is on worker->polled, or rests empty and announced, or its doorbell is on its way:
+ * the client clears "agent sleeping" before it rings. While the worker sleeps, the rings on the list are announced
+ * as well. ring.c describes the order of loads and stores.
  */
 #include "agent/data/worker/internal.h"
 
-/* Looks that cost about as much as a doorbell and its event: from there on asking for one is the better bargain. */
+/* This many polls cost about as much as a doorbell and its event. */
 #define LOOKS_MAX 256
-/* What an announcement and its end count for: a store that other processors must see, and a cache line from them. */
+/* An announcement and its end cost this many polls: a store that other processors must see, and a cache miss. */
 #define ANNOUNCE_LOOKS 8
 
 void ring_wake(struct ring *r)
@@ -27,11 +26,11 @@ void ring_wake(struct ring *r)
 		dray_list_add(&w->polled, &r->polled_link);
 }
 
-/* True if it rests: announced, and nothing came before that was seen. */
+/* True if the ring rests: it is announced and still empty. */
 static bool rest(struct ring *r)
 {
 	ring_announce(r);
-	/* what is in it now began the count anew */
+	/* a new submission resets the count */
 	if (r->vain > LOOKS_MAX)
 		return true;
 	ring_awake(r);

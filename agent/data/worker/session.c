@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions of a worker: the data socket in both directions, and how transfers tell of their end. */
+/* Sessions of a worker: the data socket in both directions, and the completions of transfers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 /* Messages taken from one socket in one turn. */
 #define READ_MAX 16
-/* Packets waiting for a client that does not read; beyond, its input is left alone until they are gone. */
+/* Packets queued for a client that does not read. At this limit the worker stops reading from it. */
 #define OUT_MAX 1024
 
 struct wsession *wsession_get(struct worker *w, dray_handle session)
@@ -28,7 +28,7 @@ static void make_ready(struct wsession *s)
 		dray_list_add(&s->worker->ready, &s->ready_link);
 }
 
-/* Sends what waits. The packet stays the queue's until it is gone. */
+/* Sends queued packets. A packet stays in the queue until it is sent. */
 static void flush(struct wsession *s)
 {
 	while (s->out_first && s->writable && !s->dead) {
@@ -189,7 +189,7 @@ void wsession_send(struct wsession *s, struct packet *p)
 	flush(s);
 }
 
-/* Sends at once where nothing waits; only what does not go out is copied. */
+/* Sends at once if nothing is queued; copies the message only if it cannot be sent. */
 static void send_bytes(struct wsession *s, const uint8_t *p, int n)
 {
 	struct packet *packet;
@@ -232,8 +232,8 @@ void wsession_break(struct wsession *s, const struct dray_err *err)
 }
 
 /*
- * Descriptors that came with a message that takes none. Closing one can block, on FUSE say, for as long as its
- * maker likes: not here.
+ * Descriptors of a message that takes none. Closing one can block, for example on FUSE, so another thread does
+ * that.
  */
 static void discard_fds(struct worker *w)
 {
@@ -260,7 +260,7 @@ bool wsession_read(struct wsession *s)
 		bool truncated, fds_lost;
 		ssize_t n;
 
-		/* it does not read its answers: no new questions */
+		/* the client does not read its answers: take no new requests */
 		if (s->out_n > OUT_MAX)
 			return false;
 		n = dray_seqpacket_recv(s->fd, w->buffer, DMSG_MESSAGE_MAX, &w->fds, &truncated,

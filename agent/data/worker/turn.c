@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The worker's thread. A turn: commands, client rings, sockets, transports, time-outs. After work it polls
- * for as long as that pays (lib/linger.h), cfg.poll_time_ns at most, then asks every client ring for a
- * doorbell, looks once more, and sleeps on its descriptors.
+ * The worker's thread. A turn handles commands, sockets, client rings, transports and timeouts. After work the worker polls for as
+ * long as lib/linger.h allows, at most cfg.poll_time_ns. Then it announces every client ring, looks once more, and
+ * sleeps on its descriptors.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -13,12 +13,12 @@
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 
-/* Clients may add no more events than leave this many slots for the worker's own. */
+/* Slots of the event ring that clients must leave for the worker's own events. */
 #define EVENTS_RESERVE 512
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
 /*
- * While rings are polled, descriptors are looked at this often, since the system call costs as much as a small transfer;
- * less often the longer nothing is found.
+ * Interval between looks at descriptors while rings are polled, because the system call costs as much as a small
+ * transfer. It grows while nothing is found.
  */
 #define LOOK_MIN_NS 2000
 #define LOOK_MAX_NS 16000
@@ -60,7 +60,7 @@ void worker_command_ready(struct loop_source *source, uint32_t events)
 	uint64_t n;
 
 	(void)events;
-	/* the commands themselves are looked for in every turn */
+	/* every turn looks for commands anyway */
 	if (read(source->fd, &n, sizeof(n)) < 0)
 		return;
 }
@@ -85,7 +85,7 @@ static bool run_clients(struct worker *w)
 	return rings_poll(w) || did;
 }
 
-/* Asks every ring for a doorbell. True if there is work after all. */
+/* Announces every ring and transport. True if there is work after all. */
 static bool announce_sleep(struct worker *w)
 {
 	bool work;
@@ -99,7 +99,7 @@ static bool announce_sleep(struct worker *w)
 	return work || !dray_spsc_empty(&w->commands);
 }
 
-/* Nothing to do of its own: a hand for another worker. True if there may be more. */
+/* Without work of its own: helps another worker. True if there may be more. */
 static bool assist(struct worker *w)
 {
 	struct core *c = &w->core;
@@ -111,7 +111,7 @@ static bool assist(struct worker *w)
 	return more;
 }
 
-/* Time-outs of the transports; returns the earliest of theirs and `next`. */
+/* Handles timeouts of the transports; returns the earliest of theirs and `next`. */
 static int64_t tick(struct worker *w, int64_t next)
 {
 	struct core *c = &w->core;
@@ -122,7 +122,7 @@ static int64_t tick(struct worker *w, int64_t next)
 	return next;
 }
 
-/* There is nothing to do: how long to sleep, 0 not at all, -1 until something comes. */
+/* How long to sleep without work, ns; 0: not at all, -1: until an event. */
 static int64_t rest(struct worker *w, int64_t next)
 {
 	int64_t timeout;
@@ -138,13 +138,13 @@ static int64_t rest(struct worker *w, int64_t next)
 		rings_awake(w);
 		return 0;
 	}
-	/* what waits for the control thread or for a client to catch up has no event of its own */
+	/* waiting for room in the event ring, or for a client to reap, has no event of its own */
 	if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
 		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
 	return timeout;
 }
 
-/* At the descriptors; sleeps for up to `timeout` ns, -1: until something comes. */
+/* Handles descriptors; sleeps for up to `timeout` ns, -1: until an event. */
 static void look(struct worker *w, int64_t timeout)
 {
 	int n;
@@ -173,7 +173,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	c->now_ns = dray_now().ns;
 	did = worker_run_commands(w);
 	did |= run_clients(w);
-	/* before the transports: a transfer whose word has come has slices for them */
+	/* before the transports: a transfer whose wait word is set has slices for them */
 	next = xfers_tick(c);
 	WORKER_EACH_TRANSPORT(w, i)
 	more |= c->transports[i]->progress(c, c->transport_state[i]);
@@ -207,7 +207,7 @@ void *worker_main(void *arg)
 	while (!w->quit)
 		worker_turn(w, true);
 	worker_event(w, &(struct event){ .type = EVENT_QUIT });
-	/* behind whatever the control thread has not taken yet */
+	/* after all events that the control thread has not taken yet */
 	for (;;) {
 		late_flush(w);
 		worker_signal(w->event_fd);

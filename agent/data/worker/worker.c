@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker as the control thread handles it: start, stop, and the two rings between them. */
+/* The control thread's side of a worker: start, stop, and the two rings between them. */
 #include "agent/data/worker/worker.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ void worker_signal(int fd)
 {
 	uint64_t one = 1;
 
-	/* a full counter means that the other side is awake already; one that nobody reads takes for ever to fill up */
+	/* a full counter means that the other side is being woken already */
 	if (write(fd, &one, sizeof(one)) < 0)
 		return;
 }
@@ -123,8 +123,8 @@ int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *
 
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_FDS,
-				    "no descriptor to wake worker %u by: %s", w->core.index,
-				    dray_errno_text(ret));
+				    "cannot duplicate the descriptor that wakes worker %u: %s",
+				    w->core.index, dray_errno_text(ret));
 	w->core.workshare = workshare;
 	return 0;
 }
@@ -135,7 +135,7 @@ int worker_start(struct worker *w, struct dray_err *reterr)
 	char name[16];
 	int ret;
 
-	/* signals are the control thread's, but for faults of the worker's own */
+	/* the control thread handles signals; a worker takes only faults of its own */
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS);
 	sigdelset(&all, SIGSEGV);
@@ -143,8 +143,9 @@ int worker_start(struct worker *w, struct dray_err *reterr)
 	ret = -pthread_create(&w->thread, NULL, worker_main, w);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "no thread for worker %u: %s",
-				    w->core.index, dray_errno_text(ret));
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
+				    "cannot start the thread of worker %u: %s", w->core.index,
+				    dray_errno_text(ret));
 	w->started = true;
 	snprintf(name, sizeof(name), "dray-worker-%u", w->core.index % 10);
 	pthread_setname_np(w->thread, name);
@@ -166,7 +167,7 @@ bool worker_free(struct worker *w)
 		return true;
 	}
 	worker_post(w, &(struct command){ .type = COMMAND_QUIT });
-	/* keeps both rings moving until the last word, so that neither side waits for the other */
+	/* keeps both rings moving until EVENT_QUIT, so that neither side waits for the other */
 	for (bool quit = false; !quit;) {
 		if (!worker_next_event(w, &ev)) {
 			struct timespec pause = { .tv_nsec = 1000000 };
@@ -187,7 +188,7 @@ bool worker_free(struct worker *w)
 	return true;
 }
 
-/* Moves what found no room before into the ring. */
+/* Moves commands that found no room before into the ring. */
 static void backlog_flush(struct worker *w)
 {
 	while (w->backlog_at < w->backlog_n &&
@@ -197,7 +198,7 @@ static void backlog_flush(struct worker *w)
 		w->backlog_at = w->backlog_n = 0;
 		return;
 	}
-	/* ask to be woken, then look again: room may have been made in between */
+	/* request the wake-up, then look again: the worker may have made room in between */
 	atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
 }
 
@@ -235,7 +236,7 @@ bool worker_next_event(struct worker *w, struct event *ret)
 	}
 	if (dray_spsc_pop(&w->events, ret))
 		return true;
-	/* empty: take the signal back, then look once more, so that one that came in between is not lost */
+	/* empty: clear the signal, then look again, so that an event in between is not lost */
 	if (read(w->event_fd, &n, sizeof(n)) < 0)
 		n = 0;
 	return dray_spsc_pop(&w->events, ret);

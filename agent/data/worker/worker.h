@@ -10,11 +10,11 @@
 
 struct workshare;
 
-/* One without a thread, which may be given commands. max_transfers: limits.transfers. 0 or -errno with reterr. */
+/* Makes a worker without a thread; commands may be posted to it. max_transfers: limits.transfers. 0 or -errno with reterr. */
 int worker_make(struct worker **ret, unsigned index, const struct data_config *cfg,
 		uint32_t max_transfers, struct dray_err *reterr);
 
-/* It helps the others of the workshare, and they it; before its thread starts. Borrowed. 0 or -errno with reterr. */
+/* The worker shares work through `workshare`, which is borrowed. Before its thread starts. 0 or -errno with reterr. */
 int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *reterr);
 
 /* Starts its thread. 0 or -errno with reterr. */
