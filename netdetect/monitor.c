@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Four sources, each of which may be missing: rtnetlink multicast; RDMA netlink's own (Linux 6.12);
- * the kernel's device events, which tell of RDMA devices on older kernels; async events of devices.
- */
 #include "netdetect/monitor.h"
 
 #include <errno.h>
@@ -20,27 +16,28 @@
 #include "lib/list.h"
 #include "schema/gen/errors.h"
 
-/* include/uapi/rdma/rdma_netlink.h; younger than the C library's headers may be */
+/* include/uapi/rdma/rdma_netlink.h; installed headers may be older */
 #define GROUP_RDMA_NOTIFY 4
-/* lib/kobject_uevent.c: the kernel's own messages, not those that udev sends on */
+/* lib/kobject_uevent.c: messages of the kernel; udev repeats them in another group */
 #define GROUP_UEVENT 1
-/* Events of a storm that are held before some are lost. */
+/* Room for a burst of events. */
 #define RECEIVE_BUFFER (1 << 20)
 
-enum source { SOURCE_ROUTE, SOURCE_RDMA, SOURCE_UEVENT, SOURCE_SOCKETS };
+/* All but the first may be missing. The last reports RDMA devices on kernels without the second. */
+enum source { SOURCE_ROUTE, SOURCE_RDMA, SOURCE_UEVENT, SOURCE_N };
 
 /* A device held open for its async events. */
-struct held {
+struct open_device {
 	struct dray_list link;
 	char name[ND_DEVICE_NAME_MAX];
 	struct ibv_context *context;
-	bool dead; /* going away, to be let go of */
+	bool dead; /* being removed: close it */
 };
 
 struct nd_monitor {
 	int epoll_fd;
-	int sockets[SOURCE_SOCKETS]; /* -1: not here */
-	struct dray_list held;
+	int sockets[SOURCE_N]; /* -1: missing */
+	struct dray_list devices;
 	char text[128];
 };
 
@@ -62,7 +59,7 @@ static int socket_new(int protocol, const int *groups, size_t n)
 		if (setsockopt(fd, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &groups[i],
 			       sizeof(groups[i])) < 0)
 			return -errno;
-	/* what the limit of the system allows is good enough */
+	/* a lower limit of the system is acceptable */
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
 	return dray_take_fd(fd);
 }
@@ -79,16 +76,17 @@ static int open_sources(struct nd_monitor *m, struct dray_err *reterr)
 	int fd = socket_new(NETLINK_ROUTE, route_groups, DRAY_ARRAY_SIZE(route_groups));
 
 	if (fd < 0)
-		return dray_err_set(reterr, fd, DRAY_E_IO, "events of links: %s",
-				    dray_errno_text(fd));
+		return dray_err_set(reterr, fd, DRAY_E_IO,
+				    "rtnetlink events cannot be received: %s", dray_errno_text(fd));
 	m->sockets[SOURCE_ROUTE] = fd;
 	m->sockets[SOURCE_RDMA] = socket_new(NETLINK_RDMA, rdma_groups, 1);
 	m->sockets[SOURCE_UEVENT] = socket_new(NETLINK_KOBJECT_UEVENT, uevent_groups, 1);
-	for (int i = 0; i < SOURCE_SOCKETS; i++) {
+	for (int i = 0; i < SOURCE_N; i++) {
 		int r = m->sockets[i] < 0 ? 0 : watch(m, m->sockets[i], &m->sockets[i]);
 
 		if (r < 0)
-			return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "events of links: %s",
+			return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
+					    "netlink events cannot be watched: %s",
 					    dray_errno_text(r));
 	}
 	snprintf(m->text, sizeof(m->text), "rtnetlink%s%s",
@@ -103,12 +101,14 @@ int nd_monitor_new(struct nd_monitor **ret, struct dray_err *reterr)
 	int r;
 
 	if (!m)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a monitor");
-	dray_list_init(&m->held);
-	for (int i = 0; i < SOURCE_SOCKETS; i++)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "out of memory for the monitor");
+	dray_list_init(&m->devices);
+	for (int i = 0; i < SOURCE_N; i++)
 		m->sockets[i] = -1;
 	m->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	r = m->epoll_fd < 0 ? dray_err_set(reterr, -errno, DRAY_E_NO_FDS, "events of links: %m") :
+	r = m->epoll_fd < 0 ? dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
+					   "no epoll descriptor for the monitor: %m") :
 			      open_sources(m, reterr);
 	if (r < 0) {
 		nd_monitor_free(m);
@@ -118,21 +118,21 @@ int nd_monitor_new(struct nd_monitor **ret, struct dray_err *reterr)
 	return 0;
 }
 
-static void let_go(struct held *h)
+static void device_close(struct open_device *d)
 {
-	dray_list_del(&h->link);
-	/* closing takes the descriptor out of the epoll set */
-	ibv_close_device(h->context);
-	free(h);
+	dray_list_del(&d->link);
+	/* this removes the descriptor from the epoll set */
+	ibv_close_device(d->context);
+	free(d);
 }
 
 struct nd_monitor *nd_monitor_free(struct nd_monitor *m)
 {
 	if (!m)
 		return NULL;
-	dray_list_for_each(&m->held, h, struct held, link)
-		let_go(h);
-	for (int i = 0; i < SOURCE_SOCKETS; i++)
+	dray_list_for_each(&m->devices, d, struct open_device, link)
+		device_close(d);
+	for (int i = 0; i < SOURCE_N; i++)
 		dray_close(m->sockets[i]);
 	dray_close(m->epoll_fd);
 	free(m);
@@ -149,9 +149,7 @@ const char *nd_monitor_describe(const struct nd_monitor *m)
 	return m->text;
 }
 
-/* --- what has come --------------------------------------------------------------------------------- */
-
-/* "add@/devices/...", then KEY=VALUE, each ended by a NUL: is it about an RDMA device? */
+/* True if an event ("add@/devices/...", then KEY=VALUE, each ended by a NUL) is about an RDMA device. */
 static bool about_rdma(const char *p, size_t n)
 {
 	static const char key[] = "SUBSYSTEM=infiniband";
@@ -159,7 +157,7 @@ static bool about_rdma(const char *p, size_t n)
 	for (size_t at = 0; at + sizeof(key) - 1 <= n;) {
 		const char *end = memchr(p + at, '\0', n - at);
 
-		/* infiniband, infiniband_verbs, infiniband_mad */
+		/* also matches infiniband_verbs and infiniband_mad */
 		if (!memcmp(p + at, key, sizeof(key) - 1))
 			return true;
 		if (!end)
@@ -196,28 +194,28 @@ static unsigned drain_socket(enum source s, int fd)
 		}
 		if (n <= 0)
 			return got;
-		/* port 0 is the kernel; anybody may send to a netlink socket */
+		/* port 0 is the kernel; any process can send to a netlink socket */
 		if (from.nl_pid == 0)
 			got |= change_of(s, buf, (size_t)n);
 	}
 }
 
-static unsigned drain_device(struct held *h)
+static unsigned drain_device(struct open_device *d)
 {
 	struct ibv_async_event ev;
 	unsigned got = 0;
 
-	while (ibv_get_async_event(h->context, &ev) == 0) {
+	while (ibv_get_async_event(d->context, &ev) == 0) {
 		if (ev.event_type == IBV_EVENT_DEVICE_FATAL) {
-			h->dead = true;
+			d->dead = true;
 			got |= ND_CHANGE_DEVICES;
 		}
 		got |= ND_CHANGE_PORTS;
 		ibv_ack_async_event(&ev);
 	}
-	/* the kernel has taken the device from under the descriptor */
+	/* the kernel has removed the device although it is open */
 	if (errno != EAGAIN && errno != EINTR) {
-		h->dead = true;
+		d->dead = true;
 		got |= ND_CHANGE_DEVICES;
 	}
 	return got;
@@ -225,7 +223,7 @@ static unsigned drain_device(struct held *h)
 
 static unsigned drain(struct nd_monitor *m, const struct epoll_event *ev)
 {
-	for (int i = 0; i < SOURCE_SOCKETS; i++)
+	for (int i = 0; i < SOURCE_N; i++)
 		if (ev->data.ptr == &m->sockets[i])
 			return drain_socket((enum source)i, m->sockets[i]);
 	return drain_device(ev->data.ptr);
@@ -239,51 +237,43 @@ unsigned nd_monitor_read(struct nd_monitor *m)
 
 	for (int i = 0; i < n; i++)
 		got |= drain(m, &ev[i]);
-	dray_list_for_each(&m->held, h, struct held, link)
-		if (h->dead)
-			let_go(h);
+	dray_list_for_each(&m->devices, d, struct open_device, link)
+		if (d->dead)
+			device_close(d);
 	return got;
 }
 
-/* --- devices that are held ------------------------------------------------------------------------- */
-
-static struct held *held_find(struct nd_monitor *m, const char *name)
+static bool should_open(struct nd_monitor *m, const struct nd_device *device)
 {
-	dray_list_for_each(&m->held, h, struct held, link)
-		if (!strcmp(h->name, name))
-			return h;
-	return NULL;
+	dray_list_for_each(&m->devices, d, struct open_device, link)
+		if (!strcmp(d->name, device->name))
+			return false;
+	return !device->open_error;
 }
 
-static void hold(struct nd_monitor *m, struct ibv_device *device)
+static void device_open(struct nd_monitor *m, struct ibv_device *device)
 {
-	struct held *h = calloc(1, sizeof(*h));
+	struct open_device *d = calloc(1, sizeof(*d));
 	int flags;
 
-	if (!h)
+	if (!d)
 		return;
-	snprintf(h->name, sizeof(h->name), "%s", ibv_get_device_name(device));
-	dray_list_init(&h->link);
-	h->context = ibv_open_device(device);
-	if (!h->context) {
-		free(h);
-		return;
-	}
-	flags = fcntl(h->context->async_fd, F_GETFL);
-	if (flags < 0 || fcntl(h->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-	    watch(m, h->context->async_fd, h) < 0) {
-		let_go(h);
+	snprintf(d->name, sizeof(d->name), "%s", ibv_get_device_name(device));
+	dray_list_init(&d->link);
+	d->context = ibv_open_device(device);
+	if (!d->context) {
+		free(d);
 		return;
 	}
-	dray_list_add(&m->held, &h->link);
+	flags = fcntl(d->context->async_fd, F_GETFL);
+	if (flags < 0 || fcntl(d->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+	    watch(m, d->context->async_fd, d) < 0)
+		device_close(d);
+	else
+		dray_list_add(&m->devices, &d->link);
 }
 
-static bool to_hold(struct nd_monitor *m, const struct nd_device *d)
-{
-	return d->open_error == 0 && !held_find(m, d->name);
-}
-
-static void hold_new(struct nd_monitor *m, const struct nd_scan *scan)
+static void open_missing(struct nd_monitor *m, const struct nd_scan *scan)
 {
 	int n = 0;
 	struct ibv_device **list = ibv_get_device_list(&n);
@@ -294,26 +284,26 @@ static void hold_new(struct nd_monitor *m, const struct nd_scan *scan)
 		const struct nd_device *d =
 			nd_device_by_name(&scan->devices, ibv_get_device_name(list[i]));
 
-		if (d && to_hold(m, d))
-			hold(m, list[i]);
+		if (d && should_open(m, d))
+			device_open(m, list[i]);
 	}
 	ibv_free_device_list(list);
 }
 
 void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan)
 {
-	bool new = false;
+	bool missing = false;
 
-	dray_list_for_each(&m->held, h, struct held, link) {
-		const struct nd_device *d = nd_device_by_name(&scan->devices, h->name);
+	dray_list_for_each(&m->devices, d, struct open_device, link) {
+		const struct nd_device *found = nd_device_by_name(&scan->devices, d->name);
 
-		/* of one that is going, the node goes first, and the kernel waits for us */
-		if (!d || d->open_error)
-			let_go(h);
+		/* a device that is being removed loses its node first; then the kernel waits for this close */
+		if (!found || found->open_error)
+			device_close(d);
 	}
 	for (size_t i = 0; i < scan->devices.n; i++)
-		new |= to_hold(m, &scan->devices.v[i]);
-	/* listing devices loads libraries of all makes: only where there is one to open */
-	if (new)
-		hold_new(m, scan);
+		missing |= should_open(m, &scan->devices.v[i]);
+	/* listing devices loads the libraries of all vendors, so only if one is to be opened */
+	if (missing)
+		open_missing(m, scan);
 }

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "lib/time.h"
+#include "netdetect/choose/gid.h"
+#include "netdetect/choose/rnic.h"
 #include "schema/gen/errors.h"
 
 #define GID_INDEX_MAX 65535
@@ -20,8 +22,8 @@ struct gid_pin {
 	int index;
 };
 
-__attribute__((format(printf, 3, 4))) static void note(struct nd_scan *scan, const char *about,
-						       const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static void add_note(struct nd_scan *scan, const char *about,
+							   const char *fmt, ...)
 {
 	struct nd_note *n;
 	va_list args;
@@ -35,17 +37,16 @@ __attribute__((format(printf, 3, 4))) static void note(struct nd_scan *scan, con
 	va_end(args);
 }
 
-/* What a part could not do becomes a note; only lack of memory ends the scan. */
-static int part(struct nd_scan *scan, const char *about, int r, const struct dray_err *err)
+/* Turns the failure of a part into a note; only -ENOMEM ends the scan. Clears err. */
+static int part(struct nd_scan *scan, const char *about, int r, struct dray_err *err)
 {
 	if (r < 0 && r != -ENOMEM)
-		note(scan, about, "%s", err->code ? err->msg : dray_errno_text(r));
+		add_note(scan, about, "%s", err->code ? err->msg : dray_errno_text(r));
+	*err = DRAY_ERR_NULL;
 	return r == -ENOMEM ? r : 0;
 }
 
-/* --- what the options say ------------------------------------------------------------------------ */
-
-static int number(const char *s, unsigned min, unsigned max, unsigned *ret)
+static int parse_number(const char *s, unsigned min, unsigned max, unsigned *ret)
 {
 	char *end;
 	unsigned long v;
@@ -61,7 +62,7 @@ static int number(const char *s, unsigned min, unsigned max, unsigned *ret)
 }
 
 /* DEVICE:INDEX or DEVICE/PORT:INDEX */
-static int pin_parse(const char *s, struct gid_pin *ret)
+static int parse_pin(const char *s, struct gid_pin *ret)
 {
 	char text[ND_DEVICE_NAME_MAX + 16], *slash, *colon;
 	unsigned index;
@@ -71,11 +72,11 @@ static int pin_parse(const char *s, struct gid_pin *ret)
 		return -EINVAL;
 	snprintf(text, sizeof(text), "%s", s);
 	colon = strrchr(text, ':');
-	if (!colon || number(colon + 1, 0, GID_INDEX_MAX, &index) < 0)
+	if (!colon || parse_number(colon + 1, 0, GID_INDEX_MAX, &index) < 0)
 		return -EINVAL;
 	*colon = '\0';
 	slash = strchr(text, '/');
-	if (slash && number(slash + 1, 1, 255, &ret->port) < 0)
+	if (slash && parse_number(slash + 1, 1, 255, &ret->port) < 0)
 		return -EINVAL;
 	if (slash)
 		*slash = '\0';
@@ -91,14 +92,14 @@ int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *rete
 	struct gid_pin pin;
 
 	for (size_t i = 0; i < o->n_gid_indices; i++)
-		if (pin_parse(o->gid_indices[i], &pin) < 0)
+		if (parse_pin(o->gid_indices[i], &pin) < 0)
 			return dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
 				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3",
 				o->gid_indices[i]);
 	if (o->gid_family != AF_UNSPEC && o->gid_family != AF_INET && o->gid_family != AF_INET6)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "the family of GIDs is IPv4 or IPv6");
+				    "the GID family %u is neither IPv4 nor IPv6", o->gid_family);
 	return 0;
 }
 
@@ -110,51 +111,34 @@ static bool matches(const char *name, const char *const *patterns, size_t n)
 	return false;
 }
 
-static bool wanted(const struct nd_scan_options *o, const char *name)
-{
-	if (o->n_only && !matches(name, o->only, o->n_only))
-		return false;
-	return !matches(name, o->without, o->n_without);
-}
-
-/* Takes away what the options exclude. */
-static int select_devices(struct nd_scan *scan, const struct nd_scan_options *o)
+static void exclude_devices(struct nd_scan *scan, const struct nd_scan_options *o)
 {
 	struct nd_devices *d = &scan->devices;
-	struct nd_devices out = { 0 };
 	size_t kept = 0;
 
-	out.v = malloc((d->n ? d->n : 1) * sizeof(*out.v));
-	if (!out.v)
-		return -ENOMEM;
 	for (size_t i = 0; i < d->n; i++) {
-		if (wanted(o, d->v[i].name)) {
-			struct nd_device keep = d->v[i];
+		const char *name = d->v[i].name;
 
-			/* swapped, so that what is dropped gathers at the end */
-			d->v[i] = d->v[kept];
-			d->v[kept++] = keep;
-		} else {
-			note(scan, "devices", "%s is excluded by configuration", d->v[i].name);
+		if ((!o->n_only || matches(name, o->only, o->n_only)) &&
+		    !matches(name, o->without, o->n_without)) {
+			d->v[kept++] = d->v[i];
+			continue;
 		}
+		add_note(scan, "devices", "%s is excluded by configuration", name);
+		nd_device_deinit(&d->v[i]);
 	}
-	out.n = d->n - kept;
-	if (out.n)
-		memcpy(out.v, d->v + kept, out.n * sizeof(*out.v));
 	d->n = kept;
-	nd_devices_deinit(&out);
-	return 0;
 }
 
-static int pinned(const struct nd_scan_options *o, const struct nd_device *d, uint32_t port)
+/* A pin of the port wins over one of its device. -1: none. */
+static int pinned_index(const struct nd_scan_options *o, const struct nd_device *d, uint32_t port)
 {
 	struct gid_pin pin;
 	int index = -1;
 
 	for (size_t i = 0; i < o->n_gid_indices; i++) {
-		if (pin_parse(o->gid_indices[i], &pin) < 0 || strcmp(pin.device, d->name) != 0)
+		if (parse_pin(o->gid_indices[i], &pin) < 0 || strcmp(pin.device, d->name) != 0)
 			continue;
-		/* one for the port beats one for the device */
 		if (pin.port == port)
 			return pin.index;
 		if (!pin.port)
@@ -163,73 +147,63 @@ static int pinned(const struct nd_scan_options *o, const struct nd_device *d, ui
 	return index;
 }
 
-static void rank_again(struct nd_scan *scan, const struct nd_scan_options *o)
+static void rank_gids(struct nd_scan *scan, const struct nd_scan_options *o)
 {
+	struct gid_pin pin;
+
 	for (size_t i = 0; i < scan->devices.n; i++) {
 		struct nd_device *d = &scan->devices.v[i];
 
 		for (size_t k = 0; k < d->n_ports; k++) {
 			struct nd_port *p = &d->ports[k];
+			bool infiniband = p->layer == ND_LAYER_INFINIBAND;
 			struct nd_gid_choice choice = {
 				.family = o->gid_family,
-				.fixed_index = pinned(o, d, p->number),
-				.infiniband = p->layer == ND_LAYER_INFINIBAND,
-				.flid = p->layer == ND_LAYER_INFINIBAND ? nd_gids_flid(&p->gids) :
-									  0,
+				.fixed_index = pinned_index(o, d, p->number),
+				.infiniband = infiniband,
+				.flid = infiniband ? nd_gids_flid(&p->gids) : 0,
 			};
 
 			nd_gids_rank(&p->gids, &choice);
 		}
 	}
-}
-
-static void check_pins(struct nd_scan *scan, const struct nd_scan_options *o)
-{
-	struct gid_pin pin;
-
 	for (size_t i = 0; i < o->n_gid_indices; i++)
-		if (pin_parse(o->gid_indices[i], &pin) == 0 &&
+		if (parse_pin(o->gid_indices[i], &pin) == 0 &&
 		    !nd_device_by_name(&scan->devices, pin.device))
-			note(scan, "devices", "GID index %s: there is no device %s",
-			     o->gid_indices[i], pin.device);
+			add_note(scan, "devices", "GID index %s: there is no device %s",
+				 o->gid_indices[i], pin.device);
 }
-
-/* --- the scan -------------------------------------------------------------------------------------- */
 
 static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
 		      struct nd_scan *scan)
 {
+	struct nd_topology *t = &scan->topology;
 	struct dray_err err = DRAY_ERR_NULL;
 	int r = part(scan, "links", nd_links_scan(s, &scan->links, &err), &err);
 
-	err = DRAY_ERR_NULL;
 	if (r >= 0)
 		r = part(scan, "devices", nd_devices_scan(s, &scan->links, &scan->devices, &err),
 			 &err);
-	if (r >= 0)
-		r = select_devices(scan, o);
 	if (r < 0)
 		return r;
-	rank_again(scan, o);
-	check_pins(scan, o);
-	err = DRAY_ERR_NULL;
-	r = part(scan, "topology",
-		 nd_topology_scan(s, &scan->devices, o->rnics_per_gpu, &scan->topology, &err),
-		 &err);
-	err = DRAY_ERR_NULL;
+	exclude_devices(scan, o);
+	rank_gids(scan, o);
+	r = nd_topology_scan(s, t);
 	if (r >= 0)
-		r = part(scan, "gpus", nd_nvidia_scan(s, &scan->topology, &scan->nvidia, &err),
-			 &err);
-	err = DRAY_ERR_NULL;
+		r = nd_affinity_make(s, &scan->devices, o->rnics_per_gpu, t);
+	if (r >= 0)
+		r = nd_nvidia_scan(s, t->gpus, t->n_gpus, &scan->nvidia);
 	if (r >= 0 && (o->flags & ND_SCAN_LISTENERS))
 		r = part(scan, "listeners",
 			 nd_listeners_scan(s, &scan->links, o->node_addresses, o->n_node_addresses,
 					   o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
 			 &err);
-	if (r >= 0 && scan->topology.hidden_gpus)
-		note(scan, "gpus",
-		     "%u GPUs are known to the driver and hidden from /sys: mount the host's /sys, or distances to them stay unknown",
-		     scan->topology.hidden_gpus);
+	if (r >= 0 && t->hidden_gpus)
+		add_note(
+			scan, "gpus",
+			"%u GPUs of the driver are hidden from /sys, so their distance to RNICs is "
+			"unknown: mount the host's /sys",
+			t->hidden_gpus);
 	return r;
 }
 
@@ -250,7 +224,7 @@ int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options
 		atomic_init(&scan->refs, 1);
 	r = scan ? scan_parts(s, o, scan) : -ENOMEM;
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory to look around");
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "out of memory during the scan");
 	scan->took_ns = dray_now().ns - start;
 	*ret = dray_take(scan);
 	return 0;
@@ -264,7 +238,7 @@ struct nd_scan *nd_scan_ref(struct nd_scan *scan)
 
 struct nd_scan *nd_scan_free(struct nd_scan *scan)
 {
-	/* release: our uses come before the end; acquire: the end comes after everybody's */
+	/* release: our reads come before the end; acquire: the end comes after every holder's reads */
 	if (!scan || atomic_fetch_sub_explicit(&scan->refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
 	nd_listeners_deinit(&scan->listeners);

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything netdetect can find, at one moment. */
+/* Everything that netdetect can find, at one moment. */
 #ifndef DRAY_NETDETECT_SCAN_H
 #define DRAY_NETDETECT_SCAN_H
 
 #include "lib/cleanup.h"
-#include "netdetect/net/listener.h"
+#include "lib/err.h"
 #include "netdetect/gpu/nvidia.h"
+#include "netdetect/net/listener.h"
 #include "netdetect/rdma/device.h"
 #include "netdetect/topology/topology.h"
+
+#define ND_RNICS_PER_GPU 1 /* default of rnics_per_gpu */
 
 enum nd_scan_flags {
 	ND_SCAN_LISTENERS = 1, /* listening sockets */
@@ -17,10 +20,9 @@ enum nd_scan_flags {
 struct nd_scan_options {
 	unsigned flags;
 	unsigned rnics_per_gpu;            /* 0: all */
-	const char *const *node_addresses; /* borrowed during the scan */
+	const char *const *node_addresses; /* borrowed during the scan, as all below */
 	size_t n_node_addresses;
-	const char *const *only,
-		*const *without; /* device names, with * and ?; borrowed during the scan */
+	const char *const *only, *const *without; /* device names, with * and ? */
 	size_t n_only, n_without;
 	/* "mlx5_0:3", "mlx5_1/2:0": GID index of a device, or of one port */
 	const char *const *gid_indices;
@@ -28,10 +30,10 @@ struct nd_scan_options {
 	uint8_t gid_family; /* AF_UNSPEC: IPv4 first */
 };
 
-/* 0, or -EINVAL where they cannot be read: reterr says which and what to write. */
+/* 0, or -EINVAL for options that cannot be parsed: reterr names the option and its correct form. */
 int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr);
 
-/* Something that could not be found out, and why; the rest stands. */
+/* A part of the scan that failed, and why; the other parts are valid. */
 struct nd_note {
 	char about[32]; /* "listeners", "devices", ... */
 	char text[DRAY_ERR_MSG_MAX];
@@ -40,7 +42,7 @@ struct nd_note {
 
 struct nd_scan {
 	struct nd_links links;
-	struct nd_devices devices; /* those that were excluded are not there */
+	struct nd_devices devices; /* without excluded ones; GIDs are ranked */
 	struct nd_topology topology;
 	struct nd_nvidia nvidia;
 	struct nd_listeners listeners;
@@ -51,20 +53,19 @@ struct nd_scan {
 };
 
 /*
- * options may be NULL. 0 or -errno: -ENOMEM, -EINVAL for options that cannot be read (reterr says
- * which). What merely fails becomes a note. *ret is the caller's, to nd_scan_free(). Any thread,
- * blocking: milliseconds, but for devices that hang in open().
+ * options may be NULL. 0, -ENOMEM, or -EINVAL for bad options; any other failure becomes a note. Release *ret by
+ * nd_scan_free(). Any thread. Blocks for milliseconds, unless a device hangs in open().
  */
 int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *options,
 		struct nd_scan **ret, struct dray_err *reterr);
-/* One more holder, on any thread; each ends by nd_scan_free(). Nobody changes a scan that is shared. */
+/* Adds a reference, to be dropped by nd_scan_free(). Any thread; a shared scan is immutable. */
 struct nd_scan *nd_scan_ref(struct nd_scan *scan);
 struct nd_scan *nd_scan_free(struct nd_scan *scan);
 DRAY_DEFINE_CLEANUP(struct nd_scan *, nd_scan_free);
 
-/* What changed from one to the next, one line each, to fn: "mlx5_0/1 GID 3 10.0.0.1 -> 5 10.0.0.1". */
+/* Takes one change, such as "mlx5_0/1 GID 3 10.0.0.1 -> 5 10.0.0.1". */
 typedef void (*nd_change_fn)(const char *line, void *arg);
-/* How many. old may be NULL: everything is new. Pure. */
+/* Calls fn, unless it is NULL, for each change, and returns their number. old NULL: everything is new. Pure. */
 size_t nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn,
 		    void *arg);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What changed between two scans. Each list is compared by the names of its members, so that the order
- * and what the kernel has renumbered in between do not matter.
+ * Changes between two scans. Members of a list are matched by name, so their order and numbers that the kernel has
+ * changed do not matter.
  */
-#include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +19,7 @@ struct diff {
 	size_t n;
 };
 
-__attribute__((format(printf, 2, 3))) static void say(struct diff *d, const char *fmt, ...)
+__attribute__((format(printf, 2, 3))) static void add_change(struct diff *d, const char *fmt, ...)
 {
 	char line[CHANGE_MAX];
 	va_list args;
@@ -33,12 +32,15 @@ __attribute__((format(printf, 2, 3))) static void say(struct diff *d, const char
 		d->fn(line, d->arg);
 }
 
-static const char *up(bool b)
+static const char *up_text(bool up)
 {
-	return b ? "up" : "down";
+	return up ? "up" : "down";
 }
 
-/* --- links and addresses ---------------------------------------------------------------------------- */
+static const char *netdev_text(const struct nd_port *p)
+{
+	return p->netdev[0] ? p->netdev : "none";
+}
 
 static bool has_addr(const struct nd_links *l, const struct nd_link *link, const struct nd_addr *a)
 {
@@ -46,15 +48,15 @@ static bool has_addr(const struct nd_links *l, const struct nd_link *link, const
 		const struct nd_addr *x = &l->addrs[i];
 
 		if (x->ifindex == link->ifindex && x->family == a->family &&
-		    x->prefix == a->prefix && !memcmp(&x->addr, &a->addr, sizeof(a->addr)))
+		    x->prefix == a->prefix && IN6_ARE_ADDR_EQUAL(&x->addr, &a->addr))
 			return true;
 	}
 	return false;
 }
 
-/* Addresses of a link in one scan that the other does not have. */
-static void addr_side(struct diff *d, const struct nd_links *from, const struct nd_link *link,
-		      const struct nd_links *other, const struct nd_link *there, const char *what)
+/* Addresses that the link has in one scan and not in the other, where it may be missing. */
+static void diff_addrs(struct diff *d, const struct nd_links *from, const struct nd_link *link,
+		       const struct nd_links *other, const struct nd_link *there, const char *what)
 {
 	char text[INET6_ADDRSTRLEN];
 
@@ -62,21 +64,21 @@ static void addr_side(struct diff *d, const struct nd_links *from, const struct 
 		const struct nd_addr *a = &from->addrs[i];
 
 		if (a->ifindex == link->ifindex && !(there && has_addr(other, there, a)))
-			say(d, "%s address %s/%u %s", link->name,
-			    nd_addr_text(&a->addr, a->family, text), a->prefix, what);
+			add_change(d, "%s address %s/%u %s", link->name,
+				   nd_addr_text(&a->addr, a->family, text), a->prefix, what);
 	}
 }
 
 static void link_changed(struct diff *d, const struct nd_link *was, const struct nd_link *is)
 {
 	if (was->up != is->up)
-		say(d, "%s %s -> %s", is->name, up(was->up), up(is->up));
+		add_change(d, "%s %s -> %s", is->name, up_text(was->up), up_text(is->up));
 	if (was->mtu != is->mtu)
-		say(d, "%s MTU %u -> %u", is->name, was->mtu, is->mtu);
+		add_change(d, "%s MTU %u -> %u", is->name, was->mtu, is->mtu);
 	if (was->master != is->master)
-		say(d, "%s master %d -> %d", is->name, was->master, is->master);
+		add_change(d, "%s master %d -> %d", is->name, was->master, is->master);
 	if (was->ifindex != is->ifindex)
-		say(d, "%s index %d -> %d", is->name, was->ifindex, is->ifindex);
+		add_change(d, "%s index %d -> %d", is->name, was->ifindex, is->ifindex);
 }
 
 static void diff_links(struct diff *d, const struct nd_links *old, const struct nd_links *new)
@@ -88,18 +90,18 @@ static void diff_links(struct diff *d, const struct nd_links *old, const struct 
 		if (was)
 			link_changed(d, was, is);
 		else
-			say(d, "%s appeared, %s, %s", is->name, nd_link_kind_name(is->kind),
-			    up(is->up));
-		addr_side(d, new, is, old, was, "appeared");
+			add_change(d, "%s appeared, %s, %s", is->name, nd_link_kind_name(is->kind),
+				   up_text(is->up));
+		diff_addrs(d, new, is, old, was, "appeared");
 	}
 	for (size_t i = 0; i < old->n_links; i++) {
 		const struct nd_link *was = &old->links[i];
 		const struct nd_link *is = nd_link_by_name(new, was->name);
 
 		if (!is)
-			say(d, "%s is gone", was->name);
+			add_change(d, "%s is gone", was->name);
 		else
-			addr_side(d, old, was, new, is, "is gone");
+			diff_addrs(d, old, was, new, is, "is gone");
 	}
 }
 
@@ -107,8 +109,7 @@ static bool same_route(const struct nd_route *a, const struct nd_route *b)
 {
 	return a->family == b->family && a->prefix == b->prefix && a->type == b->type &&
 	       a->table == b->table && a->metric == b->metric && a->ifindex == b->ifindex &&
-	       !memcmp(&a->dst, &b->dst, sizeof(a->dst)) &&
-	       !memcmp(&a->gateway, &b->gateway, sizeof(a->gateway));
+	       IN6_ARE_ADDR_EQUAL(&a->dst, &b->dst) && IN6_ARE_ADDR_EQUAL(&a->gateway, &b->gateway);
 }
 
 static bool has_route(const struct nd_links *l, const struct nd_route *r)
@@ -119,10 +120,10 @@ static bool has_route(const struct nd_links *l, const struct nd_route *r)
 	return false;
 }
 
-static void route_side(struct diff *d, const struct nd_links *from, const struct nd_links *other,
-		       const char *what)
+static void diff_routes(struct diff *d, const struct nd_links *from, const struct nd_links *other,
+			const char *what)
 {
-	char dst[INET6_ADDRSTRLEN], by[INET6_ADDRSTRLEN];
+	char dst[INET6_ADDRSTRLEN], gateway[INET6_ADDRSTRLEN];
 
 	for (size_t i = 0; i < from->n_routes; i++) {
 		const struct nd_route *r = &from->routes[i];
@@ -130,18 +131,17 @@ static void route_side(struct diff *d, const struct nd_links *from, const struct
 
 		if (has_route(other, r))
 			continue;
-		say(d, "route %s/%u by %s%s%s %s", nd_addr_text(&r->dst, r->family, dst), r->prefix,
-		    link ? link->name : "several",
-		    IN6_IS_ADDR_UNSPECIFIED(&r->gateway) ? "" : " via ",
-		    IN6_IS_ADDR_UNSPECIFIED(&r->gateway) ? "" :
-							   nd_addr_text(&r->gateway, r->family, by),
-		    what);
+		add_change(d, "route %s/%u by %s%s%s %s", nd_addr_text(&r->dst, r->family, dst),
+			   r->prefix, link ? link->name : "several",
+			   IN6_IS_ADDR_UNSPECIFIED(&r->gateway) ? "" : " via ",
+			   IN6_IS_ADDR_UNSPECIFIED(&r->gateway) ?
+				   "" :
+				   nd_addr_text(&r->gateway, r->family, gateway),
+			   what);
 	}
 }
 
-/* --- devices ------------------------------------------------------------------------------------------ */
-
-static const char *gid_words(const struct nd_gid *g, char *buf, size_t n)
+static const char *gid_text(const struct nd_gid *g, char *buf, size_t n)
 {
 	char text[INET6_ADDRSTRLEN];
 
@@ -156,8 +156,7 @@ static bool same_gid(const struct nd_gid *a, const struct nd_gid *b)
 {
 	if (!a || !b)
 		return a == b;
-	return a->index == b->index && a->type == b->type &&
-	       !memcmp(&a->gid, &b->gid, sizeof(a->gid));
+	return a->index == b->index && a->type == b->type && IN6_ARE_ADDR_EQUAL(&a->gid, &b->gid);
 }
 
 static void port_changed(struct diff *d, const char *device, const struct nd_port *was,
@@ -167,41 +166,36 @@ static void port_changed(struct diff *d, const char *device, const struct nd_por
 	char a[96], b[96];
 
 	if (was->state != is->state)
-		say(d, "%s/%u %s -> %s", device, is->number, nd_port_state_name(was->state),
-		    nd_port_state_name(is->state));
+		add_change(d, "%s/%u %s -> %s", device, is->number, nd_port_state_name(was->state),
+			   nd_port_state_name(is->state));
 	if (strcmp(was->netdev, is->netdev) != 0)
-		say(d, "%s/%u netdev %s -> %s", device, is->number,
-		    was->netdev[0] ? was->netdev : "none", is->netdev[0] ? is->netdev : "none");
+		add_change(d, "%s/%u netdev %s -> %s", device, is->number, netdev_text(was),
+			   netdev_text(is));
 	if (was->active_mtu != is->active_mtu)
-		say(d, "%s/%u MTU %u -> %u", device, is->number, was->active_mtu, is->active_mtu);
+		add_change(d, "%s/%u MTU %u -> %u", device, is->number, was->active_mtu,
+			   is->active_mtu);
 	if (was->rate != is->rate)
-		say(d, "%s/%u rate %" PRIu64 " -> %" PRIu64 " Mb/s", device, is->number,
-		    was->rate / 1000000, is->rate / 1000000);
+		add_change(d, "%s/%u rate %" PRIu64 " -> %" PRIu64 " Mb/s", device, is->number,
+			   was->rate / 1000000, is->rate / 1000000);
 	if (!same_gid(old, new))
-		say(d, "%s/%u GID %s -> %s, %s", device, is->number, gid_words(old, a, sizeof(a)),
-		    gid_words(new, b, sizeof(b)), new ? new->reason : "none is usable");
-}
-
-static const struct nd_port *port_of(const struct nd_device *d, uint32_t number)
-{
-	for (size_t i = 0; i < d->n_ports; i++)
-		if (d->ports[i].number == number)
-			return &d->ports[i];
-	return NULL;
+		add_change(d, "%s/%u GID %s -> %s, %s", device, is->number,
+			   gid_text(old, a, sizeof(a)), gid_text(new, b, sizeof(b)),
+			   new ? new->reason : "none is usable");
 }
 
 static void device_appeared(struct diff *d, const struct nd_device *is)
 {
 	char text[96];
 
-	say(d, "%s appeared", is->name);
+	add_change(d, "%s appeared", is->name);
 	for (size_t i = 0; i < is->n_ports; i++) {
 		const struct nd_port *p = &is->ports[i];
 		const struct nd_gid *best = nd_gids_best(&p->gids);
 
-		say(d, "%s/%u %s, netdev %s, GID %s, %s", is->name, p->number,
-		    nd_port_state_name(p->state), p->netdev[0] ? p->netdev : "none",
-		    gid_words(best, text, sizeof(text)), best ? best->reason : "none is usable");
+		add_change(d, "%s/%u %s, netdev %s, GID %s, %s", is->name, p->number,
+			   nd_port_state_name(p->state), netdev_text(p),
+			   gid_text(best, text, sizeof(text)),
+			   best ? best->reason : "none is usable");
 	}
 }
 
@@ -216,7 +210,7 @@ static void diff_devices(struct diff *d, const struct nd_devices *old, const str
 			continue;
 		}
 		for (size_t k = 0; k < is->n_ports; k++) {
-			const struct nd_port *p = port_of(was, is->ports[k].number);
+			const struct nd_port *p = nd_port_by_number(was, is->ports[k].number);
 
 			if (p)
 				port_changed(d, is->name, p, &is->ports[k]);
@@ -224,10 +218,8 @@ static void diff_devices(struct diff *d, const struct nd_devices *old, const str
 	}
 	for (size_t i = 0; i < old->n; i++)
 		if (!nd_device_by_name(new, old->v[i].name))
-			say(d, "%s is gone", old->v[i].name);
+			add_change(d, "%s is gone", old->v[i].name);
 }
-
-/* --- GPUs and listeners -------------------------------------------------------------------------------- */
 
 static bool has_gpu(const struct nd_topology *t, const char *bdf)
 {
@@ -237,25 +229,25 @@ static bool has_gpu(const struct nd_topology *t, const char *bdf)
 	return false;
 }
 
-static void gpu_side(struct diff *d, const struct nd_topology *from,
-		     const struct nd_topology *other, const char *what)
+static void diff_gpus(struct diff *d, const struct nd_topology *from,
+		      const struct nd_topology *other, const char *what)
 {
 	for (size_t i = 0; i < from->n_gpus; i++)
 		if (!has_gpu(other, from->gpus[i].bdf))
-			say(d, "GPU %s %s", from->gpus[i].bdf, what);
+			add_change(d, "GPU %s %s", from->gpus[i].bdf, what);
 }
 
 static bool has_listener(const struct nd_listeners *l, const struct nd_listener *x)
 {
 	for (size_t i = 0; i < l->n; i++)
 		if (l->v[i].port == x->port && l->v[i].family == x->family &&
-		    !memcmp(&l->v[i].addr, &x->addr, sizeof(x->addr)))
+		    IN6_ARE_ADDR_EQUAL(&l->v[i].addr, &x->addr))
 			return true;
 	return false;
 }
 
-static void listener_side(struct diff *d, const struct nd_listeners *from,
-			  const struct nd_listeners *other, const char *what)
+static void diff_listeners(struct diff *d, const struct nd_listeners *from,
+			   const struct nd_listeners *other, const char *what)
 {
 	char text[INET6_ADDRSTRLEN];
 
@@ -263,8 +255,8 @@ static void listener_side(struct diff *d, const struct nd_listeners *from,
 		const struct nd_listener *x = &from->v[i];
 
 		if (!has_listener(other, x))
-			say(d, "listener %s port %u %s", nd_addr_text(&x->addr, x->family, text),
-			    x->port, what);
+			add_change(d, "listener %s port %u %s",
+				   nd_addr_text(&x->addr, x->family, text), x->port, what);
 	}
 }
 
@@ -278,11 +270,11 @@ size_t nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_cha
 		old = &nothing;
 	diff_devices(&d, &old->devices, &new->devices);
 	diff_links(&d, &old->links, &new->links);
-	route_side(&d, &old->links, &new->links, "is gone");
-	route_side(&d, &new->links, &old->links, "appeared");
-	gpu_side(&d, &old->topology, &new->topology, "is gone");
-	gpu_side(&d, &new->topology, &old->topology, "appeared");
-	listener_side(&d, &old->listeners, &new->listeners, "is gone");
-	listener_side(&d, &new->listeners, &old->listeners, "appeared");
+	diff_routes(&d, &old->links, &new->links, "is gone");
+	diff_routes(&d, &new->links, &old->links, "appeared");
+	diff_gpus(&d, &old->topology, &new->topology, "is gone");
+	diff_gpus(&d, &new->topology, &old->topology, "appeared");
+	diff_listeners(&d, &old->listeners, &new->listeners, "is gone");
+	diff_listeners(&d, &new->listeners, &old->listeners, "appeared");
 	return d.n;
 }

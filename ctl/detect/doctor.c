@@ -67,7 +67,7 @@ static int worst(const struct nd_findings *f)
 	return status;
 }
 
-static int examine(struct ctl *c, const struct ctl_detect *d, const struct nd_doctor_options *o,
+static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_bytes,
 		   struct ctl_err *reterr)
 {
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
@@ -78,7 +78,7 @@ static int examine(struct ctl *c, const struct ctl_detect *d, const struct nd_do
 
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
-	if (nd_doctor(&d->source, scan, o, &found) < 0)
+	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
 	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
@@ -101,17 +101,14 @@ static int examine(struct ctl *c, const struct ctl_detect *d, const struct nd_do
 
 int ctl_doctor(struct ctl *c)
 {
-	struct nd_doctor_options options = { 0 };
 	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_detect d;
 	int64_t bytes = 0;
 	int status = -1;
 
 	if (ctl_detect_open(&d, c, &err) == 0 &&
-	    ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, &err) == 0) {
-		options.register_bytes = (uint64_t)bytes;
-		status = examine(c, &d, &options, &err);
-	}
+	    ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, &err) == 0)
+		status = examine(c, &d, (uint64_t)bytes, &err);
 	ctl_detect_close(&d);
 	return status < 0 ? ctl_fail(c, &err) : status;
 }

@@ -4,12 +4,11 @@
 #include <errno.h>
 #include <linux/if_addr.h>
 #include <linux/rtnetlink.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Parts of a score: a stronger rule outweighs all weaker ones together. */
+/* Parts of a score. Each outweighs all weaker ones together. */
 #define SCORE_IPV4 1000
 #define SCORE_DEFAULT_ROUTE 100
 #define SCORE_KIND 10 /* times the rank of the link's kind, 2 to 4 */
@@ -18,43 +17,26 @@
 #define SCORE_GLOBAL 1
 #define KIND_LAST 1
 
-__attribute__((format(printf, 2, 3))) static void reject(struct nd_candidate *c, const char *fmt,
-							 ...)
+/* True if this is the interface of the family's default route, or of one of those with the lowest metric. */
+static bool is_default_route(const struct nd_links *l, uint8_t family, int ifindex)
 {
-	int n = snprintf(c->reason, sizeof(c->reason), "rejected: ");
-	va_list args;
-
-	va_start(args, fmt);
-	vsnprintf(c->reason + n, sizeof(c->reason) - (size_t)n, fmt, args);
-	va_end(args);
-	c->rejected = true;
-	c->score = -1;
-}
-
-static bool is_default(const struct nd_route *r)
-{
-	return !r->prefix && r->type == RTN_UNICAST && r->ifindex;
-}
-
-/* Is it the interface of this family's default route, of those with the least metric? */
-static bool default_route(const struct nd_links *l, uint8_t family, int ifindex)
-{
-	uint32_t least = UINT32_MAX;
+	uint32_t lowest = UINT32_MAX;
 	bool here = false;
 
 	for (size_t i = 0; i < l->n_routes; i++) {
 		const struct nd_route *r = &l->routes[i];
 
-		if (r->family != family || !is_default(r) || r->metric > least)
+		if (r->family != family || r->prefix || r->type != RTN_UNICAST || !r->ifindex ||
+		    r->metric > lowest)
 			continue;
-		here = (r->metric == least && here) || r->ifindex == ifindex;
-		least = r->metric;
+		here = (r->metric == lowest && here) || r->ifindex == ifindex;
+		lowest = r->metric;
 	}
 	return here;
 }
 
-/* The uplink of a host can be a bridge: then one of its ports is a device, a bond or a VLAN. */
-static bool bridges_out(const struct nd_links *l, const struct nd_link *bridge)
+/* The uplink of a host can be a bridge; one of its ports is then a device, a bond or a VLAN. */
+static bool has_uplink(const struct nd_links *l, const struct nd_link *bridge)
 {
 	for (size_t i = 0; i < l->n_links; i++) {
 		const struct nd_link *port = &l->links[i];
@@ -77,20 +59,17 @@ static int kind_rank(const struct nd_links *l, const struct nd_link *link, const
 	case ND_LINK_MACVLAN:
 		return 4;
 	case ND_LINK_VETH:
-		*ret_words = "veth, the way out of a pod";
+		*ret_words = "veth, the uplink of a pod";
 		return 3;
 	case ND_LINK_BRIDGE:
-		if (bridges_out(l, link)) {
+		if (has_uplink(l, link)) {
 			*ret_words = "bridge to a device";
 			return 4;
 		}
-		*ret_words = "bridge of containers, which this host alone reaches";
+		*ret_words = "bridge of containers, reachable from this host only";
 		return 0;
 	case ND_LINK_TUNNEL:
-		*ret_words = "tunnel";
-		return 1;
 	case ND_LINK_DUMMY:
-		*ret_words = "dummy";
 		return 1;
 	case ND_LINK_LOOPBACK:
 	case ND_LINK_OTHER:
@@ -99,67 +78,52 @@ static int kind_rank(const struct nd_links *l, const struct nd_link *link, const
 	return 2;
 }
 
-static bool link_local(const struct nd_addr *a)
-{
-	const uint8_t *b = a->addr.s6_addr;
-
-	return a->family == AF_INET ? b[12] == 169 && b[13] == 254 :
-				      IN6_IS_ADDR_LINKLOCAL(&a->addr);
-}
-
-static bool loopback(const struct nd_addr *a)
-{
-	return a->family == AF_INET ? a->addr.s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(&a->addr);
-}
-
-/* True where there is nothing against it. */
-static bool acceptable(struct nd_candidate *c, bool v4, bool v6)
+/* NULL: the address can be used. */
+static const char *defect_of(const struct nd_candidate *c, bool v4, bool v6)
 {
 	const struct nd_addr *a = c->addr;
 
 	if (!c->link)
-		reject(c, "its interface is gone");
-	else if (c->link->kind == ND_LINK_LOOPBACK || loopback(a))
-		reject(c, "loopback");
-	else if (!(a->family == AF_INET ? v4 : v6))
-		reject(c, "no listener of this family");
-	else if (link_local(a))
-		reject(c, "link-local");
-	else if (!c->link->up)
-		reject(c, "%s is down", c->link->name);
-	else if (a->flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED))
-		reject(c, "not yet known to be nobody else's (%s)",
-		       a->flags & IFA_F_DADFAILED ? "duplicate" : "tentative");
-	else if (a->flags & IFA_F_DEPRECATED)
-		reject(c, "deprecated");
-	return !c->rejected;
+		return "its interface no longer exists";
+	if (c->link->kind == ND_LINK_LOOPBACK || nd_addr_is_loopback(&a->addr))
+		return "loopback";
+	if (!(a->family == AF_INET ? v4 : v6))
+		return "no listener of this family";
+	if (nd_gid_class_of(&a->addr) == ND_GID_LINK_LOCAL)
+		return "link-local";
+	if (!c->link->up)
+		return "its interface is down";
+	if (a->flags & IFA_F_DADFAILED)
+		return "another host has it (duplicate)";
+	if (a->flags & IFA_F_TENTATIVE)
+		return "not yet checked for duplicates (tentative)";
+	return a->flags & IFA_F_DEPRECATED ? "deprecated" : NULL;
 }
 
-static void judge(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6)
+static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6)
 {
-	const char *words;
-	bool def;
+	const char *defect = defect_of(c, v4, v6), *words;
+	bool is_v4 = c->addr->family == AF_INET, is_default;
 	int rank;
 
-	if (!acceptable(c, v4, v6))
+	if (defect) {
+		c->rejected = true;
+		c->score = -1;
+		snprintf(c->reason, sizeof(c->reason), "rejected: %s", defect);
 		return;
-	def = default_route(l, c->addr->family, c->link->ifindex);
+	}
+	is_default = is_default_route(l, c->addr->family, c->link->ifindex);
 	rank = kind_rank(l, c->link, &words);
 	c->score = c->addr->scope == RT_SCOPE_UNIVERSE ? SCORE_GLOBAL : 0;
-	/* overlays and bridges of containers come after all others, of whatever family */
+	/* overlays and bridges of containers come after all others, whatever the family */
 	if (rank <= KIND_LAST)
-		c->score += rank * SCORE_LAST + (c->addr->family == AF_INET ? SCORE_LAST_IPV4 : 0);
+		c->score += rank * SCORE_LAST + (is_v4 ? SCORE_LAST_IPV4 : 0);
 	else
-		c->score += rank * SCORE_KIND + (c->addr->family == AF_INET ? SCORE_IPV4 : 0) +
-			    (def ? SCORE_DEFAULT_ROUTE : 0);
+		c->score += rank * SCORE_KIND + (is_v4 ? SCORE_IPV4 : 0) +
+			    (is_default ? SCORE_DEFAULT_ROUTE : 0);
 	snprintf(c->reason, sizeof(c->reason), "%s, %s%s%s", c->link->name, words,
-		 def ? ", the default route leaves by it" : "",
+		 is_default ? ", has the default route" : "",
 		 c->addr->scope == RT_SCOPE_UNIVERSE ? "" : ", not of global scope");
-}
-
-static int compare_bytes(const struct nd_addr *a, const struct nd_addr *b)
-{
-	return memcmp(&a->addr, &b->addr, sizeof(a->addr));
 }
 
 static int by_score(const void *x, const void *y)
@@ -170,7 +134,7 @@ static int by_score(const void *x, const void *y)
 		return a->score > b->score ? -1 : 1;
 	if (a->addr->ifindex != b->addr->ifindex)
 		return a->addr->ifindex < b->addr->ifindex ? -1 : 1;
-	return compare_bytes(a->addr, b->addr);
+	return memcmp(&a->addr->addr, &b->addr->addr, sizeof(a->addr->addr));
 }
 
 int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_candidate **ret,
@@ -183,7 +147,7 @@ int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_cand
 	for (size_t i = 0; i < l->n_addrs; i++) {
 		c[i].addr = &l->addrs[i];
 		c[i].link = nd_link_by_index(l, l->addrs[i].ifindex);
-		judge(l, &c[i], v4, v6);
+		rate(l, &c[i], v4, v6);
 	}
 	qsort(c, l->n_addrs, sizeof(*c), by_score);
 	*ret = c;

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which address of this network namespace others should use. */
+/* Which address of this network namespace to advertise to peers. Pure. */
 #ifndef DRAY_NETDETECT_CHOOSE_ADDRESS_H
 #define DRAY_NETDETECT_CHOOSE_ADDRESS_H
 
-#include "netdetect/rdma/gid.h"
 #include "netdetect/net/link.h"
+#include "netdetect/rdma/gid.h"
+
+/* Lower scores are those of tunnels, dummies and bridges of containers. */
+#define ND_ADVERTISE_GOOD 10
 
 struct nd_candidate {
 	const struct nd_addr *addr; /* of the scan */
@@ -15,11 +18,10 @@ struct nd_candidate {
 };
 
 /*
- * All addresses, best first, rejected ones last, each with its reason. v4, v6: families that are
- * wanted. Rules, strongest first: neither loopback, link-local, tentative, deprecated nor of a link that
- * is down; IPv4 before IPv6; the interface of the default route; devices, bonds and VLANs before a pod's
- * veth, before tunnels, before bridges of containers; global scope; lower ifindex; lower address. Pure.
- * *ret is the caller's to free. 0 or -ENOMEM.
+ * Ranks all addresses: best first, rejected ones last, each with its reason. v4, v6: the wanted families. Rules,
+ * strongest first: not loopback, link-local, tentative, deprecated, or of a link that is down; IPv4 before IPv6; the
+ * interface of the default route; devices, bonds and VLANs, then the veth of a pod, then tunnels, then bridges of
+ * containers; global scope; lower ifindex; lower address. The caller frees *ret. 0 or -ENOMEM.
  */
 int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_candidate **ret,
 		      size_t *ret_n);

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GID of a port to use, and why. */
-#include <arpa/inet.h>
+#include "netdetect/choose/gid.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/cleanup.h"
 #include "lib/err.h"
-#include "netdetect/rdma/gid.h"
 
-/* Parts of a score: a stronger rule outweighs all weaker ones together. */
+/* Parts of a score. Each outweighs all weaker ones together. */
 #define SCORE_FIXED 100000
 #define SCORE_ROCE_V2 1000
 #define SCORE_NO_CONTAINER 500
 #define SCORE_ROUTABLE 100
 #define SCORE_FAMILY 10
 #define SCORE_USABLE 1
-/* Routable InfiniBand: with a FLID the second GID carries it, otherwise the first is the port's own. */
+/* Drivers put the GID of routable InfiniBand here; the GID at 0 is the port's own. */
 #define INDEX_FLID 1
 
-__attribute__((format(printf, 2, 3))) static void say(struct nd_gid *g, const char *fmt, ...)
+__attribute__((format(printf, 2, 3))) static void add_reason(struct nd_gid *g, const char *fmt, ...)
 {
 	size_t at = strlen(g->reason);
 	va_list args;
@@ -29,24 +29,24 @@ __attribute__((format(printf, 2, 3))) static void say(struct nd_gid *g, const ch
 	va_end(args);
 }
 
-/* Of bridges that container runtimes make, and of what hangs on them. */
-static bool of_containers(const struct nd_gid *g)
+/* Container runtimes name their bridges, and the ports of these, so. */
+static bool is_of_containers(const struct nd_gid *g)
 {
 	static const char *const prefixes[] = { "docker", "cni",     "br-",   "virbr",
 						"veth",   "flannel", "cali",  "cilium",
 						"kube-",  "lxc",     "vxlan", "tunl" };
 
-	for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(prefixes); i++)
 		if (!strncmp(g->netdev, prefixes[i], strlen(prefixes[i])))
 			return true;
 	return false;
 }
 
-/* NULL: nothing against it. */
-static const char *objection(const struct nd_gid *g, const struct nd_gid_choice *c)
+/* NULL: the GID can be used. */
+static const char *defect_of(const struct nd_gid *g, const struct nd_gid_choice *c)
 {
 	if (g->index > ND_GID_INDEX_MAX)
-		return "verbs cannot name an index above 255";
+		return "verbs cannot address an index above 255";
 	if (!c->infiniband && !g->netdev[0])
 		return "no netdev in this network namespace";
 	if (!c->infiniband && !g->netdev_up)
@@ -56,20 +56,14 @@ static const char *objection(const struct nd_gid *g, const struct nd_gid_choice 
 	return NULL;
 }
 
-static bool is_family(const struct nd_gid *g, uint8_t family)
-{
-	bool v4 = IN6_IS_ADDR_V4MAPPED(&g->gid);
-
-	/* IPv4 first, where nobody asked */
-	return family == AF_INET6 ? !v4 : v4;
-}
-
 static int score_ethernet(const struct nd_gid *g, const struct nd_gid_choice *c)
 {
+	bool is_v6 = !IN6_IS_ADDR_V4MAPPED(&g->gid);
+
 	return (g->type == ND_GID_ROCE_V2 ? SCORE_ROCE_V2 : 0) +
 	       (g->class != ND_GID_LINK_LOCAL ? SCORE_ROUTABLE : 0) +
-	       (is_family(g, c->family) ? SCORE_FAMILY : 0) +
-	       (of_containers(g) ? 0 : SCORE_NO_CONTAINER);
+	       (is_v6 == (c->family == AF_INET6) ? SCORE_FAMILY : 0) +
+	       (is_of_containers(g) ? 0 : SCORE_NO_CONTAINER);
 }
 
 static int score_infiniband(const struct nd_gid *g, const struct nd_gid_choice *c)
@@ -83,42 +77,49 @@ static void describe(struct nd_gid *g, const struct nd_gid_choice *c)
 {
 	char text[INET6_ADDRSTRLEN];
 
-	say(g, "%s, %s%s", nd_gid_type_name(g->type),
-	    IN6_IS_ADDR_V4MAPPED(&g->gid) ? "IPv4 " :
-	    c->infiniband                 ? "" :
-					    "IPv6 ",
-	    nd_gid_text(&g->gid, text));
+	add_reason(g, "%s, %s%s", nd_gid_type_name(g->type),
+		   IN6_IS_ADDR_V4MAPPED(&g->gid) ? "IPv4 " :
+		   c->infiniband                 ? "" :
+						   "IPv6 ",
+		   nd_gid_text(&g->gid, text));
 	if (g->netdev[0])
-		say(g, " on %s, %s", g->netdev, g->netdev_up ? "up" : "down");
+		add_reason(g, " on %s, %s", g->netdev, g->netdev_up ? "up" : "down");
 	if (!c->infiniband && g->class == ND_GID_LINK_LOCAL)
-		say(g, "; link-local: reaches one link only");
-	if (!c->infiniband && of_containers(g))
-		say(g, "; an interface of containers");
+		add_reason(g, "; link-local: reaches one link only");
+	if (!c->infiniband && is_of_containers(g))
+		add_reason(g, "; an interface of containers");
 	if (c->infiniband && c->flid && g->index == INDEX_FLID)
-		say(g, "; carries the FLID");
+		add_reason(g, "; carries the FLID");
 	if (g->proof == ND_PROOF_OK)
-		say(g, "; proved by an address handle");
+		add_reason(g, "; proved by an address handle");
 }
 
-static void judge(struct nd_gid *g, const struct nd_gid_choice *c)
+static void reject(struct nd_gid *g)
 {
-	const char *against = objection(g, c);
+	g->rejected = true;
+	g->score = -1;
+	snprintf(g->reason, sizeof(g->reason), "rejected: ");
+}
+
+static void rate(struct nd_gid *g, const struct nd_gid_choice *c)
+{
+	const char *defect = defect_of(g, c);
 	bool fixed = c->fixed_index >= 0 && g->index == (uint32_t)c->fixed_index;
 
-	g->reason[0] = '\0';
-	g->rejected = against && !fixed;
-	g->score = g->rejected ? -1 : c->infiniband ? score_infiniband(g, c) : score_ethernet(g, c);
-	if (g->rejected) {
-		say(g, "rejected: %s", against);
+	if (defect && !fixed) {
+		reject(g);
+		add_reason(g, "%s", defect);
 		if (g->proof == ND_PROOF_FAILED && g->proof_error)
-			say(g, " (%s)", dray_errno_text(g->proof_error));
+			add_reason(g, " (%s)", dray_errno_text(g->proof_error));
 		return;
 	}
-	if (fixed) {
-		g->score += SCORE_FIXED;
-		say(g, "fixed by configuration%s%s: ", against ? " although " : "",
-		    against ? against : "");
-	}
+	g->rejected = false;
+	g->reason[0] = '\0';
+	g->score = (c->infiniband ? score_infiniband(g, c) : score_ethernet(g, c)) +
+		   (fixed ? SCORE_FIXED : 0);
+	if (fixed)
+		add_reason(g, "fixed by configuration%s%s: ", defect ? " although " : "",
+			   defect ? defect : "");
 	describe(g, c);
 }
 
@@ -129,7 +130,7 @@ static int by_score(const void *x, const void *y)
 	if (a->score != b->score)
 		return a->score > b->score ? -1 : 1;
 	if (!a->rejected && a->type != ND_GID_IB) {
-		/* indices move when a port flaps; addresses do not */
+		/* a port that flaps may get other indices, but the same addresses */
 		int r = memcmp(&a->gid, &b->gid, sizeof(a->gid));
 
 		if (r)
@@ -146,24 +147,31 @@ static bool has_index(const struct nd_gids *g, int index)
 	return false;
 }
 
-/* Another than the one the operator wants would be used behind the operator's back. */
-static void reject_others(struct nd_gid *g, int index)
-{
-	g->rejected = true;
-	g->score = -1;
-	g->reason[0] = '\0';
-	say(g, "rejected: configuration fixes index %d, where there is no GID", index);
-}
-
 void nd_gids_rank(struct nd_gids *g, const struct nd_gid_choice *choice)
 {
 	bool missing = choice->fixed_index >= 0 && !has_index(g, choice->fixed_index);
 
 	for (size_t i = 0; i < g->n; i++) {
-		judge(&g->v[i], choice);
-		if (missing && !g->v[i].rejected)
-			reject_others(&g->v[i], choice->fixed_index);
+		rate(&g->v[i], choice);
+		/* no other GID replaces the one that the operator fixed */
+		if (missing && !g->v[i].rejected) {
+			reject(&g->v[i]);
+			add_reason(&g->v[i], "configuration fixes index %d, which has no GID",
+				   choice->fixed_index);
+		}
 	}
 	if (g->n)
 		qsort(g->v, g->n, sizeof(*g->v), by_score);
+}
+
+uint32_t nd_gids_flid(const struct nd_gids *g)
+{
+	for (size_t i = 0; i < g->n; i++) {
+		const uint8_t *b = g->v[i].gid.s6_addr;
+
+		/* fec0:0000:FLID:subnet */
+		if (g->v[i].index == INDEX_FLID && b[0] == 0xfe && b[1] == 0xc0 && !b[2] && !b[3])
+			return (uint32_t)b[4] << 8 | b[5];
+	}
+	return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPUs choose in rounds, in the order of their addresses: in each round a GPU takes the nearest device
- * that it has not yet, of those the one that fewest GPUs have, of those the first by name. So every
- * process of a node computes the same map, and GPUs at equal distance spread over the devices.
+ * GPUs choose in rounds, in the order of their addresses. In each round a GPU takes the nearest device that it does not
+ * have yet; of several, the one that fewest GPUs have; of several, the first by name. So every process of a node
+ * computes the same map, and GPUs at equal distance spread over the devices.
  */
 #include "netdetect/choose/rnic.h"
 
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "lib/cleanup.h"
-#include "netdetect/topology/pci.h"
 
 struct plan {
 	const struct nd_devices *devices;
@@ -23,40 +22,37 @@ static struct nd_affinity *pair_of(struct plan *p, size_t gpu, size_t device)
 	return &p->t->pairs[gpu * p->devices->n + device];
 }
 
-/* Is a the better choice for this GPU? Devices stand in the order of their names. */
-static bool better(struct plan *p, const struct nd_affinity *a, const struct nd_affinity *b)
+/* Active before inactive, near before far; 0 if both are equal. */
+static int compare(const struct plan *p, const struct nd_affinity *a, const struct nd_affinity *b)
 {
 	bool x = nd_device_active(&p->devices->v[a->device]),
 	     y = nd_device_active(&p->devices->v[b->device]);
 
 	if (x != y)
-		return x;
-	if (a->distance != b->distance)
-		return a->distance < b->distance;
-	return p->load[a->device] < p->load[b->device];
+		return x ? -1 : 1;
+	return (int)a->distance - (int)b->distance;
 }
 
 static void choose(struct plan *p, size_t gpu)
 {
-	struct nd_affinity *best = NULL, *first = NULL;
+	struct nd_affinity *best = NULL, *nearest = NULL;
 
+	/* devices come by name, so the first of several equal ones wins */
 	for (size_t i = 0; i < p->devices->n; i++) {
 		struct nd_affinity *a = pair_of(p, gpu, i);
+		int order = best ? compare(p, a, best) : -1;
 
 		if (a->preferred)
 			continue;
-		if (!best || better(p, a, best))
+		if (order < 0 || (order == 0 && p->load[i] < p->load[best->device]))
 			best = a;
-		/* what it would be, if no other GPU had chosen */
-		if (!first || (nd_device_active(&p->devices->v[i]) &&
-			       (!nd_device_active(&p->devices->v[first->device]) ||
-				a->distance < first->distance)))
-			first = a;
+		if (!nearest || compare(p, a, nearest) < 0)
+			nearest = a;
 	}
 	if (!best)
 		return;
 	best->preferred = true;
-	best->spread = best != first;
+	best->spread = best != nearest;
 	p->load[best->device]++;
 }
 
@@ -98,21 +94,24 @@ static int measure(const struct nd_source *s, struct plan *p)
 int nd_affinity_make(const struct nd_source *s, const struct nd_devices *devices, unsigned k,
 		     struct nd_topology *t)
 {
+	dray_auto_free unsigned *load = NULL;
 	struct plan p = { .devices = devices, .t = t };
 	size_t rounds = k && k < devices->n ? k : devices->n;
 	int r;
 
 	if (!devices->n || !t->n_gpus)
 		return 0;
-	p.load = calloc(devices->n, sizeof(*p.load));
+	p.load = load = calloc(devices->n, sizeof(*load));
 	t->pairs = calloc(devices->n * t->n_gpus, sizeof(*t->pairs));
-	t->n_pairs = t->pairs ? devices->n * t->n_gpus : 0;
-	r = p.load && t->pairs ? measure(s, &p) : -ENOMEM;
-	for (size_t round = 0; r >= 0 && round < rounds; round++)
+	if (!load || !t->pairs)
+		return -ENOMEM;
+	t->n_pairs = devices->n * t->n_gpus;
+	r = measure(s, &p);
+	if (r < 0)
+		return r;
+	for (size_t round = 0; round < rounds; round++)
 		for (size_t g = 0; g < t->n_gpus; g++)
 			choose(&p, g);
-	if (r >= 0)
-		qsort(t->pairs, t->n_pairs, sizeof(*t->pairs), by_preference);
-	free(p.load);
-	return r;
+	qsort(t->pairs, t->n_pairs, sizeof(*t->pairs), by_preference);
+	return 0;
 }

@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "lib/cleanup.h"
-#include "lib/err.h"
 #include "netdetect/doctor/internal.h"
 
 #define ABOUT_MAX 80
+/* Headers of RoCE v2 around the payload, over IPv6 and with immediate data. */
+#define ROCE_HEADERS 96
 
 #define EACH_DEVICE(x, d)                                      \
 	for (const struct nd_device *d = (x)->scan->devices.v; \
@@ -25,15 +25,8 @@ static const char *port_name(const struct nd_device *d, const struct nd_port *p,
 	return buf;
 }
 
-static bool exists(struct examination *x, const char *where)
-{
-	char path[ND_PATH_MAX];
-
-	return access(nd_path(x->s, path, "%s", where), F_OK) == 0;
-}
-
-/* In shared mode sysfs shows devices of which this namespace has nothing. */
-static bool of_others(const struct nd_device *d)
+/* In shared mode sysfs shows devices that this namespace cannot use. */
+static bool is_of_others(const struct nd_device *d)
 {
 	uint32_t unmapped = 0;
 
@@ -50,15 +43,13 @@ static bool any_of_ours(struct examination *x)
 {
 	EACH_DEVICE(x, d)
 	{
-		if (!of_others(d))
+		if (!is_of_others(d))
 			return true;
 	}
 	return false;
 }
 
-/* --- uverbs ----------------------------------------------------------------------------------------------- */
-
-static void node_refused(struct examination *x, const struct nd_device *d)
+static void report_node(struct examination *x, const struct nd_device *d)
 {
 	char path[ND_PATH_MAX];
 	struct stat st;
@@ -73,8 +64,8 @@ static void node_refused(struct examination *x, const struct nd_device *d)
 	nd_finding(
 		x, ND_ERROR, d->name,
 		d->open_error == EPERM ?
-			"the device cgroup refuses it: ask the RDMA device plug-in for the resource" :
-			"run as that user or group, or change the node's mode (udev rule of rdma-core)",
+			"the device cgroup refuses it: request the resource of the RDMA device plug-in" :
+			"run as that user or group, or change the mode of the node (udev rule of rdma-core)",
 		"/dev/infiniband/%s does not open for uid %u: %s (owner %u:%u, mode %04o)",
 		d->uverbs, geteuid(), dray_errno_text(d->open_error), st.st_uid, st.st_gid,
 		st.st_mode & 07777);
@@ -82,36 +73,39 @@ static void node_refused(struct examination *x, const struct nd_device *d)
 
 void nd_check_uverbs(struct examination *x)
 {
+	char path[ND_PATH_MAX];
 	bool bad = false;
 
 	if (!x->scan->devices.n) {
 		nd_finding(x, ND_INFO, "", "",
-			   "no RDMA devices: transfers go over TCP and shared memory%s",
-			   exists(x, "/dev/infiniband") ? "" : "; there is no /dev/infiniband");
+			   "no RDMA devices: transfers use TCP and shared memory%s",
+			   access(nd_path(x->s, path, "/dev/infiniband"), F_OK) == 0 ?
+				   "" :
+				   "; there is no /dev/infiniband");
 		return;
 	}
 	EACH_DEVICE(x, d)
 	{
-		/* of a recorded machine nodes are not opened */
+		/* nodes of a recorded machine are not opened */
 		if (!d->open_error || (d->open_error == ENOTSUP && !nd_is_live(x->s)) ||
-		    (of_others(d) && any_of_ours(x)))
+		    (is_of_others(d) && any_of_ours(x)))
 			continue;
 		bad = true;
 		if (!d->uverbs[0])
 			nd_finding(x, ND_ERROR, d->name, "load ib_uverbs: modprobe ib_uverbs",
-				   "it has no uverbs node");
+				   "the device has no uverbs node");
 		else if (d->open_error == ENOENT || d->open_error == EACCES ||
 			 d->open_error == EPERM)
-			node_refused(x, d);
+			report_node(x, d);
 		else
 			nd_finding(
 				x, ND_ERROR, d->name,
-				"install its provider (package ibverbs-providers), see the kernel's log",
-				"it does not open: %s", dray_errno_text(d->open_error));
+				"install its provider (package ibverbs-providers), and read the kernel log",
+				"the device does not open: %s", dray_errno_text(d->open_error));
 	}
 	if (!bad)
-		nd_finding(x, ND_OK, "", "", "RDMA devices of this place open, %zu seen",
-			   x->scan->devices.n);
+		nd_finding_ok(x, "the RDMA devices of this namespace open (%zu found)",
+			      x->scan->devices.n);
 }
 
 void nd_check_namespace(struct examination *x)
@@ -119,16 +113,14 @@ void nd_check_namespace(struct examination *x)
 	if (!x->scan->devices.n)
 		return;
 	if (x->scan->devices.netns == ND_NETNS_EXCLUSIVE)
-		nd_finding(x, ND_OK, "", "",
-			   "RDMA devices belong to one network namespace each (exclusive mode)");
+		nd_finding_ok(x,
+			      "each RDMA device belongs to one network namespace (exclusive mode)");
 	else if (x->scan->devices.netns == ND_NETNS_SHARED)
-		nd_finding(x, ND_OK, "", "", "RDMA devices are shared by all network namespaces");
+		nd_finding_ok(x, "all network namespaces share the RDMA devices");
 	else
 		nd_finding(x, ND_INFO, "", "",
 			   "this kernel does not say how network namespaces share RDMA devices");
 }
-
-/* --- ports -------------------------------------------------------------------------------------------------- */
 
 void nd_check_ports(struct examination *x)
 {
@@ -144,69 +136,68 @@ void nd_check_ports(struct examination *x)
 			continue;
 		nd_finding(x, ND_WARNING, port_name(d, p, about),
 			   p->layer == ND_LAYER_INFINIBAND && p->state == ND_PORT_INIT ?
-				   "no subnet manager has seen it: start one (opensm)" :
-			   p->netdev[0] ? "bring its interface up, look at cable and switch port" :
-					  "look at cable and switch port",
+				   "no subnet manager has configured it: start one (opensm)" :
+			   p->netdev[0] ? "bring its interface up, check cable and switch port" :
+					  "check cable and switch port",
 			   "the port is %s, %s", nd_port_state_name(p->state),
 			   nd_port_physical_name(p->physical));
 	}
 	if (all && !active)
-		nd_finding(x, ND_ERROR, "", "bring one up, or expect TCP",
+		nd_finding(x, ND_ERROR, "", "bring one up; until then transfers use TCP",
 			   "no RDMA port is active");
 	else if (all && active == all)
-		nd_finding(x, ND_OK, "", "", "all %u RDMA ports are active", all);
+		nd_finding_ok(x, "all %u RDMA ports are active", all);
+}
+
+/* True if the active port has a GID that peers can reach. */
+static bool check_gid(struct examination *x, const struct nd_device *d, const struct nd_port *p)
+{
+	const struct nd_gid *best = nd_gids_best(&p->gids);
+	char about[ABOUT_MAX];
+
+	port_name(d, p, about);
+	if (!best && p->gids.unmapped)
+		nd_finding(
+			x, ND_ERROR, about,
+			"run with hostNetwork, or give the pod an interface of this device (SR-IOV, macvlan)",
+			"this network namespace has no GID of the port, other namespaces have %u",
+			p->gids.unmapped);
+	else if (!best)
+		nd_finding(
+			x, ND_ERROR, about,
+			"give its interface an address; drayctl detect --explain shows the reason for each GID",
+			"the port has no usable GID%s%s", p->gids.n ? ": " : "",
+			p->gids.n ? p->gids.v[0].reason : "");
+	else if (p->layer == ND_LAYER_ETHERNET && best->class == ND_GID_LINK_LOCAL)
+		nd_finding(x, ND_WARNING, about, "give its interface a routable address",
+			   "the best GID is link-local: peers on other links cannot reach it");
+	else if (p->layer == ND_LAYER_ETHERNET && best->type == ND_GID_ROCE_V1)
+		nd_finding(x, ND_WARNING, about, "use a device or driver with RoCE v2",
+			   "the port has RoCE v1 only, which no router forwards");
+	else
+		return true;
+	return false;
 }
 
 void nd_check_gids(struct examination *x)
 {
 	char about[ABOUT_MAX];
-	bool bad = false;
+	bool good = true;
 
 	EACH_DEVICE(x, d)
 	EACH_PORT(d, p)
 	{
-		const struct nd_gid *best = nd_gids_best(&p->gids);
-
 		if (p->state != ND_PORT_ACTIVE)
 			continue;
-		if (!best && of_others(d) && any_of_ours(x)) {
+		if (is_of_others(d) && any_of_ours(x))
 			nd_finding(x, ND_INFO, port_name(d, p, about), "",
-				   "it belongs to other network namespaces");
-			continue;
-		}
-		if (!best && p->gids.unmapped)
-			nd_finding(
-				x, ND_ERROR, port_name(d, p, about),
-				"run with hostNetwork, or give the pod an interface of this device (SR-IOV, macvlan)",
-				"none of its GIDs belongs to this network namespace, %u to others",
-				p->gids.unmapped);
-		else if (!best)
-			nd_finding(
-				x, ND_ERROR, port_name(d, p, about),
-				"give its interface an address; drayctl detect --explain says what is wrong with each GID",
-				"no GID of it can be used%s%s", p->gids.n ? ": " : "",
-				p->gids.n ? p->gids.v[0].reason : "");
-		else if (p->layer == ND_LAYER_ETHERNET && best->class == ND_GID_LINK_LOCAL)
-			nd_finding(
-				x, ND_WARNING, port_name(d, p, about),
-				"give its interface an address that can be routed",
-				"its best GID is link-local: peers on other links are out of reach");
-		else if (p->layer == ND_LAYER_ETHERNET && best->type == ND_GID_ROCE_V1)
-			nd_finding(x, ND_WARNING, port_name(d, p, about),
-				   "use a device or driver with RoCE v2",
-				   "it has RoCE v1 alone, which no router forwards");
+				   "the port belongs to other network namespaces");
 		else
-			continue;
-		bad = true;
+			good &= check_gid(x, d, p);
 	}
-	if (!bad && x->scan->devices.n)
-		nd_finding(x, ND_OK, "", "", "each active port has a GID that can be used");
+	if (good && x->scan->devices.n)
+		nd_finding_ok(x, "each active port has a usable GID");
 }
-
-/* --- MTU and P_Keys ----------------------------------------------------------------------------------------- */
-
-/* Headers of RoCE v2 around the payload, over IPv6 and with immediate data. */
-#define ROCE_HEADERS 96
 
 void nd_check_mtu(struct examination *x)
 {
@@ -230,18 +221,18 @@ void nd_check_mtu(struct examination *x)
 		nd_finding(
 			x, ND_WARNING, port_name(d, p, about),
 			"raise the MTU of interface and switch to 4200 or more (often 9000)",
-			"it sends packets of %u bytes, since %s has an MTU of %u and 4096 need %u",
+			"the port sends packets of %u bytes: %s has an MTU of %u, and packets of 4096 need %u",
 			p->active_mtu, link->name, link->mtu, 4096 + ROCE_HEADERS);
 	}
 	if (most && least != most) {
 		bad = true;
 		nd_finding(
-			x, ND_WARNING, "", "give all rails one MTU",
-			"active MTUs differ between ports: %u to %u bytes; a pair uses the lesser",
+			x, ND_WARNING, "", "give all rails the same MTU",
+			"active MTUs of the ports range from %u to %u bytes; a pair uses the smaller one",
 			least, most);
 	}
 	if (!bad && most)
-		nd_finding(x, ND_OK, "", "", "active ports have an MTU of %u bytes", most);
+		nd_finding_ok(x, "active ports have an MTU of %u bytes", most);
 }
 
 void nd_check_pkeys(struct examination *x)
@@ -264,10 +255,9 @@ void nd_check_pkeys(struct examination *x)
 		bad = true;
 		nd_finding(
 			x, ND_WARNING, port_name(d, p, about),
-			"make one side of each pair a full member (subnet manager's partitions)",
-			"it is a limited member of all its partitions: queue pairs to another limited member are made, and every transfer fails");
+			"make one side of each pair a full member (partitions of the subnet manager)",
+			"the port is a limited member of all its partitions: queue pairs to another limited member connect, but every transfer fails");
 	}
 	if (!bad && any)
-		nd_finding(x, ND_OK, "", "",
-			   "each InfiniBand port is a full member of a partition");
+		nd_finding_ok(x, "each InfiniBand port is a full member of a partition");
 }

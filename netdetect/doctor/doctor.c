@@ -6,31 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "lib/cleanup.h"
-#include "netdetect/source/attr.h"
 #include "netdetect/doctor/internal.h"
+#include "netdetect/source/array.h"
 
 static const struct {
 	const char *name;
 	void (*fn)(struct examination *x);
 } checks[] = {
-	{ "uverbs", nd_check_uverbs },
-	{ "namespace", nd_check_namespace },
-	{ "port", nd_check_ports },
-	{ "gid", nd_check_gids },
-	{ "mtu", nd_check_mtu },
-	{ "pkey", nd_check_pkeys },
-	{ "memlock", nd_check_memlock },
-	{ "capabilities", nd_check_capabilities },
-	{ "gpu", nd_check_gpus },
-	{ "gpu-nodes", nd_check_gpu_nodes },
-	{ "gpu-driver", nd_check_gpu_driver },
-	{ "gpu-direct", nd_check_gpu_direct },
-	{ "gpu-handles", nd_check_gpu_handles },
-	{ "shm", nd_check_shm },
-	{ "huge-pages", nd_check_huge_pages },
-	{ "address", nd_check_address },
-	{ "kernel", nd_check_kernel },
+#define CHECK(name, function) { name, nd_check_##function },
+	ND_CHECKS(CHECK)
+#undef CHECK
 };
 
 const char *nd_severity_name(enum nd_severity s)
@@ -45,16 +30,13 @@ __attribute__((format(printf, 6, 0))) static bool add(struct nd_findings *out,
 						      const char *about, const char *fix,
 						      const char *fmt, va_list args)
 {
-	struct nd_finding *f = nd_grow((void **)&out->v, &out->n, sizeof(*f));
+	struct nd_finding f = { .severity = severity };
 
-	if (!f)
-		return false;
-	*f = (struct nd_finding){ .severity = severity };
-	snprintf(f->check, sizeof(f->check), "%s", check);
-	snprintf(f->about, sizeof(f->about), "%s", about);
-	snprintf(f->fix, sizeof(f->fix), "%s", fix);
-	vsnprintf(f->text, sizeof(f->text), fmt, args);
-	return true;
+	snprintf(f.check, sizeof(f.check), "%s", check);
+	snprintf(f.about, sizeof(f.about), "%s", about);
+	snprintf(f.fix, sizeof(f.fix), "%s", fix);
+	vsnprintf(f.text, sizeof(f.text), fmt, args);
+	return ND_APPEND(out->v, out->n, f) == 0;
 }
 
 bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
@@ -80,13 +62,12 @@ void nd_finding(struct examination *x, enum nd_severity severity, const char *ab
 	va_end(args);
 }
 
-int nd_doctor(const struct nd_source *s, const struct nd_scan *scan,
-	      const struct nd_doctor_options *options, struct nd_findings *ret)
+int nd_doctor(const struct nd_source *s, const struct nd_scan *scan, uint64_t register_bytes,
+	      struct nd_findings *ret)
 {
-	static const struct nd_doctor_options none;
 	struct nd_findings found = { 0 };
 	struct examination x = {
-		.s = s, .scan = scan, .options = options ? options : &none, .out = &found
+		.s = s, .scan = scan, .register_bytes = register_bytes, .out = &found
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(checks); i++) {

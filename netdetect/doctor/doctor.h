@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is wrong with this place, and what to do about it. */
+/* Checks this machine and this process for faults, and says how to fix each. */
 #ifndef DRAY_NETDETECT_DOCTOR_DOCTOR_H
 #define DRAY_NETDETECT_DOCTOR_DOCTOR_H
 
@@ -11,9 +11,9 @@ const char *nd_severity_name(enum nd_severity s);
 struct nd_finding {
 	enum nd_severity severity;
 	char check[32]; /* stable name: "memlock", "uverbs", "pkey", ... */
-	char about[80]; /* "mlx5_0/1", "" for the whole */
-	char text[240]; /* what is */
-	char fix[240];  /* what to do; "" where nothing */
+	char about[80]; /* "mlx5_0/1", "" for the machine */
+	char text[240]; /* the state that was found */
+	char fix[240];  /* what to do; "" if nothing */
 };
 
 struct nd_findings {
@@ -21,17 +21,15 @@ struct nd_findings {
 	size_t n;
 };
 
-/* What is to be registered, to hold against the memlock limit; 0: not known. */
-struct nd_doctor_options {
-	uint64_t register_bytes;
-};
-
-/* Every check says something, also where all is well (ND_OK). 0 or -ENOMEM. Any thread, blocking. */
-int nd_doctor(const struct nd_source *s, const struct nd_scan *scan,
-	      const struct nd_doctor_options *options, struct nd_findings *ret);
+/*
+ * Every check has a finding, ND_OK if all is well. register_bytes: memory to be registered, to compare with the
+ * memlock limit; 0: unknown. 0 or -ENOMEM. Any thread; blocks.
+ */
+int nd_doctor(const struct nd_source *s, const struct nd_scan *scan, uint64_t register_bytes,
+	      struct nd_findings *ret);
 void nd_findings_deinit(struct nd_findings *f);
 
-/* One more, of somebody else's check; fix "": nothing to do. False: no memory, and nothing has changed. */
+/* Adds the finding of a check elsewhere; fix "": nothing to do. False: no memory, and f is unchanged. */
 bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
 		     const char *about, const char *fix, const char *fmt, ...)
 	__attribute__((format(printf, 6, 7)));

@@ -1,76 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of the process, its limits, and the kernel. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <arpa/inet.h>
 #include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/utsname.h>
 
-#include "lib/cleanup.h"
 #include "netdetect/choose/address.h"
 #include "netdetect/doctor/internal.h"
-#include "netdetect/source/kernel.h"
 
 #define MIB (1024.0 * 1024)
-/* Containers get 64 MiB unless somebody asks for more; a KV cache in shared memory needs GiBs. */
-#define SHM_SMALL (1ull << 30)
+#define GIB (1ull << 30)
+/* Containers get 64 MiB by default; a KV cache in shared memory needs GiBs. */
+#define SHM_SMALL GIB
 
 bool nd_skipped(struct examination *x)
 {
 	if (nd_is_live(x->s))
 		return false;
-	nd_finding(x, ND_INFO, "", "", "not looked at: a recorded machine has no process");
+	nd_finding(x, ND_INFO, "", "", "not checked: a recorded machine has no process");
 	return true;
 }
 
-/* CapEff of proc(5), which is what counts, whatever was asked for. */
-static bool effective(uint64_t *ret)
+/* The number behind a key of /proc/meminfo or /proc/self/status; 0 if the key is missing. */
+static uint64_t number_after(const char *text, const char *key, int base)
 {
-	char text[8192], *at;
+	const char *at = strstr(text, key);
 
-	if (nd_read_text(&ND_SOURCE_LIVE, text, sizeof(text), "/proc/self/status") <= 0)
+	return at ? strtoull(at + strlen(key), NULL, base) : 0;
+}
+
+/* CapEff of proc(5). False if it cannot be read. */
+static bool effective_capabilities(uint64_t *ret)
+{
+	char text[8192];
+
+	if (nd_read_text(&ND_SOURCE_LIVE, text, sizeof(text), "/proc/self/status") <= 0 ||
+	    !strstr(text, "CapEff:"))
 		return false;
-	at = strstr(text, "CapEff:");
-	if (!at)
-		return false;
-	*ret = strtoull(at + strlen("CapEff:"), NULL, 16);
+	*ret = number_after(text, "CapEff:", 16);
 	return true;
 }
 
 void nd_check_memlock(struct examination *x)
 {
-	uint64_t wanted = x->options->register_bytes, caps = 0;
+	uint64_t wanted = x->register_bytes, caps = 0;
 	struct rlimit l;
 
 	if (nd_skipped(x))
 		return;
-	if (effective(&caps) && (caps & 1ull << CAP_IPC_LOCK)) {
-		nd_finding(x, ND_OK, "", "",
-			   "CAP_IPC_LOCK is effective: no limit on locked memory");
+	if (effective_capabilities(&caps) && (caps & 1ull << CAP_IPC_LOCK)) {
+		nd_finding_ok(x, "CAP_IPC_LOCK is effective: no limit on locked memory");
 		return;
 	}
 	if (getrlimit(RLIMIT_MEMLOCK, &l) < 0)
 		return;
 	if (l.rlim_cur == RLIM_INFINITY) {
-		nd_finding(x, ND_OK, "", "", "no limit on locked memory");
-	} else if (wanted > l.rlim_max || (!wanted && l.rlim_max < (1ull << 30))) {
+		nd_finding_ok(x, "no limit on locked memory");
+	} else if (wanted > l.rlim_max || (!wanted && l.rlim_max < GIB)) {
 		nd_finding(
 			x, x->scan->devices.n ? ND_ERROR : ND_WARNING, "",
 			"raise it: LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers), or CAP_IPC_LOCK as root",
 			"%.0f MiB may be locked (hard limit %.0f MiB)%s: registering more fails with \"Cannot allocate memory\"",
 			(double)l.rlim_cur / MIB, (double)l.rlim_max / MIB,
-			wanted ? ", less than what is to be registered" : "");
+			wanted ? ", less than the memory to be registered" : "");
 	} else if (wanted > l.rlim_cur) {
-		nd_finding(x, ND_WARNING, "", "raise the soft limit (ulimit -l) to the hard one",
-			   "%.0f MiB may be locked, the hard limit would allow %.0f MiB",
+		nd_finding(x, ND_WARNING, "", "raise the soft limit (ulimit -l) to the hard limit",
+			   "%.0f MiB may be locked, the hard limit is %.0f MiB",
 			   (double)l.rlim_cur / MIB, (double)l.rlim_max / MIB);
 	} else {
-		nd_finding(x, ND_OK, "", "", "%.0f MiB may be locked", (double)l.rlim_cur / MIB);
+		nd_finding_ok(x, "%.0f MiB may be locked", (double)l.rlim_cur / MIB);
 	}
 }
 
@@ -88,14 +91,14 @@ void nd_check_capabilities(struct examination *x)
 	uint64_t caps;
 	size_t n = 0;
 
-	if (nd_skipped(x) || !effective(&caps))
+	if (nd_skipped(x) || !effective_capabilities(&caps))
 		return;
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++)
 		if (caps & 1ull << known[i].bit)
 			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s", n ? ", " : "",
 					      known[i].name);
-	/* none is needed: what needs one says so in its own check */
-	nd_finding(x, ND_OK, "", "", "effective capabilities of note: %s", n ? text : "none");
+	/* never a warning: a check that needs one of them reports that itself */
+	nd_finding_ok(x, "relevant effective capabilities: %s", n ? text : "none");
 }
 
 void nd_check_shm(struct examination *x)
@@ -116,19 +119,11 @@ void nd_check_shm(struct examination *x)
 		nd_finding(
 			x, ND_WARNING, "",
 			"mount an emptyDir of medium Memory there, or --shm-size",
-			"/dev/shm has %.0f MiB, which engines that share memory by name soon fill (memfds are not limited by it)",
+			"/dev/shm has %.0f MiB, which engines that share memory by name soon fill (memfds do not count)",
 			(double)bytes / MIB);
 	else
-		nd_finding(x, ND_OK, "", "", "/dev/shm has %.0f MiB, %.0f MiB free",
-			   (double)bytes / MIB,
-			   (double)((uint64_t)st.f_bavail * st.f_frsize) / MIB);
-}
-
-static uint64_t meminfo(const char *text, const char *key)
-{
-	const char *at = strstr(text, key);
-
-	return at ? strtoull(at + strlen(key), NULL, 10) : 0;
+		nd_finding_ok(x, "/dev/shm has %.0f MiB, %.0f MiB free", (double)bytes / MIB,
+			      (double)((uint64_t)st.f_bavail * st.f_frsize) / MIB);
 }
 
 void nd_check_huge_pages(struct examination *x)
@@ -138,14 +133,13 @@ void nd_check_huge_pages(struct examination *x)
 
 	if (nd_read_text(x->s, text, sizeof(text), "/proc/meminfo") <= 0)
 		return;
-	total = meminfo(text, "HugePages_Total:");
-	left = meminfo(text, "HugePages_Free:");
+	total = number_after(text, "HugePages_Total:", 10);
+	left = number_after(text, "HugePages_Free:", 10);
 	if (total && !left)
 		nd_finding(x, ND_WARNING, "", "reserve more: sysctl vm.nr_hugepages",
 			   "all %" PRIu64 " huge pages are in use", total);
 	else if (total)
-		nd_finding(x, ND_OK, "", "", "%" PRIu64 " of %" PRIu64 " huge pages are free", left,
-			   total);
+		nd_finding_ok(x, "%" PRIu64 " of %" PRIu64 " huge pages are free", left, total);
 	else
 		nd_finding(
 			x, ND_INFO, "",
@@ -158,14 +152,15 @@ void nd_check_kernel(struct examination *x)
 	static const struct {
 		unsigned major, minor;
 		enum nd_severity severity;
-		const char *what;
+		const char *lack;
 	} since[] = {
-		{ 5, 12, ND_WARNING, "DMA-BUF memory cannot be registered with RNICs" },
+		{ 5, 12, ND_WARNING, "RNICs cannot register DMA-BUF memory" },
 		{ 5, 14, ND_WARNING,
-		  "memory that is not there is allocated at the agent's expense (userfaultfd)" },
+		  "the agent is charged for pages of a client that are not resident (userfaultfd)" },
 		{ 6, 5, ND_INFO,
-		  "the process behind a socket is known by number alone (SO_PEERPIDFD)" },
-		{ 6, 12, ND_INFO, "RDMA netlink does not tell of devices; device events do" },
+		  "the peer process of a socket is known by PID only (SO_PEERPIDFD)" },
+		{ 6, 12, ND_INFO,
+		  "RDMA netlink reports no device changes; device events are used" },
 	};
 	char release[ND_RELEASE_MAX];
 	bool lacks = false;
@@ -177,10 +172,10 @@ void nd_check_kernel(struct examination *x)
 			continue;
 		lacks = true;
 		nd_finding(x, since[i].severity, "", "", "Linux %s is older than %u.%u: %s",
-			   release, since[i].major, since[i].minor, since[i].what);
+			   release, since[i].major, since[i].minor, since[i].lack);
 	}
 	if (!lacks)
-		nd_finding(x, ND_OK, "", "", "Linux %s has all that is used", release);
+		nd_finding_ok(x, "Linux %s has every feature that dray uses", release);
 }
 
 void nd_check_address(struct examination *x)
@@ -188,19 +183,22 @@ void nd_check_address(struct examination *x)
 	dray_auto_free struct nd_candidate *c = NULL;
 	char text[INET6_ADDRSTRLEN];
 	size_t n = 0;
+	bool bad;
 
 	if (nd_advertise_rank(&x->scan->links, true, true, &c, &n) < 0) {
 		x->failed = true;
-	} else if (!n || c[0].rejected) {
-		nd_finding(x, ND_WARNING, "", "give an interface an address, or set peer.advertise",
-			   "no address that peers could reach");
-	} else if (c[0].link->kind == ND_LINK_BRIDGE || c[0].link->kind == ND_LINK_TUNNEL) {
-		nd_finding(x, c[0].score < 10 ? ND_WARNING : ND_OK, c[0].link->name,
-			   c[0].score < 10 ? "set peer.advertise, or run with hostNetwork" : "",
-			   "peers are told %s: %s",
-			   nd_addr_text(&c[0].addr->addr, c[0].addr->family, text), c[0].reason);
-	} else {
-		nd_finding(x, ND_OK, c[0].link->name, "", "peers are told %s: %s",
-			   nd_addr_text(&c[0].addr->addr, c[0].addr->family, text), c[0].reason);
+		return;
 	}
+	if (!n || c[0].rejected) {
+		nd_finding(x, ND_WARNING, "", "give an interface an address, or set peer.advertise",
+			   "no address that peers can reach");
+		return;
+	}
+	/* the best is an overlay, or a bridge of containers */
+	bad = c[0].score < ND_ADVERTISE_GOOD &&
+	      (c[0].link->kind == ND_LINK_BRIDGE || c[0].link->kind == ND_LINK_TUNNEL);
+	nd_finding(x, bad ? ND_WARNING : ND_OK, c[0].link->name,
+		   bad ? "set peer.advertise, or run with hostNetwork" : "",
+		   "peers get the address %s: %s",
+		   nd_addr_text(&c[0].addr->addr, c[0].addr->family, text), c[0].reason);
 }

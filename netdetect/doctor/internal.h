@@ -7,9 +7,9 @@
 struct examination {
 	const struct nd_source *s;
 	const struct nd_scan *scan;
-	const struct nd_doctor_options *options;
+	uint64_t register_bytes;
 	struct nd_findings *out;
-	const char *check; /* name of the one that runs */
+	const char *check; /* name of the running check */
 	bool failed;       /* no memory */
 };
 
@@ -18,30 +18,34 @@ __attribute__((format(printf, 5, 6))) void nd_finding(struct examination *x,
 						      enum nd_severity severity, const char *about,
 						      const char *fix, const char *fmt, ...);
 
-/* What the process itself may do is no matter of a recorded machine: says so, and true. */
+/* An ND_OK finding about the machine. */
+#define nd_finding_ok(x, ...) nd_finding((x), ND_OK, "", "", __VA_ARGS__)
+
+/* True, with a finding, for a recorded machine: it has no process whose rights could be checked. */
 bool nd_skipped(struct examination *x);
 
-/* doctor_device.c: of RDMA devices and ports */
-void nd_check_uverbs(struct examination *x);
-void nd_check_namespace(struct examination *x);
-void nd_check_ports(struct examination *x);
-void nd_check_gids(struct examination *x);
-void nd_check_mtu(struct examination *x);
-void nd_check_pkeys(struct examination *x);
+/* Name and function of each check, in the order of the findings. */
+#define ND_CHECKS(X)                    \
+	X("uverbs", uverbs)             \
+	X("namespace", namespace)       \
+	X("port", ports)                \
+	X("gid", gids)                  \
+	X("mtu", mtu)                   \
+	X("pkey", pkeys)                \
+	X("memlock", memlock)           \
+	X("capabilities", capabilities) \
+	X("gpu", gpus)                  \
+	X("gpu-nodes", gpu_nodes)       \
+	X("gpu-driver", gpu_driver)     \
+	X("gpu-direct", gpu_direct)     \
+	X("gpu-handles", gpu_handles)   \
+	X("shm", shm)                   \
+	X("huge-pages", huge_pages)     \
+	X("address", address)           \
+	X("kernel", kernel)
 
-/* doctor_gpu.c: of GPUs and their driver */
-void nd_check_gpus(struct examination *x);
-void nd_check_gpu_nodes(struct examination *x);
-void nd_check_gpu_driver(struct examination *x);
-void nd_check_gpu_direct(struct examination *x);
-void nd_check_gpu_handles(struct examination *x);
-
-/* doctor_host.c: of the process, its limits and the kernel */
-void nd_check_memlock(struct examination *x);
-void nd_check_capabilities(struct examination *x);
-void nd_check_shm(struct examination *x);
-void nd_check_huge_pages(struct examination *x);
-void nd_check_kernel(struct examination *x);
-void nd_check_address(struct examination *x);
+#define ND_CHECK_DECLARE(name, function) void nd_check_##function(struct examination *x);
+ND_CHECKS(ND_CHECK_DECLARE)
+#undef ND_CHECK_DECLARE
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ld.so(8) looks in LD_LIBRARY_PATH, then in the cache that ldconfig wrote, then in its standard folders. Of the cache
- * nothing but its table of texts is read: whole paths stand there, each with a NUL before and behind.
+ * ld.so(8) searches LD_LIBRARY_PATH, then the cache of ldconfig, then its standard folders. This file reads only the
+ * string table of the cache, which holds whole paths, each with a NUL before and after it.
  */
 #include "netdetect/gpu/libcuda.h"
 
@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "lib/cleanup.h"
 
 #define NAME "/libcuda.so.1"
 #define ENVIRON_MAX (256u << 10)
@@ -30,13 +28,13 @@
 static const char *const standard[] = {
 	"/lib/" MULTIARCH, "/usr/lib/" MULTIARCH, "/lib64", "/usr/lib64", "/lib", "/usr/lib"
 };
-/* Of device plug-ins that mount the driver's files and leave the rest to LD_LIBRARY_PATH. */
+/* Device plug-ins mount the driver's files here and expect the image to set LD_LIBRARY_PATH. */
 static const char *const mounted[] = { "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
 				       "/usr/local/lib", "/opt/nvidia/lib64",
 				       ("/run/nvidia/driver/usr/lib/" MULTIARCH) };
 
-/* A library of the other word size serves nobody here. */
-static bool is_ours(const struct nd_source *s, const char *file)
+/* True for an ELF file of this program's word size. */
+static bool is_usable(const struct nd_source *s, const char *file)
 {
 	unsigned char head[EI_NIDENT];
 	char path[ND_PATH_MAX];
@@ -53,7 +51,7 @@ static bool in_folder(const struct nd_source *s, const char *folder, size_t leng
 {
 	int r = snprintf(buf, n, "%.*s" NAME, (int)length, folder);
 
-	if (length && r > 0 && (size_t)r < n && is_ours(s, buf))
+	if (length && r > 0 && (size_t)r < n && is_usable(s, buf))
 		return true;
 	buf[0] = '\0';
 	return false;
@@ -68,8 +66,8 @@ static bool in_folders(const struct nd_source *s, const char *const *v, size_t c
 	return false;
 }
 
-/* The whole of a small file. NULL: not there, or no memory. */
-static char *slurp(const struct nd_source *s, const char *where, size_t max, size_t *ret_n)
+/* Reads at most max bytes. NULL if the file does not open, or without memory. */
+static char *read_file(const struct nd_source *s, const char *where, size_t max, size_t *ret_n)
 {
 	char path[ND_PATH_MAX];
 	int fd dray_auto_close = open(nd_path(s, path, "%s", where), O_RDONLY | O_CLOEXEC);
@@ -84,12 +82,12 @@ static char *slurp(const struct nd_source *s, const char *where, size_t max, siz
 	return text;
 }
 
-/* What the loader was told is what the process was started with; what it set since does not count. */
-static bool by_environment(const struct nd_source *s, char *buf, size_t n)
+/* The loader ignores changes of the variable after the start of the process. */
+static bool in_environment(const struct nd_source *s, char *buf, size_t n)
 {
 	static const char name[] = "LD_LIBRARY_PATH=";
 	size_t length;
-	dray_auto_free char *text = slurp(s, "/proc/self/environ", ENVIRON_MAX, &length);
+	dray_auto_free char *text = read_file(s, "/proc/self/environ", ENVIRON_MAX, &length);
 
 	for (const char *at = text; at && at < text + length; at += strlen(at) + 1) {
 		if (strncmp(at, name, sizeof(name) - 1) != 0)
@@ -126,10 +124,10 @@ const char *nd_libcuda_cached(const char *cache, size_t n, size_t *at)
 	return NULL;
 }
 
-static bool by_cache(const struct nd_source *s, char *buf, size_t n)
+static bool in_cache(const struct nd_source *s, char *buf, size_t n)
 {
 	size_t length, at = 0;
-	dray_auto_free char *cache = slurp(s, "/etc/ld.so.cache", CACHE_MAX, &length);
+	dray_auto_free char *cache = read_file(s, "/etc/ld.so.cache", CACHE_MAX, &length);
 	const char *path;
 
 	while (cache && (path = nd_libcuda_cached(cache, length, &at)))
@@ -141,7 +139,7 @@ static bool by_cache(const struct nd_source *s, char *buf, size_t n)
 bool nd_libcuda_find(const struct nd_source *s, char *buf, size_t n)
 {
 	buf[0] = '\0';
-	if (by_environment(s, buf, n) || by_cache(s, buf, n) ||
+	if (in_environment(s, buf, n) || in_cache(s, buf, n) ||
 	    in_folders(s, standard, DRAY_ARRAY_SIZE(standard), buf, n))
 		return true;
 	in_folders(s, mounted, DRAY_ARRAY_SIZE(mounted), buf, n);

@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "netdetect/gpu/nvidia.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "lib/cleanup.h"
-#include "netdetect/source/attr.h"
-#include "netdetect/source/kernel.h"
+#include "lib/err.h"
 #include "netdetect/gpu/libcuda.h"
-#include "schema/gen/errors.h"
+#include "netdetect/source/array.h"
 
 #define PROC "/proc/driver/nvidia"
 
-/* --- what the driver says -------------------------------------------------------------------------------- */
-
 /* The value of a line "Key: \t value". */
-static void value_of(const char *text, const char *key, char *ret, size_t n)
+static void read_value(const char *text, const char *key, char *ret, size_t n)
 {
 	const char *at = strstr(text, key);
 	size_t length;
@@ -40,45 +35,33 @@ void nd_nvidia_parse(const char *text, struct nd_nvidia_gpu *g)
 	char minor[16], *end;
 	long v;
 
-	value_of(text, "Model", g->name, sizeof(g->name));
-	value_of(text, "GPU UUID", g->uuid, sizeof(g->uuid));
-	/* question marks stand there until the device is first opened */
+	read_value(text, "Model", g->name, sizeof(g->name));
+	read_value(text, "GPU UUID", g->uuid, sizeof(g->uuid));
+	/* it consists of question marks until the device is first opened */
 	if (strchr(g->uuid, '?') || strncmp(g->uuid, "GPU-", 4) != 0)
 		g->uuid[0] = '\0';
-	value_of(text, "Device Minor", minor, sizeof(minor));
+	read_value(text, "Device Minor", minor, sizeof(minor));
 	v = strtol(minor, &end, 10);
 	g->minor = end != minor && !*end && v >= 0 && v < 65536 ? (int)v : -1;
 }
 
-static int node_error(const struct nd_source *s, const char *name)
+static int check_node(const struct nd_source *s, const char *name)
 {
 	char path[ND_PATH_MAX];
 
 	return access(nd_path(s, path, "/dev/%s", name), R_OK | W_OK) < 0 ? errno : 0;
 }
 
-static int gpu_add(const struct nd_source *s, const struct nd_topology *t, const char *name,
-		   struct nd_nvidia *n)
+static void read_gpu(const struct nd_source *s, const char *name, struct nd_nvidia_gpu *g)
 {
-	struct nd_nvidia_gpu g = { .minor = -1, .node_error = ENODATA }, *place;
 	char text[4096], node[32];
 
-	nd_bdf_of(name, g.bdf);
-	if (!g.bdf[0])
-		return 0;
 	if (nd_read_text(s, text, sizeof(text), PROC "/gpus/%s/information", name) > 0)
-		nd_nvidia_parse(text, &g);
-	if (g.minor >= 0) {
-		snprintf(node, sizeof(node), "nvidia%d", g.minor);
-		g.node_error = node_error(s, node);
-	}
-	for (size_t i = 0; i < t->n_gpus; i++)
-		g.in_sysfs |= !strcmp(t->gpus[i].bdf, g.bdf);
-	place = nd_grow((void **)&n->gpus, &n->n_gpus, sizeof(g));
-	if (!place)
-		return -ENOMEM;
-	*place = g;
-	return 0;
+		nd_nvidia_parse(text, g);
+	if (g->minor < 0)
+		return;
+	snprintf(node, sizeof(node), "nvidia%d", g->minor);
+	g->node_error = check_node(s, node);
 }
 
 static int by_bdf(const void *a, const void *b)
@@ -87,18 +70,24 @@ static int by_bdf(const void *a, const void *b)
 		      ((const struct nd_nvidia_gpu *)b)->bdf);
 }
 
-static int scan_gpus(const struct nd_source *s, const struct nd_topology *t, struct nd_nvidia *n)
+static int scan_gpus(const struct nd_source *s, const struct nd_gpu *gpus, size_t n_gpus,
+		     struct nd_nvidia *n)
 {
-	char path[ND_PATH_MAX];
-	DIR *dir = opendir(nd_path(s, path, PROC "/gpus"));
-	struct dirent *e;
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, PROC "/gpus");
+	const char *name;
 	int r = 0;
 
-	if (!dir)
-		return 0;
-	while (r >= 0 && (e = readdir(dir)))
-		r = gpu_add(s, t, e->d_name, n);
-	closedir(dir);
+	while (r >= 0 && (name = nd_next_entry(dir))) {
+		struct nd_nvidia_gpu g = { .minor = -1, .node_error = ENODATA };
+
+		nd_bdf_parse(name, g.bdf);
+		if (!g.bdf[0])
+			continue;
+		read_gpu(s, name, &g);
+		for (size_t i = 0; i < n_gpus; i++)
+			g.in_sysfs |= !strcmp(gpus[i].bdf, g.bdf);
+		r = ND_APPEND(n->gpus, n->n_gpus, g);
+	}
 	if (n->n_gpus)
 		qsort(n->gpus, n->n_gpus, sizeof(*n->gpus), by_bdf);
 	return r;
@@ -106,25 +95,31 @@ static int scan_gpus(const struct nd_source *s, const struct nd_topology *t, str
 
 static unsigned count_nodes(const struct nd_source *s)
 {
-	char path[ND_PATH_MAX];
-	DIR *dir = opendir(nd_path(s, path, "/dev"));
-	unsigned count = 0;
-	struct dirent *e;
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, "/dev");
+	const char *name;
+	unsigned n = 0;
 
-	if (!dir)
-		return 0;
-	while ((e = readdir(dir))) {
-		const char *rest = e->d_name + strlen("nvidia");
+	while ((name = nd_next_entry(dir))) {
+		const char *minor = name + strlen("nvidia");
 
-		if (!strncmp(e->d_name, "nvidia", strlen("nvidia")) && *rest)
-			count += !rest[strspn(rest, "0123456789")];
+		if (!strncmp(name, "nvidia", strlen("nvidia")) && *minor)
+			n += !minor[strspn(minor, "0123456789")];
 	}
-	closedir(dir);
-	return count;
+	return n;
+}
+
+unsigned nd_nvidia_count(const struct nd_source *s)
+{
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, PROC "/gpus");
+	unsigned listed = 0, nodes = count_nodes(s);
+
+	while (nd_next_entry(dir))
+		listed++;
+	return dray_max(listed, nodes);
 }
 
 /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ..." */
-static void scan_version(const struct nd_source *s, struct nd_nvidia *n)
+static void read_version(const struct nd_source *s, struct nd_nvidia *n)
 {
 	char text[4096], *save = NULL;
 
@@ -137,52 +132,47 @@ static void scan_version(const struct nd_source *s, struct nd_nvidia *n)
 			snprintf(n->version, sizeof(n->version), "%.31s", word);
 }
 
-/* --- what follows ------------------------------------------------------------------------------------------ */
-
-static void judge_dma_buf(const struct nd_source *s, struct nd_nvidia *n)
+static void check_dma_buf(const struct nd_source *s, struct nd_nvidia *n)
 {
+	const size_t size = sizeof(n->dma_buf_reason);
 	char release[ND_RELEASE_MAX];
 
 	nd_kernel_release(s, release);
-	n->dma_buf = false;
-	if (!n->version[0])
-		snprintf(n->dma_buf_reason, sizeof(n->dma_buf_reason),
-			 "not known: " PROC "/version is not here");
+	n->dma_buf = n->version[0] && n->open_modules && nd_kernel_at_least(release, 5, 12);
+	if (n->dma_buf)
+		snprintf(n->dma_buf_reason, size, "driver %s with the open kernel modules",
+			 n->version);
+	else if (!n->version[0])
+		snprintf(n->dma_buf_reason, size, "not known: " PROC "/version is not here");
 	else if (!n->open_modules)
-		snprintf(n->dma_buf_reason, sizeof(n->dma_buf_reason),
+		snprintf(n->dma_buf_reason, size,
 			 "driver %s has the closed kernel modules, which export no DMA-BUF",
 			 n->version);
-	else if (!nd_kernel_at_least(release, 5, 12))
-		snprintf(n->dma_buf_reason, sizeof(n->dma_buf_reason),
-			 "Linux %.60s is older than 5.12: RDMA devices take no DMA-BUF", release);
 	else
-		n->dma_buf = true;
-	if (n->dma_buf)
-		snprintf(n->dma_buf_reason, sizeof(n->dma_buf_reason),
-			 "driver %s with the open kernel modules", n->version);
+		snprintf(n->dma_buf_reason, size,
+			 "Linux %.60s is older than 5.12, so RDMA devices cannot register DMA-BUF",
+			 release);
 }
 
-int nd_nvidia_scan(const struct nd_source *s, const struct nd_topology *topology,
-		   struct nd_nvidia *ret, struct dray_err *reterr)
+int nd_nvidia_scan(const struct nd_source *s, const struct nd_gpu *gpus, size_t n_gpus,
+		   struct nd_nvidia *ret)
 {
-	struct nd_nvidia n = { 0 };
-	int r;
+	struct nd_nvidia n = { .nodes = count_nodes(s),
+			       .control_error = check_node(s, "nvidiactl"),
+			       .uvm_error = check_node(s, "nvidia-uvm") };
+	int r = scan_gpus(s, gpus, n_gpus, &n);
 
-	scan_version(s, &n);
-	r = scan_gpus(s, topology, &n);
 	if (r < 0) {
 		nd_nvidia_deinit(&n);
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "GPUs: %s", dray_errno_text(r));
+		return r;
 	}
-	n.nodes = count_nodes(s);
-	n.control_error = node_error(s, "nvidiactl");
-	n.uvm_error = node_error(s, "nvidia-uvm");
+	read_version(s, &n);
 	n.present = n.version[0] || n.n_gpus || n.nodes || !n.control_error;
-	for (size_t i = 0; i < topology->n_gpus; i++)
-		n.present |= !strcmp(topology->gpus[i].driver, "nvidia");
+	for (size_t i = 0; i < n_gpus; i++)
+		n.present |= !strcmp(gpus[i].driver, "nvidia");
 	if (n.present) {
 		n.libcuda_loads = nd_libcuda_find(s, n.libcuda, sizeof(n.libcuda));
-		judge_dma_buf(s, &n);
+		check_dma_buf(s, &n);
 	}
 	*ret = n;
 	return 0;

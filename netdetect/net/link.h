@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Interfaces, their addresses and the routes of this network namespace (rtnetlink(7)). */
+/* Interfaces, addresses and routes of this network namespace (rtnetlink(7)). */
 #ifndef DRAY_NETDETECT_NET_LINK_H
 #define DRAY_NETDETECT_NET_LINK_H
 
 #include <net/if.h>
 #include <netinet/in.h>
 
-#include "netdetect/source/netlink.h"
+#include "lib/err.h"
+#include "netdetect/source/source.h"
 
 enum nd_link_kind {
-	ND_LINK_DEVICE, /* a device of its own: no IFLA_INFO_KIND */
+	ND_LINK_DEVICE, /* has no IFLA_INFO_KIND */
 	ND_LINK_LOOPBACK,
 	ND_LINK_BOND, /* bond or team */
 	ND_LINK_VLAN,
 	ND_LINK_MACVLAN, /* macvlan, ipvlan, macvtap */
-	ND_LINK_VETH,    /* one end is a pod's only way out; the other is a port of a bridge */
-	ND_LINK_BRIDGE,  /* bridge, also openvswitch */
+	ND_LINK_VETH,    /* the only way out of a pod; the other end is a port of a bridge */
+	ND_LINK_BRIDGE,  /* bridge or openvswitch */
 	ND_LINK_TUNNEL,  /* vxlan, geneve, gre, ipip, sit, wireguard, tun, ... */
 	ND_LINK_DUMMY,
 	ND_LINK_OTHER,
@@ -26,18 +27,17 @@ struct nd_link {
 	int ifindex;
 	char name[IFNAMSIZ];
 	enum nd_link_kind kind;
-	char kind_text[16]; /* IFLA_INFO_KIND as it came, "" where none */
+	char kind_text[16]; /* IFLA_INFO_KIND, "" if none */
 	int master;         /* ifindex of its bond or bridge; 0: none */
-	int lower; /* ifindex of the link below it (VLAN, MACVLAN); 0: none, or in another namespace */
+	int lower; /* ifindex of the link below (VLAN, MACVLAN); 0: none, or in another namespace */
 	uint32_t vlan; /* VLAN id; 0: none */
 	uint32_t mtu;
 	uint32_t flags; /* IFF_* */
-	uint8_t oper;   /* IF_OPER_* of RFC 2863 */
-	bool up;        /* IFF_UP and IFF_LOWER_UP: bytes can leave */
+	bool up;        /* IFF_UP and IFF_LOWER_UP: packets can leave */
 	uint8_t mac[20];
 	uint8_t mac_n;
-	char bdf[16];   /* PCI function of its device, "" where none */
-	int numa;       /* its node, -1 unknown */
+	char bdf[16];   /* PCI function of its device, "" if none */
+	int numa;       /* node of its device, -1 unknown */
 	uint32_t speed; /* Mb/s, 0 unknown */
 };
 
@@ -62,13 +62,13 @@ struct nd_route {
 struct nd_links {
 	struct nd_link *links; /* by ifindex */
 	size_t n_links;
-	struct nd_addr *addrs; /* by ifindex, then as the kernel has them */
+	struct nd_addr *addrs; /* by ifindex, then in the order of the kernel */
 	size_t n_addrs;
-	struct nd_route *routes; /* tables main and default; as the kernel has them */
+	struct nd_route *routes; /* tables main and default, in the order of the kernel */
 	size_t n_routes;
 };
 
-/* Dumps and sysfs. 0 or -errno; on error nothing is left. Any thread, blocking, no state. */
+/* Reads netlink and sysfs. 0, or -errno with *ret unchanged. Any thread; blocks. */
 int nd_links_scan(const struct nd_source *s, struct nd_links *ret, struct dray_err *reterr);
 void nd_links_deinit(struct nd_links *l);
 
@@ -77,31 +77,34 @@ const struct nd_link *nd_link_by_index(const struct nd_links *l, int ifindex);
 const struct nd_link *nd_link_by_name(const struct nd_links *l, const char *name);
 
 /*
- * Messages of the three dumps into `ret`, as nd_message_fn (arg: struct nd_links *). -EBADMSG on what is
- * malformed, -ENOMEM; unknown types and families are passed over. For fuzzing, and for the monitor.
+ * Adds a message of one of the three dumps to a struct nd_links, as nd_message_fn. -EBADMSG if it is malformed,
+ * -ENOMEM; unknown types and families are ignored. Pure.
  */
 int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg);
 
-/* Bytes of the address, unmapped from IPv6, in network order; *ret_n 4 or 16. */
+/* Reads 4 or 16 bytes in network order; IPv4 is mapped. */
+void nd_addr_set(struct in6_addr *ret, uint8_t family, const void *bytes);
+/* The bytes of the address in network order, without the mapping; *ret_n is 4 or 16. */
 const uint8_t *nd_addr_bytes(const struct in6_addr *a, uint8_t family, size_t *ret_n);
 /* "10.0.0.1" or "fe80::1"; buf of INET6_ADDRSTRLEN. */
 const char *nd_addr_text(const struct in6_addr *a, uint8_t family, char *buf);
+bool nd_addr_is_loopback(const struct in6_addr *a);
 
-/* Are the first bits of both the same? Both of the family. */
+/* True if the first `bits` bits are equal. Both addresses are of the family. */
 bool nd_prefix_covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
 		      const struct in6_addr *a);
 
-/*
- * Which way the kernel would send to `to` (RTM_GETROUTE, live), or what the recorded routes say
- * (longest prefix, then metric). from: all zero for any source. 0; -ENETUNREACH; another -errno.
- */
-struct nd_way {
+struct nd_next_hop {
 	int ifindex;
-	uint8_t type; /* RTN_UNICAST, RTN_LOCAL, ... */
+	uint8_t type; /* RTN_UNICAST, RTN_LOCAL */
 	bool direct;  /* no gateway */
-	struct in6_addr source;
 };
+
+/*
+ * How packets from one address to another leave this host: asks the kernel (RTM_GETROUTE), or looks in the routes of
+ * a recorded machine (longest prefix, then lowest metric). 0, -ENETUNREACH, or another -errno.
+ */
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
-		const struct in6_addr *from, int oif, struct nd_way *ret);
+		const struct in6_addr *from, struct nd_next_hop *ret);
 
 #endif

@@ -1,49 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which way packets to an address leave. */
-#include <arpa/inet.h>
+/* The next hop to an address: the kernel's answer, or a look-up in recorded routes. */
+#include "netdetect/net/link.h"
+
 #include <errno.h>
 #include <linux/rtnetlink.h>
 #include <string.h>
 
 #include "netdetect/source/attr.h"
-#include "netdetect/net/link.h"
+#include "netdetect/source/netlink.h"
 
 static uint8_t family_of(const struct in6_addr *a)
 {
 	return IN6_IS_ADDR_V4MAPPED(a) ? AF_INET : AF_INET6;
 }
 
-/* --- the kernel's answer -------------------------------------------------------------------------------- */
-
-static int way_attr(const struct nd_attr *a, void *arg)
+static int hop_attr(const struct nd_attr *a, void *arg)
 {
-	struct nd_way *w = arg;
+	struct nd_next_hop *h = arg;
 
-	switch (a->type) {
-	case RTA_OIF:
-		w->ifindex = (int)nd_attr_u32(a);
-		break;
-	case RTA_GATEWAY:
-	case RTA_VIA:
-		w->direct = false;
-		break;
-	case RTA_PREFSRC:
-		if (a->n == 16) {
-			memcpy(&w->source, a->data, 16);
-		} else if (a->n == 4) {
-			w->source.s6_addr[10] = w->source.s6_addr[11] = 0xff;
-			memcpy(w->source.s6_addr + 12, a->data, 4);
-		}
-		break;
-	default:
-		break;
-	}
+	if (a->type == RTA_OIF)
+		h->ifindex = (int)nd_attr_number(a, 4);
+	if (a->type == RTA_GATEWAY || a->type == RTA_VIA)
+		h->direct = false;
 	return 0;
 }
 
-static int way_message(uint16_t type, const void *payload, size_t n, void *arg)
+static int hop_message(uint16_t type, const void *payload, size_t n, void *arg)
 {
-	struct nd_way *w = arg;
+	struct nd_next_hop *h = arg;
 	struct rtmsg m;
 
 	if (type != RTM_NEWROUTE)
@@ -51,58 +35,45 @@ static int way_message(uint16_t type, const void *payload, size_t n, void *arg)
 	if (n < sizeof(m))
 		return -EBADMSG;
 	memcpy(&m, payload, sizeof(m));
-	*w = (struct nd_way){ .type = m.rtm_type, .direct = true };
-	return nd_attrs((const uint8_t *)payload + sizeof(m), n - sizeof(m), way_attr, w);
+	*h = (struct nd_next_hop){ .type = m.rtm_type, .direct = true };
+	return nd_attrs((const uint8_t *)payload + sizeof(m), n - sizeof(m), hop_attr, h);
 }
 
-static size_t put(uint8_t *p, uint16_t type, const void *data, size_t n)
+static size_t put_addr(uint8_t *p, uint16_t type, const struct in6_addr *a, uint8_t family)
 {
+	size_t n;
+	const uint8_t *bytes = nd_addr_bytes(a, family, &n);
 	struct rtattr h = { .rta_type = type, .rta_len = (unsigned short)RTA_LENGTH(n) };
 
 	memcpy(p, &h, sizeof(h));
-	memcpy(p + RTA_LENGTH(0), data, n);
+	memcpy(p + RTA_LENGTH(0), bytes, n);
 	return RTA_SPACE(n);
 }
 
-static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from, int oif,
-		      struct nd_way *ret)
+static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from,
+		      struct nd_next_hop *ret)
 {
-	uint8_t body[128] = { 0 }, family = family_of(to);
-	struct rtmsg m = { .rtm_family = family };
-	const uint8_t *bytes;
-	size_t n = NLMSG_ALIGN(sizeof(m)), length;
+	uint8_t body[128] = { 0 }, family = family_of(to), bits = family == AF_INET ? 32 : 128;
+	struct rtmsg m = { .rtm_family = family, .rtm_dst_len = bits, .rtm_src_len = bits };
+	size_t n = NLMSG_ALIGN(sizeof(m));
 	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
-	bytes = nd_addr_bytes(to, family, &length);
-	m.rtm_dst_len = (unsigned char)(length * 8);
-	n += put(body + n, RTA_DST, bytes, length);
-	if (from && !IN6_IS_ADDR_UNSPECIFIED(from) && family_of(from) == family) {
-		m.rtm_src_len = (unsigned char)(length * 8);
-		n += put(body + n, RTA_SRC, nd_addr_bytes(from, family, &length), length);
-	}
-	if (oif)
-		n += put(body + n, RTA_OIF, &oif, sizeof(oif));
 	memcpy(body, &m, sizeof(m));
-	r = nd_request(&ND_SOURCE_LIVE, NETLINK_ROUTE, ND_RECORD_ROUTE, RTM_GETROUTE, body, n,
-		       way_message, ret, &err);
+	n += put_addr(body + n, RTA_DST, to, family);
+	n += put_addr(body + n, RTA_SRC, from, family);
+	r = nd_query_run(&ND_SOURCE_LIVE,
+			 &(struct nd_query){ .protocol = NETLINK_ROUTE,
+					     .record = ND_RECORD_ROUTE,
+					     .type = RTM_GETROUTE,
+					     .body = body,
+					     .n = n,
+					     .fn = hop_message,
+					     .arg = ret },
+			 &err);
 	if (r < 0)
 		return r == -EHOSTUNREACH ? -ENETUNREACH : r;
 	return ret->type == RTN_UNICAST || ret->type == RTN_LOCAL ? 0 : -ENETUNREACH;
-}
-
-/* --- recorded routes ------------------------------------------------------------------------------------- */
-
-bool nd_prefix_covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
-		      const struct in6_addr *a)
-{
-	size_t n;
-	const uint8_t *p = nd_addr_bytes(prefix, family, &n);
-	const uint8_t *q = nd_addr_bytes(a, family, &n);
-
-	if (memcmp(p, q, bits / 8) != 0)
-		return false;
-	return bits % 8 == 0 || (p[bits / 8] ^ q[bits / 8]) >> (8 - bits % 8) == 0;
 }
 
 static bool better(const struct nd_route *a, const struct nd_route *b)
@@ -112,37 +83,35 @@ static bool better(const struct nd_route *a, const struct nd_route *b)
 	return a->metric < b->metric;
 }
 
-static int look_up(const struct nd_links *l, const struct in6_addr *to, int oif, struct nd_way *ret)
+static int look_up(const struct nd_links *l, const struct in6_addr *to, struct nd_next_hop *ret)
 {
 	uint8_t family = family_of(to);
 	const struct nd_route *best = NULL;
 
 	for (size_t i = 0; i < l->n_addrs; i++)
 		if (l->addrs[i].family == family && IN6_ARE_ADDR_EQUAL(&l->addrs[i].addr, to)) {
-			*ret = (struct nd_way){ .ifindex = l->addrs[i].ifindex,
-						.type = RTN_LOCAL,
-						.direct = true,
-						.source = *to };
+			*ret = (struct nd_next_hop){ .ifindex = l->addrs[i].ifindex,
+						     .type = RTN_LOCAL,
+						     .direct = true };
 			return 0;
 		}
 	for (size_t i = 0; i < l->n_routes; i++) {
 		const struct nd_route *r = &l->routes[i];
 
 		if (r->family == family && nd_prefix_covers(&r->dst, family, r->prefix, to) &&
-		    (!oif || !r->ifindex || r->ifindex == oif) && better(r, best))
+		    better(r, best))
 			best = r;
 	}
 	if (!best || best->type != RTN_UNICAST)
 		return -ENETUNREACH;
-	*ret = (struct nd_way){ .ifindex = best->ifindex ? best->ifindex : oif,
-				.type = RTN_UNICAST,
-				.direct = IN6_IS_ADDR_UNSPECIFIED(&best->gateway),
-				.source = best->source };
+	*ret = (struct nd_next_hop){ .ifindex = best->ifindex,
+				     .type = RTN_UNICAST,
+				     .direct = IN6_IS_ADDR_UNSPECIFIED(&best->gateway) };
 	return 0;
 }
 
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
-		const struct in6_addr *from, int oif, struct nd_way *ret)
+		const struct in6_addr *from, struct nd_next_hop *ret)
 {
-	return nd_is_live(s) ? ask_kernel(to, from, oif, ret) : look_up(l, to, oif, ret);
+	return nd_is_live(s) ? ask_kernel(to, from, ret) : look_up(l, to, ret);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RDMA devices and ports, over RDMA netlink (include/uapi/rdma/rdma_netlink.h, RDMA_NL_NLDEV). */
+/* RDMA devices and their ports (include/uapi/rdma/rdma_netlink.h, RDMA_NL_NLDEV). */
 #ifndef DRAY_NETDETECT_RDMA_DEVICE_H
 #define DRAY_NETDETECT_RDMA_DEVICE_H
 
-#include "netdetect/rdma/gid.h"
 #include "netdetect/net/link.h"
+#include "netdetect/rdma/gid.h"
 
 #define ND_DEVICE_NAME_MAX 64
 
@@ -23,7 +23,7 @@ const char *nd_link_layer_name(enum nd_link_layer l);
 
 struct nd_pkey {
 	uint16_t index, value;
-	bool full; /* top bit: full membership; two limited members cannot talk to each other */
+	bool full; /* top bit: full membership; two limited members cannot communicate */
 };
 
 struct nd_port {
@@ -58,11 +58,11 @@ struct nd_device {
 	uint64_t node_guid, system_guid; /* host order */
 	char driver[32];                 /* "mlx5_core", "rxe", "" unknown */
 	char board[64];                  /* board_id of sysfs */
-	char bdf[16];                    /* "" for what is not on PCI */
+	char bdf[16];                    /* "" if it is not on PCI */
 	int numa;                        /* -1 unknown */
 	bool virtual_function;
 	char uverbs[32];       /* "uverbs0", "" none */
-	int open_error;        /* 0: the uverbs node opens; else errno of trying; ENOENT: no node */
+	int open_error;        /* errno of opening the uverbs node; 0: it opens; ENOENT: no node */
 	struct nd_port *ports; /* by number */
 	size_t n_ports;
 	struct nd_resource resources[ND_RESOURCES_MAX];
@@ -72,27 +72,30 @@ struct nd_device {
 enum nd_netns_mode { ND_NETNS_UNKNOWN, ND_NETNS_SHARED, ND_NETNS_EXCLUSIVE };
 
 struct nd_devices {
-	struct nd_device
-		*v; /* by name, numbers inside names compared as numbers: mlx5_2 before mlx5_10 */
+	/* by name, with numbers in names compared as numbers: mlx5_2 before mlx5_10 */
+	struct nd_device *v;
 	size_t n;
 	enum nd_netns_mode netns;
 };
 
 /*
- * Netlink, GID and P_Key tables, GIDs ranked. links: of the same scan, to match netdevs. A kernel without
- * RDMA gives no device and 0. -errno only where asking failed; on error nothing is left. Opens and closes
- * each uverbs node once (live). Any thread, blocking.
+ * Devices, ports, GID tables (not ranked) and P_Key tables. links: of the same scan, to match netdevs. A kernel
+ * without RDMA gives no device and 0. -errno only if a request failed, with *ret unchanged. Opens and closes each
+ * uverbs node once (live). Any thread; blocks.
  */
 int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,
 		    struct dray_err *reterr);
+void nd_device_deinit(struct nd_device *d);
 void nd_devices_deinit(struct nd_devices *d);
 
-/* Has it an active port? */
+/* True if one of its ports is active. */
 bool nd_device_active(const struct nd_device *d);
 
+/* NULL: none. */
 const struct nd_device *nd_device_by_name(const struct nd_devices *d, const char *name);
+struct nd_port *nd_port_by_number(const struct nd_device *d, uint32_t number);
 
-/* nd_message_fn for the answers of RDMA netlink (arg: struct nd_devices *); as nd_link_message. */
+/* Adds an answer of RDMA netlink to a struct nd_devices, as nd_link_message does. */
 int nd_rdma_message(uint16_t type, const void *payload, size_t n, void *arg);
 
 #endif

@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "netdetect/rdma/sysfs.h"
-
-#include <dirent.h>
+/* Reads RDMA devices from sysfs (Documentation/ABI/stable/sysfs-class-infiniband). */
 #include <errno.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "lib/cleanup.h"
-#include "netdetect/source/attr.h"
+#include "netdetect/rdma/internal.h"
+#include "netdetect/source/array.h"
 
 #define CLASS "/sys/class/infiniband"
+#define VERBS_CLASS "/sys/class/infiniband_verbs"
 
-/* Numbers of the form "4: ACTIVE". */
-static unsigned leading(const struct nd_source *s, const char *device, uint32_t port,
-			const char *file)
+/* The number at the start of texts such as "4: ACTIVE". */
+static unsigned leading_number(const struct nd_source *s, const char *device, uint32_t port,
+			       const char *file)
 {
 	char text[64];
 
@@ -26,7 +24,7 @@ static unsigned leading(const struct nd_source *s, const char *device, uint32_t 
 }
 
 /* "0002:c903:0010:1234" */
-static uint64_t guid(const struct nd_source *s, const char *device, const char *file)
+static uint64_t read_guid(const struct nd_source *s, const char *device, const char *file)
 {
 	char text[64];
 	unsigned a, b, c, d;
@@ -39,66 +37,36 @@ static uint64_t guid(const struct nd_source *s, const char *device, const char *
 
 int nd_sysfs_devices(const struct nd_source *s, struct nd_devices *d)
 {
-	char path[ND_PATH_MAX];
-	struct dirent *e;
-	DIR *dir;
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, CLASS);
+	const char *name;
 	int r = 0;
 
-	if (d->n)
-		return 0;
-	dir = opendir(nd_path(s, path, CLASS));
-	/* none, or none that we may see */
-	if (!dir)
-		return 0;
-	while (r >= 0 && (e = readdir(dir))) {
-		struct nd_device *place;
+	while (r >= 0 && (name = nd_next_entry(dir))) {
+		struct nd_device x = { .index = UINT32_MAX, .numa = -1, .open_error = ENOENT };
 
-		if (e->d_name[0] == '.' || strlen(e->d_name) >= sizeof(place->name))
+		if (strlen(name) >= sizeof(x.name))
 			continue;
-		place = nd_grow((void **)&d->v, &d->n, sizeof(*place));
-		if (!place) {
-			r = -ENOMEM;
-			continue;
-		}
-		*place =
-			(struct nd_device){ .index = UINT32_MAX, .numa = -1, .open_error = ENOENT };
-		memcpy(place->name, e->d_name, strlen(e->d_name) + 1);
-		place->node_guid = guid(s, place->name, "node_guid");
-		place->system_guid = guid(s, place->name, "sys_image_guid");
-		nd_read_text(s, place->firmware, sizeof(place->firmware), CLASS "/%s/fw_ver",
-			     place->name);
+		memcpy(x.name, name, strlen(name) + 1);
+		x.node_guid = read_guid(s, name, "node_guid");
+		x.system_guid = read_guid(s, name, "sys_image_guid");
+		nd_read_text(s, x.firmware, sizeof(x.firmware), CLASS "/%s/fw_ver", name);
+		r = ND_APPEND(d->v, d->n, x);
 	}
-	closedir(dir);
 	return r;
 }
 
-/* --- where it is ------------------------------------------------------------------------------------------ */
-
-static const char *link_base(const struct nd_source *s, char target[ND_PATH_MAX],
-			     const char *device, const char *file)
-{
-	char path[ND_PATH_MAX];
-	ssize_t n =
-		readlink(nd_path(s, path, CLASS "/%s/%s", device, file), target, ND_PATH_MAX - 1);
-
-	if (n <= 0)
-		return NULL;
-	target[n] = '\0';
-	return basename(target);
-}
-
-static void place_on_pci(const struct nd_source *s, struct nd_device *d)
+static void read_place(const struct nd_source *s, struct nd_device *d)
 {
 	char target[ND_PATH_MAX], text[32], path[ND_PATH_MAX];
-	const char *base = link_base(s, target, d->name, "device");
+	const char *base = nd_read_link(s, target, CLASS "/%s/device", d->name);
 
 	if (base)
-		nd_bdf_of(base, d->bdf);
-	base = link_base(s, target, d->name, "device/driver");
+		nd_bdf_parse(base, d->bdf);
+	base = nd_read_link(s, target, CLASS "/%s/device/driver", d->name);
 	if (base)
 		snprintf(d->driver, sizeof(d->driver), "%.*s", (int)sizeof(d->driver) - 1, base);
 	else if (!strncmp(d->name, "rxe", 3) || !strncmp(d->name, "siw", 3))
-		/* without a device behind it */
+		/* software devices have no driver link */
 		snprintf(d->driver, sizeof(d->driver), "%.3s", d->name);
 	d->virtual_function = access(nd_path(s, path, CLASS "/%s/device/physfn", d->name), F_OK) ==
 			      0;
@@ -112,57 +80,37 @@ static void place_on_pci(const struct nd_source *s, struct nd_device *d)
 
 static void find_uverbs(const struct nd_source *s, struct nd_device *d)
 {
-	char path[ND_PATH_MAX], name[ND_DEVICE_NAME_MAX];
-	DIR *dir = opendir(nd_path(s, path, "/sys/class/infiniband_verbs"));
-	struct dirent *e;
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, VERBS_CLASS);
+	char device[ND_DEVICE_NAME_MAX];
+	const char *name;
 
-	if (!dir)
-		return;
-	while ((e = readdir(dir))) {
-		if (strncmp(e->d_name, "uverbs", 6) != 0 || strlen(e->d_name) >= sizeof(d->uverbs))
+	while ((name = nd_next_entry(dir))) {
+		if (strncmp(name, "uverbs", 6) != 0 || strlen(name) >= sizeof(d->uverbs) ||
+		    nd_read_text(s, device, sizeof(device), VERBS_CLASS "/%s/ibdev", name) <= 0 ||
+		    strcmp(device, d->name) != 0)
 			continue;
-		if (nd_read_text(s, name, sizeof(name), "/sys/class/infiniband_verbs/%s/ibdev",
-				 e->d_name) > 0 &&
-		    !strcmp(name, d->name)) {
-			snprintf(d->uverbs, sizeof(d->uverbs), "%.31s", e->d_name);
-			break;
-		}
+		memcpy(d->uverbs, name, strlen(name) + 1);
+		return;
 	}
-	closedir(dir);
 }
-
-/* --- ports ------------------------------------------------------------------------------------------------- */
 
 static int find_ports(const struct nd_source *s, struct nd_device *d)
 {
-	char path[ND_PATH_MAX];
-	struct dirent *e;
-	DIR *dir;
+	dray_auto(closedir) DIR *dir = nd_open_dir(s, CLASS "/%s/ports", d->name);
+	const char *name;
 	int r = 0;
 
-	if (d->n_ports)
-		return 0;
-	dir = opendir(nd_path(s, path, CLASS "/%s/ports", d->name));
-	if (!dir)
-		return 0;
-	while (r >= 0 && (e = readdir(dir))) {
-		unsigned number = (unsigned)strtoul(e->d_name, NULL, 10);
-		struct nd_port *p;
+	while (r >= 0 && (name = nd_next_entry(dir))) {
+		struct nd_port p = { .number = (uint32_t)strtoul(name, NULL, 10) };
 
-		if (!number)
+		if (!p.number)
 			continue;
-		p = nd_grow((void **)&d->ports, &d->n_ports, sizeof(*p));
-		if (!p) {
-			r = -ENOMEM;
-			continue;
-		}
-		*p = (struct nd_port){ .number = number };
-		p->state = (enum nd_port_state)leading(s, d->name, number, "state");
-		p->physical = leading(s, d->name, number, "phys_state");
-		p->lid = leading(s, d->name, number, "lid");
-		p->sm_lid = leading(s, d->name, number, "sm_lid");
+		p.state = (enum nd_port_state)leading_number(s, d->name, p.number, "state");
+		p.physical = leading_number(s, d->name, p.number, "phys_state");
+		p.lid = leading_number(s, d->name, p.number, "lid");
+		p.sm_lid = leading_number(s, d->name, p.number, "sm_lid");
+		r = ND_APPEND(d->ports, d->n_ports, p);
 	}
-	closedir(dir);
 	return r;
 }
 
@@ -182,7 +130,7 @@ static void read_rate(const struct nd_source *s, const struct nd_device *d, stru
 	p->lanes = width ? (uint32_t)strtoul(width + 1, NULL, 10) : 0;
 }
 
-static void read_port(const struct nd_source *s, const struct nd_device *d, struct nd_port *p)
+static void read_layer(const struct nd_source *s, const struct nd_device *d, struct nd_port *p)
 {
 	char text[32];
 
@@ -191,17 +139,125 @@ static void read_port(const struct nd_source *s, const struct nd_device *d, stru
 		p->layer = !strcmp(text, "Ethernet")   ? ND_LAYER_ETHERNET :
 			   !strcmp(text, "InfiniBand") ? ND_LAYER_INFINIBAND :
 							 ND_LAYER_UNSPECIFIED;
-	read_rate(s, d, p);
 }
 
 int nd_sysfs_device(const struct nd_source *s, struct nd_device *d)
 {
 	int r;
 
-	place_on_pci(s, d);
+	read_place(s, d);
 	find_uverbs(s, d);
-	r = find_ports(s, d);
-	for (size_t i = 0; i < d->n_ports; i++)
-		read_port(s, d, &d->ports[i]);
+	r = d->n_ports ? 0 : find_ports(s, d);
+	for (size_t i = 0; i < d->n_ports; i++) {
+		read_layer(s, d, &d->ports[i]);
+		read_rate(s, d, &d->ports[i]);
+	}
+	return r;
+}
+
+/* "fe80:0000:0000:0000:0002:c903:0010:1234" */
+static bool parse_gid(const char *text, struct in6_addr *ret)
+{
+	unsigned short w[8];
+
+	if (sscanf(text, "%4hx:%4hx:%4hx:%4hx:%4hx:%4hx:%4hx:%4hx", &w[0], &w[1], &w[2], &w[3],
+		   &w[4], &w[5], &w[6], &w[7]) != 8)
+		return false;
+	for (int i = 0; i < 8; i++) {
+		ret->s6_addr[2 * i] = (uint8_t)(w[i] >> 8);
+		ret->s6_addr[2 * i + 1] = (uint8_t)w[i];
+	}
+	return true;
+}
+
+struct table {
+	const struct nd_source *s;
+	const struct nd_links *links;
+	const struct nd_device *d;
+	struct nd_port *p;
+};
+
+static int read_gid(const struct table *t, uint32_t index)
+{
+	const char *device = t->d->name;
+	struct nd_port *p = t->p;
+	enum nd_gid_type type = p->layer == ND_LAYER_INFINIBAND ? ND_GID_IB : ND_GID_ROCE_V1;
+	struct in6_addr gid;
+	char text[64];
+	int r;
+
+	if (nd_read_text(t->s, text, sizeof(text), CLASS "/%s/ports/%u/gids/%u", device, p->number,
+			 index) <= 0 ||
+	    !parse_gid(text, &gid) || nd_gid_is_unset(&gid))
+		return 0;
+	r = nd_read_text(t->s, text, sizeof(text), CLASS "/%s/ports/%u/gid_attrs/types/%u", device,
+			 p->number, index);
+	if (!strcmp(text, "RoCE v2"))
+		type = ND_GID_ROCE_V2;
+	if (r < 0 && p->layer != ND_LAYER_INFINIBAND) {
+		/* EINVAL: of another network namespace; EISDIR: how a recorded machine stores that */
+		p->gids.unmapped += r == -EINVAL || r == -EISDIR;
+		return 0;
+	}
+	nd_read_text(t->s, text, sizeof(text), CLASS "/%s/ports/%u/gid_attrs/ndevs/%u", device,
+		     p->number, index);
+	return nd_port_add_gid(p, index, type, &gid,
+			       *text ? nd_link_by_name(t->links, text) : NULL);
+}
+
+static int read_pkey(const struct table *t, uint32_t index)
+{
+	int value;
+
+	if (nd_read_int(t->s, &value, CLASS "/%s/ports/%u/pkeys/%u", t->d->name, t->p->number,
+			index) < 0)
+		return 0;
+	return nd_port_add_pkey(t->p, (uint16_t)index, (uint16_t)value);
+}
+
+static int by_value(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Calls fn for each entry of the table, by index. *ret_n: how many there are. 0 or what fn returned. */
+static int read_table(const struct table *t, const char *name,
+		      int (*fn)(const struct table *, uint32_t), uint32_t *ret_n)
+{
+	dray_auto(closedir) DIR *dir =
+		nd_open_dir(t->s, CLASS "/%s/ports/%u/%s", t->d->name, t->p->number, name);
+	dray_auto_free uint32_t *v = NULL;
+	const char *entry;
+	size_t n = 0;
+	int r = 0;
+
+	while (r >= 0 && (entry = nd_next_entry(dir))) {
+		uint32_t index = (uint32_t)strtoul(entry, NULL, 10);
+
+		if (*entry >= '0' && *entry <= '9')
+			r = ND_APPEND(v, n, index);
+	}
+	if (n)
+		qsort(v, n, sizeof(*v), by_value);
+	*ret_n = (uint32_t)n;
+	for (size_t i = 0; r >= 0 && i < n; i++)
+		r = fn(t, v[i]);
+	return r;
+}
+
+int nd_sysfs_tables(const struct nd_source *s, const struct nd_links *links, struct nd_device *d)
+{
+	int r = 0;
+
+	for (size_t i = 0; r >= 0 && i < d->n_ports; i++) {
+		struct table t = { s, links, d, &d->ports[i] };
+		uint32_t n_pkeys;
+
+		r = read_table(&t, "gids", read_gid, &t.p->gids.table);
+		if (r >= 0)
+			r = read_table(&t, "pkeys", read_pkey, &n_pkeys);
+	}
 	return r;
 }

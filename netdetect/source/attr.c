@@ -3,76 +3,46 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <linux/netlink.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <libmnl/libmnl.h>
 #include <string.h>
+
+union number {
+	uint8_t u8;
+	uint16_t u16;
+	uint32_t u32;
+	uint64_t u64;
+};
 
 int nd_attrs(const void *p, size_t n, nd_attr_fn fn, void *arg)
 {
-	const uint8_t *at = p;
+	const uint8_t *end = (const uint8_t *)p + n;
 
-	while (n) {
-		struct nlattr h;
+	/* fewer bytes than a header are padding */
+	for (const struct nlattr *h = p; end - (const uint8_t *)h >= (ptrdiff_t)sizeof(*h);
+	     h = mnl_attr_next(h)) {
 		struct nd_attr a;
-		size_t step;
 		int r;
 
-		/* padding after the last one */
-		if (n < sizeof(h))
-			return n < NLA_ALIGNTO ? 0 : -EBADMSG;
-		memcpy(&h, at, sizeof(h));
-		if (h.nla_len < sizeof(h) || h.nla_len > n)
+		if (!mnl_attr_ok(h, (int)(end - (const uint8_t *)h)))
 			return -EBADMSG;
-		a = (struct nd_attr){ .type = h.nla_type & NLA_TYPE_MASK,
-				      .data = at + sizeof(h),
-				      .n = h.nla_len - sizeof(h) };
+		a = (struct nd_attr){ .type = mnl_attr_get_type(h),
+				      .data = mnl_attr_get_payload(h),
+				      .n = mnl_attr_get_payload_len(h) };
 		r = fn(&a, arg);
 		if (r < 0)
 			return r;
-		step = ((size_t)h.nla_len + NLA_ALIGNTO - 1) & ~(size_t)(NLA_ALIGNTO - 1);
-		if (step > n)
-			step = n;
-		at += step;
-		n -= step;
 	}
 	return 0;
 }
 
-static uint64_t number(const struct nd_attr *a, void *p, size_t n)
+uint64_t nd_attr_number(const struct nd_attr *a, size_t width)
 {
-	if (a->n < n)
+	union number v;
+
+	if (a->n < width)
 		return 0;
-	memcpy(p, a->data, n);
-	return 1;
-}
-
-uint8_t nd_attr_u8(const struct nd_attr *a)
-{
-	uint8_t v = 0;
-
-	return number(a, &v, sizeof(v)) ? v : 0;
-}
-
-uint16_t nd_attr_u16(const struct nd_attr *a)
-{
-	uint16_t v = 0;
-
-	return number(a, &v, sizeof(v)) ? v : 0;
-}
-
-uint32_t nd_attr_u32(const struct nd_attr *a)
-{
-	uint32_t v = 0;
-
-	return number(a, &v, sizeof(v)) ? v : 0;
-}
-
-uint64_t nd_attr_u64(const struct nd_attr *a)
-{
-	uint64_t v = 0;
-
-	return number(a, &v, sizeof(v)) ? v : 0;
+	memcpy(&v, a->data, width);
+	return width == 1 ? v.u8 : width == 2 ? v.u16 : width == 4 ? v.u32 : v.u64;
 }
 
 void nd_attr_text(const struct nd_attr *a, char *buf, size_t n)
@@ -88,28 +58,29 @@ void nd_attr_text(const struct nd_attr *a, char *buf, size_t n)
 			*p = '?';
 }
 
-void *nd_grow(void **v, size_t *n, size_t size)
+static void store_number(void *to, size_t size, uint64_t v)
 {
-	/* full at 0 and at each power of two */
-	if ((*n & (*n - 1)) == 0) {
-		size_t cap = *n ? *n * 2 : 1;
-		void *grown = reallocarray(*v, cap, size);
+	union number x;
 
-		if (!grown)
-			return NULL;
-		*v = grown;
-	}
-	return (uint8_t *)*v + (*n)++ * size;
+	if (size == 1)
+		x.u8 = (uint8_t)v;
+	else if (size == 2)
+		x.u16 = (uint16_t)v;
+	else if (size == 4)
+		x.u32 = (uint32_t)v;
+	else
+		x.u64 = v;
+	memcpy(to, &x, size);
 }
 
-void nd_bdf_of(const char *text, char ret[16])
+void nd_attr_store(const struct nd_attr *a, const struct nd_field *f, size_t n, void *object)
 {
-	unsigned domain, bus, device, function;
-	int end = 0;
+	for (size_t i = 0; i < n; i++) {
+		char *to = (char *)object + f[i].offset;
 
-	ret[0] = '\0';
-	if (sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) == 4 &&
-	    !text[end])
-		snprintf(ret, 16, "%04x:%02x:%02x.%x", domain & 0xffffff, bus & 0xff, device & 0x1f,
-			 function & 7);
+		if (f[i].type == a->type && !f[i].width)
+			nd_attr_text(a, to, f[i].size);
+		else if (f[i].type == a->type)
+			store_number(to, f[i].size, nd_attr_number(a, f[i].width));
+	}
 }

@@ -1,40 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Netlink attributes and growing arrays, for the parsers of this folder. */
+/* Parses netlink attributes. Pure; the bytes may be malformed. */
 #ifndef DRAY_NETDETECT_SOURCE_ATTR_H
 #define DRAY_NETDETECT_SOURCE_ATTR_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Within the message it came in. */
+/* Points into its message. */
 struct nd_attr {
-	uint16_t type; /* without the flags of nesting and byte order */
+	uint16_t type; /* without the flags for nesting and byte order */
 	const void *data;
 	size_t n;
 };
 
-/* Returns 0 to go on or -errno. */
+/* Returns 0 to continue or -errno. */
 typedef int (*nd_attr_fn)(const struct nd_attr *a, void *arg);
 
-/* Walks attributes. 0, -EBADMSG where one is cut short, or what fn returned. Any alignment. */
+/* Calls fn for each attribute. 0, -EBADMSG if one is cut short, or what fn returned. p is aligned to 4 bytes. */
 int nd_attrs(const void *p, size_t n, nd_attr_fn fn, void *arg);
 
-/* 0 where the attribute is shorter than the number. */
-uint8_t nd_attr_u8(const struct nd_attr *a);
-uint16_t nd_attr_u16(const struct nd_attr *a);
-uint32_t nd_attr_u32(const struct nd_attr *a);
-uint64_t nd_attr_u64(const struct nd_attr *a);
+/* A number of 1, 2, 4 or 8 bytes in the byte order of this host; 0 if the attribute is shorter. */
+uint64_t nd_attr_number(const struct nd_attr *a, size_t width);
 
-/* What fits of the text, always terminated; control characters become '?'. */
+/* Copies as much text as fits and terminates it; control characters become '?'. */
 void nd_attr_text(const struct nd_attr *a, char *buf, size_t n);
 
-/*
- * Room for one more element at the end of an array that was only ever grown by this: capacities are the
- * powers of two. Counts it. NULL: no memory, and nothing has changed.
- */
-void *nd_grow(void **v, size_t *n, size_t size);
+/* An attribute, and the member of an object that holds its value. */
+struct nd_field {
+	uint16_t type;
+	uint8_t width; /* of a number in the attribute; 0: a text */
+	size_t size, offset;
+};
 
-/* "0000:3b:00.0" into ret where the text is one, "" otherwise. */
-void nd_bdf_of(const char *text, char ret[16]);
+#define ND_NUMBER(type, width, object, member)                                       \
+	{                                                                            \
+		type, width, sizeof(((object *)0)->member), offsetof(object, member) \
+	}
+#define ND_TEXT(type, object, member) ND_NUMBER(type, 0, object, member)
+
+/* Stores the attribute if one of the n fields wants it. */
+void nd_attr_store(const struct nd_attr *a, const struct nd_field *f, size_t n, void *object);
 
 #endif

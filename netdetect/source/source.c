@@ -11,8 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "lib/cleanup.h"
-
 int nd_source_open(struct nd_source *s, const char *dir)
 {
 	char path[ND_PATH_MAX];
@@ -25,7 +23,7 @@ int nd_source_open(struct nd_source *s, const char *dir)
 	if (!S_ISDIR(st.st_mode))
 		return -ENOTDIR;
 	*s = ND_SOURCE_LIVE;
-	/* "" means the kernel, and "/" would too once paths are added to it */
+	/* an empty root would select the kernel */
 	snprintf(s->root, sizeof(s->root), "%s", *dir ? dir : ".");
 	nd_path(s, path, "/sys");
 	return stat(path, &st) < 0 ? -errno : 0;
@@ -39,13 +37,18 @@ path_of(const struct nd_source *s, char ret[ND_PATH_MAX], const char *fmt, va_li
 	vsnprintf(ret + n, ND_PATH_MAX - (size_t)n, fmt, args);
 }
 
+/* Sets `path` from the arguments behind fmt. */
+#define PATH_FROM_ARGS(s, path, fmt)                \
+	do {                                        \
+		va_list args_;                      \
+		va_start(args_, fmt);               \
+		path_of((s), (path), (fmt), args_); \
+		va_end(args_);                      \
+	} while (0)
+
 const char *nd_path(const struct nd_source *s, char ret[ND_PATH_MAX], const char *fmt, ...)
 {
-	va_list args;
-
-	va_start(args, fmt);
-	path_of(s, ret, fmt, args);
-	va_end(args);
+	PATH_FROM_ARGS(s, ret, fmt);
 	return ret;
 }
 
@@ -66,10 +69,8 @@ static int read_text(const char *path, char *buf, size_t n)
 			r = 1;
 	}
 	if (r < 0) {
-		int error = errno;
-
 		buf[0] = '\0';
-		return -error;
+		return -errno;
 	}
 	while (got && strchr(" \t\n", buf[got - 1]))
 		got--;
@@ -80,61 +81,82 @@ static int read_text(const char *path, char *buf, size_t n)
 int nd_read_text(const struct nd_source *s, char *buf, size_t n, const char *fmt, ...)
 {
 	char path[ND_PATH_MAX];
-	va_list args;
 
-	va_start(args, fmt);
-	path_of(s, path, fmt, args);
-	va_end(args);
+	PATH_FROM_ARGS(s, path, fmt);
 	return read_text(path, buf, n);
-}
-
-/* The text of a number; errno is ready for what turns it into one. */
-__attribute__((format(printf, 4, 0))) static int
-read_number(const struct nd_source *s, char *text, size_t n, const char *fmt, va_list args)
-{
-	char path[ND_PATH_MAX];
-	int r;
-
-	path_of(s, path, fmt, args);
-	r = read_text(path, text, n);
-	errno = 0;
-	return r;
-}
-
-int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
-{
-	char text[64], *end;
-	va_list args;
-	uint64_t v;
-	int r;
-
-	va_start(args, fmt);
-	r = read_number(s, text, sizeof(text), fmt, args);
-	va_end(args);
-	if (r < 0)
-		return r;
-	v = strtoull(text, &end, strncmp(text, "0x", 2) ? 10 : 16);
-	if (end == text || *end || errno || text[0] == '-')
-		return -EINVAL;
-	*ret = v;
-	return 0;
 }
 
 int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
 {
-	char text[64], *end;
-	va_list args;
+	char path[ND_PATH_MAX], text[64], *end;
 	long v;
 	int r;
 
-	va_start(args, fmt);
-	r = read_number(s, text, sizeof(text), fmt, args);
-	va_end(args);
+	PATH_FROM_ARGS(s, path, fmt);
+	r = read_text(path, text, sizeof(text));
 	if (r < 0)
 		return r;
-	v = strtol(text, &end, 10);
+	errno = 0;
+	v = strtol(text, &end, strncmp(text, "0x", 2) ? 10 : 16);
 	if (end == text || *end || errno || v < INT_MIN || v > INT_MAX)
 		return -EINVAL;
 	*ret = (int)v;
 	return 0;
+}
+
+const char *nd_read_link(const struct nd_source *s, char target[ND_PATH_MAX], const char *fmt, ...)
+{
+	char path[ND_PATH_MAX];
+	const char *slash;
+	ssize_t n;
+
+	PATH_FROM_ARGS(s, path, fmt);
+	n = readlink(path, target, ND_PATH_MAX - 1);
+	target[n > 0 ? n : 0] = '\0';
+	slash = strrchr(target, '/');
+	return n <= 0 ? NULL : slash ? slash + 1 : target;
+}
+
+DIR *nd_open_dir(const struct nd_source *s, const char *fmt, ...)
+{
+	char path[ND_PATH_MAX];
+
+	PATH_FROM_ARGS(s, path, fmt);
+	return opendir(path);
+}
+
+const char *nd_next_entry(DIR *dir)
+{
+	struct dirent *e = NULL;
+
+	while (dir && (e = readdir(dir)) && e->d_name[0] == '.')
+		;
+	return e ? e->d_name : NULL;
+}
+
+void nd_bdf_parse(const char *text, char ret[16])
+{
+	unsigned domain, bus, device, function;
+	int end = 0;
+
+	ret[0] = '\0';
+	if (sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) == 4 &&
+	    !text[end])
+		snprintf(ret, 16, "%04x:%02x:%02x.%x", domain & 0xffffff, bus & 0xff, device & 0x1f,
+			 function & 7);
+}
+
+const char *nd_kernel_release(const struct nd_source *s, char buf[ND_RELEASE_MAX])
+{
+	nd_read_text(s, buf, ND_RELEASE_MAX, "/proc/sys/kernel/osrelease");
+	return buf;
+}
+
+bool nd_kernel_at_least(const char *release, unsigned major, unsigned minor)
+{
+	unsigned a = 0, b = 0;
+
+	if (sscanf(release, "%u.%u", &a, &b) != 2)
+		return true;
+	return a > major || (a == major && b >= minor);
 }

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where facts come from: the kernel, or a recorded machine. A recorded machine is a directory with
- *   sys/, proc/, dev/        as on the machine; symbolic links relative
- *   netlink/NAME             the messages of a dump, one after the other, as the kernel sends them
- * NAME is one of ND_RECORD_*. What is not there was empty.
+ * Reads files of the kernel, or of a recorded machine. A recorded machine is a directory with
+ *   sys/, proc/, dev/        as on the machine; symbolic links are relative
+ *   netlink/NAME             the messages of one dump, in the order in which the kernel sent them
+ * NAME is one of ND_RECORD_*. A missing file means an empty dump.
  */
 #ifndef DRAY_NETDETECT_SOURCE_SOURCE_H
 #define DRAY_NETDETECT_SOURCE_SOURCE_H
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "lib/cleanup.h"
 
 #define ND_RECORD_LINK "link"           /* RTM_GETLINK */
 #define ND_RECORD_ADDR "addr"           /* RTM_GETADDR, both families */
@@ -22,6 +25,7 @@
 #define ND_RECORD_LISTEN "listen" /* SOCK_DIAG_BY_FAMILY, TCP in state LISTEN, both families */
 
 #define ND_PATH_MAX 1024
+#define ND_RELEASE_MAX 128
 
 struct nd_source {
 	char root[ND_PATH_MAX / 2]; /* "": the kernel */
@@ -34,26 +38,44 @@ static inline bool nd_is_live(const struct nd_source *s)
 	return !s->root[0];
 }
 
-/* dir: a recorded machine. 0, -ENOTDIR or -ENOENT where there is no sys/ in it, -ENAMETOOLONG. */
+/* dir: a recorded machine. 0, -ENOTDIR, -ENOENT if it has no sys/, -ENAMETOOLONG. */
 int nd_source_open(struct nd_source *s, const char *dir);
 
-/* The path, below the root; fmt begins with a slash. Returns ret. */
+/* The path below the root; fmt begins with a slash. Returns ret. */
 const char *nd_path(const struct nd_source *s, char ret[ND_PATH_MAX], const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /*
- * The first n - 1 bytes of a file, with the trailing newline and blanks taken off and a NUL behind.
- * Bytes read, or -errno (buf is then ""). Blocking on sysfs alone.
+ * Reads the first n - 1 bytes of a file, without trailing blanks and newlines, and adds a NUL. Returns the
+ * number of bytes, or -errno with buf set to "". Blocks on sysfs only.
  */
 int nd_read_text(const struct nd_source *s, char *buf, size_t n, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* A number, decimal or with 0x. 0 or -errno; -EINVAL where there is none. */
-int nd_read_u64(const struct nd_source *s, uint64_t *ret, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-
-/* The same with a sign, decimal. *ret stays as it is on error. */
+/* A number, decimal or with 0x. 0 or -errno; -EINVAL if the file holds no int. *ret is unchanged on error. */
 int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* Reads a symbolic link into target. Returns the last component in target, NULL if there is no link. */
+const char *nd_read_link(const struct nd_source *s, char target[ND_PATH_MAX], const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+DRAY_DEFINE_CLEANUP(DIR *, closedir);
+
+/* NULL if it cannot be opened. */
+DIR *nd_open_dir(const struct nd_source *s, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+
+/* The next name that does not begin with a dot; NULL at the end, and if dir is NULL. */
+const char *nd_next_entry(DIR *dir);
+
+/* Reads a PCI address, "0000:3b:00.0", in its usual form into ret; "" if text is none. */
+void nd_bdf_parse(const char *text, char ret[16]);
+
+/* "6.8.0-45-generic", "" if unknown. Returns buf. */
+const char *nd_kernel_release(const struct nd_source *s, char buf[ND_RELEASE_MAX]);
+
+/* True also for a release that cannot be parsed: an unknown kernel gets no warning. Pure. */
+bool nd_kernel_at_least(const char *release, unsigned major, unsigned minor);
 
 #endif

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * /sys/bus/pci/devices/<bdf> leads to /sys/devices/pci0000:3a/0000:3a:00.0/.../<bdf>: each component is
- * a bridge between the root complex and the function.
+ * /sys/bus/pci/devices/<bdf> is a link to /sys/devices/pci0000:3a/0000:3a:00.0/.../<bdf>: each component is a
+ * bridge between the root complex and the function.
  */
 #include "netdetect/topology/pci.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#include "lib/cleanup.h"
-#include "netdetect/source/attr.h"
 
 const char *nd_distance_name(enum nd_distance d)
 {
@@ -21,11 +15,11 @@ const char *nd_distance_name(enum nd_distance d)
 	return d < DRAY_ARRAY_SIZE(names) ? names[d] : "SYS";
 }
 
-static void component(struct nd_pci_place *p, const char *name)
+static void add_component(struct nd_pci_place *p, const char *name)
 {
 	char bdf[16];
 
-	nd_bdf_of(name, bdf);
+	nd_bdf_parse(name, bdf);
 	if (!strncmp(name, "pci", 3) && strlen(name) < sizeof(p->host)) {
 		snprintf(p->host, sizeof(p->host), "%s", name);
 		p->n = 0;
@@ -36,17 +30,13 @@ static void component(struct nd_pci_place *p, const char *name)
 
 int nd_pci_place_of(const struct nd_source *s, const char *bdf, struct nd_pci_place *ret)
 {
-	char path[ND_PATH_MAX], target[ND_PATH_MAX], *save = NULL;
-	ssize_t n = *bdf ? readlink(nd_path(s, path, "/sys/bus/pci/devices/%s", bdf), target,
-				    sizeof(target) - 1) :
-			   -1;
+	char target[ND_PATH_MAX], *save = NULL;
 
 	*ret = (struct nd_pci_place){ .numa = -1 };
-	if (n <= 0)
+	if (!*bdf || !nd_read_link(s, target, "/sys/bus/pci/devices/%s", bdf))
 		return -ENOENT;
-	target[n] = '\0';
 	for (char *name = strtok_r(target, "/", &save); name; name = strtok_r(NULL, "/", &save))
-		component(ret, name);
+		add_component(ret, name);
 	(void)nd_read_int(s, &ret->numa, "/sys/bus/pci/devices/%s/numa_node", bdf);
 	return ret->n ? 0 : -ENOENT;
 }
@@ -62,7 +52,7 @@ enum nd_distance nd_pci_distance_of(const struct nd_pci_place *a, const struct n
 	/* nothing shared below the host bridge: through the root complex */
 	if (!common)
 		return ND_PHB;
-	/* down from the last shared bridge, on either side, to the functions themselves */
+	/* from the last shared bridge down to both functions, which count too */
 	bridges = (a->n - common) + (b->n - common);
 	/* two functions below one switch: its upstream port, and a downstream port for each */
 	return bridges <= 4 ? ND_PIX : ND_PXB;

@@ -4,6 +4,7 @@
 
 #include "netdetect/choose/address.h"
 #include "netdetect/net/listener.h"
+#include "netdetect/source/netlink.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -117,7 +117,7 @@ def test_pod_with_a_virtual_function(machines):
     assert [p["gids_unmapped"] for d in found["devices"] for p in d["ports"]] == [2, 2]
     assert found["devices"][1]["virtual_function"]
     out = ctl("doctor", "--from-sysfs", machines["sriov_pod"], status=1)
-    assert "8 GPUs of the driver are not in this /sys" in out and "mlx5_0/1: it belongs to other network namespaces" in out
+    assert "8 GPUs of the driver are not in this /sys" in out and "mlx5_0/1: the port belongs to other network namespaces" in out
 
 
 def test_gpus_by_their_driver(machines):

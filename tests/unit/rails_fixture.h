@@ -419,13 +419,14 @@ void peers_refuse(struct peers *p, dray_handle peer, uint64_t request_id, uint32
 }
 
 /* Each of ours reaches the one of theirs that has its number. */
-int nd_rails_to(const struct nd_source *s, const struct nd_scan *scan,
-		const struct nd_remote_port *ports, size_t n_ports, struct nd_rail **ret,
-		size_t *ret_n)
+int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
+		const struct nd_devices *devices, const struct nd_remote_port *ports,
+		size_t n_ports, struct nd_rail **ret, size_t *ret_n)
 {
-	size_t n = dray_min(scan->devices.n, n_ports);
+	size_t n = dray_min(devices->n, n_ports);
 
 	(void)s;
+	(void)links;
 	(void)ports;
 	*ret = calloc(n + 1, sizeof(**ret));
 	for (size_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which GID of a port is used; known mistakes of others have a test each. */
-#include "netdetect/rdma/gid.h"
+#include "netdetect/choose/gid.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

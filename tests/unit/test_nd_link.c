@@ -11,6 +11,7 @@
 #include "lib/cleanup.h"
 #include "netdetect/choose/address.h"
 #include "netdetect/net/listener.h"
+#include "netdetect/source/netlink.h"
 #include "tests/unit/cm.h"
 
 #define ROOM 4096

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/source/kernel.h"
 #include "netdetect/gpu/libcuda.h"
 #include "tests/unit/cm.h"
 
@@ -68,13 +67,11 @@ static void information(void **state)
 static void scan(struct nd_nvidia *ret)
 {
 	static struct nd_gpu gpu = { .bdf = "0000:01:00.0", .vendor = 0x10de, .numa = -1 };
-	struct nd_topology t = { .gpus = &gpu, .n_gpus = 1 };
-	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_source s;
 
 	cm_file_write(cm_dir, "sys/here", "");
 	assert_int_equal(nd_source_open(&s, cm_dir), 0);
-	assert_int_equal(nd_nvidia_scan(&s, &t, ret, &err), 0);
+	assert_int_equal(nd_nvidia_scan(&s, &gpu, 1, ret), 0);
 }
 
 static void nothing_is_there(void **state)

@@ -3,12 +3,14 @@
 #include "netdetect/rdma/device.h"
 
 #include <errno.h>
+#include <linux/netlink.h>
 #include <rdma/rdma_netlink.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/err.h"
+#include "netdetect/choose/gid.h"
 #include "tests/unit/cm.h"
 
 #define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
@@ -290,6 +292,15 @@ static void scan(const struct nd_links *links)
 
 	assert_int_equal(nd_source_open(&s, dir), 0);
 	assert_int_equal(nd_devices_scan(&s, links, &devices, &err), 0);
+	for (size_t i = 0; i < devices.n; i++)
+		for (size_t k = 0; k < devices.v[i].n_ports; k++) {
+			struct nd_port *p = &devices.v[i].ports[k];
+			struct nd_gid_choice choice = {
+				.fixed_index = -1, .infiniband = p->layer == ND_LAYER_INFINIBAND
+			};
+
+			nd_gids_rank(&p->gids, &choice);
+		}
 }
 
 static void no_rdma_is_no_error(void **state)

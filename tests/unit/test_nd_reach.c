@@ -15,7 +15,10 @@
 static const struct nd_source recorded = { "/nowhere" };
 
 static struct {
-	struct nd_scan scan;
+	struct {
+		struct nd_links links;
+		struct nd_devices devices;
+	} scan;
 	struct nd_link links[4];
 	struct nd_addr addrs[4];
 	struct nd_route routes[6];
@@ -121,7 +124,9 @@ static struct nd_remote_port roce(const char *gid, enum nd_gid_type type)
 
 static void ask(const struct nd_remote_port *ports, size_t n)
 {
-	assert_int_equal(nd_rails_to(&recorded, &rig.scan, ports, n, &rails, &n_rails), 0);
+	assert_int_equal(nd_rails_to(&recorded, &rig.scan.links, &rig.scan.devices, ports, n,
+				     &rails, &n_rails),
+			 0);
 	assert_int_equal(n_rails, rig.scan.devices.n * n);
 	for (size_t i = 0; i < n_rails; i++) {
 		assert_true(*rails[i].reason);

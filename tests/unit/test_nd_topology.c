@@ -142,12 +142,10 @@ static void as_many_as_asked_for(void **state)
 static void scan(struct nd_topology *ret)
 {
 	struct nd_source s;
-	struct nd_devices none = { 0 };
-	struct dray_err err = DRAY_ERR_NULL;
 
 	cm_file_write(cm_dir, "sys/here", "");
 	assert_int_equal(nd_source_open(&s, cm_dir), 0);
-	assert_int_equal(nd_topology_scan(&s, &none, 1, ret, &err), 0);
+	assert_int_equal(nd_topology_scan(&s, ret), 0);
 }
 
 static void function(const char *bdf, const char *vendor, const char *class)

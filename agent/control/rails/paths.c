@@ -111,8 +111,8 @@ static void match_run(struct job *j)
 {
 	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
 
-	peer->match_error = nd_rails_to(&ND_SOURCE_LIVE, peer->scan, peer->ports, peer->n_ports,
-					&peer->found, &peer->n_found);
+	peer->match_error = nd_rails_to(&ND_SOURCE_LIVE, &peer->scan->links, &peer->scan->devices,
+					peer->ports, peer->n_ports, &peer->found, &peer->n_found);
 }
 
 static struct rail *rail_at(const struct rail_peer *peer, const struct nd_rail *f)

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads links, addresses and routes from rtnetlink and sysfs. */
+#include "netdetect/net/link.h"
+
+#include <errno.h>
+#include <linux/rtnetlink.h>
+#include <stdlib.h>
+
+#include "netdetect/source/netlink.h"
+#include "schema/gen/errors.h"
+
+/* sysfs alone knows these, of links with a device. */
+static void read_device(const struct nd_source *s, struct nd_link *l)
+{
+	char target[ND_PATH_MAX];
+	const char *device = nd_read_link(s, target, "/sys/class/net/%s/device", l->name);
+	int speed;
+
+	if (!device)
+		return;
+	nd_bdf_parse(device, l->bdf);
+	(void)nd_read_int(s, &l->numa, "/sys/class/net/%s/device/numa_node", l->name);
+	/* of a link that is down, reading fails or gives -1 */
+	if (nd_read_int(s, &speed, "/sys/class/net/%s/speed", l->name) == 0 && speed > 0)
+		l->speed = (uint32_t)speed;
+}
+
+static int by_index(const void *a, const void *b)
+{
+	const struct nd_link *x = a, *y = b;
+
+	return x->ifindex < y->ifindex ? -1 : x->ifindex > y->ifindex;
+}
+
+/*
+ * Insertion, because it is stable: the kernel's order within an interface is the order of preference. A dump comes by
+ * interface, so few elements move.
+ */
+static void sort_addrs(struct nd_links *l)
+{
+	for (size_t i = 1; i < l->n_addrs; i++) {
+		struct nd_addr a = l->addrs[i];
+		size_t at = i;
+
+		for (; at && l->addrs[at - 1].ifindex > a.ifindex; at--)
+			l->addrs[at] = l->addrs[at - 1];
+		l->addrs[at] = a;
+	}
+}
+
+static int dump_all(const struct nd_source *s, struct nd_links *l, struct dray_err *reterr)
+{
+	static const struct ifinfomsg link = { .ifi_family = AF_UNSPEC };
+	static const struct ifaddrmsg addr = { .ifa_family = AF_UNSPEC };
+	static const struct rtmsg route = { .rtm_family = AF_UNSPEC };
+	const struct {
+		const char *record;
+		uint16_t type;
+		const void *body;
+		size_t n, *count;
+	} dumps[] = {
+		{ ND_RECORD_LINK, RTM_GETLINK, &link, sizeof(link), &l->n_links },
+		{ ND_RECORD_ADDR, RTM_GETADDR, &addr, sizeof(addr), &l->n_addrs },
+		{ ND_RECORD_ROUTE, RTM_GETROUTE, &route, sizeof(route), &l->n_routes },
+	};
+	int r = 0;
+
+	for (size_t i = 0; r >= 0 && i < DRAY_ARRAY_SIZE(dumps); i++)
+		r = nd_query_run(s,
+				 &(struct nd_query){ .protocol = NETLINK_ROUTE,
+						     .record = dumps[i].record,
+						     .type = dumps[i].type,
+						     .dump = true,
+						     .body = dumps[i].body,
+						     .n = dumps[i].n,
+						     .fn = nd_link_message,
+						     .arg = l,
+						     .count = dumps[i].count },
+				 reterr);
+	return r;
+}
+
+int nd_links_scan(const struct nd_source *s, struct nd_links *ret, struct dray_err *reterr)
+{
+	struct nd_links l = { 0 };
+	int r = dump_all(s, &l, reterr);
+
+	if (r < 0) {
+		nd_links_deinit(&l);
+		return r;
+	}
+	if (l.n_links)
+		qsort(l.links, l.n_links, sizeof(*l.links), by_index);
+	sort_addrs(&l);
+	for (size_t i = 0; i < l.n_links; i++)
+		if (l.links[i].kind == ND_LINK_DEVICE)
+			read_device(s, &l.links[i]);
+	*ret = l;
+	return 0;
+}

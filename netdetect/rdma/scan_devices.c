@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads RDMA devices: netlink first, sysfs for what it lacks, then the tables by libibverbs or sysfs. */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <rdma/rdma_netlink.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "netdetect/rdma/internal.h"
+#include "netdetect/source/netlink.h"
+#include "schema/gen/errors.h"
+
+#define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
+
+static int query_ports(const struct nd_source *s, struct nd_devices *d, struct nd_device *device,
+		       struct dray_err *reterr)
+{
+	struct {
+		struct nlattr h;
+		uint32_t index;
+	} body = { { sizeof(body), RDMA_NLDEV_ATTR_DEV_INDEX }, device->index };
+	int r = nd_query_run(s,
+			     &(struct nd_query){ .protocol = NETLINK_RDMA,
+						 .record = ND_RECORD_RDMA_PORT,
+						 .type = OP(RDMA_NLDEV_CMD_PORT_GET),
+						 .dump = true,
+						 .body = &body,
+						 .n = sizeof(body),
+						 .fn = nd_rdma_message,
+						 .arg = d,
+						 .count = &device->n_ports },
+			     reterr);
+
+	/* the device is gone since the first dump */
+	return r == -ENODEV || r == -EINVAL ? 0 : r;
+}
+
+/* Resource counts and the namespace mode are optional. */
+static void query_optional(const struct nd_source *s, struct nd_devices *d)
+{
+	struct nd_query resources = { .protocol = NETLINK_RDMA,
+				      .record = ND_RECORD_RDMA_RES,
+				      .type = OP(RDMA_NLDEV_CMD_RES_GET),
+				      .dump = true,
+				      .fn = nd_rdma_message,
+				      .arg = d };
+	struct nd_query system = { .protocol = NETLINK_RDMA,
+				   .record = ND_RECORD_RDMA_SYS,
+				   .type = OP(RDMA_NLDEV_CMD_SYS_GET),
+				   .fn = nd_rdma_message,
+				   .arg = d };
+
+	(void)nd_query_run(s, &resources, NULL);
+	(void)nd_query_run(s, &system, NULL);
+}
+
+static bool is_unsupported(int r)
+{
+	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EAFNOSUPPORT || r == -EINVAL ||
+	       r == -EPERM;
+}
+
+/* *ret_answered: the kernel, or a recording, listed its devices, even if there are none. */
+static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *ret_answered,
+			 struct dray_err *reterr)
+{
+	char path[ND_PATH_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = nd_query_run(s,
+			     &(struct nd_query){ .protocol = NETLINK_RDMA,
+						 .record = ND_RECORD_RDMA_DEV,
+						 .type = OP(RDMA_NLDEV_CMD_GET),
+						 .dump = true,
+						 .fn = nd_rdma_message,
+						 .arg = d,
+						 .count = &d->n },
+			     &err);
+
+	/* a kernel without RDMA netlink may still show devices in sysfs */
+	if (is_unsupported(r))
+		return 0;
+	*ret_answered = nd_is_live(s) ||
+			access(nd_path(s, path, "/netlink/" ND_RECORD_RDMA_DEV), F_OK) == 0;
+	for (size_t i = 0; r >= 0 && i < d->n; i++)
+		r = query_ports(s, d, &d->v[i], &err);
+	if (r < 0)
+		return dray_err_set(reterr, r, err.code, "%s", err.msg);
+	query_optional(s, d);
+	return 0;
+}
+
+/* 0 or errno. A recorded node is an ordinary file, which is not opened. */
+static int try_node(const struct nd_source *s, const struct nd_device *d)
+{
+	char path[ND_PATH_MAX];
+	int fd dray_auto_close = -1;
+
+	if (!d->uverbs[0])
+		return ENOENT;
+	nd_path(s, path, "/dev/infiniband/%s", d->uverbs);
+	if (!nd_is_live(s))
+		return access(path, F_OK) == 0 ? ENOTSUP : errno;
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	return fd < 0 ? errno : 0;
+}
+
+/* The largest RoCE MTU whose frame with all headers fits the netdev (IBTA A17.9.1). */
+static uint32_t roce_mtu(uint32_t netdev_mtu)
+{
+	for (uint32_t m = 4096; m >= 256; m /= 2)
+		if (m + 64 <= netdev_mtu)
+			return m;
+	return 0;
+}
+
+static void match_netdev(const struct nd_links *links, struct nd_device *d, struct nd_port *p)
+{
+	const struct nd_link *link = nd_link_by_index(links, p->ifindex);
+
+	/* RDMA netlink of old kernels names no netdev, but the GIDs of the port do */
+	for (size_t i = 0; !link && i < p->gids.n; i++)
+		link = nd_link_by_index(links, p->gids.v[i].ifindex);
+	p->ifindex = link ? link->ifindex : 0;
+	p->netdev[0] = '\0';
+	if (!link)
+		return;
+	memcpy(p->netdev, link->name, sizeof(p->netdev));
+	if (d->numa < 0)
+		d->numa = link->numa;
+	if (!p->active_mtu && p->layer == ND_LAYER_ETHERNET)
+		p->active_mtu = roce_mtu(link->mtu);
+}
+
+static int by_number(const void *a, const void *b)
+{
+	const struct nd_port *x = a, *y = b;
+
+	return x->number < y->number ? -1 : x->number > y->number;
+}
+
+static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_device *d)
+{
+	int r = nd_sysfs_device(s, d);
+
+	if (r < 0)
+		return r;
+	d->open_error = try_node(s, d);
+	if (!d->open_error)
+		r = nd_verbs_tables(links, d);
+	if (d->open_error)
+		r = nd_sysfs_tables(s, links, d);
+	for (size_t i = 0; i < d->n_ports; i++)
+		match_netdev(links, d, &d->ports[i]);
+	if (d->n_ports)
+		qsort(d->ports, d->n_ports, sizeof(*d->ports), by_number);
+	return r;
+}
+
+/* Compares numbers inside names as numbers. */
+static int compare_natural(const char *a, const char *b)
+{
+	while (*a && *b) {
+		if (isdigit((unsigned char)*a) && isdigit((unsigned char)*b)) {
+			char *ae, *be;
+			unsigned long x = strtoul(a, &ae, 10), y = strtoul(b, &be, 10);
+
+			if (x != y)
+				return x < y ? -1 : 1;
+			a = ae;
+			b = be;
+			continue;
+		}
+		if (*a != *b)
+			break;
+		a++;
+		b++;
+	}
+	return (unsigned char)*a - (unsigned char)*b;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	const struct nd_device *x = a, *y = b;
+	int r = compare_natural(x->name, y->name);
+
+	return r ? r : strcmp(x->name, y->name);
+}
+
+int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,
+		    struct dray_err *reterr)
+{
+	struct nd_devices d = { 0 };
+	bool answered = false;
+	int r = query_devices(s, &d, &answered, reterr);
+
+	/* sysfs lists a device that is being removed until its last user has closed it, netlink does not */
+	if (r >= 0 && !answered && !d.n)
+		r = nd_sysfs_devices(s, &d);
+	for (size_t i = 0; r >= 0 && i < d.n; i++)
+		r = complete(s, links, &d.v[i]);
+	if (r < 0) {
+		nd_devices_deinit(&d);
+		return dray_err_set(reterr, r, r == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_IO,
+				    "RDMA devices cannot be read: %s", dray_errno_text(r));
+	}
+	if (d.n)
+		qsort(d.v, d.n, sizeof(*d.v), by_name);
+	*ret = d;
+	return 0;
+}
