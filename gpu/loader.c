@@ -8,12 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-/* Beside the program, as in a build folder; then where it is installed. */
-static const char *const places[] = { "", "../lib/dray/" };
+/* Beside the program, as in a build folder; then where `make install` puts it. */
+static const char *const folders[] = { "", "../lib/dray/" };
 
-static bool place(const char *folder, char *buf)
+static bool find_in(const char *folder, char *buf)
 {
 	char self[PATH_MAX];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -33,11 +34,10 @@ bool gpu_plugin_path(const char *path, char *buf)
 		snprintf(buf, PATH_MAX, "%s", path);
 		return access(buf, R_OK) == 0;
 	}
-	for (unsigned i = 0; i < sizeof(places) / sizeof(places[0]); i++)
-		if (place(places[i], buf))
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(folders); i++)
+		if (find_in(folders[i], buf))
 			return true;
-	place(places[0], buf);
-	return false;
+	return find_in(folders[0], buf);
 }
 
 int gpu_load(const char *path, const struct gpu_plugin_ops **ret, struct dray_err *reterr)
@@ -49,9 +49,9 @@ int gpu_load(const char *path, const struct gpu_plugin_ops **ret, struct dray_er
 	if (!gpu_plugin_path(path, file))
 		return dray_err_set(reterr, -ENOENT, DRAY_E_UNSUPPORTED,
 				    "the CUDA plug-in %s is not there: install it, or build it "
-				    "where a CUDA toolkit is",
+				    "with a CUDA toolkit",
 				    file);
-	/* now: what is missing is told here, and not in the middle of a transfer */
+	/* RTLD_NOW: a missing symbol fails here, not in the middle of a transfer */
 	library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 	if (!library)
 		return dray_err_set(reterr, -ELIBBAD, DRAY_E_UNSUPPORTED,

@@ -14,21 +14,13 @@ enum gpu_link gpu_link_of(const struct gpu_device_info *d, unsigned index, unsig
 
 const char *gpu_link_name(enum gpu_link l)
 {
-	switch (l) {
-	case GPU_LINK_SELF:
-		return "self";
-	case GPU_LINK_PCIE:
-		return "pcie";
-	case GPU_LINK_NVLINK:
-		return "nvlink";
-	case GPU_LINK_NONE:
-		break;
-	}
-	return "none";
+	static const char *const names[] = { "none", "self", "pcie", "nvlink" };
+
+	return names[l];
 }
 
-/* Numbers of the bits that are set, in runs: "0-2,4". Returns where it ended. */
-static size_t runs(uint32_t bits, char *buf, size_t at, size_t size)
+/* Writes the numbers of the set bits, such as "0-2,4". Returns the position behind them. */
+static size_t put_ranges(uint32_t bits, char *buf, size_t at, size_t size)
 {
 	const char *comma = "";
 
@@ -58,11 +50,11 @@ const char *gpu_peers_text(const struct gpu_device_info *d, unsigned index,
 	snprintf(buf, GPU_PEERS_BYTES, "none");
 	if (nvlink) {
 		at = (size_t)snprintf(buf, GPU_PEERS_BYTES, "NVLink ");
-		at = runs(nvlink, buf, at, GPU_PEERS_BYTES);
+		at = put_ranges(nvlink, buf, at, GPU_PEERS_BYTES);
 	}
 	if (pcie && at < GPU_PEERS_BYTES) {
 		at += (size_t)snprintf(buf + at, GPU_PEERS_BYTES - at, "%sPCIe ", at ? "; " : "");
-		runs(pcie, buf, at, GPU_PEERS_BYTES);
+		put_ranges(pcie, buf, at, GPU_PEERS_BYTES);
 	}
 	return buf;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GPUs reach each other, in words. Pure. */
+/* Which GPUs reach each other directly. Pure. */
 #ifndef DRAY_GPU_PEERS_H
 #define DRAY_GPU_PEERS_H
 
@@ -14,14 +14,14 @@ enum gpu_link {
 	GPU_LINK_NVLINK,
 };
 
-/* From the device with that index, which d describes, to another. */
+/* The link from device `index`, described by d, to device `to`. */
 enum gpu_link gpu_link_of(const struct gpu_device_info *d, unsigned index, unsigned to);
 /* "none", "self", "pcie", "nvlink" */
 const char *gpu_link_name(enum gpu_link l);
 
 #define GPU_PEERS_BYTES 192
 
-/* "NVLink 0-2,4; PCIe 5", "none": the devices that this one reaches. Returns buf. */
+/* The devices that this one reaches: "NVLink 0-2,4; PCIe 5", "none". Returns buf. */
 const char *gpu_peers_text(const struct gpu_device_info *d, unsigned index,
 			   char buf[GPU_PEERS_BYTES]);
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a GPU plug-in does for dray: a shared object whose one exported name, gpu_plugin_ops, is a table of
- * functions. Nothing but the plug-in knows CUDA; agent and drayctl load it at run time (loader.h), tests put a
- * fake in its place. All memory is named by addresses that only GPUs know; a CPU must not touch them.
+ * The interface of a GPU plug-in: a shared object that exports one table of functions, gpu_plugin_ops. Only the
+ * plug-in knows CUDA; agent and drayctl load it at run time (loader.h), and tests load a fake. Addresses of GPU
+ * memory are valid on GPUs only; a CPU must not access them.
  *
- * Threads: what is marked "blocks" runs on threads that may wait (never the control thread, never a data
- * worker) and may be called from several at once. The functions of a queue belong to the one thread that uses
- * the queue, return at once, allocate nothing and write nothing to the log.
+ * Threads: functions marked "blocks" run on threads that may wait, never on the control thread or a data worker,
+ * and several threads may call them at once. A queue belongs to one thread; its functions return at once,
+ * do not allocate and do not log.
  *
- * Errors: 0, or -errno with reterr set where there is one. -EIO: the device is lost, and so is everything on it:
- * no copy begins any more, and all of its queues, imports and memory can only be given back, queues first: what is
- * under way in one ends before queue_free() does.
+ * Errors: 0, or -errno with reterr set if the function has one. -EIO: the device is lost. No new copy starts on it,
+ * and its queues, imports and memory can only be released, queues first: queue_free() returns after
+ * the copies in flight have ended.
  */
 #ifndef DRAY_GPU_PLUGIN_H
 #define DRAY_GPU_PLUGIN_H
@@ -26,9 +26,9 @@
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
-/* The copy kernel's pieces are no longer than this: what is longer is cut (plan.h). */
+/* The longest piece for the copy kernel; the planner cuts longer ones. */
 #define GPU_PIECE_MAX (256u << 10)
-#define GPU_NOTIFY_MAX 16 /* calls of notify() in a queue that have not run yet */
+#define GPU_NOTIFY_MAX 16 /* pending calls of notify() in a queue */
 
 struct gpu_plugin;
 struct gpu_import;
@@ -41,15 +41,15 @@ struct gpu_device_info {
 	unsigned multiprocessors;
 	unsigned major, minor; /* compute capability */
 	bool usable;           /* the plug-in has code for it */
-	bool dmabuf;           /* exports its memory as DMA-BUF */
-	bool ipc, vmm;         /* kinds it can import */
+	bool dmabuf;           /* its memory can be exported as DMA-BUF */
+	bool ipc, vmm;         /* kinds that it can import */
 	/*
-	 * RDMA writes of a device are seen by this GPU in the order in which they came, without a flush
+	 * This GPU sees RDMA writes in the order of their arrival, without a flush
 	 * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
 	 */
 	bool rdma_ordered;
 	uint32_t peers;  /* a bit for each device that it may reach directly, see start() */
-	uint32_t nvlink; /* of these, by NVLink; the others by PCIe */
+	uint32_t nvlink; /* those of them with NVLink; the others use PCIe */
 };
 
 enum gpu_import_kind { GPU_IMPORT_IPC, GPU_IMPORT_VMM };
@@ -59,124 +59,124 @@ struct gpu_import_spec {
 	unsigned device;
 	uint8_t handle[GPU_HANDLE_BYTES]; /* ipc */
 	int fd;                           /* vmm: borrowed for the call */
-	/* vmm: so much of the allocation is mapped, rounded up to its granularity; what is asked for must be there */
+	/* vmm: mapped bytes, rounded up to the granularity; the allocation must have them */
 	uint64_t bytes;
-	/* vmm: its size; 0: not known, and found by trying, which takes the longer the more follows behind `bytes` */
+	/* vmm: size of the allocation; 0: unknown, and found by trying sizes from `bytes` upwards */
 	uint64_t allocation;
-	bool write; /* mapped for writing too, where the kind can tell */
+	bool write; /* also map for writing, if the kind distinguishes that */
 };
 
-/* Which way a copy goes; chooses launch sizes. */
+/* Where a copy reads and writes; selects the launch size. */
 enum gpu_route {
 	GPU_WITHIN,    /* inside one device */
-	GPU_PEER,      /* between two, by NVLink or PCIe */
+	GPU_PEER,      /* between two devices, by NVLink or PCIe */
 	GPU_TO_HOST,   /* into pinned host memory */
-	GPU_FROM_HOST, /* out of it */
+	GPU_FROM_HOST, /* from pinned host memory */
 	GPU_ROUTE_N
 };
 
 /*
- * A list of copies. Piece i copies pieces[i].bytes from pieces[i].from + from_base to pieces[i].to + to_base; swapped:
- * the two addresses stand in the other order. Destinations do not overlap, or the bytes there are undefined; nor do
- * copies wait for each other: what one is to find of another must be done before it is submitted.
+ * A list of copies. Piece i copies pieces[i].bytes from pieces[i].from + from_base to pieces[i].to + to_base; if swapped,
+ * the two addresses are exchanged. Bytes of overlapping destinations are undefined. Copies may run in parallel: a copy
+ * that needs the result of another must be submitted after that one is done.
  */
 struct gpu_copy {
 	const struct dray_piece
 		*pieces; /* in memory of host_alloc(), unchanged until the copy is done */
 	uint32_t n;
 	bool swapped;
-	/* by copy engines, one call a piece, of any length; else by the kernel, none longer than GPU_PIECE_MAX */
+	/* true: by copy engines, one call for each piece of any length; false: by the kernel, pieces of at most GPU_PIECE_MAX */
 	bool engine;
 	enum gpu_route route;
 	uint64_t to_base, from_base;
 	uint64_t bytes; /* of all pieces */
 };
 
-/* Head of a plug-in's own structure. */
+/* First member of the plug-in's own struct. */
 struct gpu_queue {
 	/*
-	 * Copies done so far, in the order of submission; all they wrote is visible to CPUs, to other devices and to later
-	 * work of any GPU. Written by the device or a thread of the driver; load it with acquire.
+	 * Number of copies that are done, in the order of submission. Their bytes are visible to CPUs, other devices and
+	 * later work of any GPU. Written by the device or a thread of the driver; load it with acquire.
 	 */
 	const _Atomic uint64_t *done;
 };
 
 struct gpu_queue_spec {
 	unsigned device;
-	bool latency;   /* before other queues of this process */
-	unsigned share; /* of the multiprocessors for one copy, percent */
+	bool latency;   /* runs before other queues of this process */
+	unsigned share; /* percentage of the multiprocessors that one copy may use */
 };
 
 struct gpu_plugin_ops {
-	uint32_t abi;     /* GPU_PLUGIN_ABI, or nothing behind it means anything */
+	uint32_t abi;     /* GPU_PLUGIN_ABI; with any other value the rest is undefined */
 	const char *name; /* "cuda" */
 
-	/* Loads the driver and looks at its devices; makes no context. Blocks, up to seconds. */
+	/* Loads the driver and lists its devices, without a context. Blocks, up to seconds. */
 	int (*open)(struct gpu_plugin **ret, struct dray_err *reterr);
-	/* Everything was given back. Blocks. */
+	/* The caller has released everything. Blocks. */
 	void (*close)(struct gpu_plugin *p);
-	/* What driver that is, for people. The plug-in's. */
+	/* Versions of plug-in and driver, as text. Owned by the plug-in. */
 	const char *(*version)(const struct gpu_plugin *p);
-	/* Fills v, at most max. Returns how many there are. Any thread; does not block. */
+	/* Fills at most max elements of v. Returns the number of devices. Any thread; does not block. */
 	unsigned (*devices)(const struct gpu_plugin *p, struct gpu_device_info *v, unsigned max);
 
 	/*
-	 * Makes the device usable: one context, the copy kernel, access to and from those of its peers that were
-	 * started. *ret_bytes: GPU memory that this took, 0 where NVML does not tell. *ret_peers: with these it can copy
-	 * directly until it is stopped; where some of its peers are left out, reterr says of one of them why. Done already:
-	 * 0. Blocks, up to a second and for what is to be pinned.
+	 * Makes the device usable: one context, the copy kernel, access to and from its started peers. *ret_bytes: GPU memory
+	 * that this took, 0 if NVML does not know. *ret_peers: devices with which it can copy directly until it is stopped;
+	 * if a peer is left out, reterr has the reason of one. 0 also if it is started already. Blocks, up to a second
+	 * and for the time that pinning takes.
 	 */
 	int (*start)(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes,
 		     uint32_t *ret_peers, struct dray_err *reterr);
-	/* Ends what start() made; imports, queues and pins of it are gone or unused. It may be started again. Blocks. */
+	/* Undoes start(). Imports, queues and pins of the device are released or unused. It can be started again. Blocks. */
 	void (*stop)(struct gpu_plugin *p, unsigned device);
 
 	/*
-	 * Opens another process's memory on a device that was started. *ret_address: where its allocation begins, for the
-	 * device and for its peers that were started, unless these are lost. *ret_bytes: what of it is there. DRAY_E_GPU_HANDLE, _GPU_DEVICE,
-	 * _REGION_TOO_SMALL, _UNSUPPORTED, _NO_MEMORY, _GPU_LOST. Blocks.
+	 * Opens another process's memory on a started device. *ret_address: the begin of the allocation, for the device and
+	 * its started peers. *ret_bytes: its length. DRAY_E_GPU_HANDLE, _GPU_DEVICE, _REGION_TOO_SMALL, _UNSUPPORTED,
+	 * _NO_MEMORY, _GPU_LOST. Blocks.
 	 */
 	int (*import)(struct gpu_plugin *p, const struct gpu_import_spec *spec,
 		      struct gpu_import **ret, uint64_t *ret_address, uint64_t *ret_bytes,
 		      struct dray_err *reterr);
-	/* No copy of it is under way. From here on nothing keeps its owner's memory allocated. Blocks. */
+	/* No copy of it is in flight. Afterwards the plug-in no longer keeps the owner's memory allocated. Blocks. */
 	void (*release)(struct gpu_import *i);
 	/*
-	 * A new DMA-BUF descriptor for a range of it, both multiples of the page size, for RDMA devices; -EOPNOTSUPP
-	 * where the driver gives none for memory of others, or what they write could not be made visible. Blocks.
+	 * Returns a new DMA-BUF descriptor for a range, for RDMA devices; offset and bytes are multiples of the page size.
+	 * -EOPNOTSUPP if the driver exports no imported memory, or cannot make RDMA writes to it visible. Blocks.
 	 */
 	int (*export_dmabuf)(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 			     struct dray_err *reterr);
 	/*
-	 * RDMA writes to the device that have been completed become visible to it. 0, -EIO, or -EOPNOTSUPP where the driver
-	 * has no such thing: then there are no such writes. Any thread; microseconds.
+	 * Makes completed RDMA writes to the device visible to it. 0, -EIO, or -EOPNOTSUPP if the driver cannot; then
+	 * export_dmabuf() refuses memory whose writes are not ordered. Any thread; microseconds.
 	 */
 	int (*flush_rdma)(struct gpu_plugin *p, unsigned device);
 
-	/* Pinned host memory that every device started now or later reaches at the same address. Blocks. */
+	/* Allocates pinned host memory, which every device started now or later reaches at the same address. Blocks. */
 	int (*host_alloc)(struct gpu_plugin *p, uint64_t bytes, void **ret,
 			  struct dray_err *reterr);
 	void (*host_free)(struct gpu_plugin *p, void *base);
-	/* The same of memory that is there; base and bytes are multiples of the page size. Blocks, 0.1 s a GiB. */
+	/* Pins existing memory in the same way; base and bytes are multiples of the page size. Blocks, 0.1 s for each GiB. */
 	int (*pin)(struct gpu_plugin *p, void *base, uint64_t bytes, bool write,
 		   struct dray_err *reterr);
 	void (*unpin)(struct gpu_plugin *p, void *base);
 
 	/*
-	 * Blocks, both. Nothing is under way in a queue that is freed: that is awaited for as long as it takes, or for
-	 * seconds where the driver says nothing of it any more.
+	 * Both block. queue_free() waits until no copy of the queue is in flight; if the driver no longer reports on
+	 * them, it waits for some seconds.
 	 */
 	int (*queue_new)(struct gpu_plugin *p, const struct gpu_queue_spec *spec,
 			 struct gpu_queue **ret, struct dray_err *reterr);
 	void (*queue_free)(struct gpu_queue *q);
-	/* Hands a copy to the device; it is done when *q->done has reached the number of copies submitted. -EIO: lost. */
+	/* Submits a copy. It is done when *q->done has reached the number of copies submitted until then. -EIO: lost. */
 	int (*submit)(struct gpu_queue *q, const struct gpu_copy *c);
-	/* Is the device well? For who has waited long: *q->done alone does not tell. 0 or -EIO. */
+	/* Checks the device after a long wait, since *q->done alone does not show a loss. 0 or -EIO. */
 	int (*check)(struct gpu_queue *q);
 	/*
-	 * fn(arg) runs exactly once, when everything submitted until now is done or lost: on a thread of the plug-in, or in a
-	 * call for this queue, that which answers -EIO or queue_free() at the latest. It must do no more than write to a
-	 * descriptor. 0, or it will not run: -EIO, or -EAGAIN where GPU_NOTIFY_MAX wait already.
+	 * Runs fn(arg) exactly once, when everything submitted until now is done or lost: on a thread of the plug-in, or in a
+	 * call for this queue that returns -EIO, or at the latest in queue_free(). fn may only write to a descriptor. If fn
+	 * will not run: -EIO, or -EAGAIN if GPU_NOTIFY_MAX calls are pending.
 	 */
 	int (*notify)(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 };

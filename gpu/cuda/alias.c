@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Legacy IPC memory is opened anew in each context that is to reach it, and gets another address there, while the
- * agent knows it by one: that of its own device. The copy kernel is told by a table in GPU memory. (VMM memory is at one
- * address for all, and copy engines find their way from the first.)
+ * Legacy IPC memory is opened in each context separately and has another address in each; the agent knows only the one
+ * of its own device. A table in GPU memory translates for the copy kernel. VMM memory has the same address in all
+ * contexts, and copy engines accept the first address everywhere.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "gpu/cuda/copy.h"
-#include "gpu/cuda/error.h"
 #include "gpu/cuda/plugin.h"
 #include "schema/gen/errors.h"
 
@@ -19,12 +18,12 @@ static CUresult entry_write(const struct cuda_context *c, uint32_t slot,
 	size_t range = offsetof(struct copy_alias, distance);
 	CUresult r = CUDA_SUCCESS;
 
-	/* the distance is there before anybody can find the entry */
+	/* first, so that a kernel that finds the range reads the right distance */
 	if (entry->end)
 		r = cuda.memcpy_to_device(at + range, &entry->distance, sizeof(*entry) - range);
 	if (r == CUDA_SUCCESS)
 		r = cuda.memcpy_to_device(at, entry, range);
-	/* a copy from pageable memory can end before it has arrived; queues do not wait for this stream */
+	/* a copy from pageable memory may return before it has arrived, and queues do not wait for this stream */
 	return r == CUDA_SUCCESS ? cuda.stream_synchronize(NULL) : r;
 }
 
@@ -47,17 +46,17 @@ int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint6
 	if (!c->aliases)
 		r = table_make(c);
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "no table of peers' memory on the GPU");
+		return cuda_fail(reterr, r, "the table of peers' memory cannot be made on the GPU");
 	while (slot < COPY_ALIASES_MAX && c->alias_used[slot])
 		slot++;
 	if (slot == COPY_ALIASES_MAX)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "a GPU reaches %d CUDA IPC allocations of its peers and no "
-				    "more: use fewer and larger ones, or kind cuda_vmm",
+				    "a GPU reaches at most %d CUDA IPC allocations of its peers: "
+				    "use fewer and larger ones, or kind cuda_vmm",
 				    COPY_ALIASES_MAX);
 	r = entry_write(c, slot, &entry);
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "no entry in the table of peers' memory");
+		return cuda_fail(reterr, r, "the table of peers' memory cannot be written");
 	c->alias_used[slot] = true;
 	*ret_slot = slot;
 	if (slot >= c->n_aliases)
@@ -70,7 +69,7 @@ void cuda_alias_del(struct cuda_context *c, uint32_t slot)
 	static const struct copy_alias none;
 	uint32_t n;
 
-	/* what fails here fails for good, and with it every copy */
+	/* a failure means that the context is lost, and every copy fails too */
 	entry_write(c, slot, &none);
 	c->alias_used[slot] = false;
 	for (n = c->n_aliases; n && !c->alias_used[n - 1];)

@@ -3,11 +3,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "gpu/cuda/copy.h"
-#include "gpu/cuda/error.h"
-#include "gpu/cuda/nvml.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 extern const char dray_copy_image[];
@@ -37,7 +35,7 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 
 	if (!c || c->lost)
 		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "the GPU %s",
-				    c ? "failed" : "is not in use");
+				    c ? "is lost" : "is not started");
 	r = cuda.context_set(c->cu);
 	if (r != CUDA_SUCCESS) {
 		cuda_lost(c);
@@ -48,19 +46,11 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	return 0;
 }
 
-int64_t cuda_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 int cuda_lost(struct cuda_context *c)
 {
 	int64_t never = 0;
 
-	atomic_compare_exchange_strong(&c->lost_ns, &never, cuda_now_ns());
+	atomic_compare_exchange_strong(&c->lost_ns, &never, dray_now().ns);
 	c->lost = true;
 	return -EIO;
 }
@@ -74,15 +64,15 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 	if (!c)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	c->refs = 1;
-	/* whoever waits in the driver sleeps there */
+	/* threads that wait in the driver sleep */
 	r = cuda.context_create(&c->cu, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST, d->cu);
-	/* a wild address or a broken link is held against the whole process, for as long as it lives */
+	/* after a fault of a kernel or a link the driver refuses this process until it ends */
 	if (cuda_is_lost(r))
 		return cuda_fail(
 			reterr, r,
-			"CUDA works in this process no more after a fault: restart the agent");
+			"CUDA does not work in this process any more after a fault: restart the agent");
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "no context on the GPU");
+		return cuda_fail(reterr, r, "no context can be made on the GPU");
 	r = cuda.module_load(&module, dray_copy_image);
 	if (r == CUDA_SUCCESS)
 		r = cuda.module_function(&c->copy, module, COPY_KERNEL);
@@ -96,12 +86,15 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 	return 0;
 }
 
-static bool is_open(CUresult r)
+static bool is_enabled(CUresult r)
 {
 	return r == CUDA_SUCCESS || r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
-/* Devices that do not reach each other after all go without, with ret_left_out. `c` is current, and stays so. */
+/*
+ * Gives the device and its started peers access to each other. A pair that gets none is left out, with a reason in
+ * ret_left_out. `c` is current, and stays so.
+ */
 static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context *c,
 		      struct dray_err *ret_left_out, struct dray_err *reterr)
 {
@@ -125,9 +118,10 @@ static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context
 				cuda_lost(peer);
 			cuda.context_set(c->cu);
 		}
-		if (is_open(to) && is_open(from))
+		if (is_enabled(to) && is_enabled(from))
 			continue;
-		cuda_fail(ret_left_out, is_open(to) ? from : to, "the GPU cannot reach its peer");
+		cuda_fail(ret_left_out, is_enabled(to) ? from : to,
+			  "the GPU cannot reach its peer");
 		d->unreached |= 1u << i;
 	}
 	return 0;
@@ -155,10 +149,10 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 	if (!d->info.usable)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-			"the plug-in has no code for %s (compute capability %u.%u), or the driver "
-			"keeps programs off it",
+			"the plug-in has no code for %s (compute capability %u.%u), or its compute "
+			"mode prohibits contexts",
 			d->info.name, d->info.major, d->info.minor);
-	before = nvml_used(d->info.bdf);
+	before = cuda_memory_used(d->info.bdf);
 	r = context_new(d, &c, reterr);
 	if (r == 0)
 		r = peers_open(p, device, c, ret_left_out, reterr);
@@ -166,7 +160,7 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 		r = cuda_ranges_register(p, c, reterr);
 	if (r < 0)
 		return r;
-	after = nvml_used(d->info.bdf);
+	after = cuda_memory_used(d->info.bdf);
 	d->context = dray_take(c);
 	r = cuda_imports_open_to(p, device, ret_left_out, reterr);
 	if (r == 0 && before && after > before)
@@ -180,10 +174,7 @@ static void stop_locked(struct gpu_plugin *p, unsigned device)
 
 	cuda_imports_close_to(p, device);
 	p->devices[device].unreached = 0;
-	/*
-	 * Pinned memory belongs to the context in which it was registered, for the others too. While there are others
-	 * it keeps that context.
-	 */
+	/* Pinned memory keeps the context that registered it, because it serves the contexts of other devices too. */
 	if (!any_started(p))
 		cuda_ranges_unregister(p);
 	if (c)

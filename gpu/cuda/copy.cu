@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The copy kernel: gathers and scatters by a list of pieces of any length and alignment. A block takes a tile of
- * neighbouring parts of pieces, each of its warps one after the other of these. Destinations are written 16 aligned
- * bytes a lane; where the source is aligned otherwise, it is read 16 aligned bytes a lane too, and shifted.
+ * The copy kernel: gathers and scatters a list of pieces of any length and alignment. A block takes a tile of
+ * neighbouring parts of pieces, and its warps copy the parts. Each lane writes 16 aligned bytes; a source with another
+ * alignment is also read in 16 aligned bytes and then shifted.
  */
 #include "gpu/cuda/copy.h"
 
 #define LANES 32u
 #define ALL 0xffffffffu
-/* 16-byte loads that a lane has under way */
+/* 16-byte loads in flight for each lane */
 #define DEPTH 4u
 #define DEPTH_SHIFTED 2u
-/* parts end at multiples of this, which all lanes together copy in one step */
+/* parts end at multiples of the bytes that all lanes copy in one step */
 #define STEP (LANES * 16u)
 /* 64-bit words of a piece */
 #define WORDS 3u
@@ -22,8 +22,8 @@ struct part {
 };
 
 /*
- * Nothing is read twice, so what passes through leaves the caches to others. Not through the multiprocessor's own,
- * which may hold what an earlier copy read there: its owner has written to it since.
+ * Nothing is read twice, so loads and stores keep the caches free for others. Loads bypass the cache of the
+ * multiprocessor: it may hold bytes of an earlier copy that the owner has overwritten since.
  */
 static __device__ __forceinline__ uint4 load(const uint4 *p)
 {
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void store(uint4 *p, uint4 v)
 	__stcs(p, v);
 }
 
-/* A part of a piece, which may be none: pieces differ in length, and all are cut into as many. */
+/* A part of a piece. It is empty if the piece is too short for the number of parts, which all pieces share. */
 static __device__ __forceinline__ struct part part_of(const struct copy_args &a,
 						      const struct copy_piece &p, uint32_t nth)
 {
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void copy_bytes(uint64_t to, uint64_t from, ui
 		*(uint8_t *)(to + lane) = __ldcg((const unsigned char *)(from + lane));
 }
 
-/* n vectors of 16 bytes, both sides aligned. */
+/* Copies n vectors of 16 bytes; both sides are aligned. */
 static __device__ __forceinline__ void copy_vectors(uint4 *to, const uint4 *from, uint32_t n,
 						    uint32_t lane)
 {
@@ -110,8 +110,8 @@ static __device__ __forceinline__ uint4 shuffled(uint4 v, uint32_t lane)
 }
 
 /*
- * n vectors to an aligned destination from `shift` bytes into from[0]. What is read beyond the source's ends lies in
- * the same 16 aligned bytes as some byte of it, so never on another page; the last is from[n].
+ * Copies n vectors from `shift` bytes into from[0] to an aligned destination. It reads up to from[n]. Bytes read outside
+ * the source share their 16 aligned bytes with a byte of the source, so they are never on another page.
  */
 static __device__ __forceinline__ void copy_shifted(uint4 *to, const uint4 *from, uint32_t shift,
 						    uint32_t n, uint32_t lane)
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void copy_shifted(uint4 *to, const uint4 *from
 		}
 #pragma unroll
 		for (uint32_t k = 0; k < DEPTH_SHIFTED; k++) {
-			/* what the lane after this one has; after the last comes the first, a row on */
+			/* the vector of the next lane; for the last lane, that of the first lane in the next row */
 			uint4 next = shuffled(lane ? v[k] : v[k + 1], (lane + 1) % LANES);
 			uint32_t i = base + k * LANES + lane;
 
@@ -158,9 +158,8 @@ static __device__ __forceinline__ void part_copy(uint64_t to, uint64_t from, uin
 }
 
 /*
- * Kernels of a queue overlap where the hardware lets them: the next one's blocks start as soon as there is room, or, to
- * keep to the multiprocessors that a copy may take, when all of this one's have copied. Only the number of what is
- * done has to wait for the kernels before.
+ * Kernels of a queue overlap if the hardware can: blocks of the next one start as soon as there is room, or, for a copy
+ * with a limited share, when all blocks of this one have copied. Only the write to `done` waits for earlier kernels.
  */
 static __device__ __forceinline__ void let_next_begin()
 {
@@ -176,7 +175,7 @@ static __device__ __forceinline__ void await_earlier()
 #endif
 }
 
-/* The last block to end says that all is done. */
+/* The last block to end writes the number of the copy. */
 static __device__ __forceinline__ void finish(const struct copy_args &a)
 {
 	uint32_t *blocks = &a.control->blocks[a.number % COPY_OVERLAP];
@@ -185,7 +184,7 @@ static __device__ __forceinline__ void finish(const struct copy_args &a)
 	let_next_begin();
 	if (threadIdx.x)
 		return;
-	/* what this block wrote comes before its ticket, for everyone that sees the word of the last ticket's holder */
+	/* the bytes of this block are visible before its ticket, and so before the number that the last block writes */
 	__threadfence_system();
 	if (gridDim.x > 1) {
 		if (atomicAdd(blocks, 1) + 1 < gridDim.x)
@@ -197,7 +196,7 @@ static __device__ __forceinline__ void finish(const struct copy_args &a)
 	*(volatile uint64_t *)a.done = a.number;
 }
 
-/* What to add where a peer's memory is elsewhere in this context; few have more than an entry for each layer. */
+/* The distance to add to an address of a peer. Few tables have more than one entry for each layer. */
 static __device__ __forceinline__ uint64_t distance_of(const struct copy_args &a, uint64_t address)
 {
 	for (uint32_t i = 0; i < a.n_aliases; i++) {
@@ -209,15 +208,15 @@ static __device__ __forceinline__ uint64_t distance_of(const struct copy_args &a
 	return 0;
 }
 
-/* Words of the pieces that a tile of parts lies in: every 32nd of them, so that neighbouring lanes have neighbouring ones. */
+/* One lane's share of the words of a tile's pieces: every 32nd word, so that neighbouring lanes read neighbouring words. */
 struct words {
 	uint64_t v[WORDS];
 };
 
 /*
- * By a whole warp: what lies together crosses the bus together. Not through the multiprocessor's own cache, which may have
- * what an earlier list had in the same place; what the GPU's has of host memory is void when a kernel is launched. With
- * loads past that too, several blocks fetch what they have in common again: half the rate with 16 KiB pages.
+ * Reads the words with a whole warp, so that neighbouring words cross the bus together. The loads bypass the cache of the
+ * multiprocessor, which may hold words of an earlier list, but not that of the GPU, whose lines of host memory
+ * each launch invalidates. Bypassing both would fetch words that blocks share several times: half the rate with 16 KiB pages.
  */
 static __device__ __forceinline__ struct words words_get(const struct copy_args &a, uint32_t first,
 							 uint32_t pieces, uint32_t lane)
@@ -237,7 +236,7 @@ static __device__ __forceinline__ struct words words_get(const struct copy_args 
 	return w;
 }
 
-/* Where the block finds them as pieces. By the same warp. */
+/* Stores the words as pieces for the block, translated by the alias table. By the same warp. */
 static __device__ __forceinline__ void words_put(const struct copy_args &a, struct copy_piece *list,
 						 const struct words &w, uint32_t pieces,
 						 uint32_t lane)
@@ -265,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 	const uint32_t lane = threadIdx.x % LANES, warp = threadIdx.x / LANES,
 		       warps = blockDim.x / LANES;
 	const uint32_t units = a.n << a.parts, tile = warps * a.batch, stride = tile * gridDim.x;
-	/* of the list, the first warp reads for all: it is far away, and many small reads of it are slow */
+	/* the first warp reads the list for all: many small reads of host memory are slow */
 	const bool reader = warp == 0;
 	const uint32_t pieces = ((tile - 1) >> a.parts) + 1;
 	uint32_t half = 0;
@@ -278,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(COPY_THREADS_MAX)
 	for (uint32_t first = blockIdx.x * tile; first < units; first += stride, half ^= 1) {
 		struct words next;
 
-		/* the next of it is under way while these are copied */
+		/* loads the next part of the list while this tile is copied */
 		if (reader && first + stride < units)
 			next = words_get(a, first + stride, pieces, lane);
 		for (uint32_t unit = first + warp; unit < min(first + tile, units); unit += warps) {

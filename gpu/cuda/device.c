@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the devices are and can do. None of it needs a context. */
+/* Identity and abilities of the devices, read without a context. */
 #include "gpu/cuda/plugin.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "gpu/cuda/error.h"
 
 static int attribute(const struct cuda_device *d, CUdevice_attribute a)
 {
@@ -16,7 +14,7 @@ static int attribute(const struct cuda_device *d, CUdevice_attribute a)
 	return cuda.device_attribute(&value, a, d->cu) == CUDA_SUCCESS ? value : 0;
 }
 
-static void identity(struct cuda_device *d)
+static void read_identity(struct cuda_device *d)
 {
 	CUuuid uuid;
 	const uint8_t *u = (const uint8_t *)uuid.bytes;
@@ -37,7 +35,7 @@ static void identity(struct cuda_device *d)
 	d->info.memory = memory;
 }
 
-static void abilities(struct cuda_device *d)
+static void read_abilities(struct cuda_device *d)
 {
 	struct gpu_device_info *i = &d->info;
 	int flush = attribute(d, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
@@ -45,7 +43,7 @@ static void abilities(struct cuda_device *d)
 	i->multiprocessors = (unsigned)attribute(d, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	i->major = (unsigned)attribute(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 	i->minor = (unsigned)attribute(d, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-	/* pieces are named by the addresses that the process itself has for host memory */
+	/* copies use the process's own addresses of host memory */
 	i->usable = i->major * 10 + i->minor >= DRAY_CUDA_LOWEST &&
 		    attribute(d, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) &&
 		    attribute(d, CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY) &&
@@ -64,8 +62,8 @@ static void abilities(struct cuda_device *d)
 	d->pin_read_only = attribute(d, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
 }
 
-/* Atomics of one device on the other's memory need NVLink: PCIe between GPUs carries none. */
-static void reach(struct gpu_plugin *p, unsigned from, unsigned to)
+/* Atomics between GPUs work over NVLink only, so they tell it from PCIe. */
+static void check_peer(struct gpu_plugin *p, unsigned from, unsigned to)
 {
 	struct cuda_device *a = &p->devices[from], *b = &p->devices[to];
 	int yes = 0;
@@ -87,18 +85,18 @@ int cuda_devices_find(struct gpu_plugin *p, struct dray_err *reterr)
 	CUresult r = cuda.device_count(&n);
 
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "the CUDA driver does not tell its devices");
+		return cuda_fail(reterr, r, "the CUDA driver does not list its devices");
 	p->n = (unsigned)dray_min(n, GPU_DEVICES_MAX);
 	for (unsigned i = 0; i < p->n; i++) {
 		r = cuda.device_get(&p->devices[i].cu, (int)i);
 		if (r != CUDA_SUCCESS)
-			return cuda_fail(reterr, r, "a CUDA device cannot be looked at");
-		identity(&p->devices[i]);
-		abilities(&p->devices[i]);
+			return cuda_fail(reterr, r, "a CUDA device cannot be opened");
+		read_identity(&p->devices[i]);
+		read_abilities(&p->devices[i]);
 	}
 	for (unsigned i = 0; i < p->n; i++)
 		for (unsigned k = 0; k < p->n; k++)
 			if (i != k)
-				reach(p, i, k);
+				check_peer(p, i, k);
 	return 0;
 }

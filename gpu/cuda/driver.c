@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -11,7 +10,7 @@
 #include "schema/gen/errors.h"
 
 #define TEXT_(x) #x
-/* of the name behind cuda.h's macros: cuMemAlloc is cuMemAlloc_v2 */
+/* expands the macros of cuda.h: cuMemAlloc is cuMemAlloc_v2 */
 #define TEXT(x) TEXT_(x)
 
 struct cuda_driver cuda;

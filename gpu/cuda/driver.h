@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The NVIDIA driver's functions, found at run time: neither libcuda nor the CUDA runtime is linked, so the plug-in
- * can be loaded and say what is missing. Each name stands for one version of its function, that of cuda.h.
+ * The NVIDIA driver's functions, looked up at run time: neither libcuda nor the CUDA runtime is linked, so the plug-in
+ * loads on any machine and reports what is missing. Each name means the version of its function in cuda.h.
  */
 #ifndef DRAY_GPU_CUDA_DRIVER_H
 #define DRAY_GPU_CUDA_DRIVER_H
 
 #include <cuda.h>
+#include <stdbool.h>
 
 #include "lib/err.h"
 
-/* Without these nothing works: drivers have had them since CUDA 11.2. */
+/* Required; drivers have them since CUDA 11.2. */
 #define CUDA_NEEDED(X)                                            \
 	X(init, cuInit)                                           \
 	X(driver_version, cuDriverGetVersion)                     \
@@ -57,7 +58,7 @@
 	X(stream_callback, cuStreamAddCallback)                   \
 	X(memcpy_async, cuMemcpyAsync)
 
-/* NULL where the driver is too old. */
+/* NULL if the driver is too old. */
 #define CUDA_OPTIONAL(X)                               \
 	X(device_uuid, cuDeviceGetUuid)                \
 	X(range_handle, cuMemGetHandleForAddressRange) \
@@ -66,7 +67,7 @@
 	X(launch_ex, cuLaunchKernelEx)
 
 struct cuda_driver {
-	/* cuCtxCreate_v2: the form that every driver has, while cuda.h has gone on to others. */
+	/* cuCtxCreate_v2, which every driver has; cuda.h declares newer forms */
 	CUresult (*context_create)(CUcontext *ret, unsigned flags, CUdevice device);
 #define CUDA_MEMBER(name, function) __typeof__(&(function)) name;
 	CUDA_NEEDED(CUDA_MEMBER)
@@ -74,10 +75,15 @@ struct cuda_driver {
 #undef CUDA_MEMBER
 };
 
-/* Good after cuda_driver_load(). */
+/* Valid after cuda_driver_load(). */
 extern struct cuda_driver cuda;
 
-/* Loads libcuda.so.1, never to unload it. 0, or -ENOENT with DRAY_E_UNSUPPORTED. Blocks. One thread at a time. */
+/* Loads libcuda.so.1, for the life of the process. 0, or -ENOENT with DRAY_E_UNSUPPORTED. Blocks. One thread at a time. */
 int cuda_driver_load(struct dray_err *reterr);
+
+/* error.c: true if the context is unusable from now on: the device, or something that ran on it, failed. */
+bool cuda_is_lost(CUresult r);
+/* error.c: returns -errno for a failure, and sets reterr: "WHAT: CUDA_ERROR_X (its text)", with advice if there is any. */
+int cuda_fail(struct dray_err *reterr, CUresult r, const char *what);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/cuda/error.h"
+#include "gpu/cuda/driver.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -13,9 +13,9 @@ static const struct meaning {
 	const char *advice;
 } meanings[] = {
 	{ CUDA_ERROR_OUT_OF_MEMORY, -ENOMEM, DRAY_E_NO_MEMORY,
-	  "GPU memory or address space of it ran out: leave the agent some hundreds of MiB on each GPU" },
+	  "GPU memory or its address space ran out: leave the agent some hundreds of MiB on each GPU" },
 	{ CUDA_ERROR_NO_DEVICE, -ENODEV, DRAY_E_UNSUPPORTED,
-	  "the driver shows no GPU: give the container some" },
+	  "the driver shows no GPU: give the container one" },
 	{ CUDA_ERROR_INVALID_DEVICE, -ENODEV, DRAY_E_GPU_DEVICE,
 	  "give the agent's container the same GPUs" },
 	{ CUDA_ERROR_INVALID_VALUE, -EINVAL, DRAY_E_GPU_HANDLE, NULL },
@@ -25,16 +25,16 @@ static const struct meaning {
 	{ CUDA_ERROR_NOT_SUPPORTED, -EOPNOTSUPP, DRAY_E_UNSUPPORTED, NULL },
 	{ CUDA_ERROR_NOT_PERMITTED, -EPERM, DRAY_E_UNSUPPORTED, NULL },
 	{ CUDA_ERROR_OPERATING_SYSTEM, -EINVAL, DRAY_E_UNSUPPORTED,
-	  "the kernel refused it, see its log" },
+	  "the kernel refused it: read the kernel log" },
 	{ CUDA_ERROR_SYSTEM_NOT_READY, -ENODEV, DRAY_E_UNSUPPORTED,
-	  "is the fabric manager running?" },
+	  "check that the fabric manager runs" },
 	{ CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, -ENODEV, DRAY_E_UNSUPPORTED,
-	  "library and kernel module are of different releases" },
+	  "install driver library and kernel module of the same release" },
 	{ CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, -EBUSY, DRAY_E_UNSUPPORTED, NULL },
 	{ CUDA_ERROR_NO_BINARY_FOR_GPU, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-	  "this build has no code for this GPU" },
+	  "this build has no code for this GPU: build the plug-in with a newer CUDA toolkit" },
 	{ CUDA_ERROR_UNSUPPORTED_PTX_VERSION, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-	  "this GPU needs a newer driver" },
+	  "install a newer driver for this GPU" },
 };
 
 bool cuda_is_lost(CUresult r)
@@ -63,7 +63,7 @@ bool cuda_is_lost(CUresult r)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(lost); i++)
 		if (r == lost[i])
 			return true;
-	/* "contained", which older headers do not know */
+	/* CUDA_ERROR_CONTAINED, which older headers lack */
 	return (int)r == 226;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory that GPUs reach. Registered once, in whichever context is there, for all contexts; registered anew
- * in the next one where the last had gone. Until a first one is there, it is only remembered.
+ * Host memory that GPUs reach. A range is registered in any one context, which serves all contexts. Without a context
+ * the range is only listed, and the next context registers it.
  */
 #include "gpu/cuda/plugin.h"
 
@@ -9,18 +9,17 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "gpu/cuda/error.h"
 #include "schema/gen/errors.h"
 
 struct range {
 	struct dray_list link;
 	void *base;
 	uint64_t bytes;
-	bool write, ours;             /* ours: allocated here */
-	struct cuda_context *context; /* in which it is registered, or NULL */
+	bool write, allocated;        /* allocated: by cuda_host_alloc() */
+	struct cuda_context *context; /* that registered it, or NULL */
 };
 
-/* Any lock; the context is held by the caller. */
+/* With or without the lock; the caller holds a reference of the context. */
 static int range_register(const struct range *g, struct cuda_context *c, bool read_only,
 			  struct dray_err *reterr)
 {
@@ -43,14 +42,13 @@ static void range_unregister(struct range *g)
 {
 	if (!g->context)
 		return;
-	/* a lost context forgets it with all else when it is destroyed */
+	/* a lost context drops the registration when it is destroyed */
 	if (cuda.context_set(g->context->cu) == CUDA_SUCCESS)
 		cuda.host_unregister(g->base);
 	cuda_context_unref(g->context);
 	g->context = NULL;
 }
 
-/* What every usable device of the driver can do. */
 static bool all_pin_read_only(const struct gpu_plugin *p)
 {
 	for (unsigned i = 0; i < p->n; i++)
@@ -81,7 +79,7 @@ static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *ret
 		cuda_context_ref(g->context);
 	pthread_mutex_unlock(&p->lock);
 
-	/* takes long, and nobody else has this range yet */
+	/* without the lock, since it takes long; the range is in no list yet */
 	if (g->context)
 		r = range_register(g, g->context, all_pin_read_only(p), reterr);
 
@@ -92,7 +90,7 @@ static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *ret
 	} else if (g->context && !c) {
 		range_unregister(g);
 	} else if (!g->context && c) {
-		/* one that came meanwhile does not know of it */
+		/* a device was started meanwhile, and has not seen this range */
 		r = range_register(g, c, all_pin_read_only(p), reterr);
 		if (r == 0)
 			g->context = cuda_context_ref(c);
@@ -103,7 +101,7 @@ static int range_add(struct gpu_plugin *p, struct range *g, struct dray_err *ret
 	return r;
 }
 
-static struct range *range_new(void *base, uint64_t bytes, bool write, bool ours,
+static struct range *range_new(void *base, uint64_t bytes, bool write, bool allocated,
 			       struct dray_err *reterr)
 {
 	struct range *g = calloc(1, sizeof(*g));
@@ -112,11 +110,11 @@ static struct range *range_new(void *base, uint64_t bytes, bool write, bool ours
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 		return NULL;
 	}
-	*g = (struct range){ .base = base, .bytes = bytes, .write = write, .ours = ours };
+	*g = (struct range){ .base = base, .bytes = bytes, .write = write, .allocated = allocated };
 	return g;
 }
 
-static void range_remove(struct gpu_plugin *p, const void *base)
+void cuda_unpin(struct gpu_plugin *p, void *base)
 {
 	struct range *found = NULL;
 
@@ -129,7 +127,7 @@ static void range_remove(struct gpu_plugin *p, const void *base)
 		range_unregister(found);
 	}
 	pthread_mutex_unlock(&p->lock);
-	if (found && found->ours)
+	if (found && found->allocated)
 		munmap(found->base, found->bytes);
 	free(found);
 }
@@ -144,11 +142,6 @@ int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struc
 	return r;
 }
 
-void cuda_unpin(struct gpu_plugin *p, void *base)
-{
-	range_remove(p, base);
-}
-
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -157,8 +150,9 @@ int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dra
 
 	if (base == MAP_FAILED)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-				    "no %llu bytes of host memory", (unsigned long long)bytes);
-	/* fewer pages to look up for the GPU; a child has no use for what the GPU writes */
+				    "%llu bytes of host memory cannot be allocated",
+				    (unsigned long long)bytes);
+	/* huge pages need fewer translations by the GPU; a child must not get copies of what the GPU writes */
 	madvise(base, bytes, MADV_HUGEPAGE);
 	madvise(base, bytes, MADV_DONTFORK);
 	g = range_new(base, bytes, true, true, reterr);
@@ -170,11 +164,6 @@ int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dra
 	}
 	*ret = base;
 	return 0;
-}
-
-void cuda_host_free(struct gpu_plugin *p, void *base)
-{
-	range_remove(p, base);
 }
 
 int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dray_err *reterr)

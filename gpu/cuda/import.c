@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of other processes: legacy IPC handles, which are opened once in a context, and VMM descriptors. */
+/* Memory of other processes: legacy IPC handles, which each context opens, and VMM descriptors, which are mapped once. */
 #include "gpu/cuda/plugin.h"
 
 #include <errno.h>
@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/cuda/error.h"
 #include "schema/gen/errors.h"
 
-/* ipc: the same memory in another context than that of its device. */
+/* ipc: the memory as opened in the context of a peer. */
 struct ipc_view {
 	struct cuda_context *context; /* NULL: none */
 	CUdeviceptr address;
@@ -23,28 +22,32 @@ struct gpu_import {
 	struct gpu_plugin *plugin;
 	enum gpu_import_kind kind;
 	unsigned device;
-	unsigned refs; /* ipc: so many that asked for the same handle share it */
+	unsigned refs; /* ipc: imports of the same handle share one */
 	CUdeviceptr address;
 	uint64_t bytes;
-	struct cuda_context *context;     /* ipc: in which it is open */
-	struct ipc_view *views;           /* ipc: by device; NULL where no peer has it */
+	struct cuda_context *context;     /* ipc: the one that opened it */
+	struct ipc_view *views;           /* ipc: by device; NULL if no peer has one */
 	uint8_t handle[GPU_HANDLE_BYTES]; /* ipc */
-	uint64_t reserved;                /* vmm: bytes of addresses */
+	uint64_t reserved;                /* vmm: bytes of reserved addresses */
 	bool mapped, write;               /* vmm */
 };
 
-/* --- legacy IPC --------------------------------------------------------------------------------- */
-
-static int ipc_fail(CUresult r, struct dray_err *reterr)
+/* Opens the handle of an import in the current context. */
+static int ipc_open_handle(const struct gpu_import *i, CUdeviceptr *ret, struct dray_err *reterr)
 {
-	/* what the driver says where exporter and importer are one process, which it tells by the process ID */
+	CUipcMemHandle handle;
+	CUresult r;
+
+	memcpy(&handle, i->handle, sizeof(handle));
+	r = cuda.ipc_open(ret, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	/* the driver takes two processes with the same process ID for one */
 	if (r == CUDA_ERROR_INVALID_CONTEXT)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 			"the CUDA IPC handle's owner has the same process ID as the agent, as in two "
 			"containers that are both PID 1: let them share a PID namespace, or use kind "
 			"cuda_vmm");
-	return cuda_fail(reterr, r, "the CUDA IPC handle cannot be opened");
+	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the CUDA IPC handle cannot be opened");
 }
 
 static int device_check(const struct gpu_plugin *p, unsigned wanted, int ordinal,
@@ -61,7 +64,7 @@ static int device_check(const struct gpu_plugin *p, unsigned wanted, int ordinal
 			    p->devices[wanted].info.uuid);
 }
 
-static int ipc_look(struct gpu_import *i, struct dray_err *reterr)
+static int ipc_measure(struct gpu_import *i, struct dray_err *reterr)
 {
 	CUdeviceptr base = 0;
 	size_t bytes = 0;
@@ -72,25 +75,21 @@ static int ipc_look(struct gpu_import *i, struct dray_err *reterr)
 	if (r == CUDA_SUCCESS)
 		r = cuda.mem_range(&base, &bytes, i->address);
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "the CUDA IPC handle's memory cannot be looked at");
+		return cuda_fail(reterr, r, "the memory of the CUDA IPC handle cannot be examined");
 	i->bytes = bytes - (i->address - base);
 	return device_check(i->plugin, i->device, ordinal, reterr);
 }
 
 static int ipc_open(struct gpu_import *i, struct cuda_context *c, struct dray_err *reterr)
 {
-	CUipcMemHandle handle;
-	CUresult r;
+	int r = ipc_open_handle(i, &i->address, reterr);
 
-	memcpy(&handle, i->handle, sizeof(handle));
-	r = cuda.ipc_open(&i->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-	if (r != CUDA_SUCCESS)
-		return ipc_fail(r, reterr);
+	if (r < 0)
+		return r;
 	i->context = cuda_context_ref(c);
-	return ipc_look(i, reterr);
+	return ipc_measure(i, reterr);
 }
 
-/* Takes it back from a peer's context. */
 static void ipc_view_close(struct ipc_view *v)
 {
 	if (!v->context)
@@ -104,13 +103,11 @@ static void ipc_view_close(struct ipc_view *v)
 	*v = (struct ipc_view){ 0 };
 }
 
-/* Opens it for a peer that was started. */
+/* Opens the import in the context of a started peer. */
 static int ipc_open_to(struct gpu_import *i, unsigned device, struct dray_err *reterr)
 {
 	struct cuda_context *c;
 	struct ipc_view *v;
-	CUipcMemHandle handle;
-	CUresult result;
 	int r;
 
 	if (!i->views)
@@ -119,12 +116,10 @@ static int ipc_open_to(struct gpu_import *i, unsigned device, struct dray_err *r
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	v = &i->views[device];
 	r = cuda_enter(i->plugin, device, &c, reterr);
+	if (r >= 0)
+		r = ipc_open_handle(i, &v->address, reterr);
 	if (r < 0)
 		return r;
-	memcpy(&handle, i->handle, sizeof(handle));
-	result = cuda.ipc_open(&v->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-	if (result != CUDA_SUCCESS)
-		return ipc_fail(result, reterr);
 	v->context = cuda_context_ref(c);
 	if (v->address == i->address)
 		return 0;
@@ -145,8 +140,6 @@ static struct gpu_import *ipc_find(struct gpu_plugin *p, const struct gpu_import
 	return NULL;
 }
 
-/* --- VMM ---------------------------------------------------------------------------------------- */
-
 static CUresult vmm_access(const struct gpu_import *i, CUdevice device, CUmemAccess_flags flags)
 {
 	CUmemAccessDesc access = {
@@ -163,25 +156,27 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 	CUresult r = CUDA_ERROR_NOT_SUPPORTED;
 	int entered = cuda_enter(i->plugin, device, NULL, reterr);
 
-	/* the call answers with a fault of the context that is current, whatever device it names */
+	/* the driver reports faults of the current context here, whatever device the call names */
 	if (entered < 0)
 		return entered;
-	/* some drivers know no reading alone for memory of a device: the agent's own checks stand before it anyway */
+	/* some drivers have no read-only access to device memory; the agent checks every access itself anyway */
 	if (!i->write)
 		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READ);
 	if (r != CUDA_SUCCESS && !cuda_is_lost(r))
 		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the GPU gets no access to the memory");
+	return r == CUDA_SUCCESS ?
+		       0 :
+		       cuda_fail(reterr, r, "the GPU cannot be given access to the memory");
 }
 
 /*
- * The driver maps an allocation as a whole and does not tell how large it is. Who exports it may know; if not, all that
- * is known is where what is used ends, which may be some granules before. One that fails costs about a microsecond.
+ * The driver maps an allocation only as a whole and does not report its size. Unless the exporter gave the size, it is
+ * found by trying, from the end of the used part upwards by granules; a failed try costs about a microsecond.
  */
 static CUresult vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 			      const struct gpu_import_spec *spec, uint64_t granularity)
 {
-	/* none is larger than its device */
+	/* no allocation is larger than its device */
 	uint64_t most = i->plugin->devices[i->device].info.memory / granularity * granularity;
 	uint64_t least = spec->allocation ? spec->allocation : spec->bytes;
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
@@ -211,7 +206,7 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 	int checked;
 
 	if (r != CUDA_SUCCESS)
-		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
+		return cuda_fail(reterr, r, "the VMM allocation cannot be examined");
 	if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
 				    "the VMM allocation is not in a GPU's memory");
@@ -220,11 +215,11 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 		return checked;
 	r = cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (r != CUDA_SUCCESS || !granularity)
-		return cuda_fail(reterr, r, "the VMM allocation cannot be looked at");
+		return cuda_fail(reterr, r, "the VMM allocation cannot be examined");
 	r = vmm_map_whole(i, handle, spec, granularity);
 	if (r == CUDA_ERROR_INVALID_VALUE && spec->allocation)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
-				    "the VMM allocation is not one of %llu bytes",
+				    "the size of the VMM allocation is not %llu bytes",
 				    (unsigned long long)spec->allocation);
 	if (r == CUDA_ERROR_INVALID_VALUE)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
@@ -241,21 +236,19 @@ static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
 					  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	int r;
 
-	/* as it answers for a descriptor of something else */
+	/* the results for a descriptor of another kind */
 	if (result == CUDA_ERROR_OPERATING_SYSTEM || result == CUDA_ERROR_UNKNOWN)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
-				    "the descriptor is none of a CUDA VMM allocation");
+				    "the descriptor is not that of a CUDA VMM allocation");
 	if (result != CUDA_SUCCESS)
 		return cuda_fail(reterr, result, "the VMM allocation cannot be imported");
 	r = vmm_map(i, handle, spec, reterr);
-	/* the mapping keeps it */
+	/* the mapping keeps the allocation */
 	cuda.vmm_release(handle);
 	return r == 0 ? vmm_open_to(i, i->device, reterr) : r;
 }
 
-/* --- both --------------------------------------------------------------------------------------- */
-
-/* The device gets access to it, where it is a peer that was started. -EIO: that one is lost. */
+/* Gives a device access to the import if it is a started peer with access. -EIO: that device is lost. */
 static int open_to(struct gpu_import *i, unsigned device, struct dray_err *reterr)
 {
 	const struct cuda_device *d = &i->plugin->devices[device];
@@ -271,7 +264,7 @@ static int open_to(struct gpu_import *i, unsigned device, struct dray_err *reter
 	return r == -EIO ? cuda_lost(c) : r;
 }
 
-/* For all peers. One that is lost is no concern of the import's. */
+/* Opens the import for all peers. The loss of a peer does not fail the import. */
 static int open_to_all(struct gpu_import *i, struct dray_err *reterr)
 {
 	for (unsigned k = 0; k < i->plugin->n; k++) {
@@ -284,7 +277,7 @@ static int open_to_all(struct gpu_import *i, struct dray_err *reterr)
 	return 0;
 }
 
-/* The caller holds the lock. Of what was opened in part, that part. */
+/* Closes an import, also one that was opened in part. The caller holds the lock. */
 static void import_free(struct gpu_import *i)
 {
 	for (unsigned k = 0; i->views && k < GPU_DEVICES_MAX; k++)
@@ -378,18 +371,18 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		return r;
 	if (!i->plugin->devices[i->device].info.dmabuf)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "driver or kernel give no DMA-BUF of this GPU's memory");
+				    "driver or kernel cannot export this GPU's memory as DMA-BUF");
 	if (!i->plugin->devices[i->device].info.rdma_ordered &&
 	    !i->plugin->devices[i->device].flush)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "what RDMA devices write to this GPU cannot be made visible");
+				    "RDMA writes to this GPU cannot be made visible to it");
 	result = cuda.range_handle(&fd, i->address + offset, bytes,
 				   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
 	if (result == CUDA_SUCCESS)
 		return fd;
 	if (cuda_is_lost(result))
-		return cuda_fail(reterr, result, "no DMA-BUF of the memory");
-	cuda_fail(reterr, result, "the driver gives no DMA-BUF of another process's memory");
+		return cuda_fail(reterr, result, "the memory cannot be exported as DMA-BUF");
+	cuda_fail(reterr, result, "the driver does not export another process's memory as DMA-BUF");
 	return -EOPNOTSUPP;
 }
 
@@ -401,10 +394,10 @@ int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err 
 		struct dray_err err = DRAY_ERR_NULL;
 		int r;
 
-		/* what is still open of a device that failed would fail here, as if it were this one */
+		/* opening memory of a lost peer would look like a loss of this device */
 		if (!owner || owner->lost)
 			r = dray_err_set(&err, -EXDEV, DRAY_E_GPU_LOST,
-					 "a peer whose memory is still open was lost");
+					 "a peer with open imports was lost");
 		else
 			r = open_to(i, device, &err);
 		if (r == -EIO)

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "gpu/cuda/error.h"
 #include "schema/gen/errors.h"
 
 static void cuda_close(struct gpu_plugin *p)
@@ -34,7 +33,7 @@ static int cuda_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		return r;
 	result = cuda.init(0);
 	if (result != CUDA_SUCCESS)
-		return cuda_fail(reterr, result, "the CUDA driver does not start");
+		return cuda_fail(reterr, result, "the CUDA driver cannot be initialized");
 	cuda.driver_version(&version);
 	snprintf(p->version, sizeof(p->version), "CUDA plug-in %s, driver for CUDA %d.%d",
 		 DRAY_VERSION, version / 1000, version % 1000 / 10);
@@ -68,7 +67,7 @@ static int cuda_flush_rdma(struct gpu_plugin *p, unsigned device)
 	r = cuda_enter(p, device, &c, NULL);
 	if (r < 0)
 		return r;
-	/* peers read it too */
+	/* peers read the memory too */
 	result = cuda.flush_rdma(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
 				 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
 	return result == CUDA_SUCCESS ? 0 : cuda_lost(c);
@@ -90,7 +89,7 @@ __attribute__((visibility("default"))) const struct gpu_plugin_ops gpu_plugin_op
 	.export_dmabuf = cuda_export_dmabuf,
 	.flush_rdma = cuda_flush_rdma,
 	.host_alloc = cuda_host_alloc,
-	.host_free = cuda_host_free,
+	.host_free = cuda_unpin,
 	.pin = cuda_pin,
 	.unpin = cuda_unpin,
 	.queue_new = cuda_queue_new,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state behind the table of gpu/plugin.h. A device that was started has a context of its own, not the primary
- * one, so that it can be destroyed and made anew after the device was lost. Whatever belongs to a context holds
- * it: it goes with the last of these, which after a loss may be later than stop().
+ * State of the plug-in (gpu/plugin.h). A started device has its own context instead of the primary one, so that the
+ * context can be destroyed and made again after a loss. Every object of a context holds a reference to it, so after a
+ * loss the context may live longer than stop().
  *
- * Lists, references and devices' contexts are guarded by `lock`. Queues belong to their threads.
+ * `lock` guards lists, references and the devices' contexts. Each queue belongs to one thread.
  */
 #ifndef DRAY_GPU_CUDA_PLUGIN_H
 #define DRAY_GPU_CUDA_PLUGIN_H
@@ -18,14 +18,14 @@
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
-	_Atomic bool lost;       /* nothing is begun in it any more */
-	_Atomic int64_t lost_ns; /* since when */
+	_Atomic bool lost;       /* no new work starts in it */
+	_Atomic int64_t lost_ns; /* when it was lost, on the clock of dray_now() */
 	CUfunction copy;
 	int priority_low, priority_high;
-	/* alias.c: what peers' memory is called here; made with the first */
+	/* alias.c: addresses of peers' memory in this context; made with the first entry */
 	CUdeviceptr aliases;
 	bool *alias_used;
-	_Atomic uint32_t n_aliases; /* entries of the table that copies look at */
+	_Atomic uint32_t n_aliases; /* entries of the table that copies read */
 };
 
 struct cuda_device {
@@ -33,8 +33,8 @@ struct cuda_device {
 	CUdevice cu;
 	bool write64;       /* streams can write 64-bit words */
 	bool flush;         /* cuFlushGPUDirectRDMAWrites works */
-	bool pin_read_only; /* memory that this process cannot write can be pinned */
-	/* guarded by the lock: peers that it got no access to, or they to it, when it was started */
+	bool pin_read_only; /* can pin memory that this process may not write */
+	/* guarded by the lock: peers without access, in either direction, since start() */
 	uint32_t unreached;
 	_Atomic(struct cuda_context *) context; /* NULL: not started */
 };
@@ -51,23 +51,21 @@ struct gpu_plugin {
 /* device.c: fills in p->devices. 0 or -errno. */
 int cuda_devices_find(struct gpu_plugin *p, struct dray_err *reterr);
 
-/* context.c: start and stop of the table. The caller of the other two holds the lock. */
+/* context.c: start and stop of the table. The caller of ref and unref holds the lock. */
 int cuda_start(struct gpu_plugin *p, unsigned device, uint64_t *ret_bytes, uint32_t *ret_peers,
 	       struct dray_err *reterr);
 void cuda_stop(struct gpu_plugin *p, unsigned device);
 struct cuda_context *cuda_context_ref(struct cuda_context *c);
 void cuda_context_unref(struct cuda_context *c);
-/* Makes the context of a started device current. 0, or -EIO where it is not started or lost. Any thread. */
+/* Makes the context of a started device current. 0, or -EIO if it is not started or is lost. Any thread. */
 int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr);
-/* Of the clock that waiting goes by. */
-int64_t cuda_now_ns(void);
-/* Something failed: nothing is begun in it any more. What is under way is awaited by its queues. Returns -EIO. */
+/* Marks the context as lost: no new work starts in it, and its queues wait for copies in flight. Returns -EIO. */
 int cuda_lost(struct cuda_context *c);
 
 /*
- * alias.c: [begin, begin + bytes), as its own device knows it, is at `address` in this context, which is current. The
- * caller holds the lock. 0 or -errno. No copy of it is under way when it is taken back.
+ * alias.c: maps [begin, begin + bytes), an address of the owning device, to `address` in this context, which is current.
+ * The caller holds the lock, and deletes the entry only without a copy in flight. 0 or -errno.
  */
 int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint64_t address,
 		   uint32_t *ret_slot, struct dray_err *reterr);
@@ -80,22 +78,24 @@ void cuda_release(struct gpu_import *i);
 int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		       struct dray_err *reterr);
 /*
- * `device` was started: it gets access to what its peers have imported, or none to the peer where some of that cannot be
- * opened, with ret_left_out. 0, or -EIO: it is lost. The caller of both holds the lock.
+ * Gives a device that was just started access to the imports of its peers. If one cannot be opened, the device gets no
+ * access to that peer, with a reason in ret_left_out. 0, or -EIO: the device is lost. The caller of both holds the lock.
  */
 int cuda_imports_open_to(struct gpu_plugin *p, unsigned device, struct dray_err *ret_left_out,
 			 struct dray_err *reterr);
-/* It stops: what was opened for it is closed. */
+/* Closes what was opened for a device that stops. */
 void cuda_imports_close_to(struct gpu_plugin *p, unsigned device);
 
-/* host.c: host memory of the table. */
+/* host.c: host memory of the table. cuda_unpin() also frees allocated memory. */
 int cuda_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr);
-void cuda_host_free(struct gpu_plugin *p, void *base);
 int cuda_pin(struct gpu_plugin *p, void *base, uint64_t bytes, bool write, struct dray_err *reterr);
 void cuda_unpin(struct gpu_plugin *p, void *base);
-/* A first context is there, and current; the last one is about to go. The caller holds the lock. */
+/* For the first context, which is current, and before the last one is destroyed. The caller holds the lock. */
 int cuda_ranges_register(struct gpu_plugin *p, struct cuda_context *c, struct dray_err *reterr);
 void cuda_ranges_unregister(struct gpu_plugin *p);
+
+/* nvml.c: GPU memory in use by all processes, read without a context; 0 if NVML is missing. Blocks. */
+uint64_t cuda_memory_used(const char *bdf);
 
 /* queue.c: queues of the table. */
 int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, struct gpu_queue **ret,

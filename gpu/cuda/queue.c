@@ -1,41 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue is a stream. What is done is a number in host memory that the last block of a kernel writes itself. */
+/* A queue is a stream. The last block of each kernel writes the number of its copy to host memory when it is done. */
 #include "gpu/cuda/plugin.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "gpu/cuda/copy.h"
-#include "gpu/cuda/error.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
-	       "they are read as each other");
+	       "the kernel reads dray_piece as copy_piece");
 
-/* How a launch is laid out: what tests/gpu/ceiling_gpu.c found best on an H200. */
+/* Launch sizes that tests/gpu/ceiling_gpu.c measured as best on an H200. */
 #define THREADS 256u
 /* More blocks than fit at once: the device hands them out as others end, which evens out what they have to do. */
 #define BLOCKS_PER_MULTIPROCESSOR 4u
-/* Where the share of a copy is bounded, each of its multiprocessors gets one block, and that a large one. */
+/* A copy with a limited share gets one large block for each of its multiprocessors. */
 #define THREADS_BOUNDED COPY_THREADS_MAX
 #define THREADS_HOST 512u
 /*
- * So many blocks keep PCIe busy. Writes are only handed over, and every multiprocessor that waits with some slows down
- * what else it runs: a matrix product beside them under MPS took 1.30 times as long with 16 blocks, 1.03 with 4.
+ * Enough blocks to saturate PCIe. For writes few are enough, and each multiprocessor with pending writes slows other
+ * kernels down: under MPS a matrix product took 1.30 times as long beside 16 blocks, 1.03 times beside 4.
  */
 #define BLOCKS_TO_HOST 4u
 #define BLOCKS_FROM_HOST 16u
-/* What a warp is to copy in one go, at least and at most. */
+/* Bytes that a warp copies in one step. */
 #define PART_MIN (2u << 10)
 #define PART_MAX (8u << 10)
 #define PARTS_LOG2_MAX 7u
 #define BATCH_MAX 2u
 
 #define DONE_BYTES 4096u
-#define LOST_WAIT_NS 20000000 /* of a thread that must not wait */
-/* From a loss on, for copies of which the driver tells nothing. */
+#define LOST_WAIT_NS 20000000 /* for a worker, which must not block */
+/* After a loss, for copies that the driver no longer reports on. */
 #define END_WAIT_NS INT64_C(2000000000)
 #define END_LOOK_NS 1000000
 
@@ -51,9 +50,9 @@ struct waiter {
 	void *arg;
 };
 
-/* The driver's calls in a lost context come when it ends, which may be after the queue. */
+/* In a lost context the driver makes its callbacks when the context ends, which may be after the end of the queue. */
 struct waiters {
-	_Atomic unsigned refs; /* of the queue, and of each call that is to come */
+	_Atomic unsigned refs; /* of the queue and of each pending callback */
 	struct waiter v[GPU_NOTIFY_MAX];
 };
 
@@ -66,8 +65,8 @@ struct queue {
 	CUdeviceptr control;
 	uint64_t *done;
 	uint64_t submitted;
-	bool told;    /* that it is lost; what was under way then was waited for */
-	bool overlap; /* kernels may begin before those before them have ended */
+	bool loss_awaited; /* after the loss, copies in flight were waited for */
+	bool overlap;      /* a kernel may start before the previous one has ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
 	struct waiters *waiters;
@@ -77,8 +76,6 @@ static struct queue *queue_of(struct gpu_queue *head)
 {
 	return dray_container_of(head, struct queue, head);
 }
-
-/* --- who waits for its end ---------------------------------------------------------------------- */
 
 static struct waiters *waiters_new(void)
 {
@@ -98,7 +95,7 @@ static void waiters_unref(struct waiters *w)
 		free(w);
 }
 
-/* Once, whoever comes first. */
+/* Runs fn once, even if callback and queue call this at the same time. */
 static void waiter_end(struct waiter *w)
 {
 	void (*fn)(void *arg) = w->fn;
@@ -114,9 +111,10 @@ static void waiters_end(struct waiters *w)
 		waiter_end(&w->v[i]);
 }
 
-/* --- a loss ------------------------------------------------------------------------------------- */
-
-/* A driver that refuses the whole process does not tell; the number of the last copy still comes. */
+/*
+ * True if no copy is in flight. A driver that refuses the whole process no longer reports that, but the number of the
+ * last copy still arrives.
+ */
 static bool is_settled(const struct queue *q)
 {
 	return (cuda.context_set(q->context->cu) == CUDA_SUCCESS &&
@@ -125,24 +123,24 @@ static bool is_settled(const struct queue *q)
 }
 
 /*
- * What failed need not have been a fault, and a fault of one device makes the driver refuse the whole process while
- * kernels of other devices still run to their end: that is awaited once, for as long as a worker may.
+ * Marks the queue as lost. A fault of one device makes the driver refuse the whole process while kernels of other
+ * devices still run, so this waits once for copies in flight, for as long as a worker may.
  */
 static int queue_lost(struct queue *q)
 {
-	int64_t until = cuda_now_ns() + LOST_WAIT_NS;
+	int64_t until = dray_now().ns + LOST_WAIT_NS;
 
 	cuda_lost(q->context);
-	while (!q->told && !is_settled(q) && cuda_now_ns() < until)
+	while (!q->loss_awaited && !is_settled(q) && dray_now().ns < until)
 		;
-	q->told = true;
+	q->loss_awaited = true;
 	waiters_end(q->waiters);
 	return -EIO;
 }
 
 /*
- * Until nothing is under way, for as long as that takes. Where the driver refuses to wait, what is to come has come
- * after some seconds, and the rest was on the device that failed.
+ * Waits until no copy is in flight, without a timeout. If the driver refuses to wait, copies on working devices have
+ * ended after some seconds, and the others were on the failed device.
  */
 static void queue_end(struct queue *q)
 {
@@ -152,11 +150,11 @@ static void queue_end(struct queue *q)
 	    cuda.stream_synchronize(q->stream) == CUDA_SUCCESS)
 		return;
 	cuda_lost(q->context);
-	while (!is_settled(q) && cuda_now_ns() - q->context->lost_ns < END_WAIT_NS)
+	while (!is_settled(q) && dray_now().ns - q->context->lost_ns < END_WAIT_NS)
 		nanosleep(&pause, NULL);
 }
 
-/* Makes its context current. 0, or -EIO: it is lost. */
+/* Makes the context of the queue current. 0, or -EIO if it is lost. */
 static int queue_enter(struct queue *q)
 {
 	if (q->context->lost || cuda.context_set(q->context->cu) != CUDA_SUCCESS)
@@ -164,9 +162,7 @@ static int queue_enter(struct queue *q)
 	return 0;
 }
 
-/* --- making ------------------------------------------------------------------------------------- */
-
-static uint64_t between(uint64_t least, uint64_t v, uint64_t most)
+static uint64_t clamp(uint64_t least, uint64_t v, uint64_t most)
 {
 	return v < least ? least : v > most ? most : v;
 }
@@ -174,7 +170,7 @@ static uint64_t between(uint64_t least, uint64_t v, uint64_t most)
 static void shapes_set(struct queue *q, unsigned share)
 {
 	unsigned all = q->device->info.multiprocessors;
-	uint32_t allowed = (uint32_t)between(1, (uint64_t)all * share / 100, all);
+	uint32_t allowed = (uint32_t)clamp(1, (uint64_t)all * share / 100, all);
 	struct shape inside = { THREADS, allowed * BLOCKS_PER_MULTIPROCESSOR, false };
 
 	if (allowed < all)
@@ -199,7 +195,7 @@ static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct
 		r = cuda.memset_async(q->control, 0, sizeof(struct copy_control), q->stream);
 	if (r == CUDA_SUCCESS)
 		r = cuda.stream_synchronize(q->stream);
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "no queue on the GPU");
+	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "a queue on the GPU cannot be made");
 }
 
 void cuda_queue_free(struct gpu_queue *head)
@@ -224,7 +220,7 @@ void cuda_queue_free(struct gpu_queue *head)
 		pthread_mutex_unlock(&q->plugin->lock);
 	}
 	if (q->done)
-		cuda_host_free(q->plugin, q->done);
+		cuda_unpin(q->plugin, q->done);
 	free(q);
 }
 
@@ -271,14 +267,12 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	return 0;
 }
 
-/* --- copies ------------------------------------------------------------------------------------- */
-
-/* Pieces into parts, parts into batches, batches onto warps: even, and no smaller than is worth it. */
+/* Divides pieces into parts, and parts into even batches for warps. Returns the number of blocks. */
 static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, struct copy_args *a)
 {
 	uint32_t per_block = s->threads / 32, warps = s->blocks * per_block;
 	uint64_t average = c->n ? c->bytes / c->n : 0;
-	uint64_t part = between(PART_MIN, c->bytes / warps, PART_MAX), units;
+	uint64_t part = clamp(PART_MIN, c->bytes / warps, PART_MAX), units;
 
 	while (a->parts < PARTS_LOG2_MAX && average >> a->parts > part)
 		a->parts++;
@@ -287,14 +281,14 @@ static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, str
 	while (a->batch < BATCH_MAX && a->batch * per_block < COPY_TILE_MAX &&
 	       units / warps >= 2 * a->batch)
 		a->batch *= 2;
-	return (uint32_t)between(1, (units + a->batch * per_block - 1) / (a->batch * per_block),
-				 s->blocks);
+	return (uint32_t)clamp(1, (units + a->batch * per_block - 1) / (a->batch * per_block),
+			       s->blocks);
 }
 
 static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	const struct shape *s = &q->shapes[c->route];
-	/* at least what was imported before the agent could ask for this copy */
+	/* includes every import that the agent knew when it submitted this copy */
 	uint32_t n_aliases = c->route == GPU_PEER ? q->context->n_aliases : 0;
 	struct copy_args a = {
 		.to_base = c->to_base,
@@ -378,9 +372,7 @@ int cuda_queue_check(struct gpu_queue *head)
 	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : queue_lost(q);
 }
 
-/* --- notices ------------------------------------------------------------------------------------ */
-
-/* Runs with an error too where the context is lost, unlike functions of cuLaunchHostFunc. */
+/* Also runs if the context is lost, with an error, unlike functions of cuLaunchHostFunc. */
 static void CUDA_CB waiter_run(CUstream stream, CUresult status, void *arg)
 {
 	struct waiter *w = arg;
