@@ -17,9 +17,12 @@
 #include "schema/gen/errors.h"
 
 /* include/uapi/rdma/rdma_netlink.h; installed headers may be older */
-#define GROUP_RDMA_NOTIFY 4
+#define GROUP_RDMA_NOTIFY (1u << (4 - 1))
 /* lib/kobject_uevent.c: messages of the kernel; udev repeats them in another group */
-#define GROUP_UEVENT 1
+#define GROUP_UEVENT 1u
+#define ROUTE_GROUPS                                                                 \
+	(RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | \
+	 RTMGRP_IPV6_ROUTE)
 /* Room for a burst of events. */
 #define RECEIVE_BUFFER (1 << 20)
 
@@ -41,24 +44,15 @@ struct nd_monitor {
 	char text[128];
 };
 
-static const int route_groups[] = { RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR,
-				    RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE };
-static const int rdma_groups[] = { GROUP_RDMA_NOTIFY };
-static const int uevent_groups[] = { GROUP_UEVENT };
-
-static int socket_new(int protocol, const int *groups, size_t n)
+static int socket_new(int protocol, uint32_t groups)
 {
 	int fd dray_auto_close =
 		socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, protocol);
-	struct sockaddr_nl any = { .nl_family = AF_NETLINK };
+	struct sockaddr_nl address = { .nl_family = AF_NETLINK, .nl_groups = groups };
 	int size = RECEIVE_BUFFER;
 
-	if (fd < 0 || bind(fd, (struct sockaddr *)&any, sizeof(any)) < 0)
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
 		return -errno;
-	for (size_t i = 0; i < n; i++)
-		if (setsockopt(fd, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &groups[i],
-			       sizeof(groups[i])) < 0)
-			return -errno;
 	/* a lower limit of the system is acceptable */
 	(void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
 	return dray_take_fd(fd);
@@ -73,14 +67,14 @@ static int watch(struct nd_monitor *m, int fd, void *tag)
 
 static int open_sources(struct nd_monitor *m, struct dray_err *reterr)
 {
-	int fd = socket_new(NETLINK_ROUTE, route_groups, DRAY_ARRAY_SIZE(route_groups));
+	int fd = socket_new(NETLINK_ROUTE, ROUTE_GROUPS);
 
 	if (fd < 0)
 		return dray_err_set(reterr, fd, DRAY_E_IO,
 				    "rtnetlink events cannot be received: %s", dray_errno_text(fd));
 	m->sockets[SOURCE_ROUTE] = fd;
-	m->sockets[SOURCE_RDMA] = socket_new(NETLINK_RDMA, rdma_groups, 1);
-	m->sockets[SOURCE_UEVENT] = socket_new(NETLINK_KOBJECT_UEVENT, uevent_groups, 1);
+	m->sockets[SOURCE_RDMA] = socket_new(NETLINK_RDMA, GROUP_RDMA_NOTIFY);
+	m->sockets[SOURCE_UEVENT] = socket_new(NETLINK_KOBJECT_UEVENT, GROUP_UEVENT);
 	for (int i = 0; i < SOURCE_N; i++) {
 		int r = m->sockets[i] < 0 ? 0 : watch(m, m->sockets[i], &m->sockets[i]);
 

@@ -25,41 +25,19 @@ const char *nd_severity_name(enum nd_severity s)
 	return s < DRAY_ARRAY_SIZE(names) ? names[s] : "error";
 }
 
-__attribute__((format(printf, 6, 0))) static bool add(struct nd_findings *out,
-						      enum nd_severity severity, const char *check,
-						      const char *about, const char *fix,
-						      const char *fmt, va_list args)
-{
-	struct nd_finding f = { .severity = severity };
-
-	snprintf(f.check, sizeof(f.check), "%s", check);
-	snprintf(f.about, sizeof(f.about), "%s", about);
-	snprintf(f.fix, sizeof(f.fix), "%s", fix);
-	vsnprintf(f.text, sizeof(f.text), fmt, args);
-	return ND_APPEND(out->v, out->n, f) == 0;
-}
-
 bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const char *check,
 		     const char *about, const char *fix, const char *fmt, ...)
 {
-	va_list args;
-	bool added;
-
-	va_start(args, fmt);
-	added = add(f, severity, check, about, fix, fmt, args);
-	va_end(args);
-	return added;
-}
-
-void nd_finding(struct examination *x, enum nd_severity severity, const char *about,
-		const char *fix, const char *fmt, ...)
-{
+	struct nd_finding x = { .severity = severity };
 	va_list args;
 
+	snprintf(x.check, sizeof(x.check), "%s", check);
+	snprintf(x.about, sizeof(x.about), "%s", about);
+	snprintf(x.fix, sizeof(x.fix), "%s", fix);
 	va_start(args, fmt);
-	if (!add(x->out, severity, x->check, about, fix, fmt, args))
-		x->failed = true;
+	vsnprintf(x.text, sizeof(x.text), fmt, args);
 	va_end(args);
+	return ND_APPEND(f->v, f->n, x) == 0;
 }
 
 int nd_doctor(const struct nd_source *s, const struct nd_scan *scan, uint64_t register_bytes,

@@ -13,10 +13,10 @@ struct examination {
 	bool failed;       /* no memory */
 };
 
-/* fix "": nothing to do. */
-__attribute__((format(printf, 5, 6))) void nd_finding(struct examination *x,
-						      enum nd_severity severity, const char *about,
-						      const char *fix, const char *fmt, ...);
+/* Adds a finding of the running check; fix "": nothing to do. */
+#define nd_finding(x, severity, about, fix, ...) \
+	((x)->failed |=                          \
+	 !nd_findings_add((x)->out, (severity), (x)->check, (about), (fix), __VA_ARGS__))
 
 /* An ND_OK finding about the machine. */
 #define nd_finding_ok(x, ...) nd_finding((x), ND_OK, "", "", __VA_ARGS__)

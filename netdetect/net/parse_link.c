@@ -94,7 +94,7 @@ static int link_attr(const struct nd_attr *a, void *arg)
 	case IFLA_LINKINFO:
 		return nd_attrs(a->data, a->n, info_attr, &x->l);
 	default:
-		nd_attr_store(a, fields, DRAY_ARRAY_SIZE(fields), &x->l);
+		nd_attr_store(a, ND_FIELDS(fields), &x->l);
 		return 0;
 	}
 }
@@ -192,7 +192,7 @@ static int route_attr(const struct nd_attr *a, void *arg)
 	else if (a->type == RTA_MULTIPATH)
 		r->multipath = true;
 	else
-		nd_attr_store(a, fields, DRAY_ARRAY_SIZE(fields), r);
+		nd_attr_store(a, ND_FIELDS(fields), r);
 	return 0;
 }
 

@@ -56,21 +56,12 @@ static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from,
 	uint8_t body[128] = { 0 }, family = family_of(to), bits = family == AF_INET ? 32 : 128;
 	struct rtmsg m = { .rtm_family = family, .rtm_dst_len = bits, .rtm_src_len = bits };
 	size_t n = NLMSG_ALIGN(sizeof(m));
-	struct dray_err err = DRAY_ERR_NULL;
 	int r;
 
 	memcpy(body, &m, sizeof(m));
 	n += put_addr(body + n, RTA_DST, to, family);
 	n += put_addr(body + n, RTA_SRC, from, family);
-	r = nd_query_run(&ND_SOURCE_LIVE,
-			 &(struct nd_query){ .protocol = NETLINK_ROUTE,
-					     .record = ND_RECORD_ROUTE,
-					     .type = RTM_GETROUTE,
-					     .body = body,
-					     .n = n,
-					     .fn = hop_message,
-					     .arg = ret },
-			 &err);
+	r = nd_query(&ND_SOURCE_LIVE, ND_GET_ROUTE_TO, body, n, hop_message, ret, NULL, NULL);
 	if (r < 0)
 		return r == -EHOSTUNREACH ? -ENETUNREACH : r;
 	return ret->type == RTN_UNICAST || ret->type == RTN_LOCAL ? 0 : -ENETUNREACH;

@@ -53,30 +53,15 @@ static int dump_all(const struct nd_source *s, struct nd_links *l, struct dray_e
 	static const struct ifinfomsg link = { .ifi_family = AF_UNSPEC };
 	static const struct ifaddrmsg addr = { .ifa_family = AF_UNSPEC };
 	static const struct rtmsg route = { .rtm_family = AF_UNSPEC };
-	const struct {
-		const char *record;
-		uint16_t type;
-		const void *body;
-		size_t n, *count;
-	} dumps[] = {
-		{ ND_RECORD_LINK, RTM_GETLINK, &link, sizeof(link), &l->n_links },
-		{ ND_RECORD_ADDR, RTM_GETADDR, &addr, sizeof(addr), &l->n_addrs },
-		{ ND_RECORD_ROUTE, RTM_GETROUTE, &route, sizeof(route), &l->n_routes },
-	};
-	int r = 0;
+	int r = nd_query(s, ND_GET_LINKS, &link, sizeof(link), nd_link_message, l, &l->n_links,
+			 reterr);
 
-	for (size_t i = 0; r >= 0 && i < DRAY_ARRAY_SIZE(dumps); i++)
-		r = nd_query_run(s,
-				 &(struct nd_query){ .protocol = NETLINK_ROUTE,
-						     .record = dumps[i].record,
-						     .type = dumps[i].type,
-						     .dump = true,
-						     .body = dumps[i].body,
-						     .n = dumps[i].n,
-						     .fn = nd_link_message,
-						     .arg = l,
-						     .count = dumps[i].count },
-				 reterr);
+	if (r >= 0)
+		r = nd_query(s, ND_GET_ADDRS, &addr, sizeof(addr), nd_link_message, l, &l->n_addrs,
+			     reterr);
+	if (r >= 0)
+		r = nd_query(s, ND_GET_ROUTES, &route, sizeof(route), nd_link_message, l,
+			     &l->n_routes, reterr);
 	return r;
 }
 

@@ -113,17 +113,8 @@ static int dump(const struct nd_source *s, uint8_t family, struct nd_listeners *
 					 .sdiag_protocol = IPPROTO_TCP,
 					 .idiag_states = 1u << STATE_LISTEN };
 
-	return nd_query_run(s,
-			    &(struct nd_query){ .protocol = NETLINK_SOCK_DIAG,
-						.record = ND_RECORD_LISTEN,
-						.type = SOCK_DIAG_BY_FAMILY,
-						.dump = true,
-						.body = &body,
-						.n = sizeof(body),
-						.fn = nd_listener_message,
-						.arg = l,
-						.count = &l->n },
-			    reterr);
+	return nd_query(s, ND_GET_LISTENERS, &body, sizeof(body), nd_listener_message, l, &l->n,
+			reterr);
 }
 
 int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,

@@ -10,22 +10,6 @@
 
 #define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
 
-static int device_attr(const struct nd_attr *a, void *arg)
-{
-	static const struct nd_field fields[] = {
-		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_INDEX, 4, struct nd_device, index),
-		ND_TEXT(RDMA_NLDEV_ATTR_DEV_NAME, struct nd_device, name),
-		ND_TEXT(RDMA_NLDEV_ATTR_FW_VERSION, struct nd_device, firmware),
-		ND_TEXT(RDMA_NLDEV_ATTR_DEV_PROTOCOL, struct nd_device, protocol),
-		ND_NUMBER(RDMA_NLDEV_ATTR_NODE_GUID, 8, struct nd_device, node_guid),
-		ND_NUMBER(RDMA_NLDEV_ATTR_SYS_IMAGE_GUID, 8, struct nd_device, system_guid),
-		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_NODE_TYPE, 1, struct nd_device, node_type),
-	};
-
-	nd_attr_store(a, fields, DRAY_ARRAY_SIZE(fields), arg);
-	return 0;
-}
-
 static struct nd_device *device_by_index(struct nd_devices *d, uint32_t index)
 {
 	for (size_t i = 0; i < d->n; i++)
@@ -36,8 +20,17 @@ static struct nd_device *device_by_index(struct nd_devices *d, uint32_t index)
 
 static int parse_device(const void *p, size_t n, struct nd_devices *out)
 {
+	static const struct nd_field fields[] = {
+		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_INDEX, 4, struct nd_device, index),
+		ND_TEXT(RDMA_NLDEV_ATTR_DEV_NAME, struct nd_device, name),
+		ND_TEXT(RDMA_NLDEV_ATTR_FW_VERSION, struct nd_device, firmware),
+		ND_TEXT(RDMA_NLDEV_ATTR_DEV_PROTOCOL, struct nd_device, protocol),
+		ND_NUMBER(RDMA_NLDEV_ATTR_NODE_GUID, 8, struct nd_device, node_guid),
+		ND_NUMBER(RDMA_NLDEV_ATTR_SYS_IMAGE_GUID, 8, struct nd_device, system_guid),
+		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_NODE_TYPE, 1, struct nd_device, node_type),
+	};
 	struct nd_device d = { .numa = -1, .open_error = ENOENT };
-	int r = nd_attrs(p, n, device_attr, &d);
+	int r = nd_attrs_store(p, n, ND_FIELDS(fields), &d);
 
 	if (r < 0)
 		return r;
@@ -52,10 +45,9 @@ static int parse_device(const void *p, size_t n, struct nd_devices *out)
 struct parsed_port {
 	struct nd_port port;
 	uint32_t device;
-	bool has_device;
 };
 
-static int port_attr(const struct nd_attr *a, void *arg)
+static int parse_port(const void *p, size_t n, struct nd_devices *out)
 {
 	static const struct nd_field fields[] = {
 		ND_NUMBER(RDMA_NLDEV_ATTR_DEV_INDEX, 4, struct parsed_port, device),
@@ -68,48 +60,32 @@ static int port_attr(const struct nd_attr *a, void *arg)
 		ND_NUMBER(RDMA_NLDEV_ATTR_NDEV_INDEX, 4, struct parsed_port, port.ifindex),
 		ND_TEXT(RDMA_NLDEV_ATTR_NDEV_NAME, struct parsed_port, port.netdev),
 	};
-	struct parsed_port *x = arg;
-
-	x->has_device |= a->type == RDMA_NLDEV_ATTR_DEV_INDEX;
-	nd_attr_store(a, fields, DRAY_ARRAY_SIZE(fields), x);
-	return 0;
-}
-
-static int parse_port(const void *p, size_t n, struct nd_devices *out)
-{
-	struct parsed_port x = { .has_device = false };
+	struct parsed_port x = { .device = UINT32_MAX };
 	struct nd_device *d;
-	int r = nd_attrs(p, n, port_attr, &x);
+	int r = nd_attrs_store(p, n, ND_FIELDS(fields), &x);
 
 	if (r < 0)
 		return r;
-	d = x.has_device ? device_by_index(out, x.device) : NULL;
+	d = device_by_index(out, x.device);
 	/* the device may be newer than the list of devices */
 	if (!d || !x.port.number || nd_port_by_number(d, x.port.number))
 		return 0;
 	return ND_APPEND(d->ports, d->n_ports, x.port);
 }
 
-static int resource_attr(const struct nd_attr *a, void *arg)
+static int summary_attr(const struct nd_attr *a, void *arg)
 {
 	static const struct nd_field fields[] = {
 		ND_TEXT(RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_NAME, struct nd_resource, name),
 		ND_NUMBER(RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_CURR, 8, struct nd_resource, count),
 	};
-
-	nd_attr_store(a, fields, DRAY_ARRAY_SIZE(fields), arg);
-	return 0;
-}
-
-static int summary_attr(const struct nd_attr *a, void *arg)
-{
 	struct nd_device *d = arg;
 	struct nd_resource r = { .count = 0 };
 	int ret;
 
 	if (a->type != RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY || d->n_resources == ND_RESOURCES_MAX)
 		return 0;
-	ret = nd_attrs(a->data, a->n, resource_attr, &r);
+	ret = nd_attrs_store(a->data, a->n, ND_FIELDS(fields), &r);
 	if (ret >= 0 && r.name[0])
 		d->resources[d->n_resources++] = r;
 	return ret;

@@ -12,8 +12,6 @@
 #include "netdetect/source/netlink.h"
 #include "schema/gen/errors.h"
 
-#define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
-
 static int query_ports(const struct nd_source *s, struct nd_devices *d, struct nd_device *device,
 		       struct dray_err *reterr)
 {
@@ -21,39 +19,11 @@ static int query_ports(const struct nd_source *s, struct nd_devices *d, struct n
 		struct nlattr h;
 		uint32_t index;
 	} body = { { sizeof(body), RDMA_NLDEV_ATTR_DEV_INDEX }, device->index };
-	int r = nd_query_run(s,
-			     &(struct nd_query){ .protocol = NETLINK_RDMA,
-						 .record = ND_RECORD_RDMA_PORT,
-						 .type = OP(RDMA_NLDEV_CMD_PORT_GET),
-						 .dump = true,
-						 .body = &body,
-						 .n = sizeof(body),
-						 .fn = nd_rdma_message,
-						 .arg = d,
-						 .count = &device->n_ports },
-			     reterr);
+	int r = nd_query(s, ND_GET_RDMA_PORTS, &body, sizeof(body), nd_rdma_message, d,
+			 &device->n_ports, reterr);
 
 	/* the device is gone since the first dump */
 	return r == -ENODEV || r == -EINVAL ? 0 : r;
-}
-
-/* Resource counts and the namespace mode are optional. */
-static void query_optional(const struct nd_source *s, struct nd_devices *d)
-{
-	struct nd_query resources = { .protocol = NETLINK_RDMA,
-				      .record = ND_RECORD_RDMA_RES,
-				      .type = OP(RDMA_NLDEV_CMD_RES_GET),
-				      .dump = true,
-				      .fn = nd_rdma_message,
-				      .arg = d };
-	struct nd_query system = { .protocol = NETLINK_RDMA,
-				   .record = ND_RECORD_RDMA_SYS,
-				   .type = OP(RDMA_NLDEV_CMD_SYS_GET),
-				   .fn = nd_rdma_message,
-				   .arg = d };
-
-	(void)nd_query_run(s, &resources, NULL);
-	(void)nd_query_run(s, &system, NULL);
 }
 
 static bool is_unsupported(int r)
@@ -68,26 +38,21 @@ static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *
 {
 	char path[ND_PATH_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
-	int r = nd_query_run(s,
-			     &(struct nd_query){ .protocol = NETLINK_RDMA,
-						 .record = ND_RECORD_RDMA_DEV,
-						 .type = OP(RDMA_NLDEV_CMD_GET),
-						 .dump = true,
-						 .fn = nd_rdma_message,
-						 .arg = d,
-						 .count = &d->n },
-			     &err);
+	int r = nd_query(s, ND_GET_RDMA_DEVICES, NULL, 0, nd_rdma_message, d, &d->n, &err);
 
 	/* a kernel without RDMA netlink may still show devices in sysfs */
 	if (is_unsupported(r))
 		return 0;
 	*ret_answered = nd_is_live(s) ||
-			access(nd_path(s, path, "/netlink/" ND_RECORD_RDMA_DEV), F_OK) == 0;
+			access(nd_path(s, path, "/netlink/%s", nd_record_name(ND_GET_RDMA_DEVICES)),
+			       F_OK) == 0;
 	for (size_t i = 0; r >= 0 && i < d->n; i++)
 		r = query_ports(s, d, &d->v[i], &err);
 	if (r < 0)
 		return dray_err_set(reterr, r, err.code, "%s", err.msg);
-	query_optional(s, d);
+	/* resource counts and the namespace mode are optional */
+	(void)nd_query(s, ND_GET_RDMA_RESOURCES, NULL, 0, nd_rdma_message, d, NULL, NULL);
+	(void)nd_query(s, ND_GET_RDMA_SYSTEM, NULL, 0, nd_rdma_message, d, NULL, NULL);
 	return 0;
 }
 

@@ -73,14 +73,34 @@ static void store_number(void *to, size_t size, uint64_t v)
 	memcpy(to, &x, size);
 }
 
-void nd_attr_store(const struct nd_attr *a, const struct nd_field *f, size_t n, void *object)
+void nd_attr_store(const struct nd_attr *a, struct nd_fields f, void *object)
 {
-	for (size_t i = 0; i < n; i++) {
-		char *to = (char *)object + f[i].offset;
+	for (const struct nd_field *x = f.v; x < f.v + f.n; x++) {
+		char *to = (char *)object + x->offset;
 
-		if (f[i].type == a->type && !f[i].width)
-			nd_attr_text(a, to, f[i].size);
-		else if (f[i].type == a->type)
-			store_number(to, f[i].size, nd_attr_number(a, f[i].width));
+		if (x->type == a->type && !x->width)
+			nd_attr_text(a, to, x->size);
+		else if (x->type == a->type)
+			store_number(to, x->size, nd_attr_number(a, x->width));
 	}
+}
+
+struct store {
+	struct nd_fields fields;
+	void *object;
+};
+
+static int store_attr(const struct nd_attr *a, void *arg)
+{
+	const struct store *s = arg;
+
+	nd_attr_store(a, s->fields, s->object);
+	return 0;
+}
+
+int nd_attrs_store(const void *p, size_t n, struct nd_fields f, void *object)
+{
+	struct store s = { f, object };
+
+	return nd_attrs(p, n, store_attr, &s);
 }

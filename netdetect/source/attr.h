@@ -38,7 +38,16 @@ struct nd_field {
 	}
 #define ND_TEXT(type, object, member) ND_NUMBER(type, 0, object, member)
 
-/* Stores the attribute if one of the n fields wants it. */
-void nd_attr_store(const struct nd_attr *a, const struct nd_field *f, size_t n, void *object);
+struct nd_fields {
+	const struct nd_field *v;
+	size_t n;
+};
+#define ND_FIELDS(array) ((struct nd_fields){ array, sizeof(array) / sizeof((array)[0]) })
+
+/* Stores the attribute if one of the fields wants it. */
+void nd_attr_store(const struct nd_attr *a, struct nd_fields f, void *object);
+
+/* nd_attrs() with nd_attr_store(). */
+int nd_attrs_store(const void *p, size_t n, struct nd_fields f, void *object);
 
 #endif

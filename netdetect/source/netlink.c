@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libmnl/libmnl.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <rdma/rdma_netlink.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -23,7 +26,40 @@
 /* Each request has a socket of its own, so one sequence number is enough. */
 #define SEQUENCE 1
 
+#define RDMA(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
+
+struct query {
+	const struct request *request;
+	const void *body;
+	size_t n;
+	nd_message_fn fn;
+	void *arg;
+};
+
+static const struct request {
+	const char *record;
+	int protocol;
+	uint16_t type;
+	bool dump; /* many messages until NLMSG_DONE, otherwise one */
+} requests[] = {
+	/* dumps of rtnetlink and sock_diag (TCP in state LISTEN) are recorded with both families in one file */
+	[ND_GET_LINKS] = { "link", NETLINK_ROUTE, RTM_GETLINK, true },
+	[ND_GET_ADDRS] = { "addr", NETLINK_ROUTE, RTM_GETADDR, true },
+	[ND_GET_ROUTES] = { "route", NETLINK_ROUTE, RTM_GETROUTE, true },
+	[ND_GET_ROUTE_TO] = { "route_to", NETLINK_ROUTE, RTM_GETROUTE, false },
+	[ND_GET_LISTENERS] = { "listen", NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true },
+	[ND_GET_RDMA_DEVICES] = { "rdma_dev", NETLINK_RDMA, RDMA(RDMA_NLDEV_CMD_GET), true },
+	[ND_GET_RDMA_PORTS] = { "rdma_port", NETLINK_RDMA, RDMA(RDMA_NLDEV_CMD_PORT_GET), true },
+	[ND_GET_RDMA_RESOURCES] = { "rdma_res", NETLINK_RDMA, RDMA(RDMA_NLDEV_CMD_RES_GET), true },
+	[ND_GET_RDMA_SYSTEM] = { "rdma_sys", NETLINK_RDMA, RDMA(RDMA_NLDEV_CMD_SYS_GET), false },
+};
+
 DRAY_DEFINE_CLEANUP(struct mnl_socket *, mnl_socket_close);
+
+const char *nd_record_name(enum nd_request r)
+{
+	return requests[r].record;
+}
 
 static int error_of(const struct nlmsghdr *h)
 {
@@ -87,11 +123,11 @@ int nd_messages(const void *buf, size_t n, nd_message_fn fn, void *arg)
 	return 0;
 }
 
-static int replay(const struct nd_source *s, const struct nd_query *q)
+static int replay(const struct nd_source *s, const struct query *q)
 {
 	char path[ND_PATH_MAX];
 	int fd dray_auto_close =
-		open(nd_path(s, path, "/netlink/%s", q->record), O_RDONLY | O_CLOEXEC);
+		open(nd_path(s, path, "/netlink/%s", q->request->record), O_RDONLY | O_CLOEXEC);
 	dray_auto_free uint8_t *buf = NULL;
 	struct stat st;
 	size_t got = 0;
@@ -133,15 +169,15 @@ static int socket_open(int protocol, struct mnl_socket **ret)
 	return 0;
 }
 
-static int send_request(struct mnl_socket *s, const struct nd_query *q)
+static int send_request(struct mnl_socket *s, const struct query *q)
 {
 	uint8_t buf[REQUEST_MAX] = { 0 };
 	struct nlmsghdr *h = mnl_nlmsg_put_header(buf);
 
 	if (q->n > sizeof(buf) - (size_t)MNL_NLMSG_HDRLEN)
 		return -EMSGSIZE;
-	h->nlmsg_type = q->type;
-	h->nlmsg_flags = NLM_F_REQUEST | (q->dump ? NLM_F_ACK | NLM_F_DUMP : 0);
+	h->nlmsg_type = q->request->type;
+	h->nlmsg_flags = NLM_F_REQUEST | (q->request->dump ? NLM_F_ACK | NLM_F_DUMP : 0);
 	h->nlmsg_seq = SEQUENCE;
 	if (q->n)
 		memcpy(mnl_nlmsg_put_extra_header(h, q->n), q->body, q->n);
@@ -157,7 +193,7 @@ static bool is_answer(const struct mnl_socket *s, const void *buf, ssize_t n)
 	       mnl_nlmsg_portid_ok(h, mnl_socket_get_portid(s));
 }
 
-static int receive(struct mnl_socket *s, const struct nd_query *q)
+static int receive(struct mnl_socket *s, const struct query *q)
 {
 	dray_auto_free uint8_t *buf = malloc(BUFFER);
 
@@ -174,40 +210,43 @@ static int receive(struct mnl_socket *s, const struct nd_query *q)
 		if (!is_answer(s, buf, n))
 			continue;
 		r = nd_messages(buf, (size_t)n, q->fn, q->arg);
-		if (r || !q->dump)
+		if (r || !q->request->dump)
 			return r;
 	}
 }
 
-static int ask_once(const struct nd_query *q)
+static int ask_once(const struct query *q)
 {
 	dray_auto(mnl_socket_close) struct mnl_socket *s = NULL;
-	int r = socket_open(q->protocol, &s);
+	int r = socket_open(q->request->protocol, &s);
 
 	if (r >= 0)
 		r = send_request(s, q);
 	return r < 0 ? r : receive(s, q);
 }
 
-static int ask_kernel(const struct nd_query *q)
+static int ask_kernel(const struct query *q, size_t *count)
 {
-	size_t before = q->count ? *q->count : 0;
+	size_t before = count ? *count : 0;
 	int r = ask_once(q);
 
 	for (int i = 0; (r == -EINTR || r == -ENOBUFS) && i < REPEATS_MAX; i++) {
-		if (q->count)
-			*q->count = before;
+		if (count)
+			*count = before;
 		r = ask_once(q);
 	}
 	return r;
 }
 
-int nd_query_run(const struct nd_source *s, const struct nd_query *q, struct dray_err *reterr)
+int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
+	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr)
 {
-	int r = nd_is_live(s) ? ask_kernel(q) : replay(s, q);
+	struct query q = { &requests[request], body, n, fn, arg };
+	int r = nd_is_live(s) ? ask_kernel(&q, count) : replay(s, &q);
 
 	if (r >= 0)
 		return 0;
 	return dray_err_set(reterr, r, r == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_IO,
-			    "the netlink request \"%s\" failed: %s", q->record, dray_errno_text(r));
+			    "the netlink request \"%s\" failed: %s", q.request->record,
+			    dray_errno_text(r));
 }

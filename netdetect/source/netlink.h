@@ -20,23 +20,28 @@ typedef int (*nd_message_fn)(uint16_t type, const void *payload, size_t n, void 
  */
 int nd_messages(const void *buf, size_t n, nd_message_fn fn, void *arg);
 
-struct nd_query {
-	int protocol;       /* NETLINK_ROUTE, ... */
-	const char *record; /* ND_RECORD_*: the answer of a recorded machine */
-	uint16_t type;
-	bool dump; /* the answer is a dump, otherwise one message */
-	const void *body;
-	size_t n;
-	nd_message_fn fn;
-	void *arg;
-	/*
-	 * Elements that fn has collected, or NULL. An interrupted dump (NLM_F_DUMP_INTR) or an overrun (ENOBUFS)
-	 * is repeated up to 8 times; before that the number is set back to its first value.
-	 */
-	size_t *count;
+enum nd_request {
+	ND_GET_LINKS,
+	ND_GET_ADDRS,
+	ND_GET_ROUTES,
+	ND_GET_ROUTE_TO, /* one route; live only */
+	ND_GET_LISTENERS,
+	ND_GET_RDMA_DEVICES,
+	ND_GET_RDMA_PORTS, /* of one device if live, of all devices if recorded */
+	ND_GET_RDMA_RESOURCES,
+	ND_GET_RDMA_SYSTEM,
 };
 
-/* 0, or -errno with reterr set; -EPROTONOSUPPORT and -EOPNOTSUPP if the kernel lacks the protocol or request. */
-int nd_query_run(const struct nd_source *s, const struct nd_query *q, struct dray_err *reterr);
+/* The file that a recorded machine has in netlink/ for the request. */
+const char *nd_record_name(enum nd_request r);
+
+/*
+ * Sends a request with n bytes of body, and calls fn for each message of the answer. An interrupted dump
+ * (NLM_F_DUMP_INTR) or an overrun (ENOBUFS) is repeated up to 8 times. count: the elements that fn has collected, or
+ * NULL; it is set back to its first value before a repetition. 0, or -errno with reterr set; -EPROTONOSUPPORT and
+ * -EOPNOTSUPP if the kernel lacks the protocol or the request.
+ */
+int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
+	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr);
 
 #endif

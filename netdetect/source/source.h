@@ -3,7 +3,7 @@
  * Reads files of the kernel, or of a recorded machine. A recorded machine is a directory with
  *   sys/, proc/, dev/        as on the machine; symbolic links are relative
  *   netlink/NAME             the messages of one dump, in the order in which the kernel sent them
- * NAME is one of ND_RECORD_*. A missing file means an empty dump.
+ * netlink.c has the names. A missing file means an empty dump.
  */
 #ifndef DRAY_NETDETECT_SOURCE_SOURCE_H
 #define DRAY_NETDETECT_SOURCE_SOURCE_H
@@ -14,15 +14,6 @@
 #include <stdint.h>
 
 #include "lib/cleanup.h"
-
-#define ND_RECORD_LINK "link"           /* RTM_GETLINK */
-#define ND_RECORD_ADDR "addr"           /* RTM_GETADDR, both families */
-#define ND_RECORD_ROUTE "route"         /* RTM_GETROUTE, both families */
-#define ND_RECORD_RDMA_DEV "rdma_dev"   /* RDMA_NLDEV_CMD_GET */
-#define ND_RECORD_RDMA_PORT "rdma_port" /* RDMA_NLDEV_CMD_PORT_GET of every device */
-#define ND_RECORD_RDMA_RES "rdma_res"   /* RDMA_NLDEV_CMD_RES_GET */
-#define ND_RECORD_RDMA_SYS "rdma_sys"   /* RDMA_NLDEV_CMD_SYS_GET */
-#define ND_RECORD_LISTEN "listen" /* SOCK_DIAG_BY_FAMILY, TCP in state LISTEN, both families */
 
 #define ND_PATH_MAX 1024
 #define ND_RELEASE_MAX 128
