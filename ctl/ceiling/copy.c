@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
-
 #include "ctl/ceiling/copy.h"
+
+#include <string.h>
 
 uint64_t ceiling_copy(const struct ceiling_work *w, enum dray_direction direction, size_t *at,
 		      uint64_t count)

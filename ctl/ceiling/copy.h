@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ceilings: the least that the work of a transfer takes on this machine, without an agent. drayctl bench
- * --ceiling and the tools of tests/bench measure dray beside them. This is what all of them work on: a list of
- * operations, used in a circle, between two memories.
+ * A ceiling is the least time that the work of a transfer takes on this machine, without an agent. drayctl bench
+ * --ceiling and the tools of tests/bench compare dray with ceilings. All of them work on a list of operations between two
+ * memories, which starts again at its end.
  *
- * Errors: 0 or a negated errno. Everything here blocks.
+ * Functions return 0 or a negated errno, and block.
  */
 #ifndef DRAY_CTL_CEILING_COPY_H
 #define DRAY_CTL_CEILING_COPY_H
@@ -14,7 +14,7 @@
 
 #include "client/dray.h"
 
-/* Borrowed. The offsets of an operation count from these two addresses; 0: they are addresses themselves. */
+/* The list is borrowed. The offsets of an operation are relative to these two addresses, which may be 0. */
 struct ceiling_work {
 	const struct dray_op *ops;
 	size_t n; /* at least 1 */
@@ -32,8 +32,8 @@ static inline void *ceiling_remote(const struct ceiling_work *w, const struct dr
 }
 
 /*
- * memcpy of `count` operations in order, the first of them ops[*at]; *at is moved on. Returns the bytes. For
- * several threads: a work and a place of its own each.
+ * Copies `count` operations in order by memcpy, from ops[*at] on, and advances *at. Returns the bytes. Each thread needs
+ * its own *at.
  */
 uint64_t ceiling_copy(const struct ceiling_work *w, enum dray_direction direction, size_t *at,
 		      uint64_t count);

@@ -19,16 +19,14 @@
 #include "lib/cpu.h"
 
 #define GROUP_FAST 16u
-/* A word over TCP, which says that the bytes are in place. */
+/* The answer over TCP, after all bytes have arrived. */
 #define ANSWER_BYTES 8
 
-/* A cache line for each direction, so that a store disturbs nobody but its reader. */
+/* Each direction has its own cache lines, so that a store affects only its reader. */
 struct ceiling_echo_words {
 	_Alignas(128) _Atomic uint32_t there;
 	_Alignas(128) _Atomic uint32_t back;
 };
-
-/* --- the ways: what the child does, and one trip ------------------------------------------------ */
 
 static int whole(ssize_t n, size_t wanted)
 {
@@ -110,8 +108,6 @@ static int tcp_trip(struct ceiling_echo *e)
 		     whole(recv(e->ends[0], &answer, ANSWER_BYTES, MSG_WAITALL), ANSWER_BYTES);
 }
 
-/* --- opening ------------------------------------------------------------------------------------ */
-
 static int seqpacket_open(struct ceiling_echo *e)
 {
 	if (e->size > CEILING_ECHO_PACKET_MAX)
@@ -183,7 +179,7 @@ const char *ceiling_echo_name(enum ceiling_echo_way way)
 	return way < CEILING_ECHO_N ? ways[way].name : NULL;
 }
 
-/* Dies with the parent, also where that has died before it could be said. */
+/* The child dies with its parent, even if the parent dies before prctl(). */
 static int child_start(struct ceiling_echo *e)
 {
 	pid_t parent = getpid();
@@ -218,9 +214,9 @@ int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t 
 		ceiling_echo_close(e);
 		return ret;
 	}
-	/* with it the child's death is an end of file */
+	/* Without this copy, the child's death is an end of file. */
 	e->ends[1] = dray_close(e->ends[1]);
-	/* one that is stopped before it has asked to die with us would stay */
+	/* A child that is stopped before its prctl() would outlive us. */
 	ret = ceiling_echo_trips(e, 1);
 	ceiling_echo_pause(e);
 	if (ret)

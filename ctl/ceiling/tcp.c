@@ -18,10 +18,10 @@ struct stream {
 	struct ceiling_tcp *t;
 	unsigned number;
 	int sock;
-	int error;         /* of the thread that begins with this stream */
-	size_t op;         /* first of the next batch */
-	uint64_t batches;  /* of this round that are not begun */
-	struct msghdr msg; /* what is left of the iov */
+	int error;         /* of the thread whose first stream this is */
+	size_t op;         /* first operation of the next batch */
+	uint64_t batches;  /* of this round that have not begun */
+	struct msghdr msg; /* the rest of the iov */
 	unsigned iov_at, iov_n;
 	struct iovec iov[CEILING_TCP_BATCH_MAX];
 };
@@ -32,8 +32,6 @@ struct ceiling_tcp {
 	int listener;
 	struct stream streams[CEILING_TCP_STREAMS_MAX];
 };
-
-/* --- moving bytes ------------------------------------------------------------------------------- */
 
 static size_t op_after(const struct ceiling_tcp *t, size_t op)
 {
@@ -102,7 +100,7 @@ static ssize_t move(struct stream *s, struct msghdr *m, int flags)
 	return t->plan.sending ? sendmsg(s->sock, m, flags) : recvmsg(s->sock, m, flags);
 }
 
-/* One system call. 1: the round is not over on this stream. *ret_moved: something could be moved. */
+/* Makes one system call. 1: the round is not over on this stream. *ret_moved: it moved bytes. */
 static int pump(struct stream *s, int flags, bool *ret_moved)
 {
 	int sock, ret;
@@ -118,7 +116,7 @@ static int pump(struct stream *s, int flags, bool *ret_moved)
 	return ret ? ret : s->batches || s->iov_at < s->iov_n;
 }
 
-/* What the streams first, first + step, ... have to move in this round. */
+/* Moves all bytes of this round on streams first, first + step, .... */
 static int pump_all(struct ceiling_tcp *t, unsigned first, unsigned step)
 {
 	struct pollfd fds[CEILING_TCP_STREAMS_MAX];
@@ -127,7 +125,7 @@ static int pump_all(struct ceiling_tcp *t, unsigned first, unsigned step)
 
 	if (t->hooks.pump)
 		return t->hooks.pump(t->plan.hooks_arg, t, first, step);
-	if (first + step >= t->plan.streams) { /* a single one: blocking calls will do */
+	if (first + step >= t->plan.streams) { /* blocking calls suffice for one stream */
 		while (ret > 0)
 			ret = pump(&t->streams[first], 0, &some);
 		return ret;
@@ -151,8 +149,6 @@ static int pump_all(struct ceiling_tcp *t, unsigned first, unsigned step)
 			poll(fds, n, -1);
 	}
 }
-
-/* --- rounds ------------------------------------------------------------------------------------- */
 
 static int exchange(int sock, void *p, size_t n, bool out)
 {
@@ -207,7 +203,7 @@ static void *receive_rounds(void *arg)
 
 	s->error = 0;
 	while (!s->error) {
-		/* between two rounds the other side may leave */
+		/* Between two rounds, the other side may close the connection. */
 		if (each(t, s->number, true, false))
 			break;
 		s->error = pump_all(t, s->number, t->plan.threads);
@@ -228,7 +224,7 @@ static int on_threads(struct ceiling_tcp *t, void *(*fn)(void *))
 		if (ret)
 			break;
 	}
-	/* without all of them nobody can finish: the sockets' end lets go of those that run */
+	/* The round needs all threads. Closing the sockets ends those that run. */
 	for (unsigned i = 0; ret && i < t->plan.streams; i++)
 		shutdown(t->streams[i].sock, SHUT_RDWR);
 	if (!ret)
@@ -265,8 +261,6 @@ int ceiling_tcp_send(struct ceiling_tcp *t, uint64_t operations, uint64_t *ret_o
 	*ret_bytes = bytes;
 	return on_threads(t, send_round);
 }
-
-/* --- connections -------------------------------------------------------------------------------- */
 
 int ceiling_tcp_new(const struct ceiling_tcp_plan *plan, struct ceiling_tcp **ret)
 {
@@ -322,7 +316,7 @@ static int resolved(const struct ceiling_tcp *t, const char *address, uint16_t p
 	if (getaddrinfo(address, service, &hints, &found))
 		return -EADDRNOTAVAIL;
 	sock = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	/* before the connection: it decides the window scale. Accepted sockets inherit it. */
+	/* The buffer must be set before the connection, because it sets the window scale. */
 	if (sock < 0 ||
 	    (buffer && (setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer)) ||
 			setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)))))
@@ -348,7 +342,7 @@ int ceiling_tcp_listen(struct ceiling_tcp *t, const char *address, uint16_t *ret
 	t->listener = sock;
 	if (getsockname(sock, (struct sockaddr *)&name, &length))
 		return -errno;
-	/* the port lies at the same place in both families */
+	/* The port has the same offset in both families. */
 	*ret_port = ntohs(((struct sockaddr_in *)&name)->sin_port);
 	return 0;
 }
