@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * drayctl: one verb a run. main.c reads the environment; everything else works on what is here, and
- * writes to the two streams named here, so that tests can run it in their own process.
+ * drayctl carries out one verb a run. main.c reads the environment; all other code works on struct ctl and writes to its
+ * two streams, so that tests run drayctl in their own process.
  */
 #ifndef DRAY_CTL_CTL_H
 #define DRAY_CTL_CTL_H
@@ -10,24 +10,24 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Exit statuses, which scripts rely on. (doctor has its own: 0 clean, 1 warnings, 2 errors.) */
+/* Exit statuses, which scripts rely on. doctor has its own: 0 clean, 1 warnings, 2 errors. */
 enum ctl_exit {
 	CTL_EXIT_OK = 0,
 	CTL_EXIT_FAILED = 1,
 	CTL_EXIT_USAGE = 2,
-	CTL_EXIT_UNREACHABLE = 3, /* no agent there, or it does not answer */
-	CTL_EXIT_REFUSED = 4,     /* the kernel or the agent says no */
-	/* of exec, which otherwise ends as its command does: as timeout(1), env(1) and shells have them */
+	CTL_EXIT_UNREACHABLE = 3, /* there is no agent, or it does not answer */
+	CTL_EXIT_REFUSED = 4,     /* the kernel or the agent refuses */
+	/* Only exec uses these, with the meaning that timeout(1), env(1) and shells give them. */
 	CTL_EXIT_TIMED_OUT = 124,
 	CTL_EXIT_NOT_EXECUTABLE = 126,
 	CTL_EXIT_NOT_FOUND = 127,
 };
 
-/* Why something failed: how to exit, and one sentence. The first one set wins. */
+/* The exit status and one sentence about a failure. The first one set wins. */
 struct ctl_err {
 	enum ctl_exit exit;
 	char name[96]; /* D-Bus error, or "" */
-	bool absent;   /* nobody listens where the agent should */
+	bool absent;   /* no process listens on the control socket */
 	char msg[400];
 };
 
@@ -36,6 +36,7 @@ struct ctl_err {
 /* Returns -1. */
 int ctl_err_set(struct ctl_err *e, enum ctl_exit status, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+int ctl_no_memory(struct ctl_err *reterr);
 
 enum ctl_format { CTL_TEXT, CTL_PLAIN, CTL_JSON };
 
@@ -61,7 +62,7 @@ enum ctl_option_id {
 	CTL_OPTION_RECENT,
 	CTL_OPTION_REPEAT,
 	CTL_OPTION_INTERVAL,
-	CTL_OPTION_LOOKS,
+	CTL_OPTION_TIMES,
 	/* config */
 	CTL_OPTION_ORIGIN,
 	/* health */
@@ -84,7 +85,7 @@ enum ctl_option_id {
 	CTL_OPTION_SERVE,
 	CTL_OPTION_OWNER,
 	CTL_OPTION_SESSIONS,
-	CTL_OPTION_HOW,
+	CTL_OPTION_WAIT_METHOD,
 	CTL_OPTION_CEILING,
 	CTL_OPTION_ROUNDS,
 	/* detect, doctor */
@@ -119,99 +120,111 @@ enum ctl_option_id {
 	CTL_OPTION_N
 };
 
-/* What main.c found around it. */
+/* The process's surroundings, as main.c finds them. */
 struct ctl_env {
-	const char *control; /* $DRAY_CONTROL_SOCKET, or NULL */
-	const char *socket;  /* $DRAY_SOCKET, or NULL */
-	bool terminal;       /* standard output is one */
-	bool color;          /* and wants it */
-	int in;              /* standard input */
-	/* all of it, NAME=VALUE, with NULL at the end; NULL: nothing */
-	char *const *variables;
+	const char *control;    /* $DRAY_CONTROL_SOCKET, or NULL */
+	const char *socket;     /* $DRAY_SOCKET, or NULL */
+	bool terminal;          /* standard output is a terminal */
+	bool color;             /* and shows colour */
+	int in;                 /* standard input */
+	char *const *variables; /* all of them, NAME=VALUE, with NULL at the end; NULL: none */
 };
 
 #define CTL_ARGS_MAX 2
 
-struct ctl {
-	const struct ctl_env *env;
-	FILE *out, *err;
-	const char *control; /* path of the control socket */
-	enum ctl_format format;
-	bool color;
-	int64_t timeout_ns; /* of each call */
-	/* as given: NULL, the value, or "" for options that take none */
-	const char *values[CTL_OPTION_N];
-	const char *args[CTL_ARGS_MAX]; /* of the verb */
-	unsigned n_args;
-	char *const *command; /* of verbs that take one: its words */
-	unsigned n_command;
-};
+struct ctl_list;
 
-/* What stands for an argument or an option's value, so that a shell can complete it. */
+/* What a shell may complete in the place of an argument or an option's value. */
 enum ctl_kind {
-	CTL_KIND_FREE, /* nothing, but for words that the help spells out: read|write */
+	CTL_KIND_FREE, /* nothing, except words that the help spells out, as in read|write */
 	CTL_KIND_FILE,
 	CTL_KIND_DIR,
 	CTL_KIND_VERB,
-	CTL_KIND_DEVICE, /* RDMA device of this place */
+	CTL_KIND_DEVICE, /* RDMA device of this machine */
 	CTL_KIND_SESSION,
 	CTL_KIND_N
 };
 
+struct ctl;
+
 struct ctl_verb {
 	const char *name;
 	/*
-	 * What follows the name, for help and completion: options in brackets, then arguments, in small letters
-	 * what is typed as it stands, as in "[--wait] get|set KEY"; "" for nothing.
+	 * The text after the name in help and completion: options in brackets, then arguments. Lower-case words are
+	 * typed as they are, as in "[--wait] get|set KEY". "" for nothing.
 	 */
 	const char *args;
 	const char *help; /* one line */
 	const char *example;
-	int (*fn)(struct ctl *c); /* returns the exit status */
+	int (*fn)(struct ctl *c, struct ctl_err *reterr); /* the exit status, or -1 with reterr */
+	const struct ctl_list *list;                      /* of ctl_list_verb() */
 	unsigned max_args;
-	enum ctl_option_id options[20]; /* its own; ends with a global one */
-	const char *more;               /* sentences for help and manual, as text.h says */
+	enum ctl_option_id options[20]; /* its own; a global one ends them */
+	const char *more;               /* text for help and manual, in the form of render/text.h */
 	enum ctl_kind kinds[CTL_ARGS_MAX];
-	bool command; /* what follows, from -- or the first word on, is another program's */
+	bool command; /* from -- or the first word on, the arguments are another program's */
 };
 
 extern const struct ctl_verb ctl_verbs[];
 extern const unsigned ctl_verbs_n;
 
+/* The signals that came over the connection, since ctl_bus_subscribe() or since the reader cleared them. */
+struct ctl_news {
+	bool any;
+	bool drained, running; /* the agent entered this state */
+};
+
+struct ctl {
+	const struct ctl_env *env;
+	FILE *out, *err;
+	const struct ctl_verb *verb; /* NULL: the command line names none */
+	const char *control;         /* path of the control socket */
+	enum ctl_format format;
+	bool color;
+	int64_t timeout_ns; /* of each call to the agent */
+	/* As given: NULL, the value, or "" for an option without a value. */
+	const char *values[CTL_OPTION_N];
+	const char *args[CTL_ARGS_MAX]; /* of the verb */
+	unsigned n_args;
+	char *const *command; /* words of the command of such verbs */
+	unsigned n_command;
+	/* The connection to the agent, which bus/bus.h manages; the first call opens it, ctl_run() closes it. */
+	struct sd_bus *bus;
+	int64_t bus_timeout_ns;
+	struct ctl_news news;
+};
+
 /* The whole program; returns its exit status. */
 int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv);
 
-/* Says why, on the error stream; returns the exit status. */
-int ctl_fail(struct ctl *c, const struct ctl_err *e);
+/* Writes what the stream holds. A full disk or a closed pipe must not look like a short answer. 0 or -1. */
+int ctl_flush(struct ctl *c, struct ctl_err *reterr);
 
-/* The verbs. */
-int ctl_status(struct ctl *c);
-int ctl_sessions(struct ctl *c);
-int ctl_regions(struct ctl *c);
-int ctl_peers(struct ctl *c);
-int ctl_rails(struct ctl *c);
-int ctl_paths(struct ctl *c);
-int ctl_gpus(struct ctl *c);
-int ctl_transfers(struct ctl *c);
-int ctl_cancel(struct ctl *c);
-int ctl_close(struct ctl *c);
-int ctl_events(struct ctl *c);
-int ctl_top(struct ctl *c);
-int ctl_detect(struct ctl *c);
-int ctl_doctor(struct ctl *c);
-int ctl_segments(struct ctl *c);
-int ctl_hints(struct ctl *c);
-int ctl_env(struct ctl *c);
-int ctl_exec(struct ctl *c);
-int ctl_health(struct ctl *c);
-int ctl_wait(struct ctl *c);
-int ctl_drain(struct ctl *c);
-int ctl_resume(struct ctl *c);
-int ctl_reload(struct ctl *c);
-int ctl_config(struct ctl *c);
-int ctl_log_level(struct ctl *c);
-int ctl_bench(struct ctl *c);
-int ctl_version(struct ctl *c);
-int ctl_help(struct ctl *c);
+/* The verbs: the exit status, or -1 with reterr. */
+int ctl_status(struct ctl *c, struct ctl_err *reterr);
+int ctl_list_verb(struct ctl *c, struct ctl_err *reterr);
+int ctl_rails(struct ctl *c, struct ctl_err *reterr);
+int ctl_gpus(struct ctl *c, struct ctl_err *reterr);
+int ctl_transfers(struct ctl *c, struct ctl_err *reterr);
+int ctl_cancel(struct ctl *c, struct ctl_err *reterr);
+int ctl_close(struct ctl *c, struct ctl_err *reterr);
+int ctl_events(struct ctl *c, struct ctl_err *reterr);
+int ctl_top(struct ctl *c, struct ctl_err *reterr);
+int ctl_detect(struct ctl *c, struct ctl_err *reterr);
+int ctl_doctor(struct ctl *c, struct ctl_err *reterr);
+int ctl_segments(struct ctl *c, struct ctl_err *reterr);
+int ctl_hints(struct ctl *c, struct ctl_err *reterr);
+int ctl_env(struct ctl *c, struct ctl_err *reterr);
+int ctl_exec(struct ctl *c, struct ctl_err *reterr);
+int ctl_health(struct ctl *c, struct ctl_err *reterr);
+int ctl_wait(struct ctl *c, struct ctl_err *reterr);
+int ctl_drain(struct ctl *c, struct ctl_err *reterr);
+int ctl_resume(struct ctl *c, struct ctl_err *reterr);
+int ctl_reload(struct ctl *c, struct ctl_err *reterr);
+int ctl_config(struct ctl *c, struct ctl_err *reterr);
+int ctl_log_level(struct ctl *c, struct ctl_err *reterr);
+int ctl_bench(struct ctl *c, struct ctl_err *reterr);
+int ctl_version(struct ctl *c, struct ctl_err *reterr);
+int ctl_help(struct ctl *c, struct ctl_err *reterr);
 
 #endif

@@ -16,10 +16,10 @@
 #include "lib/time.h"
 #include "schema/gen/data.h"
 
-/* tcp.streams and tcp.latency_streams of an agent, by default. */
+/* Defaults of tcp.streams and tcp.latency_streams. */
 #define STREAMS_BULK 2
 #define STREAMS_LATENCY 1
-/* A call of the bare loop moves about as much as the agent does by one. */
+/* A system call of the bare loop moves about as much as one of the agent. */
 #define CALL_BYTES (1u << 20)
 
 struct bench_ceiling_ops {
@@ -27,12 +27,10 @@ struct bench_ceiling_ops {
 	bool latency;
 	/* 0 or a negated errno */
 	int (*open)(struct bench_ceilings *c, struct bench_ceiling *one);
-	/* As much as dray did in its lap; *ret: bytes a second, or nanoseconds. */
+	/* As much work as in the lap of dray; *ret: bytes per second, or nanoseconds. */
 	int (*round)(struct bench_ceilings *c, struct bench_ceiling *one,
 		     const struct bench_lap *dray, double *ret);
 };
-
-/* --- memcpy ------------------------------------------------------------------------------------- */
 
 static int copy_open(struct bench_ceilings *c, struct bench_ceiling *one)
 {
@@ -50,8 +48,6 @@ static int copy_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	return 0;
 }
 
-/* --- bare socket loop --------------------------------------------------------------------------- */
-
 static struct ceiling_tcp_plan tcp_plan(const struct bench_ceilings *c, bool sending)
 {
 	const struct bench_plan *p = c->plan;
@@ -66,7 +62,7 @@ static struct ceiling_tcp_plan tcp_plan(const struct bench_ceilings *c, bool sen
 	};
 }
 
-/* A child has no page tables for shared memory: filled here, not in the first round. */
+/* Fills the child's page tables for shared memory, so that the first round need not. */
 static void pages_fill(const struct bench_ceilings *c)
 {
 	const struct dray_memory *far = &c->far->memory;
@@ -125,8 +121,6 @@ static int tcp_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	return err;
 }
 
-/* --- round trips -------------------------------------------------------------------------------- */
-
 static int memory_open(struct bench_ceilings *c, struct bench_ceiling *one)
 {
 	return ceiling_echo_open(&one->echo, CEILING_ECHO_MEMORY, 1);
@@ -142,7 +136,7 @@ static int request_open(struct bench_ceilings *c, struct bench_ceiling *one)
 	return ceiling_echo_open(&one->echo, CEILING_ECHO_TCP, c->plan->size);
 }
 
-/* As many trips as dray made, or for as long. */
+/* As many trips as transfers of dray, or for the same time. */
 static int echo_round(struct bench_ceilings *c, struct bench_ceiling *one,
 		      const struct bench_lap *dray, double *ret)
 {
@@ -159,7 +153,7 @@ static int echo_round(struct bench_ceilings *c, struct bench_ceiling *one,
 
 		err = ceiling_echo_trips(&one->echo, group);
 		now = dray_now().ns;
-		/* tenths, which a median of the fast ones needs */
+		/* In tenths, because whole nanoseconds are too coarse for fast trips. */
 		if (!err)
 			ctl_histogram_add(h, (uint64_t)(now - last) * 10 / group);
 		last = now;
@@ -182,9 +176,7 @@ static const struct bench_ceiling_ops eventfd_echo = { "eventfd_echo", "eventfd 
 static const struct bench_ceiling_ops tcp_echo = { "tcp_echo", "bare TCP request and answer", true,
 						   request_open, echo_round };
 
-/* --- all of a run ------------------------------------------------------------------------------- */
-
-/* Which fit, NULL behind the last. */
+/* The ceilings that fit, and NULL. */
 static void choose(const struct bench_plan *p, unsigned transport,
 		   const struct bench_ceiling_ops *ret[BENCH_CEILINGS_MAX + 1])
 {
@@ -197,7 +189,7 @@ static void choose(const struct bench_plan *p, unsigned transport,
 	ret[n++] = transport == DMSG_TRANSPORT_TCP ? &socket_loop : &copy;
 	if (trips && transport == DMSG_TRANSPORT_TCP)
 		ret[n++] = &tcp_echo;
-	/* two that spin on one processor would measure its scheduler */
+	/* Two processes that spin on one processor would measure its scheduler. */
 	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != BENCH_WAIT_SLEEP && can_spin)
 		ret[n++] = &memory_echo;
 	if (trips && transport == DMSG_TRANSPORT_LOCAL && (p->wait != BENCH_WAIT_SPIN || !can_spin))
@@ -205,7 +197,7 @@ static void choose(const struct bench_plan *p, unsigned transport,
 	ret[n] = NULL;
 }
 
-/* The transfers of all sessions in turn, slot by slot. */
+/* The operations of all sessions in turn, slot by slot. */
 static int list_make(struct bench_ceilings *c)
 {
 	const struct bench_session *sessions = c->sessions;
@@ -250,8 +242,8 @@ int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 	*c = (struct bench_ceilings){ .plan = p, .sessions = sessions, .far = far };
 	if (transport != DMSG_TRANSPORT_LOCAL && transport != DMSG_TRANSPORT_TCP) {
 		fprintf(notes,
-			"drayctl: the ceiling of %s is perftest's, which make bench-vm measures "
-			"beside dray; there is none here\n",
+			"drayctl: there is no ceiling for %s here; make bench-vm compares it with "
+			"perftest\n",
 			dmsg_transport_name(transport));
 		return 0;
 	}
@@ -261,10 +253,11 @@ int bench_ceilings_open(struct bench_ceilings *c, const struct bench_plan *p,
 	for (unsigned i = 0; !err && kinds[i]; i++) {
 		err = one_open(c, kinds[i]);
 		if (err)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s: %s",
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: cannot open %s: %s",
 					   kinds[i]->text, dray_errno_text(err));
 	}
-	return err ? ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s", dray_errno_text(err)) :
+	return err ? ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling failed: %s",
+				 dray_errno_text(err)) :
 		     0;
 }
 
@@ -296,7 +289,7 @@ int bench_ceilings_run(struct bench_ceilings *c, const struct bench_lap *dray,
 		int err = one->kind->round(c, one, dray, &one->now);
 
 		if (err)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s: %s",
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "--ceiling: %s failed: %s",
 					   one->kind->text, dray_errno_text(err));
 	}
 	return 0;
@@ -329,7 +322,7 @@ static double median(double *v, unsigned n)
 	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-void bench_ceilings_tell(struct bench_ceilings *c, struct bench_result *ret)
+void bench_ceilings_result(struct bench_ceilings *c, struct bench_result *ret)
 {
 	for (unsigned i = 0; i < c->n; i++) {
 		struct bench_ceiling *one = &c->v[i];

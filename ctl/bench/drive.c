@@ -9,34 +9,34 @@
 #include "lib/err.h"
 #include "lib/time.h"
 
-/* Longer than a transfer's deadline: an agent that says nothing for so long is stopped. */
-#define PATIENCE_MS 30000
-/* As libdray's spin_us. */
+/* The deadline of a transfer; an agent that ends none for longer is stopped. */
+#define SILENCE_MS 30000
+/* The default of libdray's spin_us. */
 #define SPIN_NS 20000
-/* Of spinning, between two looks at whether anything has ended lately. */
+/* Polls between two reads of the clock. */
 #define TURNS_PER_CLOCK 1024
 
-static int patience_ms(const struct bench_drive *d)
+static int silence_ms(const struct bench_drive *d)
 {
-	return PATIENCE_MS + (int)(d->plan->timeout_ns / DRAY_NS_PER_MS);
+	return SILENCE_MS + (int)(d->plan->timeout_ns / DRAY_NS_PER_MS);
 }
 
-static int impatient(const struct bench_drive *d, struct ctl_err *reterr)
+static int silent(const struct bench_drive *d, struct ctl_err *reterr)
 {
 	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent has ended no transfer for %d s; it may be stopped",
-			   patience_ms(d) / 1000);
+			   "the agent has ended no transfer for %d s; check whether it is stopped",
+			   silence_ms(d) / 1000);
 }
 
-static int fly(struct bench_drive *d, struct bench_session *s, struct ctl_err *reterr)
+static int start(struct bench_drive *d, struct bench_session *s, struct ctl_err *reterr)
 {
 	int64_t now = dray_now().ns;
 	int n;
 
-	d->heard_ns = now;
+	d->active_ns = now;
 	if (!d->left || now >= d->ends_ns)
 		return 0;
-	n = bench_session_fly(s, d->left, now, reterr);
+	n = bench_session_start(s, d->left, now, reterr);
 	if (n < 0)
 		return -1;
 	d->left -= (uint64_t)n;
@@ -44,7 +44,7 @@ static int fly(struct bench_drive *d, struct bench_session *s, struct ctl_err *r
 	return 0;
 }
 
-/* After libdray said that so much is to be taken. How many transfers ended, or -1. */
+/* Takes what libdray has ready, and starts new transfers. The number that ended, or -1. */
 static int serve(struct bench_drive *d, struct bench_session *s, int ready, struct ctl_err *reterr)
 {
 	int n;
@@ -52,17 +52,15 @@ static int serve(struct bench_drive *d, struct bench_session *s, int ready, stru
 	if (!ready)
 		return 0;
 	if (ready < 0)
-		return bench_failed(reterr, s->end.d, "the session ended", ready);
-	n = bench_session_land(s, d->lap, reterr);
+		return bench_failed(reterr, s->end.d, "the session has ended", ready);
+	n = bench_session_complete(s, d->lap, reterr);
 	if (n < 0)
 		return -1;
 	d->in_flight -= (uint64_t)n;
-	return fly(d, s, reterr) < 0 ? -1 : n;
+	return start(d, s, reterr) < 0 ? -1 : n;
 }
 
-/* --- ways to wait: how many transfers ended, which may be none; -1 -------------------------------- */
-
-/* One look at each session. arm: and their descriptors are to be slept on next. */
+/* Polls each session. arm: prepares their descriptors for a sleep. The functions below return as serve() does. */
 static int look(struct bench_drive *d, bool arm, struct ctl_err *reterr)
 {
 	int n = 0;
@@ -89,28 +87,29 @@ static int spin(struct bench_drive *d, struct ctl_err *reterr)
 		if (n)
 			return n;
 	}
-	if (dray_now().ns - d->heard_ns > patience_ms(d) * DRAY_NS_PER_MS)
-		return impatient(d, reterr);
+	if (dray_now().ns - d->active_ns > silence_ms(d) * DRAY_NS_PER_MS)
+		return silent(d, reterr);
 	return 0;
 }
 
 static int wait_for_one(struct bench_drive *d, struct ctl_err *reterr)
 {
 	struct bench_session *s = d->sessions;
-	int ready = dray_process(s->end.d, patience_ms(d));
+	int ready = dray_process(s->end.d, silence_ms(d));
 
-	return ready ? serve(d, s, ready, reterr) : impatient(d, reterr);
+	return ready ? serve(d, s, ready, reterr) : silent(d, reterr);
 }
 
 static int sleep_on_all(struct bench_drive *d, struct ctl_err *reterr)
 {
 	struct epoll_event ev[BENCH_SESSIONS_MAX];
-	int n = epoll_wait(d->epoll_fd, ev, BENCH_SESSIONS_MAX, patience_ms(d)), ended = 0;
+	int n = epoll_wait(d->epoll_fd, ev, BENCH_SESSIONS_MAX, silence_ms(d)), ended = 0;
 
 	if (n < 0 && errno != EINTR)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll: %s", dray_errno_text(errno));
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll failed: %s",
+				   dray_errno_text(errno));
 	if (!n)
-		return impatient(d, reterr);
+		return silent(d, reterr);
 	for (int i = 0; i < n; i++) {
 		struct bench_session *s = ev[i].data.ptr;
 		int got = serve(d, s, dray_process(s->end.d, 0), reterr);
@@ -127,7 +126,7 @@ static int wait_for_all(struct bench_drive *d, struct ctl_err *reterr)
 	int64_t until = dray_now().ns + d->spin_ns;
 	int n = 0;
 
-	/* without polling in between the descriptors are still armed */
+	/* Without polls in between, the descriptors are still prepared. */
 	if (!d->spin_ns)
 		return sleep_on_all(d, reterr);
 	while (!n && dray_now().ns < until)
@@ -154,7 +153,7 @@ int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 	d->left = count ? count : UINT64_MAX;
 	d->ends_ns = count ? INT64_MAX : began + duration_ns;
 	for (uint64_t i = 0; i < d->plan->sessions; i++)
-		if (fly(d, &d->sessions[i], reterr) < 0)
+		if (start(d, &d->sessions[i], reterr) < 0)
 			return -1;
 	while (d->in_flight)
 		if (turn(d, reterr) < 0)
@@ -178,7 +177,7 @@ int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 
 		if (d->epoll_fd < 0 ||
 		    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, dray_fd(sessions[i].end.d), &ev))
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll: %s",
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot use epoll: %s",
 					   dray_errno_text(errno));
 	}
 	return 0;

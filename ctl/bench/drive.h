@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Drives all sessions from one thread, and waits as the plan says. A single session waits as libdray does. With
- * several, which libdray cannot wait for together, adaptive is the same thing over all of them: polling for as long
- * as libdray would, then a sleep on their descriptors.
+ * Drives all sessions from one thread, with the plan's method of waiting. A single session waits in libdray. libdray
+ * cannot wait for several sessions together; for those, adaptive polls all of them for as long as libdray would, and
+ * then sleeps on their descriptors.
  */
 #ifndef DRAY_CTL_BENCH_DRIVE_H
 #define DRAY_CTL_BENCH_DRIVE_H
@@ -14,22 +14,22 @@ struct bench_drive {
 	struct bench_session *sessions; /* plan->sessions, borrowed */
 	int epoll_fd;
 	int64_t spin_ns;
-	/* of the lap */
+	/* of the present lap */
 	struct bench_lap *lap;
 	int64_t ends_ns;
 	uint64_t left; /* transfers that may still be started */
 	uint64_t in_flight;
-	int64_t heard_ns; /* when something was started or ended last */
+	int64_t active_ns; /* time of the last start or end of a transfer */
 };
 
 #define BENCH_DRIVE_NULL ((struct bench_drive){ .epoll_fd = -1 })
 
-/* 0 or -1. Close also what is half open. */
+/* 0 or -1; the caller closes in any case. */
 int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 		     struct bench_session *sessions, struct ctl_err *reterr);
 void bench_drive_close(struct bench_drive *d);
 
-/* So many transfers, or for so long where count is 0; until all have ended. Fills *ret. 0 or -1. */
+/* Runs `count` transfers, or for this time if count is 0, until all have ended. Fills *ret. 0 or -1. */
 int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 		    struct bench_lap *ret, struct ctl_err *reterr);
 

@@ -4,12 +4,12 @@
 #include "lib/time.h"
 #include "schema/gen/data.h"
 
-/* Registering touches every page: about 0.3 s a GiB. */
+/* Registration touches every page, which takes about 0.3 s for a GiB. */
 #define REQUEST_MS_MIN 60000
-/* libdray's defaults; more where more is to be in flight. */
+/* The defaults of libdray. */
 #define RING_ENTRIES_MIN 256
 #define ARENA_BYTES_MIN (4u << 20)
-/* Lists in the arena begin on cache lines of their own. */
+/* Each list in the arena has its own cache lines. */
 #define LIST_UNIT 64
 
 static enum ctl_exit exit_of(int code)
@@ -36,7 +36,7 @@ int bench_failed(struct ctl_err *reterr, const struct dray *d, const char *what,
 {
 	const char *why = d ? dray_last_error(d) : "";
 
-	return ctl_err_set(reterr, exit_of(-ret), "%s: %s (%s)", what,
+	return ctl_err_set(reterr, exit_of(-ret), "%s failed: %s (%s)", what,
 			   *why ? why : dray_strerror(ret), dray_strerrorname(ret));
 }
 
@@ -48,13 +48,13 @@ uint64_t bench_list_bytes(const struct bench_plan *p)
 }
 
 /*
- * Rings and arena for all that is to be in flight; an end that only has memory needs neither. What was measured is void
- * after a restart of the agent: only who serves waits for that.
+ * The end that submits needs rings and an arena for all transfers in flight; other ends need neither. Only a serving end
+ * reconnects, because a restart of the agent makes a measurement void.
  */
 static void options_of_role(const struct bench_plan *p, enum bench_role role,
 			    struct dray_options *o)
 {
-	if (role != BENCH_ASKS) {
+	if (role != BENCH_SUBMITS) {
 		o->flags = DRAY_OPTION_NO_RING |
 			   (role == BENCH_OWNS ? DRAY_OPTION_NO_RECONNECT : 0);
 		return;
@@ -100,14 +100,14 @@ int bench_end_open(struct bench_end *e, const struct bench_plan *p, enum bench_r
 		return -1;
 	ret = dray_memory_alloc(memory, 0, &e->memory);
 	if (ret)
-		return bench_failed(reterr, NULL, "memory", ret);
+		return bench_failed(reterr, NULL, "allocating memory", ret);
 	ret = dray_region_add_memory(e->d, &e->memory, DRAY_READ | DRAY_WRITE, &e->region);
 	return ret ? bench_failed(reterr, e->d, "registering memory", ret) : 0;
 }
 
 void bench_end_close(struct bench_end *e)
 {
-	/* the agent lets go of everything by itself, and nobody uses this memory again */
+	/* The agent releases everything with the session, and no transfer uses this memory again. */
 	dray_disconnect(e->d);
 	dray_memory_free(&e->memory);
 	*e = BENCH_END_NULL;

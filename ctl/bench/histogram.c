@@ -3,7 +3,7 @@
 
 #include "lib/cleanup.h"
 
-/* Values below 64 have a bucket each; above, the seven highest bits decide. */
+/* Each value below 64 has its own bucket; for others, the seven highest bits select it. */
 static unsigned bucket_of(uint64_t v)
 {
 	unsigned shift;

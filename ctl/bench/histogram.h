@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Times by their frequency, in fixed memory: 64 steps to each power of two, so that a quantile is at most
- * 1.6 % above the truth.
+ * A histogram of times in constant memory, with 64 buckets for each power of two, so that a quantile is at most 1.6 %
+ * above the true value.
  */
 #ifndef DRAY_CTL_BENCH_HISTOGRAM_H
 #define DRAY_CTL_BENCH_HISTOGRAM_H
@@ -18,10 +18,10 @@ struct ctl_histogram {
 
 void ctl_histogram_add(struct ctl_histogram *h, uint64_t v);
 
-/* All that the other one holds. */
+/* Adds all values of `from`. */
 void ctl_histogram_merge(struct ctl_histogram *h, const struct ctl_histogram *from);
 
-/* The smallest value that at least this share (0 to 1) of all are not above; 0 without any. */
+/* The quantile of this share (0 to 1); 0 for an empty histogram. */
 uint64_t ctl_histogram_quantile(const struct ctl_histogram *h, double share);
 
 #endif

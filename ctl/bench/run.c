@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end that measures: opens both ends, rehearses, and runs laps, with the ceilings between them. */
+/* A measurement: opens both ends, rehearses, and runs laps in turn with the ceilings. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,16 +12,14 @@
 struct run {
 	const struct bench_plan *plan;
 	struct bench_result *result;
-	struct bench_end far; /* open where it is ours */
+	struct bench_end far; /* open if it is in this process */
 	struct bench_session *sessions;
 	struct bench_drive drive;
 	struct bench_lap *lap;
 	struct bench_ceilings ceilings;
 };
 
-/* --- getting ready ------------------------------------------------------------------------------ */
-
-/* Touching more memory than there is has somebody killed; that is told before. */
+/* Using more memory than is available would make the kernel kill a process. */
 static int memory_check(const struct bench_plan *p, struct ctl_err *reterr)
 {
 	uint64_t needed = p->memory * p->sessions * (p->token ? 1 : 2), available = UINT64_MAX;
@@ -37,8 +35,8 @@ static int memory_check(const struct bench_plan *p, struct ctl_err *reterr)
 	if (needed <= available)
 		return 0;
 	return ctl_err_set(reterr, CTL_EXIT_FAILED,
-			   "this needs %s of memory, and %s are available; less of --size, --ops, "
-			   "--batch, --sessions or --memory needs less",
+			   "this needs %s of memory, but %s are available; reduce --size, --ops, "
+			   "--batch, --sessions or --memory",
 			   ctl_show_size(needed, a), ctl_show_size(available, b));
 }
 
@@ -51,14 +49,14 @@ static int token_get(struct run *r, struct dray_token *ret, struct ctl_err *rete
 		err = dray_token_parse(p->token, ret);
 		return err ? ctl_err_set(
 				     reterr, CTL_EXIT_USAGE,
-				     "--token: that is not what drayctl bench --serve printed") :
+				     "--token: this is not a token; use the output of --serve") :
 			     0;
 	}
-	/* a part for each session */
+	/* Each session uses its own part. */
 	if (bench_end_open(&r->far, p, BENCH_OWNS, p->memory * p->sessions, reterr) < 0)
 		return -1;
 	err = dray_region_export(r->far.d, r->far.region, NULL, ret);
-	return err ? bench_failed(reterr, r->far.d, "exporting", err) : 0;
+	return err ? bench_failed(reterr, r->far.d, "exporting the memory", err) : 0;
 }
 
 static int sessions_open(struct run *r, struct ctl_err *reterr)
@@ -77,8 +75,6 @@ static int sessions_open(struct run *r, struct ctl_err *reterr)
 	return bench_drive_open(&r->drive, r->plan, r->sessions, reterr);
 }
 
-/* --- measuring ---------------------------------------------------------------------------------- */
-
 static int lap(struct run *r, uint64_t count, int64_t duration_ns, struct ctl_err *reterr)
 {
 	struct bench_result *res = r->result;
@@ -93,7 +89,7 @@ static int lap(struct run *r, uint64_t count, int64_t duration_ns, struct ctl_er
 	return 0;
 }
 
-/* Which goes first alternates: what one leaves in the caches helps the other as often. */
+/* dray and the ceilings take turns in going first, so that both profit equally from warm caches. */
 static int round_run(struct run *r, unsigned i, struct ctl_err *reterr)
 {
 	const struct bench_plan *p = r->plan;
@@ -123,18 +119,18 @@ static int measure(struct run *r, FILE *notes, struct ctl_err *reterr)
 	ret = bench_ceilings_open(&r->ceilings, p, r->sessions, &r->far, first, notes, reterr);
 	for (unsigned i = 0; !ret && i < p->rounds; i++)
 		ret = round_run(r, i, reterr);
-	/* a registration that ends late, or a rail that is lost */
+	/* A registration may end late, or a rail may be lost. */
 	if (!ret && r->result->transport != first)
 		fprintf(notes,
-			"drayctl: the path changed from %s to %s while measuring: there is no "
-			"ceiling; run it again\n",
+			"drayctl: the path changed from %s to %s during the measurement, so there is "
+			"no ceiling; run it again\n",
 			dmsg_transport_name(first), dmsg_transport_name(r->result->transport));
 	else if (!ret)
-		bench_ceilings_tell(&r->ceilings, r->result);
+		bench_ceilings_result(&r->ceilings, r->result);
 	return ret;
 }
 
-/* Jain's index: 1 where all have moved as much, 1/n where one has moved all. */
+/* Jain's index: 1 if all sessions moved the same bytes, 1/n if one of n moved all. */
 static double fairness(const struct bench_session *s, uint64_t n)
 {
 	double sum = 0, squares = 0;
@@ -158,7 +154,7 @@ int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret_
 	int ret = 0;
 
 	if (!r.sessions || !r.lap)
-		ret = ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+		ret = ctl_no_memory(reterr);
 	for (uint64_t i = 0; !ret && i < p->sessions; i++)
 		r.sessions[i].end = BENCH_END_NULL;
 	if (!ret)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other end: memory, its token on standard output, and patience. */
+/* bench --serve: the other end, with memory and its token on standard output. */
 #include <errno.h>
 #include <poll.h>
 #include <unistd.h>
@@ -15,19 +15,14 @@ static int token_print(struct ctl *c, const struct bench_end *e, struct ctl_err 
 	int ret = dray_region_export(e->d, e->region, NULL, &token);
 
 	if (ret)
-		return bench_failed(reterr, e->d, "exporting", ret);
-	if (c->format == CTL_JSON) {
-		ctl_json_object(&j, NULL);
-		ctl_json_string(&j, "token", token.text);
-		ctl_json_uint(&j, "length", e->memory.length);
-		ctl_json_end(&j);
-	} else {
+		return bench_failed(reterr, e->d, "exporting the memory", ret);
+	if (c->format == CTL_JSON)
+		ctl_json_record(&j, NULL, J_TEXT("token", token.text),
+				J_UINT("length", e->memory.length));
+	else
 		fprintf(c->out, "%s\n", token.text);
-	}
-	/* whoever waits for it reads a pipe */
-	if (fflush(c->out) != 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "writing: %s", dray_errno_text(errno));
-	return 0;
+	/* A reader of a pipe waits for the token. */
+	return ctl_flush(c, reterr);
 }
 
 static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err *reterr)
@@ -37,21 +32,21 @@ static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err 
 	while (dray_next_event(e->d, &ev) > 0) {
 		switch (ev.type) {
 		case DRAY_EVENT_RESTORED:
-			/* the old token died with the session */
+			/* The old token became invalid with the old session. */
 			if (token_print(c, e, reterr) < 0)
 				return -1;
 			break;
 		case DRAY_EVENT_CLOSED:
 		case DRAY_EVENT_REGION_LOST:
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "the session ended: %s",
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "the session has ended: %s",
 					   ev.message && *ev.message ? ev.message :
 								       dray_strerror(ev.code));
 		case DRAY_EVENT_DRAINING:
 			fputs("drayctl: the agent is draining\n", c->err);
 			break;
 		case DRAY_EVENT_LOST:
-			fputs("drayctl: the agent is gone; waiting for it, then there is a new "
-			      "token\n",
+			fputs("drayctl: the agent has ended; waiting for its restart, which gives a "
+			      "new token\n",
 			      c->err);
 			break;
 		case DRAY_EVENT_NOTIFICATION:
@@ -63,7 +58,7 @@ static int events_take(struct ctl *c, const struct bench_end *e, struct ctl_err 
 	return 0;
 }
 
-/* End of file on standard input, which is looked at when poll() says so? */
+/* Reads standard input if poll() reports it; true at the end of file. */
 static bool input_ended(int fd, short revents)
 {
 	char drop[256];
@@ -79,16 +74,16 @@ static int serve(struct ctl *c, const struct bench_end *e, struct ctl_err *reter
 	};
 
 	for (;;) {
-		/* also what came while the token was made */
+		/* Also handles what came during the export of the token. */
 		int ret = dray_process(e->d, 0);
 
 		if (ret < 0)
-			return bench_failed(reterr, e->d, "the session ended", ret);
+			return bench_failed(reterr, e->d, "the session has ended", ret);
 		if (events_take(c, e, reterr) < 0)
 			return -1;
 		errno = 0;
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "poll: %s",
+			return ctl_err_set(reterr, CTL_EXIT_FAILED, "poll failed: %s",
 					   dray_errno_text(errno));
 		errno = 0;
 		if (input_ended(p[0].fd, p[0].revents))

@@ -8,7 +8,6 @@
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
-/* A transfer that takes longer has failed. */
 #define DEADLINE_MS 30000
 #define PAGE_BYTES 4096u
 
@@ -16,8 +15,6 @@ static uint64_t slot_bytes(const struct bench_plan *p)
 {
 	return p->size * p->ops;
 }
-
-/* --- getting ready ------------------------------------------------------------------------------ */
 
 static int remote_get(struct bench_session *s, const struct dray_token *token, uint64_t *ret_length,
 		      struct ctl_err *reterr)
@@ -34,13 +31,15 @@ static int remote_get(struct bench_session *s, const struct dray_token *token, u
 	if (err)
 		return bench_failed(reterr, s->end.d, "importing the token", err);
 	if (!(info.access & wanted))
-		return ctl_err_set(reterr, CTL_EXIT_REFUSED, "the token does not allow to %s",
-				   wanted == DRAY_READ ? "read" : "write");
+		return ctl_err_set(
+			reterr, CTL_EXIT_REFUSED,
+			"the token does not allow to %s; use another token or --direction",
+			wanted == DRAY_READ ? "read" : "write");
 	*ret_length = info.length;
 	return 0;
 }
 
-/* How many slots there are at both ends, and where this session's part of the far one begins. */
+/* Sets the number of slots, and the start of this session's part of the far memory. */
 static int slots_get(struct bench_session *s, unsigned number, uint64_t far_length,
 		     uint64_t *ret_far_at, struct ctl_err *reterr)
 {
@@ -53,8 +52,8 @@ static int slots_get(struct bench_session *s, unsigned number, uint64_t far_leng
 	s->slots = dray_min(s->end.memory.length, part) / slot_bytes(p);
 	if (s->slots < p->batch)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED,
-				   "the token is for %s, and --size times --ops times --batch%s "
-				   "needs %s; serve more with --memory there",
+				   "the token is for %s, but --size times --ops times --batch%s "
+				   "needs %s; start --serve with more --memory",
 				   ctl_show_size(far_length, a),
 				   p->sessions > 1 ? " times --sessions" : "",
 				   ctl_show_size(slot_bytes(p) * p->batch * p->sessions, b));
@@ -73,7 +72,7 @@ static int lists_make(struct bench_session *s, uint64_t far_at, struct ctl_err *
 	s->wave = calloc(p->batch, sizeof(*s->wave));
 	s->flights = calloc(p->batch, sizeof(*s->flights));
 	if (!s->ops || !s->wave || !s->flights)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+		return ctl_no_memory(reterr);
 	op = s->ops;
 	for (uint64_t slot = 0; slot < s->slots; slot++)
 		for (uint64_t i = 0; i < p->ops; i++, op++) {
@@ -103,7 +102,7 @@ int bench_session_open(struct bench_session *s, const struct bench_plan *p, unsi
 	uint64_t far_length = 0, far_at = 0;
 
 	*s = (struct bench_session){ .plan = p, .end = BENCH_END_NULL };
-	if (bench_end_open(&s->end, p, BENCH_ASKS, p->memory, reterr) < 0 ||
+	if (bench_end_open(&s->end, p, BENCH_SUBMITS, p->memory, reterr) < 0 ||
 	    remote_get(s, token, &far_length, reterr) < 0 ||
 	    slots_get(s, number, far_length, &far_at, reterr) < 0)
 		return -1;
@@ -119,7 +118,7 @@ void bench_session_close(struct bench_session *s)
 	*s = (struct bench_session){ .end = BENCH_END_NULL };
 }
 
-/* Something that a wrong offset would show in. */
+/* Pseudo-random bytes, in which a wrong offset shows. */
 static void fill(uint8_t *p, uint64_t n, uint64_t seed)
 {
 	uint64_t x = 0x9e3779b97f4a7c15 + seed;
@@ -153,15 +152,13 @@ int bench_session_rehearse(struct bench_session *s, const struct bench_end *far,
 		if (memcmp(local + s->ops[i].local, remote + s->ops[i].remote, p->size))
 			return ctl_err_set(
 				reterr, CTL_EXIT_FAILED,
-				"operation %llu of the first transfer brought wrong bytes",
+				"operation %llu of the first transfer copied wrong bytes",
 				(unsigned long long)i);
 	*ret_transport = c.transport;
 	return 0;
 }
 
-/* --- measuring ---------------------------------------------------------------------------------- */
-
-/* Gives the first n of the wave their lists and flights. */
+/* Assigns lists and flights to the first n transfers of the wave. */
 static void wave_load(struct bench_session *s, uint64_t n, int64_t now)
 {
 	struct bench_flight *f = s->idle;
@@ -176,7 +173,7 @@ static void wave_load(struct bench_session *s, uint64_t n, int64_t now)
 	}
 }
 
-int bench_session_fly(struct bench_session *s, uint64_t most, int64_t now, struct ctl_err *reterr)
+int bench_session_start(struct bench_session *s, uint64_t most, int64_t now, struct ctl_err *reterr)
 {
 	uint64_t n = dray_min(most, s->plan->batch - s->in_flight);
 	int started;
@@ -185,7 +182,7 @@ int bench_session_fly(struct bench_session *s, uint64_t most, int64_t now, struc
 		return 0;
 	wave_load(s, n, now);
 	started = dray_submit_many(s->end.d, s->wave, n, NULL);
-	/* room comes with the next completion */
+	/* The next completion makes room. */
 	if (started == -DRAY_E_BUSY && s->in_flight)
 		return 0;
 	if (started < 0)
@@ -197,7 +194,7 @@ int bench_session_fly(struct bench_session *s, uint64_t most, int64_t now, struc
 	return started;
 }
 
-int bench_session_land(struct bench_session *s, struct bench_lap *lap, struct ctl_err *reterr)
+int bench_session_complete(struct bench_session *s, struct bench_lap *lap, struct ctl_err *reterr)
 {
 	int64_t now = dray_now().ns;
 	struct dray_completion c;
@@ -221,7 +218,7 @@ int bench_session_land(struct bench_session *s, struct bench_lap *lap, struct ct
 		lap->transport = c.transport;
 		n++;
 	}
-	/* what they mean for us, transfers tell: but left there they would keep us from sleeping */
+	/* The status of transfers has the same information, but events left in the queue would prevent sleep. */
 	while (dray_next_event(s->end.d, &ev) > 0)
 		;
 	return n;

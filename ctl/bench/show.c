@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What came out, for programs and for people. */
+/* The results, for programs and for people. */
 #include <inttypes.h>
 
 #include "ctl/bench/bench.h"
@@ -17,64 +17,41 @@ static const char *class_name(const struct bench_plan *p)
 	return bench_classes[p->priority == DRAY_PRIORITY_LATENCY];
 }
 
-/* --- JSON --------------------------------------------------------------------------------------- */
-
-static void latency_json(struct ctl_json *j, const struct ctl_histogram *h)
-{
-	ctl_json_object(j, "latency_ns");
-	ctl_json_uint(j, "min", h->min);
-	ctl_json_uint(j, "mean", h->count ? h->sum / h->count : 0);
-	ctl_json_uint(j, "p50", ctl_histogram_quantile(h, 0.5));
-	ctl_json_uint(j, "p99", ctl_histogram_quantile(h, 0.99));
-	ctl_json_uint(j, "p999", ctl_histogram_quantile(h, 0.999));
-	ctl_json_uint(j, "max", h->max);
-	ctl_json_end(j);
-}
-
-static void ceiling_json(struct ctl_json *j, const struct bench_ceiling_result *c)
-{
-	ctl_json_object(j, NULL);
-	ctl_json_string(j, "name", c->name);
-	ctl_json_string(j, "of", c->latency ? "latency_ns" : "bytes_per_second");
-	ctl_json_real(j, "dray", c->dray);
-	ctl_json_real(j, "ceiling", c->ceiling);
-	ctl_json_real(j, "ratio", c->ratio);
-	ctl_json_real(j, "ratio_min", c->ratio_min);
-	ctl_json_real(j, "ratio_max", c->ratio_max);
-	ctl_json_end(j);
-}
-
 void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f)
 {
+	const struct ctl_histogram *h = &r->latency;
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_string(&j, "transport", dmsg_transport_name(r->transport));
-	ctl_json_string(&j, "direction", direction_name(p));
-	ctl_json_string(&j, "class", class_name(p));
-	ctl_json_uint(&j, "size", p->size);
-	ctl_json_uint(&j, "ops", p->ops);
-	ctl_json_uint(&j, "batch", p->batch);
-	ctl_json_uint(&j, "sessions", p->sessions);
-	ctl_json_string(&j, "wait", bench_waits[p->wait]);
-	ctl_json_uint(&j, "transfers", r->transfers);
-	ctl_json_uint(&j, "operations", r->transfers * p->ops);
-	ctl_json_uint(&j, "bytes", r->bytes);
-	ctl_json_uint(&j, "duration_ns", (uint64_t)r->duration_ns);
-	ctl_json_real(&j, "bytes_per_second", bench_per_second(r->bytes, r->duration_ns));
-	ctl_json_real(&j, "operations_per_second",
-		      bench_per_second(r->transfers * p->ops, r->duration_ns));
-	ctl_json_real(&j, "fairness", r->fairness);
-	latency_json(&j, &r->latency);
-	ctl_json_uint(&j, "rounds", p->rounds);
+	ctl_json_add(&j, J_TEXT("transport", dmsg_transport_name(r->transport)),
+		     J_TEXT("direction", direction_name(p)), J_TEXT("class", class_name(p)),
+		     J_UINT("size", p->size), J_UINT("ops", p->ops), J_UINT("batch", p->batch),
+		     J_UINT("sessions", p->sessions), J_TEXT("wait", bench_waits[p->wait]),
+		     J_UINT("transfers", r->transfers), J_UINT("operations", r->transfers * p->ops),
+		     J_UINT("bytes", r->bytes), J_UINT("duration_ns", (uint64_t)r->duration_ns),
+		     J_REAL("bytes_per_second", bench_per_second(r->bytes, r->duration_ns)),
+		     J_REAL("operations_per_second",
+			    bench_per_second(r->transfers * p->ops, r->duration_ns)),
+		     J_REAL("fairness", r->fairness));
+	ctl_json_record(&j, "latency_ns", J_UINT("min", h->min),
+			J_UINT("mean", h->count ? h->sum / h->count : 0),
+			J_UINT("p50", ctl_histogram_quantile(h, 0.5)),
+			J_UINT("p99", ctl_histogram_quantile(h, 0.99)),
+			J_UINT("p999", ctl_histogram_quantile(h, 0.999)), J_UINT("max", h->max));
+	ctl_json_add(&j, J_UINT("rounds", p->rounds));
 	ctl_json_array(&j, "ceilings");
-	for (unsigned i = 0; i < r->n_ceilings; i++)
-		ceiling_json(&j, &r->ceilings[i]);
+	for (unsigned i = 0; i < r->n_ceilings; i++) {
+		const struct bench_ceiling_result *c = &r->ceilings[i];
+
+		ctl_json_record(&j, NULL, J_TEXT("name", c->name),
+				J_TEXT("of", c->latency ? "latency_ns" : "bytes_per_second"),
+				J_REAL("dray", c->dray), J_REAL("ceiling", c->ceiling),
+				J_REAL("ratio", c->ratio), J_REAL("ratio_min", c->ratio_min),
+				J_REAL("ratio_max", c->ratio_max));
+	}
 	ctl_json_end(&j);
 	ctl_json_end(&j);
 }
-
-/* --- plain -------------------------------------------------------------------------------------- */
 
 void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE *f)
 {
@@ -92,8 +69,6 @@ void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE 
 			r->ceilings[i].ceiling, r->ceilings[i].ratio);
 	fputc('\n', f);
 }
-
-/* --- text --------------------------------------------------------------------------------------- */
 
 static void ceiling_text(const struct bench_ceiling_result *c, uint64_t rounds, FILE *f)
 {

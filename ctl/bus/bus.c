@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include "ctl/render/human.h"
 #include "lib/cleanup.h"
@@ -15,244 +14,288 @@
 #include "lib/time.h"
 #include "schema/gen/dbus.h"
 
-/* While the agent's queue of new connections is full; there is nothing to wait on. */
+/* Between two tries while the agent's queue of new connections is full, which no descriptor reports. */
 #define CONNECT_PAUSE_MS 10
 
-static int no_answer(struct ctl_err *reterr, const char *path, int64_t timeout_ns)
+static int no_answer(const struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
 {
 	char span[CTL_HUMAN_BYTES];
 
 	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent on %s gives no answer within %s; it may be stopped, or "
-			   "--timeout too short",
-			   path, ctl_show_span((uint64_t)timeout_ns, span));
+			   "the agent on %s did not answer within %s; check whether it is stopped, "
+			   "or give a longer --timeout",
+			   c->control, ctl_show_span((uint64_t)timeout_ns, span));
 }
 
-static int connect_failed(struct ctl_err *reterr, const char *path, int err)
+static int connect_failed(const struct ctl *c, int err, struct ctl_err *reterr)
 {
 	reterr->absent = err == ENOENT || err == ECONNREFUSED;
 	switch (err) {
 	case ENOENT:
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-				   "no agent on %s: there is no such socket; start drayd, or name "
-				   "its socket with --control",
-				   path);
+		return ctl_err_set(
+			reterr, CTL_EXIT_UNREACHABLE,
+			"no agent on %s: the socket does not exist; start drayd, or name "
+			"its socket with --control",
+			c->control);
 	case ECONNREFUSED:
 		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-				   "no agent on %s: the one that made this socket is gone", path);
+				   "no agent on %s: the agent that made this socket has ended; "
+				   "start drayd",
+				   c->control);
 	case EACCES:
 	case EPERM:
 		return ctl_err_set(reterr, CTL_EXIT_REFUSED,
-				   "%s: permission denied; the socket's owner and mode "
-				   "(control.group, control.mode) decide who may connect",
-				   path);
+				   "cannot connect to %s: permission denied; the socket's owner "
+				   "and mode (control.group, control.mode) decide who may connect",
+				   c->control);
 	default:
-		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "%s: %s", path,
-				   dray_errno_text(err));
+		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "cannot connect to %s: %s",
+				   c->control, dray_errno_text(err));
 	}
 }
 
-static int gone(struct ctl_err *reterr, const struct ctl_bus *b, int err)
+static int closed(const struct ctl *c, int err, struct ctl_err *reterr)
 {
-	/* the authentication of D-Bus, not the kernel's: another user namespace, or no agent at all */
+	/* D-Bus authentication failed: the agent is in another user namespace, or the server is no agent. */
 	if (err == -EPERM)
-		return ctl_err_set(reterr, CTL_EXIT_REFUSED, "the agent on %s refuses who we are",
-				   b->path);
+		return ctl_err_set(reterr, CTL_EXIT_REFUSED,
+				   "the agent on %s rejected our credentials; run drayctl in the "
+				   "agent's user namespace",
+				   c->control);
 	return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE,
-			   "the agent on %s closed the connection; it may have ended, or have too "
-			   "many already",
-			   b->path);
+			   "the agent on %s closed the connection: it has ended, or has too many "
+			   "connections; check it and try again",
+			   c->control);
 }
 
 /* A connected socket, or -1. */
-static int socket_open(const char *path, int64_t timeout_ns, struct ctl_err *reterr)
+static int socket_open(const struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 	int64_t ends = dray_now().ns + timeout_ns;
 	int fd dray_auto_close = -1;
 
-	if (strlen(path) >= sizeof(sa.sun_path))
+	if (strlen(c->control) >= sizeof(sa.sun_path))
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--control: a socket's path has at most %zu bytes",
+				   "--control: the path is too long for a socket; use at most %zu "
+				   "bytes",
 				   sizeof(sa.sun_path) - 1);
-	memcpy(sa.sun_path, path, strlen(path));
+	memcpy(sa.sun_path, c->control, strlen(c->control));
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "socket: %s", dray_errno_text(errno));
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot make a socket: %s",
+				   dray_errno_text(errno));
 	while (connect(fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0) {
 		if (errno == EINTR)
 			continue;
 		if (errno != EAGAIN)
-			return connect_failed(reterr, path, errno);
+			return connect_failed(c, errno, reterr);
 		if (dray_now().ns >= ends)
-			return no_answer(reterr, path, timeout_ns);
+			return no_answer(c, timeout_ns, reterr);
 		poll(NULL, 0, CONNECT_PAUSE_MS);
 	}
 	return dray_take_fd(fd);
 }
 
-int ctl_bus_open(struct ctl_bus *b, const char *path, int64_t timeout_ns, struct ctl_err *reterr)
+int ctl_bus_open(struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr)
 {
 	int fd, ret;
 
-	*b = (struct ctl_bus){ .path = path, .timeout_ns = timeout_ns };
-	fd = socket_open(path, timeout_ns, reterr);
+	ctl_bus_close(c);
+	c->bus_timeout_ns = timeout_ns;
+	fd = socket_open(c, timeout_ns, reterr);
 	if (fd < 0)
 		return -1;
-	ret = sd_bus_new(&b->bus);
+	ret = sd_bus_new(&c->bus);
 	if (ret >= 0)
-		ret = sd_bus_set_fd(b->bus, fd, fd);
+		ret = sd_bus_set_fd(c->bus, fd, fd);
 	if (ret < 0)
 		dray_close(fd);
 	if (ret >= 0)
-		ret = sd_bus_start(b->bus);
+		ret = sd_bus_start(c->bus);
 	if (ret >= 0)
 		return 0;
-	ctl_bus_close(b);
-	/* the first bytes of the authentication go out at once, perhaps to nobody */
+	ctl_bus_close(c);
+	/* sd_bus_start() sends the first bytes of the authentication; the agent may be gone by then. */
 	if (ret == -EPIPE || ret == -ECONNRESET || ret == -ENOTCONN)
-		return gone(reterr, b, ret);
-	return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s: %s", path, dray_errno_text(ret));
+		return closed(c, ret, reterr);
+	return ctl_err_set(reterr, CTL_EXIT_FAILED, "cannot use D-Bus on %s: %s", c->control,
+			   dray_errno_text(ret));
 }
 
-void ctl_bus_close(struct ctl_bus *b)
+void ctl_bus_close(struct ctl *c)
 {
-	/* without flushing, which could wait for ever */
-	sd_bus_close_unref(b->bus);
-	b->bus = NULL;
+	/* Flushing could block without limit. */
+	sd_bus_close_unref(c->bus);
+	c->bus = NULL;
+	c->news = (struct ctl_news){ .any = false };
 }
 
-int ctl_bus_new_call(struct ctl_bus *b, const char *interface, const char *member,
-		     sd_bus_message **ret, struct ctl_err *reterr)
+int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret,
+		     struct ctl_err *reterr)
 {
-	int r = sd_bus_message_new_method_call(b->bus, ret, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
-					       interface, member);
-
-	if (r < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s: %s", member, dray_errno_text(r));
+	if (!c->bus && ctl_bus_open(c, c->timeout_ns, reterr) < 0)
+		return -1;
+	if (sd_bus_message_new_method_call(c->bus, ret, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					   interface, member) < 0)
+		return ctl_no_memory(reterr);
 	return 0;
 }
 
-struct answer {
-	sd_bus_message *m; /* NULL until it is there */
-};
-
-static int take_answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+static int reply_take(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct answer *a = userdata;
-
-	a->m = sd_bus_message_ref(m);
+	*(sd_bus_message **)userdata = sd_bus_message_ref(m);
 	return 1;
 }
 
-/* The agent's own words, in our exit statuses. */
-static int refused(struct ctl_err *reterr, const struct ctl_bus *b, const sd_bus_error *e)
+/* Turns the agent's error into an exit status and its text. */
+static void error_take(const struct ctl *c, const sd_bus_error *e, struct ctl_err *reterr)
 {
-	static const char *const refusals[] = { DRAY_DBUS_ERROR_DRAINING, DRAY_DBUS_ERROR_STOPPING,
-						DRAY_DBUS_ERROR_BUSY,
-						SD_BUS_ERROR_LIMITS_EXCEEDED };
+	static const struct {
+		const char *name;
+		enum ctl_exit exit;
+		const char *prefix;
+	} known[] = {
+		{ SD_BUS_ERROR_ACCESS_DENIED, CTL_EXIT_REFUSED, "refused: " },
+		{ SD_BUS_ERROR_INVALID_ARGS, CTL_EXIT_USAGE, "" },
+		{ DRAY_DBUS_ERROR_DRAINING, CTL_EXIT_REFUSED, "" },
+		{ DRAY_DBUS_ERROR_STOPPING, CTL_EXIT_REFUSED, "" },
+		{ DRAY_DBUS_ERROR_BUSY, CTL_EXIT_REFUSED, "" },
+		{ SD_BUS_ERROR_LIMITS_EXCEEDED, CTL_EXIT_REFUSED, "" },
+	};
 	char text[300];
 
 	snprintf(reterr->name, sizeof(reterr->name), "%s", e->name);
 	if (!strcmp(e->name, SD_BUS_ERROR_NO_REPLY) || !strcmp(e->name, SD_BUS_ERROR_DISCONNECTED))
-		return gone(reterr, b, 0);
+		closed(c, 0, reterr);
 	ctl_show_text(e->message ? e->message : e->name, text, sizeof(text));
-	if (!strcmp(e->name, SD_BUS_ERROR_ACCESS_DENIED))
-		return ctl_err_set(reterr, CTL_EXIT_REFUSED, "refused: %s", text);
-	if (!strcmp(e->name, SD_BUS_ERROR_INVALID_ARGS))
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", text);
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(refusals); i++)
-		if (!strcmp(e->name, refusals[i]))
-			return ctl_err_set(reterr, CTL_EXIT_REFUSED, "%s", text);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++)
+		if (!strcmp(e->name, known[i].name))
+			ctl_err_set(reterr, known[i].exit, "%s%s", known[i].prefix, text);
 	if (!strcmp(e->name, SD_BUS_ERROR_UNKNOWN_METHOD) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_OBJECT) ||
 	    !strcmp(e->name, SD_BUS_ERROR_UNKNOWN_INTERFACE))
-		return ctl_err_set(
-			reterr, CTL_EXIT_FAILED,
-			"what serves %s does not know this: %s; is it a drayd of another "
-			"release?",
-			b->path, text);
-	return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", text);
+		ctl_err_set(reterr, CTL_EXIT_FAILED,
+			    "the server on %s does not know this method: %s; check that it is a "
+			    "drayd of the same release",
+			    c->control, text);
+	/* The first error set wins. */
+	ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", text);
 }
 
-int ctl_bus_turn(struct ctl_bus *b, int64_t timeout_ns)
+/* Handles what the agent sends, for at most this long. 1: it sent something, 0: nothing, below 0: it is gone. */
+static int turn(struct ctl *c, int64_t timeout_ns)
 {
-	int ret = sd_bus_process(b->bus, NULL);
+	int ret = sd_bus_process(c->bus, NULL);
 
 	if (ret)
 		return ret < 0 ? ret : 1;
 	if (timeout_ns <= 0)
 		return 0;
-	/* rounded up: 0 would spin */
-	ret = sd_bus_wait(b->bus, (uint64_t)(timeout_ns + 999) / 1000);
+	/* Rounded up, because 0 would spin. */
+	ret = sd_bus_wait(c->bus, (uint64_t)(timeout_ns + 999) / 1000);
 	return ret == -EINTR ? 0 : ret;
 }
 
-int ctl_bus_call(struct ctl_bus *b, sd_bus_message *m, sd_bus_message **ret_reply,
+int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply,
 		 struct ctl_err *reterr)
 {
-	int64_t ends = dray_now().ns + b->timeout_ns;
-	struct answer answer = { NULL };
+	int64_t ends = dray_now().ns + c->bus_timeout_ns, left;
+	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	sd_bus_slot *slot = NULL;
 	int ret;
 
-	/* not sd_bus_call(), whose wait for the authentication knows no limit of ours */
-	ret = sd_bus_call_async(b->bus, &slot, m, take_answer, &answer, UINT64_MAX);
+	/* sd_bus_call() has no limit of ours on its wait for the authentication. */
+	ret = sd_bus_call_async(c->bus, &slot, m, reply_take, &reply, UINT64_MAX);
 	sd_bus_message_unref(m);
-	while (ret >= 0 && !answer.m) {
-		int64_t left = ends - dray_now().ns;
-
-		if (left <= 0)
-			break;
-		ret = ctl_bus_turn(b, left);
-	}
+	while (ret >= 0 && !reply && (left = ends - dray_now().ns) > 0)
+		ret = turn(c, left);
 	sd_bus_slot_unref(slot);
-	if (!answer.m && ret < 0)
-		return gone(reterr, b, ret);
-	if (!answer.m)
-		return no_answer(reterr, b->path, b->timeout_ns);
-	if (sd_bus_message_is_method_error(answer.m, NULL)) {
-		refused(reterr, b, sd_bus_message_get_error(answer.m));
-		sd_bus_message_unref(answer.m);
+	if (!reply)
+		return ret < 0 ? closed(c, ret, reterr) : no_answer(c, c->bus_timeout_ns, reterr);
+	if (sd_bus_message_is_method_error(reply, NULL)) {
+		error_take(c, sd_bus_message_get_error(reply), reterr);
 		return -1;
 	}
-	*ret_reply = answer.m;
+	*ret_reply = dray_take(reply);
 	return 0;
 }
 
-int ctl_bus_askv(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr, const char *types, va_list ap)
+int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply,
+		  struct ctl_err *reterr, const char *types, va_list ap)
 {
 	sd_bus_message *m;
-	int ret = 0;
 
-	if (ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, member, &m, reterr) < 0)
+	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, member, &m, reterr) < 0)
 		return -1;
-	if (types)
-		ret = sd_bus_message_appendv(m, types, ap);
-	if (ret < 0) {
+	if (types && sd_bus_message_appendv(m, types, ap) < 0) {
 		sd_bus_message_unref(m);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s: %s", member, dray_errno_text(ret));
+		return ctl_no_memory(reterr);
 	}
-	return ctl_bus_call(b, m, ret_reply, reterr);
+	return ctl_bus_send(c, m, ret_reply, reterr);
 }
 
-int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		struct ctl_err *reterr, const char *types, ...)
+int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply,
+		 struct ctl_err *reterr, const char *types, ...)
 {
 	va_list ap;
 	int ret;
 
 	va_start(ap, types);
-	ret = ctl_bus_askv(b, member, ret_reply, reterr, types, ap);
+	ret = ctl_bus_callv(c, member, ret_reply, reterr, types, ap);
 	va_end(ap);
 	return ret;
 }
 
-int ctl_bus_bad_reply(struct ctl_err *reterr, const char *what, int error)
+static int signal_handle(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct ctl_news *news = userdata;
+	const char *old, *new;
+
+	news->any = true;
+	if (!sd_bus_message_is_signal(m, NULL, DRAY_DBUS_SIGNAL_STATE_CHANGED) ||
+	    sd_bus_message_read(m, "ss", &old, &new) <= 0)
+		return 0;
+	news->drained |= !strcmp(new, CTL_STATE_DRAINED);
+	news->running |= !strcmp(new, CTL_STATE_RUNNING);
+	return 0;
+}
+
+int ctl_bus_subscribe(struct ctl *c, const char *signal, struct ctl_err *reterr)
+{
+	if (!c->bus && ctl_bus_open(c, c->timeout_ns, reterr) < 0)
+		return -1;
+	if (sd_bus_match_signal(c->bus, NULL, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal,
+				signal_handle, &c->news) < 0)
+		return ctl_no_memory(reterr);
+	return 0;
+}
+
+int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns, struct ctl_err *reterr)
+{
+	while (!c->news.any) {
+		int64_t left = ends_ns ? ends_ns - dray_now().ns : -1;
+		int ret = turn(c, interruptible ? 0 : left);
+
+		if (ret < 0)
+			return CTL_WAKE_CLOSED;
+		if (ret)
+			continue;
+		if (ends_ns && left <= 0)
+			return CTL_WAKE_TIME;
+		if (!interruptible)
+			continue;
+		ret = ctl_interrupt_wait(c, sd_bus_get_fd(c->bus), left, reterr);
+		if (ret <= CTL_WAKE_END)
+			return ret;
+	}
+	return CTL_WAKE_READY;
+}
+
+int ctl_bus_bad_reply(struct ctl_err *reterr, const char *member, int error)
 {
 	return ctl_err_set(reterr, CTL_EXIT_FAILED,
-			   "%s: the agent's answer is not what the interface says (%s); is it a "
-			   "drayd of another release?",
-			   what, dray_errno_text(error));
+			   "%s: the agent's reply does not have the types of the interface (%s); "
+			   "check that it is a drayd of the same release",
+			   member, dray_errno_text(error));
 }

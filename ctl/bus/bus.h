@@ -1,45 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent's control socket from the client's side. Nothing here waits longer than it was told: an agent
- * that is stopped, or whose queue of connections is full, ends in an error like one that is not there.
+ * The client's side of the control socket; the connection is in struct ctl. No call waits longer than its timeout: an
+ * agent that is stopped, or whose queue of connections is full, is an error like an agent that is not there.
  */
 #ifndef DRAY_CTL_BUS_BUS_H
 #define DRAY_CTL_BUS_BUS_H
 
 #include <systemd/sd-bus.h>
 
-#include "ctl/ctl.h"
+#include "ctl/interrupt.h"
 
-struct ctl_bus {
-	sd_bus *bus;
-	const char *path; /* borrowed */
-	int64_t timeout_ns;
-};
+/* Values of the property State. */
+#define CTL_STATE_RUNNING "running"
+#define CTL_STATE_DRAINED "drained"
 
-#define CTL_BUS_NULL ((struct ctl_bus){ .bus = NULL })
+/* Replaces the connection by a new one, whose calls have this timeout. 0 or -1. */
+int ctl_bus_open(struct ctl *c, int64_t timeout_ns, struct ctl_err *reterr);
+void ctl_bus_close(struct ctl *c);
 
-/* 0, or -1 with reterr. */
-int ctl_bus_open(struct ctl_bus *b, const char *path, int64_t timeout_ns, struct ctl_err *reterr);
-void ctl_bus_close(struct ctl_bus *b);
+/* A new call of a method of the agent, to be filled and passed on. Opens the connection. 0 or -1. */
+int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret,
+		     struct ctl_err *reterr);
 
-/* A new call of a method of the agent, to be filled and passed on. 0 or -1. */
-int ctl_bus_new_call(struct ctl_bus *b, const char *interface, const char *member,
-		     sd_bus_message **ret, struct ctl_err *reterr);
-
-/* Sends it (the message is consumed) and waits for the reply. 0 or -1. */
-int ctl_bus_call(struct ctl_bus *b, sd_bus_message *m, sd_bus_message **ret_reply,
+/* Sends the call, which is consumed, and waits for the reply. 0 or -1. */
+int ctl_bus_send(struct ctl *c, sd_bus_message *m, sd_bus_message **ret_reply,
 		 struct ctl_err *reterr);
 
-/* The same for a method of dev.dray.Agent1; types and arguments as with sd_bus_message_append(3), NULL: none. */
-int ctl_bus_ask(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		struct ctl_err *reterr, const char *types, ...);
-int ctl_bus_askv(struct ctl_bus *b, const char *member, sd_bus_message **ret_reply,
-		 struct ctl_err *reterr, const char *types, va_list ap);
+/* Calls a method of dev.dray.Agent1; types and arguments as of sd_bus_message_append(3), NULL: none. 0 or -1. */
+int ctl_bus_call(struct ctl *c, const char *member, sd_bus_message **ret_reply,
+		 struct ctl_err *reterr, const char *types, ...);
+int ctl_bus_callv(struct ctl *c, const char *member, sd_bus_message **ret_reply,
+		  struct ctl_err *reterr, const char *types, va_list ap);
 
-/* Handles what the agent sends, for at most this long. 1 if there was something, 0 if not, -1: it is gone. */
-int ctl_bus_turn(struct ctl_bus *b, int64_t timeout_ns);
+/* From now on, a signal of this name sets c->news. Opens the connection. 0 or -1. */
+int ctl_bus_subscribe(struct ctl *c, const char *signal, struct ctl_err *reterr);
 
-/* For a reply that is not what the interface says. Returns -1. */
-int ctl_bus_bad_reply(struct ctl_err *reterr, const char *what, int error);
+/*
+ * Handles the agent's messages until c->news.any is set (CTL_WAKE_READY) or until ends_ns; 0 is no limit.
+ * interruptible: ends as ctl_interrupt_wait() does; without it, there must be a limit. One of enum ctl_wake, or -1.
+ */
+int ctl_bus_wait(struct ctl *c, bool interruptible, int64_t ends_ns, struct ctl_err *reterr);
+
+/* For a reply that does not have the types of the interface. Returns -1. */
+int ctl_bus_bad_reply(struct ctl_err *reterr, const char *member, int error);
 
 #endif

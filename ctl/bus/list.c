@@ -1,244 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/bus/list.h"
 
-#include <errno.h>
+#include <ctype.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <string.h>
 #include <time.h>
 
 #include "ctl/render/human.h"
-#include "ctl/render/json.h"
+#include "lib/assert.h"
 #include "lib/cleanup.h"
-#include "lib/err.h"
 
-const struct ctl_list ctl_list_sessions = {
-	DRAY_DBUS_METHOD_LIST_SESSIONS,
-	NULL,
-	"sessions",
-	dray_dbus_session_fields,
-	DRAY_DBUS_SESSION_FIELD_N,
-	.columns = {
-		{ "SESSION", DRAY_DBUS_SESSION_FIELD_SESSION, CTL_CELL_NUMBER },
-		{ "NAME", DRAY_DBUS_SESSION_FIELD_NAME, CTL_CELL_TEXT },
-		{ "GROUP", DRAY_DBUS_SESSION_FIELD_GROUP, CTL_CELL_TEXT },
-		{ "UID", DRAY_DBUS_SESSION_FIELD_UID, CTL_CELL_NUMBER },
-		{ "PID", DRAY_DBUS_SESSION_FIELD_PID, CTL_CELL_NUMBER },
-		{ "WORKER", DRAY_DBUS_SESSION_FIELD_WORKER, CTL_CELL_NUMBER },
-		{ "REGIONS", DRAY_DBUS_SESSION_FIELD_REGIONS, CTL_CELL_NUMBER },
-		{ "REMOTES", DRAY_DBUS_SESSION_FIELD_REMOTES, CTL_CELL_NUMBER },
-		{ "TOKENS", DRAY_DBUS_SESSION_FIELD_TOKENS, CTL_CELL_NUMBER },
-		{ "RING", DRAY_DBUS_SESSION_FIELD_RING, CTL_CELL_YES_NO },
-		{ "AGE", DRAY_DBUS_SESSION_FIELD_AGE_NS, CTL_CELL_SPAN },
-	},
-};
-
-const struct ctl_list ctl_list_regions = {
-	DRAY_DBUS_METHOD_LIST_REGIONS,
-	NULL,
-	"regions",
-	dray_dbus_region_fields,
-	DRAY_DBUS_REGION_FIELD_N,
-	.columns = {
-		{ "REGION", DRAY_DBUS_REGION_FIELD_REGION, CTL_CELL_NUMBER },
-		{ "NAME", DRAY_DBUS_REGION_FIELD_NAME, CTL_CELL_TEXT },
-		{ "SESSION", DRAY_DBUS_REGION_FIELD_SESSION, CTL_CELL_NUMBER },
-		{ "KIND", DRAY_DBUS_REGION_FIELD_KIND, CTL_CELL_TEXT },
-		{ "ACCESS", DRAY_DBUS_REGION_FIELD_ACCESS, CTL_CELL_TEXT },
-		{ "EXTENTS", DRAY_DBUS_REGION_FIELD_EXTENTS, CTL_CELL_NUMBER },
-		{ "LENGTH", DRAY_DBUS_REGION_FIELD_LENGTH, CTL_CELL_SIZE },
-		{ "TOKENS", DRAY_DBUS_REGION_FIELD_TOKENS, CTL_CELL_NUMBER },
-		{ "GRANTS", DRAY_DBUS_REGION_FIELD_GRANTS, CTL_CELL_NUMBER },
-		{ "STATE", DRAY_DBUS_REGION_FIELD_STATE, CTL_CELL_STATE },
-		{ "GPU", DRAY_DBUS_REGION_FIELD_DEVICE, CTL_CELL_TEXT },
-		{ "RDMA", DRAY_DBUS_REGION_FIELD_RDMA, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_peers = {
-	DRAY_DBUS_METHOD_LIST_PEERS,
-	NULL,
-	"peers",
-	dray_dbus_peer_fields,
-	DRAY_DBUS_PEER_FIELD_N,
-	.columns = {
-		{ "SEGMENT", DRAY_DBUS_PEER_FIELD_SEGMENT, CTL_CELL_TEXT },
-		{ "AGENT", DRAY_DBUS_PEER_FIELD_AGENT_ID, CTL_CELL_TEXT },
-		{ "STATE", DRAY_DBUS_PEER_FIELD_STATE, CTL_CELL_STATE },
-		{ "FOR", DRAY_DBUS_PEER_FIELD_SINCE_NS, CTL_CELL_SPAN },
-		{ "HEARD", DRAY_DBUS_PEER_FIELD_HEARTBEAT_AGE_NS, CTL_CELL_SPAN },
-		{ "PATH", DRAY_DBUS_PEER_FIELD_TRANSPORT, CTL_CELL_TEXT },
-		{ "STREAMS", DRAY_DBUS_PEER_FIELD_STREAMS, CTL_CELL_NUMBER },
-		{ "RAILS", DRAY_DBUS_PEER_FIELD_RAILS, CTL_CELL_NUMBER },
-		{ "GRANTS", DRAY_DBUS_PEER_FIELD_GRANTS, CTL_CELL_NUMBER },
-		{ "IMPORTS", DRAY_DBUS_PEER_FIELD_IMPORTS, CTL_CELL_NUMBER },
-		{ "REASON", DRAY_DBUS_PEER_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_rails = {
-	DRAY_DBUS_METHOD_LIST_RAILS,
-	NULL,
-	"rails",
-	dray_dbus_rail_fields,
-	DRAY_DBUS_RAIL_FIELD_N,
-	.columns = {
-		{ "DEVICE", DRAY_DBUS_RAIL_FIELD_DEVICE, CTL_CELL_TEXT },
-		{ "PORT", DRAY_DBUS_RAIL_FIELD_PORT, CTL_CELL_NUMBER },
-		{ "LINK", DRAY_DBUS_RAIL_FIELD_STATE, CTL_CELL_STATE },
-		{ "RAIL", DRAY_DBUS_RAIL_FIELD_RAIL, CTL_CELL_SIGNED },
-		{ "STATE", DRAY_DBUS_RAIL_FIELD_RAIL_STATE, CTL_CELL_STATE },
-		{ "RATE", DRAY_DBUS_RAIL_FIELD_RATE, CTL_CELL_BITS },
-		{ "MTU", DRAY_DBUS_RAIL_FIELD_MTU, CTL_CELL_NUMBER },
-		{ "NETDEV", DRAY_DBUS_RAIL_FIELD_NETDEV, CTL_CELL_TEXT },
-		{ "NUMA", DRAY_DBUS_RAIL_FIELD_NUMA, CTL_CELL_SIGNED },
-		{ "INDEX", DRAY_DBUS_RAIL_FIELD_GID_INDEX, CTL_CELL_SIGNED },
-		{ "GID", DRAY_DBUS_RAIL_FIELD_GID, CTL_CELL_TEXT },
-		{ "REASON", DRAY_DBUS_RAIL_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_paths = {
-	DRAY_DBUS_METHOD_LIST_PATHS,
-	NULL,
-	"paths",
-	dray_dbus_path_fields,
-	DRAY_DBUS_PATH_FIELD_N,
-	.columns = {
-		{ "SEGMENT", DRAY_DBUS_PATH_FIELD_SEGMENT, CTL_CELL_TEXT },
-		{ "DEVICE", DRAY_DBUS_PATH_FIELD_DEVICE, CTL_CELL_TEXT },
-		{ "PORT", DRAY_DBUS_PATH_FIELD_PORT, CTL_CELL_NUMBER },
-		{ "GID", DRAY_DBUS_PATH_FIELD_GID, CTL_CELL_TEXT },
-		{ "TO GID", DRAY_DBUS_PATH_FIELD_TO_GID, CTL_CELL_TEXT },
-		{ "MTU", DRAY_DBUS_PATH_FIELD_MTU, CTL_CELL_NUMBER },
-		{ "STATE", DRAY_DBUS_PATH_FIELD_STATE, CTL_CELL_STATE },
-		{ "QPS", DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS, CTL_CELL_NUMBER },
-		{ "SENT", DRAY_DBUS_PATH_FIELD_SENT_BYTES, CTL_CELL_SIZE },
-		{ "RECEIVED", DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES, CTL_CELL_SIZE },
-		{ "RETRIES", DRAY_DBUS_PATH_FIELD_RETRIES, CTL_CELL_NUMBER },
-		{ "REASON", DRAY_DBUS_PATH_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_transfers = {
-	DRAY_DBUS_METHOD_LIST_TRANSFERS,
-	NULL,
-	"transfers",
-	dray_dbus_transfer_fields,
-	DRAY_DBUS_TRANSFER_FIELD_N,
-	.columns = {
-		{ "SESSION", DRAY_DBUS_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
-		{ "REQUEST", DRAY_DBUS_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
-		{ "WAY", DRAY_DBUS_TRANSFER_FIELD_DIRECTION, CTL_CELL_TEXT },
-		{ "CLASS", DRAY_DBUS_TRANSFER_FIELD_CLASS, CTL_CELL_TEXT },
-		{ "PATH", DRAY_DBUS_TRANSFER_FIELD_TRANSPORT, CTL_CELL_TEXT },
-		{ "GPU", DRAY_DBUS_TRANSFER_FIELD_GPU_PATH, CTL_CELL_TEXT },
-		{ "STATE", DRAY_DBUS_TRANSFER_FIELD_STATE, CTL_CELL_STATE },
-		{ "OPS", DRAY_DBUS_TRANSFER_FIELD_OPERATIONS, CTL_CELL_NUMBER },
-		{ "BYTES", DRAY_DBUS_TRANSFER_FIELD_BYTES, CTL_CELL_SIZE },
-		{ "DONE", DRAY_DBUS_TRANSFER_FIELD_BYTES_DONE, CTL_CELL_SIZE },
-		{ "SLICES", DRAY_DBUS_TRANSFER_FIELD_SLICES, CTL_CELL_NUMBER },
-		{ "AGE", DRAY_DBUS_TRANSFER_FIELD_AGE_NS, CTL_CELL_SPAN },
-		{ "LEFT", DRAY_DBUS_TRANSFER_FIELD_LEFT_NS, CTL_CELL_SPAN },
-	},
-};
-
-const struct ctl_list ctl_list_ended = {
-	DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS,
-	NULL,
-	"ended_transfers",
-	dray_dbus_ended_transfer_fields,
-	DRAY_DBUS_ENDED_TRANSFER_FIELD_N,
-	.columns = {
-		{ "AGO", DRAY_DBUS_ENDED_TRANSFER_FIELD_AGO_NS, CTL_CELL_SPAN },
-		{ "SESSION", DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION, CTL_CELL_NUMBER },
-		{ "REQUEST", DRAY_DBUS_ENDED_TRANSFER_FIELD_REQUEST, CTL_CELL_NUMBER },
-		{ "SEGMENT", DRAY_DBUS_ENDED_TRANSFER_FIELD_SEGMENT, CTL_CELL_TEXT },
-		{ "WAY", DRAY_DBUS_ENDED_TRANSFER_FIELD_DIRECTION, CTL_CELL_TEXT },
-		{ "PATH", DRAY_DBUS_ENDED_TRANSFER_FIELD_TRANSPORT, CTL_CELL_TEXT },
-		{ "GPU", DRAY_DBUS_ENDED_TRANSFER_FIELD_GPU_PATH, CTL_CELL_TEXT },
-		{ "STATUS", DRAY_DBUS_ENDED_TRANSFER_FIELD_STATUS, CTL_CELL_STATE },
-		{ "OPS", DRAY_DBUS_ENDED_TRANSFER_FIELD_OPERATIONS, CTL_CELL_NUMBER },
-		{ "BYTES", DRAY_DBUS_ENDED_TRANSFER_FIELD_BYTES, CTL_CELL_SIZE },
-		{ "TOOK", DRAY_DBUS_ENDED_TRANSFER_FIELD_DURATION_NS, CTL_CELL_SPAN },
-		{ "QUEUED", DRAY_DBUS_ENDED_TRANSFER_FIELD_QUEUED_NS, CTL_CELL_SPAN },
-		{ "MOVED", DRAY_DBUS_ENDED_TRANSFER_FIELD_MOVED_NS, CTL_CELL_SPAN },
-	},
-};
-
-const struct ctl_list ctl_list_events = {
-	DRAY_DBUS_METHOD_LIST_EVENTS,
-	"t",
-	"events",
-	dray_dbus_event_fields,
-	DRAY_DBUS_EVENT_FIELD_N,
-	.columns = {
-		{ "TIME", DRAY_DBUS_EVENT_FIELD_TIME_NS, CTL_CELL_TIME },
-		{ "KIND", DRAY_DBUS_EVENT_FIELD_KIND, CTL_CELL_TEXT },
-		{ "SUBJECT", DRAY_DBUS_EVENT_FIELD_SUBJECT, CTL_CELL_TEXT },
-		{ "FROM", DRAY_DBUS_EVENT_FIELD_OLD, CTL_CELL_STATE },
-		{ "TO", DRAY_DBUS_EVENT_FIELD_NEW, CTL_CELL_STATE },
-		{ "REASON", DRAY_DBUS_EVENT_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_settings = {
-	DRAY_DBUS_METHOD_DUMP_CONFIG,
-	NULL,
-	"settings",
-	dray_dbus_setting_fields,
-	DRAY_DBUS_SETTING_FIELD_N,
-	.columns = {
-		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
-		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
-	},
-};
-
-const struct ctl_list ctl_list_origins = {
-	DRAY_DBUS_METHOD_DUMP_CONFIG,
-	NULL,
-	"settings",
-	dray_dbus_setting_fields,
-	DRAY_DBUS_SETTING_FIELD_N,
-	.columns = {
-		{ "KEY", DRAY_DBUS_SETTING_FIELD_KEY, CTL_CELL_TEXT },
-		{ "VALUE", DRAY_DBUS_SETTING_FIELD_VALUE, CTL_CELL_TEXT },
-		{ "RELOADS", DRAY_DBUS_SETTING_FIELD_RELOAD, CTL_CELL_YES_NO },
-		{ "ORIGIN", DRAY_DBUS_SETTING_FIELD_ORIGIN, CTL_CELL_TEXT },
-	},
-};
-
-/* --- renderings --------------------------------------------------------------------------------- */
-
-static void json_print(const struct ctl_list *l, const struct ctl_rows *r, FILE *f)
+void ctl_rows_json(struct ctl_json *j, const char *key, const struct ctl_rows *r)
 {
-	struct ctl_json j = CTL_JSON(f);
-
-	ctl_json_object(&j, NULL);
-	ctl_json_array(&j, l->what);
+	ctl_json_array(j, key);
 	for (size_t row = 0; row < r->n; row++) {
-		ctl_json_object(&j, NULL);
+		ctl_json_object(j, NULL);
 		for (unsigned i = 0; i < r->n_fields; i++) {
 			const struct ctl_value *v = ctl_rows_at(r, row, i);
 			const struct dray_dbus_field *field = &r->fields[i];
 
 			if (!v->set)
-				ctl_json_null(&j, field->key);
+				ctl_json_add(j, J_NULL(field->key));
 			else if (*field->type == 's')
-				ctl_json_string(&j, field->key, v->s);
+				ctl_json_add(j, J_TEXT(field->key, v->s));
 			else if (*field->type == 'b')
-				ctl_json_bool(&j, field->key, v->n);
+				ctl_json_add(j, J_BOOL(field->key, v->n));
 			else if (*field->type == 'i')
-				ctl_json_int(&j, field->key, (int64_t)v->n);
+				ctl_json_add(j, J_INT(field->key, (int64_t)v->n));
 			else
-				ctl_json_uint(&j, field->key, v->n);
+				ctl_json_add(j, J_UINT(field->key, v->n));
 		}
-		ctl_json_end(&j);
+		ctl_json_end(j);
 	}
-	ctl_json_end(&j);
-	ctl_json_end(&j);
+	ctl_json_end(j);
 }
 
-static void plain_print(const struct ctl_rows *r, FILE *f)
+void ctl_rows_plain(FILE *f, const struct ctl_rows *r)
 {
 	char text[CTL_CELL_BYTES];
 
@@ -269,151 +67,169 @@ static const char *time_text(uint64_t ns, char buf[CTL_CELL_BYTES])
 	return buf;
 }
 
-const char *ctl_cell_text(enum ctl_cell_kind kind, const struct ctl_value *v,
+static bool ends_with(const char *key, const char *suffix)
+{
+	size_t n = strlen(key), end = strlen(suffix);
+
+	return n >= end && !strcmp(key + n - end, suffix);
+}
+
+/* The names of fields say what they hold. */
+static bool is_one_of(const char *key, const char *const *names, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(key, names[i]))
+			return true;
+	return false;
+}
+
+static bool is_state(const struct dray_dbus_field *field)
+{
+	static const char *const names[] = { "state", "rail_state", "status", "old", "new" };
+
+	return is_one_of(field->key, names, DRAY_ARRAY_SIZE(names));
+}
+
+static bool is_size(const struct dray_dbus_field *field)
+{
+	static const char *const names[] = { "length", "memory", "capacity", "allocated" };
+
+	return strstr(field->key, "bytes") || is_one_of(field->key, names, DRAY_ARRAY_SIZE(names));
+}
+
+const char *ctl_cell_text(const struct dray_dbus_field *field, const struct ctl_value *v,
 			  char buf[CTL_CELL_BYTES])
 {
 	if (!v->set)
 		return "-";
-	switch (kind) {
-	case CTL_CELL_STATE:
-	case CTL_CELL_TEXT:
+	if (*field->type == 's')
 		return *v->s ? ctl_show_text(v->s, buf, CTL_CELL_BYTES) : "-";
-	case CTL_CELL_NUMBER:
-		snprintf(buf, CTL_CELL_BYTES, "%" PRIu64, v->n);
-		return buf;
-	case CTL_CELL_SIGNED:
-		snprintf(buf, CTL_CELL_BYTES, "%" PRId64, (int64_t)v->n);
-		return (int64_t)v->n >= 0 ? buf : "-";
-	case CTL_CELL_BITS:
+	if (*field->type == 'b')
+		return v->n ? "yes" : "no";
+	if (!strcmp(field->key, "time_ns"))
+		return time_text(v->n, buf);
+	if (ends_with(field->key, "_ns"))
+		return ctl_show_span(v->n, buf);
+	if (is_size(field))
+		return ctl_show_size(v->n, buf);
+	if (!strcmp(field->key, "rate")) {
 		snprintf(buf, CTL_CELL_BYTES, "%" PRIu64 " Gb/s", v->n / 1000000000);
 		return v->n ? buf : "-";
-	case CTL_CELL_SIZE:
-		return ctl_show_size(v->n, buf);
-	case CTL_CELL_SPAN:
-		return ctl_show_span(v->n, buf);
-	case CTL_CELL_YES_NO:
-		return v->n ? "yes" : "no";
-	case CTL_CELL_TIME:
-		return time_text(v->n, buf);
 	}
-	return "-";
+	snprintf(buf, CTL_CELL_BYTES, "%" PRIu64, v->n);
+	/* A negative number stands for an unknown one, or for none. */
+	return *field->type == 'i' && (int64_t)v->n < 0 ? "-" : buf;
 }
 
-static void cell_add(struct ctl_table *t, enum ctl_cell_kind kind, const struct ctl_value *v)
+bool ctl_list_column(const struct ctl_list *l, const char **columns, struct ctl_column *ret)
 {
+	const char *key = *columns, *equals;
+	size_t n = strcspn(key, " "), title;
+
+	if (!n)
+		return false;
+	*columns += n + strspn(key + n, " ");
+	equals = memchr(key, '=', n);
+	title = equals ? (size_t)(equals - key) : n;
+	snprintf(ret->title, sizeof(ret->title), "%.*s", (int)title, key);
+	if (equals) {
+		n -= title + 1;
+		key = equals + 1;
+	} else {
+		if (ends_with(ret->title, "_ns"))
+			ret->title[n - 3] = '\0';
+		for (char *p = ret->title; *p; p++)
+			*p = *p == '_' ? ' ' : (char)toupper((unsigned char)*p);
+	}
+	for (ret->field = 0; ret->field < l->n_fields; ret->field++)
+		if (strlen(l->fields[ret->field].key) == n &&
+		    !strncmp(l->fields[ret->field].key, key, n))
+			return true;
+	/* A list names a field that the schema does not have. */
+	dray_assert(false);
+	return false;
+}
+
+static int table_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *r)
+{
+	struct ctl_column columns[CTL_TABLE_COLUMNS_MAX];
+	struct ctl_table t = CTL_TABLE_NULL;
+	const char *rest = l->columns;
 	char buf[CTL_CELL_BYTES];
 
-	ctl_table_add(t, ctl_cell_text(kind, v, buf),
-		      kind == CTL_CELL_STATE && v->set ? ctl_mood_of(v->s) : CTL_MOOD_NONE);
-}
-
-static bool is_number(enum ctl_cell_kind kind)
-{
-	return kind != CTL_CELL_TEXT && kind != CTL_CELL_STATE && kind != CTL_CELL_YES_NO &&
-	       kind != CTL_CELL_TIME;
-}
-
-static int table_print(const struct ctl_list *l, const struct ctl_rows *r, FILE *f, bool color)
-{
-	struct ctl_table t = CTL_TABLE_NULL;
-	int ret;
-
 	if (!r->n) {
-		fputs("no ", f);
+		fputs("no ", c->out);
 		for (const char *p = l->what; *p; p++)
-			fputc(*p == '_' ? ' ' : *p, f);
-		fputc('\n', f);
+			fputc(*p == '_' ? ' ' : *p, c->out);
+		fputc('\n', c->out);
 		return 0;
 	}
-	for (const struct ctl_column *c = l->columns; c->title; c++) {
-		t.right[t.columns++] = is_number(c->kind);
-		ctl_table_add(&t, c->title, CTL_MOOD_HEAD);
+	while (ctl_list_column(l, &rest, &columns[t.columns])) {
+		const struct dray_dbus_field *field = &l->fields[columns[t.columns].field];
+		bool words = *field->type == 's' || *field->type == 'b' ||
+			     !strcmp(field->key, "time_ns");
+
+		ctl_table_column(&t, columns[t.columns].title, !words);
 	}
 	for (size_t row = 0; row < r->n; row++)
-		for (unsigned i = 0; i < t.columns; i++)
-			cell_add(&t, l->columns[i].kind, ctl_rows_at(r, row, l->columns[i].field));
-	ret = ctl_table_print(&t, f, color);
-	ctl_table_deinit(&t);
-	return ret;
+		for (unsigned i = 0; i < t.columns; i++) {
+			const struct dray_dbus_field *field = &l->fields[columns[i].field];
+			const struct ctl_value *v = ctl_rows_at(r, row, columns[i].field);
+
+			ctl_table_add(&t, ctl_cell_text(field, v, buf),
+				      v->set && is_state(field) ? ctl_mood_of(v->s) :
+								  CTL_MOOD_NONE);
+		}
+	return ctl_table_finish(&t, c->out, c->color);
 }
 
 int ctl_list_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *rows,
 		   struct ctl_err *reterr)
 {
-	int ret = 0;
+	struct ctl_json j = CTL_JSON(c->out);
 
-	if (c->format == CTL_JSON)
-		json_print(l, rows, c->out);
-	else if (c->format == CTL_PLAIN)
-		plain_print(rows, c->out);
-	else
-		ret = table_print(l, rows, c->out, c->color);
-	return ret < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(ret)) : 0;
+	if (c->format == CTL_TEXT)
+		return table_print(c, l, rows) < 0 ? ctl_no_memory(reterr) : 0;
+	if (c->format == CTL_PLAIN) {
+		ctl_rows_plain(c->out, rows);
+		return 0;
+	}
+	ctl_json_object(&j, NULL);
+	ctl_rows_json(&j, l->what, rows);
+	ctl_json_end(&j);
+	return 0;
 }
 
-/* --- asking ------------------------------------------------------------------------------------- */
-
-int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, sd_bus_message *reply,
-		  struct ctl_err *reterr)
+int ctl_list_read(const struct ctl_list *l, struct ctl_rows *rows, struct ctl_err *reterr)
 {
-	int ret = ctl_rows_read(rows, reply, l->fields, l->n_fields);
+	int ret = ctl_rows_read(rows, l->fields, l->n_fields);
 
 	return ret < 0 ? ctl_bus_bad_reply(reterr, l->member, ret) : 0;
 }
 
-int ctl_list_get(struct ctl_bus *b, const struct ctl_list *l, uint64_t after, struct ctl_rows *rows,
-		 sd_bus_message **reply, struct ctl_err *reterr)
+int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows,
+		 struct ctl_err *reterr, const char *types, ...)
 {
-	if (ctl_bus_ask(b, l->member, reply, reterr, l->takes, after) < 0)
-		return -1;
-	return ctl_list_read(l, rows, *reply, reterr);
-}
-
-int ctl_list_run(struct ctl *c, const struct ctl_list *l)
-{
-	struct ctl_err err = CTL_ERR_NULL;
-	struct ctl_bus bus = CTL_BUS_NULL;
-	struct ctl_rows rows = CTL_ROWS_NULL;
-	sd_bus_message *reply = NULL;
+	va_list ap;
 	int ret;
 
-	ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
-	if (!ret)
-		ret = ctl_list_get(&bus, l, 0, &rows, &reply, &err);
-	if (!ret && l->empty && !rows.n && c->format == CTL_TEXT)
-		ret = l->empty(c, &bus, &err);
-	else if (!ret)
-		ret = ctl_list_print(c, l, &rows, &err);
-	ctl_rows_deinit(&rows);
-	sd_bus_message_unref(reply);
-	ctl_bus_close(&bus);
-	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+	*rows = CTL_ROWS_NULL;
+	va_start(ap, types);
+	ret = ctl_bus_callv(c, l->member, &rows->reply, reterr, types, ap);
+	va_end(ap);
+	return ret < 0 ? ret : ctl_list_read(l, rows, reterr);
 }
 
-/* --- verbs -------------------------------------------------------------------------------------- */
-
-int ctl_sessions(struct ctl *c)
+int ctl_list_run(struct ctl *c, const struct ctl_list *l, struct ctl_err *reterr)
 {
-	return ctl_list_run(c, &ctl_list_sessions);
+	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
+
+	if (ctl_list_get(c, l, &rows, reterr, NULL) < 0)
+		return -1;
+	return ctl_list_print(c, l, &rows, reterr);
 }
 
-int ctl_regions(struct ctl *c)
+int ctl_list_verb(struct ctl *c, struct ctl_err *reterr)
 {
-	return ctl_list_run(c, &ctl_list_regions);
-}
-
-int ctl_peers(struct ctl *c)
-{
-	return ctl_list_run(c, &ctl_list_peers);
-}
-
-int ctl_paths(struct ctl *c)
-{
-	return ctl_list_run(c, &ctl_list_paths);
-}
-
-int ctl_config(struct ctl *c)
-{
-	return ctl_list_run(c,
-			    c->values[CTL_OPTION_ORIGIN] ? &ctl_list_origins : &ctl_list_settings);
+	return ctl_list_run(c, c->verb->list, reterr);
 }

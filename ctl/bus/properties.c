@@ -8,31 +8,57 @@
 #include "ctl/bus/rows.h"
 #include "lib/cleanup.h"
 
+#define PROPERTY(name, type, field)                                                             \
+	{                                                                                       \
+		DRAY_DBUS_PROPERTY_##name, #field, type, offsetof(struct ctl_properties, field) \
+	}
+
+const struct ctl_property ctl_properties_known[] = {
+	PROPERTY(STATE, "s", state),
+	PROPERTY(VERSION, "s", version),
+	PROPERTY(AGENT_ID, "s", agent_id),
+	PROPERTY(INCARNATION, "t", incarnation),
+	PROPERTY(SEGMENT, "s", segment),
+	PROPERTY(PREFERRED_SEGMENT, "s", preferred_segment),
+	PROPERTY(PID, "u", pid),
+	PROPERTY(WORKERS, "u", workers),
+	PROPERTY(POLL_TIME_NS, "t", poll_time_ns),
+	PROPERTY(POLL_REASON, "s", poll_reason),
+	PROPERTY(GPU_PLUGIN, "s", gpu_plugin),
+	PROPERTY(UPTIME_NS, "t", uptime_ns),
+	PROPERTY(LOG_LEVEL, "s", log_level),
+	PROPERTY(TRANSFERS_LEFT, "t", transfers_left),
+	PROPERTY(BYTES_LEFT, "t", bytes_left),
+	PROPERTY(GRANTS_LEFT, "t", grants_left),
+	PROPERTY(DEADLINE_NS, "t", deadline_ns),
+};
+
+const unsigned ctl_properties_known_n = DRAY_ARRAY_SIZE(ctl_properties_known);
+
+static int counter_add(struct ctl_properties *p, const struct ctl_counter *c)
+{
+	if (p->n_counters == p->cap) {
+		size_t cap = p->cap ? p->cap * 2 : 64;
+		struct ctl_counter *more = reallocarray(p->counters, cap, sizeof(*more));
+
+		if (!more)
+			return -ENOMEM;
+		p->counters = more;
+		p->cap = cap;
+	}
+	p->counters[p->n_counters++] = *c;
+	return 0;
+}
+
 static int counters_read(struct ctl_properties *p, sd_bus_message *m)
 {
-	size_t cap = 0;
-	int ret;
+	struct ctl_counter c;
+	int ret = sd_bus_message_enter_container(m, 'v', "a{st}");
 
-	ret = sd_bus_message_enter_container(m, 'v', "a{st}");
 	if (ret >= 0)
 		ret = sd_bus_message_enter_container(m, 'a', "{st}");
-	while (ret >= 0) {
-		struct ctl_counter c;
-
-		ret = sd_bus_message_read(m, "{st}", &c.name, &c.value);
-		if (ret <= 0)
-			break;
-		if (p->n_counters == cap) {
-			struct ctl_counter *more;
-
-			cap = cap ? cap * 2 : 64;
-			more = reallocarray(p->counters, cap, sizeof(*more));
-			if (!more)
-				return -ENOMEM;
-			p->counters = more;
-		}
-		p->counters[p->n_counters++] = c;
-	}
+	while (ret >= 0 && (ret = sd_bus_message_read(m, "{st}", &c.name, &c.value)) > 0)
+		ret = counter_add(p, &c);
 	if (ret >= 0)
 		ret = sd_bus_message_exit_container(m);
 	return ret < 0 ? ret : sd_bus_message_exit_container(m);
@@ -40,48 +66,22 @@ static int counters_read(struct ctl_properties *p, sd_bus_message *m)
 
 static int property_read(struct ctl_properties *p, sd_bus_message *m, const char *name)
 {
-	uint64_t pid = 0, workers = 0;
-	const struct {
-		const char *name, *type;
-		const char **s;
-		uint64_t *n;
-	} known[] = {
-		{ DRAY_DBUS_PROPERTY_STATE, "s", &p->state, NULL },
-		{ DRAY_DBUS_PROPERTY_VERSION, "s", &p->version, NULL },
-		{ DRAY_DBUS_PROPERTY_AGENT_ID, "s", &p->agent_id, NULL },
-		{ DRAY_DBUS_PROPERTY_SEGMENT, "s", &p->segment, NULL },
-		{ DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT, "s", &p->preferred_segment, NULL },
-		{ DRAY_DBUS_PROPERTY_INCARNATION, "t", NULL, &p->incarnation },
-		{ DRAY_DBUS_PROPERTY_LOG_LEVEL, "s", &p->log_level, NULL },
-		{ DRAY_DBUS_PROPERTY_TRANSFERS_LEFT, "t", NULL, &p->transfers_left },
-		{ DRAY_DBUS_PROPERTY_BYTES_LEFT, "t", NULL, &p->bytes_left },
-		{ DRAY_DBUS_PROPERTY_GRANTS_LEFT, "t", NULL, &p->grants_left },
-		{ DRAY_DBUS_PROPERTY_DEADLINE_NS, "t", NULL, &p->deadline_ns },
-		{ DRAY_DBUS_PROPERTY_POLL_TIME_NS, "t", NULL, &p->poll_time_ns },
-		{ DRAY_DBUS_PROPERTY_POLL_REASON, "s", &p->poll_reason, NULL },
-		{ DRAY_DBUS_PROPERTY_GPU_PLUGIN, "s", &p->gpu_plugin, NULL },
-		{ DRAY_DBUS_PROPERTY_UPTIME_NS, "t", NULL, &p->uptime_ns },
-		{ DRAY_DBUS_PROPERTY_PID, "u", NULL, &pid },
-		{ DRAY_DBUS_PROPERTY_WORKERS, "u", NULL, &workers },
-	};
-
 	if (!strcmp(name, DRAY_DBUS_PROPERTY_COUNTERS))
 		return counters_read(p, m);
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++) {
+	for (unsigned i = 0; i < ctl_properties_known_n; i++) {
+		const struct ctl_property *k = &ctl_properties_known[i];
 		struct ctl_value v;
 		int ret;
 
-		if (strcmp(name, known[i].name))
+		if (strcmp(name, k->name))
 			continue;
-		ret = ctl_value_read(m, known[i].type, &v);
+		ret = ctl_value_read(m, k->type, &v);
 		if (ret < 0)
 			return ret;
-		if (known[i].s)
-			*known[i].s = v.s;
+		if (*k->type == 's')
+			memcpy((char *)p + k->offset, &v.s, sizeof(v.s));
 		else
-			*known[i].n = v.n;
-		p->pid = pid ? (uint32_t)pid : p->pid;
-		p->workers = workers ? (uint32_t)workers : p->workers;
+			memcpy((char *)p + k->offset, &v.n, sizeof(v.n));
 		return 0;
 	}
 	return sd_bus_message_skip(m, "v");
@@ -102,7 +102,7 @@ static int all_read(struct ctl_properties *p, sd_bus_message *m)
 	return ret;
 }
 
-int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_err *reterr)
+int ctl_properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *reterr)
 {
 	sd_bus_message *m;
 	int ret;
@@ -115,20 +115,16 @@ int ctl_properties_get(struct ctl_properties *p, struct ctl_bus *b, struct ctl_e
 				      .log_level = "",
 				      .poll_reason = "",
 				      .gpu_plugin = "" };
-	if (ctl_bus_new_call(b, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
+	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
-	ret = sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE);
-	if (ret < 0) {
+	if (sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE) < 0) {
 		sd_bus_message_unref(m);
-		return ctl_bus_bad_reply(reterr, "GetAll", ret);
+		return ctl_no_memory(reterr);
 	}
-	if (ctl_bus_call(b, m, &p->reply, reterr) < 0)
+	if (ctl_bus_send(c, m, &p->reply, reterr) < 0)
 		return -1;
 	ret = all_read(p, p->reply);
-	if (ret >= 0)
-		return 0;
-	ctl_properties_deinit(p);
-	return ctl_bus_bad_reply(reterr, "GetAll", ret);
+	return ret < 0 ? ctl_bus_bad_reply(reterr, "GetAll", ret) : 0;
 }
 
 void ctl_properties_deinit(struct ctl_properties *p)

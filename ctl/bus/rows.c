@@ -78,13 +78,13 @@ static struct ctl_value *row_add(struct ctl_rows *r)
 	return row;
 }
 
-int ctl_rows_read(struct ctl_rows *r, sd_bus_message *m, const struct dray_dbus_field *fields,
-		  unsigned n_fields)
+int ctl_rows_read(struct ctl_rows *r, const struct dray_dbus_field *fields, unsigned n_fields)
 {
-	int ret;
+	sd_bus_message *m = r->reply;
+	int ret = sd_bus_message_enter_container(m, 'a', "a{sv}");
 
-	*r = (struct ctl_rows){ .fields = fields, .n_fields = n_fields };
-	ret = sd_bus_message_enter_container(m, 'a', "a{sv}");
+	r->fields = fields;
+	r->n_fields = n_fields;
 	while (ret >= 0 && (ret = sd_bus_message_enter_container(m, 'a', "{sv}")) > 0) {
 		struct ctl_value *row = row_add(r);
 
@@ -92,13 +92,12 @@ int ctl_rows_read(struct ctl_rows *r, sd_bus_message *m, const struct dray_dbus_
 		if (ret >= 0)
 			ret = sd_bus_message_exit_container(m);
 	}
-	if (ret < 0)
-		ctl_rows_deinit(r);
 	return ret < 0 ? ret : 0;
 }
 
 void ctl_rows_deinit(struct ctl_rows *r)
 {
+	sd_bus_message_unref(r->reply);
 	free(r->values);
 	*r = CTL_ROWS_NULL;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a list method returns: rows of the schema's fields. */
+/* The reply of a list method: rows of the schema's fields. */
 #ifndef DRAY_CTL_BUS_ROWS_H
 #define DRAY_CTL_BUS_ROWS_H
 
@@ -9,12 +9,13 @@
 #include "schema/gen/dbus.h"
 
 struct ctl_value {
-	bool set;      /* an agent of an earlier release may leave fields out */
-	const char *s; /* of fields of type s; the message's */
+	bool set;      /* an older agent may leave fields out */
+	const char *s; /* of fields of type s; in the reply */
 	uint64_t n;    /* of all others; two's complement where the type has a sign */
 };
 
 struct ctl_rows {
+	sd_bus_message *reply; /* owned, because it holds the texts */
 	const struct dray_dbus_field *fields;
 	unsigned n_fields;
 	struct ctl_value *values; /* row by row */
@@ -23,10 +24,10 @@ struct ctl_rows {
 
 #define CTL_ROWS_NULL ((struct ctl_rows){ .values = NULL })
 
-/* Reads aa{sv}. Fields that are not known are passed over. 0 or -errno. The message must outlive the rows. */
-int ctl_rows_read(struct ctl_rows *r, sd_bus_message *m, const struct dray_dbus_field *fields,
-		  unsigned n_fields);
+/* Reads aa{sv} from the reply in r; skips unknown fields. 0 or -errno. */
+int ctl_rows_read(struct ctl_rows *r, const struct dray_dbus_field *fields, unsigned n_fields);
 void ctl_rows_deinit(struct ctl_rows *r);
+#define ctl_auto_rows __attribute__((cleanup(ctl_rows_deinit)))
 
 /* Reads one variant of that type into *ret; another type is -ENXIO. */
 int ctl_value_read(sd_bus_message *m, const char *type, struct ctl_value *ret);
@@ -35,6 +36,14 @@ static inline const struct ctl_value *ctl_rows_at(const struct ctl_rows *r, size
 						  unsigned field)
 {
 	return &r->values[row * r->n_fields + field];
+}
+
+/* The text of a field; "" if the agent left it out. */
+static inline const char *ctl_rows_text(const struct ctl_rows *r, size_t row, unsigned field)
+{
+	const char *s = ctl_rows_at(r, row, field)->s;
+
+	return s ? s : "";
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "ctl/ctl.h"
 
-void ctl_help_all(FILE *f);
-void ctl_help_verb(FILE *f, const struct ctl_verb *v);
+/* v: NULL for the list of verbs. */
+void ctl_help_print(FILE *f, const struct ctl_verb *v);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Kinds whose values change as time goes on, and who lists them. */
+/* The verbs that list the present values of a kind. */
 static const struct {
 	const char *verb;
 	unsigned column;
@@ -12,7 +12,7 @@ static const struct {
 	[CTL_KIND_SESSION] = { "sessions", 1 },
 };
 
-/* PATH is a name for what is meant, read|write are the words themselves. */
+/* A name such as PATH describes the value; read|write are the values themselves. */
 static bool are_words(struct ctl_span s)
 {
 	static const char allowed[] = "abcdefghijklmnopqrstuvwxyz0123456789-_|";
@@ -58,7 +58,7 @@ static struct ctl_span bare(struct ctl_span word)
 	return word;
 }
 
-/* The i-th word of the verb's args that is no option. */
+/* The i-th word of the verb's args that is not an option. */
 static bool argument_word(const struct ctl_verb *v, unsigned i, struct ctl_span *ret)
 {
 	struct ctl_span rest = { v->args, strlen(v->args) }, word;

@@ -10,7 +10,7 @@
 #define CHECK_PLUGIN "gpu-plugin"
 #define CHECK_PEERS "gpu-peers"
 
-static void ask(struct ctl_cuda *c, const char *path)
+static void query(struct ctl_cuda *c, const char *path)
 {
 	const struct gpu_plugin_ops *ops;
 	struct dray_err err = DRAY_ERR_NULL;
@@ -25,7 +25,7 @@ static void ask(struct ctl_cuda *c, const char *path)
 	if (c->n > GPU_DEVICES_MAX)
 		c->n = GPU_DEVICES_MAX;
 	if (!c->n)
-		snprintf(c->reason, sizeof(c->reason), "the driver shows CUDA no GPU");
+		snprintf(c->reason, sizeof(c->reason), "the driver reports no GPU to CUDA");
 	ops->close(p);
 }
 
@@ -33,19 +33,18 @@ void ctl_cuda_look(struct ctl_cuda *ret, const char *plugin, const struct nd_sca
 {
 	*ret = (struct ctl_cuda){ .n = 0 };
 	if (plugin && !strcmp(plugin, "none")) {
-		snprintf(ret->reason, sizeof(ret->reason), "not asked: --gpu-plugin none");
+		snprintf(ret->reason, sizeof(ret->reason), "not queried: --gpu-plugin none");
 	} else if (!live) {
-		snprintf(ret->reason, sizeof(ret->reason), "a recorded machine cannot be asked");
+		snprintf(ret->reason, sizeof(ret->reason),
+			 "CUDA is not queried for a recorded machine");
 	} else if (!plugin && !scan->nvidia.present) {
-		snprintf(ret->reason, sizeof(ret->reason), "no GPU of NVIDIA's driver is here");
+		snprintf(ret->reason, sizeof(ret->reason), "there is no GPU of NVIDIA's driver");
 	} else {
 		ret->asked = true;
 		gpu_plugin_path(plugin, ret->plugin);
-		ask(ret, plugin);
+		query(ret, plugin);
 	}
 }
-
-/* --- findings ------------------------------------------------------------------------------------------------ */
 
 static bool check_devices(const struct ctl_cuda *c, struct nd_findings *f)
 {
@@ -59,10 +58,10 @@ static bool check_devices(const struct ctl_cuda *c, struct nd_findings *f)
 		good = false;
 		ok = nd_findings_add(
 			f, ND_WARNING, CHECK_PLUGIN, d->uuid,
-			d->usable ? "use kind dmabuf, or another driver" :
-				    "take a release of dray whose plug-in has code for it",
+			d->usable ? "use regions of kind dmabuf, or another driver" :
+				    "install a release of dray whose plug-in supports it",
 			d->usable ?
-				"the driver can open neither cuda_ipc nor cuda_vmm handles on it (compute capability %u.%u)" :
+				"the driver can open neither cuda_ipc nor cuda_vmm handles on this GPU (compute capability %u.%u)" :
 				"the plug-in has no code for compute capability %u.%u",
 			d->major, d->minor);
 	}
@@ -70,11 +69,11 @@ static bool check_devices(const struct ctl_cuda *c, struct nd_findings *f)
 	       (!good ||
 		nd_findings_add(
 			f, ND_OK, CHECK_PLUGIN, "", "",
-			"%s: %u GPUs; each that is used gives some 500 MiB of its memory to the agent's context",
+			"%s: %u GPUs; the agent's context takes about 500 MiB of memory on each GPU that it uses",
 			c->driver, c->n));
 }
 
-/* How far apart two GPUs are that do not reach each other says what may be in the way. */
+/* The distance between two GPUs that do not reach each other suggests the cause. */
 static const char *peer_fix(const struct ctl_cuda *c, const struct nd_source *s, unsigned a,
 			    unsigned b)
 {
@@ -82,12 +81,12 @@ static const char *peer_fix(const struct ctl_cuda *c, const struct nd_source *s,
 	case ND_PIX:
 	case ND_PXB:
 	case ND_PHB:
-		return "switch PCIe access control (ACS) off on the bridges above them, and the IOMMU off or to passthrough";
+		return "disable PCIe access control (ACS) on the bridges above them, and disable the IOMMU or set it to passthrough";
 	case ND_NODE:
 	case ND_SYS:
 		break;
 	}
-	return "their ways meet in the processors, which do not pass this on for these GPUs: choose GPUs below one PCIe switch or with NVLink";
+	return "they are connected through the processors, which do not forward between these GPUs; choose GPUs below one PCIe switch or with NVLink";
 }
 
 static bool check_peers(const struct ctl_cuda *c, const struct nd_source *s, struct nd_findings *f)
@@ -116,7 +115,7 @@ static bool check_peers(const struct ctl_cuda *c, const struct nd_source *s, str
 				       c->n, nvlink, pairs);
 	return nd_findings_add(
 		f, ND_WARNING, CHECK_PEERS, "", peer_fix(c, s, first[0], first[1]),
-		"%u of %u pairs of GPUs do not reach each other, such as %s and %s: copies between them pass through host memory",
+		"%u of %u pairs of GPUs do not reach each other, such as %s and %s; copies between them go through host memory",
 		apart, pairs, c->v[first[0]].bdf, c->v[first[1]].bdf);
 }
 
@@ -127,7 +126,7 @@ bool ctl_cuda_check(const struct ctl_cuda *c, const struct nd_source *s, struct 
 	if (c->reason[0])
 		return nd_findings_add(
 			f, ND_WARNING, CHECK_PLUGIN, "",
-			"without it regions of kinds cuda_ipc and cuda_vmm are refused; dmabuf needs RDMA devices alone",
+			"without the plug-in, the agent refuses regions of kinds cuda_ipc and cuda_vmm; kind dmabuf only needs RDMA devices",
 			"%.239s", c->reason);
 	return check_devices(c, f) && check_peers(c, s, f);
 }

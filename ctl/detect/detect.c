@@ -10,7 +10,7 @@
 
 #define RNICS_MAX 64
 
-/* "a,b", with blanks around allowed. Empty members are refused. */
+/* Splits "a, b"; blanks around members are allowed, empty members are not. */
 static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
 		 struct ctl_err *reterr)
 {
@@ -26,10 +26,10 @@ static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
 			n--;
 		if (!n)
 			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "%s: a member of \"%.100s\" is empty",
+					   "%s: \"%.100s\" has an empty member; remove it",
 					   ctl_options[id].name, c->values[id]);
 		if (dray_strv_add(ret, at, n) < 0)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+			return ctl_no_memory(reterr);
 		at = end ? end + 1 : NULL;
 	}
 	return 0;
@@ -44,7 +44,7 @@ static int addresses(const struct dray_strv *node, struct ctl_err *reterr)
 		    inet_pton(AF_INET6, node->v[i], &any) != 1)
 			return ctl_err_set(
 				reterr, CTL_EXIT_USAGE,
-				"--node-addresses: \"%.60s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
+				"--node-addresses: \"%.60s\" is not an address; use numbers, such as 10.0.0.1 or 2001:db8::1",
 				node->v[i]);
 	return 0;
 }
@@ -60,7 +60,7 @@ static int source(struct ctl *c, struct nd_source *ret, struct ctl_err *reterr)
 	r = nd_source_open(ret, dir);
 	if (r < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED,
-				   "--from-sysfs %.200s: %s; it is a directory with sys/ in it",
+				   "--from-sysfs %.200s: %s; use a directory that contains sys/",
 				   dir, dray_errno_text(r));
 	return 0;
 }
@@ -118,21 +118,6 @@ void ctl_detect_close(struct ctl_detect *d)
 	dray_strv_clear(&d->node);
 }
 
-static int contradictions(struct ctl *c, struct ctl_err *reterr)
-{
-	if (c->values[CTL_OPTION_WATCH] && c->values[CTL_OPTION_FROM_SYSFS])
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"--watch needs this machine, and --from-sysfs names a recorded one");
-	if (c->values[CTL_OPTION_WATCH] && c->values[CTL_OPTION_EXPLAIN])
-		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--watch and --explain: one of them");
-	if (c->values[CTL_OPTION_EXPLAIN] && c->format != CTL_TEXT)
-		return ctl_err_set(
-			reterr, CTL_EXIT_USAGE,
-			"--explain is for people; --json without it has every GID with its score and reason");
-	return 0;
-}
-
 static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
 {
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
@@ -155,20 +140,14 @@ static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *rete
 	return r < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", dray_errno_text(r)) : 0;
 }
 
-int ctl_detect(struct ctl *c)
+int ctl_detect(struct ctl *c, struct ctl_err *reterr)
 {
-	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_detect d;
-	int status;
+	int ret = ctl_detect_open(&d, c, reterr);
 
-	if (contradictions(c, &err) < 0)
-		return ctl_fail(c, &err);
-	if (ctl_detect_open(&d, c, &err) < 0)
-		status = ctl_fail(c, &err);
-	else if (c->values[CTL_OPTION_WATCH])
-		status = ctl_detect_watch(c, &d);
-	else
-		status = print(c, &d, &err) < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+	if (!ret)
+		ret = c->values[CTL_OPTION_WATCH] ? ctl_detect_watch(c, &d, reterr) :
+						    print(c, &d, reterr);
 	ctl_detect_close(&d);
-	return status;
+	return ret;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* drayctl detect, in its forms. */
+/* The forms of drayctl detect. */
 #ifndef DRAY_CTL_DETECT_DETECT_H
 #define DRAY_CTL_DETECT_DETECT_H
 
@@ -8,27 +8,27 @@
 #include "lib/strv.h"
 #include "netdetect/scan.h"
 
-/* What the command line asks of a scan; the lists own their texts. */
+/* The options of a scan; the lists own their texts. */
 struct ctl_detect {
 	struct nd_source source;
 	struct nd_scan_options options;
 	struct dray_strv only, without, gid_indices, node;
 };
 
-/* Of the options given. 0 or -1 with reterr. */
+/* Reads the options. 0 or -1; the caller closes in any case. */
 int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr);
 void ctl_detect_close(struct ctl_detect *d);
 
-/* The whole scan for people, for scripts, and as schema/ctl/detect.json says. 0 or -errno. */
+/* Print the whole scan for people, for scripts, and as in schema/ctl/detect.json. 0 or -errno. */
 int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan);
 int ctl_detect_json(struct ctl *c, const struct nd_scan *scan, const struct ctl_cuda *cuda);
 
-/* One device or port ("mlx5_0", "mlx5_0/1"). -1 with reterr where there is none. */
+/* Prints one device or port ("mlx5_0", "mlx5_0/1"). 0 or -1. */
 int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *what,
 		       struct ctl_err *reterr);
 
-/* Changes until SIGINT, SIGTERM, or the reader goes. The exit status. */
-int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d);
+/* Prints changes until SIGINT, SIGTERM, or until the reader closes the output. 0 or -1. */
+int ctl_detect_watch(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr);
 
 #endif

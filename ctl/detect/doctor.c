@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* drayctl doctor: a line for each finding. Exits 0 clean, 1 with warnings, 2 with errors. */
+/* doctor: one line for each finding. Exits with 0, 1 for warnings, or 2 for errors. */
 #include "netdetect/doctor/doctor.h"
-
-#include <errno.h>
 
 #include "ctl/command_line/args.h"
 #include "ctl/detect/detect.h"
@@ -23,7 +21,7 @@ static void print_text(struct ctl *c, const struct nd_findings *f)
 
 		ctl_mood_print(c->out, nd_severity_name(x->severity), moods[x->severity], c->color);
 		fprintf(c->out, "\t%s%s%s: %s%s%s\n", x->check, *x->about ? " " : "", x->about,
-			x->text, *x->fix ? "; to mend: " : "", x->fix);
+			x->text, *x->fix ? "; fix: " : "", x->fix);
 	}
 }
 
@@ -39,17 +37,12 @@ static void print_json(struct ctl *c, const struct nd_findings *f)
 	struct ctl_json j = CTL_JSON(c->out);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_uint(&j, "schema", SCHEMA_VERSION);
+	ctl_json_add(&j, J_UINT("schema", SCHEMA_VERSION));
 	ctl_json_array(&j, "findings");
-	for (size_t i = 0; i < f->n; i++) {
-		ctl_json_object(&j, NULL);
-		ctl_json_string(&j, "severity", nd_severity_name(f->v[i].severity));
-		ctl_json_string(&j, "check", f->v[i].check);
-		ctl_json_string(&j, "about", f->v[i].about);
-		ctl_json_string(&j, "text", f->v[i].text);
-		ctl_json_string(&j, "fix", f->v[i].fix);
-		ctl_json_end(&j);
-	}
+	for (size_t i = 0; i < f->n; i++)
+		ctl_json_record(&j, NULL, J_TEXT("severity", nd_severity_name(f->v[i].severity)),
+				J_TEXT("check", f->v[i].check), J_TEXT("about", f->v[i].about),
+				J_TEXT("text", f->v[i].text), J_TEXT("fix", f->v[i].fix));
 	ctl_json_end(&j);
 	ctl_json_end(&j);
 }
@@ -79,11 +72,11 @@ static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_
 	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s", err.msg);
 	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+		return ctl_no_memory(reterr);
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));
 	if (!ctl_cuda_check(&cuda, &d->source, &found)) {
 		nd_findings_deinit(&found);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+		return ctl_no_memory(reterr);
 	}
 	if (c->format == CTL_JSON)
 		print_json(c, &found);
@@ -93,22 +86,20 @@ static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_
 		print_text(c, &found);
 	status = worst(&found);
 	nd_findings_deinit(&found);
-	/* a status of its own hides that of the stream */
-	if (fflush(c->out) != 0 || ferror(c->out))
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "writing: %s", dray_errno_text(errno));
-	return status;
+	/* ctl_run() flushes for the status 0 only. */
+	return ctl_flush(c, reterr) < 0 ? -1 : status;
 }
 
-int ctl_doctor(struct ctl *c)
+int ctl_doctor(struct ctl *c, struct ctl_err *reterr)
 {
-	struct ctl_err err = CTL_ERR_NULL;
 	struct ctl_detect d;
-	int64_t bytes = 0;
-	int status = -1;
+	int64_t bytes;
+	int ret = ctl_detect_open(&d, c, reterr);
 
-	if (ctl_detect_open(&d, c, &err) == 0 &&
-	    ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, &err) == 0)
-		status = examine(c, &d, (uint64_t)bytes, &err);
+	if (!ret)
+		ret = ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, reterr);
+	if (!ret)
+		ret = examine(c, &d, (uint64_t)bytes, reterr);
 	ctl_detect_close(&d);
-	return status < 0 ? ctl_fail(c, &err) : status;
+	return ret;
 }

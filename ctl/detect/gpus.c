@@ -9,8 +9,6 @@
 
 #define LINE_BYTES 256
 
-/* --- for people ---------------------------------------------------------------------------------------------- */
-
 /* "mlx5_0 PIX, mlx5_1 SYS" */
 static void preferred(const struct nd_scan *scan, size_t gpu, char *buf, size_t n)
 {
@@ -24,14 +22,15 @@ static void preferred(const struct nd_scan *scan, size_t gpu, char *buf, size_t 
 			at += (size_t)snprintf(
 				buf + at, n - at, "%s%s %s%s", at ? ", " : "",
 				scan->devices.v[a->device].name, nd_distance_name(a->distance),
-				a->spread ? " (its first choice is another GPU's)" : "");
+				a->spread ? " (its best RNIC is the first choice of another GPU)" :
+					    "");
 	}
 }
 
 static void node_cell(struct ctl_table *t, const struct nd_nvidia_gpu *g)
 {
 	if (!g)
-		ctl_table_cell(t, "");
+		ctl_table_add(t, "", CTL_MOOD_NONE);
 	else
 		ctl_table_add(t, nd_nvidia_node_text(g->node_error),
 			      g->node_error ? CTL_MOOD_NONE : CTL_MOOD_GOOD);
@@ -49,26 +48,21 @@ static int functions(struct ctl *c, const struct nd_scan *scan)
 		const struct nd_gpu *g = &scan->topology.gpus[i];
 		const struct nd_nvidia_gpu *known = nd_nvidia_by_bdf(&scan->nvidia, g->bdf);
 
-		ctl_table_cell(&t, g->bdf);
-		ctl_table_cell(&t, known ? known->name : "");
 		snprintf(text, sizeof(text), "%d", g->numa);
-		ctl_table_cell(&t, g->numa < 0 ? "" : text);
-		ctl_table_cell(&t, g->driver);
+		ctl_table_cells(&t, g->bdf, known ? known->name : "", g->numa < 0 ? "" : text,
+				g->driver, NULL);
 		node_cell(&t, known);
 		preferred(scan, i, text, sizeof(text));
-		ctl_table_cell(&t, text);
+		ctl_table_cells(&t, text, NULL);
 	}
 	for (size_t i = 0; i < scan->nvidia.n_gpus; i++) {
 		const struct nd_nvidia_gpu *g = &scan->nvidia.gpus[i];
 
 		if (g->in_sysfs)
 			continue;
-		ctl_table_cell(&t, g->bdf);
-		ctl_table_cell(&t, g->name);
-		ctl_table_cell(&t, "");
-		ctl_table_cell(&t, "nvidia");
+		ctl_table_cells(&t, g->bdf, g->name, "", "nvidia", NULL);
 		node_cell(&t, g);
-		ctl_table_cell(&t, "not known: it is hidden from /sys");
+		ctl_table_cells(&t, "unknown: the GPU is hidden from /sys", NULL);
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -78,17 +72,17 @@ static void driver(struct ctl *c, const struct nd_nvidia *n)
 	fprintf(c->out, "DMA-BUF of GPU memory: %s%s\n", n->dma_buf ? "yes, " : "no, ",
 		n->dma_buf_reason);
 	if (!n->libcuda[0])
-		fputs("libcuda.so.1: not here\n", c->out);
+		fputs("libcuda.so.1: not found\n", c->out);
 	else
 		fprintf(c->out, "libcuda.so.1: %s%s\n", n->libcuda,
-			n->libcuda_loads ? "" : ", where the loader does not look");
+			n->libcuda_loads ? "" : ", outside the search path of the loader");
 }
 
 /* "cuda_ipc cuda_vmm" */
 static const char *kinds(const struct gpu_device_info *d, char *buf, size_t n)
 {
 	if (!d->usable)
-		return "none: the plug-in has no code for it";
+		return "none: the plug-in has no code for this GPU";
 	snprintf(buf, n, "%s%s%s", d->ipc ? "cuda_ipc" : "", d->ipc && d->vmm ? " " : "",
 		 d->vmm ? "cuda_vmm" : "");
 	return buf;
@@ -99,25 +93,20 @@ static int devices(struct ctl *c, const struct ctl_cuda *cuda)
 	static const char *const titles[] = { "CUDA",    "GPU",   "UUID",    "MEMORY", "SMS",
 					      "COMPUTE", "KINDS", "DMA-BUF", "PEERS",  NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
-	char text[LINE_BYTES], size[CTL_HUMAN_BYTES], peers[GPU_PEERS_BYTES];
+	char index[16], size[CTL_HUMAN_BYTES], sms[16], compute[32], text[LINE_BYTES];
+	char peers[GPU_PEERS_BYTES];
 
 	fprintf(c->out, "CUDA: %s\n", cuda->driver);
 	ctl_table_head(&t, titles);
 	for (unsigned i = 0; i < cuda->n; i++) {
 		const struct gpu_device_info *d = &cuda->v[i];
 
-		snprintf(text, sizeof(text), "%u", i);
-		ctl_table_cell(&t, text);
-		ctl_table_cell(&t, d->bdf);
-		ctl_table_cell(&t, d->uuid);
-		ctl_table_cell(&t, ctl_show_size(d->memory, size));
-		snprintf(text, sizeof(text), "%u", d->multiprocessors);
-		ctl_table_cell(&t, text);
-		snprintf(text, sizeof(text), "%u.%u", d->major, d->minor);
-		ctl_table_cell(&t, text);
-		ctl_table_cell(&t, kinds(d, text, sizeof(text)));
-		ctl_table_cell(&t, d->dmabuf ? "yes" : "no");
-		ctl_table_cell(&t, gpu_peers_text(d, i, peers));
+		snprintf(index, sizeof(index), "%u", i);
+		snprintf(sms, sizeof(sms), "%u", d->multiprocessors);
+		snprintf(compute, sizeof(compute), "%u.%u", d->major, d->minor);
+		ctl_table_cells(&t, index, d->bdf, d->uuid, ctl_show_size(d->memory, size), sms,
+				compute, kinds(d, text, sizeof(text)), d->dmabuf ? "yes" : "no",
+				gpu_peers_text(d, i, peers), NULL);
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -142,47 +131,36 @@ int ctl_detect_gpus_text(struct ctl *c, const struct nd_scan *scan, const struct
 	return r;
 }
 
-/* --- JSON ----------------------------------------------------------------------------------------------------- */
-
-static void rnics(struct ctl_json *j, const struct nd_scan *scan, size_t gpu)
+static void gpus_json(struct ctl_json *j, const struct nd_scan *scan)
 {
-	ctl_json_array(j, "rnics");
-	for (size_t i = 0; i < scan->topology.n_pairs; i++) {
-		const struct nd_affinity *a = &scan->topology.pairs[i];
-
-		if (a->gpu != gpu)
-			continue;
-		ctl_json_object(j, NULL);
-		ctl_json_string(j, "device", scan->devices.v[a->device].name);
-		ctl_json_string(j, "distance", nd_distance_name(a->distance));
-		ctl_json_bool(j, "preferred", a->preferred);
-		ctl_json_bool(j, "spread", a->spread);
-		ctl_json_end(j);
-	}
-	ctl_json_end(j);
-}
-
-static void gpus(struct ctl_json *j, const struct nd_scan *scan)
-{
-	char text[16];
+	const struct nd_topology *t = &scan->topology;
+	char id[16], class[16];
 
 	ctl_json_array(j, "gpus");
-	for (size_t i = 0; i < scan->topology.n_gpus; i++) {
-		const struct nd_gpu *g = &scan->topology.gpus[i];
+	for (size_t i = 0; i < t->n_gpus; i++) {
+		const struct nd_gpu *g = &t->gpus[i];
 		const struct nd_nvidia_gpu *known = nd_nvidia_by_bdf(&scan->nvidia, g->bdf);
 
+		snprintf(id, sizeof(id), "%04x:%04x", g->vendor, g->device);
+		snprintf(class, sizeof(class), "%06x", g->class);
 		ctl_json_object(j, NULL);
-		ctl_json_string(j, "pci", g->bdf);
-		snprintf(text, sizeof(text), "%04x:%04x", g->vendor, g->device);
-		ctl_json_string(j, "id", text);
-		snprintf(text, sizeof(text), "%06x", g->class);
-		ctl_json_string(j, "class", text);
-		ctl_json_string(j, "driver", g->driver);
-		ctl_json_int(j, "numa", g->numa);
-		ctl_json_string(j, "uuid", known ? known->uuid : "");
-		ctl_json_string(j, "name", known ? known->name : "");
-		ctl_json_bool(j, "dma_buf", known && scan->nvidia.dma_buf);
-		rnics(j, scan, i);
+		ctl_json_add(j, J_TEXT("pci", g->bdf), J_TEXT("id", id), J_TEXT("class", class),
+			     J_TEXT("driver", g->driver), J_INT("numa", g->numa),
+			     J_TEXT("uuid", known ? known->uuid : ""),
+			     J_TEXT("name", known ? known->name : ""),
+			     J_BOOL("dma_buf", known && scan->nvidia.dma_buf));
+		ctl_json_array(j, "rnics");
+		for (size_t k = 0; k < t->n_pairs; k++) {
+			const struct nd_affinity *a = &t->pairs[k];
+
+			if (a->gpu == i)
+				ctl_json_record(j, NULL,
+						J_TEXT("device", scan->devices.v[a->device].name),
+						J_TEXT("distance", nd_distance_name(a->distance)),
+						J_BOOL("preferred", a->preferred),
+						J_BOOL("spread", a->spread));
+		}
+		ctl_json_end(j);
 		ctl_json_end(j);
 	}
 	ctl_json_end(j);
@@ -191,25 +169,20 @@ static void gpus(struct ctl_json *j, const struct nd_scan *scan)
 static void driver_json(struct ctl_json *j, const struct nd_nvidia *n)
 {
 	ctl_json_object(j, "gpu_driver");
-	ctl_json_bool(j, "present", n->present);
-	ctl_json_string(j, "version", n->version);
-	ctl_json_bool(j, "open_modules", n->open_modules);
-	ctl_json_bool(j, "dma_buf", n->dma_buf);
-	ctl_json_string(j, "dma_buf_reason", n->dma_buf_reason);
-	ctl_json_string(j, "nvidiactl", nd_nvidia_node_text(n->control_error));
-	ctl_json_string(j, "nvidia_uvm", nd_nvidia_node_text(n->uvm_error));
-	ctl_json_string(j, "libcuda", n->libcuda);
-	ctl_json_bool(j, "libcuda_loads", n->libcuda_loads);
+	ctl_json_add(j, J_BOOL("present", n->present), J_TEXT("version", n->version),
+		     J_BOOL("open_modules", n->open_modules), J_BOOL("dma_buf", n->dma_buf),
+		     J_TEXT("dma_buf_reason", n->dma_buf_reason),
+		     J_TEXT("nvidiactl", nd_nvidia_node_text(n->control_error)),
+		     J_TEXT("nvidia_uvm", nd_nvidia_node_text(n->uvm_error)),
+		     J_TEXT("libcuda", n->libcuda), J_BOOL("libcuda_loads", n->libcuda_loads));
 	ctl_json_array(j, "gpus");
 	for (size_t i = 0; i < n->n_gpus; i++) {
-		ctl_json_object(j, NULL);
-		ctl_json_string(j, "pci", n->gpus[i].bdf);
-		ctl_json_string(j, "uuid", n->gpus[i].uuid);
-		ctl_json_string(j, "name", n->gpus[i].name);
-		ctl_json_int(j, "minor", n->gpus[i].minor);
-		ctl_json_string(j, "node", nd_nvidia_node_text(n->gpus[i].node_error));
-		ctl_json_bool(j, "in_sysfs", n->gpus[i].in_sysfs);
-		ctl_json_end(j);
+		const struct nd_nvidia_gpu *g = &n->gpus[i];
+
+		ctl_json_record(j, NULL, J_TEXT("pci", g->bdf), J_TEXT("uuid", g->uuid),
+				J_TEXT("name", g->name), J_INT("minor", g->minor),
+				J_TEXT("node", nd_nvidia_node_text(g->node_error)),
+				J_BOOL("in_sysfs", g->in_sysfs));
 	}
 	ctl_json_end(j);
 	ctl_json_end(j);
@@ -218,24 +191,18 @@ static void driver_json(struct ctl_json *j, const struct nd_nvidia *n)
 static void device_json(struct ctl_json *j, const struct ctl_cuda *cuda, unsigned index)
 {
 	const struct gpu_device_info *d = &cuda->v[index];
-	char text[32];
+	char compute[32];
 
+	snprintf(compute, sizeof(compute), "%u.%u", d->major, d->minor);
 	ctl_json_object(j, NULL);
-	ctl_json_string(j, "uuid", d->uuid);
-	ctl_json_string(j, "pci", d->bdf);
-	ctl_json_string(j, "name", d->name);
-	ctl_json_uint(j, "memory", d->memory);
-	ctl_json_uint(j, "multiprocessors", d->multiprocessors);
-	snprintf(text, sizeof(text), "%u.%u", d->major, d->minor);
-	ctl_json_string(j, "compute", text);
-	ctl_json_bool(j, "usable", d->usable);
-	ctl_json_bool(j, "dma_buf", d->dmabuf);
-	ctl_json_bool(j, "cuda_ipc", d->ipc);
-	ctl_json_bool(j, "cuda_vmm", d->vmm);
-	ctl_json_bool(j, "rdma_ordered", d->rdma_ordered);
+	ctl_json_add(j, J_TEXT("uuid", d->uuid), J_TEXT("pci", d->bdf), J_TEXT("name", d->name),
+		     J_UINT("memory", d->memory), J_UINT("multiprocessors", d->multiprocessors),
+		     J_TEXT("compute", compute), J_BOOL("usable", d->usable),
+		     J_BOOL("dma_buf", d->dmabuf), J_BOOL("cuda_ipc", d->ipc),
+		     J_BOOL("cuda_vmm", d->vmm), J_BOOL("rdma_ordered", d->rdma_ordered));
 	ctl_json_array(j, "peers");
 	for (unsigned k = 0; k < cuda->n; k++)
-		ctl_json_string(j, NULL, gpu_link_name(gpu_link_of(d, index, k)));
+		ctl_json_add(j, J_TEXT(NULL, gpu_link_name(gpu_link_of(d, index, k))));
 	ctl_json_end(j);
 	ctl_json_end(j);
 }
@@ -243,13 +210,12 @@ static void device_json(struct ctl_json *j, const struct ctl_cuda *cuda, unsigne
 void ctl_detect_gpus_json(struct ctl_json *j, const struct nd_scan *scan,
 			  const struct ctl_cuda *cuda)
 {
-	gpus(j, scan);
-	ctl_json_uint(j, "hidden_gpus", scan->topology.hidden_gpus);
+	gpus_json(j, scan);
+	ctl_json_add(j, J_UINT("hidden_gpus", scan->topology.hidden_gpus));
 	driver_json(j, &scan->nvidia);
 	ctl_json_object(j, "cuda");
-	ctl_json_string(j, "plugin", cuda->plugin);
-	ctl_json_string(j, "driver", cuda->driver);
-	ctl_json_string(j, "reason", cuda->reason);
+	ctl_json_add(j, J_TEXT("plugin", cuda->plugin), J_TEXT("driver", cuda->driver),
+		     J_TEXT("reason", cuda->reason));
 	ctl_json_array(j, "devices");
 	for (unsigned i = 0; i < cuda->n; i++)
 		device_json(j, cuda, i);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* drayctl detect for people, and separated by tabs. */
+/* detect for people, with --plain, and with --explain. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -32,27 +32,25 @@ static const char *rate(uint64_t bits, char buf[32])
 	return buf;
 }
 
-/* --- ports ---------------------------------------------------------------------------------------------- */
-
 static void port_row(struct ctl_table *t, const struct nd_device *d, const struct nd_port *p)
 {
 	const struct nd_gid *g = nd_gids_best(&p->gids);
 	bool active = p->state == ND_PORT_ACTIVE;
-	char text[LINE_BYTES], buf[32], address[INET6_ADDRSTRLEN];
+	char text[LINE_BYTES], speed[32], buf[32], address[INET6_ADDRSTRLEN];
 
 	snprintf(text, sizeof(text), "%s/%u", d->name, p->number);
-	ctl_table_cell(t, text);
+	ctl_table_cells(t, text, NULL);
 	ctl_table_add(t, nd_port_state_name(p->state), active ? CTL_MOOD_GOOD : CTL_MOOD_BAD);
-	ctl_table_cell(t, rate(p->rate, buf));
-	ctl_table_cell(t, p->netdev);
-	ctl_table_cell(t, number(d->numa, buf));
+	ctl_table_cells(t, rate(p->rate, speed), p->netdev, number(d->numa, buf), NULL);
 	if (g)
 		snprintf(text, sizeof(text), "%u %s", g->index, nd_gid_text(&g->gid, address));
 	ctl_table_add(t, g ? text : "none", g ? CTL_MOOD_NONE : CTL_MOOD_BAD);
-	ctl_table_cell(t, g                ? g->reason :
-			  p->gids.n        ? p->gids.v[0].reason :
-			  p->gids.unmapped ? "its GIDs belong to other network namespaces" :
-					     "its GID table is empty");
+	ctl_table_cells(t,
+			g                ? g->reason :
+			p->gids.n        ? p->gids.v[0].reason :
+			p->gids.unmapped ? "its GIDs belong to other network namespaces" :
+					   "its GID table is empty",
+			NULL);
 }
 
 static int ports(struct ctl *c, const struct nd_scan *scan)
@@ -72,8 +70,6 @@ static int ports(struct ctl *c, const struct nd_scan *scan)
 	return ctl_table_finish(&t, c->out, c->color);
 }
 
-/* --- addresses and listeners -------------------------------------------------------------------------------- */
-
 static int addresses(struct ctl *c, const struct nd_scan *scan)
 {
 	static const char *const titles[] = { "ADDRESS", "LINK", "WHY", NULL };
@@ -90,8 +86,7 @@ static int addresses(struct ctl *c, const struct nd_scan *scan)
 	for (size_t i = 0; i < n; i++) {
 		ctl_table_add(&t, nd_addr_text(&v[i].addr->addr, v[i].addr->family, text),
 			      i == 0 && !v[i].rejected ? CTL_MOOD_GOOD : CTL_MOOD_NONE);
-		ctl_table_cell(&t, v[i].link ? v[i].link->name : "");
-		ctl_table_cell(&t, v[i].reason);
+		ctl_table_cells(&t, v[i].link ? v[i].link->name : "", v[i].reason, NULL);
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -100,22 +95,22 @@ static const char *where(const struct nd_listener *l)
 {
 	switch (l->match) {
 	case ND_MATCH_WILDCARD:
-		return l->dual ? "every address" : "every address of the family";
+		return l->dual ? "every address" : "every address of its family";
 	case ND_MATCH_LOOPBACK:
-		return "this host alone";
+		return "this host only";
 	case ND_MATCH_ADDRESS:
 		return "one address";
 	case ND_MATCH_NONE:
 		break;
 	}
-	return "an address that is gone";
+	return "a removed address";
 }
 
 static int listeners(struct ctl *c, const struct nd_scan *scan)
 {
-	static const char *const titles[] = { "LISTENER", "REACHED BY", "PROCESS", NULL };
+	static const char *const titles[] = { "LISTENER", "REACHABLE BY", "PROCESS", NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
-	char text[LINE_BYTES], address[INET6_ADDRSTRLEN];
+	char text[LINE_BYTES], process[LINE_BYTES], address[INET6_ADDRSTRLEN];
 
 	if (!scan->listeners.n)
 		return 0;
@@ -126,12 +121,8 @@ static int listeners(struct ctl *c, const struct nd_scan *scan)
 
 		snprintf(text, sizeof(text), l->family == AF_INET ? "%s:%u" : "[%s]:%u",
 			 nd_addr_text(&l->addr, l->family, address), l->port);
-		ctl_table_cell(&t, text);
-		ctl_table_cell(&t, where(l));
-		text[0] = '\0';
-		if (l->pid)
-			snprintf(text, sizeof(text), "%s (%d)", l->process, l->pid);
-		ctl_table_cell(&t, text);
+		snprintf(process, sizeof(process), "%s (%d)", l->process, l->pid);
+		ctl_table_cells(&t, text, where(l), l->pid ? process : "", NULL);
 	}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -151,12 +142,12 @@ int ctl_detect_text(struct ctl *c, const struct nd_scan *scan, const struct ctl_
 		fputc('\n', c->out);
 	for (size_t i = 0; i < scan->n_notes; i++)
 		fprintf(c->out, "%s: %s\n", scan->notes[i].about, scan->notes[i].text);
-	fprintf(c->out, "\nfound in %s; --explain DEVICE says more, doctor what to mend\n",
+	fprintf(c->out, "\nfound in %s; --explain DEVICE shows more, doctor finds problems\n",
 		ctl_show_span((uint64_t)scan->took_ns, took));
 	return r;
 }
 
-/* One line for each port: what a script wants first. */
+/* One line for each port. */
 int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan)
 {
 	char text[INET6_ADDRSTRLEN];
@@ -175,25 +166,22 @@ int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan)
 	return 0;
 }
 
-/* --- --explain ------------------------------------------------------------------------------------------------ */
-
 static int explain_gids(struct ctl *c, const struct nd_port *p)
 {
 	static const char *const titles[] = { "INDEX", "GID", "SCORE", "WHY", NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
-	char text[INET6_ADDRSTRLEN], buf[32];
+	char text[INET6_ADDRSTRLEN], index[32], score[32];
 
 	if (!p->gids.n) {
-		fputs("  no GID in its table\n", c->out);
+		fputs("  its GID table is empty\n", c->out);
 		return 0;
 	}
 	ctl_table_head(&t, titles);
 	for (size_t i = 0; i < p->gids.n; i++) {
 		const struct nd_gid *g = &p->gids.v[i];
 
-		ctl_table_cell(&t, number(g->index, buf));
-		ctl_table_cell(&t, nd_gid_text(&g->gid, text));
-		ctl_table_cell(&t, number(g->score, buf));
+		ctl_table_cells(&t, number(g->index, index), nd_gid_text(&g->gid, text),
+				number(g->score, score), NULL);
 		ctl_table_add(&t, g->reason,
 			      g->rejected ? CTL_MOOD_BAD :
 			      i           ? CTL_MOOD_NONE :
@@ -212,7 +200,7 @@ static int explain_port(struct ctl *c, const struct nd_device *d, const struct n
 	if (p->netdev[0])
 		fprintf(c->out, "  netdev %s\n", p->netdev);
 	if (p->layer == ND_LAYER_INFINIBAND)
-		fprintf(c->out, "  LID %u, subnet manager's LID %u\n", p->lid, p->sm_lid);
+		fprintf(c->out, "  LID %u, LID of the subnet manager %u\n", p->lid, p->sm_lid);
 	for (size_t i = 0; i < p->n_pkeys; i++)
 		fprintf(c->out, "  P_Key %u: 0x%04x, %s member\n", p->pkeys[i].index,
 			p->pkeys[i].value, p->pkeys[i].full ? "full" : "limited");
@@ -229,14 +217,14 @@ static void explain_device(struct ctl *c, const struct nd_scan *scan, const stru
 		d->board, *d->firmware ? d->firmware : "unknown", *d->bdf ? d->bdf : "none",
 		d->virtual_function ? " (virtual function)" : "", d->numa);
 	fprintf(c->out, "  verbs: %s%s%s\n", *d->uverbs ? d->uverbs : "no uverbs node",
-		d->open_error ? ", does not open: " : ", opens",
+		d->open_error ? ", cannot be opened: " : ", can be opened",
 		d->open_error ? dray_errno_text(d->open_error) : "");
 	for (size_t i = 0; i < scan->topology.n_pairs; i++) {
 		const struct nd_affinity *a = &scan->topology.pairs[i];
 
 		if (a->device == index)
 			fprintf(c->out, "  GPU %s: %s%s\n", scan->topology.gpus[a->gpu].bdf,
-				nd_distance_name(a->distance), a->preferred ? ", prefers it" : "");
+				nd_distance_name(a->distance), a->preferred ? ", preferred" : "");
 	}
 }
 
@@ -256,7 +244,8 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 
 		for (size_t i = 0; i < scan->devices.n; i++)
 			dray_nearest_offer(&nearest, scan->devices.v[i].name);
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "no RDMA device %.60s here%s%s%s", name,
+		return ctl_err_set(reterr, CTL_EXIT_FAILED, "there is no RDMA device %.60s%s%s%s",
+				   name,
 				   nearest.best ? ", did you mean " : "; drayctl detect lists all",
 				   nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	}
@@ -266,10 +255,11 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 			continue;
 		any = true;
 		if (explain_port(c, d, &d->ports[i]) < 0)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "no memory");
+			return ctl_no_memory(reterr);
 	}
 	if (slash && !any)
-		return ctl_err_set(reterr, CTL_EXIT_FAILED, "%s has no port %.20s", name,
+		return ctl_err_set(reterr, CTL_EXIT_FAILED,
+				   "%s has no port %.20s; drayctl detect lists all", name,
 				   slash + 1);
 	return 0;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tables for the completion of bash and zsh. A verb's options are under its name, those of every verb
- * under a dot.
+ * Tables for the completion in bash and zsh. The options of a verb are under its name, the global ones under a dot.
  */
 #include <string.h>
 
@@ -10,7 +9,7 @@
 
 #define EVERY "."
 
-/* Options of a verb, or of every verb: calls fn for each. */
+/* Calls fn for each option of the verb; NULL: for the global options. */
 static void each_option(FILE *f, const struct ctl_verb *v,
 			void (*fn)(FILE *f, const struct ctl_verb *v, const struct ctl_option *o))
 {
@@ -34,8 +33,6 @@ static void verbs_print(FILE *f)
 	for (unsigned i = 0; i < ctl_verbs_n; i++)
 		fprintf(f, " %s", ctl_verbs[i].name);
 }
-
-/* --- bash --------------------------------------------------------------------------------------- */
 
 static void bash_option(FILE *f, const struct ctl_verb *v, const struct ctl_option *o)
 {
@@ -61,7 +58,7 @@ static void bash_option_values(FILE *f, const struct ctl_verb *v, const struct c
 {
 	struct ctl_values values;
 
-	/* what takes the next word as it is */
+	/* An optional value is never the next word. */
 	if (!o->value || o->optional)
 		return;
 	values = ctl_values_of_option(o);
@@ -88,7 +85,7 @@ void generate_bash(FILE *f)
 	      "later.\n\n_drayctl_verbs='",
 	      f);
 	verbs_print(f);
-	fputs("'\n\n# Options by verb; " EVERY ": those of every verb.\n"
+	fputs("'\n\n# Options by verb; " EVERY ": the global ones.\n"
 	      "declare -gA _drayctl_options=(\n\t['" EVERY "']='",
 	      f);
 	each_option(f, NULL, bash_option);
@@ -98,7 +95,7 @@ void generate_bash(FILE *f)
 		each_option(f, &ctl_verbs[i], bash_option);
 		fputs("'\n", f);
 	}
-	fputs(")\n\n# What is a value of an option, or a verb's first argument, second one, ...\n"
+	fputs(")\n\n# Values of an option, or of the first, second, ... argument of a verb.\n"
 	      "declare -gA _drayctl_values=(\n",
 	      f);
 	bash_verb_values(f, NULL);
@@ -107,9 +104,7 @@ void generate_bash(FILE *f)
 	fputs(")\n\n", f);
 }
 
-/* --- zsh ---------------------------------------------------------------------------------------- */
-
-/* Within single quotes; a backslash before what _arguments and _describe would take for their own. */
+/* Text within single quotes; special characters of _arguments and _describe get a backslash. */
 static void zsh_text(FILE *f, struct ctl_span s, const char *special)
 {
 	for (size_t i = 0; i < s.n; i++) {
@@ -137,14 +132,14 @@ static void zsh_values(FILE *f, const struct ctl_values *v)
 	} else if (v->kind == CTL_KIND_VERB) {
 		fputs("_drayctl_verbs", f);
 	} else if (v->verb) {
-		/* the space: called with just these arguments */
+		/* After the space, _arguments calls the function with exactly these arguments. */
 		fprintf(f, " _drayctl_ask %s %u", v->verb, v->column);
 	} else if (v->words.n) {
 		fputc('(', f);
 		words_print(f, v->words);
 		fputc(')', f);
 	} else {
-		/* nothing is offered */
+		/* There is no completion. */
 		fputc(' ', f);
 	}
 }
@@ -197,14 +192,14 @@ void generate_zsh(FILE *f)
 		fputs("'\n", f);
 	}
 	fputs("\t)\n\t_describe -t verbs verb verbs\n}\n\n"
-	      "# reply: options of a verb; " EVERY ": those of every verb.\n"
+	      "# Sets reply to the options of a verb; " EVERY ": the global ones.\n"
 	      "_drayctl_options() {\n\treply=()\n\tcase $1 in\n",
 	      f);
 	zsh_case(f, NULL);
 	for (unsigned i = 0; i < ctl_verbs_n; i++)
 		if (ctl_verbs[i].options[0])
 			zsh_case(f, &ctl_verbs[i]);
-	fputs("\tesac\n}\n\n# reply: arguments of a verb.\n"
+	fputs("\tesac\n}\n\n# Sets reply to the arguments of a verb.\n"
 	      "_drayctl_arguments() {\n\treply=()\n\tcase $1 in\n",
 	      f);
 	for (unsigned i = 0; i < ctl_verbs_n; i++)

@@ -1,6 +1,6 @@
-# bash completion for drayctl, by the tables before. Needs nothing but bash.
+# bash completion for drayctl, from the tables above. Needs only bash.
 
-# Which table an option of $verb is in: its own before those of every verb.
+# Sets key to the row of an option; the verb's own options come before the global ones.
 _drayctl_key() {
 	if [[ $verb && " ${_drayctl_options[$verb]-} " == *" $1 "* ]]; then
 		key="$verb $1"
@@ -9,7 +9,7 @@ _drayctl_key() {
 	fi
 }
 
-# Takes those of its arguments that go on from $start.
+# Offers those arguments that begin with $start.
 _drayctl_offer() {
 	local word
 	for word; do
@@ -26,7 +26,7 @@ _drayctl_offer_options() {
 	done
 }
 
-# What drayctl VERB prints in that column. Given options that name places go along, such as --control.
+# Prints the column of the output of drayctl VERB. Options with files or directories, such as --control, are passed on.
 _drayctl_ask() {
 	local known=" ${_drayctl_options[.]} ${_drayctl_options[$1]-} " place
 	local -a command=("${words[0]/#\~\//$HOME/}" --timeout 1s "$1" --plain)
@@ -36,7 +36,7 @@ _drayctl_ask() {
 	"${command[@]}" 2>/dev/null </dev/null | cut -f "$2" | sort -u
 }
 
-# Offers values of that row of the table.
+# Offers the values of this row.
 _drayctl_offer_values() {
 	local kind argument
 	local -a found
@@ -52,7 +52,7 @@ _drayctl_offer_values() {
 	esac
 }
 
-# words: those of the line up to the cursor. Readline ends a word at = and : as well.
+# Sets words to the words up to the cursor. Readline also splits at = and :, which this undoes.
 _drayctl_words() {
 	local word rest=${COMP_LINE-}
 	for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do
@@ -66,7 +66,7 @@ _drayctl_words() {
 	done
 }
 
-# Reads the words before the last one.
+# Reads the words before the last one: verb, options and number of arguments.
 _drayctl_walk() {
 	local word
 	for word in "${words[@]:1:${#words[@]}-2}"; do
@@ -121,7 +121,7 @@ _drayctl() {
 	elif [[ $options && ! $start ]]; then
 		_drayctl_offer_options
 	fi
-	# readline replaces what stands after its last end of a word
+	# Readline replaces only the text after its last split.
 	[[ $last != [=:] ]] || last=
 	COMPREPLY=("${COMPREPLY[@]#"${start%"$last"}"}")
 }

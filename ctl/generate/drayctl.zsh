@@ -1,4 +1,4 @@
-# What drayctl VERB prints in that column. Given options that name places go along, such as --control.
+# Offers the column of the output of drayctl VERB. Options with files or directories, such as --control, are passed on.
 _drayctl_ask() {
 	local spec name value
 	local -a reply all found places expl
@@ -24,7 +24,7 @@ _drayctl() {
 
 	_drayctl_options .
 	every=($reply)
-	# up to the verb
+	# Read the words up to the verb.
 	for (( i = 2; i < CURRENT; i++ )); do
 		word=$words[i]
 		case $word in
@@ -46,7 +46,7 @@ _drayctl() {
 		return
 	fi
 
-	# its own options before those of every verb; which of these stand before it are given already
+	# The verb's own options come before the global ones; those before the verb are not offered again.
 	_drayctl_options $verb
 	specs=($reply)
 	for word in $every; do

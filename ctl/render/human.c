@@ -7,7 +7,7 @@
 
 #include "lib/cleanup.h"
 
-/* Three digits that matter: 3.0, 99.9, 512. */
+/* At most three digits: 3.0, 99.9, 512. */
 static const char *scaled(double v, const char *unit, char buf[CTL_HUMAN_BYTES])
 {
 	snprintf(buf, CTL_HUMAN_BYTES, "%.*f %s", v < 99.95 ? 1 : 0, v, unit);
@@ -24,7 +24,7 @@ const char *ctl_show_size(uint64_t bytes, char buf[CTL_HUMAN_BYTES])
 		snprintf(buf, CTL_HUMAN_BYTES, "%" PRIu64 " B", bytes);
 		return buf;
 	}
-	/* 1023.9 would be shown as 1024 */
+	/* From 1023.5 on, the smaller unit would show 1024. */
 	for (; v >= 1023.5 && u < 5; u++)
 		v /= 1024;
 	return scaled(v, units[u < 0 ? 0 : u], buf);
@@ -96,7 +96,7 @@ const char *ctl_show_text(const char *s, char *buf, size_t n)
 			buf[at++] = '\\';
 			buf[at++] = ch == '\n' ? 'n' : ch == '\t' ? 't' : '\\';
 		} else if (ch < 0x20 || ch == 0x7f ||
-			   /* C1 controls, of two bytes in UTF-8 */
+			   /* C1 controls have two bytes in UTF-8. */
 			   (ch == 0xc2 && ((unsigned char)s[1] & 0xe0) == 0x80)) {
 			at += (size_t)snprintf(buf + at, n - at, "\\x%02x",
 					       ch == 0xc2 ? (unsigned char)*++s : ch);

@@ -18,8 +18,8 @@ const char *ctl_show_count(uint64_t n, char buf[CTL_HUMAN_BYTES]);
 const char *ctl_show_rate(double bytes_per_second, char buf[CTL_HUMAN_BYTES]);
 
 /*
- * A text of somebody else's, made harmless for a terminal and a line: control characters and
- * backslashes become \n, \t, \\ or \xNN. At most n bytes with its end.
+ * A foreign text made harmless for a terminal and a line: control characters and backslashes become \n, \t, \\ or
+ * \xNN. At most n bytes with the final NUL.
  */
 const char *ctl_show_text(const char *s, char *buf, size_t n);
 

@@ -32,7 +32,7 @@ static void indent(struct ctl_json *j)
 		fputs("  ", j->f);
 }
 
-static void member(struct ctl_json *j, const char *key)
+static void key_write(struct ctl_json *j, const char *key)
 {
 	if (!j->depth)
 		return;
@@ -48,7 +48,7 @@ static void member(struct ctl_json *j, const char *key)
 
 static void begin(struct ctl_json *j, const char *key, char opening, char closing)
 {
-	member(j, key);
+	key_write(j, key);
 	fputc(opening, j->f);
 	dray_assert(j->depth < CTL_JSON_DEPTH_MAX);
 	j->closing[j->depth] = closing;
@@ -76,38 +76,29 @@ void ctl_json_end(struct ctl_json *j)
 		fputc('\n', j->f);
 }
 
-void ctl_json_string(struct ctl_json *j, const char *key, const char *s)
+void ctl_json_members(struct ctl_json *j, const struct ctl_member *v, size_t n)
 {
-	member(j, key);
-	text_write(j->f, s);
-}
-
-void ctl_json_uint(struct ctl_json *j, const char *key, uint64_t v)
-{
-	member(j, key);
-	fprintf(j->f, "%" PRIu64, v);
-}
-
-void ctl_json_int(struct ctl_json *j, const char *key, int64_t v)
-{
-	member(j, key);
-	fprintf(j->f, "%" PRId64, v);
-}
-
-void ctl_json_real(struct ctl_json *j, const char *key, double v)
-{
-	member(j, key);
-	fprintf(j->f, "%.3f", v);
-}
-
-void ctl_json_bool(struct ctl_json *j, const char *key, bool v)
-{
-	member(j, key);
-	fputs(v ? "true" : "false", j->f);
-}
-
-void ctl_json_null(struct ctl_json *j, const char *key)
-{
-	member(j, key);
-	fputs("null", j->f);
+	for (; n; n--, v++) {
+		key_write(j, v->key);
+		switch (v->kind) {
+		case CTL_MEMBER_NULL:
+			fputs("null", j->f);
+			break;
+		case CTL_MEMBER_TEXT:
+			text_write(j->f, v->s);
+			break;
+		case CTL_MEMBER_UINT:
+			fprintf(j->f, "%" PRIu64, v->u);
+			break;
+		case CTL_MEMBER_INT:
+			fprintf(j->f, "%" PRId64, v->i);
+			break;
+		case CTL_MEMBER_REAL:
+			fprintf(j->f, "%.3f", v->r);
+			break;
+		case CTL_MEMBER_BOOL:
+			fputs(v->b ? "true" : "false", j->f);
+			break;
+		}
+	}
 }

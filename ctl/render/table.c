@@ -2,6 +2,7 @@
 #include "ctl/render/table.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@ void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood)
 		t->cap = cap;
 	}
 	cell = &t->cells[t->n];
-	cell->text = strdup(text);
+	cell->text = strdup(*text ? text : "-");
 	cell->mood = mood;
 	if (cell->text)
 		t->n++;
@@ -32,17 +33,27 @@ void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood)
 		t->failed = true;
 }
 
-void ctl_table_head(struct ctl_table *t, const char *const *titles)
+void ctl_table_column(struct ctl_table *t, const char *title, bool right)
 {
-	for (; *titles; titles++) {
-		t->columns++;
-		ctl_table_add(t, *titles, CTL_MOOD_HEAD);
-	}
+	t->right[t->columns++] = right;
+	ctl_table_add(t, title, CTL_MOOD_HEAD);
 }
 
-void ctl_table_cell(struct ctl_table *t, const char *text)
+void ctl_table_head(struct ctl_table *t, const char *const *titles)
 {
-	ctl_table_add(t, *text ? text : "-", CTL_MOOD_NONE);
+	for (; *titles; titles++)
+		ctl_table_column(t, *titles, false);
+}
+
+void ctl_table_cells(struct ctl_table *t, ...)
+{
+	const char *text;
+	va_list ap;
+
+	va_start(ap, t);
+	while ((text = va_arg(ap, const char *)))
+		ctl_table_add(t, text, CTL_MOOD_NONE);
+	va_end(ap);
 }
 
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)
@@ -60,43 +71,26 @@ void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)
 		fputs(text, f);
 }
 
-static void pad(FILE *f, size_t n)
-{
-	while (n--)
-		fputc(' ', f);
-}
-
-int ctl_table_print(const struct ctl_table *t, FILE *f, bool color)
+static void cells_print(const struct ctl_table *t, FILE *f, bool color)
 {
 	size_t width[CTL_TABLE_COLUMNS_MAX] = { 0 };
 
-	if (t->failed)
-		return -ENOMEM;
 	for (size_t i = 0; i < t->n; i++)
 		width[i % t->columns] =
 			dray_max(width[i % t->columns], ctl_text_width(t->cells[i].text));
 	for (size_t i = 0; i < t->n; i++) {
 		size_t column = i % t->columns;
-		size_t room = width[column] - ctl_text_width(t->cells[i].text);
+		int room = (int)(width[column] - ctl_text_width(t->cells[i].text));
 		bool last = column + 1 == t->columns;
 
 		if (t->right[column])
-			pad(f, room);
+			fprintf(f, "%*s", room, "");
 		ctl_mood_print(f, t->cells[i].text, t->cells[i].mood, color);
-		/* no spaces at the end of a line */
+		/* A line ends without spaces. */
 		if (!t->right[column] && !last)
-			pad(f, room);
+			fprintf(f, "%*s", room, "");
 		fputs(last ? "\n" : "  ", f);
 	}
-	return 0;
-}
-
-void ctl_table_deinit(struct ctl_table *t)
-{
-	for (size_t i = 0; i < t->n; i++)
-		free(t->cells[i].text);
-	free(t->cells);
-	*t = CTL_TABLE_NULL;
 }
 
 enum ctl_mood ctl_mood_of(const char *state)
@@ -124,8 +118,13 @@ enum ctl_mood ctl_mood_of(const char *state)
 
 int ctl_table_finish(struct ctl_table *t, FILE *f, bool color)
 {
-	int r = ctl_table_print(t, f, color);
+	int ret = t->failed ? -ENOMEM : 0;
 
-	ctl_table_deinit(t);
-	return r;
+	if (!ret)
+		cells_print(t, f, color);
+	for (size_t i = 0; i < t->n; i++)
+		free(t->cells[i].text);
+	free(t->cells);
+	*t = CTL_TABLE_NULL;
+	return ret;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Aligned columns with a head, for people. */
+/* Aligned columns with a head, for people. Errors of memory show at the end. */
 #ifndef DRAY_CTL_RENDER_TABLE_H
 #define DRAY_CTL_RENDER_TABLE_H
 
@@ -8,7 +8,7 @@
 
 #define CTL_TABLE_COLUMNS_MAX 16
 
-/* What is good, under way, or bad; in colour only. */
+/* The colour of a text: good, in progress or bad. */
 enum ctl_mood { CTL_MOOD_NONE, CTL_MOOD_GOOD, CTL_MOOD_BUSY, CTL_MOOD_BAD, CTL_MOOD_HEAD };
 
 struct ctl_cell {
@@ -18,32 +18,30 @@ struct ctl_cell {
 
 struct ctl_table {
 	unsigned columns;
-	bool right[CTL_TABLE_COLUMNS_MAX]; /* numbers stand at the right */
+	bool right[CTL_TABLE_COLUMNS_MAX]; /* aligned to the right, as numbers are */
 	struct ctl_cell *cells;
 	size_t n, cap;
-	bool failed; /* no memory */
+	bool failed; /* out of memory */
 };
 
 #define CTL_TABLE_NULL ((struct ctl_table){ .columns = 0 })
 
-/* Cells come row by row, the head first. The text is copied. */
-void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);
-
-/* Column titles, up to NULL. */
+/* Adds a column, before any row. */
+void ctl_table_column(struct ctl_table *t, const char *title, bool right);
+/* Adds columns aligned to the left; titles end with NULL. */
 void ctl_table_head(struct ctl_table *t, const char *const *titles);
-/* A text without a mood, "-" for an empty one. */
-void ctl_table_cell(struct ctl_table *t, const char *text);
 
-/* 0 or -ENOMEM, if an earlier call failed. */
-int ctl_table_print(const struct ctl_table *t, FILE *f, bool color);
-void ctl_table_deinit(struct ctl_table *t);
-/* Both. */
+/* Adds a cell; cells come row by row. The text is copied, "-" takes the place of an empty one. */
+void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);
+/* Adds cells without a mood, up to NULL. */
+void ctl_table_cells(struct ctl_table *t, ...) __attribute__((sentinel));
+
+/* Prints the table and frees it. 0 or -ENOMEM, if any call failed. */
 int ctl_table_finish(struct ctl_table *t, FILE *f, bool color);
 
-/* Of a word for a state. */
+/* The mood of a state's name. */
 enum ctl_mood ctl_mood_of(const char *state);
 
-/* The text in its colour. */
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Texts that stand in tables here and go to terminals and manuals: paragraphs with an empty line between
- * them. One that begins with two spaces is commands, and its lines stay as they are.
+ * The texts of help and manual: paragraphs with an empty line between them. A paragraph that begins with two spaces
+ * holds commands, and its lines stay as they are.
  */
 #ifndef DRAY_CTL_RENDER_TEXT_H
 #define DRAY_CTL_RENDER_TEXT_H
@@ -15,7 +15,7 @@ struct ctl_span {
 	size_t n;
 };
 
-/* Takes the next paragraph off *text. *ret points into it. false: there is none. */
+/* Takes the next paragraph off *text; *ret points into it. False: there is none. */
 bool ctl_text_paragraph(const char **text, struct ctl_span *ret);
 
 /* Takes the next word off *paragraph. */
@@ -23,7 +23,7 @@ bool ctl_text_word(struct ctl_span *paragraph, struct ctl_span *ret);
 
 bool ctl_text_is_commands(struct ctl_span paragraph);
 
-/* Lines of at most `width` columns, an empty one between paragraphs. */
+/* Prints lines of at most `width` columns, with an empty line between paragraphs. */
 void ctl_text_wrap(FILE *f, const char *text, size_t width);
 
 #endif

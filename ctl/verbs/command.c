@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <paths.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,7 +14,7 @@
 #define PATH_DEFAULT "/usr/local/bin:/usr/bin:/bin"
 #define KV_TRANSFER "kv-transfer-config"
 
-/* 0: can be run; else why not. */
+/* 0 if the file can be run, else an errno. */
 static int file_check(const char *file)
 {
 	struct stat st;
@@ -30,9 +29,8 @@ static int file_check(const char *file)
 static int not_run(struct ctl_err *reterr, const char *name, int err)
 {
 	if (err == ENOENT || err == ENOTDIR)
-		return ctl_err_set(reterr, CTL_EXIT_NOT_FOUND, "%.200s: there is no such command",
-				   name);
-	return ctl_err_set(reterr, CTL_EXIT_NOT_EXECUTABLE, "%.200s: %s", name,
+		return ctl_err_set(reterr, CTL_EXIT_NOT_FOUND, "%.200s: command not found", name);
+	return ctl_err_set(reterr, CTL_EXIT_NOT_EXECUTABLE, "cannot run %.200s: %s", name,
 			   dray_errno_text(err));
 }
 
@@ -47,22 +45,22 @@ int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_
 		if (why)
 			return not_run(reterr, name, why);
 		*ret = strdup(name);
-		return *ret ? 0 : ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+		return *ret ? 0 : ctl_no_memory(reterr);
 	}
 	for (const char *at = path ? path : PATH_DEFAULT; at;) {
 		size_t n = strcspn(at, ":");
 		dray_auto_free char *file = NULL;
 		int err;
 
-		/* an empty one is the working directory */
+		/* An empty entry is the working directory. */
 		if (asprintf(&file, "%.*s%s%s", (int)n, at, n ? "/" : "./", name) < 0)
-			return ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory");
+			return ctl_no_memory(reterr);
 		err = file_check(file);
 		if (!err) {
 			*ret = dray_take(file);
 			return 0;
 		}
-		/* one that is there and cannot be run, if there is no better one */
+		/* Reported if no later directory has a file that can be run. */
 		if (err == EACCES)
 			why = err;
 		at = at[n] ? at + n + 1 : NULL;
@@ -70,38 +68,12 @@ int ctl_command_find(const char *name, const char *path, char **ret, struct ctl_
 	return not_run(reterr, name, why);
 }
 
-/* As execvp(3) does. */
-static void script_exec(const char *file, char *const *argv, char *const *variables)
-{
-	char shell[] = _PATH_BSHELL;
-	unsigned n = 0;
-	char **args;
-
-	while (argv[n])
-		n++;
-	args = calloc(n + 2, sizeof(*args));
-	if (!args)
-		return;
-	args[0] = shell;
-	args[1] = strdup(file);
-	if (n)
-		memcpy(args + 2, argv + 1, n * sizeof(*args));
-	if (args[1])
-		execve(_PATH_BSHELL, args, variables);
-	free(args[1]);
-	free(args);
-}
-
 int ctl_command_exec(const char *file, char *const *argv, char *const *variables,
 		     struct ctl_err *reterr)
 {
-	int err;
-
-	execve(file, argv, variables);
-	err = errno;
-	if (err == ENOEXEC)
-		script_exec(file, argv, variables);
-	return not_run(reterr, file, err);
+	/* The file has a slash, so there is no search; a file without #! is run by sh. */
+	execvpe(file, argv, variables);
+	return not_run(reterr, file, errno);
 }
 
 static const char *base_name(const char *path)
@@ -139,7 +111,7 @@ bool ctl_command_is_vllm(char *const *argv, unsigned n)
 	return false;
 }
 
-/* vLLM takes _ for - in a name, and --name.key for a part of an object. */
+/* vLLM accepts _ for - in a name, and --name.key for a part of the object. */
 static bool is_kv_transfer(const char *arg)
 {
 	static const char name[] = KV_TRANSFER;

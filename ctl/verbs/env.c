@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* env: the launcher's environment, in words that a shell or a program reads. */
-#include "ctl/verbs/env.h"
-
+/* env: the environment of an engine, in forms that a shell or a program reads. */
 #include <stdlib.h>
 
-#include "ctl/command_line/args.h"
-#include "ctl/render/json.h"
 #include "ctl/bus/list.h"
-#include "ctl/verbs/segments.h"
+#include "ctl/command_line/args.h"
+#include "ctl/verbs/variables.h"
+#include "lib/cleanup.h"
 #include "lib/quote.h"
 
 enum format { SHELL, DOTENV, JSON, ARGS };
@@ -21,7 +19,7 @@ static void lines_print(struct ctl *c, const struct ctl_variables *v, enum forma
 
 		if (r.fate == CTL_FATE_ARGUMENT)
 			fprintf(c->err,
-				"drayctl: %s of %s is an argument: --format args prints it\n",
+				"drayctl: %s of profile %s is an argument; --format args prints it\n",
 				r.name, r.profile);
 		if (r.fate != CTL_FATE_SET)
 			continue;
@@ -53,7 +51,7 @@ static int arguments_print(struct ctl *c, const struct ctl_variables *v, struct 
 	if (any)
 		return 0;
 	return ctl_err_set(reterr, CTL_EXIT_USAGE,
-			   "these profiles have no arguments; mooncake-owner has some");
+			   "these profiles have no arguments; use --profile mooncake-owner");
 }
 
 static void json_print(struct ctl *c, const struct ctl_variables *v)
@@ -66,31 +64,25 @@ static void json_print(struct ctl *c, const struct ctl_variables *v)
 		struct ctl_variable r = ctl_variable_at(c, v, i);
 
 		if (r.fate == CTL_FATE_SET)
-			ctl_json_string(&j, r.name, r.value);
+			ctl_json_add(&j, J_TEXT(r.name, r.value));
 	}
 	ctl_json_end(&j);
 	ctl_json_array(&j, "arguments");
 	for (size_t i = 0; i < v->rows.n; i++) {
 		struct ctl_variable r = ctl_variable_at(c, v, i);
-		char *text;
+		dray_auto_free char *text = NULL;
 
-		if (r.fate != CTL_FATE_ARGUMENT || asprintf(&text, "%s=%s", r.name, r.value) < 0)
-			continue;
-		ctl_json_string(&j, NULL, text);
-		free(text);
+		if (r.fate == CTL_FATE_ARGUMENT && asprintf(&text, "%s=%s", r.name, r.value) >= 0)
+			ctl_json_add(&j, J_TEXT(NULL, text));
 	}
 	ctl_json_end(&j);
 	ctl_json_array(&j, "left_out");
 	for (size_t i = 0; i < v->rows.n; i++) {
 		struct ctl_variable r = ctl_variable_at(c, v, i);
 
-		if (r.fate != CTL_FATE_LEFT_OUT)
-			continue;
-		ctl_json_object(&j, NULL);
-		ctl_json_string(&j, "profile", r.profile);
-		ctl_json_string(&j, "name", r.name);
-		ctl_json_string(&j, "reason", r.reason);
-		ctl_json_end(&j);
+		if (r.fate == CTL_FATE_LEFT_OUT)
+			ctl_json_record(&j, NULL, J_TEXT("profile", r.profile),
+					J_TEXT("name", r.name), J_TEXT("reason", r.reason));
 	}
 	ctl_json_end(&j);
 	ctl_json_end(&j);
@@ -99,7 +91,7 @@ static void json_print(struct ctl *c, const struct ctl_variables *v)
 static int print(struct ctl *c, const struct ctl_variables *v, enum format format,
 		 struct ctl_err *reterr)
 {
-	/* the records of the interface, as other lists have them */
+	/* --json and --plain print the records of the interface, as they do for other lists. */
 	if (c->format != CTL_TEXT)
 		return ctl_list_print(c, &ctl_list_variables, &v->rows, reterr);
 	if (format == JSON) {
@@ -113,24 +105,16 @@ static int print(struct ctl *c, const struct ctl_variables *v, enum format forma
 	return 0;
 }
 
-int ctl_env(struct ctl *c)
+int ctl_env(struct ctl *c, struct ctl_err *reterr)
 {
 	struct ctl_variables v = CTL_VARIABLES_NULL;
-	struct ctl_err err = CTL_ERR_NULL;
-	struct ctl_bus bus = CTL_BUS_NULL;
 	int format, ret;
 
-	ret = ctl_option_word(c, CTL_OPTION_ENV_FORMAT, formats, &format, &err);
-	if (!ret && c->values[CTL_OPTION_ENV_FORMAT] && c->format != CTL_TEXT)
-		ret = ctl_err_set(&err, CTL_EXIT_USAGE,
-				  "--format and --json or --plain exclude each other");
+	if (ctl_option_word(c, CTL_OPTION_ENV_FORMAT, formats, &format, reterr) < 0)
+		return -1;
+	ret = ctl_variables_get(c, &v, reterr);
 	if (!ret)
-		ret = ctl_bus_open(&bus, c->control, c->timeout_ns, &err);
-	if (!ret)
-		ret = ctl_variables_get(c, &bus, &v, &err);
-	if (!ret)
-		ret = print(c, &v, (enum format)format, &err);
-	ctl_variables_deinit(&v);
-	ctl_bus_close(&bus);
-	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+		ret = print(c, &v, (enum format)format, reterr);
+	ctl_rows_deinit(&v.rows);
+	return ret;
 }

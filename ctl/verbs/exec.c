@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * exec: a command in the launcher's environment. Nothing here changes a signal's disposition or the mask, and every
- * descriptor that is opened closes on exec, so that the command finds what drayctl found; SIGINT and SIGTERM during
- * the wait end it as ever.
+ * exec: runs a command in the environment of an engine. This file changes no signal's disposition or mask, and every
+ * descriptor that drayctl opens closes on exec, so that the command finds what drayctl found. SIGINT and SIGTERM during
+ * the wait kill drayctl as usual.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -10,33 +10,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctl/bus/bus.h"
 #include "ctl/command_line/args.h"
-#include "ctl/verbs/command.h"
-#include "ctl/verbs/env.h"
 #include "ctl/render/human.h"
-#include "ctl/verbs/segments.h"
+#include "ctl/verbs/command.h"
+#include "ctl/verbs/segment_wait.h"
+#include "ctl/verbs/variables.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 #include "lib/units.h"
 
 #define WAIT_DEFAULT "30s"
 #define WAIT_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
-/* Between two tries: nothing tells of a socket that is not there yet. */
+/* Between two tries to connect, because nothing announces a socket that does not exist yet. */
 #define LOOK_NS (100 * DRAY_NS_PER_MS)
 
 static const char *const on_timeout[] = { "fail", "start", NULL };
 
 struct run {
 	struct ctl *c;
-	int64_t wait_ns;         /* 0: not at all */
+	int64_t wait_ns;         /* 0: no wait */
 	bool start;              /* --on-timeout=start */
 	const char *kv_transfer; /* argument to add, or NULL */
-	char *file;              /* what is run */
-	struct ctl_bus bus;
+	char *file;              /* of the command */
 	struct ctl_variables variables;
-	char **argv, **environment; /* of the command; the entries that are ours come first */
-	unsigned n_ours;            /* of the environment */
-	char why[400];              /* it is not ready */
+	char **argv, **environment; /* of the command; the first n_ours entries are owned */
+	unsigned n_ours;
+	char why[400]; /* why the segment is not ready */
 };
 
 static void run_deinit(struct run *r)
@@ -46,21 +46,8 @@ static void run_deinit(struct run *r)
 	free(r->environment);
 	free(r->argv);
 	free(r->file);
-	ctl_variables_deinit(&r->variables);
-	ctl_bus_close(&r->bus);
+	ctl_rows_deinit(&r->variables.rows);
 }
-
-static const char *variable_of(const struct ctl *c, const char *name)
-{
-	size_t n = strlen(name);
-
-	for (char *const *e = c->env->variables; e && *e; e++)
-		if (!strncmp(*e, name, n) && (*e)[n] == '=')
-			return *e + n + 1;
-	return NULL;
-}
-
-/* --- options ------------------------------------------------------------------------------------ */
 
 static int json_check(const char *text, struct ctl_err *reterr)
 {
@@ -71,11 +58,11 @@ static int json_check(const char *text, struct ctl_err *reterr)
 
 	if (!j)
 		ctl_err_set(reterr, CTL_EXIT_USAGE,
-			    "--kv-transfer-config: not JSON: %s, at byte %d",
+			    "--kv-transfer-config is not valid JSON: %s, at byte %d",
 			    ctl_show_text(where.text, why, sizeof(why)), where.position);
 	else if (!object)
 		ctl_err_set(reterr, CTL_EXIT_USAGE,
-			    "--kv-transfer-config: a JSON object is wanted");
+			    "--kv-transfer-config is not a JSON object; use {...}");
 	json_decref(j);
 	return object ? 0 : -1;
 }
@@ -91,11 +78,11 @@ static int kv_transfer_check(struct run *r, struct ctl_err *reterr)
 		return -1;
 	if (!ctl_command_is_vllm(c->command, c->n_command))
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--kv-transfer-config is for vllm serve and python -m "
-				   "vllm.entrypoints..., and %.100s is neither",
+				   "--kv-transfer-config needs vllm serve or python -m "
+				   "vllm.entrypoints...; the command is %.100s",
 				   c->command[0]);
 	if (ctl_command_has_kv_transfer(c->command, c->n_command))
-		fputs("drayctl: the command has a --kv-transfer-config of its own, which stays\n",
+		fputs("drayctl: the command already has a --kv-transfer-config, which stays\n",
 		      c->err);
 	else
 		r->kv_transfer = given;
@@ -113,10 +100,10 @@ static int options_read(struct run *r, struct ctl_err *reterr)
 		return ctl_err_set(
 			reterr, CTL_EXIT_USAGE,
 			"exec needs a command: drayctl exec [OPTION]... -- COMMAND [ARG]...");
-	/* else it would be looked for as a command */
+	/* A duration here would otherwise be taken as the command. */
 	if (wait && !*wait && dray_duration_parse(c->command[0], &span) == 0)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
-				   "--wait-ready takes its time after =, as in --wait-ready=%.20s",
+				   "--wait-ready takes its value after =; write --wait-ready=%.20s",
 				   c->command[0]);
 	if (wait && !*wait)
 		c->values[CTL_OPTION_WAIT_READY] = WAIT_DEFAULT;
@@ -126,44 +113,41 @@ static int options_read(struct run *r, struct ctl_err *reterr)
 	    kv_transfer_check(r, reterr) < 0)
 		return -1;
 	r->start = word == 1;
-	/* before the wait: it would be for nothing */
-	return ctl_command_find(c->command[0], variable_of(c, "PATH"), &r->file, reterr);
+	/* A command that does not exist must fail before the wait. */
+	return ctl_command_find(c->command[0], ctl_variable_given(c, "PATH"), &r->file, reterr);
 }
 
-/* --- the agent ---------------------------------------------------------------------------------- */
-
-static int variables_ask(struct run *r, struct ctl_err *reterr)
+static int variables_read(struct run *r, struct ctl_err *reterr)
 {
-	ctl_variables_deinit(&r->variables);
-	return ctl_variables_get(r->c, &r->bus, &r->variables, reterr);
+	ctl_rows_deinit(&r->variables.rows);
+	return ctl_variables_get(r->c, &r->variables, reterr);
 }
 
 /*
- * Asks once, and waits for as long as the agent stays. 1: it is ready, or nobody waits for that; 0: not yet, and
- * why; -1: it never will.
+ * Connects, and waits as long as the agent stays. 1: the segment is ready, or there is no wait; 0: not yet, with r->why;
+ * -1: it never will be.
  */
 static int try(struct run *r, int64_t ends_ns, struct ctl_err *reterr)
 {
 	static const struct ctl_segment_goal goal = { CTL_SEGMENT_PREFERRED, "ready", true };
-	struct ctl_segment_look l = { .reached = !r->wait_ns };
+	struct ctl_wait_state w = { .reached = !r->wait_ns };
 	struct ctl_err err = CTL_ERR_NULL;
 	int64_t time_ns = r->c->timeout_ns;
 	int ret;
 
 	if (r->wait_ns)
 		time_ns = dray_min(time_ns, ends_ns - dray_now().ns);
-	ctl_bus_close(&r->bus);
-	ret = ctl_bus_open(&r->bus, r->c->control, dray_max(time_ns, LOOK_NS), &err);
+	ret = ctl_bus_open(r->c, dray_max(time_ns, LOOK_NS), &err);
+	/* The first call reports an unknown profile at once; the second one has the values after the wait. */
 	if (!ret)
-		ret = variables_ask(r, &err);
-	/* a profile that does not exist is told at once; what is said may be another when the wait is over */
+		ret = variables_read(r, &err);
 	if (!ret && r->wait_ns)
-		ret = ctl_segment_wait(r->c, &r->bus, NULL, &goal, ends_ns, &l, &err);
+		ret = ctl_segment_wait(r->c, false, &goal, ends_ns, &w, &err);
 	if (!ret && r->wait_ns)
-		ret = variables_ask(r, &err);
-	if (!ret && l.reached)
+		ret = variables_read(r, &err);
+	if (!ret && w.reached)
 		return 1;
-	snprintf(r->why, sizeof(r->why), "%s", ret ? err.msg : l.why);
+	snprintf(r->why, sizeof(r->why), "%s", ret ? err.msg : w.why);
 	if (!ret || err.exit == CTL_EXIT_UNREACHABLE)
 		return 0;
 	return ctl_err_set(reterr, err.exit, "%s", err.msg);
@@ -181,8 +165,8 @@ static int gave_up(struct run *r, struct ctl_err *reterr)
 	if (!r->wait_ns)
 		return ctl_err_set(reterr, CTL_EXIT_UNREACHABLE, "%s", r->why);
 	return ctl_err_set(reterr, CTL_EXIT_TIMED_OUT,
-			   "no preferred segment was ready within %s: %s; --on-timeout=start would "
-			   "start all the same",
+			   "no preferred segment was ready within %s: %s; --on-timeout=start "
+			   "starts the command anyway",
 			   ctl_show_span((uint64_t)r->wait_ns, span), r->why);
 }
 
@@ -201,8 +185,6 @@ static int ready_wait(struct run *r, struct ctl_err *reterr)
 		poll(NULL, 0, (int)(dray_min(left, LOOK_NS) / DRAY_NS_PER_MS) + 1);
 	}
 }
-
-/* --- the command -------------------------------------------------------------------------------- */
 
 static bool is_ours(const struct run *r, const char *entry)
 {
@@ -242,7 +224,7 @@ static int environment_make(struct run *r)
 	return 0;
 }
 
-/* Those that were given, whatever is in them, and behind them what was asked for. */
+/* The words of the command, unchanged, and then the argument to add. */
 static int argv_make(struct run *r)
 {
 	static const char name[] = "--kv-transfer-config";
@@ -259,41 +241,39 @@ static int argv_make(struct run *r)
 	return 0;
 }
 
-/* A command line is the caller's to write. */
+/* exec does not change the arguments of a command, except for --kv-transfer-config. */
 static int arguments_refuse(struct run *r, struct ctl_err *reterr)
 {
 	for (size_t i = 0; i < r->variables.rows.n; i++) {
 		struct ctl_variable v = ctl_variable_at(r->c, &r->variables, i);
 
 		if (v.fate == CTL_FATE_ARGUMENT)
-			return ctl_err_set(
-				reterr, CTL_EXIT_USAGE,
-				"profile %.40s is of arguments, which exec does not add; "
-				"drayctl env --profile %.40s --format args prints them",
-				v.profile, v.profile);
+			return ctl_err_set(reterr, CTL_EXIT_USAGE,
+					   "profile %.40s has arguments, which exec does not add; "
+					   "drayctl env --profile %.40s --format args prints them",
+					   v.profile, v.profile);
 	}
 	return 0;
 }
 
-int ctl_exec(struct ctl *c)
+int ctl_exec(struct ctl *c, struct ctl_err *reterr)
 {
-	struct ctl_err err = CTL_ERR_NULL;
-	struct run r = { .c = c };
+	struct run r = { .c = c, .variables = CTL_VARIABLES_NULL };
 	int ret;
 
-	ret = options_read(&r, &err);
+	ret = options_read(&r, reterr);
 	if (!ret)
-		ret = ready_wait(&r, &err);
+		ret = ready_wait(&r, reterr);
 	if (!ret)
-		ret = arguments_refuse(&r, &err);
+		ret = arguments_refuse(&r, reterr);
 	if (!ret && (environment_make(&r) < 0 || argv_make(&r) < 0))
-		ret = ctl_err_set(&err, CTL_EXIT_FAILED, "out of memory");
+		ret = ctl_no_memory(reterr);
 	if (!ret) {
 		ctl_variables_note(c, &r.variables);
 		fflush(c->out);
 		fflush(c->err);
-		ret = ctl_command_exec(r.file, r.argv, r.environment, &err);
+		ret = ctl_command_exec(r.file, r.argv, r.environment, reterr);
 	}
 	run_deinit(&r);
-	return ret < 0 ? ctl_fail(c, &err) : CTL_EXIT_OK;
+	return ret;
 }

@@ -1,35 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* top: what moves at this moment, in all, by rail and by session. */
+/* top: the present rates, in total, for each rail and for each session. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ctl/render/human.h"
-#include "ctl/render/json.h"
-#include "ctl/bus/list.h"
-#include "ctl/bus/properties.h"
-#include "ctl/verbs/watch.h"
+#include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
-/* One look at the agent. */
+struct column {
+	const char *title;
+	enum { KEY, ATTRIBUTE, STATE, BYTES_RATE, COUNT_RATE } kind; /* keys come first */
+	unsigned field;
+};
+
+/* A list of the agent, whose rows have counters. */
+static const struct part {
+	const struct ctl_list *list;
+	const char *name; /* in plain output */
+	struct column columns[7];
+} parts[] = {
+	{ &ctl_list_rails,
+	  "rail",
+	  { { "DEVICE", KEY, DRAY_DBUS_RAIL_FIELD_DEVICE },
+	    { "PORT", KEY, DRAY_DBUS_RAIL_FIELD_PORT },
+	    { "STATE", STATE, DRAY_DBUS_RAIL_FIELD_RAIL_STATE },
+	    { "OUT", BYTES_RATE, DRAY_DBUS_RAIL_FIELD_SENT_BYTES },
+	    { "IN", BYTES_RATE, DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES },
+	    { "SLICES/S", COUNT_RATE, DRAY_DBUS_RAIL_FIELD_SLICES } } },
+	{ &ctl_list_sessions,
+	  "session",
+	  { { "SESSION", KEY, DRAY_DBUS_SESSION_FIELD_SESSION },
+	    { "NAME", ATTRIBUTE, DRAY_DBUS_SESSION_FIELD_NAME },
+	    { "TRANSFERS/S", COUNT_RATE, DRAY_DBUS_SESSION_FIELD_TRANSFERS },
+	    { "MOVED", BYTES_RATE, DRAY_DBUS_SESSION_FIELD_BYTES } } },
+};
+
+#define PARTS DRAY_ARRAY_SIZE(parts)
+
 struct sample {
 	int64_t when_ns;
 	struct ctl_properties p;
-	struct ctl_rows rails, sessions;
-	sd_bus_message *rails_reply, *sessions_reply;
+	struct ctl_rows rows[PARTS];
 };
 
 struct top {
 	struct sample old, now;
-	bool some; /* old is there */
+	bool some; /* old is valid */
 };
 
-struct total {
+static const struct {
 	const char *key, *counter;
-};
-
-static const struct total totals[] = {
+} totals[] = {
 	{ "transfers", "dray_transfers_done_total" },
 	{ "operations", "dray_operations_total" },
 	{ "local_bytes", "dray_local_bytes_total" },
@@ -41,27 +63,24 @@ static const struct total totals[] = {
 
 static void sample_deinit(struct sample *s)
 {
-	ctl_rows_deinit(&s->rails);
-	ctl_rows_deinit(&s->sessions);
-	sd_bus_message_unref(s->rails_reply);
-	sd_bus_message_unref(s->sessions_reply);
+	for (size_t i = 0; i < PARTS; i++)
+		ctl_rows_deinit(&s->rows[i]);
 	ctl_properties_deinit(&s->p);
 	*s = (struct sample){ .when_ns = 0 };
 }
 
-static int sample_take(struct sample *s, struct ctl_bus *b, struct ctl_err *reterr)
+static int sample_take(struct ctl *c, struct sample *s, struct ctl_err *reterr)
 {
+	int ret;
+
 	*s = (struct sample){ .when_ns = dray_now().ns };
-	if (ctl_properties_get(&s->p, b, reterr) < 0 ||
-	    ctl_list_get(b, &ctl_list_rails, 0, &s->rails, &s->rails_reply, reterr) < 0 ||
-	    ctl_list_get(b, &ctl_list_sessions, 0, &s->sessions, &s->sessions_reply, reterr) < 0) {
-		sample_deinit(s);
-		return -1;
-	}
-	return 0;
+	ret = ctl_properties_get(c, &s->p, reterr);
+	for (size_t i = 0; !ret && i < PARTS; i++)
+		ret = ctl_list_get(c, parts[i].list, &s->rows[i], reterr, NULL);
+	return ret;
 }
 
-/* By second, of a counter that may have begun anew. */
+/* The rate of a counter, which may have started again from 0. */
 static double rate(const struct top *t, uint64_t old, uint64_t now)
 {
 	double seconds = (double)(t->now.when_ns - t->old.when_ns) / (double)DRAY_NS_PER_SEC;
@@ -75,181 +94,122 @@ static double total_rate(const struct top *t, const char *counter)
 		    ctl_properties_counter(&t->now.p, counter));
 }
 
-/* The row of `old` that is about the same thing; its key is one field, or two. */
-static double row_rate(const struct top *t, const struct ctl_rows *old, const struct ctl_rows *now,
-		       size_t row, unsigned key, unsigned key2, unsigned field)
+static bool same_keys(const struct part *part, const struct ctl_rows *old, size_t i,
+		      const struct ctl_rows *now, size_t row)
 {
-	const struct ctl_value *k = ctl_rows_at(now, row, key), *k2 = ctl_rows_at(now, row, key2);
+	for (const struct column *col = part->columns; col->kind == KEY; col++)
+		if (ctl_rows_at(old, i, col->field)->n != ctl_rows_at(now, row, col->field)->n ||
+		    strcmp(ctl_rows_text(old, i, col->field), ctl_rows_text(now, row, col->field)))
+			return false;
+	return true;
+}
 
-	for (size_t i = 0; t->some && i < old->n; i++) {
-		const struct ctl_value *o = ctl_rows_at(old, i, key);
+static double row_rate(const struct top *t, size_t part, size_t row, unsigned field)
+{
+	const struct ctl_rows *old = &t->old.rows[part], *now = &t->now.rows[part];
 
-		if (k->s && o->s ? strcmp(k->s, o->s) != 0 : k->n != o->n)
-			continue;
-		if (ctl_rows_at(old, i, key2)->n == k2->n)
+	for (size_t i = 0; t->some && i < old->n; i++)
+		if (same_keys(&parts[part], old, i, now, row))
 			return rate(t, ctl_rows_at(old, i, field)->n,
 				    ctl_rows_at(now, row, field)->n);
-	}
 	return 0;
 }
 
-#define RAIL(name) DRAY_DBUS_RAIL_FIELD_##name
-#define SESSION(name) DRAY_DBUS_SESSION_FIELD_##name
-
-static double rail_rate(const struct top *t, size_t row, unsigned field)
+static void row_json(struct ctl_json *j, const struct top *t, size_t part, size_t row)
 {
-	return row_rate(t, &t->old.rails, &t->now.rails, row, RAIL(DEVICE), RAIL(PORT), field);
-}
+	const struct ctl_rows *r = &t->now.rows[part];
 
-static double session_rate(const struct top *t, size_t row, unsigned field)
-{
-	return row_rate(t, &t->old.sessions, &t->now.sessions, row, SESSION(SESSION),
-			SESSION(SESSION), field);
-}
+	ctl_json_object(j, NULL);
+	for (const struct column *col = parts[part].columns; col->title; col++) {
+		const struct dray_dbus_field *field = &r->fields[col->field];
 
-static const char *text_of(const struct ctl_value *v)
-{
-	return v->set ? v->s : "";
+		if (col->kind >= BYTES_RATE)
+			ctl_json_add(j, J_REAL(field->key, row_rate(t, part, row, col->field)));
+		else if (*field->type == 's')
+			ctl_json_add(j, J_TEXT(field->key, ctl_rows_text(r, row, col->field)));
+		else
+			ctl_json_add(j, J_UINT(field->key, ctl_rows_at(r, row, col->field)->n));
+	}
+	ctl_json_end(j);
 }
-
-/* --- renderings --------------------------------------------------------------------------------- */
 
 static void json_print(const struct top *t, FILE *f)
 {
+	int64_t interval_ns = t->some ? t->now.when_ns - t->old.when_ns : 0;
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_string(&j, "state", t->now.p.state);
-	ctl_json_uint(&j, "interval_ns", t->some ? (uint64_t)(t->now.when_ns - t->old.when_ns) : 0);
+	ctl_json_add(&j, J_TEXT("state", t->now.p.state),
+		     J_UINT("interval_ns", (uint64_t)interval_ns));
 	ctl_json_object(&j, "per_second");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(totals); i++)
-		ctl_json_real(&j, totals[i].key, total_rate(t, totals[i].counter));
+		ctl_json_add(&j, J_REAL(totals[i].key, total_rate(t, totals[i].counter)));
 	ctl_json_end(&j);
-	ctl_json_array(&j, "rails");
-	for (size_t i = 0; i < t->now.rails.n; i++) {
-		ctl_json_object(&j, NULL);
-		ctl_json_string(&j, "device", text_of(ctl_rows_at(&t->now.rails, i, RAIL(DEVICE))));
-		ctl_json_uint(&j, "port", ctl_rows_at(&t->now.rails, i, RAIL(PORT))->n);
-		ctl_json_string(&j, "rail_state",
-				text_of(ctl_rows_at(&t->now.rails, i, RAIL(RAIL_STATE))));
-		ctl_json_real(&j, "sent_bytes", rail_rate(t, i, RAIL(SENT_BYTES)));
-		ctl_json_real(&j, "received_bytes", rail_rate(t, i, RAIL(RECEIVED_BYTES)));
-		ctl_json_real(&j, "slices", rail_rate(t, i, RAIL(SLICES)));
+	for (size_t i = 0; i < PARTS; i++) {
+		ctl_json_array(&j, parts[i].list->what);
+		for (size_t row = 0; row < t->now.rows[i].n; row++)
+			row_json(&j, t, i, row);
 		ctl_json_end(&j);
 	}
 	ctl_json_end(&j);
-	ctl_json_array(&j, "sessions");
-	for (size_t i = 0; i < t->now.sessions.n; i++) {
-		ctl_json_object(&j, NULL);
-		ctl_json_uint(&j, "session", ctl_rows_at(&t->now.sessions, i, SESSION(SESSION))->n);
-		ctl_json_string(&j, "name",
-				text_of(ctl_rows_at(&t->now.sessions, i, SESSION(NAME))));
-		ctl_json_real(&j, "transfers", session_rate(t, i, SESSION(TRANSFERS)));
-		ctl_json_real(&j, "bytes", session_rate(t, i, SESSION(BYTES)));
-		ctl_json_end(&j);
+}
+
+static void row_plain(const struct top *t, size_t part, size_t row, FILE *f)
+{
+	const struct ctl_rows *r = &t->now.rows[part];
+	char text[CTL_CELL_BYTES];
+
+	fputs(parts[part].name, f);
+	for (const struct column *col = parts[part].columns; col->title; col++) {
+		if (col->kind == KEY)
+			fprintf(f, "%c%s", col == parts[part].columns ? '\t' : '/',
+				ctl_cell_text(&r->fields[col->field],
+					      ctl_rows_at(r, row, col->field), text));
+		else if (col->kind >= BYTES_RATE)
+			fprintf(f, "\t%.3f", row_rate(t, part, row, col->field));
 	}
-	ctl_json_end(&j);
-	ctl_json_end(&j);
+	fputc('\n', f);
 }
 
 static void plain_print(const struct top *t, FILE *f)
 {
-	char text[CTL_CELL_BYTES];
-
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(totals); i++)
 		fprintf(f, "total\t%s\t%.3f\n", totals[i].key, total_rate(t, totals[i].counter));
-	for (size_t i = 0; i < t->now.rails.n; i++) {
-		const struct ctl_value *device = ctl_rows_at(&t->now.rails, i, RAIL(DEVICE));
-
-		fprintf(f, "rail\t%s/%" PRIu64 "\t%.3f\t%.3f\t%.3f\n",
-			ctl_show_text(text_of(device), text, sizeof(text)),
-			ctl_rows_at(&t->now.rails, i, RAIL(PORT))->n,
-			rail_rate(t, i, RAIL(SENT_BYTES)), rail_rate(t, i, RAIL(RECEIVED_BYTES)),
-			rail_rate(t, i, RAIL(SLICES)));
-	}
-	for (size_t i = 0; i < t->now.sessions.n; i++)
-		fprintf(f, "session\t%" PRIu64 "\t%.3f\t%.3f\n",
-			ctl_rows_at(&t->now.sessions, i, SESSION(SESSION))->n,
-			session_rate(t, i, SESSION(TRANSFERS)), session_rate(t, i, SESSION(BYTES)));
+	for (size_t i = 0; i < PARTS; i++)
+		for (size_t row = 0; row < t->now.rows[i].n; row++)
+			row_plain(t, i, row, f);
 }
 
-static void cells(struct ctl_table *table, const char *const *heads, unsigned numbers_from)
+static void cell_add(struct ctl_table *table, const struct top *t, size_t part, size_t row,
+		     const struct column *col)
 {
-	*table = CTL_TABLE_NULL;
-	for (; heads[table->columns]; table->columns++) {
-		table->right[table->columns] = table->columns >= numbers_from;
-		ctl_table_add(table, heads[table->columns], CTL_MOOD_HEAD);
-	}
-}
-
-static void rate_cell(struct ctl_table *table, double v)
-{
-	char buf[CTL_HUMAN_BYTES];
-
-	ctl_table_add(table, ctl_show_rate(v, buf), CTL_MOOD_NONE);
-}
-
-static void number_cell(struct ctl_table *table, double v)
-{
-	char buf[32];
-
-	snprintf(buf, sizeof(buf), "%.0f", v);
-	ctl_table_add(table, buf, CTL_MOOD_NONE);
-}
-
-static int rails_table(const struct top *t, FILE *f, bool color)
-{
-	static const char *const heads[] = { "DEVICE", "PORT",     "STATE", "OUT",
-					     "IN",     "SLICES/S", NULL };
-	struct ctl_table table;
+	const struct ctl_rows *r = &t->now.rows[part];
 	char text[CTL_CELL_BYTES];
-	int ret;
+	const char *shown = text;
 
-	cells(&table, heads, 3);
-	for (size_t i = 0; i < t->now.rails.n; i++) {
-		const char *state = text_of(ctl_rows_at(&t->now.rails, i, RAIL(RAIL_STATE)));
-
-		ctl_table_add(&table,
-			      ctl_show_text(text_of(ctl_rows_at(&t->now.rails, i, RAIL(DEVICE))),
-					    text, sizeof(text)),
-			      CTL_MOOD_NONE);
-		snprintf(text, sizeof(text), "%" PRIu64,
-			 ctl_rows_at(&t->now.rails, i, RAIL(PORT))->n);
-		ctl_table_add(&table, text, CTL_MOOD_NONE);
-		ctl_table_add(&table, *state ? state : "-", ctl_mood_of(state));
-		rate_cell(&table, rail_rate(t, i, RAIL(SENT_BYTES)));
-		rate_cell(&table, rail_rate(t, i, RAIL(RECEIVED_BYTES)));
-		number_cell(&table, rail_rate(t, i, RAIL(SLICES)));
-	}
-	fputc('\n', f);
-	ret = ctl_table_print(&table, f, color);
-	ctl_table_deinit(&table);
-	return ret;
+	if (col->kind == BYTES_RATE)
+		ctl_show_rate(row_rate(t, part, row, col->field), text);
+	else if (col->kind == COUNT_RATE)
+		snprintf(text, sizeof(text), "%.0f", row_rate(t, part, row, col->field));
+	else
+		shown = ctl_cell_text(&r->fields[col->field], ctl_rows_at(r, row, col->field),
+				      text);
+	ctl_table_add(table, shown, col->kind == STATE ? ctl_mood_of(shown) : CTL_MOOD_NONE);
 }
 
-static int sessions_table(const struct top *t, FILE *f, bool color)
+static int part_table(const struct top *t, size_t part, FILE *f, bool color)
 {
-	static const char *const heads[] = { "NAME", "SESSION", "TRANSFERS/S", "MOVED", NULL };
-	struct ctl_table table;
-	char text[CTL_CELL_BYTES];
-	int ret;
+	struct ctl_table table = CTL_TABLE_NULL;
 
-	cells(&table, heads, 1);
-	for (size_t i = 0; i < t->now.sessions.n; i++) {
-		const char *name = text_of(ctl_rows_at(&t->now.sessions, i, SESSION(NAME)));
-
-		ctl_table_add(&table, *name ? ctl_show_text(name, text, sizeof(text)) : "-",
-			      CTL_MOOD_NONE);
-		snprintf(text, sizeof(text), "%" PRIu64,
-			 ctl_rows_at(&t->now.sessions, i, SESSION(SESSION))->n);
-		ctl_table_add(&table, text, CTL_MOOD_NONE);
-		number_cell(&table, session_rate(t, i, SESSION(TRANSFERS)));
-		rate_cell(&table, session_rate(t, i, SESSION(BYTES)));
-	}
+	if (!t->now.rows[part].n)
+		return 0;
 	fputc('\n', f);
-	ret = ctl_table_print(&table, f, color);
-	ctl_table_deinit(&table);
-	return ret;
+	for (const struct column *col = parts[part].columns; col->title; col++)
+		ctl_table_column(&table, col->title, col->kind >= BYTES_RATE);
+	for (size_t row = 0; row < t->now.rows[part].n; row++)
+		for (const struct column *col = parts[part].columns; col->title; col++)
+			cell_add(&table, t, part, row, col);
+	return ctl_table_finish(&table, f, color);
 }
 
 static int text_print(const struct top *t, FILE *f, bool color)
@@ -269,19 +229,17 @@ static int text_print(const struct top *t, FILE *f, bool color)
 	fprintf(f, "rdma   %s out, %s in\n",
 		ctl_show_rate(total_rate(t, "dray_rdma_sent_bytes_total"), a),
 		ctl_show_rate(total_rate(t, "dray_rdma_received_bytes_total"), b));
-	if (t->now.rails.n)
-		ret = rails_table(t, f, color);
-	if (!ret && t->now.sessions.n)
-		ret = sessions_table(t, f, color);
+	for (size_t i = 0; !ret && i < PARTS; i++)
+		ret = part_table(t, i, f, color);
 	return ret;
 }
 
-static int look(struct ctl *c, struct ctl_bus *b, void *arg, struct ctl_err *reterr)
+static int print(struct ctl *c, void *arg, struct ctl_err *reterr)
 {
 	struct top *t = arg;
 	int ret = 0;
 
-	if (sample_take(&t->now, b, reterr) < 0)
+	if (sample_take(c, &t->now, reterr) < 0)
 		return -1;
 	if (c->format == CTL_JSON)
 		json_print(t, c->out);
@@ -293,14 +251,15 @@ static int look(struct ctl *c, struct ctl_bus *b, void *arg, struct ctl_err *ret
 	t->old = t->now;
 	t->now = (struct sample){ .when_ns = 0 };
 	t->some = true;
-	return ret < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory") : 0;
+	return ret < 0 ? ctl_no_memory(reterr) : 0;
 }
 
-int ctl_top(struct ctl *c)
+int ctl_top(struct ctl *c, struct ctl_err *reterr)
 {
 	struct top t = { .some = false };
-	int status = ctl_watch(c, look, &t);
+	int ret = ctl_watch(c, print, &t, reterr);
 
 	sample_deinit(&t.old);
-	return status;
+	sample_deinit(&t.now);
+	return ret;
 }

@@ -1,45 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/verbs/variables.h"
+
 #include <errno.h>
 #include <string.h>
 
-#include "ctl/verbs/env.h"
+#include "ctl/bus/list.h"
 #include "ctl/render/human.h"
-#include "ctl/verbs/segments.h"
-#include "lib/cleanup.h"
 #include "lib/quote.h"
-#include "schema/gen/dbus.h"
 
 #define PREFERRED "MOONCAKE_PREFERRED_SEGMENT"
 #define PROFILES_MAX 32
 #define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-
-const struct ctl_list ctl_list_variables = {
-	DRAY_DBUS_METHOD_LIST_ENVIRONMENT,
-	"as",
-	"variables",
-	dray_dbus_variable_fields,
-	DRAY_DBUS_VARIABLE_FIELD_N,
-	.columns = {
-		{ "PROFILE", DRAY_DBUS_VARIABLE_FIELD_PROFILE, CTL_CELL_TEXT },
-		{ "NAME", DRAY_DBUS_VARIABLE_FIELD_NAME, CTL_CELL_TEXT },
-		{ "VALUE", DRAY_DBUS_VARIABLE_FIELD_VALUE, CTL_CELL_TEXT },
-		{ "REASON", DRAY_DBUS_VARIABLE_FIELD_REASON, CTL_CELL_TEXT },
-	},
-};
-
-static const char *text_at(const struct ctl_variables *v, size_t i, unsigned field)
-{
-	const char *s = ctl_rows_at(&v->rows, i, field)->s;
-
-	return s ? s : "";
-}
 
 static bool flag_at(const struct ctl_variables *v, size_t i, unsigned field)
 {
 	return ctl_rows_at(&v->rows, i, field)->n;
 }
 
-/* The names of --profile into the call; none: what the agent is configured for. */
+/* Adds the names of --profile to the call; without any, the agent uses its configuration. */
 static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *reterr)
 {
 	const char *at = c->values[CTL_OPTION_PROFILE];
@@ -52,7 +30,7 @@ static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *ret
 		if (!length || length >= sizeof(name) || n == PROFILES_MAX ||
 		    (at[length] == ',' && !at[length + 1]))
 			return ctl_err_set(reterr, CTL_EXIT_USAGE,
-					   "--profile %.60s: NAME[,NAME]... is allowed",
+					   "--profile %.60s is not allowed; use NAME[,NAME]...",
 					   c->values[CTL_OPTION_PROFILE]);
 		memcpy(name, at, length);
 		name[length] = '\0';
@@ -61,14 +39,14 @@ static int profiles_append(struct ctl *c, sd_bus_message *m, struct ctl_err *ret
 	}
 	if (ret >= 0)
 		ret = sd_bus_message_close_container(m);
-	return ret < 0 ? ctl_err_set(reterr, CTL_EXIT_FAILED, "out of memory") : 0;
+	return ret < 0 ? ctl_no_memory(reterr) : 0;
 }
 
-/* They go to eval and to execve, so that they are looked at here too. */
+/* The names go to eval and to execve, so drayctl checks them too. */
 static int names_check(const struct ctl_variables *v, struct ctl_err *reterr)
 {
 	for (size_t i = 0; i < v->rows.n; i++) {
-		const char *name = text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_NAME);
+		const char *name = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_NAME);
 		bool argument = flag_at(v, i, DRAY_DBUS_VARIABLE_FIELD_ARGUMENT);
 
 		if (argument ? strncmp(name, "--", 2) || name[strspn(name, LETTERS)] :
@@ -79,36 +57,27 @@ static int names_check(const struct ctl_variables *v, struct ctl_err *reterr)
 	return 0;
 }
 
-int ctl_variables_get(struct ctl *c, struct ctl_bus *b, struct ctl_variables *v,
-		      struct ctl_err *reterr)
+int ctl_variables_get(struct ctl *c, struct ctl_variables *v, struct ctl_err *reterr)
 {
+	const struct ctl_list *l = &ctl_list_variables;
 	const char *given = c->values[CTL_OPTION_PROFILE];
 	sd_bus_message *m;
 
-	*v = CTL_VARIABLES_NULL;
 	if (given && !*given)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--profile needs a name");
-	if (ctl_bus_new_call(b, DRAY_DBUS_INTERFACE, ctl_list_variables.member, &m, reterr) < 0)
+	if (ctl_bus_new_call(c, DRAY_DBUS_INTERFACE, l->member, &m, reterr) < 0)
 		return -1;
 	if (profiles_append(c, m, reterr) < 0) {
 		sd_bus_message_unref(m);
 		return -1;
 	}
-	if (ctl_bus_call(b, m, &v->reply, reterr) < 0 ||
-	    ctl_list_read(&ctl_list_variables, &v->rows, v->reply, reterr) < 0)
+	if (ctl_bus_send(c, m, &v->rows.reply, reterr) < 0 ||
+	    ctl_list_read(l, &v->rows, reterr) < 0)
 		return -1;
 	return names_check(v, reterr);
 }
 
-void ctl_variables_deinit(struct ctl_variables *v)
-{
-	ctl_rows_deinit(&v->rows);
-	sd_bus_message_unref(v->reply);
-	*v = CTL_VARIABLES_NULL;
-}
-
-/* Its value in the caller's environment, or NULL. */
-static const char *given_value(const struct ctl *c, const char *name)
+const char *ctl_variable_given(const struct ctl *c, const char *name)
 {
 	size_t n = strlen(name);
 
@@ -118,32 +87,34 @@ static const char *given_value(const struct ctl *c, const char *name)
 	return NULL;
 }
 
-static bool said_before(const struct ctl_variables *v, size_t i)
+static bool is_repeated(const struct ctl_variables *v, size_t i)
 {
 	for (size_t k = 0; k < i; k++)
 		if (!flag_at(v, k, DRAY_DBUS_VARIABLE_FIELD_LEFT_OUT) &&
-		    !strcmp(text_at(v, k, DRAY_DBUS_VARIABLE_FIELD_NAME),
-			    text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_NAME)))
+		    !strcmp(ctl_rows_text(&v->rows, k, DRAY_DBUS_VARIABLE_FIELD_NAME),
+			    ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_NAME)))
 			return true;
 	return false;
 }
 
 struct ctl_variable ctl_variable_at(struct ctl *c, const struct ctl_variables *v, size_t i)
 {
-	struct ctl_variable r = { .profile = text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_PROFILE),
-				  .name = text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_NAME),
-				  .value = text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_VALUE),
-				  .reason = text_at(v, i, DRAY_DBUS_VARIABLE_FIELD_REASON) };
-	const char *given = given_value(c, r.name);
+	struct ctl_variable r = {
+		.profile = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_PROFILE),
+		.name = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_NAME),
+		.value = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_VALUE),
+		.reason = ctl_rows_text(&v->rows, i, DRAY_DBUS_VARIABLE_FIELD_REASON)
+	};
+	const char *given = ctl_variable_given(c, r.name);
 
 	r.fate = CTL_FATE_LEFT_OUT;
 	if (flag_at(v, i, DRAY_DBUS_VARIABLE_FIELD_LEFT_OUT))
 		return r;
 	if (strpbrk(r.value, "\r\n")) {
-		r.reason = "its value holds a newline";
+		r.reason = "its value contains a newline";
 	} else if (flag_at(v, i, DRAY_DBUS_VARIABLE_FIELD_ARGUMENT)) {
-		r.fate = said_before(v, i) ? CTL_FATE_SAME : CTL_FATE_ARGUMENT;
-	} else if (said_before(v, i) || (given && !strcmp(given, r.value))) {
+		r.fate = is_repeated(v, i) ? CTL_FATE_SAME : CTL_FATE_ARGUMENT;
+	} else if (is_repeated(v, i) || (given && !strcmp(given, r.value))) {
 		r.fate = CTL_FATE_SAME;
 	} else if (given && !c->values[CTL_OPTION_OVERRIDE]) {
 		r.reason = "it is set already, and --override was not given";
@@ -163,7 +134,7 @@ void ctl_variables_note(struct ctl *c, const struct ctl_variables *v)
 		struct ctl_variable r = ctl_variable_at(c, v, i);
 
 		if (r.fate == CTL_FATE_LEFT_OUT)
-			fprintf(c->err, "drayctl: %s is left out: %s\n", r.name,
+			fprintf(c->err, "drayctl: %s is omitted: %s\n", r.name,
 				ctl_show_text(r.reason, reason, sizeof(reason)));
 	}
 }

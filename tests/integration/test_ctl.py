@@ -323,7 +323,7 @@ def test_drain_tells_when_the_agent_dies(new_agent):
             until(lambda: agent.ctl("status", "--json")["state"] == "draining")
             agent.kill()
             _, err = waiter.communicate(timeout=LIMIT)
-        assert waiter.returncode == 1 and "without saying that it was drained" in err
+        assert waiter.returncode == 1 and "before it reported that it was drained" in err
     agent.process = None
 
 

@@ -163,7 +163,7 @@ def test_listeners_of_the_node(machines):
 
 def test_explain(machines):
     out = ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx5_3/1")
-    assert "GPU 0000:49:00.0: PIX, prefers it" in out and "fe80::" in out and out.index("10.103.0.11") < out.index("fe80::")
+    assert "GPU 0000:49:00.0: PIX, preferred" in out and "fe80::" in out and out.index("10.103.0.11") < out.index("fe80::")
     assert "did you mean mlx5_3" in ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx_3", status=1)
     assert "has no port 9" in ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx5_3/9", status=1)
 
@@ -186,7 +186,7 @@ def test_damaged_dumps(machines, tmp_path, damage):
 
 @pytest.mark.parametrize("argv, says", [
     (["detect", "--gid-index", "mlx5_0"], "write DEVICE:INDEX"), (["detect", "--gid-index", "mlx5_0/0:1"], "write DEVICE:INDEX"),
-    (["detect", "--family", "inet"], "ipv4"), (["detect", "--only", "a,,b"], "empty"), (["detect", "--node-addresses", "host"], "no address"),
+    (["detect", "--family", "inet"], "ipv4"), (["detect", "--only", "a,,b"], "empty"), (["detect", "--node-addresses", "host"], "is not an address"),
     (["detect", "--rnics-per-gpu", "-1"], "--rnics-per-gpu"), (["detect", "--watch", "--explain", "x"], "one of them"),
     (["detect", "--watch", "--from-sysfs", "/"], "recorded"), (["detect", "extra"], "extra"), (["detect", "--expain", "x"], "--explain"),
     (["detect", "--explain", "x", "--json"], "--json"), (["doctor", "--register", "much"], "--register"), (["detcet"], "detect"),

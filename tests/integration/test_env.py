@@ -150,8 +150,8 @@ def test_formats_and_what_is_left_out(fake):
     out, err = fake.run("env", "--profile", "dray,nccl,ucx")
     assert fake.called("ListEnvironment") == ["ListEnvironment", ["dray", "nccl", "ucx"]]
     assert out == "export DRAY_SOCKET=/run/dray/dray.sock\nexport NCCL_IB_HCA='=mlx5_0:1'\n"
-    assert err == "drayctl: NCCL_IB_GID_INDEX is left out: no one index\\x1b is right\n" \
-                  "drayctl: BROKEN is left out: its value holds a newline\n"
+    assert err == "drayctl: NCCL_IB_GID_INDEX is omitted: no one index\\x1b is right\n" \
+                  "drayctl: BROKEN is omitted: its value contains a newline\n"
     out, err = fake.run("env", "--format", "dotenv")
     assert fake.called("ListEnvironment") == ["ListEnvironment", []]
     assert out == "DRAY_SOCKET=/run/dray/dray.sock\nNCCL_IB_HCA==mlx5_0:1\n" and "BROKEN" in err
@@ -168,7 +168,7 @@ def test_set_already_wins(fake):
     given = {"V_A": "old", "V_B": "same", "V_AA": "x"}
     out, err = fake.run("env", env=given)
     assert out == "export V_C=c\n"
-    assert err == "drayctl: V_A is left out: it is set already, and --override was not given\n"
+    assert err == "drayctl: V_A is omitted: it is set already, and --override was not given\n"
     assert fake.run("env", "--override", env=given) == ("export V_A=new\nexport V_C=c\n", "")
     assert "V_A" not in json.loads(fake.run("env", "--format=json", env=given)[0])["variables"]
     # set to nothing is set
@@ -183,7 +183,7 @@ def test_names_that_no_shell_could_set(fake, name):
     fake.variables(("dray", name, "v"))
     for argv in (["env"], ["env", "--format=json"], ["exec", "true"]):
         out, err = fake.run(*argv, status=1)
-        assert not out and "not what the interface says" in err
+        assert not out and "types of the interface" in err
 
 
 def test_profiles_that_the_agent_does_not_know(fake):
@@ -241,10 +241,10 @@ def test_how_commands_are_found(fake, tmp_path):
     assert fake.run("exec", "plain", "a b", "c", env=path)[0] == "script a b 2\n"
     assert fake.run("exec", tmp_path / "plain")[0] == "script 0\n"
     assert fake.run("exec", "--", "sh", "-c", "exit 7", env=path, status=7)
-    assert "no such command" in fake.run("exec", "nosuch", env=path, status=127)[1]
-    assert "no such command" in fake.run("exec", "", env=path, status=127)[1]
-    assert "no such command" in fake.run("exec", tmp_path / "none/x", status=127)[1]
-    assert "no such command" in fake.run("exec", tmp_path / "plain/x", status=127)[1]
+    assert "command not found" in fake.run("exec", "nosuch", env=path, status=127)[1]
+    assert "command not found" in fake.run("exec", "", env=path, status=127)[1]
+    assert "command not found" in fake.run("exec", tmp_path / "none/x", status=127)[1]
+    assert "command not found" in fake.run("exec", tmp_path / "plain/x", status=127)[1]
     assert fake.run("exec", "/", status=126) and fake.run("exec", tmp_path / "dir", status=126)
     assert "Permission denied" in fake.run("exec", tmp_path / "secret", status=126)[1]
     assert "Permission denied" in fake.run("exec", "secret", env=path, status=126)[1]
@@ -366,7 +366,7 @@ def test_time_outs(fake, row, why):
 
 def test_an_agent_that_does_not_answer(fake):
     fake.be(hang=True)
-    with waiting(fake, "--wait-ready=300ms", status=124, err="gives no answer"):
+    with waiting(fake, "--wait-ready=300ms", status=124, err="did not answer"):
         pass
 
 
@@ -392,9 +392,9 @@ def test_kv_transfer_config(fake, tmp_path):
     assert told("vllm", "serve", "m", "--kv-transfer-configs")[0][-2:] == added
     for argv in (["vllm", "bench"], ["vllm"], ["other", "serve"], ["python3.12", "x.py", "-m", "pytest"]):
         out, err = told(*argv, status=2)
-        assert not out and "is neither" in err
-    for wrong, why in (("[]", "object is wanted"), ("3", "object is wanted"), ("{", "not JSON"), ("", "not JSON"),
-                       ('{"a": 1, "a": 2}', "duplicate"), ("{} x", "not JSON"), ("[" * 5000, "not JSON")):
+        assert not out and "needs vllm serve" in err
+    for wrong, why in (("[]", "not a JSON object"), ("3", "not a JSON object"), ("{", "not valid JSON"), ("", "not valid JSON"),
+                       ('{"a": 1, "a": 2}', "duplicate"), ("{} x", "not valid JSON"), ("[" * 5000, "not valid JSON")):
         out, err = fake.run("exec", "--kv-transfer-config", wrong, "--", tmp_path / "vllm", "serve", status=2)
         assert why in err and len(err.splitlines()) == 1
 

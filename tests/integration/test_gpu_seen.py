@@ -62,7 +62,7 @@ def test_a_lost_gpu(agent_with_gpus, gpus):
         expect("gpu_lost", add_vmm, client, memory)
         until(lambda: gpus_of(agent)[1]["reason"])
         assert gpus_of(agent)[1]["state"] in ("lost", "unused") and not gpus_of(agent)[0]["reason"]
-        assert "lost so far: 1" in agent.ctl("status")
+        assert "lost since the start: 1" in agent.ctl("status")
 
 
 def test_no_plugin(new_agent):

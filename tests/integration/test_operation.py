@@ -152,9 +152,9 @@ def test_close(agent):
         assert last["subject"] == f"{session} reader" and (last["old"], last["new"]) == ("open", "closed")
         done = ctl(agent.control, "close", session)
         assert done.returncode == 1 and f"no session {session}" in done.stderr
-    for argv, text in ((["close"], "needs SESSION"), (["close", "x"], "a number is allowed"), (["cancel", "1"], "needs SESSION and REQUEST"),
-                       (["cancel", "1", "-"], "a number is allowed"), (["close", "1", "2", "3"], "takes two arguments"),
-                       (["transfers", "--count", "3"], "go with --watch"), (["rails", "--enable", "a", "--disable", "b"], "exclude"),
+    for argv, text in ((["close"], "needs SESSION"), (["close", "x"], "is not a number"), (["cancel", "1"], "needs SESSION and REQUEST"),
+                       (["cancel", "1", "-"], "is not a number"), (["close", "1", "2", "3"], "takes two arguments"),
+                       (["transfers", "--count", "3"], "without --watch"), (["rails", "--enable", "a", "--disable", "b"], "exclude"),
                        (["drain", "--force", "--timeout", "1s"], "exclude"), (["rails", "--enable", "x/0"], "DEVICE/PORT")):
         done = ctl(agent.control, *argv)
         assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
@@ -343,7 +343,7 @@ def test_reload(lab, new_agent):
     assert values["agent.state_dir"]["origin"] == "command line" and values["limits.peers"]["origin"] == "default"
     assert f"{file}:2" in agent.ctl("config", "--origin") and str(file) not in agent.ctl("config")
     with held(agent) as (here, there, remote, waiting):
-        assert agent.ctl("reload") == "nothing has changed\n"
+        assert agent.ctl("reload") == "no key has changed\n"
         file.write_text('log: { level = "debug"; transfers = true; };\ntransfer: { deadline = "300ms"; };\n'
                   'tcp: { streams = 5; };\nlimits: { remotes_per_session = 1; };\n')
         out = agent.ctl("reload", "--json")
@@ -388,7 +388,7 @@ def test_reload_leaves_the_rest_alone(new_pair):
     """What does not reload is where it was: the key's identity, patterns that another thread reads."""
     a, b = new_pair(peer__exclude_interfaces="nothing*", rdma__exclude="nothing*")
     for agent in (a, b):
-        assert agent.ctl("reload") == "nothing has changed\n"
+        assert agent.ctl("reload") == "no key has changed\n"
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
         assert here.view == there.view
@@ -426,8 +426,8 @@ def test_drain_shows_its_progress(new_agent):
             conform(status, schema_of("status"))
             assert (status["state"], status["transfers_left"], status["bytes_left"]) == ("draining", 1, 4096)
             assert 0 < status["deadline_ns"] <= 3600e9
-            assert "1 transfer with 4.0 KiB to go" in agent.ctl("status")
-            assert "draining: 1 transfer with 4.0 KiB to go" in drain.stderr.readline()
+            assert "1 transfer with 4.0 KiB left" in agent.ctl("status")
+            assert "draining: 1 transfer with 4.0 KiB left" in drain.stderr.readline()
             # in a hurry after all
             assert agent.ctl("drain", "--force", "--stay", "--wait") == "drained\n"
             expect("deadline", waiting.result, LIMIT)
@@ -444,7 +444,7 @@ def test_a_drain_that_is_taken_back_is_not_waited_for(new_agent):
                               stderr=subprocess.PIPE, text=True) as drain:
             until(lambda: agent.ctl("status", "--json")["transfers_left"])
             agent.ctl("resume")
-            assert drain.wait(LIMIT) == 1 and "taken back by a resume" in drain.stderr.read()
+            assert drain.wait(LIMIT) == 1 and "a resume ended the drain" in drain.stderr.read()
         waiting.cancel()
 
 
@@ -585,7 +585,7 @@ def test_wait(lab, new_agent):
     assert done.returncode == 1 and "still there" in done.stderr
     agent.signal(signal.SIGSTOP)  # one that does not answer is there, and the limit is the caller's
     done = ctl(agent.control, "wait", "--timeout", "300ms")
-    assert done.returncode == 1 and "no answer" in done.stderr
+    assert done.returncode == 1 and "did not answer" in done.stderr
     assert ctl(agent.control, "wait", "--for", "gone", "--timeout", "300ms").returncode == 1
     agent.signal(signal.SIGCONT)
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "gone"], stdout=subprocess.PIPE) as gone:

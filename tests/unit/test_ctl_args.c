@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line of drayctl, up to where an agent is needed. */
+/* The command line of drayctl, without an agent. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ struct run {
 	char *out, *err;
 };
 
-/* The words of the line, by spaces. */
+/* Splits the line at spaces. */
 static struct run run_with(const struct ctl_env *e, const char *line)
 {
 	char copy[400], *argv[20] = { (char[]){ "drayctl" } }, *save = NULL;
@@ -42,106 +42,113 @@ static void done(struct run *r)
 	free(r->err);
 }
 
-static void wrong_use_is_one_line(void **state)
+static void usage_errors_are_one_line(void **state)
 {
 	static const struct {
 		const char *line, *says;
 	} rows[] = {
 		{ "stauts", "unknown verb stauts, did you mean status?" },
 		{ "teapot", "unknown verb teapot; drayctl --help lists all" },
-		{ "status too many", "drayctl status takes no argument, and \"too\" is one" },
-		{ "help a b", "drayctl help takes one argument, and \"b\" is another" },
+		{ "status too many", "drayctl status takes no argument; remove \"too\"" },
+		{ "help a b", "drayctl help takes one argument; remove \"b\"" },
 		{ "help stats", "unknown verb stats, did you mean status?" },
 		{ "--jsn", "unknown option --jsn, did you mean --json?" },
 		{ "status --frobnicate",
 		  "unknown option --frobnicate; drayctl status --help lists all" },
-		{ "--wait drain",
-		  "--wait is an option of drayctl drain, and comes after that word" },
+		{ "--wait drain", "--wait is an option of drayctl drain; put it after the verb" },
 		{ "status --size 4",
-		  "--size is an option of drayctl bench, and comes after that word" },
-		{ "--control", "--control needs a value, PATH" },
+		  "--size is an option of drayctl bench; put it after the verb" },
+		{ "--control", "--control needs a value: PATH" },
 		{ "--control=", "--control needs a path" },
 		{ "--json=yes", "--json takes no value" },
-		{ "--json --plain", "--json and --plain exclude each other" },
-		{ "--timeout 5", "--timeout 5: 1ms to 1h is allowed" },
-		{ "--timeout 0", "--timeout 0: 1ms to 1h is allowed" },
-		{ "--timeout soon", "--timeout soon: 1ms to 1h is allowed" },
-		{ "drain --timeout 10", "--timeout 10: 1ms to 1d is allowed" },
-		{ "bench --size 0", "--size 0: 1 to 1TiB is allowed" },
-		{ "segments --scope x", "--scope goes with --explain" },
+		{ "--json --plain", "--json and --plain exclude each other; give one of them" },
+		{ "--timeout 5", "--timeout 5 is not allowed; use 1ms to 1h" },
+		{ "--timeout 0", "--timeout 0 is not allowed; use 1ms to 1h" },
+		{ "--timeout soon", "--timeout soon is not allowed; use 1ms to 1h" },
+		{ "drain --timeout 10", "--timeout 10 is not allowed; use 1ms to 1d" },
+		{ "bench --size 0", "--size 0 is not allowed; use 1 to 1TiB" },
+		{ "segments --scope x", "--scope has no effect without --explain; give both" },
 		{ "segments --explain=x", "--explain takes no value" },
-		{ "hints --set x", "--set x: SCOPE=HOST:PORT is allowed" },
+		{ "hints --set x", "--set x is not allowed; use SCOPE=HOST:PORT" },
 		{ "hints --set x=a:1 --forget x",
-		  "--set, --forget and --forget-all exclude each other" },
-		{ "hints --ttl 1h", "--score and --ttl go with --set" },
-		{ "env --format yaml", "--format yaml: shell|dotenv|json|args is allowed" },
-		{ "env --format json --json", "--format and --json or --plain exclude each other" },
+		  "--set and --forget exclude each other; give one of them" },
+		{ "hints --ttl 1h", "--ttl has no effect without --set; give both" },
+		{ "env --format yaml", "--format yaml is not allowed; use shell|dotenv|json|args" },
+		{ "env --format json --json",
+		  "--format and --json exclude each other; --format json prints variables by name" },
 		{ "exec", "exec needs a command: drayctl exec [OPTION]... -- COMMAND [ARG]..." },
 		{ "exec --wait-ready 30s -- true",
-		  "--wait-ready takes its time after =, as in --wait-ready=30s" },
-		{ "exec --wait-ready=0 true", "--wait-ready 0: 1ms to 1d is allowed" },
-		{ "exec --on-timeout=no true", "--on-timeout no: fail|start is allowed" },
+		  "--wait-ready takes its value after =; write --wait-ready=30s" },
+		{ "exec --wait-ready=0 true", "--wait-ready 0 is not allowed; use 1ms to 1d" },
+		{ "exec --on-timeout=no true", "--on-timeout no is not allowed; use fail|start" },
 		{ "exec --kv-transfer-config {} true",
-		  "--kv-transfer-config is for vllm serve and python -m vllm.entrypoints..., and true "
-		  "is neither" },
+		  "--kv-transfer-config needs vllm serve or python -m vllm.entrypoints...; the command is true" },
 		{ "--profile x env",
-		  "--profile is an option of drayctl env, and comes after that word" },
-		{ "wait segment=x", "segment=x: HOST:PORT, local or preferred is allowed" },
-		{ "wait state=ready", "state= goes with segment=" },
+		  "--profile is an option of drayctl env; put it after the verb" },
+		{ "wait segment=x", "segment=x is not allowed; use HOST:PORT, local or preferred" },
+		{ "wait state=ready", "state= has no effect without segment=; give both" },
 		{ "wait segment=a:1 state=up",
-		  "state=up: unknown, probing, ready or lost is allowed" },
-		{ "wait segment=a:1 --for live", "--for and segment= exclude each other" },
-		{ "bench --size 1mb", "--size 1mb: 1 to 1TiB is allowed" },
-		{ "bench --ops 65537", "--ops 65537: 1 to 65536 is allowed" },
-		{ "bench --batch 0x", "--batch 0x: 1 to 4096 is allowed" },
-		{ "bench --class fast", "--class fast: bulk|latency is allowed" },
-		{ "bench --direction up", "--direction up: read|write is allowed" },
-		{ "bench --count 1 --duration 1s", "--count and --duration exclude each other" },
+		  "state=up is not allowed; use unknown, probing, ready or lost" },
+		{ "wait segment=a:1 --for live",
+		  "--for and segment= exclude each other; give one of them" },
+		{ "bench --size 1mb", "--size 1mb is not allowed; use 1 to 1TiB" },
+		{ "bench --ops 65537", "--ops 65537 is not allowed; use 1 to 65536" },
+		{ "bench --batch 0x", "--batch 0x is not allowed; use 1 to 4096" },
+		{ "bench --class fast", "--class fast is not allowed; use bulk|latency" },
+		{ "bench --direction up", "--direction up is not allowed; use read|write" },
+		{ "bench --count 1 --duration 1s",
+		  "--count and --duration exclude each other; give one of them" },
 		{ "bench --serve --size 4",
-		  "--serve and --size exclude each other: the end that measures decides" },
+		  "--serve and --size exclude each other; give the second one at the end that measures" },
 		{ "bench --serve --token x",
-		  "--serve and --token exclude each other: the end that measures decides" },
+		  "--serve and --token exclude each other; give the second one at the end that measures" },
 		{ "bench --size 1TiB --ops 2",
-		  "--size times --ops times --batch may be 1TiB at most" },
+		  "--size times --ops times --batch is too large; use at most 1TiB" },
 		{ "bench --size 1TiB --ops 65536 --batch 4096",
-		  "--size times --ops times --batch may be 1TiB at most" },
+		  "--size times --ops times --batch is too large; use at most 1TiB" },
 		{ "bench --memory 4KiB",
-		  "--memory 4KiB: --size times --ops times --batch needs 8MiB" },
-		{ "bench --sessions 65", "--sessions 65: 1 to 64 is allowed" },
-		{ "bench --sessions 0", "--sessions 0: 1 to 64 is allowed" },
-		{ "bench --wait busy", "--wait busy: adaptive|spin|sleep is allowed" },
+		  "--memory 4KiB is not enough; --size times --ops times --batch needs 8MiB" },
+		{ "bench --sessions 65", "--sessions 65 is not allowed; use 1 to 64" },
+		{ "bench --sessions 0", "--sessions 0 is not allowed; use 1 to 64" },
+		{ "bench --wait busy", "--wait busy is not allowed; use adaptive|spin|sleep" },
 		{ "bench --ceiling=yes", "--ceiling takes no value" },
-		{ "bench --rounds 3", "--rounds goes with --ceiling" },
-		{ "bench --ceiling --rounds 0", "--rounds 0: 1 to 1000 is allowed" },
-		{ "bench --ceiling --rounds 1001", "--rounds 1001: 1 to 1000 is allowed" },
+		{ "bench --rounds 3", "--rounds has no effect without --ceiling; give both" },
+		{ "bench --ceiling --rounds 0", "--rounds 0 is not allowed; use 1 to 1000" },
+		{ "bench --ceiling --rounds 1001", "--rounds 1001 is not allowed; use 1 to 1000" },
 		{ "bench --ceiling --count 10",
-		  "--count 10: each of --rounds 11 needs one at least" },
+		  "--count 10 is not enough for --rounds 11; each round needs 1" },
 		{ "bench --ceiling --rounds 20 --duration 19ms",
-		  "--duration 19ms: each of --rounds 20 needs 1ms at least" },
+		  "--duration 19ms is not enough for --rounds 20; each round needs 1ms" },
 		{ "bench --ceiling --token x",
-		  "--token and --ceiling exclude each other: a ceiling needs both ends on this "
-		  "machine, as with --owner" },
+		  "--token and --ceiling exclude each other; a ceiling needs both ends on this machine, as with --owner" },
 		{ "bench --owner /x --token x",
-		  "--token and --owner exclude each other: each says where the other end is" },
+		  "--token and --owner exclude each other; each names the other end" },
 		{ "bench --serve --owner /x",
-		  "--serve and --owner exclude each other: the end that measures decides" },
+		  "--serve and --owner exclude each other; give the second one at the end that measures" },
 		{ "bench --serve --sessions 2",
-		  "--serve and --sessions exclude each other: the end that measures decides" },
+		  "--serve and --sessions exclude each other; give the second one at the end that measures" },
 		{ "bench --serve --wait spin",
-		  "--serve and --wait exclude each other: the end that measures decides" },
+		  "--serve and --wait exclude each other; give the second one at the end that measures" },
 		{ "bench --serve --ceiling",
-		  "--serve and --ceiling exclude each other: the end that measures decides" },
+		  "--serve and --ceiling exclude each other; give the second one at the end that measures" },
 		{ "bench --serve --rounds 3",
-		  "--serve and --rounds exclude each other: the end that measures decides" },
+		  "--serve and --rounds exclude each other; give the second one at the end that measures" },
 		{ "bench --size 1TiB --batch 1 --sessions 2",
-		  "--size times --ops times --batch times --sessions may be 1TiB at most" },
+		  "--size times --ops times --batch times --sessions is too large; use at most 1TiB" },
 		{ "bench --size 1 --ops 65536 --batch 11",
-		  "--ops times --batch: a session has room for lists of 16MiB, which is a --batch "
-		  "of 10 here" },
-		{ "bench --token x", "--token: that is not what drayctl bench --serve printed" },
-		{ "bench --token -", "--token -: there is no token on standard input" },
+		  "--ops times --batch is too large for the 16MiB of lists of a session; use --batch 10 or less" },
+		{ "bench --token x", "--token: this is not a token; use the output of --serve" },
+		{ "bench --token -",
+		  "--token -: standard input has no token; pipe the output of --serve" },
 		{ "-x", "unknown option -x; drayctl --help lists all" },
 		{ "-- --json", "unknown verb --json; drayctl --help lists all" },
+		{ "transfers --count 3", "--count has no effect without --watch; give both" },
+		{ "drain --force --timeout 1s",
+		  "--force and --timeout exclude each other; --force sets the limit to now" },
+		{ "rails --enable a --disable b",
+		  "--enable and --disable exclude each other; give one of them" },
+		{ "detect --explain x --json",
+		  "--explain and --json exclude each other; --json alone has every GID with its score and reason" },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
@@ -178,7 +185,7 @@ static void help_names_everything(void **state)
 		assert_string_equal(a.out, b.out);
 		assert_non_null(strstr(a.out, v->help));
 		assert_non_null(strstr(a.out, v->example));
-		/* examples are commands that exist */
+		/* Examples are existing commands. */
 		assert_non_null(strstr(v->example, v->name));
 		for (unsigned o = 0; v->options[o]; o++)
 			assert_non_null(strstr(a.out, ctl_options[v->options[o]].help));
@@ -202,15 +209,14 @@ static void help_names_everything(void **state)
 static void parse(struct ctl *c, int argc, char *const *argv, const char *verb)
 {
 	struct ctl_err err = CTL_ERR_NULL;
-	const struct ctl_verb *v = NULL;
 
 	*c = (struct ctl){ .env = &env };
-	if (ctl_args_parse(c, argc, argv, &v, &err) < 0)
+	if (ctl_args_parse(c, argc, argv, &err) < 0)
 		fail_msg("%s", err.msg);
 	if (verb)
-		assert_string_equal(v ? v->name : "none", verb);
+		assert_string_equal(c->verb ? c->verb->name : "none", verb);
 	else
-		assert_null(v);
+		assert_null(c->verb);
 }
 
 static void options_are_taken(void **state)
@@ -228,7 +234,7 @@ static void options_are_taken(void **state)
 	assert_string_equal(c.control, "/x");
 	assert_int_equal(c.format, CTL_JSON);
 
-	/* before the verb it is every verb's, after it drain's */
+	/* Before the verb, the global option is meant; after it, that of drain. */
 	parse(&c, 7, ARGV(t, two, drain, wait, t, ten), "drain");
 	assert_int_equal(c.timeout_ns, 2 * DRAY_NS_PER_SEC);
 	assert_string_equal(c.values[CTL_OPTION_LIMIT], "10s");
@@ -238,18 +244,17 @@ static void options_are_taken(void **state)
 	assert_false(c.color);
 }
 
-static void the_environment_is_asked_last(void **state)
+static void the_environment_comes_last(void **state)
 {
 	struct ctl_env empty = { .control = "" };
 	struct ctl c = { .env = &empty };
 	struct ctl_err err = CTL_ERR_NULL;
-	const struct ctl_verb *v;
 
-	assert_int_equal(ctl_args_parse(&c, 1, ARGV(), &v, &err), 0);
+	assert_int_equal(ctl_args_parse(&c, 1, ARGV(), &err), 0);
 	assert_string_equal(c.control, "/run/dray/control.sock");
 }
 
-static void no_agent_is_told_from_wrong_use(void **state)
+static void a_missing_agent_is_no_usage_error(void **state)
 {
 	static const char *const verbs[] = { "",        "status",       "sessions",
 					     "regions", "peers",        "transfers",
@@ -266,15 +271,15 @@ static void no_agent_is_told_from_wrong_use(void **state)
 	r = run_with(&env, "bench --socket /nowhere/data.sock");
 	assert_int_equal(r.status, CTL_EXIT_UNREACHABLE);
 	done(&r);
-	/* its own release it knows all the same */
+	/* The release of drayctl is known without an agent. */
 	r = run_with(&env, "version --plain");
 	assert_int_equal(r.status, CTL_EXIT_OK);
 	assert_string_equal(r.out, "drayctl\t" DRAY_VERSION "\ndrayd\t\n");
 	done(&r);
 }
 
-/* Completion knows a verb's arguments by its help. */
-static void arguments_are_known(void **state)
+/* Completion reads the arguments of a verb from its help. */
+static void arguments_are_read_from_help(void **state)
 {
 	static const struct {
 		const char *args;
@@ -323,12 +328,12 @@ static void a_full_disk_is_no_success(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(wrong_use_is_one_line),
+		cmocka_unit_test(usage_errors_are_one_line),
 		cmocka_unit_test(help_names_everything),
 		cmocka_unit_test(options_are_taken),
-		cmocka_unit_test(the_environment_is_asked_last),
-		cmocka_unit_test(no_agent_is_told_from_wrong_use),
-		cmocka_unit_test(arguments_are_known),
+		cmocka_unit_test(the_environment_comes_last),
+		cmocka_unit_test(a_missing_agent_is_no_usage_error),
+		cmocka_unit_test(arguments_are_read_from_help),
 		cmocka_unit_test(a_full_disk_is_no_success),
 	};
 

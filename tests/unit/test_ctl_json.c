@@ -426,10 +426,10 @@ static void an_earlier_agent_is_understood(void **state)
 		{ "status", "--no-color", "drayd " RELEASE, "", 0 },
 		{ "sessions", "--json", "\"bytes\": null", "", 0 },
 		{ "sessions", "--no-color", "vllm", "", 0 },
-		{ "top", "--count=1", "running", "does not know this", 1 },
-		{ "events", "--json", "", "does not know this", 1 },
-		{ "health", "--json", "", "does not know this", 1 },
-		{ "reload", "--json", "", "does not know this", 1 },
+		{ "top", "--count=1", "running", "does not know this method", 1 },
+		{ "events", "--json", "", "does not know this method", 1 },
+		{ "health", "--json", "", "does not know this method", 1 },
+		{ "reload", "--json", "", "does not know this method", 1 },
 	};
 	const struct ctl_env env = { .control = agent.path, .in = -1 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How drayctl shows numbers, texts, tables, JSON and quantiles. */
+/* How drayctl renders numbers, texts, tables, JSON and quantiles. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ static void numbers(void **state)
 	assert_string_equal(ctl_show_rate(5e15, buf), "5000 TB/s");
 }
 
-static void texts_of_others_are_harmless(void **state)
+static void foreign_texts_are_escaped(void **state)
 {
 	static const struct {
 		const char *in, *out;
@@ -74,28 +74,28 @@ static void texts_of_others_are_harmless(void **state)
 static void tables_are_aligned(void **state)
 {
 	static const char *const cells[] = { "NAME", "BYTES", "STATE", "caf\xc3\xa9", "1", "ready",
-					     "x",    "12345", "-" };
+					     "x",    "12345", "" };
 	static const char expected[] = "NAME  BYTES  STATE\n"
 				       "caf\xc3\xa9      1  ready\n"
 				       "x     12345  -\n";
-	struct ctl_table t = { .columns = 3, .right = { false, true, false } };
+	struct ctl_table t = CTL_TABLE_NULL;
 	char *text;
 	size_t n;
 	FILE *f;
 
 	for (int color = 0; color < 2; color++) {
-		for (size_t i = 0; i < DRAY_ARRAY_SIZE(cells); i++)
-			ctl_table_add(&t, cells[i], i < 3 ? CTL_MOOD_HEAD : ctl_mood_of(cells[i]));
+		for (size_t i = 0; i < 3; i++)
+			ctl_table_column(&t, cells[i], i == 1);
+		for (size_t i = 3; i < DRAY_ARRAY_SIZE(cells); i++)
+			ctl_table_add(&t, cells[i], ctl_mood_of(cells[i]));
 		f = open_memstream(&text, &n);
-		assert_int_equal(ctl_table_print(&t, f, color), 0);
+		assert_int_equal(ctl_table_finish(&t, f, color), 0);
 		fclose(f);
 		if (color)
 			assert_non_null(strstr(text, "\033[32mready\033[0m\n"));
 		else
 			assert_string_equal(text, expected);
 		free(text);
-		ctl_table_deinit(&t);
-		t = (struct ctl_table){ .columns = 3 };
 	}
 }
 
@@ -132,6 +132,7 @@ static void json_is_escaped_and_nested(void **state)
 	static const char expected[] = "{\n"
 				       "  \"s\": \"a\\\"b\\\\c\\n\\t\\u0001\\u007f\xc3\xa9\",\n"
 				       "  \"n\": 18446744073709551615,\n"
+				       "  \"i\": -5,\n"
 				       "  \"r\": 1.500,\n"
 				       "  \"list\": [\n"
 				       "    {\n"
@@ -148,14 +149,11 @@ static void json_is_escaped_and_nested(void **state)
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_string(&j, "s", "a\"b\\c\n\t\1\x7f\xc3\xa9");
-	ctl_json_uint(&j, "n", UINT64_MAX);
-	ctl_json_real(&j, "r", 1.5);
+	ctl_json_add(&j, J_TEXT("s", "a\"b\\c\n\t\1\x7f\xc3\xa9"), J_UINT("n", UINT64_MAX),
+		     J_INT("i", -5), J_REAL("r", 1.5));
 	ctl_json_array(&j, "list");
-	ctl_json_object(&j, NULL);
-	ctl_json_bool(&j, "b", true);
-	ctl_json_end(&j);
-	ctl_json_null(&j, NULL);
+	ctl_json_record(&j, NULL, J_BOOL("b", true));
+	ctl_json_add(&j, J_NULL(NULL));
 	ctl_json_end(&j);
 	ctl_json_array(&j, "none");
 	ctl_json_end(&j);
@@ -167,7 +165,7 @@ static void json_is_escaped_and_nested(void **state)
 	free(text);
 }
 
-static void quantiles_are_near(void **state)
+static void quantiles_are_accurate(void **state)
 {
 	static const double shares[] = { 0, 0.001, 0.5, 0.99, 0.999, 1 };
 	struct ctl_histogram *h = calloc(1, sizeof(*h));
@@ -191,7 +189,7 @@ static void quantiles_are_near(void **state)
 		ctl_histogram_add(h, i);
 	for (uint64_t i = 0; i < 64; i++)
 		assert_int_equal(ctl_histogram_quantile(h, (double)(i + 1) / 64), i);
-	/* the ends of what a number can be */
+	/* the smallest and the largest number */
 	memset(h, 0, sizeof(*h));
 	ctl_histogram_add(h, 0);
 	ctl_histogram_add(h, UINT64_MAX);
@@ -200,8 +198,8 @@ static void quantiles_are_near(void **state)
 	free(h);
 }
 
-/* Two halves of the same numbers are as good as all of them in one. */
-static void halves_make_a_whole(void **state)
+/* Two merged halves equal a histogram of all the numbers. */
+static void merged_halves_equal_the_whole(void **state)
 {
 	struct ctl_histogram *h = calloc(4, sizeof(*h)), *all = h + 1, *low = h + 2, *high = h + 3;
 
@@ -210,7 +208,7 @@ static void halves_make_a_whole(void **state)
 		ctl_histogram_add(all, 7 + i * i);
 		ctl_histogram_add(i < 5000 ? low : high, 7 + i * i);
 	}
-	/* the order does not matter, and nothing adds nothing */
+	/* The order does not matter, and an empty histogram changes nothing. */
 	ctl_histogram_merge(h, high);
 	ctl_histogram_merge(h, low);
 	assert_memory_equal(h, all, sizeof(*all));
@@ -224,12 +222,12 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(numbers),
-		cmocka_unit_test(texts_of_others_are_harmless),
+		cmocka_unit_test(foreign_texts_are_escaped),
 		cmocka_unit_test(tables_are_aligned),
 		cmocka_unit_test(texts_are_wrapped),
 		cmocka_unit_test(json_is_escaped_and_nested),
-		cmocka_unit_test(quantiles_are_near),
-		cmocka_unit_test(halves_make_a_whole),
+		cmocka_unit_test(quantiles_are_accurate),
+		cmocka_unit_test(merged_halves_equal_the_whole),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Verbs that print lists in a way of their own: config, gpus, segments, transfers. */
+#include "ctl/render/human.h"
+#include "ctl/verbs/verbs.h"
+
+int ctl_config(struct ctl *c, struct ctl_err *reterr)
+{
+	return ctl_list_run(
+		c, c->values[CTL_OPTION_ORIGIN] ? &ctl_list_origins : &ctl_list_settings, reterr);
+}
+
+/* An empty list for people says why it is empty. */
+int ctl_gpus(struct ctl *c, struct ctl_err *reterr)
+{
+	ctl_auto_properties struct ctl_properties p = CTL_PROPERTIES_NULL;
+	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
+	char text[CTL_CELL_BYTES];
+
+	if (ctl_list_get(c, &ctl_list_gpus, &rows, reterr, NULL) < 0)
+		return -1;
+	if (rows.n || c->format != CTL_TEXT)
+		return ctl_list_print(c, &ctl_list_gpus, &rows, reterr);
+	if (ctl_properties_get(c, &p, reterr) < 0)
+		return -1;
+	fprintf(c->out, "no GPUs; CUDA plug-in: %s\n",
+		ctl_show_text(p.gpu_plugin, text, sizeof(text)));
+	return CTL_EXIT_OK;
+}
+
+int ctl_segments(struct ctl *c, struct ctl_err *reterr)
+{
+	const char *scope = c->values[CTL_OPTION_SCOPE];
+	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL;
+
+	if (!c->values[CTL_OPTION_CANDIDATES])
+		return ctl_list_run(c, &ctl_list_segments, reterr);
+	if (ctl_list_get(c, &ctl_list_candidates, &rows, reterr, "s", scope ? scope : "") < 0)
+		return -1;
+	return ctl_list_print(c, &ctl_list_candidates, &rows, reterr);
+}
+
+static int transfers_print(struct ctl *c, void *arg, struct ctl_err *reterr)
+{
+	return ctl_list_run(c, c->values[CTL_OPTION_RECENT] ? &ctl_list_ended : &ctl_list_transfers,
+			    reterr);
+}
+
+int ctl_transfers(struct ctl *c, struct ctl_err *reterr)
+{
+	if (c->values[CTL_OPTION_REPEAT])
+		return ctl_watch(c, transfers_print, NULL, reterr);
+	return transfers_print(c, NULL, reterr);
+}
