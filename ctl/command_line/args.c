@@ -179,51 +179,51 @@ int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *r
 	return rules_check(c, reterr) < 0 ? -1 : settings_read(c, reterr);
 }
 
-static int not_allowed(const struct ctl *c, enum ctl_option_id id, const char *min, const char *max,
-		       struct ctl_err *reterr)
+/* Reads a value by `parse`; `show` makes the texts of the limits for the error message. */
+static int number_read(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
+		       int64_t *ret, int (*parse)(const char *text, int64_t *ret),
+		       const char *(*show)(int64_t v, char *buf, size_t n), struct ctl_err *reterr)
 {
+	char a[32], b[32];
+
+	if (!c->values[id] || (parse(c->values[id], ret) == 0 && *ret >= min && *ret <= max))
+		return 0;
 	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s",
-			   ctl_options[id].name, c->values[id], min, max);
+			   ctl_options[id].name, c->values[id], show(min, a, sizeof(a)),
+			   show(max, b, sizeof(b)));
+}
+
+static int count_parse(const char *text, int64_t *ret)
+{
+	return dray_int_parse(text, 0, ret);
+}
+
+static const char *count_show(int64_t v, char *buf, size_t n)
+{
+	snprintf(buf, n, "%lld", (long long)v);
+	return buf;
 }
 
 int ctl_option_count(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
 		     int64_t def, int64_t *ret, struct ctl_err *reterr)
 {
-	char a[24], b[24];
-
 	*ret = def;
-	if (!c->values[id] ||
-	    (dray_int_parse(c->values[id], 0, ret) == 0 && *ret >= min && *ret <= max))
-		return 0;
-	snprintf(a, sizeof(a), "%lld", (long long)min);
-	snprintf(b, sizeof(b), "%lld", (long long)max);
-	return not_allowed(c, id, a, b, reterr);
+	return number_read(c, id, min, max, ret, count_parse, count_show, reterr);
 }
 
 int ctl_option_size(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
 		    int64_t def, int64_t *ret, struct ctl_err *reterr)
 {
-	char a[32], b[32];
-
 	*ret = def;
-	if (!c->values[id] ||
-	    (dray_size_parse(c->values[id], ret) == 0 && *ret >= min && *ret <= max))
-		return 0;
-	return not_allowed(c, id, dray_size_show(min, a, sizeof(a)),
-			   dray_size_show(max, b, sizeof(b)), reterr);
+	return number_read(c, id, min, max, ret, dray_size_parse, dray_size_show, reterr);
 }
 
 int ctl_option_span(const struct ctl *c, enum ctl_option_id id, int64_t min_ns, int64_t max_ns,
 		    int64_t def_ns, int64_t *ret_ns, struct ctl_err *reterr)
 {
-	char a[32], b[32];
-
 	*ret_ns = def_ns;
-	if (!c->values[id] || (dray_duration_parse(c->values[id], ret_ns) == 0 &&
-			       *ret_ns >= min_ns && *ret_ns <= max_ns))
-		return 0;
-	return not_allowed(c, id, dray_duration_show(min_ns, a, sizeof(a)),
-			   dray_duration_show(max_ns, b, sizeof(b)), reterr);
+	return number_read(c, id, min_ns, max_ns, ret_ns, dray_duration_parse, dray_duration_show,
+			   reterr);
 }
 
 int ctl_option_word(const struct ctl *c, enum ctl_option_id id, const char *const *words, int *ret,

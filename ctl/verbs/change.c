@@ -21,7 +21,8 @@ void ctl_result_print(struct ctl *c, const char *key, const char *value)
 		fprintf(c->out, "%s\n", ctl_show_text(value, text, sizeof(text)));
 }
 
-int ctl_handle_parse(const char *what, const char *text, uint64_t *ret, struct ctl_err *reterr)
+/* Reads a handle or a request id; what: its name in the help. */
+static int handle_parse(const char *what, const char *text, uint64_t *ret, struct ctl_err *reterr)
 {
 	char *end;
 
@@ -118,7 +119,7 @@ int ctl_close(struct ctl *c, struct ctl_err *reterr)
 	if (!c->n_args)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
 				   "close needs SESSION; drayctl sessions lists sessions");
-	if (ctl_handle_parse("SESSION", c->args[0], &session, reterr) < 0)
+	if (handle_parse("SESSION", c->args[0], &session, reterr) < 0)
 		return -1;
 	return change(c, "closed", c->args[0], reterr, DRAY_DBUS_METHOD_CLOSE_SESSION, "ts",
 		      session, c->n_args > 1 ? c->args[1] : "");
@@ -135,8 +136,8 @@ int ctl_cancel(struct ctl *c, struct ctl_err *reterr)
 		return ctl_err_set(
 			reterr, CTL_EXIT_USAGE,
 			"cancel needs SESSION and REQUEST; drayctl transfers lists both");
-	if (ctl_handle_parse("SESSION", c->args[0], &session, reterr) < 0 ||
-	    ctl_handle_parse("REQUEST", c->args[1], &request, reterr) < 0 ||
+	if (handle_parse("SESSION", c->args[0], &session, reterr) < 0 ||
+	    handle_parse("REQUEST", c->args[1], &request, reterr) < 0 ||
 	    ctl_bus_call(c, DRAY_DBUS_METHOD_CANCEL_TRANSFER, &reply, reterr, "tt", session,
 			 request) < 0)
 		return -1;

@@ -9,9 +9,6 @@
 /* Prints the result of a change: {"key": "value"} in JSON, else the value alone. */
 void ctl_result_print(struct ctl *c, const char *key, const char *value);
 
-/* Reads a handle or a request id of the command line; what: its name in the help. 0, or -1 with CTL_EXIT_USAGE. */
-int ctl_handle_parse(const char *what, const char *text, uint64_t *ret, struct ctl_err *reterr);
-
 /* The agent's health; the conditions own the reply. */
 struct ctl_health {
 	bool alive, ready;
