@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in bash and zsh: what is offered, and what a line becomes when somebody presses the key."""
+"""Completion in bash and zsh: the offered words, and the line after the key is pressed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ needs_zsh = pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not there
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    """A recorded machine, and its one RDMA device."""
+    """A recorded machine, and the names of its RDMA devices."""
     directory = tmp_path_factory.mktemp("machine")
     models.ipv6_only().write(directory)
     found = json.loads(subprocess.check_output([DRAYCTL, "detect", "--json", "--from-sysfs", directory], timeout=LIMIT))
@@ -46,10 +46,10 @@ VERBS = words_in(help_of().split("Verbs:")[1].split("Options:")[0], "[a-z-]+") i
 EVERY = words_in(help_of().split("Options:")[1], "--[a-z-]+") if DRAYCTL.exists() else []
 
 
-# --- what bash is offered -----------------------------------------------------------------------------
+# --- what bash offers -----------------------------------------------------------------------------
 
 def offered(*lines, breaks="=:", program="drayctl"):
-    """COMPREPLY for each line with the cursor at its end; <default> and <dirnames> are left to readline."""
+    """COMPREPLY for each line with the cursor at its end; readline completes <default> and <dirnames>."""
     script = [f"COMP_WORDBREAKS=$' \\t\\n'{shlex.quote(breaks)}", f"source {shlex.quote(str(BASH))}",
               "compopt() { COMPREPLY+=(\"<$2>\"); }", "set -u"]
     for line in lines:
@@ -68,7 +68,7 @@ def offered(*lines, breaks="=:", program="drayctl"):
 
 
 def test_bash_offers_what_help_lists():
-    """For every verb: its options and those of all, each once, and its own instead of one of the same name."""
+    """For every verb: its own and the global options, each once; its own replace global ones of the same name."""
     assert len(VERBS) > 10 and len(EVERY) > 5
     rows = offered("", "--", *(f"{verb} --" for verb in VERBS))
     assert rows[0] == VERBS and rows[1] == EVERY
@@ -80,11 +80,11 @@ CASES = {
     # verbs
     "dra": "drain", "x": "", "--json ": VERBS, "--control /x ": VERBS, "--control=/x stat": "status", "-- dra": "drain",
     "--timeout 1s dra": "drain",
-    # options, given ones no more
+    # options, each offered once
     "--js": "--json", "--json --js": "", "status --json --pl": "--plain", "--json status --js": "", "-h --he": "",
     "--timeout=1s --ti": "", "bench --size 4 --si": "", "nonsense --js": "--json", "status -- --js": "", "status --wa": "",
     "status ": EVERY, "status --json ": [option for option in EVERY if option != "--json"],
-    # drain's own --timeout is another than that of every verb
+    # drain has its own --timeout besides the global one
     "--timeout 1s drain --ti": "--timeout", "drain --timeout 1s --ti": "",
     # values
     "--control ": "<default>", "--control=": "<default>", "--control=/r": "<default>", "bench --socket /r": "<default>",
@@ -102,19 +102,19 @@ CASES = {
 def test_bash_cases():
     expected = {line: row if isinstance(row, list) else row.split() for line, row in CASES.items()}
     assert dict(zip(CASES, offered(*CASES))) == expected
-    # the whole word is replaced where it does not end at =
+    # Readline replaces the whole word if it does not split at =.
     assert offered("bench --direction=w", "--control=/x dra", "bench --direction w", breaks="") == \
         [["--direction=write"], ["drain"], ["write"]]
 
 
-def test_bash_asks_for_what_is_there(machine, tmp_path):
+def test_bash_offers_present_values(machine, tmp_path):
     directory, devices = machine
     rows = offered(f"detect --from-sysfs {directory} --explain ", f"detect --from-sysfs={directory} --explain={devices[0][:-1]}",
                    f"detect --from-sysfs {tmp_path}/nowhere --explain ", program=str(DRAYCTL))
     assert rows == [devices, devices, []]
 
 
-# --- the key is pressed -----------------------------------------------------------------------------------
+# --- pressing the key -----------------------------------------------------------------------------------
 
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], f"source {shlex.quote(str(BASH))}"),
@@ -123,7 +123,7 @@ SHELLS = {
 
 
 class Typist:
-    """A shell on a terminal. `drayctl` prints there what it is called with, but for what completion asks of it."""
+    """A shell on a terminal, where `drayctl` prints its arguments, except in the calls of the completion."""
 
     def __init__(self, shell, directory):
         argv, prepare = SHELLS[shell]
@@ -141,10 +141,10 @@ class Typist:
                  "INPUTRC": "/dev/null"})
         os.close(theirs)
         os.write(self.ours, prepare.encode() + b"\n")
-        self.becomes("ready")
+        self.complete("ready")
 
-    def becomes(self, text):
-        """What drayctl is called with when the key is pressed after `drayctl TEXT`, and then Enter."""
+    def complete(self, text):
+        """The arguments of drayctl after `drayctl TEXT`, the key and Enter."""
         os.write(self.ours, f"drayctl {text}\t\n".encode())
         seen = b""
         while b"<end>" not in seen:
@@ -159,7 +159,7 @@ class Typist:
 
 
 @pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs_zsh)])
-def test_the_key(shell, tmp_path, machine):
+def test_pressing_the_key(shell, tmp_path, machine):
     directory, (device, *_) = machine
     typist = Typist(shell, tmp_path)
     try:
@@ -167,7 +167,7 @@ def test_the_key(shell, tmp_path, machine):
             "doct": "doctor", "--json transf": "--json transfers", "--timeout 1s stat": "--timeout 1s status", "-- stat": "-- status",
             "detect --fam": "detect --family", "nonsense --js": "nonsense --json", "--jso": "--json",
             "--json bench --no": "--json bench --no-color",
-            # what is given is not offered again, but drain has a --timeout of its own
+            # Given options are not offered again, but drain has its own --timeout.
             "--json --js": "--json --js", "--json status --js": "--json status --js",
             "--timeout 1s drain --ti": "--timeout 1s drain --timeout", "--timeout 1s status --ti": "--timeout 1s status --ti",
             "drain --timeout 1s --ti": "drain --timeout 1s --ti", "status --wa": "status --wa",
@@ -180,16 +180,16 @@ def test_the_key(shell, tmp_path, machine):
             f"--json detect --from-sysfs={directory} --explain={device[:-1]}":
                 f"--json detect --from-sysfs={directory} --explain={device}",
         }.items():
-            assert typist.becomes(before) == after, before
-        # a directory, and no file: bash puts a slash behind it, zsh a space
-        assert typist.becomes("doctor --from-sysfs som").rstrip("/") == "doctor --from-sysfs some"
+            assert typist.complete(before) == after, before
+        # Only the directory is offered; bash appends a slash, zsh a space.
+        assert typist.complete("doctor --from-sysfs som").rstrip("/") == "doctor --from-sysfs some"
     finally:
         typist.close()
 
 
 @needs_zsh
 def test_zsh_offers_what_help_lists():
-    """For every verb: what _arguments is told."""
+    """For every verb: the specifications for _arguments."""
     script = [f"_arguments() {{ print -r -- ${{${{(M)@:#--*}}%%[=\\[]*}} }}; _describe() {{ print -r -- ${{(P)4%%:*}} }}",
               f"words=(drayctl '') CURRENT=2; source {shlex.quote(str(ZSH))}; _drayctl_verbs"]
     script += [f"words=(drayctl {verb} '') CURRENT=3; _drayctl" for verb in VERBS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""drayctl and the control socket in detail: what is printed, who may do what, and what never hangs."""
+"""drayctl and the control socket in detail: output, permissions, and calls to an agent that does not answer."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer
 
 
 def conform(value, schema, where="$"):
-    """As much of JSON Schema as schema/ctl uses."""
+    """Checks the part of JSON Schema that schema/ctl uses."""
     known = {"$schema", "$comment", "title", "description", "type", "required", "properties", "additionalProperties",
              "items", "enum", "pattern", "minimum", "maximum"}
     assert set(schema) <= known, f"{where}: this test does not know {set(schema) - known}"
@@ -65,7 +65,7 @@ def ctl(control, *argv, **how):
 
 @contextlib.contextmanager
 def busy(a, b):
-    """Something of everything to be seen at a: a session, regions, a peer, a transfer that waits for a word."""
+    """Gives agent a one record of each kind: a session, regions, a peer, a transfer that waits for a word."""
     with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
@@ -74,10 +74,10 @@ def busy(a, b):
         waiting.cancel()
 
 
-# --- what is printed --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------
 
 def test_schemas_agree_with_the_interface():
-    """schema/ctl is written by hand: it must say what the D-Bus records say."""
+    """schema/ctl is written by hand and must match the D-Bus records."""
     kinds = {"s": "string", "b": "boolean", "u": "integer", "t": "integer", "i": "integer"}
     records = yaml.safe_load((ROOT / "schema/dbus.yaml").read_text())["records"]
     for record in records:
@@ -92,7 +92,7 @@ def test_schemas_agree_with_the_interface():
 
 
 def test_golden_json_is_complete():
-    """An example of everything that --json prints, made by tests/unit/test_ctl_json.c and the tests here."""
+    """There is an example of each kind of JSON output, made by tests/unit/test_ctl_json.c and the tests here."""
     names = {path.stem for path in SCHEMAS.glob("*.json")}
     assert names == {path.stem for path in (GOLDEN / "json").iterdir()}
     for name in names:
@@ -131,7 +131,7 @@ def test_plain_is_the_json_without_names(pair):
     a, b = pair
     with busy(a, b):
         for verb in ("sessions", "regions", "peers"):
-            # ages grow between the two calls
+            # Ages increase between the two calls.
             ages = {"age_ns", "since_ns", "heartbeat_age_ns"}
             rows = a.ctl(verb, "--json")[verb]
             lines = [line.split("\t") for line in a.ctl(verb, "--plain").splitlines()]
@@ -155,14 +155,14 @@ def test_tables(pair):
             head, *rows = a.ctl(verb).splitlines()
             assert head == head.upper() and rows
             assert all(line == line.rstrip() for line in rows)
-            # every column begins or ends where its title does
+            # Every column begins or ends with its title.
             for title in re.finditer(r"\S+", head):
                 assert all(line[title.start():title.end()].strip() for line in rows), (head, rows)
         for argv in ((), ("status",)):
             assert f"pid {a.pid}" in a.ctl(*argv)
 
 
-def test_names_are_shown_as_they_are(agent):
+def test_control_characters_in_names_are_escaped(agent):
     with agent.client(name="caf\u00e9 \\ \"x\"", group="\u65e5\u672c"):
         head, row = agent.ctl("sessions").splitlines()
         assert "caf\u00e9 \\\\ \"x\"" in row and "\u65e5\u672c" in row
@@ -172,14 +172,14 @@ def test_names_are_shown_as_they_are(agent):
         assert session["name"] == "caf\u00e9 \\ \"x\"" and session["group"] == "\u65e5\u672c"
 
 
-def test_colour_is_for_terminals(agent):
+def test_colour_only_on_terminals(agent):
     def on_terminal(*argv, **environment):
         ours, theirs = pty.openpty()
         with subprocess.Popen([DRAYCTL, "--control", agent.control, *argv], stdout=theirs, stderr=theirs,
                               env={**os.environ, "TERM": "xterm", **environment}) as process:
             os.close(theirs)
             text = b""
-            with contextlib.suppress(OSError):  # the end of a terminal is EIO
+            with contextlib.suppress(OSError):  # At its end, a terminal gives EIO.
                 while more := os.read(ours, 4096):
                     text += more
             os.close(ours)
@@ -192,16 +192,16 @@ def test_colour_is_for_terminals(agent):
         assert "\033" not in text
 
 
-# --- who may ----------------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------------
 
 def as_nobody(groups=()):
-    """Runs as somebody who is not root and in these groups."""
+    """Runs as a user other than root, with these groups."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": list(groups)}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_only_some_may_drain(new_agent, lab):
-    shutil.copy(DRAYCTL, lab.tmp / "drayctl")  # the tree may be out of nobody's reach
+def test_permission_to_drain(new_agent, lab):
+    shutil.copy(DRAYCTL, lab.tmp / "drayctl")  # That user may have no access to the tree.
     (lab.tmp / "drayctl").chmod(0o755)
 
     def run(agent, *argv, groups=()):
@@ -236,7 +236,7 @@ def test_only_some_may_drain(new_agent, lab):
     assert done.returncode == 4 and "permission denied" in done.stderr
 
 
-def test_data_socket_is_no_control_socket(agent):
+def test_data_socket_refuses_control_calls(agent):
     done = ctl(agent.socket, "status")
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1
 
@@ -274,7 +274,7 @@ def test_drain_waits_and_stays(new_agent):
 
 
 def test_resume(new_agent):
-    """From drained and in the middle of a drain: sessions that stayed go on, new ones come in."""
+    """After and during a drain: old sessions continue, and new ones are accepted."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
     assert agent.ctl("resume") == "running already\n"
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
@@ -288,7 +288,7 @@ def test_resume(new_agent):
         with Side(agent, MIB) as new:
             new.client.read(new.region, new.reach(there), [(0, 0, MIB)]).result(LIMIT)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
-        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # behind it: that one was taken in
+        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # It follows the waiting transfer, so that one was accepted.
         assert agent.ctl("drain", "--json")["state"] == "draining"
         assert agent.ctl("resume", "--plain") == "running\n"
         words[0] = 1
@@ -304,7 +304,7 @@ def test_no_resume_after_sigterm(new_agent):
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1))
-        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # behind it: that one was taken in
+        here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)  # It follows the waiting transfer, so that one was accepted.
         agent.signal(signal.SIGTERM)
         until(lambda: agent.ctl("status", "--json")["state"] == "draining")
         done = ctl(agent.control, "resume")
@@ -313,7 +313,7 @@ def test_no_resume_after_sigterm(new_agent):
     assert agent.wait() == 0
 
 
-def test_drain_tells_when_the_agent_dies(new_agent):
+def test_drain_fails_if_the_agent_dies(new_agent):
     agent = new_agent()
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
@@ -337,7 +337,7 @@ def test_nothing_hangs_on_a_stopped_agent(agent, verb):
         done = ctl(agent.control, "--timeout", "300ms", *verb, env={**os.environ, "DRAY_SOCKET": str(agent.socket)})
         assert done.returncode == 3 and len(done.stderr.splitlines()) == 1, done.stderr
         assert time.monotonic() - began < LIMIT / 2
-        # nor when its queue of connections is full
+        # A full queue of connections gives the same error.
         with contextlib.ExitStack() as stack:
             if verb[0] != "bench":
                 for _ in range(200):
@@ -348,12 +348,12 @@ def test_nothing_hangs_on_a_stopped_agent(agent, verb):
                 assert ctl(agent.control, "--timeout", "300ms", *verb).returncode == 3
     finally:
         agent.signal(signal.SIGCONT)
-    # a drain that nobody waited for any more must not have been carried out late
+    # A drain whose caller gave up must not be carried out later.
     assert agent.ctl("status", "--json")["state"] == "running"
 
 
 def test_too_many_connections(agent):
-    """There is an end to them, it is told, and they are no harm to what comes after."""
+    """The limit is reported, and later connections work."""
     socks = []
     try:
         for _ in range(270):
@@ -367,7 +367,7 @@ def test_too_many_connections(agent):
     until(lambda: ctl(agent.control, "status").returncode == 0)
 
 
-def test_a_path_is_served_by_one(new_agent):
+def test_one_agent_for_each_socket(new_agent):
     first = new_agent()
     second = new_agent("second", start=False)
     second.control = first.control
@@ -377,7 +377,7 @@ def test_a_path_is_served_by_one(new_agent):
     second.kill()
     second.process = None
     assert first.ctl("status")
-    first.restart()  # killed: its socket was left behind
+    first.restart()  # It was killed, so its socket is still there.
     assert first.ctl("status")
 
 
@@ -403,7 +403,7 @@ def test_bench_within_an_agent(agent):
 
 @contextlib.contextmanager
 def served(agent, *argv):
-    """What a bench --serve prints, and the process."""
+    """Starts a bench --serve."""
     with subprocess.Popen([DRAYCTL, "bench", "--serve", "--socket", agent.socket, "--memory", "16MiB", *argv], bufsize=0,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -437,7 +437,7 @@ def test_bench_between_agents(pair):
     assert done.returncode == 4, done.stderr
 
 
-def test_bench_serves_on_after_a_restart(new_agent):
+def test_bench_serves_after_a_restart(new_agent):
     agent = new_agent()
     with served(agent, "--json") as server:
         def take():
@@ -465,7 +465,7 @@ def test_bench_serve_as_read(agent):
 
 
 def bench(agent, *argv):
-    """What drayctl bench --json measures, against its schema."""
+    """The output of drayctl bench --json, checked against its schema."""
     done = ctl(agent.control, "bench", "--json", "--socket", agent.socket, *argv)
     assert done.returncode == 0, done.stderr
     out = json.loads(done.stdout)
@@ -488,8 +488,8 @@ def test_bench_waits_and_sessions(agent, wait, sessions):
     until(lambda: agent.ctl("sessions", "--json")["sessions"] == [])
 
 
-def test_bench_sessions_have_memory_of_their_own(agent):
-    """The most there are, with lists of operations that need all of the arena, and bytes that land where they should."""
+def test_bench_sessions_have_separate_memory(agent):
+    """The largest number of sessions, whose lists of operations fill the arena; all bytes must arrive in their place."""
     out, _ = bench(agent, "--sessions", 64, "--size", 1, "--count", 200, "--direction", "write", "--memory", "4KiB")
     assert out["sessions"] == 64 and out["transfers"] == 200
     out, _ = bench(agent, "--size", 3, "--ops", 65536, "--batch", 10, "--count", 12)
@@ -502,14 +502,14 @@ def test_bench_sessions_have_memory_of_their_own(agent):
     (["--size", 64, "--batch", 1, "--sessions", 2], ["memcpy"]),
     (["--size", 64, "--batch", 1, "--ops", 2, "--wait", "spin"], ["memcpy"]),
 ])
-def test_bench_beside_its_ceiling(agent, argv, names):
+def test_bench_with_its_ceiling(agent, argv, names):
     out, _ = bench(agent, "--ceiling", "--rounds", 3, "--count", 31, *argv)
     assert [c["name"] for c in out["ceilings"]] == names
     assert out["rounds"] == 3 and out["transfers"] == 31
 
 
-def test_bench_beside_ping_pongs(agent):
-    """Of those that spin there are none where there is but one processor for them."""
+def test_bench_with_ping_pongs(agent):
+    """On a single processor, there are no ceilings that spin."""
     alone = ["memcpy", "eventfd_echo"]
     out, _ = bench(agent, "--ceiling", "--rounds", 2, "--duration", "40ms", "--size", 8, "--batch", 1)
     assert [c["name"] for c in out["ceilings"]] in (["memcpy", "memory_echo", "eventfd_echo"], alone)
@@ -538,14 +538,14 @@ def test_bench_to_an_owner(pair):
     assert done.returncode == 3 and "/nowhere/dray.sock" in done.stderr, done.stderr
 
 
-def test_bench_knows_what_does_not_fit(agent):
+def test_bench_refuses_too_much_memory(agent):
     done = ctl(agent.control, "bench", "--socket", agent.socket, "--size", "1TiB", "--batch", 1)
     assert done.returncode == 1 and "this needs 2.0 TiB of memory" in done.stderr, done.stderr
 
 
 @contextlib.contextmanager
 def endless_bench(agent, *argv):
-    """A bench that goes on for an hour, as soon as it moves something."""
+    """Starts a bench of one hour, and waits until it moves bytes."""
     def done():
         return agent.ctl("status", "--json")["counters"]["dray_transfers_done_total"]
 
@@ -568,7 +568,7 @@ def one_line_of(process):
 @pytest.mark.parametrize("argv", [[], ["--wait", "spin"], ["--wait", "sleep"], ["--sessions", 4],
                                   ["--sessions", 4, "--wait", "spin", "--size", 64], ["--sessions", 4, "--wait", "sleep"],
                                   ["--ceiling", "--rounds", 1]])
-def test_bench_tells_of_the_agents_death(new_agent, argv):
+def test_bench_reports_the_agents_death(new_agent, argv):
     agent = new_agent()
     with endless_bench(agent, *argv) as process:
         agent.kill()
@@ -576,7 +576,7 @@ def test_bench_tells_of_the_agents_death(new_agent, argv):
     agent.process = None
 
 
-def test_bench_tells_of_the_owners_death(new_pair):
+def test_bench_reports_the_owners_death(new_pair):
     a, b = new_pair()
     with endless_bench(a, "--owner", b.socket, "--sessions", 2) as process:
         b.kill()
@@ -584,8 +584,8 @@ def test_bench_tells_of_the_owners_death(new_pair):
     b.process = None
 
 
-def test_bench_leaves_nobody_behind(agent):
-    """Processes of the ceilings end with a bench that is killed: its pipe, which they inherit, has no writer any more."""
+def test_bench_leaves_no_process(agent):
+    """The processes of the ceilings end with a killed bench: they inherit its pipe, which then has no writer."""
     process = subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--ceiling", "--batch", "1", "--size", "64",
                                 "--duration", "1h", "--rounds", "1000"], stdout=subprocess.PIPE)
     with process:
@@ -603,7 +603,7 @@ def plain_roff(path):
 
 
 def test_drayctl_manual_is_complete():
-    """Made from the same tables as the help; what must be seen is that nothing is lost on the way."""
+    """The manual is made from the tables of the help, and must have all of their texts."""
     text = plain_roff(BUILD / "drayctl.1")
 
     def said(*argv):

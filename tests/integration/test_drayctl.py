@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not 
 
 
 def test_lists(pair):
-    """What happens is to be seen, in text and JSON."""
+    """Lists show the present state, in text and JSON."""
     a, b = pair
     with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)
@@ -55,7 +55,7 @@ def test_drain(new_agent):
 
 @pytest.mark.skipif(not shutil.which("busctl"), reason="busctl is not there")
 def test_busctl(agent):
-    """Any D-Bus client can talk to the control socket."""
+    """Any D-Bus client can use the control socket."""
     def busctl(*argv):
         return subprocess.run(["busctl", f"--address=unix:path={agent.control}", "--json=short", *argv], text=True,
                               check=True, stdout=subprocess.PIPE, timeout=LIMIT).stdout
@@ -67,7 +67,7 @@ def test_busctl(agent):
         until(lambda: "seen by busctl" in busctl("call", *name, "dev.dray.Agent1", "ListSessions"), "the session")
 
 
-def test_control_socket_hears_garbage(agent):
+def test_control_socket_survives_garbage(agent):
     import socket
     for data in (b"", b"\0", b"AUTH\r\n", b"\0AUTH EXTERNAL zz\r\n", os.urandom(3000), b"\0" + b"A" * 100000):
         with socket.socket(socket.AF_UNIX) as sock:

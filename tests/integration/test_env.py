@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""drayctl env, exec, segments, hints and wait for segments, against an agent that is nothing but a control socket."""
+"""drayctl env, exec, segments, hints and wait for segments, against a fake agent that has only a control socket."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 class Fake:
-    """fake_control.c; what it is called with is in calls."""
+    """fake_control.c, with a record of its calls."""
 
     def __init__(self, directory):
         self.path = directory / "control.sock"
@@ -135,12 +135,12 @@ def test_arguments_survive_a_shell(fake):
         show = shlex.join(python("import json, sys", "print(json.dumps(sys.argv[1:]))"))
         done = subprocess.run([shell, "-c", f"eval {shlex.quote(show + ' ' + out)}"], stdout=subprocess.PIPE, timeout=LIMIT)
         assert json.loads(done.stdout) == [f"--x{i}={v}" for i, v in enumerate(HOSTILE)]
-    # nothing of them is for a shell to set, and that is said
+    # Arguments are not variables, and a note says so.
     out, err = fake.run("env")
     assert out == "export A=1\n" and len(err.splitlines()) == len(HOSTILE) and "--format args" in err
 
 
-def test_formats_and_what_is_left_out(fake):
+def test_formats_and_omitted_variables(fake):
     fake.be(records={"ListEnvironment": [
         {"profile": "dray", "name": "DRAY_SOCKET", "value": "/run/dray/dray.sock"},
         {"profile": "nccl", "name": "NCCL_IB_GID_INDEX", "left_out": True, "reason": "no one index\x1b is right"},
@@ -163,7 +163,7 @@ def test_formats_and_what_is_left_out(fake):
     assert len(fake.run("env", "--plain")[0].splitlines()) == 5
 
 
-def test_set_already_wins(fake):
+def test_variables_that_are_set_stay(fake):
     fake.variables(("dray", "V_A", "new"), ("dray", "V_B", "same"), ("dray", "V_C", "c"))
     given = {"V_A": "old", "V_B": "same", "V_AA": "x"}
     out, err = fake.run("env", env=given)
@@ -171,7 +171,7 @@ def test_set_already_wins(fake):
     assert err == "drayctl: V_A is omitted: it is set already, and --override was not given\n"
     assert fake.run("env", "--override", env=given) == ("export V_A=new\nexport V_C=c\n", "")
     assert "V_A" not in json.loads(fake.run("env", "--format=json", env=given)[0])["variables"]
-    # set to nothing is set
+    # A variable with an empty value is set.
     assert "V_A" in fake.run("env", env={"V_A": ""})[1]
     show = python("import os", "print([os.environ.get(n) for n in ('V_A', 'V_B', 'V_C')])")
     assert fake.run("exec", "--", *show, env=given)[0] == "['old', 'same', 'c']\n"
@@ -179,17 +179,17 @@ def test_set_already_wins(fake):
 
 
 @pytest.mark.parametrize("name", ["A-B", "A;id", "", "1A", "A B", "x=y"])
-def test_names_that_no_shell_could_set(fake, name):
+def test_invalid_names_are_refused(fake, name):
     fake.variables(("dray", name, "v"))
     for argv in (["env"], ["env", "--format=json"], ["exec", "true"]):
         out, err = fake.run(*argv, status=1)
         assert not out and "types of the interface" in err
 
 
-def test_profiles_that_the_agent_does_not_know(fake):
+def test_unknown_profiles(fake):
     fake.be(errors={"ListEnvironment": ["org.freedesktop.DBus.Error.InvalidArgs", "unknown profile \"x\"; there are dray"]})
     assert "there are dray" in fake.run("env", "--profile", "x", status=2)[1]
-    # whatever is to be done without an agent
+    # --on-timeout=start does not cover errors of usage.
     for more in ([], ["--on-timeout=start"], ["--wait-ready=1h"]):
         assert "there are dray" in fake.run("exec", *more, "--profile", "x", "true", status=2)[1]
     for wrong in ("a,,b", ",", "a,", ""):
@@ -198,8 +198,8 @@ def test_profiles_that_the_agent_does_not_know(fake):
 
 # --- exec ---------------------------------------------------------------------------------------------
 
-def test_a_command_keeps_what_it_had(fake):
-    """argv with any bytes, descriptors, mask and dispositions, stdin; and none of ours is left."""
+def test_a_command_inherits_everything(fake):
+    """argv with any bytes, descriptors, signal mask and dispositions, stdin; and no descriptor of drayctl."""
     fake.variables(("dray", "V_A", "1"))
     odd = [b"", b"a b", b"\xff\xfe", b"--profile", b"x", b"--", b"-h", b"it's", b"*"]
     show = python("import json, os, signal, sys",
@@ -248,7 +248,7 @@ def test_how_commands_are_found(fake, tmp_path):
     assert fake.run("exec", "/", status=126) and fake.run("exec", tmp_path / "dir", status=126)
     assert "Permission denied" in fake.run("exec", tmp_path / "secret", status=126)[1]
     assert "Permission denied" in fake.run("exec", "secret", env=path, status=126)[1]
-    # known before anybody waits
+    # The error comes before the wait.
     assert fake.run("exec", "--wait-ready=1h", "nosuch", env=path, status=127)
     assert "exec needs a command" in fake.run("exec", status=2)[1] and fake.run("exec", "--", status=2)
     assert "--wait-ready soon" in fake.run("exec", "--wait-ready=soon", "true", status=2)[1]
@@ -292,7 +292,7 @@ def test_waits_for_the_preferred_segment(fake):
     fake.segments()
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n") as p:
         fake.called("ListSegments")
-        # one that is not preferred, one that is not ready, one of which only the past is known
+        # a segment that is not preferred, one that is not ready, one that is not verified
         for row in ({"preferred": False}, {"state": "probing"}, {"verified": False}, {"state": "lost"}):
             fake.segments(row)
             fake.changed()
@@ -314,7 +314,7 @@ def test_waits_until_the_agent_runs(fake):
 
 
 def test_no_signal_is_needed(fake):
-    """An agent that confirms a state it knew tells nobody."""
+    """An agent sends no signal when a probe confirms the known state."""
     fake.variables(*VARIABLES)
     fake.segments({"verified": False})
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n"):
@@ -323,7 +323,7 @@ def test_no_signal_is_needed(fake):
 
 
 @pytest.mark.parametrize("end", ["kill", "drop"])
-def test_an_agent_that_comes_late_and_goes(fake, tmp_path, end):
+def test_an_agent_that_starts_late_and_ends(fake, tmp_path, end):
     fake.close()
     (tmp_path / "again").mkdir()
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n") as p:
@@ -356,7 +356,7 @@ def test_time_outs(fake, row, why):
     fake.segments(row)
     with waiting(fake, "--wait-ready=1500ms", status=124, err=f"no preferred segment was ready within 1.5 s: {why}"):
         pass
-    # the rest of the environment is as good as ever
+    # The other variables are still set.
     with waiting(fake, "--wait-ready=1500ms", "--on-timeout=start", out="None 3\n", err=why):
         pass
     mine = os.environ | {"MOONCAKE_PREFERRED_SEGMENT": "mine:1"}
@@ -410,7 +410,7 @@ def test_signals_end_the_wait(fake, number):
 
 
 class Terminal:
-    """drayctl on a terminal of its own, as a shell would start it."""
+    """Starts drayctl on its own terminal, as a shell does."""
 
     def __init__(self, argv):
         self.pid, self.fd = pty.fork()
@@ -464,7 +464,7 @@ def test_control_c_during_the_wait(fake):
 
 
 def test_the_command_has_the_terminal(fake):
-    """It is the foreground process: it hears of a new size, of control-C and of SIGTERM, and reads what is typed."""
+    """The command is the foreground process: it gets SIGWINCH, control-C and SIGTERM, and reads the input."""
     fake.variables(("dray", "V_A", "mine"))
     fake.segments({})
     program = python("import os, signal, sys",
@@ -551,7 +551,7 @@ def test_wait_for_a_segment(fake, argv, before, after):
     assert p.returncode == 0 and out == f"10.0.0.2:50053\t{after.get('state', 'ready')}\n"
 
 
-def test_wait_for_a_segment_in_vain(fake):
+def test_wait_for_a_segment_fails(fake):
     assert "segment a:1 is not known" in fake.run("wait", "segment=a:1", "--timeout=1500ms", status=1)[1]
     assert "no segment on this node is known" in fake.run("wait", "segment=local", "--timeout=1500ms", status=1)[1]
     fake.segments({"state": "probing", "reason": "refused"})
@@ -569,7 +569,7 @@ def test_a_wait_that_is_interrupted(fake):
         def blocks_the_signal():
             mask = re.search(r"SigBlk:\s*(\w+)", pathlib.Path(f"/proc/{p.pid}/status").read_text())[1]
             return int(mask, 16) >> (signal.SIGTERM - 1) & 1
-        # that is while it waits: from here on the signal is an orderly end
+        # drayctl now waits, so the signal ends it in order.
         until(blocks_the_signal)
         p.send_signal(signal.SIGTERM)
         err = p.communicate(timeout=LIMIT)[1]
