@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/map.h"
 
-#include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +8,7 @@
 
 #define BUCKETS_MIN 64
 
-/* Both halves of the product: each bit of the input moves every bit of what comes out. */
+/* Folds both halves of the product, so that each bit of the input changes every bit of the result. */
 static uint64_t mix(uint64_t a, uint64_t b)
 {
 	unsigned __int128 p = (unsigned __int128)a * b;
@@ -33,77 +31,84 @@ static uint64_t hash(const struct dray_map *m, const void *key, size_t n)
 	return mix(h ^ word, 0xd1b54a32d192ed03u);
 }
 
-static struct dray_map_node **bucket(const struct dray_map *m, uint64_t h)
+static struct dray_map_node **bucket(struct dray_map *m, uint64_t h)
 {
-	return &m->buckets[h & (m->n_buckets - 1)];
+	return m->buckets ? &m->buckets[h & (m->n_buckets - 1)] : &m->single;
 }
 
-int dray_map_init(struct dray_map *m)
+/* At the end of its bucket, so that nodes with the same key keep their order. */
+static void append(struct dray_map *m, struct dray_map_node *node)
 {
-	*m = (struct dray_map){ .n_buckets = BUCKETS_MIN };
-	m->buckets = calloc(m->n_buckets, sizeof(struct dray_map_node *));
-	if (!m->buckets) {
-		m->n_buckets = 0;
-		return -ENOMEM;
-	}
-	m->seed = dray_random();
-	return 0;
+	struct dray_map_node **at = bucket(m, node->hash);
+
+	while (*at)
+		at = &(*at)->next;
+	node->next = NULL;
+	*at = node;
+}
+
+void dray_map_init(struct dray_map *m)
+{
+	*m = (struct dray_map){ .seed = dray_random() };
 }
 
 void dray_map_deinit(struct dray_map *m)
 {
 	free(m->buckets);
-	*m = (struct dray_map){ .buckets = NULL };
+	*m = (struct dray_map){ .seed = m->seed };
+}
+
+static void append_all(struct dray_map *m, struct dray_map_node *first)
+{
+	for (struct dray_map_node *node = first, *next; node; node = next) {
+		next = node->next;
+		append(m, node);
+	}
 }
 
 static void grow(struct dray_map *m)
 {
-	struct dray_map larger = *m;
+	struct dray_map larger = { .n_buckets = dray_max(m->n_buckets * 2, (size_t)BUCKETS_MIN),
+				   .n = m->n,
+				   .seed = m->seed };
 
-	larger.n_buckets *= 2;
 	larger.buckets = calloc(larger.n_buckets, sizeof(struct dray_map_node *));
 	if (!larger.buckets)
 		return;
-	for (size_t i = 0; i < m->n_buckets; i++) {
-		struct dray_map_node *node = m->buckets[i], *next;
-
-		for (; node; node = next) {
-			struct dray_map_node **b = bucket(&larger, node->hash);
-
-			next = node->next;
-			node->next = *b;
-			*b = node;
-		}
-	}
+	append_all(&larger, m->single);
+	for (size_t i = 0; i < m->n_buckets; i++)
+		append_all(&larger, m->buckets[i]);
 	free(m->buckets);
 	*m = larger;
 }
 
-static bool has_key(const struct dray_map_node *node, uint64_t h, const void *key, size_t n)
+/* The first node with this key from `node` on. */
+static struct dray_map_node *find_from(struct dray_map_node *node, uint64_t h, const void *key,
+				       size_t n)
 {
-	return node->hash == h && node->n == n && (!n || !memcmp(node->key, key, n));
+	while (node && !(node->hash == h && node->n == n && !memcmp(node->key, key, n)))
+		node = node->next;
+	return node;
 }
 
 struct dray_map_node *dray_map_find(const struct dray_map *m, const void *key, size_t n)
 {
 	uint64_t h = hash(m, key, n);
-	struct dray_map_node *node = *bucket(m, h);
 
-	while (node && !has_key(node, h, key, n))
-		node = node->next;
-	return node;
+	return find_from(m->buckets ? m->buckets[h & (m->n_buckets - 1)] : m->single, h, key, n);
+}
+
+struct dray_map_node *dray_map_find_next(const struct dray_map_node *node)
+{
+	return find_from(node->next, node->hash, node->key, node->n);
 }
 
 void dray_map_add(struct dray_map *m, struct dray_map_node *node, const void *key, size_t n)
 {
-	struct dray_map_node **b;
-
-	if (m->n >= m->n_buckets)
+	if (m->n >= dray_max(m->n_buckets, (size_t)1))
 		grow(m);
 	*node = (struct dray_map_node){ .hash = hash(m, key, n), .key = key, .n = n };
-	b = bucket(m, node->hash);
-	node->next = *b;
-	*b = node;
+	append(m, node);
 	m->n++;
 }
 
@@ -111,9 +116,12 @@ void dray_map_del(struct dray_map *m, struct dray_map_node *node)
 {
 	struct dray_map_node **at = bucket(m, node->hash);
 
+	if (!node->key)
+		return;
 	while (*at != node)
 		at = &(*at)->next;
 	*at = node->next;
+	node->key = NULL;
 	m->n--;
 }
 
@@ -123,6 +131,8 @@ struct dray_map_node *dray_map_next(const struct dray_map *m, const struct dray_
 
 	if (node && node->next)
 		return node->next;
+	if (!m->buckets)
+		return node ? NULL : m->single;
 	if (node)
 		i = (node->hash & (m->n_buckets - 1)) + 1;
 	for (; i < m->n_buckets; i++)

@@ -7,9 +7,6 @@
 
 #include "schema/gen/state.h"
 
-/* Beyond this a table of buckets is not kept for the next batch. */
-#define BUCKETS_KEPT 4096
-
 /* What a key begins with: one space of keys for all tables. */
 enum { KEY_HINT = 'h', KEY_SEGMENT = 's', KEY_PREFERRED = 'p' };
 
@@ -156,12 +153,12 @@ struct change *change_preferred(const struct state_preferred *row)
 
 /* --- the queue ------------------------------------------------------------------------------- */
 
-int queue_init(struct queue *q)
+void queue_init(struct queue *q)
 {
 	*q = (struct queue){ .n = 0 };
 	dray_list_init(&q->changes);
 	dray_list_init(&q->events);
-	return dray_map_init(&q->keys);
+	dray_map_init(&q->keys);
 }
 
 static void change_free(struct queue *q, struct change *c)
@@ -214,26 +211,10 @@ static void list_clear(struct queue *q, struct dray_list *l)
 
 void queue_clear(struct queue *q)
 {
-	struct dray_map fresh;
-
 	list_clear(q, &q->changes);
 	list_clear(q, &q->events);
 	q->n = q->n_events = 0;
 	q->wipe = false;
-	if (q->keys.n_buckets > BUCKETS_KEPT && dray_map_init(&fresh) == 0) {
-		dray_map_deinit(&q->keys);
-		q->keys = fresh;
-		return;
-	}
-	memset(q->keys.buckets, 0, q->keys.n_buckets * sizeof(struct dray_map_node *));
-	q->keys.n = 0;
-}
-
-void queue_deinit(struct queue *q)
-{
-	if (!q->keys.buckets)
-		return;
-	queue_clear(q);
 	dray_map_deinit(&q->keys);
 }
 

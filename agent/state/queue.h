@@ -49,8 +49,7 @@ struct queue {
 };
 
 /* 0 or -ENOMEM. */
-int queue_init(struct queue *q);
-void queue_deinit(struct queue *q);
+void queue_init(struct queue *q);
 
 /* Takes the change; what was there of its key goes. Of events the newest DRAY_STATE_MAX_EVENTS stay. */
 void queue_add(struct queue *q, struct change *c);

@@ -197,10 +197,9 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 static int init_shared(struct state *s)
 {
 	pthread_condattr_t attr;
-	int r = queue_init(&s->queue);
 
-	if (r >= 0)
-		r = queue_init(&s->batch);
+	queue_init(&s->queue);
+	queue_init(&s->batch);
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -208,14 +207,14 @@ static int init_shared(struct state *s)
 	pthread_condattr_destroy(&attr);
 	dray_list_init(&s->flushes);
 	s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return r < 0 ? r : s->event_fd < 0 ? -errno : 0;
+	return s->event_fd < 0 ? -errno : 0;
 }
 
 void state_destroy(struct state *s)
 {
 	store_close(s->store, true);
-	queue_deinit(&s->queue);
-	queue_deinit(&s->batch);
+	queue_clear(&s->queue);
+	queue_clear(&s->batch);
 	dray_close(s->event_fd);
 	pthread_cond_destroy(&s->wake);
 	pthread_mutex_destroy(&s->lock);

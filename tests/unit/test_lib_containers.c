@@ -118,7 +118,7 @@ static void maps_find_what_is_there(void **state)
 	unsigned seen = 0;
 	struct dray_map m;
 
-	assert_int_equal(dray_map_init(&m), 0);
+	dray_map_init(&m);
 	assert_null(dray_map_next(&m, NULL));
 	for (unsigned i = 0; i < 5000; i++) {
 		pairs[i].key = i * 64;
@@ -130,9 +130,42 @@ static void maps_find_what_is_there(void **state)
 		dray_map_del(&m, &pairs[i].node);
 	for (unsigned i = 0; i < 5000; i++)
 		assert_ptr_equal(pair_find(&m, i * 64), i % 2 ? &pairs[i] : NULL);
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&m, n));)
-		seen += dray_map_entry(n, struct pair, node)->key;
+	dray_map_for_each(&m, p, struct pair, node)
+		seen += p->key;
 	assert_int_equal(seen, 2500u * 2500 * 64);
+	dray_map_del(&m, &pairs[0].node);
+	dray_map_for_each(&m, p, struct pair, node)
+		dray_map_del(&m, &p->node);
+	assert_int_equal(m.n, 0);
+	assert_null(dray_map_next(&m, NULL));
+	dray_map_deinit(&m);
+	assert_null(pair_find(&m, 0));
+	dray_map_add(&m, &pairs[0].node, &pairs[0].key, sizeof(pairs[0].key));
+	assert_ptr_equal(pair_find(&m, 0), &pairs[0]);
+	dray_map_deinit(&m);
+}
+
+/* Also while the table grows. */
+static void maps_keep_the_order_of_equal_keys(void **state)
+{
+	static struct pair same[3], others[1000];
+	unsigned key = 7, n = 0;
+	struct dray_map m;
+
+	dray_map_init(&m);
+	for (unsigned i = 0; i < 1000; i++) {
+		others[i].key = 1000 + i;
+		if (i % 400 == 0)
+			dray_map_add(&m, &same[i / 400].node, &key, sizeof(key));
+		dray_map_add(&m, &others[i].node, &others[i].key, sizeof(key));
+	}
+	dray_map_for_each_of(&m, &key, sizeof(key), p, struct pair, node)
+		assert_ptr_equal(p, &same[n++]);
+	assert_int_equal(n, 3);
+	dray_map_for_each_of(&m, &key, sizeof(key), p, struct pair, node)
+		dray_map_del(&m, &p->node);
+	assert_null(pair_find(&m, key));
+	assert_int_equal(m.n, 1000);
 	dray_map_deinit(&m);
 }
 
@@ -143,7 +176,7 @@ static void maps_tell_keys_apart(void **state)
 	char keys[41][2][40] = { 0 };
 	struct dray_map m;
 
-	assert_int_equal(dray_map_init(&m), 0);
+	dray_map_init(&m);
 	for (size_t n = 0; n <= 40; n++)
 		for (int k = 0; k < (n ? 2 : 1); k++) {
 			if (k)
@@ -282,6 +315,7 @@ int main(void)
 		cmocka_unit_test(handles_can_be_deleted_in_a_walk),
 		cmocka_unit_test(lists_keep_order),
 		cmocka_unit_test(maps_find_what_is_there),
+		cmocka_unit_test(maps_keep_the_order_of_equal_keys),
 		cmocka_unit_test(maps_tell_keys_apart),
 		cmocka_unit_test(heap_gives_the_smallest_key_first),
 		cmocka_unit_test(heap_stays_ordered_while_nodes_move),

@@ -246,15 +246,12 @@ static uint32_t forget_in(struct hints *h, struct scope *s, const char *segment)
 
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all)
 {
-	struct dray_map_node *node = NULL, *next;
 	struct scope *s = all ? NULL : hints_scope_find(h, scope);
 	uint32_t n = s ? forget_in(h, s, segment) : 0;
 
 	if (all)
-		for (node = dray_map_next(&h->scopes, NULL); node; node = next) {
-			next = dray_map_next(&h->scopes, node);
-			n += forget_in(h, dray_map_entry(node, struct scope, node), segment);
-		}
+		dray_map_for_each(&h->scopes, each, struct scope, node)
+			n += forget_in(h, each, segment);
 	if (n)
 		hints_arm(h);
 	return n;
@@ -351,8 +348,8 @@ void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint),
 {
 	int64_t now = hints_boot_ms(h);
 
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->scopes, n));)
-		scope_each(h, dray_map_entry(n, struct scope, node), now, fn, arg);
+	dray_map_for_each(&h->scopes, s, struct scope, node)
+		scope_each(h, s, now, fn, arg);
 }
 
 void hints_each_of(struct hints *h, const char *scope,
@@ -373,12 +370,9 @@ bool hints_names(struct hints *h, const char *segment)
 
 void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg)
 {
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->names, n));) {
-		const struct name *s = dray_map_entry(n, struct name, node);
-
+	dray_map_for_each(&h->names, s, struct name, node)
 		if (s->said)
 			fn(arg, s->text);
-	}
 }
 
 uint64_t hints_count(const struct hints *h)
@@ -396,14 +390,11 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 	if (h) {
 		h->deps = *deps;
 		h->clock_fd = -1;
-		r = dray_map_init(&h->scopes);
-	}
-	if (r >= 0)
-		r = dray_map_init(&h->names);
-	if (r >= 0)
-		r = dray_map_init(&h->owners);
-	if (r >= 0)
+		dray_map_init(&h->scopes);
+		dray_map_init(&h->names);
+		dray_map_init(&h->owners);
 		r = hints_init_clocks(h);
+	}
 	if (r < 0) {
 		hints_free(h);
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "hints: %s", dray_errno_text(r));
@@ -412,48 +403,20 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 	return 0;
 }
 
-static void free_scopes(struct hints *h)
-{
-	struct dray_map_node *node = dray_map_next(&h->scopes, NULL), *next;
-
-	for (; node; node = next) {
-		struct scope *s = dray_map_entry(node, struct scope, node);
-
-		next = dray_map_next(&h->scopes, node);
-		dray_list_for_each(&s->entries, e, struct entry, link)
-			free(e);
-		free(s);
-	}
-}
-
-static void free_names(struct hints *h)
-{
-	struct dray_map_node *node = dray_map_next(&h->names, NULL), *next;
-
-	for (; node; node = next) {
-		next = dray_map_next(&h->names, node);
-		free(dray_map_entry(node, struct name, node));
-	}
-}
-
-static void free_owners(struct hints *h)
-{
-	struct dray_map_node *node = dray_map_next(&h->owners, NULL), *next;
-
-	for (; node; node = next) {
-		next = dray_map_next(&h->owners, node);
-		free(dray_map_entry(node, struct owner, node));
-	}
-}
-
 struct hints *hints_free(struct hints *h)
 {
 	if (!h)
 		return NULL;
 	hints_deinit_clocks(h);
-	free_scopes(h);
-	free_names(h);
-	free_owners(h);
+	dray_map_for_each(&h->scopes, s, struct scope, node) {
+		dray_list_for_each(&s->entries, e, struct entry, link)
+			free(e);
+		free(s);
+	}
+	dray_map_for_each(&h->names, s, struct name, node)
+		free(s);
+	dray_map_for_each(&h->owners, o, struct owner, node)
+		free(o);
 	for (unsigned i = 0; i < SOURCE_N; i++)
 		dray_heap_deinit(&h->expiry[i]);
 	dray_map_deinit(&h->scopes);

@@ -41,12 +41,9 @@ void hints_unsave(struct hints *h, const struct entry *e)
 
 void hints_refill(struct hints *h)
 {
-	for (struct dray_map_node *n = NULL; (n = dray_map_next(&h->scopes, n));) {
-		struct scope *s = dray_map_entry(n, struct scope, node);
-
+	dray_map_for_each(&h->scopes, s, struct scope, node)
 		dray_list_for_each(&s->entries, e, struct entry, link)
 			hints_save(h, e);
-	}
 }
 
 /* What is left of it, in milliseconds; none where it has expired. */
