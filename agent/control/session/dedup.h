@@ -9,15 +9,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lib/map.h"
+
 #define DEDUP_ENTRIES 4096
 
 struct dedup_entry;
 
-/* Memory is taken with the first entry. */
+/* A zeroed one is empty. It takes memory with its first entry. */
 struct dedup {
 	struct dedup_entry *entries; /* ring, the oldest is forgotten first */
-	uint32_t *buckets;
-	uint32_t added;
+	uint32_t next;               /* place of the next one */
+	struct dray_map by_key;
 };
 
 bool dedup_has(const struct dedup *d, const uint8_t agent_id[16], uint64_t incarnation,

@@ -12,6 +12,7 @@
 #include "agent/control/socket/unix_listener.h"
 #include "lib/handle.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 
 #define NAME_BYTES 65
@@ -28,11 +29,6 @@ struct credentials {
 struct id_list {
 	uint32_t *ids;
 	size_t n;
-};
-
-struct remote_index {
-	struct dray_list *buckets;
-	uint32_t n_buckets, n;
 };
 
 /* Changes of segments that some session has yet to be sent; see segment_events.c. */
@@ -68,7 +64,7 @@ struct sessions {
 	struct dray_list group_list;
 	struct quota quota; /* of the agent */
 	uint32_t n_regions;
-	struct remote_index remote_index; /* of peers' remotes, by peer and grant */
+	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
 	struct dedup dedup;
 	struct segment_changes segment_changes;
 	uint64_t notify_id; /* last given out */
@@ -138,9 +134,15 @@ enum remote_state {
 	REMOTE_STATE_N
 };
 
+struct remote_key {
+	dray_handle peer;
+	uint64_t grant;
+};
+
 struct remote {
-	struct dray_list link;       /* on session->remotes */
-	struct dray_list index_link; /* on sessions->remote_index; not for local ones */
+	struct dray_list link;      /* on session->remotes */
+	struct dray_map_node index; /* on sessions->remotes_of_peers; not for local ones */
+	struct remote_key key;
 	struct session *session;
 	enum remote_state state;
 	struct remote_view view;
@@ -244,11 +246,5 @@ void session_remotes_close(struct session *s);
 /* A remote that this session's group may use, NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);
 struct remote *remote_find(struct sessions *ss, dray_handle handle);
-
-/* remote_index.c */
-int remote_index_add(struct remote_index *x, struct remote *r);
-void remote_index_del(struct remote_index *x, struct remote *r);
-struct remote *remote_index_find(struct remote_index *x, dray_handle peer, uint64_t grant);
-void remote_index_deinit(struct remote_index *x);
 
 #endif

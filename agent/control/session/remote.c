@@ -53,6 +53,15 @@ struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err
 	return r;
 }
 
+/* Fences and keys name a remote by its peer and grant. */
+static struct remote *find_of_peer(struct sessions *ss, dray_handle peer, uint64_t grant)
+{
+	struct remote_key key = { peer, grant };
+
+	return dray_map_entry(dray_map_find(&ss->remotes_of_peers, &key, sizeof(key)),
+			      struct remote, index);
+}
+
 static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 {
 	struct remote *r = calloc(1, sizeof(*r));
@@ -68,7 +77,6 @@ static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 	o->kind = OBJECT_REMOTE;
 	o->group = s->shared.group;
 	o->session = s->handle;
-	dray_list_init(&r->index_link);
 	dray_list_add(&s->remotes, &r->link);
 	s->n_remotes++;
 	return r;
@@ -79,7 +87,7 @@ static void remote_free(struct remote *r)
 {
 	struct session *s = r->session;
 
-	remote_index_del(&s->owner->remote_index, r);
+	dray_map_del(&s->owner->remotes_of_peers, &r->index);
 	dray_list_del(&r->link);
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
@@ -137,7 +145,7 @@ static void handle_dropped(void *arg)
 
 	r->dropping = r->retired = false;
 	/* the peer may give the same grant to somebody else from here on */
-	remote_index_del(&s->owner->remote_index, r);
+	dray_map_del(&s->owner->remotes_of_peers, &r->index);
 	tell_owner(r);
 	if (r->state != REMOTE_RELEASING)
 		return;
@@ -194,7 +202,7 @@ static void release(struct remote *r, uint32_t code)
 
 void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t grant, uint32_t code)
 {
-	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+	struct remote *r = find_of_peer(ss, peer, grant);
 
 	if (!r) {
 		/* released before the fence came, or never got its handle: nothing here uses it */
@@ -208,7 +216,7 @@ void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t gran
 void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
 			  struct rail_keys *keys)
 {
-	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+	struct remote *r = find_of_peer(ss, peer, grant);
 
 	if (r)
 		pool_keys(ss->pool, OBJECT_REMOTE, r->view.o.handle, keys);
@@ -217,7 +225,7 @@ void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
 
 uint64_t sessions_remote_length(struct sessions *ss, dray_handle peer, uint64_t grant)
 {
-	struct remote *r = remote_index_find(&ss->remote_index, peer, grant);
+	struct remote *r = find_of_peer(ss, peer, grant);
 
 	return r ? r->view.o.length : 0;
 }
@@ -230,7 +238,7 @@ void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, co
 		if (r->view.is_local || r->view.peer != peer || r->owner_gone)
 			continue;
 		r->owner_gone = true;
-		remote_index_del(&ss->remote_index, r);
+		dray_map_del(&ss->remotes_of_peers, &r->index);
 		lose(r, code, why && *why ? why : dray_error_doc(code), false);
 	}
 }
@@ -287,14 +295,11 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
  * ---------------------------------------------------------------------------------------
  */
 
-static int publish(struct remote *r, uint64_t length, uint16_t access)
+static void publish(struct remote *r, uint64_t length, uint16_t access)
 {
-	if (!r->view.is_local && remote_index_add(&r->session->owner->remote_index, r) < 0)
-		return -ENOMEM;
 	r->view.o.length = length;
 	r->view.o.access = access;
 	pool_publish(owner(r)->pool, &r->view.o);
-	return 0;
 }
 
 static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
@@ -323,26 +328,24 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 static void finish_import(struct import *i, dray_handle peer, uint64_t grant, uint64_t length,
 			  uint16_t access, const struct dray_vec *rails)
 {
-	const struct sessions *ss = i->session->owner;
 	struct session *s = i->session;
+	struct sessions *ss = s->owner;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
 
-	if (r) {
-		r->view.peer = peer;
-		r->view.grant = grant;
-		if (publish(r, length, access) == 0) {
-			/* before the client can use it */
-			if (rails->n)
-				ss->keys(ss->arg, peer, grant, length, rails);
-			reply_imported(r, i->request_id,
-				       rails->n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
-			return;
-		}
-		remote_free(r);
+	if (!r) {
+		peer_release(ss->peers, peer, grant);
+		session_fail(s, i->request_id, -ENOMEM, &err);
+		return;
 	}
-	peer_release(s->owner->peers, peer, grant);
-	session_fail(s, i->request_id, -ENOMEM, &err);
+	r->view.peer = r->key.peer = peer;
+	r->view.grant = r->key.grant = grant;
+	dray_map_add(&ss->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
+	publish(r, length, access);
+	/* before the client can use it */
+	if (rails->n)
+		ss->keys(ss->arg, peer, grant, length, rails);
+	reply_imported(r, i->request_id, rails->n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,

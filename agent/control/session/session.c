@@ -49,6 +49,7 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->table, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->groups, (uint32_t)ss->cfg->limits.sessions);
 	dray_handles_init(&ss->remotes, UINT32_MAX);
+	dray_map_init(&ss->remotes_of_peers);
 	ss->listener = UNIX_LISTENER_NULL;
 	ss->listener.fd = deps->listen_fd;
 	r = admission_load(ss, reterr);
@@ -81,7 +82,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	dray_handles_deinit(&ss->table);
 	dray_handles_deinit(&ss->groups);
 	dray_handles_deinit(&ss->remotes);
-	remote_index_deinit(&ss->remote_index);
+	dray_map_deinit(&ss->remotes_of_peers);
 	dedup_deinit(&ss->dedup);
 	segment_changes_deinit(&ss->segment_changes);
 	free(ss->allow_uids.ids);
