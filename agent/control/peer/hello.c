@@ -170,9 +170,8 @@ static void refuse(struct peer *peer, uint32_t code, const char *why)
 /* An attempt of ours to reach this agent that it has seen, or will see. */
 static bool attempt_is_visible(struct peers *p, const uint8_t agent_id[16])
 {
-	dray_list_for_each(table_bucket(p, agent_id), x, struct peer, bucket_link)
-		if (x->fsm.initiator && x->hello_sent && peer_fsm_is_attempt(&x->fsm) &&
-		    !memcmp(x->agent_id, agent_id, sizeof(x->agent_id)))
+	table_for_each_of(p, agent_id, x)
+		if (x->fsm.initiator && x->hello_sent && peer_fsm_is_attempt(&x->fsm))
 			return true;
 	return false;
 }
@@ -261,9 +260,8 @@ void hello_settle(struct peer *peer)
 
 static struct peer *first_claim(struct peers *p, const uint8_t agent_id[16])
 {
-	dray_list_for_each(table_bucket(p, agent_id), x, struct peer, bucket_link)
-		if (x->fsm.state == PEER_STATE_CLAIM &&
-		    !memcmp(x->agent_id, agent_id, sizeof(x->agent_id)))
+	table_for_each_of(p, agent_id, x)
+		if (x->fsm.state == PEER_STATE_CLAIM)
 			return x;
 	return NULL;
 }
@@ -305,9 +303,8 @@ void hello_rival_alive(struct peer *rival)
 
 uint32_t hello_loss_code(const struct peer *peer, uint32_t code)
 {
-	dray_list_for_each(table_bucket(peer->p, peer->agent_id), x, struct peer, bucket_link)
-		if (x->fsm.state == PEER_STATE_CLAIM && x->incarnation > peer->incarnation &&
-		    !memcmp(x->agent_id, peer->agent_id, sizeof(x->agent_id)))
+	table_for_each_of(peer->p, peer->agent_id, x)
+		if (x->fsm.state == PEER_STATE_CLAIM && x->incarnation > peer->incarnation)
 			return DRAY_E_INCARNATION;
 	return code;
 }

@@ -118,9 +118,8 @@ void imports_run(struct peer *peer)
 /* Other attempts to reach the same agent have nothing left to do. */
 void imports_ready(struct peer *peer)
 {
-	dray_list_for_each(table_bucket(peer->p, peer->agent_id), x, struct peer, bucket_link) {
-		if (x == peer || !x->fsm.initiator || peer_fsm_is_up(&x->fsm) ||
-		    memcmp(x->agent_id, peer->agent_id, sizeof(x->agent_id)) != 0)
+	table_for_each_of(peer->p, peer->agent_id, x) {
+		if (x == peer || !x->fsm.initiator || peer_fsm_is_up(&x->fsm))
 			continue;
 		imports_adopt(peer, x);
 		wants_adopt(peer, x);

@@ -18,13 +18,13 @@
 #include "agent/control/peer/stream_table.h"
 #include "agent/model/peer_link.h"
 #include "lib/idset.h"
+#include "lib/map.h"
 #include "lib/list.h"
 
 #define AREA "peer"
 #define SEGMENT_MAX 256 /* as in HELLO */
 /* The longest interval of heartbeats that a peer is believed; of the configuration's, too. */
 #define HEARTBEAT_MS_MAX 60000u
-#define PEER_BUCKETS 256
 #define NONCE_SIZE 16
 
 /* What a connection that has not shown its HELLO yet may send in one message. */
@@ -38,8 +38,8 @@ struct peers {
 	struct peer_fsm_config fsm_cfg;
 	struct dray_handles handles; /* of peers that are not closed */
 	struct dray_handles imports;
-	struct dray_list buckets[PEER_BUCKETS]; /* by agent id, not closed */
-	struct dray_list all;                   /* not closed */
+	struct dray_map by_id;   /* struct peer, by agent id, not closed */
+	struct dray_list all;    /* not closed */
 	struct dray_list closed; /* wait for their workers, then for the defer source */
 	struct dray_list listeners;
 	struct dray_list strangers; /* oldest first */
@@ -120,8 +120,9 @@ struct import {
 
 struct peer {
 	struct peers *p;
-	struct dray_list all_link, bucket_link;
-	dray_handle handle; /* 0 once closed */
+	struct dray_list all_link;
+	struct dray_map_node by_id; /* of peers->by_id */
+	dray_handle handle;         /* 0 once closed */
 	struct peer_fsm fsm;
 	struct conn *conn;
 	sd_event_source *timer;
@@ -192,12 +193,13 @@ void table_del(struct peer *peer);
 /* Closed peers have no handle. NULL if unknown. */
 struct peer *table_get(struct peers *p, dray_handle handle);
 /* The peer of this id that is up, other than `not`. */
-struct peer *table_find_up(struct peers *p, const uint8_t agent_id[16], const struct peer * not );
+struct peer *table_find_up(struct peers *p, const uint8_t agent_id[16], const struct peer *except);
 /* One that we try to reach at this segment. */
 struct peer *table_find_attempt(struct peers *p, const uint8_t agent_id[16], const char *segment);
 /* The agent id of one that had none yet. */
 void table_name(struct peer *peer, const uint8_t agent_id[16]);
-struct dray_list *table_bucket(struct peers *p, const uint8_t agent_id[16]);
+#define table_for_each_of(p, agent_id, it) \
+	dray_map_for_each_of(&(p)->by_id, agent_id, 16, it, struct peer, by_id)
 
 /* --- peer_hello.c ---------------------------------------------------------------------------- */
 

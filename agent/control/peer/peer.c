@@ -304,7 +304,7 @@ static struct peer *peer_free(struct peer *peer)
 	if (!peer)
 		return NULL;
 	dray_list_del(&peer->all_link);
-	dray_list_del(&peer->bucket_link);
+	dray_map_del(&peer->p->by_id, &peer->by_id);
 	dray_handles_del(&peer->p->handles, peer->handle);
 	fences_clear(peer);
 	conn_free(peer->conn);
@@ -334,7 +334,6 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	peer->timer_ns = peer->due_ns = INT64_MAX;
 	memcpy(peer->agent_id, agent_id, sizeof(peer->agent_id));
 	dray_list_init(&peer->all_link);
-	dray_list_init(&peer->bucket_link);
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->requests);
 	dray_list_init(&peer->fences);
@@ -405,8 +404,7 @@ static void close_passed(const struct peers_deps *deps)
 
 static void init_lists(struct peers *p)
 {
-	for (unsigned i = 0; i < PEER_BUCKETS; i++)
-		dray_list_init(&p->buckets[i]);
+	dray_map_init(&p->by_id);
 	dray_list_init(&p->all);
 	dray_list_init(&p->closed);
 	dray_list_init(&p->listeners);
@@ -487,6 +485,7 @@ struct peers *peers_free(struct peers *p)
 	tls_free(p->tls);
 	dray_handles_deinit(&p->handles);
 	dray_handles_deinit(&p->imports);
+	dray_map_deinit(&p->by_id);
 	sd_event_unref(p->event);
 	free(p);
 	return NULL;

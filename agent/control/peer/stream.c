@@ -17,10 +17,9 @@
 /* Our own attempt, where READY may still be on its way: the peer is ahead of us. */
 static bool is_expected(struct peers *p, const struct pmsg_stream_hello *h)
 {
-	dray_list_for_each(table_bucket(p, h->agent_id), x, struct peer, bucket_link)
+	table_for_each_of(p, h->agent_id, x)
 		if (x->fsm.initiator && x->fsm.state == PEER_STATE_HELLO && x->hello_sent &&
-		    x->incarnation == h->incarnation &&
-		    !memcmp(x->agent_id, h->agent_id, sizeof(x->agent_id)))
+		    x->incarnation == h->incarnation)
 			return true;
 	return false;
 }
