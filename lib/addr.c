@@ -2,12 +2,11 @@
 #include "lib/addr.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#define HOST_MAX 253
 
 /* 0 to 65535 in decimal, no sign, no leading zero. */
 static int port_parse(const char *s, unsigned *ret)
@@ -33,7 +32,7 @@ static bool name_valid(const char *s, size_t n)
 	bool digits_only = true;
 	size_t label = 0;
 
-	if (!n || n > HOST_MAX)
+	if (!n || n > DRAY_HOST_MAX)
 		return false;
 	for (size_t i = 0; i < n; i++) {
 		char c = s[i];
@@ -75,7 +74,16 @@ bool dray_host_is_name(const char *host)
 {
 	size_t n = strlen(host);
 
-	return n <= HOST_MAX && name_valid(host, n > 1 && host[n - 1] == '.' ? n - 1 : n);
+	return n <= DRAY_HOST_MAX && name_valid(host, n > 1 && host[n - 1] == '.' ? n - 1 : n);
+}
+
+size_t dray_host_key(const char *host, char key[static DRAY_HOST_MAX])
+{
+	size_t n = 0;
+
+	for (; n < DRAY_HOST_MAX && host[n]; n++)
+		key[n] = (char)tolower((unsigned char)host[n]);
+	return n;
 }
 
 /* Splits at the port; host without brackets. *ret_v6: it stood in brackets. */
@@ -105,7 +113,7 @@ static int split(const char *s, char *host, size_t n_host, unsigned *ret_port, b
 
 int dray_addr_parse(const char *s, struct dray_addr *ret)
 {
-	char host[HOST_MAX + 1];
+	char host[DRAY_HOST_MAX + 1];
 	struct dray_addr a;
 	unsigned port;
 	bool v6;
@@ -207,7 +215,7 @@ void dray_addr_set_port(struct dray_addr *a, unsigned port)
 
 bool dray_segment_valid(const char *s)
 {
-	char host[HOST_MAX + 1];
+	char host[DRAY_HOST_MAX + 1];
 	struct dray_addr a;
 	unsigned port;
 	bool v6;

@@ -19,6 +19,7 @@ struct dray_addr {
 };
 
 #define DRAY_ADDR_TEXT_MAX 64
+#define DRAY_HOST_MAX 253 /* longest host name */
 
 /* Numeric address and port. 0, -EINVAL (malformed, zone, port above 65535), -EAFNOSUPPORT (a host name). */
 int dray_addr_parse(const char *s, struct dray_addr *ret);
@@ -30,6 +31,8 @@ const char *dray_addr_show(const struct dray_addr *a, char *buf, size_t n);
 bool dray_host_is_address(const char *host, struct dray_addr *ret);
 /* A name for a name server, with or without a dot at its end; no address. */
 bool dray_host_is_name(const char *host);
+/* Writes a key that is the same for names that differ in case only, without terminator. Returns its length. */
+size_t dray_host_key(const char *host, char key[static DRAY_HOST_MAX]);
 
 bool dray_addr_is_loopback(const struct dray_addr *a);
 bool dray_addr_is_wildcard(const struct dray_addr *a);

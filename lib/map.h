@@ -27,6 +27,11 @@ struct dray_map {
 	uint64_t seed;
 };
 
+static inline bool dray_map_has(const struct dray_map_node *node)
+{
+	return node->key;
+}
+
 void dray_map_init(struct dray_map *m);
 
 /* Leaves the nodes untouched. The map is empty afterwards and can be used again. */

@@ -6,17 +6,17 @@
  */
 #include "agent/placement/net/resolver.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/addr.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-#define BUCKETS 256
 /* under way and known; of these, sent to name servers at once, and known without anybody waiting */
 #define NAMES_MAX 4096
 #define LOOKUPS_MAX 256
@@ -26,16 +26,16 @@
 #define KEEP_FAILURE_S 2
 
 struct name {
-	struct dray_list link;  /* bucket */
-	struct dray_list queue; /* waiting, flying, ready or kept */
+	struct dray_map_node node; /* of by_host, unless it needs no lookup */
+	struct dray_list queue;    /* waiting, flying, ready or kept */
 	struct dray_list queries;
 	struct resolver *resolver;
-	uint32_t hash;
-	bool listed, known; /* in the table; addrs or err hold */
+	bool known; /* addrs or err hold */
 	int64_t until_ns;
 	struct dray_addr *addrs;
 	unsigned n;
 	struct dray_err err;
+	char key[DRAY_HOST_MAX]; /* of node */
 	char host[];
 };
 
@@ -52,7 +52,7 @@ struct resolver_query {
 struct resolver {
 	sd_event *event;
 	const char *servers, *resolv_conf;
-	struct dray_list buckets[BUCKETS];
+	struct dray_map by_host; /* struct name */
 	struct dray_list waiting, ready, kept, flying;
 	unsigned n_names, n_flying, n_kept;
 	struct dns *dns;     /* may be NULL */
@@ -62,23 +62,12 @@ struct resolver {
 
 /* --- names ---------------------------------------------------------------------------------------- */
 
-static uint32_t hash(const char *host)
-{
-	uint32_t h = 2166136261U;
-
-	for (; *host; host++)
-		h = (h ^ (uint8_t)tolower((unsigned char)*host)) * 16777619U;
-	return h;
-}
-
 static struct name *name_find(struct resolver *r, const char *host)
 {
-	uint32_t h = hash(host);
+	char key[DRAY_HOST_MAX];
 
-	dray_list_for_each(&r->buckets[h % BUCKETS], n, struct name, link)
-		if (n->hash == h && !strcasecmp(n->host, host))
-			return n;
-	return NULL;
+	return dray_map_entry(dray_map_find(&r->by_host, key, dray_host_key(host, key)), struct name,
+			      node);
 }
 
 static struct name *name_new(struct resolver *r, const char *host, bool listed)
@@ -90,13 +79,10 @@ static struct name *name_new(struct resolver *r, const char *host, bool listed)
 		return NULL;
 	memcpy(name->host, host, n);
 	name->resolver = r;
-	name->hash = hash(host);
-	name->listed = listed;
-	dray_list_init(&name->link);
 	dray_list_init(&name->queue);
 	dray_list_init(&name->queries);
 	if (listed)
-		dray_list_add(&r->buckets[name->hash % BUCKETS], &name->link);
+		dray_map_add(&r->by_host, &name->node, name->key, dray_host_key(host, name->key));
 	r->n_names++;
 	return name;
 }
@@ -104,17 +90,10 @@ static struct name *name_new(struct resolver *r, const char *host, bool listed)
 static void name_free(struct name *n)
 {
 	n->resolver->n_names--;
-	dray_list_del(&n->link);
+	dray_map_del(&n->resolver->by_host, &n->node);
 	dray_list_del(&n->queue);
 	free(n->addrs);
 	free(n);
-}
-
-/* Out of the table: its queries are answered, nobody else is. */
-static void name_unlist(struct name *n)
-{
-	dray_list_del(&n->link);
-	n->listed = false;
 }
 
 static void kept_drop(struct name *n)
@@ -129,7 +108,7 @@ static void name_rest(struct name *n)
 	struct resolver *r = n->resolver;
 
 	dray_list_del(&n->queue);
-	if (!n->listed)
+	if (!dray_map_has(&n->node))
 		return name_free(n);
 	dray_list_add(&r->kept, &n->queue);
 	if (++r->n_kept > KEPT_MAX)
@@ -408,8 +387,7 @@ int resolver_new(struct resolver **ret, sd_event *event, struct dray_err *reterr
 	if (!r)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	r->event = event;
-	for (size_t i = 0; i < BUCKETS; i++)
-		dray_list_init(&r->buckets[i]);
+	dray_map_init(&r->by_host);
 	dray_list_init(&r->waiting);
 	dray_list_init(&r->ready);
 	dray_list_init(&r->kept);
@@ -448,6 +426,7 @@ struct resolver *resolver_free(struct resolver *r)
 	names_free(&r->ready);
 	names_free(&r->kept);
 	sd_event_source_disable_unref(r->turn);
+	dray_map_deinit(&r->by_host);
 	free(r);
 	return NULL;
 }
@@ -460,7 +439,7 @@ void resolver_pretend(struct resolver *r, const char *servers, const char *resol
 		dns_retire(r);
 	dray_list_for_each(&r->kept, n, struct name, queue)
 		kept_drop(n);
-	for (size_t i = 0; i < BUCKETS; i++)
-		dray_list_for_each(&r->buckets[i], n, struct name, link)
-			name_unlist(n);
+	/* what is being looked up answers its own queries, but no later ones */
+	dray_map_for_each(&r->by_host, n, struct name, node)
+		dray_map_del(&r->by_host, &n->node);
 }

@@ -10,16 +10,16 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "agent/placement/probe/fsm.h"
+#include "lib/addr.h"
 #include "lib/assert.h"
 #include "lib/heap.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-#define BUCKETS 256
 /* After what is more urgent than to know who is there. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 8)
 #define ACCURACY_US 1000
@@ -29,14 +29,18 @@
 #define PAUSE_NS DRAY_NS_PER_SEC
 #define TICK_MAX_NS (DRAY_NS_PER_SEC / 4)
 
+struct host_key {
+	uint16_t port;
+	char name[DRAY_HOST_MAX];
+};
+
 /* One host and port, of which one probe is under way at a time. */
 struct host {
-	struct dray_list link; /* in its bucket */
+	struct dray_map_node node;
+	struct host_key key;
 	struct dray_list queue;
 	unsigned watches;
 	bool busy;
-	uint16_t port;
-	char name[];
 };
 
 struct watch {
@@ -57,7 +61,7 @@ struct prober {
 	sd_event_source *timer;
 	struct dray_heap due;
 	struct dray_list watches;
-	struct dray_list buckets[BUCKETS];
+	struct dray_map hosts; /* struct host */
 	struct watch *current; /* that callbacks are about; NULL once freed */
 	uint32_t n_watches, in_flight;
 	int64_t armed_ns;    /* for what is due then; INT64_MAX: off */
@@ -106,43 +110,31 @@ static void plan(struct watch *w)
 
 /* --- hosts -------------------------------------------------------------------------------------- */
 
-static unsigned bucket_of(const char *name, uint16_t port)
-{
-	uint32_t h = 2166136261u ^ port;
-
-	for (; *name; name++)
-		h = (h ^ ((uint8_t)*name | 0x20u)) * 16777619u;
-	return (h ^ h >> 16) % BUCKETS;
-}
-
 static struct host *host_get(struct prober *p, const struct probe_target *t)
 {
-	struct dray_list *bucket = &p->buckets[bucket_of(t->host, t->port)];
-	size_t n = strlen(t->host) + 1;
-	struct host *h;
+	struct host_key key = { .port = t->port };
+	size_t n = offsetof(struct host_key, name) + dray_host_key(t->host, key.name);
+	struct host *h = dray_map_entry(dray_map_find(&p->hosts, &key, n), struct host, node);
 
-	dray_list_for_each(bucket, x, struct host, link) {
-		if (x->port == t->port && !strcasecmp(x->name, t->host)) {
-			x->watches++;
-			return x;
-		}
+	if (h) {
+		h->watches++;
+		return h;
 	}
-	h = calloc(1, sizeof(*h) + n);
+	h = calloc(1, sizeof(*h));
 	if (!h)
 		return NULL;
-	memcpy(h->name, t->host, n);
-	h->port = t->port;
+	h->key = key;
 	h->watches = 1;
 	dray_list_init(&h->queue);
-	dray_list_add(bucket, &h->link);
+	dray_map_add(&p->hosts, &h->node, &h->key, n);
 	return h;
 }
 
-static void host_put(struct host *h)
+static void host_put(struct prober *p, struct host *h)
 {
 	if (!h || --h->watches)
 		return;
-	dray_list_del(&h->link);
+	dray_map_del(&p->hosts, &h->node);
 	free(h);
 }
 
@@ -303,7 +295,7 @@ struct watch *watch_free(struct watch *w)
 		probe_cancel(w->probe);
 		host_release(p, w->host);
 	}
-	host_put(w->host);
+	host_put(p, w->host);
 	p->n_watches--;
 	arm(p);
 	free(w);
@@ -321,7 +313,7 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 		w->host = host_get(p, target);
 	if (!w || !w->host || dray_heap_reserve(&p->due, p->n_watches + 1) < 0) {
 		if (w)
-			host_put(w->host);
+			host_put(p, w->host);
 		free(w);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for probes");
 	}
@@ -395,8 +387,7 @@ int prober_new(struct prober **ret, const struct prober_deps *deps, struct dray_
 	};
 	p->armed_ns = INT64_MAX;
 	dray_list_init(&p->watches);
-	for (unsigned i = 0; i < BUCKETS; i++)
-		dray_list_init(&p->buckets[i]);
+	dray_map_init(&p->hosts);
 	r = sd_event_add_time(p->deps.event, &p->timer, CLOCK_MONOTONIC, 0, ACCURACY_US, on_timer,
 			      p);
 	if (r >= 0)
@@ -418,6 +409,7 @@ struct prober *prober_free(struct prober *p)
 		watch_free(w);
 	sd_event_source_disable_unref(p->timer);
 	dray_heap_deinit(&p->due);
+	dray_map_deinit(&p->hosts);
 	sd_event_unref(p->deps.event);
 	free(p);
 	return NULL;
