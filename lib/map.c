@@ -86,7 +86,7 @@ static void grow(struct dray_map *m)
 static struct dray_map_node *find_from(struct dray_map_node *node, uint64_t h, const void *key,
 				       size_t n)
 {
-	while (node && !(node->hash == h && node->n == n && !memcmp(node->key, key, n)))
+	while (node && !(node->hash == h && node->n == n && (!n || !memcmp(node->key, key, n))))
 		node = node->next;
 	return node;
 }

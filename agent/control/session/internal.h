@@ -33,8 +33,8 @@ struct id_list {
 
 /* Changes of segments that some session has yet to be sent; see segment_events.c. */
 struct segment_changes {
-	struct dray_list list; /* oldest first */
-	void *by_name;         /* tsearch(3) */
+	struct dray_list list;   /* oldest first */
+	struct dray_map by_name; /* struct change, by segment */
 	uint32_t n;
 	uint64_t last; /* number of the youngest there ever was */
 };

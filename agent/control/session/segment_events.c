@@ -8,7 +8,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,32 +22,23 @@
 #define REASON_MAX 256
 
 struct change {
-	struct dray_str
-		name; /* first: the tree compares these; of its own text, behind the message */
+	struct dray_map_node node; /* by the segment's name, which lies behind the message */
 	struct dray_list link;
 	uint64_t number;
 	uint32_t length;
 	uint8_t message[];
 };
 
-static int compare(const void *a, const void *b)
-{
-	const struct dray_str *x = a, *y = b;
-	size_t n = dray_min(x->n, y->n);
-	int r = n ? memcmp(x->p, y->p, n) : 0;
-
-	return r ? r : (x->n > y->n) - (x->n < y->n);
-}
-
 void segment_changes_init(struct segment_changes *x)
 {
 	*x = (struct segment_changes){ 0 };
 	dray_list_init(&x->list);
+	dray_map_init(&x->by_name);
 }
 
 static void change_free(struct segment_changes *x, struct change *c)
 {
-	tdelete(&c->name, &x->by_name, compare);
+	dray_map_del(&x->by_name, &c->node);
 	dray_list_del(&c->link);
 	x->n--;
 	free(c);
@@ -58,6 +48,7 @@ void segment_changes_deinit(struct segment_changes *x)
 {
 	dray_list_for_each(&x->list, c, struct change, link)
 		change_free(x, c);
+	dray_map_deinit(&x->by_name);
 }
 
 static struct change *change_new(const struct dmsg_segment_changed *m)
@@ -65,7 +56,6 @@ static struct change *change_new(const struct dmsg_segment_changed *m)
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_SEGMENT_CHANGED_BODY_MAX];
 	struct dmsg_segment_changed fit = *m;
 	struct change *c;
-	char *name;
 	int n;
 
 	fit.reason = text_fit(m->reason, REASON_MAX);
@@ -77,10 +67,8 @@ static struct change *change_new(const struct dmsg_segment_changed *m)
 		return NULL;
 	memcpy(c->message, buf, (size_t)n);
 	c->length = (uint32_t)n;
-	name = (char *)c->message + n;
 	if (m->segment.n)
-		memcpy(name, m->segment.p, m->segment.n);
-	c->name = (struct dray_str){ name, m->segment.n };
+		memcpy(c->message + n, m->segment.p, m->segment.n);
 	dray_list_init(&c->link);
 	return c;
 }
@@ -88,17 +76,16 @@ static struct change *change_new(const struct dmsg_segment_changed *m)
 /* In the place of what was said of this segment before. */
 static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m)
 {
-	struct change *c = change_new(m), *const * before;
+	struct change *c = change_new(m);
+	size_t n = m->segment.n;
+	struct change *before;
 
 	if (!c)
 		return -ENOMEM;
-	before = tfind(&c->name, &x->by_name, compare);
+	before = dray_map_entry(dray_map_find(&x->by_name, m->segment.p, n), struct change, node);
 	if (before)
-		change_free(x, *before);
-	if (!tsearch(&c->name, &x->by_name, compare)) {
-		free(c);
-		return -ENOMEM;
-	}
+		change_free(x, before);
+	dray_map_add(&x->by_name, &c->node, c->message + c->length, n);
 	c->number = ++x->last;
 	dray_list_add(&x->list, &c->link);
 	x->n++;

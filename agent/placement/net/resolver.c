@@ -66,8 +66,8 @@ static struct name *name_find(struct resolver *r, const char *host)
 {
 	char key[DRAY_HOST_MAX];
 
-	return dray_map_entry(dray_map_find(&r->by_host, key, dray_host_key(host, key)), struct name,
-			      node);
+	return dray_map_entry(dray_map_find(&r->by_host, key, dray_host_key(host, key)),
+			      struct name, node);
 }
 
 static struct name *name_new(struct resolver *r, const char *host, bool listed)

@@ -4,7 +4,6 @@
  * name, some names at a time, each again after a while.
  */
 #include <errno.h>
-#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,27 +111,22 @@ void hosts_refresh(struct segments *ss)
 	}
 }
 
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct host *)a)->name, ((const struct host *)b)->name);
-}
-
 static struct host *host_ensure(struct segments *ss, const char *name)
 {
-	struct host *h = calloc(1, sizeof(*h));
-	struct host **found;
+	size_t n = strlen(name);
+	struct host *h =
+		dray_map_entry(dray_map_find(&ss->hosts_by_name, name, n), struct host, by_name);
 
+	if (h)
+		return h;
+	h = calloc(1, sizeof(*h));
 	if (!h)
 		return NULL;
-	snprintf(h->name, sizeof(h->name), "%s", name);
-	found = tsearch(h, &ss->hosts_by_name, by_name);
-	if (!found || *found != h) {
-		free(h);
-		return found ? *found : NULL;
-	}
 	h->ss = ss;
+	snprintf(h->name, sizeof(h->name), "%s", name);
 	dray_list_init(&h->segments);
 	dray_list_add_front(&ss->hosts, &h->link);
+	dray_map_add(&ss->hosts_by_name, &h->by_name, h->name, strlen(h->name));
 	return h;
 }
 
@@ -141,7 +135,7 @@ static struct host *host_free(struct segments *ss, struct host *h)
 	if (h->query)
 		ss->n_hosts_asked--;
 	resolver_cancel(h->query);
-	tdelete(h, &ss->hosts_by_name, by_name);
+	dray_map_del(&ss->hosts_by_name, &h->by_name);
 	dray_list_del(&h->link);
 	free(h);
 	return NULL;

@@ -11,6 +11,7 @@
 #include "agent/config/words.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/time.h"
 
 #define AREA "segment"
@@ -41,6 +42,7 @@ struct host;
 struct segment {
 	struct segments *ss;
 	char *name;
+	struct dray_map_node by_name;
 	struct dray_list link;       /* of all */
 	struct dray_list foreground; /* of those that may be preferred */
 	struct dray_list unsaved;    /* of those whose row follows the next decision */
@@ -80,6 +82,7 @@ struct segment {
 /* A host name of segments, and its addresses. */
 struct host {
 	struct dray_list link;
+	struct dray_map_node by_name;
 	struct segments *ss;
 	struct dray_list segments;
 	struct resolver_query *query;
@@ -107,7 +110,7 @@ struct segments {
 	struct resolver *resolver;
 	struct prober *prober;
 	struct locality locality;
-	void *by_name, *hosts_by_name; /* tsearch(3) */
+	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
 	struct dray_list all, foreground, unsaved, hosts;
 	size_t n, n_hosts_asked;
 	struct master_entry masters[MASTER_SLOTS];

@@ -114,6 +114,8 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	dray_list_init(&ss->foreground);
 	dray_list_init(&ss->unsaved);
 	dray_list_init(&ss->hosts);
+	dray_map_init(&ss->by_name);
+	dray_map_init(&ss->hosts_by_name);
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
 	snprintf(ss->self, sizeof(ss->self), "%s", deps->own_segment);
@@ -140,6 +142,8 @@ struct segments *segments_free(struct segments *ss)
 	resolver_free(ss->resolver);
 	locality_deinit(&ss->locality);
 	nd_listeners_deinit(&ss->listeners);
+	dray_map_deinit(&ss->by_name);
+	dray_map_deinit(&ss->hosts_by_name);
 	free(ss->ports);
 	free(ss);
 	return NULL;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The segments that are known, by name. */
-#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,21 +7,10 @@
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 
-static int by_name(const void *a, const void *b)
-{
-	return strcmp(((const struct segment *)a)->name, ((const struct segment *)b)->name);
-}
-
 struct segment *segment_find(const struct segments *ss, const char *name)
 {
-	char text[SEGMENT_NAME_BYTES];
-	struct segment key = { .name = text };
-	struct segment *const *found;
-
-	if ((size_t)snprintf(text, sizeof(text), "%s", name) >= sizeof(text))
-		return NULL;
-	found = tfind(&key, &ss->by_name, by_name);
-	return found ? *found : NULL;
+	return dray_map_entry(dray_map_find(&ss->by_name, name, strlen(name)), struct segment,
+			      by_name);
 }
 
 static struct segment *segment_free(struct segment *s)
@@ -52,8 +40,9 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	dray_list_init(&s->foreground);
 	dray_list_init(&s->unsaved);
 	dray_list_init(&s->of_host);
-	if (!s->name || !tsearch(s, &ss->by_name, by_name))
+	if (!s->name)
 		return segment_free(s);
+	dray_map_add(&ss->by_name, &s->by_name, s->name, strlen(s->name));
 	return s;
 }
 
@@ -113,7 +102,7 @@ void segment_remove(struct segment *s)
 {
 	struct segments *ss = s->ss;
 
-	tdelete(s, &ss->by_name, by_name);
+	dray_map_del(&ss->by_name, &s->by_name);
 	ss->totals.by_state[s->state]--;
 	ss->n--;
 	dray_list_del(&s->link);
