@@ -9,6 +9,7 @@
 
 #include "client/shared_memory.h"
 #include "lib/cleanup.h"
+#include "lib/wake.h"
 #include "schema/gen/errors.h"
 
 static uint32_t *word(const struct ring *r, unsigned offset)
@@ -143,8 +144,6 @@ void dc_ring_put(struct ring *r, const struct dmsg_sqe *e)
 
 void dc_ring_submit(struct ring *r)
 {
-	static const uint64_t one = 1;
-
 	if (r->sq_published == r->sq_tail)
 		return;
 	r->sq_published = r->sq_tail;
@@ -156,9 +155,7 @@ void dc_ring_submit(struct ring *r)
 	 * where it could undo the agent's next wish for one.
 	 */
 	__atomic_store_n(word(r, DMSG_RING_AGENT_SLEEPING), 0, __ATOMIC_RELAXED);
-	/* full means that it has been rung often enough */
-	while (write(r->doorbell_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-		;
+	dray_wake(r->doorbell_fd);
 }
 
 int dc_ring_take(struct ring *r, struct dmsg_cqe *ret, struct dray_err *reterr)

@@ -30,7 +30,7 @@ struct ring {
 	uint32_t cq_head;
 	uint32_t in_flight; /* submitted, completion not seen */
 	int doorbell_fd;    /* owned */
-	int completion_fd;  /* to watch (lib/doorbell.h); owned */
+	int completion_fd;  /* to watch (lib/wake.h); owned */
 };
 
 #define RING_NULL ((struct ring){ .doorbell_fd = -1, .completion_fd = -1 })

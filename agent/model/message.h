@@ -45,7 +45,7 @@ struct ring_memory {
 	uint8_t *arena;
 	uint64_t arena_bytes;
 	int doorbell_fd;   /* eventfd from the client: watched, never read */
-	int completion_fd; /* what rings the client's (lib/doorbell.h) */
+	int completion_fd; /* what rings the client's (lib/wake.h) */
 };
 
 /* A transfer as it stood. */

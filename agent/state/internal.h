@@ -9,6 +9,7 @@
 #include "agent/state/state.h"
 #include "agent/state/store.h"
 #include "lib/log.h"
+#include "lib/wake.h"
 
 /* Lines for the log, which is the control thread's; more of them at a time are not said. */
 #define NOTICES 8

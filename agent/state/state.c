@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "agent/state/internal.h"
@@ -90,14 +89,6 @@ static void say_notices(struct state *s)
 
 /* --- flushing ---------------------------------------------------------------------------------- */
 
-static void wake_self(struct state *s)
-{
-	uint64_t one = 1;
-
-	if (write(s->event_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
 int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
 {
 	struct flush *f = malloc(sizeof(*f));
@@ -110,7 +101,7 @@ int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
 	if (s->flush)
 		pthread_cond_broadcast(&s->wake);
 	else
-		wake_self(s);
+		dray_wake(s->event_fd);
 	pthread_mutex_unlock(&s->lock);
 	dray_list_add(&s->flushes, &f->link);
 	return 0;
@@ -180,11 +171,10 @@ static void refill(struct state *s)
 static int handle_posted(sd_event_source *source, int fd, uint32_t events, void *arg)
 {
 	struct state *s = arg;
-	uint64_t n;
 
 	(void)source;
 	(void)events;
-	if (read(fd, &n, sizeof(n)) < 0)
+	if (!dray_wake_clear(fd))
 		return 0;
 	say_notices(s);
 	refill(s);
@@ -206,8 +196,8 @@ static int init_shared(struct state *s)
 	pthread_cond_init(&s->wake, &attr);
 	pthread_condattr_destroy(&attr);
 	dray_list_init(&s->flushes);
-	s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return s->event_fd < 0 ? -errno : 0;
+	s->event_fd = dray_wake_new();
+	return dray_min(s->event_fd, 0);
 }
 
 void state_destroy(struct state *s)

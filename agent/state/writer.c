@@ -20,15 +20,6 @@
 /* A new file that is corrupt at once is the disk's fault. */
 #define FILES_MAX 3
 
-static void post(struct state *s)
-{
-	uint64_t one = 1;
-
-	/* a full counter means that the control thread has not looked yet */
-	if (write(s->event_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
 /* --- the file --------------------------------------------------------------------------------- */
 
 static void set_lost(struct state *s)
@@ -302,7 +293,7 @@ void *writer_main(void *arg)
 			succeeded(s);
 		else
 			failed(s, &why);
-		post(s);
+		dray_wake(s->event_fd);
 		/* the last attempt has been made */
 		if (s->quit && r < 0)
 			break;

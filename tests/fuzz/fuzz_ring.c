@@ -12,7 +12,7 @@
 #include "agent/data/worker/internal.h"
 #include "agent/data/worker/worker.h"
 #include "lib/assert.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "lib/wire.h"
 
 #define ENTRIES 8

@@ -15,7 +15,7 @@
 
 #include "lib/assert.h"
 #include "lib/cleanup.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "lib/memfd.h"
 
 #define SQES 4096

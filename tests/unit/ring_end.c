@@ -9,7 +9,7 @@
 
 #include "client/ring.h"
 #include "lib/assert.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "schema/gen/data.h"
 
 struct ring_end {

@@ -13,7 +13,7 @@
 #include "client/dray.h"
 #include "client/internal.h"
 #include "client/ring.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
 

@@ -193,7 +193,7 @@ static void a_turn_that_sleeps_announces(void **state)
 		/* it ends: with work it does not sleep, and what follows is woken by an event that waits already */
 		worker_turn(rig.worker, true);
 		assert_false(s->ring->announced);
-		worker_signal(rig.worker->command_fd);
+		dray_wake(rig.worker->command_fd);
 		worker_turn(rig.worker, true);
 		assert_false(s->ring->announced);
 		ring_end_reap(rig.ends[0]);

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "lib/assert.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "lib/time.h"
 #include "tests/unit/worker_parts.h"
 

@@ -10,14 +10,13 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "lib/fault.h"
 #include "agent/control/session/internal.h"
 #include "lib/cleanup.h"
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
@@ -100,7 +99,7 @@ static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struc
 	dray_le_put32(ring->ring + DMSG_RING_CQ_ENTRIES, ring->cq_entries);
 	dray_le_put32(ring->ring + DMSG_RING_SQ_OFFSET, ring->sq_offset);
 	dray_le_put32(ring->ring + DMSG_RING_CQ_OFFSET, ring->cq_offset);
-	ring->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ring->doorbell_fd = dray_wake_new();
 	if (ring->doorbell_fd >= 0)
 		fds[FD_DOORBELL] = fcntl(ring->doorbell_fd, F_DUPFD_CLOEXEC, 3);
 	r = fds[FD_DOORBELL] < 0 ? -errno :

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "agent/data/gpu_queue/internal.h"
@@ -21,6 +20,7 @@
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 #include "lib/patience.h"
+#include "lib/wake.h"
 
 /* Copies of one queue in flight, at most: from about a thousand on drivers block the caller. */
 #define COPIES_MAX 64
@@ -93,11 +93,8 @@ uint32_t gpu_queues_peers(const struct core *c, unsigned device)
 /* Only wakes the worker: every turn looks at the tasks. */
 static void woken(struct loop_source *source, uint32_t events)
 {
-	uint64_t n;
-
 	(void)events;
-	if (read(source->fd, &n, sizeof(n)) < 0)
-		return;
+	dray_wake_clear(source->fd);
 }
 
 int gpu_queues_init(struct core *c)
@@ -110,8 +107,9 @@ int gpu_queues_init(struct core *c)
 	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
 		for (unsigned k = 0; k < 2; k++)
 			dray_list_init(&g->ports[i].lanes[k].tasks);
-	g->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	ret = g->wake_fd < 0 ? -errno : loop_add(&c->loop, &g->source, g->wake_fd, EPOLLIN, woken);
+	g->wake_fd = dray_wake_new();
+	ret = g->wake_fd < 0 ? g->wake_fd :
+			       loop_add(&c->loop, &g->source, g->wake_fd, EPOLLIN, woken);
 	if (ret < 0) {
 		dray_close(g->wake_fd);
 		free(g);
@@ -410,11 +408,8 @@ int64_t gpu_queues_tick(struct core *c)
 static void wake(void *arg)
 {
 	struct gpu_worker *g = arg;
-	uint64_t one = 1;
 
-	/* a full counter means that the worker is being woken already */
-	if (write(g->wake_fd, &one, sizeof(one)) < 0)
-		one = 0;
+	dray_wake(g->wake_fd);
 	/* release: the last access to g */
 	atomic_fetch_sub_explicit(&g->armed, 1, memory_order_release);
 }

@@ -11,6 +11,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
+#include "lib/wake.h"
 
 #define LINE 64
 /* A task takes microseconds. After this many looks its thread is probably descheduled, and this one yields. */
@@ -191,7 +192,6 @@ void workshare_wake(struct workshare *c, unsigned worker, const struct workshare
 		    unsigned tasks)
 {
 	unsigned left = dray_min(tasks, c->helpers);
-	uint64_t one = 1;
 
 	for (unsigned k = 1; k < c->n && left; k++) {
 		unsigned i = (worker + k) % c->n;
@@ -202,9 +202,7 @@ void workshare_wake(struct workshare *c, unsigned worker, const struct workshare
 		    !atomic_exchange_explicit(&s->sleeping, false, memory_order_acq_rel))
 			continue;
 		left--;
-		/* a full counter means that the worker is being woken already */
-		if (write(s->wake_fd, &one, sizeof(one)) < 0)
-			continue;
+		dray_wake(s->wake_fd);
 	}
 }
 

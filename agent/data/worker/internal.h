@@ -9,6 +9,7 @@
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/xfer.h"
 #include "lib/idset.h"
+#include "lib/wake.h"
 #include "agent/model/message.h"
 #include "agent/data/worker/worker.h"
 #include "lib/handle.h"
@@ -111,7 +112,6 @@ static inline struct wsession *wsession_of(struct xfer_session *xs)
 
 /* worker.c: frees a worker whose thread has ended or was never started. */
 void worker_release(struct worker *w);
-void worker_signal(int fd);
 
 /* command.c */
 extern const struct core_upcalls worker_upcalls;

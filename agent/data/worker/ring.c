@@ -258,7 +258,7 @@ void ring_flush(struct ring *r)
 	fence(r);
 	if (!atomic_load_explicit(word(r, DMSG_RING_CLIENT_SLEEPING), memory_order_seq_cst))
 		return;
-	worker_signal(r->m->completion_fd);
+	dray_wake(r->m->completion_fd);
 	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_SENT_TOTAL, 1);
 }
 

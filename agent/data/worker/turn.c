@@ -57,12 +57,9 @@ bool worker_has_room(const struct worker *w)
 
 void worker_command_ready(struct loop_source *source, uint32_t events)
 {
-	uint64_t n;
-
 	(void)events;
 	/* every turn looks for commands anyway */
-	if (read(source->fd, &n, sizeof(n)) < 0)
-		return;
+	dray_wake_clear(source->fd);
 }
 
 /* Client input: sockets with something to read, then rings. True if any did work or has more. */
@@ -184,7 +181,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	late_flush(w);
 	if (w->event_pending) {
 		w->event_pending = false;
-		worker_signal(w->event_fd);
+		dray_wake(w->event_fd);
 	}
 	w->busy = did || more ||
 		  accepted !=
@@ -210,7 +207,7 @@ void *worker_main(void *arg)
 	/* after all events that the control thread has not taken yet */
 	for (;;) {
 		late_flush(w);
-		worker_signal(w->event_fd);
+		dray_wake(w->event_fd);
 		if (!w->late_first)
 			break;
 		nanosleep(&(struct timespec){ .tv_nsec = DRAY_NS_PER_MS }, NULL);

@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "agent/data/transfer/object.h"
@@ -20,15 +19,6 @@
 
 #define COMMANDS 1024
 #define EVENTS 4096
-
-void worker_signal(int fd)
-{
-	uint64_t one = 1;
-
-	/* a full counter means that the other side is being woken already */
-	if (write(fd, &one, sizeof(one)) < 0)
-		return;
-}
 
 void worker_release(struct worker *w)
 {
@@ -60,10 +50,10 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	int ret;
 
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
-	w->command_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	w->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	w->command_fd = dray_wake_new();
+	w->event_fd = dray_wake_new();
 	if (w->command_fd < 0 || w->event_fd < 0)
-		return -errno;
+		return dray_min(w->command_fd, w->event_fd);
 	if (!w->buffer || dray_spsc_init(&w->commands, COMMANDS, sizeof(struct command)) < 0 ||
 	    dray_spsc_init(&w->events, EVENTS, sizeof(struct event)) < 0)
 		return -ENOMEM;
@@ -205,7 +195,7 @@ static void backlog_flush(struct worker *w)
 void worker_post(struct worker *w, const struct command *cmd)
 {
 	if (w->backlog_n == 0 && dray_spsc_push(&w->commands, cmd)) {
-		worker_signal(w->command_fd);
+		dray_wake(w->command_fd);
 		return;
 	}
 	if (w->backlog_n == w->backlog_cap) {
@@ -218,7 +208,7 @@ void worker_post(struct worker *w, const struct command *cmd)
 	}
 	w->backlog[w->backlog_n++] = *cmd;
 	backlog_flush(w);
-	worker_signal(w->command_fd);
+	dray_wake(w->command_fd);
 }
 
 int worker_event_fd(struct worker *w)
@@ -228,17 +218,14 @@ int worker_event_fd(struct worker *w)
 
 bool worker_next_event(struct worker *w, struct event *ret)
 {
-	uint64_t n;
-
 	if (w->backlog_n) {
 		backlog_flush(w);
-		worker_signal(w->command_fd);
+		dray_wake(w->command_fd);
 	}
 	if (dray_spsc_pop(&w->events, ret))
 		return true;
-	/* empty: clear the signal, then look again, so that an event in between is not lost */
-	if (read(w->event_fd, &n, sizeof(n)) < 0)
-		n = 0;
+	/* looks once more after clearing, so that an event that came in between is not lost */
+	dray_wake_clear(w->event_fd);
 	return dray_spsc_pop(&w->events, ret);
 }
 

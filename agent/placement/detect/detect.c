@@ -7,12 +7,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "agent/process/privilege.h"
 #include "lib/log.h"
 #include "lib/time.h"
+#include "lib/wake.h"
 #include "netdetect/monitor.h"
 #include "schema/gen/errors.h"
 
@@ -70,16 +70,6 @@ int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id *
 	return nd_scan_options_check(&options, reterr);
 }
 
-/* Something waits for the control thread. */
-static void tell(struct detect *d)
-{
-	uint64_t one = 1;
-
-	/* a full counter means that the control thread has not looked yet */
-	if (write(d->ready_fd, &one, sizeof(one)) < 0)
-		return;
-}
-
 static void publish(struct detect *d, struct nd_scan *scan)
 {
 	struct nd_scan *unseen;
@@ -89,7 +79,7 @@ static void publish(struct detect *d, struct nd_scan *scan)
 	d->next = scan;
 	pthread_mutex_unlock(&d->lock);
 	nd_scan_free(unseen);
-	tell(d);
+	dray_wake(d->ready_fd);
 }
 
 static void look_at_cpus(struct detect *d)
@@ -103,7 +93,7 @@ static void look_at_cpus(struct detect *d)
 	pthread_mutex_lock(&d->lock);
 	d->next_cpus = now;
 	pthread_mutex_unlock(&d->lock);
-	tell(d);
+	dray_wake(d->ready_fd);
 }
 
 static struct nd_listeners *listeners_free(struct nd_listeners *l)
@@ -164,7 +154,7 @@ static void listen_once(struct detect *d)
 	now = d->next_listeners;
 	d->next_listeners = out;
 	pthread_mutex_unlock(&d->lock);
-	tell(d);
+	dray_wake(d->ready_fd);
 }
 
 static void scan_once(struct detect *d)
@@ -291,11 +281,10 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 	dray_auto(listeners_free) struct nd_listeners *listeners = NULL;
 	struct dray_cpus cpus;
 	struct nd_scan *now;
-	uint64_t n;
 
 	(void)source;
 	(void)events;
-	if (read(fd, &n, sizeof(n)) < 0)
+	if (!dray_wake_clear(fd))
 		return 0;
 	pthread_mutex_lock(&d->lock);
 	now = dray_take(d->next);
@@ -348,9 +337,11 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to look around");
 	d->deps = *deps;
 	pthread_mutex_init(&d->lock, NULL);
-	d->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	d->quit_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	r = d->ready_fd < 0 || d->quit_fd < 0 ? -errno : nd_monitor_new(&d->monitor, reterr);
+	d->ready_fd = dray_wake_new();
+	d->quit_fd = dray_wake_new();
+	r = dray_min(d->ready_fd, d->quit_fd);
+	if (r >= 0)
+		r = nd_monitor_new(&d->monitor, reterr);
 	if (r >= 0)
 		r = sd_event_add_io(deps->event, &d->source, d->ready_fd, EPOLLIN, handle_ready, d);
 	if (r >= 0)
@@ -368,14 +359,13 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 struct detect *detect_free(struct detect *d)
 {
 	struct timespec until;
-	uint64_t one = 1;
 
 	if (!d)
 		return NULL;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_SECONDS;
-	if (write(d->quit_fd, &one, sizeof(one)) < 0 ||
-	    pthread_timedjoin_np(d->thread, NULL, &until) != 0) {
+	dray_wake(d->quit_fd);
+	if (pthread_timedjoin_np(d->thread, NULL, &until) != 0) {
 		log_warning("detect",
 			    "a device does not answer, leaving it to the end of the process");
 		d->source = sd_event_source_disable_unref(d->source);

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include "lib/cleanup.h"
+
+int dray_wake_new(void)
+{
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	return fd < 0 ? -errno : fd;
+}
 
 int dray_doorbell_new(int *ret_bell, int *ret_watch)
 {

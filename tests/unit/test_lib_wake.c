@@ -8,13 +8,39 @@
 
 #include <errno.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "lib/doorbell.h"
+#include "lib/wake.h"
 #include "tests/unit/cm.h"
 
 static const uint64_t one = 1;
+
+static void test_wake(void **state)
+{
+	int fd = dray_wake_new(), copy;
+	struct epoll_event ev = { .events = EPOLLIN };
+	int loop = epoll_create1(0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(epoll_ctl(loop, EPOLL_CTL_ADD, fd, &ev), 0);
+	assert_false(dray_wake_clear(fd));
+	copy = dup(fd);
+	for (int i = 0; i < 3; i++)
+		dray_wake(copy);
+	assert_int_equal(epoll_wait(loop, &ev, 1, 0), 1);
+	assert_true(dray_wake_clear(fd));
+	assert_int_equal(epoll_wait(loop, &ev, 1, 0), 0);
+	assert_false(dray_wake_clear(fd));
+	/* full: one more neither blocks nor is lost */
+	assert_int_equal(eventfd_write(fd, UINT64_MAX - 1), 0);
+	dray_wake(fd);
+	assert_true(dray_wake_clear(fd));
+	close(copy);
+	close(fd);
+	close(loop);
+}
 
 static void test_wait(void **state)
 {
@@ -84,6 +110,7 @@ static void test_no_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_wake),
 		cmocka_unit_test(test_wait),
 		cmocka_unit_test(test_watched),
 		cmocka_unit_test(test_no_descriptors),
