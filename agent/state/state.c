@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,8 @@
 #include <unistd.h>
 
 #include "agent/state/internal.h"
-#include "lib/patience.h"
+#include "lib/thread.h"
+#include "lib/timeout.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -285,20 +285,13 @@ uint64_t state_load(struct state *s, const struct state_rows *rows)
 	return n;
 }
 
-/* No signal is meant for it. */
 int state_start(struct state *s)
 {
-	sigset_t all, former;
 	int r;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &former);
 	s->started = true;
-	r = -pthread_create(&s->thread, NULL, writer_main, s);
+	r = dray_thread_start(&s->thread, "dray-state", 0, writer_main, s);
 	s->started = !r;
-	pthread_sigmask(SIG_SETMASK, &former, NULL);
-	if (!r)
-		pthread_setname_np(s->thread, "dray-state");
 	return r;
 }
 
@@ -309,7 +302,7 @@ static bool end_thread(struct state *s)
 		return true;
 	s->quit = true;
 	pthread_cond_broadcast(&s->wake);
-	return dray_patience_await(&s->ended, &s->wake, &s->lock, FREE_LIMIT_NS);
+	return dray_timeout_await(&s->ended, &s->wake, &s->lock, FREE_LIMIT_NS);
 }
 
 static void log_end(bool ended, bool lost, uint64_t left, const char *why)

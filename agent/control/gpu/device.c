@@ -130,7 +130,7 @@ struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_
 
 /* --- start ---------------------------------------------------------------------------------------- */
 
-static void start_run(struct job *j)
+static void start_run(struct dray_job *j)
 {
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 	struct gpus *g = d->gpus;
@@ -172,7 +172,7 @@ static void tell_staging(struct gpu_device *d)
 	}
 }
 
-static void start_done(struct job *j)
+static void start_done(struct dray_job *j)
 {
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 	struct gpus *g = d->gpus;
@@ -212,7 +212,7 @@ void gpu_device_start(struct gpu_device *d)
 	d->state = DEVICE_STARTING;
 	d->err = DRAY_ERR_NULL;
 	d->context_bytes = 0;
-	jobs_add(d->gpus->opener, &d->job, start_run, start_done);
+	dray_jobs_add(d->gpus->opener, &d->job, start_run, start_done);
 }
 
 /* --- end ------------------------------------------------------------------------------------------ */
@@ -226,12 +226,12 @@ void gpu_device_give_back(struct gpu_device *d)
 	d->started = false;
 }
 
-static void stop_run(struct job *j)
+static void stop_run(struct dray_job *j)
 {
 	gpu_device_give_back(dray_container_of(j, struct gpu_device, job));
 }
 
-static void stop_done(struct job *j)
+static void stop_done(struct dray_job *j)
 {
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 
@@ -246,7 +246,7 @@ void gpu_device_check(struct gpu_device *d)
 	if (d->state != DEVICE_ENDED || d->memories)
 		return;
 	d->state = DEVICE_STOPPING;
-	jobs_add(d->gpus->opener, &d->job, stop_run, stop_done);
+	dray_jobs_add(d->gpus->opener, &d->job, stop_run, stop_done);
 }
 
 void gpu_device_lost(struct gpu_device *d, const char *why)
@@ -302,12 +302,12 @@ static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
-static void queues_end_run(struct job *j)
+static void queues_end_run(struct dray_job *j)
 {
 	queues_free(dray_container_of(j, struct gpu_device, job));
 }
 
-static void queues_end_done(struct job *j)
+static void queues_end_done(struct dray_job *j)
 {
 	struct gpu_device *d = dray_container_of(j, struct gpu_device, job);
 
@@ -336,5 +336,5 @@ void gpu_device_worker_gone(struct gpu_device *d)
 	if (sd_event_add_time_relative(g->deps.event, &d->late, CLOCK_MONOTONIC, END_LIMIT_US, 0,
 				       handle_late, d) < 0)
 		d->late = NULL;
-	jobs_add(d->ender ? d->ender : g->opener, &d->job, queues_end_run, queues_end_done);
+	dray_jobs_add(d->ender ? d->ender : g->opener, &d->job, queues_end_run, queues_end_done);
 }

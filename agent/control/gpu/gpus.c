@@ -34,7 +34,7 @@ int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 
 /* --- the plug-in ------------------------------------------------------------------------------------ */
 
-static void load_run(struct job *j)
+static void load_run(struct dray_job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
 
@@ -43,7 +43,7 @@ static void load_run(struct job *j)
 		g->error = g->ops->open(&g->plugin, &g->err);
 }
 
-static void load_done(struct job *j)
+static void load_done(struct dray_job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
 	struct dray_err err;
@@ -81,7 +81,7 @@ int gpus_load(struct gpus *g, struct dray_err *reterr)
 	if (g->plugin_state == PLUGIN_UNUSED) {
 		g->plugin_state = PLUGIN_LOADING;
 		g->err = DRAY_ERR_NULL;
-		jobs_add(g->opener, &g->job, load_run, load_done);
+		dray_jobs_add(g->opener, &g->job, load_run, load_done);
 	}
 	return 0;
 }
@@ -135,7 +135,7 @@ bool gpus_flush_rdma(struct gpus *g, unsigned device)
 
 /* --- the end ----------------------------------------------------------------------------------------- */
 
-static void end_run(struct job *j)
+static void end_run(struct dray_job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
 
@@ -164,7 +164,7 @@ bool gpus_free(struct gpus *g)
 		ended = jobs_free(g->devices[i].ender) && ended;
 	}
 	if (ended && g->opener)
-		jobs_add(g->opener, &g->job, end_run, NULL);
+		dray_jobs_add(g->opener, &g->job, end_run, NULL);
 	ended = jobs_free(g->opener) && ended;
 	if (!ended)
 		return false;

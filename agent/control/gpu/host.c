@@ -14,10 +14,10 @@ struct gpu_host {
 	void *arg;
 	int error;
 	struct dray_err err;
-	struct job job;
+	struct dray_job job;
 };
 
-static struct gpu_host *host_of(struct job *j)
+static struct gpu_host *host_of(struct dray_job *j)
 {
 	return dray_container_of(j, struct gpu_host, job);
 }
@@ -29,14 +29,14 @@ static void give_back(struct gpu_host *h)
 	h->base = NULL;
 }
 
-static void make_run(struct job *j)
+static void make_run(struct dray_job *j)
 {
 	struct gpu_host *h = host_of(j);
 
 	h->error = h->gpus->ops->host_alloc(h->gpus->plugin, h->bytes, &h->base, &h->err);
 }
 
-static void make_done(struct job *j)
+static void make_done(struct dray_job *j)
 {
 	struct gpu_host *h = host_of(j);
 
@@ -63,16 +63,16 @@ int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg)
 	h->done = done;
 	h->arg = arg;
 	dray_list_add(&g->hosts, &h->link);
-	jobs_add(g->opener, &h->job, make_run, make_done);
+	dray_jobs_add(g->opener, &h->job, make_run, make_done);
 	return 0;
 }
 
-static void free_run(struct job *j)
+static void free_run(struct dray_job *j)
 {
 	give_back(host_of(j));
 }
 
-static void free_done(struct job *j)
+static void free_done(struct dray_job *j)
 {
 	struct gpu_host *h = host_of(j);
 
@@ -82,7 +82,7 @@ static void free_done(struct job *j)
 
 void gpus_host_free(struct gpu_host *h)
 {
-	jobs_add(h->gpus->opener, &h->job, free_run, free_done);
+	dray_jobs_add(h->gpus->opener, &h->job, free_run, free_done);
 }
 
 void gpu_hosts_give_back(struct gpus *g)

@@ -50,8 +50,8 @@ struct gpu_device {
 	uint32_t peers; /* with which it copies directly */
 	int error;
 	struct dray_err err, peers_err, staging_err;
-	struct job job;
-	struct jobs *ender; /* NULL until it is given up for the first time */
+	struct dray_job job;
+	struct dray_jobs *ender; /* NULL until it is given up for the first time */
 };
 
 enum plugin_state { PLUGIN_UNUSED, PLUGIN_LOADING, PLUGIN_READY };
@@ -59,14 +59,14 @@ enum plugin_state { PLUGIN_UNUSED, PLUGIN_LOADING, PLUGIN_READY };
 struct gpus {
 	struct gpus_deps deps;
 	const struct dray_config *cfg;
-	struct jobs *opener, *pinner; /* NULL until somebody opens GPU memory */
+	struct dray_jobs *opener, *pinner; /* NULL until somebody opens GPU memory */
 	const struct gpu_plugin_ops *ops;
 	struct gpu_plugin *plugin;
 	enum plugin_state plugin_state;
 	char plugin_text[DRAY_ERR_MSG_MAX];
 	int error; /* of the job that loads it */
 	struct dray_err err;
-	struct job job;
+	struct dray_job job;
 	struct gpu_device devices[GPU_DEVICES_MAX];
 	unsigned n;
 	unsigned n_workers;

@@ -38,7 +38,7 @@ struct gpu_memory {
 	void *closed_arg;
 	int error;
 	struct dray_err err;
-	struct job job;
+	struct dray_job job;
 	unsigned n;
 	int *dmabufs;
 	struct gpu_import **imports;
@@ -68,13 +68,13 @@ static void give_back(struct gpu_memory *m)
 	}
 }
 
-static void close_run(struct job *j)
+static void close_run(struct dray_job *j)
 {
 	give_back(dray_container_of(j, struct gpu_memory, job));
 }
 
 /* Nothing of it is left. */
-static void close_done(struct job *j)
+static void close_done(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
 	void (*closed)(void *arg) = m->closed;
@@ -96,7 +96,7 @@ static void memory_close(struct gpu_memory *m)
 	m->state = MEMORY_CLOSING;
 	m->held = !gpu_devices_settled(m->gpus, m->device);
 	if (!m->held)
-		jobs_add(m->gpus->opener, &m->job, close_run, close_done);
+		dray_jobs_add(m->gpus->opener, &m->job, close_run, close_done);
 }
 
 void memories_settled(struct gpus *g)
@@ -149,7 +149,7 @@ static int import(struct gpu_memory *m, unsigned i)
 	return 0;
 }
 
-static void open_run(struct job *j)
+static void open_run(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
 
@@ -184,7 +184,7 @@ static void opened(struct gpu_memory *m)
 	m->done(m->arg, m, d->index, m->parts, NULL);
 }
 
-static void open_done(struct job *j)
+static void open_done(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
 	struct gpu_device *d = m->device;
@@ -253,7 +253,7 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 	}
 	m->state = MEMORY_OPENING;
 	m->device->memories++;
-	jobs_add(g->opener, &m->job, open_run, open_done);
+	dray_jobs_add(g->opener, &m->job, open_run, open_done);
 	return 0;
 }
 
@@ -370,7 +370,7 @@ void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
 		if (m->state == MEMORY_WAITING) {
 			m->error = -ECANCELED;
 			m->state = MEMORY_CLOSING;
-			jobs_finish(g->opener, &m->job, close_done);
+			dray_jobs_finish(g->opener, &m->job, close_done);
 		}
 		return;
 	}

@@ -23,7 +23,7 @@ struct pin {
 	bool made; /* by the job */
 	bool held; /* to be dropped when devices are settled */
 	struct dray_err err;
-	struct job job;
+	struct dray_job job;
 };
 
 struct host_region {
@@ -47,7 +47,7 @@ static bool overlaps(const struct pin *p, uintptr_t base, uint64_t bytes)
 	return base < p->base + p->bytes && p->base < base + bytes;
 }
 
-static void unpin_run(struct job *j)
+static void unpin_run(struct dray_job *j)
 {
 	struct pin *p = dray_container_of(j, struct pin, job);
 
@@ -56,7 +56,7 @@ static void unpin_run(struct job *j)
 	p->made = false;
 }
 
-static void unpin_done(struct job *j)
+static void unpin_done(struct dray_job *j)
 {
 	struct pin *p = dray_container_of(j, struct pin, job);
 	struct gpus *g = p->gpus;
@@ -70,7 +70,7 @@ static void pin_drop(struct pin *p)
 {
 	p->held = p->made && !gpu_devices_settled(p->gpus, NULL);
 	if (!p->held)
-		jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
+		dray_jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
 }
 
 void pins_settled(struct gpus *g)
@@ -125,7 +125,7 @@ static void tell(struct host_region *r)
 		gpus_tell(g, w, GPU_PINNED, r->view->o.handle, NULL);
 }
 
-static void pin_run(struct job *j)
+static void pin_run(struct dray_job *j)
 {
 	struct pin *p = dray_container_of(j, struct pin, job);
 	const struct gpus *g = p->gpus;
@@ -133,7 +133,7 @@ static void pin_run(struct job *j)
 	p->made = g->ops->pin(g->plugin, (void *)p->base, p->bytes, p->write, &p->err) >= 0;
 }
 
-static void pin_done(struct job *j)
+static void pin_done(struct dray_job *j)
 {
 	struct pin *p = dray_container_of(j, struct pin, job);
 	struct gpus *g = p->gpus;
@@ -183,7 +183,7 @@ static struct pin *pin_get(struct gpus *g, uintptr_t base, uint64_t bytes, bool 
 	p->write = write;
 	p->refs = 1;
 	dray_list_add(&g->pins, &p->link);
-	jobs_add(g->pinner, &p->job, pin_run, pin_done);
+	dray_jobs_add(g->pinner, &p->job, pin_run, pin_done);
 	return p;
 }
 

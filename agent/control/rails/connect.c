@@ -22,16 +22,16 @@
 /* The least depth that is worth a queue pair; of rdma.queue_depth, too. */
 #define DEPTH_MIN 16
 
-static struct qp *qp_of(struct job *j)
+static struct qp *qp_of(struct dray_job *j)
 {
 	return dray_container_of(j, struct qp, job);
 }
 
-static void qp_job(struct qp *q, struct jobs *where, void (*run)(struct job *j),
-		   void (*done)(struct job *j))
+static void qp_job(struct qp *q, struct dray_jobs *where, void (*run)(struct dray_job *j),
+		   void (*done)(struct dray_job *j))
 {
 	q->device->jobs++;
-	jobs_add(where, &q->job, run, done);
+	dray_jobs_add(where, &q->job, run, done);
 }
 
 static void tell_worker(struct rail_peer *peer, unsigned worker, enum rdma_message type,
@@ -77,7 +77,7 @@ static void qp_check(struct qp *q)
 		qp_free(q);
 }
 
-static void destroy_run(struct job *j)
+static void destroy_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 
@@ -85,7 +85,7 @@ static void destroy_run(struct job *j)
 	q->qp = NULL;
 }
 
-static void destroy_done(struct job *j)
+static void destroy_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct device *d = q->device;
@@ -151,7 +151,7 @@ static void qp_failed(struct qp *q, const char *what, const char *why)
 
 /* --- the beginning ------------------------------------------------------------------------------------ */
 
-static void connect_run(struct job *j)
+static void connect_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct rails *r = q->peer->rails;
@@ -198,7 +198,7 @@ static struct rdma_qp *describe(const struct qp *q)
 	return w;
 }
 
-static void connect_done(struct job *j)
+static void connect_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct path *path = q->path;
@@ -240,7 +240,7 @@ static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_conn
 	qp_job(q, q->peer->rails->connector, connect_run, connect_done);
 }
 
-static void create_run(struct job *j)
+static void create_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct rails *r = q->peer->rails;
@@ -262,7 +262,7 @@ static void create_run(struct job *j)
 	q->error = qp_to_init(r->verbs, &q->at, q->qp, false);
 }
 
-static void create_done(struct job *j)
+static void create_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct path *path = q->path;

@@ -15,7 +15,7 @@
 /* RXE_VENDOR_ID of drivers/infiniband/sw/rxe/rxe_param.h. */
 #define SOFT_ROCE_VENDOR 0xffffff
 
-static struct rail *rail_of(struct job *j)
+static struct rail *rail_of(struct dray_job *j)
 {
 	return dray_container_of(j, struct rail, job);
 }
@@ -107,7 +107,7 @@ static int open_cqs(struct rail *rail)
 	return r;
 }
 
-static void open_run(struct job *j)
+static void open_run(struct dray_job *j)
 {
 	struct rail *rail = rail_of(j);
 	struct device *d = rail->device;
@@ -211,7 +211,7 @@ static void opened(struct device *d)
 	registrations_device_up(d);
 }
 
-static void open_done(struct job *j)
+static void open_done(struct dray_job *j)
 {
 	struct rail *rail = rail_of(j);
 	struct device *d = rail->device;
@@ -263,7 +263,7 @@ void device_open(struct rail *rail)
 
 	rail->device = d;
 	d->jobs++;
-	jobs_add(rail->rails->slow, &rail->job, open_run, open_done);
+	dray_jobs_add(rail->rails->slow, &rail->job, open_run, open_done);
 }
 
 /* --- close ----------------------------------------------------------------------------------------- */
@@ -287,7 +287,7 @@ void device_end(struct device *d)
 	device_free(d);
 }
 
-static void close_run(struct job *j)
+static void close_run(struct dray_job *j)
 {
 	struct device *d = dray_container_of(j, struct device, job);
 
@@ -296,7 +296,7 @@ static void close_run(struct job *j)
 	close_context(d);
 }
 
-static void close_done(struct job *j)
+static void close_done(struct dray_job *j)
 {
 	struct device *d = dray_container_of(j, struct device, job);
 	struct rails *r = d->rails;
@@ -365,7 +365,7 @@ void device_check(struct device *d)
 			d->closing_rails[d->n_closing_rails++] = r->v[i];
 	/* before the context goes, which has the descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
-	jobs_add(r->slow, &d->job, close_run, close_done);
+	dray_jobs_add(r->slow, &d->job, close_run, close_done);
 }
 
 void device_close(struct device *d)

@@ -53,7 +53,7 @@ struct device {
 	/* rails whose completion queues go with it: the closing job cannot look at what the loop changes */
 	struct rail *closing_rails[RAILS_MAX];
 	unsigned n_closing_rails;
-	struct job job;
+	struct dray_job job;
 };
 
 struct rail {
@@ -84,7 +84,7 @@ struct rail {
 	int64_t retry_ns;
 	int open_error;
 	char open_what[32];
-	struct job job;
+	struct dray_job job;
 };
 
 /* A rail here and one of a peer that reach each other. */
@@ -141,7 +141,7 @@ struct qp {
 	uint32_t psn, depth, sges, inline_bytes, reads;
 	struct pmsg_qp_connect_reply remote;
 	int64_t up_ns;
-	struct job job;
+	struct dray_job job;
 };
 
 /* One that serves the peer. */
@@ -158,7 +158,7 @@ struct serve {
 	struct qp_place at;
 	uint32_t psn, reads, mtu;
 	int error;
-	struct job job;
+	struct dray_job job;
 };
 
 struct rail_peer {
@@ -188,7 +188,7 @@ struct rail_peer {
 	struct nd_rail *found;
 	size_t n_found;
 	int match_error;
-	struct job job;
+	struct dray_job job;
 };
 
 /* --- rails.c --- */
@@ -202,10 +202,10 @@ struct rails {
 	struct rails_deps deps;
 	const struct dray_config *cfg;
 	const struct verbs *verbs;
-	struct jobs *slow; /* devices, and what ends */
-	struct jobs *
+	struct dray_jobs *slow; /* devices, and what ends */
+	struct dray_jobs *
 		connector; /* queue pairs that begin: the kernel looks for the peer's hardware address */
-	struct jobs *registrar; /* memory regions */
+	struct dray_jobs *registrar; /* memory regions */
 	sd_event_source *timer;
 	int64_t timer_ns;
 	struct nd_scan *scan;
@@ -217,7 +217,7 @@ struct rails {
 	uint64_t n_mrs, mr_bytes, n_serving;
 	uint64_t window_bytes, last_window;
 	bool settling; /* registrations_settle() is due */
-	struct job settle_job;
+	struct dray_job settle_job;
 };
 
 /* --- device.c --- */

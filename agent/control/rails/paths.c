@@ -107,7 +107,7 @@ void paths_tell(struct rail_peer *peer)
 /* --- matching our rails with theirs -------------------------------------------------------------------- */
 
 /* Routes are asked for, so a thread of its own does it. */
-static void match_run(struct job *j)
+static void match_run(struct dray_job *j)
 {
 	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
 
@@ -212,7 +212,7 @@ static void say_no_path(struct rail_peer *peer, unsigned n)
 
 static void match(struct rail_peer *peer);
 
-static void match_done(struct job *j)
+static void match_done(struct dray_job *j)
 {
 	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
 	unsigned n;
@@ -283,7 +283,7 @@ static void match(struct rail_peer *peer)
 	peer->n_found = 0;
 	nd_scan_free(peer->scan);
 	peer->scan = nd_scan_ref(r->scan);
-	jobs_add(r->slow, &peer->job, match_run, match_done);
+	dray_jobs_add(r->slow, &peer->job, match_run, match_done);
 }
 
 void paths_refresh(struct rails *r)

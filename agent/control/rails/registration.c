@@ -31,7 +31,7 @@ struct mrs {
 	uint32_t n, n_made;
 	uint64_t slice;       /* bytes of each but the last */
 	char why[REASON_MAX]; /* they failed */
-	struct job job;
+	struct dray_job job;
 	struct ibv_mr *v[];
 };
 
@@ -58,7 +58,7 @@ struct part {
 struct key_set {
 	struct dray_list link; /* on rail_region->sets */
 	struct rail_region *region;
-	struct job job; /* its end, told by whoever was last */
+	struct dray_job job; /* its end, told by whoever was last */
 	unsigned n_devices;
 	struct device *devices[];
 };
@@ -165,7 +165,7 @@ static uint64_t slice_bytes(const struct mrs *m, uint32_t i)
 	return dray_min(m->slice, m->registration->length - i * m->slice);
 }
 
-static void make_run(struct job *j)
+static void make_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 	const struct registration *g = m->registration;
@@ -186,7 +186,7 @@ static void make_run(struct job *j)
 		explain(g, m->device, r, m->why);
 }
 
-static void drop_run(struct job *j)
+static void drop_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 
@@ -214,7 +214,7 @@ static void check_regions(struct rails *r)
 		region_check(region);
 }
 
-static void drop_done(struct job *j)
+static void drop_done(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 	struct registration *g = m->registration;
@@ -243,10 +243,10 @@ static void mrs_drop(struct mrs *m)
 	}
 	m->state = MRS_DROPPING;
 	m->device->jobs++;
-	jobs_add(r->registrar, &m->job, drop_run, drop_done);
+	dray_jobs_add(r->registrar, &m->job, drop_run, drop_done);
 }
 
-static void make_done(struct job *j)
+static void make_done(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
 	struct registration *g = m->registration;
@@ -308,7 +308,7 @@ static void mrs_make(struct registration *g, struct device *d)
 	dray_list_add(&g->mrs, &m->link);
 	d->mrs++;
 	d->jobs++;
-	jobs_add(g->rails->registrar, &m->job, make_run, make_done);
+	dray_jobs_add(g->rails->registrar, &m->job, make_run, make_done);
 }
 
 /* --- keys ----------------------------------------------------------------------------------------------- */
@@ -324,7 +324,7 @@ static bool uses(const struct rail_region *region, const struct device *d)
 	return true;
 }
 
-static void set_done(struct job *j)
+static void set_done(struct dray_job *j)
 {
 	struct key_set *s = dray_container_of(j, struct key_set, job);
 	struct rail_region *region = s->region;
@@ -347,7 +347,7 @@ static void set_gone(void *arg)
 {
 	struct key_set *s = arg;
 
-	jobs_finish(s->region->rails->registrar, &s->job, set_done);
+	dray_jobs_finish(s->region->rails->registrar, &s->job, set_done);
 }
 
 static uint32_t rail_pieces(const struct rail_region *region, const struct device *d)
@@ -903,7 +903,7 @@ static struct rail_region *next_settled(struct rails *r)
 }
 
 /* Whoever is told may remove regions meanwhile. */
-static void settle_done(struct job *j)
+static void settle_done(struct dray_job *j)
 {
 	struct rails *r = dray_container_of(j, struct rails, settle_job);
 	struct rail_region *region;
@@ -927,7 +927,7 @@ void registrations_settle(struct rails *r)
 	if (r->settling)
 		return;
 	r->settling = true;
-	jobs_finish(r->registrar, &r->settle_job, settle_done);
+	dray_jobs_finish(r->registrar, &r->settle_job, settle_done);
 }
 
 void registrations_free(struct rails *r)

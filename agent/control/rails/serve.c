@@ -14,16 +14,16 @@
 /* As many as struct ibv_qp_attr has bits for. */
 #define READS_MAX 255
 
-static struct serve *serve_of(struct job *j)
+static struct serve *serve_of(struct dray_job *j)
 {
 	return dray_container_of(j, struct serve, job);
 }
 
-static void serve_job(struct serve *s, struct jobs *where, void (*run)(struct job *j),
-		      void (*done)(struct job *j))
+static void serve_job(struct serve *s, struct dray_jobs *where, void (*run)(struct dray_job *j),
+		      void (*done)(struct dray_job *j))
 {
 	s->device->jobs++;
-	jobs_add(where, &s->job, run, done);
+	dray_jobs_add(where, &s->job, run, done);
 }
 
 static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
@@ -35,7 +35,7 @@ static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint3
 
 /* --- the end ----------------------------------------------------------------------------------------- */
 
-static void destroy_run(struct job *j)
+static void destroy_run(struct dray_job *j)
 {
 	struct serve *s = serve_of(j);
 
@@ -43,7 +43,7 @@ static void destroy_run(struct job *j)
 	s->qp = NULL;
 }
 
-static void destroy_done(struct job *j)
+static void destroy_done(struct dray_job *j)
 {
 	struct serve *s = serve_of(j);
 	struct rail_peer *peer = s->peer;
@@ -76,7 +76,7 @@ static void serve_die(struct serve *s)
 
 /* --- the beginning ------------------------------------------------------------------------------------ */
 
-static void make_run(struct job *j)
+static void make_run(struct dray_job *j)
 {
 	struct serve *s = serve_of(j);
 	const struct rails *r = s->peer->rails;
@@ -93,7 +93,7 @@ static void make_run(struct job *j)
 		s->error = qp_to_rtr(r->verbs, &s->at, s->qp, &end, r->cfg);
 }
 
-static void make_done(struct job *j)
+static void make_done(struct dray_job *j)
 {
 	struct serve *s = serve_of(j);
 	struct rail_peer *peer = s->peer;

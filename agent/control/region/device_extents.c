@@ -308,7 +308,7 @@ static int check_buffers(const struct extents *e, struct piece *v, uint32_t n,
 	return e->view->o.access & DMSG_ACCESS_WRITE ? check_overlap(v, n, reterr) : 0;
 }
 
-int extents_take_buffers(struct closer *closer, const struct dmsg_region_add *m, const int *fds,
+int extents_take_buffers(struct dray_jobs *closer, const struct dmsg_region_add *m, const int *fds,
 			 unsigned n_fds, struct extents *ret, struct dray_err *reterr)
 {
 	struct piece *pieces dray_auto_free = calloc(m->extents.n, sizeof(*pieces));

@@ -31,7 +31,7 @@ struct extents {
 	struct region_dmabuf *dmabufs;
 	struct extent_buffer *buffers; /* kind dmabuf */
 	uint32_t n_buffers;
-	struct closer *closer; /* of buffers; borrowed */
+	struct dray_jobs *closer; /* of buffers; borrowed */
 };
 
 /*
@@ -58,7 +58,7 @@ int extents_memory(const struct dmsg_region_add *m, enum region_memory *ret,
  * DMA-BUFs: their descriptors are duplicated, and each gets addresses that are its alone. Nothing here asks anybody but
  * the kernel's own DMA-BUF code. The closer, which must outlive them, gives them back.
  */
-int extents_take_buffers(struct closer *closer, const struct dmsg_region_add *m, const int *fds,
+int extents_take_buffers(struct dray_jobs *closer, const struct dmsg_region_add *m, const int *fds,
 			 unsigned n_fds, struct extents *ret, struct dray_err *reterr);
 
 /*

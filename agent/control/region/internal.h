@@ -35,8 +35,8 @@ struct regions {
 	struct dray_handles regions, tokens, grants;
 	struct dray_list peers; /* of struct grant_peer */
 	struct mappings mappings;
-	struct closer *closer;         /* of memory files */
-	struct closer *unknown_closer; /* of anything else */
+	struct dray_jobs *closer;         /* of memory files */
+	struct dray_jobs *unknown_closer; /* of anything else */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;

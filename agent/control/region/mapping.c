@@ -13,7 +13,7 @@
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
-void mappings_init(struct mappings *ms, struct closer *closer)
+void mappings_init(struct mappings *ms, struct dray_jobs *closer)
 {
 	*ms = (struct mappings){ .closer = closer };
 	dray_list_init(&ms->list);

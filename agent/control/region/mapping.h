@@ -17,9 +17,9 @@
 
 struct mappings {
 	struct dray_list list;
-	struct closer *closer; /* unmaps; borrowed */
-	uint32_t count;        /* mappings, and as many descriptors */
-	uint64_t bytes;        /* address space */
+	struct dray_jobs *closer; /* unmaps; borrowed */
+	uint32_t count;           /* mappings, and as many descriptors */
+	uint64_t bytes;           /* address space */
 };
 
 /* What identifies a mapping. */
@@ -46,7 +46,7 @@ struct mapping {
 	int fd;       /* our own */
 };
 
-void mappings_init(struct mappings *ms, struct closer *closer);
+void mappings_init(struct mappings *ms, struct dray_jobs *closer);
 
 /*
  * Mapping of at least `bytes` of the file, its whole size, with one reference for the caller. The

@@ -81,8 +81,8 @@ struct regions *regions_free(struct regions *r)
 	}
 	dray_list_for_each(&r->peers, p, struct grant_peer, link)
 		free(p);
-	closer_free(r->closer);
-	closer_free(r->unknown_closer);
+	dray_jobs_free(r->closer);
+	dray_jobs_free(r->unknown_closer);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->tokens);
 	dray_handles_deinit(&r->grants);

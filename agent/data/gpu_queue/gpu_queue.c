@@ -19,7 +19,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
-#include "lib/patience.h"
+#include "lib/timeout.h"
 #include "lib/wake.h"
 
 /* Copies of one queue in flight, at most: from about a thousand on drivers block the caller. */
@@ -122,13 +122,13 @@ int gpu_queues_init(struct core *c)
 void gpu_queues_deinit(struct core *c)
 {
 	struct gpu_worker *g = c->gpu;
-	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
+	struct dray_timeout timeout = dray_timeout_start(FINISH_LIMIT_NS);
 
 	if (!g)
 		return;
 	while (atomic_load_explicit(&g->armed, memory_order_acquire)) {
-		/* a callback that is still due needs the descriptor and the counter */
-		if (dray_patience_ends(&patience, dray_now().ns))
+		/* whoever will still write must find the descriptor and the counter */
+		if (dray_timeout_passed(&timeout, dray_now().ns))
 			return;
 		sched_yield();
 	}
@@ -461,7 +461,7 @@ bool gpu_queues_announce(struct core *c)
 /* True: its bytes are in place; false: the device is lost, or counts as lost for lack of progress. */
 static bool wait_for(struct core *c, struct port *p, struct lane *l, const struct gpu_task *t)
 {
-	struct dray_patience patience = dray_patience(FINISH_LIMIT_NS);
+	struct dray_timeout timeout = dray_timeout_start(FINISH_LIMIT_NS);
 
 	for (unsigned looks = 0; !is_done(l, t); looks++) {
 		int64_t now_ns;
@@ -474,9 +474,9 @@ static bool wait_for(struct core *c, struct port *p, struct lane *l, const struc
 		}
 		sched_yield();
 		now_ns = dray_now().ns;
-		if (now_ns - patience.looked_ns < CHECK_NS)
+		if (now_ns - timeout.checked_ns < CHECK_NS)
 			continue;
-		if (dray_patience_ends(&patience, now_ns) || p->given->ops->check(l->queue) < 0)
+		if (dray_timeout_passed(&timeout, now_ns) || p->given->ops->check(l->queue) < 0)
 			port_lost(c, t->device);
 	}
 	return true;

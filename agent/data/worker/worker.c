@@ -3,7 +3,6 @@
 #include "agent/data/worker/worker.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -15,7 +14,8 @@
 #include "agent/data/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
-#include "lib/patience.h"
+#include "lib/thread.h"
+#include "lib/timeout.h"
 
 #define COMMANDS 1024
 #define EVENTS 4096
@@ -121,24 +121,16 @@ int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *
 
 int worker_start(struct worker *w, struct dray_err *reterr)
 {
-	sigset_t all, old;
 	char name[16];
 	int ret;
 
-	/* the control thread handles signals; a worker takes only faults of its own */
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS);
-	sigdelset(&all, SIGSEGV);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	ret = -pthread_create(&w->thread, NULL, worker_main, w);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	snprintf(name, sizeof(name), "dray-worker-%u", w->core.index % 10);
+	ret = dray_thread_start(&w->thread, name, 0, worker_main, w);
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
 				    "cannot start the thread of worker %u: %s", w->core.index,
 				    dray_errno_text(ret));
 	w->started = true;
-	snprintf(name, sizeof(name), "dray-worker-%u", w->core.index % 10);
-	pthread_setname_np(w->thread, name);
 	return 0;
 }
 
@@ -149,7 +141,7 @@ int worker_place(struct worker *w, const cpu_set_t *cpus)
 
 bool worker_free(struct worker *w)
 {
-	struct dray_patience patience = dray_patience(WORKER_QUIT_LIMIT_NS);
+	struct dray_timeout timeout = dray_timeout_start(WORKER_QUIT_LIMIT_NS);
 	struct event ev;
 
 	if (!w->started) {
@@ -162,7 +154,7 @@ bool worker_free(struct worker *w)
 		if (!worker_next_event(w, &ev)) {
 			struct timespec pause = { .tv_nsec = 1000000 };
 
-			if (dray_patience_ends(&patience, dray_now().ns))
+			if (dray_timeout_passed(&timeout, dray_now().ns))
 				return false;
 			nanosleep(&pause, NULL);
 			continue;

@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "agent/process/privilege.h"
 #include "lib/log.h"
+#include "lib/thread.h"
 #include "lib/time.h"
 #include "lib/wake.h"
 #include "netdetect/monitor.h"
@@ -301,18 +301,6 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 	return 0;
 }
 
-static int start_thread(struct detect *d)
-{
-	sigset_t all, former;
-	int r;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &former);
-	r = -pthread_create(&d->thread, NULL, detect_main, d);
-	pthread_sigmask(SIG_SETMASK, &former, NULL);
-	return r;
-}
-
 static void release(struct detect *d)
 {
 	d->source = sd_event_source_disable_unref(d->source);
@@ -345,7 +333,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 	if (r >= 0)
 		r = sd_event_add_io(deps->event, &d->source, d->ready_fd, EPOLLIN, handle_ready, d);
 	if (r >= 0)
-		r = start_thread(d);
+		r = dray_thread_start(&d->thread, "dray-detect", 0, detect_main, d);
 	if (r < 0) {
 		release(d);
 		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "looking around: %s",

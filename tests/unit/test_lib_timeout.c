@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "lib/patience.h"
+#include "lib/timeout.h"
 
 #include "tests/unit/cm.h"
 
@@ -13,32 +13,32 @@ struct awaited {
 
 static void waiting_counts(void **state)
 {
-	struct dray_patience p = { .limit_ns = 30 * MS };
+	struct dray_timeout p = { .limit_ns = 30 * MS };
 
 	(void)state;
 	for (int64_t now = MS; now < 30 * MS; now += MS)
-		assert_false(dray_patience_ends(&p, now));
-	assert_true(dray_patience_ends(&p, 30 * MS));
-	assert_true(dray_patience_ends(&p, 30 * MS));
+		assert_false(dray_timeout_passed(&p, now));
+	assert_true(dray_timeout_passed(&p, 30 * MS));
+	assert_true(dray_timeout_passed(&p, 30 * MS));
 }
 
 static void standing_still_does_not(void **state)
 {
-	struct dray_patience p = { .limit_ns = 2 * DRAY_PATIENCE_STEP };
+	struct dray_timeout p = { .limit_ns = 2 * DRAY_TIMEOUT_STEP };
 
 	(void)state;
-	assert_false(dray_patience_ends(&p, 5000 * MS));
-	assert_false(dray_patience_ends(&p, 5001 * MS));
-	assert_true(dray_patience_ends(&p, 9000 * MS));
+	assert_false(dray_timeout_passed(&p, 5000 * MS));
+	assert_false(dray_timeout_passed(&p, 5001 * MS));
+	assert_true(dray_timeout_passed(&p, 9000 * MS));
 }
 
 static void begins_now(void **state)
 {
-	struct dray_patience p = dray_patience(MS);
+	struct dray_timeout p = dray_timeout_start(MS);
 
 	(void)state;
-	assert_false(dray_patience_ends(&p, p.looked_ns));
-	assert_true(dray_patience_ends(&p, p.looked_ns + MS));
+	assert_false(dray_timeout_passed(&p, p.checked_ns));
+	assert_true(dray_timeout_passed(&p, p.checked_ns + MS));
 }
 
 static void *say_ended(void *arg)
@@ -65,9 +65,9 @@ static void an_end_is_awaited(void **state)
 	pthread_cond_init(&a.wake, &attr);
 	pthread_condattr_destroy(&attr);
 	pthread_mutex_lock(&a.lock);
-	assert_false(dray_patience_await(&a.ended, &a.wake, &a.lock, MS));
+	assert_false(dray_timeout_await(&a.ended, &a.wake, &a.lock, MS));
 	assert_int_equal(pthread_create(&thread, NULL, say_ended, &a), 0);
-	assert_true(dray_patience_await(&a.ended, &a.wake, &a.lock, 60000 * MS));
+	assert_true(dray_timeout_await(&a.ended, &a.wake, &a.lock, 60000 * MS));
 	pthread_mutex_unlock(&a.lock);
 	pthread_join(thread, NULL);
 	pthread_cond_destroy(&a.wake);
