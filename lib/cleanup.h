@@ -74,5 +74,12 @@ static inline void dray_closep(int *fd)
 		__auto_type b_ = (b); \
 		a_ > b_ ? a_ : b_;    \
 	})
+/* Below, at or above 0, as qsort(3) expects it. */
+#define dray_compare(a, b)             \
+	({                             \
+		__auto_type a_ = (a);  \
+		__auto_type b_ = (b);  \
+		(a_ > b_) - (a_ < b_); \
+	})
 
 #endif

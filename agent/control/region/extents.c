@@ -1,292 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client's descriptors are looked at in an order that never waits for anybody: F_GET_SEALS
- * answers for memory files alone, so that nothing that would ask a file system in user space
- * comes before it.
+ * Extents in host memory. The checks of a client's descriptors come in an order in which none can block: F_GET_SEALS
+ * answers for memory files alone, so no request reaches a file system in user space.
  *
- * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for
- * it. That costs a walk over all of its pages, which for tens of GiB would hold the control
- * thread up, so a file that has a block for each of its pages passes without it, provided the
- * mapping is guarded: blocks may lie past the end, and what is missing then faults.
+ * A page counts as resident when the file holds it, in memory or in swap: its owner has paid for it. The proof is a walk
+ * over all pages, which for tens of GiB would hold up the control thread. So a file with a block for each of its pages
+ * passes without the walk, provided that the mapping is guarded: blocks may lie past the end of the file, and an access to
+ * a missing page then faults.
  */
 #include "agent/control/region/extents.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "agent/control/region/nodes.h"
 #include "lib/cleanup.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
 #define HUGETLBFS_TYPE 0x958458f6
 #define BLOCK_BYTES 512
+/* Extents with a known NUMA node: each one costs the control thread a system call. */
+#define NODES_MAX 1024
 
-/* A descriptor, looked at. */
+/* A client's memfd. */
 struct file {
 	int fd;
-	bool used;
+	bool checked;
 	bool huge;
 	uint64_t size, allocated; /* bytes */
-	dev_t dev;
-	ino_t ino;
-	struct mapping *map; /* borrowed from struct extents */
+	struct mapping *map;      /* borrowed from struct extents */
 };
 
-struct piece {
-	struct dmsg_extent e;
-	const struct file *file;
-	uint32_t index;
-};
-
-static int refuse(struct dray_err *reterr, int code, uint32_t index, const char *why)
+int extents_init(struct extents *e, const struct piece *v, uint32_t n, uint16_t access,
+		 struct dray_err *reterr)
 {
-	return dray_err_set(reterr, -EINVAL, code, "extent %" PRIu32 ": %s", index, why);
-}
+	uint64_t start = 0, end = 0;
+	uint32_t k = 0;
 
-int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr)
-{
-	uint64_t sum = 0;
-
-	if (!m->extents.n)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "a region has at least one extent");
-	for (uint32_t i = 0; i < m->extents.n; i++) {
-		struct dmsg_extent e;
-
-		dmsg_extent_get(m->extents.p + (size_t)i * DMSG_EXTENT_SIZE, &e);
-		if (!e.length)
-			return refuse(reterr, DRAY_E_INVALID, i, "its length is 0");
-		if (e.offset > INT64_MAX || e.length > INT64_MAX - e.offset)
-			return refuse(reterr, DRAY_E_RANGE, i, "offset and length overflow");
-		if (__builtin_add_overflow(sum, e.length, &sum) || sum > INT64_MAX)
-			return refuse(reterr, DRAY_E_RANGE, i, "the sum of the lengths overflows");
-	}
-	*ret_length = sum;
-	return 0;
-}
-
-static int file_probe(struct file *f, int fd, uint32_t index, bool write, struct dray_err *reterr)
-{
-	int seals = fcntl(fd, F_GET_SEALS);
-	int flags = fcntl(fd, F_GETFL);
-	struct statfs fs;
-	struct stat st;
-
-	if (seals < 0 || flags < 0)
-		return refuse(reterr, DRAY_E_REGION_KIND, index, "its descriptor is not a memfd");
-	if (!(seals & F_SEAL_SHRINK))
-		return refuse(reterr, DRAY_E_REGION_UNSEALED, index,
-			      "its memfd lacks F_SEAL_SHRINK; create it with MFD_ALLOW_SEALING and "
-			      "add the seal");
-	if ((flags & O_ACCMODE) == O_WRONLY)
-		return refuse(reterr, DRAY_E_REGION_KIND, index,
-			      "its descriptor is open for writing only");
-	if (write &&
-	    ((flags & O_ACCMODE) != O_RDWR || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
-		return refuse(
-			reterr, DRAY_E_REGION_READ_ONLY, index,
-			"write access was asked for, but its descriptor is read-only or sealed "
-			"against writing");
-	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 || !S_ISREG(st.st_mode))
-		return refuse(reterr, DRAY_E_REGION_KIND, index, "its descriptor is not a memfd");
-	*f = (struct file){
-		.fd = fd,
-		.used = true,
-		.huge = fs.f_type == HUGETLBFS_TYPE,
-		.size = (uint64_t)st.st_size,
-		.allocated = (uint64_t)st.st_blocks * BLOCK_BYTES,
-		.dev = st.st_dev,
-		.ino = st.st_ino,
-	};
-	return 0;
-}
-
-/* Reads and checks every extent by itself; each descriptor must belong to one. */
-static int read_pieces(const struct dmsg_region_add *m, const int *fds, unsigned n_fds, bool write,
-		       struct file *files, struct piece *pieces, struct dray_err *reterr)
-{
-	for (uint32_t i = 0; i < m->extents.n; i++) {
-		struct piece *p = &pieces[i];
-		struct file *f;
-		int r;
-
-		p->index = i;
-		dmsg_extent_get(m->extents.p + (size_t)i * DMSG_EXTENT_SIZE, &p->e);
-		if (p->e.fd_index >= n_fds)
-			return refuse(
-				reterr, DRAY_E_FD_COUNT, i,
-				"fd_index is not that of a descriptor that came with the message");
-		f = &files[p->e.fd_index];
-		if (!f->used) {
-			r = file_probe(f, fds[p->e.fd_index], i, write, reterr);
-			if (r < 0)
-				return r;
-		}
-		if (p->e.offset + p->e.length > f->size)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
-					    "extent %" PRIu32 " ends at %" PRIu64
-					    ", its file has %" PRIu64 " bytes",
-					    i, p->e.offset + p->e.length, f->size);
-		p->file = f;
-	}
-	for (unsigned i = 0; i < n_fds; i++)
-		if (!files[i].used)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
-					    "descriptor %u of %u belongs to no extent", i, n_fds);
-	return 0;
-}
-
-static int piece_compare(const void *a, const void *b)
-{
-	const struct piece *x = a, *y = b;
-
-	if (x->file->dev != y->file->dev)
-		return x->file->dev < y->file->dev ? -1 : 1;
-	if (x->file->ino != y->file->ino)
-		return x->file->ino < y->file->ino ? -1 : 1;
-	if (x->e.offset != y->e.offset)
-		return x->e.offset < y->e.offset ? -1 : 1;
-	return 0;
-}
-
-static int by_index(const void *a, const void *b)
-{
-	const struct piece *x = a, *y = b;
-
-	return x->index < y->index ? -1 : x->index > y->index;
-}
-
-static bool same_file(const struct piece *a, const struct piece *b)
-{
-	return a->file->dev == b->file->dev && a->file->ino == b->file->ino;
-}
-
-/*
- * Two extents in the same bytes would make one transfer's destinations overlap where its offsets
- * do not.
- */
-static int check_overlap(const struct piece *sorted, uint32_t n, struct dray_err *reterr)
-{
-	for (uint32_t i = 1; i < n; i++) {
-		const struct piece *a = &sorted[i - 1], *b = &sorted[i];
-
-		if (same_file(a, b) && b->e.offset < a->e.offset + a->e.length)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "extents %" PRIu32 " and %" PRIu32
-					    " overlap, which is allowed for reading only",
-					    a->index, b->index);
-	}
-	return 0;
-}
-
-/* [from, to) has no hole. The descriptor's file offset belongs to the client: it is put back. */
-static bool run_resident(int fd, uint64_t from, uint64_t to)
-{
-	off_t former = lseek(fd, 0, SEEK_CUR);
-	off_t hole = lseek(fd, (off_t)from, SEEK_HOLE);
-
-	if (former >= 0)
-		lseek(fd, former, SEEK_SET);
-	return hole >= 0 && (uint64_t)hole >= to;
-}
-
-static bool file_full(const struct file *f)
-{
-	return f->allocated >= f->size;
-}
-
-/* SEEK_HOLE walks pages, so each page is walked once however many extents lie on it. */
-static int check_resident(const struct piece *sorted, uint32_t n, struct dray_err *reterr)
-{
-	for (uint32_t i = 0; i < n;) {
-		const struct piece *first = &sorted[i];
-		const struct file *f = first->file;
-		uint64_t end = first->e.offset + first->e.length;
-		bool ok = file_full(f) && (f->huge || f->map->guarded);
-
-		for (i++; i < n && same_file(first, &sorted[i]) && sorted[i].e.offset <= end; i++)
-			end = dray_max(end, sorted[i].e.offset + sorted[i].e.length);
-		/* huge-page files know no SEEK_HOLE: all of the file or nothing */
-		if (!ok && !f->huge)
-			ok = run_resident(f->fd, first->e.offset, end);
-		if (!ok)
-			return refuse(
-				reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
-				f->huge ? "its huge-page file is not populated in full" :
-					  "its memory has holes; populate it (MADV_POPULATE_WRITE) "
-					  "before REGION_ADD");
-	}
-	return 0;
-}
-
-static int map_files(struct mappings *ms, dray_handle session, struct file *files, unsigned n,
-		     bool write, uint64_t limit, struct extents *e, struct dray_err *reterr)
-{
-	for (unsigned i = 0; i < n; i++) {
-		struct file *f = &files[i];
-		struct mapping_key key = { f->dev, f->ino, write, f->huge ? session : 0 };
-		int r;
-
-		if (f->size > limit)
-			return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
-					    "a file of %" PRIu64
-					    " bytes is mapped whole and is over "
-					    "limits.bytes_per_session (%" PRIu64 ")",
-					    f->size, limit);
-		/* before mapping: that would reserve huge pages for what is missing */
-		if (f->huge && !file_full(f))
-			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_NOT_RESIDENT,
-					    "a huge-page file is not populated in full");
-		r = mapping_get(ms, &key, f->fd, f->size, &f->map, reterr);
-		if (r < 0)
-			return r;
-		e->maps[e->n_maps++] = f->map;
-	}
-	return 0;
-}
-
-/* Extents that go on where the one before ends, in memory too, become one. */
-static void build_view(struct region_view *v, const struct piece *pieces, uint32_t n)
-{
-	uint64_t start = 0;
-
-	v->fault_guarded = true;
-	for (uint32_t i = 0; i < n; i++) {
-		const struct piece *p = &pieces[i];
-		struct extent_view *last = v->n_extents ? &v->extents[v->n_extents - 1] : NULL;
-		uint8_t *base = p->file->map->base + p->e.offset;
-
-		if (!p->file->map->guarded)
-			v->fault_guarded = false;
-		if (last && last->base + last->length == base && p->file == pieces[i - 1].file)
-			last->length += p->e.length;
-		else
-			v->extents[v->n_extents++] = (struct extent_view){ .start = start,
-									   .length = p->e.length,
-									   .base = base };
-		start += p->e.length;
-	}
-	v->o.length = start;
-	nodes_find(v);
-}
-
-static int extents_alloc(struct extents *e, uint32_t n_extents, unsigned n_maps, uint16_t access,
-			 struct dray_err *reterr)
-{
-	*e = (struct extents){
-		.view = calloc(1, sizeof(*e->view) + n_extents * sizeof(e->view->extents[0])),
-		.maps = calloc(n_maps, sizeof(struct mapping *)),
-	};
-	if (!e->view || !e->maps) {
-		extents_deinit(e);
+	e->view = calloc(1, sizeof(*e->view) + n * sizeof(e->view->extents[0]));
+	e->parts = calloc(n, sizeof(*e->parts));
+	e->dmabufs = calloc(n, sizeof(*e->dmabufs));
+	if (!e->view || !e->parts || !e->dmabufs)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	for (uint32_t i = 0; i < n; i++) {
+		if (k && e->parts[k - 1] == v[i].part && v[i].offset == end) {
+			e->view->extents[k - 1].length += v[i].length;
+		} else {
+			e->view->extents[k] = (struct extent_view){ .start = start,
+								    .length = v[i].length,
+								    .node = -1 };
+			e->parts[k] = v[i].part;
+			e->dmabufs[k++] = (struct region_dmabuf){ -1, v[i].offset };
+		}
+		start += v[i].length;
+		end = v[i].offset + v[i].length;
 	}
+	e->view->n_extents = k;
+	e->view->o.length = start;
 	e->view->o.access = access;
 	return 0;
 }
@@ -312,43 +91,226 @@ void extents_deinit(struct extents *e)
 	*e = (struct extents){ .view = NULL };
 }
 
+static int file_check(struct file *f, struct file_id *id, int fd, uint32_t index, bool write,
+		      struct dray_err *reterr)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+	int flags = fcntl(fd, F_GETFL);
+	struct statfs fs;
+	struct stat st;
+
+	if (seals < 0 || flags < 0)
+		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
+				     "its descriptor is not a memfd");
+	if (!(seals & F_SEAL_SHRINK))
+		return pieces_refuse(
+			reterr, DRAY_E_REGION_UNSEALED, index,
+			"its memfd lacks F_SEAL_SHRINK; create it with MFD_ALLOW_SEALING and "
+			"add the seal");
+	if ((flags & O_ACCMODE) == O_WRONLY)
+		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
+				     "its descriptor is open for writing only");
+	if (write &&
+	    ((flags & O_ACCMODE) != O_RDWR || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+		return pieces_refuse(
+			reterr, DRAY_E_REGION_READ_ONLY, index,
+			"write access was asked for, but its descriptor is read-only or sealed "
+			"against writing");
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 || !S_ISREG(st.st_mode))
+		return pieces_refuse(reterr, DRAY_E_REGION_KIND, index,
+				     "its descriptor is not a memfd");
+	*id = (struct file_id){ st.st_dev, st.st_ino };
+	*f = (struct file){
+		.fd = fd,
+		.checked = true,
+		.huge = fs.f_type == HUGETLBFS_TYPE,
+		.size = (uint64_t)st.st_size,
+		.allocated = (uint64_t)st.st_blocks * BLOCK_BYTES,
+	};
+	return 0;
+}
+
+static int check_files(const struct piece *v, uint32_t n, const int *fds, bool write,
+		       struct file *files, struct file_id *ids, struct dray_err *reterr)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct file *f = &files[v[i].part];
+		uint64_t end = v[i].offset + v[i].length;
+		int r = f->checked ?
+				0 :
+				file_check(f, &ids[v[i].part], fds[v[i].part], i, write, reterr);
+
+		if (r < 0)
+			return r;
+		if (end > f->size)
+			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
+					    "extent %" PRIu32 " ends at %" PRIu64
+					    ", its file has %" PRIu64 " bytes",
+					    i, end, f->size);
+	}
+	return 0;
+}
+
+/* [from, to) has no hole. The descriptor's file offset belongs to the client: it is restored. */
+static bool run_resident(int fd, uint64_t from, uint64_t to)
+{
+	off_t former = lseek(fd, 0, SEEK_CUR);
+	off_t hole = lseek(fd, (off_t)from, SEEK_HOLE);
+
+	if (former >= 0)
+		lseek(fd, former, SEEK_SET);
+	return hole >= 0 && (uint64_t)hole >= to;
+}
+
+static bool file_full(const struct file *f)
+{
+	return f->allocated >= f->size;
+}
+
+/* The pieces are sorted by place: SEEK_HOLE walks pages, and so walks each page once however many extents lie on it. */
+static int check_resident(const struct file *files, const struct piece *v, uint32_t n,
+			  struct dray_err *reterr)
+{
+	for (uint32_t i = 0; i < n;) {
+		const struct piece *first = &v[i];
+		const struct file *f = &files[first->part];
+		uint64_t end = first->offset + first->length;
+		bool ok = file_full(f) && (f->huge || f->map->guarded);
+
+		for (i++; i < n && v[i].part == first->part && v[i].offset <= end; i++)
+			end = dray_max(end, v[i].offset + v[i].length);
+		/* huge-page files do not support SEEK_HOLE: all of the file or nothing */
+		if (!ok && !f->huge)
+			ok = run_resident(f->fd, first->offset, end);
+		if (!ok)
+			return pieces_refuse(
+				reterr, DRAY_E_REGION_NOT_RESIDENT, first->index,
+				f->huge ? "its huge-page file is not populated in full" :
+					  "its memory has holes; populate it (MADV_POPULATE_WRITE) "
+					  "before REGION_ADD");
+	}
+	return 0;
+}
+
+static int map_files(struct mappings *ms, dray_handle session, struct file *files,
+		     const struct file_id *ids, unsigned n, bool write, uint64_t limit,
+		     struct extents *e, struct dray_err *reterr)
+{
+	e->maps = calloc(n, sizeof(struct mapping *));
+	if (!e->maps)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	for (unsigned i = 0; i < n; i++) {
+		struct file *f = &files[i];
+		struct mapping_key key = { ids[i], write, f->huge ? session : 0 };
+		int r;
+
+		if (f->size > limit)
+			return dray_err_set(reterr, -EFBIG, DRAY_E_QUOTA,
+					    "a file of %" PRIu64
+					    " bytes is mapped whole and is over "
+					    "limits.bytes_per_session (%" PRIu64 ")",
+					    f->size, limit);
+		/* before the file is mapped, which would reserve huge pages for the missing part */
+		if (f->huge && !file_full(f))
+			return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_NOT_RESIDENT,
+					    "a huge-page file is not populated in full");
+		r = mapping_get(ms, &key, f->fd, f->size, &f->map, reterr);
+		if (r < 0)
+			return r;
+		e->maps[e->n_maps++] = f->map;
+	}
+	return 0;
+}
+
+/* More than one NUMA node is online: the list reads 0-1 or 0,2. */
+static bool several_nodes(void)
+{
+	FILE *f = fopen("/sys/devices/system/node/online", "re");
+	char text[64] = "";
+	bool several;
+
+	if (!f)
+		return false;
+	several = fgets(text, sizeof(text), f) && strpbrk(text, "-,");
+	fclose(f);
+	return several;
+}
+
+/*
+ * Sets the NUMA nodes of the view's extents from one page of each, which fills in that page's table entry. Sandboxes without
+ * get_mempolicy(2) leave them unknown.
+ */
+static void find_nodes(struct region_view *v)
+{
+	static int several = -1;
+
+	if (several < 0)
+		several = several_nodes();
+	for (uint32_t i = 0; several && i < dray_min(v->n_extents, (uint32_t)NODES_MAX); i++) {
+		struct extent_view *e = &v->extents[i];
+		int node;
+
+		if (syscall(SYS_get_mempolicy, &node, NULL, 0, e->base + e->length / 2,
+			    MPOL_F_NODE | MPOL_F_ADDR) < 0)
+			continue;
+		e->node = node;
+		v->nodes_known = true;
+	}
+}
+
+/* Sets the addresses of host memory. */
+static void place(struct extents *e)
+{
+	e->view->fault_guarded = true;
+	for (uint32_t i = 0; i < e->view->n_extents; i++) {
+		const struct mapping *map = e->maps[e->parts[i]];
+
+		e->view->extents[i].base = map->base + e->dmabufs[i].offset;
+		e->view->fault_guarded &= map->guarded;
+	}
+	free(e->dmabufs);
+	e->dmabufs = NULL;
+}
+
 int extents_map(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
 		const int *fds, unsigned n_fds, uint64_t limit, struct extents *ret,
 		struct dray_err *reterr)
 {
-	struct piece *pieces dray_auto_free = calloc(m->extents.n, sizeof(*pieces));
-	struct file *files dray_auto_free = calloc(n_fds ? n_fds : 1, sizeof(*files));
+	struct file *files dray_auto_free = calloc(n_fds + 1, sizeof(*files));
+	struct file_id *ids dray_auto_free = calloc(n_fds + 1, sizeof(*ids));
+	struct piece *pieces dray_auto_free = NULL;
 	bool write = m->access & DMSG_ACCESS_WRITE;
-	struct extents e;
+	uint32_t n = m->extents.n;
+	struct extents e = { .view = NULL };
 	int r;
 
-	if (!pieces || !files)
+	if (!files || !ids)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
-	r = read_pieces(m, fds, n_fds, write, files, pieces, reterr);
+	r = pieces_read(m, n_fds, 0, &pieces, reterr);
+	if (r >= 0)
+		r = check_files(pieces, n, fds, write, files, ids, reterr);
 	if (r < 0)
 		return r;
-	r = extents_alloc(&e, m->extents.n, n_fds, m->access, reterr);
-	if (r < 0)
-		return r;
-	r = map_files(ms, session, files, n_fds, write, limit, &e, reterr);
-	if (!r) {
-		qsort(pieces, m->extents.n, sizeof(*pieces), piece_compare);
-		if (write)
-			r = check_overlap(pieces, m->extents.n, reterr);
-	}
-	if (!r)
-		r = check_resident(pieces, m->extents.n, reterr);
+	pieces_join(pieces, n, ids);
+	r = extents_init(&e, pieces, n, m->access, reterr);
+	if (r >= 0)
+		r = map_files(ms, session, files, ids, n_fds, write, limit, &e, reterr);
+	pieces_by_place(pieces, n);
+	if (r >= 0 && write)
+		r = pieces_check_overlap(pieces, n, reterr);
+	if (r >= 0)
+		r = check_resident(files, pieces, n, reterr);
 	if (r < 0) {
 		extents_deinit(&e);
 		return r;
 	}
-	qsort(pieces, m->extents.n, sizeof(*pieces), by_index);
-	build_view(e.view, pieces, m->extents.n);
+	place(&e);
+	find_nodes(e.view);
 	*ret = e;
 	return 0;
 }
 
-/* Bytes of a page of the default huge page size, or -errno. */
+/* Size of a default huge page in bytes, or -errno. */
 static int64_t huge_page_bytes(void)
 {
 	int fd dray_auto_close = dray_memfd_new("dray-probe", 0, true);
@@ -367,7 +329,8 @@ static int check_pool(const struct dmsg_region_add *m, struct dmsg_extent *ret,
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "a pool is the only extent of its region");
 	if (ret->fd_index != UINT16_MAX || ret->offset)
-		return refuse(reterr, DRAY_E_INVALID, 0, "a pool has fd_index 65535 and offset 0");
+		return pieces_refuse(reterr, DRAY_E_INVALID, 0,
+				     "a pool has fd_index 65535 and offset 0");
 	return 0;
 }
 
@@ -380,7 +343,7 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 	int fd dray_auto_close = -1;
 	struct mapping_key key;
 	struct dmsg_extent x;
-	struct extents e;
+	struct extents e = { .view = NULL };
 	struct stat st;
 	uint64_t bytes;
 	int r;
@@ -405,23 +368,22 @@ int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg
 								     DRAY_E_NO_MEMORY,
 				    "a pool of %" PRIu64 " bytes cannot be made: %s", bytes,
 				    dray_errno_text(fd < 0 ? fd : errno));
-	r = extents_alloc(&e, 1, 1, m->access, reterr);
-	if (r < 0)
-		return r;
-	key = (struct mapping_key){ st.st_dev, st.st_ino, m->access & DMSG_ACCESS_WRITE,
+	r = extents_init(&e, &(struct piece){ .length = x.length }, 1, m->access, reterr);
+	key = (struct mapping_key){ { st.st_dev, st.st_ino },
+				    m->access & DMSG_ACCESS_WRITE,
 				    huge ? session : 0 };
-	r = mapping_get(ms, &key, fd, bytes, &e.maps[0], reterr);
+	e.maps = calloc(1, sizeof(struct mapping *));
+	if (r >= 0 && !e.maps)
+		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	if (r >= 0)
+		r = mapping_get(ms, &key, fd, bytes, &e.maps[0], reterr);
 	if (r < 0) {
 		extents_deinit(&e);
 		return r;
 	}
 	e.n_maps = 1;
-	e.view->n_extents = 1;
-	e.view->extents[0] = (struct extent_view){ .length = x.length, .base = e.maps[0]->base };
-	e.view->fault_guarded = e.maps[0]->guarded;
-	e.view->o.length = x.length;
-	/* nobody has touched a pool's pages yet, so where they will lie is not known */
-	e.view->extents[0].node = -1;
+	/* no page of a pool is touched yet, so its NUMA node is not known */
+	place(&e);
 	*ret = e;
 	*ret_bytes = bytes;
 	return 0;

@@ -1,38 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * From the extents of a REGION_ADD to mapped memory: every check that a client's descriptors must
- * pass.
- */
+/* From the extents of a REGION_ADD to the memory of a region: every check that a client's descriptors must pass. */
 #ifndef DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 #define DRAY_AGENT_CONTROL_REGION_EXTENTS_H
 
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/region/mapping.h"
-#include "agent/model/view.h"
+#include "agent/control/region/pieces.h"
 #include "lib/handle.h"
-#include "schema/gen/data.h"
 
-/* Device memory has addresses here, which nothing is behind: see device_extents.c. */
+/* A DMA-BUF, and the addresses that stand for it: see device_extents.c. */
 struct extent_buffer {
-	int fd; /* our own */
+	int fd; /* a duplicate */
 	uint8_t *base;
 	uint64_t bytes; /* of address space; 0: none */
-	dev_t dev;
-	ino_t ino;
 };
 
-/* What was mapped: a view without its head, and what it lies in. */
+/* The memory of a region, and a view of it without its head. */
 struct extents {
 	struct region_view *view; /* length, access, memory, extents and fault_guarded are set */
-	struct mapping **maps;    /* one reference each */
-	uint32_t n_maps;
-	/* device memory: for each of the view's extents, its descriptor or handle, and what RDMA devices need */
-	uint32_t *parts;
+	uint32_t *parts;          /* of each of the view's extents */
+	/* of each of the view's extents: its offset in the part, and its DMA-BUF. NULL for host memory */
 	struct region_dmabuf *dmabufs;
+	struct mapping **maps; /* host memory; one reference each */
+	uint32_t n_maps;
 	struct extent_buffer *buffers; /* kind dmabuf */
 	uint32_t n_buffers;
 	struct dray_jobs *closer; /* of buffers; borrowed */
 };
+
+/*
+ * Adds the view of the pieces, which are in the order of the extents, to e, which starts as zeros. Extents that follow
+ * each other in one part become one. Their addresses are left to the caller. 0 or -ENOMEM with reterr; then, too, the
+ * caller calls extents_deinit().
+ */
+int extents_init(struct extents *e, const struct piece *v, uint32_t n, uint16_t access,
+		 struct dray_err *reterr);
 
 /*
  * Memfd extents. limit: largest file that is mapped. Errors as REGION_ADD lists; nothing is held
@@ -42,28 +44,21 @@ int extents_map(struct mappings *ms, dray_handle session, const struct dmsg_regi
 		const int *fds, unsigned n_fds, uint64_t limit, struct extents *ret,
 		struct dray_err *reterr);
 
-/* A pool: new memory of the agent. *ret_bytes: what it really takes. */
+/* A pool: new memory of the agent. *ret_bytes: its length in whole pages. */
 int extents_map_pool(struct mappings *ms, dray_handle session, const struct dmsg_region_add *m,
 		     uint64_t room, struct extents *ret, uint64_t *ret_bytes,
 		     struct dray_err *reterr);
 
 /*
- * Which memory all of them are in, and the kind of the first. `invalid` where they are of several; cuda_ipc and cuda_vmm
- * are one.
- */
-int extents_memory(const struct dmsg_region_add *m, enum region_memory *ret,
-		   enum dmsg_kind *ret_kind, struct dray_err *reterr);
-
-/*
- * DMA-BUFs: their descriptors are duplicated, and each gets addresses that are its alone. Nothing here asks anybody but
- * the kernel's own DMA-BUF code. The closer, which must outlive them, gives them back.
+ * DMA-BUFs: duplicates their descriptors, and reserves addresses for each. Calls nothing but the kernel's own DMA-BUF code.
+ * The closer, which must outlive them, releases both.
  */
 int extents_take_buffers(struct dray_jobs *closer, const struct dmsg_region_add *m, const int *fds,
 			 unsigned n_fds, struct extents *ret, struct dray_err *reterr);
 
 /*
- * Kinds cuda_ipc and cuda_vmm: *ret_parts, to be freed, is what gpu_open() is to open, in the order of descriptors, then
- * handles. The view has no addresses until extents_opened() tells them. The descriptors stay the caller's.
+ * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(), in the order of descriptors, then
+ * handles. The view has no addresses until extents_opened() sets them. The descriptors stay the caller's.
  */
 int extents_read_gpu(const struct dmsg_region_add *m, const int *fds, unsigned n_fds,
 		     struct extents *ret, struct gpu_part **ret_parts, unsigned *ret_n,
@@ -73,11 +68,8 @@ int extents_read_gpu(const struct dmsg_region_add *m, const int *fds, unsigned n
 void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts,
 		    const int *dmabufs);
 
-/* Gives back the memory; the view stays for whoever wants to know what there was. */
+/* Releases the memory. The view stays until extents_deinit(). */
 void extents_release(struct extents *e);
 void extents_deinit(struct extents *e);
-
-/* Sum of the extents' lengths. `range` where it overflows, `invalid` for an empty one or none. */
-int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);
 
 #endif

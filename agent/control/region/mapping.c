@@ -21,8 +21,8 @@ void mappings_init(struct mappings *ms, struct dray_jobs *closer)
 
 static bool key_equal(const struct mapping_key *a, const struct mapping_key *b)
 {
-	return a->dev == b->dev && a->ino == b->ino && a->writable == b->writable &&
-	       a->owner == b->owner;
+	return a->file.dev == b->file.dev && a->file.ino == b->file.ino &&
+	       a->writable == b->writable && a->owner == b->owner;
 }
 
 static struct mapping *find(struct mappings *ms, const struct mapping_key *key, uint64_t bytes)

@@ -9,10 +9,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #include "agent/control/region/closer.h"
 #include "lib/err.h"
+#include "agent/control/region/pieces.h"
 #include "lib/list.h"
 
 struct mappings {
@@ -24,8 +24,7 @@ struct mappings {
 
 /* What identifies a mapping. */
 struct mapping_key {
-	dev_t dev;
-	ino_t ino;
+	struct file_id file;
 	bool writable;
 	/*
 	 * Inode numbers of huge-page files are 32 bits from a counter that wraps, so they prove
