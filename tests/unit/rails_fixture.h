@@ -128,14 +128,6 @@ static inline int v_query_device(struct ibv_context *c, struct ibv_device_attr *
 	return 0;
 }
 
-static inline int v_query_port(struct ibv_context *c, uint8_t port, struct ibv_port_attr *ret)
-{
-	(void)c;
-	(void)port;
-	(void)ret;
-	return 0;
-}
-
 /* Each object counts in one place and is a piece of memory of its own. */
 #define MAKE(type, of, counter)              \
 	type *o_ = calloc(1, sizeof(*o_));   \
@@ -253,7 +245,6 @@ static const struct verbs verbs = {
 	.open = v_open,
 	.close = v_close,
 	.query_device = v_query_device,
-	.query_port = v_query_port,
 	.alloc_pd = v_alloc_pd,
 	.dealloc_pd = v_dealloc_pd,
 	.reg_mr = v_reg_mr,

@@ -2,89 +2,47 @@
 #include "agent/control/rails/rail_fsm.h"
 
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 
-static struct rail_step stay(enum rail_state s)
-{
-	return (struct rail_step){ s, 0 };
-}
+/* For which result of the last scan a transition holds. */
+enum port { ANY, USABLE, UNUSABLE };
 
-static struct rail_step absent(enum rail_event e)
-{
-	if (e == RAIL_EVENT_USABLE)
-		return (struct rail_step){ RAIL_OPENING, RAIL_ACTION_OPEN };
-	return stay(RAIL_ABSENT);
-}
-
-static struct rail_step opening(enum rail_event e, bool usable)
-{
-	/* opened, it is looked at again; before that nothing can be done about it */
-	if (e == RAIL_EVENT_OPENED)
-		return usable ? (struct rail_step){ RAIL_UP, RAIL_ACTION_UP } : stay(RAIL_DOWN);
-	if (e == RAIL_EVENT_OPEN_FAILED)
-		return (struct rail_step){ RAIL_FAILED, RAIL_ACTION_WAIT };
-	if (e == RAIL_EVENT_GONE)
-		return (struct rail_step){ RAIL_CLOSING, RAIL_ACTION_CLOSE };
-	return stay(RAIL_OPENING);
-}
-
-static struct rail_step up(enum rail_event e)
-{
-	if (e == RAIL_EVENT_UNUSABLE)
-		return (struct rail_step){ RAIL_DOWN, RAIL_ACTION_LOSE };
-	if (e == RAIL_EVENT_MOVED)
-		return (struct rail_step){ RAIL_UP, RAIL_ACTION_LOSE | RAIL_ACTION_UP };
-	if (e == RAIL_EVENT_GONE)
-		return (struct rail_step){ RAIL_CLOSING, RAIL_ACTION_LOSE | RAIL_ACTION_CLOSE };
-	return stay(RAIL_UP);
-}
-
-static struct rail_step down(enum rail_event e)
-{
-	if (e == RAIL_EVENT_USABLE || e == RAIL_EVENT_MOVED)
-		return (struct rail_step){ RAIL_UP, RAIL_ACTION_UP };
-	if (e == RAIL_EVENT_GONE)
-		return (struct rail_step){ RAIL_CLOSING, RAIL_ACTION_CLOSE };
-	return stay(RAIL_DOWN);
-}
-
-static struct rail_step failed(enum rail_event e, bool usable)
-{
-	if (e == RAIL_EVENT_GONE || (e == RAIL_EVENT_RETRY && !usable))
-		return stay(RAIL_ABSENT);
-	if (e == RAIL_EVENT_RETRY)
-		return (struct rail_step){ RAIL_OPENING, RAIL_ACTION_OPEN };
-	return stay(RAIL_FAILED);
-}
-
-static struct rail_step closing(enum rail_event e, bool usable)
-{
-	/* one that is still there was closed for a fault: not at once again */
-	if (e == RAIL_EVENT_CLOSED)
-		return usable ? (struct rail_step){ RAIL_FAILED, RAIL_ACTION_WAIT } :
-				stay(RAIL_ABSENT);
-	return stay(RAIL_CLOSING);
-}
+static const struct transition {
+	enum rail_state from;
+	enum rail_event event;
+	enum port port;
+	struct rail_step step;
+} transitions[] = {
+	{ RAIL_ABSENT, RAIL_EVENT_USABLE, ANY, { RAIL_OPENING, RAIL_ACTION_OPEN } },
+	{ RAIL_OPENING, RAIL_EVENT_OPENED, USABLE, { RAIL_UP, RAIL_ACTION_UP } },
+	{ RAIL_OPENING, RAIL_EVENT_OPENED, UNUSABLE, { RAIL_DOWN, 0 } },
+	{ RAIL_OPENING, RAIL_EVENT_OPEN_FAILED, ANY, { RAIL_FAILED, RAIL_ACTION_WAIT } },
+	{ RAIL_OPENING, RAIL_EVENT_GONE, ANY, { RAIL_CLOSING, RAIL_ACTION_CLOSE } },
+	{ RAIL_UP, RAIL_EVENT_UNUSABLE, ANY, { RAIL_DOWN, RAIL_ACTION_LOSE } },
+	{ RAIL_UP, RAIL_EVENT_MOVED, ANY, { RAIL_UP, RAIL_ACTION_LOSE | RAIL_ACTION_UP } },
+	{ RAIL_UP, RAIL_EVENT_GONE, ANY, { RAIL_CLOSING, RAIL_ACTION_LOSE | RAIL_ACTION_CLOSE } },
+	{ RAIL_DOWN, RAIL_EVENT_USABLE, ANY, { RAIL_UP, RAIL_ACTION_UP } },
+	{ RAIL_DOWN, RAIL_EVENT_MOVED, ANY, { RAIL_UP, RAIL_ACTION_UP } },
+	{ RAIL_DOWN, RAIL_EVENT_GONE, ANY, { RAIL_CLOSING, RAIL_ACTION_CLOSE } },
+	{ RAIL_FAILED, RAIL_EVENT_GONE, ANY, { RAIL_ABSENT, 0 } },
+	{ RAIL_FAILED, RAIL_EVENT_RETRY, USABLE, { RAIL_OPENING, RAIL_ACTION_OPEN } },
+	{ RAIL_FAILED, RAIL_EVENT_RETRY, UNUSABLE, { RAIL_ABSENT, 0 } },
+	/* a device that is still there was closed because of a fault: it is opened after a pause */
+	{ RAIL_CLOSING, RAIL_EVENT_CLOSED, USABLE, { RAIL_FAILED, RAIL_ACTION_WAIT } },
+	{ RAIL_CLOSING, RAIL_EVENT_CLOSED, UNUSABLE, { RAIL_ABSENT, 0 } },
+};
 
 struct rail_step rail_step(enum rail_state state, enum rail_event event, bool usable)
 {
-	switch (state) {
-	case RAIL_ABSENT:
-		return absent(event);
-	case RAIL_OPENING:
-		return opening(event, usable);
-	case RAIL_UP:
-		return up(event);
-	case RAIL_DOWN:
-		return down(event);
-	case RAIL_FAILED:
-		return failed(event, usable);
-	case RAIL_CLOSING:
-		return closing(event, usable);
-	case RAIL_STATE_N:
-		break;
+	dray_assert(state < RAIL_STATE_N);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(transitions); i++) {
+		const struct transition *t = &transitions[i];
+
+		if (t->from == state && t->event == event &&
+		    (t->port == ANY || t->port == (usable ? USABLE : UNUSABLE)))
+			return t->step;
 	}
-	dray_assert(false);
-	return stay(state);
+	return (struct rail_step){ state, 0 };
 }
 
 const char *rail_state_name(enum rail_state s)

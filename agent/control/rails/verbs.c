@@ -5,13 +5,13 @@
 #include <fcntl.h>
 #include <string.h>
 
-/* Of verbs that return a pointer and set errno, which some providers forget. */
+/* For verbs that return a pointer and set errno. Some providers do not set it. */
 static int failed(void)
 {
 	return errno ? -errno : -EIO;
 }
 
-/* Of verbs that return 0 or a positive errno, and now and then -1. */
+/* For verbs that return 0 or a positive errno. Some providers return -1. */
 static int status(int r)
 {
 	return r > 0 ? -r : r < 0 ? failed() : 0;
@@ -48,19 +48,9 @@ static int real_open(const char *device, struct ibv_context **ret)
 	return r;
 }
 
-static int real_close(struct ibv_context *context)
-{
-	return status(ibv_close_device(context));
-}
-
 static int real_query_device(struct ibv_context *context, struct ibv_device_attr *ret)
 {
 	return status(ibv_query_device(context, ret));
-}
-
-static int real_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *ret)
-{
-	return status(ibv_query_port(context, port, ret));
 }
 
 static int real_alloc_pd(struct ibv_context *context, struct ibv_pd **ret)
@@ -70,11 +60,6 @@ static int real_alloc_pd(struct ibv_context *context, struct ibv_pd **ret)
 	return *ret ? 0 : failed();
 }
 
-static int real_dealloc_pd(struct ibv_pd *pd)
-{
-	return status(ibv_dealloc_pd(pd));
-}
-
 static int real_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint64_t bytes,
 		       uint64_t iova, unsigned access, struct ibv_mr **ret)
 {
@@ -82,11 +67,6 @@ static int real_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint
 	*ret = fd < 0 ? ibv_reg_mr_iova(pd, p, bytes, iova, access) :
 			ibv_reg_dmabuf_mr(pd, offset, bytes, iova, fd, (int)access);
 	return *ret ? 0 : failed();
-}
-
-static int real_dereg_mr(struct ibv_mr *mr)
-{
-	return status(ibv_dereg_mr(mr));
 }
 
 static int real_create_channel(struct ibv_context *context, struct ibv_comp_channel **ret)
@@ -103,11 +83,6 @@ static int real_create_channel(struct ibv_context *context, struct ibv_comp_chan
 	return r;
 }
 
-static int real_destroy_channel(struct ibv_comp_channel *channel)
-{
-	return status(ibv_destroy_comp_channel(channel));
-}
-
 static int real_create_cq(struct ibv_context *context, int entries,
 			  struct ibv_comp_channel *channel, struct ibv_cq **ret)
 {
@@ -119,11 +94,6 @@ static int real_create_cq(struct ibv_context *context, int entries,
 static int real_resize_cq(struct ibv_cq *cq, int entries)
 {
 	return status(ibv_resize_cq(cq, entries));
-}
-
-static int real_destroy_cq(struct ibv_cq *cq)
-{
-	return status(ibv_destroy_cq(cq));
 }
 
 static int real_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, struct ibv_qp **ret)
@@ -145,18 +115,17 @@ static int real_destroy_qp(struct ibv_qp *qp)
 
 const struct verbs verbs_real = {
 	.open = real_open,
-	.close = real_close,
+	.close = ibv_close_device,
 	.query_device = real_query_device,
-	.query_port = real_query_port,
 	.alloc_pd = real_alloc_pd,
-	.dealloc_pd = real_dealloc_pd,
+	.dealloc_pd = ibv_dealloc_pd,
 	.reg_mr = real_reg_mr,
-	.dereg_mr = real_dereg_mr,
+	.dereg_mr = ibv_dereg_mr,
 	.create_channel = real_create_channel,
-	.destroy_channel = real_destroy_channel,
+	.destroy_channel = ibv_destroy_comp_channel,
 	.create_cq = real_create_cq,
 	.resize_cq = real_resize_cq,
-	.destroy_cq = real_destroy_cq,
+	.destroy_cq = ibv_destroy_cq,
 	.create_qp = real_create_qp,
 	.modify_qp = real_modify_qp,
 	.destroy_qp = real_destroy_qp,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slow verbs, as functions that return 0 or -errno whatever the manual page of each says, and in a table
- * so that tests can make them fail. They may block: a job's thread calls them. The fast ones (post, poll,
- * ask for an event) are libibverbs' own and belong to the workers.
+ * The verbs that may block, which only threads of jobs call, in a table that tests replace. They return 0 or -errno whatever
+ * the manual page of each says. The result of the releasing ones, except destroy_qp, means nothing: the kernel releases
+ * what is left with the context. The fast verbs (post, poll, request an event) belong to the workers.
  */
 #ifndef DRAY_AGENT_CONTROL_RAILS_VERBS_H
 #define DRAY_AGENT_CONTROL_RAILS_VERBS_H
@@ -13,10 +13,9 @@ struct verbs {
 	int (*open)(const char *device, struct ibv_context **ret);
 	int (*close)(struct ibv_context *context);
 	int (*query_device)(struct ibv_context *context, struct ibv_device_attr *ret);
-	int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *ret);
 	int (*alloc_pd)(struct ibv_context *context, struct ibv_pd **ret);
 	int (*dealloc_pd)(struct ibv_pd *pd);
-	/* fd -1: memory at p; else a DMA-BUF, from `offset` in it. iova: the address that work requests use. */
+	/* fd -1: memory at p; else a DMA-BUF from `offset` on. iova: the address that work requests use. */
 	int (*reg_mr)(struct ibv_pd *pd, void *p, int fd, uint64_t offset, uint64_t bytes,
 		      uint64_t iova, unsigned access, struct ibv_mr **ret);
 	int (*dereg_mr)(struct ibv_mr *mr);
