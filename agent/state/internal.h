@@ -7,7 +7,7 @@
 
 #include "agent/state/queue.h"
 #include "agent/state/state.h"
-#include "agent/state/store.h"
+#include "agent/state/database.h"
 #include "lib/log.h"
 #include "lib/wake.h"
 

@@ -12,7 +12,7 @@
 
 #include "lib/backoff.h"
 #include "agent/process/privilege.h"
-#include "agent/state/aside.h"
+#include "agent/state/quarantine.h"
 #include "agent/state/internal.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"

@@ -11,8 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent/state/aside.h"
-#include "agent/state/store.h"
+#include "agent/state/quarantine.h"
+#include "agent/state/database.h"
 #include "schema/gen/data.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Databases of every version there was, and how one becomes the next. */
-#include "agent/state/store.h"
+#include "agent/state/database.h"
 
 #include <errno.h>
 #include <sqlite3.h>

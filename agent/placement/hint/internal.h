@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hints' insides: hints.c (what is asked and put), entry.c, store.c (what comes from disk), time.c (clocks). */
+/* The hints' insides: hints.c (what is asked and put), entry.c, persist.c (what comes from disk), time.c (clocks). */
 #ifndef DRAY_AGENT_PLACEMENT_HINT_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_HINT_INTERNAL_H
 

@@ -146,7 +146,7 @@ void segment_text(char **member, const char *text);
 /* The same for a target. */
 void segment_target(struct probe_target **member, const struct probe_target *target);
 
-/* --- judge.c --- */
+/* --- check.c --- */
 
 /* Something was learnt: how its state is to be known, anew. */
 void segment_reconsider(struct segment *s);
@@ -190,7 +190,7 @@ int segments_decide_init(struct segments *ss);
 /* Puts what was found on this node to the state database. */
 void segments_keep_remembered(const struct segments *ss);
 
-/* --- evidence.c --- */
+/* --- sources.c --- */
 
 /* The configuration's words. 0 or -ENOMEM. */
 int segments_configure(struct segments *ss);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/state/store.h"
+#include "agent/state/database.h"
 #include "schema/gen/errors.h"
 
 struct writer {

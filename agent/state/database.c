@@ -5,7 +5,7 @@
  * memory of ours instead of a mapped file that somebody else could shorten. A file with rows that no
  * migration made, or whose statements do not compile, is not ours.
  */
-#include "agent/state/store.h"
+#include "agent/state/database.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef DRAY_AGENT_STATE_ASIDE_H
-#define DRAY_AGENT_STATE_ASIDE_H
+#ifndef DRAY_AGENT_STATE_QUARANTINE_H
+#define DRAY_AGENT_STATE_QUARANTINE_H
 
 #include <stddef.h>
 

@@ -3,7 +3,7 @@
 #include <sqlite3.h>
 #include <string.h>
 
-#include "agent/state/store.h"
+#include "agent/state/database.h"
 
 /* More than limits allow: a file that goes on for ever is not in order. */
 #define ROWS_MAX (4u << 20)

@@ -3,8 +3,8 @@
  * The database file, by sqlite3, which nothing else of the agent sees. Every call may block. One thread at a time; it
  * may be another one than that which opened. Does not log.
  */
-#ifndef DRAY_AGENT_STATE_STORE_H
-#define DRAY_AGENT_STATE_STORE_H
+#ifndef DRAY_AGENT_STATE_DATABASE_H
+#define DRAY_AGENT_STATE_DATABASE_H
 
 #include "agent/state/queue.h"
 #include "lib/cleanup.h"
