@@ -7,6 +7,12 @@
 
 #define FIRST_CAP 64
 
+/* Bytes that a block takes. */
+static uint64_t round_up(uint64_t bytes)
+{
+	return (bytes + ARENA_UNIT - 1) / ARENA_UNIT * ARENA_UNIT;
+}
+
 int dc_arena_init(struct arena *a, uint64_t bytes)
 {
 	*a = (struct arena){ .bytes = bytes / ARENA_UNIT * ARENA_UNIT };
@@ -25,10 +31,7 @@ void dc_arena_deinit(struct arena *a)
 	*a = (struct arena){ 0 };
 }
 
-/*
- * Room for as many entries as there can be once every block in use was given back, in whatever
- * order.
- */
+/* Makes room for so many free extents. */
 static bool reserve(struct arena *a, uint32_t entries)
 {
 	struct arena_extent *p;
@@ -50,9 +53,10 @@ bool dc_arena_alloc(struct arena *a, uint64_t bytes, uint64_t *ret_offset)
 {
 	struct arena_extent *e;
 
-	bytes = dc_arena_round(bytes);
+	bytes = round_up(bytes);
 	if (!bytes || bytes > a->bytes - a->used)
 		return false;
+	/* the most there can be after blocks are freed, in any order */
 	if (!reserve(a, a->blocks + 2))
 		return false;
 	for (uint32_t i = 0; i < a->n; i++) {
@@ -76,7 +80,7 @@ bool dc_arena_alloc(struct arena *a, uint64_t bytes, uint64_t *ret_offset)
 	return false;
 }
 
-/* Index of the first free extent behind `offset`. */
+/* Index of the first free extent after `offset`. */
 static uint32_t position(const struct arena *a, uint64_t offset)
 {
 	uint32_t lo = 0, hi = a->n;
@@ -98,7 +102,7 @@ void dc_arena_free(struct arena *a, uint64_t offset, uint64_t bytes)
 	struct arena_extent *e = &a->free[at];
 	bool joins_left, joins_right;
 
-	bytes = dc_arena_round(bytes);
+	bytes = round_up(bytes);
 	a->used -= bytes;
 	a->blocks--;
 	joins_left = at > 0 && e[-1].offset + e[-1].length == offset;

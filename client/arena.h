@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Space in the session's arena. What is free is kept here, in private memory: the arena itself is
- * shared with the agent. Free extents lie sorted in an array, neighbours always joined, so there is
- * at most one more of them than blocks in use.
+ * Allocation of the session's arena. The arena is shared with the agent, so the free extents are
+ * kept apart, in private memory: a sorted array whose neighbours are always joined. There is at most
+ * one more of them than blocks in use.
  */
 #ifndef DRAY_CLIENT_ARENA_H
 #define DRAY_CLIENT_ARENA_H
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ARENA_UNIT 64 /* blocks start on cache lines of their own */
+#define ARENA_UNIT 64 /* blocks share no cache line */
 
 struct arena_extent {
 	uint64_t offset, length;
@@ -29,19 +29,10 @@ struct arena {
 int dc_arena_init(struct arena *a, uint64_t bytes);
 void dc_arena_deinit(struct arena *a);
 
-/* Bytes that a block of so many takes. */
-static inline uint64_t dc_arena_round(uint64_t bytes)
-{
-	return (bytes + ARENA_UNIT - 1) / ARENA_UNIT * ARENA_UNIT;
-}
-
-/* False where no free extent is large enough. */
+/* False if no free extent is large enough. */
 bool dc_arena_alloc(struct arena *a, uint64_t bytes, uint64_t *ret_offset);
 
-/*
- * What dc_arena_alloc() gave, with the same bytes. Never fails: room for the entry is made by
- * dc_arena_alloc().
- */
+/* Frees a block of dc_arena_alloc(), with the same bytes. Needs no memory, so it cannot fail. */
 void dc_arena_free(struct arena *a, uint64_t offset, uint64_t bytes);
 
 #endif

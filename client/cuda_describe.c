@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device pointers into extents. A pointer says nothing of the allocation it lies in, and another process can open
- * an allocation only from its base: so the driver is asked for base and size, and every extent counts from there.
+ * Device pointers into extents. Another process can open an allocation only as a whole, from its
+ * base. So the driver is queried for base and size of each allocation, and extents count from there.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,15 +15,15 @@
 #include "client/internal.h"
 #include "lib/cleanup.h"
 
-/* Each is one of the descriptors or handles that a region takes. */
+/* Each has a descriptor or a handle, whose number is limited for a region. */
 #define SHARES_MAX (DMSG_FDS_MAX + HANDLES_MAX)
 
-/* What is shared of one allocation. */
+/* An allocation that is shared. */
 struct share {
 	cu_pointer base;
 	uint64_t bytes;
 	enum dray_kind kind;
-	bool continues; /* memory of cuMemCreate(): what follows it in a range may be another allocation */
+	bool continues; /* of cuMemCreate(): a range may go on in another allocation */
 	int fd;         /* -1: none */
 	struct cu_ipc_handle handle;
 };
@@ -35,11 +35,11 @@ struct described {
 	struct share shares[SHARES_MAX];
 };
 
-/* One allocation, on its way to be shared. */
+/* An allocation before it is shared. */
 struct found {
-	cu_pointer at, end; /* the part of the range that is left */
+	cu_pointer at, end; /* the rest of the range */
 	cu_device device;
-	cu_context context;       /* NULL: of none, as memory of cuMemCreate() is */
+	cu_context context;       /* NULL: none, as for memory of cuMemCreate() */
 	cu_allocation allocation; /* 0: not of cuMemCreate() */
 };
 
@@ -57,9 +57,8 @@ static int refuse_unsupported(const struct found *f, const char *why, struct dra
 			    why);
 }
 
-/* --- what the driver knows of a pointer ----------------------------------------------------- */
-
-static int look(const struct cuda_driver *c, struct found *f, struct dray_err *reterr)
+/* Queries the driver for the allocation at f->at. */
+static int find(const struct cuda_driver *c, struct found *f, struct dray_err *reterr)
 {
 	unsigned type = 0;
 	int managed = 0, ordinal = 0;
@@ -84,7 +83,7 @@ static int look(const struct cuda_driver *c, struct found *f, struct dray_err *r
 	return 0;
 }
 
-static bool is_of(const struct cuda_driver *c, cu_pointer p, cu_allocation allocation)
+static bool is_part_of(const struct cuda_driver *c, cu_pointer p, cu_allocation allocation)
 {
 	cu_allocation other = 0;
 	void *address;
@@ -99,8 +98,8 @@ static bool is_of(const struct cuda_driver *c, cu_pointer p, cu_allocation alloc
 static bool is_mapping(const struct cuda_driver *c, const struct found *f, cu_pointer base,
 		       size_t bytes, struct share *ret)
 {
-	if (base > f->at || f->at - base >= bytes || !is_of(c, base, f->allocation) ||
-	    !is_of(c, base + bytes - 1, f->allocation))
+	if (base > f->at || f->at - base >= bytes || !is_part_of(c, base, f->allocation) ||
+	    !is_part_of(c, base + bytes - 1, f->allocation))
 		return false;
 	ret->base = base;
 	ret->bytes = bytes;
@@ -108,12 +107,11 @@ static bool is_mapping(const struct cuda_driver *c, const struct found *f, cu_po
 }
 
 /*
- * Where the allocation behind a mapping begins, which is where its mapping does. Drivers differ in which question they
- * answer for the mapping and which for all that is mapped side by side: an answer counts if both of its ends are of
- * this allocation.
+ * Finds base and size of the allocation from its mapping. Drivers differ in which query is about this
+ * mapping and which about all adjacent ones: a result is used if both ends are of this allocation.
  */
-static int mapping(const struct cuda_driver *c, const struct found *f, struct share *s,
-		   struct dray_err *reterr)
+static int find_mapping(const struct cuda_driver *c, const struct found *f, struct share *s,
+			struct dray_err *reterr)
 {
 	cu_pointer base;
 	size_t bytes;
@@ -135,14 +133,13 @@ static int own_descriptor(struct described *w, struct share *s, int fd, struct d
 		return dray_err_set(reterr, -1, DRAY_E_IO, "descriptor %d of the driver: %s", fd,
 				    dray_errno_text(errno));
 	if (w->fds_n == DMSG_FDS_MAX)
-		return dray_err_set(reterr, -1, DRAY_E_FD_LIMIT,
-				    "it takes more than %d descriptors, one for each allocation; "
-				    "make several regions of it, or larger allocations",
-				    DMSG_FDS_MAX);
+		return dray_err_set(
+			reterr, -1, DRAY_E_FD_LIMIT,
+			"the ranges need more than %d descriptors, one for each allocation; "
+			"make several regions, or larger allocations",
+			DMSG_FDS_MAX);
 	return 0;
 }
-
-/* --- the kinds ------------------------------------------------------------------------------ */
 
 static int share_vmm(const struct cuda_driver *c, struct described *w, const struct found *f,
 		     struct share *s, struct dray_err *reterr)
@@ -151,7 +148,7 @@ static int share_vmm(const struct cuda_driver *c, struct described *w, const str
 	cu_result error;
 	int fd = -1;
 
-	if (mapping(c, f, s, reterr) < 0)
+	if (find_mapping(c, f, s, reterr) < 0)
 		return -1;
 	error = c->allocation_prop(&prop, f->allocation);
 	if (error)
@@ -164,7 +161,7 @@ static int share_vmm(const struct cuda_driver *c, struct described *w, const str
 				"handle; PyTorch: take expandable_segments out of "
 				"PYTORCH_CUDA_ALLOC_CONF, or keep /dev/nvidia-caps-imex-channels "
 				"out of the container" :
-				"was made to be exported by no handle: make it with "
+				"was made without a handle for export: make it with "
 				"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; PyTorch: set "
 				"TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=1, or take expandable_segments "
 				"out of PYTORCH_CUDA_ALLOC_CONF",
@@ -184,8 +181,8 @@ static int share_ipc(const struct cuda_driver *c, struct described *w, const str
 
 	if (!c->pointer_attribute(&capable, CU_ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, f->at) && !capable)
 		return refuse_unsupported(f,
-					  "cannot be shared by a legacy IPC handle, as that of a "
-					  "stream-ordered pool (cudaMallocAsync) cannot; use "
+					  "cannot be shared by a legacy IPC handle (memory of a "
+					  "stream-ordered pool, cudaMallocAsync, never can); use "
 					  "cudaMalloc() or cuMemCreate()",
 					  reterr);
 	error = c->address_range(&s->base, &bytes, f->at);
@@ -196,16 +193,17 @@ static int share_ipc(const struct cuda_driver *c, struct described *w, const str
 	if (error)
 		return dc_cuda_error(c, error, "cuIpcGetMemHandle", reterr);
 	if (w->handles_n == HANDLES_MAX)
-		return dray_err_set(reterr, -1, DRAY_E_TOO_LARGE,
-				    "it takes more than %d handles, one for each allocation; make "
-				    "several regions of it",
-				    HANDLES_MAX);
+		return dray_err_set(
+			reterr, -1, DRAY_E_TOO_LARGE,
+			"the ranges need more than %d handles, one for each allocation; make "
+			"several regions",
+			HANDLES_MAX);
 	return 0;
 }
 
 /*
- * The driver wants whole pages. An allocation may begin inside of one, and then what is exported begins before it: the
- * offset of an extent counts from what is exported.
+ * The driver exports whole pages. An allocation may begin inside a page; the export, from which offsets
+ * count, then begins before it.
  */
 static int share_dmabuf(const struct cuda_driver *c, struct described *w, const struct found *f,
 			struct share *s, struct dray_err *reterr)
@@ -236,10 +234,7 @@ static int share_dmabuf(const struct cuda_driver *c, struct described *w, const 
 	return own_descriptor(w, s, fd, reterr);
 }
 
-/*
- * By the first kind that does. If none does: what was wrong with the first of those that are for such memory, else that
- * none of them is.
- */
+/* Shares by the first kind that works. On failure reports the error of the first kind that applies. */
 static int share_by(const struct cuda_driver *c, struct described *w, const struct found *f,
 		    const enum dray_kind *kinds, size_t kinds_n, struct share *s,
 		    struct dray_err *reterr)
@@ -271,8 +266,6 @@ static int share_by(const struct cuda_driver *c, struct described *w, const stru
 				  reterr);
 }
 
-/* --- ranges --------------------------------------------------------------------------------- */
-
 struct walk {
 	const struct cuda_driver *c;
 	struct described *w;
@@ -286,7 +279,7 @@ static int share_new(struct walk *k, struct found *f, const struct share *before
 {
 	struct share s = { .fd = -1 };
 	struct cuda_scope scope;
-	int error = look(k->c, f, reterr);
+	int error = find(k->c, f, reterr);
 
 	if (error)
 		return error;
@@ -298,7 +291,7 @@ static int share_new(struct walk *k, struct found *f, const struct share *before
 		error = dray_err_set(
 			reterr, -1, DRAY_E_GPU_DEVICE,
 			"memory at 0x%" PRIx64
-			" is on device %d, what comes before it on %d: make a region for each",
+			" is on device %d, the memory before it on %d: make a region for each",
 			f->at, f->device, k->device);
 	if (!error) {
 		dc_cuda_enter(k->c, f->context, f->device, &scope);
@@ -333,7 +326,8 @@ static int range_describe(struct walk *k, const struct dray_cuda_range *range,
 
 	if (!range->length || __builtin_add_overflow(range->address, range->length, &f.end))
 		return dray_err_set(reterr, -1, DRAY_E_INVALID,
-				    "the range at 0x%" PRIx64 " has no length, or too much",
+				    "the range at 0x%" PRIx64
+				    " is empty, or passes the end of memory",
 				    range->address);
 	while (f.at < f.end) {
 		const struct share *before = s;
@@ -394,12 +388,12 @@ static int check_arguments(size_t ranges_n, const enum dray_kind *kinds, size_t 
 			   struct dray_err *reterr)
 {
 	if (!ranges_n)
-		return dray_err_set(reterr, -1, DRAY_E_INVALID, "no range");
+		return dray_err_set(reterr, -1, DRAY_E_INVALID, "there are no ranges");
 	for (size_t i = 0; kinds && i < kinds_n; i++)
 		if (kinds[i] != DRAY_KIND_CUDA_VMM && kinds[i] != DRAY_KIND_CUDA_IPC &&
 		    kinds[i] != DRAY_KIND_DMABUF)
 			return dray_err_set(reterr, -1, DRAY_E_INVALID,
-					    "kind %u is none of GPU memory", kinds[i]);
+					    "kind %u is not a kind of GPU memory", kinds[i]);
 	return 0;
 }
 
@@ -423,8 +417,8 @@ static int describe(const struct cuda_driver *c, const struct dray_cuda_range *r
 	if (!error && w->dmabufs_n && w->dmabufs_n != w->shares_n)
 		error = dray_err_set(
 			reterr, -1, DRAY_E_UNSUPPORTED,
-			"%u of %u allocations can be shared as dmabuf alone, which one region does "
-			"not mix with other kinds: make several",
+			"%u of %u allocations can be shared only as dmabuf, which one region does "
+			"not mix with other kinds: make several regions",
 			w->dmabufs_n, w->shares_n);
 	if (!error)
 		error = device_name(c, k.device, e.device, reterr);

@@ -10,51 +10,21 @@
 
 #define LIBRARY "libcuda.so.1"
 
-#define ENTRY(member, symbol)                                       \
-	{                                                           \
-		offsetof(struct cuda_driver, member), symbol, false \
-	}
-#define OPTIONAL(member, symbol)                                   \
-	{                                                          \
-		offsetof(struct cuda_driver, member), symbol, true \
-	}
+#define REQUIRED(member, symbol, parameters) \
+	{ offsetof(struct cuda_driver, member), symbol, false },
+#define OPTIONAL(member, symbol, parameters) { offsetof(struct cuda_driver, member), symbol, true },
 
 static const struct entry {
 	size_t at;
 	const char *symbol;
 	bool optional;
-} entries[] = {
-	ENTRY(error_name, "cuGetErrorName"),
-	ENTRY(pointer_attribute, "cuPointerGetAttribute"),
-	ENTRY(device_attribute, "cuDeviceGetAttribute"),
-	ENTRY(device_uuid, "cuDeviceGetUuid"),
-	ENTRY(context_current, "cuCtxGetCurrent"),
-	ENTRY(context_device, "cuCtxGetDevice"),
-	ENTRY(context_push, "cuCtxPushCurrent_v2"),
-	ENTRY(context_pop, "cuCtxPopCurrent_v2"),
-	ENTRY(primary_state, "cuDevicePrimaryCtxGetState"),
-	ENTRY(primary_retain, "cuDevicePrimaryCtxRetain"),
-	ENTRY(primary_release, "cuDevicePrimaryCtxRelease_v2"),
-	ENTRY(address_range, "cuMemGetAddressRange_v2"),
-	ENTRY(ipc_handle, "cuIpcGetMemHandle"),
-	ENTRY(allocation_retain, "cuMemRetainAllocationHandle"),
-	ENTRY(allocation_release, "cuMemRelease"),
-	ENTRY(allocation_prop, "cuMemGetAllocationPropertiesFromHandle"),
-	ENTRY(allocation_export, "cuMemExportToShareableHandle"),
-	OPTIONAL(range_handle, "cuMemGetHandleForAddressRange"),
-	ENTRY(host_register, "cuMemHostRegister_v2"),
-	ENTRY(host_unregister, "cuMemHostUnregister"),
-	ENTRY(host_device_pointer, "cuMemHostGetDevicePointer_v2"),
-	ENTRY(stream_context, "cuStreamGetCtx"),
-	OPTIONAL(stream_write, "cuStreamWriteValue32_v2"),
-	OPTIONAL(stream_wait, "cuStreamWaitValue32_v2"),
-};
+} entries[] = { CUDA_FUNCTIONS(REQUIRED, OPTIONAL) };
 
 int dc_cuda_open(struct cuda_driver *ret, struct dray_err *reterr)
 {
 	struct cuda_driver c = { 0 };
 
-	/* the engine's own, by whatever path it came; one that we loaded could not be unloaded again */
+	/* the engine's own, whatever its path; a driver that was loaded here cannot be unloaded */
 	c.library = dlopen(LIBRARY, RTLD_NOW | RTLD_NOLOAD);
 	if (!c.library)
 		c.library = dlopen(LIBRARY, RTLD_NOW | RTLD_NODELETE);
@@ -83,7 +53,7 @@ void dc_cuda_close(struct cuda_driver *c)
 	c->library = NULL;
 }
 
-/* Of CUresult, those after which a device, or this process's context on it, is of no more use. */
+/* CUresults after which a device, or this process's context on it, is unusable. */
 static bool is_lost(cu_result error)
 {
 	switch (error) {
@@ -128,7 +98,7 @@ int dc_cuda_why(const struct dray_err *err, char *why, size_t n)
 	return -err->code;
 }
 
-/* The primary context of the device, where somebody has made it. */
+/* The primary context of the device, if it is active. */
 static cu_context primary(const struct cuda_driver *c, cu_device device)
 {
 	unsigned flags;

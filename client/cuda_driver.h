@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver of this process, libcuda.so.1, found at run time. What it takes of its interface is declared
- * here, so that no toolkit is needed to build. Opened for one call at a time or for the life of an object: nothing
- * is kept between.
+ * The CUDA driver of this process, libcuda.so.1, loaded at run time. Its interface is declared here
+ * as far as it is used, so that the build needs no toolkit. A driver is opened for one call or for
+ * the life of an object; the library keeps no global state.
  */
 #ifndef DRAY_CLIENT_CUDA_DRIVER_H
 #define DRAY_CLIENT_CUDA_DRIVER_H
@@ -58,63 +58,75 @@ enum {
 	CU_REGISTER_DEVICEMAP = 2,
 };
 
-/* Names as in libcuda.so.1: those that end in _v2 are what the names without mean in cuda.h. */
+/*
+ * Functions of the driver: member, symbol, parameters. Symbols that end in _v2 are those that cuda.h
+ * gives the names without. X marks what every driver has; O what drivers before CUDA 11.7 lack,
+ * where the member is NULL.
+ */
+#define CUDA_FUNCTIONS(X, O)                                                                     \
+	X(error_name, "cuGetErrorName", (cu_result error, const char **ret))                     \
+	X(pointer_attribute, "cuPointerGetAttribute", (void *ret, int attribute, cu_pointer p))  \
+	X(device_attribute, "cuDeviceGetAttribute", (int *ret, int attribute, cu_device device)) \
+	X(device_uuid, "cuDeviceGetUuid", (struct cu_uuid * ret, cu_device device))              \
+	X(context_current, "cuCtxGetCurrent", (cu_context * ret))                                \
+	X(context_device, "cuCtxGetDevice", (cu_device * ret))                                   \
+	X(context_push, "cuCtxPushCurrent_v2", (cu_context context))                             \
+	X(context_pop, "cuCtxPopCurrent_v2", (cu_context * ret))                                 \
+	X(primary_state, "cuDevicePrimaryCtxGetState",                                           \
+	  (cu_device device, unsigned *ret_flags, int *ret_active))                              \
+	X(primary_retain, "cuDevicePrimaryCtxRetain", (cu_context * ret, cu_device device))      \
+	X(primary_release, "cuDevicePrimaryCtxRelease_v2", (cu_device device))                   \
+	X(address_range, "cuMemGetAddressRange_v2",                                              \
+	  (cu_pointer * ret_base, size_t * ret_bytes, cu_pointer p))                             \
+	X(ipc_handle, "cuIpcGetMemHandle", (struct cu_ipc_handle * ret, cu_pointer base))        \
+	X(allocation_retain, "cuMemRetainAllocationHandle", (cu_allocation * ret, void *p))      \
+	X(allocation_release, "cuMemRelease", (cu_allocation allocation))                        \
+	X(allocation_prop, "cuMemGetAllocationPropertiesFromHandle",                             \
+	  (struct cu_allocation_prop * ret, cu_allocation allocation))                           \
+	X(allocation_export, "cuMemExportToShareableHandle",                                     \
+	  (void *ret, cu_allocation allocation, int handle_type, unsigned long long flags))      \
+	O(range_handle, "cuMemGetHandleForAddressRange",                                         \
+	  (void *ret, cu_pointer p, size_t bytes, int handle_type, unsigned long long flags))    \
+	X(host_register, "cuMemHostRegister_v2", (void *p, size_t bytes, unsigned flags))        \
+	X(host_unregister, "cuMemHostUnregister", (void *p))                                     \
+	X(host_device_pointer, "cuMemHostGetDevicePointer_v2",                                   \
+	  (cu_pointer * ret, void *p, unsigned flags))                                           \
+	X(stream_context, "cuStreamGetCtx", (cu_stream stream, cu_context * ret))                \
+	O(stream_write, "cuStreamWriteValue32_v2",                                               \
+	  (cu_stream stream, cu_pointer p, uint32_t value, unsigned flags))                      \
+	O(stream_wait, "cuStreamWaitValue32_v2",                                                 \
+	  (cu_stream stream, cu_pointer p, uint32_t value, unsigned flags))
+
+#define CUDA_MEMBER_(member, symbol, parameters) cu_result(*member) parameters;
 struct cuda_driver {
 	void *library;
-	cu_result (*error_name)(cu_result error, const char **ret);
-	cu_result (*pointer_attribute)(void *ret, int attribute, cu_pointer p);
-	cu_result (*device_attribute)(int *ret, int attribute, cu_device device);
-	cu_result (*device_uuid)(struct cu_uuid *ret, cu_device device);
-	cu_result (*context_current)(cu_context *ret);
-	cu_result (*context_device)(cu_device *ret);
-	cu_result (*context_push)(cu_context context);
-	cu_result (*context_pop)(cu_context *ret);
-	cu_result (*primary_state)(cu_device device, unsigned *ret_flags, int *ret_active);
-	cu_result (*primary_retain)(cu_context *ret, cu_device device);
-	cu_result (*primary_release)(cu_device device);
-	cu_result (*address_range)(cu_pointer *ret_base, size_t *ret_bytes, cu_pointer p);
-	cu_result (*ipc_handle)(struct cu_ipc_handle *ret, cu_pointer base);
-	cu_result (*allocation_retain)(cu_allocation *ret, void *p);
-	cu_result (*allocation_release)(cu_allocation allocation);
-	cu_result (*allocation_prop)(struct cu_allocation_prop *ret, cu_allocation allocation);
-	cu_result (*allocation_export)(void *ret, cu_allocation allocation, int handle_type,
-				       unsigned long long flags);
-	/* since CUDA 11.7; NULL in an older driver */
-	cu_result (*range_handle)(void *ret, cu_pointer p, size_t bytes, int handle_type,
-				  unsigned long long flags);
-	cu_result (*host_register)(void *p, size_t bytes, unsigned flags);
-	cu_result (*host_unregister)(void *p);
-	cu_result (*host_device_pointer)(cu_pointer *ret, void *p, unsigned flags);
-	cu_result (*stream_context)(cu_stream stream, cu_context *ret);
-	/* since CUDA 11.7; NULL in an older driver */
-	cu_result (*stream_write)(cu_stream stream, cu_pointer p, uint32_t value, unsigned flags);
-	cu_result (*stream_wait)(cu_stream stream, cu_pointer p, uint32_t value, unsigned flags);
+	CUDA_FUNCTIONS(CUDA_MEMBER_, CUDA_MEMBER_)
 };
 
 /* 0, or negative with reterr. */
 int dc_cuda_open(struct cuda_driver *ret, struct dray_err *reterr);
 void dc_cuda_close(struct cuda_driver *c);
 
-/* What the driver answered into a code and a sentence, "<what>: <name of the error>". Negative. */
+/* Sets reterr from an error of the driver: "<what>: <name of the error>". Negative. */
 int dc_cuda_error(const struct cuda_driver *c, cu_result error, const char *what,
 		  struct dray_err *reterr);
 
-/* For functions without a handle: err's sentence into why (of n bytes, may be NULL). Its negated code. */
+/* Copies the text of err to why (n bytes, may be NULL). Returns the negated code. */
 int dc_cuda_why(const struct dray_err *err, char *why, size_t n);
 
-/* A context that is current for some calls, in place of the caller's. */
+/* A context that replaces the caller's for some calls. */
 struct cuda_scope {
 	bool pushed, retained;
 	cu_device device;
 };
 
 /*
- * Makes `context` current; NULL: one of the device that is there already. Where there is none, nothing is changed:
- * the calls that need one answer that.
+ * Makes `context` current, or for NULL an existing one of the device. If there is none, nothing
+ * changes, and the driver refuses the calls that need one.
  */
 void dc_cuda_enter(const struct cuda_driver *c, cu_context context, cu_device device,
 		   struct cuda_scope *ret);
-/* The caller's is current again. */
+/* Makes the caller's context current again. */
 void dc_cuda_leave(const struct cuda_driver *c, const struct cuda_scope *s);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Words between transfers and streams. They lie in a memfd, so that the agent reaches them, and are registered
- * with the driver, so that the GPUs of this process do.
+ * Words between transfers and streams. They lie in a memfd for the agent, and are registered with
+ * the driver for the GPUs of this process.
  */
 #include <stdlib.h>
 
@@ -16,13 +16,13 @@ _Static_assert(DRAY_CUDA_WAIT_GEQ == 0 && DRAY_CUDA_WAIT_EQ == 1, "CU_STREAM_WAI
 struct dray_cuda_words {
 	struct cuda_driver c;
 	struct dray_memory memory;
-	cu_context context; /* it was registered in */
+	cu_context context; /* that the memory was registered in */
 	cu_pointer address; /* for the GPUs */
 	dray_region region; /* 0: none */
 	unsigned count;
 };
 
-/* Everything but the region. */
+/* Frees everything except the region. */
 static void words_free(struct dray_cuda_words *w)
 {
 	cu_context popped;
@@ -65,7 +65,7 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 	if (error)
 		return error;
 	if (!count || count > WORDS_MAX)
-		return dc_fail(d, DRAY_E_INVALID, "%u words: 1 to %u are possible", count,
+		return dc_fail(d, DRAY_E_INVALID, "%u words: the number must be 1 to %u", count,
 			       WORDS_MAX);
 	w = calloc(1, sizeof(*w));
 	if (!w)
@@ -76,7 +76,7 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 		return dc_fail_err(d, &err, DRAY_E_UNSUPPORTED);
 	if (!w->c.stream_write || !w->c.stream_wait)
 		return dc_fail(d, DRAY_E_UNSUPPORTED,
-			       "the driver is too old for words of streams: CUDA 11.7 has them");
+			       "the driver is too old for words of streams; they need CUDA 11.7");
 	error = dray_memory_alloc((uint64_t)count * sizeof(uint32_t), 0, &w->memory);
 	if (error)
 		return dc_fail(d, -error, "memory for words: %s", dray_strerror(error));
@@ -89,7 +89,7 @@ int dray_cuda_words_new(struct dray *d, unsigned int count, struct dray_cuda_wor
 	return 0;
 }
 
-/* Where the agent still holds the region it has pages of the memfd, and nothing of ours. */
+/* If the region is not removed, the agent keeps the pages of the memfd. */
 void dray_cuda_words_free(struct dray *d, struct dray_cuda_words *w)
 {
 	if (!w)
@@ -111,18 +111,19 @@ uint32_t *dray_cuda_words_memory(const struct dray_cuda_words *w)
 	return w->memory.address;
 }
 
-/* The context of the stream is current for what is put into it. */
-static int put(const struct dray_cuda_words *w, cu_stream stream, unsigned index, uint32_t value,
-	       const enum dray_cuda_wait *wait, struct dray_err *reterr)
+/* Enqueues a write, or for `wait` not NULL a wait, with the stream's context current. */
+static int enqueue(const struct dray_cuda_words *w, cu_stream stream, unsigned index,
+		   uint32_t value, const enum dray_cuda_wait *wait, struct dray_err *reterr)
 {
 	cu_pointer word = w->address + index * sizeof(uint32_t);
 	cu_context context = NULL, popped;
 	cu_result error;
 
 	if (index >= w->count)
-		return dray_err_set(reterr, -1, DRAY_E_RANGE, "word %u of %u", index, w->count);
+		return dray_err_set(reterr, -1, DRAY_E_RANGE, "word %u of %u does not exist", index,
+				    w->count);
 	if (wait && *wait != DRAY_CUDA_WAIT_GEQ && *wait != DRAY_CUDA_WAIT_EQ)
-		return dray_err_set(reterr, -1, DRAY_E_INVALID, "no way to wait: %u", *wait);
+		return dray_err_set(reterr, -1, DRAY_E_INVALID, "%u is not a way to wait", *wait);
 	error = stream ? w->c.stream_context(stream, &context) : 0;
 	if (error)
 		return dc_cuda_error(&w->c, error, "cuStreamGetCtx", reterr);
@@ -144,7 +145,7 @@ int dray_cuda_stream_write(const struct dray_cuda_words *w, void *stream, unsign
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (put(w, stream, index, value, NULL, &err) == 0)
+	if (enqueue(w, stream, index, value, NULL, &err) == 0)
 		return 0;
 	return dc_cuda_why(&err, why, why_size);
 }
@@ -154,7 +155,7 @@ int dray_cuda_stream_wait(const struct dray_cuda_words *w, void *stream, unsigne
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (put(w, stream, index, value, &wait, &err) == 0)
+	if (enqueue(w, stream, index, value, &wait, &err) == 0)
 		return 0;
 	return dc_cuda_why(&err, why, why_size);
 }

@@ -1,34 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Driving a handle. One epoll instance watches the data socket, the completion doorbell and a
- * timer; it is what dray_fd() gives out.
+ * The event loop of a handle. One epoll instance, which dray_fd() returns, watches the data socket,
+ * the completion doorbell and a timer.
  *
- * The ring needs care. While nobody waits inside the library the handle is armed, once dray_fd() has
- * been given out: the agent is told to ring for completions, so that a poll on it wakes. A wait disarms it, takes what is in
- * the ring, spins for as long as that pays (lib/linger.h), and arms it again before it sleeps; then and
- * on the way out the ring is looked at once more after arming (see ring.h).
+ * Once dray_fd() was called, the handle is armed while no function of the library waits: the agent
+ * then rings for completions, and a poll on the descriptor wakes. A wait disarms the handle, takes
+ * what is in the ring, spins while that pays (lib/linger.h), and arms it before it sleeps. After
+ * each arming the ring is checked once more (see ring.h).
  *
- * Completions that a blocking function takes off the ring or the socket for others would not make
- * dray_fd() readable any more. So where it leaves some behind it sets the timer to go off at once
- * ("kick").
+ * A blocking function may take completions of other requests off the ring or the socket, which
+ * leaves dray_fd() unreadable. It then sets the timer to expire at once (kick).
  */
-#include "client/internal.h"
-
-#include <errno.h>
 #include <limits.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
+#include "client/internal.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 
-/* Of dray_poll(), between two looks at everything. */
-#define POLLS_PER_LOOK 256
+/* Calls of dray_poll() between two polls of epoll. */
+#define POLLS_PER_EPOLL 256
 
-/* Of waits that end by spinning, likewise. */
-#define WAITS_PER_LOOK 16
+/* Waits that end while spinning, between two polls of epoll. */
+#define WAITS_PER_EPOLL 16
 
-/* Loads of the ring's index between two looks at the clock. */
+/* Loads of the ring's index between two reads of the clock. */
 #define LOADS_PER_CLOCK 32
 
 void dc_engine_watch(struct dray *d)
@@ -50,7 +47,7 @@ static void set_timer(struct dray *d, int64_t at)
 		return;
 	d->timer_at = at;
 	if (at != INT64_MAX) {
-		/* zero would switch it off */
+		/* 0 would switch the timer off */
 		at = dray_max(at, (int64_t)1);
 		t.it_value.tv_sec = at / DRAY_NS_PER_SEC;
 		t.it_value.tv_nsec = at % DRAY_NS_PER_SEC;
@@ -63,7 +60,7 @@ static void kick(struct dray *d)
 	set_timer(d, 0);
 }
 
-static void timer(struct dray *d)
+static void timer_expired(struct dray *d)
 {
 	uint64_t count;
 
@@ -81,20 +78,20 @@ static void socket_ready(struct dray *d, uint32_t events)
 		dc_receive_all(d);
 }
 
-/* What epoll found, then all that follows from it. */
-static void look(struct dray *d, int timeout_ms)
+/* Polls epoll and handles what it reports, then everything that follows from it. */
+static void poll_all(struct dray *d, int timeout_ms)
 {
 	struct epoll_event ev[3];
 	int n = epoll_wait(d->epoll_fd, ev, DRAY_ARRAY_SIZE(ev), timeout_ms);
 
-	d->rung = false;
+	d->doorbell_rang = false;
 	for (int i = 0; i < n; i++) {
 		if (ev[i].data.u32 == ENGINE_TIMER)
-			timer(d);
+			timer_expired(d);
 		else if (ev[i].data.u32 == ENGINE_SOCKET)
 			socket_ready(d, ev[i].events);
 		else
-			d->rung = true; /* the ring is looked at below */
+			d->doorbell_rang = true; /* the ring is read below */
 	}
 	if (d->state != SESSION_CLOSED && dc_session_next_tick(d) != INT64_MAX)
 		dc_session_tick(d, dray_now().ns);
@@ -112,7 +109,7 @@ int64_t dc_engine_until(int timeout_ms)
 	return timeout_ms ? dray_now().ns + timeout_ms * DRAY_NS_PER_MS : 0;
 }
 
-/* Most wait without an end, and need no clock. */
+/* Reads the clock only if there is a limit. */
 static bool is_over(int64_t until)
 {
 	return !until || (until != INT64_MAX && dray_now().ns >= until);
@@ -132,7 +129,7 @@ void dc_engine_limit(struct dray *d)
 {
 	struct dray_cpus cpus;
 
-	if (d->spin_asked) {
+	if (d->spin_fixed) {
 		dray_linger_limit(&d->linger, d->spin_ns);
 		return;
 	}
@@ -140,7 +137,7 @@ void dc_engine_limit(struct dray *d)
 	dray_linger_limit(&d->linger, dray_cpus_can_spin(&cpus, NULL, 0) ? d->spin_ns : 0);
 }
 
-/* Spins until the ring has something or it is time to sleep. True if it has. */
+/* Spins until the ring has a completion (true), or spinning no longer pays. */
 static bool spin(struct dray *d, int64_t until)
 {
 	int64_t now = dray_now().ns;
@@ -162,25 +159,24 @@ static bool spin(struct dray *d, int64_t until)
 static void sleep_until(struct dray *d, int64_t until)
 {
 	bool spins = d->linger.max_ns && d->ring.in_flight;
-	bool news;
+	bool pending;
 
 	if (spins && spin(d, until)) {
 		d->spun++;
-		/* a ring that always has something must not keep us from the socket and the clock */
-		if (++d->turns % WAITS_PER_LOOK == 0)
-			look(d, 0);
+		/* a busy ring must not starve the socket and the timers */
+		if (++d->turns % WAITS_PER_EPOLL == 0)
+			poll_all(d, 0);
 		return;
 	}
 	d->slept++;
-	news = dc_ring_set_sleeping(&d->ring, true);
-	/* news came while the agent was being told: no sleep */
-	look(d, news ? 0 : left_ms(until));
-	if (spins && (news || d->rung))
+	pending = dc_ring_set_sleeping(&d->ring, true);
+	poll_all(d, pending ? 0 : left_ms(until));
+	if (spins && (pending || d->doorbell_rang))
 		dray_linger_worked(&d->linger, dray_now().ns);
 	dc_ring_set_sleeping(&d->ring, false);
 }
 
-/* Who was never given the descriptor cannot wait for it: the agent need not ring while we are elsewhere. */
+/* Without a call of dray_fd() nobody can wait on it, and the agent need not ring. */
 static void arm(struct dray *d)
 {
 	if (d->armed || !d->fd_given)
@@ -221,9 +217,9 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 	set_timer(d, dc_session_next_tick(d));
 	disarm(d);
 	do {
-		/* the last round is one that does not sleep */
+		/* after the limit, one last poll without sleeping */
 		if (is_over(until))
-			look(d, 0);
+			poll_all(d, 0);
 		else
 			sleep_until(d, until);
 		take(d);
@@ -239,10 +235,10 @@ void dc_engine_leave(struct dray *d)
 		kick(d);
 }
 
-void dc_engine_look(struct dray *d)
+void dc_engine_poll(struct dray *d)
 {
-	look(d, 0);
-	/* a new ring is not armed, and what was found here the descriptor would not tell of any more */
+	poll_all(d, 0);
+	/* a new ring is not armed, and what was taken here no longer makes dray_fd() readable */
 	arm(d);
 	dc_engine_leave(d);
 }
@@ -258,21 +254,20 @@ int dray_fd(struct dray *d)
 	return d->epoll_fd;
 }
 
-static size_t ready_count(const struct dray *d)
+/* Completions and events that can be taken, and callbacks that were run meanwhile. */
+static size_t ready_count(const struct dray *d, uint32_t called_back)
 {
-	return (size_t)d->requests.done_n + d->events_n;
+	return (size_t)d->requests.done_n + d->events_n + (d->called_back - called_back);
 }
 
-static bool something(struct dray *d, const void *arg)
+static bool is_ready(struct dray *d, const void *called_back)
 {
-	const uint32_t *called_back = arg;
-
-	return ready_count(d) || d->called_back != *called_back || d->state == SESSION_CLOSED;
+	return ready_count(d, *(const uint32_t *)called_back) || d->state == SESSION_CLOSED;
 }
 
 static int ready_or_closed(struct dray *d, uint32_t called_back)
 {
-	size_t n = ready_count(d) + (d->called_back - called_back);
+	size_t n = ready_count(d, called_back);
 
 	if (!n && d->state == SESSION_CLOSED)
 		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", d->break_text);
@@ -288,13 +283,13 @@ int dray_process(struct dray *d, int timeout_ms)
 		return error;
 	called_back = d->called_back;
 	take(d);
-	/* a wait looks at everything itself */
-	if (!timeout_ms || something(d, &called_back)) {
-		look(d, 0);
+	/* a wait polls by itself */
+	if (!timeout_ms || is_ready(d, &called_back)) {
+		poll_all(d, 0);
 		take(d);
 	}
-	if (timeout_ms && !something(d, &called_back))
-		dc_engine_wait(d, something, &called_back, dc_engine_until(timeout_ms));
+	if (timeout_ms && !is_ready(d, &called_back))
+		dc_engine_wait(d, is_ready, &called_back, dc_engine_until(timeout_ms));
 	else
 		arm(d);
 	return ready_or_closed(d, called_back);
@@ -312,12 +307,12 @@ int dray_poll(struct dray *d)
 		disarm(d);
 	if (dc_ring_pending(&d->ring))
 		take(d);
-	if (++d->turns % POLLS_PER_LOOK == 0) {
-		look(d, 0);
+	if (++d->turns % POLLS_PER_EPOLL == 0) {
+		poll_all(d, 0);
 		take(d);
 	}
-	/* loads that run ahead of the agent's store would have to be done again */
-	if (!something(d, &called_back))
+	/* avoids speculative loads, which the agent's store would invalidate */
+	if (!is_ready(d, &called_back))
 		dray_cpu_relax();
 	return ready_or_closed(d, called_back);
 }

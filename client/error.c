@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/internal.h"
-
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "lib/err.h"
+#include "client/internal.h"
 #include "schema/gen/errors.h"
 
 static uint32_t code_of(int error)
@@ -31,9 +28,7 @@ const char *dray_strerrorfix(int error)
 
 const char *dray_last_error(const struct dray *d)
 {
-	if (dc_enter(d))
-		return "a handle is of no use in a forked child";
-	return d->error.msg;
+	return dc_enter(d) ? "a forked child cannot use the handle" : d->error.msg;
 }
 
 int dc_fail(struct dray *d, int code, const char *fmt, ...)
@@ -51,12 +46,12 @@ int dc_fail_err(struct dray *d, const struct dray_err *err, int code)
 {
 	if (err->code)
 		return dc_fail(d, err->code, "%s", err->msg);
-	return dc_fail(d, code, "%s", dray_error_doc((uint32_t)code));
+	return dc_fail(d, code, "%s", dray_strerror(code));
 }
 
 int dc_code_of_errno(int error)
 {
-	switch (error < 0 ? -error : error) {
+	switch (code_of(error)) {
 	case ENOMEM:
 		return DRAY_E_NO_MEMORY;
 	case EMFILE:

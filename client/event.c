@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/internal.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, const void *payload,
-				size_t length, const char *text, size_t text_n)
-{
-	struct event *e = malloc(sizeof(*e) + length + text_n + 1);
+#include "client/internal.h"
 
-	/* events are told at most once, and without memory not at all */
+/* Events are delivered at most once, and not at all without memory. */
+static struct dray_event *add(struct dray *d, enum dray_event_type type, const void *payload,
+			      size_t length, struct dray_str text)
+{
+	struct event *e = malloc(sizeof(*e) + length + text.n + 1);
+
 	if (!e)
 		return NULL;
 	e->e = (struct dray_event){
@@ -17,22 +17,31 @@ struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, const
 		.payload = e->data,
 		.length = length,
 		.message = (const char *)e->data + length,
-		.segment = (const char *)e->data + length + text_n, /* empty */
+		.segment = (const char *)e->data + length + text.n, /* empty */
 	};
 	if (length)
 		memcpy(e->data, payload, length);
-	if (text_n)
-		memcpy(e->data + length, text, text_n);
-	e->data[length + text_n] = '\0';
+	if (text.n)
+		memcpy(e->data + length, text.p, text.n);
+	e->data[length + text.n] = '\0';
 	dray_list_add(&d->events, &e->link);
 	d->events_n++;
 	return &e->e;
 }
 
+struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, int code,
+				struct dray_str text)
+{
+	struct dray_event *e = add(d, type, NULL, 0, text);
+
+	if (e)
+		e->code = code;
+	return e;
+}
+
 void dc_event_notification(struct dray *d, const struct dmsg_notification *m)
 {
-	struct dray_event *e =
-		dc_event_add(d, DRAY_EVENT_NOTIFICATION, m->payload.p, m->payload.n, NULL, 0);
+	struct dray_event *e = add(d, DRAY_EVENT_NOTIFICATION, m->payload.p, m->payload.n, NO_TEXT);
 	const struct region *g = dc_region_find_agent(d, m->region);
 
 	if (!e)
@@ -47,13 +56,12 @@ void dc_event_notification(struct dray *d, const struct dmsg_notification *m)
 
 void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m)
 {
-	char segment[257]; /* over the longest there is */
+	char segment[257]; /* the schema's maximum, and the terminator */
 	struct dray_event *e;
 
 	memcpy(segment, m->segment.p, m->segment.n);
 	segment[m->segment.n] = '\0';
-	e = dc_event_add(d, DRAY_EVENT_SEGMENT, segment, m->segment.n + 1, m->reason.p,
-			 m->reason.n);
+	e = add(d, DRAY_EVENT_SEGMENT, segment, m->segment.n + 1, m->reason);
 	if (!e)
 		return;
 	e->segment = e->payload;
@@ -65,12 +73,9 @@ void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m)
 
 void dc_events_free(struct dray *d)
 {
-	dray_list_for_each(&d->events, e, struct event, link) {
-		dray_list_del(&e->link);
+	dray_list_for_each(&d->events, e, struct event, link)
 		free(e);
-	}
 	free(d->event_taken);
-	d->event_taken = NULL;
 }
 
 int dray_next_event(struct dray *d, struct dray_event *ret)

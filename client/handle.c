@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A handle's beginning and end. */
-#include "client/internal.h"
-
+/* Options of a handle, its set-up and its end. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 
+#include "client/internal.h"
 #include "lib/cleanup.h"
 #include "lib/units.h"
 
@@ -23,6 +22,7 @@ _Static_assert((int)DRAY_KIND_MEMFD == DMSG_KIND_MEMFD &&
 		       (int)DRAY_DIRECTION_READ == DMSG_DIRECTION_READ &&
 		       (int)DRAY_PRIORITY_LATENCY == DMSG_CLASS_LATENCY &&
 		       (int)DRAY_TRANSPORT_RDMA == DMSG_TRANSPORT_RDMA &&
+		       (int)DRAY_TRANSPORT_GPU == DMSG_TRANSPORT_GPU &&
 		       DRAY_OPS_MAX == DMSG_OPS_MAX && DRAY_NOTIFY_MAX == DMSG_NOTIFY_MAX,
 	       "the public header repeats the schema");
 
@@ -70,19 +70,21 @@ static int take_ring(struct dray *d, const struct dray_options *o)
 	d->ring_entries = n;
 	d->arena_wanted = o->arena_bytes ? o->arena_bytes : DEFAULT_ARENA;
 	if (n > DMSG_RING_ENTRIES_MAX || (n & (n - 1)))
-		return dc_fail(d, DRAY_E_INVALID, "ring_entries is %u, not a power of two up to %d",
-			       n, DMSG_RING_ENTRIES_MAX);
+		return dc_fail(d, DRAY_E_INVALID,
+			       "ring_entries is %u; it must be a power of two up to %d", n,
+			       DMSG_RING_ENTRIES_MAX);
 	if (d->arena_wanted > DMSG_ARENA_MAX)
-		return dc_fail(d, DRAY_E_INVALID, "arena_bytes is over %d", DMSG_ARENA_MAX);
+		return dc_fail(d, DRAY_E_INVALID, "arena_bytes is over the limit of %d",
+			       DMSG_ARENA_MAX);
 	return 0;
 }
 
-/* What the caller says counts, then the environment; else the default, where there are CPUs for it. */
+/* The option, else the environment, else the default if there are enough CPUs. */
 static int take_spin(struct dray *d, const struct dray_options *o)
 {
 	const char *text = getenv("DRAY_SPIN");
 
-	d->spin_asked = true;
+	d->spin_fixed = true;
 	if (o->flags & DRAY_OPTION_NO_SPIN) {
 		d->spin_ns = 0;
 	} else if (o->spin_us) {
@@ -95,7 +97,7 @@ static int take_spin(struct dray *d, const struct dray_options *o)
 				       text);
 	} else {
 		d->spin_ns = DEFAULT_SPIN_NS;
-		d->spin_asked = false;
+		d->spin_fixed = false;
 	}
 	return 0;
 }
@@ -129,7 +131,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 	return error ? error : take_ring(d, o);
 }
 
-/* A page that the kernel empties in a child: no system call is needed to see a fork. */
+/* The kernel zeroes this page in a child, so that dc_enter() needs no system call. */
 static int mark_owner(struct dray *d)
 {
 	void *p = mmap(NULL, sizeof(*d->owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -207,17 +209,12 @@ static struct dray *handle_new(void)
 	return d;
 }
 
-static bool settled(struct dray *d, const void *arg)
-{
-	return dc_session_is_up(d) || d->state == SESSION_CLOSED;
-}
-
 static int open_session(struct dray *d)
 {
-	/* a little longer than the attempt itself, whose own end says more */
+	/* longer than the attempt itself, whose own timeout has a better message */
 	int64_t until = dray_now().ns + d->connect_ns + 10 * DRAY_NS_PER_MS;
 
-	dc_engine_wait(d, settled, NULL, until);
+	dc_engine_wait(d, dc_session_up_or_closed, NULL, until);
 	if (dc_session_is_up(d))
 		return 0;
 	if (d->state == SESSION_CLOSED || d->error.code)

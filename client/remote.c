@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Imported tokens, and notifications to their owners. */
-#include "client/internal.h"
-
 #include <stdlib.h>
-#include <string.h>
+
+#include "client/internal.h"
 
 struct remote *dc_remote_find(struct dray *d, dray_remote handle)
 {
@@ -46,7 +45,7 @@ int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remo
 	struct remote *remote = remote_new(d, m->remote);
 
 	if (!remote)
-		return -DRAY_E_NO_MEMORY; /* the agent's side goes with the session */
+		return -DRAY_E_NO_MEMORY; /* the agent releases its side when the session ends */
 	remote->length = m->length;
 	remote->access = m->access;
 	remote->transport = m->transport;
@@ -54,26 +53,16 @@ int dc_remote_imported(struct dray *d, struct request *r, const struct dmsg_remo
 	return 0;
 }
 
-/* An import that nobody waits for any more is released; what was released is forgotten. */
 void dc_remote_ended(struct dray *d, struct request *r)
 {
 	struct remote *m = dc_remote_find(d, r->remote);
-	struct request *release;
 
 	if (!m)
 		return;
-	if (r->type == DMSG_REMOTE_RELEASE) {
+	if (r->type == DMSG_REMOTE_RELEASE)
 		remote_free(d, m);
-		return;
-	}
-	if (!r->abandoned)
-		return;
-	release = dc_request_new(d, DMSG_REMOTE_RELEASE, NULL);
-	if (!release)
-		return;
-	release->internal = true;
-	release->remote = m->handle;
-	dc_request_queue(d, release);
+	else if (r->abandoned)
+		dc_request_internal(d, DMSG_REMOTE_RELEASE, 0, m->handle, 0);
 }
 
 void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
@@ -81,15 +70,13 @@ void dc_remote_lost(struct dray *d, const struct dmsg_remote_lost *m, int code)
 	struct remote *remote = find_agent(d, m->remote);
 	struct dray_event *e;
 
-	/* released meanwhile, or another's of the group */
+	/* it was released meanwhile, or belongs to another session of the group */
 	if (!remote || remote->lost)
 		return;
 	remote->lost = code;
-	e = dc_event_add(d, DRAY_EVENT_REMOTE_LOST, NULL, 0, m->message.p, m->message.n);
-	if (e) {
+	e = dc_event_add(d, DRAY_EVENT_REMOTE_LOST, code, m->message);
+	if (e)
 		e->remote = remote->handle;
-		e->code = code;
-	}
 }
 
 void dc_remotes_lost(struct dray *d, int code)
@@ -114,45 +101,27 @@ void dc_remotes_free(struct dray *d)
 	dray_handles_deinit(&d->remotes);
 }
 
-/* With a copy of what is to be sent. */
-static struct request *start_with(struct dray *d, uint16_t type, void *arg, const void *data,
-				  size_t length)
-{
-	struct request *r = dc_request_start(d, type, arg);
-
-	if (!r || !length)
-		return r;
-	r->data = malloc(length);
-	if (!r->data) {
-		dc_request_free(d, r);
-		return dc_request_refuse(d, DRAY_E_NO_MEMORY, "no memory");
-	}
-	memcpy(r->data, data, length);
-	r->length = (uint32_t)length;
-	return r;
-}
-
 static struct request *start_import(struct dray *d, const struct dray_token *token,
 				    unsigned int timeout_ms, void *arg)
 {
-	struct request *r;
+	struct request *r = dc_request_start(d, DMSG_REMOTE_IMPORT, arg);
+	struct dmsg_remote_import m = { { token->data, token->length }, timeout_ms };
+	int n;
 
-	if (!dc_requests_admit(d))
-		return NULL;
-	if (!token->length || token->length > DRAY_TOKEN_MAX)
-		return dc_request_refuse(d, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
-					 token->length);
-	r = start_with(d, DMSG_REMOTE_IMPORT, arg, token->data, token->length);
 	if (!r)
 		return NULL;
-	r->timeout_ms = timeout_ms;
-	return dc_request_go(d, r);
+	n = token->length ? dmsg_remote_import_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m) : -1;
+	if (n < 0)
+		return dc_request_refuse(d, r, DRAY_E_TOKEN_INVALID, "the token has %u bytes",
+					 token->length);
+	r = dc_request_keep(d, r, d->out, (size_t)n);
+	return r ? dc_request_go(d, r) : NULL;
 }
 
 int dray_remote_import_start(struct dray *d, const struct dray_token *token,
 			     unsigned int timeout_ms, void *arg, uint64_t *ret_id)
 {
-	return dc_request_told(d, start_import(d, token, timeout_ms, arg), ret_id);
+	return dc_request_started(d, start_import(d, token, timeout_ms, arg), ret_id);
 }
 
 int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned int timeout_ms,
@@ -166,77 +135,75 @@ int dray_remote_import(struct dray *d, const struct dray_token *token, unsigned 
 	return error;
 }
 
+/* Starts a request about a remote of the caller's. */
+static struct request *start(struct dray *d, uint16_t type, dray_remote remote, void *arg,
+			     struct remote **ret)
+{
+	struct request *r = dc_request_start(d, type, arg);
+
+	if (!r)
+		return NULL;
+	r->remote = remote;
+	*ret = dc_remote_find(d, remote);
+	if (!*ret || (*ret)->releasing)
+		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such remote");
+	return r;
+}
+
 static struct request *start_release(struct dray *d, dray_remote remote, void *arg)
 {
 	struct remote *m;
-	struct request *r;
+	struct request *r = start(d, DMSG_REMOTE_RELEASE, remote, arg, &m);
 
-	if (!dc_requests_admit(d))
-		return NULL;
-	m = dc_remote_find(d, remote);
-	if (!m || m->releasing)
-		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such remote");
-	r = dc_request_start(d, DMSG_REMOTE_RELEASE, arg);
 	if (!r)
 		return NULL;
 	m->releasing = true;
-	r->remote = remote;
 	if (m->agent && !m->borrowed)
 		return dc_request_go(d, r);
-	dc_request_end(d, r, 0, NULL, 0);
+	dc_request_end(d, r, 0, NO_TEXT);
 	return r;
 }
 
 int dray_remote_release_start(struct dray *d, dray_remote remote, void *arg, uint64_t *ret_id)
 {
-	return dc_request_told(d, start_release(d, remote, arg), ret_id);
+	return dc_request_started(d, start_release(d, remote, arg), ret_id);
 }
 
 int dray_remote_release(struct dray *d, dray_remote remote)
 {
-	struct dray_completion c;
-
-	return dc_request_wait(d, start_release(d, remote, NULL), 0, &c);
+	return dc_request_wait(d, start_release(d, remote, NULL), 0, NULL);
 }
 
 static struct request *start_notify(struct dray *d, dray_remote remote, uint64_t tag,
 				    const void *payload, size_t length, void *arg)
 {
-	const struct remote *m;
-	struct request *r;
+	struct remote *m;
+	struct request *r = start(d, DMSG_NOTIFY, remote, arg, &m);
 
-	if (!dc_requests_admit(d))
-		return NULL;
-	m = dc_remote_find(d, remote);
-	if (!m || m->releasing)
-		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such remote");
-	if (m->lost)
-		return dc_request_refuse(d, -m->lost, "the remote is gone: %s",
-					 dray_strerror(m->lost));
-	if (length > DRAY_NOTIFY_MAX)
-		return dc_request_refuse(d, DRAY_E_TOO_LARGE,
-					 "%zu bytes of payload, the limit is %d", length,
-					 DRAY_NOTIFY_MAX);
-	r = start_with(d, DMSG_NOTIFY, arg, payload, length);
 	if (!r)
 		return NULL;
-	r->remote = remote;
+	if (m->lost)
+		return dc_request_refuse(d, r, -m->lost, "the remote is lost: %s",
+					 dray_strerror(m->lost));
+	if (length > DRAY_NOTIFY_MAX)
+		return dc_request_refuse(d, r, DRAY_E_TOO_LARGE,
+					 "%zu bytes of payload, the limit is %d", length,
+					 DRAY_NOTIFY_MAX);
 	r->number = tag;
-	return dc_request_go(d, r);
+	r = dc_request_keep(d, r, payload, length);
+	return r ? dc_request_go(d, r) : NULL;
 }
 
 int dray_notify_start(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 		      size_t length, void *arg, uint64_t *ret_id)
 {
-	return dc_request_told(d, start_notify(d, remote, tag, payload, length, arg), ret_id);
+	return dc_request_started(d, start_notify(d, remote, tag, payload, length, arg), ret_id);
 }
 
 int dray_notify(struct dray *d, dray_remote remote, uint64_t tag, const void *payload,
 		size_t length)
 {
-	struct dray_completion c;
-
-	return dc_request_wait(d, start_notify(d, remote, tag, payload, length, NULL), 0, &c);
+	return dc_request_wait(d, start_notify(d, remote, tag, payload, length, NULL), 0, NULL);
 }
 
 int dray_remote_get_info(struct dray *d, dray_remote remote, struct dray_remote_info *ret)
@@ -260,12 +227,14 @@ int dray_remote_borrow(struct dray *d, uint64_t agent_remote, dray_remote *ret)
 
 	if (error)
 		return error;
-	if (!agent_remote || !dc_session_is_up(d))
-		return dc_fail(d, agent_remote ? DRAY_E_SESSION_CLOSED : DRAY_E_INVALID,
-			       "not connected, or no remote");
+	if (!agent_remote)
+		return dc_fail(d, DRAY_E_INVALID, "0 is not a remote");
+	if (!dc_session_is_up(d))
+		return dc_fail(d, DRAY_E_SESSION_CLOSED, "not connected");
 	m = remote_new(d, agent_remote);
 	if (!m)
-		return dc_fail(d, DRAY_E_NO_MEMORY, "too many remotes");
+		return dc_fail(d, DRAY_E_NO_MEMORY,
+			       "no memory for another remote, or over %u of them", REMOTES_MAX);
 	m->borrowed = true;
 	*ret = m->handle;
 	return 0;

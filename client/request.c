@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/request.h"
 
-#include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/internal.h"
 
-/* Kept for the next; more than are in flight at most times. */
+/* Freed requests kept for reuse: more than are usually in flight. */
 #define FREE_MAX 1024
 
 void dc_requests_init(struct requests *q)
 {
-	*q = (struct requests){ 0 };
-	q->control_max = REQUESTS_CONTROL_MAX;
+	*q = (struct requests){ .control_max = REQUESTS_CONTROL_MAX };
 	dray_handles_init(&q->table, REQUESTS_MAX);
 	dray_list_init(&q->queued);
 	dray_list_init(&q->sent);
@@ -31,27 +27,19 @@ static void contents_free(struct request *r)
 	free(r->data);
 	free(r->token);
 	free(r->answer);
-	r->message = r->data = r->answer = NULL;
-	r->token = NULL;
-}
-
-static void list_free(struct dray_list *l)
-{
-	dray_list_for_each(l, r, struct request, link) {
-		dray_list_del(&r->link);
-		contents_free(r);
-		free(r);
-	}
 }
 
 void dc_requests_deinit(struct requests *q)
 {
-	list_free(&q->queued);
-	list_free(&q->sent);
-	list_free(&q->held);
-	list_free(&q->callbacks);
-	list_free(&q->done);
-	list_free(&q->free);
+	uint32_t cursor = 0;
+	struct request *r;
+
+	while ((r = dray_handles_next(&q->table, &cursor, NULL))) {
+		contents_free(r);
+		free(r);
+	}
+	dray_list_for_each(&q->free, unused, struct request, link)
+		free(unused);
 	dray_handles_deinit(&q->table);
 }
 
@@ -79,7 +67,7 @@ struct request *dc_request_new(struct dray *d, uint16_t type, void *arg)
 	return r;
 }
 
-/* Leaves whatever list it is on. */
+/* Takes r off its list and out of the counters. */
 static void unlist(struct dray *d, struct request *r)
 {
 	struct requests *q = &d->requests;
@@ -111,38 +99,56 @@ void dc_request_free(struct dray *d, struct request *r)
 	}
 }
 
-struct request *dc_request_refuse(struct dray *d, int code, const char *fmt, ...)
+struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region region,
+				    dray_remote remote, uint64_t number)
 {
-	va_list ap;
+	struct request *r = dc_request_new(d, type, NULL);
 
-	d->error.code = code;
-	va_start(ap, fmt);
-	vsnprintf(d->error.msg, sizeof(d->error.msg), fmt, ap);
-	va_end(ap);
-	return NULL;
-}
-
-bool dc_requests_admit(struct dray *d)
-{
-	if (dc_enter(d))
-		return dc_request_refuse(d, DRAY_E_OUT_OF_ORDER, "a forked child");
-	if (d->requests.queued_n < REQUESTS_QUEUED_MAX)
-		return true;
-	return dc_request_refuse(d, DRAY_E_BUSY, "%d requests wait to be sent",
-				 REQUESTS_QUEUED_MAX);
+	if (!r)
+		return NULL;
+	r->internal = true;
+	r->region = region;
+	r->remote = remote;
+	r->number = number;
+	dc_request_queue(d, r);
+	return r;
 }
 
 struct request *dc_request_start(struct dray *d, uint16_t type, void *arg)
 {
-	struct request *r = dc_request_new(d, type, arg);
+	struct request *r;
 
-	return r ? r : dc_request_refuse(d, DRAY_E_NO_MEMORY, "no memory for another request");
+	if (dc_enter(d)) {
+		dc_fail(d, DRAY_E_OUT_OF_ORDER, "a forked child cannot use the handle");
+		return NULL;
+	}
+	if (d->requests.queued_n >= REQUESTS_QUEUED_MAX) {
+		dc_fail(d, DRAY_E_BUSY, "%d requests wait to be sent; take completions first",
+			REQUESTS_QUEUED_MAX);
+		return NULL;
+	}
+	r = dc_request_new(d, type, arg);
+	if (!r)
+		dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another request");
+	return r;
+}
+
+struct request *dc_request_keep(struct dray *d, struct request *r, const void *data, size_t n)
+{
+	if (!n)
+		return r;
+	r->data = malloc(n);
+	if (!r->data)
+		return dc_request_refuse(d, r, DRAY_E_NO_MEMORY, "no memory for another request");
+	memcpy(r->data, data, n);
+	r->length = (uint32_t)n;
+	return r;
 }
 
 struct request *dc_request_go(struct dray *d, struct request *r)
 {
 	if (d->state == SESSION_CLOSED) {
-		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, d->break_text, strlen(d->break_text));
+		dc_request_end(d, r, -DRAY_E_SESSION_CLOSED, dc_text(d->break_text));
 		return r;
 	}
 	dc_request_queue(d, r);
@@ -150,7 +156,7 @@ struct request *dc_request_go(struct dray *d, struct request *r)
 	return r;
 }
 
-int dc_request_told(const struct dray *d, const struct request *r, uint64_t *ret_id)
+int dc_request_started(const struct dray *d, const struct request *r, uint64_t *ret_id)
 {
 	if (!r)
 		return -d->error.code;
@@ -196,19 +202,13 @@ void dc_request_hold(struct dray *d, struct request *r)
 	dray_list_add(&d->requests.held, &r->link);
 }
 
-static char *text_copy(const char *s, size_t n)
+struct dray_str dc_text(const char *s)
 {
-	char *copy = n ? malloc(n + 1) : NULL;
-
-	if (copy) {
-		memcpy(copy, s, n);
-		copy[n] = '\0';
-	}
-	return copy;
+	return (struct dray_str){ s, (uint32_t)strlen(s) };
 }
 
-/* What hangs on a request, by its type. */
-static void objects_ended(struct dray *d, struct request *r, const char *message, size_t n)
+/* Updates the object that the request is about. */
+static void object_ended(struct dray *d, struct request *r, struct dray_str text)
 {
 	switch (r->type) {
 	case DMSG_TRANSFER:
@@ -216,7 +216,7 @@ static void objects_ended(struct dray *d, struct request *r, const char *message
 		break;
 	case DMSG_REGION_ADD:
 	case DMSG_REGION_REMOVE:
-		dc_region_ended(d, r, message, n);
+		dc_region_ended(d, r, text);
 		break;
 	case DMSG_REGION_EXPORT:
 		dc_token_ended(d, r);
@@ -230,18 +230,18 @@ static void objects_ended(struct dray *d, struct request *r, const char *message
 	}
 }
 
-void dc_request_end(struct dray *d, struct request *r, int status, const char *message, size_t n)
+void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text)
 {
 	unlist(d, r);
 	r->state = REQUEST_ENDED;
 	r->status = status;
-	objects_ended(d, r, message, n);
+	object_ended(d, r, text);
 	if (r->internal || r->abandoned) {
 		dc_request_free(d, r);
 		return;
 	}
-	if (status)
-		r->message = text_copy(message, n);
+	if (status && text.n)
+		r->message = strndup(text.p, text.n);
 	if (r->waited)
 		return;
 	if (r->done) {
@@ -303,17 +303,15 @@ void dc_request_take(struct dray *d, struct request *r, struct dray_completion *
 
 void dc_requests_call_back(struct dray *d)
 {
+	struct request *r;
+
 	if (d->in_callback)
 		return;
 	d->in_callback = true;
-	for (;;) {
-		struct request *r = dray_list_first(&d->requests.callbacks, struct request, link);
-		void (*done)(struct dray *, const struct dray_completion *);
+	while ((r = dray_list_first(&d->requests.callbacks, struct request, link))) {
+		void (*done)(struct dray *, const struct dray_completion *) = r->done;
 		struct dray_completion c;
 
-		if (!r)
-			break;
-		done = r->done;
 		dc_request_take(d, r, &c);
 		d->called_back++;
 		done(d, &c);
@@ -342,7 +340,18 @@ static bool has_ended(struct dray *d, const void *arg)
 	return r->state == REQUEST_ENDED;
 }
 
-/* With a callback of its own, should it have one. */
+static bool wait_until(struct dray *d, struct request *r, int64_t until)
+{
+	bool ended;
+
+	r->waited = true;
+	d->must_read++;
+	ended = dc_engine_wait(d, has_ended, r, until);
+	d->must_read--;
+	return ended;
+}
+
+/* Takes the completion and runs the request's callback, if it has one. */
 static void take_waited(struct dray *d, struct request *r, struct dray_completion *ret)
 {
 	void (*done)(struct dray *, const struct dray_completion *) = r->done;
@@ -351,7 +360,7 @@ static void take_waited(struct dray *d, struct request *r, struct dray_completio
 	if (!done)
 		return;
 	done(d, ret);
-	/* the callback may have taken others, and their text is in place of ours */
+	/* the callback may have made calls, which free the text */
 	ret->message = ret->status ? dray_strerror(ret->status) : "";
 }
 
@@ -365,37 +374,35 @@ int dray_wait(struct dray *d, uint64_t id, int timeout_ms, struct dray_completio
 		return error;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->internal || r->abandoned || r->waited)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such request, or its completion was taken");
-	r->waited = true;
-	d->must_read++;
-	ended = r->state == REQUEST_ENDED ||
-		dc_engine_wait(d, has_ended, r, dc_engine_until(timeout_ms));
-	d->must_read--;
+		return dc_fail(d, DRAY_E_NOT_FOUND,
+			       "the request is unknown, or its completion was taken");
+	ended = has_ended(d, r) || wait_until(d, r, dc_engine_until(timeout_ms));
 	if (ended)
 		take_waited(d, r, ret);
 	else
 		r->waited = false;
 	dc_engine_leave(d);
 	return ended ? 0 :
-		       dc_fail(d, DRAY_E_TIMEOUT, "the request has not ended in %d ms", timeout_ms);
+		       dc_fail(d, DRAY_E_TIMEOUT, "the request has not ended within %d ms",
+			       timeout_ms);
 }
 
 int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
 		    struct dray_completion *ret)
 {
-	int64_t until = dray_now().ns + d->request_ns + extra_ms * DRAY_NS_PER_MS;
+	struct dray_completion c = { 0 };
 	bool ended;
 	int error = 0;
 
-	*ret = (struct dray_completion){ 0 };
+	if (!ret)
+		ret = &c;
+	*ret = c;
 	if (!r)
 		return -d->error.code;
-	r->waited = true;
-	d->must_read++;
-	ended = r->state == REQUEST_ENDED || dc_engine_wait(d, has_ended, r, until);
-	d->must_read--;
+	ended = has_ended(d, r) ||
+		wait_until(d, r, dray_now().ns + d->request_ns + extra_ms * DRAY_NS_PER_MS);
 	if (!ended && r->state == REQUEST_QUEUED) {
-		dc_request_end(d, r, -DRAY_E_TIMEOUT, NULL, 0);
+		dc_request_end(d, r, -DRAY_E_TIMEOUT, NO_TEXT);
 		ended = true;
 	}
 	if (ended) {

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request from its call to its completion. The request id on the wire is its generation handle,
- * so an answer finds it, or is known to be nobody's, whatever the agent sends. It is on one list at
- * a time:
+ * A request from its start to its completion. Its id on the wire is a generation handle, so an
+ * answer with an unknown or old id is recognised. A request is on one list at a time:
  *
- *   queued    waits for the session or for room in the socket (all but transfers)
+ *   queued    waits for the session, or for room in the socket (all but transfers)
  *   sent      the agent owes an answer
- *   held      the session was lost; what the next HELLO shows decides (see session.c)
- *   callbacks ended, its callback is to be run
- *   done      ended, its completion is to be taken
- *   none      ended, and taken by who waits for it
- *   free      no request
+ *   held      the session was lost; the next HELLO decides its status (see session.c)
+ *   callbacks ended, its callback is still to be run
+ *   done      ended, its completion is still to be taken
+ *   none      ended, and a blocking function takes it
+ *   free      unused memory
  *
- * Internal requests, which no caller knows of, end without a completion.
+ * Internal requests are started by the library itself and end without a completion.
  */
 #ifndef DRAY_CLIENT_REQUEST_H
 #define DRAY_CLIENT_REQUEST_H
@@ -29,9 +28,8 @@
 #define REQUESTS_QUEUED_MAX 4096
 
 /*
- * Requests other than transfers that are sent before the first is answered: well under what agents
- * allow a session (limits.requests_per_session). Where one allows less it answers busy, and the
- * limit comes down.
+ * Requests other than transfers in flight: well below the default of limits.requests_per_session.
+ * An agent that allows fewer answers busy, and the limit is lowered.
  */
 #define REQUESTS_CONTROL_MAX 64
 
@@ -43,9 +41,9 @@ struct request {
 	uint16_t type; /* DMSG_* of the request */
 	enum request_state state;
 	bool internal;
-	bool on_ring;   /* a transfer whose answer comes by the completion ring */
-	bool abandoned; /* its caller has given up: what it made is unmade when it ends */
-	bool waited;    /* somebody waits for it inside the library: nobody else takes it */
+	bool on_ring;   /* a transfer whose completion comes by the ring */
+	bool abandoned; /* its caller timed out: its result is undone when it ends */
+	bool waited;    /* a blocking function of the library takes it */
 	void *arg;
 	void (*done)(struct dray *d, const struct dray_completion *c);
 
@@ -53,7 +51,7 @@ struct request {
 	int status;
 	uint32_t transport;
 	uint64_t bytes, duration_ns;
-	char *message; /* NULL: the code's own text */
+	char *message; /* NULL: the text of the code */
 
 	/* transfers */
 	uint64_t arena_offset;
@@ -63,8 +61,8 @@ struct request {
 	dray_region region;
 	dray_remote remote;
 	uint64_t number; /* token id; tag; request id of the transfer to cancel */
-	uint32_t timeout_ms;
-	void *data; /* import: token; notify: payload; placement: what is asked */
+	uint32_t tries;  /* of cancelling */
+	void *data;      /* notify: payload; import and placement: the encoded message */
 	uint32_t length;
 	struct dmsg_region_export what;
 	struct dray_token *token; /* made by an export */
@@ -75,70 +73,75 @@ struct requests {
 	struct dray_handles table;
 	struct dray_list queued, sent, held, callbacks, done, free;
 	uint32_t queued_n, done_n, in_flight_n, free_n;
-	uint32_t control_n, control_max; /* of those in flight: other than transfers */
+	uint32_t control_n, control_max; /* requests in flight other than transfers */
 };
 
 void dc_requests_init(struct requests *q);
 void dc_requests_deinit(struct requests *q);
 
-/* A request in state QUEUED, on no list. NULL: no memory, or too many. */
+/* A request in state QUEUED that is on no list. NULL: no memory, or too many requests. */
 struct request *dc_request_new(struct dray *d, uint16_t type, void *arg);
 
-/* Drops one, whatever list it is on; for those that ended, and those that never began. */
+/* Frees a request that has ended or was never sent, whatever list it is on. */
 void dc_request_free(struct dray *d, struct request *r);
 
-/*
- * What follows serves the public functions. Each pair of them shares a function that starts the
- * request; it returns NULL with the handle's error set. The first thing it does is to ask whether a
- * caller may start anything now: not in a forked child, and not while too many wait.
- */
-bool dc_requests_admit(struct dray *d);
-struct request *dc_request_refuse(struct dray *d, int code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
+/* Starts and queues a request of the library's own; `number` is as in struct request. NULL: no memory. */
+struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region region,
+				    dray_remote remote, uint64_t number);
 
-/* As dc_request_new(), with the error set. */
+/*
+ * For the public functions. As dc_request_new(), but refuses in a forked child, and while too many
+ * requests wait. NULL with the handle's error set.
+ */
 struct request *dc_request_start(struct dray *d, uint16_t type, void *arg);
 
-/* Sends it, or queues it; where the session is closed for good it ends at once. Returns r. */
+/* Frees a request that was started, and sets the handle's error. Returns NULL. */
+#define dc_request_refuse(d, r, ...) \
+	((void)dc_fail(d, __VA_ARGS__), (void)dc_request_free(d, r), (struct request *)NULL)
+
+/* Keeps a copy of n bytes that the request needs when it is sent. NULL as dc_request_refuse(). */
+struct request *dc_request_keep(struct dray *d, struct request *r, const void *data, size_t n);
+
+/* Sends or queues r; if the session is closed for good, r ends at once. Returns r. */
 struct request *dc_request_go(struct dray *d, struct request *r);
 
-/* Ends of public functions that do not block: r may be NULL. */
-int dc_request_told(const struct dray *d, const struct request *r, uint64_t *ret_id);
+/* Result of a public function that does not block; r may be NULL. */
+int dc_request_started(const struct dray *d, const struct request *r, uint64_t *ret_id);
 
-/* Puts one that is on no list behind the others that wait to be sent. */
+/* Adds a request that is on no list to the end of the queue. */
 void dc_request_queue(struct dray *d, struct request *r);
 
-/* The agent has it now. */
+/* The message of r is in the socket, or its entry in the ring. */
 void dc_request_sent(struct dray *d, struct request *r);
 
-/*
- * The agent was too busy for it: it is the first to be sent again. False: nothing else of that kind
- * is in flight.
- */
+/* The agent answered busy: r is sent again first. False if no other such request is in flight. */
 bool dc_request_again(struct dray *d, struct request *r);
 
-/* See session.c. */
+/* Moves r to the list of held requests (see session.c). */
 void dc_request_hold(struct dray *d, struct request *r);
 
 /*
- * It has ended with this status (0 or negative). message (of n bytes) may be NULL. An internal or
- * abandoned one is freed; what an abandoned one made is undone.
+ * Ends r with a status (0 or negative) and a text, which may be empty. An internal or abandoned
+ * request is freed, and the result of an abandoned one undone.
  */
-void dc_request_end(struct dray *d, struct request *r, int status, const char *message, size_t n);
+void dc_request_end(struct dray *d, struct request *r, int status, struct dray_str text);
 
-/* Sends what is queued as far as the socket takes it, if the session is ready. */
+#define NO_TEXT ((struct dray_str){ 0 })
+struct dray_str dc_text(const char *s);
+
+/* send.c: sends queued requests until the socket is full, if the session allows them. */
 void dc_requests_flush(struct dray *d);
 
-/* Runs the callbacks that are due, unless we are inside of one. */
+/* Runs pending callbacks, unless called from one. */
 void dc_requests_call_back(struct dray *d);
 
-/* Fills a completion; strings and token go to the handle's own buffers. The request is freed. */
+/* Fills a completion and frees r. Strings and token become the handle's. */
 void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret);
 
 /*
- * Ends of those that block: until r (may be NULL) has ended, or request_ms and extra_ms have
- * passed. Returns the status, and what else there is in *ret. On time-out the request is taken
- * back, if it was not sent yet, or abandoned.
+ * Result of a public function that blocks: waits for r (may be NULL) for the handle's request_ms and
+ * extra_ms more, and returns its status; *ret (may be NULL) has the completion. On timeout a request
+ * that was not sent is cancelled, and one that was sent is abandoned.
  */
 int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
 		    struct dray_completion *ret);

@@ -7,24 +7,32 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "client/shared_memory.h"
 #include "lib/cleanup.h"
 #include "lib/wake.h"
 #include "schema/gen/errors.h"
+
+bool dc_shared_memory_ok(int fd, uint64_t bytes)
+{
+	struct stat st;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && bytes &&
+	       bytes <= (uint64_t)st.st_size;
+}
 
 static uint32_t *word(const struct ring *r, unsigned offset)
 {
 	return (uint32_t *)(void *)(r->base + offset);
 }
 
-/* Entries lie behind the words, whole, within the file, and aligned as their fields want. */
+/* The entries lie behind the words, inside the file, and on a cache line. */
 static bool entries_fit(uint32_t offset, uint32_t entries, uint32_t size, uint64_t bytes)
 {
 	return offset >= DMSG_RING_CLIENT_SLEEPING + 64 && offset % 64 == 0 && offset <= bytes &&
 	       (uint64_t)entries * size <= bytes - offset;
 }
 
-/* Reads each word once: the agent could change it between two looks. */
+/* Reads each word once, because the agent could change it meanwhile. */
 static bool layout_fits(struct ring *r)
 {
 	uint32_t sq = dray_le_get32(r->base + DMSG_RING_SQ_OFFSET);
@@ -45,11 +53,8 @@ static bool layout_fits(struct ring *r)
 	return true;
 }
 
-/*
- * Writing to a pipe or socket nobody reads would raise SIGPIPE in the host; an eventfd has no file
- * type.
- */
-static bool doorbell_is_eventfd(int fd)
+/* Writing to a pipe or socket could raise SIGPIPE. An eventfd has no file type. */
+static bool is_eventfd(int fd)
 {
 	struct stat st;
 
@@ -60,7 +65,7 @@ static bool is_epoll(int fd)
 {
 	struct epoll_event ev;
 
-	/* anything else is EINVAL */
+	/* EINVAL for other descriptors */
 	return epoll_wait(fd, &ev, 1, 0) >= 0;
 }
 
@@ -79,11 +84,11 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 	r->bytes = m->ring_bytes;
 	if (m->sq_entries != sq_entries || m->cq_entries != 2 * sq_entries ||
 	    m->ring_bytes < DMSG_RING_SIZE || m->ring_bytes > (64U << 20) ||
-	    !dc_shared_memory_ok(fd, m->ring_bytes) || !doorbell_is_eventfd(doorbell_fd) ||
+	    !dc_shared_memory_ok(fd, m->ring_bytes) || !is_eventfd(doorbell_fd) ||
 	    !is_epoll(completion_fd)) {
 		dc_ring_close(r);
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the agent's ring is not what was asked for");
+				    "the agent's ring differs from the one requested");
 	}
 	flags = fcntl(doorbell_fd, F_GETFL);
 	base = mmap(NULL, m->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -101,9 +106,9 @@ int dc_ring_open(struct ring *r, const struct dmsg_ring_open_reply *m, uint32_t 
 	if (!layout_fits(r)) {
 		dc_ring_close(r);
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the layout of the agent's ring cannot be");
+				    "the layout of the agent's ring is invalid");
 	}
-	/* start where it stands: a ring need not begin at 0 */
+	/* indices need not begin at 0 */
 	r->sq_tail = r->sq_published = r->sq_head =
 		DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_SQ_TAIL), __ATOMIC_RELAXED));
 	r->cq_head = DRAY_LE32(__atomic_load_n(word(r, DMSG_RING_CQ_HEAD), __ATOMIC_RELAXED));
@@ -121,7 +126,7 @@ void dc_ring_close(struct ring *r)
 
 int dc_ring_room(struct ring *r, struct dray_err *reterr)
 {
-	/* its line is the agent's, and far away: only where the last look does not do */
+	/* the agent owns that cache line: it is read only if the last value does not suffice */
 	if (r->sq_tail - r->sq_head >= r->sq_entries) {
 		/* acquire: the agent has copied an entry before it frees it */
 		uint32_t head =
@@ -129,7 +134,7 @@ int dc_ring_room(struct ring *r, struct dray_err *reterr)
 
 		if (r->sq_tail - head > r->sq_entries)
 			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-					    "the ring's submission head lies");
+					    "the ring's submission head is invalid");
 		r->sq_head = head;
 	}
 	return r->sq_tail - r->sq_head < r->sq_entries && r->in_flight < r->cq_entries;
@@ -151,8 +156,8 @@ void dc_ring_submit(struct ring *r)
 	if (!__atomic_load_n(word(r, DMSG_RING_AGENT_SLEEPING), __ATOMIC_SEQ_CST))
 		return;
 	/*
-	 * taken back: what else is submitted while it wakes up needs no second doorbell. Not after the doorbell,
-	 * where it could undo the agent's next wish for one.
+	 * submissions that follow while the agent wakes up need no second doorbell. After the doorbell this
+	 * store could overwrite the agent's next request for one.
 	 */
 	__atomic_store_n(word(r, DMSG_RING_AGENT_SLEEPING), 0, __ATOMIC_RELAXED);
 	dray_wake(r->doorbell_fd);
@@ -168,7 +173,7 @@ int dc_ring_take(struct ring *r, struct dmsg_cqe *ret, struct dray_err *reterr)
 		return 0;
 	if (n > r->cq_entries || n > r->in_flight)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-				    "the ring's completion tail lies");
+				    "the ring's completion tail is invalid");
 	dmsg_cqe_get(r->cqes + (uint64_t)(r->cq_head & (r->cq_entries - 1)) * DMSG_CQE_SIZE, ret);
 	r->cq_head++;
 	r->in_flight--;
@@ -182,7 +187,7 @@ bool dc_ring_set_sleeping(struct ring *r, bool sleeping)
 	if (!r->base)
 		return false;
 	if (!sleeping) {
-		/* late news costs the agent a doorbell, nothing more */
+		/* if the agent sees this late, it rings once in vain */
 		__atomic_store_n(word(r, DMSG_RING_CLIENT_SLEEPING), 0, __ATOMIC_RELAXED);
 		return dc_ring_pending(r);
 	}

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/internal.h"
-
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/internal.h"
 #include "lib/base64url.h"
 
 #define PREFIX "dray1:"
 #define PREFIX_N (sizeof(PREFIX) - 1)
 
 _Static_assert(PREFIX_N + DRAY_BASE64URL_LEN(DMSG_TOKEN_MAX) < DRAY_TOKEN_TEXT_MAX,
-	       "every token has its text");
-_Static_assert(DRAY_TOKEN_MAX == DMSG_TOKEN_MAX, "as the schema has it");
+	       "the text of any token fits");
+_Static_assert(DRAY_TOKEN_MAX == DMSG_TOKEN_MAX, "the public header repeats the schema");
 
 int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *ret)
 {
@@ -48,43 +47,42 @@ int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_ex
 	return 0;
 }
 
-/* A token that its caller will never see is taken back. */
+/* Revokes a token that no caller will see. Without memory for that, it ends with the session. */
 void dc_token_ended(struct dray *d, struct request *r)
 {
-	struct request *revoke;
+	if ((r->abandoned || r->status) && r->number && !d->broken)
+		dc_request_internal(d, DMSG_REGION_REVOKE, r->region, 0, r->number);
+}
 
-	if ((!r->abandoned && !r->status) || !r->number || d->broken)
-		return;
-	revoke = dc_request_new(d, DMSG_REGION_REVOKE, NULL);
-	if (!revoke)
-		return; /* goes with the session */
-	revoke->internal = true;
-	revoke->region = r->region;
-	revoke->number = r->number;
-	dc_request_queue(d, revoke);
+/* Starts a request about a region of the caller's. */
+static struct request *start(struct dray *d, uint16_t type, dray_region region, void *arg,
+			     const struct region **ret)
+{
+	struct request *r = dc_request_start(d, type, arg);
+
+	if (!r)
+		return NULL;
+	r->region = region;
+	*ret = dc_region_get(d, region);
+	return *ret ? r : dc_request_refuse(d, r, DRAY_E_NOT_FOUND, "no such region");
 }
 
 static struct request *start_export(struct dray *d, dray_region region,
 				    const struct dray_export *what, void *arg)
 {
 	static const struct dray_export whole;
-	struct region *g;
-	struct request *r;
+	const struct region *g;
+	struct request *r = start(d, DMSG_REGION_EXPORT, region, arg, &g);
 
-	if (!dc_requests_admit(d))
-		return NULL;
-	g = dc_region_get(d, region);
-	if (!g)
-		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such region");
-	if (!what)
-		what = &whole;
-	if (!what->length && (g->borrowed || what->offset >= g->length))
-		return dc_request_refuse(d, DRAY_E_RANGE,
-					 "the range is empty, or its end unknown here");
-	r = dc_request_start(d, DMSG_REGION_EXPORT, arg);
 	if (!r)
 		return NULL;
-	r->region = region;
+	if (!what)
+		what = &whole;
+	if (!what->length && g->borrowed)
+		return dc_request_refuse(d, r, DRAY_E_RANGE,
+					 "a range of a borrowed region needs a length");
+	if (!what->length && what->offset >= g->length)
+		return dc_request_refuse(d, r, DRAY_E_RANGE, "the range is empty");
 	r->what = (struct dmsg_region_export){
 		.offset = what->offset,
 		.length = what->length ? what->length : g->length - what->offset,
@@ -99,7 +97,7 @@ static struct request *start_export(struct dray *d, dray_region region,
 int dray_region_export_start(struct dray *d, dray_region region, const struct dray_export *what,
 			     void *arg, uint64_t *ret_id)
 {
-	return dc_request_told(d, start_export(d, region, what, arg), ret_id);
+	return dc_request_started(d, start_export(d, region, what, arg), ret_id);
 }
 
 int dray_region_export(struct dray *d, dray_region region, const struct dray_export *what,
@@ -116,19 +114,15 @@ int dray_region_export(struct dray *d, dray_region region, const struct dray_exp
 static struct request *start_revoke(struct dray *d, dray_region region,
 				    const struct dray_token *token, void *arg)
 {
-	struct request *r;
+	const struct region *g;
+	struct request *r = start(d, DMSG_REGION_REVOKE, region, arg, &g);
 
-	if (!dc_requests_admit(d))
-		return NULL;
-	if (!dc_region_get(d, region))
-		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "no such region");
-	/* its number may be another token's now */
-	if (token && token->epoch != d->epoch)
-		return dc_request_refuse(d, DRAY_E_NOT_FOUND, "the token is of an earlier session");
-	r = dc_request_start(d, DMSG_REGION_REVOKE, arg);
 	if (!r)
 		return NULL;
-	r->region = region;
+	/* its id may be another token's by now */
+	if (token && token->epoch != d->epoch)
+		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND,
+					 "the token is of an earlier session, and void");
 	r->number = token ? token->id : 0;
 	return dc_request_go(d, r);
 }
@@ -136,12 +130,10 @@ static struct request *start_revoke(struct dray *d, dray_region region,
 int dray_region_revoke_start(struct dray *d, dray_region region, const struct dray_token *token,
 			     void *arg, uint64_t *ret_id)
 {
-	return dc_request_told(d, start_revoke(d, region, token, arg), ret_id);
+	return dc_request_started(d, start_revoke(d, region, token, arg), ret_id);
 }
 
 int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token)
 {
-	struct dray_completion c;
-
-	return dc_request_wait(d, start_revoke(d, region, token, NULL), 0, &c);
+	return dc_request_wait(d, start_revoke(d, region, token, NULL), 0, NULL);
 }

@@ -1,35 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The way of a transfer. With a ring: an entry of it, which holds a single operation itself and
- * else names the arena, where a notification's payload lies too. Without one, or where the arena is
- * smaller than the transfer: a message, with the operations in it or, when they are too many, in
- * the arena.
+ * Transfers are submitted by the ring if there is one. An entry holds a single operation itself;
+ * several operations, and a notification's payload, lie in the arena. Without a ring, and if the
+ * arena is smaller than the transfer, a message is sent, with its operations inside or, if they are
+ * too many, in the arena.
  */
-#include "client/internal.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
 
+#include "client/internal.h"
 #include "lib/cleanup.h"
 
-/* A transfer in the agent's terms. */
+/* A transfer with the agent's handles, as an entry of the ring. A message has the same spec. */
 struct plan {
 	const struct dray_transfer *t;
-	uint16_t flags;
-	uint64_t local, remote, wait_region, set_region;
-	uint32_t ops_bytes, payload_bytes;
+	struct dmsg_sqe entry;
+	uint32_t ops_bytes; /* in the arena, or in a message */
 };
 
-static int agent_region(struct dray *d, dray_region handle, const char *what, uint64_t *ret)
+static int agent_region(struct dray *d, dray_region handle, const char *role, uint64_t *ret)
 {
 	const struct region *g = dc_region_get(d, handle);
 
 	if (!g)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region (%s)", what);
+		return dc_fail(d, DRAY_E_NOT_FOUND, "no such region (%s)", role);
 	if (!g->agent)
 		return dc_fail(d, g->code ? -g->code : DRAY_E_NOT_FOUND,
-			       "the region is not registered (%s)", what);
+			       "the region is not registered (%s)", role);
 	*ret = g->agent;
 	return 0;
 }
@@ -41,54 +39,66 @@ static int agent_remote(struct dray *d, dray_remote handle, uint64_t *ret)
 	if (!m)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "no such remote");
 	if (m->lost)
-		return dc_fail(d, -m->lost, "the remote is gone: %s", dray_strerror(m->lost));
+		return dc_fail(d, -m->lost, "the remote is lost: %s", dray_strerror(m->lost));
 	*ret = m->agent;
 	return 0;
 }
 
-static int plan_words(struct dray *d, const struct dray_transfer *t, struct plan *p)
+static int check(struct dray *d, const struct dray_transfer *t)
 {
-	int error = 0;
-
-	if (t->wait.region) {
-		p->flags |= DMSG_TRANSFER_FLAG_WAIT;
-		error = agent_region(d, t->wait.region, "wait", &p->wait_region);
-	}
-	if (!error && t->set.region) {
-		p->flags |= DMSG_TRANSFER_FLAG_SET;
-		error = agent_region(d, t->set.region, "set", &p->set_region);
-	}
-	return error;
-}
-
-static int plan(struct dray *d, const struct dray_transfer *t, struct plan *p)
-{
-	int error;
-
-	*p = (struct plan){ .t = t };
 	if (!dmsg_direction_valid(t->direction) || !dmsg_class_valid(t->priority))
 		return dc_fail(d, DRAY_E_INVALID, "direction is %u, priority %u", t->direction,
 			       t->priority);
 	if (!t->ops || !t->count)
-		return dc_fail(d, DRAY_E_INVALID, "a transfer has at least one operation");
+		return dc_fail(d, DRAY_E_INVALID, "a transfer needs at least one operation");
 	if (t->count > DMSG_OPS_MAX)
 		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu operations, the limit is %d", t->count,
 			       DMSG_OPS_MAX);
-	if (t->notify) {
-		if (t->payload_length > DMSG_NOTIFY_MAX)
-			return dc_fail(d, DRAY_E_TOO_LARGE, "%zu bytes of payload, the limit is %d",
-				       t->payload_length, DMSG_NOTIFY_MAX);
-		if (t->payload_length && !t->payload)
-			return dc_fail(d, DRAY_E_INVALID, "payload_length without payload");
-		p->flags |= DMSG_TRANSFER_FLAG_NOTIFY;
-		p->payload_bytes = (uint32_t)t->payload_length;
+	if (!t->notify)
+		return 0;
+	if (t->payload_length > DMSG_NOTIFY_MAX)
+		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu bytes of payload, the limit is %d",
+			       t->payload_length, DMSG_NOTIFY_MAX);
+	if (t->payload_length && !t->payload)
+		return dc_fail(d, DRAY_E_INVALID, "payload_length without payload");
+	return 0;
+}
+
+static int plan(struct dray *d, const struct dray_transfer *t, struct plan *p)
+{
+	struct dmsg_sqe *e = &p->entry;
+	int error = check(d, t);
+
+	if (error)
+		return error;
+	*p = (struct plan){
+		.t = t,
+		.entry = {
+			.flags = t->notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
+			.direction = (uint8_t)t->direction,
+			.class = (uint8_t)t->priority,
+			.deadline_ms = t->deadline_ms,
+			.wait_offset = t->wait.offset,
+			.set_offset = t->set.offset,
+			.wait_value = t->wait.value,
+			.set_value = t->set.value,
+			.notify_tag = t->tag,
+			.notify_length = t->notify ? (uint32_t)t->payload_length : 0,
+			.op_count = (uint32_t)t->count,
+		},
+		.ops_bytes = (uint32_t)t->count * DMSG_OP_SIZE,
+	};
+	error = agent_region(d, t->local, "local", &e->local);
+	if (!error)
+		error = agent_remote(d, t->remote, &e->remote);
+	if (!error && t->wait.region) {
+		e->flags |= DMSG_TRANSFER_FLAG_WAIT;
+		error = agent_region(d, t->wait.region, "wait", &e->wait_region);
 	}
-	error = agent_region(d, t->local, "local", &p->local);
-	if (!error)
-		error = agent_remote(d, t->remote, &p->remote);
-	if (!error)
-		error = plan_words(d, t, p);
-	p->ops_bytes = (uint32_t)t->count * DMSG_OP_SIZE;
+	if (!error && t->set.region) {
+		e->flags |= DMSG_TRANSFER_FLAG_SET;
+		error = agent_region(d, t->set.region, "set", &e->set_region);
+	}
 	return error;
 }
 
@@ -98,7 +108,7 @@ static void put_ops(uint8_t *dst, const struct dray_transfer *t)
 	_Static_assert(sizeof(struct dray_op) == DMSG_OP_SIZE &&
 			       offsetof(struct dray_op, remote) == 8 &&
 			       offsetof(struct dray_op, length) == 16,
-		       "an operation is its wire form");
+		       "an operation lies in memory as on the wire");
 	memcpy(dst, t->ops, t->count * DMSG_OP_SIZE);
 #else
 	for (size_t i = 0; i < t->count; i++)
@@ -108,58 +118,42 @@ static void put_ops(uint8_t *dst, const struct dray_transfer *t)
 #endif
 }
 
-/* Room for `bytes` in the arena. 0 also where none are needed. */
+/* Allocates `bytes` (may be 0) of the arena. */
 static int take_arena(struct dray *d, struct request *r, uint32_t bytes)
 {
 	if (!bytes)
 		return 0;
 	if (!dc_arena_alloc(&d->arena, bytes, &r->arena_offset))
-		return dc_fail(d, DRAY_E_BUSY, "the arena is full");
+		return dc_fail(d, DRAY_E_BUSY, "the arena is full; take completions first");
 	r->arena_bytes = bytes;
 	return 0;
 }
 
-static int submit_ring(struct dray *d, const struct plan *p, struct request *r)
+static int submit_ring(struct dray *d, struct plan *p, struct request *r)
 {
 	const struct dray_transfer *t = p->t;
+	struct dmsg_sqe *e = &p->entry;
 	uint32_t ops_bytes = t->count > 1 ? p->ops_bytes : 0;
-	struct dmsg_sqe e = {
-		.user_data = r->id,
-		.flags = p->flags,
-		.direction = (uint8_t)t->direction,
-		.class = (uint8_t)t->priority,
-		.op_count = (uint32_t)t->count,
-		.deadline_ms = t->deadline_ms,
-		.notify_length = p->payload_bytes,
-		.local = p->local,
-		.remote = p->remote,
-		.wait_region = p->wait_region,
-		.wait_offset = t->wait.offset,
-		.set_region = p->set_region,
-		.set_offset = t->set.offset,
-		.wait_value = t->wait.value,
-		.set_value = t->set.value,
-		.notify_tag = t->tag,
-	};
-	int error = take_arena(d, r, ops_bytes + p->payload_bytes);
+	int error = take_arena(d, r, ops_bytes + e->notify_length);
 
 	if (error)
 		return error;
 	if (ops_bytes) {
-		e.flags |= DMSG_TRANSFER_FLAG_ARENA;
-		e.arena_offset = r->arena_offset;
+		e->flags |= DMSG_TRANSFER_FLAG_ARENA;
+		e->arena_offset = r->arena_offset;
 		put_ops(d->arena_base + r->arena_offset, t);
 	} else {
-		e.op_local = t->ops->local;
-		e.op_remote = t->ops->remote;
-		e.op_length = t->ops->length;
+		e->op_local = t->ops->local;
+		e->op_remote = t->ops->remote;
+		e->op_length = t->ops->length;
 	}
-	if (p->payload_bytes) {
-		e.notify_offset = r->arena_offset + ops_bytes;
-		memcpy(d->arena_base + e.notify_offset, t->payload, p->payload_bytes);
+	if (e->notify_length) {
+		e->notify_offset = r->arena_offset + ops_bytes;
+		memcpy(d->arena_base + e->notify_offset, t->payload, e->notify_length);
 	}
+	e->user_data = r->id;
 	r->on_ring = true;
-	dc_ring_put(&d->ring, &e);
+	dc_ring_put(&d->ring, e);
 	return 0;
 }
 
@@ -167,20 +161,8 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 {
 	const struct dray_transfer *t = p->t;
 	struct dmsg_transfer m = {
-		.direction = (uint8_t)t->direction,
-		.class = (uint8_t)t->priority,
-		.flags = p->flags,
-		.deadline_ms = t->deadline_ms,
-		.local = p->local,
-		.remote = p->remote,
-		.wait_region = p->wait_region,
-		.wait_offset = t->wait.offset,
-		.set_region = p->set_region,
-		.set_offset = t->set.offset,
-		.wait_value = t->wait.value,
-		.set_value = t->set.value,
-		.notify_tag = t->tag,
-		.notify = { t->payload, p->payload_bytes },
+		.spec = p->entry.spec,
+		.notify = { t->payload, p->entry.notify_length },
 	};
 	int n, error;
 
@@ -188,8 +170,9 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 		put_ops(d->ops, t);
 		m.ops = (struct dray_vec){ d->ops, (uint32_t)t->count };
 	} else if (p->ops_bytes > d->arena.bytes) {
-		return dc_fail(d, DRAY_E_TOO_LARGE, "%zu operations, without arena the limit is %u",
-			       t->count, d->ops_inline_max);
+		return dc_fail(d, DRAY_E_TOO_LARGE,
+			       "%zu operations, the limit is %u without a larger arena", t->count,
+			       d->ops_inline_max);
 	} else {
 		error = take_arena(d, r, p->ops_bytes);
 		if (error)
@@ -201,7 +184,7 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 	}
 	n = dmsg_transfer_encode(d->out, DMSG_MESSAGE_MAX, r->id, &m);
 	if (n < 0)
-		return dc_fail(d, DRAY_E_INVALID, "the transfer does not fit a message");
+		return dc_fail(d, DRAY_E_INVALID, "the transfer does not fit into a message");
 	error = dc_session_send(d, (size_t)n, NULL, 0);
 	if (error == -EAGAIN)
 		return dc_fail(d, DRAY_E_BUSY, "the socket to the agent is full");
@@ -211,11 +194,11 @@ static int submit_message(struct dray *d, const struct plan *p, struct request *
 		       0;
 }
 
-/* The ring is the way, unless the transfer can never fit the arena. */
-static int choose(struct dray *d, const struct plan *p, bool *ret_ring)
+/* *ret_ring: by the ring. -DRAY_E_BUSY if the ring is full. */
+static int choose_path(struct dray *d, const struct plan *p, bool *ret_ring)
 {
 	struct dray_err err;
-	uint64_t need = (p->t->count > 1 ? p->ops_bytes : 0) + (uint64_t)p->payload_bytes;
+	uint64_t need = (p->t->count > 1 ? p->ops_bytes : 0) + (uint64_t)p->entry.notify_length;
 	int room;
 
 	if (!d->ring.base || need > d->arena.bytes)
@@ -223,32 +206,32 @@ static int choose(struct dray *d, const struct plan *p, bool *ret_ring)
 	dray_err_init(&err);
 	room = dc_ring_room(&d->ring, &err);
 	if (room < 0) {
-		dc_session_break(d, DRAY_E_PROTOCOL, err.msg, strlen(err.msg));
+		dc_session_break(d, DRAY_E_PROTOCOL, "%s", err.msg);
 		return dc_fail(d, DRAY_E_SESSION_CLOSED, "%s", err.msg);
 	}
 	if (!room)
-		return dc_fail(d, DRAY_E_BUSY, "the ring is full");
+		return dc_fail(d, DRAY_E_BUSY, "the ring is full; take completions first");
 	*ret_ring = true;
 	return 0;
 }
 
-/* Without ringing the doorbell. */
+/* Submits a transfer without ringing the doorbell. */
 static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_callback,
 		      struct request **ret)
 {
 	struct request *r;
 	struct plan p;
-	bool on_ring = false;
+	bool by_ring = false;
 	int error = plan(d, t, &p);
 
 	if (!error)
-		error = choose(d, &p, &on_ring);
+		error = choose_path(d, &p, &by_ring);
 	if (error)
 		return error;
 	r = dc_request_new(d, DMSG_TRANSFER, t->arg);
 	if (!r)
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another transfer");
-	error = on_ring ? submit_ring(d, &p, r) : submit_message(d, &p, r);
+	error = by_ring ? submit_ring(d, &p, r) : submit_message(d, &p, r);
 	if (error) {
 		dc_transfer_ended(d, r);
 		dc_request_free(d, r);
@@ -261,12 +244,12 @@ static int submit_one(struct dray *d, const struct dray_transfer *t, bool with_c
 	return 0;
 }
 
-/* 0, or the error where no session is up, not even after another look. */
+/* 0 if the session is up, after a poll if need be. */
 static int need_session(struct dray *d)
 {
 	if (dc_session_is_up(d))
 		return 0;
-	dc_engine_look(d);
+	dc_engine_poll(d);
 	if (dc_session_is_up(d))
 		return 0;
 	return dc_fail(d, DRAY_E_SESSION_CLOSED, "not connected: %.200s", d->break_text);
@@ -320,7 +303,7 @@ void dc_transfer_take_ring(struct dray *d)
 		r = dray_handles_get(&d->requests.table, e.user_data);
 		if (!r || r->state != REQUEST_SENT || !r->on_ring) {
 			n = dray_err_set(&err, -EPROTO, DRAY_E_PROTOCOL,
-					 "the ring completed what was not submitted");
+					 "the ring completed a transfer that is not in flight");
 			break;
 		}
 		r->transport = e.transport;
@@ -328,93 +311,82 @@ void dc_transfer_take_ring(struct dray *d)
 		r->duration_ns = e.duration_ns;
 		if (e.status > 0xffff)
 			e.status = DRAY_E_INTERNAL;
-		dc_request_end(d, r, -(int)e.status, NULL, 0);
+		dc_request_end(d, r, -(int)e.status, NO_TEXT);
 	}
 	if (n < 0)
-		dc_session_break(d, DRAY_E_PROTOCOL, err.msg, strlen(err.msg));
+		dc_session_break(d, DRAY_E_PROTOCOL, "%s", err.msg);
 }
 
 int dray_cancel(struct dray *d, uint64_t id)
 {
-	struct request *r, *cancel;
+	struct request *r;
 	int error = dc_enter(d);
 
 	if (error)
 		return error;
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
-		return dc_fail(d, DRAY_E_NOT_FOUND, "no such transfer, or it has ended");
-	cancel = dc_request_new(d, DMSG_TRANSFER_CANCEL, NULL);
-	if (!cancel)
+		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
+	if (!dc_request_internal(d, DMSG_TRANSFER_CANCEL, 0, 0, id))
 		return dc_fail(d, DRAY_E_NO_MEMORY, "no memory for another request");
-	cancel->internal = true;
-	cancel->number = id;
-	dc_request_queue(d, cancel);
 	dc_requests_flush(d);
 	return 0;
 }
 
 /*
- * The agent may read a cancel before it comes to the ring's entry, and then knows no such transfer.
- * One that has ended has its completion in the ring before the answer to the cancel: if it is still
- * in flight after a look there, the cancel was early.
+ * The agent may read TRANSFER_CANCEL before the ring's entry of the transfer, and then answers
+ * not_found. The completion of a transfer that has ended is in the ring before that answer: if the
+ * transfer is still in flight after the ring was read, TRANSFER_CANCEL is repeated.
  */
 void dc_transfer_cancel_failed(struct dray *d, struct request *cancel, int status)
 {
 	uint64_t id = cancel->number;
-	uint32_t tries = cancel->timeout_ms + 1;
+	uint32_t tries = cancel->tries + 1;
 	struct request *r, *again;
 
-	dc_request_end(d, cancel, status, NULL, 0);
+	dc_request_end(d, cancel, status, NO_TEXT);
 	if (status != -DRAY_E_NOT_FOUND || tries > 100)
 		return;
 	dc_transfer_take_ring(d);
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r || r->state != REQUEST_SENT || !r->on_ring)
 		return;
-	again = dc_request_new(d, DMSG_TRANSFER_CANCEL, NULL);
-	if (!again)
-		return;
-	again->internal = true;
-	again->number = id;
-	again->timeout_ms = tries;
-	dc_request_queue(d, again);
+	again = dc_request_internal(d, DMSG_TRANSFER_CANCEL, 0, 0, id);
+	if (again)
+		again->tries = tries;
 }
 
-static bool up_or_closed(struct dray *d, const void *arg)
-{
-	return dc_session_is_up(d) || d->state == SESSION_CLOSED;
-}
-
-struct jam {
+struct blocked {
 	uint32_t in_flight;
 	bool writing;
 };
 
-/* Something ended, or the socket has room again. */
-static bool has_moved(struct dray *d, const void *arg)
+/* A request ended, or the socket has room again. */
+static bool may_retry(struct dray *d, const void *arg)
 {
-	const struct jam *jam = arg;
+	const struct blocked *b = arg;
 
-	return d->requests.in_flight_n < jam->in_flight || (jam->writing && !d->writing) ||
+	return d->requests.in_flight_n < b->in_flight || (b->writing && !d->writing) ||
 	       !dc_session_is_up(d);
 }
 
+/* Waits for the session and for room, until request_ms have passed. */
 static int submit_waiting(struct dray *d, const struct dray_transfer *t, struct request **ret)
 {
 	int64_t until = dray_now().ns + d->request_ns;
-	struct jam jam;
 	int error;
 
 	for (;;) {
-		dc_engine_wait(d, up_or_closed, NULL, until);
+		struct blocked b;
+
+		dc_engine_wait(d, dc_session_up_or_closed, NULL, until);
 		error = need_session(d);
 		if (!error)
 			error = submit_one(d, t, false, ret);
 		if (error != -DRAY_E_BUSY || dray_now().ns >= until)
 			break;
-		jam = (struct jam){ d->requests.in_flight_n, d->writing };
-		dc_engine_wait(d, has_moved, &jam, until);
+		b = (struct blocked){ d->requests.in_flight_n, d->writing };
+		dc_engine_wait(d, may_retry, &b, until);
 	}
 	if (d->ring.base)
 		dc_ring_submit(&d->ring);
@@ -440,9 +412,7 @@ int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completi
 		dc_engine_leave(d);
 		return error;
 	}
-	/*
-	 * the agent keeps the deadline; waiting longer is for an agent that has stopped altogether
-	 */
+	/* the agent keeps the deadline; the longer limit is for an agent that has stopped */
 	error = dc_request_wait(d, r, with_deadline.deadline_ms, &c);
 	if (ret && c.id)
 		*ret = c;

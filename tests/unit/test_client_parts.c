@@ -407,7 +407,7 @@ static int populate_code(int fd, uint64_t offset, uint64_t length)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	return dc_populate_extent(fd, offset, length, &err) ? err.code : 0;
+	return dc_memory_populate(fd, offset, length, &err) ? err.code : 0;
 }
 
 static void populating_touches_just_the_extent(void **state)
