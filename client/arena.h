@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Allocation of the session's arena. The arena is shared with the agent, so the free extents are
- * kept apart, in private memory: a sorted array whose neighbours are always joined. There is at most
- * one more of them than blocks in use.
+ * kept apart, in private memory: a sorted array whose neighbours are always joined. There is at
+ * most one more of them than blocks in use.
  */
 #ifndef DRAY_CLIENT_ARENA_H
 #define DRAY_CLIENT_ARENA_H

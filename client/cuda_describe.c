@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Device pointers into extents. Another process can open an allocation only as a whole, from its
- * base. So the driver is queried for base and size of each allocation, and extents count from there.
+ * base. So the driver is queried for base and size of each allocation, and extents count from
+ * there.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -107,8 +108,9 @@ static bool is_mapping(const struct cuda_driver *c, const struct found *f, cu_po
 }
 
 /*
- * Finds base and size of the allocation from its mapping. Drivers differ in which query is about this
- * mapping and which about all adjacent ones: a result is used if both ends are of this allocation.
+ * Finds base and size of the allocation from its mapping. Drivers differ in which query is about
+ * this mapping and which about all adjacent ones: a result is used if both ends are of this
+ * allocation.
  */
 static int find_mapping(const struct cuda_driver *c, const struct found *f, struct share *s,
 			struct dray_err *reterr)
@@ -202,8 +204,8 @@ static int share_ipc(const struct cuda_driver *c, struct described *w, const str
 }
 
 /*
- * The driver exports whole pages. An allocation may begin inside a page; the export, from which offsets
- * count, then begins before it.
+ * The driver exports whole pages. An allocation may begin inside a page; the export, from which
+ * offsets count, then begins before it.
  */
 static int share_dmabuf(const struct cuda_driver *c, struct described *w, const struct found *f,
 			struct share *s, struct dray_err *reterr)
@@ -234,7 +236,9 @@ static int share_dmabuf(const struct cuda_driver *c, struct described *w, const 
 	return own_descriptor(w, s, fd, reterr);
 }
 
-/* Shares by the first kind that works. On failure reports the error of the first kind that applies. */
+/*
+ * Shares by the first kind that works. On failure reports the error of the first kind that applies.
+ */
 static int share_by(const struct cuda_driver *c, struct described *w, const struct found *f,
 		    const enum dray_kind *kinds, size_t kinds_n, struct share *s,
 		    struct dray_err *reterr)

@@ -59,9 +59,9 @@ enum {
 };
 
 /*
- * Functions of the driver: member, symbol, parameters. Symbols that end in _v2 are those that cuda.h
- * gives the names without. X marks what every driver has; O what drivers before CUDA 11.7 lack,
- * where the member is NULL.
+ * Functions of the driver: member, symbol, parameters. Symbols that end in _v2 are those that
+ * cuda.h gives the names without. X marks what every driver has; O what drivers before CUDA 11.7
+ * lack, where the member is NULL.
  */
 #define CUDA_FUNCTIONS(X, O)                                                                     \
 	X(error_name, "cuGetErrorName", (cu_result error, const char **ret))                     \

@@ -156,7 +156,7 @@ struct dray {
 	bool in_callback;
 	bool fd_given;      /* dray_fd() was called: the program may wait on it */
 	bool armed;         /* completions of the ring wake dray_fd() */
-	uint32_t must_read; /* a caller waits for a reply: a full event queue does not stop reading */
+	uint32_t must_read; /* callers wait for replies: a full event queue does not stop reading */
 	uint32_t called_back; /* callbacks that were run */
 
 	/* owned results of the last call */
@@ -244,7 +244,9 @@ struct region *dc_region_get(struct dray *d, dray_region handle);
 struct region *dc_region_find_agent(struct dray *d, uint64_t agent);
 void dc_region_free(struct dray *d, struct region *g);
 int dc_region_encode_add(struct dray *d, const struct region *g, uint64_t id);
-/* The reply to REGION_ADD. Takes the pool's descriptor out of fds. 0, a negated code, or -EPROTO. */
+/*
+ * The reply to REGION_ADD. Takes the pool's descriptor out of fds. 0, a negated code, or -EPROTO.
+ */
 int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_add_reply *m,
 		    int *fds, unsigned n_fds, struct dray_err *reterr);
 /* A REGION_ADD or REGION_REMOVE has ended. */

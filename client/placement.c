@@ -203,7 +203,9 @@ int dray_hint_put(struct dray *d, const char *scope, const char *segment, uint32
 
 	if (error)
 		return error;
-	/* the wire forgets the hint for an empty segment; here it is more likely an unset variable */
+	/*
+	 * the wire forgets the hint for an empty segment; here it is more likely an unset variable
+	 */
 	if (segment && !*segment)
 		return dc_fail(d, DRAY_E_INVALID,
 			       "the segment is empty; pass NULL to forget the hint of the scope");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A dray_region is a handle of this library; struct region.agent is the agent's handle of it in this
- * session. A pool is memory of the agent, mapped here. It stays this client's memory when the agent
- * is gone: the region keeps it as one memfd extent, and is registered again with that.
+ * A dray_region is a handle of this library; struct region.agent is the agent's handle of it in
+ * this session. A pool is memory of the agent, mapped here. It stays this client's memory when the
+ * agent is gone: the region keeps it as one memfd extent, and is registered again with that.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -237,7 +237,10 @@ void dc_region_ended(struct dray *d, struct request *r, struct dray_str text)
 		g->state = REGION_LIVE;
 	} else {
 		r->region = 0;
-		/* the agent may have registered it; without memory for the request, the session's end removes it */
+		/*
+		 * the agent may have registered it; without memory for the request, the session's
+		 * end removes it
+		 */
 		g->state = REGION_REMOVING;
 		if (g->agent && !d->broken)
 			dc_request_internal(d, DMSG_REGION_REMOVE, g->handle, 0, 0);

@@ -85,7 +85,10 @@ struct request *dc_request_new(struct dray *d, uint16_t type, void *arg);
 /* Frees a request that has ended or was never sent, whatever list it is on. */
 void dc_request_free(struct dray *d, struct request *r);
 
-/* Starts and queues a request of the library's own; `number` is as in struct request. NULL: no memory. */
+/*
+ * Starts and queues a request of the library's own; `number` is as in struct request. NULL: no
+ * memory.
+ */
 struct request *dc_request_internal(struct dray *d, uint16_t type, dray_region region,
 				    dray_remote remote, uint64_t number);
 
@@ -139,9 +142,9 @@ void dc_requests_call_back(struct dray *d);
 void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret);
 
 /*
- * Result of a public function that blocks: waits for r (may be NULL) for the handle's request_ms and
- * extra_ms more, and returns its status; *ret (may be NULL) has the completion. On timeout a request
- * that was not sent is cancelled, and one that was sent is abandoned.
+ * Result of a public function that blocks: waits for r (may be NULL) for the handle's request_ms
+ * and extra_ms more, and returns its status; *ret (may be NULL) has the completion. On timeout a
+ * request that was not sent is cancelled, and one that was sent is abandoned.
  */
 int dc_request_wait(struct dray *d, struct request *r, unsigned int extra_ms,
 		    struct dray_completion *ret);

@@ -156,8 +156,8 @@ void dc_ring_submit(struct ring *r)
 	if (!__atomic_load_n(word(r, DMSG_RING_AGENT_SLEEPING), __ATOMIC_SEQ_CST))
 		return;
 	/*
-	 * submissions that follow while the agent wakes up need no second doorbell. After the doorbell this
-	 * store could overwrite the agent's next request for one.
+	 * submissions that follow while the agent wakes up need no second doorbell. After the
+	 * doorbell this store could overwrite the agent's next request for one.
 	 */
 	__atomic_store_n(word(r, DMSG_RING_AGENT_SLEEPING), 0, __ATOMIC_RELAXED);
 	dray_wake(r->doorbell_fd);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The client's side of the shared submission and completion rings. The agent can write to that
- * memory at any time. So the state is kept in private copies, each index is checked when it is read,
- * and a completion is copied before it is used.
+ * memory at any time. So the state is kept in private copies, each index is checked when it is
+ * read, and a completion is copied before it is used.
  *
  * Wake-ups: a producer stores its tail, then loads the consumer's sleeping word. A consumer stores
  * its sleeping word, then loads the producer's tail once more before it sleeps. All four are
