@@ -8,8 +8,9 @@
 enum dray_error {
 	DRAY_OK = 0,
 	DRAY_E_INVALID = 1, /* A field has a value that is not allowed. */
-	DRAY_E_UNSUPPORTED = 2, /* The agent, kernel or device lacks this, or a flag is unknown. */
-	DRAY_E_VERSION = 3, /* No protocol version in common. */
+	/* The agent, kernel or device lacks the feature, or a flag is unknown. */
+	DRAY_E_UNSUPPORTED = 2,
+	DRAY_E_VERSION = 3, /* The two sides have no protocol version in common. */
 	DRAY_E_UNKNOWN_TYPE = 4, /* The message type is unknown. */
 	DRAY_E_TRUNCATED = 5, /* The message is shorter than its fields. */
 	DRAY_E_TOO_LARGE = 6, /* The message, an array or a string is over its limit. */
@@ -17,53 +18,59 @@ enum dray_error {
 	/* The message is not allowed in this state, such as anything before HELLO. */
 	DRAY_E_OUT_OF_ORDER = 8,
 	DRAY_E_DUPLICATE_ID = 9, /* The request id is in use by a request that has not ended. */
-	/* No such region, remote, token or transfer for this session's group. */
+	/* This session's group has no such region, remote, token or transfer. */
 	DRAY_E_NOT_FOUND = 10,
 	DRAY_E_DENIED = 11, /* The kernel's credentials or the region's access do not allow this. */
 	DRAY_E_QUOTA = 12, /* A limit of the session, group or agent is reached. */
-	DRAY_E_BUSY = 13, /* Too much is in flight; nothing was started. */
+	DRAY_E_BUSY = 13, /* Too many requests are in flight; nothing was started. */
 	DRAY_E_DRAINING = 14, /* The agent is draining and takes no new work. */
-	DRAY_E_RANGE = 15, /* An offset or length overflows or passes the end. */
-	DRAY_E_EXISTS = 16, /* This was done already. */
-	DRAY_E_FD_LIMIT = 17, /* File descriptors were lost in passing, or there are too many. */
+	/* An offset or length overflows, or passes the end of the region or remote. */
+	DRAY_E_RANGE = 15,
+	DRAY_E_EXISTS = 16, /* The request was carried out already, and only one is allowed. */
+	/* The kernel dropped file descriptors of the message, or there are too many. */
+	DRAY_E_FD_LIMIT = 17,
 	DRAY_E_FD_COUNT = 18, /* The number of descriptors passed does not match the message. */
-	DRAY_E_REGION_KIND = 19, /* The descriptor is not of the kind the extent says. */
+	DRAY_E_REGION_KIND = 19, /* The descriptor is not of the kind that the extent names. */
 	DRAY_E_REGION_UNSEALED = 20, /* The memfd lacks F_SEAL_SHRINK. */
 	DRAY_E_REGION_TOO_SMALL = 21, /* The file is smaller than the extent. */
-	DRAY_E_REGION_NOT_RESIDENT = 22, /* The extent has holes: pages never touched. */
-	/* Write access was asked for, the descriptor allows reading only. */
+	DRAY_E_REGION_NOT_RESIDENT = 22, /* The extent has holes: pages that were never touched. */
+	/* Write access was requested, but the descriptor allows only reading. */
 	DRAY_E_REGION_READ_ONLY = 23,
-	DRAY_E_REGION_FAULT = 24, /* Touching the region's memory failed: a page is gone. */
+	DRAY_E_REGION_FAULT = 24, /* An access to the region's memory failed: a page was removed. */
 	DRAY_E_TOKEN_INVALID = 25, /* The token is malformed, forged or unknown to its owner. */
-	DRAY_E_TOKEN_EXPIRED = 26, /* The token's time is over. */
+	DRAY_E_TOKEN_EXPIRED = 26, /* The token has expired. */
 	DRAY_E_TOKEN_USED = 27, /* A single-use token was imported before. */
 	DRAY_E_TOKEN_AUDIENCE = 28, /* The token is for another agent. */
 	/* The token or stream belongs to an earlier incarnation of the agent. */
 	DRAY_E_INCARNATION = 29,
 	DRAY_E_REVOKED = 30, /* The owner revoked or removed the exported region. */
-	DRAY_E_PEER_UNREACHABLE = 31, /* The peer's segment cannot be reached or refuses us. */
-	/* The peer died or fell silent; what was in flight may have been delivered. */
+	/* The peer's segment cannot be reached, or refuses the connection. */
+	DRAY_E_PEER_UNREACHABLE = 31,
+	/* The peer died or stopped answering; bytes in flight may have been delivered. */
 	DRAY_E_PEER_LOST = 32,
 	DRAY_E_PEER_DENIED = 33, /* The peer refused authentication. */
 	DRAY_E_DEADLINE = 34, /* The deadline passed; the transfer was stopped. */
 	DRAY_E_CANCELLED = 35, /* The transfer was cancelled. */
 	DRAY_E_SESSION_CLOSED = 36, /* The session is closing. */
-	/* The agent was restarted with this in flight; it may have been carried out. */
+	/* The agent was restarted while the request was in flight; it may have been carried out. */
 	DRAY_E_AGENT_RESTARTED = 37,
-	DRAY_E_NO_MEMORY = 38, /* Memory could not be had. */
+	DRAY_E_NO_MEMORY = 38, /* Memory could not be allocated. */
 	DRAY_E_NO_SPACE = 39, /* A file system is full. */
-	DRAY_E_NO_FDS = 40, /* The agent has no file descriptor left. */
+	DRAY_E_NO_FDS = 40, /* The agent has no free file descriptor. */
 	DRAY_E_IO = 41, /* A system call failed. */
 	DRAY_E_INTERNAL = 42, /* A defect in dray. */
-	/* The data is in place, but the owner's notification queue is full or has no reader. */
+	/* The data is in place, but the owner's notification queue is full, or nobody reads it. */
 	DRAY_E_NOTIFY_REFUSED = 43,
-	/* The other side broke the protocol: a ring whose indices lie, a frame that cannot be. */
+	/*
+	 * The other side broke the protocol, such as by an invalid ring index or a malformed frame.
+	 */
 	DRAY_E_PROTOCOL = 44,
-	DRAY_E_IDENTITY = 45, /* Two agents show the same id with different incarnations at once. */
-	DRAY_E_TIMEOUT = 46, /* No answer in time. */
-	DRAY_E_GPU_LOST = 47, /* The GPU failed, or is gone; regions on it have ended. */
+	/* Two agents use the same agent id at the same time, with different incarnations. */
+	DRAY_E_IDENTITY = 45,
+	DRAY_E_TIMEOUT = 46, /* The other side did not answer in time. */
+	DRAY_E_GPU_LOST = 47, /* The GPU failed or was removed; regions on it have ended. */
 	DRAY_E_GPU_HANDLE = 48, /* The GPU memory handle cannot be opened. */
-	/* The memory is on another GPU than was said, or on one that the agent does not see. */
+	/* The memory is not on the GPU that was named, or is on one that the agent does not see. */
 	DRAY_E_GPU_DEVICE = 49,
 };
 #endif

@@ -177,85 +177,96 @@ enum dray_config_key_id {
 
 struct dray_config {
 	struct {
-		char *state_dir; /* Where the agent id and state live; held under flock. */
-		/* Data workers; 0: one for each 4 CPUs of cgroup and affinity mask. */
+		/* Directory of the agent id and the state database; locked with flock. */
+		char *state_dir;
+		/* Data workers; 0: one for each 4 CPUs of the cgroup and affinity mask. */
 		int64_t workers;
 		/*
-		 * NUMA nodes whose CPUs workers run on, in turn, such as 0, 1; empty: those of the
-		 * active RNICs where the machine has several; none: wherever the kernel puts them.
+		 * NUMA nodes whose CPUs the workers run on, in turn, such as 0, 1. Empty: the nodes
+		 * of the active RNICs, if the machine has several nodes. none: the kernel decides.
 		 */
 		struct dray_strv numa_nodes;
 		/*
-		 * Longest time that a worker polls after work before it sleeps; it polls less while
-		 * that is in vain. Where the agent has less than two whole CPUs, by affinity,
-		 * cpuset or CPU limit, it is 0: `drayctl status` tells.
+		 * Longest time that a worker polls after work before it sleeps. The worker polls
+		 * for less while polling finds nothing, and not at all if the agent has less than
+		 * two whole CPUs by affinity, cpuset or CPU limit; `drayctl status` shows that.
 		 */
 		int64_t poll_time;
-		/* Limit of a drain; work still in flight then is stopped with deadline. */
+		/*
+		 * Limit of a drain. Work that is still in flight then is stopped with `deadline`.
+		 */
 		int64_t drain_timeout;
 		/*
-		 * What happens on system calls that an agent does not make: they fail or kill it,
-		 * are only named in the audit log, or nothing.
+		 * Reaction to a system call outside the allow-list. enforce: the call fails or
+		 * kills the agent; log: only the audit log names it; off: none.
 		 */
 		int seccomp;
 	} agent;
 	struct {
 		int level; /* Lowest level that is logged. */
-		/* auto: journal priorities when stderr is the journal, text otherwise. */
+		/*
+		 * Format of log lines. auto: journal priorities if stderr is the journal, text
+		 * otherwise.
+		 */
 		int format;
-		bool transfers; /* A line in the log for each transfer that ends. */
+		bool transfers; /* Log a line for each transfer that ends. */
 	} log;
 	struct {
-		char *socket; /* Data socket. systemd may pass it (name data). */
-		int64_t mode; /* Its mode. */
-		char *group; /* Its group, name or number; empty: the agent's. */
-		/* Uids that may open sessions; empty: any that the socket's mode lets in. */
+		char *socket; /* Data socket. systemd can pass it, with the name data. */
+		int64_t mode; /* Mode of the data socket. */
+		char *group; /* Group of the data socket, by name or number; empty: the agent's. */
+		/* Uids that may open sessions; empty: all that the socket's mode admits. */
 		struct dray_strv allow_uids;
-		struct dray_strv allow_gids; /* Gids that may open sessions; empty: any. */
+		struct dray_strv allow_gids; /* Gids that may open sessions; empty: all. */
 	} data;
 	struct {
-		char *socket; /* Control socket (D-Bus). systemd may pass it (name control). */
-		int64_t mode; /* Its mode. */
-		char *group; /* Its group; members may change things. */
+		/* Control socket (D-Bus). systemd can pass it, with the name control. */
+		char *socket;
+		int64_t mode; /* Mode of the control socket. */
+		/*
+		 * Group of the control socket. Its members may call the methods that change
+		 * something.
+		 */
+		char *group;
 	} control;
 	struct {
 		/*
 		 * Segment listeners, host:port or [addr]:port; port 0 takes a free one. Empty:
-		 * [::]:7411 and 0.0.0.0:7411 with a key, loopback only without. none: no listener.
+		 * [::]:7411 and 0.0.0.0:7411 with a key, only loopback without a key. none: no
+		 * listener.
 		 */
 		struct dray_strv listen;
-		/* Segment to advertise; empty: found from the listeners and addresses. */
+		/* Segment to advertise; empty: chosen from the listeners and addresses. */
 		char *advertise;
 		/*
-		 * Pre-shared key, 16 to 64 bytes raw or as hex; nobody but its owner may read it,
-		 * or, where that is root, its group.
+		 * Pre-shared key, 16 to 64 bytes raw or as hex. Only the file's owner may be able
+		 * to read it, and its group if the owner is root.
 		 */
 		char *key_file;
-		char *key_identity; /* Identity under which the key is offered. */
+		char *key_identity; /* Identity that is sent with the key. */
 		bool allow_insecure; /* Listen beyond loopback without a key. */
-		/* Interval of heartbeats while transfers or requests are under way. */
+		/* Interval of heartbeats while transfers or requests are in flight. */
 		int64_t heartbeat;
 		/*
-		 * Interval of heartbeats while both sides rest; peer.heartbeat where that is
+		 * Interval of heartbeats while both sides are idle; peer.heartbeat if that is
 		 * longer.
 		 */
 		int64_t rest_heartbeat;
 		/*
-		 * Silence after which a peer is lost; while both sides rest, at least three of its
-		 * intervals.
+		 * Silence after which a peer is lost; while both sides are idle, at least three of
+		 * its heartbeat intervals.
 		 */
 		int64_t heartbeat_limit;
-		/* Limit of one connect and handshake, and of a stranger's. */
+		/* Limit of one connect and handshake, in both directions. */
 		int64_t connect_timeout;
-		/* First pause before connecting again; doubles, with jitter. */
-		int64_t backoff_min;
-		int64_t backoff_max; /* Longest pause. */
+		int64_t backoff_min; /* First pause before reconnecting; it doubles, with jitter. */
+		int64_t backoff_max; /* Longest pause before reconnecting. */
 		/*
-		 * A peer that this agent connected to, without grants and imports, is let go after
-		 * this.
+		 * Time after which this agent disconnects from a peer that it connected to, if
+		 * there are no grants and imports.
 		 */
 		int64_t idle_timeout;
-		/* A peer that does not acknowledge a fence in time is lost. */
+		/* Time that a peer has to acknowledge a fence; after that the peer is lost. */
 		int64_t fence_timeout;
 		/* Interfaces whose addresses may be advertised, with * and ?; empty: all. */
 		struct dray_strv interfaces;
@@ -264,37 +275,38 @@ struct dray_config {
 	} peer;
 	struct {
 		/*
-		 * Where /metrics, /healthz and /readyz are served: 1.2.3.4:7412 or [addr]:7412;
-		 * port 0 takes a free one. none: nowhere.
+		 * Addresses that serve /metrics, /healthz and /readyz: 1.2.3.4:7412 or [addr]:7412;
+		 * port 0 takes a free one. none: no address.
 		 */
 		struct dray_strv listen;
 		/*
-		 * Where /healthz and /readyz alone are served, such as 10.0.0.1:7413 with the pod's
-		 * address. Empty or none: nowhere.
+		 * Addresses that serve only /healthz and /readyz, such as 10.0.0.1:7413 with the
+		 * pod's address. Empty or none: no address.
 		 */
 		struct dray_strv probe_listen;
 		/*
-		 * Connections at once to http.listen, and as many to http.probe_listen; each at
-		 * most an eighth of the open files allowed. One more is closed at once.
+		 * Connections at the same time to http.listen, and as many to http.probe_listen;
+		 * each at most an eighth of the limit on open files. Further ones are closed at
+		 * once.
 		 */
 		int64_t connections;
 		/*
-		 * A connection whose next request is not there, or whose answer is not taken, after
-		 * this is closed.
+		 * Time after which a connection is closed if the next request has not arrived or
+		 * the answer was not read.
 		 */
 		int64_t timeout;
 	} http;
 	struct {
 		/*
-		 * A worker that does not answer for this long makes the agent count as not alive.
+		 * The agent is reported as not alive when a worker has not answered for this long.
 		 */
 		int64_t worker_limit;
 	} health;
 	struct {
 		/*
-		 * What must hold beside the state running and the listener, for the agent to be
-		 * ready: rdma (a rail is up), tcp (a peer listener), segment:HOST:PORT (a
-		 * connection to the agent there, which is kept up).
+		 * Conditions of readiness besides the state running and the listener: rdma (a rail
+		 * is up), tcp (a peer listener), segment:HOST:PORT (a connection to the agent
+		 * there, which is kept up).
 		 */
 		struct dray_strv require;
 	} ready;
@@ -307,59 +319,64 @@ struct dray_config {
 	} node;
 	struct {
 		/*
-		 * Segment that engines are to prefer, HOST:PORT, before all that is found; local,
-		 * self or own: this node's own; auto: MOONCAKE_PREFERRED_SEGMENT in the agent's
-		 * environment, else what is found.
+		 * Segment that engines should prefer, HOST:PORT, whatever is found. local, self or
+		 * own: this node's own. auto: MOONCAKE_PREFERRED_SEGMENT in the agent's
+		 * environment, else the best one found.
 		 */
 		char *preferred;
 		/*
-		 * Segments to know and to probe: HOST:PORT, and after a blank how: tcp, dray or
-		 * mooncake there, or tcp://HOST:PORT, dray://HOST:PORT, mooncake://HOST:PORT,
-		 * http://HOST:PORT/PATH elsewhere. Without: tcp.
+		 * Segments to probe: HOST:PORT, then optionally a blank and the probe. tcp (the
+		 * default), dray and mooncake probe that address; tcp://HOST:PORT,
+		 * dray://HOST:PORT, mooncake://HOST:PORT and http://HOST:PORT/PATH probe another
+		 * one.
 		 */
 		struct dray_strv known;
 		/*
-		 * HOST or HOST:PORT that count as this node's own beside what is found, such as an
-		 * address that it has only in other networks (NAT).
+		 * Further HOST or HOST:PORT of this node, such as an address that it has only in
+		 * other networks (NAT).
 		 */
 		struct dray_strv local;
 		/*
 		 * Listening sockets of this network namespace that are segments: PORT or FIRST-
-		 * LAST, with :PORT where the segment has another port than its listener, and after
-		 * a blank the probe: tcp (default), dray or mooncake. none: no listener is.
+		 * LAST, then :PORT if the segment's port differs from the listener's, then
+		 * optionally a blank and the probe: tcp (the default), dray or mooncake. none: no
+		 * listener.
 		 */
 		struct dray_strv ports;
-		int64_t listen_interval; /* How often listening sockets are looked for; 0: never. */
-		/* A segment that nothing speaks of any more is forgotten after this. */
+		/* Interval of the search for listening sockets; 0: never. */
+		int64_t listen_interval;
+		/* Time after which a segment is forgotten if no source reports it any more. */
 		int64_t expiry;
 	} segment;
 	struct {
-		int64_t interval; /* How often a segment that is ready is probed. */
+		int64_t interval; /* Interval of probes of a ready segment. */
 		int64_t timeout; /* Limit of one probe. */
 		/*
-		 * Successes in a row that make a lost segment ready; one is enough for a segment
-		 * that never was lost.
+		 * Successes in a row that make a lost segment ready; a segment that never was lost
+		 * needs one.
 		 */
 		int64_t rise;
 		int64_t fall; /* Failures in a row that make a ready segment lost. */
-		int64_t backoff_min; /* First pause after a failure; doubles, with jitter. */
-		int64_t backoff_max; /* Longest pause after failures. */
-		int64_t concurrency; /* Probes at once; no more than one of one host and port. */
+		/* First pause after a failed probe; it doubles, with jitter. */
+		int64_t backoff_min;
+		int64_t backoff_max; /* Longest pause after failed probes. */
+		/* Probes at the same time; at most one for each host and port. */
+		int64_t concurrency;
 	} probe;
 	struct {
 		/*
-		 * Mooncake masters whose segments are known: URLs of their admin pages, such as
+		 * Mooncake masters whose segments are read: URLs of their admin pages, such as
 		 * http://10.0.0.9:9003. Empty: MOONCAKE_MASTER_METRICS_URL in the agent's
-		 * environment, where it is set; none: no master.
+		 * environment, if it is set. none: no master.
 		 */
 		struct dray_strv masters;
-		int64_t interval; /* How often a master's pages are read. */
-		int64_t timeout; /* Limit of one page. */
+		int64_t interval; /* Interval of reading a master's pages. */
+		int64_t timeout; /* Limit for reading one page. */
 		int64_t page_bytes; /* Largest page that is read. */
 		/*
-		 * Address of the Mooncake master for its clients, HOST:PORT or what else these
-		 * take, for the profiles mooncake and mooncake-owner. Empty: MOONCAKE_MASTER in the
-		 * agent's environment.
+		 * Address of the Mooncake master for its clients, HOST:PORT or another form that
+		 * they take, for the profiles mooncake and mooncake-owner. Empty: MOONCAKE_MASTER
+		 * in the agent's environment.
 		 */
 		char *master_rpc;
 		/* Port in the segment of this node's owner, for the profile mooncake-owner. */
@@ -368,12 +385,12 @@ struct dray_config {
 		int64_t owner_rpc;
 	} mooncake;
 	struct {
-		int64_t ttl; /* How long a hint is good that says nothing about it. */
+		int64_t ttl; /* Lifetime of a hint that names none. */
 	} hint;
 	struct {
 		/*
-		 * File with the launcher's environment (dotenv), replaced whenever that changes,
-		 * from when the agent is ready. Empty: env beside data.socket; none: no file.
+		 * File with the launcher's environment (dotenv), written when the agent becomes
+		 * ready and replaced at each change. Empty: env beside data.socket. none: no file.
 		 */
 		char *file;
 		/*
@@ -386,93 +403,94 @@ struct dray_config {
 		struct dray_strv devices; /* RDMA devices to use, with * and ?; empty: all. */
 		struct dray_strv exclude; /* RDMA devices never to use, with * and ?. */
 		/*
-		 * GID index by DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3; what is not
-		 * named is chosen for each port.
+		 * GID index as DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3. For other ports
+		 * the agent chooses.
 		 */
 		struct dray_strv gid_index;
 		int gid_family; /* Address family of GIDs on Ethernet; auto: IPv4 first. */
-		int64_t rnics_per_gpu; /* RNICs that each GPU prefers; 0: all. */
-		/*
-		 * Move bytes over RDMA devices where both agents have some that reach each other.
-		 */
+		int64_t rnics_per_gpu; /* Number of RNICs that each GPU prefers; 0: all. */
+		/* Move bytes over RDMA devices if both agents have some that reach each other. */
 		bool enable;
 		int64_t queue_pairs; /* Bulk queue pairs for each worker, peer and rail. */
 		/* Latency queue pairs for each worker, peer and rail. */
 		int64_t latency_queue_pairs;
-		/* Work requests in flight on one queue pair; less where the device has less. */
+		/*
+		 * Work requests in flight on one queue pair; fewer if the device has a lower limit.
+		 */
 		int64_t queue_depth;
 		/*
-		 * Writes up to this size go with their work request, where the device takes so
-		 * much.
+		 * Writes up to this size are inlined in their work request, if the device allows
+		 * it.
 		 */
 		int64_t inline_max;
-		/* Reads in flight on one queue pair; less where either device has less. */
+		/*
+		 * Reads in flight on one queue pair; fewer if one of the devices has a lower limit.
+		 */
 		int64_t outstanding_reads;
 		/*
-		 * Path MTU in bytes: 256, 512, 1024, 2048 or 4096; 0: the lesser of what both ports
-		 * have.
+		 * Path MTU in bytes: 256, 512, 1024, 2048 or 4096; 0: the smaller one of both
+		 * ports.
 		 */
 		int64_t mtu;
-		/* Traffic class of queue pairs: on Ethernet DSCP times four. */
+		/* Traffic class of queue pairs; on Ethernet it is DSCP times four. */
 		int64_t traffic_class;
 		int64_t sl; /* Service level (SL) of queue pairs. */
 		/*
-		 * How long a queue pair waits for an acknowledgement before it sends again; rounded
-		 * up to 4.096 us times a power of two.
+		 * Time that a queue pair waits for an acknowledgement before it retries; rounded up
+		 * to 4.096 us times a power of two.
 		 */
 		int64_t timeout;
-		int64_t retry_count; /* How often it sends again before the queue pair fails. */
-		/* Register memory with relaxed ordering where the device has it. */
+		int64_t retry_count; /* Retries before a queue pair fails. */
+		/* Register memory with relaxed ordering if the device has it. */
 		bool relaxed_ordering;
 	} rdma;
 	struct {
 		/*
-		 * Take regions in GPU memory (kinds cuda_ipc and cuda_vmm), and move their bytes by
-		 * the GPUs.
+		 * Accept regions in GPU memory (kinds cuda_ipc and cuda_vmm), and let the GPUs move
+		 * their bytes.
 		 */
 		bool enable;
 		/*
-		 * The CUDA plug-in; empty: dray-cuda.so beside drayd, or in its installation's
-		 * lib/dray.
+		 * Path of the CUDA plug-in; empty: dray-cuda.so beside drayd, or in lib/dray of its
+		 * installation.
 		 */
 		char *plugin;
 		struct dray_strv devices; /* GPUs to use, by UUID or PCI address; empty: all. */
 		/* Share of a GPU's multiprocessors that one copy may occupy, in percent. */
 		int64_t multiprocessors;
 		/*
-		 * Pinned host memory of each worker, through which bytes pass that no device can
-		 * move directly; taken when the first GPU is used.
+		 * Pinned host memory of each worker for bytes that no device can move directly;
+		 * allocated when the first GPU is used.
 		 */
 		int64_t staging;
 		/*
-		 * Pinned host memory for each peer that imports GPU memory of this agent's which no
-		 * RDMA device takes: their bytes pass through it, by RDMA; 0: such transfers go by
-		 * TCP.
+		 * Pinned host memory for each peer that imports GPU memory which no RDMA device can
+		 * register: RDMA moves its bytes through this memory. 0: TCP moves them.
 		 */
 		int64_t window;
-		/* All of these together; peers that come when it is used up are served by TCP. */
+		/* Limit of gpu.window for all peers together. Peers beyond it are served by TCP. */
 		int64_t windows;
 		/*
-		 * Pin regions of host memory while a GPU is in use, so that it reaches them
-		 * directly. Without, their bytes are staged.
+		 * Pin regions of host memory while a GPU is in use, so that it can access them
+		 * directly. If false, their bytes are staged.
 		 */
 		bool pin_host;
 	} gpu;
 	struct {
 		int64_t streams; /* Bulk streams for each worker and peer. */
 		int64_t latency_streams; /* Latency streams for each worker and peer. */
-		int64_t buffer; /* Socket buffers asked for; 0: the kernel's autotuning. */
+		int64_t buffer; /* Size of socket buffers; 0: the kernel's autotuning. */
 		int64_t slices_in_flight; /* Slices in flight on one stream. */
 	} tcp;
 	struct {
 		/* Largest slice; also the quantum of the deficit round robin. */
 		int64_t slice_size;
-		/* A slice without an answer for this long has its stream torn down. */
+		/* Time after which the stream of a slice without an answer is torn down. */
 		int64_t slice_timeout;
 		int64_t deadline; /* Deadline of transfers that name none. */
 		/*
-		 * A transfer that takes longer, its wait word not counted, is logged with its path
-		 * and where the time went; 0: none.
+		 * A transfer that takes longer, apart from waiting for its wait word, is logged
+		 * with its path and the time of each stage; 0: none is.
 		 */
 		int64_t slow;
 	} transfer;
@@ -485,31 +503,34 @@ struct dray_config {
 		int64_t extents_per_session; /* Extents of one session's regions. */
 		int64_t bytes_per_session; /* Bytes of one session's regions. */
 		int64_t bytes_per_group; /* Bytes of one group's regions. */
-		int64_t pool_bytes; /* Bytes of the agent's pools; 0 refuses pools. */
+		int64_t pool_bytes; /* Bytes of all pools of the agent; 0: pools are refused. */
 		int64_t remotes_per_session; /* Remotes of one session. */
 		int64_t tokens_per_session; /* Live tokens of one session. */
-		/* Transfers in flight of one session; a change is for new sessions. */
+		/* Transfers in flight of one session; a change applies to new sessions. */
 		int64_t transfers_per_session;
 		int64_t transfers_per_group; /* Transfers in flight of one group. */
 		int64_t transfers; /* Transfers in flight of the agent. */
-		/* Operations in flight of one session; a change is for new sessions. */
+		/* Operations in flight of one session; a change applies to new sessions. */
 		int64_t ops_per_session;
 		/* Slices in flight of one session in each worker, of each priority class. */
 		int64_t slices_per_session;
 		int64_t arena_bytes; /* Largest arena of a session. */
 		/*
-		 * Requests other than transfers that one session may have pending; a change is for
-		 * new sessions.
+		 * Pending requests of one session, other than transfers; a change applies to new
+		 * sessions.
 		 */
 		int64_t requests_per_session;
-		/* Notifications waiting for one session to read. */
+		/* Notifications that wait for one session to read them. */
 		int64_t notifications_per_session;
 		int64_t peers; /* Peers. */
-		int64_t strangers; /* Connections that have not authenticated yet. */
-		int64_t grants_per_peer; /* Grants one peer may hold. */
-		/* Segments known; of those that only a master tells of, more are left out. */
+		int64_t strangers; /* Connections of agents that have not authenticated yet. */
+		int64_t grants_per_peer; /* Grants of one peer. */
+		/*
+		 * Known segments. Above the limit, segments that only a master reports are left
+		 * out.
+		 */
 		int64_t segments;
-		int64_t hints; /* Hints; where there are more, those that expire first go. */
+		int64_t hints; /* Hints. Above the limit, those that expire first are dropped. */
 		int64_t hints_per_uid; /* Hints put by clients of one uid. */
 	} limits;
 };
@@ -521,12 +542,12 @@ struct dray_config_key {
 	const char *flag; /* "--state-dir", or NULL */
 	enum dray_config_type type;
 	size_t offset, size; /* of the member of struct dray_config */
-	const char *def; /* as one would write it */
+	const char *def; /* in the form of the configuration */
 	int64_t min, max; /* int, size, duration */
 	const char *const *choices; /* enum */
 	size_t n_choices;
 	bool octal; /* int, written in octal */
-	bool reload; /* may change while running */
+	bool reload; /* can change while the agent runs */
 	const char *doc;
 };
 

@@ -21,7 +21,7 @@ struct dray_err;
 #define DMSG_MESSAGE_MAX 212960
 #define DMSG_FDS_MAX 250 /* File descriptors with one message (SCM_MAX_FD is 253). */
 #define DMSG_OPS_INLINE_MAX 4096 /* Operations in a TRANSFER message. */
-#define DMSG_OPS_MAX 65536 /* Operations of one transfer by way of the arena. */
+#define DMSG_OPS_MAX 65536 /* Operations of one transfer in the arena. */
 #define DMSG_NOTIFY_MAX 4096 /* Bytes of a notification's payload. */
 #define DMSG_TOKEN_MAX 256 /* Bytes of a region token in binary form. */
 #define DMSG_EXTENTS_MAX 1024 /* Extents of one region. */
@@ -29,7 +29,7 @@ struct dray_err;
 #define DMSG_RING_ENTRIES_MAX 4096 /* Submission entries of a ring; a power of two. */
 #define DMSG_MAGIC_RING 0x52415244u /* First word of a ring memfd, DRAR in ASCII. */
 
-/* What an extent's descriptor is. */
+/* Kind of an extent's descriptor. */
 enum dmsg_kind {
 	DMSG_KIND_MEMFD = 1, /* memfd with F_SEAL_SHRINK. */
 	DMSG_KIND_DMABUF = 2, /* DMA-BUF. */
@@ -51,12 +51,12 @@ bool dmsg_direction_valid(unsigned int v);
 /* Priority class. */
 enum dmsg_class {
 	DMSG_CLASS_BULK = 0, /* Shares bandwidth fairly. */
-	DMSG_CLASS_LATENCY = 1, /* Streams and queue pairs of its own. */
+	DMSG_CLASS_LATENCY = 1, /* Has streams and queue pairs of its own. */
 };
 const char *dmsg_class_name(unsigned int v); /* "?" if unknown */
 bool dmsg_class_valid(unsigned int v);
 
-/* The path a transfer took. */
+/* Path of a transfer. */
 enum dmsg_transport {
 	DMSG_TRANSPORT_NONE = 0, /* No byte was moved. */
 	DMSG_TRANSPORT_LOCAL = 1, /* Copy between two sessions of this agent. */
@@ -66,29 +66,29 @@ enum dmsg_transport {
 };
 const char *dmsg_transport_name(unsigned int v); /* "?" if unknown */
 
-/* How GPU memory takes part in a transfer, on this agent's side. */
+/* Part of GPU memory in a transfer, on this agent's side. */
 enum dmsg_gpu_path {
-	DMSG_GPU_PATH_NONE = 0, /* It does not. */
+	DMSG_GPU_PATH_NONE = 0, /* No GPU memory takes part. */
 	DMSG_GPU_PATH_WITHIN = 1, /* A GPU copies inside its memory. */
 	DMSG_GPU_PATH_PEER = 2, /* A GPU copies to or from another one. */
 	DMSG_GPU_PATH_HOST = 3, /* A GPU copies to or from pinned host memory. */
-	DMSG_GPU_PATH_STAGED = 4, /* Its bytes pass through pinned host memory of the agent. */
-	DMSG_GPU_PATH_DIRECT = 5, /* RDMA devices reach it. */
+	DMSG_GPU_PATH_STAGED = 4, /* The bytes pass through pinned host memory of the agent. */
+	DMSG_GPU_PATH_DIRECT = 5, /* RDMA devices access the GPU memory. */
 };
 const char *dmsg_gpu_path_name(unsigned int v); /* "?" if unknown */
 
-/* What is known of a segment. */
+/* State of a segment. */
 enum dmsg_segment_state {
 	DMSG_SEGMENT_STATE_UNKNOWN = 0, /* Not probed. */
-	DMSG_SEGMENT_STATE_PROBING = 1, /* Being probed; it has not answered yet. */
-	DMSG_SEGMENT_STATE_READY = 2, /* It answers. */
-	DMSG_SEGMENT_STATE_LOST = 3, /* It does not answer any more. */
+	DMSG_SEGMENT_STATE_PROBING = 1, /* It is being probed and has not answered yet. */
+	DMSG_SEGMENT_STATE_READY = 2, /* The segment answers. */
+	DMSG_SEGMENT_STATE_LOST = 3, /* The segment has stopped answering. */
 };
 const char *dmsg_segment_state_name(unsigned int v); /* "?" if unknown */
 
-/* Where a preferred segment comes from, strongest first. */
+/* Origin of a preferred segment, strongest first. */
 enum dmsg_preference {
-	DMSG_PREFERENCE_NONE = 0, /* There is none. */
+	DMSG_PREFERENCE_NONE = 0, /* There is no preferred segment. */
 	DMSG_PREFERENCE_EXPLICIT = 1, /* segment.preferred of the configuration. */
 	/* MOONCAKE_PREFERRED_SEGMENT in the agent's environment. */
 	DMSG_PREFERENCE_ENVIRONMENT = 2,
@@ -97,11 +97,11 @@ enum dmsg_preference {
 };
 const char *dmsg_preference_name(unsigned int v); /* "?" if unknown */
 
-/* Who said so. */
+/* Source of a hint, strongest first. */
 enum dmsg_hint_source {
 	DMSG_HINT_SOURCE_EXPLICIT = 1, /* The administrator, by drayctl or D-Bus. */
 	DMSG_HINT_SOURCE_ENVIRONMENT = 2, /* The agent's environment. */
-	DMSG_HINT_SOURCE_DETECTED = 3, /* The agent found it. */
+	DMSG_HINT_SOURCE_DETECTED = 3, /* The agent's own detection. */
 	DMSG_HINT_SOURCE_CLIENT = 4, /* A client. */
 };
 const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
@@ -115,13 +115,13 @@ const char *dmsg_hint_source_name(unsigned int v); /* "?" if unknown */
 #define DMSG_HELLO_FLAG_SEGMENTS 4u /* Deliver SEGMENT_CHANGED to this session. Since 1.1. */
 #define DMSG_HELLO_FLAG_ALL 7u
 
-/* Known from before the agent's start; no probe has confirmed it yet. */
+/* Known from before the agent's start and not confirmed by a probe yet. */
 #define DMSG_SEGMENT_FLAG_UNVERIFIED 1u
 #define DMSG_SEGMENT_FLAG_NODE_LOCAL 2u /* On this node. */
 #define DMSG_SEGMENT_FLAG_PREFERRED 4u /* The preferred segment. */
 #define DMSG_SEGMENT_FLAG_ALL 7u
 
-#define DMSG_REGION_FLAG_HUGE 1u /* Pools: use huge pages, or refuse. */
+#define DMSG_REGION_FLAG_HUGE 1u /* Pools: use huge pages, or refuse the region. */
 #define DMSG_REGION_FLAG_ALL 1u
 
 #define DMSG_EXPORT_FLAG_SINGLE_USE 1u /* Good for one import. */
@@ -178,10 +178,9 @@ struct dmsg_header {
 	uint8_t major; /* Major version. */
 	uint8_t minor; /* Minor version of the sender. */
 	uint16_t type; /* Message type. */
-	uint32_t flags; /* Must be 0: an unknown flag answers unsupported. */
+	uint32_t flags; /* Must be 0; a message with a flag is refused with unsupported. */
 	uint32_t length; /* Bytes of body that follow. */
-	/* Chosen by the requester; a reply carries its request's. 0 for events. */
-	uint64_t request_id;
+	uint64_t request_id; /* Chosen by the requester and repeated in the reply. 0 for events. */
 };
 /*
  * Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO.
@@ -193,7 +192,7 @@ uint64_t dmsg_header_id(const void *p, size_t len);
 /* A packet is one whole message: header and length bytes of body. 0 or -EPROTO. */
 int dmsg_packet_check(const struct dmsg_header *h, size_t packet_len, struct dray_err *reterr);
 
-/* What a transfer does, whether it comes by ring or by message. */
+/* What a transfer does, whether it is submitted by ring or by message. */
 struct dmsg_transfer_spec {
 	uint16_t flags; /* transfer_flag bits. */
 	uint8_t direction; /* Direction. */
@@ -202,9 +201,9 @@ struct dmsg_transfer_spec {
 	uint64_t local; /* Local region handle. */
 	uint64_t remote; /* Remote handle. */
 	uint64_t wait_region; /* Region of the wait word. */
-	uint64_t wait_offset; /* Its offset, a multiple of 4. */
+	uint64_t wait_offset; /* Offset of the word, a multiple of 4. */
 	uint64_t set_region; /* Region of the set word. */
-	uint64_t set_offset; /* Its offset, a multiple of 4. */
+	uint64_t set_offset; /* Offset of the word, a multiple of 4. */
 	uint32_t wait_value; /* Value to wait for. */
 	uint32_t set_value; /* Value to store when done. */
 	uint64_t notify_tag; /* Tag of the notification. */
@@ -214,7 +213,9 @@ struct dmsg_transfer_spec {
 /* One piece of a region, in the order of its offsets. */
 struct dmsg_extent {
 	uint16_t kind; /* Kind of descriptor. */
-	/* Which of the descriptors passed, or of the handles for cuda_ipc; 65535 for pool. */
+	/*
+	 * Index in the descriptors of the message, or for cuda_ipc in the handles; 65535 for pool.
+	 */
 	uint16_t fd_index;
 	uint32_t flags; /* Must be 0. */
 	/* Start in the descriptor's file or the handle's allocation, bytes; any alignment. */
@@ -267,9 +268,10 @@ static inline void dmsg_op_put(void *dst, const struct dmsg_op *r)
 }
 
 #define DMSG_ALLOCATION_SIZE 8
-/* What a descriptor of kind cuda_vmm stands for. Since 1.2. */
+/* Allocation of a descriptor of kind cuda_vmm. Since 1.2. */
 struct dmsg_allocation {
-	uint64_t bytes; /* Bytes of the whole allocation; 0: not known, the agent finds out. */
+	/* Bytes of the whole allocation; 0: unknown, the agent determines the size. */
+	uint64_t bytes;
 };
 static inline void dmsg_allocation_get(const void *src, struct dmsg_allocation *ret)
 {
@@ -298,19 +300,19 @@ struct dmsg_sqe {
 			uint64_t local; /* Local region handle. */
 			uint64_t remote; /* Remote handle. */
 			uint64_t wait_region; /* Region of the wait word. */
-			uint64_t wait_offset; /* Its offset, a multiple of 4. */
+			uint64_t wait_offset; /* Offset of the word, a multiple of 4. */
 			uint64_t set_region; /* Region of the set word. */
-			uint64_t set_offset; /* Its offset, a multiple of 4. */
+			uint64_t set_offset; /* Offset of the word, a multiple of 4. */
 			uint32_t wait_value; /* Value to wait for. */
 			uint32_t set_value; /* Value to store when done. */
 			uint64_t notify_tag; /* Tag of the notification. */
 		};
 	};
-	uint64_t user_data; /* Request id; comes back in the completion. */
+	uint64_t user_data; /* Request id, repeated in the completion. */
 	uint32_t op_count; /* Operations; exactly 1 without the arena flag. */
 	uint32_t notify_length; /* Bytes of notification payload in the arena. */
-	uint64_t arena_offset; /* Where the operations lie (arena flag). */
-	uint64_t notify_offset; /* Where its payload lies in the arena. */
+	uint64_t arena_offset; /* Offset of the operations in the arena (arena flag). */
+	uint64_t notify_offset; /* Offset of the payload in the arena. */
 	uint64_t op_local; /* The one operation without the arena flag: local offset. */
 	uint64_t op_remote; /* Its remote offset. */
 	uint64_t op_length; /* Its length. */
@@ -373,9 +375,9 @@ static inline void dmsg_sqe_put(void *dst, const struct dmsg_sqe *r)
 struct dmsg_cqe {
 	uint64_t user_data; /* From the submission. */
 	uint32_t status; /* Error code, 0 is ok. */
-	uint16_t transport; /* Path taken. */
+	uint16_t transport; /* Path used. */
 	uint64_t bytes; /* Bytes moved; all of them when ok. */
-	uint64_t duration_ns; /* From acceptance to end. */
+	uint64_t duration_ns; /* Nanoseconds from acceptance to the end. */
 };
 static inline void dmsg_cqe_get(const void *src, struct dmsg_cqe *ret)
 {
@@ -400,8 +402,8 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 }
 
 /*
- * The ring memfd. Words are 32-bit, on cache lines of their own; indices run freely and wrap at
- * 2^32.
+ * The ring memfd. Words have 32 bits; those that change have a cache line each. Indices count
+ * freely and wrap at 2^32.
  */
 #define DMSG_RING_MAGIC 0 /* 0x52415244 (DRAR). */
 #define DMSG_RING_SQ_ENTRIES 4 /* Submission entries, a power of two. */
@@ -413,7 +415,7 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 #define DMSG_RING_CQ_HEAD 192 /* Client: next completion it will take. */
 #define DMSG_RING_CQ_TAIL 256 /* Agent: next completion it will fill. */
 /*
- * Agent: 1 while it needs a doorbell. The client may store 0 before it rings, so that it rings
+ * Agent: 1 while it needs a doorbell. The client may store 0 before it rings, so that it rings only
  * once.
  */
 #define DMSG_RING_AGENT_SLEEPING 320
@@ -422,22 +424,26 @@ static inline void dmsg_cqe_put(void *dst, const struct dmsg_cqe *r)
 
 /*
  * Messages. X_MIN: bytes of the smallest body; X_BODY_MAX: of the largest that is encoded.
- * X_decode: 0, or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. What
- * it finds still lies in the body. X_encode: writes header and body, returns bytes written, or
- * -EMSGSIZE where cap is too small, -EINVAL where a field is over its limit or not text.
+ * X_decode: 0,
+	or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. Strings,
+ * blobs and vectors point into the body. X_encode: writes header and body and returns the bytes
+ * written; -EMSGSIZE if cap is too small, -EINVAL if a field is over its limit or not text.
  */
 
 #define DMSG_HELLO_MIN 28
 #define DMSG_HELLO_BODY_MAX 156
-/* Request. Opens the session. First message, once. With the pidfd flag, one descriptor. */
+/*
+ * Request. Opens the session. The first message, sent once. With the pidfd flag, one descriptor
+ * comes with it.
+ */
 struct dmsg_hello {
 	uint8_t major_min; /* Lowest major version spoken. */
 	uint8_t major_max; /* Highest major version spoken. */
 	uint16_t flags; /* hello_flag bits. */
 	uint64_t features; /* Feature bits; unknown ones are ignored. */
 	uint64_t schema_hash; /* For information. */
-	struct dray_str group; /* Group to join; empty for one of its own. */
-	struct dray_str name; /* Name to show, such as the engine's instance. */
+	struct dray_str group; /* Group to join; empty for a group of its own. */
+	struct dray_str name; /* Name for display, such as the engine's instance. */
 };
 int dmsg_hello_decode(const void *body, size_t len, struct dmsg_hello *ret,
 	struct dray_err *reterr);
@@ -445,13 +451,13 @@ int dmsg_hello_encode(void *buf, size_t cap, uint64_t request_id, const struct d
 
 #define DMSG_HELLO_REPLY_MIN 56
 #define DMSG_HELLO_REPLY_BODY_MAX 376
-/* Session is open. */
+/* The session is open. */
 struct dmsg_hello_reply {
 	uint8_t major; /* Version agreed. */
 	uint8_t minor; /* The agent's minor version. */
 	uint32_t ops_inline_max; /* Operations allowed in a TRANSFER message here. */
 	uint64_t features; /* Feature bits in force. */
-	uint64_t session; /* Session handle, for people and logs. */
+	uint64_t session; /* Session handle, for display and logs. */
 	uint64_t incarnation; /* The agent's incarnation. */
 	uint8_t agent_id[16]; /* The agent's id. */
 	struct dray_str segment; /* The agent's segment. */
@@ -464,10 +470,10 @@ int dmsg_hello_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_ERROR_MIN 8
 #define DMSG_ERROR_BODY_MAX 264
-/* Answers any request that failed; request id 0: the session itself, which then closes. */
+/* The answer to a request that failed. With request id 0 the session itself failed, and closes. */
 struct dmsg_error {
 	uint32_t code; /* Error code. */
-	struct dray_str message; /* What is wrong and what to do. */
+	struct dray_str message; /* The reason, and what to do. */
 };
 int dmsg_error_decode(const void *body, size_t len, struct dmsg_error *ret,
 	struct dray_err *reterr);
@@ -476,27 +482,27 @@ int dmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct d
 #define DMSG_REGION_ADD_MIN 16
 #define DMSG_REGION_ADD_BODY_MAX 43116
 /*
- * Request. Contributes memory. The descriptors come with the message; the agent keeps its own
- * copies while the region lives.
+ * Request. Registers memory. The descriptors come with the message; the agent keeps its own copies
+ * while the region exists.
  */
 struct dmsg_region_add {
 	uint16_t access; /* access bits. */
 	uint16_t flags; /* region_flag bits. */
-	struct dray_str name; /* Name to show. */
+	struct dray_str name; /* Name for display. */
 	struct dray_vec extents; /* Extents in the order of their region offsets; at least 1. */
 	/*
-	 * GPU that the memory is on, by UUID (GPU-...) or PCI address. cuda_ipc and cuda_vmm:
-	 * checked against what the handles say; empty: not for these kinds.
+	 * GPU of the memory, by UUID (GPU-...) or PCI address. Required for cuda_ipc and cuda_vmm,
+	 * and checked against the handles.
 	 */
 	struct dray_str device;
 	/*
-	 * Legacy CUDA IPC handles of 64 bytes each, back to back; extents of kind cuda_ipc name
-	 * them by fd_index.
+	 * Legacy CUDA IPC handles of 64 bytes each, back to back; fd_index of an extent of kind
+	 * cuda_ipc refers to them.
 	 */
 	struct dray_blob handles;
 	/*
-	 * Sizes for the descriptors, in their order; kind cuda_vmm alone. An allocation can only be
-	 * mapped whole, so a wrong size is refused; what is left out is not known.
+	 * Allocations of the descriptors, in their order; only for kind cuda_vmm. An allocation can
+	 * only be mapped as a whole, so a wrong size is refused; a missing one is unknown.
 	 */
 	struct dray_vec allocations;
 };
@@ -507,7 +513,7 @@ int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REGION_ADD_REPLY_MIN 16
 #define DMSG_REGION_ADD_REPLY_BODY_MAX 16
-/* Region is usable. For a pool one descriptor comes with it. */
+/* The region is usable. For a pool, one descriptor comes with the message. */
 struct dmsg_region_add_reply {
 	uint64_t region; /* Region handle. */
 	uint64_t length; /* Sum of the extents, bytes. */
@@ -520,7 +526,7 @@ int dmsg_region_add_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_REGION_REMOVE_MIN 8
 #define DMSG_REGION_REMOVE_BODY_MAX 8
 /*
- * Request. Ends a region: transfers that use it are cancelled, tokens revoked. The reply says that
+ * Request. Ends a region: its transfers are cancelled and its tokens revoked. The reply proves that
  * no byte is read or written any more.
  */
 struct dmsg_region_remove {
@@ -533,7 +539,7 @@ int dmsg_region_remove_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REGION_REMOVE_REPLY_MIN 0
 #define DMSG_REGION_REMOVE_REPLY_BODY_MAX 0
-/* Memory is the client's alone again. */
+/* Only the client uses the memory again. */
 struct dmsg_region_remove_reply {
 };
 int dmsg_region_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -546,7 +552,7 @@ struct dmsg_region_export {
 	uint64_t region; /* Region handle. */
 	uint64_t offset; /* Start of the range. */
 	uint64_t length; /* Bytes, at least 1. */
-	uint16_t access; /* What the importer may do; not more than the region allows. */
+	uint16_t access; /* Access for the importer; at most the region's. */
 	uint16_t flags; /* export_flag bits. */
 	uint32_t ttl_ms; /* Time to live in milliseconds; 0: until revoked. */
 	uint8_t audience[16]; /* Agent id of the only importer; zero for any. */
@@ -571,12 +577,11 @@ int dmsg_region_export_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_REGION_REVOKE_MIN 16
 #define DMSG_REGION_REVOKE_BODY_MAX 16
 /*
- * Request. Takes a token back. The reply says that no importer can touch the range through it any
- * more.
+ * Request. Revokes a token. The reply proves that no importer can access the range by it any more.
  */
 struct dmsg_region_revoke {
 	uint64_t region; /* Region handle. */
-	uint64_t token_id; /* Token; 0 for all of the region's. */
+	uint64_t token_id; /* Token; 0 for all tokens of the region. */
 };
 int dmsg_region_revoke_decode(const void *body, size_t len, struct dmsg_region_revoke *ret,
 	struct dray_err *reterr);
@@ -585,7 +590,7 @@ int dmsg_region_revoke_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REGION_REVOKE_REPLY_MIN 4
 #define DMSG_REGION_REVOKE_REPLY_BODY_MAX 4
-/* Fenced. */
+/* The range is fenced. */
 struct dmsg_region_revoke_reply {
 	uint32_t count; /* Tokens revoked. */
 };
@@ -599,7 +604,8 @@ int dmsg_region_revoke_reply_encode(void *buf, size_t cap, uint64_t request_id,
 /* Request. Makes an exported range usable here. */
 struct dmsg_remote_import {
 	struct dray_blob token; /* The token, binary form. */
-	uint32_t timeout_ms; /* How long to try to reach the owner; 0: the agent's default. */
+	/* Limit in milliseconds for reaching the owner; 0: the agent's default. */
+	uint32_t timeout_ms;
 };
 int dmsg_remote_import_decode(const void *body, size_t len, struct dmsg_remote_import *ret,
 	struct dray_err *reterr);
@@ -622,7 +628,7 @@ int dmsg_remote_import_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REMOTE_RELEASE_MIN 8
 #define DMSG_REMOTE_RELEASE_BODY_MAX 8
-/* Request. Forgets a remote; its transfers are cancelled first. */
+/* Request. Releases a remote; its transfers are cancelled first. */
 struct dmsg_remote_release {
 	uint64_t remote; /* Remote handle. */
 };
@@ -633,7 +639,7 @@ int dmsg_remote_release_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REMOTE_RELEASE_REPLY_MIN 0
 #define DMSG_REMOTE_RELEASE_REPLY_BODY_MAX 0
-/* Released. */
+/* The remote is released. */
 struct dmsg_remote_release_reply {
 };
 int dmsg_remote_release_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -654,16 +660,16 @@ struct dmsg_transfer {
 			uint64_t local; /* Local region handle. */
 			uint64_t remote; /* Remote handle. */
 			uint64_t wait_region; /* Region of the wait word. */
-			uint64_t wait_offset; /* Its offset, a multiple of 4. */
+			uint64_t wait_offset; /* Offset of the word, a multiple of 4. */
 			uint64_t set_region; /* Region of the set word. */
-			uint64_t set_offset; /* Its offset, a multiple of 4. */
+			uint64_t set_offset; /* Offset of the word, a multiple of 4. */
 			uint32_t wait_value; /* Value to wait for. */
 			uint32_t set_value; /* Value to store when done. */
 			uint64_t notify_tag; /* Tag of the notification. */
 		};
 	};
-	uint64_t arena_offset; /* Where the operations lie in the arena (arena flag). */
-	uint32_t arena_ops; /* How many lie there (arena flag). */
+	uint64_t arena_offset; /* Offset of the operations in the arena (arena flag). */
+	uint32_t arena_ops; /* Number of operations in the arena (arena flag). */
 	struct dray_blob notify; /* Payload of the notification. */
 	struct dray_vec ops; /* Operations; empty with the arena flag. */
 };
@@ -673,12 +679,12 @@ int dmsg_transfer_encode(void *buf, size_t cap, uint64_t request_id, const struc
 
 #define DMSG_TRANSFER_DONE_MIN 28
 #define DMSG_TRANSFER_DONE_BODY_MAX 284
-/* The transfer ended: memory may be used again. */
+/* The transfer has ended, and its memory may be used again. */
 struct dmsg_transfer_done {
 	uint32_t status; /* Error code, 0 is ok. */
-	uint16_t transport; /* Path taken. */
+	uint16_t transport; /* Path used. */
 	uint64_t bytes; /* Bytes moved; all of them when ok. */
-	uint64_t duration_ns; /* From acceptance to end. */
+	uint64_t duration_ns; /* Nanoseconds from acceptance to the end. */
 	struct dray_str message; /* Empty when ok. */
 };
 int dmsg_transfer_done_decode(const void *body, size_t len, struct dmsg_transfer_done *ret,
@@ -688,7 +694,7 @@ int dmsg_transfer_done_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_TRANSFER_CANCEL_MIN 8
 #define DMSG_TRANSFER_CANCEL_BODY_MAX 8
-/* Request. Stops a transfer. It ends with TRANSFER_DONE first; then this is answered. */
+/* Request. Stops a transfer. Its TRANSFER_DONE comes before the reply. */
 struct dmsg_transfer_cancel {
 	uint64_t request; /* Request id of the transfer. */
 };
@@ -727,9 +733,13 @@ int dmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_RING_OPEN_MIN 16
 #define DMSG_RING_OPEN_BODY_MAX 16
-/* Request. Gives the session an arena and, with entries, a ring. Once for each session. */
+/*
+ * Request. Gives the session an arena and, if sq_entries is not 0, a ring. Once for each session.
+ */
 struct dmsg_ring_open {
-	/* Submission entries, a power of two up to ring_entries_max; 0 for an arena alone. */
+	/*
+	 * Submission entries, a power of two up to ring_entries_max; 0 for an arena without a ring.
+	 */
 	uint32_t sq_entries;
 	uint64_t arena_bytes; /* Arena size; rounded up to whole pages. */
 };
@@ -746,9 +756,9 @@ int dmsg_ring_open_encode(void *buf, size_t cap, uint64_t request_id,
  * nothing to read).
  */
 struct dmsg_ring_open_reply {
-	uint32_t sq_entries; /* As asked. */
+	uint32_t sq_entries; /* As requested. */
 	uint32_t cq_entries; /* Twice sq_entries. */
-	uint64_t arena_bytes; /* Real size. */
+	uint64_t arena_bytes; /* Size of the arena. */
 	uint64_t ring_bytes; /* Size of the ring memfd. */
 };
 int dmsg_ring_open_reply_decode(const void *body, size_t len, struct dmsg_ring_open_reply *ret,
@@ -758,7 +768,7 @@ int dmsg_ring_open_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_HINT_GET_MIN 4
 #define DMSG_HINT_GET_BODY_MAX 260
-/* Request. Asks for the hint of a scope. Since 1.1. */
+/* Request. Reads the hint of a scope. Since 1.1. */
 struct dmsg_hint_get {
 	/*
 	 * Scope: a model, an instance, a rank, or a key of the caller's own; empty: the whole node.
@@ -771,12 +781,12 @@ int dmsg_hint_get_encode(void *buf, size_t cap, uint64_t request_id, const struc
 
 #define DMSG_HINT_GET_REPLY_MIN 28
 #define DMSG_HINT_GET_REPLY_BODY_MAX 284
-/* The hint that counts: the strongest source, then the highest score, then the youngest. */
+/* The effective hint: the strongest source, then the highest score, then the newest. */
 struct dmsg_hint_get_reply {
-	uint16_t source; /* Who said so. */
+	uint16_t source; /* Source of the hint. */
 	uint16_t state; /* State of the segment. */
 	uint32_t score; /* Higher is better. */
-	uint64_t left_ms; /* Until it expires. */
+	uint64_t left_ms; /* Milliseconds until the hint expires. */
 	uint32_t flags; /* segment_flag bits of the segment. */
 	struct dray_str segment; /* Segment. */
 };
@@ -788,14 +798,14 @@ int dmsg_hint_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define DMSG_HINT_PUT_MIN 24
 #define DMSG_HINT_PUT_BODY_MAX 536
 /*
- * Request. Remembers a segment for a scope, in the place of what clients of this uid said of it
- * before. Since 1.1.
+ * Request. Stores a hint: a segment for a scope. It replaces the hint that clients of this uid
+ * stored for the scope. Since 1.1.
  */
 struct dmsg_hint_put {
 	uint32_t score; /* Higher is better. */
-	uint64_t ttl_ms; /* How long it is good; 0: hint.ttl. */
+	uint64_t ttl_ms; /* Lifetime in milliseconds; 0: hint.ttl. */
 	struct dray_str scope; /* Scope; empty: the whole node. */
-	/* Segment, host:port; empty: forget what clients of this uid said. */
+	/* Segment, host:port; empty: forget the hint of clients of this uid. */
 	struct dray_str segment;
 };
 int dmsg_hint_put_decode(const void *body, size_t len, struct dmsg_hint_put *ret,
@@ -804,7 +814,7 @@ int dmsg_hint_put_encode(void *buf, size_t cap, uint64_t request_id, const struc
 
 #define DMSG_HINT_PUT_REPLY_MIN 0
 #define DMSG_HINT_PUT_REPLY_BODY_MAX 0
-/* Remembered; on disk soon. */
+/* The hint is stored, and written to disk soon. */
 struct dmsg_hint_put_reply {
 };
 int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -812,9 +822,9 @@ int dmsg_hint_put_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_SEGMENT_GET_MIN 4
 #define DMSG_SEGMENT_GET_BODY_MAX 260
-/* Request. Asks for the preferred segment. Since 1.1. */
+/* Request. Reads the preferred segment. Since 1.1. */
 struct dmsg_segment_get {
-	struct dray_str scope; /* Hints of this scope count, then those of the empty one. */
+	struct dray_str scope; /* Scope whose hints are used, then those of the empty scope. */
 };
 int dmsg_segment_get_decode(const void *body, size_t len, struct dmsg_segment_get *ret,
 	struct dray_err *reterr);
@@ -823,15 +833,15 @@ int dmsg_segment_get_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_SEGMENT_GET_REPLY_MIN 32
 #define DMSG_SEGMENT_GET_REPLY_BODY_MAX 544
-/* The preferred segment, or none: that is no error. */
+/* The preferred segment. To have none is not an error. */
 struct dmsg_segment_get_reply {
-	uint16_t preference; /* Where it comes from. */
+	uint16_t preference; /* Origin of the preference. */
 	uint16_t state; /* Its state. */
 	uint32_t flags; /* segment_flag bits. */
-	uint64_t capacity; /* Its bytes, as a master tells; 0 unknown. */
-	uint64_t allocated; /* Of these, in use. */
+	uint64_t capacity; /* Bytes of the segment, from a Mooncake master; 0: unknown. */
+	uint64_t allocated; /* Bytes of the segment in use. */
 	struct dray_str segment; /* Segment; empty for none. */
-	struct dray_str reason; /* Why this one, or why none. */
+	struct dray_str reason; /* Reason for this segment, or for none. */
 };
 int dmsg_segment_get_reply_decode(const void *body, size_t len, struct dmsg_segment_get_reply *ret,
 	struct dray_err *reterr);
@@ -840,9 +850,9 @@ int dmsg_segment_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_ENV_GET_MIN 4
 #define DMSG_ENV_GET_BODY_MAX 260
-/* Request. Asks for the launcher's environment. Since 1.1. */
+/* Request. Reads the launcher's environment. Since 1.1. */
 struct dmsg_env_get {
-	struct dray_str profiles; /* Profiles, by comma; empty: env.profiles. */
+	struct dray_str profiles; /* Profiles, separated by commas; empty: env.profiles. */
 };
 int dmsg_env_get_decode(const void *body, size_t len, struct dmsg_env_get *ret,
 	struct dray_err *reterr);
@@ -850,10 +860,11 @@ int dmsg_env_get_encode(void *buf, size_t cap, uint64_t request_id, const struct
 
 #define DMSG_ENV_GET_REPLY_MIN 8
 #define DMSG_ENV_GET_REPLY_BODY_MAX 131080
-/* Variables, and what is left out and why. */
+/* The variables, and the reasons for those that are left out. */
 struct dmsg_env_get_reply {
-	struct dray_blob variables; /* NAME=VALUE, each ended by a newline; values hold none. */
-	struct dray_blob notes; /* NAME: why it is left out, each ended by a newline. */
+	/* Lines of NAME=VALUE, each ended by a newline; values contain no newline. */
+	struct dray_blob variables;
+	struct dray_blob notes; /* Lines of NAME: REASON for variables that are left out. */
 };
 int dmsg_env_get_reply_decode(const void *body, size_t len, struct dmsg_env_get_reply *ret,
 	struct dray_err *reterr);
@@ -865,10 +876,10 @@ int dmsg_env_get_reply_encode(void *buf, size_t cap, uint64_t request_id,
 /* Event: a notification for this session's group. */
 struct dmsg_notification {
 	uint64_t tag; /* Tag. */
-	uint64_t region; /* The region it was sent to. */
+	uint64_t region; /* Region whose owner is notified. */
 	uint8_t agent_id[16]; /* Agent of the sender. */
 	uint64_t incarnation; /* Its incarnation. */
-	uint64_t id; /* Unique for that agent and incarnation. */
+	uint64_t id; /* Unique within that agent and incarnation. */
 	struct dray_blob payload; /* Payload. */
 };
 int dmsg_notification_decode(const void *body, size_t len, struct dmsg_notification *ret,
@@ -878,11 +889,11 @@ int dmsg_notification_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REMOTE_LOST_MIN 16
 #define DMSG_REMOTE_LOST_BODY_MAX 272
-/* Event: a remote is gone; release it. */
+/* Event: a remote is lost; the client should release it. */
 struct dmsg_remote_lost {
 	uint64_t remote; /* Remote handle. */
 	uint32_t code; /* revoked or peer_lost. */
-	struct dray_str message; /* Why. */
+	struct dray_str message; /* Reason. */
 };
 int dmsg_remote_lost_decode(const void *body, size_t len, struct dmsg_remote_lost *ret,
 	struct dray_err *reterr);
@@ -902,16 +913,16 @@ int dmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struc
 #define DMSG_SEGMENT_CHANGED_MIN 16
 #define DMSG_SEGMENT_CHANGED_BODY_MAX 528
 /*
- * Event: a segment has another state, or another one is preferred. For sessions with the segments
+ * Event: the state of a segment, or the preferred segment, changed. For sessions with the segments
  * flag. Since 1.1.
  */
 struct dmsg_segment_changed {
-	uint16_t old; /* State before. */
-	uint16_t new; /* State from now on. */
+	uint16_t old; /* State before the change. */
+	uint16_t new; /* State after the change. */
 	uint32_t flags; /* segment_flag bits. */
-	/* Segment; empty, with the preferred flag: none is preferred any more. */
+	/* Segment; empty with the preferred flag: there is no preferred segment any more. */
 	struct dray_str segment;
-	struct dray_str reason; /* Why. */
+	struct dray_str reason; /* Reason. */
 };
 int dmsg_segment_changed_decode(const void *body, size_t len, struct dmsg_segment_changed *ret,
 	struct dray_err *reterr);

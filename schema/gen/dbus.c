@@ -34,15 +34,15 @@ const struct dray_dbus_method dray_dbus_methods[26] = {
 const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N] = {
 	{ "session", "t" }, /* Handle. */
 	{ "name", "s" }, /* Name given at HELLO. */
-	{ "group", "s" }, /* Group; empty for one of its own. */
-	{ "uid", "u" }, /* User id by the kernel's word. */
+	{ "group", "s" }, /* Group; empty for a group of its own. */
+	{ "uid", "u" }, /* User id, from the kernel. */
 	{ "gid", "u" }, /* Group id. */
 	{ "pid", "u" }, /* Process id; 0 across PID namespaces. */
 	{ "worker", "u" }, /* Worker that serves it. */
 	{ "regions", "u" }, /* Regions. */
 	{ "remotes", "u" }, /* Remotes. */
 	{ "tokens", "u" }, /* Live tokens. */
-	{ "ring", "b" }, /* Has a ring. */
+	{ "ring", "b" }, /* The session has a ring. */
 	{ "age_ns", "t" }, /* Time since HELLO. */
 	{ "transfers", "t" }, /* Transfers that have ended. */
 	{ "bytes", "t" }, /* Bytes that its transfers have moved. */
@@ -59,12 +59,9 @@ const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N] =
 	{ "tokens", "u" }, /* Live tokens. */
 	{ "grants", "u" }, /* Grants held by peers. */
 	{ "state", "s" }, /* live or removing. */
-	/* Is its memory registered with RDMA devices: which, or why not; empty without rails. */
+	/* RDMA devices that its memory is registered with, or why none; empty without rails. */
 	{ "rdma", "s" },
-	/*
-	 * UUID of the GPU it lies on; empty for memory that is not a GPU's, and for kind dmabuf,
-	 * whose device nobody asks.
-	 */
+	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
 	{ "device", "s" },
 };
 
@@ -79,10 +76,10 @@ const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
 	{ "initiator", "b" }, /* This side connected. */
 	{ "grants", "u" }, /* Grants the peer holds here. */
 	{ "imports", "u" }, /* Remotes imported from it. */
-	{ "streams", "u" }, /* Open data streams, both sides'. */
-	{ "heartbeat_age_ns", "t" }, /* Time since the peer was last heard. */
+	{ "streams", "u" }, /* Open data streams of both sides. */
+	{ "heartbeat_age_ns", "t" }, /* Time since the last message of the peer. */
 	{ "transport", "s" }, /* Path in use. */
-	{ "rails", "u" }, /* Rails by which it is reached now. */
+	{ "rails", "u" }, /* Rails with a path to the peer. */
 	{ "queue_pairs", "u" }, /* Queue pairs that post to it. */
 };
 
@@ -90,19 +87,18 @@ const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
 	{ "device", "s" }, /* RDMA device. */
 	{ "port", "u" }, /* Port number. */
 	{ "state", "s" }, /* State of the port. */
-	{ "usable", "b" }, /* Active, with a GID that can be used. */
+	{ "usable", "b" }, /* The port is active and has a usable GID. */
 	{ "layer", "s" }, /* Link layer. */
 	{ "rate", "t" }, /* Bits per second on the wire; 0 unknown. */
 	{ "mtu", "u" }, /* Active MTU in bytes. */
-	{ "netdev", "s" }, /* Its interface; empty for none here. */
+	{ "netdev", "s" }, /* Network interface; empty for none in this namespace. */
 	{ "numa", "i" }, /* NUMA node; -1 unknown. */
 	{ "gid_index", "i" }, /* Index of the GID in use; -1 for none. */
 	{ "gid", "s" }, /* The GID; empty for none. */
-	{ "reason", "s" }, /* Why this GID, or why none. */
-	{ "rail", "i" }, /* Number of the rail; -1 where the agent does not use the port. */
+	{ "reason", "s" }, /* Reason for this GID, or for none. */
+	{ "rail", "i" }, /* Number of the rail; -1 if the agent does not use the port. */
 	/*
-	 * absent, opening, up, down, failed or closing; empty where the agent does not use the
-	 * port.
+	 * absent, opening, up, down, failed or closing; empty if the agent does not use the port.
 	 */
 	{ "rail_state", "s" },
 	{ "rail_reason", "s" }, /* Why it is in that state. */
@@ -111,8 +107,8 @@ const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
 	{ "sent_bytes", "t" }, /* Bytes written. */
 	{ "received_bytes", "t" }, /* Bytes read. */
 	{ "slices", "t" }, /* Slices that ended ok. */
-	{ "retries", "t" }, /* Slices sent again on this rail. */
-	{ "failovers", "t" }, /* Slices that were in flight when a queue pair of it was lost. */
+	{ "retries", "t" }, /* Slices retried on this rail. */
+	{ "failovers", "t" }, /* Slices that were in flight when their queue pair was lost. */
 };
 
 const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N] = {
@@ -125,29 +121,30 @@ const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N] = {
 	{ "to_gid", "s" }, /* Its GID. */
 	{ "mtu", "u" }, /* Path MTU in bytes. */
 	{ "state", "s" }, /* idle, connecting, up or failed. */
-	{ "reason", "s" }, /* Why the two reach each other, or what went wrong last. */
+	{ "reason", "s" }, /* Why the two ports reach each other, or the last error. */
 	{ "queue_pairs", "u" }, /* Queue pairs that post. */
 	{ "sent_bytes", "t" }, /* Bytes written. */
 	{ "received_bytes", "t" }, /* Bytes read. */
 	{ "slices", "t" }, /* Slices that ended ok. */
-	{ "retries", "t" }, /* Slices sent again on it. */
-	{ "failovers", "t" }, /* Slices that were in flight when a queue pair of it was lost. */
+	{ "retries", "t" }, /* Slices retried on this path. */
+	{ "failovers", "t" }, /* Slices that were in flight when their queue pair was lost. */
 };
 
 const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
-	{ "index", "u" }, /* CUDA's number of it. */
+	{ "index", "u" }, /* CUDA's index of the GPU. */
 	{ "name", "s" }, /* Model. */
 	{ "uuid", "s" }, /* UUID. */
 	{ "bdf", "s" }, /* PCI address. */
 	{ "state", "s" }, /* unused, starting, ready, lost or excluded. */
 	{ "reason", "s" }, /* Why it is lost or excluded; else empty. */
 	{ "memory", "t" }, /* Bytes of GPU memory. */
-	{ "context_bytes", "t" }, /* GPU memory that the agent's context takes; 0 without one. */
+	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
+	{ "context_bytes", "t" },
 	{ "regions", "u" }, /* Regions on it. */
-	{ "bytes", "t" }, /* Bytes of these. */
+	{ "bytes", "t" }, /* Bytes of these regions. */
 	{ "multiprocessors", "u" }, /* Multiprocessors. */
-	{ "dmabuf", "b" }, /* Its memory is exported as DMA-BUF, for RDMA devices. */
-	/* Indices of the GPUs that it reaches directly, by NVLink and by PCIe; or none. */
+	{ "dmabuf", "b" }, /* The GPU can export its memory as DMA-BUF, for RDMA devices. */
+	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
 	{ "peers", "s" },
 };
 
@@ -157,69 +154,74 @@ const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_
 	{ "direction", "s" }, /* read or write. */
 	{ "class", "s" }, /* bulk or latency. */
 	{ "transport", "s" }, /* Path. */
-	/* How GPU memory takes part: within, peer, host, staged, direct; none. */
-	{ "gpu_path", "s" },
-	{ "rails", "s" }, /* Numbers of the rails it has used, by comma; empty for other paths. */
+	{ "gpu_path", "s" }, /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
+	{ "rails", "s" },
 	{ "state", "s" }, /* waiting, running, stopping or notifying. */
 	{ "operations", "u" }, /* Operations after merging. */
 	{ "bytes", "t" }, /* Bytes in all. */
 	{ "bytes_done", "t" }, /* Bytes in place. */
 	{ "slices", "u" }, /* Slices in flight. */
 	{ "age_ns", "t" }, /* Time since acceptance. */
-	{ "left_ns", "t" }, /* Time to the deadline. */
+	{ "left_ns", "t" }, /* Time until the deadline. */
 };
 
 const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N] = {
 	{ "session", "t" }, /* Session. */
 	{ "request", "t" }, /* Request id. */
-	/* Segment of the peer; empty within this agent, and for one that is gone. */
+	/* Segment of the peer; empty within this agent, and if the peer is gone. */
 	{ "segment", "s" },
 	{ "direction", "s" }, /* read or write. */
 	{ "class", "s" }, /* bulk or latency. */
-	{ "transport", "s" }, /* Path; none where nothing was moved. */
-	/* How GPU memory took part: within, peer, host, staged, direct; none. */
-	{ "gpu_path", "s" },
-	{ "rails", "s" }, /* Numbers of the rails it used, by comma; empty for other paths. */
+	{ "transport", "s" }, /* Path; none if nothing was moved. */
+	{ "gpu_path", "s" }, /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
+	{ "rails", "s" },
 	{ "status", "s" }, /* ok, or the name of the error. */
 	{ "operations", "u" }, /* Operations after merging. */
 	{ "bytes", "t" }, /* Bytes in all. */
 	{ "bytes_done", "t" }, /* Bytes in place. */
 	{ "slices", "u" }, /* Slices it took. */
-	{ "resent", "u" }, /* Of these, sent again after their stream or queue pair died. */
-	{ "duration_ns", "t" }, /* From acceptance to the end. */
-	{ "waited_ns", "t" }, /* Of that, for its wait word. */
-	{ "queued_ns", "t" }, /* Of that, for its first slice. */
-	/* Of that, from the first slice until all was in place, or nothing of it moved any more. */
+	{ "resent", "u" }, /* Slices retried after their stream or queue pair died. */
+	{ "duration_ns", "t" }, /* Time from acceptance to the end. */
+	{ "waited_ns", "t" }, /* Part of the duration: waiting for the wait word. */
+	{ "queued_ns", "t" }, /* Part of the duration: waiting for the first slice. */
+	/*
+	 * Part of the duration: from the first slice until all bytes were in place or none could
+	 * move any more.
+	 */
 	{ "moved_ns", "t" },
-	{ "notified_ns", "t" }, /* Of that, for the answer to its notification. */
+	/* Part of the duration: waiting for the answer to the notification. */
+	{ "notified_ns", "t" },
 	{ "ago_ns", "t" }, /* Time since the end. */
 };
 
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
-	{ "number", "t" }, /* From 1 at the agent's start, without gaps. */
+	{ "number", "t" }, /* Number of the event, from 1 at the agent's start, without gaps. */
 	{ "time_ns", "t" }, /* Nanoseconds since 1970. */
 	{ "kind", "s" }, /* state, rail, peer, session, config, log-level, segment or preferred. */
 	/*
-	 * What changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with its
-	 * name, a file, a key, a segment.
+	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with
+	 * its name, a file, a key or a segment.
 	 */
 	{ "subject", "s" },
-	{ "old", "s" }, /* Its state before. */
-	{ "new", "s" }, /* Its state from then on. */
-	{ "reason", "s" }, /* Why. */
+	{ "old", "s" }, /* State before the change. */
+	{ "new", "s" }, /* State after the change. */
+	{ "reason", "s" }, /* Reason. */
 };
 
 const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N] = {
 	{ "key", "s" }, /* Key. */
-	{ "value", "s" }, /* Value, as one would write it; lists by comma. */
+	/* Value in the form of the configuration; lists are separated by commas. */
+	{ "value", "s" },
 	{ "origin", "s" }, /* default, FILE:LINE, environment VARIABLE or command line. */
-	{ "reload", "b" }, /* May change while the agent runs. */
+	{ "reload", "b" }, /* The key can change while the agent runs. */
 };
 
 const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N] = {
 	{ "name", "s" }, /* running, listener, rdma, tcp, or segment:HOST:PORT. */
-	{ "ok", "b" }, /* Holds. */
-	{ "required", "b" }, /* The agent is not ready without it. */
+	{ "ok", "b" }, /* The condition holds. */
+	{ "required", "b" }, /* The agent is ready only with this condition. */
 	{ "reason", "s" }, /* What holds, or what is missing. */
 };
 
@@ -227,52 +229,55 @@ const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N]
 	{ "segment", "s" }, /* host:port. */
 	{ "state", "s" }, /* unknown, probing, ready or lost. */
 	{ "verified", "b" }, /* A probe has confirmed the state since the agent's start. */
-	{ "preferred", "b" }, /* The preferred segment, of the empty scope. */
+	{ "preferred", "b" }, /* Preferred for the empty scope. */
 	{ "local", "b" }, /* On this node. */
-	/* From where it is known, by comma: config, listener, master, peer, hint, state. */
+	/*
+	 * Sources that know it, separated by commas: config, listener, master, peer, hint, state.
+	 */
 	{ "sources", "s" },
 	/*
-	 * How it is probed: tcp, dray, mooncake, http, master (it is ready while a master lists
-	 * it), peer (while the agent there is connected); empty: not at all.
+	 * Kind of probe: tcp, dray, mooncake, http, master (ready while a master lists the
+	 * segment), peer (ready while its agent is connected); empty: it is not probed.
 	 */
 	{ "probe", "s" },
-	{ "target", "s" }, /* Where it is probed; empty: at its own address. */
+	{ "target", "s" }, /* Address that is probed; empty: the segment itself. */
 	{ "reason", "s" }, /* Why it is in that state. */
 	{ "since_ns", "t" }, /* Time in that state. */
-	{ "latency_ns", "t" }, /* Duration of the last probe that was answered; 0: none was. */
-	{ "probes", "t" }, /* Probes made. */
-	{ "failures", "t" }, /* Of these, failed. */
-	{ "next_ns", "t" }, /* Until the next probe; 0: none is due. */
-	{ "capacity", "t" }, /* Bytes, as a master tells; 0 unknown. */
-	{ "allocated", "t" }, /* Of these, in use. */
-	{ "ready_ago_ns", "t" }, /* Time since it last was ready; 0: now, or never. */
+	{ "latency_ns", "t" }, /* Duration of the last successful probe; 0: there was none. */
+	{ "probes", "t" }, /* Number of probes. */
+	{ "failures", "t" }, /* Number of failed probes. */
+	{ "next_ns", "t" }, /* Time until the next probe; 0: none is planned. */
+	{ "capacity", "t" }, /* Bytes of the segment, from a Mooncake master; 0: unknown. */
+	{ "allocated", "t" }, /* Bytes of the segment in use. */
+	/* Time since it was last ready; 0: it is ready now, or never was. */
+	{ "ready_ago_ns", "t" },
 };
 
 const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N] = {
-	{ "rank", "u" }, /* From 1. */
+	{ "rank", "u" }, /* Rank, from 1. */
 	{ "segment", "s" }, /* host:port. */
-	{ "preference", "s" }, /* What speaks for it: explicit, environment, hint or detected. */
+	{ "preference", "s" }, /* Reason to prefer it: explicit, environment, hint or detected. */
 	{ "state", "s" }, /* unknown, probing, ready or lost. */
 	{ "chosen", "b" }, /* The preferred segment. */
-	{ "reason", "s" }, /* Why it won, or lost. */
+	{ "reason", "s" }, /* Reason for its rank. */
 };
 
 const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N] = {
 	{ "scope", "s" }, /* Scope. */
 	{ "segment", "s" }, /* Segment. */
 	{ "source", "s" }, /* explicit, environment, detected or client. */
-	{ "uid", "u" }, /* Whose client put it; 0 for other sources. */
+	{ "uid", "u" }, /* User id of the client that stored it; 0 for other sources. */
 	{ "score", "u" }, /* Higher is better. */
-	{ "age_ns", "t" }, /* Time since it was put. */
-	{ "left_ns", "t" }, /* Until it expires. */
-	{ "counts", "b" }, /* The one that counts for its scope. */
+	{ "age_ns", "t" }, /* Time since it was stored. */
+	{ "left_ns", "t" }, /* Time until it expires. */
+	{ "counts", "b" }, /* The effective hint of its scope. */
 };
 
 const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N] = {
 	{ "profile", "s" }, /* Profile. */
 	{ "name", "s" }, /* Name of the variable, or of the argument for profiles of arguments. */
-	{ "value", "s" }, /* Value; empty where it is left out. */
-	{ "left_out", "b" }, /* There is no value. */
-	{ "argument", "b" }, /* An argument of a command line instead of a variable: NAME=VALUE. */
-	{ "reason", "s" }, /* Where the value comes from, or why there is none. */
+	{ "value", "s" }, /* Value; empty if the variable is left out. */
+	{ "left_out", "b" }, /* The variable is left out because it has no value. */
+	{ "argument", "b" }, /* A command-line argument NAME=VALUE instead of a variable. */
+	{ "reason", "s" }, /* Origin of the value, or why there is none. */
 };

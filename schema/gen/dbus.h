@@ -19,33 +19,34 @@
 /* The preferred segment; empty for none. */
 #define DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT "PreferredSegment"
 /*
- * Longest time that a worker polls after work before it sleeps: agent.poll_time, or 0 where this
- * agent has less than two CPUs.
+ * Longest time that a worker polls after work before it sleeps: agent.poll_time, or 0 if the agent
+ * has less than two CPUs.
  */
 #define DRAY_DBUS_PROPERTY_POLL_TIME_NS "PollTimeNs"
 #define DRAY_DBUS_PROPERTY_POLL_REASON "PollReason" /* Why PollTimeNs is 0; else empty. */
-/* What is known of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
+/* State of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
 #define DRAY_DBUS_PROPERTY_GPU_PLUGIN "GpuPlugin"
 #define DRAY_DBUS_PROPERTY_UPTIME_NS "UptimeNs" /* Nanoseconds since start. */
 #define DRAY_DBUS_PROPERTY_LOG_LEVEL "LogLevel" /* Lowest level that is logged. */
 /* While draining: transfers in flight; else 0. */
 #define DRAY_DBUS_PROPERTY_TRANSFERS_LEFT "TransfersLeft"
-/* While draining: bytes that those have yet to move; else 0. */
+/* While draining: bytes that transfers in flight still have to move; else 0. */
 #define DRAY_DBUS_PROPERTY_BYTES_LEFT "BytesLeft"
-/* While draining: grants that peers have yet to give back; else 0. */
+/* While draining: grants that peers still hold; else 0. */
 #define DRAY_DBUS_PROPERTY_GRANTS_LEFT "GrantsLeft"
-/* While draining: nanoseconds to its limit; else 0. */
+/* While draining: nanoseconds until its limit; else 0. */
 #define DRAY_DBUS_PROPERTY_DEADLINE_NS "DeadlineNs"
 #define DRAY_DBUS_PROPERTY_COUNTERS "Counters" /* Every metric of the schema by name. */
 
 #define DRAY_DBUS_METHOD_LIST_SESSIONS "ListSessions" /* Open sessions. */
 #define DRAY_DBUS_METHOD_LIST_REGIONS "ListRegions" /* Regions. */
 #define DRAY_DBUS_METHOD_LIST_PEERS "ListPeers" /* Peers. */
-/* Ports of RDMA devices that may be used, with the GID chosen for each. */
+/* Ports of RDMA devices, with the GID chosen for each. */
 #define DRAY_DBUS_METHOD_LIST_RAILS "ListRails"
-#define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Rails by which peers are reached. */
+#define DRAY_DBUS_METHOD_LIST_PATHS "ListPaths" /* Paths to peers over rails. */
 /*
- * GPUs that the CUDA plug-in has found; none before the first region of GPU memory has it loaded.
+ * GPUs that the CUDA plug-in has found; none until the first region of GPU memory loads the plug-
+ * in.
  */
 #define DRAY_DBUS_METHOD_LIST_GPUS "ListGpus"
 #define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
@@ -53,66 +54,65 @@
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
 /* The last 1,000 changes of state, oldest first. */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
-#define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Segments that are known. */
-/* Candidates for the preferred segment, best first, and why each won or lost. */
+#define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Known segments. */
+/* Candidates for the preferred segment, best first, each with the reason for its rank. */
 #define DRAY_DBUS_METHOD_LIST_CANDIDATES "ListCandidates"
 #define DRAY_DBUS_METHOD_LIST_HINTS "ListHints" /* Placement hints that have not expired. */
-/* Remembers a segment for a scope, with the source explicit. */
+/* Stores a hint: a segment for a scope, with the source explicit. */
 #define DRAY_DBUS_METHOD_SET_HINT "SetHint"
-#define DRAY_DBUS_METHOD_FORGET_HINTS "ForgetHints" /* Forgets hints, whoever gave them. */
-/* The launcher's environment, and what is left out and why. */
+#define DRAY_DBUS_METHOD_FORGET_HINTS "ForgetHints" /* Forgets hints of any source. */
+/* The launcher's environment, and the reasons for variables that are left out. */
 #define DRAY_DBUS_METHOD_LIST_ENVIRONMENT "ListEnvironment"
-/* Each configuration key with its value and where that comes from. */
+/* Each configuration key with its value and its origin. */
 #define DRAY_DBUS_METHOD_DUMP_CONFIG "DumpConfig"
-/* Reads the configuration again. A bad one changes nothing. */
+/* Reads the configuration again. An invalid one changes nothing. */
 #define DRAY_DBUS_METHOD_RELOAD "Reload"
 /* Sets the lowest level that is logged, until log.level changes on a reload. */
 #define DRAY_DBUS_METHOD_SET_LOG_LEVEL "SetLogLevel"
-/* Stops a transfer; answered when no byte of it can move any more. */
+/* Stops a transfer. The answer comes when no byte of it can move any more. */
 #define DRAY_DBUS_METHOD_CANCEL_TRANSFER "CancelTransfer"
 /* Ends a session as if its client had died. SessionClosed follows. */
 #define DRAY_DBUS_METHOD_CLOSE_SESSION "CloseSession"
-/*
- * Uses the port no more, until EnableRail or a restart; what is in flight on it goes another way.
- */
+/* Stops using the port until EnableRail or a restart; slices in flight move to other paths. */
 #define DRAY_DBUS_METHOD_DISABLE_RAIL "DisableRail"
-#define DRAY_DBUS_METHOD_ENABLE_RAIL "EnableRail" /* Takes DisableRail back. */
-/* Starts a drain whose limit is now, or makes now the limit of the one under way. */
+#define DRAY_DBUS_METHOD_ENABLE_RAIL "EnableRail" /* Undoes DisableRail. */
+/* Starts a drain that is due at once, or makes a running drain due at once. */
 #define DRAY_DBUS_METHOD_DRAIN_NOW "DrainNow"
 /*
- * Asks every worker for a sign of life, and tells why the agent counts as not alive, if it does;
- * and whether it is ready, with each condition of that.
+ * Checks every worker for life. Returns whether the agent is alive, or the reason why not, and
+ * whether it is ready, with each condition.
  */
 #define DRAY_DBUS_METHOD_HEALTH "Health"
 #define DRAY_DBUS_METHOD_DRAIN "Drain" /* Starts a drain. */
 /*
- * Ends a drain, or the state drained: the agent takes new work again. Nothing happens while it is
- * running.
+ * Ends a drain, or the state drained: the agent accepts new work again. Has no effect while the
+ * agent is running.
  */
 #define DRAY_DBUS_METHOD_RESUME "Resume"
 
 #define DRAY_DBUS_SIGNAL_STATE_CHANGED "StateChanged" /* The agent's state changed. */
-#define DRAY_DBUS_SIGNAL_RAIL_CHANGED "RailChanged" /* A rail has another state. */
-/* A peer has become ready, or is not any more. */
+#define DRAY_DBUS_SIGNAL_RAIL_CHANGED "RailChanged" /* The state of a rail changed. */
+/* A peer became ready, or is no longer ready. */
 #define DRAY_DBUS_SIGNAL_PEER_CHANGED "PeerChanged"
-#define DRAY_DBUS_SIGNAL_SESSION_CLOSED "SessionClosed" /* A session has begun to end. */
-#define DRAY_DBUS_SIGNAL_SEGMENT_CHANGED "SegmentChanged" /* A segment has another state. */
-/* Another segment is preferred, or none: empty. */
+#define DRAY_DBUS_SIGNAL_SESSION_CLOSED "SessionClosed" /* A session is closing. */
+#define DRAY_DBUS_SIGNAL_SEGMENT_CHANGED "SegmentChanged" /* The state of a segment changed. */
+/* The preferred segment changed; empty for none. */
 #define DRAY_DBUS_SIGNAL_PREFERRED_CHANGED "PreferredChanged"
 /*
- * ListEvents has a new event. A client that does not read misses signals; ListEvents has what they
- * told.
+ * ListEvents has a new event. A client that reads too slowly misses signals and can catch up with
+ * ListEvents.
  */
 #define DRAY_DBUS_SIGNAL_EVENT_ADDED "EventAdded"
 
-/* Drain, when draining, drained or stopping already. */
+/* Drain: the agent is draining, drained or stopping already. */
 #define DRAY_DBUS_ERROR_DRAINING "dev.dray.Error.Draining"
-/* Resume, when the agent is on its way out or was told by SIGTERM to end. */
+/* Resume: the agent is exiting, or SIGTERM told it to. */
 #define DRAY_DBUS_ERROR_STOPPING "dev.dray.Error.Stopping"
 /* There is no such session, transfer, rail or hint. */
 #define DRAY_DBUS_ERROR_NOT_FOUND "dev.dray.Error.NotFound"
-#define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy" /* Somebody else is about it already. */
-/* Reload: the configuration is not in order; nothing has changed. */
+/* Another caller's request for the same is in progress. */
+#define DRAY_DBUS_ERROR_BUSY "dev.dray.Error.Busy"
+/* Reload: the configuration is invalid; nothing has changed. */
 #define DRAY_DBUS_ERROR_CONFIG "dev.dray.Error.Config"
 
 struct dray_dbus_method {

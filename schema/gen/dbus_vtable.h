@@ -4,8 +4,8 @@
 #define DRAY_SCHEMA_GEN_DBUS_VTABLE_H
 
 /*
- * For the files that implement the interface. The table is for the one that says DRAY_DBUS_VTABLE
- * first.
+ * For the files that implement the interface. The table is for the file that defines
+ * DRAY_DBUS_VTABLE.
  */
 
 #include <systemd/sd-bus.h>
@@ -74,8 +74,9 @@ int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr);
 
 #ifdef DRAY_DBUS_VTABLE
-/* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things
- * is for the methods to say. */
+/* All methods are unprivileged,
+	because sd-bus would demand capabilities otherwise; methods that change
+ * something check the caller themselves. */
 static const sd_bus_vtable dbus_vtable[] = {
 	SD_BUS_VTABLE_START(0),
 	SD_BUS_PROPERTY("State", "s", dbus_get_state, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),

@@ -15,14 +15,14 @@ enum dray_metric {
 	DRAY_METRIC_TRANSFERS_IN_FLIGHT, /* Transfers in flight. */
 	DRAY_METRIC_OPERATIONS_TOTAL, /* Operations of transfers that ended ok. */
 	DRAY_METRIC_LOCAL_BYTES_TOTAL, /* Bytes copied between sessions of this agent. */
-	/* Of these, copied by a worker other than that of the session that asked. */
+	/* Bytes copied between sessions of this agent by a worker other than the session's own. */
 	DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL,
 	DRAY_METRIC_GPU_BYTES_TOTAL, /* Bytes copied by GPUs between sessions of this agent. */
 	/* Bytes of GPU memory that passed through pinned host memory, whatever the transport. */
 	DRAY_METRIC_GPU_STAGED_BYTES_TOTAL,
-	/* Copies handed to GPUs: launches of the copy kernel, and lists for copy engines. */
+	/* Copies given to GPUs: launches of the copy kernel, and lists for copy engines. */
 	DRAY_METRIC_GPU_LAUNCHES_TOTAL,
-	DRAY_METRIC_GPU_LOST_TOTAL, /* Times that a GPU was lost. */
+	DRAY_METRIC_GPU_LOST_TOTAL, /* Losses of a GPU. */
 	DRAY_METRIC_GPU_CONTEXTS, /* GPUs with a context of this agent. */
 	DRAY_METRIC_GPU_PINNED_BYTES, /* Host memory of regions pinned for GPUs. */
 	/* Pinned host memory through which peers reach GPU memory by RDMA (gpu.window). */
@@ -35,21 +35,22 @@ enum dray_metric {
 	DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL, /* Payload bytes read over queue pairs. */
 	DRAY_METRIC_RDMA_QUEUE_PAIRS, /* Queue pairs that may post. */
 	DRAY_METRIC_RDMA_QUEUE_PAIRS_LOST_TOTAL, /* Queue pairs that failed or were torn down. */
-	/* Slices that were in flight on a queue pair that was lost. */
+	/* Slices that were in flight on a queue pair when it was lost. */
 	DRAY_METRIC_RDMA_FAILOVERS_TOTAL,
 	DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL, /* Work requests posted. */
-	DRAY_METRIC_RDMA_POSTS_TOTAL, /* Lists of work requests posted: doorbells of the device. */
-	DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, /* Completions taken. */
-	/* Times a completion queue was asked for an event before the worker slept. */
+	/* Lists of work requests posted, each with one doorbell of the device. */
+	DRAY_METRIC_RDMA_POSTS_TOTAL,
+	DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, /* Completions taken from RDMA completion queues. */
+	/* Completion queues armed for an event before the worker slept. */
 	DRAY_METRIC_RDMA_ARMS_TOTAL,
-	DRAY_METRIC_RDMA_POLLS_TOTAL, /* Times a completion queue was looked at. */
-	DRAY_METRIC_RDMA_INLINED_TOTAL, /* Work requests whose bytes went with them. */
+	DRAY_METRIC_RDMA_POLLS_TOTAL, /* Polls of completion queues. */
+	DRAY_METRIC_RDMA_INLINED_TOTAL, /* Work requests with inlined bytes. */
 	DRAY_METRIC_SLICES_TOTAL, /* Slices that ended ok. */
-	/* Slices sent again after their stream was dead on both ends. */
+	/* Slices retried after their stream or queue pair was dead on both ends. */
 	DRAY_METRIC_SLICES_RESENT_TOTAL,
 	DRAY_METRIC_DOORBELLS_SENT_TOTAL, /* Doorbells sent to clients. */
 	DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, /* Doorbells received from clients. */
-	/* Transfers that the log was to tell of and that found no room on the way there. */
+	/* Transfers that were not logged because the queue to the log was full. */
 	DRAY_METRIC_REPORTS_DROPPED_TOTAL,
 	DRAY_METRIC_REGION_FAULTS_TOTAL, /* Accesses to client memory that failed. */
 	DRAY_METRIC_SESSIONS, /* Open sessions. */
@@ -59,45 +60,48 @@ enum dray_metric {
 	DRAY_METRIC_REGION_BYTES, /* Bytes of all regions. */
 	DRAY_METRIC_TOKENS, /* Live tokens. */
 	DRAY_METRIC_REMOTES, /* Remotes. */
-	DRAY_METRIC_PEERS, /* Peers known. */
+	DRAY_METRIC_PEERS, /* Known peers. */
 	DRAY_METRIC_PEERS_READY, /* Peers with a ready control connection. */
-	DRAY_METRIC_PEERS_LOST_TOTAL, /* Times a ready peer was lost. */
+	DRAY_METRIC_PEERS_LOST_TOTAL, /* Losses of a ready peer. */
 	DRAY_METRIC_RAILS_UP, /* Rails that are up. */
-	DRAY_METRIC_RAILS_LOST_TOTAL, /* Times a rail that was up was lost. */
+	DRAY_METRIC_RAILS_LOST_TOTAL, /* Losses of a rail that was up. */
 	DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS, /* Queue pairs that serve peers. */
 	DRAY_METRIC_MEMORY_REGIONS, /* Memory regions registered with RDMA devices. */
-	DRAY_METRIC_MEMORY_REGION_BYTES, /* Bytes of them, counted once for each device. */
-	DRAY_METRIC_REGISTRATION_FAILURES_TOTAL, /* Memory that a device refused to register. */
-	/* Times that transfers to a peer began to go by the next transport. */
-	DRAY_METRIC_FALLBACKS_TOTAL,
-	DRAY_METRIC_STRANGERS_REFUSED_TOTAL, /* Connections closed before they authenticated. */
+	/* Bytes of memory regions registered with RDMA devices, counted once for each device. */
+	DRAY_METRIC_MEMORY_REGION_BYTES,
+	/* Registrations of memory that an RDMA device refused. */
+	DRAY_METRIC_REGISTRATION_FAILURES_TOTAL,
+	DRAY_METRIC_FALLBACKS_TOTAL, /* Fallbacks of transfers to a peer to the next transport. */
+	/* Connections of other agents that were closed before they authenticated. */
+	DRAY_METRIC_STRANGERS_REFUSED_TOTAL,
 	DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, /* Notifications queued for sessions. */
 	DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, /* Notifications refused. */
-	DRAY_METRIC_SEGMENTS, /* Segments known. */
-	DRAY_METRIC_SEGMENT_CHANGES_TOTAL, /* Times a segment's state changed. */
+	DRAY_METRIC_SEGMENTS, /* Known segments. */
+	DRAY_METRIC_SEGMENT_CHANGES_TOTAL, /* Changes of a segment's state. */
 	DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL, /* Segments forgotten. */
-	DRAY_METRIC_PREFERRED_CHANGES_TOTAL, /* Times another segment was preferred. */
-	DRAY_METRIC_PROBES_TOTAL, /* Probes of segments that ended. */
-	DRAY_METRIC_PROBE_FAILURES_TOTAL, /* Of these, failed. */
-	DRAY_METRIC_PROBES_IN_FLIGHT, /* Probes under way. */
-	DRAY_METRIC_MASTER_READS_TOTAL, /* Times a Mooncake master's pages were read. */
-	DRAY_METRIC_MASTER_FAILURES_TOTAL, /* Of these, failed or refused. */
+	DRAY_METRIC_PREFERRED_CHANGES_TOTAL, /* Changes of the preferred segment. */
+	DRAY_METRIC_PROBES_TOTAL, /* Probes of segments that have ended. */
+	DRAY_METRIC_PROBE_FAILURES_TOTAL, /* Probes of segments that failed. */
+	DRAY_METRIC_PROBES_IN_FLIGHT, /* Probes in flight. */
+	DRAY_METRIC_MASTER_READS_TOTAL, /* Reads of a Mooncake master's pages. */
+	/* Reads of a Mooncake master's pages that failed or were refused. */
+	DRAY_METRIC_MASTER_FAILURES_TOTAL,
 	DRAY_METRIC_HINTS, /* Placement hints. */
 	DRAY_METRIC_STATE_WRITES_TOTAL, /* Batches committed to the state database. */
-	/* Batches that could not be written, and state databases set aside. */
+	/* Batches that could not be written, and state databases that were replaced. */
 	DRAY_METRIC_STATE_ERRORS_TOTAL,
-	DRAY_METRIC_STATE_IN_MEMORY, /* 1 while state is kept in memory alone. */
+	DRAY_METRIC_STATE_IN_MEMORY, /* 1 while the state is kept only in memory. */
 	DRAY_METRIC_N,
 };
 
 enum dray_metric_type {
 	DRAY_METRIC_TYPE_COUNTER,
 	DRAY_METRIC_TYPE_GAUGE,
-	DRAY_METRIC_TYPE_HISTOGRAM, /* of families alone */
+	DRAY_METRIC_TYPE_HISTOGRAM, /* only families */
 };
 
 enum dray_metric_owner {
-	DRAY_METRIC_OWNER_WORKER, /* each worker has its own; the sum is what counts */
+	DRAY_METRIC_OWNER_WORKER, /* each worker has a copy; readers sum them */
 	DRAY_METRIC_OWNER_CONTROL,
 };
 
@@ -106,17 +110,17 @@ struct dray_metric_info {
 	const char *help;
 	enum dray_metric_type type;
 	enum dray_metric_owner owner;
-	const char *unit; /* "" where it counts things */
+	const char *unit; /* "" for plain numbers */
 };
 
 /* In the order of enum dray_metric. */
 extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
 
-/* What has labels, or is the process's: on /metrics only. */
+/* Metrics with labels, or of the process: only on /metrics. */
 enum dray_family {
 	/*
-	 * Time from acceptance to the end of transfers that ended ok, without what they waited for
-	 * their wait word.
+	 * Time from acceptance to the end of transfers that ended ok, without the wait for their
+	 * wait word.
 	 */
 	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
 	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
@@ -124,10 +128,10 @@ enum dray_family {
 	DRAY_FAMILY_STATE, /* 1 for the state the agent is in, 0 for the others. */
 	DRAY_FAMILY_PEERS_BY_STATE, /* Peers by the state of their control connection. */
 	DRAY_FAMILY_SEGMENTS_BY_STATE, /* Segments by their state. */
-	/* 1 where a condition of readiness holds; conditions are those of /readyz. */
+	/* 1 if a condition of readiness holds; the conditions are those of /readyz. */
 	DRAY_FAMILY_READY_CONDITION,
 	DRAY_FAMILY_PROCESS_START_TIME_SECONDS, /* Unix time at which the process started. */
-	/* Processor time used by the process, all threads together. */
+	/* Processor time used by all threads of the process. */
 	DRAY_FAMILY_PROCESS_CPU_SECONDS_TOTAL,
 	DRAY_FAMILY_PROCESS_RESIDENT_MEMORY_BYTES, /* Resident memory of the process. */
 	DRAY_FAMILY_PROCESS_OPEN_FDS, /* Open file descriptors. */
@@ -142,7 +146,7 @@ struct dray_family_info {
 	const char *name; /* as published */
 	const char *help;
 	enum dray_metric_type type;
-	const char *unit; /* "" where it counts things */
+	const char *unit; /* "" for plain numbers */
 	unsigned n_labels;
 	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
 	/*

@@ -33,18 +33,18 @@ enum pmsg_frame_kind {
 	/* Segments, then length bytes of payload, in the order of the segments. */
 	PMSG_FRAME_KIND_WRITE = 1,
 	PMSG_FRAME_KIND_READ = 2, /* Segments; answered by read_data. */
-	/* All bytes of that slice are in place, or status says why not. */
+	/* All bytes of the slice are in place, or status has the error. */
 	PMSG_FRAME_KIND_WRITE_ACK = 3,
 	PMSG_FRAME_KIND_READ_DATA = 4, /* length bytes of payload; 0 when status is not ok. */
 };
 
-/* What an agent that is probed takes. */
+/* Whether the probed agent accepts new work. */
 enum pmsg_probe_state {
-	PMSG_PROBE_STATE_RUNNING = 1, /* New imports. */
-	PMSG_PROBE_STATE_DRAINING = 2, /* Nothing new: it will go. */
+	PMSG_PROBE_STATE_RUNNING = 1, /* The agent accepts imports. */
+	PMSG_PROBE_STATE_DRAINING = 2, /* The agent accepts nothing new and will exit. */
 };
 
-/* Which way the owner copies. */
+/* Direction of the owner's copy. */
 enum pmsg_stage_kind {
 	PMSG_STAGE_KIND_GATHER = 1, /* From the granted range into the window. */
 	PMSG_STAGE_KIND_SCATTER = 2, /* From the window into the granted range. */
@@ -53,7 +53,7 @@ bool pmsg_stage_kind_valid(unsigned int v);
 
 #define PMSG_FEATURE_TCP 1u /* Data streams over TCP. */
 #define PMSG_FEATURE_RDMA 2u /* Queue pairs. */
-#define PMSG_FEATURE_WINDOW 4u /* Windows, where both have rdma. Since 1.3. */
+#define PMSG_FEATURE_WINDOW 4u /* Windows, if both sides have rdma. Since 1.3. */
 #define PMSG_FEATURE_ALL 7u
 
 enum pmsg_type {
@@ -94,7 +94,7 @@ struct pmsg_header {
 	uint16_t type; /* Message type. */
 	uint32_t flags; /* Must be 0. */
 	uint32_t length; /* Bytes of body that follow. */
-	uint64_t request_id; /* Chosen by the requester; a reply carries its request's. */
+	uint64_t request_id; /* Chosen by the requester and repeated in the reply. */
 };
 /*
  * Checks magic, version, flags and the bound of length; the body need not be there. 0 or -EPROTO.
@@ -115,8 +115,8 @@ struct pmsg_token {
 	uint64_t offset; /* Start of the range in the region. */
 	uint64_t length; /* Bytes. */
 	uint64_t expiry_ms; /* Unix time in milliseconds; 0: none. */
-	uint8_t audience[16]; /* Only importer; zero for any. */
-	uint8_t capability[16]; /* Random; proves the right to import. */
+	uint8_t audience[16]; /* Agent id of the only importer; zero for any. */
+	uint8_t capability[16]; /* Random secret that proves the right to import. */
 };
 static inline void pmsg_token_get(const void *src, struct pmsg_token *ret)
 {
@@ -161,10 +161,10 @@ struct pmsg_stream_hello {
 	uint8_t major; /* Major version. */
 	uint8_t class; /* Priority class. */
 	uint64_t stream_id; /* Unique for this connection and side. */
-	uint8_t agent_id[16]; /* Who connects. */
+	uint8_t agent_id[16]; /* Agent id of the connecting side. */
 	uint64_t incarnation; /* Its incarnation. */
-	uint8_t to_agent_id[16]; /* Whom it means to reach. */
-	uint64_t to_incarnation; /* The incarnation it means. */
+	uint8_t to_agent_id[16]; /* Agent id of the side that it expects. */
+	uint64_t to_incarnation; /* Incarnation that it expects. */
 	uint8_t mac[32]; /* HMAC-SHA256 under the exporter key over all bytes before it. */
 };
 static inline void pmsg_stream_hello_get(const void *src, struct pmsg_stream_hello *ret)
@@ -201,7 +201,7 @@ static inline void pmsg_stream_hello_put(void *dst, const struct pmsg_stream_hel
 /* Answer to stream_hello. */
 struct pmsg_stream_welcome {
 	uint32_t magic; /* 0x53415244 (DRAS). */
-	uint32_t status; /* Error code; anything but ok closes the stream. */
+	uint32_t status; /* Error code; other than ok, the stream is closed. */
 	uint64_t stream_id; /* As in the hello. */
 	/* HMAC-SHA256 under the exporter key over all bytes before it, then the hello's mac. */
 	uint8_t mac[32];
@@ -231,7 +231,7 @@ struct pmsg_frame {
 	uint8_t kind; /* Kind. */
 	uint16_t segs; /* Segments that follow; 0 in answers. */
 	uint32_t status; /* Error code, in answers. */
-	uint64_t slice; /* Id of the slice; an answer carries its request's. */
+	uint64_t slice; /* Id of the slice, repeated in the answer. */
 	uint64_t grant; /* Grant handle at the owner. */
 	uint64_t length; /* Payload bytes: the sum of the segments. */
 };
@@ -281,7 +281,7 @@ static inline void pmsg_seg_put(void *dst, const struct pmsg_seg *r)
 }
 
 #define PMSG_RAIL_SIZE 32
-/* How an importer reaches a piece of the range over one rail (rdma). */
+/* Access to a piece of the granted range over one rail (rdma). */
 struct pmsg_rail {
 	uint32_t rail; /* Rail number at the owner. */
 	uint32_t rkey; /* Remote key. */
@@ -311,18 +311,20 @@ static inline void pmsg_rail_put(void *dst, const struct pmsg_rail *r)
 }
 
 #define PMSG_PORT_SIZE 48
-/* A rail of the sender: a port of an RDMA device, as a queue pair of the peer reaches it. */
+/*
+ * A rail of the sender: a port of an RDMA device, with what a queue pair of the peer needs to reach
+ * it.
+ */
 struct pmsg_port {
-	uint32_t rail; /* Its number here; stays the same while the agent runs. */
+	uint32_t rail; /* Number of the rail at the sender; constant while the agent runs. */
 	uint32_t mtu; /* Active path MTU, bytes. */
-	uint8_t gid[16]; /* The GID to reach it by, in wire order. */
+	uint8_t gid[16]; /* GID of the port, in wire order. */
 	uint16_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2. */
 	uint16_t layer; /* Link layer: 1 InfiniBand, 2 Ethernet. */
 	uint32_t pkey; /* P_Key; 0xffff on Ethernet. */
 	uint32_t lid; /* LID; 0 on Ethernet. */
 	uint32_t flush_rkey; /* Remote key of the word at flush_address. */
-	/* Address of a word that may be read, so that what was written before is in place. */
-	uint64_t flush_address;
+	uint64_t flush_address; /* Address of a word whose reading flushes earlier writes. */
 };
 static inline void pmsg_port_get(const void *src, struct pmsg_port *ret)
 {
@@ -355,9 +357,10 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 
 /*
  * Messages. X_MIN: bytes of the smallest body; X_BODY_MAX: of the largest that is encoded.
- * X_decode: 0, or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. What
- * it finds still lies in the body. X_encode: writes header and body, returns bytes written, or
- * -EMSGSIZE where cap is too small, -EINVAL where a field is over its limit or not text.
+ * X_decode: 0,
+	or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. Strings,
+ * blobs and vectors point into the body. X_encode: writes header and body and returns the bytes
+ * written; -EMSGSIZE if cap is too small, -EINVAL if a field is over its limit or not text.
  */
 
 #define PMSG_HELLO_MIN 64
@@ -366,14 +369,14 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 struct pmsg_hello {
 	uint8_t major_min; /* Lowest major version. */
 	uint8_t major_max; /* Highest major version. */
-	/* This side sends at least one message in this time, unless both rest. */
+	/* The sender sends at least one message in this time, unless both sides are idle. */
 	uint32_t heartbeat_ms;
 	uint64_t features; /* Feature bits; unknown ones are ignored. */
-	uint8_t agent_id[16]; /* Who we are. */
-	uint64_t incarnation; /* Our incarnation. */
+	uint8_t agent_id[16]; /* Agent id of the sender. */
+	uint64_t incarnation; /* Incarnation of the sender. */
 	uint8_t nonce[16]; /* Random; part of the stream key. */
-	struct dray_str segment; /* Our segment. */
-	struct dray_str version; /* Our release. */
+	struct dray_str segment; /* Segment of the sender. */
+	struct dray_str version; /* Release of the sender. */
 };
 int pmsg_hello_decode(const void *body, size_t len, struct pmsg_hello *ret,
 	struct dray_err *reterr);
@@ -381,10 +384,12 @@ int pmsg_hello_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 
 #define PMSG_ERROR_MIN 8
 #define PMSG_ERROR_BODY_MAX 264
-/* Answers a request that failed; request id 0: the connection, which then closes. */
+/*
+ * The answer to a request that failed. With request id 0 the connection itself failed, and closes.
+ */
 struct pmsg_error {
 	uint32_t code; /* Error code. */
-	struct dray_str message; /* Why. */
+	struct dray_str message; /* Reason. */
 };
 int pmsg_error_decode(const void *body, size_t len, struct pmsg_error *ret,
 	struct dray_err *reterr);
@@ -393,8 +398,8 @@ int pmsg_error_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 #define PMSG_READY_MIN 0
 #define PMSG_READY_BODY_MAX 0
 /*
- * Accepting side, once it has chosen to keep this connection (simultaneous connects leave one).
- * Until then the connecting side sends nothing after HELLO.
+ * The accepting side keeps this connection (of simultaneous connects, one is kept). Before READY
+ * the connecting side sends nothing but HELLO.
  */
 struct pmsg_ready {
 };
@@ -403,14 +408,15 @@ int pmsg_ready_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 #define PMSG_HEARTBEAT_MIN 8
 #define PMSG_HEARTBEAT_BODY_MAX 12
 /*
- * Nothing else was sent for a heartbeat interval, or this side begins or ends to rest. One that
- * ends to rest is answered by another, if the receiver rests.
+ * Sent if nothing else was sent for a heartbeat interval, or when the sender becomes idle or
+ * active. If the sender becomes active and the receiver is idle, the receiver answers with a
+ * heartbeat.
  */
 struct pmsg_heartbeat {
 	uint64_t sequence; /* Counts up. */
 	/*
-	 * 0: this side has transfers or requests under way. Else it rests, and while both do it
-	 * sends at least one message in this time.
+	 * 0: the sender has transfers or requests in flight. Otherwise it is idle, and while both
+	 * sides are, it sends at least one message in this time.
 	 */
 	uint32_t rest_ms;
 };
@@ -439,7 +445,7 @@ struct pmsg_import_reply {
 	uint64_t grant; /* Handle, used in frames. */
 	uint64_t length; /* Bytes of the range. */
 	uint16_t access; /* access bits. */
-	struct dray_vec rails; /* Rails; empty without rdma. */
+	struct dray_vec rails; /* Access over each rail; empty without rdma. */
 };
 int pmsg_import_reply_decode(const void *body, size_t len, struct pmsg_import_reply *ret,
 	struct dray_err *reterr);
@@ -448,7 +454,7 @@ int pmsg_import_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define PMSG_RELEASE_MIN 8
 #define PMSG_RELEASE_BODY_MAX 8
-/* The importer is done with a grant: all its requests have ended. */
+/* The importer gives a grant back: all its requests have ended. */
 struct pmsg_release {
 	uint64_t grant; /* Handle. */
 };
@@ -458,10 +464,10 @@ int pmsg_release_encode(void *buf, size_t cap, uint64_t request_id, const struct
 
 #define PMSG_FENCE_MIN 12
 #define PMSG_FENCE_BODY_MAX 12
-/* Request. The owner takes a grant back: stop posting, drain, then acknowledge. */
+/* Request. The owner revokes a grant: the importer stops posting, drains, then acknowledges. */
 struct pmsg_fence {
 	uint64_t grant; /* Handle. */
-	uint32_t code; /* Why: revoked. */
+	uint32_t code; /* Reason: revoked. */
 };
 int pmsg_fence_decode(const void *body, size_t len, struct pmsg_fence *ret,
 	struct dray_err *reterr);
@@ -469,7 +475,7 @@ int pmsg_fence_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 
 #define PMSG_FENCE_ACK_MIN 0
 #define PMSG_FENCE_ACK_BODY_MAX 0
-/* No request of ours can touch that grant any more. */
+/* No request of the importer can access the granted range any more. */
 struct pmsg_fence_ack {
 };
 int pmsg_fence_ack_encode(void *buf, size_t cap, uint64_t request_id,
@@ -478,8 +484,8 @@ int pmsg_fence_ack_encode(void *buf, size_t cap, uint64_t request_id,
 #define PMSG_STREAM_RESET_MIN 8
 #define PMSG_STREAM_RESET_BODY_MAX 8
 /*
- * Request. The side that connected the stream asks the other to close it and to say when no byte of
- * it can land any more.
+ * Request. The side that connected the stream asks the other side to close it, and to answer when
+ * no byte of it can be written any more.
  */
 struct pmsg_stream_reset {
 	uint64_t stream_id; /* Stream. */
@@ -491,7 +497,7 @@ int pmsg_stream_reset_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define PMSG_STREAM_RESET_REPLY_MIN 0
 #define PMSG_STREAM_RESET_REPLY_BODY_MAX 0
-/* Dead on this end; also for streams never seen. */
+/* The stream is dead at this end; also sent for unknown streams. */
 struct pmsg_stream_reset_reply {
 };
 int pmsg_stream_reset_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -499,10 +505,10 @@ int pmsg_stream_reset_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define PMSG_NOTIFY_MIN 28
 #define PMSG_NOTIFY_BODY_MAX 4124
-/* Request. A notification, after all bytes of its transfer are in place. */
+/* Request. A notification. All bytes of its transfer are in place. */
 struct pmsg_notify {
-	uint64_t grant; /* Grant whose region's owner is meant. */
-	uint64_t id; /* Transfer id; the same id is delivered once. */
+	uint64_t grant; /* Grant; the owner of its region is notified. */
+	uint64_t id; /* Transfer id; the owner delivers each id only once. */
 	uint64_t tag; /* Tag. */
 	struct dray_blob payload; /* Payload. */
 };
@@ -512,7 +518,7 @@ int pmsg_notify_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 
 #define PMSG_NOTIFY_REPLY_MIN 0
 #define PMSG_NOTIFY_REPLY_BODY_MAX 0
-/* Queued. */
+/* The notification is queued. */
 struct pmsg_notify_reply {
 };
 int pmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -520,9 +526,9 @@ int pmsg_notify_reply_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define PMSG_DRAINING_MIN 4
 #define PMSG_DRAINING_BODY_MAX 4
-/* The sender takes no new imports and will go. */
+/* The sender accepts no new imports and will exit. */
 struct pmsg_draining {
-	uint32_t deadline_ms; /* When it goes at the latest. */
+	uint32_t deadline_ms; /* Milliseconds until it exits at the latest. */
 };
 int pmsg_draining_decode(const void *body, size_t len, struct pmsg_draining *ret,
 	struct dray_err *reterr);
@@ -530,7 +536,7 @@ int pmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struc
 
 #define PMSG_BYE_MIN 4
 #define PMSG_BYE_BODY_MAX 4
-/* Orderly end: no reconnect until there is need. */
+/* Orderly end of the connection: the receiver reconnects only when it needs to. */
 struct pmsg_bye {
 	uint32_t code; /* Error code, ok for a drain. */
 };
@@ -540,8 +546,8 @@ int pmsg_bye_encode(void *buf, size_t cap, uint64_t request_id, const struct pms
 #define PMSG_PORTS_MIN 4
 #define PMSG_PORTS_BODY_MAX 3076
 /*
- * The rails of the sender that can be used from now on; whatever it said before is void. Sent after
- * READY and whenever they change, by agents that both have the feature rdma.
+ * All usable rails of the sender; replaces the previous list. Sent after READY and at each change,
+ * if both agents have the feature rdma.
  */
 struct pmsg_ports {
 	struct dray_vec ports; /* Rails. */
@@ -552,17 +558,17 @@ int pmsg_ports_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 
 #define PMSG_KEYS_MIN 12
 #define PMSG_KEYS_BODY_MAX 32780
-/* How a granted range is reached over rails from now on; replaces the list of import_reply. */
+/* Access to a granted range over rails; replaces the list of import_reply. */
 struct pmsg_keys {
 	uint64_t grant; /* Handle. */
-	struct dray_vec rails; /* Rails; empty: none any more. */
+	struct dray_vec rails; /* Access over each rail; empty: over none any more. */
 };
 int pmsg_keys_decode(const void *body, size_t len, struct pmsg_keys *ret, struct dray_err *reterr);
 int pmsg_keys_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_keys *m);
 
 #define PMSG_QP_CONNECT_MIN 56
 #define PMSG_QP_CONNECT_BODY_MAX 56
-/* Request. Asks for a queue pair that serves one of the sender's. */
+/* Request. Requests a queue pair that serves a queue pair of the sender. */
 struct pmsg_qp_connect {
 	uint64_t qp; /* Id of the pair, unique for this connection and side. */
 	uint32_t rail; /* Rail of the sender. */
@@ -572,7 +578,7 @@ struct pmsg_qp_connect {
 	uint8_t gid[16]; /* Its GID, in wire order. */
 	uint32_t lid; /* Its LID; 0 on Ethernet. */
 	uint32_t mtu; /* Path MTU, bytes. */
-	uint32_t reads; /* Outstanding reads that it wants to have. */
+	uint32_t reads; /* Outstanding reads that it would like. */
 	uint8_t class; /* Priority class. */
 };
 int pmsg_qp_connect_decode(const void *body, size_t len, struct pmsg_qp_connect *ret,
@@ -585,9 +591,9 @@ int pmsg_qp_connect_encode(void *buf, size_t cap, uint64_t request_id,
 /* A queue pair is ready to receive. */
 struct pmsg_qp_connect_reply {
 	uint32_t qpn; /* Its number. */
-	uint32_t psn; /* Packet sequence number that it expects first, 24 bits. */
-	uint32_t mtu; /* Path MTU, bytes; not above the one asked for. */
-	uint32_t reads; /* Outstanding reads that it serves; not above those asked for. */
+	uint32_t psn; /* First packet sequence number that it expects, 24 bits. */
+	uint32_t mtu; /* Path MTU, bytes; at most the requested one. */
+	uint32_t reads; /* Outstanding reads that it serves; at most the requested number. */
 };
 int pmsg_qp_connect_reply_decode(const void *body, size_t len, struct pmsg_qp_connect_reply *ret,
 	struct dray_err *reterr);
@@ -597,8 +603,8 @@ int pmsg_qp_connect_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define PMSG_QP_CLOSE_MIN 8
 #define PMSG_QP_CLOSE_BODY_MAX 8
 /*
- * Request. The side that asked for the queue pair wants it destroyed, and to hear when no byte can
- * land through it any more.
+ * Request. The side that requested the queue pair asks the other side to destroy it, and to answer
+ * when no byte can be written through it any more.
  */
 struct pmsg_qp_close {
 	uint64_t qp; /* Id. */
@@ -609,7 +615,7 @@ int pmsg_qp_close_encode(void *buf, size_t cap, uint64_t request_id, const struc
 
 #define PMSG_QP_CLOSE_REPLY_MIN 0
 #define PMSG_QP_CLOSE_REPLY_BODY_MAX 0
-/* Dead on this end; also for ids never seen. */
+/* The queue pair is dead at this end; also sent for unknown ids. */
 struct pmsg_qp_close_reply {
 };
 int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
@@ -618,9 +624,9 @@ int pmsg_qp_close_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define PMSG_PROBE_MIN 0
 #define PMSG_PROBE_BODY_MAX 0
 /*
- * Request. In the place of the connecting side's HELLO, once the other's has come with a minor
- * version of 2 or more: asks whether the agent serves, without becoming a peer. The connection
- * closes after the answer. Since 1.2.
+ * Request. Sent instead of HELLO by the connecting side, after the other side's HELLO with a minor
+ * version of at least 2: asks for the agent's state without becoming a peer. The connection closes
+ * after the answer. Since 1.2.
  */
 struct pmsg_probe {
 };
@@ -628,12 +634,12 @@ int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 
 #define PMSG_PROBE_REPLY_MIN 40
 #define PMSG_PROBE_REPLY_BODY_MAX 360
-/* Who is there, and whether it takes anything new. Since 1.2. */
+/* Identity of the agent, and whether it accepts new work. Since 1.2. */
 struct pmsg_probe_reply {
 	uint8_t major_min; /* Lowest major version. */
 	uint8_t major_max; /* Highest major version. */
-	uint16_t state; /* What it takes. */
-	uint8_t agent_id[16]; /* Who it is. */
+	uint16_t state; /* Whether the agent accepts new work. */
+	uint8_t agent_id[16]; /* Agent id. */
 	uint64_t incarnation; /* Its incarnation. */
 	struct dray_str segment; /* Its segment; empty for none. */
 	struct dray_str version; /* Its release. */
@@ -646,15 +652,15 @@ int pmsg_probe_reply_encode(void *buf, size_t cap, uint64_t request_id,
 #define PMSG_WINDOW_MIN 20
 #define PMSG_WINDOW_BODY_MAX 32788
 /*
- * Memory of the sender's that the receiver, and nobody else, reaches over rails, for bytes of
- * granted ranges that no rail reaches: what there is from now on. Sent to agents that have the
- * feature window. Since 1.3.
+ * Memory of the sender that only the receiver accesses over rails, for the bytes of granted ranges
+ * that no rail reaches. Replaces the previous window. Sent to agents with the feature window. Since
+ * 1.3.
  */
 struct pmsg_window {
-	/* Its id; another one is other memory, and what was said of the former is void. */
-	uint64_t window;
-	uint64_t length; /* Bytes; 0: there is none any more. */
-	struct dray_vec rails; /* How it is reached, with offsets in the window; empty: not now. */
+	uint64_t window; /* Id of the window; a new id is new memory and voids the previous one. */
+	uint64_t length; /* Bytes; 0: there is no window any more. */
+	/* Access over each rail, with offsets in the window; empty: not accessible now. */
+	struct dray_vec rails;
 };
 int pmsg_window_decode(const void *body, size_t len, struct pmsg_window *ret,
 	struct dray_err *reterr);
@@ -663,16 +669,15 @@ int pmsg_window_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 #define PMSG_STAGE_MIN 40
 #define PMSG_STAGE_BODY_MAX 4136
 /*
- * Request. Asks the owner for a copy between the window that it gave and a granted range. The
- * importer decides what lies where in the window; until the answer it leaves those bytes alone.
- * Since 1.3.
+ * Request. Asks the owner to copy between its window and a granted range. The importer manages the
+ * space of the window, and does not use these bytes before the answer. Since 1.3.
  */
 struct pmsg_stage {
 	uint64_t window; /* Id. */
-	uint64_t offset; /* Where the bytes lie in the window, one segment behind the other. */
+	uint64_t offset; /* Offset of the bytes in the window, one segment after the other. */
 	uint64_t length; /* Bytes: the sum of the segments, at most frame_bytes_max. */
 	uint64_t grant; /* Handle. */
-	uint8_t kind; /* Which way. */
+	uint8_t kind; /* Direction. */
 	uint8_t class; /* Priority class. */
 	struct dray_vec segs; /* Pieces of the granted range. */
 };

@@ -7,8 +7,8 @@
 #define DRAY_STATE_APPLICATION_ID 0x64726179
 #define DRAY_STATE_PAGE_SIZE 16384
 
-#define DRAY_STATE_MAX_SEGMENT_EVENTS 32 /* Events that are kept of one segment, the newest. */
-#define DRAY_STATE_MAX_EVENTS 16384 /* Events that are kept in all, the newest. */
+#define DRAY_STATE_MAX_SEGMENT_EVENTS 32 /* Newest events that are kept of one segment. */
+#define DRAY_STATE_MAX_EVENTS 16384 /* Newest events that are kept of all segments. */
 
 struct dray_state_migration {
 	const char *doc;

@@ -7,7 +7,7 @@ from generator.text import Names, banner, quoted
 CTYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i64": "int64_t",
           "str": "struct dray_str", "blob": "struct dray_blob", "vec": "struct dray_vec"}
 
-CHECK_H = banner("/*", " */") + """/* What the decoders and encoders of both protocols share. */
+CHECK_H = banner("/*", " */") + """/* Helpers of the decoders and encoders of both protocols. */
 #ifndef DRAY_SCHEMA_GEN_CHECK_H
 #define DRAY_SCHEMA_GEN_CHECK_H
 
@@ -50,7 +50,7 @@ static inline int check_text(struct dray_err *reterr, const char *what)
 			    "%s is not UTF-8 text without control characters", what);
 }
 
-/* Bytes of the character at p: 0 where it is no UTF-8 or a control character. n is at least 1. */
+/* Bytes of the character at p; 0 if it is not UTF-8, or a control character. n is at least 1. */
 static inline size_t text_char(const uint8_t *p, size_t n)
 {
 	uint32_t c = p[0], low;
@@ -102,7 +102,7 @@ static inline uint8_t *put_bytes(uint8_t *p, const void *src, size_t n)
 	return p + n;
 }
 
-/* Copies text; what is not allowed in text becomes '?', so that an answer can always be read. */
+/* Copies text. Invalid bytes become '?', so that the receiver accepts an answer in any case. */
 static inline uint8_t *put_text(uint8_t *p, struct dray_str s)
 {
 	const uint8_t *src = (const uint8_t *)s.p;
@@ -125,8 +125,6 @@ class Writer:
     def __init__(self, protocol):
         self.pr, self.px, self.up = protocol, protocol.prefix, protocol.prefix.upper()
         self.names = Names(protocol.file, SchemaError)
-
-    # --- pieces -------------------------------------------------------------------------------
 
     def define(self, name, value, what, doc=""):
         self.names.add(name, what)
@@ -156,7 +154,7 @@ class Writer:
         return "".join(f"{pad}{self.member(f)}; /* {f.doc} */\n" for f in fields if not f.reserved)
 
     def struct(self, name, fields, doc, shared=None):
-        """`shared`: fields that can also be copied as one struct, which other structs have too."""
+        """`shared`: fields that the struct has in common with others; they are also a struct member."""
         out = f"/* {doc} */\n" if doc else ""
         out += f"struct {self.names.add(name, 'struct')} {{\n"
         if shared:
@@ -172,7 +170,7 @@ class Writer:
         return out
 
     def check(self, f, var, what, pad):
-        """Lines that refuse a bad value of f, nothing where any will do."""
+        """Lines that refuse an invalid value of f; empty if every value is valid."""
         if not f.checked:
             return ""
         value = f"{var}{f.name}"
@@ -183,8 +181,6 @@ class Writer:
         unknown = f"{value} & ~({CTYPES[f.type]}){mask}" if mask else value
         return (f"{pad}if ({unknown})\n"
                 f"{pad}\treturn check_bits(reterr, {quoted(what + '.' + f.name)}, {unknown});\n")
-
-    # --- header -------------------------------------------------------------------------------
 
     def header_file(self):
         pr, px, up = self.pr, self.px, self.up
@@ -233,9 +229,9 @@ class Writer:
                 out += self.define(f"{up}_{lay.name.upper()}_{f.name.upper()}", f.offset, f"layout {lay.name}", f.doc)
             out += self.define(f"{up}_{lay.name.upper()}_SIZE", lay.size, f"layout {lay.name}")
         out += ("\n/*\n * Messages. X_MIN: bytes of the smallest body; X_BODY_MAX: of the largest that is encoded.\n"
-                " * X_decode: 0, or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. What\n"
-                " * it finds still lies in the body. X_encode: writes header and body, returns bytes written, or\n"
-                " * -EMSGSIZE where cap is too small, -EINVAL where a field is over its limit or not text.\n */\n")
+                " * X_decode: 0, or -EPROTO with the reason in *reterr (which may be NULL) and *ret untouched. Strings,\n"
+                " * blobs and vectors point into the body. X_encode: writes header and body and returns the bytes\n"
+                " * written; -EMSGSIZE if cap is too small, -EINVAL if a field is over its limit or not text.\n */\n")
         for m in pr.messages:
             out += self.message_declared(m)
         return out + (self.body_declared() if pr.body else "") + "\n#endif\n"
@@ -305,8 +301,6 @@ class Writer:
             out += f"int {name}_decode(const void *body, size_t len, struct {name} *ret, struct dray_err *reterr);\n"
         out += f"int {name}_encode(void *buf, size_t cap, uint64_t request_id, const struct {name} *m);\n"
         return out
-
-    # --- source -------------------------------------------------------------------------------
 
     def source_file(self):
         pr, px, up = self.pr, self.px, self.up

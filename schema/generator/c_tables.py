@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes gen/errors, config, metrics and dbus: tables with little code."""
+"""Writes the tables in gen/errors, config, metrics and dbus."""
 
 from generator.model import INT64_MAX, BUCKETS_MAX, LABELS_MAX, SchemaError
 from generator.text import Names, banner, dbus_error, quoted, snake
@@ -11,14 +11,14 @@ def guarded(name, body):
 
 
 def errors(items):
-    # One list in two headers: libdray's users have no schema/. Who includes both gets it once.
+    # Two headers have the list, because users of libdray have no schema/. The guard allows including both.
     codes = "#ifndef DRAY_ERROR_CODES\n#define DRAY_ERROR_CODES\nenum dray_error {\n\tDRAY_OK = 0,\n"
     for e in items[1:]:
         codes += f"\tDRAY_E_{e['name'].upper()} = {e['code']}, /* {e['doc']} */\n"
     codes += "};\n#endif\n"
     public = banner("/*", " */") + "#ifndef DRAY_ERRORS_H\n#define DRAY_ERRORS_H\n\n" + codes + "\n#endif\n"
     h = f"#include <stdint.h>\n\n{codes}\n#define DRAY_ERROR_N {len(items)}\n\n"
-    h += "/* Stable name, what it means, what to do. Never NULL; \"unknown\" for a code that is not known. */\n"
+    h += "/* Stable name, meaning, what to do. Never NULL; \"unknown\" for an unknown code. */\n"
     h += "".join(f"const char *dray_error_{w}(uint32_t code);\n" for w in ("name", "doc", "fix"))
     c = banner("/*", " */") + '#include "schema/gen/errors.h"\n\n'
     c += "static const struct {\n\tconst char *name, *doc, *fix;\n} table[DRAY_ERROR_N] = {\n"
@@ -79,12 +79,12 @@ struct dray_config_key {
 	const char *flag; /* "--state-dir", or NULL */
 	enum dray_config_type type;
 	size_t offset, size; /* of the member of struct dray_config */
-	const char *def; /* as one would write it */
+	const char *def; /* in the form of the configuration */
 	int64_t min, max; /* int, size, duration */
 	const char *const *choices; /* enum */
 	size_t n_choices;
 	bool octal; /* int, written in octal */
-	bool reload; /* may change while running */
+	bool reload; /* can change while the agent runs */
 	const char *doc;
 };
 
@@ -130,11 +130,11 @@ def metrics(items, families):
 enum dray_metric_type {
 	DRAY_METRIC_TYPE_COUNTER,
 	DRAY_METRIC_TYPE_GAUGE,
-	DRAY_METRIC_TYPE_HISTOGRAM, /* of families alone */
+	DRAY_METRIC_TYPE_HISTOGRAM, /* only families */
 };
 
 enum dray_metric_owner {
-	DRAY_METRIC_OWNER_WORKER, /* each worker has its own; the sum is what counts */
+	DRAY_METRIC_OWNER_WORKER, /* each worker has a copy; readers sum them */
 	DRAY_METRIC_OWNER_CONTROL,
 };
 
@@ -143,13 +143,13 @@ struct dray_metric_info {
 	const char *help;
 	enum dray_metric_type type;
 	enum dray_metric_owner owner;
-	const char *unit; /* "" where it counts things */
+	const char *unit; /* "" for plain numbers */
 };
 
 /* In the order of enum dray_metric. */
 extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
 
-/* What has labels, or is the process's: on /metrics only. */
+/* Metrics with labels, or of the process: only on /metrics. */
 enum dray_family {
 """
     for f in families:
@@ -164,7 +164,7 @@ struct dray_family_info {{
 	const char *name; /* as published */
 	const char *help;
 	enum dray_metric_type type;
-	const char *unit; /* "" where it counts things */
+	const char *unit; /* "" for plain numbers */
 	unsigned n_labels;
 	const char *labels[DRAY_FAMILY_LABELS_MAX]; /* their names */
 	/* of histograms: upper bounds of the buckets but the last, which has none, in 1/scale of the unit */
@@ -269,7 +269,7 @@ def params(args):
 
 
 def vtable(d):
-    h = "/* For the files that implement the interface. The table is for the one that says DRAY_DBUS_VTABLE first. */\n\n"
+    h = "/* For the files that implement the interface. The table is for the file that defines DRAY_DBUS_VTABLE. */\n\n"
     h += "#include <systemd/sd-bus.h>\n\n"
     for p in d["properties"]:
         h += (f"int dbus_get_{snake(p['name'])}(sd_bus *bus, const char *path, const char *interface,\n"
@@ -277,8 +277,8 @@ def vtable(d):
     for m in d["methods"]:
         h += (f"int dbus_method_{snake(m['name'])}(sd_bus_message *m, void *userdata, "
               "sd_bus_error *reterr);\n")
-    h += ("\n#ifdef DRAY_DBUS_VTABLE\n/* Unprivileged throughout: sd-bus would ask for capabilities otherwise; who may change things\n"
-          " * is for the methods to say. */\nstatic const sd_bus_vtable dbus_vtable[] = {\n\tSD_BUS_VTABLE_START(0),\n")
+    h += ("\n#ifdef DRAY_DBUS_VTABLE\n/* All methods are unprivileged, because sd-bus would demand capabilities otherwise; methods that change\n"
+          " * something check the caller themselves. */\nstatic const sd_bus_vtable dbus_vtable[] = {\n\tSD_BUS_VTABLE_START(0),\n")
     for p in d["properties"]:
         flags = "SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE" if p.get("emits") else \
             "SD_BUS_VTABLE_PROPERTY_CONST" if p.get("const") else "0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of the model checks alike."""
+"""Checks that all parts of the model use."""
 
 import re
 
@@ -13,7 +13,7 @@ class SchemaError(Exception):
 
 
 class UniqueLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """PyYAML keeps the last of two equal keys without a word; this one refuses."""
+    """Refuses duplicate keys, of which PyYAML silently keeps the last."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()

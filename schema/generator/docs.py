@@ -11,11 +11,11 @@ RULES = """## Rules
 - Everything is little-endian. A body is its fields in the order given, without padding.
 - `bytesN` is N bytes. `str` and `blob` are a `u32` length and that many bytes; `str` is UTF-8 without control
   characters. A vector is a `u32` count and that many records, back to back.
-- A body that is longer than its fields is accepted and the tail ignored. A field marked *since 1.N* may be
-  missing in bodies of older minor versions and then reads as 0 or empty.
-- Refused: a value that an enumeration lacks (`invalid`), an unknown bit (`unsupported`), text that is none
+- A body longer than its fields is accepted and the tail ignored. A field marked *since 1.N* may be missing in
+  bodies of older minor versions and then reads as 0 or empty.
+- Refused: a value that an enumeration lacks (`invalid`), an unknown bit (`unsupported`), an invalid string
   (`invalid`), a string, array or message over its limit (`too_large`), a body that ends early (`truncated`).
-  *Open* fields take any value, so that later minor versions may add some.
+  *Open* fields accept any value, so that later minor versions can add some.
 - Reserved fields are sent as 0 and ignored by the receiver.
 """
 
@@ -100,8 +100,8 @@ def protocol(pr, title, intro):
 
 
 def errors(items):
-    out = f"{NOTE}\n# Errors\n\nOne number space for the data protocol, the peer protocol, completions and clients. A number is never\n"
-    out += "used again. The source is `schema/errors.yaml`.\n\n"
+    out = f"{NOTE}\n# Errors\n\nThe data protocol, the peer protocol, completions and clients share one number space. Numbers are never\n"
+    out += "reused. The source is `schema/errors.yaml`.\n\n"
     return out + table(("code", "name", "meaning", "what to do"), [
         (e["code"], f"<a id=\"{e['name']}\"></a>`{e['name']}`", e["doc"], e["fix"]) for e in items])
 
@@ -110,11 +110,11 @@ def configuration(keys):
     out = f"""{NOTE}
 # Configuration
 
-The agent reads, in rising order: the built-in default, the file named by `--config FILE` (libconfig), the
-environment, the command line (`--set section.name=value`, or the flag where one is given). No file at all is fine.
-`drayd --check-config` prints every value in effect and where it comes from. The source is `schema/config.yaml`.
+A value comes from, in rising order of precedence: the built-in default, the file named by `--config FILE` (libconfig),
+the environment, the command line (`--set section.name=value`, or the flag if the key has one). A file is optional.
+`drayd --check-config` prints the effective values and their origins. The source is `schema/config.yaml`.
 
-The environment name of `agent.state_dir` is `DRAY_AGENT_STATE_DIR`. Sizes are a number with a unit (`B`, `KiB`, `MiB`,
+The environment variable of `agent.state_dir` is `DRAY_AGENT_STATE_DIR`. Sizes are a number with a unit (`B`, `KiB`, `MiB`,
 `GiB`, `TiB`; `KB`, `MB` and so on are powers of 1000), and so are durations (`ns`, `us`, `ms`, `s`, `min`, `h`). In the
 file they are strings (`"16GiB"`). A list is a libconfig array of strings in the file, and separated by commas elsewhere.
 """
@@ -131,13 +131,13 @@ file they are strings (`"16GiB"`). A list is a libconfig array of strings in the
 
 
 def metrics(items, families):
-    out = f"{NOTE}\n# Metrics\n\nCounters only rise, from the agent's start. Gauges are as of now. The same names stand in the property\n"
+    out = f"{NOTE}\n# Metrics\n\nCounters only rise, from the agent's start. Gauges are current values. The same names are in the property\n"
     out += "`Counters` of the [control interface](dbus.md). The source is `schema/metrics.yaml`.\n\n"
     return out + table(("name", "type", "unit", "meaning"), [
         (f"`{m['name']}`", m["type"], m.get("unit", ""), m["doc"]) for m in items]) + """
-## Over HTTP only
+## Only over HTTP
 
-`/metrics` shows these beside all of the above.
+`/metrics` shows these in addition.
 
 """ + table(("name", "type", "labels", "unit", "meaning"), [
         (f"`{f['name']}`", f["type"], ", ".join(f.get("labels", [])), f.get("unit", ""), f["doc"]) for f in families])
@@ -151,11 +151,11 @@ def dbus(d):
     out = f"""{NOTE}
 # Control interface
 
-Interface `{d['interface']}` on object `{d['path']}`, D-Bus without a bus: connect to the control socket. For example
+Interface `{d['interface']}` on object `{d['path']}`, D-Bus without a bus daemon: clients connect to the control socket. For example
 
     busctl --address=unix:path=/run/dray/control.sock introspect {d['interface']} {d['path']}
 
-List methods return one dictionary for each item, with the keys below. Keys may be added. The source is
+List methods return one dictionary for each item, with the keys below. Later versions may add keys. The source is
 `schema/dbus.yaml`; the introspection data is `schema/gen/{d['interface']}.xml`.
 
 ## Properties
@@ -177,7 +177,7 @@ List methods return one dictionary for each item, with the keys below. Keys may 
     out += table(("name", "in", "out", "who", "meaning"), rows)
     out += "\n## Signals\n\n" + table(("name", "arguments", "meaning"), [
         (f"`{s['name']}`", arguments(s["args"]), s["doc"]) for s in d["signals"]])
-    out += "\n## Errors\n\nBeside those of D-Bus itself.\n\n" + table(("name", "meaning"), [
+    out += "\n## Errors\n\nIn addition to those of D-Bus itself.\n\n" + table(("name", "meaning"), [
         (f"`{dbus_error(d['interface'], e['name'])}`", e["doc"]) for e in d["errors"]])
     out += "\n## Dictionaries\n"
     for r in d["records"]:
@@ -190,36 +190,36 @@ def state(s):
     out = f"""{NOTE}
 # State database
 
-`{s['database']}` in `agent.state_dir`: what an agent knows again after a restart. It is sqlite3 in WAL mode, version
-{len(s['migrations'])} (`PRAGMA user_version`), application id `0x{s['application_id']:08x}`. While an agent runs it alone may open the file; of a
-stopped one `sqlite3 {s['database']}` reads it. The source is `schema/state.yaml`.
+`{s['database']}` in `agent.state_dir`: the state that an agent keeps over a restart. It is an sqlite3 database in WAL
+mode, version {len(s['migrations'])} (`PRAGMA user_version`), application id `0x{s['application_id']:08x}`. Only the running agent may open the
+file; while the agent is stopped, `sqlite3 {s['database']}` reads it. The source is `schema/state.yaml`.
 
-A file of an older version is migrated at start. One that is corrupt or cannot be opened is renamed to
-`{s['database']}.corrupt-TIME`, one of a newer version to `{s['database']}.newer-VERSION-TIME`, and the agent starts with a new one;
-three of each sort are kept.
+A file of an older version is migrated at start. A file that is corrupt or cannot be opened is renamed to
+`{s['database']}.corrupt-TIME`, a file of a newer version to `{s['database']}.newer-VERSION-TIME`, and the agent starts with a new
+one. Three of each kind are kept.
 
 ## Limits
 
 """
     out += table(("limit", "value", "meaning"), [(f"`{n['name']}`", n["value"], n["doc"]) for n in s["limits"]])
-    out += "\n## Versions\n\n" + table(("version", "what it brought"), [
+    out += "\n## Versions\n\n" + table(("version", "change"), [
         (number, m["doc"]) for number, m in enumerate(s["migrations"], 1)])
     out += "\n## Tables\n"
     for t in s["tables"]:
         out += f"\n### {t['name']}\n\n{t['doc']}\n\n" + table(("column", "type", "meaning"), [
             (f"`{c['name']}`", c["type"], c["doc"]) for c in t["columns"]])
-    out += "\n## Statements\n\nAll that the agent does with it.\n\n" + table(("name", "text"), [
+    out += "\n## Statements\n\nAll SQL that the agent runs on it.\n\n" + table(("name", "text"), [
         (f"`{n['name']}`", f"`{n['text']}`") for n in s["statements"]])
     return out
 
 
 def write(schema):
-    data = ("Between a client and its agent, on the data socket (`SOCK_SEQPACKET`): one message a packet, descriptors beside it\n"
-            "with `SCM_RIGHTS`. HELLO comes first. Replies come in any order, each with its request's id.")
-    peer = ("Between agents. The control connection is TLS 1.3 over TCP with the messages below, one after the other. Data\n"
+    data = ("Between a client and its agent, on the data socket (`SOCK_SEQPACKET`): one message in each packet, with descriptors\n"
+            "as `SCM_RIGHTS`. HELLO comes first. Replies come in any order, each with its request's id.")
+    peer = ("Between agents. The control connection is TLS 1.3 over TCP and carries the messages below. Data\n"
             "streams are plain TCP to the same port, bound to the control connection by a key from its TLS exporter: they\n"
-            "begin with [stream_hello](#record-stream_hello), answered by [stream_welcome](#record-stream_welcome), and carry\n"
-            "[frames](#record-frame) from then on. The first byte tells them apart: a TLS record starts with 0x16.")
+            "begin with [stream_hello](#record-stream_hello), answered by [stream_welcome](#record-stream_welcome), and then\n"
+            "carry [frames](#record-frame). The first byte tells the two apart: a TLS record starts with 0x16.")
     pages = {"data-protocol": protocol(schema.data, "Data protocol", data),
              "peer-protocol": protocol(schema.peer, "Peer protocol", peer),
              "errors": errors(schema.errors), "configuration": configuration(schema.config),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the schema files and refuses what does not hold together. Writers may trust what comes out."""
+"""Reads the schema files and refuses inconsistent ones, so that the writers can trust the model."""
 
 import re
 
@@ -56,12 +56,12 @@ class Field:
 
     @property
     def checked(self):
-        """The decoder has something to say on its value."""
+        """The decoder checks its value."""
         return self.zero or bool((self.enum or self.bits) and not self.open)
 
 
 class Fixed:
-    """Header or record: fields back to back, each on its natural boundary."""
+    """Header or record: adjacent fields, each on its natural boundary."""
 
     def __init__(self, where, fields, doc="", name="", size=None):
         self.name, self.doc = name, doc
@@ -90,7 +90,7 @@ class Fixed:
 
 
 class Layout:
-    """Places in shared memory."""
+    """Offsets in shared memory."""
 
     def __init__(self, where, raw):
         check_keys(where, raw, ("name", "doc", "fields", "size"))
@@ -134,7 +134,7 @@ class Message:
         return self.type < EVENT
 
     def parts(self):
-        """Fields grouped by `since`, each group as runs: fixed fields and at most one variable one at the end."""
+        """Fields grouped by `since`. Each group is a list of runs: fixed fields, then at most one variable field."""
         groups = []
         for f in self.fields:
             if not groups or groups[-1][0] != f.since:

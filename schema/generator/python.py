@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes client/python/dray/_schema.py: the same codec for the standard library alone."""
+"""Writes client/python/dray/_schema.py: the same codec in pure Python."""
 
 import keyword
 import textwrap
@@ -13,11 +13,11 @@ CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}
 
 HEAD = '''"""dray's error codes and protocols: constants, and a pack and an unpack function for each message.
 
-pack_x(request_id, field=...) gives header and body; what is left out is 0 or empty. ValueError where
-a field is over its limit, or text of a request is none. unpack_x(body) gives a named tuple, or raises
-WireError with the code that the C decoder gives. A vec is packed from bytes that already are in wire
-form, or from tuples; it is unpacked to a list of named tuples. The names of the data protocol stand
-as they are, those of the peer protocol begin with peer_, Peer or PEER_.
+pack_x(request_id, field=...) returns header and body; fields that are not given are 0 or empty. It
+raises ValueError if a field is over its limit, or a string of a request is not valid text. unpack_x(body)
+returns a named tuple, or raises WireError with the code of the C decoder. A vec is packed from bytes in
+wire form or from tuples, and unpacked to a list of named tuples. Names of the peer protocol begin with
+peer_, Peer or PEER_; names of the data protocol have no prefix.
 """
 
 from collections import namedtuple
@@ -59,7 +59,7 @@ def _control(c):
 
 
 def _text(what, raw):
-    """Text as it arrived."""
+    """A string from a message."""
     try:
         text = str(raw, "utf-8")
     except UnicodeDecodeError:
@@ -70,7 +70,7 @@ def _text(what, raw):
 
 
 def _clean(raw):
-    """What is not allowed in text becomes '?', byte for byte."""
+    """Invalid bytes become '?', one for each."""
     text = raw.decode("utf-8", "surrogateescape")
     return "".join("?" if "\\udc80" <= c <= "\\udcff" else "?" * len(c.encode()) if _control(c) else c
                    for c in text).encode()
@@ -242,7 +242,7 @@ def {low}unpack_header(raw):
 
 
 def {low}unpack(packet):
-    """Header and message of one whole message."""
+    """Header and body of a whole message."""
     header = {low}unpack_header(packet)
     got = len(packet) - {up}HEADER.size
     if got < header.length:
@@ -256,7 +256,7 @@ def {low}unpack(packet):
 
 
 def {low}build(type_, request_id, *parts):
-    """Header and the parts of a body, whatever they are."""
+    """A message of a header and the parts of a body."""
     length = sum(map(len, parts))
     header = {up}HEADER.pack({up}MAGIC, {up}MAJOR, {up}MINOR, type_, 0, length, request_id)
     return b"".join((header, *parts))
