@@ -50,6 +50,8 @@ LAST = max(e["code"] for e in yaml.safe_load((ROOT / "schema/errors.yaml").read_
 
 OP = '      - {name: local, type: u64, doc: "Offset in the local region, bytes."}\n'
 DATA_BAD = {
+    "shared owner": ("of: [sqe, transfer]", "of: [sqe, nothing]", "unknown record or message nothing"),
+    "shared field": ("fields: [flags, direction,", "fields: [op_count, direction,", "field op_count is not the same in all of them"),
     "unknown type": (OP, OP.replace("u64", "u65"), "record op: field local: unknown type u65"),
     "unknown attribute": (OP, OP.replace("doc:", "colour: red, doc:"), "unknown attribute colour"),
     "missing attribute": (OP, OP.replace(', doc: "Offset in the local region, bytes."', ""), "doc is missing"),
