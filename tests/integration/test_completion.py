@@ -122,8 +122,16 @@ SHELLS = {
 }
 
 
+PROMPT = "type> "
+
+
 class Typist:
-    """A shell on a terminal, where `drayctl` prints its arguments, except in the calls of the completion."""
+    """
+    A shell on a terminal, where `drayctl` prints its arguments, except in the calls of the completion.
+
+    Each line is typed after the prompt has appeared: the shell has switched the terminal to its line editor by then.
+    While a program runs, or the shell starts, the kernel edits and echoes what is typed, and the key is no key.
+    """
 
     def __init__(self, shell, directory):
         argv, prepare = SHELLS[shell]
@@ -138,19 +146,30 @@ class Typist:
         self.process = subprocess.Popen(
             argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=directory,
             env={**os.environ, "TERM": "dumb", "PATH": f"{directory}:{os.environ['PATH']}", "HOME": str(directory),
-                 "INPUTRC": "/dev/null"})
+                 "INPUTRC": "/dev/null", "PS1": PROMPT})
         os.close(theirs)
-        os.write(self.ours, prepare.encode() + b"\n")
-        self.complete("ready")
+        self.read(PROMPT)
+        self.type(prepare)
 
-    def complete(self, text):
-        """The arguments of drayctl after `drayctl TEXT`, the key and Enter."""
-        os.write(self.ours, f"drayctl {text}\t\n".encode())
-        seen = b""
-        while b"<end>" not in seen:
-            assert select.select([self.ours], [], [], LIMIT)[0], f"{text}: {seen}"
-            seen += os.read(self.ours, 4096)
-        return " ".join(re.findall(r"<(.*?)>", re.search(r"(?:<[^<>]*>)+<end>", seen.decode())[0])[:-1])
+    def read(self, *texts):
+        """What the terminal shows until these have appeared, one after the other."""
+        seen, at = "", 0
+        for text in texts:
+            while text not in seen[at:]:
+                assert select.select([self.ours], [], [], LIMIT)[0], f"no {text!r}: {seen}"
+                seen += os.read(self.ours, 4096).decode(errors="replace")
+            at = seen.index(text, at) + len(text)
+        return seen
+
+    def type(self, line, *then):
+        """A line, and Enter; what the terminal shows until the next prompt, and before that `then`."""
+        os.write(self.ours, f"{line}\n".encode())
+        return self.read(*then, PROMPT)
+
+    def becomes(self, text):
+        """What drayctl is called with when the key is pressed after `drayctl TEXT`, and then Enter."""
+        seen = self.type(f"drayctl {text}\t", "<end>")
+        return " ".join(re.findall(r"<(.*?)>", re.search(r"(?:<[^<>]*>)+<end>", seen)[0])[:-1])
 
     def close(self):
         self.process.kill()
