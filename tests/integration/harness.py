@@ -6,7 +6,9 @@ answers by their sockets); what does not (another process's descriptors, bytes l
 looked at again and again until it holds, by until().
 """
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -19,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections import Counter, namedtuple
 
@@ -598,6 +601,23 @@ class Waiter:
     def trips(self, n):
         self.process.stdin.write(f"{n}\n")
         return self.hear()
+
+    def sleeping_trip(self, agent):
+        """One transfer that cannot end before this side sleeps: the agent stands still until then."""
+        agent.signal(signal.SIGSTOP)
+        try:
+            self.process.stdin.write("1\n")
+            until(self._sleeps, "the client's sleep")
+        finally:
+            agent.signal(signal.SIGCONT)
+        return self.hear()
+
+    def _sleeps(self):
+        """It has read what it was asked for, and its thread is blocked."""
+        unread = array.array("i", [0])
+        fcntl.ioctl(self.process.stdin, termios.FIONREAD, unread)
+        stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
+        return not unread[0] and stat.rsplit(")", 1)[1].split()[0] == "S"
 
     def hear(self):
         return json.loads(self.process.stdout.readline())

@@ -61,9 +61,11 @@ def test_one_cpu_for_both(cgroup, agents, file, text, why):
     agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1})
     assert agent.polling() == (0, why)
     with Waiter(agent, wrap=cgroup.enter()) as waiter:
-        waiter.trips(20)
+        # where a worker is scheduled as soon as its doorbell rings, a transfer ends before its client could sleep
         got = waiter.trips(200)
-        assert got["spin_ns"] == 0 and got["spun"] == 0 and got["slept"] > 0
+        assert got["spin_ns"] == 0 and got["spun"] == 0
+        got = waiter.sleeping_trip(agent)
+        assert got["spun"] == 0 and got["slept"] == 1
 
 
 def test_limits_change(cgroup, agents):
