@@ -54,12 +54,15 @@ def test_no_doorbell_while_both_look(new_agent):
         pytest.skip("one CPU: nobody spins")
     agent = new_agent(settings={"agent.poll_time": "10ms", "agent.workers": 1})
     with Waiter(agent, "1000000") as waiter:
-        waiter.trips(100)
-        received, sent = bell(agent, "received"), bell(agent, "sent")
-        got = waiter.trips(1000)
-        assert got["spun"] + got["slept"] <= 1000
-        # the machine may take the CPU away from either, but not most of the time
-        assert bell(agent, "received") - received < 500 and bell(agent, "sent") - sent < 500
+        def none_rung():
+            received, sent = bell(agent, "received"), bell(agent, "sent")
+            got = waiter.trips(20)
+            assert got["spun"] + got["slept"] <= 20
+            return bell(agent, "received") <= received + 1 and bell(agent, "sent") == sent
+
+        # The first transfer of a batch finds the worker asleep. A busy machine takes the CPU away from either side now and
+        # then, but leaves it to both for one batch.
+        until(none_rung, "a batch that needs no doorbell after its first transfer")
 
 
 def test_a_client_that_sleeps_is_rung(new_agent):
