@@ -235,7 +235,7 @@ static void test_strangers(void **state)
 	client_expect_error(c[3], 0, DRAY_E_TIMEOUT);
 	client_expect_end(c[3]);
 	client_expect_error(c[2], 0, DRAY_E_TIMEOUT);
-	assert_in_range(dray_now().ns - before, 4500 * DRAY_NS_PER_MS, 7000 * DRAY_NS_PER_MS);
+	assert_true(dray_now().ns - before >= 4500 * DRAY_NS_PER_MS);
 	for (unsigned i = 0; i < 4; i++)
 		client_close(c[i]);
 	/* one that goes by itself is forgotten */
