@@ -4,11 +4,12 @@
  * their time is over; everything else is answered at once.
  */
 #include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/http/internal.h"
-#include "agent/control/http/json.h"
 
 #define TEXT_TYPE "text/plain; charset=utf-8"
 #define JSON_TYPE "application/json"
@@ -117,17 +118,52 @@ static enum MHD_Result metrics_page(struct http_server *s, struct MHD_Connection
 
 /* --- /readyz ------------------------------------------------------------------------------------ */
 
+/* Reasons may quote a peer: bytes that are not plain text must not spoil the document. */
+static json_t *text_json(const char *s)
+{
+	char plain[512];
+	size_t n = strnlen(s, sizeof(plain));
+
+	for (size_t i = 0; i < n; i++)
+		plain[i] = s[i] < 0x20 || s[i] >= 0x7f ? '?' : s[i];
+	return json_stringn(plain, n);
+}
+
+/* Freed by the caller. NULL without memory. */
+static char *ready_json(const struct ready *r)
+{
+	json_t *all = json_array(),
+	       *root = json_pack("{s:b, s:o}", "ready", r->ready, "conditions", all);
+	char *text = NULL, *line = NULL;
+	int bad = !root;
+
+	for (size_t i = 0; !bad && i < r->n; i++) {
+		const struct ready_condition *c = &r->conditions[i];
+
+		bad = json_array_append_new(all,
+					    json_pack("{s:o, s:b, s:b, s:o}", "name",
+						      text_json(c->name), "ok", c->ok, "required",
+						      c->required, "reason", text_json(c->reason)));
+	}
+	if (!bad)
+		text = json_dumps(root, JSON_INDENT(2));
+	if (text && asprintf(&line, "%s\n", text) < 0)
+		line = NULL;
+	free(text);
+	json_decref(root);
+	return line;
+}
+
 static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *mhd)
 {
 	struct MHD_Response *response;
 	struct ready ready;
 	enum MHD_Result r;
-	size_t n = 0;
 	char *text;
 
 	s->http->deps.ready(s->http->deps.arg, &ready);
-	text = http_ready_json(&ready, &n);
-	response = response_of(text, n);
+	text = ready_json(&ready);
+	response = response_of(text, text ? strlen(text) : 0);
 	r = send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, response,
 			  JSON_TYPE);
 	if (response)

@@ -2,6 +2,8 @@
 #include "agent/placement/net/http_answer.h"
 
 #include <errno.h>
+#include <http_parser.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,20 +16,37 @@
 /* a body grows from there */
 #define BODY_BYTES_MIN 4096
 
-static int stop(struct http_answer *a, int code, const char *why)
+struct reader {
+	struct http_answer answer;
+	http_parser parser;
+	size_t body_max; /* what is allowed */
+	size_t head_n;   /* bytes of heads, those of 1xx included */
+	bool in_head, complete;
+	bool type_named, in_value; /* the header field is Content-Type */
+	char field[16];
+	size_t room;
+	struct dray_err err; /* why a callback stopped the parser */
+};
+
+static struct reader *reader_of(struct http_answer *a)
 {
-	dray_err_set(&a->err, 0, code, "%s", why);
+	return dray_container_of(a, struct reader, answer);
+}
+
+static int stop(struct reader *r, int code, const char *why)
+{
+	dray_err_set(&r->err, 0, code, "%s", why);
 	/* 1 and 2 would say that there is no body */
 	return -1;
 }
 
 static int on_begin(http_parser *p)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
-	a->in_head = true;
-	a->type_named = a->in_value = false;
-	a->field[0] = a->type[0] = '\0';
+	r->in_head = true;
+	r->type_named = r->in_value = false;
+	r->field[0] = r->answer.type[0] = '\0';
 	return 0;
 }
 
@@ -43,93 +62,94 @@ static void append(char *to, size_t max, const char *from, size_t n)
 
 static int on_field(http_parser *p, const char *at, size_t n)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
-	if (a->in_value)
-		a->field[0] = '\0';
-	a->in_value = false;
-	append(a->field, sizeof(a->field), at, n);
+	if (r->in_value)
+		r->field[0] = '\0';
+	r->in_value = false;
+	append(r->field, sizeof(r->field), at, n);
 	return 0;
 }
 
 static int on_value(http_parser *p, const char *at, size_t n)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
-	if (!a->in_value)
-		a->type_named = !strcasecmp(a->field, "content-type") && !*a->type;
-	a->in_value = true;
-	if (a->type_named)
-		append(a->type, sizeof(a->type), at, n);
+	if (!r->in_value)
+		r->type_named = !strcasecmp(r->field, "content-type") && !*r->answer.type;
+	r->in_value = true;
+	if (r->type_named)
+		append(r->answer.type, sizeof(r->answer.type), at, n);
 	return 0;
 }
 
-static int body_reserve(struct http_answer *a, size_t n)
+static int body_reserve(struct reader *r, size_t n)
 {
-	size_t max = dray_max(a->room, (size_t)BODY_BYTES_MIN);
+	size_t max = dray_max(r->room, (size_t)BODY_BYTES_MIN);
 	char *body;
 
 	while (max < n + 1)
 		max *= 2;
-	if (max <= a->room)
+	if (max <= r->room)
 		return 0;
 	/* n is no more than that */
-	if (max - 1 > a->body_max)
-		max = a->body_max + 1;
-	body = realloc(a->body, max);
+	if (max - 1 > r->body_max)
+		max = r->body_max + 1;
+	body = realloc(r->answer.body, max);
 	if (!body)
-		return stop(a, DRAY_E_NO_MEMORY, "out of memory");
-	a->body = body;
-	a->room = max;
+		return stop(r, DRAY_E_NO_MEMORY, "out of memory");
+	r->answer.body = body;
+	r->room = max;
 	return 0;
 }
 
-static int too_large(struct http_answer *a)
+static int too_large(struct reader *r)
 {
 	char text[32], why[96];
 
 	snprintf(why, sizeof(why), "the page has more than %s",
-		 dray_size_show((int64_t)a->body_max, text, sizeof(text)));
-	return stop(a, DRAY_E_TOO_LARGE, why);
+		 dray_size_show((int64_t)r->body_max, text, sizeof(text)));
+	return stop(r, DRAY_E_TOO_LARGE, why);
 }
 
 static int on_head(http_parser *p)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
-	a->in_head = false;
+	r->in_head = false;
+	r->answer.status = p->status_code;
 	if (p->status_code == 101)
-		return stop(a, DRAY_E_PROTOCOL, "it wants to speak another protocol (101)");
+		return stop(r, DRAY_E_PROTOCOL, "it wants to speak another protocol (101)");
 	/* UINT64_MAX: it did not say */
-	if (p->content_length != UINT64_MAX && p->content_length > a->body_max)
-		return too_large(a);
+	if (p->content_length != UINT64_MAX && p->content_length > r->body_max)
+		return too_large(r);
 	return 0;
 }
 
 static int on_body(http_parser *p, const char *at, size_t n)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
-	if (n > a->body_max - a->n)
-		return too_large(a);
-	if (body_reserve(a, a->n + n))
+	if (n > r->body_max - r->answer.n)
+		return too_large(r);
+	if (body_reserve(r, r->answer.n + n))
 		return -1;
-	memcpy(a->body + a->n, at, n);
-	a->n += n;
-	a->body[a->n] = '\0';
+	memcpy(r->answer.body + r->answer.n, at, n);
+	r->answer.n += n;
+	r->answer.body[r->answer.n] = '\0';
 	return 0;
 }
 
 static int on_complete(http_parser *p)
 {
-	struct http_answer *a = p->data;
+	struct reader *r = p->data;
 
 	/* what comes before the answer: another head follows */
 	if (p->status_code < 200) {
-		a->in_head = true;
+		r->in_head = true;
 		return 0;
 	}
-	a->complete = true;
+	r->complete = true;
 	http_parser_pause(p, 1);
 	return 0;
 }
@@ -144,18 +164,18 @@ static const http_parser_settings callbacks = {
 };
 
 /* 1, 0, or what is wrong. */
-static int judge(const struct http_answer *a, struct dray_err *reterr)
+static int result(const struct reader *r, struct dray_err *reterr)
 {
-	enum http_errno e = HTTP_PARSER_ERRNO(&a->parser);
+	enum http_errno e = HTTP_PARSER_ERRNO(&r->parser);
 
-	if (a->complete)
+	if (r->complete)
 		return 1;
-	if (a->err.code)
-		return dray_err_set(reterr, -EPROTO, a->err.code, "%s", a->err.msg);
+	if (r->err.code)
+		return dray_err_set(reterr, -EPROTO, r->err.code, "%s", r->err.msg);
 	if (e == HPE_INVALID_EOF_STATE)
 		return dray_err_set(reterr, -ECONNRESET, DRAY_E_PEER_LOST,
-				    "the answer was cut off after %zu bytes", a->received);
-	if (e == HPE_HEADER_OVERFLOW || (a->in_head && a->head_n >= HTTP_HEAD_BYTES_MAX))
+				    "the answer was cut off after %zu bytes", r->answer.received);
+	if (e == HPE_HEADER_OVERFLOW || (r->in_head && r->head_n >= HTTP_HEAD_BYTES_MAX))
 		return dray_err_set(reterr, -EMSGSIZE, DRAY_E_TOO_LARGE,
 				    "the head of the answer has more than %d bytes",
 				    HTTP_HEAD_BYTES_MAX);
@@ -167,19 +187,21 @@ static int judge(const struct http_answer *a, struct dray_err *reterr)
 
 int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dray_err *reterr)
 {
+	struct reader *r = reader_of(a);
+
 	a->received += n;
 	while (n) {
 		/* of a head no more than it may have, so that it is not exceeded unseen */
-		size_t piece = a->in_head ? dray_min(n, HTTP_HEAD_BYTES_MAX - a->head_n) : n;
-		size_t used = http_parser_execute(&a->parser, &callbacks, buf, piece);
-		int r;
+		size_t piece = r->in_head ? dray_min(n, HTTP_HEAD_BYTES_MAX - r->head_n) : n;
+		size_t used = http_parser_execute(&r->parser, &callbacks, buf, piece);
+		int e;
 
 		/* one head after the other counts as one: 1xx may be many */
-		if (a->in_head)
-			a->head_n += used;
-		r = judge(a, reterr);
-		if (r)
-			return r;
+		if (r->in_head)
+			r->head_n += used;
+		e = result(r, reterr);
+		if (e)
+			return e;
 		buf += used;
 		n -= used;
 	}
@@ -188,27 +210,36 @@ int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dr
 
 int http_answer_end(struct http_answer *a, struct dray_err *reterr)
 {
-	int r = 0;
+	struct reader *r = reader_of(a);
+	int e = 0;
 
 	/* an answer without length ends here */
 	if (a->received) {
-		http_parser_execute(&a->parser, &callbacks, NULL, 0);
-		r = judge(a, reterr);
+		http_parser_execute(&r->parser, &callbacks, NULL, 0);
+		e = result(r, reterr);
 	}
-	return r ? r :
+	return e ? e :
 		   dray_err_set(reterr, -ECONNRESET, DRAY_E_PEER_LOST,
 				"it closed the connection without an answer");
 }
 
-void http_answer_init(struct http_answer *a, size_t body_max)
+struct http_answer *http_answer_new(size_t body_max)
 {
-	*a = (struct http_answer){ .body_max = body_max, .in_head = true };
-	http_parser_init(&a->parser, HTTP_RESPONSE);
-	a->parser.data = a;
+	struct reader *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return NULL;
+	r->body_max = body_max;
+	r->in_head = true;
+	http_parser_init(&r->parser, HTTP_RESPONSE);
+	r->parser.data = r;
+	return &r->answer;
 }
 
-void http_answer_deinit(struct http_answer *a)
+void http_answer_free(struct http_answer *a)
 {
+	if (!a)
+		return;
 	free(a->body);
-	a->body = NULL;
+	free(reader_of(a));
 }

@@ -41,7 +41,7 @@ struct http_get {
 	char request[REQUEST_BYTES_MAX];
 	size_t request_n, sent;
 
-	struct http_answer answer;
+	struct http_answer *answer;
 };
 
 static void try_next(struct http_get *g);
@@ -61,7 +61,7 @@ struct http_get *http_get_cancel(struct http_get *g)
 	resolver_cancel(g->query);
 	disconnect(g);
 	sd_event_source_disable_unref(g->timer);
-	http_answer_deinit(&g->answer);
+	http_answer_free(g->answer);
 	free(g);
 	return NULL;
 }
@@ -97,10 +97,10 @@ __attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int c
 static void finish_whole(struct http_get *g)
 {
 	struct http_response response = {
-		.status = g->answer.parser.status_code,
-		.content_type = g->answer.type,
-		.body = g->answer.body ? g->answer.body : "",
-		.n = g->answer.n,
+		.status = g->answer->status,
+		.content_type = g->answer->type,
+		.body = g->answer->body ? g->answer->body : "",
+		.n = g->answer->n,
 		.connect_ns = g->connect_ns,
 	};
 
@@ -151,11 +151,11 @@ static void on_readable(struct http_get *g)
 			return;
 		if (n < 0) {
 			fail(g, DRAY_E_PEER_LOST, "%s after %zu bytes of the answer",
-			     dray_errno_text(errno), g->answer.received);
+			     dray_errno_text(errno), g->answer->received);
 			return;
 		}
-		r = n ? http_answer_feed(&g->answer, buf, (size_t)n, &err) :
-			http_answer_end(&g->answer, &err);
+		r = n ? http_answer_feed(g->answer, buf, (size_t)n, &err) :
+			http_answer_end(g->answer, &err);
 		if (judge(g, r, &err))
 			return;
 	}
@@ -270,11 +270,11 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	dray_duration_show(g->limits.timeout_ns, time, sizeof(time));
 	if (g->fd < 0)
 		fail(g, DRAY_E_TIMEOUT, "its name was not found within %s", time);
-	else if (!g->answer.received)
+	else if (!g->answer->received)
 		fail(g, DRAY_E_TIMEOUT, "it took the request and has not answered within %s", time);
 	else
 		fail(g, DRAY_E_TIMEOUT, "the answer is not whole after %s: %zu bytes came", time,
-		     g->answer.received);
+		     g->answer->received);
 	return 0;
 }
 
@@ -315,7 +315,9 @@ int http_get(struct http_get **ret, const struct http_get_deps *deps, const stru
 	g->fn = fn;
 	g->arg = arg;
 	g->fd = -1;
-	http_answer_init(&g->answer, limits->body_bytes);
+	g->answer = http_answer_new(limits->body_bytes);
+	if (!g->answer)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	r = start(g, reterr);
 	if (r < 0)
 		return r;
