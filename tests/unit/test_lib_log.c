@@ -127,17 +127,17 @@ static void json_is_always_utf8(void **state)
 static void long_lines_are_cut(void **state)
 {
 	static const char fills[] = { 'x', '\n', '"', '\xff' };
-	char msg[2000];
+	char value[1100], msg[2 * sizeof(value) + 32];
 
 	for (size_t f = 0; f < sizeof(fills); f++)
-		for (size_t n = 100; n < 1100; n += 13)
+		for (size_t n = 100; n < sizeof(value); n += 13)
 			for (int format = DRAY_LOG_FORMAT_TEXT; format <= DRAY_LOG_FORMAT_JSON;
 			     format++) {
 				const char *s;
 
-				memset(msg, fills[f], n);
-				snprintf(msg + n, sizeof(msg) - n, " key=%.*s other=1", (int)n,
-					 msg);
+				memset(value, fills[f], n);
+				snprintf(msg, sizeof(msg), "%.*s key=%.*s other=1", (int)n, value,
+					 (int)n, value);
 				dray_log_setup(DRAY_LOG_INFO, (enum dray_log_format)format);
 				stderr_catch();
 				log_info("area", "%s", msg);
