@@ -60,7 +60,8 @@ HARDEN_LD += $(if $(filter release gcc clang,$(VARIANT)),$(SPARE_LD))
 
 # --- variants ---------------------------------------------------------------------------------
 # DRAY_TEST=1 marks builds that are only ever tested (fault injection sites exist there).
-SANITIZED := -g -fno-omit-frame-pointer -DDRAY_TEST=1
+# Reports need line numbers, and no more; CFLAGS=-g adds variables for a debugger.
+SANITIZED := -g1 -fno-omit-frame-pointer -DDRAY_TEST=1
 ifndef CC_IS_CLANG
 # gcc says itself that instrumentation makes these guess wrong; the plain build checks them.
 SANITIZED += -Wno-null-dereference -Wno-maybe-uninitialized -Wno-stringop-overflow
@@ -70,16 +71,19 @@ OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
 OPT_gcc := $(OPT_release)
 # its warnings come before it optimises, unlike gcc's, and nothing of this variant is run
 OPT_clang := -g -O0
-OPT_asan := -O1 $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
-OPT_tsan := -O1 $(SANITIZED) -fsanitize=thread
+# -Og compiles in less than half the time of -O1, and the tests run as fast.
+OPT_asan := -Og $(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all
+OPT_tsan := -Og $(SANITIZED) -fsanitize=thread
 # a search of seconds gains less by -O1 than that takes to compile
 OPT_fuzz := -O0 $(SANITIZED) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
 LD_release := -Wl,-z,defs
 LD_gcc := $(LD_release)
 LD_clang := $(LD_release)
-LD_asan := -fsanitize=address,undefined
-LD_tsan := -fsanitize=thread
+# gold links a test program in a third of the time; there are more than a hundred.
+LD_fast := $(if $(filter asan tsan,$(VARIANT)),$(if $(shell command -v ld.gold),-fuse-ld=gold))
+LD_asan := $(LD_fast) -fsanitize=address,undefined
+LD_tsan := $(LD_fast) -fsanitize=thread
 LD_fuzz := -fsanitize=address,undefined
 FUZZLINK := $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer)
 
