@@ -7,6 +7,7 @@
 #include "agent/config/args.h"
 #include "agent/config/config.h"
 #include "agent/placement/detect/detect.h"
+#include "agent/process/journal.h"
 #include "agent/process/privilege.h"
 #include "lib/log.h"
 
@@ -17,6 +18,7 @@ static int run(struct config *config, const struct config_args *args)
 	struct agent agent;
 	int status;
 
+	dray_log_set_journal(journal_send);
 	dray_log_setup((enum dray_log_level)config->v.log.level,
 		       (enum dray_log_format)config->v.log.format);
 	for (size_t i = 0; i < config->warnings.n; i++)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,22 +20,23 @@
 #include "lib/time.h"
 
 #define LINE_MAX_BYTES 1000
-#define FIELDS_MAX 16
 #define FIELDS_BYTES 480 /* of a JSON line, at most */
 
 /* other threads look whether a line is wanted */
 static _Atomic enum dray_log_level log_level = DRAY_LOG_INFO;
 static enum dray_log_format log_format = DRAY_LOG_FORMAT_AUTO;
+static dray_log_journal journal_send;
+static bool to_journal; /* by journal_send */
 
 static const char *const level_names[] = {
 	[DRAY_LOG_ERROR] = "error", [DRAY_LOG_WARNING] = "warning", [DRAY_LOG_NOTICE] = "notice",
 	[DRAY_LOG_INFO] = "info",   [DRAY_LOG_DEBUG] = "debug",
 };
 
-/* syslog(3) priorities, as sd-daemon(3) has them */
-static const char level_priorities[] = {
-	[DRAY_LOG_ERROR] = '3', [DRAY_LOG_WARNING] = '4', [DRAY_LOG_NOTICE] = '5',
-	[DRAY_LOG_INFO] = '6',  [DRAY_LOG_DEBUG] = '7',
+static const int level_priorities[] = {
+	[DRAY_LOG_ERROR] = LOG_ERR,     [DRAY_LOG_WARNING] = LOG_WARNING,
+	[DRAY_LOG_NOTICE] = LOG_NOTICE, [DRAY_LOG_INFO] = LOG_INFO,
+	[DRAY_LOG_DEBUG] = LOG_DEBUG,
 };
 
 /* systemd sets JOURNAL_STREAM to device:inode of what it connected; it is inherited past that. */
@@ -58,17 +60,20 @@ static bool stderr_is_journal(void)
 	return fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
 }
 
-static enum dray_log_format format_resolve(enum dray_log_format format)
+void dray_log_set_journal(dray_log_journal send)
 {
-	if (format != DRAY_LOG_FORMAT_AUTO)
-		return format;
-	return stderr_is_journal() ? DRAY_LOG_FORMAT_JOURNAL : DRAY_LOG_FORMAT_TEXT;
+	journal_send = send;
 }
 
 void dray_log_setup(enum dray_log_level level, enum dray_log_format format)
 {
+	bool journal = stderr_is_journal();
+
+	if (format == DRAY_LOG_FORMAT_AUTO)
+		format = journal ? DRAY_LOG_FORMAT_JOURNAL : DRAY_LOG_FORMAT_TEXT;
 	log_level = level;
-	log_format = format_resolve(format);
+	log_format = format;
+	to_journal = journal && journal_send && format == DRAY_LOG_FORMAT_JOURNAL;
 }
 
 enum dray_log_level dray_log_get_level(void)
@@ -179,11 +184,6 @@ static bool put_escaped(struct line *l, const char *s, size_t n, bool json)
 
 /* --- the structured tail ---------------------------------------------------------------------- */
 
-struct field {
-	const char *key, *value;
-	size_t n_key, n_value;
-};
-
 static size_t key_len(const char *s, size_t n)
 {
 	size_t i;
@@ -195,7 +195,8 @@ static size_t key_len(const char *s, size_t n)
 	return i;
 }
 
-static bool key_is_free(const struct field *f, const struct field *fields, unsigned n)
+static bool key_is_free(const struct dray_log_field *f, const struct dray_log_field *fields,
+			unsigned n)
 {
 	static const char *const own[] = { "ts", "level", "area", "msg" };
 
@@ -209,13 +210,14 @@ static bool key_is_free(const struct field *f, const struct field *fields, unsig
 }
 
 /* Takes key=value words off the end of msg, last first. Returns the length of what is left. */
-static size_t fields_split(const char *msg, size_t n, struct field *fields, unsigned *ret_n)
+static size_t fields_split(const char *msg, size_t n, struct dray_log_field *fields,
+			   unsigned *ret_n)
 {
 	unsigned count = 0;
 
-	while (count < FIELDS_MAX) {
+	while (count < DRAY_LOG_FIELDS_MAX) {
 		size_t start = n;
-		struct field f;
+		struct dray_log_field f;
 
 		while (start && msg[start - 1] != ' ')
 			start--;
@@ -235,10 +237,10 @@ static size_t fields_split(const char *msg, size_t n, struct field *fields, unsi
 	return n;
 }
 
-static void put_fields(struct line *l, const struct field *fields, unsigned n)
+static void put_fields(struct line *l, const struct dray_log_field *fields, unsigned n)
 {
 	for (unsigned i = n; i > 0; i--) {
-		const struct field *f = &fields[i - 1];
+		const struct dray_log_field *f = &fields[i - 1];
 		size_t before = l->n;
 
 		/* A member whole, or with its value cut, or not at all; 2 more for the end of it. */
@@ -275,7 +277,7 @@ static void put_time(struct line *l)
 static void build_json(struct line *l, enum dray_log_level level, const char *area, const char *msg,
 		       size_t n)
 {
-	struct field fields[FIELDS_MAX];
+	struct dray_log_field fields[DRAY_LOG_FIELDS_MAX];
 	char tail[FIELDS_BYTES];
 	struct line t = { tail, 0, sizeof(tail) };
 	unsigned n_fields;
@@ -297,6 +299,13 @@ static void build_json(struct line *l, enum dray_log_level level, const char *ar
 	put_text(l, "}");
 }
 
+static void build_line(struct line *l, const char *area, const char *msg, size_t n)
+{
+	put_escaped(l, area, strnlen(area, 32), false);
+	put_text(l, ": ");
+	put_escaped(l, msg, n, false);
+}
+
 static void build_text(struct line *l, enum dray_log_level level, const char *area, const char *msg,
 		       size_t n)
 {
@@ -304,20 +313,28 @@ static void build_text(struct line *l, enum dray_log_level level, const char *ar
 	put_text(l, " ");
 	put_text(l, level_names[level]);
 	put_text(l, " ");
-	put_escaped(l, area, strnlen(area, 32), false);
-	put_text(l, ": ");
-	put_escaped(l, msg, n, false);
+	build_line(l, area, msg, n);
 }
 
 static void build_journal(struct line *l, enum dray_log_level level, const char *area,
 			  const char *msg, size_t n)
 {
-	const char prefix[] = { '<', level_priorities[level], '>' };
+	const char prefix[] = { '<', (char)('0' + level_priorities[level]), '>' };
 
 	put(l, prefix, sizeof(prefix));
-	put_escaped(l, area, strnlen(area, 32), false);
-	put_text(l, ": ");
-	put_escaped(l, msg, n, false);
+	build_line(l, area, msg, n);
+}
+
+static bool send_to_journal(enum dray_log_level level, const char *area, const char *msg, size_t n)
+{
+	struct dray_log_field fields[DRAY_LOG_FIELDS_MAX];
+	char buf[LINE_MAX_BYTES];
+	struct line l = { buf, 0, sizeof(buf) };
+	unsigned n_fields;
+
+	build_line(&l, area, msg, n);
+	fields_split(msg, n, fields, &n_fields);
+	return journal_send(level_priorities[level], area, buf, l.n, fields, n_fields);
 }
 
 void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
@@ -335,7 +352,12 @@ void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 	va_end(ap);
 	n = len < 0 ? 0 : dray_min((size_t)len, sizeof(msg) - 1);
 
-	log_format = format_resolve(log_format);
+	if (log_format == DRAY_LOG_FORMAT_AUTO)
+		dray_log_setup(log_level, DRAY_LOG_FORMAT_AUTO);
+	if (to_journal && send_to_journal(level, area, msg, n)) {
+		errno = saved;
+		return;
+	}
 	switch (log_format) {
 	case DRAY_LOG_FORMAT_JSON:
 		build_json(&l, level, area, msg, n);

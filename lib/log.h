@@ -8,6 +8,7 @@
 #define DRAY_LIB_LOG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum dray_log_level {
@@ -23,6 +24,24 @@ enum dray_log_format {
 	DRAY_LOG_FORMAT_JOURNAL,
 	DRAY_LOG_FORMAT_JSON
 };
+
+/* A key=value word from the end of a message. */
+struct dray_log_field {
+	const char *key, *value;
+	size_t n_key, n_value;
+};
+
+#define DRAY_LOG_FIELDS_MAX 16
+
+/*
+ * Sends one line to the journal: "area: message", n bytes with control characters escaped. Fields are in reverse order. priority: as
+ * of syslog(3). False: it was not sent, so that the line is written to stderr.
+ */
+typedef bool (*dray_log_journal)(int priority, const char *area, const char *line, size_t n,
+				 const struct dray_log_field *fields, unsigned n_fields);
+
+/* Before dray_log_setup(). Where stderr is the journal, lines are sent by this function. */
+void dray_log_set_journal(dray_log_journal send);
 
 void dray_log_setup(enum dray_log_level level, enum dray_log_format format);
 enum dray_log_level dray_log_get_level(void);

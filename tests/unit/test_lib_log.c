@@ -205,6 +205,76 @@ static void limit_counts_what_it_drops(void **state)
 	assert_int_equal(dropped, 0);
 }
 
+static char journal[1200];
+static bool journal_takes;
+
+static bool take(int priority, const char *area, const char *line, size_t n,
+		 const struct dray_log_field *fields, unsigned n_fields)
+{
+	int at = snprintf(journal, sizeof(journal), "%d %s [%.*s]", priority, area, (int)n, line);
+
+	for (unsigned i = n_fields; i > 0; i--)
+		at += snprintf(journal + at, sizeof(journal) - (size_t)at, " %.*s:%.*s",
+			       (int)fields[i - 1].n_key, fields[i - 1].key,
+			       (int)fields[i - 1].n_value, fields[i - 1].value);
+	return journal_takes;
+}
+
+static void setup_as_journal(enum dray_log_format format)
+{
+	char stream[64];
+	struct stat st;
+
+	assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+	snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)st.st_dev,
+		 (unsigned long long)st.st_ino);
+	setenv("JOURNAL_STREAM", stream, 1);
+	dray_log_set_journal(take);
+	dray_log_setup(DRAY_LOG_INFO, format);
+	unsetenv("JOURNAL_STREAM");
+}
+
+static void the_journal_gets_fields(void **state)
+{
+	stderr_catch();
+	setup_as_journal(DRAY_LOG_FORMAT_AUTO);
+	journal_takes = true;
+	log_warning("peer", "it is\nlost peer=7 dev=mlx5_0");
+	/* whatever the journal does not take */
+	journal_takes = false;
+	log_info("peer", "it is back");
+	dray_log_set_journal(NULL);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_TEXT);
+	assert_string_equal(stderr_caught(), "<6>peer: it is back\n");
+	assert_string_equal(journal, "6 peer [peer: it is back]");
+}
+
+static void the_journal_gets_lines_escaped(void **state)
+{
+	stderr_catch();
+	setup_as_journal(DRAY_LOG_FORMAT_JOURNAL);
+	journal_takes = true;
+	log_warning("peer", "it is\nlost peer=7 dev=mlx5_0");
+	dray_log_set_journal(NULL);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_TEXT);
+	assert_string_equal(stderr_caught(), "");
+	assert_string_equal(journal,
+			    "4 peer [peer: it is\\nlost peer=7 dev=mlx5_0] peer:7 dev:mlx5_0");
+}
+
+/* The journal is not where stderr leads. */
+static void a_file_gets_no_journal(void **state)
+{
+	dray_log_set_journal(take);
+	dray_log_setup(DRAY_LOG_INFO, DRAY_LOG_FORMAT_JOURNAL);
+	journal[0] = '\0';
+	stderr_catch();
+	log_info("peer", "it is back");
+	dray_log_set_journal(NULL);
+	assert_string_equal(stderr_caught(), "<6>peer: it is back\n");
+	assert_string_equal(journal, "");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -218,6 +288,9 @@ int main(void)
 		cmocka_unit_test(errno_is_kept_and_bad_stderr_is_harmless),
 		cmocka_unit_test(auto_knows_the_journal),
 		cmocka_unit_test(limit_counts_what_it_drops),
+		cmocka_unit_test(the_journal_gets_fields),
+		cmocka_unit_test(the_journal_gets_lines_escaped),
+		cmocka_unit_test(a_file_gets_no_journal),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
