@@ -25,6 +25,8 @@
 #define LOST "the GPU failed, or is gone"
 #define GONE "memory of a region is not there any more"
 
+_Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
+
 static int gpu_init(struct core *c, void **ret_state)
 {
 	struct gpu_transport *g = calloc(1, sizeof(*g));
@@ -482,7 +484,6 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		dray_assert(stage_up(c, m->arg) == 0 && gpu_staged_init(g) == 0);
 		break;
 	case GPU_LISTS:
-		_Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
 		xfers_pinned(c, m->arg);
 		break;
 	case GPU_LOST:
