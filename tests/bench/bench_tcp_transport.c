@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "agent/data/transport/tcp/tcp.h"
 #include "lib/memfd.h"
 #include "tests/unit/tcp_lab.h"
 

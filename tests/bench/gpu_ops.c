@@ -12,11 +12,11 @@
 #include <string.h>
 
 #include "lib/fault.h"
-#include "agent/data/transport/rdma/window.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/model/gpu_message.h"
-#include "agent/data/transfer/transport.h"
+#include "agent/data/transport/gpu/gpu.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"

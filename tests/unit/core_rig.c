@@ -8,10 +8,10 @@
 
 #include "lib/fault.h"
 #include "agent/data/gpu_queue/gpu_queue.h"
-#include "agent/data/transport/rdma/window.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
-#include "agent/data/transfer/transport.h"
+#include "agent/data/transport/local/local.h"
 #include "lib/memfd.h"
 #include "tests/unit/cm.h"
 

@@ -9,7 +9,7 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transport/stage/stage.h"
-#include "agent/data/transfer/transport.h"
+#include "agent/data/transport/gpu/gpu.h"
 #include "tests/unit/cm.h"
 
 static void message(struct gpu_rig *g, enum gpu_message type, uint64_t id, void *arg)

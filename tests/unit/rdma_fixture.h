@@ -13,7 +13,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/local/local.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"
 

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 
+#include "agent/data/transport/gpu/gpu.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/rdma_fixture.h"
 

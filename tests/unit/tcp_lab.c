@@ -13,10 +13,11 @@
 
 #include "lib/fault.h"
 #include "agent/data/gpu_queue/gpu_queue.h"
-#include "agent/data/transport/rdma/window.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
-#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "lib/memfd.h"
 
 uint64_t lab_staging[2];

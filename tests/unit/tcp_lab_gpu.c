@@ -2,7 +2,7 @@
 /* Sides of the lab whose region is memory of a GPU, which is the fake's (tests/gpu/fake.h). */
 #include <sys/mman.h>
 
-#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transport/gpu/gpu.h"
 #include "tests/gpu/fake.h"
 #include "tests/unit/tcp_lab.h"
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/data/transport/tcp/tcp.h"
 #include "lib/fault.h"
 #include "lib/cleanup.h"
 #include "tests/unit/tcp_lab.h"

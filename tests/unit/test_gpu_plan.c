@@ -7,7 +7,6 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
-#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/core_rig.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers of GPU memory that pass through staging memory, since no device can move them directly. */
-#include "agent/data/transport/gpu/internal.h"
+#include "agent/data/transport/gpu/gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,6 @@
 
 #include "lib/fault.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

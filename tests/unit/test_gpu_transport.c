@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "agent/data/transfer/object.h"
-#include "agent/data/transfer/transport.h"
+#include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

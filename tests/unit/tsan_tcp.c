@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_lab.h"
 

@@ -16,7 +16,7 @@
 
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transfer/workshare.h"
-#include "agent/data/transport/local/walk.h"
+#include "agent/data/transport/local/local.h"
 #include "lib/assert.h"
 #include "lib/cpu.h"
 #include "lib/time.h"
@@ -103,7 +103,7 @@ static void lend(unsigned worker, struct work *w, unsigned round, unsigned *seed
 	memset(w->to, (int)round + 1, length);
 	w->op.length = length;
 	local_walk_init(&walk, &w->xfer, (struct xfer_cursor){ 0 }, length);
-	dray_assert(job && local_walk_lend(&walk, job, round / 16 % 2));
+	dray_assert(job && local_walk_share(&walk, job, round / 16 % 2));
 	workshare_publish(workshare, worker, job, -1);
 	if (alone || rand_r(seed) % 2)
 		workshare_wake(workshare, worker, job, 2);

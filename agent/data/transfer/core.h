@@ -60,6 +60,17 @@ struct object {
 		keys; /* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 };
 
+/* The view of an object of this kind. */
+static inline const struct region_view *object_region(const struct object *region)
+{
+	return (const struct region_view *)region->view;
+}
+
+static inline const struct remote_view *object_remote(const struct object *remote)
+{
+	return (const struct remote_view *)remote->view;
+}
+
 /* A word in a region: waited for before, or set after a transfer. */
 struct xfer_word {
 	uint32_t *p; /* NULL: none */
@@ -80,8 +91,8 @@ struct slice {
 	/* its bytes pass through this (agent/data/transport/stage/stage.h), which is given back with the slice; NULL: they do not */
 	struct stage_buffer *staged;
 	struct window_buffer *
-		window; /* and through this at the peer (agent/data/transport/rdma/window.h), likewise */
-	uint64_t id; /* unique in this worker */
+		window; /* and through this at the peer (agent/data/transport/rdma/rdma.h), likewise */
+	uint64_t id;    /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
 	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */

@@ -15,7 +15,7 @@ void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
 void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
 		 int64_t now_ns)
 {
-	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
+	const struct remote_view *remote = object_remote(x->remote);
 
 	*ret = (struct transfer_record){
 		.session = x->session->handle,

@@ -82,7 +82,7 @@ static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
 
 void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
 {
-	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *local = object_region(x->local);
 
 	x->transport_index = (uint8_t)index;
 	x->channel = ch;
@@ -186,7 +186,7 @@ static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t
 /* Fills the slice with the next pieces of the transfer. */
 static void slice_fill(struct slice *s, struct xfer *x, uint64_t max_bytes)
 {
-	const struct region_view *r = (const struct region_view *)x->local->view;
+	const struct region_view *r = object_region(x->local);
 	uint32_t extent = 0;
 
 	while (x->cursor.op < x->n_ops && s->bytes < max_bytes) {

@@ -91,9 +91,4 @@ struct transport_ops {
 	void (*message)(struct core *c, void *state, const struct transport_message *m);
 };
 
-extern const struct transport_ops transport_gpu;
-extern const struct transport_ops transport_local;
-extern const struct transport_ops transport_rdma;
-extern const struct transport_ops transport_tcp;
-
 #endif

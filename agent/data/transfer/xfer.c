@@ -201,7 +201,7 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 /* All bytes are in place. */
 static void xfer_complete(struct core *c, struct xfer *x)
 {
-	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *local = object_region(x->local);
 
 	/* the GPU may read the bytes as soon as the completion or the set word is seen */
 	if (x->rdma_landed && c->up->flush_rdma(c, local->gpu) < 0) {

@@ -48,7 +48,7 @@ static int word_get(struct core *c, struct xfer_session *s, const char *what, dr
 
 	if (!o)
 		return -EINVAL;
-	r = (const struct region_view *)o->view;
+	r = object_region(o);
 	if (r->memory != REGION_HOST)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
@@ -96,7 +96,7 @@ int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr)
 
 static bool is_gpu_memory(const struct object *region)
 {
-	return ((const struct region_view *)region->view)->memory == REGION_GPU;
+	return object_region(region)->memory == REGION_GPU;
 }
 
 /* Memory for its operations. */
@@ -132,7 +132,7 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			   write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
 	if (!x->remote)
 		return -EINVAL;
-	remote = (const struct remote_view *)x->remote->view;
+	remote = object_remote(x->remote);
 	if (remote->is_local) {
 		x->target = object_get(c, OBJECT_REGION, remote->region);
 		x->target_offset = remote->offset;

@@ -52,7 +52,7 @@ static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
 
 static enum region_memory memory_of(const struct object *region)
 {
-	return ((const struct region_view *)region->view)->memory;
+	return object_region(region)->memory;
 }
 
 /* No transport takes it. `unsupported` if the kind of memory is the reason, because a retry would fail too. */

@@ -9,7 +9,7 @@
 #include "agent/data/transfer/record.h"
 #include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
-#include "agent/data/transport/rdma/window.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -99,7 +99,7 @@ struct stop_args {
 static void stop_matching(struct core *c, struct xfer *x, void *arg)
 {
 	const struct stop_args *a = arg;
-	const struct remote_view *r = (const struct remote_view *)x->remote->view;
+	const struct remote_view *r = object_remote(x->remote);
 
 	if (!a->peer || (!r->is_local && r->peer == a->peer))
 		xfer_stop(c, x, a->code, NULL, false);

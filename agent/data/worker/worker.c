@@ -9,8 +9,11 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/workshare.h"
+#include "agent/data/transport/gpu/gpu.h"
+#include "agent/data/transport/local/local.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transport/stage/stage.h"
-#include "agent/data/transfer/transport.h"
+#include "agent/data/transport/tcp/tcp.h"
 #include "agent/data/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"

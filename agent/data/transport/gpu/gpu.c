@@ -4,7 +4,7 @@
  * copies of a queue: as many as fill one, so that small transfers share a launch; and several copies are under way, so
  * that the device always has the next.
  */
-#include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transport/gpu/gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,9 +13,6 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/gpu_queue/internal.h"
-#include "agent/data/transport/gpu/internal.h"
-#include "agent/data/transport/stage/stage.h"
-#include "agent/data/transfer/transport.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
@@ -90,7 +87,7 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 	p->owner->buffer_came = true;
 }
 
-static enum dmsg_gpu_path shown(enum gpu_path_kind kind)
+static enum dmsg_gpu_path public_path(enum gpu_path_kind kind)
 {
 	switch (kind) {
 	case GPU_PATH_WITHIN:
@@ -126,7 +123,7 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 		p->owner = g;
 		p->device = (uint8_t)device;
 		p->kind = (enum gpu_path_kind)(i % GPU_PATH_N);
-		p->channel.gpu_path = (uint8_t)shown(p->kind);
+		p->channel.gpu_path = (uint8_t)public_path(p->kind);
 	}
 	g->devices[device] = paths;
 }
@@ -159,13 +156,13 @@ static void peers_update(struct core *c, struct gpu_transport *g)
 static struct channel *gpu_channel(struct core *c, void *state, const struct xfer *x)
 {
 	struct gpu_transport *g = state;
-	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *local = object_region(x->local);
 	const struct region_view *target;
 	struct gpu_path_choice choice;
 
 	if (!x->target)
 		return NULL;
-	target = (const struct region_view *)x->target->view;
+	target = object_region(x->target);
 	if (local->memory != REGION_GPU && target->memory != REGION_GPU)
 		return NULL;
 	if (x->direction == DMSG_DIRECTION_WRITE)
@@ -195,9 +192,9 @@ void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
 }
 
 /* The side that is host memory is gone: its session is ended, and nobody else's. */
-static void blame(struct core *c, const struct xfer *x)
+static void report_fault(struct core *c, const struct xfer *x)
 {
-	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct region_view *local = object_region(x->local);
 	const struct object *o = local->memory == REGION_HOST ? x->local : x->target;
 
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
@@ -216,7 +213,7 @@ static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
 		xfer_slice_done(c, s, DRAY_E_GPU_LOST, LOST);
 		break;
 	case GPU_END_FAULT:
-		blame(c, s->xfer);
+		report_fault(c, s->xfer);
 		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
 		break;
 	case GPU_END_STOPPED:

@@ -131,8 +131,8 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
 /* Where both regions begin, and which side stands first in an operation. */
 static void set_bases(struct gpu_plan *p, const struct xfer *x)
 {
-	const struct region_view *local = (const struct region_view *)x->local->view;
-	const struct region_view *target = (const struct region_view *)x->target->view;
+	const struct region_view *local = object_region(x->local);
+	const struct region_view *target = object_region(x->target);
 	uint64_t near = (uintptr_t)local->extents[0].base;
 	uint64_t far = (uintptr_t)target->extents[0].base + x->target_offset;
 
@@ -157,9 +157,8 @@ bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
 	bool whole = x->ops_pinned && !s->from.offset && !x->cursor.offset;
 
 	if (p->n || s->n_ops < OPS_MIN || (!whole && s->n_ops > p->max) ||
-	    x->longest > GPU_PIECE_MAX ||
-	    ((const struct region_view *)x->local->view)->n_extents != 1 ||
-	    ((const struct region_view *)x->target->view)->n_extents != 1)
+	    x->longest > GPU_PIECE_MAX || object_region(x->local)->n_extents != 1 ||
+	    object_region(x->target)->n_extents != 1)
 		return false;
 	set_bases(p, x);
 	p->n = s->n_ops;

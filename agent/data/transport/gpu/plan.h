@@ -6,7 +6,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
 #define DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
 
-#include "agent/data/transport/local/walk.h"
+#include "agent/data/transport/local/local.h"
 #include "gpu/plugin.h"
 
 enum gpu_path_kind {

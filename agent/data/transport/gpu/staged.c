@@ -9,7 +9,7 @@
 
 #include "lib/fault.h"
 #include "agent/data/transfer/sched.h"
-#include "agent/data/transport/gpu/internal.h"
+#include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
 
 #define JOBS 64
@@ -53,7 +53,7 @@ static void step_begin(struct gpu_job *j, bool second)
 }
 
 /* The piece with the buffer in place of the side that this step does not touch. */
-static struct dray_piece through(struct gpu_job *j, const struct dray_piece *p)
+static struct dray_piece via_buffer(struct gpu_job *j, const struct dray_piece *p)
 {
 	uint8_t *buffer = j->slice->staged->base + j->at;
 
@@ -64,7 +64,7 @@ static struct dray_piece through(struct gpu_job *j, const struct dray_piece *p)
 
 /* --- steps --------------------------------------------------------------------------------------- */
 
-static bool step_is_ours(const struct gpu_job *j)
+static bool step_is_host(const struct gpu_job *j)
 {
 	enum gpu_path_kind kind = j->path->kind;
 
@@ -72,7 +72,7 @@ static bool step_is_ours(const struct gpu_job *j)
 }
 
 /* False: the memory is not there. */
-static bool copy_ours(struct gpu_job *j)
+static bool copy_host(struct gpu_job *j)
 {
 	struct dray_piece pieces[PIECES];
 	const void *address;
@@ -80,7 +80,7 @@ static bool copy_ours(struct gpu_job *j)
 
 	while ((n = local_walk(&j->walk, pieces, PIECES, UINT64_MAX))) {
 		for (unsigned i = 0; i < n; i++)
-			pieces[i] = through(j, &pieces[i]);
+			pieces[i] = via_buffer(j, &pieces[i]);
 		if (fault_copy_pieces(pieces, n, false, &address) < 0)
 			return false;
 	}
@@ -92,9 +92,8 @@ static unsigned step_device(const struct gpu_job *j)
 	const struct xfer *x = j->slice->xfer;
 	const struct object *to = x->direction == DMSG_DIRECTION_WRITE ? x->target : x->local;
 
-	return j->second && j->path->kind == GPU_PATH_PEER_STAGED ?
-		       ((const struct region_view *)to->view)->gpu :
-		       j->path->device;
+	return j->second && j->path->kind == GPU_PATH_PEER_STAGED ? object_region(to)->gpu :
+								    j->path->device;
 }
 
 static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
@@ -129,7 +128,7 @@ static int copy_submit(struct core *c, struct gpu_job *j)
 	n = local_walk(&j->walk, pieces, room, GPU_PIECE_MAX);
 	copy.bytes -= j->walk.left;
 	for (uint32_t i = 0; i < n; i++)
-		pieces[i] = through(j, &pieces[i]);
+		pieces[i] = via_buffer(j, &pieces[i]);
 	j->task.done = copy_done;
 	ret = gpu_submit(c, device, class, &copy, n, &j->task);
 	j->busy = ret >= 0;
@@ -153,11 +152,11 @@ static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 			}
 			step_begin(j, true);
 		}
-		if (step_is_ours(j)) {
+		if (step_is_host(j)) {
 			if (!*budget)
 				return false;
 			*budget -= dray_min(*budget, j->slice->bytes);
-			if (!copy_ours(j)) {
+			if (!copy_host(j)) {
 				job_end(j, GPU_END_FAULT);
 				return true;
 			}

@@ -4,6 +4,8 @@
  * copies. A slice is copied whole within one call, unless its transfer is large and there are other
  * workers: then it is lent out (workshare.h), copied by whoever comes first, and ended in a later turn.
  */
+#include "agent/data/transport/local/local.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -11,9 +13,6 @@
 #include "lib/fault.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/transfer/workshare.h"
-#include "agent/data/transport/local/walk.h"
-#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 
 /*
@@ -22,7 +21,7 @@
  */
 #define TURN_COST (256u << 10)
 /* What is lent out is cut anew, so that many have something to do. */
-#define SLICE_LENT (1u << 20)
+#define SLICE_SHARED (1u << 20)
 #define SEGMENT_COST 512
 /*
  * From so many bytes of a transfer on, its larger pieces pass by the caches (the share of a processor's
@@ -34,15 +33,15 @@
 #define PIECES 128
 #define GONE "memory of a region is not there any more"
 
-struct lent {
+struct shared_slice {
 	struct slice *slice;
 	struct workshare_job *job;
 };
 
 struct local {
-	struct channel channels[2];       /* by class */
-	struct lent lent[WORKSHARE_JOBS]; /* oldest first */
-	unsigned n_lent;
+	struct channel channels[2];                 /* by class */
+	struct shared_slice shared[WORKSHARE_JOBS]; /* oldest first */
+	unsigned n_shared;
 	dray_handle woken;     /* the last transfer that others were woken for */
 	bool slept;            /* since it was last seen awake */
 	bool member, assisted; /* it is among the helpers; it has helped since the last turn */
@@ -73,8 +72,8 @@ static void local_deinit(struct core *c, void *state)
 
 static bool both_mapped(const struct xfer *x)
 {
-	return ((const struct region_view *)x->local->view)->memory == REGION_HOST &&
-	       ((const struct region_view *)x->target->view)->memory == REGION_HOST;
+	return object_region(x->local)->memory == REGION_HOST &&
+	       object_region(x->target)->memory == REGION_HOST;
 }
 
 static struct channel *local_channel(struct core *c, void *state, const struct xfer *x)
@@ -96,7 +95,7 @@ static void local_kick(struct core *c, void *state, struct channel *ch)
 /* --- ends of slices ------------------------------------------------------------------------------ */
 
 /* One of the two sides is gone: its session is ended, and nobody else's. */
-static void blame(struct core *c, const struct xfer *x, const void *address)
+static void report_fault(struct core *c, const struct xfer *x, const void *address)
 {
 	const struct object *o = local_walk_is_near(x, address) ? x->local : x->target;
 
@@ -106,7 +105,7 @@ static void blame(struct core *c, const struct xfer *x, const void *address)
 
 static void fail(struct core *c, struct slice *s, const void *address)
 {
-	blame(c, s->xfer, address);
+	report_fault(c, s->xfer, address);
 	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
 }
 
@@ -153,7 +152,7 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 	local_walk_init(&walk, x, (struct xfer_cursor){ 0 }, x->bytes);
 	address = copy_all(&walk, false);
 	if (address) {
-		blame(c, x, address);
+		report_fault(c, x, address);
 		x->code = DRAY_E_REGION_FAULT;
 		x->detail = GONE;
 	} else {
@@ -165,7 +164,7 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 /* --- slices that are lent out -------------------------------------------------------------------- */
 
 /* False: it is not one to lend. */
-static bool lend(struct core *c, struct local *l, struct slice *s)
+static bool share(struct core *c, struct local *l, struct slice *s)
 {
 	struct xfer *x = s->xfer;
 	struct local_walk walk;
@@ -176,11 +175,11 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 		return false;
 	job = workshare_job(c->workshare, c->index);
 	local_walk_slice(&walk, s);
-	if (!job || !local_walk_lend(&walk, job, true))
+	if (!job || !local_walk_share(&walk, job, true))
 		return false;
 	node = local_walk_node(s);
 	workshare_publish(c->workshare, c->index, job, node);
-	l->lent[l->n_lent++] = (struct lent){ s, job };
+	l->shared[l->n_shared++] = (struct shared_slice){ s, job };
 	if (l->woken != x->handle) {
 		l->woken = x->handle;
 		workshare_wake(c->workshare, c->index, job,
@@ -190,14 +189,14 @@ static bool lend(struct core *c, struct local *l, struct slice *s)
 }
 
 /* Takes it off the list, before anything is told of its end: that may stop others. */
-static struct slice *take_back(struct local *l, unsigned i)
+static struct slice *shared_remove(struct local *l, unsigned i)
 {
-	struct slice *s = l->lent[i].slice;
+	struct slice *s = l->shared[i].slice;
 
-	workshare_job_put(l->lent[i].job);
-	l->n_lent--;
-	for (; i < l->n_lent; i++)
-		l->lent[i] = l->lent[i + 1];
+	workshare_job_put(l->shared[i].job);
+	l->n_shared--;
+	for (; i < l->n_shared; i++)
+		l->shared[i] = l->shared[i + 1];
 	return s;
 }
 
@@ -206,14 +205,14 @@ static void reap(struct core *c, struct local *l)
 {
 	const void *fault = NULL;
 
-	for (unsigned i = 0; i < l->n_lent;) {
+	for (unsigned i = 0; i < l->n_shared;) {
 		struct slice *s;
 
-		if (!workshare_job_over(l->lent[i].job, &fault)) {
+		if (!workshare_job_over(l->shared[i].job, &fault)) {
 			i++;
 			continue;
 		}
-		s = take_back(l, i);
+		s = shared_remove(l, i);
 		if (fault)
 			fail(c, s, fault);
 		else
@@ -223,12 +222,12 @@ static void reap(struct core *c, struct local *l)
 }
 
 /* One task of what is lent, the oldest first. Bytes; 0: others have all of them in hand. */
-static uint64_t copy_lent(struct local *l)
+static uint64_t copy_shared(struct local *l)
 {
 	uint64_t bytes = 0;
 
-	for (unsigned i = 0; i < l->n_lent; i++)
-		if (workshare_work(l->lent[i].job, &bytes))
+	for (unsigned i = 0; i < l->n_shared; i++)
+		if (workshare_work(l->shared[i].job, &bytes))
 			break;
 	return bytes;
 }
@@ -239,13 +238,13 @@ static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	struct local *l = state;
 
 	(void)urgent;
-	for (unsigned i = 0; i < l->n_lent;) {
-		if (l->lent[i].slice->xfer != x) {
+	for (unsigned i = 0; i < l->n_shared;) {
+		if (l->shared[i].slice->xfer != x) {
 			i++;
 			continue;
 		}
-		workshare_drain(l->lent[i].job);
-		xfer_slice_done(c, take_back(l, i), x->code, NULL);
+		workshare_drain(l->shared[i].job);
+		xfer_slice_done(c, shared_remove(l, i), x->code, NULL);
 		i = 0;
 	}
 	if (c->workshare)
@@ -270,33 +269,34 @@ static bool channel_run(struct core *c, struct channel *ch)
  * The same with others to help: as much as possible is out while this worker copies, so that neither they nor it find
  * nothing to do at the end of a slice.
  */
-static bool channel_run_lending(struct core *c, struct local *l, struct channel *ch)
+static bool channel_run_shared(struct core *c, struct local *l, struct channel *ch)
 {
 	uint64_t cost = 0;
 
 	while (cost < TURN_COST) {
-		struct slice *s = l->n_lent < WORKSHARE_JOBS ? sched_next(c, ch, SLICE_LENT) : NULL;
+		struct slice *s = l->n_shared < WORKSHARE_JOBS ? sched_next(c, ch, SLICE_SHARED) :
+								 NULL;
 		uint64_t copied;
 
-		if (s && lend(c, l, s))
+		if (s && share(c, l, s))
 			continue;
 		if (s) {
 			cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
 			copy_alone(c, s);
 			continue;
 		}
-		copied = copy_lent(l);
+		copied = copy_shared(l);
 		if (!copied)
 			break;
 		cost += copied;
 		reap(c, l);
 	}
 	reap(c, l);
-	if (!l->n_lent)
+	if (!l->n_shared)
 		workshare_rest(c->workshare, c->index);
 	else if (!cost)
 		sched_yield(); /* whoever has the last tasks in hand may wait for this CPU */
-	return l->n_lent || channel_pending(ch);
+	return l->n_shared || channel_pending(ch);
 }
 
 static bool local_progress(struct core *c, void *state)
@@ -315,8 +315,8 @@ static bool local_progress(struct core *c, void *state)
 	}
 	if (channel_pending(&l->channels[DMSG_CLASS_LATENCY]))
 		more = channel_run(c, &l->channels[DMSG_CLASS_LATENCY]);
-	if (l->n_lent || (c->workshare && channel_pending(bulk)))
-		more |= channel_run_lending(c, l, bulk);
+	if (l->n_shared || (c->workshare && channel_pending(bulk)))
+		more |= channel_run_shared(c, l, bulk);
 	else if (channel_pending(bulk))
 		more |= channel_run(c, bulk);
 	return more;

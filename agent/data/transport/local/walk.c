@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transport/local/walk.h"
+#include "agent/data/transport/local/local.h"
 
 #include <stddef.h>
 
@@ -11,8 +11,8 @@ void local_walk_init(struct local_walk *w, const struct xfer *x, struct xfer_cur
 	*w = (struct local_walk){ .op = &x->ops[from.op],
 				  .done = from.offset,
 				  .left = bytes,
-				  .local = (const struct region_view *)x->local->view,
-				  .target = (const struct region_view *)x->target->view,
+				  .local = object_region(x->local),
+				  .target = object_region(x->target),
 				  .target_offset = x->target_offset,
 				  .write = x->direction == DMSG_DIRECTION_WRITE };
 	w->near = w->local->extents;
@@ -149,7 +149,7 @@ void local_walk_peek(const struct local_walk *w, struct dray_piece *ret)
 	locate(&here, ret);
 }
 
-bool local_walk_lend(struct local_walk *w, struct workshare_job *j, bool stream)
+bool local_walk_share(struct local_walk *w, struct workshare_job *j, bool stream)
 {
 	unsigned n = local_walk(w, j->pieces, WORKSHARE_PIECES, WORKSHARE_TASK);
 
@@ -163,7 +163,7 @@ int local_walk_node(const struct slice *s)
 {
 	const struct xfer *x = s->xfer;
 	const struct object *to = x->direction == DMSG_DIRECTION_WRITE ? x->target : x->local;
-	const struct region_view *r = (const struct region_view *)to->view;
+	const struct region_view *r = object_region(to);
 	struct dray_piece first;
 	struct local_walk w;
 
@@ -176,7 +176,7 @@ int local_walk_node(const struct slice *s)
 
 bool local_walk_is_near(const struct xfer *x, const void *address)
 {
-	const struct region_view *r = (const struct region_view *)x->local->view;
+	const struct region_view *r = object_region(x->local);
 	const uint8_t *p = address;
 
 	for (uint32_t i = 0; i < r->n_extents; i++)

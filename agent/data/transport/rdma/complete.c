@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/rdma/rdma.h"
 
 #define BATCH 32
 /* Batches taken in one turn. */
@@ -25,12 +25,12 @@ void rdma_entry_release(struct core *c, struct rdma_entry *e)
 	e->window = NULL;
 }
 
-static void slice_done(struct rdma_post *p, struct rdma_entry *e)
+static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 {
 	struct core *c = p->rdma->c;
 	struct slice *s = e->slice;
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
-	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+	const struct region_view *local = object_region(s->xfer->local);
 	const struct rdma_qp *qp = &p->qp;
 
 	if (e->cut) {
@@ -47,26 +47,25 @@ static void slice_done(struct rdma_post *p, struct rdma_entry *e)
 	rdma_add(&qp->rail_counters->slices, 1);
 	if (s->window && write) {
 		if (slice_wanted(s))
-			window_landed(p->ch, s);
+			window_request_copy(p->ch, s);
 		else
 			xfer_slice_done(c, s, s->xfer->code, NULL);
 		return;
 	}
-	if (s->window)
-		window_put(c, s->window);
-	s->window = NULL;
+	slice_window_put(c, s);
 	if (!write && !s->staged && local->memory == REGION_GPU)
 		s->xfer->rdma_landed = true;
 	if (!s->staged || write)
 		xfer_slice_done(c, s, 0, NULL);
 	else if (slice_wanted(s))
-		stage_post_spread(c, dray_container_of(s->xfer->channel, struct stage_post, ch), s);
+		stage_channel_scatter(
+			c, dray_container_of(s->xfer->channel, struct stage_channel, ch), s);
 	else
 		xfer_slice_done(c, s, s->xfer->code, NULL);
 }
 
 /* Everything up to the next entry that asked for a completion is done. */
-static void complete(struct rdma_post *p)
+static void complete(struct rdma_queue *p)
 {
 	struct core *c = p->rdma->c;
 	bool last = false;
@@ -108,14 +107,14 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 		core_count(r->c->counters, DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, (uint64_t)n);
 		for (int k = 0; k < n; k++) {
 			/* of one that is dead some may still be in the queue */
-			struct rdma_post *p = dray_handles_get(&r->posts, wc[k].wr_id);
+			struct rdma_queue *p = dray_handles_get(&r->queues, wc[k].wr_id);
 
 			if (!p || p->lost)
 				continue;
 			if (wc[k].status == IBV_WC_SUCCESS)
 				complete(p);
 			else
-				rdma_post_lose(p, wc[k].status);
+				rdma_queue_lose(p, wc[k].status);
 		}
 		if (n < BATCH) /* that was all */
 			break;

@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "lib/fault.h"
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/rdma/rdma.h"
 
-int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
+int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 {
 	struct rdma_channel *ch = &peer->channels[qp->class];
-	struct rdma_post *p = calloc(1, sizeof(*p));
+	struct rdma_queue *p = calloc(1, sizeof(*p));
 	uint32_t entries = 1;
 
 	if (!p)
@@ -18,7 +18,7 @@ int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 	while (entries < qp->depth)
 		entries *= 2;
 	p->q = calloc(entries, sizeof(*p->q));
-	if (!p->q || dray_handles_add(&peer->rdma->posts, p, &p->handle) < 0) {
+	if (!p->q || dray_handles_add(&peer->rdma->queues, p, &p->handle) < 0) {
 		free(p->q);
 		free(p);
 		return -ENOMEM;
@@ -28,22 +28,22 @@ int rdma_post_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 	p->peer = peer;
 	p->ch = ch;
 	p->mask = entries - 1;
-	dray_list_add(&ch->posts, &p->link);
+	dray_list_add(&ch->queues, &p->link);
 	atomic_fetch_add_explicit(&qp->path_counters->queue_pairs, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&qp->rail_counters->queue_pairs, 1, memory_order_relaxed);
 	rdma_pull_later(ch);
 	return 0;
 }
 
-void rdma_post_free(struct rdma_post *p)
+void rdma_queue_free(struct rdma_queue *p)
 {
-	dray_handles_del(&p->rdma->posts, p->handle);
+	dray_handles_del(&p->rdma->queues, p->handle);
 	dray_list_del(&p->link);
 	free(p->q);
 	free(p);
 }
 
-struct slice *rdma_partial_take(struct rdma_post *p)
+struct slice *rdma_partial_take(struct rdma_queue *p)
 {
 	struct slice *s = p->partial;
 
@@ -58,7 +58,7 @@ struct slice *rdma_partial_take(struct rdma_post *p)
 /* What is in the list since the last entry becomes one. */
 static void entry_close(struct rdma_list *l, struct slice *s)
 {
-	struct rdma_post *p = l->post;
+	struct rdma_queue *p = l->post;
 
 	*rdma_entry_at(p, p->tail++) = (struct rdma_entry){
 		.slice = s,
@@ -74,7 +74,7 @@ static void entry_close(struct rdma_list *l, struct slice *s)
 /* Rings the doorbell for what is in the list. */
 static void list_post(struct rdma_list *l)
 {
-	struct rdma_post *p = l->post;
+	struct rdma_queue *p = l->post;
 	struct rdma *r = p->rdma;
 	struct data_counters *counters = r->c->counters;
 	struct ibv_send_wr *bad;
@@ -101,7 +101,7 @@ static void list_post(struct rdma_list *l)
 	l->bytes = 0;
 	l->reads = false;
 	if (ibv_post_send(p->qp.qp, l->wr, &bad))
-		rdma_post_lose(p, RDMA_LOSS_POST);
+		rdma_queue_lose(p, RDMA_LOSS_POST);
 }
 
 static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode opcode,
@@ -124,11 +124,11 @@ static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode o
 /* --- slices ----------------------------------------------------------------------------------- */
 
 /* Gathers up to `want` bytes of the slice from here on. Returns how many. */
-static uint64_t gather(struct rdma_post *p, struct ibv_send_wr *wr, uint64_t want)
+static uint64_t gather(struct rdma_queue *p, struct ibv_send_wr *wr, uint64_t want)
 {
 	struct iovec staged;
 	unsigned n_memory;
-	const struct iovec *memory = stage_post_memory(p->partial, &staged, &n_memory);
+	const struct iovec *memory = slice_memory(p->partial, &staged, &n_memory);
 	struct rdma_cursor *at = &p->at;
 	uint32_t max = dray_min(p->qp.sges, RDMA_SGES);
 	struct ibv_sge *sge = wr->sg_list;
@@ -181,7 +181,7 @@ static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t byt
 }
 
 /* Where the slice goes to or comes from at the peer. */
-static const struct pmsg_seg *segs(const struct rdma_post *p)
+static const struct pmsg_seg *segs(const struct rdma_queue *p)
 {
 	return p->partial->window ? &p->windowed : p->partial->remote;
 }
@@ -192,10 +192,10 @@ static uint32_t n_segs(const struct slice *s)
 }
 
 /* The next work request of the slice. */
-static void slice_request(struct rdma_post *p, struct rdma_list *l)
+static void slice_request(struct rdma_queue *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
-	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+	const struct region_view *local = object_region(s->xfer->local);
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
 	const struct pmsg_seg *seg = segs(p) + p->at.ri;
 	uint64_t offset = seg->offset + p->at.ro;
@@ -229,7 +229,7 @@ static void slice_request(struct rdma_post *p, struct rdma_list *l)
  * window of the peer's must be there before the peer is asked to copy it. Behind reads of a device whose completions are
  * not to be relied on, its answer says that theirs have come.
  */
-static void slice_flush(struct rdma_post *p, struct rdma_list *l)
+static void slice_flush(struct rdma_queue *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
 	const struct pmsg_seg *seg = segs(p) + n_segs(s) - 1;
@@ -246,7 +246,7 @@ static void slice_flush(struct rdma_post *p, struct rdma_list *l)
 	p->at.flushed = true;
 }
 
-static bool wants_flush(const struct rdma_post *p, const struct slice *s)
+static bool wants_flush(const struct rdma_queue *p, const struct slice *s)
 {
 	return s->xfer->direction == DMSG_DIRECTION_WRITE ? s->xfer->notify || s->window :
 							    p->qp.soft_roce;
@@ -256,7 +256,7 @@ static bool wants_flush(const struct rdma_post *p, const struct slice *s)
  * Requests that the queue pair takes now. A list is begun only where a whole one has room: a queue that is
  * full all the time would otherwise be refilled in crumbs, each with its doorbell and completion.
  */
-static uint32_t room(const struct rdma_post *p, const struct rdma_list *l)
+static uint32_t room(const struct rdma_queue *p, const struct rdma_list *l)
 {
 	uint32_t open = l->post == p ? l->n : 0;
 	uint32_t left = p->qp.depth - p->used - open;
@@ -267,7 +267,7 @@ static uint32_t room(const struct rdma_post *p, const struct rdma_list *l)
 }
 
 /* Posts as much of the partial slice as there is room for. */
-static void slice_post(struct rdma_post *p, struct rdma_list *l)
+static void slice_post(struct rdma_queue *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
 	bool flush = wants_flush(p, s);
@@ -296,7 +296,7 @@ static void slice_post(struct rdma_post *p, struct rdma_list *l)
 	rdma_partial_take(p);
 }
 
-static void slice_begin(struct rdma_post *p, struct slice *s)
+static void slice_begin(struct rdma_queue *p, struct slice *s)
 {
 	struct core *c = p->rdma->c;
 
@@ -314,7 +314,7 @@ static void slice_begin(struct rdma_post *p, struct slice *s)
 		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
 }
 
-static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
+static bool free_for(const struct rdma_queue *p, const struct rdma_list *l)
 {
 	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
 	bool mine = l->post == p;
@@ -322,7 +322,7 @@ static bool free_for(const struct rdma_post *p, const struct rdma_list *l)
 	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < window && room(p, l);
 }
 
-static bool fits(const struct rdma_post *p, const struct slice *s)
+static bool fits(const struct rdma_queue *p, const struct slice *s)
 {
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
@@ -331,7 +331,7 @@ static bool fits(const struct rdma_post *p, const struct slice *s)
 }
 
 /* By the rail's load, then the queue pair's, then the order of paths. */
-static bool better(const struct rdma_post *a, const struct rdma_post *b)
+static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
 {
 	const struct rdma *r = a->rdma;
 	uint64_t penalty = RDMA_FAR_SLICES * r->c->cfg.slice_size;
@@ -346,15 +346,15 @@ static bool better(const struct rdma_post *a, const struct rdma_post *b)
 }
 
 /* The least loaded that can take it; the one whose list is open where the slice still fits in that. */
-static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l,
-			      const struct slice *s)
+static struct rdma_queue *pick(struct rdma_channel *ch, const struct rdma_list *l,
+			       const struct slice *s)
 {
-	struct rdma_post *best = NULL;
+	struct rdma_queue *best = NULL;
 
 	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
 	    l->post->ch == ch && free_for(l->post, l) && fits(l->post, s))
 		return l->post;
-	dray_list_for_each(&ch->posts, p, struct rdma_post, link) {
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
 		if (!free_for(p, l) || !fits(p, s))
 			continue;
 		if (!best || better(p, best))
@@ -365,7 +365,7 @@ static struct rdma_post *pick(struct rdma_channel *ch, const struct rdma_list *l
 
 static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
 {
-	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		if (free_for(p, l))
 			return true;
 	return false;
@@ -380,14 +380,14 @@ static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 		dray_list_del(&s->link);
 		return s;
 	}
-	if (stage_post_has_work(&ch->staging))
-		stage_post_ahead(c, &ch->staging);
+	if (stage_channel_has_work(&ch->staging))
+		stage_channel_fill(c, &ch->staging);
 	for (unsigned i = 0; i < 3 && !s; i++) {
 		ch->next = (ch->next + 1) % 3;
 		if (ch->next == 0)
 			s = sched_next(c, &ch->ch, 0);
 		else if (ch->next == 1)
-			s = stage_post_take(&ch->staging);
+			s = stage_channel_next(&ch->staging);
 		else
 			s = window_channel_next(ch);
 	}
@@ -400,19 +400,19 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	struct rdma_list *l = r->list;
 
 	if (!dray_list_empty(&ch->staging.copied))
-		stage_post_collect(r->c, &ch->staging);
+		stage_channel_collect(r->c, &ch->staging);
 	if (!dray_list_empty(&ch->win.staging.copied))
-		stage_post_collect(r->c, &ch->win.staging);
+		stage_channel_collect(r->c, &ch->win.staging);
 	rdma_channel_review(ch);
 	if (!l)
 		return;
 	l->post = NULL;
-	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		if (p->partial && room(p, l))
 			slice_post(p, l);
 	while (any_free(ch, l)) {
 		struct slice *s = next_slice(r->c, ch);
-		struct rdma_post *p;
+		struct rdma_queue *p;
 
 		if (!s)
 			break;

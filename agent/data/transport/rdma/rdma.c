@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transport `rdma`: the ops table, peers, rails, and the order of work in a turn. */
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/rdma/rdma.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 
 #include "lib/assert.h"
 
-void rdma_tell(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id, uint32_t code)
+void rdma_event(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
+		uint32_t code)
 {
 	r->c->up->transport_event(r->c,
 				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
@@ -31,7 +32,7 @@ static int rdma_init(struct core *c, void **ret_state)
 	dray_list_init(&r->pulling[1]);
 	dray_list_init(&r->copies);
 	dray_list_init(&r->copied);
-	dray_handles_init(&r->posts, UINT32_MAX);
+	dray_handles_init(&r->queues, UINT32_MAX);
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		r->rails[i] = (struct rdma_rail){ .source.fd = -1, .rdma = r };
 	*ret_state = r;
@@ -64,7 +65,7 @@ static int peers_grow(struct rdma *r, uint32_t i)
 	return 0;
 }
 
-static void staging_ready(struct core *c, struct stage_post *p)
+static void staging_ready(struct core *c, struct stage_channel *p)
 {
 	(void)c;
 	rdma_pull_later(dray_container_of(p, struct rdma_channel, staging));
@@ -91,12 +92,12 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 		struct rdma_channel *ch = &peer->channels[k];
 
 		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
-		stage_post_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
-				&peer->staged, staging_ready);
+		stage_channel_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
+				   &peer->staged, staging_ready);
 		window_channel_init(ch, (enum dmsg_class)k, link, &peer->staged);
 		ch->peer = peer;
 		dray_list_init(&ch->pull_link);
-		dray_list_init(&ch->posts);
+		dray_list_init(&ch->queues);
 		dray_list_init(&ch->lost);
 		dray_list_init(&ch->retry);
 	}
@@ -110,7 +111,7 @@ static void peer_free(struct rdma_peer *peer)
 	for (unsigned k = 0; k < 2; k++) {
 		dray_list_del(&peer->channels[k].pull_link);
 		channel_deinit(&peer->channels[k].ch);
-		stage_post_deinit(&peer->channels[k].staging);
+		stage_channel_deinit(&peer->channels[k].staging);
 		window_channel_deinit(&peer->channels[k].win);
 	}
 	dray_list_for_each(&peer->windows, w, struct rdma_window, link)
@@ -128,10 +129,10 @@ static void peer_check(struct rdma_peer *peer)
 	dray_handle handle = peer->link->peer;
 
 	for (unsigned k = 0; k < 2; k++)
-		if (!dray_list_empty(&peer->channels[k].posts) ||
+		if (!dray_list_empty(&peer->channels[k].queues) ||
 		    !dray_list_empty(&peer->channels[k].lost))
 			return;
-	if (!peer->down || peer->asks)
+	if (!peer->down || peer->unanswered)
 		return;
 	peer_free(peer);
 	c->up->peer_gone(c, handle);
@@ -149,9 +150,9 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 	peer->down = true;
 	peer->down_code = code;
 	for (unsigned k = 0; k < 2; k++) {
-		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
-			rdma_post_lose(p, RDMA_LOSS_PEER);
-		stage_post_stop(c, &peer->channels[k].staging, NULL, true, &over);
+		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
+			rdma_queue_lose(p, RDMA_LOSS_PEER);
+		stage_channel_stop(c, &peer->channels[k].staging, NULL, true, &over);
 		window_channel_stop(&peer->channels[k], NULL, true, &over);
 	}
 	/* the worker has stopped all its transfers: what was neither posted nor being copied has ended with that */
@@ -166,16 +167,16 @@ static void rdma_deinit(struct core *c, void *state)
 	(void)c;
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link) {
 		for (unsigned k = 0; k < 2; k++) {
-			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
-				rdma_post_free(p);
-			dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
-				rdma_post_free(l);
+			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
+				rdma_queue_free(p);
+			dray_list_for_each(&peer->channels[k].lost, l, struct rdma_queue, link)
+				rdma_queue_free(l);
 		}
 		peer_free(peer);
 	}
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		rdma_rail_down(r, i);
-	dray_handles_deinit(&r->posts);
+	dray_handles_deinit(&r->queues);
 	rail_keys_unref(r->staging);
 	free(r->list);
 	free(r->peers);
@@ -184,12 +185,12 @@ static void rdma_deinit(struct core *c, void *state)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-void rdma_want(struct rdma_channel *ch)
+void rdma_queue_request(struct rdma_channel *ch)
 {
-	if (ch->wanted || !dray_list_empty(&ch->posts))
+	if (ch->requested || !dray_list_empty(&ch->queues))
 		return;
-	ch->wanted = true;
-	rdma_tell(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
+	ch->requested = true;
+	rdma_event(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
 }
 
 void rdma_pull_later(struct rdma_channel *ch)
@@ -279,7 +280,7 @@ static void rdma_drop(struct core *c, void *state, struct object *o)
 	rdma_copies_drop(state, o);
 }
 
-static int64_t post_tick(struct rdma_post *p)
+static int64_t post_tick(struct rdma_queue *p)
 {
 	const struct core *c = p->rdma->c;
 	int64_t limit;
@@ -289,7 +290,7 @@ static int64_t post_tick(struct rdma_post *p)
 	limit = rdma_entry_at(p, p->head)->posted_ns + c->cfg.slice_timeout_ns;
 	if (c->now_ns < limit)
 		return limit;
-	rdma_post_lose(p, RDMA_LOSS_TIMEOUT);
+	rdma_queue_lose(p, RDMA_LOSS_TIMEOUT);
 	return INT64_MAX;
 }
 
@@ -302,27 +303,27 @@ static int64_t rdma_tick(struct core *c, void *state)
 	r->timer_ns = INT64_MAX;
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
 		for (unsigned k = 0; k < 2; k++)
-			dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
 				rdma_timer(r, post_tick(p));
 	return r->timer_ns;
 }
 
 /* --- from the control thread -------------------------------------------------------------------- */
 
-static struct rdma_post *post_find(struct rdma_peer *peer, uint64_t id)
+static struct rdma_queue *post_find(struct rdma_peer *peer, uint64_t id)
 {
 	for (unsigned k = 0; peer && k < 2; k++) {
-		dray_list_for_each(&peer->channels[k].posts, p, struct rdma_post, link)
+		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
 			if (p->qp.id == id)
 				return p;
-		dray_list_for_each(&peer->channels[k].lost, l, struct rdma_post, link)
+		dray_list_for_each(&peer->channels[k].lost, l, struct rdma_queue, link)
 			if (l->qp.id == id)
 				return l;
 	}
 	return NULL;
 }
 
-static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
+static void handle_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 {
 	if (!peer) {
 		free(paths);
@@ -333,7 +334,7 @@ static void take_paths(struct rdma_peer *peer, struct rdma_paths *paths)
 	rdma_peer_changed(peer);
 }
 
-static void take_staging(struct rdma *r, struct rail_keys *keys)
+static void handle_staging(struct rdma *r, struct rail_keys *keys)
 {
 	rail_keys_unref(r->staging);
 	r->staging = keys;
@@ -342,32 +343,32 @@ static void take_staging(struct rdma *r, struct rail_keys *keys)
 			rdma_peer_changed(peer);
 }
 
-static void take_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
+static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 {
 	struct rdma_peer *peer = rdma_peer_get(r, handle);
 
-	if (!peer || peer->down || rdma_post_new(peer, qp) < 0) {
-		rdma_tell(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
+	if (!peer || peer->down || rdma_queue_new(peer, qp) < 0) {
+		rdma_event(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
 	} else {
-		peer->channels[qp->class].wanted = peer->channels[qp->class].unreachable = false;
+		peer->channels[qp->class].requested = peer->channels[qp->class].unreachable = false;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
 	}
 	free(qp);
 }
 
-static void take_dead(struct rdma *r, dray_handle handle, uint64_t id)
+static void handle_dead(struct rdma *r, dray_handle handle, uint64_t id)
 {
 	struct rdma_peer *peer = rdma_peer_get(r, handle);
-	struct rdma_post *p = post_find(peer, id);
+	struct rdma_queue *p = post_find(peer, id);
 
 	if (!p)
 		return;
 	dray_assert(p->lost);
-	rdma_post_dead(p);
+	rdma_queue_dead(p);
 	peer_check(peer);
 }
 
-static void take_share(struct rdma_peer *peer, struct rdma_share *share)
+static void handle_share(struct rdma_peer *peer, struct rdma_share *share)
 {
 	if (peer && !peer->down) {
 		window_take_share(peer, share);
@@ -377,19 +378,19 @@ static void take_share(struct rdma_peer *peer, struct rdma_share *share)
 	free(share);
 }
 
-static void take_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
+static void handle_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
 {
 	/* it waits for that */
-	dray_assert(peer && peer->asks);
+	dray_assert(peer && peer->unanswered);
 	window_answered(peer, ask, code);
 	peer_check(peer);
 }
 
-static void rdma_take(struct core *c, void *state, const struct transport_message *m)
+static void rdma_handle_message(struct core *c, void *state, const struct transport_message *m)
 {
 	struct rdma *r = state;
 	struct rdma_peer *peer;
-	struct rdma_post *p;
+	struct rdma_queue *p;
 
 	(void)c;
 	switch ((enum rdma_message)m->type) {
@@ -398,30 +399,30 @@ static void rdma_take(struct core *c, void *state, const struct transport_messag
 		break;
 	case RDMA_RAIL_DOWN:
 		rdma_rail_down(r, (uint32_t)m->id);
-		rdma_tell(r, RDMA_RAIL_GONE, 0, m->id, 0);
+		rdma_event(r, RDMA_RAIL_GONE, 0, m->id, 0);
 		break;
 	case RDMA_PATHS:
-		take_paths(rdma_peer_get(r, m->peer), m->arg);
+		handle_paths(rdma_peer_get(r, m->peer), m->arg);
 		break;
 	case RDMA_QP_UP:
-		take_qp(r, m->peer, m->arg);
+		handle_qp(r, m->peer, m->arg);
 		break;
 	case RDMA_QP_LOSE:
 		p = post_find(rdma_peer_get(r, m->peer), m->id);
 		if (p && !p->lost)
-			rdma_post_lose(p, RDMA_LOSS_TOLD);
+			rdma_queue_lose(p, RDMA_LOSS_TOLD);
 		break;
 	case RDMA_QP_DEAD:
-		take_dead(r, m->peer, m->id);
+		handle_dead(r, m->peer, m->id);
 		break;
 	case RDMA_STAGING:
-		take_staging(r, m->arg);
+		handle_staging(r, m->arg);
 		break;
 	case RDMA_WINDOW:
-		take_share(rdma_peer_get(r, m->peer), m->arg);
+		handle_share(rdma_peer_get(r, m->peer), m->arg);
 		break;
 	case RDMA_ANSWER:
-		take_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
+		handle_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
 		break;
 	case RDMA_COPY:
 		rdma_copy_start(r, m->arg);
@@ -455,5 +456,5 @@ const struct transport_ops transport_rdma = {
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,
-	.message = rdma_take,
+	.message = rdma_handle_message,
 };

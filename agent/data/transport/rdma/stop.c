@@ -6,9 +6,9 @@
  * Ending a slice can end its transfer, which can stop others; so slices are first taken out of everything
  * into a list, and ended when the queues are in order again.
  */
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/rdma/rdma.h"
 
-void rdma_post_lose(struct rdma_post *p, uint32_t code)
+void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 {
 	struct rdma *r = p->rdma;
 	uint64_t in_flight = p->partial && p->at.begun;
@@ -29,22 +29,23 @@ void rdma_post_lose(struct rdma_post *p, uint32_t code)
 	core_count(r->c->counters, DRAY_METRIC_RDMA_FAILOVERS_TOTAL, in_flight);
 	core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS_LOST_TOTAL, 1);
 	core_count_down(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
-	rdma_tell(r, RDMA_QP_LOST, p->peer->link->peer, p->qp.id, code);
+	rdma_event(r, RDMA_QP_LOST, p->peer->link->peer, p->qp.id, code);
 }
 
 /* To be posted again, or over. */
-static void sort_out(struct rdma_channel *ch, struct slice *s, bool begun, struct dray_list *over)
+static void slice_return(struct rdma_channel *ch, struct slice *s, bool begun,
+			 struct dray_list *over)
 {
 	s->retried |= begun;
 	if (!slice_wanted(s))
 		dray_list_add(over, &s->link);
 	else if (window_is_void(ch->peer, s))
-		window_again(ch, s);
+		window_restart(ch, s);
 	else
 		dray_list_add(&ch->retry, &s->link);
 }
 
-void rdma_post_dead(struct rdma_post *p)
+void rdma_queue_dead(struct rdma_queue *p)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct rdma_channel *ch = p->ch;
@@ -54,15 +55,15 @@ void rdma_post_dead(struct rdma_post *p)
 	struct slice *s = rdma_partial_take(p);
 
 	if (s)
-		sort_out(ch, s, begun, &over);
+		slice_return(ch, s, begun, &over);
 	while (p->head != p->tail) {
 		struct rdma_entry e = *rdma_entry_at(p, p->head++);
 
 		rdma_entry_release(r->c, &e);
 		if (e.slice)
-			sort_out(ch, e.slice, true, &over);
+			slice_return(ch, e.slice, true, &over);
 	}
-	rdma_post_free(p);
+	rdma_queue_free(p);
 	if (ch->unreachable && !peer->down)
 		rdma_channel_give_up(ch);
 	else
@@ -75,7 +76,7 @@ void rdma_post_dead(struct rdma_post *p)
 /* --- a transfer stops --------------------------------------------------------------------------- */
 
 /* The device goes on with what it has; nobody waits for that but those who keep the memory. */
-static void leave_behind(struct rdma_entry *e, struct slice *s, struct dray_list *over)
+static void detach(struct rdma_entry *e, struct slice *s, struct dray_list *over)
 {
 	if (!e->remote) {
 		e->remote = s->xfer->remote;
@@ -90,7 +91,7 @@ static void leave_behind(struct rdma_entry *e, struct slice *s, struct dray_list
 	dray_list_add(over, &s->link);
 }
 
-static void stop_on(struct rdma_post *p, const struct xfer *x, bool urgent, struct dray_list *over)
+static void stop_on(struct rdma_queue *p, const struct xfer *x, bool urgent, struct dray_list *over)
 {
 	if (p->partial && p->partial->xfer == x) {
 		bool begun = p->at.begun;
@@ -114,7 +115,7 @@ static void stop_on(struct rdma_post *p, const struct xfer *x, bool urgent, stru
 		struct rdma_entry *e = rdma_entry_at(p, i);
 
 		if (e->slice && e->slice->xfer == x)
-			leave_behind(e, e->slice, over);
+			detach(e, e->slice, over);
 	}
 }
 
@@ -122,79 +123,12 @@ void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	stage_post_move(&ch->retry, x, &over);
-	stage_post_stop(ch->peer->rdma->c, &ch->staging, x, urgent, &over);
+	slices_take(&ch->retry, x, &over);
+	stage_channel_stop(ch->peer->rdma->c, &ch->staging, x, urgent, &over);
 	window_channel_stop(ch, x, urgent, &over);
-	dray_list_for_each(&ch->posts, p, struct rdma_post, link)
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		stop_on(p, x, urgent, &over);
-	dray_list_for_each(&ch->lost, l, struct rdma_post, link)
+	dray_list_for_each(&ch->lost, l, struct rdma_queue, link)
 		stop_on(l, x, urgent, &over);
 	xfer_slices_end(ch->peer->rdma->c, &over, 0);
-}
-
-/* --- no queue pair can be had ------------------------------------------------------------------- */
-
-static void move_on(struct core *c, struct xfer *x, void *arg)
-{
-	struct dray_list slices = DRAY_LIST_INIT(slices);
-	struct rdma_channel *ch = arg;
-	uint32_t n = 0;
-
-	if (!rdma_channel_has(ch, x) || x->state != XFER_RUNNING)
-		return;
-	stage_post_move(&ch->retry, x, &slices);
-	stage_post_move(&ch->staging.staged, x, &slices);
-	stage_post_move(&ch->win.again, x, &slices);
-	stage_post_move(&ch->win.staging.staged, x, &slices);
-	window_channel_leave(c, &slices);
-	dray_list_for_each(&slices, s, struct slice, link)
-		n++;
-	/* what is in flight on a queue pair that is lost, or being copied, comes back first */
-	if (n == x->slices && xfer_move(c, x, &slices))
-		return;
-	dray_list_splice(rdma_way(ch, x) & RDMA_WAY_WINDOWED ? &ch->win.again : &ch->retry,
-			 &slices);
-	if (n != x->slices)
-		ch->moving = true;
-	else
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no rail to the peer is left", false);
-}
-
-static void review(struct core *c, struct xfer *x, void *arg)
-{
-	struct rdma_channel *ch = arg;
-
-	if (rdma_channel_has(ch, x) && rdma_judge(ch->peer, x, rdma_way(ch, x)))
-		move_on(c, x, ch);
-}
-
-void rdma_peer_changed(struct rdma_peer *peer)
-{
-	/* without paths nothing is known that could speak against them */
-	for (unsigned k = 0; peer->paths && k < 2; k++)
-		xfers_each(peer->rdma->c, review, &peer->channels[k]);
-	for (unsigned k = 0; k < 2; k++) {
-		struct rdma_channel *ch = &peer->channels[k];
-
-		if (!rdma_channel_has_work(ch))
-			continue;
-		rdma_want(ch);
-		rdma_pull_later(ch);
-	}
-}
-
-void rdma_channel_review(struct rdma_channel *ch)
-{
-	if (!ch->moving || ch->peer->down)
-		return;
-	ch->moving = false;
-	xfers_each(ch->peer->rdma->c, review, ch);
-}
-
-void rdma_channel_give_up(struct rdma_channel *ch)
-{
-	ch->unreachable = true;
-	ch->wanted = false;
-	if (dray_list_empty(&ch->posts))
-		xfers_each(ch->peer->rdma->c, move_on, ch);
 }

@@ -1,9 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transport/rdma/window.h"
-
+/*
+ * The importing side of windows: remotes whose owner's devices do not know their memory, which is a GPU's there. The owner
+ * has given us memory that rails reach, a window, which is cut into buffers here. A WRITE goes by RDMA into a buffer, is flushed there, and
+ * then the owner is asked to scatter it; a READ begins with the owner gathering, and then is read from the buffer. For what
+ * lies between, a slice is one like others, with the buffer for its remote. Its local memory may be staged, too.
+ *
+ * A buffer is busy as long as a device may still use it, or the owner has not answered. What was asked for cannot be called
+ * off, so a slice waits for the answer; where it may not wait, the buffer does, and holds the remote: its owner is not
+ * told that we are done with it while it still copies.
+ *
+ * Seen by rdma*.c, and sched.c, which gives back what a slice has. Worker thread only.
+ */
 #include <stdlib.h>
 
-#include "agent/data/transport/rdma/internal.h"
+#include "agent/data/transport/rdma/rdma.h"
 #include "lib/assert.h"
 
 /* There are as many buffers as make a pipeline, even if slices are long; more than that do not make it faster. */
@@ -11,7 +21,7 @@
 #define BUFFERS_MAX 32
 #define ALIGNMENT 4096u
 
-static void staging_ready(struct core *c, struct stage_post *p)
+static void staging_ready(struct core *c, struct stage_channel *p)
 {
 	struct window_channel *wc = dray_container_of(p, struct window_channel, staging);
 
@@ -26,15 +36,15 @@ void window_channel_init(struct rdma_channel *ch, enum dmsg_class class, struct 
 
 	channel_init(&wc->ch, &transport_rdma, class, link);
 	wc->ch.gpu_path = DMSG_GPU_PATH_STAGED;
-	stage_post_init(&wc->staging, &transport_rdma, class, link, account, staging_ready);
-	dray_list_init(&wc->again);
-	dray_list_init(&wc->asking);
+	stage_channel_init(&wc->staging, &transport_rdma, class, link, account, staging_ready);
+	dray_list_init(&wc->restart);
+	dray_list_init(&wc->requested);
 }
 
 void window_channel_deinit(struct window_channel *wc)
 {
 	channel_deinit(&wc->ch);
-	stage_post_deinit(&wc->staging);
+	stage_channel_deinit(&wc->staging);
 }
 
 /* --- buffers ------------------------------------------------------------------------------------- */
@@ -45,14 +55,14 @@ static struct core *core_of(const struct rdma_channel *ch)
 }
 
 /* Bulk leaves some to latency. */
-static bool may_have(const struct rdma_peer *peer, enum dmsg_class class)
+static bool may_take_buffer(const struct rdma_peer *peer, enum dmsg_class class)
 {
 	const struct rdma_window *w = peer->window;
 
 	return w && w->keys && w->n_free > (class == DMSG_CLASS_LATENCY ? 0 : w->n / BUFFERS_MIN);
 }
 
-static void attach(struct rdma_peer *peer, struct slice *s)
+static void buffer_take(struct rdma_peer *peer, struct slice *s)
 {
 	struct rdma_window *w = peer->window;
 	struct window_buffer *b = dray_list_first(&w->free, struct window_buffer, link);
@@ -81,8 +91,15 @@ void window_put(struct core *c, struct window_buffer *b)
 	if (peer->window != w && w->n_free == w->n)
 		window_free(w);
 	for (unsigned k = 0; k < 2; k++)
-		if (window_channel_has_work(&peer->channels[k]))
+		if (window_channel_has_work(&peer->channels[k].win))
 			rdma_pull_later(&peer->channels[k]);
+}
+
+void slice_window_put(struct core *c, struct slice *s)
+{
+	if (s->window)
+		window_put(c, s->window);
+	s->window = NULL;
 }
 
 void slice_release_buffers(struct core *c, struct slice *s)
@@ -90,16 +107,14 @@ void slice_release_buffers(struct core *c, struct slice *s)
 	if (s->staged)
 		stage_put(c, s->staged);
 	s->staged = NULL;
-	if (s->window)
-		window_put(c, s->window);
-	s->window = NULL;
+	slice_window_put(c, s);
 }
 
 /* --- what the owner is asked for ----------------------------------------------------------------- */
 
-static void ask(struct rdma_channel *ch, struct slice *s)
+void window_request_copy(struct rdma_channel *ch, struct slice *s)
 {
-	const struct remote_view *remote = (const struct remote_view *)s->xfer->remote->view;
+	const struct remote_view *remote = object_remote(s->xfer->remote);
 	struct window_buffer *b = s->window;
 	struct rdma_ask *a = &b->ask;
 	struct core *c = core_of(ch);
@@ -121,30 +136,18 @@ static void ask(struct rdma_channel *ch, struct slice *s)
 	b->slice = s;
 	b->remote = s->xfer->remote;
 	object_hold(b->remote);
-	dray_list_add(&ch->win.asking, &s->link);
-	ch->peer->asks++;
+	dray_list_add(&ch->win.requested, &s->link);
+	ch->peer->unanswered++;
 	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 							       .type = RDMA_ASK,
 							       .peer = a->peer,
 							       .arg = a });
 }
 
-void window_landed(struct rdma_channel *ch, struct slice *s)
+void window_restart(struct rdma_channel *ch, struct slice *s)
 {
-	ask(ch, s);
-}
-
-static void leave(struct core *c, struct slice *s)
-{
-	if (s->window)
-		window_put(c, s->window);
-	s->window = NULL;
-}
-
-void window_again(struct rdma_channel *ch, struct slice *s)
-{
-	leave(core_of(ch), s);
-	dray_list_add(&ch->win.again, &s->link);
+	slice_window_put(core_of(ch), s);
+	dray_list_add(&ch->win.restart, &s->link);
 	ch->moving = true;
 	rdma_pull_later(ch);
 }
@@ -161,13 +164,13 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 	if (!slice_wanted(s))
 		xfer_slice_done(c, s, x->code, NULL);
 	else if (code == DRAY_E_UNSUPPORTED || (code == DRAY_E_NOT_FOUND && w != ch->peer->window))
-		window_again(ch, s);
+		window_restart(ch, s);
 	else if (code)
 		xfer_slice_done(c, s, code, "the owner of the remote refused it");
 	else if (x->direction == DMSG_DIRECTION_WRITE)
 		xfer_slice_done(c, s, 0, NULL);
 	else if (window_is_void(ch->peer, s))
-		window_again(ch, s);
+		window_restart(ch, s);
 	else
 		dray_list_add(&ch->retry, &s->link);
 }
@@ -180,7 +183,7 @@ void window_answered(struct rdma_peer *peer, struct rdma_ask *a, uint32_t code)
 	struct core *c = core_of(ch);
 	struct slice *s = b->slice;
 
-	peer->asks--;
+	peer->unanswered--;
 	b->slice = NULL;
 	b->remote = NULL;
 	rdma_pull_later(ch);
@@ -195,18 +198,10 @@ void window_answered(struct rdma_peer *peer, struct rdma_ask *a, uint32_t code)
 
 /* --- slices -------------------------------------------------------------------------------------- */
 
-bool window_channel_has_work(const struct rdma_channel *ch)
+static struct slice *take_restart(struct rdma_channel *ch)
 {
-	const struct window_channel *wc = &ch->win;
-
-	return !dray_list_empty(&wc->again) || channel_pending(&wc->ch) ||
-	       stage_post_has_work(&wc->staging);
-}
-
-static struct slice *take_again(struct rdma_channel *ch)
-{
-	dray_list_for_each(&ch->win.again, s, struct slice, link)
-		if (!rdma_judge(ch->peer, s->xfer, rdma_way(ch, s->xfer))) {
+	dray_list_for_each(&ch->win.restart, s, struct slice, link)
+		if (!rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
 			dray_list_del(&s->link);
 			return s;
 		}
@@ -218,15 +213,15 @@ static struct slice *take(struct rdma_channel *ch)
 {
 	struct window_channel *wc = &ch->win;
 	struct core *c = core_of(ch);
-	struct slice *s = take_again(ch);
+	struct slice *s = take_restart(ch);
 
 	if (s)
 		return s;
-	if (stage_post_has_work(&wc->staging))
-		stage_post_ahead(c, &wc->staging);
+	if (stage_channel_has_work(&wc->staging))
+		stage_channel_fill(c, &wc->staging);
 	for (unsigned i = 0; i < 2 && !s; i++) {
 		wc->staged_next = !wc->staged_next;
-		s = wc->staged_next ? stage_post_take(&wc->staging) :
+		s = wc->staged_next ? stage_channel_next(&wc->staging) :
 				      sched_next(c, &wc->ch, ch->peer->window->unit);
 	}
 	return s;
@@ -237,13 +232,13 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 	struct core *c = core_of(ch);
 	struct slice *s;
 
-	while (may_have(ch->peer, ch->ch.class)) {
+	while (may_take_buffer(ch->peer, ch->ch.class)) {
 		s = take(ch);
 		if (!s)
 			return NULL;
-		if (rdma_judge(ch->peer, s->xfer, rdma_way(ch, s->xfer))) {
+		if (rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
 			/* its transfer goes elsewhere, once all it has here is home */
-			window_again(ch, s);
+			window_restart(ch, s);
 			continue;
 		}
 		if (s->bytes > ch->peer->window->unit) {
@@ -251,10 +246,10 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 					"the owner's window has become smaller");
 			continue;
 		}
-		attach(ch->peer, s);
+		buffer_take(ch->peer, s);
 		if (s->xfer->direction == DMSG_DIRECTION_WRITE)
 			return s;
-		ask(ch, s);
+		window_request_copy(ch, s);
 	}
 	return NULL;
 }
@@ -264,11 +259,11 @@ void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urg
 {
 	struct window_channel *wc = &ch->win;
 
-	stage_post_move(&wc->again, x, over);
-	stage_post_stop(core_of(ch), &wc->staging, x, urgent, over);
+	slices_take(&wc->restart, x, over);
+	stage_channel_stop(core_of(ch), &wc->staging, x, urgent, over);
 	if (!urgent)
 		return;
-	dray_list_for_each(&wc->asking, s, struct slice, link) {
+	dray_list_for_each(&wc->requested, s, struct slice, link) {
 		if (x && s->xfer != x)
 			continue;
 		s->window->slice = NULL;
@@ -281,7 +276,7 @@ void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urg
 void window_channel_leave(struct core *c, struct dray_list *slices)
 {
 	dray_list_for_each(slices, s, struct slice, link)
-		leave(c, s);
+		slice_window_put(c, s);
 }
 
 /* --- the window ---------------------------------------------------------------------------------- */
@@ -329,7 +324,7 @@ static void replace(struct rdma_peer *peer, struct rdma_window *w)
 			if (!s->window)
 				continue;
 			dray_list_del(&s->link);
-			window_again(ch, s);
+			window_restart(ch, s);
 		}
 	}
 	if (former && former->n_free == former->n)

@@ -79,7 +79,7 @@ uint64_t stage_unit(const struct core *c)
 	return c->stage ? c->stage->unit : 0;
 }
 
-static bool may_have(const struct stage *st, enum stage_use use, enum dmsg_class class)
+static bool share_allows(const struct stage *st, enum stage_use use, enum dmsg_class class)
 {
 	const uint32_t *held = st->held[use];
 	uint32_t share = st->n / STAGE_USE_N, spare = share / 4;
@@ -89,8 +89,8 @@ static bool may_have(const struct stage *st, enum stage_use use, enum dmsg_class
 }
 
 /* Half of the share is enough for a pipeline; of what is beyond, latency may take one half. */
-static bool account_may_have(const struct stage *st, const struct stage_account *a,
-			     enum dmsg_class class)
+static bool account_allows(const struct stage *st, const struct stage_account *a,
+			   enum dmsg_class class)
 {
 	uint32_t share = st->n / STAGE_USE_N;
 
@@ -115,7 +115,7 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 	struct stage *st = c->stage;
 	struct stage_buffer *b;
 
-	if (!st || !may_have(st, use, class) || !account_may_have(st, account, class))
+	if (!st || !share_allows(st, use, class) || !account_allows(st, account, class))
 		return NULL;
 	b = dray_list_first(&st->free, struct stage_buffer, link);
 	if (!b)
@@ -140,7 +140,7 @@ void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class cl
 }
 
 /* Who finds none left waits again, behind those that did not wait for it so far. */
-static void wake(struct core *c, struct dray_list *waiters)
+static void wake_waiters(struct core *c, struct dray_list *waiters)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
 	struct stage_waiter *w;
@@ -162,8 +162,8 @@ void stage_put(struct core *c, struct stage_buffer *b)
 	st->held[b->use][b->class]--;
 	stage_charge(b, NULL);
 	for (unsigned class = 0; class < 2; class ++)
-		if (may_have(st, b->use, (enum dmsg_class) class))
-			wake(c, &st->waiters[b->use][class]);
+		if (share_allows(st, b->use, (enum dmsg_class) class))
+			wake_waiters(c, &st->waiters[b->use][class]);
 }
 
 void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum dmsg_class class)

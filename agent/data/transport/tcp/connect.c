@@ -44,20 +44,20 @@ void tcp_connect_failed(struct tcp_channel *ch)
 }
 
 /* A stream that never opened. */
-static void give_up(struct tcp_post *p)
+static void give_up(struct tcp_requester *p)
 {
 	struct tcp_channel *ch = p->ch;
 
 	ch->n_streams--;
 	tcp_stream_close(&p->s, true);
-	tcp_stream_bury(&p->s);
+	tcp_stream_free_later(&p->s);
 	tcp_connect_failed(ch);
 }
 
-static struct tcp_post *post_new(struct tcp_channel *ch)
+static struct tcp_requester *requester_new(struct tcp_channel *ch)
 {
 	struct tcp *t = tcp_of(ch);
-	struct tcp_post *p;
+	struct tcp_requester *p;
 
 	if (tcp_pool_reserve(t, 1) < 0)
 		return NULL;
@@ -67,10 +67,10 @@ static struct tcp_post *post_new(struct tcp_channel *ch)
 		return NULL;
 	}
 	/* the queue's entries and the heads stay untouched until they are used */
-	memset(p, 0, offsetof(struct tcp_post, q));
+	memset(p, 0, offsetof(struct tcp_requester, q));
 	memset(&p->sent_of, 0,
-	       offsetof(struct tcp_post, heads) - offsetof(struct tcp_post, sent_of));
-	tcp_stream_init(&p->s, t, ch->peer, &tcp_post_side);
+	       offsetof(struct tcp_requester, heads) - offsetof(struct tcp_requester, sent_of));
+	tcp_stream_init(&p->s, t, ch->peer, &tcp_requester_side);
 	p->s.buffers = 1;
 	p->s.class = ch->ch.class;
 	p->s.state = TCP_CONNECTING;
@@ -87,7 +87,7 @@ static void connect_one(struct tcp_channel *ch)
 {
 	struct tcp *t = tcp_of(ch);
 	const struct dray_addr *addr = &ch->peer->link->addr;
-	struct tcp_post *p = post_new(ch);
+	struct tcp_requester *p = requester_new(ch);
 	dray_auto_close int fd = -1;
 
 	if (!p) {
@@ -128,7 +128,7 @@ void tcp_connect(struct tcp_channel *ch)
 	}
 }
 
-static int send_hello(struct tcp_post *p)
+static int send_hello(struct tcp_requester *p)
 {
 	const struct peer_link *link = p->s.peer->link;
 	uint8_t wire[PMSG_STREAM_HELLO_SIZE];
@@ -157,7 +157,7 @@ static int send_hello(struct tcp_post *p)
 		       -EIO;
 }
 
-static int check_welcome(struct tcp_post *p, const uint8_t *wire)
+static int check_welcome(struct tcp_requester *p, const uint8_t *wire)
 {
 	struct pmsg_stream_welcome welcome;
 	uint8_t mac[32], differs = 0;
@@ -174,7 +174,7 @@ static int check_welcome(struct tcp_post *p, const uint8_t *wire)
 }
 
 /* 0 when it is here and right, -EAGAIN while it is not whole, or another error. */
-static int receive_welcome(struct tcp_post *p)
+static int receive_welcome(struct tcp_requester *p)
 {
 	struct tcp_stream *s = &p->s;
 	ssize_t n;
@@ -197,7 +197,7 @@ static int receive_welcome(struct tcp_post *p)
 	return check_welcome(p, s->in);
 }
 
-void tcp_connect_step(struct tcp_post *p)
+void tcp_connect_step(struct tcp_requester *p)
 {
 	struct tcp_stream *s = &p->s;
 	int ret;
@@ -229,7 +229,7 @@ void tcp_connect_step(struct tcp_post *p)
 	}
 }
 
-void tcp_connect_tick(struct tcp_post *p)
+void tcp_connect_tick(struct tcp_requester *p)
 {
 	if (p->s.tcp->c->now_ns >= p->connect_by_ns)
 		give_up(p);

@@ -28,7 +28,7 @@
 /* What a READ answer gets to finish when its region is dropped. */
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
 /* Turns after which a grant that is not known will not be. */
-#define ASK_TURNS 8
+#define GRANT_TURNS 8
 
 static struct serve *serve_of(const struct tcp_stream *s)
 {
@@ -120,7 +120,7 @@ static void report_fault(struct serve *v)
 /* Of the frame in hand, in host memory. */
 static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
-	return serve_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
+	return grant_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
 }
 
 static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
@@ -138,19 +138,19 @@ static void serve_advance(struct tcp_stream *s, uint64_t n)
 	if (v->rx)
 		serve_stage_received(v, n);
 	else
-		serve_walk_advance(&v->at, n);
+		grant_walk_advance(&v->at, n);
 }
 
 /* --- frames ---------------------------------------------------------------------------------- */
 
 /* May the peer do this? An error code; on 0 the objects are told. */
-static uint32_t admit(const struct serve *v, const struct pmsg_frame *wire,
+static uint32_t check(const struct serve *v, const struct pmsg_frame *wire,
 		      struct object **ret_grant, struct object **ret_region)
 {
 	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE :
 								DMSG_ACCESS_READ;
 
-	return serve_admit(v->s.tcp->c, v->s.peer->link->peer, wire->grant, access, v->segs,
+	return grant_check(v->s.tcp->c, v->s.peer->link->peer, wire->grant, access, v->segs,
 			   wire->segs, ret_grant, ret_region);
 }
 
@@ -173,7 +173,7 @@ static void read_small(struct serve *v, uint64_t length)
 				return;
 			}
 			v->out_wr += (uint32_t)iov[i].iov_len;
-			serve_walk_advance(&v->at, iov[i].iov_len);
+			grant_walk_advance(&v->at, iov[i].iov_len);
 		}
 	}
 	tcp_count_sent(&v->s, length);
@@ -204,7 +204,7 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 			return -EPROTO;
 		sum += seg->length; /* no overflow: each is at most frame_bytes_max */
 	}
-	serve_walk_init(&v->at, v->segs, wire->segs);
+	grant_walk_init(&v->at, v->segs, wire->segs);
 	return sum == wire->length ? 0 : -EPROTO;
 }
 
@@ -213,7 +213,7 @@ static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct ob
 		       struct object *region)
 {
 	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
-	bool host = !v->status && ((const struct region_view *)region->view)->memory == REGION_HOST;
+	bool host = !v->status && object_region(region)->memory == REGION_HOST;
 
 	if (host && !write && !serve_queue_empty(v)) {
 		/* its payload goes out from where it lies, when those before it are out */
@@ -256,20 +256,20 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	if (decode(v, bytes, &wire) < 0)
 		return -EPROTO;
 	v->slice = wire.slice;
-	v->status = admit(v, &wire, &grant, &region);
-	if (v->status == DRAY_E_REVOKED && v->asked < ASK_TURNS) {
+	v->status = check(v, &wire, &grant, &region);
+	if (v->status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
 		/*
 		 * The peer may have been told of the grant, and made use of it, since this worker last looked at its commands.
 		 * It does so between turns, and takes in all that its ring holds in a few of them.
 		 */
-		v->asked++;
+		v->grant_waits++;
 		s->parked = true;
 		/* a buffer that came free in this turn has put it on the other list */
 		dray_list_del(&s->ready_link);
 		dray_list_add(&s->tcp->parked, &s->ready_link);
 		return 0;
 	}
-	v->asked = 0;
+	v->grant_waits = 0;
 	return take_frame(v, &wire, grant, region) ? (int)need : 0;
 }
 
@@ -322,7 +322,7 @@ static void sent(struct serve *v, uint64_t n)
 	if (n && v->sending) {
 		serve_stage_sent(v, n);
 	} else if (n) {
-		serve_walk_advance(&v->at, n);
+		grant_walk_advance(&v->at, n);
 		v->read_left -= n;
 		if (!v->read_left)
 			release(v);
@@ -387,7 +387,7 @@ static bool serve_wants(const struct tcp_stream *s)
 {
 	const struct serve *v = serve_of(s);
 
-	if (v->news || (s->writable && out_pending(v)))
+	if (v->progressed || (s->writable && out_pending(v)))
 		return true;
 	if (s->parked || serve_blocked(s))
 		return false;
@@ -453,7 +453,7 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
 	tcp_socket_setup(t, fd);
 	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0 || tcp_stream_watch(&v->s, fd) < 0) {
-		tcp_stream_bury(&v->s);
+		tcp_stream_free_later(&v->s);
 		goto refuse;
 	}
 	dray_list_add(&peer->adopted, &v->s.peer_link);
@@ -479,7 +479,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 	v->read_left = 0;
 	release(v);
 	serve_stage_close(v);
-	tcp_stream_bury(s);
+	tcp_stream_free_later(s);
 	if (tell) {
 		core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
 		c->up->stream_closed(c, s->peer->link->peer, s->id);
@@ -487,9 +487,9 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 }
 
 /* The frame in hand must let go of its objects. */
-static void let_go(struct serve *v, const struct object *o)
+static void frame_drop(struct serve *v, const struct object *o)
 {
-	uint32_t status = serve_drop_status(o);
+	uint32_t status = grant_drop_code(o);
 	struct tcp_budget b = { INT64_MAX };
 
 	if (!v->read_left) {
@@ -515,7 +515,7 @@ void tcp_serve_drop(struct tcp *t, struct object *o)
 	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
 		if (v->grant != o && v->region != o)
 			continue;
-		let_go(v, o);
+		frame_drop(v, o);
 		tcp_stream_requeue(&v->s);
 	}
 }

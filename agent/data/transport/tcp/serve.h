@@ -7,7 +7,7 @@
 #ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
 #define DRAY_AGENT_DATA_TRANSPORT_TCP_SERVE_H
 
-#include "agent/data/transport/stage/serve_walk.h"
+#include "agent/data/transport/stage/grant.h"
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Answers that may wait; a power of two. */
@@ -34,11 +34,11 @@ struct serve {
 	/* the frame in hand */
 	uint64_t slice;
 	uint32_t status;
-	struct serve_walk at; /* in segs */
+	struct grant_walk at; /* in segs */
 	uint64_t read_left;   /* bytes of a READ answer not yet sent */
 	uint32_t answer_at;   /* where its head lies in out */
 	bool head_gone;       /* at least a byte of that head was sent */
-	uint8_t asked;        /* turns in which its grant was not known */
+	uint8_t grant_waits;  /* turns in which its grant was not known */
 	int64_t grace_ns;     /* not 0: by then the answer must be out */
 	uint8_t *out;         /* bytes [out_rd, out_wr) wait */
 	uint32_t out_rd, out_wr;
@@ -54,8 +54,8 @@ struct serve {
 	uint64_t sending_left;       /* bytes of it not yet sent */
 	uint64_t sent_of;            /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
-	bool stalled; /* the next frame waits until all answers are out */
-	bool news;    /* a copy is done, or a buffer free */
+	bool stalled;    /* the next frame waits until all answers are out */
+	bool progressed; /* a copy is done, or a buffer free */
 
 	struct pmsg_seg segs[PMSG_SEGS_MAX]; /* not cleared for each, as what follows */
 	struct serve_frame q[SERVE_QUEUE];

@@ -17,11 +17,11 @@ static struct serve_frame *frame_at(struct serve *v, uint32_t i)
 	return &v->q[i % SERVE_QUEUE];
 }
 
-static void tell(struct serve *v)
+static void requeue(struct serve *v)
 {
 	struct tcp_stream *s = &v->s;
 
-	v->news = true;
+	v->progressed = true;
 	if (s->state == TCP_OPEN && !s->parked && dray_list_empty(&s->ready_link))
 		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
 }
@@ -29,7 +29,7 @@ static void tell(struct serve *v)
 static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
 	(void)c;
-	tell(dray_container_of(w, struct serve, waiter));
+	requeue(dray_container_of(w, struct serve, waiter));
 }
 
 void serve_stage_init(struct serve *v)
@@ -68,7 +68,7 @@ static void pop(struct serve *v)
 }
 
 /* Lets go of its objects where no copy is under way or to come. */
-static void settle(struct serve_frame *f)
+static void frame_release(struct serve_frame *f)
 {
 	struct object *grant = f->grant, *region = f->region;
 	struct core *c = f->serve->s.tcp->c;
@@ -80,13 +80,13 @@ static void settle(struct serve_frame *f)
 	object_release(c, region);
 }
 
-static void put_chunks(struct serve_frame *f)
+static void chunks_release(struct serve_frame *f)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
 		stage_put(f->serve->s.tcp->c, b);
 }
 
-static void put_place(struct serve *v)
+static void chunk_release(struct serve *v)
 {
 	if (v->chunk)
 		stage_put(v->s.tcp->c, v->chunk);
@@ -104,7 +104,7 @@ static void fail(struct serve_frame *f, uint32_t status)
 		f->status = status;
 	if (v->rx != f)
 		return;
-	put_place(v);
+	chunk_release(v);
 	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK) {
 		/* what still comes of it goes to the sink; serve_stage_complete() is its end */
 		v->s.sink = true;
@@ -125,13 +125,13 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 		fail(f, b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code);
 	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK)
 		stage_put(c, b);
-	settle(f);
-	tell(f->serve);
+	frame_release(f);
+	requeue(f->serve);
 }
 
 static void copy(struct serve_frame *f, struct stage_buffer *b)
 {
-	const struct region_view *r = (const struct region_view *)f->region->view;
+	const struct region_view *r = object_region(f->region);
 
 	f->copies++;
 	dray_list_add(&f->chunks, &b->link);
@@ -153,7 +153,7 @@ static struct stage_buffer *next_chunk(struct serve *v)
 	}
 	b->holder = f;
 	b->n_ranges =
-		serve_walk_ranges(&v->at, f->grant, f->region, b->ranges, STAGE_RANGES_MAX, &bytes);
+		grant_walk_ranges(&v->at, f->grant, f->region, b->ranges, STAGE_RANGES_MAX, &bytes);
 	while (bytes > max) {
 		struct iovec *last = &b->ranges[b->n_ranges - 1];
 		uint64_t cut = dray_min((uint64_t)last->iov_len, bytes - max);
@@ -163,7 +163,7 @@ static struct stage_buffer *next_chunk(struct serve *v)
 		b->n_ranges -= !last->iov_len;
 	}
 	b->bytes = bytes;
-	serve_walk_advance(&v->at, bytes);
+	grant_walk_advance(&v->at, bytes);
 	v->chunks_left -= bytes;
 	return b;
 }
@@ -233,7 +233,7 @@ void serve_stage_complete(struct serve *v)
 
 	v->rx = NULL;
 	f->taken = true;
-	settle(f);
+	frame_release(f);
 	serve_stage_answers(v);
 }
 
@@ -261,7 +261,7 @@ static bool answer_first(struct serve *v)
 	}
 	if (!f->taken || f->copies)
 		return false;
-	put_chunks(f);
+	chunks_release(f);
 	serve_put_head(v, f->slice, f->kind, f->status, 0);
 	pop(v);
 	return true;
@@ -280,7 +280,7 @@ void serve_stage_answers(struct serve *v)
 
 bool serve_stage_step(struct serve *v)
 {
-	v->news = false;
+	v->progressed = false;
 	if (v->rx)
 		get_chunks(v);
 	if (v->sending && v->sending->status) {
@@ -330,7 +330,7 @@ void serve_stage_sent(struct serve *v, uint64_t n)
 
 /* --- ends ------------------------------------------------------------------------------------ */
 
-static void finish(struct serve_frame *f)
+static void chunks_finish(struct serve_frame *f)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
 		stage_finish(f->serve->s.tcp->c, b);
@@ -338,19 +338,19 @@ static void finish(struct serve_frame *f)
 
 void serve_stage_close(struct serve *v)
 {
-	put_place(v);
+	chunk_release(v);
 	v->rx = v->sending = NULL;
 	for (; !serve_queue_empty(v); pop(v)) {
 		struct serve_frame *f = frame_at(v, v->q_head);
 
 		f->taken = true;
-		finish(f);
-		put_chunks(f);
-		settle(f);
+		chunks_finish(f);
+		chunks_release(f);
+		frame_release(f);
 	}
 }
 
-static void let_go(struct serve *v, const struct object *o)
+static void frame_drop(struct serve *v, const struct object *o)
 {
 	for (uint32_t i = v->q_head; i != v->q_tail; i++) {
 		struct serve_frame *f = frame_at(v, i);
@@ -359,16 +359,16 @@ static void let_go(struct serve *v, const struct object *o)
 			continue;
 		/* what is under way may come to its end, but nobody waits for buffers */
 		if (v->rx == f)
-			fail(f, serve_drop_status(o));
+			fail(f, grant_drop_code(o));
 		if (o->drop_urgent)
-			finish(f);
-		settle(f);
+			chunks_finish(f);
+		frame_release(f);
 	}
-	tell(v);
+	requeue(v);
 }
 
 void serve_stage_drop(struct tcp *t, struct object *o)
 {
 	dray_list_for_each(&t->staging, v, struct serve, staging_link)
-		let_go(v, o);
+		frame_drop(v, o);
 }

@@ -10,7 +10,8 @@
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Takes from an open stream what may end now. True if the stream must be torn for the rest. */
-static bool stop_on(struct tcp_post *p, const struct xfer *x, bool urgent, struct dray_list *over)
+static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
+		    struct dray_list *over)
 {
 	bool tear = false;
 
@@ -48,20 +49,20 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	stage_post_move(&ch->retry, x, &over);
-	stage_post_stop(tcp_of(ch)->c, &ch->staging, x, urgent, &over);
-	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
+	slices_take(&ch->retry, x, &over);
+	stage_channel_stop(tcp_of(ch)->c, &ch->staging, x, urgent, &over);
+	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
 		if (stop_on(p, x, urgent, &over))
-			tcp_post_lose(p);
+			tcp_requester_lose(p);
 		else if (p->sent == p->tail && tcp_channel_has_work(ch))
 			tcp_channel_pull_later(tcp_of(ch), ch);
 	}
 	/* of a closed stream, nothing touches our memory; only the remote's fate is open */
 	if (urgent)
-		dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link)
-			stage_post_move(&p->waiting, x, &over);
+		dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link)
+			slices_take(&p->waiting, x, &over);
 	xfer_slices_end(tcp_of(ch)->c, &over, 0);
 }
 
@@ -70,14 +71,14 @@ bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct tcp *t = tcp_of(ch);
 
-	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
+	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		if (p->s.id != stream_id)
 			continue;
 		dray_list_for_each(&p->waiting, s, struct slice, link) {
 			dray_list_del(&s->link);
 			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
 		}
-		tcp_stream_bury(&p->s);
+		tcp_stream_free_later(&p->s);
 		if (tcp_channel_has_work(ch))
 			tcp_channel_pull_later(t, ch);
 		xfer_slices_end(t->c, &over, 0);
@@ -92,17 +93,17 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct core *c = tcp_of(ch)->c;
 
 	dray_list_splice(&over, &ch->retry);
-	stage_post_stop(c, &ch->staging, NULL, true, &over);
-	dray_list_for_each(&ch->lost, p, struct tcp_post, s.peer_link) {
+	stage_channel_stop(c, &ch->staging, NULL, true, &over);
+	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);
-		tcp_stream_bury(&p->s);
+		tcp_stream_free_later(&p->s);
 	}
-	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link) {
+	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
 		tcp_stream_close(&p->s, true);
 		for (uint32_t i = p->head; i != p->tail; i++)
 			if (tcp_frame_at(p, i)->slice)
 				dray_list_add(&over, &tcp_frame_at(p, i)->slice->link);
-		tcp_stream_bury(&p->s);
+		tcp_stream_free_later(&p->s);
 	}
 	ch->n_streams = ch->n_open = 0;
 	xfer_slices_end(c, &over, code);

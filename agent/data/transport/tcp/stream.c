@@ -100,16 +100,16 @@ void tcp_stream_close(struct tcp_stream *s, bool reset)
 	s->payload_left = 0;
 }
 
-void tcp_stream_bury(struct tcp_stream *s)
+void tcp_stream_free_later(struct tcp_stream *s)
 {
 	dray_list_del(&s->peer_link);
 	dray_list_del(&s->link);
-	dray_list_add(&s->tcp->graveyard, &s->link);
+	dray_list_add(&s->tcp->closed, &s->link);
 }
 
-void tcp_bury_the_dead(struct tcp *t)
+void tcp_free_closed(struct tcp *t)
 {
-	dray_list_for_each(&t->graveyard, s, struct tcp_stream, link) {
+	dray_list_for_each(&t->closed, s, struct tcp_stream, link) {
 		dray_list_del(&s->link);
 		tcp_pool_unreserve(t, s->buffers);
 		free(s); /* the first member of what was allocated */
@@ -135,7 +135,7 @@ void tcp_count_sent(struct tcp_stream *s, uint64_t payload)
 }
 
 /* Copies staged payload to its place. */
-static void place(struct tcp_stream *s)
+static void copy_buffered(struct tcp_stream *s)
 {
 	uint64_t n = dray_min(s->payload_left, (uint64_t)(s->in_wr - s->in_rd));
 	uint64_t done = 0;
@@ -180,7 +180,7 @@ static bool parse(struct tcp_stream *s)
 		if (s->side->blocked(s))
 			return true;
 		if (s->payload_left) {
-			place(s);
+			copy_buffered(s);
 			if (s->state != TCP_OPEN)
 				return false;
 			continue;
@@ -224,7 +224,7 @@ static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned ma
 }
 
 /* The part of the staging buffer that the next system call may fill. */
-static struct iovec staging(struct tcp_stream *s)
+static struct iovec receive_room(struct tcp_stream *s)
 {
 	uint32_t room;
 
@@ -272,7 +272,7 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 			      s->side->gather(s, t->iov, TCP_IOV - 1, &payload);
 	payload = cut(b, t->iov, &k, payload);
 	if (payload == s->payload_left) {
-		t->iov[k] = staging(s);
+		t->iov[k] = receive_room(s);
 		room = t->iov[k++].iov_len;
 	}
 	msg.msg_iovlen = k;

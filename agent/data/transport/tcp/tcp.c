@@ -49,7 +49,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	dray_list_init(&t->parked);
 	dray_list_init(&t->holding);
 	dray_list_init(&t->staging);
-	dray_list_init(&t->graveyard);
+	dray_list_init(&t->closed);
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_init(&t->ready[i]);
 		dray_list_init(&t->pulling[i]);
@@ -72,7 +72,7 @@ struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
 										  NULL;
 }
 
-static void staging_ready(struct core *c, struct stage_post *p)
+static void staging_ready(struct core *c, struct stage_channel *p)
 {
 	struct tcp_channel *ch = dray_container_of(p, struct tcp_channel, staging);
 
@@ -88,8 +88,8 @@ static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dm
 	dray_list_init(&ch->streams);
 	dray_list_init(&ch->lost);
 	dray_list_init(&ch->retry);
-	stage_post_init(&ch->staging, &transport_tcp, class, peer->link, &peer->staged[STAGE_OWN],
-			staging_ready);
+	stage_channel_init(&ch->staging, &transport_tcp, class, peer->link,
+			   &peer->staged[STAGE_OWN], staging_ready);
 }
 
 static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
@@ -129,7 +129,7 @@ static void peer_free(struct tcp_peer *peer)
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_del(&peer->channels[i].pull_link);
 		channel_deinit(&peer->channels[i].ch);
-		stage_post_deinit(&peer->channels[i].staging);
+		stage_channel_deinit(&peer->channels[i].staging);
 	}
 	dray_list_del(&peer->peers_link);
 	peer->tcp->peers[dray_handle_index(peer->link->peer)] = NULL;
@@ -181,11 +181,11 @@ static void tcp_deinit(struct core *c, void *state)
 	/* the worker has ended all sessions, so there are no slices; and nobody listens to upcalls */
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		tcp_stream_close(s, false);
-		tcp_stream_bury(s);
+		tcp_stream_free_later(s);
 	}
 	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
 		peer_free(peer);
-	tcp_bury_the_dead(t);
+	tcp_free_closed(t);
 	free(t->peers);
 	free(t->pool);
 	free(t);
@@ -193,8 +193,8 @@ static void tcp_deinit(struct core *c, void *state)
 
 static struct channel *tcp_channel(struct core *c, void *state, const struct xfer *x)
 {
-	const struct remote_view *remote = (const struct remote_view *)x->remote->view;
-	const struct region_view *local = (const struct region_view *)x->local->view;
+	const struct remote_view *remote = object_remote(x->remote);
+	const struct region_view *local = object_region(x->local);
 	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
 
 	if (!peer || peer->down)
@@ -278,7 +278,7 @@ static bool is_idle(const struct tcp *t)
 {
 	return dray_list_empty(&t->ready[0]) && dray_list_empty(&t->ready[1]) &&
 	       dray_list_empty(&t->pulling[0]) && dray_list_empty(&t->pulling[1]) &&
-	       dray_list_empty(&t->parked) && dray_list_empty(&t->graveyard);
+	       dray_list_empty(&t->parked) && dray_list_empty(&t->closed);
 }
 
 static bool tcp_progress(struct core *c, void *state)
@@ -291,7 +291,7 @@ static bool tcp_progress(struct core *c, void *state)
 	stage_progress(c);
 	if (is_idle(t))
 		return false;
-	tcp_bury_the_dead(t);
+	tcp_free_closed(t);
 	while (!dray_list_empty(&t->parked)) {
 		struct tcp_stream *s = dray_list_first(&t->parked, struct tcp_stream, ready_link);
 

@@ -16,7 +16,7 @@
  * the streams and scatters what was read, tcp_serve_stage.c does so with frames. The end of a copy only
  * queues its channel or stream, too.
  *
- * Nothing is freed in the middle of a turn: closed streams wait on the graveyard for the next one.
+ * Nothing is freed in the middle of a turn: closed streams wait on the closed for the next one.
  */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
 #define DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
@@ -24,7 +24,7 @@
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/model/peer_link.h"
-#include "agent/data/transport/stage/post.h"
+#include "agent/data/transport/stage/channel.h"
 #include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 
@@ -44,6 +44,8 @@
 /* A turn that is nearly over makes no smaller calls than this. */
 #define TCP_CALL_MIN (64 << 10)
 #define TCP_CALL_COST 4096
+
+extern const struct transport_ops transport_tcp;
 
 struct tcp;
 struct tcp_peer;
@@ -94,7 +96,7 @@ struct tcp_stream {
 	struct tcp *tcp;
 	struct tcp_peer *peer;
 	const struct tcp_side *side;
-	struct dray_list link;       /* on tcp->streams, or on tcp->graveyard */
+	struct dray_list link;       /* on tcp->streams, or on tcp->closed */
 	struct dray_list ready_link; /* on tcp->ready[class] or tcp->parked */
 	struct dray_list peer_link;  /* on channel->streams, channel->lost, or peer->adopted */
 	uint64_t id;
@@ -129,12 +131,12 @@ struct tcp_frame {
 struct tcp_channel {
 	struct channel ch; /* first */
 	struct tcp_peer *peer;
-	struct stage_post staging;  /* transfers whose local region is GPU memory */
-	bool staged_next;           /* streams are offered slices of both kinds by turns */
-	struct dray_list pull_link; /* on tcp->pulling[class] while a stream may take slices */
-	struct dray_list streams;   /* tcp_post: connecting and open */
-	struct dray_list lost;      /* tcp_post: broken, the other end not known to be dead */
-	struct dray_list retry;     /* slices to go out before new ones */
+	struct stage_channel staging; /* transfers whose local region is GPU memory */
+	bool staged_next;             /* streams are offered slices of both kinds by turns */
+	struct dray_list pull_link;   /* on tcp->pulling[class] while a stream may take slices */
+	struct dray_list streams;     /* tcp_post: connecting and open */
+	struct dray_list lost;        /* tcp_post: broken, the other end not known to be dead */
+	struct dray_list retry;       /* slices to go out before new ones */
 	uint32_t n_streams, n_open;
 	uint32_t fails; /* attempts in a row without an answered frame */
 	int64_t failing_since_ns;
@@ -148,7 +150,7 @@ struct tcp_channel {
  * A stream that we connected. q is a ring: [head, sent) waits for answers, [sent, tail) is being sent, the
  * first of them as far as sent_of bytes.
  */
-struct tcp_post {
+struct tcp_requester {
 	struct tcp_stream s; /* first */
 	struct tcp_channel *ch;
 	uint32_t head, sent, tail;
@@ -186,7 +188,7 @@ struct tcp {
 	struct dray_list parked;               /* streams that wait for the next turn */
 	struct dray_list holding;              /* tcp_serve with a frame that holds objects */
 	struct dray_list staging;              /* tcp_serve with answers that wait for GPUs */
-	struct dray_list graveyard;
+	struct dray_list closed;
 	int64_t latency_ns; /* bulk takes short turns until then */
 	int64_t timer_ns;   /* when tick() has something to do */
 	uint64_t next_stream;
@@ -213,7 +215,7 @@ struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
 static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
-	       stage_post_has_work(&ch->staging);
+	       stage_channel_has_work(&ch->staging);
 }
 
 /* The transfer's slices go out here. */
@@ -241,8 +243,8 @@ void tcp_stream_opened(struct tcp_stream *s);
 /* Closes the descriptor; reset: at once, with what was not sent yet thrown away. Staged bytes are gone. */
 void tcp_stream_close(struct tcp_stream *s, bool reset);
 /* The closed stream is freed before the next turn. */
-void tcp_stream_bury(struct tcp_stream *s);
-void tcp_bury_the_dead(struct tcp *t);
+void tcp_stream_free_later(struct tcp_stream *s);
+void tcp_free_closed(struct tcp *t);
 /* Queues the stream if it has something to do. */
 void tcp_stream_requeue(struct tcp_stream *s);
 /* Takes in what has come, within the budget. False if the stream closed. */
@@ -263,24 +265,24 @@ void tcp_pool_trim(struct tcp *t);
 /* Opens what streams the channel lacks and may have now. */
 void tcp_connect(struct tcp_channel *ch);
 /* The socket of a stream that is not open yet is ready. */
-void tcp_connect_step(struct tcp_post *p);
-void tcp_connect_tick(struct tcp_post *p);
+void tcp_connect_step(struct tcp_requester *p);
+void tcp_connect_tick(struct tcp_requester *p);
 /* A stream failed to open, or broke before it was of any use: next attempt later. */
 void tcp_connect_failed(struct tcp_channel *ch);
 
 /* tcp_post.c */
-extern const struct tcp_side tcp_post_side;
-static inline struct tcp_frame *tcp_frame_at(struct tcp_post *p, uint32_t i)
+extern const struct tcp_side tcp_requester_side;
+static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i)
 {
 	return &p->q[i % TCP_WINDOW_MAX];
 }
 
 /* The frame is answered, or will not be sent; its slice is the caller's. */
-void tcp_frame_end(struct tcp_post *p, struct tcp_frame *f);
+void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f);
 /* Gives slices to streams that can take some. True if the budget ended it. */
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream; its slices wait, go out again, or end. */
-void tcp_post_lose(struct tcp_post *p);
+void tcp_requester_lose(struct tcp_requester *p);
 
 /* tcp_stop.c */
 void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);

@@ -3,12 +3,14 @@
  * A stretch of the operations of a transfer within this agent as a list of pieces to copy: extents of both regions cut them
  * differently. Worker thread.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_LOCAL_WALK_H
-#define DRAY_AGENT_DATA_TRANSPORT_LOCAL_WALK_H
+#ifndef DRAY_AGENT_DATA_TRANSPORT_LOCAL_LOCAL_H
+#define DRAY_AGENT_DATA_TRANSPORT_LOCAL_LOCAL_H
 
-#include "agent/data/transfer/core.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
 #include "lib/copy.h"
+
+extern const struct transport_ops transport_local;
 
 /* Where the next piece begins. */
 struct local_walk {
@@ -49,7 +51,7 @@ static inline bool local_walk_ended(const struct local_walk *w)
 }
 
 /* The rest of the walk as a copy with others. False: it falls into more pieces than a job takes. */
-bool local_walk_lend(struct local_walk *w, struct workshare_job *j, bool stream);
+bool local_walk_share(struct local_walk *w, struct workshare_job *j, bool stream);
 
 /* NUMA node of the slice's first destination byte, -1: not known. */
 int local_walk_node(const struct slice *s);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transport/stage/post.h"
+#include "agent/data/transport/stage/channel.h"
 
 #include "agent/data/transfer/xfer.h"
 
@@ -8,14 +8,15 @@
 
 static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
-	struct stage_post *p = dray_container_of(w, struct stage_post, waiter);
+	struct stage_channel *p = dray_container_of(w, struct stage_channel, waiter);
 
 	p->ready(c, p);
 }
 
-void stage_post_init(struct stage_post *p, const struct transport_ops *ops, enum dmsg_class class,
-		     struct peer_link *link, struct stage_account *account,
-		     void (*ready)(struct core *c, struct stage_post *p))
+void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops,
+			enum dmsg_class class, struct peer_link *link,
+			struct stage_account *account,
+			void (*ready)(struct core *c, struct stage_channel *p))
 {
 	channel_init(&p->ch, ops, class, link);
 	p->ch.gpu_path = DMSG_GPU_PATH_STAGED;
@@ -29,7 +30,7 @@ void stage_post_init(struct stage_post *p, const struct transport_ops *ops, enum
 	p->ready = ready;
 }
 
-void stage_post_deinit(struct stage_post *p)
+void stage_channel_deinit(struct stage_channel *p)
 {
 	stage_unwait(&p->waiter);
 	channel_deinit(&p->ch);
@@ -38,22 +39,22 @@ void stage_post_deinit(struct stage_post *p)
 static void copy_done(struct core *c, struct stage_buffer *b)
 {
 	struct slice *s = b->holder;
-	struct stage_post *p = dray_container_of(s->xfer->channel, struct stage_post, ch);
+	struct stage_channel *p = dray_container_of(s->xfer->channel, struct stage_channel, ch);
 
 	dray_list_del(&s->link);
 	dray_list_add(&p->copied, &s->link);
 	p->ready(c, p);
 }
 
-static void copy(struct core *c, struct stage_post *p, struct slice *s, bool to_gpu)
+static void copy(struct core *c, struct stage_channel *p, struct slice *s, bool to_gpu)
 {
-	const struct region_view *local = (const struct region_view *)s->xfer->local->view;
+	const struct region_view *local = object_region(s->xfer->local);
 
 	dray_list_add(&p->copying, &s->link);
 	stage_copy(c, s->staged, local->gpu, to_gpu, copy_done);
 }
 
-static void start(struct core *c, struct stage_post *p, struct slice *s, struct stage_buffer *b)
+static void start(struct core *c, struct stage_channel *p, struct slice *s, struct stage_buffer *b)
 {
 	s->staged = b;
 	b->holder = s;
@@ -68,7 +69,7 @@ static void start(struct core *c, struct stage_post *p, struct slice *s, struct 
 }
 
 /* Ending a slice can end its transfer, and that others of this channel: so one at a time. */
-void stage_post_collect(struct core *c, struct stage_post *p)
+void stage_channel_collect(struct core *c, struct stage_channel *p)
 {
 	struct slice *s;
 
@@ -87,7 +88,7 @@ void stage_post_collect(struct core *c, struct stage_post *p)
 	}
 }
 
-static unsigned count_ahead(const struct stage_post *p)
+static unsigned count_ahead(const struct stage_channel *p)
 {
 	unsigned n = 0;
 
@@ -99,7 +100,7 @@ static unsigned count_ahead(const struct stage_post *p)
 }
 
 /* The next slice that has no buffer; of one that fits in none, what does. */
-static struct slice *next_unstaged(struct core *c, struct stage_post *p)
+static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 {
 	uint64_t unit = stage_unit(c);
 	struct slice *s;
@@ -118,7 +119,7 @@ static struct slice *next_unstaged(struct core *c, struct stage_post *p)
 	return s;
 }
 
-void stage_post_ahead(struct core *c, struct stage_post *p)
+void stage_channel_fill(struct core *c, struct stage_channel *p)
 {
 	for (unsigned n = count_ahead(p);
 	     n < AHEAD && (!dray_list_empty(&p->unstaged) || channel_pending(&p->ch)); n++) {
@@ -138,7 +139,7 @@ void stage_post_ahead(struct core *c, struct stage_post *p)
 	}
 }
 
-struct slice *stage_post_take(struct stage_post *p)
+struct slice *stage_channel_next(struct stage_channel *p)
 {
 	struct slice *s = dray_list_first(&p->staged, struct slice, link);
 
@@ -147,22 +148,22 @@ struct slice *stage_post_take(struct stage_post *p)
 	return s;
 }
 
-void stage_post_spread(struct core *c, struct stage_post *p, struct slice *s)
+void stage_channel_scatter(struct core *c, struct stage_channel *p, struct slice *s)
 {
 	copy(c, p, s, true);
 }
 
-void stage_post_stop(struct core *c, struct stage_post *p, const struct xfer *x, bool urgent,
-		     struct dray_list *over)
+void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xfer *x, bool urgent,
+			struct dray_list *over)
 {
-	stage_post_move(&p->unstaged, x, over);
-	stage_post_move(&p->staged, x, over);
+	slices_take(&p->unstaged, x, over);
+	slices_take(&p->staged, x, over);
 	if (!urgent)
 		return;
 	dray_list_for_each(&p->copying, s, struct slice, link)
 		if (!x || s->xfer == x)
 			stage_finish(c, s->staged);
-	stage_post_move(&p->copied, x, over);
+	slices_take(&p->copied, x, over);
 	if (!x)
 		stage_unwait(&p->waiter);
 }

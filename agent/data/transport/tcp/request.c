@@ -6,7 +6,7 @@
  * sense in one system call, or one big one. Frames are sent straight from the regions. Answers are
  * matched by slice id; the payload of READ_DATA goes straight into the regions.
  *
- * What a slice may still do decides what becomes of it when its stream breaks (tcp_post_lose): one that
+ * What a slice may still do decides what becomes of it when its stream breaks (tcp_requester_lose): one that
  * was not sent, or a READ, whose answer can arrive nowhere once our descriptor is closed, may go out
  * again at once. A WRITE may still be on its way in the owner's receive buffer: it waits until the
  * owner has said that its end is closed too.
@@ -20,14 +20,14 @@
 /* A batch takes no more slices once it has so much payload. */
 #define BATCH_BYTES 65536
 
-static struct tcp_post *post_of(const struct tcp_stream *s)
+static struct tcp_requester *requester_of(const struct tcp_stream *s)
 {
-	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_post, s);
+	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_requester, s);
 }
 
 /* --- the queue ------------------------------------------------------------------------------- */
 
-static uint32_t window_left(const struct tcp_post *p)
+static uint32_t window_left(const struct tcp_requester *p)
 {
 	uint32_t window = dray_min(p->s.tcp->c->cfg.tcp_slices_in_flight, TCP_WINDOW_MAX);
 	uint32_t used = p->tail - p->head;
@@ -35,7 +35,7 @@ static uint32_t window_left(const struct tcp_post *p)
 	return used < window ? window - used : 0;
 }
 
-void tcp_frame_end(struct tcp_post *p, struct tcp_frame *f)
+void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
 {
 	f->slice = NULL;
 	f->state = TCP_FRAME_ENDED;
@@ -55,9 +55,9 @@ static uint64_t frame_total(const struct tcp_frame *f)
 	return f->head_bytes + (f->kind == PMSG_FRAME_KIND_WRITE ? f->bytes : 0);
 }
 
-static void enqueue(struct tcp_post *p, struct slice *s)
+static void enqueue(struct tcp_requester *p, struct slice *s)
 {
-	const struct remote_view *remote = (const struct remote_view *)s->xfer->remote->view;
+	const struct remote_view *remote = object_remote(s->xfer->remote);
 	struct tcp *t = p->s.tcp;
 	struct tcp_frame *f = tcp_frame_at(p, p->tail);
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
@@ -106,13 +106,13 @@ static struct slice *next_slice(struct tcp_channel *ch)
 	}
 	for (unsigned i = 0; i < 2 && !s; i++) {
 		ch->staged_next = !ch->staged_next;
-		s = ch->staged_next ? stage_post_take(&ch->staging) : sched_next(c, &ch->ch, 0);
+		s = ch->staged_next ? stage_channel_next(&ch->staging) : sched_next(c, &ch->ch, 0);
 	}
 	return s;
 }
 
 /* Takes a batch from the channel. False if there was nothing. */
-static bool fill(struct tcp_post *p)
+static bool batch_fill(struct tcp_requester *p)
 {
 	uint64_t bytes = 0;
 
@@ -141,7 +141,7 @@ static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
 }
 
 /* What is to be sent next, of at most max_frames frames. */
-static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max_frames)
+static unsigned gather_batch(struct tcp_requester *p, struct iovec *iov, uint32_t max_frames)
 {
 	uint64_t skip = p->sent_of;
 	unsigned n = 0;
@@ -167,7 +167,7 @@ static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max
 			skip = 0;
 			continue;
 		}
-		memory = stage_post_memory(f->slice, &staged, &n_memory);
+		memory = slice_memory(f->slice, &staged, &n_memory);
 		for (unsigned k = 0; k < n_memory; k++) {
 			struct iovec piece = memory[k];
 
@@ -185,7 +185,7 @@ static unsigned gather_batch(struct tcp_post *p, struct iovec *iov, uint32_t max
 }
 
 /* n more bytes of the batch are with the kernel. */
-static void sent(struct tcp_post *p, uint64_t n)
+static void batch_sent(struct tcp_requester *p, uint64_t n)
 {
 	uint64_t payload = 0;
 
@@ -216,7 +216,7 @@ static void sent(struct tcp_post *p, uint64_t n)
 }
 
 /* The memory of the first frame of the batch is not there. */
-static void send_fault(struct tcp_post *p)
+static void send_fault(struct tcp_requester *p)
 {
 	static const char detail[] = "memory of the local region is not there any more";
 	struct tcp_frame *f = tcp_frame_at(p, p->sent);
@@ -233,10 +233,10 @@ static void send_fault(struct tcp_post *p)
 	/* in the middle of a frame there is no way on; the slice ends when the owner's end is closed */
 	if (slice_wanted(s))
 		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, detail, false);
-	tcp_post_lose(p);
+	tcp_requester_lose(p);
 }
 
-static void send_batch(struct tcp_post *p, struct tcp_budget *b)
+static void send_batch(struct tcp_requester *p, struct tcp_budget *b)
 {
 	struct tcp *t = p->s.tcp;
 	uint32_t frames = UINT32_MAX;
@@ -246,7 +246,7 @@ static void send_batch(struct tcp_post *p, struct tcp_budget *b)
 		ssize_t n = tcp_stream_send(&p->s, t->iov, k, b);
 
 		if (n >= 0) {
-			sent(p, (uint64_t)n);
+			batch_sent(p, (uint64_t)n);
 		} else if (n == -EAGAIN) {
 			return;
 		} else if (n == -EFAULT && frames > 1) {
@@ -255,14 +255,14 @@ static void send_batch(struct tcp_post *p, struct tcp_budget *b)
 		} else if (n == -EFAULT) {
 			send_fault(p);
 		} else {
-			tcp_post_lose(p);
+			tcp_requester_lose(p);
 		}
 	}
 }
 
 /* --- answers --------------------------------------------------------------------------------- */
 
-static struct tcp_frame *find(struct tcp_post *p, uint64_t id)
+static struct tcp_frame *find(struct tcp_requester *p, uint64_t id)
 {
 	/* answers come in the order of requests, so this mostly is the first */
 	for (uint32_t i = p->head; i != p->sent; i++) {
@@ -275,7 +275,7 @@ static struct tcp_frame *find(struct tcp_post *p, uint64_t id)
 }
 
 /* Returns the frame's slice, which is the caller's. */
-static struct slice *take_answered(struct tcp_post *p, struct tcp_frame *f)
+static struct slice *take_answered(struct tcp_requester *p, struct tcp_frame *f)
 {
 	struct slice *s = f->slice;
 
@@ -287,7 +287,7 @@ static struct slice *take_answered(struct tcp_post *p, struct tcp_frame *f)
 	return s;
 }
 
-static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
+static void answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t status)
 {
 	struct core *c = p->s.tcp->c;
 	struct slice *s = take_answered(p, f);
@@ -297,9 +297,9 @@ static void answered(struct tcp_post *p, struct tcp_frame *f, uint32_t status)
 				status ? "the owner of the remote refused it" : NULL);
 }
 
-static int post_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
+static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	struct pmsg_frame wire;
 	struct tcp_frame *f;
 
@@ -330,19 +330,19 @@ static int post_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	return PMSG_FRAME_SIZE;
 }
 
-static bool post_blocked(const struct tcp_stream *s)
+static bool answer_blocked(const struct tcp_stream *s)
 {
 	return false;
 }
 
-static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
-			    uint64_t *ret_bytes)
+static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
+			      uint64_t *ret_bytes)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	uint64_t skip = p->rx_offset, bytes = 0;
 	struct iovec staged;
 	unsigned n = 0, n_memory;
-	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
+	const struct iovec *memory = slice_memory(p->rx->slice, &staged, &n_memory);
 
 	for (uint32_t i = p->rx_iov; i < n_memory && n < max; i++) {
 		iov[n] = (struct iovec){ (uint8_t *)memory[i].iov_base + skip,
@@ -354,21 +354,21 @@ static unsigned post_gather(struct tcp_stream *s, struct iovec *iov, unsigned ma
 	return n;
 }
 
-static void post_advance(struct tcp_stream *s, uint64_t n)
+static void answer_advance(struct tcp_stream *s, uint64_t n)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	struct iovec staged;
 	unsigned n_memory;
-	const struct iovec *memory = stage_post_memory(p->rx->slice, &staged, &n_memory);
+	const struct iovec *memory = slice_memory(p->rx->slice, &staged, &n_memory);
 
 	p->rx_offset += n;
 	while (p->rx_iov < n_memory && p->rx_offset >= memory[p->rx_iov].iov_len)
 		p->rx_offset -= memory[p->rx_iov++].iov_len;
 }
 
-static void post_fault(struct tcp_stream *s)
+static void answer_fault(struct tcp_stream *s)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	struct core *c = s->tcp->c;
 	struct slice *slice = p->rx->slice;
 
@@ -380,22 +380,22 @@ static void post_fault(struct tcp_stream *s)
 			"memory of the local region is not there any more");
 }
 
-static void post_complete(struct tcp_stream *s)
+static void answer_complete(struct tcp_stream *s)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	struct tcp_frame *f = p->rx;
 
 	p->rx = NULL;
 	s->sink = false;
 	if (f->slice && f->slice->staged)
-		stage_post_spread(s->tcp->c, &p->ch->staging, take_answered(p, f));
+		stage_channel_scatter(s->tcp->c, &p->ch->staging, take_answered(p, f));
 	else
 		answered(p, f, 0);
 }
 
 /* --- the stream's life ----------------------------------------------------------------------- */
 
-void tcp_post_lose(struct tcp_post *p)
+void tcp_requester_lose(struct tcp_requester *p)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct tcp_channel *ch = p->ch;
@@ -431,42 +431,42 @@ void tcp_post_lose(struct tcp_post *p)
 		tcp_connect_failed(ch);
 }
 
-static void post_broken(struct tcp_stream *s)
+static void requester_broken(struct tcp_stream *s)
 {
-	tcp_post_lose(post_of(s));
+	tcp_requester_lose(requester_of(s));
 }
 
 /* The send side is idle and there may be work. */
-static void offer(struct tcp_post *p)
+static void pull_if_idle(struct tcp_requester *p)
 {
 	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && window_left(p) &&
 	    tcp_channel_has_work(p->ch))
 		tcp_channel_pull_later(p->s.tcp, p->ch);
 }
 
-static void post_step(struct tcp_stream *s, struct tcp_budget *b)
+static void requester_step(struct tcp_stream *s, struct tcp_budget *b)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 
 	if (s->state != TCP_OPEN)
 		tcp_connect_step(p);
 	if (s->state != TCP_OPEN || !tcp_stream_receive(s, b))
 		return;
 	send_batch(p, b);
-	offer(p);
+	pull_if_idle(p);
 }
 
-static bool post_wants(const struct tcp_stream *s)
+static bool requester_wants(const struct tcp_stream *s)
 {
-	const struct tcp_post *p = post_of(s);
+	const struct tcp_requester *p = requester_of(s);
 
 	return s->state == TCP_OPEN && (s->readable || (s->in_wr > s->in_rd && !s->incomplete) ||
 					(s->writable && p->sent != p->tail));
 }
 
-static void post_tick(struct tcp_stream *s)
+static void requester_tick(struct tcp_stream *s)
 {
-	struct tcp_post *p = post_of(s);
+	struct tcp_requester *p = requester_of(s);
 	const struct core *c = s->tcp->c;
 	int64_t limit = s->moved_ns + c->cfg.slice_timeout_ns;
 
@@ -482,16 +482,16 @@ static void post_tick(struct tcp_stream *s)
 			limit = dray_min(limit, slice->posted_ns + c->cfg.slice_timeout_ns);
 	}
 	if (c->now_ns >= limit)
-		tcp_post_lose(p);
+		tcp_requester_lose(p);
 	else
 		tcp_timer(s->tcp, limit);
 }
 
-static struct tcp_post *pick(struct tcp_channel *ch)
+static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 {
-	struct tcp_post *best = NULL;
+	struct tcp_requester *best = NULL;
 
-	dray_list_for_each(&ch->streams, p, struct tcp_post, s.peer_link)
+	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link)
 		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail &&
 		    window_left(p) && (!best || p->in_flight < best->in_flight))
 			best = p;
@@ -501,35 +501,35 @@ static struct tcp_post *pick(struct tcp_channel *ch)
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 {
 	struct core *c = tcp_of(ch)->c;
-	struct tcp_post *p;
+	struct tcp_requester *p;
 
 	for (;;) {
-		stage_post_collect(c, &ch->staging);
+		stage_channel_collect(c, &ch->staging);
 		if (ch->n_open)
-			stage_post_ahead(c, &ch->staging);
+			stage_channel_fill(c, &ch->staging);
 		if (!tcp_channel_has_work(ch))
 			return false;
 		if (b->left <= 0)
 			return true;
 		tcp_connect(ch);
-		p = pick(ch);
+		p = idle_stream(ch);
 		/* none: the first that gets idle, or opens, offers itself */
-		if (!p || !fill(p))
+		if (!p || !batch_fill(p))
 			return false;
 		send_batch(p, b);
 		tcp_stream_requeue(&p->s);
 	}
 }
 
-const struct tcp_side tcp_post_side = {
-	.head = post_head,
-	.blocked = post_blocked,
-	.gather = post_gather,
-	.advance = post_advance,
-	.fault = post_fault,
-	.complete = post_complete,
-	.broken = post_broken,
-	.step = post_step,
-	.wants = post_wants,
-	.tick = post_tick,
+const struct tcp_side tcp_requester_side = {
+	.head = answer_head,
+	.blocked = answer_blocked,
+	.gather = answer_gather,
+	.advance = answer_advance,
+	.fault = answer_fault,
+	.complete = answer_complete,
+	.broken = requester_broken,
+	.step = requester_step,
+	.wants = requester_wants,
+	.tick = requester_tick,
 };

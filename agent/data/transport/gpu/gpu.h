@@ -4,12 +4,15 @@
  * kind; it is the channel that they wait in. A slice that a path has taken ends in the transport's progress(), or
  * in stop(): what ends before is kept in `over`, so that no transfer ends underneath somebody else's hands.
  */
-#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_INTERNAL_H
-#define DRAY_AGENT_DATA_TRANSPORT_GPU_INTERNAL_H
+#ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
+#define DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
 
 #include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transport/gpu/plan.h"
 #include "agent/data/transport/stage/stage.h"
+
+extern const struct transport_ops transport_gpu;
 
 /* How a slice ended. */
 enum gpu_end {

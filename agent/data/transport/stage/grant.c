@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transport/stage/serve_walk.h"
+#include "agent/data/transport/stage/grant.h"
 
 #include "agent/data/transport/stage/stage.h"
 #include "lib/cleanup.h"
 
-unsigned serve_walk_ranges(struct serve_walk *w, const struct object *grant,
+unsigned grant_walk_ranges(struct grant_walk *w, const struct object *grant,
 			   const struct object *region, struct iovec *iov, unsigned max,
 			   uint64_t *ret_bytes)
 {
 	const struct grant_view *g = (const struct grant_view *)grant->view;
-	const struct region_view *r = (const struct region_view *)region->view;
+	const struct region_view *r = object_region(region);
 	uint64_t skip = w->seg_offset, bytes = 0;
 	uint32_t e = w->extent;
 	unsigned n = 0;
@@ -40,7 +40,7 @@ unsigned serve_walk_ranges(struct serve_walk *w, const struct object *grant,
 	return n;
 }
 
-void serve_walk_advance(struct serve_walk *w, uint64_t n)
+void grant_walk_advance(struct grant_walk *w, uint64_t n)
 {
 	w->seg_offset += n;
 	while (w->seg < w->n_segs && w->seg_offset >= w->segs[w->seg].length)
@@ -89,7 +89,7 @@ static uint32_t gone(struct core *c, dray_handle region)
 									       DRAY_E_REVOKED;
 }
 
-uint32_t serve_admit(struct core *c, dray_handle peer, dray_handle handle, uint16_t access,
+uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint16_t access,
 		     const struct pmsg_seg *segs, uint32_t n_segs, struct object **ret_grant,
 		     struct object **ret_region)
 {
@@ -103,14 +103,14 @@ uint32_t serve_admit(struct core *c, dray_handle peer, dray_handle handle, uint1
 		return gone(c, g->region);
 	if (!(g->o.access & access) || !(region->view->access & access))
 		return DRAY_E_DENIED;
-	if (!in_range(g, (const struct region_view *)region->view, segs, n_segs))
+	if (!in_range(g, object_region(region), segs, n_segs))
 		return DRAY_E_RANGE;
 	*ret_grant = grant;
 	*ret_region = region;
-	return reachable(c, (const struct region_view *)region->view);
+	return reachable(c, object_region(region));
 }
 
-uint32_t serve_drop_status(const struct object *o)
+uint32_t grant_drop_code(const struct object *o)
 {
 	return o->drop_code == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST : DRAY_E_REVOKED;
 }

@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transport/rdma/copy.h"
-
+/*
+ * The owning side of windows: copies between a window here, which a peer reads and writes by RDMA, and GPU memory that
+ * was granted to the peer. The control thread has checked the form of the request. This file checks it against the
+ * grant and carries it out in rounds of as many ranges as one copy takes. It holds grant and region meanwhile.
+ */
 #include <stdlib.h>
 
-#include "agent/data/transport/stage/serve_walk.h"
-#include "agent/data/transport/rdma/internal.h"
-#include "agent/data/transport/stage/stage.h"
+#include "agent/data/transport/rdma/rdma.h"
+#include "agent/data/transport/stage/grant.h"
 
 /* A copy while a worker carries it out. */
-struct copy_work {
+struct window_copy {
 	struct rdma_copy copy; /* first: it is freed through this */
 	struct dray_list link; /* on rdma->copies or rdma->copied */
 	struct rdma *rdma;
 	struct object *grant, *region;
-	struct serve_walk at;
+	struct grant_walk at;
 	struct stage_buffer b; /* of the present round */
 };
 
 struct rdma_copy *rdma_copy_new(void)
 {
-	struct copy_work *w = calloc(1, sizeof(*w));
+	struct window_copy *w = calloc(1, sizeof(*w));
 
 	return w ? &w->copy : NULL;
 }
 
-static void end(struct copy_work *w, uint32_t code)
+static void end(struct window_copy *w, uint32_t code)
 {
 	struct object *grant = w->grant, *region = w->region;
 	struct rdma_copy *copy = &w->copy;
@@ -47,21 +49,21 @@ static void end(struct copy_work *w, uint32_t code)
 
 static void round_done(struct core *c, struct stage_buffer *b)
 {
-	struct copy_work *w = b->holder;
+	struct window_copy *w = b->holder;
 
 	(void)c;
 	dray_list_del(&w->link);
 	dray_list_add(&w->rdma->copied, &w->link);
 }
 
-static void next_round(struct copy_work *w)
+static void next_round(struct window_copy *w)
 {
-	const struct region_view *r = (const struct region_view *)w->region->view;
+	const struct region_view *r = object_region(w->region);
 	struct stage_buffer *b = &w->b;
 	uint64_t bytes;
 
 	b->n_ranges =
-		serve_walk_ranges(&w->at, w->grant, w->region, b->ranges, STAGE_RANGES_MAX, &bytes);
+		grant_walk_ranges(&w->at, w->grant, w->region, b->ranges, STAGE_RANGES_MAX, &bytes);
 	b->bytes = bytes;
 	dray_list_add(&w->rdma->copies, &w->link);
 	stage_copy(w->rdma->c, b, r->gpu, w->copy.scatter, round_done);
@@ -69,15 +71,15 @@ static void next_round(struct copy_work *w)
 
 void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 {
-	struct copy_work *w = dray_container_of(copy, struct copy_work, copy);
+	struct window_copy *w = dray_container_of(copy, struct window_copy, copy);
 	uint16_t access = copy->scatter ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
 	struct object *grant = NULL, *region = NULL;
-	uint32_t code = serve_admit(r->c, copy->peer, copy->grant, access, copy->segs, copy->n_segs,
+	uint32_t code = grant_check(r->c, copy->peer, copy->grant, access, copy->segs, copy->n_segs,
 				    &grant, &region);
 
 	w->rdma = r;
 	dray_list_init(&w->link);
-	if (!code && ((const struct region_view *)region->view)->memory != REGION_GPU)
+	if (!code && object_region(region)->memory != REGION_GPU)
 		code = DRAY_E_UNSUPPORTED;
 	if (code) {
 		end(w, code);
@@ -87,28 +89,28 @@ void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 	w->region = region;
 	object_hold(grant);
 	object_hold(region);
-	serve_walk_init(&w->at, copy->segs, copy->n_segs);
+	grant_walk_init(&w->at, copy->segs, copy->n_segs);
 	stage_buffer_init(&w->b, copy->base, copy->class);
 	w->b.holder = w;
 	next_round(w);
 }
 
-static uint32_t dropped(const struct copy_work *w)
+static uint32_t dropped(const struct window_copy *w)
 {
 	if (w->grant->drop_code)
-		return serve_drop_status(w->grant);
-	return w->region->drop_code ? serve_drop_status(w->region) : 0;
+		return grant_drop_code(w->grant);
+	return w->region->drop_code ? grant_drop_code(w->region) : 0;
 }
 
 /* Its round is done: the next one, or its end. */
-static void go_on(struct copy_work *w)
+static void round_end(struct window_copy *w)
 {
 	struct stage_buffer *b = &w->b;
 	uint32_t code = b->code == DRAY_E_CANCELLED ? DRAY_E_REVOKED : b->code;
 	bool more;
 
 	dray_list_del(&w->link);
-	serve_walk_advance(&w->at, b->bytes);
+	grant_walk_advance(&w->at, b->bytes);
 	more = w->at.seg < w->at.n_segs;
 	if (!code && more)
 		code = dropped(w);
@@ -123,14 +125,14 @@ static void go_on(struct copy_work *w)
 void rdma_copies_progress(struct rdma *r)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
-	struct copy_work *w;
+	struct window_copy *w;
 
 	dray_list_splice(&now, &r->copied);
-	while ((w = dray_list_first(&now, struct copy_work, link)))
-		go_on(w);
+	while ((w = dray_list_first(&now, struct window_copy, link)))
+		round_end(w);
 }
 
-static bool uses(const struct copy_work *w, const struct object *o)
+static bool uses(const struct window_copy *w, const struct object *o)
 {
 	return w->grant == o || w->region == o;
 }
@@ -138,10 +140,10 @@ static bool uses(const struct copy_work *w, const struct object *o)
 void rdma_copies_drop(struct rdma *r, const struct object *o)
 {
 	if (o->drop_urgent)
-		dray_list_for_each(&r->copies, w, struct copy_work, link)
+		dray_list_for_each(&r->copies, w, struct window_copy, link)
 			if (uses(w, o))
 				stage_finish(r->c, &w->b);
-	dray_list_for_each(&r->copied, done, struct copy_work, link)
+	dray_list_for_each(&r->copied, done, struct window_copy, link)
 		if (uses(done, o))
-			go_on(done);
+			round_end(done);
 }

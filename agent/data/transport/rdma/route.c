@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which way a transfer goes: straight, staged here, through the owner's window, both; or not by RDMA, and why. */
+#include "agent/data/transport/rdma/rdma.h"
+
+static const struct rail_keys *window_keys(const struct rdma_peer *peer, const struct xfer *x)
+{
+	return peer->window && !x->remote->no_window ? peer->window->keys : NULL;
+}
+
+enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct xfer *x,
+				    unsigned way)
+{
+	const struct rail_keys *local = way & RDMA_ROUTE_STAGED ? peer->rdma->staging :
+								  x->local->keys;
+	const struct rail_keys *remote = way & RDMA_ROUTE_WINDOWED ? window_keys(peer, x) :
+								     x->remote->keys;
+	/* of several reasons the one that was nearest to success */
+	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
+
+	for (uint32_t i = 0; i < peer->paths->n; i++) {
+		const struct rdma_pair *p = &peer->paths->v[i];
+
+		if (!rail_keys_have(local, p->rail))
+			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
+		else if (!rail_keys_have(remote, p->to_rail))
+			why = RDMA_FALLBACK_REMOTE;
+		else
+			return peer->channels[x->class].unreachable ? RDMA_FALLBACK_UNREACHABLE :
+								      RDMA_FALLBACK_NONE;
+	}
+	return why;
+}
+
+static bool may_stage(struct core *c, const struct rdma *r, const struct xfer *x)
+{
+	const struct region_view *local = object_region(x->local);
+
+	return local->memory == REGION_GPU && r->staging && stage_is_up(c) &&
+	       gpu_is_up(c, local->gpu);
+}
+
+/* Straight if that can be, else with what is staged least. */
+static enum rdma_fallback choose_way(const struct rdma_peer *peer, const struct xfer *x,
+				     bool may_stage, unsigned *ret_way)
+{
+	enum rdma_fallback why = RDMA_FALLBACK_NONE;
+
+	for (unsigned way = 0; way <= (RDMA_ROUTE_STAGED | RDMA_ROUTE_WINDOWED); way++) {
+		enum rdma_fallback w;
+
+		if ((way & RDMA_ROUTE_STAGED && !may_stage) ||
+		    (way & RDMA_ROUTE_WINDOWED && !window_keys(peer, x)))
+			continue;
+		w = rdma_route_check(peer, x, way);
+		*ret_way = way;
+		if (!w)
+			return w;
+		/* what would be staged here could go, were it not for the owner */
+		if (!(way & RDMA_ROUTE_WINDOWED))
+			why = w;
+	}
+	return why;
+}
+
+static struct channel *channel_by(struct rdma_channel *ch, unsigned way)
+{
+	if (way & RDMA_ROUTE_WINDOWED)
+		return way & RDMA_ROUTE_STAGED ? &ch->win.staging.ch : &ch->win.ch;
+	return way ? &ch->staging.ch : &ch->ch;
+}
+
+struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
+{
+	const struct remote_view *remote = object_remote(x->remote);
+	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
+	struct rdma_channel *ch;
+	enum rdma_fallback why;
+	unsigned way = 0;
+
+	if (!peer || peer->down)
+		return NULL;
+	ch = &peer->channels[x->class];
+	/* both agents have registered it: which rails reach each other is being found out */
+	if (!peer->paths) {
+		way = x->local->keys ? 0 : RDMA_ROUTE_STAGED;
+		if (!x->remote->keys || (way && !may_stage(c, state, x)))
+			return NULL;
+		return channel_by(ch, way);
+	}
+	why = choose_way(peer, x, may_stage(c, state, x), &way);
+	if (why != peer->fallback) {
+		peer->fallback = why;
+		rdma_event(state, RDMA_FALLBACK, remote->peer, 0, why);
+	}
+	if (why)
+		return NULL;
+	rdma_queue_request(ch);
+	return channel_by(ch, way);
+}
+
+static void transfer_move(struct core *c, struct xfer *x, void *arg)
+{
+	struct dray_list slices = DRAY_LIST_INIT(slices);
+	struct rdma_channel *ch = arg;
+	uint32_t n = 0;
+
+	if (!rdma_channel_has(ch, x) || x->state != XFER_RUNNING)
+		return;
+	slices_take(&ch->retry, x, &slices);
+	slices_take(&ch->staging.staged, x, &slices);
+	slices_take(&ch->win.restart, x, &slices);
+	slices_take(&ch->win.staging.staged, x, &slices);
+	window_channel_leave(c, &slices);
+	dray_list_for_each(&slices, s, struct slice, link)
+		n++;
+	/* what is in flight on a queue pair that is lost, or being copied, comes back first */
+	if (n == x->slices && xfer_move(c, x, &slices))
+		return;
+	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.restart : &ch->retry,
+			 &slices);
+	if (n != x->slices)
+		ch->moving = true;
+	else
+		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no rail to the peer is left", false);
+}
+
+static void review(struct core *c, struct xfer *x, void *arg)
+{
+	struct rdma_channel *ch = arg;
+
+	if (rdma_channel_has(ch, x) && rdma_route_check(ch->peer, x, rdma_route(ch, x)))
+		transfer_move(c, x, ch);
+}
+
+void rdma_peer_changed(struct rdma_peer *peer)
+{
+	/* without paths nothing is known that could speak against them */
+	for (unsigned k = 0; peer->paths && k < 2; k++)
+		xfers_each(peer->rdma->c, review, &peer->channels[k]);
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		if (!rdma_channel_has_work(ch))
+			continue;
+		rdma_queue_request(ch);
+		rdma_pull_later(ch);
+	}
+}
+
+void rdma_channel_review(struct rdma_channel *ch)
+{
+	if (!ch->moving || ch->peer->down)
+		return;
+	ch->moving = false;
+	xfers_each(ch->peer->rdma->c, review, ch);
+}
+
+void rdma_channel_give_up(struct rdma_channel *ch)
+{
+	ch->unreachable = true;
+	ch->requested = false;
+	if (dray_list_empty(&ch->queues))
+		xfers_each(ch->peer->rdma->c, transfer_move, ch);
+}
