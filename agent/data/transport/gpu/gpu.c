@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport `gpu`: both regions belong to sessions of this agent, and at least one is GPU memory. Slices become
- * copies of a queue: as many as fill one, so that small transfers share a launch; and several copies are under way, so
- * that the device always has the next.
+ * Transport `gpu`: both regions belong to sessions of this agent, and at least one is GPU memory. Slices
+ * become copies of a queue. One copy takes as many slices as it has room for, so that small transfers share
+ * a launch. Several copies are in flight, so that the device always has the next one.
  */
 #include "agent/data/transport/gpu/gpu.h"
 
@@ -16,7 +16,10 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
-/* Copies of one path under way, of small transfers: as many as its bytes allow, but room is left for other paths. */
+/*
+ * Copies of one path in flight, at most, for small transfers; large ones reach `under_way` before. Other
+ * paths keep room.
+ */
 #define BATCHES 16
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
 #define LOST "the GPU failed, or is gone"
@@ -64,8 +67,6 @@ static void gpu_deinit(struct core *c, void *state)
 	gpu_staged_deinit(g);
 	free(g);
 }
-
-/* --- paths --------------------------------------------------------------------------------------- */
 
 static struct gpu_path *path_of(struct channel *ch)
 {
@@ -140,8 +141,8 @@ static void batches_new(struct gpu_transport *g)
 }
 
 /*
- * Devices that reach each other change as they come and go. One of two may have been started when the other could not
- * be reached any more.
+ * Which devices reach each other changes as they come and go. A device may have started while the other one
+ * was unreachable, so both must agree.
  */
 static void peers_update(struct core *c, struct gpu_transport *g)
 {
@@ -183,15 +184,13 @@ static void gpu_kick(struct core *c, void *state, struct channel *ch)
 	gpu_path_ready(path_of(ch));
 }
 
-/* --- ends ---------------------------------------------------------------------------------------- */
-
 void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
 {
 	dray_list_del(&s->link);
 	dray_list_add(&g->over[end], &s->link);
 }
 
-/* The side that is host memory is gone: its session is ended, and nobody else's. */
+/* Ends the session whose host memory is gone, and no other. */
 static void report_fault(struct core *c, const struct xfer *x)
 {
 	const struct region_view *local = object_region(x->local);
@@ -223,7 +222,7 @@ static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
 	}
 }
 
-/* The first that is over, of one transfer or (NULL) of any. */
+/* The first slice with this end, of one transfer or (NULL) of any. */
 static struct slice *over_first(struct gpu_transport *g, const struct xfer *x, enum gpu_end end)
 {
 	dray_list_for_each(&g->over[end], s, struct slice, link)
@@ -232,7 +231,7 @@ static struct slice *over_first(struct gpu_transport *g, const struct xfer *x, e
 	return NULL;
 }
 
-/* Ends what is over. Each may stop others: the lists are looked at anew. */
+/* Ends the slices in `over`. Each end may stop other transfers, so the lists are read again after each. */
 static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer *x)
 {
 	bool any = false;
@@ -246,7 +245,7 @@ static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer 
 	return any;
 }
 
-/* The device may have been given up while it still read them. */
+/* A lost device may still read the lists. */
 static void lists_lost(const struct gpu_batch *b)
 {
 	dray_list_for_each(&b->slices, s, struct slice, link)
@@ -273,8 +272,6 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	gpu_path_ready(p);
 }
 
-/* --- copies -------------------------------------------------------------------------------------- */
-
 static void slice_open(struct gpu_path *p, struct slice *s)
 {
 	p->open = s;
@@ -282,7 +279,7 @@ static void slice_open(struct gpu_path *p, struct slice *s)
 	local_walk_slice(&p->walk, s);
 }
 
-/* Puts as many slices into one copy as it takes. True: it holds the beginning of the slice that is open. */
+/* Puts slices into one copy until it is full. True: it ends with a part of the open slice. */
 static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
 		       struct gpu_plan *plan)
 {
@@ -310,7 +307,7 @@ static bool batch_fill(struct core *c, struct gpu_path *p, struct gpu_batch *b,
 	return false;
 }
 
-/* False: there is nothing to copy, or no room for it. */
+/* False: nothing to copy, or no room. */
 static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
 	struct gpu_batch *b = dray_list_first(&g->free, struct gpu_batch, link);
@@ -349,7 +346,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	return true;
 }
 
-/* Its device is not there: all that waits for it ends. What is under way does so by itself. */
+/* Its device is not up: ends all waiting slices. Copies in flight end by themselves. */
 static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
 	struct slice *s;
@@ -363,7 +360,7 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 		gpu_slice_over(g, s, GPU_END_LOST);
 }
 
-/* A bounded piece of what it has to do. True if there is more at once. */
+/* Does a bounded part of the path's work. True: there is more to do at once. */
 static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p)
 {
 	uint64_t most = gpu_plan_limits[p->kind].under_way;
@@ -381,8 +378,6 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 	return more;
 }
 
-/* --- turns --------------------------------------------------------------------------------------- */
-
 static bool over_any(const struct gpu_transport *g)
 {
 	for (unsigned i = 0; i < GPU_END_N; i++)
@@ -397,7 +392,7 @@ static bool gpu_progress(struct core *c, void *state)
 	bool any = gpu_queues_poll(c), more = false;
 
 	g->buffer_came = false;
-	/* first: it makes room, and who was told may have sent more */
+	/* First, because it makes room, and clients may send more. */
 	any |= end_over(c, g, NULL);
 	for (unsigned i = 0; i < 2; i++) {
 		enum dmsg_class class = i ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared by gpu.c and gpu_staged.c. A path is how the bytes of some transfers go (gpu_plan.h), one for each device, class and
- * kind; it is the channel that they wait in. A slice that a path has taken ends in the transport's progress(), or
- * in stop(): what ends before is kept in `over`, so that no transfer ends underneath somebody else's hands.
+ * Transport `gpu`; its files share this header. A path is one way of copying (plan.h) for one device and
+ * class, and the channel of the transfers that use it. A slice that a path has taken ends in progress() or
+ * stop() of the transport: one that is done before that waits in `over`, so that no transfer ends in the
+ * middle of other work.
  */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
 #define DRAY_AGENT_DATA_TRANSPORT_GPU_GPU_H
@@ -14,92 +15,90 @@
 
 extern const struct transport_ops transport_gpu;
 
-/* How a slice ended. */
+/* Ends of a slice. */
 enum gpu_end {
 	GPU_END_OK,
-	GPU_END_LOST,    /* its device is */
-	GPU_END_STOPPED, /* cut short: ends as its transfer does */
-	GPU_END_FAULT,   /* memory of the side that is host memory is not there */
+	GPU_END_LOST,    /* its device was lost */
+	GPU_END_STOPPED, /* its transfer stops */
+	GPU_END_FAULT,   /* memory of the side in host memory is gone */
 	GPU_END_N
 };
 
 struct gpu_path;
 struct gpu_transport;
 
-/* A copy under way. */
+/* A copy in flight. */
 struct gpu_batch {
 	struct gpu_task task;
 	struct dray_list link; /* on its path, oldest first; or on the free list */
 	struct gpu_path *path;
-	struct dray_list slices;  /* whose last byte it copies */
-	struct dray_list stopped; /* whose later bytes are not copied any more */
+	struct dray_list slices;  /* whose last bytes it copies */
+	struct dray_list stopped; /* stopped ones, of which it copies a part */
 	uint64_t bytes;
 };
 
-/* A slice on its way through a staging buffer, which is the slice's. */
+/* A slice that passes through a staging buffer, which belongs to the slice. */
 struct gpu_job {
 	struct gpu_task task;
 	struct dray_list link; /* on its path, oldest first; or on the free list */
 	struct gpu_path *path;
 	struct slice *slice;
-	struct local_walk walk; /* what the present step has not handed out */
-	uint64_t at;            /* in the buffer, of the same */
-	bool second;            /* out of the buffer; else into it */
-	bool busy;              /* a copy is under way */
-	uint32_t code;          /* of the last one */
+	struct local_walk walk; /* what the current step has not submitted */
+	uint64_t at;            /* position of the walk in the buffer */
+	bool second;            /* from the buffer; else into it */
+	bool busy;              /* a copy is in flight */
+	uint32_t code;          /* of the last copy */
 };
 
 struct gpu_path {
 	struct channel channel;
 	struct gpu_transport *owner;
-	struct dray_list link; /* on ready[], while it has something to do */
+	struct dray_list link; /* on ready[] while it has work */
 	struct dray_list batches;
 	unsigned n_batches;
-	uint64_t bytes; /* of all of them */
+	uint64_t bytes; /* of all batches */
 	uint8_t device;
 	enum gpu_path_kind kind;
-	/* the slice that there was no room for all of, what is left of it, and who carries its last bytes so far */
+	/* the slice that is partly submitted, the rest of it, and the batch with its last bytes so far */
 	struct slice *open;
 	struct local_walk walk;
 	struct gpu_batch *carrier;
-	/* staged kinds: their jobs, and whether it waits for a buffer */
+	/* staged kinds */
 	struct dray_list jobs;
 	struct stage_waiter waiter;
 };
 
-/* Paths of one device, made when it first comes up. */
+/* Paths of one device, made when it is first up. */
 struct gpu_paths {
 	struct gpu_path v[2][GPU_PATH_N]; /* by class */
 };
 
 struct gpu_transport {
 	struct gpu_paths *devices[GPU_DEVICES_MAX];
-	uint32_t peers[GPU_DEVICES_MAX]; /* of those that are up */
+	uint32_t peers[GPU_DEVICES_MAX]; /* by device: those that reach each other and are up */
 	struct dray_list ready[2];       /* by class */
 	struct dray_list over[GPU_END_N];
 	struct dray_list free; /* batches */
 	struct gpu_batch *batches;
 	struct dray_list free_jobs;
 	struct gpu_job *jobs;
-	bool buffer_came; /* for a path that waited, since the last turn */
+	bool buffer_came; /* since the last turn, for a path that waited */
 };
 
-/* It has something to do. */
+/* Queues a path that has work. */
 void gpu_path_ready(struct gpu_path *p);
 
-/* The slice is over; nothing of it moves any more. */
+/* The slice ends in this way; none of its bytes move any more. */
 void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end);
-
-/* --- gpu_staged.c -------------------------------------------------------------------------------- */
 
 /* 0 or -ENOMEM. */
 int gpu_staged_init(struct gpu_transport *g);
 void gpu_staged_deinit(struct gpu_transport *g);
-/* A bounded piece of what a staged path has to do. True if there is more at once. */
+/* Does a bounded part of a staged path's work. True: there is more to do at once. */
 bool gpu_staged_run(struct core *c, struct gpu_path *p);
-/* As the transport's stop(): jobs of the transfer. */
+/* Stops the jobs of the transfer, like the transport's stop(). */
 void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bool urgent);
-/* Its device is not there: jobs with nothing under way are over. */
+/* Its device is not up: ends jobs that have no copy in flight. */
 void gpu_staged_fail(struct gpu_path *p);
 
 #endif

@@ -7,18 +7,18 @@
 #include "lib/cleanup.h"
 
 #define MIB (1ull << 20)
-/* Cut pieces begin where their device copies by whole lines. */
+/* Cut pieces begin at whole lines. */
 #define CUT_ALIGN 128u
-/* Shorter slices are walked: then those between other regions can join them in a launch. */
+/* Shorter slices are walked, so that slices of other regions can join them in a launch. */
 #define OPS_MIN 64u
 
 /*
- * Slices: at 2,000 GB/s in a device, 400 over NVLink, 50 over PCIe, 10 by a processor. Inside a device the kernel is
- * as fast as anything else, and a call of a copy engine costs more than it takes to copy 10 MiB; over NVLink and PCIe
- * engines are a little faster once the call does not count, and leave the multiprocessors alone.
+ * Slices: a device copies 2,000 GB/s in its memory, 400 over NVLink, 50 over PCIe; a CPU 10. Inside a
+ * device the kernel is as fast as the copy engines, whose call costs as much as copying 10 MiB. Over NVLink
+ * and PCIe engines are a little faster for large copies, and leave the multiprocessors free.
  *
- * Under way: what lasts while this worker reads and checks the next transfer, 65,536 operations in some 300 us, or
- * wakes up; no more, since it is also how long others wait.
+ * In flight: enough to cover the time in which this worker reads and checks the next transfer (65,536
+ * operations in some 300 us) or wakes up; not more, because other transfers wait as long.
  */
 const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N] = {
 	[GPU_PATH_WITHIN] = { GPU_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB },
@@ -39,7 +39,9 @@ static struct gpu_path_choice between(uint8_t from, uint8_t to, const uint32_t *
 {
 	if (from == to)
 		return (struct gpu_path_choice){ GPU_PATH_WITHIN, from, from };
-	/* the destination pulls: with 16 KiB pages over NVLink 374 GB/s, where the source would push 368 */
+	/*
+	 * The destination reads: 374 GB/s with 16 KiB pages over NVLink, against 368 if the source writes.
+	 */
 	if (reaches(peers, to, from))
 		return (struct gpu_path_choice){ GPU_PATH_PEER, to, from };
 	if (reaches(peers, from, to))
@@ -83,7 +85,7 @@ void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piec
 	*p = (struct gpu_plan){ .limits = &gpu_plan_limits[kind], .pieces = pieces, .max = max };
 }
 
-/* The piece that comes next, in equal parts; as many as there is room for. */
+/* Adds the next piece in equal parts, as many as there is room for. */
 static void add_cut(struct gpu_plan *p, struct local_walk *w, uint64_t bytes)
 {
 	uint64_t parts = (bytes + GPU_PIECE_MAX - 1) / GPU_PIECE_MAX;
@@ -128,7 +130,7 @@ bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w)
 	return local_walk_ended(w);
 }
 
-/* Where both regions begin, and which side stands first in an operation. */
+/* Sets the start of both regions, and which side comes first in an operation. */
 static void set_bases(struct gpu_plan *p, const struct xfer *x)
 {
 	const struct region_view *local = object_region(x->local);
@@ -173,7 +175,7 @@ bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s)
 	first.remote += s->from.offset;
 	first.length -= s->from.offset;
 	memcpy(pieces, &first, sizeof(first));
-	/* the last one may be cut */
+	/* The last operation may be cut. */
 	if (x->cursor.offset)
 		pieces[s->n_ops - 1].bytes = x->cursor.offset;
 	return true;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the bytes of a transfer between two regions of this agent go, one of which is GPU memory: by which device, and in
- * lists of which pieces. Pure.
+ * How to copy between two regions of this agent, one of which is GPU memory: which device copies, and lists
+ * of which pieces. No state.
  */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
 #define DRAY_AGENT_DATA_TRANSPORT_GPU_PLAN_H
@@ -10,11 +10,14 @@
 #include "gpu/plugin.h"
 
 enum gpu_path_kind {
-	GPU_PATH_WITHIN, /* one device copies inside its memory */
-	GPU_PATH_PEER,   /* it copies from or to a peer */
+	GPU_PATH_WITHIN, /* inside one device's memory */
+	GPU_PATH_PEER,   /* between devices that reach each other */
 	GPU_PATH_TO_HOST,
 	GPU_PATH_FROM_HOST,
-	/* Through staging memory, in two steps: by a device and by this worker, or by two devices. */
+	/*
+	 * Through staging memory in two steps: one by a device and one by this worker, or one by each of
+	 * two devices.
+	 */
 	GPU_PATH_TO_HOST_STAGED,
 	GPU_PATH_FROM_HOST_STAGED,
 	GPU_PATH_PEER_STAGED,
@@ -29,13 +32,13 @@ static inline bool gpu_path_is_staged(enum gpu_path_kind k)
 
 struct gpu_path_choice {
 	enum gpu_path_kind kind;
-	uint8_t device; /* whose queue copies; staged: that of the first step that a device makes */
-	uint8_t second; /* peer_staged: of the second step */
+	uint8_t device; /* whose queue copies; staged: the device of the first step by a device */
+	uint8_t second; /* peer_staged: the device of the second step */
 };
 
 /*
- * peers: for each device those that it reaches, itself too; 0: it cannot be given work. staging: there is memory for it.
- * from_pinned, to_pinned: devices reach that region of host memory.
+ * peers: for each device the set that it reaches, including itself; 0: the device takes no work. staging:
+ * there is staging memory. from_pinned, to_pinned: devices reach that region of host memory.
  */
 struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_pinned,
 				     const struct region_view *to, bool to_pinned,
@@ -44,21 +47,21 @@ struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_p
 /* By kind. */
 struct gpu_plan_limits {
 	enum gpu_route route;
-	uint64_t slice; /* bytes of a copy: how long it holds up what comes behind it, some hundred microseconds */
-	uint64_t under_way; /* so many bytes keep the device busy; staged paths: their buffers decide */
-	uint64_t engine_min; /* contiguous pieces from there on go by copy engines */
+	uint64_t slice; /* bytes of a copy, which delay the copies behind it by some hundred microseconds */
+	uint64_t under_way; /* bytes in flight that keep the device busy; staged paths: limited by buffers */
+	uint64_t engine_min; /* pieces of this size and larger use copy engines */
 };
 extern const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N];
 
-/* A list of pieces that is being made: all for the kernel, or all for copy engines. */
+/* A list of pieces that is being built: all for the kernel, or all for copy engines. */
 struct gpu_plan {
 	const struct gpu_plan_limits *limits;
 	struct dray_piece *pieces;
-	const struct dray_piece *list; /* they are these instead; NULL: they are not */
+	const struct dray_piece *list; /* use this list in place of `pieces`; NULL: no */
 	uint32_t n, max;
 	uint64_t bytes;
 	bool engine;
-	/* pieces are operations as they are, relative to these (gpu/plugin.h, struct gpu_copy) */
+	/* pieces are unchanged operations, relative to these bases (gpu/plugin.h, struct gpu_copy) */
 	bool relative, swapped;
 	uint64_t to_base, from_base;
 };
@@ -67,14 +70,15 @@ void gpu_plan_init(struct gpu_plan *p, enum gpu_path_kind kind, struct dray_piec
 		   uint32_t max);
 
 /*
- * Adds what the walk gives, as far as there is room and it is of the same sort. True: all of it. Pieces too long for the
- * kernel are cut into equal ones.
+ * Adds pieces of the walk while there is room and they are of the same sort. True: the walk has ended.
+ * Pieces that are too long for the kernel are cut into equal ones.
  */
 bool gpu_plan_add(struct gpu_plan *p, struct local_walk *w);
 
 /*
- * Adds a slice whose operations are pieces as they stand, since each region is one extent: what costs least for lists of
- * thousands, above all where a device reads the transfer's own list. The slice is the last one that its transfer has handed out. False: it must be walked.
+ * Adds a slice whose operations are the pieces, because each region is one extent. This is cheapest for
+ * lists of thousands, above all if the device reads the transfer's own list. The slice must be the last one
+ * that its transfer has handed out. False: the slice must be walked.
  */
 bool gpu_plan_add_ops(struct gpu_plan *p, const struct slice *s);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Staged paths of transport gpu: between GPU memory and host memory that no device reaches, and between GPUs that do not
- * reach each other. Each slice is a job of two steps, into a buffer of pinned memory and out of it; the step at
- * host memory is this worker's, under a guard, the others are copies of a queue. Jobs overlap.
+ * Staged paths: between GPU memory and host memory that no device reaches, and between GPUs that do not
+ * reach each other. Each slice is a job of two steps, into a buffer of pinned memory and out of it. This
+ * worker does the step at host memory itself, under a guard; the other steps are copies of a queue. Jobs
+ * overlap.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,9 +14,9 @@
 #include "lib/cleanup.h"
 
 #define JOBS 64
-/* Jobs of one path that may be under way. */
+/* Jobs of one path in flight, at most. */
 #define PATH_JOBS 8
-/* Bytes that the worker copies itself in one turn and path. */
+/* Bytes that the worker copies itself for one path in one turn. */
 #define TURN_BYTES (1u << 20)
 /* Pieces that are copied under one guard. */
 #define PIECES 128
@@ -52,7 +53,7 @@ static void step_begin(struct gpu_job *j, bool second)
 	local_walk_slice(&j->walk, j->slice);
 }
 
-/* The piece with the buffer in place of the side that this step does not touch. */
+/* Puts the buffer in place of the side that this step does not touch. */
 static struct dray_piece via_buffer(struct gpu_job *j, const struct dray_piece *p)
 {
 	uint8_t *buffer = j->slice->staged->base + j->at;
@@ -62,8 +63,6 @@ static struct dray_piece via_buffer(struct gpu_job *j, const struct dray_piece *
 			   (struct dray_piece){ buffer, p->from, p->bytes };
 }
 
-/* --- steps --------------------------------------------------------------------------------------- */
-
 static bool step_is_host(const struct gpu_job *j)
 {
 	enum gpu_path_kind kind = j->path->kind;
@@ -71,7 +70,7 @@ static bool step_is_host(const struct gpu_job *j)
 	return j->second ? kind == GPU_PATH_TO_HOST_STAGED : kind == GPU_PATH_FROM_HOST_STAGED;
 }
 
-/* False: the memory is not there. */
+/* False: the memory is gone. */
 static bool copy_host(struct gpu_job *j)
 {
 	struct dray_piece pieces[PIECES];
@@ -108,7 +107,7 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 	gpu_path_ready(j->path);
 }
 
-/* Hands over as much of the step as there is room for. 0, -EAGAIN: there is none; -EIO. */
+/* Submits the step as far as there is room. 0; -EAGAIN: no room; -EIO. */
 static int copy_submit(struct core *c, struct gpu_job *j)
 {
 	enum dmsg_class class = j->path->channel.class;
@@ -135,7 +134,7 @@ static int copy_submit(struct core *c, struct gpu_job *j)
 	return ret;
 }
 
-/* As far as it gets. True: the worker may go on with others; false: it has copied enough, and this one is not through. */
+/* Runs the job as far as possible. False: the budget ended before the job. */
 static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 {
 	while (!j->busy) {
@@ -175,9 +174,7 @@ static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 	return true;
 }
 
-/* --- paths --------------------------------------------------------------------------------------- */
-
-/* The next slice, with a buffer. NULL: there is none, or none is free. */
+/* A job for the next slice, with a buffer. NULL: there is no slice, or no buffer is free. */
 static struct gpu_job *job_new(struct core *c, struct gpu_path *p)
 {
 	struct gpu_job *j = dray_list_first(&p->owner->free_jobs, struct gpu_job, link);

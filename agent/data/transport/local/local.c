@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport `local`: both regions belong to sessions of this agent; the worker of the session that asks
- * copies. A slice is copied whole within one call, unless its transfer is large and there are other
- * workers: then it is lent out (workshare.h), copied by whoever comes first, and ended in a later turn.
+ * Transport `local`: both regions belong to sessions of this agent, and the worker of the requesting
+ * session copies. A slice is copied within one call, unless its transfer is large and there are other
+ * workers: then it is published as a job (transfer/workshare.h), copied by all workers, and ended in a
+ * later turn.
  */
 #include "agent/data/transport/local/local.h"
 
@@ -16,17 +17,16 @@
 #include "lib/cleanup.h"
 
 /*
- * Work of one turn, in bytes; a segment counts as SEGMENT_COST. Bounds how long rings, sockets and what is urgent wait: some
- * tens of microseconds.
+ * Work of one turn, in bytes; an operation counts as SEGMENT_COST. Rings, sockets and urgent work wait for
+ * that long: some tens of microseconds.
  */
 #define TURN_COST (256u << 10)
-/* What is lent out is cut anew, so that many have something to do. */
+/* Bytes of a shared slice: it is cut again, so that many workers have tasks. */
 #define SLICE_SHARED (1u << 20)
 #define SEGMENT_COST 512
 /*
- * From so many bytes of a transfer on, its larger pieces pass by the caches (the share of a processor's
- * last-level cache that one copy can hope to find again is smaller on every server), and waking others for it
- * is worth while.
+ * Transfers from this size on bypass the caches with their larger pieces (one copy finds less than this in
+ * the last-level cache of any server), and it pays to wake other workers for them.
  */
 #define LARGE (8u << 20)
 /* Pieces that are copied under one guard. */
@@ -42,9 +42,9 @@ struct local {
 	struct channel channels[2];                 /* by class */
 	struct shared_slice shared[WORKSHARE_JOBS]; /* oldest first */
 	unsigned n_shared;
-	dray_handle woken;     /* the last transfer that others were woken for */
-	bool slept;            /* since it was last seen awake */
-	bool member, assisted; /* it is among the helpers; it has helped since the last turn */
+	dray_handle woken;     /* the last transfer that other workers were woken for */
+	bool slept;            /* the worker slept since its last turn */
+	bool member, assisted; /* counted as a helper; has helped since the last turn */
 };
 
 static int local_init(struct core *c, void **ret_state)
@@ -84,7 +84,7 @@ static struct channel *local_channel(struct core *c, void *state, const struct x
 	return x->target && both_mapped(x) ? &l->channels[x->class] : NULL;
 }
 
-/* progress() looks at the channels itself */
+/* progress() reads the channels itself. */
 static void local_kick(struct core *c, void *state, struct channel *ch)
 {
 	(void)c;
@@ -92,9 +92,7 @@ static void local_kick(struct core *c, void *state, struct channel *ch)
 	(void)ch;
 }
 
-/* --- ends of slices ------------------------------------------------------------------------------ */
-
-/* One of the two sides is gone: its session is ended, and nobody else's. */
+/* Ends the session whose memory is gone, and no other. */
 static void report_fault(struct core *c, const struct xfer *x, const void *address)
 {
 	const struct object *o = local_walk_is_near(x, address) ? x->local : x->target;
@@ -115,7 +113,7 @@ static void succeed(struct core *c, struct slice *s)
 	xfer_slice_done(c, s, 0, NULL);
 }
 
-/* NULL, or the address that could not be reached. */
+/* NULL, or the address that faulted. */
 static const void *copy_all(struct local_walk *walk, bool stream)
 {
 	struct dray_piece pieces[PIECES];
@@ -161,9 +159,7 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 	return true;
 }
 
-/* --- slices that are lent out -------------------------------------------------------------------- */
-
-/* False: it is not one to lend. */
+/* False: the slice is not shared. */
 static bool share(struct core *c, struct local *l, struct slice *s)
 {
 	struct xfer *x = s->xfer;
@@ -188,7 +184,7 @@ static bool share(struct core *c, struct local *l, struct slice *s)
 	return true;
 }
 
-/* Takes it off the list, before anything is told of its end: that may stop others. */
+/* Takes the slice off the list before its end is reported, which may stop other transfers. */
 static struct slice *shared_remove(struct local *l, unsigned i)
 {
 	struct slice *s = l->shared[i].slice;
@@ -200,7 +196,7 @@ static struct slice *shared_remove(struct local *l, unsigned i)
 	return s;
 }
 
-/* Ends those that are over. */
+/* Ends slices whose job is over. */
 static void reap(struct core *c, struct local *l)
 {
 	const void *fault = NULL;
@@ -221,7 +217,7 @@ static void reap(struct core *c, struct local *l)
 	}
 }
 
-/* One task of what is lent, the oldest first. Bytes; 0: others have all of them in hand. */
+/* Does one task, of the oldest job first. Returns bytes; 0: other workers hold all tasks. */
 static uint64_t copy_shared(struct local *l)
 {
 	uint64_t bytes = 0;
@@ -232,7 +228,7 @@ static uint64_t copy_shared(struct local *l)
 	return bytes;
 }
 
-/* Helpers have at most one task each in hand, which is waited for: then nobody looks at the memory any more. */
+/* Each helper holds at most one task, so the drain is short. After it no worker touches the memory. */
 static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
 	struct local *l = state;
@@ -251,8 +247,6 @@ static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		workshare_rest(c->workshare, c->index);
 }
 
-/* --- turns --------------------------------------------------------------------------------------- */
-
 static bool channel_run(struct core *c, struct channel *ch)
 {
 	uint64_t cost = 0;
@@ -266,8 +260,8 @@ static bool channel_run(struct core *c, struct channel *ch)
 }
 
 /*
- * The same with others to help: as much as possible is out while this worker copies, so that neither they nor it find
- * nothing to do at the end of a slice.
+ * The same with helpers: as many slices as possible are published while this worker copies, so that no
+ * worker runs out of tasks at the end of a slice.
  */
 static bool channel_run_shared(struct core *c, struct local *l, struct channel *ch)
 {
@@ -295,7 +289,7 @@ static bool channel_run_shared(struct core *c, struct local *l, struct channel *
 	if (!l->n_shared)
 		workshare_rest(c->workshare, c->index);
 	else if (!cost)
-		sched_yield(); /* whoever has the last tasks in hand may wait for this CPU */
+		sched_yield(); /* a helper that holds a last task may wait for this CPU */
 	return l->n_shared || channel_pending(ch);
 }
 
@@ -335,7 +329,7 @@ static bool local_assist(struct core *c, void *state)
 	if (did == WORKSHARE_HELPED)
 		core_count(c->counters, DRAY_METRIC_LOCAL_HELPED_BYTES_TOTAL, bytes);
 	else if (did == WORKSHARE_STAY)
-		sched_yield(); /* the worker that lends may wait for this CPU */
+		sched_yield(); /* the owner of the job may wait for this CPU */
 	return did != WORKSHARE_NOTHING;
 }
 

@@ -19,7 +19,7 @@ void local_walk_init(struct local_walk *w, const struct xfer *x, struct xfer_cur
 	w->far = w->target->extents;
 }
 
-/* Mostly that of the piece before. */
+/* The extent of the piece before is usually right. */
 static inline const struct extent_view *extent_at(const struct region_view *r,
 						  const struct extent_view *last, uint64_t offset)
 {
@@ -33,8 +33,9 @@ static inline uint64_t word_at(const struct xfer_op *op, size_t at)
 }
 
 /*
- * Whole operations, as long as they lie in the two extents at hand: most do, and a batch of thousands of small
- * ones is mostly this. Which side is the destination is settled before. Returns how many.
+ * Takes whole operations while they lie in the current two extents, which is the usual case and most of the
+ * work in a batch of thousands of small ones. Which side is the destination is decided before the loop.
+ * Returns their number.
  */
 static unsigned walk_whole(struct local_walk *w, struct dray_piece *v, unsigned max,
 			   uint64_t max_bytes)
@@ -71,7 +72,7 @@ static unsigned walk_whole(struct local_walk *w, struct dray_piece *v, unsigned 
 	return (unsigned)(v - begin);
 }
 
-/* The next piece, wherever it lies, as long as it is contiguous; the walk stays before it, its extents are at hand. */
+/* Finds the next piece, as long as it is contiguous, and its extents. The walk does not advance. */
 static inline void locate(struct local_walk *w, struct dray_piece *v)
 {
 	uint64_t near = w->op->local + w->done;
@@ -90,7 +91,7 @@ static inline void locate(struct local_walk *w, struct dray_piece *v)
 	*v = (struct dray_piece){ w->write ? theirs : mine, w->write ? mine : theirs, bytes };
 }
 
-/* So many bytes of it are in a piece. */
+/* Advances by bytes of the current operation. */
 static inline void consume(struct local_walk *w, uint64_t bytes)
 {
 	w->left -= bytes;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completions, and how a worker waits for them without looking all the time. */
+/* Completions: polling, and waiting for events. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "agent/data/transport/rdma/rdma.h"
 
 #define BATCH 32
-/* Batches taken in one turn. */
+/* Batches of one turn. */
 #define BATCHES 8
-/* Acknowledging events takes a lock: many at once. */
+/* Acknowledging events takes a lock, so many are acknowledged at once. */
 #define UNACKED_MAX 64
 
 void rdma_entry_release(struct core *c, struct rdma_entry *e)
@@ -64,7 +64,7 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 		xfer_slice_done(c, s, s->xfer->code, NULL);
 }
 
-/* Everything up to the next entry that asked for a completion is done. */
+/* All entries up to the next one that asked for a completion are done. */
 static void complete(struct rdma_queue *p)
 {
 	struct core *c = p->rdma->c;
@@ -106,7 +106,7 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 		some = true;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_COMPLETIONS_TOTAL, (uint64_t)n);
 		for (int k = 0; k < n; k++) {
-			/* of one that is dead some may still be in the queue */
+			/* A freed queue pair may still have completions here. */
 			struct rdma_queue *p = dray_handles_get(&r->queues, wc[k].wr_id);
 
 			if (!p || p->lost)
@@ -116,7 +116,7 @@ bool rdma_rail_poll(struct rdma_rail *rail)
 			else
 				rdma_queue_lose(p, wc[k].status);
 		}
-		if (n < BATCH) /* that was all */
+		if (n < BATCH)
 			break;
 	}
 	return some;
@@ -148,7 +148,7 @@ bool rdma_rail_arm(struct rdma_rail *rail)
 		rail->armed = true;
 		core_count(rail->rdma->c->counters, DRAY_METRIC_RDMA_ARMS_TOTAL, 1);
 	}
-	/* what came before it was armed tells nobody */
+	/* Completions from before the request cause no event. */
 	return rdma_rail_poll(rail);
 }
 

@@ -53,9 +53,7 @@ struct slice *rdma_partial_take(struct rdma_queue *p)
 	return s;
 }
 
-/* --- a list of work requests ------------------------------------------------------------------ */
-
-/* What is in the list since the last entry becomes one. */
+/* Makes an entry of the requests since the last one. */
 static void entry_close(struct rdma_list *l, struct slice *s)
 {
 	struct rdma_queue *p = l->post;
@@ -71,7 +69,7 @@ static void entry_close(struct rdma_list *l, struct slice *s)
 	l->bytes_open = 0;
 }
 
-/* Rings the doorbell for what is in the list. */
+/* Posts the list. */
 static void list_post(struct rdma_list *l)
 {
 	struct rdma_queue *p = l->post;
@@ -121,9 +119,7 @@ static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode o
 	return wr;
 }
 
-/* --- slices ----------------------------------------------------------------------------------- */
-
-/* Gathers up to `want` bytes of the slice from here on. Returns how many. */
+/* Gathers up to `want` further bytes of the slice. Returns their number. */
 static uint64_t gather(struct rdma_queue *p, struct ibv_send_wr *wr, uint64_t want)
 {
 	struct iovec staged;
@@ -159,8 +155,8 @@ static uint64_t gather(struct rdma_queue *p, struct ibv_send_wr *wr, uint64_t wa
 }
 
 /*
- * Sends the bytes along with the request. The client can have taken the memory away: then the device, which
- * holds on to the pages, reads what they were.
+ * Copies the bytes into the request. If the client has taken the memory away, the request stays as it is:
+ * the device holds the former pages.
  */
 static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t bytes)
 {
@@ -180,7 +176,7 @@ static void try_inline(struct rdma_list *l, struct ibv_send_wr *wr, uint64_t byt
 	l->inlines++;
 }
 
-/* Where the slice goes to or comes from at the peer. */
+/* Segments of the slice at the peer. */
 static const struct pmsg_seg *segs(const struct rdma_queue *p)
 {
 	return p->partial->window ? &p->windowed : p->partial->remote;
@@ -191,7 +187,7 @@ static uint32_t n_segs(const struct slice *s)
 	return s->window ? 1 : s->n_remote;
 }
 
-/* The next work request of the slice. */
+/* Adds the next work request of the slice. */
 static void slice_request(struct rdma_queue *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
@@ -222,12 +218,12 @@ static void slice_request(struct rdma_queue *p, struct rdma_list *l)
 }
 
 /*
- * A notification goes another way than the bytes, and a completion only says that the peer's device has
- * them. A read on the same queue pair is answered after they are in memory. It reads the byte that was written
- * last: on their way to a GPU's memory writes are pushed on by a read of that GPU, and not by one of the host's
- * memory. Who may only write to the region reads a word of the peer's own, which is enough for host memory. What goes to a
- * window of the peer's must be there before the peer is asked to copy it. Behind reads of a device whose completions are
- * not to be relied on, its answer says that theirs have come.
+ * Adds a read that flushes the slice's bytes. A notification takes another way than the bytes, and a
+ * completion only says that the peer's device has them; a read on the same queue pair is answered after
+ * they are in memory. It reads the byte that was written last: only a read of the same GPU pushes writes
+ * into GPU memory. Without read access it reads a word of the peer, which is enough for host memory. Bytes
+ * for a window must be in memory before the owner copies them. For a device with unreliable completions,
+ * the answer of a read confirms the reads before it.
  */
 static void slice_flush(struct rdma_queue *p, struct rdma_list *l)
 {
@@ -253,8 +249,8 @@ static bool wants_flush(const struct rdma_queue *p, const struct slice *s)
 }
 
 /*
- * Requests that the queue pair takes now. A list is begun only where a whole one has room: a queue that is
- * full all the time would otherwise be refilled in crumbs, each with its doorbell and completion.
+ * Requests that the queue pair takes now. A list begins only if there is room for a whole one: a queue that
+ * is always full would otherwise get short lists, each with its doorbell and completion.
  */
 static uint32_t room(const struct rdma_queue *p, const struct rdma_list *l)
 {
@@ -266,7 +262,7 @@ static uint32_t room(const struct rdma_queue *p, const struct rdma_list *l)
 	return left;
 }
 
-/* Posts as much of the partial slice as there is room for. */
+/* Posts the partial slice as far as there is room. */
 static void slice_post(struct rdma_queue *p, struct rdma_list *l)
 {
 	const struct slice *s = p->partial;
@@ -330,7 +326,7 @@ static bool fits(const struct rdma_queue *p, const struct slice *s)
 	       rail_keys_have(rdma_remote_keys(s), p->qp.path.to_rail);
 }
 
-/* By the rail's load, then the queue pair's, then the order of paths. */
+/* Compares the rails' load, then the queue pairs', then the rank of paths. */
 static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
 {
 	const struct rdma *r = a->rdma;
@@ -345,7 +341,10 @@ static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
 	return a->qp.rank < b->qp.rank;
 }
 
-/* The least loaded that can take it; the one whose list is open where the slice still fits in that. */
+/*
+ * The queue pair of the open list if the slice fits in there, else the least loaded one that can take the
+ * slice.
+ */
 static struct rdma_queue *pick(struct rdma_channel *ch, const struct rdma_list *l,
 			       const struct slice *s)
 {
@@ -371,7 +370,7 @@ static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
-/* A slice that goes out before, or one of all kinds by turns. */
+/* The next slice: first those to retry, then the three kinds in turn. */
 static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 {
 	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
@@ -418,13 +417,13 @@ void rdma_channel_pull(struct rdma_channel *ch)
 			break;
 		p = pick(ch, l, s);
 		if (!p) {
-			/* those that could take it are busy: the first that has room pulls again */
+			/* Suitable queue pairs are busy. The first with room pulls again. */
 			dray_list_add_front(&ch->retry, &s->link);
 			break;
 		}
 		slice_begin(p, s);
 		slice_post(p, l);
-		/* small ones wait for each other; what is large counts from now on */
+		/* Small slices wait for each other. A list that is long enough is posted at once. */
 		if (l->bytes >= RDMA_LIST_BYTES)
 			list_post(l);
 	}

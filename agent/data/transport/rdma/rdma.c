@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport `rdma`: the ops table, peers, rails, and the order of work in a turn. */
+/* Transport `rdma`: operations, peers, rails, messages, and the order of work in a turn. */
 #include "agent/data/transport/rdma/rdma.h"
 
 #include <errno.h>
@@ -38,8 +38,6 @@ static int rdma_init(struct core *c, void **ret_state)
 	*ret_state = r;
 	return 0;
 }
-
-/* --- peers ----------------------------------------------------------------------------------- */
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
 {
@@ -122,7 +120,7 @@ static void peer_free(struct rdma_peer *peer)
 	free(peer);
 }
 
-/* Down, none of its queue pairs is left, and all it was asked for is answered: the worker lets go of it. */
+/* Frees a peer that is down when its last queue pair is gone and all copy requests are answered. */
 static void peer_check(struct rdma_peer *peer)
 {
 	struct core *c = peer->rdma->c;
@@ -155,7 +153,10 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 		stage_channel_stop(c, &peer->channels[k].staging, NULL, true, &over);
 		window_channel_stop(&peer->channels[k], NULL, true, &over);
 	}
-	/* the worker has stopped all its transfers: what was neither posted nor being copied has ended with that */
+	/*
+	 * The worker has stopped all its transfers, which ended slices that were neither posted nor being
+	 * copied.
+	 */
 	xfer_slices_end(c, &over, code);
 	peer_check(peer);
 }
@@ -182,8 +183,6 @@ static void rdma_deinit(struct core *c, void *state)
 	free(r->peers);
 	free(r);
 }
-
-/* --- transfers -------------------------------------------------------------------------------- */
 
 void rdma_queue_request(struct rdma_channel *ch)
 {
@@ -241,7 +240,7 @@ static bool rdma_progress(struct core *c, void *state)
 	bool some = poll_rails(r);
 
 	(void)c;
-	/* a device that is software has done by now what it was asked for: no turn between that and the answer */
+	/* A software device has finished already: its completions need no further turn. */
 	if (!dray_list_empty(&r->pulling[DMSG_CLASS_LATENCY])) {
 		pull(r, DMSG_CLASS_LATENCY);
 		some |= poll_rails(r);
@@ -307,8 +306,6 @@ static int64_t rdma_tick(struct core *c, void *state)
 				rdma_timer(r, post_tick(p));
 	return r->timer_ns;
 }
-
-/* --- from the control thread -------------------------------------------------------------------- */
 
 static struct rdma_queue *post_find(struct rdma_peer *peer, uint64_t id)
 {
@@ -380,7 +377,7 @@ static void handle_share(struct rdma_peer *peer, struct rdma_share *share)
 
 static void handle_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
 {
-	/* it waits for that */
+	/* a peer with requests stays */
 	dray_assert(peer && peer->unanswered);
 	window_answered(peer, ask, code);
 	peer_check(peer);

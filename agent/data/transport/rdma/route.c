@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which way a transfer goes: straight, staged here, through the owner's window, both; or not by RDMA, and why. */
+/*
+ * Routes of transfers: direct, staged here, through the owner's window, both, or not by RDMA. A transfer
+ * whose route is gone moves to another one, or to another transport.
+ */
 #include "agent/data/transport/rdma/rdma.h"
 
 static const struct rail_keys *window_keys(const struct rdma_peer *peer, const struct xfer *x)
@@ -14,7 +17,7 @@ enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct x
 								  x->local->keys;
 	const struct rail_keys *remote = way & RDMA_ROUTE_WINDOWED ? window_keys(peer, x) :
 								     x->remote->keys;
-	/* of several reasons the one that was nearest to success */
+	/* of several reasons the one nearest to success */
 	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
 
 	for (uint32_t i = 0; i < peer->paths->n; i++) {
@@ -39,7 +42,7 @@ static bool may_stage(struct core *c, const struct rdma *r, const struct xfer *x
 	       gpu_is_up(c, local->gpu);
 }
 
-/* Straight if that can be, else with what is staged least. */
+/* Chooses the direct route if possible, else the one with least staging. */
 static enum rdma_fallback choose_way(const struct rdma_peer *peer, const struct xfer *x,
 				     bool may_stage, unsigned *ret_way)
 {
@@ -55,7 +58,7 @@ static enum rdma_fallback choose_way(const struct rdma_peer *peer, const struct 
 		*ret_way = way;
 		if (!w)
 			return w;
-		/* what would be staged here could go, were it not for the owner */
+		/* Without a window the owner is the reason. */
 		if (!(way & RDMA_ROUTE_WINDOWED))
 			why = w;
 	}
@@ -80,7 +83,7 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 	if (!peer || peer->down)
 		return NULL;
 	ch = &peer->channels[x->class];
-	/* both agents have registered it: which rails reach each other is being found out */
+	/* Both agents have registered the memory; paths are still being computed. */
 	if (!peer->paths) {
 		way = x->local->keys ? 0 : RDMA_ROUTE_STAGED;
 		if (!x->remote->keys || (way && !may_stage(c, state, x)))
@@ -113,7 +116,7 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 	window_channel_leave(c, &slices);
 	dray_list_for_each(&slices, s, struct slice, link)
 		n++;
-	/* what is in flight on a queue pair that is lost, or being copied, comes back first */
+	/* Slices in flight on a lost queue pair, or being copied, come back first. */
 	if (n == x->slices && xfer_move(c, x, &slices))
 		return;
 	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.restart : &ch->retry,
@@ -134,7 +137,7 @@ static void review(struct core *c, struct xfer *x, void *arg)
 
 void rdma_peer_changed(struct rdma_peer *peer)
 {
-	/* without paths nothing is known that could speak against them */
+	/* Without paths no route can be ruled out. */
 	for (unsigned k = 0; peer->paths && k < 2; k++)
 		xfers_each(peer->rdma->c, review, &peer->channels[k]);
 	for (unsigned k = 0; k < 2; k++) {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How slices end other than by their completion: the transfer stops, the queue pair is lost, no queue pair
- * can be had.
+ * How slices end without a completion: the queue pair is lost, or the transfer stops.
  *
- * Ending a slice can end its transfer, which can stop others; so slices are first taken out of everything
- * into a list, and ended when the queues are in order again.
+ * Ending a slice can end its transfer, which can stop others. So slices first move from all queues to a
+ * list, and end when the queues are consistent again.
  */
 #include "agent/data/transport/rdma/rdma.h"
 
@@ -16,7 +15,7 @@ void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 	p->lost = true;
 	dray_list_del(&p->link);
 	dray_list_add(&p->ch->lost, &p->link);
-	/* its further completions are not looked at: what they would say is moot, since it all goes out again */
+	/* Further completions are ignored, because all its slices are posted again. */
 	r->rails[p->qp.path.rail].signalled -= p->signalled;
 	p->signalled = 0;
 	r->rails[p->qp.path.rail].in_flight -= p->in_flight;
@@ -32,7 +31,7 @@ void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 	rdma_event(r, RDMA_QP_LOST, p->peer->link->peer, p->qp.id, code);
 }
 
-/* To be posted again, or over. */
+/* Posts the slice again, or ends it. */
 static void slice_return(struct rdma_channel *ch, struct slice *s, bool begun,
 			 struct dray_list *over)
 {
@@ -73,16 +72,14 @@ void rdma_queue_dead(struct rdma_queue *p)
 	xfer_slices_end(r->c, &over, 0);
 }
 
-/* --- a transfer stops --------------------------------------------------------------------------- */
-
-/* The device goes on with what it has; nobody waits for that but those who keep the memory. */
+/* Ends the slice while the device continues. The entry keeps everything that the device uses. */
 static void detach(struct rdma_entry *e, struct slice *s, struct dray_list *over)
 {
 	if (!e->remote) {
 		e->remote = s->xfer->remote;
 		object_hold(e->remote);
 	}
-	/* somebody else's bytes in it would go to the peer, or be overwritten */
+	/* Another slice's bytes in these buffers would go to the peer or be overwritten. */
 	e->staged = s->staged;
 	s->staged = NULL;
 	e->window = s->window;
@@ -102,7 +99,7 @@ static void stop_on(struct rdma_queue *p, const struct xfer *x, bool urgent, str
 		} else {
 			struct rdma_entry *e = rdma_entry_at(p, p->tail - 1);
 
-			/* it ends with the part of it that was posted last */
+			/* It ends with its last posted part. */
 			e->slice = s;
 			e->cut = true;
 		}

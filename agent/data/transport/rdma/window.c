@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The importing side of windows: remotes whose owner's devices do not know their memory, which is a GPU's there. The owner
- * has given us memory that rails reach, a window, which is cut into buffers here. A WRITE goes by RDMA into a buffer, is flushed there, and
- * then the owner is asked to scatter it; a READ begins with the owner gathering, and then is read from the buffer. For what
- * lies between, a slice is one like others, with the buffer for its remote. Its local memory may be staged, too.
+ * The importing side of windows, for remotes whose memory (of a GPU) the owner's devices do not know. The
+ * owner has given this agent registered memory, a window, which is cut into buffers here. A WRITE goes by
+ * RDMA into a buffer and is flushed there; then the owner is asked to scatter it. For a READ the owner
+ * first gathers into the buffer, which is then read. In between, the slice is handled like any other, with
+ * the buffer as its remote. Its local memory may be staged, too.
  *
- * A buffer is busy as long as a device may still use it, or the owner has not answered. What was asked for cannot be called
- * off, so a slice waits for the answer; where it may not wait, the buffer does, and holds the remote: its owner is not
- * told that we are done with it while it still copies.
- *
- * Seen by rdma*.c, and sched.c, which gives back what a slice has. Worker thread only.
+ * A buffer is in use until no device can access it and the owner has answered. A request to the owner
+ * cannot be recalled, so the slice waits for the answer. In an urgent stop only the buffer waits, and it
+ * holds the remote, so that the owner is not told that we are done while it still copies.
  */
 #include <stdlib.h>
 
 #include "agent/data/transport/rdma/rdma.h"
 #include "lib/assert.h"
 
-/* There are as many buffers as make a pipeline, even if slices are long; more than that do not make it faster. */
+/* Enough buffers for a pipeline, even if slices are long. More do not make it faster. */
 #define BUFFERS_MIN 4
 #define BUFFERS_MAX 32
 #define ALIGNMENT 4096u
@@ -47,14 +46,12 @@ void window_channel_deinit(struct window_channel *wc)
 	stage_channel_deinit(&wc->staging);
 }
 
-/* --- buffers ------------------------------------------------------------------------------------- */
-
 static struct core *core_of(const struct rdma_channel *ch)
 {
 	return ch->peer->rdma->c;
 }
 
-/* Bulk leaves some to latency. */
+/* Bulk leaves some buffers to latency. */
 static bool may_take_buffer(const struct rdma_peer *peer, enum dmsg_class class)
 {
 	const struct rdma_window *w = peer->window;
@@ -110,8 +107,6 @@ void slice_release_buffers(struct core *c, struct slice *s)
 	slice_window_put(c, s);
 }
 
-/* --- what the owner is asked for ----------------------------------------------------------------- */
-
 void window_request_copy(struct rdma_channel *ch, struct slice *s)
 {
 	const struct remote_view *remote = object_remote(s->xfer->remote);
@@ -158,7 +153,7 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 	struct core *c = core_of(ch);
 	struct xfer *x = s->xfer;
 
-	/* what it is that has no keys only its owner knows: memory of another kind is not staged there */
+	/* Only the owner knows why its memory has no keys: it does not stage memory of this kind. */
 	if (code == DRAY_E_UNSUPPORTED)
 		x->remote->no_window = true;
 	if (!slice_wanted(s))
@@ -196,8 +191,6 @@ void window_answered(struct rdma_peer *peer, struct rdma_ask *a, uint32_t code)
 	object_release(c, remote);
 }
 
-/* --- slices -------------------------------------------------------------------------------------- */
-
 static struct slice *take_restart(struct rdma_channel *ch)
 {
 	dray_list_for_each(&ch->win.restart, s, struct slice, link)
@@ -208,7 +201,7 @@ static struct slice *take_restart(struct rdma_channel *ch)
 	return NULL;
 }
 
-/* One that waits for another beginning, or one of the two kinds by turns. */
+/* The next slice: first one that begins again, then staged and other slices in turn. */
 static struct slice *take(struct rdma_channel *ch)
 {
 	struct window_channel *wc = &ch->win;
@@ -237,7 +230,7 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 		if (!s)
 			return NULL;
 		if (rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
-			/* its transfer goes elsewhere, once all it has here is home */
+			/* Its transfer moves to another route when all its slices are back. */
 			window_restart(ch, s);
 			continue;
 		}
@@ -279,8 +272,6 @@ void window_channel_leave(struct core *c, struct dray_list *slices)
 		slice_window_put(c, s);
 }
 
-/* --- the window ---------------------------------------------------------------------------------- */
-
 static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_share *share)
 {
 	uint64_t unit = dray_min(peer->rdma->c->cfg.slice_size, (uint64_t)PMSG_FRAME_BYTES_MAX);
@@ -310,7 +301,7 @@ static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_
 	return w;
 }
 
-/* The one there was goes when its last buffer is back. */
+/* A former window is freed when its last buffer is back. */
 static void replace(struct rdma_peer *peer, struct rdma_window *w)
 {
 	struct rdma_window *former = peer->window;
@@ -335,7 +326,7 @@ void window_take_share(struct rdma_peer *peer, struct rdma_share *share)
 {
 	struct rdma_window *w = peer->window;
 
-	/* keys name what there is now: buffers of another share may lie beyond it */
+	/* Keys belong to one share: buffers of another one may lie outside it. */
 	if (!w || w->id != share->window || w->offset != share->offset ||
 	    w->length != share->length)
 		replace(peer, share->length ? window_new(peer, share) : NULL);

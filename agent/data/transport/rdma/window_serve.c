@@ -9,9 +9,9 @@
 #include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transport/stage/grant.h"
 
-/* A copy while a worker carries it out. */
+/* A copy that this worker carries out. */
 struct window_copy {
-	struct rdma_copy copy; /* first: it is freed through this */
+	struct rdma_copy copy; /* first: freed by the control thread */
 	struct dray_list link; /* on rdma->copies or rdma->copied */
 	struct rdma *rdma;
 	struct object *grant, *region;
@@ -35,7 +35,7 @@ static void end(struct window_copy *w, uint32_t code)
 	dray_list_del(&w->link);
 	w->grant = w->region = NULL;
 	copy->gpu_lost = w->b.lost;
-	/* told first: to let go of the objects can end more */
+	/* The report comes first, because releasing the objects can end more. */
 	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 							       .type = RDMA_COPIED,
 							       .peer = copy->peer,
@@ -102,7 +102,7 @@ static uint32_t dropped(const struct window_copy *w)
 	return w->region->drop_code ? grant_drop_code(w->region) : 0;
 }
 
-/* Its round is done: the next one, or its end. */
+/* Its round has ended: starts the next one, or ends the copy. */
 static void round_end(struct window_copy *w)
 {
 	struct stage_buffer *b = &w->b;

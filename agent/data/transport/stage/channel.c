@@ -3,7 +3,7 @@
 
 #include "agent/data/transfer/xfer.h"
 
-/* WRITEs that are gathered, or being gathered, before the transport has room. */
+/* WRITEs that are gathered, or being gathered, before the transport has room for them. */
 #define AHEAD 4
 
 static void buffer_ready(struct core *c, struct stage_waiter *w)
@@ -68,7 +68,10 @@ static void start(struct core *c, struct stage_channel *p, struct slice *s, stru
 		dray_list_add(&p->staged, &s->link);
 }
 
-/* Ending a slice can end its transfer, and that others of this channel: so one at a time. */
+/*
+ * Ending a slice can end its transfer and stop others of this channel, so the list is read again after each
+ * slice.
+ */
 void stage_channel_collect(struct core *c, struct stage_channel *p)
 {
 	struct slice *s;
@@ -99,7 +102,7 @@ static unsigned count_ahead(const struct stage_channel *p)
 	return n;
 }
 
-/* The next slice that has no buffer; of one that fits in none, what does. */
+/* The next slice without a buffer; a slice that is too long for a buffer is split. */
 static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 {
 	uint64_t unit = stage_unit(c);

@@ -50,7 +50,7 @@ void grant_walk_advance(struct grant_walk *w, uint64_t n)
 static bool in_range(const struct grant_view *g, const struct region_view *r,
 		     const struct pmsg_seg *segs, uint32_t n_segs)
 {
-	/* the control thread's doing; a slip there must not become somebody's memory */
+	/* The control thread guarantees this. A bug there must not expose other memory. */
 	if (g->offset > r->o.length || g->o.length > r->o.length - g->offset)
 		return false;
 	for (uint32_t i = 0; i < n_segs; i++) {
@@ -72,7 +72,7 @@ static bool in_range(const struct grant_view *g, const struct region_view *r,
 	return true;
 }
 
-/* Why this worker cannot reach the region's bytes. An error code, or 0. */
+/* Why this worker cannot access the region's bytes: an error code, or 0. */
 static uint32_t reachable(const struct core *c, const struct region_view *r)
 {
 	if (r->memory == REGION_HOST)
@@ -82,7 +82,7 @@ static uint32_t reachable(const struct core *c, const struct region_view *r)
 	return gpu_is_up(c, r->gpu) ? 0 : DRAY_E_GPU_LOST;
 }
 
-/* The region is not there any more. */
+/* The error code for a region that is gone. */
 static uint32_t gone(struct core *c, dray_handle region)
 {
 	return object_drop_code(c, OBJECT_REGION, region) == DRAY_E_GPU_LOST ? DRAY_E_GPU_LOST :

@@ -6,10 +6,13 @@
 
 #include "lib/assert.h"
 
-/* There are as many buffers as make a pipeline, even if slices are long. */
+/* Enough buffers for a pipeline, even if slices are long. */
 #define BUFFERS_MIN 8
 #define BUFFERS_MAX 512
-/* From this on a range is a copy engine's: a call for each costs less than occupying multiprocessors. */
+/*
+ * Average range from which on copy engines are used: a call for each range costs less than occupying
+ * multiprocessors.
+ */
 #define ENGINE_BYTES (128u << 10)
 #define ALIGNMENT 4096u
 
@@ -17,13 +20,12 @@ struct stage {
 	struct stage_buffer *buffers;
 	uint32_t n;
 	uint64_t unit;
-	struct dray_list free; /* by link; the last given back first: it is warm */
-	struct dray_list
-		lost; /* by link: given back, and a device that was given up may still use them */
+	struct dray_list free; /* by link; the last one given back, which is in the cache, first */
+	struct dray_list lost; /* by link: given back, but a lost device may still access them */
 	uint32_t held[STAGE_USE_N][2];            /* by class */
 	struct dray_list waiters[STAGE_USE_N][2]; /* by class */
-	struct dray_list starved; /* by copy_link: copies that their queue had no room for */
-	struct dray_list failed;  /* by copy_link: copies that will not be, done() not yet run */
+	struct dray_list starved; /* by copy_link: copies that wait for room in their queue */
+	struct dray_list failed;  /* by copy_link: copies that failed, done() has not run */
 };
 
 int stage_up(struct core *c, const struct gpu_staging *staging)
@@ -88,7 +90,7 @@ static bool share_allows(const struct stage *st, enum stage_use use, enum dmsg_c
 	       (class == DMSG_CLASS_LATENCY || held[DMSG_CLASS_BULK] < share - spare);
 }
 
-/* Half of the share is enough for a pipeline; of what is beyond, latency may take one half. */
+/* Half of the share is enough for a pipeline. Latency may use half of the rest too. */
 static bool account_allows(const struct stage *st, const struct stage_account *a,
 			   enum dmsg_class class)
 {
@@ -139,7 +141,7 @@ void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class cl
 	dray_list_init(&b->copy_link);
 }
 
-/* Who finds none left waits again, behind those that did not wait for it so far. */
+/* A waiter that finds no buffer waits again, at the end of the list. */
 static void wake_waiters(struct core *c, struct dray_list *waiters)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
@@ -268,7 +270,7 @@ static int submit(struct core *c, struct stage_buffer *b)
 			  put_pieces(b, copy.engine, gpu_pieces(c, b->device, class)), &b->task);
 }
 
-/* Those that wait for the same queue go first: they came first. */
+/* Copies that already wait for the same queue go first. */
 static bool must_queue(const struct stage *st, const struct stage_buffer *b)
 {
 	dray_list_for_each(&st->starved, it, struct stage_buffer, copy_link)
@@ -320,7 +322,7 @@ void stage_progress(struct core *c)
 	dray_list_for_each(&st->starved, it, struct stage_buffer, copy_link) {
 		int ret = submit(c, it);
 
-		/* another device or class may have room */
+		/* Another device or class may have room. */
 		if (ret == -EAGAIN)
 			continue;
 		dray_list_del(&it->copy_link);

@@ -1,33 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Staging: pinned host memory through which bytes of GPU memory pass that no device can move to where they go. A buffer
- * is filled from GPU memory before it is sent (gather), or received into and then spread (scatter). Worker thread
- * only; nothing blocks but stage_finish().
+ * Staging: pinned host memory for bytes of GPU memory that no device can move to their destination
+ * directly. A buffer is filled from GPU memory before it is sent (gather), or received into and then copied
+ * to GPU memory (scatter). Worker thread only. Nothing blocks except stage_finish().
  *
- * The pool is cut into buffers of one size, stage_unit(), so that it does not fragment. Half of them are for this
- * agent's transfers, which keep them until a peer has answered, and half for what peers ask for: two agents whose
- * transfers to each other fill their halves still serve each other. Of each half bulk leaves some to latency, and
- * each peer, which may stall with what it has, leaves some to others.
+ * The pool is cut into buffers of one size, stage_unit(), so it does not fragment. One half is for this
+ * agent's transfers, which keep buffers until a peer has answered; the other half is for requests of peers.
+ * So two agents whose transfers to each other fill their halves still serve each other. In each half bulk
+ * leaves some buffers to latency, and each peer, which may stall with the buffers it has, leaves some to
+ * others.
  */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
 #define DRAY_AGENT_DATA_TRANSPORT_STAGE_STAGE_H
 
 #include "agent/data/gpu_queue/gpu_queue.h"
 
-/* Ranges of GPU memory behind one buffer. */
+/* Ranges of GPU memory for one buffer. */
 #define STAGE_RANGES_MAX SLICE_SEGS_MAX
-/* Room for pieces that a queue needs, so that any copy fits once it is idle. */
+/* Pieces that a queue has room for, so that an idle queue takes any copy. */
 #define STAGE_PIECES_MAX (STAGE_RANGES_MAX + PMSG_FRAME_BYTES_MAX / GPU_PIECE_MAX)
 
 struct stage;
 
 enum stage_use {
-	STAGE_OWN,  /* for this agent's transfers: it may wait for a peer */
-	STAGE_PEER, /* for what a peer asks for: it must not wait for a transfer of this agent */
+	STAGE_OWN,  /* for this agent's transfers: may wait for a peer */
+	STAGE_PEER, /* for requests of peers: must not wait for a transfer of this agent */
 	STAGE_USE_N
 };
 
-/* What one peer has of one use. Starts as zeros. */
+/* Buffers of one peer for one use. Starts as zeros. */
 struct stage_account {
 	uint32_t held[2]; /* by class */
 };
@@ -36,12 +37,12 @@ struct stage_buffer {
 	struct dray_list link; /* the holder's */
 	void *holder;          /* the holder's */
 	uint8_t *base;         /* stage_unit() bytes */
-	/* where its bytes, from the first on, belong in GPU memory; the holder's, unchanged while it is busy */
+	/* the places of its bytes in GPU memory; set by the holder, not changed while it is busy */
 	struct iovec ranges[STAGE_RANGES_MAX];
 	uint32_t n_ranges;
-	uint64_t bytes; /* in all ranges, at most stage_unit(); the holder's */
-	bool busy;      /* a copy is under way, done() has not run */
-	bool lost;      /* stage.c's: it goes to nobody else until its device is back */
+	uint64_t bytes; /* in all ranges, at most stage_unit(); set by the holder */
+	bool busy;      /* a copy is in flight, done() has not run */
+	bool lost;      /* stage.c's: not reused until its device is up again */
 	uint32_t code;  /* of the last copy */
 
 	/* stage.c's */
@@ -53,64 +54,67 @@ struct stage_buffer {
 	bool to_gpu;
 };
 
-/* Who waits for a buffer. */
+/* A channel, path or stream that waits for a buffer. */
 struct stage_waiter {
 	struct dray_list link;
-	/* One may be had, or another waiter was faster. Runs inside stage_put(), once for each stage_wait(): only notes it. */
+	/*
+	 * A buffer may be free, unless another waiter took it. Runs inside stage_put(), once for each
+	 * stage_wait(), and only notes the event.
+	 */
 	void (*ready)(struct core *c, struct stage_waiter *w);
 };
 
-/* The pool is there from now on. 0 or -ENOMEM. */
+/* Makes the pool. 0 or -ENOMEM. */
 int stage_up(struct core *c, const struct gpu_staging *staging);
-/* No copy is under way, or will be looked at. */
+/* No copy is in flight, or its end is not read any more. */
 void stage_deinit(struct core *c);
 bool stage_is_up(const struct core *c);
-/* Size of a buffer, bytes; a slice or less. 0: there is none. */
+/* Bytes of a buffer, at most a slice; 0: no staging memory. */
 uint64_t stage_unit(const struct core *c);
 
 /*
- * NULL: none is free for this use, or the account has all that it may (stage_wait(), for either); or there is no
- * staging memory at all. account: whose it is, borrowed until the buffer is given back; NULL: nobody's.
+ * A buffer. NULL: none is free for this use, the account has its share (stage_wait() waits for either), or
+ * there is no staging memory. account: charged until the buffer is given back, borrowed; NULL: none.
  */
 struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_class class,
 			       struct stage_account *account);
-/* From now on the buffer is that account's, whatever it may have: its holder goes over from one peer's book to another's. */
-void stage_charge(struct stage_buffer *b, struct stage_account *account);
 /*
- * A copy of it ended with the loss of the device, which may have been given up while it still used the memory. Who copies
- * by stage_copy() need not say so.
+ * Charges the buffer to another account, regardless of that account's share: its slice moves to another
+ * transport.
  */
+void stage_charge(struct stage_buffer *b, struct stage_account *account);
+/* The device was lost while it copied and may still access the buffer. stage_copy() notes this itself. */
 void stage_lose(struct stage_buffer *b, unsigned device);
-/* The device was started anew: nothing of before is under way on it. */
+/* The device was started again: it accesses no buffer any more. */
 void stage_device_up(struct core *c, unsigned device);
 /*
- * Memory that is not of the pool, and pinned like it: for stage_copy() and stage_finish() alone. With the ranges' bytes one
- * copy of it may have up to PMSG_FRAME_BYTES_MAX.
+ * Makes a buffer of other pinned memory, for stage_copy() and stage_finish() only. One copy may have up to
+ * PMSG_FRAME_BYTES_MAX.
  */
 void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class class);
-/* It is not busy. */
+/* Gives back a buffer that is not busy. */
 void stage_put(struct core *c, struct stage_buffer *b);
-/* Waits already: nothing. The pool is up. */
+/* Does nothing if it already waits. The pool exists. */
 void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum dmsg_class class);
 void stage_unwait(struct stage_waiter *w);
 
 /*
- * Copies between the buffer and its ranges on one device: to_gpu scatters, else it gathers. done() runs exactly once,
- * never inside the call, with b->code told: 0, or GPU_LOST where the device is, or is not up. It only notes it: no
- * transfer ends in it, and nothing is finished.
+ * Copies between the buffer and its ranges on one device: to_gpu scatters, otherwise gathers. done() runs
+ * exactly once, never inside the call, with b->code 0, or GPU_LOST if the device is lost or not up. done()
+ * only notes the end: it ends no transfer and calls no stage_finish().
  */
 void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to_gpu,
 		void (*done)(struct core *c, struct stage_buffer *b));
 
 /*
- * For ends that allow no delay: done() of a busy buffer has run when this returns, and nothing of it moves any more.
- * CANCELLED: nothing had moved. Bounded as gpu_finish() is.
+ * For urgent stops: when this returns, done() of a busy buffer has run and no byte moves any more.
+ * CANCELLED: no byte had moved. Takes at most as long as gpu_finish().
  */
 void stage_finish(struct core *c, struct stage_buffer *b);
 
-/* Hands over what the queues had no room for: once a turn, after transport gpu's progress(). */
+/* Submits copies that the queues had no room for: once a turn, after transport gpu's progress(). */
 void stage_progress(struct core *c);
-/* It has something to do at once. */
+/* stage_progress() has work now. */
 bool stage_wants(const struct core *c);
 
 #endif

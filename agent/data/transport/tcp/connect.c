@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How streams come to be: connect, hello, welcome, and what happens when that fails.
+ * Opening streams: connect, hello, welcome, and retries.
  *
- * Streams are opened when there is something to send: one at first, the others once it stands. An
- * attempt that fails is repeated after a pause that doubles, with jitter, as long as something waits.
- * What waits does so until its deadline; but when no attempt has led to an answered frame for
- * connect_timeout, and at least GIVE_UP_ATTEMPTS were made, the peer counts as unreachable, and each
- * further failed attempt ends what then waits with peer_unreachable.
+ * Streams are opened when there is something to send: one first, the others once it is open. A failed
+ * attempt is repeated after a pause that doubles, with jitter, while slices wait. They wait until their
+ * deadline. But when no attempt has led to an answered frame for connect_timeout, and at least
+ * GIVE_UP_ATTEMPTS were made, the peer counts as unreachable: then each failed attempt ends the waiting
+ * transfers with peer_unreachable.
  */
 #include <errno.h>
 #include <string.h>
@@ -43,7 +43,7 @@ void tcp_connect_failed(struct tcp_channel *ch)
 		xfers_each(c, stop_unreachable, ch);
 }
 
-/* A stream that never opened. */
+/* Closes a stream that never opened. */
 static void give_up(struct tcp_requester *p)
 {
 	struct tcp_channel *ch = p->ch;
@@ -66,7 +66,7 @@ static struct tcp_requester *requester_new(struct tcp_channel *ch)
 		tcp_pool_unreserve(t, 1);
 		return NULL;
 	}
-	/* the queue's entries and the heads stay untouched until they are used */
+	/* The queue's entries and the heads are not touched before they are used. */
 	memset(p, 0, offsetof(struct tcp_requester, q));
 	memset(&p->sent_of, 0,
 	       offsetof(struct tcp_requester, heads) - offsetof(struct tcp_requester, sent_of));
@@ -150,7 +150,7 @@ static int send_hello(struct tcp_requester *p)
 		return ret;
 	memcpy(hello.mac, p->hello_mac, sizeof(hello.mac));
 	pmsg_stream_hello_put(wire, &hello);
-	/* a socket just connected takes so little whole, or it is of no use */
+	/* A socket that was just connected takes this little at once, or it is unusable. */
 	return send(p->s.fd, wire, sizeof(wire), MSG_DONTWAIT | MSG_NOSIGNAL) ==
 			       (ssize_t)sizeof(wire) ?
 		       0 :
@@ -167,13 +167,13 @@ static int check_welcome(struct tcp_requester *p, const uint8_t *wire)
 		return -EPROTO;
 	if (stream_welcome_mac(p->s.peer->link->stream_key, wire, p->hello_mac, mac) < 0)
 		return -EPROTO;
-	/* in a time that does not depend on where they differ */
+	/* constant time */
 	for (unsigned i = 0; i < sizeof(mac); i++)
 		differs |= (uint8_t)(mac[i] ^ welcome.mac[i]);
 	return differs ? -EPROTO : 0;
 }
 
-/* 0 when it is here and right, -EAGAIN while it is not whole, or another error. */
+/* 0: complete and valid; -EAGAIN: not complete yet; or another error. */
 static int receive_welcome(struct tcp_requester *p)
 {
 	struct tcp_stream *s = &p->s;
@@ -192,7 +192,7 @@ static int receive_welcome(struct tcp_requester *p)
 			return -errno;
 		s->in_wr += (uint32_t)n;
 	}
-	/* parse() gives the buffer back */
+	/* parse() returns the buffer to the pool. */
 	s->in_rd = s->in_wr;
 	return check_welcome(p, s->in);
 }

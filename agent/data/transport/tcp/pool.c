@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Staging buffers. Each stream has address space reserved for what it can borrow, so that borrowing never
- * fails; but buffers are taken last in, first out, so that only as many are ever resident as were
- * in use at the same time, and what a burst left resident is given back afterwards.
+ * Buffers of streams. Address space is reserved for all that a stream can borrow, so borrowing never fails.
+ * Buffers are taken last in, first out: only as many are resident as were in use at the same time, and
+ * memory that only a burst needed is given back afterwards.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -33,9 +33,9 @@ int tcp_pool_reserve(struct tcp *t, unsigned n)
 			tcp_pool_unreserve(t, i);
 			return -ENOMEM;
 		}
-		/* clients' bytes on their way */
+		/* clients' data does not belong into core dumps */
 		madvise(p, TCP_BUFFER, MADV_DONTDUMP);
-		/* below the used ones, which are at the top */
+		/* used buffers stay at the top */
 		for (uint32_t k = t->pool_n; k > 0; k--)
 			t->pool[k] = t->pool[k - 1];
 		t->pool[0] = p;

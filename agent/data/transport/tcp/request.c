@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The importing side: slices go out as frames, answers come in.
+ * The importing side of a stream: slices go out as frames, answers come in.
  *
- * A stream whose send side is idle takes a batch of slices from its channel, as many small ones as make
- * sense in one system call, or one big one. Frames are sent straight from the regions. Answers are
- * matched by slice id; the payload of READ_DATA goes straight into the regions.
+ * A stream whose send side is idle takes a batch of slices from its channel: many small ones for one system
+ * call, or one large one. Frames are sent straight from the regions. Answers are matched by slice id; the
+ * payload of READ_DATA is received straight into the regions.
  *
- * What a slice may still do decides what becomes of it when its stream breaks (tcp_requester_lose): one that
- * was not sent, or a READ, whose answer can arrive nowhere once our descriptor is closed, may go out
- * again at once. A WRITE may still be on its way in the owner's receive buffer: it waits until the
- * owner has said that its end is closed too.
+ * When a stream breaks (tcp_requester_lose), the state of a slice decides what follows. A slice that was
+ * not sent may be sent again at once; so may a READ, because no answer can arrive once the descriptor is
+ * closed. A WRITE may still be in the owner's receive buffer: it waits until the owner has reported that
+ * its end is closed too.
  */
 #include <errno.h>
 #include <string.h>
@@ -17,15 +17,13 @@
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
 
-/* A batch takes no more slices once it has so much payload. */
+/* Payload after which a batch takes no further slice. */
 #define BATCH_BYTES 65536
 
 static struct tcp_requester *requester_of(const struct tcp_stream *s)
 {
 	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_requester, s);
 }
-
-/* --- the queue ------------------------------------------------------------------------------- */
 
 static uint32_t window_left(const struct tcp_requester *p)
 {
@@ -40,7 +38,10 @@ void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
 	f->slice = NULL;
 	f->state = TCP_FRAME_ENDED;
 	p->in_flight -= f->bytes;
-	/* frames that were never sent leave the front of the batch, answered ones the front of the queue */
+	/*
+	 * Frames that were never sent leave the front of the batch; answered frames leave the front of the
+	 * queue.
+	 */
 	while (p->sent != p->tail && !p->sent_of &&
 	       tcp_frame_at(p, p->sent)->state == TCP_FRAME_ENDED)
 		p->sent++;
@@ -92,7 +93,7 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 	s->posted_ns = t->c->now_ns;
 }
 
-/* A slice that goes out before, or one of the two kinds by turns. */
+/* The next slice: first those to retry, then staged and other slices in turn. */
 static struct slice *next_slice(struct tcp_channel *ch)
 {
 	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
@@ -111,7 +112,7 @@ static struct slice *next_slice(struct tcp_channel *ch)
 	return s;
 }
 
-/* Takes a batch from the channel. False if there was nothing. */
+/* Takes a batch from the channel. False: there was none. */
 static bool batch_fill(struct tcp_requester *p)
 {
 	uint64_t bytes = 0;
@@ -127,11 +128,9 @@ static bool batch_fill(struct tcp_requester *p)
 	return bytes > 0;
 }
 
-/* --- sending --------------------------------------------------------------------------------- */
-
 static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
 {
-	/* heads of READs lie one behind the other */
+	/* The heads of consecutive READs are adjacent. */
 	if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == (uint8_t *)base) {
 		iov[n - 1].iov_len += len;
 		return n;
@@ -140,7 +139,7 @@ static unsigned add_iov(struct iovec *iov, unsigned n, void *base, size_t len)
 	return n + 1;
 }
 
-/* What is to be sent next, of at most max_frames frames. */
+/* Gathers the next bytes to send, of at most max_frames frames. */
 static unsigned gather_batch(struct tcp_requester *p, struct iovec *iov, uint32_t max_frames)
 {
 	uint64_t skip = p->sent_of;
@@ -184,7 +183,7 @@ static unsigned gather_batch(struct tcp_requester *p, struct iovec *iov, uint32_
 	return n;
 }
 
-/* n more bytes of the batch are with the kernel. */
+/* The kernel has taken n more bytes of the batch. */
 static void batch_sent(struct tcp_requester *p, uint64_t n)
 {
 	uint64_t payload = 0;
@@ -215,7 +214,7 @@ static void batch_sent(struct tcp_requester *p, uint64_t n)
 		tcp_count_sent(&p->s, payload);
 }
 
-/* The memory of the first frame of the batch is not there. */
+/* The memory of the batch's first frame faulted. */
 static void send_fault(struct tcp_requester *p)
 {
 	static const char detail[] = "memory of the local region is not there any more";
@@ -230,7 +229,7 @@ static void send_fault(struct tcp_requester *p)
 		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, detail);
 		return;
 	}
-	/* in the middle of a frame there is no way on; the slice ends when the owner's end is closed */
+	/* The stream cannot continue after half a frame. The slice ends when the owner's end is closed. */
 	if (slice_wanted(s))
 		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, detail, false);
 	tcp_requester_lose(p);
@@ -250,7 +249,7 @@ static void send_batch(struct tcp_requester *p, struct tcp_budget *b)
 		} else if (n == -EAGAIN) {
 			return;
 		} else if (n == -EFAULT && frames > 1) {
-			/* which of them it was shows when they go one at a time */
+			/* Sends one frame at a time to find the one that faults. */
 			frames = 1;
 		} else if (n == -EFAULT) {
 			send_fault(p);
@@ -260,11 +259,9 @@ static void send_batch(struct tcp_requester *p, struct tcp_budget *b)
 	}
 }
 
-/* --- answers --------------------------------------------------------------------------------- */
-
 static struct tcp_frame *find(struct tcp_requester *p, uint64_t id)
 {
-	/* answers come in the order of requests, so this mostly is the first */
+	/* Answers come in the order of requests, so the first one usually matches. */
 	for (uint32_t i = p->head; i != p->sent; i++) {
 		struct tcp_frame *f = tcp_frame_at(p, i);
 
@@ -274,7 +271,7 @@ static struct tcp_frame *find(struct tcp_requester *p, uint64_t id)
 	return NULL;
 }
 
-/* Returns the frame's slice, which is the caller's. */
+/* Returns the frame's slice, now the caller's. */
 static struct slice *take_answered(struct tcp_requester *p, struct tcp_frame *f)
 {
 	struct slice *s = f->slice;
@@ -393,8 +390,6 @@ static void answer_complete(struct tcp_stream *s)
 		answered(p, f, 0);
 }
 
-/* --- the stream's life ----------------------------------------------------------------------- */
-
 void tcp_requester_lose(struct tcp_requester *p)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
@@ -436,7 +431,7 @@ static void requester_broken(struct tcp_stream *s)
 	tcp_requester_lose(requester_of(s));
 }
 
-/* The send side is idle and there may be work. */
+/* Queues the channel if this stream's send side is idle and there is work. */
 static void pull_if_idle(struct tcp_requester *p)
 {
 	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && window_left(p) &&
@@ -474,7 +469,7 @@ static void requester_tick(struct tcp_stream *s)
 		tcp_connect_tick(p);
 	if (s->state != TCP_OPEN || p->head == p->tail)
 		return;
-	/* bytes may trickle for ever; a transfer that is to stop does not wait for them */
+	/* A transfer that stops does not wait for a stream that only trickles. */
 	for (uint32_t i = p->head; i != p->tail; i++) {
 		const struct slice *slice = tcp_frame_at(p, i)->slice;
 
@@ -513,7 +508,7 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 			return true;
 		tcp_connect(ch);
 		p = idle_stream(ch);
-		/* none: the first that gets idle, or opens, offers itself */
+		/* Otherwise the first stream that becomes idle or opens queues the channel again. */
 		if (!p || !batch_fill(p))
 			return false;
 		send_batch(p, b);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owning side: frames of a peer come in, are checked against its grants, and answered in their order.
+ * The owning side: checks a peer's frames against its grants and answers them in order.
  *
- * A frame holds its grant and region from its head to its last byte. When either is dropped in between, a
- * WRITE's remaining payload is thrown away, and a READ's answer has a short time to get finished; what
- * cannot be said in a frame any more, because its head is gone out, is said by closing the stream.
+ * A frame holds its grant and region from its head to its last byte. When one of them is dropped meanwhile,
+ * the remaining payload of a WRITE is discarded, and the answer to a READ has a short time to finish. If an
+ * error cannot be reported in a head because the head was sent, the stream is closed.
  *
- * Answers collect in an output buffer that is sent when what was received has been looked at: many
- * acknowledgements, or small READ answers (which are copied there), go in one system call. A big READ
- * answer is sent straight from the region behind that buffer; until it is out, no further frame is looked
- * at, so that a peer that does not read its answers stops being served.
+ * Answers collect in an output buffer, which is sent after the received frames are handled: many
+ * acknowledgements or small READ answers (copied into the buffer) go in one system call. A large READ
+ * answer is sent straight from the region, behind that buffer. Until it is sent no further frame is
+ * handled, so a peer that does not read its answers is not served.
  *
- * Frames on GPU memory take longer than their turn: tcp_serve_stage.c.
+ * Frames on GPU memory do not end within a turn: serve_stage.c.
  */
 #include "agent/data/transport/tcp/serve.h"
 
@@ -21,13 +21,13 @@
 
 #include "lib/fault.h"
 
-/* READ answers up to this are copied; beyond, one more system call costs less. */
+/* READ answers up to this size are copied; above, one more system call costs less. */
 #define SMALL_READ 16384
-/* Room for the longest thing that a frame adds to the output buffer. */
+/* The most that a frame adds to the output buffer. */
 #define OUT_ROOM (PMSG_FRAME_SIZE + SMALL_READ)
-/* What a READ answer gets to finish when its region is dropped. */
+/* Time for a READ answer to finish when its region is dropped. */
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
-/* Turns after which a grant that is not known will not be. */
+/* Turns to wait for a grant that is not known yet. */
 #define GRANT_TURNS 8
 
 static struct serve *serve_of(const struct tcp_stream *s)
@@ -57,8 +57,6 @@ static void release(struct serve *v)
 		object_release(v->s.tcp->c, region);
 }
 
-/* --- answers --------------------------------------------------------------------------------- */
-
 static bool out_pending(const struct serve *v)
 {
 	struct iovec first;
@@ -85,7 +83,7 @@ void serve_put_head(struct serve *v, uint64_t slice, uint8_t kind, uint32_t stat
 	v->out_wr += PMSG_FRAME_SIZE;
 }
 
-/* blocked() has seen to it that there is room, for it or those before it. */
+/* serve_blocked() has made sure that there is room in the buffer and the queue. */
 static void answer(struct serve *v, uint8_t kind, uint32_t status)
 {
 	if (serve_queue_empty(v))
@@ -94,7 +92,10 @@ static void answer(struct serve *v, uint8_t kind, uint32_t status)
 		serve_stage_answer(v, kind, status);
 }
 
-/* The answer's payload will not come: says so in its head, or where that is gone closes the stream. False then. */
+/*
+ * Reports in the answer's head that no payload follows, or closes the stream if the head was sent; false
+ * then.
+ */
 static bool fail_read(struct serve *v, uint32_t status)
 {
 	if (v->head_gone) {
@@ -115,9 +116,7 @@ static void report_fault(struct serve *v)
 	c->up->session_fault(c, v->region->view->session);
 }
 
-/* --- where the bytes lie --------------------------------------------------------------------- */
-
-/* Of the frame in hand, in host memory. */
+/* Of the current frame, in host memory. */
 static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
 	return grant_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
@@ -141,9 +140,7 @@ static void serve_advance(struct tcp_stream *s, uint64_t n)
 		grant_walk_advance(&v->at, n);
 }
 
-/* --- frames ---------------------------------------------------------------------------------- */
-
-/* May the peer do this? An error code; on 0 the objects are told. */
+/* Checks the peer's right to the access. Returns an error code, or 0 and the objects. */
 static uint32_t check(const struct serve *v, const struct pmsg_frame *wire,
 		      struct object **ret_grant, struct object **ret_region)
 {
@@ -154,7 +151,7 @@ static uint32_t check(const struct serve *v, const struct pmsg_frame *wire,
 			   wire->segs, ret_grant, ret_region);
 }
 
-/* Copies a small answer behind its head; then the frame is over. */
+/* Copies a small answer behind its head, which completes the frame. */
 static void read_small(struct serve *v, uint64_t length)
 {
 	struct iovec *iov = v->s.tcp->iov;
@@ -191,7 +188,7 @@ static void start_read(struct serve *v, uint64_t length)
 	}
 }
 
-/* The form of a frame, which a peer that keeps to the protocol never gets wrong. */
+/* Decodes segments and checks the form of a frame. */
 static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame *wire)
 {
 	uint64_t sum = 0;
@@ -202,13 +199,13 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 		pmsg_seg_get(bytes + PMSG_FRAME_SIZE + i * PMSG_SEG_SIZE, seg);
 		if (!seg->length || seg->length > wire->length)
 			return -EPROTO;
-		sum += seg->length; /* no overflow: each is at most frame_bytes_max */
+		sum += seg->length; /* no overflow: each is at most PMSG_FRAME_BYTES_MAX */
 	}
 	grant_walk_init(&v->at, v->segs, wire->segs);
 	return sum == wire->length ? 0 : -EPROTO;
 }
 
-/* The frame is carried out, or begun; objects: where v->status allows it. False: a later turn is needed. */
+/* Carries out or begins the frame; the objects are set if v->status is 0. False: a later turn is needed. */
 static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct object *grant,
 		       struct object *region)
 {
@@ -216,7 +213,7 @@ static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct ob
 	bool host = !v->status && object_region(region)->memory == REGION_HOST;
 
 	if (host && !write && !serve_queue_empty(v)) {
-		/* its payload goes out from where it lies, when those before it are out */
+		/* Its payload is sent from the region, after the answers before it. */
 		v->stalled = true;
 		return false;
 	}
@@ -259,12 +256,13 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	v->status = check(v, &wire, &grant, &region);
 	if (v->status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
 		/*
-		 * The peer may have been told of the grant, and made use of it, since this worker last looked at its commands.
-		 * It does so between turns, and takes in all that its ring holds in a few of them.
+		 * The peer may have used the grant before this worker has read the command that publishes
+		 * it. The worker reads commands between turns, and all that its ring holds within a few
+		 * turns.
 		 */
 		v->grant_waits++;
 		s->parked = true;
-		/* a buffer that came free in this turn has put it on the other list */
+		/* A buffer that became free in this turn may have queued the stream. */
 		dray_list_del(&s->ready_link);
 		dray_list_add(&s->tcp->parked, &s->ready_link);
 		return 0;
@@ -306,9 +304,7 @@ static void serve_complete(struct tcp_stream *s)
 	answer(v, PMSG_FRAME_KIND_WRITE_ACK, v->status);
 }
 
-/* --- sending --------------------------------------------------------------------------------- */
-
-/* n bytes of the output buffer and of the answer behind it are with the kernel. */
+/* The kernel has taken n bytes of the output buffer and the answer behind it. */
 static void sent(struct serve *v, uint64_t n)
 {
 	uint64_t head = dray_min(n, (uint64_t)(v->out_wr - v->out_rd));
@@ -335,7 +331,7 @@ static void sent(struct serve *v, uint64_t n)
 	serve_stage_answers(v);
 }
 
-/* Sends what there is, within the budget. False if the stream closed. */
+/* Sends within the budget. False: the stream closed. */
 static bool flush(struct serve *v, struct tcp_budget *b)
 {
 	struct tcp *t = v->s.tcp;
@@ -367,8 +363,6 @@ static bool flush(struct serve *v, struct tcp_budget *b)
 	}
 	return true;
 }
-
-/* --- the stream's life ----------------------------------------------------------------------- */
 
 static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 {
@@ -433,7 +427,10 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 
 	dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
 		if (s->id == id) {
-			/* two streams of one name: neither can be told dead by it, so both go */
+			/*
+			 * Two streams with one id cannot be told apart when one is lost, so both are
+			 * closed.
+			 */
 			tcp_serve_close(s, true, true);
 			goto refuse;
 		}
@@ -486,14 +483,14 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 	}
 }
 
-/* The frame in hand must let go of its objects. */
+/* Ends the current frame's use of its objects. */
 static void frame_drop(struct serve *v, const struct object *o)
 {
 	uint32_t status = grant_drop_code(o);
 	struct tcp_budget b = { INT64_MAX };
 
 	if (!v->read_left) {
-		/* nothing is received between turns: from here on it goes to the sink */
+		/* Nothing is received between turns. From now on the payload is discarded. */
 		v->s.sink = true;
 		v->status = status;
 		release(v);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames on GPU memory, on the owning side. A frame's payload is cut into chunks, each of which has a staging buffer: a
- * WRITE's is received into it and then scattered, a READ's is gathered into it and then sent. Mostly a frame is
- * one chunk. While the GPU copies, further frames are taken in; their answers wait in a queue.
+ * Frames on GPU memory, on the owning side. A frame's payload is cut into chunks, each with a staging
+ * buffer: a WRITE's chunk is received and then scattered, a READ's chunk is gathered and then sent. Most
+ * frames are one chunk. While the GPU copies, further frames are received; their answers wait in a queue.
  *
- * A frame holds its grant and region as long as a copy of it is under way or to come, not while its bytes
- * wait in buffers to be sent. A frame that finds no buffer keeps those behind it waiting.
+ * A frame holds its grant and region until its last copy has ended, but not while its bytes wait in buffers
+ * to be sent. A frame that gets no buffer blocks the frames behind it.
  */
 #include <string.h>
 
@@ -39,8 +39,6 @@ void serve_stage_init(struct serve *v)
 	v->waiter.ready = buffer_ready;
 }
 
-/* --- the queue ------------------------------------------------------------------------------- */
-
 static struct serve_frame *push(struct serve *v, uint8_t kind, uint32_t status, uint64_t length)
 {
 	struct serve_frame *f = frame_at(v, v->q_tail);
@@ -67,7 +65,7 @@ static void pop(struct serve *v)
 		dray_list_del(&v->staging_link);
 }
 
-/* Lets go of its objects where no copy is under way or to come. */
+/* Releases the frame's objects if no copy is in flight or still to come. */
 static void frame_release(struct serve_frame *f)
 {
 	struct object *grant = f->grant, *region = f->region;
@@ -95,7 +93,7 @@ static void chunk_release(struct serve *v)
 	stage_unwait(&v->waiter);
 }
 
-/* Nothing more of it is copied than what is under way. */
+/* No further copy of the frame begins. */
 static void fail(struct serve_frame *f, uint32_t status)
 {
 	struct serve *v = f->serve;
@@ -106,15 +104,13 @@ static void fail(struct serve_frame *f, uint32_t status)
 		return;
 	chunk_release(v);
 	if (f->kind == PMSG_FRAME_KIND_WRITE_ACK) {
-		/* what still comes of it goes to the sink; serve_stage_complete() is its end */
+		/* The rest of the payload is discarded; serve_stage_complete() ends the frame. */
 		v->s.sink = true;
 	} else {
 		f->taken = true;
 		v->rx = NULL;
 	}
 }
-
-/* --- chunks ---------------------------------------------------------------------------------- */
 
 static void copy_done(struct core *c, struct stage_buffer *b)
 {
@@ -138,7 +134,7 @@ static void copy(struct serve_frame *f, struct stage_buffer *b)
 	stage_copy(f->serve->s.tcp->c, b, r->gpu, f->kind == PMSG_FRAME_KIND_WRITE_ACK, copy_done);
 }
 
-/* The next bytes of the frame in hand, as many as go through one buffer. NULL: there is none now. */
+/* The next bytes of the current frame, as many as fit in one buffer. NULL: no buffer is free. */
 static struct stage_buffer *next_chunk(struct serve *v)
 {
 	struct serve_frame *f = v->rx;
@@ -168,7 +164,7 @@ static struct stage_buffer *next_chunk(struct serve *v)
 	return b;
 }
 
-/* Goes on with the frame in hand, as far as there are buffers. */
+/* Continues the current frame as far as there are buffers. */
 static void get_chunks(struct serve *v)
 {
 	struct serve_frame *f = v->rx;
@@ -237,14 +233,12 @@ void serve_stage_complete(struct serve *v)
 	serve_stage_answers(v);
 }
 
-/* --- answers --------------------------------------------------------------------------------- */
-
 void serve_stage_answer(struct serve *v, uint8_t kind, uint32_t status)
 {
 	push(v, kind, status, 0)->taken = true;
 }
 
-/* The first answer goes to out if it may now. */
+/* Moves the first answer to `out` if it is ready. */
 static bool answer_first(struct serve *v)
 {
 	struct serve_frame *f = frame_at(v, v->q_head);
@@ -284,7 +278,7 @@ bool serve_stage_step(struct serve *v)
 	if (v->rx)
 		get_chunks(v);
 	if (v->sending && v->sending->status) {
-		/* its head has promised what will not come */
+		/* The head that was sent announced payload that will not come. */
 		tcp_serve_close(&v->s, true, true);
 		return false;
 	}
@@ -328,8 +322,6 @@ void serve_stage_sent(struct serve *v, uint64_t n)
 	pop(v);
 }
 
-/* --- ends ------------------------------------------------------------------------------------ */
-
 static void chunks_finish(struct serve_frame *f)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
@@ -357,7 +349,7 @@ static void frame_drop(struct serve *v, const struct object *o)
 
 		if (f->grant != o && f->region != o)
 			continue;
-		/* what is under way may come to its end, but nobody waits for buffers */
+		/* Copies in flight may end, but the frame waits for no further buffers. */
 		if (v->rx == f)
 			fail(f, grant_drop_code(o));
 		if (o->drop_urgent)

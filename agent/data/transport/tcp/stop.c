@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How slices of the importing side end other than by their answer: the transfer stops, the owner's end of
- * a broken stream is known to be dead, the peer goes.
+ * How a requester's slices end without an answer: the transfer stops, the owner's end of a broken stream is
+ * known to be closed, or the peer is lost.
  *
- * Ending a slice can end its transfer, which can stop others; so slices are first taken out of everything
- * into a list of the caller, and ended when the streams are in order again.
+ * Ending a slice can end its transfer, which can stop others. So slices first move from all queues to a
+ * list of the caller, and end when the streams are consistent again.
  */
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
 
-/* Takes from an open stream what may end now. True if the stream must be torn for the rest. */
+/* Takes the slices that may end now from an open stream. True: the others need the stream to be closed. */
 static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 		    struct dray_list *over)
 {
@@ -26,7 +26,7 @@ static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 			tcp_frame_end(p, f);
 			dray_list_add(over, &s->link);
 		} else if (f->kind == PMSG_FRAME_KIND_READ) {
-			/* the answer goes nowhere; the frame keeps its place until it comes */
+			/* The answer is discarded; the frame keeps its place until it has come. */
 			f->slice = NULL;
 			if (p->rx == f)
 				p->s.sink = true;
@@ -37,7 +37,7 @@ static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 		} else if (urgent) {
 			tear = true;
 		} else {
-			/* its acknowledgement is due within the slice time-out from now */
+			/* From now on its acknowledgement must come within the slice timeout. */
 			s->posted_ns = p->s.tcp->c->now_ns;
 			tcp_timer(p->s.tcp, s->posted_ns + p->s.tcp->c->cfg.slice_timeout_ns);
 		}
@@ -59,7 +59,7 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 		else if (p->sent == p->tail && tcp_channel_has_work(ch))
 			tcp_channel_pull_later(tcp_of(ch), ch);
 	}
-	/* of a closed stream, nothing touches our memory; only the remote's fate is open */
+	/* A closed stream touches no memory here; only the remote side's state is unknown. */
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link)
 			slices_take(&p->waiting, x, &over);

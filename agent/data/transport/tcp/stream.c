@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What both sides of a data stream share: the socket, readiness, and how bytes come in.
+ * What requesters and servers share: the socket, readiness, and receiving.
  *
- * Incoming bytes are either payload, for which the side names the place, or frame heads, which are staged.
- * One recvmsg() is given the places of all payload that is missing and behind them the staging buffer:
- * where payload ends and the next head begins, both arrive at once. How much of the staging buffer is
- * offered decides how much payload of the next frame is copied twice: little after a bulky frame, all of
- * the buffer after a small one, since then a single call brings many frames.
+ * Incoming bytes are payload, whose place the side names, or frame heads, which go to the receive buffer.
+ * One recvmsg() is given the places of all missing payload, and the receive buffer behind them: so the end
+ * of a payload and the next head arrive together. The part of the buffer that is offered decides how much
+ * payload of the next frame is copied twice: little after a bulky frame; all of the buffer after a small
+ * one, because then one call brings many frames.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -17,7 +17,7 @@
 #include "lib/fault.h"
 #include "agent/data/transport/tcp/tcp.h"
 
-/* Payload from which on a frame is bulky: copying this much twice costs about as much as a system call. */
+/* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
 #define BULKY 16384
 
 static void ready(struct loop_source *source, uint32_t events)
@@ -51,7 +51,7 @@ void tcp_socket_setup(const struct tcp *t, int fd)
 {
 	int one = 1, bytes = (int)dray_min(t->c->cfg.tcp_buffer, (uint64_t)INT32_MAX);
 
-	/* none of these is needed for correctness: a failure costs speed alone */
+	/* Failures are ignored: these options only affect speed. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	if (t->set_send_buffer)
 		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
@@ -75,7 +75,7 @@ void tcp_stream_opened(struct tcp_stream *s)
 	s->state = TCP_OPEN;
 	s->moved_ns = s->tcp->c->now_ns;
 	core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAMS, 1);
-	/* relaxed, here and below: counts that order nothing */
+	/* relaxed, here and below: counters that order nothing */
 	atomic_fetch_add_explicit(&s->peer->link->streams, 1, memory_order_relaxed);
 }
 
@@ -112,7 +112,7 @@ void tcp_free_closed(struct tcp *t)
 	dray_list_for_each(&t->closed, s, struct tcp_stream, link) {
 		dray_list_del(&s->link);
 		tcp_pool_unreserve(t, s->buffers);
-		free(s); /* the first member of what was allocated */
+		free(s); /* the first member of the allocation */
 	}
 }
 
@@ -134,7 +134,7 @@ void tcp_count_sent(struct tcp_stream *s, uint64_t payload)
 	atomic_fetch_add_explicit(&s->peer->link->bytes_sent, payload, memory_order_relaxed);
 }
 
-/* Copies staged payload to its place. */
+/* Copies payload from the receive buffer to its place. */
 static void copy_buffered(struct tcp_stream *s)
 {
 	uint64_t n = dray_min(s->payload_left, (uint64_t)(s->in_wr - s->in_rd));
@@ -159,7 +159,7 @@ static void copy_buffered(struct tcp_stream *s)
 			done += piece;
 		}
 	}
-	/* what fault() left over, and all of it in a sink, is skipped; else the rest waits for a place */
+	/* A sink discards the rest, also after a fault. Otherwise the rest waits for a place. */
 	if (s->sink)
 		s->payload_left -= n - done;
 	else
@@ -170,7 +170,7 @@ static void copy_buffered(struct tcp_stream *s)
 		s->side->complete(s);
 }
 
-/* Handles what is staged, as far as it goes. False if the stream closed. */
+/* Handles what the receive buffer holds. False: the stream closed. */
 static bool parse(struct tcp_stream *s)
 {
 	s->incomplete = false;
@@ -207,7 +207,7 @@ static bool parse(struct tcp_stream *s)
 	return true;
 }
 
-/* Places for thrown away payload: the same one again and again. */
+/* Places for discarded payload: the same memory again and again. */
 static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned max,
 			    uint64_t *ret_bytes)
 {
@@ -223,7 +223,7 @@ static unsigned gather_sink(struct tcp_stream *s, struct iovec *iov, unsigned ma
 	return n;
 }
 
-/* The part of the staging buffer that the next system call may fill. */
+/* The part of the receive buffer that the next system call may fill. */
 static struct iovec receive_room(struct tcp_stream *s)
 {
 	uint32_t room;
@@ -235,7 +235,7 @@ static struct iovec receive_room(struct tcp_stream *s)
 		s->in_wr -= s->in_rd;
 		s->in_rd = 0;
 	}
-	/* less than a whole head is staged, or it would have been parsed */
+	/* The buffer holds less than a whole head, or it would have been parsed. */
 	room = (s->bulky ? TCP_HEAD_MAX : TCP_BUFFER) - s->in_wr;
 	return (struct iovec){ s->in + s->in_wr, room };
 }
@@ -258,7 +258,7 @@ static uint64_t cut(const struct tcp_budget *b, struct iovec *iov, unsigned *n, 
 	return sum;
 }
 
-/* One recvmsg(). False if the stream closed. */
+/* One recvmsg(). False: the stream closed. */
 static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 {
 	struct tcp *t = s->tcp;
@@ -304,8 +304,9 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	if ((uint64_t)n > got)
 		s->in_wr += (uint32_t)((uint64_t)n - got);
 	/*
-	 * A call that stopped short in the staging buffer has emptied the socket, and the next byte is a new event. One
-	 * that stopped in the payload may have met memory that faults, which only the next call tells.
+	 * A call that ended inside the receive buffer has emptied the socket, and the next byte is a new
+	 * event. A call that ended inside the payload may have met memory that faults, which only the next
+	 * call reports.
 	 */
 	if ((uint64_t)n >= payload && (uint64_t)n < payload + room && !s->hup)
 		s->readable = false;
@@ -319,7 +320,7 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
 {
 	for (;;) {
-		/* what it was parked for is no different in the same turn */
+		/* The reason for parking does not change within a turn. */
 		if (s->parked)
 			return true;
 		if (!parse(s))

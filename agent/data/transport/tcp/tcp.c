@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport `tcp`: the ops table, peers, and the order of work in a turn.
+ * Transport `tcp`: operations, peers, and the order of work in a turn.
  *
- * A turn first serves the latency class, then bulk, within a budget of bytes: however much there is to
- * do, sockets, rings and commands of the worker wait no longer than that takes. Streams take turns. A
- * latency transfer meets three turns that have begun: its sender's, its owner's, and its sender's again
- * when it is answered. So where there are such transfers, bulk has less of a turn, and no single system
- * call takes more than what is left of it.
+ * A turn serves the latency class, then bulk. Each class has a budget of bytes, which bounds how long
+ * sockets, rings and commands of the worker wait. A latency transfer waits for three turns that have begun:
+ * its sender's, its owner's, and its sender's again for the answer. So bulk has a smaller budget while
+ * there are latency transfers, and no system call moves more than the rest of the budget.
  */
 #include "agent/data/transport/tcp/tcp.h"
 
@@ -18,7 +17,10 @@
 #include "agent/data/transfer/xfer.h"
 #include "lib/assert.h"
 
-/* The kernel's bound on buffers that are set by hand, which it applies silently; UINT64_MAX if unknown. */
+/*
+ * The kernel's limit for buffer sizes that are set by hand; the kernel cuts larger ones silently.
+ * UINT64_MAX: unknown.
+ */
 static uint64_t buffer_max(const char *path)
 {
 	char text[32];
@@ -55,8 +57,8 @@ static int tcp_init(struct core *c, void **ret_state)
 		dray_list_init(&t->pulling[i]);
 	}
 	/*
-	 * A size set by hand turns autotuning off and is cut to net.core.*mem_max, by default far below what
-	 * autotuning reaches: then the kernel does better alone.
+	 * A size set by hand turns autotuning off and is cut to net.core.*mem_max, which is by default far
+	 * below what autotuning reaches. A size above that limit is therefore not set.
 	 */
 	t->set_send_buffer = bytes && bytes <= buffer_max("/proc/sys/net/core/wmem_max");
 	t->set_receive_buffer = bytes && bytes <= buffer_max("/proc/sys/net/core/rmem_max");
@@ -145,7 +147,7 @@ static void stop_down(struct core *c, struct xfer *x, void *arg)
 {
 	const struct down *d = arg;
 
-	/* others have left the channel, or have not come to it */
+	/* Others have left the channel or have not joined it. */
 	if (x->state == XFER_RUNNING && (tcp_channel_has(&d->peer->channels[0], x) ||
 					 tcp_channel_has(&d->peer->channels[1], x)))
 		xfer_stop(c, x, d->code, NULL, false);
@@ -163,9 +165,9 @@ static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint3
 			tcp_channel_close(&peer->channels[i], code);
 		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
 			tcp_serve_close(s, false, false);
-		/* what had no slice with us */
+		/* transfers without a slice here */
 		xfers_each(c, stop_down, &down);
-		/* its slices and frames have ended, and their buffers are given back */
+		/* Its slices and frames have ended, so all buffers are back. */
 		for (unsigned i = 0; i < STAGE_USE_N; i++)
 			dray_assert(!peer->staged[i].held[0] && !peer->staged[i].held[1]);
 		peer_free(peer);
@@ -178,7 +180,7 @@ static void tcp_deinit(struct core *c, void *state)
 	struct tcp *t = state;
 
 	(void)c;
-	/* the worker has ended all sessions, so there are no slices; and nobody listens to upcalls */
+	/* The worker has ended all sessions, so no slice is left, and upcalls no longer matter. */
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		tcp_stream_close(s, false);
 		tcp_stream_free_later(s);
@@ -216,7 +218,7 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 	struct tcp_channel *to = channel_of(state, ch);
 
 	(void)c;
-	/* the other transport forgets the peer before this one does */
+	/* The other transport forgets the peer first. */
 	if (s->staged)
 		stage_charge(s->staged, &to->peer->staged[STAGE_OWN]);
 	dray_list_add(ch == &to->staging.ch && !s->staged ? &to->staging.unstaged : &to->retry,
@@ -230,7 +232,7 @@ static void tcp_kick(struct core *c, void *state, struct channel *ch)
 	tcp_channel_pull_later(state, channel_of(state, ch));
 }
 
-/* Slices to the streams that have room; a channel that gets none for now is taken off the list. */
+/* Gives slices to streams that have room. A channel whose streams take none now leaves the list. */
 static void pull(struct tcp *t, unsigned class, struct tcp_budget *b)
 {
 	struct dray_list now = DRAY_LIST_INIT(now);
@@ -255,7 +257,7 @@ static void work(struct tcp *t, unsigned class, struct tcp_budget *b)
 		dray_list_del(&s->ready_link);
 		before = b->left;
 		s->side->step(s, b);
-		/* turns end, whatever a stream wants */
+		/* A step without bytes counts too: every turn must end. */
 		if (b->left == before)
 			b->left -= TCP_CALL_COST;
 		tcp_stream_requeue(s);
@@ -273,7 +275,7 @@ static int64_t turn_bytes(struct tcp *t, enum dmsg_class class)
 									  TCP_TURN_BYTES;
 }
 
-/* Nothing to do in this turn: most turns, where transfers go another way. */
+/* No work in this turn, which is usual while transfers use other transports. */
 static bool is_idle(const struct tcp *t)
 {
 	return dray_list_empty(&t->ready[0]) && dray_list_empty(&t->ready[1]) &&
@@ -287,7 +289,7 @@ static bool tcp_progress(struct core *c, void *state)
 	struct tcp *t = state;
 	bool more = false;
 
-	/* copies that are done, and what is in the way of others, came to light in transport gpu's turn, just before */
+	/* Transport gpu's turn, just before this one, has ended copies and found room for others. */
 	stage_progress(c);
 	if (is_idle(t))
 		return false;
@@ -300,7 +302,7 @@ static bool tcp_progress(struct core *c, void *state)
 		dray_list_add(&t->ready[s->class], &s->ready_link);
 	}
 	for (unsigned i = 0; i < 2; i++) {
-		/* each class has a budget of its own: latency cannot starve bulk altogether */
+		/* A budget for each class: latency cannot starve bulk. */
 		struct tcp_budget b = { turn_bytes(t, order[i]) };
 
 		work(t, order[i], &b);
@@ -323,7 +325,7 @@ static void tcp_drop(struct core *c, void *state, struct object *o)
 	tcp_serve_drop(state, o);
 }
 
-/* Time-outs, here and of transfers, may have made work for progress(), which has had its turn. */
+/* Timeouts may have made work for progress(), which has run in this turn. */
 static int64_t next_tick(const struct tcp *t)
 {
 	for (unsigned i = 0; i < 2; i++)

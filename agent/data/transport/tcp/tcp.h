@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of transport `tcp`; seen by tcp*.c alone. One struct tcp for each worker.
+ * Transport `tcp`: one struct tcp for each worker. Only its own files and tests use more than
+ * transport_tcp.
  *
- * A stream carries requests one way and answers the other. Who connected it posts (tcp_post.c): frames
- * WRITE and READ go out, made from slices. Who accepted it serves (tcp_serve.c): frames are checked
- * against grants and answered in their order. Both sides share how bytes come in (tcp_stream.c): payload
- * goes from the socket straight to where it belongs, together with the head of the next frame in the same
- * system call; frames too small for that to pay arrive many at once in a staging buffer.
+ * A stream carries requests one way and answers the other. The agent that connected it is the requester
+ * (request.c): it makes frames WRITE and READ from slices. The agent that accepted it serves (serve.c): it
+ * checks frames against grants and answers them in order. Both share the receiving code (stream.c): payload
+ * goes from the socket straight to its place, in the same system call as the head of the next frame. Frames
+ * that are too small for that arrive many at once in a receive buffer.
  *
- * Callbacks of the loop only note that a socket is ready and queue its stream; the work is done in
- * progress(), after the worker has looked at its commands: a grant that the control thread has
- * published before a peer can name it is known by then.
+ * Callbacks of the loop only note that a socket is ready and queue its stream. The work is done in
+ * progress(), after the worker has read its commands. So the worker knows a grant before it looks at a
+ * frame that names the grant.
  *
- * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: stage_post.c gathers slices ahead of
- * the streams and scatters what was read, tcp_serve_stage.c does so with frames. The end of a copy only
- * queues its channel or stream, too.
+ * Bytes of GPU memory pass through staging buffers (stage.h) on both sides: stage/channel.c gathers slices
+ * ahead of the streams and scatters what was read, serve_stage.c does the same with frames. The end of a
+ * copy only queues its channel or stream, too.
  *
- * Nothing is freed in the middle of a turn: closed streams wait on the closed for the next one.
+ * Nothing is freed in the middle of a turn: closed streams are freed at the start of the next one.
  */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
 #define DRAY_AGENT_DATA_TRANSPORT_TCP_TCP_H
@@ -28,20 +29,20 @@
 #include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 
-/* Staging buffer of a stream, borrowed from the worker's pool only while bytes are in it. */
+/* Size of a stream's buffer, which the stream borrows from the worker's pool only while bytes are in it. */
 #define TCP_BUFFER 65536u
 /* The longest frame head: header and segments. */
 #define TCP_HEAD_MAX (PMSG_FRAME_SIZE + PMSG_SEGS_MAX * PMSG_SEG_SIZE)
-/* IOV_MAX: what one system call takes. */
+/* IOV_MAX: ranges of one system call. */
 #define TCP_IOV 1024
 /* tcp.slices_in_flight is at most this; a power of two. */
 #define TCP_WINDOW_MAX 64u
-/* One turn's work, bytes, and what a system call counts for in it. */
+/* Bytes of one turn, and the bytes that a system call counts for. */
 #define TCP_TURN_BYTES (1 << 20)
-/* The same of bulk while there are latency transfers, and for how long after the last of them. */
+/* Bytes of a bulk turn within this time after the last latency transfer. */
 #define TCP_TURN_BYTES_SHORT (256 << 10)
 #define TCP_TURN_SHORT_NS DRAY_NS_PER_SEC
-/* A turn that is nearly over makes no smaller calls than this. */
+/* A system call near the end of a turn moves at least this much. */
 #define TCP_CALL_MIN (64 << 10)
 #define TCP_CALL_COST 4096
 
@@ -51,32 +52,35 @@ struct tcp;
 struct tcp_peer;
 struct tcp_stream;
 
-/* What is left of this turn. */
+/* Bytes left of this turn. */
 struct tcp_budget {
 	int64_t left;
 };
 
-/* How a side handles what tcp_stream_receive() brings in. */
+/* How the requester or the server handles what tcp_stream_receive() takes in. */
 struct tcp_side {
 	/*
-	 * A frame may start at p. Returns its bytes up to the payload, with s->payload_left (and s->sink) set; 0
-	 * where more bytes or a later turn are needed; -EPROTO ends the stream.
+	 * A frame may start at p. Returns its bytes up to the payload and sets s->payload_left (and
+	 * s->sink). Returns 0 if more bytes or a later turn are needed; -EPROTO ends the stream.
 	 */
 	int (*head)(struct tcp_stream *s, const uint8_t *p, size_t n);
-	/* No further frame can be taken in now; or, where payload_left, its payload has no place now and s->sink is not set. */
+	/*
+	 * No further frame can be taken in now. If payload_left: its payload has no place now and s->sink
+	 * is not set.
+	 */
 	bool (*blocked)(const struct tcp_stream *s);
-	/* Where the next payload bytes belong; at most payload_left. Returns the number of iovecs. */
+	/* Sets the places of the next payload bytes, at most payload_left. Returns the number of iovecs. */
 	unsigned (*gather)(struct tcp_stream *s, struct iovec *iov, unsigned max,
 			   uint64_t *ret_bytes);
 	/* n more bytes of the payload are in place. */
 	void (*advance)(struct tcp_stream *s, uint64_t n);
 	/* The payload's place faulted: sets s->sink. */
 	void (*fault)(struct tcp_stream *s);
-	/* The last byte of payload is in place, or thrown away. */
+	/* The last byte of payload is in place or discarded. */
 	void (*complete)(struct tcp_stream *s);
 	/* The connection ended or broke; closes the stream. */
 	void (*broken)(struct tcp_stream *s);
-	/* The socket is ready, or the turn before stopped short. */
+	/* The socket is ready, or the previous turn ended before the work did. */
 	void (*step)(struct tcp_stream *s, struct tcp_budget *b);
 	/* True if step() has something to do without a further event. */
 	bool (*wants)(const struct tcp_stream *s);
@@ -87,7 +91,7 @@ enum tcp_stream_state {
 	TCP_CONNECTING, /* until the socket is connected */
 	TCP_GREETING,   /* hello sent, welcome awaited */
 	TCP_OPEN,
-	TCP_CLOSED, /* no descriptor any more */
+	TCP_CLOSED, /* the descriptor is closed */
 	TCP_STREAM_STATE_N
 };
 
@@ -96,32 +100,32 @@ struct tcp_stream {
 	struct tcp *tcp;
 	struct tcp_peer *peer;
 	const struct tcp_side *side;
-	struct dray_list link;       /* on tcp->streams, or on tcp->closed */
+	struct dray_list link;       /* on tcp->streams or tcp->closed */
 	struct dray_list ready_link; /* on tcp->ready[class] or tcp->parked */
 	struct dray_list peer_link;  /* on channel->streams, channel->lost, or peer->adopted */
 	uint64_t id;
 	int fd;
 	enum dmsg_class class;
 	enum tcp_stream_state state;
-	unsigned buffers; /* its share of the pool */
+	unsigned buffers; /* that it may borrow from the pool */
 	bool readable, writable, hup;
-	bool sink;       /* the payload is thrown away */
-	bool bulky;      /* the frame before had much payload: leave the next one's in the socket */
-	bool incomplete; /* what is staged is not a whole head */
-	bool parked;     /* on tcp->parked: looked at again in the next turn */
-	uint8_t *in;     /* staging: bytes [in_rd, in_wr) wait */
+	bool sink;  /* the payload is discarded */
+	bool bulky; /* the last frame had much payload: the next one's payload stays in the socket */
+	bool incomplete; /* the receive buffer holds no whole head */
+	bool parked;     /* on tcp->parked until the next turn */
+	uint8_t *in;     /* receive buffer: bytes [in_rd, in_wr) wait */
 	uint32_t in_rd, in_wr;
 	uint64_t payload_left;
-	int64_t moved_ns; /* when a byte went either way, or the stream got busy */
+	int64_t moved_ns; /* last progress in either direction, or when the stream became busy */
 };
 
-/* A frame of ours, from the time it is queued until it is answered. */
+/* A frame of the requester, from its queueing to its answer. */
 enum tcp_frame_state { TCP_FRAME_PENDING, TCP_FRAME_ENDED };
 
 struct tcp_frame {
-	struct slice *slice; /* NULL: nobody waits for it any more */
+	struct slice *slice; /* NULL: its slice has ended */
 	uint64_t id;
-	uint64_t bytes; /* payload, whichever way it goes */
+	uint64_t bytes; /* payload in either direction */
 	uint32_t head_at;
 	uint16_t head_bytes;
 	uint8_t kind;
@@ -132,23 +136,23 @@ struct tcp_channel {
 	struct channel ch; /* first */
 	struct tcp_peer *peer;
 	struct stage_channel staging; /* transfers whose local region is GPU memory */
-	bool staged_next;             /* streams are offered slices of both kinds by turns */
-	struct dray_list pull_link;   /* on tcp->pulling[class] while a stream may take slices */
-	struct dray_list streams;     /* tcp_post: connecting and open */
-	struct dray_list lost;        /* tcp_post: broken, the other end not known to be dead */
-	struct dray_list retry;       /* slices to go out before new ones */
+	bool staged_next;             /* slices of both kinds alternate */
+	struct dray_list pull_link;   /* on tcp->pulling[class] while streams may take slices */
+	struct dray_list streams;     /* requesters: connecting and open */
+	struct dray_list lost;  /* requesters: broken, the owner's end not known to be closed */
+	struct dray_list retry; /* slices to send before new ones */
 	uint32_t n_streams, n_open;
-	uint32_t fails; /* attempts in a row without an answered frame */
+	uint32_t fails; /* consecutive attempts without an answered frame */
 	int64_t failing_since_ns;
-	int64_t connect_ns; /* not before */
+	int64_t connect_ns; /* earliest next attempt */
 };
 
-/* Room for the heads of a batch; one more may be added while a longest one fits. */
+/* Room for the heads of a batch. A slice joins it while the longest head still fits. */
 #define TCP_HEADS (2 * TCP_HEAD_MAX)
 
 /*
- * A stream that we connected. q is a ring: [head, sent) waits for answers, [sent, tail) is being sent, the
- * first of them as far as sent_of bytes.
+ * A stream that this agent connected. q is a ring: frames [head, sent) wait for answers, frames [sent,
+ * tail) are being sent; sent_of bytes of the first of them have been sent.
  */
 struct tcp_requester {
 	struct tcp_stream s; /* first */
@@ -158,10 +162,11 @@ struct tcp_requester {
 	uint64_t sent_of;
 	uint64_t in_flight;   /* payload bytes in q */
 	bool useful;          /* a frame was answered */
-	struct tcp_frame *rx; /* whose READ_DATA comes in */
+	struct tcp_frame *rx; /* its READ_DATA is being received */
 	uint32_t rx_iov;
 	uint64_t rx_offset;
-	struct dray_list waiting; /* closed: WRITE slices that the owner may still be receiving */
+	struct dray_list
+		waiting; /* after a break: WRITE slices that the owner may still be receiving */
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
 	uint32_t heads_used;
@@ -173,7 +178,7 @@ struct tcp_peer {
 	struct peer_link *link;
 	struct dray_list peers_link;
 	struct tcp_channel channels[2]; /* by class */
-	struct dray_list adopted;       /* tcp_serve */
+	struct dray_list adopted;       /* struct serve */
 	struct stage_account staged[STAGE_USE_N];
 	bool down;
 };
@@ -185,14 +190,14 @@ struct tcp {
 	struct dray_list peer_list;
 	struct dray_list streams;
 	struct dray_list ready[2], pulling[2]; /* by class */
-	struct dray_list parked;               /* streams that wait for the next turn */
-	struct dray_list holding;              /* tcp_serve with a frame that holds objects */
-	struct dray_list staging;              /* tcp_serve with answers that wait for GPUs */
+	struct dray_list parked;               /* streams to look at again in the next turn */
+	struct dray_list holding;              /* struct serve with a frame that holds objects */
+	struct dray_list staging;              /* struct serve with answers that wait for GPUs */
 	struct dray_list closed;
-	int64_t latency_ns; /* bulk takes short turns until then */
-	int64_t timer_ns;   /* when tick() has something to do */
+	int64_t latency_ns; /* bulk turns are short until then */
+	int64_t timer_ns;   /* next time that tick() has work */
 	uint64_t next_stream;
-	uint8_t **pool; /* free buffers; the last was used last */
+	uint8_t **pool; /* free buffers, the last used one at the end */
 	uint32_t pool_n, pool_cap, pool_size, pool_low;
 	bool set_send_buffer, set_receive_buffer;
 	struct iovec iov[TCP_IOV];
@@ -218,83 +223,86 @@ static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
 	       stage_channel_has_work(&ch->staging);
 }
 
-/* The transfer's slices go out here. */
+/* The transfer's slices use this channel. */
 static inline bool tcp_channel_has(const struct tcp_channel *ch, const struct xfer *x)
 {
 	return x->channel == &ch->ch || x->channel == &ch->staging.ch;
 }
 
-/* Streams of this channel may take slices: they will be offered some. */
+/* Queues the channel, so that its streams are offered slices in this or the next turn. */
 static inline void tcp_channel_pull_later(struct tcp *t, struct tcp_channel *ch)
 {
 	if (dray_list_empty(&ch->pull_link))
 		dray_list_add(&t->pulling[ch->ch.class], &ch->pull_link);
 }
 
-/* tcp_stream.c */
+/* stream.c */
 void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
 		     const struct tcp_side *side);
-/* Options of a fresh socket. Buffers must be set before it connects. */
+/* Sets options of a new socket. Buffer sizes must be set before it connects. */
 void tcp_socket_setup(const struct tcp *t, int fd);
 /* Registers the fd, which stays the caller's on failure. 0 or -errno. */
 int tcp_stream_watch(struct tcp_stream *s, int fd);
-/* From now on the stream counts as open. */
+/* The stream is open. */
 void tcp_stream_opened(struct tcp_stream *s);
-/* Closes the descriptor; reset: at once, with what was not sent yet thrown away. Staged bytes are gone. */
+/* Closes the descriptor and discards received bytes. reset: at once, without sending what is queued. */
 void tcp_stream_close(struct tcp_stream *s, bool reset);
-/* The closed stream is freed before the next turn. */
+/* The closed stream is freed at the start of the next turn. */
 void tcp_stream_free_later(struct tcp_stream *s);
 void tcp_free_closed(struct tcp *t);
-/* Queues the stream if it has something to do. */
+/* Queues the stream if it has work. */
 void tcp_stream_requeue(struct tcp_stream *s);
-/* Takes in what has come, within the budget. False if the stream closed. */
+/* Receives within the budget. False: the stream closed. */
 bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b);
 void tcp_count_sent(struct tcp_stream *s, uint64_t payload);
-/* sendmsg until it is not interrupted; EAGAIN clears s->writable. Bytes, or -errno. */
+/* One sendmsg(), repeated if interrupted. EAGAIN clears s->writable. Returns bytes or -errno. */
 ssize_t tcp_stream_send(struct tcp_stream *s, struct iovec *iov, unsigned n, struct tcp_budget *b);
 
-/* tcp_pool.c: staging buffers. reserve makes room for so many more borrowers; get never fails within that. */
+/* pool.c: buffers of streams. reserve makes room for n more; get never fails within what is reserved. */
 int tcp_pool_reserve(struct tcp *t, unsigned n);
 void tcp_pool_unreserve(struct tcp *t, unsigned n);
 uint8_t *tcp_pool_get(struct tcp *t);
 void tcp_pool_put(struct tcp *t, uint8_t *buffer);
-/* Gives the memory of buffers that were used in a burst back to the kernel. */
+/* Gives memory that only a burst needed back to the kernel. */
 void tcp_pool_trim(struct tcp *t);
 
-/* tcp_connect.c */
-/* Opens what streams the channel lacks and may have now. */
+/* connect.c */
+/* Opens the streams that the channel lacks, if an attempt is allowed now. */
 void tcp_connect(struct tcp_channel *ch);
-/* The socket of a stream that is not open yet is ready. */
+/* The socket of a stream that is not yet open is ready. */
 void tcp_connect_step(struct tcp_requester *p);
 void tcp_connect_tick(struct tcp_requester *p);
-/* A stream failed to open, or broke before it was of any use: next attempt later. */
+/* A stream failed to open, or broke before its first answer: sets the time of the next attempt. */
 void tcp_connect_failed(struct tcp_channel *ch);
 
-/* tcp_post.c */
+/* post.c */
 extern const struct tcp_side tcp_requester_side;
 static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i)
 {
 	return &p->q[i % TCP_WINDOW_MAX];
 }
 
-/* The frame is answered, or will not be sent; its slice is the caller's. */
+/* The frame is answered or will not be sent; the caller takes its slice. */
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f);
-/* Gives slices to streams that can take some. True if the budget ended it. */
+/* Gives slices to streams that have room. True: the budget ended it. */
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
-/* Closes an open stream; its slices wait, go out again, or end. */
+/* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
 void tcp_requester_lose(struct tcp_requester *p);
 
-/* tcp_stop.c */
+/* stop.c */
 void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent);
-/* Both ends of the lost stream are dead. False if it is not of this channel. */
+/*
+ * Both ends of the lost stream are closed: its slices can be sent again. False: the stream is not of this
+ * channel.
+ */
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id);
 /* Ends every slice and closes every stream. */
 void tcp_channel_close(struct tcp_channel *ch, uint32_t code);
 
-/* tcp_serve.c */
+/* serve.c */
 void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 		     enum dmsg_class class);
-/* Closes an adopted stream; tell: the control thread hears of it. */
+/* Closes an adopted stream. tell: with a report to the control thread. */
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell);
 void tcp_serve_drop(struct tcp *t, struct object *o);
 
