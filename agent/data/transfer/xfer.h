@@ -57,4 +57,11 @@ const struct records *xfers_records(const struct core *c);
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);
 
+/* Details of slices that end with an error. */
+#define XFER_FAULT_DETAIL "memory of a region is gone: do not punch holes into regions in use"
+#define XFER_REFUSED_DETAIL "the agent that owns the remote refused a slice for this reason"
+
+/* A page of this session's memory is missing: counts the fault and ends the session. */
+void xfer_memory_fault(struct core *c, dray_handle session);
+
 #endif

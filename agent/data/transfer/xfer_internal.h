@@ -50,7 +50,4 @@ void xfer_settle(struct core *c, struct xfer *x);
 void xfer_unlink(struct xfers *xs, struct xfer *x);
 void xfer_free(struct xfers *xs, struct xfer *x);
 
-/* A page of this session's memory is missing: counts the fault and ends the session. */
-void xfer_memory_fault(struct core *c, dray_handle session);
-
 #endif

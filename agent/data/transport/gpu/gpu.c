@@ -22,8 +22,8 @@
  */
 #define BATCHES 16
 #define BATCHES_MAX (GPU_DEVICES_MAX * BATCHES * 2)
-#define LOST "the GPU failed, or is gone"
-#define GONE "memory of a region is not there any more"
+#define LOST \
+	"a GPU of the transfer failed or was removed: register its memory again when it is back"
 
 _Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
 
@@ -83,7 +83,6 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
 	struct gpu_path *p = dray_container_of(w, struct gpu_path, waiter);
 
-	(void)c;
 	gpu_path_ready(p);
 	p->owner->buffer_came = true;
 }
@@ -179,8 +178,6 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 
 static void gpu_kick(struct core *c, void *state, struct channel *ch)
 {
-	(void)c;
-	(void)state;
 	gpu_path_ready(path_of(ch));
 }
 
@@ -196,8 +193,7 @@ static void report_fault(struct core *c, const struct xfer *x)
 	const struct region_view *local = object_region(x->local);
 	const struct object *o = local->memory == REGION_HOST ? x->local : x->target;
 
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, o->view->session);
+	xfer_memory_fault(c, o->view->session);
 }
 
 static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
@@ -213,7 +209,7 @@ static void slice_end(struct core *c, struct slice *s, enum gpu_end end)
 		break;
 	case GPU_END_FAULT:
 		report_fault(c, s->xfer);
-		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
+		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
 		break;
 	case GPU_END_STOPPED:
 	case GPU_END_N:
@@ -258,7 +254,6 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	struct gpu_path *p = b->path;
 	struct gpu_transport *g = p->owner;
 
-	(void)c;
 	if (code)
 		lists_lost(b);
 	dray_list_splice(&g->over[code ? GPU_END_LOST : GPU_END_OK], &b->slices);
@@ -437,7 +432,6 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 
 static int64_t gpu_tick(struct core *c, void *state)
 {
-	(void)state;
 	return gpu_queues_tick(c);
 }
 

@@ -99,7 +99,6 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 {
 	struct gpu_job *j = dray_container_of(t, struct gpu_job, task);
 
-	(void)c;
 	j->busy = false;
 	j->code = code;
 	if (code)

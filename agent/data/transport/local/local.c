@@ -31,7 +31,6 @@
 #define LARGE (8u << 20)
 /* Pieces that are copied under one guard. */
 #define PIECES 128
-#define GONE "memory of a region is not there any more"
 
 struct shared_slice {
 	struct slice *slice;
@@ -51,7 +50,6 @@ static int local_init(struct core *c, void **ret_state)
 {
 	struct local *l = calloc(1, sizeof(*l));
 
-	(void)c;
 	if (!l)
 		return -ENOMEM;
 	channel_init(&l->channels[DMSG_CLASS_BULK], &transport_local, DMSG_CLASS_BULK, NULL);
@@ -64,7 +62,6 @@ static void local_deinit(struct core *c, void *state)
 {
 	struct local *l = state;
 
-	(void)c;
 	channel_deinit(&l->channels[DMSG_CLASS_BULK]);
 	channel_deinit(&l->channels[DMSG_CLASS_LATENCY]);
 	free(l);
@@ -80,16 +77,12 @@ static struct channel *local_channel(struct core *c, void *state, const struct x
 {
 	struct local *l = state;
 
-	(void)c;
 	return x->target && both_mapped(x) ? &l->channels[x->class] : NULL;
 }
 
 /* progress() reads the channels itself. */
 static void local_kick(struct core *c, void *state, struct channel *ch)
 {
-	(void)c;
-	(void)state;
-	(void)ch;
 }
 
 /* Ends the session whose memory is gone, and no other. */
@@ -97,14 +90,13 @@ static void report_fault(struct core *c, const struct xfer *x, const void *addre
 {
 	const struct object *o = local_walk_is_near(x, address) ? x->local : x->target;
 
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, o->view->session);
+	xfer_memory_fault(c, o->view->session);
 }
 
 static void fail(struct core *c, struct slice *s, const void *address)
 {
 	report_fault(c, s->xfer, address);
-	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, GONE);
+	xfer_slice_done(c, s, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
 }
 
 static void succeed(struct core *c, struct slice *s)
@@ -144,7 +136,6 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 	struct local_walk walk;
 	const void *address;
 
-	(void)state;
 	if (!x->target || !both_mapped(x))
 		return false;
 	local_walk_init(&walk, x, (struct xfer_cursor){ 0 }, x->bytes);
@@ -152,7 +143,7 @@ static bool local_at_once(struct core *c, void *state, struct xfer *x)
 	if (address) {
 		report_fault(c, x, address);
 		x->code = DRAY_E_REGION_FAULT;
-		x->detail = GONE;
+		x->detail = XFER_FAULT_DETAIL;
 	} else {
 		core_count(c->counters, DRAY_METRIC_LOCAL_BYTES_TOTAL, x->bytes);
 	}
@@ -233,7 +224,6 @@ static void local_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
 	struct local *l = state;
 
-	(void)urgent;
 	for (unsigned i = 0; i < l->n_shared;) {
 		if (l->shared[i].slice->xfer != x) {
 			i++;

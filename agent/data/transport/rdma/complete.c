@@ -41,10 +41,11 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 		   write ? DRAY_METRIC_RDMA_SENT_BYTES_TOTAL :
 			   DRAY_METRIC_RDMA_RECEIVED_BYTES_TOTAL,
 		   s->bytes);
-	rdma_add(write ? &qp->path_counters->sent : &qp->path_counters->received, s->bytes);
-	rdma_add(write ? &qp->rail_counters->sent : &qp->rail_counters->received, s->bytes);
-	rdma_add(&qp->path_counters->slices, 1);
-	rdma_add(&qp->rail_counters->slices, 1);
+	if (write)
+		rdma_count(qp, sent, s->bytes);
+	else
+		rdma_count(qp, received, s->bytes);
+	rdma_count(qp, slices, 1);
 	if (s->window && write) {
 		if (slice_wanted(s))
 			window_request_copy(p->ch, s);
@@ -128,7 +129,6 @@ static void handle_event(struct loop_source *source, uint32_t events)
 	struct ibv_cq *cq;
 	void *context;
 
-	(void)events;
 	while (ibv_get_cq_event(rail->cq->channel, &cq, &context) == 0)
 		rail->unacked++;
 	if (rail->unacked >= UNACKED_MAX) {

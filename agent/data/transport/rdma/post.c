@@ -29,8 +29,7 @@ int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 	p->ch = ch;
 	p->mask = entries - 1;
 	dray_list_add(&ch->queues, &p->link);
-	atomic_fetch_add_explicit(&qp->path_counters->queue_pairs, 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&qp->rail_counters->queue_pairs, 1, memory_order_relaxed);
+	rdma_count(qp, queue_pairs, 1);
 	rdma_pull_later(ch);
 	return 0;
 }
@@ -56,7 +55,7 @@ struct slice *rdma_partial_take(struct rdma_queue *p)
 /* Makes an entry of the requests since the last one. */
 static void entry_close(struct rdma_list *l, struct slice *s)
 {
-	struct rdma_queue *p = l->post;
+	struct rdma_queue *p = l->queue;
 
 	*rdma_entry_at(p, p->tail++) = (struct rdma_entry){
 		.slice = s,
@@ -72,7 +71,7 @@ static void entry_close(struct rdma_list *l, struct slice *s)
 /* Posts the list. */
 static void list_post(struct rdma_list *l)
 {
-	struct rdma_queue *p = l->post;
+	struct rdma_queue *p = l->queue;
 	struct rdma *r = p->rdma;
 	struct data_counters *counters = r->c->counters;
 	struct ibv_send_wr *bad;
@@ -108,7 +107,7 @@ static struct ibv_send_wr *request_add(struct rdma_list *l, enum ibv_wr_opcode o
 	struct ibv_send_wr *wr = &l->wr[l->n];
 
 	*wr = (struct ibv_send_wr){
-		.wr_id = l->post->handle,
+		.wr_id = l->queue->handle,
 		.next = wr + 1,
 		.sg_list = l->sge[l->n],
 		.opcode = opcode,
@@ -254,7 +253,7 @@ static bool wants_flush(const struct rdma_queue *p, const struct slice *s)
  */
 static uint32_t room(const struct rdma_queue *p, const struct rdma_list *l)
 {
-	uint32_t open = l->post == p ? l->n : 0;
+	uint32_t open = l->queue == p ? l->n : 0;
 	uint32_t left = p->qp.depth - p->used - open;
 
 	if (p->lost || p->reading || (!open && left < dray_min(RDMA_LIST, (p->qp.depth + 1) / 2)))
@@ -268,10 +267,10 @@ static void slice_post(struct rdma_queue *p, struct rdma_list *l)
 	const struct slice *s = p->partial;
 	bool flush = wants_flush(p, s);
 
-	if (l->post != p) {
-		if (l->post)
+	if (l->queue != p) {
+		if (l->queue)
 			list_post(l);
-		l->post = p;
+		l->queue = p;
 	}
 	while (p->at.ri < n_segs(s) || (flush && !p->at.flushed)) {
 		if (l->n == RDMA_LIST)
@@ -298,8 +297,7 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 
 	if (s->retried) {
 		core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
-		rdma_add(&p->qp.path_counters->retries, 1);
-		rdma_add(&p->qp.rail_counters->retries, 1);
+		rdma_count(&p->qp, retries, 1);
 	}
 	s->posted_ns = c->now_ns;
 	p->partial = s;
@@ -312,10 +310,10 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 
 static bool free_for(const struct rdma_queue *p, const struct rdma_list *l)
 {
-	uint64_t window = RDMA_WINDOW_SLICES * p->rdma->c->cfg.slice_size;
-	bool mine = l->post == p;
+	uint64_t max = RDMA_QUEUE_SLICES * p->rdma->c->cfg.slice_size;
+	bool mine = l->queue == p;
 
-	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < window && room(p, l);
+	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < max && room(p, l);
 }
 
 static bool fits(const struct rdma_queue *p, const struct slice *s)
@@ -351,8 +349,8 @@ static struct rdma_queue *pick(struct rdma_channel *ch, const struct rdma_list *
 	struct rdma_queue *best = NULL;
 
 	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
-	    l->post->ch == ch && free_for(l->post, l) && fits(l->post, s))
-		return l->post;
+	    l->queue->ch == ch && free_for(l->queue, l) && fits(l->queue, s))
+		return l->queue;
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
 		if (!free_for(p, l) || !fits(p, s))
 			continue;
@@ -405,7 +403,7 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	rdma_channel_review(ch);
 	if (!l)
 		return;
-	l->post = NULL;
+	l->queue = NULL;
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		if (p->partial && room(p, l))
 			slice_post(p, l);
@@ -427,6 +425,6 @@ void rdma_channel_pull(struct rdma_channel *ch)
 		if (l->bytes >= RDMA_LIST_BYTES)
 			list_post(l);
 	}
-	if (l->post)
+	if (l->queue)
 		list_post(l);
 }

@@ -9,14 +9,15 @@
 #include "lib/assert.h"
 
 void rdma_event(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
-		uint32_t code)
+		uint32_t code, void *arg)
 {
 	r->c->up->transport_event(r->c,
 				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 							       .type = type,
 							       .peer = peer,
 							       .id = id,
-							       .code = code });
+							       .code = code,
+							       .arg = arg });
 }
 
 static int rdma_init(struct core *c, void **ret_state)
@@ -65,7 +66,6 @@ static int peers_grow(struct rdma *r, uint32_t i)
 
 static void staging_ready(struct core *c, struct stage_channel *p)
 {
-	(void)c;
 	rdma_pull_later(dray_container_of(p, struct rdma_channel, staging));
 }
 
@@ -75,7 +75,6 @@ static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 	struct rdma *r = state;
 	struct rdma_peer *peer;
 
-	(void)c;
 	if (peers_grow(r, i) < 0)
 		return -ENOMEM;
 	if (r->peers[i])
@@ -146,7 +145,6 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 		return;
 	}
 	peer->down = true;
-	peer->down_code = code;
 	for (unsigned k = 0; k < 2; k++) {
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
 			rdma_queue_lose(p, RDMA_LOSS_PEER);
@@ -165,7 +163,6 @@ static void rdma_deinit(struct core *c, void *state)
 {
 	struct rdma *r = state;
 
-	(void)c;
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link) {
 		for (unsigned k = 0; k < 2; k++) {
 			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
@@ -189,7 +186,7 @@ void rdma_queue_request(struct rdma_channel *ch)
 	if (ch->requested || !dray_list_empty(&ch->queues))
 		return;
 	ch->requested = true;
-	rdma_event(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0);
+	rdma_event(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0, NULL);
 }
 
 void rdma_pull_later(struct rdma_channel *ch)
@@ -205,7 +202,6 @@ static struct rdma_channel *channel_of(struct rdma *r, const struct channel *ch)
 
 static void rdma_kick(struct core *c, void *state, struct channel *ch)
 {
-	(void)c;
 	rdma_pull_later(channel_of(state, ch));
 }
 
@@ -239,7 +235,6 @@ static bool rdma_progress(struct core *c, void *state)
 	struct rdma *r = state;
 	bool some = poll_rails(r);
 
-	(void)c;
 	/* A software device has finished already: its completions need no further turn. */
 	if (!dray_list_empty(&r->pulling[DMSG_CLASS_LATENCY])) {
 		pull(r, DMSG_CLASS_LATENCY);
@@ -260,7 +255,6 @@ static bool rdma_announce(struct core *c, void *state)
 	bool work = !dray_list_empty(&r->pulling[0]) || !dray_list_empty(&r->pulling[1]) ||
 		    !dray_list_empty(&r->copied);
 
-	(void)c;
 	for (uint64_t left = r->rails_up; left; left &= left - 1)
 		work |= rdma_rail_arm(&r->rails[__builtin_ctzll(left)]);
 	return work;
@@ -268,14 +262,12 @@ static bool rdma_announce(struct core *c, void *state)
 
 static void rdma_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
-	(void)c;
 	if (x->channel && x->channel->ops == &transport_rdma)
 		rdma_channel_stop(channel_of(state, x->channel), x, urgent);
 }
 
 static void rdma_drop(struct core *c, void *state, struct object *o)
 {
-	(void)c;
 	rdma_copies_drop(state, o);
 }
 
@@ -345,7 +337,7 @@ static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 	struct rdma_peer *peer = rdma_peer_get(r, handle);
 
 	if (!peer || peer->down || rdma_queue_new(peer, qp) < 0) {
-		rdma_event(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED);
+		rdma_event(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED, NULL);
 	} else {
 		peer->channels[qp->class].requested = peer->channels[qp->class].unreachable = false;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
@@ -389,14 +381,13 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	struct rdma_peer *peer;
 	struct rdma_queue *p;
 
-	(void)c;
 	switch ((enum rdma_message)m->type) {
 	case RDMA_RAIL_UP:
 		dray_assert(rdma_rail_up(r, (uint32_t)m->id, m->arg) == 0);
 		break;
 	case RDMA_RAIL_DOWN:
 		rdma_rail_down(r, (uint32_t)m->id);
-		rdma_event(r, RDMA_RAIL_GONE, 0, m->id, 0);
+		rdma_event(r, RDMA_RAIL_GONE, 0, m->id, 0, NULL);
 		break;
 	case RDMA_PATHS:
 		handle_paths(rdma_peer_get(r, m->peer), m->arg);

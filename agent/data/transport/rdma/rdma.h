@@ -19,14 +19,14 @@
 
 #include <infiniband/verbs.h>
 
-#include "agent/model/keys.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/stage/channel.h"
+#include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "agent/model/rdma_message.h"
-#include "agent/data/transport/stage/channel.h"
-#include "agent/data/transfer/transport.h"
 #include "lib/cleanup.h"
 #include "lib/handle.h"
 
@@ -36,7 +36,7 @@
 /* Payload of a list after which it takes no further slice. */
 #define RDMA_LIST_BYTES (64u << 10)
 /* Payload in flight on one queue pair, in slices of transfer.slice_size. */
-#define RDMA_WINDOW_SLICES 4
+#define RDMA_QUEUE_SLICES 4
 /* Load that is added to a rail on another NUMA node, in slices. */
 #define RDMA_FAR_SLICES 4
 
@@ -146,7 +146,6 @@ struct rdma_peer {
 	struct rdma_paths *paths;        /* NULL: not known yet */
 	enum rdma_fallback fallback;     /* last reported */
 	bool down;
-	uint32_t down_code;
 };
 
 struct rdma_rail {
@@ -161,10 +160,10 @@ struct rdma_rail {
 
 /* A list of work requests being built, for one queue pair. */
 struct rdma_list {
-	struct rdma_queue *post; /* that the requests are for */
-	uint32_t n;              /* requests */
-	uint32_t inlines;        /* requests that carry their bytes */
-	bool reads;              /* some are reads */
+	struct rdma_queue *queue; /* that the requests are for */
+	uint32_t n;               /* requests */
+	uint32_t inlines;         /* requests that carry their bytes */
+	bool reads;               /* some are reads */
 	uint64_t bytes;
 	uint32_t n_open; /* requests and bytes that belong to no entry yet */
 	uint64_t bytes_open;
@@ -203,12 +202,10 @@ static inline bool rdma_channel_has(const struct rdma_channel *ch, const struct 
 
 static inline unsigned rdma_route(const struct rdma_channel *ch, const struct xfer *x)
 {
-	return (x->channel == &ch->staging.ch || x->channel == &ch->win.staging.ch ?
-			RDMA_ROUTE_STAGED :
-			0) |
-	       (x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch ?
-			RDMA_ROUTE_WINDOWED :
-			0);
+	bool staged = x->channel == &ch->staging.ch || x->channel == &ch->win.staging.ch;
+	bool windowed = x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
+
+	return (staged ? RDMA_ROUTE_STAGED : 0) | (windowed ? RDMA_ROUTE_WINDOWED : 0);
 }
 
 /* The slice's buffer is in a window that the owner has replaced. */
@@ -250,13 +247,16 @@ struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer);
 void rdma_pull_later(struct rdma_channel *ch);
 /* Requests a queue pair from the control thread if there is none. */
 void rdma_queue_request(struct rdma_channel *ch);
+/* Reports to the control thread. */
 void rdma_event(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
-		uint32_t code);
+		uint32_t code, void *arg);
 
-static inline void rdma_add(_Atomic uint64_t *v, uint64_t n)
-{
-	atomic_fetch_add_explicit(v, n, memory_order_relaxed);
-}
+/* Adds to a counter of the queue pair's path and to that of its rail. */
+#define rdma_count(qp, counter, n)                                                                 \
+	do {                                                                                       \
+		atomic_fetch_add_explicit(&(qp)->path_counters->counter, n, memory_order_relaxed); \
+		atomic_fetch_add_explicit(&(qp)->rail_counters->counter, n, memory_order_relaxed); \
+	} while (0)
 
 static inline struct rdma_entry *rdma_entry_at(struct rdma_queue *p, uint32_t i)
 {
@@ -266,7 +266,7 @@ static inline struct rdma_entry *rdma_entry_at(struct rdma_queue *p, uint32_t i)
 /* route.c */
 /* Checks whether the transfer can take this route over the peer's paths. */
 enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct xfer *x,
-				    unsigned way);
+				    unsigned route);
 struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x);
 
 /* post.c */
@@ -324,8 +324,6 @@ void slice_release_buffers(struct core *c, struct slice *s);
 /* Takes slices of x that need not continue; urgent: also those that wait for an answer. */
 void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urgent,
 			 struct dray_list *over);
-/* Slices that were not posted give up their window buffers, so that another transport can send them. */
-void window_channel_leave(struct core *c, struct dray_list *slices);
 
 /* Takes over a share of the peer's window, which is consumed. */
 void window_take_share(struct rdma_peer *peer, struct rdma_share *share);

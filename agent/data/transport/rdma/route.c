@@ -5,18 +5,20 @@
  */
 #include "agent/data/transport/rdma/rdma.h"
 
+#define NO_ROUTE "no RDMA path to the peer is left, and no other transport fits: check the rails"
+
 static const struct rail_keys *window_keys(const struct rdma_peer *peer, const struct xfer *x)
 {
 	return peer->window && !x->remote->no_window ? peer->window->keys : NULL;
 }
 
 enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct xfer *x,
-				    unsigned way)
+				    unsigned route)
 {
-	const struct rail_keys *local = way & RDMA_ROUTE_STAGED ? peer->rdma->staging :
-								  x->local->keys;
-	const struct rail_keys *remote = way & RDMA_ROUTE_WINDOWED ? window_keys(peer, x) :
-								     x->remote->keys;
+	const struct rail_keys *local = route & RDMA_ROUTE_STAGED ? peer->rdma->staging :
+								    x->local->keys;
+	const struct rail_keys *remote = route & RDMA_ROUTE_WINDOWED ? window_keys(peer, x) :
+								       x->remote->keys;
 	/* of several reasons the one nearest to success */
 	enum rdma_fallback why = RDMA_FALLBACK_PATHS;
 
@@ -36,40 +38,37 @@ enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct x
 
 static bool may_stage(struct core *c, const struct rdma *r, const struct xfer *x)
 {
-	const struct region_view *local = object_region(x->local);
-
-	return local->memory == REGION_GPU && r->staging && stage_is_up(c) &&
-	       gpu_is_up(c, local->gpu);
+	return r->staging && stage_reaches(c, object_region(x->local));
 }
 
 /* Chooses the direct route if possible, else the one with least staging. */
-static enum rdma_fallback choose_way(const struct rdma_peer *peer, const struct xfer *x,
-				     bool may_stage, unsigned *ret_way)
+static enum rdma_fallback choose_route(const struct rdma_peer *peer, const struct xfer *x,
+				       bool may_stage, unsigned *ret_route)
 {
 	enum rdma_fallback why = RDMA_FALLBACK_NONE;
 
-	for (unsigned way = 0; way <= (RDMA_ROUTE_STAGED | RDMA_ROUTE_WINDOWED); way++) {
+	for (unsigned route = 0; route <= (RDMA_ROUTE_STAGED | RDMA_ROUTE_WINDOWED); route++) {
 		enum rdma_fallback w;
 
-		if ((way & RDMA_ROUTE_STAGED && !may_stage) ||
-		    (way & RDMA_ROUTE_WINDOWED && !window_keys(peer, x)))
+		if ((route & RDMA_ROUTE_STAGED && !may_stage) ||
+		    (route & RDMA_ROUTE_WINDOWED && !window_keys(peer, x)))
 			continue;
-		w = rdma_route_check(peer, x, way);
-		*ret_way = way;
+		w = rdma_route_check(peer, x, route);
+		*ret_route = route;
 		if (!w)
 			return w;
-		/* Without a window the owner is the reason. */
-		if (!(way & RDMA_ROUTE_WINDOWED))
+		/* Reports why the routes without a window failed. */
+		if (!(route & RDMA_ROUTE_WINDOWED))
 			why = w;
 	}
 	return why;
 }
 
-static struct channel *channel_by(struct rdma_channel *ch, unsigned way)
+static struct channel *channel_by(struct rdma_channel *ch, unsigned route)
 {
-	if (way & RDMA_ROUTE_WINDOWED)
-		return way & RDMA_ROUTE_STAGED ? &ch->win.staging.ch : &ch->win.ch;
-	return way ? &ch->staging.ch : &ch->ch;
+	if (route & RDMA_ROUTE_WINDOWED)
+		return route & RDMA_ROUTE_STAGED ? &ch->win.staging.ch : &ch->win.ch;
+	return route ? &ch->staging.ch : &ch->ch;
 }
 
 struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
@@ -78,27 +77,27 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 	struct rdma_peer *peer = remote->is_local ? NULL : rdma_peer_get(state, remote->peer);
 	struct rdma_channel *ch;
 	enum rdma_fallback why;
-	unsigned way = 0;
+	unsigned route = 0;
 
 	if (!peer || peer->down)
 		return NULL;
 	ch = &peer->channels[x->class];
 	/* Both agents have registered the memory; paths are still being computed. */
 	if (!peer->paths) {
-		way = x->local->keys ? 0 : RDMA_ROUTE_STAGED;
-		if (!x->remote->keys || (way && !may_stage(c, state, x)))
+		route = x->local->keys ? 0 : RDMA_ROUTE_STAGED;
+		if (!x->remote->keys || (route && !may_stage(c, state, x)))
 			return NULL;
-		return channel_by(ch, way);
+		return channel_by(ch, route);
 	}
-	why = choose_way(peer, x, may_stage(c, state, x), &way);
+	why = choose_route(peer, x, may_stage(c, state, x), &route);
 	if (why != peer->fallback) {
 		peer->fallback = why;
-		rdma_event(state, RDMA_FALLBACK, remote->peer, 0, why);
+		rdma_event(state, RDMA_FALLBACK, remote->peer, 0, why, NULL);
 	}
 	if (why)
 		return NULL;
 	rdma_queue_request(ch);
-	return channel_by(ch, way);
+	return channel_by(ch, route);
 }
 
 static void transfer_move(struct core *c, struct xfer *x, void *arg)
@@ -113,9 +112,10 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 	slices_take(&ch->staging.staged, x, &slices);
 	slices_take(&ch->win.restart, x, &slices);
 	slices_take(&ch->win.staging.staged, x, &slices);
-	window_channel_leave(c, &slices);
-	dray_list_for_each(&slices, s, struct slice, link)
+	dray_list_for_each(&slices, s, struct slice, link) {
+		slice_window_put(c, s);
 		n++;
+	}
 	/* Slices in flight on a lost queue pair, or being copied, come back first. */
 	if (n == x->slices && xfer_move(c, x, &slices))
 		return;
@@ -124,7 +124,7 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 	if (n != x->slices)
 		ch->moving = true;
 	else
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, "no rail to the peer is left", false);
+		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, NO_ROUTE, false);
 }
 
 static void review(struct core *c, struct xfer *x, void *arg)

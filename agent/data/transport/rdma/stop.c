@@ -21,14 +21,12 @@ void rdma_queue_lose(struct rdma_queue *p, uint32_t code)
 	r->rails[p->qp.path.rail].in_flight -= p->in_flight;
 	for (uint32_t i = p->head; i != p->tail; i++)
 		in_flight += rdma_entry_at(p, i)->slice != NULL;
-	rdma_add(&p->qp.path_counters->failovers, in_flight);
-	rdma_add(&p->qp.rail_counters->failovers, in_flight);
-	atomic_fetch_sub_explicit(&p->qp.path_counters->queue_pairs, 1, memory_order_relaxed);
-	atomic_fetch_sub_explicit(&p->qp.rail_counters->queue_pairs, 1, memory_order_relaxed);
+	rdma_count(&p->qp, failovers, in_flight);
+	rdma_count(&p->qp, queue_pairs, UINT32_MAX); /* one less */
 	core_count(r->c->counters, DRAY_METRIC_RDMA_FAILOVERS_TOTAL, in_flight);
 	core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS_LOST_TOTAL, 1);
 	core_count_down(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
-	rdma_event(r, RDMA_QP_LOST, p->peer->link->peer, p->qp.id, code);
+	rdma_event(r, RDMA_QP_LOST, p->peer->link->peer, p->qp.id, code, NULL);
 }
 
 /* Posts the slice again, or ends it. */

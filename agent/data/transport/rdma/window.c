@@ -24,7 +24,6 @@ static void staging_ready(struct core *c, struct stage_channel *p)
 {
 	struct window_channel *wc = dray_container_of(p, struct window_channel, staging);
 
-	(void)c;
 	rdma_pull_later(dray_container_of(wc, struct rdma_channel, win));
 }
 
@@ -82,7 +81,6 @@ void window_put(struct core *c, struct window_buffer *b)
 	struct rdma_window *w = b->window;
 	struct rdma_peer *peer = w->peer;
 
-	(void)c;
 	dray_list_add_front(&w->free, &b->link);
 	w->n_free++;
 	if (peer->window != w && w->n_free == w->n)
@@ -133,10 +131,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 	object_hold(b->remote);
 	dray_list_add(&ch->win.requested, &s->link);
 	ch->peer->unanswered++;
-	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
-							       .type = RDMA_ASK,
-							       .peer = a->peer,
-							       .arg = a });
+	rdma_event(ch->peer->rdma, RDMA_ASK, a->peer, 0, 0, a);
 }
 
 void window_restart(struct rdma_channel *ch, struct slice *s)
@@ -161,7 +156,7 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 	else if (code == DRAY_E_UNSUPPORTED || (code == DRAY_E_NOT_FOUND && w != ch->peer->window))
 		window_restart(ch, s);
 	else if (code)
-		xfer_slice_done(c, s, code, "the owner of the remote refused it");
+		xfer_slice_done(c, s, code, XFER_REFUSED_DETAIL);
 	else if (x->direction == DMSG_DIRECTION_WRITE)
 		xfer_slice_done(c, s, 0, NULL);
 	else if (window_is_void(ch->peer, s))
@@ -235,8 +230,9 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 			continue;
 		}
 		if (s->bytes > ch->peer->window->unit) {
-			xfer_slice_done(c, s, DRAY_E_UNSUPPORTED,
-					"the owner's window has become smaller");
+			xfer_slice_done(
+				c, s, DRAY_E_UNSUPPORTED,
+				"the window of the remote's owner became smaller: submit the transfer again");
 			continue;
 		}
 		buffer_take(ch->peer, s);
@@ -264,12 +260,6 @@ void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urg
 		dray_list_del(&s->link);
 		dray_list_add(over, &s->link);
 	}
-}
-
-void window_channel_leave(struct core *c, struct dray_list *slices)
-{
-	dray_list_for_each(slices, s, struct slice, link)
-		slice_window_put(c, s);
 }
 
 static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_share *share)

@@ -36,11 +36,7 @@ static void end(struct window_copy *w, uint32_t code)
 	w->grant = w->region = NULL;
 	copy->gpu_lost = w->b.lost;
 	/* The report comes first, because releasing the objects can end more. */
-	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
-							       .type = RDMA_COPIED,
-							       .peer = copy->peer,
-							       .code = code,
-							       .arg = copy });
+	rdma_event(w->rdma, RDMA_COPIED, copy->peer, 0, code, copy);
 	if (grant)
 		object_release(c, grant);
 	if (region)
@@ -51,7 +47,6 @@ static void round_done(struct core *c, struct stage_buffer *b)
 {
 	struct window_copy *w = b->holder;
 
-	(void)c;
 	dray_list_del(&w->link);
 	dray_list_add(&w->rdma->copied, &w->link);
 }

@@ -76,6 +76,11 @@ bool stage_is_up(const struct core *c)
 	return c->stage;
 }
 
+bool stage_reaches(const struct core *c, const struct region_view *r)
+{
+	return r->memory == REGION_GPU && c->stage && gpu_is_up(c, r->gpu);
+}
+
 uint64_t stage_unit(const struct core *c)
 {
 	return c->stage ? c->stage->unit : 0;

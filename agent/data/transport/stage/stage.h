@@ -69,6 +69,8 @@ int stage_up(struct core *c, const struct gpu_staging *staging);
 /* No copy is in flight, or its end is not read any more. */
 void stage_deinit(struct core *c);
 bool stage_is_up(const struct core *c);
+/* The region is GPU memory that this worker can copy through staging memory now. */
+bool stage_reaches(const struct core *c, const struct region_view *r);
 /* Bytes of a buffer, at most a slice; 0: no staging memory. */
 uint64_t stage_unit(const struct core *c);
 

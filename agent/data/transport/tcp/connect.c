@@ -12,19 +12,19 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/backoff.h"
 
 #define GIVE_UP_ATTEMPTS 3
+#define UNREACHABLE \
+	"no data stream to the peer could be opened: check the path to its segment address"
 
 static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 {
 	struct tcp_channel *ch = arg;
 
 	if (tcp_channel_has(ch, x) && x->state == XFER_RUNNING)
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE,
-			  "no data stream to the peer could be opened", false);
+		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, UNREACHABLE, false);
 }
 
 void tcp_connect_failed(struct tcp_channel *ch)
@@ -57,21 +57,11 @@ static void give_up(struct tcp_requester *p)
 static struct tcp_requester *requester_new(struct tcp_channel *ch)
 {
 	struct tcp *t = tcp_of(ch);
-	struct tcp_requester *p;
+	struct tcp_requester *p = tcp_stream_new(t, ch->peer, &tcp_requester_side, sizeof(*p),
+						 offsetof(struct tcp_requester, q), 1);
 
-	if (tcp_pool_reserve(t, 1) < 0)
+	if (!p)
 		return NULL;
-	p = malloc(sizeof(*p));
-	if (!p) {
-		tcp_pool_unreserve(t, 1);
-		return NULL;
-	}
-	/* The queue's entries and the heads are not touched before they are used. */
-	memset(p, 0, offsetof(struct tcp_requester, q));
-	memset(&p->sent_of, 0,
-	       offsetof(struct tcp_requester, heads) - offsetof(struct tcp_requester, sent_of));
-	tcp_stream_init(&p->s, t, ch->peer, &tcp_requester_side);
-	p->s.buffers = 1;
 	p->s.class = ch->ch.class;
 	p->s.state = TCP_CONNECTING;
 	p->s.id = (uint64_t)t->c->index << 32 | (uint32_t)++t->next_stream;

@@ -5,6 +5,7 @@
  * memory that only a burst needed is given back afterwards.
  */
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "agent/data/transport/tcp/tcp.h"
@@ -36,8 +37,7 @@ int tcp_pool_reserve(struct tcp *t, unsigned n)
 		/* clients' data does not belong into core dumps */
 		madvise(p, TCP_BUFFER, MADV_DONTDUMP);
 		/* used buffers stay at the top */
-		for (uint32_t k = t->pool_n; k > 0; k--)
-			t->pool[k] = t->pool[k - 1];
+		memmove(t->pool + 1, t->pool, t->pool_n * sizeof(*t->pool));
 		t->pool[0] = p;
 		t->pool_n++;
 		t->pool_low++;

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Payload after which a batch takes no further slice. */
@@ -25,12 +24,12 @@ static struct tcp_requester *requester_of(const struct tcp_stream *s)
 	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct tcp_requester, s);
 }
 
-static uint32_t window_left(const struct tcp_requester *p)
+static uint32_t frames_left(const struct tcp_requester *p)
 {
-	uint32_t window = dray_min(p->s.tcp->c->cfg.tcp_slices_in_flight, TCP_WINDOW_MAX);
+	uint32_t max = dray_min(p->s.tcp->c->cfg.tcp_slices_in_flight, TCP_FRAMES_MAX);
 	uint32_t used = p->tail - p->head;
 
-	return used < window ? window - used : 0;
+	return used < max ? max - used : 0;
 }
 
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
@@ -117,7 +116,7 @@ static bool batch_fill(struct tcp_requester *p)
 {
 	uint64_t bytes = 0;
 
-	while (window_left(p) && bytes < BATCH_BYTES && p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
+	while (frames_left(p) && bytes < BATCH_BYTES && p->heads_used <= TCP_HEADS - TCP_HEAD_MAX) {
 		struct slice *s = next_slice(p->ch);
 
 		if (!s)
@@ -217,21 +216,19 @@ static void batch_sent(struct tcp_requester *p, uint64_t n)
 /* The memory of the batch's first frame faulted. */
 static void send_fault(struct tcp_requester *p)
 {
-	static const char detail[] = "memory of the local region is not there any more";
 	struct tcp_frame *f = tcp_frame_at(p, p->sent);
 	struct core *c = p->s.tcp->c;
 	struct slice *s = f->slice;
 
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, s->xfer->local->view->session);
+	xfer_memory_fault(c, s->xfer->local->view->session);
 	if (!p->sent_of) {
 		tcp_frame_end(p, f);
-		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, detail);
+		xfer_slice_done(c, s, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
 		return;
 	}
 	/* The stream cannot continue after half a frame. The slice ends when the owner's end is closed. */
 	if (slice_wanted(s))
-		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, detail, false);
+		xfer_stop(c, s->xfer, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL, false);
 	tcp_requester_lose(p);
 }
 
@@ -291,7 +288,7 @@ static void answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t stat
 
 	if (s)
 		xfer_slice_done(c, s, status < DRAY_ERROR_N ? status : DRAY_E_PROTOCOL,
-				status ? "the owner of the remote refused it" : NULL);
+				status ? XFER_REFUSED_DETAIL : NULL);
 }
 
 static int answer_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
@@ -371,10 +368,8 @@ static void answer_fault(struct tcp_stream *s)
 
 	s->sink = true;
 	p->rx->slice = NULL;
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, slice->xfer->local->view->session);
-	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT,
-			"memory of the local region is not there any more");
+	xfer_memory_fault(c, slice->xfer->local->view->session);
+	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
 }
 
 static void answer_complete(struct tcp_stream *s)
@@ -434,7 +429,7 @@ static void requester_broken(struct tcp_stream *s)
 /* Queues the channel if this stream's send side is idle and there is work. */
 static void pull_if_idle(struct tcp_requester *p)
 {
-	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && window_left(p) &&
+	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && frames_left(p) &&
 	    tcp_channel_has_work(p->ch))
 		tcp_channel_pull_later(p->s.tcp, p->ch);
 }
@@ -488,7 +483,7 @@ static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 
 	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link)
 		if (p->s.state == TCP_OPEN && p->s.writable && p->sent == p->tail &&
-		    window_left(p) && (!best || p->in_flight < best->in_flight))
+		    frames_left(p) && (!best || p->in_flight < best->in_flight))
 			best = p;
 	return best;
 }

@@ -108,14 +108,6 @@ static bool fail_read(struct serve *v, uint32_t status)
 	return true;
 }
 
-static void report_fault(struct serve *v)
-{
-	struct core *c = v->s.tcp->c;
-
-	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, v->region->view->session);
-}
-
 /* Of the current frame, in host memory. */
 static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
@@ -163,7 +155,7 @@ static void read_small(struct serve *v, uint64_t length)
 
 		for (unsigned i = 0; i < n; i++) {
 			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
-				report_fault(v);
+				xfer_memory_fault(v->s.tcp->c, v->region->view->session);
 				v->out_wr = start;
 				put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA,
 					   DRAY_E_REGION_FAULT, 0);
@@ -285,7 +277,7 @@ static void serve_fault(struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
 
-	report_fault(v);
+	xfer_memory_fault(v->s.tcp->c, v->region->view->session);
 	v->status = DRAY_E_REGION_FAULT;
 	s->sink = true;
 	release(v);
@@ -353,7 +345,7 @@ static bool flush(struct serve *v, struct tcp_budget *b)
 		} else if (n == -EAGAIN) {
 			return true;
 		} else if (n == -EFAULT && v->read_left) {
-			report_fault(v);
+			xfer_memory_fault(v->s.tcp->c, v->region->view->session);
 			if (!fail_read(v, DRAY_E_REGION_FAULT))
 				return false;
 		} else {
@@ -434,18 +426,11 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 			tcp_serve_close(s, true, true);
 			goto refuse;
 		}
-	if (tcp_pool_reserve(t, 2) < 0)
+	v = tcp_stream_new(t, peer, &serve_side, sizeof(*v), offsetof(struct serve, segs), 2);
+	if (!v)
 		goto refuse;
-	v = malloc(sizeof(*v));
-	if (!v) {
-		tcp_pool_unreserve(t, 2);
-		goto refuse;
-	}
-	memset(v, 0, offsetof(struct serve, segs));
-	tcp_stream_init(&v->s, t, peer, &serve_side);
 	dray_list_init(&v->hold_link);
 	serve_stage_init(v);
-	v->s.buffers = 2;
 	v->s.id = id;
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
 	tcp_socket_setup(t, fd);

@@ -28,7 +28,6 @@ static void requeue(struct serve *v)
 
 static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
-	(void)c;
 	requeue(dray_container_of(w, struct serve, waiter));
 }
 

@@ -6,7 +6,6 @@
  * Ending a slice can end its transfer, which can stop others. So slices first move from all queues to a
  * list of the caller, and end when the streams are consistent again.
  */
-#include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/tcp/tcp.h"
 
 /* Takes the slices that may end now from an open stream. True: the others need the stream to be closed. */

@@ -34,17 +34,29 @@ static void ready(struct loop_source *source, uint32_t events)
 		dray_list_add(&s->tcp->ready[s->class], &s->ready_link);
 }
 
-void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
-		     const struct tcp_side *side)
+void *tcp_stream_new(struct tcp *t, struct tcp_peer *peer, const struct tcp_side *side, size_t size,
+		     size_t zeroed, unsigned buffers)
 {
+	struct tcp_stream *s;
+
+	if (tcp_pool_reserve(t, buffers) < 0)
+		return NULL;
+	s = malloc(size);
+	if (!s) {
+		tcp_pool_unreserve(t, buffers);
+		return NULL;
+	}
+	memset(s, 0, zeroed);
 	s->tcp = t;
 	s->peer = peer;
 	s->side = side;
+	s->buffers = buffers;
 	s->fd = -1;
 	s->source.fd = -1;
 	dray_list_init(&s->ready_link);
 	dray_list_init(&s->peer_link);
 	dray_list_add(&t->streams, &s->link);
+	return s;
 }
 
 void tcp_socket_setup(const struct tcp *t, int fd)

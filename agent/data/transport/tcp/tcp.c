@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/data/transfer/xfer.h"
 #include "lib/assert.h"
 
 /*
@@ -78,7 +77,6 @@ static void staging_ready(struct core *c, struct stage_channel *p)
 {
 	struct tcp_channel *ch = dray_container_of(p, struct tcp_channel, staging);
 
-	(void)c;
 	tcp_channel_pull_later(tcp_of(ch), ch);
 }
 
@@ -100,7 +98,6 @@ static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 	struct tcp *t = state;
 	struct tcp_peer *peer;
 
-	(void)c;
 	if (i >= t->n_peers) {
 		uint32_t n = dray_max(i + 1, t->n_peers * 2);
 		struct tcp_peer **peers = realloc(t->peers, n * sizeof(struct tcp_peer *));
@@ -179,7 +176,6 @@ static void tcp_deinit(struct core *c, void *state)
 {
 	struct tcp *t = state;
 
-	(void)c;
 	/* The worker has ended all sessions, so no slice is left, and upcalls no longer matter. */
 	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
 		tcp_stream_close(s, false);
@@ -203,9 +199,7 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 		return NULL;
 	if (local->memory == REGION_HOST)
 		return &peer->channels[x->class].ch;
-	return local->memory == REGION_GPU && stage_is_up(c) && gpu_is_up(c, local->gpu) ?
-		       &peer->channels[x->class].staging.ch :
-		       NULL;
+	return stage_reaches(c, local) ? &peer->channels[x->class].staging.ch : NULL;
 }
 
 static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
@@ -217,7 +211,6 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 {
 	struct tcp_channel *to = channel_of(state, ch);
 
-	(void)c;
 	/* The other transport forgets the peer first. */
 	if (s->staged)
 		stage_charge(s->staged, &to->peer->staged[STAGE_OWN]);
@@ -228,7 +221,6 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 
 static void tcp_kick(struct core *c, void *state, struct channel *ch)
 {
-	(void)c;
 	tcp_channel_pull_later(state, channel_of(state, ch));
 }
 
@@ -314,14 +306,12 @@ static bool tcp_progress(struct core *c, void *state)
 
 static void tcp_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
-	(void)c;
 	if (x->channel && x->channel->ops == &transport_tcp)
 		tcp_channel_stop(channel_of(state, x->channel), x, urgent);
 }
 
 static void tcp_drop(struct core *c, void *state, struct object *o)
 {
-	(void)c;
 	tcp_serve_drop(state, o);
 }
 
@@ -383,7 +373,6 @@ static void tcp_stream_dead(struct core *c, void *state, dray_handle handle, uin
 {
 	struct tcp_peer *peer = tcp_peer_get(state, handle);
 
-	(void)c;
 	if (peer && !tcp_channel_dead(&peer->channels[0], stream_id))
 		tcp_channel_dead(&peer->channels[1], stream_id);
 }

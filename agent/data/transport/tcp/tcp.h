@@ -24,9 +24,10 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
-#include "agent/model/peer_link.h"
-#include "agent/data/transport/stage/channel.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/xfer.h"
+#include "agent/data/transport/stage/channel.h"
+#include "agent/model/peer_link.h"
 #include "lib/cleanup.h"
 
 /* Size of a stream's buffer, which the stream borrows from the worker's pool only while bytes are in it. */
@@ -36,7 +37,7 @@
 /* IOV_MAX: ranges of one system call. */
 #define TCP_IOV 1024
 /* tcp.slices_in_flight is at most this; a power of two. */
-#define TCP_WINDOW_MAX 64u
+#define TCP_FRAMES_MAX 64u
 /* Bytes of one turn, and the bytes that a system call counts for. */
 #define TCP_TURN_BYTES (1 << 20)
 /* Bytes of a bulk turn within this time after the last latency transfer. */
@@ -92,7 +93,6 @@ enum tcp_stream_state {
 	TCP_GREETING,   /* hello sent, welcome awaited */
 	TCP_OPEN,
 	TCP_CLOSED, /* the descriptor is closed */
-	TCP_STREAM_STATE_N
 };
 
 struct tcp_stream {
@@ -158,7 +158,6 @@ struct tcp_requester {
 	struct tcp_stream s; /* first */
 	struct tcp_channel *ch;
 	uint32_t head, sent, tail;
-	struct tcp_frame q[TCP_WINDOW_MAX];
 	uint64_t sent_of;
 	uint64_t in_flight;   /* payload bytes in q */
 	bool useful;          /* a frame was answered */
@@ -170,6 +169,7 @@ struct tcp_requester {
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
 	uint32_t heads_used;
+	struct tcp_frame q[TCP_FRAMES_MAX]; /* from here on not cleared for each stream */
 	uint8_t heads[TCP_HEADS];
 };
 
@@ -237,8 +237,12 @@ static inline void tcp_channel_pull_later(struct tcp *t, struct tcp_channel *ch)
 }
 
 /* stream.c */
-void tcp_stream_init(struct tcp_stream *s, struct tcp *t, struct tcp_peer *peer,
-		     const struct tcp_side *side);
+/*
+ * Allocates a stream of one side, which is its first member; only the first bytes are zeroed. Reserves its
+ * buffers. NULL: no memory.
+ */
+void *tcp_stream_new(struct tcp *t, struct tcp_peer *peer, const struct tcp_side *side, size_t size,
+		     size_t zeroed, unsigned buffers);
 /* Sets options of a new socket. Buffer sizes must be set before it connects. */
 void tcp_socket_setup(const struct tcp *t, int fd);
 /* Registers the fd, which stays the caller's on failure. 0 or -errno. */
@@ -279,7 +283,7 @@ void tcp_connect_failed(struct tcp_channel *ch);
 extern const struct tcp_side tcp_requester_side;
 static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i)
 {
-	return &p->q[i % TCP_WINDOW_MAX];
+	return &p->q[i % TCP_FRAMES_MAX];
 }
 
 /* The frame is answered or will not be sent; the caller takes its slice. */
