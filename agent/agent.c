@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <systemd/sd-daemon.h>
 
-#include "agent/control/bus/control.h"
+#include "agent/control/bus/bus.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
 #include "agent/control/placement.h"

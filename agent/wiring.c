@@ -7,14 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/control/bus/control.h"
+#include "agent/control/bus/bus.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/http/http.h"
 #include "agent/control/peer/fsm.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/health.h"
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 #include "agent/control/status/watchdog.h"
 #include "agent/model/gpu_message.h"
 #include "agent/placement/detect/detect.h"

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <systemd/sd-event.h>
 
-#include "agent/control/bus/control.h"
+#include "agent/control/bus/bus.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/status/health.h"
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "lib/assert.h"

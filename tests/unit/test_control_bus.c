@@ -3,9 +3,9 @@
  * The control socket around an agent that is made up: its loop runs in a thread of its own, the tests are
  * the clients.
  */
-#include "agent/control/bus/control.h"
+#include "agent/control/bus/bus.h"
 #include "agent/control/status/health.h"
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 #include "agent/control/rails/rails.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The dictionaries of GPUs. */
 #include "agent/control/bus/internal.h"
-#include "agent/control/bus/rows.h"
+#include "agent/control/bus/dictionaries.h"
 #include "agent/control/gpu/gpus.h"
 #include "gpu/peers.h"
 #include "lib/cleanup.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/bus/rows.h"
+#include "agent/control/bus/dictionaries.h"
 #include "agent/control/placement.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"

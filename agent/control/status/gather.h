@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the agent tells of itself, gathered from its modules. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_STATUS_OBSERVE_H
-#define DRAY_AGENT_CONTROL_STATUS_OBSERVE_H
+#ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
+#define DRAY_AGENT_CONTROL_STATUS_GATHER_H
 
 #include "agent/control/status/metrics.h"
 #include "agent/control/ready.h"

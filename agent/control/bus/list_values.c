@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/bus/rows.h"
+#include "agent/control/bus/dictionaries.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/transfer_log.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/bus/rows.h"
+#include "agent/control/bus/dictionaries.h"
 
 #include <errno.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/log.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Control socket: D-Bus peer to peer by sd-bus, interface dev.dray.Agent1. Control thread only. */
-#ifndef DRAY_AGENT_CONTROL_BUS_CONTROL_H
-#define DRAY_AGENT_CONTROL_BUS_CONTROL_H
+#ifndef DRAY_AGENT_CONTROL_BUS_BUS_H
+#define DRAY_AGENT_CONTROL_BUS_BUS_H
 
 #include "agent/control/agent.h"
 

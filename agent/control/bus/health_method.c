@@ -3,7 +3,7 @@
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/status/health.h"
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 #include "lib/log.h"
 
 /* Of one connection, waiting for their answer. */

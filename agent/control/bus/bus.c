@@ -4,7 +4,7 @@
  * without reading is cut off before what waits for it grows large: every message it sends passes
  * conn_filter() first, whoever answers it.
  */
-#include "agent/control/bus/control.h"
+#include "agent/control/bus/bus.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/status/observe.h"
+#include "agent/control/status/gather.h"
 
 #include <stdio.h>
 #include <string.h>

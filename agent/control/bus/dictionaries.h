@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dictionaries of the list methods, row by row: keys and types come from the schema's tables, values from here. */
-#ifndef DRAY_AGENT_CONTROL_BUS_ROWS_H
-#define DRAY_AGENT_CONTROL_BUS_ROWS_H
+#ifndef DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
+#define DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
 
 #include <stddef.h>
 #include <stdint.h>
