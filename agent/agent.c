@@ -77,7 +77,7 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 			     .config_args = args,
 			     .identity = IDENTITY_NULL,
 			     .started_ns = dray_now().ns };
-	asks_init(a);
+	transfer_queries_init(a);
 	dray_cpus_get(&a->cpus);
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_nodes[i] = -1;
@@ -128,7 +128,7 @@ int agent_run(struct agent *a)
 bool agent_deinit(struct agent *a)
 {
 	a->http = http_free(a->http);
-	a->control = control_free(a->control);
+	a->bus = bus_server_free(a->bus);
 	a->watchdog = watchdog_free(a->watchdog);
 	a->health = health_free(a->health);
 	a->detect = detect_free(a->detect);
@@ -148,7 +148,7 @@ bool agent_deinit(struct agent *a)
 			    "end of the process");
 	a->gpus = NULL;
 	a->regions = regions_free(a->regions);
-	asks_free(a);
+	transfer_queries_free(a);
 	identity_close(&a->identity);
 	a->identity = IDENTITY_NULL;
 	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);

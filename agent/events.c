@@ -52,10 +52,10 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		sessions_handle_fault(a->sessions, ev->session);
 		break;
 	case EVENT_SNAPSHOT:
-		asks_handle_snapshot(a, worker, ev->snapshot);
+		transfer_queries_handle_snapshot(a, worker, ev->snapshot);
 		break;
 	case EVENT_CANCELLED:
-		asks_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
+		transfer_queries_handle_cancelled(a, ev->handle, ev->id != 0, ev->code);
 		break;
 	case EVENT_REPORT:
 		report_log(ev->report);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The modules of the agent: how they are made, and which module each upcall of another one goes to. */
+/* Creates the modules of the agent, and connects the upcalls of each module to other modules. */
 #include "agent/internal.h"
 
 #include <errno.h>
@@ -26,158 +26,150 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-static void up_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+/* Upcalls take the agent as arg. Many only pass a call on to another module of it. */
+static struct gpus *gpus_of(void *arg)
 {
-	struct agent *a = arg;
-
-	peers_fence(a->peers, peer, grant, code);
+	return ((struct agent *)arg)->gpus;
 }
 
-static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
+static struct peers *peers_of(void *arg)
 {
-	struct agent *a = arg;
-
-	sessions_revoke_local(a->sessions, remote, code, urgent);
+	return ((struct agent *)arg)->peers;
 }
 
-static void up_region_added(void *arg, const struct region_view *view,
+static struct rails *rails_of(void *arg)
+{
+	return ((struct agent *)arg)->rails;
+}
+
+static struct regions *regions_of(void *arg)
+{
+	return ((struct agent *)arg)->regions;
+}
+
+static struct sessions *sessions_of(void *arg)
+{
+	return ((struct agent *)arg)->sessions;
+}
+
+static void on_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+{
+	peers_fence(peers_of(arg), peer, grant, code);
+}
+
+static void on_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
+{
+	sessions_revoke_local(sessions_of(arg), remote, code, urgent);
+}
+
+static void on_region_added(void *arg, const struct region_view *view,
 			    const struct region_dmabuf *dmabufs)
 {
-	struct agent *a = arg;
-
-	rails_region_add(a->rails, view, dmabufs);
+	rails_region_add(rails_of(arg), view, dmabufs);
 }
 
-static void up_region_removed(void *arg, dray_handle region, void (*done)(void *arg),
+static void on_region_removed(void *arg, dray_handle region, void (*done)(void *arg),
 			      void *done_arg)
 {
-	struct agent *a = arg;
-
-	rails_region_remove(a->rails, region, done, done_arg);
+	rails_region_remove(rails_of(arg), region, done, done_arg);
 }
 
-static void up_region_revoked(void *arg, dray_handle region)
+static void on_region_revoked(void *arg, dray_handle region)
 {
-	struct agent *a = arg;
-
-	rails_region_revoked(a->rails, region);
+	rails_region_revoked(rails_of(arg), region);
 }
 
-static void up_region_registered(void *arg, dray_handle region, bool usable, const char *why)
+static void on_region_registered(void *arg, dray_handle region, bool usable, const char *why)
 {
-	struct agent *a = arg;
-
-	region_registered(a->regions, region, usable, why);
+	region_registered(regions_of(arg), region, usable, why);
 }
 
-static void up_gpu_lost(void *arg, unsigned device)
+static void on_gpu_lost(void *arg, unsigned device)
 {
-	struct agent *a = arg;
-
-	regions_gpu_lost(a->regions, device);
+	regions_gpu_lost(regions_of(arg), device);
 }
 
-static void up_close_fds(void *arg, int *fds, unsigned n)
+static void on_close_fds(void *arg, int *fds, unsigned n)
 {
-	struct agent *a = arg;
-
-	regions_close_fds(a->regions, fds, n);
+	regions_close_fds(regions_of(arg), fds, n);
 }
 
-static void up_gpu_staging(void *arg, unsigned worker, const struct gpu_staging *staging)
+static void on_gpu_staging(void *arg, unsigned worker, const struct gpu_staging *staging)
 {
-	struct agent *a = arg;
-
-	rails_staging_add(a->rails, worker, staging->base, staging->bytes);
+	rails_staging_add(rails_of(arg), worker, staging->base, staging->bytes);
 }
 
 static const struct gpus_upcalls gpus_up = {
-	.lost = up_gpu_lost,
-	.staging = up_gpu_staging,
-	.close_fds = up_close_fds,
+	.lost = on_gpu_lost,
+	.staging = on_gpu_staging,
+	.close_fds = on_close_fds,
 };
 
 static const struct regions_upcalls regions_up = {
-	.fence = up_fence,
-	.revoke_local = up_revoke_local,
-	.added = up_region_added,
-	.removed = up_region_removed,
-	.revoked = up_region_revoked,
+	.fence = on_fence,
+	.revoke_local = on_revoke_local,
+	.added = on_region_added,
+	.removed = on_region_removed,
+	.revoked = on_region_revoked,
 };
 
-static void up_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
+static void on_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
 {
-	struct agent *a = arg;
-
-	sessions_remote_fenced(a->sessions, peer, grant, code);
+	sessions_remote_fenced(sessions_of(arg), peer, grant, code);
 }
 
-static void up_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
+static void on_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
 {
-	struct agent *a = arg;
-
-	sessions_peer_lost(a->sessions, peer, code, why);
+	sessions_peer_lost(sessions_of(arg), peer, code, why);
 }
 
-static void up_draining(void *arg, dray_handle peer)
+static void on_draining(void *arg, dray_handle peer)
 {
-	struct agent *a = arg;
-
-	sessions_peer_draining(a->sessions, peer);
+	sessions_peer_draining(sessions_of(arg), peer);
 }
 
-static uint32_t up_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
+static uint32_t on_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
 				uint64_t incarnation, uint64_t id, uint64_t tag,
 				const uint8_t *payload, uint32_t length)
 {
 	struct agent *a = arg;
 	int gpu = region_gpu(a->regions, region);
 
-	/* whoever hears of it may look at the bytes at once, by the GPU */
+	/* the receiver may read the bytes at once, with the GPU */
 	if (gpu >= 0 && !gpus_flush_rdma(a->gpus, (unsigned)gpu))
 		return DRAY_E_GPU_LOST;
 	return sessions_deliver(a->sessions, region, agent_id, incarnation, id, tag, payload,
 				length);
 }
 
-static void up_peer_up(void *arg, dray_handle peer, uint64_t features)
+static void on_peer_up(void *arg, dray_handle peer, uint64_t features)
 {
-	struct agent *a = arg;
-
-	rails_peer_up(a->rails, peer, features);
+	rails_peer_up(rails_of(arg), peer, features);
 }
 
-static bool up_peer_down(void *arg, dray_handle peer)
+static bool on_peer_down(void *arg, dray_handle peer)
 {
-	struct agent *a = arg;
-
-	return rails_peer_down(a->rails, peer);
+	return rails_peer_down(rails_of(arg), peer);
 }
 
-static void up_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
+static void on_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
 {
-	struct agent *a = arg;
-
-	rails_peer_ports(a->rails, peer, ports);
+	rails_peer_ports(rails_of(arg), peer, ports);
 }
 
-static void up_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
+static void on_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
 {
-	struct agent *a = arg;
-
-	rails_peer_keys(a->rails, peer, grant, sessions_remote_length(a->sessions, peer, grant),
-			rails);
+	rails_peer_keys(rails_of(arg), peer, grant,
+			sessions_remote_length(sessions_of(arg), peer, grant), rails);
 }
 
-static void up_imported(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
+static void on_imported(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
 			const struct dray_vec *rails)
 {
-	struct agent *a = arg;
-
-	rails_peer_keys(a->rails, peer, grant, length, rails);
+	rails_peer_keys(rails_of(arg), peer, grant, length, rails);
 }
 
-static unsigned up_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
+static unsigned on_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
 			      unsigned max)
 {
 	struct agent *a = arg;
@@ -193,70 +185,56 @@ static unsigned up_grant_keys(void *arg, dray_handle peer, dray_handle grant, ui
 	return n;
 }
 
-static void up_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
+static void on_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
 			  const struct pmsg_qp_connect *m)
 {
-	struct agent *a = arg;
-
-	rails_peer_connect(a->rails, peer, request_id, m);
+	rails_peer_connect(rails_of(arg), peer, request_id, m);
 }
 
-static void up_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
+static void on_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
 {
-	struct agent *a = arg;
-
-	rails_peer_close(a->rails, peer, request_id, qp);
+	rails_peer_close(rails_of(arg), peer, request_id, qp);
 }
 
-static void up_window(void *arg, dray_handle peer, const struct pmsg_window *m)
+static void on_window(void *arg, dray_handle peer, const struct pmsg_window *m)
 {
-	struct agent *a = arg;
-
-	rails_peer_window(a->rails, peer, m);
+	rails_peer_window(rails_of(arg), peer, m);
 }
 
-static void up_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
+static void on_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
 {
-	struct agent *a = arg;
-
-	rails_peer_stage(a->rails, peer, request_id, m);
+	rails_peer_stage(rails_of(arg), peer, request_id, m);
 }
 
-static int up_pin(void *arg, uint64_t bytes, gpu_host_fn done, void *done_arg)
+static int on_pin(void *arg, uint64_t bytes, gpu_host_fn done, void *done_arg)
 {
-	struct agent *a = arg;
-
-	return gpus_host_new(a->gpus, bytes, done, done_arg);
+	return gpus_host_new(gpus_of(arg), bytes, done, done_arg);
 }
 
-static void up_unpin(void *arg, struct gpu_host *h)
+static void on_unpin(void *arg, struct gpu_host *h)
 {
 	(void)arg;
 	gpus_host_free(h);
 }
 
-static void up_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
+static void on_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
 {
-	struct agent *a = arg;
-
-	sessions_remote_keys(a->sessions, peer, grant, keys);
+	sessions_remote_keys(sessions_of(arg), peer, grant, keys);
 }
 
-static int up_worker_node(void *arg, unsigned worker)
+static int on_worker_node(void *arg, unsigned worker)
 {
 	const struct agent *a = arg;
 
 	return a->worker_nodes[worker];
 }
 
-static void up_peer_quiet(void *arg, dray_handle peer)
+static void on_peer_quiet(void *arg, dray_handle peer)
 {
-	struct agent *a = arg;
-
-	peers_quiet(a->peers, peer);
+	peers_quiet(peers_of(arg), peer);
 }
 
-static void up_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
+static void on_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
 			    const char *after, const char *why)
 {
 	struct agent *a = arg;
@@ -265,11 +243,11 @@ static void up_peer_changed(void *arg, dray_handle peer, const char *segment, co
 	if (a->segments)
 		segments_peer_changed(a->segments, segment,
 				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
-	if (a->control)
-		control_peer_changed(a->control, peer, segment, before, after, why);
+	if (a->bus)
+		bus_server_peer_changed(a->bus, peer, segment, before, after, why);
 }
 
-static void up_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
+static void on_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
 			    const char *after, const char *why)
 {
 	struct agent *a = arg;
@@ -277,36 +255,36 @@ static void up_rail_changed(void *arg, const char *device, uint32_t port, const 
 
 	snprintf(name, sizeof(name), "%s/%u", device, port);
 	agent_record(a, HISTORY_RAIL, name, before, after, why);
-	if (a->control)
-		control_rail_changed(a->control, device, port, before, after, why);
+	if (a->bus)
+		bus_server_rail_changed(a->bus, device, port, before, after, why);
 }
 
-static void up_session_closed(void *arg, dray_handle session, const char *name, const char *why)
+static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
 {
 	struct agent *a = arg;
 	char subject[HISTORY_SUBJECT_BYTES];
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
 	agent_record(a, HISTORY_SESSION, subject, "open", "closed", why);
-	if (a->control)
-		control_session_closed(a->control, session, name, why);
+	if (a->bus)
+		bus_server_session_closed(a->bus, session, name, why);
 }
 
 static const struct peers_upcalls peers_up = {
-	.fenced = up_fenced,
-	.lost = up_lost,
-	.draining = up_draining,
-	.notification = up_notification,
-	.up = up_peer_up,
-	.down = up_peer_down,
-	.ports = up_ports,
-	.keys = up_keys,
-	.grant_keys = up_grant_keys,
-	.qp_connect = up_qp_connect,
-	.qp_close = up_qp_close,
-	.window = up_window,
-	.stage = up_stage,
-	.changed = up_peer_changed,
+	.fenced = on_fenced,
+	.lost = on_lost,
+	.draining = on_draining,
+	.notification = on_notification,
+	.up = on_peer_up,
+	.down = on_peer_down,
+	.ports = on_ports,
+	.keys = on_keys,
+	.grant_keys = on_grant_keys,
+	.qp_connect = on_qp_connect,
+	.qp_close = on_qp_close,
+	.window = on_window,
+	.stage = on_stage,
+	.changed = on_peer_changed,
 };
 
 static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
@@ -320,7 +298,7 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 		return;
 	ret = pool_place(&a->pool, i, &cpus, node);
 	if (ret < 0) {
-		log_warning("agent", "worker %u stays where it is: %s, ignoring", i,
+		log_warning("agent", "worker %u keeps its CPUs: binding it to others failed: %s", i,
 			    dray_errno_text(ret));
 		return;
 	}
@@ -331,7 +309,7 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 		log_info("agent", "worker %u runs on any CPU", i);
 }
 
-static void up_detected(void *arg, struct nd_scan *scan)
+static void on_detected(void *arg, struct nd_scan *scan)
 {
 	struct agent *a = arg;
 	cpu_set_t allowed;
@@ -339,14 +317,14 @@ static void up_detected(void *arg, struct nd_scan *scan)
 	peers_links_changed(a->peers, &scan->links);
 	agent_placement_detected(a, scan);
 	rails_follow(a->rails, scan);
-	/* this thread keeps the mask that the process was given */
+	/* the affinity of this thread is still the one that the process was started with */
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
 		return;
 	for (unsigned i = 0; i < a->pool.n; i++)
 		place_worker(a, i, &allowed, scan);
 }
 
-static void up_ready(void *arg, struct ready *ret)
+static void on_ready(void *arg, struct ready *ret)
 {
 	agent_ready(arg, ret);
 }
@@ -361,8 +339,8 @@ static unsigned worker_count(const struct dray_config *cfg, const struct dray_cp
 	return dray_max(n, 1u);
 }
 
-static int start_outside(struct agent *a, const struct dray_config *cfg, int control_fd,
-			 struct dray_err *reterr)
+static int start_interfaces(struct agent *a, const struct dray_config *cfg, int control_fd,
+			    struct dray_err *reterr)
 {
 	int ret = health_new(&a->health, a);
 
@@ -370,13 +348,12 @@ static int start_outside(struct agent *a, const struct dray_config *cfg, int con
 		ret = watchdog_new(&a->watchdog, a->event, a->health, a->notify);
 	if (ret >= 0)
 		ret = agent_want_segments(a);
-	if (ret < 0)
-		dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "health: %s", dray_errno_text(ret));
 	if (ret < 0) {
 		dray_close(control_fd);
-		return ret;
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "health: %s",
+				    dray_errno_text(ret));
 	}
-	ret = control_new(&a->control, a, control_fd, reterr);
+	ret = bus_server_new(&a->bus, a, control_fd, reterr);
 	if (ret < 0)
 		return ret;
 	return http_new(&a->http,
@@ -384,7 +361,7 @@ static int start_outside(struct agent *a, const struct dray_config *cfg, int con
 					     .cfg = cfg,
 					     .health = a->health,
 					     .metrics = agent_metrics_source(a),
-					     .ready = up_ready,
+					     .ready = on_ready,
 					     .arg = a },
 			reterr);
 }
@@ -459,20 +436,20 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
 						    .listen_fd = passed.data,
-						    .keys = up_imported,
-						    .closed = up_session_closed,
+						    .keys = on_imported,
+						    .closed = on_session_closed,
 						    .placement = &agent_placement,
 						    .arg = a },
 			   reterr);
 	if (ret < 0)
 		return ret;
-	ret = start_outside(a, cfg, passed.control, reterr);
+	ret = start_interfaces(a, cfg, passed.control, reterr);
 	if (ret < 0)
 		return ret;
 	return detect_new(&a->detect,
 			  &(struct detect_deps){ .event = a->event,
 						 .cfg = cfg,
-						 .changed = up_detected,
+						 .changed = on_detected,
 						 .cpus = agent_cpus_changed,
 						 .listeners = agent_placement_listeners,
 						 .arg = a },
@@ -480,29 +457,31 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 }
 
 /*
- * Privileges go between what needs them and the threads that work. Those share this thread's credentials as they
- * are from then on, and must: the kernel refuses a device's write() to who has others than whoever opened it
- * (ib_safe_file_access() in drivers/infiniband), were it only by another copy of the same.
+ * Privileges are dropped after the sockets are open and before threads start. The threads share this thread's
+ * credentials from then on. They must: the kernel refuses write() on an RDMA device unless the caller has the very
+ * credentials that opened it (ib_safe_file_access() in drivers/infiniband); an equal copy is refused, too.
  */
 int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)
 {
 	int ret = privilege_drop();
 
 	if (ret < 0)
-		log_warning("agent", "capabilities are kept that are not needed: %s, ignoring",
-			    dray_errno_text(ret));
+		log_warning(
+			"agent",
+			"dropping capabilities failed: %s; the agent keeps capabilities that it does not need",
+			dray_errno_text(ret));
 	ret = rails_new(&a->rails,
 			&(struct rails_deps){ .event = a->event,
 					      .cfg = cfg,
 					      .pool = &a->pool,
 					      .verbs = &verbs_real,
-					      .remote_keys = up_remote_keys,
-					      .worker_node = up_worker_node,
-					      .changed = up_rail_changed,
-					      .peer_quiet = up_peer_quiet,
-					      .registered = up_region_registered,
-					      .pin = up_pin,
-					      .unpin = up_unpin,
+					      .remote_keys = on_remote_keys,
+					      .worker_node = on_worker_node,
+					      .changed = on_rail_changed,
+					      .peer_quiet = on_peer_quiet,
+					      .registered = on_region_registered,
+					      .pin = on_pin,
+					      .unpin = on_unpin,
 					      .arg = a },
 			reterr);
 	if (ret < 0)

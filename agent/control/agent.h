@@ -23,7 +23,7 @@
 
 enum agent_state { AGENT_RUNNING, AGENT_DRAINING, AGENT_DRAINED, AGENT_STATE_N };
 
-struct control;
+struct bus_server;
 struct detect;
 struct gpus;
 struct hints;
@@ -35,16 +35,16 @@ struct segments;
 struct state;
 struct watchdog;
 
-/* What the control socket signals to its connections; given by bus/control.h. */
-struct control_signals {
-	void (*state_changed)(struct control *c, enum agent_state old, enum agent_state new);
-	void (*segment_changed)(struct control *c, const char *segment, const char *before,
+/* What the control socket signals to its connections; set by bus_server_new(). */
+struct bus_signals {
+	void (*state_changed)(struct bus_server *c, enum agent_state old, enum agent_state new);
+	void (*segment_changed)(struct bus_server *c, const char *segment, const char *before,
 				const char *after, const char *why);
-	void (*preferred_changed)(struct control *c, const char *before, const char *after,
+	void (*preferred_changed)(struct bus_server *c, const char *before, const char *after,
 				  const char *why);
-	void (*event_added)(struct control *c, const struct history_event *e);
+	void (*event_added)(struct bus_server *c, const struct history_event *e);
 	/* Sends out what is queued, at most this long; before exit. */
-	void (*flush)(struct control *c);
+	void (*flush)(struct bus_server *c);
 };
 
 struct agent {
@@ -59,8 +59,8 @@ struct agent {
 	struct regions *regions;
 	struct peers *peers;
 	struct sessions *sessions;
-	struct control *control; /* NULL: not listening */
-	const struct control_signals *signals_up;
+	struct bus_server *bus; /* NULL: not listening */
+	const struct bus_signals *bus_signals;
 	struct history *history;
 	struct notify *notify; /* NULL: no service manager asked for it */
 	struct detect *detect;
@@ -69,7 +69,7 @@ struct agent {
 	struct watchdog *watchdog;          /* NULL without one */
 	struct dray_cpus cpus;              /* as last seen */
 	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
-	struct dray_list listings, cancels; /* asks.c: under way */
+	struct dray_list listings, cancels; /* transfer_queries.c */
 	uint64_t last_cancel;
 	int64_t started_ns;
 
@@ -148,11 +148,12 @@ int agent_watch_signals(struct agent *a);
 
 const char *agent_state_name(enum agent_state s);
 
-/* Asks every worker for its transfers; fn runs later, once, and may not keep them. 0 or -ENOMEM. */
+/*
+ * Asks every worker for its transfers in flight, or for the records of transfers that ended last. fn runs once, later; the
+ * snapshots are valid until it returns. 0 or -ENOMEM.
+ */
 typedef void (*agent_transfers_fn)(void *arg, struct snapshot *const *snapshots, unsigned n);
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg);
-/* The same for the records of those that ended last. */
-int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg);
+int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg);
 
 /*
  * Stops a transfer. fn runs once, later. ended: code is how, `cancelled` or what came first; otherwise

@@ -39,8 +39,8 @@ static void set_state(struct agent *a, enum agent_state next, const char *why)
 	log_notice("agent", "state %s -> %s: %s", state_names[old], state_names[next], why);
 	notify_status(a->notify, "%s", state_names[next]);
 	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
-	if (a->control)
-		a->signals_up->state_changed(a->control, old, next);
+	if (a->bus)
+		a->bus_signals->state_changed(a->bus, old, next);
 }
 
 static int after(struct agent *a, sd_event_source **source, int64_t ns, sd_event_time_handler_t fn)
@@ -57,8 +57,8 @@ static void peers_stopped(void *arg)
 {
 	struct agent *a = arg;
 
-	if (a->control)
-		a->signals_up->flush(a->control);
+	if (a->bus)
+		a->bus_signals->flush(a->bus);
 	sd_event_exit(a->event, a->exit_status);
 }
 
@@ -137,7 +137,7 @@ static int look(sd_event_source *s, uint64_t usec, void *arg)
 
 	(void)s;
 	(void)usec;
-	if (agent_list_transfers(a, looked, a) < 0)
+	if (agent_list_transfers(a, false, looked, a) < 0)
 		agent_stop(a, 1);
 	return 0;
 }

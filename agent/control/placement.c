@@ -144,8 +144,8 @@ static void up_changed(void *arg, const struct segment_info *s, enum dmsg_segmen
 	struct agent *a = arg;
 
 	agent_record(a, HISTORY_SEGMENT, s->name, before, after, s->reason);
-	if (a->control)
-		a->signals_up->segment_changed(a->control, s->name, before, after, s->reason);
+	if (a->bus)
+		a->bus_signals->segment_changed(a->bus, s->name, before, after, s->reason);
 	if (a->sessions)
 		tell_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
 	environment_changed(a);
@@ -162,8 +162,8 @@ static void up_preferred(void *arg, const char *old, const char *now, const stru
 
 	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
 		     *now ? now : "none", reason);
-	if (a->control)
-		a->signals_up->preferred_changed(a->control, old, now, reason);
+	if (a->bus)
+		a->bus_signals->preferred_changed(a->bus, old, now, reason);
 	if (a->sessions)
 		tell_sessions(a, now, state, state, flags, reason);
 	environment_changed(a);

@@ -51,7 +51,7 @@ static void add_rdma(const struct ready_facts *f, struct ready *r, bool required
 				      "rdma.enable is false");
 }
 
-void ready_judge(const struct ready_facts *f, const struct dray_strv *require, struct ready *ret)
+void ready_evaluate(const struct ready_facts *f, const struct dray_strv *require, struct ready *ret)
 {
 	char reason[READY_REASON_BYTES];
 

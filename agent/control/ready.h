@@ -41,6 +41,7 @@ struct ready_facts {
 };
 
 /* require: words that have passed ready_check_words(); *ret borrows them. */
-void ready_judge(const struct ready_facts *f, const struct dray_strv *require, struct ready *ret);
+void ready_evaluate(const struct ready_facts *f, const struct dray_strv *require,
+		    struct ready *ret);
 
 #endif

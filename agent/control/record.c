@@ -8,6 +8,6 @@ void agent_record(struct agent *a, enum history_kind kind, const char *subject, 
 	const struct history_event *e =
 		history_add(a->history, kind, subject, before, after, reason);
 
-	if (a->control)
-		a->signals_up->event_added(a->control, e);
+	if (a->bus)
+		a->bus_signals->event_added(a->bus, e);
 }

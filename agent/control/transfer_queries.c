@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the workers are asked on somebody's behalf, and answer later: transfers, and the end of one. Who asked
- * may be gone by then.
+ * Queries that workers answer later: listing transfers, and cancelling one. The caller may be gone when the answer
+ * comes.
  */
 #include "agent/control/transfer_queries.h"
 
@@ -10,14 +10,14 @@
 
 #include "agent/control/agent.h"
 
-/* Transfers that one worker tells of at most. */
+/* Most transfers in the answer of one worker. */
 #define SNAPSHOT_MAX 4096
 
 struct listing {
 	struct dray_list link;
-	agent_transfers_fn fn; /* NULL: nobody waits any more */
+	agent_transfers_fn fn; /* NULL: the caller is gone */
 	void *arg;
-	uint32_t missing; /* workers, a bit each */
+	uint32_t missing; /* workers without an answer, a bit each */
 	unsigned n;
 	struct snapshot *snapshots[WORKERS_MAX];
 };
@@ -25,17 +25,17 @@ struct listing {
 struct cancel {
 	struct dray_list link;
 	uint64_t id;
-	agent_cancel_fn fn; /* NULL: nobody waits any more */
+	agent_cancel_fn fn; /* NULL: the caller is gone */
 	void *arg;
 };
 
-void asks_init(struct agent *a)
+void transfer_queries_init(struct agent *a)
 {
 	dray_list_init(&a->listings);
 	dray_list_init(&a->cancels);
 }
 
-void asks_free(struct agent *a)
+void transfer_queries_free(struct agent *a)
 {
 	dray_list_for_each(&a->listings, l, struct listing, link) {
 		for (unsigned i = 0; i < l->n; i++)
@@ -44,10 +44,10 @@ void asks_free(struct agent *a)
 	}
 	dray_list_for_each(&a->cancels, c, struct cancel, link)
 		free(c);
-	asks_init(a);
+	transfer_queries_init(a);
 }
 
-void asks_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s)
+void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s)
 {
 	struct listing *l = s->owner;
 
@@ -62,7 +62,7 @@ void asks_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s)
 	free(l);
 }
 
-static int list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
+int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
 {
 	struct listing *l = calloc(1, sizeof(*l));
 
@@ -87,16 +87,6 @@ static int list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, vo
 		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
 								   .snapshot = l->snapshots[i] });
 	return 0;
-}
-
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	return list_transfers(a, false, fn, arg);
-}
-
-int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	return list_transfers(a, true, fn, arg);
 }
 
 void agent_forget_listings(struct agent *a, void *arg)
@@ -143,7 +133,7 @@ void agent_forget_cancel(struct agent *a, void *arg)
 			c->fn = NULL;
 }
 
-void asks_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code)
+void transfer_queries_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code)
 {
 	dray_list_for_each(&a->cancels, c, struct cancel, link) {
 		if (c->id != id)

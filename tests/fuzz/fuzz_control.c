@@ -44,11 +44,11 @@ static int connect_client(bool stranger)
 	memcpy(sa.sun_path, fake.path, strlen(fake.path));
 	check(fd >= 0 && connect(fd, (const struct sockaddr *)&sa, sizeof(sa)) == 0);
 	turn();
-	dray_list_for_each(&fake.agent.control->conns, c, struct control_conn, link) {
+	dray_list_for_each(&fake.agent.bus->conns, c, struct bus_conn, link) {
 		if (!stranger)
 			continue;
 		c->who.may_change = false;
-		c->control->n_readers++;
+		c->server->n_readers++;
 	}
 	return fd;
 }
@@ -72,12 +72,12 @@ static void drink(int fd)
 static void change(void)
 {
 	agent_resume(&fake.agent);
-	control_session_closed(fake.agent.control, 7, "caf\xc3\xa9 \xff", "why \xc0");
-	control_rail_changed(fake.agent.control, "rxe0", 1, "up", "down", "gone");
-	control_peer_changed(fake.agent.control, 1, "10.0.0.1:7411", "ready", "closed", "\xff");
-	fake.agent.signals_up->event_added(fake.agent.control,
-					   history_add(fake.agent.history, HISTORY_RAIL, "\xff",
-						       "a", "b", "\xf0"));
+	bus_server_session_closed(fake.agent.bus, 7, "caf\xc3\xa9 \xff", "why \xc0");
+	bus_server_rail_changed(fake.agent.bus, "rxe0", 1, "up", "down", "gone");
+	bus_server_peer_changed(fake.agent.bus, 1, "10.0.0.1:7411", "ready", "closed", "\xff");
+	fake.agent.bus_signals->event_added(fake.agent.bus,
+					    history_add(fake.agent.history, HISTORY_RAIL, "\xff",
+							"a", "b", "\xf0"));
 }
 
 static void play(int fd, const uint8_t *p, size_t n)
@@ -142,7 +142,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	/* what it left with the workers is answered to nobody */
 	listing_answer();
 	turn();
-	check(fake.agent.control->n_conns == 0 && fake.agent.control->n_readers == 0);
+	check(fake.agent.bus->n_conns == 0 && fake.agent.bus->n_readers == 0);
 	agent_resume(&fake.agent);
 	fake.agent.stay = false;
 	dray_log_set_level(DRAY_LOG_ERROR);

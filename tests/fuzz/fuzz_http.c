@@ -40,7 +40,7 @@ static void check(bool ok)
 
 /* --- the agent ---------------------------------------------------------------------------------- */
 
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
 {
 	check(!fake.fn);
 	fake.fn = fn;

@@ -59,7 +59,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	fake.drain_timeout = timeout_ns;
 	a->stay = stay;
 	a->state = AGENT_DRAINING;
-	a->signals_up->state_changed(a->control, AGENT_RUNNING, AGENT_DRAINING);
+	a->bus_signals->state_changed(a->bus, AGENT_RUNNING, AGENT_DRAINING);
 	return 0;
 }
 
@@ -71,7 +71,7 @@ int agent_resume(struct agent *a)
 		return -ESHUTDOWN;
 	a->state = AGENT_RUNNING;
 	if (old != AGENT_RUNNING)
-		a->signals_up->state_changed(a->control, old, AGENT_RUNNING);
+		a->bus_signals->state_changed(a->bus, old, AGENT_RUNNING);
 	return 0;
 }
 
@@ -117,22 +117,8 @@ static int answer_later(sd_event_source *s, void *arg)
 	return 0;
 }
 
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
-{
-	sd_event_source *later;
-
-	unsigned i = 0;
-
-	fake.listings++;
-	while (fake.asked[i].fn)
-		dray_assert(++i < FAKE_LISTINGS);
-	fake.asked[i].fn = fn;
-	fake.asked[i].arg = arg;
-	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
-}
-
-/* At once: two that ended, in no order. */
-int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg)
+/* At once: two transfers that ended, in no order. */
+static int ended_answer(agent_transfers_fn fn, void *arg)
 {
 	struct snapshot *s = snapshot_new(NULL, true, 2);
 
@@ -149,6 +135,21 @@ int agent_list_ended(struct agent *a, agent_transfers_fn fn, void *arg)
 	fn(arg, &s, 1);
 	free(s);
 	return 0;
+}
+
+int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
+{
+	sd_event_source *later;
+	unsigned i = 0;
+
+	if (ended)
+		return ended_answer(fn, arg);
+	fake.listings++;
+	while (fake.asked[i].fn)
+		dray_assert(++i < FAKE_LISTINGS);
+	fake.asked[i].fn = fn;
+	fake.asked[i].arg = arg;
+	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
 }
 
 /* Transfer 1 is cancelled, 2 ends first, 3 is not there, 4 has no end. */
@@ -464,14 +465,14 @@ static int fake_open(void)
 	fake.listings = fake.drains = 0;
 	if (sd_event_new(&fake.agent.event) < 0 ||
 	    health_new(&fake.agent.health, &fake.agent) < 0 ||
-	    control_new(&fake.agent.control, &fake.agent, -1, &err) < 0)
+	    bus_server_new(&fake.agent.bus, &fake.agent, -1, &err) < 0)
 		return -1;
 	return 0;
 }
 
 static void fake_close(void)
 {
-	control_free(fake.agent.control);
+	bus_server_free(fake.agent.bus);
 	fake.agent.health = health_free(fake.agent.health);
 	history_free(fake.agent.history);
 	config_deinit(&fake.config);

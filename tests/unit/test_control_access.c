@@ -9,30 +9,30 @@
 
 static void rules_decide_who_may_change(void **state)
 {
-	struct control_rules rules = { .owner = geteuid() };
-	struct control_who who;
+	struct access_rules rules = { .owner = geteuid() };
+	struct bus_client who;
 	int pair[2];
 
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
+	assert_int_equal(bus_client_get(pair[0], &rules, &who), 0);
 	assert_int_equal(who.uid, geteuid());
 	assert_int_equal(who.gid, getegid());
 	assert_int_equal(who.pid, getpid());
 	assert_true(who.may_change);
 
 	rules.owner = geteuid() + 1;
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
+	assert_int_equal(bus_client_get(pair[0], &rules, &who), 0);
 	assert_int_equal(who.may_change, geteuid() == 0);
 	rules.has_group = true;
 	rules.group = getegid();
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
+	assert_int_equal(bus_client_get(pair[0], &rules, &who), 0);
 	assert_true(who.may_change);
 	rules.group = 3999999999u;
-	assert_int_equal(control_who_get(pair[0], &rules, &who), 0);
+	assert_int_equal(bus_client_get(pair[0], &rules, &who), 0);
 	assert_int_equal(who.may_change, geteuid() == 0);
 	close(pair[0]);
 	close(pair[1]);
-	assert_int_equal(control_who_get(-1, &rules, &who), -EBADF);
+	assert_int_equal(bus_client_get(-1, &rules, &who), -EBADF);
 }
 
 int main(void)

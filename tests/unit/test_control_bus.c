@@ -54,7 +54,7 @@ static int obey(sd_event_source *s, int fd, uint32_t revents, void *arg)
 	if (its.order == ORDER_ANSWER)
 		listing_answer();
 	else if (its.order == ORDER_FLUSH)
-		fake.agent.signals_up->flush(fake.agent.control);
+		fake.agent.bus_signals->flush(fake.agent.bus);
 	else
 		sd_event_exit(fake.agent.event, 0);
 	eventfd_write(its.done_fd, 1);

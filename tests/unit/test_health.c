@@ -22,7 +22,7 @@ static struct {
 	void *arg;
 } fake;
 
-int agent_list_transfers(struct agent *a, agent_transfers_fn fn, void *arg)
+int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
 {
 	fake.listings++;
 	if (fake.list_result < 0)
@@ -214,7 +214,7 @@ static void judge(struct ready_facts f, const char *words, struct ready *ret)
 	assert_int_equal(ready_check_words(&require, &err), 0);
 	f.segment = segment;
 	f.state = f.running ? "running" : "draining";
-	ready_judge(&f, &require, ret);
+	ready_evaluate(&f, &require, ret);
 }
 
 static void ready_is_what_is_required(void **state)

@@ -26,7 +26,7 @@ static bool in_group(int fd, gid_t primary, gid_t group)
 			return false;
 		if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &n) == 0)
 			break;
-		/* ERANGE says how much it takes */
+		/* with ERANGE the kernel stores the size it needs */
 		if (errno != ERANGE || n <= room || n > GROUPS_BYTES_MAX)
 			return false;
 	}
@@ -36,14 +36,14 @@ static bool in_group(int fd, gid_t primary, gid_t group)
 	return false;
 }
 
-int control_who_get(int fd, const struct control_rules *rules, struct control_who *ret)
+int bus_client_get(int fd, const struct access_rules *rules, struct bus_client *ret)
 {
 	struct ucred cred;
 	socklen_t n = sizeof(cred);
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0)
 		return -errno;
-	*ret = (struct control_who){ .uid = cred.uid, .gid = cred.gid, .pid = cred.pid };
+	*ret = (struct bus_client){ .uid = cred.uid, .gid = cred.gid, .pid = cred.pid };
 	ret->may_change = cred.uid == 0 || cred.uid == rules->owner ||
 			  (rules->has_group && in_group(fd, cred.gid, rules->group));
 	return 0;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections of the control socket. Each is an sd-bus of its own on the agent's loop. A client that sends
- * without reading is cut off before what waits for it grows large: every message it sends passes
- * conn_filter() first, whoever answers it.
+ * Connections of the control socket. Each has its own sd-bus object on the agent's event loop. conn_filter() sees every
+ * message first and closes a client that sends without reading, before its queue of replies grows large.
  */
 #include "agent/control/bus/bus.h"
 
@@ -19,27 +18,25 @@
 #include "schema/gen/errors.h"
 
 #define CONNS_MAX 256
-/* Those who may only read cannot take the last ones from those who may act. */
+/* Connections that may only read; the rest is left for clients that may change things. */
 #define READERS_MAX 224
-/* Messages waiting for one client to read. */
+/* Messages that one client has not read yet. */
 #define QUEUE_MAX 32
-/* Bytes of lists waiting for one client, after which it gets no more of them. */
+/* Unread bytes of lists after which a client gets no more lists. */
 #define UNREAD_MAX (4u << 20)
 #define FLUSH_LIMIT_NS (100 * DRAY_NS_PER_MS)
 
-/* --- one connection ----------------------------------------------------------------------------- */
-
-static void conn_free(struct control_conn *c)
+static void conn_free(struct bus_conn *c)
 {
-	struct control *control = c->control;
+	struct bus_server *server = c->server;
 
-	control_listing_forget(c);
-	control_cancels_forget(c);
-	control_health_forget(c);
+	transfer_lists_forget(c);
+	cancel_replies_forget(c);
+	health_replies_forget(c);
 	dray_list_del(&c->link);
-	control->n_conns--;
+	server->n_conns--;
 	if (!c->who.may_change)
-		control->n_readers--;
+		server->n_readers--;
 	if (c->bus)
 		sd_bus_detach_event(c->bus);
 	sd_bus_close_unref(c->bus);
@@ -48,23 +45,23 @@ static void conn_free(struct control_conn *c)
 
 static int reap(sd_event_source *s, void *userdata)
 {
-	struct control *control = userdata;
+	struct bus_server *server = userdata;
 
-	dray_list_for_each(&control->conns, c, struct control_conn, link) {
+	dray_list_for_each(&server->conns, c, struct bus_conn, link) {
 		if (c->doomed)
 			conn_free(c);
 	}
 	return 0;
 }
 
-/* Ends it soon: callers up the stack may still hold it. */
-static void conn_doom(struct control_conn *c)
+/* The event loop frees the connection later, because callers may still use it. */
+static void conn_doom(struct bus_conn *c)
 {
 	c->doomed = true;
-	sd_event_source_set_enabled(c->control->reaper, SD_EVENT_ONESHOT);
+	sd_event_source_set_enabled(c->server->reaper, SD_EVENT_ONESHOT);
 }
 
-static uint64_t conn_queued(struct control_conn *c)
+static uint64_t conn_queued(struct bus_conn *c)
 {
 	uint64_t n = 0;
 
@@ -75,30 +72,31 @@ static uint64_t conn_queued(struct control_conn *c)
 	return n;
 }
 
-static bool conn_is_slow(struct control_conn *c)
+static bool conn_is_slow(struct bus_conn *c)
 {
 	if (c->doomed)
 		return true;
 	if (conn_queued(c) <= QUEUE_MAX)
 		return false;
-	log_limited(DRAY_LOG_WARNING, "control",
-		    "a client does not read what it asked for, closing uid=%u pid=%d", c->who.uid,
-		    c->who.pid);
+	log_limited(
+		DRAY_LOG_WARNING, "control",
+		"closing the connection of a client that does not read its replies uid=%u pid=%d",
+		c->who.uid, c->who.pid);
 	conn_doom(c);
 	return true;
 }
 
-int control_conn_check_list(struct control_conn *c, sd_bus_message *m, sd_bus_error *reterr)
+int bus_conn_check_list(struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr)
 {
 	if (!sd_bus_message_get_expect_reply(m))
 		return 1;
 	if (conn_queued(c) == 0 || c->unread < UNREAD_MAX)
 		return 0;
 	return sd_bus_error_set(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-				"too many lists wait to be read; read those first");
+				"the client has too many unread lists; read their replies first");
 }
 
-int control_conn_send(struct control_conn *c, sd_bus_message *reply, size_t bytes)
+int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes)
 {
 	int ret = sd_bus_send(c->bus, reply, NULL);
 
@@ -107,7 +105,7 @@ int control_conn_send(struct control_conn *c, sd_bus_message *reply, size_t byte
 	return ret < 0 ? ret : 1;
 }
 
-/* Sees each message first. 1: it goes no further. */
+/* Sees each message first. Returns 1 to drop it. */
 static int conn_filter(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	return conn_is_slow(userdata);
@@ -119,17 +117,14 @@ static int conn_disconnected(sd_bus_message *m, void *userdata, sd_bus_error *re
 	return 0;
 }
 
-static int conn_start(struct control_conn *c, int fd)
+static int conn_start(struct bus_conn *c, int fd)
 {
 	sd_id128_t id;
 	int ret;
 
 	ret = sd_bus_new(&c->bus);
-	if (ret < 0) {
-		dray_close(fd);
-		return ret;
-	}
-	ret = sd_bus_set_fd(c->bus, fd, fd);
+	if (ret >= 0)
+		ret = sd_bus_set_fd(c->bus, fd, fd);
 	if (ret < 0) {
 		dray_close(fd);
 		return ret;
@@ -140,11 +135,11 @@ static int conn_start(struct control_conn *c, int fd)
 	if (ret >= 0)
 		ret = sd_bus_negotiate_fds(c->bus, 0);
 	if (ret >= 0)
-		ret = sd_bus_set_sender(c->bus, CONTROL_SENDER);
+		ret = sd_bus_set_sender(c->bus, BUS_SENDER);
 	if (ret >= 0)
 		ret = sd_bus_start(c->bus);
 	if (ret >= 0)
-		ret = sd_bus_attach_event(c->bus, c->control->agent->event,
+		ret = sd_bus_attach_event(c->bus, c->server->agent->event,
 					  SD_EVENT_PRIORITY_NORMAL);
 	if (ret >= 0)
 		ret = sd_bus_match_signal(c->bus, NULL, NULL, "/org/freedesktop/DBus/Local",
@@ -153,31 +148,31 @@ static int conn_start(struct control_conn *c, int fd)
 	if (ret >= 0)
 		ret = sd_bus_add_filter(c->bus, NULL, conn_filter, c);
 	if (ret >= 0)
-		ret = control_driver_add(c);
+		ret = bus_driver_add(c);
 	if (ret >= 0)
-		ret = control_object_add(c);
+		ret = bus_object_add(c);
 	return ret;
 }
 
 static void conn_new(void *arg, int fd, const struct dray_addr *from)
 {
-	struct control *control = arg;
-	struct control_who who;
-	struct control_conn *c;
+	struct bus_server *server = arg;
+	struct bus_client who;
+	struct bus_conn *c;
 	int ret;
 
-	ret = control_who_get(fd, &control->rules, &who);
+	ret = bus_client_get(fd, &server->rules, &who);
 	if (ret < 0) {
-		log_limited(DRAY_LOG_WARNING, "control", "credentials of a client: %s, closing",
+		log_limited(DRAY_LOG_WARNING, "control",
+			    "closing a new connection: its credentials cannot be read: %s",
 			    dray_errno_text(ret));
 		dray_close(fd);
 		return;
 	}
-	if (control->n_conns >= CONNS_MAX ||
-	    (!who.may_change && control->n_readers >= READERS_MAX)) {
+	if (server->n_conns >= CONNS_MAX || (!who.may_change && server->n_readers >= READERS_MAX)) {
 		log_limited(DRAY_LOG_WARNING, "control",
-			    "%u connections already, refusing one more uid=%u pid=%d",
-			    control->n_conns, who.uid, who.pid);
+			    "refusing a connection: %u are open already uid=%u pid=%d",
+			    server->n_conns, who.uid, who.pid);
 		dray_close(fd);
 		return;
 	}
@@ -186,25 +181,23 @@ static void conn_new(void *arg, int fd, const struct dray_addr *from)
 		dray_close(fd);
 		return;
 	}
-	c->control = control;
+	c->server = server;
 	c->who = who;
 	dray_list_init(&c->cancels);
-	c->number = ++control->last_number;
-	dray_list_add(&control->conns, &c->link);
-	control->n_conns++;
-	control->n_readers += !who.may_change;
+	c->number = ++server->last_number;
+	dray_list_add(&server->conns, &c->link);
+	server->n_conns++;
+	server->n_readers += !who.may_change;
 	ret = conn_start(c, fd);
 	if (ret < 0) {
 		log_limited(DRAY_LOG_WARNING, "control",
-			    "a new connection: %s, closing uid=%u pid=%d", dray_errno_text(ret),
+			    "closing a new connection: %s uid=%u pid=%d", dray_errno_text(ret),
 			    who.uid, who.pid);
 		conn_free(c);
 	}
 }
 
-/* --- the whole ---------------------------------------------------------------------------------- */
-
-static int listener_open(struct control *c, int listen_fd, struct dray_err *reterr)
+static int listener_open(struct bus_server *c, int listen_fd, struct dray_err *reterr)
 {
 	static const struct unix_listener_kind kind = { "control", SOCK_STREAM };
 	const struct dray_config *cfg = &c->agent->config->v;
@@ -216,9 +209,9 @@ static int listener_open(struct control *c, int listen_fd, struct dray_err *rete
 		dray_close(listen_fd);
 		return ret;
 	}
-	c->rules = (struct control_rules){ .owner = geteuid(),
-					   .has_group = group != (gid_t)-1,
-					   .group = group };
+	c->rules = (struct access_rules){ .owner = geteuid(),
+					  .has_group = group != (gid_t)-1,
+					  .group = group };
 	if (listen_fd >= 0)
 		return unix_listener_adopt(&c->listener, &kind, listen_fd, reterr);
 	return unix_listener_bind(&c->listener, &kind, cfg->control.socket,
@@ -227,12 +220,12 @@ static int listener_open(struct control *c, int listen_fd, struct dray_err *rete
 
 static const struct acceptor_ops acceptor_ops = {
 	.area = "control",
-	/* as the connections, so that those who only read cannot keep others out by asking on and on */
+	/* the same as for connections, so that busy clients cannot keep new ones out */
 	.priority = SD_EVENT_PRIORITY_NORMAL,
 	.accepted = conn_new,
 };
 
-static int sources_add(struct control *c)
+static int sources_add(struct bus_server *c)
 {
 	sd_event *event = c->agent->event;
 	int ret;
@@ -245,23 +238,20 @@ static int sources_add(struct control *c)
 	return ret;
 }
 
-/*
- * May a signal go out to it? One that has not authenticated yet can look for itself, and one that does not read
- * misses signals: what they told is in ListEvents.
- */
-static bool conn_listens(struct control_conn *c)
+/* Clients that have not authenticated, or do not read, miss signals. ListEvents has the same changes. */
+static bool conn_gets_signals(struct bus_conn *c)
 {
 	return !c->doomed && sd_bus_is_ready(c->bus) > 0 && conn_queued(c) <= QUEUE_MAX;
 }
 
 /* The arguments as with sd_bus_message_append(3). */
-static void emit(struct control *control, const char *signal, const char *types, ...)
+static void emit(struct bus_server *server, const char *signal, const char *types, ...)
 {
 	va_list ap, each;
 
 	va_start(ap, types);
-	dray_list_for_each(&control->conns, c, struct control_conn, link) {
-		if (!conn_listens(c))
+	dray_list_for_each(&server->conns, c, struct bus_conn, link) {
+		if (!conn_gets_signals(c))
 			continue;
 		va_copy(each, ap);
 		sd_bus_emit_signalv(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal, types,
@@ -271,74 +261,73 @@ static void emit(struct control *control, const char *signal, const char *types,
 	va_end(ap);
 }
 
-static void state_changed(struct control *control, enum agent_state old, enum agent_state new)
+static void state_changed(struct bus_server *server, enum agent_state old, enum agent_state new)
 {
-	emit(control, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
+	emit(server, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
 	     agent_state_name(new));
-	dray_list_for_each(&control->conns, c, struct control_conn, link)
-		if (conn_listens(c))
+	dray_list_for_each(&server->conns, c, struct bus_conn, link)
+		if (conn_gets_signals(c))
 			sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 						       DRAY_DBUS_PROPERTY_STATE, NULL);
 }
 
-void control_rail_changed(struct control *control, const char *device, uint32_t port,
-			  const char *before, const char *after, const char *why)
+void bus_server_rail_changed(struct bus_server *server, const char *device, uint32_t port,
+			     const char *before, const char *after, const char *why)
 {
-	emit(control, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
+	emit(server, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
 }
 
-void control_peer_changed(struct control *control, dray_handle peer, const char *segment,
-			  const char *before, const char *after, const char *why)
+void bus_server_peer_changed(struct bus_server *server, dray_handle peer, const char *segment,
+			     const char *before, const char *after, const char *why)
 {
-	char buf[CONTROL_TEXT_MAX];
+	char buf[BUS_TEXT_BYTES];
 
-	emit(control, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after,
-	     control_text(why, buf));
+	emit(server, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after,
+	     bus_text(why, buf));
 }
 
-void control_session_closed(struct control *control, dray_handle session, const char *name,
-			    const char *why)
+void bus_server_session_closed(struct bus_server *server, dray_handle session, const char *name,
+			       const char *why)
 {
-	char buf[CONTROL_TEXT_MAX], why_buf[CONTROL_TEXT_MAX];
+	char buf[BUS_TEXT_BYTES], why_buf[BUS_TEXT_BYTES];
 
-	emit(control, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, control_text(name, buf),
-	     control_text(why, why_buf));
+	emit(server, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, bus_text(name, buf),
+	     bus_text(why, why_buf));
 }
 
-static void segment_changed(struct control *control, const char *segment, const char *before,
+static void segment_changed(struct bus_server *server, const char *segment, const char *before,
 			    const char *after, const char *why)
 {
-	char buf[CONTROL_TEXT_MAX];
+	char buf[BUS_TEXT_BYTES];
 
-	emit(control, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", segment, before, after,
-	     control_text(why, buf));
+	emit(server, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", segment, before, after,
+	     bus_text(why, buf));
 }
 
-static void preferred_changed(struct control *control, const char *before, const char *after,
+static void preferred_changed(struct bus_server *server, const char *before, const char *after,
 			      const char *why)
 {
-	char buf[CONTROL_TEXT_MAX];
+	char buf[BUS_TEXT_BYTES];
 
-	emit(control, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", before, after,
-	     control_text(why, buf));
+	emit(server, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", before, after, bus_text(why, buf));
 }
 
-static void event_added(struct control *control, const struct history_event *e)
+static void event_added(struct bus_server *server, const struct history_event *e)
 {
-	emit(control, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
+	emit(server, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
 }
 
-static void flush(struct control *control)
+static void flush(struct bus_server *server)
 {
 	int64_t ends = dray_now().ns + FLUSH_LIMIT_NS;
 
 	for (;;) {
 		struct pollfd fds[CONNS_MAX];
-		struct control_conn *conns[CONNS_MAX];
+		struct bus_conn *conns[CONNS_MAX];
 		int64_t left = ends - dray_now().ns;
 		unsigned n = 0;
 
-		dray_list_for_each(&control->conns, c, struct control_conn, link) {
+		dray_list_for_each(&server->conns, c, struct bus_conn, link) {
 			if (c->doomed || !conn_queued(c) || n == CONNS_MAX)
 				continue;
 			fds[n] = (struct pollfd){ .fd = sd_bus_get_fd(c->bus), .events = POLLOUT };
@@ -346,14 +335,14 @@ static void flush(struct control *control)
 		}
 		if (!n || left <= 0 || poll(fds, n, (int)(left / DRAY_NS_PER_MS) + 1) <= 0)
 			return;
-		/* writing comes first in it; a message that it then reads is answered like any other */
+		/* sd_bus_process() writes first; it then answers messages as usual */
 		for (unsigned i = 0; i < n; i++)
 			if (fds[i].revents && sd_bus_process(conns[i]->bus, NULL) < 0)
 				conns[i]->doomed = true;
 	}
 }
 
-static const struct control_signals signals = {
+static const struct bus_signals signals = {
 	.state_changed = state_changed,
 	.segment_changed = segment_changed,
 	.preferred_changed = preferred_changed,
@@ -361,10 +350,10 @@ static const struct control_signals signals = {
 	.flush = flush,
 };
 
-int control_new(struct control **ret_control, struct agent *agent, int listen_fd,
-		struct dray_err *reterr)
+int bus_server_new(struct bus_server **ret_server, struct agent *agent, int listen_fd,
+		   struct dray_err *reterr)
 {
-	struct control *c = calloc(1, sizeof(*c));
+	struct bus_server *c = calloc(1, sizeof(*c));
 	int ret;
 
 	if (!c) {
@@ -374,7 +363,7 @@ int control_new(struct control **ret_control, struct agent *agent, int listen_fd
 	c->agent = agent;
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
-	control_listing_init(c);
+	transfer_lists_init(c);
 	dray_list_init(&c->health_calls);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
@@ -384,20 +373,20 @@ int control_new(struct control **ret_control, struct agent *agent, int listen_fd
 				     dray_errno_text(ret));
 	}
 	if (ret < 0) {
-		control_free(c);
+		bus_server_free(c);
 		return ret;
 	}
-	agent->signals_up = &signals;
-	*ret_control = c;
+	agent->bus_signals = &signals;
+	*ret_server = c;
 	return 0;
 }
 
-struct control *control_free(struct control *c)
+struct bus_server *bus_server_free(struct bus_server *c)
 {
 	if (!c)
 		return NULL;
-	control_listing_stop(c);
-	dray_list_for_each(&c->conns, conn, struct control_conn, link)
+	transfer_lists_stop(c);
+	dray_list_for_each(&c->conns, conn, struct bus_conn, link)
 		conn_free(conn);
 	acceptor_stop(&c->acceptor);
 	sd_event_source_disable_unref(c->reaper);

@@ -5,20 +5,19 @@
 
 #include "agent/control/agent.h"
 
-struct control;
+struct bus_server;
 
-/* listen_fd: passed by systemd (name "control"), or -1: the path of control.socket is bound. */
-int control_new(struct control **ret, struct agent *agent, int listen_fd, struct dray_err *reterr);
-struct control *control_free(struct control *c);
+/* listen_fd: the socket "control" passed by systemd, or -1 to bind the path of control.socket. */
+int bus_server_new(struct bus_server **ret, struct agent *agent, int listen_fd,
+		   struct dray_err *reterr);
+struct bus_server *bus_server_free(struct bus_server *server);
 
-/*
- * Signals to every connection; those of struct control_signals are reached through the agent. Texts may be the clients' own words.
- */
-void control_rail_changed(struct control *c, const char *device, uint32_t port, const char *before,
-			  const char *after, const char *why);
-void control_peer_changed(struct control *c, dray_handle peer, const char *segment,
-			  const char *before, const char *after, const char *why);
-void control_session_closed(struct control *c, dray_handle session, const char *name,
-			    const char *why);
+/* Signals to every connection; agent->bus_signals has the others. Texts may contain bytes that are not UTF-8. */
+void bus_server_rail_changed(struct bus_server *server, const char *device, uint32_t port,
+			     const char *before, const char *after, const char *why);
+void bus_server_peer_changed(struct bus_server *server, dray_handle peer, const char *segment,
+			     const char *before, const char *after, const char *why);
+void bus_server_session_closed(struct bus_server *server, dray_handle session, const char *name,
+			       const char *why);
 
 #endif

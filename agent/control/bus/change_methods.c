@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Methods of dev.dray.Agent1 that change things, for those who may. */
+/* Methods of dev.dray.Agent1 that change things, for clients that may do so. */
 #include <errno.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
@@ -11,39 +12,52 @@
 #include "schema/gen/dbus_vtable.h"
 #include "schema/gen/errors.h"
 
-/* Transfers that one connection may be cancelling at once. */
+/* Pending calls of CancelTransfer of one connection. */
 #define CANCELS_MAX 64
 
-int control_may_change(const struct control_conn *c, const char *what, sd_bus_error *reterr)
+int bus_conn_read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
+			 const char *types, ...)
 {
-	if (c->who.may_change)
-		return 0;
-	log_limited(DRAY_LOG_WARNING, "control",
-		    "%s refused: not root, the agent's user or of "
-		    "control.group uid=%u gid=%u pid=%d",
-		    what, c->who.uid, c->who.gid, c->who.pid);
-	return sd_bus_error_setf(reterr, SD_BUS_ERROR_ACCESS_DENIED,
-				 "%s is for root, the agent's own user and members of "
-				 "control.group%s; you are uid %u, gid %u",
-				 what, c->control->rules.has_group ? "" : ", which is not set",
-				 c->who.uid, c->who.gid);
+	const char *method = sd_bus_message_get_member(m);
+	va_list ap;
+	int ret;
+
+	if (!c->who.may_change) {
+		log_limited(DRAY_LOG_WARNING, "control",
+			    "%s refused: the client is not root, the agent's user or in the group "
+			    "of control.group uid=%u gid=%u pid=%d",
+			    method, c->who.uid, c->who.gid, c->who.pid);
+		return sd_bus_error_setf(reterr, SD_BUS_ERROR_ACCESS_DENIED,
+					 "%s is for root, the agent's own user and members of "
+					 "control.group%s; you are uid %u, gid %u",
+					 method,
+					 c->server->rules.has_group ? "" : ", which is not set",
+					 c->who.uid, c->who.gid);
+	}
+	va_start(ap, types);
+	ret = sd_bus_message_readv(m, types, ap);
+	va_end(ap);
+	return ret;
+}
+
+static int no_session(sd_bus_error *reterr, uint64_t session)
+{
+	return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+				 "there is no session %" PRIu64 "; ListSessions has them", session);
 }
 
 int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
-	struct agent *a = c->control->agent;
+	struct bus_conn *c = userdata;
+	struct agent *a = c->server->agent;
 	uint32_t timeout_ms;
 	int stay, ret;
 
-	ret = control_may_change(c, "Drain", reterr);
-	if (ret < 0)
-		return ret;
-	ret = sd_bus_message_read(m, "ub", &timeout_ms, &stay);
+	ret = bus_conn_read_change(c, m, reterr, "ub", &timeout_ms, &stay);
 	if (ret < 0)
 		return ret;
 	if (a->state == AGENT_RUNNING && !a->stopping)
-		log_notice("control", "drain asked for stay=%s uid=%u pid=%d", stay ? "yes" : "no",
+		log_notice("control", "Drain was called stay=%s uid=%u pid=%d", stay ? "yes" : "no",
 			   c->who.uid, c->who.pid);
 	ret = agent_drain(a, timeout_ms ? timeout_ms * DRAY_NS_PER_MS : -1, stay);
 	if (ret == -EALREADY)
@@ -55,36 +69,33 @@ int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 
 int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
-	struct agent *a = c->control->agent;
+	struct bus_conn *c = userdata;
+	struct agent *a = c->server->agent;
 	int ret;
 
-	ret = control_may_change(c, "Resume", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "");
 	if (ret < 0)
 		return ret;
 	if (a->state != AGENT_RUNNING)
-		log_notice("control", "resume asked for uid=%u pid=%d", c->who.uid, c->who.pid);
+		log_notice("control", "Resume was called uid=%u pid=%d", c->who.uid, c->who.pid);
 	ret = agent_resume(a);
 	if (ret == -ESHUTDOWN)
 		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_STOPPING,
-					 "the agent is %s, and will end",
+					 "the agent is %s and will exit",
 					 a->stopping ? "stopping" : agent_state_name(a->state));
 	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
 }
 
 int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
-	struct agent *a = c->control->agent;
+	struct bus_conn *c = userdata;
+	struct agent *a = c->server->agent;
 	int stay, ret;
 
-	ret = control_may_change(c, "DrainNow", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "b", &stay);
 	if (ret < 0)
 		return ret;
-	ret = sd_bus_message_read(m, "b", &stay);
-	if (ret < 0)
-		return ret;
-	log_notice("control", "drain at once asked for stay=%s uid=%u pid=%d", stay ? "yes" : "no",
+	log_notice("control", "DrainNow was called stay=%s uid=%u pid=%d", stay ? "yes" : "no",
 		   c->who.uid, c->who.pid);
 	ret = agent_drain_now(a, stay);
 	if (ret == -ESHUTDOWN)
@@ -92,8 +103,6 @@ int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reter
 					"the agent is stopping already");
 	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
 }
-
-/* --- configuration -------------------------------------------------------------------------------- */
 
 static int keys_append(sd_bus_message *reply, const char *const *keys, unsigned n)
 {
@@ -108,15 +117,15 @@ int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	struct config_changes changes;
 	int ret;
 
-	ret = control_may_change(c, "Reload", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "");
 	if (ret < 0)
 		return ret;
-	log_notice("control", "reload asked for uid=%u pid=%d", c->who.uid, c->who.pid);
-	if (agent_reload(c->control->agent, &changes, &err) < 0)
+	log_notice("control", "Reload was called uid=%u pid=%d", c->who.uid, c->who.pid);
+	if (agent_reload(c->server->agent, &changes, &err) < 0)
 		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_CONFIG, err.msg);
 	ret = sd_bus_message_new_method_return(m, &reply);
 	if (ret >= 0)
@@ -129,50 +138,41 @@ int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	const struct dray_config_key *key = &dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL];
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	const char *level;
 	char who[64];
 	int ret;
 
-	ret = control_may_change(c, "SetLogLevel", reterr);
-	if (ret < 0)
-		return ret;
-	ret = sd_bus_message_read(m, "s", &level);
+	ret = bus_conn_read_change(c, m, reterr, "s", &level);
 	if (ret < 0)
 		return ret;
 	for (size_t i = 0; i < key->n_choices; i++) {
 		if (strcmp(key->choices[i], level))
 			continue;
 		snprintf(who, sizeof(who), "uid %u", c->who.uid);
-		agent_set_log_level(c->control->agent, (enum dray_log_level)i, who);
+		agent_set_log_level(c->server->agent, (enum dray_log_level)i, who);
 		return sd_bus_reply_method_return(m, NULL);
 	}
 	return sd_bus_error_setf(
 		reterr, SD_BUS_ERROR_INVALID_ARGS,
-		"\"%.40s\" is no level (allowed: error, warning, notice, info, debug)", level);
+		"\"%.40s\" is not a log level (allowed: error, warning, notice, info, debug)",
+		level);
 }
-
-/* --- sessions and transfers ------------------------------------------------------------------------ */
 
 int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	const char *reason;
 	uint64_t session;
 	char why[200];
 	int ret;
 
-	ret = control_may_change(c, "CloseSession", reterr);
-	if (ret < 0)
-		return ret;
-	ret = sd_bus_message_read(m, "ts", &session, &reason);
+	ret = bus_conn_read_change(c, m, reterr, "ts", &session, &reason);
 	if (ret < 0)
 		return ret;
 	snprintf(why, sizeof(why), "closed by an operator%s%.160s", *reason ? ": " : "", reason);
-	if (sessions_close(c->control->agent->sessions, session, why) < 0)
-		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-					 "there is no session %" PRIu64 "; ListSessions has them",
-					 session);
+	if (sessions_close(c->server->agent->sessions, session, why) < 0)
+		return no_session(reterr, session);
 	log_notice("control", "session=%" PRIu64 " %s uid=%u pid=%d", session, why, c->who.uid,
 		   c->who.pid);
 	return sd_bus_reply_method_return(m, NULL);
@@ -180,88 +180,78 @@ int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *r
 
 static void cancelled(void *arg, bool ended, uint32_t code)
 {
-	struct control_call *call = arg;
+	struct pending_reply *call = arg;
 
 	if (ended)
 		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
 	else if (code == DRAY_E_BUSY)
 		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_BUSY,
-					   "somebody else is cancelling it already");
+					   "another call is already cancelling the transfer");
 	else
 		sd_bus_reply_method_errorf(call->m, DRAY_DBUS_ERROR_NOT_FOUND,
 					   "the session has no such transfer in flight");
-	control_call_free(call);
+	pending_reply_free(call);
 }
 
 int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	uint64_t session, request;
-	struct control_call *call;
+	struct pending_reply *call;
 	int ret;
 
-	ret = control_may_change(c, "CancelTransfer", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "tt", &session, &request);
 	if (ret < 0)
 		return ret;
-	ret = sd_bus_message_read(m, "tt", &session, &request);
-	if (ret < 0)
-		return ret;
-	call = control_call_new(sizeof(*call), c, m, &c->n_cancels, CANCELS_MAX,
-				"calls of CancelTransfer", &c->cancels, reterr);
+	call = pending_reply_new(sizeof(*call), c, m, &c->n_cancels, CANCELS_MAX,
+				 "calls of CancelTransfer", &c->cancels, reterr);
 	if (!call)
 		return -sd_bus_error_get_errno(reterr);
-	ret = agent_cancel(c->control->agent, session, request, cancelled, call);
+	ret = agent_cancel(c->server->agent, session, request, cancelled, call);
 	if (ret < 0)
-		control_call_free(call);
+		pending_reply_free(call);
 	if (ret == -ENOENT)
-		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-					 "there is no session %" PRIu64 "; ListSessions has them",
-					 session);
+		return no_session(reterr, session);
 	if (ret < 0)
 		return ret;
 	log_notice("control",
-		   "cancel asked for session=%" PRIu64 " request=%" PRIu64 " uid=%u pid=%d",
+		   "CancelTransfer was called session=%" PRIu64 " request=%" PRIu64
+		   " uid=%u pid=%d",
 		   session, request, c->who.uid, c->who.pid);
 	return 1;
 }
 
-void control_cancels_forget(struct control_conn *c)
+void cancel_replies_forget(struct bus_conn *c)
 {
-	dray_list_for_each(&c->cancels, call, struct control_call, link) {
-		agent_forget_cancel(c->control->agent, call);
-		control_call_free(call);
+	dray_list_for_each(&c->cancels, call, struct pending_reply, link) {
+		agent_forget_cancel(c->server->agent, call);
+		pending_reply_free(call);
 	}
 }
 
-/* --- rails ------------------------------------------------------------------------------------------ */
-
-static int rail_switch(sd_bus_message *m, struct control_conn *c, const char *what, bool disable,
-		       sd_bus_error *reterr)
+static int rail_switch(sd_bus_message *m, struct bus_conn *c, bool disable, sd_bus_error *reterr)
 {
 	const char *device;
 	uint32_t port;
 	int ret;
 
-	ret = control_may_change(c, what, reterr);
+	ret = bus_conn_read_change(c, m, reterr, "su", &device, &port);
 	if (ret < 0)
 		return ret;
-	ret = sd_bus_message_read(m, "su", &device, &port);
-	if (ret < 0)
-		return ret;
-	ret = rails_disable(c->control->agent->rails, device, port, disable);
+	ret = rails_disable(c->server->agent->rails, device, port, disable);
 	if (ret == -ENOENT)
-		return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-					 "the agent uses no port %.60s/%u; ListRails has them",
-					 device, port);
+		return sd_bus_error_setf(
+			reterr, DRAY_DBUS_ERROR_NOT_FOUND,
+			"the agent has no rail on port %.60s/%u; ListRails has them", device, port);
 	return ret < 0 ? ret : sd_bus_reply_method_return(m, NULL);
 }
 
 int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	return rail_switch(m, userdata, "DisableRail", true, reterr);
+	return rail_switch(m, userdata, true, reterr);
 }
 
 int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	return rail_switch(m, userdata, "EnableRail", false, reterr);
+	return rail_switch(m, userdata, false, reterr);
 }

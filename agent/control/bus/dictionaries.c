@@ -7,12 +7,12 @@
 #include "agent/control/bus/internal.h"
 #include "lib/cleanup.h"
 
-/* Longest text of a value. */
+/* Longest text of a value, with its NUL. */
 #define TEXT_BYTES 4096
-/* Of one key with its value, on the wire, without its text. */
+/* Estimate of one key with its value on the wire, without the text. */
 #define FIELD_BYTES 32
 
-/* Length of the UTF-8 character at p, 0 where there is none. Overlong forms and surrogates are none. */
+/* Length of the UTF-8 character at p; 0 if the bytes are none. Overlong forms and surrogates are refused. */
 static size_t utf8_length(const unsigned char *p)
 {
 	size_t n = *p < 0x80           ? 1 :
@@ -52,63 +52,57 @@ static const char *clean(const char *s, char *buf, size_t size)
 	return buf;
 }
 
-const char *control_text(const char *s, char buf[CONTROL_TEXT_MAX])
+const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES])
 {
-	return clean(s, buf, CONTROL_TEXT_MAX);
+	return clean(s, buf, BUS_TEXT_BYTES);
 }
 
-static int field_append(struct rows *r, const struct dray_dbus_field *f, union value v)
+static int field_append(struct dictionaries *d, const struct dray_dbus_field *f, union value v)
 {
 	char text[TEXT_BYTES];
 
-	r->bytes += FIELD_BYTES;
+	d->bytes += FIELD_BYTES;
 	switch (*f->type) {
 	case 's':
 		clean(v.s, text, sizeof(text));
-		r->bytes += strlen(text);
-		return sd_bus_message_append(r->m, "{sv}", f->key, "s", text);
+		d->bytes += strlen(text);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "s", text);
 	case 'b':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "b", (int)v.n);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "b", (int)v.n);
 	case 'u':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "u", (uint32_t)v.n);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "u", (uint32_t)v.n);
 	case 'i':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "i", (int32_t)v.n);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "i", (int32_t)v.n);
 	case 't':
-		return sd_bus_message_append(r->m, "{sv}", f->key, "t", v.n);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "t", v.n);
 	default:
 		return -EINVAL;
 	}
 }
 
-void row_append(struct rows *r, const struct dray_dbus_field *fields, const union value *v,
-		size_t n)
+void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields,
+		       const union value *v, size_t n)
 {
-	if (r->ret < 0)
+	if (d->ret < 0)
 		return;
-	r->ret = sd_bus_message_open_container(r->m, 'a', "{sv}");
-	for (size_t i = 0; i < n && r->ret >= 0; i++)
-		r->ret = field_append(r, &fields[i], v[i]);
-	if (r->ret >= 0)
-		r->ret = sd_bus_message_close_container(r->m);
+	d->ret = sd_bus_message_open_container(d->reply, 'a', "{sv}");
+	for (size_t i = 0; i < n && d->ret >= 0; i++)
+		d->ret = field_append(d, &fields[i], v[i]);
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_close_container(d->reply);
 }
 
-struct rows rows_open(sd_bus_message *m)
+int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn)
 {
-	struct rows r = { .m = m };
-
-	r.ret = sd_bus_message_open_container(m, 'a', "a{sv}");
-	return r;
+	d->ret = sd_bus_message_open_container(d->reply, 'a', "a{sv}");
+	if (d->ret >= 0)
+		fn(d);
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_close_container(d->reply);
+	return d->ret;
 }
 
-int rows_close(struct rows *r, size_t *ret_bytes)
-{
-	if (r->ret >= 0)
-		r->ret = sd_bus_message_close_container(r->m);
-	*ret_bytes = r->bytes;
-	return r->ret;
-}
-
-uint64_t rows_span(int64_t ns)
+uint64_t dictionary_duration(int64_t ns)
 {
 	return ns > 0 ? (uint64_t)ns : 0;
 }

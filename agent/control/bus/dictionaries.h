@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dictionaries of the list methods, row by row: keys and types come from the schema's tables, values from here. */
+/* Lists in replies: arrays of dictionaries, whose keys and types come from the schema's tables. */
 #ifndef DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
 #define DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
 
@@ -9,26 +9,36 @@
 
 #include "schema/gen/dbus.h"
 
-/* By the field's type one of them is meant. */
+struct agent;
+struct snapshot;
+
+/* The field's type selects the member. */
 union value {
 	const char *s;
 	uint64_t n;
 };
 
-struct rows {
-	sd_bus_message *m;
-	int ret; /* first error */
-	size_t bytes;
+struct dictionaries {
+	struct agent *agent;
+	sd_bus_message *call, *reply;
+	sd_bus_error *reterr;              /* NULL: the reply comes later than the call */
+	struct snapshot *const *snapshots; /* of the workers, for lists of transfers */
+	unsigned n_snapshots;
+	int ret;      /* first error */
+	size_t bytes; /* estimate of the list's size */
 };
 
-struct rows rows_open(sd_bus_message *m);
-/* fields: the record's, all of them. Texts are cut at 4095 bytes, and bytes that are no UTF-8 become question marks. */
-void row_append(struct rows *r, const struct dray_dbus_field *fields, const union value *v,
-		size_t n);
-/* 0, or the first error. */
-int rows_close(struct rows *r, size_t *ret_bytes);
+/* Appends the records of one list; reads the arguments of d->call. Errors go to d->ret. */
+typedef void dictionaries_fn(struct dictionaries *d);
 
-/* Ages come from two looks at the clock. */
-uint64_t rows_span(int64_t ns);
+/* Appends the array that fn fills. 0, or the first error. */
+int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn);
+
+/* fields: all fields of the record. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become question marks. */
+void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields,
+		       const union value *v, size_t n);
+
+/* Differences of clock readings can be slightly negative: those become 0. */
+uint64_t dictionary_duration(int64_t ns);
 
 #endif

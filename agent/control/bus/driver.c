@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of org.freedesktop.DBus that clients made for a bus call before anything else. There is
- * no bus: whatever name a client sends to, the agent answers; every client gets every signal.
+ * The methods of org.freedesktop.DBus that clients written for a message bus call first. There is no bus: the agent
+ * answers messages to any name, and every client gets every signal.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@ struct name {
 	char text[32];
 };
 
-static struct name name_of(const struct control_conn *c)
+static struct name name_of(const struct bus_conn *c)
 {
 	struct name n;
 
@@ -29,27 +29,28 @@ static struct name name_of(const struct control_conn *c)
 
 static int method_hello(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 
 	if (c->hello)
-		return sd_bus_error_set(reterr, SD_BUS_ERROR_FAILED, "Hello was said already");
+		return sd_bus_error_set(reterr, SD_BUS_ERROR_FAILED,
+					"Hello was called already; call it once");
 	c->hello = true;
 	return sd_bus_reply_method_return(m, "s", name_of(c).text);
 }
 
-/* Signals go to everybody, and what does not match is dropped by the client's library. */
+/* Every client gets every signal; its library drops the ones that do not match. */
 static int method_match(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	return sd_bus_reply_method_return(m, NULL);
 }
 
-/* Who stands behind a name, or NULL. */
+/* The unique name of the owner of a name, or NULL. */
 static const char *owner_of(const char *name, const struct name *own)
 {
 	if (!strcmp(name, DRIVER_NAME))
 		return DRIVER_NAME;
-	if (!strcmp(name, DRAY_DBUS_INTERFACE) || !strcmp(name, CONTROL_SENDER))
-		return CONTROL_SENDER;
+	if (!strcmp(name, DRAY_DBUS_INTERFACE) || !strcmp(name, BUS_SENDER))
+		return BUS_SENDER;
 	return strcmp(name, own->text) ? NULL : own->text;
 }
 
@@ -64,7 +65,7 @@ static int method_get_name_owner(sd_bus_message *m, void *userdata, sd_bus_error
 	owner = owner_of(name, &own);
 	if (!owner)
 		return sd_bus_error_setf(reterr, SD_BUS_ERROR_NAME_HAS_NO_OWNER,
-					 "nobody here has the name %.100s; the agent is %s", name,
+					 "no connection has the name %.100s; the agent is %s", name,
 					 DRAY_DBUS_INTERFACE);
 	return sd_bus_reply_method_return(m, "s", owner);
 }
@@ -80,24 +81,24 @@ static int method_name_has_owner(sd_bus_message *m, void *userdata, sd_bus_error
 
 static int method_list_names(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	return sd_bus_reply_method_return(m, "as", 4, DRIVER_NAME, DRAY_DBUS_INTERFACE,
-					  CONTROL_SENDER, name_of(userdata).text);
+	return sd_bus_reply_method_return(m, "as", 4, DRIVER_NAME, DRAY_DBUS_INTERFACE, BUS_SENDER,
+					  name_of(userdata).text);
 }
 
 static int method_get_id(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	const struct control_conn *c = userdata;
+	const struct bus_conn *c = userdata;
 	char id[IDENTITY_TEXT_BYTES];
 
 	return sd_bus_reply_method_return(m, "s",
-					  identity_show(c->control->agent->identity.agent_id, id));
+					  identity_show(c->server->agent->identity.agent_id, id));
 }
 
-/* A monitor knows that it is one when it has lost its name. */
+/* A client knows that it has become a monitor when it loses its name. */
 static int method_become_monitor(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *lost = NULL;
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	struct name own = name_of(c);
 	int ret;
 
@@ -141,7 +142,7 @@ static const sd_bus_vtable monitoring_vtable[] = {
 	SD_BUS_VTABLE_END,
 };
 
-int control_driver_add(struct control_conn *c)
+int bus_driver_add(struct bus_conn *c)
 {
 	int ret;
 

@@ -4,35 +4,36 @@
 
 #include "agent/control/bus/internal.h"
 
-void *control_call_new(size_t bytes, struct control_conn *c, sd_bus_message *m, unsigned *count,
-		       unsigned max, const char *what, struct dray_list *list, sd_bus_error *reterr)
+void *pending_reply_new(size_t bytes, struct bus_conn *c, sd_bus_message *m, unsigned *count,
+			unsigned max, const char *what, struct dray_list *list,
+			sd_bus_error *reterr)
 {
-	struct control_call *call;
+	struct pending_reply *reply;
 
 	if (*count >= max) {
 		sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-				  "%u %s wait for their answer already; take those first", *count,
+				  "%u %s are pending already; wait for their replies first", *count,
 				  what);
 		return NULL;
 	}
-	call = calloc(1, bytes);
-	if (!call) {
+	reply = calloc(1, bytes);
+	if (!reply) {
 		sd_bus_error_set_errno(reterr, -ENOMEM);
 		return NULL;
 	}
-	call->conn = c;
-	call->m = sd_bus_message_ref(m);
-	call->count = count;
+	reply->conn = c;
+	reply->m = sd_bus_message_ref(m);
+	reply->count = count;
 	++*count;
-	dray_list_add(list, &call->link);
-	return call;
+	dray_list_add(list, &reply->link);
+	return reply;
 }
 
-struct control_call *control_call_free(struct control_call *call)
+struct pending_reply *pending_reply_free(struct pending_reply *reply)
 {
-	dray_list_del(&call->link);
-	--*call->count;
-	sd_bus_message_unref(call->m);
-	free(call);
+	dray_list_del(&reply->link);
+	--*reply->count;
+	sd_bus_message_unref(reply->m);
+	free(reply);
 	return NULL;
 }

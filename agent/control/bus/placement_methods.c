@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Segments, hints and the launcher's environment on the control socket. */
+/* Methods for segments, hints and the launcher's environment. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/bus/dictionaries.h"
 #include "agent/control/placement.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"
 #include "schema/gen/errors.h"
-
-/* --- segments ------------------------------------------------------------------------------------ */
 
 static void segment_append(void *arg, const struct segment_info *s)
 {
@@ -27,26 +24,23 @@ static void segment_append(void *arg, const struct segment_info *s)
 		[DRAY_DBUS_SEGMENT_FIELD_PROBE] = { .s = s->probe },
 		[DRAY_DBUS_SEGMENT_FIELD_TARGET] = { .s = s->target },
 		[DRAY_DBUS_SEGMENT_FIELD_REASON] = { .s = s->reason },
-		[DRAY_DBUS_SEGMENT_FIELD_SINCE_NS] = { .n = rows_span(s->since_ns) },
-		[DRAY_DBUS_SEGMENT_FIELD_LATENCY_NS] = { .n = rows_span(s->latency_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_SINCE_NS] = { .n = dictionary_duration(s->since_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_LATENCY_NS] = { .n = dictionary_duration(s->latency_ns) },
 		[DRAY_DBUS_SEGMENT_FIELD_PROBES] = { .n = s->probes },
 		[DRAY_DBUS_SEGMENT_FIELD_FAILURES] = { .n = s->failures },
-		[DRAY_DBUS_SEGMENT_FIELD_NEXT_NS] = { .n = rows_span(s->next_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_NEXT_NS] = { .n = dictionary_duration(s->next_ns) },
 		[DRAY_DBUS_SEGMENT_FIELD_CAPACITY] = { .n = s->capacity },
 		[DRAY_DBUS_SEGMENT_FIELD_ALLOCATED] = { .n = s->allocated },
-		[DRAY_DBUS_SEGMENT_FIELD_READY_AGO_NS] = { .n = rows_span(s->ready_ago_ns) },
+		[DRAY_DBUS_SEGMENT_FIELD_READY_AGO_NS] = { .n = dictionary_duration(
+								   s->ready_ago_ns) },
 	};
 
-	row_append(arg, dray_dbus_segment_fields, v, DRAY_ARRAY_SIZE(v));
+	dictionary_append(arg, dray_dbus_segment_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_segments(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
-			     size_t *ret_bytes)
+void fill_segments(struct dictionaries *d)
 {
-	struct rows r = rows_open(reply);
-
-	segments_each(a->segments, segment_append, &r);
-	return rows_close(&r, ret_bytes);
+	segments_each(d->agent->segments, segment_append, d);
 }
 
 static void candidate_append(void *arg, unsigned rank, const struct candidate *c)
@@ -62,23 +56,18 @@ static void candidate_append(void *arg, unsigned rank, const struct candidate *c
 		[DRAY_DBUS_CANDIDATE_FIELD_REASON] = { .s = c->reason },
 	};
 
-	row_append(arg, dray_dbus_candidate_fields, v, DRAY_ARRAY_SIZE(v));
+	dictionary_append(arg, dray_dbus_candidate_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_candidates(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
-			       size_t *ret_bytes)
+void fill_candidates(struct dictionaries *d)
 {
-	struct rows r = rows_open(reply);
 	const char *scope = "";
 
-	if (r.ret >= 0)
-		r.ret = sd_bus_message_read(m, "s", &scope);
-	if (r.ret >= 0)
-		r.ret = segments_explain(a->segments, scope, candidate_append, &r);
-	return rows_close(&r, ret_bytes);
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_read(d->call, "s", &scope);
+	if (d->ret >= 0)
+		d->ret = segments_explain(d->agent->segments, scope, candidate_append, d);
 }
-
-/* --- hints --------------------------------------------------------------------------------------- */
 
 static void hint_append(void *arg, const struct hint *h)
 {
@@ -88,37 +77,33 @@ static void hint_append(void *arg, const struct hint *h)
 		[DRAY_DBUS_HINT_FIELD_SOURCE] = { .s = dmsg_hint_source_name(h->source) },
 		[DRAY_DBUS_HINT_FIELD_UID] = { .n = h->uid },
 		[DRAY_DBUS_HINT_FIELD_SCORE] = { .n = h->score },
-		[DRAY_DBUS_HINT_FIELD_AGE_NS] = { .n = rows_span(h->age_ms) * DRAY_NS_PER_MS },
-		[DRAY_DBUS_HINT_FIELD_LEFT_NS] = { .n = rows_span(h->left_ms) * DRAY_NS_PER_MS },
+		[DRAY_DBUS_HINT_FIELD_AGE_NS] = { .n = dictionary_duration(h->age_ms) *
+						       DRAY_NS_PER_MS },
+		[DRAY_DBUS_HINT_FIELD_LEFT_NS] = { .n = dictionary_duration(h->left_ms) *
+							DRAY_NS_PER_MS },
 		[DRAY_DBUS_HINT_FIELD_COUNTS] = { .n = h->counts },
 	};
 
-	row_append(arg, dray_dbus_hint_fields, v, DRAY_ARRAY_SIZE(v));
+	dictionary_append(arg, dray_dbus_hint_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
-int control_records_hints(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
-			  size_t *ret_bytes)
+void fill_hints(struct dictionaries *d)
 {
-	struct rows r = rows_open(reply);
-
-	hints_each(a->hints, hint_append, &r);
-	return rows_close(&r, ret_bytes);
+	hints_each(d->agent->hints, hint_append, d);
 }
 
 int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
 	int ret;
 
-	ret = control_may_change(c, "SetHint", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "ssut", &put.scope, &put.segment, &put.score,
+				   &put.ttl_ms);
 	if (ret < 0)
 		return ret;
-	ret = sd_bus_message_read(m, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
-	if (ret < 0)
-		return ret;
-	if (hints_put(c->control->agent->hints, &put, &err) < 0)
+	if (hints_put(c->server->agent->hints, &put, &err) < 0)
 		return sd_bus_error_set(reterr,
 					err.code == DRAY_E_INVALID ? SD_BUS_ERROR_INVALID_ARGS :
 								     SD_BUS_ERROR_LIMITS_EXCEEDED,
@@ -130,27 +115,22 @@ int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr
 
 int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct control_conn *c = userdata;
+	struct bus_conn *c = userdata;
 	const char *scope, *segment;
 	uint32_t count;
 	int all, ret;
 
-	ret = control_may_change(c, "ForgetHints", reterr);
+	ret = bus_conn_read_change(c, m, reterr, "ssb", &scope, &segment, &all);
 	if (ret < 0)
 		return ret;
-	ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
-	if (ret < 0)
-		return ret;
-	count = hints_forget(c->control->agent->hints, scope, *segment ? segment : NULL, all);
+	count = hints_forget(c->server->agent->hints, scope, *segment ? segment : NULL, all);
 	if (count)
 		log_notice("control", "%u hints forgotten uid=%u pid=%d", count, c->who.uid,
 			   c->who.pid);
 	return sd_bus_reply_method_return(m, "u", count);
 }
 
-/* --- environment --------------------------------------------------------------------------------- */
-
-static void variable_append(struct rows *r, const struct env_variable *e)
+static void variable_append(struct dictionaries *d, const struct env_variable *e)
 {
 	const union value v[DRAY_DBUS_VARIABLE_FIELD_N] = {
 		[DRAY_DBUS_VARIABLE_FIELD_PROFILE] = { .s = e->profile },
@@ -161,7 +141,7 @@ static void variable_append(struct rows *r, const struct env_variable *e)
 		[DRAY_DBUS_VARIABLE_FIELD_REASON] = { .s = e->reason },
 	};
 
-	row_append(r, dray_dbus_variable_fields, v, DRAY_ARRAY_SIZE(v));
+	dictionary_append(d, dray_dbus_variable_fields, v, DRAY_ARRAY_SIZE(v));
 }
 
 static void words_free(char **words)
@@ -171,46 +151,23 @@ static void words_free(char **words)
 	free(words);
 }
 
-static int environment_of(struct agent *a, sd_bus_message *m, struct env *ret,
-			  struct dray_err *reterr)
+void fill_environment(struct dictionaries *d)
 {
 	struct dray_strv profiles = DRAY_STRV_NULL;
-	char **words = NULL;
-	int ret_read = sd_bus_message_read_strv(m, &words);
-
-	for (char **w = words; w && *w && ret_read >= 0; w++)
-		ret_read = dray_strv_add(&profiles, *w, strlen(*w));
-	if (ret_read >= 0)
-		ret_read = agent_environment(a, &profiles, ret, reterr);
-	dray_strv_clear(&profiles);
-	words_free(words);
-	return ret_read;
-}
-
-int control_records_environment(struct agent *a, sd_bus_message *m, sd_bus_message *reply,
-				size_t *ret_bytes)
-{
-	struct rows r = rows_open(reply);
-	struct env env = ENV_NULL;
-
-	if (r.ret >= 0)
-		r.ret = sd_bus_message_rewind(m, 1);
-	if (r.ret >= 0)
-		r.ret = environment_of(a, m, &env, NULL);
-	for (size_t i = 0; i < env.n; i++)
-		variable_append(&r, &env.v[i]);
-	env_deinit(&env);
-	return rows_close(&r, ret_bytes);
-}
-
-int control_environment_check(struct agent *a, sd_bus_message *m, sd_bus_error *reterr)
-{
 	struct dray_err err = DRAY_ERR_NULL;
 	struct env env = ENV_NULL;
-	int ret = environment_of(a, m, &env, &err);
+	char **words = NULL;
 
+	d->ret = sd_bus_message_read_strv(d->call, &words);
+	for (char **w = words; w && *w && d->ret >= 0; w++)
+		d->ret = dray_strv_add(&profiles, *w, strlen(*w));
+	if (d->ret >= 0)
+		d->ret = agent_environment(d->agent, &profiles, &env, &err);
+	if (d->ret == -EINVAL && err.code)
+		d->ret = sd_bus_error_set(d->reterr, SD_BUS_ERROR_INVALID_ARGS, err.msg);
+	for (size_t i = 0; i < env.n; i++)
+		variable_append(d, &env.v[i]);
 	env_deinit(&env);
-	if (ret == -EINVAL && err.code)
-		return sd_bus_error_set(reterr, SD_BUS_ERROR_INVALID_ARGS, err.msg);
-	return ret;
+	dray_strv_clear(&profiles);
+	words_free(words);
 }

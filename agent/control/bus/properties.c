@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The object /dev/dray/Agent: its properties. Methods that read are in lists.c, those that change things in changes.c. */
+/* The object /dev/dray/Agent and its properties. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@
 
 static struct agent *agent_of(void *userdata)
 {
-	return ((struct control_conn *)userdata)->control->agent;
+	return ((struct bus_conn *)userdata)->server->agent;
 }
 
 PROPERTY(state)
@@ -91,10 +91,10 @@ PROPERTY(poll_reason)
 
 PROPERTY(gpu_plugin)
 {
-	char text[CONTROL_TEXT_MAX];
+	char text[BUS_TEXT_BYTES];
 
-	return sd_bus_message_append(
-		reply, "s", control_text(gpus_totals(agent_of(userdata)->gpus).plugin, text));
+	return sd_bus_message_append(reply, "s",
+				     bus_text(gpus_totals(agent_of(userdata)->gpus).plugin, text));
 }
 
 PROPERTY(uptime_ns)
@@ -143,7 +143,7 @@ PROPERTY(deadline_ns)
 				     (uint64_t)agent_drain_progress(agent_of(userdata)).left_ns);
 }
 
-int control_object_add(struct control_conn *c)
+int bus_object_add(struct bus_conn *c)
 {
 	return sd_bus_add_object_vtable(c->bus, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 					dbus_vtable, c);

@@ -39,7 +39,7 @@ void agent_ready(struct agent *a, struct ready *ret)
 		.arg = a,
 	};
 
-	ready_judge(&facts, &cfg->ready.require, ret);
+	ready_evaluate(&facts, &cfg->ready.require, ret);
 }
 
 /* --- metrics ------------------------------------------------------------------------------------ */

@@ -127,7 +127,7 @@ void health_ask(struct health *h, struct health_check *c)
 
 	c->end_ns = now + config_of(h)->health.worker_limit;
 	if (!h->asking) {
-		h->asking = agent_list_transfers(h->agent, listed, h) >= 0;
+		h->asking = agent_list_transfers(h->agent, false, listed, h) >= 0;
 		h->asked_ns = now;
 		if (!h->asking)
 			c->end_ns = now;
