@@ -13,6 +13,7 @@
 #include "agent/control/peer/fsm.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/control/rails/verbs.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/status/watchdog.h"
@@ -27,11 +28,6 @@
 #include "schema/gen/errors.h"
 
 /* Upcalls take the agent as arg. Many only pass a call on to another module of it. */
-static struct gpus *gpus_of(void *arg)
-{
-	return ((struct agent *)arg)->gpus;
-}
-
 static struct peers *peers_of(void *arg)
 {
 	return ((struct agent *)arg)->peers;
@@ -77,11 +73,6 @@ static void on_region_removed(void *arg, dray_handle region, void (*done)(void *
 static void on_region_revoked(void *arg, dray_handle region)
 {
 	rails_region_revoked(rails_of(arg), region);
-}
-
-static void on_region_registered(void *arg, dray_handle region, bool usable, const char *why)
-{
-	region_registered(regions_of(arg), region, usable, why);
 }
 
 static void on_gpu_lost(void *arg, unsigned device)
@@ -204,17 +195,6 @@ static void on_window(void *arg, dray_handle peer, const struct pmsg_window *m)
 static void on_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
 {
 	rails_peer_stage(rails_of(arg), peer, request_id, m);
-}
-
-static int on_pin(void *arg, uint64_t bytes, gpu_host_fn done, void *done_arg)
-{
-	return gpus_host_new(gpus_of(arg), bytes, done, done_arg);
-}
-
-static void on_unpin(void *arg, struct gpu_host *h)
-{
-	(void)arg;
-	gpus_host_free(h);
 }
 
 static void on_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
@@ -474,14 +454,12 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 			&(struct rails_deps){ .event = a->event,
 					      .cfg = cfg,
 					      .pool = &a->pool,
+					      .gpus = a->gpus,
 					      .verbs = &verbs_real,
 					      .remote_keys = on_remote_keys,
 					      .worker_node = on_worker_node,
 					      .changed = on_rail_changed,
 					      .peer_quiet = on_peer_quiet,
-					      .registered = on_region_registered,
-					      .pin = on_pin,
-					      .unpin = on_unpin,
 					      .arg = a },
 			reterr);
 	if (ret < 0)

@@ -405,7 +405,7 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_in
 				     .mtu = 4096,
 				     .state = "up",
 				     .reason = "same subnet",
-				     .sent = 5000000000 });
+				     .traffic.sent = 5000000000 });
 }
 
 const char *peers_segment_of(struct peers *p, dray_handle peer)

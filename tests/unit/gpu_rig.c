@@ -12,7 +12,7 @@
 #include "agent/data/transport/gpu/gpu.h"
 #include "tests/unit/cm.h"
 
-static void message(struct gpu_rig *g, enum gpu_message type, uint64_t id, void *arg)
+static void message(struct gpu_rig *g, enum gpu_command type, uint64_t id, void *arg)
 {
 	transport_gpu.message(
 		&g->rig.core, g->rig.core.transport_state[1],
@@ -83,7 +83,7 @@ void gpu_rig_lists(struct gpu_rig *g)
 	message(g, GPU_LISTS, 0, g->lists);
 }
 
-static bool told(const struct gpu_rig *g, enum gpu_message type, uint64_t id)
+static bool told(const struct gpu_rig *g, enum gpu_event type, uint64_t id)
 {
 	for (unsigned i = 0; i < g->rig.n_told; i++)
 		if (g->rig.told[i].type == type && g->rig.told[i].id == id)

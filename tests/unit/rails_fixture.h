@@ -59,12 +59,12 @@ struct lab {
 	uint32_t stage_code;
 	struct rdma_share share; /* as told last; its keys */
 	/* memory that was asked for, and given back */
-	void (*pinned_fn)(void *arg, struct gpu_host *h, void *base, const struct dray_err *err);
+	gpu_host_fn pinned_fn;
 	void *pinned_arg;
 	uint64_t pinned_bytes;
 	unsigned pins, unpins;
 	unsigned done;
-	unsigned answers; /* to who waits for a DMA-BUF's registration */
+	unsigned answers; /* calls of region_registered() */
 	bool usable;
 	char why[400];
 };
@@ -493,31 +493,25 @@ static inline void see(unsigned devices, unsigned active, uint32_t gid_index)
 		}                                       \
 	} while (0)
 
-static inline void answered(void *arg, dray_handle region, bool usable, const char *why)
+void region_registered(struct regions *r, dray_handle region, bool usable, const char *why)
 {
-	(void)arg;
 	(void)region;
 	lab->answers++;
 	lab->usable = usable;
 	snprintf(lab->why, sizeof(lab->why), "%s", why);
 }
 
-static inline int pin(void *arg, uint64_t bytes,
-		      void (*done)(void *done_arg, struct gpu_host *h, void *base,
-				   const struct dray_err *err),
-		      void *done_arg)
+int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg)
 {
-	(void)arg;
 	lab->pinned_bytes = bytes;
 	lab->pinned_fn = done;
-	lab->pinned_arg = done_arg;
+	lab->pinned_arg = arg;
 	lab->pins++;
 	return 0;
 }
 
-static inline void unpin(void *arg, struct gpu_host *h)
+void gpus_host_free(struct gpu_host *h)
 {
-	(void)arg;
 	assert_non_null(h);
 	lab->unpins++;
 }
@@ -546,16 +540,13 @@ static inline int setup(void **state)
 							 .verbs = &verbs,
 							 .remote_keys = remote_keys,
 							 .worker_node = worker_node,
-							 .peer_quiet = peer_quiet,
-							 .registered = answered,
-							 .pin = pin,
-							 .unpin = unpin },
+							 .peer_quiet = peer_quiet },
 				   &err),
 			 0);
 	return 0;
 }
 
-static inline unsigned told(enum rdma_message type)
+static inline unsigned told(enum rdma_command type)
 {
 	unsigned n = 0;
 
@@ -564,7 +555,7 @@ static inline unsigned told(enum rdma_message type)
 	return n;
 }
 
-static inline const struct transport_message *last(enum rdma_message type)
+static inline const struct transport_message *last(enum rdma_command type)
 {
 	for (unsigned i = lab->n_told; i-- > 0;)
 		if (lab->told[i].type == type)
@@ -573,7 +564,7 @@ static inline const struct transport_message *last(enum rdma_message type)
 	return NULL;
 }
 
-static inline void say(enum rdma_message type, uint64_t id, uint32_t code)
+static inline void say(enum rdma_event type, uint64_t id, uint32_t code)
 {
 	rails_handle_message(lab->rails, 0,
 			     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,

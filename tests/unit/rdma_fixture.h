@@ -82,7 +82,7 @@ static void *rdma(void)
 	return lab->rig.core.transport_state[0];
 }
 
-static void message_code(enum rdma_message type, uint64_t id, uint32_t code, void *arg)
+static void message_code(enum rdma_command type, uint64_t id, uint32_t code, void *arg)
 {
 	transport_rdma.message(&lab->rig.core, rdma(),
 			       &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
@@ -93,7 +93,7 @@ static void message_code(enum rdma_message type, uint64_t id, uint32_t code, voi
 							    .arg = arg });
 }
 
-static void message(enum rdma_message type, uint64_t id, void *arg)
+static void message(enum rdma_command type, uint64_t id, void *arg)
 {
 	message_code(type, id, 0, arg);
 }
@@ -453,7 +453,7 @@ static inline const struct rig_end *last(void)
 	return &lab->rig.ended[lab->rig.n_ended - 1];
 }
 
-static inline unsigned told(enum rdma_message type)
+static inline unsigned told(enum rdma_event type)
 {
 	unsigned n = 0;
 

@@ -33,7 +33,7 @@ static inline void *gpu_state(void)
 	return lab->rig.core.transport_state[2];
 }
 
-static inline void gpu_message(enum gpu_message type, void *arg)
+static inline void gpu_message(enum gpu_command type, void *arg)
 {
 	transport_gpu.message(&lab->rig.core, gpu_state(),
 			      &(struct transport_message){

@@ -18,7 +18,7 @@ static struct gpu_plugin *plugin(void)
 	return opened;
 }
 
-static void say(struct lab_side *s, enum gpu_message type, void *arg)
+static void say(struct lab_side *s, enum gpu_command type, void *arg)
 {
 	transport_gpu.message(
 		&s->core, s->gpu.state,

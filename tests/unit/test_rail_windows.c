@@ -436,23 +436,23 @@ static void test_share(void **state)
 
 static void test_asks(void **state)
 {
-	struct rdma_ask ask = { .peer = PEER };
+	struct rdma_stage_request ask = { .peer = PEER };
 	struct transport_message m = {
-		.transport = DMSG_TRANSPORT_RDMA, .type = RDMA_ASK, .peer = PEER, .arg = &ask
+		.transport = DMSG_TRANSPORT_RDMA, .type = RDMA_STAGE, .peer = PEER, .arg = &ask
 	};
 
 	meet(1);
 	rails_handle_message(lab->rails, 0, &m);
-	assert_int_equal(told(RDMA_ANSWER), 0);
+	assert_int_equal(told(RDMA_STAGED), 0);
 	lab->stage_fn(lab->stage_arg, DRAY_E_DENIED);
-	assert_int_equal(told(RDMA_ANSWER), 1);
-	assert_int_equal(last(RDMA_ANSWER)->code, DRAY_E_DENIED);
-	assert_ptr_equal(last(RDMA_ANSWER)->arg, &ask);
+	assert_int_equal(told(RDMA_STAGED), 1);
+	assert_int_equal(last(RDMA_STAGED)->code, DRAY_E_DENIED);
+	assert_ptr_equal(last(RDMA_STAGED)->arg, &ask);
 	/* each is answered, also where the peer cannot be asked */
 	lab->stage_error = -ENOTCONN;
 	rails_handle_message(lab->rails, 0, &m);
-	assert_int_equal(told(RDMA_ANSWER), 2);
-	assert_int_equal(last(RDMA_ANSWER)->code, DRAY_E_PEER_LOST);
+	assert_int_equal(told(RDMA_STAGED), 2);
+	assert_int_equal(last(RDMA_STAGED)->code, DRAY_E_PEER_LOST);
 	part();
 }
 

@@ -12,8 +12,8 @@
 #define ASKS_MAX 64
 
 static struct {
-	uint8_t *far;                    /* the owner's memory behind the remote */
-	struct rdma_ask *asks[ASKS_MAX]; /* not answered, oldest first */
+	uint8_t *far;                              /* the owner's memory behind the remote */
+	struct rdma_stage_request *asks[ASKS_MAX]; /* not answered, oldest first */
 	unsigned n, seen, total;
 } owner;
 
@@ -38,9 +38,9 @@ static int paths_setup(void **state)
 	return ret;
 }
 
-static void answer_to(struct rdma_ask *ask, uint32_t code)
+static void answer_to(struct rdma_stage_request *ask, uint32_t code)
 {
-	message_code(RDMA_ANSWER, 0, code, ask);
+	message_code(RDMA_STAGED, 0, code, ask);
 }
 
 static int window_teardown(void **state)
@@ -86,9 +86,9 @@ static unsigned hear(void)
 {
 	for (; owner.seen < lab->rig.n_told; owner.seen++) {
 		const struct transport_message *m = &lab->rig.told[owner.seen];
-		struct rdma_ask *ask = m->arg;
+		struct rdma_stage_request *ask = m->arg;
 
-		if (m->transport != DMSG_TRANSPORT_RDMA || m->type != RDMA_ASK)
+		if (m->transport != DMSG_TRANSPORT_RDMA || m->type != RDMA_STAGE)
 			continue;
 		assert_true(owner.n < ASKS_MAX);
 		assert_int_equal(ask->m.grant, GRANT);
@@ -107,9 +107,9 @@ static unsigned hear(void)
 	return owner.n;
 }
 
-static struct rdma_ask *next_ask(void)
+static struct rdma_stage_request *next_ask(void)
 {
-	struct rdma_ask *ask;
+	struct rdma_stage_request *ask;
 
 	assert_true(hear() > 0);
 	ask = owner.asks[0];
@@ -117,7 +117,7 @@ static struct rdma_ask *next_ask(void)
 	return ask;
 }
 
-static void copy_for(const struct rdma_ask *ask)
+static void copy_for(const struct rdma_stage_request *ask)
 {
 	uint8_t *at = lab->there + ask->m.offset;
 
@@ -137,7 +137,7 @@ static void copy_for(const struct rdma_ask *ask)
 
 static void serve_one(void)
 {
-	struct rdma_ask *ask = next_ask();
+	struct rdma_stage_request *ask = next_ask();
 
 	copy_for(ask);
 	answer_to(ask, 0);
@@ -473,7 +473,7 @@ static void test_withdrawn(void **state)
 /* Other memory in its place: what the owner did not do for the former is asked for again. */
 static void test_replaced(void **state)
 {
-	struct rdma_ask *ask;
+	struct rdma_stage_request *ask;
 
 	window_qp();
 	move(DMSG_DIRECTION_READ, 0, 0, UNIT);

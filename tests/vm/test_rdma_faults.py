@@ -232,7 +232,7 @@ def test_all_rails_down(pair2, sides):
     until(lambda: not up(a), "the end of both")
     assert whole(here, there, remote) == "tcp"
     assert counters(a)["dray_fallbacks_total"] > fallbacks
-    assert "transfers go by the next transport" in a.text()
+    assert "transfers use the next transport" in a.text()
     for rail in pair2.rails:
         rail.link(True)
     until(lambda: len(up(a)) == 2 and len(up(pair2.agents[1])) == 2, "their return")

@@ -168,13 +168,13 @@ static void rail_append(struct dictionaries *d, const struct nd_device *device,
 		[DRAY_DBUS_RAIL_FIELD_RAIL] = { .n = used ? (uint64_t)i.number : UINT64_MAX },
 		[DRAY_DBUS_RAIL_FIELD_RAIL_STATE] = { .s = i.state },
 		[DRAY_DBUS_RAIL_FIELD_RAIL_REASON] = { .s = i.reason },
-		[DRAY_DBUS_RAIL_FIELD_QUEUE_PAIRS] = { .n = i.queue_pairs },
+		[DRAY_DBUS_RAIL_FIELD_QUEUE_PAIRS] = { .n = i.traffic.queue_pairs },
 		[DRAY_DBUS_RAIL_FIELD_SERVING] = { .n = i.serving },
-		[DRAY_DBUS_RAIL_FIELD_SENT_BYTES] = { .n = i.sent },
-		[DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES] = { .n = i.received },
-		[DRAY_DBUS_RAIL_FIELD_SLICES] = { .n = i.slices },
-		[DRAY_DBUS_RAIL_FIELD_RETRIES] = { .n = i.retries },
-		[DRAY_DBUS_RAIL_FIELD_FAILOVERS] = { .n = i.failovers },
+		[DRAY_DBUS_RAIL_FIELD_SENT_BYTES] = { .n = i.traffic.sent },
+		[DRAY_DBUS_RAIL_FIELD_RECEIVED_BYTES] = { .n = i.traffic.received },
+		[DRAY_DBUS_RAIL_FIELD_SLICES] = { .n = i.traffic.slices },
+		[DRAY_DBUS_RAIL_FIELD_RETRIES] = { .n = i.traffic.retries },
+		[DRAY_DBUS_RAIL_FIELD_FAILOVERS] = { .n = i.traffic.failovers },
 	};
 
 	dictionary_append(d, dray_dbus_rail_fields, v, DRAY_ARRAY_SIZE(v));
@@ -204,12 +204,12 @@ static void path_append(void *arg, const struct path_info *i)
 		[DRAY_DBUS_PATH_FIELD_MTU] = { .n = i->mtu },
 		[DRAY_DBUS_PATH_FIELD_STATE] = { .s = i->state },
 		[DRAY_DBUS_PATH_FIELD_REASON] = { .s = i->reason },
-		[DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS] = { .n = i->queue_pairs },
-		[DRAY_DBUS_PATH_FIELD_SENT_BYTES] = { .n = i->sent },
-		[DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES] = { .n = i->received },
-		[DRAY_DBUS_PATH_FIELD_SLICES] = { .n = i->slices },
-		[DRAY_DBUS_PATH_FIELD_RETRIES] = { .n = i->retries },
-		[DRAY_DBUS_PATH_FIELD_FAILOVERS] = { .n = i->failovers },
+		[DRAY_DBUS_PATH_FIELD_QUEUE_PAIRS] = { .n = i->traffic.queue_pairs },
+		[DRAY_DBUS_PATH_FIELD_SENT_BYTES] = { .n = i->traffic.sent },
+		[DRAY_DBUS_PATH_FIELD_RECEIVED_BYTES] = { .n = i->traffic.received },
+		[DRAY_DBUS_PATH_FIELD_SLICES] = { .n = i->traffic.slices },
+		[DRAY_DBUS_PATH_FIELD_RETRIES] = { .n = i->traffic.retries },
+		[DRAY_DBUS_PATH_FIELD_FAILOVERS] = { .n = i->traffic.failovers },
 	};
 
 	dictionary_append(d, dray_dbus_path_fields, v, DRAY_ARRAY_SIZE(v));

@@ -88,7 +88,7 @@ int gpus_load(struct gpus *g, struct dray_err *reterr)
 
 /* --- workers ----------------------------------------------------------------------------------------- */
 
-void gpus_tell(struct gpus *g, unsigned worker, enum gpu_message type, uint64_t id, void *arg)
+void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t id, void *arg)
 {
 	worker_post(g->deps.pool->workers[worker],
 		    &(struct command){ .type = COMMAND_TRANSPORT,
@@ -103,18 +103,12 @@ void gpus_message(struct gpus *g, unsigned worker, const struct transport_messag
 	(void)worker;
 	if (m->id >= g->n)
 		return;
-	switch ((enum gpu_message)m->type) {
+	switch ((enum gpu_event)m->type) {
 	case GPU_LOST:
 		gpu_device_lost(&g->devices[m->id], "a copy failed");
 		break;
 	case GPU_GONE:
 		gpu_device_worker_gone(&g->devices[m->id]);
-		break;
-	case GPU_UP:
-	case GPU_DOWN:
-	case GPU_STAGING:
-	case GPU_LISTS:
-	case GPU_PINNED:
 		break;
 	}
 }

@@ -86,7 +86,7 @@ struct gpus {
 /* --- gpus.c --- */
 /* The threads, and the plug-in once a thread has loaded it. 0, or -errno with reterr. */
 int gpus_load(struct gpus *g, struct dray_err *reterr);
-void gpus_tell(struct gpus *g, unsigned worker, enum gpu_message type, uint64_t id, void *arg);
+void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t id, void *arg);
 
 /* --- device.c --- */
 void gpu_devices_find(struct gpus *g);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queue pairs that post: made when a worker wants a peer, handed to it when both ends are ready, taken down
- * when the worker, the rail, the path or the peer is through with them, and made anew.
+ * Queue pairs that post: created when a worker wants to reach a peer, handed to the worker when both ends are ready,
+ * destroyed when the worker, the rail, the path or the peer is lost, and created anew.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,12 +14,12 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* One that lived so long was no failure of its path. */
+/* The loss of a queue pair that was up for longer is no failure of its path. */
 #define LIVED_NS DRAY_NS_PER_SEC
-/* Bytes of a work request. */
+/* Largest work request in bytes. */
 #define MESSAGE_MAX (1u << 20)
 #define SOFT_READ_MAX (1u << 18)
-/* The least depth that is worth a queue pair; of rdma.queue_depth, too. */
+/* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
 static struct qp *qp_of(struct dray_job *j)
@@ -27,23 +27,12 @@ static struct qp *qp_of(struct dray_job *j)
 	return dray_container_of(j, struct qp, job);
 }
 
-static void qp_job(struct qp *q, struct dray_jobs *where, void (*run)(struct dray_job *j),
-		   void (*done)(struct dray_job *j))
-{
-	q->device->jobs++;
-	dray_jobs_add(where, &q->job, run, done);
-}
-
-static void tell_worker(struct rail_peer *peer, unsigned worker, enum rdma_message type,
+static void tell_worker(const struct rail_peer *peer, unsigned worker, enum rdma_command type,
 			uint64_t id, void *arg)
 {
-	worker_post(peer->rails->deps.pool->workers[worker],
-		    &(struct command){ .type = COMMAND_TRANSPORT,
-				       .message = { .transport = DMSG_TRANSPORT_RDMA,
-						    .type = type,
-						    .peer = peer->handle,
-						    .id = id,
-						    .arg = arg } });
+	rails_tell(peer->rails, worker,
+		   (struct transport_message){
+			   .type = type, .peer = peer->handle, .id = id, .arg = arg });
 }
 
 bool path_in_use(const struct path *path)
@@ -53,8 +42,6 @@ bool path_in_use(const struct path *path)
 			return true;
 	return false;
 }
-
-/* --- the end ----------------------------------------------------------------------------------------- */
 
 static void qp_free(struct qp *q)
 {
@@ -90,9 +77,10 @@ static void destroy_done(struct dray_job *j)
 	struct qp *q = qp_of(j);
 	struct device *d = q->device;
 
-	/* the kernel frees it with the context; until then nothing is known about what it does */
+	/* the kernel destroys it with the context */
 	if (q->error < 0)
-		log_error(AREA, "a queue pair cannot be destroyed: %s device=%s",
+		log_error(AREA,
+			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
 			  dray_errno_text(q->error), d->name);
 	q->rail->cq_used[q->worker] -= q->depth;
 	q->device = NULL;
@@ -107,9 +95,7 @@ static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect
 {
 	struct qp *q = arg;
 
-	/* it is dead there, or the peer is lost and so is what it may still do */
-	(void)code;
-	(void)m;
+	/* on an error the peer is lost, and its end with it */
 	q->remote_dead = true;
 	qp_check(q);
 }
@@ -126,9 +112,9 @@ static void qp_die(struct qp *q)
 	}
 	q->state = QP_DYING;
 	q->remote_dead =
-		!q->asked || peer->down ||
+		!q->requested || peer->down ||
 		peers_qp_close(peer->rails->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
-	qp_job(q, peer->rails->slow, destroy_run, destroy_done);
+	device_job(q->device, peer->rails->slow, &q->job, destroy_run, destroy_done);
 }
 
 static void path_failed(struct path *path, const char *what, const char *why)
@@ -149,8 +135,6 @@ static void qp_failed(struct qp *q, const char *what, const char *why)
 	qp_die(q);
 }
 
-/* --- the beginning ------------------------------------------------------------------------------------ */
-
 static void connect_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
@@ -162,7 +146,7 @@ static void connect_run(struct dray_job *j)
 			      .reads = 1 };
 
 	memcpy(end.gid, q->path->to.gid, sizeof(end.gid));
-	q->error = qp_to_rtr(r->verbs, &q->at, q->qp, &end, r->cfg);
+	q->error = qp_to_rtr(r->verbs, &q->address, q->qp, &end, r->cfg);
 	if (q->error == 0)
 		q->error = qp_to_rts(r->verbs, q->qp, q->psn, q->remote.reads, r->cfg);
 }
@@ -206,8 +190,8 @@ static void connect_done(struct dray_job *j)
 	q->device->jobs--;
 	q->state = QP_UP;
 	if (q->error < 0 || q->doomed) {
-		/* no worker knows it: it dies as one that only asked */
-		q->state = QP_ASKING;
+		/* no worker knows it: it ends as if it was not connected */
+		q->state = QP_REQUESTED;
 		if (q->doomed)
 			qp_die(q);
 		else
@@ -218,7 +202,7 @@ static void connect_done(struct dray_job *j)
 	q->up_ns = rails_now(q->peer->rails);
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails)
-		log_info(AREA, "the path is back device=%s port=%u peer=%" PRIx64,
+		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
 			 q->rail->device_name, q->rail->port, q->peer->handle);
 	tell_worker(q->peer, q->worker, RDMA_QP_UP, q->id, describe(q));
 }
@@ -227,17 +211,17 @@ static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_conn
 {
 	struct qp *q = arg;
 
-	if (q->state != QP_ASKING)
+	if (q->state != QP_REQUESTED)
 		return;
 	if (code) {
-		qp_failed(q, "the peer makes no queue pair", dray_error_doc(code));
+		qp_failed(q, "the peer refuses a queue pair", dray_error_doc(code));
 		return;
 	}
 	q->remote = *m;
 	q->remote.reads = dray_min(m->reads, q->reads);
 	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
 	q->state = QP_CONNECTING;
-	qp_job(q, q->peer->rails->connector, connect_run, connect_done);
+	device_job(q->device, q->peer->rails->connector, &q->job, connect_run, connect_done);
 }
 
 static void create_run(struct dray_job *j)
@@ -259,7 +243,7 @@ static void create_run(struct dray_job *j)
 		return;
 	q->sges = cap.max_send_sge;
 	q->inline_bytes = dray_min(cap.max_inline_data, (uint32_t)r->cfg->rdma.inline_max);
-	q->error = qp_to_init(r->verbs, &q->at, q->qp, false);
+	q->error = qp_to_init(r->verbs, &q->address, q->qp, false);
 }
 
 static void create_done(struct dray_job *j)
@@ -278,21 +262,21 @@ static void create_done(struct dray_job *j)
 	};
 
 	q->device->jobs--;
-	q->state = QP_ASKING;
+	q->state = QP_REQUESTED;
 	if (q->doomed) {
 		qp_die(q);
 		return;
 	}
 	if (q->error < 0) {
-		qp_failed(q, "a queue pair cannot be made", dray_errno_text(q->error));
+		qp_failed(q, "a queue pair cannot be created", dray_errno_text(q->error));
 		return;
 	}
 	m.qpn = q->qp->qp_num;
 	memcpy(m.gid, &path->gid, sizeof(m.gid));
-	q->asked = peers_qp_connect(q->peer->rails->deps.peers, q->peer->handle, &m,
-				    handle_connected, q) == 0;
-	if (!q->asked)
-		qp_failed(q, "the peer cannot be asked for a queue pair", "it is not connected");
+	q->requested = peers_qp_connect(q->peer->rails->deps.peers, q->peer->handle, &m,
+					handle_connected, q) == 0;
+	if (!q->requested)
+		qp_failed(q, "a queue pair cannot be requested", "the peer is not connected");
 }
 
 static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
@@ -304,7 +288,7 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	uint32_t reads = (uint32_t)dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
 	char why[REASON_MAX];
 
-	/* each work request may complete, if only by being flushed */
+	/* each work request needs a completion, at least when it is flushed */
 	depth = dray_min(depth, (uint32_t)d->attr.max_cqe - path->rail->cq_used[worker]);
 	if (depth < DEPTH_MIN) {
 		snprintf(why, sizeof(why),
@@ -312,12 +296,12 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 			 "rdma.queue_depth or rdma.queue_pairs",
 			 d->attr.max_cqe);
 		free(q);
-		path_failed(path, "a queue pair cannot be made", why);
+		path_failed(path, "a queue pair cannot be created", why);
 		return false;
 	}
 	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
 		free(q);
-		path_failed(path, "a queue pair cannot be made", "no memory");
+		path_failed(path, "a queue pair cannot be created", "no memory");
 		return false;
 	}
 	q->peer = path->peer;
@@ -330,16 +314,16 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	reads = dray_max(reads, 1u);
 	q->reads = dray_min((uint32_t)r->cfg->rdma.outstanding_reads, reads);
 	q->psn = qp_random_psn();
-	q->at = qp_place(q->rail, path->gid_index);
+	q->address = qp_address(q->rail, path->gid_index);
 	q->rail->cq_used[worker] += depth;
 	q->cq_entries = q->rail->cq_used[worker];
 	d->qps++;
 	dray_list_add(&path->peer->qps, &q->link);
-	qp_job(q, r->connector, create_run, create_done);
+	device_job(d, r->connector, &q->job, create_run, create_done);
 	return true;
 }
 
-/* How many there are, or will be, of the path for this worker and class. */
+/* Queue pairs of the path for this worker and class, with those under construction. */
 static unsigned count(const struct path *path, unsigned worker, enum dmsg_class class)
 {
 	unsigned n = 0;
@@ -362,25 +346,25 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 	unsigned want[] = { [DMSG_CLASS_BULK] = (unsigned)cfg->rdma.queue_pairs,
 			    [DMSG_CLASS_LATENCY] = (unsigned)cfg->rdma.latency_queue_pairs };
 	int64_t now = rails_now(peer->rails);
-	unsigned hopes[DRAY_ARRAY_SIZE(want)] = { 0 };
+	unsigned expected[DRAY_ARRAY_SIZE(want)] = { 0 };
 
 	dray_list_for_each(&peer->paths, path, struct path, link) {
-		/* where there is no room for all, the latency class has its own before bulk has many */
+		/* the latency class comes first, in case there is no room for all */
 		for (unsigned class = DRAY_ARRAY_SIZE(want); class -- > 0;) {
 			unsigned n = count(path, worker, (enum dmsg_class) class);
 
 			while (n < want[class] && may_connect(path, now) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
-			hopes[class] += n;
+			expected[class] += n;
 		}
 		if (path->active && path->retry_ns > now)
 			rails_timer(peer->rails, path->retry_ns);
 	}
 	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
-		if (hopes[class] || (peer->given_up[class] >> worker & 1))
+		if (expected[class] || (peer->given_up[class] >> worker & 1))
 			continue;
-		/* nothing stands and nothing is under way: what waits goes elsewhere, and we go on trying */
+		/* none exists and none is under construction: pending transfers use another transport meanwhile */
 		peer->given_up[class] |= (uint8_t)(1u << worker);
 		tell_worker(peer, worker, RDMA_UNREACHABLE, class, NULL);
 	}
@@ -388,7 +372,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 
 void connect_peer(struct rail_peer *peer)
 {
-	if (peer->down || !peer->rdma)
+	if (peer->down)
 		return;
 	for (unsigned i = 0; i < peer->rails->deps.pool->n; i++)
 		if (peer->wanted >> i & 1)
@@ -401,13 +385,11 @@ void connect_tick(struct rails *r)
 		connect_peer(peer);
 }
 
-/* --- what ends them ------------------------------------------------------------------------------------ */
-
 void connect_lose(struct qp *q)
 {
 	switch (q->state) {
 	case QP_CREATING:
-	case QP_ASKING:
+	case QP_REQUESTED:
 	case QP_CONNECTING:
 		qp_die(q);
 		break;
@@ -440,7 +422,7 @@ void connect_lose_path(struct path *path)
 
 void connect_peer_down(struct rail_peer *peer)
 {
-	/* those that are up: their worker hears of the peer's end by itself, and says so */
+	/* the worker of a queue pair that is up learns of the peer's end by itself, and sends QP_LOST */
 	dray_list_for_each(&peer->qps, q, struct qp, link)
 		if (q->state < QP_UP)
 			qp_die(q);

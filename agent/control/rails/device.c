@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices: opened for their rails, closed when nothing on them is left, and what they say by themselves. */
+/* Devices: opened for their rails, closed when they have no users left, and their asynchronous events. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "lib/assert.h"
 #include "lib/log.h"
 
-/* At first; a completion queue grows with its queue pairs. */
+/* Initial size; a completion queue grows with its queue pairs. */
 #define CQ_ENTRIES 256
 /* RXE_VENDOR_ID of drivers/infiniband/sw/rxe/rxe_param.h. */
 #define SOFT_ROCE_VENDOR 0xffffff
@@ -20,30 +20,28 @@ static struct rail *rail_of(struct dray_job *j)
 	return dray_container_of(j, struct rail, job);
 }
 
-/* --- open ------------------------------------------------------------------------------------------ */
-
-static int open_context(struct device *d, const char **ret_what)
+static int open_context(struct device *d, const char **ret_step)
 {
 	const struct verbs *v = d->rails->verbs;
 	int r;
 
-	*ret_what = "open";
+	*ret_step = "open";
 	r = v->open(d->name, &d->context);
 	if (r < 0)
 		return r;
-	*ret_what = "query";
+	*ret_step = "query";
 	r = v->query_device(d->context, &d->attr);
 	d->soft_roce = d->attr.vendor_id == SOFT_ROCE_VENDOR;
 	if (r == 0) {
-		*ret_what = "protection domain";
+		*ret_step = "protection domain";
 		r = v->alloc_pd(d->context, &d->pd);
 	}
 	if (r == 0) {
-		*ret_what = "completion queue";
+		*ret_step = "completion queue";
 		r = v->create_cq(d->context, 1, NULL, &d->serve_cq);
 	}
 	if (r == 0) {
-		*ret_what = "memory region";
+		*ret_step = "memory region";
 		d->flush = mmap(NULL, FLUSH_BYTES, PROT_READ | PROT_WRITE,
 				MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 		if (d->flush == MAP_FAILED)
@@ -111,16 +109,16 @@ static void open_run(struct dray_job *j)
 {
 	struct rail *rail = rail_of(j);
 	struct device *d = rail->device;
-	const char *what = "completion queue";
+	const char *step = "completion queue";
 
-	rail->open_error = d->context ? 0 : open_context(d, &what);
+	rail->open_error = d->context ? 0 : open_context(d, &step);
 	if (rail->open_error < 0) {
 		close_context(d);
 	} else {
-		what = "completion queue";
+		step = "completion queue";
 		rail->open_error = open_cqs(rail);
 	}
-	snprintf(rail->open_what, sizeof(rail->open_what), "%s", what);
+	snprintf(rail->open_step, sizeof(rail->open_step), "%s", step);
 	if (rail->open_error < 0)
 		close_cqs(rail);
 }
@@ -130,7 +128,7 @@ static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
 	struct qp *q;
 
 	for (uint32_t at = 0; (q = dray_handles_next(&r->qps, &at, NULL));)
-		/* in the other states a job may be setting it */
+		/* in the other states a job may be writing q->qp */
 		if (q->state != QP_CREATING && q->state != QP_DYING && q->qp == qp)
 			return q;
 	return NULL;
@@ -155,7 +153,7 @@ static void port_down(struct device *d, uint32_t port)
 		if (rail->device != d || rail->port != port || !rail->usable)
 			continue;
 		rail->usable = false;
-		rail_event(rail, RAIL_EVENT_UNUSABLE, "the device says that the port is down");
+		rail_event(rail, RAIL_EVENT_UNUSABLE, "the device reports that the port is down");
 	}
 }
 
@@ -163,9 +161,9 @@ static void handle_event(struct device *d, const struct ibv_async_event *e)
 {
 	struct qp *q;
 
-	/* of ports that come up, GIDs and P_Keys that change, netdetect's monitor tells */
+	/* netdetect's monitor reports ports that come up and changes of GIDs and P_Keys */
 	if (e->event_type == IBV_EVENT_DEVICE_FATAL) {
-		each_rail(d, RAIL_EVENT_GONE, "the device says that it has failed");
+		each_rail(d, RAIL_EVENT_GONE, "the device reports a fatal error");
 	} else if (e->event_type == IBV_EVENT_PORT_ERR) {
 		port_down(d, (uint32_t)e->element.port_num);
 	} else if (e->event_type == IBV_EVENT_QP_FATAL || e->event_type == IBV_EVENT_QP_REQ_ERR ||
@@ -184,11 +182,10 @@ static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg
 	struct device *d = arg;
 	struct ibv_async_event e;
 
-	(void)fd;
-	/* the kernel has taken the device away; nothing more comes */
+	/* no more events follow */
 	if (revents & (EPOLLHUP | EPOLLERR)) {
 		sd_event_source_set_enabled(source, SD_EVENT_OFF);
-		each_rail(d, RAIL_EVENT_GONE, "the kernel has taken the device away");
+		each_rail(d, RAIL_EVENT_GONE, "the kernel has removed the device");
 		return 0;
 	}
 	while (ibv_get_async_event(d->context, &e) == 0) {
@@ -207,7 +204,8 @@ static void opened(struct device *d)
 	d->open = true;
 	if (sd_event_add_io(r->deps.event, &d->async, d->context->async_fd, EPOLLIN, on_async, d) <
 	    0)
-		log_warning(AREA, "events of the device are not seen, ignoring device=%s", d->name);
+		log_warning(AREA, "the events of the device cannot be watched, ignoring device=%s",
+			    d->name);
 	registrations_device_up(d);
 }
 
@@ -219,23 +217,19 @@ static void open_done(struct dray_job *j)
 	d->jobs--;
 	if (rail->open_error < 0 && rail->state == RAIL_OPENING) {
 		rail->device = NULL;
-		rail_event(rail, RAIL_EVENT_OPEN_FAILED, "%s: %s", rail->open_what,
+		rail_event(rail, RAIL_EVENT_OPEN_FAILED, "%s: %s", rail->open_step,
 			   dray_errno_text(rail->open_error));
 		device_close(d);
 		return;
 	}
-	rail->cqs_made = rail->open_error == 0;
 	if (rail->open_error == 0 && !d->closing)
 		opened(d);
 	if (rail->state == RAIL_OPENING) {
 		for (unsigned i = 0; i < rail->rails->deps.pool->n; i++)
-			worker_post(
-				rail->rails->deps.pool->workers[i],
-				&(struct command){ .type = COMMAND_TRANSPORT,
-						   .message = { .transport = DMSG_TRANSPORT_RDMA,
-								.type = RDMA_RAIL_UP,
-								.id = rail->number,
-								.arg = &rail->cqs[i] } });
+			rails_tell(rail->rails, i,
+				   (struct transport_message){ .type = RDMA_RAIL_UP,
+							       .id = rail->number,
+							       .arg = &rail->cqs[i] });
 		rail->cqs_told = true;
 		rail_event(rail, RAIL_EVENT_OPENED, "%s", rail->gid.reason);
 	}
@@ -257,18 +251,22 @@ static struct device *device_get(struct rails *r, const char *name)
 	return d;
 }
 
+void device_job(struct device *d, struct dray_jobs *js, struct dray_job *j,
+		void (*run)(struct dray_job *j), void (*done)(struct dray_job *j))
+{
+	d->jobs++;
+	dray_jobs_add(js, j, run, done);
+}
+
 void device_open(struct rail *rail)
 {
 	struct device *d = device_get(rail->rails, rail->device_name);
 
 	rail->device = d;
-	d->jobs++;
-	dray_jobs_add(rail->rails->slow, &rail->job, open_run, open_done);
+	device_job(d, rail->rails->slow, &rail->job, open_run, open_done);
 }
 
-/* --- close ----------------------------------------------------------------------------------------- */
-
-void device_free(struct device *d)
+static void device_free(struct device *d)
 {
 	sd_event_source_disable_unref(d->async);
 	dray_list_del(&d->link);
@@ -308,25 +306,24 @@ static void close_done(struct dray_job *j)
 		if (rail->device != d)
 			continue;
 		rail->device = NULL;
-		rail->cqs_made = false;
 		memset(rail->cq_used, 0, sizeof(rail->cq_used));
 		rail_event(rail, RAIL_EVENT_CLOSED, "%s",
 			   rail->present ? "the device was closed" : "the device is gone");
 	}
 	device_free(d);
-	/* what was seen of them meanwhile */
+	/* the last scan may have found them again */
 	if (r->scan)
 		rails_follow(r, r->scan);
 }
 
 void device_rail_gone(struct rail *rail)
 {
-	rail->gone_missing--;
+	rail->cqs_in_use--;
 	if (rail->device)
 		device_check(rail->device);
 }
 
-/* The workers' completion queues, once no queue pair is left that uses them. */
+/* Withdraws the completion queues from the workers. True when all have released them. */
 static bool cqs_gone(struct device *d)
 {
 	struct rails *r = d->rails;
@@ -339,13 +336,13 @@ static bool cqs_gone(struct device *d)
 			continue;
 		if (rail->cqs_told) {
 			rail->cqs_told = false;
-			rail->gone_missing = r->deps.pool->n;
+			rail->cqs_in_use = r->deps.pool->n;
 			pool_message(r->deps.pool,
 				     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 								  .type = RDMA_RAIL_DOWN,
 								  .id = rail->number });
 		}
-		gone &= !rail->gone_missing;
+		gone &= !rail->cqs_in_use;
 	}
 	return gone;
 }
@@ -363,7 +360,7 @@ void device_check(struct device *d)
 	for (unsigned i = 0; i < r->n; i++)
 		if (r->v[i]->device == d)
 			d->closing_rails[d->n_closing_rails++] = r->v[i];
-	/* before the context goes, which has the descriptor */
+	/* before the context closes its descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
 	dray_jobs_add(r->slow, &d->job, close_run, close_done);
 }
@@ -374,7 +371,7 @@ void device_close(struct device *d)
 
 	if (d->closing)
 		return;
-	/* another rail of it may still be in use where only this one could not be opened */
+	/* another rail of the device may be in use, if only this one failed to open */
 	for (unsigned i = 0; i < r->n; i++)
 		if (r->v[i]->device == d && r->v[i]->state != RAIL_CLOSING)
 			return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers: what rails they have, and by which of ours each is reached. */
+/* Peers: the rails that they announce, and the rails here that reach them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,13 +24,13 @@ void rail_peer_free(struct rail_peer *peer)
 
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		free(path);
-	/* these only at the end of the agent */
+	/* queue pairs are left only at the end of the agent */
 	dray_list_for_each(&peer->qps, q, struct qp, link) {
 		if (q->qp)
 			v->destroy_qp(q->qp);
 		free(q);
 	}
-	dray_list_for_each(&peer->serving, s, struct serve, link) {
+	dray_list_for_each(&peer->serving, s, struct serving, link) {
 		if (s->qp)
 			v->destroy_qp(s->qp);
 		free(s);
@@ -53,8 +53,6 @@ void rail_peer_check(struct rail_peer *peer)
 	    dray_list_empty(&peer->serving))
 		rail_peer_free(peer);
 }
-
-/* --- what we tell ---------------------------------------------------------------------------------- */
 
 static void tell_ports(struct rail_peer *peer)
 {
@@ -80,7 +78,8 @@ static void tell_ports(struct rail_peer *peer)
 	peers_send_ports(r->deps.peers, peer->handle, &ports);
 }
 
-void paths_tell(struct rail_peer *peer)
+/* Tells the workers the active paths to the peer. */
+static void paths_tell(struct rail_peer *peer)
 {
 	struct rails *r = peer->rails;
 	unsigned n = 0;
@@ -95,18 +94,13 @@ void paths_tell(struct rail_peer *peer)
 			if (path->active)
 				w->v[w->n++] =
 					(struct rdma_pair){ path->rail->number, path->to.rail };
-		worker_post(r->deps.pool->workers[i],
-			    &(struct command){ .type = COMMAND_TRANSPORT,
-					       .message = { .transport = DMSG_TRANSPORT_RDMA,
-							    .type = RDMA_PATHS,
-							    .peer = peer->handle,
-							    .arg = w } });
+		rails_tell(r, i,
+			   (struct transport_message){
+				   .type = RDMA_PATHS, .peer = peer->handle, .arg = w });
 	}
 }
 
-/* --- matching our rails with theirs -------------------------------------------------------------------- */
-
-/* Routes are asked for, so a thread of its own does it. */
+/* Asks the kernel for routes, and so may block. */
 static void match_run(struct dray_job *j)
 {
 	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
@@ -118,13 +112,9 @@ static void match_run(struct dray_job *j)
 static struct rail *rail_at(const struct rail_peer *peer, const struct nd_rail *f)
 {
 	const struct nd_device *d = &peer->scan->devices.v[f->device];
-	struct rails *r = peer->rails;
+	struct rail *rail = rail_find(peer->rails, d->name, d->ports[f->port].number);
 
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->port == d->ports[f->port].number &&
-		    !strcmp(r->v[i]->device_name, d->name))
-			return r->v[i]->state == RAIL_UP ? r->v[i] : NULL;
-	return NULL;
+	return rail && rail->state == RAIL_UP ? rail : NULL;
 }
 
 static uint32_t path_mtu(const struct rails *r, uint32_t mtu)
@@ -158,8 +148,8 @@ static struct path *path_get(struct rail_peer *peer, struct rail *rail, const st
 }
 
 /*
- * Each rail of ours is paired with one of theirs, each of theirs with one of ours as far as they go, best
- * first; rails that are left over share.
+ * Pairs each rail here with a rail of the peer, best first. The first round uses each rail of the peer once; rails that
+ * are left over then share them. Returns the number of pairs.
  */
 static unsigned choose(struct rail_peer *peer)
 {
@@ -177,7 +167,7 @@ static unsigned choose(struct rail_peer *peer)
 			    (round == 0 && theirs >> f->remote & 1))
 				continue;
 			gid = &peer->scan->devices.v[f->device].ports[f->port].gids.v[f->gid];
-			path = path_get(peer, rail, &peer->wire[f->remote], gid,
+			path = path_get(peer, rail, &peer->matched[f->remote], gid,
 					path_mtu(peer->rails, f->mtu));
 			if (!path)
 				continue;
@@ -192,21 +182,21 @@ static unsigned choose(struct rail_peer *peer)
 	return n;
 }
 
-static void say_no_path(struct rail_peer *peer, unsigned n)
+static void log_no_path(struct rail_peer *peer, unsigned n)
 {
 	const char *why = peer->n_found ? peer->found[0].reason :
-					  "one of the two has no rail that is up";
+					  "one of the two agents has no rail that is up";
 
-	if (n || peer->no_path_said) {
-		peer->no_path_said = peer->no_path_said && !n;
+	if (n || peer->no_path_logged) {
+		peer->no_path_logged = peer->no_path_logged && !n;
 		return;
 	}
-	/* neither has any: nobody expects it */
+	/* without rails on either side nothing is missing */
 	if (!peer->n_ports && !peer->rails->n)
 		return;
-	peer->no_path_said = true;
+	peer->no_path_logged = true;
 	log_notice(AREA,
-		   "no rail reaches the peer, transfers go by the next transport: %s peer=%" PRIx64,
+		   "no rail reaches the peer, transfers use the next transport: %s peer=%" PRIx64,
 		   why, peer->handle);
 }
 
@@ -223,18 +213,19 @@ static void match_done(struct dray_job *j)
 		return;
 	}
 	if (peer->match_error < 0) {
-		log_warning(AREA, "rails cannot be matched: %s, ignoring peer=%" PRIx64,
-			    dray_errno_text(peer->match_error), peer->handle);
+		log_warning(
+			AREA,
+			"the rails of both agents cannot be matched: %s, ignoring peer=%" PRIx64,
+			dray_errno_text(peer->match_error), peer->handle);
 		peer->n_found = 0;
 	}
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		path->active = false;
 	n = choose(peer);
-	say_no_path(peer, n);
+	log_no_path(peer, n);
 	dray_list_for_each(&peer->paths, old, struct path, link)
 		if (!old->active)
 			connect_lose_path(old);
-	/* those that no queue pair uses any more */
 	dray_list_for_each(&peer->paths, gone, struct path, link) {
 		if (gone->active || path_in_use(gone))
 			continue;
@@ -252,9 +243,9 @@ static void match_done(struct dray_job *j)
 
 static void take_ports(struct rail_peer *peer)
 {
-	peer->n_ports = peer->n_said;
+	peer->n_ports = peer->n_announced;
 	for (uint32_t i = 0; i < peer->n_ports; i++) {
-		const struct pmsg_port *w = &peer->said[i];
+		const struct pmsg_port *w = &peer->announced[i];
 		struct nd_remote_port *p = &peer->ports[i];
 
 		*p = (struct nd_remote_port){
@@ -265,7 +256,7 @@ static void take_ports(struct rail_peer *peer)
 		};
 		memcpy(&p->gid, w->gid, sizeof(p->gid));
 		memcpy(&p->subnet, w->gid, sizeof(p->subnet));
-		peer->wire[i] = *w;
+		peer->matched[i] = *w;
 	}
 }
 
@@ -274,7 +265,7 @@ static void match(struct rail_peer *peer)
 	struct rails *r = peer->rails;
 
 	peer->match_again = peer->matching;
-	if (peer->matching || !peer->rdma || !peer->ports_known || !r->scan)
+	if (peer->matching || !peer->ports_known || !r->scan)
 		return;
 	peer->matching = true;
 	take_ports(peer);
@@ -289,14 +280,12 @@ static void match(struct rail_peer *peer)
 void paths_refresh(struct rails *r)
 {
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link) {
-		if (peer->down || !peer->rdma)
+		if (peer->down)
 			continue;
 		tell_ports(peer);
 		match(peer);
 	}
 }
-
-/* --- peers come and go ------------------------------------------------------------------------------------ */
 
 void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 {
@@ -309,7 +298,6 @@ void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 		return;
 	peer->rails = r;
 	peer->handle = handle;
-	peer->rdma = true;
 	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
 	dray_list_init(&peer->paths);
 	dray_list_init(&peer->qps);
@@ -342,14 +330,12 @@ void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec
 
 	if (!peer)
 		return;
-	peer->n_said = ports->n;
+	peer->n_announced = ports->n;
 	for (uint32_t i = 0; i < ports->n; i++)
-		pmsg_port_get(ports->p + (size_t)i * PMSG_PORT_SIZE, &peer->said[i]);
+		pmsg_port_get(ports->p + (size_t)i * PMSG_PORT_SIZE, &peer->announced[i]);
 	peer->ports_known = true;
 	match(peer);
 }
-
-/* --- what others may see ----------------------------------------------------------------------------------- */
 
 static const char *state_of(const struct path *path)
 {
@@ -369,7 +355,6 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_in
 {
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		dray_list_for_each(&peer->paths, path, struct path, link) {
-			struct rdma_counters *c = &path->counters;
 			struct path_info i = {
 				.peer = peer->handle,
 				.device = path->rail->device_name,
@@ -380,12 +365,7 @@ void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_in
 				.to_gid = (const struct in6_addr *)(const void *)path->to.gid,
 				.state = path->active ? state_of(path) : "gone",
 				.reason = path->reason,
-				.queue_pairs = atomic_load(&c->queue_pairs),
-				.sent = atomic_load(&c->sent),
-				.received = atomic_load(&c->received),
-				.slices = atomic_load(&c->slices),
-				.retries = atomic_load(&c->retries),
-				.failovers = atomic_load(&c->failovers),
+				.traffic = rail_traffic(&path->counters),
 			};
 
 			if (!peer->down)
@@ -400,10 +380,10 @@ uint32_t rails_peer_count(struct rails *r, dray_handle handle, uint32_t *ret_que
 
 	if (peer)
 		dray_list_for_each(&peer->paths, path, struct path, link) {
-			uint32_t of_it = atomic_load(&path->counters.queue_pairs);
+			uint32_t active = atomic_load(&path->counters.queue_pairs);
 
-			n += of_it > 0;
-			qps += of_it;
+			n += active > 0;
+			qps += active;
 		}
 	*ret_queue_pairs = qps;
 	return n;

@@ -8,10 +8,10 @@
 
 #define HOP_LIMIT 64
 #define PSN_MASK 0xffffff
-/* Receiver not ready cannot be: nothing is sent that would take a receive. */
+/* No request consumes a receive, so "receiver not ready" does not occur. */
 #define RNR_TIMER 12
 #define RNR_RETRY 7
-/* 4.096 us times two to the power of this (IBTA 11.2.4.2). */
+/* The timeout is 4.096 us * 2^n (IBTA 11.2.4.2). */
 #define TIMEOUT_UNIT_NS 4096
 #define TIMEOUT_MAX 31
 
@@ -20,11 +20,11 @@ uint32_t qp_random_psn(void)
 	return (uint32_t)dray_random() & PSN_MASK;
 }
 
-struct qp_place qp_place(const struct rail *rail, uint8_t gid_index)
+struct qp_address qp_address(const struct rail *rail, uint8_t gid_index)
 {
-	return (struct qp_place){ .port = (uint8_t)rail->port,
-				  .gid_index = gid_index,
-				  .pkey_index = rail->pkey_index };
+	return (struct qp_address){ .port = (uint8_t)rail->port,
+				    .gid_index = gid_index,
+				    .pkey_index = rail->pkey_index };
 }
 
 int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, uint32_t depth,
@@ -42,7 +42,7 @@ int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, 
 	};
 	int r = v->create_qp(d->pd, &a, ret);
 
-	/* what a device takes inline it says only by refusing more */
+	/* a device states its limit of inline data only by refusing more */
 	if ((r == -EINVAL || r == -ENOMEM) && inline_bytes) {
 		a.cap.max_inline_data = 0;
 		r = v->create_qp(d->pd, &a, ret);
@@ -51,7 +51,7 @@ int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, 
 	return r;
 }
 
-int qp_to_init(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp, bool serves)
+int qp_to_init(const struct verbs *v, const struct qp_address *at, struct ibv_qp *qp, bool serves)
 {
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_INIT,
@@ -73,7 +73,7 @@ static enum ibv_mtu mtu_of(uint32_t bytes)
 	return m;
 }
 
-int qp_to_rtr(const struct verbs *v, const struct qp_place *at, struct ibv_qp *qp,
+int qp_to_rtr(const struct verbs *v, const struct qp_address *at, struct ibv_qp *qp,
 	      const struct qp_end *remote, const struct dray_config *cfg)
 {
 	struct ibv_qp_attr a = {

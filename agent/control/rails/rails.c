@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module, and its rails as netdetect tells of them. */
+/* The rails, as netdetect finds their ports. */
 #include "agent/control/rails/rails.h"
 
 #include <errno.h>
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backoff.h"
 #include "agent/control/rails/internal.h"
+#include "lib/backoff.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
@@ -27,7 +27,7 @@ void rails_timer(struct rails *r, int64_t when_ns)
 	if (when_ns >= r->timer_ns)
 		return;
 	r->timer_ns = when_ns;
-	/* rounded up: a timer that comes too early would only be set again */
+	/* rounded up, since an early timer would have to be set again */
 	sd_event_source_set_time(r->timer, (uint64_t)when_ns / 1000 + 1);
 	sd_event_source_set_enabled(r->timer, SD_EVENT_ONESHOT);
 }
@@ -39,7 +39,12 @@ int64_t rails_backoff(struct rails *r, uint32_t fails)
 	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max));
 }
 
-/* --- one rail ------------------------------------------------------------------------------------ */
+void rails_tell(const struct rails *r, unsigned worker, struct transport_message m)
+{
+	m.transport = DMSG_TRANSPORT_RDMA;
+	worker_post(r->deps.pool->workers[worker],
+		    &(struct command){ .type = COMMAND_TRANSPORT, .message = m });
+}
 
 static void rail_actions(struct rail *rail, unsigned actions)
 {
@@ -61,7 +66,7 @@ static void rail_actions(struct rail *rail, unsigned actions)
 		rails_timer(r, rail->retry_ns);
 	}
 	if (actions & (RAIL_ACTION_UP | RAIL_ACTION_LOSE)) {
-		registrations_publish(r);
+		rail_regions_publish(r, NULL);
 		paths_refresh(r);
 	}
 }
@@ -86,10 +91,10 @@ void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
 			 rail_state_name(old), rail_state_name(s.state), rail_event_name(e),
 			 rail->reason, rail->device_name, rail->port);
 	rail_actions(rail, s.actions);
-	registrations_settle(rail->rails);
+	rail_regions_decide(rail->rails);
 }
 
-static struct rail *rail_of(struct rails *r, const char *device, uint32_t port)
+struct rail *rail_find(struct rails *r, const char *device, uint32_t port)
 {
 	for (unsigned i = 0; i < r->n; i++)
 		if (r->v[i]->port == port && !strcmp(r->v[i]->device_name, device))
@@ -111,10 +116,8 @@ static struct rail *rail_new(struct rails *r, const char *device, uint32_t port)
 	return rail;
 }
 
-/* --- what netdetect finds -------------------------------------------------------------------------- */
-
-static bool takes(const struct rail *rail, const struct nd_device *d, const struct nd_port *p,
-		  const struct nd_gid *g, char why[REASON_MAX])
+static bool is_usable(const struct rail *rail, const struct nd_device *d, const struct nd_port *p,
+		      const struct nd_gid *g, char why[REASON_MAX])
 {
 	if (rail->disabled)
 		snprintf(why, REASON_MAX, "disabled by an operator (drayctl rails --enable)");
@@ -130,7 +133,7 @@ static bool takes(const struct rail *rail, const struct nd_device *d, const stru
 	return !rail->disabled && !d->open_error && p->state == ND_PORT_ACTIVE && g;
 }
 
-/* The first P_Key that makes a full member, else the first. */
+/* The first P_Key of a full member, else the first. */
 static void choose_pkey(struct rail *rail, const struct nd_port *p)
 {
 	rail->pkey = 0xffff;
@@ -147,6 +150,7 @@ static void choose_pkey(struct rail *rail, const struct nd_port *p)
 	}
 }
 
+/* Takes over the results of the scan. True if the port's address has changed. */
 static bool learn(struct rail *rail, const struct nd_device *d, const struct nd_port *p,
 		  const struct nd_gid *g)
 {
@@ -168,7 +172,7 @@ static bool learn(struct rail *rail, const struct nd_device *d, const struct nd_
 static void follow_port(struct rails *r, const struct nd_device *d, const struct nd_port *p)
 {
 	const struct nd_gid *g = nd_gids_best(&p->gids);
-	struct rail *rail = rail_of(r, d->name, p->number);
+	struct rail *rail = rail_find(r, d->name, p->number);
 	char why[REASON_MAX];
 	bool was, moved;
 
@@ -178,11 +182,11 @@ static void follow_port(struct rails *r, const struct nd_device *d, const struct
 		return;
 	if (rail->device && rail->device_index != d->index) {
 		rail->usable = false;
-		rail_event(rail, RAIL_EVENT_GONE, "another device has taken its place");
+		rail_event(rail, RAIL_EVENT_GONE, "another device has replaced it");
 	}
 	was = rail->usable;
 	rail->present = true;
-	rail->usable = takes(rail, d, p, g, why);
+	rail->usable = is_usable(rail, d, p, g, why);
 	moved = learn(rail, d, p, g);
 	if (rail->usable && was && moved)
 		rail_event(rail, RAIL_EVENT_MOVED, "%s", why);
@@ -217,16 +221,16 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 		if (r->v[i]->present || !were[i])
 			continue;
 		r->v[i]->usable = false;
-		rail_event(r->v[i], RAIL_EVENT_GONE, "the device is not there any more");
+		rail_event(r->v[i], RAIL_EVENT_GONE, "the device was removed");
 	}
 	/* routes may have changed */
 	paths_refresh(r);
-	registrations_settle(r);
+	rail_regions_decide(r);
 }
 
 int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
 {
-	struct rail *rail = rail_of(r, device, port);
+	struct rail *rail = rail_find(r, device, port);
 	const struct nd_device *d;
 
 	if (!rail)
@@ -236,7 +240,7 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 	rail->disabled = disable;
 	log_notice(AREA, "%s by an operator device=%s port=%u", disable ? "disabled" : "enabled",
 		   device, port);
-	/* one that is not there now hears of it when it comes back */
+	/* a port that is absent now is handled when it comes back */
 	for (size_t i = 0; rail->present && i < r->scan->devices.n; i++) {
 		d = &r->scan->devices.v[i];
 		for (size_t k = 0; !strcmp(d->name, device) && k < d->n_ports; k++)
@@ -247,15 +251,11 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 	return 0;
 }
 
-/* --- the module ------------------------------------------------------------------------------------ */
-
 static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct rails *r = arg;
 	int64_t now = rails_now(r);
 
-	(void)source;
-	(void)usec;
 	r->timer_ns = INT64_MAX;
 	for (unsigned i = 0; i < r->n; i++) {
 		struct rail *rail = r->v[i];
@@ -263,7 +263,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 		if (rail->state != RAIL_FAILED)
 			continue;
 		if (rail->retry_ns <= now)
-			rail_event(rail, RAIL_EVENT_RETRY, "tried again");
+			rail_event(rail, RAIL_EVENT_RETRY, "retried after a pause");
 		else
 			rails_timer(r, rail->retry_ns);
 	}
@@ -277,7 +277,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	int e;
 
 	if (!r)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for rails");
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for RDMA rails");
 	r->deps = *deps;
 	r->cfg = deps->cfg;
 	r->verbs = deps->verbs;
@@ -298,7 +298,9 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	if (e >= 0)
 		e = jobs_new(&r->registrar, deps->event, "dray-registrar", 0);
 	if (e < 0)
-		return dray_err_set(reterr, e, DRAY_E_NO_MEMORY, "rails: %s", dray_errno_text(e));
+		return dray_err_set(reterr, e, DRAY_E_NO_MEMORY,
+				    "RDMA rails cannot start a thread or a timer: %s",
+				    dray_errno_text(e));
 	*ret = dray_take(r);
 	return 0;
 }
@@ -319,11 +321,12 @@ struct rails *rails_free(struct rails *r)
 	ended &= jobs_free(r->connector);
 	ended &= jobs_free(r->slow);
 	sd_event_source_disable_unref(r->timer);
-	/* a job that the kernel does not let go of keeps all it may look at; the process ends now */
+	/* a job that hangs in the kernel keeps the memory that it may use until the process ends */
 	if (!ended)
 		return NULL;
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		rail_peer_free(peer);
+	rail_regions_free(r);
 	registrations_free(r);
 	windows_free(r);
 	dray_list_for_each(&r->devices, d, struct device, link)
@@ -339,24 +342,24 @@ struct rails *rails_free(struct rails *r)
 static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 {
 	static const char *const why[] = {
-		[RDMA_FALLBACK_PATHS] = "no rail here reaches one there",
+		[RDMA_FALLBACK_PATHS] = "no rail here reaches a rail of the peer",
 		[RDMA_FALLBACK_LOCAL] =
-			"the region here is not registered with a device that reaches it",
+			"the local region is not registered with a device that reaches the peer",
 		[RDMA_FALLBACK_REMOTE] =
-			"its owner has neither registered the region with a device in reach "
+			"the owner has neither registered the region with a device in reach "
 			"nor given a window for it",
-		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair to it could be had",
+		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair could be connected",
 	};
 
 	if (code == RDMA_FALLBACK_NONE) {
-		log_limited(DRAY_LOG_INFO, AREA, "transfers go by rdma peer=%llx",
+		log_limited(DRAY_LOG_INFO, AREA, "transfers use rdma peer=%llx",
 			    (unsigned long long)peer);
 		return;
 	}
 	r->fallbacks_total++;
 	log_limited(
 		DRAY_LOG_WARNING, AREA,
-		"transfers go by the next transport: %s (drayctl rails, paths, regions) peer=%llx",
+		"transfers use the next transport: %s (see drayctl rails, paths, regions) peer=%llx",
 		code < DRAY_ARRAY_SIZE(why) && why[code] ? why[code] : "",
 		(unsigned long long)peer);
 }
@@ -365,7 +368,7 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 {
 	struct rail_peer *peer;
 
-	switch ((enum rdma_message)m->type) {
+	switch ((enum rdma_event)m->type) {
 	case RDMA_RAIL_GONE:
 		device_rail_gone(r->v[m->id]);
 		break;
@@ -384,48 +387,39 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	case RDMA_FALLBACK:
 		log_fallback(r, m->peer, m->code);
 		break;
-	case RDMA_ASK:
-		window_handle_ask(r, m->arg);
+	case RDMA_STAGE:
+		window_handle_stage(r, m->arg);
 		break;
 	case RDMA_COPIED:
 		window_handle_copied(r, m->arg, m->code);
 		break;
-	case RDMA_RAIL_UP:
-	case RDMA_RAIL_DOWN:
-	case RDMA_PATHS:
-	case RDMA_QP_UP:
-	case RDMA_QP_LOSE:
-	case RDMA_QP_DEAD:
-	case RDMA_STAGING:
-	case RDMA_UNREACHABLE:
-	case RDMA_WINDOW:
-	case RDMA_ANSWER:
-	case RDMA_COPY:
-		break;
 	}
 }
 
-/* --- what others may see ----------------------------------------------------------------------------- */
-
-bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
+struct rail_traffic rail_traffic(const struct rdma_counters *c)
 {
-	struct rail *rail = rail_of(r, device, port);
-	struct rdma_counters *c;
-
-	if (!rail)
-		return false;
-	c = &rail->counters;
-	*ret = (struct rail_info){
-		.number = (int)rail->number,
-		.state = rail_state_name(rail->state),
-		.reason = rail->reason,
+	return (struct rail_traffic){
 		.queue_pairs = atomic_load_explicit(&c->queue_pairs, memory_order_relaxed),
-		.serving = rail->serving,
 		.sent = atomic_load_explicit(&c->sent, memory_order_relaxed),
 		.received = atomic_load_explicit(&c->received, memory_order_relaxed),
 		.slices = atomic_load_explicit(&c->slices, memory_order_relaxed),
 		.retries = atomic_load_explicit(&c->retries, memory_order_relaxed),
 		.failovers = atomic_load_explicit(&c->failovers, memory_order_relaxed),
+	};
+}
+
+bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
+{
+	struct rail *rail = rail_find(r, device, port);
+
+	if (!rail)
+		return false;
+	*ret = (struct rail_info){
+		.number = (int)rail->number,
+		.state = rail_state_name(rail->state),
+		.reason = rail->reason,
+		.serving = rail->serving,
+		.traffic = rail_traffic(&rail->counters),
 	};
 	return true;
 }

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Windows. A peer that was granted GPU memory which no device of ours takes gets pinned host memory of its own, registered
- * under keys that it alone is told. It decides what lies where in it, and asks for copies between it and what it was granted;
- * those are made by the workers. So a peer that does not keep to the rules spoils nobody's bytes but those of
- * its own transfers.
+ * Windows. A peer with a grant of GPU memory that no device here can register gets a window: pinned host memory of its own,
+ * with keys that no other peer receives. The peer manages the space in it, and requests copies between the window and its
+ * grants, which the workers carry out. So a peer that breaks the rules damages its own transfers only.
  *
- * A window goes when the peer is down, no device knows the memory and no copy of it is under way. One that a lost GPU may still write
- * to stays, and nobody gets it, until the GPUs are given back.
+ * A window ends when the peer is down, no device has its memory and no copy of it is in flight. If a lost GPU may still
+ * write to it, the memory stays unused until the plug-in ends.
  *
- * The other way round, what a peer says of its window for us goes to the workers, and what they ask of it to the peer.
+ * In the other direction, a peer's announcement of its window for us goes to the workers, and their requests go to the peer.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +19,7 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* Copies of one peer that may be under way: more than its workers have buffers. */
+/* Copies in flight for one peer: more than its workers have buffers. */
 #define COPIES_MAX 512
 
 struct window {
@@ -30,16 +29,14 @@ struct window {
 	uint64_t id, bytes;
 	struct gpu_host *host;
 	uint8_t *base;
-	struct rail_region *region; /* its registration */
-	bool making;                /* its memory is awaited */
+	struct rail_region *region; /* for its registration */
+	bool making;                /* its memory is being pinned */
 	bool ending, removing;
-	bool lost; /* a GPU that was given up may write to it */
+	bool lost; /* a lost GPU may write to it */
 	uint64_t copying;
 	uint32_t n_copies;
 	struct dray_list copies;
 };
-
-/* --- its life ------------------------------------------------------------------------------------------- */
 
 static void window_free(struct window *w)
 {
@@ -57,7 +54,7 @@ static void handle_removed(void *arg)
 	window_step(w);
 }
 
-/* It is ending: goes on with that as far as it can. */
+/* Continues the end of a window. */
 static void window_step(struct window *w)
 {
 	struct rails *r = w->rails;
@@ -66,7 +63,7 @@ static void window_step(struct window *w)
 		return;
 	if (w->region && !w->removing) {
 		w->removing = true;
-		registration_remove(w->region, handle_removed, w);
+		rail_region_remove(w->region, handle_removed, w);
 		return;
 	}
 	if (w->region || w->n_copies)
@@ -74,7 +71,7 @@ static void window_step(struct window *w)
 	if (!w->lost) {
 		r->window_bytes -= w->bytes;
 		if (w->host)
-			r->deps.unpin(r->deps.arg, w->host);
+			gpus_host_free(w->host);
 	}
 	window_free(w);
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
@@ -85,14 +82,13 @@ static void window_step(struct window *w)
 static void tell(const struct window *w, uint64_t length, const struct rail_keys *keys)
 {
 	struct pmsg_window m = { .window = w->id, .length = length };
-	uint8_t *buf = malloc((size_t)RAILS_KEYS_MAX * PMSG_RAIL_SIZE);
+	uint8_t *buf dray_auto_free = malloc((size_t)RAILS_KEYS_MAX * PMSG_RAIL_SIZE);
 
 	if (!buf)
 		return;
 	m.rails.p = buf;
-	m.rails.n = registration_wire(keys, 0, length, buf, RAILS_KEYS_MAX);
+	m.rails.n = rail_keys_write(keys, 0, length, buf, RAILS_KEYS_MAX);
 	peers_send_window(w->rails->deps.peers, w->peer, &m);
-	free(buf);
 }
 
 void window_published(struct window *w, const struct rail_keys *keys)
@@ -112,17 +108,17 @@ static void handle_made(void *arg, struct gpu_host *h, void *base, const struct 
 	w->base = base;
 	if (!h)
 		log_limited(DRAY_LOG_WARNING, AREA,
-			    "a peer has no window, transfers of GPU memory go by the next "
+			    "a peer gets no window, transfers of GPU memory use the next "
 			    "transport: %s peer=%" PRIx64,
 			    err->msg, w->peer);
 	if (h && !w->ending) {
-		w->region = registration_window(w, r, base, w->bytes);
+		w->region = rail_region_window(w, r, base, w->bytes);
 		if (w->region)
 			return;
 	}
 	if (peer && peer->window == w) {
 		peer->window = NULL;
-		/* it would fail again */
+		/* a retry would fail, too */
 		peer->no_window = true;
 	}
 	w->ending = true;
@@ -144,7 +140,7 @@ void window_check(struct rail_peer *peer)
 	struct window *w;
 
 	if (!peer->wants_window || !peer->takes_windows || peer->window || peer->no_window ||
-	    peer->down || !bytes || !r->deps.pin || !has_path(peer))
+	    peer->down || !bytes || !has_path(peer))
 		return;
 	if (bytes > (uint64_t)r->cfg->gpu.windows ||
 	    r->window_bytes > (uint64_t)r->cfg->gpu.windows - bytes) {
@@ -152,9 +148,9 @@ void window_check(struct rail_peer *peer)
 			return;
 		peer->awaits_window = true;
 		log_limited(DRAY_LOG_WARNING, AREA,
-			    "a peer has no window, transfers of GPU memory go by the next "
-			    "transport: %" PRIu64 " bytes of windows are in use (gpu.windows) "
-			    "peer=%" PRIx64,
+			    "a peer gets no window, transfers of GPU memory use the next "
+			    "transport: %" PRIu64
+			    " bytes of windows are in use; raise gpu.windows peer=%" PRIx64,
 			    r->window_bytes, peer->handle);
 		return;
 	}
@@ -166,7 +162,7 @@ void window_check(struct rail_peer *peer)
 	w->id = ++r->last_window;
 	w->bytes = bytes;
 	dray_list_init(&w->copies);
-	if (r->deps.pin(r->deps.arg, bytes, handle_made, w) < 0) {
+	if (gpus_host_new(r->deps.gpus, bytes, handle_made, w) < 0) {
 		free(w);
 		return;
 	}
@@ -210,8 +206,6 @@ void windows_free(struct rails *r)
 	}
 }
 
-/* --- copies that the peer asks for ----------------------------------------------------------------------- */
-
 static bool read_segs(struct rdma_copy *copy, const struct dray_vec *segs)
 {
 	uint64_t sum = 0;
@@ -228,18 +222,18 @@ static bool read_segs(struct rdma_copy *copy, const struct dray_vec *segs)
 	return sum == copy->length;
 }
 
-/* An error code, or 0: it is within the window, and not more than there may be. */
+/* An error code, or 0: the copy lies within the window and the limits. */
 static uint32_t check(const struct window *w, const struct pmsg_stage *m, const char **ret_why)
 {
-	*ret_why = "there is no such window";
+	*ret_why = "the window does not exist";
 	if (!w || w->id != m->window || !w->region)
 		return DRAY_E_NOT_FOUND;
-	*ret_why = "the message has a value that cannot be";
+	*ret_why = "a field of the message has an invalid value";
 	if (!pmsg_stage_kind_valid(m->kind) || !dmsg_class_valid(m->class) || !m->length ||
 	    m->length > PMSG_FRAME_BYTES_MAX || !m->segs.n || m->segs.n > PMSG_SEGS_MAX ||
 	    m->offset > w->bytes || m->length > w->bytes - m->offset)
 		return DRAY_E_INVALID;
-	*ret_why = "the peer has too many under way";
+	*ret_why = "the peer has too many copies in flight";
 	return w->n_copies < COPIES_MAX && m->length <= w->bytes - w->copying ? DRAY_OK :
 										DRAY_E_QUOTA;
 }
@@ -247,7 +241,8 @@ static uint32_t check(const struct window *w, const struct pmsg_stage *m, const 
 static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
 		   const char *why)
 {
-	log_limited(DRAY_LOG_WARNING, AREA, "no copy for a peer: %s peer=%" PRIx64, why, peer);
+	log_limited(DRAY_LOG_WARNING, AREA,
+		    "a peer's request for a copy is refused: %s peer=%" PRIx64, why, peer);
 	peers_refuse(r->deps.peers, peer, request_id, code, why);
 }
 
@@ -256,7 +251,6 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
 	struct window *w = peer ? peer->window : NULL;
-	struct worker_pool *pool = r->deps.pool;
 	struct rdma_copy *copy;
 	const char *why;
 	uint32_t code = check(w, m, &why);
@@ -287,15 +281,11 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 	w->n_copies++;
 	w->copying += m->length;
 	/* the same part of the window is always the same worker's */
-	worker_post(pool->workers[m->offset * pool->n / w->bytes],
-		    &(struct command){ .type = COMMAND_TRANSPORT,
-				       .message = { .transport = DMSG_TRANSPORT_RDMA,
-						    .type = RDMA_COPY,
-						    .peer = handle,
-						    .arg = copy } });
+	rails_tell(r, (unsigned)(m->offset * r->deps.pool->n / w->bytes),
+		   (struct transport_message){ .type = RDMA_COPY, .peer = handle, .arg = copy });
 }
 
-/* What is given to the peer next is other memory. */
+/* The peer gets another window, in other memory. */
 static void window_lose(struct window *w)
 {
 	struct rail_peer *peer = rail_peer_get(w->rails, w->peer);
@@ -304,14 +294,14 @@ static void window_lose(struct window *w)
 		return;
 	w->lost = true;
 	log_warning(AREA,
-		    "a GPU was lost while it copied: %" PRIu64
-		    " bytes of pinned memory stay unused until the agent ends peer=%" PRIx64,
+		    "a GPU was lost during a copy: %" PRIu64
+		    " bytes of pinned memory stay unused until the agent restarts peer=%" PRIx64,
 		    w->bytes, w->peer);
 	if (!peer || peer->window != w)
 		return;
 	peer->window = NULL;
 	tell(w, 0, NULL);
-	/* for memory of the GPUs that are left */
+	/* for memory of the other GPUs */
 	window_check(peer);
 }
 
@@ -333,18 +323,16 @@ void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code
 		window_step(w);
 }
 
-/* --- the window that the peer gives us ------------------------------------------------------------------- */
-
 void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_window *m)
 {
-	struct worker_pool *pool = r->deps.pool;
-	uint64_t length = m->length / pool->n & ~(uint64_t)4095;
+	unsigned n = r->deps.pool->n;
+	uint64_t length = m->length / n & ~(uint64_t)4095;
 	struct rail_keys *keys;
 
 	if (!rail_peer_get(r, handle))
 		return;
-	keys = registration_read(&m->rails, m->length);
-	for (unsigned i = 0; i < pool->n; i++) {
+	keys = rail_keys_read(&m->rails, m->length);
+	for (unsigned i = 0; i < n; i++) {
 		struct rdma_share *share = calloc(1, sizeof(*share));
 
 		dray_assert(share);
@@ -352,40 +340,29 @@ void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_wi
 					      .offset = i * length,
 					      .length = length,
 					      .keys = keys ? rail_keys_ref(keys) : NULL };
-		worker_post(pool->workers[i],
-			    &(struct command){ .type = COMMAND_TRANSPORT,
-					       .message = { .transport = DMSG_TRANSPORT_RDMA,
-							    .type = RDMA_WINDOW,
-							    .peer = handle,
-							    .arg = share } });
+		rails_tell(r, i,
+			   (struct transport_message){
+				   .type = RDMA_WINDOW, .peer = handle, .arg = share });
 	}
 	rail_keys_unref(keys);
 }
 
-static void answer(struct rails *r, struct rdma_ask *ask, uint32_t code)
-{
-	worker_post(r->deps.pool->workers[ask->worker],
-		    &(struct command){ .type = COMMAND_TRANSPORT,
-				       .message = { .transport = DMSG_TRANSPORT_RDMA,
-						    .type = RDMA_ANSWER,
-						    .peer = ask->peer,
-						    .code = code,
-						    .arg = ask } });
-}
-
 static void handle_staged(void *arg, uint32_t code)
 {
-	struct rdma_ask *ask = arg;
+	struct rdma_stage_request *request = arg;
 
-	answer(ask->rails, ask, code);
+	rails_tell(
+		request->rails, request->worker,
+		(struct transport_message){
+			.type = RDMA_STAGED, .peer = request->peer, .code = code, .arg = request });
 }
 
-void window_handle_ask(struct rails *r, struct rdma_ask *ask)
+void window_handle_stage(struct rails *r, struct rdma_stage_request *request)
 {
 	int ret;
 
-	ask->rails = r;
-	ret = peers_stage(r->deps.peers, ask->peer, &ask->m, handle_staged, ask);
+	request->rails = r;
+	ret = peers_stage(r->deps.peers, request->peer, &request->m, handle_staged, request);
 	if (ret < 0)
-		answer(r, ask, ret == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_PEER_LOST);
+		handle_staged(request, ret == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_PEER_LOST);
 }

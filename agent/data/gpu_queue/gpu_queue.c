@@ -138,7 +138,7 @@ void gpu_queues_deinit(struct core *c)
 	c->gpu = NULL;
 }
 
-static void tell(struct core *c, enum gpu_message type, unsigned device)
+static void tell(struct core *c, enum gpu_event type, unsigned device)
 {
 	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_GPU,
 							       .type = type,

@@ -447,7 +447,7 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 	struct gpu_transport *g = state;
 	struct object *o;
 
-	switch ((enum gpu_message)m->type) {
+	switch ((enum gpu_command)m->type) {
 	case GPU_UP:
 		if (!g->batches)
 			batches_new(g);
@@ -471,9 +471,6 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		break;
 	case GPU_LISTS:
 		xfers_pinned(c, m->arg);
-		break;
-	case GPU_LOST:
-	case GPU_GONE:
 		break;
 	}
 }

@@ -8,8 +8,8 @@
 
 #include "lib/assert.h"
 
-void rdma_event(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
-		uint32_t code, void *arg)
+void rdma_event(struct rdma *r, enum rdma_event type, dray_handle peer, uint64_t id, uint32_t code,
+		void *arg)
 {
 	r->c->up->transport_event(r->c,
 				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
@@ -367,7 +367,7 @@ static void handle_share(struct rdma_peer *peer, struct rdma_share *share)
 	free(share);
 }
 
-static void handle_answer(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code)
+static void handle_answer(struct rdma_peer *peer, struct rdma_stage_request *ask, uint32_t code)
 {
 	/* a peer with requests stays */
 	dray_assert(peer && peer->unanswered);
@@ -381,7 +381,7 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	struct rdma_peer *peer;
 	struct rdma_queue *p;
 
-	switch ((enum rdma_message)m->type) {
+	switch ((enum rdma_command)m->type) {
 	case RDMA_RAIL_UP:
 		dray_assert(rdma_rail_up(r, (uint32_t)m->id, m->arg) == 0);
 		break;
@@ -409,7 +409,7 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	case RDMA_WINDOW:
 		handle_share(rdma_peer_get(r, m->peer), m->arg);
 		break;
-	case RDMA_ANSWER:
+	case RDMA_STAGED:
 		handle_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
 		break;
 	case RDMA_COPY:
@@ -419,13 +419,6 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		peer = rdma_peer_get(r, m->peer);
 		if (peer && !peer->down)
 			rdma_channel_give_up(&peer->channels[m->id]);
-		break;
-	case RDMA_RAIL_GONE:
-	case RDMA_QP_LOST:
-	case RDMA_WANTED:
-	case RDMA_FALLBACK:
-	case RDMA_ASK:
-	case RDMA_COPIED:
 		break;
 	}
 }

@@ -52,7 +52,7 @@ struct window_buffer {
 	uint64_t offset;       /* in the peer's window */
 	struct slice *slice;   /* waits for the answer; NULL: it has ended */
 	struct object *remote; /* held until the answer */
-	struct rdma_ask ask;
+	struct rdma_stage_request ask;
 };
 
 /* This worker's share of a window. */
@@ -248,8 +248,8 @@ void rdma_pull_later(struct rdma_channel *ch);
 /* Requests a queue pair from the control thread if there is none. */
 void rdma_queue_request(struct rdma_channel *ch);
 /* Reports to the control thread. */
-void rdma_event(struct rdma *r, enum rdma_message type, dray_handle peer, uint64_t id,
-		uint32_t code, void *arg);
+void rdma_event(struct rdma *r, enum rdma_event type, dray_handle peer, uint64_t id, uint32_t code,
+		void *arg);
 
 /* Adds to a counter of the queue pair's path and to that of its rail. */
 #define rdma_count(qp, counter, n)                                                                 \
@@ -327,7 +327,7 @@ void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urg
 
 /* Takes over a share of the peer's window, which is consumed. */
 void window_take_share(struct rdma_peer *peer, struct rdma_share *share);
-void window_answered(struct rdma_peer *peer, struct rdma_ask *ask, uint32_t code);
+void window_answered(struct rdma_peer *peer, struct rdma_stage_request *ask, uint32_t code);
 void window_free(struct rdma_window *w);
 
 /* window_serve.c */

@@ -109,7 +109,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 {
 	const struct remote_view *remote = object_remote(s->xfer->remote);
 	struct window_buffer *b = s->window;
-	struct rdma_ask *a = &b->ask;
+	struct rdma_stage_request *a = &b->ask;
 	struct core *c = core_of(ch);
 	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
 
@@ -131,7 +131,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 	object_hold(b->remote);
 	dray_list_add(&ch->win.requested, &s->link);
 	ch->peer->unanswered++;
-	rdma_event(ch->peer->rdma, RDMA_ASK, a->peer, 0, 0, a);
+	rdma_event(ch->peer->rdma, RDMA_STAGE, a->peer, 0, 0, a);
 }
 
 void window_restart(struct rdma_channel *ch, struct slice *s)
@@ -165,7 +165,7 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 		dray_list_add(&ch->retry, &s->link);
 }
 
-void window_answered(struct rdma_peer *peer, struct rdma_ask *a, uint32_t code)
+void window_answered(struct rdma_peer *peer, struct rdma_stage_request *a, uint32_t code)
 {
 	struct window_buffer *b = dray_container_of(a, struct window_buffer, ask);
 	struct rdma_channel *ch = &peer->channels[a->m.class];

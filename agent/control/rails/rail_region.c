@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Regions as rails see them, staging memory and windows among them: their registrations, and the keys of these.
+ *
+ * Keys reach workers and importers as a set. A replaced set lives on until the last work request with one of its keys has
+ * ended. Only then may the memory regions of its keys be deregistered.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent/control/rails/internal.h"
+#include "lib/assert.h"
+
+/* The range of a region that lies in one registration. */
+struct part {
+	struct registration *registration;
+	uint64_t offset, length; /* in the region */
+	uint64_t skip;           /* bytes of the registration before it */
+};
+
+/* A set of keys that workers or work requests may still use. */
+struct key_set {
+	struct dray_list link; /* on rail_region->sets */
+	struct rail_region *region;
+	struct dray_job job; /* runs after the last reference */
+	unsigned n_devices;
+	struct device *devices[];
+};
+
+struct rail_region {
+	struct dray_list link;
+	struct rails *rails;
+	const struct region_view *view;
+	dray_handle handle;      /* 0: staging memory or a window */
+	struct region_view *own; /* the view of staging memory or a window */
+	unsigned worker;         /* staging memory: the worker that uses it */
+	struct window *window;   /* NULL: not a window */
+	struct rail_keys *keys;  /* the published ones */
+	struct dray_list sets;
+	bool removing;
+	bool announce;  /* region_registered() is pending */
+	bool undecided; /* whether the importers need windows */
+	bool renew;     /* registered anew after the last use of the former keys */
+	void (*done)(void *arg);
+	void *arg;
+	uint32_t n;
+	struct part parts[];
+};
+
+static struct rail_region *region_get(struct rails *r, dray_handle handle)
+{
+	dray_list_for_each(&r->regions, it, struct rail_region, link)
+		if (it->handle == handle)
+			return it;
+	return NULL;
+}
+
+static void region_check(struct rail_region *region);
+
+static bool is_registered(const struct rail_region *region, const struct device *d)
+{
+	for (uint32_t i = 0; i < region->n; i++) {
+		const struct mrs *m = registration_mrs(region->parts[i].registration, d);
+
+		if (!m || m->state != MRS_READY)
+			return false;
+	}
+	return true;
+}
+
+/* A device may still register it. */
+static bool is_pending(struct rails *r, const struct rail_region *region)
+{
+	if (!r->scan)
+		return true;
+	for (unsigned i = 0; i < r->n; i++)
+		if (r->v[i]->state == RAIL_OPENING)
+			return true;
+	dray_list_for_each(&r->devices, d, struct device, link)
+		for (uint32_t i = 0; device_is_open(d) && i < region->n; i++) {
+			const struct mrs *m = registration_mrs(region->parts[i].registration, d);
+
+			if (m && m->state == MRS_MAKING)
+				return true;
+		}
+	return false;
+}
+
+static void set_done(struct dray_job *j)
+{
+	struct key_set *s = dray_container_of(j, struct key_set, job);
+	struct rail_region *region = s->region;
+
+	dray_list_del(&s->link);
+	for (unsigned i = 0; i < s->n_devices; i++)
+		s->devices[i]->key_sets--;
+	for (unsigned i = 0; i < s->n_devices; i++)
+		if (s->devices[i]->closing && !s->devices[i]->key_sets)
+			device_check(s->devices[i]);
+	free(s);
+	region_check(region);
+}
+
+/* Any thread. */
+static void set_gone(void *arg)
+{
+	struct key_set *s = arg;
+
+	dray_jobs_finish(s->region->rails->registrar, &s->job, set_done);
+}
+
+/* Appends the keys of the region on the rail, or only counts them: k NULL. Returns their number. */
+static uint32_t add_keys(struct rail_keys *k, uint32_t at, const struct rail_region *region,
+			 const struct rail *rail)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < region->n; i++) {
+		const struct part *p = &region->parts[i];
+		const struct registration *g = p->registration;
+		const struct mrs *m = registration_mrs(g, rail->device);
+
+		for (uint64_t done = 0, n; m && done < p->length; done += n, count++) {
+			uint64_t here = p->skip + done;
+			uint32_t slice = (uint32_t)(here / m->slice);
+
+			n = dray_min(p->length - done, (slice + 1) * m->slice - here);
+			if (k)
+				k->v[at + count] = (struct rail_key){ .rail = rail->number,
+								      .key = m->v[slice]->lkey,
+								      .base = g->iova + here,
+								      .offset = p->offset + done,
+								      .length = n,
+								      .rkey = m->v[slice]->rkey };
+		}
+	}
+	return count;
+}
+
+static bool has_keys(const struct rail *rail, const struct rail_region *region)
+{
+	return rail->cqs_told && device_is_open(rail->device) &&
+	       is_registered(region, rail->device);
+}
+
+static struct rail_keys *keys_new(struct rail_region *region)
+{
+	struct rails *r = region->rails;
+	struct key_set *s = calloc(1, sizeof(*s) + r->n * sizeof(struct device *));
+	struct rail_keys *k;
+	uint32_t n = 0, at = 0;
+
+	dray_assert(s);
+	for (unsigned i = 0; i < r->n; i++)
+		if (has_keys(r->v[i], region))
+			n += add_keys(NULL, 0, region, r->v[i]);
+	k = n ? rail_keys_new(n) : NULL;
+	if (!k) {
+		free(s);
+		return NULL;
+	}
+	for (unsigned i = 0; i < r->n; i++) {
+		struct rail *rail = r->v[i];
+
+		if (!has_keys(rail, region))
+			continue;
+		at += add_keys(k, at, region, rail);
+		rail->device->key_sets++;
+		s->devices[s->n_devices++] = rail->device;
+	}
+	s->region = region;
+	dray_list_add(&region->sets, &s->link);
+	k->gone = set_gone;
+	k->arg = s;
+	rail_keys_seal(k, region->view->o.length, true);
+	return k;
+}
+
+unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint8_t *buf,
+			 unsigned max)
+{
+	unsigned n = 0, whole = 0;
+
+	for (uint32_t i = 0; k && i < k->n; i++) {
+		const struct rail_key *p = &k->v[i];
+		uint64_t from = dray_max(offset, p->offset);
+		uint64_t to = dray_min(offset + length, p->offset + p->length);
+		struct pmsg_rail w = { .rail = p->rail,
+				       .rkey = p->rkey,
+				       .base = p->base + (from - p->offset),
+				       .offset = from - offset,
+				       .length = to - from };
+
+		/* a rail is left out unless all of its pieces fit */
+		if (i && k->v[i - 1].rail != p->rail)
+			whole = n;
+		if (from >= to)
+			continue;
+		if (n == max)
+			return whole;
+		pmsg_rail_put(buf + (size_t)n++ * PMSG_RAIL_SIZE, &w);
+	}
+	return n;
+}
+
+struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
+{
+	struct rail_keys *k = rails->n ? rail_keys_new(rails->n) : NULL;
+
+	for (uint32_t i = 0; k && i < rails->n; i++) {
+		struct pmsg_rail w;
+
+		pmsg_rail_get(rails->p + (size_t)i * PMSG_RAIL_SIZE, &w);
+		k->v[i] = (struct rail_key){ w.rail, w.rkey, w.base, w.offset, w.length, 0 };
+	}
+	if (k)
+		rail_keys_seal(k, length, false);
+	return k;
+}
+
+static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+			  uint64_t length)
+{
+	struct rail_region *region = arg;
+	uint8_t *buf dray_auto_free = malloc((size_t)RAILS_KEYS_MAX * PMSG_RAIL_SIZE);
+	struct dray_vec v = { .p = buf };
+
+	if (!buf)
+		return;
+	v.n = rail_keys_write(region->keys, offset, length, buf, RAILS_KEYS_MAX);
+	peers_send_keys(region->rails->deps.peers, peer, grant, &v);
+}
+
+static void want_window(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+			uint64_t length)
+{
+	window_want(arg, peer);
+}
+
+/* No device has registered it: its importers need windows, unless a device may still do so. */
+static void want_windows(struct rail_region *region)
+{
+	struct rails *r = region->rails;
+
+	region->undecided = is_pending(r, region);
+	if (!region->undecided)
+		grants_of_region(r->deps.regions, region->handle, want_window, r);
+}
+
+static void publish(struct rail_region *region)
+{
+	struct rails *r = region->rails;
+	struct rail_keys *former = region->keys;
+
+	region->keys = region->removing || region->renew ? NULL : keys_new(region);
+	region->undecided = false;
+	if (!region->keys && !region->removing && region->view->memory == REGION_GPU)
+		want_windows(region);
+	if (!region->keys && !former)
+		return;
+	if (region->window)
+		window_published(region->window, region->keys);
+	else if (region->own)
+		rails_tell(r, region->worker,
+			   (struct transport_message){
+				   .type = RDMA_STAGING,
+				   .arg = region->keys ? rail_keys_ref(region->keys) : NULL });
+	else
+		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
+	rail_keys_unref(former);
+	if (!region->removing && !region->own)
+		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
+}
+
+static bool uses(const struct rail_region *region, const struct registration *g)
+{
+	for (uint32_t i = 0; i < region->n; i++)
+		if (region->parts[i].registration == g)
+			return true;
+	return false;
+}
+
+void rail_regions_publish(struct rails *r, const struct registration *g)
+{
+	dray_list_for_each(&r->regions, region, struct rail_region, link)
+		if (!g || uses(region, g))
+			publish(region);
+}
+
+unsigned rails_grant_keys(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
+			  uint8_t *buf, unsigned max)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	return rail_keys_write(region ? region->keys : NULL, offset, length, buf, max);
+}
+
+void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle handle)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	if (region && is_pending(r, region))
+		region->undecided = true;
+	else
+		window_want(r, peer);
+}
+
+void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
+		     const struct dray_vec *rails)
+{
+	r->deps.remote_keys(r->deps.arg, peer, grant, rail_keys_read(rails, length));
+}
+
+static void parts_make(struct rail_region *region)
+{
+	for (uint32_t i = 0; i < region->n; i++)
+		dray_list_for_each(&region->rails->devices, d, struct device, link)
+			registration_make(region->parts[i].registration, d);
+}
+
+static void parts_release(struct rail_region *region)
+{
+	while (region->n)
+		registration_unref(region->parts[--region->n].registration);
+}
+
+/* Drops the registrations that no other region shares. True if there are any. */
+static bool parts_drop(struct rail_region *region)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < region->n; i++)
+		if (region->parts[i].registration->refs == 1)
+			any |= registration_drop(region->parts[i].registration);
+	return any;
+}
+
+/* A device still has some of the memory, be it by a registration that other regions have released. */
+static bool is_held(const struct rails *r, const struct region_view *view)
+{
+	dray_list_for_each(&r->registrations, g, struct registration, link) {
+		if (g->refs)
+			continue;
+		for (uint32_t i = 0; i < view->n_extents; i++) {
+			const struct extent_view *e = &view->extents[i];
+
+			if (e->base < g->base + g->length && g->base < e->base + e->length)
+				return true;
+		}
+	}
+	return false;
+}
+
+static void region_free(struct rail_region *region)
+{
+	dray_list_del(&region->link);
+	free(region->own);
+	free(region);
+}
+
+/* After the last use of a key set or a registration may have ended. May free the region. */
+static void region_check(struct rail_region *region)
+{
+	void (*done)(void *arg) = region->done;
+	void *arg = region->arg;
+
+	if (!dray_list_empty(&region->sets))
+		return;
+	if (region->renew && !region->removing) {
+		if (parts_drop(region))
+			return;
+		region->renew = false;
+		parts_make(region);
+		return;
+	}
+	if (!region->removing)
+		return;
+	parts_release(region);
+	if (is_held(region->rails, region->view))
+		return;
+	region_free(region);
+	done(arg);
+}
+
+void rail_regions_check(struct rails *r)
+{
+	dray_list_for_each(&r->regions, region, struct rail_region, link)
+		region_check(region);
+}
+
+static bool is_registrable(const struct region_view *view, const struct region_dmabuf *dmabufs)
+{
+	for (uint32_t i = 0; view->memory != REGION_HOST && i < view->n_extents; i++)
+		if (!dmabufs || dmabufs[i].fd < 0)
+			return false;
+	return true;
+}
+
+/* own: the view of staging memory or a window, consumed; NULL for regions. NULL: no memory. */
+static struct rail_region *add(struct rails *r, const struct region_view *view,
+			       const struct region_dmabuf *dmabufs, struct region_view *own,
+			       unsigned worker, struct window *window)
+{
+	struct rail_region *region =
+		calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
+
+	if (!region) {
+		free(own);
+		return NULL;
+	}
+	region->own = own;
+	region->worker = worker;
+	region->window = window;
+	region->rails = r;
+	region->view = view;
+	region->handle = view->o.handle;
+	dray_list_init(&region->link);
+	dray_list_init(&region->sets);
+	for (uint32_t i = 0; i < view->n_extents; i++) {
+		const struct extent_view *e = &view->extents[i];
+		struct registration *g = registration_get(r, e->base, e->length, view->o.access,
+							  dmabufs ? &dmabufs[i] : NULL,
+							  own && !window);
+
+		if (!g) {
+			parts_release(region);
+			region_free(region);
+			return NULL;
+		}
+		region->parts[region->n++] = (struct part){
+			.registration = g,
+			.offset = e->start,
+			.length = e->length,
+			.skip = (uint64_t)(e->base - g->base),
+		};
+	}
+	region->announce = view->memory == REGION_RDMA;
+	dray_list_add(&r->regions, &region->link);
+	parts_make(region);
+	publish(region);
+	if (region->announce)
+		rail_regions_decide(r);
+	return region;
+}
+
+void rails_region_add(struct rails *r, const struct region_view *view,
+		      const struct region_dmabuf *dmabufs)
+{
+	if (r->cfg->rdma.enable && is_registrable(view, dmabufs))
+		add(r, view, dmabufs, NULL, 0, NULL);
+}
+
+static struct rail_region *add_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
+				   struct window *window)
+{
+	struct region_view *view = calloc(1, sizeof(*view) + sizeof(view->extents[0]));
+
+	if (!view)
+		return NULL;
+	view->o = (struct object_view){ .kind = OBJECT_REGION,
+					.length = bytes,
+					.access = DMSG_ACCESS_ALL };
+	view->memory = REGION_HOST;
+	view->n_extents = 1;
+	view->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
+	return add(r, view, NULL, view, worker, window);
+}
+
+void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
+{
+	if (r->cfg->rdma.enable)
+		add_own(r, base, bytes, worker, NULL);
+}
+
+struct rail_region *rail_region_window(struct window *w, struct rails *r, void *base,
+				       uint64_t bytes)
+{
+	return add_own(r, base, bytes, 0, w);
+}
+
+void rail_region_remove(struct rail_region *region, void (*done)(void *arg), void *arg)
+{
+	region->removing = true;
+	region->done = done;
+	region->arg = arg;
+	publish(region);
+	region_check(region);
+}
+
+void rails_region_remove(struct rails *r, dray_handle handle, void (*done)(void *arg), void *arg)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	if (region)
+		rail_region_remove(region, done, arg);
+	else
+		done(arg);
+}
+
+void rails_region_revoked(struct rails *r, dray_handle handle)
+{
+	struct rail_region *region = region_get(r, handle);
+
+	if (!region || region->removing || !region->keys)
+		return;
+	region->renew = true;
+	publish(region);
+	region_check(region);
+}
+
+const char *rails_region_text(struct rails *r, dray_handle handle, char *buf, size_t size)
+{
+	struct rail_region *region = region_get(r, handle);
+	size_t at = 0;
+
+	*buf = '\0';
+	dray_list_for_each(&r->devices, d, struct device, link) {
+		const char *state = "registered";
+
+		for (uint32_t i = 0; region && i < region->n; i++) {
+			const struct mrs *m = registration_mrs(region->parts[i].registration, d);
+
+			if (!m || m->state == MRS_MAKING)
+				state = "pending";
+			else if (m->state == MRS_FAILED)
+				state = m->why;
+		}
+		if (!region || !device_is_open(d) || at >= size)
+			continue;
+		at += (size_t)snprintf(buf + at, size - at, "%s%s: %s", at ? "; " : "", d->name,
+				       state);
+	}
+	return buf;
+}
+
+/* Why no device is open. */
+static void explain_no_device(const struct rails *r, char *buf, size_t size)
+{
+	const struct rail *rail = r->n ? r->v[0] : NULL;
+
+	if (rail)
+		snprintf(buf, size, "none is in use; %s port %u: %s", rail->device_name, rail->port,
+			 rail->reason);
+	else
+		snprintf(buf, size, "this agent has none");
+}
+
+static bool is_usable(struct rails *r, const struct rail_region *region)
+{
+	dray_list_for_each(&r->devices, d, struct device, link)
+		if (device_is_open(d) && is_registered(region, d))
+			return true;
+	return false;
+}
+
+static struct rail_region *next_decided(struct rails *r)
+{
+	dray_list_for_each(&r->regions, region, struct rail_region, link)
+		if (region->announce && !region->removing && !is_pending(r, region))
+			return region;
+	return NULL;
+}
+
+/* region_registered() may remove regions, so the list is searched again after each. */
+static void decide_done(struct dray_job *j)
+{
+	struct rails *r = dray_container_of(j, struct rails, decide_job);
+	struct rail_region *region;
+	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
+
+	r->deciding = false;
+	dray_list_for_each(&r->regions, it, struct rail_region, link)
+		if (it->undecided && !it->removing)
+			want_windows(it);
+	while ((region = next_decided(r))) {
+		region->announce = false;
+		rails_region_text(r, region->handle, why, sizeof(why));
+		if (!*why)
+			explain_no_device(r, why, sizeof(why));
+		region_registered(r->deps.regions, region->handle, is_usable(r, region), why);
+	}
+}
+
+void rail_regions_decide(struct rails *r)
+{
+	if (r->deciding)
+		return;
+	r->deciding = true;
+	dray_jobs_finish(r->registrar, &r->decide_job, decide_done);
+}
+
+void rail_regions_free(struct rails *r)
+{
+	dray_list_for_each(&r->regions, region, struct rail_region, link) {
+		dray_list_for_each(&region->sets, s, struct key_set, link)
+			free(s);
+		free(region->keys);
+		region_free(region);
+	}
+}
