@@ -62,7 +62,7 @@ static void handle_event(struct agent *a, unsigned worker, struct event *ev)
 		break;
 	case EVENT_TRANSPORT:
 		if (ev->message.transport == DMSG_TRANSPORT_GPU)
-			gpus_message(a->gpus, worker, &ev->message);
+			gpus_message(a->gpus, &ev->message);
 		else
 			rails_handle_message(a->rails, worker, &ev->message);
 		break;
@@ -76,8 +76,6 @@ int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *a
 	struct agent *a = arg;
 	struct event ev;
 
-	(void)fd;
-	(void)revents;
 	for (unsigned i = 0; i < a->pool.n; i++) {
 		if (source != a->worker_events[i])
 			continue;

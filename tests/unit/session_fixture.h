@@ -177,7 +177,7 @@ static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
 		sessions_handle_fault(l->sessions, ev->session);
 		break;
 	case EVENT_TRANSPORT:
-		gpus_message(l->gpus, worker, &ev->message);
+		gpus_message(l->gpus, &ev->message);
 		break;
 	case EVENT_PEER_GONE:
 	case EVENT_PEER_USED:

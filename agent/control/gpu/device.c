@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Devices. One is started when memory on it is opened for the first time, and stays: its context costs GPU memory, but
- * the next engine would wait for another. One that is lost is told to the workers and to the owner of its
- * regions. One that does not get on counts as lost, while its copies may go on: so its queues end first, which waits for
- * them, then memory. When nobody uses anything of it any more it is stopped, and whoever wants it next starts it anew.
+ * Devices. The first memory that is opened on a device starts it. It stays started: its context costs GPU memory, but the
+ * next engine does not wait for a start. The workers and the owners of its regions are told of its loss. A device without
+ * progress counts as lost while its copies may go on: so its queues are freed first, which waits for these copies, then its
+ * memory is closed. A device without memory is stopped, and the next use starts it anew.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,16 +16,14 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* What is under way in a device that was given up should have ended by then: the longest copies take a second. */
+/* Time limit for the copies of a lost device: the longest copies take a second. */
 #define END_LIMIT_US (5 * UINT64_C(1000000))
-
-/* --- names ---------------------------------------------------------------------------------------- */
 
 struct address {
 	unsigned domain, bus, slot, function;
 };
 
-/* As in /sys, as nvidia-smi writes it (a domain of eight digits), or without its domain. */
+/* With a domain of four digits (/sys) or eight (nvidia-smi), or without a domain. */
 static bool parse_address(const char *text, struct address *a)
 {
 	int end = 0;
@@ -84,8 +82,10 @@ void gpu_devices_find(struct gpus *g)
 	}
 	for (size_t i = 0; i < v->n; i++)
 		if (!find(g, v->v[i]))
-			log_warning(AREA, "gpu.devices names %s, which is no GPU here, ignoring",
-				    v->v[i]);
+			log_warning(
+				AREA,
+				"gpu.devices names %s, which is not a GPU of this machine, ignoring",
+				v->v[i]);
 }
 
 static const char *names(const struct gpus *g, char *buf, size_t size)
@@ -116,8 +116,7 @@ struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_
 			     names(g, known, sizeof(known)));
 	else if (d->excluded)
 		dray_err_set(reterr, -ENODEV, DRAY_E_GPU_DEVICE,
-			     "GPU %.64s is not among those that this agent uses (gpu.devices)",
-			     name);
+			     "this agent does not use GPU %.64s; add it to gpu.devices", name);
 	else if (!d->info.usable)
 		dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			     "the CUDA plug-in has no code for GPU %.64s (%s, compute capability "
@@ -127,8 +126,6 @@ struct gpu_device *gpu_device_get(struct gpus *g, const char *name, struct dray_
 		return d;
 	return NULL;
 }
-
-/* --- start ---------------------------------------------------------------------------------------- */
 
 static void start_run(struct dray_job *j)
 {
@@ -143,7 +140,7 @@ static void start_run(struct dray_job *j)
 	d->err = DRAY_ERR_NULL;
 	d->error = queues_make(d, &d->err);
 	if (d->error < 0)
-		gpu_device_give_back(d);
+		gpu_device_release(d);
 	else if (!g->staging_tried) {
 		staging_make(g, &d->staging_err);
 		g->staging_tried = true;
@@ -159,8 +156,8 @@ static void tell_staging(struct gpu_device *d)
 	g->staging_told = true;
 	if (d->staging_err.code)
 		log_warning(AREA,
-			    "no staging memory, GPU memory moves over the network by RDMA alone: "
-			    "%s",
+			    "no staging memory, so GPU memory moves over the network only by "
+			    "RDMA: %s",
 			    d->staging_err.msg);
 	for (unsigned w = 0; w < g->n_workers; w++) {
 		if (g->lists[w])
@@ -182,21 +179,21 @@ static void start_done(struct dray_job *j)
 		dray_err_set(&d->err, d->error, DRAY_E_NO_MEMORY, "GPU %s cannot be used: %s",
 			     d->info.uuid, dray_errno_text(d->error));
 		snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
-		log_limited(DRAY_LOG_WARNING, AREA, "cannot be started: %s gpu=%s", d->err.msg,
-			    d->info.uuid);
+		log_limited(DRAY_LOG_WARNING, AREA, "the GPU cannot be started: %s gpu=%s",
+			    d->err.msg, d->info.uuid);
 		memories_refuse(d, &d->err);
 		return;
 	}
 	d->state = DEVICE_READY;
 	d->reason[0] = '\0';
 	log_info(AREA,
-		 "started, its context takes %" PRIu64
+		 "the GPU is started, its context takes %" PRIu64
 		 " MiB of GPU memory gpu=%s address=%s name=\"%s\"",
 		 d->context_bytes >> 20, d->info.uuid, d->info.bdf, d->info.name);
 	if (d->info.peers & ~d->peers)
 		log_warning(
 			AREA,
-			"bytes between it and some of its peers are staged: %s gpu=%s left_out=%x",
+			"copies between the GPU and some of its peers are staged: %s gpu=%s peers=%x",
 			d->peers_err.msg, d->info.uuid, d->info.peers & ~d->peers);
 	tell_staging(d);
 	for (unsigned w = 0; w < g->n_workers; w++)
@@ -215,9 +212,7 @@ void gpu_device_start(struct gpu_device *d)
 	dray_jobs_add(d->gpus->opener, &d->job, start_run, start_done);
 }
 
-/* --- end ------------------------------------------------------------------------------------------ */
-
-void gpu_device_give_back(struct gpu_device *d)
+void gpu_device_release(struct gpu_device *d)
 {
 	if (!d->started)
 		return;
@@ -228,7 +223,7 @@ void gpu_device_give_back(struct gpu_device *d)
 
 static void stop_run(struct dray_job *j)
 {
-	gpu_device_give_back(dray_container_of(j, struct gpu_device, job));
+	gpu_device_release(dray_container_of(j, struct gpu_device, job));
 }
 
 static void stop_done(struct dray_job *j)
@@ -237,7 +232,7 @@ static void stop_done(struct dray_job *j)
 
 	d->state = DEVICE_UNUSED;
 	d->context_bytes = 0;
-	log_info(AREA, "given back gpu=%s", d->info.uuid);
+	log_info(AREA, "the GPU is stopped gpu=%s", d->info.uuid);
 	memories_step(d->gpus, NULL);
 }
 
@@ -258,15 +253,15 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 	d->state = DEVICE_LOST;
 	g->lost++;
 	snprintf(d->reason, sizeof(d->reason), "%s", why);
-	log_error(AREA, "lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s", d->regions,
-		  why, d->info.uuid, d->info.bdf);
+	log_error(AREA, "the GPU is lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s",
+		  d->regions, why, d->info.uuid, d->info.bdf);
 	g->deps.up->lost(g->deps.arg, d->index);
-	d->gone_missing = g->n_workers;
+	d->in_use_by = g->n_workers;
 	for (unsigned w = 0; w < g->n_workers; w++)
 		gpus_tell(g, w, GPU_DOWN, d->index, NULL);
 }
 
-bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of)
+bool gpu_copies_ended(const struct gpus *g, const struct gpu_device *of)
 {
 	for (unsigned i = 0; i < g->n; i++) {
 		const struct gpu_device *d = &g->devices[i];
@@ -279,24 +274,22 @@ bool gpu_devices_settled(const struct gpus *g, const struct gpu_device *of)
 	return true;
 }
 
-/* Nobody waits for it any more but what its copies may touch, which somebody must be told of. */
+/* Only the memory that its copies may use still waits for it. The log and new requests say so. */
 static int handle_late(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct gpu_device *d = arg;
 
-	(void)source;
-	(void)usec;
 	d->hangs = true;
 	d->error = -EIO;
 	d->err = DRAY_ERR_NULL;
 	dray_err_set(&d->err, d->error, DRAY_E_GPU_LOST,
-		     "GPU %s hangs: its copies do not end, restart the agent", d->info.uuid);
+		     "GPU %s hangs: its copies do not end; restart the agent", d->info.uuid);
 	snprintf(d->reason, sizeof(d->reason), "%s", d->err.msg);
 	log_error(
 		AREA,
-		"hangs, its copies do not end; what they may touch is kept from its owners: %" PRIu32
-		" regions on it, regions of its peers, pinned host memory; restart the agent gpu=%s "
-		"address=%s",
+		"the GPU hangs, its copies do not end, and the memory that they may use stays held: "
+		"%" PRIu32 " regions on it, regions of its peers, pinned host memory; restart the "
+		"agent gpu=%s address=%s",
 		d->memories, d->info.uuid, d->info.bdf);
 	memories_refuse(d, &d->err);
 	return 0;
@@ -313,12 +306,12 @@ static void queues_end_done(struct dray_job *j)
 
 	d->late = sd_event_source_disable_unref(d->late);
 	if (d->hangs)
-		log_notice(AREA, "its copies have ended after all gpu=%s", d->info.uuid);
+		log_notice(AREA, "the copies of the GPU have ended after all gpu=%s", d->info.uuid);
 	d->hangs = false;
 	d->state = DEVICE_ENDED;
-	memories_settled(d->gpus);
-	if (gpu_devices_settled(d->gpus, NULL))
-		pins_settled(d->gpus);
+	memories_close_held(d->gpus);
+	if (gpu_copies_ended(d->gpus, NULL))
+		pins_drop_held(d->gpus);
 	gpu_device_check(d);
 }
 
@@ -326,13 +319,15 @@ void gpu_device_worker_gone(struct gpu_device *d)
 {
 	struct gpus *g = d->gpus;
 
-	if (d->state != DEVICE_LOST || --d->gone_missing)
+	if (d->state != DEVICE_LOST || --d->in_use_by)
 		return;
 	d->state = DEVICE_ENDING;
 	if (!d->ender && jobs_new(&d->ender, g->deps.event, "dray-gpu-end", STACK_BYTES) < 0)
-		log_warning(AREA, "no thread for its end, others may have to wait for it gpu=%s",
-			    d->info.uuid);
-	/* without it nobody is told, and all else goes on */
+		log_warning(
+			AREA,
+			"no thread for the end of the GPU, so other GPUs may wait for it gpu=%s",
+			d->info.uuid);
+	/* without the timer a hang is not reported; all else works */
 	if (sd_event_add_time_relative(g->deps.event, &d->late, CLOCK_MONOTONIC, END_LIMIT_US, 0,
 				       handle_late, d) < 0)
 		d->late = NULL;

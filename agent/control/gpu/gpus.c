@@ -32,8 +32,6 @@ int gpus_new(struct gpus **ret, const struct gpus_deps *deps)
 	return 0;
 }
 
-/* --- the plug-in ------------------------------------------------------------------------------------ */
-
 static void load_run(struct dray_job *j)
 {
 	struct gpus *g = dray_container_of(j, struct gpus, job);
@@ -49,7 +47,7 @@ static void load_done(struct dray_job *j)
 	struct dray_err err;
 
 	if (g->error < 0) {
-		/* the next who wants it finds out whether that has changed */
+		/* the next region retries */
 		g->plugin_state = PLUGIN_UNUSED;
 		dray_err_set(&g->err, g->error, DRAY_E_UNSUPPORTED,
 			     "the CUDA plug-in cannot be used: %s", dray_errno_text(g->error));
@@ -76,7 +74,8 @@ int gpus_load(struct gpus *g, struct dray_err *reterr)
 	if (ret >= 0 && !g->pinner)
 		ret = jobs_new(&g->pinner, g->deps.event, "dray-gpu-pin", STACK_BYTES);
 	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "a thread for GPUs: %s",
+		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
+				    "a thread for GPUs cannot be started: %s",
 				    dray_errno_text(ret));
 	if (g->plugin_state == PLUGIN_UNUSED) {
 		g->plugin_state = PLUGIN_LOADING;
@@ -85,8 +84,6 @@ int gpus_load(struct gpus *g, struct dray_err *reterr)
 	}
 	return 0;
 }
-
-/* --- workers ----------------------------------------------------------------------------------------- */
 
 void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t id, void *arg)
 {
@@ -98,9 +95,8 @@ void gpus_tell(struct gpus *g, unsigned worker, enum gpu_command type, uint64_t 
 						    .arg = arg } });
 }
 
-void gpus_message(struct gpus *g, unsigned worker, const struct transport_message *m)
+void gpus_message(struct gpus *g, const struct transport_message *m)
 {
-	(void)worker;
 	if (m->id >= g->n)
 		return;
 	switch ((enum gpu_event)m->type) {
@@ -123,11 +119,9 @@ bool gpus_flush_rdma(struct gpus *g, unsigned device)
 	ret = d->info.rdma_ordered ? 0 : g->ops->flush_rdma(g->plugin, device);
 	if (ret >= 0 || ret == -EOPNOTSUPP)
 		return true;
-	gpu_device_lost(d, "what RDMA devices wrote could not be made visible to it");
+	gpu_device_lost(d, "the writes of RDMA devices could not be flushed to it");
 	return false;
 }
-
-/* --- the end ----------------------------------------------------------------------------------------- */
 
 static void end_run(struct dray_job *j)
 {
@@ -135,12 +129,12 @@ static void end_run(struct dray_job *j)
 
 	for (unsigned i = 0; i < g->n; i++)
 		queues_free(&g->devices[i]);
-	memories_give_back(g);
-	pins_give_back(g);
+	memories_release(g);
+	pins_release(g);
 	for (unsigned i = 0; i < g->n; i++)
-		gpu_device_give_back(&g->devices[i]);
+		gpu_device_release(&g->devices[i]);
 	staging_free(g);
-	gpu_hosts_give_back(g);
+	gpu_hosts_release(g);
 	if (g->plugin)
 		g->ops->close(g->plugin);
 }
@@ -151,7 +145,7 @@ bool gpus_free(struct gpus *g)
 
 	if (!g)
 		return true;
-	/* what is queued still comes to its end, and what it has made is given back behind it */
+	/* the queued jobs run to their end, and end_run() releases their results after them */
 	ended = jobs_free(g->pinner);
 	for (unsigned i = 0; i < g->n; i++) {
 		sd_event_source_disable_unref(g->devices[i].late);
@@ -168,8 +162,6 @@ bool gpus_free(struct gpus *g)
 	free(g);
 	return true;
 }
-
-/* --- what others may see ------------------------------------------------------------------------------ */
 
 static const char *state_name(const struct gpu_device *d)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinned host memory beside that of the workers. */
+/* Pinned host memory for windows. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@ struct gpu_host {
 	struct dray_list link;
 	struct gpus *gpus;
 	uint64_t bytes;
-	void *base; /* NULL: there is none yet, or any more */
+	void *base; /* NULL: not allocated, or freed */
 	gpu_host_fn done;
 	void *arg;
 	int error;
@@ -22,7 +22,7 @@ static struct gpu_host *host_of(struct dray_job *j)
 	return dray_container_of(j, struct gpu_host, job);
 }
 
-static void give_back(struct gpu_host *h)
+static void release(struct gpu_host *h)
 {
 	if (h->base)
 		h->gpus->ops->host_free(h->gpus->plugin, h->base);
@@ -69,7 +69,7 @@ int gpus_host_new(struct gpus *g, uint64_t bytes, gpu_host_fn done, void *arg)
 
 static void free_run(struct dray_job *j)
 {
-	give_back(host_of(j));
+	release(host_of(j));
 }
 
 static void free_done(struct dray_job *j)
@@ -85,10 +85,10 @@ void gpus_host_free(struct gpu_host *h)
 	dray_jobs_add(h->gpus->opener, &h->job, free_run, free_done);
 }
 
-void gpu_hosts_give_back(struct gpus *g)
+void gpu_hosts_release(struct gpus *g)
 {
 	dray_list_for_each(&g->hosts, h, struct gpu_host, link)
-		give_back(h);
+		release(h);
 }
 
 void gpu_hosts_free(struct gpus *g)

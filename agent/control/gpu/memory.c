@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of clients: opened on the device it is on, and closed when nobody uses it any more. */
+/* Memory of clients: opened on its device, and closed after its last use. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,9 +16,9 @@
 
 enum memory_state {
 	MEMORY_WAITING, /* for the plug-in or the device */
-	MEMORY_OPENING, /* a job is about it */
+	MEMORY_OPENING, /* a job imports its parts */
 	MEMORY_OPEN,
-	MEMORY_CLOSING, /* likewise, or its answer is on its way */
+	MEMORY_CLOSING, /* a job releases its parts, or cancelled() is under way */
 };
 
 struct gpu_memory {
@@ -28,9 +28,9 @@ struct gpu_memory {
 	char name[DEVICE_NAME];
 	enum memory_state state;
 	bool write, want_dmabufs;
-	bool cancelled; /* closed as soon as its job is done */
-	bool due;       /* to be looked at again */
-	bool held;      /* to be closed when devices are settled */
+	bool cancelled; /* closed after its job */
+	bool pending;   /* memories_step() or memories_refuse() has still to visit it */
+	bool held;      /* closed after gpu_copies_ended() */
 	uint64_t bytes;
 	gpu_opened_fn done;
 	void *arg;
@@ -55,10 +55,8 @@ static void memory_free(struct gpu_memory *m)
 	free(m);
 }
 
-/* --- its end --------------------------------------------------------------------------------------- */
-
 /* On the opener's thread. */
-static void give_back(struct gpu_memory *m)
+static void release(struct gpu_memory *m)
 {
 	for (unsigned i = 0; i < m->n; i++) {
 		m->dmabufs[i] = dray_close(m->dmabufs[i]);
@@ -70,10 +68,9 @@ static void give_back(struct gpu_memory *m)
 
 static void close_run(struct dray_job *j)
 {
-	give_back(dray_container_of(j, struct gpu_memory, job));
+	release(dray_container_of(j, struct gpu_memory, job));
 }
 
-/* Nothing of it is left. */
 static void close_done(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
@@ -94,12 +91,12 @@ static void close_done(struct dray_job *j)
 static void memory_close(struct gpu_memory *m)
 {
 	m->state = MEMORY_CLOSING;
-	m->held = !gpu_devices_settled(m->gpus, m->device);
+	m->held = !gpu_copies_ended(m->gpus, m->device);
 	if (!m->held)
 		dray_jobs_add(m->gpus->opener, &m->job, close_run, close_done);
 }
 
-void memories_settled(struct gpus *g)
+void memories_close_held(struct gpus *g)
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
 		if (m->held)
@@ -114,8 +111,6 @@ void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg)
 	m->closed_arg = done_arg;
 	memory_close(m);
 }
-
-/* --- opening --------------------------------------------------------------------------------------- */
 
 static int import(struct gpu_memory *m, unsigned i)
 {
@@ -138,7 +133,7 @@ static int import(struct gpu_memory *m, unsigned i)
 		return dray_err_set(&m->err, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "extents end at %llu, their allocation has %llu bytes",
 				    (unsigned long long)p->bytes, (unsigned long long)bytes);
-	/* what fails here costs RDMA its direct way, and nothing else */
+	/* without a DMA-BUF RDMA devices cannot reach it, and all else works */
 	if (m->want_dmabufs) {
 		ret = g->ops->export_dmabuf(m->imports[i], 0, (p->bytes + PAGE - 1) / PAGE * PAGE,
 					    NULL);
@@ -157,7 +152,7 @@ static void open_run(struct dray_job *j)
 	for (unsigned i = 0; i < m->n && m->error >= 0; i++)
 		m->error = import(m, i);
 	if (m->error < 0)
-		give_back(m);
+		release(m);
 }
 
 static void refuse(struct gpu_memory *m, int error, const struct dray_err *err)
@@ -190,7 +185,7 @@ static void open_done(struct dray_job *j)
 	struct gpu_device *d = m->device;
 	bool failed = m->error < 0;
 
-	/* the device may have been lost meanwhile, by somebody else's work */
+	/* another job may have found the device lost meanwhile */
 	if (m->error == -EIO)
 		gpu_device_lost(d, m->err.msg[0] ? m->err.msg : "a handle could not be opened");
 	if (failed)
@@ -231,7 +226,7 @@ static int check_kinds(const struct gpu_memory *m, struct dray_err *reterr)
 	return 0;
 }
 
-/* As far as it goes now. Below 0: refused, with reterr. */
+/* The next step towards MEMORY_OPENING. 0, or -errno with reterr: refused. */
 static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 {
 	struct gpus *g = m->gpus;
@@ -257,29 +252,29 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 	return 0;
 }
 
-/* The next of those that wait; who is told may begin or end others meanwhile. d: NULL for any. */
-static struct gpu_memory *next_due(struct gpus *g, const struct gpu_device *d)
+/* The callbacks may open or close other memory, so the list is searched again after each. d: NULL for any device. */
+static struct gpu_memory *next_pending(struct gpus *g, const struct gpu_device *d)
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		if (m->due && m->state == MEMORY_WAITING && (!d || m->device == d)) {
-			m->due = false;
+		if (m->pending && m->state == MEMORY_WAITING && (!d || m->device == d)) {
+			m->pending = false;
 			return m;
 		}
 	return NULL;
 }
 
-static void all_due(struct gpus *g)
+static void mark_pending(struct gpus *g)
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		m->due = !m->cancelled;
+		m->pending = !m->cancelled;
 }
 
 void memories_step(struct gpus *g, const struct dray_err *why)
 {
 	struct gpu_memory *m;
 
-	all_due(g);
-	while ((m = next_due(g, NULL))) {
+	mark_pending(g);
+	while ((m = next_pending(g, NULL))) {
 		struct dray_err err = DRAY_ERR_NULL;
 		int ret = why ? -EOPNOTSUPP : memory_step(m, &err);
 
@@ -293,8 +288,8 @@ void memories_refuse(struct gpu_device *d, const struct dray_err *why)
 	struct dray_err err = *why;
 	struct gpu_memory *m;
 
-	all_due(d->gpus);
-	while ((m = next_due(d->gpus, d)))
+	mark_pending(d->gpus);
+	while ((m = next_pending(d->gpus, d)))
 		refuse(m, d->error, &err);
 }
 
@@ -338,7 +333,7 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 	m = memory_new(g, device, parts, n);
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-				    "no memory for GPU memory's handles");
+				    "no memory for the handles of GPU memory");
 	m->write = write;
 	m->want_dmabufs = g->cfg->rdma.enable;
 	m->done = done;
@@ -349,7 +344,7 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 		m->parts[i].fd = ret = fcntl(parts[i].fd, F_DUPFD_CLOEXEC, 3);
 		if (ret < 0)
 			ret = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-					   "a handle's descriptor cannot be kept: %s",
+					   "the descriptor of a handle cannot be duplicated: %s",
 					   dray_errno_text(errno));
 	}
 	if (ret >= 0)
@@ -376,16 +371,15 @@ void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
 	}
 }
 
-const int *gpu_memory_dmabufs(const struct gpu_memory *m, unsigned *ret_n)
+const int *gpu_memory_dmabufs(const struct gpu_memory *m)
 {
-	*ret_n = m->n;
 	return m->dmabufs;
 }
 
-void memories_give_back(struct gpus *g)
+void memories_release(struct gpus *g)
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
-		give_back(m);
+		release(m);
 }
 
 void memories_free(struct gpus *g)

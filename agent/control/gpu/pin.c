@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory of regions, pinned so that GPUs reach it. Pages are pinned once, however many regions lie in them: a
- * region whose pages a pin holds shares it, one that is only in part within a pin stays as it is, and its
- * bytes are staged. Pinning begins with the first device that is in use. Pins belong to no device.
+ * Host memory of regions, pinned so that GPUs reach it. Pages are pinned once: a region whose pages lie in a pin shares it;
+ * a region that lies in a pin only in part stays unpinned, and its bytes are staged. Pinning begins with the first device
+ * in use. Pins belong to no device.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,10 +18,10 @@ struct pin {
 	uintptr_t base;
 	uint64_t bytes;
 	bool write;
-	uint32_t refs; /* regions; 0: it is going */
+	uint32_t refs; /* regions; 0: being unpinned */
 	enum { PIN_MAKING, PIN_MADE, PIN_FAILED, PIN_DROPPING } state;
 	bool made; /* by the job */
-	bool held; /* to be dropped when devices are settled */
+	bool held; /* unpinned after gpu_copies_ended() */
 	struct dray_err err;
 	struct dray_job job;
 };
@@ -33,12 +33,10 @@ struct host_region {
 	struct pin **pins; /* NULL: not pinned */
 	uint32_t n_pins;
 	bool told, removing;
-	bool held; /* to be ended when devices are settled, whoever shares its pins */
+	bool held; /* removed after gpu_copies_ended(), even if other regions share its pins */
 	void (*done)(void *arg);
 	void *arg;
 };
-
-/* --- pins ------------------------------------------------------------------------------------------- */
 
 static void check_removing(struct gpus *g);
 
@@ -68,12 +66,12 @@ static void unpin_done(struct dray_job *j)
 
 static void pin_drop(struct pin *p)
 {
-	p->held = p->made && !gpu_devices_settled(p->gpus, NULL);
+	p->held = p->made && !gpu_copies_ended(p->gpus, NULL);
 	if (!p->held)
 		dray_jobs_add(p->gpus->pinner, &p->job, unpin_run, unpin_done);
 }
 
-void pins_settled(struct gpus *g)
+void pins_drop_held(struct gpus *g)
 {
 	dray_list_for_each(&g->pins, p, struct pin, link)
 		if (p->held)
@@ -83,7 +81,7 @@ void pins_settled(struct gpus *g)
 	check_removing(g);
 }
 
-/* One that is being made is dropped when it is. */
+/* A pin under construction is dropped at its end. */
 static void pin_unref(struct pin *p)
 {
 	if (--p->refs || p->state == PIN_MAKING)
@@ -103,7 +101,7 @@ static void region_unpin(struct host_region *r)
 	r->n_pins = 0;
 }
 
-static bool has(const struct host_region *r, const struct pin *p)
+static bool uses(const struct host_region *r, const struct pin *p)
 {
 	for (uint32_t i = 0; i < r->n_pins; i++)
 		if (r->pins[i] == p)
@@ -142,20 +140,21 @@ static void pin_done(struct dray_job *j)
 	if (p->made)
 		g->pinned_bytes += p->bytes;
 	if (!p->refs) {
-		/* as if its last user had gone just now */
+		/* its last region was removed meanwhile */
 		p->refs = 1;
 		pin_unref(p);
 		return;
 	}
 	dray_list_for_each(&g->host_regions, r, struct host_region, link) {
-		if (!has(r, p))
+		if (!uses(r, p))
 			continue;
 		if (p->made) {
 			tell(r);
 			continue;
 		}
-		log_limited(DRAY_LOG_INFO, AREA, "not pinned, its bytes are staged: %s region=%llx",
-			    p->err.code ? p->err.msg : "the driver does not say why",
+		log_limited(DRAY_LOG_INFO, AREA,
+			    "the region is not pinned, its bytes are staged: %s region=%llx",
+			    p->err.code ? p->err.msg : "the driver gives no reason",
 			    (unsigned long long)r->view->o.handle);
 		region_unpin(r);
 	}
@@ -187,8 +186,6 @@ static struct pin *pin_get(struct gpus *g, uintptr_t base, uint64_t bytes, bool 
 	return p;
 }
 
-/* --- regions ------------------------------------------------------------------------------------------ */
-
 struct pages {
 	uintptr_t base, end;
 };
@@ -197,10 +194,10 @@ static int by_base(const void *a, const void *b)
 {
 	const struct pages *x = a, *y = b;
 
-	return x->base < y->base ? -1 : x->base > y->base;
+	return dray_compare(x->base, y->base);
 }
 
-/* The region's pages, each once. Returns how many ranges. */
+/* The ranges of the region's pages, each page once. Returns their number. */
 static uint32_t pages_of(const struct region_view *v, struct pages *ret)
 {
 	uint32_t n = 0;
@@ -214,7 +211,7 @@ static uint32_t pages_of(const struct region_view *v, struct pages *ret)
 	qsort(ret, v->n_extents, sizeof(*ret), by_base);
 	for (uint32_t i = 0; i < v->n_extents; i++)
 		if (n && ret[i].base < ret[n - 1].end)
-			ret[n - 1].end = ret[i].end > ret[n - 1].end ? ret[i].end : ret[n - 1].end;
+			ret[n - 1].end = dray_max(ret[i].end, ret[n - 1].end);
 		else
 			ret[n++] = ret[i];
 	return n;
@@ -235,8 +232,8 @@ static void region_pin(struct host_region *r)
 			r->pins[r->n_pins++] = p;
 		else {
 			log_debug(AREA,
-				  "not pinned, its bytes are staged: its pages are pinned in part "
-				  "for others region=%llx",
+				  "the region is not pinned, its bytes are staged: other regions "
+				  "have pinned a part of its pages region=%llx",
 				  (unsigned long long)v->o.handle);
 			region_unpin(r);
 		}
@@ -271,8 +268,8 @@ void gpus_region_added(struct gpus *g, const struct region_view *view)
 		region_pin(r);
 }
 
-/* Pages of it are on their way to be unpinned, or are being pinned although nobody wants them any more. */
-static bool going(const struct host_region *r)
+/* Some of its pages are being unpinned, or pinned for no region any more. */
+static bool is_pinned(const struct host_region *r)
 {
 	dray_list_for_each(&r->gpus->pins, p, struct pin, link) {
 		if (p->refs)
@@ -297,20 +294,20 @@ static void region_end(struct host_region *r)
 	done(arg);
 }
 
-static struct host_region *next_ended(struct gpus *g)
+static struct host_region *next_removable(struct gpus *g)
 {
 	dray_list_for_each(&g->host_regions, r, struct host_region, link)
-		if (r->removing && !r->held && !going(r))
+		if (r->removing && !r->held && !is_pinned(r))
 			return r;
 	return NULL;
 }
 
-/* Whoever is told may remove others meanwhile. */
+/* done() may remove other regions, so the list is searched again after each. */
 static void check_removing(struct gpus *g)
 {
 	struct host_region *r;
 
-	while ((r = next_ended(g)))
+	while ((r = next_removable(g)))
 		region_end(r);
 }
 
@@ -323,16 +320,16 @@ void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *
 		r->removing = true;
 		r->done = done;
 		r->arg = done_arg;
-		r->held = r->told && !gpu_devices_settled(g, NULL);
+		r->held = r->told && !gpu_copies_ended(g, NULL);
 		region_unpin(r);
-		if (!r->held && !going(r))
+		if (!r->held && !is_pinned(r))
 			region_end(r);
 		return;
 	}
 	done(done_arg);
 }
 
-void pins_give_back(struct gpus *g)
+void pins_release(struct gpus *g)
 {
 	dray_list_for_each(&g->pins, p, struct pin, link)
 		unpin_run(&p->job);

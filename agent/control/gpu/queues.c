@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a device has for each worker: queues of both classes, room for their pieces; and the workers' staging memory. */
+/* For each worker: the queues of a device and room for their pieces, and staging memory. */
 #include <errno.h>
 
 #include "agent/control/gpu/internal.h"
 
-static uint32_t peers_of(const struct gpu_device *d)
+static uint32_t peer_mask(const struct gpu_device *d)
 {
 	const struct gpus *g = d->gpus;
 	uint32_t mask = 1u << d->index;
@@ -45,7 +45,7 @@ int queues_make(struct gpu_device *d, struct dray_err *reterr)
 					  .plugin = g->plugin,
 					  .device = d->index,
 					  .rdma_ordered = d->info.rdma_ordered,
-					  .peers = peers_of(d),
+					  .peers = peer_mask(d),
 					  .n_pieces = QUEUE_PIECES };
 		for (unsigned class = 0; class < CLASSES && ret >= 0; class ++)
 			ret = queue_make(d, q, class, reterr);
@@ -79,7 +79,7 @@ void staging_make(struct gpus *g, struct dray_err *reterr)
 		struct gpu_staging *s = &g->staging[w];
 		void *base = NULL;
 
-		/* without it lists are copied to the room of their queue */
+		/* without it the lists are copied into the room of their queue */
 		g->ops->host_alloc(g->plugin, GPU_LISTS_BYTES, &g->lists[w], &lists_err);
 		if (g->ops->host_alloc(g->plugin, (uint64_t)g->cfg->gpu.staging, &base, reterr) < 0)
 			continue;

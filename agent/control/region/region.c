@@ -206,7 +206,6 @@ static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 	struct region *region = arg;
 	void (*added)(void *arg, const struct dray_err *err) = region->added;
 	void *added_arg = region->added_arg;
-	unsigned n;
 
 	if (err) {
 		handle_del(region);
@@ -214,7 +213,7 @@ static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
 	} else {
 		region->gpu_memory = memory;
 		region->opening = false;
-		extents_opened(&region->extents, device, parts, gpu_memory_dmabufs(memory, &n));
+		extents_opened(&region->extents, device, parts, gpu_memory_dmabufs(memory));
 		region_begin(region);
 	}
 	added(added_arg, err);
@@ -337,8 +336,6 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	region = NULL;
 	return 0;
 }
-
-/* --- end ------------------------------------------------------------------------------------------ */
 
 /* Nothing of it is left but who waits to hear of that. */
 static void region_finish(struct region *region)
