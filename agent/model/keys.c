@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "lib/assert.h"
+#include "lib/cleanup.h"
 
 struct rail_keys *rail_keys_new(uint32_t n)
 {
@@ -20,18 +20,15 @@ static int by_offset(const void *a, const void *b)
 {
 	const struct rail_key *x = a, *y = b;
 
-	if (x->rail != y->rail)
-		return x->rail < y->rail ? -1 : 1;
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
+	return x->rail != y->rail ? dray_compare(x->rail, y->rail) :
+				    dray_compare(x->offset, y->offset);
 }
 
 static int by_base(const void *a, const void *b)
 {
 	const struct rail_key *x = a, *y = b;
 
-	if (x->rail != y->rail)
-		return x->rail < y->rail ? -1 : 1;
-	return x->base < y->base ? -1 : x->base > y->base;
+	return x->rail != y->rail ? dray_compare(x->rail, y->rail) : dray_compare(x->base, y->base);
 }
 
 void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)
@@ -68,7 +65,7 @@ struct rail_keys *rail_keys_unref(struct rail_keys *k)
 	void (*gone)(void *arg);
 	void *arg;
 
-	/* release: our uses come before the end; acquire: the end comes after everybody's */
+	/* release: our uses come before gone(); acquire: gone() comes after all uses */
 	if (!k || atomic_fetch_sub_explicit(&k->refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
 	gone = k->gone;
@@ -83,7 +80,7 @@ const struct rail_key *rail_keys_find(const struct rail_keys *k, uint32_t rail, 
 {
 	uint32_t lo = 0, hi = k->n;
 
-	/* the last piece of the rail that does not begin behind `at` */
+	/* the last piece of the rail that begins at `at` or before */
 	while (lo < hi) {
 		uint32_t mid = lo + (hi - lo) / 2;
 		const struct rail_key *p = &k->v[mid];

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a data worker knows of a region, a remote and a grant: immutable views. The control thread
- * makes them, publishes them to every worker, and frees them after every worker has said that it
- * dropped them; so a worker reads them without locks.
+ * Immutable views of regions, remotes and grants. The control thread makes them, publishes them to every worker, and frees
+ * them when every worker has dropped them; so workers read them without locks.
  */
 #ifndef DRAY_AGENT_MODEL_VIEW_H
 #define DRAY_AGENT_MODEL_VIEW_H
@@ -17,25 +16,25 @@ enum object_kind { OBJECT_REGION, OBJECT_REMOTE, OBJECT_GRANT, OBJECT_KIND_N };
 struct extent_view {
 	uint64_t start;  /* offset of its first byte in the region */
 	uint64_t length; /* bytes */
-	uint8_t *base;   /* first byte, for those that can reach it (enum region_memory) */
-	int node;        /* NUMA node of a page in its middle, where nodes_known; -1: not known */
+	uint8_t *base;   /* address of the first byte, for the devices of enum region_memory */
+	int node;        /* NUMA node of a page in its middle, if nodes_known; -1: unknown */
 };
 
 /* Head of every view. */
 struct object_view {
 	enum object_kind kind;
 	dray_handle handle;
-	dray_handle group;   /* regions, remotes: group that may use it; grants: 0 */
-	dray_handle session; /* regions, remotes: who made it */
+	dray_handle group;   /* regions, remotes: the group that may use it; grants: 0 */
+	dray_handle session; /* regions, remotes: the session that made it */
 	uint64_t length;     /* bytes */
 	uint16_t access;     /* DMSG_ACCESS_* */
 };
 
-/* Who can reach the bytes at an extent's `base`. */
+/* The processors and devices that can reach the bytes at an extent's `base`. */
 enum region_memory {
-	REGION_HOST, /* CPUs: it is mapped here */
-	REGION_RDMA, /* RDMA devices alone: an address that means something to their registration (kind dmabuf) */
-	REGION_GPU, /* the GPU it lies on and its peers; RDMA devices where it is registered too */
+	REGION_HOST, /* CPUs: the agent has mapped it */
+	REGION_RDMA, /* only RDMA devices, by their registration (kind dmabuf) */
+	REGION_GPU,  /* its GPU and the peers of this, and RDMA devices that have registered it */
 };
 
 struct region_view {
@@ -48,9 +47,9 @@ struct region_view {
 	struct extent_view extents[];
 };
 
-/* Where an extent of device memory lies, for RDMA devices. */
+/* The DMA-BUF of an extent of device memory. */
 struct region_dmabuf {
-	int fd; /* a DMA-BUF; -1: there is none */
+	int fd; /* -1: none */
 	uint64_t offset;
 };
 
@@ -58,13 +57,13 @@ struct region_dmabuf {
 struct remote_view {
 	struct object_view o;
 	bool is_local;
-	dray_handle region; /* local: region of this agent */
-	uint64_t offset;    /* local: start of the range in it */
-	dray_handle peer;   /* else: peer, and its handle for our import */
+	dray_handle region; /* local: the region */
+	uint64_t offset;    /* local: start of the range in the region */
+	dray_handle peer;   /* else: the peer, and its handle of the grant */
 	uint64_t grant;
 };
 
-/* What a peer may do here: frames name it. */
+/* A range of a region that a peer has imported; its frames name the handle. */
 struct grant_view {
 	struct object_view o;
 	dray_handle peer;
@@ -73,8 +72,8 @@ struct grant_view {
 };
 
 /*
- * Index of the extent that holds `offset` (which lies inside the region). Binary search whose steps depend on no branch, since
- * pages lie anywhere.
+ * Index of the extent that holds `offset`, which lies inside the region. The binary search has no branches, since these
+ * would be unpredictable.
  */
 static inline uint32_t region_view_find(const struct region_view *r, uint64_t offset)
 {

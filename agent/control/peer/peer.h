@@ -8,7 +8,7 @@
 
 #include <systemd/sd-event.h>
 
-#include "agent/control/region/grant.h"
+#include "agent/control/region/region.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
 #include "schema/gen/config.h"

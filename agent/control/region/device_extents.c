@@ -53,20 +53,20 @@ static int buffer_take(struct extent_buffer *b, struct file_id *id, int fd, unsi
 	bytes = lseek(fd, 0, SEEK_END);
 	if (bytes <= 0 || fstat(fd, &st) < 0)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_KIND,
-				    "descriptor %u is a DMA-BUF that does not tell its size",
-				    index);
+				    "descriptor %u is a DMA-BUF of unknown size", index);
 	*id = (struct file_id){ st.st_dev, st.st_ino };
 	b->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (b->fd < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-				    "a region's descriptor cannot be kept: %s",
+				    "the descriptor of a region cannot be duplicated: %s",
 				    dray_errno_text(errno));
 	b->base = mmap(NULL, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		       -1, 0);
 	if (b->base == MAP_FAILED) {
 		b->base = NULL;
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-				    "no addresses for a DMA-BUF of %lld bytes", (long long)bytes);
+				    "no address space for a DMA-BUF of %lld bytes",
+				    (long long)bytes);
 	}
 	b->bytes = (uint64_t)bytes;
 	return 0;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/region/grant.h"
+#include "agent/control/region/region.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "agent/control/region/internal.h"
-#include "agent/control/region/region.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -54,7 +53,7 @@ void grant_detach(struct grant *g)
 	g->token = NULL;
 }
 
-/* Frees it once both sides have let go, and then what has waited for that. */
+/* Frees it when both sides have released it, then its token and region if they wait for that. */
 static void grant_check(struct grant *g)
 {
 	struct token *t = g->token;
@@ -137,7 +136,8 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	if (grants_count(r, peer) >= max)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "the owner holds %" PRIu32
-				    " grants for this agent (limits.grants_per_peer)",
+				    " grants for this agent; release some, or raise the owner's "
+				    "limits.grants_per_peer",
 				    max);
 	g = grant_new(t, peer);
 	if (!g)
@@ -158,7 +158,7 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	return 0;
 }
 
-/* A release that crosses a fence says the same as its acknowledgement. */
+/* A release that crosses a fence counts as its acknowledgement. */
 void grant_release(struct regions *r, dray_handle peer, dray_handle handle)
 {
 	struct grant *g = grant_get(r, peer, handle);
@@ -186,7 +186,7 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 
 	if (!p)
 		return;
-	p->n++; /* the last grant would take it along */
+	p->n++; /* keeps p until the end of the loop */
 	dray_list_for_each(&p->grants, g, struct grant, peer_link) {
 		grant_end(g, false, false);
 		g->fenced = true;

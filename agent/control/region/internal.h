@@ -14,10 +14,10 @@
 #define CAPABILITY_BYTES 16
 #define NAME_BYTES 65
 
-/* Why the last dead tokens died, so that whoever comes with one is told. */
-#define GRAVES 1024
+/* The last tokens that ended, and why, for a precise error to their importers. */
+#define DEAD_TOKENS 1024
 
-struct grave {
+struct dead_token {
 	dray_handle token;
 	uint8_t capability[CAPABILITY_BYTES];
 	uint32_t code;
@@ -36,12 +36,12 @@ struct regions {
 	struct dray_list peers; /* of struct grant_peer */
 	struct mappings mappings;
 	struct dray_jobs *closer;         /* of memory files */
-	struct dray_jobs *unknown_closer; /* of anything else */
+	struct dray_jobs *unknown_closer; /* of other files, whose close may hang */
 	uint64_t bytes, pool_bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;
-	struct grave *graves; /* ring, made with the first */
-	uint32_t grave_at;
+	struct dead_token *dead; /* ring, allocated for the first one */
+	uint32_t dead_at;
 };
 
 struct region {
@@ -50,27 +50,27 @@ struct region {
 	uint32_t *session_tokens;
 	char name[NAME_BYTES];
 	enum dmsg_kind kind;
-	uint32_t n_extents; /* as they were given */
+	uint32_t n_extents; /* of the request */
 	uint64_t pool_bytes;
 	struct extents extents;
 	struct dray_list tokens, revocations;
 	uint32_t n_tokens;
 	uint32_t serving;  /* grants that workers may still serve */
-	uint32_t barriers; /* under way */
+	uint32_t barriers; /* in flight */
 	struct gpu_memory *gpu_memory;
-	bool opening; /* added() is owed */
+	bool opening; /* added() is pending */
 	bool ending, urgent;
 	bool dropped; /* by every worker */
-	bool leaving; /* only devices may still know it */
-	bool ended;   /* its memory is gone */
+	bool leaving; /* only devices may still use it */
+	bool ended;   /* its memory is released */
 	void (*added)(void *arg, const struct dray_err *err);
 	void *added_arg;
-	struct dray_err refused; /* it ends for this */
+	struct dray_err refused; /* why it ends before added() */
 	void (*done)(void *arg); /* it is being removed */
 	void *arg;
 };
 
-/* A REGION_REVOKE that waits. It counts the tokens whose end began with it or before. */
+/* A pending REGION_REVOKE. It waits for the tokens whose end began with it or before. */
 struct revocation {
 	struct dray_list link;
 	uint64_t number;
@@ -91,11 +91,11 @@ struct token {
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
-	struct dray_list grants, locals;
+	struct dray_list grants, local_imports;
 };
 
-/* A remote within this agent, made from a token. */
-struct local_tie {
+/* A remote of this agent that imported a token. */
+struct local_import {
 	struct dray_list link;
 	dray_handle remote;
 };
@@ -107,8 +107,8 @@ struct grant_peer {
 };
 
 /*
- * A grant ends when every worker dropped it and the peer cannot use it any more. After an urgent
- * end it outlives its token.
+ * A grant ends when every worker has dropped it and the peer cannot use it any more. After an urgent end of its region it
+ * outlives its token.
  */
 struct grant {
 	struct dray_list token_link, peer_link;
@@ -119,7 +119,7 @@ struct grant {
 	struct revocation *revocation;
 	struct grant_view view;
 	bool ending, dropped, fenced;
-	bool exposed; /* to devices, which no worker here can keep from it */
+	bool exposed; /* the peer has RDMA keys, which bypass the workers */
 };
 
 static inline const struct region_view *region_view_of(const struct region *r)
@@ -127,41 +127,40 @@ static inline const struct region_view *region_view_of(const struct region *r)
 	return r->extents.view;
 }
 
-/* It may be exported and written to. */
+/* It may be exported and used. */
 static inline bool region_is_live(const struct region *r)
 {
 	return !r->opening && !r->ending && !r->done;
 }
 
 /*
- * region.c: after anything that may have been the last thing a removal waited for; may free the
- * region.
+ * region.c: continues a removal after a step that it may have waited for; may free the region.
  */
 void region_check(struct region *r);
 
 /* token.c */
 
-/* Whoever names it so may import it: the checks of both kinds of import. NULL with reterr. */
+/* Checks an import, local or by a peer. NULL with reterr. */
 struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
 			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
-/* After its last grant or tie may have gone: frees it where its time is over. */
+/* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
 void tokens_expire(struct regions *r);
-/* Begins to end one token, or all (only: NULL). Returns how many. */
+/* Begins to end one token, or all (only: NULL). Returns their number. */
 uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation);
-/* The region's memory goes without waiting for importers: cuts what ties are left. */
+/* Detaches the remaining importers: the region does not wait for them. */
 void tokens_abandon(struct region *region);
 void revocation_step(struct revocation *v);
 
 /* grant.c */
 
 void grant_end(struct grant *g, bool fence, bool urgent);
-/* Takes it off its token, which it outlives. */
+/* Removes it from its token, which it outlives. */
 void grant_detach(struct grant *g);
 /*
- * An unpublished grant that is dropped: its end comes when the workers have seen all that went
- * before. Then the revocation is stepped. 0 or -ENOMEM.
+ * Drops an unpublished grant. Its end proves that the workers have handled all earlier commands; then the revocation is
+ * stepped. 0 or -ENOMEM.
  */
 int grant_barrier(struct region *region, struct revocation *v);
 

@@ -34,10 +34,9 @@ static struct mapping *find(struct mappings *ms, const struct mapping_key *key, 
 }
 
 /*
- * A mapping of a descriptor that was opened for reading cannot be guarded, the kernel wants the
- * file to be writable by it. Whoever holds the file's other descriptor could then punch holes and
- * have the agent pay for the pages that its reads bring back. So the file is opened a second time
- * where its mode allows that; it is mapped for reading all the same.
+ * A mapping by a read-only descriptor cannot be guarded: the kernel requires a writable file. A client with a writable
+ * descriptor could then punch holes, and the agent would pay for the pages that its reads bring back. So the file is opened
+ * for writing if its mode allows that, and still mapped for reading.
  */
 static int reopen_writable(int fd)
 {
@@ -118,7 +117,7 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (m->fd < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-				    "a region's descriptor cannot be kept: %s",
+				    "the descriptor of a region cannot be duplicated: %s",
 				    dray_errno_text(errno));
 	if (!map_guarded(m))
 		return map_error(reterr, errno, bytes);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mappings of client files, shared between the extents and regions that lie in the same file and
- * are mapped with the same access. A mapping covers the whole file as large as it was. The agent
- * never populates one. Control thread only.
+ * Mappings of client files, shared by the extents and regions in the same file with the same access. A mapping covers the
+ * whole file. The agent never populates it. Control thread only.
  */
 #ifndef DRAY_AGENT_CONTROL_REGION_MAPPING_H
 #define DRAY_AGENT_CONTROL_REGION_MAPPING_H
@@ -27,9 +26,8 @@ struct mapping_key {
 	struct file_id file;
 	bool writable;
 	/*
-	 * Inode numbers of huge-page files are 32 bits from a counter that wraps, so they prove
-	 * nothing between strangers: those mappings are shared within one session only. 0 for
-	 * other files.
+	 * The session, for huge-page files: their inode numbers are 32 bits of a counter that wraps, so they do not identify a
+	 * file of another session. 0 for other files.
 	 */
 	uint64_t owner;
 };
@@ -47,14 +45,11 @@ struct mapping {
 
 void mappings_init(struct mappings *ms, struct dray_jobs *closer);
 
-/*
- * Mapping of at least `bytes` of the file, its whole size, with one reference for the caller. The
- * descriptor is duplicated, not consumed.
- */
+/* A mapping of `bytes`, the size of the file, or more; one reference. The descriptor is duplicated, not consumed. */
 int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint64_t bytes,
 		struct mapping **ret, struct dray_err *reterr);
 
-/* Unmapped by the closer after the last. Returns NULL. */
+/* The closer unmaps it after the last reference. Returns NULL. */
 struct mapping *mapping_unref(struct mapping *m);
 
 #endif

@@ -58,7 +58,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	return 0;
 }
 
-/* Regions are gone by now, unless the agent ends in a hurry, after its workers. */
+/* Regions are left only if the agent ends without a drain, after its workers. */
 struct regions *regions_free(struct regions *r)
 {
 	struct region *region;
@@ -70,8 +70,8 @@ struct regions *regions_free(struct regions *r)
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		free(g);
 	for (uint32_t at = 0; (t = dray_handles_next(&r->tokens, &at, NULL));) {
-		dray_list_for_each(&t->locals, tie, struct local_tie, link)
-			free(tie);
+		dray_list_for_each(&t->local_imports, import, struct local_import, link)
+			free(import);
 		free(t);
 	}
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
@@ -86,7 +86,7 @@ struct regions *regions_free(struct regions *r)
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->tokens);
 	dray_handles_deinit(&r->grants);
-	free(r->graves);
+	free(r->dead);
 	dray_heap_deinit(&r->expiry);
 	free(r);
 	return NULL;
@@ -121,12 +121,13 @@ static int check_request(struct regions *r, const struct dmsg_region_add *m, uns
 				    "the agent is draining and takes no new regions");
 	if (!m->access)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "access is neither read nor write");
+				    "access is neither read nor write; set at least one");
 	e = extents_length(m, &length, reterr);
 	if (e < 0)
 		return e;
 	if (m->flags & DMSG_REGION_FLAG_HUGE && !is_pool(m))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "flag huge is for pools");
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "flag huge is for pools; leave it out");
 	if (is_pool(m) && n_fds)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
 				    "a pool takes no descriptors");
@@ -137,7 +138,7 @@ static int map_extents(struct region *region, const struct region_spec *spec,
 		       struct dray_err *reterr)
 {
 	struct regions *r = region->regions;
-	/* a reload may have lowered it */
+	/* a reload may have lowered the limit below the use */
 	uint64_t limit = (uint64_t)r->cfg->limits.pool_bytes;
 	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
 
@@ -157,7 +158,8 @@ static int handle_new(struct region *region, const struct region_owner *owner,
 
 	if (e < 0)
 		return dray_err_set(reterr, e, e == -ENOSPC ? DRAY_E_QUOTA : DRAY_E_NO_MEMORY,
-				    "the agent has %" PRIu32 " regions (limits.regions)",
+				    "the agent has %" PRIu32
+				    " regions; remove some, or raise limits.regions",
 				    r->regions.count);
 	o->kind = OBJECT_REGION;
 	o->handle = region->handle;
@@ -177,7 +179,7 @@ static void handle_del(struct region *region)
 	r->pool_bytes -= region->pool_bytes;
 }
 
-/* Workers and devices learn of it. */
+/* Publishes it to workers and devices. */
 static void region_begin(struct region *region)
 {
 	struct regions *r = region->regions;
@@ -337,7 +339,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	return 0;
 }
 
-/* Nothing of it is left but who waits to hear of that. */
+/* The memory is released: only the pending reply remains. */
 static void region_finish(struct region *region)
 {
 	void (*added)(void *arg, const struct dray_err *err) = region->added;
@@ -355,8 +357,8 @@ static void region_finish(struct region *region)
 		added(added_arg, &refused);
 }
 
-/* Order of the two: memory goes first, so that whoever hears of the end finds it gone. */
-static void region_gone(void *of)
+/* The memory is released before the reply. */
+static void memory_released(void *of)
 {
 	struct region *region = of;
 
@@ -367,21 +369,21 @@ static void region_gone(void *of)
 		region_finish(region);
 }
 
-/* RDMA devices have let go of it; GPUs do now. */
+/* RDMA devices have released it; GPUs follow. */
 static void handle_deregistered(void *of)
 {
 	struct region *region = of;
 	struct gpus *gpus = region->regions->gpus;
 
 	if (region->gpu_memory)
-		gpu_close(region->gpu_memory, region_gone, region);
+		gpu_close(region->gpu_memory, memory_released, region);
 	else if (gpus && region_view_of(region)->memory == REGION_HOST)
-		gpus_region_removed(gpus, region->handle, region_gone, region);
+		gpus_region_removed(gpus, region->handle, memory_released, region);
 	else
-		region_gone(region);
+		memory_released(region);
 }
 
-/* Can a peer's device reach it that has not acknowledged its fence? */
+/* A peer that has not acknowledged its fence may still reach it by an RDMA device. */
 static bool exposed(const struct region *region)
 {
 	dray_list_for_each(&region->tokens, t, struct token, link)
@@ -392,8 +394,8 @@ static bool exposed(const struct region *region)
 }
 
 /*
- * With an urgent end the grants need only be dropped here, which serving counts; what peers still
- * have to acknowledge is theirs to finish.
+ * An urgent end waits only until the workers have dropped the grants (serving), not for the acknowledgements of peers
+ * without RDMA access.
  */
 static void leave(struct region *region)
 {
@@ -422,7 +424,7 @@ static void handle_dropped(void *arg)
 	region_check(region);
 }
 
-/* Nobody uses it any more soon after; what does ends with code. */
+/* Ends all use of it; transfers end with code. */
 static void region_end(struct region *region, uint32_t code, bool urgent)
 {
 	struct regions *r = region->regions;
@@ -447,7 +449,7 @@ int region_gpu(struct regions *r, dray_handle handle)
 	return region && region->gpu_memory ? region_view_of(region)->gpu : -1;
 }
 
-static void handle_hurried(void *arg)
+static void handle_barrier(void *arg)
 {
 	struct region *region = arg;
 
@@ -455,11 +457,8 @@ static void handle_hurried(void *arg)
 	region_check(region);
 }
 
-/*
- * Dropping again what is being dropped makes that urgent; what was dropped before answers at
- * once.
- */
-static void hurry(struct region *region, uint32_t code)
+/* Makes an end under way urgent: a second drop of an object speeds up the first. */
+static void make_urgent(struct region *region, uint32_t code)
 {
 	struct regions *r = region->regions;
 
@@ -472,7 +471,7 @@ static void hurry(struct region *region, uint32_t code)
 				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED,
 					  true, NULL, NULL);
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_REGION, region->handle, code, true, handle_hurried, region);
+	pool_drop(r->pool, OBJECT_REGION, region->handle, code, true, handle_barrier, region);
 }
 
 void region_hurry(struct regions *r, dray_handle handle)
@@ -480,7 +479,7 @@ void region_hurry(struct regions *r, dray_handle handle)
 	struct region *region = dray_handles_get(&r->regions, handle);
 
 	if (region)
-		hurry(region, DRAY_E_SESSION_CLOSED);
+		make_urgent(region, DRAY_E_SESSION_CLOSED);
 }
 
 void regions_gpu_lost(struct regions *r, unsigned device)
@@ -491,7 +490,7 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 		if (!region->gpu_memory || region_view_of(region)->gpu != device)
 			continue;
 		if (region->ending)
-			hurry(region, DRAY_E_GPU_LOST);
+			make_urgent(region, DRAY_E_GPU_LOST);
 		else
 			region_end(region, DRAY_E_GPU_LOST, true);
 	}
@@ -502,7 +501,7 @@ static void handle_cancelled(void *arg)
 	region_finish(arg);
 }
 
-/* One that has ended by itself is forgotten once the workers have answered again: not inside this call. */
+/* A region that ended by itself is removed after another answer of the workers, since done() must not run in this call. */
 int region_remove(struct regions *r, dray_handle handle, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg)
 {
@@ -516,7 +515,7 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 		gpu_open_cancel(r->gpus, region, handle_cancelled);
 	} else if (region->ended) {
 		region->barriers++;
-		pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false, handle_hurried,
+		pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false, handle_barrier,
 			  region);
 	} else if (!region->ending) {
 		region_end(region, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent);

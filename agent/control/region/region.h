@@ -1,24 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions, their tokens, and the grants made from them. The control thread owns all of it;
- * workers see views. Asynchronous ends run their callback exactly once, never inside the call.
+ * Regions, their tokens, and grants: ranges of regions that peers have imported by a token. Control thread only; workers
+ * see views. Every callback runs exactly once, never inside the call, unless its comment says so.
  *
- * A token lives until it is revoked, its region is removed, its time is over, or its single use
- * is over. Expiry and single use limit importing: what was imported before stays usable until it
- * is released or revoked. The owner's clock alone decides (the time in the token is for people).
+ * A token ends when it is revoked, its region is removed, it expires, or its single use is spent. Expiry and single use limit
+ * importing: imports made before stay usable until they are released or revoked. The owner's clock alone decides; the time
+ * in the token is information for people.
  *
- * Ending an export is a fence. For each grant made from the token two things must happen: every
- * worker here stops serving it, and the peer acknowledges (or is lost). For each remote within
- * this agent: every worker stops using it. REVOKE and REMOVE are done when all of that is. An
- * urgent end, of a dead session's region, does not wait for the peers: workers here refuse by
- * themselves, so the memory can go at once, and the grants stay known until their peers have
- * answered.
+ * The end of an export is a fence. For each grant of the token every worker here stops serving it, and the peer acknowledges
+ * or is lost. For each remote of this agent every worker stops using it. REVOKE and REMOVE are answered after all of that.
+ * An urgent end, for the region of a dead session, does not wait for the peers: the workers here refuse their requests, so
+ * the memory is released at once, and the grants stay known until their peers have acknowledged.
  */
 #ifndef DRAY_AGENT_CONTROL_REGION_REGION_H
 #define DRAY_AGENT_CONTROL_REGION_REGION_H
 
 #include "agent/control/gpu/gpus.h"
-#include "agent/control/region/grant.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
 #include "schema/gen/config.h"
@@ -28,25 +25,19 @@
 struct regions;
 
 struct regions_upcalls {
-	/*
-	 * Send FENCE to the peer; ends by grant_fenced() or grants_peer_gone(), not inside the
-	 * call.
-	 */
+	/* Send FENCE to the peer; ends by grant_fenced() or grants_peer_gone(), not inside the call. */
 	void (*fence)(void *arg, dray_handle peer, dray_handle grant, uint32_t code);
-	/*
-	 * A token died: this remote must go; call local_remote_gone() once it is dropped, not
-	 * inside the call.
-	 */
+	/* Drop this remote, since its token has ended; ends by local_remote_gone(), not inside the call. */
 	void (*revoke_local)(void *arg, dray_handle remote, uint32_t code, bool urgent);
 	/*
-	 * The region's memory may be registered with RDMA devices. dmabufs: of each of the view's extents, where that is
-	 * device memory; else NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered().
+	 * Register the region's memory with RDMA devices. dmabufs: of each of the view's extents for device memory; else
+	 * NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered().
 	 */
 	void (*added)(void *arg, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs);
-	/* Nobody uses it: devices let go of it, then done(done_arg), possibly inside the call. */
+	/* Deregister it, then run done(done_arg), possibly inside the call. */
 	void (*removed)(void *arg, dray_handle region, void (*done)(void *arg), void *done_arg);
-	/* All its tokens were revoked, and no importer is left. */
+	/* All its tokens are revoked, and no importer is left. */
 	void (*revoked)(void *arg, dray_handle region);
 };
 
@@ -64,10 +55,8 @@ int regions_new(struct regions **ret, const struct regions_deps *deps);
 struct regions *regions_free(struct regions *r);
 
 /*
- * Who asks: what the region module must know of a session. Quota use is kept by the caller
- * (session), but for tokens, which end by themselves: `tokens` counts the live ones made from the
- * session's regions. It must stay valid while the session has regions; NULL: not counted, no
- * limit.
+ * The session of a request. The caller counts its use of quotas, except for tokens, which may end by themselves: `tokens`
+ * counts the live ones of the session's regions. It must stay valid while the session has regions; NULL: no limit.
  */
 struct region_owner {
 	dray_handle session, group;
@@ -77,9 +66,9 @@ struct region_owner {
 struct region_spec {
 	const struct region_owner *owner;
 	const struct dmsg_region_add *m;
-	const int *fds; /* stay the caller's: the region duplicates what it keeps */
+	const int *fds; /* stay the caller's: the region keeps duplicates */
 	unsigned n_fds;
-	/* Of a pending one: it is usable (err NULL), or gone with what it was refused for. Never inside the call. */
+	/* For a pending region: it is usable (err NULL), or removed with the error. Never inside the call. */
 	void (*added)(void *arg, const struct dray_err *err);
 	void *arg;
 };
@@ -88,71 +77,61 @@ struct region_added {
 	dray_handle region;
 	uint64_t length;
 	int pool_fd;  /* -1, or the memfd of a pool to pass to the client; the region's */
-	bool pending; /* added() comes */
+	bool pending; /* added() follows */
 };
 
 /*
- * Checks and maps the extents. Memory of devices is opened or registered in the background: until added() its handle
- * is good for region_remove() alone, after which added() will not run. Errors as REGION_ADD lists.
+ * Checks and maps the extents. Device memory is opened or registered in the background: until added() its handle is only
+ * good for region_remove(), after which added() does not run. Errors as REGION_ADD lists.
  */
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr);
 
-/* RDMA devices have its memory (usable), or none of them: then why. Not inside `added` of the upcalls. */
+/* An RDMA device has registered its memory (usable), or none can: why. Not inside `added` of the upcalls. */
 void region_registered(struct regions *r, dray_handle region, bool usable, const char *why);
 
-/*
- * A GPU is lost: regions on it end with gpu_lost, and their memory is closed. Their handles stay until they are
- * removed.
- */
+/* A GPU is lost: regions on it end with gpu_lost, and their memory is closed. Their handles stay until region_remove(). */
 void regions_gpu_lost(struct regions *r, unsigned device);
 
-/* GPU that a live region's memory is on; -1: none. */
+/* The GPU of a live region; -1: none. */
 int region_gpu(struct regions *r, dray_handle region);
 
 /*
- * Proof of stop, then unmapped and forgotten, then done(arg). urgent: its session died. -ENOENT
- * if not this session's, or being removed already.
+ * Ends all use of it, releases its memory and forgets it, then runs done(arg). urgent: its session is dead. -ENOENT if it
+ * is not this session's, or is being removed already.
  */
 int region_remove(struct regions *r, dray_handle region, dray_handle session, bool urgent,
 		  void (*done)(void *arg), void *arg);
 
-/* The session of a region that is being removed died: from now on that is urgent. */
+/* The session of a region that is being removed is dead: makes the removal urgent. */
 void region_hurry(struct regions *r, dray_handle region);
 
-/*
- * Closes client descriptors without making the caller wait, and sets them to -1. What is not a
- * memory file may block for ever when it is closed.
- */
+/* Closes client descriptors on other threads, since the close of other files than memfds may hang, and sets them to -1. */
 void regions_close_fds(struct regions *r, int *fds, unsigned n);
 
 /*
- * Any member of the region's group may export it. Binary token into ret_token (DMSG_TOKEN_MAX
- * bytes). segment: what goes in.
+ * Makes a token with this segment, as binary, in ret_token (DMSG_TOKEN_MAX bytes). Any member of the region's group may
+ * export it.
  */
 int region_export(struct regions *r, const struct region_owner *owner,
 		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
 		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr);
 
 /*
- * Any member of the region's group may revoke. token_id 0: all of the region's. done(arg, count)
- * when nobody can use them any more; that includes tokens whose revocation was under way.
+ * Revokes a token, or all of the region (token_id 0). Any member of the region's group may do so. done(arg, count) when
+ * neither these tokens nor those of earlier revocations can be used any more.
  */
-int region_revoke(struct regions *r, dray_handle region, const struct region_owner *who,
+int region_revoke(struct regions *r, dray_handle region, const struct region_owner *owner,
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr);
 
-/*
- * Parses a binary token; checks form only. segment: at least 256 bytes. 0 or -EINVAL with
- * token_invalid.
- */
+/* Parses a binary token, and checks its form only. segment: 256 bytes. 0 or -EINVAL with token_invalid. */
 int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
 		struct dray_err *reterr);
 
 /*
- * Import within this agent: checks like grant_import, ties `remote` (a handle of the session
- * module) to the token, and tells region, offset, length and access. local_remote_gone() ends the
- * tie.
+ * Import by a remote of this agent (a handle of the session module): the same checks as grant_import(). It lasts until
+ * local_remote_gone().
  */
 int token_import_local(struct regions *r, const struct pmsg_token *token, dray_handle remote,
 		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
@@ -173,6 +152,45 @@ struct region_info {
 	uint64_t length;
 	int gpu; /* index of the GPU it lies on; -1: on none */
 };
+
+/*
+ * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Errors: token_invalid,
+ * token_expired, token_used, token_audience, incarnation, revoked, quota, draining.
+ */
+int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_id[16],
+		 uint64_t token_id, dray_handle region, uint64_t incarnation,
+		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
+		 uint16_t *ret_access, struct dray_err *reterr);
+
+/* The peer has released it. Unknown grants, and those of another peer, are ignored. */
+void grant_release(struct regions *r, dray_handle peer, dray_handle grant);
+
+/* The peer has acknowledged the fence (or cannot use the grant any more). */
+void grant_fenced(struct regions *r, dray_handle peer, dray_handle grant);
+
+/* The peer has RDMA keys of the range: an urgent end waits for its acknowledgement, too. */
+void grant_expose(struct regions *r, dray_handle peer, dray_handle grant);
+
+/* Runs fn for each live grant of the region. */
+void grants_of_region(struct regions *r, dray_handle region,
+		      void (*fn)(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
+				 uint64_t length),
+		      void *arg);
+
+/* The range of a live grant of this peer. False if there is none. */
+bool grant_range(struct regions *r, dray_handle peer, dray_handle grant, dray_handle *ret_region,
+		 uint64_t *ret_offset, uint64_t *ret_length);
+
+/* The peer is lost: all its grants end, and their fences count as acknowledged. */
+void grants_peer_gone(struct regions *r, dray_handle peer);
+
+/* The region of a live grant of this peer, which receives its notifications; 0: none. */
+dray_handle grant_region(struct regions *r, dray_handle peer, dray_handle grant);
+
+uint32_t grants_count(struct regions *r, dray_handle peer);
+
+/* Grants of all peers. */
+uint32_t grants_total(struct regions *r);
 
 void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
 		  void *arg);

@@ -13,7 +13,7 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* The segment stands behind the fixed part as a 32-bit length and the text. */
+/* The segment follows the fixed part: a 32-bit length and the text. */
 #define SEGMENT_AT (PMSG_TOKEN_SIZE + 4)
 _Static_assert(SEGMENT_AT + PMSG_TOKEN_SEGMENT_MAX <= DMSG_TOKEN_MAX, "a token fits");
 
@@ -36,7 +36,7 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 	pmsg_token_get(p, &t);
 	length = dray_le_get32(p + PMSG_TOKEN_SIZE);
 	if (t.version != PMSG_TOKEN_VERSION)
-		return malformed(reterr, "has a version that is not known here");
+		return malformed(reterr, "has a version that this agent does not know");
 	if (length > PMSG_TOKEN_SEGMENT_MAX || n != SEGMENT_AT + length)
 		return malformed(reterr, "has a length that does not fit its content");
 	if (!t.access || t.access & ~DMSG_ACCESS_ALL || !t.length ||
@@ -51,26 +51,24 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 	return 0;
 }
 
-/* --- the dead ------------------------------------------------------------------------------- */
-
-static void bury(struct regions *r, const struct token *t, uint32_t code)
+static void remember_dead(struct regions *r, const struct token *t, uint32_t code)
 {
-	struct grave *g;
+	struct dead_token *g;
 
-	if (!r->graves)
-		r->graves = calloc(GRAVES, sizeof(*r->graves));
-	if (!r->graves)
+	if (!r->dead)
+		r->dead = calloc(DEAD_TOKENS, sizeof(*r->dead));
+	if (!r->dead)
 		return;
-	g = &r->graves[r->grave_at++ % GRAVES];
+	g = &r->dead[r->dead_at++ % DEAD_TOKENS];
 	g->token = t->handle;
 	memcpy(g->capability, t->capability, CAPABILITY_BYTES);
 	g->code = code;
 }
 
-static uint32_t grave_code(const struct regions *r, dray_handle token, const uint8_t *capability)
+static uint32_t dead_code(const struct regions *r, dray_handle token, const uint8_t *capability)
 {
-	for (uint32_t i = 0; r->graves && i < GRAVES; i++) {
-		const struct grave *g = &r->graves[i];
+	for (uint32_t i = 0; r->dead && i < DEAD_TOKENS; i++) {
+		const struct dead_token *g = &r->dead[i];
 
 		if (g->token == token &&
 		    !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
@@ -85,7 +83,7 @@ static void token_free(struct token *t, uint32_t code)
 	struct regions *r = region->regions;
 	uint64_t revoked = t->revoked;
 
-	bury(r, t, code);
+	remember_dead(r, t, code);
 	dray_list_del(&t->link);
 	dray_handles_del(&r->tokens, t->handle);
 	dray_heap_del(&r->expiry, &t->expiry);
@@ -112,7 +110,7 @@ static bool spent(const struct token *t)
 
 void token_check(struct token *t)
 {
-	if (!dray_list_empty(&t->grants) || !dray_list_empty(&t->locals))
+	if (!dray_list_empty(&t->grants) || !dray_list_empty(&t->local_imports))
 		return;
 	if (t->revoked)
 		token_free(t, DRAY_E_REVOKED);
@@ -122,7 +120,7 @@ void token_check(struct token *t)
 		token_free(t, DRAY_E_TOKEN_USED);
 }
 
-/* One that is still imported stays until its last importer has gone. */
+/* A token with importers stays until the last one has released it. */
 void tokens_expire(struct regions *r)
 {
 	int64_t now = dray_now().ns;
@@ -134,8 +132,6 @@ void tokens_expire(struct regions *r)
 	}
 }
 
-/* --- export ----------------------------------------------------------------------------------- */
-
 static int check_export(struct regions *r, const struct region *region,
 			const struct dmsg_region_export *m, size_t segment_length,
 			struct dray_err *reterr)
@@ -145,19 +141,21 @@ static int check_export(struct regions *r, const struct region *region,
 
 	if (!m->access || !m->length)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "an export has a length and asks for read or write");
+				    "an export needs a length, and read or write access");
 	if (m->offset > o->length || m->length > o->length - m->offset)
 		return dray_err_set(reterr, -ERANGE, DRAY_E_RANGE,
-				    "%" PRIu64 " bytes at %" PRIu64 " pass the region's %" PRIu64,
+				    "%" PRIu64 " bytes at offset %" PRIu64
+				    " pass the end of the region, which has %" PRIu64,
 				    m->length, m->offset, o->length);
 	if (m->access & ~o->access)
 		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "the region allows %s only, add it with more access",
+				    "the region allows only %s; add it with more access",
 				    o->access & DMSG_ACCESS_READ ? "reading" : "writing");
 	if (segment_length > PMSG_TOKEN_SEGMENT_MAX)
-		return dray_err_set(reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
-				    "this agent's segment is over %d bytes, shorten peer.advertise",
-				    PMSG_TOKEN_SEGMENT_MAX);
+		return dray_err_set(
+			reterr, -ENAMETOOLONG, DRAY_E_UNSUPPORTED,
+			"this agent's segment has more than %d bytes; shorten peer.advertise",
+			PMSG_TOKEN_SEGMENT_MAX);
 	if (region->session_tokens && *region->session_tokens >= max)
 		return dray_err_set(
 			reterr, -ENOSPC, DRAY_E_QUOTA,
@@ -196,7 +194,7 @@ static struct token *token_new(struct region *region, const struct dmsg_region_e
 	t->flags = m->flags;
 	memcpy(t->audience, m->audience, AGENT_ID_BYTES);
 	dray_list_init(&t->grants);
-	dray_list_init(&t->locals);
+	dray_list_init(&t->local_imports);
 	dray_list_add(&region->tokens, &t->link);
 	region->n_tokens++;
 	if (region->session_tokens)
@@ -231,11 +229,11 @@ static uint32_t token_write(const struct token *t, const char *segment, uint32_t
 }
 
 static struct region *region_of_group(struct regions *r, dray_handle handle,
-				      const struct region_owner *who, struct dray_err *reterr)
+				      const struct region_owner *owner, struct dray_err *reterr)
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	if (region && region_is_live(region) && region_view_of(region)->o.group == who->group)
+	if (region && region_is_live(region) && region_view_of(region)->o.group == owner->group)
 		return region;
 	dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 		     "no region %" PRIu64 " in this session's group", handle);
@@ -268,8 +266,6 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	return 0;
 }
 
-/* --- import ----------------------------------------------------------------------------------- */
-
 struct token *token_find(struct regions *r, uint64_t token_id, dray_handle region,
 			 const uint8_t capability[CAPABILITY_BYTES], uint64_t incarnation,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr)
@@ -277,11 +273,11 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 	struct token *t = dray_handles_get(&r->tokens, token_id);
 	uint32_t code = 0;
 
-	/* who lacks the capability learns nothing about the token but that */
+	/* an importer without the capability learns nothing else about the token */
 	if (incarnation != r->incarnation)
 		code = DRAY_E_INCARNATION;
 	else if (!t)
-		code = grave_code(r, token_id, capability);
+		code = dead_code(r, token_id, capability);
 	else if (CRYPTO_memcmp(t->capability, capability, CAPABILITY_BYTES) ||
 		 t->region->handle != region)
 		code = DRAY_E_TOKEN_INVALID;
@@ -307,18 +303,18 @@ int token_import_local(struct regions *r, const struct pmsg_token *token, dray_h
 		       dray_handle *ret_region, uint64_t *ret_offset, uint64_t *ret_length,
 		       uint16_t *ret_access, struct dray_err *reterr)
 {
-	struct local_tie *tie;
+	struct local_import *import;
 	struct token *t;
 
 	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation,
 		       r->agent_id, reterr);
 	if (!t)
 		return -EPERM;
-	tie = calloc(1, sizeof(*tie));
-	if (!tie)
+	import = calloc(1, sizeof(*import));
+	if (!import)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
-	tie->remote = remote;
-	dray_list_add(&t->locals, &tie->link);
+	import->remote = remote;
+	dray_list_add(&t->local_imports, &import->link);
 	t->used = true;
 	*ret_region = t->region->handle;
 	*ret_offset = t->offset;
@@ -335,18 +331,16 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote)
 	if (!t)
 		return;
 	region = t->region;
-	dray_list_for_each(&t->locals, tie, struct local_tie, link) {
-		if (tie->remote != remote)
+	dray_list_for_each(&t->local_imports, import, struct local_import, link) {
+		if (import->remote != remote)
 			continue;
-		dray_list_del(&tie->link);
-		free(tie);
+		dray_list_del(&import->link);
+		free(import);
 		break;
 	}
 	token_check(t);
 	region_check(region);
 }
-
-/* --- revoke ----------------------------------------------------------------------------------- */
 
 uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation)
 {
@@ -360,8 +354,8 @@ uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revoc
 		n++;
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			grant_end(g, true, region->urgent);
-		dray_list_for_each(&t->locals, tie, struct local_tie, link)
-			r->up->revoke_local(r->arg, tie->remote, DRAY_E_REVOKED, region->urgent);
+		dray_list_for_each(&t->local_imports, import, struct local_import, link)
+			r->up->revoke_local(r->arg, import->remote, DRAY_E_REVOKED, region->urgent);
 		token_check(t);
 	}
 	return n;
@@ -372,9 +366,9 @@ void tokens_abandon(struct region *region)
 	dray_list_for_each(&region->tokens, t, struct token, link) {
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			grant_detach(g);
-		dray_list_for_each(&t->locals, tie, struct local_tie, link) {
-			dray_list_del(&tie->link);
-			free(tie);
+		dray_list_for_each(&t->local_imports, import, struct local_import, link) {
+			dray_list_del(&import->link);
+			free(import);
 		}
 		token_check(t);
 	}
@@ -391,11 +385,11 @@ void revocation_step(struct revocation *v)
 	free(v);
 }
 
-int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *who,
+int region_revoke(struct regions *r, dray_handle handle, const struct region_owner *owner,
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,
 		  struct dray_err *reterr)
 {
-	struct region *region = region_of_group(r, handle, who, reterr);
+	struct region *region = region_of_group(r, handle, owner, reterr);
 	struct token *only = NULL;
 	struct revocation *v;
 
@@ -406,13 +400,14 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 		if (!only || only->region != region)
 			return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
 					    "no token %" PRIu64
-					    " of this region; it may be over already",
+					    " of this region; it may have ended already",
 					    token_id);
 	}
 	v = calloc(1, sizeof(*v));
 	if (!v || grant_barrier(region, v) < 0) {
 		free(v);
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to revoke");
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for a revocation");
 	}
 	*v = (struct revocation){ .number = ++r->revocations,
 				  .pending = 1,
@@ -421,7 +416,7 @@ int region_revoke(struct regions *r, dray_handle handle, const struct region_own
 				  .region = region,
 				  .all = !only };
 	v->count = tokens_revoke(region, only, v->number);
-	/* those that ended at once are gone; the others, and those of before, step it as they go */
+	/* the remaining ones, and those of earlier revocations, step it when they end */
 	dray_list_for_each(&region->tokens, t, struct token, link)
 		v->pending += t->revoked != 0;
 	dray_list_add(&region->revocations, &v->link);
