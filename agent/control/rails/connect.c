@@ -76,19 +76,13 @@ static void destroy_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 	struct device *d = q->device;
+	int error = q->error;
 
-	/* the kernel destroys it with the context */
-	if (q->error < 0)
-		log_error(AREA,
-			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
-			  dray_errno_text(q->error), d->name);
 	q->rail->cq_used[q->worker] -= q->depth;
 	q->device = NULL;
 	q->local_dead = true;
 	qp_check(q);
-	d->jobs--;
-	d->qps--;
-	device_check(d);
+	device_qp_gone(d, error);
 }
 
 static void handle_closed(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)

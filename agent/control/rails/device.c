@@ -365,6 +365,18 @@ void device_check(struct device *d)
 	dray_jobs_add(r->slow, &d->job, close_run, close_done);
 }
 
+void device_qp_gone(struct device *d, int error)
+{
+	/* the kernel destroys it with the context */
+	if (error < 0)
+		log_error(AREA,
+			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
+			  dray_errno_text(error), d->name);
+	d->jobs--;
+	d->qps--;
+	device_check(d);
+}
+
 void device_close(struct device *d)
 {
 	struct rails *r = d->rails;

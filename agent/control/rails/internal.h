@@ -245,6 +245,8 @@ static inline bool device_is_open(const struct device *d)
 /* Adds a job that counts as a user of the device; done() decrements d->jobs. */
 void device_job(struct device *d, struct dray_jobs *js, struct dray_job *j,
 		void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
+/* The job that destroys a queue pair of the device has ended; error: its result. */
+void device_qp_gone(struct device *d, int error);
 /* A worker has released the rail's completion queue. */
 void device_rail_gone(struct rail *rail);
 /* At the end of the agent, without jobs and users: closes and frees it. */

@@ -40,20 +40,15 @@ static void destroy_done(struct dray_job *j)
 	struct serving *s = serve_of(j);
 	struct rail_peer *peer = s->peer;
 	struct device *d = s->device;
+	int error = s->error;
 
-	if (s->error < 0)
-		log_error(AREA,
-			  "a queue pair cannot be destroyed before its device closes: %s device=%s",
-			  dray_errno_text(s->error), d->name);
 	if (s->close_request && !peer->down)
 		peers_qp_close_reply(peer->rails->deps.peers, peer->handle, s->close_request);
 	s->rail->serving--;
 	peer->rails->n_serving--;
 	dray_list_del(&s->link);
 	free(s);
-	d->jobs--;
-	d->qps--;
-	device_check(d);
+	device_qp_gone(d, error);
 	if (peer->down)
 		rail_peer_check(peer);
 }
