@@ -271,7 +271,7 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 			 const struct nd_scan *scan)
 {
 	cpu_set_t cpus;
-	int node = placement_of(scan, &a->config->v, i, allowed, &cpus);
+	int node = pinning_node(scan, &a->config->v, i, allowed, &cpus);
 	int ret;
 
 	if (node == a->worker_nodes[i])

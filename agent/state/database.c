@@ -29,7 +29,7 @@
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 
-static const struct store_schema own_schema = { dray_state_migrations, DRAY_STATE_VERSION };
+static const struct database_schema own_schema = { dray_state_migrations, DRAY_STATE_VERSION };
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
@@ -47,7 +47,7 @@ static int refused_by_system(struct dray_err *reterr, const char *doing, int err
 			    err ? dray_errno_text(err) : text);
 }
 
-int store_failed(struct store *s, int code, const char *doing, struct dray_err *reterr)
+int database_failed(struct database *s, int code, const char *doing, struct dray_err *reterr)
 {
 	const char *text = s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(code);
 	int err = s->db ? sqlite3_system_errno(s->db) : 0;
@@ -76,21 +76,21 @@ int store_failed(struct store *s, int code, const char *doing, struct dray_err *
 	case SQLITE_CONSTRAINT:
 	case SQLITE_MISMATCH:
 	case SQLITE_TOOBIG:
-		return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID, "%s", text);
+		return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID, "%s", text);
 	default:
 		return refused_by_system(reterr, doing, err, text);
 	}
 }
 
-int store_run(struct store *s, const char *sql, const char *doing, struct dray_err *reterr)
+int database_run(struct database *s, const char *sql, const char *doing, struct dray_err *reterr)
 {
 	int code = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
 
-	return code == SQLITE_OK ? 0 : store_failed(s, code, doing, reterr);
+	return code == SQLITE_OK ? 0 : database_failed(s, code, doing, reterr);
 }
 
 /* The first column of the first row. */
-static int read_number(struct store *s, const char *sql, int64_t *ret, struct dray_err *reterr)
+static int read_number(struct database *s, const char *sql, int64_t *ret, struct dray_err *reterr)
 {
 	sqlite3_stmt *q = NULL;
 	int code = sqlite3_prepare_v2(s->db, sql, -1, &q, NULL);
@@ -100,7 +100,7 @@ static int read_number(struct store *s, const char *sql, int64_t *ret, struct dr
 	if (code == SQLITE_ROW)
 		*ret = sqlite3_column_int64(q, 0);
 	sqlite3_finalize(q);
-	return code == SQLITE_ROW ? 0 : store_failed(s, code, "reading", reterr);
+	return code == SQLITE_ROW ? 0 : database_failed(s, code, "reading", reterr);
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */
@@ -119,19 +119,19 @@ static bool has_recovery(const char *path)
 }
 
 /* For the agent alone, which sqlite3 would not see to. */
-static int make_file(const char *path, struct store_info *info, struct dray_err *reterr)
+static int make_file(const char *path, struct database_info *info, struct dray_err *reterr)
 {
 	struct stat st;
 	int fd;
 
 	if (stat(path, &st) == 0) {
 		if (!S_ISREG(st.st_mode))
-			return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+			return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID,
 					    "it is not a file");
 		info->created = st.st_size == 0;
 		/* sqlite3 would take it for a new one and write over it */
 		if (st.st_size && st.st_size < HEAD_BYTES && !has_recovery(path))
-			return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+			return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID,
 					    "it is too short for a database");
 		return 0;
 	}
@@ -145,7 +145,7 @@ static int make_file(const char *path, struct store_info *info, struct dray_err 
 	return 0;
 }
 
-static int open_db(struct store *s, const char *name, int flags, struct dray_err *reterr)
+static int open_db(struct database *s, const char *name, int flags, struct dray_err *reterr)
 {
 	int code = sqlite3_open_v2(name, &s->db,
 				   flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_PRIVATECACHE |
@@ -153,7 +153,7 @@ static int open_db(struct store *s, const char *name, int flags, struct dray_err
 				   NULL);
 
 	if (code != SQLITE_OK)
-		return store_failed(s, code, "opening", reterr);
+		return database_failed(s, code, "opening", reterr);
 	sqlite3_db_config(s->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
 	sqlite3_db_config(s->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
 	sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
@@ -161,29 +161,29 @@ static int open_db(struct store *s, const char *name, int flags, struct dray_err
 	sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX);
 	sqlite3_limit(s->db, SQLITE_LIMIT_ATTACHED, 0);
 	/* nothing of the file is read by these */
-	return store_run(s,
-			 "PRAGMA busy_timeout = 0;"
-			 "PRAGMA mmap_size = 0;"
-			 "PRAGMA cell_size_check = ON;"
-			 "PRAGMA foreign_keys = ON;"
-			 "PRAGMA temp_store = MEMORY;"
-			 "PRAGMA locking_mode = EXCLUSIVE;"
-			 "PRAGMA page_size = " TEXT_OF(DRAY_STATE_PAGE_SIZE),
-			 "opening", reterr);
+	return database_run(s,
+			    "PRAGMA busy_timeout = 0;"
+			    "PRAGMA mmap_size = 0;"
+			    "PRAGMA cell_size_check = ON;"
+			    "PRAGMA foreign_keys = ON;"
+			    "PRAGMA temp_store = MEMORY;"
+			    "PRAGMA locking_mode = EXCLUSIVE;"
+			    "PRAGMA page_size = " TEXT_OF(DRAY_STATE_PAGE_SIZE),
+			    "opening", reterr);
 }
 
 /* As bytes that never change: without locks, which a descriptor that only reads cannot have. */
-static int open_to_read(struct store *s, const char *path, struct dray_err *reterr)
+static int open_to_read(struct database *s, const char *path, struct dray_err *reterr)
 {
 	dray_auto_free char *uri = NULL;
 	char *at;
 
 	sqlite3_close(dray_take(s->db));
 	if (has_recovery(path))
-		return store_failed(s, SQLITE_READONLY, "recovering", reterr);
+		return database_failed(s, SQLITE_READONLY, "recovering", reterr);
 	uri = malloc(sizeof("file:?immutable=1") + strlen(path) * 3);
 	if (!uri)
-		return store_failed(s, SQLITE_NOMEM, "opening", reterr);
+		return database_failed(s, SQLITE_NOMEM, "opening", reterr);
 	at = stpncpy(uri, "file:", 6);
 	for (const char *p = path; *p; p++) {
 		if (strchr("%?#", *p))
@@ -195,7 +195,7 @@ static int open_to_read(struct store *s, const char *path, struct dray_err *rete
 	return open_db(s, uri, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, reterr);
 }
 
-static int open_for_what_goes(struct store *s, const char *path, struct store_info *info,
+static int open_for_what_goes(struct database *s, const char *path, struct database_info *info,
 			      struct dray_err *reterr)
 {
 	int r = make_file(path, info, reterr);
@@ -206,7 +206,7 @@ static int open_for_what_goes(struct store *s, const char *path, struct store_in
 	if (r || !sqlite3_db_readonly(s->db, "main"))
 		return r;
 	if (info->created)
-		return store_failed(s, SQLITE_READONLY, "opening", reterr);
+		return database_failed(s, SQLITE_READONLY, "opening", reterr);
 	info->read_only = s->read_only = true;
 	return open_to_read(s, path, reterr);
 }
@@ -215,12 +215,12 @@ static int open_for_what_goes(struct store *s, const char *path, struct store_in
 
 static int not_ours(struct dray_err *reterr)
 {
-	return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID,
+	return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID,
 			    "it is a database of another program");
 }
 
-static int read_version(struct store *s, const struct store_schema *schema, struct store_info *info,
-			struct dray_err *reterr)
+static int read_version(struct database *s, const struct database_schema *schema,
+			struct database_info *info, struct dray_err *reterr)
 {
 	int64_t version = 0, application = 0, objects = 0;
 	int r = read_number(s, "PRAGMA user_version", &version, reterr);
@@ -237,64 +237,64 @@ static int read_version(struct store *s, const struct store_schema *schema, stru
 	    (version && application != DRAY_STATE_APPLICATION_ID))
 		return not_ours(reterr);
 	if (version > schema->version)
-		return dray_err_set(reterr, STORE_E_NEWER, DRAY_E_VERSION,
+		return dray_err_set(reterr, DATABASE_E_NEWER, DRAY_E_VERSION,
 				    "it is of version %" PRId64 ", this release knows %u", version,
 				    schema->version);
 	return 0;
 }
 
-static int migrate(struct store *s, const struct store_schema *schema, unsigned from,
+static int migrate(struct database *s, const struct database_schema *schema, unsigned from,
 		   struct dray_err *reterr)
 {
 	char version[48];
-	int r = store_run(s, "BEGIN IMMEDIATE", "migrating", reterr);
+	int r = database_run(s, "BEGIN IMMEDIATE", "migrating", reterr);
 
 	for (unsigned i = from; !r && i < schema->version; i++)
-		r = store_run(s, schema->migrations[i].text, "migrating", reterr);
+		r = database_run(s, schema->migrations[i].text, "migrating", reterr);
 	snprintf(version, sizeof(version), "PRAGMA user_version = %u", schema->version);
 	if (!r)
-		r = store_run(s, version, "migrating", reterr);
+		r = database_run(s, version, "migrating", reterr);
 	if (!r)
-		r = store_run(s, "PRAGMA application_id = " TEXT_OF(DRAY_STATE_APPLICATION_ID),
-			      "migrating", reterr);
-	return r ? r : store_run(s, "COMMIT", "migrating", reterr);
+		r = database_run(s, "PRAGMA application_id = " TEXT_OF(DRAY_STATE_APPLICATION_ID),
+				 "migrating", reterr);
+	return r ? r : database_run(s, "COMMIT", "migrating", reterr);
 }
 
 /* Files of bounded size: the WAL goes into the database at about 1 MiB, and is cut back to as much. */
-static int set_up_writing(struct store *s, const struct store_schema *schema,
-			  const struct store_info *info, struct dray_err *reterr)
+static int set_up_writing(struct database *s, const struct database_schema *schema,
+			  const struct database_info *info, struct dray_err *reterr)
 {
-	int r = store_run(s,
-			  "PRAGMA journal_mode = WAL;"
-			  "PRAGMA synchronous = NORMAL;"
-			  "PRAGMA wal_autocheckpoint = 64;"
-			  "PRAGMA journal_size_limit = 1048576",
-			  "opening", reterr);
+	int r = database_run(s,
+			     "PRAGMA journal_mode = WAL;"
+			     "PRAGMA synchronous = NORMAL;"
+			     "PRAGMA wal_autocheckpoint = 64;"
+			     "PRAGMA journal_size_limit = 1048576",
+			     "opening", reterr);
 
 	if (r || info->version == schema->version)
 		return r;
 	return migrate(s, schema, info->version, reterr);
 }
 
-static int prepare(struct store *s, struct dray_err *reterr)
+static int prepare(struct database *s, struct dray_err *reterr)
 {
 	for (unsigned i = 0; i < DRAY_STATE_STATEMENT_N; i++) {
 		int code = sqlite3_prepare_v3(s->db, dray_state_statements[i], -1,
 					      SQLITE_PREPARE_PERSISTENT, &s->statements[i], NULL);
 
 		if (code != SQLITE_OK)
-			return store_failed(s, code, "opening", reterr);
+			return database_failed(s, code, "opening", reterr);
 	}
 	return 0;
 }
 
-int store_open(struct store **ret, const char *path, const struct store_schema *schema,
-	       struct store_info *ret_info, struct dray_err *reterr)
+int database_open(struct database **ret, const char *path, const struct database_schema *schema,
+		  struct database_info *ret_info, struct dray_err *reterr)
 {
-	struct store *s = calloc(1, sizeof(*s));
+	struct database *s = calloc(1, sizeof(*s));
 	int r;
 
-	*ret_info = (struct store_info){ .version = 0 };
+	*ret_info = (struct database_info){ .version = 0 };
 	schema = schema ? schema : &own_schema;
 	if (!s)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the state");
@@ -304,18 +304,18 @@ int store_open(struct store **ret, const char *path, const struct store_schema *
 	if (!r && !s->read_only)
 		r = set_up_writing(s, schema, ret_info, reterr);
 	if (!r && s->read_only && ret_info->version != schema->version)
-		r = store_failed(s, SQLITE_READONLY, "migrating", reterr);
+		r = database_failed(s, SQLITE_READONLY, "migrating", reterr);
 	if (!r)
 		r = prepare(s, reterr);
 	if (r) {
-		store_close(s, true);
+		database_close(s, true);
 		return r;
 	}
 	*ret = s;
 	return 0;
 }
 
-struct store *store_close(struct store *s, bool as_it_is)
+struct database *database_close(struct database *s, bool as_it_is)
 {
 	if (!s)
 		return NULL;
@@ -337,10 +337,10 @@ static int found_corrupt(const char *text, struct dray_err *reterr)
 	for (char *p = line; *p; p++)
 		if (*p == '\n')
 			*p = ' ';
-	return dray_err_set(reterr, STORE_E_CORRUPT, DRAY_E_INVALID, "%s", line);
+	return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID, "%s", line);
 }
 
-int store_check(struct store *s, struct dray_err *reterr)
+int database_check(struct database *s, struct dray_err *reterr)
 {
 	sqlite3_stmt *q = NULL;
 	int code = sqlite3_prepare_v2(s->db, "PRAGMA integrity_check(1)", -1, &q, NULL);
@@ -350,11 +350,11 @@ int store_check(struct store *s, struct dray_err *reterr)
 	if (code == SQLITE_OK)
 		code = sqlite3_step(q);
 	if (code != SQLITE_ROW) {
-		r = store_failed(s, code, "checking", reterr);
+		r = database_failed(s, code, "checking", reterr);
 	} else {
 		text = (const char *)sqlite3_column_text(q, 0);
 		if (!text)
-			r = store_failed(s, SQLITE_NOMEM, "checking", reterr);
+			r = database_failed(s, SQLITE_NOMEM, "checking", reterr);
 		else if (strcmp(text, "ok"))
 			r = found_corrupt(text, reterr);
 	}

@@ -115,7 +115,7 @@ struct table {
 	bool wanted;
 };
 
-static int load_table(struct store *s, const struct table *t, const struct state_rows *rows,
+static int load_table(struct database *s, const struct table *t, const struct state_rows *rows,
 		      uint64_t *n, uint64_t *refused, struct dray_err *reterr)
 {
 	sqlite3_stmt *q = s->statements[t->all];
@@ -130,15 +130,15 @@ static int load_table(struct store *s, const struct table *t, const struct state
 	if (code == SQLITE_ROW)
 		code = SQLITE_CORRUPT;
 	if (code != SQLITE_DONE)
-		code = store_failed(s, code, "reading", reterr);
+		code = database_failed(s, code, "reading", reterr);
 	else
 		code = 0;
 	sqlite3_reset(q);
 	return code;
 }
 
-int store_load(struct store *s, const struct state_rows *rows, uint64_t *ret_n,
-	       uint64_t *ret_refused, struct dray_err *reterr)
+int database_load(struct database *s, const struct state_rows *rows, uint64_t *ret_n,
+		  uint64_t *ret_refused, struct dray_err *reterr)
 {
 	const struct table tables[] = {
 		{ DRAY_STATE_PREFERRED_ALL, load_preferred, rows->preferred != NULL },

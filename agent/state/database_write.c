@@ -8,7 +8,7 @@
 #include "schema/gen/errors.h"
 
 struct writer {
-	struct store *s;
+	struct database *s;
 	sqlite3_stmt *q;
 	int parameter; /* the last that was bound */
 	int code;      /* first that was not ok */
@@ -54,7 +54,7 @@ static int run(struct writer *w, struct dray_err *reterr)
 		code = SQLITE_OK;
 	}
 	if (code != SQLITE_OK)
-		code = store_failed(w->s, code, "writing", reterr);
+		code = database_failed(w->s, code, "writing", reterr);
 	sqlite3_reset(w->q);
 	sqlite3_clear_bindings(w->q);
 	return code;
@@ -196,49 +196,49 @@ static int write_all(struct writer *w, const struct queue *q, struct dray_err *r
 	return r || !q->n_events ? r : write_events(w, q, reterr);
 }
 
-static int still_there(struct store *s, struct dray_err *reterr)
+static int still_there(struct database *s, struct dray_err *reterr)
 {
 	int moved = 0;
 
 	if (sqlite3_file_control(s->db, "main", SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK &&
 	    moved)
-		return dray_err_set(reterr, STORE_E_MOVED, DRAY_E_IO,
+		return dray_err_set(reterr, DATABASE_E_MOVED, DRAY_E_IO,
 				    "it was moved or removed while in use");
 	return 0;
 }
 
 /* The caller closes the file where this fails: an open transaction ends with it. */
-int store_apply(struct store *s, const struct queue *q, uint64_t *ret_refused,
-		struct dray_err *reterr)
+int database_apply(struct database *s, const struct queue *q, uint64_t *ret_refused,
+		   struct dray_err *reterr)
 {
 	struct writer w = { .s = s };
 	int r;
 
 	*ret_refused = 0;
 	if (s->read_only)
-		return store_failed(s, SQLITE_READONLY, "writing", reterr);
+		return database_failed(s, SQLITE_READONLY, "writing", reterr);
 	r = still_there(s, reterr);
 	if (!r)
-		r = store_run(s, "BEGIN IMMEDIATE", "writing", reterr);
+		r = database_run(s, "BEGIN IMMEDIATE", "writing", reterr);
 	if (!r)
 		r = write_all(&w, q, reterr);
 	if (!r)
-		r = store_run(s, "COMMIT", "writing", reterr);
+		r = database_run(s, "COMMIT", "writing", reterr);
 	if (!r)
 		*ret_refused = w.refused;
 	return r;
 }
 
-int store_touch(struct store *s, struct dray_err *reterr)
+int database_touch(struct database *s, struct dray_err *reterr)
 {
 	char same[48];
 	int r;
 
 	if (s->read_only)
-		return store_failed(s, SQLITE_READONLY, "writing", reterr);
+		return database_failed(s, SQLITE_READONLY, "writing", reterr);
 	r = still_there(s, reterr);
 	if (r)
 		return r;
 	snprintf(same, sizeof(same), "PRAGMA application_id = %d", DRAY_STATE_APPLICATION_ID);
-	return store_run(s, same, "writing", reterr);
+	return database_run(s, same, "writing", reterr);
 }

@@ -9,11 +9,11 @@
 #define OVERFLOW_PAUSE_NS (60 * DRAY_NS_PER_SEC)
 
 /* With the lock held. What is not kept will be asked for. */
-static void forget_queue(struct state *s)
+static void drop_queue(struct state *s)
 {
 	queue_clear(&s->queue);
-	s->lost = true;
-	s->asked = false;
+	s->needs_refill = true;
+	s->refill_requested = false;
 }
 
 /* With the lock held. */
@@ -26,11 +26,11 @@ static void refuse(struct state *s, int err)
 			     STATE_TEXT_MAX);
 		return;
 	}
-	forget_queue(s);
+	drop_queue(s);
 }
 
 /* With the lock held. A disk that is slow for long is one line a minute. */
-static void tell_overflow(struct state *s)
+static void report_overflow(struct state *s)
 {
 	int64_t now = dray_now().ns;
 
@@ -43,7 +43,7 @@ static void tell_overflow(struct state *s)
 }
 
 /* With the lock held. */
-static void keep(struct state *s, struct change *c)
+static void add(struct state *s, struct change *c)
 {
 	if (queue_empty(&s->queue)) {
 		s->first_ns = dray_now().ns;
@@ -52,12 +52,12 @@ static void keep(struct state *s, struct change *c)
 	queue_add(&s->queue, c);
 	if (s->queue.bytes <= s->deps.queue_bytes || s->refilling)
 		return;
-	forget_queue(s);
-	tell_overflow(s);
+	drop_queue(s);
+	report_overflow(s);
 	pthread_cond_signal(&s->wake);
 }
 
-static void put(struct state *s, struct change *c)
+static void enqueue(struct state *s, struct change *c)
 {
 	int err = c ? 0 : errno;
 
@@ -66,47 +66,47 @@ static void put(struct state *s, struct change *c)
 	s->queued_seq += c || err == ENOMEM;
 	if (!c)
 		refuse(s, err);
-	else if (s->lost)
+	else if (s->needs_refill)
 		free(c);
 	else
-		keep(s, c);
+		add(s, c);
 	pthread_mutex_unlock(&s->lock);
 }
 
-void state_put_hint(struct state *s, const struct state_hint *row)
+void state_save_hint(struct state *s, const struct state_hint *row)
 {
 	if (s)
-		put(s, change_hint(CHANGE_HINT_PUT, row));
+		enqueue(s, change_hint(CHANGE_HINT_PUT, row));
 }
 
 void state_drop_hint(struct state *s, const struct state_hint *key)
 {
 	if (s)
-		put(s, change_hint(CHANGE_HINT_DROP, key));
+		enqueue(s, change_hint(CHANGE_HINT_DROP, key));
 }
 
-void state_put_segment(struct state *s, const struct state_segment *row)
+void state_save_segment(struct state *s, const struct state_segment *row)
 {
 	if (s)
-		put(s, change_segment(row));
+		enqueue(s, change_segment(row));
 }
 
 void state_drop_segment(struct state *s, const char *name)
 {
 	if (s)
-		put(s, change_segment_drop(name));
+		enqueue(s, change_segment_drop(name));
 }
 
 void state_add_event(struct state *s, const struct state_event *row)
 {
 	if (s)
-		put(s, change_event(row));
+		enqueue(s, change_event(row));
 }
 
-void state_put_preferred(struct state *s, const struct state_preferred *row)
+void state_save_preferred(struct state *s, const struct state_preferred *row)
 {
 	if (s)
-		put(s, change_preferred(row));
+		enqueue(s, change_preferred(row));
 }
 
 void state_info(struct state *s, struct state_info *ret)

@@ -42,8 +42,8 @@ struct state {
 	uint64_t committed_seq;            /* up to here they are on disk */
 	uint64_t attempts, failed_attempt; /* how many began; the last of them that failed */
 	bool hold;                         /* the queue is being filled: not to be taken */
-	bool lost;                         /* all is to be put again */
-	bool asked;                        /* of which the control thread is told */
+	bool needs_refill;                 /* all is to be put again */
+	bool refill_requested;             /* of which the control thread is told */
 	bool flush;                        /* somebody waits */
 	bool quit, ended, abandoned;
 	uint64_t n_batch; /* changes that the writer holds */
@@ -52,9 +52,9 @@ struct state {
 	unsigned n_notices;
 
 	/* the writer's once it runs */
-	struct store *store;
-	bool had_store; /* since the start */
-	bool unchecked; /* not every page of it has been looked at */
+	struct database *database;
+	bool had_database; /* since the start */
+	bool unchecked;    /* not every page of it has been looked at */
 	struct queue batch;
 	uint64_t batch_seq;
 	uint32_t failures; /* in a row */
@@ -70,8 +70,9 @@ void *writer_main(void *arg);
  */
 int writer_open(struct state *s, struct dray_err *reterr);
 
-/* Closes and sets aside (what: STORE_E_*). 0, or -errno with reterr. */
-int writer_put_away(struct state *s, int what, const struct dray_err *why, struct dray_err *reterr);
+/* Closes and sets aside (what: DATABASE_E_*). 0, or -errno with reterr. */
+int writer_discard_file(struct state *s, int what, const struct dray_err *why,
+			struct dray_err *reterr);
 
 /* With the lock held. */
 void state_notice(struct state *s, enum dray_log_level level, const char *fmt, ...)

@@ -28,7 +28,7 @@ static const char *const companions[] = { "-wal", "-journal" };
 
 static int move(int dir_fd, const char *from, const char *to, const char *suffix)
 {
-	char old[ASIDE_NAME_BYTES + 16], new[ASIDE_NAME_BYTES + 16];
+	char old[QUARANTINE_NAME_BYTES + 16], new[QUARANTINE_NAME_BYTES + 16];
 
 	snprintf(old, sizeof(old), "%s%s", from, suffix);
 	snprintf(new, sizeof(new), "%s%s", to, suffix);
@@ -68,7 +68,7 @@ static const char *time_of(const char *name, const char *prefix)
 
 static void remove_one(int dir_fd, const char *name)
 {
-	char path[ASIDE_NAME_BYTES + 16];
+	char path[QUARANTINE_NAME_BYTES + 16];
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(companions); i++) {
 		snprintf(path, sizeof(path), "%s%s", name, companions[i]);
@@ -87,11 +87,11 @@ static bool is_directory(int dir_fd, const char *name)
 
 /* The oldest of more than are kept, other than `young`. False: there are no more. */
 static bool oldest(int dir_fd, const char *prefix, const char *young,
-		   char ret_name[ASIDE_NAME_BYTES])
+		   char ret_name[QUARANTINE_NAME_BYTES])
 {
 	int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	dray_auto(closedir) DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	char found[ASIDE_NAME_BYTES] = "";
+	char found[QUARANTINE_NAME_BYTES] = "";
 	const struct dirent *e;
 	unsigned n = 0;
 
@@ -117,7 +117,7 @@ static bool oldest(int dir_fd, const char *prefix, const char *young,
 
 static void prune(int dir_fd, const char *name, const char *sort, const char *young)
 {
-	char prefix[ASIDE_NAME_BYTES], old[ASIDE_NAME_BYTES];
+	char prefix[QUARANTINE_NAME_BYTES], old[QUARANTINE_NAME_BYTES];
 
 	snprintf(prefix, sizeof(prefix), "%s.%.*s-", name, (int)strcspn(sort, "-"), sort);
 	/* not for ever, where they cannot be removed */
@@ -125,7 +125,7 @@ static void prune(int dir_fd, const char *name, const char *sort, const char *yo
 		remove_one(dir_fd, old);
 }
 
-static void name_of_now(const char *name, const char *sort, char ret_name[ASIDE_NAME_BYTES])
+static void name_of_now(const char *name, const char *sort, char ret_name[QUARANTINE_NAME_BYTES])
 {
 	struct timespec now;
 	struct tm tm;
@@ -134,12 +134,12 @@ static void name_of_now(const char *name, const char *sort, char ret_name[ASIDE_
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &tm);
 	strftime(utc, sizeof(utc), "%Y%m%dT%H%M%S", &tm);
-	snprintf(ret_name, ASIDE_NAME_BYTES, "%s.%s-%s.%06ldZ", name, sort, utc,
+	snprintf(ret_name, QUARANTINE_NAME_BYTES, "%s.%s-%s.%06ldZ", name, sort, utc,
 		 now.tv_nsec / 1000);
 }
 
-int aside_move(const char *dir, const char *name, const char *sort, char ret_name[ASIDE_NAME_BYTES],
-	       struct dray_err *reterr)
+int quarantine_file(const char *dir, const char *name, const char *sort,
+		    char ret_name[QUARANTINE_NAME_BYTES], struct dray_err *reterr)
 {
 	int dir_fd dray_auto_close = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	int r = dir_fd < 0 ? -errno : -EEXIST;

@@ -24,7 +24,7 @@ static struct change *change_new(enum change_kind kind, size_t n_text)
 }
 
 /* Copies n bytes and a terminator; *at moves behind them. */
-static const char *store(char **at, const char *s, size_t n)
+static const char *copy_text(char **at, const char *s, size_t n)
 {
 	char *p = *at;
 
@@ -72,8 +72,8 @@ struct change *change_hint(enum change_kind kind, const struct state_hint *row)
 	memcpy(c->text + 1, &row->source, sizeof(row->source));
 	memcpy(c->text + 1 + sizeof(row->source), &row->uid, sizeof(row->uid));
 	at = c->text + fixed;
-	c->hint.scope = store(&at, row->scope, scope);
-	c->hint.segment = store(&at, row->segment, segment);
+	c->hint.scope = copy_text(&at, row->scope, scope);
+	c->hint.segment = copy_text(&at, row->segment, segment);
 	c->node.n = (size_t)(at - c->text);
 	return c;
 }
@@ -94,12 +94,12 @@ struct change *change_segment(const struct state_segment *row)
 	c->segment = *row;
 	c->text[0] = KEY_SEGMENT;
 	at = c->text + 1;
-	c->segment.name = store(&at, row->name, name);
+	c->segment.name = copy_text(&at, row->name, name);
 	c->node.n = (size_t)(at - c->text);
-	c->segment.probe = store(&at, row->probe, probe);
-	c->segment.target = store(&at, row->target, target);
-	c->segment.sources = store(&at, row->sources, sources);
-	c->segment.reason = store(&at, row->reason, reason);
+	c->segment.probe = copy_text(&at, row->probe, probe);
+	c->segment.target = copy_text(&at, row->target, target);
+	c->segment.sources = copy_text(&at, row->sources, sources);
+	c->segment.reason = copy_text(&at, row->reason, reason);
 	return c;
 }
 
@@ -127,8 +127,8 @@ struct change *change_event(const struct state_event *row)
 		return NULL;
 	c->event = *row;
 	at = c->text;
-	c->event.segment = store(&at, row->segment, segment);
-	c->event.reason = store(&at, row->reason, reason);
+	c->event.segment = copy_text(&at, row->segment, segment);
+	c->event.reason = copy_text(&at, row->reason, reason);
 	return c;
 }
 
@@ -147,7 +147,7 @@ struct change *change_preferred(const struct state_preferred *row)
 	c->text[0] = KEY_PREFERRED;
 	c->node.n = 1;
 	at = c->text + 1;
-	c->preferred.name = store(&at, row->name, name);
+	c->preferred.name = copy_text(&at, row->name, name);
 	return c;
 }
 

@@ -76,7 +76,7 @@ static void log_notices(const struct notice *notices, unsigned n)
 		dray_log(notices[i].level, "state", "%s", notices[i].text);
 }
 
-static void say_notices(struct state *s)
+static void log_pending_notices(struct state *s)
 {
 	struct notice notices[NOTICES];
 	unsigned n;
@@ -142,10 +142,10 @@ static bool begin_refill(struct state *s)
 	bool wanted;
 
 	pthread_mutex_lock(&s->lock);
-	wanted = s->lost && s->asked;
+	wanted = s->needs_refill && s->refill_requested;
 	if (wanted) {
 		queue_clear(&s->queue);
-		s->lost = s->asked = false;
+		s->needs_refill = s->refill_requested = false;
 		s->queue.wipe = s->hold = s->deps.refill != NULL;
 	}
 	pthread_mutex_unlock(&s->lock);
@@ -176,7 +176,7 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 	(void)events;
 	if (!dray_wake_clear(fd))
 		return 0;
-	say_notices(s);
+	log_pending_notices(s);
 	refill(s);
 	answer_flushes(s);
 	return 0;
@@ -202,7 +202,7 @@ static int init_shared(struct state *s)
 
 void state_destroy(struct state *s)
 {
-	store_close(s->store, true);
+	database_close(s->database, true);
 	queue_clear(&s->queue);
 	queue_clear(&s->batch);
 	dray_close(s->event_fd);
@@ -224,7 +224,8 @@ static void set_limits(struct state_deps *d)
 /* Before the thread runs. */
 static void keep_in_memory(struct state *s, const struct dray_err *why)
 {
-	s->store = s->store && s->store->read_only ? s->store : store_close(s->store, true);
+	s->database = s->database && s->database->read_only ? s->database :
+							      database_close(s->database, true);
 	s->failures = 1;
 	s->retry_ns = dray_now().ns + s->deps.retry_min_ns;
 	state_failed(s, why);
@@ -255,9 +256,9 @@ int state_open(struct state **ret, const struct state_deps *deps, struct dray_er
 	}
 	if (writer_open(s, &why) < 0)
 		keep_in_memory(s, &why);
-	else if (s->store->read_only && store_touch(s->store, &why) < 0)
+	else if (s->database->read_only && database_touch(s->database, &why) < 0)
 		keep_in_memory(s, &why);
-	say_notices(s);
+	log_pending_notices(s);
 	*ret = s;
 	return 0;
 }
@@ -268,20 +269,20 @@ uint64_t state_load(struct state *s, const struct state_rows *rows)
 	uint64_t n = 0, refused = 0;
 	int r;
 
-	if (!s->store)
+	if (!s->database)
 		return 0;
-	r = store_load(s->store, rows, &n, &refused, &why);
+	r = database_load(s->database, rows, &n, &refused, &why);
 	if (refused)
 		log_warning("state", "%" PRIu64 " rows of %s are not in order, ignoring", refused,
 			    s->path);
 	/* what was read so far stands in memory, and is put again */
 	if (r > 0)
-		r = writer_put_away(s, r, &why, &err);
+		r = writer_discard_file(s, r, &why, &err);
 	else if (r < 0)
 		err = why;
 	if (r < 0)
 		keep_in_memory(s, &err);
-	say_notices(s);
+	log_pending_notices(s);
 	return n;
 }
 
@@ -305,12 +306,12 @@ static bool end_thread(struct state *s)
 	return dray_timeout_await(&s->ended, &s->wake, &s->lock, FREE_LIMIT_NS);
 }
 
-static void log_end(bool ended, bool lost, uint64_t left, const char *why)
+static void log_end(bool ended, bool needs_refill, uint64_t left, const char *why)
 {
 	if (!ended)
 		log_warning("state", "the disk does not answer, leaving it to the end of the "
 				     "process");
-	else if (lost || left)
+	else if (needs_refill || left)
 		log_warning("state", "the last changes of state are not on disk%s%s",
 			    *why ? ": " : "", why);
 }
@@ -321,7 +322,7 @@ struct state *state_free(struct state *s)
 	struct notice notices[NOTICES];
 	char why[DRAY_ERR_MSG_MAX];
 	uint64_t committed, left;
-	bool started, ended, lost;
+	bool started, ended, needs_refill;
 	unsigned n;
 
 	if (!s)
@@ -333,7 +334,7 @@ struct state *state_free(struct state *s)
 	dray_list_splice(&flushes, &s->flushes);
 	committed = s->committed_seq;
 	left = s->queue.n + s->queue.n_events + s->n_batch;
-	lost = s->lost;
+	needs_refill = s->needs_refill;
 	memcpy(why, s->info.why, sizeof(why));
 	n = take_notices(s, notices);
 	/* from then on it may be gone */
@@ -346,7 +347,7 @@ struct state *state_free(struct state *s)
 	if (ended)
 		state_destroy(s);
 	log_notices(notices, n);
-	log_end(ended, started && lost, started ? left : 0, why);
+	log_end(ended, started && needs_refill, started ? left : 0, why);
 	answer(&flushes, committed);
 	return NULL;
 }

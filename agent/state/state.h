@@ -115,13 +115,13 @@ DRAY_DEFINE_CLEANUP(struct state *, state_free);
  * These never block and never fail: what finds no memory is asked for anew later (refill). A state that is NULL keeps
  * nothing.
  */
-void state_put_hint(struct state *s, const struct state_hint *row);
+void state_save_hint(struct state *s, const struct state_hint *row);
 void state_drop_hint(struct state *s,
 		     const struct state_hint *key); /* its key alone is looked at */
-void state_put_segment(struct state *s, const struct state_segment *row);
+void state_save_segment(struct state *s, const struct state_segment *row);
 void state_drop_segment(struct state *s, const char *name); /* its history stays, for a while */
 void state_add_event(struct state *s, const struct state_event *row);
-void state_put_preferred(struct state *s, const struct state_preferred *row);
+void state_save_preferred(struct state *s, const struct state_preferred *row);
 
 /*
  * done: once, as an event, or in state_free(): all that was queued before is committed (0), or could not be written

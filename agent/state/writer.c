@@ -22,15 +22,15 @@
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-static void set_lost(struct state *s)
+static void mark_for_refill(struct state *s)
 {
 	pthread_mutex_lock(&s->lock);
-	s->lost = true;
-	s->asked = false;
+	s->needs_refill = true;
+	s->refill_requested = false;
 	pthread_mutex_unlock(&s->lock);
 }
 
-static void tell_aside(struct state *s, const struct dray_err *why, const char *name)
+static void report_quarantine(struct state *s, const struct dray_err *why, const char *name)
 {
 	pthread_mutex_lock(&s->lock);
 	s->info.errors++;
@@ -39,7 +39,7 @@ static void tell_aside(struct state *s, const struct dray_err *why, const char *
 	pthread_mutex_unlock(&s->lock);
 }
 
-static void tell_moved(struct state *s)
+static void report_moved(struct state *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->info.errors++;
@@ -48,27 +48,28 @@ static void tell_moved(struct state *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
-static int put_aside(struct state *s, const char *sort, const struct dray_err *why,
-		     struct dray_err *reterr)
+static int quarantine(struct state *s, const char *sort, const struct dray_err *why,
+		      struct dray_err *reterr)
 {
-	char name[ASIDE_NAME_BYTES];
-	int r = aside_move(s->dir, DRAY_STATE_DATABASE, sort, name, reterr);
+	char name[QUARANTINE_NAME_BYTES];
+	int r = quarantine_file(s->dir, DRAY_STATE_DATABASE, sort, name, reterr);
 
 	if (r == 0)
-		tell_aside(s, why, name);
+		report_quarantine(s, why, name);
 	return r;
 }
 
-int writer_put_away(struct state *s, int what, const struct dray_err *why, struct dray_err *reterr)
+int writer_discard_file(struct state *s, int what, const struct dray_err *why,
+			struct dray_err *reterr)
 {
 	/* the log of a file that is elsewhere must not be found by the next one: sqlite3 removes it */
-	s->store = store_close(s->store, what != STORE_E_MOVED);
-	set_lost(s);
-	if (what == STORE_E_MOVED) {
-		tell_moved(s);
+	s->database = database_close(s->database, what != DATABASE_E_MOVED);
+	mark_for_refill(s);
+	if (what == DATABASE_E_MOVED) {
+		report_moved(s);
 		return 0;
 	}
-	return put_aside(s, "corrupt", why, reterr);
+	return quarantine(s, "corrupt", why, reterr);
 }
 
 /* A file that may not be opened, in a directory that is ours. */
@@ -77,11 +78,11 @@ static bool is_denied(int r)
 	return r == -EACCES || r == -EPERM || r == -ELOOP || r == -ENXIO;
 }
 
-static int open_once(struct state *s, struct store_info *info, struct dray_err *reterr)
+static int open_once(struct state *s, struct database_info *info, struct dray_err *reterr)
 {
 	struct dray_err why = DRAY_ERR_NULL;
 	char sort[32];
-	int r = store_open(&s->store, s->path, NULL, info, &why);
+	int r = database_open(&s->database, s->path, NULL, info, &why);
 
 	if (r == 0)
 		return 0;
@@ -89,15 +90,15 @@ static int open_once(struct state *s, struct store_info *info, struct dray_err *
 		*reterr = why;
 		return r;
 	}
-	snprintf(sort, sizeof(sort), r == STORE_E_NEWER ? "newer-%u" : "corrupt", info->version);
-	r = put_aside(s, sort, &why, reterr);
-	return r < 0 ? r : STORE_E_CORRUPT;
+	snprintf(sort, sizeof(sort), r == DATABASE_E_NEWER ? "newer-%u" : "corrupt", info->version);
+	r = quarantine(s, sort, &why, reterr);
+	return r < 0 ? r : DATABASE_E_CORRUPT;
 }
 
 int writer_open(struct state *s, struct dray_err *reterr)
 {
-	struct store_info info;
-	int r = STORE_E_CORRUPT;
+	struct database_info info;
+	int r = DATABASE_E_CORRUPT;
 
 	for (int i = 0; r > 0 && i < FILES_MAX; i++)
 		r = open_once(s, &info, reterr);
@@ -108,9 +109,9 @@ int writer_open(struct state *s, struct dray_err *reterr)
 					    s->path);
 	s->unchecked = !info.created;
 	/* what memory holds is not in it; had there never been a file, it would all be queued */
-	if (info.created && s->had_store)
-		set_lost(s);
-	s->had_store = true;
+	if (info.created && s->had_database)
+		mark_for_refill(s);
+	s->had_database = true;
 	return 0;
 }
 
@@ -118,7 +119,7 @@ int writer_open(struct state *s, struct dray_err *reterr)
 
 static int check(struct state *s, struct dray_err *reterr)
 {
-	int r = s->unchecked ? store_check(s->store, reterr) : 0;
+	int r = s->unchecked ? database_check(s->database, reterr) : 0;
 
 	s->unchecked &= r != 0;
 	return r;
@@ -127,7 +128,7 @@ static int check(struct state *s, struct dray_err *reterr)
 static int apply(struct state *s, struct dray_err *reterr)
 {
 	uint64_t refused = 0;
-	int r = store_apply(s->store, &s->batch, &refused, reterr);
+	int r = database_apply(s->database, &s->batch, &refused, reterr);
 
 	if (r)
 		return r;
@@ -139,7 +140,8 @@ static int apply(struct state *s, struct dray_err *reterr)
 	s->info.errors += refused;
 	if (refused)
 		state_notice(s, DRAY_LOG_WARNING,
-			     "%" PRIu64 " changes of state are left out: %s does not take them",
+			     "%" PRIu64
+			     " changes of state are left out: %s does not take_batch them",
 			     refused, s->path);
 	pthread_mutex_unlock(&s->lock);
 	return 0;
@@ -147,21 +149,21 @@ static int apply(struct state *s, struct dray_err *reterr)
 
 static int write_once(struct state *s, struct dray_err *reterr)
 {
-	bool lost, in_memory;
+	bool needs_refill, in_memory;
 	int r = check(s, reterr);
 
 	if (r)
 		return r;
 	pthread_mutex_lock(&s->lock);
-	lost = s->lost;
+	needs_refill = s->needs_refill;
 	in_memory = s->info.in_memory;
 	pthread_mutex_unlock(&s->lock);
-	if (lost)
+	if (needs_refill)
 		queue_clear(&s->batch);
 	if (!queue_empty(&s->batch))
 		return apply(s, reterr);
 	/* nothing is asked for before it can be written */
-	return lost || in_memory ? store_touch(s->store, reterr) : 0;
+	return needs_refill || in_memory ? database_touch(s->database, reterr) : 0;
 }
 
 /* 0, or -errno with reterr: the file is closed then. */
@@ -172,13 +174,13 @@ static int attempt(struct state *s, struct dray_err *reterr)
 	for (int i = 0; i < FILES_MAX; i++) {
 		struct dray_err why = DRAY_ERR_NULL;
 
-		if (s->store && s->store->read_only)
-			s->store = store_close(s->store, true);
-		r = s->store ? 0 : writer_open(s, &why);
+		if (s->database && s->database->read_only)
+			s->database = database_close(s->database, true);
+		r = s->database ? 0 : writer_open(s, &why);
 		if (!r)
 			r = write_once(s, &why);
 		if (r > 0)
-			r = writer_put_away(s, r, &why, reterr);
+			r = writer_discard_file(s, r, &why, reterr);
 		else if (r < 0)
 			*reterr = why;
 		else
@@ -186,7 +188,7 @@ static int attempt(struct state *s, struct dray_err *reterr)
 		if (r < 0)
 			break;
 	}
-	s->store = store_close(s->store, true);
+	s->database = database_close(s->database, true);
 	return dray_err_set(reterr, r < 0 ? r : -EIO, DRAY_E_IO, "%s is corrupt again and again",
 			    s->path);
 }
@@ -195,8 +197,8 @@ static int attempt(struct state *s, struct dray_err *reterr)
 
 static bool has_changes(const struct state *s)
 {
-	/* while all is to be put again, what waits is worth nothing: take() leaves it */
-	return (!s->hold && !s->lost && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
+	/* while all is to be put again, what waits is worth nothing: take_batch() leaves it */
+	return (!s->hold && !s->needs_refill && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
 }
 
 static bool has_work(const struct state *s)
@@ -205,10 +207,10 @@ static bool has_work(const struct state *s)
 		return true;
 	if (s->quit)
 		return false;
-	return s->unchecked || s->info.in_memory || (s->lost && !s->asked);
+	return s->unchecked || s->info.in_memory || (s->needs_refill && !s->refill_requested);
 }
 
-static int64_t due_ns(const struct state *s)
+static int64_t next_attempt_ns(const struct state *s)
 {
 	if (s->failures)
 		return s->retry_ns;
@@ -226,7 +228,7 @@ static void wait_until(struct state *s, int64_t at_ns)
 static bool wait_for_work(struct state *s)
 {
 	for (;;) {
-		int64_t due = due_ns(s);
+		int64_t due = next_attempt_ns(s);
 
 		if (!has_work(s)) {
 			if (s->quit)
@@ -240,11 +242,11 @@ static bool wait_for_work(struct state *s)
 	}
 }
 
-static void take(struct state *s)
+static void take_batch(struct state *s)
 {
 	s->flush = false;
 	s->attempts++;
-	if (s->hold || s->lost || !queue_empty(&s->batch))
+	if (s->hold || s->needs_refill || !queue_empty(&s->batch))
 		return;
 	queue_swap(&s->queue, &s->batch);
 	s->batch_seq = s->queued_seq;
@@ -254,8 +256,8 @@ static void take(struct state *s)
 static void succeeded(struct state *s)
 {
 	s->failures = 0;
-	if (s->lost) {
-		s->asked = true;
+	if (s->needs_refill) {
+		s->refill_requested = true;
 		s->n_batch = 0;
 	}
 	if (!s->info.in_memory)
@@ -285,7 +287,7 @@ void *writer_main(void *arg)
 		struct dray_err why = DRAY_ERR_NULL;
 		int r;
 
-		take(s);
+		take_batch(s);
 		pthread_mutex_unlock(&s->lock);
 		r = attempt(s, &why);
 		pthread_mutex_lock(&s->lock);
@@ -299,8 +301,8 @@ void *writer_main(void *arg)
 			break;
 	}
 	pthread_mutex_unlock(&s->lock);
-	/* what is in the log goes into the file: may take long */
-	s->store = store_close(s->store, false);
+	/* what is in the log goes into the file: may take_batch long */
+	s->database = database_close(s->database, false);
 	pthread_mutex_lock(&s->lock);
 	s->ended = true;
 	abandoned = s->abandoned;

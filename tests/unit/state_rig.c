@@ -168,11 +168,11 @@ void rig_put_hint(struct rig *r, unsigned i, uint32_t score)
 	char scope[32];
 
 	snprintf(scope, sizeof(scope), "scope-%u", i);
-	state_put_hint(r->s, &(struct state_hint){ .scope = scope,
-						   .segment = "10.0.0.1:50053",
-						   .source = DMSG_HINT_SOURCE_CLIENT,
-						   .uid = 1000 + i % 7,
-						   .score = score,
-						   .put_ms = 1000,
-						   .expires_ms = 2000 });
+	state_save_hint(r->s, &(struct state_hint){ .scope = scope,
+						    .segment = "10.0.0.1:50053",
+						    .source = DMSG_HINT_SOURCE_CLIENT,
+						    .uid = 1000 + i % 7,
+						    .score = score,
+						    .put_ms = 1000,
+						    .expires_ms = 2000 });
 }

@@ -35,11 +35,11 @@ static cpu_set_t cpus(unsigned n)
 	return s;
 }
 
-static int place(const struct nd_scan *s, const struct dray_config *cfg, unsigned index,
-		 unsigned allowed, unsigned want_cpus)
+static int pin(const struct nd_scan *s, const struct dray_config *cfg, unsigned index,
+	       unsigned allowed, unsigned want_cpus)
 {
 	cpu_set_t all = cpus(allowed), got;
-	int node = placement_of(s, cfg, index, &all, &got);
+	int node = pinning_node(s, cfg, index, &all, &got);
 
 	assert_int_equal(CPU_COUNT(&got), want_cpus);
 	return node;
@@ -50,22 +50,22 @@ static void by_the_rnics(void **state)
 	struct dray_config cfg = { 0 };
 	struct nd_scan s = scan(3, 2, 1);
 
-	assert_int_equal(place(&s, &cfg, 0, 6, 2), 2);
-	assert_int_equal(place(&s, &cfg, 1, 6, 2), 1);
-	assert_int_equal(place(&s, &cfg, 2, 6, 2), 2);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 2);
+	assert_int_equal(pin(&s, &cfg, 1, 6, 2), 1);
+	assert_int_equal(pin(&s, &cfg, 2, 6, 2), 2);
 	/* node 2 has no CPU that may be used */
-	assert_int_equal(place(&s, &cfg, 0, 4, 2), 1);
-	assert_int_equal(place(&s, &cfg, 1, 3, 1), 1);
-	assert_int_equal(place(&s, &cfg, 0, 2, 2), -1);
+	assert_int_equal(pin(&s, &cfg, 0, 4, 2), 1);
+	assert_int_equal(pin(&s, &cfg, 1, 3, 1), 1);
+	assert_int_equal(pin(&s, &cfg, 0, 2, 2), -1);
 	s = scan(3, -1, -1);
-	assert_int_equal(place(&s, &cfg, 0, 6, 6), -1);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 6), -1);
 	gpu.numa = 1;
 	s.topology.gpus = &gpu;
 	s.topology.n_gpus = 1;
-	assert_int_equal(place(&s, &cfg, 0, 6, 2), 1);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 1);
 	/* one node: nothing to choose */
 	s = scan(1, 0, 0);
-	assert_int_equal(place(&s, &cfg, 0, 6, 6), -1);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 6), -1);
 }
 
 static void as_configured(void **state)
@@ -76,10 +76,10 @@ static void as_configured(void **state)
 	struct nd_scan s = scan(3, 1, 1);
 
 	cfg.agent.numa_nodes = (struct dray_strv){ two_zero, 2 };
-	assert_int_equal(place(&s, &cfg, 0, 6, 2), 2);
-	assert_int_equal(place(&s, &cfg, 1, 6, 2), 0);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 2);
+	assert_int_equal(pin(&s, &cfg, 1, 6, 2), 0);
 	cfg.agent.numa_nodes = (struct dray_strv){ no, 1 };
-	assert_int_equal(place(&s, &cfg, 0, 6, 6), -1);
+	assert_int_equal(pin(&s, &cfg, 0, 6, 6), -1);
 }
 
 int main(void)

@@ -227,7 +227,7 @@ static void test_believed(void **state)
 	struct rig r;
 
 	init(&r);
-	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	assert_false(r.f.verified);
 	assert_int_equal(r.f.next_ns, r.now);
@@ -236,7 +236,7 @@ static void test_believed(void **state)
 	assert_true(r.f.verified);
 
 	init(&r);
-	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
 	probe(&r, false);
 	probe(&r, false);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
@@ -246,7 +246,7 @@ static void test_believed(void **state)
 	assert_true(r.f.verified);
 
 	init(&r);
-	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_LOST, r.now);
+	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_LOST, r.now);
 	probe(&r, false);
 	assert_true(r.f.verified);
 	probe(&r, true);
@@ -256,7 +256,7 @@ static void test_believed(void **state)
 
 	/* that somebody was being probed says nothing */
 	init(&r);
-	probe_fsm_believe(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
+	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_UNKNOWN);
 }
 
@@ -311,13 +311,13 @@ static void test_put_off(void **state)
 
 	to_ready(&r);
 	r.now = r.f.next_ns + 100 * SEC;
-	probe_fsm_put_off(&r.f, &cfg, r.now);
+	probe_fsm_postpone(&r.f, &cfg, r.now);
 	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.interval_ns);
 	/* not what is being waited for */
 	probe(&r, false);
 	next = r.f.next_ns;
 	r.now += 100 * SEC;
-	probe_fsm_put_off(&r.f, &cfg, r.now);
+	probe_fsm_postpone(&r.f, &cfg, r.now);
 	assert_int_equal(r.f.next_ns, next);
 }
 
@@ -368,7 +368,7 @@ static void walk(unsigned seed)
 			probe_fsm_reconfigured(&r.f, &c, r.now);
 		r.now = dray_max(r.now, r.f.next_ns) + random() % SEC;
 		if (random() % 16 == 0)
-			probe_fsm_put_off(&r.f, &c, r.now);
+			probe_fsm_postpone(&r.f, &c, r.now);
 		probe_fsm_begin(&r.f, r.now);
 		if (random() % 16 == 0)
 			probe_fsm_hurry(&r.f, r.now);

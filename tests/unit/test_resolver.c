@@ -47,8 +47,8 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 	a->cancel = resolver_cancel(a->cancel);
 	if (a->again) {
 		a->again = false;
-		assert_int_equal(resolver_ask(a->rig->resolver, "both.test", 1, LONG_NS, on_answer,
-					      a, NULL, &a->err),
+		assert_int_equal(resolver_lookup(a->rig->resolver, "both.test", 1, LONG_NS,
+						 on_answer, a, NULL, &a->err),
 				 0);
 		assert_int_equal(a->called, 1);
 	}
@@ -87,7 +87,7 @@ static struct resolver_query *ask(struct rig *r, const char *host, int64_t timeo
 	struct dray_err err = DRAY_ERR_NULL;
 
 	a->rig = r;
-	if (resolver_ask(r->resolver, host, 7411, timeout_ns, on_answer, a, &q, &err) < 0)
+	if (resolver_lookup(r->resolver, host, 7411, timeout_ns, on_answer, a, &q, &err) < 0)
 		fail_msg("%s", err.msg);
 	/* never in there */
 	assert_int_equal(a->called, 0);
@@ -216,14 +216,16 @@ static void test_refused_hosts(void **state)
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++) {
 		err = DRAY_ERR_NULL;
-		assert_int_equal(resolver_ask(r.resolver, bad[i], 1, LONG_NS, on_answer, &a, NULL,
-					      &err),
+		assert_int_equal(resolver_lookup(r.resolver, bad[i], 1, LONG_NS, on_answer, &a,
+						 NULL, &err),
 				 -EINVAL);
 		assert_int_equal(err.code, DRAY_E_INVALID);
 	}
-	assert_int_equal(resolver_ask(r.resolver, "a", 65536, LONG_NS, on_answer, &a, NULL, &err),
+	assert_int_equal(resolver_lookup(r.resolver, "a", 65536, LONG_NS, on_answer, &a, NULL,
+					 &err),
 			 -EINVAL);
-	assert_int_equal(resolver_ask(r.resolver, "a", 1, 0, on_answer, &a, NULL, &err), -EINVAL);
+	assert_int_equal(resolver_lookup(r.resolver, "a", 1, 0, on_answer, &a, NULL, &err),
+			 -EINVAL);
 	rig_stop(&r);
 }
 

@@ -273,8 +273,8 @@ static void do_resolve(void *arg)
 	CHILD_CHECK(sd_event_new(&e) >= 0);
 	CHILD_CHECK(resolver_new(&r, e, &err) == 0);
 	resolver_pretend(r, dns_server_text(dns_server_new(e, table)), NULL);
-	CHILD_CHECK(resolver_ask(r, "two.test.", 1, NET_LIMIT_MS * DRAY_NS_PER_MS, on_addresses,
-				 &answers, NULL, &err) == 0);
+	CHILD_CHECK(resolver_lookup(r, "two.test.", 1, NET_LIMIT_MS * DRAY_NS_PER_MS, on_addresses,
+				    &answers, NULL, &err) == 0);
 	CHILD_CHECK(net_until(e, answers == 1));
 	resolver_free(r);
 }

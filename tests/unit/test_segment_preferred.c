@@ -29,7 +29,7 @@ static int setup(void **state)
 							  .state = READY,
 							  .verified = true,
 							  .answers = true,
-							  .spoken = true,
+							  .mentioned = true,
 							  .local = true,
 							  .located = true };
 	segments[2].local = false;

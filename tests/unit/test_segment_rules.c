@@ -179,7 +179,7 @@ static struct in6_addr number(const char *text)
 static int judge(const struct locality *l, const char *segment)
 {
 	char reason[200] = "";
-	int r = locality_judge(l, segment, reason, sizeof(reason));
+	int r = locality_find(l, segment, reason, sizeof(reason));
 
 	assert_true(*reason);
 	return r;

@@ -32,7 +32,7 @@ static struct content *change(void)
 	return c;
 }
 
-void state_put_segment(struct state *s, const struct state_segment *row)
+void state_save_segment(struct state *s, const struct state_segment *row)
 {
 	struct content *c = change();
 
@@ -49,7 +49,7 @@ void state_drop_segment(struct state *s, const char *name)
 	change()->segment.name = NULL;
 }
 
-void state_put_preferred(struct state *s, const struct state_preferred *row)
+void state_save_preferred(struct state *s, const struct state_preferred *row)
 {
 	snprintf(change()->preferred, sizeof(contents->preferred), "%s", row->name);
 }
@@ -58,7 +58,7 @@ void state_add_event(struct state *s, const struct state_event *row)
 {
 }
 
-void state_put_hint(struct state *s, const struct state_hint *row)
+void state_save_hint(struct state *s, const struct state_hint *row)
 {
 }
 

@@ -74,14 +74,14 @@ static int64_t sql(const char *name, const char *text)
 
 static void put_one_of_each(struct rig *r)
 {
-	state_put_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", "[::1]:5", 4, 4000000000u,
-						   4000000000u, 1, 2 });
-	state_put_segment(r->s,
-			  &(struct state_segment){ "h:1", "http", "http://h:2/x", "config,listener",
-						   2, 3, 4, "it's \"ok\"", UINT64_MAX, 5, 6 });
+	state_save_hint(r->s, &(struct state_hint){ "m/\xc3\xa4", "[::1]:5", 4, 4000000000u,
+						    4000000000u, 1, 2 });
+	state_save_segment(r->s, &(struct state_segment){ "h:1", "http", "http://h:2/x",
+							  "config,listener", 2, 3, 4, "it's \"ok\"",
+							  UINT64_MAX, 5, 6 });
 	state_add_event(r->s, &(struct state_event){ "h:1", 7, 1, 2, "first" });
 	state_add_event(r->s, &(struct state_event){ "h:1", 8, 2, 3, "second" });
-	state_put_preferred(r->s, &(struct state_preferred){ "h:1", 4, 9 });
+	state_save_preferred(r->s, &(struct state_preferred){ "h:1", 4, 9 });
 }
 
 static void assert_one_of_each(const struct rig *r)
@@ -118,7 +118,7 @@ static void what_goes_in_comes_out(void **state)
 	rig_reopen(&r);
 	assert_one_of_each(&r);
 	assert_int_equal(r.refills, 0);
-	state_put_preferred(r.s, &(struct state_preferred){ "", 0, 10 });
+	state_save_preferred(r.s, &(struct state_preferred){ "", 0, 10 });
 	state_drop_hint(r.s, &(struct state_hint){ .scope = "m/\xc3\xa4",
 						   .segment = "[::1]:5",
 						   .source = 4,
@@ -142,7 +142,7 @@ static void the_last_of_a_key_stands(void **state)
 	rig_start(&r);
 	for (unsigned i = 0; i < 1000; i++)
 		rig_put_hint(&r, i % 10, i);
-	state_put_segment(r.s, &(struct state_segment){ "h:1", "", "", "", 1, .reason = "" });
+	state_save_segment(r.s, &(struct state_segment){ "h:1", "", "", "", 1, .reason = "" });
 	state_drop_segment(r.s, "h:1");
 	state_info(r.s, &info);
 	assert_int_equal(info.queued, 11);
@@ -191,9 +191,9 @@ static void long_texts_are_cut_and_long_names_refused(void **state)
 	rig_open(&r, dir);
 	rig_start(&r);
 	state_add_event(r.s, &(struct state_event){ "h:1", 1, 1, 2, text });
-	state_put_hint(r.s, &(struct state_hint){ text, "h:1", 4, 0, 0, 1, 2 });
+	state_save_hint(r.s, &(struct state_hint){ text, "h:1", 4, 0, 0, 1, 2 });
 	state_drop_segment(r.s, text);
-	state_put_preferred(r.s, &(struct state_preferred){ text, 0, 0 });
+	state_save_preferred(r.s, &(struct state_preferred){ text, 0, 0 });
 	assert_int_equal(rig_flush(&r), 0);
 	state_info(r.s, &info);
 	assert_int_equal(info.errors, 3);
@@ -221,7 +221,7 @@ static void refill_some(struct rig *r)
 {
 	for (unsigned i = 0; i < 20; i++)
 		rig_put_hint(r, i, 77);
-	state_put_segment(r->s, &(struct state_segment){ "h:9", "", "", "", 1, .reason = "" });
+	state_save_segment(r->s, &(struct state_segment){ "h:9", "", "", "", 1, .reason = "" });
 }
 
 static void too_many_changes_are_asked_for_anew(void **state)
@@ -392,13 +392,13 @@ static void a_newer_file_is_set_aside(void **state)
 /* The oldest goes, with what belongs to it. */
 static void three_are_kept(void **state)
 {
-	char names[5][ASIDE_NAME_BYTES];
+	char names[5][QUARANTINE_NAME_BYTES];
 	struct dray_err err = DRAY_ERR_NULL;
 
 	for (unsigned i = 0; i < 5; i++) {
 		file_write("state.db", "x", 1);
 		file_write("state.db-wal", "y", 1);
-		assert_int_equal(aside_move(dir, "state.db", "corrupt", names[i], &err), 0);
+		assert_int_equal(quarantine_file(dir, "state.db", "corrupt", names[i], &err), 0);
 	}
 	for (unsigned i = 0; i < 5; i++) {
 		char wal[512];
@@ -407,7 +407,7 @@ static void three_are_kept(void **state)
 		assert_int_equal(access(path_of(names[i]), F_OK), i < 2 ? -1 : 0);
 		assert_int_equal(access(path_of(wal), F_OK), i < 2 ? -1 : 0);
 	}
-	assert_int_equal(aside_move(dir, "state.db", "corrupt", names[0], &err), -ENOENT);
+	assert_int_equal(quarantine_file(dir, "state.db", "corrupt", names[0], &err), -ENOENT);
 	assert_non_null(strstr(err.msg, "state.db aside"));
 }
 

@@ -30,10 +30,10 @@ static void put_one(struct rig *r, uint32_t i)
 	rig_put_hint(r, i % SCOPES, i);
 	if (i % 3 == 0)
 		state_drop_segment(r->s, "h:1");
-	state_put_segment(r->s, &(struct state_segment){ "h:1", "tcp", "", "config", 1,
-							 .reason = "", .seen_ms = i });
+	state_save_segment(r->s, &(struct state_segment){ "h:1", "tcp", "", "config", 1,
+							  .reason = "", .seen_ms = i });
 	state_add_event(r->s, &(struct state_event){ "h:1", i, 1, 2, "because" });
-	state_put_preferred(r->s, &(struct state_preferred){ "h:1", 4, i });
+	state_save_preferred(r->s, &(struct state_preferred){ "h:1", 4, i });
 }
 
 /* Tells of each number from `first` that is on disk. */

@@ -28,7 +28,7 @@ static const struct dray_state_migration later[] = {
 };
 
 static struct dray_state_migration migrations[3];
-static struct store_schema schema = { migrations, 3 };
+static struct database_schema schema = { migrations, 3 };
 
 static int setup(void **state)
 {
@@ -83,15 +83,15 @@ static int64_t sql(const char *text)
 	return v;
 }
 
-static int open_with(const struct store_schema *with, struct store_info *info, char msg[240])
+static int open_with(const struct database_schema *with, struct database_info *info, char msg[240])
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store *s = NULL;
-	int r = store_open(&s, path, with, info, &err);
+	struct database *s = NULL;
+	int r = database_open(&s, path, with, info, &err);
 
 	memcpy(msg, err.msg, sizeof(err.msg));
 	assert_int_equal(r == 0, s != NULL);
-	store_close(s, false);
+	database_close(s, false);
 	return r;
 }
 
@@ -125,7 +125,7 @@ static void every_version_is_read(void **state)
 /* A new file and one of version 1 come to the same tables. */
 static void migrations_go_on_from_each_version(void **state)
 {
-	struct store_info info;
+	struct database_info info;
 	char msg[240];
 
 	assert_int_equal(open_with(&schema, &info, msg), 0);
@@ -148,12 +148,12 @@ static void migrations_go_on_from_each_version(void **state)
 
 static void there_is_no_way_back(void **state)
 {
-	struct store_info info;
+	struct database_info info;
 	char msg[240];
 
 	assert_true(copy_golden(1));
 	assert_int_equal(open_with(&schema, &info, msg), 0);
-	assert_int_equal(open_with(NULL, &info, msg), STORE_E_NEWER);
+	assert_int_equal(open_with(NULL, &info, msg), DATABASE_E_NEWER);
 	assert_int_equal(info.version, 3);
 	assert_non_null(strstr(msg, "of version 3, this release knows 1"));
 	/* and it was left alone */
@@ -164,12 +164,12 @@ static void there_is_no_way_back(void **state)
 /* All steps or none. */
 static void a_migration_that_fails_changes_nothing(void **state)
 {
-	struct store_info info;
+	struct database_info info;
 	char msg[240];
 
 	migrations[2].text = "UPDATE hint SET score = 99; UPDATE absent SET a = 1;";
 	assert_true(copy_golden(1));
-	assert_int_equal(open_with(&schema, &info, msg), STORE_E_CORRUPT);
+	assert_int_equal(open_with(&schema, &info, msg), DATABASE_E_CORRUPT);
 	if (!strstr(msg, "no such table: absent"))
 		fail_msg("%s", msg);
 	assert_int_equal(sql("PRAGMA user_version"), 1);
@@ -180,7 +180,7 @@ static void a_migration_that_fails_changes_nothing(void **state)
 static void a_migration_on_a_disk_that_fails_changes_nothing(void **state)
 {
 	unsigned ops = 1u << SHIM_WRITE | 1u << SHIM_SYNC | 1u << SHIM_TRUNCATE;
-	struct store_info info;
+	struct database_info info;
 	char msg[240];
 	bool failed = true;
 	uint32_t n;

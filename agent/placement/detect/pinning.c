@@ -49,7 +49,7 @@ static struct nodes nodes_of(const struct nd_scan *scan, const struct dray_strv 
 	return n;
 }
 
-int placement_of(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
+int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
 		 const cpu_set_t *allowed, cpu_set_t *cpus)
 {
 	const struct dray_strv *named = &cfg->agent.numa_nodes;

@@ -14,7 +14,7 @@
  * of GPUs; a node without an allowed CPU is passed over, and a machine of one node needs none of this.
  * Pure.
  */
-int placement_of(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
+int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
 		 const cpu_set_t *allowed, cpu_set_t *cpus);
 
 #endif

@@ -50,7 +50,7 @@ __attribute__((format(printf, 2, 0))) static int reason_set(struct env_answer *a
 	return 0;
 }
 
-int env_leave(struct env_answer *a, const char *fmt, ...)
+int env_omit(struct env_answer *a, const char *fmt, ...)
 {
 	va_list ap;
 	int ret;
@@ -61,7 +61,7 @@ int env_leave(struct env_answer *a, const char *fmt, ...)
 	return ret;
 }
 
-int env_say(struct env_answer *a, char *value, const char *fmt, ...)
+int env_set(struct env_answer *a, char *value, const char *fmt, ...)
 {
 	va_list ap;
 	int ret;
@@ -71,7 +71,7 @@ int env_say(struct env_answer *a, char *value, const char *fmt, ...)
 	/* no file and no protocol here can carry it */
 	if (strpbrk(value, "\r\n")) {
 		free(value);
-		return env_leave(a, "its value holds a newline");
+		return env_omit(a, "its value holds a newline");
 	}
 	a->value = value;
 	va_start(ap, fmt);
@@ -86,31 +86,31 @@ bool env_host_is_ipv6(const struct env_facts *f)
 {
 	struct in6_addr a;
 
-	return env_known(f->host) && inet_pton(AF_INET6, f->host, &a) == 1;
+	return env_has(f->host) && inet_pton(AF_INET6, f->host, &a) == 1;
 }
 
 bool env_host_is_numeric(const struct env_facts *f)
 {
 	struct in_addr a;
 
-	return env_host_is_ipv6(f) || (env_known(f->host) && inet_pton(AF_INET, f->host, &a) == 1);
+	return env_host_is_ipv6(f) || (env_has(f->host) && inet_pton(AF_INET, f->host, &a) == 1);
 }
 
 const char *env_host_reason(const struct env_facts *f)
 {
-	return env_known(f->host_reason) ? f->host_reason : "the address to advertise";
+	return env_has(f->host_reason) ? f->host_reason : "the address to advertise";
 }
 
 bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left)
 {
 	const struct env_facts *f = in->facts;
 
-	if (!env_known(f->host))
-		*ret_left = env_leave(a, "no address to advertise%s%s",
-				      env_known(f->host_reason) ? ": " : " was found",
-				      env_known(f->host_reason) ? f->host_reason : "");
+	if (!env_has(f->host))
+		*ret_left = env_omit(a, "no address to advertise%s%s",
+				     env_has(f->host_reason) ? ": " : " was found",
+				     env_has(f->host_reason) ? f->host_reason : "");
 	else if (!strcmp(f->host, "0.0.0.0") || !strcmp(f->host, "::"))
-		*ret_left = env_leave(a, "%s is no address that others can use", f->host);
+		*ret_left = env_omit(a, "%s is no address that others can use", f->host);
 	else
 		return true;
 	return false;

@@ -142,7 +142,7 @@ int env_devices(const struct env_fabric *f, const char *before, bool ports, stru
 	FILE *s;
 
 	if (!f->n)
-		return env_leave(a, "%s%s", f->none, f->left_out);
+		return env_omit(a, "%s%s", f->none, f->left_out);
 	s = open_memstream(&list, &bytes);
 	if (!s)
 		return -ENOMEM;
@@ -154,7 +154,7 @@ int env_devices(const struct env_fabric *f, const char *before, bool ports, stru
 	}
 	if (fclose(s) != 0)
 		return -ENOMEM;
-	return env_say(a, dray_take(list), "%zu active port%s%s", f->n, f->n == 1 ? "" : "s",
+	return env_set(a, dray_take(list), "%zu active port%s%s", f->n, f->n == 1 ? "" : "s",
 		       f->left_out);
 }
 
@@ -184,7 +184,7 @@ static int indices_differ(const struct env_fabric *f, struct env_answer *a)
 	}
 	if (fclose(s) != 0)
 		return -ENOMEM;
-	return env_leave(a, "no one index is right for all ports: %s", text + 2);
+	return env_omit(a, "no one index is right for all ports: %s", text + 2);
 }
 
 int env_gid_index(const struct env_fabric *f, struct env_answer *a)
@@ -192,7 +192,7 @@ int env_gid_index(const struct env_fabric *f, struct env_answer *a)
 	const struct env_port *first = NULL, *infiniband = NULL;
 
 	if (!f->n)
-		return env_leave(a, "%s%s", f->none, f->left_out);
+		return env_omit(a, "%s%s", f->none, f->left_out);
 	for (size_t i = 0; i < f->n; i++) {
 		const struct env_port *p = &f->v[i];
 
@@ -204,13 +204,13 @@ int env_gid_index(const struct env_fabric *f, struct env_answer *a)
 			return indices_differ(f, a);
 	}
 	if (!first)
-		return env_leave(a, "InfiniBand: no GID index is needed");
+		return env_omit(a, "InfiniBand: no GID index is needed");
 	if (infiniband)
-		return env_leave(
+		return env_omit(
 			a,
 			"%s is InfiniBand, which needs none, and %s has %u: one index is not "
 			"right for both",
 			infiniband->d->name, first->d->name, first->gid->index);
-	return env_say(a, env_format("%u", first->gid->index), "%s%s: %s",
+	return env_set(a, env_format("%u", first->gid->index), "%s%s: %s",
 		       f->n > 1 ? "all, as " : "", first->d->name, first->gid->reason);
 }

@@ -120,7 +120,7 @@ static int places_say(const struct places *p, struct env_answer *a)
 	reason_print(p, more, s);
 	if (fclose(s) != 0)
 		return -ENOMEM;
-	return env_say(a, dray_take(list), "%s", reason);
+	return env_set(a, dray_take(list), "%s", reason);
 }
 
 int env_gpu_devices(const struct env_input *in, struct env_answer *a)
@@ -131,18 +131,18 @@ int env_gpu_devices(const struct env_input *in, struct env_answer *a)
 	const struct nd_topology *t;
 
 	if (!p.f->n)
-		return env_leave(a, "%s%s", p.f->none, p.f->left_out);
+		return env_omit(a, "%s%s", p.f->none, p.f->left_out);
 	t = &p.scan->topology;
 	if (t->hidden_gpus)
-		return env_leave(
+		return env_omit(
 			a,
 			"%u GPUs are not in this /sys, so that places would not be those of "
 			"GPUs; mount the host's /sys",
 			t->hidden_gpus);
 	if (!t->n_gpus && p.f->n > 1)
-		return env_leave(a, "no GPU is in /sys, so that there are no places to fill");
+		return env_omit(a, "no GPU is in /sys, so that there are no places to fill");
 	if (!t->n_gpus)
-		return env_say(a, strdup(p.f->v[0].d->name), "the only usable RNIC%s",
+		return env_set(a, strdup(p.f->v[0].d->name), "the only usable RNIC%s",
 			       p.f->left_out);
 	p.v = v = calloc(t->n_gpus, sizeof(*v));
 	p.load = load = calloc(p.scan->devices.n, sizeof(*load));
@@ -151,8 +151,8 @@ int env_gpu_devices(const struct env_input *in, struct env_answer *a)
 	for (size_t g = 0; g < t->n_gpus; g++) {
 		v[g] = nearest(&p, g);
 		if (!v[g])
-			return env_leave(a, "no RNIC is known to be near GPU %zu (%s)", g,
-					 t->gpus[g].bdf);
+			return env_omit(a, "no RNIC is known to be near GPU %zu (%s)", g,
+					t->gpus[g].bdf);
 		load[v[g]->device]++;
 		p.shared += !v[g]->preferred;
 	}

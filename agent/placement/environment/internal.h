@@ -15,15 +15,15 @@ struct env_answer {
 
 #define ENV_ANSWER_NULL ((struct env_answer){ .value = NULL })
 
-/* Both allocated here; 0 or -ENOMEM. env_say: value is taken, also on errors, and may be NULL for no memory. */
-int env_say(struct env_answer *a, char *value, const char *fmt, ...)
+/* Both allocated here; 0 or -ENOMEM. env_set: value is taken, also on errors, and may be NULL for no memory. */
+int env_set(struct env_answer *a, char *value, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
-int env_leave(struct env_answer *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int env_omit(struct env_answer *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* NULL for no memory. */
 char *env_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-static inline bool env_known(const char *s)
+static inline bool env_has(const char *s)
 {
 	return s && *s;
 }

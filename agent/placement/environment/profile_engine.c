@@ -6,16 +6,16 @@
 
 static int socket_of(const struct env_input *in, struct env_answer *a)
 {
-	if (!env_known(in->facts->data_socket))
-		return env_leave(a, "the agent has no data socket");
-	return env_say(a, strdup(in->facts->data_socket), "data.socket of the agent");
+	if (!env_has(in->facts->data_socket))
+		return env_omit(a, "the agent has no data socket");
+	return env_set(a, strdup(in->facts->data_socket), "data.socket of the agent");
 }
 
 static int segment_of(const struct env_input *in, struct env_answer *a)
 {
-	if (!env_known(in->facts->segment))
-		return env_leave(a, "the agent has no peer listener");
-	return env_say(a, strdup(in->facts->segment), "the agent's own segment");
+	if (!env_has(in->facts->segment))
+		return env_omit(a, "the agent has no peer listener");
+	return env_set(a, strdup(in->facts->segment), "the agent's own segment");
 }
 
 const struct env_profile env_profile_dray = {
@@ -31,8 +31,8 @@ static int host_address(const struct env_input *in, struct env_answer *a)
 	if (!env_host_ok(in, a, &left))
 		return left;
 	if (!env_host_is_numeric(in->facts))
-		return env_leave(a, "%s is a name, and vLLM wants an address", in->facts->host);
-	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+		return env_omit(a, "%s is a name, and vLLM wants an address", in->facts->host);
+	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
 }
 
 static int host_of(const struct env_input *in, struct env_answer *a)
@@ -41,7 +41,7 @@ static int host_of(const struct env_input *in, struct env_answer *a)
 
 	if (!env_host_ok(in, a, &left))
 		return left;
-	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
 }
 
 const struct env_profile env_profile_vllm = {

@@ -47,13 +47,13 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 	if (!env_host_ok(in, a, &left))
 		return left;
 	if (!f->scan)
-		return env_leave(a, "interfaces have not been looked at yet");
+		return env_omit(a, "interfaces have not been looked at yet");
 	l = link_of_host(f);
 	if (!l)
-		return env_leave(a, "%s is no address of an interface here", f->host);
+		return env_omit(a, "%s is no address of an interface here", f->host);
 	if (strpbrk(l->name, ",:=^"))
-		return env_leave(a, "a list cannot carry the name of interface %s", l->name);
-	return env_say(a, env_format("=%s", l->name), "it has %s: %s", f->host, env_host_reason(f));
+		return env_omit(a, "a list cannot carry the name of interface %s", l->name);
+	return env_set(a, env_format("=%s", l->name), "it has %s: %s", f->host, env_host_reason(f));
 }
 
 const struct env_profile env_profile_nccl = {

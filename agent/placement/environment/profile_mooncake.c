@@ -8,18 +8,18 @@
 static int preferred_segment(const struct env_input *in, struct env_answer *a)
 {
 	const struct env_facts *f = in->facts;
-	const char *state = env_known(f->preferred.state) ? f->preferred.state : "unknown";
+	const char *state = env_has(f->preferred.state) ? f->preferred.state : "unknown";
 
-	if (!env_known(f->preferred.name))
-		return env_leave(a, "no segment is preferred%s%s",
-				 env_known(f->preferred.reason) ? ": " : "",
-				 env_known(f->preferred.reason) ? f->preferred.reason : "");
+	if (!env_has(f->preferred.name))
+		return env_omit(a, "no segment is preferred%s%s",
+				env_has(f->preferred.reason) ? ": " : "",
+				env_has(f->preferred.reason) ? f->preferred.reason : "");
 	if (!dray_segment_valid(f->preferred.name))
-		return env_leave(a, "\"%.100s\" is no HOST:PORT", f->preferred.name);
-	return env_say(a, strdup(f->preferred.name), "%s, %s%s%s",
-		       env_known(f->preferred.preference) ? f->preferred.preference : "preferred",
-		       state, env_known(f->preferred.reason) ? ": " : "",
-		       env_known(f->preferred.reason) ? f->preferred.reason : "");
+		return env_omit(a, "\"%.100s\" is no HOST:PORT", f->preferred.name);
+	return env_set(a, strdup(f->preferred.name), "%s, %s%s%s",
+		       env_has(f->preferred.preference) ? f->preferred.preference : "preferred",
+		       state, env_has(f->preferred.reason) ? ": " : "",
+		       env_has(f->preferred.reason) ? f->preferred.reason : "");
 }
 
 /* Without port and brackets: Mooncake adds both itself. */
@@ -29,14 +29,14 @@ static int local_hostname(const struct env_input *in, struct env_answer *a)
 
 	if (!env_host_ok(in, a, &left))
 		return left;
-	return env_say(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
 }
 
 /* Its mere presence says IPv6, so that nothing may be said otherwise. */
 static int use_ipv6(const struct env_input *in, struct env_answer *a)
 {
 	a->skip = !env_host_is_ipv6(in->facts);
-	return a->skip ? 0 : env_say(a, strdup("1"), "%s is IPv6", in->facts->host);
+	return a->skip ? 0 : env_set(a, strdup("1"), "%s is IPv6", in->facts->host);
 }
 
 static int gid_index(const struct env_input *in, struct env_answer *a)
@@ -52,18 +52,18 @@ static int all_devices(const struct env_input *in, struct env_answer *a)
 static int protocol(const struct env_input *in, struct env_answer *a)
 {
 	if (!in->facts->scan)
-		return env_leave(a, "%s", in->first.none);
+		return env_omit(a, "%s", in->first.none);
 	if (!in->first.n)
-		return env_say(a, strdup("tcp"), "%s%s", in->first.none, in->first.left_out);
-	return env_say(a, strdup("rdma"), "%zu active port%s", in->first.n,
+		return env_set(a, strdup("tcp"), "%s%s", in->first.none, in->first.left_out);
+	return env_set(a, strdup("rdma"), "%zu active port%s", in->first.n,
 		       in->first.n == 1 ? "" : "s");
 }
 
 static int master(const struct env_input *in, struct env_answer *a)
 {
-	if (!env_known(in->facts->master))
-		return env_leave(a, "no Mooncake master is known");
-	return env_say(a, strdup(in->facts->master), "the Mooncake master that the agent knows");
+	if (!env_has(in->facts->master))
+		return env_omit(a, "no Mooncake master is known");
+	return env_set(a, strdup(in->facts->master), "the Mooncake master that the agent knows");
 }
 
 const struct env_profile env_profile_vllm_mooncake = {
@@ -97,8 +97,8 @@ static int owner_host(const struct env_input *in, struct env_answer *a)
 	if (!env_host_ok(in, a, &left))
 		return left;
 	if (!f->owner_segment)
-		return env_leave(a, "mooncake.owner_segment is not known");
-	return env_say(
+		return env_omit(a, "mooncake.owner_segment is not known");
+	return env_set(
 		a, env_format("%s%s%s:%u", v6 ? "[" : "", f->host, v6 ? "]" : "", f->owner_segment),
 		"%s; port of mooncake.owner_segment", env_host_reason(f));
 }
@@ -106,8 +106,8 @@ static int owner_host(const struct env_input *in, struct env_answer *a)
 static int owner_rpc(const struct env_input *in, struct env_answer *a)
 {
 	if (!in->facts->owner_rpc)
-		return env_leave(a, "mooncake.owner_rpc is not known");
-	return env_say(a, env_format("%u", in->facts->owner_rpc), "mooncake.owner_rpc");
+		return env_omit(a, "mooncake.owner_rpc is not known");
+	return env_set(a, env_format("%u", in->facts->owner_rpc), "mooncake.owner_rpc");
 }
 
 const struct env_profile env_profile_mooncake_owner = {

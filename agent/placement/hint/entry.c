@@ -25,7 +25,7 @@ static struct scope *scope_new(struct hints *h, const char *text)
 	return s;
 }
 
-static void scope_put_back(struct hints *h, struct scope *s)
+static void scope_unref(struct hints *h, struct scope *s)
 {
 	if (!s || !dray_list_empty(&s->entries))
 		return;
@@ -38,38 +38,38 @@ struct name *hints_name_find(const struct hints *h, const char *text)
 	return dray_map_entry(dray_map_find(&h->names, text, strlen(text)), struct name, node);
 }
 
-static struct name *name_get(struct hints *h, const char *text, bool said)
+static struct name *name_ref(struct hints *h, const char *text, bool given)
 {
 	struct name *s = hints_name_find(h, text);
 	size_t n = strlen(text);
 
 	if (s) {
 		s->n++;
-		s->said += said;
+		s->given += given;
 		return s;
 	}
 	s = malloc(sizeof(*s) + n + 1);
 	if (!s)
 		return NULL;
 	s->n = 1;
-	s->said = said;
+	s->given = given;
 	memcpy(s->text, text, n + 1);
 	dray_map_add(&h->names, &s->node, s->text, n);
 	return s;
 }
 
 /* The last one is told of while its text is there. */
-static void name_put_back(struct hints *h, struct name *s, bool said, bool tell)
+static void name_unref(struct hints *h, struct name *s, bool given, bool tell)
 {
 	bool last;
 
 	if (!s)
 		return;
-	s->said -= said;
+	s->given -= given;
 	last = !--s->n;
 	if (last)
 		dray_map_del(&h->names, &s->node);
-	if (said && !s->said && tell && h->deps.named && !h->loading)
+	if (given && !s->given && tell && h->deps.named && !h->loading)
 		h->deps.named(h->deps.arg, s->text, false);
 	if (last)
 		free(s);
@@ -80,7 +80,7 @@ struct owner *hints_owner_find(const struct hints *h, uint32_t uid)
 	return dray_map_entry(dray_map_find(&h->owners, &uid, sizeof(uid)), struct owner, node);
 }
 
-static struct owner *owner_get(struct hints *h, uint32_t uid)
+static struct owner *owner_ref(struct hints *h, uint32_t uid)
 {
 	struct owner *o = hints_owner_find(h, uid);
 
@@ -97,7 +97,7 @@ static struct owner *owner_get(struct hints *h, uint32_t uid)
 	return o;
 }
 
-static void owner_put_back(struct hints *h, struct owner *o)
+static void owner_unref(struct hints *h, struct owner *o)
 {
 	if (!o || --o->n)
 		return;
@@ -108,15 +108,15 @@ static void owner_put_back(struct hints *h, struct owner *o)
 void hints_entry_free(struct hints *h, struct entry *e, bool tell)
 {
 	dray_heap_del(&h->expiry[e->source], &e->expiry);
-	owner_put_back(h, e->owner);
-	name_put_back(h, e->name, hint_is_said(e->source), tell);
+	owner_unref(h, e->owner);
+	name_unref(h, e->name, hint_is_given(e->source), tell);
 	if (e->scope)
 		e->scope->n--;
-	scope_put_back(h, e->scope);
+	scope_unref(h, e->scope);
 	free(e);
 }
 
-struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, struct scope *scope)
+struct entry *hints_entry_new(struct hints *h, const struct entry_values *put, struct scope *scope)
 {
 	struct entry *e = calloc(1, sizeof(*e));
 	bool client = put->source == DMSG_HINT_SOURCE_CLIENT;
@@ -131,8 +131,8 @@ struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, stru
 	e->scope = scope ? scope : scope_new(h, put->scope);
 	if (e->scope)
 		e->scope->n++;
-	e->name = name_get(h, put->segment, hint_is_said(put->source));
-	e->owner = client ? owner_get(h, put->uid) : NULL;
+	e->name = name_ref(h, put->segment, hint_is_given(put->source));
+	e->owner = client ? owner_ref(h, put->uid) : NULL;
 	if (!e->scope || !e->name || (client && !e->owner) ||
 	    dray_heap_set(&h->expiry[e->source], &e->expiry, put->end_boot_ms * DRAY_NS_PER_MS) <
 		    0) {

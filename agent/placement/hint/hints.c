@@ -22,7 +22,7 @@ static bool is_stronger(const struct entry *a, const struct entry *b)
 	return a->put_boot_ms >= b->put_boot_ms;
 }
 
-static void link_in_order(struct entry *e)
+static void insert_in_order(struct entry *e)
 {
 	struct dray_list *at = e->scope->entries.next;
 
@@ -47,7 +47,7 @@ static bool is_same(const struct entry *a, const struct entry *b)
 
 /* The one that counts, and the one that counts of those that somebody said. */
 struct heads {
-	const struct entry *first, *said;
+	const struct entry *first, *given;
 };
 
 static struct heads heads_of(const struct scope *s)
@@ -55,24 +55,24 @@ static struct heads heads_of(const struct scope *s)
 	struct heads r = { .first = head(s) };
 
 	dray_list_for_each(&s->entries, e, struct entry, link) {
-		if (!hint_is_said(e->source))
+		if (!hint_is_given(e->source))
 			continue;
-		r.said = e;
+		r.given = e;
 		break;
 	}
 	return r;
 }
 
-static void tell_changed(struct hints *h, const struct scope *s, struct heads before)
+static void report_change(struct hints *h, const struct scope *s, struct heads before)
 {
 	struct heads now = heads_of(s);
 
 	if (h->deps.changed && !h->loading &&
-	    (!is_same(before.first, now.first) || !is_same(before.said, now.said)))
+	    (!is_same(before.first, now.first) || !is_same(before.given, now.given)))
 		h->deps.changed(h->deps.arg, s->text);
 }
 
-struct entry *hints_find(const struct scope *s, const struct entry_put *put)
+struct entry *hints_find(const struct scope *s, const struct entry_values *put)
 {
 	if (!s)
 		return NULL;
@@ -94,7 +94,7 @@ void hints_remove(struct hints *h, struct entry *e)
 	hints_unsave(h, e);
 	dray_list_del(&e->link);
 	h->n--;
-	tell_changed(h, e->scope, before);
+	report_change(h, e->scope, before);
 	hints_entry_free(h, e, true);
 }
 
@@ -106,7 +106,7 @@ static int no_room(struct dray_err *reterr, const char *limit, int64_t value)
 }
 
 /* Somebody else's hint goes that matters least; one of a stronger source never goes for a weaker one. */
-static int make_room(struct hints *h, const struct entry_put *put, struct dray_err *reterr)
+static int make_room(struct hints *h, const struct entry_values *put, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = h->deps.cfg;
 	const struct owner *o =
@@ -131,9 +131,9 @@ static int make_room(struct hints *h, const struct entry_put *put, struct dray_e
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
 	struct heads before = heads_of(e->scope);
-	bool fresh = hint_is_said(e->source) && e->name->said == 1;
+	bool fresh = hint_is_given(e->source) && e->name->given == 1;
 
-	link_in_order(e);
+	insert_in_order(e);
 	h->n++;
 	if (!h->loading)
 		hints_save(h, e);
@@ -145,12 +145,12 @@ static void replace(struct hints *h, struct entry *e, struct entry *old)
 	}
 	if (fresh && h->deps.named && !h->loading)
 		h->deps.named(h->deps.arg, e->name->text, true);
-	tell_changed(h, e->scope, before);
+	report_change(h, e->scope, before);
 	if (old)
 		hints_entry_free(h, old, true);
 }
 
-int hints_insert(struct hints *h, const struct entry_put *put, struct dray_err *reterr)
+int hints_insert(struct hints *h, const struct entry_values *put, struct dray_err *reterr)
 {
 	struct scope *s = hints_scope_find(h, put->scope);
 	struct entry *old = hints_find(s, put), *e;
@@ -214,13 +214,13 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 	if (r < 0)
 		return r;
 	r = hints_insert(h,
-			 &(struct entry_put){ .scope = put->scope,
-					      .segment = put->segment,
-					      .source = put->source,
-					      .uid = put->uid,
-					      .score = put->score,
-					      .put_boot_ms = now,
-					      .end_boot_ms = now + ttl },
+			 &(struct entry_values){ .scope = put->scope,
+						 .segment = put->segment,
+						 .source = put->source,
+						 .uid = put->uid,
+						 .score = put->score,
+						 .put_boot_ms = now,
+						 .end_boot_ms = now + ttl },
 			 reterr);
 	if (r == 0)
 		hints_arm(h);
@@ -268,7 +268,7 @@ void hints_forget_found(struct hints *h, const char *segment)
 	do {
 		last = NULL;
 		dray_list_for_each(&s->entries, e, struct entry, link) {
-			if (!hint_is_said(e->source) && strcmp(e->name->text, segment) != 0)
+			if (!hint_is_given(e->source) && strcmp(e->name->text, segment) != 0)
 				last = e;
 		}
 		if (last) {
@@ -282,9 +282,9 @@ void hints_forget_found(struct hints *h, const char *segment)
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
 {
 	struct entry *e = hints_find(hints_scope_find(h, scope),
-				     &(struct entry_put){ .segment = "",
-							  .source = DMSG_HINT_SOURCE_CLIENT,
-							  .uid = uid });
+				     &(struct entry_values){ .segment = "",
+							     .source = DMSG_HINT_SOURCE_CLIENT,
+							     .uid = uid });
 
 	if (!e)
 		return false;
@@ -365,13 +365,13 @@ bool hints_names(struct hints *h, const char *segment)
 {
 	const struct name *s = hints_name_find(h, segment);
 
-	return s && s->said;
+	return s && s->given;
 }
 
 void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg)
 {
 	dray_map_for_each(&h->names, s, struct name, node)
-		if (s->said)
+		if (s->given)
 			fn(arg, s->text);
 }
 

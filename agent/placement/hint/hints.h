@@ -43,7 +43,7 @@ struct hint {
 };
 
 /* Somebody said so. What the agent found itself, or was started with, names no segment that it would not know otherwise. */
-static inline bool hint_is_said(enum dmsg_hint_source source)
+static inline bool hint_is_given(enum dmsg_hint_source source)
 {
 	return source == DMSG_HINT_SOURCE_EXPLICIT || source == DMSG_HINT_SOURCE_CLIENT;
 }

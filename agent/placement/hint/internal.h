@@ -24,7 +24,7 @@ struct scope {
 struct name {
 	struct dray_map_node node;
 	uint32_t n; /* how many */
-	uint32_t said; /* of these, from somebody's mouth: not what the agent found or was started with */
+	uint32_t given; /* of these, from somebody's mouth: not what the agent found or was started with */
 	char text[];
 };
 
@@ -64,7 +64,7 @@ static inline uint32_t entry_uid(const struct entry *e)
 }
 
 /* As much as a hint takes: what hints_put() and hints_load() have in common. */
-struct entry_put {
+struct entry_values {
 	const char *scope, *segment;
 	enum dmsg_hint_source source;
 	uint32_t uid, score;
@@ -77,7 +77,7 @@ struct name *hints_name_find(const struct hints *h, const char *text);
 struct owner *hints_owner_find(const struct hints *h, uint32_t uid);
 
 /* In its heap, and in no list yet. scope: its own, or NULL where there is none. NULL without memory. */
-struct entry *hints_entry_new(struct hints *h, const struct entry_put *put, struct scope *scope);
+struct entry *hints_entry_new(struct hints *h, const struct entry_values *put, struct scope *scope);
 
 /* In no list any more. tell: where nothing names its segment any more. */
 void hints_entry_free(struct hints *h, struct entry *e, bool tell);
@@ -89,13 +89,13 @@ int hints_check_texts(const char *scope, const char *segment, struct dray_err *r
  * Puts it in the place of what it replaces. Upcalls are made, and the state told, unless it comes from there: then one
  * that is younger stays (-EEXIST). As hints_put().
  */
-int hints_insert(struct hints *h, const struct entry_put *put, struct dray_err *reterr);
+int hints_insert(struct hints *h, const struct entry_values *put, struct dray_err *reterr);
 
 /* Upcalls are made, and the state told. */
 void hints_remove(struct hints *h, struct entry *e);
 
 /* What the given one would replace in its scope (NULL: there is no such scope); NULL: nothing. */
-struct entry *hints_find(const struct scope *s, const struct entry_put *put);
+struct entry *hints_find(const struct scope *s, const struct entry_values *put);
 
 /* To the state, unless hints of its source are not kept there. */
 void hints_save(struct hints *h, const struct entry *e);

@@ -19,15 +19,15 @@ void hints_save(struct hints *h, const struct entry *e)
 	if (!is_kept(e->source))
 		return;
 	/* a machine whose clock begins at 0 has put some before that */
-	state_put_hint(h->deps.state, &(struct state_hint){
-					      .scope = e->scope->text,
-					      .segment = e->name->text,
-					      .source = e->source,
-					      .uid = entry_uid(e),
-					      .score = e->score,
-					      .put_ms = dray_max(e->put_boot_ms + offset, 0),
-					      .expires_ms = dray_max(e->end_boot_ms + offset, 0),
-				      });
+	state_save_hint(h->deps.state, &(struct state_hint){
+					       .scope = e->scope->text,
+					       .segment = e->name->text,
+					       .source = e->source,
+					       .uid = entry_uid(e),
+					       .score = e->score,
+					       .put_ms = dray_max(e->put_boot_ms + offset, 0),
+					       .expires_ms = dray_max(e->end_boot_ms + offset, 0),
+				       });
 }
 
 void hints_unsave(struct hints *h, const struct entry *e)
@@ -58,7 +58,7 @@ static int64_t left_of(struct hints *h, const struct state_hint *row, int64_t *r
 }
 
 /* Its times on disk are no use: it would live that long after every start. */
-static void load_future(struct hints *h, const struct entry_put *put)
+static void load_future(struct hints *h, const struct entry_values *put)
 {
 	h->n_future++;
 	hints_save(h, hints_find(hints_scope_find(h, put->scope), put));
@@ -75,13 +75,13 @@ void hints_load(void *arg, const struct state_hint *row)
 {
 	struct hints *h = arg;
 	int64_t now = hints_boot_ms(h), age, left = left_of(h, row, &age);
-	struct entry_put put = { .scope = row->scope,
-				 .segment = row->segment,
-				 .source = (enum dmsg_hint_source)row->source,
-				 .uid = row->uid,
-				 .score = row->score,
-				 .put_boot_ms = now - age,
-				 .end_boot_ms = now + left };
+	struct entry_values put = { .scope = row->scope,
+				    .segment = row->segment,
+				    .source = (enum dmsg_hint_source)row->source,
+				    .uid = row->uid,
+				    .score = row->score,
+				    .put_boot_ms = now - age,
+				    .end_boot_ms = now + left };
 	bool good = is_in_order(row);
 
 	h->loading = true;

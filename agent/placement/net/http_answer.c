@@ -164,7 +164,7 @@ static const http_parser_settings callbacks = {
 };
 
 /* 1, 0, or what is wrong. */
-static int result(const struct reader *r, struct dray_err *reterr)
+static int result_of(const struct reader *r, struct dray_err *reterr)
 {
 	enum http_errno e = HTTP_PARSER_ERRNO(&r->parser);
 
@@ -199,7 +199,7 @@ int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dr
 		/* one head after the other counts as one: 1xx may be many */
 		if (r->in_head)
 			r->head_n += used;
-		e = result(r, reterr);
+		e = result_of(r, reterr);
 		if (e)
 			return e;
 		buf += used;
@@ -216,7 +216,7 @@ int http_answer_end(struct http_answer *a, struct dray_err *reterr)
 	/* an answer without length ends here */
 	if (a->received) {
 		http_parser_execute(&r->parser, &callbacks, NULL, 0);
-		e = result(r, reterr);
+		e = result_of(r, reterr);
 	}
 	return e ? e :
 		   dray_err_set(reterr, -ECONNRESET, DRAY_E_PEER_LOST,

@@ -108,7 +108,7 @@ static void finish_whole(struct http_get *g)
 }
 
 /* r: what the parser said. True: the request has ended, and is gone. */
-static bool judge(struct http_get *g, int r, const struct dray_err *why)
+static bool finish_if_done(struct http_get *g, int r, const struct dray_err *why)
 {
 	if (r < 0)
 		fail(g, why->code, "%s", why->msg);
@@ -156,7 +156,7 @@ static void on_readable(struct http_get *g)
 		}
 		r = n ? http_answer_feed(g->answer, buf, (size_t)n, &err) :
 			http_answer_end(g->answer, &err);
-		if (judge(g, r, &err))
+		if (finish_if_done(g, r, &err))
 			return;
 	}
 }
@@ -297,8 +297,8 @@ static int start(struct http_get *g, struct dray_err *reterr)
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->who,
 				    dray_errno_text(r));
-	return resolver_ask(g->deps.resolver, g->url.host, g->url.port, g->limits.timeout_ns,
-			    on_addresses, g, &g->query, reterr);
+	return resolver_lookup(g->deps.resolver, g->url.host, g->url.port, g->limits.timeout_ns,
+			       on_addresses, g, &g->query, reterr);
 }
 
 int http_get(struct http_get **ret, const struct http_get_deps *deps, const struct http_url *url,

@@ -330,8 +330,8 @@ static int query_arm(struct resolver *r, struct resolver_query *q)
 					  on_timeout, q);
 }
 
-int resolver_ask(struct resolver *r, const char *host, unsigned port, int64_t timeout_ns,
-		 resolver_fn fn, void *arg, struct resolver_query **ret, struct dray_err *reterr)
+int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t timeout_ns,
+		    resolver_fn fn, void *arg, struct resolver_query **ret, struct dray_err *reterr)
 {
 	struct resolver_query *q;
 	struct dray_addr a;

@@ -43,8 +43,9 @@ DRAY_DEFINE_CLEANUP(struct resolver *, resolver_free);
  * once unless the query is cancelled, from the event loop and never in here, after timeout_ns (more than 0) at the
  * latest. ret: to cancel it; may be NULL. 0, or -errno with reterr and no call: -EINVAL for what can be no host.
  */
-int resolver_ask(struct resolver *r, const char *host, unsigned port, int64_t timeout_ns,
-		 resolver_fn fn, void *arg, struct resolver_query **ret, struct dray_err *reterr);
+int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t timeout_ns,
+		    resolver_fn fn, void *arg, struct resolver_query **ret,
+		    struct dray_err *reterr);
 
 /* fn is not called. Takes NULL. Returns NULL. */
 struct resolver_query *resolver_cancel(struct resolver_query *q);

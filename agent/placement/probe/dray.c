@@ -28,9 +28,9 @@ static void answered(void *arg, const struct dray_err *err, const struct peer_pr
 		learn(&p->result, r);
 	/* somebody is there: another address of the name would not tell more */
 	if (err->code && r->known)
-		probe_refute(p, "%s", err->msg);
-	else if (err->code)
 		probe_fail(p, "%s", err->msg);
+	else if (err->code)
+		probe_fail_address(p, "%s", err->msg);
 	else if (r->self)
 		probe_succeed(p, "this agent");
 	else if (!r->told_state)
@@ -41,12 +41,12 @@ static void answered(void *arg, const struct dray_err *err, const struct peer_pr
 			      r->version);
 }
 
-static int attempt(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)
+static int try_address(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)
 {
 	if (!p->deps.peer_probes)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "this agent has no peers: dray probes are not possible");
-	p->lacks = "answer of a dray agent";
+	p->awaited = "answer of a dray agent";
 	return p->deps.peer_probes->start(&p->dray, p->deps.peers, addr, answered, p, reterr);
 }
 
@@ -57,6 +57,6 @@ static void stop(struct probe *p)
 }
 
 const struct probe_ops probe_dray_ops = {
-	.attempt = attempt,
+	.try_address = try_address,
 	.stop = stop,
 };

@@ -28,7 +28,7 @@ void probe_fsm_init(struct probe_fsm *f, int64_t now)
 	};
 }
 
-void probe_fsm_believe(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
+void probe_fsm_restore(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
 {
 	dray_assert(!f->probes && !f->in_flight);
 	if (state != DMSG_SEGMENT_STATE_READY && state != DMSG_SEGMENT_STATE_LOST)
@@ -137,7 +137,7 @@ void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *
 	f->next_ns = now + limit - any_part(limit);
 }
 
-void probe_fsm_put_off(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
+void probe_fsm_postpone(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
 {
 	if (f->in_flight || f->next_ns > now || f->failures || f->state != DMSG_SEGMENT_STATE_READY)
 		return;

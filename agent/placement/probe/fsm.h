@@ -49,7 +49,7 @@ void probe_fsm_init(struct probe_fsm *f, int64_t now);
  * What was known before a restart: READY or LOST, due at once, and not verified until a probe finds the same or
  * changes it, by the rules above. Other states say nothing. Before the first probe alone.
  */
-void probe_fsm_believe(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now);
+void probe_fsm_restore(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now);
 
 /* A probe begins. Returns the state before. */
 enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now);
@@ -65,6 +65,6 @@ void probe_fsm_hurry(struct probe_fsm *f, int64_t now);
 void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now);
 
 /* A READY one that is overdue because nobody ran is put off by any part of an interval. */
-void probe_fsm_put_off(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now);
+void probe_fsm_postpone(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now);
 
 #endif

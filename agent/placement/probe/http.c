@@ -77,22 +77,22 @@ static void answered(void *arg, const struct http_response *h, const struct dray
 	/* it is gone */
 	p->http = NULL;
 	if (!h) {
-		probe_refute(p, "%s", why->msg);
+		probe_fail(p, "%s", why->msg);
 		return;
 	}
 	body = skip_blanks(h->body, h->n, &n);
 	if (n && *body == '{')
 		object(body, n, objection, sizeof(objection));
 	if (h->status < 200 || h->status > 299)
-		probe_refute(p, "HTTP status %u%s%s", h->status, *objection ? ", and " : "",
-			     objection);
+		probe_fail(p, "HTTP status %u%s%s", h->status, *objection ? ", and " : "",
+			   objection);
 	else if (*objection)
-		probe_refute(p, "HTTP status %u, but %s", h->status, objection);
+		probe_fail(p, "HTTP status %u, but %s", h->status, objection);
 	else
 		probe_succeed(p, "HTTP status %u", h->status);
 }
 
-static int whole(struct probe *p, struct dray_err *reterr)
+static int run(struct probe *p, struct dray_err *reterr)
 {
 	const struct http_get_deps deps = { p->deps.event, p->deps.resolver };
 	const struct http_limits limits = { p->end_ns - p->start_ns, BODY_MAX };
@@ -114,6 +114,6 @@ static void stop(struct probe *p)
 }
 
 const struct probe_ops probe_http_ops = {
-	.whole = whole,
+	.run = run,
 	.stop = stop,
 };

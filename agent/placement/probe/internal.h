@@ -11,15 +11,15 @@ struct http_get;
 struct peer_probe;
 
 /*
- * A kind has either `whole`, which does everything, or `attempt`, which tries one address. `ready` is for those that
+ * A kind has either `run`, which does everything, or `try_address`, which tries one address. `ready` is for those that
  * call probe_connect(): the socket is connected (first call), or there is something to read. Any of them may end the
- * attempt by probe_succeed() or probe_fail(), after which the probe may be gone.
+ * try_address by probe_succeed() or probe_fail_address(), after which the probe may be gone.
  */
 struct probe_ops {
-	int (*whole)(struct probe *p, struct dray_err *reterr);
-	int (*attempt)(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
+	int (*run)(struct probe *p, struct dray_err *reterr);
+	int (*try_address)(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
 	void (*ready)(struct probe *p, bool connected);
-	/* Ends what an attempt holds beside the socket; may be NULL. */
+	/* Ends what an try_address holds beside the socket; may be NULL. */
 	void (*stop)(struct probe *p);
 };
 
@@ -30,9 +30,9 @@ struct probe {
 	probe_fn fn;
 	void *arg;
 	int64_t start_ns, end_ns; /* of the probe */
-	const char *lacks;        /* what there is none of yet: "connection", "reply" */
+	const char *awaited;      /* what there is none of yet: "connection", "reply" */
 	sd_event_source *timer, *io;
-	int fd; /* of the attempt; -1 */
+	int fd; /* of the try_address; -1 */
 	bool connected;
 	struct resolver_query *query;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
@@ -55,10 +55,11 @@ int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err
 
 /* Both end in fn, and free the probe. */
 void probe_succeed(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void probe_refute(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-/* This address failed: tries the next one, or ends as probe_refute() does. */
 void probe_fail(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* This address failed: tries the next one, or ends as probe_fail() does. */
+void probe_fail_address(struct probe *p, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
 
 /* Text of somebody else's, with what does not print replaced. Returns buf. */
 const char *probe_clean(const char *s, char *buf, size_t n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The handshake daemon of a Mooncake engine. It serves one connection at a time and waits for the end of it: so
- * the request goes out whole as soon as there is a connection, and that is closed as soon as the reply is there. No
+ * the request goes out run as soon as there is a connection, and that is closed as soon as the reply is there. No
  * other request than this one is ever sent: a body of a type that the daemon does not expect ends its process.
  */
 #include <errno.h>
@@ -18,14 +18,14 @@
 #define READ_BYTES 16384
 #define READS_PER_CALL 8
 
-static void ask(struct probe *p)
+static void send_request(struct probe *p)
 {
 	ssize_t n = send(p->fd, mooncake_metadata_request, MOONCAKE_REQUEST_SIZE, MSG_NOSIGNAL);
 
-	/* the buffer of a new socket takes it whole */
+	/* the buffer of a new socket takes it run */
 	if (n != MOONCAKE_REQUEST_SIZE)
-		probe_fail(p, "the request could not be sent: %s",
-			   n < 0 ? dray_errno_text(errno) : "no room");
+		probe_fail_address(p, "the request could not be sent: %s",
+				   n < 0 ? dray_errno_text(errno) : "no room");
 }
 
 /* Grows with what has come, not with what the head promises. */
@@ -47,23 +47,23 @@ static bool make_room(struct probe *p)
 static void ended(struct probe *p, int err)
 {
 	if (err)
-		probe_fail(p, "no reply: %s", dray_errno_text(err));
+		probe_fail_address(p, "no reply: %s", dray_errno_text(err));
 	else if (!p->in.n)
-		probe_fail(
+		probe_fail_address(
 			p,
 			"it closed the connection without a reply: no Mooncake handshake daemon?");
 	else
-		probe_fail(p, "it closed the connection %zu bytes into its reply", p->in.n);
+		probe_fail_address(p, "it closed the connection %zu bytes into its reply", p->in.n);
 }
 
-static void judge(struct probe *p, int r, const struct mooncake_segment *s, const char *why)
+static void take_reply(struct probe *p, int r, const struct mooncake_segment *s, const char *why)
 {
 	struct probe_result *to = &p->result;
 
 	if (r == MOONCAKE_E_NOT_YET) {
-		probe_refute(p, "the engine there has no segment yet");
+		probe_fail(p, "the engine there has no segment yet");
 	} else if (r < 0) {
-		probe_fail(p, "no Mooncake descriptor: %s", why);
+		probe_fail_address(p, "no Mooncake descriptor: %s", why);
 	} else {
 		to->mooncake.known = true;
 		snprintf(to->mooncake.name, sizeof(to->mooncake.name), "%s", s->name);
@@ -82,12 +82,12 @@ static void ready(struct probe *p, bool connected)
 	int r;
 
 	if (connected) {
-		ask(p);
+		send_request(p);
 		return;
 	}
 	for (unsigned i = 0; i < READS_PER_CALL; i++) {
 		if (!make_room(p)) {
-			probe_refute(p, "no memory for the reply");
+			probe_fail(p, "no memory for the reply");
 			return;
 		}
 		n = recv(p->fd, p->in.buf + p->in.n, p->in.cap - p->in.n, 0);
@@ -100,7 +100,7 @@ static void ready(struct probe *p, bool connected)
 		p->in.n += (size_t)n;
 		r = mooncake_reply_parse(p->in.buf, p->in.n, &s, why);
 		if (r != MOONCAKE_E_MORE) {
-			judge(p, r, &s, why);
+			take_reply(p, r, &s, why);
 			return;
 		}
 	}
@@ -114,7 +114,7 @@ static void stop(struct probe *p)
 }
 
 const struct probe_ops probe_mooncake_ops = {
-	.attempt = probe_connect,
+	.try_address = probe_connect,
 	.ready = ready,
 	.stop = stop,
 };

@@ -38,7 +38,7 @@ const char *probe_clean(const char *s, char *buf, size_t n)
 
 /* --- the end ------------------------------------------------------------------------------------ */
 
-static void stop_attempt(struct probe *p)
+static void stop_try(struct probe *p)
 {
 	if (p->ops->stop)
 		p->ops->stop(p);
@@ -51,7 +51,7 @@ struct probe *probe_cancel(struct probe *p)
 {
 	if (!p)
 		return NULL;
-	stop_attempt(p);
+	stop_try(p);
 	resolver_cancel(p->query);
 	sd_event_source_disable_unref(p->timer);
 	free(p);
@@ -63,7 +63,7 @@ static void finish(struct probe *p, bool ok)
 	p->result.ok = ok;
 	p->result.latency_ns = dray_now().ns - p->start_ns;
 	/* whoever serves one after the other waits for us to leave */
-	stop_attempt(p);
+	stop_try(p);
 	p->fn(p->arg, &p->result);
 	probe_cancel(p);
 }
@@ -78,7 +78,7 @@ void probe_succeed(struct probe *p, const char *fmt, ...)
 	finish(p, true);
 }
 
-void probe_refute(struct probe *p, const char *fmt, ...)
+void probe_fail(struct probe *p, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -103,7 +103,7 @@ static void arm(struct probe *p)
 }
 
 /* Begins with the next address, if need be with the one after. Below 0: there is none any more. */
-static int next_attempt(struct probe *p, struct dray_err *reterr)
+static int next_address(struct probe *p, struct dray_err *reterr)
 {
 	int r = -EHOSTUNREACH;
 
@@ -111,18 +111,18 @@ static int next_attempt(struct probe *p, struct dray_err *reterr)
 		const struct dray_addr *a = &p->addrs[p->next_addr++];
 		struct dray_err why = DRAY_ERR_NULL;
 
-		p->lacks = "connection";
+		p->awaited = "connection";
 		arm(p);
-		r = p->ops->attempt(p, a, &why);
+		r = p->ops->try_address(p, a, &why);
 		if (r == 0)
 			return 0;
-		stop_attempt(p);
+		stop_try(p);
 		*reterr = why;
 	}
 	return r;
 }
 
-void probe_fail(struct probe *p, const char *fmt, ...)
+void probe_fail_address(struct probe *p, const char *fmt, ...)
 {
 	struct dray_err why = DRAY_ERR_NULL;
 	va_list ap;
@@ -130,10 +130,10 @@ void probe_fail(struct probe *p, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(why.msg, sizeof(why.msg), fmt, ap);
 	va_end(ap);
-	stop_attempt(p);
-	if (p->next_addr < p->n_addrs && next_attempt(p, &why) == 0)
+	stop_try(p);
+	if (p->next_addr < p->n_addrs && next_address(p, &why) == 0)
 		return;
-	probe_refute(p, "%s", why.msg);
+	probe_fail(p, "%s", why.msg);
 }
 
 static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
@@ -145,12 +145,12 @@ static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
 	p->query = NULL;
 	p->n_addrs = dray_min(n, (unsigned)RESOLVER_ADDRS_MAX);
 	if (!p->n_addrs) {
-		probe_refute(p, "%s", why ? why->msg : "the name has no addresses");
+		probe_fail(p, "%s", why ? why->msg : "the name has no addresses");
 		return;
 	}
 	memcpy(p->addrs, addrs, p->n_addrs * sizeof(*addrs));
-	if (next_attempt(p, &err) < 0)
-		probe_refute(p, "%s", err.msg);
+	if (next_address(p, &err) < 0)
+		probe_fail(p, "%s", err.msg);
 }
 
 /* --- the socket --------------------------------------------------------------------------------- */
@@ -180,15 +180,15 @@ static void handle_connected(struct probe *p)
 	if (getsockopt(p->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
 		err = errno;
 	if (err) {
-		probe_fail(p, "%s", dray_errno_text(err));
+		probe_fail_address(p, "%s", dray_errno_text(err));
 		return;
 	}
 	if (is_own_echo(p->fd)) {
-		probe_fail(p, "%s", dray_errno_text(ECONNREFUSED));
+		probe_fail_address(p, "%s", dray_errno_text(ECONNREFUSED));
 		return;
 	}
 	p->connected = true;
-	p->lacks = "reply";
+	p->awaited = "reply";
 	sd_event_source_set_io_events(p->io, EPOLLIN);
 	p->ops->ready(p, true);
 }
@@ -233,8 +233,8 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 {
 	struct probe *p = userdata;
 
-	probe_fail(p, "no %s within %lld ms", p->lacks,
-		   (long long)((dray_now().ns - p->start_ns) / DRAY_NS_PER_MS));
+	probe_fail_address(p, "no %s within %lld ms", p->awaited,
+			   (long long)((dray_now().ns - p->start_ns) / DRAY_NS_PER_MS));
 	return 0;
 }
 
@@ -249,19 +249,19 @@ static bool numeric(const struct probe_target *t, struct dray_addr *ret)
 
 static int begin(struct probe *p, int64_t timeout_ns, struct dray_err *reterr)
 {
-	if (p->ops->whole)
-		return p->ops->whole(p, reterr);
+	if (p->ops->run)
+		return p->ops->run(p, reterr);
 	if (numeric(&p->target, &p->addrs[0])) {
 		p->n_addrs = 1;
-		return next_attempt(p, reterr);
+		return next_address(p, reterr);
 	}
-	p->lacks = "address of its name";
+	p->awaited = "address of its name";
 	if (!p->deps.resolver)
 		return dray_err_set(reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
 				    "%.120s is a name, and names are not resolved here",
 				    p->target.host);
-	return resolver_ask(p->deps.resolver, p->target.host, p->target.port, timeout_ns,
-			    on_resolved, p, &p->query, reterr);
+	return resolver_lookup(p->deps.resolver, p->target.host, p->target.port, timeout_ns,
+			       on_resolved, p, &p->query, reterr);
 }
 
 int probe_start(struct probe **ret, const struct probe_deps *deps,
@@ -283,7 +283,7 @@ int probe_start(struct probe **ret, const struct probe_deps *deps,
 	p->fd = -1;
 	p->start_ns = now;
 	p->end_ns = now + timeout_ns;
-	p->lacks = "reply";
+	p->awaited = "reply";
 	r = sd_event_add_time(deps->event, &p->timer, CLOCK_MONOTONIC,
 			      (uint64_t)p->end_ns / 1000 + 1, dray_max(accuracy, (uint64_t)1),
 			      on_timer, p);

@@ -110,7 +110,7 @@ static void plan(struct watch *w)
 
 /* --- hosts -------------------------------------------------------------------------------------- */
 
-static struct host *host_get(struct prober *p, const struct probe_target *t)
+static struct host *host_ref(struct prober *p, const struct probe_target *t)
 {
 	struct host_key key = { .port = t->port };
 	size_t n = offsetof(struct host_key, name) + dray_host_key(t->host, key.name);
@@ -130,7 +130,7 @@ static struct host *host_get(struct prober *p, const struct probe_target *t)
 	return h;
 }
 
-static void host_put(struct prober *p, struct host *h)
+static void host_unref(struct prober *p, struct host *h)
 {
 	if (!h || --h->watches)
 		return;
@@ -171,7 +171,7 @@ static void arm(struct prober *p)
 	sd_event_source_set_enabled(p->timer, SD_EVENT_ONESHOT);
 }
 
-static void settled(struct prober *p, struct watch *w, enum dmsg_segment_state old)
+static void report_state(struct prober *p, struct watch *w, enum dmsg_segment_state old)
 {
 	const struct prober_deps *d = &p->deps;
 
@@ -194,7 +194,7 @@ static void take_result(struct watch *w, const struct probe_result *r)
 	if (p->deps.probed)
 		p->deps.probed(p->deps.arg, w->owner, r);
 	if (p->current == w)
-		settled(p, w, old);
+		report_state(p, w, old);
 	p->current = NULL;
 }
 
@@ -223,7 +223,7 @@ static void start(struct watch *w)
 			on_probed, w, &why);
 	/* by now the watch is in no heap and no queue: whoever is told may free it */
 	p->current = w;
-	settled(p, w, old);
+	report_state(p, w, old);
 	w = p->current;
 	p->current = NULL;
 	if (r == 0 || !w)
@@ -253,12 +253,12 @@ static void run(struct prober *p)
 	}
 }
 
-static void put_off(struct prober *p, int64_t now)
+static void postpone_all(struct prober *p, int64_t now)
 {
 	const struct probe_fsm_config cfg = fsm_config(p);
 
 	dray_list_for_each(&p->watches, w, struct watch, link) {
-		probe_fsm_put_off(&w->fsm, &cfg, now);
+		probe_fsm_postpone(&w->fsm, &cfg, now);
 		if (dray_heap_has(&w->due))
 			plan(w);
 	}
@@ -270,7 +270,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 	int64_t now = now_ns(p);
 
 	if (p->expected_ns < now - PAUSE_NS)
-		put_off(p, now);
+		postpone_all(p, now);
 	p->armed_ns = INT64_MAX;
 	run(p);
 	arm(p);
@@ -295,7 +295,7 @@ struct watch *watch_free(struct watch *w)
 		probe_cancel(w->probe);
 		host_release(p, w->host);
 	}
-	host_put(p, w->host);
+	host_unref(p, w->host);
 	p->n_watches--;
 	arm(p);
 	free(w);
@@ -310,10 +310,10 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 	int64_t now = now_ns(p);
 
 	if (w)
-		w->host = host_get(p, target);
+		w->host = host_ref(p, target);
 	if (!w || !w->host || dray_heap_reserve(&p->due, p->n_watches + 1) < 0) {
 		if (w)
-			host_put(p, w->host);
+			host_unref(p, w->host);
 		free(w);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for probes");
 	}
@@ -324,7 +324,7 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 	dray_list_add(&p->watches, &w->link);
 	p->n_watches++;
 	probe_fsm_init(&w->fsm, now);
-	probe_fsm_believe(&w->fsm, state, now);
+	probe_fsm_restore(&w->fsm, state, now);
 	plan(w);
 	arm(p);
 	*ret = w;

@@ -8,6 +8,6 @@ static void ready(struct probe *p, bool connected)
 }
 
 const struct probe_ops probe_tcp_ops = {
-	.attempt = probe_connect,
+	.try_address = probe_connect,
 	.ready = ready,
 };

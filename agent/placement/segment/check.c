@@ -10,8 +10,8 @@
 /* Worth a probe without anybody's word about how: on this node, hinted, named, or used. */
 static bool is_wanted(const struct segment *s)
 {
-	return s->local || s->word || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) || s->was_peer ||
-	       !strcmp(s->name, s->ss->remembered);
+	return s->local || s->named_preferred || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) ||
+	       s->was_peer || !strcmp(s->name, s->ss->remembered);
 }
 
 /* Where a master says that the transfer engine is, if that is another place than its name says. */
@@ -20,50 +20,50 @@ static bool has_endpoint(const struct segment *s)
 	return s->te_endpoint && *s->te_endpoint && strcmp(s->te_endpoint, s->name) != 0;
 }
 
-static enum segment_way probe_of(const struct segment *s, struct probe_target *ret)
+static enum segment_check probe_of(const struct segment *s, struct probe_target *ret)
 {
 	if (has_endpoint(s) && probe_target_of(s->te_endpoint, PROBE_MOONCAKE, ret, NULL) == 0)
-		return SEGMENT_WAY_PROBE;
+		return SEGMENT_CHECK_PROBE;
 	/* its name is no place where anybody has to listen (a metadata server has that) */
 	if (s->listed_by || s->was_listed)
-		return SEGMENT_WAY_MASTER;
+		return SEGMENT_CHECK_MASTER;
 	if (s->restored) {
 		*ret = *s->restored;
-		return SEGMENT_WAY_PROBE;
+		return SEGMENT_CHECK_PROBE;
 	}
 	return probe_target_of(s->name, s->was_peer ? PROBE_DRAY : PROBE_TCP, ret, NULL) < 0 ?
-		       SEGMENT_WAY_NONE :
-		       SEGMENT_WAY_PROBE;
+		       SEGMENT_CHECK_NONE :
+		       SEGMENT_CHECK_PROBE;
 }
 
-static enum segment_way way_of(const struct segment *s, struct probe_target *ret)
+static enum segment_check check_of(const struct segment *s, struct probe_target *ret)
 {
 	if (!strcmp(s->name, s->ss->self))
-		return SEGMENT_WAY_SELF;
+		return SEGMENT_CHECK_SELF;
 	if (s->configured) {
 		*ret = *s->configured;
-		return SEGMENT_WAY_PROBE;
+		return SEGMENT_CHECK_PROBE;
 	}
 	if (s->peer_ready)
-		return SEGMENT_WAY_PEER;
+		return SEGMENT_CHECK_PEER;
 	if (s->listener && !has_endpoint(s)) {
 		*ret = *s->listener;
-		return SEGMENT_WAY_PROBE;
+		return SEGMENT_CHECK_PROBE;
 	}
-	return is_wanted(s) ? probe_of(s, ret) : SEGMENT_WAY_NONE;
+	return is_wanted(s) ? probe_of(s, ret) : SEGMENT_CHECK_NONE;
 }
 
-const char *segment_way_name(const struct segment *s)
+const char *segment_check_name(const struct segment *s)
 {
-	switch (s->way) {
-	case SEGMENT_WAY_PROBE:
+	switch (s->check) {
+	case SEGMENT_CHECK_PROBE:
 		return probe_kind_name(watch_target(s->watch)->kind);
-	case SEGMENT_WAY_MASTER:
+	case SEGMENT_CHECK_MASTER:
 		return "master";
-	case SEGMENT_WAY_PEER:
+	case SEGMENT_CHECK_PEER:
 		return "peer";
-	case SEGMENT_WAY_NONE:
-	case SEGMENT_WAY_SELF:
+	case SEGMENT_CHECK_NONE:
+	case SEGMENT_CHECK_SELF:
 		break;
 	}
 	return "";
@@ -79,7 +79,7 @@ static void sources_text(const struct segment *s, char *buf, size_t n)
 		if (s->sources & 1u << i)
 			at += (size_t)snprintf(buf + at, n - at, "%s%s", at ? "," : "", names[i]);
 	if (!at)
-		snprintf(buf, n, "%s", s->way == SEGMENT_WAY_SELF ? "" : "state");
+		snprintf(buf, n, "%s", s->check == SEGMENT_CHECK_SELF ? "" : "state");
 }
 
 /* --- state --------------------------------------------------------------------------------------- */
@@ -91,14 +91,14 @@ void segment_save(const struct segment *s)
 
 	if (s->state != DMSG_SEGMENT_STATE_READY && s->state != DMSG_SEGMENT_STATE_LOST)
 		return;
-	if (s->way == SEGMENT_WAY_PROBE)
+	if (s->check == SEGMENT_CHECK_PROBE)
 		probe_target_show(watch_target(s->watch), target, sizeof(target));
 	sources_text(s, sources, sizeof(sources));
-	state_put_segment(
+	state_save_segment(
 		s->ss->deps.state,
 		&(struct state_segment){
 			.name = s->name,
-			.probe = segment_way_name(s),
+			.probe = segment_check_name(s),
 			.target = target,
 			.sources = sources,
 			.state = s->state,
@@ -152,8 +152,8 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 	ss->deps.up->changed(ss->deps.arg, &info, old);
 }
 
-void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
-			 enum dmsg_segment_state now, const char *reason)
+void segment_on_state(void *arg, void *owner, enum dmsg_segment_state old,
+		      enum dmsg_segment_state now, const char *reason)
 {
 	(void)arg;
 	(void)old;
@@ -161,7 +161,7 @@ void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
 }
 
 /* What was believed is confirmed, or has failed without being lost yet. */
-void prober_says_probed(void *arg, void *owner, const struct probe_result *r)
+void segment_on_probe(void *arg, void *owner, const struct probe_result *r)
 {
 	struct segment *s = owner;
 	struct segment_info info;
@@ -186,7 +186,7 @@ void prober_says_probed(void *arg, void *owner, const struct probe_result *r)
 /* --- ways ---------------------------------------------------------------------------------------- */
 
 /* What was known stands until the first probe by the new way says otherwise. */
-static void watch_anew(struct segment *s, const struct probe_target *target)
+static void watch_start(struct segment *s, const struct probe_target *target)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	bool known = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
@@ -196,7 +196,7 @@ static void watch_anew(struct segment *s, const struct probe_target *target)
 	r = known ? prober_watch_known(s->ss->prober, target, s->state, s, &s->watch, &err) :
 		    prober_watch(s->ss->prober, target, s, &s->watch, &err);
 	if (r < 0) {
-		s->way = SEGMENT_WAY_NONE;
+		s->check = SEGMENT_CHECK_NONE;
 		log_limited(DRAY_LOG_WARNING, AREA, "%s is not probed: %s", s->name, err.msg);
 		return;
 	}
@@ -213,16 +213,16 @@ static const struct master_entry *lister(const struct segment *s, uint32_t of)
 
 bool segment_is_refused(const struct segment *s)
 {
-	uint32_t heard = masters_that_count(s->ss, s->listed_by);
+	uint32_t heard = masters_answering(s->ss, s->listed_by);
 
 	return heard && !(heard & s->ok_by);
 }
 
-static void judge_master(struct segment *s)
+static void take_masters_word(struct segment *s)
 {
 	char reason[DRAY_ERR_MSG_MAX + 80];
 	const struct master_entry *by =
-		lister(s, masters_that_count(s->ss, s->listed_by & s->ok_by));
+		lister(s, masters_answering(s->ss, s->listed_by & s->ok_by));
 	bool was = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
 
 	if (by) {
@@ -233,10 +233,10 @@ static void judge_master(struct segment *s)
 	/* who has not been heard yet may well know it */
 	if (masters_pending(s->ss))
 		return;
-	by = lister(s, masters_that_count(s->ss, s->listed_by));
+	by = lister(s, masters_answering(s->ss, s->listed_by));
 	if (by)
 		snprintf(reason, sizeof(reason), "%s says %.60s", by->url,
-			 s->standing ? s->standing : "nothing of it");
+			 s->master_status ? s->master_status : "nothing of it");
 	else if ((by = lister(s, s->listed_by)))
 		snprintf(reason, sizeof(reason), "%s listed it and does not answer: %s", by->url,
 			 by->why);
@@ -246,36 +246,36 @@ static void judge_master(struct segment *s)
 			  reason);
 }
 
-void segment_reconsider(struct segment *s)
+void segment_recheck(struct segment *s)
 {
 	struct segments *ss = s->ss;
 	struct probe_target target;
-	enum segment_way way = way_of(s, &target);
-	bool fits = way == SEGMENT_WAY_PROBE && s->watch &&
+	enum segment_check check = check_of(s, &target);
+	bool fits = check == SEGMENT_CHECK_PROBE && s->watch &&
 		    probe_target_equal(watch_target(s->watch), &target);
 
 	if (!fits)
 		s->watch = watch_free(s->watch);
-	s->way = way;
+	s->check = check;
 	dray_list_del(&s->foreground);
-	if (way != SEGMENT_WAY_NONE || s->local || is_wanted(s))
+	if (check != SEGMENT_CHECK_NONE || s->local || is_wanted(s))
 		dray_list_add(&ss->foreground, &s->foreground);
-	switch (way) {
-	case SEGMENT_WAY_PROBE:
+	switch (check) {
+	case SEGMENT_CHECK_PROBE:
 		if (!fits)
-			watch_anew(s, &target);
+			watch_start(s, &target);
 		break;
-	case SEGMENT_WAY_MASTER:
-		judge_master(s);
+	case SEGMENT_CHECK_MASTER:
+		take_masters_word(s);
 		break;
-	case SEGMENT_WAY_PEER:
+	case SEGMENT_CHECK_PEER:
 		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true,
 				  "the agent there is connected");
 		break;
-	case SEGMENT_WAY_SELF:
+	case SEGMENT_CHECK_SELF:
 		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, "this agent");
 		break;
-	case SEGMENT_WAY_NONE:
+	case SEGMENT_CHECK_NONE:
 		/* where its host is asked for still, it may be this node's */
 		if (s->host && !s->host->known && !s->verified && s->state)
 			break;
@@ -301,7 +301,7 @@ void segment_info_of(const struct segment *s, struct segment_info *ret)
 		.verified = s->verified,
 		.preferred = !strcmp(s->name, s->ss->preferred),
 		.local = s->local,
-		.probe = segment_way_name(s),
+		.probe = segment_check_name(s),
 		.reason = s->reason ? s->reason : "",
 		.since_ns = now - s->since_ns,
 		.capacity = s->capacity,

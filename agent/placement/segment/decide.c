@@ -40,7 +40,7 @@ static bool answers(const struct segment *s, bool refused)
 
 static bool is_agent(const struct segment *s)
 {
-	if (s->way == SEGMENT_WAY_SELF || s->way == SEGMENT_WAY_PEER || s->was_peer)
+	if (s->check == SEGMENT_CHECK_SELF || s->check == SEGMENT_CHECK_PEER || s->was_peer)
 		return true;
 	return s->watch && watch_target(s->watch)->kind == PROBE_DRAY;
 }
@@ -51,9 +51,9 @@ static void segment_facts(const struct segment *s, struct preferred_segment *ret
 
 	*ret = (struct preferred_segment){
 		.name = s->name,
-		.reason = refused && s->standing ? s->standing :
-			  s->reason              ? s->reason :
-						   "",
+		.reason = refused && s->master_status ? s->master_status :
+			  s->reason                   ? s->reason :
+							"",
 		.where = s->where ? s->where : "",
 		.state = s->state,
 		.verified = s->verified,
@@ -62,7 +62,7 @@ static void segment_facts(const struct segment *s, struct preferred_segment *ret
 		.located = s->ss->located && (!s->host || s->host->known),
 		.loopback = segment_is_loopback(s),
 		.agent = is_agent(s),
-		.spoken = s->sources,
+		.mentioned = s->sources,
 		.configured = s->sources & SEGMENT_CONFIG,
 		.listens = s->sources & SEGMENT_LISTENER,
 		.listed = s->sources & SEGMENT_MASTER,
@@ -101,7 +101,7 @@ static void add_hint(void *arg, const struct hint *h)
 	struct gathered *g = arg;
 	struct preferred_hint *ret;
 
-	if (!hint_is_said(h->source) || g->failed)
+	if (!hint_is_given(h->source) || g->failed)
 		return;
 	if (g->n_hints == g->max_hints) {
 		size_t max = dray_max(g->max_hints * 2, (size_t)8);
@@ -209,12 +209,12 @@ int segments_explain(struct segments *ss, const char *scope,
 
 /* --- changes ------------------------------------------------------------------------------------- */
 
-void segments_keep_remembered(const struct segments *ss)
+void segments_save_remembered(const struct segments *ss)
 {
-	state_put_preferred(ss->deps.state,
-			    &(struct state_preferred){ .name = ss->remembered,
-						       .preference = DMSG_PREFERENCE_DETECTED,
-						       .at_ms = (int64_t)dray_unix_ms() });
+	state_save_preferred(ss->deps.state,
+			     &(struct state_preferred){ .name = ss->remembered,
+							.preference = DMSG_PREFERENCE_DETECTED,
+							.at_ms = (int64_t)dray_unix_ms() });
 }
 
 /* So that a successor answers at once, and who asks for hints sees what was found. */
@@ -227,7 +227,7 @@ static void remember(struct segments *ss, const struct preferred *p)
 
 	if (p->preference == DMSG_PREFERENCE_DETECTED) {
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", p->name);
-		segments_keep_remembered(ss);
+		segments_save_remembered(ss);
 	}
 	/* what was found before is remembered until something else is */
 	if (*p->name)

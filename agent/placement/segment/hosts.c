@@ -10,11 +10,11 @@
 
 #include "agent/placement/segment/internal.h"
 
-#define ASK_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
+#define LOOKUP_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
 /* About hosts of segments that matter here, and about others: each agent asking for all of a cluster adds up. */
-#define ASK_AGAIN_NS (60 * DRAY_NS_PER_SEC)
-#define ASK_OTHERS_NS (15 * 60 * DRAY_NS_PER_SEC)
-#define ASKED_MAX 32
+#define LOOKUP_AGAIN_NS (60 * DRAY_NS_PER_SEC)
+#define LOOKUP_OTHERS_NS (15 * 60 * DRAY_NS_PER_SEC)
+#define LOOKUPS_MAX 32
 
 static void set_local(struct segment *s, bool local, const char *where)
 {
@@ -23,11 +23,11 @@ static void set_local(struct segment *s, bool local, const char *where)
 	s->local = local;
 	segment_text(&s->where, where);
 	if (was != local)
-		segment_reconsider(s);
+		segment_recheck(s);
 }
 
 /* By the addresses of this node as they are now: is it a name of this node? Why, or why not, to where. */
-static bool host_judge(struct host *h, const char *fault, char *where, size_t n)
+static bool host_find(struct host *h, const char *fault, char *where, size_t n)
 {
 	bool local = false;
 
@@ -53,35 +53,35 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 	bool local;
 
 	h->query = NULL;
-	h->ss->n_hosts_asked--;
+	h->ss->n_lookups--;
 	/* where nobody answers any more, what was known stands */
 	if (!why || !h->known) {
 		h->known = !why;
 		h->n_addrs = dray_min(n, (unsigned)HOST_ADDRS_MAX);
 		for (unsigned i = 0; i < h->n_addrs; i++)
 			h->addrs[i] = addrs[i];
-		local = host_judge(h, why ? why->msg : "", where, sizeof(where));
+		local = host_find(h, why ? why->msg : "", where, sizeof(where));
 		/* that it is known by now is news too */
 		dray_list_for_each(&h->segments, s, struct segment, of_host) {
 			s->local = local;
 			segment_text(&s->where, where);
-			segment_reconsider(s);
+			segment_recheck(s);
 		}
 	}
 	hosts_refresh(h->ss);
 }
 
 /* Hosts lie in the order in which they were looked at, those that were not yet first. */
-static void ask(struct segments *ss, struct host *h)
+static void look_up(struct segments *ss, struct host *h)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	h->asked_ns = dray_now().ns;
-	if (resolver_ask(ss->resolver, h->name, 1, ASK_TIMEOUT_NS, on_answer, h, &h->query, &err) <
-	    0)
+	h->lookup_ns = dray_now().ns;
+	if (resolver_lookup(ss->resolver, h->name, 1, LOOKUP_TIMEOUT_NS, on_answer, h, &h->query,
+			    &err) < 0)
 		h->query = NULL;
 	else
-		ss->n_hosts_asked++;
+		ss->n_lookups++;
 }
 
 static bool matters(const struct host *h)
@@ -99,15 +99,15 @@ void hosts_refresh(struct segments *ss)
 	if (!ss->located)
 		return;
 	dray_list_for_each(&ss->hosts, h, struct host, link) {
-		if (ss->n_hosts_asked >= ASKED_MAX ||
-		    (h->looked_ns && now - h->looked_ns < ASK_AGAIN_NS))
+		if (ss->n_lookups >= LOOKUPS_MAX ||
+		    (h->visited_ns && now - h->visited_ns < LOOKUP_AGAIN_NS))
 			return;
-		h->looked_ns = now;
+		h->visited_ns = now;
 		dray_list_del(&h->link);
 		dray_list_add(&ss->hosts, &h->link);
-		if (!h->query &&
-		    (!h->asked_ns || !h->known || matters(h) || now - h->asked_ns >= ASK_OTHERS_NS))
-			ask(ss, h);
+		if (!h->query && (!h->lookup_ns || !h->known || matters(h) ||
+				  now - h->lookup_ns >= LOOKUP_OTHERS_NS))
+			look_up(ss, h);
 	}
 }
 
@@ -133,7 +133,7 @@ static struct host *host_ensure(struct segments *ss, const char *name)
 static struct host *host_free(struct segments *ss, struct host *h)
 {
 	if (h->query)
-		ss->n_hosts_asked--;
+		ss->n_lookups--;
 	resolver_cancel(h->query);
 	dray_map_del(&ss->hosts_by_name, &h->by_name);
 	dray_list_del(&h->link);
@@ -160,7 +160,7 @@ void segment_locate(struct segment *s)
 	char name[SEGMENT_HOST_BYTES];
 	bool local = false;
 	unsigned port;
-	int r = locality_judge(&ss->locality, s->name, where, sizeof(where));
+	int r = locality_find(&ss->locality, s->name, where, sizeof(where));
 
 	if (r != -EAGAIN) {
 		segment_leave_host(s);
@@ -173,7 +173,7 @@ void segment_locate(struct segment *s)
 			dray_list_add(&s->host->segments, &s->of_host);
 	}
 	if (s->host && s->host->known)
-		local = host_judge(s->host, "", where, sizeof(where));
+		local = host_find(s->host, "", where, sizeof(where));
 	set_local(s, local, where);
 	hosts_refresh(ss);
 }

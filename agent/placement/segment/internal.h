@@ -29,12 +29,12 @@ enum segment_source {
 };
 
 /* How its state is known. */
-enum segment_way {
-	SEGMENT_WAY_NONE,
-	SEGMENT_WAY_PROBE,
-	SEGMENT_WAY_MASTER, /* a master lists it, or does not any more */
-	SEGMENT_WAY_PEER,   /* the agent there is connected */
-	SEGMENT_WAY_SELF,   /* it is this agent */
+enum segment_check {
+	SEGMENT_CHECK_NONE,
+	SEGMENT_CHECK_PROBE,
+	SEGMENT_CHECK_MASTER, /* a master lists it, or does not any more */
+	SEGMENT_CHECK_PEER,   /* the agent there is connected */
+	SEGMENT_CHECK_SELF,   /* it is this agent */
 };
 
 struct host;
@@ -47,7 +47,7 @@ struct segment {
 	struct dray_list foreground; /* of those that may be preferred */
 	struct dray_list unsaved;    /* of those whose row follows the next decision */
 	unsigned sources;            /* enum segment_source */
-	bool word;                   /* segment.preferred or the environment names it */
+	bool named_preferred;        /* segment.preferred or the environment names it */
 
 	/* evidence; NULL: none */
 	struct probe_target *configured, *listener, *restored;
@@ -59,7 +59,7 @@ struct segment {
 	bool was_listed;         /* by any, at any time */
 	bool was_peer;           /* a dray agent was met there */
 	bool peer_ready;         /* and is connected */
-	char *standing; /* what a master says that does not say that it serves; NULL: none */
+	char *master_status; /* what a master says that does not say that it serves; NULL: none */
 	uint64_t capacity, allocated;
 
 	/* is it on this node? */
@@ -69,8 +69,8 @@ struct segment {
 	struct dray_list of_host;
 
 	/* state */
-	enum segment_way way;
-	struct watch *watch; /* SEGMENT_WAY_PROBE alone */
+	enum segment_check check;
+	struct watch *watch; /* SEGMENT_CHECK_PROBE alone */
 	enum dmsg_segment_state state;
 	bool verified;
 	char *reason;
@@ -86,7 +86,7 @@ struct host {
 	struct segments *ss;
 	struct dray_list segments;
 	struct resolver_query *query;
-	int64_t asked_ns, looked_ns; /* 0: not yet */
+	int64_t lookup_ns, visited_ns; /* 0: not yet */
 	bool known, loopback;
 	unsigned n_addrs;
 	struct dray_addr addrs[HOST_ADDRS_MAX];
@@ -99,8 +99,8 @@ struct master_entry {
 	struct master *master;
 	char *url;
 	unsigned failures; /* in a row */
-	bool heard;        /* it has been read, or has failed too often to be waited for */
-	bool silent;       /* it has failed too often: its word counts for nothing */
+	bool settled;      /* it has been read, or has failed too often to be waited for */
+	bool down;         /* it has failed too often: its word counts for nothing */
 	size_t left_out;   /* names that are no segments, of the last read */
 	char why[DRAY_ERR_MSG_MAX];
 };
@@ -112,7 +112,7 @@ struct segments {
 	struct locality locality;
 	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
 	struct dray_list all, foreground, unsaved, hosts;
-	size_t n, n_hosts_asked;
+	size_t n, n_lookups;
 	struct master_entry masters[MASTER_SLOTS];
 	struct port_rule *ports;
 	size_t n_ports;
@@ -124,10 +124,10 @@ struct segments {
 	char preferred[SEGMENT_NAME_BYTES]; /* of the empty scope */
 	char self[SEGMENT_NAME_BYTES];      /* this agent's own segment */
 	struct segments_totals totals;
-	bool located;    /* the addresses of this node are known */
-	bool left_out;   /* limits.segments is reached, and that was said */
-	bool renamed;    /* a listener may be called otherwise now */
-	int64_t kept_ns; /* when what is ready was put to the database */
+	bool located;     /* the addresses of this node are known */
+	bool left_out;    /* limits.segments is reached, and that was said */
+	bool renamed;     /* a listener may be called otherwise now */
+	int64_t saved_ns; /* when what is ready was put to the database */
 	/* the addresses of this node that others should use, of both families; "" none */
 	char advertised4[SEGMENT_HOST_BYTES], advertised6[SEGMENT_HOST_BYTES];
 };
@@ -149,7 +149,7 @@ void segment_target(struct probe_target **member, const struct probe_target *tar
 /* --- check.c --- */
 
 /* Something was learnt: how its state is to be known, anew. */
-void segment_reconsider(struct segment *s);
+void segment_recheck(struct segment *s);
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
 		       const char *reason);
 /* Writes its row to the state database if it is ready or lost. */
@@ -159,13 +159,13 @@ void segment_save(const struct segment *s);
  * time leaves a database that names the preferred segment if it has a ready one.
  */
 void segment_save_soon(struct segment *s);
-void prober_says_changed(void *arg, void *owner, enum dmsg_segment_state old,
-			 enum dmsg_segment_state now, const char *reason);
-void prober_says_probed(void *arg, void *owner, const struct probe_result *r);
+void segment_on_state(void *arg, void *owner, enum dmsg_segment_state old,
+		      enum dmsg_segment_state now, const char *reason);
+void segment_on_probe(void *arg, void *owner, const struct probe_result *r);
 /* Masters list it, and none that is heard says that it serves. */
 bool segment_is_refused(const struct segment *s);
 void segment_info_of(const struct segment *s, struct segment_info *ret);
-const char *segment_way_name(const struct segment *s);
+const char *segment_check_name(const struct segment *s);
 
 /* --- hosts.c --- */
 
@@ -188,7 +188,7 @@ void segments_decide_pending(struct segments *ss);
 void segments_remember(struct segments *ss);
 int segments_decide_init(struct segments *ss);
 /* Puts what was found on this node to the state database. */
-void segments_keep_remembered(const struct segments *ss);
+void segments_save_remembered(const struct segments *ss);
 
 /* --- sources.c --- */
 
@@ -211,7 +211,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr);
 /* Some have not been heard yet: what they know may be missing. */
 bool masters_pending(const struct segments *ss);
 /* Those of a set, a bit each, whose word counts. */
-uint32_t masters_that_count(const struct segments *ss, uint32_t of);
+uint32_t masters_answering(const struct segments *ss, uint32_t of);
 void masters_free(struct segments *ss);
 
 #endif

@@ -37,7 +37,7 @@ static bool is_v4(const struct nd_listener *l)
 }
 
 /* The number that a listener is bound to, as a segment with this port; where it is bound to all: loopback. */
-static void listener_place(const struct nd_listener *l, unsigned port, char *buf, size_t n)
+static void listener_address(const struct nd_listener *l, unsigned port, char *buf, size_t n)
 {
 	char text[INET6_ADDRSTRLEN];
 	bool v4 = is_v4(l);
@@ -49,8 +49,8 @@ static void listener_place(const struct nd_listener *l, unsigned port, char *buf
 			 nd_addr_text(&l->addr, v4 ? AF_INET : AF_INET6, text), port);
 }
 
-static void listener_stands_for(struct segment *s, const struct nd_listener *l,
-				const struct port_rule *rule)
+static void listener_assign(struct segment *s, const struct nd_listener *l,
+			    const struct port_rule *rule)
 {
 	struct segments *ss = s->ss;
 	bool news = !(s->sources & SEGMENT_LISTENER);
@@ -59,13 +59,13 @@ static void listener_stands_for(struct segment *s, const struct nd_listener *l,
 
 	if (s->listener_round == ss->round)
 		return;
-	listener_place(l, l->port, place, sizeof(place));
+	listener_address(l, l->port, place, sizeof(place));
 	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
 		return;
 	s->listener_round = ss->round;
 	segment_mention(s, SEGMENT_LISTENER, true);
 	segment_target(&s->listener, &target);
-	segment_reconsider(s);
+	segment_recheck(s);
 	/* it has just opened: no need to wait for the next turn */
 	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
 		watch_now(s->watch);
@@ -78,10 +78,10 @@ static bool family_fits(const struct nd_listener *l, const struct dray_addr *add
 }
 
 /*
- * A segment of this node that somebody else has spoken of, with that port, may well be this listener: under
+ * A segment of this node that somebody else has mentioned of, with that port, may well be this listener: under
  * another address of ours, or under one that only others know (segment.local).
  */
-static bool may_be(const struct segment *s, const struct nd_listener *l, unsigned port)
+static bool could_be(const struct segment *s, const struct nd_listener *l, unsigned port)
 {
 	char host[SEGMENT_HOST_BYTES], place[SEGMENT_NAME_BYTES];
 	struct dray_addr addr;
@@ -94,7 +94,7 @@ static bool may_be(const struct segment *s, const struct nd_listener *l, unsigne
 	number = dray_addr_parse(s->name, &addr) == 0;
 	if (l->match == ND_MATCH_WILDCARD)
 		return !number || family_fits(l, &addr);
-	listener_place(l, port, place, sizeof(place));
+	listener_address(l, port, place, sizeof(place));
 	return !strcmp(place, s->name) || !number || !locality_has_addr(&s->ss->locality, &addr);
 }
 
@@ -115,7 +115,7 @@ static void listener_name(const struct segments *ss, const struct nd_listener *l
 	if (l->match == ND_MATCH_WILDCARD && *address)
 		snprintf(name, n, v4 ? "%s:%u" : "[%s]:%u", address, port);
 	else
-		listener_place(l, port, name, n);
+		listener_address(l, port, name, n);
 }
 
 static void listener_apply(struct segments *ss, const struct nd_listener *l,
@@ -127,9 +127,9 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 	struct segment *s;
 
 	dray_list_for_each(&ss->all, known, struct segment, link) {
-		if (!may_be(known, l, port))
+		if (!could_be(known, l, port))
 			continue;
-		listener_stands_for(known, l, rule);
+		listener_assign(known, l, rule);
 		named |= is_name(known);
 		ready |= is_name(known) && known->state == DMSG_SEGMENT_STATE_READY;
 	}
@@ -146,7 +146,7 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 	if (ready)
 		s->misnamed_round = ss->round;
 	else
-		listener_stands_for(s, l, rule);
+		listener_assign(s, l, rule);
 }
 
 static bool any_rule_has(const struct segments *ss, unsigned port)
@@ -176,7 +176,7 @@ static void listener_leave(struct segment *s)
 	if (s->listener && !any_rule_has(ss, s->listener->port)) {
 		segment_target(&s->restored, s->listener);
 		segment_target(&s->listener, NULL);
-		segment_reconsider(s);
+		segment_recheck(s);
 	}
 	segments_decide_soon(ss);
 	if (s->watch)
@@ -248,7 +248,7 @@ void segments_links_changed(struct segments *ss, const struct nd_links *links,
 	if (moved)
 		dray_list_for_each(&ss->all, s, struct segment, link) {
 			segment_locate(s);
-			segment_reconsider(s);
+			segment_recheck(s);
 		}
 	listeners_apply(ss);
 	segments_decide_soon(ss);

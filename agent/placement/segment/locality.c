@@ -107,7 +107,7 @@ static bool rule_matches(const struct local_rule *r, const char *host, const str
 	return !r->addr.len && !addr->len && !strcasecmp(r->host, host);
 }
 
-int locality_judge(const struct locality *l, const char *segment, char *reason, size_t n)
+int locality_find(const struct locality *l, const char *segment, char *reason, size_t n)
 {
 	char host[SEGMENT_HOST_BYTES];
 	struct dray_addr addr;

@@ -36,6 +36,6 @@ bool locality_has_addr(const struct locality *l, const struct dray_addr *addr);
  * Is the segment on this node? 1 or 0, and why in reason. -EAGAIN: its host is a name that no rule knows; its
  * addresses decide.
  */
-int locality_judge(const struct locality *l, const char *segment, char *reason, size_t n);
+int locality_find(const struct locality *l, const char *segment, char *reason, size_t n);
 
 #endif

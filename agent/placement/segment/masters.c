@@ -33,25 +33,25 @@ static void list_segment(struct master_entry *e, const struct master_segment *m)
 	s->allocated = m->allocated < 0 ? 0 : (uint64_t)m->allocated;
 	segment_text(&s->te_endpoint, dray_segment_valid(m->endpoint) ? m->endpoint : NULL);
 	if (!ok)
-		segment_text(&s->standing, m->status);
+		segment_text(&s->master_status, m->status);
 	else if (!(s->listed_by & ~s->ok_by))
-		segment_text(&s->standing, NULL);
+		segment_text(&s->master_status, NULL);
 	segment_mention(s, SEGMENT_MASTER, true);
-	segment_reconsider(s);
+	segment_recheck(s);
 }
 
 /* No master that is heard speaks of it any more. */
-static void forget_word(struct segment *s)
+static void clear_master_data(struct segment *s)
 {
 	s->capacity = s->allocated = 0;
-	segment_text(&s->standing, NULL);
+	segment_text(&s->master_status, NULL);
 	segment_mention(s, SEGMENT_MASTER, false);
 }
 
-uint32_t masters_that_count(const struct segments *ss, uint32_t of)
+uint32_t masters_answering(const struct segments *ss, uint32_t of)
 {
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
-		if (ss->masters[i].silent)
+		if (ss->masters[i].down)
 			of &= ~(1u << i);
 	return of;
 }
@@ -67,32 +67,32 @@ static void unlist(struct master_entry *e, bool all)
 		s->listed_by &= ~bit;
 		s->ok_by &= ~bit;
 		if (!(s->listed_by & ~s->ok_by))
-			segment_text(&s->standing, NULL);
-		if (!masters_that_count(ss, s->listed_by))
-			forget_word(s);
-		segment_reconsider(s);
+			segment_text(&s->master_status, NULL);
+		if (!masters_answering(ss, s->listed_by))
+			clear_master_data(s);
+		segment_recheck(s);
 	}
 }
 
 bool masters_pending(const struct segments *ss)
 {
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
-		if (ss->masters[i].url && !ss->masters[i].heard)
+		if (ss->masters[i].url && !ss->masters[i].settled)
 			return true;
 	return false;
 }
 
 /* It is waited for no more: what hung on its word is judged without. False: it had not been. */
-static bool master_heard(struct master_entry *e)
+static bool master_settle(struct master_entry *e)
 {
 	struct segments *ss = e->ss;
 
-	if (e->heard)
+	if (e->settled)
 		return false;
-	e->heard = true;
+	e->settled = true;
 	dray_list_for_each(&ss->all, s, struct segment, link)
-		if (s->way == SEGMENT_WAY_MASTER)
-			segment_reconsider(s);
+		if (s->check == SEGMENT_CHECK_MASTER)
+			segment_recheck(s);
 	return true;
 }
 
@@ -102,20 +102,20 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 
 	if (!e->failures || strcmp(e->why, why->msg) != 0)
 		log_warning(AREA, "%s%s", why->msg,
-			    e->heard && !e->silent ? "; what it told before stands" : "");
+			    e->settled && !e->down ? "; what it told before stands" : "");
 	e->failures++;
 	snprintf(e->why, sizeof(e->why), "%s", why->msg);
-	if (e->failures < (unsigned)ss->deps.cfg->probe.fall || e->silent)
+	if (e->failures < (unsigned)ss->deps.cfg->probe.fall || e->down)
 		return;
-	e->silent = true;
+	e->down = true;
 	dray_list_for_each(&ss->all, s, struct segment, link) {
 		if (!(s->listed_by & 1u << e->index))
 			continue;
-		if (!masters_that_count(ss, s->listed_by))
-			forget_word(s);
-		segment_reconsider(s);
+		if (!masters_answering(ss, s->listed_by))
+			clear_master_data(s);
+		segment_recheck(s);
 	}
-	if (master_heard(e))
+	if (master_settle(e))
 		listeners_apply(ss);
 }
 
@@ -134,7 +134,7 @@ static void on_read(void *arg, struct master *m, const struct master_segment *se
 	if (e->failures)
 		log_notice(AREA, "%s answers again", e->url);
 	e->failures = 0;
-	e->silent = false;
+	e->down = false;
 	e->ss->round++;
 	for (size_t i = 0; i < n; i++)
 		list_segment(e, &segments[i]);
@@ -144,7 +144,7 @@ static void on_read(void *arg, struct master *m, const struct master_segment *se
 		log_warning(AREA, "%s: %zu names are no segments and are left out", e->url,
 			    totals.left_out);
 	e->left_out = totals.left_out;
-	master_heard(e);
+	master_settle(e);
 	/* those whose addresses are this node's may be what listens here */
 	listeners_apply(e->ss);
 }
@@ -229,8 +229,8 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 			entry_close(&ss->masters[i]);
 	/* one that was waited for may be gone */
 	dray_list_for_each(&ss->all, s, struct segment, link)
-		if (s->way == SEGMENT_WAY_MASTER)
-			segment_reconsider(s);
+		if (s->check == SEGMENT_CHECK_MASTER)
+			segment_recheck(s);
 	return r;
 }
 

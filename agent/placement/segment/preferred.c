@@ -15,7 +15,7 @@ struct ranking {
 	struct candidate *v;
 	size_t n;
 	const char *chosen; /* NULL: none yet */
-	bool closed; /* a word for this node's own segment has found none: nothing else counts */
+	bool barred; /* a word for this node's own segment has found none: nothing else counts */
 };
 
 static struct candidate *add(struct ranking *r, const char *name,
@@ -27,7 +27,8 @@ static struct candidate *add(struct ranking *r, const char *name,
 	return c;
 }
 
-static void __attribute__((format(printf, 2, 3))) because(struct candidate *c, const char *fmt, ...)
+static void __attribute__((format(printf, 2, 3)))
+set_reason(struct candidate *c, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -57,7 +58,7 @@ static const char *state_text(const struct preferred_segment *s)
 
 static bool free_to_choose(const struct ranking *r)
 {
-	return !r->chosen && !r->closed;
+	return !r->chosen && !r->barred;
 }
 
 static void choose(struct ranking *r, struct candidate *c)
@@ -93,7 +94,7 @@ static int compare_own(const struct preferred_facts *f, const struct preferred_s
 
 static bool is_own(const struct preferred_segment *s)
 {
-	return s->local && !s->agent && s->spoken &&
+	return s->local && !s->agent && s->mentioned &&
 	       !(s->loopback && s->listed && !s->configured && !s->listens);
 }
 
@@ -126,12 +127,12 @@ static void add_word(struct ranking *r, const char *word, enum dmsg_preference p
 	s = is_own ? own(r->f) : find(r->f, word);
 	c = add(r, is_own ? (s ? s->name : "") : word, s, preference);
 	if (!free_to_choose(r)) {
-		because(c, "%s names it, but segment.preferred counts before", origin);
+		set_reason(c, "%s names it, but segment.preferred counts before", origin);
 	} else if (is_own && !s) {
-		because(c, "%s says %s, and no segment of this node is known yet", origin, word);
-		r->closed = true;
+		set_reason(c, "%s says %s, and no segment of this node is known yet", origin, word);
+		r->barred = true;
 	} else {
-		because(c, "%s says %s; %s", origin, word, state_text(s));
+		set_reason(c, "%s says %s; %s", origin, word, state_text(s));
 		choose(r, c);
 	}
 }
@@ -144,12 +145,12 @@ static void add_hints(struct ranking *r)
 		struct candidate *c = add(r, h->segment, s, DMSG_PREFERENCE_HINT);
 
 		if (!free_to_choose(r))
-			because(c, "hint (%s), but what is above counts before", h->about);
+			set_reason(c, "hint (%s), but what is above counts before", h->about);
 		else if (s && !s->answers)
-			because(c, "hint (%s), but it does not answer: %s", h->about,
-				state_text(s));
+			set_reason(c, "hint (%s), but it does not answer: %s", h->about,
+				   state_text(s));
 		else {
-			because(c, "hint (%s); %s", h->about, state_text(s));
+			set_reason(c, "hint (%s); %s", h->about, state_text(s));
 			choose(r, c);
 		}
 	}
@@ -167,43 +168,44 @@ static const char *own_fault(const struct preferred_segment *s)
 		return "a master calls it loopback, and nothing listens for it here";
 	if (s->state != DMSG_SEGMENT_STATE_READY || !s->answers)
 		return state_text(s);
-	return s->spoken ? NULL : "it answers, but nothing speaks of it any more";
+	return s->mentioned ? NULL : "it answers, but nothing speaks of it any more";
 }
 
-static void judge_detected(struct ranking *r, struct candidate *c, const struct candidate *best)
+static void explain_detected(struct ranking *r, struct candidate *c, const struct candidate *best)
 {
 	const struct preferred_segment *s = c->known;
 	const char *fault = own_fault(s);
 
 	if (fault)
-		because(c, "%s", fault);
-	else if (r->closed)
-		because(c, "ready on this node, but what is above counts before");
+		set_reason(c, "%s", fault);
+	else if (r->barred)
+		set_reason(c, "ready on this node, but what is above counts before");
 	else if (r->chosen && strcmp(r->chosen, s->name) == 0)
-		because(c, "ready on this node, and chosen above");
+		set_reason(c, "ready on this node, and chosen above");
 	else if (r->chosen && best)
-		because(c, "ready on this node, but %s comes before: %s", best->name,
-			s->loopback && !best->known->loopback     ? "this one is loopback" :
-			best->known->configured && !s->configured ? "the configuration names it" :
-								    "one is enough");
+		set_reason(c, "ready on this node, but %s comes before: %s", best->name,
+			   s->loopback && !best->known->loopback ? "this one is loopback" :
+			   best->known->configured && !s->configured ?
+								   "the configuration names it" :
+								   "one is enough");
 	else if (r->chosen)
-		because(c, "ready on this node, but what is above counts before");
+		set_reason(c, "ready on this node, but what is above counts before");
 	else {
-		because(c, "ready on this node%s: %s; %s", s->verified ? "" : ", unverified",
-			s->where, state_text(s));
+		set_reason(c, "ready on this node%s: %s; %s", s->verified ? "" : ", unverified",
+			   s->where, state_text(s));
 		choose(r, c);
 	}
 }
 
 /* Nothing is ready: what was found before counts until it turns out dead. */
-static void judge_remembered(struct ranking *r, struct candidate *c)
+static void consider_remembered(struct ranking *r, struct candidate *c)
 {
 	const struct preferred_segment *s = c->known;
 
 	if (strcmp(c->name, r->f->remembered) != 0 || !s->answers || s->agent ||
 	    (s->located && !s->local))
 		return;
-	because(c, "found on this node before, not confirmed yet; %s", state_text(s));
+	set_reason(c, "found on this node before, not confirmed yet; %s", state_text(s));
 	choose(r, c);
 }
 
@@ -227,12 +229,12 @@ static void add_detected(struct ranking *r)
 		add(r, r->f->segments[i].name, &r->f->segments[i], DMSG_PREFERENCE_DETECTED);
 	qsort_r(r->v + from, r->n - from, sizeof(*r->v), by_rank, &facts);
 	for (size_t i = from; i < r->n; i++) {
-		judge_detected(r, &r->v[i], best);
+		explain_detected(r, &r->v[i], best);
 		if (r->v[i].chosen)
 			best = &r->v[i];
 	}
 	for (size_t i = from; i < r->n && free_to_choose(r); i++)
-		judge_remembered(r, &r->v[i]);
+		consider_remembered(r, &r->v[i]);
 }
 
 int preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n)

@@ -26,10 +26,10 @@ struct preferred_segment {
 	bool verified; /* a probe has confirmed the state since the agent's start */
 	bool answers;  /* it is ready, or has had no time to fail */
 	bool local;
-	bool located;  /* that is certain */
-	bool loopback; /* nobody else could reach it by that name */
-	bool agent;    /* a dray agent: it moves bytes and owns none */
-	bool spoken;   /* somebody speaks of it now */
+	bool located;   /* that is certain */
+	bool loopback;  /* nobody else could reach it by that name */
+	bool agent;     /* a dray agent: it moves bytes and owns none */
+	bool mentioned; /* somebody speaks of it now */
 	bool configured, listed, listens;
 	uint64_t capacity;
 };

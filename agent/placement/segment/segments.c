@@ -11,13 +11,13 @@
 #include "schema/gen/errors.h"
 
 #define SWEEP_NS (5 * DRAY_NS_PER_SEC)
-#define KEEP_NS (3600 * DRAY_NS_PER_SEC)
+#define SAVE_NS (3600 * DRAY_NS_PER_SEC)
 
 /* --- what has had its time ----------------------------------------------------------------------- */
 
 static bool is_over(const struct segment *s, int64_t now)
 {
-	return !s->sources && s->way != SEGMENT_WAY_SELF && !masters_pending(s->ss) &&
+	return !s->sources && s->check != SEGMENT_CHECK_SELF && !masters_pending(s->ss) &&
 	       now - s->mentioned_ns > s->ss->deps.cfg->segment.expiry;
 }
 
@@ -44,13 +44,13 @@ static void expire(struct segments *ss)
 }
 
 /* So that after a kill it is known when they last were ready. */
-static void keep_ready(struct segments *ss)
+static void save_ready(struct segments *ss)
 {
 	int64_t now = dray_now().ns;
 
-	if (now - ss->kept_ns < KEEP_NS)
+	if (now - ss->saved_ns < SAVE_NS)
 		return;
-	ss->kept_ns = now;
+	ss->saved_ns = now;
 	dray_list_for_each(&ss->foreground, s, struct segment, foreground) {
 		if (s->state != DMSG_SEGMENT_STATE_READY)
 			continue;
@@ -66,7 +66,7 @@ static int on_sweep(sd_event_source *source, uint64_t usec, void *arg)
 	expire(ss);
 	hosts_refresh(ss);
 	segments_remember(ss);
-	keep_ready(ss);
+	save_ready(ss);
 	sd_event_source_set_time(source, (uint64_t)(dray_now().ns + SWEEP_NS) / 1000);
 	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 	return 0;
@@ -86,8 +86,8 @@ static int start(struct segments *ss, struct dray_err *reterr)
 						      .resolver = ss->resolver,
 						      .peer_probes = d->peer_probes,
 						      .peers = d->peers,
-						      .changed = prober_says_changed,
-						      .probed = prober_says_probed,
+						      .changed = segment_on_state,
+						      .probed = segment_on_probe,
 						      .arg = ss },
 			       reterr);
 	if (r >= 0)
@@ -194,7 +194,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
 	if (s->local || s->sources || !strcmp(s->name, ss->remembered))
-		segment_reconsider(s);
+		segment_recheck(s);
 }
 
 void segments_restore_preferred(struct segments *ss, const struct state_preferred *row)
@@ -206,7 +206,7 @@ void segments_restore_preferred(struct segments *ss, const struct state_preferre
 void segments_refill(struct segments *ss)
 {
 	if (*ss->remembered)
-		segments_keep_remembered(ss);
+		segments_save_remembered(ss);
 	dray_list_for_each(&ss->all, s, struct segment, link)
 		segment_save(s);
 }

@@ -32,8 +32,8 @@ static int name_word(struct segments *ss, const char *text)
 	s = named_by_config(ss, text);
 	if (!s)
 		return -ENOMEM;
-	s->word = true;
-	segment_reconsider(s);
+	s->named_preferred = true;
+	segment_recheck(s);
 	return 0;
 }
 
@@ -50,7 +50,7 @@ static int known_set(struct segments *ss, const char *word)
 		return -ENOMEM;
 	s->known_round = ss->round;
 	segment_target(&s->configured, &r.target);
-	segment_reconsider(s);
+	segment_recheck(s);
 	return 0;
 }
 
@@ -67,9 +67,9 @@ static void forget_former(struct segments *ss)
 			segment_target(&s->restored, s->configured);
 			segment_target(&s->configured, NULL);
 		}
-		if (!known && !s->word)
+		if (!known && !s->named_preferred)
 			segment_mention(s, SEGMENT_CONFIG, false);
-		segment_reconsider(s);
+		segment_recheck(s);
 	}
 }
 
@@ -82,7 +82,7 @@ int segments_configure(struct segments *ss)
 		r = locality_set_rules(&ss->locality, &cfg->segment.local);
 	ss->round++;
 	dray_list_for_each(&ss->all, s, struct segment, link) {
-		s->word = false;
+		s->named_preferred = false;
 		segment_locate(s);
 	}
 	for (size_t i = 0; i < cfg->segment.known.n && r >= 0; i++)
@@ -110,7 +110,7 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 	s->was_peer = true;
 	s->peer_ready = ready;
 	segment_mention(s, SEGMENT_PEER, ready);
-	segment_reconsider(s);
+	segment_recheck(s);
 }
 
 void segments_hint_changed(struct segments *ss, const char *segment, bool named)
@@ -120,7 +120,7 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 	if (!s)
 		return;
 	segment_mention(s, SEGMENT_HINT, named);
-	segment_reconsider(s);
+	segment_recheck(s);
 }
 
 void segments_hints_changed(struct segments *ss)

@@ -20,7 +20,7 @@ static struct segment *segment_free(struct segment *s)
 	free(s->listener);
 	free(s->restored);
 	free(s->te_endpoint);
-	free(s->standing);
+	free(s->master_status);
 	free(s->where);
 	free(s->reason);
 	free(s);
@@ -49,7 +49,7 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 /* What nothing speaks of any more, or nothing but a page, and nobody here asked for. */
 static bool may_go(const struct segment *s)
 {
-	if (s->way == SEGMENT_WAY_SELF || s->local || s->word)
+	if (s->check == SEGMENT_CHECK_SELF || s->local || s->named_preferred)
 		return false;
 	return (!s->sources && s->state != DMSG_SEGMENT_STATE_READY) ||
 	       s->sources == SEGMENT_MASTER;
