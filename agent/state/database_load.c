@@ -14,7 +14,7 @@ struct reader {
 	bool bad;
 };
 
-static const char *text(struct reader *r)
+static const char *read_text(struct reader *r)
 {
 	int column = r->column++;
 	const char *s = NULL;
@@ -29,110 +29,87 @@ static const char *text(struct reader *r)
 	return s;
 }
 
-static int64_t number(struct reader *r)
+/* Times, counts and bytes: no number in the file is negative. */
+static int64_t read_number(struct reader *r, int64_t max)
 {
 	int column = r->column++;
+	int64_t v = sqlite3_column_int64(r->q, column);
 
-	if (sqlite3_column_type(r->q, column) != SQLITE_INTEGER)
-		r->bad = true;
-	return sqlite3_column_int64(r->q, column);
-}
-
-/* Times, counts: nothing here is negative. */
-static int64_t natural(struct reader *r)
-{
-	int64_t v = number(r);
-
-	r->bad |= v < 0;
+	r->bad |= sqlite3_column_type(r->q, column) != SQLITE_INTEGER || v < 0 || v > max;
 	return v;
 }
 
-static uint32_t small(struct reader *r)
+static void read_field(struct reader *r, union row *row, const struct row_field *f)
 {
-	int64_t v = natural(r);
+	void *value = row_member(row, f);
 
-	r->bad |= v > UINT32_MAX;
-	return (uint32_t)v;
+	switch (f->type) {
+	case FIELD_NAME:
+	case FIELD_TEXT:
+		*(const char **)value = read_text(r);
+		break;
+	case FIELD_U32:
+		*(uint32_t *)value = (uint32_t)read_number(r, UINT32_MAX);
+		break;
+	case FIELD_I64:
+	case FIELD_U64:
+		*(int64_t *)value = read_number(r, INT64_MAX);
+		break;
+	}
 }
 
-static void load_hint(struct reader *r, const struct state_rows *rows)
+static bool is_wanted(const struct state_rows *rows, enum row_kind kind)
 {
-	struct state_hint row = { .scope = text(r) };
+	const bool wanted[ROW_KIND_N] = {
+		[ROW_PREFERRED] = rows->preferred,
+		[ROW_SEGMENT] = rows->segment,
+		[ROW_HINT] = rows->hint,
+		[ROW_EVENT] = rows->event,
+	};
 
-	row.source = small(r);
-	row.uid = small(r);
-	row.segment = text(r);
-	row.score = small(r);
-	row.put_ms = natural(r);
-	row.expires_ms = natural(r);
-	if (!r->bad)
-		rows->hint(rows->arg, &row);
+	return wanted[kind];
 }
 
-static void load_segment(struct reader *r, const struct state_rows *rows)
+static void hand_over(const struct state_rows *rows, enum row_kind kind, const union row *row)
 {
-	struct state_segment row = { .name = text(r) };
-
-	row.probe = text(r);
-	row.target = text(r);
-	row.sources = text(r);
-	row.state = small(r);
-	row.since_ms = natural(r);
-	row.ready_ms = natural(r);
-	row.reason = text(r);
-	row.capacity = (uint64_t)natural(r);
-	row.allocated = (uint64_t)natural(r);
-	row.seen_ms = natural(r);
-	if (!r->bad)
-		rows->segment(rows->arg, &row);
+	switch (kind) {
+	case ROW_PREFERRED:
+		rows->preferred(rows->arg, &row->preferred);
+		break;
+	case ROW_SEGMENT:
+		rows->segment(rows->arg, &row->segment);
+		break;
+	case ROW_HINT:
+		rows->hint(rows->arg, &row->hint);
+		break;
+	case ROW_EVENT:
+		rows->event(rows->arg, &row->event);
+		break;
+	case ROW_KIND_N:
+		break;
+	}
 }
 
-static void load_event(struct reader *r, const struct state_rows *rows)
-{
-	struct state_event row = { .segment = text(r) };
-
-	row.at_ms = natural(r);
-	row.old = small(r);
-	row.new = small(r);
-	row.reason = text(r);
-	if (!r->bad)
-		rows->event(rows->arg, &row);
-}
-
-static void load_preferred(struct reader *r, const struct state_rows *rows)
-{
-	struct state_preferred row = { .name = text(r) };
-
-	row.preference = small(r);
-	row.at_ms = natural(r);
-	if (!r->bad)
-		rows->preferred(rows->arg, &row);
-}
-
-struct table {
-	enum dray_state_statement_id all;
-	void (*load)(struct reader *r, const struct state_rows *rows);
-	bool wanted;
-};
-
-static int load_table(struct database *s, const struct table *t, const struct state_rows *rows,
+static int load_table(struct database *s, enum row_kind kind, const struct state_rows *rows,
 		      uint64_t *n, uint64_t *refused, struct dray_err *reterr)
 {
-	sqlite3_stmt *q = s->statements[t->all];
+	const struct row_format *format = &row_formats[kind];
+	sqlite3_stmt *q = s->statements[format->all];
 	int code = SQLITE_ROW;
 
 	for (uint32_t i = 0; i < ROWS_MAX && (code = sqlite3_step(q)) == SQLITE_ROW; i++) {
 		struct reader r = { .q = q };
+		union row row;
 
-		t->load(&r, rows);
+		for (unsigned f = 0; f < format->n; f++)
+			read_field(&r, &row, &format->fields[f]);
+		if (!r.bad)
+			hand_over(rows, kind, &row);
 		*(r.bad ? refused : n) += 1;
 	}
 	if (code == SQLITE_ROW)
 		code = SQLITE_CORRUPT;
-	if (code != SQLITE_DONE)
-		code = database_failed(s, code, "reading", reterr);
-	else
-		code = 0;
+	code = code == SQLITE_DONE ? 0 : database_failed(s, code, "reading", reterr);
 	sqlite3_reset(q);
 	return code;
 }
@@ -140,17 +117,11 @@ static int load_table(struct database *s, const struct table *t, const struct st
 int database_load(struct database *s, const struct state_rows *rows, uint64_t *ret_n,
 		  uint64_t *ret_refused, struct dray_err *reterr)
 {
-	const struct table tables[] = {
-		{ DRAY_STATE_PREFERRED_ALL, load_preferred, rows->preferred != NULL },
-		{ DRAY_STATE_SEGMENT_ALL, load_segment, rows->segment != NULL },
-		{ DRAY_STATE_HINT_ALL, load_hint, rows->hint != NULL },
-		{ DRAY_STATE_EVENT_ALL, load_event, rows->event != NULL },
-	};
 	int r = 0;
 
 	*ret_n = *ret_refused = 0;
-	for (unsigned i = 0; !r && i < DRAY_ARRAY_SIZE(tables); i++)
-		if (tables[i].wanted)
-			r = load_table(s, &tables[i], rows, ret_n, ret_refused, reterr);
+	for (enum row_kind kind = 0; !r && kind < ROW_KIND_N; kind++)
+		if (is_wanted(rows, kind))
+			r = load_table(s, kind, rows, ret_n, ret_refused, reterr);
 	return r;
 }

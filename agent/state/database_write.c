@@ -29,12 +29,12 @@ static void bound(struct writer *w, int code)
 }
 
 /* The text stays where it is until the statement has run. */
-static void text(struct writer *w, const char *s)
+static void bind_text(struct writer *w, const char *s)
 {
 	bound(w, sqlite3_bind_text(w->q, ++w->parameter, s, -1, SQLITE_STATIC));
 }
 
-static void number(struct writer *w, int64_t v)
+static void bind_number(struct writer *w, int64_t v)
 {
 	bound(w, sqlite3_bind_int64(w->q, ++w->parameter, v));
 }
@@ -60,100 +60,43 @@ static int run(struct writer *w, struct dray_err *reterr)
 	return code;
 }
 
-static int64_t capped(uint64_t v)
+static void bind_field(struct writer *w, const union row *row, const struct row_field *f)
 {
-	return (int64_t)dray_min(v, (uint64_t)INT64_MAX);
-}
+	const void *value = row_member(row, f);
 
-static void bind_hint_put(struct writer *w, const struct state_hint *h)
-{
-	begin(w, DRAY_STATE_HINT_PUT);
-	text(w, h->scope);
-	number(w, h->source);
-	number(w, h->uid);
-	text(w, h->segment);
-	number(w, h->score);
-	number(w, h->put_ms);
-	number(w, h->expires_ms);
-}
-
-static void bind_hint_drop(struct writer *w, const struct state_hint *h)
-{
-	begin(w, DRAY_STATE_HINT_DROP);
-	text(w, h->scope);
-	number(w, h->source);
-	number(w, h->uid);
-	text(w, h->segment);
-}
-
-static void bind_segment_put(struct writer *w, const struct state_segment *s)
-{
-	begin(w, DRAY_STATE_SEGMENT_PUT);
-	text(w, s->name);
-	text(w, s->probe);
-	text(w, s->target);
-	text(w, s->sources);
-	number(w, s->state);
-	number(w, s->since_ms);
-	number(w, s->ready_ms);
-	text(w, s->reason);
-	number(w, capped(s->capacity));
-	number(w, capped(s->allocated));
-	number(w, s->seen_ms);
-}
-
-static void bind_event(struct writer *w, const struct state_event *e)
-{
-	begin(w, DRAY_STATE_EVENT_ADD);
-	text(w, e->segment);
-	number(w, e->at_ms);
-	number(w, e->old);
-	number(w, e->new);
-	text(w, e->reason);
-}
-
-static void bind_preferred(struct writer *w, const struct state_preferred *p)
-{
-	begin(w, DRAY_STATE_PREFERRED_PUT);
-	text(w, p->name);
-	number(w, p->preference);
-	number(w, p->at_ms);
-}
-
-static void bind_change(struct writer *w, const struct change *c)
-{
-	switch (c->kind) {
-	case CHANGE_HINT_PUT:
-		bind_hint_put(w, &c->hint);
+	switch (f->type) {
+	case FIELD_NAME:
+	case FIELD_TEXT:
+		bind_text(w, *(const char *const *)value);
 		break;
-	case CHANGE_HINT_DROP:
-		bind_hint_drop(w, &c->hint);
+	case FIELD_U32:
+		bind_number(w, *(const uint32_t *)value);
 		break;
-	case CHANGE_SEGMENT_PUT:
-		bind_segment_put(w, &c->segment);
+	case FIELD_I64:
+		bind_number(w, *(const int64_t *)value);
 		break;
-	case CHANGE_SEGMENT_DROP:
-		begin(w, DRAY_STATE_SEGMENT_DROP);
-		text(w, c->segment.name);
-		break;
-	case CHANGE_EVENT_ADD:
-		bind_event(w, &c->event);
-		break;
-	case CHANGE_PREFERRED_PUT:
-		bind_preferred(w, &c->preferred);
+	case FIELD_U64:
+		bind_number(w, (int64_t)dray_min(*(const uint64_t *)value, (uint64_t)INT64_MAX));
 		break;
 	}
 }
 
-static int wipe(struct writer *w, struct dray_err *reterr)
+static int write_change(struct writer *w, const struct change *c, struct dray_err *reterr)
 {
-	static const enum dray_state_statement_id ids[] = { DRAY_STATE_HINT_CLEAR,
-							    DRAY_STATE_SEGMENT_CLEAR,
-							    DRAY_STATE_PREFERRED_CLEAR };
+	const struct row_format *format = &row_formats[c->kind];
+
+	begin(w, c->drop ? format->drop : format->save);
+	for (unsigned i = 0; i < (c->drop ? format->n_key : format->n); i++)
+		bind_field(w, &c->row, &format->fields[i]);
+	return run(w, reterr);
+}
+
+static int clear_all(struct writer *w, struct dray_err *reterr)
+{
 	int r = 0;
 
-	for (unsigned i = 0; !r && i < DRAY_ARRAY_SIZE(ids); i++) {
-		begin(w, ids[i]);
+	for (unsigned kind = 0; !r && kind < ROW_EVENT; kind++) {
+		begin(w, row_formats[kind].clear);
 		r = run(w, reterr);
 	}
 	return r;
@@ -162,8 +105,8 @@ static int wipe(struct writer *w, struct dray_err *reterr)
 static int trim(struct writer *w, const char *segment, struct dray_err *reterr)
 {
 	begin(w, DRAY_STATE_EVENT_TRIM);
-	text(w, segment);
-	number(w, DRAY_STATE_MAX_SEGMENT_EVENTS);
+	bind_text(w, segment);
+	bind_number(w, DRAY_STATE_MAX_SEGMENT_EVENTS);
 	return run(w, reterr);
 }
 
@@ -172,26 +115,25 @@ static int write_events(struct writer *w, const struct queue *q, struct dray_err
 	int r = 0;
 
 	dray_list_for_each(&q->events, c, struct change, link) {
-		bind_change(w, c);
-		r = r ? r : run(w, reterr);
-		r = r ? r : trim(w, c->event.segment, reterr);
+		r = write_change(w, c, reterr);
+		if (!r)
+			r = trim(w, c->row.event.segment, reterr);
 		if (r)
 			return r;
 	}
 	begin(w, DRAY_STATE_EVENT_TRIM_ALL);
-	number(w, DRAY_STATE_MAX_EVENTS);
+	bind_number(w, DRAY_STATE_MAX_EVENTS);
 	return run(w, reterr);
 }
 
 static int write_all(struct writer *w, const struct queue *q, struct dray_err *reterr)
 {
-	int r = q->wipe ? wipe(w, reterr) : 0;
+	int r = q->wipe ? clear_all(w, reterr) : 0;
 
 	dray_list_for_each(&q->changes, c, struct change, link) {
 		if (r)
 			return r;
-		bind_change(w, c);
-		r = run(w, reterr);
+		r = write_change(w, c, reterr);
 	}
 	return r || !q->n_events ? r : write_events(w, q, reterr);
 }

@@ -57,12 +57,17 @@ static void add(struct state *s, struct change *c)
 	pthread_cond_signal(&s->wake);
 }
 
-static void enqueue(struct state *s, struct change *c)
+static void enqueue(struct state *s, enum row_kind kind, bool drop, const union row *row)
 {
-	int err = c ? 0 : errno;
+	struct change *c;
+	int err;
 
+	if (!s)
+		return;
+	c = change_new(kind, drop, row);
+	err = errno;
 	pthread_mutex_lock(&s->lock);
-	/* one that is refused for good is nothing to wait for */
+	/* a change that is refused for good is nothing to wait for */
 	s->queued_seq += c || err == ENOMEM;
 	if (!c)
 		refuse(s, err);
@@ -75,38 +80,32 @@ static void enqueue(struct state *s, struct change *c)
 
 void state_save_hint(struct state *s, const struct state_hint *row)
 {
-	if (s)
-		enqueue(s, change_hint(CHANGE_HINT_PUT, row));
+	enqueue(s, ROW_HINT, false, &(union row){ .hint = *row });
 }
 
 void state_drop_hint(struct state *s, const struct state_hint *key)
 {
-	if (s)
-		enqueue(s, change_hint(CHANGE_HINT_DROP, key));
+	enqueue(s, ROW_HINT, true, &(union row){ .hint = *key });
 }
 
 void state_save_segment(struct state *s, const struct state_segment *row)
 {
-	if (s)
-		enqueue(s, change_segment(row));
+	enqueue(s, ROW_SEGMENT, false, &(union row){ .segment = *row });
 }
 
 void state_drop_segment(struct state *s, const char *name)
 {
-	if (s)
-		enqueue(s, change_segment_drop(name));
+	enqueue(s, ROW_SEGMENT, true, &(union row){ .segment.name = name });
 }
 
 void state_add_event(struct state *s, const struct state_event *row)
 {
-	if (s)
-		enqueue(s, change_event(row));
+	enqueue(s, ROW_EVENT, false, &(union row){ .event = *row });
 }
 
 void state_save_preferred(struct state *s, const struct state_preferred *row)
 {
-	if (s)
-		enqueue(s, change_preferred(row));
+	enqueue(s, ROW_PREFERRED, false, &(union row){ .preferred = *row });
 }
 
 void state_info(struct state *s, struct state_info *ret)

@@ -7,147 +7,77 @@
 
 #include "schema/gen/state.h"
 
-/* What a key begins with: one space of keys for all tables. */
-enum { KEY_HINT = 'h', KEY_SEGMENT = 's', KEY_PREFERRED = 'p' };
-
-static struct change *change_new(enum change_kind kind, size_t n_text)
-{
-	struct change *c = malloc(sizeof(*c) + n_text);
-
-	if (!c)
-		return NULL;
-	c->kind = kind;
-	c->n_bytes = (uint32_t)(sizeof(*c) + n_text);
-	c->node = (struct dray_map_node){ .n = 0 };
-	dray_list_init(&c->link);
-	return c;
-}
-
-/* Copies n bytes and a terminator; *at moves behind them. */
-static const char *copy_text(char **at, const char *s, size_t n)
-{
-	char *p = *at;
-
-	memcpy(p, s, n);
-	p[n] = '\0';
-	*at = p + n + 1;
-	return p;
-}
-
-/* Cut between characters. */
-static size_t words_length(const char *s)
+/* Bytes of the text that are kept: a long one is cut between characters. -EMSGSIZE for a name that is too long. */
+static ssize_t text_length(const struct row_field *f, const char *s)
 {
 	size_t n = strnlen(s, STATE_TEXT_MAX + 1);
 
 	if (n <= STATE_TEXT_MAX)
-		return n;
+		return (ssize_t)n;
+	if (f->type == FIELD_NAME)
+		return -EMSGSIZE;
 	for (n = STATE_TEXT_MAX; n && ((unsigned char)s[n] & 0xc0) == 0x80; n--)
 		;
-	return n;
+	return (ssize_t)n;
 }
 
-/* A key that was cut would be another one. */
-static bool is_key(size_t n)
+static const char *text_of(const union row *row, const struct row_field *f)
 {
-	if (n > STATE_TEXT_MAX)
-		errno = EMSGSIZE;
-	return n <= STATE_TEXT_MAX;
+	return f->type > FIELD_TEXT ? NULL : *(const char *const *)row_member(row, f);
 }
 
-struct change *change_hint(enum change_kind kind, const struct state_hint *row)
+/* Appends the field's bytes at `at` and returns their end. Numbers are appended only as a part of the key. */
+static char *field_copy(struct change *c, const struct row_field *f, bool key, char *at)
 {
-	size_t scope = strnlen(row->scope, STATE_TEXT_MAX + 1);
-	size_t segment = strnlen(row->segment, STATE_TEXT_MAX + 1);
-	size_t fixed = 1 + sizeof(row->source) + sizeof(row->uid);
+	size_t number = f->type == FIELD_U32 ? sizeof(uint32_t) : sizeof(uint64_t);
+	const char *text = text_of(&c->row, f);
+	size_t n;
+
+	if (!text) {
+		if (key)
+			memcpy(at, row_member(&c->row, f), number);
+		return key ? at + number : at;
+	}
+	n = (size_t)text_length(f, text);
+	memcpy(at, text, n);
+	at[n] = '\0';
+	*(const char **)row_member(&c->row, f) = at;
+	return at + n + 1;
+}
+
+struct change *change_new(enum row_kind kind, bool drop, const union row *row)
+{
+	const struct row_format *format = &row_formats[kind];
+	unsigned n = drop ? format->n_key : format->n;
+	size_t bytes = 1 + n * sizeof(uint64_t);
 	struct change *c;
 	char *at;
 
-	if (!is_key(scope) || !is_key(segment))
-		return NULL;
-	c = change_new(kind, fixed + scope + segment + 2);
+	for (unsigned i = 0; i < n; i++) {
+		const char *text = text_of(row, &format->fields[i]);
+		ssize_t length = text ? text_length(&format->fields[i], text) : 0;
+
+		if (length < 0) {
+			errno = EMSGSIZE;
+			return NULL;
+		}
+		bytes += (size_t)length;
+	}
+	c = malloc(sizeof(*c) + bytes);
 	if (!c)
 		return NULL;
-	c->hint = *row;
-	c->text[0] = KEY_HINT;
-	memcpy(c->text + 1, &row->source, sizeof(row->source));
-	memcpy(c->text + 1 + sizeof(row->source), &row->uid, sizeof(row->uid));
-	at = c->text + fixed;
-	c->hint.scope = copy_text(&at, row->scope, scope);
-	c->hint.segment = copy_text(&at, row->segment, segment);
-	c->node.n = (size_t)(at - c->text);
-	return c;
-}
-
-struct change *change_segment(const struct state_segment *row)
-{
-	size_t name = strnlen(row->name, STATE_TEXT_MAX + 1);
-	size_t probe = words_length(row->probe), target = words_length(row->target);
-	size_t sources = words_length(row->sources), reason = words_length(row->reason);
-	struct change *c;
-	char *at;
-
-	if (!is_key(name))
-		return NULL;
-	c = change_new(CHANGE_SEGMENT_PUT, 1 + name + probe + target + sources + reason + 5);
-	if (!c)
-		return NULL;
-	c->segment = *row;
-	c->text[0] = KEY_SEGMENT;
-	at = c->text + 1;
-	c->segment.name = copy_text(&at, row->name, name);
-	c->node.n = (size_t)(at - c->text);
-	c->segment.probe = copy_text(&at, row->probe, probe);
-	c->segment.target = copy_text(&at, row->target, target);
-	c->segment.sources = copy_text(&at, row->sources, sources);
-	c->segment.reason = copy_text(&at, row->reason, reason);
-	return c;
-}
-
-struct change *change_segment_drop(const char *name)
-{
-	struct change *c =
-		change_segment(&(struct state_segment){ name, "", "", "", .reason = "" });
-
-	if (c)
-		c->kind = CHANGE_SEGMENT_DROP;
-	return c;
-}
-
-struct change *change_event(const struct state_event *row)
-{
-	size_t segment = strnlen(row->segment, STATE_TEXT_MAX + 1);
-	size_t reason = words_length(row->reason);
-	struct change *c;
-	char *at;
-
-	if (!is_key(segment))
-		return NULL;
-	c = change_new(CHANGE_EVENT_ADD, segment + reason + 2);
-	if (!c)
-		return NULL;
-	c->event = *row;
-	at = c->text;
-	c->event.segment = copy_text(&at, row->segment, segment);
-	c->event.reason = copy_text(&at, row->reason, reason);
-	return c;
-}
-
-struct change *change_preferred(const struct state_preferred *row)
-{
-	size_t name = strnlen(row->name, STATE_TEXT_MAX + 1);
-	struct change *c;
-	char *at;
-
-	if (!is_key(name))
-		return NULL;
-	c = change_new(CHANGE_PREFERRED_PUT, 1 + name + 1);
-	if (!c)
-		return NULL;
-	c->preferred = *row;
-	c->text[0] = KEY_PREFERRED;
+	*c = (struct change){ .kind = kind, .drop = drop, .row = *row };
+	dray_list_init(&c->link);
+	/* all tables share one space of keys */
+	c->text[0] = (char)kind;
 	c->node.n = 1;
 	at = c->text + 1;
-	c->preferred.name = copy_text(&at, row->name, name);
+	for (unsigned i = 0; i < n; i++) {
+		at = field_copy(c, &format->fields[i], i < format->n_key, at);
+		if (i < format->n_key)
+			c->node.n = (size_t)(at - c->text);
+	}
+	c->n_bytes = (uint32_t)(sizeof(*c) + (size_t)(at - c->text));
 	return c;
 }
 
@@ -197,7 +127,7 @@ static void add_keyed(struct queue *q, struct change *c)
 void queue_add(struct queue *q, struct change *c)
 {
 	q->bytes += c->n_bytes;
-	if (c->kind == CHANGE_EVENT_ADD)
+	if (c->kind == ROW_EVENT)
 		add_event(q, c);
 	else
 		add_keyed(q, c);

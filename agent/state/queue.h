@@ -5,40 +5,23 @@
 #ifndef DRAY_AGENT_STATE_QUEUE_H
 #define DRAY_AGENT_STATE_QUEUE_H
 
-#include "agent/state/state.h"
+#include "agent/state/row.h"
 #include "lib/list.h"
 #include "lib/map.h"
 
-enum change_kind {
-	CHANGE_HINT_PUT,
-	CHANGE_HINT_DROP,
-	CHANGE_SEGMENT_PUT,
-	CHANGE_SEGMENT_DROP,
-	CHANGE_EVENT_ADD, /* has no key: none replaces another */
-	CHANGE_PREFERRED_PUT,
-};
-
-/* One block; the row's strings lie behind it. */
+/* One block; the row's strings lie behind it, and those of the key come first. */
 struct change {
 	struct dray_list link;
-	struct dray_map_node node;
-	enum change_kind kind;
+	struct dray_map_node node; /* events have none */
+	enum row_kind kind;
+	bool drop; /* only the key of the row counts */
 	uint32_t n_bytes;
-	union {
-		struct state_hint hint;
-		struct state_segment segment; /* dropped: its name alone */
-		struct state_event event;
-		struct state_preferred preferred;
-	};
+	union row row;
 	char text[];
 };
 
-/* NULL with errno: ENOMEM, or EMSGSIZE where a text of the key is too long to be kept. free() ends it. */
-struct change *change_hint(enum change_kind kind, const struct state_hint *row);
-struct change *change_segment(const struct state_segment *row);
-struct change *change_segment_drop(const char *name);
-struct change *change_event(const struct state_event *row);
-struct change *change_preferred(const struct state_preferred *row);
+/* NULL with errno: ENOMEM, or EMSGSIZE where a name is too long. The caller frees it with free(). */
+struct change *change_new(enum row_kind kind, bool drop, const union row *row);
 
 struct queue {
 	struct dray_list changes, events;
