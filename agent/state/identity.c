@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/file.h"
 #include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
@@ -202,57 +203,13 @@ static ssize_t file_read(const struct identity *id, const char *dir, const char 
 	return (ssize_t)n;
 }
 
-static int all_write(int fd, const char *s, size_t n)
-{
-	while (n) {
-		ssize_t r = write(fd, s, n);
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r < 0)
-			return -errno;
-		s += r;
-		n -= (size_t)r;
-	}
-	return 0;
-}
-
-static int file_fill(const struct identity *id, const char *name, const char *tmp, const char *text)
-{
-	int fd dray_auto_close =
-		openat(id->dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int r;
-
-	if (fd < 0)
-		return -errno;
-	r = all_write(fd, text, strlen(text));
-	if (r < 0)
-		return r;
-	if (fsync(fd) < 0)
-		return -errno;
-	if (renameat(id->dir_fd, tmp, id->dir_fd, name) < 0)
-		return -errno;
-	/* EINVAL: a file system that cannot */
-	if (fsync(id->dir_fd) < 0 && errno != EINVAL)
-		return -errno;
-	return 0;
-}
-
-/* Old or new, never half; nothing is left behind where it fails. */
+/* The lock on the directory excludes another writer. */
 static int file_replace(const struct identity *id, const char *dir, const char *name,
 			const char *text, struct dray_err *reterr)
 {
-	char tmp[64];
-	int r;
+	int r = dray_file_replace(id->dir_fd, name, text, 0600, true, NULL);
 
-	snprintf(tmp, sizeof(tmp), "%s.new", name);
-	/* of a start that was killed; the lock says that nobody writes it now */
-	unlinkat(id->dir_fd, tmp, 0);
-	r = file_fill(id, name, tmp, text);
-	if (!r)
-		return 0;
-	unlinkat(id->dir_fd, tmp, 0);
-	return io_error(reterr, -r, "writing", dir, name);
+	return r < 0 ? io_error(reterr, -r, "writing", dir, name) : 0;
 }
 
 static int corrupt(struct dray_err *reterr, const char *dir, const char *name, const char *advice)

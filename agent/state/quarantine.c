@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +16,8 @@
 #include "schema/gen/errors.h"
 
 #define KEPT 3
-/* Names that are taken, and files to remove. */
+/* Attempts to find a name that is free. */
 #define TRIES 64
-
-DRAY_DEFINE_CLEANUP(DIR *, closedir);
 
 /*
  * First what belongs to the file: a new database must never find another one's log. The index of the log is worth
@@ -54,7 +53,7 @@ static int move_all(int dir_fd, const char *from, const char *to)
 	return r;
 }
 
-/* Names of one sort rise with time: state.db.newer-12-20260102T030405.678901Z. */
+/* The time in a name such as state.db.newer-12-20260102T030405.678901Z, which sorts as text; NULL: it has another form. */
 static const char *time_of(const char *name, const char *prefix)
 {
 	const char *t;
@@ -62,13 +61,13 @@ static const char *time_of(const char *name, const char *prefix)
 	if (strncmp(name, prefix, strlen(prefix)) != 0)
 		return NULL;
 	t = strrchr(name, '-');
-	/* companions go with their file */
+	/* companions are removed together with their file */
 	return t && t[1] >= '0' && t[1] <= '9' ? t + 1 : NULL;
 }
 
 static void remove_one(int dir_fd, const char *name)
 {
-	char path[QUARANTINE_NAME_BYTES + 16];
+	char path[NAME_MAX + 16];
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(companions); i++) {
 		snprintf(path, sizeof(path), "%s%s", name, companions[i]);
@@ -77,7 +76,7 @@ static void remove_one(int dir_fd, const char *name)
 	unlinkat(dir_fd, name, 0);
 }
 
-/* A directory that stood in the way may hold anything: it is left where it is. */
+/* A directory that stood in the way may hold anything, so it stays. */
 static bool is_directory(int dir_fd, const char *name)
 {
 	struct stat st;
@@ -85,44 +84,31 @@ static bool is_directory(int dir_fd, const char *name)
 	return fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* The oldest of more than are kept, other than `young`. False: there are no more. */
-static bool oldest(int dir_fd, const char *prefix, const char *young,
-		   char ret_name[QUARANTINE_NAME_BYTES])
+static int newest_first(const struct dirent **a, const struct dirent **b)
 {
-	int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	dray_auto(closedir) DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	char found[QUARANTINE_NAME_BYTES] = "";
-	const struct dirent *e;
-	unsigned n = 0;
+	const char *x = strrchr((*a)->d_name, '-'), *y = strrchr((*b)->d_name, '-');
 
-	if (!d) {
-		dray_close(fd);
-		return false;
-	}
-	while ((e = readdir(d))) {
-		const char *t = time_of(e->d_name, prefix);
-
-		if (!t || strlen(e->d_name) >= sizeof(found) || is_directory(dir_fd, e->d_name))
-			continue;
-		n++;
-		/* a clock that was set back makes it look old */
-		if (!strcmp(e->d_name, young))
-			continue;
-		if (!*found || strcmp(t, time_of(found, prefix)) < 0)
-			memcpy(found, e->d_name, strlen(e->d_name) + 1);
-	}
-	memcpy(ret_name, found, sizeof(found));
-	return n > KEPT;
+	return strcmp(y ? y : "", x ? x : "");
 }
 
+/* `young` is kept whatever its time: a clock that was set back makes it look old. */
 static void prune(int dir_fd, const char *name, const char *sort, const char *young)
 {
-	char prefix[QUARANTINE_NAME_BYTES], old[QUARANTINE_NAME_BYTES];
+	char prefix[QUARANTINE_NAME_BYTES];
+	struct dirent **v = NULL;
+	unsigned kept = 1;
+	int n = scandirat(dir_fd, ".", &v, NULL, newest_first);
 
 	snprintf(prefix, sizeof(prefix), "%s.%.*s-", name, (int)strcspn(sort, "-"), sort);
-	/* not for ever, where they cannot be removed */
-	for (unsigned i = 0; i < TRIES && oldest(dir_fd, prefix, young, old); i++)
-		remove_one(dir_fd, old);
+	for (int i = 0; i < n; i++) {
+		const char *old = v[i]->d_name;
+
+		if (time_of(old, prefix) && strcmp(old, young) != 0 && !is_directory(dir_fd, old) &&
+		    kept++ >= KEPT)
+			remove_one(dir_fd, old);
+		free(v[i]);
+	}
+	free(v);
 }
 
 static void name_of_now(const char *name, const char *sort, char ret_name[QUARANTINE_NAME_BYTES])

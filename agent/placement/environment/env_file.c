@@ -11,10 +11,11 @@
 
 #include "lib/cleanup.h"
 #include "lib/err.h"
+#include "lib/file.h"
 #include "lib/log.h"
 
 #define AREA "env"
-#define MODE 0644 /* engines run as other users, and nothing in it is secret */
+#define MODE 0644 /* engines run as other users, and the text holds no secret */
 #define NAME "env"
 
 int env_file_init(struct env_file *f, const char *configured, const char *data_socket)
@@ -35,45 +36,7 @@ int env_file_init(struct env_file *f, const char *configured, const char *data_s
 	return n < 0 ? -ENOMEM : 0;
 }
 
-static int bytes_write(int fd, const char *text)
-{
-	for (size_t left = strlen(text); left;) {
-		ssize_t n = write(fd, text, left);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		text += n;
-		left -= (size_t)n;
-	}
-	return 0;
-}
-
-/* The new file, whole, under another name; one that an earlier agent left half written goes. */
-static int temporary_write(struct env_file *f, const char *path, const char *text)
-{
-	int fd dray_auto_close = -1;
-	struct stat st;
-	int ret;
-
-	if (unlink(path) < 0 && errno != ENOENT)
-		return -errno;
-	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, MODE);
-	if (fd < 0)
-		return -errno;
-	ret = bytes_write(fd, text);
-	/* past the umask */
-	if (!ret && (fchmod(fd, MODE) < 0 || fstat(fd, &st) < 0))
-		ret = -errno;
-	if (!ret) {
-		f->dev = st.st_dev;
-		f->ino = st.st_ino;
-	}
-	return ret;
-}
-
-/* -EEXIST: what is there is none of ours, be it a file or anything else. */
+/* 0: there is no file, an empty one, or one that drayd wrote. -EEXIST: there is something else. */
 static int target_check(const char *path)
 {
 	char mark[sizeof(ENV_FILE_MARK) - 1];
@@ -97,25 +60,25 @@ static int target_check(const char *path)
 
 static int file_replace(struct env_file *f, const char *text)
 {
-	dray_auto_free char *path = NULL;
-	struct env_file before = *f;
 	int ret = target_check(f->path);
+	struct stat st;
 
+	if (!ret)
+		ret = dray_file_replace(AT_FDCWD, f->path, text, MODE, false, &st);
 	if (ret < 0)
 		return ret;
-	if (asprintf(&path, "%s.new", f->path) < 0) {
-		path = NULL;
-		return -ENOMEM;
-	}
-	ret = temporary_write(f, path, text);
-	if (!ret && rename(path, f->path) < 0)
-		ret = -errno;
-	if (ret < 0) {
-		(void)unlink(path);
-		f->dev = before.dev;
-		f->ino = before.ino;
-	}
-	return ret;
+	f->dev = st.st_dev;
+	f->ino = st.st_ino;
+	return 0;
+}
+
+/* The number of a file that was removed may be given to another one, so its content counts as well. */
+static bool is_ours(const struct env_file *f)
+{
+	struct stat st;
+
+	return f->text && lstat(f->path, &st) == 0 && st.st_dev == f->dev && st.st_ino == f->ino &&
+	       target_check(f->path) == 0;
 }
 
 void env_file_write(struct env_file *f, const char *text)
@@ -130,13 +93,12 @@ void env_file_write(struct env_file *f, const char *text)
 	if (ret < 0) {
 		free(copy);
 		if (!f->failed)
-			log_warning(
-				AREA,
-				"%s is not written: %s; launchers can ask drayctl env instead, or "
-				"env.file can name another place",
-				f->path,
-				ret == -EEXIST ? "what is there is not drayd's" :
-						 dray_errno_text(ret));
+			log_warning(AREA,
+				    "%s cannot be written: %s; launchers can use drayctl env, or "
+				    "set env.file to another path",
+				    f->path,
+				    ret == -EEXIST ? "the file there was not written by drayd" :
+						     dray_errno_text(ret));
 		f->failed = true;
 		return;
 	}
@@ -149,10 +111,7 @@ void env_file_write(struct env_file *f, const char *text)
 
 void env_file_deinit(struct env_file *f)
 {
-	struct stat st;
-
-	/* not one that somebody else has put there since */
-	if (f->text && lstat(f->path, &st) == 0 && st.st_dev == f->dev && st.st_ino == f->ino)
+	if (is_ours(f))
 		(void)unlink(f->path);
 	free(f->path);
 	free(f->text);

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small files that are replaced as a whole. */
+#ifndef DRAY_LIB_FILE_H
+#define DRAY_LIB_FILE_H
+
+#include <stdbool.h>
+#include <sys/stat.h>
+
+/*
+ * Writes text to PATH.new, which is removed first, and renames it to path, so that a reader finds the old text or the
+ * new one, never half of either. path is relative to dir_fd (AT_FDCWD: to the working directory). mode is exact,
+ * whatever the umask. sync: the text and its name, in dir_fd, are on disk when this returns. Nothing is left behind
+ * on errors. ret_st: the new file; may be NULL. 0 or -errno.
+ */
+int dray_file_replace(int dir_fd, const char *path, const char *text, mode_t mode, bool sync,
+		      struct stat *ret_st);
+
+#endif
