@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * WAL with synchronous=NORMAL: a commit is not waited for by the disk, so the machine's power may take the last ones,
- * kill -9 takes none, and the file is whole either way. With locking_mode=EXCLUSIVE the index of the WAL is in
- * memory of ours instead of a mapped file that somebody else could shorten. A file with rows that no
- * migration made, or whose statements do not compile, is not ours.
+ * WAL with synchronous=NORMAL: a commit does not wait for the disk. A power cut may lose the last commits, kill -9
+ * loses none, and the file stays consistent either way. With locking_mode=EXCLUSIVE the index of the WAL is in private
+ * memory instead of a mapped file that another process could shorten. A file with tables that no migration made, or for
+ * which the statements do not compile, is not ours.
  */
 #include "agent/state/database.h"
 
@@ -19,10 +19,10 @@
 
 #include "schema/gen/errors.h"
 
-/* Longest value or row that is read or written: several texts. */
+/* Longest value or row: several texts of STATE_TEXT_MAX. */
 #define VALUE_BYTES_MAX (64 << 10)
 
-/* Smallest page, and what a log begins with. */
+/* Sizes of the smallest page and of the header of a log. */
 #define HEAD_BYTES 512
 #define WAL_HEAD_BYTES 32
 
@@ -30,8 +30,6 @@
 #define TEXT_OF(x) TEXT(x)
 
 static const struct database_schema own_schema = { dray_state_migrations, DRAY_STATE_VERSION };
-
-/* --- errors ----------------------------------------------------------------------------------- */
 
 static int no_space(struct dray_err *reterr, const char *doing)
 {
@@ -60,18 +58,19 @@ int database_failed(struct database *s, int code, const char *doing, struct dray
 		return no_space(reterr, doing);
 	case SQLITE_READONLY:
 		return dray_err_set(reterr, -EROFS, DRAY_E_DENIED,
-				    "%s state: it can only be read; let the agent write it, or set "
+				    "%s state: it is read-only; let the agent write it, or set "
 				    "agent.state_dir",
 				    doing);
 	case SQLITE_BUSY:
 	case SQLITE_LOCKED:
 	case SQLITE_PROTOCOL:
 		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "%s state: another process has it open; end that one", doing);
+				    "%s state: another process has it open; stop that process",
+				    doing);
 	case SQLITE_CORRUPT:
 	case SQLITE_NOTADB:
 	case SQLITE_FORMAT:
-	case SQLITE_ERROR: /* a statement that does not fit its tables */
+	case SQLITE_ERROR: /* a statement does not fit the tables */
 	case SQLITE_SCHEMA:
 	case SQLITE_CONSTRAINT:
 	case SQLITE_MISMATCH:
@@ -103,9 +102,7 @@ static int read_number(struct database *s, const char *sql, int64_t *ret, struct
 	return code == SQLITE_ROW ? 0 : database_failed(s, code, "reading", reterr);
 }
 
-/* --- opening ---------------------------------------------------------------------------------- */
-
-/* Is there something in the log that the file may lack? */
+/* Does the log hold changes that the file may lack? */
 static bool has_recovery(const char *path)
 {
 	dray_auto_free char *wal = NULL;
@@ -118,7 +115,7 @@ static bool has_recovery(const char *path)
 	return stat(wal, &st) == 0 && st.st_size > WAL_HEAD_BYTES;
 }
 
-/* For the agent alone, which sqlite3 would not see to. */
+/* sqlite3 would not restrict the mode to the agent. */
 static int make_file(const char *path, struct database_info *info, struct dray_err *reterr)
 {
 	struct stat st;
@@ -129,7 +126,7 @@ static int make_file(const char *path, struct database_info *info, struct dray_e
 			return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID,
 					    "it is not a file");
 		info->created = st.st_size == 0;
-		/* sqlite3 would take it for a new one and write over it */
+		/* sqlite3 would treat it as a new file and overwrite it */
 		if (st.st_size && st.st_size < HEAD_BYTES && !has_recovery(path))
 			return dray_err_set(reterr, DATABASE_E_CORRUPT, DRAY_E_INVALID,
 					    "it is too short for a database");
@@ -160,7 +157,7 @@ static int open_db(struct database *s, const char *name, int flags, struct dray_
 	sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
 	sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX);
 	sqlite3_limit(s->db, SQLITE_LIMIT_ATTACHED, 0);
-	/* nothing of the file is read by these */
+	/* these do not read the file */
 	return database_run(s,
 			    "PRAGMA busy_timeout = 0;"
 			    "PRAGMA mmap_size = 0;"
@@ -172,7 +169,7 @@ static int open_db(struct database *s, const char *name, int flags, struct dray_
 			    "opening", reterr);
 }
 
-/* As bytes that never change: without locks, which a descriptor that only reads cannot have. */
+/* Opens the file as immutable, without locks: a read-only descriptor cannot take them. */
 static int open_to_read(struct database *s, const char *path, struct dray_err *reterr)
 {
 	dray_auto_free char *uri = NULL;
@@ -195,8 +192,8 @@ static int open_to_read(struct database *s, const char *path, struct dray_err *r
 	return open_db(s, uri, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, reterr);
 }
 
-static int open_for_what_goes(struct database *s, const char *path, struct database_info *info,
-			      struct dray_err *reterr)
+static int open_file(struct database *s, const char *path, struct database_info *info,
+		     struct dray_err *reterr)
 {
 	int r = make_file(path, info, reterr);
 
@@ -210,8 +207,6 @@ static int open_for_what_goes(struct database *s, const char *path, struct datab
 	info->read_only = s->read_only = true;
 	return open_to_read(s, path, reterr);
 }
-
-/* --- versions --------------------------------------------------------------------------------- */
 
 static int not_ours(struct dray_err *reterr)
 {
@@ -260,7 +255,7 @@ static int migrate(struct database *s, const struct database_schema *schema, uns
 	return r ? r : database_run(s, "COMMIT", "migrating", reterr);
 }
 
-/* Files of bounded size: the WAL goes into the database at about 1 MiB, and is cut back to as much. */
+/* Bounds the size of the files: at about 1 MiB the WAL is merged into the database and truncated. */
 static int set_up_writing(struct database *s, const struct database_schema *schema,
 			  const struct database_info *info, struct dray_err *reterr)
 {
@@ -298,7 +293,7 @@ int database_open(struct database **ret, const char *path, const struct database
 	schema = schema ? schema : &own_schema;
 	if (!s)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the state");
-	r = open_for_what_goes(s, path, ret_info, reterr);
+	r = open_file(s, path, ret_info, reterr);
 	if (!r)
 		r = read_version(s, schema, ret_info, reterr);
 	if (!r && !s->read_only)
@@ -328,7 +323,7 @@ struct database *database_close(struct database *s, bool as_it_is)
 	return NULL;
 }
 
-/* Findings come on lines of their own. */
+/* sqlite3 ends each finding with a newline. */
 static int found_corrupt(const char *text, struct dray_err *reterr)
 {
 	char line[200];

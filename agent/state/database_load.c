@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of the database as structs. What stands in a file is foreign: types, ranges and lengths are looked at. */
+/* Reads rows. The content of the file is not trusted: types, ranges and lengths are checked. */
 #include <sqlite3.h>
 #include <string.h>
 
 #include "agent/state/database.h"
 
-/* More than limits allow: a file that goes on for ever is not in order. */
+/* More rows than any limit allows: the file is corrupt. */
 #define ROWS_MAX (4u << 20)
 
 struct reader {

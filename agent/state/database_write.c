@@ -10,8 +10,8 @@
 struct writer {
 	struct database *s;
 	sqlite3_stmt *q;
-	int parameter; /* the last that was bound */
-	int code;      /* first that was not ok */
+	int parameter; /* the last one bound */
+	int code;      /* the first error */
 	uint64_t refused;
 };
 
@@ -28,7 +28,7 @@ static void bound(struct writer *w, int code)
 		w->code = code;
 }
 
-/* The text stays where it is until the statement has run. */
+/* The text must stay valid until the statement has run. */
 static void bind_text(struct writer *w, const char *s)
 {
 	bound(w, sqlite3_bind_text(w->q, ++w->parameter, s, -1, SQLITE_STATIC));
@@ -39,7 +39,7 @@ static void bind_number(struct writer *w, int64_t v)
 	bound(w, sqlite3_bind_int64(w->q, ++w->parameter, v));
 }
 
-/* What the database refuses in a row is that row's fault: the rest of the batch goes on without it. */
+/* A row that the database rejects is left out, and the rest of the batch is written. */
 static int run(struct writer *w, struct dray_err *reterr)
 {
 	int code = w->code;
@@ -149,7 +149,7 @@ static int still_there(struct database *s, struct dray_err *reterr)
 	return 0;
 }
 
-/* The caller closes the file where this fails: an open transaction ends with it. */
+/* On errors the caller closes the file, which ends an open transaction. */
 int database_apply(struct database *s, const struct queue *q, uint64_t *ret_refused,
 		   struct dray_err *reterr)
 {

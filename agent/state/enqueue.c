@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Changes on their way into the queue. */
+/* The control thread queues changes. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 #define OVERFLOW_PAUSE_NS (60 * DRAY_NS_PER_SEC)
 
-/* With the lock held. What is not kept will be asked for. */
+/* With the lock held. A refill will request again what is dropped here. */
 static void drop_queue(struct state *s)
 {
 	queue_clear(&s->queue);
@@ -22,14 +22,14 @@ static void refuse(struct state *s, int err)
 	if (err != ENOMEM) {
 		s->info.errors++;
 		state_notice(s, DRAY_LOG_WARNING,
-			     "a change of state is left out: it has a name of more than %d bytes",
+			     "a change of state is not saved: it has a name of more than %d bytes",
 			     STATE_TEXT_MAX);
 		return;
 	}
 	drop_queue(s);
 }
 
-/* With the lock held. A disk that is slow for long is one line a minute. */
+/* With the lock held. At most one line a minute, for a disk that stays slow. */
 static void report_overflow(struct state *s)
 {
 	int64_t now = dray_now().ns;
@@ -38,8 +38,8 @@ static void report_overflow(struct state *s)
 		return;
 	s->overflow_ns = now;
 	state_notice(s, DRAY_LOG_WARNING,
-		     "more changes of state wait than are kept; all of it is written anew when it "
-		     "can be");
+		     "too many changes of state wait for the disk; all state is written again "
+		     "when the disk answers");
 }
 
 /* With the lock held. */

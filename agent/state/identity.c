@@ -2,14 +2,13 @@
 /*
  * Files in the state directory:
  *
- *   lock         held under flock for the agent's life; its text, the holder's pid, is for people
+ *   lock         held under flock while the agent runs; its text, the holder's pid, is for people
  *   agent_id     32 hexadecimal characters, made once
  *   incarnation  decimal, of the last start
  *
- * The incarnation is the clock in nanoseconds, or one more than the last where the clock says less:
- * it grows even if somebody loses the file, or sets the clock back. It is stored before it is used.
- * Files are replaced by rename after fsync, so that each is old or new, never half. Where the two
- * are not what they should be the agent does not start: an id made up anew would be another agent.
+ * The incarnation is the clock in nanoseconds, or one more than the last if the clock is behind. So it grows even if
+ * the file is lost or the clock is set back. It is stored before it is used. If agent_id or incarnation is corrupt,
+ * the agent does not start: to its peers an agent with a new id is another agent.
  */
 #include "agent/state/identity.h"
 
@@ -60,9 +59,7 @@ static int io_error(struct dray_err *reterr, int err, const char *what, const ch
 			    dray_errno_text(err));
 }
 
-/* --- the directory ---------------------------------------------------------------------------- */
-
-/* Parents as the umask has them, the last one for the agent alone. */
+/* Parent directories follow the umask; the last one is for the agent alone. */
 static int dir_make(const char *dir, struct dray_err *reterr)
 {
 	dray_auto_free char *path = strdup(dir);
@@ -77,7 +74,7 @@ static int dir_make(const char *dir, struct dray_err *reterr)
 		if (*p != '/')
 			continue;
 		*p = '\0';
-		/* other errors show at the last one */
+		/* the last mkdir() reports all other errors */
 		if (mkdir(path, 0755) < 0 && errno == ENOSPC)
 			return io_error(reterr, errno, "making", path, "");
 		*p = '/';
@@ -87,7 +84,7 @@ static int dir_make(const char *dir, struct dray_err *reterr)
 	return 0;
 }
 
-/* The lock's holder out of /proc/locks, or 0: it may be out of sight, in another PID namespace. */
+/* The holder of the lock, from /proc/locks. 0: unknown, since it may be in another PID namespace. */
 static long holder_of(const struct stat *st)
 {
 	dray_auto(fclose) FILE *f = fopen("/proc/locks", "re");
@@ -100,7 +97,7 @@ static long holder_of(const struct stat *st)
 		char kind[16];
 		long pid;
 
-		/* a waiter has "->" after the number and does not match */
+		/* a line of a waiter has "->" after the number and does not match */
 		if (sscanf(line, "%*s %15s %*s %*s %ld %x:%x:%" SCNu64, kind, &pid, &major, &minor,
 			   &inode) == 5 &&
 		    !strcmp(kind, "FLOCK") && inode == st->st_ino && major == major(st->st_dev) &&
@@ -125,32 +122,19 @@ static void comm_read(long pid, char *buf, size_t n)
 
 static int lock_busy(int fd, const char *dir, struct dray_err *reterr)
 {
-	char text[32] = "", comm[32];
+	char text[32] = "", comm[32], holder[80] = "another process";
 	struct stat st;
-	long pid = 0;
-	ssize_t n;
+	long pid = fstat(fd, &st) == 0 ? holder_of(&st) : 0;
 
-	if (fstat(fd, &st) == 0)
-		pid = holder_of(&st);
 	if (pid) {
 		comm_read(pid, comm, sizeof(comm));
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "%.100s is in use by process %ld (%s); stop it, or set another "
-				    "agent.state_dir",
-				    dir, pid, *comm ? comm : "?");
+		snprintf(holder, sizeof(holder), "process %ld (%s)", pid, *comm ? comm : "?");
+	} else if (pread(fd, text, sizeof(text) - 1, 0) > 0 && (pid = strtol(text, NULL, 10)) > 0) {
+		snprintf(holder, sizeof(holder), "process %ld (of its PID namespace)", pid);
 	}
-	n = pread(fd, text, sizeof(text) - 1, 0);
-	if (n > 0)
-		pid = strtol(text, NULL, 10);
-	if (pid > 0)
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "%.100s is in use by process %ld (of its PID namespace); stop "
-				    "it, or set another agent.state_dir",
-				    dir, pid);
 	return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-			    "%.100s is in use by another process; stop it, or set another "
-			    "agent.state_dir",
-			    dir);
+			    "%.100s is in use by %s; stop it, or set another agent.state_dir", dir,
+			    holder);
 }
 
 static int lock_take(struct identity *id, const char *dir, struct dray_err *reterr)
@@ -169,16 +153,14 @@ static int lock_take(struct identity *id, const char *dir, struct dray_err *rete
 		return lock_busy(id->lock_fd, dir, reterr);
 	if (r < 0)
 		return io_error(reterr, errno, "locking", dir, "lock");
-	/* for people; a full disk is no reason to stop here */
+	/* the pid is only for people, so a full disk is ignored */
 	n = snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	if (ftruncate(id->lock_fd, 0) == 0 && pwrite(id->lock_fd, text, (size_t)n, 0) < 0)
 		return 0;
 	return 0;
 }
 
-/* --- files ------------------------------------------------------------------------------------ */
-
-/* Length of the file's text without its newline; -ENOENT where there is none (nothing set). */
+/* Returns the length of the text without its newline; -ENOENT if there is no file (reterr is not set). */
 static ssize_t file_read(const struct identity *id, const char *dir, const char *name, char *buf,
 			 size_t cap, struct dray_err *reterr)
 {
@@ -218,8 +200,6 @@ static int corrupt(struct dray_err *reterr, const char *dir, const char *name, c
 			    advice);
 }
 
-/* --- id and incarnation ----------------------------------------------------------------------- */
-
 static bool id_parse(const char *text, size_t n, uint8_t agent_id[16])
 {
 	static const char hex[] = "0123456789abcdef";
@@ -250,8 +230,8 @@ static int id_load(struct identity *id, const char *dir, struct dray_err *reterr
 	if (n >= 0)
 		return corrupt(
 			reterr, dir, "agent_id",
-			"restore it, or remove it: the agent is then a new one to its peers, "
-			"and tokens it gave out are void");
+			"restore it, or remove it: to its peers the agent is then a new one, "
+			"and the tokens it exported are void");
 	if (n != -ENOENT)
 		return (int)n;
 	r = dray_random_fill(id->agent_id, sizeof(id->agent_id));
@@ -297,8 +277,8 @@ static int incarnation_take(struct identity *id, const char *dir, struct dray_er
 	n = file_read(id, dir, "incarnation", text, sizeof(text), reterr);
 	if (n >= 0 && !incarnation_parse(text, (size_t)n, &last))
 		return corrupt(reterr, dir, "incarnation",
-			       "remove it: the next one is then taken from the clock, which must "
-			       "not have been set back");
+			       "remove it: the agent then takes the next one from the clock, which "
+			       "must not have been set back");
 	if (n < 0 && n != -ENOENT)
 		return (int)n;
 	id->incarnation = dray_max(last + 1, clock_ns());

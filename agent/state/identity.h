@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who this agent is: an id for good and an incarnation for each start, in the state directory. */
+/* The identity of this agent, kept in the state directory: a lasting id, and an incarnation for each start. */
 #ifndef DRAY_AGENT_STATE_IDENTITY_H
 #define DRAY_AGENT_STATE_IDENTITY_H
 
@@ -17,13 +17,13 @@ struct identity {
 #define IDENTITY_NULL ((struct identity){ .dir_fd = -1, .lock_fd = -1 })
 
 /*
- * Makes the state directory where there is none, locks it, reads or makes the id, takes the next
- * incarnation. 0 or -errno with reterr set: -EBUSY where another process holds it (DRAY_E_BUSY),
- * -ENOSPC, -EBADMSG for a file that is corrupt. Nothing is held then.
+ * Makes the state directory if needed, locks it, reads or makes the id, and takes the next incarnation. 0, or -errno
+ * with reterr and nothing held: -EBUSY (DRAY_E_BUSY) if another process holds the directory, -ENOSPC, -EBADMSG for a
+ * corrupt file.
  */
 int identity_open(struct identity *id, const char *dir, struct dray_err *reterr);
 
-/* Lets go of the lock. */
+/* Releases the lock. */
 void identity_close(struct identity *id);
 
 /* 32 hexadecimal characters and a terminator. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the control thread (state.c) and the thread that writes (writer.c) share. */
+/* Shared by the control thread (state.c, enqueue.c) and the writer, the thread that writes (writer.c). */
 #ifndef DRAY_AGENT_STATE_INTERNAL_H
 #define DRAY_AGENT_STATE_INTERNAL_H
 
@@ -11,7 +11,7 @@
 #include "lib/log.h"
 #include "lib/wake.h"
 
-/* Lines for the log, which is the control thread's; more of them at a time are not said. */
+/* Only the control thread logs. The writer queues its lines here and drops those that do not fit. */
 #define NOTICES 8
 
 struct notice {
@@ -20,15 +20,15 @@ struct notice {
 };
 
 struct state {
-	struct state_deps deps; /* with limits filled in */
+	struct state_deps deps; /* with the defaults filled in */
 	char *dir, *path;
 
-	/* control thread's */
+	/* of the control thread */
 	sd_event_source *source;
 	struct dray_list flushes;
-	bool refilling; /* the queue may grow over its limit */
+	bool refilling; /* the queue may exceed its limit */
 
-	int event_fd; /* writer to control: look at what is below */
+	int event_fd; /* the writer wakes the control thread */
 	pthread_t thread;
 	bool started;
 	pthread_mutex_t lock;
@@ -36,41 +36,41 @@ struct state {
 
 	/* under the lock */
 	struct queue queue;
-	int64_t overflow_ns;               /* when it was last said to be too long; 0 never */
-	int64_t first_ns;                  /* when it stopped being empty */
-	uint64_t queued_seq;               /* changes asked for, kept or not */
-	uint64_t committed_seq;            /* up to here they are on disk */
-	uint64_t attempts, failed_attempt; /* how many began; the last of them that failed */
-	bool hold;                         /* the queue is being filled: not to be taken */
-	bool needs_refill;                 /* all is to be put again */
-	bool refill_requested;             /* of which the control thread is told */
-	bool flush;                        /* somebody waits */
+	int64_t overflow_ns;               /* when an overflow was last logged; 0 never */
+	int64_t first_ns;                  /* when the queue stopped being empty */
+	uint64_t queued_seq;               /* changes requested, kept or not */
+	uint64_t committed_seq;            /* changes up to this one are on disk */
+	uint64_t attempts, failed_attempt; /* begun; the number of the last one that failed */
+	bool hold;                         /* a refill is filling the queue: the writer waits */
+	bool needs_refill;                 /* the file lacks rows: all must be queued again */
+	bool refill_requested;             /* the control thread has been told to refill */
+	bool flush;                        /* a state_flush() waits */
 	bool quit, ended, abandoned;
-	uint64_t n_batch; /* changes that the writer holds */
+	uint64_t n_batch; /* changes in the batch of the writer */
 	struct state_info info;
 	struct notice notices[NOTICES];
 	unsigned n_notices;
 
-	/* the writer's once it runs */
+	/* of the writer, once it runs */
 	struct database *database;
-	bool had_database; /* since the start */
-	bool unchecked;    /* not every page of it has been looked at */
+	bool had_database; /* a database was open since the start */
+	bool unchecked;    /* its pages have not been verified yet */
 	struct queue batch;
 	uint64_t batch_seq;
 	uint32_t failures; /* in a row */
 	int64_t retry_ns;
 };
 
-/* The thread's; arg: the state. */
+/* The main function of the writer; arg: the state. */
 void *writer_main(void *arg);
 
 /*
- * Opens the file, and sets aside what is no database of ours. Whoever owns the store at that time. 0, or -errno with
- * reterr: in memory then.
+ * Opens the database, and quarantines a file that is none of ours. Called by the thread that owns s->database. 0, or
+ * -errno with reterr: the state is in memory only.
  */
 int writer_open(struct state *s, struct dray_err *reterr);
 
-/* Closes and sets aside (what: DATABASE_E_*). 0, or -errno with reterr. */
+/* Closes and quarantines the file, for the reason `what` (DATABASE_E_*). 0, or -errno with reterr. */
 int writer_discard_file(struct state *s, int what, const struct dray_err *why,
 			struct dray_err *reterr);
 
@@ -79,7 +79,7 @@ void state_notice(struct state *s, enum dray_log_level level, const char *fmt, .
 	__attribute__((format(printf, 3, 4)));
 void state_failed(struct state *s, const struct dray_err *why);
 
-/* When nobody uses it any more. */
+/* Called by the last thread that uses the state. */
 void state_destroy(struct state *s);
 
 #endif

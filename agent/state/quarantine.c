@@ -20,8 +20,8 @@
 #define TRIES 64
 
 /*
- * First what belongs to the file: a new database must never find another one's log. The index of the log is worth
- * nothing without the process that made it.
+ * These move before their file, because a new database must never find the log of another one. The index of the log
+ * stays: it is useless without the process that made it.
  */
 static const char *const companions[] = { "-wal", "-journal" };
 
@@ -135,7 +135,7 @@ int quarantine_file(const char *dir, const char *name, const char *sort,
 		r = move_all(dir_fd, name, ret_name);
 	}
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_IO, "setting %.100s/%s aside: %s", dir, name,
+		return dray_err_set(reterr, r, DRAY_E_IO, "renaming %.100s/%s: %s", dir, name,
 				    dray_errno_text(r));
 	prune(dir_fd, name, sort, ret_name);
 	return 0;

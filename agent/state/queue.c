@@ -81,8 +81,6 @@ struct change *change_new(enum row_kind kind, bool drop, const union row *row)
 	return c;
 }
 
-/* --- the queue ------------------------------------------------------------------------------- */
-
 void queue_init(struct queue *q)
 {
 	*q = (struct queue){ .n = 0 };
@@ -161,7 +159,7 @@ void queue_swap(struct queue *a, struct queue *b)
 {
 	struct queue was = *a;
 
-	/* nodes point to the heads, which stay where they are */
+	/* nodes point to the list heads, which cannot be copied */
 	list_swap(&a->changes, &b->changes);
 	list_swap(&a->events, &b->events);
 	a->keys = b->keys;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Changes that wait for the database: the last one of each key, in no order but for events. One thread at a time.
- */
+/* Changes that wait for the database: the last one of each key, in no order, and events in order. One thread at a time. */
 #ifndef DRAY_AGENT_STATE_QUEUE_H
 #define DRAY_AGENT_STATE_QUEUE_H
 
@@ -28,19 +26,19 @@ struct queue {
 	struct dray_map keys; /* of changes */
 	uint64_t bytes;
 	uint32_t n, n_events;
-	bool wipe; /* all that was there goes first, but for events */
+	bool wipe; /* before these changes, all rows but events are deleted */
 };
 
 /* 0 or -ENOMEM. */
 void queue_init(struct queue *q);
 
-/* Takes the change; what was there of its key goes. Of events the newest DRAY_STATE_MAX_EVENTS stay. */
+/* Takes the change, which replaces an earlier one of its key. The newest DRAY_STATE_MAX_EVENTS events stay. */
 void queue_add(struct queue *q, struct change *c);
 
-/* Leaves it empty. */
+/* Frees all changes. */
 void queue_clear(struct queue *q);
 
-/* Exchanges what is in them. */
+/* Exchanges the contents of both. */
 void queue_swap(struct queue *a, struct queue *b);
 
 static inline bool queue_empty(const struct queue *q)

@@ -15,23 +15,21 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* Long enough to gather a burst, short enough that kill -9 takes little. */
+/* Long enough to gather a burst, short enough that kill -9 loses little. */
 #define GATHER_NS (20 * DRAY_NS_PER_MS)
 #define RETRY_MIN_NS DRAY_NS_PER_SEC
 #define RETRY_MAX_NS (60 * DRAY_NS_PER_SEC)
-/* Of the queue, and as much again that the writer holds. */
+/* Limit of the queue; the batch of the writer may hold as much again. */
 #define QUEUE_BYTES (16u << 20)
 #define FREE_LIMIT_NS (2 * (int64_t)DRAY_NS_PER_SEC)
 
 struct flush {
 	struct dray_list link;
-	uint64_t seq;   /* done when all up to this is committed */
-	uint64_t after; /* failed when an attempt later than this fails */
+	uint64_t seq;   /* done when all changes up to this one are committed */
+	uint64_t after; /* failed when a later attempt than this one fails */
 	void (*done)(void *arg, int r);
 	void *arg;
 };
-
-/* --- what both threads tell -------------------------------------------------------------------- */
 
 void state_notice(struct state *s, enum dray_log_level level, const char *fmt, ...)
 {
@@ -54,13 +52,12 @@ void state_failed(struct state *s, const struct dray_err *why)
 	if (s->info.in_memory)
 		return;
 	s->info.in_memory = true;
-	state_notice(
-		s, DRAY_LOG_WARNING,
-		"%s, going on in memory alone; what changes is kept, and written when it can be",
-		why->msg);
+	state_notice(s, DRAY_LOG_WARNING,
+		     "%s; state is kept in memory and will be written when the disk allows",
+		     why->msg);
 }
 
-/* With the lock held; how many. */
+/* With the lock held. Returns how many. */
 static unsigned take_notices(struct state *s, struct notice ret[NOTICES])
 {
 	unsigned n = s->n_notices;
@@ -87,8 +84,6 @@ static void log_pending_notices(struct state *s)
 	log_notices(notices, n);
 }
 
-/* --- flushing ---------------------------------------------------------------------------------- */
-
 int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
 {
 	struct flush *f = malloc(sizeof(*f));
@@ -107,7 +102,7 @@ int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
 	return 0;
 }
 
-/* They may ask for more. */
+/* The callbacks may flush again. */
 static void answer(struct dray_list *flushes, uint64_t committed)
 {
 	dray_list_for_each(flushes, f, struct flush, link) {
@@ -134,8 +129,6 @@ static void answer_flushes(struct state *s)
 	}
 	answer(&answered, committed);
 }
-
-/* --- all anew ---------------------------------------------------------------------------------- */
 
 static bool begin_refill(struct state *s)
 {
@@ -172,8 +165,6 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 {
 	struct state *s = arg;
 
-	(void)source;
-	(void)events;
 	if (!dray_wake_clear(fd))
 		return 0;
 	log_pending_notices(s);
@@ -181,8 +172,6 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 	answer_flushes(s);
 	return 0;
 }
-
-/* --- start and end ------------------------------------------------------------------------------ */
 
 static int init_shared(struct state *s)
 {
@@ -273,9 +262,9 @@ uint64_t state_load(struct state *s, const struct state_rows *rows)
 		return 0;
 	r = database_load(s->database, rows, &n, &refused, &why);
 	if (refused)
-		log_warning("state", "%" PRIu64 " rows of %s are not in order, ignoring", refused,
+		log_warning("state", "%" PRIu64 " invalid rows of %s are ignored", refused,
 			    s->path);
-	/* what was read so far stands in memory, and is put again */
+	/* rows that were read so far are in memory, and a refill saves them again */
 	if (r > 0)
 		r = writer_discard_file(s, r, &why, &err);
 	else if (r < 0)
@@ -296,7 +285,7 @@ int state_start(struct state *s)
 	return r;
 }
 
-/* With the lock held: in the end, whether the thread has ended. */
+/* With the lock held. Returns whether the writer has ended. */
 static bool end_thread(struct state *s)
 {
 	if (!s->started)
@@ -309,11 +298,11 @@ static bool end_thread(struct state *s)
 static void log_end(bool ended, bool needs_refill, uint64_t left, const char *why)
 {
 	if (!ended)
-		log_warning("state", "the disk does not answer, leaving it to the end of the "
-				     "process");
+		log_warning("state",
+			    "the disk does not answer; the thread that writes is abandoned");
 	else if (needs_refill || left)
-		log_warning("state", "the last changes of state are not on disk%s%s",
-			    *why ? ": " : "", why);
+		log_warning("state", "the last changes of state are lost%s%s", *why ? ": " : "",
+			    why);
 }
 
 struct state *state_free(struct state *s)
@@ -337,7 +326,7 @@ struct state *state_free(struct state *s)
 	needs_refill = s->needs_refill;
 	memcpy(why, s->info.why, sizeof(why));
 	n = take_notices(s, notices);
-	/* from then on it may be gone */
+	/* after this the writer may free the state at any time */
 	s->abandoned = !ended;
 	if (!ended)
 		pthread_detach(s->thread);

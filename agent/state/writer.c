@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that writes. It takes the queue whole, and has one batch at a time until that is committed. After any
- * failure the file is closed, and opened again before the next attempt. Where the file was replaced, what it
- * had is gone, and single changes are worth nothing: the batch is dropped and all is asked for.
+ * The writer. It takes the whole queue as one batch, and keeps it until it is committed. After any failure the file is
+ * closed, and opened again before the next attempt. If the file was replaced, its rows are gone and a batch of changes
+ * is not enough: the batch is dropped and a refill is requested.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,10 +17,8 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* A new file that is corrupt at once is the disk's fault. */
+/* If even new files are corrupt, the disk is at fault. */
 #define FILES_MAX 3
-
-/* --- the file --------------------------------------------------------------------------------- */
 
 static void mark_for_refill(struct state *s)
 {
@@ -34,8 +32,9 @@ static void report_quarantine(struct state *s, const struct dray_err *why, const
 {
 	pthread_mutex_lock(&s->lock);
 	s->info.errors++;
-	state_notice(s, DRAY_LOG_WARNING, "%s cannot be used: %s; it is %s now, and a new one made",
-		     s->path, why->msg, name);
+	state_notice(s, DRAY_LOG_WARNING,
+		     "%s cannot be used: %s; it was renamed to %s, and a new one is made", s->path,
+		     why->msg, name);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -62,7 +61,7 @@ static int quarantine(struct state *s, const char *sort, const struct dray_err *
 int writer_discard_file(struct state *s, int what, const struct dray_err *why,
 			struct dray_err *reterr)
 {
-	/* the log of a file that is elsewhere must not be found by the next one: sqlite3 removes it */
+	/* if the file has moved, sqlite3 must remove its log, or the next file would find it */
 	s->database = database_close(s->database, what != DATABASE_E_MOVED);
 	mark_for_refill(s);
 	if (what == DATABASE_E_MOVED) {
@@ -72,7 +71,7 @@ int writer_discard_file(struct state *s, int what, const struct dray_err *why,
 	return quarantine(s, "corrupt", why, reterr);
 }
 
-/* A file that may not be opened, in a directory that is ours. */
+/* The directory is ours, but the file may not be opened. */
 static bool is_denied(int r)
 {
 	return r == -EACCES || r == -EPERM || r == -ELOOP || r == -ENXIO;
@@ -105,17 +104,15 @@ int writer_open(struct state *s, struct dray_err *reterr)
 	if (r)
 		return r < 0 ? r :
 			       dray_err_set(reterr, -EIO, DRAY_E_IO,
-					    "%s is corrupt as soon as it is made; see to the disk",
+					    "%s is corrupt as soon as it is made; check the disk",
 					    s->path);
 	s->unchecked = !info.created;
-	/* what memory holds is not in it; had there never been a file, it would all be queued */
+	/* a new file lacks the rows in memory; at the very first one they are all queued */
 	if (info.created && s->had_database)
 		mark_for_refill(s);
 	s->had_database = true;
 	return 0;
 }
-
-/* --- an attempt ------------------------------------------------------------------------------- */
 
 static int check(struct state *s, struct dray_err *reterr)
 {
@@ -141,7 +138,7 @@ static int apply(struct state *s, struct dray_err *reterr)
 	if (refused)
 		state_notice(s, DRAY_LOG_WARNING,
 			     "%" PRIu64
-			     " changes of state are left out: %s does not take_batch them",
+			     " changes of state are not saved: %s rejects them",
 			     refused, s->path);
 	pthread_mutex_unlock(&s->lock);
 	return 0;
@@ -162,11 +159,11 @@ static int write_once(struct state *s, struct dray_err *reterr)
 		queue_clear(&s->batch);
 	if (!queue_empty(&s->batch))
 		return apply(s, reterr);
-	/* nothing is asked for before it can be written */
+	/* a refill is requested only when the file can be written */
 	return needs_refill || in_memory ? database_touch(s->database, reterr) : 0;
 }
 
-/* 0, or -errno with reterr: the file is closed then. */
+/* 0, or -errno with reterr and the file closed. */
 static int attempt(struct state *s, struct dray_err *reterr)
 {
 	int r = 0;
@@ -189,15 +186,13 @@ static int attempt(struct state *s, struct dray_err *reterr)
 			break;
 	}
 	s->database = database_close(s->database, true);
-	return dray_err_set(reterr, r < 0 ? r : -EIO, DRAY_E_IO, "%s is corrupt again and again",
-			    s->path);
+	return dray_err_set(reterr, r < 0 ? r : -EIO, DRAY_E_IO,
+			    "%s is corrupt each time it is made; check the disk", s->path);
 }
-
-/* --- the loop --------------------------------------------------------------------------------- */
 
 static bool has_changes(const struct state *s)
 {
-	/* while all is to be put again, what waits is worth nothing: take_batch() leaves it */
+	/* a refill will replace the queued changes, so take_batch() leaves them */
 	return (!s->hold && !s->needs_refill && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
 }
 
@@ -224,7 +219,7 @@ static void wait_until(struct state *s, int64_t at_ns)
 	pthread_cond_timedwait(&s->wake, &s->lock, &t);
 }
 
-/* False: it is time to end. */
+/* False: the thread must end. */
 static bool wait_for_work(struct state *s)
 {
 	for (;;) {
@@ -296,12 +291,12 @@ void *writer_main(void *arg)
 		else
 			failed(s, &why);
 		dray_wake(s->event_fd);
-		/* the last attempt has been made */
+		/* that was the last attempt */
 		if (s->quit && r < 0)
 			break;
 	}
 	pthread_mutex_unlock(&s->lock);
-	/* what is in the log goes into the file: may take_batch long */
+	/* may take long: sqlite3 merges its log into the file */
 	s->database = database_close(s->database, false);
 	pthread_mutex_lock(&s->lock);
 	s->ended = true;

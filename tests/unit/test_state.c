@@ -408,7 +408,7 @@ static void three_are_kept(void **state)
 		assert_int_equal(access(path_of(wal), F_OK), i < 2 ? -1 : 0);
 	}
 	assert_int_equal(quarantine_file(dir, "state.db", "corrupt", names[0], &err), -ENOENT);
-	assert_non_null(strstr(err.msg, "state.db aside"));
+	assert_non_null(strstr(err.msg, "renaming"));
 }
 
 static void truncated_files_open(void **state)
