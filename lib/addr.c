@@ -86,14 +86,13 @@ size_t dray_host_key(const char *host, char key[static DRAY_HOST_MAX])
 	return n;
 }
 
-/* Splits at the port; host without brackets. *ret_v6: it stood in brackets. */
-static int split(const char *s, char *host, size_t n_host, unsigned *ret_port, bool *ret_v6)
+int dray_host_port_split(const char *s, char host[DRAY_HOST_BYTES], unsigned *ret_port)
 {
+	bool brackets = *s == '[';
 	const char *end;
 	size_t n;
 
-	*ret_v6 = *s == '[';
-	if (*ret_v6) {
+	if (brackets) {
 		s++;
 		end = strchr(s, ']');
 		if (!end || end[1] != ':')
@@ -104,26 +103,24 @@ static int split(const char *s, char *host, size_t n_host, unsigned *ret_port, b
 			return -EINVAL;
 	}
 	n = (size_t)(end - s);
-	if (n >= n_host)
+	if (n >= DRAY_HOST_BYTES)
 		return -EINVAL;
 	memcpy(host, s, n);
 	host[n] = '\0';
-	return port_parse(end + (*ret_v6 ? 2 : 1), ret_port);
+	return port_parse(end + (brackets ? 2 : 1), ret_port);
 }
 
 int dray_addr_parse(const char *s, struct dray_addr *ret)
 {
-	char host[DRAY_HOST_MAX + 1];
+	char host[DRAY_HOST_BYTES];
 	struct dray_addr a;
 	unsigned port;
-	bool v6;
-	int r;
+	int r = dray_host_port_split(s, host, &port);
 
-	r = split(s, host, sizeof(host), &port, &v6);
 	if (r < 0)
 		return r;
 	memset(&a, 0, sizeof(a));
-	if (v6) {
+	if (*s == '[') {
 		if (inet_pton(AF_INET6, host, &a.in6.sin6_addr) != 1)
 			return -EINVAL;
 		a.in6.sin6_family = AF_INET6;
@@ -215,13 +212,12 @@ void dray_addr_set_port(struct dray_addr *a, unsigned port)
 
 bool dray_segment_valid(const char *s)
 {
-	char host[DRAY_HOST_MAX + 1];
+	char host[DRAY_HOST_BYTES];
 	struct dray_addr a;
 	unsigned port;
-	bool v6;
 	int r;
 
-	if (split(s, host, sizeof(host), &port, &v6) < 0 || !port)
+	if (dray_host_port_split(s, host, &port) < 0 || !port)
 		return false;
 	r = dray_addr_parse(s, &a);
 	/* others could not reach these */

@@ -20,6 +20,10 @@ struct dray_addr {
 
 #define DRAY_ADDR_TEXT_MAX 64
 #define DRAY_HOST_MAX 253 /* longest host name */
+#define DRAY_HOST_BYTES (DRAY_HOST_MAX + 1)
+
+/* HOST:PORT or [HOST]:PORT into the host, which is not checked, and the port, 0 to 65535. 0 or -EINVAL. */
+int dray_host_port_split(const char *s, char host[DRAY_HOST_BYTES], unsigned *ret_port);
 
 /* Numeric address and port. 0, -EINVAL (malformed, zone, port above 65535), -EAFNOSUPPORT (a host name). */
 int dray_addr_parse(const char *s, struct dray_addr *ret);

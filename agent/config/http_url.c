@@ -38,48 +38,28 @@ static const char *text_error(const char *s)
 	return NULL;
 }
 
-/* Five digits at most, and at least one. */
-static bool port_parse(const char *s, size_t n, unsigned *ret)
-{
-	unsigned v = 0;
-
-	for (size_t i = 0; i < n; i++) {
-		if (s[i] < '0' || s[i] > '9' || v > UINT16_MAX)
-			return false;
-		v = v * 10 + (unsigned)(s[i] - '0');
-	}
-	*ret = v;
-	return n && v <= UINT16_MAX;
-}
-
 /* HOST[:PORT] of n bytes. NULL, or what is wrong. */
 static const char *authority_parse(const char *s, size_t n, struct http_url *url)
 {
-	static const char no_url[] = "that is no URL: write http://HOST:PORT/PATH";
-	bool brackets = *s == '[';
-	const char *end = brackets ? memchr(s, ']', n) : memchr(s, ':', n);
-	const char *host = s + brackets, *colon;
+	static const char no_url[] = "this is no URL: write http://HOST:PORT/PATH";
+	bool brackets = *s == '[', no_port;
+	const char *end = memchr(s, brackets ? ']' : ':', n);
+	char text[DRAY_HOST_BYTES + 16];
 	struct dray_addr a;
 	bool address;
 
 	if (memchr(s, '@', n))
 		return "user names and passwords are not sent: leave them out";
-	if (brackets && !end)
-		return no_url;
-	if (!end)
-		end = s + n;
-	if (end == host)
-		return no_url;
-	colon = end + brackets;
-	if (colon < s + n &&
-	    (*colon != ':' || !port_parse(colon + 1, (size_t)(s + n - colon) - 1, &url->port)))
+	no_port = brackets ? end && end + 1 == s + n : !end;
+	if ((size_t)snprintf(text, sizeof(text), "%.*s%s", (int)n, s, no_port ? ":80" : "") >=
+	    sizeof(text))
+		return "the host name is too long";
+	if (dray_host_port_split(text, url->host, &url->port) < 0)
+		return end || n < DRAY_HOST_BYTES ? no_url : "the host name is too long";
+	if (!*url->host)
 		return no_url;
 	if (!url->port)
 		return "a port is 1 to 65535";
-	if ((size_t)(end - host) >= sizeof(url->host))
-		return "the host name is too long";
-	memcpy(url->host, host, (size_t)(end - host));
-	url->host[end - host] = '\0';
 	address = dray_host_is_address(url->host, &a);
 	if (brackets && (!address || a.sa.sa_family != AF_INET6))
 		return "the text in brackets is no IPv6 address (zones are not allowed)";
@@ -90,7 +70,7 @@ static const char *authority_parse(const char *s, size_t n, struct http_url *url
 int http_url_parse(const char *s, struct http_url *ret, struct dray_err *reterr)
 {
 	const char *why = text_error(s), *authority, *rest;
-	struct http_url url = { .port = 80 };
+	struct http_url url;
 	size_t n;
 
 	if (why)

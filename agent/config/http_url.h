@@ -5,13 +5,14 @@
 
 #include <stddef.h>
 
+#include "lib/addr.h"
 #include "lib/err.h"
 
-#define HTTP_HOST_MAX 253
+#define HTTP_HOST_MAX DRAY_HOST_MAX
 #define HTTP_TARGET_MAX 1023
 
 struct http_url {
-	char host[HTTP_HOST_MAX + 1];     /* a name, or an address without brackets */
+	char host[DRAY_HOST_BYTES];       /* a name, or an address without brackets */
 	unsigned port;                    /* 1 to 65535 */
 	char target[HTTP_TARGET_MAX + 1]; /* path and query as they are sent; begins with a slash */
 };

@@ -3,12 +3,10 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "lib/addr.h"
-#include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
@@ -31,33 +29,18 @@ int probe_kind_parse(const char *name, enum probe_kind *ret)
 	return -EINVAL;
 }
 
-/* segment: valid. Splits at the last colon; takes the brackets off. */
-static void split(const char *segment, struct probe_target *t)
-{
-	const char *colon = strrchr(segment, ':');
-	size_t n = (size_t)(colon - segment);
-
-	if (*segment == '[') {
-		segment++;
-		n -= 2;
-	}
-	dray_assert(n <= PROBE_HOST_MAX);
-	memcpy(t->host, segment, n);
-	t->host[n] = '\0';
-	t->port = (uint16_t)strtoul(colon + 1, NULL, 10);
-}
-
 int probe_target_of(const char *segment, enum probe_kind kind, struct probe_target *ret,
 		    struct dray_err *reterr)
 {
 	struct probe_target t = { .kind = kind };
+	unsigned port;
 
-	if (!dray_segment_valid(segment))
+	if (!dray_segment_valid(segment) || dray_host_port_split(segment, t.host, &port) < 0)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"\"%.120s\" is nothing that could be probed: write HOST:PORT, 1.2.3.4:7411 or [2001:db8::1]:7411",
+			"\"%.120s\" cannot be probed: write HOST:PORT, 1.2.3.4:7411 or [2001:db8::1]:7411",
 			segment);
-	split(segment, &t);
+	t.port = (uint16_t)port;
 	if (kind == PROBE_HTTP)
 		t.path[0] = '/';
 	*ret = t;
@@ -98,7 +81,7 @@ static int parse_path(const char *text, const char *path, struct probe_target *t
 int probe_target_parse(const char *text, struct probe_target *ret, struct dray_err *reterr)
 {
 	const char *mark = strstr(text, "://"), *rest, *path;
-	char kind_name[16], segment[PROBE_HOST_MAX + 16];
+	char kind_name[16], segment[DRAY_HOST_BYTES + 16];
 	struct probe_target t;
 	enum probe_kind kind;
 	size_t n;

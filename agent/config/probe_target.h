@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/addr.h"
 #include "lib/err.h"
 
 #define PROBE_KINDS(X)          \
@@ -22,14 +23,13 @@ const char *probe_kind_name(enum probe_kind kind);
 /* 0 or -EINVAL. */
 int probe_kind_parse(const char *name, enum probe_kind *ret);
 
-#define PROBE_HOST_MAX 253
 #define PROBE_PATH_MAX 255
-#define PROBE_TARGET_TEXT_MAX (PROBE_HOST_MAX + PROBE_PATH_MAX + 24)
+#define PROBE_TARGET_TEXT_MAX (DRAY_HOST_BYTES + PROBE_PATH_MAX + 24)
 
 struct probe_target {
 	enum probe_kind kind;
 	uint16_t port;
-	char host[PROBE_HOST_MAX + 1]; /* address without brackets, or name */
+	char host[DRAY_HOST_BYTES];    /* address without brackets, or name */
 	char path[PROBE_PATH_MAX + 1]; /* of http, with its query; else "" */
 };
 

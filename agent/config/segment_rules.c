@@ -28,29 +28,6 @@ static int halves(const char *word, char *first, size_t n, const char **ret_seco
 	return 0;
 }
 
-int segment_split(const char *segment, char host[SEGMENT_HOST_BYTES], unsigned *ret_port)
-{
-	const char *colon = strrchr(segment, ':');
-	const char *from = segment;
-	const char *to = colon;
-	int64_t port;
-
-	if (!colon || dray_int_parse(colon + 1, 0, &port) < 0 || port < 0 || port > UINT16_MAX)
-		return -EINVAL;
-	if (*segment == '[') {
-		if (to == segment || to[-1] != ']')
-			return -EINVAL;
-		from++;
-		to--;
-	}
-	if (to <= from || to - from >= SEGMENT_HOST_BYTES)
-		return -EINVAL;
-	memcpy(host, from, (size_t)(to - from));
-	host[to - from] = '\0';
-	*ret_port = (unsigned)port;
-	return 0;
-}
-
 /* --- segment.known ------------------------------------------------------------------------------- */
 
 int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *reterr)
@@ -84,18 +61,18 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr)
 {
 	struct local_rule r = { .host = "" };
-	char text[SEGMENT_HOST_BYTES + 16];
+	char text[DRAY_HOST_BYTES + 16];
 	struct in6_addr bare;
 	bool number;
 
-	if (segment_split(word, r.host, &r.port) < 0 || !strcmp(r.host, word) ||
+	if (dray_host_port_split(word, r.host, &r.port) < 0 ||
 	    inet_pton(AF_INET6, word, &bare) == 1) {
 		r.port = 0;
 		snprintf(r.host, sizeof(r.host), "%s", word);
 	}
 	number = inet_pton(AF_INET6, r.host, &bare) == 1;
 	snprintf(text, sizeof(text), number ? "[%s]:%u" : "%s:%u", r.host, r.port ? r.port : 1);
-	if (strlen(word) >= SEGMENT_HOST_BYTES || !dray_segment_valid(text))
+	if (strlen(word) >= DRAY_HOST_BYTES || !dray_segment_valid(text))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "\"%.100s\" is no host: write HOST or HOST:PORT, such as "
 				    "203.0.113.7 or 203.0.113.7:50053",

@@ -15,7 +15,6 @@
 #include "schema/gen/config.h"
 
 #define SEGMENT_NAME_BYTES 257
-#define SEGMENT_HOST_BYTES 254
 #define MASTERS_MAX 8 /* in mooncake.masters */
 
 /* A word of segment.known. */
@@ -26,9 +25,9 @@ struct known_rule {
 
 /* A word of segment.local. */
 struct local_rule {
-	char host[SEGMENT_HOST_BYTES]; /* as it stands there, without brackets */
-	struct dray_addr addr;         /* its number; len 0: a name */
-	unsigned port;                 /* 0: any */
+	char host[DRAY_HOST_BYTES]; /* as it stands there, without brackets */
+	struct dray_addr addr;      /* its number; len 0: a name */
+	unsigned port;              /* 0: any */
 };
 
 /* A word of segment.ports. */
@@ -51,9 +50,6 @@ bool preferred_is_own(const char *text);
 
 /* May this be the preferred segment: a segment, or a word for this node's own? 0 or -EINVAL with reterr. */
 int preferred_check(const char *text, struct dray_err *reterr);
-
-/* Splits a segment into host, without brackets, and port. 0 or -EINVAL. */
-int segment_split(const char *segment, char host[SEGMENT_HOST_BYTES], unsigned *ret_port);
 
 /* Are all these keys in order? 0, or -EINVAL with reterr; *ret_key: which is not. */
 int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,

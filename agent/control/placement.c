@@ -31,13 +31,13 @@ static const char *host_of(const struct agent *a, const struct nd_scan *scan, ch
 {
 	const char *segment = peers_segment(a->peers);
 	dray_auto_free struct nd_candidate *c = NULL;
-	char own[SEGMENT_HOST_BYTES];
+	char own[DRAY_HOST_BYTES];
 	struct dray_addr addr;
 	unsigned port;
 	size_t n_c = 0;
 
 	*host = '\0';
-	if (*segment && segment_split(segment, own, &port) == 0 &&
+	if (*segment && dray_host_port_split(segment, own, &port) == 0 &&
 	    (dray_addr_parse(segment, &addr) < 0 || !dray_addr_is_loopback(&addr))) {
 		snprintf(host, n, "%s", own);
 		snprintf(reason, n_reason, "%s",
@@ -62,7 +62,7 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 				     cfg->mooncake.master_rpc :
 				     config_variable(a->config_args, "MOONCAKE_MASTER");
 	const struct nd_scan *scan = a->detect ? detect_scan(a->detect) : NULL;
-	char host[SEGMENT_HOST_BYTES], host_reason[ND_REASON_MAX];
+	char host[DRAY_HOST_BYTES], host_reason[ND_REASON_MAX];
 	struct preferred p;
 
 	segments_preferred(a->segments, "", &p);

@@ -137,9 +137,8 @@ static int apply(struct state *s, struct dray_err *reterr)
 	s->info.errors += refused;
 	if (refused)
 		state_notice(s, DRAY_LOG_WARNING,
-			     "%" PRIu64
-			     " changes of state are not saved: %s rejects them",
-			     refused, s->path);
+			     "%" PRIu64 " changes of state are not saved: %s rejects them", refused,
+			     s->path);
 	pthread_mutex_unlock(&s->lock);
 	return 0;
 }

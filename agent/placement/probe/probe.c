@@ -240,7 +240,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 
 static bool numeric(const struct probe_target *t, struct dray_addr *ret)
 {
-	char text[PROBE_HOST_MAX + 16];
+	char text[DRAY_HOST_BYTES + 16];
 	bool v6 = strchr(t->host, ':') != NULL;
 
 	snprintf(text, sizeof(text), "%s%s%s:%u", v6 ? "[" : "", t->host, v6 ? "]" : "", t->port);

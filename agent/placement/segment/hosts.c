@@ -48,7 +48,7 @@ static bool host_find(struct host *h, const char *fault, char *where, size_t n)
 static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		      const struct dray_err *why)
 {
-	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
+	char where[DRAY_HOST_BYTES + DRAY_ERR_MSG_MAX];
 	struct host *h = arg;
 	bool local;
 
@@ -156,8 +156,8 @@ void segment_leave_host(struct segment *s)
 void segment_locate(struct segment *s)
 {
 	struct segments *ss = s->ss;
-	char where[SEGMENT_HOST_BYTES + DRAY_ERR_MSG_MAX];
-	char name[SEGMENT_HOST_BYTES];
+	char where[DRAY_HOST_BYTES + DRAY_ERR_MSG_MAX];
+	char name[DRAY_HOST_BYTES];
 	bool local = false;
 	unsigned port;
 	int r = locality_find(&ss->locality, s->name, where, sizeof(where));
@@ -167,7 +167,7 @@ void segment_locate(struct segment *s)
 		set_local(s, r > 0, where);
 		return;
 	}
-	if (!s->host && segment_split(s->name, name, &port) == 0) {
+	if (!s->host && dray_host_port_split(s->name, name, &port) == 0) {
 		s->host = host_ensure(ss, name);
 		if (s->host)
 			dray_list_add(&s->host->segments, &s->of_host);

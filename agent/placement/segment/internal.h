@@ -90,7 +90,7 @@ struct host {
 	bool known, loopback;
 	unsigned n_addrs;
 	struct dray_addr addrs[HOST_ADDRS_MAX];
-	char name[SEGMENT_HOST_BYTES];
+	char name[DRAY_HOST_BYTES];
 };
 
 struct master_entry {
@@ -129,7 +129,7 @@ struct segments {
 	bool renamed;     /* a listener may be called otherwise now */
 	int64_t saved_ns; /* when what is ready was put to the database */
 	/* the addresses of this node that others should use, of both families; "" none */
-	char advertised4[SEGMENT_HOST_BYTES], advertised6[SEGMENT_HOST_BYTES];
+	char advertised4[DRAY_HOST_BYTES], advertised6[DRAY_HOST_BYTES];
 };
 
 /* --- table.c --- */

@@ -83,12 +83,12 @@ static bool family_fits(const struct nd_listener *l, const struct dray_addr *add
  */
 static bool could_be(const struct segment *s, const struct nd_listener *l, unsigned port)
 {
-	char host[SEGMENT_HOST_BYTES], place[SEGMENT_NAME_BYTES];
+	char host[DRAY_HOST_BYTES], place[SEGMENT_NAME_BYTES];
 	struct dray_addr addr;
 	unsigned own;
 	bool number;
 
-	if (!s->local || segment_split(s->name, host, &own) < 0 || own != port ||
+	if (!s->local || dray_host_port_split(s->name, host, &own) < 0 || own != port ||
 	    !(s->sources & ~(unsigned)SEGMENT_LISTENER))
 		return false;
 	number = dray_addr_parse(s->name, &addr) == 0;
@@ -215,7 +215,7 @@ void segments_listeners_changed(struct segments *ss, const struct nd_listeners *
 
 /* What others know this node by, in one family: as the agent itself, else the best address. */
 static void find_advertised(const struct segments *ss, const struct nd_links *links, bool v4,
-			    char host[SEGMENT_HOST_BYTES])
+			    char host[DRAY_HOST_BYTES])
 {
 	dray_auto_free struct nd_candidate *c = NULL;
 	struct dray_addr addr;
@@ -223,7 +223,8 @@ static void find_advertised(const struct segments *ss, const struct nd_links *li
 	size_t n = 0;
 
 	if (dray_addr_parse(ss->self, &addr) == 0 && !dray_addr_is_loopback(&addr) &&
-	    (addr.sa.sa_family == AF_INET) == v4 && segment_split(ss->self, host, &port) == 0)
+	    (addr.sa.sa_family == AF_INET) == v4 &&
+	    dray_host_port_split(ss->self, host, &port) == 0)
 		return;
 	*host = '\0';
 	if (nd_advertise_rank(links, v4, !v4, &c, &n) == 0 && n && !c[0].rejected)

@@ -109,11 +109,11 @@ static bool rule_matches(const struct local_rule *r, const char *host, const str
 
 int locality_find(const struct locality *l, const char *segment, char *reason, size_t n)
 {
-	char host[SEGMENT_HOST_BYTES];
+	char host[DRAY_HOST_BYTES];
 	struct dray_addr addr;
 	unsigned port;
 
-	if (segment_split(segment, host, &port) < 0) {
+	if (dray_host_port_split(segment, host, &port) < 0) {
 		snprintf(reason, n, "it has no host and port");
 		return 0;
 	}
