@@ -119,18 +119,15 @@ static void on_draining(void *arg, dray_handle peer)
 	sessions_peer_draining(sessions_of(arg), peer);
 }
 
-static uint32_t on_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
-				uint64_t incarnation, uint64_t id, uint64_t tag,
-				const uint8_t *payload, uint32_t length)
+static uint32_t on_notification(void *arg, const struct dmsg_notification *m)
 {
 	struct agent *a = arg;
-	int gpu = region_gpu(a->regions, region);
+	int gpu = region_gpu(a->regions, m->region);
 
 	/* the receiver may read the bytes at once, with the GPU */
 	if (gpu >= 0 && !gpus_flush_rdma(a->gpus, (unsigned)gpu))
 		return DRAY_E_GPU_LOST;
-	return sessions_deliver(a->sessions, region, agent_id, incarnation, id, tag, payload,
-				length);
+	return sessions_deliver(a->sessions, m);
 }
 
 static void on_peer_up(void *arg, dray_handle peer, uint64_t features)
@@ -154,10 +151,9 @@ static void on_keys(void *arg, dray_handle peer, uint64_t grant, const struct dr
 			sessions_remote_length(sessions_of(arg), peer, grant), rails);
 }
 
-static void on_imported(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
-			const struct dray_vec *rails)
+static void on_imported(void *arg, dray_handle peer, const struct pmsg_import_reply *reply)
 {
-	rails_peer_keys(rails_of(arg), peer, grant, length, rails);
+	rails_peer_keys(rails_of(arg), peer, reply->grant, reply->length, &reply->rails);
 }
 
 static unsigned on_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
@@ -327,7 +323,7 @@ static int start_interfaces(struct agent *a, const struct dray_config *cfg, int 
 	if (ret >= 0)
 		ret = watchdog_new(&a->watchdog, a->event, a->health, a->notify);
 	if (ret >= 0)
-		ret = agent_want_segments(a);
+		ret = agent_keep_connected(a);
 	if (ret < 0) {
 		dray_close(control_fd);
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "health: %s",

@@ -132,7 +132,7 @@ int64_t agent_poll_time(const struct agent *a, char *why, size_t n);
 void agent_cpus_changed(void *arg, const struct dray_cpus *now);
 
 /* Keeps a connection to the segments that ready.require names, and to no others any more. 0 or -ENOMEM. */
-int agent_want_segments(struct agent *a);
+int agent_keep_connected(struct agent *a);
 
 /* Reads the configuration again (reload.c). 0, or -errno with reterr: nothing has changed. */
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr);

@@ -34,7 +34,7 @@ struct data_config agent_data_config(const struct agent *a)
 	};
 }
 
-int agent_want_segments(struct agent *a)
+int agent_keep_connected(struct agent *a)
 {
 	const struct dray_strv *words = &a->config->v.ready.require;
 	const char *segments[READY_REQUIRE_MAX];
@@ -44,7 +44,7 @@ int agent_want_segments(struct agent *a)
 		segments[n] = ready_word_segment(words->v[i]);
 		n += segments[n] != NULL;
 	}
-	return peers_want(a->peers, segments, n);
+	return peers_keep_connected(a->peers, segments, n);
 }
 
 static const char *join(const char *const *keys, unsigned n, char *buf, size_t size)
@@ -95,7 +95,7 @@ static void apply(struct agent *a, const struct config_changes *c)
 		agent_set_log_level(a, (enum dray_log_level)a->config->v.log.level, "reload");
 	if (sessions_reload(a->sessions, &err) < 0)
 		log_error("config", "%s; who may open sessions stays as it was", err.msg);
-	if (agent_want_segments(a) < 0)
+	if (agent_keep_connected(a) < 0)
 		log_error("config", "out of memory; not all of ready.require is connected to");
 	agent_placement_reload(a);
 	dray_cpus_get(&a->cpus);

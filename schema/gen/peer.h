@@ -102,6 +102,16 @@ struct pmsg_header {
 int pmsg_header_decode(const void *p, size_t len, struct pmsg_header *ret, struct dray_err *reterr);
 void pmsg_header_put(void *p, const struct pmsg_header *h);
 
+/* The fields that identify an agent, in HELLO and in the reply to a probe. */
+struct pmsg_agent_info {
+	uint8_t major_min; /* Lowest major version. */
+	uint8_t major_max; /* Highest major version. */
+	uint8_t agent_id[16]; /* Agent id of the sender. */
+	uint64_t incarnation; /* Incarnation of the sender. */
+	struct dray_str segment; /* Segment of the sender. */
+	struct dray_str version; /* Release of the sender. */
+};
+
 #define PMSG_TOKEN_SIZE 104
 /* Region token, fixed part; followed by the segment as a string of up to 108 bytes. */
 struct pmsg_token {
@@ -367,16 +377,21 @@ static inline void pmsg_port_put(void *dst, const struct pmsg_port *r)
 #define PMSG_HELLO_BODY_MAX 384
 /* Both sides, first message after the TLS handshake. */
 struct pmsg_hello {
-	uint8_t major_min; /* Lowest major version. */
-	uint8_t major_max; /* Highest major version. */
+	union {
+		struct pmsg_agent_info agent;
+		struct {
+			uint8_t major_min; /* Lowest major version. */
+			uint8_t major_max; /* Highest major version. */
+			uint8_t agent_id[16]; /* Agent id of the sender. */
+			uint64_t incarnation; /* Incarnation of the sender. */
+			struct dray_str segment; /* Segment of the sender. */
+			struct dray_str version; /* Release of the sender. */
+		};
+	};
 	/* The sender sends at least one message in this time, unless both sides are idle. */
 	uint32_t heartbeat_ms;
 	uint64_t features; /* Feature bits; unknown ones are ignored. */
-	uint8_t agent_id[16]; /* Agent id of the sender. */
-	uint64_t incarnation; /* Incarnation of the sender. */
 	uint8_t nonce[16]; /* Random; part of the stream key. */
-	struct dray_str segment; /* Segment of the sender. */
-	struct dray_str version; /* Release of the sender. */
 };
 int pmsg_hello_decode(const void *body, size_t len, struct pmsg_hello *ret,
 	struct dray_err *reterr);
@@ -636,13 +651,18 @@ int pmsg_probe_encode(void *buf, size_t cap, uint64_t request_id, const struct p
 #define PMSG_PROBE_REPLY_BODY_MAX 360
 /* Identity of the agent, and whether it accepts new work. Since 1.2. */
 struct pmsg_probe_reply {
-	uint8_t major_min; /* Lowest major version. */
-	uint8_t major_max; /* Highest major version. */
+	union {
+		struct pmsg_agent_info agent;
+		struct {
+			uint8_t major_min; /* Lowest major version. */
+			uint8_t major_max; /* Highest major version. */
+			uint8_t agent_id[16]; /* Agent id. */
+			uint64_t incarnation; /* Its incarnation. */
+			struct dray_str segment; /* Its segment; empty for none. */
+			struct dray_str version; /* Its release. */
+		};
+	};
 	uint16_t state; /* Whether the agent accepts new work. */
-	uint8_t agent_id[16]; /* Agent id. */
-	uint64_t incarnation; /* Its incarnation. */
-	struct dray_str segment; /* Its segment; empty for none. */
-	struct dray_str version; /* Its release. */
 };
 int pmsg_probe_reply_decode(const void *body, size_t len, struct pmsg_probe_reply *ret,
 	struct dray_err *reterr);

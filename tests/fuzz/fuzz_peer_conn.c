@@ -64,11 +64,11 @@ static const uint16_t window_types[] = { PMSG_WINDOW, PMSG_STAGE, PMSG_STAGE_REP
 static unsigned pending;
 static uint64_t last_import;
 
-static void imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
-		     uint64_t length, uint16_t access, const struct dray_vec *rails)
+static void imported(void *arg, const struct dray_err *err, dray_handle peer,
+		     const struct pmsg_import_reply *reply)
 {
 	dray_assert(pending--);
-	dray_assert(err->code || (peer && grant && rails));
+	dray_assert(err->code || (peer && reply && reply->grant));
 }
 
 static unsigned asked;
@@ -271,8 +271,10 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 		peers_fence_ack(rig->peers, handle, arg);
 		break;
 	case OP_NOTIFY:
-		if (notified < 64 && peer_notify(rig->peers, handle, arg, 1, 2, p, (uint32_t)n,
-						 answered, NULL, NULL) == 0)
+		if (notified < 64 &&
+		    peer_notify(rig->peers, handle,
+				&(struct pmsg_notify){ arg, 1, 2, { p, (uint32_t)n } }, answered,
+				NULL, NULL) == 0)
 			notified++;
 		break;
 	case OP_STREAM_LOST:

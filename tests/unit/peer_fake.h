@@ -220,16 +220,14 @@ static void rig_lost(void *arg, dray_handle peer, uint32_t code, const char *why
 	snprintf(rig->lost_why, sizeof(rig->lost_why), "%s", why);
 }
 
-static uint32_t rig_notification(void *arg, dray_handle region, const uint8_t agent_id[16],
-				 uint64_t incarnation, uint64_t id, uint64_t tag,
-				 const uint8_t *payload, uint32_t length)
+static uint32_t rig_notification(void *arg, const struct dmsg_notification *m)
 {
 	struct rig *rig = arg;
 
 	rig->notified++;
-	rig->notify_tag = tag;
-	snprintf(rig->notify_payload, sizeof(rig->notify_payload), "%.*s", (int)length,
-		 (const char *)payload);
+	rig->notify_tag = m->tag;
+	snprintf(rig->notify_payload, sizeof(rig->notify_payload), "%.*s", (int)m->payload.n,
+		 (const char *)m->payload.p);
 	return rig->notify_answer;
 }
 

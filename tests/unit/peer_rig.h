@@ -108,18 +108,19 @@ struct rig_import {
 };
 
 static inline void rig_imported(void *arg, const struct dray_err *err, dray_handle peer,
-				uint64_t grant, uint64_t length, uint16_t access,
-				const struct dray_vec *rails)
+				const struct pmsg_import_reply *reply)
 {
 	struct rig_import *i = arg;
 
 	i->done++;
 	i->err = *err;
 	i->peer = peer;
-	i->grant = grant;
-	i->length = length;
-	i->access = access;
-	i->n_keys = rails ? rails->n : 0;
+	if (reply) {
+		i->grant = reply->grant;
+		i->length = reply->length;
+		i->access = reply->access;
+		i->n_keys = reply->rails.n;
+	}
 	i->at_ns = rig_now();
 }
 
@@ -166,17 +167,12 @@ static inline void rig_connect(struct rig *rig, struct rig *owner, struct rig_im
 
 static inline uint32_t rig_ready(struct rig *rig)
 {
-	uint32_t ready;
-
-	peers_count(rig->peers, &ready);
-	return ready;
+	return peers_totals(rig->peers).up;
 }
 
 static inline uint32_t rig_count(struct rig *rig)
 {
-	uint32_t ready;
-
-	return peers_count(rig->peers, &ready);
+	return peers_totals(rig->peers).peers;
 }
 
 /* --- a peer that says what the test wants --------------------------------------------------------- */

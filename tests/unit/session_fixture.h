@@ -111,16 +111,16 @@ void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant)
 	p->acked[p->n_acked++] = grant;
 }
 
-int peer_notify(struct peers *p, dray_handle peer, uint64_t grant, uint64_t id, uint64_t tag,
-		const uint8_t *payload, uint32_t length, peer_notify_fn fn, void *arg,
-		struct dray_err *reterr)
+int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_notify_fn fn,
+		void *arg, struct dray_err *reterr)
 {
 	p->notifies++;
-	p->notify_grant = grant;
-	p->notify_id = id;
-	p->notify_tag = tag;
-	p->notify_length = length;
-	memcpy(p->notify_payload, payload, dray_min((size_t)length, sizeof(p->notify_payload)));
+	p->notify_grant = m->grant;
+	p->notify_id = m->id;
+	p->notify_tag = m->tag;
+	p->notify_length = m->payload.n;
+	memcpy(p->notify_payload, m->payload.p,
+	       dray_min((size_t)m->payload.n, sizeof(p->notify_payload)));
 	p->notify_fn = fn;
 	p->notify_arg = arg;
 	return 0;

@@ -303,8 +303,13 @@ static int notify(struct rig *rig, dray_handle peer, uint64_t grant, uint64_t ta
 {
 	*n = (struct answer){ 0 };
 	*err = DRAY_ERR_NULL;
-	return peer_notify(rig->peers, peer, grant, tag + 1000, tag, (const uint8_t *)text,
-			   (uint32_t)strlen(text), answered, n, err);
+	return peer_notify(rig->peers, peer,
+			   &(struct pmsg_notify){
+				   .grant = grant,
+				   .id = tag + 1000,
+				   .tag = tag,
+				   .payload = { (const uint8_t *)text, (uint32_t)strlen(text) } },
+			   answered, n, err);
 }
 
 static void test_notify(void **state)
@@ -336,8 +341,9 @@ static void test_notify(void **state)
 	assert_int_equal(n.code, DRAY_E_REVOKED);
 	assert_true(notify(a, 4711, i.grant, 7, "", &n, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_PEER_LOST);
-	assert_true(peer_notify(a->peers, i.peer, i.grant, 1, 1, large, sizeof(large), answered, &n,
-				&err) < 0);
+	assert_true(peer_notify(a->peers, i.peer,
+				&(struct pmsg_notify){ i.grant, 1, 1, { large, sizeof(large) } },
+				answered, &n, &err) < 0);
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -355,8 +361,9 @@ static void test_many_notifications(void **state)
 	rig_connect(a, b, &i);
 	for (unsigned k = 0; k < 3000; k++) {
 		err = DRAY_ERR_NULL;
-		if (peer_notify(a->peers, i.peer, i.grant, k, k, payload, sizeof(payload), answered,
-				&n, &err) == 0)
+		if (peer_notify(a->peers, i.peer,
+				&(struct pmsg_notify){ i.grant, k, k, { payload, sizeof(payload) } },
+				answered, &n, &err) == 0)
 			sent++;
 		else
 			refused += err.code == DRAY_E_BUSY;
@@ -485,8 +492,8 @@ static void test_idle(void **state)
 	peer_release(a->peers, i.peer, i.grant);
 	assert_true(rig_until(e, rig_count(a) == 0 && rig_count(b) == 0));
 	/* that is no loss; the peer comes back when it is needed */
-	assert_int_equal(peers_lost_total(a->peers), 0);
-	assert_int_equal(peers_lost_total(b->peers), 0);
+	assert_int_equal(peers_totals(a->peers).lost, 0);
+	assert_int_equal(peers_totals(b->peers).lost, 0);
 	rig_connect(a, b, &i);
 	rig_kill(a);
 	rig_kill(b);

@@ -21,7 +21,7 @@ struct rig {
 	struct peer_fsm f; /* first */
 	int64_t now;
 	unsigned dials, ups, drops, closed, heartbeats, changes;
-	bool was_up, wanted, in_use, busy;
+	bool was_up, needed, in_use, busy;
 	bool told_rests; /* by the last heartbeat */
 	int dial_result, up_result;
 };
@@ -66,9 +66,9 @@ static void heartbeat(struct peer_fsm *f)
 	of(f)->told_rests = f->rests;
 }
 
-static bool wanted(struct peer_fsm *f)
+static bool needed(struct peer_fsm *f)
 {
-	return of(f)->wanted;
+	return of(f)->needed;
 }
 
 static bool in_use(struct peer_fsm *f)
@@ -82,7 +82,7 @@ static bool busy(struct peer_fsm *f)
 }
 
 static const struct peer_fsm_ops ops = { changed,   dial,   up,     drop, closed,
-					 heartbeat, wanted, in_use, busy };
+					 heartbeat, needed, in_use, busy };
 
 static const struct peer_fsm_config cfg = {
 	.connect_timeout_ns = 5 * SEC,
@@ -98,7 +98,7 @@ static void init(struct rig *r, bool initiator)
 {
 	memset(r, 0, sizeof(*r));
 	r->now = 1000 * SEC;
-	r->wanted = true;
+	r->needed = true;
 	r->busy = true;
 	peer_fsm_init(&r->f, &ops, &cfg, initiator, r->now);
 	r->f.silence_ns = 3 * SEC;
@@ -210,14 +210,14 @@ static void test_jitter_differs(void **state)
 	assert_int_not_equal(a.f.retry_ns, b.f.retry_ns);
 }
 
-static void test_nobody_wants_it(void **state)
+static void test_not_needed(void **state)
 {
 	struct rig r;
 
 	init(&r, true);
 	step(&r, PEER_EVENT_DIAL);
-	r.wanted = false;
-	step(&r, PEER_EVENT_UNWANTED);
+	r.needed = false;
+	step(&r, PEER_EVENT_UNNEEDED);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 	assert_false(r.was_up);
 
@@ -225,14 +225,14 @@ static void test_nobody_wants_it(void **state)
 	step(&r, PEER_EVENT_DIAL);
 	step(&r, PEER_EVENT_FAILED);
 	assert_int_equal(r.f.state, PEER_STATE_BACKOFF);
-	r.wanted = false;
+	r.needed = false;
 	pass(&r);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 
 	/* once up that is no reason */
 	to_ready(&r);
-	r.wanted = false;
-	assert_int_equal(step(&r, PEER_EVENT_UNWANTED), 0);
+	r.needed = false;
+	assert_int_equal(step(&r, PEER_EVENT_UNNEEDED), 0);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
 }
 
@@ -484,7 +484,7 @@ static void test_random_walk(void **state)
 			x ^= x << 13;
 			x ^= x >> 7;
 			x ^= x << 17;
-			r.wanted = x >> 20 & 3;
+			r.needed = x >> 20 & 3;
 			r.in_use = x >> 22 & 1;
 			r.dial_result = (x >> 23 & 7) ? 0 : -1;
 			r.now += (int64_t)(x >> 30 & 0xfffffff) * 8;
@@ -517,7 +517,7 @@ int main(void)
 		cmocka_unit_test(test_attempt_times_out),
 		cmocka_unit_test(test_backoff_doubles),
 		cmocka_unit_test(test_jitter_differs),
-		cmocka_unit_test(test_nobody_wants_it),
+		cmocka_unit_test(test_not_needed),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_heartbeats),
 		cmocka_unit_test(test_rest),

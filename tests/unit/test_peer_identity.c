@@ -64,7 +64,7 @@ static void test_keys(void **state)
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, DRAY_E_PEER_DENIED);
 	rig_in_time(rig_now() - began < 1000 * MS);
-	assert_true(rig_until(e, peers_strangers_refused(a->peers) == 1));
+	assert_true(rig_until(e, peers_totals(a->peers).incoming_refused == 1));
 	assert_int_equal(rig_count(c), 0);
 	assert_int_equal(rig_ready(a), 1);
 
@@ -392,7 +392,7 @@ static void test_silent_peer(void **state)
 	assert_non_null(strstr(a->lost_why, "silent"));
 	assert_true(rig_until(e, p.failed));
 	assert_true(puppet_got(&p, PMSG_BYE));
-	assert_int_equal(peers_lost_total(a->peers), 1);
+	assert_int_equal(peers_totals(a->peers).lost, 1);
 	puppet_end(&p);
 	rig_kill(a);
 }

@@ -37,7 +37,7 @@ static struct listening try(const char *one, const char *two, bool insecure, con
 	l.r = rig_try_start(rig, &l.err);
 	if (l.r == 0) {
 		snprintf(l.segment, sizeof(l.segment), "%s", peers_segment(rig->peers));
-		dray_list_for_each(&rig->peers->listeners, x, struct listener, link)
+		dray_list_for_each(&rig->peers->listeners, x, struct segment_listener, link)
 			l.n++;
 	}
 	rig_kill(rig);
@@ -228,8 +228,8 @@ static void test_garbage(void **state)
 	assert_int_equal(closed, DRAY_ARRAY_SIZE(garbage));
 	/* the slow ones after peer.connect_timeout */
 	rig_in_time(rig_now() - began < 1500 * MS);
-	assert_int_equal(peers_strangers_refused(a->peers), DRAY_ARRAY_SIZE(garbage));
-	assert_int_equal(a->peers->n_strangers, 0);
+	assert_int_equal(peers_totals(a->peers).incoming_refused, DRAY_ARRAY_SIZE(garbage));
+	assert_int_equal(a->peers->n_incoming, 0);
 	assert_int_equal(rig_ready(a), 1);
 	for (size_t k = 0; k < DRAY_ARRAY_SIZE(garbage); k++)
 		close(fd[k]);
@@ -248,7 +248,7 @@ static void test_says_nothing(void **state)
 	assert_true(rig_until(e, is_closed(fd)));
 	assert_true(rig_now() - began >= 900 * MS);
 	rig_in_time(rig_now() - began < 1300 * MS);
-	assert_int_equal(a->peers->n_strangers, 0);
+	assert_int_equal(a->peers->n_incoming, 0);
 	close(fd);
 	rig_kill(a);
 }
@@ -280,16 +280,16 @@ static void test_flood(void **state)
 		if (k & 1)
 			assert_true(send(fd[k], "\x16\x03\x01\x02", 4, MSG_NOSIGNAL) > 0);
 		sd_event_run(e, 0);
-		assert_true(a->peers->n_strangers <= 8);
+		assert_true(a->peers->n_incoming <= 8);
 		if (k == 200)
 			rig_start_import(b, a, &i);
 	}
 	assert_true(rig_until(e, i.done));
 	assert_int_equal(i.err.code, 0);
-	assert_true(peers_strangers_refused(a->peers) >= DRAY_ARRAY_SIZE(fd) - 9);
+	assert_true(peers_totals(a->peers).incoming_refused >= DRAY_ARRAY_SIZE(fd) - 9);
 	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(fd); k++)
 		close(fd[k]);
-	assert_true(rig_until(e, a->peers->n_strangers == 0));
+	assert_true(rig_until(e, a->peers->n_incoming == 0));
 	rig_kill(a);
 	rig_kill(b);
 }
@@ -317,9 +317,9 @@ static void test_no_descriptors(void **state)
 		turns++;
 	}
 	assert_true(turns < 60);
-	assert_int_equal(a->peers->n_strangers, 0);
+	assert_int_equal(a->peers->n_incoming, 0);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-	assert_true(rig_until(e, a->peers->n_strangers == 4));
+	assert_true(rig_until(e, a->peers->n_incoming == 4));
 	for (unsigned k = 0; k < 4; k++)
 		close(fd[k]);
 	rig_kill(a);

@@ -55,13 +55,13 @@ static sd_event *loop(void)
 /* Nothing of a probe is left, and neither side has a peer or has lost one. */
 static void assert_no_trace(struct rig *rig)
 {
-	assert_true(rig_until(rig->event, !rig->peers->n_strangers));
+	assert_true(rig_until(rig->event, !rig->peers->n_incoming));
 	assert_int_equal(rig_count(rig), 0);
 	assert_int_equal(rig->changed, 0);
 	assert_int_equal(rig->ups, 0);
 	assert_int_equal(rig->lost, 0);
-	assert_int_equal(peers_lost_total(rig->peers), 0);
-	assert_int_equal(peers_strangers_refused(rig->peers), 0);
+	assert_int_equal(peers_totals(rig->peers).lost, 0);
+	assert_int_equal(peers_totals(rig->peers).incoming_refused, 0);
 }
 
 static void test_running(void **state)
@@ -173,7 +173,7 @@ static void test_cancel(void **state)
 		assert_int_equal(r.err.code, 0);
 		assert_true(q.done <= 1);
 	}
-	assert_true(rig_until(e, !b->peers->n_strangers));
+	assert_true(rig_until(e, !b->peers->n_incoming));
 	rig_kill(a);
 	rig_kill(b);
 }

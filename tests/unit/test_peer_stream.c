@@ -126,7 +126,7 @@ static void test_adopted(void **state)
 	assert_int_equal(send(fd, "frame", 5, MSG_NOSIGNAL), 5);
 	rig_for(d.event, 20);
 	assert_int_equal(recv(d.b->commands[0].fd, buf, sizeof(buf), MSG_DONTWAIT), 5);
-	assert_int_equal(d.b->peers->n_strangers, 0);
+	assert_int_equal(d.b->peers->n_incoming, 0);
 	close(fd);
 	duo_end(&d);
 }
@@ -206,7 +206,7 @@ static void test_refused(void **state)
 	peers_handle_stream_closed(d.b->peers, d.b->link->peer, 1);
 	assert_int_equal(try(&d, &h), DRAY_E_EXISTS);
 	assert_int_equal(d.b->n_commands, 1);
-	assert_int_equal(d.b->peers->n_strangers, 0);
+	assert_int_equal(d.b->peers->n_incoming, 0);
 	assert_int_equal(rig_ready(d.b), 1);
 	duo_end(&d);
 }
@@ -332,13 +332,13 @@ static void test_held_until_ready(void **state)
 	assert_int_equal(send(fd, wire, sizeof(wire), MSG_NOSIGNAL), sizeof(wire));
 	rig_for(e, 50);
 	assert_int_equal(a->n_commands, 0);
-	assert_int_equal(a->peers->n_strangers, 1);
+	assert_int_equal(a->peers->n_incoming, 1);
 	peer->peer_ready = true;
 	hello_settle(peer);
 	assert_int_equal(a->ups, 1);
 	assert_true(rig_until(e, a->n_commands == 1));
 	assert_int_equal(a->commands[0].type, COMMAND_STREAM_ADOPT);
-	assert_int_equal(a->peers->n_strangers, 0);
+	assert_int_equal(a->peers->n_incoming, 0);
 	close(fd);
 	rig_kill(a);
 	sd_event_unref(e);

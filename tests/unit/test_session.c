@@ -10,18 +10,12 @@
 
 static uint64_t open_sessions(struct lab *l)
 {
-	uint64_t open, x;
-
-	sessions_totals(l->sessions, &open, &x, &x, &x, &x, &x);
-	return open;
+	return sessions_totals(l->sessions).open;
 }
 
 static uint64_t refused(struct lab *l)
 {
-	uint64_t n, x;
-
-	sessions_totals(l->sessions, &x, &x, &n, &x, &x, &x);
-	return n;
+	return sessions_totals(l->sessions).refused;
 }
 
 static void see_one(void *arg, const struct session_info *info)

@@ -27,10 +27,10 @@ static void send_notify(struct client *c, uint64_t remote, uint64_t tag, const c
 
 static uint64_t notified(struct lab *l, uint64_t *ret_refused)
 {
-	uint64_t n, x;
+	struct sessions_totals t = sessions_totals(l->sessions);
 
-	sessions_totals(l->sessions, &x, &x, &x, &x, &n, ret_refused);
-	return n;
+	*ret_refused = t.notify_refused;
+	return t.notified;
 }
 
 /* Every reader of the owner's group gets it, and nobody else. */
@@ -138,16 +138,26 @@ static void test_notify_limit(void **state)
 	client_close(user);
 }
 
+static uint32_t deliver(struct lab *l, uint64_t region, uint64_t incarnation, uint64_t id)
+{
+	struct dmsg_notification m = { .tag = 1,
+				       .region = region,
+				       .incarnation = incarnation,
+				       .id = id,
+				       .payload = { (const uint8_t *)"hi", 2 } };
+
+	memcpy(m.agent_id, other_id, sizeof(m.agent_id));
+	return sessions_deliver(l->sessions, &m);
+}
+
 static void test_deliver(void **state)
 {
 	struct lab *l = *state;
 	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_NOTIFICATIONS);
 	uint64_t region = client_add_filled(c, PAGE, 1), refused;
 	const uint64_t n = DEDUP_ENTRIES + 1024;
-	const uint8_t *payload = (const uint8_t *)"hi";
 
-#define DELIVER(region, incarnation, id) \
-	sessions_deliver(l->sessions, region, other_id, incarnation, id, 1, payload, 2)
+#define DELIVER(region, incarnation, id) deliver(l, region, incarnation, id)
 	assert_int_equal(DELIVER(region + 1, 1, 1), DRAY_E_NOT_FOUND);
 	assert_int_equal(DELIVER(region, 1, 1), DRAY_OK);
 	assert_int_equal(DELIVER(region, 1, 1), DRAY_OK);
@@ -186,8 +196,9 @@ static void test_notify_peer(void **state)
 	memcpy(t.wire + 8, other_id, 16);
 	client_send_import(c, &t);
 	lab_until(l, l->peers.imports == 1);
-	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER, 33, PAGE, DMSG_ACCESS_READ,
-			   &(struct dray_vec){ .n = 0 });
+	l->peers.import_fn(l->peers.import_arg, &ok, LAB_PEER,
+			   &(struct pmsg_import_reply){
+				   .grant = 33, .length = PAGE, .access = DMSG_ACCESS_READ });
 	CLIENT_REPLY(c, remote_import_reply, DMSG_REMOTE_IMPORT_REPLY, &reply);
 	remote = reply.remote;
 

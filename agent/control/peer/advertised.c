@@ -1,27 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/peer/segment.h"
-
+/* The segment that this agent advertises: configured, or found from listeners and addresses. */
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/control/peer/listener.h"
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
+#include "netdetect/net/link.h"
 #include "schema/gen/errors.h"
 
-/* What was found, and why. */
 struct found {
-	struct dray_addr addr; /* len 0: nothing */
+	struct dray_addr addr; /* len 0: none */
 	char reason[ND_REASON_MAX + 32];
 };
 
-/* Listeners of all addresses, by family. */
+/* Listeners on all addresses of a family. */
 struct wildcards {
-	const struct listener *v4, *v6;
+	const struct segment_listener *v4, *v6;
 };
 
 static bool matches(const struct dray_strv *patterns, const char *name)
@@ -58,7 +56,7 @@ static void found_set(struct found *f, const struct nd_candidate *c, const struc
 	snprintf(f->reason, sizeof(f->reason), "%s", c->reason);
 }
 
-/* The best address of those that a wildcard listener hears; loopback where there is none. */
+/* The best address that a wildcard listener serves; loopback if there is none. */
 static void find_wildcard(const struct dray_config *cfg, const struct wildcards *w,
 			  const struct nd_links *links, struct found *ret)
 {
@@ -75,16 +73,16 @@ static void find_wildcard(const struct dray_config *cfg, const struct wildcards 
 	}
 	dray_assert(dray_addr_parse(w->v4 ? "127.0.0.1:1" : "[::1]:1", &ret->addr) == 0);
 	dray_addr_set_port(&ret->addr, dray_addr_port(w->v4 ? &w->v4->addr : &w->v6->addr));
-	snprintf(ret->reason, sizeof(ret->reason), "no address that others could reach");
+	snprintf(ret->reason, sizeof(ret->reason), "no address that other hosts could reach");
 }
 
-/* A listener on one address that others can reach, then the best address of a wildcard, then loopback. */
-static const struct listener *find_listener(struct peers *p, struct wildcards *w)
+/* A listener on one address that other hosts can reach, else the wildcards, else loopback. */
+static const struct segment_listener *find_listener(struct peers *p, struct wildcards *w)
 {
-	const struct listener *loopback = NULL;
+	const struct segment_listener *loopback = NULL;
 
 	*w = (struct wildcards){ NULL, NULL };
-	dray_list_for_each(&p->listeners, l, struct listener, link) {
+	dray_list_for_each(&p->listeners, l, struct segment_listener, link) {
 		bool v4 = l->addr.sa.sa_family == AF_INET;
 
 		if (dray_addr_is_wildcard(&l->addr) && v4)
@@ -102,7 +100,7 @@ static const struct listener *find_listener(struct peers *p, struct wildcards *w
 static void find(struct peers *p, const struct nd_links *links, struct found *ret)
 {
 	struct wildcards w;
-	const struct listener *one = find_listener(p, &w);
+	const struct segment_listener *one = find_listener(p, &w);
 	struct nd_links own = { 0 };
 	struct dray_err err = DRAY_ERR_NULL;
 
@@ -114,12 +112,22 @@ static void find(struct peers *p, const struct nd_links *links, struct found *re
 	if (one || (!w.v4 && !w.v6))
 		return;
 	if (!links && nd_links_scan(&ND_SOURCE_LIVE, &own, &err) < 0)
-		log_warning(AREA, "addresses of this host: %s, ignoring", err.msg);
+		log_warning(AREA, "reading the addresses of this host: %s, ignoring", err.msg);
 	find_wildcard(p->cfg, &w, links ? links : &own, ret);
 	nd_links_deinit(&own);
 }
 
-int segment_set(struct peers *p, struct dray_err *reterr)
+int segment_parse(const char *segment, struct dray_addr *ret)
+{
+	char numeric[DRAY_ADDR_TEXT_MAX];
+
+	if (strncmp(segment, "localhost:", 10) != 0)
+		return dray_addr_parse(segment, ret);
+	snprintf(numeric, sizeof(numeric), "127.0.0.1:%s", segment + 10);
+	return dray_addr_parse(numeric, ret);
+}
+
+int advertised_set(struct peers *p, struct dray_err *reterr)
 {
 	const char *given = p->cfg->peer.advertise;
 	char text[DRAY_ADDR_TEXT_MAX];
@@ -129,7 +137,7 @@ int segment_set(struct peers *p, struct dray_err *reterr)
 		if (!dray_segment_valid(given) || strlen(given) > PMSG_TOKEN_SEGMENT_MAX)
 			return dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
-				"peer.advertise: \"%s\" is no segment that others could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
+				"peer.advertise: \"%s\" is no segment that other hosts could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",
 				given);
 		snprintf(p->segment, sizeof(p->segment), "%s", given);
 		return 0;
@@ -142,7 +150,7 @@ int segment_set(struct peers *p, struct dray_err *reterr)
 	return 0;
 }
 
-void segment_follow(struct peers *p, const struct nd_links *links)
+void peers_links_changed(struct peers *p, const struct nd_links *links)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
 	struct found f;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The socket is watched level-triggered. What a callback may do is bounded: after MESSAGES_PER_CALL
- * messages the rest waits for the next turn of the loop, called by the defer source, because bytes
- * that TLS or the buffer already holds make no socket readable.
+ * The socket is watched level-triggered. The work of one callback is bounded: after MESSAGES_PER_CALL messages the
+ * defer source continues in the next turn of the loop, because the socket does not become readable for bytes that
+ * TLS or the buffer already holds.
  */
 #include "agent/control/peer/conn.h"
 
@@ -63,8 +63,6 @@ static void fail_io(struct conn *c, int r, const struct dray_err *why)
 		conn_fail(c, (uint32_t)why->code, "%s", why->msg);
 }
 
-/* --- output ------------------------------------------------------------------------------------- */
-
 static void flush(struct conn *c)
 {
 	struct dray_err why = DRAY_ERR_NULL;
@@ -91,27 +89,39 @@ void conn_send(struct conn *c, const void *p, size_t n)
 	if (c->phase != CONN_OPEN || c->freed || c->fd < 0)
 		return;
 	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD) {
-		conn_fail(c, DRAY_E_PEER_LOST, "it does not read what we send");
+		conn_fail(c, DRAY_E_PEER_LOST, "it does not read our messages");
 		return;
 	}
 	to = msgbuf_room(&c->out, n, &room);
 	if (!to) {
-		conn_fail(c, DRAY_E_NO_MEMORY, "no memory for what is to be sent");
+		conn_fail(c, DRAY_E_NO_MEMORY, "no memory for a message to send");
 		return;
 	}
 	memcpy(to, p, n);
 	msgbuf_added(&c->out, n);
-	/*
-	 * A callback of ours flushes at its end. Otherwise in the next turn of the loop, when all that this
-	 * one has to say is together; the defer source costs no system call for that.
-	 */
+	/* a callback of this connection flushes at its end; otherwise the defer source does, once for this turn */
 	if (!c->busy)
 		run_again(c);
 }
 
-/* --- input -------------------------------------------------------------------------------------- */
+void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
+		       const union pmsg_body *body)
+{
+	uint8_t buf[PMSG_MESSAGE_MAX];
+	int n = pmsg_body_encode(type, buf, sizeof(buf), request_id, body);
 
-/* Hands on whole messages, at most *budget. False when the connection must not be touched any more. */
+	dray_assert(n > 0);
+	conn_send(c, buf, (size_t)n);
+}
+
+void conn_send_error(struct conn *c, uint64_t request_id, uint32_t code, const char *text)
+{
+	conn_send_message(
+		c, PMSG_ERROR, request_id,
+		&(union pmsg_body){ .error = { code, { text, (uint32_t)strlen(text) } } });
+}
+
+/* Delivers whole messages, at most *budget. False if the connection must not be used any more. */
 static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
 {
 	struct dray_err why = DRAY_ERR_NULL;
@@ -172,8 +182,6 @@ static void input(struct conn *c)
 	}
 }
 
-/* --- phases ------------------------------------------------------------------------------------- */
-
 static void handshake(struct conn *c)
 {
 	struct dray_err why = DRAY_ERR_NULL;
@@ -182,7 +190,8 @@ static void handshake(struct conn *c)
 	if (r == TLS_E_AGAIN)
 		return;
 	if (r == TLS_E_EOF) {
-		conn_fail(c, DRAY_E_PEER_LOST, "closed during the TLS handshake");
+		conn_fail(c, DRAY_E_PEER_LOST,
+			  "the other side closed the connection during the TLS handshake");
 	} else if (r) {
 		conn_fail(c, (uint32_t)why.code, "%s", why.msg);
 	} else {
@@ -207,7 +216,7 @@ static void connected(struct conn *c)
 		c->ops->connected(c);
 }
 
-/* As far as it goes without waiting. */
+/* Continues as far as possible without waiting. */
 static void work(struct conn *c)
 {
 	c->busy++;
@@ -258,7 +267,7 @@ void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(c->failure.msg, sizeof(c->failure.msg), fmt, ap);
 	va_end(ap);
-	/* a last word, such as the error that tells the peer why */
+	/* send what is queued, such as the error that tells the peer why */
 	if (c->phase == CONN_OPEN && !c->tls.failed && !c->tls.eof)
 		flush(c);
 	c->phase = CONN_FAILED;
@@ -266,8 +275,6 @@ void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
 		sd_event_source_set_enabled(c->io, SD_EVENT_OFF);
 	run_again(c);
 }
-
-/* --- begin and end ------------------------------------------------------------------------------ */
 
 static int conn_new(struct conn **ret, sd_event *event, int fd, enum conn_phase phase,
 		    const struct conn_ops *ops, void *owner)
@@ -304,27 +311,17 @@ static void set_nodelay(int fd)
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct dray_addr *addr,
-	      const struct conn_ops *ops, void *owner, struct dray_err *reterr)
+/* Makes the connection over fd, which is consumed. server: its role in TLS. */
+static int conn_open(struct conn **ret, sd_event *event, struct tls *tls, int fd_consumed,
+		     bool server, const struct conn_ops *ops, void *owner, struct dray_err *reterr)
 {
 	dray_auto(conn_free) struct conn *c = NULL;
-	dray_auto_close int fd =
-		socket(addr->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	int r;
+	dray_auto_close int fd = fd_consumed;
+	int r = conn_new(&c, event, fd, server ? CONN_HANDSHAKING : CONN_CONNECTING, ops, owner);
 
-	if (fd < 0)
-		return dray_err_set(reterr, -errno,
-				    errno == EMFILE || errno == ENFILE ? DRAY_E_NO_FDS :
-									 DRAY_E_PEER_UNREACHABLE,
-				    "socket: %s", dray_errno_text(errno));
-	set_nodelay(fd);
-	if (connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
-		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",
-				    dray_errno_text(errno));
-	r = conn_new(&c, event, fd, CONN_CONNECTING, ops, owner);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
-	r = tls_open(&c->tls, tls, fd, false, reterr);
+	r = tls_open(&c->tls, tls, fd, server, reterr);
 	if (r < 0)
 		return r;
 	c->fd = dray_take_fd(fd);
@@ -332,23 +329,29 @@ int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct 
 	return 0;
 }
 
-int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd_consumed,
+int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct dray_addr *addr,
+	      const struct conn_ops *ops, void *owner, struct dray_err *reterr)
+{
+	dray_auto_close int fd =
+		socket(addr->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return dray_err_set(reterr, -errno,
+				    errno == EMFILE || errno == ENFILE ? DRAY_E_NO_FDS :
+									 DRAY_E_PEER_UNREACHABLE,
+				    "opening a socket: %s", dray_errno_text(errno));
+	set_nodelay(fd);
+	if (connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
+		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",
+				    dray_errno_text(errno));
+	return conn_open(ret, event, tls, dray_take_fd(fd), false, ops, owner, reterr);
+}
+
+int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd,
 		const struct conn_ops *ops, void *owner, struct dray_err *reterr)
 {
-	dray_auto(conn_free) struct conn *c = NULL;
-	dray_auto_close int fd = fd_consumed;
-	int r;
-
 	set_nodelay(fd);
-	r = conn_new(&c, event, fd, CONN_HANDSHAKING, ops, owner);
-	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
-	r = tls_open(&c->tls, tls, fd, true, reterr);
-	if (r < 0)
-		return r;
-	c->fd = dray_take_fd(fd);
-	*ret = dray_take(c);
-	return 0;
+	return conn_open(ret, event, tls, fd, true, ops, owner, reterr);
 }
 
 void conn_set_priority(struct conn *c, int64_t priority)

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One control connection: TCP, TLS, and messages in both directions. What a message means is its
- * owner's business. The owner changes once in the life of an accepted connection: from the stranger
- * to the peer that it turns out to be.
+ * One control connection: TCP, TLS, and messages in both directions. Its owner interprets the messages. An
+ * accepted connection changes its owner once, from the incoming connection to the peer.
  *
- * Callbacks come from the event loop alone. Any of them may free the connection. A connection that
- * failed reports that once and then does nothing more.
+ * Callbacks come from the event loop alone. Any of them may free the connection. A connection that failed reports
+ * that once and then does nothing more.
  */
 #ifndef DRAY_AGENT_CONTROL_PEER_CONN_H
 #define DRAY_AGENT_CONTROL_PEER_CONN_H
@@ -24,7 +23,7 @@ struct conn_ops {
 	void (*secured)(struct conn *c);   /* TLS: the key is proved */
 	/* body lies in c's buffer and is valid during the call. */
 	void (*message)(struct conn *c, const struct pmsg_header *h, const uint8_t *body);
-	/* Nothing more will come. why->code: peer_lost (closed), peer_denied (key), ... */
+	/* The last callback. why->code: peer_lost (closed), peer_denied (key), ... */
 	void (*failed)(struct conn *c, const struct dray_err *why);
 };
 
@@ -38,14 +37,14 @@ struct conn {
 	struct tls_conn tls;
 	sd_event_source *io, *defer;
 	struct msgbuf in, out;
-	size_t message_max; /* bytes of one message that is taken */
+	size_t message_max; /* bytes of one message that is accepted */
 	struct dray_err failure;
 	unsigned busy; /* callbacks on the stack */
 	bool freed;    /* while busy */
 	bool unread;   /* a turn ended with input left */
 };
 
-/* Output that waits: above SOFT new requests of ours are refused as busy, above HARD the peer does not read. */
+/* Bytes of pending output: above SOFT new requests of ours are refused as busy, above HARD the connection fails. */
 #define CONN_OUT_SOFT (4u << 20)
 #define CONN_OUT_HARD (8u << 20)
 
@@ -57,30 +56,34 @@ int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct 
 int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd,
 		const struct conn_ops *ops, void *owner, struct dray_err *reterr);
 
-/* Open, without socket and TLS: input comes by conn_feed(), output is thrown away. For tests. */
+/* Open, without socket and TLS: input comes by conn_feed(), output is discarded. For tests. */
 int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner);
 void conn_feed(struct conn *c, const void *p, size_t n);
 
-/* Sends what is queued and a close_notify where that goes without waiting, then closes. Returns NULL. */
+/* Sends the queued output and a close_notify as far as the socket takes them, then closes. Returns NULL. */
 struct conn *conn_free(struct conn *c);
 
 DRAY_DEFINE_CLEANUP(struct conn *, conn_free);
 
-/* When it gets its turn, as sd_event_source_set_priority() says. */
+/* Priority in the event loop, as in sd_event_source_set_priority(). */
 void conn_set_priority(struct conn *c, int64_t priority);
 
 void conn_set_owner(struct conn *c, const struct conn_ops *ops, void *owner);
 
-/* Queues one encoded message. It leaves from the event loop. Does nothing once the connection failed. */
+/* Queues one encoded message. The event loop sends it. Does nothing after the connection failed. */
 void conn_send(struct conn *c, const void *p, size_t n);
+/* Encodes and queues one message; its fields must be within their limits. body may be NULL if it has none. */
+void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
+		       const union pmsg_body *body);
+void conn_send_error(struct conn *c, uint64_t request_id, uint32_t code, const char *text);
 
-/* No room for requests of our own. */
+/* True if the peer reads too slowly for new requests of ours. */
 static inline bool conn_is_clogged(const struct conn *c)
 {
 	return msgbuf_size(&c->out) >= CONN_OUT_SOFT;
 }
 
-/* Ends it: `failed` runs later from the event loop. The first reason counts. */
+/* Ends the connection: `failed` runs later from the event loop. The first reason counts. */
 void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 

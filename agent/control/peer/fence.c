@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fences, ours for grants that the peer holds and the peer's for those that we hold. */
+/* Fences: ours for grants that the peer holds, and the peer's for grants that we hold. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -7,18 +7,36 @@
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
 
-/* --- of ours ------------------------------------------------------------------------------------ */
+/* A fence for a peer that is already closed. */
+struct late_fence {
+	struct dray_list link;
+	dray_handle peer, grant;
+};
+
+/* If the peer is lost instead, grants_peer_gone() ends its fences. */
+static void fence_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+		       const union pmsg_body *m)
+{
+	if (!err->code)
+		grant_fenced(peer->p->deps.regions, peer->handle, r->grant);
+}
+
+static const struct request_kind fence_kind = {
+	.type = PMSG_FENCE,
+	.reply = PMSG_FENCE_ACK,
+	.vital = true,
+	.unanswered = "it did not acknowledge a fence within peer.fence_timeout",
+	.done = fence_done,
+};
 
 void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_t code)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_FENCE_BODY_MAX];
-	struct peer *peer = table_get(p, handle);
-	struct pmsg_fence m = { .grant = grant, .code = code };
+	struct peer *peer = peer_get_up(p, handle);
 	struct late_fence *late;
-	struct request *r;
+	struct pending_request *r;
 
-	if (!peer || !peer_fsm_is_up(&peer->fsm)) {
-		/* a peer that is gone touches nothing; but the answer must not come inside of this call */
+	if (!peer) {
+		/* a closed peer uses no grant, but grant_fenced() must not run inside this call */
 		late = calloc(1, sizeof(*late));
 		dray_assert(late);
 		late->peer = handle;
@@ -27,22 +45,10 @@ void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_
 		peers_wake(p);
 		return;
 	}
-	r = request_new(peer, REQUEST_FENCE, p->cfg->peer.fence_timeout);
-	if (!r) {
-		/* its loss answers every fence */
-		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for a fence");
-		return;
-	}
-	r->grant = grant;
-	peer_send(peer, buf, pmsg_fence_encode(buf, sizeof(buf), r->id, &m));
-}
-
-void fence_acked(struct peer *peer, struct request *r)
-{
-	uint64_t grant = r->grant;
-
-	free(r);
-	grant_fenced(peer->p->deps.regions, peer->handle, grant);
+	r = request_send(peer, &fence_kind, p->cfg->peer.fence_timeout,
+			 &(union pmsg_body){ .fence = { grant, code } });
+	if (r)
+		r->grant = grant;
 }
 
 void late_fences_run(struct peers *p)
@@ -58,14 +64,10 @@ void late_fences_run(struct peers *p)
 	}
 }
 
-/* --- of the peer's ------------------------------------------------------------------------------ */
-
-static void send_ack(struct peer *peer, uint64_t request_id)
+void late_fences_free(struct peers *p)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_FENCE_ACK_BODY_MAX];
-	struct pmsg_fence_ack m = {};
-
-	peer_send(peer, buf, pmsg_fence_ack_encode(buf, sizeof(buf), request_id, &m));
+	dray_list_for_each(&p->late_fences, late, struct late_fence, link)
+		free(late);
 }
 
 void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fence *m)
@@ -73,9 +75,9 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	struct peers *p = peer->p;
 	struct fence *f;
 
-	/* released, or never taken: a cancelled import's */
+	/* the grant was released, or belongs to a cancelled import */
 	if (!idset_has(&peer->grants, m->grant)) {
-		send_ack(peer, request_id);
+		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
 		return;
 	}
 	dray_list_for_each(&peer->fences, other, struct fence, link) {
@@ -87,7 +89,7 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	}
 	f = calloc(1, sizeof(*f));
 	if (!f) {
-		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for a fence");
+		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for its fence");
 		return;
 	}
 	f->grant = m->grant;
@@ -102,7 +104,7 @@ bool fence_answer(struct peer *peer, uint64_t grant)
 	dray_list_for_each(&peer->fences, f, struct fence, link) {
 		if (f->grant != grant)
 			continue;
-		send_ack(peer, f->request_id);
+		peer_send(peer, PMSG_FENCE_ACK, f->request_id, NULL);
 		dray_list_del(&f->link);
 		free(f);
 		return true;
@@ -119,7 +121,7 @@ void fences_clear(struct peer *peer)
 
 void peers_fence_ack(struct peers *p, dray_handle handle, uint64_t grant)
 {
-	struct peer *peer = table_get(p, handle);
+	struct peer *peer = peer_get(p, handle);
 
 	if (peer && fence_answer(peer, grant))
 		idset_del(&peer->grants, grant);

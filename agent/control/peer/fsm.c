@@ -5,14 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/backoff.h"
 #include "lib/assert.h"
+#include "lib/backoff.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 #define TO(s) (1u << PEER_STATE_##s)
 
-/* Where each state may go. */
+/* The states that may follow each state. */
 static const uint32_t peer_next[PEER_STATE_N] = {
 	[PEER_STATE_IDLE] = TO(CONNECTING) | TO(HELLO) | TO(CLOSED),
 	[PEER_STATE_CONNECTING] = TO(HANDSHAKING) | TO(BACKOFF) | TO(CLOSED),
@@ -67,7 +67,7 @@ static void set_state(struct peer_fsm *f, enum peer_state next, enum peer_event 
 	f->ops->changed(f, old, event);
 }
 
-static void set_reason(struct peer_fsm *f, uint32_t code, const char *why)
+void peer_fsm_set_reason(struct peer_fsm *f, uint32_t code, const char *why)
 {
 	f->code = code;
 	if (why != f->why)
@@ -84,7 +84,7 @@ static void go_closed(struct peer_fsm *f, enum peer_event event, int64_t now)
 
 static void go_failed(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
-	if (!f->initiator || !f->ops->wanted(f)) {
+	if (!f->initiator || !f->ops->needed(f)) {
 		go_closed(f, event, now);
 		return;
 	}
@@ -107,7 +107,7 @@ static void go_ready(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	f->failures = 0;
 	f->heard_ns = f->sent_ns = f->used_ns = f->busy_ns = now;
-	set_reason(f, DRAY_OK, "");
+	peer_fsm_set_reason(f, DRAY_OK, "");
 	set_state(f, PEER_STATE_READY, event, now);
 	if (f->ops->up(f) < 0)
 		go_closed(f, PEER_EVENT_FAILED, now);
@@ -127,80 +127,53 @@ static int step_idle(struct peer_fsm *f, enum peer_event event, int64_t now)
 	return -EPROTO;
 }
 
-/* What ends an attempt, whichever of its states it is in. */
 static int step_attempt(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
 			const char *why)
 {
-	if (event == PEER_EVENT_FAILED) {
-		set_reason(f, code, why);
-		go_failed(f, event, now);
-		return 0;
+	/* the event that each state of an attempt waits for */
+	static const struct {
+		enum peer_state from;
+		enum peer_event event;
+		enum peer_state to;
+	} steps[] = {
+		{ PEER_STATE_CONNECTING, PEER_EVENT_CONNECTED, PEER_STATE_HANDSHAKING },
+		{ PEER_STATE_HANDSHAKING, PEER_EVENT_SECURED, PEER_STATE_HELLO },
+		{ PEER_STATE_HELLO, PEER_EVENT_RIVAL, PEER_STATE_CLAIM },
+		{ PEER_STATE_CLAIM, PEER_EVENT_CLEARED, PEER_STATE_HELLO },
+	};
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(steps); i++) {
+		if (steps[i].from == f->state && steps[i].event == event) {
+			set_state(f, steps[i].to, event, now);
+			return 0;
+		}
 	}
-	if (event == PEER_EVENT_TIMER) {
+	if (event == PEER_EVENT_AGREED && f->state == PEER_STATE_HELLO) {
+		go_ready(f, event, now);
+	} else if (event == PEER_EVENT_FAILED) {
+		peer_fsm_set_reason(f, code, why);
+		go_failed(f, event, now);
+	} else if (event == PEER_EVENT_TIMER) {
 		if (now < f->attempt_end_ns)
 			return 0;
-		set_reason(f, DRAY_E_PEER_UNREACHABLE,
-			   f->state == PEER_STATE_CONNECTING ? "no answer in time" :
-							       "the handshake took too long");
+		peer_fsm_set_reason(f, DRAY_E_PEER_UNREACHABLE,
+				    f->state == PEER_STATE_CONNECTING ?
+					    "no answer in time" :
+					    "the handshake took too long");
 		go_failed(f, event, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_UNWANTED) {
-		/* one that the peer began goes on: it wants us */
-		if (f->initiator && !f->ops->wanted(f)) {
-			set_reason(f, DRAY_OK, "nobody waits for it any more");
+	} else if (event == PEER_EVENT_UNNEEDED) {
+		/* an attempt that the peer began goes on, because the peer needs us */
+		if (f->initiator && !f->ops->needed(f)) {
+			peer_fsm_set_reason(f, DRAY_OK, "not needed any more");
 			go_closed(f, event, now);
 		}
-		return 0;
+	} else {
+		return -EPROTO;
 	}
-	return -EPROTO;
+	return 0;
 }
 
-static int step_connecting(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-			   const char *why)
-{
-	if (event == PEER_EVENT_CONNECTED) {
-		set_state(f, PEER_STATE_HANDSHAKING, event, now);
-		return 0;
-	}
-	return step_attempt(f, event, now, code, why);
-}
-
-static int step_handshaking(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-			    const char *why)
-{
-	if (event == PEER_EVENT_SECURED) {
-		set_state(f, PEER_STATE_HELLO, event, now);
-		return 0;
-	}
-	return step_attempt(f, event, now, code, why);
-}
-
-static int step_hello(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-		      const char *why)
-{
-	if (event == PEER_EVENT_RIVAL) {
-		set_state(f, PEER_STATE_CLAIM, event, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_AGREED) {
-		go_ready(f, event, now);
-		return 0;
-	}
-	return step_attempt(f, event, now, code, why);
-}
-
-static int step_claim(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-		      const char *why)
-{
-	if (event == PEER_EVENT_CLEARED) {
-		set_state(f, PEER_STATE_HELLO, event, now);
-		return 0;
-	}
-	return step_attempt(f, event, now, code, why);
-}
-
-/* At rest all peers' are due at once, so that an agent with many of them wakes up for all together. */
+/* While both sides rest, the heartbeats of all peers are sent together, so that an idle agent wakes up rarely. */
 static int64_t heartbeat_due(const struct peer_fsm *f)
 {
 	int64_t rest = f->cfg->rest_heartbeat_ns;
@@ -213,13 +186,13 @@ static int64_t silence_limit(const struct peer_fsm *f)
 	return f->slow ? dray_max(f->silence_ns, 3 * f->peer_rest_ns) : f->silence_ns;
 }
 
-static void say_heartbeat(struct peer_fsm *f, int64_t now)
+static void send_heartbeat(struct peer_fsm *f, int64_t now)
 {
 	f->sent_ns = now;
 	f->ops->heartbeat(f);
 }
 
-/* One side rests now, or does so no more. True if that ends the slow pace. */
+/* One of the sides began or ended to rest. True if that ends the slow pace. */
 static bool settle_pace(struct peer_fsm *f, int64_t now)
 {
 	bool was = f->slow;
@@ -227,7 +200,7 @@ static bool settle_pace(struct peer_fsm *f, int64_t now)
 	f->slow = f->rests && f->peer_rest_ns;
 	if (!was || f->slow)
 		return false;
-	/* its silence so far was what it had promised */
+	/* its silence so far was within the interval that it had announced */
 	f->heard_ns = now;
 	return true;
 }
@@ -235,7 +208,7 @@ static bool settle_pace(struct peer_fsm *f, int64_t now)
 static void set_rests(struct peer_fsm *f, bool rests, int64_t now)
 {
 	f->rests = rests;
-	say_heartbeat(f, now);
+	send_heartbeat(f, now);
 	settle_pace(f, now);
 }
 
@@ -249,14 +222,14 @@ static void up_used(struct peer_fsm *f, int64_t now)
 static void up_timer(struct peer_fsm *f, int64_t now)
 {
 	/*
-	 * Fired late by more than a heartbeat: this process was stopped or starved, and what the peer
-	 * sent may still wait in the socket. That is not the peer's silence: listen once more.
+	 * If the timer is late by more than a heartbeat, this process was stopped or starved, and messages of the
+	 * peer may be waiting in the socket: give the peer one more heartbeat interval.
 	 */
 	if (now - f->timer_ns > f->cfg->heartbeat_ns)
 		f->heard_ns = dray_max(f->heard_ns, now - silence_limit(f) + f->cfg->heartbeat_ns);
 
 	if (now - f->heard_ns >= silence_limit(f)) {
-		set_reason(f, DRAY_E_PEER_LOST, "");
+		peer_fsm_set_reason(f, DRAY_E_PEER_LOST, "");
 		snprintf(f->why, sizeof(f->why), "silent for %lld ms",
 			 (long long)((now - f->heard_ns) / 1000000));
 		go_closed(f, PEER_EVENT_TIMER, now);
@@ -264,9 +237,9 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 	}
 	if (f->ops->in_use(f))
 		f->used_ns = now;
-	/* the side that connected decides: it may want to stay so, with nothing held */
+	/* the side that connected closes an idle connection; the other may keep it open without grants */
 	if (f->initiator && now - f->used_ns >= f->cfg->idle_ns) {
-		set_reason(f, DRAY_OK, "not in use");
+		peer_fsm_set_reason(f, DRAY_OK, "not in use");
 		go_closed(f, PEER_EVENT_TIMER, now);
 		return;
 	}
@@ -275,7 +248,7 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 	else if (!f->rests && now - f->busy_ns >= f->cfg->rest_after_ns)
 		set_rests(f, true, now);
 	if (now >= heartbeat_due(f))
-		say_heartbeat(f, now);
+		send_heartbeat(f, now);
 }
 
 static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
@@ -283,42 +256,33 @@ static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint3
 {
 	if (event == PEER_EVENT_TIMER) {
 		up_timer(f, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_HEARTBEAT) {
+	} else if (event == PEER_EVENT_HEARTBEAT) {
 		if (settle_pace(f, now))
-			say_heartbeat(f, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_USED) {
+			send_heartbeat(f, now);
+	} else if (event == PEER_EVENT_USED) {
 		up_used(f, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_FAILED) {
-		set_reason(f, code, why);
+	} else if (event == PEER_EVENT_FAILED) {
+		peer_fsm_set_reason(f, code, why);
 		go_closed(f, event, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_DRAINS) {
-		set_reason(f, code, why);
+	} else if (event == PEER_EVENT_DRAINS) {
+		peer_fsm_set_reason(f, code, why);
 		if (f->state != PEER_STATE_DRAINING)
 			set_state(f, PEER_STATE_DRAINING, event, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_RESUMED) {
+	} else if (event == PEER_EVENT_RESUMED) {
 		if (f->state == PEER_STATE_DRAINING) {
-			set_reason(f, DRAY_OK, "");
+			peer_fsm_set_reason(f, DRAY_OK, "");
 			set_state(f, PEER_STATE_READY, event, now);
 		}
-		return 0;
+	} else if (event != PEER_EVENT_UNNEEDED) {
+		return -EPROTO;
 	}
-	return event == PEER_EVENT_UNWANTED ? 0 : -EPROTO;
+	return 0;
 }
 
 static int step_backoff(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
-	if (event == PEER_EVENT_UNWANTED || (event == PEER_EVENT_TIMER && now >= f->retry_ns)) {
-		if (!f->ops->wanted(f))
+	if (event == PEER_EVENT_UNNEEDED || (event == PEER_EVENT_TIMER && now >= f->retry_ns)) {
+		if (!f->ops->needed(f))
 			go_closed(f, event, now);
 		else if (event == PEER_EVENT_TIMER)
 			go_connecting(f, event, now);
@@ -331,51 +295,14 @@ static int64_t next_timer(const struct peer_fsm *f)
 {
 	int64_t t;
 
-	switch (f->state) {
-	case PEER_STATE_IDLE:
-	case PEER_STATE_CLOSED:
-		break;
-	case PEER_STATE_CONNECTING:
-	case PEER_STATE_HANDSHAKING:
-	case PEER_STATE_HELLO:
-	case PEER_STATE_CLAIM:
+	if (peer_fsm_is_attempt(f))
 		return f->attempt_end_ns;
-	case PEER_STATE_READY:
-	case PEER_STATE_DRAINING:
-		t = dray_min(heartbeat_due(f), f->heard_ns + silence_limit(f));
-		return f->initiator ? dray_min(t, f->used_ns + f->cfg->idle_ns) : t;
-	case PEER_STATE_BACKOFF:
+	if (f->state == PEER_STATE_BACKOFF)
 		return f->retry_ns;
-	case PEER_STATE_N:
-		break;
-	}
-	return INT64_MAX;
-}
-
-static int dispatch(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-		    const char *why)
-{
-	switch (f->state) {
-	case PEER_STATE_IDLE:
-		return step_idle(f, event, now);
-	case PEER_STATE_CONNECTING:
-		return step_connecting(f, event, now, code, why);
-	case PEER_STATE_HANDSHAKING:
-		return step_handshaking(f, event, now, code, why);
-	case PEER_STATE_HELLO:
-		return step_hello(f, event, now, code, why);
-	case PEER_STATE_CLAIM:
-		return step_claim(f, event, now, code, why);
-	case PEER_STATE_READY:
-	case PEER_STATE_DRAINING:
-		return step_up(f, event, now, code, why);
-	case PEER_STATE_BACKOFF:
-		return step_backoff(f, event, now);
-	case PEER_STATE_CLOSED:
-	case PEER_STATE_N:
-		break;
-	}
-	return -EPROTO;
+	if (!peer_fsm_is_up(f))
+		return INT64_MAX;
+	t = dray_min(heartbeat_due(f), f->heard_ns + silence_limit(f));
+	return f->initiator ? dray_min(t, f->used_ns + f->cfg->idle_ns) : t;
 }
 
 int peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
@@ -386,10 +313,16 @@ int peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t c
 	if (f->state == PEER_STATE_CLOSED)
 		return -EPROTO;
 	if (event == PEER_EVENT_CLOSE || event == PEER_EVENT_REFUSED) {
-		set_reason(f, code, why);
+		peer_fsm_set_reason(f, code, why);
 		go_closed(f, event, now);
+	} else if (f->state == PEER_STATE_IDLE) {
+		r = step_idle(f, event, now);
+	} else if (f->state == PEER_STATE_BACKOFF) {
+		r = step_backoff(f, event, now);
+	} else if (peer_fsm_is_up(f)) {
+		r = step_up(f, event, now, code, why);
 	} else {
-		r = dispatch(f, event, now, code, why);
+		r = step_attempt(f, event, now, code, why);
 	}
 	f->timer_ns = next_timer(f);
 	return r;

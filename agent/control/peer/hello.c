@@ -1,43 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From TLS to READY: who is there, and which of several connections to one agent stays.
+ * From TLS to READY: which agent is connected, and which of several connections to one agent stays.
  *
- * The accepting side sends its HELLO at once, the connecting side when it has seen that one: so a
- * connection to somebody else than the token promised ends before we have said who we are, and a
- * forged token cannot make its segment's agent believe that we have connected anew.
+ * The accepting side sends its HELLO at once, the connecting side after it has received that HELLO. So a connection
+ * that reaches another agent than the token names ends before we identify ourselves, and a forged token cannot make
+ * its segment's agent believe that we have connected again.
  *
- * Both sides connect at once: the connection of the lower agent id stays. The lower side refuses the
- * other's connection once it has sent HELLO on its own; until then it accepts, and gives its own
- * attempt up before that can have been seen. So both sides always keep the same one.
+ * When both sides connect at once, the connection of the lower agent id stays. The agent with the lower id refuses
+ * the other's connection once it has sent HELLO on its own. Until then it accepts, and drops its own attempt before
+ * the other agent can have seen it. So both sides always keep the same connection.
  *
- * An agent id that is up already: the peer was restarted, or lost its end of the old connection, or
- * two agents share one id. Only the old connection can tell: it is asked for an answer (a STREAM_RESET
- * of a stream that cannot be). An answer proves it alive, and the new connection is refused. A reset or
- * silence proves it dead, and the new connection takes its place.
+ * When the agent id is already up, the peer was restarted, or lost its end of the old connection, or two agents
+ * share one id. Only the old connection can tell: the rival check sends a STREAM_RESET of a stream that cannot exist.
+ * An answer proves the old connection alive, and the new one is refused. A reset or silence proves it dead, and the
+ * new connection takes its place.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/state/identity.h"
 #include "agent/control/peer/internal.h"
-#include "lib/assert.h"
+#include "agent/state/identity.h"
 #include "lib/log.h"
 #include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-#ifndef DRAY_VERSION
-#define DRAY_VERSION "unknown"
-#endif
-
-#define PROBE_STREAM UINT64_MAX
+#define RIVAL_CHECK_STREAM UINT64_MAX
 
 static const char both_at_once[] = "both sides connected at once, and the other connection stays";
-static const char up_already[] = "this agent is connected already, and that connection lives";
-
-/* --- HELLO -------------------------------------------------------------------------------------- */
+static const char up_already[] = "this agent is already connected, and that connection is alive";
 
 static uint64_t features(const struct peers *p)
 {
@@ -45,25 +38,31 @@ static uint64_t features(const struct peers *p)
 	       (p->cfg->rdma.enable ? PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW : 0);
 }
 
-void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE])
+struct pmsg_agent_info hello_agent_info(const struct peers *p)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_HELLO_BODY_MAX];
-	struct pmsg_hello m = {
+	struct pmsg_agent_info m = {
 		.major_min = PMSG_MAJOR,
 		.major_max = PMSG_MAJOR,
-		.heartbeat_ms = (uint32_t)(p->cfg->peer.heartbeat / DRAY_NS_PER_MS),
-		.features = features(p),
 		.incarnation = p->deps.incarnation,
 		.segment = { p->segment, (uint32_t)strlen(p->segment) },
 		.version = { DRAY_VERSION, (uint32_t)strlen(DRAY_VERSION) },
 	};
-	int n;
 
 	memcpy(m.agent_id, p->deps.agent_id, sizeof(m.agent_id));
-	memcpy(m.nonce, nonce, sizeof(m.nonce));
-	n = pmsg_hello_encode(buf, sizeof(buf), 0, &m);
-	dray_assert(n > 0);
-	conn_send(c, buf, (size_t)n);
+	return m;
+}
+
+void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE])
+{
+	union pmsg_body m = { .hello = {
+				      .agent = hello_agent_info(p),
+				      .heartbeat_ms =
+					      (uint32_t)(p->cfg->peer.heartbeat / DRAY_NS_PER_MS),
+				      .features = features(p),
+			      } };
+
+	memcpy(m.hello.nonce, nonce, sizeof(m.hello.nonce));
+	conn_send_message(c, PMSG_HELLO, 0, &m);
 }
 
 static void report_identity(const struct peers *p, const uint8_t agent_id[16], uint64_t one,
@@ -82,20 +81,21 @@ static int check_hello(const struct peers *p, const struct pmsg_hello *m, const 
 		       struct dray_err *reterr)
 {
 	if (m->major_min > PMSG_MAJOR || m->major_max < PMSG_MAJOR)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_VERSION,
-				    "it speaks versions %u to %u, this agent %d", m->major_min,
-				    m->major_max, PMSG_MAJOR);
+		return dray_err_set(
+			reterr, -EPROTO, DRAY_E_VERSION,
+			"it speaks versions %u to %u, this agent version %d; upgrade the older",
+			m->major_min, m->major_max, PMSG_MAJOR);
 	if (memcmp(m->agent_id, p->deps.agent_id, sizeof(m->agent_id)) != 0)
 		return 0;
 	if (m->incarnation == p->deps.incarnation)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PEER_UNREACHABLE,
-				    "that is this agent itself");
+				    "the segment leads to this agent itself");
 	report_identity(p, m->agent_id, p->deps.incarnation, m->incarnation, where);
 	return dray_err_set(reterr, -EPROTO, DRAY_E_IDENTITY,
-			    "it shows the agent id of the agent that it connects with");
+			    "both agents have the same id: give each a state directory of its own");
 }
 
-/* What HELLO tells of the peer. */
+/* Stores what HELLO says about the peer. */
 static void learn(struct peer *peer, const struct pmsg_hello *m)
 {
 	const struct dray_config *cfg = peer->p->cfg;
@@ -107,102 +107,80 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 	peer->features = m->features & features(peer->p);
 	memcpy(peer->peer_nonce, m->nonce, sizeof(peer->peer_nonce));
 	snprintf(segment, sizeof(segment), "%.*s", (int)m->segment.n, m->segment.p);
-	/* the one that we have reached it at stays its name here */
+	/* a peer that we connected to keeps the segment where we reached it */
 	if (!peer->fsm.initiator && dray_segment_valid(segment))
 		snprintf(peer->segment, sizeof(peer->segment), "%s", segment);
-	/* silence is judged by what the peer promised, too: one that sends every 10 s is not lost after 3 */
+	/* a peer that announced a heartbeat every 10 s is not lost after 3 s of silence */
 	promised = dray_min(m->heartbeat_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
 	peer->fsm.silence_ns = dray_max(cfg->peer.heartbeat_limit, 3 * promised);
 }
 
-static const char *where_text(const struct dray_addr *a, char buf[DRAY_ADDR_TEXT_MAX])
-{
-	return dray_addr_show(a, buf, DRAY_ADDR_TEXT_MAX);
-}
-
-void hello_accept(struct stranger *s, const struct pmsg_header *h, const uint8_t *body)
-{
-	struct peers *p = s->p;
-	struct dray_err why = DRAY_ERR_NULL;
-	char text[DRAY_ADDR_TEXT_MAX];
-	struct peer *peer = NULL;
-	struct pmsg_hello m;
-	int r;
-
-	if (h->type == PMSG_PROBE) {
-		probe_answer(s, h->request_id);
-		return;
-	}
-	if (h->type != PMSG_HELLO)
-		r = dray_err_set(&why, -EPROTO, DRAY_E_OUT_OF_ORDER, "%s before hello",
-				 pmsg_type_name(h->type));
-	else
-		r = pmsg_hello_decode(body, h->length, &m, &why);
-	if (r == 0)
-		r = check_hello(p, &m, where_text(&s->from, text), &why);
-	if (r == 0)
-		r = peer_new(&peer, p, m.agent_id, false, &why);
-	if (r < 0) {
-		send_error(s->conn, 0, (uint32_t)why.code, why.msg);
-		stranger_refuse(s, "%s", why.msg);
-		return;
-	}
-	peer->conn = dray_take(s->conn);
-	conn_set_owner(peer->conn, &peer_conn_ops, peer);
-	conn_set_priority(peer->conn, SD_EVENT_PRIORITY_NORMAL);
-	peer->addr = s->from;
-	peer->hello_sent = true;
-	memcpy(peer->nonce, s->nonce, sizeof(peer->nonce));
-	stranger_free(s);
-	learn(peer, &m);
-	peer_event(peer, PEER_EVENT_ACCEPTED, 0, NULL);
-	hello_settle(peer);
-}
-
-/* --- which connection stays --------------------------------------------------------------------- */
-
 static void refuse(struct peer *peer, uint32_t code, const char *why)
 {
-	send_error(peer->conn, 0, code, why);
+	conn_send_error(peer->conn, 0, code, why);
 	peer_event(peer, PEER_EVENT_REFUSED, code, why);
 }
 
-/* An attempt of ours to reach this agent that it has seen, or will see. */
+/* True if this agent has seen, or will see, an attempt of ours to reach it. */
 static bool attempt_is_visible(struct peers *p, const uint8_t agent_id[16])
 {
-	table_for_each_of(p, agent_id, x)
-		if (x->fsm.initiator && x->hello_sent && peer_fsm_is_attempt(&x->fsm))
-			return true;
+	peers_for_each_of(p, agent_id, x) if (x->fsm.initiator && x->hello_sent &&
+					      peer_fsm_is_attempt(&x->fsm)) return true;
 	return false;
 }
 
-static void probe(struct peer *rival)
+static struct peer *first_claim(struct peers *p, const uint8_t agent_id[16])
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_STREAM_RESET_BODY_MAX];
-	struct pmsg_stream_reset m = { .stream_id = PROBE_STREAM };
-	struct request *r;
-
-	dray_list_for_each(&rival->requests, old, struct request, link)
-		if (old->type == REQUEST_PROBE)
-			return;
-	r = request_new(rival, REQUEST_PROBE, rival->p->cfg->peer.heartbeat_limit);
-	if (!r) {
-		conn_fail(rival->conn, DRAY_E_NO_MEMORY, "no memory for a probe");
-		return;
-	}
-	peer_send(rival, buf, pmsg_stream_reset_encode(buf, sizeof(buf), r->id, &m));
+	peers_for_each_of(p, agent_id, x) if (x->fsm.state == PEER_STATE_CLAIM) return x;
+	return NULL;
 }
 
-/* Our attempt found what is connected already: what waits for it goes there. */
+/* The rival's connection is alive: the connections that claim its place are refused. */
+static void rival_check_done(struct peer *rival, struct pending_request *r,
+			     const struct dray_err *err, const union pmsg_body *m)
+{
+	struct peers *p = rival->p;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct peer *claim;
+
+	while (!err->code && (claim = first_claim(p, rival->agent_id))) {
+		if (claim->incarnation == rival->incarnation) {
+			refuse(claim, DRAY_E_EXISTS, up_already);
+			continue;
+		}
+		report_identity(p, rival->agent_id, rival->incarnation, claim->incarnation,
+				dray_addr_show(&claim->addr, text, sizeof(text)));
+		refuse(claim, DRAY_E_IDENTITY,
+		       "another agent with the same id and another incarnation is connected");
+	}
+}
+
+static const struct request_kind rival_check_kind = {
+	.type = PMSG_STREAM_RESET,
+	.reply = PMSG_STREAM_RESET_REPLY,
+	.vital = true,
+	.unanswered = "it did not answer within peer.heartbeat_limit, and the same agent connected "
+		      "again",
+	.done = rival_check_done,
+};
+
+static void check_rival(struct peer *rival)
+{
+	if (!request_find(rival, &rival_check_kind))
+		request_send(rival, &rival_check_kind, rival->p->cfg->peer.heartbeat_limit,
+			     &(union pmsg_body){ .stream_reset = { RIVAL_CHECK_STREAM } });
+}
+
+/* Our attempt found an agent that is already connected: its imports move to that connection. */
 static void merge(struct peer *peer, struct peer *up)
 {
 	imports_adopt(up, peer);
-	wants_adopt(up, peer);
-	if (imports_wanted(peer))
+	kept_segments_adopt(up, peer);
+	if (!dray_list_empty(&peer->imports))
 		peer_event(peer, PEER_EVENT_REFUSED, DRAY_E_TOKEN_INVALID,
 			   "the token names an incarnation that its owner has not reached");
 	else
-		peer_event(peer, PEER_EVENT_UNWANTED, 0, NULL);
+		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
 	imports_run(up);
 }
 
@@ -223,8 +201,6 @@ static void settle_initiator(struct peer *peer)
 
 static void settle_acceptor(struct peer *peer)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_READY_BODY_MAX];
-	struct pmsg_ready m = {};
 	struct peers *p = peer->p;
 
 	if (memcmp(p->deps.agent_id, peer->agent_id, sizeof(peer->agent_id)) < 0 &&
@@ -232,13 +208,13 @@ static void settle_acceptor(struct peer *peer)
 		refuse(peer, DRAY_E_EXISTS, both_at_once);
 		return;
 	}
-	peer_send(peer, buf, pmsg_ready_encode(buf, sizeof(buf), 0, &m));
+	peer_send(peer, PMSG_READY, 0, NULL);
 	peer_event(peer, PEER_EVENT_AGREED, 0, NULL);
 }
 
 void hello_settle(struct peer *peer)
 {
-	struct peer *rival = table_find_up(peer->p, peer->agent_id, peer);
+	struct peer *rival = peer_find_up(peer->p, peer->agent_id, peer);
 
 	if (rival && peer->fsm.initiator && rival->incarnation == peer->incarnation) {
 		merge(peer, rival);
@@ -247,7 +223,7 @@ void hello_settle(struct peer *peer)
 	if (rival) {
 		if (peer->fsm.state != PEER_STATE_CLAIM)
 			peer_event(peer, PEER_EVENT_RIVAL, 0, NULL);
-		probe(rival);
+		check_rival(rival);
 		return;
 	}
 	if (peer->fsm.state == PEER_STATE_CLAIM)
@@ -258,12 +234,43 @@ void hello_settle(struct peer *peer)
 		settle_acceptor(peer);
 }
 
-static struct peer *first_claim(struct peers *p, const uint8_t agent_id[16])
+void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_t *body)
 {
-	table_for_each_of(p, agent_id, x)
-		if (x->fsm.state == PEER_STATE_CLAIM)
-			return x;
-	return NULL;
+	struct peers *p = in->p;
+	struct dray_err why = DRAY_ERR_NULL;
+	char text[DRAY_ADDR_TEXT_MAX];
+	struct peer *peer = NULL;
+	struct pmsg_hello m;
+	int r;
+
+	if (h->type == PMSG_PROBE) {
+		probe_answer(in, h->request_id);
+		return;
+	}
+	if (h->type != PMSG_HELLO)
+		r = dray_err_set(&why, -EPROTO, DRAY_E_OUT_OF_ORDER, "%s before hello",
+				 pmsg_type_name(h->type));
+	else
+		r = pmsg_hello_decode(body, h->length, &m, &why);
+	if (r == 0)
+		r = check_hello(p, &m, dray_addr_show(&in->from, text, sizeof(text)), &why);
+	if (r == 0)
+		r = peer_new(&peer, p, m.agent_id, false, &why);
+	if (r < 0) {
+		conn_send_error(in->conn, 0, (uint32_t)why.code, why.msg);
+		incoming_refuse(in, "%s", why.msg);
+		return;
+	}
+	peer->conn = dray_take(in->conn);
+	conn_set_owner(peer->conn, &peer_conn_ops, peer);
+	conn_set_priority(peer->conn, SD_EVENT_PRIORITY_NORMAL);
+	peer->addr = in->from;
+	peer->hello_sent = true;
+	memcpy(peer->nonce, in->nonce, sizeof(peer->nonce));
+	incoming_free(in);
+	learn(peer, &m);
+	peer_event(peer, PEER_EVENT_ACCEPTED, 0, NULL);
+	hello_settle(peer);
 }
 
 void hello_rival_gone(struct peers *p, const uint8_t agent_id[16])
@@ -272,44 +279,24 @@ void hello_rival_gone(struct peers *p, const uint8_t agent_id[16])
 
 	if (p->stopping)
 		return;
-	/* each round takes one out of CLAIM, and ends when one of them is up */
+	/* each round takes one connection out of CLAIM; the loop ends when one is up */
 	while ((claim = first_claim(p, agent_id))) {
-		up = table_find_up(p, agent_id, NULL);
+		up = peer_find_up(p, agent_id, NULL);
 		if (up) {
-			probe(up);
+			check_rival(up);
 			return;
 		}
 		hello_settle(claim);
 	}
 }
 
-void hello_rival_alive(struct peer *rival)
-{
-	struct peers *p = rival->p;
-	char text[DRAY_ADDR_TEXT_MAX];
-	struct peer *claim;
-
-	while ((claim = first_claim(p, rival->agent_id))) {
-		if (claim->incarnation == rival->incarnation) {
-			refuse(claim, DRAY_E_EXISTS, up_already);
-			continue;
-		}
-		report_identity(p, rival->agent_id, rival->incarnation, claim->incarnation,
-				where_text(&claim->addr, text));
-		refuse(claim, DRAY_E_IDENTITY,
-		       "another agent shows the same id with another incarnation, and lives");
-	}
-}
-
 uint32_t hello_loss_code(const struct peer *peer, uint32_t code)
 {
-	table_for_each_of(peer->p, peer->agent_id, x)
-		if (x->fsm.state == PEER_STATE_CLAIM && x->incarnation > peer->incarnation)
-			return DRAY_E_INCARNATION;
+	peers_for_each_of(peer->p, peer->agent_id,
+			  x) if (x->fsm.state == PEER_STATE_CLAIM &&
+				 x->incarnation > peer->incarnation) return DRAY_E_INCARNATION;
 	return code;
 }
-
-/* --- what the peer says before READY ------------------------------------------------------------ */
 
 static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 {
@@ -323,11 +310,11 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 		return;
 	}
 	if (peer->any_agent) {
-		table_name(peer, m->agent_id);
-	} else if (memcmp(m->agent_id, peer->agent_id, sizeof(m->agent_id)) != 0) {
+		peer_table_set_id(peer, m->agent_id);
+	} else if (!peer_is(peer, m->agent_id)) {
 		dray_err_set(
 			&why, 0, DRAY_E_PEER_UNREACHABLE,
-			"another agent answers there, %.8s: the token's owner has moved or is gone",
+			"another agent, %.8s, answers there: the token's owner has moved or is gone; export again",
 			identity_show(m->agent_id, id));
 		peer_event(peer, PEER_EVENT_REFUSED, (uint32_t)why.code, why.msg);
 		return;
@@ -339,16 +326,16 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 static void handle_refusal(struct peer *peer, const struct pmsg_error *m)
 {
 	struct dray_err why = DRAY_ERR_NULL;
-	bool later = m->code == DRAY_E_EXISTS || m->code == DRAY_E_QUOTA ||
-		     m->code == DRAY_E_BUSY || m->code == DRAY_E_DRAINING ||
-		     m->code == DRAY_E_NO_MEMORY;
+	bool temporary = m->code == DRAY_E_EXISTS || m->code == DRAY_E_QUOTA ||
+			 m->code == DRAY_E_BUSY || m->code == DRAY_E_DRAINING ||
+			 m->code == DRAY_E_NO_MEMORY;
 
 	dray_err_set(&why, 0,
 		     m->code == DRAY_E_IDENTITY || m->code == DRAY_E_PEER_DENIED ?
 			     (int)m->code :
 			     DRAY_E_PEER_UNREACHABLE,
 		     "it refuses: %.*s", (int)m->message.n, m->message.p);
-	peer_event(peer, later ? PEER_EVENT_FAILED : PEER_EVENT_REFUSED, (uint32_t)why.code,
+	peer_event(peer, temporary ? PEER_EVENT_FAILED : PEER_EVENT_REFUSED, (uint32_t)why.code,
 		   why.msg);
 }
 
@@ -377,11 +364,9 @@ static void handle_early(struct peer *peer, const struct pmsg_header *h, const u
 		dray_err_set(&why, 0, DRAY_E_OUT_OF_ORDER, "%s before ready",
 			     pmsg_type_name(h->type));
 	}
-	send_error(peer->conn, 0, (uint32_t)why.code, why.msg);
+	conn_send_error(peer->conn, 0, (uint32_t)why.code, why.msg);
 	peer_event(peer, PEER_EVENT_FAILED, DRAY_E_PEER_UNREACHABLE, why.msg);
 }
-
-/* --- the connection ----------------------------------------------------------------------------- */
 
 static void on_connected(struct conn *c)
 {
@@ -390,7 +375,7 @@ static void on_connected(struct conn *c)
 
 static void on_secured(struct conn *c)
 {
-	c->message_max = STRANGER_MESSAGE_MAX;
+	c->message_max = INCOMING_MESSAGE_MAX;
 	peer_event(c->owner, PEER_EVENT_SECURED, 0, NULL);
 }
 

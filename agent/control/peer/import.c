@@ -2,10 +2,10 @@
 /*
  * Imports: tokens of other agents that become grants here.
  *
- * An import belongs to one peer, to which it may be moved: to an attempt to reach the token's segment
- * at first, then to whatever connection turns out to be the owner's. Attempts go by agent id and
- * segment together, because both are only the token's word: a forged token with somebody else's id and
- * a dead segment must not hold up those who know the right one.
+ * An import belongs to one peer at a time: first to an attempt to reach the token's segment, then to the
+ * connection that proves to be the owner's. Attempts are identified by agent id and segment together, because the
+ * token only claims both: a forged token with a foreign id and a dead segment must not delay imports that know the
+ * right segment.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,12 +16,9 @@
 #include "agent/control/peer/internal.h"
 #include "schema/gen/errors.h"
 
-bool imports_wanted(const struct peer *peer)
-{
-	return !dray_list_empty(&peer->imports);
-}
+static const char owner_restarted[] = "the token's owner was restarted; export the region again";
 
-int64_t imports_next_end(const struct peer *peer)
+int64_t imports_next_timeout(const struct peer *peer)
 {
 	int64_t end = INT64_MAX;
 
@@ -30,7 +27,7 @@ int64_t imports_next_end(const struct peer *peer)
 	return end;
 }
 
-/* Out of every list; no callback. */
+/* Removes it from every list; runs no callback. */
 static void import_detach(struct import *i)
 {
 	dray_list_del(&i->link);
@@ -53,31 +50,61 @@ static void import_fail(struct import *i, uint32_t code, const char *fmt, ...)
 	vsnprintf(err.msg, sizeof(err.msg), fmt, ap);
 	va_end(ap);
 	import_detach(i);
-	i->fn(i->arg, &err, 0, 0, 0, 0, NULL);
+	i->fn(i->arg, &err, 0, NULL);
 	free(i);
 }
 
-/* --- sending ------------------------------------------------------------------------------------ */
+static void import_succeed(struct import *i, const struct pmsg_import_reply *reply)
+{
+	struct peer *peer = i->peer;
+	int r = idset_add(&peer->grants, reply->grant);
+
+	if (r < 0) {
+		/* two imports with one grant could not be told apart when it ends */
+		peer_protocol_error(peer, r == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
+				    "grant %" PRIx64
+				    " was given twice, or there is no memory for it",
+				    reply->grant);
+		return;
+	}
+	import_detach(i);
+	/* a draining owner would have refused, so it has resumed */
+	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
+	i->fn(i->arg, &DRAY_ERR_NULL, peer->handle, reply);
+	free(i);
+}
+
+static void import_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+			const union pmsg_body *m)
+{
+	struct import *i = r->import;
+	uint32_t code = (uint32_t)err->code;
+
+	i->request = NULL;
+	if (!code)
+		import_succeed(i, &m->import_reply);
+	else if (peer->fsm.state != PEER_STATE_CLOSED) /* imports_end() follows otherwise */
+		import_fail(i, code, "%s", *err->msg ? err->msg : dray_error_doc(code));
+}
+
+static const struct request_kind import_kind = {
+	.type = PMSG_IMPORT,
+	.reply = PMSG_IMPORT_REPLY,
+	.done = import_done,
+};
 
 static void import_send(struct import *i)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_IMPORT_BODY_MAX];
-	struct pmsg_import m = {
-		.token_id = i->token.token_id,
-		.region = i->token.region,
-		.incarnation = i->token.incarnation,
-	};
-	struct peer *peer = i->peer;
+	union pmsg_body m = { .import = { .token_id = i->token.token_id,
+					  .region = i->token.region,
+					  .incarnation = i->token.incarnation } };
 
-	i->request = request_new(peer, REQUEST_IMPORT, -1);
-	if (!i->request) {
-		/* not failed here: this may run inside of peer_import() */
-		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for a request");
-		return;
-	}
-	i->request->import = i;
-	memcpy(m.capability, i->token.capability, sizeof(m.capability));
-	peer_send(peer, buf, pmsg_import_encode(buf, sizeof(buf), i->request->id, &m));
+	memcpy(m.import.capability, i->token.capability, sizeof(m.import.capability));
+	i->request = request_send(i->peer, &import_kind, -1, &m);
+	if (i->request)
+		i->request->import = i;
+	else /* import_fail() must not run here, which may be inside peer_import() */
+		conn_fail(i->peer->conn, DRAY_E_NO_MEMORY, "no memory to send it an import");
 }
 
 static void import_move(struct import *i, struct peer *to)
@@ -85,7 +112,7 @@ static void import_move(struct import *i, struct peer *to)
 	dray_list_del(&i->link);
 	dray_list_add(&to->imports, &i->link);
 	i->peer = to;
-	peer_due(to, i->end_ns);
+	peer_add_timeout(to, i->end_ns);
 }
 
 void imports_adopt(struct peer *to, struct peer *from)
@@ -100,7 +127,7 @@ void imports_run(struct peer *peer)
 	struct dray_list todo = DRAY_LIST_INIT(todo);
 	struct import *i;
 
-	/* A callback may cancel any of them, so none is remembered beyond its turn. */
+	/* a callback may cancel any import, so no pointer to the next one is kept */
 	dray_list_splice(&todo, &peer->imports);
 	while ((i = dray_list_first(&todo, struct import, link))) {
 		dray_list_del(&i->link);
@@ -108,95 +135,59 @@ void imports_run(struct peer *peer)
 		if (i->request)
 			continue;
 		if (i->token.incarnation < peer->incarnation)
-			import_fail(i, DRAY_E_INCARNATION,
-				    "the token's owner was restarted: export again");
+			import_fail(i, DRAY_E_INCARNATION, "%s", owner_restarted);
 		else
 			import_send(i);
 	}
 }
 
-/* Other attempts to reach the same agent have nothing left to do. */
 void imports_ready(struct peer *peer)
 {
-	table_for_each_of(peer->p, peer->agent_id, x) {
+	/* other attempts to reach the same agent are superseded */
+	peers_for_each_of(peer->p, peer->agent_id, x)
+	{
 		if (x == peer || !x->fsm.initiator || peer_fsm_is_up(&x->fsm))
 			continue;
 		imports_adopt(peer, x);
-		wants_adopt(peer, x);
-		/* closes it, and it alone: nobody is left whom that would call back */
-		if (!imports_wanted(x))
-			peer_event(x, PEER_EVENT_UNWANTED, 0, NULL);
+		kept_segments_adopt(peer, x);
+		/* closes x without a callback that could close another peer */
+		if (dray_list_empty(&x->imports))
+			peer_event(x, PEER_EVENT_UNNEEDED, 0, NULL);
 	}
 	imports_run(peer);
 }
 
-/* --- reaching the owner ------------------------------------------------------------------------- */
-
-int segment_addr(const struct peers *p, const char *segment, struct dray_addr *ret,
-		 struct dray_err *reterr)
-{
-	char numeric[DRAY_ADDR_TEXT_MAX];
-	int r;
-
-	if (!dray_segment_valid(segment))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
-				    "the token names no segment where its owner could be reached");
-	if (!strncmp(segment, "localhost:", 10)) {
-		snprintf(numeric, sizeof(numeric), "127.0.0.1:%s", segment + 10);
-		segment = numeric;
-	}
-	r = dray_addr_parse(segment, ret);
-	if (r < 0)
-		return dray_err_set(
-			reterr, r, DRAY_E_PEER_UNREACHABLE,
-			"the owner's segment %s is a name, and names are not resolved: set peer.advertise there to an address",
-			segment);
-	if (!p->tls->has_key && !p->cfg->peer.allow_insecure && !dray_addr_is_loopback(ret))
-		return dray_err_set(
-			reterr, -EPERM, DRAY_E_PEER_DENIED,
-			"without a key whoever answers at %s could pose as the owner: set peer.key_file, or peer.allow_insecure if that is meant",
-			segment);
-	return 0;
-}
-
-/* Gives the import to an attempt to reach its segment, a new one where there is none. */
+/* Moves the import to an attempt to reach its segment, a new attempt if there is none. */
 static int import_dial(struct import *i, struct dray_err *reterr)
 {
 	struct peers *p = i->p;
-	struct peer *peer = table_find_attempt(p, i->token.agent_id, i->segment);
-	struct dray_addr addr;
+	struct peer *peer = peer_find_attempt(p, i->token.agent_id, i->segment);
 	int r;
 
 	if (peer) {
 		import_move(i, peer);
 		return 0;
 	}
-	r = segment_addr(p, i->segment, &addr, reterr);
+	r = peer_new_to(&peer, p, i->token.agent_id, i->segment, reterr);
 	if (r < 0)
 		return r;
-	r = peer_new(&peer, p, i->token.agent_id, true, reterr);
-	if (r < 0)
-		return r;
-	peer->addr = addr;
-	snprintf(peer->segment, sizeof(peer->segment), "%s", i->segment);
 	import_move(i, peer);
 	peer_event(peer, PEER_EVENT_DIAL, 0, NULL);
 	return 0;
 }
 
-static int import_place(struct import *i, struct dray_err *reterr)
+static int import_start(struct import *i, struct dray_err *reterr)
 {
-	struct peer *up = table_find_up(i->p, i->token.agent_id, NULL);
+	struct peer *up = peer_find_up(i->p, i->token.agent_id, NULL);
 
-	/* a token of a later incarnation says that the peer we know is gone: look for its successor */
+	/* a token of a later incarnation shows that the owner was restarted: connect to the new incarnation */
 	if (!up || i->token.incarnation > up->incarnation)
 		return import_dial(i, reterr);
 	if (i->token.incarnation < up->incarnation)
-		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION,
-				    "the token's owner was restarted: export again");
+		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION, "%s", owner_restarted);
 	if (conn_is_clogged(up->conn))
 		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "the owner does not take our requests fast enough");
+				    "the token's owner reads too slowly; import again later");
 	import_move(i, up);
 	import_send(i);
 	return 0;
@@ -210,13 +201,15 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	int r;
 
 	if (p->stopping)
-		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING, "the agent stops");
+		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+				    "the agent stops; connect to its successor");
 	if (!memcmp(token->agent_id, p->deps.agent_id, sizeof(token->agent_id)))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "the token is of this agent: no peer holds it");
+				    "the token is of this agent: no peer owns it");
 	if (strlen(segment) > PMSG_TOKEN_SEGMENT_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
-				    "the token's segment is too long");
+				    "the token's segment has more than %d bytes",
+				    PMSG_TOKEN_SEGMENT_MAX);
 	i = calloc(1, sizeof(*i));
 	if (!i || dray_handles_add(&p->imports, i, &i->id) < 0)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for an import");
@@ -227,7 +220,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 	i->fn = fn;
 	i->arg = arg;
 	dray_list_init(&i->link);
-	r = import_place(i, reterr);
+	r = import_start(i, reterr);
 	if (r < 0) {
 		dray_handles_del(&p->imports, i->id);
 		return r;
@@ -247,61 +240,24 @@ void peer_import_cancel(struct peers *p, uint64_t id)
 	peer = i->peer;
 	import_detach(i);
 	free(i);
-	if (!imports_wanted(peer))
-		peer_event(peer, PEER_EVENT_UNWANTED, 0, NULL);
+	if (dray_list_empty(&peer->imports))
+		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
 }
 
 void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 {
-	struct peer *peer = table_get(p, handle);
+	struct peer *peer = peer_get(p, handle);
 
-	/* one that was fenced is gone already */
+	/* a fenced grant is already gone */
 	if (!peer || !idset_del(&peer->grants, grant))
 		return;
 	fence_answer(peer, grant);
-	send_release(peer, grant);
+	peer_send(peer, PMSG_RELEASE, 0, &(union pmsg_body){ .release = { grant } });
 }
 
-/* --- answers ------------------------------------------------------------------------------------ */
-
-void import_reply(struct peer *peer, struct request *r, const struct pmsg_import_reply *m)
+static void import_time_out(struct import *i)
 {
-	struct import *i = r->import;
-	struct dray_err ok = DRAY_ERR_NULL;
-	int err;
-
-	i->request = NULL;
-	free(r);
-	err = idset_add(&peer->grants, m->grant);
-	if (err < 0) {
-		/* two imports over one grant could not be told apart when it ends */
-		peer_protocol_error(peer, err == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
-				    "grant %" PRIx64
-				    " was given twice, or there is no memory for it",
-				    m->grant);
-		return;
-	}
-	import_detach(i);
-	/* an owner that drains would have refused: it has resumed */
-	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
-	i->fn(i->arg, &ok, peer->handle, m->grant, m->length, m->access, &m->rails);
-	free(i);
-}
-
-void import_error(struct peer *peer, struct request *r, uint32_t code, const char *why)
-{
-	struct import *i = r->import;
-
-	i->request = NULL;
-	free(r);
-	import_fail(i, code, "%s", *why ? why : dray_error_doc(code));
-}
-
-/* --- ends --------------------------------------------------------------------------------------- */
-
-static void import_timed_out(struct import *i)
-{
-	struct peer *peer = i->peer;
+	const struct peer *peer = i->peer;
 
 	if (peer_fsm_is_up(&peer->fsm))
 		import_fail(i, DRAY_E_TIMEOUT, "the owner at %s did not answer in time",
@@ -314,33 +270,23 @@ static void import_timed_out(struct import *i)
 			    peer->segment);
 }
 
-void imports_expire(struct peer *peer, int64_t now)
+static struct import *find_overdue(struct peer *peer, int64_t now)
 {
-	struct import *due;
-
-	for (;;) {
-		due = NULL;
-		dray_list_for_each(&peer->imports, i, struct import, link) {
-			if (i->end_ns <= now) {
-				due = i;
-				break;
-			}
-		}
-		if (!due)
-			break;
-		import_timed_out(due);
-	}
-	if (!imports_wanted(peer))
-		peer_event(peer, PEER_EVENT_UNWANTED, 0, NULL);
+	dray_list_for_each(&peer->imports, i, struct import, link)
+		if (i->end_ns <= now)
+			return i;
+	return NULL;
 }
 
-/* Connects again for an import that the peer had not answered when it left in good order. */
-static void try_again(struct import *i)
+void imports_expire(struct peer *peer, int64_t now)
 {
-	struct dray_err why = DRAY_ERR_NULL;
+	struct import *i;
 
-	if (import_dial(i, &why) < 0)
-		import_fail(i, (uint32_t)why.code, "%s", why.msg);
+	/* a callback may change the list, so each search starts again */
+	while ((i = find_overdue(peer, now)))
+		import_time_out(i);
+	if (dray_list_empty(&peer->imports))
+		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
 }
 
 void imports_end(struct peer *peer, uint32_t code, const char *why)
@@ -348,11 +294,14 @@ void imports_end(struct peer *peer, uint32_t code, const char *why)
 	struct import *i;
 
 	while ((i = dray_list_first(&peer->imports, struct import, link))) {
-		if (peer->left && !peer->p->stopping)
-			try_again(i);
-		else
+		struct dray_err err = DRAY_ERR_NULL;
+
+		/* a peer that left in good order had not answered: connect again */
+		if (!peer->left || peer->p->stopping)
 			import_fail(i, code, "the owner at %s: %s", peer->segment,
 				    *why ? why : dray_error_doc(code));
+		else if (import_dial(i, &err) < 0)
+			import_fail(i, (uint32_t)err.code, "%s", err.msg);
 	}
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the workers need to move bytes to and from a peer: its address and the key of its streams. */
+/* What the workers need to exchange bytes with a peer: its address and the key of its streams. */
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define KEY_LABEL "EXPORTER-dray-stream"
 
-/* One side as it goes into the key. */
+/* Bytes of one side in the context of the key. */
 #define SIDE_SIZE (NONCE_SIZE + 16 + 8)
 
 static uint8_t *put_side(uint8_t *p, const uint8_t nonce[NONCE_SIZE], const uint8_t agent_id[16],
@@ -21,7 +21,7 @@ static uint8_t *put_side(uint8_t *p, const uint8_t nonce[NONCE_SIZE], const uint
 	return p + SIDE_SIZE;
 }
 
-/* Bound to both nonces, ids and incarnations; who connected stands first. */
+/* The key is bound to both nonces, ids and incarnations; the connecting side comes first. */
 static int derive_key(struct peer *peer, uint8_t ret[STREAM_KEY_SIZE])
 {
 	const struct peers_deps *d = &peer->p->deps;
@@ -36,22 +36,22 @@ static int derive_key(struct peer *peer, uint8_t ret[STREAM_KEY_SIZE])
 }
 
 /*
- * Where we connected to is proved. Of a peer that connected to us we have its word; a segment on its
- * loopback, seen from elsewhere, or one by name, is of no use: the address that it came from is tried then,
- * with the segment's port. Family 0 where it has no listener.
+ * The address that we connected to is proved. A peer that connected to us only claims its segment. A name, or its
+ * loopback seen from another host, cannot be used; then its source address is tried with the segment's port.
+ * Family 0 if it has no listener.
  */
 static void find_addr(const struct peer *peer, struct dray_addr *ret)
 {
 	const char *port = strrchr(peer->segment, ':');
-	struct dray_addr said;
+	struct dray_addr claimed;
 	unsigned n = 0;
 
 	*ret = peer->addr;
 	if (peer->fsm.initiator)
 		return;
-	if (dray_addr_parse(peer->segment, &said) == 0 &&
-	    (!dray_addr_is_loopback(&said) || dray_addr_is_loopback(&peer->addr))) {
-		*ret = said;
+	if (dray_addr_parse(peer->segment, &claimed) == 0 &&
+	    (!dray_addr_is_loopback(&claimed) || dray_addr_is_loopback(&peer->addr))) {
+		*ret = claimed;
 		return;
 	}
 	for (port = port ? port + 1 : ""; *port; port++)
@@ -71,7 +71,8 @@ int link_up(struct peer *peer, struct dray_err *reterr)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a link");
 	if (derive_key(peer, l->stream_key) < 0) {
 		free(l);
-		return dray_err_set(reterr, -EIO, DRAY_E_INTERNAL, "TLS gives no key for streams");
+		return dray_err_set(reterr, -EIO, DRAY_E_INTERNAL,
+				    "OpenSSL exports no key for data streams");
 	}
 	l->peer = peer->handle;
 	find_addr(peer, &l->addr);
@@ -84,7 +85,7 @@ int link_up(struct peer *peer, struct dray_err *reterr)
 	return 0;
 }
 
-static void let_go(void *arg)
+static void handle_released(void *arg)
 {
 	struct peer *peer = arg;
 
@@ -97,5 +98,5 @@ static void let_go(void *arg)
 void link_down(struct peer *peer, dray_handle handle, uint32_t code)
 {
 	if (peer->link)
-		pool_peer_down(peer->p->deps.pool, handle, code, let_go, peer);
+		pool_peer_down(peer->p->deps.pool, handle, code, handle_released, peer);
 }

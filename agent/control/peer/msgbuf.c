@@ -8,7 +8,7 @@
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
 
-/* A buffer that is empty and larger than this is given back. */
+/* An empty buffer larger than this is freed. */
 #define KEEP_BYTES 4096
 
 void msgbuf_deinit(struct msgbuf *b)
@@ -72,8 +72,8 @@ int msgbuf_next(struct msgbuf *b, size_t max, struct pmsg_header *ret_header,
 		return r;
 	if (ret_header->length > max - PMSG_HEADER_SIZE)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_TOO_LARGE,
-				    "a message of %u bytes, where %zu are allowed",
-				    ret_header->length, max - PMSG_HEADER_SIZE);
+				    "a message of %u bytes; the limit is %zu", ret_header->length,
+				    max - PMSG_HEADER_SIZE);
 	if (size < PMSG_HEADER_SIZE + ret_header->length) {
 		*ret_need = PMSG_HEADER_SIZE + ret_header->length - size;
 		return 0;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Byte queues of a control connection: input that is cut into messages, output that waits for the
- * socket. Both grow to what is needed up to a limit and shrink again, since most of the time a
- * connection carries a heartbeat.
+ * The byte queues of a control connection: input to be divided into messages, and pending output. They grow as
+ * needed and shrink when they are empty, because a connection mostly carries heartbeats.
  */
 #ifndef DRAY_AGENT_CONTROL_PEER_MSGBUF_H
 #define DRAY_AGENT_CONTROL_PEER_MSGBUF_H
@@ -15,7 +14,7 @@
 
 struct msgbuf {
 	uint8_t *p;
-	size_t start, end, cap; /* bytes waiting: [start, end) */
+	size_t start, end, cap; /* queued bytes: [start, end) */
 };
 
 #define MSGBUF_NULL ((struct msgbuf){ NULL, 0, 0, 0 })
@@ -27,15 +26,14 @@ static inline size_t msgbuf_size(const struct msgbuf *b)
 
 void msgbuf_deinit(struct msgbuf *b);
 
-/* Room for at least n bytes behind the end, or NULL (no memory). *ret_room: how much there is. */
+/* Room for at least n bytes after the end, or NULL (no memory). *ret_room: bytes available. */
 uint8_t *msgbuf_room(struct msgbuf *b, size_t n, size_t *ret_room);
 void msgbuf_added(struct msgbuf *b, size_t n);
 void msgbuf_taken(struct msgbuf *b, size_t n);
 
 /*
- * The next whole message: 1, and body lies in the buffer until the next call that changes it; 0: more
- * bytes are needed, *ret_need of them at least; -EPROTO: what comes is no message, or one of more than
- * max bytes.
+ * Finds the next whole message. 1: the body lies in the buffer until the next call that changes it. 0: at least
+ * *ret_need more bytes are needed. -EPROTO: the input is no message, or one of more than max bytes.
  */
 int msgbuf_next(struct msgbuf *b, size_t max, struct pmsg_header *ret_header,
 		const uint8_t **ret_body, size_t *ret_need, struct dray_err *reterr);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module as a whole, and the life of one peer on the event loop. */
+/* The module as a whole, and one peer on the event loop. */
 #include "agent/control/peer/peer.h"
 
 #include <errno.h>
@@ -8,15 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/state/identity.h"
 #include "agent/control/peer/internal.h"
-#include "agent/control/peer/segment.h"
+#include "agent/state/identity.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* After the sockets: what has arrived in time must not be called late. */
+/* After the sockets: a reply that has arrived must not time out. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
 
 int64_t peers_now(struct peers *p)
@@ -32,16 +31,22 @@ void peers_wake(struct peers *p)
 	sd_event_source_set_enabled(p->defer, SD_EVENT_ONESHOT);
 }
 
-/* Eight digits tell agents apart in a log; the whole id stands in `drayctl peers`. */
-const char *peer_show(const struct peer *peer, char buf[64])
+bool peers_may_use(const struct peers *p, const struct dray_addr *addr)
 {
-	char id[IDENTITY_TEXT_BYTES];
-
-	snprintf(buf, 64, "%.8s", identity_show(peer->agent_id, id));
-	return buf;
+	return p->tls->has_key || p->cfg->peer.allow_insecure || dray_addr_is_loopback(addr);
 }
 
-/* --- the machine's effects ---------------------------------------------------------------------- */
+int peers_check_key(const struct peers *p, const struct dray_addr *addr, struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	if (peers_may_use(p, addr))
+		return 0;
+	return dray_err_set(
+		reterr, -EPERM, DRAY_E_PEER_DENIED,
+		"without a key any program at %s could pose as an agent: set peer.key_file, or peer.allow_insecure to accept that",
+		dray_addr_show(addr, text, sizeof(text)));
+}
 
 static struct peer *peer_of(struct peer_fsm *f)
 {
@@ -51,16 +56,17 @@ static struct peer *peer_of(struct peer_fsm *f)
 static void on_changed(struct peer_fsm *f, enum peer_state old, enum peer_event event)
 {
 	struct peer *peer = peer_of(f);
-	bool news = f->state == PEER_STATE_READY || old == PEER_STATE_READY ||
-		    old == PEER_STATE_DRAINING;
-	char name[64];
+	bool visible = f->state == PEER_STATE_READY || old == PEER_STATE_READY ||
+		       old == PEER_STATE_DRAINING;
+	char id[IDENTITY_TEXT_BYTES];
 
-	dray_log(news ? DRAY_LOG_INFO : DRAY_LOG_DEBUG, AREA,
-		 "%s -> %s (%s)%s%s agent=%s incarnation=%llu segment=%s", peer_state_name(old),
+	/* eight digits tell agents apart; `drayctl peers` shows the whole id */
+	dray_log(visible ? DRAY_LOG_INFO : DRAY_LOG_DEBUG, AREA,
+		 "%s -> %s (%s)%s%s agent=%.8s incarnation=%llu segment=%s", peer_state_name(old),
 		 peer_state_name(f->state), peer_event_name(event), *f->why ? ": " : "", f->why,
-		 peer_show(peer, name), (unsigned long long)peer->incarnation,
+		 identity_show(peer->agent_id, id), (unsigned long long)peer->incarnation,
 		 *peer->segment ? peer->segment : "none");
-	if (news && peer->p->deps.up->changed)
+	if (visible && peer->p->deps.up->changed)
 		peer->p->deps.up->changed(peer->p->deps.arg, peer->handle, peer->segment,
 					  peer_state_name(old), peer_state_name(f->state),
 					  *f->why ? f->why : peer_event_name(event));
@@ -75,10 +81,8 @@ static int on_dial(struct peer_fsm *f)
 
 	peer->hello_sent = peer->peer_ready = peer->known = false;
 	r = conn_dial(&peer->conn, p->event, p->tls, &peer->addr, &peer_conn_ops, peer, &why);
-	if (r < 0) {
-		f->code = (uint32_t)why.code;
-		snprintf(f->why, sizeof(f->why), "%s", why.msg);
-	}
+	if (r < 0)
+		peer_fsm_set_reason(f, (uint32_t)why.code, why.msg);
 	return r;
 }
 
@@ -86,10 +90,9 @@ static void announce_drain(struct peer *peer)
 {
 	struct peers *p = peer->p;
 	int64_t left_ms = (p->drain_end_ns - peers_now(p)) / DRAY_NS_PER_MS;
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_DRAINING_BODY_MAX];
-	struct pmsg_draining m = { .deadline_ms = (uint32_t)dray_max(left_ms, (int64_t)0) };
+	union pmsg_body m = { .draining = { (uint32_t)dray_max(left_ms, (int64_t)0) } };
 
-	peer_send(peer, buf, pmsg_draining_encode(buf, sizeof(buf), 0, &m));
+	peer_send(peer, PMSG_DRAINING, 0, &m);
 }
 
 static int on_up(struct peer_fsm *f)
@@ -101,15 +104,14 @@ static int on_up(struct peer_fsm *f)
 	peer->conn->message_max = PMSG_MESSAGE_MAX;
 	r = link_up(peer, &why);
 	if (r < 0) {
-		f->code = (uint32_t)why.code;
-		snprintf(f->why, sizeof(f->why), "%s", why.msg);
+		peer_fsm_set_reason(f, (uint32_t)why.code, why.msg);
 		return r;
 	}
 	if (peer->p->draining)
 		announce_drain(peer);
 	peer->p->deps.up->up(peer->p->deps.arg, peer->handle, peer->features);
 	imports_ready(peer);
-	strangers_retry(peer->p, peer);
+	incoming_retry(peer->p, peer);
 	return 0;
 }
 
@@ -122,13 +124,12 @@ static void on_drop(struct peer_fsm *f)
 
 static void say_bye(struct peer *peer)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_BYE_BODY_MAX];
-	struct pmsg_bye m = { .code = peer->fsm.code };
+	uint32_t code = peer->fsm.code;
 
-	/* ok: we leave in good order, and what the peer has asked for may be asked for again */
-	if (m.code == DRAY_E_SESSION_CLOSED)
-		m.code = peer->p->draining ? DRAY_OK : DRAY_E_PEER_LOST;
-	peer_send(peer, buf, pmsg_bye_encode(buf, sizeof(buf), 0, &m));
+	/* ok: an orderly end, after which the peer may repeat its pending requests */
+	if (code == DRAY_E_SESSION_CLOSED)
+		code = peer->p->draining ? DRAY_OK : DRAY_E_PEER_LOST;
+	peer_send(peer, PMSG_BYE, 0, &(union pmsg_body){ .bye = { code } });
 }
 
 static void on_closed(struct peer_fsm *f, bool was_up)
@@ -142,11 +143,11 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 		say_bye(peer);
 	peer->conn = conn_free(peer->conn);
 	sd_event_source_set_enabled(peer->timer, SD_EVENT_OFF);
-	table_del(peer);
+	peer_table_del(peer);
 	fences_clear(peer);
 	if (was_up) {
 		p->lost_total += f->code != DRAY_OK && f->code != DRAY_E_SESSION_CLOSED;
-		/* what it was granted may go when nothing of it can reach that any more */
+		/* its grants end once its queue pairs cannot reach our memory any more */
 		if (!p->deps.up->down(p->deps.arg, handle))
 			grants_peer_gone(p->deps.regions, handle);
 		p->deps.up->lost(p->deps.arg, handle, code, f->why);
@@ -155,36 +156,32 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 		hello_rival_gone(p, peer->agent_id);
 	}
 	imports_end(peer, code, f->why);
-	wants_lost(peer, was_up, f->why);
+	kept_segments_lost(peer, was_up, f->why);
 	peers_wake(p);
 }
 
 static void on_heartbeat(struct peer_fsm *f)
 {
 	struct peer *peer = peer_of(f);
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_HEARTBEAT_BODY_MAX];
 	int64_t rest = f->rests ? f->cfg->rest_heartbeat_ns : 0;
-	struct pmsg_heartbeat m = {
-		.sequence = ++peer->heartbeats,
-		.rest_ms = (uint32_t)(rest / DRAY_NS_PER_MS),
-	};
+	union pmsg_body m = { .heartbeat = { .sequence = ++peer->heartbeats,
+					     .rest_ms = (uint32_t)(rest / DRAY_NS_PER_MS) } };
 
-	peer_send(peer, buf, pmsg_heartbeat_encode(buf, sizeof(buf), 0, &m));
+	peer_send(peer, PMSG_HEARTBEAT, 0, &m);
 }
 
-static bool on_wanted(struct peer_fsm *f)
+static bool on_needed(struct peer_fsm *f)
 {
 	const struct peer *peer = peer_of(f);
 
-	return peer->wants || imports_wanted(peer);
+	return peer->n_kept || !dray_list_empty(&peer->imports);
 }
 
 static bool on_in_use(struct peer_fsm *f)
 {
 	const struct peer *peer = peer_of(f);
 
-	return peer->wants || peer->grants.n || !dray_list_empty(&peer->imports) ||
-	       !dray_list_empty(&peer->requests) ||
+	return on_needed(f) || peer->grants.n || !dray_list_empty(&peer->requests) ||
 	       grants_count(peer->p->deps.regions, peer->handle);
 }
 
@@ -205,16 +202,14 @@ static const struct peer_fsm_ops fsm_ops = {
 	.drop = on_drop,
 	.closed = on_closed,
 	.heartbeat = on_heartbeat,
-	.wanted = on_wanted,
+	.needed = on_needed,
 	.in_use = on_in_use,
 	.busy = on_busy,
 };
 
-/* --- one peer ----------------------------------------------------------------------------------- */
-
 static void peer_arm(struct peer *peer)
 {
-	int64_t at = dray_min(peer->fsm.timer_ns, peer->due_ns);
+	int64_t at = dray_min(peer->fsm.timer_ns, peer->next_timeout_ns);
 
 	if (peer->fsm.state == PEER_STATE_CLOSED)
 		return;
@@ -230,15 +225,15 @@ static void peer_arm(struct peer *peer)
 	sd_event_source_set_enabled(peer->timer, SD_EVENT_ONESHOT);
 }
 
-void peer_due(struct peer *peer, int64_t end_ns)
+void peer_add_timeout(struct peer *peer, int64_t end_ns)
 {
-	if (end_ns < peer->due_ns) {
-		peer->due_ns = end_ns;
+	if (end_ns < peer->next_timeout_ns) {
+		peer->next_timeout_ns = end_ns;
 		peer_arm(peer);
 	}
 }
 
-/* Workers tell when a transfer starts while the side rests. One that has, meanwhile, ends the rest. */
+/* Workers report a transfer that starts while this side rests. A transfer that started meanwhile ends the rest. */
 static void follow_rest(struct peer *peer)
 {
 	struct peer_fsm *f = &peer->fsm;
@@ -265,7 +260,7 @@ void peer_use(struct peer *peer)
 
 void peers_handle_used(struct peers *p, dray_handle handle)
 {
-	struct peer *peer = dray_handles_get(&p->handles, handle);
+	struct peer *peer = peer_get(p, handle);
 
 	if (peer)
 		peer_use(peer);
@@ -290,10 +285,11 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 	peer->timer_ns = INT64_MAX;
 	if (now >= peer->fsm.timer_ns)
 		peer_event(peer, PEER_EVENT_TIMER, 0, NULL);
-	if (now >= peer->due_ns) {
+	if (now >= peer->next_timeout_ns) {
 		requests_expire(peer, now);
 		imports_expire(peer, now);
-		peer->due_ns = dray_min(requests_next_end(peer), imports_next_end(peer));
+		peer->next_timeout_ns =
+			dray_min(requests_next_timeout(peer), imports_next_timeout(peer));
 	}
 	peer_arm(peer);
 	return 0;
@@ -311,7 +307,7 @@ static struct peer *peer_free(struct peer *peer)
 	sd_event_source_disable_unref(peer->timer);
 	idset_deinit(&peer->grants);
 	stream_table_deinit(&peer->streams);
-	/* a link that workers have not let go of stays: they may be reading it, and this is the end */
+	/* a link that workers have not released stays allocated: they may be reading it, and the process ends */
 	free(peer);
 	return NULL;
 }
@@ -331,7 +327,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	if (!peer)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a peer");
 	peer->p = p;
-	peer->timer_ns = peer->due_ns = INT64_MAX;
+	peer->timer_ns = peer->next_timeout_ns = INT64_MAX;
 	memcpy(peer->agent_id, agent_id, sizeof(peer->agent_id));
 	dray_list_init(&peer->all_link);
 	dray_list_init(&peer->imports);
@@ -339,20 +335,48 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->fences);
 	peer_fsm_init(&peer->fsm, &fsm_ops, &p->fsm_cfg, initiator, peers_now(p));
 	if (dray_handles_add(&p->handles, peer, &peer->handle) < 0)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the agent has limits.peers = %lld peers already",
-				    (long long)p->cfg->limits.peers);
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"the agent has %lld peers, as many as limits.peers allows; raise it",
+			(long long)p->cfg->limits.peers);
 	if (sd_event_add_time(p->event, &peer->timer, CLOCK_MONOTONIC, 0, (uint64_t)accuracy_us(p),
 			      on_timer, peer) < 0 ||
 	    sd_event_source_set_enabled(peer->timer, SD_EVENT_OFF) < 0 ||
 	    sd_event_source_set_priority(peer->timer, TIMER_PRIORITY) < 0)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a peer");
-	table_add(p, peer);
+	peer_table_add(p, peer);
 	*ret = dray_take(peer);
 	return 0;
 }
 
-/* --- the module --------------------------------------------------------------------------------- */
+int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], const char *segment,
+		struct dray_err *reterr)
+{
+	struct dray_addr addr;
+	struct peer *peer;
+	int r;
+
+	if (!dray_segment_valid(segment))
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
+			"segment \"%s\" is not one where an agent can be reached; export the region again",
+			segment);
+	r = segment_parse(segment, &addr);
+	if (r < 0)
+		return dray_err_set(
+			reterr, r, DRAY_E_PEER_UNREACHABLE,
+			"segment %s is a name, and names are not resolved: set peer.advertise there to an address",
+			segment);
+	r = peers_check_key(p, &addr, reterr);
+	if (r == 0)
+		r = peer_new(&peer, p, agent_id, true, reterr);
+	if (r < 0)
+		return r;
+	peer->addr = addr;
+	snprintf(peer->segment, sizeof(peer->segment), "%s", segment);
+	*ret = peer;
+	return 0;
+}
 
 static void stop_run(struct peers *p)
 {
@@ -408,9 +432,9 @@ static void init_lists(struct peers *p)
 	dray_list_init(&p->all);
 	dray_list_init(&p->closed);
 	dray_list_init(&p->listeners);
-	dray_list_init(&p->strangers);
+	dray_list_init(&p->incoming);
 	dray_list_init(&p->late_fences);
-	dray_list_init(&p->wants);
+	dray_list_init(&p->kept_segments);
 	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers);
 	dray_handles_init(&p->imports, UINT32_MAX);
 }
@@ -446,7 +470,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 		if (r >= 0)
 			r = sd_event_source_set_enabled(p->defer, SD_EVENT_OFF);
 		if (r >= 0)
-			r = strangers_init(p);
+			r = incoming_init(p);
 		if (r < 0)
 			dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "peers: %s", dray_errno_text(r));
 	}
@@ -454,7 +478,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 		close_passed(deps);
 		return r;
 	}
-	r = listeners_open(p, reterr);
+	r = segment_listeners_open(p, reterr);
 	if (r < 0)
 		return r;
 	*ret = dray_take(p);
@@ -465,9 +489,9 @@ struct peers *peers_free(struct peers *p)
 {
 	if (!p)
 		return NULL;
-	/* they use the key */
+	/* probes use the key */
 	dray_assert(!p->n_probes);
-	wants_free(p);
+	kept_segments_free(p);
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
 		if (peer_fsm_is_up(&peer->fsm))
 			say_bye(peer);
@@ -477,10 +501,10 @@ struct peers *peers_free(struct peers *p)
 	}
 	dray_list_for_each(&p->closed, closed, struct peer, all_link)
 		peer_free(closed);
-	dray_list_for_each(&p->late_fences, late, struct late_fence, link)
-		free(late);
-	strangers_deinit(p);
-	listeners_close(p);
+	late_fences_free(p);
+	incoming_close(p);
+	p->incoming_timer = sd_event_source_disable_unref(p->incoming_timer);
+	segment_listeners_close(p);
 	sd_event_source_disable_unref(p->defer);
 	tls_free(p->tls);
 	dray_handles_deinit(&p->handles);
@@ -494,11 +518,6 @@ struct peers *peers_free(struct peers *p)
 const char *peers_segment(struct peers *p)
 {
 	return p->segment;
-}
-
-void peers_links_changed(struct peers *p, const struct nd_links *links)
-{
-	segment_follow(p, links);
 }
 
 void peers_quiet(struct peers *p, dray_handle peer)
@@ -515,7 +534,7 @@ void peers_drain(struct peers *p, uint32_t deadline_ms)
 			announce_drain(peer);
 }
 
-/* Peers learn of it by the next import that is not refused: the protocol has no word for it. */
+/* The protocol has no message for it: a peer learns it from its next successful import. */
 void peers_resume(struct peers *p)
 {
 	p->draining = false;
@@ -526,13 +545,10 @@ void peers_stop(struct peers *p, void (*done)(void *arg), void *arg)
 	p->stopping = true;
 	p->stop_done = done;
 	p->stop_arg = arg;
-	listeners_close(p);
-	dray_list_for_each(&p->strangers, s, struct stranger, link)
-		stranger_free(s);
+	segment_listeners_close(p);
+	incoming_close(p);
 	peers_wake(p);
 }
-
-/* --- what others may see ------------------------------------------------------------------------ */
 
 void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg)
 {
@@ -561,44 +577,21 @@ void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *i
 
 const char *peers_segment_of(struct peers *p, dray_handle handle)
 {
-	const struct peer *peer = table_get(p, handle);
+	const struct peer *peer = peer_get(p, handle);
 
 	return peer ? peer->segment : "";
 }
 
-uint32_t peers_count(struct peers *p, uint32_t *ret_ready)
+struct peers_totals peers_totals(struct peers *p)
 {
-	uint32_t n = 0, ready = 0;
+	struct peers_totals t = { .lost = p->lost_total, .incoming_refused = p->incoming_refused };
 
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
-		n++;
-		ready += peer_fsm_is_up(&peer->fsm);
+		t.peers++;
+		t.up += peer_fsm_is_up(&peer->fsm);
+		t.states[peer->fsm.state]++;
 	}
-	*ret_ready = ready;
-	return n;
-}
-
-void peers_states(struct peers *p, uint32_t *counts)
-{
-	dray_list_for_each(&p->all, peer, struct peer, all_link)
-		counts[peer->fsm.state]++;
-}
-
-unsigned peers_listeners(struct peers *p)
-{
-	unsigned n = 0;
-
-	dray_list_for_each(&p->listeners, l, struct listener, link)
-		n++;
-	return n;
-}
-
-uint64_t peers_lost_total(struct peers *p)
-{
-	return p->lost_total;
-}
-
-uint64_t peers_strangers_refused(struct peers *p)
-{
-	return p->strangers_refused;
+	dray_list_for_each(&p->listeners, l, struct segment_listener, link)
+		t.listeners++;
+	return t;
 }

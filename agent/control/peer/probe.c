@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Both sides of PROBE. The side that asks waits for the other's HELLO first, as one that means to become a peer
- * does: it shows whether that agent knows probes, and who it is where it does not.
+ * Both sides of PROBE. The probing side first waits for the other's HELLO, as a connecting peer does: HELLO tells
+ * whether that agent supports probes, and identifies it if it does not.
  */
 #include "agent/control/peer/probe.h"
 
@@ -12,14 +12,9 @@
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "lib/assert.h"
 #include "schema/gen/errors.h"
 
-#ifndef DRAY_VERSION
-#define DRAY_VERSION "unknown"
-#endif
-
-#define PROBE_MINOR 2 /* that brought PROBE */
+#define PROBE_MINOR 2 /* first minor version with PROBE */
 #define REQUEST_ID 1
 
 /* First bytes of TLS records that a server sends in a handshake. */
@@ -34,32 +29,18 @@ struct peer_probe {
 	struct peer_probe_result result;
 };
 
-/* --- the side that is asked --------------------------------------------------------------------- */
-
-void probe_answer(struct stranger *s, uint64_t request_id)
+void probe_answer(struct incoming *in, uint64_t request_id)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_PROBE_REPLY_BODY_MAX];
-	const struct peers *p = s->p;
-	struct pmsg_probe_reply m = {
-		.major_min = PMSG_MAJOR,
-		.major_max = PMSG_MAJOR,
-		.state = p->draining || p->stopping ? PMSG_PROBE_STATE_DRAINING :
-						      PMSG_PROBE_STATE_RUNNING,
-		.incarnation = p->deps.incarnation,
-		.segment = { p->segment, (uint32_t)strlen(p->segment) },
-		.version = { DRAY_VERSION, (uint32_t)strlen(DRAY_VERSION) },
-	};
-	int n;
+	const struct peers *p = in->p;
+	union pmsg_body m = { .probe_reply = { .agent = hello_agent_info(p),
+					       .state = p->draining || p->stopping ?
+								PMSG_PROBE_STATE_DRAINING :
+								PMSG_PROBE_STATE_RUNNING } };
 
-	memcpy(m.agent_id, p->deps.agent_id, sizeof(m.agent_id));
-	n = pmsg_probe_reply_encode(buf, sizeof(buf), request_id, &m);
-	dray_assert(n > 0);
-	conn_send(s->conn, buf, (size_t)n);
-	/* sends it, and then the goodbye */
-	stranger_free(s);
+	conn_send_message(in->conn, PMSG_PROBE_REPLY, request_id, &m);
+	/* flushes the reply and closes the connection */
+	incoming_free(in);
 }
-
-/* --- the side that asks ------------------------------------------------------------------------- */
 
 static void finish(struct peer_probe *q, const struct dray_err *err)
 {
@@ -92,63 +73,52 @@ static void copy_str(char *to, size_t cap, const struct dray_str *s)
 	to[n] = '\0';
 }
 
-/* Who it is. False where that ends the probe, which may be gone then. */
-static bool learn(struct peer_probe *q, unsigned major_min, unsigned major_max,
-		  const uint8_t agent_id[16], uint64_t incarnation, const struct dray_str *segment,
-		  const struct dray_str *version)
+/* Stores which agent it is. False if that ends the probe, which may then be freed. */
+static bool learn(struct peer_probe *q, const struct pmsg_agent_info *m)
 {
 	const struct peers_deps *own = &q->p->deps;
 	struct peer_probe_result *r = &q->result;
 
-	memcpy(r->agent_id, agent_id, sizeof(r->agent_id));
-	r->incarnation = incarnation;
-	copy_str(r->segment, sizeof(r->segment), segment);
-	copy_str(r->version, sizeof(r->version), version);
+	memcpy(r->agent_id, m->agent_id, sizeof(r->agent_id));
+	r->incarnation = m->incarnation;
+	copy_str(r->segment, sizeof(r->segment), &m->segment);
+	copy_str(r->version, sizeof(r->version), &m->version);
 	r->known = true;
-	if (major_min > PMSG_MAJOR || major_max < PMSG_MAJOR) {
-		fail(q, DRAY_E_VERSION, "it speaks versions %u to %u, this agent %d", major_min,
-		     major_max, PMSG_MAJOR);
+	if (m->major_min > PMSG_MAJOR || m->major_max < PMSG_MAJOR) {
+		fail(q, DRAY_E_VERSION,
+		     "it speaks versions %u to %u, this agent version %d; upgrade the older",
+		     m->major_min, m->major_max, PMSG_MAJOR);
 		return false;
 	}
-	if (memcmp(agent_id, own->agent_id, sizeof(r->agent_id)) != 0)
+	if (memcmp(m->agent_id, own->agent_id, sizeof(r->agent_id)) != 0)
 		return true;
-	if (incarnation == own->incarnation) {
-		r->self = true;
+	r->self = m->incarnation == own->incarnation;
+	if (r->self)
 		return true;
-	}
 	fail(q, DRAY_E_IDENTITY,
-	     "another agent shows the id of this one: give each a state directory of its own");
+	     "another agent has the id of this one: give each a state directory of its own");
 	return false;
 }
 
 static void handle_hello(struct peer_probe *q, const struct pmsg_header *h,
 			 const struct pmsg_hello *m)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_PROBE_BODY_MAX + 1];
-	struct pmsg_probe ask = {};
-	int n;
-
-	if (!learn(q, m->major_min, m->major_max, m->agent_id, m->incarnation, &m->segment,
-		   &m->version))
+	if (!learn(q, &m->agent))
 		return;
-	if (h->minor < PROBE_MINOR) {
+	if (h->minor < PROBE_MINOR)
 		finish(q, &DRAY_ERR_NULL);
-		return;
-	}
-	n = pmsg_probe_encode(buf, sizeof(buf), REQUEST_ID, &ask);
-	dray_assert(n > 0);
-	conn_send(q->conn, buf, (size_t)n);
+	else
+		conn_send_message(q->conn, PMSG_PROBE, REQUEST_ID, NULL);
 }
 
 static void handle_reply(struct peer_probe *q, const struct pmsg_probe_reply *m)
 {
 	if (memcmp(m->agent_id, q->result.agent_id, sizeof(m->agent_id)) != 0 ||
 	    m->incarnation != q->result.incarnation) {
-		fail(q, DRAY_E_PROTOCOL, "it answers with another id than it began with");
+		fail(q, DRAY_E_PROTOCOL, "its reply has another agent id than its hello");
 		return;
 	}
-	if (!learn(q, m->major_min, m->major_max, m->agent_id, m->incarnation, &m->segment,
-		   &m->version))
+	if (!learn(q, &m->agent))
 		return;
 	q->result.told_state = true;
 	if (m->state == PMSG_PROBE_STATE_RUNNING)
@@ -156,47 +126,38 @@ static void handle_reply(struct peer_probe *q, const struct pmsg_probe_reply *m)
 	else if (m->state == PMSG_PROBE_STATE_DRAINING)
 		fail(q, DRAY_E_DRAINING, "draining");
 	else
-		fail(q, DRAY_E_UNSUPPORTED, "it is in a state that this release does not know, %u",
-		     m->state);
+		fail(q, DRAY_E_UNSUPPORTED, "its state %u is unknown to this release", m->state);
 }
 
 static void on_secured(struct conn *c)
 {
-	c->message_max = STRANGER_MESSAGE_MAX;
+	c->message_max = INCOMING_MESSAGE_MAX;
 }
 
 static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)
 {
 	struct peer_probe *q = c->owner;
 	struct dray_err why = DRAY_ERR_NULL;
-	union {
-		struct pmsg_hello hello;
-		struct pmsg_probe_reply reply;
-		struct pmsg_error error;
-	} m;
+	union pmsg_body m;
 	char text[257];
+	uint32_t code;
 
 	if (!q->fn)
 		return;
-	if (h->type == PMSG_HELLO && !q->result.known) {
-		if (pmsg_hello_decode(body, h->length, &m.hello, &why) == 0)
-			handle_hello(q, h, &m.hello);
+	if (pmsg_body_decode(h->type, body, h->length, &m, &why) < 0) {
+		fail(q, (uint32_t)why.code, "it broke the protocol: %.200s", why.msg);
+	} else if (h->type == PMSG_HELLO && !q->result.known) {
+		handle_hello(q, h, &m.hello);
 	} else if (h->type == PMSG_PROBE_REPLY && q->result.known && h->request_id == REQUEST_ID) {
-		if (pmsg_probe_reply_decode(body, h->length, &m.reply, &why) == 0)
-			handle_reply(q, &m.reply);
+		handle_reply(q, &m.probe_reply);
 	} else if (h->type == PMSG_ERROR) {
-		if (pmsg_error_decode(body, h->length, &m.error, &why) == 0) {
-			copy_str(text, sizeof(text), &m.error.message);
-			fail(q,
-			     m.error.code && m.error.code < DRAY_ERROR_N ? m.error.code :
-									   DRAY_E_PROTOCOL,
-			     "it refuses: %.200s", text);
-		}
+		code = m.error.code;
+		copy_str(text, sizeof(text), &m.error.message);
+		fail(q, code && code < DRAY_ERROR_N ? code : DRAY_E_PROTOCOL, "it refuses: %.200s",
+		     text);
 	} else {
 		fail(q, DRAY_E_PROTOCOL, "it answers a probe with %s", pmsg_type_name(h->type));
 	}
-	if (why.code)
-		fail(q, (uint32_t)why.code, "it breaks the protocol: %.200s", why.msg);
 }
 
 static void on_failed(struct conn *c, const struct dray_err *why)
@@ -208,12 +169,12 @@ static void on_failed(struct conn *c, const struct dray_err *why)
 		return;
 	if (first && first != TLS_ALERT && first != TLS_HANDSHAKE)
 		fail(q, DRAY_E_PEER_UNREACHABLE,
-		     "no dray agent: what answers there does not speak TLS");
+		     "no dray agent: the server there does not speak TLS");
 	else if (why->code == DRAY_E_PEER_DENIED)
 		fail(q, DRAY_E_PEER_DENIED, "%.160s; both agents need the same peer.key_file",
 		     why->msg);
 	else if (q->result.known)
-		fail(q, DRAY_E_PEER_LOST, "%.200s before it answered", why->msg);
+		fail(q, DRAY_E_PEER_LOST, "%.200s before its answer", why->msg);
 	else
 		fail(q, DRAY_E_PEER_UNREACHABLE, "%s", why->msg);
 }
@@ -228,14 +189,10 @@ int peer_probe_new(struct peer_probe **ret, struct peers *p, const struct dray_a
 		   peer_probe_fn fn, void *arg, struct dray_err *reterr)
 {
 	dray_auto(peer_probe_free) struct peer_probe *q = NULL;
-	char text[DRAY_ADDR_TEXT_MAX];
-	int r;
+	int r = peers_check_key(p, addr, reterr);
 
-	if (!p->tls->has_key && !p->cfg->peer.allow_insecure && !dray_addr_is_loopback(addr))
-		return dray_err_set(
-			reterr, -EPERM, DRAY_E_PEER_DENIED,
-			"without a key whoever answers at %s could pose as an agent: set peer.key_file, or peer.allow_insecure if that is meant",
-			dray_addr_show(addr, text, sizeof(text)));
+	if (r < 0)
+		return r;
 	q = calloc(1, sizeof(*q));
 	if (!q)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a probe");

@@ -1,161 +1,188 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests of ours that wait for an answer of the peer. Answers come mostly in the order of the requests,
- * so that the list is searched from its old end.
+ * Requests of ours that wait for a reply of the peer. Replies mostly arrive in the order of the requests, so
+ * searches start at the oldest.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
 #include "schema/gen/errors.h"
 
-struct request *request_new(struct peer *peer, enum request_type type, int64_t timeout_ns)
+struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
+				     int64_t timeout_ns, const union pmsg_body *body)
 {
-	struct request *r = calloc(1, sizeof(*r));
+	struct pending_request *r = calloc(1, sizeof(*r));
 
-	if (!r)
+	if (!r) {
+		/* the loss of the peer ends what a vital request would have ended */
+		if (kind->vital)
+			conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory to send it %s",
+				  pmsg_type_name(kind->type));
 		return NULL;
+	}
 	r->id = ++peer->next_request;
-	r->type = type;
+	r->kind = kind;
 	r->end_ns = timeout_ns < 0 ? INT64_MAX : peers_now(peer->p) + timeout_ns;
 	dray_list_add(&peer->requests, &r->link);
-	peer_due(peer, r->end_ns);
+	peer_add_timeout(peer, r->end_ns);
 	peer_use(peer);
+	peer_send(peer, kind->type, r->id, body);
 	return r;
 }
 
-struct request *request_take(struct peer *peer, uint64_t id)
+static void finish(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+		   const union pmsg_body *m)
 {
-	dray_list_for_each(&peer->requests, r, struct request, link) {
-		if (r->id == id) {
-			dray_list_del(&r->link);
+	dray_list_del(&r->link);
+	r->kind->done(peer, r, err, m);
+	free(r);
+}
+
+static void fail(struct peer *peer, struct pending_request *r, uint32_t code)
+{
+	finish(peer, r, &(struct dray_err){ .code = (int)code }, NULL);
+}
+
+static struct pending_request *find_id(struct peer *peer, uint64_t id)
+{
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
+		if (r->id == id)
 			return r;
-		}
-	}
 	return NULL;
 }
 
-int64_t requests_next_end(const struct peer *peer)
+struct pending_request *request_find(struct peer *peer, const struct request_kind *kind)
+{
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
+		if (r->kind == kind)
+			return r;
+	return NULL;
+}
+
+void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union pmsg_body *m)
+{
+	struct pending_request *r = find_id(peer, id);
+
+	if (r && r->kind->reply != type)
+		peer_protocol_error(peer, DRAY_E_PROTOCOL,
+				    "request %" PRIu64 " is %s, its reply is %s", id,
+				    pmsg_type_name(r->kind->type), pmsg_type_name(type));
+	else if (r)
+		finish(peer, r, &DRAY_ERR_NULL, m);
+	else if (type == PMSG_IMPORT_REPLY && !idset_has(&peer->grants, m->import_reply.grant))
+		/* the import was cancelled or timed out */
+		peer_send(peer, PMSG_RELEASE, 0,
+			  &(union pmsg_body){ .release = { .grant = m->import_reply.grant } });
+}
+
+void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err)
+{
+	struct pending_request *r = find_id(peer, id);
+
+	if (!r)
+		return;
+	if (!r->kind->vital) {
+		finish(peer, r, err, NULL);
+		return;
+	}
+	dray_list_del(&r->link);
+	peer_close(peer, DRAY_E_PEER_LOST, "it refused %s, which an agent must carry out: %s: %s",
+		   pmsg_type_name(r->kind->type), dray_error_name((uint32_t)err->code), err->msg);
+	fail(peer, r, DRAY_E_PEER_LOST);
+}
+
+int64_t requests_next_timeout(const struct peer *peer)
 {
 	int64_t end = INT64_MAX;
 
-	dray_list_for_each(&peer->requests, r, struct request, link)
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
 		end = dray_min(end, r->end_ns);
 	return end;
 }
 
-/* True when the peer was closed over it. Takes the request. */
-static bool expire(struct peer *peer, struct request *r)
+/* True if the peer was closed. */
+static bool expire(struct peer *peer, struct pending_request *r)
 {
-	struct request taken = *r;
-
-	dray_list_del(&r->link);
-	free(r);
-	switch (taken.type) {
-	case REQUEST_IMPORT: /* has no time-out of its own */
-	case REQUEST_PROBE:
-		break;
-	case REQUEST_NOTIFY:
-		taken.notify_fn(taken.notify_arg, DRAY_E_TIMEOUT);
+	if (!r->kind->unanswered) {
+		fail(peer, r, DRAY_E_TIMEOUT);
 		return false;
-	case REQUEST_QP_CONNECT:
-		taken.qp_fn(taken.qp_arg, DRAY_E_TIMEOUT, NULL);
-		return false;
-	case REQUEST_QP_CLOSE:
-		/* its end is proved by the loss of the peer, which destroys what is left here */
-		peer_close(peer, DRAY_E_PEER_LOST,
-			   "it did not answer for a queue pair within transfer.slice_timeout");
-		taken.qp_fn(taken.qp_arg, DRAY_E_PEER_LOST, NULL);
-		return true;
-	case REQUEST_STAGE:
-		peer_close(peer, DRAY_E_PEER_LOST,
-			   "it did not copy between its window and GPU memory within "
-			   "transfer.slice_timeout");
-		taken.stage_fn(taken.stage_arg, DRAY_E_PEER_LOST);
-		return true;
-	case REQUEST_FENCE:
-		peer_close(peer, DRAY_E_PEER_LOST,
-			   "it did not acknowledge a fence within peer.fence_timeout");
-		return true;
-	case REQUEST_RESET:
-		peer_close(peer, DRAY_E_PEER_LOST,
-			   "it did not answer for a broken stream within transfer.slice_timeout");
-		return true;
 	}
-	peer_close(peer, DRAY_E_PEER_LOST, "it left a request without an answer");
+	dray_list_del(&r->link);
+	peer_close(peer, DRAY_E_PEER_LOST, "%s", r->kind->unanswered);
+	fail(peer, r, DRAY_E_PEER_LOST);
 	return true;
+}
+
+static struct pending_request *find_overdue(struct peer *peer, int64_t now)
+{
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
+		if (r->end_ns <= now)
+			return r;
+	return NULL;
 }
 
 void requests_expire(struct peer *peer, int64_t now)
 {
-	struct request *due;
+	struct pending_request *r;
 
-	do {
-		due = NULL;
-		dray_list_for_each(&peer->requests, r, struct request, link) {
-			if (r->end_ns <= now) {
-				due = r;
-				break;
-			}
-		}
-		/* a callback may have changed the list: search again */
-	} while (due && !expire(peer, due));
+	/* a callback may change the list, so each search starts again */
+	while ((r = find_overdue(peer, now)))
+		if (expire(peer, r))
+			return;
 }
 
 void requests_end(struct peer *peer, uint32_t code)
 {
-	struct request *r;
+	struct pending_request *r;
 
-	while ((r = dray_list_first(&peer->requests, struct request, link))) {
-		dray_list_del(&r->link);
-		/* fences end with grants_peer_gone(), imports with imports_end(), the rest with the workers */
-		if (r->type == REQUEST_NOTIFY)
-			r->notify_fn(r->notify_arg, code);
-		if (r->type == REQUEST_IMPORT)
-			r->import->request = NULL;
-		if (r->type == REQUEST_QP_CONNECT || r->type == REQUEST_QP_CLOSE)
-			r->qp_fn(r->qp_arg, code ? code : DRAY_E_PEER_LOST, NULL);
-		if (r->type == REQUEST_STAGE)
-			r->stage_fn(r->stage_arg, code ? code : DRAY_E_PEER_LOST);
-		free(r);
-	}
+	while ((r = dray_list_first(&peer->requests, struct pending_request, link)))
+		fail(peer, r, code);
 }
 
 void requests_free(struct peer *peer)
 {
-	dray_list_for_each(&peer->requests, r, struct request, link)
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
 		free(r);
 	dray_list_init(&peer->requests);
 }
 
-int peer_notify(struct peers *p, dray_handle handle, uint64_t grant, uint64_t id, uint64_t tag,
-		const uint8_t *payload, uint32_t length, peer_notify_fn fn, void *arg,
-		struct dray_err *reterr)
+static void notify_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+			const union pmsg_body *m)
 {
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_NOTIFY_BODY_MAX];
-	struct peer *peer = table_get(p, handle);
-	struct pmsg_notify m = {
-		.grant = grant, .id = id, .tag = tag, .payload = { payload, length }
-	};
-	struct request *r;
-	int n;
+	r->notify_fn(r->arg, (uint32_t)err->code);
+}
 
-	if (!peer || !peer_fsm_is_up(&peer->fsm))
-		return dray_err_set(reterr, -ENOTCONN, DRAY_E_PEER_LOST,
-				    "the peer of this grant is gone");
+static const struct request_kind notify_kind = {
+	.type = PMSG_NOTIFY,
+	.reply = PMSG_NOTIFY_REPLY,
+	.done = notify_done,
+};
+
+int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m, peer_notify_fn fn,
+		void *arg, struct dray_err *reterr)
+{
+	struct peer *peer = peer_get_up(p, handle);
+	struct pending_request *r;
+
+	if (!peer)
+		return dray_err_set(
+			reterr, -ENOTCONN, DRAY_E_PEER_LOST,
+			"the remote's owner is not connected any more; import the token again");
 	if (conn_is_clogged(peer->conn))
 		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "the peer does not take its notifications fast enough");
-	n = pmsg_notify_encode(buf, sizeof(buf), peer->next_request + 1, &m);
-	if (n < 0)
-		return dray_err_set(reterr, n, DRAY_E_TOO_LARGE,
-				    "a notification carries at most 4096 bytes");
-	r = request_new(peer, REQUEST_NOTIFY, p->cfg->transfer.slice_timeout);
+				    "the remote's owner reads too slowly; notify again later");
+	if (m->payload.n > DMSG_NOTIFY_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
+				    "the notification has %u bytes, the limit is %d", m->payload.n,
+				    DMSG_NOTIFY_MAX);
+	r = request_send(peer, &notify_kind, p->cfg->transfer.slice_timeout,
+			 &(union pmsg_body){ .notify = *m });
 	if (!r)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for a notification");
 	r->notify_fn = fn;
-	r->notify_arg = arg;
-	peer_send(peer, buf, n);
+	r->arg = arg;
 	return 0;
 }

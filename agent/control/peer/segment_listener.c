@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/peer/listener.h"
-
+/* Sockets that accept control connections and data streams of other agents. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "agent/control/peer/segment.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -15,30 +13,27 @@
 #define PORT 7411
 #define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
 
-static struct listener *listener_free(struct listener *l)
+static void listener_free(struct segment_listener *l)
 {
 	dray_list_del(&l->link);
 	acceptor_stop(&l->acceptor);
 	dray_close(l->fd);
 	free(l);
-	return NULL;
 }
-
-/* --- accepting ---------------------------------------------------------------------------------- */
 
 static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
-	struct listener *l = arg;
+	struct segment_listener *l = arg;
 
-	stranger_add(l->p, fd, from);
+	incoming_add(l->p, fd, from);
 }
 
-/* What a stranger holds may be all that a peer needs. */
+/* A peer may need only the descriptor that an unidentified connection holds. */
 static void exhausted(void *arg)
 {
-	struct listener *l = arg;
+	struct segment_listener *l = arg;
 
-	strangers_evict(l->p);
+	incoming_evict(l->p);
 }
 
 static const struct acceptor_ops acceptor_ops = {
@@ -48,14 +43,12 @@ static const struct acceptor_ops acceptor_ops = {
 	.exhausted = exhausted,
 };
 
-/* --- opening ------------------------------------------------------------------------------------ */
-
-/* Makes a listener of a socket that listens already; consumes fd. */
+/* Accepts from a socket that already listens; consumes fd. */
 static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reterr)
 {
 	dray_auto_close int fd = fd_consumed;
 	char text[DRAY_ADDR_TEXT_MAX];
-	struct listener *l;
+	struct segment_listener *l;
 	int r;
 
 	l = calloc(1, sizeof(*l));
@@ -66,12 +59,12 @@ static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reter
 	dray_list_add(&p->listeners, &l->link);
 	l->addr.len = sizeof(l->addr.ss);
 	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_IO, "listener: %s",
-				    dray_errno_text(errno));
+		return dray_err_set(reterr, -errno, DRAY_E_IO,
+				    "peer.listen: reading the address: %s", dray_errno_text(errno));
 	r = acceptor_start(&l->acceptor, p->event, l->fd, &acceptor_ops, l);
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "listener: %s",
-				    dray_errno_text(r));
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
+				    "peer.listen: watching the socket: %s", dray_errno_text(r));
 	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
 	return 0;
 }
@@ -80,11 +73,11 @@ static int check_exposure(const struct peers *p, const struct dray_addr *a, stru
 {
 	char text[DRAY_ADDR_TEXT_MAX];
 
-	if (p->tls->has_key || p->cfg->peer.allow_insecure || dray_addr_is_loopback(a))
+	if (peers_may_use(p, a))
 		return 0;
 	return dray_err_set(
 		reterr, -EPERM, DRAY_E_DENIED,
-		"peer.listen: %s is open to others, and without a key nobody who connects is authenticated: set peer.key_file, or peer.allow_insecure if that is meant",
+		"peer.listen: %s is open to other hosts, and without a key no agent that connects is authenticated: set peer.key_file, or peer.allow_insecure to accept that",
 		dray_addr_show(a, text, sizeof(text)));
 }
 
@@ -106,26 +99,6 @@ static int open_one(struct peers *p, const struct dray_addr *a, struct dray_err 
 	return listener_add(p, dray_take_fd(fd), reterr);
 }
 
-/* "localhost" stands for its IPv4 address; other names would need a resolver. */
-static int parse_listen(const char *s, struct dray_addr *ret, struct dray_err *reterr)
-{
-	char numeric[DRAY_ADDR_TEXT_MAX];
-	int r;
-
-	if (!strncmp(s, "localhost:", 10)) {
-		snprintf(numeric, sizeof(numeric), "127.0.0.1:%s", s + 10);
-		r = dray_addr_parse(numeric, ret);
-	} else {
-		r = dray_addr_parse(s, ret);
-	}
-	if (r < 0)
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
-			"peer.listen: \"%s\" is %s: write 1.2.3.4:7411, [2001:db8::1]:7411 or none",
-			s, r == -EAFNOSUPPORT ? "a name, not an address" : "no address and port");
-	return 0;
-}
-
 static int open_configured(struct peers *p, struct dray_err *reterr)
 {
 	const struct dray_strv *list = &p->cfg->peer.listen;
@@ -135,9 +108,15 @@ static int open_configured(struct peers *p, struct dray_err *reterr)
 	if (list->n == 1 && !strcmp(list->v[0], "none"))
 		return 0;
 	for (size_t i = 0; i < list->n; i++) {
-		r = parse_listen(list->v[i], &a, reterr);
-		if (r == 0)
-			r = check_exposure(p, &a, reterr);
+		r = segment_parse(list->v[i], &a);
+		if (r < 0)
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"peer.listen: \"%s\" is %s: write 1.2.3.4:7411, [2001:db8::1]:7411 or none",
+				list->v[i],
+				r == -EAFNOSUPPORT ? "a name, not an address" :
+						     "no address and port");
+		r = check_exposure(p, &a, reterr);
 		if (r == 0)
 			r = open_one(p, &a, reterr);
 		if (r < 0)
@@ -146,7 +125,7 @@ static int open_configured(struct peers *p, struct dray_err *reterr)
 	return 0;
 }
 
-/* Both families, of which a host may lack one. */
+/* Both address families; a host may lack one. */
 static int open_defaults(struct peers *p, struct dray_err *reterr)
 {
 	bool all = p->tls->has_key || p->cfg->peer.allow_insecure;
@@ -209,7 +188,7 @@ static int open_passed(struct peers *p, struct dray_err *reterr)
 	return r;
 }
 
-int listeners_open(struct peers *p, struct dray_err *reterr)
+int segment_listeners_open(struct peers *p, struct dray_err *reterr)
 {
 	int r;
 
@@ -220,17 +199,17 @@ int listeners_open(struct peers *p, struct dray_err *reterr)
 	else
 		r = open_defaults(p, reterr);
 	if (r == 0)
-		r = segment_set(p, reterr);
+		r = advertised_set(p, reterr);
 	if (r == 0)
 		log_info(AREA, "%s segment=%s",
-			 p->tls->has_key ? "peers prove a pre-shared key" :
+			 p->tls->has_key ? "peers prove the pre-shared key" :
 					   "no key: peers are not authenticated",
 			 *p->segment ? p->segment : "none");
 	return r;
 }
 
-void listeners_close(struct peers *p)
+void segment_listeners_close(struct peers *p)
 {
-	dray_list_for_each(&p->listeners, l, struct listener, link)
+	dray_list_for_each(&p->listeners, l, struct segment_listener, link)
 		listener_free(l);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Data streams as far as the control thread goes: those that peers connect are checked and handed to a
- * worker; resets of broken ones go over the control connection, in both directions.
+ * The control thread's part in data streams: it checks the streams that peers connect and hands them to a
+ * worker; it exchanges resets of broken streams over the control connection.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -12,22 +12,19 @@
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
 
-/* --- a stream of the peer's --------------------------------------------------------------------- */
-
-/* Our own attempt, where READY may still be on its way: the peer is ahead of us. */
+/* An attempt of ours whose READY may still be on its way, while the peer already opens streams. */
 static bool is_expected(struct peers *p, const struct pmsg_stream_hello *h)
 {
-	table_for_each_of(p, h->agent_id, x)
-		if (x->fsm.initiator && x->fsm.state == PEER_STATE_HELLO && x->hello_sent &&
-		    x->incarnation == h->incarnation)
-			return true;
+	peers_for_each_of(p, h->agent_id,
+			  x) if (x->fsm.initiator && x->fsm.state == PEER_STATE_HELLO &&
+				 x->hello_sent && x->incarnation == h->incarnation) return true;
 	return false;
 }
 
 static uint32_t check(struct peers *p, const struct pmsg_stream_hello *h, const uint8_t *wire,
 		      struct peer **ret)
 {
-	struct peer *peer = table_find_up(p, h->agent_id, NULL);
+	struct peer *peer = peer_find_up(p, h->agent_id, NULL);
 	uint8_t mac[32];
 	int r;
 
@@ -43,7 +40,7 @@ static uint32_t check(struct peers *p, const struct pmsg_stream_hello *h, const 
 	if (stream_hello_mac(peer->link->stream_key, wire, mac) < 0 ||
 	    CRYPTO_memcmp(mac, h->mac, sizeof(mac)) != 0)
 		return DRAY_E_PEER_DENIED;
-	/* only who holds the key gets as far as to use up an id */
+	/* only the holder of the key can use up a stream id */
 	if (!dmsg_class_valid(h->class))
 		return DRAY_E_INVALID;
 	r = stream_table_use(&peer->streams, h->stream_id);
@@ -53,7 +50,7 @@ static uint32_t check(struct peers *p, const struct pmsg_stream_hello *h, const 
 	return DRAY_OK;
 }
 
-/* False where it does not go out whole: on a fresh socket that means that it is dead. */
+/* False unless all of it was sent; on a new socket that means a broken connection. */
 static bool send_welcome(int fd, const struct peer_link *link, const struct pmsg_stream_hello *h,
 			 uint32_t status)
 {
@@ -71,55 +68,48 @@ static bool send_welcome(int fd, const struct peer_link *link, const struct pmsg
 	return send(fd, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(buf);
 }
 
-static void adopt(struct stranger *s, struct peer *peer, const struct pmsg_stream_hello *h)
+static void adopt(struct incoming *in, struct peer *peer, const struct pmsg_stream_hello *h)
 {
 	struct worker_pool *pool = peer->p->deps.pool;
 	unsigned worker = pool_pick(pool);
 
 	if (stream_table_add(&peer->streams, h->stream_id, worker) < 0) {
-		send_welcome(s->fd, NULL, h, DRAY_E_QUOTA);
-		stranger_refuse(s, "a data stream: the peer has too many");
+		send_welcome(in->fd, NULL, h, DRAY_E_QUOTA);
+		incoming_refuse(in, "a data stream: the peer has %d streams already",
+				STREAM_TABLE_MAX);
 		return;
 	}
-	if (!send_welcome(s->fd, peer->link, h, DRAY_OK)) {
+	if (!send_welcome(in->fd, peer->link, h, DRAY_OK)) {
 		stream_table_del(&peer->streams, stream_table_find(&peer->streams, h->stream_id));
-		stranger_refuse(s, "a data stream ended before it was welcomed");
+		incoming_refuse(in, "a data stream closed before its welcome");
 		return;
 	}
 	worker_post(pool->workers[worker], &(struct command){ .type = COMMAND_STREAM_ADOPT,
 							      .session = peer->handle,
 							      .id = h->stream_id,
-							      .fd = dray_take_fd(s->fd),
+							      .fd = dray_take_fd(in->fd),
 							      .class = h->class });
-	stranger_free(s);
+	incoming_free(in);
 }
 
-void stream_handle_hello(struct stranger *s)
+void stream_handle_hello(struct incoming *in)
 {
 	struct pmsg_stream_hello h;
 	struct peer *peer = NULL;
 	uint32_t status;
 
-	pmsg_stream_hello_get(s->hello, &h);
-	status = check(s->p, &h, s->hello, &peer);
+	pmsg_stream_hello_get(in->hello, &h);
+	status = check(in->p, &h, in->hello, &peer);
 	if (status == DRAY_OK) {
-		adopt(s, peer, &h);
+		adopt(in, peer, &h);
 		return;
 	}
-	if (status == DRAY_E_NOT_FOUND && is_expected(s->p, &h)) {
-		s->held = true;
+	if (status == DRAY_E_NOT_FOUND && is_expected(in->p, &h)) {
+		in->held = true;
 		return;
 	}
-	send_welcome(s->fd, NULL, &h, status);
-	stranger_refuse(s, "a data stream: %s", dray_error_name(status));
-}
-
-static void send_reset_reply(struct peer *peer, uint64_t request_id)
-{
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_STREAM_RESET_REPLY_BODY_MAX];
-	struct pmsg_stream_reset_reply m = {};
-
-	peer_send(peer, buf, pmsg_stream_reset_reply_encode(buf, sizeof(buf), request_id, &m));
+	send_welcome(in->fd, NULL, &h, status);
+	incoming_refuse(in, "a data stream: %s", dray_error_name(status));
 }
 
 void stream_handle_reset(struct peer *peer, uint64_t request_id, uint64_t stream_id)
@@ -127,9 +117,9 @@ void stream_handle_reset(struct peer *peer, uint64_t request_id, uint64_t stream
 	struct stream_entry *e = stream_table_find(&peer->streams, stream_id);
 
 	if (!e) {
-		/* a hello of it that is still on its way comes too late now */
+		/* a hello of this stream that arrives later must be refused */
 		stream_table_use(&peer->streams, stream_id);
-		send_reset_reply(peer, request_id);
+		peer_send(peer, PMSG_STREAM_RESET_REPLY, request_id, NULL);
 		return;
 	}
 	if (e->resetting) {
@@ -147,44 +137,48 @@ void stream_handle_reset(struct peer *peer, uint64_t request_id, uint64_t stream
 
 void peers_handle_stream_closed(struct peers *p, dray_handle handle, uint64_t stream_id)
 {
-	struct peer *peer = table_get(p, handle);
+	struct peer *peer = peer_get(p, handle);
 	struct stream_entry *e = peer ? stream_table_find(&peer->streams, stream_id) : NULL;
 
 	if (!e)
 		return;
 	if (e->resetting)
-		send_reset_reply(peer, e->reset_request);
+		peer_send(peer, PMSG_STREAM_RESET_REPLY, e->reset_request, NULL);
 	stream_table_del(&peer->streams, e);
 }
 
-/* --- a stream of ours --------------------------------------------------------------------------- */
-
-void peers_handle_stream_lost(struct peers *p, dray_handle handle, uint64_t stream_id)
-{
-	uint8_t buf[PMSG_HEADER_SIZE + PMSG_STREAM_RESET_BODY_MAX];
-	struct pmsg_stream_reset m = { .stream_id = stream_id };
-	struct peer *peer = table_get(p, handle);
-	struct request *r;
-
-	/* with the peer lost its streams are over anyhow: the workers hear of that */
-	if (!peer || !peer_fsm_is_up(&peer->fsm))
-		return;
-	r = request_new(peer, REQUEST_RESET, p->cfg->transfer.slice_timeout);
-	if (!r) {
-		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for a stream's reset");
-		return;
-	}
-	r->stream_id = stream_id;
-	peer_send(peer, buf, pmsg_stream_reset_encode(buf, sizeof(buf), r->id, &m));
-}
-
-void stream_reset_done(struct peer *peer, uint64_t stream_id)
+/* If the peer is lost instead, the workers end its streams by themselves. */
+static void reset_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+		       const union pmsg_body *m)
 {
 	struct worker_pool *pool = peer->p->deps.pool;
-	uint64_t worker = stream_id >> 32;
+	uint64_t worker = r->stream_id >> 32;
 
+	if (err->code)
+		return;
 	dray_assert(worker < pool->n);
 	worker_post(pool->workers[worker], &(struct command){ .type = COMMAND_STREAM_DEAD,
 							      .session = peer->handle,
-							      .id = stream_id });
+							      .id = r->stream_id });
+}
+
+static const struct request_kind reset_kind = {
+	.type = PMSG_STREAM_RESET,
+	.reply = PMSG_STREAM_RESET_REPLY,
+	.vital = true,
+	.unanswered = "it did not reset a broken stream within transfer.slice_timeout",
+	.done = reset_done,
+};
+
+void peers_handle_stream_lost(struct peers *p, dray_handle handle, uint64_t stream_id)
+{
+	struct peer *peer = peer_get_up(p, handle);
+	struct pending_request *r;
+
+	if (!peer)
+		return;
+	r = request_send(peer, &reset_kind, p->cfg->transfer.slice_timeout,
+			 &(union pmsg_body){ .stream_reset = { stream_id } });
+	if (r)
+		r->stream_id = stream_id;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * OpenSSL reads and writes the socket through a BIO of our own: its socket BIO uses write(), which raises
- * SIGPIPE, and forgets which errno it met.
+ * OpenSSL uses the socket through a BIO of our own, because its socket BIO raises SIGPIPE and does not keep errno.
  */
 #include "agent/control/peer/tls.h"
 
@@ -16,13 +15,11 @@
 
 #define INSECURE_IDENTITY "dray-insecure"
 
-/* Known to everybody: it keeps the code path the same, not secrets. */
+/* Public: it keeps the code path the same and protects nothing. */
 static const uint8_t insecure_key[] = "dray without a key proves nothing";
 
 /* TLS_AES_128_GCM_SHA256: a pre-shared key is tied to the hash of its cipher suite. */
 static const uint8_t cipher_id[] = { 0x13, 0x01 };
-
-/* --- BIO over a non-blocking socket ------------------------------------------------------------- */
 
 static int sock_write(BIO *b, const char *data, size_t n, size_t *ret_n)
 {
@@ -85,8 +82,6 @@ static BIO_METHOD *bio_method_new(void)
 	return m;
 }
 
-/* --- the pre-shared key ------------------------------------------------------------------------- */
-
 static SSL_SESSION *psk_session(SSL *ssl, const struct tls *t)
 {
 	const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, cipher_id);
@@ -127,7 +122,7 @@ static int psk_find(SSL *ssl, const unsigned char *id, size_t n, SSL_SESSION **r
 	const struct tls *t = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
 
 	*ret = NULL;
-	/* an unknown identity: without a key and without a certificate the handshake then fails */
+	/* with an unknown identity the handshake fails, because there is neither key nor certificate */
 	if (n != strlen(t->identity) || memcmp(id, t->identity, n) != 0)
 		return 1;
 	*ret = psk_session(ssl, t);
@@ -177,7 +172,7 @@ int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
 		ERR_clear_error();
 		return dray_err_set(
 			reterr, -EIO, DRAY_E_UNSUPPORTED,
-			"OpenSSL cannot do TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 here");
+			"OpenSSL does not support TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 here");
 	}
 	SSL_CTX_set_app_data(t->ctx, t);
 	*ret = dray_take(t);
@@ -194,8 +189,6 @@ struct tls *tls_free(struct tls *t)
 	free(t);
 	return NULL;
 }
-
-/* --- connections -------------------------------------------------------------------------------- */
 
 int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr)
 {
@@ -217,7 +210,7 @@ int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray
 		SSL_set_accept_state(ssl);
 	} else {
 		SSL_set_connect_state(ssl);
-		/* one that shows a certificate instead of the key finds no authority that we trust */
+		/* a server with a certificate instead of the key fails: no authority is trusted */
 		SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
 	}
 	return 0;
@@ -229,7 +222,7 @@ void tls_close(struct tls_conn *c)
 	*c = TLS_CONN_NULL;
 }
 
-/* Folds what OpenSSL and the BIO know into one answer. r: what the call returned. */
+/* The result of a call from the state of OpenSSL and the BIO. r: what the call returned. */
 static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
 {
 	int kind = SSL_get_error(c->ssl, r);
@@ -247,7 +240,7 @@ static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
 	if (c->io_errno)
 		dray_err_set(reterr, 0, DRAY_E_PEER_LOST, "%s", dray_errno_text(c->io_errno));
 	else if (reason >= SSL_AD_REASON_OFFSET)
-		/* an alert: the other side's verdict */
+		/* an alert of the other side */
 		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED, "the other side ended TLS: %s",
 			     SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
 	else
@@ -266,7 +259,7 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 	r = SSL_do_handshake(c->ssl);
 	if (r != 1) {
 		r = outcome(c, r, &why);
-		/* what TLS itself refuses here, on either side, is the key or the lack of one */
+		/* the only reason for TLS to fail here, on either side, is the key */
 		if (r == TLS_E_FAILED)
 			dray_err_set(reterr, 0,
 				     why.code == DRAY_E_PROTOCOL ? DRAY_E_PEER_DENIED : why.code,
@@ -274,7 +267,7 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 		return r;
 	}
 	c->want_write = false;
-	/* "reused" is how OpenSSL says that the pre-shared key was accepted */
+	/* OpenSSL reports an accepted pre-shared key as a reused session */
 	if (!SSL_session_reused(c->ssl)) {
 		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
 			     "the other side did not prove that it holds the key");
@@ -313,7 +306,7 @@ int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n, stru
 
 void tls_goodbye(struct tls_conn *c)
 {
-	/* after a fatal error OpenSSL must not be asked again */
+	/* OpenSSL must not be called again after a fatal error */
 	if (!c->ssl || c->eof || c->failed || !SSL_is_init_finished(c->ssl))
 		return;
 	ERR_clear_error();

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TLS of control connections: version 1.3 alone, one external pre-shared key with ephemeral
- * Diffie-Hellman (psk_dhe_ke), no certificates, tickets, early data or renegotiation.
+ * TLS of control connections: version 1.3 only, one external pre-shared key with ephemeral Diffie-Hellman
+ * (psk_dhe_ke), no certificates, tickets, early data or renegotiation.
  *
- * Without a key file the key is a public constant and the identity "dray-insecure": the same code
- * runs, the bytes are scrambled, but nobody is authenticated. An agent with a key and one without do
- * not understand each other.
+ * Without a key file the key is a public constant and the identity is "dray-insecure": the same code runs and the
+ * bytes are encrypted, but no agent is authenticated. An agent with a key and one without cannot connect.
  */
 #ifndef DRAY_AGENT_CONTROL_PEER_TLS_H
 #define DRAY_AGENT_CONTROL_PEER_TLS_H
@@ -28,15 +27,15 @@ struct tls_key {
 };
 
 /*
- * Reads a key file: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that others may read, that
- * its group may write, or that belongs to neither root nor this user. 0, or -errno with reterr.
+ * Reads a key file: 16 to 64 bytes, raw or as hexadecimal text. Refuses a file that other users may read, that its
+ * group may write, or that belongs to neither root nor this user. 0, or -errno with reterr.
  */
 int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr);
 
 /* The same from the content of a file. *ret is written only on success. */
 int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_err *reterr);
 
-/* Key and settings that all connections share. */
+/* Key and settings of all connections. */
 struct tls {
 	SSL_CTX *ctx;
 	BIO_METHOD *bio;
@@ -56,17 +55,17 @@ DRAY_DEFINE_CLEANUP(struct tls *, tls_free);
 struct tls_conn {
 	SSL *ssl;
 	int fd;        /* borrowed */
-	uint8_t first; /* byte that came; 0: none yet */
+	uint8_t first; /* first byte received; 0: none yet */
 	bool eof;
-	bool want_write; /* the last call waits for room in the socket, not for data */
-	bool failed;     /* for good: OpenSSL must not be asked to say goodbye */
+	bool want_write; /* the last call waits for room in the socket, not for input */
+	bool failed;     /* fatal error: OpenSSL must not be called to send close_notify */
 	int io_errno;
 };
 
 #define TLS_CONN_NULL ((struct tls_conn){ .fd = -1 })
 
 enum {
-	TLS_E_AGAIN = 1, /* nothing to be done until the socket is ready */
+	TLS_E_AGAIN = 1, /* call again when the socket is ready */
 	TLS_E_EOF,       /* the other side closed */
 	TLS_E_FAILED,    /* reterr says why */
 };
@@ -74,12 +73,12 @@ enum {
 int tls_open(struct tls_conn *c, struct tls *t, int fd, bool server, struct dray_err *reterr);
 void tls_close(struct tls_conn *c);
 
-/* 0 when done; both sides have then proved that they hold the key. */
+/* 0 when complete: both sides have proved that they hold the key. */
 int tls_handshake(struct tls_conn *c, struct dray_err *reterr);
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr);
 int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n,
 	      struct dray_err *reterr);
-/* Tells the other side that nothing more follows, where that can be sent at once. */
+/* Sends close_notify if the socket takes it at once. */
 void tls_goodbye(struct tls_conn *c);
 
 /* Key material of this connection for label and context (RFC 8446 section 7.5). 0 or -EIO. */

@@ -9,7 +9,7 @@
 #include "agent/control/peer/tls.h"
 #include "schema/gen/errors.h"
 
-/* The longest that can be a key: hexadecimal text of the largest one and some white space. */
+/* The longest key file: the largest key as hexadecimal text, and some white space. */
 #define FILE_MAX (2 * TLS_KEY_MAX + 16)
 
 static int hex_value(uint8_t c)
@@ -21,10 +21,7 @@ static int hex_value(uint8_t c)
 	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/*
- * Text may end in a line end, which `echo` and editors add and which is no part of the key. A raw key is
- * taken to the last byte, whatever it is.
- */
+/* Text may end with a line end, which `echo` and editors add; it is not part of the key. All bytes of a raw key count. */
 static size_t trimmed(const uint8_t *p, size_t n)
 {
 	size_t end = n;
@@ -49,7 +46,7 @@ int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_e
 	if (!hex && (n < TLS_KEY_MIN || n > TLS_KEY_MAX))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"it has %zu bytes; a key is %d to %d bytes, raw or as hexadecimal text", n,
+			"it has %zu bytes; a key has %d to %d bytes, raw or as hexadecimal text", n,
 			TLS_KEY_MIN, TLS_KEY_MAX);
 	if (hex) {
 		k.n = n / 2;
@@ -80,7 +77,7 @@ static int check_file(int fd, const char *path, struct dray_err *reterr)
 			reterr, -EPERM, DRAY_E_DENIED,
 			"peer.key_file belongs to uid %u, who could change it; run: chown %u %s",
 			st.st_uid, geteuid(), path);
-	/* root's file that a group may read is a secret as Kubernetes mounts it for a pod that is not root */
+	/* Kubernetes mounts a secret for a non-root pod as a file of root that the pod's group may read */
 	if (st.st_uid == 0 && geteuid() != 0)
 		closed &= ~(mode_t)S_IRGRP;
 	if (st.st_mode & closed)

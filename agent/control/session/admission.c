@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Who may open a session: the kernel's word on the other end against the lists of the
- * configuration.
- */
+/* Admission: the kernel's credentials of a client must match the lists of the configuration. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -16,7 +13,7 @@
 #define SO_PEERGROUPS 59
 #endif
 
-/* Supplementary groups looked at; a process with more is judged by these and its own gid. */
+/* Supplementary groups that are checked, beside the gid. */
 #define GROUPS_MAX 1024
 
 static int load(struct id_list *l, const struct dray_strv *v, const char *key,
@@ -28,22 +25,24 @@ static int load(struct id_list *l, const struct dray_strv *v, const char *key,
 	for (; l->n < v->n; l->n++) {
 		int64_t id;
 
-		/* names are not resolved: that would ask name services, now and at each reload */
+		/* names are not resolved: a name service could block, now and at each reload */
 		if (dray_int_parse(v->v[l->n], 0, &id) < 0 || id < 0 || id >= UINT32_MAX)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					    "%s: \"%s\" is not a numeric id", key, v->v[l->n]);
+			return dray_err_set(
+				reterr, -EINVAL, DRAY_E_INVALID,
+				"%s: \"%s\" is not a numeric id; names are not resolved", key,
+				v->v[l->n]);
 		l->ids[l->n] = (uint32_t)id;
 	}
 	return 0;
 }
 
-int admission_load(struct sessions *ss, struct dray_err *reterr)
+int sessions_reload(struct sessions *ss, struct dray_err *reterr)
 {
 	struct id_list uids = { NULL, 0 }, gids = { NULL, 0 };
-	int r = load(&uids, &ss->cfg->data.allow_uids, "data.allow_uids", reterr);
+	int r = load(&uids, &ss->deps.cfg->data.allow_uids, "data.allow_uids", reterr);
 
 	if (r >= 0)
-		r = load(&gids, &ss->cfg->data.allow_gids, "data.allow_gids", reterr);
+		r = load(&gids, &ss->deps.cfg->data.allow_gids, "data.allow_gids", reterr);
 	if (r < 0) {
 		free(uids.ids);
 		free(gids.ids);
@@ -87,16 +86,16 @@ int admission_check(struct sessions *ss, int fd, struct credentials *ret, struct
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_DENIED,
-				    "the kernel does not say who connects: %s",
+				    "the kernel reports no credentials of the client: %s",
 				    dray_errno_text(errno));
 	*ret = (struct credentials){ cred.uid, cred.gid, cred.pid };
 	if (ss->allow_uids.n && !has(&ss->allow_uids, cred.uid))
 		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "uid %u is not in data.allow_uids", cred.uid);
+				    "uid %u is not in data.allow_uids; add it there", cred.uid);
 	if (!gid_allowed(&ss->allow_gids, fd, cred.gid))
 		return dray_err_set(
 			reterr, -EACCES, DRAY_E_DENIED,
-			"neither gid %u nor another group of the client is in data.allow_gids",
+			"neither gid %u nor another group of the client is in data.allow_gids; add one there",
 			cred.gid);
 	return 0;
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "agent/control/session/internal.h"
-#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 void quota_init(struct quota *q, int64_t max)
@@ -16,7 +15,7 @@ void quota_init(struct quota *q, int64_t max)
 
 static struct client_group *group_find(struct sessions *ss, uid_t uid, const char *name)
 {
-	/* an empty name is nobody else's */
+	/* an empty name stands for a group of its own */
 	if (!*name)
 		return NULL;
 	dray_list_for_each(&ss->group_list, g, struct client_group, link)
@@ -40,7 +39,7 @@ struct client_group *group_join(struct sessions *ss, uid_t uid, const char *name
 		g->owner = ss;
 		g->uid = uid;
 		snprintf(g->name, sizeof(g->name), "%s", name);
-		quota_init(&g->quota, ss->cfg->limits.transfers_per_group);
+		quota_init(&g->quota, ss->deps.cfg->limits.transfers_per_group);
 		dray_list_init(&g->members);
 		dray_list_add(&ss->group_list, &g->link);
 	}

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The session module's insides, shared by the files of this folder. */
+/* Shared by the files of this folder alone. */
 #ifndef DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
 #define DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
 
 #include <sys/types.h>
 
-#include "agent/control/socket/acceptor.h"
 #include "agent/control/region/extents.h"
 #include "agent/control/session/dedup.h"
 #include "agent/control/session/session.h"
+#include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
+#include "agent/data/data.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 #include "lib/map.h"
@@ -18,47 +19,34 @@
 #define NAME_BYTES 65
 #define IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
 
-/* Who is on the other end of a connection, by the kernel's word. */
+/* The process that connected, as the kernel reports it. */
 struct credentials {
 	uid_t uid;
 	gid_t gid;
 	pid_t pid; /* 0 across PID namespaces */
 };
 
-/* Sorted by nothing, searched from the front: these lists are short. */
+/* Unsorted and searched from the front: these lists are short. */
 struct id_list {
 	uint32_t *ids;
 	size_t n;
 };
 
-/* Changes of segments that some session has yet to be sent; see segment_events.c. */
+/* Segment changes that are still to be sent to some session; see segment_events.c. */
 struct segment_changes {
 	struct dray_list list;   /* oldest first */
 	struct dray_map by_name; /* struct change, by segment */
 	uint32_t n;
-	uint64_t last; /* number of the youngest there ever was */
+	uint64_t last; /* number of the latest change */
 };
 
 struct sessions {
-	sd_event *event;
-	const struct dray_config *cfg;
-	struct worker_pool *pool;
-	struct regions *regions;
-	struct peers *peers;
-	uint8_t agent_id[16];
-	uint64_t incarnation;
-	void (*keys)(void *arg, dray_handle peer, uint64_t grant, uint64_t length,
-		     const struct dray_vec *rails);
-	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
-	const struct placement_upcalls *placement;
-	void *arg; /* of all of them */
-
-	/* listener.c */
+	struct sessions_deps deps;
 	struct unix_listener listener;
 	struct acceptor acceptor;
 	struct id_list allow_uids, allow_gids;
-	struct dray_list strangers; /* oldest first */
-	uint32_t n_strangers;
+	struct dray_list pending_clients; /* oldest first */
+	uint32_t n_pending_clients;
 
 	struct dray_handles table, groups, remotes;
 	struct dray_list group_list;
@@ -67,7 +55,7 @@ struct sessions {
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
 	struct dedup dedup;
 	struct segment_changes segment_changes;
-	uint64_t notify_id; /* last given out */
+	uint64_t notify_id; /* the last one used */
 	uint64_t opened, refused, notified, notify_refused;
 
 	bool draining, stopping;
@@ -77,13 +65,13 @@ struct sessions {
 	sd_event_source *stopped_source;
 };
 
-/* Sessions of one uid that named the same group. Freed with its last member. */
+/* The sessions of one uid that named the same group. Freed with its last member. */
 struct client_group {
 	struct dray_list link; /* on sessions->group_list */
 	struct sessions *owner;
 	dray_handle handle;
 	uid_t uid;
-	char name[NAME_BYTES]; /* empty: of one session alone */
+	char name[NAME_BYTES]; /* empty: the group of one session alone */
 	struct dray_list members;
 	uint32_t n_members;
 	struct quota quota;
@@ -100,37 +88,37 @@ struct session {
 	char name[NAME_BYTES];
 	unsigned worker;
 	bool notifications;     /* asked for at HELLO */
-	bool segments;          /* likewise */
-	bool segments_sent;     /* some are on their way: EVENT_SENT comes */
+	bool segments;          /* segment changes; likewise */
+	bool segments_sent;     /* some are in flight: EVENT_SENT follows */
 	uint64_t segments_seen; /* number of the last change that was sent */
-	uint32_t message_max;   /* what its socket takes */
+	uint32_t message_max;   /* bytes of one message that its socket takes */
 	int64_t opened_ns;
 	struct session_shared shared;
-	struct ring_memory ring; /* arena NULL: RING_OPEN has not come */
+	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
-	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: and imports */
+	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
 	uint64_t bytes;
 	bool closing, worker_gone;
 };
 
-/* A region as its session's quotas know it. */
+/* A region of a session, with what it counts against the quotas. */
 struct session_region {
 	struct dray_list link;
 	struct session *session;
 	dray_handle handle;
 	uint32_t extents;
 	uint64_t bytes;
-	bool adding; /* the REGION_ADD with this id is owed its answer */
+	bool adding; /* request_id is of the REGION_ADD to answer */
 	bool removing;
-	bool reply_due; /* to the REGION_REMOVE with this id */
+	bool replies; /* request_id is of the REGION_REMOVE to answer */
 	uint64_t request_id;
 };
 
 enum remote_state {
 	REMOTE_LIVE,
-	REMOTE_LOST,      /* being dropped, or dropped: a handle that knows why */
-	REMOTE_RELEASING, /* by request, or with its session */
+	REMOTE_LOST,      /* being dropped, or dropped: the handle keeps lost_code */
+	REMOTE_RELEASING, /* by a request, or with its session */
 	REMOTE_STATE_N
 };
 
@@ -141,45 +129,43 @@ struct remote_key {
 
 struct remote {
 	struct dray_list link;      /* on session->remotes */
-	struct dray_map_node index; /* on sessions->remotes_of_peers; not for local ones */
+	struct dray_map_node index; /* in sessions->remotes_of_peers; not for local ones */
 	struct remote_key key;
 	struct session *session;
 	enum remote_state state;
 	struct remote_view view;
-	uint64_t token_id;  /* local: what it was made from */
-	uint32_t lost_code; /* once lost */
-	bool dropping;      /* workers have not answered */
-	bool retired;       /* being dropped once what is in flight has finished */
+	uint64_t token_id;  /* of a local remote */
+	uint32_t lost_code; /* in REMOTE_LOST */
+	bool dropping;      /* the workers have not released it yet */
+	bool retired;       /* transfers in flight may finish before it is dropped */
 	bool fenced;        /* the owner waits for our acknowledgement */
-	bool owner_gone;    /* nobody to release it to */
-	bool reply_due;     /* to the REMOTE_RELEASE with this id */
+	bool owner_gone;    /* the owner is lost, or knows that it is released */
+	bool replies;       /* request_id is of the REMOTE_RELEASE to answer */
 	uint64_t request_id;
 };
 
 /* One message of a client. */
 struct request {
 	uint64_t id;
-	const uint8_t *body;
-	size_t length;
-	int *fds; /* closed afterwards, but for those set to -1 */
+	union dmsg_body m;
+	int *fds; /* closed afterwards, except those set to -1 */
 	unsigned n_fds;
 };
 
 /* session.c */
 int session_open(struct sessions *ss, const struct credentials *who, const struct dmsg_hello *hello,
 		 struct session **ret, struct dray_err *reterr);
-/* Hands it to its worker. fd: the connection, consumed. */
+/* Hands the session to its worker. fd: the connection, consumed. */
 void session_start(struct session *s, int fd);
-/* Frees one that no worker has heard of. */
+/* Frees a session that no worker knows. */
 void session_discard(struct session *s);
-/*
- * Begins to end it. code: what its transfers end with. message: sent to the client first; NULL:
- * nothing is.
- */
+/* Begins to end it. code: of its transfers. message: sent to the client first; NULL: none. */
 void session_close(struct session *s, uint32_t code, const char *message, const char *why);
-/* Frees a closing session once nothing of it is left. */
+/* Frees a closing session after all its parts have ended. */
 void session_check(struct session *s);
 struct session *session_get(struct sessions *ss, dray_handle handle);
+/* The next session that is not closing; start with *cursor = 0. */
+struct session *session_next(struct sessions *ss, uint32_t *cursor);
 static inline struct region_owner session_owner(struct session *s)
 {
 	return (struct region_owner){ s->handle, s->shared.group, &s->tokens };
@@ -191,29 +177,30 @@ struct client_group *group_join(struct sessions *ss, uid_t uid, const char *name
 void group_leave(struct session *s);
 void quota_init(struct quota *q, int64_t max);
 
-/* listener.c, admission.c */
-int listener_open(struct sessions *ss, int fd, struct dray_err *reterr);
-void listener_close(struct sessions *ss);
-int admission_load(struct sessions *ss, struct dray_err *reterr);
+/* admission.c */
 int admission_check(struct sessions *ss, int fd, struct credentials *ret, struct dray_err *reterr);
 
-/* stranger.c: connections before their HELLO. */
-void session_stranger_add(struct sessions *ss, int fd);
-void strangers_close(struct sessions *ss);
+/* pending_client.c: the data socket, and connections before their HELLO. */
+int data_socket_open(struct sessions *ss, struct dray_err *reterr);
+void data_socket_close(struct sessions *ss);
 
-/* reply.c: nothing is sent to a closing session. fds are consumed and set to -1. */
-void session_send(struct session *s, uint64_t request_id, const uint8_t *message, int length,
-		  int *fds, unsigned n_fds);
+/* reply.c: nothing is sent to a closing session. */
+
+/* m may be NULL for messages without fields. */
+void session_send(struct session *s, uint64_t request_id, uint16_t type, const union dmsg_body *m);
+/* fds are consumed and set to -1. */
+void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
+		      const union dmsg_body *m, int *fds, unsigned n_fds);
+/* Hands a packet to the session's worker. */
+void session_post(struct session *s, uint64_t request_id, struct packet *p);
 void session_send_error(struct session *s, uint64_t request_id, uint32_t code, const char *message);
+/* Sends the error; ret gives its code and text where err has none. */
 void session_fail(struct session *s, uint64_t request_id, int ret, const struct dray_err *err);
-/* The code and text that stand for ret where err has none. */
 void error_fold(struct dray_err *err, int ret);
 /* As much of UTF-8 text as fits, in whole characters. */
 struct dray_str text_fit(struct dray_str s, uint32_t max);
 
-/*
- * Handlers: 0: answered, or it will be; below 0: the dispatcher answers with reterr.
- */
+/* Handlers of requests. 0: answered now or later; below 0: the dispatcher answers with reterr. */
 int request_region_add(struct session *s, struct request *rq, struct dray_err *reterr);
 int request_region_remove(struct session *s, struct request *rq, struct dray_err *reterr);
 int request_region_export(struct session *s, struct request *rq, struct dray_err *reterr);
@@ -227,23 +214,23 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 int request_segment_get(struct session *s, struct request *rq, struct dray_err *reterr);
 int request_env_get(struct session *s, struct request *rq, struct dray_err *reterr);
 
-/* request_region.c: all of them, urgently. */
+/* request_region.c: removes all regions, urgently. */
 void session_regions_close(struct session *s);
 
 /* segment_events.c */
 void segment_changes_init(struct segment_changes *x);
 void segment_changes_deinit(struct segment_changes *x);
-/* A new session hears of what changes from now on. */
+/* A new session gets the changes from now on. */
 void session_segments_start(struct session *s);
-/* One that ends keeps nothing waiting. */
+/* A session that ends gets no more changes. */
 void session_segments_close(struct session *s);
 
-/* ring.c */
+/* ring.c: after the workers have released the ring. */
 void session_ring_close(struct session *s);
 
 /* remote.c */
 void session_remotes_close(struct session *s);
-/* A remote that this session's group may use, NULL with reterr. */
+/* A live remote of this session's group, or NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);
 struct remote *remote_find(struct sessions *ss, dray_handle handle);
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections that have not said HELLO yet. The control thread reads that one message itself; the
- * session that comes of it goes to a worker, and the rest is not looked at here. A refused client
- * gets its reason as the answer to HELLO, so one that the credentials rule out stays until it has
- * asked.
+ * The data socket, and connections before their HELLO. The control thread reads that one message; then the session
+ * goes to a worker, which reads everything else. A refused client gets the reason as the answer to HELLO, so a client
+ * that its credentials rule out stays until it has sent HELLO.
  *
- * Strangers are few and short-lived: when there are too many, the one that has been silent
- * longest goes.
+ * At most limits.strangers connections wait for HELLO; for one more, the oldest is closed.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent/control/session/internal.h"
-#include "lib/cleanup.h"
 #include "lib/log.h"
 #include "lib/seqpacket.h"
 #include "schema/gen/errors.h"
@@ -30,80 +28,76 @@
 #define HELLO_LIMIT_US 5000000
 /* A HELLO of a later minor version may be longer than ours, but not by that much. */
 #define HELLO_BYTES 4096
-/* Messages thrown away before a refused connection is closed. */
+/* Messages that are discarded before a refused connection is closed. */
 #define DISCARD_MAX 16
 
-struct stranger {
+struct pending_client {
 	struct dray_list link;
 	struct sessions *owner;
 	int fd;
 	struct credentials who;
-	struct dray_err denied; /* what its HELLO will be answered with */
+	struct dray_err denied; /* the answer to its HELLO, if code is set */
 	sd_event_source *io, *limit;
 };
 
-static struct stranger *stranger_free(struct stranger *x)
+static struct pending_client *pending_client_free(struct pending_client *c)
 {
-	if (!x)
+	if (!c)
 		return NULL;
-	x->io = sd_event_source_disable_unref(x->io);
-	x->limit = sd_event_source_disable_unref(x->limit);
-	dray_list_del(&x->link);
-	x->owner->n_strangers--;
-	dray_close(x->fd);
-	free(x);
+	c->io = sd_event_source_disable_unref(c->io);
+	c->limit = sd_event_source_disable_unref(c->limit);
+	dray_list_del(&c->link);
+	c->owner->n_pending_clients--;
+	dray_close(c->fd);
+	free(c);
 	return NULL;
 }
 
-/* The kernel hands a reset instead of our last word to a client whose messages were left unread. */
-static void discard_input(struct stranger *x)
+/* If messages are left unread, the kernel resets the connection instead of delivering our answer. */
+static void discard_input(struct pending_client *c)
 {
 	uint8_t buf[64];
 	struct dray_fds fds;
 	bool t1, t2;
 
 	for (unsigned i = 0; i < DISCARD_MAX; i++) {
-		ssize_t n = dray_seqpacket_recv(x->fd, buf, sizeof(buf), &fds, &t1, &t2);
+		ssize_t n = dray_seqpacket_recv(c->fd, buf, sizeof(buf), &fds, &t1, &t2);
 
 		if (n <= 0)
 			return;
-		regions_close_fds(x->owner->regions, fds.fd, fds.n);
+		regions_close_fds(c->owner->deps.regions, fds.fd, fds.n);
 	}
 }
 
-static void refuse(struct stranger *x, uint64_t request_id, const struct dray_err *err)
+static void refuse(struct pending_client *c, uint64_t request_id, const struct dray_err *err)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX];
 	struct dmsg_error m = { .code = (uint32_t)err->code,
 				.message = { err->msg, (uint32_t)strlen(err->msg) } };
 	int n = dmsg_error_encode(buf, sizeof(buf), request_id, &m);
 
-	x->owner->refused++;
+	c->owner->refused++;
 	log_limited(DRAY_LOG_NOTICE, "session", "refused, %s uid=%u gid=%u pid=%d code=%s",
-		    err->msg, x->who.uid, x->who.gid, x->who.pid,
+		    err->msg, c->who.uid, c->who.gid, c->who.pid,
 		    dray_error_name((uint32_t)err->code));
 	if (n > 0)
-		dray_seqpacket_send(x->fd, buf, (size_t)n, NULL, 0);
-	discard_input(x);
-	stranger_free(x);
+		dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
+	discard_input(c);
+	pending_client_free(c);
 }
 
 static int handle_pidfd(sd_event_source *source, int fd, uint32_t revents, void *arg)
 {
 	struct session *s = arg;
 
-	(void)source;
-	(void)fd;
-	(void)revents;
 	session_close(s, DRAY_E_SESSION_CLOSED, NULL, "the client's process ended");
 	return 0;
 }
 
 /*
- * Signal 0 asks the kernel whether it is a pidfd and touches nobody; EPERM is said of pidfds
- * only, and so is EINVAL, where its process is of no PID namespace of ours, as in another
- * container. Asked before it is polled, since polling a descriptor of a file system in user space
- * may block.
+ * Signal 0 tests whether the descriptor is a pidfd, and has no effect on the process. The kernel returns EPERM for
+ * pidfds only, and EINVAL if the process is outside our PID namespaces, as in another container. The test comes
+ * before the poll, because polling a descriptor of a user-space file system may block.
  */
 static bool is_pidfd(int fd)
 {
@@ -111,15 +105,16 @@ static bool is_pidfd(int fd)
 	       errno == ESRCH || errno == EINVAL;
 }
 
-/* Takes the descriptor over where all is well. */
+/* Consumes the descriptor on success. */
 static int watch_pidfd(struct session *s, int *fd, struct dray_err *reterr)
 {
 	int r;
 
 	if (!is_pidfd(*fd))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "the descriptor that came with HELLO is not a pidfd");
-	r = sd_event_add_io(s->owner->event, &s->pidfd_source, *fd, EPOLLIN, handle_pidfd, s);
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"the descriptor sent with HELLO is not a pidfd; send one of pidfd_open(2)");
+	r = sd_event_add_io(s->owner->deps.event, &s->pidfd_source, *fd, EPOLLIN, handle_pidfd, s);
 	if (r < 0)
 		return dray_err_set(reterr, r, r == -EPERM ? DRAY_E_INVALID : DRAY_E_IO,
 				    "the pidfd cannot be watched: %s", dray_errno_text(r));
@@ -128,27 +123,27 @@ static int watch_pidfd(struct session *s, int *fd, struct dray_err *reterr)
 	return 0;
 }
 
-static int say_hello(struct stranger *x, struct session *s, uint64_t request_id,
-		     struct dray_err *reterr)
+static int reply_hello(struct pending_client *c, struct session *s, uint64_t request_id,
+		       struct dray_err *reterr)
 {
-	struct sessions *ss = x->owner;
+	struct sessions *ss = c->owner;
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_HELLO_REPLY_BODY_MAX];
-	const char *segment = peers_segment(ss->peers);
+	const char *segment = peers_segment(ss->deps.peers);
 	struct dmsg_hello_reply m = {
 		.major = DMSG_MAJOR,
 		.minor = DMSG_MINOR,
 		.ops_inline_max = DMSG_OPS_INLINE_MAX,
 		.session = s->handle,
-		.incarnation = ss->incarnation,
+		.incarnation = ss->deps.incarnation,
 		.segment = { segment, (uint32_t)strlen(segment) },
 		.version = { DRAY_VERSION, sizeof(DRAY_VERSION) - 1 },
 	};
 	int n, r;
 
-	memcpy(m.agent_id, ss->agent_id, sizeof(m.agent_id));
+	memcpy(m.agent_id, ss->deps.agent_id, sizeof(m.agent_id));
 	n = dmsg_hello_reply_encode(buf, sizeof(buf), request_id, &m);
-	r = n < 0 ? n : dray_seqpacket_send(x->fd, buf, (size_t)n, NULL, 0);
-	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "HELLO cannot be answered: %s",
+	r = n < 0 ? n : dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "the reply to HELLO cannot be sent: %s",
 				    dray_errno_text(r)) :
 		       0;
 }
@@ -156,65 +151,70 @@ static int say_hello(struct stranger *x, struct session *s, uint64_t request_id,
 static int check_hello(struct sessions *ss, const struct dmsg_hello *m, unsigned n_fds,
 		       struct dray_err *reterr)
 {
-	unsigned want = m->flags & DMSG_HELLO_FLAG_PIDFD ? 1 : 0;
+	unsigned expected = m->flags & DMSG_HELLO_FLAG_PIDFD ? 1 : 0;
 
 	if (m->major_min > DMSG_MAJOR || m->major_max < DMSG_MAJOR)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_VERSION,
-				    "the client speaks major versions %u to %u, the agent %d",
-				    m->major_min, m->major_max, DMSG_MAJOR);
-	if (n_fds != want)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
-				    "HELLO came with %u descriptors instead of %u", n_fds, want);
+		return dray_err_set(
+			reterr, -EPROTO, DRAY_E_VERSION,
+			"the client speaks major versions %u to %u, the agent %d; upgrade the older",
+			m->major_min, m->major_max, DMSG_MAJOR);
+	if (n_fds != expected)
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_FD_COUNT,
+			"HELLO has %u descriptors instead of %u; send a pidfd with its flag only",
+			n_fds, expected);
 	if (ss->draining)
-		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-				    "the agent is draining and takes no new sessions");
+		return dray_err_set(
+			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+			"the agent is draining and accepts no new sessions; connect to another agent");
 	return 0;
 }
 
-/* The stranger becomes a session. */
-static int hello(struct stranger *x, const struct dmsg_header *h, const uint8_t *body,
-		 struct dray_fds *fds, struct dray_err *reterr)
+/* The connection becomes a session. */
+static int handle_hello(struct pending_client *c, const struct dmsg_header *h, const uint8_t *body,
+			struct dray_fds *fds, struct dray_err *reterr)
 {
-	struct sessions *ss = x->owner;
+	struct sessions *ss = c->owner;
 	struct dmsg_hello m;
 	struct session *s;
 	int r;
 
 	if (h->type != DMSG_HELLO)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER,
-				    "the first message is HELLO");
+				    "the first message is %s; send HELLO first",
+				    dmsg_type_name(h->type));
 	r = dmsg_hello_decode(body, h->length, &m, reterr);
 	if (r < 0)
 		return r;
-	if (x->denied.code) {
-		*reterr = x->denied;
+	if (c->denied.code) {
+		*reterr = c->denied;
 		return -EACCES;
 	}
 	r = check_hello(ss, &m, fds->n, reterr);
 	if (r < 0)
 		return r;
-	r = session_open(ss, &x->who, &m, &s, reterr);
+	r = session_open(ss, &c->who, &m, &s, reterr);
 	if (r < 0)
 		return r;
 	if (fds->n)
 		r = watch_pidfd(s, &fds->fd[0], reterr);
 	if (r >= 0)
-		r = say_hello(x, s, h->request_id, reterr);
+		r = reply_hello(c, s, h->request_id, reterr);
 	if (r < 0) {
 		session_discard(s);
 		return r;
 	}
-	/* the loop forgets the descriptor before a worker's loop gets it */
-	x->io = sd_event_source_disable_unref(x->io);
-	session_start(s, dray_take_fd(x->fd));
-	stranger_free(x);
+	/* this loop stops watching the descriptor before the worker gets it */
+	c->io = sd_event_source_disable_unref(c->io);
+	session_start(s, dray_take_fd(c->fd));
+	pending_client_free(c);
 	return 0;
 }
 
 static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 {
-	struct stranger *x = arg;
-	struct sessions *ss = x->owner;
+	struct pending_client *c = arg;
+	struct sessions *ss = c->owner;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_header h;
 	struct dray_fds fds;
@@ -224,90 +224,118 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 	ssize_t n;
 	int r;
 
-	(void)source;
-	(void)revents;
 	n = dray_seqpacket_recv(fd, buf, sizeof(buf), &fds, &cut, &fds_lost);
 	if (n == -EAGAIN)
 		return 0;
 	if (n <= 0) {
-		stranger_free(x);
+		pending_client_free(c);
 		return 0;
 	}
 	r = dmsg_header_decode(buf, (size_t)n, &h, &err);
 	id = dmsg_header_id(buf, (size_t)n);
 	if (r >= 0 && cut)
-		r = dray_err_set(&err, -EMSGSIZE, DRAY_E_TOO_LARGE, "HELLO has at most %d bytes",
+		r = dray_err_set(&err, -EMSGSIZE, DRAY_E_TOO_LARGE, "HELLO has more than %d bytes",
 				 HELLO_BYTES);
 	if (r >= 0)
 		r = dmsg_packet_check(&h, (size_t)n, &err);
 	if (r >= 0 && fds_lost)
-		r = dray_err_set(&err, -EMFILE, DRAY_E_FD_LIMIT,
-				 "the descriptor that came with HELLO was lost");
+		r = dray_err_set(
+			&err, -EMFILE, DRAY_E_FD_LIMIT,
+			"the kernel dropped the descriptor of HELLO; raise the agent's NOFILE limit");
 	if (r >= 0)
-		r = hello(x, &h, buf + DMSG_HEADER_SIZE, &fds, &err);
+		r = handle_hello(c, &h, buf + DMSG_HEADER_SIZE, &fds, &err);
 	if (r < 0) {
 		error_fold(&err, r);
-		refuse(x, id, &err);
+		refuse(c, id, &err);
 	}
-	regions_close_fds(ss->regions, fds.fd, fds.n);
+	regions_close_fds(ss->deps.regions, fds.fd, fds.n);
 	return 0;
 }
 
 static int handle_limit(sd_event_source *source, uint64_t usec, void *arg)
 {
-	struct stranger *x = arg;
+	struct pending_client *c = arg;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	(void)source;
-	(void)usec;
-	dray_err_set(&err, -ETIMEDOUT, DRAY_E_TIMEOUT, "no HELLO within %d s",
+	dray_err_set(&err, -ETIMEDOUT, DRAY_E_TIMEOUT, "the client sent no HELLO within %d s",
 		     HELLO_LIMIT_US / 1000000);
-	refuse(x, 0, &err);
+	refuse(c, 0, &err);
 	return 0;
 }
 
 static void make_room(struct sessions *ss)
 {
-	struct stranger *oldest = dray_list_first(&ss->strangers, struct stranger, link);
+	struct pending_client *oldest =
+		dray_list_first(&ss->pending_clients, struct pending_client, link);
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (!oldest || ss->n_strangers < (uint32_t)ss->cfg->limits.strangers)
+	if (!oldest || ss->n_pending_clients < (uint32_t)ss->deps.cfg->limits.strangers)
 		return;
 	dray_err_set(&err, -EBUSY, DRAY_E_BUSY,
-		     "%" PRIu32 " connections wait without HELLO (limits.strangers)",
-		     ss->n_strangers);
+		     "%" PRIu32
+		     " connections have not sent HELLO, as many as limits.strangers allows",
+		     ss->n_pending_clients);
 	refuse(oldest, 0, &err);
 }
 
-void session_stranger_add(struct sessions *ss, int fd)
+static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
-	struct stranger *x;
+	struct sessions *ss = arg;
+	struct pending_client *c;
 	int r;
 
 	make_room(ss);
-	x = calloc(1, sizeof(*x));
-	if (!x) {
+	c = calloc(1, sizeof(*c));
+	if (!c) {
 		dray_close(fd);
 		return;
 	}
-	x->owner = ss;
-	x->fd = fd;
-	dray_list_add(&ss->strangers, &x->link);
-	ss->n_strangers++;
-	admission_check(ss, fd, &x->who, &x->denied);
-	r = sd_event_add_io(ss->event, &x->io, fd, EPOLLIN, handle_io, x);
+	c->owner = ss;
+	c->fd = fd;
+	dray_list_add(&ss->pending_clients, &c->link);
+	ss->n_pending_clients++;
+	admission_check(ss, fd, &c->who, &c->denied);
+	r = sd_event_add_io(ss->deps.event, &c->io, fd, EPOLLIN, handle_io, c);
 	if (r >= 0)
-		r = sd_event_add_time_relative(ss->event, &x->limit, CLOCK_MONOTONIC,
-					       HELLO_LIMIT_US, 0, handle_limit, x);
+		r = sd_event_add_time_relative(ss->deps.event, &c->limit, CLOCK_MONOTONIC,
+					       HELLO_LIMIT_US, 0, handle_limit, c);
 	if (r < 0) {
 		log_limited(DRAY_LOG_WARNING, "session", "a connection cannot be watched: %s",
 			    dray_errno_text(r));
-		stranger_free(x);
+		pending_client_free(c);
 	}
 }
 
-void strangers_close(struct sessions *ss)
+static const struct acceptor_ops acceptor_ops = {
+	.area = "session",
+	.priority = ACCEPTOR_AFTER_CONNECTIONS,
+	.accepted = accepted,
+};
+
+int data_socket_open(struct sessions *ss, struct dray_err *reterr)
 {
-	dray_list_for_each(&ss->strangers, x, struct stranger, link)
-		stranger_free(x);
+	static const struct unix_listener_kind kind = { "data", SOCK_SEQPACKET };
+	const struct dray_config *cfg = ss->deps.cfg;
+	int r, fd = ss->deps.listen_fd;
+	gid_t group = (gid_t)-1;
+
+	r = fd >= 0 ? 0 : unix_listener_group_parse(&kind, cfg->data.group, &group, reterr);
+	if (r >= 0)
+		r = fd >= 0 ? unix_listener_adopt(&ss->listener, &kind, fd, reterr) :
+			      unix_listener_bind(&ss->listener, &kind, cfg->data.socket,
+						 (mode_t)cfg->data.mode, group, reterr);
+	if (r < 0)
+		return r;
+	r = acceptor_start(&ss->acceptor, ss->deps.event, ss->listener.fd, &acceptor_ops, ss);
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_IO, "data.socket: watching it: %s",
+				    dray_errno_text(r)) :
+		       0;
+}
+
+void data_socket_close(struct sessions *ss)
+{
+	acceptor_stop(&ss->acceptor);
+	unix_listener_close(&ss->listener);
+	dray_list_for_each(&ss->pending_clients, c, struct pending_client, link)
+		pending_client_free(c);
 }

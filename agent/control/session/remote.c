@@ -1,34 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Remotes: tokens that a session imported. One that is lost, because its owner revoked it or its
- * peer is gone, stays as a handle that knows why until its session releases it.
+ * Remotes: tokens that a session imported. A remote is lost if its owner revokes it or its peer is lost; its handle
+ * then keeps the reason until the session releases it.
  *
- * Whichever way a remote ends, first the workers let go of it. Then its owner hears: as the
- * acknowledgement of a fence, as a release, or, within this agent, by local_remote_gone(). A peer
- * that is lost hears nothing.
+ * However a remote ends, the workers release it first. Then its owner is told: by the acknowledgement of a fence, by
+ * a release, or, within this agent, by local_remote_gone(). A lost peer is told nothing.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/model/keys.h"
 #include "agent/control/session/internal.h"
-#include "lib/cleanup.h"
+#include "agent/model/keys.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* An import that waits for its owner. */
-struct import {
+/* An import that waits for the owner's answer. */
+struct pending_import {
 	struct dray_list link;
 	struct session *session;
 	uint64_t request_id;
-	uint64_t id; /* at peers */
+	uint64_t id; /* of peer_import() */
 };
 
-static const struct sessions *owner(const struct remote *r)
+static const struct sessions_deps *deps(const struct remote *r)
 {
-	return r->session->owner;
+	return &r->session->owner->deps;
 }
 
 struct remote *remote_find(struct sessions *ss, dray_handle handle)
@@ -42,7 +40,7 @@ struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err
 
 	if (!r || r->state == REMOTE_RELEASING || r->view.o.group != s->shared.group) {
 		dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			     "no remote %" PRIu64 " in this session's group", handle);
+			     "this session's group has no remote %" PRIu64, handle);
 		return NULL;
 	}
 	if (r->state == REMOTE_LOST) {
@@ -82,7 +80,7 @@ static struct remote *remote_new(struct session *s, struct dray_err *reterr)
 	return r;
 }
 
-/* No worker knows it any more, or ever did. */
+/* For a remote that no worker knows. */
 static void remote_free(struct remote *r)
 {
 	struct session *s = r->session;
@@ -97,44 +95,25 @@ static void remote_free(struct remote *r)
 static void reply_imported(const struct remote *r, uint64_t request_id,
 			   enum dmsg_transport transport)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REMOTE_IMPORT_REPLY_BODY_MAX];
-	struct dmsg_remote_import_reply m = {
-		.remote = r->view.o.handle,
-		.length = r->view.o.length,
-		.access = r->view.o.access,
-		.transport = transport,
-	};
-
-	session_send(r->session, request_id, buf,
-		     dmsg_remote_import_reply_encode(buf, sizeof(buf), request_id, &m), NULL, 0);
+	session_send(r->session, request_id, DMSG_REMOTE_IMPORT_REPLY,
+		     &(union dmsg_body){ .remote_import_reply = { .remote = r->view.o.handle,
+								  .length = r->view.o.length,
+								  .access = r->view.o.access,
+								  .transport = transport } });
 }
-
-static void reply_released(struct session *s, uint64_t request_id)
-{
-	uint8_t buf[DMSG_HEADER_SIZE + 1];
-	struct dmsg_remote_release_reply m;
-
-	session_send(s, request_id, buf,
-		     dmsg_remote_release_reply_encode(buf, sizeof(buf), request_id, &m), NULL, 0);
-}
-
-/*
- * --- the end of a remote
- * --------------------------------------------------------------------------
- */
 
 static void tell_owner(struct remote *r)
 {
-	const struct sessions *ss = owner(r);
+	const struct sessions_deps *d = deps(r);
 
 	if (r->view.is_local)
-		local_remote_gone(ss->regions, r->token_id, r->view.o.handle);
+		local_remote_gone(d->regions, r->token_id, r->view.o.handle);
 	else if (r->owner_gone)
 		return;
 	else if (r->fenced)
-		peers_fence_ack(ss->peers, r->view.peer, r->view.grant);
+		peers_fence_ack(d->peers, r->view.peer, r->view.grant);
 	else
-		peer_release(ss->peers, r->view.peer, r->view.grant);
+		peer_release(d->peers, r->view.peer, r->view.grant);
 	r->owner_gone = true;
 }
 
@@ -144,13 +123,13 @@ static void handle_dropped(void *arg)
 	struct session *s = r->session;
 
 	r->dropping = r->retired = false;
-	/* the peer may give the same grant to somebody else from here on */
+	/* from here on the peer may reuse the grant */
 	dray_map_del(&s->owner->remotes_of_peers, &r->index);
 	tell_owner(r);
 	if (r->state != REMOTE_RELEASING)
 		return;
-	if (r->reply_due)
-		reply_released(s, r->request_id);
+	if (r->replies)
+		session_send(s, r->request_id, DMSG_REMOTE_RELEASE_REPLY, NULL);
 	remote_free(r);
 	session_check(s);
 }
@@ -159,30 +138,28 @@ static void drop(struct remote *r, uint32_t code, bool urgent)
 {
 	if (!r->dropping) {
 		r->dropping = true;
-		pool_drop(owner(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent,
+		pool_drop(deps(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent,
 			  handle_dropped, r);
 	} else if (urgent || r->retired) {
 		r->retired = false;
-		pool_drop(owner(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent, NULL,
-			  NULL);
+		pool_drop(deps(r)->pool, OBJECT_REMOTE, r->view.o.handle, code, urgent, NULL, NULL);
 	}
 }
 
-/* To its session the remote is gone from now on. */
+/* Tells the session that the remote is lost. */
 static void tell_lost(struct remote *r, uint32_t code, const char *why)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REMOTE_LOST_BODY_MAX];
-	struct dmsg_remote_lost m = {
-		.remote = r->view.o.handle,
-		.code = code,
-		.message = { why, (uint32_t)strnlen(why, DRAY_ERR_MSG_MAX) },
-	};
+	union dmsg_body m = { .remote_lost = {
+				      .remote = r->view.o.handle,
+				      .code = code,
+				      .message = { why, (uint32_t)strnlen(why, DRAY_ERR_MSG_MAX) },
+			      } };
 
 	if (r->state != REMOTE_LIVE)
 		return;
 	r->state = REMOTE_LOST;
 	r->lost_code = code;
-	session_send(r->session, 0, buf, dmsg_remote_lost_encode(buf, sizeof(buf), 0, &m), NULL, 0);
+	session_send(r->session, 0, DMSG_REMOTE_LOST, &m);
 }
 
 static void lose(struct remote *r, uint32_t code, const char *why, bool urgent)
@@ -205,8 +182,8 @@ void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t gran
 	struct remote *r = find_of_peer(ss, peer, grant);
 
 	if (!r) {
-		/* released before the fence came, or never got its handle: nothing here uses it */
-		peers_fence_ack(ss->peers, peer, grant);
+		/* the remote was released before the fence, or its import failed: nothing here uses the grant */
+		peers_fence_ack(ss->deps.peers, peer, grant);
 		return;
 	}
 	r->fenced = true;
@@ -219,7 +196,7 @@ void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
 	struct remote *r = find_of_peer(ss, peer, grant);
 
 	if (r)
-		pool_keys(ss->pool, OBJECT_REMOTE, r->view.o.handle, keys);
+		pool_keys(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, keys);
 	rail_keys_unref(keys);
 }
 
@@ -251,9 +228,9 @@ void sessions_peer_draining(struct sessions *ss, dray_handle peer)
 		if (r->view.is_local || r->view.peer != peer || r->dropping ||
 		    r->state != REMOTE_LIVE)
 			continue;
-		/* what is in flight may finish; then the owner hears that we are done with it */
+		/* transfers in flight may finish; then the grant is released */
 		r->dropping = r->retired = true;
-		pool_retire(ss->pool, OBJECT_REMOTE, r->view.o.handle, DRAY_E_DRAINING,
+		pool_retire(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, DRAY_E_DRAINING,
 			    handle_dropped, r);
 		tell_lost(r, DRAY_E_DRAINING, dray_error_doc(DRAY_E_DRAINING));
 	}
@@ -269,37 +246,27 @@ void sessions_revoke_local(struct sessions *ss, dray_handle remote, uint32_t cod
 
 int request_remote_release(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	struct dmsg_remote_release m;
-	struct remote *r;
-	int e;
+	uint64_t handle = rq->m.remote_release.remote;
+	struct remote *r = remote_find(s->owner, handle);
 
-	e = dmsg_remote_release_decode(rq->body, rq->length, &m, reterr);
-	if (e < 0)
-		return e;
-	r = remote_find(s->owner, m.remote);
 	if (!r || r->session != s || r->state == REMOTE_RELEASING)
 		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-				    "this session has no remote %" PRIu64, m.remote);
-	r->reply_due = true;
+				    "this session has no remote %" PRIu64, handle);
+	r->replies = true;
 	r->request_id = rq->id;
 	release(r, DRAY_E_CANCELLED);
 	if (!r->dropping) {
 		remote_free(r);
-		reply_released(s, rq->id);
+		session_send(s, rq->id, DMSG_REMOTE_RELEASE_REPLY, NULL);
 	}
 	return 0;
 }
-
-/*
- * --- import
- * ---------------------------------------------------------------------------------------
- */
 
 static void publish(struct remote *r, uint64_t length, uint16_t access)
 {
 	r->view.o.length = length;
 	r->view.o.access = access;
-	pool_publish(owner(r)->pool, &r->view.o);
+	pool_publish(deps(r)->pool, &r->view.o);
 }
 
 static int import_local(struct session *s, uint64_t request_id, const struct pmsg_token *token,
@@ -314,7 +281,7 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 		return -ENOMEM;
 	r->view.is_local = true;
 	r->token_id = token->token_id;
-	e = token_import_local(s->owner->regions, token, r->view.o.handle, &r->view.region,
+	e = token_import_local(s->owner->deps.regions, token, r->view.o.handle, &r->view.region,
 			       &r->view.offset, &length, &access, reterr);
 	if (e < 0) {
 		remote_free(r);
@@ -325,33 +292,33 @@ static int import_local(struct session *s, uint64_t request_id, const struct pms
 	return 0;
 }
 
-static void finish_import(struct import *i, dray_handle peer, uint64_t grant, uint64_t length,
-			  uint16_t access, const struct dray_vec *rails)
+static void finish_import(struct pending_import *i, dray_handle peer,
+			  const struct pmsg_import_reply *m)
 {
 	struct session *s = i->session;
-	struct sessions *ss = s->owner;
+	const struct sessions_deps *d = &s->owner->deps;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
 
 	if (!r) {
-		peer_release(ss->peers, peer, grant);
+		peer_release(d->peers, peer, m->grant);
 		session_fail(s, i->request_id, -ENOMEM, &err);
 		return;
 	}
 	r->view.peer = r->key.peer = peer;
-	r->view.grant = r->key.grant = grant;
-	dray_map_add(&ss->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
-	publish(r, length, access);
-	/* before the client can use it */
-	if (rails->n)
-		ss->keys(ss->arg, peer, grant, length, rails);
-	reply_imported(r, i->request_id, rails->n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
+	r->view.grant = r->key.grant = m->grant;
+	dray_map_add(&s->owner->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
+	publish(r, m->length, m->access);
+	/* before the client can use the remote */
+	if (m->rails.n)
+		d->keys(d->arg, peer, m);
+	reply_imported(r, i->request_id, m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
 }
 
-static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer, uint64_t grant,
-			    uint64_t length, uint16_t access, const struct dray_vec *rails)
+static void handle_imported(void *arg, const struct dray_err *err, dray_handle peer,
+			    const struct pmsg_import_reply *m)
 {
-	struct import *i = arg;
+	struct pending_import *i = arg;
 	struct session *s = i->session;
 
 	dray_list_del(&i->link);
@@ -359,7 +326,7 @@ static void handle_imported(void *arg, const struct dray_err *err, dray_handle p
 	if (err->code)
 		session_fail(s, i->request_id, -EIO, err);
 	else
-		finish_import(i, peer, grant, length, access, rails);
+		finish_import(i, peer, m);
 	free(i);
 }
 
@@ -367,14 +334,14 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 		       const char *segment, uint32_t timeout_ms, struct dray_err *reterr)
 {
 	int64_t timeout = timeout_ms ? timeout_ms * DRAY_NS_PER_MS : IMPORT_TIMEOUT_NS;
-	struct import *i = calloc(1, sizeof(*i));
+	struct pending_import *i = calloc(1, sizeof(*i));
 	int e;
 
 	if (!i)
 		return -ENOMEM;
 	i->session = s;
 	i->request_id = request_id;
-	e = peer_import(s->owner->peers, token, segment, timeout, handle_imported, i, &i->id,
+	e = peer_import(s->owner->deps.peers, token, segment, timeout, handle_imported, i, &i->id,
 			reterr);
 	if (e < 0) {
 		free(i);
@@ -387,45 +354,43 @@ static int import_peer(struct session *s, uint64_t request_id, const struct pmsg
 
 int request_remote_import(struct session *s, struct request *rq, struct dray_err *reterr)
 {
+	const struct dmsg_remote_import *m = &rq->m.remote_import;
 	const struct sessions *ss = s->owner;
-	char segment[256];
-	struct dmsg_remote_import m;
 	struct pmsg_token token;
+	char segment[256];
 	int e;
 
-	e = dmsg_remote_import_decode(rq->body, rq->length, &m, reterr);
-	if (e < 0)
-		return e;
 	if (ss->draining)
-		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-				    "the agent is draining and imports nothing new");
-	if (s->n_remotes >= ss->cfg->limits.remotes_per_session)
+		return dray_err_set(
+			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+			"the agent is draining and imports nothing new; connect to another agent");
+	if (s->n_remotes >= ss->deps.cfg->limits.remotes_per_session)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the session has %" PRIu32
-				    " remotes (limits.remotes_per_session)",
+				    "the session has %" PRIu32 " remotes, as many as "
+				    "limits.remotes_per_session allows; release some",
 				    s->n_remotes);
-	e = token_parse(m.token.p, m.token.n, &token, segment, reterr);
+	e = token_parse(m->token.p, m->token.n, &token, segment, reterr);
 	if (e < 0)
 		return e;
-	if (!memcmp(token.agent_id, ss->agent_id, sizeof(token.agent_id)))
+	if (!memcmp(token.agent_id, ss->deps.agent_id, sizeof(token.agent_id)))
 		return import_local(s, rq->id, &token, reterr);
 	if (!*segment)
 		return dray_err_set(
 			reterr, -EHOSTUNREACH, DRAY_E_PEER_UNREACHABLE,
-			"the token names no segment: its owner has no listener (peer.listen)");
-	return import_peer(s, rq->id, &token, segment, m.timeout_ms, reterr);
+			"the token names no segment, because its owner has no listener; set peer.listen there");
+	return import_peer(s, rq->id, &token, segment, m->timeout_ms, reterr);
 }
 
 void session_remotes_close(struct session *s)
 {
-	dray_list_for_each(&s->imports, i, struct import, link) {
-		peer_import_cancel(s->owner->peers, i->id);
+	dray_list_for_each(&s->imports, i, struct pending_import, link) {
+		peer_import_cancel(s->owner->deps.peers, i->id);
 		dray_list_del(&i->link);
 		s->n_remotes--;
 		free(i);
 	}
 	dray_list_for_each(&s->remotes, r, struct remote, link) {
-		r->reply_due = false;
+		r->replies = false;
 		release(r, DRAY_E_SESSION_CLOSED);
 		if (!r->dropping)
 			remote_free(r);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes to a client after HELLO goes by its worker, which alone writes to the socket. */
+/* Messages to a client after HELLO. They go through its worker, which alone writes to the socket. */
 #include <errno.h>
 #include <string.h>
 
@@ -7,50 +7,58 @@
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
 
-void session_send(struct session *s, uint64_t request_id, const uint8_t *message, int length,
-		  int *fds, unsigned n_fds)
-{
-	struct packet *p = NULL;
+/* Room for every message sent here except the reply to ENV_GET. */
+#define BODY_MAX DMSG_SEGMENT_GET_REPLY_BODY_MAX
 
-	/* every text we put in is within its limit */
-	dray_assert(length > 0);
-	if (!s->closing)
-		p = packet_new((uint32_t)length, n_fds);
+void session_post(struct session *s, uint64_t request_id, struct packet *p)
+{
+	worker_post(s->owner->deps.pool->workers[s->worker],
+		    &(struct command){ .type = COMMAND_SEND,
+				       .session = s->handle,
+				       .id = request_id,
+				       .packet = p });
+}
+
+void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
+		      const union dmsg_body *m, int *fds, unsigned n_fds)
+{
+	uint32_t cap = DMSG_HEADER_SIZE +
+		       (type == DMSG_ENV_GET_REPLY ? DMSG_ENV_GET_REPLY_BODY_MAX : BODY_MAX);
+	struct packet *p = s->closing ? NULL : packet_new(cap, n_fds);
+	int length;
+
 	if (!p) {
-		regions_close_fds(s->owner->regions, fds, n_fds);
-		/*
-		 * a client that waits for an answer for ever is worse off than one without a
-		 * session
-		 */
+		regions_close_fds(s->owner->deps.regions, fds, n_fds);
+		/* losing the session is better for the client than waiting for ever */
 		if (!s->closing)
-			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for an answer");
+			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for a reply");
 		return;
 	}
-	memcpy(p->data, message, (size_t)length);
-	for (unsigned i = 0; i < n_fds; i++) {
-		p->fds[i] = fds[i];
-		fds[i] = -1;
-	}
-	worker_post(s->owner->pool->workers[s->worker], &(struct command){ .type = COMMAND_SEND,
-									   .session = s->handle,
-									   .id = request_id,
-									   .packet = p });
+	length = dmsg_body_encode(type, p->data, cap, request_id, m);
+	dray_assert(length > 0);
+	p->length = (uint32_t)length;
+	for (unsigned i = 0; i < n_fds; i++)
+		p->fds[i] = dray_take_fd(fds[i]);
+	session_post(s, request_id, p);
+}
+
+void session_send(struct session *s, uint64_t request_id, uint16_t type, const union dmsg_body *m)
+{
+	session_send_fds(s, request_id, type, m, NULL, 0);
 }
 
 void session_send_error(struct session *s, uint64_t request_id, uint32_t code, const char *message)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX];
-	struct dmsg_error m = { .code = code, .message = { message, (uint32_t)strlen(message) } };
-
-	session_send(s, request_id, buf, dmsg_error_encode(buf, sizeof(buf), request_id, &m), NULL,
-		     0);
+	session_send(
+		s, request_id, DMSG_ERROR,
+		&(union dmsg_body){ .error = { code, { message, (uint32_t)strlen(message) } } });
 }
 
 struct dray_str text_fit(struct dray_str s, uint32_t max)
 {
 	if (s.n <= max)
 		return s;
-	/* bytes 10xxxxxx go on with a character */
+	/* bytes 10xxxxxx continue a character */
 	while (max && ((uint8_t)s.p[max] & 0xc0) == 0x80)
 		max--;
 	return (struct dray_str){ s.p, max };

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Requests that a worker passed on. Each is answered exactly once: by its handler, later, or here
- * by its error.
- */
+/* Requests that a worker passed on. Each is answered exactly once: by its handler, at once or later, or here with its error. */
 #include <errno.h>
 
 #include "agent/control/session/internal.h"
-#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 static const struct {
@@ -28,30 +24,34 @@ static const struct {
 	{ DMSG_ENV_GET, false, request_env_get },
 };
 
-static int dispatch(struct session *s, const struct dmsg_header *h, struct request *rq,
-		    bool fds_lost, struct dray_err *reterr)
+static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_t *body,
+		    struct request *rq, bool fds_lost, struct dray_err *reterr)
 {
 	if (h->type == DMSG_HELLO)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER, "HELLO is sent once");
+		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER,
+				    "HELLO was sent twice; send it as the first message only");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(handlers); i++) {
 		if (handlers[i].type != h->type)
 			continue;
 		if (fds_lost)
 			return dray_err_set(
 				reterr, -EMFILE, DRAY_E_FD_LIMIT,
-				"descriptors were lost in passing; raise the agent's NOFILE "
-				"limit or pass fewer");
+				"the kernel dropped descriptors of the message; raise the agent's "
+				"NOFILE limit or pass fewer");
 		if (rq->n_fds > DMSG_FDS_MAX)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_LIMIT,
-					    "a message brings at most %d descriptors",
-					    DMSG_FDS_MAX);
+					    "the message has %u descriptors, the limit is %d",
+					    rq->n_fds, DMSG_FDS_MAX);
 		if (rq->n_fds && !handlers[i].fds)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
 					    "%s takes no descriptors", dmsg_type_name(h->type));
+		if (dmsg_body_decode(h->type, body, h->length, &rq->m, reterr) < 0)
+			return -EPROTO;
 		return handlers[i].handle(s, rq, reterr);
 	}
 	return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNKNOWN_TYPE,
-			    "message type 0x%04x is unknown", h->type);
+			    "message type 0x%04x is unknown; use one of the protocol's version",
+			    h->type);
 }
 
 static void handle(struct session *s, struct packet *p)
@@ -65,11 +65,8 @@ static void handle(struct session *s, struct packet *p)
 	rq.id = dmsg_header_id(p->data, p->length);
 	if (r >= 0)
 		r = dmsg_packet_check(&h, p->length, &err);
-	if (r >= 0) {
-		rq.body = p->data + DMSG_HEADER_SIZE;
-		rq.length = h.length;
-		r = dispatch(s, &h, &rq, p->fds_lost, &err);
-	}
+	if (r >= 0)
+		r = dispatch(s, &h, p->data + DMSG_HEADER_SIZE, &rq, p->fds_lost, &err);
 	if (r < 0)
 		session_fail(s, rq.id, r, &err);
 }
@@ -80,6 +77,6 @@ void sessions_handle_request(struct sessions *ss, dray_handle session, struct pa
 
 	if (s)
 		handle(s, packet);
-	regions_close_fds(ss->regions, packet->fds, packet->n_fds);
+	regions_close_fds(ss->deps.regions, packet->fds, packet->n_fds);
 	packet_free(packet);
 }

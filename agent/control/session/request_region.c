@@ -9,10 +9,11 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-static int over(struct dray_err *reterr, const char *what, int64_t max, const char *key)
+static int refuse_over(struct dray_err *reterr, const char *what, int64_t max, const char *key)
 {
-	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA, "%s: the limit is %" PRId64 " (%s)",
-			    what, max, key);
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+			    "the %s reached %s = %" PRId64 "; remove some, or raise it", what, key,
+			    max);
 }
 
 static bool over_bytes(uint64_t used, uint64_t more, int64_t max)
@@ -25,7 +26,7 @@ static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 {
 	const struct sessions *ss = s->owner;
 	const struct client_group *g = s->group;
-	const struct dray_config *cfg = ss->cfg;
+	const struct dray_config *cfg = ss->deps.cfg;
 	uint64_t bytes;
 	int r;
 
@@ -33,22 +34,23 @@ static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 	if (r < 0)
 		return r;
 	if (s->n_regions >= cfg->limits.regions_per_session)
-		return over(reterr, "regions of the session", cfg->limits.regions_per_session,
-			    "limits.regions_per_session");
+		return refuse_over(reterr, "regions of the session",
+				   cfg->limits.regions_per_session, "limits.regions_per_session");
 	if (g->n_regions >= cfg->limits.regions_per_group)
-		return over(reterr, "regions of the group", cfg->limits.regions_per_group,
-			    "limits.regions_per_group");
+		return refuse_over(reterr, "regions of the group", cfg->limits.regions_per_group,
+				   "limits.regions_per_group");
 	if (ss->n_regions >= cfg->limits.regions)
-		return over(reterr, "regions of the agent", cfg->limits.regions, "limits.regions");
+		return refuse_over(reterr, "regions of the agent", cfg->limits.regions,
+				   "limits.regions");
 	if (s->n_extents + (int64_t)m->extents.n > cfg->limits.extents_per_session)
-		return over(reterr, "extents of the session", cfg->limits.extents_per_session,
-			    "limits.extents_per_session");
+		return refuse_over(reterr, "extents of the session",
+				   cfg->limits.extents_per_session, "limits.extents_per_session");
 	if (over_bytes(s->bytes, bytes, cfg->limits.bytes_per_session))
-		return over(reterr, "bytes of the session", cfg->limits.bytes_per_session,
-			    "limits.bytes_per_session");
+		return refuse_over(reterr, "bytes of the session", cfg->limits.bytes_per_session,
+				   "limits.bytes_per_session");
 	if (over_bytes(g->bytes, bytes, cfg->limits.bytes_per_group))
-		return over(reterr, "bytes of the group", cfg->limits.bytes_per_group,
-			    "limits.bytes_per_group");
+		return refuse_over(reterr, "bytes of the group", cfg->limits.bytes_per_group,
+				   "limits.bytes_per_group");
 	return 0;
 }
 
@@ -73,14 +75,11 @@ static void count(struct session_region *r, bool add)
 	}
 }
 
-static void reply_added(struct session *s, uint64_t request_id, const struct session_region *r,
-			int *fds, unsigned n_fds)
+static void reply_added(struct session *s, const struct session_region *r, int *fds, unsigned n_fds)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_ADD_REPLY_BODY_MAX];
-	struct dmsg_region_add_reply m = { .region = r->handle, .length = r->bytes };
-
-	session_send(s, request_id, buf,
-		     dmsg_region_add_reply_encode(buf, sizeof(buf), request_id, &m), fds, n_fds);
+	session_send_fds(s, r->request_id, DMSG_REGION_ADD_REPLY,
+			 &(union dmsg_body){ .region_add_reply = { r->handle, r->bytes } }, fds,
+			 n_fds);
 }
 
 static void handle_removed(void *arg)
@@ -88,14 +87,8 @@ static void handle_removed(void *arg)
 	struct session_region *r = arg;
 	struct session *s = r->session;
 
-	if (r->reply_due) {
-		uint8_t buf[DMSG_HEADER_SIZE + 1];
-		struct dmsg_region_remove_reply m;
-
-		session_send(s, r->request_id, buf,
-			     dmsg_region_remove_reply_encode(buf, sizeof(buf), r->request_id, &m),
-			     NULL, 0);
-	}
+	if (r->replies)
+		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
 	dray_list_del(&r->link);
 	count(r, false);
 	free(r);
@@ -104,27 +97,26 @@ static void handle_removed(void *arg)
 
 static void remove_region(struct session_region *r, bool urgent)
 {
-	int e = region_remove(r->session->owner->regions, r->handle, r->session->handle, urgent,
-			      handle_removed, r);
+	int e = region_remove(r->session->owner->deps.regions, r->handle, r->session->handle,
+			      urgent, handle_removed, r);
 
 	dray_assert(e == 0);
 	r->removing = true;
 }
 
-/* A region that took a while is usable, or was refused. */
+/* A region that was opened in the background is usable, or was refused. */
 static void handle_added(void *arg, const struct dray_err *err)
 {
 	struct session_region *r = arg;
 	struct session *s = r->session;
 	uint64_t id = r->request_id;
-	int none = -1;
 
 	r->adding = false;
 	if (!err) {
-		reply_added(s, r->request_id, r, &none, 0);
+		reply_added(s, r, NULL, 0);
 		return;
 	}
-	/* first: a session whose answer cannot be sent is closed, with the regions it has */
+	/* before the answer: if it cannot be sent, the session closes with its regions */
 	dray_list_del(&r->link);
 	count(r, false);
 	free(r);
@@ -132,7 +124,7 @@ static void handle_added(void *arg, const struct dray_err *err)
 	session_check(s);
 }
 
-/* The client gets a pool's descriptor with the answer. */
+/* Duplicates the descriptor of a pool for the reply. */
 static int pass_pool(struct session_region *r, int pool_fd, int *ret_fd, struct dray_err *reterr)
 {
 	int e;
@@ -143,8 +135,10 @@ static int pass_pool(struct session_region *r, int pool_fd, int *ret_fd, struct 
 	*ret_fd = fcntl(pool_fd, F_DUPFD_CLOEXEC, 3);
 	if (*ret_fd >= 0)
 		return 0;
-	e = dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
-			 "the pool's descriptor cannot be passed: %s", dray_errno_text(errno));
+	e = dray_err_set(
+		reterr, -errno, DRAY_E_NO_FDS,
+		"the pool's descriptor cannot be duplicated: %s; raise the agent's NOFILE limit",
+		dray_errno_text(errno));
 	remove_region(r, true);
 	return e;
 }
@@ -153,24 +147,22 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 {
 	struct session_region *r dray_auto_free = NULL;
 	struct region_owner owner = session_owner(s);
-	struct dmsg_region_add m;
+	const struct dmsg_region_add *m = &rq->m.region_add;
 	struct region_added added;
 	int e, fd;
 
-	e = dmsg_region_add_decode(rq->body, rq->length, &m, reterr);
-	if (e >= 0)
-		e = check_quota(s, &m, reterr);
+	e = check_quota(s, m, reterr);
 	if (e < 0)
 		return e;
 	r = calloc(1, sizeof(*r));
 	if (!r)
 		return -ENOMEM;
 	r->session = s;
-	r->extents = m.extents.n;
+	r->extents = m->extents.n;
 	r->request_id = rq->id;
-	e = region_add(s->owner->regions,
+	e = region_add(s->owner->deps.regions,
 		       &(struct region_spec){ .owner = &owner,
-					      .m = &m,
+					      .m = m,
 					      .fds = rq->fds,
 					      .n_fds = rq->n_fds,
 					      .added = handle_added,
@@ -186,7 +178,7 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 	if (!r->adding) {
 		e = pass_pool(r, added.pool_fd, &fd, reterr);
 		if (e >= 0)
-			reply_added(s, rq->id, r, &fd, fd >= 0 ? 1 : 0);
+			reply_added(s, r, &fd, fd >= 0 ? 1 : 0);
 	}
 	r = NULL;
 	return e;
@@ -202,18 +194,13 @@ static struct session_region *find(struct session *s, dray_handle handle)
 
 int request_region_remove(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	struct dmsg_region_remove m;
-	struct session_region *r;
-	int e;
+	uint64_t handle = rq->m.region_remove.region;
+	struct session_region *r = find(s, handle);
 
-	e = dmsg_region_remove_decode(rq->body, rq->length, &m, reterr);
-	if (e < 0)
-		return e;
-	r = find(s, m.region);
 	if (!r)
 		return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-				    "this session has no region %" PRIu64, m.region);
-	r->reply_due = true;
+				    "this session has no region %" PRIu64, handle);
+	r->replies = true;
 	r->request_id = rq->id;
 	remove_region(r, false);
 	return 0;
@@ -221,26 +208,20 @@ int request_region_remove(struct session *s, struct request *rq, struct dray_err
 
 int request_region_export(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_EXPORT_REPLY_BODY_MAX];
 	struct region_owner owner = session_owner(s);
-	struct dmsg_region_export_reply reply;
 	uint8_t token[DMSG_TOKEN_MAX];
-	struct dmsg_region_export m;
-	int e;
+	union dmsg_body reply = { .region_export_reply = { .token = { .p = token } } };
+	struct dmsg_region_export_reply *m = &reply.region_export_reply;
+	int e = region_export(s->owner->deps.regions, &owner, &rq->m.region_export,
+			      peers_segment(s->owner->deps.peers), &m->token_id, token, &m->token.n,
+			      reterr);
 
-	e = dmsg_region_export_decode(rq->body, rq->length, &m, reterr);
 	if (e >= 0)
-		e = region_export(s->owner->regions, &owner, &m, peers_segment(s->owner->peers),
-				  &reply.token_id, token, &reply.token.n, reterr);
-	if (e < 0)
-		return e;
-	reply.token.p = token;
-	session_send(s, rq->id, buf,
-		     dmsg_region_export_reply_encode(buf, sizeof(buf), rq->id, &reply), NULL, 0);
-	return 0;
+		session_send(s, rq->id, DMSG_REGION_EXPORT_REPLY, &reply);
+	return e;
 }
 
-/* A REGION_REVOKE that waits; its session may be gone when it ends. */
+/* A pending REGION_REVOKE; its session may end first. */
 struct revoking {
 	struct sessions *sessions;
 	dray_handle session;
@@ -251,13 +232,10 @@ static void handle_revoked(void *arg, uint32_t n)
 {
 	struct revoking *w = arg;
 	struct session *s = session_get(w->sessions, w->session);
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_REGION_REVOKE_REPLY_BODY_MAX];
-	struct dmsg_region_revoke_reply m = { .count = n };
 
 	if (s)
-		session_send(s, w->request_id, buf,
-			     dmsg_region_revoke_reply_encode(buf, sizeof(buf), w->request_id, &m),
-			     NULL, 0);
+		session_send(s, w->request_id, DMSG_REGION_REVOKE_REPLY,
+			     &(union dmsg_body){ .region_revoke_reply = { n } });
 	free(w);
 }
 
@@ -265,16 +243,14 @@ int request_region_revoke(struct session *s, struct request *rq, struct dray_err
 {
 	struct revoking *w dray_auto_free = calloc(1, sizeof(*w));
 	struct region_owner owner = session_owner(s);
-	struct dmsg_region_revoke m;
+	const struct dmsg_region_revoke *m = &rq->m.region_revoke;
 	int e;
 
 	if (!w)
 		return -ENOMEM;
 	*w = (struct revoking){ s->owner, s->handle, rq->id };
-	e = dmsg_region_revoke_decode(rq->body, rq->length, &m, reterr);
-	if (e >= 0)
-		e = region_revoke(s->owner->regions, m.region, &owner, m.token_id, handle_revoked,
-				  w, reterr);
+	e = region_revoke(s->owner->deps.regions, m->region, &owner, m->token_id, handle_revoked, w,
+			  reterr);
 	if (e < 0)
 		return e;
 	w = NULL;
@@ -284,9 +260,9 @@ int request_region_revoke(struct session *s, struct request *rq, struct dray_err
 void session_regions_close(struct session *s)
 {
 	dray_list_for_each(&s->regions, r, struct session_region, link) {
-		r->reply_due = false;
+		r->replies = false;
 		if (r->removing)
-			region_hurry(s->owner->regions, r->handle);
+			region_hurry(s->owner->deps.regions, r->handle);
 		else
 			remove_region(r, true);
 	}

@@ -2,9 +2,9 @@
 /*
  * RING_OPEN: memory and doorbells that a client and its worker share.
  *
- * The ring is small and the agent's: its pages are taken at once, so that no page is missing when
- * a worker writes there. The arena is as large as the client likes and the client's to pay for:
- * the agent takes no page of it and reads it under the fault guard.
+ * The ring is small and charged to the agent: its pages are populated at once, so that no page is missing when a
+ * worker writes there. The arena may be large and is charged to the client: the agent populates no page of it and
+ * reads it under the fault guard.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,11 +13,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "lib/fault.h"
 #include "agent/control/session/internal.h"
-#include "lib/cleanup.h"
-#include "lib/wake.h"
+#include "lib/fault.h"
 #include "lib/memfd.h"
+#include "lib/wake.h"
 #include "schema/gen/errors.h"
 
 enum { FD_ARENA, FD_RING, FD_DOORBELL, FD_COMPLETION, FD_N };
@@ -31,33 +30,37 @@ static uint64_t whole_pages(uint64_t bytes)
 
 static int check(struct session *s, const struct dmsg_ring_open *m, struct dray_err *reterr)
 {
-	uint64_t limit = (uint64_t)s->owner->cfg->limits.arena_bytes;
+	uint64_t limit = (uint64_t)s->owner->deps.cfg->limits.arena_bytes;
 
 	if (s->owner->draining)
-		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-				    "the agent is draining and opens no rings");
+		return dray_err_set(
+			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+			"the agent is draining and opens no rings; connect to another agent");
 	if (s->ring.arena)
-		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
-				    "this session has its arena already");
+		return dray_err_set(
+			reterr, -EEXIST, DRAY_E_EXISTS,
+			"this session has an arena already; open another session for a second one");
 	if (!m->sq_entries && !m->arena_bytes)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "neither a ring nor an arena is asked for");
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"RING_OPEN asks for neither a ring nor an arena; set sq_entries or arena_bytes");
 	if (m->sq_entries > DMSG_RING_ENTRIES_MAX || m->sq_entries & (m->sq_entries - 1))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "sq_entries is %" PRIu32 ", not a power of two up to %d",
+				    "sq_entries is %" PRIu32 "; use a power of two up to %d",
 				    m->sq_entries, DMSG_RING_ENTRIES_MAX);
 	if (m->arena_bytes > DMSG_ARENA_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "an arena has at most %d bytes", DMSG_ARENA_MAX);
+				    "arena_bytes is %" PRIu64 ", the limit is %d", m->arena_bytes,
+				    DMSG_ARENA_MAX);
 	if (m->arena_bytes > limit)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "an arena of %" PRIu64
-				    " bytes is over limits.arena_bytes (%" PRIu64 ")",
+				    "arena_bytes is %" PRIu64 ", limits.arena_bytes is %" PRIu64
+				    "; ask for less or raise it",
 				    m->arena_bytes, limit);
 	return 0;
 }
 
-/* A sealed memfd, mapped; *fd is what the client gets. */
+/* A mapped, sealed memfd; *fd is for the client. */
 static int make_memory(const char *name, uint64_t bytes, int *fd, uint8_t **ret,
 		       struct dray_err *reterr)
 {
@@ -123,7 +126,6 @@ static int make(struct ring_memory *ring, const struct dmsg_ring_open *m, int *f
 	return m->sq_entries ? make_ring(ring, m->sq_entries, fds, reterr) : 0;
 }
 
-/* After every worker has let go of it. */
 void session_ring_close(struct session *s)
 {
 	struct ring_memory *ring = &s->ring;
@@ -139,34 +141,28 @@ void session_ring_close(struct session *s)
 
 int request_ring_open(struct session *s, struct request *rq, struct dray_err *reterr)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_RING_OPEN_REPLY_BODY_MAX];
-	struct dmsg_ring_open_reply reply;
-	struct dmsg_ring_open m;
+	const struct dmsg_ring_open *m = &rq->m.ring_open;
 	int fds[FD_N] = { -1, -1, -1, -1 };
-	int r;
+	int r = check(s, m, reterr);
 
-	r = dmsg_ring_open_decode(rq->body, rq->length, &m, reterr);
-	if (r >= 0)
-		r = check(s, &m, reterr);
 	if (r < 0)
 		return r;
-	r = make(&s->ring, &m, fds, reterr);
+	r = make(&s->ring, m, fds, reterr);
 	if (r < 0) {
 		for (unsigned i = 0; i < FD_N; i++)
 			dray_close(fds[i]);
 		session_ring_close(s);
 		return r;
 	}
-	worker_post(s->owner->pool->workers[s->worker],
+	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_RING_OPEN, .session = s->handle, .ring = &s->ring });
-	reply = (struct dmsg_ring_open_reply){
-		.sq_entries = s->ring.sq_entries,
-		.cq_entries = s->ring.cq_entries,
-		.arena_bytes = s->ring.arena_bytes,
-		.ring_bytes = s->ring.ring_bytes,
-	};
-	session_send(s, rq->id, buf, dmsg_ring_open_reply_encode(buf, sizeof(buf), rq->id, &reply),
-		     fds, m.sq_entries ? FD_N : 1);
+	session_send_fds(
+		s, rq->id, DMSG_RING_OPEN_REPLY,
+		&(union dmsg_body){ .ring_open_reply = { .sq_entries = s->ring.sq_entries,
+							 .cq_entries = s->ring.cq_entries,
+							 .arena_bytes = s->ring.arena_bytes,
+							 .ring_bytes = s->ring.ring_bytes } },
+		fds, m->sq_entries ? FD_N : 1);
 	return 0;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SEGMENT_CHANGED, to the sessions that asked for it. What has changed is kept once for all of them,
- * the last change of each segment in the order in which these came; a session knows the number of
- * the last that it was sent. A few are on their way to a client at a time; when its worker says that
- * they are out the next ones follow. So a client that does not read holds up nobody, costs nothing
- * of its own, and gets in the end what is true then. A change goes once every session was sent it.
+ * SEGMENT_CHANGED events for the sessions that asked for them. The changes are stored once for all sessions: the last
+ * change of each segment, in the order of these changes. A session stores the number of the last change that it was
+ * sent. A few are in flight to a client at a time; when its worker reports that they are out, the next follow. So a
+ * client that does not read delays no other client, uses no memory of its own, and finally gets the current state. A
+ * change is freed after every session was sent it.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,13 +16,13 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* On their way to one client. */
+/* Changes in flight to one client. */
 #define BATCH 16
-/* As the schema has it. */
+/* As in the schema. */
 #define REASON_MAX 256
 
 struct change {
-	struct dray_map_node node; /* by the segment's name, which lies behind the message */
+	struct dray_map_node node; /* by the segment's name, which follows the message */
 	struct dray_list link;
 	uint64_t number;
 	uint32_t length;
@@ -60,7 +60,7 @@ static struct change *change_new(const struct dmsg_segment_changed *m)
 
 	fit.reason = text_fit(m->reason, REASON_MAX);
 	n = dmsg_segment_changed_encode(buf, sizeof(buf), 0, &fit);
-	/* no segment is longer than the message has room for */
+	/* every segment fits into the message */
 	dray_assert(n > 0);
 	c = malloc(sizeof(*c) + (size_t)n + m->segment.n);
 	if (!c)
@@ -73,12 +73,11 @@ static struct change *change_new(const struct dmsg_segment_changed *m)
 	return c;
 }
 
-/* In the place of what was said of this segment before. */
+/* Replaces the former change of this segment. */
 static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m)
 {
-	struct change *c = change_new(m);
+	struct change *c = change_new(m), *before;
 	size_t n = m->segment.n;
-	struct change *before;
 
 	if (!c)
 		return -ENOMEM;
@@ -97,7 +96,7 @@ static struct change *next_of(const struct segment_changes *x, const struct chan
 	return c->link.next == &x->list ? NULL : dray_list_entry(c->link.next, struct change, link);
 }
 
-/* The oldest that came after this one. From the end: most sessions have seen all but the last. */
+/* The oldest change after this number. Searched from the end: most sessions have seen all but the last. */
 static struct change *first_after(const struct segment_changes *x, uint64_t number)
 {
 	struct change *found = NULL;
@@ -112,7 +111,7 @@ static struct change *first_after(const struct segment_changes *x, uint64_t numb
 	return found;
 }
 
-static void forget_what_all_have(struct sessions *ss)
+static void free_sent_changes(struct sessions *ss)
 {
 	struct segment_changes *x = &ss->segment_changes;
 	uint64_t seen = x->last;
@@ -120,8 +119,8 @@ static void forget_what_all_have(struct sessions *ss)
 
 	if (dray_list_empty(&x->list))
 		return;
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		if (s->segments && !s->closing)
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
+		if (s->segments)
 			seen = dray_min(seen, s->segments_seen);
 	dray_list_for_each(&x->list, c, struct change, link) {
 		if (c->number > seen)
@@ -130,7 +129,7 @@ static void forget_what_all_have(struct sessions *ss)
 	}
 }
 
-static void send_some(struct session *s)
+static void send_batch(struct session *s)
 {
 	struct segment_changes *x = &s->owner->segment_changes;
 	struct change *c, *next;
@@ -142,7 +141,7 @@ static void send_some(struct session *s)
 		struct packet *p = packet_new(c->length, 0);
 
 		if (!p) {
-			/* a client that waits for what is true now would wait for ever */
+			/* without this change the client would not learn the current state */
 			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for an event");
 			return;
 		}
@@ -151,9 +150,7 @@ static void send_some(struct session *s)
 		p->tell_sent = !next || i + 1 == BATCH;
 		s->segments_seen = c->number;
 		s->segments_sent = true;
-		worker_post(s->owner->pool->workers[s->worker],
-			    &(struct command){
-				    .type = COMMAND_SEND, .session = s->handle, .packet = p });
+		session_post(s, 0, p);
 	}
 }
 
@@ -165,15 +162,15 @@ void session_segments_start(struct session *s)
 void session_segments_close(struct session *s)
 {
 	if (s->segments)
-		forget_what_all_have(s->owner);
+		free_sent_changes(s->owner);
 }
 
-static bool anybody_listens(struct sessions *ss)
+static bool any_subscriber(struct sessions *ss)
 {
 	struct session *s;
 
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		if (s->segments && !s->closing)
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
+		if (s->segments)
 			return true;
 	return false;
 }
@@ -184,26 +181,26 @@ void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_cha
 	struct change *oldest;
 	struct session *s;
 
-	if (!anybody_listens(ss))
+	if (!any_subscriber(ss))
 		return;
 	if (change_add(x, m) < 0) {
-		log_limited(DRAY_LOG_WARNING, "session",
-			    "no memory for a change of a segment, clients do not hear of it "
-			    "segment=%.*s",
-			    (int)m->segment.n, m->segment.p);
+		log_limited(
+			DRAY_LOG_WARNING, "session",
+			"no memory for a segment change, clients are not told of it segment=%.*s",
+			(int)m->segment.n, m->segment.p);
 		return;
 	}
 	oldest = dray_list_first(&x->list, struct change, link);
-	if (oldest && x->n > (uint64_t)ss->cfg->limits.segments) {
+	if (oldest && x->n > (uint64_t)ss->deps.cfg->limits.segments) {
 		log_limited(DRAY_LOG_WARNING, "session",
 			    "a client does not read, %" PRIu32
-			    " changes of segments wait for it, dropping the oldest",
+			    " segment changes are pending, dropping the oldest",
 			    x->n - 1);
 		change_free(x, oldest);
 	}
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		send_some(s);
-	forget_what_all_have(ss);
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
+		send_batch(s);
+	free_sent_changes(ss);
 }
 
 void sessions_handle_sent(struct sessions *ss, dray_handle session)
@@ -213,6 +210,6 @@ void sessions_handle_sent(struct sessions *ss, dray_handle session)
 	if (!s)
 		return;
 	s->segments_sent = false;
-	send_some(s);
-	forget_what_all_have(ss);
+	send_batch(s);
+	free_sent_changes(ss);
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A session's end. Everything it had is let go of at once, each part with a proof of its own: its
- * worker says that no transfer of it is left, the regions that no byte of its memory is touched
- * any more, the remotes that nobody here uses them. Until the last of these has come the session
- * object stays, without its client, so that late answers find it; then it is freed.
+ * The end of a session. All its parts begin to end at once, each with a proof of its own: its worker reports that no
+ * transfer of it is left, the regions that no byte of its memory is used any more, the remotes that nothing here uses
+ * them. Until then the session object stays, without its client, so that late answers find it.
  */
 #include "agent/control/session/session.h"
 
@@ -31,30 +30,20 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 		dray_close(deps->listen_fd);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for sessions");
 	}
-	ss->event = deps->event;
-	ss->cfg = deps->cfg;
-	ss->pool = deps->pool;
-	ss->regions = deps->regions;
-	ss->peers = deps->peers;
-	ss->incarnation = deps->incarnation;
-	ss->closed = deps->closed;
-	ss->keys = deps->keys;
-	ss->placement = deps->placement;
-	ss->arg = deps->arg;
-	memcpy(ss->agent_id, deps->agent_id, sizeof(ss->agent_id));
-	quota_init(&ss->quota, ss->cfg->limits.transfers);
-	dray_list_init(&ss->strangers);
+	ss->deps = *deps;
+	quota_init(&ss->quota, deps->cfg->limits.transfers);
+	dray_list_init(&ss->pending_clients);
 	dray_list_init(&ss->group_list);
 	segment_changes_init(&ss->segment_changes);
-	dray_handles_init(&ss->table, (uint32_t)ss->cfg->limits.sessions);
-	dray_handles_init(&ss->groups, (uint32_t)ss->cfg->limits.sessions);
+	dray_handles_init(&ss->table, (uint32_t)deps->cfg->limits.sessions);
+	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions);
 	dray_handles_init(&ss->remotes, UINT32_MAX);
 	dray_map_init(&ss->remotes_of_peers);
 	ss->listener = UNIX_LISTENER_NULL;
 	ss->listener.fd = deps->listen_fd;
-	r = admission_load(ss, reterr);
+	r = sessions_reload(ss, reterr);
 	if (r >= 0)
-		r = listener_open(ss, deps->listen_fd, reterr);
+		r = data_socket_open(ss, reterr);
 	if (r < 0)
 		return r;
 	*ret = dray_take(ss);
@@ -65,17 +54,11 @@ struct sessions *sessions_free(struct sessions *ss)
 {
 	if (!ss)
 		return NULL;
-	listener_close(ss);
-	strangers_close(ss);
+	data_socket_close(ss);
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
-	/*
-	 * workers look at quotas and rings until they are told otherwise, and that they no longer
-	 * are
-	 */
+	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
-		log_warning("session",
-			    "%" PRIu32
-			    " sessions have not ended, leaving them to the end of the process",
+		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",
 			    ss->table.count);
 		return NULL;
 	}
@@ -98,6 +81,16 @@ struct session *session_get(struct sessions *ss, dray_handle handle)
 	return s && !s->closing ? s : NULL;
 }
 
+struct session *session_next(struct sessions *ss, uint32_t *cursor)
+{
+	struct session *s;
+
+	do
+		s = dray_handles_next(&ss->table, cursor, NULL);
+	while (s && s->closing);
+	return s;
+}
+
 static uint32_t count_uid(struct sessions *ss, uid_t uid)
 {
 	struct session *s;
@@ -118,20 +111,25 @@ static void text_copy(char to[NAME_BYTES], struct dray_str from)
 
 static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
 {
-	if (ss->table.count >= (uint32_t)ss->cfg->limits.sessions)
+	const struct dray_config *cfg = ss->deps.cfg;
+
+	if (ss->table.count >= (uint32_t)cfg->limits.sessions)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "the agent has %" PRIu32 " sessions (limits.sessions)",
+				    "the agent has %" PRIu32
+				    " sessions, as many as limits.sessions allows; close one",
 				    ss->table.count);
-	if (count_uid(ss, uid) >= (uint32_t)ss->cfg->limits.sessions_per_uid)
-		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-				    "uid %u has %" PRId64 " sessions (limits.sessions_per_uid)",
-				    uid, ss->cfg->limits.sessions_per_uid);
+	if (count_uid(ss, uid) >= (uint32_t)cfg->limits.sessions_per_uid)
+		return dray_err_set(
+			reterr, -ENOSPC, DRAY_E_QUOTA,
+			"uid %u has %" PRId64
+			" sessions, as many as limits.sessions_per_uid allows; close one",
+			uid, cfg->limits.sessions_per_uid);
 	return 0;
 }
 
 static void shared_init(struct session *s)
 {
-	const struct dray_config *cfg = s->owner->cfg;
+	const struct dray_config *cfg = s->owner->deps.cfg;
 
 	s->shared.session = s->handle;
 	s->shared.group = s->group->handle;
@@ -163,7 +161,7 @@ int session_open(struct sessions *ss, const struct credentials *who, const struc
 	text_copy(s->name, hello->name);
 	s->owner = ss;
 	s->who = *who;
-	s->worker = pool_pick(ss->pool);
+	s->worker = pool_pick(ss->deps.pool);
 	s->notifications = hello->flags & DMSG_HELLO_FLAG_NOTIFICATIONS;
 	s->segments = hello->flags & DMSG_HELLO_FLAG_SEGMENTS;
 	s->opened_ns = dray_now().ns;
@@ -185,13 +183,10 @@ int session_open(struct sessions *ss, const struct credentials *who, const struc
 	return 0;
 }
 
-/*
- * Bytes of the longest message that the socket takes, and room for the longest there is where its
- * buffer is small by default and may be larger.
- */
+/* Raises the socket's send buffer for the longest message, if allowed. Returns the bytes of a message that fits. */
 static uint32_t send_room(int fd)
 {
-	/* of each buffer, as the kernel reckons; and what it says is twice what it is told */
+	/* the kernel counts 32 bytes for each buffer, and doubles the size that it is given */
 	const int overhead = 32, wanted = DMSG_MESSAGE_MAX + overhead, told = (wanted + 1) / 2;
 	socklen_t n = sizeof(int);
 	int bytes = 0;
@@ -207,10 +202,11 @@ void session_start(struct session *s, int fd)
 	struct sessions *ss = s->owner;
 
 	s->message_max = send_room(fd);
-	worker_post(ss->pool->workers[s->worker], &(struct command){ .type = COMMAND_SESSION_ADD,
-								     .session = s->handle,
-								     .fd = fd,
-								     .shared = &s->shared });
+	worker_post(ss->deps.pool->workers[s->worker],
+		    &(struct command){ .type = COMMAND_SESSION_ADD,
+				       .session = s->handle,
+				       .fd = fd,
+				       .shared = &s->shared });
 	ss->opened++;
 	log_info("session",
 		 "opened, %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
@@ -231,11 +227,11 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 		return;
 	if (message)
 		session_send_error(s, 0, code, message);
-	/* sending may have ended it */
+	/* a failed send has closed it */
 	if (s->closing)
 		return;
 	s->closing = true;
-	worker_post(s->owner->pool->workers[s->worker],
+	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
 	log_info("session", "closing, %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
@@ -244,15 +240,14 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	session_segments_close(s);
 	session_remotes_close(s);
 	session_regions_close(s);
-	if (s->owner->closed)
-		s->owner->closed(s->owner->arg, s->handle, s->name, why);
+	if (s->owner->deps.closed)
+		s->owner->deps.closed(s->owner->deps.arg, s->handle, s->name, why);
 }
 
 static int handle_stopped(sd_event_source *source, void *arg)
 {
 	struct sessions *ss = arg;
 
-	(void)source;
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	ss->stopped(ss->stopped_arg);
 	return 0;
@@ -264,7 +259,7 @@ static void stop_check(struct sessions *ss)
 
 	if (!ss->stopping || ss->table.count || ss->stopped_source)
 		return;
-	r = sd_event_add_defer(ss->event, &ss->stopped_source, handle_stopped, ss);
+	r = sd_event_add_defer(ss->deps.event, &ss->stopped_source, handle_stopped, ss);
 	dray_assert(r >= 0);
 }
 
@@ -288,10 +283,10 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 
 	if (!s)
 		return;
-	/* its worker has told the client, if there was anything to tell */
+	/* its worker has told the client the reason, if there is one */
 	if (code && code != DRAY_E_SESSION_CLOSED) {
 		log_limited(DRAY_LOG_WARNING, "session",
-			    "a session cannot go on, %s session=%" PRIu64 " uid=%u",
+			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",
 			    dray_error_name(code), session, s->who.uid);
 		session_close(s, DRAY_E_SESSION_CLOSED, NULL, dray_error_name(code));
 		return;
@@ -317,13 +312,13 @@ void sessions_handle_fault(struct sessions *ss, dray_handle session)
 	if (!s)
 		return;
 	log_limited(DRAY_LOG_WARNING, "session",
-		    "memory of a client is gone (hole punched or huge pages exhausted), its "
-		    "session ends session=%" PRIu64 " uid=%u",
+		    "a page of a client's region is missing (hole punched or huge pages "
+		    "exhausted), its session ends session=%" PRIu64 " uid=%u",
 		    session, s->who.uid);
 	session_close(
 		s, DRAY_E_REGION_FAULT,
-		"touching this session's memory failed, a page is gone; do not punch holes in "
-		"registered memory",
+		"a page of this session's memory is missing; do not punch holes in registered "
+		"memory",
 		"region fault");
 }
 
@@ -337,22 +332,14 @@ int sessions_close(struct sessions *ss, dray_handle session, const char *why)
 	return 0;
 }
 
-int sessions_reload(struct sessions *ss, struct dray_err *reterr)
-{
-	return admission_load(ss, reterr);
-}
-
 void sessions_drain(struct sessions *ss, uint32_t deadline_ms)
 {
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_DRAINING_BODY_MAX];
-	struct dmsg_draining m = { .deadline_ms = deadline_ms };
-	int n = dmsg_draining_encode(buf, sizeof(buf), 0, &m);
 	struct session *s;
 
 	ss->draining = true;
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		if (!s->closing)
-			session_send(s, 0, buf, n, NULL, 0);
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
+		session_send(s, 0, DMSG_DRAINING,
+			     &(union dmsg_body){ .draining = { deadline_ms } });
 }
 
 void sessions_resume(struct sessions *ss)
@@ -367,9 +354,8 @@ void sessions_stop(struct sessions *ss, void (*done)(void *arg), void *arg)
 	ss->stopping = true;
 	ss->stopped = done;
 	ss->stopped_arg = arg;
-	listener_close(ss);
-	strangers_close(ss);
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
+	data_socket_close(ss);
+	for (uint32_t at = 0; (s = session_next(ss, &at));)
 		session_close(s, DRAY_E_SESSION_CLOSED, "the agent stops; connect to its successor",
 			      "the agent stops");
 	stop_check(ss);
@@ -381,42 +367,41 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct sessi
 	int64_t now = dray_now().ns;
 	struct session *s;
 
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		if (!s->closing)
-			fn(arg, &(struct session_info){
-					.session = s->handle,
-					.name = s->name,
-					.group = s->group->name,
-					.uid = s->who.uid,
-					.gid = s->who.gid,
-					.pid = (uint32_t)s->who.pid,
-					.worker = s->worker,
-					.regions = s->n_regions,
-					.remotes = s->n_remotes,
-					.tokens = s->tokens,
-					.ring = s->ring.ring,
-					.transfers = atomic_load_explicit(
-						&s->shared.transfers_ended, memory_order_relaxed),
-					.bytes = atomic_load_explicit(&s->shared.bytes_moved,
-								      memory_order_relaxed),
-					.age_ns = now - s->opened_ns,
-				});
+	for (uint32_t at = 0; (s = session_next(ss, &at));) {
+		const struct session_shared *shared = &s->shared;
+
+		fn(arg, &(struct session_info){
+				.session = s->handle,
+				.name = s->name,
+				.group = s->group->name,
+				.uid = s->who.uid,
+				.gid = s->who.gid,
+				.pid = (uint32_t)s->who.pid,
+				.worker = s->worker,
+				.regions = s->n_regions,
+				.remotes = s->n_remotes,
+				.tokens = s->tokens,
+				.ring = s->ring.ring,
+				.transfers = atomic_load_explicit(&shared->transfers_ended,
+								  memory_order_relaxed),
+				.bytes = atomic_load_explicit(&shared->bytes_moved,
+							      memory_order_relaxed),
+				.age_ns = now - s->opened_ns,
+			});
+	}
 }
 
-void sessions_totals(struct sessions *ss, uint64_t *ret_open, uint64_t *ret_total,
-		     uint64_t *ret_refused, uint64_t *ret_remotes, uint64_t *ret_notified,
-		     uint64_t *ret_notify_refused)
+struct sessions_totals sessions_totals(struct sessions *ss)
 {
-	struct session *s;
+	struct sessions_totals t = { .remotes = ss->remotes.count,
+				     .opened = ss->opened,
+				     .refused = ss->refused,
+				     .notified = ss->notified,
+				     .notify_refused = ss->notify_refused };
 
-	*ret_open = 0;
-	for (uint32_t at = 0; (s = dray_handles_next(&ss->table, &at, NULL));)
-		*ret_open += !s->closing;
-	*ret_total = ss->opened;
-	*ret_refused = ss->refused;
-	*ret_remotes = ss->remotes.count;
-	*ret_notified = ss->notified;
-	*ret_notify_refused = ss->notify_refused;
+	for (uint32_t at = 0; session_next(ss, &at);)
+		t.open++;
+	return t;
 }
 
 int session_worker(struct sessions *ss, dray_handle session)

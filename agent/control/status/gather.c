@@ -6,7 +6,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/gpu/gpus.h"
-#include "agent/control/peer/fsm.h"
+#include "agent/control/peer/peer.h"
 #include "agent/control/placement.h"
 #include "agent/process/process.h"
 #include "agent/control/rails/rails.h"
@@ -32,7 +32,7 @@ void agent_ready(struct agent *a, struct ready *ret)
 		.state = a->stopping ? "stopping" : agent_state_name(a->state),
 		.running = a->state == AGENT_RUNNING && !a->stopping,
 		.wants_listener = !(listen->n == 1 && !strcmp(listen->v[0], "none")),
-		.listeners = peers_listeners(a->peers),
+		.listeners = peers_totals(a->peers).listeners,
 		.rdma_enabled = cfg->rdma.enable,
 		.rails_up = (unsigned)agent_metric(a, DRAY_METRIC_RAILS_UP),
 		.segment = segment_ready,
@@ -89,29 +89,28 @@ static uint64_t gpu_metric(struct agent *a, enum dray_metric m)
 /* What the control thread's own modules know. */
 static uint64_t control_metric(struct agent *a, enum dray_metric m)
 {
-	uint64_t open, total, refused, remotes, notified, notify_refused, regions, bytes, tokens;
-	uint32_t peers, ready;
+	struct sessions_totals sessions = sessions_totals(a->sessions);
+	struct peers_totals peers = peers_totals(a->peers);
+	uint64_t regions, bytes, tokens;
 
-	sessions_totals(a->sessions, &open, &total, &refused, &remotes, &notified, &notify_refused);
 	regions_totals(a->regions, &regions, &bytes, &tokens);
-	peers = peers_count(a->peers, &ready);
 	const struct {
 		enum dray_metric metric;
 		uint64_t value;
 	} values[] = {
-		{ DRAY_METRIC_SESSIONS, open },
-		{ DRAY_METRIC_SESSIONS_TOTAL, total },
-		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, refused },
+		{ DRAY_METRIC_SESSIONS, sessions.open },
+		{ DRAY_METRIC_SESSIONS_TOTAL, sessions.opened },
+		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, sessions.refused },
 		{ DRAY_METRIC_REGIONS, regions },
 		{ DRAY_METRIC_REGION_BYTES, bytes },
 		{ DRAY_METRIC_TOKENS, tokens },
-		{ DRAY_METRIC_REMOTES, remotes },
-		{ DRAY_METRIC_PEERS, peers },
-		{ DRAY_METRIC_PEERS_READY, ready },
-		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers_lost_total(a->peers) },
-		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers_strangers_refused(a->peers) },
-		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, notified },
-		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, notify_refused },
+		{ DRAY_METRIC_REMOTES, sessions.remotes },
+		{ DRAY_METRIC_PEERS, peers.peers },
+		{ DRAY_METRIC_PEERS_READY, peers.up },
+		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers.lost },
+		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers.incoming_refused },
+		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, sessions.notified },
+		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, sessions.notify_refused },
 	};
 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
@@ -150,13 +149,12 @@ static void state_samples(const struct agent *a, struct metrics_text *t)
 
 static void peer_samples(struct agent *a, struct metrics_text *t)
 {
-	uint32_t counts[PEER_STATE_N] = { 0 };
+	struct peers_totals totals = peers_totals(a->peers);
 
-	peers_states(a->peers, counts);
-	/* closed ones are not counted: they are known no more */
+	/* closed peers are forgotten, so they are not counted */
 	for (int s = 0; s < PEER_STATE_CLOSED; s++)
 		metrics_sample(t, (const char *[]){ peer_state_name((enum peer_state)s) },
-			       counts[s]);
+			       totals.states[s]);
 }
 
 static void segment_samples(struct agent *a, struct metrics_text *t)
