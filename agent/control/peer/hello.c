@@ -343,24 +343,22 @@ static void handle_early(struct peer *peer, const struct pmsg_header *h, const u
 {
 	bool ours = peer->fsm.initiator && peer->fsm.state == PEER_STATE_HELLO;
 	struct dray_err why = DRAY_ERR_NULL;
-	struct pmsg_hello hello;
-	struct pmsg_error error;
+	union pmsg_body m;
 
-	if (ours && h->type == PMSG_HELLO && !peer->known) {
-		if (pmsg_hello_decode(body, h->length, &hello, &why) == 0) {
-			handle_hello(peer, &hello);
+	if (pmsg_body_decode(h->type, body, h->length, &m, &why) == 0) {
+		if (ours && h->type == PMSG_HELLO && !peer->known) {
+			handle_hello(peer, &m.hello);
 			return;
 		}
-	} else if (ours && h->type == PMSG_READY && peer->hello_sent) {
-		peer->peer_ready = true;
-		hello_settle(peer);
-		return;
-	} else if (h->type == PMSG_ERROR && !h->request_id) {
-		if (pmsg_error_decode(body, h->length, &error, &why) == 0) {
-			handle_refusal(peer, &error);
+		if (ours && h->type == PMSG_READY && peer->hello_sent) {
+			peer->peer_ready = true;
+			hello_settle(peer);
 			return;
 		}
-	} else {
+		if (h->type == PMSG_ERROR && !h->request_id) {
+			handle_refusal(peer, &m.error);
+			return;
+		}
 		dray_err_set(&why, 0, DRAY_E_OUT_OF_ORDER, "%s before ready",
 			     pmsg_type_name(h->type));
 	}

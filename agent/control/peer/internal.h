@@ -143,7 +143,6 @@ struct peer {
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
 	char segment[SEGMENT_MAX + 1];
 	struct dray_addr addr; /* that we connect to, or that it connected from */
-	uint32_t peer_heartbeat_ms;
 	uint64_t next_request, heartbeats;
 	uint64_t started; /* transfers that the link had started at the last check */
 	struct dray_list imports;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Data streams that one peer has connected to us: which worker serves each, and which ids it has used
- * up. An id serves once for each control connection: a recorded hello that somebody plays again, or
- * one that arrives after its stream was reset, must not bring the stream back to life.
+ * Data streams that one peer has connected to us: the worker that serves each, and the ids that are used up. An id is
+ * valid once for each control connection: a replayed hello, or one that arrives after its stream was reset, must not
+ * open the stream again.
  *
- * An id is {worker of the peer:32, counter:32}. Used counters are kept for each such worker as a
- * window of the WINDOW highest; whatever lies below the window counts as used.
+ * An id is {worker of the peer:32, counter:32}. The used counters of each such worker are stored as a window of the
+ * WINDOW highest; every counter below the window counts as used.
  */
 #ifndef DRAY_AGENT_CONTROL_PEER_STREAM_TABLE_H
 #define DRAY_AGENT_CONTROL_PEER_STREAM_TABLE_H
@@ -19,7 +19,7 @@
 
 struct stream_entry {
 	uint64_t id;
-	uint64_t reset_request; /* request that waits for its end */
+	uint64_t reset_request; /* id of the STREAM_RESET to answer */
 	unsigned worker;        /* ours */
 	bool resetting;
 };
@@ -40,10 +40,10 @@ struct stream_table {
 
 void stream_table_deinit(struct stream_table *t);
 
-/* Marks the id as used. 0, -EEXIST: it was, -ENOSPC: too many workers, -ENOMEM. */
+/* Marks the id as used. 0, -EEXIST: it was used already, -ENOSPC: too many workers, -ENOMEM. */
 int stream_table_use(struct stream_table *t, uint64_t id);
 
-/* Adds a stream whose id has just been used. 0, -ENOSPC, -ENOMEM. */
+/* Adds a stream whose id was just marked as used. 0, -ENOSPC, -ENOMEM. */
 int stream_table_add(struct stream_table *t, uint64_t id, unsigned worker);
 
 /* NULL if there is none; valid until the table changes. */

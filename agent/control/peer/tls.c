@@ -225,11 +225,13 @@ void tls_close(struct tls_conn *c)
 /* The result of a call from the state of OpenSSL and the BIO. r: what the call returned. */
 static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
 {
-	int kind = SSL_get_error(c->ssl, r);
+	int kind = r == 1 ? SSL_ERROR_NONE : SSL_get_error(c->ssl, r);
 	unsigned long e = ERR_peek_error();
 	int reason = ERR_GET_LIB(e) == ERR_LIB_SSL ? ERR_GET_REASON(e) : 0;
 
 	c->want_write = kind == SSL_ERROR_WANT_WRITE;
+	if (kind == SSL_ERROR_NONE)
+		return 0;
 	if (kind == SSL_ERROR_WANT_READ || kind == SSL_ERROR_WANT_WRITE)
 		return TLS_E_AGAIN;
 	if (kind == SSL_ERROR_ZERO_RETURN || (c->eof && reason < SSL_AD_REASON_OFFSET)) {
@@ -256,52 +258,29 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 	int r;
 
 	ERR_clear_error();
-	r = SSL_do_handshake(c->ssl);
-	if (r != 1) {
-		r = outcome(c, r, &why);
-		/* the only reason for TLS to fail here, on either side, is the key */
-		if (r == TLS_E_FAILED)
-			dray_err_set(reterr, 0,
-				     why.code == DRAY_E_PROTOCOL ? DRAY_E_PEER_DENIED : why.code,
-				     "%s", why.msg);
-		return r;
-	}
-	c->want_write = false;
+	r = outcome(c, SSL_do_handshake(c->ssl), &why);
+	/* the only reason for TLS to fail here, on either side, is the key */
+	if (r == TLS_E_FAILED)
+		dray_err_set(reterr, 0, why.code == DRAY_E_PROTOCOL ? DRAY_E_PEER_DENIED : why.code,
+			     "%s", why.msg);
 	/* OpenSSL reports an accepted pre-shared key as a reused session */
-	if (!SSL_session_reused(c->ssl)) {
-		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
-			     "the other side did not prove that it holds the key");
-		return TLS_E_FAILED;
-	}
-	return 0;
+	if (r || SSL_session_reused(c->ssl))
+		return r;
+	dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
+		     "the other side did not prove that it holds the key");
+	return TLS_E_FAILED;
 }
 
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr)
 {
-	size_t n;
-	int r;
-
 	ERR_clear_error();
-	r = SSL_read_ex(c->ssl, buf, cap, &n);
-	if (r != 1)
-		return outcome(c, r, reterr);
-	c->want_write = false;
-	*ret_n = n;
-	return 0;
+	return outcome(c, SSL_read_ex(c->ssl, buf, cap, ret_n), reterr);
 }
 
 int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n, struct dray_err *reterr)
 {
-	size_t done;
-	int r;
-
 	ERR_clear_error();
-	r = SSL_write_ex(c->ssl, buf, n, &done);
-	if (r != 1)
-		return outcome(c, r, reterr);
-	c->want_write = false;
-	*ret_n = done;
-	return 0;
+	return outcome(c, SSL_write_ex(c->ssl, buf, n, ret_n), reterr);
 }
 
 void tls_goodbye(struct tls_conn *c)

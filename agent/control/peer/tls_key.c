@@ -7,19 +7,11 @@
 #include <sys/stat.h>
 
 #include "agent/control/peer/tls.h"
+#include "lib/assert.h"
 #include "schema/gen/errors.h"
 
 /* The longest key file: the largest key as hexadecimal text, and some white space. */
 #define FILE_MAX (2 * TLS_KEY_MAX + 16)
-
-static int hex_value(uint8_t c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
 
 /* Text may end with a line end, which `echo` and editors add; it is not part of the key. All bytes of a raw key count. */
 static size_t trimmed(const uint8_t *p, size_t n)
@@ -34,30 +26,34 @@ static size_t trimmed(const uint8_t *p, size_t n)
 	return end;
 }
 
+static bool is_hex(const uint8_t *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!isxdigit(p[i]))
+			return false;
+	return n % 2 == 0 && n >= 2 * TLS_KEY_MIN && n <= 2 * TLS_KEY_MAX;
+}
+
 int tls_key_parse(const uint8_t *p, size_t n, struct tls_key *ret, struct dray_err *reterr)
 {
-	struct tls_key k = { .n = 0 };
-	bool hex = true;
+	char text[2 * TLS_KEY_MAX + 1];
 
 	n = trimmed(p, n);
-	for (size_t i = 0; i < n; i++)
-		hex = hex && hex_value(p[i]) >= 0;
-	hex = hex && n % 2 == 0 && n >= 2 * TLS_KEY_MIN && n <= 2 * TLS_KEY_MAX;
-	if (!hex && (n < TLS_KEY_MIN || n > TLS_KEY_MAX))
+	if (is_hex(p, n)) {
+		memcpy(text, p, n);
+		text[n] = '\0';
+		dray_assert(
+			OPENSSL_hexstr2buf_ex(ret->bytes, sizeof(ret->bytes), &ret->n, text, '\0'));
+		OPENSSL_cleanse(text, sizeof(text));
+		return 0;
+	}
+	if (n < TLS_KEY_MIN || n > TLS_KEY_MAX)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
 			"it has %zu bytes; a key has %d to %d bytes, raw or as hexadecimal text", n,
 			TLS_KEY_MIN, TLS_KEY_MAX);
-	if (hex) {
-		k.n = n / 2;
-		for (size_t i = 0; i < k.n; i++)
-			k.bytes[i] = (uint8_t)(hex_value(p[2 * i]) << 4 | hex_value(p[2 * i + 1]));
-	} else {
-		k.n = n;
-		memcpy(k.bytes, p, n);
-	}
-	*ret = k;
-	OPENSSL_cleanse(&k, sizeof(k));
+	ret->n = n;
+	memcpy(ret->bytes, p, n);
 	return 0;
 }
 
@@ -93,8 +89,7 @@ int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr)
 	dray_auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	struct dray_err why = DRAY_ERR_NULL;
 	uint8_t buf[FILE_MAX + 1];
-	size_t n = 0;
-	ssize_t got;
+	ssize_t n;
 	int r;
 
 	if (fd < 0)
@@ -103,18 +98,12 @@ int tls_key_load(const char *path, struct tls_key *ret, struct dray_err *reterr)
 	r = check_file(fd, path, reterr);
 	if (r < 0)
 		return r;
-	while (n < sizeof(buf)) {
-		got = read(fd, buf + n, sizeof(buf) - n);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return dray_err_set(reterr, -errno, DRAY_E_IO, "peer.key_file %s: %s", path,
-					    dray_errno_text(errno));
-		if (got == 0)
-			break;
-		n += (size_t)got;
-	}
-	r = tls_key_parse(buf, n, ret, &why);
+	/* a regular file, so one call reads all of it */
+	n = read(fd, buf, sizeof(buf));
+	if (n < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "peer.key_file %s: %s", path,
+				    dray_errno_text(errno));
+	r = tls_key_parse(buf, (size_t)n, ret, &why);
 	OPENSSL_cleanse(buf, sizeof(buf));
 	if (r < 0)
 		return dray_err_set(reterr, r, why.code, "peer.key_file %s: %s", path, why.msg);

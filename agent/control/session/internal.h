@@ -59,7 +59,6 @@ struct sessions {
 	uint64_t opened, refused, notified, notify_refused;
 
 	bool draining, stopping;
-	uint32_t drain_ms;
 	void (*stopped)(void *arg);
 	void *stopped_arg;
 	sd_event_source *stopped_source;

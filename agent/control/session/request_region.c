@@ -54,25 +54,17 @@ static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 	return 0;
 }
 
-static void count(struct session_region *r, bool add)
+/* Adds the region to the counts of its session, group and agent; sign -1: subtracts it. */
+static void count(const struct session_region *r, int sign)
 {
 	struct session *s = r->session;
 
-	if (add) {
-		s->n_regions++;
-		s->group->n_regions++;
-		s->owner->n_regions++;
-		s->n_extents += r->extents;
-		s->bytes += r->bytes;
-		s->group->bytes += r->bytes;
-	} else {
-		s->n_regions--;
-		s->group->n_regions--;
-		s->owner->n_regions--;
-		s->n_extents -= r->extents;
-		s->bytes -= r->bytes;
-		s->group->bytes -= r->bytes;
-	}
+	s->n_regions += (uint32_t)sign;
+	s->group->n_regions += (uint32_t)sign;
+	s->owner->n_regions += (uint32_t)sign;
+	s->n_extents += (uint32_t)sign * r->extents;
+	s->bytes += (uint64_t)sign * r->bytes;
+	s->group->bytes += (uint64_t)sign * r->bytes;
 }
 
 static void reply_added(struct session *s, const struct session_region *r, int *fds, unsigned n_fds)
@@ -90,7 +82,7 @@ static void handle_removed(void *arg)
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
 	dray_list_del(&r->link);
-	count(r, false);
+	count(r, -1);
 	free(r);
 	session_check(s);
 }
@@ -118,7 +110,7 @@ static void handle_added(void *arg, const struct dray_err *err)
 	}
 	/* before the answer: if it cannot be sent, the session closes with its regions */
 	dray_list_del(&r->link);
-	count(r, false);
+	count(r, -1);
 	free(r);
 	session_fail(s, id, -EIO, err);
 	session_check(s);
@@ -174,7 +166,7 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 	r->bytes = added.length;
 	r->adding = added.pending;
 	dray_list_add(&s->regions, &r->link);
-	count(r, true);
+	count(r, 1);
 	if (!r->adding) {
 		e = pass_pool(r, added.pool_fd, &fd, reterr);
 		if (e >= 0)

@@ -24,7 +24,7 @@ static void pause_accepting(struct acceptor *a, int err)
 		    PAUSE_US / 1000, dray_errno_text(err));
 	if (a->ops->exhausted)
 		a->ops->exhausted(a->arg);
-	/* without the timer it would pause for ever */
+	/* without the timer the pause would not end */
 	if (sd_event_source_set_time_relative(a->resume, PAUSE_US) >= 0 &&
 	    sd_event_source_set_enabled(a->resume, SD_EVENT_ONESHOT) >= 0)
 		sd_event_source_set_enabled(a->io, SD_EVENT_OFF);
@@ -48,7 +48,7 @@ static int on_connections(sd_event_source *s, int listen_fd, uint32_t revents, v
 			pause_accepting(a, errno);
 			break;
 		}
-		/* others are the connection's own: it ended before we got to it, or a filter refused it */
+		/* other errors concern this connection only: it closed already, or a filter refused it */
 	}
 	if (a->ops->turned)
 		a->ops->turned(a->arg);
@@ -64,7 +64,7 @@ int acceptor_start(struct acceptor *a, sd_event *event, int listen_fd,
 	r = sd_event_add_io(event, &a->io, listen_fd, EPOLLIN, on_connections, a);
 	if (r >= 0)
 		r = sd_event_source_set_priority(a->io, ops->priority);
-	/* made now, since a loop's first timer takes a descriptor */
+	/* added now, because the first timer of a loop needs a descriptor */
 	if (r >= 0)
 		r = sd_event_add_time_relative(event, &a->resume, CLOCK_MONOTONIC, 0, PAUSE_US / 10,
 					       on_resume, a);

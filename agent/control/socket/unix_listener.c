@@ -40,7 +40,7 @@ static int served(struct dray_err *reterr, const struct unix_listener_kind *kind
 			    kind->section, path, kind->section);
 }
 
-/* Removes what a dead process left at the path. */
+/* Removes the socket of a process that has ended. */
 static int stale_remove(const struct unix_listener_kind *kind, const struct sockaddr_un *sa,
 			struct dray_err *reterr)
 {
@@ -51,15 +51,14 @@ static int stale_remove(const struct unix_listener_kind *kind, const struct sock
 	if (lstat(path, &st) < 0)
 		return errno == ENOENT ? 0 : failed(reterr, kind, path, "looking at", errno);
 	if (!S_ISSOCK(st.st_mode))
-		return dray_err_set(
-			reterr, -EEXIST, DRAY_E_EXISTS,
-			"%s.socket: %.100s is there and is no socket; remove it, or set "
-			"another %s.socket",
-			kind->section, path, kind->section);
+		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
+				    "%s.socket: %.100s exists and is no socket; remove it, or set "
+				    "another %s.socket",
+				    kind->section, path, kind->section);
 	fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return failed(reterr, kind, path, "opening a socket for", errno);
-	/* EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody listens, for another type. */
+	/* EAGAIN: a busy process listens. EPROTOTYPE: a process listens with another socket type. */
 	if (connect(fd, (const struct sockaddr *)sa, sizeof(*sa)) == 0 || errno == EAGAIN ||
 	    errno == EPROTOTYPE)
 		return served(reterr, kind, path);
@@ -72,19 +71,19 @@ static int stale_remove(const struct unix_listener_kind *kind, const struct sock
 	return 0;
 }
 
-/* The last directory of the path: /run is empty after a boot. */
+/* Makes the last directory of the path: /run is empty after a boot. */
 static void parent_make(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 	dray_auto_free char *dir = slash && slash > path ? strndup(path, (size_t)(slash - path)) :
 							   NULL;
 
-	/* where this fails, bind says why */
+	/* if this fails, bind reports the reason */
 	if (dir)
 		mkdir(dir, 0755);
 }
 
-/* With the path bound: group, then mode. On error the path is removed again. */
+/* Sets group, then mode, of the bound path, and listens. On error the path is removed. */
 static int finish(struct unix_listener *l, const struct unix_listener_kind *kind, const char *path,
 		  mode_t mode, gid_t group, struct dray_err *reterr)
 {
@@ -132,7 +131,7 @@ int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind 
 	l->fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (l->fd < 0)
 		return failed(reterr, kind, path, "opening a socket for", errno);
-	/* the path gets the mode of the socket's inode: nobody gets in before group and mode are right */
+	/* the path takes the mode of the socket: no client connects before group and mode are set */
 	if (fchmod(l->fd, 0600) < 0 || bind(l->fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0)
 		ret = errno == EADDRINUSE ? served(reterr, kind, path) :
 					    failed(reterr, kind, path, "binding", errno);
@@ -166,7 +165,7 @@ int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind
 				    kind->type == SOCK_STREAM ? "ListenStream" :
 								"ListenSequentialPacket");
 	}
-	/* accept must never wait, and no child may hold the socket */
+	/* accept() must not block, and no child may inherit the socket */
 	if (fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
 		int err = errno;
 
