@@ -55,11 +55,13 @@ static void update_events(struct conn *c)
 	sd_event_source_set_io_events(c->io, events);
 }
 
-static void fail_io(struct conn *c, int r, const struct dray_err *why)
+/* r: a result of TLS other than 0. */
+static void handle_tls(struct conn *c, int r, const struct dray_err *why)
 {
 	if (r == TLS_E_EOF)
-		conn_fail(c, DRAY_E_PEER_LOST, "the other side closed the connection");
-	else
+		conn_fail(c, DRAY_E_PEER_LOST, "the other side closed the connection%s",
+			  c->phase == CONN_OPEN ? "" : " during the TLS handshake");
+	else if (r != TLS_E_AGAIN)
 		conn_fail(c, (uint32_t)why->code, "%s", why->msg);
 }
 
@@ -71,10 +73,8 @@ static void flush(struct conn *c)
 
 	while (c->phase == CONN_OPEN && c->fd >= 0 && msgbuf_size(&c->out)) {
 		r = tls_write(&c->tls, c->out.p + c->out.start, msgbuf_size(&c->out), &n, &why);
-		if (r == TLS_E_AGAIN)
-			return;
 		if (r) {
-			fail_io(c, r, &why);
+			handle_tls(c, r, &why);
 			return;
 		}
 		msgbuf_taken(&c->out, n);
@@ -83,22 +83,16 @@ static void flush(struct conn *c)
 
 void conn_send(struct conn *c, const void *p, size_t n)
 {
-	size_t room;
-	uint8_t *to;
-
 	if (c->phase != CONN_OPEN || c->freed || c->fd < 0)
 		return;
 	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD) {
 		conn_fail(c, DRAY_E_PEER_LOST, "it does not read our messages");
 		return;
 	}
-	to = msgbuf_room(&c->out, n, &room);
-	if (!to) {
+	if (msgbuf_append(&c->out, p, n) < 0) {
 		conn_fail(c, DRAY_E_NO_MEMORY, "no memory for a message to send");
 		return;
 	}
-	memcpy(to, p, n);
-	msgbuf_added(&c->out, n);
 	/* a callback of this connection flushes at its end; otherwise the defer source does, once for this turn */
 	if (!c->busy)
 		run_again(c);
@@ -172,10 +166,8 @@ static void input(struct conn *c)
 			return;
 		}
 		r = tls_read(&c->tls, to, room, &n, &why);
-		if (r == TLS_E_AGAIN)
-			return;
 		if (r) {
-			fail_io(c, r, &why);
+			handle_tls(c, r, &why);
 			return;
 		}
 		msgbuf_added(&c->in, n);
@@ -187,17 +179,12 @@ static void handshake(struct conn *c)
 	struct dray_err why = DRAY_ERR_NULL;
 	int r = tls_handshake(&c->tls, &why);
 
-	if (r == TLS_E_AGAIN)
+	if (r) {
+		handle_tls(c, r, &why);
 		return;
-	if (r == TLS_E_EOF) {
-		conn_fail(c, DRAY_E_PEER_LOST,
-			  "the other side closed the connection during the TLS handshake");
-	} else if (r) {
-		conn_fail(c, (uint32_t)why.code, "%s", why.msg);
-	} else {
-		c->phase = CONN_OPEN;
-		c->ops->secured(c);
 	}
+	c->phase = CONN_OPEN;
+	c->ops->secured(c);
 }
 
 static void connected(struct conn *c)
@@ -368,15 +355,9 @@ int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops 
 
 void conn_feed(struct conn *c, const void *p, size_t n)
 {
-	size_t room;
-	uint8_t *to;
-
 	if (c->phase != CONN_OPEN || !n)
 		return;
-	to = msgbuf_room(&c->in, n, &room);
-	dray_assert(to);
-	memcpy(to, p, n);
-	msgbuf_added(&c->in, n);
+	dray_assert(msgbuf_append(&c->in, p, n) == 0);
 	work(c);
 }
 

@@ -28,6 +28,7 @@ struct incoming *incoming_free(struct incoming *in)
 	in->p->n_incoming--;
 	conn_free(in->conn);
 	sd_event_source_disable_unref(in->io);
+	sd_event_source_disable_unref(in->timer);
 	dray_close(in->fd);
 	free(in);
 	return NULL;
@@ -175,36 +176,16 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *userda
 	return 0;
 }
 
-static void arm_timer(struct peers *p)
-{
-	struct incoming *oldest = dray_list_first(&p->incoming, struct incoming, link);
-
-	if (!oldest) {
-		sd_event_source_set_enabled(p->incoming_timer, SD_EVENT_OFF);
-		return;
-	}
-	sd_event_source_set_time(p->incoming_timer, (uint64_t)oldest->end_ns / 1000 + 1);
-	sd_event_source_set_enabled(p->incoming_timer, SD_EVENT_ONESHOT);
-}
-
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	struct peers *p = userdata;
-	int64_t now = peers_now(p);
-
-	dray_list_for_each(&p->incoming, in, struct incoming, link) {
-		if (in->end_ns > now)
-			break;
-		incoming_refuse(in, "it did not identify itself within peer.connect_timeout");
-	}
-	arm_timer(p);
+	incoming_refuse(userdata, "it did not identify itself within peer.connect_timeout");
 	return 0;
 }
 
 void incoming_add(struct peers *p, int fd, const struct dray_addr *from)
 {
+	uint64_t timeout_us = (uint64_t)p->cfg->peer.connect_timeout / 1000;
 	struct incoming *in;
-	bool was_empty;
 
 	if (p->n_incoming >= (uint64_t)p->cfg->limits.strangers)
 		incoming_evict(p);
@@ -216,27 +197,13 @@ void incoming_add(struct peers *p, int fd, const struct dray_addr *from)
 	in->p = p;
 	in->fd = fd;
 	in->from = *from;
-	in->end_ns = peers_now(p) + p->cfg->peer.connect_timeout;
-	was_empty = dray_list_empty(&p->incoming);
 	dray_list_add(&p->incoming, &in->link);
 	p->n_incoming++;
 	if (sd_event_add_io(p->event, &in->io, fd, EPOLLIN, on_io, in) < 0 ||
-	    sd_event_source_set_priority(in->io, INCOMING_PRIORITY) < 0) {
+	    sd_event_source_set_priority(in->io, INCOMING_PRIORITY) < 0 ||
+	    sd_event_add_time_relative(p->event, &in->timer, CLOCK_MONOTONIC, timeout_us, 20000,
+				       on_timer, in) < 0)
 		incoming_refuse(in, "no memory to watch it");
-		return;
-	}
-	if (was_empty)
-		arm_timer(p);
-}
-
-int incoming_init(struct peers *p)
-{
-	int r = sd_event_add_time(p->event, &p->incoming_timer, CLOCK_MONOTONIC, 0, 20000, on_timer,
-				  p);
-
-	if (r < 0)
-		return r;
-	return sd_event_source_set_enabled(p->incoming_timer, SD_EVENT_OFF);
 }
 
 void incoming_close(struct peers *p)

@@ -47,7 +47,7 @@ struct peers {
 	struct dray_list late_fences;   /* for peers that are already closed */
 	struct dray_list kept_segments; /* to stay connected to */
 	unsigned n_probes;              /* of ours, in progress */
-	sd_event_source *incoming_timer, *defer;
+	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];
 	uint64_t lost_total, incoming_refused;
 	bool draining, stopping;
@@ -158,9 +158,8 @@ struct incoming {
 	struct dray_list link;
 	struct peers *p;
 	int fd; /* -1 once conn owns it */
-	sd_event_source *io;
+	sd_event_source *io, *timer;
 	struct conn *conn; /* TLS */
-	int64_t end_ns;
 	struct dray_addr from;
 	bool has_sent; /* at least one byte */
 	bool held;     /* has sent a whole stream hello and waits until its peer is READY */
@@ -317,7 +316,6 @@ void incoming_refuse(struct incoming *in, const char *fmt, ...)
 void incoming_evict(struct peers *p);
 /* Checks the held stream hellos of this peer again. */
 void incoming_retry(struct peers *p, const struct peer *ready);
-int incoming_init(struct peers *p);
 void incoming_close(struct peers *p);
 
 /* segment_listener.c: opens what peer.listen and systemd specify, or the defaults; then sets the segment. */

@@ -46,6 +46,18 @@ void msgbuf_added(struct msgbuf *b, size_t n)
 	b->end += n;
 }
 
+int msgbuf_append(struct msgbuf *b, const void *p, size_t n)
+{
+	size_t room;
+	uint8_t *to = msgbuf_room(b, n, &room);
+
+	if (!to)
+		return -ENOMEM;
+	memcpy(to, p, n);
+	msgbuf_added(b, n);
+	return 0;
+}
+
 void msgbuf_taken(struct msgbuf *b, size_t n)
 {
 	dray_assert(n <= msgbuf_size(b));

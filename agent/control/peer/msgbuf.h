@@ -29,6 +29,8 @@ void msgbuf_deinit(struct msgbuf *b);
 /* Room for at least n bytes after the end, or NULL (no memory). *ret_room: bytes available. */
 uint8_t *msgbuf_room(struct msgbuf *b, size_t n, size_t *ret_room);
 void msgbuf_added(struct msgbuf *b, size_t n);
+/* Appends n bytes. 0 or -ENOMEM. */
+int msgbuf_append(struct msgbuf *b, const void *p, size_t n);
 void msgbuf_taken(struct msgbuf *b, size_t n);
 
 /*

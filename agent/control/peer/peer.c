@@ -469,8 +469,6 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 		r = sd_event_add_defer(p->event, &p->defer, on_defer, p);
 		if (r >= 0)
 			r = sd_event_source_set_enabled(p->defer, SD_EVENT_OFF);
-		if (r >= 0)
-			r = incoming_init(p);
 		if (r < 0)
 			dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "peers: %s", dray_errno_text(r));
 	}
@@ -503,7 +501,6 @@ struct peers *peers_free(struct peers *p)
 		peer_free(closed);
 	late_fences_free(p);
 	incoming_close(p);
-	p->incoming_timer = sd_event_source_disable_unref(p->incoming_timer);
 	segment_listeners_close(p);
 	sd_event_source_disable_unref(p->defer);
 	tls_free(p->tls);
