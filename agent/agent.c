@@ -43,9 +43,10 @@ int agent_sockets_take(struct passed_sockets *p, struct dray_err *reterr)
 		else if (!strcmp(names[i], "peer") && p->n_peer < DRAY_ARRAY_SIZE(p->peer))
 			p->peer[p->n_peer++] = fd;
 		else {
-			log_warning("agent",
-				    "passed socket %s is not one of data, control, peer, ignoring",
-				    names[i]);
+			log_warning(
+				"agent",
+				"systemd passed a socket named %s, ignoring it: the names are data, control and peer",
+				names[i]);
 			dray_close(fd);
 		}
 	}
@@ -63,7 +64,10 @@ static void raise_limit(int resource, const char *what)
 		return;
 	l.rlim_cur = l.rlim_max;
 	if (setrlimit(resource, &l) < 0)
-		log_warning("agent", "the limit on %s stays as it is: %m, ignoring", what);
+		log_warning(
+			"agent",
+			"raising the limit on %s to its hard limit failed: %m; the agent keeps the soft limit",
+			what);
 }
 
 int agent_start(struct agent *a, struct config *config, const struct config_args *args,
@@ -138,14 +142,14 @@ bool agent_deinit(struct agent *a)
 	for (unsigned i = 0; i < WORKERS_MAX; i++)
 		a->worker_events[i] = sd_event_source_disable_unref(a->worker_events[i]);
 	if (!pool_stop(&a->pool)) {
-		log_error("agent", "a worker does not end; leaving it to the end of the process");
+		log_error("agent", "a worker does not end; the process exits without it");
 		return false;
 	}
 	a->rails = rails_free(a->rails);
 	if (!gpus_free(a->gpus))
-		log_warning("agent",
-			    "a call into the GPU driver does not return; leaving it to the "
-			    "end of the process");
+		log_warning(
+			"agent",
+			"a call into the GPU driver does not return; the process exits without it");
 	a->gpus = NULL;
 	a->regions = regions_free(a->regions);
 	transfer_queries_free(a);

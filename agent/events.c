@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events of the workers, each handed to the module that it concerns. */
+/* Passes each event of a worker to the module that handles it. */
 #include "agent/internal.h"
 
 #include "agent/control/gpu/gpus.h"
@@ -7,7 +7,7 @@
 #include "agent/control/status/transfer_log.h"
 #include "agent/control/transfer_queries.h"
 
-/* Events handled before the loop looks at other sources. */
+/* Events handled before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512
 
 static void handle_event(struct agent *a, unsigned worker, struct event *ev)
@@ -79,7 +79,7 @@ int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *a
 	for (unsigned i = 0; i < a->pool.n; i++) {
 		if (source != a->worker_events[i])
 			continue;
-		/* level-triggered: what is left over calls again, since the signal is taken back only when empty */
+		/* the descriptor stays readable until the ring is empty, so the loop calls again for the rest */
 		for (unsigned n = 0;
 		     n < EVENTS_PER_TURN && worker_next_event(a->pool.workers[i], &ev); n++)
 			handle_event(a, i, &ev);

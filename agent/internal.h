@@ -5,22 +5,22 @@
 
 #include "agent/control/agent.h"
 
-/* Descriptors passed by systemd, by name. */
+/* Sockets passed by systemd, by name; -1: not passed. */
 struct passed_sockets {
 	int data, control;
 	int peer[16];
 	unsigned n_peer;
 };
 
-/* Takes them over. 0, or -errno with reterr. */
+/* The caller owns the sockets. 0, or -errno with reterr. */
 int agent_sockets_take(struct passed_sockets *p, struct dray_err *reterr);
 
-/* Makes every module, and listens. 0, or -errno with reterr; agent_deinit() undoes what was done. */
+/* Creates every module and opens the listeners. 0, or -errno with reterr; agent_deinit() frees the modules. */
 int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr);
-/* Drops privileges, starts the threads, and enters the sandbox. Likewise. */
+/* Drops privileges, starts the threads, and installs the system call filter. 0, or -errno with reterr. */
 int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr);
 
-/* A worker's event descriptor is readable; arg: the agent. */
+/* Handler of the workers' event descriptors; arg: the agent. */
 int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *arg);
 
 #endif

@@ -11,7 +11,7 @@
 #include "agent/process/privilege.h"
 #include "lib/log.h"
 
-/* Exit statuses: 0 drained, 1 failed, 2 wrong use. */
+/* Exit statuses: 0 drained, 1 failed, 2 wrong use of the command line. */
 static int run(struct config *config, const struct config_args *args)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 	struct dray_err err = DRAY_ERR_NULL;
 	int status = 0;
 
-	/* a few arenas are enough for a handful of threads, and keep an idle agent small */
+	/* two arenas are enough for few threads, and keep an idle agent small */
 	mallopt(M_ARENA_MAX, 2);
 	if (privilege_init(&err) < 0) {
 		fprintf(stderr, "drayd: %s\n", err.msg);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent as the parts of the control thread see it: its modules, and its state running, draining, drained.
- * Control thread only.
+ * The agent's modules, and its state running, draining or drained. Control thread only.
  */
 #ifndef DRAY_AGENT_CONTROL_AGENT_H
 #define DRAY_AGENT_CONTROL_AGENT_H
@@ -35,7 +34,7 @@ struct segments;
 struct state;
 struct watchdog;
 
-/* What the control socket signals to its connections; set by bus_server_new(). */
+/* Signals of the D-Bus server to its connections; bus_server_new() sets them. */
 struct bus_signals {
 	void (*state_changed)(struct bus_server *c, enum agent_state old, enum agent_state new);
 	void (*segment_changed)(struct bus_server *c, const char *segment, const char *before,
@@ -43,7 +42,7 @@ struct bus_signals {
 	void (*preferred_changed)(struct bus_server *c, const char *before, const char *after,
 				  const char *why);
 	void (*event_added)(struct bus_server *c, const struct history_event *e);
-	/* Sends out what is queued, at most this long; before exit. */
+	/* Sends queued messages before exit, for at most 100 ms. */
 	void (*flush)(struct bus_server *c);
 };
 
@@ -62,12 +61,12 @@ struct agent {
 	struct bus_server *bus; /* NULL: not listening */
 	const struct bus_signals *bus_signals;
 	struct history *history;
-	struct notify *notify; /* NULL: no service manager asked for it */
+	struct notify *notify; /* NULL: no service manager */
 	struct detect *detect;
 	struct health *health;
 	struct http *http;
-	struct watchdog *watchdog;          /* NULL without one */
-	struct dray_cpus cpus;              /* as last seen */
+	struct watchdog *watchdog;          /* NULL: the service manager has none */
+	struct dray_cpus cpus;              /* at the last count */
 	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
 	struct dray_list listings, cancels; /* transfer_queries.c */
 	uint64_t last_cancel;
@@ -79,68 +78,68 @@ struct agent {
 	struct segments *segments;
 	struct env_file env_file;
 	sd_event_source *env_write;
-	char preferred_reason[PREFERRED_REASON_BYTES]; /* of the answer that is being written */
+	char preferred_reason[PREFERRED_REASON_BYTES]; /* of the current SEGMENT_GET reply */
 
 	/* drain.c */
 	enum agent_state state;
-	bool stay;        /* stay as drained instead of exiting */
-	bool stopping;    /* on the way out */
-	bool told_to_end; /* by SIGTERM */
+	bool stay;        /* do not exit when drained */
+	bool stopping;    /* exiting */
+	bool told_to_end; /* SIGTERM has come */
 	bool overdue;     /* the deadline has passed */
 	int exit_status;
 	int64_t drain_deadline_ns;
-	uint64_t left_transfers, left_bytes; /* when it last looked */
+	uint64_t left_transfers, left_bytes; /* at the last query of the workers */
 	sd_event_source *drain_timer, *stop_timer;
 	sd_event_source *signals[4];
 	unsigned n_signals;
 };
 
 /*
- * timeout_ns < 0: the configured limit. -EALREADY while draining or drained, which an earlier wish to stay does
- * not outlive if this one is another.
+ * timeout_ns < 0: agent.drain_timeout. stay: do not exit when drained. -EALREADY while draining or drained; a call
+ * without `stay` then still cancels an earlier `stay`.
  */
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay);
 
-/* Takes new work again. 0, also where it is running; -ESHUTDOWN once the end is decided. */
+/* Accepts new work again. 0, also while running; -ESHUTDOWN if the agent is bound to exit. */
 int agent_resume(struct agent *a);
 
 /*
- * Makes the limit of a drain now: it begins one where the agent is running, and stops what is in flight.
- * stay: as with agent_drain(). 0, or -ESHUTDOWN once the end is decided.
+ * Drains with its deadline now: transfers in flight are stopped. Starts a drain if there is none. stay: as with
+ * agent_drain(). 0, or -ESHUTDOWN if the agent is bound to exit.
  */
 int agent_drain_now(struct agent *a, bool stay);
 
-/* How a drain stands; all 0 while the agent is running. */
+/* Progress of a drain; all 0 unless the agent is draining. */
 struct drain_progress {
-	uint64_t transfers, bytes; /* in flight, and what they have yet to move */
-	uint64_t grants;           /* that peers have yet to give back */
+	uint64_t transfers, bytes; /* in flight, and their remaining bytes */
+	uint64_t grants;           /* that peers still hold */
 	int64_t left_ns;           /* to its deadline */
 };
 struct drain_progress agent_drain_progress(struct agent *a);
 
-/* Something has changed: it goes on record, and who listens on the control socket hears of it. */
+/* Adds a change to the history and signals it to the connections of the control socket. */
 void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
 		  const char *after, const char *reason);
 
-/* What workers take from the configuration, as far as the CPUs there are allow. */
+/* The part of the configuration that workers use; the poll time depends on the CPUs, too. */
 struct data_config agent_data_config(const struct agent *a);
 
-/* How long workers poll, in nanoseconds. why: "", or why that is 0; NULL with n 0 for who does not ask. */
+/* How long workers poll, in nanoseconds. why: the reason if that is 0, else ""; may be NULL with n 0. */
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n);
 
-/* What this process may use of the machine's CPUs now (reload.c); for `cpus` of struct detect_deps. */
+/* The CPUs that this process may use have changed (reload.c); for `cpus` of struct detect_deps. */
 void agent_cpus_changed(void *arg, const struct dray_cpus *now);
 
-/* Keeps a connection to the segments that ready.require names, and to no others any more. 0 or -ENOMEM. */
+/* Keeps connections to exactly the segments that ready.require names. 0 or -ENOMEM. */
 int agent_keep_connected(struct agent *a);
 
-/* Reads the configuration again (reload.c). 0, or -errno with reterr: nothing has changed. */
+/* Reads the configuration again (reload.c). 0, or -errno with reterr; then nothing has changed. */
 int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *reterr);
 
-/* Until the next reload of log.level. who: for the record. */
+/* Valid until a reload changes log.level. who: for the log and the history. */
 void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who);
 
-/* Ends all sessions and connections now, then the loop with this status. Idempotent. */
+/* Ends all sessions and connections, then the event loop with this exit status. Idempotent. */
 void agent_stop(struct agent *a, int status);
 
 /* Signal handlers: SIGTERM drains, a second one, or SIGINT, stops at once. 0 or -errno. */
@@ -156,19 +155,20 @@ typedef void (*agent_transfers_fn)(void *arg, struct snapshot *const *snapshots,
 int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg);
 
 /*
- * Stops a transfer. fn runs once, later. ended: code is how, `cancelled` or what came first; otherwise
- * `not_found`, or `busy` while somebody else is about it. -ENOENT: there is no such session; -ENOMEM.
+ * Cancels a transfer. fn runs once, later. ended: the transfer has ended with code, which is `cancelled` unless it
+ * ended before. Otherwise code is `not_found`, or `busy` while another call cancels it. 0, -ENOENT (no such session) or
+ * -ENOMEM.
  */
 typedef void (*agent_cancel_fn)(void *arg, bool ended, uint32_t code);
 int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
 		 void *arg);
-/* What belongs to `arg` will not run. */
+/* The callbacks of cancels with this arg will not run. */
 void agent_forget_cancel(struct agent *a, void *arg);
 
-/* Callbacks of listings that belong to `arg` will not run. */
+/* The callbacks of listings with this arg will not run. */
 void agent_forget_listings(struct agent *a, void *arg);
 
-/* Workers, a bit each, that the oldest listing of `arg` still waits for; 0 where there is none. */
+/* Workers (one bit each) that have not answered the oldest listing with this arg; 0 without a listing. */
 uint32_t agent_listing_missing(struct agent *a, const void *arg);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The way out: running -> draining -> drained, then exit unless told to stay. Draining refuses new work, tells
- * clients and peers, and waits until no worker has a transfer; at the deadline what is left is stopped.
+ * States running -> draining -> drained, then exit unless a stay was requested. A draining agent refuses new work,
+ * informs clients and peers, and waits until no worker has a transfer. At the deadline it stops the remaining transfers.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,9 +13,9 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* How often the workers are asked whether anything is in flight. */
-#define DRAIN_LOOK_NS (10 * DRAY_NS_PER_MS)
-/* Longest wait for sessions and peers to end on the way out. */
+/* How often the workers are asked for their transfers in flight. */
+#define DRAIN_POLL_NS (10 * DRAY_NS_PER_MS)
+/* Longest wait for sessions and peers to end before exit. */
 #define STOP_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
 static const char *const state_names[AGENT_STATE_N] = {
@@ -43,7 +43,8 @@ static void set_state(struct agent *a, enum agent_state next, const char *why)
 		a->bus_signals->state_changed(a->bus, old, next);
 }
 
-static int after(struct agent *a, sd_event_source **source, int64_t ns, sd_event_time_handler_t fn)
+static int timer_start(struct agent *a, sd_event_source **source, int64_t ns,
+		       sd_event_time_handler_t fn)
 {
 	if (*source) {
 		sd_event_source_set_time_relative(*source, (uint64_t)ns / 1000);
@@ -75,7 +76,7 @@ static int stop_limit(sd_event_source *s, uint64_t usec, void *arg)
 
 	(void)s;
 	(void)usec;
-	log_warning("agent", "sessions or peers did not end in time, exiting without them");
+	log_warning("agent", "sessions or peers did not end within 3 s; exiting without them");
 	return sd_event_exit(a->event, a->exit_status);
 }
 
@@ -87,14 +88,14 @@ void agent_stop(struct agent *a, int status)
 	a->exit_status = status;
 	a->drain_timer = sd_event_source_disable_unref(a->drain_timer);
 	notify_stopping(a->notify);
-	if (after(a, &a->stop_timer, STOP_LIMIT_NS, stop_limit) < 0)
+	if (timer_start(a, &a->stop_timer, STOP_LIMIT_NS, stop_limit) < 0)
 		sd_event_exit(a->event, status);
 	sessions_stop(a->sessions, sessions_stopped, a);
 }
 
-static int look(sd_event_source *s, uint64_t usec, void *arg);
+static int poll_workers(sd_event_source *s, uint64_t usec, void *arg);
 
-static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
+static void workers_answered(void *arg, struct snapshot *const *snapshots, unsigned n)
 {
 	struct agent *a = arg;
 	uint64_t left = 0, bytes = 0;
@@ -107,37 +108,37 @@ static void looked(void *arg, struct snapshot *const *snapshots, unsigned n)
 	}
 	a->left_transfers = left;
 	a->left_bytes = bytes;
-	/* peers give their grants back when what they have in flight here has finished */
+	/* peers return their grants when their transfers here have finished */
 	if (left || (grants_total(a->regions) && dray_now().ns < a->drain_deadline_ns)) {
 		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
 			a->overdue = true;
 			log_warning("agent",
-				    "drain deadline passed with %" PRIu64
-				    " transfers in flight, stopping them",
+				    "the drain deadline has passed: stopping %" PRIu64
+				    " transfers in flight",
 				    left);
 			for (unsigned i = 0; i < a->pool.n; i++)
 				worker_post(a->pool.workers[i],
 					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
 							       .code = DRAY_E_DEADLINE });
 		}
-		if (after(a, &a->drain_timer, DRAIN_LOOK_NS, look) < 0)
+		if (timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
 			agent_stop(a, 1);
 		return;
 	}
 	set_state(a, AGENT_DRAINED,
-		  a->overdue ? "what was in flight was stopped at the deadline" :
+		  a->overdue ? "transfers in flight were stopped at the deadline" :
 			       "nothing is in flight");
 	if (!a->stay)
 		agent_stop(a, 0);
 }
 
-static int look(sd_event_source *s, uint64_t usec, void *arg)
+static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
 	(void)s;
 	(void)usec;
-	if (agent_list_transfers(a, false, looked, a) < 0)
+	if (agent_list_transfers(a, false, workers_answered, a) < 0)
 		agent_stop(a, 1);
 	return 0;
 }
@@ -149,7 +150,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	if (a->stopping)
 		return -EALREADY;
 	if (a->state != AGENT_RUNNING) {
-		/* one that was to stay need not any more; the limit stays what it was */
+		/* cancels an earlier stay; the deadline remains */
 		a->stay &= stay;
 		if (a->state == AGENT_DRAINED && !a->stay)
 			agent_stop(a, 0);
@@ -160,14 +161,15 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
 	a->stay = stay;
 	a->drain_deadline_ns = dray_now().ns + timeout_ns;
-	set_state(a, AGENT_DRAINING, a->told_to_end ? "SIGTERM" : "asked for");
+	set_state(a, AGENT_DRAINING,
+		  a->told_to_end ? "SIGTERM" : "requested over the control socket");
 	for (unsigned i = 0; i < a->pool.n; i++)
 		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_DRAIN });
 	regions_drain(a->regions, true);
 	sessions_drain(a->sessions, ms);
 	peers_drain(a->peers, ms);
-	/* the answer of a worker comes after it has seen COMMAND_DRAIN: none can be accepted behind our back */
-	look(NULL, 0, a);
+	/* each worker answers after it has seen COMMAND_DRAIN, so it cannot accept a transfer after its answer */
+	poll_workers(NULL, 0, a);
 	return 0;
 }
 
@@ -177,7 +179,7 @@ int agent_resume(struct agent *a)
 		return -ESHUTDOWN;
 	if (a->state == AGENT_RUNNING)
 		return 0;
-	/* what workers have yet to answer belongs to this drain, and says nothing about the next one */
+	/* pending answers of the workers belong to this drain, not to the next one */
 	agent_forget_listings(a, a);
 	if (a->drain_timer)
 		sd_event_source_set_enabled(a->drain_timer, SD_EVENT_OFF);
@@ -197,7 +199,7 @@ int agent_drain_now(struct agent *a, bool stay)
 		return -ESHUTDOWN;
 	if (a->state == AGENT_RUNNING)
 		return agent_drain(a, 0, stay);
-	/* SIGTERM has the last word on what comes after */
+	/* after SIGTERM the agent must exit */
 	a->stay = stay && !a->told_to_end;
 	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, dray_now().ns);
 	if (a->state == AGENT_DRAINED && !a->stay)
@@ -217,7 +219,7 @@ struct drain_progress agent_drain_progress(struct agent *a)
 					.left_ns = dray_max(left_ns, (int64_t)0) };
 }
 
-/* From now until the process has ended, at most; slices that are stopped take their time to come home. */
+/* Longest time from now until the process exits. Stopped slices end within transfer.slice_timeout. */
 static int64_t longest_end(const struct agent *a)
 {
 	const struct dray_config *cfg = &a->config->v;
@@ -241,17 +243,17 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_RUNNING && !a->stopping) {
 		log_notice("agent", "SIGTERM: draining");
 		a->told_to_end = true;
-		/* systemd kills after TimeoutStopSec unless it is told that more is needed */
+		/* otherwise systemd kills the process after TimeoutStopSec= */
 		notify_extend(a->notify, longest_end(a));
 		agent_drain(a, -1, false);
 		return 0;
 	}
-	/* somebody else's drain is no first SIGTERM: it goes on, and within our limit from now */
+	/* the first SIGTERM during a requested drain: it continues, with at most agent.drain_timeout from now */
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINING && !a->told_to_end &&
 	    !a->stopping) {
 		int64_t ends = dray_now().ns + a->config->v.agent.drain_timeout;
 
-		log_notice("agent", "SIGTERM: draining already, will end");
+		log_notice("agent", "SIGTERM: draining already; the agent will exit when drained");
 		a->told_to_end = true;
 		a->stay = false;
 		a->drain_deadline_ns = dray_min(a->drain_deadline_ns, ends);
@@ -277,7 +279,7 @@ int agent_watch_signals(struct agent *a)
 	int ret;
 
 	signal(SIGPIPE, SIG_IGN);
-	/* the agent has no children; those it inherits, as process 1 of a container, the kernel buries */
+	/* the agent has no children; as process 1 of a container it inherits some, which the kernel then reaps */
 	signal(SIGCHLD, SIG_IGN);
 	while (waitpid(-1, NULL, WNOHANG) > 0)
 		continue;

@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "agent/control/agent.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
 struct history {
-	uint64_t n; /* ever */
+	uint64_t n; /* events so far */
 	struct history_event v[HISTORY_MAX];
 };
 
@@ -67,4 +68,14 @@ const char *history_kind_name(enum history_kind kind)
 	};
 
 	return kind < HISTORY_KIND_N ? names[kind] : "";
+}
+
+void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
+		  const char *after, const char *reason)
+{
+	const struct history_event *e =
+		history_add(a->history, kind, subject, before, after, reason);
+
+	if (a->bus)
+		a->bus_signals->event_added(a->bus, e);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What has changed lately: states of the agent, of rails, of peers, sessions that ended, the configuration,
- * segments. The last HISTORY_MAX changes are kept in memory. Control thread only; nothing blocks.
+ * The last HISTORY_MAX changes: states of the agent, rails, peers and segments, ended sessions, the configuration. Kept
+ * in memory. Control thread only; nothing blocks.
  */
 #ifndef DRAY_AGENT_CONTROL_HISTORY_H
 #define DRAY_AGENT_CONTROL_HISTORY_H
@@ -22,14 +22,13 @@ enum history_kind {
 	HISTORY_KIND_N
 };
 
-/* Room for what changed. */
 #define HISTORY_SUBJECT_BYTES 112
 
 struct history_event {
 	uint64_t number; /* from 1, without gaps */
 	int64_t time_ns; /* since 1970 */
 	enum history_kind kind;
-	/* Cut where they are longer. What changed, from what, to what, and why. */
+	/* cut if longer */
 	char subject[HISTORY_SUBJECT_BYTES], before[24], after[24], reason[208];
 };
 
@@ -39,16 +38,16 @@ struct history;
 struct history *history_new(void);
 struct history *history_free(struct history *h);
 
-/* Texts are copied; NULL counts as "". Returns the event, which is good until the next one. */
+/* Texts are copied; NULL counts as "". Returns the event, which is valid until the next call. */
 const struct history_event *history_add(struct history *h, enum history_kind kind,
 					const char *subject, const char *before, const char *after,
 					const char *reason);
 
-/* Runs fn on each that is kept and has a higher number, oldest first. */
+/* Calls fn for each kept event with a higher number, oldest first. */
 void history_each(const struct history *h, uint64_t number,
 		  void (*fn)(void *arg, const struct history_event *e), void *arg);
 
-/* As drayctl and D-Bus name it. */
+/* The name in drayctl and D-Bus. */
 const char *history_kind_name(enum history_kind kind);
 
 #endif

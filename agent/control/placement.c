@@ -23,9 +23,7 @@ static struct dray_str str(const char *s)
 	return (struct dray_str){ s, (uint32_t)strlen(s) };
 }
 
-/* --- the launcher's environment ------------------------------------------------------------------ */
-
-/* The host that others know this node by: as the agent is advertised, else its best address. */
+/* The host by which other nodes reach this node: the advertised one, else the best address. */
 static const char *host_of(const struct agent *a, const struct nd_scan *scan, char *host, size_t n,
 			   char *reason, size_t n_reason)
 {
@@ -49,7 +47,7 @@ static const char *host_of(const struct agent *a, const struct nd_scan *scan, ch
 		snprintf(reason, n_reason, "%s", c[0].reason);
 	} else {
 		snprintf(reason, n_reason,
-			 "no address of this node is one that others could reach");
+			 "no address of this node can be reached from other nodes");
 	}
 	return host;
 }
@@ -88,7 +86,7 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 		(const char *const *)profiles->v, profiles->n, ret, reterr);
 }
 
-/* From when the agent is ready, and whenever it would say something else. */
+/* Runs when the agent is ready, and after each change. */
 static int write_file(sd_event_source *source, void *arg)
 {
 	struct dray_strv none = DRAY_STRV_NULL;
@@ -105,7 +103,7 @@ static int write_file(sd_event_source *source, void *arg)
 	if (ret >= 0)
 		env_file_write(&a->env_file, text);
 	else
-		log_limited(DRAY_LOG_WARNING, AREA, "env.file stays as it is: %s",
+		log_limited(DRAY_LOG_WARNING, AREA, "env.file is not updated: %s",
 			    err.code ? err.msg : dray_errno_text(ret));
 	env_deinit(&env);
 	return 0;
@@ -117,8 +115,6 @@ static void environment_changed(struct agent *a)
 		sd_event_source_set_enabled(a->env_write, SD_EVENT_ONESHOT);
 }
 
-/* --- upcalls of segments and hints --------------------------------------------------------------- */
-
 static uint32_t flags_of(const struct segment_info *s)
 {
 	return (s->verified ? 0 : DMSG_SEGMENT_FLAG_UNVERIFIED) |
@@ -126,8 +122,8 @@ static uint32_t flags_of(const struct segment_info *s)
 	       (s->preferred ? DMSG_SEGMENT_FLAG_PREFERRED : 0);
 }
 
-static void tell_sessions(struct agent *a, const char *segment, enum dmsg_segment_state old,
-			  enum dmsg_segment_state now, uint32_t flags, const char *reason)
+static void notify_sessions(struct agent *a, const char *segment, enum dmsg_segment_state old,
+			    enum dmsg_segment_state now, uint32_t flags, const char *reason)
 {
 	sessions_segment_changed(a->sessions,
 				 &(struct dmsg_segment_changed){ .old = (uint16_t)old,
@@ -137,7 +133,7 @@ static void tell_sessions(struct agent *a, const char *segment, enum dmsg_segmen
 								 .reason = str(reason) });
 }
 
-static void up_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
+static void on_segment_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
 {
 	const char *before = dmsg_segment_state_name(old),
 		   *after = dmsg_segment_state_name(s->state);
@@ -147,12 +143,12 @@ static void up_changed(void *arg, const struct segment_info *s, enum dmsg_segmen
 	if (a->bus)
 		a->bus_signals->segment_changed(a->bus, s->name, before, after, s->reason);
 	if (a->sessions)
-		tell_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
+		notify_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
 	environment_changed(a);
 }
 
-static void up_preferred(void *arg, const char *old, const char *now, const struct segment_info *s,
-			 const char *reason)
+static void on_preferred_changed(void *arg, const char *old, const char *now,
+				 const struct segment_info *s, const char *reason)
 {
 	enum dmsg_segment_state state = s ? s->state : DMSG_SEGMENT_STATE_UNKNOWN;
 	uint32_t flags = DMSG_SEGMENT_FLAG_PREFERRED | (s    ? flags_of(s) :
@@ -165,33 +161,31 @@ static void up_preferred(void *arg, const char *old, const char *now, const stru
 	if (a->bus)
 		a->bus_signals->preferred_changed(a->bus, old, now, reason);
 	if (a->sessions)
-		tell_sessions(a, now, state, state, flags, reason);
+		notify_sessions(a, now, state, state, flags, reason);
 	environment_changed(a);
 }
 
-static const struct segments_upcalls segments_up = {
-	.changed = up_changed,
-	.preferred = up_preferred,
+static const struct segments_upcalls segment_handlers = {
+	.changed = on_segment_changed,
+	.preferred = on_preferred_changed,
 };
 
-static void up_hint_changed(void *arg, const char *scope)
+static void on_hint_changed(void *arg, const char *scope)
 {
 	struct agent *a = arg;
 
-	/* others are asked about, and not decided before */
+	/* only the hint of the whole node affects the preferred segment; hints of scopes are looked up on request */
 	if (!*scope && a->segments)
 		segments_hints_changed(a->segments);
 }
 
-static void up_hint_named(void *arg, const char *segment, bool named)
+static void on_hint_named(void *arg, const char *segment, bool named)
 {
 	struct agent *a = arg;
 
 	if (a->segments)
 		segments_hint_changed(a->segments, segment, named);
 }
-
-/* --- state --------------------------------------------------------------------------------------- */
 
 static void refill(void *arg)
 {
@@ -243,8 +237,8 @@ static int open_state(struct agent *a, struct dray_err *reterr)
 				&(struct hints_deps){ .event = a->event,
 						      .cfg = &a->config->v,
 						      .state = a->state_db,
-						      .changed = up_hint_changed,
-						      .named = up_hint_named,
+						      .changed = on_hint_changed,
+						      .named = on_hint_named,
 						      .arg = a },
 				reterr);
 	return ret;
@@ -273,10 +267,10 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 					   .own_segment = peers_segment(a->peers),
 					   .hints = a->hints,
 					   .state = a->state_db,
-					   .up = &segments_up,
+					   .up = &segment_handlers,
 					   .arg = a },
 				   reterr);
-	/* what is configured finds room before what is remembered, and masters are known to be waited for */
+	/* before state_load(): configured segments get a place before remembered ones, and masters are known */
 	if (ret >= 0)
 		ret = segments_start(a->segments, reterr);
 	if (ret < 0)
@@ -297,7 +291,8 @@ int agent_placement_work(struct agent *a, struct dray_err *reterr)
 	int ret = state_start(a->state_db);
 
 	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_IO, "the thread that writes state: %s",
+		return dray_err_set(reterr, ret, DRAY_E_IO,
+				    "starting the thread that writes the state database: %s",
 				    dray_errno_text(ret));
 	return 0;
 }
@@ -315,8 +310,6 @@ void agent_placement_stop(struct agent *a)
 	a->hints = hints_free(a->hints);
 	a->state_db = state_free(a->state_db);
 }
-
-/* --- upcalls of sessions ------------------------------------------------------------------------- */
 
 static int hint_get(void *arg, const char *scope, struct dmsg_hint_get_reply *ret,
 		    struct dray_err *reterr)
@@ -357,7 +350,7 @@ static int hint_put(void *arg, uid_t uid, const char *scope, const char *segment
 	if (hints_forget_client(a->hints, scope, uid))
 		return 0;
 	return dray_err_set(reterr, -ENOENT, DRAY_E_NOT_FOUND,
-			    "clients of uid %u have put no hint for %s", uid,
+			    "clients of uid %u have set no hint for %s", uid,
 			    *scope ? scope : "the whole node");
 }
 
@@ -369,7 +362,7 @@ static int segment_get(void *arg, const char *scope, struct dmsg_segment_get_rep
 
 	(void)reterr;
 	segments_preferred(a->segments, scope, &p);
-	/* it has to stand until the answer is written */
+	/* it must stay valid until the reply is written */
 	snprintf(a->preferred_reason, sizeof(a->preferred_reason), "%s", p.reason);
 	*ret = (struct dmsg_segment_get_reply){ .preference = (uint16_t)p.preference,
 						.state = (uint16_t)p.state,
@@ -406,8 +399,6 @@ const struct placement_upcalls agent_placement = {
 	.segment_get = segment_get,
 	.env_get = env_get,
 };
-
-/* --- news ---------------------------------------------------------------------------------------- */
 
 void agent_placement_detected(struct agent *a, const struct nd_scan *scan)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is the agent ready for work? Conditions, each with its reason in words, from facts that the caller gathers.
- * Pure: nothing here looks around.
+ * Whether the agent is ready for work: conditions, each with its reason in words. A pure function of facts that the
+ * caller gathers.
  */
 #ifndef DRAY_AGENT_CONTROL_READY_H
 #define DRAY_AGENT_CONTROL_READY_H
@@ -16,9 +16,9 @@
 #define READY_REASON_BYTES 160
 
 struct ready_condition {
-	const char *name; /* static, or a word of the configuration */
+	const char *name; /* static, or a word in the configuration */
 	bool ok;
-	bool required; /* without it the agent is not ready */
+	bool required; /* the agent is not ready unless it holds */
 	char reason[READY_REASON_BYTES];
 };
 
@@ -35,12 +35,12 @@ struct ready_facts {
 	unsigned listeners;
 	bool rdma_enabled;
 	unsigned rails_up;
-	/* Is the agent at that segment connected, and takes work? Writes why, or why not. */
+	/* Whether the agent at that segment is connected and accepts work; reason: why, or why not. */
 	bool (*segment)(void *arg, const char *segment, char reason[READY_REASON_BYTES]);
 	void *arg;
 };
 
-/* require: words that have passed ready_check_words(); *ret borrows them. */
+/* require: words that ready_check_words() has accepted; *ret borrows them. */
 void ready_evaluate(const struct ready_facts *f, const struct dray_strv *require,
 		    struct ready *ret);
 

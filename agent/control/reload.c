@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an agent that runs takes over: a changed configuration, another log level. */
+/* Changes of a running agent: reload of the configuration, log level, CPUs. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static const char *join(const char *const *keys, unsigned n, char *buf, size_t s
 	return buf;
 }
 
-static bool has(const struct config_changes *c, enum dray_config_key_id id)
+static bool is_applied(const struct config_changes *c, enum dray_config_key_id id)
 {
 	for (unsigned i = 0; i < c->n_applied; i++)
 		if (c->applied[i] == dray_config_keys[id].path)
@@ -90,17 +90,21 @@ static void apply(struct agent *a, const struct config_changes *c)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	/* a level that was set by hand stands until the file says another one */
-	if (has(c, DRAY_CONFIG_KEY_LOG_LEVEL))
+	/* a level set over the control socket stays until the configured level changes */
+	if (is_applied(c, DRAY_CONFIG_KEY_LOG_LEVEL))
 		agent_set_log_level(a, (enum dray_log_level)a->config->v.log.level, "reload");
 	if (sessions_reload(a->sessions, &err) < 0)
-		log_error("config", "%s; who may open sessions stays as it was", err.msg);
+		log_error("config", "%s; the old rules for opening sessions stay in effect",
+			  err.msg);
 	if (agent_keep_connected(a) < 0)
-		log_error("config", "out of memory; not all of ready.require is connected to");
+		log_error(
+			"config",
+			"out of memory: not every segment of ready.require is connected; reload again");
 	agent_placement_reload(a);
 	dray_cpus_get(&a->cpus);
 	if (workers_configure(a) < 0)
-		log_error("config", "out of memory; workers go on as they were");
+		log_error("config",
+			  "out of memory: workers keep the old configuration; reload again");
 }
 
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
@@ -123,17 +127,17 @@ void agent_cpus_changed(void *arg, const struct dray_cpus *now)
 	if (ns == old)
 		return;
 	if (workers_configure(a) < 0) {
-		log_error("agent", "out of memory; workers go on polling as they did");
+		log_error("agent", "out of memory: workers keep the old poll time");
 		return;
 	}
 	if (ns)
 		log_notice("agent", "workers poll for up to %s after work",
 			   dray_duration_show(ns, span, sizeof(span)));
 	else
-		log_notice("agent", "workers do not poll any more: %s", why);
+		log_notice("agent", "workers no longer poll: %s", why);
 }
 
-static void tell(struct agent *a, const struct config_changes *c, const char *refused)
+static void report_reload(struct agent *a, const struct config_changes *c, const char *refused)
 {
 	const char *file = a->config->file ? a->config->file : "no file";
 	char applied[400], restart[400];
@@ -147,7 +151,7 @@ static void tell(struct agent *a, const struct config_changes *c, const char *re
 	join(c->restart, c->n_restart, restart, sizeof(restart));
 	log_notice("config", "reloaded %s: %s", file, *applied ? applied : "nothing has changed");
 	if (*restart)
-		log_warning("config", "these keys differ and need a restart: %s", restart);
+		log_warning("config", "these keys have changed and need a restart: %s", restart);
 	for (size_t i = 0; i < a->config->warnings.n; i++)
 		log_warning("config", "%s", a->config->warnings.v[i]);
 	agent_record(a, HISTORY_CONFIG, file, "", "reloaded", applied);
@@ -162,7 +166,7 @@ int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *r
 	r = config_reload(a->config, a->config_args, ret, &err);
 	if (r >= 0)
 		apply(a, ret);
-	tell(a, ret, r < 0 ? err.msg : NULL);
+	report_reload(a, ret, r < 0 ? err.msg : NULL);
 	notify_ready(a->notify);
 	if (r < 0)
 		dray_err_set(reterr, r, err.code, "%s", err.msg);

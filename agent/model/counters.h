@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counters of one worker: written by its thread alone, read by the control thread. */
+/* Counters of one worker. Only its thread writes them; the control thread reads them. */
 #ifndef DRAY_AGENT_MODEL_COUNTERS_H
 #define DRAY_AGENT_MODEL_COUNTERS_H
 
@@ -11,7 +11,7 @@
 
 #define DATA_TRANSPORTS (DMSG_TRANSPORT_GPU + 1)
 
-/* In raw units, by the bounds of its family; the last bucket has none. */
+/* In raw units, by the bounds of the metric family; the last bucket has no bound. */
 struct data_histogram {
 	_Atomic uint64_t buckets[DRAY_FAMILY_BUCKETS_MAX + 1], sum;
 };

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What workers take from the configuration. */
+/* The part of the configuration that workers use. */
 #ifndef DRAY_AGENT_MODEL_DATA_CONFIG_H
 #define DRAY_AGENT_MODEL_DATA_CONFIG_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Tunables, copied from the configuration at start. */
 struct data_config {
 	uint64_t slice_size; /* bytes */
 	int64_t slice_timeout_ns;
@@ -18,7 +17,7 @@ struct data_config {
 	int64_t connect_timeout_ns;
 	int64_t backoff_min_ns, backoff_max_ns;
 	int64_t poll_time_ns;
-	int64_t slow_ns; /* transfers that take longer are reported; 0: none */
+	int64_t slow_ns; /* longer transfers are logged; 0: none */
 	bool report_all;
 };
 

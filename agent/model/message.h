@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages between the control thread and a data worker: plain structs over two bounded rings for each
- * worker. Pointers in them name who owns what they point to. Commands queue up on the control side when
- * a ring is full; a worker stops taking client input while its event ring is nearly full.
+ * Messages between the control thread and a worker: plain structs over two bounded rings for each worker. The comments
+ * say which side owns the memory behind a pointer. Commands that find the ring full wait on the control side. A worker
+ * stops reading from clients while its event ring is nearly full.
  */
 #ifndef DRAY_AGENT_MODEL_MESSAGE_H
 #define DRAY_AGENT_MODEL_MESSAGE_H
@@ -18,14 +18,14 @@
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 
-/* A packet with descriptors on its way to or from a client. One allocation; packet_free closes what is left in fds. */
+/* A packet with descriptors from or to a client. packet_free() closes the descriptors that are still in fds. */
 struct packet {
 	struct packet *next;
 	uint32_t length;
 	uint16_t n_fds;
 	bool is_notification;
-	bool tell_sent; /* EVENT_SENT once it has gone out */
-	bool fds_lost;  /* the kernel dropped descriptors (MSG_CTRUNC) */
+	bool report_sent; /* EVENT_SENT when it has been sent */
+	bool fds_lost;    /* the kernel dropped descriptors (MSG_CTRUNC) */
 	int *fds;
 	uint8_t data[];
 };
@@ -36,7 +36,7 @@ struct rail_keys;
 struct packet *packet_new(uint32_t capacity, unsigned n_fds);
 void packet_free(struct packet *p);
 
-/* Memory of a session's ring and arena; made and unmapped by the control thread. */
+/* Memory of a session's ring and arena. The control thread maps and unmaps it. */
 struct ring_memory {
 	uint8_t *ring; /* NULL without a ring */
 	uint64_t ring_bytes;
@@ -44,11 +44,11 @@ struct ring_memory {
 	uint32_t sq_offset, cq_offset;
 	uint8_t *arena;
 	uint64_t arena_bytes;
-	int doorbell_fd;   /* eventfd from the client: watched, never read */
-	int completion_fd; /* what rings the client's (lib/wake.h) */
+	int doorbell_fd;   /* eventfd of the client: watched, never read */
+	int completion_fd; /* eventfd that wakes the client (lib/wake.h) */
 };
 
-/* A transfer as it stood. */
+/* The state of a transfer at one moment. */
 struct transfer_info {
 	dray_handle session;
 	uint64_t request;
@@ -59,13 +59,13 @@ struct transfer_info {
 	int64_t age_ns, left_ns; /* left: below 0 once the deadline has passed */
 };
 
-/* The transfers of one worker: those in flight, or the records of those that ended. Others than `cap` are left out. */
+/* At most `cap` transfers of one worker: in flight, or the records of ended ones. */
 struct snapshot {
 	void *owner;
 	uint32_t cap, n;
 	struct transfer_info *transfers; /* one of the two is NULL */
 	struct transfer_record *records;
-	/* of all that are in flight */
+	/* of all transfers in flight */
 	uint64_t in_flight, bytes_left;
 	struct transfer_info first_due; /* the one with the earliest deadline */
 };
@@ -73,31 +73,31 @@ struct snapshot {
 /* One allocation. NULL: no memory. */
 struct snapshot *snapshot_new(void *owner, bool ended, uint32_t cap);
 
-/* An ended transfer to tell of. */
+/* An ended transfer for the log. */
 struct report {
 	struct transfer_record record;
-	bool slow, all; /* all: such lines are wanted for each */
+	bool slow, all; /* all: log.transfers is on */
 };
 
-/* Between a transport in its worker and its part of the control thread; what they mean is theirs. */
+/* Between a transport in a worker and the module of the control thread that belongs to it, which define its meaning. */
 struct transport_message {
 	enum dmsg_transport transport;
 	uint32_t type, code;
 	dray_handle peer;
 	uint64_t id;
-	void *arg; /* consumed by the receiver where the message's type says so */
+	void *arg; /* the type says whether the receiver frees it */
 };
 
 enum command_type {
-	COMMAND_SESSION_ADD,   /* fd consumed; shared borrowed until gone */
-	COMMAND_SESSION_CLOSE, /* code: what its transfers end with; answered by EVENT_SESSION_GONE */
-	COMMAND_SEND,          /* packet consumed; dropped if the session is gone */
+	COMMAND_SESSION_ADD,   /* fd consumed; shared borrowed until EVENT_SESSION_GONE */
+	COMMAND_SESSION_CLOSE, /* its transfers end with code; answered by EVENT_SESSION_GONE */
+	COMMAND_SEND,          /* packet consumed, also if the session is gone */
 	COMMAND_RING_OPEN,     /* ring borrowed until the session is gone */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
-	COMMAND_KEYS,          /* keys of an object from now on (one reference, or NULL) */
+	COMMAND_KEYS,          /* new keys of an object (one reference, or NULL) */
 	COMMAND_DROP,          /* answered by EVENT_DROPPED */
-	COMMAND_RETIRE,        /* a drop whose users may finish; answered likewise */
-	COMMAND_DROP_ESCALATE, /* a drop under way gets stricter; no answer of its own */
+	COMMAND_RETIRE,        /* a drop whose users may finish; answered by EVENT_DROPPED */
+	COMMAND_DROP_ESCALATE, /* makes a pending drop stricter; has no answer of its own */
 	COMMAND_PEER_UP,       /* link borrowed until EVENT_PEER_GONE */
 	COMMAND_PEER_DOWN,
 	COMMAND_STREAM_ADOPT, /* fd consumed */
@@ -105,9 +105,9 @@ enum command_type {
 	COMMAND_STREAM_DEAD,
 	COMMAND_TRANSPORT, /* a message for a transport */
 	COMMAND_NOTIFIED,  /* answer to EVENT_NOTIFY */
-	COMMAND_CANCEL, /* by an operator: transfer `id` of session; answered by EVENT_CANCELLED with handle */
+	COMMAND_CANCEL, /* transfer `id` of session, by an operator; answered by EVENT_CANCELLED with the same handle */
 	COMMAND_CONFIG,   /* config consumed */
-	COMMAND_SNAPSHOT, /* filled, then EVENT_SNAPSHOT */
+	COMMAND_SNAPSHOT, /* answered by EVENT_SNAPSHOT, which has it filled */
 	COMMAND_DRAIN,    /* refuse new transfers */
 	COMMAND_RESUME,
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
@@ -144,23 +144,23 @@ struct command {
 };
 
 enum event_type {
-	EVENT_REQUEST, /* packet (handed over) from session, for the control thread */
-	EVENT_FDS,     /* packet (handed over): descriptors that nobody wants, of unknown kinds */
-	EVENT_SESSION_EOF,   /* the client is gone, or broke the protocol (code) */
-	EVENT_SESSION_GONE,  /* nothing of it is left in the worker */
+	EVENT_REQUEST, /* packet of session; the control thread owns it */
+	EVENT_FDS,     /* packet with unneeded descriptors to close; the control thread owns it */
+	EVENT_SESSION_EOF,   /* the client closed its connection, or violated the protocol (code) */
+	EVENT_SESSION_GONE,  /* the worker has freed the session */
 	EVENT_DROPPED,       /* kind, handle */
 	EVENT_PEER_GONE,     /* peer */
-	EVENT_PEER_USED,     /* peer: a transfer starts while this side rests */
-	EVENT_STREAM_LOST,   /* peer, id: ours broke */
-	EVENT_STREAM_CLOSED, /* peer, id: theirs is closed */
-	EVENT_SENT,          /* a packet of session that asked for it is out */
-	EVENT_NOTIFY, /* id: transfer; handle: remote; packet (handed over): payload, tag in `tag` */
-	EVENT_SESSION_FAULT, /* memory of session faulted */
+	EVENT_PEER_USED,     /* peer: a transfer has started while the peer rests */
+	EVENT_STREAM_LOST,   /* peer, id: the stream has failed */
+	EVENT_STREAM_CLOSED, /* peer, id: the stream is closed */
+	EVENT_SENT,          /* a packet of session with report_sent has been sent */
+	EVENT_NOTIFY, /* id: transfer; handle: remote; tag; packet: payload, which the control thread owns */
+	EVENT_SESSION_FAULT, /* an access to the memory of session has faulted */
 	EVENT_SNAPSHOT,
-	EVENT_CANCELLED, /* handle: of the command; id 1: the transfer ended with code, 0: why it cannot be stopped */
-	EVENT_REPORT,    /* report (handed over) */
+	EVENT_CANCELLED, /* handle of the command; id 1: the transfer has ended with code; 0: code is why it cannot be cancelled */
+	EVENT_REPORT,    /* the control thread owns the report */
 	EVENT_TRANSPORT, /* a message of a transport */
-	EVENT_QUIT,      /* last words */
+	EVENT_QUIT,      /* the last event */
 };
 
 struct event {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker needs to reach a peer. Made by the control thread, immutable but for the counters. */
+/* How a worker reaches a peer. The control thread creates it; only the atomic members change. */
 #ifndef DRAY_AGENT_MODEL_PEER_LINK_H
 #define DRAY_AGENT_MODEL_PEER_LINK_H
 
@@ -18,22 +18,22 @@ struct peer_link {
 	uint8_t agent_id[16], peer_agent_id[16];
 	uint64_t incarnation, peer_incarnation;
 	uint8_t stream_key[STREAM_KEY_SIZE]; /* from the TLS exporter */
-	_Atomic uint32_t streams;            /* open, both sides' */
+	_Atomic uint32_t streams;            /* open, of both sides */
 	_Atomic uint64_t bytes_sent, bytes_received;
-	_Atomic uint64_t started, ended; /* transfers that use it */
-	_Atomic bool rests;    /* the control thread wants to hear of the next one that starts */
-	_Atomic uint32_t refs; /* workers that hold it */
+	_Atomic uint64_t started, ended; /* counts of transfers that use the link */
+	_Atomic bool rests;              /* the next transfer that starts sends EVENT_PEER_USED */
+	_Atomic uint32_t refs;           /* workers that hold it */
 };
 
-/* A transfer starts to use it. True if the control thread is to be told. */
+/* A transfer starts to use the link. True: the worker must send EVENT_PEER_USED. */
 static inline bool link_use(struct peer_link *l)
 {
-	/* against the control thread, which sets `rests` and then looks at what has started */
+	/* sequentially consistent: the control thread sets `rests` first and reads `started` afterwards */
 	atomic_fetch_add(&l->started, 1);
 	return atomic_load(&l->rests) && atomic_exchange(&l->rests, false);
 }
 
-static inline void link_let_go(struct peer_link *l)
+static inline void link_release(struct peer_link *l)
 {
 	atomic_fetch_add(&l->ended, 1);
 }

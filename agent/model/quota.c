@@ -7,7 +7,7 @@
 
 static bool quota_take(struct quota *q)
 {
-	/* relaxed: a count, nothing is published by it */
+	/* relaxed: the count publishes no other memory */
 	if (atomic_fetch_add_explicit(&q->transfers, 1, memory_order_relaxed) < q->transfers_max)
 		return true;
 	atomic_fetch_sub_explicit(&q->transfers, 1, memory_order_relaxed);

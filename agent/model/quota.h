@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits on transfers in flight: of a session, its group, and the agent. Shared by workers and the control thread. */
+/* Limits on the transfers in flight of a session, a group and the agent. Shared by workers and the control thread. */
 #ifndef DRAY_AGENT_MODEL_QUOTA_H
 #define DRAY_AGENT_MODEL_QUOTA_H
 
@@ -15,27 +15,27 @@ struct quota {
 	uint32_t transfers_max;
 };
 
-/* Made by the control thread, freed by it after EVENT_SESSION_GONE. */
+/* The control thread creates it, and frees it after EVENT_SESSION_GONE. */
 struct session_shared {
 	dray_handle session, group;
 	struct quota own;
 	struct quota *group_quota, *agent_quota;
 	uint32_t ops_max;               /* operations in flight */
 	uint32_t requests_max;          /* requests other than transfers */
-	_Atomic uint32_t notifications; /* queued for it; the worker takes them off */
+	_Atomic uint32_t notifications; /* queued for the session; its worker sends them */
 	_Atomic bool has_ring;
-	/* of its transfers; written by its worker alone */
+	/* statistics; only the worker of the session writes them */
 	_Atomic uint64_t transfers_ended, bytes_moved;
 };
 
-/* One transfer more, at all three. -EBUSY with reterr: nothing was taken. */
+/* Counts one more transfer at all three limits. 0, or -EBUSY with reterr; then no limit has counted it. */
 int quotas_take(struct session_shared *s, struct dray_err *reterr);
 void quotas_put(struct session_shared *s);
 
-/* Has each of them room for one more now? 0, or -EBUSY with reterr. */
+/* Whether each limit has room for one more transfer now. 0, or -EBUSY with reterr. */
 int quotas_check(const struct session_shared *s, struct dray_err *reterr);
 
-/* One writer: a plain add in two relaxed steps is enough, the reader only wants no torn value. */
+/* There is one writer, so a load and a store are enough; readers must only never see a torn value. */
 static inline void shared_count(_Atomic uint64_t *v, uint64_t n)
 {
 	atomic_store_explicit(v, atomic_load_explicit(v, memory_order_relaxed) + n,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a transfer ended. */
+/* Record of an ended transfer. */
 #ifndef DRAY_AGENT_MODEL_RECORD_H
 #define DRAY_AGENT_MODEL_RECORD_H
 
@@ -12,18 +12,18 @@ struct transfer_record {
 	dray_handle session;
 	dray_handle peer; /* 0: between sessions of this agent */
 	uint64_t request;
-	uint64_t rails; /* transport rdma: those it used */
+	uint64_t rails; /* transport rdma: the rails it used */
 	uint64_t bytes, bytes_done;
 	uint32_t operations; /* after merging */
-	uint32_t slices;     /* handed out, and */
-	uint32_t resent;     /* of these, those sent before on a stream or queue pair that died */
-	uint32_t code;       /* how it ended */
+	uint32_t slices;     /* sent, including resent ones */
+	uint32_t resent;     /* sent again after their stream or queue pair had failed */
+	uint32_t code;       /* status */
 	uint8_t direction, class, transport, gpu_path;
 	int64_t ended_ns;               /* CLOCK_MONOTONIC */
-	int64_t phase_ns[XFER_PHASE_N]; /* spent in each */
+	int64_t phase_ns[XFER_PHASE_N]; /* time spent in each phase */
 };
 
-/* From its acceptance to its end. */
+/* From acceptance to end. */
 static inline int64_t record_duration(const struct transfer_record *r)
 {
 	int64_t sum = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A transfer: what a client asks for, and the states and phases that it goes through. */
+/* The request of a transfer, and the states and phases of a transfer. */
 #ifndef DRAY_AGENT_MODEL_TRANSFER_H
 #define DRAY_AGENT_MODEL_TRANSFER_H
 
@@ -8,7 +8,7 @@
 
 #include "lib/handle.h"
 
-/* A transfer as asked for; ops in wire form, in memory that the client may change: read once. */
+/* Operations are in wire form, in memory that the client can change, so they are read once. */
 struct xfer_request {
 	uint64_t request_id;
 	bool from_ring;
@@ -24,22 +24,22 @@ struct xfer_request {
 	uint32_t notify_length;
 	const uint8_t *ops;
 	uint32_t n_ops;
-	bool ops_ours; /* they lie in memory that no client can reach */
+	bool ops_ours; /* no client can change their memory */
 };
 
 enum xfer_state {
 	XFER_WAITING,   /* for its wait word */
-	XFER_RUNNING,   /* slices go out */
-	XFER_STOPPING,  /* failed or cancelled: slices in flight come home */
-	XFER_NOTIFYING, /* all bytes in place, notification under way */
+	XFER_RUNNING,   /* sends slices */
+	XFER_STOPPING,  /* failed or cancelled; waits for slices in flight */
+	XFER_NOTIFYING, /* all bytes are in place; waits for the answer to its notification */
 	XFER_STATE_N
 };
 
-/* Where a transfer's time goes, in this order; it may end in any. */
+/* In this order; a transfer may end in any phase. */
 enum xfer_phase {
-	XFER_PHASE_WAIT,  /* for its wait word */
-	XFER_PHASE_QUEUE, /* for its first slice */
-	XFER_PHASE_MOVE, /* from there until all bytes are in place, or nothing of it moves any more */
+	XFER_PHASE_WAIT,   /* for its wait word */
+	XFER_PHASE_QUEUE,  /* for its first slice */
+	XFER_PHASE_MOVE,   /* until all bytes are in place, or no slice is in flight any more */
 	XFER_PHASE_NOTIFY, /* for the answer to its notification */
 	XFER_PHASE_N
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lib/jobs.h on the control thread's event loop, which delivers jobs that have ended. */
+/* lib/jobs.h with delivery of finished jobs on the control thread's event loop. */
 #ifndef DRAY_AGENT_PROCESS_JOBS_H
 #define DRAY_AGENT_PROCESS_JOBS_H
 
@@ -7,10 +7,10 @@
 
 #include "lib/jobs.h"
 
-/* name: of the thread. stack: its bytes; 0: 256 KiB, enough for what is mostly system calls. 0 or -errno. */
+/* name: of the thread. stack: its bytes; 0: 256 KiB, enough for system calls. 0 or -errno. */
 int jobs_new(struct dray_jobs **ret, sd_event *event, const char *name, size_t stack);
 
-/* Stops delivery, then as dray_jobs_free(). */
+/* Stops the delivery, then calls dray_jobs_free(). */
 bool jobs_free(struct dray_jobs *js);
 
 #endif

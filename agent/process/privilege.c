@@ -8,13 +8,13 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-/* What work needs comes first. */
+/* For starting; the first N_WORK for work. */
 static const cap_value_t needed[] = {
 	CAP_IPC_LOCK,         /* memory beyond RLIMIT_MEMLOCK */
 	CAP_CHOWN,            /* groups of the sockets */
 	CAP_DAC_OVERRIDE,     /* directories of other users */
 	CAP_DAC_READ_SEARCH,  /* root's key file */
-	CAP_NET_ADMIN,        /* RDMA netlink tells of devices (since 6.12) */
+	CAP_NET_ADMIN,        /* RDMA netlink (since Linux 6.12) */
 	CAP_NET_BIND_SERVICE, /* ports below 1024 */
 };
 
@@ -23,7 +23,7 @@ static const cap_value_t needed[] = {
 
 DRAY_DEFINE_CLEANUP(cap_t, cap_free);
 
-/* Of the first n that are needed the calling thread keeps those it has, and nothing else in any set. */
+/* Drops all capabilities of the calling thread except the first n of `needed`. */
 static int keep(unsigned n)
 {
 	dray_auto(cap_free) cap_t now = cap_get_proc();
@@ -41,7 +41,7 @@ static int keep(unsigned n)
 		     cap_set_flag(next, CAP_EFFECTIVE, 1, &needed[i], CAP_SET) < 0))
 			return -errno;
 	}
-	/* a filter around us may refuse the call to who has nothing to give back */
+	/* an outer system call filter may refuse capset(), so it is called only for a change */
 	if (!cap_compare(now, next))
 		return 0;
 	/* nothing is inheritable, which empties the ambient set too */
@@ -53,14 +53,14 @@ int privilege_init(struct dray_err *reterr)
 	int ret;
 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		return dray_err_set(reterr, -errno, DRAY_E_IO, "no_new_privs: %s",
+		return dray_err_set(reterr, -errno, DRAY_E_IO, "setting no_new_privs: %s",
 				    dray_errno_text(errno));
-	/* takes CAP_SETPCAP, without which nothing could be had by the bounding set anyway */
+	/* fails without CAP_SETPCAP; then the bounding set cannot give the process anything either */
 	for (cap_value_t c = 0; cap_get_bound(c) >= 0; c++)
 		cap_drop_bound(c);
 	ret = keep(N_START);
 	if (ret < 0)
-		return dray_err_set(reterr, ret, DRAY_E_IO, "giving capabilities back: %s",
+		return dray_err_set(reterr, ret, DRAY_E_IO, "dropping capabilities: %s",
 				    dray_errno_text(ret));
 	return 0;
 }

@@ -14,7 +14,7 @@
 
 #include "lib/cleanup.h"
 
-/* A small file of /proc as text. False where it cannot be read. */
+/* Reads a small file of /proc. False if it cannot be read. */
 static bool read_text(const char *path, char *buf, size_t size)
 {
 	dray_auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -44,7 +44,7 @@ double process_start_time(void)
 
 	if (found > 0 || !read_text("/proc/self/stat", text, sizeof(text)))
 		return found;
-	/* field 22, of which the third follows the name, which may hold anything */
+	/* field 22; field 3 follows the name, which may contain any character */
 	p = strrchr(text, ')');
 	for (int field = 2; p && field < 22; field++)
 		p = strchr(p + 1, ' ');
@@ -76,7 +76,7 @@ uint64_t process_open_fds(void)
 	uint64_t n = 0;
 	DIR *dir;
 
-	/* since Linux 6.2 the directory's size; counting takes long where there are many */
+	/* since Linux 6.2 the directory's size; counting many descriptors takes long */
 	if (!stat("/proc/self/fd", &st) && st.st_size)
 		return (uint64_t)st.st_size;
 	dir = opendir("/proc/self/fd");
@@ -85,7 +85,7 @@ uint64_t process_open_fds(void)
 	for (const struct dirent *e; (e = readdir(dir));)
 		n += *e->d_name != '.';
 	closedir(dir);
-	/* but for the one it was counted by */
+	/* without the descriptor of the directory */
 	return n - 1;
 }
 

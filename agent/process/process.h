@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel says of this process, under the names that Prometheus has for it. */
+/* Statistics of this process, under the names of Prometheus. */
 #ifndef DRAY_AGENT_PROCESS_PROCESS_H
 #define DRAY_AGENT_PROCESS_PROCESS_H
 
 #include <stdint.h>
 
-/* Unix time of the start in seconds; found once. 0 where /proc does not tell. */
+/* Unix time of the start in seconds, read once. 0 if /proc does not have it. */
 double process_start_time(void);
 
 /* Seconds, all threads together. */

@@ -18,7 +18,7 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
-/* younger than the C library's headers may be */
+/* not in the headers of older C libraries */
 #ifndef PR_SET_VMA
 #define PR_SET_VMA 0x53564d41
 #endif
@@ -29,13 +29,13 @@
 #define WITH_SANITIZERS 0
 #endif
 
-/* What the sanitizers call, mostly to look for leaks: a process that shares our memory traces our threads. */
+/* Calls of the sanitizers, mostly of the leak check: its process traces our threads. */
 static const char *const for_sanitizers[] = {
 	"clone", "getpgid", "kill", "personality", "prctl", "process_vm_readv", "ptrace", "tgkill",
 };
 
 #define MASKED(i, mask, value) SCMP_CMP64(i, SCMP_CMP_MASKED_EQ, mask, value)
-/* of an int, whose upper half the kernel does not look at */
+/* of an int: the kernel ignores the upper half */
 #define EQUAL(i, value) MASKED(i, UINT32_MAX, (uint32_t)(value))
 
 static const char *const mmaps[] = { "mmap", "mmap2" };
@@ -56,7 +56,7 @@ static int add(scmp_filter_ctx ctx, uint32_t action, const char *call, unsigned 
 {
 	int number = seccomp_syscall_resolve_name(call);
 
-	/* nothing to decide about what this library does not know; the default action meets it */
+	/* the default action applies to a call that this libseccomp does not know */
 	if (number == __NR_SCMP_ERROR)
 		return 0;
 	return seccomp_rule_add_array(ctx, action, number, n, args);
@@ -95,8 +95,8 @@ static int add_memory(scmp_filter_ctx ctx)
 	return ret;
 }
 
-/* Calls that are allowed with some arguments. */
-static int add_looked_into(scmp_filter_ctx ctx)
+/* Calls that are allowed with certain arguments. */
+static int add_with_arguments(scmp_filter_ctx ctx)
 {
 	const struct scmp_arg_cmp unix_pair = EQUAL(0, AF_UNIX);
 	const struct scmp_arg_cmp thread = MASKED(0, CLONE_THREAD | CLONE_NEWUSER, CLONE_THREAD);
@@ -114,7 +114,7 @@ static int add_looked_into(scmp_filter_ctx ctx)
 		ret = add_rule(ctx, "clone", 1, &thread);
 	if (ret >= 0)
 		ret = add_rule(ctx, "tgkill", 1, &own);
-	/* asks whether a client's descriptor is a pidfd */
+	/* to find out whether a client's descriptor is a pidfd */
 	if (ret >= 0)
 		ret = add_rule(ctx, "pidfd_send_signal", 1, &no_signal);
 	if (ret >= 0)
@@ -131,9 +131,9 @@ static int set_attributes(scmp_filter_ctx ctx)
 		{ SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS },
 		{ SCMP_FLTATR_CTL_NNP, 0 },      /* set already */
 		{ SCMP_FLTATR_CTL_TSYNC, 1 },    /* all threads */
-		{ SCMP_FLTATR_CTL_LOG, 1 },      /* what is refused is told to the audit log */
+		{ SCMP_FLTATR_CTL_LOG, 1 },      /* refused calls go to the audit log */
 		{ SCMP_FLTATR_CTL_OPTIMIZE, 2 }, /* a tree of calls, not a list */
-		{ SCMP_FLTATR_API_SYSRAWRC, 1 }, /* errors as the kernel says them */
+		{ SCMP_FLTATR_API_SYSRAWRC, 1 }, /* errors of the kernel */
 	};
 	int ret = 0;
 
@@ -149,7 +149,7 @@ static int fill(scmp_filter_ctx ctx, bool enforce)
 	if (ret >= 0)
 		ret = add_names(ctx, SCMP_ACT_ALLOW, sandbox_allowed);
 	if (ret >= 0)
-		ret = add_looked_into(ctx);
+		ret = add_with_arguments(ctx);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(for_sanitizers) && ret >= 0; i++)
 		if (WITH_SANITIZERS)
 			ret = add(ctx, SCMP_ACT_ALLOW, for_sanitizers[i], 0, NULL);
@@ -165,7 +165,7 @@ int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr)
 	int ret;
 
 	if (mode == DRAY_CONFIG_AGENT_SECCOMP_OFF) {
-		log_warning("agent", "agent.seccomp is off: any system call can be made");
+		log_warning("agent", "agent.seccomp is off: system calls are not restricted");
 		return 0;
 	}
 	ctx = seccomp_init(enforce ? SCMP_ACT_ERRNO(EPERM) : SCMP_ACT_LOG);
@@ -173,17 +173,17 @@ int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr)
 	if (ret >= 0)
 		ret = seccomp_load(ctx);
 	seccomp_release(ctx);
-	/* building the filter took some hundred KiB, which an idle agent would go on holding */
+	/* returns the few hundred KiB that building the filter took */
 	malloc_trim(0);
 	if (ret == -EINVAL || ret == -ENOSYS || ret == -EOPNOTSUPP) {
 		log_warning("agent",
-			    "this kernel has no seccomp filters: any system call can be made");
+			    "the kernel has no seccomp filters: system calls are not restricted");
 		return 0;
 	}
 	if (ret < 0)
 		return dray_err_set(
 			reterr, ret, DRAY_E_IO,
-			"the seccomp filter: %s; agent.seccomp = \"off\" goes without it",
+			"installing the seccomp filter: %s; agent.seccomp = \"off\" starts without it",
 			dray_errno_text(ret));
 	return 0;
 }

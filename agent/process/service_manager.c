@@ -21,12 +21,12 @@
 
 struct notify {
 	int fd;
-	sd_event_source *source; /* room for what is unsent */
-	/* unsent */
+	sd_event_source *source; /* the socket has room again */
+	/* not sent yet */
 	bool ready, stopping, watchdog;
-	int64_t reloading_ns; /* 0: not */
-	int64_t extend_ns;    /* likewise */
-	bool status_news;
+	int64_t reloading_ns; /* 0: none */
+	int64_t extend_ns;    /* 0: none */
+	bool status_changed;
 	char status[STATUS_MAX];
 };
 
@@ -39,7 +39,7 @@ static int connect_to(const char *path)
 	if ((*path != '/' && *path != '@') || n < 2 || n >= sizeof(sa.sun_path))
 		return -EINVAL;
 	memcpy(sa.sun_path, path, n);
-	/* the abstract name space */
+	/* an abstract socket */
 	if (*path == '@')
 		sa.sun_path[0] = '\0';
 	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -59,7 +59,7 @@ static size_t text_make(const struct notify *n, char *buf, size_t size)
 {
 	int at = 0;
 
-	/* in the order in which they became true */
+	/* in the order of events */
 	if (n->reloading_ns)
 		at += snprintf(buf + at, size - (size_t)at,
 			       "RELOADING=1\nMONOTONIC_USEC=%" PRId64 "\n", n->reloading_ns / 1000);
@@ -72,7 +72,7 @@ static size_t text_make(const struct notify *n, char *buf, size_t size)
 	if (n->extend_ns)
 		at += snprintf(buf + at, size - (size_t)at, "EXTEND_TIMEOUT_USEC=%" PRId64 "\n",
 			       n->extend_ns / 1000);
-	if (n->status_news)
+	if (n->status_changed)
 		at += snprintf(buf + at, size - (size_t)at, "STATUS=%s\n", n->status);
 	return (size_t)at;
 }
@@ -89,8 +89,8 @@ static void flush(struct notify *n)
 	sd_event_source_set_enabled(n->source, later ? SD_EVENT_ON : SD_EVENT_OFF);
 	if (later)
 		return;
-	/* a manager that is gone is told nothing */
-	n->ready = n->stopping = n->watchdog = n->status_news = false;
+	/* other errors: the service manager is gone, and the message is dropped */
+	n->ready = n->stopping = n->watchdog = n->status_changed = false;
 	n->reloading_ns = n->extend_ns = 0;
 }
 
@@ -114,8 +114,10 @@ int notify_new(struct notify **ret, sd_event *event)
 		return -ENOMEM;
 	n->fd = connect_to(path);
 	if (n->fd < 0) {
-		log_warning("agent", "the service manager cannot be told: NOTIFY_SOCKET %s: %s",
-			    path, dray_errno_text(n->fd));
+		log_warning(
+			"agent",
+			"the service manager is not notified: connecting to NOTIFY_SOCKET %s: %s",
+			path, dray_errno_text(n->fd));
 		free(n);
 		return 0;
 	}
@@ -142,44 +144,46 @@ struct notify *notify_free(struct notify *n)
 	return NULL;
 }
 
+static void send_flag(struct notify *n, bool *flag)
+{
+	*flag = true;
+	flush(n);
+}
+
 void notify_ready(struct notify *n)
 {
-	if (!n)
-		return;
-	n->ready = true;
+	if (n)
+		send_flag(n, &n->ready);
+}
+
+void notify_stopping(struct notify *n)
+{
+	if (n)
+		send_flag(n, &n->stopping);
+}
+
+void notify_watchdog(struct notify *n)
+{
+	if (n)
+		send_flag(n, &n->watchdog);
+}
+
+static void send_time(struct notify *n, int64_t *time_ns, int64_t ns)
+{
+	*time_ns = ns;
 	flush(n);
 }
 
 void notify_reloading(struct notify *n)
 {
-	if (!n)
-		return;
-	n->reloading_ns = dray_now().ns;
-	flush(n);
-}
-
-void notify_stopping(struct notify *n)
-{
-	if (!n)
-		return;
-	n->stopping = true;
-	flush(n);
-}
-
-void notify_watchdog(struct notify *n)
-{
-	if (!n)
-		return;
-	n->watchdog = true;
-	flush(n);
+	if (n)
+		send_time(n, &n->reloading_ns, dray_now().ns);
 }
 
 void notify_extend(struct notify *n, int64_t ns)
 {
-	if (!n)
-		return;
-	n->extend_ns = ns;
-	flush(n);
+	if (n)
+		send_time(n, &n->extend_ns, ns);
 }
 
 void notify_status(struct notify *n, const char *fmt, ...)
@@ -191,6 +195,6 @@ void notify_status(struct notify *n, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(n->status, sizeof(n->status), fmt, ap);
 	va_end(ap);
-	n->status_news = true;
+	n->status_changed = true;
 	flush(n);
 }

@@ -308,7 +308,7 @@ def test_no_resume_after_sigterm(new_agent):
         agent.signal(signal.SIGTERM)
         until(lambda: agent.ctl("status", "--json")["state"] == "draining")
         done = ctl(agent.control, "resume")
-        assert done.returncode == 4 and done.stderr == "drayctl: the agent is draining, and will end\n"
+        assert done.returncode == 4 and done.stderr == "drayctl: the agent is draining and will exit\n"
         waiting.cancel()
     assert agent.wait() == 0
 

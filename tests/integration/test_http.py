@@ -253,7 +253,7 @@ def test_a_stopped_worker_is_not_alive(new_agent, lab):
         assert out.returncode == 1 and "worker 1" in json.loads(out.stdout)["reason"]
         for argv, status in (("--live", 1), ("--ready", 0)):
             assert agent.ctl("health", argv, check=False).returncode == status
-        until(lambda: "the watchdog is told nothing: worker 1" in agent.text())
+        until(lambda: "the watchdog is not notified: worker 1" in agent.text())
         # what was sent before is read, and then there is no more of it
         while readable(agent.notify):
             agent.notify.recv(4096)
@@ -356,7 +356,7 @@ def test_addresses(new_agent, lab):
     bad.process = None
     bad = new_agent("bad", start=False, settings={"http.probe_listen": "192.0.2.1:7413"})
     bad.start(ready=False)
-    assert bad.wait() == 1 and "http.probe_listen: 192.0.2.1:7413: " in bad.text() and "no address of this host" in bad.text()
+    assert bad.wait() == 1 and "http.probe_listen: 192.0.2.1:7413: " in bad.text() and "not an address of this host" in bad.text()
     bad.process = None
     free = new_agent("free", settings={"http.listen": "127.0.0.1:0,[::1]:0"})
     where = re.findall(r"metrics and probes on (\S+)", free.text())

@@ -462,7 +462,7 @@ def test_sigterm_takes_a_drain_over(new_agent):
     with held(agent) as (here, _, _, waiting):
         agent.ctl("drain", "--stay")
         agent.signal(signal.SIGTERM)
-        until(lambda: "draining already, will end" in agent.text())
+        until(lambda: "draining already; the agent will exit when drained" in agent.text())
         assert ctl(agent.control, "resume").returncode == 4
         words = here.memory.words()
         words[0] = 1

@@ -597,7 +597,7 @@ static void drain_is_told_to_all(void **state)
 	fake.agent.stopping = true;
 	assert_true(resume(buses[1], &err) < 0);
 	assert_string_equal(err.name, "dev.dray.Error.Stopping");
-	assert_string_equal(err.message, "the agent is stopping, and will end");
+	assert_string_equal(err.message, "the agent is stopping and will exit");
 	fake.agent.stopping = false;
 	sd_bus_error_free(&err);
 	for (int i = 0; i < 2; i++)

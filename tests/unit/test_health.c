@@ -170,7 +170,7 @@ static void without_memory_it_is_not_alive(void **state)
 	ask(&a);
 	wait_for(&a, 1);
 	assert_false(a.report.alive);
-	assert_string_equal(a.report.reason, "no memory to ask the workers");
+	assert_string_equal(a.report.reason, "out of memory: the workers cannot be asked");
 	fake.list_result = 0;
 	ask(&a);
 	workers_answer(1);

@@ -8,7 +8,7 @@
 #include "agent/control/http/internal.h"
 #include "schema/gen/errors.h"
 
-/* What each server may take of the descriptors that the agent may open. */
+/* Each server may use this fraction (1/8) of RLIMIT_NOFILE. */
 #define FD_SHARE 8
 
 static unsigned connections(const struct dray_config *cfg)
@@ -46,7 +46,7 @@ int http_new(struct http **ret, const struct http_deps *deps, struct dray_err *r
 	int r;
 
 	if (!h)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for HTTP");
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "HTTP: out of memory");
 	h->deps = *deps;
 	r = server_open(&h->all, h, false, "http.listen", &deps->cfg->http.listen, reterr);
 	if (r >= 0)
@@ -72,7 +72,7 @@ struct http *http_free(struct http *h)
 
 int http_serve(struct http *h, int fd, bool probes_only)
 {
-	/* MHD wants some address, and looks at nothing but its family */
+	/* MHD requires an address, and reads only its family */
 	const struct dray_addr from = { .in = { .sin_family = AF_INET }, .len = sizeof(from.in) };
 	struct http_server *s = probes_only ? &h->probes : &h->all;
 	int r = server_add(s, fd, &from);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * HTTP: /metrics, /healthz and /readyz, by libmicrohttpd on the agent's event loop. GET and HEAD only, no
- * bodies. Connections are bounded in number, in memory and in time, so that nobody who may connect can
- * take from the agent what its work needs. Control thread only; nothing blocks.
+ * bodies. The number, memory and time of connections are bounded, so that HTTP clients cannot exhaust the resources of
+ * the agent. Control thread only; nothing blocks.
  */
 #ifndef DRAY_AGENT_CONTROL_HTTP_HTTP_H
 #define DRAY_AGENT_CONTROL_HTTP_HTTP_H
@@ -27,17 +27,17 @@ struct http_deps {
 };
 
 /*
- * Opens http.listen and http.probe_listen. 0, or -errno with a sentence that names key and address. Sockets
- * that may be open are counted against RLIMIT_NOFILE as it is now.
+ * Opens http.listen and http.probe_listen. RLIMIT_NOFILE must have its final value. 0, or -errno with reterr, which names
+ * key and address.
  */
 int http_new(struct http **ret, const struct http_deps *deps, struct dray_err *reterr);
 
-/* Closes every connection, answered or not. Before the health is freed. */
+/* Closes every connection, even without an answer. Call it before health_free(). */
 struct http *http_free(struct http *h);
 
 /*
- * Serves a connected stream socket (consumed) as if a listener had accepted it; probes_only: one of
- * http.probe_listen. 0, or -errno where there are too many already, or no such listeners.
+ * Serves a connected stream socket (consumed) like a connection to http.listen, or with probes_only to
+ * http.probe_listen. 0, or -errno if that has no listener or too many connections.
  */
 int http_serve(struct http *h, int fd, bool probes_only);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of HTTP share. A server is one MHD daemon without a listening socket of its own: sockets are
- * accepted here, so that accepting can rest, and there are two servers, so that those who may ask for
- * metrics cannot take the connections of probes.
+ * Shared by the files of HTTP. A server is one MHD daemon without a listening socket: listen.c accepts the connections, so
+ * that it can pause. There are two servers, so that clients of /metrics cannot use up the connections for probes.
  */
 #ifndef DRAY_AGENT_CONTROL_HTTP_INTERNAL_H
 #define DRAY_AGENT_CONTROL_HTTP_INTERNAL_H
@@ -19,12 +18,12 @@ struct http_server {
 	bool probes_only;
 	struct MHD_Daemon *daemon;
 	sd_event_source *io;    /* MHD's epoll */
-	sd_event_source *again; /* MHD has something left to do */
-	sd_event_source *limit; /* the first connection's time is over */
+	sd_event_source *again; /* MHD's timeout */
+	sd_event_source *limit; /* end of the first connection's time */
 	struct dray_list listeners;
-	struct dray_list conns;       /* by end_ns; those that wait for health are not here */
-	struct dray_list requests;    /* that health has yet to answer */
-	struct MHD_Response *metrics; /* serves all who ask in one turn */
+	struct dray_list conns;       /* by end_ns; without connections that wait for health */
+	struct dray_list requests;    /* pending at health */
+	struct MHD_Response *metrics; /* serves all requests of one turn */
 };
 
 struct http {
@@ -41,7 +40,7 @@ struct http_conn {
 
 /* --- listen.c --- */
 
-/* Sockets for every address of the list; `key` is its name, for errors. 0 or -errno with reterr. */
+/* Listens on every address; key: for errors. 0 or -errno with reterr. */
 int http_listen(struct http_server *s, const char *key, const struct dray_strv *addresses,
 		struct dray_err *reterr);
 void http_listen_close(struct http_server *s);
@@ -49,17 +48,17 @@ void http_listen_close(struct http_server *s);
 /* --- server.c --- */
 
 int server_init(struct http_server *s, struct http *h, bool probes_only, unsigned max_conns);
-/* Also where server_init() was not called, or failed. */
+/* Also if server_init() was not called, or has failed. */
 void server_deinit(struct http_server *s);
-/* Consumes the socket. 0 or -errno: MHD takes no more. */
+/* Consumes the socket. 0, or -errno if MHD accepts no more connections. */
 int server_add(struct http_server *s, int fd, const struct dray_addr *from);
-/* MHD does what there is to do. */
+/* Lets MHD serve its connections. */
 void server_run(struct http_server *s);
-/* The same soon. */
+/* The same from the event loop. */
 void server_wake(struct http_server *s);
-/* The connection's time begins anew. */
+/* Restarts the connection's time. */
 void conn_touch(struct http_server *s, struct http_conn *c);
-/* And stands still until it is touched. */
+/* Stops it until conn_touch(). */
 void conn_rest(struct http_conn *c);
 
 /* --- pages.c --- */
@@ -70,7 +69,7 @@ enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *
 			     size_t *body_bytes, void **request);
 void page_completed(void *cls, struct MHD_Connection *mhd, void **request,
 		    enum MHD_RequestTerminationCode how);
-/* Nobody will answer those that wait for health: they are answered now. */
+/* Answers requests that wait for health. */
 void pages_stop(struct http_server *s);
 
 #endif

@@ -31,8 +31,9 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 	struct http_listener *l = arg;
 
 	if (server_add(l->server, fd, from) < 0)
-		log_limited(DRAY_LOG_WARNING, AREA,
-			    "http.connections are in use, closing one more");
+		log_limited(
+			DRAY_LOG_WARNING, AREA,
+			"closing a new connection: as many as http.connections allows are open");
 }
 
 static void turned(void *arg)
@@ -48,8 +49,6 @@ static const struct acceptor_ops acceptor_ops = {
 	.accepted = accepted,
 	.turned = turned,
 };
-
-/* --- opening ------------------------------------------------------------------------------------ */
 
 static int listener_add(struct http_server *s, int fd_consumed)
 {
@@ -83,7 +82,7 @@ static int open_one(struct http_server *s, const char *key, const char *address,
 
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_INVALID,
-				    "%s: \"%s\" is no address and port, such as 127.0.0.1:7412",
+				    "%s: \"%s\" is not an address and port, such as 127.0.0.1:7412",
 				    key, address);
 	fd = socket(a.sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
@@ -94,7 +93,7 @@ static int open_one(struct http_server *s, const char *key, const char *address,
 				    dray_errno_text(errno),
 				    errno == EADDRINUSE ?
 					    "; choose another port, or 0 for a free one, or none" :
-				    errno == EADDRNOTAVAIL ? "; it is no address of this host" :
+				    errno == EADDRNOTAVAIL ? "; it is not an address of this host" :
 							     "");
 	r = listener_add(s, dray_take_fd(fd));
 	if (r < 0)

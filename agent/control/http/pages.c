@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is asked for, and the answers. A request for /healthz is suspended until the workers have spoken or
- * their time is over; everything else is answered at once.
+ * Requests and answers. A request for /healthz is suspended until the workers have answered, or until the time limit;
+ * other requests are answered at once.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -14,10 +14,10 @@
 #define TEXT_TYPE "text/plain; charset=utf-8"
 #define JSON_TYPE "application/json"
 
-/* A request that MHD has shown once. */
+/* Marks a request whose head MHD has passed once. */
 static char head_seen;
 
-/* Of /healthz alone, from the second time on. */
+/* A request for /healthz, from the second call of page_request() on. */
 struct request {
 	struct dray_list link;
 	struct http_server *server;
@@ -36,8 +36,6 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
 	return info ? info->socket_context : NULL;
 }
 
-/* --- answers ------------------------------------------------------------------------------------ */
-
 static bool headers_add(struct MHD_Response *response, const char *type)
 {
 	return MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type) == MHD_YES &&
@@ -53,7 +51,7 @@ static enum MHD_Result send_response(struct MHD_Connection *mhd, unsigned status
 	return MHD_queue_response(mhd, status, response);
 }
 
-/* Consumes text, which may be NULL: then it gives NULL, too. */
+/* Frees text. NULL if text is NULL, or without memory. */
 static struct MHD_Response *response_of(char *text, size_t n)
 {
 	struct MHD_Response *response;
@@ -77,7 +75,7 @@ static enum MHD_Result send_text(struct MHD_Connection *mhd, unsigned status, co
 	return r;
 }
 
-/* The connection ends with it: what may follow is not understood. */
+/* Closes the connection, because the bytes that follow cannot be parsed. */
 static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const char *text)
 {
 	struct MHD_Response *response = MHD_create_response_from_buffer(
@@ -93,8 +91,6 @@ static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const
 		MHD_destroy_response(response);
 	return r;
 }
-
-/* --- /metrics ----------------------------------------------------------------------------------- */
 
 static struct MHD_Response *metrics_response(struct http_server *s)
 {
@@ -116,9 +112,7 @@ static enum MHD_Result metrics_page(struct http_server *s, struct MHD_Connection
 	return s->metrics ? MHD_queue_response(mhd, MHD_HTTP_OK, s->metrics) : MHD_NO;
 }
 
-/* --- /readyz ------------------------------------------------------------------------------------ */
-
-/* Reasons may quote a peer: bytes that are not plain text must not spoil the document. */
+/* Reasons may quote a peer, so bytes that are not plain ASCII are replaced. */
 static json_t *text_json(const char *s)
 {
 	char plain[512];
@@ -170,8 +164,6 @@ static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *
 		MHD_destroy_response(response);
 	return r;
 }
-
-/* --- /healthz ----------------------------------------------------------------------------------- */
 
 static void health_answered(struct health_check *check, const struct health_report *report)
 {
@@ -225,8 +217,6 @@ void pages_stop(struct http_server *s)
 	}
 }
 
-/* --- requests ----------------------------------------------------------------------------------- */
-
 static bool has_body(struct MHD_Connection *mhd)
 {
 	const char *length =
@@ -242,7 +232,7 @@ enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *
 {
 	struct http_server *s = cls;
 
-	/* there was no memory for it, and its socket is shut already */
+	/* no memory for the connection; its socket is shut down already */
 	if (!conn_of(mhd))
 		return MHD_NO;
 	if (*request && *request != &head_seen)
@@ -250,8 +240,8 @@ enum MHD_Result page_request(void *cls, struct MHD_Connection *mhd, const char *
 	if (strcmp(method, MHD_HTTP_METHOD_GET) && strcmp(method, MHD_HTTP_METHOD_HEAD))
 		return refuse(mhd, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD are served\n");
 	if (has_body(mhd))
-		return refuse(mhd, MHD_HTTP_CONTENT_TOO_LARGE, "no body is taken\n");
-	/* answered before MHD is done with the head, it would close the connection */
+		return refuse(mhd, MHD_HTTP_CONTENT_TOO_LARGE, "a request must not have a body\n");
+	/* MHD closes the connection if the answer comes before the end of the head */
 	if (!*request) {
 		*request = &head_seen;
 		return MHD_YES;

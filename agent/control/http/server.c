@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One MHD daemon on the event loop: its epoll descriptor is a source of ours, and what it still has to do
- * without news from a socket is done by a timer.
+ * One MHD daemon on the event loop: MHD's epoll descriptor and MHD's timeout are event sources.
  *
- * The limit on time is ours too. MHD's counts from the last byte, and who sends a byte now and then would
- * keep a connection for ever; here a whole request must be there, and its answer taken, within
- * http.timeout. Then the socket is shut down, which MHD sees as the client's end.
+ * MHD's own time limit counts from the last byte, so a client that sends a byte now and then could keep its connection
+ * for ever. Here a whole request must arrive, and its answer be read, within http.timeout. Then the socket is shut down, and
+ * MHD sees the end of the connection.
  */
 #include <errno.h>
 #include <sys/epoll.h>
@@ -14,10 +13,8 @@
 #include "agent/control/http/internal.h"
 #include "lib/time.h"
 
-/* Of one connection, for request and answer together. A longer head is answered with 431. */
+/* Of one connection, for request and answer together. MHD answers a longer head with 431. */
 #define MEMORY_BYTES ((size_t)16 << 10)
-
-/* --- time --------------------------------------------------------------------------------------- */
 
 static void limit_arm(struct http_server *s)
 {
@@ -57,8 +54,6 @@ void conn_rest(struct http_conn *c)
 	dray_list_del(&c->link);
 }
 
-/* --- connections -------------------------------------------------------------------------------- */
-
 static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
 			  enum MHD_ConnectionNotificationCode what)
 {
@@ -91,13 +86,11 @@ int server_add(struct http_server *s, int fd, const struct dray_addr *from)
 		dray_close(fd);
 		return -ENOTCONN;
 	}
-	/* closes what it does not take */
+	/* closes the socket if it refuses it */
 	if (MHD_add_connection(s->daemon, fd, &from->sa, from->len) != MHD_YES)
 		return -ENFILE;
 	return 0;
 }
-
-/* --- the daemon --------------------------------------------------------------------------------- */
 
 void server_run(struct http_server *s)
 {

@@ -147,7 +147,7 @@ static void send_batch(struct session *s)
 		}
 		next = next_of(x, c);
 		memcpy(p->data, c->message, c->length);
-		p->tell_sent = !next || i + 1 == BATCH;
+		p->report_sent = !next || i + 1 == BATCH;
 		s->segments_seen = c->number;
 		s->segments_sent = true;
 		session_post(s, 0, p);

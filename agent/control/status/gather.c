@@ -44,7 +44,7 @@ void agent_ready(struct agent *a, struct ready *ret)
 
 /* --- metrics ------------------------------------------------------------------------------------ */
 
-/* Segments, hints and what is behind them. */
+/* Segments, hints and the state database. */
 static uint64_t placement_metric(struct agent *a, enum dray_metric m)
 {
 	struct segments_totals s;
@@ -86,7 +86,6 @@ static uint64_t gpu_metric(struct agent *a, enum dray_metric m)
 	return m == DRAY_METRIC_GPU_CONTEXTS ? t.contexts : t.pinned_bytes;
 }
 
-/* What the control thread's own modules know. */
 static uint64_t control_metric(struct agent *a, enum dray_metric m)
 {
 	struct sessions_totals sessions = sessions_totals(a->sessions);
@@ -176,7 +175,7 @@ static void condition_samples(struct agent *a, struct metrics_text *t)
 		metrics_sample(t, &ready.conditions[i].name, ready.conditions[i].ok);
 }
 
-/* Over all workers, for each transport: there from the start, though nothing went by it. */
+/* Sums over all workers, for each transport, including transports that were not used. */
 static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_family f)
 {
 	for (unsigned by = DMSG_TRANSPORT_LOCAL; by < DATA_TRANSPORTS; by++) {

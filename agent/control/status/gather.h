@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the agent tells of itself, gathered from its modules. Control thread only. */
+/* Metric values and readiness, gathered from all modules. Control thread only. */
 #ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
 #define DRAY_AGENT_CONTROL_STATUS_GATHER_H
 
@@ -8,10 +8,10 @@
 
 struct agent;
 
-/* Names in *ret are the configuration's. */
+/* *ret borrows names from the configuration. */
 void agent_ready(struct agent *a, struct ready *ret);
 
-/* Sum over workers, or the control thread's own value, of one metric. */
+/* Value of one metric: the sum over workers, or the control thread's own value. */
 uint64_t agent_metric(struct agent *a, enum dray_metric m);
 
 /* For metrics_render(). */

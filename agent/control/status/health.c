@@ -8,14 +8,14 @@
 #include "agent/control/agent.h"
 #include "lib/time.h"
 
-/* After the workers' answers: what has arrived in time must not count as missing. */
+/* Below that of the workers' events: an answer that has arrived in time must not count as missing. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
 
 struct health {
 	struct agent *agent;
 	sd_event_source *timer;
 	struct dray_list checks;
-	bool asking; /* the workers */
+	bool asking; /* a query of the workers is pending */
 	int64_t asked_ns;
 };
 
@@ -29,10 +29,8 @@ static double seconds(int64_t ns)
 	return (double)ns / (double)DRAY_NS_PER_SEC;
 }
 
-/* --- judgement ---------------------------------------------------------------------------------- */
-
-static void judge(const struct health *h, struct snapshot *const *snapshots, unsigned n,
-		  struct health_report *ret)
+static void check_deadlines(const struct health *h, struct snapshot *const *snapshots, unsigned n,
+			    struct health_report *ret)
 {
 	const struct dray_config *cfg = config_of(h);
 	int64_t grace = cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit, late = grace;
@@ -52,7 +50,7 @@ static void judge(const struct health *h, struct snapshot *const *snapshots, uns
 	}
 }
 
-static void judge_silence(const struct health *h, int64_t now, struct health_report *ret)
+static void report_silence(const struct health *h, int64_t now, struct health_report *ret)
 {
 	uint32_t missing = agent_listing_missing(h->agent, h);
 	char names[8 * WORKERS_MAX] = "";
@@ -67,10 +65,9 @@ static void judge_silence(const struct health *h, int64_t now, struct health_rep
 		snprintf(ret->reason, sizeof(ret->reason), "worker %s has not answered for %.1f s",
 			 names, seconds(now - h->asked_ns));
 	else
-		snprintf(ret->reason, sizeof(ret->reason), "no memory to ask the workers");
+		snprintf(ret->reason, sizeof(ret->reason),
+			 "out of memory: the workers cannot be asked");
 }
-
-/* --- asking ------------------------------------------------------------------------------------- */
 
 static void timer_arm(struct health *h)
 {
@@ -84,7 +81,7 @@ static void timer_arm(struct health *h)
 	sd_event_source_set_enabled(h->timer, SD_EVENT_ONESHOT);
 }
 
-/* Taken out first: its callback may free it. */
+/* Removes the check first, because its callback may free it. */
 static void answer(struct health_check *c, const struct health_report *report)
 {
 	dray_list_del(&c->link);
@@ -93,16 +90,16 @@ static void answer(struct health_check *c, const struct health_report *report)
 
 static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
 {
-	struct dray_list due = DRAY_LIST_INIT(due);
+	struct dray_list checks = DRAY_LIST_INIT(checks);
 	struct health *h = arg;
 	struct health_report report;
 	struct health_check *c;
 
 	h->asking = false;
-	judge(h, snapshots, n, &report);
-	/* a callback may ask again */
-	dray_list_splice(&due, &h->checks);
-	while ((c = dray_list_first(&due, struct health_check, link)))
+	check_deadlines(h, snapshots, n, &report);
+	/* a callback may start another check */
+	dray_list_splice(&checks, &h->checks);
+	while ((c = dray_list_first(&checks, struct health_check, link)))
 		answer(c, &report);
 	timer_arm(h);
 }
@@ -114,7 +111,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	struct health_report report;
 	struct health_check *c;
 
-	judge_silence(h, now, &report);
+	report_silence(h, now, &report);
 	while ((c = dray_list_first(&h->checks, struct health_check, link)) && c->end_ns <= now)
 		answer(c, &report);
 	timer_arm(h);
@@ -132,7 +129,7 @@ void health_ask(struct health *h, struct health_check *c)
 		if (!h->asking)
 			c->end_ns = now;
 	}
-	/* the limit may have been made shorter, and the earliest end comes first */
+	/* a reload may have shortened the limit; the list is ordered by end */
 	dray_list_for_each(&h->checks, other, struct health_check, link)
 		other->end_ns = dray_min(other->end_ns, c->end_ns);
 	dray_list_add(&h->checks, &c->link);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is the agent alive? Whoever asks makes every worker say what it has in hand. Alive: the event loop turns,
- * which the answer itself shows; every worker has answered within health.worker_limit; and no transfer is
- * past its deadline by more than its end may take (transfer.slice_timeout and peer.heartbeat_limit together).
- * While nobody asks, nothing happens. Control thread only; nothing blocks.
+ * Whether the agent is alive. A check asks every worker for its transfers. The agent is alive if the event loop turns,
+ * which the answer itself proves, if every worker answers within health.worker_limit, and if no transfer has passed its
+ * deadline by more than transfer.slice_timeout plus peer.heartbeat_limit, the longest that its end may take. Without
+ * checks nothing runs. Control thread only; nothing blocks.
  */
 #ifndef DRAY_AGENT_CONTROL_STATUS_HEALTH_H
 #define DRAY_AGENT_CONTROL_STATUS_HEALTH_H
@@ -19,10 +19,10 @@ struct health;
 
 struct health_report {
 	bool alive;
-	char reason[DRAY_ERR_MSG_MAX]; /* what is wrong, in words; "" while alive */
+	char reason[DRAY_ERR_MSG_MAX]; /* "" while alive */
 };
 
-/* One question. It is the caller's, and stays where it is until fn has run or it is cancelled. */
+/* One check. The caller owns it, and does not move it until fn has run or the check is cancelled. */
 struct health_check {
 	struct dray_list link;
 	void (*fn)(struct health_check *c, const struct health_report *report);
@@ -34,12 +34,12 @@ struct health_check {
 
 /* The agent is borrowed. 0 or -errno. */
 int health_new(struct health **ret, struct agent *a);
-/* Questions that are open are never answered. */
+/* Pending checks are never answered. */
 struct health *health_free(struct health *h);
 
 /*
- * c->fn runs exactly once, after this call and within health.worker_limit. Those who ask while the workers
- * are being asked share the answer; workers that never answer are not asked again.
+ * c->fn runs exactly once, after this call and within health.worker_limit. Checks during a query of the workers share
+ * its answer; workers that have not answered are not asked again.
  */
 void health_ask(struct health *h, struct health_check *c);
 

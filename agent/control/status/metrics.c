@@ -7,7 +7,7 @@
 
 struct metrics_text {
 	FILE *f;
-	const struct dray_family_info *family; /* whose samples are being written */
+	const struct dray_family_info *family; /* of the current samples */
 };
 
 static const char *const type_names[] = {
@@ -38,7 +38,7 @@ static void label_write(FILE *f, const char *name, const char *value)
 	fputc('"', f);
 }
 
-/* suffix: of the name; le: the label of a bucket, or NULL. */
+/* suffix of the name; le: a bucket's label, or NULL. */
 static void sample_begin(struct metrics_text *t, const char *suffix, const char *const *labels,
 			 const char *le)
 {

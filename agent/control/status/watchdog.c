@@ -13,8 +13,8 @@ struct watchdog {
 	struct health *health;
 	struct notify *notify;
 	struct health_check check;
-	bool asking;
-	bool silent; /* not alive when last asked */
+	bool checking;
+	bool silent; /* not alive at the last check */
 	uint64_t every_us;
 	sd_event_source *timer;
 };
@@ -23,13 +23,14 @@ static void answered(struct health_check *c, const struct health_report *report)
 {
 	struct watchdog *w = dray_container_of(c, struct watchdog, check);
 
-	w->asking = false;
+	w->checking = false;
 	if (report->alive)
 		notify_watchdog(w->notify);
 	if (report->alive && w->silent)
-		log_notice("health", "alive again");
+		log_notice("health", "the agent is alive again; the watchdog is notified");
 	if (!report->alive && !w->silent)
-		log_error("health", "not alive, the watchdog is told nothing: %s", report->reason);
+		log_error("health", "the agent is not alive, so the watchdog is not notified: %s",
+			  report->reason);
 	w->silent = !report->alive;
 }
 
@@ -38,8 +39,8 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	struct watchdog *w = arg;
 	int r = sd_event_source_set_time_relative(s, w->every_us);
 
-	if (!w->asking) {
-		w->asking = true;
+	if (!w->checking) {
+		w->checking = true;
 		health_ask(w->health, &w->check);
 	}
 	return r < 0 ? r : sd_event_source_set_enabled(s, SD_EVENT_ONESHOT);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The service manager's watchdog: it hears from an agent that is alive (agent/control/status/health.h), not from one whose
- * loop merely turns. Without WatchdogSec= nothing happens. Control thread only.
+ * Notifies the service manager's watchdog while the agent is alive (agent/control/status/health.h); that the event loop
+ * turns is not enough. Does nothing without WatchdogSec=. Control thread only.
  */
 #ifndef DRAY_AGENT_CONTROL_STATUS_WATCHDOG_H
 #define DRAY_AGENT_CONTROL_STATUS_WATCHDOG_H
@@ -12,7 +12,7 @@ struct health;
 struct notify;
 struct watchdog;
 
-/* 0 or -errno; *ret is NULL where no watchdog is wanted. The others are borrowed. */
+/* *ret is NULL if the service manager has no watchdog. The other arguments are borrowed. 0 or -errno. */
 int watchdog_new(struct watchdog **ret, sd_event *event, struct health *health,
 		 struct notify *notify);
 struct watchdog *watchdog_free(struct watchdog *w);

@@ -101,7 +101,7 @@ void xfer_free(struct xfers *xs, struct xfer *x)
 static void drop_link(struct xfer *x)
 {
 	if (x->link)
-		link_let_go(x->link);
+		link_release(x->link);
 	x->link = NULL;
 }
 

@@ -42,7 +42,7 @@ static void flush(struct wsession *s)
 		if (p->is_notification)
 			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
 						  memory_order_relaxed);
-		if (p->tell_sent)
+		if (p->report_sent)
 			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
 								 .session = s->xs.handle });
 		s->out_first = p->next;
