@@ -27,15 +27,18 @@ struct gpu_rig {
 	struct remote_view *remotes[8];
 };
 
-/* pieces: room of each queue. */
+/* pieces: pieces that each queue has room for. */
 void gpu_rig_init(struct gpu_rig *g, uint32_t pieces);
-/* All that the plug-in gave is back afterwards, and nothing was accessed that must not be. */
+/* Checks that everything the plug-in gave was returned, and that no forbidden memory was accessed. */
 void gpu_rig_deinit(struct gpu_rig *g);
 
-/* As the core rig's regions; device below 0: host memory. Handle and remote's handle are of the same number, from 1 on. */
+/*
+ * Like the core rig's regions; device below 0: host memory. The handles of region and remote have the same
+ * number, from 1 on.
+ */
 struct rig_region *gpu_rig_region(struct gpu_rig *g, int device, uint64_t bytes,
 				  uint32_t n_extents);
-/* Devices reach a region of host memory. */
+/* Makes a region of host memory reachable for devices. */
 void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
 /* Memory for lists that devices read. */
 void gpu_rig_lists(struct gpu_rig *g);
@@ -46,12 +49,12 @@ dray_handle gpu_rig_handle(unsigned n);
 /* A transfer between local region and remote, by number. Its request id is `id`. */
 void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, unsigned remote,
 		    const uint64_t (*ops)[3], uint32_t n);
-/* One that has not ended, by its request id. */
+/* A transfer in flight, by its request id. */
 struct xfer *gpu_rig_xfer(struct gpu_rig *g, uint64_t id);
 bool gpu_rig_turn(struct gpu_rig *g);
-/* Turns until so many transfers have ended in all. */
+/* Runs until n transfers have ended in all. */
 void gpu_rig_until(struct gpu_rig *g, unsigned ended);
-/* Until so many copies wait to be let go. */
+/* Runs until n copies wait to be released. */
 void gpu_rig_held(uint64_t n);
 
 #endif

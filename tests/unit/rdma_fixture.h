@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport rdma over devices that are functions here: libibverbs' fast calls go through a context's table,
- * which this fills. What is posted is checked against the keys and carried out when the test says so. For one source of
- * a program.
+ * Transport rdma on simulated devices: libibverbs' fast calls go through a context's table, which this
+ * fixture fills. Posted requests are checked against the keys, and carried out when the test says so.
+ * Included by one source of a program.
  */
 #ifndef DRAY_TESTS_UNIT_RDMA_FIXTURE_H
 #define DRAY_TESTS_UNIT_RDMA_FIXTURE_H
@@ -41,7 +41,7 @@ struct fake_qp {
 	struct posted *q;
 	unsigned head, tail;
 	unsigned lists; /* doorbells */
-	int fail;       /* the next post fails with this */
+	int fail;       /* error of the next post */
 	struct fake_rail *rail;
 };
 
@@ -69,7 +69,7 @@ struct lab {
 	uint64_t flush;
 	unsigned flushes;
 	bool soft_roce;
-	dray_handle from; /* local region of what is submitted */
+	dray_handle from; /* local region of submitted transfers */
 	struct dray_list adopted;
 	struct channel spare;
 	bool spare_open;
@@ -97,8 +97,6 @@ static void message(enum rdma_command type, uint64_t id, void *arg)
 {
 	message_code(type, id, 0, arg);
 }
-
-/* --- the device --------------------------------------------------------------------------------- */
 
 static int fake_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
@@ -176,7 +174,7 @@ static void carry_out(struct fake_qp *f, const struct posted *p)
 	}
 }
 
-/* The device does up to n of what was posted. */
+/* The device carries out up to n posted requests. */
 static unsigned run(struct fake_qp *f, unsigned n)
 {
 	unsigned done = 0;
@@ -190,7 +188,7 @@ static unsigned run(struct fake_qp *f, unsigned n)
 	return done;
 }
 
-/* The first that is left fails, the others are flushed. */
+/* The first pending request fails, the others are flushed. */
 static inline void break_down(struct fake_qp *f, enum ibv_wc_status status)
 {
 	while (f->head != f->tail) {
@@ -215,9 +213,7 @@ static inline void run_all(void)
 	turn();
 }
 
-/* --- the lab ------------------------------------------------------------------------------------- */
-
-/* A second transport, which takes over what the first gives up. */
+/* A second transport, which takes over transfers from the first one. */
 static struct channel *spare_channel(struct core *c, void *state, const struct xfer *x)
 {
 	(void)c;
@@ -272,7 +268,7 @@ static struct rail_keys *local_keys(unsigned rails)
 	return k;
 }
 
-/* Two memory regions for each rail, so that pieces end in the middle. */
+/* Two memory regions for each rail, so that pieces end between them. */
 static struct rail_keys *remote_keys(unsigned rails)
 {
 	struct rail_keys *k = rail_keys_new(2 * rails);
@@ -424,7 +420,7 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 	return id;
 }
 
-/* Operations of 100 bytes, apart from each other on both sides; the caller's to free. */
+/* Operations of 100 bytes, not adjacent on either side; freed by the caller. */
 static inline uint64_t (*scattered(unsigned n))[3]
 {
 	uint64_t(*ops)[3] = calloc(n, sizeof(*ops));

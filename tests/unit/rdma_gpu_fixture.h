@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport rdma with a GPU, which is the fake's, and a region of its memory. For one source of a program. */
+/* Transport rdma with the fake GPU and a region of its memory. Included by one source of a program. */
 #ifndef DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
 #define DRAY_TESTS_UNIT_RDMA_GPU_FIXTURE_H
 
@@ -13,7 +13,7 @@
 #define GPU_REGION (1ull << 32 | 8)
 #define PIECES 4096u
 #define UNIT 65536u
-/* Half of the buffers are for what peers ask for. */
+/* Half of the buffers are for requests of peers. */
 #define OWN 8u
 
 static struct {
@@ -25,7 +25,7 @@ static struct {
 	uint8_t *memory; /* of the GPU, as the test sees it */
 	int fd;
 	uint64_t flushes;
-	uint8_t path; /* of the transfer that ended last */
+	uint8_t path; /* of the last transfer that ended */
 } gpu;
 
 static inline void *gpu_state(void)
@@ -132,7 +132,7 @@ static inline struct rail_keys *keys_of(const void *base, uint64_t bytes, unsign
 	return k;
 }
 
-/* Staging memory is registered with so many rails. */
+/* Registers staging memory with n rails. */
 static inline void staged_on(unsigned rails)
 {
 	message(RDMA_STAGING, 0,
@@ -158,7 +158,7 @@ static inline void until_ended(unsigned n)
 	}
 }
 
-/* Until so many requests are with the queue pair's device. */
+/* Runs until n requests are posted on the queue pair. */
 static inline void until_posted(const struct fake_qp *f, unsigned n)
 {
 	while (f->tail - f->head < n) {
@@ -186,12 +186,12 @@ static inline int gpu_teardown(void **state)
 	struct core *c = &lab->rig.core;
 
 	fake_gpu_hold(false);
-	/* nothing keeps a buffer but what a device has; that ended with the test */
+	/* Only requests of the device keep buffers; the device ended with the test. */
 	assert_int_equal(buffers_left(), OWN);
 	gpu_message(GPU_DOWN, NULL);
 	while (!lab->rig.n_told || lab->rig.told[lab->rig.n_told - 1].type != GPU_GONE)
 		gpu_turn();
-	/* its queues are at rest: what the fixture takes down has no use for them */
+	/* its queues are idle, so they do not need memory that the fixture frees */
 	c->n_transports = 2;
 	transport_gpu.deinit(c, gpu_state());
 	teardown(state);

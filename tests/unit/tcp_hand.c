@@ -16,8 +16,6 @@ struct hand hand;
 
 static struct lab_side *const a = &hand.lab.side[0], *const b = &hand.lab.side[1];
 
-/* --- the test imports ---------------------------------------------------------------------------- */
-
 void hand_import_start(uint32_t extents, int buffer)
 {
 	lab_init(&hand.lab, 8 * MIB, extents);
@@ -93,8 +91,6 @@ void hand_read(uint64_t id, uint64_t offset, uint64_t n)
 	free(got);
 }
 
-/* --- the test owns ------------------------------------------------------------------------------- */
-
 void hand_own_prepare(void)
 {
 	hand.fds_before = cm_fds_count();
@@ -136,7 +132,7 @@ void hand_expect_end(uint64_t id, uint32_t code)
 	assert_int_equal(lab_end(a, id)->code, code);
 }
 
-/* The newest stream, once it stands. */
+/* The newest stream, once it is open. */
 int hand_stream(unsigned n)
 {
 	lab_until(&hand.lab, hand.lab.n_raw >= n);
@@ -201,7 +197,7 @@ void hand_dead(unsigned lost)
 	transport_tcp.stream_dead(&a->core, a->tcp, LAB_PEER, a->lost.id[lost]);
 }
 
-/* Several transfers, of which the first is in the middle of being sent. */
+/* Several transfers; the first is partly sent. */
 int hand_own_start_stuck(unsigned n)
 {
 	hand_own_prepare();
@@ -215,7 +211,7 @@ int hand_own_start_stuck(unsigned n)
 	return hand.lab.raw_fd[0];
 }
 
-/* What a process opens once, for good, does not count as left behind. */
+/* Descriptors that a process opens once and keeps are not leaks. */
 int hand_set_up(void **state)
 {
 	lab_init(&hand.lab, MIB, 1);

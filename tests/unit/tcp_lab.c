@@ -44,8 +44,6 @@ static void ids_add(struct lab_ids *ids, uint64_t id)
 	ids->id[ids->n++] = id;
 }
 
-/* --- upcalls --------------------------------------------------------------------------------- */
-
 static void xfer_ended(struct core *c, struct xfer *x)
 {
 	struct lab_side *s = side_of(c);
@@ -138,9 +136,7 @@ void lab_no_delay(int fd)
 	lab_check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) == 0);
 }
 
-/* --- the control plane's part of streams --------------------------------------------------------- */
-
-/* A whole hello is answered; false while it is not whole. */
+/* Answers a complete hello; false while it is incomplete. */
 static bool welcome(struct lab_side *s, int fd)
 {
 	uint8_t wire[PMSG_STREAM_HELLO_SIZE], answer[PMSG_STREAM_WELCOME_SIZE], mac[32];
@@ -167,7 +163,7 @@ static bool welcome(struct lab_side *s, int fd)
 	lab_check(stream_welcome_mac(s->link.stream_key, answer, mac, w.mac) == 0);
 	w.mac[31] ^= l->bad_mac;
 	pmsg_stream_welcome_put(answer, &w);
-	/* in two pieces: it need not come whole */
+	/* in two pieces, as it may arrive */
 	lab_check(send(fd, answer, 5, MSG_NOSIGNAL) == 5);
 	lab_side_turn(other(s));
 	if (send(fd, answer + 5, sizeof(answer) - 5, MSG_NOSIGNAL) < 0)
@@ -200,8 +196,6 @@ static void pump(struct lab_side *s)
 		if (welcome(s, s->half_fd[i]))
 			s->half_fd[i--] = s->half_fd[--s->n_half];
 }
-
-/* --- turns ----------------------------------------------------------------------------------- */
 
 void lab_side_turn(struct lab_side *s)
 {
@@ -237,8 +231,6 @@ void lab_advance(struct lab *l, int64_t ms)
 {
 	l->skew_ns += ms * DRAY_NS_PER_MS;
 }
-
-/* --- set up ---------------------------------------------------------------------------------- */
 
 int lab_listen(struct dray_addr *ret)
 {
@@ -302,7 +294,10 @@ static void session_init(struct lab_side *s)
 	xfer_session_init(&s->session, LAB_SESSION, &s->shared);
 }
 
-/* Extents lie in the memfd in the reverse order of their offsets, so that neighbours are none in memory. */
+/*
+ * Extents are in the memfd in reverse order of their offsets, so that no two neighbours are contiguous in
+ * memory.
+ */
 static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
 {
 	struct lab_region *g = &s->region;
@@ -398,7 +393,7 @@ void lab_deinit(struct lab *l)
 			lab_check(s->n_gone == 1);
 		}
 		s->down = true;
-		/* whatever happened, nothing is left behind */
+		/* Nothing may be left behind. */
 		lab_check(s->session.slices[0] == 0 && s->session.slices[1] == 0);
 		lab_check(dray_list_empty(&s->session.xfers));
 		lab_check(lab_counter(s, DRAY_METRIC_TCP_STREAMS) == 0);
@@ -427,8 +422,6 @@ void lab_deinit(struct lab *l)
 		if (l->raw_fd[k] >= 0)
 			close(l->raw_fd[k]);
 }
-
-/* --- transfers and memory -------------------------------------------------------------------- */
 
 uint64_t lab_counter(const struct lab_side *s, enum dray_metric m)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two data planes in one thread, joined by transport tcp over loopback, with a control plane between them that
- * the test can slow down, and raw ends of streams for tests that play one of the sides themselves. What the lab
- * itself relies on ends the process when it does not hold, so that it serves fuzzers and benchmarks too.
+ * Two data planes in one thread, joined by transport tcp over loopback. The control plane between them can
+ * be slowed down by the test. Tests that play one side themselves get raw ends of streams. If an assumption
+ * of the lab fails, the process ends, so fuzzers and benchmarks can use it too.
  */
 #ifndef DRAY_TESTS_UNIT_TCP_LAB_H
 #define DRAY_TESTS_UNIT_TCP_LAB_H
@@ -44,13 +44,13 @@ struct lab_region {
 	int fd;
 };
 
-/* What the control thread gives a worker; by tcp_lab_gpu.c. */
+/* Queues and memory that the control thread gives a worker; by tcp_lab_gpu.c. */
 struct lab_gpu {
 	void *state;
 	struct gpu_queues queues;
 	struct gpu_staging staging;
 	struct gpu_import *import;
-	unsigned n_lost, n_gone; /* said by the transport */
+	unsigned n_lost, n_gone; /* reported by the transport */
 };
 
 struct lab_side {
@@ -59,7 +59,7 @@ struct lab_side {
 	void *tcp;
 	struct lab *lab;
 	unsigned index;
-	struct peer_link link; /* to the other side */
+	struct peer_link link; /* messages to the other side */
 	int listen_fd;
 	int half_fd[LAB_MAX]; /* accepted, hello not read */
 	unsigned n_half;
@@ -74,7 +74,7 @@ struct lab_side {
 	dray_handle last_fault;
 	struct lab_ids lost, closed;
 	bool down;
-	bool more;            /* a transport has more to do than it did in the last turn */
+	bool more;            /* a transport had more work at the end of the last turn */
 	uint64_t gpu_staging; /* of lab_staging */
 	struct lab_gpu gpu;
 };
@@ -84,7 +84,7 @@ struct lab {
 	int64_t skew_ns; /* added to the clock */
 	uint32_t welcome_status;
 	bool bad_mac;
-	bool no_accept, no_welcome, hold_resets; /* the control plane does not do its part */
+	bool no_accept, no_welcome, hold_resets; /* the control plane does nothing */
 	bool raw;                                /* streams are not adopted but put into raw_fd */
 	int raw_fd[LAB_MAX];
 	uint64_t raw_id[LAB_MAX];
@@ -93,8 +93,8 @@ struct lab {
 };
 
 /*
- * Not 0: side i of labs that are prepared from now on has its region in GPU memory (tcp_lab_gpu.c), and so much
- * staging memory.
+ * Not 0: side i of labs prepared from now on has its region in GPU memory (tcp_lab_gpu.c), and this many
+ * bytes of staging memory.
  */
 extern uint64_t lab_staging[2];
 
@@ -133,7 +133,7 @@ _Noreturn void lab_fail(const char *file, int line, const char *what);
 		}                                                                    \
 	} while (0)
 
-/* A few turns, in which something that must not happen would. */
+/* Runs a few turns, so that a forbidden event could happen. */
 void lab_settle(struct lab *l);
 
 uint64_t lab_counter(const struct lab_side *s, enum dray_metric m);
@@ -143,36 +143,42 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 		  const uint64_t (*ops)[3], uint32_t n);
 void lab_transfer1(struct lab_side *s, uint64_t id, enum dmsg_direction d, uint64_t local,
 		   uint64_t remote, uint64_t length);
-/* How it ended: NULL while it has not. */
+/* How the transfer ended; NULL while it has not. */
 const struct lab_end *lab_end(const struct lab_side *s, uint64_t id);
 struct xfer *lab_xfer(struct lab_side *s, uint64_t id);
 
 /* Byte of the region of side s by its offset, through the test's own mapping. */
 uint8_t *lab_at(struct lab_side *s, uint64_t offset);
-/* Region of side s: fill with what `seed` gives, and look whether [offset, offset+n) is that. */
+/*
+ * Region of side s: fills it with the pattern of `seed`; checks whether [offset, offset+n) has that
+ * pattern.
+ */
 void lab_fill(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed);
 bool lab_filled(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed);
 uint8_t lab_pattern(uint64_t offset, uint32_t seed);
 void lab_pattern_fill(uint8_t *p, uint64_t offset, uint64_t n, uint32_t seed);
 void lab_read(struct lab_side *s, uint64_t offset, void *p, uint64_t n);
 bool lab_equal(struct lab_side *s, uint64_t offset, const void *p, uint64_t n);
-/* Takes pages of it away. False where missing pages do not fault on this system. */
+/* Removes pages of it. False: missing pages do not fault on this system. */
 bool lab_punch(struct lab_side *s, uint64_t offset, uint64_t n);
 
-/* A listener on loopback that does not block. */
+/* A non-blocking listener on loopback. */
 int lab_listen(struct dray_addr *ret);
 void lab_no_delay(int fd);
 
-/* A TCP connection; its second end is adopted by side s under that id. Returns the first, blocking with a time-out. */
+/*
+ * A TCP connection whose second end is adopted by side s under that id. Returns the first, which blocks
+ * with a timeout.
+ */
 int lab_raw_stream(struct lab_side *s, uint64_t id, int buffer);
 void lab_pair(int fd[2], int buffer);
 
-/* Sends and receives whole, running the lab meanwhile. receive: false on end of file or reset. */
+/* Sends and receives completely, while the lab runs. receive: false on end of file or reset. */
 void lab_send(struct lab *l, int fd, const void *p, size_t n);
 bool lab_receive(struct lab *l, int fd, void *p, size_t n);
 bool lab_is_closed(struct lab *l, int fd);
 
-/* Frame head for raw ends; returns its bytes. */
+/* Makes a frame head for raw ends; returns its length. */
 size_t lab_frame(uint8_t *p, uint8_t kind, uint64_t slice, uint64_t grant,
 		 const struct pmsg_seg *segs, uint16_t n);
 size_t lab_answer(uint8_t *p, uint8_t kind, uint64_t slice, uint32_t status, uint64_t length);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sides of the lab whose region is memory of a GPU, which is the fake's (tests/gpu/fake.h). */
+/* Sides of the lab whose region is memory of the fake GPU (tests/gpu/fake.h). */
 #include <sys/mman.h>
 
 #include "agent/data/transport/gpu/gpu.h"
@@ -26,7 +26,7 @@ static void say(struct lab_side *s, enum gpu_command type, void *arg)
 			.transport = DMSG_TRANSPORT_GPU, .type = type, .id = LAB_GPU, .arg = arg });
 }
 
-/* Its addresses take the place of the agent's mapping. */
+/* Its addresses replace the agent's mapping. */
 static void import(struct lab_side *s)
 {
 	struct gpu_import_spec spec = {
@@ -88,7 +88,7 @@ void lab_gpu_stop(struct lab_side *s)
 
 	fake_gpu_hold(false);
 	say(s, GPU_DOWN, NULL);
-	/* every copy that was begun belonged to a transfer or frame that has ended */
+	/* Every copy belonged to a transfer or frame that has ended. */
 	lab_check(g->n_gone == 1);
 	gpu_plugin_ops.release(g->import);
 	for (unsigned i = 0; i < 2; i++) {

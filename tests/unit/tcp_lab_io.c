@@ -45,7 +45,7 @@ uint8_t *lab_at(struct lab_side *s, uint64_t offset)
 	return s->region.memory + (n - 1 - offset / piece) * piece + offset % piece;
 }
 
-/* What lies in one piece at that offset, at most n. */
+/* Contiguous bytes at that offset, at most n. */
 static uint64_t run(const struct lab_side *s, uint64_t offset, uint64_t n)
 {
 	uint64_t piece = s->region.bytes / s->region.view->n_extents;
@@ -100,8 +100,6 @@ bool lab_punch(struct lab_side *s, uint64_t offset, uint64_t n)
 			    (off_t)n) == 0);
 	return fault_copy(&byte, s->region.agent_memory + at, 1) < 0;
 }
-
-/* --- raw ends -------------------------------------------------------------------------------- */
 
 void lab_pair(int fd[2], int buffer)
 {

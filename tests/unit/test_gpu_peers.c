@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GPUs reach each other, in words; and what doctor makes of what the plug-in said. */
+/* The text on which GPUs reach each other, and doctor's findings from the plug-in's answers. */
 #include "gpu/peers.h"
 
 #include <stdio.h>
@@ -23,9 +23,9 @@ static void words(void **state)
 	assert_string_equal(text(3, 0xff, 0xff), "NVLink 0-2,4-7");
 	assert_string_equal(text(1, 0xd, 0x4), "NVLink 2; PCIe 0,3");
 	assert_string_equal(text(0, 0x80000002, 0), "PCIe 1,31");
-	/* a link that is no peer counts for nothing */
+	/* a link without peer access does not count */
 	assert_string_equal(text(0, 0, 0xff), "none");
-	/* the longest: every other one, half by each */
+	/* the longest text: every other one, half by each kind */
 	assert_true(strlen(text(31, 0x55555555, 0x55550000)) + 1 < GPU_PEERS_BYTES);
 }
 
@@ -40,7 +40,7 @@ static void links(void **state)
 	assert_string_equal(gpu_link_name(gpu_link_of(&d, 0, 99)), "none");
 }
 
-/* Each device of the machine is good, unless the test says otherwise. */
+/* Each device of the machine is usable, unless the test says otherwise. */
 static void machine(struct ctl_cuda *c, unsigned n)
 {
 	*c = (struct ctl_cuda){ .asked = true, .driver = "CUDA 13.0", .n = n };
@@ -63,7 +63,7 @@ static struct nd_findings check(const struct ctl_cuda *c)
 	return f;
 }
 
-static void all_is_well(void **state)
+static void no_findings(void **state)
 {
 	struct ctl_cuda c;
 	struct nd_findings f;
@@ -81,7 +81,7 @@ static void all_is_well(void **state)
 	assert_int_equal(f.n, 0);
 }
 
-static void what_is_not(void **state)
+static void findings(void **state)
 {
 	struct ctl_cuda c;
 	struct nd_findings f;
@@ -89,7 +89,7 @@ static void what_is_not(void **state)
 	machine(&c, 3);
 	c.v[1].usable = false;
 	c.v[2].ipc = c.v[2].vmm = false;
-	/* 0 reaches 2, and 2 does not reach back */
+	/* 0 reaches 2, but 2 does not reach 0 */
 	c.v[2].peers = 2;
 	f = check(&c);
 	assert_int_equal(f.n, 3);
@@ -114,8 +114,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(words),
 		cmocka_unit_test(links),
-		cmocka_unit_test(all_is_well),
-		cmocka_unit_test(what_is_not),
+		cmocka_unit_test(no_findings),
+		cmocka_unit_test(findings),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of pieces: those of all slices of a transfer copy each byte to its place once, however it is cut; and who copies. */
+/*
+ * Lists of pieces: the lists of all slices of a transfer copy each byte to its place once, however they are
+ * cut. And the choice of the copying device.
+ */
 #include "agent/data/transport/gpu/plan.h"
 
 #include <stdlib.h>
@@ -15,7 +18,7 @@
 #define MIB (1ull << 20)
 #define HANDLE(n) (1ull << 32 | (n))
 
-/* A transport that only holds transfers, so that the test takes their slices. */
+/* A transport that only holds transfers; the test takes their slices. */
 static struct channel channel;
 
 static struct channel *hold(struct core *c, void *state, const struct xfer *x)
@@ -57,7 +60,7 @@ static struct region_view *region(struct lab *l, unsigned n, uint64_t bytes, uin
 	v->o = (struct object_view){ OBJECT_REGION, HANDLE(n), 77, 5, bytes, DMSG_ACCESS_ALL };
 	v->memory = REGION_GPU;
 	v->n_extents = n_extents;
-	/* unequal ones, apart from each other, at addresses that nobody can touch */
+	/* unequal ones, not adjacent, at inaccessible addresses */
 	for (uint32_t i = 0; i < n_extents; i++) {
 		uint64_t start = bytes / n_extents * i + (i ? i % 3 : 0);
 		uint64_t end = i + 1 == n_extents ? bytes :
@@ -110,7 +113,7 @@ static void lab_deinit(struct lab *l)
 	free(l->remote);
 }
 
-/* The bytes at an address of either region; all of them in one extent. */
+/* The bytes at an address of either region; regions with all bytes in one extent. */
 static uint8_t *at(struct lab *l, uint64_t address, uint64_t bytes)
 {
 	unsigned k = (unsigned)(address >> 40) - 1, i = (unsigned)(address >> 30) & 1023;
@@ -122,7 +125,7 @@ static uint8_t *at(struct lab *l, uint64_t address, uint64_t bytes)
 	return l->memory[k] + e->start + (address - (uintptr_t)e->base);
 }
 
-/* Carries a list out, as a device would. */
+/* Carries out a list like a device. */
 static void carry_out(struct lab *l, const struct gpu_plan *p)
 {
 	uint64_t bytes = 0;
@@ -144,7 +147,7 @@ static void carry_out(struct lab *l, const struct gpu_plan *p)
 	assert_int_equal(bytes, p->bytes);
 }
 
-/* Takes and carries out all slices of what was submitted, cut at so many bytes, with room for so many pieces. */
+/* Takes and carries out all slices, cut at a number of bytes, with room for a number of pieces. */
 static unsigned run(struct lab *l, enum gpu_path_kind kind, uint64_t max_bytes, uint32_t room)
 {
 	struct dray_piece *pieces = malloc(room * sizeof(*pieces));
@@ -205,7 +208,7 @@ static unsigned move(struct lab *l, bool write, const uint64_t (*ops)[3], uint32
 static void every_byte_once(void **state)
 {
 	static const struct {
-		uint64_t length, more; /* of operations: the first, and how they grow */
+		uint64_t length, more; /* lengths of operations: the first, and the increment */
 		uint32_t n;
 	} lists[] = { { 1, 0, 1 },       { 4096, 0, 200 },       { 100, 1, 400 },
 		      { 3001, 17, 150 }, { 300 * KIB, 5000, 5 }, { 700 * KIB, 1, 2 } };
@@ -241,7 +244,7 @@ static void every_byte_once(void **state)
 	assert_true(relative > 0 && walked > 0);
 }
 
-/* What engines take goes by itself, in one piece. */
+/* Pieces for engines get a list of their own and are not cut. */
 static void engines(void **state)
 {
 	const uint64_t ops[][3] = { { 0, 8 * MIB, 4096 }, { 2 * MIB, 3 * MIB, 4 * MIB } };
@@ -268,7 +271,7 @@ static void engines(void **state)
 	assert_int_equal(p.n, 1);
 	assert_true(p.engine);
 	assert_int_equal(p.pieces[0].bytes, 4 * MIB);
-	/* inside a device the kernel is as good: equal pieces */
+	/* inside a device the kernel is as fast: equal pieces */
 	local_walk_slice(&w, s);
 	gpu_plan_init(&p, GPU_PATH_WITHIN, pieces, 64);
 	assert_true(gpu_plan_add(&p, &w));

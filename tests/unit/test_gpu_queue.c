@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker's queues of GPUs, where their tasks are not those of transport gpu. */
+/* A worker's queues of GPUs with tasks that are not transport gpu's. */
 #include "agent/data/gpu_queue/internal.h"
 
 #include "tests/unit/cm.h"
@@ -31,8 +31,8 @@ static void copy_some(struct gpu_rig *g, struct gpu_task *t)
 	assert_int_equal(gpu_submit(c, 0, DMSG_CLASS_BULK, &copy, 1, t), 0);
 }
 
-/* Who is told that a task is done ends the last one. */
-static void gone_once(void **state)
+/* The callback of one task's end ends the last task. */
+static void tasks_end_once(void **state)
 {
 	unsigned n = 0;
 	struct gpu_rig g;
@@ -66,8 +66,11 @@ static int check_late(struct gpu_queue *q)
 	return 0;
 }
 
-/* A worker without a processor learns nothing of its GPU, which may have had none either. */
-static void a_worker_that_stood_still(void **state)
+/*
+ * A worker that was descheduled draws no conclusion about its GPU, whose threads may have been descheduled
+ * too.
+ */
+static void descheduled_worker(void **state)
 {
 	struct gpu_plugin_ops ops = gpu_plugin_ops;
 	struct gpu_task task;
@@ -91,8 +94,8 @@ static void a_worker_that_stood_still(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(gone_once),
-		cmocka_unit_test(a_worker_that_stood_still),
+		cmocka_unit_test(tasks_end_once),
+		cmocka_unit_test(descheduled_worker),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

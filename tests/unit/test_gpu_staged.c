@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers of GPU memory that pass through staging memory, since no device can move them directly. */
+/* Transfers of GPU memory through staging memory, because no device can move them directly. */
 #include "agent/data/transport/gpu/gpu.h"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void begin(struct gpu_rig *g, unsigned way, uint32_t room)
 	gpu_rig_region(g, ways[way].remote, BYTES, 4);
 }
 
-static void every_way(void **state)
+static void every_path(void **state)
 {
 	enum { N = 300 };
 	uint64_t ops[N][3];
@@ -86,7 +86,7 @@ static void no_staging_memory(void **state)
 	gpu_rig_deinit(&g);
 }
 
-/* As after a file was cut: every access faults. */
+/* As after truncation of the file: every access faults. */
 static void take_away(struct rig_region *r)
 {
 	uint8_t *base = r->view->extents[r->view->n_extents - 1].base;
@@ -105,7 +105,7 @@ static void faults(void **state)
 		struct gpu_rig g;
 
 		begin(&g, i / 2, 64);
-		/* again: cmocka has put a handler of its own in its place */
+		/* again, because cmocka has installed its own handler */
 		assert_int_equal(fault_init(), 0);
 		take_away(&g.regions[i / 2 ? 0 : 1].region);
 		gpu_rig_submit(&g, 1, i % 2, 1, 2, op, 1);
@@ -116,7 +116,7 @@ static void faults(void **state)
 	}
 }
 
-/* In each step: stopped, stopped at once, and with a device lost. */
+/* In each step: stopped, stopped urgently, and with a lost device. */
 static void ends_early(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, BYTES } };
@@ -154,7 +154,7 @@ static void ends_early(void **state)
 	}
 }
 
-/* Somebody else has all buffers: transfers wait for one, and the worker does not sleep once there is one. */
+/* All buffers are in use: transfers wait for one, and the worker does not sleep once one is free. */
 static void waits_for_a_buffer(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, BYTES } };
@@ -184,7 +184,7 @@ static void waits_for_a_buffer(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_way),
+		cmocka_unit_test(every_path),
 		cmocka_unit_test(no_staging_memory),
 		cmocka_unit_test(faults),
 		cmocka_unit_test(ends_early),

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers between GPU memory, of one device and of two, and host memory: every byte arrives, and no other changes. */
+/*
+ * Transfers between memory of one GPU, of two GPUs, and host memory: every byte arrives, and no other byte
+ * changes.
+ */
 #include "agent/data/gpu_queue/gpu_queue.h"
 
 #include <stdlib.h>
@@ -52,8 +55,8 @@ static void move(struct gpu_rig *g, bool write, unsigned local, unsigned remote,
 	assert_true(!memcmp(got, want, to->bytes));
 }
 
-/* Sizes around what the kernel takes and what engines take, any alignment, across the borders of extents. */
-static void every_way(void **state)
+/* Sizes around the limits of kernel and engines, any alignment, across borders of extents. */
+static void every_path(void **state)
 {
 	const uint64_t ops[][3] = {
 		{ 0, 1, 1 },
@@ -94,7 +97,7 @@ static void every_way(void **state)
 	}
 }
 
-/* A list of pages goes in one launch, whether its operations are pieces as they stand or not. */
+/* A list of pages takes one launch, whether or not operations are used as pieces. */
 static void pages(void **state)
 {
 	enum { N = 2000, PAGE = 4096 };
@@ -121,7 +124,9 @@ static void pages(void **state)
 	free(ops);
 }
 
-/* Lists that devices read where they are: they need no room, stay while they are read, and are then used again. */
+/*
+ * Lists that devices read in place: they need no room, stay while they are read, and are reused afterwards.
+ */
 static void lists(void **state)
 {
 	enum { N = 40000, PAGE = 64, ROOM = 1024, TRANSFERS = 90 };
@@ -138,7 +143,7 @@ static void lists(void **state)
 		ops[i][1] = (i * 7 % N * 2 + 1) * PAGE;
 		ops[i][2] = PAGE;
 	}
-	/* as many operations as a slice has, and the rest */
+	/* the operations of a whole slice, and the rest */
 	move(&g, false, 1, 2, (const uint64_t(*)[3])ops, N);
 	assert_int_equal(counter(&g, DRAY_METRIC_GPU_LAUNCHES_TOTAL), 2);
 	move(&g, true, 1, 2, (const uint64_t(*)[3])ops, N);
@@ -161,7 +166,7 @@ static void lists(void **state)
 	free(ops);
 }
 
-/* Nothing is written to a list that a device which failed may still read. */
+/* A list that a lost device may still read is not written. */
 static void lists_of_a_lost_device(void **state)
 {
 	enum { N = 40000 };
@@ -191,7 +196,7 @@ static void lists_of_a_lost_device(void **state)
 		gpu_rig_submit(&g, k, true, 2, 2, (const uint64_t(*)[3])ops, N);
 	for (unsigned k = 1; k < 10; k++) {
 		assert_ptr_not_equal(gpu_rig_xfer(&g, k)->ops, lost);
-		/* of memory for eight */
+		/* from memory for eight lists */
 		assert_int_equal(gpu_rig_xfer(&g, k)->ops_pinned, k < 8);
 	}
 	fake_gpu_hold(false);
@@ -200,7 +205,10 @@ static void lists_of_a_lost_device(void **state)
 	free(ops);
 }
 
-/* A worker that sleeps with a copy under way is woken by its end; with several it does not sleep for long. */
+/*
+ * A worker that sleeps with one copy in flight is woken by its end; with several it does not sleep for
+ * long.
+ */
 static void wakes(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
@@ -233,7 +241,7 @@ static void wakes(void **state)
 	gpu_rig_deinit(&g);
 }
 
-/* A queue that should be done soon is polled, where that is allowed, but not one that does not get on. */
+/* A queue that should end soon is polled if that is allowed, but not if it makes no progress. */
 static void polls(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
@@ -254,7 +262,7 @@ static void polls(void **state)
 	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
 	fake_gpu_hold(false);
 	gpu_rig_until(&g, 1);
-	/* 200 times as much over PCIe takes long: there is time to sleep */
+	/* 200 times as much over PCIe takes long enough to sleep */
 	fake_gpu_hold(true);
 	for (unsigned i = 0; i < 20; i++)
 		gpu_rig_submit(&g, 1 + i, true, 1, 2, (const uint64_t[1][3]){ { 0, 0, MIB } }, 1);
@@ -265,7 +273,7 @@ static void polls(void **state)
 	gpu_rig_deinit(&g);
 }
 
-/* With little room for pieces a list goes in several copies, and what does not fit waits. */
+/* With little room for pieces a list takes several copies, and the rest waits. */
 static void little_room(void **state)
 {
 	enum { N = 1000, ROOM = 48 };
@@ -291,7 +299,7 @@ static void little_room(void **state)
 	free(ops);
 }
 
-/* Small transfers that come together share a launch. */
+/* Small transfers that arrive together share a launch. */
 static void many_small_ones(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };
@@ -338,16 +346,14 @@ static void words(void **state)
 	assert_int_equal(atomic_load(&w[1]), 8);
 	assert_memory_equal(g.regions[0].region.memory, g.regions[1].region.memory + 64 * KIB,
 			    64 * KIB);
-	/* words are CPUs' business: they cannot lie in GPU memory */
+	/* words cannot be in GPU memory, because CPUs access them */
 	r.set_region = gpu_rig_handle(1);
 	assert_true(rig_submit(&g.rig, &g.s, &r, op, 1, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
 	gpu_rig_deinit(&g);
 }
 
-/* --- ends before the end ------------------------------------------------------------------------- */
-
-/* What is under way ends by itself, what is not is not begun; the other transfer in the same launch goes on. */
+/* Copies in flight end by themselves, others do not begin; the other transfer of the launch continues. */
 static void stopped(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 64 * KIB } };
@@ -376,7 +382,7 @@ static void stopped(void **state)
 	gpu_rig_deinit(&g);
 }
 
-/* When an urgent stop returns nothing of it moves any more; others are not told inside of it. */
+/* After an urgent stop no byte moves any more, and no other transfer ends inside it. */
 static void stopped_at_once(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 4 * MIB } };
@@ -405,7 +411,7 @@ static void stopped_at_once(void **state)
 	gpu_rig_deinit(&g);
 }
 
-/* Every transfer ends once, with the device's loss, whatever state it was in. */
+/* Every transfer ends once, because of the lost device, in any state. */
 static void lost(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 300 * KIB } };
@@ -439,7 +445,7 @@ static void lost(void **state)
 		assert_int_equal(g.rig.n_told, 1);
 		assert_int_equal(g.rig.told[0].type, GPU_LOST);
 		assert_int_equal(g.rig.told[0].id, 0);
-		/* the other device goes on */
+		/* the other device continues */
 		fake_gpu_hold(false);
 		gpu_rig_submit(&g, 100, true, 3, 3, big, 1);
 		gpu_rig_until(&g, g.rig.n_ended + 1);
@@ -454,13 +460,13 @@ static unsigned n_asked;
 
 static int ask(struct gpu_queue *q)
 {
-	/* to ask may take a while, and others begin copies meanwhile */
+	/* the query may take a while, and others begin copies meanwhile */
 	assert_int_equal(asking->rig.n_told, 1);
 	asked[n_asked++ % 8] = q;
 	return gpu_plugin_ops.check(q);
 }
 
-/* What is under way in one queue of a device is awaited too where the other one failed. */
+/* Copies in flight in one queue of a device are awaited too when the other queue failed. */
 static void lost_with_both_queues(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 300 * KIB } };
@@ -487,7 +493,7 @@ static void lost_with_both_queues(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_way),
+		cmocka_unit_test(every_path),
 		cmocka_unit_test(pages),
 		cmocka_unit_test(little_room),
 		cmocka_unit_test(many_small_ones),

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport rdma and GPU memory: staged where devices do not know it, straight where they do. Buffers belong to
- * whoever a device may still use them for.
+ * Transport rdma and GPU memory: staged if devices do not know it, direct if they do. A buffer stays
+ * reserved while a device may use it.
  */
 #include "tests/unit/rdma_gpu_fixture.h"
-
-/* --- staged -------------------------------------------------------------------------------------- */
 
 static void test_staged(void **state)
 {
@@ -25,7 +23,7 @@ static void test_staged(void **state)
 		for (unsigned i = 0; i < BYTES; i++)
 			lab->there[i] ^= 0x5a;
 	}
-	/* a GPU put them into place: nothing is to be flushed */
+	/* a GPU wrote them: no flush is needed */
 	assert_int_equal(fake_gpu_status()->flushes, gpu.flushes);
 	assert_int_equal(counted(DRAY_METRIC_RDMA_SENT_BYTES_TOTAL), 3000001 + 65537 + 1);
 	assert_true(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL) >= 2 * (3000001 + 65537 + 1));
@@ -46,7 +44,7 @@ static void test_host_beside_gpu(void **state)
 					 i % 2 ? *rig_at(&lab->local, k) : gpu.memory[k]);
 }
 
-/* While others have all buffers, slices wait for one and go on when it is there. */
+/* Slices wait while other holders have all buffers, and continue afterwards. */
 static void test_no_buffers(void **state)
 {
 	struct core *c = &lab->rig.core;
@@ -80,7 +78,7 @@ static void test_not_registered(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* Its registration ends while slices wait: the next transport gets them. */
+/* Its registration ends while slices wait: they move to the next transport. */
 static void test_registered_no_more(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -103,7 +101,7 @@ static void test_registered_no_more(void **state)
 	assert_int_equal(lab->rig.n_ended, 2);
 }
 
-/* It is registered with a further rail, the one that has a queue pair. */
+/* It is registered with another rail, the one with a queue pair. */
 static void test_registered_later(void **state)
 {
 	staged_on(1);
@@ -119,9 +117,10 @@ static void test_registered_later(void **state)
 	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
 }
 
-/* --- ends ---------------------------------------------------------------------------------------- */
-
-/* Its session is dead, the device still reads the buffers: nobody else writes to them before it has done. */
+/*
+ * Its session is dead while the device still reads the buffers: they are not reused before the device is
+ * done.
+ */
 static void test_urgent_write(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -139,7 +138,7 @@ static void test_urgent_write(void **state)
 	assert_int_equal(buffers_left(), OWN);
 }
 
-/* The same, and the queue pair dies with it. */
+/* The same, and the queue pair is lost. */
 static void test_urgent_on_lost(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -155,7 +154,7 @@ static void test_urgent_on_lost(void **state)
 	assert_int_equal(buffers_left(), OWN);
 }
 
-/* What was asked for before the transfer was cancelled does not reach the GPU any more. */
+/* A READ that was posted before the cancel does not reach the GPU any more. */
 static void test_cancelled_read(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -171,7 +170,7 @@ static void test_cancelled_read(void **state)
 	assert_int_equal(gpu.memory[0], before);
 }
 
-/* Stopped while it is gathered: ends with the copy. */
+/* Stopped while being gathered: ends with the copy. */
 static void test_cancelled_gather(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -218,9 +217,7 @@ static void test_peer_goes(void **state)
 	assert_int_equal(lab->rig.n_gone, 1);
 }
 
-/* --- rails that are lost -------------------------------------------------------------------------- */
-
-/* What was posted, is gathered and is being gathered goes out by the other one, from the buffers it has. */
+/* Slices that are posted, gathered or being gathered move to the other queue pair with their buffers. */
 static void test_other_rail(void **state)
 {
 	struct fake_qp *f;
@@ -243,7 +240,7 @@ static void test_other_rail(void **state)
 	assert_memory_equal(gpu.memory, lab->there, 16 * UNIT);
 }
 
-/* No rail is left: the next transport gets the slices with their buffers, once no copy is under way. */
+/* No rail is left: the next transport gets the slices with their buffers, after the copies in flight. */
 static void test_no_rail(void **state)
 {
 	struct fake_qp *f = staged_qp();
@@ -275,15 +272,13 @@ static void test_no_rail(void **state)
 	assert_int_equal(last()->code, DRAY_E_CANCELLED);
 }
 
-/* --- straight -------------------------------------------------------------------------------------- */
-
 static void direct_keys(void)
 {
 	object_set_keys(&lab->rig.core, OBJECT_REGION, GPU_REGION,
 			keys_of(gpu.view->extents[0].base, BYTES, 1));
 }
 
-/* The requests name the GPU's addresses; what devices would do with those is done here. */
+/* The requests name the GPU's addresses; the test does the devices' work on those. */
 static void by_device(struct fake_qp *f)
 {
 	for (; f->head != f->tail; f->head++) {
@@ -341,7 +336,7 @@ static int no_flush(struct gpu_plugin *p, unsigned device)
 	return -EOPNOTSUPP;
 }
 
-/* A driver that has none: nothing is lost for that. */
+/* A driver without it loses nothing. */
 static void test_without_flush(void **state)
 {
 	struct gpu_plugin_ops ops = gpu_plugin_ops;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport rdma: what is posted, how it ends, and where it goes when there is no way. */
+/* Transport rdma: posting, completion, and moving transfers when there is no path. */
 #include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_fixture.h"
-
-/* --- posting --------------------------------------------------------------------------------------- */
 
 static void test_write_and_read(void **state)
 {
@@ -28,7 +26,7 @@ static void test_write_and_read(void **state)
 	assert_int_equal(lab->rails[0].counters.slices, lab->path.slices);
 }
 
-/* Many small operations: one doorbell for many requests, one completion for each doorbell. */
+/* Many small operations: one doorbell for many requests, and one completion for each doorbell. */
 static void test_lists(void **state)
 {
 	uint64_t(*ops)[3] = calloc(1024, sizeof(*ops));
@@ -44,7 +42,7 @@ static void test_lists(void **state)
 	assert_int_equal(last()->code, 0);
 	for (unsigned i = 0; i < 1024; i++)
 		assert_same(ops[i][0], ops[i][1], 4096);
-	/* two operations cross from one memory region there, or extent here, to the next at most */
+	/* at most two operations cross a border of memory regions there, or of extents here */
 	assert_in_range(counted(DRAY_METRIC_RDMA_WORK_REQUESTS_TOTAL), 1024, 1026);
 	assert_in_range(f->lists, 16, 17);
 	assert_int_equal(counted(DRAY_METRIC_RDMA_COMPLETIONS_TOTAL), f->lists);
@@ -65,12 +63,12 @@ static struct cost cost_now(void)
 			      counted(DRAY_METRIC_RDMA_INLINED_TOTAL) };
 }
 
-/* So many transfers, each of a batch of operations that have no neighbours, to their end. */
+/* Runs n transfers to their end, each with a batch of operations without neighbours. */
 static struct cost cost_of(enum dmsg_direction way, unsigned transfers, unsigned batch,
 			   uint64_t bytes)
 {
 	uint64_t(*ops)[3] = calloc(batch, sizeof(*ops));
-	/* behind the first memory region there, so that none has to be cut */
+	/* behind the first memory region there, so that none is cut */
 	uint64_t first = 3000000 / bytes + 1, slots = BYTES / bytes - first;
 	struct cost since = cost_now(), now;
 
@@ -96,8 +94,8 @@ static struct cost cost_of(enum dmsg_direction way, unsigned transfers, unsigned
 }
 
 /*
- * A doorbell and a completion for each list of 64 requests, or of 64 KiB where transfers are smaller than a list,
- * whatever the depth of the queue; a queue pair that is full is looked at once for many of them.
+ * One doorbell and one completion for each list of 64 requests, or of 64 KiB if transfers are smaller than
+ * a list, whatever the depth of the queue. A full queue pair is polled once for many requests.
  */
 static void test_counts(void **state)
 {
@@ -142,7 +140,7 @@ static void test_counts(void **state)
 	}
 }
 
-/* A queue that is never empty is refilled by whole lists, and looking at completions takes one call. */
+/* A queue that is never empty is refilled by whole lists, and polling takes one call. */
 static void test_counts_under_way(void **state)
 {
 	uint64_t(*ops)[3] = scattered(1024);
@@ -162,11 +160,11 @@ static void test_counts_under_way(void **state)
 	assert_int_equal(c.requests, 1024);
 	assert_int_equal(c.posts, 16);
 	assert_int_equal(c.completions, 16);
-	/* one in each turn in which something was awaited */
+	/* one in each turn with expected completions */
 	assert_int_equal(c.polls, 103);
 }
 
-/* What is contiguous there is gathered from pieces here, as many as the queue pair takes. */
+/* A range that is contiguous there is gathered from pieces here, as many as the queue pair takes. */
 static void test_gather(void **state)
 {
 	uint64_t ops[6][3];
@@ -203,7 +201,7 @@ static void test_inline(void **state)
 	assert_false(f->q[1].wr.send_flags & IBV_SEND_INLINE);
 	assert_false(f->q[2].wr.send_flags & IBV_SEND_INLINE);
 	assert_int_equal(f->lists, 1);
-	/* what was posted is what counts */
+	/* the posted bytes count */
 	*rig_at(&lab->local, 0) ^= 0xff;
 	run(f, 1);
 	assert_int_equal(lab->there[0] ^ 0xff, *rig_at(&lab->local, 0));
@@ -211,7 +209,7 @@ static void test_inline(void **state)
 	assert_int_equal(lab->rig.n_ended, 3);
 }
 
-/* A slice with more requests than the queue holds goes out in parts. */
+/* A slice with more requests than the queue holds is posted in parts. */
 static void test_shallow_queue(void **state)
 {
 	uint64_t(*ops)[3] = scattered(200);
@@ -240,7 +238,7 @@ static void test_flush_before_notification(void **state)
 	turn();
 	assert_int_equal(f->tail, 2);
 	assert_int_equal(f->q[1].wr.opcode, IBV_WR_RDMA_READ);
-	/* of the byte that was written last, wherever that memory is */
+	/* of the last written byte, in any kind of memory */
 	assert_int_equal(f->q[1].wr.wr.rdma.remote_addr, (uintptr_t)lab->there + 99);
 	assert_int_equal(f->q[1].wr.wr.rdma.rkey, RKEY(0));
 	assert_int_equal(f->q[1].sge[0].length, 1);
@@ -259,7 +257,7 @@ static void test_flush_before_notification(void **state)
 	xfer_notified(&lab->rig.core, lab->rig.last_notify, 0);
 }
 
-/* A device that ends a read with success and without its bytes fails the queue pair with that: it is done again. */
+/* A device that completes a read without its bytes fails the queue pair later: the read is done again. */
 static void test_confirmed_reads(void **state)
 {
 	struct fake_qp *f, *g;
@@ -287,7 +285,7 @@ static void test_confirmed_reads(void **state)
 	assert_same(0, 0, 4096);
 }
 
-/* On Soft-RoCE nothing is posted while reads are in flight, and no read while anything is. */
+/* On Soft-RoCE nothing is posted while reads are in flight, and no read while other requests are. */
 static void test_reads_alone(void **state)
 {
 	struct fake_qp *f;
@@ -305,7 +303,7 @@ static void test_reads_alone(void **state)
 	assert_int_equal(f->tail, 2);
 	run(f, 1);
 	turn();
-	/* the first slice and what confirms it */
+	/* the first slice and its confirming read */
 	assert_int_equal(f->tail, 4);
 	write_all(100);
 	run(f, 1);
@@ -317,7 +315,7 @@ static void test_reads_alone(void **state)
 	assert_same(0, 0, 2 << 20);
 }
 
-/* A slice of many requests goes out a list at a time. */
+/* A slice of many requests is posted list by list. */
 static void test_scattered_reads_alone(void **state)
 {
 	enum { N = 3 * RDMA_LIST };
@@ -363,7 +361,7 @@ static void test_spread(void **state)
 	assert_true(lab->rails[1].counters.sent >= 2 << 20);
 }
 
-/* Keys on one rail alone: the other is not used. */
+/* Keys on one rail only: the other one is not used. */
 static void test_keys_decide(void **state)
 {
 	struct fake_qp *a, *b;
@@ -379,14 +377,12 @@ static void test_keys_decide(void **state)
 	assert_true(b->tail > 0);
 }
 
-/* --- sleeping ------------------------------------------------------------------------------------------ */
-
 static void test_arm(void **state)
 {
 	struct core *c = &lab->rig.core;
 	struct fake_qp *f = simple(64);
 
-	/* a queue pair that has just come is looked at first */
+	/* a new queue pair is polled first */
 	assert_true(transport_rdma.announce(c, rdma()));
 	turn();
 	assert_false(transport_rdma.announce(c, rdma()));
@@ -397,12 +393,10 @@ static void test_arm(void **state)
 	assert_false(transport_rdma.announce(c, rdma()));
 	assert_int_equal(lab->rails[0].armed, 1);
 	run(f, 1);
-	/* it came before the event could be asked for: the worker must not sleep */
+	/* the completion came before the event was requested: the worker must not sleep */
 	assert_true(transport_rdma.announce(c, rdma()));
 	assert_int_equal(lab->rig.n_ended, 1);
 }
-
-/* --- what breaks ----------------------------------------------------------------------------------------- */
 
 static void test_error_moves_slices(void **state)
 {
@@ -421,7 +415,7 @@ static void test_error_moves_slices(void **state)
 	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, IBV_WC_RETRY_EXC_ERR);
 	while (run(b, UINT32_MAX))
 		turn();
-	/* what was in flight on the lost one may still arrive: the transfer is not over */
+	/* slices in flight on the lost one may still arrive: the transfer has not ended */
 	assert_int_equal(lab->rig.n_ended, 0);
 	assert_int_equal(counted(DRAY_METRIC_SLICES_RESENT_TOTAL), 0);
 	message(RDMA_QP_DEAD, 1, NULL);
@@ -432,7 +426,7 @@ static void test_error_moves_slices(void **state)
 	assert_int_equal(counted(DRAY_METRIC_SLICES_RESENT_TOTAL),
 			 counted(DRAY_METRIC_RDMA_FAILOVERS_TOTAL));
 	assert_int_equal(lab->path.failovers, counted(DRAY_METRIC_RDMA_FAILOVERS_TOTAL));
-	/* late words of the dead one mean nothing */
+	/* late completions of the dead one are ignored */
 	lab->rails[0].wc[lab->rails[0].n_wc++] =
 		(struct ibv_wc){ .wr_id = 77, .status = IBV_WC_WR_FLUSH_ERR };
 	turn();
@@ -479,7 +473,7 @@ static void test_cancel(void **state)
 	write_all(BYTES);
 	turn();
 	stop_all(DRAY_E_CANCELLED, false);
-	/* four slices are with the device */
+	/* four slices are posted */
 	assert_int_equal(lab->rig.n_ended, 0);
 	run_all();
 	assert_int_equal(last()->code, DRAY_E_CANCELLED);
@@ -487,7 +481,7 @@ static void test_cancel(void **state)
 	assert_true(last()->bytes < BYTES);
 }
 
-/* In the middle of a slice that goes out in parts. */
+/* In the middle of a slice that is posted in parts. */
 static void test_cancel_partial(void **state)
 {
 	uint64_t(*ops)[3] = scattered(200);
@@ -512,7 +506,7 @@ static void keys_gone(void *arg)
 	gone = true;
 }
 
-/* The session is dead: its transfers end at once, its keys and the remote when the device is done. */
+/* The session is dead: its transfers end at once; keys and remote are released when the device is done. */
 static void test_urgent(void **state)
 {
 	struct core *c = &lab->rig.core;
@@ -558,14 +552,12 @@ static void test_peer_down(void **state)
 	message(RDMA_QP_DEAD, 1, NULL);
 	assert_int_equal(lab->rig.n_gone, 1);
 	assert_int_equal(last()->code, DRAY_E_PEER_LOST);
-	/* of one that is gone nothing is taken */
+	/* completions of a freed queue pair are ignored */
 	add_qp(0, DMSG_CLASS_BULK, 64, 0);
 	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_LOSS_UNUSED);
 	transport_rdma.peer_down(c, rdma(), PEER, DRAY_E_PEER_LOST);
 	assert_int_equal(lab->rig.n_gone, 2);
 }
-
-/* --- before there are paths, and when there are none left --------------------------------------------------- */
 
 static void test_waits_for_paths(void **state)
 {
@@ -592,7 +584,7 @@ static void test_no_path(void **state)
 	assert_true(dray_list_empty(&lab->spare.flows));
 	set_paths(0);
 	assert_false(dray_list_empty(&lab->spare.flows));
-	/* and the next ones go there at once, with the reason said once */
+	/* the next transfers go there at once, and the reason is reported once */
 	write_all(100);
 	write_all(100);
 	assert_int_equal(told(RDMA_FALLBACK), 1);
@@ -619,8 +611,8 @@ static void test_reasons(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* A transfer of which some is done and some was in flight is taken over whole. */
-static void test_moves_on(void **state)
+/* A transfer that is partly done and partly in flight moves as a whole. */
+static void test_moves_to_next_transport(void **state)
 {
 	struct fake_qp *f = simple(64);
 
@@ -641,7 +633,7 @@ static void test_moves_on(void **state)
 	assert_int_equal(last()->code, DRAY_E_CANCELLED);
 }
 
-static void test_nowhere_to_go(void **state)
+static void test_no_other_transport(void **state)
 {
 	simple(64);
 	write_all(BYTES);
@@ -701,8 +693,8 @@ int main(void)
 		TEST(waits_for_paths),
 		TEST(no_path),
 		TEST(reasons),
-		TEST(moves_on),
-		TEST(nowhere_to_go),
+		TEST(moves_to_next_transport),
+		TEST(no_other_transport),
 		TEST(rail_down),
 	};
 

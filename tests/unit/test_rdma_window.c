@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The importing side of windows. The peer's memory as RDMA devices reach it is the window; what it was asked to copy the test
- * copies, between that and the memory that is meant, when it says so.
+ * The importing side of windows. The window is the peer's memory as RDMA devices reach it. The test makes
+ * the requested copies between the window and the owner's memory when it chooses.
  */
 #include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_gpu_fixture.h"
@@ -13,7 +13,7 @@
 
 static struct {
 	uint8_t *far;                              /* the owner's memory behind the remote */
-	struct rdma_stage_request *asks[ASKS_MAX]; /* not answered, oldest first */
+	struct rdma_stage_request *asks[ASKS_MAX]; /* unanswered requests, oldest first */
 	unsigned n, seen, total;
 } owner;
 
@@ -51,7 +51,7 @@ static int window_teardown(void **state)
 	return ret;
 }
 
-/* Keys of so many rails, for so many bytes. */
+/* Keys of n rails, for a number of bytes. */
 static void give_keys(uint64_t id, uint64_t length, unsigned rails, uint64_t keyed)
 {
 	struct rdma_share *share = calloc(1, sizeof(*share));
@@ -81,7 +81,7 @@ static struct fake_qp *window_qp(void)
 	return add_qp(0, DMSG_CLASS_BULK, 256, 0);
 }
 
-/* What was asked for since: kept until it is answered. */
+/* Requests since the last call, kept until they are answered. */
 static unsigned hear(void)
 {
 	for (; owner.seen < lab->rig.n_told; owner.seen++) {
@@ -94,7 +94,7 @@ static unsigned hear(void)
 		assert_int_equal(ask->m.grant, GRANT);
 		assert_true(ask->m.offset >= START &&
 			    ask->m.offset + ask->m.length <= START + SHARE);
-		/* what is asked for is nobody else's */
+		/* the buffer of a request belongs to no other slice */
 		for (unsigned i = 0; i < owner.n; i++)
 			assert_true(ask->m.offset + ask->m.length <= owner.asks[i]->m.offset ||
 				    owner.asks[i]->m.offset + owner.asks[i]->m.length <=
@@ -172,8 +172,6 @@ static uint32_t free_buffers(void)
 	return peer->window->n_free;
 }
 
-/* --- bytes --------------------------------------------------------------------------------------- */
-
 static uint8_t near_at(uint64_t i)
 {
 	return lab->from == REGION ? *rig_at(&lab->local, i) : gpu.memory[i];
@@ -207,7 +205,7 @@ static void test_window(void **state)
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 0);
 }
 
-/* Neither side is known to devices. */
+/* Devices know neither side's memory. */
 static void test_both_staged(void **state)
 {
 	lab->from = GPU_REGION;
@@ -217,7 +215,7 @@ static void test_both_staged(void **state)
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 2 * (3000001 + 65537 + 1));
 }
 
-/* What the owner has registered is reached straight. */
+/* Memory that the owner has registered is reached directly. */
 static void test_straight_first(void **state)
 {
 	window_qp();
@@ -228,7 +226,9 @@ static void test_straight_first(void **state)
 	assert_int_equal(hear(), 0);
 }
 
-/* The owner is asked when the bytes are in its memory, and the notification waits for it. */
+/*
+ * The request follows when the bytes are in the owner's memory, and the notification waits for the answer.
+ */
 static void test_order(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -275,8 +275,6 @@ static void test_room_for_latency(void **state)
 	assert_int_equal(last()->code, 0);
 }
 
-/* --- ends ---------------------------------------------------------------------------------------- */
-
 static void test_refused(void **state)
 {
 	window_qp();
@@ -289,7 +287,7 @@ static void test_refused(void **state)
 	assert_int_equal(free_buffers(), 16);
 }
 
-/* Its memory is of another kind than is staged there: that goes by the next transport, once and for all. */
+/* The owner does not stage this kind of memory: the remote uses the next transport from then on. */
 static void test_not_staged_there(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -314,8 +312,8 @@ static void test_not_staged_there(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* A copy cannot be called off: the slice ends when it is known to be over, and goes no further. */
-static void test_cancelled_while_asked(void **state)
+/* A copy cannot be recalled: the slice ends when the answer comes, and goes no further. */
+static void test_cancelled_while_requested(void **state)
 {
 	struct fake_qp *f = window_qp();
 
@@ -336,7 +334,7 @@ static void test_cancelled_while_asked(void **state)
 	}
 }
 
-/* What has arrived in the window is not asked for any more. */
+/* Bytes that arrived in the window after the stop are not copied. */
 static void test_cancelled_in_flight(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -352,7 +350,7 @@ static void test_cancelled_in_flight(void **state)
 	assert_int_equal(free_buffers(), 16);
 }
 
-/* Its session is dead: buffer and remote wait for the answer in its place. */
+/* Its session is dead: buffer and remote wait for the answer in the slice's place. */
 static void test_urgent_while_asked(void **state)
 {
 	window_qp();
@@ -372,7 +370,7 @@ static void test_urgent_while_asked(void **state)
 	assert_int_equal(lab->rig.n_dropped, 1);
 }
 
-/* The same while a device has it. */
+/* The same while a device uses the buffer. */
 static void test_urgent_in_flight(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -388,7 +386,7 @@ static void test_urgent_in_flight(void **state)
 	assert_int_equal(hear(), 0);
 }
 
-/* A lost queue pair: the slices go on from their buffers, and nothing is gathered a second time. */
+/* A lost queue pair: the slices continue from their buffers, and are not gathered again. */
 static void test_other_rail(void **state)
 {
 	struct fake_qp *f;
@@ -420,7 +418,7 @@ static void test_other_rail(void **state)
 	assert_int_equal(free_buffers(), 16);
 }
 
-/* No rail is left: the next transport has the slices once the answers are there. */
+/* No rail is left: the next transport gets the slices after their answers. */
 static void test_no_rail(void **state)
 {
 	window_qp();
@@ -463,14 +461,14 @@ static void test_withdrawn(void **state)
 	assert_true(dray_list_empty(&peer->windows));
 	assert_int_equal(lab->rig.n_ended, 0);
 	stop_all(DRAY_E_CANCELLED, false);
-	/* what comes now goes there at once */
+	/* new transfers go there at once */
 	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
 	gpu_turn();
 	assert_int_equal(hear(), 0);
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* Other memory in its place: what the owner did not do for the former is asked for again. */
+/* Another window replaces it: requests that the owner did not carry out for the former one are repeated. */
 static void test_replaced(void **state)
 {
 	struct rdma_stage_request *ask;
@@ -485,14 +483,14 @@ static void test_replaced(void **state)
 	assert_int_equal(owner.asks[0]->m.window, WINDOW + 1);
 	until_done(1);
 	assert_int_equal(last()->code, 0);
-	/* without another one it is the answer */
+	/* without another window it is the answer */
 	move(DMSG_DIRECTION_READ, 0, 0, UNIT);
 	until_asked(1);
 	answer_to(next_ask(), DRAY_E_NOT_FOUND);
 	assert_int_equal(last()->code, DRAY_E_NOT_FOUND);
 }
 
-/* New keys for the same memory change nothing for what is under way. */
+/* New keys for the same memory do not affect slices in flight. */
 static void test_new_keys(void **state)
 {
 	window_qp();
@@ -504,7 +502,7 @@ static void test_new_keys(void **state)
 	assert_int_equal(owner.total, 4);
 }
 
-/* It is gone when all that was asked of it is answered. */
+/* The peer is gone when all requests are answered. */
 static void test_peer_goes(void **state)
 {
 	struct core *c = &lab->rig.core;
@@ -524,7 +522,7 @@ static void test_peer_goes(void **state)
 	assert_int_equal(lab->rig.n_ended, 1);
 }
 
-/* A window that comes before it is known which rails reach each other. */
+/* A window that arrives before the paths. */
 static void test_before_paths(void **state)
 {
 	set_keys(1, 1);
@@ -537,7 +535,7 @@ static void test_before_paths(void **state)
 	assert_int_equal(owner.total, 0);
 }
 
-/* Too little for a buffer is none. */
+/* A share that is too small for a buffer is none. */
 static void test_tiny(void **state)
 {
 	lab->spare_open = true;
@@ -553,7 +551,7 @@ static void test_tiny(void **state)
 	stop_all(DRAY_E_CANCELLED, false);
 }
 
-/* The same window is said to be shorter: nothing is posted beyond what its keys name. */
+/* The same window becomes shorter: nothing is posted beyond the bytes of its keys. */
 static void test_shorter(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -566,7 +564,7 @@ static void test_shorter(void **state)
 	gpu_turn();
 }
 
-/* A slice comes home from a lost queue pair to a window that is another by then. */
+/* A slice returns from a lost queue pair after its window was replaced. */
 static void test_replaced_while_lost(void **state)
 {
 	struct fake_qp *f = window_qp();
@@ -605,7 +603,7 @@ int main(void)
 		TEST(room_for_latency),
 		TEST(refused),
 		TEST(not_staged_there),
-		TEST(cancelled_while_asked),
+		TEST(cancelled_while_requested),
 		TEST(cancelled_in_flight),
 		TEST(urgent_while_asked),
 		TEST(urgent_in_flight),

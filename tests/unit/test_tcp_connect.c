@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the streams of transport tcp come to be, and how they go with their peer. */
+/* Streams of transport tcp: opening them, and closing them with their peer. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,7 @@
 
 static struct lab_side *const a = &hand.lab.side[0];
 
-/* --- connecting ------------------------------------------------------------------------------ */
-
-static void test_lazy(void **state)
+static void test_opens_on_demand(void **state)
 {
 	hand_own_start();
 	lab_settle(&hand.lab);
@@ -46,16 +44,16 @@ static void test_unreachable(void **state)
 	}
 	hand_expect_end(1, DRAY_E_PEER_UNREACHABLE);
 	hand_expect_end(2, DRAY_E_PEER_UNREACHABLE);
-	/* not before connect_timeout of trying, and not much later */
+	/* after connect_timeout, and not much later */
 	assert_true(dray_now().ns - begin + hand.lab.skew_ns >= 5 * DRAY_NS_PER_SEC);
 	assert_true(dray_now().ns - begin + hand.lab.skew_ns <= 16 * DRAY_NS_PER_SEC);
-	/* the next one is tried before it fails too */
+	/* the next attempt begins before it fails too */
 	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 0, 0, 100);
 	assert_null(lab_end(a, 3));
 	lab_advance(&hand.lab, 8000);
 	lab_settle(&hand.lab);
 	hand_expect_end(3, DRAY_E_PEER_UNREACHABLE);
-	/* nothing waits, nothing is tried */
+	/* no attempt while nothing waits */
 	lab_advance(&hand.lab, 80000);
 	lab_settle(&hand.lab);
 	assert_true(transport_tcp.tick(&a->core, a->tcp) == INT64_MAX);
@@ -108,7 +106,7 @@ static void test_no_welcome(void **state)
 	lab_advance(&hand.lab, 4000);
 	lab_settle(&hand.lab);
 	assert_int_equal(hand.lab.side[1].n_half, 1);
-	/* connect_timeout over: closed, and another made after a pause */
+	/* after connect_timeout: closed, and another one opened after a pause */
 	lab_advance(&hand.lab, 1100);
 	lab_settle(&hand.lab);
 	assert_true(recv(hand.lab.side[1].half_fd[0], hand.payload, 200, MSG_DONTWAIT) > 0 &&
@@ -117,13 +115,11 @@ static void test_no_welcome(void **state)
 	lab_settle(&hand.lab);
 	assert_int_equal(hand.lab.side[1].n_half, 2);
 	assert_null(lab_end(a, 1));
-	/* stopping what waits needs no stream */
+	/* stopping a waiting transfer needs no stream */
 	hand_stop(1, DRAY_E_CANCELLED, false);
 	hand_expect_end(1, DRAY_E_CANCELLED);
 	hand_own_finish();
 }
-
-/* --- the peer goes --------------------------------------------------------------------------- */
 
 static void down(uint32_t code)
 {
@@ -209,14 +205,10 @@ static void test_down_lost(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_lazy),
-		cmocka_unit_test(test_unreachable),
-		cmocka_unit_test(test_back_after_refusal),
-		cmocka_unit_test(test_bad_mac),
-		cmocka_unit_test(test_no_welcome),
-		cmocka_unit_test(test_down_idle),
-		cmocka_unit_test(test_down_connecting),
-		cmocka_unit_test(test_down_in_flight),
+		cmocka_unit_test(test_opens_on_demand),    cmocka_unit_test(test_unreachable),
+		cmocka_unit_test(test_back_after_refusal), cmocka_unit_test(test_bad_mac),
+		cmocka_unit_test(test_no_welcome),         cmocka_unit_test(test_down_idle),
+		cmocka_unit_test(test_down_connecting),    cmocka_unit_test(test_down_in_flight),
 		cmocka_unit_test(test_down_lost),
 	};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owning side of transport tcp: memory is taken back, or is not there, while a frame is in hand. */
+/* The owning side of transport tcp: memory is dropped, or faults, in the middle of a frame. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void revoke_write(enum object_kind kind, bool urgent)
 	lab_settle(&hand.lab);
 	assert_int_equal(hand_grant()->users, 1);
 	assert_true(lab_equal(b, 1000, hand.payload, MIB));
-	/* sent, and not yet looked at when the drop comes */
+	/* sent, but not received when the drop comes */
 	assert_int_equal(send(hand.fd, hand.payload + MIB, 4096, MSG_DONTWAIT), 4096);
 	drop(kind, urgent);
 	assert_int_equal(b->n_dropped, 1);
@@ -67,7 +67,7 @@ static void test_revoke_write_urgent(void **state)
 	revoke_write(OBJECT_REGION, true);
 }
 
-/* A READ answer that is stuck in the middle, since nobody reads it. */
+/* A READ answer that is partly sent, because the peer does not read it. */
 static void start_stuck_read(uint64_t bytes)
 {
 	struct pmsg_seg seg = { 0, bytes };
@@ -86,7 +86,7 @@ static void test_revoke_read_grace(void **state)
 	start_stuck_read(4 * MIB);
 	drop(OBJECT_GRANT, false);
 	assert_int_equal(b->n_dropped, 0);
-	/* the answer is read in time: it is whole */
+	/* the answer is read in time and is complete */
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, 4 * MIB);
 	hand.lab.skew_ns -= 100 * DRAY_NS_PER_MS;
 	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, 4 * MIB));
@@ -131,7 +131,10 @@ static void test_revoke_read_escalated(void **state)
 	hand_import_finish();
 }
 
-/* `before` small READs and a big one, of which nothing is read until the grant is dropped. True if that ended at once. */
+/*
+ * Sends `before` small READs and a big one, and reads no answer before the grant is dropped. True: the drop
+ * ended at once.
+ */
 static bool drop_behind(unsigned before, uint64_t length)
 {
 	struct pmsg_seg small = { 0, length }, big = { 5000, MIB };
@@ -170,19 +173,22 @@ static bool drop_behind(unsigned before, uint64_t length)
 	return held && at_once;
 }
 
-/* Behind answers that fill the socket, the head of a READ's answer has not gone out: it can still say no. */
+/*
+ * If earlier answers fill the socket, the head of a READ's answer is still here and can report the error.
+ */
 static void test_revoke_read_head_not_sent(void **state)
 {
 	unsigned n = 0;
 
-	/* how much the socket takes is the kernel's: one of these leaves the big one's head behind */
+	/*
+	 * The kernel decides how much the socket takes; one of these counts keeps the big answer's head
+	 * here.
+	 */
 	for (unsigned before = 1; before < 12; before++)
 		for (uint64_t length = 7000; length < 16384; length += 3000)
 			n += drop_behind(before, length);
 	assert_true(n > 0);
 }
-
-/* --- faults ---------------------------------------------------------------------------------- */
 
 static void test_write_fault(void **state)
 {
@@ -202,7 +208,7 @@ static void test_write_fault(void **state)
 		assert_int_equal(b->n_faults, 1);
 		assert_int_equal(b->last_fault, LAB_SESSION);
 		assert_int_equal(lab_counter(b, DRAY_METRIC_REGION_FAULTS_TOTAL), 1);
-		/* nothing was allocated in our name */
+		/* no page was allocated by this process */
 		assert_int_equal(lseek(b->region.fd, 0, SEEK_DATA), 65536);
 		hand_write(2, 5 * MIB, MIB);
 		hand_import_finish();
@@ -224,7 +230,7 @@ static void test_read_fault(void **state)
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 2, DRAY_E_REGION_FAULT, 0);
 	assert_int_equal(b->n_faults, 2);
 	hand_read(3, 4 * MIB, MIB);
-	/* too late to say so in the head */
+	/* too late to report it in the head */
 	hand_send_frame(PMSG_FRAME_KIND_READ, 4, LAB_GRANT, &middle, 1);
 	assert_false(lab_receive(&hand.lab, hand.fd, hand.payload, PMSG_FRAME_SIZE + 3 * MIB));
 	assert_int_equal(b->n_faults, 3);

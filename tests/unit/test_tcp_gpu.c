@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport tcp and GPU memory: what ends while a GPU copies, devices that fail, and buffers that run out. That
- * bytes arrive is test_tcp_pair's.
+ * Transport tcp and GPU memory: ends during copies, lost devices, and lack of buffers. test_tcp_pair checks
+ * that bytes arrive.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -33,8 +33,6 @@ static void on_gpus(bool importer, bool owners)
 	lab_staging[1] = owners ? 8 * MIB : 0;
 }
 
-/* --- a second region, of host memory ------------------------------------------------------------- */
-
 static uint8_t host_memory[HOST_BYTES];
 static struct region_view *host_region;
 static struct grant_view host_grant;
@@ -55,8 +53,6 @@ static void host_publish(struct lab_side *s)
 	assert_int_equal(object_publish(&s->core, &host_region->o), 0);
 	assert_int_equal(object_publish(&s->core, &host_grant.o), 0);
 }
-
-/* --- the owner ----------------------------------------------------------------------------------- */
 
 static void send_write(uint64_t id, uint64_t grant, uint64_t offset, uint64_t n)
 {
@@ -82,7 +78,7 @@ static void expect_data(uint64_t id, const uint8_t *want, uint64_t n)
 	assert_memory_equal(got, want, n);
 }
 
-/* Frames are taken in while the GPU copies, and answered in their order whatever memory they are on. */
+/* Frames are received while the GPU copies, and answered in order, whatever memory they are on. */
 static void test_answers_in_order(void **state)
 {
 	static uint8_t want[50000];
@@ -118,8 +114,8 @@ static void test_answers_in_order(void **state)
 }
 
 /*
- * A buffer comes free for a READ in the middle of the turn that then meets a frame on a grant which is not known, yet.
- * The stream is looked at again in later turns, and in no other way.
+ * A buffer becomes free for a READ in the turn in which the stream meets a frame on an unknown grant. The
+ * stream must only be looked at again in later turns.
  */
 static void test_unknown_grant_behind_waiting_read(void **state)
 {
@@ -128,11 +124,11 @@ static void test_unknown_grant_behind_waiting_read(void **state)
 	on_gpus(false, true);
 	hand_import_start(4, 20000);
 	lab_read(owner, 0, want, sizeof(want));
-	/* one buffer more than a peer gets at once */
+	/* one buffer more than a peer's share */
 	send_read(1, LAB_GRANT, 0, sizeof(want));
 	send_read(2, HOST_GRANT, 0, 100);
 	lab_settle(&hand.lab);
-	/* where a stream is on two lists, a turn does not end */
+	/* a stream on two lists would keep the turn from ending */
 	alarm(60);
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, sizeof(want));
 	assert_true(lab_receive(&hand.lab, hand.fd, got, sizeof(got)));
@@ -143,7 +139,7 @@ static void test_unknown_grant_behind_waiting_read(void **state)
 	hand_import_finish();
 }
 
-/* Longer than all buffers that one peer may have. */
+/* Longer than all buffers of one peer together. */
 static void test_frame_of_many_chunks(void **state)
 {
 	on_gpus(false, true);
@@ -161,7 +157,7 @@ static void *let_go(void *arg)
 	return arg;
 }
 
-/* A WRITE of two chunks, of which the first is being copied. */
+/* A WRITE of two chunks; the first is being copied. */
 static void revoke_write(enum object_kind kind, bool urgent)
 {
 	dray_handle h = kind == OBJECT_GRANT ? LAB_GRANT : LAB_REGION;
@@ -204,7 +200,7 @@ static void test_revoke_write(void **state)
 		revoke_write(i / 2 ? OBJECT_GRANT : OBJECT_REGION, i % 2);
 }
 
-/* Bytes that are gathered need the region no more. */
+/* Gathered bytes do not need the region any more. */
 static void test_revoke_read(void **state)
 {
 	static uint8_t want[MIB];
@@ -223,7 +219,7 @@ static void test_revoke_read(void **state)
 	hand_import_finish();
 }
 
-/* The stream goes while copies are under way: its end is said when nothing of it moves any more. */
+/* The stream closes during copies: the close is reported when no byte moves any more. */
 static void test_reset_while_copying(void **state)
 {
 	pthread_t thread;
@@ -259,7 +255,7 @@ static void test_owner_loses_device(void **state)
 	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 3, DRAY_E_GPU_LOST, 0);
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 4, DRAY_E_GPU_LOST, 0);
 	assert_int_equal(owner->gpu.n_lost, 1);
-	/* what comes later finds no device, then no region */
+	/* later frames find no device, then no region */
 	send_write(5, LAB_GRANT, 0, 5000);
 	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 5, DRAY_E_GPU_LOST, 0);
 	object_drop(&owner->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
@@ -267,7 +263,7 @@ static void test_owner_loses_device(void **state)
 	hand_import_finish();
 }
 
-/* A copy that finds the device lost ends in the next turn, which comes at once. */
+/* A copy that finds the device lost ends in the next turn, which follows at once. */
 static void test_lost_device_is_told_at_once(void **state)
 {
 	struct pmsg_seg seg = { 0, 5000 };
@@ -284,7 +280,7 @@ static void test_lost_device_is_told_at_once(void **state)
 	hand_import_finish();
 }
 
-/* Bulk that a peer asks for, and does not read, leaves its latency transfers a buffer. */
+/* Bulk that a peer requests and does not read leaves a buffer for its latency transfers. */
 static void test_latency_beside_stalled_bulk(void **state)
 {
 	int bulk, fd[2];
@@ -303,8 +299,6 @@ static void test_latency_beside_stalled_bulk(void **state)
 	close(bulk);
 	hand_import_finish();
 }
-
-/* --- the importing side -------------------------------------------------------------------------- */
 
 /* Eight WRITEs and eight READs of 1 MiB, with their copies held. */
 static void start_held(void)
@@ -326,7 +320,7 @@ static void test_importer_loses_device(void **state)
 	fake_gpu_lose(LAB_GPU, true);
 	fake_gpu_hold(false);
 	lab_until(&lab, a->gpu.n_lost == 1);
-	/* what has no slice with the GPU ends as the control thread drops the region */
+	/* transfers without a copy end when the control thread drops the region */
 	object_drop(&a->core, OBJECT_REGION, LAB_REGION, DRAY_E_GPU_LOST, false);
 	lab_until(&lab, a->n_ended == 16);
 	for (unsigned i = 0; i < 16; i++)
@@ -387,7 +381,7 @@ static void test_peer_down_while_copying(void **state)
 	lab_deinit(&lab);
 }
 
-/* Where buffers are out, host memory of the same session goes on. */
+/* Without free buffers, transfers of host memory in the same session continue. */
 static void test_host_memory_goes_on(void **state)
 {
 	uint8_t op[DMSG_OP_SIZE];
@@ -416,7 +410,7 @@ static void test_host_memory_goes_on(void **state)
 	free(host_region);
 }
 
-/* A peer that does not answer has not all buffers. */
+/* A peer that does not answer does not get all buffers. */
 static void test_stalled_peer_leaves_buffers(void **state)
 {
 	struct stage_buffer *left;
@@ -434,7 +428,7 @@ static void test_stalled_peer_leaves_buffers(void **state)
 	hand_own_finish();
 }
 
-/* What another transport had begun goes on here, however long its slices were. */
+/* Transfers that another transport began continue here, however long their slices are. */
 static void test_taken_over_slices_are_cut(void **state)
 {
 	static const uint64_t ops[][3] = { { 1, 9 * MIB, 2 * MIB },
@@ -470,7 +464,10 @@ static void test_taken_over_slices_are_cut(void **state)
 	lab_deinit(&lab);
 }
 
-/* With its buffer, which is in no book of the other's any more: that one may forget the peer before it is given back. */
+/*
+ * The slice keeps its buffer, which is no longer charged to the other transport's account, so that
+ * transport may forget the peer first.
+ */
 static void test_taken_over_buffers_are_ours(void **state)
 {
 	struct stage_account *former = calloc(1, sizeof(*former));
@@ -504,7 +501,7 @@ static void test_taken_over_buffers_are_ours(void **state)
 	lab_deinit(&lab);
 }
 
-/* Both ask each other for more than there are buffers: neither waits for the other for ever. */
+/* Both sides request more than there are buffers; neither waits for the other for ever. */
 static void test_both_out_of_buffers(void **state)
 {
 	on_gpus(true, true);
@@ -534,7 +531,7 @@ static void test_both_out_of_buffers(void **state)
 	lab_deinit(&lab);
 }
 
-/* Each byte passes through pinned memory once on each side that is a GPU's. */
+/* Each byte passes through pinned memory once on each side with GPU memory. */
 static void test_counted(void **state)
 {
 	on_gpus(true, true);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transport tcp: what passes of bulk while a latency transfer is under way, counted in bytes and turns. */
+/* Transport tcp: bulk bytes and turns during a latency transfer. */
 #include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_lab.h"
@@ -11,7 +11,7 @@
 static struct lab lab;
 static struct lab_side *const a = &lab.side[0], *const b = &lab.side[1];
 
-/* Payload that came in on either side. */
+/* Payload received on either side. */
 static uint64_t received(void)
 {
 	return lab_counter(a, DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL) +
@@ -30,7 +30,7 @@ static void latency(uint64_t id, enum dmsg_direction d)
 	lab_transfer(a, id, d, DMSG_CLASS_LATENCY, (const uint64_t(*)[3])ops, 16);
 }
 
-/* Bulk of `bulk` is queued; transfers of the latency class pass it one by one. */
+/* Queues `bulk` bytes of bulk; latency transfers overtake it one by one. */
 static void overtake(enum dmsg_direction bulk, enum dmsg_direction d)
 {
 	lab_init(&lab, 64 * MIB, 1);
@@ -46,11 +46,13 @@ static void overtake(enum dmsg_direction bulk, enum dmsg_direction d)
 		latency(i, d);
 		while (!lab_end(a, i)) {
 			lab_turn(&lab);
-			/* a request and its answer; a turn more for what the kernel does not hand over at once */
+			/* a request and its answer, and a turn more if the kernel delivers late */
 			assert_true(++turns <= 4);
 		}
 		assert_int_equal(lab_end(a, i)->code, 0);
-		/* each side has at most a short turn of bulk in each turn, and its last call may pass that */
+		/*
+		 * each side has at most a short bulk turn in each turn, and its last call may exceed that
+		 */
 		assert_true(received() - before <=
 			    65536 + turns * 2 * (TCP_TURN_BYTES_SHORT + TCP_CALL_MIN));
 		assert_null(lab_end(a, 1000 + BULK - 1));
@@ -69,7 +71,7 @@ static void test_latency_overtakes_bulk(void **state)
 	overtake(DMSG_DIRECTION_READ, DMSG_DIRECTION_READ);
 }
 
-/* Without latency transfers bulk has whole turns, and has them again some time after the last. */
+/* Bulk has whole turns without latency transfers, and again some time after the last one. */
 static void test_bulk_has_whole_turns_alone(void **state)
 {
 	uint64_t most[2] = { 0 };
@@ -90,7 +92,7 @@ static void test_bulk_has_whole_turns_alone(void **state)
 
 			lab_turn(&lab);
 			n = lab_counter(a, DRAY_METRIC_TCP_SENT_BYTES_TOTAL) - before;
-			/* a slow machine may have come to whole turns again by itself */
+			/* a slow machine may have returned to whole turns already */
 			if (alone || a->core.now_ns < ((struct tcp *)a->tcp)->latency_ns)
 				most[alone] = dray_max(most[alone], n);
 		}

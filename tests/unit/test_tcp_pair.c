@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport tcp, both sides against each other: what is asked for arrives, whatever happens to the streams, from and to
- * host memory and that of GPUs.
+ * Transport tcp, both sides against each other: requested bytes arrive, whatever happens to the streams, in
+ * host and in GPU memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -119,8 +119,6 @@ static void test_many_small(void **state)
 	lab_deinit(&lab);
 }
 
-/* --- random traffic -------------------------------------------------------------------------- */
-
 static uint32_t random_below(uint32_t n)
 {
 	static uint64_t x = 88172645463325252;
@@ -131,7 +129,7 @@ static uint32_t random_below(uint32_t n)
 	return (uint32_t)(x >> 16) % n;
 }
 
-/* Breaks a random stream of a random side: as by a reset on the way, or by this side's closing its half. */
+/* Breaks a random stream of a random side: by a reset, or by closing this side's half. */
 static void break_something(void)
 {
 	struct lab_side *s = &lab.side[random_below(2)];
@@ -149,8 +147,8 @@ static void break_something(void)
 #define HALF ((uint64_t)SLOTS * SLOT_BYTES)
 
 /*
- * Side s asks for n transfers at once; destinations are disjoint: WRITEs go to slots of the other's upper
- * half, READs come into slots of the own lower half. Sources are the other halves, which nobody writes.
+ * Side s starts n transfers at once to disjoint destinations: WRITEs go to slots of the other side's upper
+ * half, READs to slots of its own lower half. Sources are the other halves, which are not written.
  */
 static void submit_round(struct lab_side *s, unsigned n, uint8_t *want_local, uint8_t *want_remote,
 			 struct lab_side *o, unsigned *ret_ops)
@@ -190,7 +188,7 @@ static bool broken_enough(void)
 	       lab_counter(a, DRAY_METRIC_SLICES_RESENT_TOTAL) > 20;
 }
 
-/* With faults more rounds, until enough has been broken: how many turns a round has, the kernel decides. */
+/* With faults, runs rounds until enough streams broke: the kernel decides how many turns a round takes. */
 static void random_rounds(unsigned rounds, bool faults)
 {
 	uint8_t *want[2] = { calloc(1, 2 * HALF), calloc(1, 2 * HALF) };
@@ -200,7 +198,7 @@ static void random_rounds(unsigned rounds, bool faults)
 	for (unsigned i = 0; i < 2; i++)
 		lab_fill(&lab.side[i], HALF, HALF, i);
 	for (unsigned r = 0; r < rounds || (faults && r < 20 * rounds && !broken_enough()); r++) {
-		/* one side at a time, so that their destinations do not meet */
+		/* one side at a time, so that destinations do not overlap */
 		struct lab_side *s = &lab.side[faults ? 0 : random_below(2)],
 				*o = &lab.side[!s->index];
 		int64_t end = dray_now().ns + 20 * DRAY_NS_PER_SEC;
@@ -253,7 +251,7 @@ static void test_random_faults(void **state)
 	for (unsigned i = 0; i < 2; i++) {
 		lab.side[i].core.cfg.tcp_buffer = 50000;
 		lab.side[i].core.cfg.tcp_streams = 4;
-		/* back-off must not make a peer unreachable that is only unlucky */
+		/* Back-off must not make a peer unreachable after some bad luck. */
 		lab.side[i].core.cfg.connect_timeout_ns = 1000 * DRAY_NS_PER_SEC;
 		lab.side[i].core.cfg.deadline_ns = 100000 * DRAY_NS_PER_SEC;
 		lab.side[i].core.cfg.slice_timeout_ns = 1000 * DRAY_NS_PER_SEC;

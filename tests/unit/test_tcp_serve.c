@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owning side of transport tcp; the test is the importer, byte by byte. */
+/* The owning side of transport tcp; the test plays the importer, byte by byte. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static void test_most_segments(void **state)
 {
 	struct pmsg_seg segs[PMSG_SEGS_MAX];
 
-	/* bulky and small ones of 256 segments in turn, all in one go */
+	/* large and small frames of 256 segments in turn, all at once */
 	hand_import_start(1024, 0);
 	for (unsigned round = 0; round < 6; round++) {
 		uint64_t length = round % 2 ? 8000 : 10, at = 0;
@@ -115,14 +115,14 @@ static void test_malformed(void **state)
 		assert_int_equal(b->closed.n, 1);
 		assert_int_equal(b->closed.id[0], STREAM + i);
 		assert_int_equal(hand_grant()->users, 0);
-		/* what follows is for the loop's close */
+		/* the loop closes the next one */
 		b->closed.n = 0;
 		hand.fd = lab_raw_stream(b, 1000 + i, 0);
 	}
 	hand_import_finish();
 }
 
-/* Two segments whose sum wraps to the length given. */
+/* Two segments whose lengths overflow to the given sum. */
 static void test_sum_overflow(void **state)
 {
 	struct pmsg_frame f = { PMSG_FRAME_KIND_WRITE, 2, 0, 1, LAB_GRANT, 10 };
@@ -218,13 +218,13 @@ static void test_refused(void **state)
 				lab_equal(b, 500 + cases[i].seg.offset, hand.payload + 4 * MIB, n));
 		if (cases[i].status)
 			assert_true(lab_filled(b, 0, 8 * MIB, 1));
-		/* the stream goes on */
+		/* the stream continues */
 		hand_write(100 + i, 4000, 5000);
 	}
 	hand_import_finish();
 }
 
-/* The grant is published after the frame that names it came in, but before the worker looked at its commands. */
+/* The grant is published after its frame was received, but before the worker read its commands. */
 static void test_grant_just_published(void **state)
 {
 	struct grant_view late = { { OBJECT_GRANT, LAB_HANDLE(30), 0, 0, 1000, DMSG_ACCESS_ALL },
@@ -246,9 +246,10 @@ static void test_grant_just_published(void **state)
 	hand_import_finish();
 }
 
-/* --- streams --------------------------------------------------------------------------------- */
-
-/* A peer that asks and does not read is not served beyond what the sockets take; when it reads, all is there. */
+/*
+ * A peer that does not read its answers is served only as far as the sockets take them; when it reads, all
+ * answers come.
+ */
 static void test_back_pressure(void **state)
 {
 	enum { N = 600 };
@@ -297,7 +298,7 @@ static void test_fairness(void **state)
 	size_t n = lab_frame(hand.frame, PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &seg, 1);
 	int other;
 
-	/* one stream with thousands of frames waiting does not keep another waiting for all of them */
+	/* Thousands of frames on one stream do not delay another stream until all are done. */
 	hand_import_start(1, 4 * MIB);
 	other = lab_raw_stream(b, STREAM + 1, 0);
 	lab_settle(&hand.lab);
@@ -357,20 +358,20 @@ static void test_end_of_file(void **state)
 	hand_import_finish();
 }
 
-static void test_adopt_oddities(void **state)
+static void test_adopt_refused(void **state)
 {
 	void *t = NULL;
 	int pair[2];
 
 	hand_import_start(1, 0);
 	t = b->tcp;
-	/* of a peer that is not known */
+	/* of an unknown peer */
 	lab_pair(pair, 0);
 	transport_tcp.stream_adopt(&b->core, t, LAB_HANDLE(66), pair[1], 5, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 1);
 	assert_true(lab_is_closed(&hand.lab, pair[0]));
 	close(pair[0]);
-	/* the same id twice: both go, each is reported */
+	/* the same id twice: both are closed and reported */
 	lab_pair(pair, 0);
 	transport_tcp.stream_adopt(&b->core, t, LAB_PEER, pair[1], STREAM, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 3);
@@ -378,7 +379,7 @@ static void test_adopt_oddities(void **state)
 	assert_true(lab_is_closed(&hand.lab, hand.fd));
 	close(pair[0]);
 	close(hand.fd);
-	/* a local socket serves as well, and bytes that were there before the stream was adopted are not lost */
+	/* A local socket works too, and bytes from before the adoption are not lost. */
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
 	hand.fd = pair[0];
 	assert_int_equal(send(hand.fd, hand.frame,
@@ -412,7 +413,7 @@ static void test_peer_down(void **state)
 	assert_int_equal(cm_fds_count(), fds);
 }
 
-/* What a burst made resident is given back. */
+/* Memory that a burst made resident is given back. */
 static void test_buffers_trimmed(void **state)
 {
 	struct tcp *t = NULL;
@@ -424,7 +425,7 @@ static void test_buffers_trimmed(void **state)
 	t = b->tcp;
 	for (unsigned i = 0; i < 30; i++) {
 		fds[i] = lab_raw_stream(b, 1000 + i, 0);
-		/* half a head each: every stream keeps a buffer */
+		/* half a head for each stream, so each keeps a buffer */
 		assert_int_equal(send(fds[i], "\1", 1, 0), 1);
 	}
 	lab_settle(&hand.lab);
@@ -453,7 +454,7 @@ int main(void)
 		cmocka_unit_test(test_refused),         cmocka_unit_test(test_grant_just_published),
 		cmocka_unit_test(test_back_pressure),   cmocka_unit_test(test_fairness),
 		cmocka_unit_test(test_reset),           cmocka_unit_test(test_end_of_file),
-		cmocka_unit_test(test_adopt_oddities),  cmocka_unit_test(test_peer_down),
+		cmocka_unit_test(test_adopt_refused),   cmocka_unit_test(test_peer_down),
 		cmocka_unit_test(test_buffers_trimmed),
 	};
 

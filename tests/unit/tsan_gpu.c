@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPU memory in an agent that is whole but for its peers: the control thread, workers, the threads that call the plug-in
- * and those of the fake's queues. Clients have transfers of every path under way, in lists short and long, while
- * regions come and go, a session dies, or a GPU is lost. What was said to be moved is there.
+ * GPU memory in a complete agent without peers: the control thread, workers, the threads that call the
+ * plug-in and those of the fake's queues. Clients have transfers of every path in flight, with short and
+ * long lists, while regions come and go, a session dies, or a GPU is lost. Bytes that were reported as
+ * moved are in place.
  */
 #include <sched.h>
 
@@ -13,7 +14,7 @@
 #define USERS 4
 #define GPUS 2
 #define PLACES (GPUS + 1)
-#define HOST GPUS /* place in host memory; the others are of the GPU of their number */
+#define HOST GPUS /* place in host memory; other places are memory of the GPU with their number */
 #define FLIGHTS (2 * PLACES)
 #define WINDOW (64u << 10)
 #define BYTES ((uint64_t)2 * FLIGHTS * WINDOW)
@@ -25,7 +26,7 @@ struct place {
 	uint64_t region, remote;
 };
 
-/* A transfer from one place's window to another's. */
+/* A transfer from one place's range to another's. */
 struct flight {
 	uint64_t id;
 	const struct place *from, *to;
@@ -54,8 +55,6 @@ static int notify(struct gpu_queue *q, void (*fn)(void *arg), void *arg)
 	return gpu_plugin_ops.notify(q, fn, arg);
 }
 
-/* --- messages ------------------------------------------------------------------------------------ */
-
 static uint32_t code_of(struct client *c)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -72,7 +71,7 @@ static uint32_t code_of(struct client *c)
 	return done.status;
 }
 
-/* Until a request is answered; ends of transfers may come before. Its code. */
+/* Waits for the answer of a request, past ends of transfers. Returns its code. */
 static uint32_t answer(struct user *u, uint64_t id)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -92,8 +91,6 @@ static uint32_t answer(struct user *u, uint64_t id)
 	return code_of(c);
 }
 
-/* --- regions ------------------------------------------------------------------------------------- */
-
 static void place_make(struct place *p, unsigned on)
 {
 	static const char *const names[PLACES] = { "fake-gpu-0", "fake-gpu-1", "host" };
@@ -112,7 +109,7 @@ static void place_free(struct place *p)
 	close(p->fd);
 }
 
-/* 0, or what it was refused for. */
+/* 0, or the error code. */
 static uint32_t place_open(struct user *u, unsigned on)
 {
 	static const char *const gpus[GPUS] = { "GPU-00000000-0000-4000-8000-000000000000",
@@ -198,8 +195,6 @@ static void user_close(struct user *u)
 	*u = (struct user){ 0 };
 }
 
-/* --- transfers ----------------------------------------------------------------------------------- */
-
 static void flight_fill(const struct flight *f, unsigned seed)
 {
 	memset(f->to->memory + f->to_at, 0, WINDOW);
@@ -216,10 +211,10 @@ static void flight_check(const struct flight *f)
 				    f->length);
 }
 
-/* The i-th of the user's: each place to each other, one after the other. */
+/* The user's i-th transfer: each place to each other in turn. */
 static void flight_start(struct user *u, unsigned i, unsigned seed)
 {
-	/* pages, so many pieces that devices read the list where it is, and one */
+	/* pages; many pieces, which devices read in place; and one piece */
 	static const uint32_t counts[] = { 16, 600, 1 }, lengths[] = { 4096, 96, WINDOW };
 	static uint8_t ops[600 * DMSG_OP_SIZE];
 	const struct place *from = &u->places[i % PLACES];
@@ -257,7 +252,7 @@ static void flights_start(struct world *w, unsigned seed)
 			flight_start(&w->users[k], i, seed + k);
 }
 
-/* Those from or to `failed` may have, others not. */
+/* Transfers from or to `failed` may have failed, others not. */
 static void flights_end(struct user *u, const struct place *failed)
 {
 	for (unsigned i = 0; i < FLIGHTS; i++) {
@@ -275,11 +270,9 @@ static void flights_end(struct user *u, const struct place *failed)
 	}
 }
 
-/* --- what happens meanwhile ---------------------------------------------------------------------- */
-
 enum event_of_round { NOTHING, COMES_AND_GOES, DIES, IS_LOST, N_EVENTS };
 
-/* With copies under way. Who opens memory there meanwhile is told. */
+/* With copies in flight. Clients that open memory there meanwhile get an error. */
 static void lose(struct world *w, unsigned device)
 {
 	const struct gpus *g = w->lab->gpus;
@@ -330,8 +323,6 @@ static void round_run(struct world *w, unsigned round)
 	for (unsigned k = 0; k < USERS; k++)
 		flights_end(&w->users[k], NULL);
 }
-
-/* --- the agent around it ------------------------------------------------------------------------- */
 
 static void up_lost(void *arg, unsigned device)
 {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two data planes on threads of their own: what they share is sockets, and counters that others may read. */
+/*
+ * Two data planes on their own threads, which share only sockets, and counters that other threads may read.
+ */
 #include <pthread.h>
 #include <string.h>
 
@@ -25,7 +27,7 @@ static void turn(struct lab_side *s)
 	loop_turn(&c->loop, 100000);
 }
 
-/* Each side asks for transfers with memory of its own on both ends, and serves the other's meanwhile. */
+/* Each side starts transfers with its own memory on both ends, and serves the other side meanwhile. */
 static void *run_side(void *arg)
 {
 	struct lab_side *s = arg;
@@ -56,7 +58,7 @@ static void test_two_threads(void **state)
 	uint64_t sum = 0;
 
 	lab_init(&lab, 4 * MIB, 4);
-	/* connect while one thread still plays the control plane for both */
+	/* connects while one thread still plays the control plane for both */
 	for (unsigned i = 0; i < 2; i++) {
 		lab_transfer1(&lab.side[i], 1, DMSG_DIRECTION_WRITE, 0, 0, MIB);
 		lab_until(&lab, lab_end(&lab.side[i], 1));

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owning side of windows in a worker: what a peer may have copied, and that nothing moves after it is over. */
+/*
+ * The owning side of windows in a worker: which copies a peer may request, and that no byte moves after
+ * their end.
+ */
 #include "agent/data/transfer/drop.h"
 #include "tests/unit/rdma_gpu_fixture.h"
 
-#define GRANTED 8192u /* where the grant begins in the region */
+#define GRANTED 8192u /* start of the grant in the region */
 #define LENGTH (4u << 20)
 #define SMALL_GRANT (1ull << 32 | 21)
 #define HOST_GRANT (1ull << 32 | 22)
@@ -14,7 +17,7 @@
 
 static struct {
 	struct grant_view grants[4];
-	struct region_view *cut; /* pages of the GPU's memory, the last first */
+	struct region_view *cut; /* pages of the GPU's memory, in reverse order */
 	uint8_t *window;
 	struct rdma_copy *copy;
 } owner;
@@ -129,12 +132,12 @@ static void test_bytes(void **state)
 		at += segs[i].length;
 	}
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 2 * (1000001 + 1 + 65537));
-	/* the objects are free */
+	/* the objects are released */
 	object_drop(&lab->rig.core, OBJECT_GRANT, SMALL_GRANT, DRAY_E_REVOKED, false);
 	assert_int_equal(lab->rig.n_dropped, 1);
 }
 
-/* More ranges than one copy has. */
+/* More ranges than one copy takes. */
 static void test_rounds(void **state)
 {
 	for (unsigned way = 0; way < 2; way++) {
@@ -159,13 +162,13 @@ static void test_refused(void **state)
 	assert_int_equal(all(WRITE_GRANT, false, 0, 64), DRAY_E_DENIED);
 	assert_int_equal(all(WRITE_GRANT, true, 0, 64), 0);
 	assert_int_equal(all(HOST_GRANT, false, 0, 64), DRAY_E_UNSUPPORTED);
-	/* somebody else's */
+	/* another peer's */
 	owner.grants[0].peer = PEER + 1;
 	assert_int_equal(all(SMALL_GRANT, false, 0, 64), DRAY_E_REVOKED);
 	assert_int_equal(counted(DRAY_METRIC_GPU_STAGED_BYTES_TOTAL), 64);
 }
 
-/* A grant that is taken back waits for the copy, and a further round is not begun. */
+/* A dropped grant waits for the copy, and no further round begins. */
 static void test_dropped(void **state)
 {
 	fake_gpu_hold(true);
@@ -182,7 +185,7 @@ static void test_dropped(void **state)
 	assert_int_equal(all(CUT_GRANT, true, 0, 64), DRAY_E_REVOKED);
 }
 
-/* Its session is dead: nothing moves any more when the call returns. */
+/* Its session is dead: no byte moves after the call returns. */
 static void test_dropped_urgently(void **state)
 {
 	begin(CUT_GRANT, true, &(struct pmsg_seg){ 0, PAGES * 4096ull }, 1);
@@ -210,7 +213,7 @@ static void test_device_lost(void **state)
 		if (lab->rig.told[i].type == RDMA_COPIED &&
 		    lab->rig.told[i].transport == DMSG_TRANSPORT_RDMA)
 			assert_int_equal(lab->rig.told[i].code, DRAY_E_GPU_LOST);
-	/* the memory may still be written to */
+	/* the device may still write to the memory */
 	assert_true(owner.copy->gpu_lost);
 }
 

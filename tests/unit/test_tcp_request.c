@@ -14,8 +14,6 @@
 
 static struct lab_side *const a = &hand.lab.side[0];
 
-/* --- answers --------------------------------------------------------------------------------- */
-
 static void test_statuses(void **state)
 {
 	static const uint32_t codes[][2] = { { DRAY_E_REVOKED, DRAY_E_REVOKED },
@@ -85,7 +83,7 @@ static void test_bad_answers(void **state)
 			hand_answer(fd, PMSG_FRAME_KIND_READ_DATA,
 				    hand_receive_read(fd, 0, 100).slice, DRAY_E_REVOKED, 0);
 		hand_expect_end(id, bad[i].write ? 0 : DRAY_E_REVOKED);
-		/* the next round makes a stream of its own */
+		/* the next round opens its own stream */
 		close(fd);
 		hand.lab.raw_fd[2 * i + 1] = -1;
 		lab_settle(&hand.lab);
@@ -105,7 +103,7 @@ static void test_answers_out_of_order(void **state)
 	fd = hand_stream(1);
 	for (unsigned i = 0; i < 8; i++)
 		slice[i] = hand_receive_write(fd, i * 100, i, 50).slice;
-	/* the window is full */
+	/* no further frame may be sent */
 	lab_transfer1(a, 9, DMSG_DIRECTION_WRITE, 900, 9, 50);
 	lab_settle(&hand.lab);
 	assert_true(recv(fd, hand.payload, 1, MSG_DONTWAIT) < 0);
@@ -114,13 +112,11 @@ static void test_answers_out_of_order(void **state)
 		hand_expect_end(8 - i, 0);
 	}
 	hand_receive_write(fd, 900, 9, 50);
-	/* twice the same */
+	/* the same answer twice */
 	hand_ack(fd, slice[3], 0);
 	assert_int_equal(a->lost.n, 1);
 	hand_own_finish();
 }
-
-/* --- stopping -------------------------------------------------------------------------------- */
 
 static void test_stop_write_sent(void **state)
 {
@@ -135,11 +131,11 @@ static void test_stop_write_sent(void **state)
 	f[1] = hand_receive_write(fd, 200, 0, 100);
 	hand_stop(1, DRAY_E_CANCELLED, false);
 	lab_settle(&hand.lab);
-	/* may still land */
+	/* may still arrive */
 	assert_null(lab_end(a, 1));
 	hand_ack(fd, f[0].slice, 0);
 	hand_expect_end(1, DRAY_E_CANCELLED);
-	/* the owner is dead: nobody waits, but the stream remembers */
+	/* the session is dead: the slice ends, but the stream keeps its frame */
 	hand_stop(2, DRAY_E_SESSION_CLOSED, true);
 	hand_expect_end(2, DRAY_E_SESSION_CLOSED);
 	hand_ack(fd, f[1].slice, 0);
@@ -157,7 +153,7 @@ static void test_stop_write_in_middle(void **state)
 	hand_stop(1, DRAY_E_DEADLINE, false);
 	lab_settle(&hand.lab);
 	assert_null(lab_end(a, 1));
-	/* one that has not begun ends at once */
+	/* an unsent one ends at once */
 	hand_stop(2, DRAY_E_CANCELLED, false);
 	hand_expect_end(2, DRAY_E_CANCELLED);
 	hand_ack(fd, hand_receive_write(fd, 0, 0, 4 * MIB).slice, 0);
@@ -175,7 +171,7 @@ static void test_stop_write_in_middle_urgent(void **state)
 	hand_expect_end(1, DRAY_E_SESSION_CLOSED);
 	assert_int_equal(a->lost.n, 1);
 	assert_true(lab_is_closed(&hand.lab, fd) || recv(fd, hand.payload, MIB, 0) > 0);
-	/* the others were not begun: they go on over another stream at once, and are not re-sent */
+	/* the others were unsent: another stream sends them at once, and they do not count as resent */
 	lab_advance(&hand.lab, 1000);
 	fd = hand_stream(2);
 	hand_ack(fd, hand_receive_write(fd, MIB, MIB, 1000).slice, 0);
@@ -200,7 +196,7 @@ static void test_stop_read(void **state)
 	for (unsigned i = 0; i < 3; i++)
 		f[i] = hand_receive_read(fd, 0, MIB);
 	memset(hand.payload, 0x55, MIB);
-	/* in the middle of its payload, and before any of it */
+	/* in the middle of its payload, and before it */
 	hand_answer(fd, PMSG_FRAME_KIND_READ_DATA, f[0].slice, 0, MIB);
 	lab_send(&hand.lab, fd, hand.payload, 5000);
 	lab_settle(&hand.lab);
@@ -222,8 +218,6 @@ static void test_stop_read(void **state)
 	hand_own_finish();
 }
 
-/* --- broken streams -------------------------------------------------------------------------- */
-
 static void test_lost_write_waits(void **state)
 {
 	struct pmsg_frame f[2];
@@ -241,7 +235,7 @@ static void test_lost_write_waits(void **state)
 	hand.lab.raw_fd[0] = -1;
 	lab_until(&hand.lab, a->lost.n == 1);
 	assert_int_equal(a->lost.id[0], hand.lab.raw_id[0]);
-	/* the READ goes out again at once, the WRITEs do not */
+	/* the READ is sent again at once, the WRITEs are not */
 	lab_advance(&hand.lab, 1000);
 	fd = hand_stream(2);
 	assert_true(hand_receive_read(fd, 7, 100).slice);
@@ -303,7 +297,7 @@ static void test_slice_timeout(void **state)
 	fd = hand_stream(2);
 	hand_ack(fd, hand_receive_write(fd, 0, 0, 100).slice, 0);
 	hand_expect_end(1, 0);
-	/* idle streams have no time-out */
+	/* idle streams have no timeout */
 	lab_advance(&hand.lab, 100000);
 	lab_settle(&hand.lab);
 	assert_int_equal(a->lost.n, 1);
@@ -311,7 +305,7 @@ static void test_slice_timeout(void **state)
 	hand_own_finish();
 }
 
-/* Bytes trickle, so the stream lives; but a transfer that is stopping waits no longer than the slice time-out. */
+/* Trickling bytes keep the stream open, but a stopping transfer waits no longer than the slice timeout. */
 static void test_trickle(void **state)
 {
 	struct pmsg_frame f;
@@ -344,8 +338,8 @@ static void test_trickle(void **state)
 	hand_own_finish();
 }
 
-/* Streams that open and break before they answer anything are like streams that do not open. */
-static void test_useless_streams(void **state)
+/* Streams that break before their first answer count as failed attempts. */
+static void test_streams_without_answers(void **state)
 {
 	unsigned n = 0;
 
@@ -365,8 +359,6 @@ static void test_useless_streams(void **state)
 	hand_own_finish();
 }
 
-/* --- faults ---------------------------------------------------------------------------------- */
-
 static void test_write_fault(void **state)
 {
 	int fd;
@@ -376,7 +368,7 @@ static void test_write_fault(void **state)
 		hand_own_finish();
 		skip();
 	}
-	/* of several in one batch only the one whose memory is gone */
+	/* only the slice whose memory is gone fails, not the others of its batch */
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 3 * MIB, 0, 1000);
 	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 100, 1, 1000);
 	lab_transfer1(a, 3, DMSG_DIRECTION_WRITE, 4 * MIB, 2, 1000);
@@ -398,7 +390,7 @@ static void test_write_fault_in_middle(void **state)
 	int fd;
 
 	hand_own_start();
-	/* the second half of what is one slice */
+	/* the second half of one slice */
 	if (!lab_punch(a, MIB - 65536, 65536)) {
 		hand_own_finish();
 		skip();
@@ -452,9 +444,10 @@ static void test_read_fault(void **state)
 	hand_own_finish();
 }
 
-/* --- limits ---------------------------------------------------------------------------------- */
-
-/* A session at its limit of slices goes on when they end; what its bulk fills is not the latency class's limit. */
+/*
+ * A session at its limit of slices continues when slices end. Bulk slices do not count for the latency
+ * class's limit.
+ */
 static void test_session_limit(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 100 } };
@@ -476,7 +469,7 @@ static void test_session_limit(void **state)
 	hand_expect_end(3, 0);
 	hand_ack(fd[1], hand_receive_write(fd[1], 0, 0, 100).slice, 0);
 	hand_expect_end(4, 0);
-	/* the second bulk transfer has not gone out meanwhile */
+	/* the second bulk transfer was not sent meanwhile */
 	lab_settle(&hand.lab);
 	assert_int_equal(recv(fd[0], hand.payload, 1, MSG_DONTWAIT | MSG_PEEK), -1);
 	hand_ack(fd[0], first, 0);
@@ -525,7 +518,7 @@ int main(void)
 		cmocka_unit_test(test_lost_write_urgent),
 		cmocka_unit_test(test_slice_timeout),
 		cmocka_unit_test(test_trickle),
-		cmocka_unit_test(test_useless_streams),
+		cmocka_unit_test(test_streams_without_answers),
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_write_fault_in_middle),
 		cmocka_unit_test(test_read_fault),
