@@ -37,9 +37,7 @@ struct object *hand_grant(void);
 void hand_write(uint64_t id, uint64_t offset, uint64_t n);
 void hand_read(uint64_t id, uint64_t offset, uint64_t n);
 
-/*
- * prepare, then changes to the configuration, then go; start does both. hand.lab.raw_fd keeps the streams.
- */
+/* prepare, then changes to the configuration, then go; start does both. hand.lab.raw_fd keeps the streams. */
 void hand_own_prepare(void);
 void hand_own_go(void);
 void hand_own_start(void);

@@ -149,10 +149,7 @@ struct xfer *lab_xfer(struct lab_side *s, uint64_t id);
 
 /* Byte of the region of side s by its offset, through the test's own mapping. */
 uint8_t *lab_at(struct lab_side *s, uint64_t offset);
-/*
- * Region of side s: fills it with the pattern of `seed`; checks whether [offset, offset+n) has that
- * pattern.
- */
+/* Region of side s: fills it with the pattern of `seed`; checks whether [offset, offset+n) has that pattern. */
 void lab_fill(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed);
 bool lab_filled(struct lab_side *s, uint64_t offset, uint64_t n, uint32_t seed);
 uint8_t lab_pattern(uint64_t offset, uint32_t seed);

@@ -66,10 +66,7 @@ static int check_late(struct gpu_queue *q)
 	return 0;
 }
 
-/*
- * A worker that was descheduled draws no conclusion about its GPU, whose threads may have been descheduled
- * too.
- */
+/* A worker that was descheduled draws no conclusion about its GPU, whose threads may have been descheduled too. */
 static void descheduled_worker(void **state)
 {
 	struct gpu_plugin_ops ops = gpu_plugin_ops;

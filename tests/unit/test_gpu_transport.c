@@ -124,9 +124,7 @@ static void pages(void **state)
 	free(ops);
 }
 
-/*
- * Lists that devices read in place: they need no room, stay while they are read, and are reused afterwards.
- */
+/* Lists that devices read in place: they need no room, stay while they are read, and are reused afterwards. */
 static void lists(void **state)
 {
 	enum { N = 40000, PAGE = 64, ROOM = 1024, TRANSFERS = 90 };
@@ -205,10 +203,7 @@ static void lists_of_a_lost_device(void **state)
 	free(ops);
 }
 
-/*
- * A worker that sleeps with one copy in flight is woken by its end; with several it does not sleep for
- * long.
- */
+/* A worker that sleeps with one copy in flight is woken by its end; with several it does not sleep for long. */
 static void wakes(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 0, 16 * KIB } };

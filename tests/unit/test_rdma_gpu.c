@@ -117,10 +117,7 @@ static void test_registered_later(void **state)
 	assert_memory_equal(gpu.memory, lab->there, 4 * UNIT);
 }
 
-/*
- * Its session is dead while the device still reads the buffers: they are not reused before the device is
- * done.
- */
+/* Its session is dead while the device still reads the buffers: they are not reused before the device is done. */
 static void test_urgent_write(void **state)
 {
 	struct fake_qp *f = staged_qp();

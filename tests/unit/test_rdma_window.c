@@ -226,9 +226,7 @@ static void test_straight_first(void **state)
 	assert_int_equal(hear(), 0);
 }
 
-/*
- * The request follows when the bytes are in the owner's memory, and the notification waits for the answer.
- */
+/* The request follows when the bytes are in the owner's memory, and the notification waits for the answer. */
 static void test_order(void **state)
 {
 	struct fake_qp *f = window_qp();

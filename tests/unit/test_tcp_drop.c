@@ -173,17 +173,12 @@ static bool drop_behind(unsigned before, uint64_t length)
 	return held && at_once;
 }
 
-/*
- * If earlier answers fill the socket, the head of a READ's answer is still here and can report the error.
- */
+/* If earlier answers fill the socket, the head of a READ's answer is still here and can report the error. */
 static void test_revoke_read_head_not_sent(void **state)
 {
 	unsigned n = 0;
 
-	/*
-	 * The kernel decides how much the socket takes; one of these counts keeps the big answer's head
-	 * here.
-	 */
+	/* The kernel decides how much the socket takes; one of these counts keeps the big answer's head here. */
 	for (unsigned before = 1; before < 12; before++)
 		for (uint64_t length = 7000; length < 16384; length += 3000)
 			n += drop_behind(before, length);

@@ -50,9 +50,7 @@ static void overtake(enum dmsg_direction bulk, enum dmsg_direction d)
 			assert_true(++turns <= 4);
 		}
 		assert_int_equal(lab_end(a, i)->code, 0);
-		/*
-		 * each side has at most a short bulk turn in each turn, and its last call may exceed that
-		 */
+		/* each side has at most a short bulk turn in each turn, and its last call may exceed that */
 		assert_true(received() - before <=
 			    65536 + turns * 2 * (TCP_TURN_BYTES_SHORT + TCP_CALL_MIN));
 		assert_null(lab_end(a, 1000 + BULK - 1));

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Two data planes on their own threads, which share only sockets, and counters that other threads may read.
- */
+/* Two data planes on their own threads, which share only sockets, and counters that other threads may read. */
 #include <pthread.h>
 #include <string.h>
 

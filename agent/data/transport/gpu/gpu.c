@@ -29,30 +29,28 @@ _Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs"
 
 static int gpu_init(struct core *c, void **ret_state)
 {
-	struct gpu_transport *g = calloc(1, sizeof(*g));
+	dray_auto_free struct gpu_transport *g = calloc(1, sizeof(*g));
 	int ret;
 
 	if (!g)
 		return -ENOMEM;
 	ret = gpu_queues_init(c);
-	if (ret < 0) {
-		free(g);
+	if (ret < 0)
 		return ret;
-	}
 	for (unsigned i = 0; i < 2; i++)
 		dray_list_init(&g->ready[i]);
 	for (unsigned i = 0; i < GPU_END_N; i++)
 		dray_list_init(&g->over[i]);
 	dray_list_init(&g->free);
 	dray_list_init(&g->free_jobs);
-	*ret_state = g;
+	*ret_state = dray_take(g);
 	return 0;
 }
 
-static void paths_free(struct gpu_paths *paths)
+static void paths_free(struct gpu_path *paths)
 {
 	for (unsigned i = 0; paths && i < 2 * GPU_PATH_N; i++)
-		channel_deinit(&paths->v[i / GPU_PATH_N][i % GPU_PATH_N].channel);
+		channel_deinit(&paths[i].channel);
 	free(paths);
 }
 
@@ -108,11 +106,11 @@ static enum dmsg_gpu_path public_path(enum gpu_path_kind kind)
 
 static void paths_new(struct gpu_transport *g, unsigned device)
 {
-	struct gpu_paths *paths = calloc(1, sizeof(*paths));
+	struct gpu_path *paths = calloc(2 * GPU_PATH_N, sizeof(*paths));
 
 	dray_assert(paths);
 	for (unsigned i = 0; i < 2 * GPU_PATH_N; i++) {
-		struct gpu_path *p = &paths->v[i / GPU_PATH_N][i % GPU_PATH_N];
+		struct gpu_path *p = &paths[i];
 
 		channel_init(&p->channel, &transport_gpu, (enum dmsg_class)(i / GPU_PATH_N), NULL);
 		dray_list_init(&p->link);
@@ -173,7 +171,7 @@ static struct channel *gpu_channel(struct core *c, void *state, const struct xfe
 				       stage_is_up(c));
 	if (choice.kind == GPU_PATH_NONE)
 		return NULL;
-	return &g->devices[choice.device]->v[x->class][choice.kind].channel;
+	return &g->devices[choice.device][x->class * GPU_PATH_N + choice.kind].channel;
 }
 
 static void gpu_kick(struct core *c, void *state, struct channel *ch)
@@ -181,7 +179,8 @@ static void gpu_kick(struct core *c, void *state, struct channel *ch)
 	gpu_path_ready(path_of(ch));
 }
 
-void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
+/* The slice ends in this way; none of its bytes move any more. */
+static void slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end)
 {
 	dray_list_del(&s->link);
 	dray_list_add(&g->over[end], &s->link);
@@ -350,9 +349,9 @@ static void path_fail(struct core *c, struct gpu_transport *g, struct gpu_path *
 	if (p->open && p->carrier)
 		return;
 	if (p->open)
-		gpu_slice_over(g, dray_take(p->open), GPU_END_LOST);
+		slice_over(g, dray_take(p->open), GPU_END_LOST);
 	while ((s = sched_next(c, &p->channel, gpu_plan_limits[p->kind].slice)))
-		gpu_slice_over(g, s, GPU_END_LOST);
+		slice_over(g, s, GPU_END_LOST);
 }
 
 /* Does a bounded part of the path's work. True: there is more to do at once. */
@@ -363,7 +362,7 @@ static bool path_run(struct core *c, struct gpu_transport *g, struct gpu_path *p
 
 	if (!gpu_is_up(c, p->device))
 		path_fail(c, g, p);
-	else if (gpu_path_is_staged(p->kind))
+	else if (p->kind >= GPU_PATH_TO_HOST_STAGED)
 		more = gpu_staged_run(c, p);
 	else
 		while (p->n_batches < BATCHES && p->bytes < most && batch_send(c, g, p))
@@ -418,7 +417,7 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		if (p->carrier)
 			dray_list_add(&p->carrier->stopped, &p->open->link);
 		else
-			gpu_slice_over(g, p->open, GPU_END_STOPPED);
+			slice_over(g, p->open, GPU_END_STOPPED);
 		p->open = NULL;
 		p->carrier = NULL;
 	}

@@ -68,13 +68,9 @@ struct gpu_path {
 	struct stage_waiter waiter;
 };
 
-/* Paths of one device, made when it is first up. */
-struct gpu_paths {
-	struct gpu_path v[2][GPU_PATH_N]; /* by class */
-};
-
 struct gpu_transport {
-	struct gpu_paths *devices[GPU_DEVICES_MAX];
+	/* by device, made when it is first up: one path for each class and kind */
+	struct gpu_path *devices[GPU_DEVICES_MAX];
 	uint32_t peers[GPU_DEVICES_MAX]; /* by device: those that reach each other and are up */
 	struct dray_list ready[2];       /* by class */
 	struct dray_list over[GPU_END_N];
@@ -88,9 +84,7 @@ struct gpu_transport {
 /* Queues a path that has work. */
 void gpu_path_ready(struct gpu_path *p);
 
-/* The slice ends in this way; none of its bytes move any more. */
-void gpu_slice_over(struct gpu_transport *g, struct slice *s, enum gpu_end end);
-
+/* staged.c */
 /* 0 or -ENOMEM. */
 int gpu_staged_init(struct gpu_transport *g);
 void gpu_staged_deinit(struct gpu_transport *g);

@@ -39,9 +39,7 @@ static struct gpu_path_choice between(uint8_t from, uint8_t to, const uint32_t *
 {
 	if (from == to)
 		return (struct gpu_path_choice){ GPU_PATH_WITHIN, from, from };
-	/*
-	 * The destination reads: 374 GB/s with 16 KiB pages over NVLink, against 368 if the source writes.
-	 */
+	/* The destination reads: 374 GB/s with 16 KiB pages over NVLink, against 368 if the source writes. */
 	if (reaches(peers, to, from))
 		return (struct gpu_path_choice){ GPU_PATH_PEER, to, from };
 	if (reaches(peers, from, to))

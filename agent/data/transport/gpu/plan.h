@@ -15,7 +15,7 @@ enum gpu_path_kind {
 	GPU_PATH_TO_HOST,
 	GPU_PATH_FROM_HOST,
 	/*
-	 * Through staging memory in two steps: one by a device and one by this worker, or one by each of
+	 * From here on through staging memory in two steps: one by a device and one by this worker, or one by each of
 	 * two devices.
 	 */
 	GPU_PATH_TO_HOST_STAGED,
@@ -24,11 +24,6 @@ enum gpu_path_kind {
 	GPU_PATH_N,
 	GPU_PATH_NONE = GPU_PATH_N,
 };
-
-static inline bool gpu_path_is_staged(enum gpu_path_kind k)
-{
-	return k >= GPU_PATH_TO_HOST_STAGED;
-}
 
 struct gpu_path_choice {
 	enum gpu_path_kind kind;

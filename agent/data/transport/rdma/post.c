@@ -291,6 +291,18 @@ static void slice_post(struct rdma_queue *p, struct rdma_list *l)
 	rdma_partial_take(p);
 }
 
+/* Keys of the memory that the slice is sent from or received into. */
+static struct rail_keys *local_keys(const struct rdma *r, const struct slice *s)
+{
+	return s->staged ? r->staging : s->xfer->local->keys;
+}
+
+/* Keys of the memory at the peer. */
+static struct rail_keys *remote_keys(const struct slice *s)
+{
+	return s->window ? s->window->window->keys : s->xfer->remote->keys;
+}
+
 static void slice_begin(struct rdma_queue *p, struct slice *s)
 {
 	struct core *c = p->rdma->c;
@@ -302,8 +314,8 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 	s->posted_ns = c->now_ns;
 	p->partial = s;
 	p->at = (struct rdma_cursor){ 0 };
-	p->keys[0] = rail_keys_ref(rdma_local_keys(p->rdma, s));
-	p->keys[1] = rail_keys_ref(rdma_remote_keys(s));
+	p->keys[0] = rail_keys_ref(local_keys(p->rdma, s));
+	p->keys[1] = rail_keys_ref(remote_keys(s));
 	if (s->window)
 		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
 }
@@ -320,8 +332,8 @@ static bool fits(const struct rdma_queue *p, const struct slice *s)
 {
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
-	return rail_keys_have(rdma_local_keys(p->rdma, s), p->qp.path.rail) &&
-	       rail_keys_have(rdma_remote_keys(s), p->qp.path.to_rail);
+	return rail_keys_have(local_keys(p->rdma, s), p->qp.path.rail) &&
+	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
 }
 
 /* Compares the rails' load, then the queue pairs', then the rank of paths. */
@@ -339,10 +351,7 @@ static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
 	return a->qp.rank < b->qp.rank;
 }
 
-/*
- * The queue pair of the open list if the slice fits in there, else the least loaded one that can take the
- * slice.
- */
+/* The queue pair of the open list if the slice fits in there, else the least loaded one that can take the slice. */
 static struct rdma_queue *pick(struct rdma_channel *ch, const struct rdma_list *l,
 			       const struct slice *s)
 {

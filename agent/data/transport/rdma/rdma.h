@@ -193,13 +193,6 @@ struct rdma {
 #define RDMA_ROUTE_WINDOWED 2u /* through the peer's window */
 
 /* rdma.c */
-/* The transfer's slices use this channel. */
-static inline bool rdma_channel_has(const struct rdma_channel *ch, const struct xfer *x)
-{
-	return x->channel == &ch->ch || x->channel == &ch->staging.ch ||
-	       x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
-}
-
 static inline unsigned rdma_route(const struct rdma_channel *ch, const struct xfer *x)
 {
 	bool staged = x->channel == &ch->staging.ch || x->channel == &ch->win.staging.ch;
@@ -224,18 +217,6 @@ static inline bool rdma_channel_has_work(const struct rdma_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
 	       stage_channel_has_work(&ch->staging) || window_channel_has_work(&ch->win);
-}
-
-/* Keys of the memory that the slice is sent from or received into. */
-static inline struct rail_keys *rdma_local_keys(const struct rdma *r, const struct slice *s)
-{
-	return s->staged ? r->staging : s->xfer->local->keys;
-}
-
-/* Keys of the memory at the peer. */
-static inline struct rail_keys *rdma_remote_keys(const struct slice *s)
-{
-	return s->window ? s->window->window->keys : s->xfer->remote->keys;
 }
 
 static inline void rdma_timer(struct rdma *r, int64_t when_ns)

@@ -100,13 +100,20 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 	return channel_by(ch, route);
 }
 
+/* The transfer's slices use this channel. */
+static bool channel_has(const struct rdma_channel *ch, const struct xfer *x)
+{
+	return x->channel == &ch->ch || x->channel == &ch->staging.ch ||
+	       x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
+}
+
 static void transfer_move(struct core *c, struct xfer *x, void *arg)
 {
 	struct dray_list slices = DRAY_LIST_INIT(slices);
 	struct rdma_channel *ch = arg;
 	uint32_t n = 0;
 
-	if (!rdma_channel_has(ch, x) || x->state != XFER_RUNNING)
+	if (!channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
 	slices_take(&ch->retry, x, &slices);
 	slices_take(&ch->staging.staged, x, &slices);
@@ -131,7 +138,7 @@ static void review(struct core *c, struct xfer *x, void *arg)
 {
 	struct rdma_channel *ch = arg;
 
-	if (rdma_channel_has(ch, x) && rdma_route_check(ch->peer, x, rdma_route(ch, x)))
+	if (channel_has(ch, x) && rdma_route_check(ch->peer, x, rdma_route(ch, x)))
 		transfer_move(c, x, ch);
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owning side of windows: copies between a window here, which a peer reads and writes by RDMA, and GPU memory that
- * was granted to the peer. The control thread has checked the form of the request. This file checks it against the
- * grant and carries it out in rounds of as many ranges as one copy takes. It holds grant and region meanwhile.
+ * The owning side of windows: copies between a window here, which a peer reads and writes by RDMA, and GPU
+ * memory that was granted to the peer. The control thread has checked the form of the request. This file
+ * checks it against the grant and carries it out in rounds of as many ranges as one copy takes. It holds
+ * grant and region meanwhile.
  */
 #include <stdlib.h>
 

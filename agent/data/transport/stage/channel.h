@@ -50,10 +50,7 @@ void stage_channel_fill(struct core *c, struct stage_channel *p);
 struct slice *stage_channel_next(struct stage_channel *p);
 /* All bytes of a READ are in its buffer: scatters them, then ends the slice. */
 void stage_channel_scatter(struct core *c, struct stage_channel *p, struct slice *s);
-/*
- * Takes slices of x (NULL: all) that were not handed out and need not be sent; urgent: also those being
- * copied.
- */
+/* Takes slices of x (NULL: all) that were not handed out and need not be sent; urgent: also those being copied. */
 void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xfer *x, bool urgent,
 			struct dray_list *over);
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Access of a peer to ranges that it was granted: is it allowed, and where are the bytes. Worker thread
- * only.
- */
+/* Access of a peer to ranges that it was granted: is it allowed, and where are the bytes. Worker thread only. */
 #ifndef DRAY_AGENT_DATA_TRANSPORT_STAGE_GRANT_H
 #define DRAY_AGENT_DATA_TRANSPORT_STAGE_GRANT_H
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "lib/assert.h"
+#include "lib/cleanup.h"
 
 /* Enough buffers for a pipeline, even if slices are long. */
 #define BUFFERS_MIN 8
@@ -31,7 +32,7 @@ struct stage {
 int stage_up(struct core *c, const struct gpu_staging *staging)
 {
 	uint64_t unit = dray_min(c->cfg.slice_size, (uint64_t)PMSG_FRAME_BYTES_MAX);
-	struct stage *st;
+	dray_auto_free struct stage *st = NULL;
 
 	unit = dray_min(unit, staging->bytes / BUFFERS_MIN) & ~(uint64_t)(ALIGNMENT - 1);
 	dray_assert(!c->stage && unit);
@@ -41,10 +42,8 @@ int stage_up(struct core *c, const struct gpu_staging *staging)
 	st->unit = unit;
 	st->n = (uint32_t)dray_min(staging->bytes / unit, (uint64_t)BUFFERS_MAX);
 	st->buffers = calloc(st->n, sizeof(*st->buffers));
-	if (!st->buffers) {
-		free(st);
+	if (!st->buffers)
 		return -ENOMEM;
-	}
 	dray_list_init(&st->free);
 	dray_list_init(&st->lost);
 	dray_list_init(&st->starved);
@@ -58,7 +57,7 @@ int stage_up(struct core *c, const struct gpu_staging *staging)
 		dray_list_init(&b->copy_link);
 		dray_list_add(&st->free, &b->link);
 	}
-	c->stage = st;
+	c->stage = dray_take(st);
 	return 0;
 }
 

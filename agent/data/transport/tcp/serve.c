@@ -92,10 +92,7 @@ static void answer(struct serve *v, uint8_t kind, uint32_t status)
 		serve_stage_answer(v, kind, status);
 }
 
-/*
- * Reports in the answer's head that no payload follows, or closes the stream if the head was sent; false
- * then.
- */
+/* Reports in the answer's head that no payload follows, or closes the stream if the head was sent; false then. */
 static bool fail_read(struct serve *v, uint32_t status)
 {
 	if (v->head_gone) {
@@ -419,10 +416,7 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 
 	dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
 		if (s->id == id) {
-			/*
-			 * Two streams with one id cannot be told apart when one is lost, so both are
-			 * closed.
-			 */
+			/* Two streams with one id cannot be told apart when one is lost, so both are closed. */
 			tcp_serve_close(s, true, true);
 			goto refuse;
 		}

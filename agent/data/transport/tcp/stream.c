@@ -252,7 +252,7 @@ static struct iovec receive_room(struct tcp_stream *s)
 	return (struct iovec){ s->in + s->in_wr, room };
 }
 
-/* Cuts the list where one call has all it may move in this turn; returns the bytes left in it. */
+/* Cuts the list to the bytes that one call may move in this turn; returns them. */
 static uint64_t cut(const struct tcp_budget *b, struct iovec *iov, unsigned *n, uint64_t bytes)
 {
 	uint64_t max = (uint64_t)dray_max(b->left, (int64_t)TCP_CALL_MIN), sum = 0;

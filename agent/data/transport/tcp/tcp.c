@@ -65,7 +65,7 @@ static int tcp_init(struct core *c, void **ret_state)
 	return 0;
 }
 
-struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer)
+static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
 {
 	uint32_t i = dray_handle_index(peer);
 
@@ -153,7 +153,7 @@ static void stop_down(struct core *c, struct xfer *x, void *arg)
 static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
 {
 	struct tcp *t = state;
-	struct tcp_peer *peer = tcp_peer_get(t, handle);
+	struct tcp_peer *peer = peer_get(t, handle);
 	struct down down = { peer, code };
 
 	if (peer) {
@@ -193,7 +193,7 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 {
 	const struct remote_view *remote = object_remote(x->remote);
 	const struct region_view *local = object_region(x->local);
-	struct tcp_peer *peer = remote->is_local ? NULL : tcp_peer_get(state, remote->peer);
+	struct tcp_peer *peer = remote->is_local ? NULL : peer_get(state, remote->peer);
 
 	if (!peer || peer->down)
 		return NULL;
@@ -204,7 +204,7 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 
 static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
 {
-	return &tcp_peer_get(t, ch->link->peer)->channels[ch->class];
+	return &peer_get(t, ch->link->peer)->channels[ch->class];
 }
 
 static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct slice *s)
@@ -346,7 +346,7 @@ static int64_t tcp_tick(struct core *c, void *state)
 static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, int fd,
 			     uint64_t stream_id, enum dmsg_class class)
 {
-	struct tcp_peer *peer = tcp_peer_get(state, handle);
+	struct tcp_peer *peer = peer_get(state, handle);
 
 	if (peer) {
 		tcp_serve_adopt(state, peer, fd, stream_id, class);
@@ -358,7 +358,7 @@ static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, in
 
 static void tcp_stream_reset(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
 {
-	struct tcp_peer *peer = tcp_peer_get(state, handle);
+	struct tcp_peer *peer = peer_get(state, handle);
 
 	if (peer)
 		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
@@ -371,7 +371,7 @@ static void tcp_stream_reset(struct core *c, void *state, dray_handle handle, ui
 
 static void tcp_stream_dead(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
 {
-	struct tcp_peer *peer = tcp_peer_get(state, handle);
+	struct tcp_peer *peer = peer_get(state, handle);
 
 	if (peer && !tcp_channel_dead(&peer->channels[0], stream_id))
 		tcp_channel_dead(&peer->channels[1], stream_id);

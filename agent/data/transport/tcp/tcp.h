@@ -215,8 +215,6 @@ static inline struct tcp *tcp_of(const struct tcp_channel *ch)
 	return ch->peer->tcp;
 }
 
-struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
-
 static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
 {
 	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
@@ -279,7 +277,7 @@ void tcp_connect_tick(struct tcp_requester *p);
 /* A stream failed to open, or broke before its first answer: sets the time of the next attempt. */
 void tcp_connect_failed(struct tcp_channel *ch);
 
-/* post.c */
+/* request.c */
 extern const struct tcp_side tcp_requester_side;
 static inline struct tcp_frame *tcp_frame_at(struct tcp_requester *p, uint32_t i)
 {
