@@ -15,7 +15,7 @@ struct window_copy {
 	struct rdma_copy copy; /* first: freed by the control thread */
 	struct dray_list link; /* on rdma->copies or rdma->copied */
 	struct rdma *rdma;
-	struct object *grant, *region;
+	struct granted held;
 	struct grant_walk at;
 	struct stage_buffer b; /* of the present round */
 };
@@ -29,19 +29,15 @@ struct rdma_copy *rdma_copy_new(void)
 
 static void end(struct window_copy *w, uint32_t code)
 {
-	struct object *grant = w->grant, *region = w->region;
 	struct rdma_copy *copy = &w->copy;
+	struct granted held = w->held;
 	struct core *c = w->rdma->c;
 
 	dray_list_del(&w->link);
-	w->grant = w->region = NULL;
 	copy->gpu_lost = w->b.lost;
 	/* The report comes first, because releasing the objects can end more. */
 	rdma_event(w->rdma, RDMA_COPIED, copy->peer, 0, code, copy);
-	if (grant)
-		object_release(c, grant);
-	if (region)
-		object_release(c, region);
+	granted_release(c, &held);
 }
 
 static void round_done(struct core *c, struct stage_buffer *b)
@@ -54,12 +50,11 @@ static void round_done(struct core *c, struct stage_buffer *b)
 
 static void next_round(struct window_copy *w)
 {
-	const struct region_view *r = object_region(w->region);
+	const struct region_view *r = object_region(w->held.region);
 	struct stage_buffer *b = &w->b;
 	uint64_t bytes;
 
-	b->n_ranges =
-		grant_walk_ranges(&w->at, w->grant, w->region, b->ranges, STAGE_RANGES_MAX, &bytes);
+	b->n_ranges = grant_walk_ranges(&w->at, &w->held, b->ranges, STAGE_RANGES_MAX, &bytes);
 	b->bytes = bytes;
 	dray_list_add(&w->rdma->copies, &w->link);
 	stage_copy(w->rdma->c, b, r->gpu, w->copy.scatter, round_done);
@@ -69,22 +64,20 @@ void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 {
 	struct window_copy *w = dray_container_of(copy, struct window_copy, copy);
 	uint16_t access = copy->scatter ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
-	struct object *grant = NULL, *region = NULL;
+	struct granted granted = { 0 };
 	uint32_t code = grant_check(r->c, copy->peer, copy->grant, access, copy->segs, copy->n_segs,
-				    &grant, &region);
+				    &granted);
 
 	w->rdma = r;
 	dray_list_init(&w->link);
-	if (!code && object_region(region)->memory != REGION_GPU)
+	if (!code && object_region(granted.region)->memory != REGION_GPU)
 		code = DRAY_E_UNSUPPORTED;
 	if (code) {
 		end(w, code);
 		return;
 	}
-	w->grant = grant;
-	w->region = region;
-	object_hold(grant);
-	object_hold(region);
+	w->held = granted;
+	granted_hold(&granted);
 	grant_walk_init(&w->at, copy->segs, copy->n_segs);
 	stage_buffer_init(&w->b, copy->base, copy->class);
 	w->b.holder = w;
@@ -93,9 +86,9 @@ void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 
 static uint32_t dropped(const struct window_copy *w)
 {
-	if (w->grant->drop_code)
-		return grant_drop_code(w->grant);
-	return w->region->drop_code ? grant_drop_code(w->region) : 0;
+	if (w->held.grant->drop_code)
+		return grant_drop_code(w->held.grant);
+	return w->held.region->drop_code ? grant_drop_code(w->held.region) : 0;
 }
 
 /* Its round has ended: starts the next one, or ends the copy. */
@@ -128,18 +121,13 @@ void rdma_copies_progress(struct rdma *r)
 		round_end(w);
 }
 
-static bool uses(const struct window_copy *w, const struct object *o)
-{
-	return w->grant == o || w->region == o;
-}
-
 void rdma_copies_drop(struct rdma *r, const struct object *o)
 {
 	if (o->drop_urgent)
 		dray_list_for_each(&r->copies, w, struct window_copy, link)
-			if (uses(w, o))
+			if (granted_has(&w->held, o))
 				stage_finish(r->c, &w->b);
 	dray_list_for_each(&r->copied, done, struct window_copy, link)
-		if (uses(done, o))
+		if (granted_has(&done->held, o))
 			round_end(done);
 }

@@ -4,12 +4,11 @@
 #include "agent/data/transport/stage/stage.h"
 #include "lib/cleanup.h"
 
-unsigned grant_walk_ranges(struct grant_walk *w, const struct object *grant,
-			   const struct object *region, struct iovec *iov, unsigned max,
-			   uint64_t *ret_bytes)
+unsigned grant_walk_ranges(struct grant_walk *w, const struct granted *held, struct iovec *iov,
+			   unsigned max, uint64_t *ret_bytes)
 {
-	const struct grant_view *g = (const struct grant_view *)grant->view;
-	const struct region_view *r = object_region(region);
+	const struct grant_view *g = (const struct grant_view *)held->grant->view;
+	const struct region_view *r = object_region(held->region);
 	uint64_t skip = w->seg_offset, bytes = 0;
 	uint32_t e = w->extent;
 	unsigned n = 0;
@@ -90,8 +89,7 @@ static uint32_t gone(struct core *c, dray_handle region)
 }
 
 uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint16_t access,
-		     const struct pmsg_seg *segs, uint32_t n_segs, struct object **ret_grant,
-		     struct object **ret_region)
+		     const struct pmsg_seg *segs, uint32_t n_segs, struct granted *ret)
 {
 	struct object *grant = object_get(c, OBJECT_GRANT, handle), *region;
 	const struct grant_view *g = grant ? (const struct grant_view *)grant->view : NULL;
@@ -105,8 +103,7 @@ uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint1
 		return DRAY_E_DENIED;
 	if (!in_range(g, object_region(region), segs, n_segs))
 		return DRAY_E_RANGE;
-	*ret_grant = grant;
-	*ret_region = region;
+	*ret = (struct granted){ grant, region };
 	return reachable(c, object_region(region));
 }
 

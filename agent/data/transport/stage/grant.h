@@ -5,6 +5,11 @@
 
 #include "agent/data/transfer/object.h"
 
+/* A grant and its region, held while the peer's access is carried out; NULL: neither is. */
+struct granted {
+	struct object *grant, *region;
+};
+
 /* Segments, and the position in them. */
 struct grant_walk {
 	const struct pmsg_seg *segs; /* borrowed */
@@ -21,16 +26,37 @@ static inline void grant_walk_init(struct grant_walk *w, const struct pmsg_seg *
 
 /*
  * Checks that the peer may access these segments (each of which has a length) in this way, and that this
- * worker can. Returns an error code, REVOKED also for an unknown grant; or 0 and the objects.
+ * worker can. Returns an error code, REVOKED also for an unknown grant; or 0 and the objects, not held.
  */
 uint32_t grant_check(struct core *c, dray_handle peer, dray_handle grant, uint16_t access,
-		     const struct pmsg_seg *segs, uint32_t n_segs, struct object **ret_grant,
-		     struct object **ret_region);
+		     const struct pmsg_seg *segs, uint32_t n_segs, struct granted *ret);
+
+static inline void granted_hold(const struct granted *g)
+{
+	object_hold(g->grant);
+	object_hold(g->region);
+}
+
+/* Releases what is held, which may run up->object_dropped. */
+static inline void granted_release(struct core *c, struct granted *g)
+{
+	struct granted held = *g;
+
+	*g = (struct granted){ 0 };
+	if (!held.grant)
+		return;
+	object_release(c, held.grant);
+	object_release(c, held.region);
+}
+
+static inline bool granted_has(const struct granted *g, const struct object *o)
+{
+	return g->grant == o || g->region == o;
+}
 
 /* Sets up to max ranges of the next bytes. Returns their number. */
-unsigned grant_walk_ranges(struct grant_walk *w, const struct object *grant,
-			   const struct object *region, struct iovec *iov, unsigned max,
-			   uint64_t *ret_bytes);
+unsigned grant_walk_ranges(struct grant_walk *w, const struct granted *held, struct iovec *iov,
+			   unsigned max, uint64_t *ret_bytes);
 /* n bytes are done. */
 void grant_walk_advance(struct grant_walk *w, uint64_t n);
 

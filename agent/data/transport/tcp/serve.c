@@ -35,26 +35,18 @@ static struct serve *serve_of(const struct tcp_stream *s)
 	return dray_container_of((struct tcp_stream *)(uintptr_t)s, struct serve, s);
 }
 
-static void hold(struct serve *v, struct object *grant, struct object *region)
+static void hold(struct serve *v, const struct granted *granted)
 {
-	v->grant = grant;
-	v->region = region;
-	object_hold(grant);
-	object_hold(region);
+	v->held = *granted;
+	granted_hold(granted);
 	dray_list_add(&v->s.tcp->holding, &v->hold_link);
 }
 
 static void release(struct serve *v)
 {
-	struct object *grant = v->grant, *region = v->region;
-
-	v->grant = v->region = NULL;
 	v->grace_ns = 0;
 	dray_list_del(&v->hold_link);
-	if (grant)
-		object_release(v->s.tcp->c, grant);
-	if (region)
-		object_release(v->s.tcp->c, region);
+	granted_release(v->s.tcp->c, &v->held);
 }
 
 static bool out_pending(const struct serve *v)
@@ -108,7 +100,7 @@ static bool fail_read(struct serve *v, uint32_t status)
 /* Of the current frame, in host memory. */
 static unsigned host_ranges(struct serve *v, struct iovec *iov, unsigned max, uint64_t *ret_bytes)
 {
-	return grant_walk_ranges(&v->at, v->grant, v->region, iov, max, ret_bytes);
+	return grant_walk_ranges(&v->at, &v->held, iov, max, ret_bytes);
 }
 
 static unsigned serve_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
@@ -129,17 +121,6 @@ static void serve_advance(struct tcp_stream *s, uint64_t n)
 		grant_walk_advance(&v->at, n);
 }
 
-/* Checks the peer's right to the access. Returns an error code, or 0 and the objects. */
-static uint32_t check(const struct serve *v, const struct pmsg_frame *wire,
-		      struct object **ret_grant, struct object **ret_region)
-{
-	uint16_t access = wire->kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE :
-								DMSG_ACCESS_READ;
-
-	return grant_check(v->s.tcp->c, v->s.peer->link->peer, wire->grant, access, v->segs,
-			   wire->segs, ret_grant, ret_region);
-}
-
 /* Copies a small answer behind its head, which completes the frame. */
 static void read_small(struct serve *v, uint64_t length)
 {
@@ -152,7 +133,7 @@ static void read_small(struct serve *v, uint64_t length)
 
 		for (unsigned i = 0; i < n; i++) {
 			if (fault_copy(v->out + v->out_wr, iov[i].iov_base, iov[i].iov_len) < 0) {
-				xfer_memory_fault(v->s.tcp->c, v->region->view->session);
+				xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
 				v->out_wr = start;
 				put_answer(v, v->answer_at, v->slice, PMSG_FRAME_KIND_READ_DATA,
 					   DRAY_E_REGION_FAULT, 0);
@@ -195,11 +176,11 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 }
 
 /* Carries out or begins the frame; the objects are set if v->status is 0. False: a later turn is needed. */
-static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct object *grant,
-		       struct object *region)
+static bool take_frame(struct serve *v, const struct pmsg_frame *wire,
+		       const struct granted *granted)
 {
 	bool write = wire->kind == PMSG_FRAME_KIND_WRITE;
-	bool host = !v->status && object_region(region)->memory == REGION_HOST;
+	bool host = !v->status && object_region(granted->region)->memory == REGION_HOST;
 
 	if (host && !write && !serve_queue_empty(v)) {
 		/* Its payload is sent from the region, after the answers before it. */
@@ -211,10 +192,10 @@ static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct ob
 		v->s.sink = v->status != 0;
 	}
 	if (host)
-		hold(v, grant, region);
+		hold(v, granted);
 	else if (!v->status)
 		serve_stage_start(v, write ? PMSG_FRAME_KIND_WRITE_ACK : PMSG_FRAME_KIND_READ_DATA,
-				  wire->length, grant, region);
+				  wire->length, granted);
 	if (host && !write)
 		start_read(v, wire->length);
 	else if (v->status && !write)
@@ -225,7 +206,8 @@ static bool take_frame(struct serve *v, const struct pmsg_frame *wire, struct ob
 static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
 	struct serve *v = serve_of(s);
-	struct object *grant = NULL, *region = NULL;
+	struct granted granted = { 0 };
+	uint16_t access;
 	struct pmsg_frame wire;
 	size_t need;
 
@@ -242,7 +224,9 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	if (decode(v, bytes, &wire) < 0)
 		return -EPROTO;
 	v->slice = wire.slice;
-	v->status = check(v, &wire, &grant, &region);
+	access = wire.kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
+	v->status = grant_check(s->tcp->c, s->peer->link->peer, wire.grant, access, v->segs,
+				wire.segs, &granted);
 	if (v->status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
 		/*
 		 * The peer may have used the grant before this worker has read the command that publishes
@@ -257,7 +241,7 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		return 0;
 	}
 	v->grant_waits = 0;
-	return take_frame(v, &wire, grant, region) ? (int)need : 0;
+	return take_frame(v, &wire, &granted) ? (int)need : 0;
 }
 
 static bool serve_blocked(const struct tcp_stream *s)
@@ -274,7 +258,7 @@ static void serve_fault(struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
 
-	xfer_memory_fault(v->s.tcp->c, v->region->view->session);
+	xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
 	v->status = DRAY_E_REGION_FAULT;
 	s->sink = true;
 	release(v);
@@ -342,7 +326,7 @@ static bool flush(struct serve *v, struct tcp_budget *b)
 		} else if (n == -EAGAIN) {
 			return true;
 		} else if (n == -EFAULT && v->read_left) {
-			xfer_memory_fault(v->s.tcp->c, v->region->view->session);
+			xfer_memory_fault(v->s.tcp->c, v->held.region->view->session);
 			if (!fail_read(v, DRAY_E_REGION_FAULT))
 				return false;
 		} else {
@@ -489,7 +473,7 @@ void tcp_serve_drop(struct tcp *t, struct object *o)
 {
 	serve_stage_drop(t, o);
 	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
-		if (v->grant != o && v->region != o)
+		if (!granted_has(&v->held, o))
 			continue;
 		frame_drop(v, o);
 		tcp_stream_requeue(&v->s);

@@ -20,17 +20,17 @@ struct serve_frame {
 	struct serve *serve;
 	uint64_t slice, length; /* length: a READ's payload */
 	uint32_t status;
-	uint32_t copies;               /* in flight */
-	uint8_t kind;                  /* of the answer */
-	bool taken;                    /* WRITE: all payload received. READ: all copies begun */
-	struct object *grant, *region; /* held while a GPU may access their memory; or NULL */
+	uint32_t copies;         /* in flight */
+	uint8_t kind;            /* of the answer */
+	bool taken;              /* WRITE: all payload received. READ: all copies begun */
+	struct granted held;     /* held while a GPU may access their memory; or NULL */
 	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
 };
 
 struct serve {
 	struct tcp_stream s;        /* first */
 	struct dray_list hold_link; /* on tcp->holding while it holds grant and region */
-	struct object *grant, *region;
+	struct granted held;
 	/* the current frame */
 	uint64_t slice;
 	uint32_t status;
@@ -82,8 +82,8 @@ void serve_stage_init(struct serve *v);
 /* Queues an answer that needs nothing more. The queue is not full. */
 void serve_stage_answer(struct serve *v, uint8_t kind, uint32_t status);
 /* Begins the current frame, which is on GPU memory, and holds its objects. The queue is not full. */
-void serve_stage_start(struct serve *v, uint8_t kind, uint64_t length, struct object *grant,
-		       struct object *region);
+void serve_stage_start(struct serve *v, uint8_t kind, uint64_t length,
+		       const struct granted *granted);
 /* Handles copies and buffers that became ready. False: the stream closed. */
 bool serve_stage_step(struct serve *v);
 /* Moves answers whose turn has come to `out`. */

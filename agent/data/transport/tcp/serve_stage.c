@@ -67,14 +67,8 @@ static void pop(struct serve *v)
 /* Releases the frame's objects if no copy is in flight or still to come. */
 static void frame_release(struct serve_frame *f)
 {
-	struct object *grant = f->grant, *region = f->region;
-	struct core *c = f->serve->s.tcp->c;
-
-	if (!grant || f->copies || !(f->taken || f->status))
-		return;
-	f->grant = f->region = NULL;
-	object_release(c, grant);
-	object_release(c, region);
+	if (!f->copies && (f->taken || f->status))
+		granted_release(f->serve->s.tcp->c, &f->held);
 }
 
 static void chunks_release(struct serve_frame *f)
@@ -126,7 +120,7 @@ static void copy_done(struct core *c, struct stage_buffer *b)
 
 static void copy(struct serve_frame *f, struct stage_buffer *b)
 {
-	const struct region_view *r = object_region(f->region);
+	const struct region_view *r = object_region(f->held.region);
 
 	f->copies++;
 	dray_list_add(&f->chunks, &b->link);
@@ -147,8 +141,7 @@ static struct stage_buffer *next_chunk(struct serve *v)
 		return NULL;
 	}
 	b->holder = f;
-	b->n_ranges =
-		grant_walk_ranges(&v->at, f->grant, f->region, b->ranges, STAGE_RANGES_MAX, &bytes);
+	b->n_ranges = grant_walk_ranges(&v->at, &f->held, b->ranges, STAGE_RANGES_MAX, &bytes);
 	while (bytes > max) {
 		struct iovec *last = &b->ranges[b->n_ranges - 1];
 		uint64_t cut = dray_min((uint64_t)last->iov_len, bytes - max);
@@ -184,15 +177,13 @@ static void get_chunks(struct serve *v)
 	v->rx = NULL;
 }
 
-void serve_stage_start(struct serve *v, uint8_t kind, uint64_t length, struct object *grant,
-		       struct object *region)
+void serve_stage_start(struct serve *v, uint8_t kind, uint64_t length,
+		       const struct granted *granted)
 {
 	struct serve_frame *f = push(v, kind, 0, length);
 
-	f->grant = grant;
-	f->region = region;
-	object_hold(grant);
-	object_hold(region);
+	f->held = *granted;
+	granted_hold(granted);
 	v->rx = f;
 	v->chunks_left = length;
 	v->chunk_at = 0;
@@ -346,7 +337,7 @@ static void frame_drop(struct serve *v, const struct object *o)
 	for (uint32_t i = v->q_head; i != v->q_tail; i++) {
 		struct serve_frame *f = frame_at(v, i);
 
-		if (f->grant != o && f->region != o)
+		if (!granted_has(&f->held, o))
 			continue;
 		/* Copies in flight may end, but the frame waits for no further buffers. */
 		if (v->rx == f)
