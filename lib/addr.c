@@ -210,7 +210,7 @@ void dray_addr_set_port(struct dray_addr *a, unsigned port)
 		a->in.sin_port = htons((uint16_t)port);
 }
 
-bool dray_segment_valid(const char *s)
+bool dray_endpoint_valid(const char *s)
 {
 	char host[DRAY_HOST_BYTES];
 	struct dray_addr a;
@@ -220,7 +220,7 @@ bool dray_segment_valid(const char *s)
 	if (dray_host_port_split(s, host, &port) < 0 || !port)
 		return false;
 	r = dray_addr_parse(s, &a);
-	/* others could not reach these */
+	/* other hosts cannot reach these */
 	if (r == 0)
 		return !dray_addr_is_wildcard(&a) && !dray_addr_is_link_local(&a);
 	return r == -EAFNOSUPPORT;

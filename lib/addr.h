@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Socket addresses and segments: host:port, [addr]:port for IPv6. Never resolves names. */
+/* Socket addresses as text: host:port, or [addr]:port for IPv6. Never resolves names. */
 #ifndef DRAY_LIB_ADDR_H
 #define DRAY_LIB_ADDR_H
 
@@ -44,7 +44,7 @@ bool dray_addr_is_link_local(const struct dray_addr *a);
 unsigned dray_addr_port(const struct dray_addr *a);
 void dray_addr_set_port(struct dray_addr *a, unsigned port);
 
-/* Well-formed segment: numeric or a host name of legal characters, with a port 1 to 65535. */
-bool dray_segment_valid(const char *s);
+/* host:port that other hosts can use: an address that is neither a wildcard nor link-local, or a valid name; port 1 to 65535. */
+bool dray_endpoint_valid(const char *s);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pauses before something that failed is tried again. */
+/* Pauses between retries. */
 #ifndef DRAY_LIB_BACKOFF_H
 #define DRAY_LIB_BACKOFF_H
 
@@ -8,7 +8,7 @@
 #include "lib/cleanup.h"
 #include "lib/random.h"
 
-/* After so many failures in a row, from 1: doubles from min to max. In the unit of these. */
+/* The pause after so many failures in a row, from 1: doubles from min to max, in their unit. */
 static inline int64_t backoff_pause(uint32_t failures, int64_t min, int64_t max)
 {
 	int64_t pause = min;
@@ -19,7 +19,7 @@ static inline int64_t backoff_pause(uint32_t failures, int64_t min, int64_t max)
 	return dray_min(pause, max);
 }
 
-/* Between half of it and all of it, so that two sides, or many that lost the same switch, do not meet again. */
+/* A random pause between half of it and all of it, so that the retries of many processes spread. */
 static inline int64_t backoff_spread(int64_t pause)
 {
 	return pause - (int64_t)(dray_random() % (uint64_t)(pause / 2 + 1));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scope-bound ownership: dray_auto(f) runs f's cleanup twin when the variable goes out of scope. */
+/* Scope-bound ownership: dray_auto(f) calls f for the variable when it goes out of scope. */
 #ifndef DRAY_LIB_CLEANUP_H
 #define DRAY_LIB_CLEANUP_H
 
@@ -18,7 +18,7 @@
 
 #define dray_auto(func) __attribute__((cleanup(func##p)))
 
-/* Hands the value over and leaves NULL behind. */
+/* Yields the value and sets the variable to NULL. */
 #define dray_take(p)                           \
 	({                                     \
 		__auto_type dray_taken_ = (p); \
@@ -26,7 +26,7 @@
 		dray_taken_;                   \
 	})
 
-/* The same for descriptors: leaves -1 behind. */
+/* The same for descriptors: sets the variable to -1. */
 #define dray_take_fd(fd)                   \
 	({                                 \
 		int dray_taken_fd_ = (fd); \

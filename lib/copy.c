@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One stream of reads is held back by its page walks and by the prefetcher, which stops at each page. So
- * four neighbouring pages are copied side by side: measured at 0.97 of one memcpy of 1 GiB with pieces of
- * 1 MiB, where memcpy of such pieces reaches 0.9.
+ * Page walks and the prefetcher, which stops at each page, slow down a single stream of reads. So dray_copy_stream()
+ * copies four neighbouring pages side by side. Measured with pieces of 1 MiB: 0.97 of the speed of one memcpy of 1 GiB, where
+ * memcpy of such pieces reaches 0.9.
  */
 #include "lib/copy.h"
 
@@ -10,7 +10,7 @@
 
 #include "lib/cleanup.h"
 
-/* Shorter pieces of a list do not go by the stream: its stores gain nothing there. */
+/* Non-temporal stores gain nothing for shorter pieces. */
 #define STREAM_PIECE (128u << 10)
 
 #ifdef __x86_64__
@@ -34,7 +34,7 @@ __attribute__((target("avx"))) static void stream_blocks(uint8_t *dst, const uin
 				_mm256_stream_si256((void *)to, low);
 				_mm256_stream_si256((void *)(to + 32), high);
 			}
-	/* non-temporal stores are in no order with others without it */
+	/* orders the non-temporal stores before later stores */
 	_mm_sfence();
 }
 
@@ -54,13 +54,11 @@ void dray_copy_stream(void *dst, const void *src, size_t n)
 	memmove(to + head + blocks, from + head + blocks, n - head - blocks);
 }
 
-/* --- lists ---------------------------------------------------------------------------------------- */
-
-/* Copied without a loop that could run over lines or a call. */
+/* Up to this size a piece is copied without a call. */
 #define SMALL 256
-/* Fetched ahead, and so the most of a piece that is copied before looking what is next. */
+/* A larger piece is copied in blocks; during each the next block is prefetched. */
 #define BLOCK (16u << 10)
-/* Of small pieces so many are under way at once. */
+/* Distance of prefetching in small pieces. */
 #define AHEAD 8
 
 typedef __m256i AVX;
@@ -118,13 +116,13 @@ __attribute__((target("avx"))) static inline void copy_small(uint8_t *to, const 
 }
 
 /*
- * More than SMALL bytes. Next is what follows in the list: its lines are on the way when it is its turn. The
- * destination's lines too: they have to be read before they can be written.
+ * Copies more than SMALL bytes and prefetches the next block or piece, source and destination: the processor reads a line of the
+ * destination before it writes to it.
  */
 __attribute__((target("avx"))) static inline void
 copy_block(uint8_t *to, const uint8_t *from, size_t n, const struct dray_piece *next)
 {
-	/* the first line by itself, so that stores of the others are aligned */
+	/* the first line alone, so that the other stores are aligned */
 	size_t at = LINE - ((uintptr_t)to & (LINE - 1)), ahead = 0;
 
 	STORE(to, LOAD(from));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of lists of pieces, and copies that leave the caches alone. */
+/* Copies lists of pieces, and large pieces without filling the caches. */
 #ifndef DRAY_LIB_COPY_H
 #define DRAY_LIB_COPY_H
 
@@ -14,18 +14,16 @@ struct dray_piece {
 };
 
 /*
- * memcpy of each piece, in order or not. While one is copied the lines of the next are fetched, so a list in
- * which neighbours lie far apart is copied faster than by one memcpy a piece. stream: large pieces go by
- * dray_copy_stream(). Where pieces overlap, the destinations' bytes are undefined afterwards. Any thread;
- * keeps to the ranges of the list.
+ * memcpy of each piece, in no particular order. Prefetches the next piece while it copies one, so a list of scattered pieces
+ * is copied faster than by one memcpy for each. stream: copies large pieces by dray_copy_stream(). If pieces
+ * overlap, the bytes of the destination are undefined. Any thread; accesses the ranges of the list only.
  */
 void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream);
 
 /*
- * memcpy by non-temporal stores where the processor has them, for what is larger than the caches: the
- * destination is neither read before it is written nor kept. Ordered before later stores like any other
- * copy. Where both overlap, the destination's bytes are undefined afterwards. Any thread; keeps to the
- * two ranges.
+ * memcpy by non-temporal stores where the processor has them, for ranges larger than the caches: the processor neither reads
+ * the destination first nor keeps it. Ordered before later stores like any copy. If the ranges overlap, the
+ * bytes of the destination are undefined. Any thread; accesses the two ranges only.
  */
 void dray_copy_stream(void *dst, const void *src, size_t n);
 

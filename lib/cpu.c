@@ -24,8 +24,7 @@
 DRAY_DEFINE_CLEANUP(FILE *, fclose);
 
 /*
- * The main thread's: it keeps the mask that the process was given, while other threads may have been placed
- * on some CPUs of it.
+ * Of the main thread, which keeps the mask that the process was given. Other threads may be pinned to some of these CPUs.
  */
 static unsigned affinity_count(void)
 {
@@ -49,7 +48,7 @@ static unsigned affinity_count(void)
 	return 1;
 }
 
-/* The first two numbers of a small file ("max" and "-1" are none); false where there are none. */
+/* The first two numbers of a small file. False if it has none, as with "max". */
 static bool numbers_read(const char *path, long long *ret_a, long long *ret_b)
 {
 	dray_auto(fclose) FILE *f = fopen(path, "re");
@@ -90,7 +89,7 @@ static unsigned quota_of(const char *dir, bool v2)
 	return (unsigned)(quota / period * MILLI + quota % period * MILLI / period);
 }
 
-/* Spaces and the like stand in mountinfo as \040. */
+/* mountinfo writes a space as \040. */
 static void unescape(char *s)
 {
 	char *to = s;
@@ -179,7 +178,7 @@ static unsigned quota_upwards(const char *root, const struct mount *m, const cha
 	char dir[PATH_MAX];
 	int n;
 
-	/* A path outside of what the mount shows: only the mount's own folder is known. */
+	/* the mount does not show this cgroup, so only the limit of the mount's own folder is known */
 	if (strstr(cgroup, "/.."))
 		cgroup = "";
 	else if (n_shown > 1 && !strncmp(cgroup, m->shown, n_shown) &&

@@ -20,7 +20,7 @@ struct dray_cpus {
 	unsigned quota_milli; /* its cgroup's limit, v1 or v2, in thousandths; UINT_MAX without one */
 };
 
-/* Reads a few small files of the kernel's. Any thread: the answer is that of the main one. */
+/* Reads a few small files of the kernel. Any thread: the result describes the main thread. */
 void dray_cpus_get(struct dray_cpus *ret);
 
 /* CPUs that can be kept busy all the time, at least 1. Pure. */
@@ -29,14 +29,14 @@ unsigned dray_cpus_whole(const struct dray_cpus *c);
 #define DRAY_CPUS_WHY_BYTES 48
 
 /*
- * Can a thread spin without taking the CPU from whom it waits for? That takes two whole CPUs, one for each.
- * why: "" or what is in the way, such as "1 CPU allowed"; NULL with n 0 for who does not ask. Pure.
+ * Whether a thread can spin without taking the CPU from the thread that it waits for, which takes two whole CPUs. why:
+ * "", or the reason against it, such as "1 CPU allowed"; may be NULL with n 0. Pure.
  */
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
 
 /*
- * The cgroup's CPU limit alone, in thousandths of a CPU; UINT_MAX without one. root is put before every
- * path that is read ("" outside of tests).
+ * The cgroup's CPU limit alone, in thousandths of a CPU; UINT_MAX without one. root: prefix of every path that is read
+ * ("" outside of tests).
  */
 unsigned dray_cpu_quota(const char *root);
 

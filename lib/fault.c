@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The guard is a jump buffer of the thread, armed for the length of one copy. The handler jumps
- * there when a memory access of this thread raised the signal while the buffer is armed; any
- * other SIGBUS is none of ours and goes to whoever handled it before us, in the end to the
- * default that ends the process.
+ * The guard is a jump buffer of the thread, armed during one copy. If a memory access of this thread raises the signal
+ * while the buffer is armed, the handler jumps there. Any other SIGBUS goes to the handler that was installed
+ * before, and in the end to the default action, which ends the process.
  *
- * The jump does not bring back the signal mask, since saving that would cost each copy a system
- * call; the handler takes the signal out of the mask itself.
+ * The jump does not restore the signal mask, because saving the mask would cost each copy a system call. The handler
+ * unblocks the signal itself.
  */
 #include "lib/fault.h"
 
@@ -23,7 +22,7 @@
 
 #include "lib/cleanup.h"
 
-/* younger than the C library's headers may be */
+/* older C libraries lack it */
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
@@ -46,7 +45,7 @@ static void pass_on(int sig, siginfo_t *info, void *context)
 	} else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
 		former.sa_handler(sig);
 	} else {
-		/* the access is repeated and meets the default; one that was sent is sent again */
+		/* the access is repeated under the default action; a signal sent by a process is sent again */
 		signal(sig, SIG_DFL);
 		if (info->si_code <= 0)
 			raise(sig);
@@ -55,10 +54,7 @@ static void pass_on(int sig, siginfo_t *info, void *context)
 
 static void handle_sigbus(int sig, siginfo_t *info, void *context)
 {
-	/*
-	 * the kernel found a broken page that nobody has touched: nothing to do until somebody
-	 * does
-	 */
+	/* the kernel found a broken page that no access has needed yet */
 	if (info->si_code == BUS_MCEERR_AO)
 		return;
 	if (guard.armed && info->si_code > 0) {
@@ -89,8 +85,8 @@ int fault_init(void)
 }
 
 /*
- * The fences keep the accesses between arming and disarming, as far as the compiler is concerned;
- * the signal is raised by the accessing instruction itself, on the same thread.
+ * The fences keep the compiler from moving accesses out of the guarded section. The accessing instruction raises the
+ * signal on its own thread, so no fence of the processor is needed.
  */
 static inline void arm(void)
 {
@@ -109,7 +105,7 @@ int fault_copy(void *dst, const void *src, size_t n)
 	if (sigsetjmp(guard.jump, 0))
 		return -EFAULT;
 	arm();
-	/* one region may be both sides of a local copy, and overlap: its bytes are then undefined, not ours */
+	/* memmove: both sides may lie in one mapping and overlap */
 	memmove(dst, src, n);
 	disarm();
 	return 0;
@@ -160,7 +156,7 @@ int fault_store32(uint32_t *p, uint32_t v)
 	return 0;
 }
 
-/* -1 where this kernel or sandbox has none for us. */
+/* -1 where the kernel or a system call filter refuses. */
 static int uffd_open(void)
 {
 	struct uffdio_api api = {
@@ -178,7 +174,7 @@ static int uffd_open(void)
 
 bool fault_guard_memory(void *p, uint64_t bytes)
 {
-	/* one for the process and never closed: closing it would take every guard away */
+	/* one for the process, never closed: closing it would remove every guard */
 	static int uffd = -1;
 	static bool tried;
 	struct uffdio_register reg = {

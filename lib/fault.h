@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Guarded access to client memory. A client can take pages away at any time (hole punching, an
- * exhausted huge-page pool); touching them then raises SIGBUS. Every copy by CPU runs under a
- * guard that turns it into an error. System calls on such memory fail with EFAULT by themselves.
+ * Guarded access to memory that another process shares and can take pages from at any time (hole punching, an
+ * exhausted huge-page pool): an access then raises SIGBUS, which the guard turns into an error. System calls
+ * on such memory fail with EFAULT by themselves.
  *
- * fault_guard_memory() makes missing pages of a mapping fault instead of being allocated at the
- * agent's expense (userfaultfd in SIGBUS mode, user-mode only, where the kernel and the sandbox
- * allow it).
+ * fault_guard_memory() makes missing pages of a mapping fault, so that they are not allocated at this
+ * process's expense (userfaultfd in SIGBUS mode, user-mode only, where the kernel allows it).
  */
 #ifndef DRAY_LIB_FAULT_H
 #define DRAY_LIB_FAULT_H
@@ -18,35 +17,31 @@
 #include "lib/copy.h"
 
 /*
- * Installs the process's SIGBUS handler; control thread, before workers start. 0 or -errno.
- * Called again it does nothing, unless somebody has put another handler in its place.
+ * Installs the process's SIGBUS handler, before threads start that use the guard. 0 or -errno. A second call does
+ * nothing, unless the handler was replaced.
  */
 int fault_init(void);
 
 /*
- * True where missing pages of [p, p+bytes) now fault; it lasts until the range is unmapped. p and
- * bytes are multiples of the mapping's page size. Not an error where it cannot be had. Control
- * thread.
+ * True: missing pages of [p, p+bytes) fault from now on, until the range is unmapped. p and bytes are multiples of the
+ * mapping's page size. False where the kernel refuses, which is no error. One thread only.
  */
 bool fault_guard_memory(void *p, uint64_t bytes);
 
 /*
- * memcpy both of whose sides may fault. 0, or -EFAULT after an unknown part was copied. Any
- * thread.
+ * memcpy of which both sides may fault. 0, or -EFAULT after an unknown part was copied. Any thread.
  */
 int fault_copy(void *dst, const void *src, size_t n);
 
 /*
- * The same for a list, by dray_copy_pieces(): one guard for all of it. *ret_address: on -EFAULT, the byte that could not be
- * reached, as the kernel says; unlike a look at the memory afterwards it cannot be belied by a client that
- * brings its pages back.
+ * The same for a list, by dray_copy_pieces(), with one guard for all of it. *ret_address: on -EFAULT, the byte that the
+ * kernel could not reach. Reading the memory again would not tell: the other process may have put the page back.
  */
 int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream,
 		      const void **ret_address);
 
 /*
- * Runs fn(arg), which copies by means of its own: it may be left at any access to memory, and so holds nothing. 0, or
- * -EFAULT.
+ * Runs fn(arg) under the guard. fn() may be left at any memory access, so it must hold no resource. 0 or -EFAULT.
  */
 int fault_run(void (*fn)(void *arg), void *arg);
 

@@ -50,7 +50,7 @@ static inline void *dray_handles_get(const struct dray_handles *t, dray_handle h
 	return t->slots[i].p;
 }
 
-/* Forgets the handle and returns what it stood for; NULL if unknown. */
+/* Removes the handle and returns its pointer; NULL if unknown. */
 void *dray_handles_del(struct dray_handles *t, dray_handle h);
 
 /*

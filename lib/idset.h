@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Request ids of one session that have not ended: a set by open addressing. */
+/*
+ * Set of 64-bit ids, by open addressing. Unlike lib/map.h it needs no object to embed a node in, and allocates only
+ * when it grows, never for an id that replaces another. Zeroed it is empty.
+ */
 #ifndef DRAY_LIB_IDSET_H
 #define DRAY_LIB_IDSET_H
 

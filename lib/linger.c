@@ -3,7 +3,7 @@
 
 #include "lib/cleanup.h"
 
-/* Parts of the bound: less than the first is no budget, and success gives at least the second. */
+/* A budget below 1/16 of the limit becomes 0; after success it is at least 1/8. */
 #define LEAST 16
 #define RESTART 8
 
@@ -13,16 +13,16 @@ void dray_linger_limit(struct dray_linger *l, int64_t max_ns)
 		return;
 	l->max_ns = l->budget_ns = max_ns;
 	l->trial = false;
-	l->soon = 0;
-	l->patience = 1;
+	l->early = 0;
+	l->early_to_try = 1;
 }
 
-static void vain(struct dray_linger *l)
+static void found_nothing(struct dray_linger *l)
 {
 	l->budget_ns /= 2;
 	if (l->trial) {
 		l->budget_ns = 0;
-		l->patience = dray_min(l->patience * 2, (uint32_t)DRAY_LINGER_PATIENCE_MAX);
+		l->early_to_try = dray_min(l->early_to_try * 2, (uint32_t)DRAY_LINGER_EARLY_MAX);
 	}
 	l->trial = false;
 	if (l->budget_ns < l->max_ns / LEAST)
@@ -31,23 +31,23 @@ static void vain(struct dray_linger *l)
 
 static void found(struct dray_linger *l, int64_t waited_ns)
 {
-	/* much later than the budget allows: the CPU was taken away, and whoever had it did the work */
+	/* this thread was descheduled, and the thread that ran instead did the work */
 	if (waited_ns > 2 * l->max_ns) {
-		vain(l);
+		found_nothing(l);
 		return;
 	}
 	l->budget_ns = dray_max(l->budget_ns * 2, l->max_ns / RESTART);
 	l->budget_ns = dray_min(l->budget_ns, l->max_ns);
 	l->trial = false;
-	l->soon = 0;
-	l->patience = 1;
+	l->early = 0;
+	l->early_to_try = 1;
 }
 
 static void woken(struct dray_linger *l, int64_t waited_ns)
 {
-	if (waited_ns > l->max_ns || ++l->soon < l->patience)
+	if (waited_ns > l->max_ns || ++l->early < l->early_to_try)
 		return;
-	l->soon = 0;
+	l->early = 0;
 	l->trial = true;
 	l->budget_ns = l->max_ns;
 }
@@ -56,14 +56,14 @@ bool dray_linger_idle(struct dray_linger *l, int64_t now_ns)
 {
 	switch (l->state) {
 	case DRAY_LINGER_WORKING:
-		/* from the end of the work, however long that took */
+		/* counts from the end of the work */
 		l->since_ns = now_ns;
 		l->state = l->budget_ns ? DRAY_LINGER_POLLING : DRAY_LINGER_ASLEEP;
 		break;
 	case DRAY_LINGER_POLLING:
 		if (now_ns - l->since_ns < l->budget_ns)
 			break;
-		vain(l);
+		found_nothing(l);
 		l->state = DRAY_LINGER_ASLEEP;
 		break;
 	case DRAY_LINGER_ASLEEP:

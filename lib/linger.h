@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long to go on looking for work before sleeping, by how it went so far. One rule for both ends of a
- * ring: the worker after its last work, and libdray in a wait.
+ * Decides how long a thread polls for work before it sleeps. Both ends of a ring use it.
  *
- * The budget is at most what the user allows. It doubles when work comes while it lasts, and halves when it
- * runs out in vain, down to nothing: whoever has work now and then only sleeps at once. Work that comes soon
- * after falling asleep would have been found by polling on, so the whole budget is tried. But sleeping may be
- * the very reason why it came so soon, where both ends share a CPU: if the trial is in vain there is no
- * polling, and each such trial doubles how many wake-ups must have come soon before the next.
+ * The polling budget is at most the configured limit. It doubles when polling finds work and halves when polling ends
+ * without work, down to 0, so a thread with rare work sleeps at once. Work that arrives soon after the thread
+ * fell asleep would have been found by polling, so the thread then tries the whole limit once. But where
+ * both ends share a CPU, the work may have arrived only because the thread slept. So a trial that finds
+ * nothing ends polling, and doubles the number of early wake-ups that the next trial needs.
  *
- * Pure: times are the caller's, in nanoseconds of one clock. Zeroed is one that never polls.
+ * Pure: the caller gives times, in nanoseconds of one clock. A zeroed struct never polls.
  */
 #ifndef DRAY_LIB_LINGER_H
 #define DRAY_LIB_LINGER_H
@@ -21,26 +20,25 @@ enum dray_linger_state { DRAY_LINGER_WORKING, DRAY_LINGER_POLLING, DRAY_LINGER_A
 
 struct dray_linger {
 	int64_t max_ns, budget_ns;
-	int64_t since_ns; /* when it had nothing to do any more */
+	int64_t since_ns; /* when the work ended */
 	enum dray_linger_state state;
-	bool trial;        /* the budget was given for a trial, which has not found anything yet */
-	uint32_t soon;     /* wake-ups that came soon, since the last trial */
-	uint32_t patience; /* so many make the next one */
+	bool trial;            /* polls the whole limit once; nothing found so far */
+	uint32_t early;        /* wake-ups within the limit since the last trial */
+	uint32_t early_to_try; /* number of early wake-ups that start the next trial */
 };
 
-/* Most of them. */
-#define DRAY_LINGER_PATIENCE_MAX 256
+#define DRAY_LINGER_EARLY_MAX 256 /* of early_to_try */
 
-/* Another bound; 0: never poll. All of it is the budget, unless the bound is what it was. */
+/* Sets the limit; 0: never poll. A new limit is the budget to begin with. */
 void dray_linger_limit(struct dray_linger *l, int64_t max_ns);
 
-/* There is nothing to do. True: look again; false: sleep, this was long enough. */
+/* The thread has found no work. True: poll again. False: sleep. */
 bool dray_linger_idle(struct dray_linger *l, int64_t now_ns);
 
-/* There was something to do: found by looking, or woken up for it. */
+/* The thread has found work, by polling or after a wake-up. */
 void dray_linger_worked(struct dray_linger *l, int64_t now_ns);
 
-/* A wait begins anew; how the last one ended says nothing. */
+/* Begins a wait, without counting how the last one ended. */
 static inline void dray_linger_begin(struct dray_linger *l)
 {
 	l->state = DRAY_LINGER_WORKING;

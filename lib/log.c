@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A line is built in a buffer of its own on the stack and leaves in one write(), so that lines of
- * several processes on one stderr do not mix. What does not fit is cut and ends in "...". Nothing
- * here allocates, fails or aborts; a line that stderr does not take is lost.
+ * A line is built in a buffer on the stack and written by one write(), so that the lines of several processes on one stderr
+ * do not mix. A line that is too long is cut and ends in "...". Nothing here allocates, fails or aborts, which is
+ * also why JSON is written by hand. A line that stderr refuses is lost.
  */
 #include "lib/log.h"
 
@@ -22,7 +22,7 @@
 #define LINE_MAX_BYTES 1000
 #define FIELDS_BYTES 480 /* of a JSON line, at most */
 
-/* other threads look whether a line is wanted */
+/* other threads read it to know whether a line is wanted */
 static _Atomic enum dray_log_level log_level = DRAY_LOG_INFO;
 static enum dray_log_format log_format = DRAY_LOG_FORMAT_AUTO;
 static dray_log_journal journal_send;
@@ -39,7 +39,7 @@ static const int level_priorities[] = {
 	[DRAY_LOG_DEBUG] = LOG_DEBUG,
 };
 
-/* systemd sets JOURNAL_STREAM to device:inode of what it connected; it is inherited past that. */
+/* systemd sets JOURNAL_STREAM to device:inode of the stream; children with another stderr inherit it. */
 static bool stderr_is_journal(void)
 {
 	const char *s = getenv("JOURNAL_STREAM");
@@ -86,8 +86,6 @@ void dray_log_set_level(enum dray_log_level level)
 	log_level = level;
 }
 
-/* --- building a line -------------------------------------------------------------------------- */
-
 struct line {
 	char *buf;
 	size_t n, cap;
@@ -108,7 +106,7 @@ static bool put_text(struct line *l, const char *s)
 	return put(l, s, strlen(s));
 }
 
-/* Bytes of the well-formed UTF-8 character at s, 0 where there is none. */
+/* Length of the well-formed UTF-8 character at s; 0 if there is none. */
 static size_t utf8_len(const unsigned char *s, size_t n)
 {
 	static const unsigned char first_min[] = { 0, 0, 0x80, 0xa0, 0x90 };
@@ -137,7 +135,7 @@ static size_t utf8_len(const unsigned char *s, size_t n)
 	return len;
 }
 
-/* One character of s, escaped as the form asks; it took *ret_used bytes of s. False if full. */
+/* Appends one character of s, escaped for the format. *ret_used: its bytes in s. False if full. */
 static bool put_char(struct line *l, const char *s, size_t n, bool json, size_t *ret_used)
 {
 	const unsigned char *u = (const unsigned char *)s;
@@ -162,7 +160,7 @@ static bool put_char(struct line *l, const char *s, size_t n, bool json, size_t 
 	return put(l, s, len);
 }
 
-/* Escaped text; where it does not fit it ends in "...". Returns false if it was cut. */
+/* Appends escaped text; a text that does not fit is cut and ends in "...". False if it was cut. */
 static bool put_escaped(struct line *l, const char *s, size_t n, bool json)
 {
 	size_t cut, used;
@@ -181,8 +179,6 @@ static bool put_escaped(struct line *l, const char *s, size_t n, bool json)
 	}
 	return true;
 }
-
-/* --- the structured tail ---------------------------------------------------------------------- */
 
 static size_t key_len(const char *s, size_t n)
 {
@@ -209,7 +205,7 @@ static bool key_is_free(const struct dray_log_field *f, const struct dray_log_fi
 	return true;
 }
 
-/* Takes key=value words off the end of msg, last first. Returns the length of what is left. */
+/* Finds the key=value words at the end of msg, last first. Returns the length of the rest. */
 static size_t fields_split(const char *msg, size_t n, struct dray_log_field *fields,
 			   unsigned *ret_n)
 {
@@ -243,7 +239,7 @@ static void put_fields(struct line *l, const struct dray_log_field *fields, unsi
 		const struct dray_log_field *f = &fields[i - 1];
 		size_t before = l->n;
 
-		/* A member whole, or with its value cut, or not at all; 2 more for the end of it. */
+		/* a member is written whole, with its value cut, or not at all */
 		if (l->cap - l->n < f->n_key + 16)
 			continue;
 		put_text(l, ",\"");
@@ -256,8 +252,6 @@ static void put_fields(struct line *l, const struct dray_log_field *fields, unsi
 			l->n = before;
 	}
 }
-
-/* --- the three forms -------------------------------------------------------------------------- */
 
 static void put_time(struct line *l)
 {

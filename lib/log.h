@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Log of the agent: one line on stderr for each event, as text, with journald priority prefixes, or as
- * JSON lines. Control thread only; workers report by events. Libraries (lib, client, netdetect) do
- * not log: they return their error.
+ * The log: one line for each event, to the journal, or to stderr as text, with syslog priority prefixes, or as JSON.
+ * Not thread-safe but for the level. Libraries do not log: they return their error.
  */
 #ifndef DRAY_LIB_LOG_H
 #define DRAY_LIB_LOG_H
@@ -48,8 +47,8 @@ enum dray_log_level dray_log_get_level(void);
 void dray_log_set_level(enum dray_log_level level);
 
 /*
- * area: the module, such as "peer". The message is a sentence; a structured tail of key=value words at
- * its end (peer=.. session=..) becomes fields of their own in JSON. A line is at most 1,000 bytes.
+ * area: the module. The message is a sentence. key=value words at its end become fields in JSON and in the journal. A
+ * line has at most 1,000 bytes.
  */
 void dray_log(enum dray_log_level level, const char *area, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -9,7 +9,7 @@
 
 #include "lib/cleanup.h"
 
-/* younger than the C library's headers may be */
+/* older C libraries lack them */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -17,10 +17,10 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* In pieces, so that a signal finds its turn and a retry does not start from the front. */
+/* In pieces, so that signals are handled in between and a retry does not start over. */
 #define POPULATE_STEP (256ULL << 20)
 
-/* Of the architectures we know with 4 KiB pages. */
+/* On the supported architectures, with 4 KiB pages. */
 #define HUGE_PAGE (2ULL << 20)
 
 int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
@@ -44,8 +44,8 @@ int dray_memfd_new(const char *name, uint64_t bytes, bool huge)
 }
 
 /*
- * Free addresses for `bytes` that begin where `offset` does within a huge page. A hint only: nothing is held
- * there, so whoever maps something in between is not hurt.
+ * A free address range for `bytes` whose start has the same place in a huge page as `offset`. Only a hint: the range is not
+ * reserved, and another mapping may take it.
  */
 static void *huge_address(uint64_t offset, uint64_t bytes)
 {
@@ -65,13 +65,13 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot)
 {
 	void *p = mmap(huge_address(offset, bytes), bytes, prot, MAP_SHARED, fd, (off_t)offset);
 
-	/* a wish: kernels without them refuse it */
+	/* kernels without huge pages refuse this */
 	if (p != MAP_FAILED)
 		(void)madvise(p, bytes, MADV_HUGEPAGE);
 	return p;
 }
 
-/* Adding 0 dirties a page and keeps what others write into it at the same time. */
+/* Adding 0 dirties a page and keeps concurrent writes of other threads. */
 static void touch(volatile uint8_t *p, uint64_t bytes)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -12,9 +12,8 @@
 int dray_memfd_new(const char *name, uint64_t bytes, bool huge);
 
 /*
- * mmap of a memfd, shared, placed so that the kernel can map huge pages, and marked for them: where it gives memory files
- * none (/sys/kernel/mm/transparent_hugepage/shmem_enabled) nothing is lost. MAP_FAILED with errno. Undone
- * by munmap().
+ * Shared mmap of a memfd, aligned and marked so that the kernel can map huge pages. Works without them, too
+ * (/sys/kernel/mm/transparent_hugepage/shmem_enabled). MAP_FAILED with errno. Undone by munmap().
  */
 void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which known word did somebody mean? */
+/* Finds the known word that a misspelt word is nearest to. */
 #ifndef DRAY_LIB_NEAREST_H
 #define DRAY_LIB_NEAREST_H
 
@@ -11,10 +11,10 @@ struct dray_nearest {
 
 #define DRAY_NEAREST(w) ((struct dray_nearest){ .word = (w) })
 
-/* The candidate is borrowed. */
+/* Keeps a pointer to the candidate if it is the nearest so far. */
 void dray_nearest_offer(struct dray_nearest *n, const char *candidate);
 
-/* Insertions, deletions, changes, swaps of neighbours; UINT_MAX where a word is over 63 bytes. */
+/* Number of insertions, deletions, changes and swaps of neighbours; UINT_MAX if a word has over 63 bytes. */
 unsigned dray_text_distance(const char *a, const char *b);
 
 #endif

@@ -5,11 +5,11 @@
 
 #define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 #define DIGITS "0123456789"
-/* Nothing to any shell wherever a word may stand, nor to a reader of dotenv files. */
+/* Special to no shell, in any place of a command, and to no reader of dotenv files. */
 #define PLAIN LETTERS DIGITS "_./:,@%+-"
-/* Behind NAME= nothing is a pattern, and a reader of dotenv files may keep quotes as they stand. */
+/* Behind NAME= shells expand no patterns, and some readers of dotenv files keep the quotes. */
 #define PLAIN_ASSIGNED PLAIN "=[]"
-/* Within double quotes, to a shell or to a reader that expands; ! to a bash that is interactive. */
+/* Special in double quotes to a shell or to a reader that expands; ! to an interactive bash. */
 #define SPECIAL_IN_DOUBLE "\"\\$`!"
 
 static bool consists_of(const char *s, const char *allowed)

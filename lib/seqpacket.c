@@ -7,7 +7,7 @@
 
 #include "lib/cleanup.h"
 
-/* Descriptors, and room for credentials and a security label, should somebody ask for them. */
+/* Descriptors, and room for credentials and a security label. */
 #define CONTROL_BYTES (CMSG_SPACE(sizeof(int) * DRAY_FDS_MAX) + 512)
 
 void dray_fds_close(struct dray_fds *f)
@@ -17,7 +17,7 @@ void dray_fds_close(struct dray_fds *f)
 	f->n = 0;
 }
 
-/* False if some found no place (and were closed). */
+/* False if some did not fit and were closed. */
 static bool fds_add(struct dray_fds *f, const struct cmsghdr *c)
 {
 	size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One packet of a SOCK_SEQPACKET socket with descriptors. Never blocks, never raises SIGPIPE. */
+/* Sends and receives packets of a SOCK_SEQPACKET socket with descriptors. Never blocks, never raises SIGPIPE. */
 #ifndef DRAY_LIB_SEQPACKET_H
 #define DRAY_LIB_SEQPACKET_H
 
@@ -14,18 +14,18 @@ struct dray_fds {
 	unsigned n;
 };
 
-/* Closes all that are left and empties the set. */
+/* Closes the remaining descriptors and empties the set. */
 void dray_fds_close(struct dray_fds *f);
 
 /*
  * Bytes received (0 at end of file), or -errno. Descriptors are close-on-exec and owned by ret_fds
  * (whose former content is overwritten). *ret_truncated_data: the packet was larger than cap.
- * *ret_truncated_fds: the kernel dropped descriptors (MSG_CTRUNC); those that came are in ret_fds.
+ * *ret_truncated_fds: the kernel dropped descriptors (MSG_CTRUNC); ret_fds has the others.
  */
 ssize_t dray_seqpacket_recv(int sock, void *buf, size_t cap, struct dray_fds *ret_fds,
 			    bool *ret_truncated_data, bool *ret_truncated_fds);
 
-/* 0 or -errno; -EAGAIN where the socket is full. The descriptors stay the caller's. */
+/* 0 or -errno; -EAGAIN if the socket is full. The caller keeps the descriptors. */
 int dray_seqpacket_send(int sock, const void *buf, size_t n, const int *fds, unsigned n_fds);
 
 #endif

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Padding and not alignment keeps the two indices on lines of their own: it holds wherever the ring lies. */
+/* Padding keeps the two indices on cache lines of their own, however the ring is aligned. */
 #define DRAY_SPSC_PAD 64
 
 struct dray_spsc {

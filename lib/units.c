@@ -13,7 +13,7 @@ struct unit {
 	int64_t scale;
 };
 
-/* Largest first; of one scale the first name is the one that is shown. */
+/* Largest first. The first name of a scale is the one that is written. */
 static const struct unit size_units[] = {
 	{ "EiB", 1LL << 60 },
 	{ "PiB", 1LL << 50 },
@@ -49,8 +49,8 @@ static bool is_digit(char c)
 }
 
 /*
- * Digits with an optional fraction, and a unit. *ret_bare: no unit stood there (the scale is 1). A
- * fraction is cut to whole bytes or nanoseconds, but what is not 0 never becomes 0.
+ * Parses digits with an optional fraction, and a unit. *ret_bare: there was no unit (the scale is 1). A fraction is rounded
+ * down to whole bytes or nanoseconds; a value that would become 0 by that is refused.
  */
 static int scaled_parse(const char *s, const struct unit *units, size_t n_units, int64_t *ret,
 			bool *ret_bare)
@@ -139,7 +139,7 @@ int dray_int_parse(const char *s, int octal_ok, int64_t *ret)
 		base = 16;
 		s += 2;
 	} else if (s[0] == '0' && s[1]) {
-		/* 010 means 8 to some and 10 to others */
+		/* some programs read 010 as 8, others as 10 */
 		if (!octal_ok)
 			return -EINVAL;
 		base = 8;
@@ -152,10 +152,10 @@ int dray_int_parse(const char *s, int octal_ok, int64_t *ret)
 
 		if (d >= base)
 			return -EINVAL;
-		/* towards the sign, so that INT64_MIN fits */
+		/* negative numbers count downwards, so that INT64_MIN fits */
 		if (__builtin_mul_overflow(v, (int64_t)base, &v) ||
 		    __builtin_add_overflow(v, negative ? -d : d, &v)) {
-			/* the rest must still be digits for this to be a number too large */
+			/* it is a number too large only if the rest are digits as well */
 			while (*s && digit_value(*s) < base)
 				s++;
 			return *s ? -EINVAL : -ERANGE;
@@ -179,7 +179,7 @@ const char *dray_size_show(int64_t bytes, char *buf, size_t n)
 			continue;
 		len = snprintf(text, sizeof(text), "%lld%s", (long long)(bytes / u->scale),
 			       u->name);
-		/* of two as short a binary unit, which is listed first */
+		/* of two equally short texts the binary unit wins, which comes first */
 		if (len < best || (len == best && !strchr(buf, 'B'))) {
 			best = len;
 			snprintf(buf, n, "%s", text);

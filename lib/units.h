@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes and durations in words. Pure; no allocation. */
+/* Parses and writes sizes and durations with units. Pure; no allocation. */
 #ifndef DRAY_LIB_UNITS_H
 #define DRAY_LIB_UNITS_H
 
@@ -15,7 +15,7 @@ int dray_duration_parse(const char *s, int64_t *ret_ns);
 /* Decimal, 0x or (octal_ok) 0 prefix; whole string. 0, -EINVAL, -ERANGE. */
 int dray_int_parse(const char *s, int octal_ok, int64_t *ret);
 
-/* Exact, in few characters, such as 16GiB or 500ms; returns buf. */
+/* Writes an exact value with a short unit, such as 16GiB or 500ms. Returns buf. */
 const char *dray_size_show(int64_t bytes, char *buf, size_t n);
 const char *dray_duration_show(int64_t ns, char *buf, size_t n);
 

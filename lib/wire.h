@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Little-endian cursors over byte buffers, with a sticky error: read or write all fields, then look
- * at `bad` once. A cursor never reads or writes outside [p, end).
+ * Little-endian cursors over byte buffers, with a sticky error: read or write all fields, then check `bad` once. A cursor
+ * never leaves [p, end).
  */
 #ifndef DRAY_LIB_WIRE_H
 #define DRAY_LIB_WIRE_H

@@ -35,7 +35,7 @@ int probe_target_of(const char *segment, enum probe_kind kind, struct probe_targ
 	struct probe_target t = { .kind = kind };
 	unsigned port;
 
-	if (!dray_segment_valid(segment) || dray_host_port_split(segment, t.host, &port) < 0)
+	if (!dray_endpoint_valid(segment) || dray_host_port_split(segment, t.host, &port) < 0)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
 			"\"%.120s\" cannot be probed: write HOST:PORT, 1.2.3.4:7411 or [2001:db8::1]:7411",

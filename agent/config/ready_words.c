@@ -20,8 +20,8 @@ static const char *segment_fault(const char *segment)
 
 	switch (dray_addr_parse(segment, &addr)) {
 	case 0:
-		return dray_segment_valid(segment) ? NULL :
-						     "is no segment that could be connected to";
+		return dray_endpoint_valid(segment) ? NULL :
+						      "is no segment that could be connected to";
 	case -EAFNOSUPPORT:
 		return "has a name, and names are not resolved: write segment:10.0.0.1:7411";
 	default:

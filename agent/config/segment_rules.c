@@ -37,7 +37,7 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 	const char *how;
 	int err;
 
-	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_segment_valid(r.segment))
+	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_endpoint_valid(r.segment))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "\"%.100s\" names no segment: write HOST:PORT, such as "
 				    "10.0.0.5:50053, and after a blank how to probe it",
@@ -72,7 +72,7 @@ int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *
 	}
 	number = inet_pton(AF_INET6, r.host, &bare) == 1;
 	snprintf(text, sizeof(text), number ? "[%s]:%u" : "%s:%u", r.host, r.port ? r.port : 1);
-	if (strlen(word) >= DRAY_HOST_BYTES || !dray_segment_valid(text))
+	if (strlen(word) >= DRAY_HOST_BYTES || !dray_endpoint_valid(text))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "\"%.100s\" is no host: write HOST or HOST:PORT, such as "
 				    "203.0.113.7 or 203.0.113.7:50053",
@@ -156,7 +156,7 @@ int preferred_check(const char *text, struct dray_err *reterr)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "it is blank: give HOST:PORT, or local for this node's own "
 				    "segment, or leave it out");
-	if (preferred_is_own(text) || dray_segment_valid(text))
+	if (preferred_is_own(text) || dray_endpoint_valid(text))
 		return 0;
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 			    "\"%.100s\" is no segment: write HOST:PORT, such as 10.0.0.5:50053 or "

@@ -250,7 +250,7 @@ static const char *text_fault(enum dray_config_key_id id, const char *text)
 		if (strlen(text) >= sizeof(((struct sockaddr_un *)0)->sun_path))
 			return "is over the 107 bytes that a Unix socket's path may have";
 	}
-	if (id == DRAY_CONFIG_KEY_PEER_ADVERTISE && *text && !dray_segment_valid(text))
+	if (id == DRAY_CONFIG_KEY_PEER_ADVERTISE && *text && !dray_endpoint_valid(text))
 		return "is not a segment: host:port or [addr]:port that others can reach";
 	if (id == DRAY_CONFIG_KEY_PEER_KEY_IDENTITY && (!*text || strlen(text) > PSK_IDENTITY_MAX))
 		return "must have 1 to 128 bytes";

@@ -34,7 +34,7 @@ static int set_parse(const char *text, struct hint *ret, struct ctl_err *reterr)
 {
 	const char *equals = strrchr(text, '=');
 
-	if (!equals || !dray_segment_valid(equals + 1))
+	if (!equals || !dray_endpoint_valid(equals + 1))
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
 				   "--set %.100s is not allowed; use SCOPE=HOST:PORT", text);
 	return hint_parse(CTL_OPTION_SET, text, (size_t)(equals - text), equals + 1, ret, reterr);
@@ -44,7 +44,7 @@ static int set_parse(const char *text, struct hint *ret, struct ctl_err *reterr)
 static int forget_parse(const char *text, struct hint *ret, struct ctl_err *reterr)
 {
 	const char *equals = strrchr(text, '=');
-	bool both = equals && dray_segment_valid(equals + 1);
+	bool both = equals && dray_endpoint_valid(equals + 1);
 
 	return hint_parse(CTL_OPTION_FORGET, text, both ? (size_t)(equals - text) : strlen(text),
 			  both ? equals + 1 : "", ret, reterr);

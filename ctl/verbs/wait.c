@@ -144,7 +144,7 @@ static int segment_find(const char *name, const char **ret, struct ctl_err *rete
 	if (!strcmp(name, "self") || !strcmp(name, "own"))
 		*ret = CTL_SEGMENT_LOCAL;
 	else if (strcmp(name, CTL_SEGMENT_LOCAL) && strcmp(name, CTL_SEGMENT_PREFERRED) &&
-		 !dray_segment_valid(name))
+		 !dray_endpoint_valid(name))
 		return ctl_err_set(
 			reterr, CTL_EXIT_USAGE,
 			"segment=%.100s is not allowed; use HOST:PORT, local or preferred", name);

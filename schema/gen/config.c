@@ -51,7 +51,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .env = "DRAY_LOG_FORMAT", .flag = "--log-format", .type = DRAY_CONFIG_ENUM,
 	  CONFIG_MEMBER(log.format), .def = "auto",
 	  .choices = log_format_choices, .n_choices = 4,
-	  .doc = "Format of log lines. auto: journal priorities if stderr is the journal, text otherwise." },
+	  .doc = "Format of log lines. auto: entries with fields (DRAY_*) if stderr is the journal, text otherwise. journal: elsewhere, lines with syslog priorities." },
 	{ .path = "log.transfers", .section = "log", .name = "transfers",
 	  .env = "DRAY_LOG_TRANSFERS", .type = DRAY_CONFIG_BOOL,
 	  CONFIG_MEMBER(log.transfers), .def = "false",

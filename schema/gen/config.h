@@ -205,8 +205,8 @@ struct dray_config {
 	struct {
 		int level; /* Lowest level that is logged. */
 		/*
-		 * Format of log lines. auto: journal priorities if stderr is the journal, text
-		 * otherwise.
+		 * Format of log lines. auto: entries with fields (DRAY_*) if stderr is the journal,
+		 * text otherwise. journal: elsewhere, lines with syslog priorities.
 		 */
 		int format;
 		bool transfers; /* Log a line for each transfer that ends. */

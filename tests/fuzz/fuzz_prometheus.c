@@ -37,8 +37,8 @@ static void check_list(int r, struct master_list *l, const struct dray_err *err)
 	for (size_t i = 0; r == 0 && i < l->n; i++) {
 		const struct master_segment *s = &l->v[i];
 
-		check(dray_segment_valid(s->name));
-		check(!*s->endpoint || dray_segment_valid(s->endpoint));
+		check(dray_endpoint_valid(s->name));
+		check(!*s->endpoint || dray_endpoint_valid(s->endpoint));
 		check(s->capacity >= -1 && s->allocated >= -1);
 		check(!i || strcmp(s[-1].name, s->name) < 0);
 	}

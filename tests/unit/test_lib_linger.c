@@ -146,7 +146,7 @@ static void a_shared_cpu_stops_it(void **state)
 	f.polled = 0;
 	for (int i = 0; i < 10000; i++)
 		wait_sharing(&f);
-	assert_in_range(f.polled, 1, (10000 / DRAY_LINGER_PATIENCE_MAX + 2) * (MAX + TURN));
+	assert_in_range(f.polled, 1, (10000 / DRAY_LINGER_EARLY_MAX + 2) * (MAX + TURN));
 }
 
 /* The CPU is given to whom we wait for in the middle of polling: no success of ours. */
@@ -172,9 +172,9 @@ static void hope_returns(void **state)
 	for (int i = 0; i < 10000; i++)
 		wait_sharing(&f);
 	f.sleeps = 0;
-	for (int i = 0; i < 2 * DRAY_LINGER_PATIENCE_MAX; i++)
+	for (int i = 0; i < 2 * DRAY_LINGER_EARLY_MAX; i++)
 		wait(&f, 1000, 3000);
-	assert_in_range(f.sleeps, 0, DRAY_LINGER_PATIENCE_MAX);
+	assert_in_range(f.sleeps, 0, DRAY_LINGER_EARLY_MAX);
 	f.sleeps = 0;
 	wait(&f, 1000, 3000);
 	assert_int_equal(f.sleeps, 0);

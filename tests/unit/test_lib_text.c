@@ -166,9 +166,9 @@ static void segments_are_checked(void **state)
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(good); i++)
-		assert_true(dray_segment_valid(good[i]));
+		assert_true(dray_endpoint_valid(good[i]));
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
-		if (dray_segment_valid(bad[i]))
+		if (dray_endpoint_valid(bad[i]))
 			fail_msg("%s", bad[i]);
 }
 
@@ -178,16 +178,16 @@ static void host_names_have_limits(void **state)
 
 	memset(name, 'a', sizeof(name));
 	memcpy(name + 63, ":1", 3);
-	assert_true(dray_segment_valid(name));
+	assert_true(dray_endpoint_valid(name));
 	memset(name, 'a', sizeof(name));
 	memcpy(name + 64, ":1", 3);
-	assert_false(dray_segment_valid(name));
+	assert_false(dray_endpoint_valid(name));
 	for (size_t i = 0; i < 300; i++)
 		name[i] = i % 50 == 49 ? '.' : 'a';
 	memcpy(name + 253, ":1", 3);
-	assert_true(dray_segment_valid(name));
+	assert_true(dray_endpoint_valid(name));
 	memcpy(name + 253, "a:1", 4);
-	assert_false(dray_segment_valid(name));
+	assert_false(dray_endpoint_valid(name));
 }
 
 static void nearest_word_is_found(void **state)

@@ -51,7 +51,7 @@ static void test_listen(void **state)
 	assert_int_equal(l.r, 0);
 	assert_int_equal(l.n, 2);
 	assert_int_equal(strncmp(l.segment, "127.0.0.1:", 10), 0);
-	assert_true(dray_segment_valid(l.segment));
+	assert_true(dray_endpoint_valid(l.segment));
 
 	l = try("[::1]:0", NULL, false, "");
 	assert_int_equal(strncmp(l.segment, "[::1]:", 6), 0);
@@ -73,7 +73,7 @@ static void test_listen_wildcard(void **state)
 	/* one port each, and an address that others can use; loopback where there is no other */
 	assert_int_equal(l.r, 0);
 	assert_int_equal(l.n, 2);
-	assert_true(dray_segment_valid(l.segment));
+	assert_true(dray_endpoint_valid(l.segment));
 	assert_int_equal(dray_addr_parse(l.segment, &a), 0);
 	assert_false(dray_addr_is_wildcard(&a));
 }

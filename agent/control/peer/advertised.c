@@ -134,7 +134,7 @@ int advertised_set(struct peers *p, struct dray_err *reterr)
 	struct found f;
 
 	if (*given) {
-		if (!dray_segment_valid(given) || strlen(given) > PMSG_TOKEN_SEGMENT_MAX)
+		if (!dray_endpoint_valid(given) || strlen(given) > PMSG_TOKEN_SEGMENT_MAX)
 			return dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
 				"peer.advertise: \"%s\" is no segment that other hosts could reach: write host:port, 1.2.3.4:7411 or [2001:db8::1]:7411",

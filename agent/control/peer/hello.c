@@ -108,7 +108,7 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 	memcpy(peer->peer_nonce, m->nonce, sizeof(peer->peer_nonce));
 	snprintf(segment, sizeof(segment), "%.*s", (int)m->segment.n, m->segment.p);
 	/* a peer that we connected to keeps the segment where we reached it */
-	if (!peer->fsm.initiator && dray_segment_valid(segment))
+	if (!peer->fsm.initiator && dray_endpoint_valid(segment))
 		snprintf(peer->segment, sizeof(peer->segment), "%s", segment);
 	/* a peer that announced a heartbeat every 10 s is not lost after 3 s of silence */
 	promised = dray_min(m->heartbeat_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;

@@ -356,7 +356,7 @@ int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], 
 	struct peer *peer;
 	int r;
 
-	if (!dray_segment_valid(segment))
+	if (!dray_endpoint_valid(segment))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
 			"segment \"%s\" is not one where an agent can be reached; export the region again",

@@ -44,7 +44,7 @@ int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_se
 		return malformed(reterr, "names an impossible range or access");
 	memcpy(segment, p + SEGMENT_AT, length);
 	segment[length] = 0;
-	if (strlen(segment) != length || (length && !dray_segment_valid(segment)))
+	if (strlen(segment) != length || (length && !dray_endpoint_valid(segment)))
 		return malformed(reterr, "names a malformed segment");
 	memcpy(ret_segment, segment, length + 1);
 	*ret = t;

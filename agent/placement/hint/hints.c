@@ -187,7 +187,7 @@ int hints_check_texts(const char *scope, const char *segment, struct dray_err *r
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "the scope is not UTF-8 text without control characters");
 	if (strnlen(segment, HINT_SEGMENT_MAX + 1) > HINT_SEGMENT_MAX ||
-	    !dray_segment_valid(segment))
+	    !dray_endpoint_valid(segment))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "the segment is not HOST:PORT (or [ADDRESS]:PORT) that others "
 				    "can reach");

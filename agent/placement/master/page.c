@@ -58,7 +58,7 @@ static int list_add(struct master_list *l, const struct master_segment *s, struc
 {
 	struct master_segment *to;
 
-	if (!dray_segment_valid(s->name)) {
+	if (!dray_endpoint_valid(s->name)) {
 		l->left_out++;
 		return 0;
 	}
@@ -254,7 +254,7 @@ static int read_segment(struct cursor *c, size_t i, const json_t *v, struct mast
 		r = get_bytes(c, i, v, "allocator_used_bytes", false, &s.allocated);
 	if (r < 0)
 		return r;
-	s.endpoint = dray_segment_valid(s.endpoint) ? s.endpoint : "";
+	s.endpoint = dray_endpoint_valid(s.endpoint) ? s.endpoint : "";
 	s.status = word(s.status);
 	s.protocol = word(s.protocol);
 	return list_add(ret, &s, c->err);

@@ -134,7 +134,7 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 		ready |= is_name(known) && known->state == DMSG_SEGMENT_STATE_READY;
 	}
 	listener_name(ss, l, port, name, sizeof(name));
-	if (!dray_segment_valid(name) || !strcmp(name, ss->self))
+	if (!dray_endpoint_valid(name) || !strcmp(name, ss->self))
 		return;
 	s = segment_find(ss, name);
 	/* a master that has not been heard yet may call it otherwise */

@@ -31,7 +31,7 @@ static void list_segment(struct master_entry *e, const struct master_segment *m)
 	s->was_listed = true;
 	s->capacity = m->capacity < 0 ? 0 : (uint64_t)m->capacity;
 	s->allocated = m->allocated < 0 ? 0 : (uint64_t)m->allocated;
-	segment_text(&s->te_endpoint, dray_segment_valid(m->endpoint) ? m->endpoint : NULL);
+	segment_text(&s->te_endpoint, dray_endpoint_valid(m->endpoint) ? m->endpoint : NULL);
 	if (!ok)
 		segment_text(&s->master_status, m->status);
 	else if (!(s->listed_by & ~s->ok_by))

@@ -167,7 +167,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	struct probe_target target;
 	struct segment *s;
 
-	s = dray_segment_valid(row->name) && row->state < SEGMENT_STATES ?
+	s = dray_endpoint_valid(row->name) && row->state < SEGMENT_STATES ?
 		    segment_ensure(ss, row->name, true) :
 		    NULL;
 	if (!s) {
@@ -199,7 +199,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 
 void segments_restore_preferred(struct segments *ss, const struct state_preferred *row)
 {
-	if (row->preference == DMSG_PREFERENCE_DETECTED && dray_segment_valid(row->name))
+	if (row->preference == DMSG_PREFERENCE_DETECTED && dray_endpoint_valid(row->name))
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", row->name);
 }
 

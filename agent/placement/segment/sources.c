@@ -102,7 +102,7 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 {
 	struct segment *s;
 
-	if (!dray_segment_valid(segment))
+	if (!dray_endpoint_valid(segment))
 		return;
 	s = ready ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
 	if (!s)
