@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "agent/control/agent.h"
 #include "lib/cleanup.h"
 #include "lib/time.h"
 
@@ -68,14 +67,4 @@ const char *history_kind_name(enum history_kind kind)
 	};
 
 	return kind < HISTORY_KIND_N ? names[kind] : "";
-}
-
-void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
-		  const char *after, const char *reason)
-{
-	const struct history_event *e =
-		history_add(a->history, kind, subject, before, after, reason);
-
-	if (a->bus)
-		a->bus_signals->event_added(a->bus, e);
 }

@@ -87,7 +87,7 @@ static void answered(void *arg, uint32_t code)
 	dray_assert(notified--);
 }
 
-/* The nth connection, of peers and then of strangers; NULL if there is none. */
+/* The nth connection, of peers and then of incoming connections; NULL if there is none. */
 static struct conn *nth_conn(struct peers *p, unsigned n)
 {
 	struct conn *last = NULL;
@@ -99,7 +99,7 @@ static struct conn *nth_conn(struct peers *p, unsigned n)
 		if (!n--)
 			return last;
 	}
-	dray_list_for_each(&p->strangers, s, struct stranger, link) {
+	dray_list_for_each(&p->incoming, s, struct incoming, link) {
 		last = s->conn;
 		if (!n--)
 			return last;
