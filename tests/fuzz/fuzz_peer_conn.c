@@ -99,8 +99,8 @@ static struct conn *nth_conn(struct peers *p, unsigned n)
 		if (!n--)
 			return last;
 	}
-	dray_list_for_each(&p->incoming, s, struct incoming, link) {
-		last = s->conn;
+	dray_list_for_each(&p->incoming, in, struct incoming, link) {
+		last = in->conn;
 		if (!n--)
 			return last;
 	}
@@ -121,34 +121,33 @@ static struct peer *nth_peer(struct peers *p, unsigned n)
 
 /* --- connections without a network -------------------------------------------------------------- */
 
-static void stranger_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)
+static void incoming_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)
 {
 	hello_accept(c->owner, h, body);
 }
 
-static void stranger_failed(struct conn *c, const struct dray_err *why)
+static void incoming_failed(struct conn *c, const struct dray_err *why)
 {
-	stranger_refuse(c->owner, "%s", why->msg);
+	incoming_refuse(c->owner, "%s", why->msg);
 }
 
-static const struct conn_ops ops = { .message = stranger_message, .failed = stranger_failed };
+static const struct conn_ops ops = { .message = incoming_message, .failed = incoming_failed };
 
 static void accept_one(struct peers *p)
 {
-	struct stranger *s;
+	struct incoming *s;
 
-	if (p->n_strangers > 3)
+	if (p->n_incoming > 3)
 		return;
 	s = calloc(1, sizeof(*s));
 	dray_assert(s);
 	s->p = p;
 	s->fd = -1;
-	s->end_ns = INT64_MAX;
 	dray_assert(dray_addr_parse("127.0.0.1:5", &s->from) == 0);
-	dray_list_add(&p->strangers, &s->link);
-	p->n_strangers++;
+	dray_list_add(&p->incoming, &s->link);
+	p->n_incoming++;
 	dray_assert(conn_new_detached(&s->conn, p->event, &ops, s) >= 0);
-	s->conn->message_max = STRANGER_MESSAGE_MAX;
+	s->conn->message_max = INCOMING_MESSAGE_MAX;
 }
 
 static void dialled(struct peers *p, uint8_t who)
@@ -334,15 +333,15 @@ static void end_all(struct rig *rig)
 	struct peers *p = rig->peers;
 
 	peers_resume(p);
-	while (!dray_list_empty(&p->strangers))
-		stranger_free(dray_list_first(&p->strangers, struct stranger, link));
+	while (!dray_list_empty(&p->incoming))
+		incoming_free(dray_list_first(&p->incoming, struct incoming, link));
 	while (!dray_list_empty(&p->all))
 		peer_close(dray_list_first(&p->all, struct peer, all_link), DRAY_E_PEER_LOST,
 			   "the input ends");
 	for (unsigned i = 0; i < 20 && !dray_list_empty(&p->closed); i++)
 		sd_event_run(rig->event, 0);
 	dray_assert(!pending && !notified && !asked);
-	dray_assert(dray_list_empty(&p->closed) && !p->n_strangers);
+	dray_assert(dray_list_empty(&p->closed) && !p->n_incoming);
 	dray_assert(!p->handles.count && !p->imports.count);
 	rig->grants_held = rig->next_grant = 0;
 	rig->n_commands = 0;

@@ -10,8 +10,6 @@
  * cannot be recalled, so the slice waits for the answer. In an urgent stop only the buffer waits, and it
  * holds the remote, so that the owner is not told that we are done while it still copies.
  */
-#include "agent/data/transport/rdma/window.h"
-
 #include <stdlib.h>
 
 #include "agent/data/transport/rdma/rdma.h"
