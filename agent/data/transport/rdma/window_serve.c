@@ -34,6 +34,7 @@ static void end(struct window_copy *w, uint32_t code)
 	struct core *c = w->rdma->c;
 
 	dray_list_del(&w->link);
+	w->held = (struct granted){ 0 };
 	copy->gpu_lost = w->b.lost;
 	/* The report comes first, because releasing the objects can end more. */
 	rdma_event(w->rdma, RDMA_COPIED, copy->peer, 0, code, copy);
