@@ -87,7 +87,6 @@ struct xfer_cursor {
 struct slice {
 	struct dray_list link; /* the transport's, while it holds the slice */
 	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
-	struct object *grant;  /* reserved for transports that serve peers */
 	/* its bytes pass through this (agent/data/transport/stage/stage.h), which is given back with the slice; NULL: they do not */
 	struct stage_buffer *staged;
 	struct window_buffer *

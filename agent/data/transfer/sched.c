@@ -136,7 +136,6 @@ static struct slice *slice_new(struct core *c)
 		dray_list_init(&s->link);
 	}
 	s->id = ++c->next_slice_id;
-	s->grant = NULL;
 	s->staged = NULL;
 	s->window = NULL;
 	s->bytes = 0;

@@ -18,7 +18,7 @@
 /* Enough buffers for a pipeline, even if slices are long. More do not make it faster. */
 #define BUFFERS_MIN 4
 #define BUFFERS_MAX 32
-#define ALIGNMENT 4096u
+#define WINDOW_SHRANK "the window of the remote's owner became smaller: submit the transfer again"
 
 static void staging_ready(struct core *c, struct stage_channel *p)
 {
@@ -230,9 +230,7 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 			continue;
 		}
 		if (s->bytes > ch->peer->window->unit) {
-			xfer_slice_done(
-				c, s, DRAY_E_UNSUPPORTED,
-				"the window of the remote's owner became smaller: submit the transfer again");
+			xfer_slice_done(c, s, DRAY_E_UNSUPPORTED, WINDOW_SHRANK);
 			continue;
 		}
 		buffer_take(ch->peer, s);
@@ -264,11 +262,10 @@ void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urg
 
 static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_share *share)
 {
-	uint64_t unit = dray_min(peer->rdma->c->cfg.slice_size, (uint64_t)PMSG_FRAME_BYTES_MAX);
+	uint64_t unit = stage_cut(peer->rdma->c, share->length, BUFFERS_MIN);
 	struct rdma_window *w;
 	uint32_t n;
 
-	unit = dray_min(unit, share->length / BUFFERS_MIN) & ~(uint64_t)(ALIGNMENT - 1);
 	if (!unit)
 		return NULL;
 	n = (uint32_t)dray_min(share->length / unit, (uint64_t)BUFFERS_MAX);

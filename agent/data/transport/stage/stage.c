@@ -29,14 +29,19 @@ struct stage {
 	struct dray_list failed;  /* by copy_link: copies that failed, done() has not run */
 };
 
-int stage_up(struct core *c, const struct gpu_staging *staging)
+uint64_t stage_cut(const struct core *c, uint64_t bytes, uint64_t n_min)
 {
 	uint64_t unit = dray_min(c->cfg.slice_size, (uint64_t)PMSG_FRAME_BYTES_MAX);
-	dray_auto_free struct stage *st = NULL;
 
-	unit = dray_min(unit, staging->bytes / BUFFERS_MIN) & ~(uint64_t)(ALIGNMENT - 1);
+	return dray_min(unit, bytes / n_min) & ~(uint64_t)(ALIGNMENT - 1);
+}
+
+int stage_up(struct core *c, const struct gpu_staging *staging)
+{
+	dray_auto_free struct stage *st = calloc(1, sizeof(*st));
+	uint64_t unit = stage_cut(c, staging->bytes, BUFFERS_MIN);
+
 	dray_assert(!c->stage && unit);
-	st = calloc(1, sizeof(*st));
 	if (!st)
 		return -ENOMEM;
 	st->unit = unit;

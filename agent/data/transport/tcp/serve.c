@@ -424,7 +424,7 @@ refuse:
 	c->up->stream_closed(c, handle, id);
 }
 
-void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
+void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 {
 	struct serve *v = serve_of(s);
 	struct core *c = s->tcp->c;
@@ -440,7 +440,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell)
 	release(v);
 	serve_stage_close(v);
 	tcp_stream_free_later(s);
-	if (tell) {
+	if (report) {
 		core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
 		c->up->stream_closed(c, s->peer->link->peer, s->id);
 	}

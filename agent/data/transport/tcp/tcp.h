@@ -304,8 +304,8 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code);
 /* serve.c */
 void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 		     enum dmsg_class class);
-/* Closes an adopted stream. tell: with a report to the control thread. */
-void tcp_serve_close(struct tcp_stream *s, bool reset, bool tell);
+/* Closes an adopted stream. report: to the control thread. */
+void tcp_serve_close(struct tcp_stream *s, bool reset, bool report);
 void tcp_serve_drop(struct tcp *t, struct object *o);
 
 #endif
