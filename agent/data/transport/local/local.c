@@ -17,13 +17,13 @@
 #include "lib/cleanup.h"
 
 /*
- * Work of one turn, in bytes; an operation counts as SEGMENT_COST. Rings, sockets and urgent work wait for
+ * Work of one turn, in bytes; an operation counts as OPERATION_COST. Rings, sockets and urgent work wait for
  * that long: some tens of microseconds.
  */
 #define TURN_COST (256u << 10)
 /* Bytes of a shared slice: it is cut again, so that many workers have tasks. */
 #define SLICE_SHARED (1u << 20)
-#define SEGMENT_COST 512
+#define OPERATION_COST 512
 /*
  * Transfers from this size on bypass the caches with their larger pieces (one copy finds less than this in
  * the last-level cache of any server), and it pays to wake other workers for them.
@@ -243,7 +243,7 @@ static bool channel_run(struct core *c, struct channel *ch)
 	struct slice *s;
 
 	while (cost < TURN_COST && (s = sched_next(c, ch, TURN_COST))) {
-		cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
+		cost += s->bytes + (uint64_t)s->n_ops * OPERATION_COST;
 		copy_alone(c, s);
 	}
 	return channel_pending(ch);
@@ -265,7 +265,7 @@ static bool channel_run_shared(struct core *c, struct local *l, struct channel *
 		if (s && share(c, l, s))
 			continue;
 		if (s) {
-			cost += s->bytes + (uint64_t)s->n_ops * SEGMENT_COST;
+			cost += s->bytes + (uint64_t)s->n_ops * OPERATION_COST;
 			copy_alone(c, s);
 			continue;
 		}
