@@ -87,11 +87,10 @@ struct xfer_cursor {
 struct slice {
 	struct dray_list link; /* the transport's, while it holds the slice */
 	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
-	/* its bytes pass through this (agent/data/transport/stage/stage.h), which is given back with the slice; NULL: they do not */
+	/* buffers that its bytes pass through, here (stage/stage.h) and at the peer (rdma/rdma.h); or NULL */
 	struct stage_buffer *staged;
-	struct window_buffer *
-		window; /* and through this at the peer (agent/data/transport/rdma/rdma.h), likewise */
-	uint64_t id;    /* unique in this worker */
+	struct window_buffer *window;
+	uint64_t id; /* unique in this worker */
 	uint64_t bytes;
 	int64_t posted_ns;
 	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */

@@ -82,8 +82,7 @@ struct rdma_entry {
 	struct rail_keys *keys; /* of the local region or of staging memory, held */
 	struct stage_buffer *staged;  /* of a slice that ended early: the device may still use it */
 	struct window_buffer *window; /* likewise */
-	struct object *
-		remote; /* held if the slice ended early, so that its owner does not count us as done */
+	struct object *remote;        /* held if the slice ended early */
 	uint64_t bytes;
 	int64_t posted_ns;
 	uint32_t requests;
@@ -179,13 +178,12 @@ struct rdma {
 	struct dray_list peer_list;
 	struct dray_handles queues;
 	struct rdma_rail rails[RAILS_MAX];
-	uint64_t rails_up;           /* bit set */
-	struct dray_list pulling[2]; /* by class */
-	int64_t timer_ns;            /* next time that tick() has work */
-	struct rdma_list *list;      /* allocated with the first rail */
-	struct rail_keys *staging;   /* of the worker's staging memory; NULL: not registered */
-	struct dray_list copies,
-		copied; /* window_serve.c: in flight, and those whose round has ended */
+	uint64_t rails_up;               /* bit set */
+	struct dray_list pulling[2];     /* by class */
+	int64_t timer_ns;                /* next time that tick() has work */
+	struct rdma_list *list;          /* allocated with the first rail */
+	struct rail_keys *staging;       /* of the worker's staging memory; NULL: not registered */
+	struct dray_list copies, copied; /* window_serve.c: in flight; round ended */
 };
 
 /* Routes of a transfer; both may apply. */

@@ -23,7 +23,7 @@ struct serve_frame {
 	uint32_t copies;         /* in flight */
 	uint8_t kind;            /* of the answer */
 	bool taken;              /* WRITE: all payload received. READ: all copies begun */
-	struct granted held;     /* held while a GPU may access their memory; or NULL */
+	struct granted held;     /* while a GPU may access their memory */
 	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
 };
 
@@ -46,14 +46,13 @@ struct serve {
 	/* serve_stage.c */
 	struct dray_list staging_link; /* on tcp->staging while answers wait */
 	uint32_t q_head, q_tail;
-	struct serve_frame *rx;     /* the current frame, until `taken` */
-	struct stage_buffer *chunk; /* its payload is received into this */
-	uint64_t chunk_at;          /* bytes of it that were received */
-	uint64_t chunks_left;       /* bytes of the current frame without a buffer */
-	struct serve_frame
-		*sending;      /* READ whose head is in `out` or was sent: its payload is next */
-	uint64_t sending_left; /* bytes of it not yet sent */
-	uint64_t sent_of;      /* of its first chunk */
+	struct serve_frame *rx;      /* the current frame, until `taken` */
+	struct stage_buffer *chunk;  /* its payload is received into this */
+	uint64_t chunk_at;           /* bytes of it that were received */
+	uint64_t chunks_left;        /* bytes of the current frame without a buffer */
+	struct serve_frame *sending; /* READ whose payload is sent next */
+	uint64_t sending_left;       /* bytes of it not yet sent */
+	uint64_t sent_of;            /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
 	bool stalled;    /* the next frame waits until all answers are sent */
 	bool progressed; /* a copy has ended, or a buffer is free */

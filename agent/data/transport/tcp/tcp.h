@@ -164,8 +164,7 @@ struct tcp_requester {
 	struct tcp_frame *rx; /* its READ_DATA is being received */
 	uint32_t rx_iov;
 	uint64_t rx_offset;
-	struct dray_list
-		waiting; /* after a break: WRITE slices that the owner may still be receiving */
+	struct dray_list waiting; /* lost: WRITEs that the owner may still receive */
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
 	uint32_t heads_used;
