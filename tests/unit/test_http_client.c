@@ -324,7 +324,7 @@ static void test_truncated(void **state)
 		snprintf(part, sizeof(part), "%.*s", (int)n, LENGTH);
 		assert_fails(r, part, PAGE_CLOSE, DRAY_E_PEER_LOST, "cut off");
 	}
-	assert_fails(r, "", PAGE_CLOSE, DRAY_E_PEER_LOST, "without an answer");
+	assert_fails(r, "", PAGE_CLOSE, DRAY_E_PEER_LOST, "without a response");
 	assert_fails(r, "HTTP/1.1 100 Continue\r\n\r\n", PAGE_CLOSE, DRAY_E_PEER_LOST, "");
 	assert_fails(r, PLAIN "Content-Length: 9\r\n\r\nhello", PAGE_RESET, DRAY_E_PEER_LOST, "");
 	free(g.body);
@@ -359,14 +359,14 @@ static void test_slow(void **state)
 	struct rig *r = rig_start();
 
 	reply(r, "", PAGE_HOLD);
-	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "has not answered within 500ms");
+	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "no response to the request within 500ms");
 	reply(r, PLAIN "Content-Length: 9\r\n\r\nhello", PAGE_HOLD);
-	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "not whole after 500ms: ");
+	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "incomplete after 500ms: ");
 	/* a byte now and then does not help */
 	reply(r, CHUNKED CHUNKED CHUNKED, PAGE_HOLD);
 	r->reply.piece = 1;
 	r->reply.pause_us = 20000;
-	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "not whole after 500ms: ");
+	assert_why(r, SHORT_NS, DRAY_E_TIMEOUT, "incomplete after 500ms: ");
 	rig_stop(r);
 }
 

@@ -419,7 +419,7 @@ static void test_read_fails(void **state)
 	assert_failed(r, DRAY_E_PEER_LOST, "cut off");
 	assert_string_equal(r->asked, DETAIL);
 	r->detail = reply("");
-	assert_failed(r, DRAY_E_PEER_LOST, "without an answer");
+	assert_failed(r, DRAY_E_PEER_LOST, "without a response");
 	r->detail = reply("");
 	r->detail.end = PAGE_HOLD;
 	read_with(r, "", ONCE(300 * MS));

@@ -15,12 +15,12 @@
 #include "schema/gen/errors.h"
 
 #define RESOLV_CONF "/etc/resolv.conf"
-/* Each further try waits twice as long. What resolv.conf says is for people, who have more time. */
+/* Each further try waits twice as long. The timeouts of resolv.conf suit people and are too long here. */
 #define TIMEOUT_MS 500
 #define TRIES 3
 #define SHOWN_SERVERS 3
-/* an endless answer is cut, not sorted */
-#define LOOKED_AT_MAX 64
+/* longer answers are cut */
+#define EXAMINED_MAX 64
 
 struct dns_socket {
 	struct dray_list link;
@@ -46,15 +46,13 @@ struct lookup {
 	void *arg;
 };
 
-/* --- the loop ------------------------------------------------------------------------------------- */
-
-/* c-ares says by when it wants to look again. */
+/* Arms the timer for the next timeout of c-ares. */
 static void arm(struct dns *d)
 {
 	struct timeval tv, *next = d->lookups ? ares_timeout(d->channel, NULL, &tv) : NULL;
 	int on = SD_EVENT_OFF;
 
-	/* rounded up, or it would be woken a moment too early, in vain */
+	/* rounded up: a wake-up before the timeout would do nothing */
 	if (next && sd_event_source_set_time_relative(d->timer, (uint64_t)next->tv_sec * 1000000 +
 									(uint64_t)next->tv_usec +
 									1000) >= 0)
@@ -97,7 +95,7 @@ static void socket_free(struct dns_socket *s)
 	free(s);
 }
 
-/* Both 0: c-ares is about to close it. One that cannot be watched counts as a server that is silent. */
+/* Both 0: c-ares is about to close the socket. A socket that cannot be watched looks like a server that does not answer. */
 static void on_state(void *arg, ares_socket_t fd, int readable, int writable)
 {
 	struct dns *d = arg;
@@ -119,8 +117,6 @@ static void on_state(void *arg, ares_socket_t fd, int readable, int writable)
 	if (sd_event_add_io(d->event, &s->io, fd, events, on_io, d) < 0)
 		socket_free(s);
 }
-
-/* --- making it ------------------------------------------------------------------------------------ */
 
 static int make_channel(struct dns *d, const char *servers, struct dray_err *reterr)
 {
@@ -158,12 +154,12 @@ int dns_new(struct dns **ret, sd_event *event, const char *servers, const char *
 
 	if (!d)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	/* counted by c-ares */
+	/* c-ares counts these calls */
 	ares_library_init(ARES_LIB_INIT_ALL);
 	d->event = event;
 	d->file = resolv_conf ? resolv_conf : RESOLV_CONF;
 	dray_list_init(&d->sockets);
-	/* before c-ares reads it: a change in between is seen the next time */
+	/* before c-ares reads the file, so that dns_outdated() notices a change in between */
 	d->exists = stat(d->file, &d->stat) == 0;
 	r = sd_event_add_time_relative(event, &d->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, d);
 	if (r >= 0)
@@ -194,8 +190,6 @@ struct dns *dns_free(struct dns *d)
 	free(d);
 	return NULL;
 }
-
-/* --- words ---------------------------------------------------------------------------------------- */
 
 static const char *servers_show(const struct dns *d, char *buf, size_t n)
 {
@@ -239,7 +233,7 @@ static void reason_set(const struct dns *d, int status, struct dns_answer *a)
 	case ARES_ENOTIMP:
 	case ARES_EREFUSED:
 	case ARES_EFORMERR:
-		snprintf(buf, n, "the name server %s cannot say: %s",
+		snprintf(buf, n, "name server %s failed: %s",
 			 servers_show(d, servers, sizeof(servers)), ares_strerror(status));
 		break;
 	case ARES_ETIMEOUT:
@@ -247,9 +241,9 @@ static void reason_set(const struct dns *d, int status, struct dns_answer *a)
 		snprintf(buf, n, "no name server answers at %s%s",
 			 servers_show(d, servers, sizeof(servers)), without_file(d));
 		break;
-	/* c-ares says this of servers that fail, too */
+	/* c-ares also reports servers that fail in this way */
 	case ARES_ECONNREFUSED:
-		snprintf(buf, n, "no name server answers at %s, or not with an answer%s",
+		snprintf(buf, n, "no name server at %s gives a valid answer%s",
 			 servers_show(d, servers, sizeof(servers)), without_file(d));
 		break;
 	default:
@@ -259,20 +253,18 @@ static void reason_set(const struct dns *d, int status, struct dns_answer *a)
 	}
 }
 
-/* --- lookups -------------------------------------------------------------------------------------- */
-
 static bool has_route(const struct dray_addr *a)
 {
 	dray_auto_close int fd =
 		socket(a->sa.sa_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	struct dray_addr to = *a;
 
-	/* sends nothing */
+	/* connecting a datagram socket sends nothing */
 	dray_addr_set_port(&to, 9);
 	return fd >= 0 && connect(fd, &to.sa, to.len) == 0;
 }
 
-/* IPv4 first, as for GIDs: the more likely one to be listened on. What has no route comes last. */
+/* IPv4 first, as for GIDs: servers listen on it more often. Addresses without a route come last. */
 static unsigned rank(const struct dray_addr *a)
 {
 	return (has_route(a) ? 0U : 2U) + (a->sa.sa_family == AF_INET6);
@@ -298,14 +290,14 @@ static bool addr_known(const struct dray_addr *found, unsigned n, const struct d
 	return false;
 }
 
-/* As many of each family as fit the answer, so that one does not crowd out the other. */
+/* Collects DNS_ADDRS_MAX addresses of each family at most, so that neither family crowds out the other. */
 static void collect(struct dns_answer *a, const struct ares_addrinfo *info)
 {
 	struct dray_addr found[2 * DNS_ADDRS_MAX];
-	unsigned n[2] = { 0, 0 }, all = 0, looked_at = 0;
+	unsigned n[2] = { 0, 0 }, all = 0, examined = 0;
 
-	for (const struct ares_addrinfo_node *i = info->nodes; i && looked_at < LOOKED_AT_MAX;
-	     i = i->ai_next, looked_at++) {
+	for (const struct ares_addrinfo_node *i = info->nodes; i && examined < EXAMINED_MAX;
+	     i = i->ai_next, examined++) {
 		bool v6 = i->ai_family == AF_INET6;
 		struct dray_addr one = { .len = v6 ? sizeof(one.in6) : sizeof(one.in) };
 
@@ -342,16 +334,16 @@ static void on_answer(void *arg, int status, int timeouts, struct ares_addrinfo 
 
 void dns_lookup(struct dns *d, const char *host, dns_fn fn, void *arg)
 {
-	/* sorting would ask the routing table about every address of a reply, however many there are */
+	/* c-ares would look up a route for each address of a reply, and their number is unbounded */
 	const struct ares_addrinfo_hints hints = { .ai_family = AF_UNSPEC,
 						   .ai_socktype = SOCK_STREAM,
 						   .ai_flags = ARES_AI_NOSORT };
 	struct lookup *l = malloc(sizeof(*l));
-	struct dns_answer none = { .code = 0 };
+	struct dns_answer failure = { .code = 0 };
 
 	if (!l) {
-		reason_set(d, ARES_ENOMEM, &none);
-		fn(arg, &none);
+		reason_set(d, ARES_ENOMEM, &failure);
+		fn(arg, &failure);
 		return;
 	}
 	*l = (struct lookup){ d, fn, arg };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One c-ares channel on the event loop: name servers as they were configured when it was made. Of the resolver. */
+/* One c-ares channel on the event loop, with the name servers configured when it was made. For the resolver only. */
 #ifndef DRAY_AGENT_PLACEMENT_NET_DNS_H
 #define DRAY_AGENT_PLACEMENT_NET_DNS_H
 
@@ -17,27 +17,27 @@ struct dns;
 struct dns_answer {
 	int code; /* enum dray_error; 0 where there are addresses */
 	unsigned n;
-	int ttl_s;                             /* the shortest; 0 for what is in /etc/hosts */
+	int ttl_s;                             /* of the shortest record; 0 for /etc/hosts */
 	struct dray_addr addrs[DNS_ADDRS_MAX]; /* port 0 */
-	char reason[DNS_REASON_MAX];           /* without addresses: a sentence without the name */
+	char reason[DNS_REASON_MAX];           /* without addresses: why, without the name */
 };
 
 /* May be called within dns_lookup(). Must not free the channel. */
 typedef void (*dns_fn)(void *arg, const struct dns_answer *a);
 
-/* servers, resolv_conf: see resolver_pretend(); NULL as usual. 0, or -errno with reterr. */
+/* servers, resolv_conf: see resolver_pretend(); NULL: those of the system. 0, or -errno with reterr. */
 int dns_new(struct dns **ret, sd_event *event, const char *servers, const char *resolv_conf,
 	    struct dray_err *reterr);
-/* Lookups under way end without a call. Not from within dns_fn. Takes NULL. Returns NULL. */
+/* Lookups in progress end without a callback. Not from within dns_fn. Takes NULL. Returns NULL. */
 struct dns *dns_free(struct dns *d);
 
-/* fn is called once, after some seconds at the latest, or the channel is freed before. */
+/* fn is called once, within some seconds, unless the channel is freed before. */
 void dns_lookup(struct dns *d, const char *host, dns_fn fn, void *arg);
 
-/* No lookup is under way. */
+/* True if no lookup is in progress. */
 bool dns_idle(const struct dns *d);
 
-/* resolv.conf is not as it was when the channel was made. */
+/* True if resolv.conf has changed since the channel was made. */
 bool dns_outdated(const struct dns *d);
 
 #endif

@@ -13,7 +13,7 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-/* a body grows from there */
+/* initial size of a body */
 #define BODY_BYTES_MIN 4096
 
 struct reader {
@@ -36,7 +36,7 @@ static struct reader *reader_of(struct http_answer *a)
 static int stop(struct reader *r, int code, const char *why)
 {
 	dray_err_set(&r->err, 0, code, "%s", why);
-	/* 1 and 2 would say that there is no body */
+	/* http_parser gives 1 and 2 another meaning */
 	return -1;
 }
 
@@ -50,7 +50,7 @@ static int on_begin(http_parser *p)
 	return 0;
 }
 
-/* At most what fits: the tail of a longer one is of no use. */
+/* Appends what fits. */
 static void append(char *to, size_t max, const char *from, size_t n)
 {
 	size_t used = strlen(to);
@@ -92,7 +92,7 @@ static int body_reserve(struct reader *r, size_t n)
 		max *= 2;
 	if (max <= r->room)
 		return 0;
-	/* n is no more than that */
+	/* n is at most body_max */
 	if (max - 1 > r->body_max)
 		max = r->body_max + 1;
 	body = realloc(r->answer.body, max);
@@ -119,8 +119,8 @@ static int on_head(http_parser *p)
 	r->in_head = false;
 	r->answer.status = p->status_code;
 	if (p->status_code == 101)
-		return stop(r, DRAY_E_PROTOCOL, "it wants to speak another protocol (101)");
-	/* UINT64_MAX: it did not say */
+		return stop(r, DRAY_E_PROTOCOL, "it switches to another protocol (101)");
+	/* UINT64_MAX: there is no Content-Length */
 	if (p->content_length != UINT64_MAX && p->content_length > r->body_max)
 		return too_large(r);
 	return 0;
@@ -144,7 +144,7 @@ static int on_complete(http_parser *p)
 {
 	struct reader *r = p->data;
 
-	/* what comes before the answer: another head follows */
+	/* a 1xx response: another head follows */
 	if (p->status_code < 200) {
 		r->in_head = true;
 		return 0;
@@ -177,11 +177,11 @@ static int result_of(const struct reader *r, struct dray_err *reterr)
 				    "the answer was cut off after %zu bytes", r->answer.received);
 	if (e == HPE_HEADER_OVERFLOW || (r->in_head && r->head_n >= HTTP_HEAD_BYTES_MAX))
 		return dray_err_set(reterr, -EMSGSIZE, DRAY_E_TOO_LARGE,
-				    "the head of the answer has more than %d bytes",
+				    "the head of the response has more than %d bytes",
 				    HTTP_HEAD_BYTES_MAX);
 	if (e != HPE_OK)
-		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL, "the answer is not HTTP: %s",
-				    http_errno_description(e));
+		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
+				    "the response is not HTTP: %s", http_errno_description(e));
 	return 0;
 }
 
@@ -213,14 +213,14 @@ int http_answer_end(struct http_answer *a, struct dray_err *reterr)
 	struct reader *r = reader_of(a);
 	int e = 0;
 
-	/* an answer without length ends here */
+	/* the end of the connection ends a response without a length */
 	if (a->received) {
 		http_parser_execute(&r->parser, &callbacks, NULL, 0);
 		e = result_of(r, reterr);
 	}
 	return e ? e :
 		   dray_err_set(reterr, -ECONNRESET, DRAY_E_PEER_LOST,
-				"it closed the connection without an answer");
+				"it closed the connection without a response");
 }
 
 struct http_answer *http_answer_new(size_t body_max)

@@ -10,11 +10,13 @@
 #define HTTP_HEAD_BYTES_MAX 16384
 #define HTTP_CONTENT_TYPE_MAX 127
 
+struct http_parser;
+
 struct http_answer {
 	size_t received; /* bytes, of all */
 	unsigned status;
 	char type[HTTP_CONTENT_TYPE_MAX + 1];
-	char *body; /* NULL while there is none; else a NUL byte follows */
+	char *body; /* NULL if empty; else a NUL byte follows */
 	size_t n;
 };
 
@@ -23,7 +25,7 @@ struct http_answer *http_answer_new(size_t body_max);
 /* NULL is allowed. */
 void http_answer_free(struct http_answer *a);
 
-/* 1: the answer is whole, what may follow is of no interest. 0: more is needed. -errno with reterr. Not after 1 or error. */
+/* 1: the response is complete, and further bytes are ignored. 0: more is needed. -errno with reterr. Not after 1 or an error. */
 int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dray_err *reterr);
 /* The connection ended: 1, or -errno with reterr. */
 int http_answer_end(struct http_answer *a, struct dray_err *reterr);

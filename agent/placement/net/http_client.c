@@ -16,7 +16,7 @@
 #include "schema/gen/errors.h"
 
 #define READ_BYTES 32768
-/* what comes fast may not keep the loop from others */
+/* a fast server must not keep the event loop from other work */
 #define READS_PER_TURN 8
 #define REQUEST_BYTES_MAX (HTTP_TARGET_MAX + HTTP_AUTHORITY_MAX + 160)
 
@@ -26,13 +26,13 @@ struct http_get {
 	struct http_limits limits;
 	http_get_fn fn;
 	void *arg;
-	char who[HTTP_AUTHORITY_MAX];
+	char host[HTTP_AUTHORITY_MAX];
 	int64_t end_ns;
 
 	struct resolver_query *query;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];
 	unsigned n_addrs, next; /* next: the address after the one in use */
-	struct dray_err failed; /* the last address's */
+	struct dray_err failed; /* of the last address */
 
 	int fd;
 	sd_event_source *io, *timer;
@@ -45,8 +45,6 @@ struct http_get {
 };
 
 static void try_next(struct http_get *g);
-
-/* --- the end -------------------------------------------------------------------------------------- */
 
 static void disconnect(struct http_get *g)
 {
@@ -66,7 +64,7 @@ struct http_get *http_get_cancel(struct http_get *g)
 	return NULL;
 }
 
-/* Whoever is told may do anything, so all that is still open closes first. */
+/* The callback may do anything, so everything that is open is closed first. */
 static void finish(struct http_get *g, const struct http_response *response,
 		   const struct dray_err *why)
 {
@@ -90,7 +88,7 @@ __attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int c
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	dray_err_set(&err, 0, code, "http://%.100s: %s", g->who, text);
+	dray_err_set(&err, 0, code, "http://%.100s: %s", g->host, text);
 	finish(g, NULL, &err);
 }
 
@@ -107,7 +105,7 @@ static void finish_whole(struct http_get *g)
 	finish(g, &response, NULL);
 }
 
-/* r: what the parser said. True: the request has ended, and is gone. */
+/* r: the result of the parser. True: the request has ended and is freed. */
 static bool finish_if_done(struct http_get *g, int r, const struct dray_err *why)
 {
 	if (r < 0)
@@ -117,14 +115,12 @@ static bool finish_if_done(struct http_get *g, int r, const struct dray_err *why
 	return r != 0;
 }
 
-/* --- the connection ------------------------------------------------------------------------------- */
-
 static const char *address(const struct http_get *g, char *buf, size_t n)
 {
 	return dray_addr_show(&g->addrs[g->next - 1], buf, n);
 }
 
-/* Nothing listens there, or it cannot be reached: perhaps at the next address. */
+/* No connection to this address: tries the next one. */
 static void refused(struct http_get *g, int code, const char *why)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
@@ -161,7 +157,7 @@ static void on_readable(struct http_get *g)
 	}
 }
 
-/* What it has to say although it takes no request is read all the same. */
+/* If the server does not read the request, its response is still read. */
 static void send_request(struct http_get *g)
 {
 	while (g->sent < g->request_n) {
@@ -194,7 +190,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 		}
 		g->connected = true;
 		g->connect_ns = dray_now().ns - g->since_ns;
-		/* from here on all the time that is left */
+		/* the response may use all the time left */
 		sd_event_source_set_time(g->timer, (uint64_t)g->end_ns / 1000 + 1);
 		sd_event_source_set_io_events(g->io, EPOLLIN | EPOLLOUT);
 	}
@@ -278,14 +274,12 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	return 0;
 }
 
-/* --- the request ---------------------------------------------------------------------------------- */
-
 static int start(struct http_get *g, struct dray_err *reterr)
 {
 	char text[HTTP_AUTHORITY_MAX];
 	int r;
 
-	http_url_authority(&g->url, g->who, sizeof(g->who));
+	http_url_authority(&g->url, g->host, sizeof(g->host));
 	g->request_n =
 		(size_t)snprintf(g->request, sizeof(g->request),
 				 "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
@@ -295,7 +289,7 @@ static int start(struct http_get *g, struct dray_err *reterr)
 	r = sd_event_add_time(g->deps.event, &g->timer, CLOCK_MONOTONIC,
 			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->who,
+		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->host,
 				    dray_errno_text(r));
 	return resolver_lookup(g->deps.resolver, g->url.host, g->url.port, g->limits.timeout_ns,
 			       on_addresses, g, &g->query, reterr);
@@ -307,8 +301,10 @@ int http_get(struct http_get **ret, const struct http_get_deps *deps, const stru
 	dray_auto(http_get_cancel) struct http_get *g = calloc(1, sizeof(*g));
 	int r;
 
-	if (!g)
+	if (!g || http_answer_init(&g->answer, limits->body_bytes) < 0) {
+		free(dray_take(g));
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	}
 	g->deps = *deps;
 	g->url = *url;
 	g->limits = *limits;

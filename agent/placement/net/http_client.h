@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One GET by plain HTTP/1.1 over a connection of its own, on the agent's event loop. Control thread only; nothing
- * blocks. The answer is bounded in time and in bytes; redirects are not followed: their status is reported.
+ * One GET request by plain HTTP/1.1 over its own connection, on the agent's event loop. Control thread only; nothing
+ * blocks. The response is bounded in time and in bytes. Redirects are not followed: their status is reported.
  */
 #ifndef DRAY_AGENT_PLACEMENT_NET_HTTP_CLIENT_H
 #define DRAY_AGENT_PLACEMENT_NET_HTTP_CLIENT_H
@@ -22,36 +22,36 @@ struct http_get_deps {
 };
 
 struct http_limits {
-	int64_t timeout_ns; /* of all of it, names included; more than 0 */
-	size_t body_bytes;  /* more is an error, not cut */
+	int64_t timeout_ns; /* of the whole request, name lookup included; more than 0 */
+	size_t body_bytes;  /* a longer body is an error */
 };
 
 struct http_response {
 	unsigned status;          /* 200 to 999 */
-	const char *content_type; /* "" without */
+	const char *content_type; /* "" if there is none */
 	const char *body;         /* a NUL byte follows */
-	size_t n;                 /* without that */
-	int64_t connect_ns;       /* how long the address that answered took to accept */
+	size_t n;                 /* bytes of the body */
+	int64_t connect_ns;       /* how long the connection took */
 };
 
 /*
- * response: any whole answer, whatever its status, valid during the call; NULL where there is none. why: NULL, or the
- * reason, a sentence that names the host: DRAY_E_TIMEOUT, DRAY_E_TOO_LARGE, DRAY_E_PROTOCOL (not HTTP, or
- * truncated), DRAY_E_PEER_UNREACHABLE (name or connection), DRAY_E_PEER_LOST (closed or reset without a whole answer).
- * The request is gone: it is not cancelled any more. May start others, and free the resolver.
+ * response: a complete response of any status, valid during the call; NULL on failure. why: NULL, or the reason, which
+ * names the host: DRAY_E_TIMEOUT, DRAY_E_TOO_LARGE, DRAY_E_PROTOCOL (not HTTP, or truncated), DRAY_E_PEER_UNREACHABLE
+ * (name or connection), DRAY_E_PEER_LOST (closed or reset before the response was complete). The request has ended and
+ * must not be cancelled. fn may start other requests and free the resolver.
  */
 typedef void (*http_get_fn)(void *arg, const struct http_response *response,
 			    const struct dray_err *why);
 
 /*
- * url, limits: copied. fn is called exactly once unless the request is cancelled, from the event loop and never in
- * here. The addresses of a name are tried in turn, each for its share of the time that is left. 0, or -errno with
- * reterr and no call.
+ * url, limits: copied. fn is called exactly once unless the request is cancelled, from the event loop and not inside
+ * this call. The addresses of a name are tried in turn, each for its share of the time left. 0, or -errno with reterr
+ * and no callback.
  */
 int http_get(struct http_get **ret, const struct http_get_deps *deps, const struct http_url *url,
 	     const struct http_limits *limits, http_get_fn fn, void *arg, struct dray_err *reterr);
 
-/* Closes the connection; fn is not called. Takes NULL. Returns NULL. */
+/* Closes the connection; fn will not be called. Takes NULL. Returns NULL. */
 struct http_get *http_get_cancel(struct http_get *g);
 
 DRAY_DEFINE_CLEANUP(struct http_get *, http_get_cancel);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A name is in the table while it is looked up, and for a while after that. Queries hang on their name. When it is known
- * it joins `ready`, and a deferred source answers one query in each turn of the loop: whoever is answered may do
- * anything, the resolver's end included, so nothing is touched after that.
+ * A name is in the table during its lookup and while its result is cached; it holds its queries. When the result is
+ * known, the name joins `ready`, and a deferred source answers one query per turn of the loop: the callback may free
+ * the resolver, so nothing is touched after it.
  */
 #include "agent/placement/net/resolver.h"
 
@@ -17,20 +17,20 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-/* under way and known; of these, sent to name servers at once, and known without anybody waiting */
+/* limits of all names, of lookups in progress, and of cached names without a query */
 #define NAMES_MAX 4096
 #define LOOKUPS_MAX 256
-#define KEPT_MAX 512
+#define CACHED_MAX 512
 #define KEEP_MIN_S 5
 #define KEEP_MAX_S 30
 #define KEEP_FAILURE_S 2
 
 struct name {
 	struct dray_map_node node; /* of by_host, unless it needs no lookup */
-	struct dray_list queue;    /* waiting, flying, ready or kept */
+	struct dray_list queue;    /* waiting, in_flight, ready or cached */
 	struct dray_list queries;
 	struct resolver *resolver;
-	bool known; /* addrs or err hold */
+	bool known; /* addrs or err are valid */
 	int64_t until_ns;
 	struct dray_addr *addrs;
 	unsigned n;
@@ -44,7 +44,7 @@ struct resolver_query {
 	struct name *name;
 	unsigned port;
 	int64_t timeout_ns;
-	sd_event_source *timer; /* NULL where the answer is there */
+	sd_event_source *timer; /* NULL if the result is known */
 	resolver_fn fn;
 	void *arg;
 };
@@ -53,14 +53,12 @@ struct resolver {
 	sd_event *event;
 	const char *servers, *resolv_conf;
 	struct dray_map by_host; /* struct name */
-	struct dray_list waiting, ready, kept, flying;
-	unsigned n_names, n_flying, n_kept;
+	struct dray_list waiting, ready, cached, in_flight;
+	unsigned n_names, n_in_flight, n_cached;
 	struct dns *dns;     /* may be NULL */
-	struct dns *old[16]; /* of an older resolv.conf, until their lookups have ended */
+	struct dns *old[16]; /* of an earlier resolv.conf, until their lookups have ended */
 	sd_event_source *turn;
 };
-
-/* --- names ---------------------------------------------------------------------------------------- */
 
 static struct name *name_find(struct resolver *r, const char *host)
 {
@@ -96,23 +94,23 @@ static void name_free(struct name *n)
 	free(n);
 }
 
-static void kept_drop(struct name *n)
+static void cached_free(struct name *n)
 {
-	n->resolver->n_kept--;
+	n->resolver->n_cached--;
 	name_free(n);
 }
 
-/* Nobody waits for it any more. */
-static void name_rest(struct name *n)
+/* Caches the name, which has no queries any more. */
+static void name_cache(struct name *n)
 {
 	struct resolver *r = n->resolver;
 
 	dray_list_del(&n->queue);
 	if (!dray_map_has(&n->node))
 		return name_free(n);
-	dray_list_add(&r->kept, &n->queue);
-	if (++r->n_kept > KEPT_MAX)
-		kept_drop(dray_list_entry(r->kept.next, struct name, queue));
+	dray_list_add(&r->cached, &n->queue);
+	if (++r->n_cached > CACHED_MAX)
+		cached_free(dray_list_entry(r->cached.next, struct name, queue));
 }
 
 static void wake(struct resolver *r)
@@ -126,12 +124,10 @@ static void name_ready(struct name *n, int64_t keep_s)
 	n->until_ns = dray_now().ns + keep_s * DRAY_NS_PER_SEC;
 	dray_list_del(&n->queue);
 	if (dray_list_empty(&n->queries))
-		return name_rest(n);
+		return name_cache(n);
 	dray_list_add(&n->resolver->ready, &n->queue);
 	wake(n->resolver);
 }
-
-/* --- lookups -------------------------------------------------------------------------------------- */
 
 static void old_free(struct resolver *r)
 {
@@ -140,7 +136,7 @@ static void old_free(struct resolver *r)
 			r->old[i] = dns_free(r->old[i]);
 }
 
-/* False: it has to serve on, since too many older ones are still busy. */
+/* False: the channel stays in use, since too many earlier ones are still busy. */
 static bool dns_retire(struct resolver *r)
 {
 	old_free(r);
@@ -167,7 +163,7 @@ static void on_looked_up(void *arg, const struct dns_answer *a)
 	int keep_s = dray_max(a->ttl_s, KEEP_MIN_S);
 
 	keep_s = dray_min(keep_s, KEEP_MAX_S);
-	r->n_flying--;
+	r->n_in_flight--;
 	n->addrs = a->n ? malloc(a->n * sizeof(*a->addrs)) : NULL;
 	if (n->addrs) {
 		memcpy(n->addrs, a->addrs, a->n * sizeof(*a->addrs));
@@ -178,18 +174,18 @@ static void on_looked_up(void *arg, const struct dns_answer *a)
 		dray_err_set(&n->err, 0, a->code, "%s: %s", n->host, a->reason);
 	}
 	name_ready(n, n->n ? keep_s : KEEP_FAILURE_S);
-	/* others may wait for its place */
+	/* waiting names can use the free place */
 	if (!dray_list_empty(&r->waiting))
 		wake(r);
 }
 
 static void start_lookups(struct resolver *r)
 {
-	while (r->n_flying < LOOKUPS_MAX && !dray_list_empty(&r->waiting)) {
+	while (r->n_in_flight < LOOKUPS_MAX && !dray_list_empty(&r->waiting)) {
 		struct name *n = dray_list_first(&r->waiting, struct name, queue);
 
 		dray_list_del(&n->queue);
-		/* those who asked have gone by now */
+		/* its queries have been cancelled */
 		if (dray_list_empty(&n->queries)) {
 			name_free(n);
 			continue;
@@ -198,13 +194,11 @@ static void start_lookups(struct resolver *r)
 			name_ready(n, KEEP_FAILURE_S);
 			continue;
 		}
-		r->n_flying++;
-		dray_list_add(&r->flying, &n->queue);
+		r->n_in_flight++;
+		dray_list_add(&r->in_flight, &n->queue);
 		dns_lookup(r->dns, n->host, on_looked_up, n);
 	}
 }
-
-/* --- queries -------------------------------------------------------------------------------------- */
 
 static void query_free(struct resolver_query *q)
 {
@@ -213,7 +207,7 @@ static void query_free(struct resolver_query *q)
 	free(q);
 }
 
-/* Nothing may be touched after that. */
+/* Nothing may be touched after this call. */
 static void answer(struct resolver_query *q)
 {
 	struct name *n = q->name;
@@ -229,7 +223,7 @@ static void answer(struct resolver_query *q)
 	}
 	query_free(q);
 	if (dray_list_empty(&n->queries))
-		name_rest(n);
+		name_cache(n);
 	fn(arg, addrs, count, count ? NULL : &err);
 }
 
@@ -241,7 +235,7 @@ static int on_timeout(sd_event_source *s, uint64_t usec, void *arg)
 	void *fn_arg = q->arg;
 	char time[32];
 
-	/* it is about to be answered */
+	/* its turn was about to come */
 	if (q->name->known) {
 		answer(q);
 		return 0;
@@ -267,7 +261,7 @@ static int on_turn(sd_event_source *s, void *arg)
 	return 0;
 }
 
-/* A name of its own for what needs no lookup: an address, or that too many names are asked for. */
+/* A name outside the table that needs no lookup: an address, or (a NULL) the failure that there are too many names. */
 static struct name *name_alone(struct resolver *r, const char *host, const struct dray_addr *a)
 {
 	struct name *n = name_new(r, host, false);
@@ -276,7 +270,7 @@ static struct name *name_alone(struct resolver *r, const char *host, const struc
 		return NULL;
 	n->known = true;
 	if (!a) {
-		dray_err_set(&n->err, 0, DRAY_E_BUSY, "%s: more than %d names are looked up", host,
+		dray_err_set(&n->err, 0, DRAY_E_BUSY, "%s: more than %d names are in use", host,
 			     NAMES_MAX);
 		return n;
 	}
@@ -290,7 +284,7 @@ static struct name *name_alone(struct resolver *r, const char *host, const struc
 	return n;
 }
 
-/* The name to hang a query on; NULL without memory. */
+/* The name for a new query; NULL without memory. */
 static struct name *name_get(struct resolver *r, const char *host)
 {
 	struct dray_addr a;
@@ -299,14 +293,14 @@ static struct name *name_get(struct resolver *r, const char *host)
 	if (dray_host_is_address(host, &a))
 		return name_alone(r, host, &a);
 	n = name_find(r, host);
-	/* an old answer that others are being given is good enough */
+	/* an expired result that still serves other queries is good enough */
 	if (n && n->known && dray_list_empty(&n->queries)) {
 		if (n->until_ns > dray_now().ns) {
-			r->n_kept--;
+			r->n_cached--;
 			dray_list_del(&n->queue);
 			return n;
 		}
-		kept_drop(n);
+		cached_free(n);
 		n = NULL;
 	}
 	if (n)
@@ -319,7 +313,7 @@ static struct name *name_get(struct resolver *r, const char *host)
 	return n;
 }
 
-/* Only what is being looked up has to be waited for. */
+/* A query needs a timer only while the lookup is in progress. */
 static int query_arm(struct resolver *r, struct resolver_query *q)
 {
 	uint64_t usec = ((uint64_t)q->timeout_ns + 999) / 1000;
@@ -338,9 +332,10 @@ int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t
 
 	if (port > UINT16_MAX || timeout_ns <= 0 ||
 	    (!dray_host_is_address(host, &a) && !dray_host_is_name(host)))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.100s\" is no host: write a name, 10.0.0.9 or 2001:db8::9",
-				    host);
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"\"%.100s\" is no host: write a name or an address, such as 10.0.0.9 or 2001:db8::9",
+			host);
 	q = calloc(1, sizeof(*q));
 	if (q) {
 		*q = (struct resolver_query){
@@ -371,13 +366,11 @@ struct resolver_query *resolver_cancel(struct resolver_query *q)
 	if (!q)
 		return NULL;
 	query_free(q);
-	/* what is under way goes on, for those who ask next */
+	/* a lookup in progress goes on, and its result is cached */
 	if (n && n->known && dray_list_empty(&n->queries))
-		name_rest(n);
+		name_cache(n);
 	return NULL;
 }
-
-/* --- the resolver --------------------------------------------------------------------------------- */
 
 int resolver_new(struct resolver **ret, sd_event *event, struct dray_err *reterr)
 {
@@ -390,8 +383,8 @@ int resolver_new(struct resolver **ret, sd_event *event, struct dray_err *reterr
 	dray_map_init(&r->by_host);
 	dray_list_init(&r->waiting);
 	dray_list_init(&r->ready);
-	dray_list_init(&r->kept);
-	dray_list_init(&r->flying);
+	dray_list_init(&r->cached);
+	dray_list_init(&r->in_flight);
 	ret_code = sd_event_add_defer(event, &r->turn, on_turn, r);
 	if (ret_code >= 0)
 		ret_code = sd_event_source_set_enabled(r->turn, SD_EVENT_OFF);
@@ -417,14 +410,14 @@ struct resolver *resolver_free(struct resolver *r)
 {
 	if (!r)
 		return NULL;
-	/* lookups first: they know their names */
+	/* lookups refer to their names, so they end first */
 	dns_free(r->dns);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(r->old); i++)
 		dns_free(r->old[i]);
-	names_free(&r->flying);
+	names_free(&r->in_flight);
 	names_free(&r->waiting);
 	names_free(&r->ready);
-	names_free(&r->kept);
+	names_free(&r->cached);
 	sd_event_source_disable_unref(r->turn);
 	dray_map_deinit(&r->by_host);
 	free(r);
@@ -437,8 +430,8 @@ void resolver_pretend(struct resolver *r, const char *servers, const char *resol
 	r->resolv_conf = resolv_conf;
 	if (r->dns)
 		dns_retire(r);
-	dray_list_for_each(&r->kept, n, struct name, queue)
-		kept_drop(n);
+	dray_list_for_each(&r->cached, n, struct name, queue)
+		cached_free(n);
 	/* what is being looked up answers its own queries, but no later ones */
 	dray_map_for_each(&r->by_host, n, struct name, node)
 		dray_map_del(&r->by_host, &n->node);
