@@ -353,7 +353,7 @@ int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], 
 		struct dray_err *reterr)
 {
 	struct dray_addr addr;
-	struct peer *peer;
+	struct peer *peer = NULL;
 	int r;
 
 	if (!dray_endpoint_valid(segment))

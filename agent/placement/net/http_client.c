@@ -301,10 +301,8 @@ int http_get(struct http_get **ret, const struct http_get_deps *deps, const stru
 	dray_auto(http_get_cancel) struct http_get *g = calloc(1, sizeof(*g));
 	int r;
 
-	if (!g || http_answer_init(&g->answer, limits->body_bytes) < 0) {
-		free(dray_take(g));
+	if (!g)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	}
 	g->deps = *deps;
 	g->url = *url;
 	g->limits = *limits;
