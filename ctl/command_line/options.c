@@ -3,7 +3,8 @@
 #include "ctl/command_line/args.h"
 #include "lib/cleanup.h"
 
-#define OPTION(id, ...) [CTL_OPTION_##id] = { __VA_ARGS__ }
+#define OPTION(id, name_, value_, help_, ...) \
+	[CTL_OPTION_##id] = { .name = (name_), .value = (value_), .help = (help_), ##__VA_ARGS__ }
 
 const struct ctl_option ctl_options[CTL_OPTION_N] = {
 	OPTION(CONTROL, "--control", "PATH",

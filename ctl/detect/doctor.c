@@ -93,7 +93,7 @@ static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_
 int ctl_doctor(struct ctl *c, struct ctl_err *reterr)
 {
 	struct ctl_detect d;
-	int64_t bytes;
+	int64_t bytes = 0;
 	int ret = ctl_detect_open(&d, c, reterr);
 
 	if (!ret)
