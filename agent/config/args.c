@@ -16,7 +16,7 @@
 
 struct option {
 	const char *name;
-	const char *value; /* what it takes, for the help; NULL: nothing */
+	const char *value; /* name of its value in the help; NULL: none */
 	const char *doc;
 };
 
@@ -24,20 +24,15 @@ enum { OPTION_CONFIG, OPTION_SET, OPTION_CHECK_CONFIG, OPTION_HELP, OPTION_VERSI
 
 static const struct option options[OPTION_N] = {
 	[OPTION_CONFIG] = { "--config", "FILE",
-			    "configuration file; " CONFIG_FILE_DEFAULT " where there is one" },
+			    "configuration file; " CONFIG_FILE_DEFAULT " if it exists" },
 	[OPTION_SET] = { "--set", "KEY=VALUE", "set any key below; lists are separated by commas" },
 	[OPTION_CHECK_CONFIG] = { "--check-config", NULL,
-				  "print every value in effect and where it comes from, and end" },
-	[OPTION_HELP] = { "--help", NULL, "print this, and end" },
-	[OPTION_VERSION] = { "--version", NULL, "print the version, and end" },
+				  "print every effective value and its origin, and exit" },
+	[OPTION_HELP] = { "--help", NULL, "print this help, and exit" },
+	[OPTION_VERSION] = { "--version", NULL, "print the version, and exit" },
 };
 
-static int no_memory(struct dray_err *reterr)
-{
-	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-}
-
-/* A list's flag given again adds to it; any other replaces what was there. */
+/* A repeated option of a list adds to the list; other options replace the value. */
 static int setting_join(struct config_setting *s, const char *value)
 {
 	char *joined;
@@ -59,7 +54,7 @@ static int setting_add(struct args *a, const struct dray_config_key *key, const 
 	dray_auto_free char *value_copy = strdup(value);
 
 	if (!option_copy || !value_copy)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	one.option = option_copy;
 	one.value = value_copy;
 	if (config_setting_check(&one, reterr) < 0)
@@ -68,12 +63,12 @@ static int setting_add(struct args *a, const struct dray_config_key *key, const 
 		if (c->settings[i].key != id)
 			continue;
 		if (setting_join(&c->settings[i], value) < 0)
-			return no_memory(reterr);
+			return config_no_memory(reterr);
 		return config_setting_check(&c->settings[i], reterr);
 	}
 	s = reallocarray(c->settings, c->n_settings + 1, sizeof(*s));
 	if (!s)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	c->settings = s;
 	c->settings[c->n_settings++] =
 		(struct config_setting){ id, dray_take(option_copy), dray_take(value_copy) };
@@ -89,11 +84,11 @@ static int set_add(struct args *a, const char *text, struct dray_err *reterr)
 
 	if (!equals)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "--set %s: it takes KEY=VALUE, such as agent.workers=4",
+				    "--set %s: the form is KEY=VALUE, such as agent.workers=4",
 				    config_clip(text, shown));
 	path = strndup(text, (size_t)(equals - text));
 	if (!path)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	key = config_key_find(path, &nearest);
 	if (key)
 		return setting_add(a, key, "--set", equals + 1, reterr);
@@ -106,7 +101,7 @@ static int set_add(struct args *a, const char *text, struct dray_err *reterr)
 			    config_clip(path, shown));
 }
 
-/* Does arg name the option? Then *ret_value is what follows its =, or NULL. */
+/* Whether arg is the option; *ret_value is then the text after =, or NULL. */
 static bool option_is(const char *arg, const char *name, const char **ret_value)
 {
 	size_t n = strlen(name);
@@ -124,7 +119,7 @@ static int unknown(const char *arg, struct dray_err *reterr)
 	char shown[CONFIG_CLIP_BYTES];
 
 	if (!word)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	for (size_t i = 0; i < OPTION_N; i++)
 		dray_nearest_offer(&nearest, options[i].name);
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
@@ -176,7 +171,7 @@ static int option_apply(struct args *a, int option, const char *value, struct dr
 	}
 }
 
-/* *ret_ends: nothing after this one counts. */
+/* *ret_ends: the arguments after this one are ignored. */
 static int arg_parse(struct args *a, int argc, char **argv, int *i, bool *ret_ends,
 		     struct dray_err *reterr)
 {
@@ -206,7 +201,7 @@ static int arg_parse(struct args *a, int argc, char **argv, int *i, bool *ret_en
 	if (*arg == '-')
 		return unknown(arg, reterr);
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "drayd takes options only, and \"%.60s\" is none", arg);
+			    "\"%.60s\" is not an option; drayd --help lists all", arg);
 }
 
 int args_parse(struct args *a, int argc, char **argv, struct dray_err *reterr)
@@ -228,8 +223,6 @@ void args_deinit(struct args *a)
 	free(a->config.settings);
 	*a = ARGS_NULL;
 }
-
-/* --- help ------------------------------------------------------------------------------------- */
 
 static const char *flag_value(const struct dray_config_key *key)
 {
@@ -283,9 +276,9 @@ void args_help(FILE *f)
 			 options[i].value ? options[i].value : "");
 		fprintf(f, "  %-18s %s\n", left, options[i].doc);
 	}
-	fputs("\nKeys with their defaults. Each may stand in the file (agent: { workers = 4; };), in the\n"
+	fputs("\nKeys with their defaults. Set them in the file (agent: { workers = 4; };), in the\n"
 	      "environment (DRAY_AGENT_WORKERS=4) and on the command line (--set agent.workers=4, or\n"
-	      "its own option where one is named); the later of these wins.\n\n",
+	      "the option named here); later ones override earlier ones.\n\n",
 	      f);
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		key_help(&dray_config_keys[i], f);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of several keys: what contradicts is an error, what has no effect a warning. */
+/* Checks of several keys: a contradiction is an error, a value without effect a warning. */
 #include "agent/config/internal.h"
 
 #include <arpa/inet.h>
@@ -22,9 +22,9 @@ static int64_t number_of(const struct config *c, enum dray_config_key_id id)
 	return *(const int64_t *)config_member(&c->v, id);
 }
 
-/* Of two keys that contradict, the one whose place somebody should look at. */
-static enum dray_config_key_id culprit(const struct config *c, enum dray_config_key_id a,
-				       enum dray_config_key_id b)
+/* Of two contradicting keys, the one from the later source; its place goes into the error. */
+static enum dray_config_key_id later_key(const struct config *c, enum dray_config_key_id a,
+					 enum dray_config_key_id b)
 {
 	return c->origin[a].source >= c->origin[b].source ? a : b;
 }
@@ -42,13 +42,13 @@ static int order_check(struct config *c, enum dray_config_key_id less, enum dray
 	less_text = config_value_text(&c->v, less);
 	more_text = config_value_text(&c->v, more);
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: %s (%s) must %s %s (%s)",
-			    config_clip(config_origin(c, culprit(c, less, more)), place),
+			    config_clip(config_origin(c, later_key(c, less, more)), place),
 			    dray_config_keys[more].path, more_text ? more_text : "?",
 			    equal_ok ? "not be below" : "be above", dray_config_keys[less].path,
 			    less_text ? less_text : "?");
 }
 
-/* Loopback only, unless there is a key or somebody said that none is wanted. */
+/* Without a key, listeners must be on loopback unless peer.allow_insecure is set. */
 static int listen_check(struct config *c, struct dray_err *reterr)
 {
 	const struct dray_strv *listen = &c->v.peer.listen;
@@ -70,7 +70,7 @@ static int listen_check(struct config *c, struct dray_err *reterr)
 	return 0;
 }
 
-/* A limit inside a wider one: the wider one counts. Only worth a word where somebody set it. */
+/* A limit above an outer limit has no effect. Warned of only if it was set. */
 static const struct {
 	enum dray_config_key_id inner, outer;
 } nested[] = {
@@ -94,7 +94,7 @@ static int nested_check(struct config *c)
 			continue;
 		in_text = config_value_text(&c->v, in);
 		out_text = config_value_text(&c->v, out);
-		if (config_warn(c, "%s: %s (%s) is over %s (%s), which counts",
+		if (config_warn(c, "%s: %s (%s) is over %s (%s), which is the effective limit",
 				config_clip(config_origin(c, in), place), dray_config_keys[in].path,
 				in_text ? in_text : "?", dray_config_keys[out].path,
 				out_text ? out_text : "?") < 0)
@@ -103,7 +103,7 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
-/* A value with a form of its own: `r` and `err` are its check's. */
+/* r, err: result of a check of the form of a value. */
 static int form_check(struct config *c, enum dray_config_key_id id, int r,
 		      const struct dray_err *err, struct dray_err *reterr)
 {
@@ -131,7 +131,7 @@ static int node_addresses_check(const struct dray_config *cfg, struct dray_err *
 	return 0;
 }
 
-/* What enum ibv_mtu has, and 0 for what both ports have. */
+/* The values of enum ibv_mtu, and 0 for the MTU of the ports. */
 static int mtu_check(const struct dray_config *cfg, struct dray_err *reterr)
 {
 	int64_t mtu = cfg->rdma.mtu;
@@ -224,13 +224,13 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 
 		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				 "%s: data.socket and control.socket must be two paths",
-				 config_clip(config_origin(c, culprit(c, KEY(DATA_SOCKET),
-								      KEY(CONTROL_SOCKET))),
+				 config_clip(config_origin(c, later_key(c, KEY(DATA_SOCKET),
+									KEY(CONTROL_SOCKET))),
 					     place));
 	}
 	if (!r && above)
 		r = form_check_above(c, above, reterr);
 	if (!r && nested_check(c) < 0)
-		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		r = config_no_memory(reterr);
 	return r;
 }

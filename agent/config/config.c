@@ -13,11 +13,6 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-static int no_memory(struct dray_err *reterr)
-{
-	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-}
-
 const struct dray_config_key *config_key_find(const char *path, const char **ret_nearest)
 {
 	struct dray_nearest nearest = DRAY_NEAREST(path);
@@ -30,7 +25,7 @@ const struct dray_config_key *config_key_find(const char *path, const char **ret
 		if (!strcmp(path, key->path))
 			return key;
 		dray_nearest_offer(&nearest, key->path);
-		/* the right name in the wrong section, or in none */
+		/* the same name in another section */
 		if (!same_name && !strcmp(dot ? dot + 1 : path, key->name))
 			same_name = key->path;
 	}
@@ -54,7 +49,7 @@ int config_set(struct config *c, enum dray_config_key_id id, const struct config
 	if (source != CONFIG_DEFAULT) {
 		copy = strdup(origin_text ? origin_text : where);
 		if (!copy)
-			return no_memory(reterr);
+			return config_no_memory(reterr);
 	}
 	r = config_value_set(&c->v, id, raw, where, reterr);
 	if (r < 0) {
@@ -91,7 +86,7 @@ static int defaults_load(struct config *c, struct dray_err *reterr)
 	return 0;
 }
 
-/* The place of a setting of the command line, for errors. */
+/* The place of a command line setting, for errors. */
 static const char *option_where(const struct config_setting *s, char *buf, size_t n)
 {
 	snprintf(buf, n, "command line %s", s->option);
@@ -126,7 +121,7 @@ static int settings_load(struct config *c, const struct config_args *args, struc
 	return 0;
 }
 
-/* Variables of other programs: a wrong one is ignored with a warning. */
+/* Variables of other programs: a malformed value is ignored with a warning. */
 static int foreign_variables_check(struct config *c, const struct config_args *args)
 {
 	static const struct {
@@ -165,7 +160,7 @@ static int load(struct config *c, const struct config_args *args, struct dray_er
 	if (!r)
 		r = config_cross_check(c, args->check, reterr);
 	if (r >= 0 && foreign_variables_check(c, args) < 0)
-		r = no_memory(reterr);
+		r = config_no_memory(reterr);
 	return r;
 }
 
@@ -187,8 +182,6 @@ void config_deinit(struct config *c)
 	free(c->file);
 	*c = CONFIG_NULL;
 }
-
-/* --- show ------------------------------------------------------------------------------------- */
 
 static void quoted_show(const char *s, FILE *f)
 {
@@ -219,7 +212,7 @@ static void value_show(const struct config *c, enum dray_config_key_id id, FILE 
 	text = config_value_text(&c->v, id);
 	if (!text)
 		return;
-	/* octal in quotes, because to libconfig a bare 0660 is 660 */
+	/* octal numbers are quoted, because libconfig reads 0660 without quotes as 660 */
 	if (key->type == DRAY_CONFIG_BOOL || (key->type == DRAY_CONFIG_INT && !key->octal))
 		fprintf(f, "%s", text);
 	else

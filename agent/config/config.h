@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent's configuration: the keys of schema/config.yaml, filled in rising order from defaults,
- * a libconfig file, DRAY_* environment variables and the command line. A value that is not allowed
- * is an error that names its place, its key and what is allowed; the agent does not start on it.
+ * The agent's configuration: the keys of schema/config.yaml. Later sources override earlier ones: defaults, a libconfig
+ * file, DRAY_* environment variables, the command line. A value that is not allowed is an error that names the place, the
+ * key and the allowed values; the agent then does not start.
  */
 #ifndef DRAY_AGENT_CONFIG_CONFIG_H
 #define DRAY_AGENT_CONFIG_CONFIG_H
@@ -21,20 +21,19 @@ enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENVIRONMENT, CONFIG_COM
 /* One key=value of the command line. */
 struct config_setting {
 	enum dray_config_key_id key;
-	char *option; /* as it was given: "--set" or the key's own flag */
+	char *option; /* "--set" or the key's own option */
 	char *value;
 };
 
 /*
- * A check of a part above this one, which knows the form of some keys. 0, or -EINVAL with *ret_key, the key that is
- * wrong, and reterr.
+ * A check of keys whose form a higher layer defines. 0, or -EINVAL with reterr and the wrong key in *ret_key.
  */
 typedef int (*config_check)(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
 			    struct dray_err *reterr);
 
-/* Where values come from. It outlives the configuration, so that a reload finds them again. */
+/* The sources of values. They outlive the configuration, because a reload reads them again. */
 struct config_args {
-	const char *file; /* NULL: CONFIG_FILE_DEFAULT where there is one; "": none */
+	const char *file; /* NULL: CONFIG_FILE_DEFAULT if it exists; "": none */
 	char *const *env; /* NULL: none */
 	struct config_setting *settings;
 	size_t n_settings;
@@ -49,23 +48,20 @@ struct config_origin {
 struct config {
 	struct dray_config v;
 	struct config_origin origin[DRAY_CONFIG_KEY_N];
-	struct dray_strv warnings; /* sentences for the log, once there is one */
-	char *file;                /* that was read, or NULL */
+	struct dray_strv warnings; /* for the log, which is opened later */
+	char *file;                /* the file that was read, or NULL */
 };
 
 #define CONFIG_NULL ((struct config){ .file = NULL })
 
-/*
- * Fills c, which is CONFIG_NULL. 0, or -EINVAL, -ENOMEM or another -errno with reterr set; c is
- * then CONFIG_NULL again. A reload is a load into a second struct config with the same args.
- */
+/* Fills c, which must be CONFIG_NULL. 0, or -EINVAL, -ENOMEM or another -errno with reterr; c is then CONFIG_NULL again. */
 int config_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 void config_deinit(struct config *c);
 
 /*
- * Loads anew and takes over the keys that may change while the agent runs; the memory of their former values
- * goes. All others stay what they were. On error nothing has changed. The lists have the keys, which are
- * static strings: those that have changed, and those that differ but need a restart.
+ * Loads the configuration again and applies the keys that may change while the agent runs; their former values are freed.
+ * Other keys keep their values. On error nothing changes. `applied` has the changed keys, `restart` the keys that differ but
+ * need a restart; they are static strings.
  */
 struct config_changes {
 	const char *applied[DRAY_CONFIG_KEY_N], *restart[DRAY_CONFIG_KEY_N];
@@ -77,19 +73,19 @@ int config_reload(struct config *c, const struct config_args *args, struct confi
 /* Every effective value as a libconfig file, with its origin as comment. */
 void config_show(const struct config *c, FILE *f);
 
-/* A variable of the environment that is no setting of ours, such as another program's. NULL: unset. The args'. */
+/* An environment variable of another program, borrowed from args. NULL: unset. */
 const char *config_variable(const struct config_args *args, const char *name);
 
-/* "default", "FILE:LINE", ... of a key. */
+/* Origin of a key's value: "default", "FILE:LINE" and so on. */
 const char *config_origin(const struct config *c, enum dray_config_key_id key);
 
-/* The key of that path. NULL if there is none; *ret_nearest is then one spelt alike, or NULL. */
+/* The key with that path, or NULL; *ret_nearest is then a key with a similar name, or NULL. */
 const struct dray_config_key *config_key_find(const char *path, const char **ret_nearest);
 
-/* Would this value of the command line be taken? 0 or -EINVAL. */
+/* Whether this value of the command line is allowed. 0 or -EINVAL. */
 int config_setting_check(const struct config_setting *s, struct dray_err *reterr);
 
-/* A value as config_show writes it, without quotes; the caller's to free. NULL: no memory. */
+/* A value as config_show() writes it, without quotes; the caller frees it. NULL: no memory. */
 char *config_value_text(const struct dray_config *v, enum dray_config_key_id key);
 
 #endif

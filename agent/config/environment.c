@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * DRAY_AGENT_STATE_DIR is agent.state_dir, and so on. Other DRAY_* names only warn: they may
- * be somebody else's; some are known to be: what clients read, and what Kubernetes puts into every
- * container for a Service whose name starts with "dray" (DRAY_PORT=tcp://10.0.0.1:7411 and kin).
+ * DRAY_AGENT_STATE_DIR sets agent.state_dir, and so on. Unknown DRAY_* names only cause a warning, because they may belong
+ * to other programs. There is no warning for variables of clients, and for those that Kubernetes adds to every container for
+ * a Service whose name starts with "dray" (such as DRAY_PORT=tcp://10.0.0.1:7411).
  */
 #include "agent/config/internal.h"
 
@@ -14,7 +14,7 @@
 #include "lib/nearest.h"
 #include "schema/gen/errors.h"
 
-/* Of libdray, the Python client, drayctl, and test builds. */
+/* Variables of libdray, the Python client, drayctl, and test builds. */
 static const char *const foreign[] = { "DRAY_SOCKET", "DRAY_LOG", "DRAY_FAULT" };
 
 static bool ends_with(const char *s, size_t n, const char *end)
@@ -24,7 +24,7 @@ static bool ends_with(const char *s, size_t n, const char *end)
 	return n >= n_end && !memcmp(s + n - n_end, end, n_end);
 }
 
-/* n without the end, where it is there. */
+/* n without the length of the end, if s ends with it. */
 static size_t without(const char *s, size_t n, const char *end)
 {
 	return ends_with(s, n, end) ? n - strlen(end) : n;
@@ -80,9 +80,11 @@ static int unknown(struct config *c, const char *name, size_t n)
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		dray_nearest_offer(&nearest, dray_config_keys[i].env);
 	if (nearest.best)
-		return config_warn(c, "environment %s is no setting (%s is), ignoring",
+		return config_warn(c,
+				   "environment %s is not a setting, ignoring it; did you mean %s?",
 				   config_clip(word, shown), nearest.best);
-	return config_warn(c, "environment %s is no setting, ignoring", config_clip(word, shown));
+	return config_warn(c, "environment %s is not a setting, ignoring it",
+			   config_clip(word, shown));
 }
 
 static int variable_load(struct config *c, const char *var, struct dray_err *reterr)
@@ -98,7 +100,7 @@ static int variable_load(struct config *c, const char *var, struct dray_err *ret
 	if (!key) {
 		if (is_injected(var, n) || !unknown(c, var, n))
 			return 0;
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		return config_no_memory(reterr);
 	}
 	raw = (struct config_raw){ .text = var + n + 1 };
 	snprintf(where, sizeof(where), "environment %s", key->env);
@@ -106,7 +108,7 @@ static int variable_load(struct config *c, const char *var, struct dray_err *ret
 			  CONFIG_ENVIRONMENT, where, NULL, reterr);
 }
 
-/* systemd's StateDirectory= stands in for the default only, so a file's value is not touched. */
+/* systemd's StateDirectory= replaces only the default; a value from a file stays. */
 static int state_directory_load(struct config *c, char *const *env, struct dray_err *reterr)
 {
 	static const char prefix[] = "STATE_DIRECTORY=";
@@ -121,7 +123,7 @@ static int state_directory_load(struct config *c, char *const *env, struct dray_
 		value = *env + sizeof(prefix) - 1;
 		first = strndup(value, strcspn(value, ":"));
 		if (!first)
-			return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+			return config_no_memory(reterr);
 		raw = (struct config_raw){ .text = first };
 		if (!*first || c->origin[DRAY_CONFIG_KEY_AGENT_STATE_DIR].source != CONFIG_DEFAULT)
 			return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A libconfig file: parsed, then walked; every name in it must be a key. */
+/* Loads a libconfig file; every name in it must be a key. */
 #include "agent/config/internal.h"
 
 #include <errno.h>
@@ -17,11 +17,6 @@ struct walk {
 	const struct config_text *text;
 	struct dray_err *reterr;
 };
-
-static int no_memory(struct dray_err *reterr)
-{
-	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-}
 
 static bool section_known(const char *name, const char **ret_nearest)
 {
@@ -57,7 +52,7 @@ static const char *scalar_text(const config_setting_t *s, bool *ret_bare)
 	*ret_bare = false;
 	if (config_setting_type(s) == CONFIG_TYPE_BOOL)
 		return config_setting_get_bool(s) ? "true" : "false";
-	/* numbers are strings here too, see config_text.c */
+	/* text.c has turned numbers into strings */
 	if (config_setting_type(s) != CONFIG_TYPE_STRING)
 		return NULL;
 	text = config_setting_get_string(s);
@@ -67,7 +62,7 @@ static const char *scalar_text(const config_setting_t *s, bool *ret_bare)
 	return text + *ret_bare;
 }
 
-/* Length of the L or LL that marks 64 bits. */
+/* Length of the suffix L or LL, which marks 64 bits. */
 static size_t long_suffix(const char *text)
 {
 	return strlen(text) - strcspn(text, "L");
@@ -91,7 +86,7 @@ static int list_load(struct walk *w, enum dray_config_key_id id, const config_se
 					 config_clip(where, place), dray_config_keys[id].path);
 		else if (dray_strv_add(&list, text, strlen(text) - (bare ? long_suffix(text) : 0)) <
 			 0)
-			r = no_memory(w->reterr);
+			r = config_no_memory(w->reterr);
 	}
 	if (!r)
 		r = config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
@@ -111,7 +106,7 @@ static int setting_load(struct walk *w, const char *section, const config_settin
 
 	if (!where || asprintf(&path, "%s.%s", section, config_setting_name(s)) < 0) {
 		path = NULL;
-		return no_memory(w->reterr);
+		return config_no_memory(w->reterr);
 	}
 	key = config_key_find(path, &nearest);
 	if (!key)
@@ -136,7 +131,7 @@ static int section_load(struct walk *w, const config_setting_t *s)
 	int r = 0;
 
 	if (!where)
-		return no_memory(w->reterr);
+		return config_no_memory(w->reterr);
 	if (!section_known(name, &nearest)) {
 		if (!nearest)
 			config_key_find(name, &nearest);
@@ -212,7 +207,7 @@ int config_file_load(struct config *c, const char *file, struct dray_err *reterr
 	if (!r && t.n) {
 		c->file = strdup(name);
 		if (!c->file)
-			r = no_memory(reterr);
+			r = config_no_memory(reterr);
 	}
 	config_text_deinit(&t);
 	return r;

@@ -20,8 +20,9 @@ static const char *segment_fault(const char *segment)
 
 	switch (dray_addr_parse(segment, &addr)) {
 	case 0:
-		return dray_endpoint_valid(segment) ? NULL :
-						      "is no segment that could be connected to";
+		return dray_endpoint_valid(segment) ?
+			       NULL :
+			       "is not a segment that the agent can connect to";
 	case -EAFNOSUPPORT:
 		return "has a name, and names are not resolved: write segment:10.0.0.1:7411";
 	default:
@@ -52,7 +53,7 @@ int ready_check_words(const struct dray_strv *words, struct dray_err *reterr)
 
 		for (size_t k = 0; k < i && !fault; k++)
 			if (!strcmp(words->v[k], words->v[i]))
-				fault = "stands there twice";
+				fault = "is there twice";
 		if (fault)
 			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "\"%.80s\" %s",
 					    words->v[i], fault);

@@ -33,15 +33,15 @@ static int differs(const struct config *a, const struct config *b, enum dray_con
 	dray_auto_free char *y = config_value_text(&b->v, id);
 
 	if (!x || !y)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		return config_no_memory(reterr);
 	*ret = strcmp(x, y) != 0;
 	return 0;
 }
 
 /*
- * Only a value that has changed moves: others, and threads, may hold what those that do not reload point to. One
- * that is the same may have another origin now. The fresh ones were checked with one another, not with old ones
- * that stay: keys of which config_check.c looks at several do not change while the agent runs.
+ * Only changed values are replaced, because modules and threads may hold pointers to the others. An unchanged value can
+ * have a new origin. The new values were checked together, not with the old values that stay; that is enough, because
+ * check.c compares only keys that need a restart.
  */
 static void take_over(struct config *c, struct config *fresh, const bool differ[DRAY_CONFIG_KEY_N])
 {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libconfig 1.5 reads 4294967296 as 0, 0660 as 660, and answers 16G with "syntax error"; so numbers
- * must be looked at before it does. This pass walks over the text by libconfig's lexical rules and
- * turns every number without quotes into a string with a mark in front, which the value's reader
- * then checks. It also puts included files in place, which libconfig would open by itself, unseen
- * by this pass; each output line remembers the file and line it came from. Comments are dropped.
+ * Prepares the text of a file for libconfig. libconfig 1.5 reads 4294967296 as 0, 0660 as 660, and reports "syntax error"
+ * for 16G. So this pass, which follows libconfig's lexical rules, turns every number without quotes into a string with a
+ * mark in front; value.c checks it. The pass also inserts included files, because libconfig would read them without this
+ * pass. Each output line records its file and line. Comments are dropped.
  */
 #include "agent/config/text.h"
 
@@ -32,19 +31,12 @@ struct lexer {
 	const char *name;
 	const char *begin, *p, *end;
 	unsigned file, line, depth;
-	bool line_start; /* only blanks before p on its line */
+	bool line_start; /* only blanks stand before p on its line */
 	struct dray_err *reterr;
 };
 
-static int text_add(struct config_text *t, const char *name, const char *text, size_t n,
-		    unsigned depth, struct dray_err *reterr);
 static int text_read(struct config_text *t, const char *name, unsigned depth,
 		     struct dray_err *reterr);
-
-static int no_memory(struct dray_err *reterr)
-{
-	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-}
 
 static int __attribute__((format(printf, 3, 4)))
 refuse(struct lexer *x, unsigned line, const char *fmt, ...)
@@ -59,7 +51,7 @@ refuse(struct lexer *x, unsigned line, const char *fmt, ...)
 			    config_clip(x->name, place), line, why);
 }
 
-static int put(struct lexer *x, const char *s, size_t n)
+static int text_put(struct lexer *x, const char *s, size_t n)
 {
 	struct config_text *t = x->t;
 
@@ -68,7 +60,7 @@ static int put(struct lexer *x, const char *s, size_t n)
 		char *buf = realloc(t->buf, cap);
 
 		if (!buf)
-			return no_memory(x->reterr);
+			return config_no_memory(x->reterr);
 		t->buf = buf;
 		t->cap = cap;
 	}
@@ -78,7 +70,7 @@ static int put(struct lexer *x, const char *s, size_t n)
 	return 0;
 }
 
-/* The output line that begins here is the current line of the lexer's file. */
+/* Records that the next output line comes from the current line of the lexer's file. */
 static int line_begin(struct lexer *x)
 {
 	struct config_text *t = x->t;
@@ -88,7 +80,7 @@ static int line_begin(struct lexer *x)
 		struct config_text_line *lines = reallocarray(t->lines, cap, sizeof(*lines));
 
 		if (!lines)
-			return no_memory(x->reterr);
+			return config_no_memory(x->reterr);
 		t->lines = lines;
 		t->cap_lines = cap;
 	}
@@ -98,7 +90,7 @@ static int line_begin(struct lexer *x)
 
 static int newline(struct lexer *x)
 {
-	int r = put(x, "\n", 1);
+	int r = text_put(x, "\n", 1);
 
 	return r ? r : line_begin(x);
 }
@@ -120,8 +112,8 @@ static int comment_skip(struct lexer *x)
 			x->p++;
 		return 0;
 	}
-	/* it parts words */
-	r = put(x, " ", 1);
+	/* a comment separates words */
+	r = text_put(x, " ", 1);
 	if (r < 0)
 		return r;
 	for (x->p += 2; x->p < x->end && !at(x, "*/"); x->p++)
@@ -137,10 +129,7 @@ static int comment_skip(struct lexer *x)
 	return 0;
 }
 
-/*
- * After what came before, may a string or number stand here? libconfig leaks a string that it does
- * not expect, so none gets there.
- */
+/* Whether a string or number can follow the last token. libconfig leaks an unexpected string, so none may reach it. */
 static bool value_may_stand(const struct lexer *x)
 {
 	const struct config_text *t = x->t;
@@ -158,7 +147,8 @@ static int value_check(struct lexer *x)
 		return 0;
 	while (x->p + n < x->end && n < 40 && !strchr(" \t\r\n;,", x->p[n]))
 		n++;
-	return refuse(x, x->line, "%.*s: a value stands after = only, and once", (int)n, x->p);
+	return refuse(x, x->line, "%.*s: a value must follow =, and there must be only one", (int)n,
+		      x->p);
 }
 
 static int string_copy(struct lexer *x)
@@ -180,7 +170,7 @@ static int string_copy(struct lexer *x)
 		return refuse(x, x->line, "the string that starts here does not end on its line");
 	x->p++;
 	x->t->last = '"';
-	return put(x, start, (size_t)(x->p - start));
+	return text_put(x, start, (size_t)(x->p - start));
 }
 
 static int punctuation_copy(struct lexer *x)
@@ -191,7 +181,7 @@ static int punctuation_copy(struct lexer *x)
 	t->last = c;
 	if (strchr("{[(", c)) {
 		if (t->depth == NESTING)
-			return refuse(x, x->line, "groups and lists are nested over %d deep",
+			return refuse(x, x->line, "groups and lists are nested more than %d deep",
 				      NESTING);
 		t->lists &= ~(1ULL << t->depth);
 		t->lists |= (uint64_t)(c != '{') << t->depth;
@@ -199,7 +189,7 @@ static int punctuation_copy(struct lexer *x)
 	} else if (strchr("}])", c) && t->depth) {
 		t->depth--;
 	}
-	return put(x, x->p++, 1);
+	return text_put(x, x->p++, 1);
 }
 
 static bool is_name_char(char c)
@@ -220,7 +210,7 @@ static int name_copy(struct lexer *x)
 		return refuse(x, x->line, "%.*s must be in quotes", (int)dray_min(n, (size_t)60),
 			      start);
 	x->t->last = 'a';
-	return put(x, start, n);
+	return text_put(x, start, n);
 }
 
 static size_t digits(const char *s, size_t n, const char *set)
@@ -285,23 +275,25 @@ static int number_copy(struct lexer *x)
 		x->p++;
 	n = (size_t)(x->p - start);
 	if (*start == '.' && start > x->begin && is_name_char(start[-1]))
-		return refuse(x, x->line, "a key stands in its group: agent: { workers = 4; };");
-	if (!is_number(start, n))
 		return refuse(x, x->line,
-			      "%.*s is no number; what has a unit is in quotes, such as \"16GiB\"",
-			      (int)dray_min(n, (size_t)60), start);
+			      "a key must be inside its group: agent: { workers = 4; };");
+	if (!is_number(start, n))
+		return refuse(
+			x, x->line,
+			"%.*s is not a number; a value with a unit needs quotes, such as \"16GiB\"",
+			(int)dray_min(n, (size_t)60), start);
 	x->p = start;
 	r = value_check(x);
 	x->p = start + n;
 	x->t->last = '0';
 	if (!r)
-		r = put(x, open, sizeof(open));
+		r = text_put(x, open, sizeof(open));
 	if (!r)
-		r = put(x, start, n);
-	return r ? r : put(x, "\"", 1);
+		r = text_put(x, start, n);
+	return r ? r : text_put(x, "\"", 1);
 }
 
-/* The path that is meant, from the folder of the including file. */
+/* The path of an included file, relative to the folder of the including file. */
 static char *include_path(const char *from, const char *path)
 {
 	const char *slash = strrchr(from, '/');
@@ -312,7 +304,7 @@ static char *include_path(const char *from, const char *path)
 	return asprintf(&full, "%.*s/%s", (int)(slash - from), from, path) < 0 ? NULL : full;
 }
 
-/* *ret_done: there was one. */
+/* Inserts the file of an @include directive; *ret_done: there was one. */
 static int include_try(struct lexer *x, bool *ret_done)
 {
 	static const char word[] = "@include";
@@ -328,10 +320,10 @@ static int include_try(struct lexer *x, bool *ret_done)
 	while (p < x->end && (*p == ' ' || *p == '\t'))
 		p++;
 	if (p == x->end || *p != '"')
-		return refuse(x, x->line, "@include takes a file's name in quotes");
+		return refuse(x, x->line, "@include needs a file name in quotes");
 	path = calloc(1, (size_t)(x->end - p));
 	if (!path)
-		return no_memory(x->reterr);
+		return config_no_memory(x->reterr);
 	for (p++; p < x->end && *p != '"' && *p != '\n'; p++) {
 		if (*p == '\\' && p + 1 < x->end && (p[1] == '\\' || p[1] == '"'))
 			p++;
@@ -340,11 +332,11 @@ static int include_try(struct lexer *x, bool *ret_done)
 	if (p == x->end || *p != '"')
 		return refuse(x, x->line, "the name after @include does not end on its line");
 	if (x->depth + 1 > INCLUDE_DEPTH)
-		return refuse(x, x->line, "@include is nested over %d deep", INCLUDE_DEPTH);
+		return refuse(x, x->line, "@include is nested more than %d deep", INCLUDE_DEPTH);
 	full = include_path(x->name, path);
 	if (!full)
-		return no_memory(x->reterr);
-	/* Nothing but blanks stands on this output line so far: it becomes the file's first. */
+		return config_no_memory(x->reterr);
+	/* the output line has only blanks so far: it becomes the first line of the included file */
 	x->t->n_lines--;
 	r = text_read(x->t, full, x->depth + 1, x->reterr);
 	if (r == -ENOENT)
@@ -369,9 +361,9 @@ static int token_copy(struct lexer *x)
 		return newline(x);
 	}
 	if (*x->p == ' ' || *x->p == '\t' || *x->p == '\r' || *x->p == '\f')
-		return put(x, x->p++, 1);
+		return text_put(x, x->p++, 1);
 	if (*x->p == '#' || at(x, "//") || at(x, "/*")) {
-		/* after a comment libconfig knows no @include on this line either */
+		/* libconfig does not accept @include after a comment on its line either */
 		x->line_start = false;
 		return comment_skip(x);
 	}
@@ -387,8 +379,8 @@ static int token_copy(struct lexer *x)
 	else if (is_number_start(*x->p))
 		r = number_copy(x);
 	else if (*x->p == '@')
-		/* one that libconfig would follow by itself must not get there */
-		r = refuse(x, x->line, "@include \"FILE\" stands alone on its line");
+		/* libconfig must not see an @include, because it would read the file itself */
+		r = refuse(x, x->line, "@include \"FILE\" must stand alone on its line");
 	else
 		r = punctuation_copy(x);
 	return r;
@@ -415,17 +407,17 @@ static int text_add(struct config_text *t, const char *name, const char *text, s
 	t->bytes_read += n;
 	if (t->bytes_read > BYTES_MAX)
 		return dray_err_set(reterr, -EFBIG, DRAY_E_INVALID,
-				    "%s: a configuration has at most 1 MiB, with all it includes",
+				    "%s: the configuration with its included files is over 1 MiB",
 				    config_clip(name, place));
 	if (memchr(text, '\0', n))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: has a NUL byte",
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: the file has a NUL byte",
 				    config_clip(name, place));
 	if (dray_strv_add(&t->files, name, strlen(name)) < 0)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	r = line_begin(&x);
 	while (!r && x.p < x.end)
 		r = token_copy(&x);
-	/* libconfig takes a last line without its end for garbage in places */
+	/* libconfig misreads some last lines without a newline */
 	if (!r && !depth)
 		r = newline(&x);
 	return r;
@@ -441,7 +433,7 @@ static int text_read(struct config_text *t, const char *name, unsigned depth,
 	ssize_t got;
 
 	if (!text)
-		return no_memory(reterr);
+		return config_no_memory(reterr);
 	fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY);
 	if (fd < 0 && errno == ENOENT)
 		return -ENOENT;
@@ -500,7 +492,7 @@ void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, 
 	for (; p && (*p == ' ' || *p == '\t'); p++)
 		;
 	for (; p && *p && *p != '\n' && at + 1 < n; p++) {
-		/* as it was written: a number without quotes and mark */
+		/* a number, without the quotes and mark that were added */
 		if (p[0] == '"' && p[1] == CONFIG_TEXT_BARE) {
 			for (p += 2; *p && *p != '"' && at + 1 < n; p++)
 				buf[at++] = *p;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of a configuration file as the parser gets it, and where each of its lines came from. */
+/* The text of a configuration file for the parser, and the origin of each line. */
 #ifndef DRAY_AGENT_CONFIG_TEXT_H
 #define DRAY_AGENT_CONFIG_TEXT_H
 
@@ -9,7 +9,7 @@
 #include "lib/err.h"
 #include "lib/strv.h"
 
-/* Stands in front of what was a number without quotes. */
+/* Marks a string that was a number without quotes. */
 #define CONFIG_TEXT_BARE '\001'
 
 struct config_text_line {
@@ -23,27 +23,27 @@ struct config_text {
 	size_t n_lines, cap_lines;
 	struct dray_strv files;
 	size_t bytes_read;
-	/* while it is read: the last token's first character, and the open brackets */
+	/* while reading: the last token's first character, and the open brackets */
 	char last;
 	unsigned depth;
-	uint64_t lists; /* bit N: bracket N is one of a list */
+	uint64_t lists; /* bit N: bracket N belongs to a list */
 };
 
 #define CONFIG_TEXT_NULL ((struct config_text){ .buf = NULL })
 
-/* Adds the file's text (given: the file is not opened) with what it includes. 0 or -errno. */
+/* Adds a text, and the files that it includes. name: for messages and relative includes. 0 or -errno. */
 int config_text_add(struct config_text *t, const char *name, const char *text, size_t n,
 		    struct dray_err *reterr);
 
-/* Reads the file and adds it. -ENOENT without reterr where it is not there. */
+/* Reads a file and adds its text. 0 or -errno; -ENOENT does not set reterr. */
 int config_text_read(struct config_text *t, const char *name, struct dray_err *reterr);
 
 void config_text_deinit(struct config_text *t);
 
-/* Where line N (from 1) of the text came from: "FILE:LINE", the caller's to free. NULL: no memory. */
+/* Origin of line N (from 1) of the text: "FILE:LINE", which the caller frees. NULL: no memory. */
 char *config_text_where(const struct config_text *t, unsigned line);
 
-/* The begin of a line of the text, much as it was written. */
+/* The start of a line of the text, nearly as it was written. */
 void config_text_excerpt(const struct config_text *t, unsigned line, char *buf, size_t n);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One value of one key: from text into its member of struct dray_config, checked, and back. All
- * sources of values come through config_value_set, so each says the same about a wrong one.
+ * Checks the text of a value and stores it in the key's member of struct dray_config; renders values as text. All
+ * sources use config_value_set(), so a wrong value has the same error message everywhere.
  */
 #include "agent/config/internal.h"
 
@@ -106,12 +106,9 @@ static int refuse_range(struct dray_err *reterr, const char *where,
 		      config_allowed(key, allowed, sizeof(allowed)));
 }
 
-/* --- numbers ---------------------------------------------------------------------------------- */
-
 /*
- * A number without quotes, as libconfig's syntax has it: 32 bits, or 64 with an L at its end. (The
- * library itself cuts what is larger, without a word; that is why the text comes here.) Copies it
- * without the L.
+ * A number without quotes has 32 bits in libconfig's syntax, or 64 bits with a trailing L or LL. libconfig truncates
+ * larger numbers silently, so the text is checked here. Copies the number without the L.
  */
 static int bare_check(const char *text, bool octal, char *buf, size_t n, bool *ret_fits)
 {
@@ -181,7 +178,7 @@ static int number_set(int64_t *to, const struct dray_config_key *key, const stru
 	case DRAY_CONFIG_LIST:
 	default:
 		r = dray_int_parse(text, key->octal, &v);
-		/* 660 is 01224 to one and 0660 to another */
+		/* without the 0 it is unclear whether 660 is octal */
 		if (!r && key->octal && text[0] != '0')
 			return refuse(reterr, where, key, text,
 				      "is octal and must start with 0, such as \"0660\"");
@@ -222,8 +219,6 @@ static int enum_set(int *to, const struct dray_config_key *key, const char *text
 		      config_allowed(key, allowed, sizeof(allowed)));
 }
 
-/* --- strings ---------------------------------------------------------------------------------- */
-
 static bool is_decimal(const char *s)
 {
 	return *s && s[strspn(s, "0123456789")] == '\0';
@@ -237,7 +232,7 @@ static bool has_control(const char *s)
 	return false;
 }
 
-/* Why the text is wrong for this key, or NULL. */
+/* The fault of the text as a value of this key, or NULL. */
 static const char *text_fault(enum dray_config_key_id id, const char *text)
 {
 	if (has_control(text))
@@ -264,7 +259,7 @@ static int string_set(char **to, enum dray_config_key_id id, const struct config
 	const char *fault;
 	char *copy;
 
-	/* a group may be given by its number */
+	/* a group can be a number */
 	if (raw->bare && (key->type == DRAY_CONFIG_PATH || !is_decimal(raw->text)))
 		return refuse(reterr, where, key, raw->text, "must be in quotes");
 	fault = text_fault(id, raw->text);
@@ -272,16 +267,14 @@ static int string_set(char **to, enum dray_config_key_id id, const struct config
 		return refuse(reterr, where, key, raw->text, "%s", fault);
 	copy = strdup(raw->text);
 	if (!copy)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+		return config_no_memory(reterr);
 	free(*to);
 	*to = copy;
 	return 0;
 }
 
-/* --- lists ------------------------------------------------------------------------------------ */
-
-static const char *listener_fault(const char *word, size_t n_words, const char *name,
-				  const char *nothing)
+static const char *listener_fault(const char *word, size_t n_words, const char *if_name,
+				  const char *otherwise)
 {
 	struct dray_addr addr;
 
@@ -293,13 +286,13 @@ static const char *listener_fault(const char *word, size_t n_words, const char *
 			return "is link-local, which others cannot reach by address alone";
 		return NULL;
 	case -EAFNOSUPPORT:
-		return name;
+		return if_name;
 	default:
-		return nothing;
+		return otherwise;
 	}
 }
 
-/* Why the word is wrong as an element of this key, or NULL. */
+/* The fault of the word as an element of this key, or NULL. */
 static const char *element_fault(enum dray_config_key_id id, const char *word, size_t n_words)
 {
 	int64_t v;
@@ -309,7 +302,7 @@ static const char *element_fault(enum dray_config_key_id id, const char *word, s
 	if (has_control(word))
 		return "has a control character";
 	if (id == DRAY_CONFIG_KEY_DATA_ALLOW_UIDS || id == DRAY_CONFIG_KEY_DATA_ALLOW_GIDS) {
-		/* UINT32_MAX is "no id" to the kernel */
+		/* the kernel uses UINT32_MAX for "no id" */
 		if (!is_decimal(word) || dray_int_parse(word, 0, &v) < 0 || v >= UINT32_MAX)
 			return "is not a number of 0 to 4294967294";
 	}
@@ -326,7 +319,7 @@ static const char *element_fault(enum dray_config_key_id id, const char *word, s
 	return NULL;
 }
 
-/* Words between commas, without the blanks around them; "" is no word. */
+/* Splits at commas and strips blanks; "" has no words. */
 static int words_split(const char *text, struct dray_strv *ret)
 {
 	if (!text[strspn(text, " \t")])
@@ -363,7 +356,7 @@ static int list_set(struct dray_strv *to, enum dray_config_key_id id, const stru
 	for (size_t i = 0; !r && raw->list && i < raw->list->n; i++)
 		r = dray_strv_add(&words, raw->list->v[i], strlen(raw->list->v[i]));
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "out of memory");
+		return config_no_memory(reterr);
 	for (size_t i = 0; i < words.n; i++) {
 		const char *fault = element_fault(id, words.v[i], words.n);
 
@@ -375,8 +368,6 @@ static int list_set(struct dray_strv *to, enum dray_config_key_id id, const stru
 	words = DRAY_STRV_NULL;
 	return 0;
 }
-
-/* --- all -------------------------------------------------------------------------------------- */
 
 int config_value_set(struct dray_config *v, enum dray_config_key_id id,
 		     const struct config_raw *raw, const char *where, struct dray_err *reterr)

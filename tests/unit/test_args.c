@@ -120,13 +120,13 @@ static void wrong_use_is_one_line(void **state)
 	bad("--state_dir=/x", "unknown option --state_dir, did you mean --state-dir?");
 	bad("--zzzzzzzzzz", "unknown option --zzzzzzzzzz; drayd --help lists all");
 	bad("-x", "unknown option -x; drayd --help lists all");
-	bad("start", "drayd takes options only, and \"start\" is none");
+	bad("start", "\"start\" is not an option; drayd --help lists all");
 	bad("--config", "--config needs a value");
 	bad("--config=", "--config needs the name of a file");
 	bad("--state-dir", "--state-dir needs a value");
 	bad("--check-config=yes", "--check-config takes no value");
 	bad("--set", "--set needs a value");
-	bad("--set workers", "--set workers: it takes KEY=VALUE, such as agent.workers=4");
+	bad("--set workers", "--set workers: the form is KEY=VALUE, such as agent.workers=4");
 	bad("--set workers=4", "--set: unknown key workers, did you mean agent.workers?");
 	bad("--set agent.wrokers=4",
 	    "--set: unknown key agent.wrokers, did you mean agent.workers?");

@@ -208,9 +208,9 @@ static void units_are_asked_for(void **state)
 	struct config c;
 
 	bad("limits: { pool_bytes = 16G; };",
-	    ":1: 16G is no number; what has a unit is in quotes, such as \"16GiB\"");
+	    ":1: 16G is not a number; a value with a unit needs quotes, such as \"16GiB\"");
 	bad("limits: { pool_bytes = 16GiB; };",
-	    ":1: 16GiB is no number; what has a unit is in quotes, such as \"16GiB\"");
+	    ":1: 16GiB is not a number; a value with a unit needs quotes, such as \"16GiB\"");
 	bad("limits: { pool_bytes = \"16G\"; };",
 	    ":1: limits.pool_bytes: \"16G\" is not a size: a number and KiB, MiB, GiB or TiB, such as "
 	    "\"16MiB\"");
@@ -241,7 +241,7 @@ static void unknown_keys_are_refused(void **state)
 	bad("\nworkers = 4;", ":2: unknown key workers, did you mean agent.workers?");
 	bad("peer: { streams = 4; };", ":1: unknown key peer.streams, did you mean tcp.streams?");
 	bad("zzz: { };", ":1: unknown key zzz; drayd --help lists all keys");
-	bad("agent.workers = 4;", ":1: a key stands in its group: agent: { workers = 4; };");
+	bad("agent.workers = 4;", ":1: a key must be inside its group: agent: { workers = 4; };");
 }
 
 static void duplicates_are_refused(void **state)
@@ -273,15 +273,16 @@ static void wrong_types_are_refused(void **state)
 
 static void syntax_errors_have_their_line(void **state)
 {
-	bad("agent: {\n\n workers 4;\n};", ":3: 4: a value stands after = only, and once");
+	bad("agent: {\n\n workers 4;\n};",
+	    ":3: 4: a value must follow =, and there must be only one");
 	bad("\n/* it\n ends never", ":2: the comment that starts here does not end");
 	bad("log: { level = \"info; };\n",
 	    ":1: the string that starts here does not end on its line");
 	bad("log: { level = \"a\\x00b\"; };\n", ":1: the string has a NUL");
 	bad("@include \"x", ":1: the name after @include does not end on its line");
-	bad("a = 1 @include \"x\"", ":1: @include \"FILE\" stands alone on its line");
-	bad("/**/@include \"x\"", ":1: @include \"FILE\" stands alone on its line");
-	bad("@include x", ":1: @include takes a file's name in quotes");
+	bad("a = 1 @include \"x\"", ":1: @include \"FILE\" must stand alone on its line");
+	bad("/**/@include \"x\"", ":1: @include \"FILE\" must stand alone on its line");
+	bad("@include x", ":1: @include needs a file name in quotes");
 }
 
 static void odd_bytes_are_refused(void **state)
@@ -292,7 +293,7 @@ static void odd_bytes_are_refused(void **state)
 	char path[160];
 
 	assert_int_equal(config_file_text(&c, "x", nul, sizeof(nul), &e), -EINVAL);
-	assert_string_equal(e.msg, "x: has a NUL byte");
+	assert_string_equal(e.msg, "x: the file has a NUL byte");
 	bad("agent: { state_dir = \"/a\\nb\"; };",
 	    ":1: agent.state_dir: \"/a?b\" has a control character");
 	bad("data: { socket = \"\"; };", ":1: data.socket: \"\" must not be empty");
@@ -351,7 +352,7 @@ static void keys_are_checked_against_each_other(void **state)
 	assert_int_equal(c.warnings.n, 1);
 	assert_string_equal(
 		c.warnings.v[0] + strlen(file),
-		":1: limits.regions_per_group (6) is over limits.regions (5), which counts");
+		":1: limits.regions_per_group (6) is over limits.regions (5), which is the effective limit");
 	config_deinit(&c);
 }
 
@@ -374,7 +375,7 @@ static void includes_are_found_and_named(void **state)
 			      &e),
 			 -EINVAL);
 	snprintf(want, sizeof(want),
-		 "%s/conf.d/workers.conf:1: @include \"FILE\" stands alone on its "
+		 "%s/conf.d/workers.conf:1: @include \"FILE\" must stand alone on its "
 		 "line",
 		 dir);
 	assert_string_equal(e.msg, want);
@@ -392,7 +393,7 @@ static void includes_are_found_and_named(void **state)
 	snprintf(want, sizeof(want), "%s:2: @include: there is no file %s/gone.conf", file, dir);
 	assert_string_equal(e.msg, want);
 	assert_int_equal(load(&c, "@include \"drayd.conf\"", NULL, NULL, &e), -EINVAL);
-	assert_non_null(strstr(e.msg, "nested over 10 deep"));
+	assert_non_null(strstr(e.msg, "nested more than 10 deep"));
 	/* not in a comment, nor in a string */
 	good(&c,
 	     "# @include \"gone\"\n/*\n@include \"gone\"\n*/ agent: { state_dir = \"@include\"; };");
@@ -504,9 +505,10 @@ static void unknown_variables_only_warn(void **state)
 
 	assert_int_equal(load(&c, NULL, env, NULL, &e), 0);
 	assert_int_equal(c.warnings.n, 3);
-	assert_string_equal(c.warnings.v[0], "environment DRAY_AGENT_WORKER is no setting "
-					     "(DRAY_AGENT_WORKERS is), ignoring");
-	assert_string_equal(c.warnings.v[1], "environment DRAY_PORTER is no setting, ignoring");
+	assert_string_equal(c.warnings.v[0], "environment DRAY_AGENT_WORKER is not a setting, "
+					     "ignoring it; did you mean DRAY_AGENT_WORKERS?");
+	assert_string_equal(c.warnings.v[1],
+			    "environment DRAY_PORTER is not a setting, ignoring it");
 	config_deinit(&c);
 }
 
