@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The system calls that a running agent can make, by libseccomp. What is on the list (sandbox_calls.c)
- * works as ever. What only an intruder would call, such as execve, ptrace, mount or setuid, kills the process. All
- * else fails with EPERM: a C library, driver or kernel younger than the list then meets what it must
- * expect anyway, a call that is refused, and one feature is lost instead of the agent with every
- * transfer in flight. The kernel's audit log names each call that was refused.
+ * System call filter of a running agent, by libseccomp. Calls on the allow-list (sandbox_calls.c) work. Calls that only an
+ * intruder would make, such as execve, ptrace, mount or setuid, kill the process. All other calls fail with EPERM: a
+ * C library, driver or kernel newer than the list then loses one feature, and the agent keeps running with its
+ * transfers. The kernel's audit log names each refused call.
  *
- * Some calls are looked into: sockets are of the families Unix, IPv4, IPv6 and netlink; clone makes threads and
- * no processes or namespaces (clone3, whose flags no filter sees, answers ENOSYS and the C library
- * takes clone); memory is never writable and executable, and is made executable only by mapping a file. The
- * latter has to stay, since libibverbs loads a driver when its first device appears, and the C
- * library loads what looks up group names. Calls of the data path are not looked into: the kernel remembers
- * that they are allowed (since 5.11) and does not run the filter for them.
+ * The filter checks the arguments of some calls. Sockets must be of the families Unix, IPv4, IPv6 and netlink. clone can
+ * create threads, but no processes or namespaces; a filter cannot see the flags of clone3, so that returns ENOSYS and the C
+ * library uses clone. Memory is never writable and executable, and becomes executable only by mapping a file: libibverbs
+ * loads a driver when its first device appears, and the C library loads modules to look up group names. Arguments of calls
+ * on the data path are not checked: since Linux 5.11 the kernel caches that they are allowed and skips the filter.
  *
- * DRAY_TEST builds are allowed what sanitizers do beside that: their leak check traces the process at its end.
+ * DRAY_TEST builds also allow the calls of sanitizers: their leak check traces the process at its end.
  */
 #ifndef DRAY_AGENT_PROCESS_SANDBOX_H
 #define DRAY_AGENT_PROCESS_SANDBOX_H
@@ -22,9 +20,9 @@
 #include "schema/gen/config.h"
 
 /*
- * Puts all threads of this process, now and later, under the filter. LOG: nothing fails, the audit log names
- * what would. OFF does nothing. A kernel without seccomp filters is a warning in the log. 0, or -errno with
- * reterr set. Needs no_new_privs.
+ * Installs the filter for all present and future threads of this process. LOG: no call fails, the audit log names the
+ * calls that would. OFF: no filter. A kernel without seccomp filters causes a warning. Needs no_new_privs. 0, or -errno
+ * with reterr.
  */
 int sandbox_enter(enum dray_config_agent_seccomp mode, struct dray_err *reterr);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the agent and its libraries call, the C library on other architectures and in younger releases
- * included. io_uring is not here on purpose: what it does passes no filter.
+ * Calls of the agent and its libraries, also of the C library on other architectures and in newer releases. io_uring is
+ * not allowed, because its operations pass no filter.
  */
 #include "agent/process/sandbox_calls.h"
 
@@ -29,7 +29,7 @@ const char *const sandbox_allowed[] = {
 	"readlinkat", "readv", "rename", "renameat", "renameat2", "rmdir", "sendfile", "sendfile64", "stat",
 	"stat64", "statfs", "statfs64", "statx", "sync_file_range", "sync_file_range2", "umask", "unlink",
 	"unlinkat", "utimensat", "utimensat_time64", "write", "writev",
-	/* memory; mmap and mprotect by their protection. GPU drivers place what they pin on a node */
+	/* memory; mmap and mprotect by their protection. GPU drivers bind pinned memory to a NUMA node */
 	"brk", "madvise", "mbind", "membarrier", "memfd_create", "mincore", "mlock", "mlock2", "mremap", "msync",
 	"munlock", "munmap", "set_mempolicy", "userfaultfd",
 	/* threads and time; clone by its flags */
@@ -39,11 +39,11 @@ const char *const sandbox_allowed[] = {
 	"sched_get_priority_max", "sched_get_priority_min", "sched_getaffinity", "sched_getattr",
 	"sched_getparam", "sched_getscheduler", "sched_setaffinity", "sched_yield", "set_robust_list",
 	"set_thread_area", "set_tid_address", "set_tls", "time", "times",
-	/* signals, and zombies that process 1 inherits; tgkill within this process */
+	/* signals, and zombies that process 1 inherits; tgkill only within this process */
 	"rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait",
 	"rt_sigtimedwait_time64", "sigaction", "sigaltstack", "sigprocmask", "sigreturn", "wait4", "waitid",
 	"waitpid",
-	/* what this process is and may use; capabilities can only become fewer */
+	/* identity and limits of this process; capabilities can only be dropped */
 	"capget", "capset", "getegid", "getegid32", "geteuid", "geteuid32", "getgid", "getgid32", "getgroups",
 	"getgroups32", "getpgrp", "getpid", "getppid", "getrandom", "getresgid", "getresuid", "getrlimit",
 	"getrusage", "gettid", "getuid", "getuid32", "prlimit64", "setrlimit", "sysinfo", "ugetrlimit", "uname",
@@ -54,7 +54,7 @@ const char *const sandbox_forbidden[] = {
 	/* other programs, other processes */
 	"execve", "execveat", "kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev",
 	"ptrace",
-	/* being somebody else, elsewhere */
+	/* other identities and namespaces */
 	"chroot", "mount", "mount_setattr", "move_mount", "open_tree", "fsconfig", "fsmount", "fsopen", "fspick",
 	"pivot_root", "setns", "umount", "umount2", "unshare", "setfsgid", "setfsuid", "setgid", "setgroups",
 	"setregid", "setresgid", "setresuid", "setreuid", "setuid", "setfsgid32", "setfsuid32", "setgid32",

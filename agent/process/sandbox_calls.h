@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* System calls by name, NULL at the end. Names that this architecture or library does not know do no harm. */
+/* Names of system calls, ending in NULL. Names unknown to the architecture or to libseccomp are ignored. */
 #ifndef DRAY_AGENT_PROCESS_SANDBOX_CALLS_H
 #define DRAY_AGENT_PROCESS_SANDBOX_CALLS_H
 
