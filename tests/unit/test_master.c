@@ -155,7 +155,7 @@ static void test_detail_types(void **state)
 	assert_bad(master_page_detail,
 		   "{\"segments\":[{\"segment_name\":\"a:1\",\"size_bytes\":9223372036854775807},"
 		   "{\"segment_name\":\"a:1\",\"size_bytes\":1}]}",
-		   "a:1 add up");
+		   "of a:1 overflows");
 }
 
 static void test_detail_refused(void **state)
@@ -177,8 +177,8 @@ static void test_detail_refused(void **state)
 	assert_bad(master_page_detail, "{\"segments\":[],}", "no JSON");
 	assert_bad(master_page_detail, "{\"segments\":[{},]}", "segment_name is missing");
 	assert_bad(master_page_detail, "{1:2}", "no string");
-	assert_bad(master_page_detail, "{\"a\" 1}", "no colon");
-	assert_bad(master_page_detail, "{\"a\":1 \"b\":2}", "no comma");
+	assert_bad(master_page_detail, "{\"a\" 1}", "a colon is missing");
+	assert_bad(master_page_detail, "{\"a\":1 \"b\":2}", "a comma is missing");
 	assert_bad(master_page_detail, "{\"a\":\"\xff\"}", "no JSON");
 	assert_bad(master_page_detail, "{\"a\":'b'}", "no JSON");
 	/* one segment of 17 KiB; an array that is deeper than anybody needs */
@@ -244,7 +244,7 @@ static void test_metrics(void **state)
 	assert_bad(master_page_metrics,
 		   "segment_allocated_bytes{segment=\"a:1\"} 9223372036854775807\n"
 		   "segment_allocated_bytes{segment=\"a:1\",x=\"y\"} 1\n",
-		   "a:1 add up");
+		   "of a:1 overflows");
 }
 
 /* --- reading ---------------------------------------------------------------------------------------- */

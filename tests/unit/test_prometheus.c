@@ -163,9 +163,9 @@ static void test_refused(void **state)
 	assert_refused("x{a=\"b\",,} 1\n", 1, "label name");
 	assert_refused("x{a=b} 1\n", 1, "not in quotes");
 	assert_refused("x{a} 1\n", 1, "no =");
-	assert_refused("x{a=\"b\" c=\"d\"} 1\n", 1, "neither");
+	assert_refused("x{a=\"b\" c=\"d\"} 1\n", 1, "a comma or brace");
 	assert_refused("x{a=\"b\",a=\"c\"} 1\n", 1, "twice");
-	assert_refused("x{a=\"b\"\n", 1, "neither");
+	assert_refused("x{a=\"b\"\n", 1, "a comma or brace");
 	assert_refused("x{\n", 1, "label name");
 	assert_refused("x{a=\"b\"}} 1\n", 1, "the value");
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A read asks for the detail page, and for the metrics of a master that has no such page (404). Any other failure
- * ends the read: metrics know neither where a segment's engine is nor whether it serves, and who took them in the
- * place of a page that is no good would know less than before.
+ * A read gets the detail page, or the metrics of a master without such a page (404). Any other failure ends the read:
+ * metrics tell neither where the engine of a segment is nor whether it serves, so they must not replace a detail page
+ * that was read before.
  */
 #include "agent/placement/master/master.h"
 
@@ -25,15 +25,13 @@
 
 struct master {
 	struct master_deps deps;
-	struct http_url base; /* target: what pages are appended to, without a slash at its end */
+	struct http_url base; /* pages are appended to its target, which has no slash at its end */
 	char url[URL_MAX];
 	sd_event_source *timer; /* of the next read */
-	struct http_get *get;   /* the page under way */
-	uint32_t failed;        /* reads in a row */
+	struct http_get *get;   /* the page in progress */
+	uint32_t failed;        /* failed reads in a row */
 	struct master_totals totals;
 };
-
-/* --- reads ------------------------------------------------------------------------------------------ */
 
 static void schedule(struct master *m, int64_t pause_ns)
 {
@@ -52,7 +50,7 @@ static int64_t pause_next(struct master *m)
 	return interval - tenth + (int64_t)(dray_random() % (uint64_t)(2 * tenth + 1));
 }
 
-/* Nothing may be touched after that. */
+/* Nothing may be touched after this call. */
 static void end_read(struct master *m, const struct master_list *l, const struct dray_err *why)
 {
 	m->totals.reads++;
@@ -62,31 +60,19 @@ static void end_read(struct master *m, const struct master_list *l, const struct
 	m->deps.up(m->deps.arg, m, l ? l->v : NULL, l ? l->n : 0, why);
 }
 
-static void page_err(const struct master *m, const char *page, const struct dray_err *why,
-		     struct dray_err *ret)
+/* Nothing may be touched after this call. */
+static void fail_read(struct master *m, int code, const char *page, const char *why)
 {
-	*ret = DRAY_ERR_NULL;
-	dray_err_set(ret, 0, why->code, "%.80s%s: %.130s", m->url, page, why->msg);
+	struct dray_err err = DRAY_ERR_NULL;
+
+	dray_err_set(&err, 0, code, "%.80s%s: %.130s", m->url, page, why);
+	end_read(m, NULL, &err);
 }
 
-static void status_err(const struct master *m, const char *page, unsigned status,
-		       struct dray_err *ret)
+/* Nothing may be touched after this call. */
+static void use_page(struct master *m, const struct http_response *r, const char *page)
 {
-	*ret = DRAY_ERR_NULL;
-	if (status == 503)
-		dray_err_set(ret, 0, DRAY_E_BUSY,
-			     "%.80s%s: this master is not the leader, or not ready yet (503)",
-			     m->url, page);
-	else
-		dray_err_set(ret, 0, DRAY_E_PROTOCOL,
-			     "%.80s%s: HTTP status %u; is that the master's admin port?", m->url,
-			     page, status);
-}
-
-/* True: the read has ended well. */
-static bool use_page(struct master *m, const struct http_response *r, bool metrics,
-		     struct dray_err *ret_why)
-{
+	bool metrics = !strcmp(page, METRICS);
 	struct master_list l = MASTER_LIST_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	int ret = metrics ? master_page_metrics(r->body, r->n, &l, &err) :
@@ -97,27 +83,34 @@ static bool use_page(struct master *m, const struct http_response *r, bool metri
 		m->totals.from_metrics = metrics;
 		end_read(m, &l, NULL);
 	} else {
-		page_err(m, metrics ? METRICS : DETAIL, &err, ret_why);
+		fail_read(m, err.code, page, err.msg);
 	}
 	master_list_deinit(&l);
-	return ret == 0;
 }
 
-static void on_metrics(void *arg, const struct http_response *response, const struct dray_err *why)
+static void on_page(struct master *m, const char *page, const struct http_response *r,
+		    const struct dray_err *why)
 {
-	struct master *m = arg;
-	struct dray_err err;
+	char text[80];
 
 	m->get = NULL;
 	if (why) {
 		end_read(m, NULL, why);
-		return;
+	} else if (r->status == 200) {
+		use_page(m, r, page);
+	} else if (r->status == 503) {
+		fail_read(m, DRAY_E_BUSY, page,
+			  "this master is not the leader, or not ready yet (503)");
+	} else {
+		snprintf(text, sizeof(text), "HTTP status %u; is this the master's admin port?",
+			 r->status);
+		fail_read(m, DRAY_E_PROTOCOL, page, text);
 	}
-	if (response->status == 200 && use_page(m, response, true, &err))
-		return;
-	if (response->status != 200)
-		status_err(m, METRICS, response->status, &err);
-	end_read(m, NULL, &err);
+}
+
+static void on_metrics(void *arg, const struct http_response *response, const struct dray_err *why)
+{
+	on_page(arg, METRICS, response, why);
 }
 
 static void get(struct master *m, const char *page, http_get_fn fn)
@@ -135,24 +128,11 @@ static void get(struct master *m, const char *page, http_get_fn fn)
 
 static void on_detail(void *arg, const struct http_response *response, const struct dray_err *why)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-	struct master *m = arg;
-
-	m->get = NULL;
-	if (why) {
-		end_read(m, NULL, why);
-		return;
-	}
-	/* a master before 0.3.12; what is merely no good is no reason to know less of the segments */
-	if (response->status == 404) {
-		get(m, METRICS, on_metrics);
-		return;
-	}
-	if (response->status == 200 && use_page(m, response, false, &err))
-		return;
-	if (response->status != 200)
-		status_err(m, DETAIL, response->status, &err);
-	end_read(m, NULL, &err);
+	/* masters before 0.3.12 have no such page */
+	if (response && response->status == 404)
+		get(arg, METRICS, on_metrics);
+	else
+		on_page(arg, DETAIL, response, why);
 }
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
@@ -163,9 +143,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	return 0;
 }
 
-/* --- the master ------------------------------------------------------------------------------------- */
-
-/* Pages that somebody may have meant by the master's URL. */
+/* A URL of one of these pages is taken as the URL of its master. */
 static const char *const pages[] = { METRICS "/summary", METRICS, DETAIL, "/health" };
 
 static void trim_slashes(char *s)
@@ -196,7 +174,7 @@ static int base_set(struct master *m, struct dray_err *reterr)
 	if (strchr(target, '?'))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"\"%.120s\": the URL of a master has no ?: write http://HOST:PORT",
+			"\"%.120s\": the URL of a master has no query: write http://HOST:PORT",
 			m->deps.url);
 	if (strlen(target) + sizeof(DETAIL) > sizeof(m->base.target))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
@@ -243,7 +221,7 @@ void master_configure(struct master *m, const struct master_limits *limits)
 	int on;
 
 	m->deps.limits = *limits;
-	/* off: a read is under way, and what comes after it goes by the new interval */
+	/* off: a read is in progress, and the next one follows after the new interval */
 	if (sd_event_source_get_enabled(m->timer, &on) < 0 || on == SD_EVENT_OFF ||
 	    sd_event_source_get_time(m->timer, &due) < 0)
 		return;

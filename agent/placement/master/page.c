@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A detail page may be long, and a hostile one dense: read in one piece it would take many times its size in memory.
- * So the outer object and the array are walked here, and jansson reads what is in them piece by piece.
+ * A detail page may be long. jansson needs many times the size of a dense text in memory, so this file walks the outer
+ * object and the array, and jansson parses their members one by one.
  */
 #include "agent/placement/master/page.h"
 
@@ -15,13 +15,11 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-/* one segment, or another member of the page */
+/* longest segment or other member of the page */
 #define PIECE_MAX 16384
 #define WORD_MAX 31
 #define CAPACITY "segment_total_capacity_bytes"
 #define ALLOCATED "segment_allocated_bytes"
-
-/* --- the list --------------------------------------------------------------------------------------- */
 
 void master_list_deinit(struct master_list *l)
 {
@@ -35,7 +33,7 @@ static int no_memory(struct dray_err *reterr)
 	return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 }
 
-/* n: bytes of the page. Strings in it take more there, by their quotes, than here, by their NULs. */
+/* n: bytes of the page. A string takes more space there, for its quotes, than here, for its NUL. */
 static int list_init(struct master_list *l, size_t n, struct dray_err *reterr)
 {
 	l->text = malloc(n + 1);
@@ -80,7 +78,7 @@ static int list_add(struct master_list *l, const struct master_segment *s, struc
 	return 0;
 }
 
-/* By name; those of one name in the order of the page, in which their names were copied. */
+/* By name; entries of one name in the order of the page, which is the order of their copies. */
 static int compare(const void *a, const void *b)
 {
 	const struct master_segment *x = a, *y = b;
@@ -89,17 +87,17 @@ static int compare(const void *a, const void *b)
 	return r ? r : (x->name > y->name) - (x->name < y->name);
 }
 
-/* What is not known adds nothing. */
-static bool add(int64_t *to, int64_t what)
+/* Adds a number unless it is unknown. False: overflow. */
+static bool add(int64_t *to, int64_t n)
 {
-	if (what < 0)
+	if (n < 0)
 		return true;
 	if (*to < 0)
 		*to = 0;
-	return !__builtin_add_overflow(*to, what, to);
+	return !__builtin_add_overflow(*to, n, to);
 }
 
-/* A segment that has one good piece is good. */
+/* A segment is OK if one of its entries is. */
 static bool merge(struct master_segment *to, const struct master_segment *from)
 {
 	if (!*to->endpoint)
@@ -122,14 +120,12 @@ static int list_finish(struct master_list *l, struct dray_err *reterr)
 			l->v[n++] = l->v[i];
 		else if (!merge(&l->v[n - 1], &l->v[i]))
 			return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
-					    "the bytes of %.80s add up to more than a number holds",
+					    "the sum of the bytes of %.80s overflows",
 					    l->v[i].name);
 	}
 	l->n = n;
 	return 0;
 }
-
-/* --- /get_segments_detail --------------------------------------------------------------------------- */
 
 struct cursor {
 	const char *start, *p, *end;
@@ -148,7 +144,7 @@ static void skip_space(struct cursor *c)
 		c->p++;
 }
 
-/* That character, and blanks before it. */
+/* Skips blanks and that character. False: another character follows. */
 static bool take(struct cursor *c, char what)
 {
 	skip_space(c);
@@ -158,7 +154,7 @@ static bool take(struct cursor *c, char what)
 	return true;
 }
 
-/* One value; its owner is the caller. */
+/* Parses one value, which the caller owns. */
 static int take_value(struct cursor *c, json_t **ret)
 {
 	size_t left, n;
@@ -173,11 +169,12 @@ static int take_value(struct cursor *c, json_t **ret)
 	if (!v && json_error_code(&e) == json_error_out_of_memory)
 		return no_memory(c->err);
 	if (!v && json_error_code(&e) == json_error_premature_end_of_input)
-		return bad(c, n < left ? "what begins here is too long" : "the page was cut off");
+		return bad(c, n < left ? "the value that begins here is too long" :
+					 "the page was cut off");
 	if (!v && json_error_code(&e) == json_error_duplicate_key)
-		return bad(c, "what begins here has a member twice");
+		return bad(c, "the object that begins here has a member twice");
 	if (!v)
-		return bad(c, "what begins here is no JSON");
+		return bad(c, "the text that begins here is no JSON");
 	c->p += e.position;
 	*ret = v;
 	return 0;
@@ -189,42 +186,45 @@ static int wrong(const struct cursor *c, size_t i, const char *member, const cha
 			    what);
 }
 
-/* null and nothing are the same, but where it is needed. */
+/* The member; NULL if it is missing, or null and not needed. */
+static int get_member(const struct cursor *c, size_t i, const json_t *s, const char *member,
+		      bool needed, const json_t **ret)
+{
+	*ret = json_object_get(s, member);
+	if (!*ret && needed)
+		return wrong(c, i, member, "missing");
+	if (json_is_null(*ret) && !needed)
+		*ret = NULL;
+	return 0;
+}
+
 static int get_string(const struct cursor *c, size_t i, const json_t *s, const char *member,
 		      bool needed, const char **ret)
 {
-	const json_t *v = json_object_get(s, member);
+	const json_t *v;
+	int r = get_member(c, i, s, member, needed, &v);
 
-	*ret = "";
-	if (!needed && (!v || json_is_null(v)))
-		return 0;
-	if (!v)
-		return wrong(c, i, member, "missing");
-	if (!json_is_string(v))
-		return wrong(c, i, member, "no string");
-	*ret = json_string_value(v);
-	return 0;
+	if (r == 0 && v && !json_is_string(v))
+		r = wrong(c, i, member, "no string");
+	*ret = r == 0 && v ? json_string_value(v) : "";
+	return r;
 }
 
 static int get_bytes(const struct cursor *c, size_t i, const json_t *s, const char *member,
 		     bool needed, int64_t *ret)
 {
-	const json_t *v = json_object_get(s, member);
+	const json_t *v;
+	int r = get_member(c, i, s, member, needed, &v);
 
-	*ret = -1;
-	if (!needed && (!v || json_is_null(v)))
-		return 0;
-	if (!v)
-		return wrong(c, i, member, "missing");
-	if (!json_is_integer(v))
-		return wrong(c, i, member, "no whole number");
-	if (json_integer_value(v) < 0)
-		return wrong(c, i, member, "below zero");
-	*ret = json_integer_value(v);
-	return 0;
+	if (r == 0 && v && !json_is_integer(v))
+		r = wrong(c, i, member, "no whole number");
+	else if (r == 0 && v && json_integer_value(v) < 0)
+		r = wrong(c, i, member, "below zero");
+	*ret = r == 0 && v ? json_integer_value(v) : -1;
+	return r;
 }
 
-/* Words go into lists and logs: what is none is not known. */
+/* Words go into lists and logs. Any other text is treated as unknown. */
 static const char *word(const char *s)
 {
 	static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -280,7 +280,7 @@ static int read_segments(struct cursor *c, struct master_list *ret)
 			return 0;
 		if (!take(c, ','))
 			return bad(c, c->p == c->end ? "the page was cut off" :
-						       "between segments stands no comma");
+						       "a comma is missing between segments");
 	}
 }
 
@@ -296,7 +296,7 @@ static int take_key(struct cursor *c, bool *ret_segments)
 	*ret_segments = r == 0 && !strcmp(json_string_value(key), "segments");
 	json_decref(key);
 	if (r == 0 && !take(c, ':'))
-		r = bad(c, "after the name of a member stands no colon");
+		r = bad(c, "a colon is missing after the name of a member");
 	return r;
 }
 
@@ -338,7 +338,7 @@ int master_page_detail(const char *body, size_t n, struct master_list *ret, stru
 		} while (take(&c, ','));
 		if (!take(&c, '}'))
 			return bad(&c, c.p == c.end ? "the page was cut off" :
-						      "between members stands no comma");
+						      "a comma is missing between members");
 	}
 	skip_space(&c);
 	if (c.p != c.end)
@@ -347,8 +347,6 @@ int master_page_detail(const char *body, size_t n, struct master_list *ret, stru
 		return bad(&c, "the page has no \"segments\"");
 	return list_finish(ret, reterr);
 }
-
-/* --- /metrics --------------------------------------------------------------------------------------- */
 
 struct gauges {
 	struct master_list *list;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of a Mooncake master to lists of segments. Pure. */
+/* Parses pages of a Mooncake master into lists of segments. Pure. */
 #ifndef DRAY_AGENT_PLACEMENT_MASTER_PAGE_H
 #define DRAY_AGENT_PLACEMENT_MASTER_PAGE_H
 
@@ -11,18 +11,18 @@
 
 struct master_segment {
 	const char *name;     /* host:port */
-	const char *endpoint; /* host:port where its owner's handshake listens; "" unknown */
-	const char *status;   /* as the master says: OK, DRAINING and the like; "" unknown */
-	const char *protocol; /* tcp, rdma and the like; "" unknown */
+	const char *endpoint; /* host:port of the handshake daemon of its owner; "" unknown */
+	const char *status;   /* OK, DRAINING, ... as on the page; "" unknown */
+	const char *protocol; /* tcp, rdma, ...; "" unknown */
 	int64_t capacity;     /* bytes; -1 unknown */
-	int64_t allocated;    /* of these; -1 unknown */
+	int64_t allocated;    /* bytes in use; -1 unknown */
 };
 
 struct master_list {
-	struct master_segment *v; /* by name, none twice: several of one name are summed */
+	struct master_segment *v; /* sorted by name; several entries of one name are summed */
 	size_t n, max;
 	size_t left_out; /* entries whose name is no segment */
-	char *text;      /* what the strings lie in */
+	char *text;      /* holds the strings */
 	size_t used;
 };
 
@@ -31,15 +31,15 @@ struct master_list {
 void master_list_deinit(struct master_list *l);
 
 /*
- * ret: a list that is MASTER_LIST_NULL; to be deinitialised in any case. 0; or -EPROTO with reterr, which says what
- * is wrong where; or -ENOMEM. A page may have more members and families than these know, and not other types.
+ * ret is MASTER_LIST_NULL; the caller deinitialises it in any case. 0; or -EPROTO with reterr, which names the place
+ * and the fault; or -ENOMEM. Unknown members and metrics are ignored; known ones must have the right type.
  */
 int master_page_detail(const char *body, size_t n, struct master_list *ret,
 		       struct dray_err *reterr);
 
 /*
- * The same from the metrics, whose gauges are hints: a label disappears as soon as one of several chunks of its owner is
- * unmounted, and comes back from zero. What is below zero is unknown, then. No gauges: no segments.
+ * The same for the metrics. Their gauges are rough: when one of several chunks of an owner is unmounted, its label
+ * disappears and later restarts from zero. A value below zero is unknown. Without gauges there are no segments.
  */
 int master_page_metrics(const char *body, size_t n, struct master_list *ret,
 			struct dray_err *reterr);

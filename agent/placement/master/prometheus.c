@@ -9,16 +9,16 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-/* decimal digits of any double, sign and exponent included, and more than anybody writes */
+/* Bytes of a number: enough for all decimal digits of any double. */
 #define NUMBER_MAX 400
-/* whole numbers below are exact in a double */
+/* A double holds whole numbers below this exactly. */
 #define EXACT_MAX 9007199254740992.0
 
-/* One line: read from p to end; names and values, each with a NUL, are written to out, which never overtakes p. */
+/* One line, read from p to end. Names and values are written to out, each with a NUL. */
 struct line {
 	const char *p, *end;
 	char *out;
-	const char *why; /* the first thing that is wrong */
+	const char *why; /* the first fault */
 };
 
 static bool fail(struct line *l, const char *why)
@@ -47,7 +47,7 @@ static bool take(struct line *l, char c)
 	return true;
 }
 
-/* By hand: the C library's depend on the locale. */
+/* isdigit() depends on the locale. */
 static bool is_digit(char c)
 {
 	return c >= '0' && c <= '9';
@@ -59,7 +59,7 @@ static bool in_name(char c, bool first, bool colons)
 	       (colons && c == ':') || (!first && is_digit(c));
 }
 
-/* NULL where there is none. */
+/* NULL: there is no name. */
 static const char *take_name(struct line *l, bool colons)
 {
 	const char *start = l->p, *name = l->out;
@@ -87,7 +87,7 @@ static const char *take_value(struct line *l)
 			c = l->p < l->end ? *l->p++ : '\0';
 			if (c != '\\' && c != '"' && c != 'n') {
 				fail(l,
-				     "a backslash in a label value stands before \\, \" or n only");
+				     "a backslash in a label value must come before \\, \" or n");
 				return NULL;
 			}
 			c = c == 'n' ? '\n' : c;
@@ -126,7 +126,7 @@ static bool take_label(struct line *l, struct prometheus_sample *s, struct prome
 	return true;
 }
 
-/* After the brace. */
+/* Called after the opening brace. */
 static bool take_labels(struct line *l, struct prometheus_sample *s,
 			struct prometheus_label *labels)
 {
@@ -142,91 +142,34 @@ static bool take_labels(struct line *l, struct prometheus_sample *s,
 		if (!take(l, ','))
 			return fail(
 				l,
-				"after a label stands neither a comma nor a brace; was a quote not escaped?");
+				"a comma or brace is missing after a label; was a quote not escaped?");
 	}
 }
 
-/* --- numbers ---------------------------------------------------------------------------------------- */
-
-static size_t digits(const char *s)
+/* strtod() takes hexadecimal numbers and nan(...), which the format does not have, and a nan with a sign. */
+static bool to_double(const char *s, double *ret)
 {
-	size_t n = 0;
+	char *end;
 
-	while (is_digit(s[n]))
-		n++;
-	return n;
+	/* in the locale "C", which the agent never changes */
+	*ret = strtod(s, &end);
+	return end != s && !*end && !strpbrk(s, "xX(") && (!isnan(*ret) || *s == 'n' || *s == 'N');
 }
 
-static bool word(const char *s, const char *w)
-{
-	for (; *s && *w; s++, w++)
-		if ((*s | 0x20) != *w)
-			return false;
-	return !*s && !*w;
-}
-
-/* strtod() would take more: hexadecimal numbers, and words with brackets. */
-static bool is_decimal(const char *s)
-{
-	size_t whole, fraction = 0;
-
-	s += *s == '+' || *s == '-';
-	whole = digits(s);
-	s += whole;
-	if (*s == '.') {
-		fraction = digits(s + 1);
-		s += fraction + 1;
-	}
-	if (!whole && !fraction)
-		return false;
-	if (*s == 'e' || *s == 'E') {
-		s++;
-		s += *s == '+' || *s == '-';
-		if (!digits(s))
-			return false;
-		s += digits(s);
-	}
-	return !*s;
-}
-
-static bool is_special(const char *s, double *ret)
-{
-	bool minus = *s == '-';
-
-	if (word(s, "nan")) {
-		*ret = (double)NAN;
-		return true;
-	}
-	s += minus || *s == '+';
-	if (!word(s, "inf") && !word(s, "infinity"))
-		return false;
-	*ret = minus ? -HUGE_VAL : HUGE_VAL;
-	return true;
-}
-
-/* All of it, and no more than fits. */
 static bool to_int64(const char *s, int64_t *ret)
 {
-	bool minus = *s == '-';
-	int64_t v = 0;
+	char *end;
+	long long v;
 
-	s += minus || *s == '+';
-	if (!*s || s[digits(s)])
+	errno = 0;
+	v = strtoll(s, &end, 10);
+	if (end == s || *end || errno)
 		return false;
-	for (; *s; s++) {
-		int d = *s - '0';
-
-		if (__builtin_mul_overflow(v, 10, &v) ||
-		    __builtin_sub_overflow(v, d, &v)) /* below zero there is one more */
-			return false;
-	}
-	if (!minus && v == INT64_MIN)
-		return false;
-	*ret = minus ? v : -v;
+	*ret = v;
 	return true;
 }
 
-/* The next word, up to a blank; false where it is missing or too long. */
+/* Takes the next word, up to a blank. False: it is missing or too long. */
 static bool take_word(struct line *l, char *word_buf, size_t max)
 {
 	size_t n = 0;
@@ -247,12 +190,8 @@ static bool take_number(struct line *l, struct prometheus_sample *s)
 
 	if (!take_word(l, text, sizeof(text)))
 		return fail(l, "the value is missing, or too long");
-	if (is_special(text, &s->value))
-		return true;
-	if (!is_decimal(text))
+	if (!to_double(text, &s->value))
 		return fail(l, "the value is no number");
-	/* of a locale of "C", which the agent never changes */
-	s->value = strtod(text, NULL);
 	s->whole = to_int64(text, &s->integer);
 	if (!s->whole && fabs(s->value) < EXACT_MAX && trunc(s->value) == s->value) {
 		s->whole = true;
@@ -273,8 +212,6 @@ static bool take_timestamp(struct line *l, struct prometheus_sample *s)
 	skip_blanks(l);
 	return l->p == l->end || fail(l, "something follows the time stamp");
 }
-
-/* --- lines ------------------------------------------------------------------------------------------ */
 
 static bool take_sample(struct line *l, struct prometheus_sample *s,
 			struct prometheus_label *labels)
@@ -308,7 +245,7 @@ static bool take_keyword(struct line *l, const char *keyword)
 	return true;
 }
 
-/* After the #. Of comments only those that say HELP or TYPE have a form. */
+/* Called after the #. Only HELP and TYPE comments have a form. */
 static bool check_comment(struct line *l)
 {
 	bool type;
@@ -350,7 +287,7 @@ static int parse_line(struct line *l, prometheus_sample_fn fn, void *arg)
 int prometheus_parse(const char *text, size_t n, prometheus_sample_fn fn, void *arg,
 		     struct dray_err *reterr)
 {
-	/* names of one character, without a blank between them, need the most room: their NULs */
+	/* names of one character without blanks between them need the most room, for their NULs */
 	dray_auto_free char *out = malloc(2 * PROMETHEUS_LINE_MAX + 2);
 	const char *end = text + n;
 	size_t number = 1;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The text format of Prometheus, version 0.0.4. Pure: bytes in, samples out.
+ * Parses the text format of Prometheus, version 0.0.4. Pure.
  *
- * Strict, since half a page or a misread name is worse than none: the first line that is not in order refuses the
- * page, and so does a last line without its end, which is what a page that was cut looks like. Writers that do not
- * escape label values (some versions of Mooncake's master) are met by the same rule: after a quote only a comma or a
- * brace goes on, and a backslash escapes only \, " and n; any other line is refused rather than guessed at.
+ * The parser is strict, since half a page or a misread name is worse than none: it refuses a page at the first invalid
+ * line, and a page whose last line has no end, because it was probably cut off. Some versions of Mooncake's master do
+ * not escape label values. So only a comma or a brace may follow a quote, and a backslash escapes only \, " and n.
  */
 #ifndef DRAY_AGENT_PLACEMENT_MASTER_PROMETHEUS_H
 #define DRAY_AGENT_PLACEMENT_MASTER_PROMETHEUS_H
@@ -20,32 +19,31 @@
 #define PROMETHEUS_LINE_MAX 16384
 
 struct prometheus_label {
-	const char *name, *value; /* escapes undone; any bytes but NUL */
+	const char *name, *value; /* without escapes; any bytes but NUL */
 };
 
 struct prometheus_sample {
 	const char *name;
-	const struct prometheus_label *labels; /* in the order of the line, no name twice */
+	const struct prometheus_label *labels; /* in the order of the line; each name once */
 	unsigned n_labels;
 	double value;
-	bool whole;      /* the value is a whole number that fits: */
-	int64_t integer; /* that, exactly; else 0 */
+	bool whole;      /* the value is a whole number that fits integer */
+	int64_t integer; /* exact; else 0 */
 	bool has_timestamp;
 	int64_t timestamp_ms; /* Unix time; else 0 */
 };
 
-/* s and all it points to: valid during the call. Anything but 0 ends the parsing. */
+/* s and everything it points to are valid during the call. Another result than 0 ends the parsing. */
 typedef int (*prometheus_sample_fn)(void *arg, const struct prometheus_sample *s);
 
 /*
- * text need not end in NUL. 0; -EPROTO with reterr (DRAY_E_PROTOCOL), which says line and reason; -ENOMEM; or what fn
- * returned, with its own reterr. Samples of a page that is refused further down have been told already: who
- * keeps them waits for the end.
+ * text need not end in NUL. 0; -EPROTO with reterr (DRAY_E_PROTOCOL), which names the line and the reason; -ENOMEM; or
+ * the result of fn, with its own reterr. fn may get samples of a page that is refused later.
  */
 int prometheus_parse(const char *text, size_t n, prometheus_sample_fn fn, void *arg,
 		     struct dray_err *reterr);
 
-/* Value of that label; NULL without. */
+/* The value of that label, or NULL. */
 const char *prometheus_label(const struct prometheus_sample *s, const char *name);
 
 #endif
