@@ -163,7 +163,7 @@ static const http_parser_settings callbacks = {
 	.on_message_complete = on_complete,
 };
 
-/* 1, 0, or what is wrong. */
+/* 1, 0, or -errno with reterr, as http_answer_feed(). */
 static int result_of(const struct reader *r, struct dray_err *reterr)
 {
 	enum http_errno e = HTTP_PARSER_ERRNO(&r->parser);
@@ -174,7 +174,7 @@ static int result_of(const struct reader *r, struct dray_err *reterr)
 		return dray_err_set(reterr, -EPROTO, r->err.code, "%s", r->err.msg);
 	if (e == HPE_INVALID_EOF_STATE)
 		return dray_err_set(reterr, -ECONNRESET, DRAY_E_PEER_LOST,
-				    "the answer was cut off after %zu bytes", r->answer.received);
+				    "the response was cut off after %zu bytes", r->answer.received);
 	if (e == HPE_HEADER_OVERFLOW || (r->in_head && r->head_n >= HTTP_HEAD_BYTES_MAX))
 		return dray_err_set(reterr, -EMSGSIZE, DRAY_E_TOO_LARGE,
 				    "the head of the response has more than %d bytes",
@@ -191,12 +191,12 @@ int http_answer_feed(struct http_answer *a, const char *buf, size_t n, struct dr
 
 	a->received += n;
 	while (n) {
-		/* of a head no more than it may have, so that it is not exceeded unseen */
+		/* never more of a head than its limit allows */
 		size_t piece = r->in_head ? dray_min(n, HTTP_HEAD_BYTES_MAX - r->head_n) : n;
 		size_t used = http_parser_execute(&r->parser, &callbacks, buf, piece);
 		int e;
 
-		/* one head after the other counts as one: 1xx may be many */
+		/* a server may send many 1xx heads, which count together */
 		if (r->in_head)
 			r->head_n += used;
 		e = result_of(r, reterr);

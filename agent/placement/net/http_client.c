@@ -146,7 +146,7 @@ static void on_readable(struct http_get *g)
 		if (n < 0 && errno == EAGAIN)
 			return;
 		if (n < 0) {
-			fail(g, DRAY_E_PEER_LOST, "%s after %zu bytes of the answer",
+			fail(g, DRAY_E_PEER_LOST, "%s after %zu bytes of the response",
 			     dray_errno_text(errno), g->answer->received);
 			return;
 		}
@@ -265,11 +265,11 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	}
 	dray_duration_show(g->limits.timeout_ns, time, sizeof(time));
 	if (g->fd < 0)
-		fail(g, DRAY_E_TIMEOUT, "its name was not found within %s", time);
+		fail(g, DRAY_E_TIMEOUT, "its name was not resolved within %s", time);
 	else if (!g->answer->received)
-		fail(g, DRAY_E_TIMEOUT, "it took the request and has not answered within %s", time);
+		fail(g, DRAY_E_TIMEOUT, "no response to the request within %s", time);
 	else
-		fail(g, DRAY_E_TIMEOUT, "the answer is not whole after %s: %zu bytes came", time,
+		fail(g, DRAY_E_TIMEOUT, "the response is incomplete after %s: %zu bytes came", time,
 		     g->answer->received);
 	return 0;
 }
