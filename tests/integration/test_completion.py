@@ -166,8 +166,8 @@ class Typist:
         os.write(self.ours, f"{line}\n".encode())
         return self.read(*then, PROMPT)
 
-    def becomes(self, text):
-        """What drayctl is called with when the key is pressed after `drayctl TEXT`, and then Enter."""
+    def complete(self, text):
+        """The arguments of drayctl after `drayctl TEXT`, the key and Enter."""
         seen = self.type(f"drayctl {text}\t", "<end>")
         return " ".join(re.findall(r"<(.*?)>", re.search(r"(?:<[^<>]*>)+<end>", seen)[0])[:-1])
 
