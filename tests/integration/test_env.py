@@ -469,12 +469,14 @@ def test_the_command_has_the_terminal(fake):
     fake.segments({})
     program = python("import os, signal, sys",
                      "say = lambda *a: print(*a, flush=True)",
-                     "signal.signal(signal.SIGWINCH, lambda *a: say('size', *os.get_terminal_size()))",
-                     "signal.signal(signal.SIGINT, lambda *a: say('interrupted'))",
-                     "signal.signal(signal.SIGTERM, lambda *a: (say('told to end'), os._exit(9)))",
+                     "does = {signal.SIGWINCH: lambda: say('size', *os.get_terminal_size()),",
+                     "        signal.SIGINT: lambda: say('interrupted'),",
+                     "        signal.SIGTERM: lambda: (say('told to end'), os._exit(9))}",
+                     # A handler could run too late: signal.pause() waits for the signal after one that came just before it.
+                     "signal.pthread_sigmask(signal.SIG_BLOCK, does)",
                      "say('tty', os.isatty(0), os.isatty(1), os.environ['V_A'], os.getpid(), os.tcgetpgrp(0) == os.getpgrp())",
                      "say('read', sys.stdin.readline())",
-                     "while True: signal.pause()")
+                     "while True: does[signal.sigwait(does)]()")
     with terminal(*fake.command("exec", "--wait-ready", "--", *program)) as t:
         t.until(f"tty True True mine {t.pid} True".encode())
         t.type(b"typed\n")
