@@ -320,7 +320,7 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
 }
 
-static bool free_for(const struct rdma_queue *p, const struct rdma_list *l)
+static bool has_room(const struct rdma_queue *p, const struct rdma_list *l)
 {
 	uint64_t max = RDMA_QUEUE_SLICES * p->rdma->c->cfg.slice_size;
 	bool mine = l->queue == p;
@@ -337,7 +337,7 @@ static bool fits(const struct rdma_queue *p, const struct slice *s)
 }
 
 /* Compares the rails' load, then the queue pairs', then the rank of paths. */
-static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
+static bool less_loaded(const struct rdma_queue *a, const struct rdma_queue *b)
 {
 	const struct rdma *r = a->rdma;
 	uint64_t penalty = RDMA_FAR_SLICES * r->c->cfg.slice_size;
@@ -352,27 +352,27 @@ static bool better(const struct rdma_queue *a, const struct rdma_queue *b)
 }
 
 /* The queue pair of the open list if the slice fits in there, else the least loaded one that can take the slice. */
-static struct rdma_queue *pick(struct rdma_channel *ch, const struct rdma_list *l,
-			       const struct slice *s)
+static struct rdma_queue *choose_queue(struct rdma_channel *ch, const struct rdma_list *l,
+				       const struct slice *s)
 {
 	struct rdma_queue *best = NULL;
 
 	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
-	    l->queue->ch == ch && free_for(l->queue, l) && fits(l->queue, s))
+	    l->queue->ch == ch && has_room(l->queue, l) && fits(l->queue, s))
 		return l->queue;
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
-		if (!free_for(p, l) || !fits(p, s))
+		if (!has_room(p, l) || !fits(p, s))
 			continue;
-		if (!best || better(p, best))
+		if (!best || less_loaded(p, best))
 			best = p;
 	}
 	return best;
 }
 
-static bool any_free(struct rdma_channel *ch, const struct rdma_list *l)
+static bool any_has_room(struct rdma_channel *ch, const struct rdma_list *l)
 {
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
-		if (free_for(p, l))
+		if (has_room(p, l))
 			return true;
 	return false;
 }
@@ -416,13 +416,13 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		if (p->partial && room(p, l))
 			slice_post(p, l);
-	while (any_free(ch, l)) {
+	while (any_has_room(ch, l)) {
 		struct slice *s = next_slice(r->c, ch);
 		struct rdma_queue *p;
 
 		if (!s)
 			break;
-		p = pick(ch, l, s);
+		p = choose_queue(ch, l, s);
 		if (!p) {
 			/* Suitable queue pairs are busy. The first with room pulls again. */
 			dray_list_add_front(&ch->retry, &s->link);

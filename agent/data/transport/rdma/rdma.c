@@ -120,7 +120,7 @@ static void peer_free(struct rdma_peer *peer)
 }
 
 /* Frees a peer that is down when its last queue pair is gone and all copy requests are answered. */
-static void peer_check(struct rdma_peer *peer)
+static void peer_free_if_done(struct rdma_peer *peer)
 {
 	struct core *c = peer->rdma->c;
 	dray_handle handle = peer->link->peer;
@@ -156,7 +156,7 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 	 * copied.
 	 */
 	xfer_slices_end(c, &over, code);
-	peer_check(peer);
+	peer_free_if_done(peer);
 }
 
 static void rdma_deinit(struct core *c, void *state)
@@ -271,7 +271,7 @@ static void rdma_drop(struct core *c, void *state, struct object *o)
 	rdma_copies_drop(state, o);
 }
 
-static int64_t post_tick(struct rdma_queue *p)
+static int64_t queue_tick(struct rdma_queue *p)
 {
 	const struct core *c = p->rdma->c;
 	int64_t limit;
@@ -295,11 +295,11 @@ static int64_t rdma_tick(struct core *c, void *state)
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
 		for (unsigned k = 0; k < 2; k++)
 			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
-				rdma_timer(r, post_tick(p));
+				rdma_timer(r, queue_tick(p));
 	return r->timer_ns;
 }
 
-static struct rdma_queue *post_find(struct rdma_peer *peer, uint64_t id)
+static struct rdma_queue *queue_find(struct rdma_peer *peer, uint64_t id)
 {
 	for (unsigned k = 0; peer && k < 2; k++) {
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
@@ -348,13 +348,13 @@ static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 static void handle_dead(struct rdma *r, dray_handle handle, uint64_t id)
 {
 	struct rdma_peer *peer = rdma_peer_get(r, handle);
-	struct rdma_queue *p = post_find(peer, id);
+	struct rdma_queue *p = queue_find(peer, id);
 
 	if (!p)
 		return;
 	dray_assert(p->lost);
 	rdma_queue_dead(p);
-	peer_check(peer);
+	peer_free_if_done(peer);
 }
 
 static void handle_share(struct rdma_peer *peer, struct rdma_share *share)
@@ -372,7 +372,7 @@ static void handle_answer(struct rdma_peer *peer, struct rdma_stage_request *ask
 	/* a peer with requests stays */
 	dray_assert(peer && peer->unanswered);
 	window_answered(peer, ask, code);
-	peer_check(peer);
+	peer_free_if_done(peer);
 }
 
 static void rdma_handle_message(struct core *c, void *state, const struct transport_message *m)
@@ -396,7 +396,7 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		handle_qp(r, m->peer, m->arg);
 		break;
 	case RDMA_QP_LOSE:
-		p = post_find(rdma_peer_get(r, m->peer), m->id);
+		p = queue_find(rdma_peer_get(r, m->peer), m->id);
 		if (p && !p->lost)
 			rdma_queue_lose(p, RDMA_LOSS_TOLD);
 		break;
