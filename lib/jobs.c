@@ -111,8 +111,9 @@ void dray_jobs_deliver(struct dray_jobs *js)
 	struct dray_list now = DRAY_LIST_INIT(now);
 	struct dray_job *j;
 
-	dray_wake_clear(js->done_fd);
 	pthread_mutex_lock(&js->lock);
+	/* under the lock, so that done_fd is not readable for a job that is taken here */
+	dray_wake_clear(js->done_fd);
 	dray_list_splice(&now, &js->done);
 	pthread_mutex_unlock(&js->lock);
 	while ((j = dray_list_first(&now, struct dray_job, link))) {
