@@ -8,14 +8,14 @@
 #include <systemd/sd-event.h>
 
 #include "agent/config/config.h"
-#include "agent/placement/environment/env_file.h"
 #include "agent/control/history.h"
-#include "agent/state/identity.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/region/region.h"
-#include "agent/placement/segment/preferred.h"
 #include "agent/control/session/session.h"
 #include "agent/data/data.h"
+#include "agent/placement/environment/env_file.h"
+#include "agent/placement/segment/preferred.h"
+#include "agent/state/identity.h"
 #include "lib/cpu.h"
 #include "lib/list.h"
 #include "lib/log.h"

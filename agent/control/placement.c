@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/config/env_profile.h"
+#include "agent/config/segment_rules.h"
 #include "agent/control/agent.h"
 #include "agent/control/peer/probe.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
-#include "agent/config/env_profile.h"
-#include "agent/config/segment_rules.h"
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
 #include "schema/gen/errors.h"

@@ -3,10 +3,10 @@
 #ifndef DRAY_AGENT_CONTROL_PLACEMENT_H
 #define DRAY_AGENT_CONTROL_PLACEMENT_H
 
+#include "agent/control/session/placement.h"
 #include "agent/placement/environment/env.h"
 #include "agent/placement/hint/hints.h"
 #include "agent/placement/segment/segments.h"
-#include "agent/control/session/placement.h"
 
 struct agent;
 

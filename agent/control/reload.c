@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "agent/control/agent.h"
-#include "agent/process/service_manager.h"
-#include "agent/control/placement.h"
 #include "agent/config/ready_words.h"
+#include "agent/control/agent.h"
+#include "agent/control/placement.h"
+#include "agent/process/service_manager.h"
 #include "lib/log.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"

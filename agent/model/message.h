@@ -11,10 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "agent/model/view.h"
 #include "agent/model/data_config.h"
 #include "agent/model/quota.h"
 #include "agent/model/record.h"
+#include "agent/model/view.h"
 #include "lib/handle.h"
 #include "schema/gen/data.h"
 

@@ -5,9 +5,9 @@
 
 #include <pthread.h>
 
+#include "agent/state/database.h"
 #include "agent/state/queue.h"
 #include "agent/state/state.h"
-#include "agent/state/database.h"
 #include "lib/log.h"
 #include "lib/wake.h"
 

@@ -11,8 +11,8 @@
 
 #include "agent/state/internal.h"
 #include "lib/thread.h"
-#include "lib/timeout.h"
 #include "lib/time.h"
+#include "lib/timeout.h"
 #include "schema/gen/errors.h"
 
 /* Long enough to gather a burst, short enough that kill -9 loses little. */

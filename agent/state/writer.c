@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lib/backoff.h"
 #include "agent/process/privilege.h"
-#include "agent/state/quarantine.h"
 #include "agent/state/internal.h"
+#include "agent/state/quarantine.h"
+#include "lib/backoff.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 

@@ -4,8 +4,8 @@
 #define DRAY_CTL_BENCH_BENCH_H
 
 #include "client/dray.h"
-#include "ctl/ctl.h"
 #include "ctl/bench/histogram.h"
+#include "ctl/ctl.h"
 #include "lib/cleanup.h"
 
 #define BENCH_SESSIONS_MAX 64

@@ -4,8 +4,8 @@
  */
 #include <string.h>
 
-#include "ctl/generate/generate.h"
 #include "ctl/command_line/values.h"
+#include "ctl/generate/generate.h"
 
 #define EVERY "."
 

@@ -2,8 +2,8 @@
 /* Health: the reply goes out when every worker has answered, or at the time limit. */
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/status/health.h"
 #include "agent/control/status/gather.h"
+#include "agent/control/status/health.h"
 #include "lib/log.h"
 #include "schema/gen/dbus_vtable.h"
 

@@ -8,10 +8,10 @@
 
 #include "agent/control/bus/internal.h"
 #include "agent/control/gpu/gpus.h"
-#include "agent/placement/detect/detect.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/status/transfer_log.h"
+#include "agent/placement/detect/detect.h"
 #include "gpu/peers.h"
 #include "lib/cleanup.h"
 #include "schema/gen/data.h"

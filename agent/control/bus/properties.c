@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "agent/control/bus/internal.h"
-#include "agent/control/status/gather.h"
 #include "agent/control/gpu/gpus.h"
+#include "agent/control/status/gather.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/log.h"
 #include "lib/time.h"

@@ -9,8 +9,8 @@
 
 #include <systemd/sd-event.h>
 
-#include "agent/model/view.h"
 #include "agent/data/data.h"
+#include "agent/model/view.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
 

@@ -11,8 +11,8 @@
 #define DRAY_AGENT_CONTROL_GPU_INTERNAL_H
 
 #include "agent/control/gpu/gpus.h"
-#include "agent/process/jobs.h"
 #include "agent/model/gpu_message.h"
+#include "agent/process/jobs.h"
 #include "lib/list.h"
 
 #define AREA "gpu"

@@ -10,9 +10,9 @@
 #include <stdbool.h>
 #include <systemd/sd-event.h>
 
+#include "agent/control/ready.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/metrics.h"
-#include "agent/control/ready.h"
 #include "schema/gen/config.h"
 
 struct http;

@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "agent/control/socket/acceptor.h"
 #include "agent/control/http/internal.h"
+#include "agent/control/socket/acceptor.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 

@@ -6,8 +6,8 @@
 #include "agent/control/region/closer.h"
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
-#include "lib/heap.h"
 #include "lib/handle.h"
+#include "lib/heap.h"
 #include "lib/list.h"
 
 #define AGENT_ID_BYTES 16

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "lib/fault.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 

@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "agent/control/region/closer.h"
-#include "lib/err.h"
 #include "agent/control/region/pieces.h"
+#include "lib/err.h"
 #include "lib/list.h"
 
 struct mappings {

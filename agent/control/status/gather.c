@@ -8,8 +8,8 @@
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/placement.h"
-#include "agent/process/process.h"
 #include "agent/control/rails/rails.h"
+#include "agent/process/process.h"
 
 #ifndef DRAY_VERSION
 #define DRAY_VERSION "unknown"

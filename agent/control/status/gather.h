@@ -3,8 +3,8 @@
 #ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
 #define DRAY_AGENT_CONTROL_STATUS_GATHER_H
 
-#include "agent/control/status/metrics.h"
 #include "agent/control/ready.h"
+#include "agent/control/status/metrics.h"
 
 struct agent;
 

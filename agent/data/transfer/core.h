@@ -16,13 +16,13 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "agent/model/view.h"
 #include "agent/data/transfer/loop.h"
 #include "agent/model/counters.h"
 #include "agent/model/data_config.h"
 #include "agent/model/message.h"
 #include "agent/model/quota.h"
 #include "agent/model/transfer.h"
+#include "agent/model/view.h"
 #include "lib/heap.h"
 #include "lib/list.h"
 #include "lib/time.h"

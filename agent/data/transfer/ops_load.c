@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "lib/fault.h"
-#include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_read.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 /* Operations that are read and checked together, so that the copy stays in the first-level cache. */
 #define OPS_CHUNK 64u

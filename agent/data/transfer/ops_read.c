@@ -3,8 +3,8 @@
 
 #include <errno.h>
 
-#include "lib/fault.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 _Static_assert(sizeof(struct xfer_op) == DMSG_OP_SIZE, "operations are decoded in place");
 

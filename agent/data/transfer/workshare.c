@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "lib/fault.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
+#include "lib/fault.h"
 #include "lib/wake.h"
 
 #define LINE 64

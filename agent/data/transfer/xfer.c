@@ -9,13 +9,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "lib/fault.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/record.h"
 #include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/peer_link.h"
-#include "agent/data/transfer/transport.h"
+#include "lib/fault.h"
 
 /* Interval between looks at a wait word; it grows with the time waited. */
 #define WAIT_POLL_MIN_NS 20000

@@ -4,8 +4,8 @@
 #define DRAY_AGENT_DATA_TRANSFER_XFER_INTERNAL_H
 
 #include "agent/data/transfer/ops_store.h"
-#include "agent/model/record.h"
 #include "agent/data/transfer/xfer.h"
+#include "agent/model/record.h"
 
 struct xfers {
 	struct dray_handles table;

@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/fault.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_load.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
 			     dray_handle h, uint16_t access, struct dray_err *reterr)

@@ -8,9 +8,9 @@
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/record.h"
 #include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer_internal.h"
 #include "agent/model/peer_link.h"
-#include "agent/data/transfer/transport.h"
 
 /* Bytes of a transfer that may be carried out as soon as it is read; the copy takes as long as reading the next few requests. */
 #define XFER_AT_ONCE_MAX 4096

@@ -7,10 +7,10 @@
 #include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/record.h"
-#include "agent/model/peer_link.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/worker/internal.h"
+#include "agent/model/peer_link.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 

@@ -8,14 +8,14 @@
 
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/xfer.h"
-#include "lib/idset.h"
-#include "lib/wake.h"
-#include "agent/model/message.h"
 #include "agent/data/worker/worker.h"
+#include "agent/model/message.h"
 #include "lib/handle.h"
+#include "lib/idset.h"
 #include "lib/linger.h"
 #include "lib/seqpacket.h"
 #include "lib/spsc.h"
+#include "lib/wake.h"
 
 /* A ring of a session. The client can write to all shared memory, so the worker keeps its indices here. */
 struct ring {

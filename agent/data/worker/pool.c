@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-#include "agent/model/keys.h"
-#include "agent/model/peer_link.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/worker/worker.h"
+#include "agent/model/keys.h"
+#include "agent/model/peer_link.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backoff.h"
 #include "agent/placement/net/http_client.h"
+#include "lib/backoff.h"
 #include "lib/random.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"

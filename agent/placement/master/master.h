@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <systemd/sd-event.h>
 
-#include "agent/placement/net/resolver.h"
 #include "agent/placement/master/page.h"
+#include "agent/placement/net/resolver.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 

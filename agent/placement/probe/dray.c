@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/state/identity.h"
 #include "agent/placement/probe/internal.h"
 #include "agent/placement/probe/peer_probe.h"
+#include "agent/state/identity.h"
 #include "schema/gen/errors.h"
 
 static void learn(struct probe_result *to, const struct peer_probe_result *from)

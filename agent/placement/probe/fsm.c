@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-#include "lib/backoff.h"
 #include "lib/assert.h"
+#include "lib/backoff.h"
 #include "lib/cleanup.h"
 #include "lib/random.h"
 

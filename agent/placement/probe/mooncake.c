@@ -10,8 +10,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "agent/placement/probe/mooncake_frame.h"
 #include "agent/placement/probe/internal.h"
+#include "agent/placement/probe/mooncake_frame.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 

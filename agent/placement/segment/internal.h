@@ -3,12 +3,12 @@
 #ifndef DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
 
-#include "agent/placement/net/resolver.h"
-#include "agent/placement/segment/locality.h"
-#include "agent/placement/master/master.h"
-#include "agent/placement/probe/prober.h"
 #include "agent/config/segment_rules.h"
 #include "agent/config/words.h"
+#include "agent/placement/master/master.h"
+#include "agent/placement/net/resolver.h"
+#include "agent/placement/probe/prober.h"
+#include "agent/placement/segment/locality.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/list.h"
 #include "lib/map.h"

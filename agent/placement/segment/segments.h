@@ -12,8 +12,8 @@
 #include <systemd/sd-event.h>
 
 #include "agent/placement/hint/hints.h"
-#include "agent/placement/segment/preferred.h"
 #include "agent/placement/probe/probe.h"
+#include "agent/placement/segment/preferred.h"
 #include "agent/state/state.h"
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"

@@ -9,10 +9,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "agent/data/gpu_queue/internal.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/gpu_queue/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 

@@ -8,10 +8,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "lib/fault.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 #define JOBS 64
 /* Jobs of one path in flight, at most. */

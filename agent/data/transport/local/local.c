@@ -11,10 +11,10 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "lib/fault.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
 #include "lib/cleanup.h"
+#include "lib/fault.h"
 
 /*
  * Work of one turn, in bytes; an operation counts as OPERATION_COST. Rings, sockets and urgent work wait for

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/fault.h"
 #include "agent/data/transport/rdma/rdma.h"
+#include "lib/fault.h"
 
 int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 {

@@ -14,8 +14,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "lib/fault.h"
 #include "agent/data/transport/tcp/tcp.h"
+#include "lib/fault.h"
 
 /* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
 #define BULKY 16384
