@@ -193,7 +193,6 @@ void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
 
 void dray_copy_pieces(const struct dray_piece *v, unsigned n, bool stream)
 {
-	(void)stream;
 	for (unsigned i = 0; i < n; i++)
 		memmove(v[i].to, v[i].from, v[i].bytes);
 }

@@ -139,9 +139,6 @@ int agent_reload(struct agent *a, struct config_changes *ret, struct dray_err *r
 /* Valid until a reload changes log.level. who: for the log and the history. */
 void agent_set_log_level(struct agent *a, enum dray_log_level level, const char *who);
 
-/* Ends all sessions and connections, then the event loop with this exit status. Idempotent. */
-void agent_stop(struct agent *a, int status);
-
 /* Signal handlers: SIGTERM drains, a second one, or SIGINT, stops at once. 0 or -errno. */
 int agent_watch_signals(struct agent *a);
 

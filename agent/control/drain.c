@@ -74,13 +74,12 @@ static int stop_limit(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
-	(void)s;
-	(void)usec;
 	log_warning("agent", "sessions or peers did not end within 3 s; exiting without them");
 	return sd_event_exit(a->event, a->exit_status);
 }
 
-void agent_stop(struct agent *a, int status)
+/* Ends all sessions and connections, then the event loop with this exit status. Idempotent. */
+static void stop(struct agent *a, int status)
 {
 	if (a->stopping)
 		return;
@@ -122,24 +121,22 @@ static void workers_answered(void *arg, struct snapshot *const *snapshots, unsig
 							       .code = DRAY_E_DEADLINE });
 		}
 		if (timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
-			agent_stop(a, 1);
+			stop(a, 1);
 		return;
 	}
 	set_state(a, AGENT_DRAINED,
 		  a->overdue ? "transfers in flight were stopped at the deadline" :
 			       "nothing is in flight");
 	if (!a->stay)
-		agent_stop(a, 0);
+		stop(a, 0);
 }
 
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
-	(void)s;
-	(void)usec;
 	if (agent_list_transfers(a, false, workers_answered, a) < 0)
-		agent_stop(a, 1);
+		stop(a, 1);
 	return 0;
 }
 
@@ -153,7 +150,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 		/* cancels an earlier stay; the deadline remains */
 		a->stay &= stay;
 		if (a->state == AGENT_DRAINED && !a->stay)
-			agent_stop(a, 0);
+			stop(a, 0);
 		return -EALREADY;
 	}
 	if (timeout_ns < 0)
@@ -203,7 +200,7 @@ int agent_drain_now(struct agent *a, bool stay)
 	a->stay = stay && !a->told_to_end;
 	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, dray_now().ns);
 	if (a->state == AGENT_DRAINED && !a->stay)
-		agent_stop(a, 0);
+		stop(a, 0);
 	return 0;
 }
 
@@ -232,7 +229,6 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 {
 	struct agent *a = arg;
 
-	(void)s;
 	if (si->ssi_signo == SIGHUP) {
 		struct config_changes changes;
 
@@ -261,14 +257,14 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 		return 0;
 	}
 	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->stopping) {
-		agent_stop(a, 0);
+		stop(a, 0);
 		return 0;
 	}
 	log_notice("agent", "%s: stopping at once",
 		   si->ssi_signo == SIGTERM ? "second SIGTERM" : "SIGINT");
 	if (a->stopping)
 		return sd_event_exit(a->event, 1);
-	agent_stop(a, 1);
+	stop(a, 1);
 	return 0;
 }
 

@@ -96,7 +96,6 @@ static int write_file(sd_event_source *source, void *arg)
 	struct agent *a = arg;
 	int ret;
 
-	(void)source;
 	ret = agent_environment(a, &none, &env, &err);
 	if (ret >= 0)
 		ret = env_text(&env, &text);
@@ -360,7 +359,6 @@ static int segment_get(void *arg, const char *scope, struct dmsg_segment_get_rep
 	struct agent *a = arg;
 	struct preferred p;
 
-	(void)reterr;
 	segments_preferred(a->segments, scope, &p);
 	/* it must stay valid until the reply is written */
 	snprintf(a->preferred_reason, sizeof(a->preferred_reason), "%s", p.reason);

@@ -7,9 +7,6 @@
 
 static int handle_done(sd_event_source *source, int fd, uint32_t events, void *arg)
 {
-	(void)source;
-	(void)fd;
-	(void)events;
 	dray_jobs_deliver(arg);
 	return 0;
 }

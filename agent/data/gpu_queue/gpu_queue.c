@@ -93,7 +93,6 @@ uint32_t gpu_queues_peers(const struct core *c, unsigned device)
 /* Only wakes the worker: every turn looks at the tasks. */
 static void woken(struct loop_source *source, uint32_t events)
 {
-	(void)events;
 	dray_wake_clear(source->fd);
 }
 

@@ -154,14 +154,12 @@ int ops_read(struct xfer_op *ops, const uint8_t *wire, uint32_t n, const struct 
 
 uint32_t ops_read_many(uint32_t n)
 {
-	(void)n;
 	return 0;
 }
 
 int ops_read(struct xfer_op *ops, const uint8_t *wire, uint32_t n, const struct ops_bounds *b,
 	     struct ops_seen *ret)
 {
-	(void)b;
 	*ret = (struct ops_seen){ 0 };
 	return fault_copy(ops, wire, (size_t)n * DMSG_OP_SIZE);
 }

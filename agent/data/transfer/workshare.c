@@ -256,7 +256,7 @@ bool workshare_job_over(const struct workshare_job *j, const void **ret_fault)
 }
 
 /* Reduces the number of tasks to those that were taken. */
-void workshare_close(struct workshare_job *j)
+static void workshare_close(struct workshare_job *j)
 {
 	uint64_t w = atomic_load_explicit(&j->word, memory_order_relaxed);
 
@@ -347,8 +347,6 @@ static bool is_there(struct workshare_job *j, uint64_t w, void *arg)
 {
 	bool *found = arg;
 
-	(void)j;
-	(void)w;
 	return *found = true;
 }
 

@@ -80,8 +80,6 @@ void workshare_wake(struct workshare *c, unsigned worker, const struct workshare
 bool workshare_work(struct workshare_job *j, uint64_t *ret_bytes);
 /* True when no worker touches the job's memory any more. *ret_fault: address of a missing page, or NULL. */
 bool workshare_job_over(const struct workshare_job *j, const void **ret_fault);
-/* No further task can be taken. */
-void workshare_close(struct workshare_job *j);
 /* Closes the job and waits for the helpers that hold a task. Blocks for as long as one task of each takes. */
 void workshare_drain(struct workshare_job *j);
 /* The job may be used again. */

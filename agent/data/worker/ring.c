@@ -36,7 +36,6 @@ static void fence(struct ring *r)
 	/* ThreadSanitizer does not model fences */
 	atomic_store_explicit(word(r, DMSG_RING_CQ_TAIL), r->cq_tail, memory_order_seq_cst);
 #else
-	(void)r;
 	atomic_thread_fence(memory_order_seq_cst);
 #endif
 }
@@ -46,7 +45,6 @@ static void doorbell(struct loop_source *source, uint32_t events)
 	struct ring *r = dray_container_of(source, struct ring, doorbell);
 
 	/* edge-triggered and never read, because the client can change the flags of a shared eventfd */
-	(void)events;
 	core_count(&r->session->worker->counters, DRAY_METRIC_DOORBELLS_RECEIVED_TOTAL, 1);
 	ring_wake(r);
 }

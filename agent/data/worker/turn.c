@@ -57,7 +57,6 @@ bool worker_has_room(const struct worker *w)
 
 void worker_command_ready(struct loop_source *source, uint32_t events)
 {
-	(void)events;
 	/* every turn looks for commands anyway */
 	dray_wake_clear(source->fd);
 }

@@ -228,7 +228,6 @@ static void *detect_main(void *arg)
 
 static void log_change(const char *line, void *arg)
 {
-	(void)arg;
 	log_info("detect", "%s", line);
 }
 
@@ -282,8 +281,6 @@ static int handle_ready(sd_event_source *source, int fd, uint32_t events, void *
 	struct dray_cpus cpus;
 	struct nd_scan *now;
 
-	(void)source;
-	(void)events;
 	if (!dray_wake_clear(fd))
 		return 0;
 	pthread_mutex_lock(&d->lock);

@@ -65,8 +65,6 @@ void hints_expire(struct hints *h)
 
 static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
-	(void)source;
-	(void)usec;
 	hints_expire(arg);
 	return 0;
 }
@@ -115,8 +113,6 @@ static int handle_clock(sd_event_source *source, int fd, uint32_t events, void *
 	struct hints *h = arg;
 	uint64_t n;
 
-	(void)source;
-	(void)events;
 	if (read(fd, &n, sizeof(n)) >= 0 || errno != ECANCELED)
 		return 0;
 	hints_clock_set(h);

@@ -10,8 +10,6 @@
 #define HTTP_HEAD_BYTES_MAX 16384
 #define HTTP_CONTENT_TYPE_MAX 127
 
-struct http_parser;
-
 struct http_answer {
 	size_t received; /* bytes, of all */
 	unsigned status;

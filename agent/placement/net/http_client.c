@@ -276,7 +276,6 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 
 static int start(struct http_get *g, struct dray_err *reterr)
 {
-	char text[HTTP_AUTHORITY_MAX];
 	int r;
 
 	http_url_authority(&g->url, g->host, sizeof(g->host));
@@ -284,7 +283,7 @@ static int start(struct http_get *g, struct dray_err *reterr)
 		(size_t)snprintf(g->request, sizeof(g->request),
 				 "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: dray/" DRAY_VERSION
 				 "\r\nAccept: */*\r\nConnection: close\r\n\r\n",
-				 g->url.target, http_url_authority(&g->url, text, sizeof(text)));
+				 g->url.target, g->host);
 	g->end_ns = dray_now().ns + g->limits.timeout_ns;
 	r = sd_event_add_time(g->deps.event, &g->timer, CLOCK_MONOTONIC,
 			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);

@@ -53,7 +53,7 @@ static enum segment_check check_of(const struct segment *s, struct probe_target 
 	return is_wanted(s) ? probe_of(s, ret) : SEGMENT_CHECK_NONE;
 }
 
-const char *segment_check_name(const struct segment *s)
+static const char *segment_check_name(const struct segment *s)
 {
 	switch (s->check) {
 	case SEGMENT_CHECK_PROBE:
@@ -155,8 +155,6 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 void segment_on_state(void *arg, void *owner, enum dmsg_segment_state old,
 		      enum dmsg_segment_state now, const char *reason)
 {
-	(void)arg;
-	(void)old;
 	segment_set_state(owner, now, true, reason);
 }
 
@@ -167,8 +165,6 @@ void segment_on_probe(void *arg, void *owner, const struct probe_result *r)
 	struct segment_info info;
 	struct watch_info w;
 
-	(void)arg;
-	(void)r;
 	watch_info(s->watch, &w);
 	/* of failures one alone makes it another candidate than it was */
 	if (w.state != s->state || w.verified != s->verified ||

@@ -165,7 +165,6 @@ void segment_on_probe(void *arg, void *owner, const struct probe_result *r);
 /* Masters list it, and none that is heard says that it serves. */
 bool segment_is_refused(const struct segment *s);
 void segment_info_of(const struct segment *s, struct segment_info *ret);
-const char *segment_check_name(const struct segment *s);
 
 /* --- hosts.c --- */
 
