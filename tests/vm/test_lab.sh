@@ -57,9 +57,11 @@ attempt "netem delays" 'ip link add v0 type veth peer name v1; ip netns add far
 attempt "a module is loaded on demand" 'ip link add x0 type vxlan id 3 dstport 4789'
 attempt "rxe device" 'ip addr add fe80::1/64 dev d0 nodad 2>/dev/null || true
 	rdma link add rxe0 type rxe netdev d0; ibv_devinfo -d rxe0 | grep -q PORT_ACTIVE'
-attempt "RDMA write over rxe" 'ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 >/tmp/server 2>&1 &
+# -u: the queue pairs wait 4 s for an answer, not 67 ms: a busy emulator stands still for longer than that
+attempt "RDMA write over rxe" 'bw="timeout 100 ib_write_bw -u 20 -d rxe0 -x 1 -s 65536 -n 200"
+	$bw >/tmp/server 2>&1 &
 	for i in $(seq 100); do ss -ltn | grep -q :18515 && break; sleep 0.1; done
-	ib_write_bw -d rxe0 -x 1 -s 65536 -n 200 10.9.0.1 >/tmp/client 2>&1 ||
+	$bw 10.9.0.1 >/tmp/client 2>&1 ||
 		{ cat /tmp/client /tmp/server; exit 1; }
 	wait; grep -q "^ 65536" /tmp/client'
 kill -TERM $$
