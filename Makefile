@@ -51,8 +51,7 @@ SRC_gpu := $(sort $(wildcard gpu/*.c))
 SRC_netdetect := $(sort $(wildcard netdetect/*.c netdetect/*/*.c))
 SRC_agent := $(filter-out agent/main.c,$(sort $(shell find agent -name '*.c')))
 SRC_client := $(sort $(wildcard client/*.c))
-SRC_ctl := $(filter-out ctl/main.c ctl/generate/%,$(sort $(shell find ctl -name '*.c')))
-SRC_generate := $(sort $(wildcard ctl/generate/*.c))
+SRC_ctl := $(filter-out ctl/main.c,$(sort $(shell find ctl -name '*.c')))
 
 SRC_test_main := $(sort $(wildcard $(foreach p,unit/test_ unit/tsan_ fuzz/fuzz_,tests/$(p)*.c) \
 	$(foreach d,bench integration demo,tests/$(d)/*.c)))
@@ -60,7 +59,7 @@ SRC_gpu_engine := $(patsubst %,tests/gpu/%.c,engine engine_gpu engine_run engine
 SRC_fake_gpu := $(patsubst %,tests/gpu/%.c,fake fake_memory fake_queue)
 SRC_test := $(filter-out $(SRC_test_main),$(sort $(wildcard tests/unit/*.c tests/fuzz/*.c))) $(SRC_fake_gpu)
 
-SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_generate) $(SRC_test) \
+SRC := $(SRC_base) $(SRC_gpu) $(SRC_netdetect) $(SRC_agent) $(SRC_client) $(SRC_ctl) $(SRC_test) \
 	$(SRC_test_main) $(SRC_gpu_engine) tests/gpu/simulated_driver.c $(wildcard agent/main.c ctl/main.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -113,29 +112,16 @@ $(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/li
 $(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
 	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
 
-# Manual and completion, from the tables of verbs and options. Sanitizers of this age do not start under
-# every address space randomisation.
-GENERATE := $(O)/ctl/generate/generate
-FIXED_LAYOUT := $(if $(filter asan tsan fuzz,$(VARIANT)),$(shell \
-	setarch -R true 2>/dev/null && echo setarch -R))
-$(GENERATE): $(call obj,$(SRC_generate)) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
-	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
-
-define generate
-	@printf '  %-7s %s\n' GEN $@
-	$(Q)$(FIXED_LAYOUT) $(GENERATE) $(1) >$@
-	$(if $(2),$(Q)cat $(2) >>$@)
-endef
-
-$(B)/drayctl.1: $(GENERATE)
-	$(call generate,man)
+# Manual and completion; schema/drayctl.yaml is their source.
+$(B)/drayctl.1: schema/gen/drayctl.1
+	$(Q)sed 's|@VERSION@|$(VERSION)|' $< >$@
 
 # Tables, and behind them what reads them.
-$(B)/drayctl.bash: $(GENERATE) ctl/generate/drayctl.bash
-	$(call generate,bash,ctl/generate/drayctl.bash)
+$(B)/drayctl.bash: schema/gen/drayctl.bash ctl/completion/drayctl.bash
+	$(Q)cat $^ >$@
 
-$(B)/_drayctl: $(GENERATE) ctl/generate/drayctl.zsh
-	$(call generate,zsh,ctl/generate/drayctl.zsh)
+$(B)/_drayctl: schema/gen/drayctl.zsh ctl/completion/drayctl.zsh
+	$(Q)cat $^ >$@
 
 # The shared library exports what its map names and nothing of lib/ and schema/.
 MAP := $(wildcard client/libdray.map)

@@ -8,15 +8,6 @@
 #include "ctl/ctl.h"
 #include "lib/cleanup.h"
 
-#define BENCH_SESSIONS_MAX 64
-#define BENCH_ROUNDS_MAX 1000
-
-enum bench_wait {
-	BENCH_WAIT_ADAPTIVE, /* spin for some time, then sleep */
-	BENCH_WAIT_SPIN,
-	BENCH_WAIT_SLEEP,
-};
-
 struct bench_plan {
 	const char *socket; /* NULL: libdray's default */
 	const char *owner;  /* data socket of the other end's agent; NULL: the same agent */
@@ -29,7 +20,7 @@ struct bench_plan {
 	int64_t duration_ns; /* 0: use count */
 	uint64_t memory;     /* of each session, at each end */
 	uint64_t rounds;     /* in turn with the ceiling; 0: no ceiling */
-	enum bench_wait wait;
+	enum ctl_wait_method wait;
 	enum dray_direction direction;
 	enum dray_priority priority;
 	const char *token; /* of the other end; NULL: both ends are in this process */
@@ -92,11 +83,6 @@ int bench_run(const struct bench_plan *p, FILE *notes, struct bench_result *ret,
 	      struct ctl_err *reterr);
 /* Exports memory and serves it until standard input ends. 0 or -1. */
 int bench_serve(struct ctl *c, const struct bench_plan *p, struct ctl_err *reterr);
-
-/* These end with NULL; the first one is the default. */
-extern const char *const bench_directions[];
-extern const char *const bench_classes[];
-extern const char *const bench_waits[]; /* as in enum bench_wait */
 
 void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f);
 /* The columns are stable; new ones go to the end. */

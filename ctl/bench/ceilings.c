@@ -190,9 +190,11 @@ static void choose(const struct bench_plan *p, unsigned transport,
 	if (trips && transport == DMSG_TRANSPORT_TCP)
 		ret[n++] = &tcp_echo;
 	/* Two processes that spin on one processor would measure its scheduler. */
-	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != BENCH_WAIT_SLEEP && can_spin)
+	if (trips && transport == DMSG_TRANSPORT_LOCAL && p->wait != CTL_WAIT_METHOD_SLEEP &&
+	    can_spin)
 		ret[n++] = &memory_echo;
-	if (trips && transport == DMSG_TRANSPORT_LOCAL && (p->wait != BENCH_WAIT_SPIN || !can_spin))
+	if (trips && transport == DMSG_TRANSPORT_LOCAL &&
+	    (p->wait != CTL_WAIT_METHOD_SPIN || !can_spin))
 		ret[n++] = &eventfd_echo;
 	ret[n] = NULL;
 }

@@ -102,8 +102,8 @@ static int wait_for_one(struct bench_drive *d, struct ctl_err *reterr)
 
 static int sleep_on_all(struct bench_drive *d, struct ctl_err *reterr)
 {
-	struct epoll_event ev[BENCH_SESSIONS_MAX];
-	int n = epoll_wait(d->epoll_fd, ev, BENCH_SESSIONS_MAX, silence_ms(d)), ended = 0;
+	struct epoll_event ev[CTL_SESSIONS_MAX];
+	int n = epoll_wait(d->epoll_fd, ev, CTL_SESSIONS_MAX, silence_ms(d)), ended = 0;
 
 	if (n < 0 && errno != EINTR)
 		return ctl_err_set(reterr, CTL_EXIT_FAILED, "epoll failed: %s",
@@ -138,7 +138,7 @@ static int wait_for_all(struct bench_drive *d, struct ctl_err *reterr)
 
 static int turn(struct bench_drive *d, struct ctl_err *reterr)
 {
-	if (d->plan->wait == BENCH_WAIT_SPIN)
+	if (d->plan->wait == CTL_WAIT_METHOD_SPIN)
 		return spin(d, reterr);
 	return d->plan->sessions == 1 ? wait_for_one(d, reterr) : wait_for_all(d, reterr);
 }
@@ -169,7 +169,7 @@ int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 
 	*d = (struct bench_drive){ .plan = p, .sessions = sessions, .epoll_fd = -1 };
 	dray_cpus_get(&cpus);
-	if (p->wait == BENCH_WAIT_ADAPTIVE && dray_cpus_can_spin(&cpus, NULL, 0))
+	if (p->wait == CTL_WAIT_METHOD_ADAPTIVE && dray_cpus_can_spin(&cpus, NULL, 0))
 		d->spin_ns = SPIN_NS;
 	d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	for (uint64_t i = 0; i < p->sessions; i++) {

@@ -61,7 +61,7 @@ static void options_of_role(const struct bench_plan *p, enum bench_role role,
 	}
 	o->socket = p->socket;
 	o->flags = DRAY_OPTION_NO_RECONNECT |
-		   (p->wait == BENCH_WAIT_SLEEP ? DRAY_OPTION_NO_SPIN : 0);
+		   (p->wait == CTL_WAIT_METHOD_SLEEP ? DRAY_OPTION_NO_SPIN : 0);
 	o->ring_entries = RING_ENTRIES_MIN;
 	while (o->ring_entries < p->batch)
 		o->ring_entries *= 2;

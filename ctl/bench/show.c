@@ -7,16 +7,6 @@
 #include "ctl/render/json.h"
 #include "schema/gen/data.h"
 
-static const char *direction_name(const struct bench_plan *p)
-{
-	return bench_directions[p->direction == DRAY_DIRECTION_WRITE];
-}
-
-static const char *class_name(const struct bench_plan *p)
-{
-	return bench_classes[p->priority == DRAY_PRIORITY_LATENCY];
-}
-
 void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *f)
 {
 	const struct ctl_histogram *h = &r->latency;
@@ -24,9 +14,11 @@ void bench_json(const struct bench_plan *p, const struct bench_result *r, FILE *
 
 	ctl_json_object(&j, NULL);
 	ctl_json_add(&j, J_TEXT("transport", dmsg_transport_name(r->transport)),
-		     J_TEXT("direction", direction_name(p)), J_TEXT("class", class_name(p)),
-		     J_UINT("size", p->size), J_UINT("ops", p->ops), J_UINT("batch", p->batch),
-		     J_UINT("sessions", p->sessions), J_TEXT("wait", bench_waits[p->wait]),
+		     J_TEXT("direction", dmsg_direction_name(p->direction)),
+		     J_TEXT("class", dmsg_class_name(p->priority)), J_UINT("size", p->size),
+		     J_UINT("ops", p->ops), J_UINT("batch", p->batch),
+		     J_UINT("sessions", p->sessions),
+		     J_TEXT("wait", ctl_options[CTL_OPTION_WAIT_METHOD].words[p->wait]),
 		     J_UINT("transfers", r->transfers), J_UINT("operations", r->transfers * p->ops),
 		     J_UINT("bytes", r->bytes), J_UINT("duration_ns", (uint64_t)r->duration_ns),
 		     J_REAL("bytes_per_second", bench_per_second(r->bytes, r->duration_ns)),
@@ -58,12 +50,14 @@ void bench_plain(const struct bench_plan *p, const struct bench_result *r, FILE 
 	fprintf(f,
 		"%s\t%s\t%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64
 		"\t%" PRId64,
-		dmsg_transport_name(r->transport), direction_name(p), class_name(p), p->size,
-		p->ops, p->batch, r->transfers, r->bytes, r->duration_ns);
+		dmsg_transport_name(r->transport), dmsg_direction_name(p->direction),
+		dmsg_class_name(p->priority), p->size, p->ops, p->batch, r->transfers, r->bytes,
+		r->duration_ns);
 	fprintf(f, "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64, ctl_histogram_quantile(&r->latency, 0.5),
 		ctl_histogram_quantile(&r->latency, 0.99),
 		ctl_histogram_quantile(&r->latency, 0.999));
-	fprintf(f, "\t%" PRIu64 "\t%s\t%.4f", p->sessions, bench_waits[p->wait], r->fairness);
+	fprintf(f, "\t%" PRIu64 "\t%s\t%.4f", p->sessions,
+		ctl_options[CTL_OPTION_WAIT_METHOD].words[p->wait], r->fairness);
 	for (unsigned i = 0; i < r->n_ceilings; i++)
 		fprintf(f, "\t%s\t%.0f\t%.0f\t%.4f", r->ceilings[i].name, r->ceilings[i].dray,
 			r->ceilings[i].ceiling, r->ceilings[i].ratio);
@@ -90,8 +84,8 @@ void bench_text(const struct bench_plan *p, const struct bench_result *r, FILE *
 	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES], c[CTL_HUMAN_BYTES], d[CTL_HUMAN_BYTES];
 
 	fprintf(f, "%s, %s, %s: transfers of %" PRIu64 " x %s, %" PRIu64 " in flight",
-		dmsg_transport_name(r->transport), direction_name(p), class_name(p), p->ops,
-		ctl_show_size(p->size, a), p->batch);
+		dmsg_transport_name(r->transport), dmsg_direction_name(p->direction),
+		dmsg_class_name(p->priority), p->ops, ctl_show_size(p->size, a), p->batch);
 	if (p->sessions > 1)
 		fprintf(f, " in each of %" PRIu64 " sessions", p->sessions);
 	fprintf(f, ", for %s\n", ctl_show_span((uint64_t)r->duration_ns, b));

@@ -134,7 +134,7 @@ void ctl_bus_close(struct ctl *c)
 int ctl_bus_new_call(struct ctl *c, const char *interface, const char *member, sd_bus_message **ret,
 		     struct ctl_err *reterr)
 {
-	if (!c->bus && ctl_bus_open(c, c->timeout_ns, reterr) < 0)
+	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT], reterr) < 0)
 		return -1;
 	if (sd_bus_message_new_method_call(c->bus, ret, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
 					   interface, member) < 0)
@@ -263,7 +263,7 @@ static int signal_handle(sd_bus_message *m, void *userdata, sd_bus_error *reterr
 
 int ctl_bus_subscribe(struct ctl *c, const char *signal, struct ctl_err *reterr)
 {
-	if (!c->bus && ctl_bus_open(c, c->timeout_ns, reterr) < 0)
+	if (!c->bus && ctl_bus_open(c, c->numbers[CTL_OPTION_TIMEOUT], reterr) < 0)
 		return -1;
 	if (sd_bus_match_signal(c->bus, NULL, NULL, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal,
 				signal_handle, &c->news) < 0)

@@ -1,15 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/bus/list.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
 #include <time.h>
 
 #include "ctl/render/human.h"
-#include "lib/assert.h"
-#include "lib/cleanup.h"
+
+static bool is_text(const struct dray_dbus_field *field)
+{
+	return *field->type == 's';
+}
+
+static bool is_signed(const struct dray_dbus_field *field)
+{
+	return *field->type == 'i';
+}
 
 void ctl_rows_json(struct ctl_json *j, const char *key, const struct ctl_rows *r)
 {
@@ -20,16 +27,12 @@ void ctl_rows_json(struct ctl_json *j, const char *key, const struct ctl_rows *r
 			const struct ctl_value *v = ctl_rows_at(r, row, i);
 			const struct dray_dbus_field *field = &r->fields[i];
 
-			if (!v->set)
-				ctl_json_add(j, J_NULL(field->key));
-			else if (*field->type == 's')
-				ctl_json_add(j, J_TEXT(field->key, v->s));
-			else if (*field->type == 'b')
-				ctl_json_add(j, J_BOOL(field->key, v->n));
-			else if (*field->type == 'i')
-				ctl_json_add(j, J_INT(field->key, (int64_t)v->n));
-			else
-				ctl_json_add(j, J_UINT(field->key, v->n));
+			ctl_json_add(j, !v->set        ? J_NULL(field->key) :
+					is_text(field) ? J_TEXT(field->key, v->s) :
+					field->kind == DRAY_DBUS_KIND_BOOL ?
+							 J_BOOL(field->key, v->n) :
+					is_signed(field) ? J_INT(field->key, (int64_t)v->n) :
+							   J_UINT(field->key, v->n));
 		}
 		ctl_json_end(j);
 	}
@@ -44,12 +47,11 @@ void ctl_rows_plain(FILE *f, const struct ctl_rows *r)
 		for (unsigned i = 0; i < r->n_fields; i++) {
 			const struct ctl_value *v = ctl_rows_at(r, row, i);
 
-			if (v->set && *r->fields[i].type == 's')
+			if (v->set && is_text(&r->fields[i]))
 				fputs(ctl_show_text(v->s, text, sizeof(text)), f);
-			else if (v->set && *r->fields[i].type == 'i')
-				fprintf(f, "%" PRId64, (int64_t)v->n);
 			else if (v->set)
-				fprintf(f, "%" PRIu64, v->n);
+				fprintf(f, is_signed(&r->fields[i]) ? "%" PRId64 : "%" PRIu64,
+					v->n);
 			fputc(i + 1 < r->n_fields ? '\t' : '\n', f);
 		}
 }
@@ -67,94 +69,37 @@ static const char *time_text(uint64_t ns, char buf[CTL_CELL_BYTES])
 	return buf;
 }
 
-static bool ends_with(const char *key, const char *suffix)
-{
-	size_t n = strlen(key), end = strlen(suffix);
-
-	return n >= end && !strcmp(key + n - end, suffix);
-}
-
-/* The names of fields say what they hold. */
-static bool is_one_of(const char *key, const char *const *names, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (!strcmp(key, names[i]))
-			return true;
-	return false;
-}
-
-static bool is_state(const struct dray_dbus_field *field)
-{
-	static const char *const names[] = { "state", "rail_state", "status", "old", "new" };
-
-	return is_one_of(field->key, names, DRAY_ARRAY_SIZE(names));
-}
-
-static bool is_size(const struct dray_dbus_field *field)
-{
-	static const char *const names[] = { "length", "memory", "capacity", "allocated" };
-
-	return strstr(field->key, "bytes") || is_one_of(field->key, names, DRAY_ARRAY_SIZE(names));
-}
-
 const char *ctl_cell_text(const struct dray_dbus_field *field, const struct ctl_value *v,
 			  char buf[CTL_CELL_BYTES])
 {
 	if (!v->set)
 		return "-";
-	if (*field->type == 's')
+	switch (field->kind) {
+	case DRAY_DBUS_KIND_TEXT:
+	case DRAY_DBUS_KIND_STATE:
 		return *v->s ? ctl_show_text(v->s, buf, CTL_CELL_BYTES) : "-";
-	if (*field->type == 'b')
+	case DRAY_DBUS_KIND_BOOL:
 		return v->n ? "yes" : "no";
-	if (!strcmp(field->key, "time_ns"))
+	case DRAY_DBUS_KIND_TIME:
 		return time_text(v->n, buf);
-	if (ends_with(field->key, "_ns"))
+	case DRAY_DBUS_KIND_SPAN:
 		return ctl_show_span(v->n, buf);
-	if (is_size(field))
+	case DRAY_DBUS_KIND_SIZE:
 		return ctl_show_size(v->n, buf);
-	if (!strcmp(field->key, "rate")) {
+	case DRAY_DBUS_KIND_RATE:
 		snprintf(buf, CTL_CELL_BYTES, "%" PRIu64 " Gb/s", v->n / 1000000000);
 		return v->n ? buf : "-";
+	case DRAY_DBUS_KIND_SIGNED:
+	case DRAY_DBUS_KIND_NUMBER:
+		break;
 	}
 	snprintf(buf, CTL_CELL_BYTES, "%" PRIu64, v->n);
-	/* A negative number stands for an unknown one, or for none. */
-	return *field->type == 'i' && (int64_t)v->n < 0 ? "-" : buf;
-}
-
-bool ctl_list_column(const struct ctl_list *l, const char **columns, struct ctl_column *ret)
-{
-	const char *key = *columns, *equals;
-	size_t n = strcspn(key, " "), title;
-
-	if (!n)
-		return false;
-	*columns += n + strspn(key + n, " ");
-	equals = memchr(key, '=', n);
-	title = equals ? (size_t)(equals - key) : n;
-	snprintf(ret->title, sizeof(ret->title), "%.*s", (int)title, key);
-	if (equals) {
-		n -= title + 1;
-		key = equals + 1;
-	} else {
-		if (ends_with(ret->title, "_ns"))
-			ret->title[n - 3] = '\0';
-		for (char *p = ret->title; *p; p++)
-			*p = *p == '_' ? ' ' : (char)toupper((unsigned char)*p);
-	}
-	for (ret->field = 0; ret->field < l->n_fields; ret->field++)
-		if (strlen(l->fields[ret->field].key) == n &&
-		    !strncmp(l->fields[ret->field].key, key, n))
-			return true;
-	/* A list names a field that the schema does not have. */
-	dray_assert(false);
-	return false;
+	return field->kind == DRAY_DBUS_KIND_SIGNED && (int64_t)v->n < 0 ? "-" : buf;
 }
 
 static int table_print(struct ctl *c, const struct ctl_list *l, const struct ctl_rows *r)
 {
-	struct ctl_column columns[CTL_TABLE_COLUMNS_MAX];
 	struct ctl_table t = CTL_TABLE_NULL;
-	const char *rest = l->columns;
 	char buf[CTL_CELL_BYTES];
 
 	if (!r->n) {
@@ -164,21 +109,22 @@ static int table_print(struct ctl *c, const struct ctl_list *l, const struct ctl
 		fputc('\n', c->out);
 		return 0;
 	}
-	while (ctl_list_column(l, &rest, &columns[t.columns])) {
-		const struct dray_dbus_field *field = &l->fields[columns[t.columns].field];
-		bool words = *field->type == 's' || *field->type == 'b' ||
-			     !strcmp(field->key, "time_ns");
+	for (unsigned i = 0; i < l->n_columns; i++) {
+		const struct dray_dbus_field *field = &l->fields[l->columns[i].field];
 
-		ctl_table_column(&t, columns[t.columns].title, !words);
+		ctl_table_column(&t, l->columns[i].title,
+				 !is_text(field) && field->kind != DRAY_DBUS_KIND_BOOL &&
+					 field->kind != DRAY_DBUS_KIND_TIME);
 	}
 	for (size_t row = 0; row < r->n; row++)
-		for (unsigned i = 0; i < t.columns; i++) {
-			const struct dray_dbus_field *field = &l->fields[columns[i].field];
-			const struct ctl_value *v = ctl_rows_at(r, row, columns[i].field);
+		for (unsigned i = 0; i < l->n_columns; i++) {
+			const struct dray_dbus_field *field = &l->fields[l->columns[i].field];
+			const struct ctl_value *v = ctl_rows_at(r, row, l->columns[i].field);
 
 			ctl_table_add(&t, ctl_cell_text(field, v, buf),
-				      v->set && is_state(field) ? ctl_mood_of(v->s) :
-								  CTL_MOOD_NONE);
+				      v->set && field->kind == DRAY_DBUS_KIND_STATE ?
+					      ctl_mood_of(v->s) :
+					      CTL_MOOD_NONE);
 		}
 	return ctl_table_finish(&t, c->out, c->color);
 }
@@ -227,9 +173,4 @@ int ctl_list_run(struct ctl *c, const struct ctl_list *l, struct ctl_err *reterr
 	if (ctl_list_get(c, l, &rows, reterr, NULL) < 0)
 		return -1;
 	return ctl_list_print(c, l, &rows, reterr);
-}
-
-int ctl_list_verb(struct ctl *c, struct ctl_err *reterr)
-{
-	return ctl_list_run(c, c->verb->list, reterr);
 }

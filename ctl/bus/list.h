@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lists of the agent's records. JSON and the plain form have every field of the schema, in its order; the table for
- * people has selected columns.
+ * people has the columns that schema/drayctl.yaml selects.
  */
 #ifndef DRAY_CTL_BUS_LIST_H
 #define DRAY_CTL_BUS_LIST_H
@@ -10,20 +10,6 @@
 #include "ctl/bus/rows.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"
-
-struct ctl_list {
-	const char *member; /* method */
-	const char *what;   /* key in JSON, and the noun */
-	const struct dray_dbus_field *fields;
-	unsigned n_fields;
-	/* Keys of fields, separated by spaces. The title is the key without its unit, or precedes it: FOR=since_ns. */
-	const char *columns;
-};
-
-extern const struct ctl_list ctl_list_sessions, ctl_list_regions, ctl_list_peers, ctl_list_rails,
-	ctl_list_paths, ctl_list_gpus, ctl_list_transfers, ctl_list_ended, ctl_list_events,
-	ctl_list_segments, ctl_list_candidates, ctl_list_hints, ctl_list_variables,
-	ctl_list_settings, ctl_list_origins;
 
 /* Calls the list's method; types and arguments as of ctl_bus_call(). 0 or -1; the caller owns the rows in any case. */
 int ctl_list_get(struct ctl *c, const struct ctl_list *l, struct ctl_rows *rows,
@@ -42,14 +28,6 @@ int ctl_list_run(struct ctl *c, const struct ctl_list *l, struct ctl_err *reterr
 /* The parts of ctl_list_print(): an array in JSON, and lines. */
 void ctl_rows_json(struct ctl_json *j, const char *key, const struct ctl_rows *r);
 void ctl_rows_plain(FILE *f, const struct ctl_rows *r);
-
-struct ctl_column {
-	char title[24];
-	unsigned field;
-};
-
-/* Takes the next column off *columns. False: there is none. */
-bool ctl_list_column(const struct ctl_list *l, const char **columns, struct ctl_column *ret);
 
 /* The text of a field in a table, in buf or elsewhere. */
 #define CTL_CELL_BYTES 1200

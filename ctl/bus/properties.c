@@ -8,33 +8,6 @@
 #include "ctl/bus/rows.h"
 #include "lib/cleanup.h"
 
-#define PROPERTY(name, type, field)                                                             \
-	{                                                                                       \
-		DRAY_DBUS_PROPERTY_##name, #field, type, offsetof(struct ctl_properties, field) \
-	}
-
-const struct ctl_property ctl_properties_known[] = {
-	PROPERTY(STATE, "s", state),
-	PROPERTY(VERSION, "s", version),
-	PROPERTY(AGENT_ID, "s", agent_id),
-	PROPERTY(INCARNATION, "t", incarnation),
-	PROPERTY(SEGMENT, "s", segment),
-	PROPERTY(PREFERRED_SEGMENT, "s", preferred_segment),
-	PROPERTY(PID, "u", pid),
-	PROPERTY(WORKERS, "u", workers),
-	PROPERTY(POLL_TIME_NS, "t", poll_time_ns),
-	PROPERTY(POLL_REASON, "s", poll_reason),
-	PROPERTY(GPU_PLUGIN, "s", gpu_plugin),
-	PROPERTY(UPTIME_NS, "t", uptime_ns),
-	PROPERTY(LOG_LEVEL, "s", log_level),
-	PROPERTY(TRANSFERS_LEFT, "t", transfers_left),
-	PROPERTY(BYTES_LEFT, "t", bytes_left),
-	PROPERTY(GRANTS_LEFT, "t", grants_left),
-	PROPERTY(DEADLINE_NS, "t", deadline_ns),
-};
-
-const unsigned ctl_properties_known_n = DRAY_ARRAY_SIZE(ctl_properties_known);
-
 static int counter_add(struct ctl_properties *p, const struct ctl_counter *c)
 {
 	if (p->n_counters == p->cap) {
@@ -68,8 +41,8 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 {
 	if (!strcmp(name, DRAY_DBUS_PROPERTY_COUNTERS))
 		return counters_read(p, m);
-	for (unsigned i = 0; i < ctl_properties_known_n; i++) {
-		const struct ctl_property *k = &ctl_properties_known[i];
+	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++) {
+		const struct dray_dbus_property *k = &dray_dbus_properties[i];
 		struct ctl_value v;
 		int ret;
 
@@ -79,9 +52,9 @@ static int property_read(struct ctl_properties *p, sd_bus_message *m, const char
 		if (ret < 0)
 			return ret;
 		if (*k->type == 's')
-			memcpy((char *)p + k->offset, &v.s, sizeof(v.s));
+			memcpy((char *)&p->v + k->offset, &v.s, sizeof(v.s));
 		else
-			memcpy((char *)p + k->offset, &v.n, sizeof(v.n));
+			memcpy((char *)&p->v + k->offset, &v.n, sizeof(v.n));
 		return 0;
 	}
 	return sd_bus_message_skip(m, "v");
@@ -104,17 +77,14 @@ static int all_read(struct ctl_properties *p, sd_bus_message *m)
 
 int ctl_properties_get(struct ctl *c, struct ctl_properties *p, struct ctl_err *reterr)
 {
+	const char *none = "";
 	sd_bus_message *m;
 	int ret;
 
-	*p = (struct ctl_properties){ .state = "",
-				      .version = "",
-				      .agent_id = "",
-				      .segment = "",
-				      .preferred_segment = "",
-				      .log_level = "",
-				      .poll_reason = "",
-				      .gpu_plugin = "" };
+	*p = CTL_PROPERTIES_NULL;
+	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++)
+		if (*dray_dbus_properties[i].type == 's')
+			memcpy((char *)&p->v + dray_dbus_properties[i].offset, &none, sizeof(none));
 	if (ctl_bus_new_call(c, "org.freedesktop.DBus.Properties", "GetAll", &m, reterr) < 0)
 		return -1;
 	if (sd_bus_message_append(m, "s", DRAY_DBUS_INTERFACE) < 0) {

@@ -4,10 +4,9 @@
 #include <string.h>
 
 #include "lib/nearest.h"
-#include "lib/time.h"
 #include "lib/units.h"
 
-#define TIMEOUT_DEFAULT_NS (5 * DRAY_NS_PER_SEC)
+#define CONTROL_DEFAULT "/run/dray/control.sock"
 
 static bool is_own(const struct ctl_verb *verb, enum ctl_option_id id)
 {
@@ -47,7 +46,7 @@ static int unknown_option(const struct ctl_verb *verb, const char *arg, size_t n
 			dray_nearest_offer(&nearest, ctl_options[i].name);
 			continue;
 		}
-		for (unsigned v = 0; v < ctl_verbs_n && !strcmp(word, ctl_options[i].name); v++)
+		for (unsigned v = 0; v < CTL_VERB_N && !strcmp(word, ctl_options[i].name); v++)
 			if (is_own(&ctl_verbs[v], (enum ctl_option_id)i))
 				return ctl_err_set(reterr, CTL_EXIT_USAGE,
 						   "%s is an option of drayctl %s; put it after "
@@ -90,7 +89,7 @@ const struct ctl_verb *ctl_verb_find(const char *name, struct ctl_err *reterr)
 {
 	struct dray_nearest nearest = DRAY_NEAREST(name);
 
-	for (unsigned i = 0; i < ctl_verbs_n; i++) {
+	for (unsigned i = 0; i < CTL_VERB_N; i++) {
 		if (!strcmp(ctl_verbs[i].name, name))
 			return &ctl_verbs[i];
 		dray_nearest_offer(&nearest, ctl_verbs[i].name);
@@ -118,7 +117,7 @@ static int word_take(struct ctl *c, const char *word, struct ctl_err *reterr)
 
 static int rules_check(const struct ctl *c, struct ctl_err *reterr)
 {
-	for (unsigned i = 0; i < ctl_option_rules_n; i++) {
+	for (unsigned i = 0; i < CTL_OPTION_RULES_N; i++) {
 		const struct ctl_option_rule *r = &ctl_option_rules[i];
 		const char *option = ctl_options[r->option].name;
 		const char *other = ctl_options[r->other].name;
@@ -136,20 +135,79 @@ static int rules_check(const struct ctl *c, struct ctl_err *reterr)
 	return 0;
 }
 
+static int number_parse(enum ctl_option_type type, const char *text, int64_t *ret)
+{
+	if (type == CTL_TYPE_COUNT)
+		return dray_int_parse(text, 0, ret);
+	return type == CTL_TYPE_SIZE ? dray_size_parse(text, ret) : dray_duration_parse(text, ret);
+}
+
+static const char *number_show(enum ctl_option_type type, int64_t v, char *buf, size_t n)
+{
+	if (type == CTL_TYPE_SIZE)
+		return dray_size_show(v, buf, n);
+	if (type == CTL_TYPE_DURATION)
+		return dray_duration_show(v, buf, n);
+	snprintf(buf, n, "%lld", (long long)v);
+	return buf;
+}
+
+static int number_read(const struct ctl_option *o, const char *text, int64_t *ret,
+		       struct ctl_err *reterr)
+{
+	char a[32], b[32];
+
+	if (o->optional && !*text) {
+		*ret = o->implied;
+		return 0;
+	}
+	if (number_parse(o->type, text, ret) == 0 && *ret >= o->min && *ret <= o->max)
+		return 0;
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s", o->name,
+			   text, number_show(o->type, o->min, a, sizeof(a)),
+			   number_show(o->type, o->max, b, sizeof(b)));
+}
+
+static int word_read(const struct ctl_option *o, const char *text, int64_t *ret,
+		     struct ctl_err *reterr)
+{
+	for (*ret = 0; o->words[*ret]; ++*ret)
+		if (!strcmp(text, o->words[*ret]))
+			return 0;
+	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s", o->name, text,
+			   o->value);
+}
+
+static int numbers_read(struct ctl *c, struct ctl_err *reterr)
+{
+	for (unsigned i = 0; i < CTL_OPTION_N; i++) {
+		const struct ctl_option *o = &ctl_options[i];
+		int ret = 0;
+
+		c->numbers[i] = o->def;
+		if (c->values[i] && o->words)
+			ret = word_read(o, c->values[i], &c->numbers[i], reterr);
+		else if (c->values[i] && o->max)
+			ret = number_read(o, c->values[i], &c->numbers[i], reterr);
+		if (ret < 0)
+			return ret;
+	}
+	return 0;
+}
+
 static int settings_read(struct ctl *c, struct ctl_err *reterr)
 {
 	c->control = c->values[CTL_OPTION_CONTROL];
 	if (!c->control)
 		c->control = c->env->control && *c->env->control ? c->env->control :
-								   CTL_CONTROL_DEFAULT;
+								   CONTROL_DEFAULT;
 	if (!*c->control)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "--control needs a path");
 	c->format = c->values[CTL_OPTION_JSON]  ? CTL_JSON :
 		    c->values[CTL_OPTION_PLAIN] ? CTL_PLAIN :
 						  CTL_TEXT;
 	c->color = c->env->color && !c->values[CTL_OPTION_NO_COLOR];
-	return ctl_option_span(c, CTL_OPTION_TIMEOUT, DRAY_NS_PER_MS, 3600 * DRAY_NS_PER_SEC,
-			       TIMEOUT_DEFAULT_NS, &c->timeout_ns, reterr);
+	return numbers_read(c, reterr);
 }
 
 int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *reterr)
@@ -177,68 +235,4 @@ int ctl_args_parse(struct ctl *c, int argc, char *const *argv, struct ctl_err *r
 			return ret;
 	}
 	return rules_check(c, reterr) < 0 ? -1 : settings_read(c, reterr);
-}
-
-/* Reads a value by `parse`; `show` makes the texts of the limits for the error message. */
-static int number_read(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
-		       int64_t *ret, int (*parse)(const char *text, int64_t *ret),
-		       const char *(*show)(int64_t v, char *buf, size_t n), struct ctl_err *reterr)
-{
-	char a[32], b[32];
-
-	if (!c->values[id] || (parse(c->values[id], ret) == 0 && *ret >= min && *ret <= max))
-		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s to %s",
-			   ctl_options[id].name, c->values[id], show(min, a, sizeof(a)),
-			   show(max, b, sizeof(b)));
-}
-
-static int count_parse(const char *text, int64_t *ret)
-{
-	return dray_int_parse(text, 0, ret);
-}
-
-static const char *count_show(int64_t v, char *buf, size_t n)
-{
-	snprintf(buf, n, "%lld", (long long)v);
-	return buf;
-}
-
-int ctl_option_count(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
-		     int64_t def, int64_t *ret, struct ctl_err *reterr)
-{
-	*ret = def;
-	return number_read(c, id, min, max, ret, count_parse, count_show, reterr);
-}
-
-int ctl_option_size(const struct ctl *c, enum ctl_option_id id, int64_t min, int64_t max,
-		    int64_t def, int64_t *ret, struct ctl_err *reterr)
-{
-	*ret = def;
-	return number_read(c, id, min, max, ret, dray_size_parse, dray_size_show, reterr);
-}
-
-int ctl_option_span(const struct ctl *c, enum ctl_option_id id, int64_t min_ns, int64_t max_ns,
-		    int64_t def_ns, int64_t *ret_ns, struct ctl_err *reterr)
-{
-	*ret_ns = def_ns;
-	return number_read(c, id, min_ns, max_ns, ret_ns, dray_duration_parse, dray_duration_show,
-			   reterr);
-}
-
-int ctl_option_word(const struct ctl *c, enum ctl_option_id id, const char *const *words, int *ret,
-		    struct ctl_err *reterr)
-{
-	const char *given = c->values[id];
-
-	*ret = 0;
-	for (int i = 0; given && words[i]; i++)
-		if (!strcmp(given, words[i])) {
-			*ret = i;
-			return 0;
-		}
-	if (!given)
-		return 0;
-	return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s %.60s is not allowed; use %s",
-			   ctl_options[id].name, given, ctl_options[id].value);
 }

@@ -1,13 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the command line to the verb and the exit status. */
-#include "ctl/bus/bus.h"
+#include "ctl/bus/list.h"
 #include "ctl/command_line/args.h"
-#include "ctl/command_line/help.h"
+
+static int (*const functions[CTL_VERB_N])(struct ctl *c, struct ctl_err *reterr) = {
+#define CTL_FUNCTION(id, function) [CTL_VERB_##id] = (function),
+	CTL_VERB_FUNCTIONS(CTL_FUNCTION)
+#undef CTL_FUNCTION
+};
+
+int ctl_help(struct ctl *c, struct ctl_err *reterr)
+{
+	const struct ctl_verb *verb = c->n_args ? ctl_verb_find(c->args[0], reterr) : NULL;
+
+	if (c->n_args && !verb)
+		return -1;
+	fputs(verb ? verb->help : ctl_help_text, c->out);
+	return CTL_EXIT_OK;
+}
 
 static int dispatch(struct ctl *c, struct ctl_err *reterr)
 {
 	if (c->values[CTL_OPTION_HELP]) {
-		ctl_help_print(c->out, c->verb);
+		fputs(c->verb ? c->verb->help : ctl_help_text, c->out);
 		return CTL_EXIT_OK;
 	}
 	if (c->values[CTL_OPTION_VERSION]) {
@@ -16,7 +31,8 @@ static int dispatch(struct ctl *c, struct ctl_err *reterr)
 	}
 	if (!c->verb)
 		c->verb = &ctl_verbs[0];
-	return c->verb->fn(c, reterr);
+	return c->verb->list ? ctl_list_run(c, c->verb->list, reterr) :
+			       functions[c->verb - ctl_verbs](c, reterr);
 }
 
 int ctl_run(const struct ctl_env *env, FILE *out, FILE *err, int argc, char *const *argv)

@@ -5,10 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "ctl/command_line/args.h"
 #include "lib/err.h"
-
-#define RNICS_MAX 64
 
 /* Splits "a, b"; blanks around members are allowed, empty members are not. */
 static int split(struct ctl *c, enum ctl_option_id id, struct dray_strv *ret,
@@ -81,20 +78,16 @@ static int lists(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	static const char *const families[] = { "auto", "ipv4", "ipv6", NULL };
-	static const uint8_t numbers[] = { AF_UNSPEC, AF_INET, AF_INET6 };
-	int64_t rnics;
-	int word = 0;
+	static const uint8_t families[] = {
+		[CTL_FAMILY_AUTO] = AF_UNSPEC, [CTL_FAMILY_IPV4] = AF_INET, [CTL_FAMILY_IPV6] = AF_INET6
+	};
 
 	*d = (struct ctl_detect){ .only = DRAY_STRV_NULL };
-	if (source(c, &d->source, reterr) < 0 || lists(d, c, reterr) < 0 ||
-	    ctl_option_word(c, CTL_OPTION_FAMILY, families, &word, reterr) < 0 ||
-	    ctl_option_count(c, CTL_OPTION_RNICS, 0, RNICS_MAX, ND_RNICS_PER_GPU, &rnics, reterr) <
-		    0)
+	if (source(c, &d->source, reterr) < 0 || lists(d, c, reterr) < 0)
 		return -1;
 	d->options = (struct nd_scan_options){
 		.flags = ND_SCAN_LISTENERS | (c->values[CTL_OPTION_OWNERS] ? ND_SCAN_OWNERS : 0),
-		.rnics_per_gpu = (unsigned)rnics,
+		.rnics_per_gpu = (unsigned)c->numbers[CTL_OPTION_RNICS],
 		.node_addresses = (const char *const *)d->node.v,
 		.n_node_addresses = d->node.n,
 		.only = (const char *const *)d->only.v,
@@ -103,7 +96,7 @@ int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 		.n_without = d->without.n,
 		.gid_indices = (const char *const *)d->gid_indices.v,
 		.n_gid_indices = d->gid_indices.n,
-		.gid_family = numbers[word],
+		.gid_family = families[c->numbers[CTL_OPTION_FAMILY]],
 	};
 	if (nd_scan_options_check(&d->options, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", err.msg);

@@ -2,7 +2,6 @@
 /* doctor: one line for each finding. Exits with 0, 1 for warnings, or 2 for errors. */
 #include "netdetect/doctor/doctor.h"
 
-#include "ctl/command_line/args.h"
 #include "ctl/detect/detect.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"
@@ -60,9 +59,9 @@ static int worst(const struct nd_findings *f)
 	return status;
 }
 
-static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_bytes,
-		   struct ctl_err *reterr)
+static int examine(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)
 {
+	uint64_t register_bytes = (uint64_t)c->numbers[CTL_OPTION_REGISTER];
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_findings found;
@@ -93,13 +92,10 @@ static int examine(struct ctl *c, const struct ctl_detect *d, uint64_t register_
 int ctl_doctor(struct ctl *c, struct ctl_err *reterr)
 {
 	struct ctl_detect d;
-	int64_t bytes = 0;
 	int ret = ctl_detect_open(&d, c, reterr);
 
 	if (!ret)
-		ret = ctl_option_size(c, CTL_OPTION_REGISTER, 0, INT64_MAX, 0, &bytes, reterr);
-	if (!ret)
-		ret = examine(c, &d, (uint64_t)bytes, reterr);
+		ret = examine(c, &d, reterr);
 	ctl_detect_close(&d);
 	return ret;
 }

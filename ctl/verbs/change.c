@@ -108,7 +108,7 @@ int ctl_log_level(struct ctl *c, struct ctl_err *reterr)
 			      "s", c->args[0]);
 	if (ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
-	ctl_result_print(c, "log_level", p.log_level);
+	ctl_result_print(c, "log_level", p.v.log_level);
 	return CTL_EXIT_OK;
 }
 

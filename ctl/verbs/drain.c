@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "ctl/command_line/args.h"
 #include "ctl/render/human.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/cleanup.h"
@@ -11,7 +10,6 @@
 
 /* The state is read this often, because no signal says that the agent is stopped. */
 #define LOOK_NS (1 * DRAY_NS_PER_SEC)
-#define DRAIN_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
 
 /* Sets *ret_already if the agent is draining or drained. */
 static int state_before(struct ctl *c, bool *ret_already, struct ctl_err *reterr)
@@ -20,8 +18,8 @@ static int state_before(struct ctl *c, bool *ret_already, struct ctl_err *reterr
 
 	if (ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
-	*ret_already = strcmp(p.state, CTL_STATE_RUNNING) != 0;
-	c->news.drained |= !strcmp(p.state, CTL_STATE_DRAINED);
+	*ret_already = strcmp(p.v.state, CTL_STATE_RUNNING) != 0;
+	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
 	return 0;
 }
 
@@ -32,10 +30,10 @@ static int ended(struct ctl_err *reterr)
 }
 
 /* 0 also if the agent is draining already, because the request is fulfilled. */
-static int drain_start(struct ctl *c, bool *already, int64_t limit_ns, struct ctl_err *reterr)
+static int drain_start(struct ctl *c, bool *already, struct ctl_err *reterr)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
-	int64_t ms = (limit_ns + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
+	int64_t ms = (c->numbers[CTL_OPTION_LIMIT] + DRAY_NS_PER_MS - 1) / DRAY_NS_PER_MS;
 	bool stay = c->values[CTL_OPTION_STAY];
 	int ret;
 
@@ -64,13 +62,13 @@ const char *ctl_drain_text(const struct ctl_properties *p, char *buf, size_t n)
 	char bytes[CTL_HUMAN_BYTES], left[CTL_HUMAN_BYTES];
 	int at = snprintf(buf, n,
 			  "%" PRIu64 " transfer%s with %s left, %" PRIu64 " grant%s of peers, ",
-			  p->transfers_left, p->transfers_left == 1 ? "" : "s",
-			  ctl_show_size(p->bytes_left, bytes), p->grants_left,
-			  p->grants_left == 1 ? "" : "s");
+			  p->v.transfers_left, p->v.transfers_left == 1 ? "" : "s",
+			  ctl_show_size(p->v.bytes_left, bytes), p->v.grants_left,
+			  p->v.grants_left == 1 ? "" : "s");
 
-	if (p->deadline_ns)
+	if (p->v.deadline_ns)
 		snprintf(buf + at, n - (size_t)at, "will be stopped in %s at the latest",
-			 ctl_show_span(p->deadline_ns, left));
+			 ctl_show_span(p->v.deadline_ns, left));
 	else
 		snprintf(buf + at, n - (size_t)at, "being stopped");
 	return buf;
@@ -84,8 +82,8 @@ static int state_look(struct ctl *c, struct ctl_err *reterr)
 
 	if (ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
-	c->news.drained |= !strcmp(p.state, CTL_STATE_DRAINED);
-	c->news.running |= !strcmp(p.state, CTL_STATE_RUNNING);
+	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
+	c->news.running |= !strcmp(p.v.state, CTL_STATE_RUNNING);
 	if (!c->news.drained && !c->news.running && c->format == CTL_TEXT) {
 		fprintf(c->err, "draining: %s\n", ctl_drain_text(&p, text, sizeof(text)));
 		fflush(c->err);
@@ -132,14 +130,10 @@ static void state_print(struct ctl *c, const char *state, bool already, const ch
 int ctl_drain(struct ctl *c, struct ctl_err *reterr)
 {
 	bool already, drained;
-	int64_t limit_ns;
 
 	/* The signal is needed before the call, since the agent may be drained before the answer arrives. */
-	if (ctl_option_span(c, CTL_OPTION_LIMIT, DRAY_NS_PER_MS, DRAIN_MAX_NS, 0, &limit_ns,
-			    reterr) < 0 ||
-	    ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED, reterr) < 0 ||
-	    state_before(c, &already, reterr) < 0 ||
-	    drain_start(c, &already, limit_ns, reterr) < 0 ||
+	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED, reterr) < 0 ||
+	    state_before(c, &already, reterr) < 0 || drain_start(c, &already, reterr) < 0 ||
 	    (c->values[CTL_OPTION_WAIT] && drain_wait(c, reterr) < 0))
 		return -1;
 	if (c->news.running)

@@ -3,17 +3,14 @@
 #include <stdlib.h>
 
 #include "ctl/bus/list.h"
-#include "ctl/command_line/args.h"
 #include "ctl/verbs/variables.h"
 #include "lib/cleanup.h"
 #include "lib/quote.h"
 
-enum format { SHELL, DOTENV, JSON, ARGS };
-
-static const char *const formats[] = { "shell", "dotenv", "json", "args", NULL };
-
-static void lines_print(struct ctl *c, const struct ctl_variables *v, enum format format)
+static void lines_print(struct ctl *c, const struct ctl_variables *v)
 {
+	bool shell = c->numbers[CTL_OPTION_ENV_FORMAT] == CTL_ENV_FORMAT_SHELL;
+
 	for (size_t i = 0; i < v->rows.n; i++) {
 		struct ctl_variable r = ctl_variable_at(c, v, i);
 
@@ -23,8 +20,8 @@ static void lines_print(struct ctl *c, const struct ctl_variables *v, enum forma
 				r.name, r.profile);
 		if (r.fate != CTL_FATE_SET)
 			continue;
-		fprintf(c->out, "%s%s=", format == SHELL ? "export " : "", r.name);
-		if (format == SHELL)
+		fprintf(c->out, "%s%s=", shell ? "export " : "", r.name);
+		if (shell)
 			dray_quote_shell(c->out, r.value);
 		else
 			dray_quote_dotenv(c->out, r.value);
@@ -88,33 +85,31 @@ static void json_print(struct ctl *c, const struct ctl_variables *v)
 	ctl_json_end(&j);
 }
 
-static int print(struct ctl *c, const struct ctl_variables *v, enum format format,
-		 struct ctl_err *reterr)
+static int print(struct ctl *c, const struct ctl_variables *v, struct ctl_err *reterr)
 {
+	int64_t format = c->numbers[CTL_OPTION_ENV_FORMAT];
+
 	/* --json and --plain print the records of the interface, as they do for other lists. */
 	if (c->format != CTL_TEXT)
 		return ctl_list_print(c, &ctl_list_variables, &v->rows, reterr);
-	if (format == JSON) {
+	if (format == CTL_ENV_FORMAT_JSON) {
 		json_print(c, v);
 		return 0;
 	}
 	ctl_variables_note(c, v);
-	if (format == ARGS)
+	if (format == CTL_ENV_FORMAT_ARGS)
 		return arguments_print(c, v, reterr);
-	lines_print(c, v, format);
+	lines_print(c, v);
 	return 0;
 }
 
 int ctl_env(struct ctl *c, struct ctl_err *reterr)
 {
 	struct ctl_variables v = CTL_VARIABLES_NULL;
-	int format, ret;
+	int ret = ctl_variables_get(c, &v, reterr);
 
-	if (ctl_option_word(c, CTL_OPTION_ENV_FORMAT, formats, &format, reterr) < 0)
-		return -1;
-	ret = ctl_variables_get(c, &v, reterr);
 	if (!ret)
-		ret = print(c, &v, (enum format)format, reterr);
+		ret = print(c, &v, reterr);
 	ctl_rows_deinit(&v.rows);
 	return ret;
 }

@@ -8,16 +8,15 @@ static void lines_print(struct ctl *c, const struct ctl_rows *rows)
 	const struct ctl_list *l = &ctl_list_events;
 	char cell[CTL_CELL_BYTES];
 
-	for (size_t row = 0; row < rows->n; row++) {
-		const char *rest = l->columns;
-		struct ctl_column col;
+	for (size_t row = 0; row < rows->n; row++)
+		for (unsigned i = 0; i < l->n_columns; i++) {
+			unsigned field = l->columns[i].field;
 
-		while (ctl_list_column(l, &rest, &col))
 			fprintf(c->out, "%s%s",
-				ctl_cell_text(&l->fields[col.field],
-					      ctl_rows_at(rows, row, col.field), cell),
-				*rest ? "  " : "\n");
-	}
+				ctl_cell_text(&l->fields[field], ctl_rows_at(rows, row, field),
+					      cell),
+				i + 1 < l->n_columns ? "  " : "\n");
+		}
 }
 
 /* Prints the events after number *last. */

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "ctl/bus/bus.h"
-#include "ctl/command_line/args.h"
 #include "ctl/render/human.h"
 #include "ctl/verbs/command.h"
 #include "ctl/verbs/segment_wait.h"
@@ -20,17 +19,12 @@
 #include "lib/time.h"
 #include "lib/units.h"
 
-#define WAIT_DEFAULT "30s"
-#define WAIT_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
 /* Between two tries to connect, because nothing announces a socket that does not exist yet. */
 #define LOOK_NS (100 * DRAY_NS_PER_MS)
-
-static const char *const on_timeout[] = { "fail", "start", NULL };
 
 struct run {
 	struct ctl *c;
 	int64_t wait_ns;         /* 0: no wait */
-	bool start;              /* --on-timeout=start */
 	const char *kv_transfer; /* argument to add, or NULL */
 	char *file;              /* of the command */
 	struct ctl_variables variables;
@@ -94,7 +88,6 @@ static int options_read(struct run *r, struct ctl_err *reterr)
 	struct ctl *c = r->c;
 	const char *wait = c->values[CTL_OPTION_WAIT_READY];
 	int64_t span;
-	int word;
 
 	if (!c->n_command)
 		return ctl_err_set(
@@ -105,14 +98,8 @@ static int options_read(struct run *r, struct ctl_err *reterr)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE,
 				   "--wait-ready takes its value after =; write --wait-ready=%.20s",
 				   c->command[0]);
-	if (wait && !*wait)
-		c->values[CTL_OPTION_WAIT_READY] = WAIT_DEFAULT;
-	if (ctl_option_span(c, CTL_OPTION_WAIT_READY, DRAY_NS_PER_MS, WAIT_MAX_NS, 0, &r->wait_ns,
-			    reterr) < 0 ||
-	    ctl_option_word(c, CTL_OPTION_ON_TIMEOUT, on_timeout, &word, reterr) < 0 ||
-	    kv_transfer_check(r, reterr) < 0)
+	if (kv_transfer_check(r, reterr) < 0)
 		return -1;
-	r->start = word == 1;
 	/* A command that does not exist must fail before the wait. */
 	return ctl_command_find(c->command[0], ctl_variable_given(c, "PATH"), &r->file, reterr);
 }
@@ -132,7 +119,7 @@ static int try(struct run *r, int64_t ends_ns, struct ctl_err *reterr)
 	static const struct ctl_segment_goal goal = { CTL_SEGMENT_PREFERRED, "ready", true };
 	struct ctl_wait_state w = { .reached = !r->wait_ns };
 	struct ctl_err err = CTL_ERR_NULL;
-	int64_t time_ns = r->c->timeout_ns;
+	int64_t time_ns = r->c->numbers[CTL_OPTION_TIMEOUT];
 	int ret;
 
 	if (r->wait_ns)
@@ -157,7 +144,7 @@ static int gave_up(struct run *r, struct ctl_err *reterr)
 {
 	char span[CTL_HUMAN_BYTES];
 
-	if (r->start) {
+	if (r->c->numbers[CTL_OPTION_ON_TIMEOUT] == CTL_ON_TIMEOUT_START) {
 		fprintf(r->c->err, "drayctl: starting without a preferred segment: %s\n", r->why);
 		r->variables.without_preference = true;
 		return 0;
@@ -258,7 +245,9 @@ static int arguments_refuse(struct run *r, struct ctl_err *reterr)
 
 int ctl_exec(struct ctl *c, struct ctl_err *reterr)
 {
-	struct run r = { .c = c, .variables = CTL_VARIABLES_NULL };
+	struct run r = { .c = c,
+			 .wait_ns = c->numbers[CTL_OPTION_WAIT_READY],
+			 .variables = CTL_VARIABLES_NULL };
 	int ret;
 
 	ret = options_read(&r, reterr);

@@ -3,13 +3,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "ctl/command_line/args.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/addr.h"
 #include "lib/time.h"
 
 #define SCOPE_MAX 256 /* of the data protocol */
-#define TTL_MAX_NS (8760 * 3600 * DRAY_NS_PER_SEC)
 
 /* SCOPE=SEGMENT is divided at its last =, since a segment has none. */
 struct hint {
@@ -53,15 +51,12 @@ static int forget_parse(const char *text, struct hint *ret, struct ctl_err *rete
 static int set(struct ctl *c, struct ctl_err *reterr)
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
-	int64_t score, ttl_ns;
 	struct hint h;
 
 	if (set_parse(c->values[CTL_OPTION_SET], &h, reterr) < 0 ||
-	    ctl_option_count(c, CTL_OPTION_SCORE, 0, UINT32_MAX, 0, &score, reterr) < 0 ||
-	    ctl_option_span(c, CTL_OPTION_TTL, DRAY_NS_PER_SEC, TTL_MAX_NS, 0, &ttl_ns, reterr) <
-		    0 ||
 	    ctl_bus_call(c, DRAY_DBUS_METHOD_SET_HINT, &reply, reterr, "ssut", h.scope, h.segment,
-			 (uint32_t)score, (uint64_t)(ttl_ns / DRAY_NS_PER_MS)) < 0)
+			 (uint32_t)c->numbers[CTL_OPTION_SCORE],
+			 (uint64_t)(c->numbers[CTL_OPTION_TTL] / DRAY_NS_PER_MS)) < 0)
 		return -1;
 	ctl_result_print(c, "set", c->values[CTL_OPTION_SET]);
 	return CTL_EXIT_OK;

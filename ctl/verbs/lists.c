@@ -23,7 +23,7 @@ int ctl_gpus(struct ctl *c, struct ctl_err *reterr)
 	if (ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
 	fprintf(c->out, "no GPUs; CUDA plug-in: %s\n",
-		ctl_show_text(p.gpu_plugin, text, sizeof(text)));
+		ctl_show_text(p.v.gpu_plugin, text, sizeof(text)));
 	return CTL_EXIT_OK;
 }
 

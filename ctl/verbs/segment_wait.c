@@ -80,9 +80,9 @@ static int look(struct ctl *c, const struct ctl_segment_goal *goal, struct ctl_w
 		return 0;
 	if (ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
-	w->reached = !strcmp(p.state, CTL_STATE_RUNNING);
+	w->reached = !strcmp(p.v.state, CTL_STATE_RUNNING);
 	if (!w->reached)
-		snprintf(w->why, sizeof(w->why), "the agent is %.40s", p.state);
+		snprintf(w->why, sizeof(w->why), "the agent is %.40s", p.v.state);
 	return 0;
 }
 

@@ -17,13 +17,12 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	for (unsigned i = 0; i < ctl_properties_known_n; i++) {
-		const struct ctl_property *k = &ctl_properties_known[i];
+	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++) {
+		const struct dray_dbus_property *k = &dray_dbus_properties[i];
+		const void *v = (const char *)&p->v + k->offset;
 
-		if (*k->type == 's')
-			ctl_json_add(&j, J_TEXT(k->key, ctl_property_text(p, k)));
-		else
-			ctl_json_add(&j, J_UINT(k->key, ctl_property_number(p, k)));
+		ctl_json_add(&j, *k->type == 's' ? J_TEXT(k->key, *(const char *const *)v) :
+						   J_UINT(k->key, *(const uint64_t *)v));
 	}
 	ctl_json_object(&j, "counters");
 	for (size_t i = 0; i < p->n_counters; i++)
@@ -34,13 +33,14 @@ static void json_print(const struct ctl_properties *p, FILE *f)
 
 static void plain_print(const struct ctl_properties *p, FILE *f)
 {
-	for (unsigned i = 0; i < ctl_properties_known_n; i++) {
-		const struct ctl_property *k = &ctl_properties_known[i];
+	for (unsigned i = 0; i < DRAY_DBUS_PROPERTIES_N; i++) {
+		const struct dray_dbus_property *k = &dray_dbus_properties[i];
+		const void *v = (const char *)&p->v + k->offset;
 
 		if (*k->type == 's')
-			fprintf(f, "%s\t%s\n", k->key, ctl_property_text(p, k));
+			fprintf(f, "%s\t%s\n", k->key, *(const char *const *)v);
 		else
-			fprintf(f, "%s\t%" PRIu64 "\n", k->key, ctl_property_number(p, k));
+			fprintf(f, "%s\t%" PRIu64 "\n", k->key, *(const uint64_t *)v);
 	}
 	for (size_t i = 0; i < p->n_counters; i++)
 		fprintf(f, "%s\t%" PRIu64 "\n", p->counters[i].name, p->counters[i].value);
@@ -65,9 +65,9 @@ static void gpus_print(const struct ctl_properties *p, FILE *f)
 {
 	char text[PLUGIN_BYTES];
 
-	if (!*p->gpu_plugin)
+	if (!*p->v.gpu_plugin)
 		return;
-	fprintf(f, "  CUDA plug-in  %s", ctl_show_text(p->gpu_plugin, text, sizeof(text)));
+	fprintf(f, "  CUDA plug-in  %s", ctl_show_text(p->v.gpu_plugin, text, sizeof(text)));
 	if (ctl_properties_counter(p, "dray_gpu_contexts"))
 		fprintf(f, "; GPUs in use: %s, %s of host memory pinned", count(p, "gpu_contexts"),
 			count(p, "gpu_pinned_bytes"));
@@ -80,25 +80,25 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 {
 	char span[CTL_HUMAN_BYTES];
 
-	fprintf(f, "drayd %s  ", p->version);
-	ctl_mood_print(f, p->state, ctl_mood_of(p->state), color);
-	fprintf(f, ", up %s\n", ctl_show_span(p->uptime_ns, span));
-	if (!strcmp(p->state, "draining")) {
+	fprintf(f, "drayd %s  ", p->v.version);
+	ctl_mood_print(f, p->v.state, ctl_mood_of(p->v.state), color);
+	fprintf(f, ", up %s\n", ctl_show_span(p->v.uptime_ns, span));
+	if (!strcmp(p->v.state, "draining")) {
 		char text[CTL_DRAIN_BYTES];
 
 		fprintf(f, "  drain         %s\n", ctl_drain_text(p, text, sizeof(text)));
 	}
-	fprintf(f, "  agent         %s, pid %" PRIu64 ", %" PRIu64 " worker%s\n", p->agent_id,
-		p->pid, p->workers, p->workers == 1 ? "" : "s");
-	if (p->poll_time_ns)
+	fprintf(f, "  agent         %s, pid %" PRIu64 ", %" PRIu64 " worker%s\n", p->v.agent_id,
+		p->v.pid, p->v.workers, p->v.workers == 1 ? "" : "s");
+	if (p->v.poll_time_ns)
 		fprintf(f, "  polling       up to %s after work\n",
-			ctl_show_span(p->poll_time_ns, span));
+			ctl_show_span(p->v.poll_time_ns, span));
 	else
-		fprintf(f, "  polling       off: %s\n", p->poll_reason);
+		fprintf(f, "  polling       off: %s\n", p->v.poll_reason);
 	gpus_print(p, f);
-	fprintf(f, "  segment       %s\n", *p->segment ? p->segment : "none: no peer listener");
+	fprintf(f, "  segment       %s\n", *p->v.segment ? p->v.segment : "none: no peer listener");
 	fprintf(f, "  segments      %s known, %s preferred; %s hints\n", count(p, "segments"),
-		*p->preferred_segment ? p->preferred_segment : "none", count(p, "hints"));
+		*p->v.preferred_segment ? p->v.preferred_segment : "none", count(p, "hints"));
 	if (ctl_properties_counter(p, "dray_state_in_memory"))
 		fprintf(f,
 			"  state         kept in memory only: writing to the disk fails; see the log\n");
@@ -147,14 +147,14 @@ int ctl_version(struct ctl *c, struct ctl_err *reterr)
 	switch (c->format) {
 	case CTL_JSON:
 		ctl_json_record(&j, NULL, J_TEXT("drayctl", DRAY_VERSION),
-				known ? J_TEXT("drayd", p.version) : J_NULL("drayd"));
+				known ? J_TEXT("drayd", p.v.version) : J_NULL("drayd"));
 		break;
 	case CTL_PLAIN:
-		fprintf(c->out, "drayctl\t%s\ndrayd\t%s\n", DRAY_VERSION, known ? p.version : "");
+		fprintf(c->out, "drayctl\t%s\ndrayd\t%s\n", DRAY_VERSION, known ? p.v.version : "");
 		break;
 	case CTL_TEXT:
 		fprintf(c->out, "drayctl %s\ndrayd   %s%s\n", DRAY_VERSION,
-			known ? p.version : "unknown: ", known ? "" : err.msg);
+			known ? p.v.version : "unknown: ", known ? "" : err.msg);
 		break;
 	}
 	return CTL_EXIT_OK;

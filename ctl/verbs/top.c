@@ -139,7 +139,7 @@ static void json_print(const struct top *t, FILE *f)
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_add(&j, J_TEXT("state", t->now.p.state),
+	ctl_json_add(&j, J_TEXT("state", t->now.p.v.state),
 		     J_UINT("interval_ns", (uint64_t)interval_ns));
 	ctl_json_object(&j, "per_second");
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(totals); i++)
@@ -217,9 +217,9 @@ static int text_print(const struct top *t, FILE *f, bool color)
 	char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES];
 	int ret = 0;
 
-	ctl_mood_print(f, t->now.p.state, ctl_mood_of(t->now.p.state), color);
+	ctl_mood_print(f, t->now.p.v.state, ctl_mood_of(t->now.p.v.state), color);
 	fprintf(f, ", up %s, %" PRIu64 " transfers in flight, %.0f/s done\n",
-		ctl_show_span(t->now.p.uptime_ns, a),
+		ctl_show_span(t->now.p.v.uptime_ns, a),
 		ctl_properties_counter(&t->now.p, "dray_transfers_in_flight"),
 		total_rate(t, "dray_transfers_done_total"));
 	fprintf(f, "local  %s\n", ctl_show_rate(total_rate(t, "dray_local_bytes_total"), a));

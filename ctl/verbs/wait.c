@@ -11,11 +11,7 @@
 
 /* Between two tries to connect, because nothing announces a socket that does not exist yet. */
 #define LOOK_NS (100 * DRAY_NS_PER_MS)
-#define LIMIT_MAX_NS (24 * 3600 * DRAY_NS_PER_SEC)
 
-enum goal { READY, LIVE, DRAINED, GONE, SEGMENT };
-
-static const char *const goals[] = { "ready", "live", CTL_STATE_DRAINED, "gone", NULL };
 static const char *const states[] = { "unknown", "probing", "ready", "lost" };
 
 /* Reports the first condition that is missing. */
@@ -33,14 +29,13 @@ static void not_ready(const struct ctl_rows *r, char *buf, size_t n)
 	}
 }
 
-static int health_look(struct ctl *c, enum goal goal, struct ctl_wait_state *w,
-		       struct ctl_err *reterr)
+static int health_look(struct ctl *c, bool live, struct ctl_wait_state *w, struct ctl_err *reterr)
 {
 	struct ctl_health h = CTL_HEALTH_NULL;
 	int ret = ctl_health_get(c, &h, reterr);
 
-	w->reached = !ret && (goal == LIVE ? h.alive : h.ready);
-	if (!ret && !w->reached && goal == LIVE)
+	w->reached = !ret && (live ? h.alive : h.ready);
+	if (!ret && !w->reached && live)
 		snprintf(w->why, sizeof(w->why), "the agent is not alive: %s", h.reason);
 	else if (!ret && !w->reached)
 		not_ready(&h.conditions, w->why, sizeof(w->why));
@@ -58,8 +53,8 @@ static int drained_wait(struct ctl *c, int64_t ends_ns, struct ctl_wait_state *w
 	if (ctl_bus_subscribe(c, DRAY_DBUS_SIGNAL_STATE_CHANGED, reterr) < 0 ||
 	    ctl_properties_get(c, &p, reterr) < 0)
 		return -1;
-	c->news.drained |= !strcmp(p.state, CTL_STATE_DRAINED);
-	snprintf(w->why, sizeof(w->why), "the agent is %s", p.state);
+	c->news.drained |= !strcmp(p.v.state, CTL_STATE_DRAINED);
+	snprintf(w->why, sizeof(w->why), "the agent is %s", p.v.state);
 	while (!c->news.drained && ret == CTL_WAKE_READY) {
 		c->news.any = false;
 		ret = ctl_bus_wait(c, true, ends_ns, reterr);
@@ -73,42 +68,45 @@ static int drained_wait(struct ctl *c, int64_t ends_ns, struct ctl_wait_state *w
  * One look, which ends at ends_ns (0: no limit). An agent that cannot be reached is not an error, because it may start
  * later; an agent that refuses us is an error.
  */
-static int look(struct ctl *c, enum goal goal, const struct ctl_segment_goal *segment,
-		int64_t ends_ns, struct ctl_wait_state *w, struct ctl_err *reterr)
+static int look(struct ctl *c, const struct ctl_segment_goal *segment, int64_t ends_ns,
+		struct ctl_wait_state *w, struct ctl_err *reterr)
 {
+	int64_t goal = c->numbers[CTL_OPTION_FOR];
 	struct ctl_err err = CTL_ERR_NULL;
 	/* Even at the end of the time, the agent gets a moment to answer. */
 	int64_t left = dray_max(ends_ns - dray_now().ns, (int64_t)LOOK_NS);
-	int ret = ctl_bus_open(c, ends_ns ? dray_min(c->timeout_ns, left) : c->timeout_ns, &err);
+	int64_t timeout_ns = c->numbers[CTL_OPTION_TIMEOUT];
+	int ret = ctl_bus_open(c, ends_ns ? dray_min(timeout_ns, left) : timeout_ns, &err);
 
 	w->reached = false;
-	if (!ret && goal == GONE)
-		snprintf(w->why, sizeof(w->why), "the agent is still there");
-	else if (!ret && goal == DRAINED)
-		ret = drained_wait(c, ends_ns, w, &err);
-	else if (!ret && goal == SEGMENT)
+	if (!ret && segment->segment)
 		ret = ctl_segment_wait(c, true, segment, ends_ns, w, &err);
+	else if (!ret && goal == CTL_FOR_GONE)
+		snprintf(w->why, sizeof(w->why), "the agent is still there");
+	else if (!ret && goal == CTL_FOR_DRAINED)
+		ret = drained_wait(c, ends_ns, w, &err);
 	else if (!ret)
-		ret = health_look(c, goal, w, &err);
+		ret = health_look(c, goal == CTL_FOR_LIVE, w, &err);
 	ctl_bus_close(c);
 	if (!ret)
 		return 0;
 	if (err.exit != CTL_EXIT_UNREACHABLE)
 		return ctl_err_set(reterr, err.exit, "%s", err.msg);
 	/* An agent that does not answer, or has too many clients, is still there. */
-	w->reached = goal == GONE && err.absent;
+	w->reached = goal == CTL_FOR_GONE && err.absent;
 	snprintf(w->why, sizeof(w->why), "%s", err.msg);
 	return 0;
 }
 
-static int goal_wait(struct ctl *c, enum goal goal, const struct ctl_segment_goal *segment,
-		     int64_t limit_ns, struct ctl_wait_state *w, struct ctl_err *reterr)
+static int goal_wait(struct ctl *c, const struct ctl_segment_goal *segment,
+		     struct ctl_wait_state *w, struct ctl_err *reterr)
 {
+	int64_t limit_ns = c->numbers[CTL_OPTION_WAIT_LIMIT];
 	int64_t ends_ns = limit_ns ? dray_now().ns + limit_ns : 0;
 
 	for (;;) {
 		int64_t pause_ns = LOOK_NS;
-		int ret = look(c, goal, segment, ends_ns, w, reterr);
+		int ret = look(c, segment, ends_ns, w, reterr);
 
 		if (ret < 0 || w->reached)
 			return ret;
@@ -186,19 +184,12 @@ int ctl_wait(struct ctl *c, struct ctl_err *reterr)
 	struct ctl_wait_state w = { .why = "" };
 	struct ctl_json j = CTL_JSON(c->out);
 	const char *reached;
-	int64_t limit_ns;
-	int goal;
 
-	if (ctl_option_word(c, CTL_OPTION_FOR, goals, &goal, reterr) < 0 ||
-	    ctl_option_span(c, CTL_OPTION_WAIT_LIMIT, DRAY_NS_PER_MS, LIMIT_MAX_NS, 0, &limit_ns,
-			    reterr) < 0 ||
-	    (c->n_args && segment_goal(c, &segment, reterr) < 0))
+	if ((c->n_args && segment_goal(c, &segment, reterr) < 0) ||
+	    goal_wait(c, &segment, &w, reterr) < 0)
 		return -1;
-	if (c->n_args)
-		goal = SEGMENT;
-	if (goal_wait(c, (enum goal)goal, &segment, limit_ns, &w, reterr) < 0)
-		return -1;
-	reached = goal == SEGMENT ? segment.state : goals[goal];
+	reached = segment.segment ? segment.state :
+				    ctl_options[CTL_OPTION_FOR].words[c->numbers[CTL_OPTION_FOR]];
 	if (c->format != CTL_JSON)
 		fprintf(c->out, "%s%s%s\n", w.segment, *w.segment ? "\t" : "", reached);
 	else if (*w.segment)

@@ -5,12 +5,8 @@
 
 int ctl_watch(struct ctl *c, ctl_print_fn print, void *arg, struct ctl_err *reterr)
 {
-	int64_t interval_ns, count = 0;
+	int64_t interval_ns = c->numbers[CTL_OPTION_INTERVAL], count = c->numbers[CTL_OPTION_TIMES];
 
-	if (ctl_option_span(c, CTL_OPTION_INTERVAL, 100 * DRAY_NS_PER_MS, 3600 * DRAY_NS_PER_SEC,
-			    DRAY_NS_PER_SEC, &interval_ns, reterr) < 0 ||
-	    ctl_option_count(c, CTL_OPTION_TIMES, 1, INT32_MAX, 0, &count, reterr) < 0)
-		return -1;
 	for (int64_t i = 0; !count || i < count; i++) {
 		if (i) {
 			int ret = ctl_interrupt_wait(c, -1, interval_ns, reterr);

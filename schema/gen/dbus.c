@@ -31,253 +31,301 @@ const struct dray_dbus_method dray_dbus_methods[26] = {
 	{ "Resume", "", true },
 };
 
+const struct dray_dbus_property dray_dbus_properties[17] = {
+	{ "State", "state", "s", offsetof(struct dray_dbus_properties, state) },
+	{ "Version", "version", "s", offsetof(struct dray_dbus_properties, version) },
+	{ "AgentId", "agent_id", "s", offsetof(struct dray_dbus_properties, agent_id) },
+	{ "Incarnation", "incarnation", "t", offsetof(struct dray_dbus_properties, incarnation) },
+	{ "Segment", "segment", "s", offsetof(struct dray_dbus_properties, segment) },
+	{ "PreferredSegment", "preferred_segment", "s", offsetof(struct dray_dbus_properties,
+		preferred_segment) },
+	{ "Pid", "pid", "u", offsetof(struct dray_dbus_properties, pid) },
+	{ "Workers", "workers", "u", offsetof(struct dray_dbus_properties, workers) },
+	{ "PollTimeNs", "poll_time_ns", "t", offsetof(struct dray_dbus_properties, poll_time_ns) },
+	{ "PollReason", "poll_reason", "s", offsetof(struct dray_dbus_properties, poll_reason) },
+	{ "GpuPlugin", "gpu_plugin", "s", offsetof(struct dray_dbus_properties, gpu_plugin) },
+	{ "UptimeNs", "uptime_ns", "t", offsetof(struct dray_dbus_properties, uptime_ns) },
+	{ "LogLevel", "log_level", "s", offsetof(struct dray_dbus_properties, log_level) },
+	{ "TransfersLeft", "transfers_left", "t", offsetof(struct dray_dbus_properties,
+		transfers_left) },
+	{ "BytesLeft", "bytes_left", "t", offsetof(struct dray_dbus_properties, bytes_left) },
+	{ "GrantsLeft", "grants_left", "t", offsetof(struct dray_dbus_properties, grants_left) },
+	{ "DeadlineNs", "deadline_ns", "t", offsetof(struct dray_dbus_properties, deadline_ns) },
+};
+
 const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N] = {
-	{ "session", "t" }, /* Handle. */
-	{ "name", "s" }, /* Name given at HELLO. */
-	{ "group", "s" }, /* Group; empty for a group of its own. */
-	{ "uid", "u" }, /* User id, from the kernel. */
-	{ "gid", "u" }, /* Group id. */
-	{ "pid", "u" }, /* Process id; 0 across PID namespaces. */
-	{ "worker", "u" }, /* Worker that serves it. */
-	{ "regions", "u" }, /* Regions. */
-	{ "remotes", "u" }, /* Remotes. */
-	{ "tokens", "u" }, /* Live tokens. */
-	{ "ring", "b" }, /* The session has a ring. */
-	{ "age_ns", "t" }, /* Time since HELLO. */
-	{ "transfers", "t" }, /* Transfers that have ended. */
-	{ "bytes", "t" }, /* Bytes that its transfers have moved. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Name given at HELLO. */
+	{ "group", "s", DRAY_DBUS_KIND_TEXT }, /* Group; empty for a group of its own. */
+	{ "uid", "u", DRAY_DBUS_KIND_NUMBER }, /* User id, from the kernel. */
+	{ "gid", "u", DRAY_DBUS_KIND_NUMBER }, /* Group id. */
+	{ "pid", "u", DRAY_DBUS_KIND_NUMBER }, /* Process id; 0 across PID namespaces. */
+	{ "worker", "u", DRAY_DBUS_KIND_NUMBER }, /* Worker that serves it. */
+	{ "regions", "u", DRAY_DBUS_KIND_NUMBER }, /* Regions. */
+	{ "remotes", "u", DRAY_DBUS_KIND_NUMBER }, /* Remotes. */
+	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER }, /* Live tokens. */
+	{ "ring", "b", DRAY_DBUS_KIND_BOOL }, /* The session has a ring. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since HELLO. */
+	{ "transfers", "t", DRAY_DBUS_KIND_NUMBER }, /* Transfers that have ended. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes that its transfers have moved. */
 };
 
 const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N] = {
-	{ "region", "t" }, /* Handle. */
-	{ "name", "s" }, /* Name. */
-	{ "session", "t" }, /* Owner. */
-	{ "kind", "s" }, /* Kind. */
-	{ "access", "s" }, /* r, w or rw. */
-	{ "extents", "u" }, /* Extents. */
-	{ "length", "t" }, /* Bytes. */
-	{ "tokens", "u" }, /* Live tokens. */
-	{ "grants", "u" }, /* Grants held by peers. */
-	{ "state", "s" }, /* live or removing. */
+	{ "region", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Name. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Owner. */
+	{ "kind", "s", DRAY_DBUS_KIND_TEXT }, /* Kind. */
+	{ "access", "s", DRAY_DBUS_KIND_TEXT }, /* r, w or rw. */
+	{ "extents", "u", DRAY_DBUS_KIND_NUMBER }, /* Extents. */
+	{ "length", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes. */
+	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER }, /* Live tokens. */
+	{ "grants", "u", DRAY_DBUS_KIND_NUMBER }, /* Grants held by peers. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* live or removing. */
 	/* RDMA devices that its memory is registered with, or why none; empty without rails. */
-	{ "rdma", "s" },
+	{ "rdma", "s", DRAY_DBUS_KIND_TEXT },
 	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
-	{ "device", "s" },
+	{ "device", "s", DRAY_DBUS_KIND_TEXT },
 };
 
 const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
-	{ "peer", "t" }, /* Handle. */
-	{ "agent_id", "s" }, /* Agent id, 32 hex digits; empty until known. */
-	{ "incarnation", "t" }, /* Incarnation. */
-	{ "segment", "s" }, /* Segment. */
-	{ "state", "s" }, /* State of the control connection. */
-	{ "reason", "s" }, /* Why it is in that state. */
-	{ "since_ns", "t" }, /* Time in that state. */
-	{ "initiator", "b" }, /* This side connected. */
-	{ "grants", "u" }, /* Grants the peer holds here. */
-	{ "imports", "u" }, /* Remotes imported from it. */
-	{ "streams", "u" }, /* Open data streams of both sides. */
-	{ "heartbeat_age_ns", "t" }, /* Time since the last message of the peer. */
-	{ "transport", "s" }, /* Path in use. */
-	{ "rails", "u" }, /* Rails with a path to the peer. */
-	{ "queue_pairs", "u" }, /* Queue pairs that post to it. */
+	{ "peer", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
+	{ "agent_id", "s", DRAY_DBUS_KIND_TEXT }, /* Agent id, 32 hex digits; empty until known. */
+	{ "incarnation", "t", DRAY_DBUS_KIND_NUMBER }, /* Incarnation. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Segment. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* State of the control connection. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
+	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time in that state. */
+	{ "initiator", "b", DRAY_DBUS_KIND_BOOL }, /* This side connected. */
+	{ "grants", "u", DRAY_DBUS_KIND_NUMBER }, /* Grants the peer holds here. */
+	{ "imports", "u", DRAY_DBUS_KIND_NUMBER }, /* Remotes imported from it. */
+	{ "streams", "u", DRAY_DBUS_KIND_NUMBER }, /* Open data streams of both sides. */
+	/* Time since the last message of the peer. */
+	{ "heartbeat_age_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path in use. */
+	{ "rails", "u", DRAY_DBUS_KIND_NUMBER }, /* Rails with a path to the peer. */
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post to it. */
 };
 
 const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
-	{ "device", "s" }, /* RDMA device. */
-	{ "port", "u" }, /* Port number. */
-	{ "state", "s" }, /* State of the port. */
-	{ "usable", "b" }, /* The port is active and has a usable GID. */
-	{ "layer", "s" }, /* Link layer. */
-	{ "rate", "t" }, /* Bits per second on the wire; 0 unknown. */
-	{ "mtu", "u" }, /* Active MTU in bytes. */
-	{ "netdev", "s" }, /* Network interface; empty for none in this namespace. */
-	{ "numa", "i" }, /* NUMA node; -1 unknown. */
-	{ "gid_index", "i" }, /* Index of the GID in use; -1 for none. */
-	{ "gid", "s" }, /* The GID; empty for none. */
-	{ "reason", "s" }, /* Reason for this GID, or for none. */
-	{ "rail", "i" }, /* Number of the rail; -1 if the agent does not use the port. */
+	{ "device", "s", DRAY_DBUS_KIND_TEXT }, /* RDMA device. */
+	{ "port", "u", DRAY_DBUS_KIND_NUMBER }, /* Port number. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* State of the port. */
+	{ "usable", "b", DRAY_DBUS_KIND_BOOL }, /* The port is active and has a usable GID. */
+	{ "layer", "s", DRAY_DBUS_KIND_TEXT }, /* Link layer. */
+	{ "rate", "t", DRAY_DBUS_KIND_RATE }, /* Bits per second on the wire; 0 unknown. */
+	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER }, /* Active MTU in bytes. */
+	/* Network interface; empty for none in this namespace. */
+	{ "netdev", "s", DRAY_DBUS_KIND_TEXT },
+	{ "numa", "i", DRAY_DBUS_KIND_SIGNED }, /* NUMA node; -1 unknown. */
+	{ "gid_index", "i", DRAY_DBUS_KIND_SIGNED }, /* Index of the GID in use; -1 for none. */
+	{ "gid", "s", DRAY_DBUS_KIND_TEXT }, /* The GID; empty for none. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason for this GID, or for none. */
+	/* Number of the rail; -1 if the agent does not use the port. */
+	{ "rail", "i", DRAY_DBUS_KIND_SIGNED },
 	/*
 	 * absent, opening, up, down, failed or closing; empty if the agent does not use the port.
 	 */
-	{ "rail_state", "s" },
-	{ "rail_reason", "s" }, /* Why it is in that state. */
-	{ "queue_pairs", "u" }, /* Queue pairs that post. */
-	{ "serving", "u" }, /* Queue pairs that serve peers. */
-	{ "sent_bytes", "t" }, /* Bytes written. */
-	{ "received_bytes", "t" }, /* Bytes read. */
-	{ "slices", "t" }, /* Slices that ended ok. */
-	{ "retries", "t" }, /* Slices retried on this rail. */
-	{ "failovers", "t" }, /* Slices that were in flight when their queue pair was lost. */
+	{ "rail_state", "s", DRAY_DBUS_KIND_STATE },
+	{ "rail_reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post. */
+	{ "serving", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that serve peers. */
+	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes written. */
+	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes read. */
+	{ "slices", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices that ended ok. */
+	{ "retries", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices retried on this rail. */
+	/* Slices that were in flight when their queue pair was lost. */
+	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER },
 };
 
 const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N] = {
-	{ "peer", "t" }, /* Handle of the peer. */
-	{ "segment", "s" }, /* Its segment. */
-	{ "device", "s" }, /* RDMA device here. */
-	{ "port", "u" }, /* Port number here. */
-	{ "gid", "s" }, /* GID here. */
-	{ "to_rail", "u" }, /* Rail of the peer. */
-	{ "to_gid", "s" }, /* Its GID. */
-	{ "mtu", "u" }, /* Path MTU in bytes. */
-	{ "state", "s" }, /* idle, connecting, up or failed. */
-	{ "reason", "s" }, /* Why the two ports reach each other, or the last error. */
-	{ "queue_pairs", "u" }, /* Queue pairs that post. */
-	{ "sent_bytes", "t" }, /* Bytes written. */
-	{ "received_bytes", "t" }, /* Bytes read. */
-	{ "slices", "t" }, /* Slices that ended ok. */
-	{ "retries", "t" }, /* Slices retried on this path. */
-	{ "failovers", "t" }, /* Slices that were in flight when their queue pair was lost. */
+	{ "peer", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle of the peer. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Its segment. */
+	{ "device", "s", DRAY_DBUS_KIND_TEXT }, /* RDMA device here. */
+	{ "port", "u", DRAY_DBUS_KIND_NUMBER }, /* Port number here. */
+	{ "gid", "s", DRAY_DBUS_KIND_TEXT }, /* GID here. */
+	{ "to_rail", "u", DRAY_DBUS_KIND_NUMBER }, /* Rail of the peer. */
+	{ "to_gid", "s", DRAY_DBUS_KIND_TEXT }, /* Its GID. */
+	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER }, /* Path MTU in bytes. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* idle, connecting, up or failed. */
+	/* Why the two ports reach each other, or the last error. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT },
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post. */
+	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes written. */
+	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes read. */
+	{ "slices", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices that ended ok. */
+	{ "retries", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices retried on this path. */
+	/* Slices that were in flight when their queue pair was lost. */
+	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER },
 };
 
 const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
-	{ "index", "u" }, /* CUDA's index of the GPU. */
-	{ "name", "s" }, /* Model. */
-	{ "uuid", "s" }, /* UUID. */
-	{ "bdf", "s" }, /* PCI address. */
-	{ "state", "s" }, /* unused, starting, ready, lost or excluded. */
-	{ "reason", "s" }, /* Why it is lost or excluded; else empty. */
-	{ "memory", "t" }, /* Bytes of GPU memory. */
+	{ "index", "u", DRAY_DBUS_KIND_NUMBER }, /* CUDA's index of the GPU. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Model. */
+	{ "uuid", "s", DRAY_DBUS_KIND_TEXT }, /* UUID. */
+	{ "bdf", "s", DRAY_DBUS_KIND_TEXT }, /* PCI address. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unused, starting, ready, lost or excluded. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is lost or excluded; else empty. */
+	{ "memory", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of GPU memory. */
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
-	{ "context_bytes", "t" },
-	{ "regions", "u" }, /* Regions on it. */
-	{ "bytes", "t" }, /* Bytes of these regions. */
-	{ "multiprocessors", "u" }, /* Multiprocessors. */
-	{ "dmabuf", "b" }, /* The GPU can export its memory as DMA-BUF, for RDMA devices. */
+	{ "context_bytes", "t", DRAY_DBUS_KIND_SIZE },
+	{ "regions", "u", DRAY_DBUS_KIND_NUMBER }, /* Regions on it. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of these regions. */
+	{ "multiprocessors", "u", DRAY_DBUS_KIND_NUMBER }, /* Multiprocessors. */
+	/* The GPU can export its memory as DMA-BUF, for RDMA devices. */
+	{ "dmabuf", "b", DRAY_DBUS_KIND_BOOL },
 	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
-	{ "peers", "s" },
+	{ "peers", "s", DRAY_DBUS_KIND_TEXT },
 };
 
 const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N] = {
-	{ "session", "t" }, /* Session. */
-	{ "request", "t" }, /* Request id. */
-	{ "direction", "s" }, /* read or write. */
-	{ "class", "s" }, /* bulk or latency. */
-	{ "transport", "s" }, /* Path. */
-	{ "gpu_path", "s" }, /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Session. */
+	{ "request", "t", DRAY_DBUS_KIND_NUMBER }, /* Request id. */
+	{ "direction", "s", DRAY_DBUS_KIND_TEXT }, /* read or write. */
+	{ "class", "s", DRAY_DBUS_KIND_TEXT }, /* bulk or latency. */
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path. */
+	/* Part of GPU memory: within, peer, host, staged, direct; none. */
+	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT },
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
-	{ "rails", "s" },
-	{ "state", "s" }, /* waiting, running, stopping or notifying. */
-	{ "operations", "u" }, /* Operations after merging. */
-	{ "bytes", "t" }, /* Bytes in all. */
-	{ "bytes_done", "t" }, /* Bytes in place. */
-	{ "slices", "u" }, /* Slices in flight. */
-	{ "age_ns", "t" }, /* Time since acceptance. */
-	{ "left_ns", "t" }, /* Time until the deadline. */
+	{ "rails", "s", DRAY_DBUS_KIND_TEXT },
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* waiting, running, stopping or notifying. */
+	{ "operations", "u", DRAY_DBUS_KIND_NUMBER }, /* Operations after merging. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in all. */
+	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in place. */
+	{ "slices", "u", DRAY_DBUS_KIND_NUMBER }, /* Slices in flight. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since acceptance. */
+	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time until the deadline. */
 };
 
 const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N] = {
-	{ "session", "t" }, /* Session. */
-	{ "request", "t" }, /* Request id. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Session. */
+	{ "request", "t", DRAY_DBUS_KIND_NUMBER }, /* Request id. */
 	/* Segment of the peer; empty within this agent, and if the peer is gone. */
-	{ "segment", "s" },
-	{ "direction", "s" }, /* read or write. */
-	{ "class", "s" }, /* bulk or latency. */
-	{ "transport", "s" }, /* Path; none if nothing was moved. */
-	{ "gpu_path", "s" }, /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT },
+	{ "direction", "s", DRAY_DBUS_KIND_TEXT }, /* read or write. */
+	{ "class", "s", DRAY_DBUS_KIND_TEXT }, /* bulk or latency. */
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path; none if nothing was moved. */
+	/* Part of GPU memory: within, peer, host, staged, direct; none. */
+	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT },
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
-	{ "rails", "s" },
-	{ "status", "s" }, /* ok, or the name of the error. */
-	{ "operations", "u" }, /* Operations after merging. */
-	{ "bytes", "t" }, /* Bytes in all. */
-	{ "bytes_done", "t" }, /* Bytes in place. */
-	{ "slices", "u" }, /* Slices it took. */
-	{ "resent", "u" }, /* Slices retried after their stream or queue pair died. */
-	{ "duration_ns", "t" }, /* Time from acceptance to the end. */
-	{ "waited_ns", "t" }, /* Part of the duration: waiting for the wait word. */
-	{ "queued_ns", "t" }, /* Part of the duration: waiting for the first slice. */
+	{ "rails", "s", DRAY_DBUS_KIND_TEXT },
+	{ "status", "s", DRAY_DBUS_KIND_STATE }, /* ok, or the name of the error. */
+	{ "operations", "u", DRAY_DBUS_KIND_NUMBER }, /* Operations after merging. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in all. */
+	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in place. */
+	{ "slices", "u", DRAY_DBUS_KIND_NUMBER }, /* Slices it took. */
+	/* Slices retried after their stream or queue pair died. */
+	{ "resent", "u", DRAY_DBUS_KIND_NUMBER },
+	{ "duration_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time from acceptance to the end. */
+	/* Part of the duration: waiting for the wait word. */
+	{ "waited_ns", "t", DRAY_DBUS_KIND_SPAN },
+	/* Part of the duration: waiting for the first slice. */
+	{ "queued_ns", "t", DRAY_DBUS_KIND_SPAN },
 	/*
 	 * Part of the duration: from the first slice until all bytes were in place or none could
 	 * move any more.
 	 */
-	{ "moved_ns", "t" },
+	{ "moved_ns", "t", DRAY_DBUS_KIND_SPAN },
 	/* Part of the duration: waiting for the answer to the notification. */
-	{ "notified_ns", "t" },
-	{ "ago_ns", "t" }, /* Time since the end. */
+	{ "notified_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "ago_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since the end. */
 };
 
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
-	{ "number", "t" }, /* Number of the event, from 1 at the agent's start, without gaps. */
-	{ "time_ns", "t" }, /* Nanoseconds since 1970. */
-	{ "kind", "s" }, /* state, rail, peer, session, config, log-level, segment or preferred. */
+	/* Number of the event, from 1 at the agent's start, without gaps. */
+	{ "number", "t", DRAY_DBUS_KIND_NUMBER },
+	{ "time_ns", "t", DRAY_DBUS_KIND_TIME }, /* Nanoseconds since 1970. */
+	/* state, rail, peer, session, config, log-level, segment or preferred. */
+	{ "kind", "s", DRAY_DBUS_KIND_TEXT },
 	/*
 	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with
 	 * its name, a file, a key or a segment.
 	 */
-	{ "subject", "s" },
-	{ "old", "s" }, /* State before the change. */
-	{ "new", "s" }, /* State after the change. */
-	{ "reason", "s" }, /* Reason. */
+	{ "subject", "s", DRAY_DBUS_KIND_TEXT },
+	{ "old", "s", DRAY_DBUS_KIND_STATE }, /* State before the change. */
+	{ "new", "s", DRAY_DBUS_KIND_STATE }, /* State after the change. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason. */
 };
 
 const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N] = {
-	{ "key", "s" }, /* Key. */
+	{ "key", "s", DRAY_DBUS_KIND_TEXT }, /* Key. */
 	/* Value in the form of the configuration; lists are separated by commas. */
-	{ "value", "s" },
-	{ "origin", "s" }, /* default, FILE:LINE, environment VARIABLE or command line. */
-	{ "reload", "b" }, /* The key can change while the agent runs. */
+	{ "value", "s", DRAY_DBUS_KIND_TEXT },
+	/* default, FILE:LINE, environment VARIABLE or command line. */
+	{ "origin", "s", DRAY_DBUS_KIND_TEXT },
+	{ "reload", "b", DRAY_DBUS_KIND_BOOL }, /* The key can change while the agent runs. */
 };
 
 const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N] = {
-	{ "name", "s" }, /* running, listener, rdma, tcp, or segment:HOST:PORT. */
-	{ "ok", "b" }, /* The condition holds. */
-	{ "required", "b" }, /* The agent is ready only with this condition. */
-	{ "reason", "s" }, /* What holds, or what is missing. */
+	/* running, listener, rdma, tcp, or segment:HOST:PORT. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT },
+	{ "ok", "b", DRAY_DBUS_KIND_BOOL }, /* The condition holds. */
+	{ "required", "b", DRAY_DBUS_KIND_BOOL }, /* The agent is ready only with this condition. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* What holds, or what is missing. */
 };
 
 const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N] = {
-	{ "segment", "s" }, /* host:port. */
-	{ "state", "s" }, /* unknown, probing, ready or lost. */
-	{ "verified", "b" }, /* A probe has confirmed the state since the agent's start. */
-	{ "preferred", "b" }, /* Preferred for the empty scope. */
-	{ "local", "b" }, /* On this node. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* host:port. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unknown, probing, ready or lost. */
+	/* A probe has confirmed the state since the agent's start. */
+	{ "verified", "b", DRAY_DBUS_KIND_BOOL },
+	{ "preferred", "b", DRAY_DBUS_KIND_BOOL }, /* Preferred for the empty scope. */
+	{ "local", "b", DRAY_DBUS_KIND_BOOL }, /* On this node. */
 	/*
 	 * Sources that know it, separated by commas: config, listener, master, peer, hint, state.
 	 */
-	{ "sources", "s" },
+	{ "sources", "s", DRAY_DBUS_KIND_TEXT },
 	/*
 	 * Kind of probe: tcp, dray, mooncake, http, master (ready while a master lists the
 	 * segment), peer (ready while its agent is connected); empty: it is not probed.
 	 */
-	{ "probe", "s" },
-	{ "target", "s" }, /* Address that is probed; empty: the segment itself. */
-	{ "reason", "s" }, /* Why it is in that state. */
-	{ "since_ns", "t" }, /* Time in that state. */
-	{ "latency_ns", "t" }, /* Duration of the last successful probe; 0: there was none. */
-	{ "probes", "t" }, /* Number of probes. */
-	{ "failures", "t" }, /* Number of failed probes. */
-	{ "next_ns", "t" }, /* Time until the next probe; 0: none is planned. */
-	{ "capacity", "t" }, /* Bytes of the segment, from a Mooncake master; 0: unknown. */
-	{ "allocated", "t" }, /* Bytes of the segment in use. */
+	{ "probe", "s", DRAY_DBUS_KIND_TEXT },
+	/* Address that is probed; empty: the segment itself. */
+	{ "target", "s", DRAY_DBUS_KIND_TEXT },
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
+	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time in that state. */
+	/* Duration of the last successful probe; 0: there was none. */
+	{ "latency_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "probes", "t", DRAY_DBUS_KIND_NUMBER }, /* Number of probes. */
+	{ "failures", "t", DRAY_DBUS_KIND_NUMBER }, /* Number of failed probes. */
+	/* Time until the next probe; 0: none is planned. */
+	{ "next_ns", "t", DRAY_DBUS_KIND_SPAN },
+	/* Bytes of the segment, from a Mooncake master; 0: unknown. */
+	{ "capacity", "t", DRAY_DBUS_KIND_SIZE },
+	{ "allocated", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of the segment in use. */
 	/* Time since it was last ready; 0: it is ready now, or never was. */
-	{ "ready_ago_ns", "t" },
+	{ "ready_ago_ns", "t", DRAY_DBUS_KIND_SPAN },
 };
 
 const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N] = {
-	{ "rank", "u" }, /* Rank, from 1. */
-	{ "segment", "s" }, /* host:port. */
-	{ "preference", "s" }, /* Reason to prefer it: explicit, environment, hint or detected. */
-	{ "state", "s" }, /* unknown, probing, ready or lost. */
-	{ "chosen", "b" }, /* The preferred segment. */
-	{ "reason", "s" }, /* Reason for its rank. */
+	{ "rank", "u", DRAY_DBUS_KIND_NUMBER }, /* Rank, from 1. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* host:port. */
+	/* Reason to prefer it: explicit, environment, hint or detected. */
+	{ "preference", "s", DRAY_DBUS_KIND_TEXT },
+	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unknown, probing, ready or lost. */
+	{ "chosen", "b", DRAY_DBUS_KIND_BOOL }, /* The preferred segment. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason for its rank. */
 };
 
 const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N] = {
-	{ "scope", "s" }, /* Scope. */
-	{ "segment", "s" }, /* Segment. */
-	{ "source", "s" }, /* explicit, environment, detected or client. */
-	{ "uid", "u" }, /* User id of the client that stored it; 0 for other sources. */
-	{ "score", "u" }, /* Higher is better. */
-	{ "age_ns", "t" }, /* Time since it was stored. */
-	{ "left_ns", "t" }, /* Time until it expires. */
-	{ "counts", "b" }, /* The effective hint of its scope. */
+	{ "scope", "s", DRAY_DBUS_KIND_TEXT }, /* Scope. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Segment. */
+	{ "source", "s", DRAY_DBUS_KIND_TEXT }, /* explicit, environment, detected or client. */
+	/* User id of the client that stored it; 0 for other sources. */
+	{ "uid", "u", DRAY_DBUS_KIND_NUMBER },
+	{ "score", "u", DRAY_DBUS_KIND_NUMBER }, /* Higher is better. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since it was stored. */
+	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time until it expires. */
+	{ "counts", "b", DRAY_DBUS_KIND_BOOL }, /* The effective hint of its scope. */
 };
 
 const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N] = {
-	{ "profile", "s" }, /* Profile. */
-	{ "name", "s" }, /* Name of the variable, or of the argument for profiles of arguments. */
-	{ "value", "s" }, /* Value; empty if the variable is left out. */
-	{ "left_out", "b" }, /* The variable is left out because it has no value. */
-	{ "argument", "b" }, /* A command-line argument NAME=VALUE instead of a variable. */
-	{ "reason", "s" }, /* Origin of the value, or why there is none. */
+	{ "profile", "s", DRAY_DBUS_KIND_TEXT }, /* Profile. */
+	/* Name of the variable, or of the argument for profiles of arguments. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT },
+	{ "value", "s", DRAY_DBUS_KIND_TEXT }, /* Value; empty if the variable is left out. */
+	/* The variable is left out because it has no value. */
+	{ "left_out", "b", DRAY_DBUS_KIND_BOOL },
+	/* A command-line argument NAME=VALUE instead of a variable. */
+	{ "argument", "b", DRAY_DBUS_KIND_BOOL },
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Origin of the value, or why there is none. */
 };

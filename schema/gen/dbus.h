@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define DRAY_DBUS_INTERFACE "dev.dray.Agent1"
 #define DRAY_DBUS_PATH "/dev/dray/Agent"
@@ -14,10 +15,10 @@
 #define DRAY_DBUS_PROPERTY_AGENT_ID "AgentId" /* Agent id, 32 hex digits. */
 #define DRAY_DBUS_PROPERTY_INCARNATION "Incarnation" /* Incarnation. */
 #define DRAY_DBUS_PROPERTY_SEGMENT "Segment" /* Advertised segment; empty without a listener. */
-#define DRAY_DBUS_PROPERTY_PID "Pid" /* Process id in the agent's namespace. */
-#define DRAY_DBUS_PROPERTY_WORKERS "Workers" /* Data workers. */
 /* The preferred segment; empty for none. */
 #define DRAY_DBUS_PROPERTY_PREFERRED_SEGMENT "PreferredSegment"
+#define DRAY_DBUS_PROPERTY_PID "Pid" /* Process id in the agent's namespace. */
+#define DRAY_DBUS_PROPERTY_WORKERS "Workers" /* Data workers. */
 /*
  * Longest time that a worker polls after work before it sleeps: agent.poll_time, or 0 if the agent
  * has less than two CPUs.
@@ -124,11 +125,62 @@ struct dray_dbus_method {
 #define DRAY_DBUS_METHOD_N 26
 extern const struct dray_dbus_method dray_dbus_methods[26];
 
+/* What a field holds. */
+enum dray_dbus_kind {
+	DRAY_DBUS_KIND_TEXT,
+	DRAY_DBUS_KIND_STATE, /* the name of a state */
+	DRAY_DBUS_KIND_BOOL,
+	DRAY_DBUS_KIND_NUMBER,
+	DRAY_DBUS_KIND_SIGNED, /* below 0: unknown, or none */
+	DRAY_DBUS_KIND_SIZE, /* bytes */
+	DRAY_DBUS_KIND_RATE, /* bits per second; 0: unknown */
+	DRAY_DBUS_KIND_SPAN, /* nanoseconds */
+	DRAY_DBUS_KIND_TIME, /* nanoseconds since 1970 */
+};
+
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {
 	const char *key;
-	const char *type; /* D-Bus signature: s b u t */
+	const char *type; /* D-Bus signature: s b u i t */
+	enum dray_dbus_kind kind;
 };
+
+/* Properties with one value each, as members of struct dray_dbus_properties. */
+struct dray_dbus_properties {
+	const char *state; /* running, draining or drained. */
+	const char *version; /* Release. */
+	const char *agent_id; /* Agent id, 32 hex digits. */
+	uint64_t incarnation; /* Incarnation. */
+	const char *segment; /* Advertised segment; empty without a listener. */
+	const char *preferred_segment; /* The preferred segment; empty for none. */
+	uint64_t pid; /* Process id in the agent's namespace. */
+	uint64_t workers; /* Data workers. */
+	/*
+	 * Longest time that a worker polls after work before it sleeps: agent.poll_time, or 0 if
+	 * the agent has less than two CPUs.
+	 */
+	uint64_t poll_time_ns;
+	const char *poll_reason; /* Why PollTimeNs is 0; else empty. */
+	/* State of the CUDA plug-in: not loaded yet, its version, or why it cannot be used. */
+	const char *gpu_plugin;
+	uint64_t uptime_ns; /* Nanoseconds since start. */
+	const char *log_level; /* Lowest level that is logged. */
+	uint64_t transfers_left; /* While draining: transfers in flight; else 0. */
+	/* While draining: bytes that transfers in flight still have to move; else 0. */
+	uint64_t bytes_left;
+	uint64_t grants_left; /* While draining: grants that peers still hold; else 0. */
+	uint64_t deadline_ns; /* While draining: nanoseconds until its limit; else 0. */
+};
+
+struct dray_dbus_property {
+	const char *name; /* on D-Bus */
+	const char *key; /* of the member */
+	const char *type; /* "s", "u" or "t" */
+	size_t offset; /* of the member */
+};
+
+#define DRAY_DBUS_PROPERTIES_N 17
+extern const struct dray_dbus_property dray_dbus_properties[DRAY_DBUS_PROPERTIES_N];
 
 enum dray_dbus_session_field {
 	DRAY_DBUS_SESSION_FIELD_SESSION,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables in gen/errors, config, metrics and dbus."""
 
-from generator.model import INT64_MAX, BUCKETS_MAX, LABELS_MAX, SchemaError
+from generator.check import INT64_MAX, SchemaError
+from generator.model import BUCKETS_MAX, LABELS_MAX
 from generator.text import Names, banner, dbus_error, quoted, snake
 
 
@@ -209,13 +210,43 @@ def signature(args):
     return "".join(a["type"] for a in args)
 
 
+def kind_of(f):
+    """What a field holds; its name says so."""
+    name = f["name"]
+    if f["type"] == "s":
+        return "STATE" if name in ("state", "rail_state", "status", "old", "new") else "TEXT"
+    if f["type"] in ("b", "i"):
+        return "BOOL" if f["type"] == "b" else "SIGNED"
+    if name.endswith("_ns"):
+        return "TIME" if name == "time_ns" else "SPAN"
+    if "bytes" in name or name in ("length", "memory", "capacity", "allocated"):
+        return "SIZE"
+    return "RATE" if name == "rate" else "NUMBER"
+
+
+def properties(d):
+    """The properties with one value each, as members of a struct."""
+    simple = [(p, snake(p["name"])) for p in d["properties"] if p["type"] in ("s", "u", "t")]
+    h = "\n/* Properties with one value each, as members of struct dray_dbus_properties. */\nstruct dray_dbus_properties {\n"
+    c = f"\nconst struct dray_dbus_property dray_dbus_properties[{len(simple)}] = {{\n"
+    for p, name in simple:
+        h += f"\t{'const char *' if p['type'] == 's' else 'uint64_t '}{name}; /* {p['doc']} */\n"
+        c += (f"\t{{ {quoted(p['name'])}, {quoted(name)}, {quoted(p['type'])}, "
+              f"offsetof(struct dray_dbus_properties, {name}) }},\n")
+    h += ("};\n\nstruct dray_dbus_property {\n\tconst char *name; /* on D-Bus */\n\tconst char *key; /* of the member */\n"
+          "\tconst char *type; /* \"s\", \"u\" or \"t\" */\n\tsize_t offset; /* of the member */\n};\n\n"
+          f"#define DRAY_DBUS_PROPERTIES_N {len(simple)}\n"
+          "extern const struct dray_dbus_property dray_dbus_properties[DRAY_DBUS_PROPERTIES_N];\n")
+    return h, c + "};\n"
+
+
 def dbus(d):
     names = Names("dbus.yaml", SchemaError)
 
     def define(name, value, doc=""):
         return f"#define {names.add(name, doc or value)} {quoted(value)}" + (f" /* {doc} */" if doc else "") + "\n"
 
-    h = "#include <stdbool.h>\n#include <stddef.h>\n\n"
+    h = "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n\n"
     h += define("DRAY_DBUS_INTERFACE", d["interface"]) + define("DRAY_DBUS_PATH", d["path"])
     for kind, items in (("PROPERTY", d["properties"]), ("METHOD", d["methods"]), ("SIGNAL", d["signals"])):
         h += "\n"
@@ -236,18 +267,34 @@ struct dray_dbus_method {
     h += f"#define {names.add('DRAY_DBUS_METHOD_N', 'methods')} {n}\n"
     h += f"extern const struct dray_dbus_method dray_dbus_methods[{n}];\n"
     h += """
+/* What a field holds. */
+enum dray_dbus_kind {
+	DRAY_DBUS_KIND_TEXT,
+	DRAY_DBUS_KIND_STATE, /* the name of a state */
+	DRAY_DBUS_KIND_BOOL,
+	DRAY_DBUS_KIND_NUMBER,
+	DRAY_DBUS_KIND_SIGNED, /* below 0: unknown, or none */
+	DRAY_DBUS_KIND_SIZE, /* bytes */
+	DRAY_DBUS_KIND_RATE, /* bits per second; 0: unknown */
+	DRAY_DBUS_KIND_SPAN, /* nanoseconds */
+	DRAY_DBUS_KIND_TIME, /* nanoseconds since 1970 */
+};
+
 /* One entry of the dictionaries that the list methods return. */
 struct dray_dbus_field {
 	const char *key;
-	const char *type; /* D-Bus signature: s b u t */
+	const char *type; /* D-Bus signature: s b u i t */
+	enum dray_dbus_kind kind;
 };
 """
+    members, table = properties(d)
+    h += members
     c = banner("/*", " */") + '#include "schema/gen/dbus.h"\n'
     c += f"\nconst struct dray_dbus_method dray_dbus_methods[{n}] = {{\n"
     for m in d["methods"]:
         change = "true" if m["change"] else "false"
         c += f"\t{{ {quoted(m['name'])}, {quoted(signature(m['out']))}, {change} }},\n"
-    c += "};\n"
+    c += "};\n" + table
     for r in d["records"]:
         up = f"DRAY_DBUS_{r['name'].upper()}"
         h += f"\nenum dray_dbus_{r['name']}_field {{\n"
@@ -257,7 +304,8 @@ struct dray_dbus_field {
         h += f"extern const struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N];\n"
         c += f"\nconst struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N] = {{\n"
         for f in r["fields"]:
-            c += f"\t{{ {quoted(f['name'])}, {quoted(f['type'])} }}, /* {f['doc']} */\n"
+            c += (f"\t{{ {quoted(f['name'])}, {quoted(f['type'])}, DRAY_DBUS_KIND_{kind_of(f)} }},"
+                  f" /* {f['doc']} */\n")
         c += "};\n"
     xml = introspection(d)
     return {"schema/gen/dbus.h": guarded("dbus", h), "schema/gen/dbus.c": c,

@@ -6,6 +6,9 @@ import re
 import yaml
 
 NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+SIZES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+INT64_MAX = 2**63 - 1
 
 
 class SchemaError(Exception):
@@ -62,3 +65,10 @@ def named(where, items):
             raise SchemaError(f"{where}: bad name {item['name']}")
     unique(where, "name", [(i["name"], i["name"]) for i in items])
     return items
+
+
+def with_unit(where, text, units):
+    m = re.match(r"^([0-9]+)([A-Za-z]*)$", str(text))
+    if not m or m.group(2) not in units:
+        raise SchemaError(f"{where}: bad value {text}")
+    return int(m.group(1)) * units[m.group(2)]

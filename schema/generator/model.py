@@ -3,13 +3,11 @@
 
 import re
 
-from generator import state
-from generator.check import NAME, SchemaError, check_keys, load_yaml, named, unique
+from generator import drayctl, state
+from generator.check import (INT64_MAX, NAME, SIZES, TIMES, SchemaError, check_keys, load_yaml, named, unique,
+                             with_unit)
 
 INTS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
-SIZES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-INT64_MAX = 2**63 - 1
 REPLY = 0x8000
 EVENT = 0x4000
 CONFIG_TYPES = ("string", "path", "bool", "int", "size", "duration", "enum", "list")
@@ -267,13 +265,6 @@ class Protocol:
         return sum(v["value"] for v in self.bits[bits]["values"])
 
 
-def with_unit(where, text, units):
-    m = re.match(r"^([0-9]+)([A-Za-z]*)$", str(text))
-    if not m or m.group(2) not in units:
-        raise SchemaError(f"{where}: bad value {text}")
-    return int(m.group(1)) * units[m.group(2)]
-
-
 class ConfigKey:
     def __init__(self, raw):
         where = f"config.yaml: key {raw.get('key')}"
@@ -451,4 +442,5 @@ class Schema:
         self.metrics = load_metrics(metrics)
         self.families = load_families(metrics)
         self.dbus = load_dbus(load_yaml(folder / "dbus.yaml"))
+        self.drayctl = drayctl.load(load_yaml(folder / "drayctl.yaml"), self.dbus)
         self.state = state.load(load_yaml(folder / "state.yaml"))

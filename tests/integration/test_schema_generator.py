@@ -135,6 +135,16 @@ OTHER_BAD = {
     "state parameters": ("state.yaml", "parameters: [segment, keep]", "parameters: [keep, segment]",
                          "statement event_trim: its text has the parameters segment, keep"),
     "state duplicate": ("state.yaml", "name: event_all", "name: hint_all", "duplicate name hint_all"),
+    "drayctl option": ("drayctl.yaml", "options: [enable, disable]", "options: [enable, disables]", "disables is no option of a verb"),
+    "drayctl unused option": ("drayctl.yaml", "options: [enable, disable]", "options: [enable]", "no verb has disable"),
+    "drayctl limits": ("drayctl.yaml", "    min: 100ms\n", "", "min, max, default and implied are for N, SIZE and DURATION"),
+    "drayctl range": ("drayctl.yaml", "    min: 100ms\n", "    min: 100h\n", "min is over max"),
+    "drayctl kind": ("drayctl.yaml", "kind: verb}]", "kind: verbs}]", "unknown kind verbs"),
+    "drayctl rule": ("drayctl.yaml", "{option: ttl, needs: set}", "{option: ttl, needs: sett}", "unknown option sett"),
+    "drayctl example": ("drayctl.yaml", 'example: "drayctl peers"', 'example: "drayctl rails"', "the example is one of another verb"),
+    "drayctl list": ("drayctl.yaml", "    list: peers\n", "    list: pears\n", "unknown list pears"),
+    "drayctl column": ("drayctl.yaml", 'columns: "scope segment source', 'columns: "scope segments source', "has no field segments"),
+    "drayctl method": ("drayctl.yaml", "method: ListHints", "method: Reload", "Reload returns no records"),
     "peer record": ("peer.yaml", "of: rail", "of: rails", "unknown record rails"),
 }
 BAD = [("data.yaml", *v) for v in DATA_BAD.values()] + list(OTHER_BAD.values())

@@ -484,7 +484,7 @@ static void bench_prints_the_golden_text(void **state)
 					 .batch = 8,
 					 .sessions = 4,
 					 .rounds = 11,
-					 .wait = BENCH_WAIT_SPIN,
+					 .wait = CTL_WAIT_METHOD_SPIN,
 					 .direction = DRAY_DIRECTION_WRITE,
 					 .priority = DRAY_PRIORITY_LATENCY };
 	struct bench_result *result = calloc(1, sizeof(*result));

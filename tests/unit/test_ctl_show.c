@@ -7,7 +7,6 @@
 #include "ctl/render/human.h"
 #include "ctl/render/json.h"
 #include "ctl/render/table.h"
-#include "ctl/render/text.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 
@@ -96,34 +95,6 @@ static void tables_are_aligned(void **state)
 		else
 			assert_string_equal(text, expected);
 		free(text);
-	}
-}
-
-static void texts_are_wrapped(void **state)
-{
-	static const struct {
-		const char *in, *out;
-	} rows[] = {
-		{ "", "" },
-		{ "one", "one\n" },
-		{ "1234 6789", "1234 6789\n" },
-		{ "1234 67890 2", "1234 67890\n2\n" },
-		{ "1234 678901 2", "1234\n678901 2\n" },
-		{ "a longerthanaline b", "a\nlongerthanaline\nb\n" },
-		{ "a  b\nc", "a b c\n" },
-		{ "a\n\nb", "a\n\nb\n" },
-		{ "a:\n\n  first and  second\n  third\n\nb",
-		  "a:\n\n  first and  second\n  third\n\nb\n" },
-	};
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
-		dray_auto_free char *text = NULL;
-		size_t n;
-		FILE *f = open_memstream(&text, &n);
-
-		ctl_text_wrap(f, rows[i].in, 10);
-		fclose(f);
-		assert_string_equal(text, rows[i].out);
 	}
 }
 
@@ -224,7 +195,6 @@ int main(void)
 		cmocka_unit_test(numbers),
 		cmocka_unit_test(foreign_texts_are_escaped),
 		cmocka_unit_test(tables_are_aligned),
-		cmocka_unit_test(texts_are_wrapped),
 		cmocka_unit_test(json_is_escaped_and_nested),
 		cmocka_unit_test(quantiles_are_accurate),
 		cmocka_unit_test(merged_halves_equal_the_whole),
