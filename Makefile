@@ -150,6 +150,7 @@ endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
 $(B)/tests/bench/bench_tcp_transport: $(patsubst %,$(O)/tests/unit/%.o,tcp_lab tcp_lab_gpu tcp_lab_io) $(call obj,$(SRC_fake_gpu))
 $(B)/tests/bench/one_thread: $(O)/tests/unit/client_fake.o
+$(B)/tests/bench/ceiling_tcp: $(O)/tests/unit/tcp_loop.o
 # Its --uring is there only where liburing is.
 $(B)/tests/bench/ceiling_tcp: LIBS_agent += $(shell pkg-config --silence-errors --libs liburing)
 $(B)/tests/integration/schema_recode: $(O)/tests/unit/schema_vectors.o

@@ -2,13 +2,7 @@
 #include "ctl/bench/ceilings.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -48,74 +42,29 @@ static int copy_round(struct bench_ceilings *c, struct bench_ceiling *one,
 	return 0;
 }
 
-static struct ceiling_tcp_plan tcp_plan(const struct bench_ceilings *c, bool sending)
-{
-	const struct bench_plan *p = c->plan;
-	uint64_t batch = dray_max(CALL_BYTES / p->size, (uint64_t)1);
-
-	return (struct ceiling_tcp_plan){
-		.work = c->work,
-		.sending = sending,
-		.local = sending == (p->direction == DRAY_DIRECTION_WRITE),
-		.streams = p->priority == DRAY_PRIORITY_LATENCY ? STREAMS_LATENCY : STREAMS_BULK,
-		.batch = (unsigned)dray_min(batch, (uint64_t)CEILING_TCP_BATCH_MAX),
-	};
-}
-
-/* Fills the child's page tables for shared memory, so that the first round need not. */
-static void pages_fill(const struct bench_ceilings *c)
-{
-	const struct dray_memory *far = &c->far->memory;
-
-	if (c->plan->direction == DRAY_DIRECTION_WRITE)
-		madvise(far->address, far->length, MADV_POPULATE_WRITE);
-	else
-		for (uint64_t i = 0; i < c->plan->sessions; i++)
-			madvise(c->sessions[i].end.memory.address, c->sessions[i].end.memory.length,
-				MADV_POPULATE_WRITE);
-}
-
-static int receiver_start(struct bench_ceilings *c, struct bench_ceiling *one, uint16_t *ret_port)
-{
-	struct ceiling_tcp_plan plan = tcp_plan(c, false);
-	pid_t parent = getpid();
-	struct ceiling_tcp *t;
-	int ret = ceiling_tcp_new(&plan, &t);
-
-	if (ret)
-		return ret;
-	ret = ceiling_tcp_listen(t, "127.0.0.1", ret_port);
-	one->child = ret ? 0 : fork();
-	if (!ret && !one->child) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		pages_fill(c);
-		_exit(getppid() != parent || ceiling_tcp_accept(t) || ceiling_tcp_receive(t));
-	}
-	if (one->child < 0) {
-		one->child = 0;
-		ret = -errno;
-	}
-	ceiling_tcp_free(t);
-	return ret;
-}
-
 static int tcp_open(struct bench_ceilings *c, struct bench_ceiling *one)
 {
-	struct ceiling_tcp_plan plan = tcp_plan(c, true);
-	uint16_t port;
-	int ret = receiver_start(c, one, &port);
+	const struct bench_plan *p = c->plan;
+	uint64_t batch = dray_max(CALL_BYTES / p->size, (uint64_t)1), bytes;
+	int ret;
 
-	if (!ret)
-		ret = ceiling_tcp_new(&plan, &one->tcp);
-	return ret ? ret : ceiling_tcp_connect(one->tcp, "127.0.0.1", port);
+	one->loop = (struct ceiling_loop){
+		.work = c->work,
+		.local = p->direction == DRAY_DIRECTION_WRITE,
+		.streams = p->priority == DRAY_PRIORITY_LATENCY ? STREAMS_LATENCY : STREAMS_BULK,
+		.batch = (unsigned)dray_min(batch, (uint64_t)CEILING_LOOP_BATCH_MAX),
+	};
+	ret = ceiling_loop_open(&one->loop);
+	/* A pass over the list fills the child's page tables, so that the first round need not. */
+	return ret ? ret : ceiling_loop_send(&one->loop, c->work.n, &bytes);
 }
 
 static int tcp_round(struct bench_ceilings *c, struct bench_ceiling *one,
 		     const struct bench_lap *dray, double *ret)
 {
-	uint64_t wanted = dray_max(dray->transfers, (uint64_t)1) * c->plan->ops, ops, bytes = 0;
+	uint64_t wanted = dray_max(dray->transfers, (uint64_t)1) * c->plan->ops, bytes;
 	int64_t began = dray_now().ns;
-	int err = ceiling_tcp_send(one->tcp, wanted, &ops, &bytes);
+	int err = ceiling_loop_send(&one->loop, wanted, &bytes);
 
 	*ret = bench_per_second(bytes, dray_now().ns - began);
 	return err;
@@ -269,11 +218,7 @@ void bench_ceilings_close(struct bench_ceilings *c)
 		struct bench_ceiling *one = &c->v[i];
 
 		ceiling_echo_close(&one->echo);
-		ceiling_tcp_free(one->tcp);
-		if (one->child) {
-			kill(one->child, SIGKILL);
-			waitpid(one->child, NULL, 0);
-		}
+		ceiling_loop_close(&one->loop);
 		free(one->values);
 		free(one->dray);
 		free(one->ratios);

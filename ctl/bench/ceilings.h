@@ -8,13 +8,12 @@
 
 #include "ctl/bench/session.h"
 #include "ctl/ceiling/echo.h"
-#include "ctl/ceiling/tcp.h"
+#include "ctl/ceiling/loop.h"
 
 struct bench_ceiling {
 	const struct bench_ceiling_ops *kind;
 	struct ceiling_echo echo;
-	struct ceiling_tcp *tcp;
-	pid_t child;                    /* receives; 0: none */
+	struct ceiling_loop loop;
 	double now;                     /* result of the last round */
 	double *values, *dray, *ratios; /* of all rounds */
 };

@@ -136,7 +136,7 @@ static int memory_open(struct ceiling_echo *e)
 	return 0;
 }
 
-static int tcp_open(struct ceiling_echo *e)
+int ceiling_tcp_pair(int ends[2])
 {
 	struct sockaddr_in name = { .sin_family = AF_INET,
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -144,18 +144,22 @@ static int tcp_open(struct ceiling_echo *e)
 	dray_auto_close int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	int one = 1;
 
-	e->ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (listener < 0 || e->ends[0] < 0 ||
-	    bind(listener, (struct sockaddr *)&name, sizeof(name)) || listen(listener, 1) ||
-	    getsockname(listener, (struct sockaddr *)&name, &length) ||
-	    connect(e->ends[0], (struct sockaddr *)&name, length))
+	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (listener < 0 || ends[0] < 0 || bind(listener, (struct sockaddr *)&name, sizeof(name)) ||
+	    listen(listener, 1) || getsockname(listener, (struct sockaddr *)&name, &length) ||
+	    connect(ends[0], (struct sockaddr *)&name, length))
 		return -errno;
-	e->ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	if (e->ends[1] < 0)
+	ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	if (ends[1] < 0)
 		return -errno;
 	for (int i = 0; i < 2; i++)
-		setsockopt(e->ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+		setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	return 0;
+}
+
+static int tcp_open(struct ceiling_echo *e)
+{
+	return ceiling_tcp_pair(e->ends);
 }
 
 static const struct way {
@@ -179,24 +183,30 @@ const char *ceiling_echo_name(enum ceiling_echo_way way)
 	return way < CEILING_ECHO_N ? ways[way].name : NULL;
 }
 
-/* The child dies with its parent, even if the parent dies before prctl(). */
+pid_t ceiling_fork(void)
+{
+	pid_t parent = getpid(), child = fork();
+
+	if (child)
+		return child < 0 ? -errno : child;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	/* The parent may have died before. */
+	if (getppid() != parent)
+		_exit(0);
+	return 0;
+}
+
 static int child_start(struct ceiling_echo *e)
 {
-	pid_t parent = getpid();
+	pid_t child = ceiling_fork();
 
-	e->child = fork();
-	if (e->child < 0) {
-		e->child = 0;
-		return -errno;
-	}
-	if (e->child)
-		return 0;
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() == parent) {
+	if (!child) {
 		dray_close(e->ends[0]);
 		ways[e->way].echo(e);
+		_exit(0);
 	}
-	_exit(0);
+	e->child = dray_max(child, 0);
+	return dray_min(child, 0);
 }
 
 int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t size)

@@ -21,6 +21,11 @@ enum ceiling_echo_way {
 /* Largest packet of the Unix socket, in bytes. TCP has no such limit. */
 #define CEILING_ECHO_PACKET_MAX 65536u
 
+/* A connected pair of TCP sockets over loopback that send at once (TCP_NODELAY). 0 or -errno; ends are -1 or owned. */
+int ceiling_tcp_pair(int ends[2]);
+/* As fork(2), but the child dies with its parent. The child's pid, 0 in the child, or -errno. */
+pid_t ceiling_fork(void);
+
 struct ceiling_echo_words;
 
 struct ceiling_echo {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ceiling_tcp tries in place of plain calls, as hooks of ctl/ceiling/tcp.h. Where one is refused the program ends
+ * What ceiling_tcp tries in place of plain calls, as hooks of tests/unit/tcp_loop.h. Where one is refused the program ends
  * and says which.
  */
 #ifndef DRAY_TESTS_BENCH_CEILING_OPTIONS_H
@@ -14,9 +14,9 @@
 
 #include <linux/errqueue.h> /* which wants time.h first */
 
-#include "ctl/ceiling/tcp.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/ceiling_uring.h"
+#include "tests/unit/tcp_loop.h"
 
 /* Of one stream, used by its thread; a cache line for itself. */
 struct option_lent {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The least that moving memory over TCP takes (ctl/ceiling/tcp.h), between two processes.
+ * The least that moving memory over TCP takes (tests/unit/tcp_loop.h), between two processes.
  *
  *   ceiling_tcp receive --listen ADDRESS --memory M --ops FD [--column local|remote] ...
  *   ceiling_tcp send --connect ADDRESS:PORT --memory M --ops FD [--column local|remote] ...
@@ -12,9 +12,9 @@
  */
 #include <getopt.h>
 
-#include "ctl/ceiling/tcp.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/ceiling_options.h"
+#include "tests/unit/tcp_loop.h"
 
 static void check(int ret, const char *what)
 {

@@ -6,8 +6,8 @@
 #ifndef DRAY_TESTS_BENCH_CEILING_URING_H
 #define DRAY_TESTS_BENCH_CEILING_URING_H
 
-#include "ctl/ceiling/tcp.h"
 #include "tests/bench/bench.h"
+#include "tests/unit/tcp_loop.h"
 
 #define URING_ENTRIES 256u
 

@@ -17,8 +17,9 @@
 #include <unistd.h>
 
 #include "ctl/ceiling/echo.h"
-#include "ctl/ceiling/tcp.h"
+#include "ctl/ceiling/loop.h"
 #include "lib/cleanup.h"
+#include "tests/unit/tcp_loop.h"
 
 #define BYTES 65536u
 
@@ -130,7 +131,7 @@ static void a_paused_child_is_stopped(void **state)
 	ceiling_echo_close(&e);
 }
 
-/* --- the bare socket loop ----------------------------------------------------------------------- */
+/* --- the bare socket loop of the benchmarks ----------------------------------------------------- */
 
 struct loop {
 	struct ceiling_tcp_plan plan; /* of the side that sends */
@@ -374,6 +375,60 @@ static void nobody_there_is_told(void **state)
 	ceiling_tcp_free(NULL);
 }
 
+/* --- the bare socket loop of drayctl bench ------------------------------------------------------ */
+
+static void the_loop_moves_all_bytes(void **state)
+{
+	static const struct ceiling_loop shapes[] = {
+		{ .streams = 1, .batch = 1 },   { .streams = 1, .batch = 10, .local = true },
+		{ .streams = 2, .batch = 5 },   { .streams = 5, .batch = 25, .local = true },
+		{ .streams = 1, .batch = 200 }, /* more than the list holds */
+	};
+	uint8_t *near = memory(0), *far = memory(0);
+	dray_auto_free struct dray_op *ops = list_make();
+
+	for (size_t n = 0; n < DRAY_ARRAY_SIZE(shapes); n++) {
+		struct ceiling_loop l = shapes[n];
+		uint64_t bytes;
+
+		l.work = (struct ceiling_work){ ops, 100, (uintptr_t)near, (uintptr_t)far };
+		for (unsigned i = 0; i < BYTES; i++)
+			(l.local ? near : far)[i] = (uint8_t)(i * 7 + n);
+		assert_int_equal(ceiling_loop_open(&l), 0);
+		for (int round = 0; round < 3; round++) {
+			memset(l.local ? far : near, 0, BYTES);
+			assert_int_equal(ceiling_loop_send(&l, 100, &bytes), 0);
+			assert_true(bytes >= 100 * 101 / 2);
+			for (unsigned i = 0; i < 100; i++)
+				assert_memory_equal(near + ops[i].local, far + ops[i].remote,
+						    ops[i].length);
+		}
+		ceiling_loop_close(&l);
+		ceiling_loop_close(&l);
+	}
+	munmap(near, BYTES);
+	munmap(far, BYTES);
+}
+
+static void a_dead_child_of_the_loop_is_told(void **state)
+{
+	uint8_t *near = memory(1);
+	struct dray_op op = { 0, 0, BYTES };
+	struct ceiling_loop l = { .work = { &op, 1, (uintptr_t)near, (uintptr_t)near },
+				  .streams = 2,
+				  .batch = 1 };
+	uint64_t bytes;
+
+	assert_int_equal(ceiling_loop_open(&l), 0);
+	assert_int_equal(ceiling_loop_send(&l, 4, &bytes), 0);
+	assert_int_equal(bytes, 4 * BYTES);
+	assert_int_equal(kill(l.child, SIGKILL), 0);
+	assert_int_equal(waitid(P_PID, (id_t)l.child, NULL, WEXITED | WNOWAIT), 0);
+	assert_int_equal(ceiling_loop_send(&l, 4, &bytes), -EPIPE);
+	ceiling_loop_close(&l);
+	munmap(near, BYTES);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -389,6 +444,8 @@ int main(void)
 		cmocka_unit_test(a_refusal_to_tune_is_told),
 		cmocka_unit_test(a_dead_receiver_is_told),
 		cmocka_unit_test(nobody_there_is_told),
+		cmocka_unit_test(the_loop_moves_all_bytes),
+		cmocka_unit_test(a_dead_child_of_the_loop_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

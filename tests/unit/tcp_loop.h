@@ -7,8 +7,8 @@
  *
  * One thread owns a side; each round starts further threads and joins them.
  */
-#ifndef DRAY_CTL_CEILING_TCP_H
-#define DRAY_CTL_CEILING_TCP_H
+#ifndef DRAY_TESTS_UNIT_TCP_LOOP_H
+#define DRAY_TESTS_UNIT_TCP_LOOP_H
 
 #include <stdbool.h>
 #include <sys/socket.h>

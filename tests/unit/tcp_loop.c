@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ctl/ceiling/tcp.h"
+#include "tests/unit/tcp_loop.h"
 
 #include <errno.h>
 #include <netdb.h>
