@@ -85,75 +85,51 @@ int fault_init(void)
 }
 
 /*
- * The fences keep the compiler from moving accesses out of the guarded section. The accessing instruction raises the
- * signal on its own thread, so no fence of the processor is needed.
+ * Runs a statement under the guard; 0 or -EFAULT. The fences keep the compiler from moving accesses out of it. The
+ * accessing instruction raises the signal on its own thread, so no fence of the processor is needed.
  */
-static inline void arm(void)
-{
-	guard.armed = 1;
-	atomic_signal_fence(memory_order_seq_cst);
-}
-
-static inline void disarm(void)
-{
-	atomic_signal_fence(memory_order_seq_cst);
-	guard.armed = 0;
-}
+#define GUARDED(statement)                                         \
+	({                                                         \
+		int ret_ = -EFAULT;                                \
+		if (!sigsetjmp(guard.jump, 0)) {                   \
+			guard.armed = 1;                           \
+			atomic_signal_fence(memory_order_seq_cst); \
+			statement;                                 \
+			atomic_signal_fence(memory_order_seq_cst); \
+			guard.armed = 0;                           \
+			ret_ = 0;                                  \
+		}                                                  \
+		ret_;                                              \
+	})
 
 int fault_copy(void *dst, const void *src, size_t n)
 {
-	if (sigsetjmp(guard.jump, 0))
-		return -EFAULT;
-	arm();
 	/* memmove: both sides may lie in one mapping and overlap */
-	memmove(dst, src, n);
-	disarm();
-	return 0;
+	return GUARDED(memmove(dst, src, n));
 }
 
 int fault_copy_pieces(const struct dray_piece *v, unsigned n, bool stream, const void **ret_address)
 {
-	if (sigsetjmp(guard.jump, 0)) {
+	int ret = GUARDED(dray_copy_pieces(v, n, stream));
+
+	if (ret)
 		*ret_address = guard.address;
-		return -EFAULT;
-	}
-	arm();
-	dray_copy_pieces(v, n, stream);
-	disarm();
-	return 0;
+	return ret;
 }
 
 int fault_run(void (*fn)(void *arg), void *arg)
 {
-	if (sigsetjmp(guard.jump, 0))
-		return -EFAULT;
-	arm();
-	fn(arg);
-	disarm();
-	return 0;
+	return GUARDED(fn(arg));
 }
 
 int fault_load32(const uint32_t *p, uint32_t *ret)
 {
-	uint32_t v;
-
-	if (sigsetjmp(guard.jump, 0))
-		return -EFAULT;
-	arm();
-	v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
-	disarm();
-	*ret = v;
-	return 0;
+	return GUARDED(*ret = __atomic_load_n(p, __ATOMIC_ACQUIRE));
 }
 
 int fault_store32(uint32_t *p, uint32_t v)
 {
-	if (sigsetjmp(guard.jump, 0))
-		return -EFAULT;
-	arm();
-	__atomic_store_n(p, v, __ATOMIC_RELEASE);
-	disarm();
-	return 0;
+	return GUARDED(__atomic_store_n(p, v, __ATOMIC_RELEASE));
 }
 
 /* -1 where the kernel or a system call filter refuses. */
