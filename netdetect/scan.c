@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "lib/time.h"
+#include "lib/units.h"
 #include "netdetect/choose/gid.h"
 #include "netdetect/choose/rnic.h"
 #include "schema/gen/errors.h"
@@ -18,8 +19,8 @@
 
 struct gid_pin {
 	char device[ND_DEVICE_NAME_MAX];
-	unsigned port; /* 0: all of them */
-	int index;
+	int64_t port; /* 0: all of them */
+	int64_t index;
 };
 
 __attribute__((format(printf, 3, 4))) static void add_note(struct nd_scan *scan, const char *about,
@@ -46,44 +47,32 @@ static int part(struct nd_scan *scan, const char *about, int r, struct dray_err 
 	return r == -ENOMEM ? r : 0;
 }
 
-static int parse_number(const char *s, unsigned min, unsigned max, unsigned *ret)
+static bool parse_number(const char *s, int64_t min, int64_t max, int64_t *ret)
 {
-	char *end;
-	unsigned long v;
-
-	if (*s < '0' || *s > '9')
-		return -EINVAL;
-	errno = 0;
-	v = strtoul(s, &end, 10);
-	if (*end || errno || v < min || v > max)
-		return -EINVAL;
-	*ret = (unsigned)v;
-	return 0;
+	return dray_int_parse(s, 0, ret) == 0 && *ret >= min && *ret <= max;
 }
 
 /* DEVICE:INDEX or DEVICE/PORT:INDEX */
 static int parse_pin(const char *s, struct gid_pin *ret)
 {
 	char text[ND_DEVICE_NAME_MAX + 16], *slash, *colon;
-	unsigned index;
 
 	*ret = (struct gid_pin){ .port = 0 };
 	if (strlen(s) >= sizeof(text))
 		return -EINVAL;
 	snprintf(text, sizeof(text), "%s", s);
 	colon = strrchr(text, ':');
-	if (!colon || parse_number(colon + 1, 0, GID_INDEX_MAX, &index) < 0)
+	if (!colon || !parse_number(colon + 1, 0, GID_INDEX_MAX, &ret->index))
 		return -EINVAL;
 	*colon = '\0';
 	slash = strchr(text, '/');
-	if (slash && parse_number(slash + 1, 1, 255, &ret->port) < 0)
+	if (slash && !parse_number(slash + 1, 1, 255, &ret->port))
 		return -EINVAL;
 	if (slash)
 		*slash = '\0';
 	if (!*text || strlen(text) >= sizeof(ret->device))
 		return -EINVAL;
 	memcpy(ret->device, text, strlen(text) + 1);
-	ret->index = (int)index;
 	return 0;
 }
 
@@ -91,22 +80,22 @@ int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *rete
 {
 	struct gid_pin pin;
 
-	for (size_t i = 0; i < o->n_gid_indices; i++)
-		if (parse_pin(o->gid_indices[i], &pin) < 0)
+	for (size_t i = 0; i < o->gid_indices.n; i++)
+		if (parse_pin(o->gid_indices.v[i], &pin) < 0)
 			return dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
 				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3",
-				o->gid_indices[i]);
+				o->gid_indices.v[i]);
 	if (o->gid_family != AF_UNSPEC && o->gid_family != AF_INET && o->gid_family != AF_INET6)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "the GID family %u is neither IPv4 nor IPv6", o->gid_family);
 	return 0;
 }
 
-static bool matches(const char *name, const char *const *patterns, size_t n)
+static bool matches(const char *name, const struct dray_strv *patterns)
 {
-	for (size_t i = 0; i < n; i++)
-		if (fnmatch(patterns[i], name, 0) == 0)
+	for (size_t i = 0; i < patterns->n; i++)
+		if (fnmatch(patterns->v[i], name, 0) == 0)
 			return true;
 	return false;
 }
@@ -119,8 +108,7 @@ static void exclude_devices(struct nd_scan *scan, const struct nd_scan_options *
 	for (size_t i = 0; i < d->n; i++) {
 		const char *name = d->v[i].name;
 
-		if ((!o->n_only || matches(name, o->only, o->n_only)) &&
-		    !matches(name, o->without, o->n_without)) {
+		if ((!o->only.n || matches(name, &o->only)) && !matches(name, &o->without)) {
 			d->v[kept++] = d->v[i];
 			continue;
 		}
@@ -136,13 +124,13 @@ static int pinned_index(const struct nd_scan_options *o, const struct nd_device 
 	struct gid_pin pin;
 	int index = -1;
 
-	for (size_t i = 0; i < o->n_gid_indices; i++) {
-		if (parse_pin(o->gid_indices[i], &pin) < 0 || strcmp(pin.device, d->name) != 0)
+	for (size_t i = 0; i < o->gid_indices.n; i++) {
+		if (parse_pin(o->gid_indices.v[i], &pin) < 0 || strcmp(pin.device, d->name) != 0)
 			continue;
 		if (pin.port == port)
-			return pin.index;
+			return (int)pin.index;
 		if (!pin.port)
-			index = pin.index;
+			index = (int)pin.index;
 	}
 	return index;
 }
@@ -167,11 +155,11 @@ static void rank_gids(struct nd_scan *scan, const struct nd_scan_options *o)
 			nd_gids_rank(&p->gids, &choice);
 		}
 	}
-	for (size_t i = 0; i < o->n_gid_indices; i++)
-		if (parse_pin(o->gid_indices[i], &pin) == 0 &&
+	for (size_t i = 0; i < o->gid_indices.n; i++)
+		if (parse_pin(o->gid_indices.v[i], &pin) == 0 &&
 		    !nd_device_by_name(&scan->devices, pin.device))
 			add_note(scan, "devices", "GID index %s: there is no device %s",
-				 o->gid_indices[i], pin.device);
+				 o->gid_indices.v[i], pin.device);
 }
 
 static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
@@ -195,7 +183,7 @@ static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o
 		r = nd_nvidia_scan(s, t->gpus, t->n_gpus, &scan->nvidia);
 	if (r >= 0 && (o->flags & ND_SCAN_LISTENERS))
 		r = part(scan, "listeners",
-			 nd_listeners_scan(s, &scan->links, o->node_addresses, o->n_node_addresses,
+			 nd_listeners_scan(s, &scan->links, &o->node_addresses,
 					   o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
 			 &err);
 	if (r >= 0 && t->hidden_gpus)

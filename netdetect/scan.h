@@ -5,6 +5,7 @@
 
 #include "lib/cleanup.h"
 #include "lib/err.h"
+#include "lib/strv.h"
 #include "netdetect/gpu/nvidia.h"
 #include "netdetect/net/listener.h"
 #include "netdetect/rdma/device.h"
@@ -19,15 +20,11 @@ enum nd_scan_flags {
 
 struct nd_scan_options {
 	unsigned flags;
-	unsigned rnics_per_gpu;            /* 0: all */
-	const char *const *node_addresses; /* borrowed during the scan, as all below */
-	size_t n_node_addresses;
-	const char *const *only, *const *without; /* device names, with * and ? */
-	size_t n_only, n_without;
-	/* "mlx5_0:3", "mlx5_1/2:0": GID index of a device, or of one port */
-	const char *const *gid_indices;
-	size_t n_gid_indices;
-	uint8_t gid_family; /* AF_UNSPEC: IPv4 first */
+	unsigned rnics_per_gpu;          /* 0: all */
+	struct dray_strv node_addresses; /* borrowed during the scan, as all below */
+	struct dray_strv only, without;  /* device names, with * and ? */
+	struct dray_strv gid_indices;    /* "mlx5_0:3", "mlx5_1/2:0": of a device, or of one port */
+	uint8_t gid_family;              /* AF_UNSPEC: IPv4 first */
 };
 
 /* 0, or -EINVAL for options that cannot be parsed: reterr names the option and its correct form. */

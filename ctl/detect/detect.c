@@ -62,53 +62,36 @@ static int source(struct ctl *c, struct nd_source *ret, struct ctl_err *reterr)
 	return 0;
 }
 
-static int lists(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
-{
-	int r = split(c, CTL_OPTION_ONLY, &d->only, reterr);
-
-	if (!r)
-		r = split(c, CTL_OPTION_WITHOUT, &d->without, reterr);
-	if (!r)
-		r = split(c, CTL_OPTION_GID_INDEX, &d->gid_indices, reterr);
-	if (!r)
-		r = split(c, CTL_OPTION_NODE_ADDRESSES, &d->node, reterr);
-	return r ? r : addresses(&d->node, reterr);
-}
-
 int ctl_detect_open(struct ctl_detect *d, struct ctl *c, struct ctl_err *reterr)
 {
-	struct dray_err err = DRAY_ERR_NULL;
 	static const uint8_t families[] = {
 		[CTL_FAMILY_AUTO] = AF_UNSPEC, [CTL_FAMILY_IPV4] = AF_INET, [CTL_FAMILY_IPV6] = AF_INET6
 	};
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_scan_options *o = &d->options;
 
-	*d = (struct ctl_detect){ .only = DRAY_STRV_NULL };
-	if (source(c, &d->source, reterr) < 0 || lists(d, c, reterr) < 0)
-		return -1;
-	d->options = (struct nd_scan_options){
+	*o = (struct nd_scan_options){
 		.flags = ND_SCAN_LISTENERS | (c->values[CTL_OPTION_OWNERS] ? ND_SCAN_OWNERS : 0),
 		.rnics_per_gpu = (unsigned)c->numbers[CTL_OPTION_RNICS],
-		.node_addresses = (const char *const *)d->node.v,
-		.n_node_addresses = d->node.n,
-		.only = (const char *const *)d->only.v,
-		.n_only = d->only.n,
-		.without = (const char *const *)d->without.v,
-		.n_without = d->without.n,
-		.gid_indices = (const char *const *)d->gid_indices.v,
-		.n_gid_indices = d->gid_indices.n,
 		.gid_family = families[c->numbers[CTL_OPTION_FAMILY]],
 	};
-	if (nd_scan_options_check(&d->options, &err) < 0)
+	if (source(c, &d->source, reterr) < 0 || split(c, CTL_OPTION_ONLY, &o->only, reterr) < 0 ||
+	    split(c, CTL_OPTION_WITHOUT, &o->without, reterr) < 0 ||
+	    split(c, CTL_OPTION_GID_INDEX, &o->gid_indices, reterr) < 0 ||
+	    split(c, CTL_OPTION_NODE_ADDRESSES, &o->node_addresses, reterr) < 0 ||
+	    addresses(&o->node_addresses, reterr) < 0)
+		return -1;
+	if (nd_scan_options_check(o, &err) < 0)
 		return ctl_err_set(reterr, CTL_EXIT_USAGE, "%s", err.msg);
 	return 0;
 }
 
 void ctl_detect_close(struct ctl_detect *d)
 {
-	dray_strv_clear(&d->only);
-	dray_strv_clear(&d->without);
-	dray_strv_clear(&d->gid_indices);
-	dray_strv_clear(&d->node);
+	dray_strv_clear(&d->options.only);
+	dray_strv_clear(&d->options.without);
+	dray_strv_clear(&d->options.gid_indices);
+	dray_strv_clear(&d->options.node_addresses);
 }
 
 static int print(struct ctl *c, const struct ctl_detect *d, struct ctl_err *reterr)

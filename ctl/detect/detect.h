@@ -5,14 +5,12 @@
 
 #include "ctl/ctl.h"
 #include "ctl/detect/cuda.h"
-#include "lib/strv.h"
 #include "netdetect/scan.h"
 
-/* The options of a scan; the lists own their texts. */
+/* The options of a scan, which own their lists. */
 struct ctl_detect {
 	struct nd_source source;
 	struct nd_scan_options options;
-	struct dray_strv only, without, gid_indices, node;
 };
 
 /* Reads the options. 0 or -1; the caller closes in any case. */

@@ -129,12 +129,10 @@ static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool
 static int by_score(const void *x, const void *y)
 {
 	const struct nd_candidate *a = x, *b = y;
+	int r = 2 * dray_compare(b->score, a->score) +
+		dray_compare(a->addr->ifindex, b->addr->ifindex);
 
-	if (a->score != b->score)
-		return a->score > b->score ? -1 : 1;
-	if (a->addr->ifindex != b->addr->ifindex)
-		return a->addr->ifindex < b->addr->ifindex ? -1 : 1;
-	return memcmp(&a->addr->addr, &b->addr->addr, sizeof(a->addr->addr));
+	return r ? r : memcmp(&a->addr->addr, &b->addr->addr, sizeof(a->addr->addr));
 }
 
 int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_candidate **ret,

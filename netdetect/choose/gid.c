@@ -126,17 +126,12 @@ static void rate(struct nd_gid *g, const struct nd_gid_choice *c)
 static int by_score(const void *x, const void *y)
 {
 	const struct nd_gid *a = x, *b = y;
+	int r = dray_compare(b->score, a->score);
 
-	if (a->score != b->score)
-		return a->score > b->score ? -1 : 1;
-	if (!a->rejected && a->type != ND_GID_IB) {
-		/* a port that flaps may get other indices, but the same addresses */
-		int r = memcmp(&a->gid, &b->gid, sizeof(a->gid));
-
-		if (r)
-			return r;
-	}
-	return a->index < b->index ? -1 : a->index > b->index;
+	/* a port that flaps may get other indices, but the same addresses */
+	if (!r && !a->rejected && a->type != ND_GID_IB)
+		r = memcmp(&a->gid, &b->gid, sizeof(a->gid));
+	return r ? r : dray_compare(a->index, b->index);
 }
 
 static bool has_index(const struct nd_gids *g, int index)

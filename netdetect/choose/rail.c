@@ -209,13 +209,9 @@ static int by_score(const void *x, const void *y)
 {
 	const struct nd_rail *a = x, *b = y;
 
-	if (a->score != b->score)
-		return a->score > b->score ? -1 : 1;
-	if (a->device != b->device)
-		return a->device < b->device ? -1 : 1;
-	if (a->port != b->port)
-		return a->port < b->port ? -1 : 1;
-	return a->remote < b->remote ? -1 : a->remote > b->remote;
+	/* each key outweighs those behind it */
+	return 8 * dray_compare(b->score, a->score) + 4 * dray_compare(a->device, b->device) +
+	       2 * dray_compare(a->port, b->port) + dray_compare(a->remote, b->remote);
 }
 
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,

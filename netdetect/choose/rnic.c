@@ -28,9 +28,7 @@ static int compare(const struct plan *p, const struct nd_affinity *a, const stru
 	bool x = nd_device_active(&p->devices->v[a->device]),
 	     y = nd_device_active(&p->devices->v[b->device]);
 
-	if (x != y)
-		return x ? -1 : 1;
-	return (int)a->distance - (int)b->distance;
+	return 2 * dray_compare(y, x) + dray_compare(a->distance, b->distance);
 }
 
 static void choose(struct plan *p, size_t gpu)
@@ -60,13 +58,9 @@ static int by_preference(const void *x, const void *y)
 {
 	const struct nd_affinity *a = x, *b = y;
 
-	if (a->gpu != b->gpu)
-		return a->gpu < b->gpu ? -1 : 1;
-	if (a->preferred != b->preferred)
-		return a->preferred ? -1 : 1;
-	if (a->distance != b->distance)
-		return a->distance < b->distance ? -1 : 1;
-	return a->device < b->device ? -1 : a->device > b->device;
+	/* each key outweighs those behind it */
+	return 8 * dray_compare(a->gpu, b->gpu) + 4 * dray_compare(b->preferred, a->preferred) +
+	       2 * dray_compare(a->distance, b->distance) + dray_compare(a->device, b->device);
 }
 
 static int measure(const struct nd_source *s, struct plan *p)

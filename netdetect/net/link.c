@@ -30,7 +30,7 @@ static int compare_index(const void *key, const void *link)
 {
 	int a = *(const int *)key, b = ((const struct nd_link *)link)->ifindex;
 
-	return a < b ? -1 : a > b;
+	return dray_compare(a, b);
 }
 
 const struct nd_link *nd_link_by_index(const struct nd_links *l, int ifindex)

@@ -3,6 +3,7 @@
 #ifndef DRAY_NETDETECT_NET_LISTENER_H
 #define DRAY_NETDETECT_NET_LISTENER_H
 
+#include "lib/strv.h"
 #include "netdetect/net/link.h"
 
 enum nd_listener_match {
@@ -31,11 +32,11 @@ struct nd_listeners {
 };
 
 /*
- * node: numeric addresses of the node, or NULL. owners: look up the owning processes in /proc (walks the
+ * node: numeric addresses of the node. owners: look up the owning processes in /proc (walks the
  * descriptors of every process that this one may inspect). 0, or -errno with *ret unchanged. Any thread; blocks.
  */
 int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,
-		      const char *const *node, size_t n_node, bool owners, struct nd_listeners *ret,
+		      const struct dray_strv *node, bool owners, struct nd_listeners *ret,
 		      struct dray_err *reterr);
 void nd_listeners_deinit(struct nd_listeners *l);
 

@@ -29,7 +29,7 @@ static int by_index(const void *a, const void *b)
 {
 	const struct nd_link *x = a, *y = b;
 
-	return x->ifindex < y->ifindex ? -1 : x->ifindex > y->ifindex;
+	return dray_compare(x->ifindex, y->ifindex);
 }
 
 /*

@@ -52,7 +52,7 @@ static int by_inode(const void *a, const void *b)
 {
 	const struct nd_listener *x = a, *y = b;
 
-	return x->inode < y->inode ? -1 : x->inode > y->inode;
+	return dray_compare(x->inode, y->inode);
 }
 
 static void set_owner(const struct nd_source *s, struct nd_listeners *l, uint32_t inode, int pid)
@@ -98,12 +98,11 @@ static void find_owners(const struct nd_source *s, struct nd_listeners *l)
 static int by_port(const void *a, const void *b)
 {
 	const struct nd_listener *x = a, *y = b;
-	int r;
+	int r = dray_compare(x->port, y->port);
 
-	if (x->port != y->port)
-		return x->port < y->port ? -1 : 1;
-	r = memcmp(&x->addr, &y->addr, sizeof(x->addr));
-	return r ? r : (int)x->family - (int)y->family;
+	if (!r)
+		r = memcmp(&x->addr, &y->addr, sizeof(x->addr));
+	return r ? r : dray_compare(x->family, y->family);
 }
 
 static int dump(const struct nd_source *s, uint8_t family, struct nd_listeners *l,
@@ -118,7 +117,7 @@ static int dump(const struct nd_source *s, uint8_t family, struct nd_listeners *
 }
 
 int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,
-		      const char *const *node, size_t n_node, bool owners, struct nd_listeners *ret,
+		      const struct dray_strv *node, bool owners, struct nd_listeners *ret,
 		      struct dray_err *reterr)
 {
 	struct nd_listeners l = { 0 };
@@ -135,8 +134,8 @@ int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,
 		find_owners(s, &l);
 	for (size_t i = 0; i < l.n; i++) {
 		l.v[i].match = match_of(&l.v[i], links);
-		for (size_t k = 0; k < n_node; k++)
-			l.v[i].node_address |= is_of_node(&l.v[i], links, node[k]);
+		for (size_t k = 0; k < node->n; k++)
+			l.v[i].node_address |= is_of_node(&l.v[i], links, node->v[k]);
 	}
 	if (l.n)
 		qsort(l.v, l.n, sizeof(*l.v), by_port);

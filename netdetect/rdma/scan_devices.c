@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads RDMA devices: netlink first, sysfs for what it lacks, then the tables by libibverbs or sysfs. */
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_netlink.h>
@@ -102,7 +101,7 @@ static int by_number(const void *a, const void *b)
 {
 	const struct nd_port *x = a, *y = b;
 
-	return x->number < y->number ? -1 : x->number > y->number;
+	return dray_compare(x->number, y->number);
 }
 
 static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_device *d)
@@ -123,34 +122,12 @@ static int complete(const struct nd_source *s, const struct nd_links *links, str
 	return r;
 }
 
-/* Compares numbers inside names as numbers. */
-static int compare_natural(const char *a, const char *b)
-{
-	while (*a && *b) {
-		if (isdigit((unsigned char)*a) && isdigit((unsigned char)*b)) {
-			char *ae, *be;
-			unsigned long x = strtoul(a, &ae, 10), y = strtoul(b, &be, 10);
-
-			if (x != y)
-				return x < y ? -1 : 1;
-			a = ae;
-			b = be;
-			continue;
-		}
-		if (*a != *b)
-			break;
-		a++;
-		b++;
-	}
-	return (unsigned char)*a - (unsigned char)*b;
-}
-
 static int by_name(const void *a, const void *b)
 {
 	const struct nd_device *x = a, *y = b;
-	int r = compare_natural(x->name, y->name);
 
-	return r ? r : strcmp(x->name, y->name);
+	/* compares numbers inside names as numbers */
+	return strverscmp(x->name, y->name);
 }
 
 int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,

@@ -219,7 +219,7 @@ static int by_value(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 
-	return x < y ? -1 : x > y;
+	return dray_compare(x, y);
 }
 
 /* Calls fn for each entry of the table, by index. *ret_n: how many there are. 0 or what fn returned. */

@@ -49,14 +49,10 @@ static struct nd_scan_options options_of(const struct dray_config *cfg)
 
 	return (struct nd_scan_options){
 		.rnics_per_gpu = (unsigned)cfg->rdma.rnics_per_gpu,
-		.node_addresses = (const char *const *)cfg->node.addresses.v,
-		.n_node_addresses = cfg->node.addresses.n,
-		.only = (const char *const *)cfg->rdma.devices.v,
-		.n_only = cfg->rdma.devices.n,
-		.without = (const char *const *)cfg->rdma.exclude.v,
-		.n_without = cfg->rdma.exclude.n,
-		.gid_indices = (const char *const *)cfg->rdma.gid_index.v,
-		.n_gid_indices = cfg->rdma.gid_index.n,
+		.node_addresses = cfg->node.addresses,
+		.only = cfg->rdma.devices,
+		.without = cfg->rdma.exclude,
+		.gid_indices = cfg->rdma.gid_index,
 		.gid_family = families[cfg->rdma.gid_family],
 	};
 }
@@ -124,7 +120,6 @@ static struct nd_listeners *listeners_copy(const struct nd_listeners *l)
 
 static void listen_once(struct detect *d)
 {
-	const struct nd_scan_options options = options_of(d->deps.cfg);
 	dray_auto(listeners_free) struct nd_listeners *now = calloc(1, sizeof(*now));
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_listeners *out;
@@ -134,8 +129,8 @@ static void listen_once(struct detect *d)
 	d->listen_ns = dray_now().ns;
 	if (!now || !d->last || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
 		return;
-	r = nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, options.node_addresses,
-			      options.n_node_addresses, false, now, &err);
+	r = nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, &d->deps.cfg->node.addresses, false,
+			      now, &err);
 	/* an interval lies between two looks, however long they take */
 	d->listen_ns = dray_now().ns;
 	if (r < 0) {
