@@ -3,14 +3,56 @@
 #include <string.h>
 
 #include "client/internal.h"
-#include "lib/base64url.h"
 
 #define PREFIX "dray1:"
 #define PREFIX_N (sizeof(PREFIX) - 1)
 
-_Static_assert(PREFIX_N + DRAY_BASE64URL_LEN(DMSG_TOKEN_MAX) < DRAY_TOKEN_TEXT_MAX,
+/* Characters of base64url (RFC 4648 section 5) without padding for n bytes. */
+#define TEXT_LENGTH(n) (((n)*4 + 2) / 3)
+
+_Static_assert(PREFIX_N + TEXT_LENGTH(DMSG_TOKEN_MAX) < DRAY_TOKEN_TEXT_MAX,
 	       "the text of any token fits");
 _Static_assert(DRAY_TOKEN_MAX == DMSG_TOKEN_MAX, "the public header repeats the schema");
+
+static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+static void encode(const uint8_t *src, size_t n, char *dst)
+{
+	uint32_t acc = 0;
+	unsigned bits = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		acc = acc << 8 | src[i];
+		for (bits += 8; bits >= 6; bits -= 6)
+			*dst++ = alphabet[acc >> (bits - 6) & 63];
+	}
+	if (bits)
+		*dst++ = alphabet[acc << (6 - bits) & 63];
+	*dst = '\0';
+}
+
+/* Bytes written; 0: a bad character, or no text of at most DRAY_TOKEN_MAX bytes. */
+static size_t decode(const char *src, uint8_t dst[DRAY_TOKEN_MAX])
+{
+	uint32_t acc = 0;
+	unsigned bits = 0;
+	size_t length = 0, n = strlen(src);
+
+	for (size_t i = 0; i < n; i++) {
+		const char *c = strchr(alphabet, src[i]);
+
+		if (!c || (bits >= 2 && length == DRAY_TOKEN_MAX))
+			return 0;
+		acc = acc << 6 | (uint32_t)(c - alphabet);
+		bits += 6;
+		if (bits < 8)
+			continue;
+		bits -= 8;
+		dst[length++] = (uint8_t)(acc >> bits);
+	}
+	/* one text for each value: no single character is left, and bits that no byte uses are 0 */
+	return n % 4 == 1 || acc & ((1U << bits) - 1) ? 0 : length;
+}
 
 int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *ret)
 {
@@ -19,19 +61,17 @@ int dray_token_from_bytes(const void *bytes, size_t length, struct dray_token *r
 	*ret = (struct dray_token){ .length = (uint32_t)length };
 	memcpy(ret->data, bytes, length);
 	memcpy(ret->text, PREFIX, PREFIX_N);
-	dray_base64url_encode(ret->data, length, ret->text + PREFIX_N);
+	encode(ret->data, length, ret->text + PREFIX_N);
 	return 0;
 }
 
 int dray_token_parse(const char *text, struct dray_token *ret)
 {
 	uint8_t data[DRAY_TOKEN_MAX];
-	long n;
 
 	if (!text || strncmp(text, PREFIX, PREFIX_N) != 0)
 		return -DRAY_E_TOKEN_INVALID;
-	n = dray_base64url_decode(text + PREFIX_N, strlen(text + PREFIX_N), data, sizeof(data));
-	return n <= 0 ? -DRAY_E_TOKEN_INVALID : dray_token_from_bytes(data, (size_t)n, ret);
+	return dray_token_from_bytes(data, decode(text + PREFIX_N, data), ret);
 }
 
 int dc_token_made(struct dray *d, struct request *r, const struct dmsg_region_export_reply *m)

@@ -275,6 +275,15 @@ static void ring_wraps(void **state)
 
 static void tokens_have_one_text(void **state)
 {
+	/* RFC 4648 */
+	static const char *const known[][2] = {
+		{ "f", "dray1:Zg" },          { "fo", "dray1:Zm8" },
+		{ "foo", "dray1:Zm9v" },      { "foob", "dray1:Zm9vYg" },
+		{ "fooba", "dray1:Zm9vYmE" }, { "\xff\xef", "dray1:_-8" },
+	};
+	static const char *const bad[] = { "dray1:A",    "dray1:Zg==",      "dray1:Zm9+",
+					   "dray1:Zm9/", "dray1:Zm 9",      "dray1:Zh",
+					   "dray1:Zm9=", "dray1:Z\xc3\xa4g" };
 	struct dray_token a, b;
 	uint8_t bytes[DRAY_TOKEN_MAX + 1];
 
@@ -294,6 +303,12 @@ static void tokens_have_one_text(void **state)
 	assert_int_equal(dray_token_parse("dray1:AA=A", &a), -DRAY_E_TOKEN_INVALID);
 	assert_int_equal(dray_token_parse("dray1:AAAAA", &a), -DRAY_E_TOKEN_INVALID);
 	assert_int_equal(dray_token_parse("", &a), -DRAY_E_TOKEN_INVALID);
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(known); i++) {
+		assert_int_equal(dray_token_from_bytes(known[i][0], strlen(known[i][0]), &a), 0);
+		assert_string_equal(a.text, known[i][1]);
+	}
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
+		assert_int_equal(dray_token_parse(bad[i], &a), -DRAY_E_TOKEN_INVALID);
 	assert_int_equal(dray_token_parse(NULL, &a), -DRAY_E_TOKEN_INVALID);
 }
 

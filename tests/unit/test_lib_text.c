@@ -1,73 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base64url, addresses, nearest words, errors, string lists. */
+/* Addresses, nearest words, errors, string lists. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/addr.h"
-#include "lib/base64url.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
 #include "lib/nearest.h"
 #include "lib/strv.h"
 #include "tests/unit/cm.h"
-
-static void base64url_matches_the_rfc(void **state)
-{
-	static const struct {
-		const char *plain, *text;
-	} rows[] = {
-		{ "", "" },
-		{ "f", "Zg" },
-		{ "fo", "Zm8" },
-		{ "foo", "Zm9v" },
-		{ "foob", "Zm9vYg" },
-		{ "fooba", "Zm9vYmE" },
-		{ "\xff\xef", "_-8" },
-	};
-	char buf[32];
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
-		size_t n = strlen(rows[i].plain);
-
-		dray_base64url_encode(rows[i].plain, n, buf);
-		assert_string_equal(buf, rows[i].text);
-		assert_int_equal(strlen(buf), DRAY_BASE64URL_LEN(n));
-		assert_int_equal(dray_base64url_decode(buf, strlen(buf), buf, n), (long)n);
-		assert_memory_equal(buf, rows[i].plain, n);
-	}
-}
-
-static void base64url_round_trips_every_length(void **state)
-{
-	uint8_t in[257] = { 0 }, out[257];
-	char text[400];
-
-	for (size_t n = 0; n <= sizeof(in); n++) {
-		for (size_t i = 0; i < n; i++)
-			in[i] = (uint8_t)(i * 37 + n);
-		dray_base64url_encode(in, n, text);
-		assert_int_equal(dray_base64url_decode(text, strlen(text), out, sizeof(out)),
-				 (long)n);
-		assert_memory_equal(in, out, n);
-		if (n)
-			assert_int_equal(dray_base64url_decode(text, strlen(text), out, n - 1),
-					 -EMSGSIZE);
-	}
-}
-
-static void base64url_refuses(void **state)
-{
-	static const char *const bad[] = { "A",    "AAAAA", "Zg==", "Zm9+",      "Zm9/",
-					   "Zm 9", "Zh",    "Zm9=", "Z\xc3\xa4g" };
-	char buf[8];
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
-		assert_int_equal(dray_base64url_decode(bad[i], strlen(bad[i]), buf, sizeof(buf)),
-				 -EINVAL);
-	assert_int_equal(dray_base64url_decode("Zg\0A", 4, buf, sizeof(buf)), -EINVAL);
-}
 
 static void addresses_are_read_and_shown(void **state)
 {
@@ -247,9 +190,6 @@ static void lists_grow_and_clear(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(base64url_matches_the_rfc),
-		cmocka_unit_test(base64url_round_trips_every_length),
-		cmocka_unit_test(base64url_refuses),
 		cmocka_unit_test(addresses_are_read_and_shown),
 		cmocka_unit_test(addresses_are_refused),
 		cmocka_unit_test(addresses_are_classified),
