@@ -33,22 +33,6 @@ static int whole(ssize_t n, size_t wanted)
 	return n == (ssize_t)wanted ? 0 : n < 0 ? -errno : -EPIPE;
 }
 
-static void seqpacket_echo(struct ceiling_echo *e)
-{
-	ssize_t n;
-
-	while ((n = recv(e->ends[1], e->buffer, e->size, 0)) > 0)
-		if (send(e->ends[1], e->buffer, (size_t)n, MSG_NOSIGNAL) != n)
-			return;
-}
-
-static int seqpacket_trip(struct ceiling_echo *e)
-{
-	int ret = whole(send(e->ends[0], e->buffer, e->size, MSG_NOSIGNAL), e->size);
-
-	return ret ? ret : whole(recv(e->ends[0], e->buffer, e->size, 0), e->size);
-}
-
 static void eventfd_echo(struct ceiling_echo *e)
 {
 	eventfd_t value;
@@ -108,13 +92,6 @@ static int tcp_trip(struct ceiling_echo *e)
 		     whole(recv(e->ends[0], &answer, ANSWER_BYTES, MSG_WAITALL), ANSWER_BYTES);
 }
 
-static int seqpacket_open(struct ceiling_echo *e)
-{
-	if (e->size > CEILING_ECHO_PACKET_MAX)
-		return -EMSGSIZE;
-	return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, e->ends) ? -errno : 0;
-}
-
 static int eventfd_open(struct ceiling_echo *e)
 {
 	for (int i = 0; i < 2; i++) {
@@ -163,25 +140,16 @@ static int tcp_open(struct ceiling_echo *e)
 }
 
 static const struct way {
-	const char *name;
 	int (*open)(struct ceiling_echo *e);
 	void (*echo)(struct ceiling_echo *e);
 	int (*trip)(struct ceiling_echo *e);
 	unsigned group;
 	bool spins;
 } ways[CEILING_ECHO_N] = {
-	[CEILING_ECHO_SEQPACKET] = { "seqpacket", seqpacket_open, seqpacket_echo, seqpacket_trip, 1,
-				     false },
-	[CEILING_ECHO_EVENTFD] = { "eventfd", eventfd_open, eventfd_echo, eventfd_trip, 1, false },
-	[CEILING_ECHO_MEMORY] = { "memory", memory_open, memory_echo, memory_trip, GROUP_FAST,
-				  true },
-	[CEILING_ECHO_TCP] = { "tcp", tcp_open, tcp_echo, tcp_trip, 1, false },
+	[CEILING_ECHO_EVENTFD] = { eventfd_open, eventfd_echo, eventfd_trip, 1, false },
+	[CEILING_ECHO_MEMORY] = { memory_open, memory_echo, memory_trip, GROUP_FAST, true },
+	[CEILING_ECHO_TCP] = { tcp_open, tcp_echo, tcp_trip, 1, false },
 };
-
-const char *ceiling_echo_name(enum ceiling_echo_way way)
-{
-	return way < CEILING_ECHO_N ? ways[way].name : NULL;
-}
 
 pid_t ceiling_fork(void)
 {

@@ -11,15 +11,11 @@
 #include <sys/types.h>
 
 enum ceiling_echo_way {
-	CEILING_ECHO_SEQPACKET, /* a packet to the child and back over a Unix socket, blocking */
-	CEILING_ECHO_EVENTFD,   /* each process wakes the other one with an eventfd */
-	CEILING_ECHO_MEMORY,    /* a word in shared memory, both spin */
-	CEILING_ECHO_TCP,       /* bytes to the child over loopback, a word back, blocking */
+	CEILING_ECHO_EVENTFD, /* each process wakes the other one with an eventfd */
+	CEILING_ECHO_MEMORY,  /* a word in shared memory, both spin */
+	CEILING_ECHO_TCP,     /* bytes to the child over loopback, a word back, blocking */
 	CEILING_ECHO_N
 };
-
-/* Largest packet of the Unix socket, in bytes. TCP has no such limit. */
-#define CEILING_ECHO_PACKET_MAX 65536u
 
 /* A connected pair of TCP sockets over loopback that send at once (TCP_NODELAY). 0 or -errno; ends are -1 or owned. */
 int ceiling_tcp_pair(int ends[2]);
@@ -40,10 +36,7 @@ struct ceiling_echo {
 #define CEILING_ECHO_NULL \
 	((struct ceiling_echo){ .way = CEILING_ECHO_N, .ends = { -1, -1 }, .wake = { -1, -1 } })
 
-/* The name for command lines, such as "seqpacket"; NULL after the last one. */
-const char *ceiling_echo_name(enum ceiling_echo_way way);
-
-/* size: bytes of a message, for the ways that carry bytes; at least 1. */
+/* size: bytes of a message, for the way that carries bytes; at least 1. */
 int ceiling_echo_open(struct ceiling_echo *e, enum ceiling_echo_way way, size_t size);
 /* Accepts an echo that is partly open or closed. */
 void ceiling_echo_close(struct ceiling_echo *e);
@@ -57,7 +50,7 @@ void ceiling_echo_pause(struct ceiling_echo *e);
 
 /* Round trips between two reads of the clock, so that the clock costs fast trips little. */
 unsigned ceiling_echo_group(const struct ceiling_echo *e);
-/* Makes n round trips. -EPIPE: the child has ended, for ways with a socket. */
+/* Makes n round trips. -EPIPE: the child has ended, for TCP. */
 int ceiling_echo_trips(struct ceiling_echo *e, unsigned n);
 
 #endif
