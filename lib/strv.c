@@ -5,19 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/array.h"
+
 int dray_strv_add(struct dray_strv *s, const char *str, size_t n)
 {
-	char **v = realloc(s->v, (s->n + 1) * sizeof(*v));
-	char *copy;
+	char *copy = strndup(str, n);
 
-	if (!v)
-		return -ENOMEM;
-	s->v = v;
-	copy = strndup(str, n);
-	if (!copy)
-		return -ENOMEM;
-	s->v[s->n++] = copy;
-	return 0;
+	if (copy && DRAY_APPEND(s->v, s->n, copy) == 0)
+		return 0;
+	free(copy);
+	return -ENOMEM;
 }
 
 void dray_strv_clear(struct dray_strv *s)

@@ -6,22 +6,7 @@
 #include <string.h>
 
 #include "ctl/bus/rows.h"
-#include "lib/cleanup.h"
-
-static int counter_add(struct ctl_properties *p, const struct ctl_counter *c)
-{
-	if (p->n_counters == p->cap) {
-		size_t cap = p->cap ? p->cap * 2 : 64;
-		struct ctl_counter *more = reallocarray(p->counters, cap, sizeof(*more));
-
-		if (!more)
-			return -ENOMEM;
-		p->counters = more;
-		p->cap = cap;
-	}
-	p->counters[p->n_counters++] = *c;
-	return 0;
-}
+#include "lib/array.h"
 
 static int counters_read(struct ctl_properties *p, sd_bus_message *m)
 {
@@ -31,7 +16,7 @@ static int counters_read(struct ctl_properties *p, sd_bus_message *m)
 	if (ret >= 0)
 		ret = sd_bus_message_enter_container(m, 'a', "{st}");
 	while (ret >= 0 && (ret = sd_bus_message_read(m, "{st}", &c.name, &c.value)) > 0)
-		ret = counter_add(p, &c);
+		ret = DRAY_APPEND(p->counters, p->n_counters, c);
 	if (ret >= 0)
 		ret = sd_bus_message_exit_container(m);
 	return ret < 0 ? ret : sd_bus_message_exit_container(m);

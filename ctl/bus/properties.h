@@ -14,7 +14,7 @@ struct ctl_properties {
 	sd_bus_message *reply;         /* holds the texts */
 	struct dray_dbus_properties v; /* texts that an older agent leaves out are "", numbers 0 */
 	struct ctl_counter *counters;  /* in the agent's order */
-	size_t n_counters, cap;
+	size_t n_counters;
 };
 
 #define CTL_PROPERTIES_NULL ((struct ctl_properties){ .reply = NULL })

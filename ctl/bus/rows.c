@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/array.h"
+
 int ctl_value_read(sd_bus_message *m, const char *type, struct ctl_value *ret)
 {
 	struct ctl_value v = { .set = true };
@@ -59,25 +61,6 @@ static int row_read(struct ctl_rows *r, sd_bus_message *m, struct ctl_value *row
 	return ret;
 }
 
-static struct ctl_value *row_add(struct ctl_rows *r)
-{
-	struct ctl_value *row;
-
-	if (r->n == r->cap) {
-		size_t cap = r->cap ? r->cap * 2 : 16;
-		struct ctl_value *v =
-			reallocarray(r->values, cap, r->n_fields * sizeof(*r->values));
-
-		if (!v)
-			return NULL;
-		r->values = v;
-		r->cap = cap;
-	}
-	row = &r->values[r->n++ * r->n_fields];
-	memset(row, 0, r->n_fields * sizeof(*row));
-	return row;
-}
-
 int ctl_rows_read(struct ctl_rows *r, const struct dray_dbus_field *fields, unsigned n_fields)
 {
 	sd_bus_message *m = r->reply;
@@ -86,9 +69,9 @@ int ctl_rows_read(struct ctl_rows *r, const struct dray_dbus_field *fields, unsi
 	r->fields = fields;
 	r->n_fields = n_fields;
 	while (ret >= 0 && (ret = sd_bus_message_enter_container(m, 'a', "{sv}")) > 0) {
-		struct ctl_value *row = row_add(r);
-
-		ret = row ? row_read(r, m, row) : -ENOMEM;
+		ret = dray_append(&r->values, &r->n, NULL, n_fields * sizeof(*r->values));
+		if (ret >= 0)
+			ret = row_read(r, m, &r->values[(r->n - 1) * n_fields]);
 		if (ret >= 0)
 			ret = sd_bus_message_exit_container(m);
 	}

@@ -19,7 +19,7 @@ struct ctl_rows {
 	const struct dray_dbus_field *fields;
 	unsigned n_fields;
 	struct ctl_value *values; /* row by row */
-	size_t n, cap;
+	size_t n;
 };
 
 #define CTL_ROWS_NULL ((struct ctl_rows){ .values = NULL })

@@ -38,12 +38,10 @@ static void node_cell(struct ctl_table *t, const struct nd_nvidia_gpu *g)
 
 static int functions(struct ctl *c, const struct nd_scan *scan)
 {
-	static const char *const titles[] = { "GPU",    "NAME",  "NUMA", "DRIVER",
-					      "DEVICE", "RNICS", NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
 	char text[LINE_BYTES];
 
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "GPU", "NAME", "NUMA", "DRIVER", "DEVICE", "RNICS", NULL);
 	for (size_t i = 0; i < scan->topology.n_gpus; i++) {
 		const struct nd_gpu *g = &scan->topology.gpus[i];
 		const struct nd_nvidia_gpu *known = nd_nvidia_by_bdf(&scan->nvidia, g->bdf);
@@ -90,14 +88,13 @@ static const char *kinds(const struct gpu_device_info *d, char *buf, size_t n)
 
 static int devices(struct ctl *c, const struct ctl_cuda *cuda)
 {
-	static const char *const titles[] = { "CUDA",    "GPU",   "UUID",    "MEMORY", "SMS",
-					      "COMPUTE", "KINDS", "DMA-BUF", "PEERS",  NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
 	char index[16], size[CTL_HUMAN_BYTES], sms[16], compute[32], text[LINE_BYTES];
 	char peers[GPU_PEERS_BYTES];
 
 	fprintf(c->out, "CUDA: %s\n", cuda->driver);
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "CUDA", "GPU", "UUID", "MEMORY", "SMS", "COMPUTE", "KINDS", "DMA-BUF",
+		       "PEERS", NULL);
 	for (unsigned i = 0; i < cuda->n; i++) {
 		const struct gpu_device_info *d = &cuda->v[i];
 

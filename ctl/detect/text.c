@@ -55,15 +55,13 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 
 static int ports(struct ctl *c, const struct nd_scan *scan)
 {
-	static const char *const titles[] = { "DEVICE", "STATE", "RATE", "NETDEV",
-					      "NUMA",   "GID",   "WHY",  NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
 
 	if (!scan->devices.n) {
 		fputs("no RDMA devices\n", c->out);
 		return 0;
 	}
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "DEVICE", "STATE", "RATE", "NETDEV", "NUMA", "GID", "WHY", NULL);
 	for (size_t i = 0; i < scan->devices.n; i++)
 		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
 			port_row(&t, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
@@ -72,7 +70,6 @@ static int ports(struct ctl *c, const struct nd_scan *scan)
 
 static int addresses(struct ctl *c, const struct nd_scan *scan)
 {
-	static const char *const titles[] = { "ADDRESS", "LINK", "WHY", NULL };
 	dray_auto_free struct nd_candidate *v = NULL;
 	struct ctl_table t = CTL_TABLE_NULL;
 	char text[INET6_ADDRSTRLEN];
@@ -82,7 +79,7 @@ static int addresses(struct ctl *c, const struct nd_scan *scan)
 	if (r < 0)
 		return r;
 	fputc('\n', c->out);
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "ADDRESS", "LINK", "WHY", NULL);
 	for (size_t i = 0; i < n; i++) {
 		ctl_table_add(&t, nd_addr_text(&v[i].addr->addr, v[i].addr->family, text),
 			      i == 0 && !v[i].rejected ? CTL_MOOD_GOOD : CTL_MOOD_NONE);
@@ -108,14 +105,13 @@ static const char *where(const struct nd_listener *l)
 
 static int listeners(struct ctl *c, const struct nd_scan *scan)
 {
-	static const char *const titles[] = { "LISTENER", "REACHABLE BY", "PROCESS", NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
 	char text[LINE_BYTES], process[LINE_BYTES], address[INET6_ADDRSTRLEN];
 
 	if (!scan->listeners.n)
 		return 0;
 	fputc('\n', c->out);
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "LISTENER", "REACHABLE BY", "PROCESS", NULL);
 	for (size_t i = 0; i < scan->listeners.n; i++) {
 		const struct nd_listener *l = &scan->listeners.v[i];
 
@@ -168,7 +164,6 @@ int ctl_detect_plain(struct ctl *c, const struct nd_scan *scan)
 
 static int explain_gids(struct ctl *c, const struct nd_port *p)
 {
-	static const char *const titles[] = { "INDEX", "GID", "SCORE", "WHY", NULL };
 	struct ctl_table t = CTL_TABLE_NULL;
 	char text[INET6_ADDRSTRLEN], index[32], score[32];
 
@@ -176,7 +171,7 @@ static int explain_gids(struct ctl *c, const struct nd_port *p)
 		fputs("  its GID table is empty\n", c->out);
 		return 0;
 	}
-	ctl_table_head(&t, titles);
+	ctl_table_head(&t, "INDEX", "GID", "SCORE", "WHY", NULL);
 	for (size_t i = 0; i < p->gids.n; i++) {
 		const struct nd_gid *g = &p->gids.v[i];
 

@@ -7,30 +7,17 @@
 #include <string.h>
 
 #include "ctl/render/human.h"
+#include "lib/array.h"
 #include "lib/cleanup.h"
 
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood)
 {
-	struct ctl_cell *cell;
+	struct ctl_cell cell = { strdup(*text ? text : "-"), mood };
 
-	if (t->n == t->cap) {
-		size_t cap = t->cap ? t->cap * 2 : 64;
-		struct ctl_cell *cells = reallocarray(t->cells, cap, sizeof(*cells));
-
-		if (!cells) {
-			t->failed = true;
-			return;
-		}
-		t->cells = cells;
-		t->cap = cap;
-	}
-	cell = &t->cells[t->n];
-	cell->text = strdup(*text ? text : "-");
-	cell->mood = mood;
-	if (cell->text)
-		t->n++;
-	else
-		t->failed = true;
+	if (cell.text && DRAY_APPEND(t->cells, t->n, cell) == 0)
+		return;
+	free(cell.text);
+	t->failed = true;
 }
 
 void ctl_table_column(struct ctl_table *t, const char *title, bool right)
@@ -39,10 +26,15 @@ void ctl_table_column(struct ctl_table *t, const char *title, bool right)
 	ctl_table_add(t, title, CTL_MOOD_HEAD);
 }
 
-void ctl_table_head(struct ctl_table *t, const char *const *titles)
+void ctl_table_head(struct ctl_table *t, ...)
 {
-	for (; *titles; titles++)
-		ctl_table_column(t, *titles, false);
+	const char *title;
+	va_list ap;
+
+	va_start(ap, t);
+	while ((title = va_arg(ap, const char *)))
+		ctl_table_column(t, title, false);
+	va_end(ap);
 }
 
 void ctl_table_cells(struct ctl_table *t, ...)

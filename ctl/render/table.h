@@ -20,7 +20,7 @@ struct ctl_table {
 	unsigned columns;
 	bool right[CTL_TABLE_COLUMNS_MAX]; /* aligned to the right, as numbers are */
 	struct ctl_cell *cells;
-	size_t n, cap;
+	size_t n;
 	bool failed; /* out of memory */
 };
 
@@ -28,8 +28,8 @@ struct ctl_table {
 
 /* Adds a column, before any row. */
 void ctl_table_column(struct ctl_table *t, const char *title, bool right);
-/* Adds columns aligned to the left; titles end with NULL. */
-void ctl_table_head(struct ctl_table *t, const char *const *titles);
+/* Adds columns aligned to the left, up to NULL. */
+void ctl_table_head(struct ctl_table *t, ...) __attribute__((sentinel));
 
 /* Adds a cell; cells come row by row. The text is copied, "-" takes the place of an empty one. */
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);

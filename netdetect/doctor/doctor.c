@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "netdetect/doctor/internal.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 static const struct {
 	const char *name;
@@ -37,7 +37,7 @@ bool nd_findings_add(struct nd_findings *f, enum nd_severity severity, const cha
 	va_start(args, fmt);
 	vsnprintf(x.text, sizeof(x.text), fmt, args);
 	va_end(args);
-	return ND_APPEND(f->v, f->n, x) == 0;
+	return DRAY_APPEND(f->v, f->n, x) == 0;
 }
 
 int nd_doctor(const struct nd_source *s, const struct nd_scan *scan, uint64_t register_bytes,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 #define PCI "/sys/bus/pci/devices"
 
@@ -74,7 +74,7 @@ int nd_gpus_scan(const struct nd_source *s, struct nd_gpu **ret, size_t *ret_n)
 	while ((name = nd_next_entry(dir))) {
 		struct nd_gpu g = { .numa = -1 };
 
-		if (read_gpu(s, name, &g) && ND_APPEND(v, n, g) < 0)
+		if (read_gpu(s, name, &g) && DRAY_APPEND(v, n, g) < 0)
 			return -ENOMEM;
 	}
 	if (n)

@@ -9,7 +9,7 @@
 
 #include "lib/err.h"
 #include "netdetect/gpu/libcuda.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 #define PROC "/proc/driver/nvidia"
 
@@ -86,7 +86,7 @@ static int scan_gpus(const struct nd_source *s, const struct nd_gpu *gpus, size_
 		read_gpu(s, name, &g);
 		for (size_t i = 0; i < n_gpus; i++)
 			g.in_sysfs |= !strcmp(gpus[i].bdf, g.bdf);
-		r = ND_APPEND(n->gpus, n->n_gpus, g);
+		r = DRAY_APPEND(n->gpus, n->n_gpus, g);
 	}
 	if (n->n_gpus)
 		qsort(n->gpus, n->n_gpus, sizeof(*n->gpus), by_bdf);

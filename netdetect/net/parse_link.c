@@ -8,7 +8,7 @@
 #include <linux/rtnetlink.h>
 #include <string.h>
 
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 #include "netdetect/source/attr.h"
 
 #ifndef IFF_LOWER_UP /* of linux/if.h, which cannot be included beside net/if.h */
@@ -123,7 +123,7 @@ static int parse_link(const void *payload, size_t n, struct nd_links *out)
 	l->up = (l->flags & IFF_UP) && (l->flags & IFF_LOWER_UP);
 	if (x.lower_elsewhere || l->lower == l->ifindex)
 		l->lower = 0;
-	return ND_APPEND(out->links, out->n_links, *l);
+	return DRAY_APPEND(out->links, out->n_links, *l);
 }
 
 static void read_addr(const struct nd_attr *a, uint8_t family, struct in6_addr *ret)
@@ -171,7 +171,7 @@ static int parse_addr(const void *payload, size_t n, struct nd_links *out)
 		return r;
 	if (x.a.ifindex <= 0 || x.a.prefix > (x.a.family == AF_INET ? 32 : 128))
 		return -EBADMSG;
-	return ND_APPEND(out->addrs, out->n_addrs, x.a);
+	return DRAY_APPEND(out->addrs, out->n_addrs, x.a);
 }
 
 static int route_attr(const struct nd_attr *a, void *arg)
@@ -225,7 +225,7 @@ static int parse_route(const void *payload, size_t n, struct nd_links *out)
 		return r;
 	if (route.prefix > (route.family == AF_INET ? 32 : 128))
 		return -EBADMSG;
-	return is_configured(&route, &m) ? ND_APPEND(out->routes, out->n_routes, route) : 0;
+	return is_configured(&route, &m) ? DRAY_APPEND(out->routes, out->n_routes, route) : 0;
 }
 
 int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg)

@@ -8,7 +8,7 @@
 #include <linux/sock_diag.h>
 #include <string.h>
 
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 #include "netdetect/source/attr.h"
 
 #define STATE_LISTEN 10 /* TCP_LISTEN of the kernel's net/tcp_states.h */
@@ -50,5 +50,5 @@ int nd_listener_message(uint16_t type, const void *payload, size_t n, void *arg)
 		return r;
 	if (l.family != AF_INET6 || !IN6_IS_ADDR_UNSPECIFIED(&l.addr))
 		l.dual = false;
-	return ND_APPEND(out->v, out->n, l);
+	return DRAY_APPEND(out->v, out->n, l);
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "netdetect/rdma/internal.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 #define PKEY_FULL 0x8000
 
@@ -98,12 +98,12 @@ int nd_port_add_gid(struct nd_port *p, uint32_t index, enum nd_gid_type type,
 
 	if (link)
 		memcpy(g.netdev, link->name, sizeof(g.netdev));
-	return ND_APPEND(p->gids.v, p->gids.n, g);
+	return DRAY_APPEND(p->gids.v, p->gids.n, g);
 }
 
 int nd_port_add_pkey(struct nd_port *p, uint16_t index, uint16_t value)
 {
 	struct nd_pkey k = { .index = index, .value = value, .full = value & PKEY_FULL };
 
-	return value ? ND_APPEND(p->pkeys, p->n_pkeys, k) : 0;
+	return value ? DRAY_APPEND(p->pkeys, p->n_pkeys, k) : 0;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "netdetect/rdma/device.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 #include "netdetect/source/attr.h"
 
 #define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
@@ -39,7 +39,7 @@ static int parse_device(const void *p, size_t n, struct nd_devices *out)
 		return -EBADMSG;
 	if (device_by_index(out, d.index) || nd_device_by_name(out, d.name))
 		return 0;
-	return ND_APPEND(out->v, out->n, d);
+	return DRAY_APPEND(out->v, out->n, d);
 }
 
 struct parsed_port {
@@ -70,7 +70,7 @@ static int parse_port(const void *p, size_t n, struct nd_devices *out)
 	/* the device may be newer than the list of devices */
 	if (!d || !x.port.number || nd_port_by_number(d, x.port.number))
 		return 0;
-	return ND_APPEND(d->ports, d->n_ports, x.port);
+	return DRAY_APPEND(d->ports, d->n_ports, x.port);
 }
 
 static int summary_attr(const struct nd_attr *a, void *arg)

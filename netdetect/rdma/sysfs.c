@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "netdetect/rdma/internal.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 #define CLASS "/sys/class/infiniband"
 #define VERBS_CLASS "/sys/class/infiniband_verbs"
@@ -50,7 +50,7 @@ int nd_sysfs_devices(const struct nd_source *s, struct nd_devices *d)
 		x.node_guid = read_guid(s, name, "node_guid");
 		x.system_guid = read_guid(s, name, "sys_image_guid");
 		nd_read_text(s, x.firmware, sizeof(x.firmware), CLASS "/%s/fw_ver", name);
-		r = ND_APPEND(d->v, d->n, x);
+		r = DRAY_APPEND(d->v, d->n, x);
 	}
 	return r;
 }
@@ -109,7 +109,7 @@ static int find_ports(const struct nd_source *s, struct nd_device *d)
 		p.physical = leading_number(s, d->name, p.number, "phys_state");
 		p.lid = leading_number(s, d->name, p.number, "lid");
 		p.sm_lid = leading_number(s, d->name, p.number, "sm_lid");
-		r = ND_APPEND(d->ports, d->n_ports, p);
+		r = DRAY_APPEND(d->ports, d->n_ports, p);
 	}
 	return r;
 }
@@ -237,7 +237,7 @@ static int read_table(const struct table *t, const char *name,
 		uint32_t index = (uint32_t)strtoul(entry, NULL, 10);
 
 		if (*entry >= '0' && *entry <= '9')
-			r = ND_APPEND(v, n, index);
+			r = DRAY_APPEND(v, n, index);
 	}
 	if (n)
 		qsort(v, n, sizeof(*v), by_value);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "netdetect/gpu/nvidia.h"
-#include "netdetect/source/array.h"
+#include "lib/array.h"
 
 #define NODES "/sys/devices/system/node"
 
@@ -56,7 +56,7 @@ static int scan_nodes(const struct nd_source *s, struct nd_topology *t)
 		n.memory = node_memory(s, n.id);
 		nd_read_text(s, n.cpu_list, sizeof(n.cpu_list), NODES "/node%d/cpulist", n.id);
 		parse_cpus(n.cpu_list, &n.cpus);
-		r = ND_APPEND(t->nodes, t->n_nodes, n);
+		r = DRAY_APPEND(t->nodes, t->n_nodes, n);
 	}
 	if (t->n_nodes)
 		qsort(t->nodes, t->n_nodes, sizeof(*t->nodes), by_id);
