@@ -8,21 +8,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/units.h"
+
 /* 0 to 65535 in decimal, no sign, no leading zero. */
 static int port_parse(const char *s, unsigned *ret)
 {
-	unsigned v = 0;
+	int64_t v;
 
-	if (!*s || (s[0] == '0' && s[1]))
+	if (s[strspn(s, "0123456789")] || dray_int_parse(s, 0, &v) < 0 || v > UINT16_MAX)
 		return -EINVAL;
-	for (; *s; s++) {
-		if (*s < '0' || *s > '9')
-			return -EINVAL;
-		v = v * 10 + (unsigned)(*s - '0');
-		if (v > UINT16_MAX)
-			return -EINVAL;
-	}
-	*ret = v;
+	*ret = (unsigned)v;
 	return 0;
 }
 

@@ -48,22 +48,13 @@ static unsigned affinity_count(void)
 	return 1;
 }
 
-/* The first two numbers of a small file. False if it has none, as with "max". */
+/* The first two numbers of a small file, the second one 0 if missing. False if it has none, as with "max". */
 static bool numbers_read(const char *path, long long *ret_a, long long *ret_b)
 {
 	dray_auto(fclose) FILE *f = fopen(path, "re");
-	char text[64], *end;
-	size_t n;
 
-	if (!f)
-		return false;
-	n = fread(text, 1, sizeof(text) - 1, f);
-	text[n] = '\0';
-	*ret_a = strtoll(text, &end, 10);
-	if (end == text)
-		return false;
-	*ret_b = strtoll(end, NULL, 10);
-	return true;
+	*ret_b = 0;
+	return f && fscanf(f, "%lld %lld", ret_a, ret_b) >= 1;
 }
 
 static unsigned quota_of(const char *dir, bool v2)
@@ -119,37 +110,24 @@ static bool list_has(const char *list, const char *word)
 	return false;
 }
 
+#define PATH_WORD "%4095s"
+
 struct mount {
 	char point[PATH_MAX]; /* where it is mounted */
 	char shown[PATH_MAX]; /* the folder of the hierarchy that it shows */
 };
+_Static_assert(PATH_MAX == 4096, "PATH_WORD fits");
 
 /* ID PARENT DEV SHOWN POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER_OPTIONS */
-static bool mount_parse(char *line, bool v2, struct mount *ret)
+static bool mount_parse(const char *line, bool v2, struct mount *ret)
 {
-	char *save = NULL, *dash = strstr(line, " - "), *word;
-	const char *type, *options;
+	const char *dash = strstr(line, " - ");
+	char type[16], options[1024] = "";
 
-	if (!dash)
+	if (!dash || sscanf(dash, " - %15s %*s %1023s", type, options) < 1 ||
+	    strcmp(type, v2 ? "cgroup2" : "cgroup") || (!v2 && !list_has(options, "cpu")) ||
+	    sscanf(line, "%*s %*s %*s " PATH_WORD " " PATH_WORD, ret->shown, ret->point) != 2)
 		return false;
-	*dash = '\0';
-	type = strtok_r(dash + 3, " \n", &save);
-	strtok_r(NULL, " \n", &save);
-	options = strtok_r(NULL, " \n", &save);
-	if (!type || strcmp(type, v2 ? "cgroup2" : "cgroup"))
-		return false;
-	if (!v2 && !(options && list_has(options, "cpu")))
-		return false;
-	word = strtok_r(line, " ", &save);
-	for (int i = 0; word && i < 3; i++)
-		word = strtok_r(NULL, " ", &save);
-	if (!word || strlen(word) >= sizeof(ret->shown))
-		return false;
-	memcpy(ret->shown, word, strlen(word) + 1);
-	word = strtok_r(NULL, " ", &save);
-	if (!word || strlen(word) >= sizeof(ret->point))
-		return false;
-	memcpy(ret->point, word, strlen(word) + 1);
 	unescape(ret->shown);
 	unescape(ret->point);
 	return true;

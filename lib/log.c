@@ -45,19 +45,10 @@ static bool stderr_is_journal(void)
 	const char *s = getenv("JOURNAL_STREAM");
 	unsigned long long dev, ino;
 	struct stat st;
-	char *end;
+	char more;
 
-	if (!s)
-		return false;
-	errno = 0;
-	dev = strtoull(s, &end, 10);
-	if (errno || end == s || *end != ':')
-		return false;
-	s = end + 1;
-	ino = strtoull(s, &end, 10);
-	if (errno || end == s || *end)
-		return false;
-	return fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+	return s && sscanf(s, "%llu:%llu%c", &dev, &ino, &more) == 2 &&
+	       fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
 }
 
 void dray_log_set_journal(dray_log_journal send)
@@ -109,30 +100,23 @@ static bool put_text(struct line *l, const char *s)
 /* Length of the well-formed UTF-8 character at s; 0 if there is none. */
 static size_t utf8_len(const unsigned char *s, size_t n)
 {
-	static const unsigned char first_min[] = { 0, 0, 0x80, 0xa0, 0x90 };
-	size_t len;
+	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+	size_t len = s[0] < 0x80           ? 1 :
+		     (s[0] & 0xe0) == 0xc0 ? 2 :
+		     (s[0] & 0xf0) == 0xe0 ? 3 :
+		     (s[0] & 0xf8) == 0xf0 ? 4 :
+					     0;
+	uint32_t c = len > 1 ? s[0] & (0x7fu >> len) : s[0];
 
-	if (s[0] < 0x80)
-		return 1;
-	if (s[0] >= 0xc2 && s[0] <= 0xdf)
-		len = 2;
-	else if (s[0] >= 0xe0 && s[0] <= 0xef)
-		len = 3;
-	else if (s[0] >= 0xf0 && s[0] <= 0xf4)
-		len = 4;
-	else
-		return 0;
 	if (n < len)
 		return 0;
-	for (size_t i = 1; i < len; i++)
+	for (size_t i = 1; i < len; i++) {
 		if ((s[i] & 0xc0) != 0x80)
 			return 0;
+		c = c << 6 | (s[i] & 0x3f);
+	}
 	/* overlong forms, surrogates, beyond U+10FFFF */
-	if ((s[0] == 0xe0 || s[0] == 0xf0) && s[1] < first_min[len])
-		return 0;
-	if ((s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf4 && s[1] > 0x8f))
-		return 0;
-	return len;
+	return c < least[len] || (c >= 0xd800 && c <= 0xdfff) || c > 0x10ffff ? 0 : len;
 }
 
 /* Appends one character of s, escaped for the format. *ret_used: its bytes in s. False if full. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/units.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/cleanup.h"
@@ -116,51 +118,30 @@ int dray_duration_parse(const char *s, int64_t *ret_ns)
 	return 0;
 }
 
-static int digit_value(char c)
-{
-	if (is_digit(c))
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	if (c >= 'A' && c <= 'F')
-		return c - 'A' + 10;
-	return 16;
-}
-
 int dray_int_parse(const char *s, int octal_ok, int64_t *ret)
 {
-	bool negative = *s == '-';
-	int64_t v = 0;
+	const char *digits = s + (*s == '-' || *s == '+');
 	int base = 10;
+	long long v;
+	char *end;
 
-	if (*s == '-' || *s == '+')
-		s++;
-	if (s[0] == '0' && (s[1] == 'x' || s[1] == 'X')) {
+	if (digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X')) {
 		base = 16;
-		s += 2;
-	} else if (s[0] == '0' && s[1]) {
+		/* strtoll() takes a single 0 before an x */
+		if (!isxdigit((unsigned char)digits[2]))
+			return -EINVAL;
+	} else if (digits[0] == '0' && digits[1]) {
 		/* some programs read 010 as 8, others as 10 */
 		if (!octal_ok)
 			return -EINVAL;
 		base = 8;
-		s++;
 	}
-	if (!*s)
+	errno = 0;
+	v = is_digit(*digits) ? strtoll(s, &end, base) : 0;
+	if (!is_digit(*digits) || *end)
 		return -EINVAL;
-	for (; *s; s++) {
-		int64_t d = digit_value(*s);
-
-		if (d >= base)
-			return -EINVAL;
-		/* negative numbers count downwards, so that INT64_MIN fits */
-		if (__builtin_mul_overflow(v, (int64_t)base, &v) ||
-		    __builtin_add_overflow(v, negative ? -d : d, &v)) {
-			/* it is a number too large only if the rest are digits as well */
-			while (*s && digit_value(*s) < base)
-				s++;
-			return *s ? -EINVAL : -ERANGE;
-		}
-	}
+	if (errno)
+		return -errno;
 	*ret = v;
 	return 0;
 }
