@@ -62,8 +62,7 @@ DRAY_DEFINE_CLEANUP(struct nd_scan *, nd_scan_free);
 
 /* Takes one change, such as "mlx5_0/1 GID 3 10.0.0.1 -> 5 10.0.0.1". */
 typedef void (*nd_change_fn)(const char *line, void *arg);
-/* Calls fn, unless it is NULL, for each change, and returns their number. old NULL: everything is new. Pure. */
-size_t nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn,
-		    void *arg);
+/* Calls fn for each change, or for none without memory. */
+void nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn, void *arg);
 
 #endif
