@@ -252,27 +252,16 @@ void dc_request_end(struct dray *d, struct request *r, int status, struct dray_s
 	d->requests.done_n++;
 }
 
-static enum dray_request public_type(uint16_t type)
-{
-	switch (type) {
-	case DMSG_REGION_ADD:
-		return DRAY_REQUEST_REGION_ADD;
-	case DMSG_REGION_REMOVE:
-		return DRAY_REQUEST_REGION_REMOVE;
-	case DMSG_REGION_EXPORT:
-		return DRAY_REQUEST_EXPORT;
-	case DMSG_REGION_REVOKE:
-		return DRAY_REQUEST_REVOKE;
-	case DMSG_REMOTE_IMPORT:
-		return DRAY_REQUEST_IMPORT;
-	case DMSG_REMOTE_RELEASE:
-		return DRAY_REQUEST_RELEASE;
-	case DMSG_NOTIFY:
-		return DRAY_REQUEST_NOTIFY;
-	default:
-		return DRAY_REQUEST_TRANSFER;
-	}
-}
+static const uint8_t public_types[] = {
+	[DMSG_REGION_ADD] = DRAY_REQUEST_REGION_ADD,
+	[DMSG_REGION_REMOVE] = DRAY_REQUEST_REGION_REMOVE,
+	[DMSG_REGION_EXPORT] = DRAY_REQUEST_EXPORT,
+	[DMSG_REGION_REVOKE] = DRAY_REQUEST_REVOKE,
+	[DMSG_REMOTE_IMPORT] = DRAY_REQUEST_IMPORT,
+	[DMSG_REMOTE_RELEASE] = DRAY_REQUEST_RELEASE,
+	[DMSG_TRANSFER] = DRAY_REQUEST_TRANSFER,
+	[DMSG_NOTIFY] = DRAY_REQUEST_NOTIFY,
+};
 
 void dc_request_take(struct dray *d, struct request *r, struct dray_completion *ret)
 {
@@ -287,7 +276,7 @@ void dc_request_take(struct dray *d, struct request *r, struct dray_completion *
 	*ret = (struct dray_completion){
 		.id = r->id,
 		.arg = r->arg,
-		.request = public_type(r->type),
+		.request = r->type < DRAY_ARRAY_SIZE(public_types) ? public_types[r->type] : 0,
 		.status = r->status,
 		.transport = r->transport,
 		.bytes = r->bytes,
