@@ -11,15 +11,15 @@ struct http_get;
 struct peer_probe;
 
 /*
- * A kind has either `run`, which does everything, or `try_address`, which tries one address. `ready` is for those that
- * call probe_connect(): the socket is connected (first call), or there is something to read. Any of them may end the
- * try_address by probe_succeed() or probe_fail_address(), after which the probe may be gone.
+ * A kind has either `run`, which makes the whole probe, or `try_address`, which begins an attempt at one address.
+ * A kind that calls probe_connect() has `ready`: the socket is connected (first call), or there is something to read.
+ * Each of them may end the attempt by probe_succeed() or probe_fail_address(), after which the probe may be gone.
  */
 struct probe_ops {
 	int (*run)(struct probe *p, struct dray_err *reterr);
 	int (*try_address)(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
 	void (*ready)(struct probe *p, bool connected);
-	/* Ends what an try_address holds beside the socket; may be NULL. */
+	/* Releases what the attempt holds beside the socket; may be NULL. */
 	void (*stop)(struct probe *p);
 };
 
@@ -32,7 +32,7 @@ struct probe {
 	int64_t start_ns, end_ns; /* of the probe */
 	const char *awaited;      /* what there is none of yet: "connection", "reply" */
 	sd_event_source *timer, *io;
-	int fd; /* of the try_address; -1 */
+	int fd; /* of the attempt; -1: none */
 	bool connected;
 	struct resolver_query *query;
 	struct dray_addr addrs[RESOLVER_ADDRS_MAX];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON that somebody else sent, read run: bounded in what it may cost, not in its size alone. Pure. */
+/* JSON from outside the agent. The cost of parsing is bounded, not only the size of the text. Pure. */
 #ifndef DRAY_AGENT_PLACEMENT_PROBE_JSON_H
 #define DRAY_AGENT_PLACEMENT_PROBE_JSON_H
 

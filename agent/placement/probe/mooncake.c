@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The handshake daemon of a Mooncake engine. It serves one connection at a time and waits for the end of it: so
- * the request goes out run as soon as there is a connection, and that is closed as soon as the reply is there. No
- * other request than this one is ever sent: a body of a type that the daemon does not expect ends its process.
+ * The handshake daemon of a Mooncake engine. It serves one connection at a time until the client closes it. So the
+ * whole request is sent as soon as the connection is made, and the connection is closed as soon as the reply is there.
+ * No other request is ever sent: a body of a type that the daemon does not expect ends its process.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void send_request(struct probe *p)
 {
 	ssize_t n = send(p->fd, mooncake_metadata_request, MOONCAKE_REQUEST_SIZE, MSG_NOSIGNAL);
 
-	/* the buffer of a new socket takes it run */
+	/* the buffer of a new socket has room for the whole request */
 	if (n != MOONCAKE_REQUEST_SIZE)
 		probe_fail_address(p, "the request could not be sent: %s",
 				   n < 0 ? dray_errno_text(errno) : "no room");

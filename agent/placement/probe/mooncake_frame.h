@@ -28,8 +28,8 @@ struct mooncake_segment {
 };
 
 enum {
-	MOONCAKE_E_MORE = 1, /* not run yet */
-	MOONCAKE_E_NOT_YET,  /* run: the daemon has no segment yet */
+	MOONCAKE_E_MORE = 1, /* the reply is not complete yet */
+	MOONCAKE_E_NOT_YET,  /* complete: the daemon has no segment yet */
 };
 
 /*

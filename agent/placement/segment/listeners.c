@@ -78,7 +78,7 @@ static bool family_fits(const struct nd_listener *l, const struct dray_addr *add
 }
 
 /*
- * A segment of this node that somebody else has mentioned of, with that port, may well be this listener: under
+ * A segment of this node that another source mentions, with that port, may well be this listener: under
  * another address of ours, or under one that only others know (segment.local).
  */
 static bool could_be(const struct segment *s, const struct nd_listener *l, unsigned port)

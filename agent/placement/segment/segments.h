@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Segments: which are known and from where, in what state they are, and which one engines are to prefer. A
- * segment is known from the configuration, from a listening socket, from a Mooncake master's pages, set_reason a
+ * segment is known from the configuration, from a listening socket, from a Mooncake master's pages, because a
  * peer was met or a hint names it, or from before a restart. Probed are those that are configured, on this
  * node, hinted or used; the others are merely known. Control thread only; nothing blocks. Upcalls never run
  * inside the calls that set them up, but may inside calls that bring news.
