@@ -15,13 +15,11 @@
 #define MS 1000000LL
 #define SEC 1000000000LL
 
-static const struct probe_fsm_config cfg = {
-	.interval_ns = 10 * SEC,
-	.backoff_min_ns = 250 * MS,
-	.backoff_max_ns = 5 * SEC,
-	.rise = 2,
-	.fall = 3,
-};
+static const struct dray_config cfg = { .probe = { .interval = 10 * SEC,
+						   .backoff_min = 250 * MS,
+						   .backoff_max = 5 * SEC,
+						   .rise = 2,
+						   .fall = 3 } };
 
 struct rig {
 	struct probe_fsm f;
@@ -33,7 +31,7 @@ static void init(struct rig *r)
 {
 	memset(r, 0, sizeof(*r));
 	r->now = 1000 * SEC;
-	probe_fsm_init(&r->f, r->now);
+	probe_fsm_init(&r->f, DMSG_SEGMENT_STATE_UNKNOWN, r->now);
 }
 
 /* Waits until a probe is due, which takes that long and ends so. Returns the wait. */
@@ -59,7 +57,7 @@ static void to_ready(struct rig *r)
 static void to_lost(struct rig *r)
 {
 	to_ready(r);
-	for (unsigned i = 0; i < cfg.fall; i++)
+	for (unsigned i = 0; i < cfg.probe.fall; i++)
 		probe(r, false);
 	assert_int_equal(r->f.state, DMSG_SEGMENT_STATE_LOST);
 }
@@ -92,7 +90,7 @@ static void test_first(void **state)
 
 static void test_never_there(void **state)
 {
-	int64_t since, wait, full = cfg.backoff_min_ns;
+	int64_t since, wait, full = cfg.probe.backoff_min;
 	struct rig r;
 
 	init(&r);
@@ -102,7 +100,7 @@ static void test_never_there(void **state)
 		wait = probe(&r, false);
 		/* doubles up to the limit, less up to half */
 		assert_true(wait >= full / 2 && wait <= full);
-		full = dray_min(2 * full, cfg.backoff_max_ns);
+		full = dray_min(2 * full, cfg.probe.backoff_max);
 		/* what never was there is not lost */
 		assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_PROBING);
 		assert_int_equal(r.f.since_ns, since);
@@ -122,14 +120,14 @@ static void test_interval(void **state)
 	to_ready(&r);
 	/* at first any part, so that those begun together part */
 	wait = probe(&r, true);
-	assert_true(wait > 0 && wait <= cfg.interval_ns);
+	assert_true(wait > 0 && wait <= cfg.probe.interval);
 	for (unsigned i = 0; i < 200; i++) {
 		wait = probe(&r, true);
 		low = dray_min(low, wait);
 		high = dray_max(high, wait);
 	}
-	assert_true(low > cfg.interval_ns * 7 / 8 && high <= cfg.interval_ns);
-	assert_true(high - low > cfg.interval_ns / 16);
+	assert_true(low > cfg.probe.interval * 7 / 8 && high <= cfg.probe.interval);
+	assert_true(high - low > cfg.probe.interval / 16);
 }
 
 static void test_begun_together_part(void **state)
@@ -139,9 +137,9 @@ static void test_begun_together_part(void **state)
 
 	for (unsigned i = 0; i < 1000; i++) {
 		memset(&r, 0, sizeof(r));
-		probe_fsm_init(&r.f, 0);
+		probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_UNKNOWN, 0);
 		probe(&r, true);
-		slots[(r.f.next_ns - r.now - 1) * 10 / cfg.interval_ns]++;
+		slots[(r.f.next_ns - r.now - 1) * 10 / cfg.probe.interval]++;
 	}
 	for (unsigned i = 0; i < 10; i++)
 		assert_true(slots[i] > 50 && slots[i] < 200);
@@ -156,13 +154,13 @@ static void test_fall(void **state)
 	since = r.f.since_ns;
 	probe(&r, false);
 	/* from now on soon, not after an interval */
-	assert_true(probe(&r, false) <= cfg.backoff_min_ns);
+	assert_true(probe(&r, false) <= cfg.probe.backoff_min);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	assert_int_equal(r.f.since_ns, since);
 	assert_string_equal(r.f.reason, "refused");
 	/* in a row: one success begins the count anew */
 	probe(&r, true);
-	assert_true(probe(&r, false) > cfg.interval_ns / 2);
+	assert_true(probe(&r, false) > cfg.probe.interval / 2);
 	probe(&r, false);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	probe(&r, false);
@@ -182,7 +180,7 @@ static void test_rise(void **state)
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
 	assert_string_equal(r.f.reason, "it answers again, 1 of 2 times: fine");
 	/* in a row */
-	assert_true(probe(&r, false) <= cfg.backoff_min_ns);
+	assert_true(probe(&r, false) <= cfg.probe.backoff_min);
 	probe(&r, true);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_LOST);
 	assert_int_equal(r.f.since_ns, since);
@@ -198,25 +196,25 @@ static void test_lost_long(void **state)
 
 	to_lost(&r);
 	for (unsigned i = 0; i < 100; i++)
-		assert_true(probe(&r, false) <= cfg.backoff_max_ns);
-	assert_true(r.f.next_ns - r.now >= cfg.backoff_max_ns / 2);
+		assert_true(probe(&r, false) <= cfg.probe.backoff_max);
+	assert_true(r.f.next_ns - r.now >= cfg.probe.backoff_max / 2);
 }
 
 static void test_pause_of_ready_is_bounded(void **state)
 {
-	struct probe_fsm_config odd = cfg;
+	struct dray_config odd = cfg;
 	struct rig r;
 
 	/* a back-off longer than the interval must not make a death be seen later */
-	odd.backoff_min_ns = odd.backoff_max_ns = 60 * SEC;
+	odd.probe.backoff_min = odd.probe.backoff_max = 60 * SEC;
 	to_ready(&r);
 	r.now = r.f.next_ns;
 	probe_fsm_begin(&r.f, r.now);
 	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
-	assert_true(r.f.next_ns - r.now <= odd.interval_ns);
+	assert_true(r.f.next_ns - r.now <= odd.probe.interval);
 	/* and one whose limits are the wrong way round works */
-	odd.backoff_max_ns = 10 * MS;
+	odd.probe.backoff_max = 10 * MS;
 	probe_fsm_begin(&r.f, r.now);
 	probe_fsm_end(&r.f, &odd, false, "refused", 0, r.now);
 	assert_true(r.f.next_ns > r.now);
@@ -227,7 +225,7 @@ static void test_believed(void **state)
 	struct rig r;
 
 	init(&r);
-	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
 	assert_false(r.f.verified);
 	assert_int_equal(r.f.next_ns, r.now);
@@ -236,7 +234,7 @@ static void test_believed(void **state)
 	assert_true(r.f.verified);
 
 	init(&r);
-	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
+	probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_READY, r.now);
 	probe(&r, false);
 	probe(&r, false);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_READY);
@@ -246,7 +244,7 @@ static void test_believed(void **state)
 	assert_true(r.f.verified);
 
 	init(&r);
-	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_LOST, r.now);
+	probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_LOST, r.now);
 	probe(&r, false);
 	assert_true(r.f.verified);
 	probe(&r, true);
@@ -256,7 +254,7 @@ static void test_believed(void **state)
 
 	/* that somebody was being probed says nothing */
 	init(&r);
-	probe_fsm_restore(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
+	probe_fsm_init(&r.f, DMSG_SEGMENT_STATE_PROBING, r.now);
 	assert_int_equal(r.f.state, DMSG_SEGMENT_STATE_UNKNOWN);
 }
 
@@ -287,7 +285,7 @@ static void test_hurry(void **state)
 
 static void test_reconfigured(void **state)
 {
-	struct probe_fsm_config soon = cfg;
+	struct dray_config soon = cfg;
 	int64_t next;
 	struct rig r;
 
@@ -296,7 +294,7 @@ static void test_reconfigured(void **state)
 	next = r.f.next_ns;
 	probe_fsm_reconfigured(&r.f, &cfg, r.now);
 	assert_int_equal(r.f.next_ns, next);
-	soon.interval_ns = SEC;
+	soon.probe.interval = SEC;
 	probe_fsm_reconfigured(&r.f, &soon, r.now);
 	assert_true(r.f.next_ns > r.now && r.f.next_ns <= r.now + SEC);
 	probe_fsm_begin(&r.f, r.now);
@@ -312,7 +310,7 @@ static void test_put_off(void **state)
 	to_ready(&r);
 	r.now = r.f.next_ns + 100 * SEC;
 	probe_fsm_postpone(&r.f, &cfg, r.now);
-	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.interval_ns);
+	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.probe.interval);
 	/* not what is being waited for */
 	probe(&r, false);
 	next = r.f.next_ns;
@@ -324,7 +322,7 @@ static void test_put_off(void **state)
 /* --- any order of events -------------------------------------------------------------------------- */
 
 static void check(const struct rig *r, enum dmsg_segment_state old, unsigned ok_run,
-		  unsigned fail_run, const struct probe_fsm_config *c)
+		  unsigned fail_run, const struct dray_config *c)
 {
 	enum dmsg_segment_state s = r->f.state;
 
@@ -332,17 +330,17 @@ static void check(const struct rig *r, enum dmsg_segment_state old, unsigned ok_
 	if (old == DMSG_SEGMENT_STATE_PROBING)
 		assert_int_equal(s, ok_run ? DMSG_SEGMENT_STATE_READY : DMSG_SEGMENT_STATE_PROBING);
 	if (old == DMSG_SEGMENT_STATE_READY)
-		assert_int_equal(s, fail_run >= c->fall ? DMSG_SEGMENT_STATE_LOST :
-							  DMSG_SEGMENT_STATE_READY);
+		assert_int_equal(s, fail_run >= c->probe.fall ? DMSG_SEGMENT_STATE_LOST :
+								DMSG_SEGMENT_STATE_READY);
 	if (old == DMSG_SEGMENT_STATE_LOST)
-		assert_int_equal(s, ok_run >= c->rise ? DMSG_SEGMENT_STATE_READY :
-							DMSG_SEGMENT_STATE_LOST);
+		assert_int_equal(s, ok_run >= c->probe.rise ? DMSG_SEGMENT_STATE_READY :
+							      DMSG_SEGMENT_STATE_LOST);
 	assert_int_equal(r->f.successes, ok_run);
 	assert_int_equal(r->f.failures, fail_run);
 	assert_true(s == old || r->f.since_ns == r->now);
 	assert_true(r->f.since_ns <= r->now);
 	assert_true(r->f.next_ns >= r->now);
-	assert_true(r->f.next_ns <= r->now + dray_max(c->interval_ns, c->backoff_max_ns));
+	assert_true(r->f.next_ns <= r->now + dray_max(c->probe.interval, c->probe.backoff_max));
 	assert_true(r->f.failed <= r->f.probes);
 	assert_string_not_equal(r->f.reason, "");
 }
@@ -350,13 +348,13 @@ static void check(const struct rig *r, enum dmsg_segment_state old, unsigned ok_
 static void walk(unsigned seed)
 {
 	unsigned ok_run = 0, fail_run = 0, happy;
-	struct probe_fsm_config c = cfg;
+	struct dray_config c = cfg;
 	enum dmsg_segment_state old;
 	struct rig r;
 
 	srandom(seed);
-	c.rise = 1 + (unsigned)random() % 4;
-	c.fall = 1 + (unsigned)random() % 4;
+	c.probe.rise = 1 + (unsigned)random() % 4;
+	c.probe.fall = 1 + (unsigned)random() % 4;
 	happy = (unsigned)random() % 100;
 	init(&r);
 	for (unsigned i = 0; i < 500; i++) {

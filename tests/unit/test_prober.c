@@ -15,7 +15,7 @@ struct owner {
 	struct watch *w;
 	unsigned changes, probed;
 	enum dmsg_segment_state states[16]; /* that it came to */
-	char reason[PROBE_REASON_MAX];      /* of the last change */
+	char reason[DRAY_ERR_MSG_MAX];      /* of the last change */
 	bool free_self;                     /* on the next change */
 	bool free_when_probed;
 	struct owner *free_other;
@@ -30,40 +30,40 @@ struct lab {
 	unsigned most_in_flight;
 };
 
-static void changed(void *arg, void *owner, enum dmsg_segment_state old,
-		    enum dmsg_segment_state now, const char *reason)
+static void changed(struct owner *o, enum dmsg_segment_state old, const struct probe_fsm *f)
 {
-	struct owner *o = owner;
-
-	assert_ptr_equal(arg, o->l);
-	assert_int_not_equal(old, now);
 	assert_int_equal(old, o->changes ? o->states[o->changes - 1] : old);
 	assert_true(o->changes < DRAY_ARRAY_SIZE(o->states));
-	o->states[o->changes++] = now;
-	assert_true(*reason);
-	snprintf(o->reason, sizeof(o->reason), "%s", reason);
+	o->states[o->changes++] = f->state;
+	assert_true(*f->reason);
+	snprintf(o->reason, sizeof(o->reason), "%s", f->reason);
 	if (o->free_other)
 		o->free_other->w = watch_free(o->free_other->w);
 	if (o->free_self)
 		o->w = watch_free(o->w);
 }
 
-static void probed(void *arg, void *owner, const struct probe_result *r)
+static void probed(void *arg, void *owner, enum dmsg_segment_state old, const struct probe_fsm *f)
 {
-	struct prober_totals t;
 	struct owner *o = owner;
 	struct lab *l = arg;
+	bool ended = !f->in_flight;
 
-	o->probed++;
-	prober_totals(l->p, &t);
-	l->most_in_flight = dray_max(l->most_in_flight, t.in_flight + 1);
-	if (o->free_when_probed)
+	assert_ptr_equal(l, o->l);
+	assert_true(ended || f->state != old);
+	if (ended) {
+		o->probed++;
+		l->most_in_flight = dray_max(l->most_in_flight, prober_totals(l->p)->in_flight + 1);
+	}
+	if (f->state != old)
+		changed(o, old, f);
+	if (ended && o->free_when_probed)
 		o->w = watch_free(o->w);
 }
 
 static void lab_start(struct lab *l)
 {
-	struct prober_deps deps = { .cfg = &l->cfg, .changed = changed, .probed = probed, .arg = l };
+	struct prober_deps deps = { .cfg = &l->cfg, .probed = probed, .arg = l };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	memset(l, 0, sizeof(*l));
@@ -96,19 +96,17 @@ static struct owner *watch(struct lab *l, unsigned i, const char *kind, const ch
 
 	snprintf(text, sizeof(text), "%s://%s", kind, where);
 	assert_int_equal(probe_target_parse(text, &t, &err), 0);
-	assert_int_equal(prober_watch(l->p, &t, &l->owners[i], &l->owners[i].w, &err), 0);
+	assert_int_equal(
+		prober_watch(l->p, &t, STATE(UNKNOWN), &l->owners[i], &l->owners[i].w, &err), 0);
 	assert_true(probe_target_equal(watch_target(l->owners[i].w), &t));
 	/* nothing is said inside the call */
 	assert_int_equal(l->owners[i].changes, 0);
 	return &l->owners[i];
 }
 
-static struct watch_info info(const struct owner *o)
+static struct probe_fsm info(const struct owner *o)
 {
-	struct watch_info i;
-
-	watch_info(o->w, &i);
-	return i;
+	return *watch_state(o->w);
 }
 
 #define until(l, cond) assert_true(server_until((l)->event, 20000, cond))
@@ -117,7 +115,7 @@ static struct watch_info info(const struct owner *o)
 
 static void test_opens_late(void **state)
 {
-	struct watch_info i;
+	struct probe_fsm i;
 	struct owner *o;
 	struct lab l;
 
@@ -131,7 +129,7 @@ static void test_opens_late(void **state)
 	i = info(o);
 	assert_int_equal(i.state, STATE(PROBING));
 	assert_says(i.reason, "refused");
-	assert_int_equal(i.failures, 8);
+	assert_int_equal(i.failed, 8);
 	assert_int_equal(i.latency_ns, 0);
 	assert_false(i.verified);
 	assert_int_equal(o->changes, 1);
@@ -157,7 +155,7 @@ static void test_flaps(void **state)
 	/* fewer failures than probe.fall are nothing */
 	l.cfg.probe.fall = 50;
 	server_shut(&l.v);
-	until(&l, info(o).failures >= 3);
+	until(&l, info(o).failed >= 3);
 	server_open(&l.v);
 	n = o->probed;
 	until(&l, o->probed >= n + 3);
@@ -173,11 +171,11 @@ static void test_flaps(void **state)
 		until(&l, o->changes == 4 + 2 * round);
 		assert_int_equal(o->states[3 + 2 * round], STATE(READY));
 		/* one success was not enough */
-		assert_true(info(o).probes - info(o).failures >= 2);
+		assert_true(info(o).probes - info(o).failed >= 2);
 	}
-	prober_totals(l.p, &t);
+	t = *prober_totals(l.p);
 	assert_int_equal(t.probes, info(o).probes);
-	assert_int_equal(t.failures, info(o).failures);
+	assert_int_equal(t.failures, info(o).failed);
 	assert_int_equal(t.watches, 1);
 	lab_stop(&l);
 }
@@ -224,7 +222,7 @@ static void test_known(void **state)
 	lab_start(&l);
 	o = &l.owners[0];
 	assert_int_equal(probe_target_of(l.v.where, PROBE_TCP, &t, &err), 0);
-	assert_int_equal(prober_watch_known(l.p, &t, STATE(READY), o, &o->w, &err), 0);
+	assert_int_equal(prober_watch(l.p, &t, STATE(READY), o, &o->w, &err), 0);
 	assert_int_equal(info(o).state, STATE(READY));
 	assert_false(info(o).verified);
 	until(&l, o->probed == 1);
@@ -289,7 +287,7 @@ static void test_concurrency(void **state)
 	l.cfg.probe.concurrency = 9;
 	until(&l, l.most_in_flight == 9);
 	l.cfg.probe.concurrency = 2;
-	until(&l, (prober_totals(l.p, &t), t.in_flight <= 2));
+	until(&l, (t = *prober_totals(l.p), t.in_flight <= 2));
 	l.most_in_flight = l.owners[20].probed = 0;
 	until(&l, l.owners[20].probed > 1);
 	assert_int_equal(l.most_in_flight, 2);
@@ -328,7 +326,7 @@ static void test_silent_hosts_hold_up_nobody(void **state)
 	until(&l, l.v.open == 20);
 	o = watch(&l, 20, "tcp", good.where);
 	until(&l, o->probed >= 5);
-	assert_int_equal(info(o).failures, 0);
+	assert_int_equal(info(o).failed, 0);
 	server_deinit(&good);
 	lab_stop(&l);
 }
@@ -377,14 +375,14 @@ static void test_after_a_pause(void **state)
 	}
 	for (unsigned i = 0; i < 64; i++)
 		until(&l, l.owners[i].probed >= 2);
-	until(&l, (prober_totals(l.p, &t), t.in_flight == 0));
+	until(&l, (t = *prober_totals(l.p), t.in_flight == 0));
 	/* the process is stopped, and all of them are overdue when it goes on */
 	assert_int_equal(nanosleep(&pause, NULL), 0);
 	/* spread over so long that few of them are due in these turns, though the machine is busy */
 	l.cfg.probe.interval = 60000 * MS;
 	for (unsigned i = 0; i < 8; i++)
 		assert_true(sd_event_run(l.event, 0) >= 0);
-	prober_totals(l.p, &u);
+	u = *prober_totals(l.p);
 	assert_true(u.in_flight + u.probes - t.probes < 16);
 	/* put off, not left out */
 	l.cfg.probe.interval = 200 * MS;
@@ -417,11 +415,11 @@ static void test_free_in_callbacks(void **state)
 		until(&l, !l.owners[i].w || i % 3 == 2);
 	for (unsigned i = 2; i < 30; i += 3)
 		until(&l, l.owners[i].probed >= 2);
-	prober_totals(l.p, &t);
+	t = *prober_totals(l.p);
 	assert_int_equal(t.watches, 10);
 	for (unsigned i = 2; i < 30; i += 3)
 		l.owners[i].w = watch_free(l.owners[i].w);
-	prober_totals(l.p, &t);
+	t = *prober_totals(l.p);
 	assert_int_equal(t.watches, 0);
 	assert_int_equal(t.in_flight, 0);
 	assert_null(watch_free(NULL));

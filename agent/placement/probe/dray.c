@@ -1,31 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A dray agent: the peers' own handshake, with a question in the place of their HELLO. */
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "agent/placement/probe/internal.h"
 #include "agent/placement/probe/peer_probe.h"
 #include "agent/state/identity.h"
 #include "schema/gen/errors.h"
 
-static void learn(struct probe_result *to, const struct peer_probe_result *from)
-{
-	to->dray.known = true;
-	to->dray.self = from->self;
-	memcpy(to->dray.agent_id, from->agent_id, sizeof(to->dray.agent_id));
-	to->dray.incarnation = from->incarnation;
-	snprintf(to->dray.segment, sizeof(to->dray.segment), "%s", from->segment);
-	snprintf(to->dray.version, sizeof(to->dray.version), "%s", from->version);
-}
-
 static void answered(void *arg, const struct dray_err *err, const struct peer_probe_result *r)
 {
 	char id[IDENTITY_TEXT_BYTES];
 	struct probe *p = arg;
 
-	if (r->known)
-		learn(&p->result, r);
 	/* somebody is there: another address of the name would not tell more */
 	if (err->code && r->known)
 		probe_fail(p, "%s", err->msg);

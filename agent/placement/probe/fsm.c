@@ -19,22 +19,14 @@ static void set_state(struct probe_fsm *f, enum dmsg_segment_state state, int64_
 	f->since_ns = now;
 }
 
-void probe_fsm_init(struct probe_fsm *f, int64_t now)
+void probe_fsm_init(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
 {
-	*f = (struct probe_fsm){
-		.state = DMSG_SEGMENT_STATE_UNKNOWN,
-		.since_ns = now,
-		.next_ns = now,
-	};
-}
+	bool known = state == DMSG_SEGMENT_STATE_READY || state == DMSG_SEGMENT_STATE_LOST;
 
-void probe_fsm_restore(struct probe_fsm *f, enum dmsg_segment_state state, int64_t now)
-{
-	dray_assert(!f->probes && !f->in_flight);
-	if (state != DMSG_SEGMENT_STATE_READY && state != DMSG_SEGMENT_STATE_LOST)
-		return;
-	set_state(f, state, now);
-	snprintf(f->reason, sizeof(f->reason), "as it was before the agent's start");
+	*f = (struct probe_fsm){ .since_ns = now, .next_ns = now };
+	f->state = known ? state : DMSG_SEGMENT_STATE_UNKNOWN;
+	if (known)
+		snprintf(f->reason, sizeof(f->reason), "as it was before the agent's start");
 }
 
 enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now)
@@ -52,9 +44,7 @@ enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now)
 	return old;
 }
 
-/* --- what a result means ------------------------------------------------------------------------ */
-
-static void succeeded(struct probe_fsm *f, const struct probe_fsm_config *cfg, const char *reason,
+static void succeeded(struct probe_fsm *f, const struct dray_config *cfg, const char *reason,
 		      int64_t now)
 {
 	bool first = !f->verified;
@@ -62,10 +52,10 @@ static void succeeded(struct probe_fsm *f, const struct probe_fsm_config *cfg, c
 	f->failures = 0;
 	if (f->successes < UINT32_MAX)
 		f->successes++;
-	if (f->state == DMSG_SEGMENT_STATE_LOST && f->successes < cfg->rise) {
-		snprintf(f->reason, sizeof(f->reason), "it answers again, %u of %u times: %.160s",
-			 f->successes, cfg->rise, reason);
-		f->next_ns = now + cfg->backoff_min_ns;
+	if (f->state == DMSG_SEGMENT_STATE_LOST && f->successes < cfg->probe.rise) {
+		snprintf(f->reason, sizeof(f->reason), "it answers again, %u of %lld times: %.160s",
+			 f->successes, (long long)cfg->probe.rise, reason);
+		f->next_ns = now + cfg->probe.backoff_min;
 		return;
 	}
 	if (f->state != DMSG_SEGMENT_STATE_READY) {
@@ -74,11 +64,11 @@ static void succeeded(struct probe_fsm *f, const struct probe_fsm_config *cfg, c
 	}
 	f->verified = true;
 	snprintf(f->reason, sizeof(f->reason), "%s", reason);
-	f->next_ns =
-		now + cfg->interval_ns - any_part(first ? cfg->interval_ns : cfg->interval_ns / 8);
+	f->next_ns = now + cfg->probe.interval -
+		     any_part(first ? cfg->probe.interval : cfg->probe.interval / 8);
 }
 
-static void failed(struct probe_fsm *f, const struct probe_fsm_config *cfg, const char *reason,
+static void failed(struct probe_fsm *f, const struct dray_config *cfg, const char *reason,
 		   int64_t now)
 {
 	int64_t pause;
@@ -88,20 +78,17 @@ static void failed(struct probe_fsm *f, const struct probe_fsm_config *cfg, cons
 	if (f->failures < UINT32_MAX)
 		f->failures++;
 	snprintf(f->reason, sizeof(f->reason), "%s", reason);
-	if (f->state == DMSG_SEGMENT_STATE_READY && f->failures >= cfg->fall) {
+	if (f->state == DMSG_SEGMENT_STATE_READY && f->failures >= cfg->probe.fall)
 		set_state(f, DMSG_SEGMENT_STATE_LOST, now);
-		f->verified = true;
-	} else if (f->state == DMSG_SEGMENT_STATE_LOST) {
-		f->verified = true;
-	}
-	pause = backoff_pause(f->failures, cfg->backoff_min_ns, cfg->backoff_max_ns);
+	f->verified |= f->state == DMSG_SEGMENT_STATE_LOST;
+	pause = backoff_pause(f->failures, cfg->probe.backoff_min, cfg->probe.backoff_max);
 	if (f->state == DMSG_SEGMENT_STATE_READY)
-		pause = dray_min(pause, cfg->interval_ns);
+		pause = dray_min(pause, cfg->probe.interval);
 	f->next_ns = f->again ? now : now + backoff_spread(pause);
 }
 
-enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct probe_fsm_config *cfg,
-				      bool ok, const char *reason, int64_t latency_ns, int64_t now)
+enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct dray_config *cfg, bool ok,
+				      const char *reason, int64_t latency_ns, int64_t now)
 {
 	enum dmsg_segment_state old = f->state;
 
@@ -117,8 +104,6 @@ enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct probe_fs
 	return old;
 }
 
-/* --- when the next one is due ------------------------------------------------------------------- */
-
 void probe_fsm_hurry(struct probe_fsm *f, int64_t now)
 {
 	if (f->in_flight)
@@ -127,19 +112,19 @@ void probe_fsm_hurry(struct probe_fsm *f, int64_t now)
 		f->next_ns = dray_min(f->next_ns, now);
 }
 
-void probe_fsm_reconfigured(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
+void probe_fsm_reconfigured(struct probe_fsm *f, const struct dray_config *cfg, int64_t now)
 {
-	int64_t limit = f->failures ? dray_max(cfg->backoff_min_ns, cfg->backoff_max_ns) :
-				      cfg->interval_ns;
+	int64_t limit = f->failures ? dray_max(cfg->probe.backoff_min, cfg->probe.backoff_max) :
+				      cfg->probe.interval;
 
 	if (f->in_flight || f->next_ns <= now + limit)
 		return;
 	f->next_ns = now + limit - any_part(limit);
 }
 
-void probe_fsm_postpone(struct probe_fsm *f, const struct probe_fsm_config *cfg, int64_t now)
+void probe_fsm_postpone(struct probe_fsm *f, const struct dray_config *cfg, int64_t now)
 {
 	if (f->in_flight || f->next_ns > now || f->failures || f->state != DMSG_SEGMENT_STATE_READY)
 		return;
-	f->next_ns = now + any_part(cfg->interval_ns);
+	f->next_ns = now + any_part(cfg->probe.interval);
 }

@@ -58,20 +58,13 @@ static void ended(struct probe *p, int err)
 
 static void take_reply(struct probe *p, int r, const struct mooncake_segment *s, const char *why)
 {
-	struct probe_result *to = &p->result;
-
-	if (r == MOONCAKE_E_NOT_YET) {
+	if (r == MOONCAKE_E_NOT_YET)
 		probe_fail(p, "the engine there has no segment yet");
-	} else if (r < 0) {
+	else if (r < 0)
 		probe_fail_address(p, "no Mooncake descriptor: %s", why);
-	} else {
-		to->mooncake.known = true;
-		snprintf(to->mooncake.name, sizeof(to->mooncake.name), "%s", s->name);
-		snprintf(to->mooncake.protocol, sizeof(to->mooncake.protocol), "%s", s->protocol);
-		to->mooncake.buffers = s->buffers;
+	else
 		probe_succeed(p, "segment %.128s over %s, %llu buffers", s->name, s->protocol,
 			      (unsigned long long)s->buffers);
-	}
 }
 
 static void ready(struct probe *p, bool connected)

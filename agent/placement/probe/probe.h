@@ -32,27 +32,10 @@ struct peers;
 struct probe;
 struct resolver;
 
-#define PROBE_REASON_MAX DRAY_ERR_MSG_MAX
-#define PROBE_NAME_MAX 256
-
 struct probe_result {
 	bool ok;
-	int64_t latency_ns;            /* from the start to the answer; of a failure, to its end */
-	char reason[PROBE_REASON_MAX]; /* one line; never empty */
-	struct {
-		bool known; /* it has shown who it is, whether ready or not */
-		uint8_t agent_id[16];
-		uint64_t incarnation;
-		char segment[PROBE_NAME_MAX + 1]; /* that it advertises; "" none */
-		char version[65];                 /* its release */
-		bool self;                        /* this agent */
-	} dray;
-	struct {
-		bool known;
-		char name[PROBE_NAME_MAX + 1]; /* of the segment, as its owner calls it */
-		char protocol[64];             /* several: with commas */
-		uint64_t buffers;
-	} mooncake;
+	int64_t latency_ns;            /* from the start to the end of the probe */
+	char reason[DRAY_ERR_MSG_MAX]; /* one line; never empty */
 };
 
 struct probe_deps {

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A watch is in one of three places: in the heap by the time it is due, in the queue of its host, or under way. Who is
- * due while another probe of the same host and port is under way waits in that host's queue, and then
- * goes back to the heap with the time that it had, so that the longest overdue still goes first.
+ * A watch is in one of three places: in the heap of due times, in the queue of its host, or in flight. A watch that is
+ * due while another probe of its host and port is in flight waits in that host's queue. Then it returns to the heap with
+ * the time that it had, so the longest overdue one still goes first.
  */
 #include "agent/placement/probe/prober.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/placement/probe/fsm.h"
 #include "lib/addr.h"
 #include "lib/assert.h"
 #include "lib/heap.h"
@@ -20,12 +18,12 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* After what is more urgent than to know who is there. */
+/* Probes are less urgent than all other work of the loop. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 8)
 #define ACCURACY_US 1000
-/* In one turn of the loop; the rest in the next. */
+/* Further probes begin in the next turn of the loop. */
 #define STARTS_PER_TURN 32
-/* The loop did not run for so long: it was stopped, or starved. */
+/* A longer delay of the timer means that the process was stopped or starved. */
 #define PAUSE_NS DRAY_NS_PER_SEC
 #define TICK_MAX_NS (DRAY_NS_PER_SEC / 4)
 
@@ -52,7 +50,7 @@ struct watch {
 	void *owner;
 	struct probe_fsm fsm;
 	struct dray_heap_node due;
-	struct probe *probe; /* NULL: none under way */
+	struct probe *probe; /* in flight; NULL: none */
 };
 
 struct prober {
@@ -62,11 +60,9 @@ struct prober {
 	struct dray_heap due;
 	struct dray_list watches;
 	struct dray_map hosts; /* struct host */
-	struct watch *current; /* that callbacks are about; NULL once freed */
-	uint32_t n_watches, in_flight;
-	int64_t armed_ns;    /* for what is due then; INT64_MAX: off */
-	int64_t expected_ns; /* when the timer should fire, then */
-	uint64_t probes, failures;
+	int64_t armed_ns;      /* the due time that the timer is armed for; INT64_MAX: off */
+	int64_t expected_ns;   /* when the timer should fire */
+	struct prober_totals totals;
 };
 
 static int64_t now_ns(struct prober *p)
@@ -77,24 +73,7 @@ static int64_t now_ns(struct prober *p)
 	return (int64_t)usec * 1000;
 }
 
-static struct probe_fsm_config fsm_config(const struct prober *p)
-{
-	const struct dray_config *c = p->deps.cfg;
-
-	return (struct probe_fsm_config){
-		.interval_ns = c->probe.interval,
-		.backoff_min_ns = c->probe.backoff_min,
-		.backoff_max_ns = c->probe.backoff_max,
-		.rise = (uint32_t)c->probe.rise,
-		.fall = (uint32_t)c->probe.fall,
-	};
-}
-
-/* --- when --------------------------------------------------------------------------------------- */
-
-/*
- * Puts it into the heap. Settled ones come by ticks: to wake up for each of a thousand costs more than to probe it.
- */
+/* Puts it into the heap. Ready ones are due at ticks, because a wake-up for each costs more than its probe. */
 static void plan(struct watch *w)
 {
 	const struct probe_fsm *f = &w->fsm;
@@ -104,11 +83,9 @@ static void plan(struct watch *w)
 
 	if (f->state == DMSG_SEGMENT_STATE_READY && !f->failures && tick > 0 && at > now_ns(p))
 		at += tick - 1 - (at + tick - 1) % tick;
-	/* cannot fail: prober_watch_known() reserved the room */
+	/* cannot fail: prober_watch() reserved the room */
 	(void)dray_heap_set(&p->due, &w->due, at);
 }
-
-/* --- hosts -------------------------------------------------------------------------------------- */
 
 static struct host *host_ref(struct prober *p, const struct probe_target *t)
 {
@@ -138,27 +115,25 @@ static void host_unref(struct prober *p, struct host *h)
 	free(h);
 }
 
-/* Its probe is over: the next one of the queue may be begun. */
+/* Its probe has ended: the next watch of the queue may begin. */
 static void host_release(struct prober *p, struct host *h)
 {
 	struct watch *next = dray_list_first(&h->queue, struct watch, queue);
 
 	h->busy = false;
-	p->in_flight--;
+	p->totals.in_flight--;
 	if (!next)
 		return;
 	dray_list_del(&next->queue);
 	plan(next);
 }
 
-/* --- probes ------------------------------------------------------------------------------------- */
-
 static void arm(struct prober *p)
 {
 	struct dray_heap_node *first = dray_heap_first(&p->due);
 	int64_t now = now_ns(p);
 
-	if (!first || p->in_flight >= (uint64_t)p->deps.cfg->probe.concurrency) {
+	if (!first || p->totals.in_flight >= (uint64_t)p->deps.cfg->probe.concurrency) {
 		p->armed_ns = INT64_MAX;
 		sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
 		return;
@@ -171,31 +146,23 @@ static void arm(struct prober *p)
 	sd_event_source_set_enabled(p->timer, SD_EVENT_ONESHOT);
 }
 
-static void report_state(struct prober *p, struct watch *w, enum dmsg_segment_state old)
+/* The callback may free the watch. */
+static void report(struct watch *w, enum dmsg_segment_state old)
 {
-	const struct prober_deps *d = &p->deps;
-
-	if (w->fsm.state != old)
-		d->changed(d->arg, w->owner, old, w->fsm.state, w->fsm.reason);
+	w->p->deps.probed(w->p->deps.arg, w->owner, old, &w->fsm);
 }
 
 static void take_result(struct watch *w, const struct probe_result *r)
 {
-	const struct probe_fsm_config cfg = fsm_config(w->p);
 	struct prober *p = w->p;
 	enum dmsg_segment_state old;
 
-	p->probes++;
-	p->failures += !r->ok;
+	p->totals.probes++;
+	p->totals.failures += !r->ok;
 	host_release(p, w->host);
-	old = probe_fsm_end(&w->fsm, &cfg, r->ok, r->reason, r->latency_ns, now_ns(p));
+	old = probe_fsm_end(&w->fsm, p->deps.cfg, r->ok, r->reason, r->latency_ns, now_ns(p));
 	plan(w);
-	p->current = w;
-	if (p->deps.probed)
-		p->deps.probed(p->deps.arg, w->owner, r);
-	if (p->current == w)
-		report_state(p, w, old);
-	p->current = NULL;
+	report(w, old);
 }
 
 static void on_probed(void *arg, const struct probe_result *r)
@@ -214,22 +181,17 @@ static void start(struct watch *w)
 	struct prober *p = w->p;
 	struct probe_result failed = { .ok = false };
 	enum dmsg_segment_state old;
-	int r;
 
 	w->host->busy = true;
-	p->in_flight++;
+	p->totals.in_flight++;
 	old = probe_fsm_begin(&w->fsm, now_ns(p));
-	r = probe_start(&w->probe, &p->probe_deps, &w->target, p->deps.cfg->probe.timeout,
-			on_probed, w, &why);
-	/* by now the watch is in no heap and no queue: whoever is told may free it */
-	p->current = w;
-	report_state(p, w, old);
-	w = p->current;
-	p->current = NULL;
-	if (r == 0 || !w)
-		return;
-	memcpy(failed.reason, why.msg, sizeof(failed.reason));
-	take_result(w, &failed);
+	if (probe_start(&w->probe, &p->probe_deps, &w->target, p->deps.cfg->probe.timeout,
+			on_probed, w, &why) < 0) {
+		memcpy(failed.reason, why.msg, sizeof(failed.reason));
+		take_result(w, &failed);
+	} else if (w->fsm.state != old) {
+		report(w, old);
+	}
 }
 
 /* Begins what is due and fits. */
@@ -239,7 +201,7 @@ static void run(struct prober *p)
 	unsigned left = STARTS_PER_TURN;
 	struct dray_heap_node *first;
 
-	while (left && p->in_flight < (uint64_t)p->deps.cfg->probe.concurrency &&
+	while (left && p->totals.in_flight < (uint64_t)p->deps.cfg->probe.concurrency &&
 	       (first = dray_heap_first(&p->due)) && first->key <= now) {
 		struct watch *w = dray_container_of(first, struct watch, due);
 
@@ -255,10 +217,8 @@ static void run(struct prober *p)
 
 static void postpone_all(struct prober *p, int64_t now)
 {
-	const struct probe_fsm_config cfg = fsm_config(p);
-
 	dray_list_for_each(&p->watches, w, struct watch, link) {
-		probe_fsm_postpone(&w->fsm, &cfg, now);
+		probe_fsm_postpone(&w->fsm, p->deps.cfg, now);
 		if (dray_heap_has(&w->due))
 			plan(w);
 	}
@@ -277,8 +237,6 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 	return 0;
 }
 
-/* --- watches ------------------------------------------------------------------------------------ */
-
 struct watch *watch_free(struct watch *w)
 {
 	struct prober *p;
@@ -286,8 +244,6 @@ struct watch *watch_free(struct watch *w)
 	if (!w)
 		return NULL;
 	p = w->p;
-	if (p->current == w)
-		p->current = NULL;
 	dray_list_del(&w->link);
 	dray_list_del(&w->queue);
 	dray_heap_del(&p->due, &w->due);
@@ -296,22 +252,20 @@ struct watch *watch_free(struct watch *w)
 		host_release(p, w->host);
 	}
 	host_unref(p, w->host);
-	p->n_watches--;
+	p->totals.watches--;
 	arm(p);
 	free(w);
 	return NULL;
 }
 
-int prober_watch_known(struct prober *p, const struct probe_target *target,
-		       enum dmsg_segment_state state, void *owner, struct watch **ret,
-		       struct dray_err *reterr)
+int prober_watch(struct prober *p, const struct probe_target *target, enum dmsg_segment_state state,
+		 void *owner, struct watch **ret, struct dray_err *reterr)
 {
 	struct watch *w = calloc(1, sizeof(*w));
-	int64_t now = now_ns(p);
 
 	if (w)
 		w->host = host_ref(p, target);
-	if (!w || !w->host || dray_heap_reserve(&p->due, p->n_watches + 1) < 0) {
+	if (!w || !w->host || dray_heap_reserve(&p->due, p->totals.watches + 1) < 0) {
 		if (w)
 			host_unref(p, w->host);
 		free(w);
@@ -322,53 +276,33 @@ int prober_watch_known(struct prober *p, const struct probe_target *target,
 	w->owner = owner;
 	dray_list_init(&w->queue);
 	dray_list_add(&p->watches, &w->link);
-	p->n_watches++;
-	probe_fsm_init(&w->fsm, now);
-	probe_fsm_restore(&w->fsm, state, now);
+	p->totals.watches++;
+	probe_fsm_init(&w->fsm, state, now_ns(p));
 	plan(w);
 	arm(p);
 	*ret = w;
 	return 0;
 }
 
-int prober_watch(struct prober *p, const struct probe_target *target, void *owner,
-		 struct watch **ret, struct dray_err *reterr)
-{
-	return prober_watch_known(p, target, DMSG_SEGMENT_STATE_UNKNOWN, owner, ret, reterr);
-}
-
 void watch_now(struct watch *w)
 {
 	probe_fsm_hurry(&w->fsm, now_ns(w->p));
-	/* one in its host's queue is overdue already */
+	/* in its host's queue it is overdue already */
 	if (!dray_heap_has(&w->due))
 		return;
 	plan(w);
 	arm(w->p);
 }
 
-void watch_info(const struct watch *w, struct watch_info *ret)
+const struct probe_fsm *watch_state(const struct watch *w)
 {
-	const struct probe_fsm *f = &w->fsm;
-
-	*ret = (struct watch_info){
-		.state = f->state,
-		.reason = f->reason,
-		.since_ns = f->since_ns,
-		.latency_ns = f->latency_ns,
-		.probes = f->probes,
-		.failures = f->failed,
-		.next_ns = f->next_ns,
-		.verified = f->verified,
-	};
+	return &w->fsm;
 }
 
 const struct probe_target *watch_target(const struct watch *w)
 {
 	return &w->target;
 }
-
-/* --- the module --------------------------------------------------------------------------------- */
 
 int prober_new(struct prober **ret, const struct prober_deps *deps, struct dray_err *reterr)
 {
@@ -404,7 +338,7 @@ struct prober *prober_free(struct prober *p)
 {
 	if (!p)
 		return NULL;
-	/* each of them arms the timer, so that goes last */
+	/* freeing a watch arms the timer, so the timer is freed last */
 	dray_list_for_each(&p->watches, w, struct watch, link)
 		watch_free(w);
 	sd_event_source_disable_unref(p->timer);
@@ -417,21 +351,17 @@ struct prober *prober_free(struct prober *p)
 
 void prober_reconfigured(struct prober *p)
 {
-	const struct probe_fsm_config cfg = fsm_config(p);
 	int64_t now = now_ns(p);
 
 	dray_list_for_each(&p->watches, w, struct watch, link) {
-		probe_fsm_reconfigured(&w->fsm, &cfg, now);
+		probe_fsm_reconfigured(&w->fsm, p->deps.cfg, now);
 		if (dray_heap_has(&w->due))
 			plan(w);
 	}
 	arm(p);
 }
 
-void prober_totals(const struct prober *p, struct prober_totals *ret)
+const struct prober_totals *prober_totals(const struct prober *p)
 {
-	*ret = (struct prober_totals){ .probes = p->probes,
-				       .failures = p->failures,
-				       .in_flight = p->in_flight,
-				       .watches = p->n_watches };
+	return &p->totals;
 }

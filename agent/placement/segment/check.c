@@ -152,29 +152,25 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 	ss->deps.up->changed(ss->deps.arg, &info, old);
 }
 
-void segment_on_state(void *arg, void *owner, enum dmsg_segment_state old,
-		      enum dmsg_segment_state now, const char *reason)
-{
-	segment_set_state(owner, now, true, reason);
-}
-
-/* What was believed is confirmed, or has failed without being lost yet. */
-void segment_on_probe(void *arg, void *owner, const struct probe_result *r)
+void segment_on_probe(void *arg, void *owner, enum dmsg_segment_state old,
+		      const struct probe_fsm *f)
 {
 	struct segment *s = owner;
 	struct segment_info info;
-	struct watch_info w;
 
-	watch_info(s->watch, &w);
-	/* of failures one alone makes it another candidate than it was */
-	if (w.state != s->state || w.verified != s->verified ||
-	    (!r->ok && w.failures == (uint64_t)s->ss->deps.cfg->probe.fall))
-		segments_decide_soon(s->ss);
-	if (w.state != s->state || w.verified == s->verified)
+	if (f->state != old) {
+		segment_set_state(s, f->state, true, f->reason);
 		return;
-	/* what was known from before is confirmed: who waits for that hears of it */
-	s->verified = w.verified;
-	segment_text(&s->reason, w.reason);
+	}
+	/* of the failures, only this one can change its rank among the candidates */
+	if (f->state != s->state || f->verified != s->verified ||
+	    (f->failures && f->failed == (uint64_t)s->ss->deps.cfg->probe.fall))
+		segments_decide_soon(s->ss);
+	if (f->state != s->state || f->verified == s->verified)
+		return;
+	/* a state from before the restart is confirmed, for which some callers wait */
+	s->verified = f->verified;
+	segment_text(&s->reason, f->reason);
 	segment_info_of(s, &info);
 	s->ss->deps.up->changed(s->ss->deps.arg, &info, s->state);
 }
@@ -185,13 +181,9 @@ void segment_on_probe(void *arg, void *owner, const struct probe_result *r)
 static void watch_start(struct segment *s, const struct probe_target *target)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	bool known = s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST;
-	int r;
 
 	s->watch = watch_free(s->watch);
-	r = known ? prober_watch_known(s->ss->prober, target, s->state, s, &s->watch, &err) :
-		    prober_watch(s->ss->prober, target, s, &s->watch, &err);
-	if (r < 0) {
+	if (prober_watch(s->ss->prober, target, s->state, s, &s->watch, &err) < 0) {
 		s->check = SEGMENT_CHECK_NONE;
 		log_limited(DRAY_LOG_WARNING, AREA, "%s is not probed: %s", s->name, err.msg);
 		return;
@@ -308,15 +300,14 @@ void segment_info_of(const struct segment *s, struct segment_info *ret)
 	};
 	sources_text(s, ret->sources, sizeof(ret->sources));
 	if (s->watch) {
-		struct watch_info w;
+		const struct probe_fsm *f = watch_state(s->watch);
 
-		watch_info(s->watch, &w);
 		probe_target_show(watch_target(s->watch), ret->target, sizeof(ret->target));
-		if (w.reason && *w.reason)
-			ret->reason = w.reason;
-		ret->latency_ns = w.latency_ns;
-		ret->probes = w.probes;
-		ret->failures = w.failures;
-		ret->next_ns = w.next_ns == INT64_MAX || w.next_ns <= now ? 0 : w.next_ns - now;
+		if (*f->reason)
+			ret->reason = f->reason;
+		ret->latency_ns = f->latency_ns;
+		ret->probes = f->probes;
+		ret->failures = f->failed;
+		ret->next_ns = f->next_ns == INT64_MAX || f->next_ns <= now ? 0 : f->next_ns - now;
 	}
 }

@@ -28,14 +28,11 @@ static void gathered_deinit(struct gathered *g)
 /* Ready, or it has had no time to fail. */
 static bool answers(const struct segment *s, bool refused)
 {
-	struct watch_info w;
-
 	if (refused || s->state == DMSG_SEGMENT_STATE_LOST)
 		return false;
 	if (s->state == DMSG_SEGMENT_STATE_READY || !s->watch)
 		return true;
-	watch_info(s->watch, &w);
-	return w.failures < (uint64_t)s->ss->deps.cfg->probe.fall;
+	return watch_state(s->watch)->failed < (uint64_t)s->ss->deps.cfg->probe.fall;
 }
 
 static bool is_agent(const struct segment *s)

@@ -159,9 +159,9 @@ void segment_save(const struct segment *s);
  * time leaves a database that names the preferred segment if it has a ready one.
  */
 void segment_save_soon(struct segment *s);
-void segment_on_state(void *arg, void *owner, enum dmsg_segment_state old,
-		      enum dmsg_segment_state now, const char *reason);
-void segment_on_probe(void *arg, void *owner, const struct probe_result *r);
+/* prober_deps.probed; owner: the segment. */
+void segment_on_probe(void *arg, void *owner, enum dmsg_segment_state old,
+		      const struct probe_fsm *f);
 /* Masters list it, and none that is heard says that it serves. */
 bool segment_is_refused(const struct segment *s);
 void segment_info_of(const struct segment *s, struct segment_info *ret);

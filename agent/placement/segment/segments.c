@@ -86,7 +86,6 @@ static int start(struct segments *ss, struct dray_err *reterr)
 						      .resolver = ss->resolver,
 						      .peer_probes = d->peer_probes,
 						      .peers = d->peers,
-						      .changed = segment_on_state,
 						      .probed = segment_on_probe,
 						      .arg = ss },
 			       reterr);
@@ -258,12 +257,11 @@ void segments_each(struct segments *ss, void (*fn)(void *arg, const struct segme
 
 void segments_totals(const struct segments *ss, struct segments_totals *ret)
 {
-	struct prober_totals p;
+	const struct prober_totals *p = prober_totals(ss->prober);
 
-	prober_totals(ss->prober, &p);
 	*ret = ss->totals;
 	ret->known = ss->n;
-	ret->probes = p.probes;
-	ret->probe_failures = p.failures;
-	ret->probes_in_flight = p.in_flight;
+	ret->probes = p->probes;
+	ret->probe_failures = p->failures;
+	ret->probes_in_flight = p->in_flight;
 }
