@@ -30,7 +30,6 @@ struct master {
 	sd_event_source *timer; /* of the next read */
 	struct http_get *get;   /* the page in progress */
 	uint32_t failed;        /* failed reads in a row */
-	struct master_totals totals;
 };
 
 static void schedule(struct master *m, int64_t pause_ns)
@@ -53,11 +52,9 @@ static int64_t pause_next(struct master *m)
 /* Nothing may be touched after this call. */
 static void end_read(struct master *m, const struct master_list *l, const struct dray_err *why)
 {
-	m->totals.reads++;
-	m->totals.failures += why != NULL;
 	m->failed = why ? m->failed + 1 : 0;
 	schedule(m, pause_next(m));
-	m->deps.up(m->deps.arg, m, l ? l->v : NULL, l ? l->n : 0, why);
+	m->deps.up(m->deps.arg, l, why);
 }
 
 /* Nothing may be touched after this call. */
@@ -70,25 +67,21 @@ static void fail_read(struct master *m, int code, const char *page, const char *
 }
 
 /* Nothing may be touched after this call. */
-static void use_page(struct master *m, const struct http_response *r, const char *page)
+static void use_page(struct master *m, const struct http_answer *r, const char *page)
 {
-	bool metrics = !strcmp(page, METRICS);
 	struct master_list l = MASTER_LIST_NULL;
 	struct dray_err err = DRAY_ERR_NULL;
-	int ret = metrics ? master_page_metrics(r->body, r->n, &l, &err) :
-			    master_page_detail(r->body, r->n, &l, &err);
+	int ret = !strcmp(page, METRICS) ? master_page_metrics(r->body, r->n, &l, &err) :
+					   master_page_detail(r->body, r->n, &l, &err);
 
-	if (ret == 0) {
-		m->totals.left_out = l.left_out;
-		m->totals.from_metrics = metrics;
+	if (ret == 0)
 		end_read(m, &l, NULL);
-	} else {
+	else
 		fail_read(m, err.code, page, err.msg);
-	}
 	master_list_deinit(&l);
 }
 
-static void on_page(struct master *m, const char *page, const struct http_response *r,
+static void on_page(struct master *m, const char *page, const struct http_answer *r,
 		    const struct dray_err *why)
 {
 	char text[80];
@@ -108,7 +101,7 @@ static void on_page(struct master *m, const char *page, const struct http_respon
 	}
 }
 
-static void on_metrics(void *arg, const struct http_response *response, const struct dray_err *why)
+static void on_metrics(void *arg, const struct http_answer *response, const struct dray_err *why)
 {
 	on_page(arg, METRICS, response, why);
 }
@@ -126,7 +119,7 @@ static void get(struct master *m, const char *page, http_get_fn fn)
 		end_read(m, NULL, &err);
 }
 
-static void on_detail(void *arg, const struct http_response *response, const struct dray_err *why)
+static void on_detail(void *arg, const struct http_answer *response, const struct dray_err *why)
 {
 	/* masters before 0.3.12 have no such page */
 	if (response && response->status == 404)
@@ -228,14 +221,4 @@ void master_configure(struct master *m, const struct master_limits *limits)
 	soonest = (uint64_t)(dray_now().ns + pause_next(m)) / 1000;
 	if (soonest < due)
 		sd_event_source_set_time(m->timer, soonest);
-}
-
-const char *master_url(const struct master *m)
-{
-	return m->url;
-}
-
-void master_totals(const struct master *m, struct master_totals *ret)
-{
-	*ret = m->totals;
 }

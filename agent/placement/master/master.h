@@ -17,11 +17,11 @@
 struct master;
 
 /*
- * Called after each read, from the event loop: with all segments, sorted by name, and why NULL; or with why the read
- * failed, and no segments. Segments are valid during the call. It may configure and free the master.
+ * Called after each read, from the event loop: with the list of segments, which is valid during the call, and why NULL;
+ * or with why the read failed, and list NULL. It may configure and free the master.
  */
-typedef void (*master_read_fn)(void *arg, struct master *m, const struct master_segment *segments,
-			       size_t n, const struct dray_err *why);
+typedef void (*master_read_fn)(void *arg, const struct master_list *list,
+			       const struct dray_err *why);
 
 struct master_limits {
 	/* Between reads, plus or minus 10 %. After failures 1 s, doubling up to a minute or the interval. */
@@ -48,16 +48,5 @@ DRAY_DEFINE_CLEANUP(struct master *, master_free);
 
 /* The limits count from the next read, which comes earlier if the new interval is shorter. */
 void master_configure(struct master *m, const struct master_limits *limits);
-
-/* "http://HOST:PORT", and the path before the pages. */
-const char *master_url(const struct master *m);
-
-struct master_totals {
-	uint64_t reads, failures; /* reads that ended; reads that failed */
-	size_t left_out;          /* of the last good read: entries whose name is no segment */
-	bool from_metrics;        /* the last good read came from /metrics: its numbers are rough */
-};
-
-void master_totals(const struct master *m, struct master_totals *ret);
 
 #endif

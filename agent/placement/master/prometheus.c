@@ -187,27 +187,29 @@ static bool take_word(struct line *l, char *word_buf, size_t max)
 static bool take_number(struct line *l, struct prometheus_sample *s)
 {
 	char text[NUMBER_MAX];
+	double value;
 
 	if (!take_word(l, text, sizeof(text)))
 		return fail(l, "the value is missing, or too long");
-	if (!to_double(text, &s->value))
+	if (!to_double(text, &value))
 		return fail(l, "the value is no number");
 	s->whole = to_int64(text, &s->integer);
-	if (!s->whole && fabs(s->value) < EXACT_MAX && trunc(s->value) == s->value) {
+	if (!s->whole && fabs(value) < EXACT_MAX && trunc(value) == value) {
 		s->whole = true;
-		s->integer = (int64_t)s->value;
+		s->integer = (int64_t)value;
 	}
 	return true;
 }
 
-static bool take_timestamp(struct line *l, struct prometheus_sample *s)
+/* The time stamp may be missing. */
+static bool skip_timestamp(struct line *l)
 {
 	char text[32];
+	int64_t ms;
 
 	if (l->p == l->end)
 		return true;
-	s->has_timestamp = take_word(l, text, sizeof(text)) && to_int64(text, &s->timestamp_ms);
-	if (!s->has_timestamp)
+	if (!take_word(l, text, sizeof(text)) || !to_int64(text, &ms))
 		return fail(l, "the time stamp is no whole number");
 	skip_blanks(l);
 	return l->p == l->end || fail(l, "something follows the time stamp");
@@ -229,7 +231,7 @@ static bool take_sample(struct line *l, struct prometheus_sample *s,
 	if (!take_number(l, s))
 		return false;
 	skip_blanks(l);
-	return take_timestamp(l, s);
+	return skip_timestamp(l);
 }
 
 static bool take_keyword(struct line *l, const char *keyword)

@@ -26,11 +26,8 @@ struct prometheus_sample {
 	const char *name;
 	const struct prometheus_label *labels; /* in the order of the line; each name once */
 	unsigned n_labels;
-	double value;
 	bool whole;      /* the value is a whole number that fits integer */
 	int64_t integer; /* exact; else 0 */
-	bool has_timestamp;
-	int64_t timestamp_ms; /* Unix time; else 0 */
 };
 
 /* s and everything it points to are valid during the call. Another result than 0 ends the parsing. */

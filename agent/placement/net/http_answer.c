@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "lib/cleanup.h"
 #include "lib/units.h"
@@ -22,9 +21,7 @@ struct reader {
 	size_t body_max; /* what is allowed */
 	size_t head_n;   /* bytes of heads, those of 1xx included */
 	bool in_head, complete;
-	bool type_named, in_value; /* the header field is Content-Type */
-	char field[16];
-	size_t room;
+	size_t room;         /* bytes of the buffer for the body */
 	struct dray_err err; /* why a callback stopped the parser */
 };
 
@@ -45,41 +42,6 @@ static int on_begin(http_parser *p)
 	struct reader *r = p->data;
 
 	r->in_head = true;
-	r->type_named = r->in_value = false;
-	r->field[0] = r->answer.type[0] = '\0';
-	return 0;
-}
-
-/* Appends what fits. */
-static void append(char *to, size_t max, const char *from, size_t n)
-{
-	size_t used = strlen(to);
-
-	n = dray_min(n, max - 1 - used);
-	memcpy(to + used, from, n);
-	to[used + n] = '\0';
-}
-
-static int on_field(http_parser *p, const char *at, size_t n)
-{
-	struct reader *r = p->data;
-
-	if (r->in_value)
-		r->field[0] = '\0';
-	r->in_value = false;
-	append(r->field, sizeof(r->field), at, n);
-	return 0;
-}
-
-static int on_value(http_parser *p, const char *at, size_t n)
-{
-	struct reader *r = p->data;
-
-	if (!r->in_value)
-		r->type_named = !strcasecmp(r->field, "content-type") && !*r->answer.type;
-	r->in_value = true;
-	if (r->type_named)
-		append(r->answer.type, sizeof(r->answer.type), at, n);
 	return 0;
 }
 
@@ -156,8 +118,6 @@ static int on_complete(http_parser *p)
 
 static const http_parser_settings callbacks = {
 	.on_message_begin = on_begin,
-	.on_header_field = on_field,
-	.on_header_value = on_value,
 	.on_headers_complete = on_head,
 	.on_body = on_body,
 	.on_message_complete = on_complete,
@@ -233,6 +193,11 @@ struct http_answer *http_answer_new(size_t body_max)
 	r->in_head = true;
 	http_parser_init(&r->parser, HTTP_RESPONSE);
 	r->parser.data = r;
+	if (body_reserve(r, 0)) {
+		free(r);
+		return NULL;
+	}
+	*r->answer.body = '\0';
 	return &r->answer;
 }
 

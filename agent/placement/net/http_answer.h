@@ -8,14 +8,12 @@
 #include "lib/err.h"
 
 #define HTTP_HEAD_BYTES_MAX 16384
-#define HTTP_CONTENT_TYPE_MAX 127
 
 struct http_answer {
-	size_t received; /* bytes, of all */
-	unsigned status;
-	char type[HTTP_CONTENT_TYPE_MAX + 1];
-	char *body; /* NULL if empty; else a NUL byte follows */
-	size_t n;
+	size_t received; /* bytes of the connection */
+	unsigned status; /* 200 to 999 */
+	char *body;      /* a NUL byte follows */
+	size_t n;        /* bytes of the body */
 };
 
 /* NULL without memory. */

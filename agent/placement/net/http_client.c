@@ -10,7 +10,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "agent/placement/net/http_answer.h"
 #include "lib/time.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
@@ -37,7 +36,6 @@ struct http_get {
 	int fd;
 	sd_event_source *io, *timer;
 	bool connected;
-	int64_t since_ns, connect_ns;
 	char request[REQUEST_BYTES_MAX];
 	size_t request_n, sent;
 
@@ -65,8 +63,7 @@ struct http_get *http_get_cancel(struct http_get *g)
 }
 
 /* The callback may do anything, so everything that is open is closed first. */
-static void finish(struct http_get *g, const struct http_response *response,
-		   const struct dray_err *why)
+static void finish(struct http_get *g, const struct http_answer *answer, const struct dray_err *why)
 {
 	http_get_fn fn = g->fn;
 	void *arg = g->arg;
@@ -74,7 +71,7 @@ static void finish(struct http_get *g, const struct http_response *response,
 	g->query = resolver_cancel(g->query);
 	disconnect(g);
 	g->timer = sd_event_source_disable_unref(g->timer);
-	fn(arg, response, why);
+	fn(arg, answer, why);
 	http_get_cancel(g);
 }
 
@@ -90,29 +87,6 @@ __attribute__((format(printf, 3, 4))) static void fail(struct http_get *g, int c
 	va_end(ap);
 	dray_err_set(&err, 0, code, "http://%.100s: %s", g->host, text);
 	finish(g, NULL, &err);
-}
-
-static void finish_whole(struct http_get *g)
-{
-	struct http_response response = {
-		.status = g->answer->status,
-		.content_type = g->answer->type,
-		.body = g->answer->body ? g->answer->body : "",
-		.n = g->answer->n,
-		.connect_ns = g->connect_ns,
-	};
-
-	finish(g, &response, NULL);
-}
-
-/* r: the result of the parser. True: the request has ended and is freed. */
-static bool finish_if_done(struct http_get *g, int r, const struct dray_err *why)
-{
-	if (r < 0)
-		fail(g, why->code, "%s", why->msg);
-	if (r > 0)
-		finish_whole(g);
-	return r != 0;
 }
 
 static const char *address(const struct http_get *g, char *buf, size_t n)
@@ -152,7 +126,11 @@ static void on_readable(struct http_get *g)
 		}
 		r = n ? http_answer_feed(g->answer, buf, (size_t)n, &err) :
 			http_answer_end(g->answer, &err);
-		if (finish_if_done(g, r, &err))
+		if (r < 0)
+			fail(g, err.code, "%s", err.msg);
+		else if (r > 0)
+			finish(g, g->answer, NULL);
+		if (r)
 			return;
 	}
 }
@@ -189,7 +167,6 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 			return 0;
 		}
 		g->connected = true;
-		g->connect_ns = dray_now().ns - g->since_ns;
 		/* the response may use all the time left */
 		sd_event_source_set_time(g->timer, (uint64_t)g->end_ns / 1000 + 1);
 		sd_event_source_set_io_events(g->io, EPOLLIN | EPOLLOUT);
@@ -217,16 +194,12 @@ static int start_connecting(struct http_get *g, const struct dray_addr *a)
 static void try_next(struct http_get *g)
 {
 	while (g->next < g->n_addrs) {
-		int64_t left, share;
-		int r;
+		int64_t now = dray_now().ns, left = dray_max(g->end_ns - now, (int64_t)0);
+		int64_t share = left / (int64_t)(g->n_addrs - g->next);
+		int r = start_connecting(g, &g->addrs[g->next++]);
 
-		g->since_ns = dray_now().ns;
-		left = dray_max(g->end_ns - g->since_ns, (int64_t)0);
-		share = left / (int64_t)(g->n_addrs - g->next);
-		r = start_connecting(g, &g->addrs[g->next++]);
 		if (r == 0) {
-			sd_event_source_set_time(g->timer,
-						 (uint64_t)(g->since_ns + share) / 1000 + 1);
+			sd_event_source_set_time(g->timer, (uint64_t)(now + share) / 1000 + 1);
 			sd_event_source_set_enabled(g->timer, SD_EVENT_ONESHOT);
 			return;
 		}

@@ -10,6 +10,7 @@
 #include <systemd/sd-event.h>
 
 #include "agent/config/http_url.h"
+#include "agent/placement/net/http_answer.h"
 #include "agent/placement/net/resolver.h"
 #include "lib/cleanup.h"
 #include "lib/err.h"
@@ -26,21 +27,13 @@ struct http_limits {
 	size_t body_bytes;  /* a longer body is an error */
 };
 
-struct http_response {
-	unsigned status;          /* 200 to 999 */
-	const char *content_type; /* "" if there is none */
-	const char *body;         /* a NUL byte follows */
-	size_t n;                 /* bytes of the body */
-	int64_t connect_ns;       /* how long the connection took */
-};
-
 /*
- * response: a complete response of any status, valid during the call; NULL on failure. why: NULL, or the reason, which
+ * answer: a complete response of any status, valid during the call; NULL on failure. why: NULL, or the reason, which
  * names the host: DRAY_E_TIMEOUT, DRAY_E_TOO_LARGE, DRAY_E_PROTOCOL (not HTTP, or truncated), DRAY_E_PEER_UNREACHABLE
  * (name or connection), DRAY_E_PEER_LOST (closed or reset before the response was complete). The request has ended and
  * must not be cancelled. fn may start other requests and free the resolver.
  */
-typedef void (*http_get_fn)(void *arg, const struct http_response *response,
+typedef void (*http_get_fn)(void *arg, const struct http_answer *answer,
 			    const struct dray_err *why);
 
 /*

@@ -67,7 +67,7 @@ static const char *skip_blanks(const char *s, size_t n, size_t *ret_n)
 	return s;
 }
 
-static void answered(void *arg, const struct http_response *h, const struct dray_err *why)
+static void answered(void *arg, const struct http_answer *h, const struct dray_err *why)
 {
 	struct probe *p = arg;
 	char objection[160] = "";

@@ -119,11 +119,9 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 		listeners_apply(ss);
 }
 
-static void on_read(void *arg, struct master *m, const struct master_segment *segments, size_t n,
-		    const struct dray_err *why)
+static void on_read(void *arg, const struct master_list *list, const struct dray_err *why)
 {
 	struct master_entry *e = arg;
-	struct master_totals totals;
 
 	e->ss->totals.master_reads++;
 	if (why) {
@@ -136,16 +134,15 @@ static void on_read(void *arg, struct master *m, const struct master_segment *se
 	e->failures = 0;
 	e->down = false;
 	e->ss->round++;
-	for (size_t i = 0; i < n; i++)
-		list_segment(e, &segments[i]);
+	for (size_t i = 0; i < list->n; i++)
+		list_segment(e, &list->v[i]);
 	unlist(e, false);
-	master_totals(m, &totals);
-	if (totals.left_out && totals.left_out != e->left_out)
-		log_warning(AREA, "%s: %zu names are no segments and are left out", e->url,
-			    totals.left_out);
-	e->left_out = totals.left_out;
+	if (list->left_out && list->left_out != e->left_out)
+		log_warning(AREA, "%s: %zu names are not HOST:PORT and are left out", e->url,
+			    list->left_out);
+	e->left_out = list->left_out;
 	master_settle(e);
-	/* those whose addresses are this node's may be what listens here */
+	/* a segment whose address is this node's may be a listening socket here */
 	listeners_apply(e->ss);
 }
 
