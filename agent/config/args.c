@@ -32,16 +32,13 @@ static const struct option options[OPTION_N] = {
 	[OPTION_VERSION] = { "--version", NULL, "print the version, and exit" },
 };
 
-/* A repeated option of a list adds to the list; other options replace the value. */
-static int setting_join(struct config_setting *s, const char *value)
+/* The setting of a list that a repeated option adds to; NULL: none yet. Other options replace the value. */
+static struct config_setting *list_find(struct config_args *c, enum dray_config_key_id id)
 {
-	char *joined;
-
-	if (asprintf(&joined, "%s,%s", s->value, value) < 0)
-		return -ENOMEM;
-	free(s->value);
-	s->value = joined;
-	return 0;
+	for (size_t i = 0; i < c->n_settings; i++)
+		if (c->settings[i].key == id && dray_config_keys[id].type == DRAY_CONFIG_LIST)
+			return &c->settings[i];
+	return NULL;
 }
 
 static int setting_add(struct args *a, const struct dray_config_key *key, const char *option,
@@ -49,30 +46,23 @@ static int setting_add(struct args *a, const struct dray_config_key *key, const 
 {
 	enum dray_config_key_id id = (enum dray_config_key_id)(key - dray_config_keys);
 	struct config_args *c = &a->config;
-	struct config_setting *s, one = { id, NULL, NULL };
-	dray_auto_free char *option_copy = strdup(option);
-	dray_auto_free char *value_copy = strdup(value);
+	struct config_setting *s = list_find(c, id);
+	char *joined;
 
-	if (!option_copy || !value_copy)
-		return config_no_memory(reterr);
-	one.option = option_copy;
-	one.value = value_copy;
-	if (config_setting_check(&one, reterr) < 0)
-		return -EINVAL;
-	for (size_t i = 0; key->type == DRAY_CONFIG_LIST && i < c->n_settings; i++) {
-		if (c->settings[i].key != id)
-			continue;
-		if (setting_join(&c->settings[i], value) < 0)
+	if (s) {
+		if (asprintf(&joined, "%s,%s", s->value, value) < 0)
 			return config_no_memory(reterr);
-		return config_setting_check(&c->settings[i], reterr);
+		free(s->value);
+		s->value = joined;
+	} else {
+		s = reallocarray(c->settings, c->n_settings + 1, sizeof(*s));
+		if (!s)
+			return config_no_memory(reterr);
+		c->settings = s;
+		s += c->n_settings++;
+		*s = (struct config_setting){ id, strdup(option), strdup(value) };
 	}
-	s = reallocarray(c->settings, c->n_settings + 1, sizeof(*s));
-	if (!s)
-		return config_no_memory(reterr);
-	c->settings = s;
-	c->settings[c->n_settings++] =
-		(struct config_setting){ id, dray_take(option_copy), dray_take(value_copy) };
-	return 0;
+	return s->option && s->value ? config_setting_check(s, reterr) : config_no_memory(reterr);
 }
 
 static int set_add(struct args *a, const char *text, struct dray_err *reterr)
@@ -90,15 +80,8 @@ static int set_add(struct args *a, const char *text, struct dray_err *reterr)
 	if (!path)
 		return config_no_memory(reterr);
 	key = config_key_find(path, &nearest);
-	if (key)
-		return setting_add(a, key, "--set", equals + 1, reterr);
-	if (nearest)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "--set: unknown key %s, did you mean %s?",
-				    config_clip(path, shown), nearest);
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "--set: unknown key %s; drayd --help lists all keys",
-			    config_clip(path, shown));
+	return key ? setting_add(a, key, "--set", equals + 1, reterr) :
+		     config_unknown(reterr, "--set", path, nearest);
 }
 
 /* Whether arg is the option; *ret_value is then the text after =, or NULL. */
@@ -125,12 +108,10 @@ static int unknown(const char *arg, struct dray_err *reterr)
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		if (dray_config_keys[i].flag)
 			dray_nearest_offer(&nearest, dray_config_keys[i].flag);
-	if (nearest.best)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "unknown option %s, did you mean %s?", config_clip(word, shown),
-				    nearest.best);
 	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "unknown option %s; drayd --help lists all", config_clip(word, shown));
+			    nearest.best ? "unknown option %s, did you mean %s?" :
+					   "unknown option %s; drayd --help lists all%s",
+			    config_clip(word, shown), nearest.best ? nearest.best : "");
 }
 
 /* The option's value: after =, or the next argument. */
@@ -224,42 +205,24 @@ void args_deinit(struct args *a)
 	*a = ARGS_NULL;
 }
 
-static const char *flag_value(const struct dray_config_key *key)
-{
-	switch (key->type) {
-	case DRAY_CONFIG_PATH:
-		return " PATH";
-	case DRAY_CONFIG_STRING:
-		return " TEXT";
-	case DRAY_CONFIG_BOOL:
-		return "";
-	case DRAY_CONFIG_INT:
-		return " NUMBER";
-	case DRAY_CONFIG_SIZE:
-		return " SIZE";
-	case DRAY_CONFIG_DURATION:
-		return " DURATION";
-	case DRAY_CONFIG_ENUM:
-		return " WORD";
-	case DRAY_CONFIG_LIST:
-		return " LIST";
-	}
-	return "";
-}
+static const char *const flag_values[] = {
+	[DRAY_CONFIG_STRING] = " TEXT", [DRAY_CONFIG_PATH] = " PATH",
+	[DRAY_CONFIG_BOOL] = "",        [DRAY_CONFIG_INT] = " NUMBER",
+	[DRAY_CONFIG_SIZE] = " SIZE",   [DRAY_CONFIG_DURATION] = " DURATION",
+	[DRAY_CONFIG_ENUM] = " WORD",   [DRAY_CONFIG_LIST] = " LIST",
+};
 
 static void key_help(const struct dray_config_key *key, FILE *f)
 {
-	char allowed[160];
 	bool quoted = key->type != DRAY_CONFIG_BOOL && key->type != DRAY_CONFIG_INT;
 
 	if (key->type == DRAY_CONFIG_LIST)
 		fprintf(f, "  %s = [%s]", key->path, key->def);
 	else
 		fprintf(f, quoted ? "  %s = \"%s\"" : "  %s = %s", key->path, key->def);
-	fprintf(f, "  (%s%s", config_allowed(key, allowed, sizeof(allowed)),
-		key->reload ? "; may change on reload" : "");
+	fprintf(f, "  (%s%s", key->allowed, key->reload ? "; may change on reload" : "");
 	if (key->flag)
-		fprintf(f, "; %s%s", key->flag, flag_value(key));
+		fprintf(f, "; %s%s", key->flag, flag_values[key->type]);
 	fprintf(f, ")\n      %s\n", key->doc);
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of several keys: a contradiction is an error, a value without effect a warning. */
+/*
+ * Checks after all sources are read: the form of values that schema/config.yaml does not describe, and combinations of
+ * keys. A contradiction is an error, a value without effect a warning.
+ */
 #include "agent/config/internal.h"
 
 #include <arpa/inet.h>
@@ -8,25 +11,131 @@
 #include <string.h>
 
 #include "agent/config/env_profile.h"
-#include "agent/config/ready_words.h"
 #include "agent/config/segment_rules.h"
 #include "agent/config/words.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
-#include "schema/gen/errors.h"
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
+
+/* --- forms --------------------------------------------------------------------------------------- */
+
+static int node_address_check(const char *word, struct dray_err *reterr)
+{
+	struct in6_addr any;
+
+	if (inet_pton(AF_INET, word, &any) == 1 || inet_pton(AF_INET6, word, &any) == 1)
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "\"%s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
+			    word);
+}
+
+static int numa_node_check(const char *word, struct dray_err *reterr)
+{
+	if (numa_node_parse(word) >= 0)
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "\"%s\" is no NUMA node: write numbers such as 0, 1, or none alone",
+			    word);
+}
+
+static const struct {
+	enum dray_config_key_id key;
+	int (*check)(const char *word, struct dray_err *reterr);
+	unsigned max; /* words; 0: any number */
+	bool none;    /* "none" is allowed, alone */
+	bool unique;  /* two words may not begin alike, up to a blank */
+} lists[] = {
+	{ KEY(AGENT_NUMA_NODES), numa_node_check, .none = true },
+	{ KEY(NODE_ADDRESSES), node_address_check, .max = 0 },
+	{ KEY(SEGMENT_KNOWN), known_rule_check, .unique = true },
+	{ KEY(SEGMENT_LOCAL), local_rule_check, .max = 0 },
+	{ KEY(SEGMENT_PORTS), port_rule_check, .none = true },
+	{ KEY(MOONCAKE_MASTERS), master_check, .max = MASTERS_MAX, .none = true },
+	{ KEY(ENV_PROFILES), env_profile_check, .max = 0 },
+	{ KEY(READY_REQUIRE), ready_word_check, .max = READY_REQUIRE_MAX, .unique = true },
+};
+
+static bool is_repeated(const struct dray_strv *words, size_t i)
+{
+	size_t n = strcspn(words->v[i], WORD_BLANKS);
+
+	for (size_t k = 0; k < i; k++)
+		if (strcspn(words->v[k], WORD_BLANKS) == n && !strncmp(words->v[k], words->v[i], n))
+			return true;
+	return false;
+}
+
+static int list_check(const struct dray_strv *words, size_t list, struct dray_err *reterr)
+{
+	if (lists[list].none && list_is_none(words))
+		return 0;
+	if (lists[list].max && words->n > lists[list].max)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "%zu are too many, %u are allowed", words->n, lists[list].max);
+	for (size_t i = 0; i < words->n; i++) {
+		if (lists[list].check(words->v[i], reterr) < 0)
+			return -EINVAL;
+		if (lists[list].unique && is_repeated(words, i))
+			return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					    "\"%.100s\" is there twice", words->v[i]);
+	}
+	return 0;
+}
+
+/* The values of enum ibv_mtu, and 0 for the MTU of the ports. */
+static int mtu_check(int64_t mtu, struct dray_err *reterr)
+{
+	if (mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0))
+		return 0;
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "%lld is no path MTU: use 256, 512, 1024, 2048, 4096 or 0",
+			    (long long)mtu);
+}
+
+int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+		       struct dray_err *reterr)
+{
+	const char *preferred = preferred_of_config(cfg);
+
+	*ret_key = KEY(RDMA_MTU);
+	if (mtu_check(cfg->rdma.mtu, reterr) < 0)
+		return -EINVAL;
+	*ret_key = KEY(SEGMENT_PREFERRED);
+	if (preferred && preferred_check(preferred, reterr) < 0)
+		return -EINVAL;
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++) {
+		*ret_key = lists[i].key;
+		if (list_check(config_member(cfg, lists[i].key), i, reterr) < 0)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+static int form_check(struct config *c, config_check check, struct dray_err *reterr)
+{
+	enum dray_config_key_id key = KEY(AGENT_STATE_DIR);
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (!check || check(&c->v, &key, &err) >= 0)
+		return 0;
+	return config_refuse(reterr, config_origin(c, key), "%s: %s", dray_config_keys[key].path,
+			     err.msg);
+}
+
+/* --- combinations -------------------------------------------------------------------------------- */
 
 static int64_t number_of(const struct config *c, enum dray_config_key_id id)
 {
 	return *(const int64_t *)config_member(&c->v, id);
 }
 
-/* Of two contradicting keys, the one from the later source; its place goes into the error. */
-static enum dray_config_key_id later_key(const struct config *c, enum dray_config_key_id a,
-					 enum dray_config_key_id b)
+/* The origin of the one of two contradicting keys that was set later. */
+static const char *later_origin(const struct config *c, enum dray_config_key_id a,
+				enum dray_config_key_id b)
 {
-	return c->origin[a].source >= c->origin[b].source ? a : b;
+	return config_origin(c, c->origin[a].source >= c->origin[b].source ? a : b);
 }
 
 static int order_check(struct config *c, enum dray_config_key_id less, enum dray_config_key_id more,
@@ -34,25 +143,22 @@ static int order_check(struct config *c, enum dray_config_key_id less, enum dray
 {
 	dray_auto_free char *less_text = NULL;
 	dray_auto_free char *more_text = NULL;
-	char place[CONFIG_CLIP_BYTES];
 
 	if (number_of(c, less) < number_of(c, more) ||
 	    (equal_ok && number_of(c, less) == number_of(c, more)))
 		return 0;
 	less_text = config_value_text(&c->v, less);
 	more_text = config_value_text(&c->v, more);
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: %s (%s) must %s %s (%s)",
-			    config_clip(config_origin(c, later_key(c, less, more)), place),
-			    dray_config_keys[more].path, more_text ? more_text : "?",
-			    equal_ok ? "not be below" : "be above", dray_config_keys[less].path,
-			    less_text ? less_text : "?");
+	return config_refuse(reterr, later_origin(c, less, more), "%s (%s) must %s %s (%s)",
+			     dray_config_keys[more].path, more_text ? more_text : "?",
+			     equal_ok ? "not be below" : "be above", dray_config_keys[less].path,
+			     less_text ? less_text : "?");
 }
 
 /* Without a key, listeners must be on loopback unless peer.allow_insecure is set. */
 static int listen_check(struct config *c, struct dray_err *reterr)
 {
 	const struct dray_strv *listen = &c->v.peer.listen;
-	char place[CONFIG_CLIP_BYTES];
 
 	if (*c->v.peer.key_file || c->v.peer.allow_insecure)
 		return 0;
@@ -61,13 +167,20 @@ static int listen_check(struct config *c, struct dray_err *reterr)
 
 		if (dray_addr_parse(listen->v[i], &addr) < 0 || dray_addr_is_loopback(&addr))
 			continue;
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "%s: peer.listen: \"%s\" is beyond loopback and needs "
-				    "peer.key_file (or peer.allow_insecure = true)",
-				    config_clip(config_origin(c, KEY(PEER_LISTEN)), place),
-				    listen->v[i]);
+		return config_refuse(reterr, config_origin(c, KEY(PEER_LISTEN)),
+				     "peer.listen: \"%s\" is beyond loopback and needs "
+				     "peer.key_file (or peer.allow_insecure = true)",
+				     listen->v[i]);
 	}
 	return 0;
+}
+
+static int sockets_check(struct config *c, struct dray_err *reterr)
+{
+	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
+		return 0;
+	return config_refuse(reterr, later_origin(c, KEY(DATA_SOCKET), KEY(CONTROL_SOCKET)),
+			     "data.socket and control.socket must be two paths");
 }
 
 /* A limit above an outer limit has no effect. Warned of only if it was set. */
@@ -103,133 +216,22 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
-/* r, err: result of a check of the form of a value. */
-static int form_check(struct config *c, enum dray_config_key_id id, int r,
-		      const struct dray_err *err, struct dray_err *reterr)
-{
-	char place[CONFIG_CLIP_BYTES];
-
-	if (r >= 0)
-		return 0;
-	return dray_err_set(reterr, r, DRAY_E_INVALID, "%s: %s: %s",
-			    config_clip(config_origin(c, id), place), dray_config_keys[id].path,
-			    err->msg);
-}
-
-static int node_addresses_check(const struct dray_config *cfg, struct dray_err *reterr)
-{
-	const struct dray_strv *l = &cfg->node.addresses;
-	struct in6_addr any;
-
-	for (size_t i = 0; i < l->n; i++)
-		if (inet_pton(AF_INET, l->v[i], &any) != 1 &&
-		    inet_pton(AF_INET6, l->v[i], &any) != 1)
-			return dray_err_set(
-				reterr, -EINVAL, DRAY_E_INVALID,
-				"\"%s\" is no address: write numbers such as 10.0.0.1 or 2001:db8::1",
-				l->v[i]);
-	return 0;
-}
-
-/* The values of enum ibv_mtu, and 0 for the MTU of the ports. */
-static int mtu_check(const struct dray_config *cfg, struct dray_err *reterr)
-{
-	int64_t mtu = cfg->rdma.mtu;
-
-	if (mtu == 0 || (mtu >= 256 && (mtu & (mtu - 1)) == 0))
-		return 0;
-	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-			    "%lld is no path MTU: use 256, 512, 1024, 2048, 4096 or 0",
-			    (long long)mtu);
-}
-
-static int numa_nodes_check(const struct dray_config *cfg, struct dray_err *reterr)
-{
-	const struct dray_strv *l = &cfg->agent.numa_nodes;
-
-	for (size_t i = 0; !list_is_none(l) && i < l->n; i++)
-		if (numa_node_parse(l->v[i]) < 0)
-			return dray_err_set(
-				reterr, -EINVAL, DRAY_E_INVALID,
-				"\"%s\" is no NUMA node: write numbers such as 0, 1, or none alone",
-				l->v[i]);
-	return 0;
-}
-
-static int node_check(struct config *c, struct dray_err *reterr)
-{
-	struct dray_err err = DRAY_ERR_NULL;
-	int r;
-
-	r = form_check(c, KEY(RDMA_MTU), mtu_check(&c->v, &err), &err, reterr);
-	if (!r)
-		r = form_check(c, KEY(AGENT_NUMA_NODES), numa_nodes_check(&c->v, &err), &err,
-			       reterr);
-	if (!r)
-		r = form_check(c, KEY(NODE_ADDRESSES), node_addresses_check(&c->v, &err), &err,
-			       reterr);
-	return r;
-}
-
-static int placement_check(struct config *c, struct dray_err *reterr)
-{
-	const struct dray_strv *profiles = &c->v.env.profiles;
-	const char *preferred = preferred_of_config(&c->v);
-	enum dray_config_key_id key = KEY(SEGMENT_KNOWN);
-	struct dray_err err = DRAY_ERR_NULL;
-	int r = rules_check_config(&c->v, &key, &err);
-
-	r = form_check(c, key, r, &err, reterr);
-	if (!r)
-		r = form_check(c, KEY(SEGMENT_PREFERRED),
-			       preferred ? preferred_check(preferred, &err) : 0, &err, reterr);
-	if (!r)
-		r = form_check(c, KEY(ENV_PROFILES),
-			       env_profiles_check((const char *const *)profiles->v, profiles->n,
-						  &err),
-			       &err, reterr);
-	return r;
-}
-
-static int form_check_above(struct config *c, config_check above, struct dray_err *reterr)
-{
-	enum dray_config_key_id key = KEY(AGENT_STATE_DIR);
-	struct dray_err err = DRAY_ERR_NULL;
-	int r = above(&c->v, &key, &err);
-
-	return form_check(c, key, r, &err, reterr);
-}
-
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-	int r;
+	int r = order_check(c, KEY(PEER_HEARTBEAT), KEY(PEER_HEARTBEAT_LIMIT), false, reterr);
 
-	r = order_check(c, KEY(PEER_HEARTBEAT), KEY(PEER_HEARTBEAT_LIMIT), false, reterr);
 	if (!r)
 		r = order_check(c, KEY(PEER_BACKOFF_MIN), KEY(PEER_BACKOFF_MAX), true, reterr);
 	if (!r)
-		r = listen_check(c, reterr);
-	if (!r)
-		r = node_check(c, reterr);
-	if (!r)
 		r = order_check(c, KEY(PROBE_BACKOFF_MIN), KEY(PROBE_BACKOFF_MAX), true, reterr);
 	if (!r)
-		r = placement_check(c, reterr);
+		r = listen_check(c, reterr);
 	if (!r)
-		r = form_check(c, KEY(READY_REQUIRE), ready_check_words(&c->v.ready.require, &err),
-			       &err, reterr);
-	if (!r && !strcmp(c->v.data.socket, c->v.control.socket)) {
-		char place[CONFIG_CLIP_BYTES];
-
-		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				 "%s: data.socket and control.socket must be two paths",
-				 config_clip(config_origin(c, later_key(c, KEY(DATA_SOCKET),
-									KEY(CONTROL_SOCKET))),
-					     place));
-	}
-	if (!r && above)
-		r = form_check_above(c, above, reterr);
+		r = sockets_check(c, reterr);
+	if (!r)
+		r = form_check(c, config_check_forms, reterr);
+	if (!r)
+		r = form_check(c, above, reterr);
 	if (!r && nested_check(c) < 0)
 		r = config_no_memory(reterr);
 	return r;

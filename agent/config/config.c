@@ -34,6 +34,16 @@ const struct dray_config_key *config_key_find(const char *path, const char **ret
 	return NULL;
 }
 
+int config_unknown(struct dray_err *reterr, const char *where, const char *key, const char *nearest)
+{
+	char shown[CONFIG_CLIP_BYTES];
+
+	return config_refuse(reterr, where,
+			     nearest ? "unknown key %.60s, did you mean %s?" :
+				       "unknown key %.60s; drayd --help lists all keys%s",
+			     config_clip(key, shown), nearest ? nearest : "");
+}
+
 const char *config_origin(const struct config *c, enum dray_config_key_id key)
 {
 	return c->origin[key].text ? c->origin[key].text : "default";

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/cleanup.h"
+#include "agent/config/words.h"
 #include "lib/nearest.h"
 #include "schema/gen/errors.h"
 
@@ -21,12 +21,14 @@ enum env_profile_id env_profile_find(const char *name)
 	return (enum env_profile_id)i;
 }
 
-static int unknown_profile(const char *name, struct dray_err *reterr)
+int env_profile_check(const char *name, struct dray_err *reterr)
 {
 	struct dray_nearest nearest = DRAY_NEAREST(name);
 	char known[120];
 	size_t at = 0;
 
+	if (env_profile_find(name) != ENV_PROFILE_N)
+		return 0;
 	for (size_t i = 0; i < ENV_PROFILE_N; i++) {
 		dray_nearest_offer(&nearest, env_profile_names[i]);
 		at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
@@ -38,38 +40,18 @@ static int unknown_profile(const char *name, struct dray_err *reterr)
 			    nearest.best ? "?" : "", known);
 }
 
-int env_profiles_check(const char *const *profiles, size_t n, struct dray_err *reterr)
-{
-	for (size_t i = 0; i < n; i++)
-		if (env_profile_find(profiles[i]) == ENV_PROFILE_N)
-			return unknown_profile(profiles[i], reterr);
-	return 0;
-}
-
 int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr)
 {
 	struct dray_strv list = DRAY_STRV_NULL;
-	int r = 0;
+	int r = words_split(text, &list);
 
-	for (const char *at = text; r >= 0 && *at;) {
-		size_t n = strcspn(at, ",");
-		const char *name = at + strspn(at, " ");
-		size_t length = n - dray_min((size_t)(name - at), n);
-
-		while (length && name[length - 1] == ' ')
-			length--;
-		r = dray_strv_add(&list, name, length);
-		at += n + (at[n] == ',');
-		/* an empty name at the end is one, too */
-		if (r >= 0 && !*at && at > text && at[-1] == ',')
-			r = dray_strv_add(&list, "", 0);
-	}
-	if (r >= 0)
-		r = env_profiles_check((const char *const *)list.v, list.n, reterr);
-	if (r < 0) {
+	if (r >= 0 && *text && !list.n)
+		r = env_profile_check(text, reterr);
+	for (size_t i = 0; r >= 0 && i < list.n; i++)
+		r = env_profile_check(list.v[i], reterr);
+	if (r < 0)
 		dray_strv_clear(&list);
-		return r;
-	}
-	*ret = list;
-	return 0;
+	else
+		*ret = list;
+	return r;
 }

@@ -24,7 +24,7 @@ extern const char *const env_profile_names[ENV_PROFILE_N];
 enum env_profile_id env_profile_find(const char *name);
 
 /* 0, or -EINVAL for an unknown profile, with reterr naming the known ones. */
-int env_profiles_check(const char *const *profiles, size_t n, struct dray_err *reterr);
+int env_profile_check(const char *name, struct dray_err *reterr);
 
 /* Parses "dray,nccl" into a list and checks it. *ret is the caller's. 0, -EINVAL as above, -ENOMEM. */
 int env_profiles_parse(const char *text, struct dray_strv *ret, struct dray_err *reterr);

@@ -31,19 +31,6 @@ static bool section_known(const char *name, const char **ret_nearest)
 	return false;
 }
 
-static int unknown(struct walk *w, const char *where, const char *path, const char *nearest)
-{
-	char place[CONFIG_CLIP_BYTES], shown[CONFIG_CLIP_BYTES];
-
-	if (nearest)
-		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
-				    "%s: unknown key %.60s, did you mean %s?",
-				    config_clip(where, place), config_clip(path, shown), nearest);
-	return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
-			    "%s: unknown key %.60s; drayd --help lists all keys",
-			    config_clip(where, place), config_clip(path, shown));
-}
-
 /* The text of a scalar; NULL for groups and lists. */
 static const char *scalar_text(const config_setting_t *s, bool *ret_bare)
 {
@@ -62,10 +49,21 @@ static const char *scalar_text(const config_setting_t *s, bool *ret_bare)
 	return text + *ret_bare;
 }
 
-/* Length of the suffix L or LL, which marks 64 bits. */
-static size_t long_suffix(const char *text)
+static int element_load(struct walk *w, enum dray_config_key_id id, const config_setting_t *s,
+			const char *where, struct dray_strv *list)
 {
-	return strlen(text) - strcspn(text, "L");
+	bool bare;
+	const char *text = scalar_text(s, &bare), *path = dray_config_keys[id].path;
+	/* the suffix L marks numbers of 64 bits */
+	size_t n = text && bare ? strspn(text, "+-0123456789") : text ? strlen(text) : 0;
+
+	if (!text)
+		return config_refuse(w->reterr, where,
+				     "%s takes strings and numbers, not lists and groups", path);
+	if (text[n + strspn(text + n, "L")])
+		return config_refuse(w->reterr, where, "%s: \"%.60s\" must be in quotes", path,
+				     text);
+	return dray_strv_add(list, text, n) < 0 ? config_no_memory(w->reterr) : 0;
 }
 
 static int list_load(struct walk *w, enum dray_config_key_id id, const config_setting_t *s,
@@ -73,21 +71,10 @@ static int list_load(struct walk *w, enum dray_config_key_id id, const config_se
 {
 	struct dray_strv list = DRAY_STRV_NULL;
 	struct config_raw raw = { .list = &list };
-	char place[CONFIG_CLIP_BYTES];
 	int r = 0;
 
-	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++) {
-		bool bare;
-		const char *text = scalar_text(config_setting_get_elem(s, i), &bare);
-
-		if (!text)
-			r = dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
-					 "%s: %s takes strings and numbers, not lists and groups",
-					 config_clip(where, place), dray_config_keys[id].path);
-		else if (dray_strv_add(&list, text, strlen(text) - (bare ? long_suffix(text) : 0)) <
-			 0)
-			r = config_no_memory(w->reterr);
-	}
+	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++)
+		r = element_load(w, id, config_setting_get_elem(s, i), where, &list);
 	if (!r)
 		r = config_set(w->c, id, &raw, CONFIG_FILE, where, NULL, w->reterr);
 	dray_strv_clear(&list);
@@ -99,7 +86,6 @@ static int setting_load(struct walk *w, const char *section, const config_settin
 	dray_auto_free char *where = config_text_where(w->text, config_setting_source_line(s));
 	dray_auto_free char *path = NULL;
 	const struct dray_config_key *key;
-	char place[CONFIG_CLIP_BYTES];
 	enum dray_config_key_id id;
 	const char *nearest;
 	struct config_raw raw = { .text = NULL };
@@ -110,12 +96,10 @@ static int setting_load(struct walk *w, const char *section, const config_settin
 	}
 	key = config_key_find(path, &nearest);
 	if (!key)
-		return unknown(w, where, path, nearest);
+		return config_unknown(w->reterr, where, path, nearest);
 	id = (enum dray_config_key_id)(key - dray_config_keys);
 	if (config_setting_is_group(s))
-		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
-				    "%s: %s takes a value, not a group", config_clip(where, place),
-				    path);
+		return config_refuse(w->reterr, where, "%s takes a value, not a group", path);
 	if (config_setting_is_aggregate(s))
 		return list_load(w, id, s, where);
 	raw.text = scalar_text(s, &raw.bare);
@@ -126,7 +110,6 @@ static int section_load(struct walk *w, const config_setting_t *s)
 {
 	dray_auto_free char *where = config_text_where(w->text, config_setting_source_line(s));
 	const char *name = config_setting_name(s);
-	char place[CONFIG_CLIP_BYTES];
 	const char *nearest;
 	int r = 0;
 
@@ -135,12 +118,11 @@ static int section_load(struct walk *w, const config_setting_t *s)
 	if (!section_known(name, &nearest)) {
 		if (!nearest)
 			config_key_find(name, &nearest);
-		return unknown(w, where, name, nearest);
+		return config_unknown(w->reterr, where, name, nearest);
 	}
 	if (!config_setting_is_group(s))
-		return dray_err_set(w->reterr, -EINVAL, DRAY_E_INVALID,
-				    "%s: %s is a group: %s: { name = value; };",
-				    config_clip(where, place), name, name);
+		return config_refuse(w->reterr, where, "%s is a group: %s: { name = value; };",
+				     name, name);
 	for (unsigned i = 0; !r && i < (unsigned)config_setting_length(s); i++)
 		r = setting_load(w, name, config_setting_get_elem(s, i));
 	return r;
@@ -158,13 +140,12 @@ static int text_load(struct config *c, const struct config_text *text, struct dr
 		dray_auto_free char *where =
 			config_text_where(text, (unsigned)config_error_line(&parsed));
 		const char *why = config_error_text(&parsed);
-		char place[CONFIG_CLIP_BYTES], excerpt[48];
+		char excerpt[48];
 
 		config_text_excerpt(text, (unsigned)config_error_line(&parsed), excerpt,
 				    sizeof(excerpt));
-		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s: %s%s%s",
-				 config_clip(where ? where : "?", place), why ? why : "error",
-				 *excerpt ? " in: " : "", excerpt);
+		r = config_refuse(reterr, where ? where : "?", "%s%s%s", why ? why : "error",
+				  *excerpt ? " in: " : "", excerpt);
 		config_destroy(&parsed);
 		return r;
 	}

@@ -31,7 +31,10 @@ int config_set(struct config *c, enum dray_config_key_id id, const struct config
 
 int config_warn(struct config *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Checks of combinations of keys and of the form of values; then calls `above` unless it is NULL. */
+/* A config_check of the values whose form schema/config.yaml does not describe. */
+int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
+		       struct dray_err *reterr);
+/* Checks forms and combinations of keys; then calls `above` unless it is NULL. */
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr);
 
 int config_env_load(struct config *c, char *const *env, struct dray_err *reterr);
@@ -40,6 +43,14 @@ int config_env_load(struct config *c, char *const *env, struct dray_err *reterr)
 int config_file_text(struct config *c, const char *name, const char *text, size_t n,
 		     struct dray_err *reterr);
 int config_file_load(struct config *c, const char *file, struct dray_err *reterr);
+
+/* -EINVAL with "WHERE: ..." in reterr. */
+int config_refuse(struct dray_err *reterr, const char *where, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* "WHERE: unknown key KEY, did you mean NEAREST?", or a hint at --help if nearest is NULL. -EINVAL. */
+int config_unknown(struct dray_err *reterr, const char *where, const char *key,
+		   const char *nearest);
 
 static inline int config_no_memory(struct dray_err *reterr)
 {
@@ -50,9 +61,6 @@ static inline const void *config_member(const struct dray_config *v, enum dray_c
 {
 	return (const char *)v + dray_config_keys[id].offset;
 }
-
-/* The allowed values of a key, such as `"64KiB" to "16MiB"`. Returns buf. */
-const char *config_allowed(const struct dray_config_key *key, char *buf, size_t n);
 
 /* Copies text into a message: without control characters, and without its start if it is too long. */
 #define CONFIG_CLIP_BYTES 104

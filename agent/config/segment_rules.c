@@ -12,19 +12,18 @@
 #include "lib/units.h"
 #include "schema/gen/errors.h"
 
-#define BLANKS " \t"
 #define MASTER_PATH_MAX 200
 
-/* A word in two: what stands before the first blank, and what after the last of those. */
+/* Splits a word at its first blanks. */
 static int halves(const char *word, char *first, size_t n, const char **ret_second)
 {
-	size_t length = strcspn(word, BLANKS);
+	size_t length = strcspn(word, WORD_BLANKS);
 
 	if (length >= n)
 		return -EINVAL;
 	memcpy(first, word, length);
 	first[length] = '\0';
-	*ret_second = word + length + strspn(word + length, BLANKS);
+	*ret_second = word + length + strspn(word + length, WORD_BLANKS);
 	return 0;
 }
 
@@ -152,7 +151,7 @@ bool preferred_is_own(const char *text)
 
 int preferred_check(const char *text, struct dray_err *reterr)
 {
-	if (!text[strspn(text, BLANKS)])
+	if (!text[strspn(text, WORD_BLANKS)])
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "it is blank: give HOST:PORT, or local for this node's own "
 				    "segment, or leave it out");
@@ -164,49 +163,30 @@ int preferred_check(const char *text, struct dray_err *reterr)
 			    text);
 }
 
-/* --- whole keys ---------------------------------------------------------------------------------- */
+/* --- checks -------------------------------------------------------------------------------------- */
 
-static int check_known(const struct dray_strv *words, struct dray_err *reterr)
+int known_rule_check(const char *word, struct dray_err *reterr)
 {
 	struct known_rule r;
-	char earlier[SEGMENT_NAME_BYTES];
-	const char *how;
 
-	for (size_t i = 0; i < words->n; i++) {
-		if (known_rule_parse(words->v[i], &r, reterr) < 0)
-			return -EINVAL;
-		for (size_t k = 0; k < i; k++)
-			if (halves(words->v[k], earlier, sizeof(earlier), &how) == 0 &&
-			    !strcmp(earlier, r.segment))
-				return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-						    "\"%.100s\" stands there twice", r.segment);
-	}
-	return 0;
+	return known_rule_parse(word, &r, reterr);
 }
 
-static int check_local(const struct dray_strv *words, struct dray_err *reterr)
+int local_rule_check(const char *word, struct dray_err *reterr)
 {
 	struct local_rule r;
 
-	for (size_t i = 0; i < words->n; i++)
-		if (local_rule_parse(words->v[i], &r, reterr) < 0)
-			return -EINVAL;
-	return 0;
+	return local_rule_parse(word, &r, reterr);
 }
 
-static int check_ports(const struct dray_strv *words, struct dray_err *reterr)
+int port_rule_check(const char *word, struct dray_err *reterr)
 {
 	struct port_rule r;
 
-	if (list_is_none(words))
-		return 0;
-	for (size_t i = 0; i < words->n; i++)
-		if (port_rule_parse(words->v[i], &r, reterr) < 0)
-			return -EINVAL;
-	return 0;
+	return port_rule_parse(word, &r, reterr);
 }
 
-static int check_master(const char *text, struct dray_err *reterr)
+int master_check(const char *text, struct dray_err *reterr)
 {
 	struct http_url url;
 
@@ -218,41 +198,6 @@ static int check_master(const char *text, struct dray_err *reterr)
 	return 0;
 }
 
-static int check_masters(const struct dray_strv *words, struct dray_err *reterr)
-{
-	if (list_is_none(words))
-		return 0;
-	if (words->n > MASTERS_MAX)
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "%zu are too many, %d are allowed", words->n, MASTERS_MAX);
-	for (size_t i = 0; i < words->n; i++)
-		if (check_master(words->v[i], reterr) < 0)
-			return -EINVAL;
-	return 0;
-}
-
-int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
-		       struct dray_err *reterr)
-{
-	const struct {
-		enum dray_config_key_id key;
-		int (*check)(const struct dray_strv *words, struct dray_err *reterr);
-		const struct dray_strv *words;
-	} lists[] = {
-		{ DRAY_CONFIG_KEY_SEGMENT_KNOWN, check_known, &cfg->segment.known },
-		{ DRAY_CONFIG_KEY_SEGMENT_LOCAL, check_local, &cfg->segment.local },
-		{ DRAY_CONFIG_KEY_SEGMENT_PORTS, check_ports, &cfg->segment.ports },
-		{ DRAY_CONFIG_KEY_MOONCAKE_MASTERS, check_masters, &cfg->mooncake.masters },
-	};
-
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++) {
-		*ret_key = lists[i].key;
-		if (lists[i].check(lists[i].words, reterr) < 0)
-			return -EINVAL;
-	}
-	return 0;
-}
-
 const char *rules_preferred_variable(const char *value, struct dray_err *reterr)
 {
 	return value && preferred_check(value, reterr) == 0 ? value : NULL;
@@ -260,5 +205,5 @@ const char *rules_preferred_variable(const char *value, struct dray_err *reterr)
 
 const char *rules_master_variable(const char *value, struct dray_err *reterr)
 {
-	return value && *value && check_master(value, reterr) == 0 ? value : NULL;
+	return value && *value && master_check(value, reterr) == 0 ? value : NULL;
 }

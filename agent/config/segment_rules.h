@@ -42,6 +42,12 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 int local_rule_parse(const char *word, struct local_rule *ret, struct dray_err *reterr);
 int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *reterr);
 
+/* The same without a result, and for a word of mooncake.masters. */
+int known_rule_check(const char *word, struct dray_err *reterr);
+int local_rule_check(const char *word, struct dray_err *reterr);
+int port_rule_check(const char *word, struct dray_err *reterr);
+int master_check(const char *text, struct dray_err *reterr);
+
 /* segment.preferred; NULL where that is auto. */
 const char *preferred_of_config(const struct dray_config *cfg);
 
@@ -51,9 +57,6 @@ bool preferred_is_own(const char *text);
 /* May this be the preferred segment: a segment, or a word for this node's own? 0 or -EINVAL with reterr. */
 int preferred_check(const char *text, struct dray_err *reterr);
 
-/* Are all these keys in order? 0, or -EINVAL with reterr; *ret_key: which is not. */
-int rules_check_config(const struct dray_config *cfg, enum dray_config_key_id *ret_key,
-		       struct dray_err *reterr);
 /*
  * MOONCAKE_PREFERRED_SEGMENT and MOONCAKE_MASTER_METRICS_URL belong to other programs, so a wrong value counts as unset
  * and never stops the agent. `value` NULL: unset. Returns the value; or NULL, with the reason in reterr if it is wrong.

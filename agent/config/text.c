@@ -41,14 +41,16 @@ static int text_read(struct config_text *t, const char *name, unsigned depth,
 static int __attribute__((format(printf, 3, 4)))
 refuse(struct lexer *x, unsigned line, const char *fmt, ...)
 {
-	char place[CONFIG_CLIP_BYTES], why[160];
+	dray_auto_free char *where = NULL;
+	char why[160];
 	va_list ap;
 
 	va_start(ap, fmt);
 	vsnprintf(why, sizeof(why), fmt, ap);
 	va_end(ap);
-	return dray_err_set(x->reterr, -EINVAL, DRAY_E_INVALID, "%s:%u: %s",
-			    config_clip(x->name, place), line, why);
+	if (asprintf(&where, "%s:%u", x->name, line) < 0)
+		return config_no_memory(x->reterr);
+	return config_refuse(x->reterr, where, "%s", why);
 }
 
 static int text_put(struct lexer *x, const char *s, size_t n)
@@ -213,50 +215,10 @@ static int name_copy(struct lexer *x)
 	return text_put(x, start, n);
 }
 
-static size_t digits(const char *s, size_t n, const char *set)
-{
-	size_t i;
-
-	for (i = 0; i < n && strchr(set, s[i]); i++)
-		;
-	return i;
-}
-
-/* libconfig's integer, hex and float forms; s has no NUL. */
+/* Digits and signs of all forms of numbers; value.c checks which form the key takes. */
 static bool is_number(const char *s, size_t n)
 {
-	static const char dec[] = "0123456789", hex[] = "0123456789abcdefABCDEF";
-	size_t i = 0, whole, fraction = 0;
-	bool is_float = false;
-
-	if (n > 2 && s[0] == '0' && (s[1] == 'x' || s[1] == 'X')) {
-		i = 2 + digits(s + 2, n - 2, hex);
-		if (i == 2)
-			return false;
-	} else {
-		i += *s == '-' || *s == '+';
-		whole = digits(s + i, n - i, dec);
-		i += whole;
-		if (i < n && s[i] == '.') {
-			fraction = digits(s + i + 1, n - i - 1, dec);
-			i += 1 + fraction;
-			is_float = true;
-		}
-		if (!whole && !fraction)
-			return false;
-		if (i < n && (s[i] == 'e' || s[i] == 'E')) {
-			i++;
-			i += i < n && (s[i] == '-' || s[i] == '+');
-			if (!digits(s + i, n - i, dec))
-				return false;
-			i += digits(s + i, n - i, dec);
-			is_float = true;
-		}
-	}
-	if (!is_float)
-		for (int l = 0; l < 2 && i < n && s[i] == 'L'; l++)
-			i++;
-	return i == n;
+	return n > strcspn(s, "0123456789") && n <= strspn(s, "0123456789abcdefxABCDEFX+-.L");
 }
 
 static bool is_number_start(char c)

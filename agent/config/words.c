@@ -5,7 +5,31 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/addr.h"
+#include "schema/gen/errors.h"
+
 #define NUMA_NODE_MAX 4095
+
+int words_split(const char *text, struct dray_strv *ret)
+{
+	while (text[strspn(text, WORD_BLANKS)]) {
+		size_t n, end;
+
+		text += strspn(text, WORD_BLANKS);
+		n = end = strcspn(text, ",");
+		while (n && strchr(WORD_BLANKS, text[n - 1]))
+			n--;
+		if (dray_strv_add(ret, text, n) < 0)
+			return -ENOMEM;
+		if (!text[end])
+			return 0;
+		text += end + 1;
+		/* an empty word at the end */
+		if (!text[strspn(text, WORD_BLANKS)])
+			return dray_strv_add(ret, "", 0);
+	}
+	return 0;
+}
 
 bool list_is_none(const struct dray_strv *words)
 {
@@ -21,4 +45,40 @@ int numa_node_parse(const char *word)
 		return -EINVAL;
 	v = strtoul(word, &end, 10);
 	return *end || v > NUMA_NODE_MAX ? -EINVAL : (int)v;
+}
+
+#define SEGMENT "segment:"
+
+const char *ready_word_segment(const char *word)
+{
+	return strncmp(word, SEGMENT, strlen(SEGMENT)) ? NULL : word + strlen(SEGMENT);
+}
+
+static const char *segment_fault(const char *segment)
+{
+	struct dray_addr addr;
+
+	switch (dray_addr_parse(segment, &addr)) {
+	case 0:
+		return dray_endpoint_valid(segment) ?
+			       NULL :
+			       "is not a segment that the agent can connect to";
+	case -EAFNOSUPPORT:
+		return "has a name, and names are not resolved: write segment:10.0.0.1:7411";
+	default:
+		return "has no address and port: write segment:10.0.0.1:7411 or "
+		       "segment:[2001:db8::1]:7411";
+	}
+}
+
+int ready_word_check(const char *word, struct dray_err *reterr)
+{
+	const char *segment = ready_word_segment(word), *fault = NULL;
+
+	if (segment)
+		fault = segment_fault(segment);
+	else if (strcmp(word, "rdma") != 0 && strcmp(word, "tcp") != 0)
+		fault = "is not allowed (allowed: rdma, tcp, segment:HOST:PORT)";
+	return fault ? dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "\"%.80s\" %s", word, fault) :
+		       0;
 }

@@ -5,12 +5,24 @@
 
 #include <stdbool.h>
 
+#include "lib/err.h"
 #include "lib/strv.h"
+
+#define WORD_BLANKS " \t"
+#define READY_REQUIRE_MAX 64 /* words of ready.require */
+
+/* Splits at commas, strips blanks, and appends; blank text has no words. 0 or -ENOMEM. */
+int words_split(const char *text, struct dray_strv *ret);
 
 /* Is "none" the only word of the list? */
 bool list_is_none(const struct dray_strv *words);
 
 /* The number of a NUMA node, as in agent.numa_nodes. -EINVAL: it is none. */
 int numa_node_parse(const char *word);
+
+/* The segment that a word of ready.require names, or NULL. */
+const char *ready_word_segment(const char *word);
+/* Checks a word of ready.require: rdma, tcp, segment:HOST:PORT. 0 or -EINVAL with reterr. */
+int ready_word_check(const char *word, struct dray_err *reterr);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "agent/config/ready_words.h"
+#include "agent/config/words.h"
 
 /* running, listener, rdma, tcp, and each required segment. */
 #define READY_CONDITIONS_MAX (4 + READY_REQUIRE_MAX)
@@ -40,7 +40,7 @@ struct ready_facts {
 	void *arg;
 };
 
-/* require: words that ready_check_words() has accepted; *ret borrows them. */
+/* require: words of ready.require, which the configuration has checked; *ret borrows them. */
 void ready_evaluate(const struct ready_facts *f, const struct dray_strv *require,
 		    struct ready *ret);
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "agent/config/ready_words.h"
+#include "agent/config/words.h"
 #include "agent/control/agent.h"
 #include "agent/control/placement.h"
 #include "agent/process/service_manager.h"

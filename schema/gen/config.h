@@ -543,6 +543,7 @@ struct dray_config_key {
 	enum dray_config_type type;
 	size_t offset, size; /* of the member of struct dray_config */
 	const char *def; /* in the form of the configuration */
+	const char *allowed; /* the allowed values, for people */
 	int64_t min, max; /* int, size, duration */
 	const char *const *choices; /* enum */
 	size_t n_choices;

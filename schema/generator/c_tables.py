@@ -81,6 +81,7 @@ struct dray_config_key {
 	enum dray_config_type type;
 	size_t offset, size; /* of the member of struct dray_config */
 	const char *def; /* in the form of the configuration */
+	const char *allowed; /* the allowed values, for people */
 	int64_t min, max; /* int, size, duration */
 	const char *const *choices; /* enum */
 	size_t n_choices;
@@ -106,6 +107,7 @@ extern const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N];
         c += f" .flag = {quoted(k.flag)}," if k.flag else ""
         c += f" .type = DRAY_CONFIG_{k.type.upper()},\n"
         c += f"\t  CONFIG_MEMBER({k.path}), .def = {quoted(k.default)},\n"
+        c += f"\t  .allowed = {quoted(k.allowed())},\n"
         if k.numeric:
             c += f"\t  .min = {config_number(k.min)}, .max = {config_number(k.max)},\n"
         if k.choices:

@@ -320,6 +320,14 @@ class ConfigKey:
             if self.default not in self.choices:
                 raise SchemaError(f"{where}: default {self.default} is none of its choices")
 
+    def allowed(self):
+        if self.type == "int":
+            return f"{'octal, ' if self.octal else ''}{self.min_text} to {self.max_text}"
+        if self.numeric:
+            return f'"{self.min_text}" to "{self.max_text}"'
+        return {"bool": "true or false", "enum": ", ".join(self.choices), "list": "a list", "path": "a path",
+                "string": "a string"}[self.type]
+
     def show(self, value):
         return f"0{value:o}" if self.octal and value else str(value)
 

@@ -366,8 +366,8 @@ static void profiles_by_name(void **state)
 	assert_string_equal(err.msg,
 			    "unknown profile \"ncl\", did you mean nccl?; there are dray, vllm, "
 			    "vllm-mooncake, mooncake, mooncake-owner, nccl, ucx");
-	assert_int_equal(env_profiles_check(wrong, 1, &err), 0);
-	assert_int_equal(env_profiles_check(wrong, 2, NULL), -EINVAL);
+	assert_int_equal(env_profile_check(wrong[0], &err), 0);
+	assert_int_equal(env_profile_check(wrong[1], NULL), -EINVAL);
 	assert_int_equal(env_make(&facts, twice, 3, &e, NULL), 0);
 	assert_int_equal(e.n, 4);
 	env_deinit(&e);

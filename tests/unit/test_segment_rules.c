@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The words of segment.* keys, and which addresses are this node's. */
 #include "agent/placement/segment/locality.h"
+#include "agent/config/internal.h"
 #include "agent/config/segment_rules.h"
 
 #include <arpa/inet.h>
@@ -23,10 +24,11 @@ static struct dray_strv words(const char *const *v, size_t n)
 static int refused(const struct dray_config *cfg, struct dray_err *reterr)
 {
 	enum dray_config_key_id key = DRAY_CONFIG_KEY_N;
+	struct dray_config full = *cfg;
+	char any[] = "auto";
 
-	if (rules_check_config(cfg, &key, reterr) < 0)
-		return (int)key;
-	return -1;
+	full.segment.preferred = any;
+	return config_check_forms(&full, &key, reterr) < 0 ? (int)key : -1;
 }
 
 static void known_segments(void **state)

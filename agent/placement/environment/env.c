@@ -160,10 +160,11 @@ int env_make(const struct env_facts *facts, const char *const *profiles, size_t 
 	struct env_input in = { .facts = facts };
 	bool added[ENV_PROFILE_N] = { false };
 	struct env e = ENV_NULL;
-	int r = env_profiles_check(profiles, n, reterr);
+	int r;
 
-	if (r < 0)
-		return r;
+	for (size_t i = 0; i < n; i++)
+		if (env_profile_check(profiles[i], reterr) < 0)
+			return -EINVAL;
 	r = env_fabric_make(&in.any, facts->scan, 0);
 	if (r >= 0)
 		r = env_fabric_make(&in.first, facts->scan, 1);
