@@ -215,13 +215,6 @@ static void load_preferred(void *arg, const struct state_preferred *row)
 	segments_restore_preferred(a->segments, row);
 }
 
-static void load_name(void *arg, const char *segment)
-{
-	struct agent *a = arg;
-
-	segments_hint_changed(a->segments, segment, true);
-}
-
 static int open_state(struct agent *a, struct dray_err *reterr)
 {
 	int ret = state_open(&a->state_db,
@@ -279,7 +272,6 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 						      .preferred = load_preferred,
 						      .arg = a });
 	hints_loaded(a->hints);
-	hints_each_name(a->hints, load_name, a);
 	if (ret >= 0 && env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0)
 		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	return ret;

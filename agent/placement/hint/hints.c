@@ -11,7 +11,88 @@
 #include "lib/time.h"
 #include "schema/gen/check.h"
 
-/* --- order ------------------------------------------------------------------------------------- */
+/* The entries of a scope are searched one by one. */
+#define SCOPE_HINTS_MAX 1024
+
+/* --- labels -------------------------------------------------------------------------------------- */
+
+static struct label *label_find(const struct dray_map *m, const void *key, size_t n)
+{
+	return dray_map_entry(dray_map_find(m, key, n), struct label, node);
+}
+
+static struct label *text_find(const struct dray_map *m, const char *text)
+{
+	return label_find(m, text, strlen(text));
+}
+
+/* The label with this key, which is made if there is none. NULL without memory. */
+static struct label *label_ref(struct dray_map *m, const void *key, size_t n)
+{
+	struct label *l = label_find(m, key, n);
+
+	if (!l) {
+		l = calloc(1, sizeof(*l) + n + 1);
+		if (!l)
+			return NULL;
+		dray_list_init(&l->entries);
+		memcpy(l->text, key, n);
+		dray_map_add(m, &l->node, l->text, n);
+	}
+	l->n++;
+	return l;
+}
+
+static void label_unref(struct dray_map *m, struct label *l)
+{
+	if (!l || --l->n)
+		return;
+	dray_map_del(m, &l->node);
+	free(l);
+}
+
+/* The entry is in no list. tell: makes the upcall if no hint that was given names its segment any more. */
+static void entry_free(struct hints *h, struct entry *e, bool tell)
+{
+	dray_heap_del(&h->expiry[e->source], &e->expiry);
+	if (e->name && hint_is_given(e->source) && !--e->name->given && tell && h->deps.named &&
+	    !h->loading)
+		h->deps.named(h->deps.arg, e->name->text, false);
+	label_unref(&h->owners, e->owner);
+	label_unref(&h->names, e->name);
+	label_unref(&h->scopes, e->scope);
+	free(e);
+}
+
+/* In its heap, and in no list yet. NULL without memory. */
+static struct entry *entry_new(struct hints *h, const struct hint_put *put, int64_t put_ms,
+			       int64_t end_ms)
+{
+	struct entry *e = calloc(1, sizeof(*e));
+	bool client = put->source == DMSG_HINT_SOURCE_CLIENT;
+
+	if (!e)
+		return NULL;
+	dray_list_init(&e->link);
+	e->source = put->source;
+	e->uid = client ? put->uid : 0;
+	e->score = put->score;
+	e->put_boot_ms = put_ms;
+	e->end_boot_ms = end_ms;
+	e->scope = label_ref(&h->scopes, put->scope, strlen(put->scope));
+	e->name = label_ref(&h->names, put->segment, strlen(put->segment));
+	e->owner = client ? label_ref(&h->owners, &put->uid, sizeof(put->uid)) : NULL;
+	if (e->name)
+		e->name->given += hint_is_given(e->source);
+	if (!e->scope || !e->name || (client && !e->owner) ||
+	    dray_heap_set(&h->expiry[e->source], &e->expiry, end_ms * DRAY_NS_PER_MS) < 0) {
+		entry_free(h, e, false);
+		return NULL;
+	}
+	return e;
+}
+
+/* --- order --------------------------------------------------------------------------------------- */
 
 static bool is_stronger(const struct entry *a, const struct entry *b)
 {
@@ -28,13 +109,8 @@ static void insert_in_order(struct entry *e)
 
 	while (at != &e->scope->entries && !is_stronger(e, dray_list_entry(at, struct entry, link)))
 		at = at->next;
-	/* before that one: at the end of what leads to it */
+	/* adds before `at` */
 	dray_list_add(at, &e->link);
-}
-
-static const struct entry *head(const struct scope *s)
-{
-	return dray_list_first(&s->entries, struct entry, link);
 }
 
 static bool is_same(const struct entry *a, const struct entry *b)
@@ -45,16 +121,16 @@ static bool is_same(const struct entry *a, const struct entry *b)
 	       a->owner == b->owner;
 }
 
-/* The one that counts, and the one that counts of those that somebody said. */
+/* The effective entry of a scope, and the strongest one that was given. */
 struct heads {
 	const struct entry *first, *given;
 };
 
-static struct heads heads_of(const struct scope *s)
+static struct heads heads_of(const struct label *scope)
 {
-	struct heads r = { .first = head(s) };
+	struct heads r = { .first = dray_list_first(&scope->entries, struct entry, link) };
 
-	dray_list_for_each(&s->entries, e, struct entry, link) {
+	dray_list_for_each(&scope->entries, e, struct entry, link) {
 		if (!hint_is_given(e->source))
 			continue;
 		r.given = e;
@@ -63,29 +139,30 @@ static struct heads heads_of(const struct scope *s)
 	return r;
 }
 
-static void report_change(struct hints *h, const struct scope *s, struct heads before)
+static void report_change(struct hints *h, const struct label *scope, struct heads before)
 {
-	struct heads now = heads_of(s);
+	struct heads now = heads_of(scope);
 
 	if (h->deps.changed && !h->loading &&
 	    (!is_same(before.first, now.first) || !is_same(before.given, now.given)))
-		h->deps.changed(h->deps.arg, s->text);
+		h->deps.changed(h->deps.arg, scope->text);
 }
 
-struct entry *hints_find(const struct scope *s, const struct entry_values *put)
+/* The entry of the scope (NULL: it has none) that a hint of this source, uid and segment replaces; NULL: none. */
+static struct entry *entry_find(const struct label *scope, enum dmsg_hint_source source,
+				uint32_t uid, const char *segment)
 {
-	if (!s)
+	if (!scope)
 		return NULL;
-	dray_list_for_each(&s->entries, e, struct entry, link) {
-		if (e->source != put->source)
-			continue;
-		if (e->owner ? e->owner->uid == put->uid : !strcmp(e->name->text, put->segment))
+	dray_list_for_each(&scope->entries, e, struct entry, link) {
+		if (e->source == source &&
+		    (e->owner ? e->uid == uid : !strcmp(e->name->text, segment)))
 			return e;
 	}
 	return NULL;
 }
 
-/* --- change ------------------------------------------------------------------------------------- */
+/* --- changes ------------------------------------------------------------------------------------- */
 
 void hints_remove(struct hints *h, struct entry *e)
 {
@@ -95,7 +172,7 @@ void hints_remove(struct hints *h, struct entry *e)
 	dray_list_del(&e->link);
 	h->n--;
 	report_change(h, e->scope, before);
-	hints_entry_free(h, e, true);
+	entry_free(h, e, true);
 }
 
 static int no_room(struct dray_err *reterr, const char *limit, int64_t value)
@@ -105,16 +182,17 @@ static int no_room(struct dray_err *reterr, const char *limit, int64_t value)
 			    value);
 }
 
-/* Somebody else's hint goes that matters least; one of a stronger source never goes for a weaker one. */
-static int make_room(struct hints *h, const struct entry_values *put, struct dray_err *reterr)
+/* Removes the least important hint. A hint of a stronger source never goes for one of a weaker source. */
+static int make_room(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = h->deps.cfg;
-	const struct owner *o =
-		put->source == DMSG_HINT_SOURCE_CLIENT ? hints_owner_find(h, put->uid) : NULL;
+	const struct label *owner = put->source == DMSG_HINT_SOURCE_CLIENT ?
+					    label_find(&h->owners, &put->uid, sizeof(put->uid)) :
+					    NULL;
 
-	if (o && o->n >= cfg->limits.hints_per_uid)
+	if (owner && owner->n >= cfg->limits.hints_per_uid)
 		return no_room(reterr, "limits.hints_per_uid", cfg->limits.hints_per_uid);
-	/* more than one only after limits.hints was lowered */
+	/* more than one goes only after limits.hints was lowered */
 	while (h->n >= (uint64_t)cfg->limits.hints) {
 		struct dray_heap_node *e = NULL;
 
@@ -127,11 +205,11 @@ static int make_room(struct hints *h, const struct entry_values *put, struct dra
 	return 0;
 }
 
-/* The new one is there before the old one goes, on disk as well: a kill between them loses neither. */
+/* The new entry is added before the old one goes, also on disk: a kill between them loses neither. */
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
 	struct heads before = heads_of(e->scope);
-	bool fresh = hint_is_given(e->source) && e->name->given == 1;
+	bool first = hint_is_given(e->source) && e->name->given == 1;
 
 	insert_in_order(e);
 	h->n++;
@@ -143,36 +221,37 @@ static void replace(struct hints *h, struct entry *e, struct entry *old)
 		if (old->name != e->name)
 			hints_unsave(h, old);
 	}
-	if (fresh && h->deps.named && !h->loading)
+	if (first && h->deps.named && !h->loading)
 		h->deps.named(h->deps.arg, e->name->text, true);
 	report_change(h, e->scope, before);
 	if (old)
-		hints_entry_free(h, old, true);
+		entry_free(h, old, true);
 }
 
-int hints_insert(struct hints *h, const struct entry_values *put, struct dray_err *reterr)
+int hints_insert(struct hints *h, const struct hint_put *put, int64_t put_ms, int64_t end_ms,
+		 struct entry **ret_entry, struct dray_err *reterr)
 {
-	struct scope *s = hints_scope_find(h, put->scope);
-	struct entry *old = hints_find(s, put), *e;
-	uint64_t n = h->n;
+	struct label *scope = text_find(&h->scopes, put->scope);
+	struct entry *old = entry_find(scope, put->source, put->uid, put->segment), *e;
 	int r = old ? 0 : make_room(h, put, reterr);
 
 	if (r < 0)
 		return r;
 	/* a client's hint that was replaced when the agent was killed may still be on disk */
-	if (h->loading && old && old->put_boot_ms > put->put_boot_ms)
+	if (h->loading && old && old->put_boot_ms > put_ms)
 		return -EEXIST;
-	/* what made room may have been the last of this scope */
-	if (h->n != n)
-		s = hints_scope_find(h, put->scope);
-	if (s && !old && s->n >= SCOPE_HINTS_MAX)
+	/* a hint that made room may have been the last of its scope */
+	scope = text_find(&h->scopes, put->scope);
+	if (scope && !old && scope->n >= SCOPE_HINTS_MAX)
 		return dray_err_set(reterr, -EDQUOT, DRAY_E_QUOTA,
 				    "there are %d hints for this scope; forget some",
 				    SCOPE_HINTS_MAX);
-	e = hints_entry_new(h, put, s);
+	e = entry_new(h, put, put_ms, end_ms);
 	if (!e)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a hint");
 	replace(h, e, old);
+	if (ret_entry)
+		*ret_entry = e;
 	return 0;
 }
 
@@ -211,80 +290,67 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 	int64_t ttl = put->ttl_ms ? (int64_t)put->ttl_ms : h->deps.cfg->hint.ttl / DRAY_NS_PER_MS;
 	int r = check_put(put, reterr);
 
-	if (r < 0)
-		return r;
-	r = hints_insert(h,
-			 &(struct entry_values){ .scope = put->scope,
-						 .segment = put->segment,
-						 .source = put->source,
-						 .uid = put->uid,
-						 .score = put->score,
-						 .put_boot_ms = now,
-						 .end_boot_ms = now + ttl },
-			 reterr);
-	if (r == 0)
+	if (r >= 0)
+		r = hints_insert(h, put, now, now + ttl, NULL, reterr);
+	if (r >= 0)
 		hints_arm(h);
 	return r;
 }
 
-static uint32_t forget_in(struct hints *h, struct scope *s, const char *segment)
+/* Removes the entries of the scope that match. Returns how many. */
+static uint32_t forget_in(struct hints *h, struct label *scope,
+			  bool (*matches)(const struct entry *e, const char *segment),
+			  const char *segment)
 {
-	uint32_t n = 0, left = 0;
+	uint32_t n = 0;
 
-	dray_list_for_each(&s->entries, e, struct entry, link)
-		left += !segment || !strcmp(e->name->text, segment);
-	/* the scope goes with its last hint, and the segment's text may be its name's */
-	dray_list_for_each(&s->entries, e, struct entry, link) {
-		if (segment && strcmp(e->name->text, segment) != 0)
+	if (!scope)
+		return 0;
+	/* a scope is freed with its last entry */
+	scope->n++;
+	dray_list_for_each(&scope->entries, e, struct entry, link) {
+		if (!matches(e, segment))
 			continue;
 		hints_remove(h, e);
-		if (++n == left)
-			break;
+		n++;
 	}
+	label_unref(&h->scopes, scope);
 	return n;
+}
+
+static bool is_for(const struct entry *e, const char *segment)
+{
+	return !segment || !strcmp(e->name->text, segment);
 }
 
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all)
 {
-	struct scope *s = all ? NULL : hints_scope_find(h, scope);
-	uint32_t n = s ? forget_in(h, s, segment) : 0;
+	uint32_t n = 0;
 
-	if (all)
-		dray_map_for_each(&h->scopes, each, struct scope, node)
-			n += forget_in(h, each, segment);
-	if (n)
-		hints_arm(h);
+	if (!all)
+		n = forget_in(h, text_find(&h->scopes, scope), is_for, segment);
+	else
+		dray_map_for_each(&h->scopes, each, struct label, node)
+			n += forget_in(h, each, is_for, segment);
+	hints_arm(h);
 	return n;
+}
+
+static bool is_found_elsewhere(const struct entry *e, const char *segment)
+{
+	return !hint_is_given(e->source) && strcmp(e->name->text, segment) != 0;
 }
 
 void hints_forget_found(struct hints *h, const char *segment)
 {
-	struct scope *s = hints_scope_find(h, "");
-	struct entry *last = NULL;
-
-	if (!s)
-		return;
-	/* the scope goes with its last hint: one at a time */
-	do {
-		last = NULL;
-		dray_list_for_each(&s->entries, e, struct entry, link) {
-			if (!hint_is_given(e->source) && strcmp(e->name->text, segment) != 0)
-				last = e;
-		}
-		if (last) {
-			hints_remove(h, last);
-			s = hints_scope_find(h, "");
-		}
-	} while (last && s);
+	forget_in(h, text_find(&h->scopes, ""), is_found_elsewhere, segment);
 	hints_arm(h);
 }
 
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid)
 {
-	struct entry *e = hints_find(hints_scope_find(h, scope),
-				     &(struct entry_values){ .segment = "",
-							     .source = DMSG_HINT_SOURCE_CLIENT,
-							     .uid = uid });
+	struct entry *e =
+		entry_find(text_find(&h->scopes, scope), DMSG_HINT_SOURCE_CLIENT, uid, "");
 
 	if (!e)
 		return false;
@@ -302,7 +368,7 @@ static void show(const struct hints *h, const struct entry *e, bool counts, stru
 	*ret = (struct hint){ .scope = e->scope->text,
 			      .segment = e->name->text,
 			      .source = e->source,
-			      .uid = entry_uid(e),
+			      .uid = e->uid,
 			      .score = e->score,
 			      .put_ms = e->put_boot_ms + offset,
 			      .expires_ms = e->end_boot_ms + offset,
@@ -313,13 +379,13 @@ static void show(const struct hints *h, const struct entry *e, bool counts, stru
 
 bool hints_best(struct hints *h, const char *scope, struct hint *ret)
 {
-	const struct scope *s = hints_scope_find(h, scope);
+	const struct label *l = text_find(&h->scopes, scope);
 	int64_t now = hints_boot_ms(h);
 
-	if (!s)
+	if (!l)
 		return false;
-	/* the timer may be late */
-	dray_list_for_each(&s->entries, e, struct entry, link) {
+	/* the timer that removes expired entries may be late */
+	dray_list_for_each(&l->entries, e, struct entry, link) {
 		if (e->end_boot_ms <= now)
 			continue;
 		show(h, e, true, ret);
@@ -328,12 +394,13 @@ bool hints_best(struct hints *h, const char *scope, struct hint *ret)
 	return false;
 }
 
-static void scope_each(const struct hints *h, const struct scope *s, int64_t now,
+static void scope_each(const struct hints *h, const struct label *scope,
 		       void (*fn)(void *arg, const struct hint *hint), void *arg)
 {
+	int64_t now = hints_boot_ms(h);
 	bool counts = true;
 
-	dray_list_for_each(&s->entries, e, struct entry, link) {
+	dray_list_for_each(&scope->entries, e, struct entry, link) {
 		struct hint hint;
 
 		if (e->end_boot_ms <= now)
@@ -346,33 +413,24 @@ static void scope_each(const struct hints *h, const struct scope *s, int64_t now
 
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg)
 {
-	int64_t now = hints_boot_ms(h);
-
-	dray_map_for_each(&h->scopes, s, struct scope, node)
-		scope_each(h, s, now, fn, arg);
+	dray_map_for_each(&h->scopes, scope, struct label, node)
+		scope_each(h, scope, fn, arg);
 }
 
 void hints_each_of(struct hints *h, const char *scope,
 		   void (*fn)(void *arg, const struct hint *hint), void *arg)
 {
-	const struct scope *s = hints_scope_find(h, scope);
+	const struct label *l = text_find(&h->scopes, scope);
 
-	if (s)
-		scope_each(h, s, hints_boot_ms(h), fn, arg);
+	if (l)
+		scope_each(h, l, fn, arg);
 }
 
 bool hints_names(struct hints *h, const char *segment)
 {
-	const struct name *s = hints_name_find(h, segment);
+	const struct label *name = text_find(&h->names, segment);
 
-	return s && s->given;
-}
-
-void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg)
-{
-	dray_map_for_each(&h->names, s, struct name, node)
-		if (s->given)
-			fn(arg, s->text);
+	return name && name->given;
 }
 
 uint64_t hints_count(const struct hints *h)
@@ -380,7 +438,7 @@ uint64_t hints_count(const struct hints *h)
 	return h->n;
 }
 
-/* --- start and end --------------------------------------------------------------------------------- */
+/* --- start and end ------------------------------------------------------------------------------- */
 
 int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err *reterr)
 {
@@ -408,15 +466,12 @@ struct hints *hints_free(struct hints *h)
 	if (!h)
 		return NULL;
 	hints_deinit_clocks(h);
-	dray_map_for_each(&h->scopes, s, struct scope, node) {
-		dray_list_for_each(&s->entries, e, struct entry, link)
-			free(e);
-		free(s);
+	dray_map_for_each(&h->scopes, scope, struct label, node) {
+		scope->n++;
+		dray_list_for_each(&scope->entries, e, struct entry, link)
+			entry_free(h, e, false);
+		label_unref(&h->scopes, scope);
 	}
-	dray_map_for_each(&h->names, s, struct name, node)
-		free(s);
-	dray_map_for_each(&h->owners, o, struct owner, node)
-		free(o);
 	for (unsigned i = 0; i < SOURCE_N; i++)
 		dray_heap_deinit(&h->expiry[i]);
 	dray_map_deinit(&h->scopes);

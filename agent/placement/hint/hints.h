@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Placement hints: for this scope, that segment. Several may speak of one scope; the one that counts is that of the
- * strongest source (explicit, environment, detected, client), then the highest score, then the youngest. A client's
- * hint replaces what clients of its uid said of the scope; other sources have one hint for each scope and segment.
+ * Placement hints: a segment for a scope. A scope may have several. The effective one is that of the strongest source
+ * (explicit, environment, detected, client), then the one with the highest score, then the youngest. A hint of a client
+ * replaces the hint that clients of its uid put for the scope; other sources have one hint for each scope and segment.
  *
- * Memory is the truth and agent/state behind it, but for hints from the environment, which is read anew at each
- * start.
+ * Hints live in memory. The database follows, except for hints from the environment, which is read at each start.
  *
- * A hint lasts for its time by a clock that nobody sets (CLOCK_BOOTTIME). On disk there is wall-clock time: when the
- * wall clock is set while the agent runs, hints keep what they have left, and the disk is told. At start a hint
- * lives on for what the wall clock says, but never for longer than it was put for, so that a clock that was set back
- * revives nothing for long. How many had expired, and how many are from the future, is a line in the log.
+ * A hint expires by CLOCK_BOOTTIME, which nobody can set. Rows of the database have wall-clock times. When the wall clock
+ * is set while the agent runs, hints keep their remaining time, and their rows are written again. At the start a hint gets
+ * the remaining time by the wall clock, but never more than it was put for, so a clock that was set back does not
+ * prolong hints. The log says how many had expired and how many are from the future.
  *
- * Control thread. Strings are copied; those handed out are the hints', until the next change.
+ * Control thread. Strings are copied; strings that are handed out are valid until the next change.
  */
 #ifndef DRAY_AGENT_PLACEMENT_HINT_HINTS_H
 #define DRAY_AGENT_PLACEMENT_HINT_HINTS_H
@@ -39,10 +38,10 @@ struct hint {
 	uint32_t score;
 	int64_t put_ms, expires_ms; /* Unix time in milliseconds, by the wall clock of now */
 	int64_t age_ms, left_ms;
-	bool counts; /* the one that counts for its scope */
+	bool counts; /* it is the effective one of its scope */
 };
 
-/* Somebody said so. What the agent found itself, or was started with, names no segment that it would not know otherwise. */
+/* A person or a client named the segment. Segments of other sources are known to the agent anyway. */
 static inline bool hint_is_given(enum dmsg_hint_source source)
 {
 	return source == DMSG_HINT_SOURCE_EXPLICIT || source == DMSG_HINT_SOURCE_CLIENT;
@@ -54,11 +53,11 @@ struct hints_deps {
 	sd_event *event;
 	const struct dray_config
 		*cfg;        /* borrowed; hint.ttl and limits.hints* are read anew at each put */
-	struct state *state; /* borrowed; NULL: in memory alone */
+	struct state *state; /* borrowed; NULL: hints are in memory only */
 	/*
-	 * After the change, and not for what hints_load() brings. They must not change hints. `changed`: another one
-	 * counts for the scope, or none, or its segment or score is another; likewise of those that somebody said. `named`: a segment that no live hint of the
-	 * administrator or of a client named is named now, or the other way round.
+	 * After the change; they must not change hints. changed: the scope has another effective hint, or none, or
+	 * another one of those that were given, or its segment or score is another. named: the first live hint that
+	 * was given names the segment, or the last one has gone. hints_load() makes no upcalls.
 	 */
 	void (*changed)(void *arg, const char *scope);
 	void (*named)(void *arg, const char *segment, bool named);
@@ -71,17 +70,17 @@ struct hints_deps {
 /* 0 or -errno with reterr. */
 int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err *reterr);
 
-/* The state, which is told nothing by this, must outlive it. Returns NULL. */
+/* Rows of the database stay. The state must outlive the hints. Returns NULL. */
 struct hints *hints_free(struct hints *h);
 DRAY_DEFINE_CLEANUP(struct hints *, hints_free);
 
-/* A row of the database (struct state_rows): for state_load(). arg: the hints. */
+/* A row of the database: for state_load(). arg: the hints. */
 void hints_load(void *arg, const struct state_hint *row);
 
-/* After the last of them: says in the log what became of them. */
+/* After the last row: logs what became of the rows, and makes the upcall `named` for each segment. */
 void hints_loaded(struct hints *h);
 
-/* Puts all of them to the state again: for its refill. */
+/* Saves all hints again: for the refill of the state. */
 void hints_refill(struct hints *h);
 
 struct hint_put {
@@ -94,41 +93,38 @@ struct hint_put {
 };
 
 /*
- * Remembers it. 0, -EINVAL (DRAY_E_INVALID: scope, segment or time), -EDQUOT (DRAY_E_QUOTA: limits.hints_per_uid, or
- * limits.hints are there and all from stronger sources; else those of the weakest source that expire first
- * go), -ENOMEM; with reterr.
+ * 0, or with reterr: -EINVAL (DRAY_E_INVALID: scope, segment or time), -ENOMEM, or -EDQUOT (DRAY_E_QUOTA):
+ * limits.hints_per_uid is reached, or limits.hints is reached and all hints are of stronger sources. Otherwise a hint of
+ * the weakest source, the one that expires first, makes room.
  */
 int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr);
 
-/* The one that counts for exactly this scope; false: there is none. */
+/* The effective hint of exactly this scope. False: there is none. */
 bool hints_best(struct hints *h, const char *scope, struct hint *ret);
 
-/* segment NULL: any; all: of every scope (scope is not looked at). Whatever their source. Returns how many. */
+/* Drops hints of all sources. segment NULL: any; all: of every scope, and `scope` is ignored. Returns how many. */
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all);
 
-/* What the agent found, or was started with, for the whole node (scope ""), but for this segment. */
+/* Drops the hints for the whole node (scope "") that were not given, except those for this segment. */
 void hints_forget_found(struct hints *h, const char *segment);
 
-/* What clients of this uid said of the scope. False: nothing. */
+/* Drops the hint of clients of this uid for the scope. False: there is none. */
 bool hints_forget_client(struct hints *h, const char *scope, uint32_t uid);
 
-/* Each live hint, in no order but for those of one scope, which come together, the one that counts first. */
+/* Each live hint. The hints of a scope come together, the effective one first; scopes come in no order. */
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg);
 
 /* The same for one scope. */
 void hints_each_of(struct hints *h, const char *scope,
 		   void (*fn)(void *arg, const struct hint *hint), void *arg);
 
-/* Is the segment named by a live hint of the administrator or of a client? */
+/* Does a live hint that was given name the segment? */
 bool hints_names(struct hints *h, const char *segment);
-void hints_each_name(struct hints *h, void (*fn)(void *arg, const char *segment), void *arg);
 
 uint64_t hints_count(const struct hints *h);
 
-/* What the timer does: takes away those that have expired. For tests with clocks of their own. */
+/* For tests with clocks of their own: drops expired hints, as the timer does, and handles a wall clock that was set. */
 void hints_expire(struct hints *h);
-
-/* What a wall clock that was set does. For tests as above. */
 void hints_clock_set(struct hints *h);
 
 #endif

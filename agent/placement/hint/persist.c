@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hints from the disk and to it. */
+/* Rows of the database. */
 #include <inttypes.h>
-#include <string.h>
 
 #include "agent/placement/hint/internal.h"
 #include "lib/log.h"
 
-/* The environment is read anew at each start: what it said before is of no interest. */
+/* The environment is read at each start, so its former hints are not needed. */
 static bool is_kept(enum dmsg_hint_source source)
 {
 	return source != DMSG_HINT_SOURCE_ENVIRONMENT;
@@ -18,12 +17,12 @@ void hints_save(struct hints *h, const struct entry *e)
 
 	if (!is_kept(e->source))
 		return;
-	/* a machine whose clock begins at 0 has put some before that */
+	/* negative on a machine whose clock begins at 0 */
 	state_save_hint(h->deps.state, &(struct state_hint){
 					       .scope = e->scope->text,
 					       .segment = e->name->text,
 					       .source = e->source,
-					       .uid = entry_uid(e),
+					       .uid = e->uid,
 					       .score = e->score,
 					       .put_ms = dray_max(e->put_boot_ms + offset, 0),
 					       .expires_ms = dray_max(e->end_boot_ms + offset, 0),
@@ -36,32 +35,24 @@ void hints_unsave(struct hints *h, const struct entry *e)
 		state_drop_hint(h->deps.state, &(struct state_hint){ .scope = e->scope->text,
 								     .segment = e->name->text,
 								     .source = e->source,
-								     .uid = entry_uid(e) });
+								     .uid = e->uid });
 }
 
 void hints_refill(struct hints *h)
 {
-	dray_map_for_each(&h->scopes, s, struct scope, node)
-		dray_list_for_each(&s->entries, e, struct entry, link)
+	dray_map_for_each(&h->scopes, scope, struct label, node)
+		dray_list_for_each(&scope->entries, e, struct entry, link)
 			hints_save(h, e);
 }
 
-/* What is left of it, in milliseconds; none where it has expired. */
-static int64_t left_of(struct hints *h, const struct state_hint *row, int64_t *ret_age)
+/* The remaining time in milliseconds; not above 0: it has expired. */
+static int64_t left_of(struct hints *h, const struct state_hint *row)
 {
-	int64_t now = hints_unix_ms(h), total = dray_max(row->expires_ms - row->put_ms, 0);
+	int64_t total = dray_max(row->expires_ms - row->put_ms, 0);
 
 	/* never longer than it was put for, whatever the clock says */
 	total = dray_min(total, (int64_t)HINT_TTL_MAX_MS);
-	*ret_age = dray_max(now - row->put_ms, 0);
-	return dray_min(row->expires_ms - now, total);
-}
-
-/* Its times on disk are no use: it would live that long after every start. */
-static void load_future(struct hints *h, const struct entry_values *put)
-{
-	h->n_future++;
-	hints_save(h, hints_find(hints_scope_find(h, put->scope), put));
+	return dray_min(row->expires_ms - hints_unix_ms(h), total);
 }
 
 static bool is_in_order(const struct state_hint *row)
@@ -74,21 +65,24 @@ static bool is_in_order(const struct state_hint *row)
 void hints_load(void *arg, const struct state_hint *row)
 {
 	struct hints *h = arg;
-	int64_t now = hints_boot_ms(h), age, left = left_of(h, row, &age);
-	struct entry_values put = { .scope = row->scope,
-				    .segment = row->segment,
-				    .source = (enum dmsg_hint_source)row->source,
-				    .uid = row->uid,
-				    .score = row->score,
-				    .put_boot_ms = now - age,
-				    .end_boot_ms = now + left };
-	bool good = is_in_order(row);
+	int64_t now = hints_boot_ms(h), ago = hints_unix_ms(h) - row->put_ms,
+		left = left_of(h, row);
+	struct hint_put put = { .scope = row->scope,
+				.segment = row->segment,
+				.source = (enum dmsg_hint_source)row->source,
+				.uid = row->uid,
+				.score = row->score };
+	struct entry *e;
 
 	h->loading = true;
-	if (good && left > 0 && hints_insert(h, &put, NULL) == 0) {
+	if (is_in_order(row) && left > 0 &&
+	    hints_insert(h, &put, now - dray_max(ago, 0), now + left, &e, NULL) == 0) {
 		h->n_loaded++;
-		if (row->put_ms > hints_unix_ms(h))
-			load_future(h, &put);
+		/* with the times of its row it would live as long after every start */
+		if (ago < 0) {
+			h->n_future++;
+			hints_save(h, e);
+		}
 	} else {
 		h->n_expired += left <= 0;
 		h->n_refused += left > 0;
@@ -101,19 +95,19 @@ void hints_loaded(struct hints *h)
 {
 	hints_arm(h);
 	if (h->n_loaded + h->n_expired + h->n_refused)
-		log_info("hint",
-			 "%" PRIu64 " hints are known from before, %" PRIu64 " more have expired",
-			 h->n, h->n_expired);
+		log_info("hint", "%" PRIu64 " hints are restored, %" PRIu64 " have expired", h->n,
+			 h->n_expired);
 	if (h->n_refused)
 		log_warning("hint",
-			    "%" PRIu64
-			    " hints from before are left out: they are not in order, were "
-			    "replaced, or are over limits.hints",
+			    "%" PRIu64 " stored hints are dropped: they are malformed, were "
+			    "replaced, or exceed limits.hints",
 			    h->n_refused);
 	if (h->n_future)
 		log_warning("hint",
-			    "%" PRIu64
-			    " hints were put in the future: the clock was set back; they "
-			    "live for as long as they were put for, from now",
+			    "%" PRIu64 " stored hints are from the future: the clock was set "
+			    "back; their lifetime begins now",
 			    h->n_future);
+	dray_map_for_each(&h->names, name, struct label, node)
+		if (name->given && h->deps.named)
+			h->deps.named(h->deps.arg, name->text, true);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Expiry, and a wall clock that somebody sets. */
+/* Expiry, and a wall clock that is set. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -12,11 +12,11 @@
 #include "lib/log.h"
 #include "lib/time.h"
 
-/* Taken away in one turn of the loop, however many expire together. */
+/* Further expired hints are removed in the next turn of the loop. */
 #define EXPIRE_PER_TURN 1024
-/* Less than this is a clock that is being steered. */
+/* Smaller changes are a clock that is slewed. */
 #define JUMP_MS 1000
-/* The kernel wants a time to watch the clock with. */
+/* A timer is needed to watch the clock; this one never fires. */
 #define FAR_SECONDS (1LL << 40)
 
 int64_t hints_unix_ms(const struct hints *h)
@@ -92,8 +92,8 @@ void hints_clock_set(struct hints *h)
 	if (!h->n)
 		return;
 	log_notice("hint",
-		   "the clock was set by %+" PRId64 " s, %" PRIu64 " hints keep what they "
-		   "have left",
+		   "the clock was set by %+" PRId64 " s; %" PRIu64
+		   " hints keep their remaining time",
 		   jump / 1000, h->n);
 	hints_refill(h);
 }
