@@ -45,7 +45,7 @@ static void report_overflow(struct state *s)
 /* With the lock held. */
 static void add(struct state *s, struct change *c)
 {
-	if (queue_empty(&s->queue)) {
+	if (!queue_count(&s->queue)) {
 		s->first_ns = dray_now().ns;
 		pthread_cond_signal(&s->wake);
 	}
@@ -67,8 +67,6 @@ static void enqueue(struct state *s, enum row_kind kind, bool drop, const union 
 	c = change_new(kind, drop, row);
 	err = errno;
 	pthread_mutex_lock(&s->lock);
-	/* a change that is refused for good is nothing to wait for */
-	s->queued_seq += c || err == ENOMEM;
 	if (!c)
 		refuse(s, err);
 	else if (s->needs_refill)
@@ -116,6 +114,6 @@ void state_info(struct state *s, struct state_info *ret)
 	}
 	pthread_mutex_lock(&s->lock);
 	*ret = s->info;
-	ret->queued = s->queue.n + s->queue.n_events + s->n_batch;
+	ret->queued = queue_count(&s->queue) + s->n_batch + s->needs_refill;
 	pthread_mutex_unlock(&s->lock);
 }

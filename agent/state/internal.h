@@ -25,7 +25,6 @@ struct state {
 
 	/* of the control thread */
 	sd_event_source *source;
-	struct dray_list flushes;
 	bool refilling; /* the queue may exceed its limit */
 
 	int event_fd; /* the writer wakes the control thread */
@@ -36,15 +35,11 @@ struct state {
 
 	/* under the lock */
 	struct queue queue;
-	int64_t overflow_ns;               /* when an overflow was last logged; 0 never */
-	int64_t first_ns;                  /* when the queue stopped being empty */
-	uint64_t queued_seq;               /* changes requested, kept or not */
-	uint64_t committed_seq;            /* changes up to this one are on disk */
-	uint64_t attempts, failed_attempt; /* begun; the number of the last one that failed */
-	bool hold;                         /* a refill is filling the queue: the writer waits */
-	bool needs_refill;                 /* the file lacks rows: all must be queued again */
-	bool refill_requested;             /* the control thread has been told to refill */
-	bool flush;                        /* a state_flush() waits */
+	int64_t overflow_ns;   /* when an overflow was last logged; 0 never */
+	int64_t first_ns;      /* when the queue stopped being empty */
+	bool hold;             /* a refill is filling the queue: the writer waits */
+	bool needs_refill;     /* the file lacks rows: all must be queued again */
+	bool refill_requested; /* the control thread has been told to refill */
 	bool quit, ended, abandoned;
 	uint64_t n_batch; /* changes in the batch of the writer */
 	struct state_info info;
@@ -56,7 +51,6 @@ struct state {
 	bool had_database; /* a database was open since the start */
 	bool unchecked;    /* its pages have not been verified yet */
 	struct queue batch;
-	uint64_t batch_seq;
 	uint32_t failures; /* in a row */
 	int64_t retry_ns;
 };

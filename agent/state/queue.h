@@ -41,9 +41,9 @@ void queue_clear(struct queue *q);
 /* Exchanges the contents of both. */
 void queue_swap(struct queue *a, struct queue *b);
 
-static inline bool queue_empty(const struct queue *q)
+static inline uint32_t queue_count(const struct queue *q)
 {
-	return !q->n && !q->n_events && !q->wipe;
+	return q->n + q->n_events + q->wipe;
 }
 
 #endif

@@ -23,14 +23,6 @@
 #define QUEUE_BYTES (16u << 20)
 #define FREE_LIMIT_NS (2 * (int64_t)DRAY_NS_PER_SEC)
 
-struct flush {
-	struct dray_list link;
-	uint64_t seq;   /* done when all changes up to this one are committed */
-	uint64_t after; /* failed when a later attempt than this one fails */
-	void (*done)(void *arg, int r);
-	void *arg;
-};
-
 void state_notice(struct state *s, enum dray_log_level level, const char *fmt, ...)
 {
 	struct notice *n;
@@ -84,52 +76,6 @@ static void log_pending_notices(struct state *s)
 	log_notices(notices, n);
 }
 
-int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg)
-{
-	struct flush *f = malloc(sizeof(*f));
-
-	if (!f)
-		return -ENOMEM;
-	pthread_mutex_lock(&s->lock);
-	*f = (struct flush){ .seq = s->queued_seq, .after = s->attempts, .done = done, .arg = arg };
-	s->flush = s->committed_seq < f->seq;
-	if (s->flush)
-		pthread_cond_broadcast(&s->wake);
-	else
-		dray_wake(s->event_fd);
-	pthread_mutex_unlock(&s->lock);
-	dray_list_add(&s->flushes, &f->link);
-	return 0;
-}
-
-/* The callbacks may flush again. */
-static void answer(struct dray_list *flushes, uint64_t committed)
-{
-	dray_list_for_each(flushes, f, struct flush, link) {
-		dray_list_del(&f->link);
-		f->done(f->arg, committed >= f->seq ? 0 : -EIO);
-		free(f);
-	}
-}
-
-static void answer_flushes(struct state *s)
-{
-	struct dray_list answered = DRAY_LIST_INIT(answered);
-	uint64_t committed, failed;
-
-	pthread_mutex_lock(&s->lock);
-	committed = s->committed_seq;
-	failed = s->failed_attempt;
-	pthread_mutex_unlock(&s->lock);
-	dray_list_for_each(&s->flushes, f, struct flush, link) {
-		if (committed < f->seq && failed <= f->after)
-			continue;
-		dray_list_del(&f->link);
-		dray_list_add(&answered, &f->link);
-	}
-	answer(&answered, committed);
-}
-
 static bool begin_refill(struct state *s)
 {
 	bool wanted;
@@ -155,7 +101,6 @@ static void refill(struct state *s)
 	s->refilling = false;
 	pthread_mutex_lock(&s->lock);
 	s->hold = false;
-	s->queued_seq++;
 	s->first_ns = dray_now().ns;
 	pthread_cond_broadcast(&s->wake);
 	pthread_mutex_unlock(&s->lock);
@@ -169,7 +114,6 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 		return 0;
 	log_pending_notices(s);
 	refill(s);
-	answer_flushes(s);
 	return 0;
 }
 
@@ -184,7 +128,6 @@ static int init_shared(struct state *s)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&s->wake, &attr);
 	pthread_condattr_destroy(&attr);
-	dray_list_init(&s->flushes);
 	s->event_fd = dray_wake_new();
 	return dray_min(s->event_fd, 0);
 }
@@ -307,10 +250,9 @@ static void log_end(bool ended, bool needs_refill, uint64_t left, const char *wh
 
 struct state *state_free(struct state *s)
 {
-	struct dray_list flushes = DRAY_LIST_INIT(flushes);
 	struct notice notices[NOTICES];
 	char why[DRAY_ERR_MSG_MAX];
-	uint64_t committed, left;
+	uint64_t left;
 	bool started, ended, needs_refill;
 	unsigned n;
 
@@ -320,9 +262,7 @@ struct state *state_free(struct state *s)
 	pthread_mutex_lock(&s->lock);
 	ended = end_thread(s);
 	started = s->started;
-	dray_list_splice(&flushes, &s->flushes);
-	committed = s->committed_seq;
-	left = s->queue.n + s->queue.n_events + s->n_batch;
+	left = queue_count(&s->queue) + s->n_batch;
 	needs_refill = s->needs_refill;
 	memcpy(why, s->info.why, sizeof(why));
 	n = take_notices(s, notices);
@@ -337,6 +277,5 @@ struct state *state_free(struct state *s)
 		state_destroy(s);
 	log_notices(notices, n);
 	log_end(ended, started && needs_refill, started ? left : 0, why);
-	answer(&flushes, committed);
 	return NULL;
 }

@@ -121,18 +121,12 @@ void state_drop_segment(struct state *s, const char *name);
 void state_add_event(struct state *s, const struct state_event *row);
 void state_save_preferred(struct state *s, const struct state_preferred *row);
 
-/*
- * done runs once, as an event or in state_free(): all changes queued before are committed (0), or could not be written
- * (-EIO; they are kept and tried again). 0 or -ENOMEM.
- */
-int state_flush(struct state *s, void (*done)(void *arg, int r), void *arg);
-
 struct state_info {
 	bool in_memory;             /* the database cannot be written */
 	char why[DRAY_ERR_MSG_MAX]; /* while in memory, else "" */
 	uint64_t writes;            /* batches committed */
 	uint64_t errors; /* batches that failed, changes refused, and files quarantined */
-	uint64_t queued; /* changes that wait */
+	uint64_t queued; /* changes that are not committed yet; a refill that is due counts as one */
 };
 
 void state_info(struct state *s, struct state_info *ret);

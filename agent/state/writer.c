@@ -131,7 +131,6 @@ static int apply(struct state *s, struct dray_err *reterr)
 		return r;
 	queue_clear(&s->batch);
 	pthread_mutex_lock(&s->lock);
-	s->committed_seq = s->batch_seq;
 	s->n_batch = 0;
 	s->info.writes++;
 	s->info.errors += refused;
@@ -156,7 +155,7 @@ static int write_once(struct state *s, struct dray_err *reterr)
 	pthread_mutex_unlock(&s->lock);
 	if (needs_refill)
 		queue_clear(&s->batch);
-	if (!queue_empty(&s->batch))
+	if (queue_count(&s->batch))
 		return apply(s, reterr);
 	/* a refill is requested only when the file can be written */
 	return needs_refill || in_memory ? database_touch(s->database, reterr) : 0;
@@ -192,7 +191,7 @@ static int attempt(struct state *s, struct dray_err *reterr)
 static bool has_changes(const struct state *s)
 {
 	/* a refill will replace the queued changes, so take_batch() leaves them */
-	return (!s->hold && !s->needs_refill && !queue_empty(&s->queue)) || !queue_empty(&s->batch);
+	return (!s->hold && !s->needs_refill && queue_count(&s->queue)) || queue_count(&s->batch);
 }
 
 static bool has_work(const struct state *s)
@@ -228,7 +227,7 @@ static bool wait_for_work(struct state *s)
 			if (s->quit)
 				return false;
 			pthread_cond_wait(&s->wake, &s->lock);
-		} else if (s->quit || s->flush || due <= dray_now().ns) {
+		} else if (s->quit || due <= dray_now().ns) {
 			return true;
 		} else {
 			wait_until(s, due);
@@ -238,13 +237,10 @@ static bool wait_for_work(struct state *s)
 
 static void take_batch(struct state *s)
 {
-	s->flush = false;
-	s->attempts++;
-	if (s->hold || s->needs_refill || !queue_empty(&s->batch))
+	if (s->hold || s->needs_refill || queue_count(&s->batch))
 		return;
 	queue_swap(&s->queue, &s->batch);
-	s->batch_seq = s->queued_seq;
-	s->n_batch = s->batch.n + s->batch.n_events;
+	s->n_batch = queue_count(&s->batch);
 }
 
 static void succeeded(struct state *s)
@@ -264,7 +260,6 @@ static void succeeded(struct state *s)
 static void failed(struct state *s, const struct dray_err *why)
 {
 	s->failures++;
-	s->failed_attempt = s->attempts;
 	s->retry_ns = dray_now().ns +
 		      backoff_pause(s->failures, s->deps.retry_min_ns, s->deps.retry_max_ns);
 	state_failed(s, why);

@@ -22,8 +22,7 @@ struct rig {
 	struct state_deps deps;
 	struct rig_rows rows;
 	uint64_t loaded;
-	unsigned refills, flushes;
-	int flushed; /* the last answer; 1: none yet */
+	unsigned refills;
 	void (*refill)(struct rig *r);
 };
 
@@ -34,7 +33,7 @@ void rig_start(struct rig *r);
 void rig_close(struct rig *r);
 void rig_reopen(struct rig *r);
 
-/* Runs the loop until the flush is answered; that answer. */
+/* Runs the loop until all changes are committed (0), or an attempt to write failed (-EIO). */
 int rig_flush(struct rig *r);
 
 /* Runs the loop until it holds, for ten seconds at most; then the test fails. */

@@ -205,7 +205,6 @@ static void a_disk_that_does_not_answer(void **state)
 	shim_hang();
 	rig_put_hint(&r, 1, 1);
 	shim_wait_hanging();
-	r.flushed = 1;
 	rig_put_hint(&r, 2, 1); /* queueing does not wait */
 	rig_close(&r);
 	shim_release();

@@ -17,7 +17,7 @@ struct run {
 	sd_event *event;
 	struct state *s;
 	uint32_t last[SCOPES]; /* what each scope had last */
-	unsigned flushes, refills, rows, wrong;
+	unsigned refills, rows, wrong;
 };
 
 static void put(struct run *r, unsigned scope)
@@ -36,14 +36,6 @@ static void on_refill(void *arg)
 	for (unsigned i = 0; i < SCOPES; i++)
 		if (r->last[i])
 			put(r, i);
-}
-
-static void on_flushed(void *arg, int result)
-{
-	struct run *r = arg;
-
-	r->flushes++;
-	r->wrong += result != 0;
 }
 
 static void on_hint(void *arg, const struct state_hint *row)
@@ -71,12 +63,10 @@ static int open_state(struct run *r, const char *dir, uint64_t queue_bytes)
 
 static int flush(struct run *r)
 {
-	unsigned before = r->flushes;
+	struct state_info info;
 
-	if (state_flush(r->s, on_flushed, r) < 0)
-		return -1;
-	while (r->flushes == before)
-		if (sd_event_run(r->event, 1000000) < 0)
+	for (state_info(r->s, &info); info.queued; state_info(r->s, &info))
+		if (info.in_memory || sd_event_run(r->event, 1000) < 0)
 			return -1;
 	return 0;
 }
