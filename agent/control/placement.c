@@ -194,25 +194,16 @@ static void refill(void *arg)
 	segments_refill(a->segments);
 }
 
-static void load_hint(void *arg, const struct state_hint *row)
+static void load_row(void *arg, enum state_kind kind, const union state_row *row)
 {
 	struct agent *a = arg;
 
-	hints_load(a->hints, row);
-}
-
-static void load_segment(void *arg, const struct state_segment *row)
-{
-	struct agent *a = arg;
-
-	segments_restore(a->segments, row);
-}
-
-static void load_preferred(void *arg, const struct state_preferred *row)
-{
-	struct agent *a = arg;
-
-	segments_restore_preferred(a->segments, row);
+	if (kind == STATE_PREFERRED)
+		segments_restore_preferred(a->segments, &row->preferred);
+	else if (kind == STATE_SEGMENT)
+		segments_restore(a->segments, &row->segment);
+	else
+		hints_load(a->hints, &row->hint);
 }
 
 static int open_state(struct agent *a, struct dray_err *reterr)
@@ -267,10 +258,8 @@ int agent_placement_start(struct agent *a, struct dray_err *reterr)
 		ret = segments_start(a->segments, reterr);
 	if (ret < 0)
 		return ret;
-	state_load(a->state_db, &(struct state_rows){ .hint = load_hint,
-						      .segment = load_segment,
-						      .preferred = load_preferred,
-						      .arg = a });
+	state_load(a->state_db, 1u << STATE_PREFERRED | 1u << STATE_SEGMENT | 1u << STATE_HINT,
+		   load_row, a);
 	hints_loaded(a->hints);
 	if (ret >= 0 && env_file_init(&a->env_file, cfg->env.file, cfg->data.socket) < 0)
 		ret = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");

@@ -51,7 +51,7 @@ DRAY_DEFINE_CLEANUP(struct database *, database_free);
 int database_check(struct database *s, struct dray_err *reterr);
 
 /* Reads all rows; counts those handed over, and those that are invalid. 0 or as above. */
-int database_load(struct database *s, const struct state_rows *rows, uint64_t *ret_n,
+int database_load(struct database *s, unsigned kinds, state_row_fn fn, void *arg, uint64_t *ret_n,
 		  uint64_t *ret_refused, struct dray_err *reterr);
 
 /* Commits the queue as one transaction. Rows that the database rejects are counted and left out. 0 or as above. */

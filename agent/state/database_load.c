@@ -39,7 +39,7 @@ static int64_t read_number(struct reader *r, int64_t max)
 	return v;
 }
 
-static void read_field(struct reader *r, union row *row, const struct row_field *f)
+static void read_field(struct reader *r, union state_row *row, const struct row_field *f)
 {
 	void *value = row_member(row, f);
 
@@ -58,39 +58,7 @@ static void read_field(struct reader *r, union row *row, const struct row_field 
 	}
 }
 
-static bool is_wanted(const struct state_rows *rows, enum row_kind kind)
-{
-	const bool wanted[ROW_KIND_N] = {
-		[ROW_PREFERRED] = rows->preferred,
-		[ROW_SEGMENT] = rows->segment,
-		[ROW_HINT] = rows->hint,
-		[ROW_EVENT] = rows->event,
-	};
-
-	return wanted[kind];
-}
-
-static void hand_over(const struct state_rows *rows, enum row_kind kind, const union row *row)
-{
-	switch (kind) {
-	case ROW_PREFERRED:
-		rows->preferred(rows->arg, &row->preferred);
-		break;
-	case ROW_SEGMENT:
-		rows->segment(rows->arg, &row->segment);
-		break;
-	case ROW_HINT:
-		rows->hint(rows->arg, &row->hint);
-		break;
-	case ROW_EVENT:
-		rows->event(rows->arg, &row->event);
-		break;
-	case ROW_KIND_N:
-		break;
-	}
-}
-
-static int load_table(struct database *s, enum row_kind kind, const struct state_rows *rows,
+static int load_table(struct database *s, enum state_kind kind, state_row_fn fn, void *arg,
 		      uint64_t *n, uint64_t *refused, struct dray_err *reterr)
 {
 	const struct row_format *format = &row_formats[kind];
@@ -99,12 +67,12 @@ static int load_table(struct database *s, enum row_kind kind, const struct state
 
 	for (uint32_t i = 0; i < ROWS_MAX && (code = sqlite3_step(q)) == SQLITE_ROW; i++) {
 		struct reader r = { .q = q };
-		union row row;
+		union state_row row;
 
 		for (unsigned f = 0; f < format->n; f++)
 			read_field(&r, &row, &format->fields[f]);
 		if (!r.bad)
-			hand_over(rows, kind, &row);
+			fn(arg, kind, &row);
 		*(r.bad ? refused : n) += 1;
 	}
 	if (code == SQLITE_ROW)
@@ -114,14 +82,14 @@ static int load_table(struct database *s, enum row_kind kind, const struct state
 	return code;
 }
 
-int database_load(struct database *s, const struct state_rows *rows, uint64_t *ret_n,
+int database_load(struct database *s, unsigned kinds, state_row_fn fn, void *arg, uint64_t *ret_n,
 		  uint64_t *ret_refused, struct dray_err *reterr)
 {
 	int r = 0;
 
 	*ret_n = *ret_refused = 0;
-	for (enum row_kind kind = 0; !r && kind < ROW_KIND_N; kind++)
-		if (is_wanted(rows, kind))
-			r = load_table(s, kind, rows, ret_n, ret_refused, reterr);
+	for (enum state_kind kind = 0; !r && kind < STATE_KIND_N; kind++)
+		if (kinds & 1u << kind)
+			r = load_table(s, kind, fn, arg, ret_n, ret_refused, reterr);
 	return r;
 }

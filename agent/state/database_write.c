@@ -60,7 +60,7 @@ static int run(struct writer *w, struct dray_err *reterr)
 	return code;
 }
 
-static void bind_field(struct writer *w, const union row *row, const struct row_field *f)
+static void bind_field(struct writer *w, const union state_row *row, const struct row_field *f)
 {
 	const void *value = row_member(row, f);
 
@@ -95,7 +95,7 @@ static int clear_all(struct writer *w, struct dray_err *reterr)
 {
 	int r = 0;
 
-	for (unsigned kind = 0; !r && kind < ROW_EVENT; kind++) {
+	for (unsigned kind = 0; !r && kind < STATE_EVENT; kind++) {
 		begin(w, row_formats[kind].clear);
 		r = run(w, reterr);
 	}

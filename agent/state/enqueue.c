@@ -57,7 +57,7 @@ static void add(struct state *s, struct change *c)
 	pthread_cond_signal(&s->wake);
 }
 
-static void enqueue(struct state *s, enum row_kind kind, bool drop, const union row *row)
+static void enqueue(struct state *s, enum state_kind kind, bool drop, const union state_row *row)
 {
 	struct change *c;
 	int err;
@@ -78,32 +78,32 @@ static void enqueue(struct state *s, enum row_kind kind, bool drop, const union 
 
 void state_save_hint(struct state *s, const struct state_hint *row)
 {
-	enqueue(s, ROW_HINT, false, &(union row){ .hint = *row });
+	enqueue(s, STATE_HINT, false, &(union state_row){ .hint = *row });
 }
 
 void state_drop_hint(struct state *s, const struct state_hint *key)
 {
-	enqueue(s, ROW_HINT, true, &(union row){ .hint = *key });
+	enqueue(s, STATE_HINT, true, &(union state_row){ .hint = *key });
 }
 
 void state_save_segment(struct state *s, const struct state_segment *row)
 {
-	enqueue(s, ROW_SEGMENT, false, &(union row){ .segment = *row });
+	enqueue(s, STATE_SEGMENT, false, &(union state_row){ .segment = *row });
 }
 
 void state_drop_segment(struct state *s, const char *name)
 {
-	enqueue(s, ROW_SEGMENT, true, &(union row){ .segment.name = name });
+	enqueue(s, STATE_SEGMENT, true, &(union state_row){ .segment.name = name });
 }
 
 void state_add_event(struct state *s, const struct state_event *row)
 {
-	enqueue(s, ROW_EVENT, false, &(union row){ .event = *row });
+	enqueue(s, STATE_EVENT, false, &(union state_row){ .event = *row });
 }
 
 void state_save_preferred(struct state *s, const struct state_preferred *row)
 {
-	enqueue(s, ROW_PREFERRED, false, &(union row){ .preferred = *row });
+	enqueue(s, STATE_PREFERRED, false, &(union state_row){ .preferred = *row });
 }
 
 void state_info(struct state *s, struct state_info *ret)

@@ -21,7 +21,7 @@ static ssize_t text_length(const struct row_field *f, const char *s)
 	return (ssize_t)n;
 }
 
-static const char *text_of(const union row *row, const struct row_field *f)
+static const char *text_of(const union state_row *row, const struct row_field *f)
 {
 	return f->type > FIELD_TEXT ? NULL : *(const char *const *)row_member(row, f);
 }
@@ -45,7 +45,7 @@ static char *field_copy(struct change *c, const struct row_field *f, bool key, c
 	return at + n + 1;
 }
 
-struct change *change_new(enum row_kind kind, bool drop, const union row *row)
+struct change *change_new(enum state_kind kind, bool drop, const union state_row *row)
 {
 	const struct row_format *format = &row_formats[kind];
 	unsigned n = drop ? format->n_key : format->n;
@@ -125,7 +125,7 @@ static void add_keyed(struct queue *q, struct change *c)
 void queue_add(struct queue *q, struct change *c)
 {
 	q->bytes += c->n_bytes;
-	if (c->kind == ROW_EVENT)
+	if (c->kind == STATE_EVENT)
 		add_event(q, c);
 	else
 		add_keyed(q, c);
@@ -146,30 +146,15 @@ void queue_clear(struct queue *q)
 	dray_map_deinit(&q->keys);
 }
 
-static void list_swap(struct dray_list *a, struct dray_list *b)
+void queue_move(struct queue *to, struct queue *from)
 {
-	struct dray_list was = DRAY_LIST_INIT(was);
-
-	dray_list_splice(&was, a);
-	dray_list_splice(a, b);
-	dray_list_splice(b, &was);
-}
-
-void queue_swap(struct queue *a, struct queue *b)
-{
-	struct queue was = *a;
-
 	/* nodes point to the list heads, which cannot be copied */
-	list_swap(&a->changes, &b->changes);
-	list_swap(&a->events, &b->events);
-	a->keys = b->keys;
-	a->bytes = b->bytes;
-	a->n = b->n;
-	a->n_events = b->n_events;
-	a->wipe = b->wipe;
-	b->keys = was.keys;
-	b->bytes = was.bytes;
-	b->n = was.n;
-	b->n_events = was.n_events;
-	b->wipe = was.wipe;
+	dray_list_splice(&to->changes, &from->changes);
+	dray_list_splice(&to->events, &from->events);
+	to->bytes = from->bytes;
+	to->n = from->n;
+	to->n_events = from->n_events;
+	to->wipe = from->wipe;
+	dray_map_deinit(&from->keys);
+	queue_init(from);
 }

@@ -11,15 +11,15 @@
 struct change {
 	struct dray_list link;
 	struct dray_map_node node; /* events have none */
-	enum row_kind kind;
+	enum state_kind kind;
 	bool drop; /* only the key of the row counts */
 	uint32_t n_bytes;
-	union row row;
+	union state_row row;
 	char text[];
 };
 
 /* NULL with errno: ENOMEM, or EMSGSIZE where a name is too long. The caller frees it with free(). */
-struct change *change_new(enum row_kind kind, bool drop, const union row *row);
+struct change *change_new(enum state_kind kind, bool drop, const union state_row *row);
 
 struct queue {
 	struct dray_list changes, events;
@@ -29,7 +29,6 @@ struct queue {
 	bool wipe; /* before these changes, all rows but events are deleted */
 };
 
-/* 0 or -ENOMEM. */
 void queue_init(struct queue *q);
 
 /* Takes the change, which replaces an earlier one of its key. The newest DRAY_STATE_MAX_EVENTS events stay. */
@@ -38,8 +37,8 @@ void queue_add(struct queue *q, struct change *c);
 /* Frees all changes. */
 void queue_clear(struct queue *q);
 
-/* Exchanges the contents of both. */
-void queue_swap(struct queue *a, struct queue *b);
+/* Moves all changes to an empty queue, to which none can be added. */
+void queue_move(struct queue *to, struct queue *from);
 
 static inline uint32_t queue_count(const struct queue *q)
 {

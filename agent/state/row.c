@@ -3,13 +3,13 @@
 
 #include <stddef.h>
 
-#define FIELD(type, kind, member)                              \
-	{                                                      \
-		FIELD_##type, offsetof(union row, kind.member) \
+#define FIELD(type, kind, member)                                    \
+	{                                                            \
+		FIELD_##type, offsetof(union state_row, kind.member) \
 	}
 
-const struct row_format row_formats[ROW_KIND_N] = {
-	[ROW_PREFERRED] = {
+const struct row_format row_formats[STATE_KIND_N] = {
+	[STATE_PREFERRED] = {
 		.fields = {
 			FIELD(NAME, preferred, name),
 			FIELD(U32, preferred, preference),
@@ -20,7 +20,7 @@ const struct row_format row_formats[ROW_KIND_N] = {
 		.clear = DRAY_STATE_PREFERRED_CLEAR,
 		.all = DRAY_STATE_PREFERRED_ALL,
 	},
-	[ROW_SEGMENT] = {
+	[STATE_SEGMENT] = {
 		.fields = {
 			FIELD(NAME, segment, name),
 			FIELD(TEXT, segment, probe),
@@ -41,7 +41,7 @@ const struct row_format row_formats[ROW_KIND_N] = {
 		.clear = DRAY_STATE_SEGMENT_CLEAR,
 		.all = DRAY_STATE_SEGMENT_ALL,
 	},
-	[ROW_HINT] = {
+	[STATE_HINT] = {
 		.fields = {
 			FIELD(NAME, hint, scope),
 			FIELD(U32, hint, source),
@@ -58,7 +58,7 @@ const struct row_format row_formats[ROW_KIND_N] = {
 		.clear = DRAY_STATE_HINT_CLEAR,
 		.all = DRAY_STATE_HINT_ALL,
 	},
-	[ROW_EVENT] = {
+	[STATE_EVENT] = {
 		.fields = {
 			FIELD(NAME, event, segment),
 			FIELD(I64, event, at_ms),

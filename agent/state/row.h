@@ -11,15 +11,6 @@
 #include "agent/state/state.h"
 #include "schema/gen/state.h"
 
-enum row_kind { ROW_PREFERRED, ROW_SEGMENT, ROW_HINT, ROW_EVENT, ROW_KIND_N };
-
-union row {
-	struct state_preferred preferred;
-	struct state_segment segment;
-	struct state_hint hint;
-	struct state_event event;
-};
-
 enum field_type {
 	FIELD_NAME, /* a text that is never cut: a row whose name is too long is refused */
 	FIELD_TEXT,
@@ -30,7 +21,7 @@ enum field_type {
 
 struct row_field {
 	enum field_type type;
-	size_t offset; /* in union row */
+	size_t offset; /* in union state_row */
 };
 
 #define ROW_FIELDS_MAX 11
@@ -42,9 +33,9 @@ struct row_format {
 		all; /* events are never dropped or cleared */
 };
 
-extern const struct row_format row_formats[ROW_KIND_N];
+extern const struct row_format row_formats[STATE_KIND_N];
 
-static inline void *row_member(const union row *row, const struct row_field *f)
+static inline void *row_member(const union state_row *row, const struct row_field *f)
 {
 	return (char *)(uintptr_t)row + f->offset;
 }

@@ -195,7 +195,7 @@ int state_open(struct state **ret, const struct state_deps *deps, struct dray_er
 	return 0;
 }
 
-uint64_t state_load(struct state *s, const struct state_rows *rows)
+uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg)
 {
 	struct dray_err why = DRAY_ERR_NULL, err = DRAY_ERR_NULL;
 	uint64_t n = 0, refused = 0;
@@ -203,7 +203,7 @@ uint64_t state_load(struct state *s, const struct state_rows *rows)
 
 	if (!s->database)
 		return 0;
-	r = database_load(s->database, rows, &n, &refused, &why);
+	r = database_load(s->database, kinds, fn, arg, &n, &refused, &why);
 	if (refused)
 		log_warning("state", "%" PRIu64 " invalid rows of %s are ignored", refused,
 			    s->path);

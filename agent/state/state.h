@@ -78,14 +78,16 @@ struct state_deps {
 	uint64_t queue_bytes; /* of changes that wait; 0: the default in state.c */
 };
 
-/* Receivers of committed rows; NULL: rows of this kind are not read. Events come oldest first. */
-struct state_rows {
-	void (*hint)(void *arg, const struct state_hint *row);
-	void (*segment)(void *arg, const struct state_segment *row);
-	void (*event)(void *arg, const struct state_event *row);
-	void (*preferred)(void *arg, const struct state_preferred *row);
-	void *arg;
+enum state_kind { STATE_PREFERRED, STATE_SEGMENT, STATE_HINT, STATE_EVENT, STATE_KIND_N };
+
+union state_row {
+	struct state_preferred preferred;
+	struct state_segment segment;
+	struct state_hint hint;
+	struct state_event event;
 };
+
+typedef void (*state_row_fn)(void *arg, enum state_kind kind, const union state_row *row);
 
 /*
  * Opens or makes the database, and reads only its version. Blocks for a few milliseconds, so it is called at start
@@ -95,11 +97,11 @@ struct state_rows {
 int state_open(struct state **ret, const struct state_deps *deps, struct dray_err *reterr);
 
 /*
- * Hands over all rows of the wanted kinds, the preferred segment first. Blocks for a microsecond or two per row, so it
- * is called at start only, before state_start(); it may be called once for each kind. Invalid rows are left out.
- * Returns the number of rows handed over.
+ * Calls fn for all rows of the wanted kinds (1u << enum state_kind), in the order of the kinds; events come oldest first.
+ * Blocks for a microsecond or two per row, so it is called at start only, before state_start(). Invalid rows are left
+ * out. Returns the number of rows.
  */
-uint64_t state_load(struct state *s, const struct state_rows *rows);
+uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg);
 
 /*
  * Starts the writer, which takes over the credentials of the caller and first verifies the whole file. Changes may be

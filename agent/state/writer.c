@@ -239,7 +239,7 @@ static void take_batch(struct state *s)
 {
 	if (s->hold || s->needs_refill || queue_count(&s->batch))
 		return;
-	queue_swap(&s->queue, &s->batch);
+	queue_move(&s->batch, &s->queue);
 	s->n_batch = queue_count(&s->batch);
 }
 

@@ -17,19 +17,15 @@ static char *next_line(struct rig_rows *rows)
 	return rows->line[rows->n++ % RIG_ROWS];
 }
 
-static void on_hint(void *arg, const struct state_hint *h)
+static void on_hint(struct rig *r, const struct state_hint *h)
 {
-	struct rig *r = arg;
-
 	snprintf(next_line(&r->rows), sizeof(r->rows.line[0]),
 		 "hint %s %u %u %s %u %" PRId64 " %" PRId64, h->scope, h->source, h->uid,
 		 h->segment, h->score, h->put_ms, h->expires_ms);
 }
 
-static void on_segment(void *arg, const struct state_segment *s)
+static void on_segment(struct rig *r, const struct state_segment *s)
 {
-	struct rig *r = arg;
-
 	snprintf(next_line(&r->rows), sizeof(r->rows.line[0]),
 		 "segment %s %s %s %s %u %" PRId64 " %" PRId64 " %s %" PRIu64 " %" PRIu64
 		 " %" PRId64,
@@ -37,20 +33,28 @@ static void on_segment(void *arg, const struct state_segment *s)
 		 s->reason, s->capacity, s->allocated, s->seen_ms);
 }
 
-static void on_event(void *arg, const struct state_event *e)
+static void on_event(struct rig *r, const struct state_event *e)
 {
-	struct rig *r = arg;
-
 	snprintf(next_line(&r->rows), sizeof(r->rows.line[0]), "event %s %" PRId64 " %u %u %s",
 		 e->segment, e->at_ms, e->old, e->new, e->reason);
 }
 
-static void on_preferred(void *arg, const struct state_preferred *p)
+static void on_preferred(struct rig *r, const struct state_preferred *p)
 {
-	struct rig *r = arg;
-
 	snprintf(next_line(&r->rows), sizeof(r->rows.line[0]), "preferred %s %u %" PRId64, p->name,
 		 p->preference, p->at_ms);
+}
+
+static void on_row(void *arg, enum state_kind kind, const union state_row *row)
+{
+	if (kind == STATE_HINT)
+		on_hint(arg, &row->hint);
+	else if (kind == STATE_SEGMENT)
+		on_segment(arg, &row->segment);
+	else if (kind == STATE_EVENT)
+		on_event(arg, &row->event);
+	else
+		on_preferred(arg, &row->preferred);
 }
 
 static void on_refill(void *arg)
@@ -79,11 +83,7 @@ void rig_open(struct rig *r, const char *dir)
 	if (state_open(&r->s, &r->deps, &err) < 0)
 		fail_msg("%s", err.msg);
 	r->rows.n = 0;
-	r->loaded = state_load(r->s, &(struct state_rows){ .hint = on_hint,
-							   .segment = on_segment,
-							   .event = on_event,
-							   .preferred = on_preferred,
-							   .arg = r });
+	r->loaded = state_load(r->s, (1u << STATE_KIND_N) - 1, on_row, r);
 }
 
 void rig_start(struct rig *r)

@@ -74,6 +74,11 @@ static void on_named(void *arg, const char *segment, bool named)
 		(x)->log[0] = '\0';                  \
 	} while (0)
 
+static void load_row(void *arg, enum state_kind kind, const union state_row *row)
+{
+	hints_load(arg, &row->hint);
+}
+
 static void open_hints(struct fixture *x)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -95,7 +100,7 @@ static void open_hints(struct fixture *x)
 	deps.state = x->state;
 	x->log[0] = '\0';
 	assert_int_equal(hints_new(&x->h, &deps, &err), 0);
-	state_load(x->state, &(struct state_rows){ .hint = hints_load, .arg = x->h });
+	state_load(x->state, 1u << STATE_HINT, load_row, x->h);
 	assert_log(x, "");
 	hints_loaded(x->h);
 	x->log[0] = '\0';

@@ -38,8 +38,9 @@ static void on_refill(void *arg)
 			put(r, i);
 }
 
-static void on_hint(void *arg, const struct state_hint *row)
+static void on_hint(void *arg, enum state_kind kind, const union state_row *any)
 {
+	const struct state_hint *row = &any->hint;
 	struct run *r = arg;
 	unsigned scope = (unsigned)strtoul(row->scope, NULL, 10);
 
@@ -102,7 +103,7 @@ static int run(uint64_t queue_bytes, bool overflows)
 		ret = write_all(&r);
 	r.s = state_free(r.s);
 	if (ret == 0 && open_state(&r, dir, 0) == 0) {
-		state_load(r.s, &(struct state_rows){ .hint = on_hint, .arg = &r });
+		state_load(r.s, 1u << STATE_HINT, on_hint, &r);
 		r.s = state_free(r.s);
 	}
 	sd_event_unref(r.event);

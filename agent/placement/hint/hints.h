@@ -74,8 +74,8 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 struct hints *hints_free(struct hints *h);
 DRAY_DEFINE_CLEANUP(struct hints *, hints_free);
 
-/* A row of the database: for state_load(). arg: the hints. */
-void hints_load(void *arg, const struct state_hint *row);
+/* A row of the database, at the start. */
+void hints_load(struct hints *h, const struct state_hint *row);
 
 /* After the last row: logs what became of the rows, and makes the upcall `named` for each segment. */
 void hints_loaded(struct hints *h);

@@ -62,9 +62,8 @@ static bool is_in_order(const struct state_hint *row)
 	       hints_check_texts(row->scope, row->segment, NULL) == 0;
 }
 
-void hints_load(void *arg, const struct state_hint *row)
+void hints_load(struct hints *h, const struct state_hint *row)
 {
-	struct hints *h = arg;
 	int64_t now = hints_boot_ms(h), ago = hints_unix_ms(h) - row->put_ms,
 		left = left_of(h, row);
 	struct hint_put put = { .scope = row->scope,
