@@ -270,9 +270,9 @@ static void test_pages(void **state)
 		{ "200 OK", "{\"service_ready\":null}", "service_ready is null" },
 		{ "200 OK", "{\"service_ready\":true,\"status\":\"starting\"}",
 		  "its status is starting" },
-		{ "200 OK", "{\"status\":{}}", "its status is no text" },
+		{ "200 OK", "{\"status\":{}}", "its status is not a string" },
 		{ "200 OK", "{\"status\":\"a\\nb\"}", "its status is a?b" },
-		{ "200 OK", "{\"status\":\"ok\"", "begins like JSON, but it is no JSON" },
+		{ "200 OK", "{\"status\":\"ok\"", "begins like JSON, but it is not JSON" },
 		/* the client while it does not */
 		{ "503 Service Unavailable", "{\"status\":\"unhealthy\"}",
 		  "HTTP status 503, and its status is unhealthy" },

@@ -133,10 +133,10 @@ static void test_descriptors(void **state)
 		  NULL },
 		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":[],\"more\":{\"x\":[null]}} tail",
 		  NULL },
-		{ "[1]", "no object" },
-		{ "5", "no object" },
-		{ "\"x\"", "no object" },
-		{ "true", "no object" },
+		{ "[1]", "not an object" },
+		{ "5", "not an object" },
+		{ "\"x\"", "not an object" },
+		{ "true", "not an object" },
 		{ "{}", "name" },
 		{ "{\"name\":{},\"protocol\":\"tcp\",\"buffers\":[]}", "name" },
 		{ "{\"name\":\"\",\"protocol\":\"tcp\",\"buffers\":[]}", "name" },
@@ -148,11 +148,11 @@ static void test_descriptors(void **state)
 		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\"}", "buffers" },
 		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":{}}", "buffers" },
 		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":[{},1]}",
-		  "buffer 1 is no object" },
-		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":[", "no JSON" },
-		{ "{'name':1}", "no JSON" },
-		{ "", "no JSON" },
-		{ "{\"name\":\"\xff\xfe\",\"protocol\":\"tcp\",\"buffers\":[]}", "no JSON" },
+		  "buffer 1 is not an object" },
+		{ "{\"name\":\"h:1\",\"protocol\":\"tcp\",\"buffers\":[", "not JSON" },
+		{ "{'name':1}", "not JSON" },
+		{ "", "not JSON" },
+		{ "{\"name\":\"\xff\xfe\",\"protocol\":\"tcp\",\"buffers\":[]}", "not JSON" },
 	};
 	struct daemon d;
 	struct outcome o;
@@ -220,7 +220,7 @@ static void test_frames(void **state)
 	assert_not_ready(&o, "18446744073709551615 bytes");
 	answer_frame(&d, 1, 1, descriptor, 0);
 	probe(&d, &o);
-	assert_not_ready(&o, "no JSON");
+	assert_not_ready(&o, "not JSON");
 	daemon_stop(&d);
 }
 
@@ -286,7 +286,7 @@ static void test_dense(void **state)
 		body[k++] = ']';
 		answer_frame(&d, k + 1, 1, body, k);
 		probe(&d, &o);
-		assert_not_ready(&o, "far more JSON values");
+		assert_not_ready(&o, "more JSON values");
 	}
 	daemon_stop(&d);
 }

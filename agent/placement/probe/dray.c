@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A dray agent: the peers' own handshake, with a question in the place of their HELLO. */
+/* A dray agent: the handshake of peers, with the message PROBE in place of HELLO. */
 #include <errno.h>
 
 #include "agent/placement/probe/internal.h"
@@ -12,7 +12,7 @@ static void answered(void *arg, const struct dray_err *err, const struct peer_pr
 	char id[IDENTITY_TEXT_BYTES];
 	struct probe *p = arg;
 
-	/* somebody is there: another address of the name would not tell more */
+	/* an agent answered: other addresses of the name lead to the same one */
 	if (err->code && r->known)
 		probe_fail(p, "%s", err->msg);
 	else if (err->code)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A page that says whether somebody serves. Mooncake's master answers 200 also while it does not serve and says so in
- * the body; its client answers 503 and says so as well.
+ * A health page. Mooncake's master also answers 200 while it does not serve, and the body says so. Its client answers
+ * 503 and says so in the body too.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,11 +26,11 @@ static const char *show(const json_t *v, char *buf, size_t n)
 		 json_is_false(v)  ? "false" :
 		 json_is_null(v)   ? "null" :
 		 json_is_number(v) ? "a number" :
-				     "no text");
+				     "not a string");
 	return buf;
 }
 
-/* What the body has against it. Empty: nothing. */
+/* The reason in the body that the target is not ready. Empty: none. */
 static void object(const char *body, size_t n, char *why, size_t n_why)
 {
 	dray_auto(json_decref) json_t *root = NULL;
@@ -39,7 +39,7 @@ static void object(const char *body, size_t n, char *why, size_t n_why)
 
 	*why = '\0';
 	if (probe_json_parse(body, n, &root, syntax, sizeof(syntax)) < 0) {
-		snprintf(why, n_why, "its page begins like JSON, but %s", syntax);
+		snprintf(why, n_why, "the body begins like JSON, but %s", syntax);
 		return;
 	}
 	ready = json_object_get(root, "service_ready");
@@ -74,7 +74,7 @@ static void answered(void *arg, const struct http_answer *h, const struct dray_e
 	const char *body;
 	size_t n;
 
-	/* it is gone */
+	/* the request has ended */
 	p->http = NULL;
 	if (!h) {
 		probe_fail(p, "%s", why->msg);
@@ -100,10 +100,10 @@ static int run(struct probe *p, struct dray_err *reterr)
 
 	if (!p->deps.resolver)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "names are not resolved here, and no http probes made");
+				    "http probes need a resolver, and this agent has none");
 	snprintf(url.host, sizeof(url.host), "%s", p->target.host);
 	snprintf(url.target, sizeof(url.target), "%s", *p->target.path ? p->target.path : "/");
-	/* the request keeps the time */
+	/* the request has its own time limit */
 	sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
 	return http_get(&p->http, &deps, &url, &limits, answered, p, reterr);
 }

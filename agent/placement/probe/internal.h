@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One probe under way, as the files of its kinds see it. Of probe*.c alone. */
+/* A probe in progress. Only for probe.c and the files of the kinds. */
 #ifndef DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_PROBE_INTERNAL_H
 
@@ -30,7 +30,7 @@ struct probe {
 	probe_fn fn;
 	void *arg;
 	int64_t start_ns, end_ns; /* of the probe */
-	const char *awaited;      /* what there is none of yet: "connection", "reply" */
+	const char *awaited;      /* for "no ... within 5 ms": "connection", "reply" */
 	sd_event_source *timer, *io;
 	int fd; /* of the attempt; -1: none */
 	bool connected;
@@ -50,18 +50,20 @@ struct probe {
 
 extern const struct probe_ops probe_tcp_ops, probe_dray_ops, probe_mooncake_ops, probe_http_ops;
 
-/* Begins to connect. 0 or -errno with reterr. */
+/* Begins to connect a socket to the address. 0 or -errno with reterr. */
 int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr);
 
-/* Both end in fn, and free the probe. */
-void probe_succeed(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void probe_fail(struct probe *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Calls fn with the result and frees the probe. */
+void probe_finish(struct probe *p, bool ok, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+#define probe_succeed(p, ...) probe_finish(p, true, __VA_ARGS__)
+#define probe_fail(p, ...) probe_finish(p, false, __VA_ARGS__)
 
 /* This address failed: tries the next one, or ends as probe_fail() does. */
 void probe_fail_address(struct probe *p, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* Text of somebody else's, with what does not print replaced. Returns buf. */
+/* Copies text from outside the agent; characters that do not print become ?. Returns buf. */
 const char *probe_clean(const char *s, char *buf, size_t n);
 
 #endif

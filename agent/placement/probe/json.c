@@ -7,8 +7,8 @@
 #include <stdio.h>
 
 /*
- * In memory an empty object costs a hundred times its two bytes. Descriptors have an object or array for every 25
- * bytes at the most, and a value for every 8; the constants are for small ones.
+ * In memory an empty object takes a hundred times its two bytes. Real descriptors have at most one object or array for
+ * 25 bytes and one value for 8; the constants leave room for short texts.
  */
 #define CONTAINERS_MAX(n) ((n) / 24 + 64)
 #define VALUES_MAX(n) ((n) / 8 + 256)
@@ -39,13 +39,14 @@ int probe_json_parse(const char *text, size_t n, json_t **ret, char *why, size_t
 	json_t *v;
 
 	if (!affordable(text, n)) {
-		snprintf(why, n_why, "it has far more JSON values than it could mean");
+		snprintf(why, n_why,
+			 "it has more JSON values than a text of its length should have");
 		return -EPROTO;
 	}
 	v = json_loadb(text, n, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_DECODE_INT_AS_REAL,
 		       &error);
 	if (!v) {
-		snprintf(why, n_why, "it is no JSON (line %d, column %d)", error.line,
+		snprintf(why, n_why, "it is not JSON (line %d, column %d)", error.line,
 			 error.column);
 		return -EPROTO;
 	}

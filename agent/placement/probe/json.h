@@ -7,9 +7,9 @@
 #include <stddef.h>
 
 /*
- * Text of n bytes. Any value will do; what follows it is not looked at. Integers are reals: addresses and keys may
- * need all 64 bits, and nobody here looks at them. 0 with a reference, or -EPROTO with why (n_why bytes): no JSON, or
- * more values than text of this kind ever has.
+ * Parses one value of any type from n bytes and ignores what follows it. Integers become reals, because addresses and keys
+ * may need all 64 bits and are not used. 0 with a reference, or -EPROTO with why (n_why bytes): the text is not JSON, or
+ * has more values than such a text should have.
  */
 int probe_json_parse(const char *text, size_t n, json_t **ret, char *why, size_t n_why);
 

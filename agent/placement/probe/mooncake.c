@@ -28,7 +28,7 @@ static void send_request(struct probe *p)
 				   n < 0 ? dray_errno_text(errno) : "no room");
 }
 
-/* Grows with what has come, not with what the head promises. */
+/* Grows with the bytes received, not by the length that the frame declares. */
 static bool make_room(struct probe *p)
 {
 	size_t cap = p->in.cap ? p->in.cap * 2 : READ_BYTES;
@@ -51,7 +51,7 @@ static void ended(struct probe *p, int err)
 	else if (!p->in.n)
 		probe_fail_address(
 			p,
-			"it closed the connection without a reply: no Mooncake handshake daemon?");
+			"it closed the connection without a reply; is it a Mooncake handshake daemon?");
 	else
 		probe_fail_address(p, "it closed the connection %zu bytes into its reply", p->in.n);
 }

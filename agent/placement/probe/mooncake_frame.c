@@ -27,7 +27,7 @@ __attribute__((format(printf, 2, 3))) static int bad(char *why, const char *fmt,
 	return -EPROTO;
 }
 
-/* Appends text to a string of cap bytes, without what does not print. False where there is no room. */
+/* Appends text to a string of cap bytes; characters that do not print become ?. False: there is no room. */
 static bool append(char *to, size_t cap, const char *text)
 {
 	size_t n = strlen(to);
@@ -46,7 +46,7 @@ static int take_name(const json_t *root, struct mooncake_segment *s, char *why)
 	const json_t *name = json_object_get(root, "name");
 
 	if (!json_is_string(name) || !json_string_length(name))
-		return bad(why, "its name is missing or no text");
+		return bad(why, "its name is missing or not a string");
 	if (!append(s->name, sizeof(s->name), json_string_value(name)))
 		return bad(why, "its name has more than %d bytes", MOONCAKE_NAME_MAX);
 	return 0;
@@ -62,7 +62,7 @@ static int take_protocol(const json_t *root, struct mooncake_segment *s, char *w
 							      protocol;
 
 		if (!json_is_string(one) || !json_string_length(one))
-			return bad(why, "its protocol is missing or no text");
+			return bad(why, "its protocol is missing or not a string");
 		if ((i && !append(s->protocol, sizeof(s->protocol), ",")) ||
 		    !append(s->protocol, sizeof(s->protocol), json_string_value(one)))
 			return bad(why, "its protocols have more than %d bytes",
@@ -76,11 +76,11 @@ static int take_buffers(const json_t *root, struct mooncake_segment *s, char *wh
 	const json_t *buffers = json_object_get(root, "buffers");
 
 	if (!json_is_array(buffers))
-		return bad(why, "its buffers are missing or no list");
+		return bad(why, "its buffers are missing or not an array");
 	s->buffers = json_array_size(buffers);
 	for (size_t i = 0; i < s->buffers; i++)
 		if (!json_is_object(json_array_get(buffers, i)))
-			return bad(why, "buffer %zu is no object", i);
+			return bad(why, "buffer %zu is not an object", i);
 	return 0;
 }
 
@@ -95,7 +95,7 @@ static int take(const char *text, size_t n, struct mooncake_segment *ret, char *
 	if (json_is_null(root))
 		return MOONCAKE_E_NOT_YET;
 	if (!json_is_object(root))
-		return bad(why, "it is no object");
+		return bad(why, "it is not an object");
 	r = take_name(root, &s, why);
 	if (r == 0)
 		r = take_protocol(root, &s, why);

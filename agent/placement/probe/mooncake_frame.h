@@ -10,19 +10,19 @@
 #include <stdint.h>
 
 #define MOONCAKE_HEAD_SIZE 9              /* length and type */
-#define MOONCAKE_LENGTH_MAX (1024 * 1024) /* that both sides read by default */
+#define MOONCAKE_LENGTH_MAX (1024 * 1024) /* default limit of both sides */
 #define MOONCAKE_REQUEST_SIZE 11
 
 #define MOONCAKE_NAME_MAX 256
 #define MOONCAKE_PROTOCOL_MAX 63
 #define MOONCAKE_WHY_MAX 160
 
-/* Asks for the descriptor. The body says nothing of us: the daemon does not look at it. */
+/* Asks for the descriptor. The daemon ignores the body, so it is empty. */
 extern const uint8_t mooncake_metadata_request[MOONCAKE_REQUEST_SIZE];
 
-/* Of a descriptor. */
+/* The fields of a descriptor that are used. */
 struct mooncake_segment {
-	char name[MOONCAKE_NAME_MAX + 1];         /* what does not print is replaced */
+	char name[MOONCAKE_NAME_MAX + 1];         /* characters that do not print are ? */
 	char protocol[MOONCAKE_PROTOCOL_MAX + 1]; /* several: with commas */
 	uint64_t buffers;
 };
@@ -33,8 +33,8 @@ enum {
 };
 
 /*
- * The first n bytes of a reply; what follows it is not looked at. 0 with *ret; MOONCAKE_E_*; or -EPROTO with why: no
- * such reply, whatever may follow.
+ * Parses the first n bytes of a reply and ignores what follows the reply. 0 with *ret; MOONCAKE_E_*; or -EPROTO with
+ * why: it is not such a reply, whatever follows.
  */
 int mooncake_reply_parse(const uint8_t *p, size_t n, struct mooncake_segment *ret,
 			 char why[MOONCAKE_WHY_MAX]);

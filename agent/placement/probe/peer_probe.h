@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Asks another agent whether it serves. The handshake belongs to the peers of the control plane, which give these
- * functions to the probes.
+ * Asks another agent whether it serves. The peers of the control plane implement the handshake and pass these functions to
+ * the probes.
  */
 #ifndef DRAY_AGENT_PLACEMENT_PROBE_PEER_PROBE_H
 #define DRAY_AGENT_PLACEMENT_PROBE_PEER_PROBE_H
@@ -16,28 +16,28 @@ struct peer_probe;
 struct peers;
 
 struct peer_probe_result {
-	bool known; /* the key is proved and the agent has shown its identity: the fields below count */
+	bool known; /* the agent proved the key and showed its identity: the fields below are set */
 	uint8_t agent_id[16];
 	uint64_t incarnation;
-	char segment[257]; /* that it advertises; "" none */
+	char segment[257]; /* advertised; "" none */
 	char version[65];  /* its release */
 	bool self;         /* this agent */
-	bool told_state;   /* false: its release does not know probes */
+	bool told_state;   /* false: its release does not answer probes */
 };
 
 /*
- * err: code 0 where the agent takes new work or does not tell; draining; peer_unreachable (no agent answers there),
- * peer_denied (the key), version, identity (another agent shows the id of this one), ... with a sentence. Both are
- * valid during the call.
+ * err: code 0 if the agent accepts work or its release does not tell; else draining, peer_unreachable (no agent answers),
+ * peer_denied (the key), version, identity (another agent shows the id of this one) and so on. Both are valid during the
+ * call.
  */
 typedef void (*peer_probe_fn)(void *arg, const struct dray_err *err,
 			      const struct peer_probe_result *r);
 
 struct peer_probe_ops {
 	/*
-	 * fn runs at most once, not inside the call; it may free the probe. There is no time limit: the caller keeps
-	 * one. 0, or -errno with reterr: what fails at once, and peer_denied for an address beyond loopback where
-	 * there is no key and peer.allow_insecure is not set.
+	 * fn is called at most once, not inside this call; it may free the probe. The caller has to limit the time. 0,
+	 * or -errno with reterr: what fails at once, and peer_denied for an address beyond loopback without a key and
+	 * without peer.allow_insecure.
 	 */
 	int (*start)(struct peer_probe **ret, struct peers *peers, const struct dray_addr *addr,
 		     peer_probe_fn fn, void *arg, struct dray_err *reterr);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kinds of probe share: time, names, addresses in turn, the socket, the one end. */
+/* Common to all kinds: the time limit, the name, its addresses in turn, the socket, the result. */
 #include "agent/placement/probe/probe.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* After the sockets: an answer that has arrived in time must not be called late. */
+/* Below the sockets: an answer that arrived in time must be read before the timer fires. */
 #define TIMER_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 5)
 #define TIMER_ACCURACY_MAX_US 50000
 
@@ -36,9 +36,7 @@ const char *probe_clean(const char *s, char *buf, size_t n)
 	return buf;
 }
 
-/* --- the end ------------------------------------------------------------------------------------ */
-
-static void stop_try(struct probe *p)
+static void stop_attempt(struct probe *p)
 {
 	if (p->ops->stop)
 		p->ops->stop(p);
@@ -51,58 +49,41 @@ struct probe *probe_cancel(struct probe *p)
 {
 	if (!p)
 		return NULL;
-	stop_try(p);
+	stop_attempt(p);
 	resolver_cancel(p->query);
 	sd_event_source_disable_unref(p->timer);
 	free(p);
 	return NULL;
 }
 
-static void finish(struct probe *p, bool ok)
+void probe_finish(struct probe *p, bool ok, const char *fmt, ...)
 {
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(p->result.reason, sizeof(p->result.reason), fmt, ap);
+	va_end(ap);
 	p->result.ok = ok;
 	p->result.latency_ns = dray_now().ns - p->start_ns;
-	/* whoever serves one after the other waits for us to leave */
-	stop_try(p);
+	/* a server of one connection at a time waits for the end of this one */
+	stop_attempt(p);
 	p->fn(p->arg, &p->result);
 	probe_cancel(p);
 }
-
-void probe_succeed(struct probe *p, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(p->result.reason, sizeof(p->result.reason), fmt, ap);
-	va_end(ap);
-	finish(p, true);
-}
-
-void probe_fail(struct probe *p, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(p->result.reason, sizeof(p->result.reason), fmt, ap);
-	va_end(ap);
-	finish(p, false);
-}
-
-/* --- addresses ---------------------------------------------------------------------------------- */
 
 static void arm(struct probe *p)
 {
 	int64_t now = dray_now().ns, left = dray_max(p->end_ns - now, (int64_t)0);
 	unsigned shares = p->n_addrs - p->next_addr + 1;
 
-	/* a name may have addresses that swallow whatever is sent to them */
+	/* one address that does not answer must leave time for the others */
 	if (p->n_addrs)
 		left /= shares;
 	sd_event_source_set_time(p->timer, (uint64_t)(now + left) / 1000 + 1);
 	sd_event_source_set_enabled(p->timer, SD_EVENT_ONESHOT);
 }
 
-/* Begins with the next address, if need be with the one after. Below 0: there is none any more. */
+/* Begins with the next address that can be tried. Below 0: no address is left. */
 static int next_address(struct probe *p, struct dray_err *reterr)
 {
 	int r = -EHOSTUNREACH;
@@ -116,7 +97,7 @@ static int next_address(struct probe *p, struct dray_err *reterr)
 		r = p->ops->try_address(p, a, &why);
 		if (r == 0)
 			return 0;
-		stop_try(p);
+		stop_attempt(p);
 		*reterr = why;
 	}
 	return r;
@@ -130,7 +111,7 @@ void probe_fail_address(struct probe *p, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(why.msg, sizeof(why.msg), fmt, ap);
 	va_end(ap);
-	stop_try(p);
+	stop_attempt(p);
 	if (p->next_addr < p->n_addrs && next_address(p, &why) == 0)
 		return;
 	probe_fail(p, "%s", why.msg);
@@ -153,11 +134,9 @@ static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
 		probe_fail(p, "%s", err.msg);
 }
 
-/* --- the socket --------------------------------------------------------------------------------- */
-
 /*
- * Nobody listens, and the kernel chose the very port that we connect to as ours: the connection is one with
- * itself. Ended by a reset, so that the port is free for whoever is to listen there.
+ * If nothing listens on a local port, the kernel may choose that port for our end, and the socket is then connected to
+ * itself. Such a connection ends by a reset, so that the port is free for its server.
  */
 static bool is_own_echo(int fd)
 {
@@ -204,7 +183,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
 	return 0;
 }
 
-/* Where the kernel or the loop has no more to give. */
+/* The kernel or the event loop is out of memory or descriptors. */
 static int exhausted(int r, struct dray_err *reterr)
 {
 	return dray_err_set(reterr, r,
@@ -226,8 +205,6 @@ int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err
 	r = sd_event_add_io(p->deps.event, &p->io, p->fd, EPOLLOUT, on_io, p);
 	return r < 0 ? exhausted(r, reterr) : 0;
 }
-
-/* --- the beginning ------------------------------------------------------------------------------ */
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *userdata)
 {

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One probe of one target: is somebody there who would serve? Control thread only, nothing blocks.
+ * One probe of one target: does it serve? Control thread only; nothing blocks.
  *
- * What counts as ready, by kind:
- *   tcp       the port accepts a connection.
- *   dray      a dray agent proves the key, shows who it is, and does not drain. Beyond loopback that needs a
- *             key, unless peer.allow_insecure. An agent of a release that does not know probes is ready when it
- *             has shown who it is; reason says so.
- *   mooncake  the handshake daemon answers with the descriptor of a segment.
- *   http      the status is 2xx, and the body does not object. A body that begins with { must be JSON: its
- *             service_ready, if there is one, must be true, and its status, if there is one, "ok" or "healthy".
- *             Any other body, and none, count for nothing: the status decides. Redirects are not followed.
+ * A target is ready, by kind:
+ *   tcp       if the port accepts a connection.
+ *   dray      if a dray agent proves the key, shows its identity, and is not draining. Beyond loopback this needs a
+ *             key, unless peer.allow_insecure. An agent of a release without probes is ready when it has shown its
+ *             identity; the reason says so.
+ *   mooncake  if the handshake daemon answers with the descriptor of a segment.
+ *   http      if the status is 2xx and the body does not contradict it. A body that begins with { must be JSON; its
+ *             service_ready, if present, must be true, and its status, if present, "ok" or "healthy". Any other
+ *             body is ignored. Redirects are not followed.
  *
- * A host name is resolved anew for each probe; its addresses are tried one after the other, each for its share of
- * what is left of the time.
+ * A host name is resolved for each probe. Its addresses are tried in turn, each for its share of the time left.
  */
 #ifndef DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
 #define DRAY_AGENT_PLACEMENT_PROBE_PROBE_H
@@ -45,19 +44,19 @@ struct probe_deps {
 	struct peers *peers;                      /* for peer_probes */
 };
 
-/* r is valid during the call. The probe is freed after it; fn may not cancel it, but may start others. */
+/* r is valid during the call, after which the probe is freed. fn must not cancel it, but may start others. */
 typedef void (*probe_fn)(void *arg, const struct probe_result *r);
 
 /*
- * fn runs exactly once, within timeout_ns and not inside the call, unless the probe is cancelled. deps and what it
- * names are borrowed until then; target is copied. 0, or -errno with reterr where nothing was begun: no memory, no
- * descriptors, no such route, peer_denied.
+ * fn is called exactly once unless the probe is cancelled, within timeout_ns and not inside this call. What deps points to
+ * is borrowed until then; target is copied. 0, or -errno with reterr and no callback: no memory, no descriptors, no
+ * route, peer_denied.
  */
 int probe_start(struct probe **ret, const struct probe_deps *deps,
 		const struct probe_target *target, int64_t timeout_ns, probe_fn fn, void *arg,
 		struct dray_err *reterr);
 
-/* fn will not run. Returns NULL. */
+/* fn will not be called. Takes NULL. Returns NULL. */
 struct probe *probe_cancel(struct probe *p);
 
 DRAY_DEFINE_CLEANUP(struct probe *, probe_cancel);

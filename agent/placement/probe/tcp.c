@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A port that accepts a connection. It is closed in good order: a reset is an error in the owner's log. */
+/* A port that accepts a connection. The connection is closed without a reset, which the server would log as an error. */
 #include "agent/placement/probe/internal.h"
 
 static void ready(struct probe *p, bool connected)
