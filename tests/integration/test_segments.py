@@ -587,7 +587,7 @@ def test_a_hint_is_no_name(lab, new_agent):
         other.close()  # another look at listeners
         with contextlib.closing(listen(host)):
             until(lambda: rows(agent)[name]["probes"] > 3)
-        assert preferred(agent).segment == name and "called otherwise" not in agent.text()
+        assert preferred(agent).segment == name and "has another name now" not in agent.text()
 
 
 def test_loopback_of_somebody_else(lab, new_agent):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the state of a segment is known, from what is known of it, and what follows when it changes. */
+/* Decides how the state of a segment is learned, and handles changes of the state. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,14 +7,14 @@
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 
-/* Worth a probe without anybody's word about how: on this node, hinted, named, or used. */
+/* It is probed even if no source says how: it is on this node, hinted, named, or used. */
 static bool is_wanted(const struct segment *s)
 {
 	return s->local || s->named_preferred || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) ||
 	       s->was_peer || !strcmp(s->name, s->ss->remembered);
 }
 
-/* Where a master says that the transfer engine is, if that is another place than its name says. */
+/* A master reports an address of the transfer engine that differs from the name. */
 static bool has_endpoint(const struct segment *s)
 {
 	return s->te_endpoint && *s->te_endpoint && strcmp(s->te_endpoint, s->name) != 0;
@@ -24,7 +24,7 @@ static enum segment_check probe_of(const struct segment *s, struct probe_target 
 {
 	if (has_endpoint(s) && probe_target_of(s->te_endpoint, PROBE_MOONCAKE, ret, NULL) == 0)
 		return SEGMENT_CHECK_PROBE;
-	/* its name is no place where anybody has to listen (a metadata server has that) */
+	/* nothing needs to listen at its name: Mooncake resolves names by a metadata server */
 	if (s->listed_by || s->was_listed)
 		return SEGMENT_CHECK_MASTER;
 	if (s->restored) {
@@ -82,8 +82,6 @@ static void sources_text(const struct segment *s, char *buf, size_t n)
 		snprintf(buf, n, "%s", s->check == SEGMENT_CHECK_SELF ? "" : "state");
 }
 
-/* --- state --------------------------------------------------------------------------------------- */
-
 void segment_save(const struct segment *s)
 {
 	char target[PROBE_TARGET_TEXT_MAX] = "", sources[64];
@@ -136,7 +134,7 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 	s->since_ns = dray_now().ns;
 	ss->totals.by_state[old]--;
 	ss->totals.by_state[state]++;
-	/* that somebody begins to ask is no news */
+	/* that a probe begins is no news */
 	if (state == DMSG_SEGMENT_STATE_PROBING || state == DMSG_SEGMENT_STATE_UNKNOWN)
 		return;
 	ss->totals.changes++;
@@ -175,9 +173,7 @@ void segment_on_probe(void *arg, void *owner, enum dmsg_segment_state old,
 	s->ss->deps.up->changed(s->ss->deps.arg, &info, s->state);
 }
 
-/* --- ways ---------------------------------------------------------------------------------------- */
-
-/* What was known stands until the first probe by the new way says otherwise. */
+/* The state stays until the first probe of the new target confirms or changes it. */
 static void watch_start(struct segment *s, const struct probe_target *target)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -218,7 +214,7 @@ static void take_masters_word(struct segment *s)
 		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, reason);
 		return;
 	}
-	/* who has not been heard yet may well know it */
+	/* a master that was not read yet may list it */
 	if (masters_pending(s->ss))
 		return;
 	by = lister(s, masters_answering(s->ss, s->listed_by));
@@ -264,7 +260,7 @@ void segment_recheck(struct segment *s)
 		segment_set_state(s, DMSG_SEGMENT_STATE_READY, true, "this agent");
 		break;
 	case SEGMENT_CHECK_NONE:
-		/* where its host is asked for still, it may be this node's */
+		/* it may be on this node: the lookup of its host is not finished */
 		if (s->host && !s->host->known && !s->verified && s->state)
 			break;
 		segment_set_state(
@@ -274,8 +270,6 @@ void segment_recheck(struct segment *s)
 	}
 	segments_decide_soon(ss);
 }
-
-/* --- told to others ------------------------------------------------------------------------------ */
 
 void segment_info_of(const struct segment *s, struct segment_info *ret)
 {

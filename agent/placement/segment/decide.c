@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which segment is preferred: facts for preferred.h, and what follows when it is another. */
+/* Collects the facts for preferred.h, and handles changes of the preferred segment. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #define DECIDE_PAUSE_NS (20 * DRAY_NS_PER_MS)
 
-/* Facts, and what they lie in. */
+/* Facts and their memory. */
 struct gathered {
 	struct preferred_facts facts;
 	struct preferred_segment *segments;
@@ -25,7 +25,7 @@ static void gathered_deinit(struct gathered *g)
 	free(g->hints);
 }
 
-/* Ready, or it has had no time to fail. */
+/* It is ready, or has not failed often enough yet. */
 static bool answers(const struct segment *s, bool refused)
 {
 	if (refused || s->state == DMSG_SEGMENT_STATE_LOST)
@@ -92,7 +92,7 @@ static int gather_segments(struct segments *ss, struct gathered *g)
 	return 0;
 }
 
-/* What the environment says is no hint here, and what was found is remembered otherwise. */
+/* Only given hints count: the environment and the remembered segment are facts of their own. */
 static void add_hint(void *arg, const struct hint *h)
 {
 	struct gathered *g = arg;
@@ -140,8 +140,6 @@ static int gather(struct segments *ss, const char *scope, struct gathered *g)
 	return r < 0 ? r : gather_hints(ss, scope, g);
 }
 
-/* --- answers ------------------------------------------------------------------------------------- */
-
 static void preferred_of(struct segments *ss, const struct candidate *c, struct preferred *ret)
 {
 	const struct segment *s = segment_find(ss, c->name);
@@ -161,7 +159,7 @@ static void preferred_of(struct segments *ss, const struct candidate *c, struct 
 		      (s->local ? DMSG_SEGMENT_FLAG_NODE_LOCAL : 0);
 }
 
-/* Why there is none: what somebody's word came to, else a sentence. */
+/* No segment is preferred: the reason of an explicit choice without a segment, or a general one. */
 static void preferred_none(const struct candidate *v, size_t n, struct preferred *ret)
 {
 	*ret = (struct preferred){ .name = "" };
@@ -204,8 +202,6 @@ int segments_explain(struct segments *ss, const char *scope,
 	return r;
 }
 
-/* --- changes ------------------------------------------------------------------------------------- */
-
 void segments_save_remembered(const struct segments *ss)
 {
 	state_save_preferred(ss->deps.state,
@@ -214,7 +210,7 @@ void segments_save_remembered(const struct segments *ss)
 							.at_ms = (int64_t)dray_unix_ms() });
 }
 
-/* So that a successor answers at once, and who asks for hints sees what was found. */
+/* Stores the detected segment for the next start, and as a hint that clients can list. */
 static void remember(struct segments *ss, const struct preferred *p)
 {
 	enum dmsg_hint_source source = p->preference == DMSG_PREFERENCE_ENVIRONMENT ?
@@ -226,7 +222,7 @@ static void remember(struct segments *ss, const struct preferred *p)
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", p->name);
 		segments_save_remembered(ss);
 	}
-	/* what was found before is remembered until something else is */
+	/* earlier detected segments are no hints any more */
 	if (*p->name)
 		hints_forget_found(ss->deps.hints, p->name);
 	ss->remembered_ns = dray_now().ns;
@@ -236,7 +232,8 @@ static void remember(struct segments *ss, const struct preferred *p)
 	if (hints_put(ss->deps.hints,
 		      &(struct hint_put){ .scope = "", .segment = p->name, .source = source },
 		      &err) < 0)
-		log_limited(DRAY_LOG_WARNING, AREA, "%s is not remembered: %s", p->name, err.msg);
+		log_limited(DRAY_LOG_WARNING, AREA, "%s is not stored as a hint: %s", p->name,
+			    err.msg);
 }
 
 static void decide(struct segments *ss)
@@ -307,7 +304,7 @@ void segments_decide_pending(struct segments *ss)
 	on_decide(ss->decide, 0, ss);
 }
 
-/* At once, but not again and again: it looks at all that may be preferred. */
+/* At once, but at most every DECIDE_PAUSE_NS, because a decision examines all candidates. */
 void segments_decide_soon(struct segments *ss)
 {
 	if (is_pending(ss))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is a segment on this node? Where its host is a name, its addresses decide: one question for all segments of a
- * name, some names at a time, each again after a while.
+ * Is a segment on this node? If its host is a name, the addresses of the name decide. All segments of a name share one
+ * lookup, a limited number of lookups run at a time, and each is repeated after a while.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "agent/placement/segment/internal.h"
 
 #define LOOKUP_TIMEOUT_NS (5 * DRAY_NS_PER_SEC)
-/* About hosts of segments that matter here, and about others: each agent asking for all of a cluster adds up. */
+/* Intervals of lookups, the second for hosts without a candidate, so that the agents of a cluster do not flood its DNS. */
 #define LOOKUP_AGAIN_NS (60 * DRAY_NS_PER_SEC)
 #define LOOKUP_OTHERS_NS (15 * 60 * DRAY_NS_PER_SEC)
 #define LOOKUPS_MAX 32
@@ -26,7 +26,7 @@ static void set_local(struct segment *s, bool local, const char *where)
 		segment_recheck(s);
 }
 
-/* By the addresses of this node as they are now: is it a name of this node? Why, or why not, to where. */
+/* Whether the host is this node by its present addresses; the reason goes to where. */
 static bool host_find(struct host *h, const char *fault, char *where, size_t n)
 {
 	bool local = false;
@@ -37,8 +37,7 @@ static bool host_find(struct host *h, const char *fault, char *where, size_t n)
 		h->loopback &= dray_addr_is_loopback(&h->addrs[i]);
 	}
 	if (h->known)
-		snprintf(where, n, "%.200s is %s of this node", h->name,
-			 local ? "a name" : "no name");
+		snprintf(where, n, "%.200s is %sa name of this node", h->name, local ? "" : "not ");
 	else
 		snprintf(where, n, "the addresses of %.100s are not known%s%.150s", h->name,
 			 *fault ? ": " : "", fault);
@@ -54,14 +53,14 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 
 	h->query = NULL;
 	h->ss->n_lookups--;
-	/* where nobody answers any more, what was known stands */
+	/* after a failed lookup the former addresses stay */
 	if (!why || !h->known) {
 		h->known = !why;
 		h->n_addrs = dray_min(n, (unsigned)HOST_ADDRS_MAX);
 		for (unsigned i = 0; i < h->n_addrs; i++)
 			h->addrs[i] = addrs[i];
 		local = host_find(h, why ? why->msg : "", where, sizeof(where));
-		/* that it is known by now is news too */
+		/* even if local is unchanged: the host is known now */
 		dray_list_for_each(&h->segments, s, struct segment, of_host) {
 			s->local = local;
 			segment_text(&s->where, where);
@@ -71,7 +70,6 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 	hosts_refresh(h->ss);
 }
 
-/* Hosts lie in the order in which they were looked at, those that were not yet first. */
 static void look_up(struct segments *ss, struct host *h)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -92,6 +90,7 @@ static bool matters(const struct host *h)
 	return false;
 }
 
+/* The list is in the order of visits, new hosts first. */
 void hosts_refresh(struct segments *ss)
 {
 	int64_t now = dray_now().ns;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of segments.h share. */
+/* Shared by the files of segments.h. */
 #ifndef DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_SEGMENT_INTERNAL_H
 
@@ -15,11 +15,11 @@
 #include "lib/time.h"
 
 #define AREA "segment"
-/* Former ones and new ones, while they change. */
+/* During a reload former masters are kept beside the new ones. */
 #define MASTER_SLOTS (2 * MASTERS_MAX)
 #define HOST_ADDRS_MAX RESOLVER_ADDRS_MAX
 
-/* Who speaks of a segment now. */
+/* The sources that mention a segment now. */
 enum segment_source {
 	SEGMENT_CONFIG = 1,
 	SEGMENT_LISTENER = 2,
@@ -28,12 +28,12 @@ enum segment_source {
 	SEGMENT_HINT = 16,
 };
 
-/* How its state is known. */
+/* How the state of a segment is learned. */
 enum segment_check {
 	SEGMENT_CHECK_NONE,
 	SEGMENT_CHECK_PROBE,
-	SEGMENT_CHECK_MASTER, /* a master lists it, or does not any more */
-	SEGMENT_CHECK_PEER,   /* the agent there is connected */
+	SEGMENT_CHECK_MASTER, /* from the lists of masters */
+	SEGMENT_CHECK_PEER,   /* the agent there is connected as a peer */
 	SEGMENT_CHECK_SELF,   /* it is this agent */
 };
 
@@ -44,39 +44,40 @@ struct segment {
 	char *name;
 	struct dray_map_node by_name;
 	struct dray_list link;       /* of all */
-	struct dray_list foreground; /* of those that may be preferred */
-	struct dray_list unsaved;    /* of those whose row follows the next decision */
+	struct dray_list foreground; /* of segments that may be preferred */
+	struct dray_list unsaved;    /* of segments whose row is written after the next decision */
 	unsigned sources;            /* enum segment_source */
 	bool named_preferred;        /* segment.preferred or the environment names it */
 
-	/* evidence; NULL: none */
+	/* targets by source; NULL: none */
 	struct probe_target *configured, *listener, *restored;
-	char *te_endpoint; /* where a master says that its transfer engine is */
-	uint64_t listener_round, list_round, known_round; /* that last spoke of it */
-	uint64_t misnamed_round; /* that found it to be our name for what others call otherwise */
-	uint32_t listed_by;      /* masters, a bit each */
-	uint32_t ok_by;          /* those of them that say it serves */
-	bool was_listed;         /* by any, at any time */
-	bool was_peer;           /* a dray agent was met there */
-	bool peer_ready;         /* and is connected */
-	char *master_status; /* what a master says that does not say that it serves; NULL: none */
+	char *te_endpoint; /* address of its transfer engine, from a master */
+	uint64_t listener_round, list_round,
+		known_round; /* the last round in which that source mentioned it */
+	uint64_t misnamed_round; /* the last round in which its listener turned out to have another name */
+	uint32_t listed_by;  /* masters, a bit each */
+	uint32_t ok_by;      /* of these, the masters that report it as OK */
+	bool was_listed;     /* by any master, at any time */
+	bool was_peer;       /* a dray agent was connected there */
+	bool peer_ready;     /* it is connected and accepts work */
+	char *master_status; /* the status, other than OK, that a master reports; NULL: none */
 	uint64_t capacity, allocated;
 
-	/* is it on this node? */
-	bool local;
+	/* locality */
+	bool local;        /* it is on this node */
 	char *where;       /* why, or why not */
-	struct host *host; /* whose addresses decide */
+	struct host *host; /* its host name; NULL: it has an address */
 	struct dray_list of_host;
 
 	/* state */
 	enum segment_check check;
-	struct watch *watch; /* SEGMENT_CHECK_PROBE alone */
+	struct watch *watch; /* only for SEGMENT_CHECK_PROBE */
 	enum dmsg_segment_state state;
 	bool verified;
 	char *reason;
 	int64_t since_ns; /* monotonic */
 	int64_t mentioned_ns;
-	uint64_t ready_ms; /* Unix time it last was ready; 0: never */
+	uint64_t ready_ms; /* Unix time when it was last ready; 0: never */
 };
 
 /* A host name of segments, and its addresses. */
@@ -99,9 +100,9 @@ struct master_entry {
 	struct master *master;
 	char *url;
 	unsigned failures; /* in a row */
-	bool settled;      /* it has been read, or has failed too often to be waited for */
-	bool down;         /* it has failed too often: its word counts for nothing */
-	size_t left_out;   /* names that are no segments, of the last read */
+	bool settled;      /* it was read, or has failed too often: nothing waits for it */
+	bool down;         /* it has failed too often: its list is ignored */
+	size_t left_out;   /* entries of the last read whose name is not HOST:PORT */
 	char why[DRAY_ERR_MSG_MAX];
 };
 
@@ -116,19 +117,20 @@ struct segments {
 	struct master_entry masters[MASTER_SLOTS];
 	struct port_rule *ports;
 	size_t n_ports;
-	struct nd_listeners listeners;       /* as of the last look */
-	uint64_t round;                      /* of looking at listeners or a master's list */
-	char remembered[SEGMENT_NAME_BYTES]; /* what was found on this node before; "" none */
+	struct nd_listeners listeners; /* as of the last look */
+	uint64_t round; /* counts reads of the configuration, of listeners, and of masters' lists */
+	char remembered
+		[SEGMENT_NAME_BYTES]; /* the last segment that was detected on this node; "" none */
 	sd_event_source *sweep, *decide;
-	int64_t decided_ns, remembered_ns;  /* when it last was */
+	int64_t decided_ns, remembered_ns;  /* times of the last decision and remember() */
 	char preferred[SEGMENT_NAME_BYTES]; /* of the empty scope */
 	char self[SEGMENT_NAME_BYTES];      /* this agent's own segment */
 	struct segments_totals totals;
 	bool located;     /* the addresses of this node are known */
-	bool left_out;    /* limits.segments is reached, and that was said */
-	bool renamed;     /* a listener may be called otherwise now */
-	int64_t saved_ns; /* when what is ready was put to the database */
-	/* the addresses of this node that others should use, of both families; "" none */
+	bool left_out;    /* limits.segments is reached, and that was logged */
+	bool renamed;     /* a listener may have another name now */
+	int64_t saved_ns; /* when the rows of ready segments were last written */
+	/* the addresses of this node that others should use, for each family; "" none */
 	char advertised4[DRAY_HOST_BYTES], advertised6[DRAY_HOST_BYTES];
 };
 
@@ -136,80 +138,80 @@ struct segments {
 
 struct segment *segment_find(const struct segments *ss, const char *name);
 /*
- * NULL: no memory; or, where it is bounded (whoever speaks of it may speak of any number), limits.segments is reached
- * and nothing that matters less can go.
+ * The segment, which is made if needed. bounded: for sources that may name any number of segments; at limits.segments
+ * no segment is made. Otherwise a less important one makes room. NULL: no memory, or the limit is reached.
  */
 struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded);
 void segment_remove(struct segment *s);
-/* Sets a string of a segment; NULL clears it. No memory: it is cleared. */
+/* Sets a string of a segment; NULL clears it. Without memory it is cleared. */
 void segment_text(char **member, const char *text);
 /* The same for a target. */
 void segment_target(struct probe_target **member, const struct probe_target *target);
 
 /* --- check.c --- */
 
-/* Something was learnt: how its state is to be known, anew. */
+/* After any news of the segment: decides how its state is learned, and applies what is known. */
 void segment_recheck(struct segment *s);
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
 		       const char *reason);
-/* Writes its row to the state database if it is ready or lost. */
+/* Writes its row to the database if it is ready or lost. */
 void segment_save(const struct segment *s);
 /*
- * The same after the next decision. The row of the preferred segment is written first, so that a kill at any
- * time leaves a database that names the preferred segment if it has a ready one.
+ * The same after the next decision. The preferred segment is written first, so a kill at any time leaves a database that
+ * names a preferred segment if it has a ready one.
  */
 void segment_save_soon(struct segment *s);
 /* prober_deps.probed; owner: the segment. */
 void segment_on_probe(void *arg, void *owner, enum dmsg_segment_state old,
 		      const struct probe_fsm *f);
-/* Masters list it, and none that is heard says that it serves. */
+/* Masters list it, and none of those that answer reports it as OK. */
 bool segment_is_refused(const struct segment *s);
 void segment_info_of(const struct segment *s, struct segment_info *ret);
 
 /* --- hosts.c --- */
 
-/* Is it on this node? Asks for the addresses of its host where that has to be. */
+/* Finds out whether it is on this node. The addresses of a host name come later. */
 void segment_locate(struct segment *s);
 void segment_leave_host(struct segment *s);
-/* Nobody else could reach it by that name. */
+/* Its name is a loopback address, which other nodes cannot use. */
 bool segment_is_loopback(const struct segment *s);
-/* Asks about some hosts that were not asked about for some time. */
+/* Looks up the host names whose last lookup is too old. */
 void hosts_refresh(struct segments *ss);
 void hosts_free(struct segments *ss);
 
 /* --- decide.c --- */
 
-/* The preferred segment may be another. */
+/* The preferred segment may have changed. */
 void segments_decide_soon(struct segments *ss);
-/* Makes a decision that is pending: before the end, so that the next agent knows its outcome. */
+/* Makes a pending decision now: before the end, so that the next agent restores its result. */
 void segments_decide_pending(struct segments *ss);
-/* What was found is put to the hints again before it expires there. */
+/* Renews the hint of the detected segment before it expires. */
 void segments_remember(struct segments *ss);
 int segments_decide_init(struct segments *ss);
-/* Puts what was found on this node to the state database. */
+/* Writes the remembered segment to the database. */
 void segments_save_remembered(const struct segments *ss);
 
 /* --- sources.c --- */
 
-/* The configuration's words. 0 or -ENOMEM. */
+/* Applies the segments that the configuration names. 0 or -ENOMEM. */
 int segments_configure(struct segments *ss);
-/* Who speaks of it, one more or one less. */
+/* The source mentions the segment, or does so no longer. */
 void segment_mention(struct segment *s, enum segment_source source, bool on);
 
 /* --- listeners.c --- */
 
-/* segment.ports. 0 or -ENOMEM. */
+/* Reads segment.ports. 0 or -ENOMEM. */
 int listeners_configure(struct segments *ss);
-/* The listeners of the last look, again. */
+/* Applies the last list of listeners again. */
 void listeners_apply(struct segments *ss);
 
 /* --- masters.c --- */
 
-/* Those of the configuration. 0 or -errno with reterr; those that go on are not disturbed. */
+/* Opens and closes masters by the configuration; those that stay keep running. 0 or -errno with reterr. */
 int masters_set(struct segments *ss, struct dray_err *reterr);
-/* Some have not been heard yet: what they know may be missing. */
+/* Some masters have not been read yet, so segments that only they know may be missing. */
 bool masters_pending(const struct segments *ss);
-/* Those of a set, a bit each, whose word counts. */
+/* The masters of the set (a bit each) whose lists count. */
 uint32_t masters_answering(const struct segments *ss, uint32_t of);
 void masters_free(struct segments *ss);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which listening sockets are segments, what these are called, and the addresses of this node that name them. */
+/* Listening sockets that are segments, their names, and the addresses of this node for these names. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static bool is_v4(const struct nd_listener *l)
 	return l->family == AF_INET || IN6_IS_ADDR_V4MAPPED(&l->addr);
 }
 
-/* The number that a listener is bound to, as a segment with this port; where it is bound to all: loopback. */
+/* HOST:PORT of the address that a listener is bound to; loopback if it is bound to all addresses. */
 static void listener_address(const struct nd_listener *l, unsigned port, char *buf, size_t n)
 {
 	char text[INET6_ADDRSTRLEN];
@@ -66,20 +66,20 @@ static void listener_assign(struct segment *s, const struct nd_listener *l,
 	segment_mention(s, SEGMENT_LISTENER, true);
 	segment_target(&s->listener, &target);
 	segment_recheck(s);
-	/* it has just opened: no need to wait for the next turn */
+	/* it has just opened */
 	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
 		watch_now(s->watch);
 }
 
-/* Could connections to that number reach it? */
+/* Can a connection to that address reach the listener? */
 static bool family_fits(const struct nd_listener *l, const struct dray_addr *addr)
 {
 	return l->dual || is_v4(l) == (addr->sa.sa_family == AF_INET);
 }
 
 /*
- * A segment of this node that another source mentions, with that port, may well be this listener: under
- * another address of ours, or under one that only others know (segment.local).
+ * A segment of this node with that port, which another source mentions, may be this listener: under another address of
+ * the node, or under one that only other networks know (segment.local).
  */
 static bool could_be(const struct segment *s, const struct nd_listener *l, unsigned port)
 {
@@ -98,14 +98,14 @@ static bool could_be(const struct segment *s, const struct nd_listener *l, unsig
 	return !strcmp(place, s->name) || !number || !locality_has_addr(&s->ss->locality, &addr);
 }
 
-/* Is that name one to go by? Not what a client's hint calls it, nor what a master calls loopback. */
+/* Does the name replace the one that we would choose? Not if it comes only from a hint, or is a master's loopback name. */
 static bool is_name(const struct segment *s)
 {
 	return (s->sources & SEGMENT_CONFIG) ||
 	       ((s->sources & SEGMENT_MASTER) && !segment_is_loopback(s));
 }
 
-/* What it is called where nobody has said so; "": that cannot be said. */
+/* The name of a listener that no source names. */
 static void listener_name(const struct segments *ss, const struct nd_listener *l, unsigned port,
 			  char *name, size_t n)
 {
@@ -137,12 +137,12 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 	if (!dray_endpoint_valid(name) || !strcmp(name, ss->self))
 		return;
 	s = segment_find(ss, name);
-	/* a master that has not been heard yet may call it otherwise */
+	/* a master that was not read yet may have another name for it */
 	if (!s && !named && !(l->match == ND_MATCH_WILDCARD && masters_pending(ss)))
 		s = segment_ensure(ss, name, false);
 	if (!s || s->listener_round == ss->round)
 		return;
-	/* our own name stands until the other is ready */
+	/* our name for it stays until the other one is ready */
 	if (ready)
 		s->misnamed_round = ss->round;
 	else
@@ -157,13 +157,13 @@ static bool any_rule_has(const struct segments *ss, unsigned port)
 	return false;
 }
 
-/* It goes on being probed there, which tells that it is lost; unless that was only our name for another. */
+/* The segment is still probed there, so it becomes lost; but a name of ours that another one replaces is forgotten. */
 static void listener_leave(struct segment *s)
 {
 	struct segments *ss = s->ss;
 
 	if (s->misnamed_round == ss->round && !(s->sources & ~(unsigned)SEGMENT_LISTENER)) {
-		log_info(AREA, "%s is forgotten: what listens there is called otherwise", s->name);
+		log_info(AREA, "%s is forgotten: its listener has another name now", s->name);
 		state_drop_segment(ss->deps.state, s->name);
 		segment_remove(s);
 		segments_decide_soon(ss);
@@ -172,7 +172,7 @@ static void listener_leave(struct segment *s)
 	if (!(s->sources & SEGMENT_LISTENER))
 		return;
 	segment_mention(s, SEGMENT_LISTENER, false);
-	/* a rule that is gone takes its word back */
+	/* the rule of segment.ports that made it a segment is gone */
 	if (s->listener && !any_rule_has(ss, s->listener->port)) {
 		segment_target(&s->restored, s->listener);
 		segment_target(&s->listener, NULL);
@@ -211,9 +211,7 @@ void segments_listeners_changed(struct segments *ss, const struct nd_listeners *
 	listeners_apply(ss);
 }
 
-/* --- addresses ----------------------------------------------------------------------------------- */
-
-/* What others know this node by, in one family: as the agent itself, else the best address. */
+/* The address of one family that others use: that of the agent itself, else the best one. */
 static void find_advertised(const struct segments *ss, const struct nd_links *links, bool v4,
 			    char host[DRAY_HOST_BYTES])
 {
@@ -245,7 +243,7 @@ void segments_links_changed(struct segments *ss, const struct nd_links *links,
 	ss->located = true;
 	find_advertised(ss, links, true, ss->advertised4);
 	find_advertised(ss, links, false, ss->advertised6);
-	/* routes and links change far more often than addresses */
+	/* most changes of links and routes leave the addresses as they are */
 	if (moved)
 		dray_list_for_each(&ss->all, s, struct segment, link) {
 			segment_locate(s);

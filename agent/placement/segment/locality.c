@@ -15,7 +15,7 @@ static int by_bytes(const void *a, const void *b)
 	return memcmp(a, b, sizeof(struct in6_addr));
 }
 
-/* IPv4 mapped, as netdetect has it. */
+/* IPv4 as an IPv4-mapped address, as in scans of netdetect. */
 static struct in6_addr mapped(const struct dray_addr *a)
 {
 	struct in6_addr r = a->in6.sin6_addr;
@@ -114,14 +114,14 @@ int locality_find(const struct locality *l, const char *segment, char *reason, s
 	unsigned port;
 
 	if (dray_host_port_split(segment, host, &port) < 0) {
-		snprintf(reason, n, "it has no host and port");
+		snprintf(reason, n, "it is not HOST:PORT");
 		return 0;
 	}
 	if (dray_addr_parse(segment, &addr) < 0)
 		addr.len = 0;
 	for (size_t i = 0; i < l->n_rules; i++)
 		if (rule_matches(&l->rules[i], host, &addr, port)) {
-			snprintf(reason, n, "segment.local has it");
+			snprintf(reason, n, "segment.local names it");
 			return 1;
 		}
 	if (!addr.len) {
@@ -132,6 +132,6 @@ int locality_find(const struct locality *l, const char *segment, char *reason, s
 		snprintf(reason, n, "%s is an address of this node", host);
 		return 1;
 	}
-	snprintf(reason, n, "%s is no address of this node", host);
+	snprintf(reason, n, "%s is not an address of this node", host);
 	return 0;
 }

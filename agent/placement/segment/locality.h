@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which addresses are this node's: those of its interfaces, those that node.addresses names, and what
- * segment.local says. Pure but for the memory it keeps.
+ * The addresses of this node: of its interfaces, of node.addresses, and of segment.local. No I/O.
  */
 #ifndef DRAY_AGENT_PLACEMENT_SEGMENT_LOCALITY_H
 #define DRAY_AGENT_PLACEMENT_SEGMENT_LOCALITY_H
@@ -20,21 +19,21 @@ struct locality {
 #define LOCALITY_NULL ((struct locality){ .addrs = NULL })
 
 /*
- * Takes the addresses of all interfaces (links may be NULL: none) and those of `node`, in the place of those
- * of before. 1; 0: they are the same; -ENOMEM and nothing has changed.
+ * Replaces the addresses by those of all interfaces (links NULL: none) and of `node`. 1; 0: they are the same; -ENOMEM:
+ * nothing has changed.
  */
 int locality_set_addresses(struct locality *l, const struct nd_links *links,
 			   const struct dray_strv *node);
-/* Takes the words of segment.local, which have passed their check. 0, or -ENOMEM and nothing has changed. */
+/* Replaces the rules by the words of segment.local, which are valid. 0; -ENOMEM: nothing has changed. */
 int locality_set_rules(struct locality *l, const struct dray_strv *words);
 void locality_deinit(struct locality *l);
 
-/* Loopback counts: who says 127.0.0.1 on this node means this node. */
+/* Loopback addresses are addresses of this node. */
 bool locality_has_addr(const struct locality *l, const struct dray_addr *addr);
 
 /*
- * Is the segment on this node? 1 or 0, and why in reason. -EAGAIN: its host is a name that no rule knows; its
- * addresses decide.
+ * Is the segment on this node? 1 or 0, with the reason. -EAGAIN: its host is a name without a rule, so the addresses of
+ * the name decide.
  */
 int locality_find(const struct locality *l, const char *segment, char *reason, size_t n);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mooncake masters: whose pages are read, and what their lists say of segments. */
+/* Mooncake masters: which pages are read, and what their lists say about segments. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static void list_segment(struct master_entry *e, const struct master_segment *m)
 	segment_recheck(s);
 }
 
-/* No master that is heard speaks of it any more. */
+/* No master that answers lists it any more. */
 static void clear_master_data(struct segment *s)
 {
 	s->capacity = s->allocated = 0;
@@ -82,7 +82,7 @@ bool masters_pending(const struct segments *ss)
 	return false;
 }
 
-/* It is waited for no more: what hung on its word is judged without. False: it had not been. */
+/* Nothing waits for the master any more. Returns whether anything did. */
 static bool master_settle(struct master_entry *e)
 {
 	struct segments *ss = e->ss;
@@ -102,7 +102,7 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 
 	if (!e->failures || strcmp(e->why, why->msg) != 0)
 		log_warning(AREA, "%s%s", why->msg,
-			    e->settled && !e->down ? "; what it told before stands" : "");
+			    e->settled && !e->down ? "; its last list stays valid" : "");
 	e->failures++;
 	snprintf(e->why, sizeof(e->why), "%s", why->msg);
 	if (e->failures < (unsigned)ss->deps.cfg->probe.fall || e->down)
@@ -215,7 +215,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 		urls = from_environment ? &one : &none;
 	else if (list_is_none(keys))
 		urls = &none;
-	/* the new ones first: while one is waited for, what only a former one knew stands */
+	/* new masters first: until they are read, segments that only a former master listed keep their state */
 	for (size_t i = 0; i < urls->n; i++) {
 		int opened = entry_open(ss, urls->v[i], reterr);
 
@@ -224,7 +224,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		if (ss->masters[i].url && !is_configured(&ss->masters[i], urls))
 			entry_close(&ss->masters[i]);
-	/* one that was waited for may be gone */
+	/* a master that segments waited for may be gone */
 	dray_list_for_each(&ss->all, s, struct segment, link)
 		if (s->check == SEGMENT_CHECK_MASTER)
 			segment_recheck(s);
@@ -233,7 +233,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 
 void masters_free(struct segments *ss)
 {
-	/* no news for anybody: this is the end */
+	/* without updates of segments, which are freed next */
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		entry_free(&ss->masters[i]);
 }

@@ -15,7 +15,7 @@ struct ranking {
 	struct candidate *v;
 	size_t n;
 	const char *chosen; /* NULL: none yet */
-	bool barred; /* a word for this node's own segment has found none: nothing else counts */
+	bool barred; /* this node's own segment is wanted and there is none: no other counts */
 };
 
 static struct candidate *add(struct ranking *r, const char *name,
@@ -52,7 +52,7 @@ static const struct preferred_segment *find(const struct preferred_facts *f, con
 static const char *state_text(const struct preferred_segment *s)
 {
 	if (!s)
-		return "nothing is known of it";
+		return "it is not known";
 	return *s->reason ? s->reason : dmsg_segment_state_name(s->state);
 }
 
@@ -67,9 +67,7 @@ static void choose(struct ranking *r, struct candidate *c)
 	r->chosen = c->name;
 }
 
-/* --- this node's own ----------------------------------------------------------------------------- */
-
-/* Below 0: a before b. Both are on this node. */
+/* Order of two segments of this node; below 0: a comes first. */
 static int compare_own(const struct preferred_facts *f, const struct preferred_segment *a,
 		       const struct preferred_segment *b)
 {
@@ -98,7 +96,7 @@ static bool is_own(const struct preferred_segment *s)
 	       !(s->loopback && s->listed && !s->configured && !s->listens);
 }
 
-/* The best of this node's, whether it answers or not; never a dray agent. */
+/* The best segment of this node, even if it does not answer; never a dray agent. */
 static const struct preferred_segment *own(const struct preferred_facts *f)
 {
 	const struct preferred_segment *best = NULL;
@@ -111,8 +109,6 @@ static const struct preferred_segment *own(const struct preferred_facts *f)
 	}
 	return best;
 }
-
-/* --- somebody's word ----------------------------------------------------------------------------- */
 
 static void add_word(struct ranking *r, const char *word, enum dmsg_preference preference,
 		     const char *origin)
@@ -156,8 +152,6 @@ static void add_hints(struct ranking *r)
 	}
 }
 
-/* --- what was found ------------------------------------------------------------------------------ */
-
 static const char *own_fault(const struct preferred_segment *s)
 {
 	if (!s->local)
@@ -168,7 +162,7 @@ static const char *own_fault(const struct preferred_segment *s)
 		return "a master calls it loopback, and nothing listens for it here";
 	if (s->state != DMSG_SEGMENT_STATE_READY || !s->answers)
 		return state_text(s);
-	return s->mentioned ? NULL : "it answers, but nothing speaks of it any more";
+	return s->mentioned ? NULL : "it answers, but no source mentions it any more";
 }
 
 static void explain_detected(struct ranking *r, struct candidate *c, const struct candidate *best)
@@ -197,7 +191,7 @@ static void explain_detected(struct ranking *r, struct candidate *c, const struc
 	}
 }
 
-/* Nothing is ready: what was found before counts until it turns out dead. */
+/* No segment is ready: the one that was detected before counts until it turns out to be dead. */
 static void consider_remembered(struct ranking *r, struct candidate *c)
 {
 	const struct preferred_segment *s = c->known;
@@ -209,7 +203,7 @@ static void consider_remembered(struct ranking *r, struct candidate *c)
 	choose(r, c);
 }
 
-/* qsort_r: local ones by their order, then the others by name. */
+/* For qsort_r: segments of this node in their order, then the others by name. */
 static int by_rank(const void *pa, const void *pb, void *arg)
 {
 	const struct candidate *a = pa, *b = pb;

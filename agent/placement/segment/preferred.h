@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which segment engines are to prefer, and why each candidate won or lost. Highest first: segment.preferred,
- * MOONCAKE_PREFERRED_SEGMENT, a hint whose segment is not known to be dead, a ready segment on this node, none.
- * The first two are somebody's word and stand whatever state the segment is in. What was found on this node before
- * a restart stands, unverified, until something is ready or it turns out dead. Pure.
+ * Ranks the segments that engines may prefer, with a reason for each. In this order: segment.preferred,
+ * MOONCAKE_PREFERRED_SEGMENT, a hint whose segment is not known to be dead, a ready segment on this node, none. The first
+ * two count whatever the state of the segment. The segment that was detected before a restart counts, unverified, until
+ * another one is ready or it turns out to be dead. Pure.
  */
 #ifndef DRAY_AGENT_PLACEMENT_SEGMENT_PREFERRED_H
 #define DRAY_AGENT_PLACEMENT_SEGMENT_PREFERRED_H
@@ -17,19 +17,19 @@
 #define PREFERRED_REASON_BYTES 240
 #define PREFERRED_ABOUT_BYTES 160
 
-/* What is known of a segment. */
+/* Facts about a segment. */
 struct preferred_segment {
 	const char *name;
 	const char *reason; /* of its state */
 	const char *where;  /* why it is on this node, or is not */
 	enum dmsg_segment_state state;
-	bool verified; /* a probe has confirmed the state since the agent's start */
-	bool answers;  /* it is ready, or has had no time to fail */
+	bool verified; /* the state was confirmed since the agent's start */
+	bool answers;  /* it is ready, or has not failed often enough yet */
 	bool local;
-	bool located;   /* that is certain */
-	bool loopback;  /* nobody else could reach it by that name */
-	bool agent;     /* a dray agent: it moves bytes and owns none */
-	bool mentioned; /* somebody speaks of it now */
+	bool located;   /* `local` is certain */
+	bool loopback;  /* other nodes cannot reach it by that name */
+	bool agent;     /* a dray agent, which moves bytes and owns none */
+	bool mentioned; /* a source mentions it now */
 	bool configured, listed, listens;
 	uint64_t capacity;
 };
@@ -45,19 +45,20 @@ struct preferred_facts {
 	size_t n_hints;
 	const struct preferred_segment *segments; /* by name */
 	size_t n_segments;
-	const char *last;       /* the preferred segment of before; "" for none */
-	const char *remembered; /* what was found on this node before; "" for none */
+	const char *last;       /* the preferred segment of the last decision; "" none */
+	const char *remembered; /* detected on this node before; "" none */
 };
 
 struct candidate {
-	const char *name;                      /* of the facts; "" where a word has found none */
-	const struct preferred_segment *known; /* NULL: nothing is known of it */
+	const char *
+		name; /* borrowed from the facts; "": a word for this node's own segment without one */
+	const struct preferred_segment *known; /* NULL: the segment is not known */
 	enum dmsg_preference preference;
 	bool chosen;
 	char reason[PREFERRED_REASON_BYTES];
 };
 
-/* All of them, best first; at most one is chosen. *ret is the caller's to free. 0 or -ENOMEM. */
+/* All candidates, best first; at most one is chosen. The caller frees *ret. 0 or -ENOMEM. */
 int preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n);
 
 #endif

@@ -13,8 +13,6 @@
 #define SWEEP_NS (5 * DRAY_NS_PER_SEC)
 #define SAVE_NS (3600 * DRAY_NS_PER_SEC)
 
-/* --- what has had its time ----------------------------------------------------------------------- */
-
 static bool is_over(const struct segment *s, int64_t now)
 {
 	return !s->sources && s->check != SEGMENT_CHECK_SELF && !masters_pending(s->ss) &&
@@ -32,7 +30,7 @@ static void expire(struct segments *ss)
 		}
 		if (!is_over(s, now))
 			continue;
-		log_limited(DRAY_LOG_INFO, AREA, "%s is forgotten: nothing speaks of it any more",
+		log_limited(DRAY_LOG_INFO, AREA, "%s is forgotten: no source mentions it any more",
 			    s->name);
 		state_drop_segment(ss->deps.state, s->name);
 		ss->totals.expired++;
@@ -43,7 +41,7 @@ static void expire(struct segments *ss)
 		ss->left_out = false;
 }
 
-/* So that after a kill it is known when they last were ready. */
+/* After a kill the rows tell when segments were last ready. */
 static void save_ready(struct segments *ss)
 {
 	int64_t now = dray_now().ns;
@@ -71,8 +69,6 @@ static int on_sweep(sd_event_source *source, uint64_t usec, void *arg)
 	sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 	return 0;
 }
-
-/* --- life ---------------------------------------------------------------------------------------- */
 
 static int start(struct segments *ss, struct dray_err *reterr)
 {
@@ -148,9 +144,7 @@ struct segments *segments_free(struct segments *ss)
 	return NULL;
 }
 
-/* --- before a restart ---------------------------------------------------------------------------- */
-
-/* Since a time of the wall clock: one that was set back makes nothing older or younger than it can be. */
+/* Age of a time of the wall clock. A clock that was set back gives 0. */
 static int64_t age_ns(int64_t unix_ms)
 {
 	int64_t ago = (int64_t)dray_unix_ms() - unix_ms;
@@ -175,7 +169,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	}
 	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0)
 		segment_target(&s->restored, &target);
-	/* it may be on this node for certain, and have been taken for new */
+	/* a segment on this node is probed since its creation; the restored state replaces that */
 	s->watch = watch_free(s->watch);
 	s->was_peer = !strcmp(row->probe, "peer") || !strcmp(row->probe, "dray");
 	ss->totals.by_state[s->state]--;
@@ -188,7 +182,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	s->ready_ms = row->ready_ms < 0 ? 0 : (uint64_t)row->ready_ms;
 	s->capacity = row->capacity;
 	s->allocated = row->allocated;
-	/* who could speak of it gets the time to do so */
+	/* its sources get the time of segment.expiry to mention it */
 	s->mentioned_ns = now;
 	dray_list_del(&s->foreground);
 	dray_list_add(&ss->foreground, &s->foreground);
@@ -210,8 +204,6 @@ void segments_refill(struct segments *ss)
 		segment_save(s);
 }
 
-/* --- configuration ------------------------------------------------------------------------------- */
-
 int segments_start(struct segments *ss, struct dray_err *reterr)
 {
 	if (segments_configure(ss) < 0)
@@ -232,8 +224,6 @@ void segments_reload(struct segments *ss)
 	listeners_apply(ss);
 	segments_decide_soon(ss);
 }
-
-/* --- told to others ------------------------------------------------------------------------------ */
 
 bool segments_find(struct segments *ss, const char *name, struct segment_info *ret)
 {

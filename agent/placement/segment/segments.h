@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments: which are known and from where, in what state they are, and which one engines are to prefer. A
- * segment is known from the configuration, from a listening socket, from a Mooncake master's pages, because a
- * peer was met or a hint names it, or from before a restart. Probed are those that are configured, on this
- * node, hinted or used; the others are merely known. Control thread only; nothing blocks. Upcalls never run
- * inside the calls that set them up, but may inside calls that bring news.
+ * The segments that the agent knows, their states, and the one that engines should prefer. A segment is known from the
+ * configuration, a listening socket, a Mooncake master's page, a peer, a hint, or from before a restart. Segments that are
+ * configured, on this node, hinted or used are probed; others are only known. Control thread; nothing blocks. Upcalls never
+ * run inside segments_new() and segments_start(), but may run inside the functions that report news.
  */
 #ifndef DRAY_AGENT_PLACEMENT_SEGMENT_SEGMENTS_H
 #define DRAY_AGENT_PLACEMENT_SEGMENT_SEGMENTS_H
@@ -23,19 +22,19 @@ struct peers;
 struct resolver;
 struct segments;
 
-/* What is said of one. Strings are borrowed until the next turn of the loop. */
+/* For lists and upcalls. Strings are borrowed until the next turn of the loop. */
 struct segment_info {
 	const char *name;
 	enum dmsg_segment_state state;
-	bool verified;  /* a probe, or who knows, has confirmed the state since the agent's start */
+	bool verified;  /* the state was confirmed since the agent's start */
 	bool preferred; /* of the empty scope */
 	bool local;
-	char sources[64];  /* by comma */
-	const char *probe; /* tcp, dray, mooncake, http, master, peer; "": not at all */
+	char sources[64];  /* separated by commas */
+	const char *probe; /* tcp, dray, mooncake, http, master, peer; "": not probed */
 	char target[PROBE_TARGET_TEXT_MAX]; /* "": its own address */
 	const char *reason;
 	int64_t since_ns;   /* age of the state */
-	int64_t latency_ns; /* 0: none was answered */
+	int64_t latency_ns; /* of the last success; 0: none */
 	uint64_t probes, failures;
 	int64_t next_ns; /* until the next probe; 0: none is due */
 	uint64_t capacity, allocated;
@@ -44,7 +43,7 @@ struct segment_info {
 
 struct segments_upcalls {
 	void (*changed)(void *arg, const struct segment_info *s, enum dmsg_segment_state old);
-	/* Another segment is preferred, of the empty scope; "" for none. `s` NULL: nothing is known of it. */
+	/* The preferred segment of the empty scope changed; "": none. s NULL: the segment is not known. */
 	void (*preferred)(void *arg, const char *old, const char *now, const struct segment_info *s,
 			  const char *reason);
 };
@@ -56,7 +55,7 @@ struct segments_deps {
 	const char *environment_master; /* MOONCAKE_MASTER_METRICS_URL, checked; likewise */
 	const struct peer_probe_ops *peer_probes; /* how dray agents are probed */
 	struct peers *peers;                      /* for peer_probes; borrowed */
-	const char *own_segment;                  /* of this agent, "" without a listener; copied */
+	const char *own_segment;                  /* of this agent; "" without a listener; copied */
 	struct hints *hints;
 	struct state *state;
 	const struct segments_upcalls *up;
@@ -67,13 +66,13 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 struct segments *segments_free(struct segments *ss);
 DRAY_DEFINE_CLEANUP(struct segments *, segments_free);
 
-/* Reads the configuration, and begins to probe. Once, before what is restored. 0 or -errno with reterr. */
+/* Reads the configuration and begins to probe. Once, before rows are restored. 0 or -errno with reterr. */
 int segments_start(struct segments *ss, struct dray_err *reterr);
 
-/* Rows of the state database, before any other news; the preferred one first. */
+/* Rows of the database, before any other news; the preferred one first. */
 void segments_restore(struct segments *ss, const struct state_segment *row);
 void segments_restore_preferred(struct segments *ss, const struct state_preferred *row);
-/* Puts everything to the state database again. */
+/* Writes all rows to the database again. */
 void segments_refill(struct segments *ss);
 
 /* News. */
@@ -82,7 +81,7 @@ void segments_links_changed(struct segments *ss, const struct nd_links *links,
 void segments_listeners_changed(struct segments *ss, const struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
 void segments_hint_changed(struct segments *ss, const char *segment, bool named);
-/* Another hint counts, or none. */
+/* The effective hint of the empty scope changed. */
 void segments_hints_changed(struct segments *ss);
 void segments_reload(struct segments *ss);
 
@@ -97,7 +96,7 @@ struct preferred {
 };
 void segments_preferred(struct segments *ss, const char *scope, struct preferred *ret);
 
-/* All candidates for a scope, best first; reterr where there is no memory. */
+/* Calls fn for all candidates for a scope, best first. 0 or -ENOMEM. */
 int segments_explain(struct segments *ss, const char *scope,
 		     void (*fn)(void *arg, unsigned rank, const struct candidate *c), void *arg);
 

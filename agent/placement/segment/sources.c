@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who speaks of segments: the configuration, peers, hints. Listening sockets and masters have files of their own. */
+/* Sources of segments: configuration, peers, hints. Listening sockets and masters have files of their own. */
 #include <errno.h>
 
 #include "agent/placement/segment/internal.h"
@@ -10,8 +10,6 @@ void segment_mention(struct segment *s, enum segment_source source, bool on)
 		s->mentioned_ns = dray_now().ns;
 	s->sources = on ? s->sources | source : s->sources & ~(unsigned)source;
 }
-
-/* --- configuration ------------------------------------------------------------------------------- */
 
 /* NULL: no memory. */
 static struct segment *named_by_config(struct segments *ss, const char *name)
@@ -42,7 +40,7 @@ static int known_set(struct segments *ss, const char *word)
 	struct known_rule r;
 	struct segment *s;
 
-	/* what has passed its check is in order */
+	/* the configuration was checked when it was loaded */
 	if (known_rule_parse(word, &r, NULL) < 0)
 		return 0;
 	s = named_by_config(ss, r.segment);
@@ -54,7 +52,7 @@ static int known_set(struct segments *ss, const char *word)
 	return 0;
 }
 
-/* What the configuration does not name any more. */
+/* Handles segments that the configuration no longer names. */
 static void forget_former(struct segments *ss)
 {
 	dray_list_for_each(&ss->all, s, struct segment, link) {
@@ -62,7 +60,7 @@ static void forget_former(struct segments *ss)
 
 		if (!(s->sources & SEGMENT_CONFIG))
 			continue;
-		/* as long as it is remembered it is probed as before */
+		/* until it expires it is probed as before */
 		if (!known && s->configured) {
 			segment_target(&s->restored, s->configured);
 			segment_target(&s->configured, NULL);
@@ -95,8 +93,6 @@ int segments_configure(struct segments *ss)
 		forget_former(ss);
 	return r;
 }
-
-/* --- peers and hints ----------------------------------------------------------------------------- */
 
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 {

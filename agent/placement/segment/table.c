@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The segments that are known, by name. */
+/* The table of segments. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	return s;
 }
 
-/* What nothing speaks of any more, or nothing but a page, and nobody here asked for. */
+/* Segments without a source, or that only a master lists, and that are not in use on this node. */
 static bool may_go(const struct segment *s)
 {
 	if (s->check == SEGMENT_CHECK_SELF || s->local || s->named_preferred)
@@ -55,7 +55,7 @@ static bool may_go(const struct segment *s)
 	       s->sources == SEGMENT_MASTER;
 }
 
-/* The oldest first: a page that names more than there is room for loses what it named before. */
+/* Removes the oldest such segment. False: there is none. */
 static bool make_room(struct segments *ss)
 {
 	dray_list_for_each(&ss->all, s, struct segment, link) {
@@ -83,7 +83,7 @@ struct segment *segment_ensure(struct segments *ss, const char *name, bool bound
 		ss->left_out = true;
 		return NULL;
 	}
-	/* what the node itself has finds room, beyond the limit where it has to */
+	/* segments of this node may exceed the limit if no other can make room */
 	if (!bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments)
 		make_room(ss);
 	s = segment_new(ss, name);
