@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * DRAY_AGENT_STATE_DIR sets agent.state_dir, and so on. Unknown DRAY_* names only cause a warning, because they may belong
- * to other programs. There is no warning for variables of clients, and for those that Kubernetes adds to every container for
- * a Service whose name starts with "dray" (such as DRAY_PORT=tcp://10.0.0.1:7411).
+ * The variable DRAY_AGENT_STATE_DIR sets the key agent.state_dir, and so on. An unknown DRAY_* variable may belong to
+ * another program, so it only causes a warning. Variables of clients cause none. Neither do variables that Kubernetes adds
+ * to each container for a Service whose name starts with "dray", such as DRAY_PORT=tcp://10.0.0.1:7411.
  */
 #include "agent/config/internal.h"
 
@@ -24,7 +24,7 @@ static bool ends_with(const char *s, size_t n, const char *end)
 	return n >= n_end && !memcmp(s + n - n_end, end, n_end);
 }
 
-/* n without the length of the end, if s ends with it. */
+/* The length of s without that end; n if s has another end. */
 static size_t without(const char *s, size_t n, const char *end)
 {
 	return ends_with(s, n, end) ? n - strlen(end) : n;
@@ -79,12 +79,9 @@ static int unknown(struct config *c, const char *name, size_t n)
 	nearest = DRAY_NEAREST(word);
 	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++)
 		dray_nearest_offer(&nearest, dray_config_keys[i].env);
-	if (nearest.best)
-		return config_warn(c,
-				   "environment %s is not a setting, ignoring it; did you mean %s?",
-				   config_clip(word, shown), nearest.best);
-	return config_warn(c, "environment %s is not a setting, ignoring it",
-			   config_clip(word, shown));
+	return config_warn(c, "environment %s is not a setting, ignoring it%s%s%s",
+			   config_clip(word, shown), nearest.best ? "; did you mean " : "",
+			   nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 }
 
 static int variable_load(struct config *c, const char *var, struct dray_err *reterr)

@@ -37,10 +37,11 @@ int known_rule_parse(const char *word, struct known_rule *ret, struct dray_err *
 	int err;
 
 	if (halves(word, r.segment, sizeof(r.segment), &how) < 0 || !dray_endpoint_valid(r.segment))
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "\"%.100s\" names no segment: write HOST:PORT, such as "
-				    "10.0.0.5:50053, and after a blank how to probe it",
-				    word);
+		return dray_err_set(
+			reterr, -EINVAL, DRAY_E_INVALID,
+			"\"%.100s\" is no segment: write HOST:PORT, such as 10.0.0.5:50053, "
+			"then optionally a blank and how to probe it",
+			word);
 	if (*how && !strstr(how, "://") && (probe_kind_parse(how, &kind) < 0 || kind == PROBE_HTTP))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,

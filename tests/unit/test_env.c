@@ -280,9 +280,9 @@ static void no_rdma_is_no_error(void **state)
 	machine("no_rdma", 1);
 	facts.host = "192.0.2.10";
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(names); i++)
-		check(names[i][0], names[i][1], NULL, "no RDMA device is here");
-	check("mooncake", "MOONCAKE_PROTOCOL", "tcp", "no RDMA device is here");
-	check("mooncake-owner", "--protocol", "tcp", "no RDMA device is here");
+		check(names[i][0], names[i][1], NULL, "there is no RDMA device");
+	check("mooncake", "MOONCAKE_PROTOCOL", "tcp", "there is no RDMA device");
+	check("mooncake-owner", "--protocol", "tcp", "there is no RDMA device");
 	check("nccl", "NCCL_SOCKET_IFNAME", "=ens3", "192.0.2.10");
 	/* why there is none may be known */
 	scan->n_notes = 1;

@@ -16,26 +16,27 @@
 #include "netdetect/monitor.h"
 #include "schema/gen/errors.h"
 
-/* How long the end waits for a thread that may hang in a device. */
+/* detect_free() waits this long for a thread that may hang in a device. */
 #define JOIN_SECONDS 1
-/* Longest pause between scans while events storm. */
+/* Longest pause between scans during a storm of events. */
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 
 struct detect {
 	struct detect_deps deps;
 	sd_event_source *source;
-	struct nd_scan *now;        /* control thread's */
-	struct nd_monitor *monitor; /* the thread's, once it runs */
+	struct nd_scan *now;        /* of the control thread */
+	struct nd_monitor *monitor; /* of the thread, once it runs */
 	pthread_t thread;
 	int ready_fd; /* thread to control: a result waits */
 	int quit_fd;  /* control to thread */
 	pthread_mutex_t lock;
-	struct nd_scan *next;      /* under the lock: not yet taken */
-	struct nd_scan *last;      /* the thread's: what listeners are matched with */
-	int64_t listen_ns;         /* the thread's: when it last looked for listening sockets */
-	struct nd_listeners *seen; /* the thread's: given out last */
+	struct nd_scan *next; /* under the lock: not yet taken */
+	/* of the thread */
+	struct nd_scan *last;                /* for the addresses of listeners */
+	int64_t listen_ns;                   /* when it last read the listening sockets */
+	struct nd_listeners *seen;           /* passed on last */
 	struct nd_listeners *next_listeners; /* under the lock: not yet taken */
-	struct dray_cpus cpus_seen;          /* the thread's: given out last */
+	struct dray_cpus cpus_seen;          /* of the thread: passed on last */
 	struct dray_cpus next_cpus; /* under the lock: not yet taken; none allowed: nothing new */
 };
 
@@ -131,11 +132,11 @@ static void listen_once(struct detect *d)
 		return;
 	r = nd_listeners_scan(&ND_SOURCE_LIVE, &d->last->links, &d->deps.cfg->node.addresses, false,
 			      now, &err);
-	/* an interval lies between two looks, however long they take */
+	/* the interval begins when the read has ended, however long that took */
 	d->listen_ns = dray_now().ns;
 	if (r < 0) {
 		log_limited(DRAY_LOG_WARNING, "detect",
-			    "listening sockets: %s, going on with what was known", err.msg);
+			    "listening sockets: %s, keeping the last list", err.msg);
 		return;
 	}
 	if (d->seen && nd_listeners_equal(d->seen, now))
@@ -159,8 +160,7 @@ static void scan_once(struct detect *d)
 	struct nd_scan *scan;
 
 	if (nd_scan_run(&ND_SOURCE_LIVE, &options, &scan, &err) < 0) {
-		log_limited(DRAY_LOG_WARNING, "detect", "%s, going on with what was known",
-			    err.msg);
+		log_limited(DRAY_LOG_WARNING, "detect", "%s, keeping the last scan", err.msg);
 		return;
 	}
 	nd_monitor_follow(d->monitor, scan);
@@ -170,7 +170,7 @@ static void scan_once(struct detect *d)
 	listen_once(d);
 }
 
-/* False: it is time to end. */
+/* False: the thread must end. */
 static bool wait_change(struct detect *d)
 {
 	struct pollfd p[2] = { { d->quit_fd, POLLIN, 0 },
@@ -178,7 +178,7 @@ static bool wait_change(struct detect *d)
 	int64_t interval = d->deps.listeners ? d->deps.cfg->segment.listen_interval : 0;
 
 	for (;;) {
-		/* by the clock: other devices' events may come more often than that */
+		/* by the clock: events that need no scan may come more often than the interval */
 		int64_t left = dray_max(d->listen_ns + interval - dray_now().ns, (int64_t)0);
 		struct timespec t = { .tv_sec = left / DRAY_NS_PER_SEC,
 				      .tv_nsec = left % DRAY_NS_PER_SEC };
@@ -195,7 +195,7 @@ static bool wait_change(struct detect *d)
 	}
 }
 
-/* As long as the last scan took, so that a storm of events leaves half of a CPU. False as above. */
+/* Pauses as long as the last scan took, so that a storm of events takes half a CPU at most. False as above. */
 static bool pause_after(struct detect *d, int64_t took_ns)
 {
 	struct timespec t = { .tv_nsec = dray_min(took_ns, (int64_t)PAUSE_MAX_NS) };
@@ -239,7 +239,7 @@ static void log_notes(const struct nd_scan *old, const struct nd_scan *now)
 	}
 }
 
-/* At first all of it is new: the ports are worth a line each, interfaces and routes are not. */
+/* The first scan: a line for each port, none for interfaces and routes. */
 static void log_first(const struct nd_scan *now)
 {
 	for (size_t i = 0; i < now->devices.n; i++) {
@@ -314,7 +314,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 	int r;
 
 	if (!d)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory to look around");
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	d->deps = *deps;
 	pthread_mutex_init(&d->lock, NULL);
 	d->ready_fd = dray_wake_new();
@@ -328,7 +328,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 		r = dray_thread_start(&d->thread, "dray-detect", 0, detect_main, d);
 	if (r < 0) {
 		release(d);
-		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "looking around: %s",
+		return dray_err_set(reterr, r, DRAY_E_NO_FDS, "the thread that scans the node: %s",
 				    dray_errno_text(r));
 	}
 	log_debug("detect", "changes come by %s", nd_monitor_describe(d->monitor));
@@ -346,8 +346,7 @@ struct detect *detect_free(struct detect *d)
 	until.tv_sec += JOIN_SECONDS;
 	dray_wake(d->quit_fd);
 	if (pthread_timedjoin_np(d->thread, NULL, &until) != 0) {
-		log_warning("detect",
-			    "a device does not answer, leaving it to the end of the process");
+		log_warning("detect", "a device does not answer; its thread is abandoned");
 		d->source = sd_event_source_disable_unref(d->source);
 		return NULL;
 	}

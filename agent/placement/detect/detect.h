@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What netdetect finds, kept current. A thread of its own scans, since opening a device can take long,
- * and scans again when the kernel tells of changes; the control thread gets each result whole. No event tells
- * of listening sockets: these are looked for every segment.listen_interval, and given out where they differ.
+ * Keeps the scan of netdetect current. A thread scans, because opening a device can take long, and scans again when the
+ * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so the thread
+ * reads them every segment.listen_interval and passes them on when they differ.
  */
 #ifndef DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
 #define DRAY_AGENT_PLACEMENT_DETECT_DETECT_H
@@ -19,14 +19,14 @@ struct detect;
 struct detect_deps {
 	sd_event *event;
 	const struct dray_config *cfg; /* borrowed for the agent's life */
-	/* Control thread; `now` lives until the next call, or as long as a reference is held. */
+	/* Control thread; `now` is valid until the next call, or as long as a reference is held. */
 	void (*changed)(void *arg, struct nd_scan *now);
 	/*
-	 * What this process may use of the CPUs has changed: looked for with each scan, and with each look for
-	 * listening sockets, since nothing tells of it.
+	 * The CPUs that this process may use have changed. The kernel does not report that, so they are read with each
+	 * scan and each read of listening sockets.
 	 */
 	void (*cpus)(void *arg, const struct dray_cpus *now);
-	/* The same as changed, for listening sockets, after the scan that their addresses were matched with. May be NULL. */
+	/* The listening sockets have changed; their addresses are matched with the last scan. NULL: they are not read. */
 	void (*listeners)(void *arg, const struct nd_listeners *now);
 	void *arg;
 };
@@ -38,7 +38,7 @@ int detect_new(struct detect **ret, const struct detect_deps *deps, struct dray_
 struct detect *detect_free(struct detect *d);
 DRAY_DEFINE_CLEANUP(struct detect *, detect_free);
 
-/* The last result; NULL until the first, and without a detect. The detect's, until the next `changed`. */
+/* The last scan, valid until the next `changed`. NULL before the first one, and if d is NULL. */
 const struct nd_scan *detect_scan(const struct detect *d);
 
 /* A config_check: can a scan follow the keys rdma.gid_*? Pure. */

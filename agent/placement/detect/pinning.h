@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On which CPUs workers run, on machines with several NUMA nodes. */
+/* The CPUs of workers on machines with several NUMA nodes. */
 #ifndef DRAY_AGENT_PLACEMENT_DETECT_PINNING_H
 #define DRAY_AGENT_PLACEMENT_DETECT_PINNING_H
 
@@ -9,10 +9,9 @@
 #include "schema/gen/config.h"
 
 /*
- * The node for worker `index`, -1: anywhere. cpus: those of the node that are in `allowed`. Workers take
- * in turn the nodes that agent.numa_nodes names, or else those of RNICs with an active port, or else those
- * of GPUs; a node without an allowed CPU is passed over, and a machine of one node needs none of this.
- * Pure.
+ * The node for worker `index`; -1: any. cpus: the CPUs of the node that are in `allowed`. Workers get the nodes of
+ * agent.numa_nodes in turn, else the nodes of RNICs with an active port, else the nodes of GPUs. Nodes without an allowed
+ * CPU are skipped. On a machine with one node only agent.numa_nodes counts. Pure.
  */
 int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
 		 const cpu_set_t *allowed, cpu_set_t *cpus);

@@ -22,8 +22,6 @@ const struct env_profile *const env_profiles[ENV_PROFILE_N] = {
 	[ENV_PROFILE_UCX] = &env_profile_ucx,
 };
 
-/* --- answers ------------------------------------------------------------------------------------ */
-
 char *env_format(const char *fmt, ...)
 {
 	va_list ap;
@@ -43,7 +41,7 @@ __attribute__((format(printf, 2, 0))) static int reason_set(struct env_answer *a
 		a->reason = NULL;
 		return -ENOMEM;
 	}
-	/* names in it may be somebody else's */
+	/* it may have names from outside the agent */
 	for (char *c = a->reason; *c; c++)
 		if ((unsigned char)*c < ' ' || *c == 0x7f)
 			*c = ' ';
@@ -68,7 +66,7 @@ int env_set(struct env_answer *a, char *value, const char *fmt, ...)
 
 	if (!value)
 		return -ENOMEM;
-	/* no file and no protocol here can carry it */
+	/* neither the file nor the protocol can carry a newline */
 	if (strpbrk(value, "\r\n")) {
 		free(value);
 		return env_omit(a, "its value holds a newline");
@@ -79,8 +77,6 @@ int env_set(struct env_answer *a, char *value, const char *fmt, ...)
 	va_end(ap);
 	return ret;
 }
-
-/* --- the host ----------------------------------------------------------------------------------- */
 
 bool env_host_is_ipv6(const struct env_facts *f)
 {
@@ -101,22 +97,28 @@ const char *env_host_reason(const struct env_facts *f)
 	return env_has(f->host_reason) ? f->host_reason : "the address to advertise";
 }
 
-bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left)
+int env_host_check(const struct env_input *in, struct env_answer *a)
 {
 	const struct env_facts *f = in->facts;
+	bool why = env_has(f->host_reason);
+	int r;
 
 	if (!env_has(f->host))
-		*ret_left = env_omit(a, "no address to advertise%s%s",
-				     env_has(f->host_reason) ? ": " : " was found",
-				     env_has(f->host_reason) ? f->host_reason : "");
+		r = env_omit(a, "no address to advertise%s%s", why ? ": " : " was found",
+			     why ? f->host_reason : "");
 	else if (!strcmp(f->host, "0.0.0.0") || !strcmp(f->host, "::"))
-		*ret_left = env_omit(a, "%s is no address that others can use", f->host);
+		r = env_omit(a, "%s is no address that others can use", f->host);
 	else
-		return true;
-	return false;
+		r = 1;
+	return r;
 }
 
-/* --- profiles ----------------------------------------------------------------------------------- */
+int env_host(const struct env_input *in, struct env_answer *a)
+{
+	int r = env_host_check(in, a);
+
+	return r <= 0 ? r : env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+}
 
 static int variable_add(struct env *e, enum env_profile_id id, const struct env_rule *rule,
 			struct env_answer *a)

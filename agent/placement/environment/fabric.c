@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which RDMA ports can be named to other libraries, and the GID index that they may be told. */
+/* The RDMA ports and the GID index for other libraries. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #define NODE_CHANNEL_ADAPTER 1 /* RDMA_NODE_IB_CA: InfiniBand and RoCE, not iWARP */
 
-/* What separates items of the lists here; the kernel allows more in a name than they do. */
+/* The kernel allows names with characters that separate items of the lists. */
 static bool name_is_plain(const char *name)
 {
 	return *name && !strpbrk(name, ",:;=^ \t\r\n");
@@ -25,7 +25,7 @@ static const struct nd_pkey *limited_pkey(const struct nd_port *p)
 	return NULL;
 }
 
-/* Can the port be used? Otherwise false, with why in buf. */
+/* Can the port be used? If not, the reason goes to buf. */
 static bool port_ok(const struct nd_device *d, const struct nd_port *p, struct env_port *ret,
 		    char *buf, size_t n)
 {
@@ -61,7 +61,7 @@ static int port_add(struct env_fabric *f, const struct env_port *port)
 	return 0;
 }
 
-/* What is behind "; left out: " in the reasons. */
+/* Writes the ports that cannot be used, with the reasons, to left. */
 static int ports_look(struct env_fabric *f, const struct nd_devices *devices, uint32_t only,
 		      FILE *left)
 {
@@ -100,7 +100,7 @@ static const char *why_none(const struct nd_scan *scan)
 	for (size_t i = 0; i < scan->n_notes; i++)
 		if (!strcmp(scan->notes[i].about, "devices"))
 			return scan->notes[i].text;
-	return "no RDMA device is here";
+	return "there is no RDMA device";
 }
 
 int env_fabric_make(struct env_fabric *f, const struct nd_scan *scan, uint32_t only)

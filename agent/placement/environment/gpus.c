@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device for each GPU. Some readers of such a list take the entry at the number of their GPU and refuse an
- * empty one; others take the whole of it as the devices that are allowed. So each GPU has a place, one without a
- * usable RNIC of its own shares the nearest of another, and what GPUs use beyond one follows behind the places.
+ * A list with a device for each GPU. Some readers of such a list use the entry at the number of their GPU and refuse an
+ * empty entry; others use all entries as allowed devices. So each GPU has an entry, a GPU without a usable RNIC of its own
+ * shares the nearest RNIC of another GPU, and further RNICs of GPUs follow behind these entries.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,10 +17,10 @@ struct places {
 	const struct env_fabric *f;
 	const struct nd_affinity **v; /* by GPU */
 	unsigned *load;               /* GPUs by device */
-	unsigned shared;              /* GPUs with somebody else's */
+	unsigned shared;              /* GPUs that share the RNIC of another one */
 };
 
-/* Preferred ones come first, then by distance; of those at the same distance, what fewest GPUs have. */
+/* A preferred RNIC first, then by distance; of several at one distance, the RNIC of the fewest GPUs. */
 static const struct nd_affinity *nearest(const struct places *p, size_t gpu)
 {
 	const struct nd_topology *t = &p->scan->topology;
@@ -48,7 +48,7 @@ static bool has_place(const struct places *p, size_t n, uint16_t device)
 	return false;
 }
 
-/* The first pair of the device that a GPU prefers; so that each device follows once. */
+/* Is it the first pair in which a GPU prefers this device? So each device follows once. */
 static bool is_first_preferred(const struct nd_topology *t, size_t pair)
 {
 	for (size_t i = 0; i < pair; i++)
@@ -57,7 +57,7 @@ static bool is_first_preferred(const struct nd_topology *t, size_t pair)
 	return t->pairs[pair].preferred;
 }
 
-/* Returns how many followed. */
+/* Returns how many devices follow behind the entries of GPUs. */
 static unsigned list_print(const struct places *p, FILE *s)
 {
 	const struct nd_topology *t = &p->scan->topology;
@@ -67,7 +67,7 @@ static unsigned list_print(const struct places *p, FILE *s)
 
 	for (size_t g = 1; g < t->n_gpus; g++)
 		alike = alike && p->v[g]->device == p->v[0]->device;
-	/* a list of one is for every GPU */
+	/* a list of one device serves every GPU */
 	for (size_t g = 0; g < (alike ? 1 : t->n_gpus); g++)
 		fprintf(s, "%s%s", g ? "," : "", d[p->v[g]->device].name);
 	for (size_t i = 0; i < t->n_pairs; i++) {
@@ -76,7 +76,7 @@ static unsigned list_print(const struct places *p, FILE *s)
 		if (!is_first_preferred(t, i) || has_place(p, t->n_gpus, device) ||
 		    !env_fabric_find(p->f, device))
 			continue;
-		/* no longer a list of one: the places must be there */
+		/* with a second device, each GPU needs its entry */
 		for (size_t g = 1; alike && !more && g < t->n_gpus; g++)
 			fprintf(s, ",%s", d[p->v[g]->device].name);
 		fprintf(s, ",%s", d[device].name);
@@ -89,7 +89,7 @@ static void reason_print(const struct places *p, unsigned more, FILE *s)
 {
 	const struct nd_topology *t = &p->scan->topology;
 
-	fprintf(s, "a place for each of %zu GPU%s, by PCI address", t->n_gpus,
+	fprintf(s, "an entry for each of %zu GPU%s, by PCI address", t->n_gpus,
 		t->n_gpus == 1 ? "" : "s");
 	for (size_t g = 0; p->shared && g < t->n_gpus; g++)
 		if (!p->v[g]->preferred)
@@ -136,11 +136,11 @@ int env_gpu_devices(const struct env_input *in, struct env_answer *a)
 	if (t->hidden_gpus)
 		return env_omit(
 			a,
-			"%u GPUs are not in this /sys, so that places would not be those of "
-			"GPUs; mount the host's /sys",
+			"%u GPUs are not in this /sys, so the position of each GPU is unknown; "
+			"mount the host's /sys",
 			t->hidden_gpus);
 	if (!t->n_gpus && p.f->n > 1)
-		return env_omit(a, "no GPU is in /sys, so that there are no places to fill");
+		return env_omit(a, "no GPU is in /sys, so the list would have no entries");
 	if (!t->n_gpus)
 		return env_set(a, strdup(p.f->v[0].d->name), "the only usable RNIC%s",
 			       p.f->left_out);
@@ -151,8 +151,8 @@ int env_gpu_devices(const struct env_input *in, struct env_answer *a)
 	for (size_t g = 0; g < t->n_gpus; g++) {
 		v[g] = nearest(&p, g);
 		if (!v[g])
-			return env_omit(a, "no RNIC is known to be near GPU %zu (%s)", g,
-					t->gpus[g].bdf);
+			return env_omit(a, "the distance of the RNICs to GPU %zu (%s) is not known",
+					g, t->gpus[g].bdf);
 		load[v[g]->device]++;
 		p.shared += !v[g]->preferred;
 	}

@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the profiles share: the answer to one variable, ports that can be used, and texts about the host. */
+/* Shared by the profiles: the answer for a variable, usable ports, and the host. */
 #ifndef DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
 #define DRAY_AGENT_PLACEMENT_ENVIRONMENT_INTERNAL_H
 
 #include "agent/config/env_profile.h"
 #include "agent/placement/environment/env.h"
 
-/* --- answers ------------------------------------------------------------------------------------ */
-
 struct env_answer {
 	char *value, *reason;
-	bool skip; /* nothing to say here, not even why not */
+	bool skip; /* the variable is not listed at all */
 };
 
 #define ENV_ANSWER_NULL ((struct env_answer){ .value = NULL })
 
-/* Both allocated here; 0 or -ENOMEM. env_set: value is taken, also on errors, and may be NULL for no memory. */
+/* 0 or -ENOMEM. env_set() takes over value, also on errors; NULL: no memory. */
 int env_set(struct env_answer *a, char *value, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 int env_omit(struct env_answer *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -28,37 +26,33 @@ static inline bool env_has(const char *s)
 	return s && *s;
 }
 
-/* --- ports -------------------------------------------------------------------------------------- */
-
-/* A port that can be used by libraries that know nothing but its name and a GID index. */
+/* A port that libraries can use by its name and a GID index. */
 struct env_port {
 	uint16_t device; /* index in the scan */
 	const struct nd_device *d;
 	const struct nd_port *p;
-	const struct nd_gid *gid; /* NULL: InfiniBand, where none has to be chosen */
+	const struct nd_gid *gid; /* NULL: InfiniBand, which needs no choice */
 };
 
 struct env_fabric {
 	struct env_port *v; /* in the scan's order */
 	size_t n;
-	char *left_out; /* ports that cannot be used, with why, such as "; left out: ..."; "" for none */
-	const char *none; /* n is 0: why, in words */
+	char *left_out; /* "; left out: " and ports that cannot be used, with the reason; "" for none */
+	const char *none; /* if n is 0: the reason */
 };
 
-/* only: the number that a port must have; 0: any. 0 or -ENOMEM. */
+/* only: the number of the ports; 0: any. 0 or -ENOMEM. */
 int env_fabric_make(struct env_fabric *f, const struct nd_scan *scan, uint32_t only);
 void env_fabric_deinit(struct env_fabric *f);
 
 /* The port of that device, or NULL. */
 const struct env_port *env_fabric_find(const struct env_fabric *f, uint16_t device);
 
-/* The one GID index that is right for all of them, or left out with why. */
+/* The GID index of all ports; omitted with the reason if they differ. */
 int env_gid_index(const struct env_fabric *f, struct env_answer *a);
 
-/* Names separated by commas, with :PORT where that is asked for, after `before`; or left out. */
+/* `before` and the names, separated by commas, with :PORT if ports is set; omitted if there are no ports. */
 int env_devices(const struct env_fabric *f, const char *before, bool ports, struct env_answer *a);
-
-/* --- profiles ----------------------------------------------------------------------------------- */
 
 struct env_input {
 	const struct env_facts *facts;
@@ -82,14 +76,16 @@ extern const struct env_profile env_profile_dray, env_profile_vllm, env_profile_
 
 extern const struct env_profile *const env_profiles[ENV_PROFILE_N];
 
-/* Can others be told of the host? Otherwise leaves out, and *ret_left is the result. */
-bool env_host_ok(const struct env_input *in, struct env_answer *a, int *ret_left);
+/* Is there a host that others can use? 1; else 0 or -ENOMEM, which is the result of env_omit(). */
+int env_host_check(const struct env_input *in, struct env_answer *a);
+/* The host, as a name or an address. */
+int env_host(const struct env_input *in, struct env_answer *a);
 bool env_host_is_ipv6(const struct env_facts *f);
 bool env_host_is_numeric(const struct env_facts *f);
-/* "the default route leaves by it", or other words for why this one. */
+/* Why this host, such as "the default route leaves by it". */
 const char *env_host_reason(const struct env_facts *f);
 
-/* A device for each GPU by position (gpus.c). */
+/* A device for each GPU, by position (gpus.c). */
 int env_gpu_devices(const struct env_input *in, struct env_answer *a);
 
 #endif

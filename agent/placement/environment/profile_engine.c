@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dray and vllm: where the agent is, and what address others should use. */
+/* dray and vllm: the socket and segment of the agent, and the address for others. */
 #include <string.h>
 
 #include "agent/placement/environment/internal.h"
@@ -23,28 +23,17 @@ const struct env_profile env_profile_dray = {
 	.rules = { { "DRAY_SOCKET", socket_of }, { "DRAY_SEGMENT", segment_of } },
 };
 
-/* vLLM takes it for an address and does not resolve it everywhere. */
+/* vLLM does not resolve a name everywhere. */
 static int host_address(const struct env_input *in, struct env_answer *a)
 {
-	int left;
+	int r = env_host_check(in, a);
 
-	if (!env_host_ok(in, a, &left))
-		return left;
-	if (!env_host_is_numeric(in->facts))
+	if (r > 0 && !env_host_is_numeric(in->facts))
 		return env_omit(a, "%s is a name, and vLLM wants an address", in->facts->host);
-	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
-}
-
-static int host_of(const struct env_input *in, struct env_answer *a)
-{
-	int left;
-
-	if (!env_host_ok(in, a, &left))
-		return left;
-	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
+	return r <= 0 ? r : env_host(in, a);
 }
 
 const struct env_profile env_profile_vllm = {
 	.doc = "the address of this node, for vLLM and its NIXL side channel",
-	.rules = { { "VLLM_HOST_IP", host_address }, { "VLLM_NIXL_SIDE_CHANNEL_HOST", host_of } },
+	.rules = { { "VLLM_HOST_IP", host_address }, { "VLLM_NIXL_SIDE_CHANNEL_HOST", env_host } },
 };

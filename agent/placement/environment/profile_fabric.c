@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl and ucx: devices, GID index and interface. Each finds the near ones of a GPU by itself. */
+/* nccl and ucx: devices, GID index and interface. Both libraries choose the device near a GPU themselves. */
 #include <arpa/inet.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ static int gid_index(const struct env_input *in, struct env_answer *a)
 	return env_gid_index(&in->any, a);
 }
 
-/* With =, or mlx5_1 would stand for mlx5_10 as well. */
+/* Without = mlx5_1 would also match mlx5_10. */
 static int nccl_devices(const struct env_input *in, struct env_answer *a)
 {
 	return env_devices(&in->any, "=", true, a);
@@ -23,7 +23,7 @@ static const struct nd_link *link_of_host(const struct env_facts *f)
 
 	if (!f->scan || !env_host_is_numeric(f))
 		return NULL;
-	/* IPv4 stands as ::ffff:a.b.c.d in a scan */
+	/* a scan has IPv4 addresses as ::ffff:a.b.c.d */
 	if (!env_host_is_ipv6(f)) {
 		if (strlen(f->host) > 15)
 			return NULL;
@@ -42,10 +42,10 @@ static int nccl_interface(const struct env_input *in, struct env_answer *a)
 {
 	const struct env_facts *f = in->facts;
 	const struct nd_link *l;
-	int left;
+	int r = env_host_check(in, a);
 
-	if (!env_host_ok(in, a, &left))
-		return left;
+	if (r <= 0)
+		return r;
 	if (!f->scan)
 		return env_omit(a, "interfaces have not been looked at yet");
 	l = link_of_host(f);

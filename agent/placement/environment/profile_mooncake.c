@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vllm-mooncake, mooncake and mooncake-owner: for Mooncake's transfer engine and store, in three places. */
+/* vllm-mooncake, mooncake and mooncake-owner: Mooncake's transfer engine and store. Mooncake adds port and brackets to a host itself. */
 #include <string.h>
 
 #include "agent/placement/environment/internal.h"
@@ -22,17 +22,7 @@ static int preferred_segment(const struct env_input *in, struct env_answer *a)
 		       env_has(f->preferred.reason) ? f->preferred.reason : "");
 }
 
-/* Without port and brackets: Mooncake adds both itself. */
-static int local_hostname(const struct env_input *in, struct env_answer *a)
-{
-	int left;
-
-	if (!env_host_ok(in, a, &left))
-		return left;
-	return env_set(a, strdup(in->facts->host), "%s", env_host_reason(in->facts));
-}
-
-/* Its mere presence says IPv6, so that nothing may be said otherwise. */
+/* Any value selects IPv6, so the variable must be absent otherwise. */
 static int use_ipv6(const struct env_input *in, struct env_answer *a)
 {
 	a->skip = !env_host_is_ipv6(in->facts);
@@ -69,7 +59,7 @@ static int master(const struct env_input *in, struct env_answer *a)
 const struct env_profile env_profile_vllm_mooncake = {
 	.doc = "vLLM with a Mooncake connector: the segment to prefer, this node's name, RDMA",
 	.rules = { { "MOONCAKE_PREFERRED_SEGMENT", preferred_segment },
-		   { "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", local_hostname },
+		   { "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", env_host },
 		   { "MC_USE_IPV6", use_ipv6 },
 		   { "MC_GID_INDEX", gid_index },
 		   { "MOONCAKE_DEVICE", env_gpu_devices } },
@@ -77,7 +67,7 @@ const struct env_profile env_profile_vllm_mooncake = {
 
 const struct env_profile env_profile_mooncake = {
 	.doc = "Mooncake's transfer engine or store within a process",
-	.rules = { { "MOONCAKE_LOCAL_HOSTNAME", local_hostname },
+	.rules = { { "MOONCAKE_LOCAL_HOSTNAME", env_host },
 		   { "MOONCAKE_MASTER", master },
 		   { "MOONCAKE_PROTOCOL", protocol },
 		   { "MC_USE_IPV6", use_ipv6 },
@@ -87,15 +77,15 @@ const struct env_profile env_profile_mooncake = {
 
 /* --- arguments of mooncake_client ----------------------------------------------------------------- */
 
-/* It is published as it stands, so that others must be able to use it. */
+/* Mooncake publishes it unchanged, so other nodes must be able to use it. */
 static int owner_host(const struct env_input *in, struct env_answer *a)
 {
 	const struct env_facts *f = in->facts;
 	bool v6 = env_host_is_ipv6(f);
-	int left;
+	int r = env_host_check(in, a);
 
-	if (!env_host_ok(in, a, &left))
-		return left;
+	if (r <= 0)
+		return r;
 	if (!f->owner_segment)
 		return env_omit(a, "mooncake.owner_segment is not known");
 	return env_set(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The environment in lines. */
+/* The environment as text. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "agent/placement/environment/internal.h"
 #include "lib/quote.h"
 
-/* Two profiles may say the same. */
+/* Two profiles may have the same variable. */
 static bool said_before(const struct env *e, size_t i)
 {
 	for (size_t k = 0; k < i; k++)

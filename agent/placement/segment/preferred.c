@@ -90,10 +90,15 @@ static int compare_own(const struct preferred_facts *f, const struct preferred_s
 	return strcmp(a->name, b->name);
 }
 
+/* Only a master names it, by a loopback address: it may be on the master's node. */
+static bool is_masters_loopback(const struct preferred_segment *s)
+{
+	return s->loopback && s->listed && !s->configured && !s->listens;
+}
+
 static bool is_own(const struct preferred_segment *s)
 {
-	return s->local && !s->agent && s->mentioned &&
-	       !(s->loopback && s->listed && !s->configured && !s->listens);
+	return s->local && !s->agent && s->mentioned && !is_masters_loopback(s);
 }
 
 /* The best segment of this node, even if it does not answer; never a dray agent. */
@@ -123,7 +128,7 @@ static void add_word(struct ranking *r, const char *word, enum dmsg_preference p
 	s = is_own ? own(r->f) : find(r->f, word);
 	c = add(r, is_own ? (s ? s->name : "") : word, s, preference);
 	if (!free_to_choose(r)) {
-		set_reason(c, "%s names it, but segment.preferred counts before", origin);
+		set_reason(c, "%s names it, but segment.preferred takes precedence", origin);
 	} else if (is_own && !s) {
 		set_reason(c, "%s says %s, and no segment of this node is known yet", origin, word);
 		r->barred = true;
@@ -141,7 +146,8 @@ static void add_hints(struct ranking *r)
 		struct candidate *c = add(r, h->segment, s, DMSG_PREFERENCE_HINT);
 
 		if (!free_to_choose(r))
-			set_reason(c, "hint (%s), but what is above counts before", h->about);
+			set_reason(c, "hint (%s), but a candidate above takes precedence",
+				   h->about);
 		else if (s && !s->answers)
 			set_reason(c, "hint (%s), but it does not answer: %s", h->about,
 				   state_text(s));
@@ -158,7 +164,7 @@ static const char *own_fault(const struct preferred_segment *s)
 		return s->where;
 	if (s->agent)
 		return "a dray agent moves bytes and owns none";
-	if (s->loopback && s->listed && !s->configured && !s->listens)
+	if (is_masters_loopback(s))
 		return "a master calls it loopback, and nothing listens for it here";
 	if (s->state != DMSG_SEGMENT_STATE_READY || !s->answers)
 		return state_text(s);
@@ -172,18 +178,16 @@ static void explain_detected(struct ranking *r, struct candidate *c, const struc
 
 	if (fault)
 		set_reason(c, "%s", fault);
-	else if (r->barred)
-		set_reason(c, "ready on this node, but what is above counts before");
-	else if (r->chosen && strcmp(r->chosen, s->name) == 0)
+	else if (!r->barred && r->chosen && strcmp(r->chosen, s->name) == 0)
 		set_reason(c, "ready on this node, and chosen above");
-	else if (r->chosen && best)
-		set_reason(c, "ready on this node, but %s comes before: %s", best->name,
+	else if (!r->barred && r->chosen && best)
+		set_reason(c, "ready on this node, but %s takes precedence: %s", best->name,
 			   s->loopback && !best->known->loopback ? "this one is loopback" :
 			   best->known->configured && !s->configured ?
 								   "the configuration names it" :
 								   "one is enough");
-	else if (r->chosen)
-		set_reason(c, "ready on this node, but what is above counts before");
+	else if (!free_to_choose(r))
+		set_reason(c, "ready on this node, but a candidate above takes precedence");
 	else {
 		set_reason(c, "ready on this node%s: %s; %s", s->verified ? "" : ", unverified",
 			   s->where, state_text(s));
