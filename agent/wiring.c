@@ -14,7 +14,6 @@
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/rails/verbs.h"
-#include "agent/control/status/gather.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/watchdog.h"
 #include "agent/model/gpu_message.h"
@@ -25,6 +24,7 @@
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 #include "lib/log.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
 /* Upcalls take the agent as arg. Many only pass a call on to another module of it. */
@@ -219,8 +219,7 @@ static void on_peer_changed(void *arg, dray_handle peer, const char *segment, co
 	if (a->segments)
 		segments_peer_changed(a->segments, segment,
 				      !strcmp(after, peer_state_name(PEER_STATE_READY)));
-	if (a->bus)
-		bus_server_peer_changed(a->bus, peer, segment, before, after, why);
+	agent_signal(a, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after, why);
 }
 
 static void on_rail_changed(void *arg, const char *device, uint32_t port, const char *before,
@@ -231,8 +230,7 @@ static void on_rail_changed(void *arg, const char *device, uint32_t port, const 
 
 	snprintf(name, sizeof(name), "%s/%u", device, port);
 	agent_record(a, HISTORY_RAIL, name, before, after, why);
-	if (a->bus)
-		bus_server_rail_changed(a->bus, device, port, before, after, why);
+	agent_signal(a, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
 }
 
 static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
@@ -242,8 +240,7 @@ static void on_session_closed(void *arg, dray_handle session, const char *name, 
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
 	agent_record(a, HISTORY_SESSION, subject, "open", "closed", why);
-	if (a->bus)
-		bus_server_session_closed(a->bus, session, name, why);
+	agent_signal(a, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, name, why);
 }
 
 static const struct peers_upcalls peers_up = {
@@ -300,11 +297,6 @@ static void on_detected(void *arg, struct nd_scan *scan)
 		place_worker(a, i, &allowed, scan);
 }
 
-static void on_ready(void *arg, struct ready *ret)
-{
-	agent_ready(arg, ret);
-}
-
 static unsigned worker_count(const struct dray_config *cfg, const struct dray_cpus *cpus)
 {
 	unsigned n = (unsigned)cfg->agent.workers;
@@ -332,14 +324,7 @@ static int start_interfaces(struct agent *a, const struct dray_config *cfg, int 
 	ret = bus_server_new(&a->bus, a, control_fd, reterr);
 	if (ret < 0)
 		return ret;
-	return http_new(&a->http,
-			&(struct http_deps){ .event = a->event,
-					     .cfg = cfg,
-					     .health = a->health,
-					     .metrics = agent_metrics_source(a),
-					     .ready = on_ready,
-					     .arg = a },
-			reterr);
+	return http_new(&a->http, a, reterr);
 }
 
 int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct dray_err *reterr)

@@ -22,6 +22,12 @@ static inline struct dray_time dray_now(void)
 	return (struct dray_time){ (int64_t)ts.tv_sec * DRAY_NS_PER_SEC + ts.tv_nsec };
 }
 
+/* A span as a number that is not negative: differences of clock readings can be slightly below 0. */
+static inline uint64_t dray_span(int64_t ns)
+{
+	return ns > 0 ? (uint64_t)ns : 0;
+}
+
 /* Unix time in milliseconds: only for what other hosts read. */
 static inline uint64_t dray_unix_ms(void)
 {

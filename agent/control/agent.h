@@ -34,14 +34,10 @@ struct segments;
 struct state;
 struct watchdog;
 
-/* Signals of the D-Bus server to its connections; bus_server_new() sets them. */
+/* What the agent asks of the D-Bus server; bus_server_new() sets it. */
 struct bus_signals {
-	void (*state_changed)(struct bus_server *c, enum agent_state old, enum agent_state new);
-	void (*segment_changed)(struct bus_server *c, const char *segment, const char *before,
-				const char *after, const char *why);
-	void (*preferred_changed)(struct bus_server *c, const char *before, const char *after,
-				  const char *why);
-	void (*event_added)(struct bus_server *c, const struct history_event *e);
+	/* A signal of the schema to every connection; for agent_signal(). */
+	void (*emit)(struct bus_server *c, const char *signal, const char *types, va_list ap);
 	/* Sends queued messages before exit, for at most 100 ms. */
 	void (*flush)(struct bus_server *c);
 };
@@ -120,6 +116,12 @@ struct drain_progress agent_drain_progress(struct agent *a);
 /* Adds a change to the history and signals it to the connections of the control socket. */
 void agent_record(struct agent *a, enum history_kind kind, const char *subject, const char *before,
 		  const char *after, const char *reason);
+
+/*
+ * Sends a signal of dev.dray.Agent1, if there is a control socket. types: of the arguments, s, t or u. Bytes of texts that
+ * are not UTF-8 are replaced.
+ */
+void agent_signal(struct agent *a, const char *signal, const char *types, ...);
 
 /* The part of the configuration that workers use; the poll time depends on the CPUs, too. */
 struct data_config agent_data_config(const struct agent *a);

@@ -11,6 +11,7 @@
 #include "agent/control/agent.h"
 #include "agent/process/service_manager.h"
 #include "lib/log.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
 /* How often the workers are asked for their transfers in flight. */
@@ -39,8 +40,7 @@ static void set_state(struct agent *a, enum agent_state next, const char *why)
 	log_notice("agent", "state %s -> %s: %s", state_names[old], state_names[next], why);
 	notify_status(a->notify, "%s", state_names[next]);
 	agent_record(a, HISTORY_STATE, "agent", state_names[old], state_names[next], why);
-	if (a->bus)
-		a->bus_signals->state_changed(a->bus, old, next);
+	agent_signal(a, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", state_names[old], state_names[next]);
 }
 
 static int timer_start(struct agent *a, sd_event_source **source, int64_t ns,

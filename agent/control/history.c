@@ -32,20 +32,19 @@ static int64_t wall_clock(void)
 	return (int64_t)ts.tv_sec * DRAY_NS_PER_SEC + ts.tv_nsec;
 }
 
-const struct history_event *history_add(struct history *h, enum history_kind kind,
-					const char *subject, const char *before, const char *after,
-					const char *reason)
+uint64_t history_add(struct history *h, enum history_kind kind, const char *subject,
+		     const char *before, const char *after, const char *reason)
 {
 	struct history_event *e = &h->v[h->n % HISTORY_MAX];
 
 	e->number = ++h->n;
 	e->time_ns = wall_clock();
 	e->kind = kind;
-	snprintf(e->subject, sizeof(e->subject), "%s", subject ? subject : "");
-	snprintf(e->before, sizeof(e->before), "%s", before ? before : "");
-	snprintf(e->after, sizeof(e->after), "%s", after ? after : "");
-	snprintf(e->reason, sizeof(e->reason), "%s", reason ? reason : "");
-	return e;
+	snprintf(e->subject, sizeof(e->subject), "%s", subject);
+	snprintf(e->before, sizeof(e->before), "%s", before);
+	snprintf(e->after, sizeof(e->after), "%s", after);
+	snprintf(e->reason, sizeof(e->reason), "%s", reason);
+	return e->number;
 }
 
 void history_each(const struct history *h, uint64_t number,

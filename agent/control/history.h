@@ -38,10 +38,9 @@ struct history;
 struct history *history_new(void);
 struct history *history_free(struct history *h);
 
-/* Texts are copied; NULL counts as "". Returns the event, which is valid until the next call. */
-const struct history_event *history_add(struct history *h, enum history_kind kind,
-					const char *subject, const char *before, const char *after,
-					const char *reason);
+/* Texts are copied. Returns the number of the event. */
+uint64_t history_add(struct history *h, enum history_kind kind, const char *subject,
+		     const char *before, const char *after, const char *reason);
 
 /* Calls fn for each kept event with a higher number, oldest first. */
 void history_each(const struct history *h, uint64_t number,

@@ -14,6 +14,7 @@
 #include "agent/placement/environment/env_file.h"
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
 #define AREA "placement"
@@ -139,8 +140,8 @@ static void on_segment_changed(void *arg, const struct segment_info *s, enum dms
 	struct agent *a = arg;
 
 	agent_record(a, HISTORY_SEGMENT, s->name, before, after, s->reason);
-	if (a->bus)
-		a->bus_signals->segment_changed(a->bus, s->name, before, after, s->reason);
+	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", s->name, before, after,
+		     s->reason);
 	if (a->sessions)
 		notify_sessions(a, s->name, old, s->state, flags_of(s), s->reason);
 	environment_changed(a);
@@ -157,8 +158,7 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 
 	agent_record(a, HISTORY_PREFERRED, *now ? now : old, *old ? old : "none",
 		     *now ? now : "none", reason);
-	if (a->bus)
-		a->bus_signals->preferred_changed(a->bus, old, now, reason);
+	agent_signal(a, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", old, now, reason);
 	if (a->sessions)
 		notify_sessions(a, now, state, state, flags, reason);
 	environment_changed(a);

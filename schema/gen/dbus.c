@@ -54,278 +54,426 @@ const struct dray_dbus_property dray_dbus_properties[17] = {
 };
 
 const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N] = {
-	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
-	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Name given at HELLO. */
-	{ "group", "s", DRAY_DBUS_KIND_TEXT }, /* Group; empty for a group of its own. */
-	{ "uid", "u", DRAY_DBUS_KIND_NUMBER }, /* User id, from the kernel. */
-	{ "gid", "u", DRAY_DBUS_KIND_NUMBER }, /* Group id. */
-	{ "pid", "u", DRAY_DBUS_KIND_NUMBER }, /* Process id; 0 across PID namespaces. */
-	{ "worker", "u", DRAY_DBUS_KIND_NUMBER }, /* Worker that serves it. */
-	{ "regions", "u", DRAY_DBUS_KIND_NUMBER }, /* Regions. */
-	{ "remotes", "u", DRAY_DBUS_KIND_NUMBER }, /* Remotes. */
-	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER }, /* Live tokens. */
-	{ "ring", "b", DRAY_DBUS_KIND_BOOL }, /* The session has a ring. */
-	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since HELLO. */
-	{ "transfers", "t", DRAY_DBUS_KIND_NUMBER }, /* Transfers that have ended. */
-	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes that its transfers have moved. */
+	/* Handle. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, session) },
+	/* Name given at HELLO. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_session, name) },
+	/* Group; empty for a group of its own. */
+	{ "group", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_session, group) },
+	/* User id, from the kernel. */
+	{ "uid", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, uid) },
+	/* Group id. */
+	{ "gid", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, gid) },
+	/* Process id; 0 across PID namespaces. */
+	{ "pid", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, pid) },
+	/* Worker that serves it. */
+	{ "worker", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, worker) },
+	/* Regions. */
+	{ "regions", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, regions) },
+	/* Remotes. */
+	{ "remotes", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, remotes) },
+	/* Live tokens. */
+	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, tokens) },
+	/* The session has a ring. */
+	{ "ring", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_session, ring) },
+	/* Time since HELLO. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_session, age_ns) },
+	/* Transfers that have ended. */
+	{ "transfers", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_session, transfers) },
+	/* Bytes that its transfers have moved. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_session, bytes) },
 };
 
 const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N] = {
-	{ "region", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
-	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Name. */
-	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Owner. */
-	{ "kind", "s", DRAY_DBUS_KIND_TEXT }, /* Kind. */
-	{ "access", "s", DRAY_DBUS_KIND_TEXT }, /* r, w or rw. */
-	{ "extents", "u", DRAY_DBUS_KIND_NUMBER }, /* Extents. */
-	{ "length", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes. */
-	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER }, /* Live tokens. */
-	{ "grants", "u", DRAY_DBUS_KIND_NUMBER }, /* Grants held by peers. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* live or removing. */
+	/* Handle. */
+	{ "region", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_region, region) },
+	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_region, name) }, /* Name. */
+	/* Owner. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_region, session) },
+	{ "kind", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_region, kind) }, /* Kind. */
+	/* r, w or rw. */
+	{ "access", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_region, access) },
+	/* Extents. */
+	{ "extents", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_region, extents) },
+	/* Bytes. */
+	{ "length", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_region, length) },
+	/* Live tokens. */
+	{ "tokens", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_region, tokens) },
+	/* Grants held by peers. */
+	{ "grants", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_region, grants) },
+	/* live or removing. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_region, state) },
 	/* RDMA devices that its memory is registered with, or why none; empty without rails. */
-	{ "rdma", "s", DRAY_DBUS_KIND_TEXT },
+	{ "rdma", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_region, rdma) },
 	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
-	{ "device", "s", DRAY_DBUS_KIND_TEXT },
+	{ "device", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_region, device) },
 };
 
 const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N] = {
-	{ "peer", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle. */
-	{ "agent_id", "s", DRAY_DBUS_KIND_TEXT }, /* Agent id, 32 hex digits; empty until known. */
-	{ "incarnation", "t", DRAY_DBUS_KIND_NUMBER }, /* Incarnation. */
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Segment. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* State of the control connection. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
-	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time in that state. */
-	{ "initiator", "b", DRAY_DBUS_KIND_BOOL }, /* This side connected. */
-	{ "grants", "u", DRAY_DBUS_KIND_NUMBER }, /* Grants the peer holds here. */
-	{ "imports", "u", DRAY_DBUS_KIND_NUMBER }, /* Remotes imported from it. */
-	{ "streams", "u", DRAY_DBUS_KIND_NUMBER }, /* Open data streams of both sides. */
+	{ "peer", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, peer) }, /* Handle. */
+	/* Agent id, 32 hex digits; empty until known. */
+	{ "agent_id", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, agent_id) },
+	/* Incarnation. */
+	{ "incarnation", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, incarnation) },
+	/* Segment. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, segment) },
+	/* State of the control connection. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_peer, state) },
+	/* Why it is in that state. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, reason) },
+	/* Time in that state. */
+	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_peer, since_ns) },
+	/* This side connected. */
+	{ "initiator", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_peer, initiator) },
+	/* Grants the peer holds here. */
+	{ "grants", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, grants) },
+	/* Remotes imported from it. */
+	{ "imports", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, imports) },
+	/* Open data streams of both sides. */
+	{ "streams", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, streams) },
 	/* Time since the last message of the peer. */
-	{ "heartbeat_age_ns", "t", DRAY_DBUS_KIND_SPAN },
-	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path in use. */
-	{ "rails", "u", DRAY_DBUS_KIND_NUMBER }, /* Rails with a path to the peer. */
-	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post to it. */
+	{ "heartbeat_age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_peer,
+		heartbeat_age_ns) },
+	/* Path in use. */
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_peer, transport) },
+	/* Rails with a path to the peer. */
+	{ "rails", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, rails) },
+	/* Queue pairs that post to it. */
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_peer, queue_pairs) },
 };
 
 const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N] = {
-	{ "device", "s", DRAY_DBUS_KIND_TEXT }, /* RDMA device. */
-	{ "port", "u", DRAY_DBUS_KIND_NUMBER }, /* Port number. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* State of the port. */
-	{ "usable", "b", DRAY_DBUS_KIND_BOOL }, /* The port is active and has a usable GID. */
-	{ "layer", "s", DRAY_DBUS_KIND_TEXT }, /* Link layer. */
-	{ "rate", "t", DRAY_DBUS_KIND_RATE }, /* Bits per second on the wire; 0 unknown. */
-	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER }, /* Active MTU in bytes. */
+	/* RDMA device. */
+	{ "device", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, device) },
+	/* Port number. */
+	{ "port", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, port) },
+	/* State of the port. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_rail, state) },
+	/* The port is active and has a usable GID. */
+	{ "usable", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_rail, usable) },
+	/* Link layer. */
+	{ "layer", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, layer) },
+	/* Bits per second on the wire; 0 unknown. */
+	{ "rate", "t", DRAY_DBUS_KIND_RATE, offsetof(struct dray_dbus_rail, rate) },
+	/* Active MTU in bytes. */
+	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, mtu) },
 	/* Network interface; empty for none in this namespace. */
-	{ "netdev", "s", DRAY_DBUS_KIND_TEXT },
-	{ "numa", "i", DRAY_DBUS_KIND_SIGNED }, /* NUMA node; -1 unknown. */
-	{ "gid_index", "i", DRAY_DBUS_KIND_SIGNED }, /* Index of the GID in use; -1 for none. */
-	{ "gid", "s", DRAY_DBUS_KIND_TEXT }, /* The GID; empty for none. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason for this GID, or for none. */
+	{ "netdev", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, netdev) },
+	/* NUMA node; -1 unknown. */
+	{ "numa", "i", DRAY_DBUS_KIND_SIGNED, offsetof(struct dray_dbus_rail, numa) },
+	/* Index of the GID in use; -1 for none. */
+	{ "gid_index", "i", DRAY_DBUS_KIND_SIGNED, offsetof(struct dray_dbus_rail, gid_index) },
+	/* The GID; empty for none. */
+	{ "gid", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, gid) },
+	/* Reason for this GID, or for none. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, reason) },
 	/* Number of the rail; -1 if the agent does not use the port. */
-	{ "rail", "i", DRAY_DBUS_KIND_SIGNED },
+	{ "rail", "i", DRAY_DBUS_KIND_SIGNED, offsetof(struct dray_dbus_rail, rail) },
 	/*
 	 * absent, opening, up, down, failed or closing; empty if the agent does not use the port.
 	 */
-	{ "rail_state", "s", DRAY_DBUS_KIND_STATE },
-	{ "rail_reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
-	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post. */
-	{ "serving", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that serve peers. */
-	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes written. */
-	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes read. */
-	{ "slices", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices that ended ok. */
-	{ "retries", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices retried on this rail. */
+	{ "rail_state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_rail, rail_state) },
+	/* Why it is in that state. */
+	{ "rail_reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_rail, rail_reason) },
+	/* Queue pairs that post. */
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, queue_pairs) },
+	/* Queue pairs that serve peers. */
+	{ "serving", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, serving) },
+	/* Bytes written. */
+	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_rail, sent_bytes) },
+	/* Bytes read. */
+	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_rail,
+		received_bytes) },
+	/* Slices that ended ok. */
+	{ "slices", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, slices) },
+	/* Slices retried on this rail. */
+	{ "retries", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, retries) },
 	/* Slices that were in flight when their queue pair was lost. */
-	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER },
+	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_rail, failovers) },
 };
 
 const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N] = {
-	{ "peer", "t", DRAY_DBUS_KIND_NUMBER }, /* Handle of the peer. */
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Its segment. */
-	{ "device", "s", DRAY_DBUS_KIND_TEXT }, /* RDMA device here. */
-	{ "port", "u", DRAY_DBUS_KIND_NUMBER }, /* Port number here. */
-	{ "gid", "s", DRAY_DBUS_KIND_TEXT }, /* GID here. */
-	{ "to_rail", "u", DRAY_DBUS_KIND_NUMBER }, /* Rail of the peer. */
-	{ "to_gid", "s", DRAY_DBUS_KIND_TEXT }, /* Its GID. */
-	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER }, /* Path MTU in bytes. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* idle, connecting, up or failed. */
+	/* Handle of the peer. */
+	{ "peer", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, peer) },
+	/* Its segment. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_path, segment) },
+	/* RDMA device here. */
+	{ "device", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_path, device) },
+	/* Port number here. */
+	{ "port", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, port) },
+	{ "gid", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_path, gid) }, /* GID here. */
+	/* Rail of the peer. */
+	{ "to_rail", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, to_rail) },
+	/* Its GID. */
+	{ "to_gid", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_path, to_gid) },
+	/* Path MTU in bytes. */
+	{ "mtu", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, mtu) },
+	/* idle, connecting, up or failed. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_path, state) },
 	/* Why the two ports reach each other, or the last error. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT },
-	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER }, /* Queue pairs that post. */
-	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes written. */
-	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes read. */
-	{ "slices", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices that ended ok. */
-	{ "retries", "t", DRAY_DBUS_KIND_NUMBER }, /* Slices retried on this path. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_path, reason) },
+	/* Queue pairs that post. */
+	{ "queue_pairs", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, queue_pairs) },
+	/* Bytes written. */
+	{ "sent_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_path, sent_bytes) },
+	/* Bytes read. */
+	{ "received_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_path,
+		received_bytes) },
+	/* Slices that ended ok. */
+	{ "slices", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, slices) },
+	/* Slices retried on this path. */
+	{ "retries", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, retries) },
 	/* Slices that were in flight when their queue pair was lost. */
-	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER },
+	{ "failovers", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_path, failovers) },
 };
 
 const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N] = {
-	{ "index", "u", DRAY_DBUS_KIND_NUMBER }, /* CUDA's index of the GPU. */
-	{ "name", "s", DRAY_DBUS_KIND_TEXT }, /* Model. */
-	{ "uuid", "s", DRAY_DBUS_KIND_TEXT }, /* UUID. */
-	{ "bdf", "s", DRAY_DBUS_KIND_TEXT }, /* PCI address. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unused, starting, ready, lost or excluded. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is lost or excluded; else empty. */
-	{ "memory", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of GPU memory. */
+	/* CUDA's index of the GPU. */
+	{ "index", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu, index) },
+	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, name) }, /* Model. */
+	{ "uuid", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, uuid) }, /* UUID. */
+	{ "bdf", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, bdf) }, /* PCI address. */
+	/* unused, starting, ready, lost or excluded. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_gpu, state) },
+	/* Why it is lost or excluded; else empty. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, reason) },
+	/* Bytes of GPU memory. */
+	{ "memory", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu, memory) },
 	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
-	{ "context_bytes", "t", DRAY_DBUS_KIND_SIZE },
-	{ "regions", "u", DRAY_DBUS_KIND_NUMBER }, /* Regions on it. */
-	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of these regions. */
-	{ "multiprocessors", "u", DRAY_DBUS_KIND_NUMBER }, /* Multiprocessors. */
+	{ "context_bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu,
+		context_bytes) },
+	/* Regions on it. */
+	{ "regions", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu, regions) },
+	/* Bytes of these regions. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_gpu, bytes) },
+	/* Multiprocessors. */
+	{ "multiprocessors", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_gpu,
+		multiprocessors) },
 	/* The GPU can export its memory as DMA-BUF, for RDMA devices. */
-	{ "dmabuf", "b", DRAY_DBUS_KIND_BOOL },
+	{ "dmabuf", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_gpu, dmabuf) },
 	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
-	{ "peers", "s", DRAY_DBUS_KIND_TEXT },
+	{ "peers", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_gpu, peers) },
 };
 
 const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N] = {
-	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Session. */
-	{ "request", "t", DRAY_DBUS_KIND_NUMBER }, /* Request id. */
-	{ "direction", "s", DRAY_DBUS_KIND_TEXT }, /* read or write. */
-	{ "class", "s", DRAY_DBUS_KIND_TEXT }, /* bulk or latency. */
-	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path. */
+	/* Session. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_transfer, session) },
+	/* Request id. */
+	{ "request", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_transfer, request) },
+	/* read or write. */
+	{ "direction", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, direction) },
+	/* bulk or latency. */
+	{ "class", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, class) },
+	/* Path. */
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, transport) },
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
-	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT },
+	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, gpu_path) },
 	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
-	{ "rails", "s", DRAY_DBUS_KIND_TEXT },
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* waiting, running, stopping or notifying. */
-	{ "operations", "u", DRAY_DBUS_KIND_NUMBER }, /* Operations after merging. */
-	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in all. */
-	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in place. */
-	{ "slices", "u", DRAY_DBUS_KIND_NUMBER }, /* Slices in flight. */
-	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since acceptance. */
-	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time until the deadline. */
+	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_transfer, rails) },
+	/* waiting, running, stopping or notifying. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_transfer, state) },
+	/* Operations after merging. */
+	{ "operations", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_transfer,
+		operations) },
+	/* Bytes in all. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_transfer, bytes) },
+	/* Bytes in place. */
+	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_transfer, bytes_done) },
+	/* Slices in flight. */
+	{ "slices", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_transfer, slices) },
+	/* Time since acceptance. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_transfer, age_ns) },
+	/* Time until the deadline. */
+	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_transfer, left_ns) },
 };
 
 const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N] = {
-	{ "session", "t", DRAY_DBUS_KIND_NUMBER }, /* Session. */
-	{ "request", "t", DRAY_DBUS_KIND_NUMBER }, /* Request id. */
+	/* Session. */
+	{ "session", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_ended_transfer,
+		session) },
+	/* Request id. */
+	{ "request", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_ended_transfer,
+		request) },
 	/* Segment of the peer; empty within this agent, and if the peer is gone. */
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT },
-	{ "direction", "s", DRAY_DBUS_KIND_TEXT }, /* read or write. */
-	{ "class", "s", DRAY_DBUS_KIND_TEXT }, /* bulk or latency. */
-	{ "transport", "s", DRAY_DBUS_KIND_TEXT }, /* Path; none if nothing was moved. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, segment) },
+	/* read or write. */
+	{ "direction", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer,
+		direction) },
+	/* bulk or latency. */
+	{ "class", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, class) },
+	/* Path; none if nothing was moved. */
+	{ "transport", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer,
+		transport) },
 	/* Part of GPU memory: within, peer, host, staged, direct; none. */
-	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT },
+	{ "gpu_path", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer,
+		gpu_path) },
 	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
-	{ "rails", "s", DRAY_DBUS_KIND_TEXT },
-	{ "status", "s", DRAY_DBUS_KIND_STATE }, /* ok, or the name of the error. */
-	{ "operations", "u", DRAY_DBUS_KIND_NUMBER }, /* Operations after merging. */
-	{ "bytes", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in all. */
-	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes in place. */
-	{ "slices", "u", DRAY_DBUS_KIND_NUMBER }, /* Slices it took. */
+	{ "rails", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_ended_transfer, rails) },
+	/* ok, or the name of the error. */
+	{ "status", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_ended_transfer, status) },
+	/* Operations after merging. */
+	{ "operations", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_ended_transfer,
+		operations) },
+	/* Bytes in all. */
+	{ "bytes", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_ended_transfer, bytes) },
+	/* Bytes in place. */
+	{ "bytes_done", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_ended_transfer,
+		bytes_done) },
+	/* Slices it took. */
+	{ "slices", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_ended_transfer, slices) },
 	/* Slices retried after their stream or queue pair died. */
-	{ "resent", "u", DRAY_DBUS_KIND_NUMBER },
-	{ "duration_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time from acceptance to the end. */
+	{ "resent", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_ended_transfer, resent) },
+	/* Time from acceptance to the end. */
+	{ "duration_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
+		duration_ns) },
 	/* Part of the duration: waiting for the wait word. */
-	{ "waited_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "waited_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
+		waited_ns) },
 	/* Part of the duration: waiting for the first slice. */
-	{ "queued_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "queued_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
+		queued_ns) },
 	/*
 	 * Part of the duration: from the first slice until all bytes were in place or none could
 	 * move any more.
 	 */
-	{ "moved_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "moved_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
+		moved_ns) },
 	/* Part of the duration: waiting for the answer to the notification. */
-	{ "notified_ns", "t", DRAY_DBUS_KIND_SPAN },
-	{ "ago_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since the end. */
+	{ "notified_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
+		notified_ns) },
+	/* Time since the end. */
+	{ "ago_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer, ago_ns) },
 };
 
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
 	/* Number of the event, from 1 at the agent's start, without gaps. */
-	{ "number", "t", DRAY_DBUS_KIND_NUMBER },
-	{ "time_ns", "t", DRAY_DBUS_KIND_TIME }, /* Nanoseconds since 1970. */
+	{ "number", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_event, number) },
+	/* Nanoseconds since 1970. */
+	{ "time_ns", "t", DRAY_DBUS_KIND_TIME, offsetof(struct dray_dbus_event, time_ns) },
 	/* state, rail, peer, session, config, log-level, segment or preferred. */
-	{ "kind", "s", DRAY_DBUS_KIND_TEXT },
+	{ "kind", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_event, kind) },
 	/*
 	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with
 	 * its name, a file, a key or a segment.
 	 */
-	{ "subject", "s", DRAY_DBUS_KIND_TEXT },
-	{ "old", "s", DRAY_DBUS_KIND_STATE }, /* State before the change. */
-	{ "new", "s", DRAY_DBUS_KIND_STATE }, /* State after the change. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason. */
+	{ "subject", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_event, subject) },
+	/* State before the change. */
+	{ "old", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_event, old) },
+	/* State after the change. */
+	{ "new", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_event, new) },
+	/* Reason. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_event, reason) },
 };
 
 const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N] = {
-	{ "key", "s", DRAY_DBUS_KIND_TEXT }, /* Key. */
+	{ "key", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_setting, key) }, /* Key. */
 	/* Value in the form of the configuration; lists are separated by commas. */
-	{ "value", "s", DRAY_DBUS_KIND_TEXT },
+	{ "value", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_setting, value) },
 	/* default, FILE:LINE, environment VARIABLE or command line. */
-	{ "origin", "s", DRAY_DBUS_KIND_TEXT },
-	{ "reload", "b", DRAY_DBUS_KIND_BOOL }, /* The key can change while the agent runs. */
+	{ "origin", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_setting, origin) },
+	/* The key can change while the agent runs. */
+	{ "reload", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_setting, reload) },
 };
 
 const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N] = {
 	/* running, listener, rdma, tcp, or segment:HOST:PORT. */
-	{ "name", "s", DRAY_DBUS_KIND_TEXT },
-	{ "ok", "b", DRAY_DBUS_KIND_BOOL }, /* The condition holds. */
-	{ "required", "b", DRAY_DBUS_KIND_BOOL }, /* The agent is ready only with this condition. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* What holds, or what is missing. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_condition, name) },
+	/* The condition holds. */
+	{ "ok", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_condition, ok) },
+	/* The agent is ready only with this condition. */
+	{ "required", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_condition, required) },
+	/* What holds, or what is missing. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_condition, reason) },
 };
 
 const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N] = {
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* host:port. */
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unknown, probing, ready or lost. */
+	/* host:port. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_segment, segment) },
+	/* unknown, probing, ready or lost. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_segment, state) },
 	/* A probe has confirmed the state since the agent's start. */
-	{ "verified", "b", DRAY_DBUS_KIND_BOOL },
-	{ "preferred", "b", DRAY_DBUS_KIND_BOOL }, /* Preferred for the empty scope. */
-	{ "local", "b", DRAY_DBUS_KIND_BOOL }, /* On this node. */
+	{ "verified", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_segment, verified) },
+	/* Preferred for the empty scope. */
+	{ "preferred", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_segment, preferred) },
+	/* On this node. */
+	{ "local", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_segment, local) },
 	/*
 	 * Sources that know it, separated by commas: config, listener, master, peer, hint, state.
 	 */
-	{ "sources", "s", DRAY_DBUS_KIND_TEXT },
+	{ "sources", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_segment, sources) },
 	/*
 	 * Kind of probe: tcp, dray, mooncake, http, master (ready while a master lists the
 	 * segment), peer (ready while its agent is connected); empty: it is not probed.
 	 */
-	{ "probe", "s", DRAY_DBUS_KIND_TEXT },
+	{ "probe", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_segment, probe) },
 	/* Address that is probed; empty: the segment itself. */
-	{ "target", "s", DRAY_DBUS_KIND_TEXT },
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Why it is in that state. */
-	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time in that state. */
+	{ "target", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_segment, target) },
+	/* Why it is in that state. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_segment, reason) },
+	/* Time in that state. */
+	{ "since_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_segment, since_ns) },
 	/* Duration of the last successful probe; 0: there was none. */
-	{ "latency_ns", "t", DRAY_DBUS_KIND_SPAN },
-	{ "probes", "t", DRAY_DBUS_KIND_NUMBER }, /* Number of probes. */
-	{ "failures", "t", DRAY_DBUS_KIND_NUMBER }, /* Number of failed probes. */
+	{ "latency_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_segment, latency_ns) },
+	/* Number of probes. */
+	{ "probes", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_segment, probes) },
+	/* Number of failed probes. */
+	{ "failures", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_segment, failures) },
 	/* Time until the next probe; 0: none is planned. */
-	{ "next_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "next_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_segment, next_ns) },
 	/* Bytes of the segment, from a Mooncake master; 0: unknown. */
-	{ "capacity", "t", DRAY_DBUS_KIND_SIZE },
-	{ "allocated", "t", DRAY_DBUS_KIND_SIZE }, /* Bytes of the segment in use. */
+	{ "capacity", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_segment, capacity) },
+	/* Bytes of the segment in use. */
+	{ "allocated", "t", DRAY_DBUS_KIND_SIZE, offsetof(struct dray_dbus_segment, allocated) },
 	/* Time since it was last ready; 0: it is ready now, or never was. */
-	{ "ready_ago_ns", "t", DRAY_DBUS_KIND_SPAN },
+	{ "ready_ago_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_segment,
+		ready_ago_ns) },
 };
 
 const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N] = {
-	{ "rank", "u", DRAY_DBUS_KIND_NUMBER }, /* Rank, from 1. */
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* host:port. */
+	/* Rank, from 1. */
+	{ "rank", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_candidate, rank) },
+	/* host:port. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_candidate, segment) },
 	/* Reason to prefer it: explicit, environment, hint or detected. */
-	{ "preference", "s", DRAY_DBUS_KIND_TEXT },
-	{ "state", "s", DRAY_DBUS_KIND_STATE }, /* unknown, probing, ready or lost. */
-	{ "chosen", "b", DRAY_DBUS_KIND_BOOL }, /* The preferred segment. */
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Reason for its rank. */
+	{ "preference", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_candidate,
+		preference) },
+	/* unknown, probing, ready or lost. */
+	{ "state", "s", DRAY_DBUS_KIND_STATE, offsetof(struct dray_dbus_candidate, state) },
+	/* The preferred segment. */
+	{ "chosen", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_candidate, chosen) },
+	/* Reason for its rank. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_candidate, reason) },
 };
 
 const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N] = {
-	{ "scope", "s", DRAY_DBUS_KIND_TEXT }, /* Scope. */
-	{ "segment", "s", DRAY_DBUS_KIND_TEXT }, /* Segment. */
-	{ "source", "s", DRAY_DBUS_KIND_TEXT }, /* explicit, environment, detected or client. */
+	{ "scope", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_hint, scope) }, /* Scope. */
+	/* Segment. */
+	{ "segment", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_hint, segment) },
+	/* explicit, environment, detected or client. */
+	{ "source", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_hint, source) },
 	/* User id of the client that stored it; 0 for other sources. */
-	{ "uid", "u", DRAY_DBUS_KIND_NUMBER },
-	{ "score", "u", DRAY_DBUS_KIND_NUMBER }, /* Higher is better. */
-	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time since it was stored. */
-	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN }, /* Time until it expires. */
-	{ "counts", "b", DRAY_DBUS_KIND_BOOL }, /* The effective hint of its scope. */
+	{ "uid", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_hint, uid) },
+	/* Higher is better. */
+	{ "score", "u", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_hint, score) },
+	/* Time since it was stored. */
+	{ "age_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_hint, age_ns) },
+	/* Time until it expires. */
+	{ "left_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_hint, left_ns) },
+	/* The effective hint of its scope. */
+	{ "counts", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_hint, counts) },
 };
 
 const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N] = {
-	{ "profile", "s", DRAY_DBUS_KIND_TEXT }, /* Profile. */
+	/* Profile. */
+	{ "profile", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_variable, profile) },
 	/* Name of the variable, or of the argument for profiles of arguments. */
-	{ "name", "s", DRAY_DBUS_KIND_TEXT },
-	{ "value", "s", DRAY_DBUS_KIND_TEXT }, /* Value; empty if the variable is left out. */
+	{ "name", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_variable, name) },
+	/* Value; empty if the variable is left out. */
+	{ "value", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_variable, value) },
 	/* The variable is left out because it has no value. */
-	{ "left_out", "b", DRAY_DBUS_KIND_BOOL },
+	{ "left_out", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_variable, left_out) },
 	/* A command-line argument NAME=VALUE instead of a variable. */
-	{ "argument", "b", DRAY_DBUS_KIND_BOOL },
-	{ "reason", "s", DRAY_DBUS_KIND_TEXT }, /* Origin of the value, or why there is none. */
+	{ "argument", "b", DRAY_DBUS_KIND_BOOL, offsetof(struct dray_dbus_variable, argument) },
+	/* Origin of the value, or why there is none. */
+	{ "reason", "s", DRAY_DBUS_KIND_TEXT, offsetof(struct dray_dbus_variable, reason) },
 };

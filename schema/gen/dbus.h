@@ -143,6 +143,7 @@ struct dray_dbus_field {
 	const char *key;
 	const char *type; /* D-Bus signature: s b u i t */
 	enum dray_dbus_kind kind;
+	size_t offset; /* of the member of the record's struct */
 };
 
 /* Properties with one value each, as members of struct dray_dbus_properties. */
@@ -201,6 +202,23 @@ enum dray_dbus_session_field {
 };
 extern const struct dray_dbus_field dray_dbus_session_fields[DRAY_DBUS_SESSION_FIELD_N];
 
+struct dray_dbus_session {
+	uint64_t session; /* Handle. */
+	const char *name; /* Name given at HELLO. */
+	const char *group; /* Group; empty for a group of its own. */
+	uint32_t uid; /* User id, from the kernel. */
+	uint32_t gid; /* Group id. */
+	uint32_t pid; /* Process id; 0 across PID namespaces. */
+	uint32_t worker; /* Worker that serves it. */
+	uint32_t regions; /* Regions. */
+	uint32_t remotes; /* Remotes. */
+	uint32_t tokens; /* Live tokens. */
+	bool ring; /* The session has a ring. */
+	uint64_t age_ns; /* Time since HELLO. */
+	uint64_t transfers; /* Transfers that have ended. */
+	uint64_t bytes; /* Bytes that its transfers have moved. */
+};
+
 enum dray_dbus_region_field {
 	DRAY_DBUS_REGION_FIELD_REGION,
 	DRAY_DBUS_REGION_FIELD_NAME,
@@ -217,6 +235,23 @@ enum dray_dbus_region_field {
 	DRAY_DBUS_REGION_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_region_fields[DRAY_DBUS_REGION_FIELD_N];
+
+struct dray_dbus_region {
+	uint64_t region; /* Handle. */
+	const char *name; /* Name. */
+	uint64_t session; /* Owner. */
+	const char *kind; /* Kind. */
+	const char *access; /* r, w or rw. */
+	uint32_t extents; /* Extents. */
+	uint64_t length; /* Bytes. */
+	uint32_t tokens; /* Live tokens. */
+	uint32_t grants; /* Grants held by peers. */
+	const char *state; /* live or removing. */
+	/* RDMA devices that its memory is registered with, or why none; empty without rails. */
+	const char *rdma;
+	/* UUID of its GPU; empty for other memory and for kind dmabuf, whose device is unknown. */
+	const char *device;
+};
 
 enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_PEER,
@@ -237,6 +272,24 @@ enum dray_dbus_peer_field {
 	DRAY_DBUS_PEER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_peer_fields[DRAY_DBUS_PEER_FIELD_N];
+
+struct dray_dbus_peer {
+	uint64_t peer; /* Handle. */
+	const char *agent_id; /* Agent id, 32 hex digits; empty until known. */
+	uint64_t incarnation; /* Incarnation. */
+	const char *segment; /* Segment. */
+	const char *state; /* State of the control connection. */
+	const char *reason; /* Why it is in that state. */
+	uint64_t since_ns; /* Time in that state. */
+	bool initiator; /* This side connected. */
+	uint32_t grants; /* Grants the peer holds here. */
+	uint32_t imports; /* Remotes imported from it. */
+	uint32_t streams; /* Open data streams of both sides. */
+	uint64_t heartbeat_age_ns; /* Time since the last message of the peer. */
+	const char *transport; /* Path in use. */
+	uint32_t rails; /* Rails with a path to the peer. */
+	uint32_t queue_pairs; /* Queue pairs that post to it. */
+};
 
 enum dray_dbus_rail_field {
 	DRAY_DBUS_RAIL_FIELD_DEVICE,
@@ -265,6 +318,34 @@ enum dray_dbus_rail_field {
 };
 extern const struct dray_dbus_field dray_dbus_rail_fields[DRAY_DBUS_RAIL_FIELD_N];
 
+struct dray_dbus_rail {
+	const char *device; /* RDMA device. */
+	uint32_t port; /* Port number. */
+	const char *state; /* State of the port. */
+	bool usable; /* The port is active and has a usable GID. */
+	const char *layer; /* Link layer. */
+	uint64_t rate; /* Bits per second on the wire; 0 unknown. */
+	uint32_t mtu; /* Active MTU in bytes. */
+	const char *netdev; /* Network interface; empty for none in this namespace. */
+	int32_t numa; /* NUMA node; -1 unknown. */
+	int32_t gid_index; /* Index of the GID in use; -1 for none. */
+	const char *gid; /* The GID; empty for none. */
+	const char *reason; /* Reason for this GID, or for none. */
+	int32_t rail; /* Number of the rail; -1 if the agent does not use the port. */
+	/*
+	 * absent, opening, up, down, failed or closing; empty if the agent does not use the port.
+	 */
+	const char *rail_state;
+	const char *rail_reason; /* Why it is in that state. */
+	uint32_t queue_pairs; /* Queue pairs that post. */
+	uint32_t serving; /* Queue pairs that serve peers. */
+	uint64_t sent_bytes; /* Bytes written. */
+	uint64_t received_bytes; /* Bytes read. */
+	uint64_t slices; /* Slices that ended ok. */
+	uint64_t retries; /* Slices retried on this rail. */
+	uint64_t failovers; /* Slices that were in flight when their queue pair was lost. */
+};
+
 enum dray_dbus_path_field {
 	DRAY_DBUS_PATH_FIELD_PEER,
 	DRAY_DBUS_PATH_FIELD_SEGMENT,
@@ -286,6 +367,25 @@ enum dray_dbus_path_field {
 };
 extern const struct dray_dbus_field dray_dbus_path_fields[DRAY_DBUS_PATH_FIELD_N];
 
+struct dray_dbus_path {
+	uint64_t peer; /* Handle of the peer. */
+	const char *segment; /* Its segment. */
+	const char *device; /* RDMA device here. */
+	uint32_t port; /* Port number here. */
+	const char *gid; /* GID here. */
+	uint32_t to_rail; /* Rail of the peer. */
+	const char *to_gid; /* Its GID. */
+	uint32_t mtu; /* Path MTU in bytes. */
+	const char *state; /* idle, connecting, up or failed. */
+	const char *reason; /* Why the two ports reach each other, or the last error. */
+	uint32_t queue_pairs; /* Queue pairs that post. */
+	uint64_t sent_bytes; /* Bytes written. */
+	uint64_t received_bytes; /* Bytes read. */
+	uint64_t slices; /* Slices that ended ok. */
+	uint64_t retries; /* Slices retried on this path. */
+	uint64_t failovers; /* Slices that were in flight when their queue pair was lost. */
+};
+
 enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_INDEX,
 	DRAY_DBUS_GPU_FIELD_NAME,
@@ -303,6 +403,24 @@ enum dray_dbus_gpu_field {
 	DRAY_DBUS_GPU_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_gpu_fields[DRAY_DBUS_GPU_FIELD_N];
+
+struct dray_dbus_gpu {
+	uint32_t index; /* CUDA's index of the GPU. */
+	const char *name; /* Model. */
+	const char *uuid; /* UUID. */
+	const char *bdf; /* PCI address. */
+	const char *state; /* unused, starting, ready, lost or excluded. */
+	const char *reason; /* Why it is lost or excluded; else empty. */
+	uint64_t memory; /* Bytes of GPU memory. */
+	/* Bytes of GPU memory that the agent's context uses; 0 without a context. */
+	uint64_t context_bytes;
+	uint32_t regions; /* Regions on it. */
+	uint64_t bytes; /* Bytes of these regions. */
+	uint32_t multiprocessors; /* Multiprocessors. */
+	bool dmabuf; /* The GPU can export its memory as DMA-BUF, for RDMA devices. */
+	/* Indices of the GPUs that it accesses directly, by NVLink and by PCIe; or none. */
+	const char *peers;
+};
 
 enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_SESSION,
@@ -322,6 +440,24 @@ enum dray_dbus_transfer_field {
 	DRAY_DBUS_TRANSFER_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_transfer_fields[DRAY_DBUS_TRANSFER_FIELD_N];
+
+struct dray_dbus_transfer {
+	uint64_t session; /* Session. */
+	uint64_t request; /* Request id. */
+	const char *direction; /* read or write. */
+	const char *class; /* bulk or latency. */
+	const char *transport; /* Path. */
+	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* Numbers of the rails that it has used, separated by commas; empty for other paths. */
+	const char *rails;
+	const char *state; /* waiting, running, stopping or notifying. */
+	uint32_t operations; /* Operations after merging. */
+	uint64_t bytes; /* Bytes in all. */
+	uint64_t bytes_done; /* Bytes in place. */
+	uint32_t slices; /* Slices in flight. */
+	uint64_t age_ns; /* Time since acceptance. */
+	uint64_t left_ns; /* Time until the deadline. */
+};
 
 enum dray_dbus_ended_transfer_field {
 	DRAY_DBUS_ENDED_TRANSFER_FIELD_SESSION,
@@ -348,6 +484,36 @@ enum dray_dbus_ended_transfer_field {
 };
 extern const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRANSFER_FIELD_N];
 
+struct dray_dbus_ended_transfer {
+	uint64_t session; /* Session. */
+	uint64_t request; /* Request id. */
+	/* Segment of the peer; empty within this agent, and if the peer is gone. */
+	const char *segment;
+	const char *direction; /* read or write. */
+	const char *class; /* bulk or latency. */
+	const char *transport; /* Path; none if nothing was moved. */
+	const char *gpu_path; /* Part of GPU memory: within, peer, host, staged, direct; none. */
+	/* Numbers of the rails that it used, separated by commas; empty for other paths. */
+	const char *rails;
+	const char *status; /* ok, or the name of the error. */
+	uint32_t operations; /* Operations after merging. */
+	uint64_t bytes; /* Bytes in all. */
+	uint64_t bytes_done; /* Bytes in place. */
+	uint32_t slices; /* Slices it took. */
+	uint32_t resent; /* Slices retried after their stream or queue pair died. */
+	uint64_t duration_ns; /* Time from acceptance to the end. */
+	uint64_t waited_ns; /* Part of the duration: waiting for the wait word. */
+	uint64_t queued_ns; /* Part of the duration: waiting for the first slice. */
+	/*
+	 * Part of the duration: from the first slice until all bytes were in place or none could
+	 * move any more.
+	 */
+	uint64_t moved_ns;
+	/* Part of the duration: waiting for the answer to the notification. */
+	uint64_t notified_ns;
+	uint64_t ago_ns; /* Time since the end. */
+};
+
 enum dray_dbus_event_field {
 	DRAY_DBUS_EVENT_FIELD_NUMBER,
 	DRAY_DBUS_EVENT_FIELD_TIME_NS,
@@ -360,6 +526,20 @@ enum dray_dbus_event_field {
 };
 extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N];
 
+struct dray_dbus_event {
+	uint64_t number; /* Number of the event, from 1 at the agent's start, without gaps. */
+	uint64_t time_ns; /* Nanoseconds since 1970. */
+	const char *kind; /* state, rail, peer, session, config, log-level, segment or preferred. */
+	/*
+	 * Object that changed: the agent, a rail as DEVICE/PORT, a peer's segment, a session with
+	 * its name, a file, a key or a segment.
+	 */
+	const char *subject;
+	const char *old; /* State before the change. */
+	const char *new; /* State after the change. */
+	const char *reason; /* Reason. */
+};
+
 enum dray_dbus_setting_field {
 	DRAY_DBUS_SETTING_FIELD_KEY,
 	DRAY_DBUS_SETTING_FIELD_VALUE,
@@ -369,6 +549,14 @@ enum dray_dbus_setting_field {
 };
 extern const struct dray_dbus_field dray_dbus_setting_fields[DRAY_DBUS_SETTING_FIELD_N];
 
+struct dray_dbus_setting {
+	const char *key; /* Key. */
+	/* Value in the form of the configuration; lists are separated by commas. */
+	const char *value;
+	const char *origin; /* default, FILE:LINE, environment VARIABLE or command line. */
+	bool reload; /* The key can change while the agent runs. */
+};
+
 enum dray_dbus_condition_field {
 	DRAY_DBUS_CONDITION_FIELD_NAME,
 	DRAY_DBUS_CONDITION_FIELD_OK,
@@ -377,6 +565,13 @@ enum dray_dbus_condition_field {
 	DRAY_DBUS_CONDITION_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_condition_fields[DRAY_DBUS_CONDITION_FIELD_N];
+
+struct dray_dbus_condition {
+	const char *name; /* running, listener, rdma, tcp, or segment:HOST:PORT. */
+	bool ok; /* The condition holds. */
+	bool required; /* The agent is ready only with this condition. */
+	const char *reason; /* What holds, or what is missing. */
+};
 
 enum dray_dbus_segment_field {
 	DRAY_DBUS_SEGMENT_FIELD_SEGMENT,
@@ -400,6 +595,33 @@ enum dray_dbus_segment_field {
 };
 extern const struct dray_dbus_field dray_dbus_segment_fields[DRAY_DBUS_SEGMENT_FIELD_N];
 
+struct dray_dbus_segment {
+	const char *segment; /* host:port. */
+	const char *state; /* unknown, probing, ready or lost. */
+	bool verified; /* A probe has confirmed the state since the agent's start. */
+	bool preferred; /* Preferred for the empty scope. */
+	bool local; /* On this node. */
+	/*
+	 * Sources that know it, separated by commas: config, listener, master, peer, hint, state.
+	 */
+	const char *sources;
+	/*
+	 * Kind of probe: tcp, dray, mooncake, http, master (ready while a master lists the
+	 * segment), peer (ready while its agent is connected); empty: it is not probed.
+	 */
+	const char *probe;
+	const char *target; /* Address that is probed; empty: the segment itself. */
+	const char *reason; /* Why it is in that state. */
+	uint64_t since_ns; /* Time in that state. */
+	uint64_t latency_ns; /* Duration of the last successful probe; 0: there was none. */
+	uint64_t probes; /* Number of probes. */
+	uint64_t failures; /* Number of failed probes. */
+	uint64_t next_ns; /* Time until the next probe; 0: none is planned. */
+	uint64_t capacity; /* Bytes of the segment, from a Mooncake master; 0: unknown. */
+	uint64_t allocated; /* Bytes of the segment in use. */
+	uint64_t ready_ago_ns; /* Time since it was last ready; 0: it is ready now, or never was. */
+};
+
 enum dray_dbus_candidate_field {
 	DRAY_DBUS_CANDIDATE_FIELD_RANK,
 	DRAY_DBUS_CANDIDATE_FIELD_SEGMENT,
@@ -410,6 +632,15 @@ enum dray_dbus_candidate_field {
 	DRAY_DBUS_CANDIDATE_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_candidate_fields[DRAY_DBUS_CANDIDATE_FIELD_N];
+
+struct dray_dbus_candidate {
+	uint32_t rank; /* Rank, from 1. */
+	const char *segment; /* host:port. */
+	const char *preference; /* Reason to prefer it: explicit, environment, hint or detected. */
+	const char *state; /* unknown, probing, ready or lost. */
+	bool chosen; /* The preferred segment. */
+	const char *reason; /* Reason for its rank. */
+};
 
 enum dray_dbus_hint_field {
 	DRAY_DBUS_HINT_FIELD_SCOPE,
@@ -424,6 +655,17 @@ enum dray_dbus_hint_field {
 };
 extern const struct dray_dbus_field dray_dbus_hint_fields[DRAY_DBUS_HINT_FIELD_N];
 
+struct dray_dbus_hint {
+	const char *scope; /* Scope. */
+	const char *segment; /* Segment. */
+	const char *source; /* explicit, environment, detected or client. */
+	uint32_t uid; /* User id of the client that stored it; 0 for other sources. */
+	uint32_t score; /* Higher is better. */
+	uint64_t age_ns; /* Time since it was stored. */
+	uint64_t left_ns; /* Time until it expires. */
+	bool counts; /* The effective hint of its scope. */
+};
+
 enum dray_dbus_variable_field {
 	DRAY_DBUS_VARIABLE_FIELD_PROFILE,
 	DRAY_DBUS_VARIABLE_FIELD_NAME,
@@ -434,5 +676,14 @@ enum dray_dbus_variable_field {
 	DRAY_DBUS_VARIABLE_FIELD_N,
 };
 extern const struct dray_dbus_field dray_dbus_variable_fields[DRAY_DBUS_VARIABLE_FIELD_N];
+
+struct dray_dbus_variable {
+	const char *profile; /* Profile. */
+	const char *name; /* Name of the variable, or of the argument for profiles of arguments. */
+	const char *value; /* Value; empty if the variable is left out. */
+	bool left_out; /* The variable is left out because it has no value. */
+	bool argument; /* A command-line argument NAME=VALUE instead of a variable. */
+	const char *reason; /* Origin of the value, or why there is none. */
+};
 
 #endif

@@ -242,6 +242,9 @@ def properties(d):
     return h, c + "};\n"
 
 
+RECORD_MEMBER = {"s": "const char *", "b": "bool ", "u": "uint32_t ", "i": "int32_t ", "t": "uint64_t "}
+
+
 def dbus(d):
     names = Names("dbus.yaml", SchemaError)
 
@@ -287,6 +290,7 @@ struct dray_dbus_field {
 	const char *key;
 	const char *type; /* D-Bus signature: s b u i t */
 	enum dray_dbus_kind kind;
+	size_t offset; /* of the member of the record's struct */
 };
 """
     members, table = properties(d)
@@ -304,10 +308,12 @@ struct dray_dbus_field {
             h += f"\t{names.add(up + '_FIELD_' + f['name'].upper(), r['name'])},\n"
         h += f"\t{names.add(up + '_FIELD_N', r['name'])},\n}};\n"
         h += f"extern const struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N];\n"
+        h += f"\nstruct dray_dbus_{r['name']} {{\n"
+        h += "".join(f"\t{RECORD_MEMBER[f['type']]}{f['name']}; /* {f['doc']} */\n" for f in r["fields"]) + "};\n"
         c += f"\nconst struct dray_dbus_field dray_dbus_{r['name']}_fields[{up}_FIELD_N] = {{\n"
         for f in r["fields"]:
-            c += (f"\t{{ {quoted(f['name'])}, {quoted(f['type'])}, DRAY_DBUS_KIND_{kind_of(f)} }},"
-                  f" /* {f['doc']} */\n")
+            c += (f"\t{{ {quoted(f['name'])}, {quoted(f['type'])}, DRAY_DBUS_KIND_{kind_of(f)}, "
+                  f"offsetof(struct dray_dbus_{r['name']}, {f['name']}) }}, /* {f['doc']} */\n")
         c += "};\n"
     xml = introspection(d)
     return {"schema/gen/dbus.h": guarded("dbus", h), "schema/gen/dbus.c": c,

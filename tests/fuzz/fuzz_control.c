@@ -72,12 +72,13 @@ static void drink(int fd)
 static void change(void)
 {
 	agent_resume(&fake.agent);
-	bus_server_session_closed(fake.agent.bus, 7, "caf\xc3\xa9 \xff", "why \xc0");
-	bus_server_rail_changed(fake.agent.bus, "rxe0", 1, "up", "down", "gone");
-	bus_server_peer_changed(fake.agent.bus, 1, "10.0.0.1:7411", "ready", "closed", "\xff");
-	fake.agent.bus_signals->event_added(fake.agent.bus,
-					    history_add(fake.agent.history, HISTORY_RAIL, "\xff",
-							"a", "b", "\xf0"));
+	signal_emit(DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", (uint64_t)7, "caf\xc3\xa9 \xff",
+		    "why \xc0");
+	signal_emit(DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", "rxe0", 1, "up", "down", "gone");
+	signal_emit(DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", (uint64_t)1, "10.0.0.1:7411", "ready",
+		    "closed", "\xff");
+	signal_emit(DRAY_DBUS_SIGNAL_EVENT_ADDED, "t",
+		    history_add(fake.agent.history, HISTORY_RAIL, "\xff", "a", "b", "\xf0"));
 }
 
 static void play(int fd, const uint8_t *p, size_t n)

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "agent/control/agent.h"
-#include "agent/control/http/http.h"
+#include "agent/control/http/internal.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 
@@ -69,17 +69,18 @@ static void workers_answer(void)
 		fn(fake.arg, &one, 1);
 }
 
-static uint64_t value(void *arg, enum dray_metric m)
+void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
-	return (uint64_t)m;
+	for (unsigned m = 0; m < DRAY_METRIC_N; m++)
+		v[m] = m;
 }
 
-static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
 	metrics_sample(t, (const char *[]){ "a\"b\\\n", "" }, 1);
 }
 
-static void ready(void *arg, struct ready *ret)
+void agent_ready(struct agent *a, struct ready *ret)
 {
 	*ret = (struct ready){ .ready = !fake.overdue, .n = 1 };
 	ret->conditions[0] = (struct ready_condition){ "running", true, true, "\"quoted\" \xff" };
@@ -116,9 +117,6 @@ static void start(void)
 	static char address[] = "127.0.0.1:0";
 	static char *where[] = { address };
 	struct dray_err err = DRAY_ERR_NULL;
-	struct http_deps deps = { .cfg = &fake.config.v,
-				  .metrics = { .value = value, .samples = samples },
-				  .ready = ready };
 
 	dray_log_set_level(DRAY_LOG_ERROR);
 	check(config_load(&fake.config, &none, &err) == 0);
@@ -132,14 +130,15 @@ static void start(void)
 	fake.agent.config = &fake.config;
 	check(sd_event_new(&fake.agent.event) >= 0);
 	check(health_new(&fake.agent.health, &fake.agent) >= 0);
-	deps.event = fake.agent.event;
-	deps.health = fake.agent.health;
-	check(http_new(&fake.http, &deps, &err) >= 0);
+	check(http_new(&fake.http, &fake.agent, &err) >= 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	/* MHD requires an address, and reads only its family */
+	const struct dray_addr from = { .in = { .sin_family = AF_INET }, .len = sizeof(from.in) };
 	const uint8_t *p = data, *end = data + size;
+	struct http_server *server;
 	int pair[2];
 
 	if (!fake.http)
@@ -148,7 +147,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
 	fake.overdue = *p & 2;
-	check(http_serve(fake.http, pair[1], *p++ & 1) == 0);
+	server = *p++ & 1 ? &fake.http->probes : &fake.http->all;
+	check(server_add(server, pair[1], &from) == 0);
+	server_run(server);
 	while (p < end) {
 		uint8_t n = *p++;
 

@@ -7,6 +7,7 @@
 #define DRAY_TESTS_UNIT_CONTROL_FAKE_H
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 #include "lib/time.h"
 
@@ -51,6 +53,15 @@ const char *agent_state_name(enum agent_state s)
 	return s == AGENT_RUNNING ? "running" : s == AGENT_DRAINING ? "draining" : "drained";
 }
 
+static void signal_emit(const char *signal, const char *types, ...)
+{
+	va_list ap;
+
+	va_start(ap, types);
+	fake.agent.bus_signals->emit(fake.agent.bus, signal, types, ap);
+	va_end(ap);
+}
+
 int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 {
 	if (a->state != AGENT_RUNNING)
@@ -59,7 +70,7 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 	fake.drain_timeout = timeout_ns;
 	a->stay = stay;
 	a->state = AGENT_DRAINING;
-	a->bus_signals->state_changed(a->bus, AGENT_RUNNING, AGENT_DRAINING);
+	signal_emit(DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", "running", "draining");
 	return 0;
 }
 
@@ -71,13 +82,14 @@ int agent_resume(struct agent *a)
 		return -ESHUTDOWN;
 	a->state = AGENT_RUNNING;
 	if (old != AGENT_RUNNING)
-		a->bus_signals->state_changed(a->bus, old, AGENT_RUNNING);
+		signal_emit(DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old), "running");
 	return 0;
 }
 
-uint64_t agent_metric(struct agent *a, enum dray_metric m)
+void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
-	return (uint64_t)m + 1000;
+	for (unsigned m = 0; m < DRAY_METRIC_N; m++)
+		v[m] = m + 1000;
 }
 
 int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
@@ -231,28 +243,24 @@ void agent_ready(struct agent *a, struct ready *ret)
 		(struct ready_condition){ "segment:1.2.3.4:5", false, true, "bad \xff byte" };
 }
 
-void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
+void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct dray_dbus_session *s),
 		   void *arg)
 {
 	for (int i = 0; i < fake.n_sessions; i++)
-		fn(arg, &(struct session_info){ .session = 1ull << 32 | (unsigned)i,
-						.name = "caf\xc3\xa9 \xff\xc0\xaf end",
-						.group = "",
-						.uid = 4000000000u,
-						.pid = 3,
-						.ring = true,
-						.age_ns = -1 });
+		fn(arg, &(struct dray_dbus_session){ .session = 1ull << 32 | (unsigned)i,
+						     .name = "caf\xc3\xa9 \xff\xc0\xaf end",
+						     .group = "",
+						     .uid = 4000000000u,
+						     .pid = 3,
+						     .ring = true });
 }
 
 /* --- what control asks of rails --- */
 
-bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
+void rails_describe(struct rails *r, struct dray_dbus_rail *record)
 {
 	(void)r;
-	(void)device;
-	(void)port;
-	(void)ret;
-	return false;
+	(void)record;
 }
 
 const char *rails_region_text(struct rails *r, dray_handle region, char *buf, size_t size)
@@ -272,38 +280,33 @@ uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue
 
 /* --- GPUs: one that works, one that does not --- */
 
-static const struct gpu_device_info fake_gpu_devices[] = {
-	{ .uuid = "GPU-00000000-1111-2222-3333-444444444444",
-	  .bdf = "0000:19:00.0",
-	  .name = "NVIDIA \xff H200",
-	  .memory = 150ull << 30,
-	  .multiprocessors = 132,
-	  .dmabuf = true,
-	  .peers = 2,
-	  .nvlink = 2 },
-	{ .uuid = "GPU-1", .bdf = "0000:29:00.0", .name = "NVIDIA H200", .peers = 1 },
-};
-
-void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info), void *arg)
+void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg)
 {
 	(void)g;
-	fn(arg, &(struct gpu_info){ .index = 0,
-				    .device = &fake_gpu_devices[0],
-				    .state = "ready",
-				    .reason = "",
-				    .context_bytes = 500ull << 20,
-				    .bytes = 1ull << 40,
-				    .regions = 3 });
-	fn(arg, &(struct gpu_info){ .index = 1,
-				    .device = &fake_gpu_devices[1],
-				    .state = "lost",
-				    .reason = "an uncorrectable error" });
+	fn(arg, &(struct dray_dbus_gpu){ .uuid = "GPU-00000000-1111-2222-3333-444444444444",
+					 .bdf = "0000:19:00.0",
+					 .name = "NVIDIA \xff H200",
+					 .state = "ready",
+					 .memory = 150ull << 30,
+					 .multiprocessors = 132,
+					 .dmabuf = true,
+					 .peers = "NVLink 1",
+					 .context_bytes = 500ull << 20,
+					 .bytes = 1ull << 40,
+					 .regions = 3 });
+	fn(arg, &(struct dray_dbus_gpu){ .index = 1,
+					 .uuid = "GPU-1",
+					 .bdf = "0000:29:00.0",
+					 .name = "NVIDIA H200",
+					 .state = "lost",
+					 .reason = "an uncorrectable error",
+					 .peers = "PCIe 0" });
 }
 
-struct gpus_totals gpus_totals(const struct gpus *g)
+const char *gpus_plugin(const struct gpus *g)
 {
 	(void)g;
-	return (struct gpus_totals){ .contexts = 1, .lost = 1, .plugin = "CUDA 13.0 \xff" };
+	return "CUDA 13.0 \xff";
 }
 
 /* --- segments, hints, environment ---------------------------------------------------------------- */
@@ -391,21 +394,20 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 	return 0;
 }
 
-void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
+void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_dbus_path *path),
 		     void *arg)
 {
-	static const struct in6_addr gid = { .s6_addr = { [10] = 0xff, 0xff, 10, 0, 0, 1 } };
-
 	(void)r;
-	fn(arg, &(struct path_info){ .peer = 1,
-				     .device = "mlx5_0",
-				     .port = 1,
-				     .gid = &gid,
-				     .to_gid = &gid,
-				     .mtu = 4096,
-				     .state = "up",
-				     .reason = "same subnet",
-				     .traffic.sent = 5000000000 });
+	fn(arg, &(struct dray_dbus_path){ .peer = 1,
+					  .segment = "10.0.0.1:7411",
+					  .device = "mlx5_0",
+					  .port = 1,
+					  .gid = "::ffff:10.0.0.1",
+					  .to_gid = "::ffff:10.0.0.1",
+					  .mtu = 4096,
+					  .state = "up",
+					  .reason = "same subnet",
+					  .sent_bytes = 5000000000 });
 }
 
 const char *peers_segment_of(struct peers *p, dray_handle peer)
@@ -415,27 +417,26 @@ const char *peers_segment_of(struct peers *p, dray_handle peer)
 	return "10.0.0.1:7411";
 }
 
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_region *region),
 		  void *arg)
 {
-	for (uint16_t access = 1; access <= 3; access++)
-		fn(arg, &(struct region_info){ .region = access,
-					       .name = NULL,
-					       .kind = access == 1 ? "cuda_vmm" : "memfd",
-					       .state = "live",
-					       .access = access,
-					       .gpu = access == 1 ? 0 : -1,
-					       .length = UINT64_MAX });
+	for (uint32_t i = 1; i <= 3; i++)
+		fn(arg, &(struct dray_dbus_region){ .region = i,
+						    .name = NULL,
+						    .kind = i == 1 ? "cuda_vmm" : "memfd",
+						    .state = "live",
+						    .access = "r",
+						    .device = i == 1 ? "GPU-1" : "",
+						    .length = UINT64_MAX });
 }
 
-void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg)
+void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
+		void *arg)
 {
-	fn(arg, &(struct peer_info){ .segment = "10.0.0.1:7411", .state = "connecting" });
-	fn(arg, &(struct peer_info){ .segment = "[fd00::1]:7411",
-				     .state = "ready",
-				     .known = true,
-				     .agent_id = { 0xab },
-				     .streams = 2 });
+	fn(arg, &(struct dray_dbus_peer){ .segment = "10.0.0.1:7411", .state = "connecting" });
+	fn(arg,
+	   &(struct dray_dbus_peer){
+		   .segment = "[fd00::1]:7411", .state = "ready", .agent_id = "ab", .streams = 2 });
 }
 
 const char *peers_segment(struct peers *p)

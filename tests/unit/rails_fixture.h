@@ -312,6 +312,11 @@ void grants_of_region(struct regions *r, dray_handle region,
 	fn(arg, PEER, 5, 4096, 8192);
 }
 
+const char *peers_segment_of(struct peers *p, dray_handle peer)
+{
+	return "10.0.0.1:7411";
+}
+
 void peers_send_ports(struct peers *p, dray_handle peer, const struct dray_vec *ports)
 {
 	(void)p;
@@ -585,11 +590,19 @@ static inline void let_go(unsigned *said)
 static inline const char *state_of(unsigned device)
 {
 	char name[8];
-	struct rail_info i = { .state = "none" };
+	struct dray_dbus_rail i = { .device = name, .port = 1, .rail_state = "none" };
 
 	snprintf(name, sizeof(name), "dev%u", device);
-	rails_port_info(lab->rails, name, 1, &i);
-	return i.state;
+	rails_describe(lab->rails, &i);
+	return i.rail_state;
+}
+
+static inline uint64_t metric(enum dray_metric m)
+{
+	uint64_t v[DRAY_METRIC_N] = { 0 };
+
+	rails_metrics(lab->rails, v);
+	return v[m];
 }
 
 #define IS(device, text) (!strcmp(state_of(device), text))

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "agent/control/agent.h"
-#include "agent/control/status/metrics.h"
+#include "agent/control/status/gather.h"
 #include "agent/control/ready.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
@@ -269,12 +269,12 @@ static void wrong_words_are_refused(void **state)
 
 /* --- metrics ------------------------------------------------------------------------------------ */
 
-static uint64_t value(void *arg, enum dray_metric m)
+void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
-	return m == DRAY_METRIC_SESSIONS ? UINT64_MAX : 0;
+	v[DRAY_METRIC_SESSIONS] = UINT64_MAX;
 }
 
-static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
 	const struct dray_family_info *i = &dray_families[f];
 
@@ -286,9 +286,8 @@ static void samples(void *arg, enum dray_family f, struct metrics_text *t)
 
 static void metrics_are_escaped_and_exact(void **state)
 {
-	const struct metrics_source source = { value, samples, NULL };
 	size_t n;
-	dray_auto_free char *text = metrics_render(&source, &n);
+	dray_auto_free char *text = metrics_render(&fake.agent, &n);
 
 	assert_non_null(text);
 	assert_int_equal(strlen(text), n);

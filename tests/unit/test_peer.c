@@ -397,10 +397,11 @@ static void test_notify_lost(void **state)
 
 /* --- drain and stop ------------------------------------------------------------------------------- */
 
-static void first_state(void *arg, const struct peer_info *info)
+static void first_state(void *arg, const struct dray_dbus_peer *info)
 {
 	const char **ret = arg;
 
+	assert_int_equal(strlen(info->agent_id), info->incarnation ? 32 : 0);
 	*ret = info->state;
 }
 

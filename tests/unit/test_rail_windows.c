@@ -36,7 +36,7 @@ static void give(void)
 
 static uint64_t bytes(void)
 {
-	return rails_metric(lab->rails, DRAY_METRIC_GPU_WINDOW_BYTES);
+	return metric(DRAY_METRIC_GPU_WINDOW_BYTES);
 }
 
 static uint8_t segs[PMSG_SEGS_MAX * PMSG_SEG_SIZE];

@@ -29,7 +29,7 @@ static void test_staging_fails(void **state)
 	dev.reg_error = -ENOMEM;
 	rails_staging_add(lab->rails, 0, (void *)(64 * GIB), 1 << 20);
 	see(1, 1, 3);
-	UNTIL(rails_metric(lab->rails, DRAY_METRIC_REGISTRATION_FAILURES_TOTAL) == 1);
+	UNTIL(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL) == 1);
 	assert_int_equal(told(RDMA_STAGING), 0);
 }
 
@@ -41,7 +41,7 @@ static void test_up_and_down(void **state)
 	UNTIL(IS(0, "up"));
 	assert_true(IS(1, "absent"));
 	assert_int_equal(told(RDMA_RAIL_UP), 1);
-	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_RAILS_UP), 1);
+	assert_int_equal(metric(DRAY_METRIC_RAILS_UP), 1);
 	see(2, 2, 3);
 	UNTIL(IS(1, "up"));
 	see(2, 1, 3);
@@ -49,7 +49,7 @@ static void test_up_and_down(void **state)
 	assert_int_equal(dev.contexts, 2);
 	see(2, 2, 3);
 	assert_true(IS(1, "up"));
-	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_RAILS_LOST_TOTAL), 1);
+	assert_int_equal(metric(DRAY_METRIC_RAILS_LOST_TOTAL), 1);
 }
 
 /* By an operator: like a port that is down, until it is taken back, whatever is found meanwhile. */
@@ -128,9 +128,8 @@ static void test_slices(void **state)
 	assert_int_equal(lab->keys->n, 6);
 	assert_true(dev.largest <= 3584ull << 20);
 	assert_string_equal(text_of(v), "dev0: registered; dev1: registered");
-	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_MEMORY_REGIONS), 6);
-	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_MEMORY_REGION_BYTES),
-			 2 * (10 * GIB + 5));
+	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGIONS), 6);
+	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGION_BYTES), 2 * (10 * GIB + 5));
 	/* a range that crosses from one to the next */
 	assert_int_equal(rails_grant_keys(lab->rails, REGION(1), 3 * GIB, GIB, buf, 8), 4);
 	pmsg_rail_get(buf, &w);
@@ -244,7 +243,7 @@ static void test_causes(void **state)
 	refused(-EOPNOTSUPP, DMSG_ACCESS_ALL, 0, "lack DMA-BUF");
 	refused(-EPERM, DMSG_ACCESS_ALL, -1, "permission is denied");
 	refused(-ENOSPC, DMSG_ACCESS_ALL, -1, "100 memory regions");
-	assert_int_equal(rails_metric(lab->rails, DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 7);
+	assert_int_equal(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 7);
 }
 
 static struct region_view *dmabuf_view(dray_handle handle)
@@ -369,7 +368,7 @@ static void test_connect_fails(void **state)
 	part();
 }
 
-static void note_reason(void *arg, const struct path_info *info)
+static void note_reason(void *arg, const struct dray_dbus_path *info)
 {
 	snprintf(arg, 256, "%s", info->reason);
 }
@@ -471,7 +470,7 @@ static void test_serve(void **state)
 	rails_peer_connect(lab->rails, PEER, 5, &m);
 	UNTIL(lab->refusals == 5);
 	dev.create_error = 0;
-	UNTIL(rails_metric(lab->rails, DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS) == 1);
+	UNTIL(metric(DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS) == 1);
 	rails_peer_close(lab->rails, PEER, 6, 77);
 	assert_int_equal(lab->close_replies, 1);
 	rails_peer_close(lab->rails, PEER, 7, 4);

@@ -22,9 +22,19 @@ static void end(struct fixture *f, dray_handle h)
 	assert_int_equal(done, 1);
 }
 
+static void see_plain(void *arg, const struct dray_dbus_region *r)
+{
+	assert_int_equal(r->length, 3 * PAGE);
+	assert_string_equal(r->access, "rw");
+	assert_string_equal(r->state, "live");
+	assert_string_equal(r->device, "");
+	++*(unsigned *)arg;
+}
+
 static void test_plain(void **state)
 {
 	struct fixture *f = *state;
+	unsigned listed = 0;
 	dray_handle h = add_plain(f, 3), session;
 	const struct region_view *v = last_region();
 	uint64_t regions, bytes, tokens;
@@ -42,6 +52,8 @@ static void test_plain(void **state)
 	regions_totals(f->regions, &regions, &bytes, &tokens);
 	assert_int_equal(regions, 1);
 	assert_int_equal(bytes, 3 * PAGE);
+	regions_each(f->regions, see_plain, &listed);
+	assert_int_equal(listed, 1);
 	end(f, h);
 	assert_int_equal(region_group(f->regions, h, NULL), 0);
 	regions_totals(f->regions, &regions, &bytes, &tokens);

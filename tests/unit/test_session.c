@@ -18,9 +18,9 @@ static uint64_t refused(struct lab *l)
 	return sessions_totals(l->sessions).refused;
 }
 
-static void see_one(void *arg, const struct session_info *info)
+static void see_one(void *arg, const struct dray_dbus_session *info)
 {
-	struct session_info *ret = arg;
+	struct dray_dbus_session *ret = arg;
 
 	assert_string_equal(info->name, "test");
 	assert_string_equal(info->group, "engine");
@@ -31,7 +31,7 @@ static void test_hello(void **state)
 {
 	struct lab *l = *state;
 	struct client *c = client_open(l, "engine", 0);
-	struct session_info info = { 0 };
+	struct dray_dbus_session info = { 0 };
 	struct dmsg_hello again = { .major_min = 1, .major_max = 1 };
 
 	assert_int_equal(c->hello.major, DMSG_MAJOR);

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -30,9 +31,11 @@ static void conn_free(struct bus_conn *c)
 {
 	struct bus_server *server = c->server;
 
-	transfer_lists_forget(c);
-	cancel_replies_forget(c);
-	health_replies_forget(c);
+	dray_list_for_each(&c->replies, reply, struct pending_reply, conn_link) {
+		if (reply->kind->cancel)
+			reply->kind->cancel(reply);
+		pending_reply_free(reply);
+	}
 	dray_list_del(&c->link);
 	server->n_conns--;
 	if (!c->who.may_change)
@@ -103,6 +106,48 @@ int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes)
 	if (conn_queued(c))
 		c->unread += bytes;
 	return ret < 0 ? ret : 1;
+}
+
+void *pending_reply_new(const struct reply_kind *kind, size_t bytes, struct bus_conn *c,
+			sd_bus_message *m, sd_bus_error *reterr)
+{
+	struct pending_reply *reply;
+	unsigned n = 0;
+
+	dray_list_for_each(&c->replies, other, struct pending_reply, conn_link)
+		n += other->kind == kind;
+	if (n >= kind->max) {
+		sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
+				  "%u %s are pending already; wait for their replies first", n,
+				  kind->what);
+		return NULL;
+	}
+	reply = calloc(1, bytes);
+	if (!reply) {
+		sd_bus_error_set_errno(reterr, -ENOMEM);
+		return NULL;
+	}
+	reply->conn = c;
+	reply->m = sd_bus_message_ref(m);
+	reply->kind = kind;
+	dray_list_init(&reply->link);
+	dray_list_add(&c->replies, &reply->conn_link);
+	return reply;
+}
+
+void pending_reply_free(struct pending_reply *reply)
+{
+	dray_list_del(&reply->link);
+	dray_list_del(&reply->conn_link);
+	sd_bus_message_unref(reply->m);
+	free(reply);
+}
+
+void pending_reply_end(struct pending_reply *reply, int ret)
+{
+	if (ret < 0)
+		sd_bus_reply_method_errno(reply->m, ret, NULL);
+	pending_reply_free(reply);
 }
 
 /* Sees each message first. Returns 1 to drop it. */
@@ -183,7 +228,7 @@ static void conn_new(void *arg, int fd, const struct dray_addr *from)
 	}
 	c->server = server;
 	c->who = who;
-	dray_list_init(&c->cancels);
+	dray_list_init(&c->replies);
 	c->number = ++server->last_number;
 	dray_list_add(&server->conns, &c->link);
 	server->n_conns++;
@@ -244,77 +289,42 @@ static bool conn_gets_signals(struct bus_conn *c)
 	return !c->doomed && sd_bus_is_ready(c->bus) > 0 && conn_queued(c) <= QUEUE_MAX;
 }
 
-/* The arguments as with sd_bus_message_append(3). */
-static void emit(struct bus_server *server, const char *signal, const char *types, ...)
+/* Texts may contain bytes that are not UTF-8. */
+static int signal_append(sd_bus_message *m, const char *types, va_list ap)
 {
-	va_list ap, each;
+	char text[BUS_TEXT_BYTES];
+	int ret = 0;
 
-	va_start(ap, types);
+	for (; *types && ret >= 0; types++)
+		if (*types == 's')
+			ret = sd_bus_message_append(m, "s",
+						    bus_text(va_arg(ap, const char *), text));
+		else if (*types == 't')
+			ret = sd_bus_message_append(m, "t", va_arg(ap, uint64_t));
+		else
+			ret = sd_bus_message_append(m, "u", va_arg(ap, uint32_t));
+	return ret;
+}
+
+static void emit(struct bus_server *server, const char *signal, const char *types, va_list ap)
+{
 	dray_list_for_each(&server->conns, c, struct bus_conn, link) {
-		if (!conn_gets_signals(c))
+		dray_auto(sd_bus_message_unref) sd_bus_message *m = NULL;
+		va_list each;
+
+		if (!conn_gets_signals(c) ||
+		    sd_bus_message_new_signal(c->bus, &m, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
+					      signal) < 0)
 			continue;
 		va_copy(each, ap);
-		sd_bus_emit_signalv(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE, signal, types,
-				    each);
+		if (signal_append(m, types, each) >= 0)
+			sd_bus_send(c->bus, m, NULL);
 		va_end(each);
-	}
-	va_end(ap);
-}
-
-static void state_changed(struct bus_server *server, enum agent_state old, enum agent_state new)
-{
-	emit(server, DRAY_DBUS_SIGNAL_STATE_CHANGED, "ss", agent_state_name(old),
-	     agent_state_name(new));
-	dray_list_for_each(&server->conns, c, struct bus_conn, link)
-		if (conn_gets_signals(c))
+		/* the one property that emits changes */
+		if (!strcmp(signal, DRAY_DBUS_SIGNAL_STATE_CHANGED))
 			sd_bus_emit_properties_changed(c->bus, DRAY_DBUS_PATH, DRAY_DBUS_INTERFACE,
 						       DRAY_DBUS_PROPERTY_STATE, NULL);
-}
-
-void bus_server_rail_changed(struct bus_server *server, const char *device, uint32_t port,
-			     const char *before, const char *after, const char *why)
-{
-	emit(server, DRAY_DBUS_SIGNAL_RAIL_CHANGED, "susss", device, port, before, after, why);
-}
-
-void bus_server_peer_changed(struct bus_server *server, dray_handle peer, const char *segment,
-			     const char *before, const char *after, const char *why)
-{
-	char buf[BUS_TEXT_BYTES];
-
-	emit(server, DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", peer, segment, before, after,
-	     bus_text(why, buf));
-}
-
-void bus_server_session_closed(struct bus_server *server, dray_handle session, const char *name,
-			       const char *why)
-{
-	char buf[BUS_TEXT_BYTES], why_buf[BUS_TEXT_BYTES];
-
-	emit(server, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, bus_text(name, buf),
-	     bus_text(why, why_buf));
-}
-
-static void segment_changed(struct bus_server *server, const char *segment, const char *before,
-			    const char *after, const char *why)
-{
-	char buf[BUS_TEXT_BYTES];
-
-	emit(server, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", segment, before, after,
-	     bus_text(why, buf));
-}
-
-static void preferred_changed(struct bus_server *server, const char *before, const char *after,
-			      const char *why)
-{
-	char buf[BUS_TEXT_BYTES];
-
-	emit(server, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", before, after, bus_text(why, buf));
-}
-
-static void event_added(struct bus_server *server, const struct history_event *e)
-{
-	emit(server, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", e->number);
+	}
 }
 
 static void flush(struct bus_server *server)
@@ -342,13 +352,7 @@ static void flush(struct bus_server *server)
 	}
 }
 
-static const struct bus_signals signals = {
-	.state_changed = state_changed,
-	.segment_changed = segment_changed,
-	.preferred_changed = preferred_changed,
-	.event_added = event_added,
-	.flush = flush,
-};
+static const struct bus_signals signals = { .emit = emit, .flush = flush };
 
 int bus_server_new(struct bus_server **ret_server, struct agent *agent, int listen_fd,
 		   struct dray_err *reterr)
@@ -363,8 +367,8 @@ int bus_server_new(struct bus_server **ret_server, struct agent *agent, int list
 	c->agent = agent;
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
-	transfer_lists_init(c);
-	dray_list_init(&c->health_calls);
+	transfer_list_init(&c->in_flight, c, false);
+	transfer_list_init(&c->ended, c, true);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
 		ret = sources_add(c);
@@ -385,7 +389,8 @@ struct bus_server *bus_server_free(struct bus_server *c)
 {
 	if (!c)
 		return NULL;
-	transfer_lists_stop(c);
+	agent_forget_listings(c->agent, &c->in_flight);
+	agent_forget_listings(c->agent, &c->ended);
 	dray_list_for_each(&c->conns, conn, struct bus_conn, link)
 		conn_free(conn);
 	acceptor_stop(&c->acceptor);

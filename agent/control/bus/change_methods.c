@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
+#include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
@@ -193,8 +194,16 @@ static void cancelled(void *arg, bool ended, uint32_t code)
 	pending_reply_free(call);
 }
 
+static void cancel_forget(struct pending_reply *call)
+{
+	agent_forget_cancel(call->conn->server->agent, call);
+}
+
 int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
+	static const struct reply_kind kind = { .what = "calls of CancelTransfer",
+						.max = CANCELS_MAX,
+						.cancel = cancel_forget };
 	struct bus_conn *c = userdata;
 	uint64_t session, request;
 	struct pending_reply *call;
@@ -203,8 +212,7 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 	ret = bus_conn_read_change(c, m, reterr, "tt", &session, &request);
 	if (ret < 0)
 		return ret;
-	call = pending_reply_new(sizeof(*call), c, m, &c->n_cancels, CANCELS_MAX,
-				 "calls of CancelTransfer", &c->cancels, reterr);
+	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
 	if (!call)
 		return -sd_bus_error_get_errno(reterr);
 	ret = agent_cancel(c->server->agent, session, request, cancelled, call);
@@ -219,14 +227,6 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 		   " uid=%u pid=%d",
 		   session, request, c->who.uid, c->who.pid);
 	return 1;
-}
-
-void cancel_replies_forget(struct bus_conn *c)
-{
-	dray_list_for_each(&c->cancels, call, struct pending_reply, link) {
-		agent_forget_cancel(c->server->agent, call);
-		pending_reply_free(call);
-	}
 }
 
 static int rail_switch(sd_bus_message *m, struct bus_conn *c, bool disable, sd_bus_error *reterr)
@@ -254,4 +254,42 @@ int dbus_method_disable_rail(sd_bus_message *m, void *userdata, sd_bus_error *re
 int dbus_method_enable_rail(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	return rail_switch(m, userdata, false, reterr);
+}
+
+int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct bus_conn *c = userdata;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
+	int ret;
+
+	ret = bus_conn_read_change(c, m, reterr, "ssut", &put.scope, &put.segment, &put.score,
+				   &put.ttl_ms);
+	if (ret < 0)
+		return ret;
+	if (hints_put(c->server->agent->hints, &put, &err) < 0)
+		return sd_bus_error_set(reterr,
+					err.code == DRAY_E_INVALID ? SD_BUS_ERROR_INVALID_ARGS :
+								     SD_BUS_ERROR_LIMITS_EXCEEDED,
+					err.msg);
+	log_notice("control", "hint scope=%s segment=%s uid=%u pid=%d",
+		   *put.scope ? put.scope : "\"\"", put.segment, c->who.uid, c->who.pid);
+	return sd_bus_reply_method_return(m, NULL);
+}
+
+int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct bus_conn *c = userdata;
+	const char *scope, *segment;
+	uint32_t count;
+	int all, ret;
+
+	ret = bus_conn_read_change(c, m, reterr, "ssb", &scope, &segment, &all);
+	if (ret < 0)
+		return ret;
+	count = hints_forget(c->server->agent->hints, scope, *segment ? segment : NULL, all);
+	if (count)
+		log_notice("control", "%u hints forgotten uid=%u pid=%d", count, c->who.uid,
+			   c->who.pid);
+	return sd_bus_reply_method_return(m, "u", count);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/bus/dictionaries.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
@@ -57,37 +56,36 @@ const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES])
 	return clean(s, buf, BUS_TEXT_BYTES);
 }
 
-static int field_append(struct dictionaries *d, const struct dray_dbus_field *f, union value v)
+static int field_append(struct dictionaries *d, const struct dray_dbus_field *f, const void *record)
 {
+	const void *member = (const char *)record + f->offset;
 	char text[TEXT_BYTES];
 
 	d->bytes += FIELD_BYTES;
 	switch (*f->type) {
 	case 's':
-		clean(v.s, text, sizeof(text));
+		clean(*(const char *const *)member, text, sizeof(text));
 		d->bytes += strlen(text);
 		return sd_bus_message_append(d->reply, "{sv}", f->key, "s", text);
 	case 'b':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "b", (int)v.n);
-	case 'u':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "u", (uint32_t)v.n);
-	case 'i':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "i", (int32_t)v.n);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "b", *(const bool *)member);
 	case 't':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "t", v.n);
-	default:
-		return -EINVAL;
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "t",
+					     *(const uint64_t *)member);
+	default: /* u and i */
+		return sd_bus_message_append(d->reply, "{sv}", f->key, f->type,
+					     *(const uint32_t *)member);
 	}
 }
 
-void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields,
-		       const union value *v, size_t n)
+void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
+		       const void *record)
 {
 	if (d->ret < 0)
 		return;
 	d->ret = sd_bus_message_open_container(d->reply, 'a', "{sv}");
 	for (size_t i = 0; i < n && d->ret >= 0; i++)
-		d->ret = field_append(d, &fields[i], v[i]);
+		d->ret = field_append(d, &fields[i], record);
 	if (d->ret >= 0)
 		d->ret = sd_bus_message_close_container(d->reply);
 }
@@ -102,7 +100,13 @@ int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn)
 	return d->ret;
 }
 
-uint64_t dictionary_duration(int64_t ns)
+int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn)
 {
-	return ns > 0 ? (uint64_t)ns : 0;
+	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	int ret = sd_bus_message_new_method_return(d->call, &reply);
+
+	d->reply = reply;
+	if (ret >= 0)
+		ret = dictionaries_append(d, fn);
+	return ret < 0 ? ret : bus_conn_send(c, reply, d->bytes);
 }

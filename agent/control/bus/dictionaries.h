@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists in replies: arrays of dictionaries, whose keys and types come from the schema's tables. */
+/* Lists in replies: arrays of dictionaries, made from the structs of records by the schema's tables. */
 #ifndef DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
 #define DRAY_AGENT_CONTROL_BUS_DICTIONARIES_H
 
@@ -10,13 +10,8 @@
 #include "schema/gen/dbus.h"
 
 struct agent;
+struct bus_conn;
 struct snapshot;
-
-/* The field's type selects the member. */
-union value {
-	const char *s;
-	uint64_t n;
-};
 
 struct dictionaries {
 	struct agent *agent;
@@ -34,11 +29,17 @@ typedef void dictionaries_fn(struct dictionaries *d);
 /* Appends the array that fn fills. 0, or the first error. */
 int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn);
 
-/* fields: all fields of the record. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become question marks. */
-void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields,
-		       const union value *v, size_t n);
+/* Replies to d->call with the array that fn fills. > 0, or the first error. */
+int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn);
 
-/* Differences of clock readings can be slightly negative: those become 0. */
-uint64_t dictionary_duration(int64_t ns);
+/* Appends a record. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become question marks. */
+void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
+		       const void *record);
+
+/* name: of the record in the schema. record: a struct dray_dbus_NAME. */
+#define DICTIONARY_APPEND(d, name, record)                            \
+	dictionary_append(d, dray_dbus_##name##_fields,               \
+			  DRAY_ARRAY_SIZE(dray_dbus_##name##_fields), \
+			  (const struct dray_dbus_##name *){ record })
 
 #endif

@@ -18,7 +18,7 @@
 /* Sender of every message of the agent. The connections are :1.1 and up. */
 #define BUS_SENDER ":1.0"
 
-/* transfer_lists.c: calls that the current query of the workers answers, and calls that the next one answers. */
+/* worker_methods.c: calls that the current query of the workers answers, and calls that the next one answers. */
 struct transfer_list {
 	struct bus_server *server;
 	struct dray_list asked, waiting;
@@ -37,7 +37,6 @@ struct bus_server {
 	uint64_t last_number;
 
 	struct transfer_list in_flight, ended;
-	struct dray_list health_calls; /* health_method.c */
 };
 
 struct bus_conn {
@@ -49,8 +48,7 @@ struct bus_conn {
 	bool hello;
 	bool doomed;   /* the event loop frees it */
 	size_t unread; /* estimated bytes of lists sent since the client had read everything */
-	unsigned n_listings, n_cancels, n_healths; /* calls without an answer yet */
-	struct dray_list cancels;
+	struct dray_list replies; /* of struct pending_reply */
 };
 
 /* --- bus.c --- */
@@ -61,23 +59,30 @@ int bus_conn_check_list(struct bus_conn *c, sd_bus_message *m, sd_bus_error *ret
 /* Sends a reply of about that many bytes. */
 int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes);
 
-/* --- pending_reply.c: a call that is answered later --- */
-
+/* A call that is answered later. */
 struct pending_reply {
-	struct dray_list link;
+	struct dray_list link;      /* the owner's */
+	struct dray_list conn_link; /* on conn->replies */
 	struct bus_conn *conn;
 	sd_bus_message *m;
-	unsigned *count; /* the connection's pending replies of this kind */
+	const struct reply_kind *kind;
+};
+
+struct reply_kind {
+	const char *what;                            /* plural, for errors */
+	unsigned max;                                /* of one connection */
+	void (*cancel)(struct pending_reply *reply); /* the connection has ended; may be NULL */
 };
 
 /*
- * Keeps m until pending_reply_free(). bytes: size of a struct that begins with struct pending_reply; it is zeroed.
- * NULL with the error set without memory, or if the connection has max pending replies; `what` names them.
+ * Keeps m until pending_reply_free(). bytes: size of a struct that begins with struct pending_reply; it is zeroed. NULL with
+ * the error set without memory, or if the connection has too many pending replies of the kind.
  */
-void *pending_reply_new(size_t bytes, struct bus_conn *c, sd_bus_message *m, unsigned *count,
-			unsigned max, const char *what, struct dray_list *list,
-			sd_bus_error *reterr);
-struct pending_reply *pending_reply_free(struct pending_reply *reply);
+void *pending_reply_new(const struct reply_kind *kind, size_t bytes, struct bus_conn *c,
+			sd_bus_message *m, sd_bus_error *reterr);
+void pending_reply_free(struct pending_reply *reply);
+/* ret < 0: replies with that error. Then frees it. */
+void pending_reply_end(struct pending_reply *reply, int ret);
 
 /* --- driver.c: org.freedesktop.DBus, and properties.c: dev.dray.Agent1 --- */
 int bus_driver_add(struct bus_conn *c);
@@ -87,23 +92,12 @@ int bus_object_add(struct bus_conn *c);
 /* Reads the arguments of m if this connection may change things. >= 0, or < 0 with the error set. */
 int bus_conn_read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
 			 const char *types, ...);
-void cancel_replies_forget(struct bus_conn *c);
 
-/* --- transfer_lists.c: ListTransfers and ListEndedTransfers, which the workers answer --- */
-void transfer_lists_init(struct bus_server *server);
-void transfer_lists_forget(struct bus_conn *c);
-void transfer_lists_stop(struct bus_server *server);
-
-/* --- health_method.c: Health, which waits for the workers --- */
-void health_replies_forget(struct bus_conn *c);
+/* --- worker_methods.c: methods that the workers answer --- */
+void transfer_list_init(struct transfer_list *l, struct bus_server *server, bool ended);
 
 /* --- dictionaries.c --- */
 /* Copies s without bytes that are not UTF-8, for which D-Bus refuses a message; clients choose some names. */
 const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES]);
-
-/* --- list_values.c and placement_methods.c: the records of each list --- */
-dictionaries_fn fill_sessions, fill_regions, fill_peers, fill_rails, fill_paths, fill_gpus;
-dictionaries_fn fill_conditions, fill_transfers, fill_ended, fill_events, fill_settings;
-dictionaries_fn fill_segments, fill_candidates, fill_hints, fill_environment;
 
 #endif

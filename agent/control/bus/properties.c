@@ -94,7 +94,7 @@ PROPERTY(gpu_plugin)
 	char text[BUS_TEXT_BYTES];
 
 	return sd_bus_message_append(reply, "s",
-				     bus_text(gpus_totals(agent_of(userdata)->gpus).plugin, text));
+				     bus_text(gpus_plugin(agent_of(userdata)->gpus), text));
 }
 
 PROPERTY(uptime_ns)
@@ -105,12 +105,12 @@ PROPERTY(uptime_ns)
 
 PROPERTY(counters)
 {
-	struct agent *a = agent_of(userdata);
+	uint64_t values[DRAY_METRIC_N];
 	int ret = sd_bus_message_open_container(reply, 'a', "{st}");
 
+	agent_metrics(agent_of(userdata), values);
 	for (int i = 0; i < DRAY_METRIC_N && ret >= 0; i++)
-		ret = sd_bus_message_append(reply, "{st}", dray_metrics[i].name,
-					    agent_metric(a, (enum dray_metric)i));
+		ret = sd_bus_message_append(reply, "{st}", dray_metrics[i].name, values[i]);
 	return ret < 0 ? ret : sd_bus_message_close_container(reply);
 }
 

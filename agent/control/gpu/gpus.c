@@ -9,6 +9,7 @@
 
 #include "agent/control/gpu/internal.h"
 #include "gpu/loader.h"
+#include "gpu/peers.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -175,14 +176,21 @@ static const char *state_name(const struct gpu_device *d)
 	return d->excluded ? "excluded" : names[d->state];
 }
 
-void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info), void *arg)
+void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg)
 {
 	for (unsigned i = 0; i < g->n; i++) {
 		const struct gpu_device *d = &g->devices[i];
+		char peers[GPU_PEERS_BYTES];
 
-		fn(arg, &(struct gpu_info){
+		fn(arg, &(struct dray_dbus_gpu){
 				.index = i,
-				.device = &d->info,
+				.name = d->info.name,
+				.uuid = d->info.uuid,
+				.bdf = d->info.bdf,
+				.memory = d->info.memory,
+				.multiprocessors = d->info.multiprocessors,
+				.dmabuf = d->info.dmabuf,
+				.peers = gpu_peers_text(&d->info, i, peers),
 				.state = state_name(d),
 				.reason = d->excluded ? "not in gpu.devices" : d->reason,
 				.context_bytes = d->state == DEVICE_STARTING ? 0 : d->context_bytes,
@@ -192,13 +200,21 @@ void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info
 	}
 }
 
-struct gpus_totals gpus_totals(const struct gpus *g)
+const char *gpus_uuid(const struct gpus *g, unsigned device)
 {
-	struct gpus_totals t = { .pinned_bytes = g->pinned_bytes,
-				 .lost = g->lost,
-				 .plugin = g->plugin_text };
+	return device < g->n ? g->devices[device].info.uuid : "";
+}
 
+const char *gpus_plugin(const struct gpus *g)
+{
+	return g->plugin_text;
+}
+
+void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N])
+{
+	v[DRAY_METRIC_GPU_LOST_TOTAL] = g->lost;
+	v[DRAY_METRIC_GPU_PINNED_BYTES] = g->pinned_bytes;
+	v[DRAY_METRIC_GPU_CONTEXTS] = 0;
 	for (unsigned i = 0; i < g->n; i++)
-		t.contexts += g->devices[i].state >= DEVICE_READY;
-	return t;
+		v[DRAY_METRIC_GPU_CONTEXTS] += g->devices[i].state >= DEVICE_READY;
 }

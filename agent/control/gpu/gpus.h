@@ -13,6 +13,8 @@
 #include "agent/model/view.h"
 #include "gpu/plugin.h"
 #include "schema/gen/config.h"
+#include "schema/gen/dbus.h"
+#include "schema/gen/metrics.h"
 
 struct gpus;
 struct gpu_staging;
@@ -94,23 +96,13 @@ void gpus_host_free(struct gpu_host *h);
 /* From transport gpu of a worker. */
 void gpus_message(struct gpus *g, const struct transport_message *m);
 
-struct gpu_info {
-	unsigned index;
-	const struct gpu_device_info *device;
-	const char *state;             /* unused, starting, ready, lost, excluded */
-	const char *reason;            /* of lost and excluded; "" */
-	uint64_t context_bytes, bytes; /* GPU memory of its context; of the regions on it */
-	uint32_t regions;
-};
-
 /* Finds none before the plug-in is loaded. */
-void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct gpu_info *info), void *arg);
+void gpus_each(struct gpus *g, void (*fn)(void *arg, const struct dray_dbus_gpu *gpu), void *arg);
+/* "" for an unknown device. */
+const char *gpus_uuid(const struct gpus *g, unsigned device);
 
-struct gpus_totals {
-	unsigned contexts;
-	uint64_t pinned_bytes, lost;
-	const char *plugin; /* "not loaded yet", its version, or why it cannot be used */
-};
-struct gpus_totals gpus_totals(const struct gpus *g);
+/* The state of the plug-in: "not loaded yet", its version, or why it cannot be used. */
+const char *gpus_plugin(const struct gpus *g);
+void gpus_metrics(const struct gpus *g, uint64_t v[DRAY_METRIC_N]);
 
 #endif

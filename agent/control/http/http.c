@@ -33,25 +33,26 @@ static int server_open(struct http_server *s, struct http *h, bool probes_only, 
 
 	if (!wanted(addresses))
 		return 0;
-	r = server_init(s, h, probes_only, connections(h->deps.cfg));
+	r = server_init(s, h, probes_only, connections(&h->agent->config->v));
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "%s: HTTP cannot start: %s", key,
 				    dray_errno_text(r));
 	return http_listen(s, key, addresses, reterr);
 }
 
-int http_new(struct http **ret, const struct http_deps *deps, struct dray_err *reterr)
+int http_new(struct http **ret, struct agent *a, struct dray_err *reterr)
 {
+	const struct dray_config *cfg = &a->config->v;
 	struct http *h = calloc(1, sizeof(*h));
 	int r;
 
 	if (!h)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "HTTP: out of memory");
-	h->deps = *deps;
-	r = server_open(&h->all, h, false, "http.listen", &deps->cfg->http.listen, reterr);
+	h->agent = a;
+	r = server_open(&h->all, h, false, "http.listen", &cfg->http.listen, reterr);
 	if (r >= 0)
-		r = server_open(&h->probes, h, true, "http.probe_listen",
-				&deps->cfg->http.probe_listen, reterr);
+		r = server_open(&h->probes, h, true, "http.probe_listen", &cfg->http.probe_listen,
+				reterr);
 	if (r < 0) {
 		http_free(h);
 		return r;
@@ -68,16 +69,4 @@ struct http *http_free(struct http *h)
 	server_deinit(&h->probes);
 	free(h);
 	return NULL;
-}
-
-int http_serve(struct http *h, int fd, bool probes_only)
-{
-	/* MHD requires an address, and reads only its family */
-	const struct dray_addr from = { .in = { .sin_family = AF_INET }, .len = sizeof(from.in) };
-	struct http_server *s = probes_only ? &h->probes : &h->all;
-	int r = server_add(s, fd, &from);
-
-	if (r >= 0)
-		server_run(s);
-	return r;
 }

@@ -8,7 +8,10 @@
 
 #include <microhttpd.h>
 
+#include "agent/control/agent.h"
 #include "agent/control/http/http.h"
+#include "agent/control/status/gather.h"
+#include "agent/control/status/health.h"
 #include "lib/addr.h"
 
 #define AREA "http"
@@ -27,7 +30,7 @@ struct http_server {
 };
 
 struct http {
-	struct http_deps deps;
+	struct agent *agent;
 	struct http_server all, probes;
 };
 

@@ -95,7 +95,7 @@ static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const
 static struct MHD_Response *metrics_response(struct http_server *s)
 {
 	size_t n = 0;
-	char *text = metrics_render(&s->http->deps.metrics, &n);
+	char *text = metrics_render(s->http->agent, &n);
 	struct MHD_Response *response = response_of(text, n);
 
 	if (response && !headers_add(response, METRICS_TEXT_TYPE)) {
@@ -155,7 +155,7 @@ static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *
 	enum MHD_Result r;
 	char *text;
 
-	s->http->deps.ready(s->http->deps.arg, &ready);
+	agent_ready(s->http->agent, &ready);
 	text = ready_json(&ready);
 	response = response_of(text, text ? strlen(text) : 0);
 	r = send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, response,
@@ -193,7 +193,7 @@ static enum MHD_Result health_ask_first(struct http_server *s, struct MHD_Connec
 	*ret = r;
 	MHD_suspend_connection(mhd);
 	conn_rest(r->conn);
-	health_ask(s->http->deps.health, &r->check);
+	health_ask(s->http->agent->health, &r->check);
 	return MHD_YES;
 }
 

@@ -45,7 +45,7 @@ static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 void conn_touch(struct http_server *s, struct http_conn *c)
 {
 	dray_list_del(&c->link);
-	c->end_ns = dray_now().ns + s->http->deps.cfg->http.timeout;
+	c->end_ns = dray_now().ns + s->http->agent->config->v.http.timeout;
 	dray_list_add(&s->conns, &c->link);
 }
 
@@ -128,7 +128,7 @@ static int on_again(sd_event_source *source, uint64_t usec, void *arg)
 static int sources_add(struct http_server *s)
 {
 	const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-	sd_event *event = s->http->deps.event;
+	sd_event *event = s->http->agent->event;
 	int r;
 
 	if (!info)

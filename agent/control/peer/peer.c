@@ -547,27 +547,28 @@ void peers_stop(struct peers *p, void (*done)(void *arg), void *arg)
 	peers_wake(p);
 }
 
-void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg)
+void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
+		void *arg)
 {
 	int64_t now = peers_now(p);
 
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
-		struct peer_info i = {
+		char id[IDENTITY_TEXT_BYTES];
+		struct dray_dbus_peer i = {
 			.peer = peer->handle,
-			.known = peer->known,
-			.incarnation = peer->incarnation,
+			.agent_id = peer->known ? identity_show(peer->agent_id, id) : "",
+			.incarnation = peer->known ? peer->incarnation : 0,
 			.segment = peer->segment,
 			.state = peer_state_name(peer->fsm.state),
 			.reason = peer->fsm.why,
-			.since_ns = now - peer->fsm.since_ns,
-			.heard_ns = now - peer->fsm.heard_ns,
+			.since_ns = dray_span(now - peer->fsm.since_ns),
+			.heartbeat_age_ns = dray_span(now - peer->fsm.heard_ns),
 			.initiator = peer->fsm.initiator,
 			.grants = grants_count(p->deps.regions, peer->handle),
 			.imports = peer->grants.n,
 			.streams = peer->link ? atomic_load(&peer->link->streams) : 0,
 		};
 
-		memcpy(i.agent_id, peer->agent_id, sizeof(i.agent_id));
 		fn(arg, &i);
 	}
 }

@@ -14,6 +14,7 @@
 #include "lib/err.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
 struct nd_links;
@@ -165,18 +166,9 @@ void peers_resume(struct peers *p);
 /* Closes listeners and connections (BYE), ends every pending call; done(arg) once the workers released every link. */
 void peers_stop(struct peers *p, void (*done)(void *arg), void *arg);
 
-struct peer_info {
-	dray_handle peer;
-	uint8_t agent_id[16];
-	bool known; /* agent_id and incarnation are proved */
-	uint64_t incarnation;
-	const char *segment, *state, *reason;
-	int64_t since_ns, heard_ns; /* ages */
-	bool initiator;
-	uint32_t grants, imports, streams;
-};
-
-void peers_each(struct peers *p, void (*fn)(void *arg, const struct peer_info *info), void *arg);
+/* Fills every field but transport, rails and queue_pairs. */
+void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
+		void *arg);
 /* Segment of a connected peer, else "". */
 const char *peers_segment_of(struct peers *p, dray_handle peer);
 

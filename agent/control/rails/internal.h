@@ -220,11 +220,21 @@ struct rails {
 	struct dray_job decide_job;
 };
 
+/* Sets the fields of a record that count traffic. */
+#define DESCRIBE_TRAFFIC(record, c)                                     \
+	do {                                                            \
+		(record)->queue_pairs = atomic_load(&(c)->queue_pairs); \
+		(record)->sent_bytes = atomic_load(&(c)->sent);         \
+		(record)->received_bytes = atomic_load(&(c)->received); \
+		(record)->slices = atomic_load(&(c)->slices);           \
+		(record)->retries = atomic_load(&(c)->retries);         \
+		(record)->failovers = atomic_load(&(c)->failovers);     \
+	} while (0)
+
 /* --- rails.c --- */
 int64_t rails_now(struct rails *r);
 void rails_timer(struct rails *r, int64_t when_ns);
 int64_t rails_backoff(struct rails *r, uint32_t fails);
-struct rail_traffic rail_traffic(const struct rdma_counters *c);
 /* NULL: unknown. */
 struct rail *rail_find(struct rails *r, const char *device, uint32_t port);
 __attribute__((format(printf, 3, 4))) void rail_event(struct rail *rail, enum rail_event e,

@@ -350,24 +350,28 @@ static const char *state_of(const struct path *path)
 	return up ? "up" : path->fails ? "failed" : begun ? "connecting" : "idle";
 }
 
-void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
+void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_dbus_path *path),
 		     void *arg)
 {
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link)
 		dray_list_for_each(&peer->paths, path, struct path, link) {
-			struct path_info i = {
+			char gid[INET6_ADDRSTRLEN], to_gid[INET6_ADDRSTRLEN];
+			struct in6_addr to;
+			struct dray_dbus_path i = {
 				.peer = peer->handle,
+				.segment = peers_segment_of(r->deps.peers, peer->handle),
 				.device = path->rail->device_name,
 				.port = path->rail->port,
+				.gid = nd_gid_text(&path->gid, gid),
 				.to_rail = path->to.rail,
 				.mtu = path->mtu,
-				.gid = &path->gid,
-				.to_gid = (const struct in6_addr *)(const void *)path->to.gid,
 				.state = path->active ? state_of(path) : "gone",
 				.reason = path->reason,
-				.traffic = rail_traffic(&path->counters),
 			};
 
+			memcpy(&to, path->to.gid, sizeof(to));
+			i.to_gid = nd_gid_text(&to, to_gid);
+			DESCRIBE_TRAFFIC(&i, &path->counters);
 			if (!peer->down)
 				fn(arg, &i);
 		}

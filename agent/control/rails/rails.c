@@ -396,61 +396,36 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 	}
 }
 
-struct rail_traffic rail_traffic(const struct rdma_counters *c)
+void rails_describe(struct rails *r, struct dray_dbus_rail *record)
 {
-	return (struct rail_traffic){
-		.queue_pairs = atomic_load_explicit(&c->queue_pairs, memory_order_relaxed),
-		.sent = atomic_load_explicit(&c->sent, memory_order_relaxed),
-		.received = atomic_load_explicit(&c->received, memory_order_relaxed),
-		.slices = atomic_load_explicit(&c->slices, memory_order_relaxed),
-		.retries = atomic_load_explicit(&c->retries, memory_order_relaxed),
-		.failovers = atomic_load_explicit(&c->failovers, memory_order_relaxed),
-	};
-}
-
-bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret)
-{
-	struct rail *rail = rail_find(r, device, port);
+	const struct rail *rail = rail_find(r, record->device, record->port);
 
 	if (!rail)
-		return false;
-	*ret = (struct rail_info){
-		.number = (int)rail->number,
-		.state = rail_state_name(rail->state),
-		.reason = rail->reason,
-		.serving = rail->serving,
-		.traffic = rail_traffic(&rail->counters),
-	};
-	return true;
+		return;
+	record->rail = (int32_t)rail->number;
+	record->rail_state = rail_state_name(rail->state);
+	record->rail_reason = rail->reason;
+	record->serving = rail->serving;
+	DESCRIBE_TRAFFIC(record, &rail->counters);
 }
 
-static uint64_t rails_up(const struct rails *r)
+unsigned rails_up(const struct rails *r)
 {
-	uint64_t n = 0;
+	unsigned n = 0;
 
 	for (unsigned i = 0; i < r->n; i++)
 		n += r->v[i]->state == RAIL_UP;
 	return n;
 }
 
-uint64_t rails_metric(struct rails *r, enum dray_metric m)
+void rails_metrics(const struct rails *r, uint64_t v[DRAY_METRIC_N])
 {
-	const struct {
-		enum dray_metric metric;
-		uint64_t value;
-	} values[] = {
-		{ DRAY_METRIC_RAILS_UP, rails_up(r) },
-		{ DRAY_METRIC_RAILS_LOST_TOTAL, r->lost_total },
-		{ DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS, r->n_serving },
-		{ DRAY_METRIC_MEMORY_REGIONS, r->n_mrs },
-		{ DRAY_METRIC_MEMORY_REGION_BYTES, r->mr_bytes },
-		{ DRAY_METRIC_REGISTRATION_FAILURES_TOTAL, r->registration_failures },
-		{ DRAY_METRIC_FALLBACKS_TOTAL, r->fallbacks_total },
-		{ DRAY_METRIC_GPU_WINDOW_BYTES, r->window_bytes },
-	};
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
-		if (values[i].metric == m)
-			return values[i].value;
-	return 0;
+	v[DRAY_METRIC_RAILS_UP] = rails_up(r);
+	v[DRAY_METRIC_RAILS_LOST_TOTAL] = r->lost_total;
+	v[DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS] = r->n_serving;
+	v[DRAY_METRIC_MEMORY_REGIONS] = r->n_mrs;
+	v[DRAY_METRIC_MEMORY_REGION_BYTES] = r->mr_bytes;
+	v[DRAY_METRIC_REGISTRATION_FAILURES_TOTAL] = r->registration_failures;
+	v[DRAY_METRIC_FALLBACKS_TOTAL] = r->fallbacks_total;
+	v[DRAY_METRIC_GPU_WINDOW_BYTES] = r->window_bytes;
 }

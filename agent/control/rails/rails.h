@@ -14,6 +14,7 @@
 #include "lib/cleanup.h"
 #include "netdetect/scan.h"
 #include "schema/gen/config.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/metrics.h"
 #include "schema/gen/peer.h"
 
@@ -104,33 +105,14 @@ void rails_peer_window(struct rails *r, dray_handle peer, const struct pmsg_wind
 void rails_peer_stage(struct rails *r, dray_handle peer, uint64_t request_id,
 		      const struct pmsg_stage *m);
 
-struct rail_traffic {
-	uint32_t queue_pairs;
-	uint64_t sent, received; /* bytes */
-	uint64_t slices, retries, failovers;
-};
-
-struct rail_info {
-	int number;
-	const char *state, *reason;
-	uint32_t serving;
-	struct rail_traffic traffic;
-};
-/* False: no rail uses the port. */
-bool rails_port_info(struct rails *r, const char *device, uint32_t port, struct rail_info *ret);
-
-struct path_info {
-	dray_handle peer;
-	const char *device;
-	uint32_t port, to_rail, mtu;
-	const struct in6_addr *gid, *to_gid;
-	const char *state, *reason;
-	struct rail_traffic traffic;
-};
-void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct path_info *info),
+/* Fills the fields from rail on for the port that record->device and ->port name, unless no rail uses it. */
+void rails_describe(struct rails *r, struct dray_dbus_rail *record);
+void rails_each_path(struct rails *r, void (*fn)(void *arg, const struct dray_dbus_path *path),
 		     void *arg);
 /* Rails in use to reach the peer, and queue pairs that post to it. */
 uint32_t rails_peer_count(struct rails *r, dray_handle peer, uint32_t *ret_queue_pairs);
-uint64_t rails_metric(struct rails *r, enum dray_metric m);
+/* Rails that are up. */
+unsigned rails_up(const struct rails *r);
+void rails_metrics(const struct rails *r, uint64_t v[DRAY_METRIC_N]);
 
 #endif

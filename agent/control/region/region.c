@@ -548,26 +548,29 @@ static const char *state_name(const struct region *region)
 	return region->opening ? "opening" : "live";
 }
 
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_region *region),
 		  void *arg)
 {
+	static const char *const access[] = {
+		[DMSG_ACCESS_READ] = "r", [DMSG_ACCESS_WRITE] = "w", [DMSG_ACCESS_ALL] = "rw"
+	};
 	struct region *region;
 
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		const struct region_view *v = region_view_of(region);
 
-		fn(arg, &(struct region_info){
+		fn(arg, &(struct dray_dbus_region){
 				.region = region->handle,
 				.session = v->o.session,
 				.name = region->name,
 				.kind = dmsg_kind_name(region->kind),
 				.state = state_name(region),
-				.access = v->o.access,
+				.access = access[v->o.access & DMSG_ACCESS_ALL],
 				.extents = region->n_extents,
 				.tokens = region->n_tokens,
 				.grants = region->serving,
 				.length = v->o.length,
-				.gpu = v->memory == REGION_GPU ? v->gpu : -1,
+				.device = v->memory == REGION_GPU ? gpus_uuid(r->gpus, v->gpu) : "",
 			});
 	}
 }

@@ -20,6 +20,7 @@
 #include "lib/err.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"
+#include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
 struct regions;
@@ -144,15 +145,6 @@ dray_handle region_group(struct regions *r, dray_handle region, dray_handle *ret
 /* New exports and imports are refused. */
 void regions_drain(struct regions *r, bool on);
 
-struct region_info {
-	dray_handle region, session;
-	const char *name, *kind, *state;
-	uint16_t access;
-	uint32_t extents, tokens, grants;
-	uint64_t length;
-	int gpu; /* index of the GPU it lies on; -1: on none */
-};
-
 /*
  * Checks the capability of a token for this peer, makes a grant and publishes it to the workers. Errors: token_invalid,
  * token_expired, token_used, token_audience, incarnation, revoked, quota, draining.
@@ -192,7 +184,8 @@ uint32_t grants_count(struct regions *r, dray_handle peer);
 /* Grants of all peers. */
 uint32_t grants_total(struct regions *r);
 
-void regions_each(struct regions *r, void (*fn)(void *arg, const struct region_info *info),
+/* Fills every field but rdma. */
+void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_region *region),
 		  void *arg);
 void regions_totals(struct regions *r, uint64_t *ret_regions, uint64_t *ret_bytes,
 		    uint64_t *ret_tokens);

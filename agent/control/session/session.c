@@ -361,7 +361,7 @@ void sessions_stop(struct sessions *ss, void (*done)(void *arg), void *arg)
 	stop_check(ss);
 }
 
-void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct session_info *info),
+void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct dray_dbus_session *s),
 		   void *arg)
 {
 	int64_t now = dray_now().ns;
@@ -370,7 +370,7 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct sessi
 	for (uint32_t at = 0; (s = session_next(ss, &at));) {
 		const struct session_shared *shared = &s->shared;
 
-		fn(arg, &(struct session_info){
+		fn(arg, &(struct dray_dbus_session){
 				.session = s->handle,
 				.name = s->name,
 				.group = s->group->name,
@@ -386,7 +386,7 @@ void sessions_each(struct sessions *ss, void (*fn)(void *arg, const struct sessi
 								  memory_order_relaxed),
 				.bytes = atomic_load_explicit(&shared->bytes_moved,
 							      memory_order_relaxed),
-				.age_ns = now - s->opened_ns,
+				.age_ns = dray_span(now - s->opened_ns),
 			});
 	}
 }

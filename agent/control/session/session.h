@@ -12,6 +12,7 @@
 #include "agent/control/region/region.h"
 #include "agent/control/session/placement.h"
 #include "agent/data/data.h"
+#include "schema/gen/dbus.h"
 
 struct sessions;
 
@@ -84,16 +85,7 @@ int sessions_close(struct sessions *s, dray_handle session, const char *why);
 /* Closes the listener and all sessions; done(arg) after the last has ended, not inside the call. */
 void sessions_stop(struct sessions *s, void (*done)(void *arg), void *arg);
 
-struct session_info {
-	dray_handle session;
-	const char *name, *group;
-	uint32_t uid, gid, pid, worker, regions, remotes, tokens;
-	bool ring;
-	uint64_t transfers, bytes; /* ended transfers, moved bytes */
-	int64_t age_ns;
-};
-
-void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct session_info *info),
+void sessions_each(struct sessions *s, void (*fn)(void *arg, const struct dray_dbus_session *s),
 		   void *arg);
 
 struct sessions_totals {

@@ -34,7 +34,7 @@ void agent_ready(struct agent *a, struct ready *ret)
 		.wants_listener = !(listen->n == 1 && !strcmp(listen->v[0], "none")),
 		.listeners = peers_totals(a->peers).listeners,
 		.rdma_enabled = cfg->rdma.enable,
-		.rails_up = (unsigned)agent_metric(a, DRAY_METRIC_RAILS_UP),
+		.rails_up = rails_up(a->rails),
 		.segment = segment_ready,
 		.arg = a,
 	};
@@ -45,98 +45,59 @@ void agent_ready(struct agent *a, struct ready *ret)
 /* --- metrics ------------------------------------------------------------------------------------ */
 
 /* Segments, hints and the state database. */
-static uint64_t placement_metric(struct agent *a, enum dray_metric m)
+static void placement_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	struct segments_totals s;
 	struct state_info state;
 
 	segments_totals(a->segments, &s);
 	state_info(a->state_db, &state);
-	const struct {
-		enum dray_metric metric;
-		uint64_t value;
-	} values[] = {
-		{ DRAY_METRIC_SEGMENTS, s.known },
-		{ DRAY_METRIC_SEGMENT_CHANGES_TOTAL, s.changes },
-		{ DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL, s.expired },
-		{ DRAY_METRIC_PREFERRED_CHANGES_TOTAL, s.preferred_changes },
-		{ DRAY_METRIC_PROBES_TOTAL, s.probes },
-		{ DRAY_METRIC_PROBE_FAILURES_TOTAL, s.probe_failures },
-		{ DRAY_METRIC_PROBES_IN_FLIGHT, s.probes_in_flight },
-		{ DRAY_METRIC_MASTER_READS_TOTAL, s.master_reads },
-		{ DRAY_METRIC_MASTER_FAILURES_TOTAL, s.master_failures },
-		{ DRAY_METRIC_HINTS, hints_count(a->hints) },
-		{ DRAY_METRIC_STATE_WRITES_TOTAL, state.writes },
-		{ DRAY_METRIC_STATE_ERRORS_TOTAL, state.errors },
-		{ DRAY_METRIC_STATE_IN_MEMORY, state.in_memory },
-	};
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
-		if (values[i].metric == m)
-			return values[i].value;
-	return 0;
+	v[DRAY_METRIC_SEGMENTS] = s.known;
+	v[DRAY_METRIC_SEGMENT_CHANGES_TOTAL] = s.changes;
+	v[DRAY_METRIC_SEGMENTS_EXPIRED_TOTAL] = s.expired;
+	v[DRAY_METRIC_PREFERRED_CHANGES_TOTAL] = s.preferred_changes;
+	v[DRAY_METRIC_PROBES_TOTAL] = s.probes;
+	v[DRAY_METRIC_PROBE_FAILURES_TOTAL] = s.probe_failures;
+	v[DRAY_METRIC_PROBES_IN_FLIGHT] = s.probes_in_flight;
+	v[DRAY_METRIC_MASTER_READS_TOTAL] = s.master_reads;
+	v[DRAY_METRIC_MASTER_FAILURES_TOTAL] = s.master_failures;
+	v[DRAY_METRIC_HINTS] = hints_count(a->hints);
+	v[DRAY_METRIC_STATE_WRITES_TOTAL] = state.writes;
+	v[DRAY_METRIC_STATE_ERRORS_TOTAL] = state.errors;
+	v[DRAY_METRIC_STATE_IN_MEMORY] = state.in_memory;
 }
 
-static uint64_t gpu_metric(struct agent *a, enum dray_metric m)
-{
-	struct gpus_totals t = gpus_totals(a->gpus);
-
-	if (m == DRAY_METRIC_GPU_LOST_TOTAL)
-		return t.lost;
-	return m == DRAY_METRIC_GPU_CONTEXTS ? t.contexts : t.pinned_bytes;
-}
-
-static uint64_t control_metric(struct agent *a, enum dray_metric m)
+static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
 	struct sessions_totals sessions = sessions_totals(a->sessions);
 	struct peers_totals peers = peers_totals(a->peers);
-	uint64_t regions, bytes, tokens;
 
-	regions_totals(a->regions, &regions, &bytes, &tokens);
-	const struct {
-		enum dray_metric metric;
-		uint64_t value;
-	} values[] = {
-		{ DRAY_METRIC_SESSIONS, sessions.open },
-		{ DRAY_METRIC_SESSIONS_TOTAL, sessions.opened },
-		{ DRAY_METRIC_SESSIONS_REFUSED_TOTAL, sessions.refused },
-		{ DRAY_METRIC_REGIONS, regions },
-		{ DRAY_METRIC_REGION_BYTES, bytes },
-		{ DRAY_METRIC_TOKENS, tokens },
-		{ DRAY_METRIC_REMOTES, sessions.remotes },
-		{ DRAY_METRIC_PEERS, peers.peers },
-		{ DRAY_METRIC_PEERS_READY, peers.up },
-		{ DRAY_METRIC_PEERS_LOST_TOTAL, peers.lost },
-		{ DRAY_METRIC_STRANGERS_REFUSED_TOTAL, peers.incoming_refused },
-		{ DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL, sessions.notified },
-		{ DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL, sessions.notify_refused },
-	};
-
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++)
-		if (values[i].metric == m)
-			return values[i].value;
-	if (m >= DRAY_METRIC_GPU_LOST_TOTAL && m <= DRAY_METRIC_GPU_PINNED_BYTES)
-		return gpu_metric(a, m);
-	return m >= DRAY_METRIC_SEGMENTS && m <= DRAY_METRIC_STATE_IN_MEMORY ?
-		       placement_metric(a, m) :
-		       rails_metric(a->rails, m);
+	v[DRAY_METRIC_SESSIONS] = sessions.open;
+	v[DRAY_METRIC_SESSIONS_TOTAL] = sessions.opened;
+	v[DRAY_METRIC_SESSIONS_REFUSED_TOTAL] = sessions.refused;
+	v[DRAY_METRIC_REMOTES] = sessions.remotes;
+	v[DRAY_METRIC_PEERS] = peers.peers;
+	v[DRAY_METRIC_PEERS_READY] = peers.up;
+	v[DRAY_METRIC_PEERS_LOST_TOTAL] = peers.lost;
+	v[DRAY_METRIC_STRANGERS_REFUSED_TOTAL] = peers.incoming_refused;
+	v[DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL] = sessions.notified;
+	v[DRAY_METRIC_NOTIFICATIONS_REFUSED_TOTAL] = sessions.notify_refused;
+	regions_totals(a->regions, &v[DRAY_METRIC_REGIONS], &v[DRAY_METRIC_REGION_BYTES],
+		       &v[DRAY_METRIC_TOKENS]);
 }
 
-uint64_t agent_metric(struct agent *a, enum dray_metric m)
+void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 {
-	uint64_t sum = 0;
-
-	if (dray_metrics[m].owner != DRAY_METRIC_OWNER_WORKER)
-		return control_metric(a, m);
-	for (unsigned i = 0; i < a->pool.n; i++)
-		sum += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
-					    memory_order_relaxed);
-	return sum;
-}
-
-static uint64_t value(void *arg, enum dray_metric m)
-{
-	return agent_metric(arg, m);
+	for (unsigned m = 0; m < DRAY_METRIC_N; m++) {
+		v[m] = 0;
+		for (unsigned i = 0; i < a->pool.n; i++)
+			v[m] += atomic_load_explicit(&worker_counters(a->pool.workers[i])->v[m],
+						     memory_order_relaxed);
+	}
+	client_metrics(a, v);
+	placement_metrics(a, v);
+	rails_metrics(a->rails, v);
+	gpus_metrics(a->gpus, v);
 }
 
 static void state_samples(const struct agent *a, struct metrics_text *t)
@@ -196,27 +157,27 @@ static void transfer_samples(struct agent *a, struct metrics_text *t, enum dray_
 	}
 }
 
-static void samples(void *arg, enum dray_family f, struct metrics_text *t)
+void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t)
 {
 	switch (f) {
 	case DRAY_FAMILY_TRANSFER_DURATION_SECONDS:
 	case DRAY_FAMILY_TRANSFER_SIZE_BYTES:
-		transfer_samples(arg, t, f);
+		transfer_samples(a, t, f);
 		break;
 	case DRAY_FAMILY_BUILD_INFO:
 		metrics_sample(t, (const char *[]){ DRAY_VERSION }, 1);
 		break;
 	case DRAY_FAMILY_STATE:
-		state_samples(arg, t);
+		state_samples(a, t);
 		break;
 	case DRAY_FAMILY_PEERS_BY_STATE:
-		peer_samples(arg, t);
+		peer_samples(a, t);
 		break;
 	case DRAY_FAMILY_SEGMENTS_BY_STATE:
-		segment_samples(arg, t);
+		segment_samples(a, t);
 		break;
 	case DRAY_FAMILY_READY_CONDITION:
-		condition_samples(arg, t);
+		condition_samples(a, t);
 		break;
 	case DRAY_FAMILY_PROCESS_START_TIME_SECONDS:
 		metrics_sample_real(t, NULL, process_start_time());
@@ -236,9 +197,4 @@ static void samples(void *arg, enum dray_family f, struct metrics_text *t)
 	case DRAY_FAMILY_N:
 		break;
 	}
-}
-
-struct metrics_source agent_metrics_source(struct agent *a)
-{
-	return (struct metrics_source){ .value = value, .samples = samples, .arg = a };
 }

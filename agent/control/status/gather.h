@@ -1,20 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Metric values and readiness, gathered from all modules. Control thread only. */
+/* Metrics and readiness, gathered from all modules, and the text of /metrics in Prometheus' format. Control thread only. */
 #ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
 #define DRAY_AGENT_CONTROL_STATUS_GATHER_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include "agent/control/ready.h"
-#include "agent/control/status/metrics.h"
+#include "schema/gen/metrics.h"
+
+#define METRICS_TEXT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
 struct agent;
+struct metrics_text;
 
 /* *ret borrows names from the configuration. */
 void agent_ready(struct agent *a, struct ready *ret);
 
-/* Value of one metric: the sum over workers, or the control thread's own value. */
-uint64_t agent_metric(struct agent *a, enum dray_metric m);
+/* Values of all metrics: sums over workers, or values of the control thread. */
+void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N]);
 
-/* For metrics_render(). */
-struct metrics_source agent_metrics_source(struct agent *a);
+/* Writes the samples of one family with the functions below. */
+void agent_samples(struct agent *a, enum dray_family f, struct metrics_text *t);
+
+/* labels: values in the order of the family's labels; NULL without labels. */
+void metrics_sample(struct metrics_text *t, const char *const *labels, uint64_t value);
+void metrics_sample_real(struct metrics_text *t, const char *const *labels, double value);
+
+/* buckets: n_bounds + 1 counts; sum: in raw units. */
+void metrics_histogram(struct metrics_text *t, const char *const *labels, const uint64_t *buckets,
+		       uint64_t sum);
+
+/* The text, which the caller frees, and its length. NULL: no memory. */
+char *metrics_render(struct agent *a, size_t *ret_n);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/control/status/metrics.h"
+#include "agent/control/status/gather.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -93,8 +93,9 @@ void metrics_histogram(struct metrics_text *t, const char *const *labels, const 
 	fprintf(t->f, "%" PRIu64 "\n", total);
 }
 
-char *metrics_render(const struct metrics_source *source, size_t *ret_n)
+char *metrics_render(struct agent *a, size_t *ret_n)
 {
+	uint64_t values[DRAY_METRIC_N] = { 0 };
 	struct metrics_text t = { .f = NULL };
 	char *text = NULL;
 	int bad;
@@ -102,17 +103,17 @@ char *metrics_render(const struct metrics_source *source, size_t *ret_n)
 	t.f = open_memstream(&text, ret_n);
 	if (!t.f)
 		return NULL;
+	agent_metrics(a, values);
 	for (int i = 0; i < DRAY_METRIC_N; i++) {
 		const struct dray_metric_info *m = &dray_metrics[i];
 
 		head(t.f, m->name, m->help, m->type);
-		fprintf(t.f, "%s %" PRIu64 "\n", m->name,
-			source->value(source->arg, (enum dray_metric)i));
+		fprintf(t.f, "%s %" PRIu64 "\n", m->name, values[i]);
 	}
 	for (int i = 0; i < DRAY_FAMILY_N; i++) {
 		t.family = &dray_families[i];
 		head(t.f, t.family->name, t.family->help, t.family->type);
-		source->samples(source->arg, (enum dray_family)i, &t);
+		agent_samples(a, (enum dray_family)i, &t);
 	}
 	bad = ferror(t.f);
 	if (fclose(t.f) || bad) {

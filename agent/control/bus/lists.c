@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Methods of dev.dray.Agent1 that return lists. Modules fill the structs of records, whose fields the schema describes. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/control/bus/internal.h"
+#include "agent/control/gpu/gpus.h"
+#include "agent/control/placement.h"
+#include "agent/control/rails/rails.h"
+#include "agent/placement/detect/detect.h"
+#include "lib/cleanup.h"
+#include "schema/gen/data.h"
+#include "schema/gen/dbus_vtable.h"
+#include "schema/gen/errors.h"
+
+static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd_bus_error *reterr)
+{
+	struct dictionaries d = { .agent = c->server->agent, .call = m, .reterr = reterr };
+	int ret = bus_conn_check_list(c, m, reterr);
+
+	return ret ? ret : dictionaries_reply(&d, c, fill);
+}
+
+/* Defines the method; the body that follows appends the records. */
+#define LIST(name)                                                                      \
+	static void name(struct dictionaries *d);                                       \
+	int dbus_method_##name(sd_bus_message *m, void *userdata, sd_bus_error *reterr) \
+	{                                                                               \
+		return list(m, userdata, name, reterr);                                 \
+	}                                                                               \
+	static void name(struct dictionaries *d)
+
+static void session_append(void *arg, const struct dray_dbus_session *session)
+{
+	DICTIONARY_APPEND(arg, session, session);
+}
+
+LIST(list_sessions)
+{
+	sessions_each(d->agent->sessions, session_append, d);
+}
+
+static void region_append(void *arg, const struct dray_dbus_region *region)
+{
+	struct dictionaries *d = arg;
+	struct dray_dbus_region r = *region;
+	char rdma[BUS_TEXT_BYTES];
+
+	r.rdma = rails_region_text(d->agent->rails, r.region, rdma, sizeof(rdma));
+	DICTIONARY_APPEND(d, region, &r);
+}
+
+LIST(list_regions)
+{
+	regions_each(d->agent->regions, region_append, d);
+}
+
+static void peer_append(void *arg, const struct dray_dbus_peer *peer)
+{
+	struct dictionaries *d = arg;
+	struct dray_dbus_peer p = *peer;
+
+	p.rails = rails_peer_count(d->agent->rails, p.peer, &p.queue_pairs);
+	p.transport = p.queue_pairs ? dmsg_transport_name(DMSG_TRANSPORT_RDMA) :
+		      p.streams     ? dmsg_transport_name(DMSG_TRANSPORT_TCP) :
+				      "";
+	DICTIONARY_APPEND(d, peer, &p);
+}
+
+LIST(list_peers)
+{
+	peers_each(d->agent->peers, peer_append, d);
+}
+
+static void rail_append(struct dictionaries *d, const struct nd_device *device,
+			const struct nd_port *p)
+{
+	const struct nd_gid *g = nd_gids_best(&p->gids);
+	char gid[INET6_ADDRSTRLEN];
+	struct dray_dbus_rail r = {
+		.device = device->name,
+		.port = p->number,
+		.state = nd_port_state_name(p->state),
+		.usable = p->state == ND_PORT_ACTIVE && g,
+		.layer = nd_link_layer_name(p->layer),
+		.rate = p->rate,
+		.mtu = p->active_mtu,
+		.netdev = p->netdev,
+		.numa = device->numa,
+		.gid_index = g ? (int32_t)g->index : -1,
+		.gid = g ? nd_gid_text(&g->gid, gid) : "",
+		.reason = g ? g->reason : "no GID is usable",
+		.rail = -1,
+	};
+
+	rails_describe(d->agent->rails, &r);
+	DICTIONARY_APPEND(d, rail, &r);
+}
+
+LIST(list_rails)
+{
+	const struct nd_scan *scan = detect_scan(d->agent->detect);
+
+	for (size_t i = 0; scan && i < scan->devices.n; i++)
+		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
+			rail_append(d, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
+}
+
+static void path_append(void *arg, const struct dray_dbus_path *path)
+{
+	DICTIONARY_APPEND(arg, path, path);
+}
+
+LIST(list_paths)
+{
+	rails_each_path(d->agent->rails, path_append, d);
+}
+
+static void gpu_append(void *arg, const struct dray_dbus_gpu *gpu)
+{
+	DICTIONARY_APPEND(arg, gpu, gpu);
+}
+
+LIST(list_gpus)
+{
+	gpus_each(d->agent->gpus, gpu_append, d);
+}
+
+static void event_append(void *arg, const struct history_event *e)
+{
+	const struct dray_dbus_event record = {
+		.number = e->number,
+		.time_ns = (uint64_t)e->time_ns,
+		.kind = history_kind_name(e->kind),
+		.subject = e->subject,
+		.old = e->before,
+		.new = e->after,
+		.reason = e->reason,
+	};
+
+	DICTIONARY_APPEND(arg, event, &record);
+}
+
+LIST(list_events)
+{
+	uint64_t after = 0;
+
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_read(d->call, "t", &after);
+	history_each(d->agent->history, after, event_append, d);
+}
+
+LIST(dump_config)
+{
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		enum dray_config_key_id id = (enum dray_config_key_id)i;
+		dray_auto_free char *value = config_value_text(&d->agent->config->v, id);
+		const struct dray_dbus_setting record = {
+			.key = dray_config_keys[i].path,
+			.value = value,
+			.origin = config_origin(d->agent->config, id),
+			.reload = dray_config_keys[i].reload,
+		};
+
+		if (!value)
+			d->ret = -ENOMEM;
+		DICTIONARY_APPEND(d, setting, &record);
+	}
+}
+
+static void segment_append(void *arg, const struct segment_info *s)
+{
+	const struct dray_dbus_segment record = {
+		.segment = s->name,
+		.state = dmsg_segment_state_name(s->state),
+		.verified = s->verified,
+		.preferred = s->preferred,
+		.local = s->local,
+		.sources = s->sources,
+		.probe = s->probe,
+		.target = s->target,
+		.reason = s->reason,
+		.since_ns = dray_span(s->since_ns),
+		.latency_ns = dray_span(s->latency_ns),
+		.probes = s->probes,
+		.failures = s->failures,
+		.next_ns = dray_span(s->next_ns),
+		.capacity = s->capacity,
+		.allocated = s->allocated,
+		.ready_ago_ns = dray_span(s->ready_ago_ns),
+	};
+
+	DICTIONARY_APPEND(arg, segment, &record);
+}
+
+LIST(list_segments)
+{
+	segments_each(d->agent->segments, segment_append, d);
+}
+
+static void candidate_append(void *arg, unsigned rank, const struct candidate *c)
+{
+	enum dmsg_segment_state state = c->known ? c->known->state : DMSG_SEGMENT_STATE_UNKNOWN;
+	const struct dray_dbus_candidate record = {
+		.rank = rank,
+		.segment = c->name,
+		.preference = dmsg_preference_name(c->preference),
+		.state = dmsg_segment_state_name(state),
+		.chosen = c->chosen,
+		.reason = c->reason,
+	};
+
+	DICTIONARY_APPEND(arg, candidate, &record);
+}
+
+LIST(list_candidates)
+{
+	const char *scope = "";
+
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_read(d->call, "s", &scope);
+	if (d->ret >= 0)
+		d->ret = segments_explain(d->agent->segments, scope, candidate_append, d);
+}
+
+static void hint_append(void *arg, const struct hint *h)
+{
+	const struct dray_dbus_hint record = {
+		.scope = h->scope,
+		.segment = h->segment,
+		.source = dmsg_hint_source_name(h->source),
+		.uid = h->uid,
+		.score = h->score,
+		.age_ns = dray_span(h->age_ms) * DRAY_NS_PER_MS,
+		.left_ns = dray_span(h->left_ms) * DRAY_NS_PER_MS,
+		.counts = h->counts,
+	};
+
+	DICTIONARY_APPEND(arg, hint, &record);
+}
+
+LIST(list_hints)
+{
+	hints_each(d->agent->hints, hint_append, d);
+}
+
+static void words_free(char **words)
+{
+	for (char **w = words; w && *w; w++)
+		free(*w);
+	free(words);
+}
+
+LIST(list_environment)
+{
+	struct dray_strv profiles = DRAY_STRV_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct env env = ENV_NULL;
+	char **words = NULL;
+
+	d->ret = sd_bus_message_read_strv(d->call, &words);
+	for (char **w = words; w && *w && d->ret >= 0; w++)
+		d->ret = dray_strv_add(&profiles, *w, strlen(*w));
+	if (d->ret >= 0)
+		d->ret = agent_environment(d->agent, &profiles, &env, &err);
+	if (d->ret == -EINVAL && err.code)
+		d->ret = sd_bus_error_set(d->reterr, SD_BUS_ERROR_INVALID_ARGS, err.msg);
+	for (size_t i = 0; i < env.n; i++) {
+		const struct env_variable *e = &env.v[i];
+		const struct dray_dbus_variable record = {
+			.profile = e->profile,
+			.name = e->name,
+			.value = e->value,
+			.left_out = !e->value,
+			.argument = e->argument,
+			.reason = e->reason,
+		};
+
+		DICTIONARY_APPEND(d, variable, &record);
+	}
+	env_deinit(&env);
+	dray_strv_clear(&profiles);
+	words_free(words);
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ListTransfers, ListEndedTransfers and Health: the reply goes out when every worker has answered, and that of Health at
+ * the latest at its time limit. There is one query of each kind of list at a time. The next query answers all calls that
+ * arrive meanwhile, so it sees every transfer that was accepted before they arrived.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "agent/control/bus/internal.h"
+#include "agent/control/status/gather.h"
+#include "agent/control/status/health.h"
+#include "agent/control/status/transfer_log.h"
+#include "schema/gen/data.h"
+#include "schema/gen/dbus_vtable.h"
+#include "schema/gen/errors.h"
+
+/* Pending calls of one connection: of both lists together, and of Health. */
+#define CALLS_MAX 4
+
+static const char *state_text(uint8_t state)
+{
+	static const char *const names[XFER_STATE_N] = {
+		[XFER_WAITING] = "waiting",
+		[XFER_RUNNING] = "running",
+		[XFER_STOPPING] = "stopping",
+		[XFER_NOTIFYING] = "notifying",
+	};
+
+	return state < XFER_STATE_N ? names[state] : "";
+}
+
+static void transfer_append(struct dictionaries *d, const struct transfer_info *i)
+{
+	char rails[BUS_TEXT_BYTES];
+	const struct dray_dbus_transfer record = {
+		.session = i->session,
+		.request = i->request,
+		.direction = dmsg_direction_name(i->direction),
+		.class = dmsg_class_name(i->class),
+		.transport = dmsg_transport_name(i->transport),
+		.gpu_path = dmsg_gpu_path_name(i->gpu_path),
+		.rails = report_rails(i->rails, rails, sizeof(rails)),
+		.state = state_text(i->state),
+		.operations = i->operations,
+		.bytes = i->bytes,
+		.bytes_done = i->bytes_done,
+		.slices = i->slices,
+		.age_ns = dray_span(i->age_ns),
+		.left_ns = dray_span(i->left_ns),
+	};
+
+	DICTIONARY_APPEND(d, transfer, &record);
+}
+
+static void fill_transfers(struct dictionaries *d)
+{
+	for (unsigned i = 0; i < d->n_snapshots; i++)
+		for (uint32_t j = 0; j < d->snapshots[i]->n; j++)
+			transfer_append(d, &d->snapshots[i]->transfers[j]);
+}
+
+static void ended_append(struct dictionaries *d, const struct transfer_record *t, int64_t now)
+{
+	char rails[BUS_TEXT_BYTES];
+	const struct dray_dbus_ended_transfer record = {
+		.session = t->session,
+		.request = t->request,
+		.segment = t->peer ? peers_segment_of(d->agent->peers, t->peer) : "",
+		.direction = dmsg_direction_name(t->direction),
+		.class = dmsg_class_name(t->class),
+		.transport = dmsg_transport_name(t->transport),
+		.gpu_path = dmsg_gpu_path_name(t->gpu_path),
+		.rails = report_rails(t->rails, rails, sizeof(rails)),
+		.status = dray_error_name(t->code),
+		.operations = t->operations,
+		.bytes = t->bytes,
+		.bytes_done = t->bytes_done,
+		.slices = t->slices,
+		.resent = t->resent,
+		.duration_ns = dray_span(record_duration(t)),
+		.waited_ns = dray_span(t->phase_ns[XFER_PHASE_WAIT]),
+		.queued_ns = dray_span(t->phase_ns[XFER_PHASE_QUEUE]),
+		.moved_ns = dray_span(t->phase_ns[XFER_PHASE_MOVE]),
+		.notified_ns = dray_span(t->phase_ns[XFER_PHASE_NOTIFY]),
+		.ago_ns = dray_span(now - t->ended_ns),
+	};
+
+	DICTIONARY_APPEND(d, ended_transfer, &record);
+}
+
+static int by_end(const void *a, const void *b)
+{
+	const struct transfer_record *const *x = a, *const *y = b;
+
+	return dray_compare((*x)->ended_ns, (*y)->ended_ns);
+}
+
+static void fill_ended(struct dictionaries *d)
+{
+	dray_auto_free const struct transfer_record **all = NULL;
+	int64_t now = dray_now().ns;
+	size_t total = 0, at = 0;
+
+	for (unsigned i = 0; i < d->n_snapshots; i++)
+		total += d->snapshots[i]->n;
+	all = calloc(total + 1, sizeof(*all));
+	if (!all) {
+		d->ret = -ENOMEM;
+		return;
+	}
+	for (unsigned i = 0; i < d->n_snapshots; i++)
+		for (uint32_t j = 0; j < d->snapshots[i]->n; j++)
+			all[at++] = &d->snapshots[i]->records[j];
+	qsort(all, total, sizeof(*all), by_end);
+	for (size_t i = total > RECORDS_MAX ? total - RECORDS_MAX : 0; i < total; i++)
+		ended_append(d, all[i], now);
+}
+
+static void start(struct transfer_list *l);
+
+static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
+{
+	struct transfer_list *l = arg;
+
+	l->busy = false;
+	dray_list_for_each(&l->asked, call, struct pending_reply, link) {
+		struct dictionaries d = { .agent = l->server->agent,
+					  .call = call->m,
+					  .snapshots = snapshots,
+					  .n_snapshots = n };
+		int ret =
+			dictionaries_reply(&d, call->conn, l->ended ? fill_ended : fill_transfers);
+
+		pending_reply_end(call, ret);
+	}
+	start(l);
+}
+
+static void start(struct transfer_list *l)
+{
+	int ret;
+
+	if (l->busy || dray_list_empty(&l->waiting))
+		return;
+	dray_list_splice(&l->asked, &l->waiting);
+	ret = agent_list_transfers(l->server->agent, l->ended, listed, l);
+	l->busy = ret >= 0;
+	if (l->busy)
+		return;
+	dray_list_for_each(&l->asked, call, struct pending_reply, link)
+		pending_reply_end(call, ret);
+}
+
+void transfer_list_init(struct transfer_list *l, struct bus_server *server, bool ended)
+{
+	l->server = server;
+	l->ended = ended;
+	dray_list_init(&l->asked);
+	dray_list_init(&l->waiting);
+}
+
+static int request(struct bus_conn *c, struct transfer_list *l, sd_bus_message *m,
+		   sd_bus_error *reterr)
+{
+	static const struct reply_kind kind = { .what = "lists of transfers", .max = CALLS_MAX };
+	struct pending_reply *call;
+	int ret = bus_conn_check_list(c, m, reterr);
+
+	if (ret)
+		return ret;
+	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
+	if (!call)
+		return -sd_bus_error_get_errno(reterr);
+	dray_list_add(&l->waiting, &call->link);
+	start(l);
+	return 1;
+}
+
+int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct bus_conn *c = userdata;
+
+	return request(c, &c->server->in_flight, m, reterr);
+}
+
+int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	struct bus_conn *c = userdata;
+
+	return request(c, &c->server->ended, m, reterr);
+}
+
+struct health_call {
+	struct pending_reply reply;
+	struct health_check check;
+};
+
+static void fill_conditions(struct dictionaries *d)
+{
+	struct ready ready;
+
+	agent_ready(d->agent, &ready);
+	for (size_t i = 0; i < ready.n; i++) {
+		const struct ready_condition *c = &ready.conditions[i];
+		const struct dray_dbus_condition record = {
+			.name = c->name,
+			.ok = c->ok,
+			.required = c->required,
+			.reason = c->reason,
+		};
+
+		DICTIONARY_APPEND(d, condition, &record);
+	}
+}
+
+static void checked(struct health_check *check, const struct health_report *report)
+{
+	struct health_call *h = dray_container_of(check, struct health_call, check);
+	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
+	struct dictionaries d = { .agent = h->reply.conn->server->agent };
+	struct ready ready;
+	int ret;
+
+	agent_ready(d.agent, &ready);
+	ret = sd_bus_message_new_method_return(h->reply.m, &reply);
+	d.reply = reply;
+	if (ret >= 0)
+		ret = sd_bus_message_append(reply, "bsb", report->alive, report->reason,
+					    ready.ready);
+	if (ret >= 0)
+		ret = dictionaries_append(&d, fill_conditions);
+	if (ret >= 0)
+		bus_conn_send(h->reply.conn, reply, d.bytes);
+	pending_reply_end(&h->reply, ret);
+}
+
+static void check_cancel(struct pending_reply *reply)
+{
+	health_cancel(&dray_container_of(reply, struct health_call, reply)->check);
+}
+
+int dbus_method_health(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
+{
+	static const struct reply_kind kind = { .what = "calls of Health",
+						.max = CALLS_MAX,
+						.cancel = check_cancel };
+	struct bus_conn *c = userdata;
+	struct health_call *h;
+	int ret = bus_conn_check_list(c, m, reterr);
+
+	if (ret)
+		return ret;
+	h = pending_reply_new(&kind, sizeof(*h), c, m, reterr);
+	if (!h)
+		return -sd_bus_error_get_errno(reterr);
+	h->check = HEALTH_CHECK_INIT(h->check, checked);
+	health_ask(c->server->agent->health, &h->check);
+	return 1;
+}
