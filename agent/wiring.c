@@ -27,188 +27,19 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
-/* Upcalls take the agent as arg. Many only pass a call on to another module of it. */
-static struct peers *peers_of(void *arg)
-{
-	return ((struct agent *)arg)->peers;
-}
-
-static struct rails *rails_of(void *arg)
-{
-	return ((struct agent *)arg)->rails;
-}
-
-static struct regions *regions_of(void *arg)
-{
-	return ((struct agent *)arg)->regions;
-}
-
-static struct sessions *sessions_of(void *arg)
-{
-	return ((struct agent *)arg)->sessions;
-}
-
-static void on_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
-{
-	peers_fence(peers_of(arg), peer, grant, code);
-}
-
-static void on_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
-{
-	sessions_revoke_local(sessions_of(arg), remote, code, urgent);
-}
-
-static void on_region_added(void *arg, const struct region_view *view,
-			    const struct region_dmabuf *dmabufs)
-{
-	rails_region_add(rails_of(arg), view, dmabufs);
-}
-
-static void on_region_removed(void *arg, dray_handle region, void (*done)(void *arg),
-			      void *done_arg)
-{
-	rails_region_remove(rails_of(arg), region, done, done_arg);
-}
-
-static void on_region_revoked(void *arg, dray_handle region)
-{
-	rails_region_revoked(rails_of(arg), region);
-}
-
-static void on_gpu_lost(void *arg, unsigned device)
-{
-	regions_gpu_lost(regions_of(arg), device);
-}
-
-static void on_close_fds(void *arg, int *fds, unsigned n)
-{
-	regions_close_fds(regions_of(arg), fds, n);
-}
-
-static void on_gpu_staging(void *arg, unsigned worker, const struct gpu_staging *staging)
-{
-	rails_staging_add(rails_of(arg), worker, staging->base, staging->bytes);
-}
-
 static const struct gpus_upcalls gpus_up = {
-	.lost = on_gpu_lost,
-	.staging = on_gpu_staging,
-	.close_fds = on_close_fds,
+	.lost = regions_gpu_lost,
+	.staging = rails_staging_add,
+	.close_fds = regions_close_fds,
 };
 
 static const struct regions_upcalls regions_up = {
-	.fence = on_fence,
-	.revoke_local = on_revoke_local,
-	.added = on_region_added,
-	.removed = on_region_removed,
-	.revoked = on_region_revoked,
+	.fence = peers_fence,
+	.revoke_local = sessions_revoke_local,
+	.added = rails_region_add,
+	.removed = rails_region_remove,
+	.revoked = rails_region_revoked,
 };
-
-static void on_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
-{
-	sessions_remote_fenced(sessions_of(arg), peer, grant, code);
-}
-
-static void on_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
-{
-	sessions_peer_lost(sessions_of(arg), peer, code, why);
-}
-
-static void on_draining(void *arg, dray_handle peer)
-{
-	sessions_peer_draining(sessions_of(arg), peer);
-}
-
-static uint32_t on_notification(void *arg, const struct dmsg_notification *m)
-{
-	struct agent *a = arg;
-	int gpu = region_gpu(a->regions, m->region);
-
-	/* the receiver may read the bytes at once, with the GPU */
-	if (gpu >= 0 && !gpus_flush_rdma(a->gpus, (unsigned)gpu))
-		return DRAY_E_GPU_LOST;
-	return sessions_deliver(a->sessions, m);
-}
-
-static void on_peer_up(void *arg, dray_handle peer, uint64_t features)
-{
-	rails_peer_up(rails_of(arg), peer, features);
-}
-
-static bool on_peer_down(void *arg, dray_handle peer)
-{
-	return rails_peer_down(rails_of(arg), peer);
-}
-
-static void on_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
-{
-	rails_peer_ports(rails_of(arg), peer, ports);
-}
-
-static void on_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
-{
-	rails_peer_keys(rails_of(arg), peer, grant,
-			sessions_remote_length(sessions_of(arg), peer, grant), rails);
-}
-
-static void on_imported(void *arg, dray_handle peer, const struct pmsg_import_reply *reply)
-{
-	rails_peer_keys(rails_of(arg), peer, reply->grant, reply->length, &reply->rails);
-}
-
-static unsigned on_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
-			      unsigned max)
-{
-	struct agent *a = arg;
-	uint64_t offset, length;
-	dray_handle region;
-	unsigned n;
-
-	if (!grant_range(a->regions, peer, grant, &region, &offset, &length))
-		return 0;
-	n = rails_grant_keys(a->rails, region, offset, length, buf, max);
-	if (!n && region_gpu(a->regions, region) >= 0)
-		rails_grant_staged(a->rails, peer, region);
-	return n;
-}
-
-static void on_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
-			  const struct pmsg_qp_connect *m)
-{
-	rails_peer_connect(rails_of(arg), peer, request_id, m);
-}
-
-static void on_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
-{
-	rails_peer_close(rails_of(arg), peer, request_id, qp);
-}
-
-static void on_window(void *arg, dray_handle peer, const struct pmsg_window *m)
-{
-	rails_peer_window(rails_of(arg), peer, m);
-}
-
-static void on_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
-{
-	rails_peer_stage(rails_of(arg), peer, request_id, m);
-}
-
-static void on_remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
-{
-	sessions_remote_keys(sessions_of(arg), peer, grant, keys);
-}
-
-static int on_worker_node(void *arg, unsigned worker)
-{
-	const struct agent *a = arg;
-
-	return a->worker_nodes[worker];
-}
-
-static void on_peer_quiet(void *arg, dray_handle peer)
-{
-	peers_quiet(peers_of(arg), peer);
-}
 
 static void on_peer_changed(void *arg, dray_handle peer, const char *segment, const char *before,
 			    const char *after, const char *why)
@@ -244,19 +75,19 @@ static void on_session_closed(void *arg, dray_handle session, const char *name, 
 }
 
 static const struct peers_upcalls peers_up = {
-	.fenced = on_fenced,
-	.lost = on_lost,
-	.draining = on_draining,
-	.notification = on_notification,
-	.up = on_peer_up,
-	.down = on_peer_down,
-	.ports = on_ports,
-	.keys = on_keys,
-	.grant_keys = on_grant_keys,
-	.qp_connect = on_qp_connect,
-	.qp_close = on_qp_close,
-	.window = on_window,
-	.stage = on_stage,
+	.fenced = sessions_remote_fenced,
+	.lost = sessions_peer_lost,
+	.draining = sessions_peer_draining,
+	.notification = sessions_deliver,
+	.keys = sessions_remote_keys,
+	.up = rails_peer_up,
+	.down = rails_peer_down,
+	.ports = rails_peer_ports,
+	.grant_keys = rails_grant_keys,
+	.qp_connect = rails_peer_connect,
+	.qp_close = rails_peer_close,
+	.window = rails_peer_window,
+	.stage = rails_peer_stage,
 	.changed = on_peer_changed,
 };
 
@@ -356,7 +187,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						      .cfg = cfg,
 						      .pool = &a->pool,
 						      .up = &gpus_up,
-						      .arg = a });
+						      .regions = &a->regions,
+						      .rails = &a->rails });
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "GPUs: %s",
 				    dray_errno_text(ret));
@@ -367,7 +199,9 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						  .agent_id = a->identity.agent_id,
 						  .incarnation = a->identity.incarnation,
 						  .up = &regions_up,
-						  .arg = a });
+						  .peers = &a->peers,
+						  .sessions = &a->sessions,
+						  .rails = &a->rails });
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "regions: %s",
 				    dray_errno_text(ret));
@@ -379,6 +213,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 					      .agent_id = a->identity.agent_id,
 					      .incarnation = a->identity.incarnation,
 					      .up = &peers_up,
+					      .sessions = &a->sessions,
+					      .rails = &a->rails,
 					      .arg = a,
 					      .listen_fds = passed.peer,
 					      .n_listen_fds = passed.n_peer },
@@ -397,7 +233,6 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 						    .agent_id = a->identity.agent_id,
 						    .incarnation = a->identity.incarnation,
 						    .listen_fd = passed.data,
-						    .keys = on_imported,
 						    .closed = on_session_closed,
 						    .placement = &agent_placement,
 						    .arg = a },
@@ -437,15 +272,14 @@ int agent_start_work(struct agent *a, const struct dray_config *cfg, struct dray
 					      .pool = &a->pool,
 					      .gpus = a->gpus,
 					      .verbs = &verbs_real,
-					      .remote_keys = on_remote_keys,
-					      .worker_node = on_worker_node,
+					      .regions = a->regions,
+					      .peers = a->peers,
+					      .worker_nodes = a->worker_nodes,
 					      .changed = on_rail_changed,
-					      .peer_quiet = on_peer_quiet,
 					      .arg = a },
 			reterr);
 	if (ret < 0)
 		return ret;
-	rails_attach(a->rails, a->regions, a->peers);
 	ret = agent_placement_work(a, reterr);
 	if (ret >= 0)
 		ret = pool_start(&a->pool, reterr);

@@ -54,6 +54,21 @@ void rail_keys_seal(struct rail_keys *k, uint64_t length, bool base)
 		qsort(k->v, k->n, sizeof(k->v[0]), by_base);
 }
 
+struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
+{
+	struct rail_keys *k = rails->n ? rail_keys_new(rails->n) : NULL;
+
+	for (uint32_t i = 0; k && i < rails->n; i++) {
+		struct pmsg_rail w;
+
+		pmsg_rail_get(rails->p + (size_t)i * PMSG_RAIL_SIZE, &w);
+		k->v[i] = (struct rail_key){ w.rail, w.rkey, w.base, w.offset, w.length, 0 };
+	}
+	if (k)
+		rail_keys_seal(k, length, false);
+	return k;
+}
+
 struct rail_keys *rail_keys_ref(struct rail_keys *k)
 {
 	atomic_fetch_add_explicit(&k->refs, 1, memory_order_relaxed);

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "schema/gen/peer.h"
+
 /* Limit of the number of a rail, here and at peers: a set of rails fits into a word. */
 #define RAILS_MAX 64
 
@@ -35,6 +37,9 @@ struct rail_keys {
 
 /* Room for n pieces, one reference; NULL: no memory. */
 struct rail_keys *rail_keys_new(uint32_t n);
+
+/* Reads records of pmsg_rail, the keys of a range of `length` bytes. One reference; NULL: there are none, or no memory. */
+struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length);
 
 /* Sorts, and finds the rails whose pieces cover [0, length) without overlaps and gaps. */
 void rail_keys_seal(struct rail_keys *k, uint64_t length, bool by_base);

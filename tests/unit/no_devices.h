@@ -5,25 +5,25 @@
 
 #include "agent/control/region/region.h"
 
-static inline void no_devices_added(void *arg, const struct region_view *view,
+static inline void no_devices_added(struct rails *rails, const struct region_view *view,
 				    const struct region_dmabuf *dmabufs)
 {
-	(void)arg;
+	(void)rails;
 	(void)view;
 	(void)dmabufs;
 }
 
-static inline void no_devices_removed(void *arg, dray_handle region, void (*done)(void *arg),
-				      void *done_arg)
+static inline void no_devices_removed(struct rails *rails, dray_handle region,
+				      void (*done)(void *arg), void *done_arg)
 {
-	(void)arg;
+	(void)rails;
 	(void)region;
 	done(done_arg);
 }
 
-static inline void no_devices_revoked(void *arg, dray_handle region)
+static inline void no_devices_revoked(struct rails *rails, dray_handle region)
 {
-	(void)arg;
+	(void)rails;
 	(void)region;
 }
 

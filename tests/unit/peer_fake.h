@@ -43,6 +43,8 @@ struct rig {
 	struct dray_config cfg;
 	struct peers_deps deps;
 	struct peers *peers;
+	struct sessions *sessions; /* the rig, for upcalls */
+	struct rails *rails;       /* likewise */
 	uint8_t agent_id[16];
 	uint64_t incarnation;
 	sd_event_source *downs_event;
@@ -199,9 +201,9 @@ void worker_post(struct worker *w, const struct command *cmd)
 
 /* --- the parts above ------------------------------------------------------------------------------ */
 
-static void rig_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t code)
+static void rig_fenced(struct sessions *sessions, dray_handle peer, uint64_t grant, uint32_t code)
 {
-	struct rig *rig = arg;
+	struct rig *rig = (struct rig *)sessions;
 
 	rig->fences_seen++;
 	rig->fence_grant = grant;
@@ -210,9 +212,9 @@ static void rig_fenced(void *arg, dray_handle peer, uint64_t grant, uint32_t cod
 		peers_fence_ack(rig->peers, peer, grant);
 }
 
-static void rig_lost(void *arg, dray_handle peer, uint32_t code, const char *why)
+static void rig_lost(struct sessions *sessions, dray_handle peer, uint32_t code, const char *why)
 {
-	struct rig *rig = arg;
+	struct rig *rig = (struct rig *)sessions;
 
 	rig->lost++;
 	rig->lost_peer = peer;
@@ -220,9 +222,9 @@ static void rig_lost(void *arg, dray_handle peer, uint32_t code, const char *why
 	snprintf(rig->lost_why, sizeof(rig->lost_why), "%s", why);
 }
 
-static uint32_t rig_notification(void *arg, const struct dmsg_notification *m)
+static uint32_t rig_notification(struct sessions *sessions, const struct dmsg_notification *m)
 {
-	struct rig *rig = arg;
+	struct rig *rig = (struct rig *)sessions;
 
 	rig->notified++;
 	rig->notify_tag = m->tag;
@@ -239,44 +241,45 @@ static void rig_changed(void *arg, dray_handle peer, const char *segment, const 
 	rig->changed++;
 }
 
-static void rig_draining(void *arg, dray_handle peer)
+static void rig_draining(struct sessions *sessions, dray_handle peer)
 {
-	struct rig *rig = arg;
+	struct rig *rig = (struct rig *)sessions;
 
 	(void)peer;
 	rig->draining++;
 }
 
 /* Rails: what peers say of them is kept; connects are answered by the test. */
-static void rig_up(void *arg, dray_handle peer, uint64_t features)
+static void rig_up(struct rails *rails, dray_handle peer, uint64_t features)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	(void)peer;
 	r->rdma_ups += (features & PMSG_FEATURE_RDMA) != 0;
 }
 
-static bool rig_down_rails(void *arg, dray_handle peer)
+static bool rig_down_rails(struct rails *rails, dray_handle peer)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	r->rails_down++;
 	(void)peer;
 	return r->rails_serve;
 }
 
-static void rig_ports(void *arg, dray_handle peer, const struct dray_vec *ports)
+static void rig_ports(struct rails *rails, dray_handle peer, const struct dray_vec *ports)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	(void)peer;
 	r->ports_said++;
 	r->n_ports = ports->n;
 }
 
-static void rig_keys(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails)
+static void rig_keys(struct sessions *sessions, dray_handle peer, uint64_t grant,
+		     const struct dray_vec *rails)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)sessions;
 
 	(void)peer;
 	r->keys_said++;
@@ -284,10 +287,10 @@ static void rig_keys(void *arg, dray_handle peer, uint64_t grant, const struct d
 	r->n_keys = rails->n;
 }
 
-static unsigned rig_grant_keys(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
-			       unsigned max)
+static unsigned rig_grant_keys(struct rails *rails, dray_handle peer, dray_handle grant,
+			       uint8_t *buf, unsigned max)
 {
-	const struct rig *r = arg;
+	const struct rig *r = (const struct rig *)rails;
 
 	(void)peer;
 	(void)grant;
@@ -297,10 +300,10 @@ static unsigned rig_grant_keys(void *arg, dray_handle peer, dray_handle grant, u
 	return r->keys_to_give;
 }
 
-static void rig_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
+static void rig_qp_connect(struct rails *rails, dray_handle peer, uint64_t request_id,
 			   const struct pmsg_qp_connect *m)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	r->qp_peer = peer;
 	r->qp_request = request_id;
@@ -308,9 +311,9 @@ static void rig_qp_connect(void *arg, dray_handle peer, uint64_t request_id,
 	r->qp_connects++;
 }
 
-static void rig_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp)
+static void rig_qp_close(struct rails *rails, dray_handle peer, uint64_t request_id, uint64_t qp)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	r->qp_peer = peer;
 	r->qp_request = request_id;
@@ -318,9 +321,9 @@ static void rig_qp_close(void *arg, dray_handle peer, uint64_t request_id, uint6
 	r->qp_closes++;
 }
 
-static void rig_window(void *arg, dray_handle peer, const struct pmsg_window *m)
+static void rig_window(struct rails *rails, dray_handle peer, const struct pmsg_window *m)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	(void)peer;
 	r->window = m->window;
@@ -328,9 +331,10 @@ static void rig_window(void *arg, dray_handle peer, const struct pmsg_window *m)
 	r->n_window_rails = m->rails.n;
 }
 
-static void rig_stage(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m)
+static void rig_stage(struct rails *rails, dray_handle peer, uint64_t request_id,
+		      const struct pmsg_stage *m)
 {
-	struct rig *r = arg;
+	struct rig *r = (struct rig *)rails;
 
 	r->stage_peer = peer;
 	r->stage_request = request_id;
@@ -390,6 +394,8 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 
 	dray_assert(rig);
 	rig->event = event;
+	rig->sessions = (struct sessions *)rig;
+	rig->rails = (struct rails *)rig;
 	rig->incarnation = incarnation;
 	/* one bucket for all: collisions are the rule here */
 	rig->agent_id[15] = n;
@@ -410,6 +416,8 @@ static struct rig *rig_new(sd_event *event, uint8_t n, uint64_t incarnation)
 		.agent_id = rig->agent_id,
 		.incarnation = incarnation,
 		.up = &rig_upcalls,
+		.sessions = &rig->sessions,
+		.rails = &rig->rails,
 		.arg = rig,
 	};
 	return rig;

@@ -43,6 +43,11 @@ struct lab {
 	struct rail_keys *held;    /* as a work request in flight would */
 	struct rail_keys *staging; /* as told last; its reference */
 	unsigned published, ports, n_ports, keys_sent, quiet;
+	struct {
+		dray_handle region;
+		uint64_t offset, length;
+		bool gpu;
+	} granted; /* any grant */
 	struct pmsg_qp_connect asked[16];
 	peer_qp_fn asked_fn[16];
 	void *asked_arg[16];
@@ -435,26 +440,25 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 	return 0;
 }
 
-static inline void remote_keys(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys)
+void peers_quiet(struct peers *p, dray_handle peer)
 {
-	(void)arg;
-	(void)peer;
-	(void)grant;
-	rail_keys_unref(keys);
-}
-
-static inline int worker_node(void *arg, unsigned worker)
-{
-	(void)arg;
-	(void)worker;
-	return -1;
-}
-
-static inline void peer_quiet(void *arg, dray_handle peer)
-{
-	(void)arg;
 	assert_int_equal(peer, PEER);
 	lab->quiet++;
+}
+
+bool grant_range(struct regions *r, dray_handle peer, dray_handle grant, dray_handle *ret_region,
+		 uint64_t *ret_offset, uint64_t *ret_length)
+{
+	assert_int_equal(peer, PEER);
+	*ret_region = lab->granted.region;
+	*ret_offset = lab->granted.offset;
+	*ret_length = lab->granted.length;
+	return true;
+}
+
+bool region_is_gpu(struct regions *r, dray_handle region)
+{
+	return lab->granted.gpu;
 }
 
 /* --- the lab --------------------------------------------------------------------------------------------- */
@@ -523,10 +527,12 @@ void gpus_host_free(struct gpu_host *h)
 
 static inline int setup(void **state)
 {
+	static const int worker_nodes[] = { -1 };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	(void)state;
 	dray_log_set_level(DRAY_LOG_ERROR);
+
 	memset(&dev, 0, sizeof(dev));
 	lab = calloc(1, sizeof(*lab));
 	lab->pool.n = 1;
@@ -543,12 +549,27 @@ static inline int setup(void **state)
 							 .cfg = &lab->cfg,
 							 .pool = &lab->pool,
 							 .verbs = &verbs,
-							 .remote_keys = remote_keys,
-							 .worker_node = worker_node,
-							 .peer_quiet = peer_quiet },
+							 .worker_nodes = worker_nodes },
 				   &err),
 			 0);
 	return 0;
+}
+
+/* The keys that the peer gets with a grant. Returns their number. */
+static inline unsigned grant_keys(dray_handle region, uint64_t offset, uint64_t length,
+				  uint8_t *buf, unsigned max)
+{
+	lab->granted.region = region;
+	lab->granted.offset = offset;
+	lab->granted.length = length;
+	return rails_grant_keys(lab->rails, PEER, 1, buf, max);
+}
+
+/* The peer is granted GPU memory that has no keys yet. */
+static inline void grant_staged(dray_handle region)
+{
+	lab->granted.gpu = true;
+	assert_int_equal(grant_keys(region, 0, 1, NULL, 0), 0);
 }
 
 static inline unsigned told(enum rdma_command type)

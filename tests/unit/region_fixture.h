@@ -22,6 +22,10 @@
 #define EXTENTS_MAX 64
 
 struct fixture {
+	/* the upcalls get the fixture itself */
+	struct peers *peers;
+	struct sessions *sessions;
+	struct rails *rails;
 	struct dray_config cfg;
 	struct worker_pool pool;
 	struct regions *regions;
@@ -36,17 +40,18 @@ struct fixture {
 static const uint8_t our_id[16] = { 1, 2, 3 };
 static const uint8_t peer_id[16] = { 9, 8, 7 };
 
-static void up_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+static void up_fence(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code)
 {
-	struct fixture *f = arg;
+	struct fixture *f = (struct fixture *)peers;
 
 	assert_int_equal(code, DRAY_E_REVOKED);
 	f->fenced[f->fences++] = grant;
 }
 
-static void up_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
+static void up_revoke_local(struct sessions *sessions, dray_handle remote, uint32_t code,
+			    bool urgent)
 {
-	struct fixture *f = arg;
+	struct fixture *f = (struct fixture *)sessions;
 
 	assert_int_equal(code, DRAY_E_REVOKED);
 	f->last_urgent = urgent;
@@ -75,7 +80,11 @@ static int fixture_setup(void **state)
 				      .agent_id = our_id,
 				      .incarnation = 5,
 				      .up = &fixture_up,
-				      .arg = f };
+				      .peers = &f->peers,
+				      .sessions = &f->sessions,
+				      .rails = &f->rails };
+	f->peers = (struct peers *)f;
+	f->sessions = (struct sessions *)f;
 	assert_int_equal(regions_new(&f->regions, &deps), 0);
 	*state = f;
 	return 0;

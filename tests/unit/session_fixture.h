@@ -131,20 +131,15 @@ int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, 
  * --------------------------------------------------------------------------
  */
 
-static void lab_fence(void *arg, dray_handle peer, dray_handle grant, uint32_t code)
+static void lab_fence(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code)
 {
 	fail_msg("nobody has imported from us");
 }
 
-static void lab_revoke_local(void *arg, dray_handle remote, uint32_t code, bool urgent)
-{
-	struct lab *l = arg;
-
-	sessions_revoke_local(l->sessions, remote, code, urgent);
-}
-
+static struct peers *no_peers;
+static struct rails *no_rails;
 static const struct regions_upcalls lab_up = { .fence = lab_fence,
-					       .revoke_local = lab_revoke_local,
+					       .revoke_local = sessions_revoke_local,
 					       NO_DEVICES };
 
 static void lab_event(struct lab *l, unsigned worker, const struct event *ev)
@@ -263,7 +258,9 @@ static void lab_regions(struct lab *l)
 									  .agent_id = lab_id,
 									  .incarnation = 5,
 									  .up = &lab_up,
-									  .arg = l }),
+									  .sessions = &l->sessions,
+									  .peers = &no_peers,
+									  .rails = &no_rails }),
 			 0);
 }
 

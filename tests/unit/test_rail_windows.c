@@ -28,7 +28,7 @@ static void pinned(void)
 static void give(void)
 {
 	meet(1);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 1);
 	pinned();
 	UNTIL(lab->window_rails == 1);
@@ -86,7 +86,7 @@ static void test_given(void **state)
 	assert_int_equal(bytes(), WINDOW);
 	assert_int_equal(told(RDMA_STAGING), 0);
 	/* one is enough */
-	rails_grant_staged(lab->rails, PEER, REGION(2));
+	grant_staged(REGION(2));
 	assert_int_equal(lab->pins, 1);
 	/* it goes with the peer: first no device knows it */
 	rails_peer_down(lab->rails, PEER);
@@ -114,12 +114,12 @@ static void test_keys_follow(void **state)
 static void test_not_before_there_is_a_path(void **state)
 {
 	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 0);
 	rails_peer_down(lab->rails, PEER);
 	meet(1);
 	assert_int_equal(lab->pins, 0);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 1);
 	/* it is down before the memory is there */
 	rails_peer_down(lab->rails, PEER);
@@ -138,7 +138,7 @@ static void test_older_peer(void **state)
 	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA);
 	rails_peer_ports(lab->rails, PEER, &(struct dray_vec){ buf, 1 });
 	UNTIL(told(RDMA_PATHS) > 0);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 0);
 	rails_peer_down(lab->rails, PEER);
 }
@@ -147,13 +147,13 @@ static void test_limits(void **state)
 {
 	lab->cfg.gpu.windows = WINDOW - 1;
 	meet(1);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 0);
 	rails_peer_down(lab->rails, PEER);
 	lab->cfg.gpu.windows = WINDOW;
 	lab->cfg.gpu.window = 0;
 	meet(1);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 0);
 	rails_peer_down(lab->rails, PEER);
 }
@@ -168,7 +168,7 @@ static void test_used_up(void **state)
 	copy = ask(1, 0, 4096);
 	rails_peer_down(lab->rails, PEER);
 	meet(1);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 1);
 	lab->window_rails = 0;
 	copied(copy, 0);
@@ -187,10 +187,10 @@ static void test_no_memory(void **state)
 
 	dray_err_set(&err, -ENOMEM, DRAY_E_NO_MEMORY, "none");
 	meet(1);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	lab->pinned_fn(lab->pinned_arg, NULL, NULL, &err);
 	assert_int_equal(bytes(), 0);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 1);
 	rails_peer_down(lab->rails, PEER);
 }
@@ -204,7 +204,7 @@ static void test_pending(void **state)
 	v->memory = REGION_GPU;
 	meet(1);
 	rails_region_add(lab->rails, v, &at);
-	rails_grant_staged(lab->rails, PEER, REGION(1));
+	grant_staged(REGION(1));
 	assert_int_equal(lab->pins, 0);
 	UNTIL(lab->keys);
 	assert_int_equal(lab->pins, 0);

@@ -131,7 +131,7 @@ static void test_slices(void **state)
 	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGIONS), 6);
 	assert_int_equal(metric(DRAY_METRIC_MEMORY_REGION_BYTES), 2 * (10 * GIB + 5));
 	/* a range that crosses from one to the next */
-	assert_int_equal(rails_grant_keys(lab->rails, REGION(1), 3 * GIB, GIB, buf, 8), 4);
+	assert_int_equal(grant_keys(REGION(1), 3 * GIB, GIB, buf, 8), 4);
 	pmsg_rail_get(buf, &w);
 	assert_int_equal(w.base, 4 * GIB);
 	assert_int_equal(w.offset, 0);
@@ -140,8 +140,8 @@ static void test_slices(void **state)
 	assert_int_equal(w.offset, GIB / 2);
 	assert_true(w.rkey > 1000);
 	/* rails are told whole or not at all */
-	assert_int_equal(rails_grant_keys(lab->rails, REGION(1), 3 * GIB, GIB, buf, 3), 2);
-	assert_int_equal(rails_grant_keys(lab->rails, REGION(2), 0, 1, buf, 8), 0);
+	assert_int_equal(grant_keys(REGION(1), 3 * GIB, GIB, buf, 3), 2);
+	assert_int_equal(grant_keys(REGION(2), 0, 1, buf, 8), 0);
 	remove_region(v);
 	assert_int_equal(dev.mrs, 2);
 }

@@ -324,30 +324,18 @@ static void round_run(struct world *w, unsigned round)
 		flights_end(&w->users[k], NULL);
 }
 
-static void up_lost(void *arg, unsigned device)
+static void up_staging(struct rails *rails, unsigned worker, void *base, uint64_t bytes)
 {
-	struct world *w = arg;
-
-	regions_gpu_lost(w->lab->regions, device);
-}
-
-static void up_staging(void *arg, unsigned worker, const struct gpu_staging *staging)
-{
-	(void)arg;
+	(void)rails;
 	(void)worker;
-	(void)staging;
-}
-
-static void up_close_fds(void *arg, int *fds, unsigned n)
-{
-	struct world *w = arg;
-
-	regions_close_fds(w->lab->regions, fds, n);
+	(void)base;
+	(void)bytes;
 }
 
 static void run(bool peers)
 {
-	static const struct gpus_upcalls up = { up_lost, up_staging, up_close_fds };
+	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, regions_close_fds };
+	static struct rails *const rails;
 	struct fake_gpu_status *status = fake_gpu_status();
 	struct world w = { .ops = gpu_plugin_ops };
 	struct lab *l;
@@ -360,7 +348,8 @@ static void run(bool peers)
 								 .cfg = l->cfg,
 								 .pool = &l->pool,
 								 .up = &up,
-								 .arg = &w }),
+								 .regions = &l->regions,
+								 .rails = &rails }),
 			 0);
 	w.ops.notify = notify;
 	l->gpus->ops = &w.ops;

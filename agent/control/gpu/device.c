@@ -165,7 +165,7 @@ static void tell_staging(struct gpu_device *d)
 		if (!g->staging[w].base)
 			continue;
 		gpus_tell(g, w, GPU_STAGING, 0, &g->staging[w]);
-		g->deps.up->staging(g->deps.arg, w, &g->staging[w]);
+		g->deps.up->staging(*g->deps.rails, w, g->staging[w].base, g->staging[w].bytes);
 	}
 }
 
@@ -255,7 +255,7 @@ void gpu_device_lost(struct gpu_device *d, const char *why)
 	snprintf(d->reason, sizeof(d->reason), "%s", why);
 	log_error(AREA, "the GPU is lost, %" PRIu32 " regions on it end: %s gpu=%s address=%s",
 		  d->regions, why, d->info.uuid, d->info.bdf);
-	g->deps.up->lost(g->deps.arg, d->index);
+	g->deps.up->lost(*g->deps.regions, d->index);
 	d->in_use_by = g->n_workers;
 	for (unsigned w = 0; w < g->n_workers; w++)
 		gpus_tell(g, w, GPU_DOWN, d->index, NULL);

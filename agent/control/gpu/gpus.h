@@ -17,17 +17,18 @@
 #include "schema/gen/metrics.h"
 
 struct gpus;
-struct gpu_staging;
+struct rails;
+struct regions;
 struct gpu_memory; /* the opened handles of one region */
 struct gpu_host;   /* pinned host memory of a window */
 
 struct gpus_upcalls {
 	/* The device is lost: regions on it end with gpu_lost, each by gpu_close(). */
-	void (*lost)(void *arg, unsigned device);
+	void (*lost)(struct regions *regions, unsigned device);
 	/* The worker has staging memory, which lasts until gpus_free(). At most once for each worker. */
-	void (*staging)(void *arg, unsigned worker, const struct gpu_staging *staging);
+	void (*staging)(struct rails *rails, unsigned worker, void *base, uint64_t bytes);
 	/* Closes descriptors of a client, whose close may block, on another thread. */
-	void (*close_fds)(void *arg, int *fds, unsigned n);
+	void (*close_fds)(struct regions *regions, int *fds, unsigned n);
 };
 
 struct gpus_deps {
@@ -35,7 +36,9 @@ struct gpus_deps {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
 	const struct gpus_upcalls *up;
-	void *arg;
+	/* set before the first upcall */
+	struct regions *const *regions;
+	struct rails *const *rails;
 };
 
 int gpus_new(struct gpus **ret, const struct gpus_deps *deps);

@@ -48,7 +48,7 @@ struct gpu_memory {
 static void memory_free(struct gpu_memory *m)
 {
 	for (unsigned i = 0; i < m->n; i++)
-		m->gpus->deps.up->close_fds(m->gpus->deps.arg, &m->parts[i].fd, 1);
+		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].fd, 1);
 	dray_list_del(&m->link);
 	free(m->dmabufs);
 	free(m->imports);
@@ -173,7 +173,7 @@ static void opened(struct gpu_memory *m)
 
 	m->state = MEMORY_OPEN;
 	for (unsigned i = 0; i < m->n; i++)
-		m->gpus->deps.up->close_fds(m->gpus->deps.arg, &m->parts[i].fd, 1);
+		m->gpus->deps.up->close_fds(*m->gpus->deps.regions, &m->parts[i].fd, 1);
 	d->regions++;
 	d->bytes += m->bytes;
 	m->done(m->arg, m, d->index, m->parts, NULL);

@@ -95,7 +95,7 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	f->grant = m->grant;
 	f->request_id = request_id;
 	dray_list_add(&peer->fences, &f->link);
-	p->deps.up->fenced(p->deps.arg, peer->handle, m->grant,
+	p->deps.up->fenced(*p->deps.sessions, peer->handle, m->grant,
 			   m->code && m->code < DRAY_ERROR_N ? m->code : DRAY_E_REVOKED);
 }
 

@@ -53,7 +53,7 @@ static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_impo
 		return;
 	}
 	if (peer->features & PMSG_FEATURE_RDMA)
-		reply.rails.n = p->deps.up->grant_keys(p->deps.arg, peer->handle, reply.grant,
+		reply.rails.n = p->deps.up->grant_keys(*p->deps.rails, peer->handle, reply.grant,
 						       rails, sizeof(rails) / PMSG_RAIL_SIZE);
 	if (reply.rails.n)
 		grant_expose(p->deps.regions, peer->handle, reply.grant);
@@ -78,7 +78,7 @@ static void handle_notify(struct peer *peer, uint64_t id, const struct pmsg_noti
 		return;
 	}
 	memcpy(n.agent_id, peer->agent_id, sizeof(n.agent_id));
-	code = p->deps.up->notification(p->deps.arg, &n);
+	code = p->deps.up->notification(*p->deps.sessions, &n);
 	if (code)
 		peer_send_error(peer, id, code, dray_error_doc(code));
 	else
@@ -168,29 +168,29 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_DRAINING:
 		peer_event(peer, PEER_EVENT_DRAINS, DRAY_E_DRAINING, "it drains");
-		d->up->draining(d->arg, peer->handle);
+		d->up->draining(*d->sessions, peer->handle);
 		break;
 	case PMSG_BYE:
 		handle_bye(peer, m->bye.code);
 		break;
 	case PMSG_PORTS:
-		d->up->ports(d->arg, peer->handle, &m->ports.ports);
+		d->up->ports(*d->rails, peer->handle, &m->ports.ports);
 		break;
 	case PMSG_KEYS:
 		if (idset_has(&peer->grants, m->keys.grant))
-			d->up->keys(d->arg, peer->handle, m->keys.grant, &m->keys.rails);
+			d->up->keys(*d->sessions, peer->handle, m->keys.grant, &m->keys.rails);
 		break;
 	case PMSG_QP_CONNECT:
-		d->up->qp_connect(d->arg, peer->handle, id, &m->qp_connect);
+		d->up->qp_connect(*d->rails, peer->handle, id, &m->qp_connect);
 		break;
 	case PMSG_QP_CLOSE:
-		d->up->qp_close(d->arg, peer->handle, id, m->qp_close.qp);
+		d->up->qp_close(*d->rails, peer->handle, id, m->qp_close.qp);
 		break;
 	case PMSG_WINDOW:
-		d->up->window(d->arg, peer->handle, &m->window);
+		d->up->window(*d->rails, peer->handle, &m->window);
 		break;
 	case PMSG_STAGE:
-		d->up->stage(d->arg, peer->handle, id, &m->stage);
+		d->up->stage(*d->rails, peer->handle, id, &m->stage);
 		break;
 	case PMSG_HELLO:
 	case PMSG_READY:

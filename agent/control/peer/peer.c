@@ -109,7 +109,7 @@ static int on_up(struct peer_fsm *f)
 	}
 	if (peer->p->draining)
 		announce_drain(peer);
-	peer->p->deps.up->up(peer->p->deps.arg, peer->handle, peer->features);
+	peer->p->deps.up->up(*peer->p->deps.rails, peer->handle, peer->features);
 	imports_ready(peer);
 	incoming_retry(peer->p, peer);
 	return 0;
@@ -148,9 +148,9 @@ static void on_closed(struct peer_fsm *f, bool was_up)
 	if (was_up) {
 		p->lost_total += f->code != DRAY_OK && f->code != DRAY_E_SESSION_CLOSED;
 		/* its grants end once its queue pairs cannot reach our memory any more */
-		if (!p->deps.up->down(p->deps.arg, handle))
+		if (!p->deps.up->down(*p->deps.rails, handle))
 			grants_peer_gone(p->deps.regions, handle);
-		p->deps.up->lost(p->deps.arg, handle, code, f->why);
+		p->deps.up->lost(*p->deps.sessions, handle, code, f->why);
 		link_down(peer, handle, code);
 		requests_end(peer, code);
 		hello_rival_gone(p, peer->agent_id);

@@ -19,6 +19,8 @@
 
 struct nd_links;
 struct peers;
+struct rails;
+struct sessions;
 struct worker_pool;
 
 /* Events that peers report to the modules above. */
@@ -26,35 +28,37 @@ struct peers_upcalls {
 	/*
 	 * The owner fences a grant that we imported: stop using it, then call peers_fence_ack(). code: revoked.
 	 */
-	void (*fenced)(void *arg, dray_handle peer, uint64_t grant, uint32_t code);
+	void (*fenced)(struct sessions *sessions, dray_handle peer, uint64_t grant, uint32_t code);
 	/* The peer is lost; every import from it is void. code: peer_lost, incarnation (it was restarted), ... */
-	void (*lost)(void *arg, dray_handle peer, uint32_t code, const char *why);
+	void (*lost)(struct sessions *sessions, dray_handle peer, uint32_t code, const char *why);
 	/* The peer drains: it refuses new requests; transfers in flight may finish. */
-	void (*draining)(void *arg, dray_handle peer);
+	void (*draining)(struct sessions *sessions, dray_handle peer);
 	/* A notification for the group that owns m->region. Returns an error code, 0 when queued. */
-	uint32_t (*notification)(void *arg, const struct dmsg_notification *m);
+	uint32_t (*notification)(struct sessions *sessions, const struct dmsg_notification *m);
 	/* The control connection is up. features: those that both sides have. */
-	void (*up)(void *arg, dray_handle peer, uint64_t features);
+	void (*up)(struct rails *rails, dray_handle peer, uint64_t features);
 	/*
 	 * The control connection is down: queue pairs of the peer are destroyed. True: peers_quiet() follows when
 	 * they are; false: there are none. Until then the peer can reach what it was granted.
 	 */
-	bool (*down)(void *arg, dray_handle peer);
+	bool (*down)(struct rails *rails, dray_handle peer);
 	/* The peer's rails, as wire records. */
-	void (*ports)(void *arg, dray_handle peer, const struct dray_vec *ports);
+	void (*ports)(struct rails *rails, dray_handle peer, const struct dray_vec *ports);
 	/* Keys of a grant that we hold, as wire records. */
-	void (*keys)(void *arg, dray_handle peer, uint64_t grant, const struct dray_vec *rails);
+	void (*keys)(struct sessions *sessions, dray_handle peer, uint64_t grant,
+		     const struct dray_vec *rails);
 	/* Writes the keys of a grant that we gave into buf, as wire records. Returns how many. */
-	unsigned (*grant_keys)(void *arg, dray_handle peer, dray_handle grant, uint8_t *buf,
-			       unsigned max);
+	unsigned (*grant_keys)(struct rails *rails, dray_handle peer, dray_handle grant,
+			       uint8_t *buf, unsigned max);
 	/* Requests of the peer; answered by peers_qp_connect_reply/_refuse() and peers_qp_close_reply(). */
-	void (*qp_connect)(void *arg, dray_handle peer, uint64_t request_id,
+	void (*qp_connect)(struct rails *rails, dray_handle peer, uint64_t request_id,
 			   const struct pmsg_qp_connect *m);
-	void (*qp_close)(void *arg, dray_handle peer, uint64_t request_id, uint64_t qp);
+	void (*qp_close)(struct rails *rails, dray_handle peer, uint64_t request_id, uint64_t qp);
 	/* The peer describes its window for us. */
-	void (*window)(void *arg, dray_handle peer, const struct pmsg_window *m);
+	void (*window)(struct rails *rails, dray_handle peer, const struct pmsg_window *m);
 	/* A request of the peer; answered by peers_stage_reply() or _refuse(). */
-	void (*stage)(void *arg, dray_handle peer, uint64_t request_id, const struct pmsg_stage *m);
+	void (*stage)(struct rails *rails, dray_handle peer, uint64_t request_id,
+		      const struct pmsg_stage *m);
 	/* The peer became ready, or is not ready any more. Must not call this module. */
 	void (*changed)(void *arg, dray_handle peer, const char *segment, const char *before,
 			const char *after, const char *why);
@@ -68,7 +72,10 @@ struct peers_deps {
 	const uint8_t *agent_id; /* 16 bytes */
 	uint64_t incarnation;
 	const struct peers_upcalls *up;
-	void *arg;
+	/* set before the first upcall */
+	struct sessions *const *sessions;
+	struct rails *const *rails;
+	void *arg;             /* of `changed` */
 	const int *listen_fds; /* passed by systemd (name "peer"); consumed */
 	unsigned n_listen_fds;
 };

@@ -147,8 +147,7 @@ static void connect_run(struct dray_job *j)
 
 static struct rdma_qp *describe(const struct qp *q)
 {
-	const struct rails_deps *deps = &q->peer->rails->deps;
-	int node = deps->worker_node(deps->arg, q->worker);
+	int node = q->peer->rails->deps.worker_nodes[q->worker];
 	struct path *path = q->path;
 	struct rdma_qp *w = malloc(sizeof(*w));
 

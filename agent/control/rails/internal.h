@@ -184,7 +184,7 @@ struct rail_peer {
 	struct dray_list paths, qps, serving;
 	uint8_t wanted;      /* mask of workers with transfers to it */
 	uint8_t given_up[2]; /* by class: mask of workers that were told UNREACHABLE */
-	bool quiet_due;      /* peer_quiet() is pending */
+	bool quiet_due;      /* peers_quiet() is pending */
 	/* the job that matches its rails with ours, and a copy of its rails */
 	bool matching;
 	bool match_again;
@@ -323,8 +323,6 @@ void rail_region_remove(struct rail_region *region, void (*done)(void *arg), voi
 /* Writes the keys of [offset, offset + length) as records of pmsg_rail. Returns their number. */
 unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t length, uint8_t *buf,
 			 unsigned max);
-/* Reads such records. NULL: there are none. */
-struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length);
 
 /* --- paths.c --- */
 /* NULL: unknown, or down. */

@@ -47,7 +47,7 @@ void rail_peer_check(struct rail_peer *peer)
 
 	if (peer->quiet_due && dray_list_empty(&peer->serving)) {
 		peer->quiet_due = false;
-		r->deps.peer_quiet(r->deps.arg, peer->handle);
+		peers_quiet(r->deps.peers, peer->handle);
 	}
 	if (peer->down && !peer->matching && dray_list_empty(&peer->qps) &&
 	    dray_list_empty(&peer->serving))

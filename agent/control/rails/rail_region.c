@@ -203,21 +203,6 @@ unsigned rail_keys_write(const struct rail_keys *k, uint64_t offset, uint64_t le
 	return n;
 }
 
-struct rail_keys *rail_keys_read(const struct dray_vec *rails, uint64_t length)
-{
-	struct rail_keys *k = rails->n ? rail_keys_new(rails->n) : NULL;
-
-	for (uint32_t i = 0; k && i < rails->n; i++) {
-		struct pmsg_rail w;
-
-		pmsg_rail_get(rails->p + (size_t)i * PMSG_RAIL_SIZE, &w);
-		k->v[i] = (struct rail_key){ w.rail, w.rkey, w.base, w.offset, w.length, 0 };
-	}
-	if (k)
-		rail_keys_seal(k, length, false);
-	return k;
-}
-
 static void tell_importer(void *arg, dray_handle peer, dray_handle grant, uint64_t offset,
 			  uint64_t length)
 {
@@ -287,28 +272,25 @@ void rail_regions_publish(struct rails *r, const struct registration *g)
 			publish(region);
 }
 
-unsigned rails_grant_keys(struct rails *r, dray_handle handle, uint64_t offset, uint64_t length,
-			  uint8_t *buf, unsigned max)
+unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, uint8_t *buf,
+			  unsigned max)
 {
-	struct rail_region *region = region_get(r, handle);
+	struct rail_region *region;
+	uint64_t offset, length;
+	dray_handle handle;
+	unsigned n;
 
-	return rail_keys_write(region ? region->keys : NULL, offset, length, buf, max);
-}
-
-void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle handle)
-{
-	struct rail_region *region = region_get(r, handle);
-
+	if (!grant_range(r->deps.regions, peer, grant, &handle, &offset, &length))
+		return 0;
+	region = region_get(r, handle);
+	n = rail_keys_write(region ? region->keys : NULL, offset, length, buf, max);
+	if (n || !region_is_gpu(r->deps.regions, handle))
+		return n;
 	if (region && is_pending(r, region))
 		region->undecided = true;
 	else
 		window_want(r, peer);
-}
-
-void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
-		     const struct dray_vec *rails)
-{
-	r->deps.remote_keys(r->deps.arg, peer, grant, rail_keys_read(rails, length));
+	return 0;
 }
 
 static void parts_make(struct rail_region *region)

@@ -305,12 +305,6 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	return 0;
 }
 
-void rails_attach(struct rails *r, struct regions *regions, struct peers *peers)
-{
-	r->deps.regions = regions;
-	r->deps.peers = peers;
-}
-
 struct rails *rails_free(struct rails *r)
 {
 	bool ended;

@@ -30,25 +30,18 @@ struct rails_deps {
 	const struct dray_config *cfg;
 	struct worker_pool *pool;
 	struct gpus *gpus;
-	struct regions *regions; /* these two by rails_attach() */
+	struct regions *regions;
 	struct peers *peers;
 	const struct verbs *verbs;
-	/* The keys of a grant that a peer gave us have changed; NULL: none. The reference is the callee's. */
-	void (*remote_keys)(void *arg, dray_handle peer, uint64_t grant, struct rail_keys *keys);
-	/* NUMA node that the worker runs on; -1: any. */
-	int (*worker_node)(void *arg, unsigned worker);
+	const int *worker_nodes; /* NUMA node of each worker, -1: any; they may change */
 	/* A rail has changed its state. */
 	void (*changed)(void *arg, const char *device, uint32_t port, const char *before,
 			const char *after, const char *why);
-	/* The queue pairs that served a lost peer are destroyed. */
-	void (*peer_quiet)(void *arg, dray_handle peer);
 	void *arg;
 };
 
 /* 0 or -errno with reterr. */
 int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err *reterr);
-/* Before any call below. Rails, regions and peers need each other, so this comes after all three are made. */
-void rails_attach(struct rails *r, struct regions *regions, struct peers *peers);
 /* After the workers have ended. A job that hangs in a device keeps its memory until the process ends. */
 struct rails *rails_free(struct rails *r);
 DRAY_DEFINE_CLEANUP(struct rails *, rails_free);
@@ -86,19 +79,18 @@ void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t by
 
 /* The control connection is up. features: PMSG_FEATURE_* that both sides support. */
 void rails_peer_up(struct rails *r, dray_handle peer, uint64_t features);
-/* It is down. True: peer_quiet() follows; false: no queue pair served the peer. */
+/* It is down. True: peers_quiet() follows; false: no queue pair served the peer. */
 bool rails_peer_down(struct rails *r, dray_handle peer);
 void rails_peer_ports(struct rails *r, dray_handle peer, const struct dray_vec *ports);
-void rails_peer_keys(struct rails *r, dray_handle peer, uint64_t grant, uint64_t length,
-		     const struct dray_vec *rails);
 void rails_peer_connect(struct rails *r, dray_handle peer, uint64_t request_id,
 			const struct pmsg_qp_connect *m);
 void rails_peer_close(struct rails *r, dray_handle peer, uint64_t request_id, uint64_t qp);
-/* Writes the keys of [offset, offset + length) of a region as records of pmsg_rail. Returns their number. */
-unsigned rails_grant_keys(struct rails *r, dray_handle region, uint64_t offset, uint64_t length,
-			  uint8_t *buf, unsigned max);
-/* The peer was granted GPU memory without keys: it gets a window unless keys follow. */
-void rails_grant_staged(struct rails *r, dray_handle peer, dray_handle region);
+/*
+ * Writes the keys of a grant of the peer as records of pmsg_rail. Returns their number. GPU memory without keys: the peer
+ * gets a window unless keys follow.
+ */
+unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, uint8_t *buf,
+			  unsigned max);
 /* The peer announces its window for us. */
 void rails_peer_window(struct rails *r, dray_handle peer, const struct pmsg_window *m);
 /* It requests a copy between its window and a grant. */

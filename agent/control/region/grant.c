@@ -93,10 +93,10 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 		return;
 	g->ending = true;
 	g->fenced = !fence;
-	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent, handle_dropped,
-		  g);
+	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, urgent,
+		  handle_dropped, g);
 	if (fence)
-		r->up->fence(r->arg, g->view.peer, g->view.o.handle, DRAY_E_REVOKED);
+		r->deps.up->fence(*r->deps.peers, g->view.peer, g->view.o.handle, DRAY_E_REVOKED);
 }
 
 static struct grant *grant_new(struct token *t, dray_handle peer)
@@ -126,7 +126,7 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 		 const uint8_t capability[16], dray_handle *ret_grant, uint64_t *ret_length,
 		 uint16_t *ret_access, struct dray_err *reterr)
 {
-	uint32_t max = (uint32_t)r->cfg->limits.grants_per_peer;
+	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
 	struct grant *g;
 	struct token *t;
 
@@ -151,7 +151,7 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	g->view.peer = peer;
 	g->view.region = t->region->handle;
 	g->view.offset = t->offset;
-	pool_publish(r->pool, &g->view.o);
+	pool_publish(r->deps.pool, &g->view.o);
 	*ret_grant = g->view.o.handle;
 	*ret_length = t->length;
 	*ret_access = t->access;
@@ -273,7 +273,7 @@ int grant_barrier(struct region *region, struct revocation *v)
 	g->region = region;
 	g->revocation = v;
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false, barrier_passed,
-		  g);
+	pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED, false,
+		  barrier_passed, g);
 	return 0;
 }

@@ -24,13 +24,7 @@ struct dead_token {
 };
 
 struct regions {
-	const struct dray_config *cfg;
-	struct worker_pool *pool;
-	struct gpus *gpus;
-	const struct regions_upcalls *up;
-	void *arg;
-	uint8_t agent_id[AGENT_ID_BYTES];
-	uint64_t incarnation;
+	struct regions_deps deps;
 	bool draining;
 	struct dray_handles regions, tokens, grants;
 	struct dray_list peers; /* of struct grant_peer */

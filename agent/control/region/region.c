@@ -37,13 +37,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 
 	if (!r)
 		return -ENOMEM;
-	r->cfg = deps->cfg;
-	r->pool = deps->pool;
-	r->gpus = deps->gpus;
-	r->up = deps->up;
-	r->arg = deps->arg;
-	r->incarnation = deps->incarnation;
-	memcpy(r->agent_id, deps->agent_id, AGENT_ID_BYTES);
+	r->deps = *deps;
 	dray_handles_init(&r->regions, (uint32_t)deps->cfg->limits.regions);
 	dray_handles_init(&r->tokens, HANDLES_MAX);
 	dray_handles_init(&r->grants, HANDLES_MAX);
@@ -139,14 +133,15 @@ static int map_extents(struct region *region, const struct region_spec *spec,
 {
 	struct regions *r = region->regions;
 	/* a reload may have lowered the limit below the use */
-	uint64_t limit = (uint64_t)r->cfg->limits.pool_bytes;
+	uint64_t limit = (uint64_t)r->deps.cfg->limits.pool_bytes;
 	uint64_t room = limit > r->pool_bytes ? limit - r->pool_bytes : 0;
 
 	if (region->kind == DMSG_KIND_POOL)
 		return extents_map_pool(&r->mappings, spec->owner->session, spec->m, room,
 					&region->extents, &region->pool_bytes, reterr);
 	return extents_map(&r->mappings, spec->owner->session, spec->m, spec->fds, spec->n_fds,
-			   (uint64_t)r->cfg->limits.bytes_per_session, &region->extents, reterr);
+			   (uint64_t)r->deps.cfg->limits.bytes_per_session, &region->extents,
+			   reterr);
 }
 
 static int handle_new(struct region *region, const struct region_owner *owner,
@@ -185,10 +180,10 @@ static void region_begin(struct region *region)
 	struct regions *r = region->regions;
 	const struct region_view *v = region_view_of(region);
 
-	pool_publish(r->pool, &v->o);
-	r->up->added(r->arg, v, region->extents.dmabufs);
-	if (r->gpus && v->memory == REGION_HOST)
-		gpus_region_added(r->gpus, v);
+	pool_publish(r->deps.pool, &v->o);
+	r->deps.up->added(*r->deps.rails, v, region->extents.dmabufs);
+	if (r->deps.gpus && v->memory == REGION_HOST)
+		gpus_region_added(r->deps.gpus, v);
 }
 
 static int add_host(struct region *region, const struct region_spec *spec, struct dray_err *reterr)
@@ -230,7 +225,7 @@ static int add_gpu(struct region *region, const struct region_spec *spec, struct
 	unsigned n;
 	int e;
 
-	if (!r->gpus)
+	if (!r->deps.gpus)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "kind %s: this agent takes no GPU memory; use memfd",
 				    dmsg_kind_name(region->kind));
@@ -240,7 +235,7 @@ static int add_gpu(struct region *region, const struct region_spec *spec, struct
 	if (e < 0)
 		return e;
 	snprintf(device, sizeof(device), "%.*s", (int)m->device.n, m->device.p);
-	e = gpu_open(r->gpus, device, parts, n, m->access & DMSG_ACCESS_WRITE, handle_opened,
+	e = gpu_open(r->deps.gpus, device, parts, n, m->access & DMSG_ACCESS_WRITE, handle_opened,
 		     region, reterr);
 	if (e < 0)
 		handle_del(region);
@@ -253,7 +248,7 @@ static int add_buffers(struct region *region, const struct region_spec *spec,
 	struct regions *r = region->regions;
 	int e;
 
-	if (!r->cfg->rdma.enable)
+	if (!r->deps.cfg->rdma.enable)
 		return dray_err_set(
 			reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 			"kind dmabuf is for RDMA devices, which this agent does not use "
@@ -373,7 +368,7 @@ static void memory_released(void *of)
 static void handle_deregistered(void *of)
 {
 	struct region *region = of;
-	struct gpus *gpus = region->regions->gpus;
+	struct gpus *gpus = region->regions->deps.gpus;
 
 	if (region->gpu_memory)
 		gpu_close(region->gpu_memory, memory_released, region);
@@ -404,8 +399,8 @@ static void leave(struct region *region)
 	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations))
 		return;
 	region->leaving = true;
-	region->regions->up->removed(region->regions->arg, region->handle, handle_deregistered,
-				     region);
+	region->regions->deps.up->removed(*region->regions->deps.rails, region->handle,
+					  handle_deregistered, region);
 }
 
 void region_check(struct region *region)
@@ -432,7 +427,8 @@ static void region_end(struct region *region, uint32_t code, bool urgent)
 	region->ending = true;
 	region->urgent = urgent;
 	tokens_revoke(region, NULL, ++r->revocations);
-	pool_drop(r->pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped, region);
+	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped,
+		  region);
 }
 
 static struct region *region_get(struct regions *r, dray_handle handle)
@@ -442,11 +438,17 @@ static struct region *region_get(struct regions *r, dray_handle handle)
 	return region && region_is_live(region) ? region : NULL;
 }
 
-int region_gpu(struct regions *r, dray_handle handle)
+bool region_is_gpu(struct regions *r, dray_handle handle)
 {
 	const struct region *region = region_get(r, handle);
 
-	return region && region->gpu_memory ? region_view_of(region)->gpu : -1;
+	return region && region->gpu_memory;
+}
+
+bool region_flush_rdma(struct regions *r, dray_handle handle)
+{
+	return !region_is_gpu(r, handle) ||
+	       gpus_flush_rdma(r->deps.gpus, region_view_of(region_get(r, handle))->gpu);
 }
 
 static void handle_barrier(void *arg)
@@ -468,10 +470,10 @@ static void make_urgent(struct region *region, uint32_t code)
 	dray_list_for_each(&region->tokens, t, struct token, link)
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			if (!g->dropped)
-				pool_drop(r->pool, OBJECT_GRANT, g->view.o.handle, DRAY_E_REVOKED,
-					  true, NULL, NULL);
+				pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle,
+					  DRAY_E_REVOKED, true, NULL, NULL);
 	region->barriers++;
-	pool_drop(r->pool, OBJECT_REGION, region->handle, code, true, handle_barrier, region);
+	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, true, handle_barrier, region);
 }
 
 void region_hurry(struct regions *r, dray_handle handle)
@@ -512,11 +514,11 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 	region->done = done;
 	region->arg = arg;
 	if (region->opening && region_view_of(region)->memory == REGION_GPU) {
-		gpu_open_cancel(r->gpus, region, handle_cancelled);
+		gpu_open_cancel(r->deps.gpus, region, handle_cancelled);
 	} else if (region->ended) {
 		region->barriers++;
-		pool_drop(r->pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false, handle_barrier,
-			  region);
+		pool_drop(r->deps.pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false,
+			  handle_barrier, region);
 	} else if (!region->ending) {
 		region_end(region, urgent ? DRAY_E_SESSION_CLOSED : DRAY_E_CANCELLED, urgent);
 	}
@@ -559,19 +561,20 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		const struct region_view *v = region_view_of(region);
 
-		fn(arg, &(struct dray_dbus_region){
-				.region = region->handle,
-				.session = v->o.session,
-				.name = region->name,
-				.kind = dmsg_kind_name(region->kind),
-				.state = state_name(region),
-				.access = access[v->o.access & DMSG_ACCESS_ALL],
-				.extents = region->n_extents,
-				.tokens = region->n_tokens,
-				.grants = region->serving,
-				.length = v->o.length,
-				.device = v->memory == REGION_GPU ? gpus_uuid(r->gpus, v->gpu) : "",
-			});
+		fn(arg,
+		   &(struct dray_dbus_region){
+			   .region = region->handle,
+			   .session = v->o.session,
+			   .name = region->name,
+			   .kind = dmsg_kind_name(region->kind),
+			   .state = state_name(region),
+			   .access = access[v->o.access & DMSG_ACCESS_ALL],
+			   .extents = region->n_extents,
+			   .tokens = region->n_tokens,
+			   .grants = region->serving,
+			   .length = v->o.length,
+			   .device = v->memory == REGION_GPU ? gpus_uuid(r->deps.gpus, v->gpu) : "",
+		   });
 	}
 }
 

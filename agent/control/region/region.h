@@ -23,23 +23,28 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/peer.h"
 
+struct peers;
+struct rails;
 struct regions;
+struct sessions;
 
 struct regions_upcalls {
 	/* Send FENCE to the peer; ends by grant_fenced() or grants_peer_gone(), not inside the call. */
-	void (*fence)(void *arg, dray_handle peer, dray_handle grant, uint32_t code);
+	void (*fence)(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code);
 	/* Drop this remote, since its token has ended; ends by local_remote_gone(), not inside the call. */
-	void (*revoke_local)(void *arg, dray_handle remote, uint32_t code, bool urgent);
+	void (*revoke_local)(struct sessions *sessions, dray_handle remote, uint32_t code,
+			     bool urgent);
 	/*
 	 * Register the region's memory with RDMA devices. dmabufs: of each of the view's extents for device memory; else
 	 * NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered().
 	 */
-	void (*added)(void *arg, const struct region_view *view,
+	void (*added)(struct rails *rails, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs);
 	/* Deregister it, then run done(done_arg), possibly inside the call. */
-	void (*removed)(void *arg, dray_handle region, void (*done)(void *arg), void *done_arg);
+	void (*removed)(struct rails *rails, dray_handle region, void (*done)(void *arg),
+			void *done_arg);
 	/* All its tokens are revoked, and no importer is left. */
-	void (*revoked)(void *arg, dray_handle region);
+	void (*revoked)(struct rails *rails, dray_handle region);
 };
 
 struct regions_deps {
@@ -49,7 +54,10 @@ struct regions_deps {
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	const struct regions_upcalls *up;
-	void *arg;
+	/* set before the first upcall */
+	struct peers *const *peers;
+	struct sessions *const *sessions;
+	struct rails *const *rails;
 };
 
 int regions_new(struct regions **ret, const struct regions_deps *deps);
@@ -94,8 +102,11 @@ void region_registered(struct regions *r, dray_handle region, bool usable, const
 /* A GPU is lost: regions on it end with gpu_lost, and their memory is closed. Their handles stay until region_remove(). */
 void regions_gpu_lost(struct regions *r, unsigned device);
 
-/* The GPU of a live region; -1: none. */
-int region_gpu(struct regions *r, dray_handle region);
+/* A live region on a GPU. */
+bool region_is_gpu(struct regions *r, dray_handle region);
+
+/* Makes earlier writes of RDMA devices to it visible to its GPU, if it has one. False: the GPU is lost. */
+bool region_flush_rdma(struct regions *r, dray_handle region);
 
 /*
  * Ends all use of it, releases its memory and forgets it, then runs done(arg). urgent: its session is dead. -ENOENT if it

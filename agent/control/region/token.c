@@ -137,7 +137,7 @@ static int check_export(struct regions *r, const struct region *region,
 			struct dray_err *reterr)
 {
 	const struct object_view *o = &region_view_of(region)->o;
-	uint32_t max = (uint32_t)r->cfg->limits.tokens_per_session;
+	uint32_t max = (uint32_t)r->deps.cfg->limits.tokens_per_session;
 
 	if (!m->access || !m->length)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
@@ -211,7 +211,7 @@ static uint32_t token_write(const struct token *t, const char *segment, uint32_t
 		.version = PMSG_TOKEN_VERSION,
 		.flags = t->flags,
 		.access = t->access,
-		.incarnation = r->incarnation,
+		.incarnation = r->deps.incarnation,
 		.token_id = t->handle,
 		.region = t->region->handle,
 		.offset = t->offset,
@@ -219,7 +219,7 @@ static uint32_t token_write(const struct token *t, const char *segment, uint32_t
 		.expiry_ms = ttl_ms ? dray_unix_ms() + ttl_ms : 0,
 	};
 
-	memcpy(w.agent_id, r->agent_id, AGENT_ID_BYTES);
+	memcpy(w.agent_id, r->deps.agent_id, AGENT_ID_BYTES);
 	memcpy(w.audience, t->audience, AGENT_ID_BYTES);
 	memcpy(w.capability, t->capability, CAPABILITY_BYTES);
 	pmsg_token_put(ret, &w);
@@ -274,7 +274,7 @@ struct token *token_find(struct regions *r, uint64_t token_id, dray_handle regio
 	uint32_t code = 0;
 
 	/* an importer without the capability learns nothing else about the token */
-	if (incarnation != r->incarnation)
+	if (incarnation != r->deps.incarnation)
 		code = DRAY_E_INCARNATION;
 	else if (!t)
 		code = dead_code(r, token_id, capability);
@@ -307,7 +307,7 @@ int token_import_local(struct regions *r, const struct pmsg_token *token, dray_h
 	struct token *t;
 
 	t = token_find(r, token->token_id, token->region, token->capability, token->incarnation,
-		       r->agent_id, reterr);
+		       r->deps.agent_id, reterr);
 	if (!t)
 		return -EPERM;
 	import = calloc(1, sizeof(*import));
@@ -355,7 +355,8 @@ uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revoc
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
 			grant_end(g, true, region->urgent);
 		dray_list_for_each(&t->local_imports, import, struct local_import, link)
-			r->up->revoke_local(r->arg, import->remote, DRAY_E_REVOKED, region->urgent);
+			r->deps.up->revoke_local(*r->deps.sessions, import->remote, DRAY_E_REVOKED,
+						 region->urgent);
 		token_check(t);
 	}
 	return n;
@@ -376,11 +377,13 @@ void tokens_abandon(struct region *region)
 
 void revocation_step(struct revocation *v)
 {
+	const struct regions *r = v->region->regions;
+
 	if (--v->pending)
 		return;
 	dray_list_del(&v->link);
 	if (v->all && dray_list_empty(&v->region->tokens) && !v->region->ending)
-		v->region->regions->up->revoked(v->region->regions->arg, v->region->handle);
+		r->deps.up->revoked(*r->deps.rails, v->region->handle);
 	v->done(v->arg, v->count);
 	free(v);
 }

@@ -68,6 +68,9 @@ uint32_t sessions_deliver(struct sessions *ss, const struct dmsg_notification *m
 
 	if (!g)
 		return DRAY_E_NOT_FOUND;
+	/* the receiver may read the bytes at once, with the GPU */
+	if (!ours && !region_flush_rdma(d->regions, m->region))
+		return DRAY_E_GPU_LOST;
 	/* only peers repeat notifications */
 	if (!ours && dedup_has(&ss->dedup, m->agent_id, m->incarnation, m->id))
 		return DRAY_OK;

@@ -191,20 +191,14 @@ void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t gran
 }
 
 void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
-			  struct rail_keys *keys)
+			  const struct dray_vec *rails)
 {
 	struct remote *r = find_of_peer(ss, peer, grant);
+	struct rail_keys *keys = r ? rail_keys_read(rails, r->view.o.length) : NULL;
 
 	if (r)
 		pool_keys(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, keys);
 	rail_keys_unref(keys);
-}
-
-uint64_t sessions_remote_length(struct sessions *ss, dray_handle peer, uint64_t grant)
-{
-	struct remote *r = find_of_peer(ss, peer, grant);
-
-	return r ? r->view.o.length : 0;
 }
 
 void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, const char *why)
@@ -311,7 +305,7 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	publish(r, m->length, m->access);
 	/* before the client can use the remote */
 	if (m->rails.n)
-		d->keys(d->arg, peer, m);
+		sessions_remote_keys(s->owner, peer, m->grant, &m->rails);
 	reply_imported(r, i->request_id, m->rails.n ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_TCP);
 }
 

@@ -25,8 +25,6 @@ struct sessions_deps {
 	const uint8_t *agent_id;
 	uint64_t incarnation;
 	int listen_fd; /* passed by systemd (name "data"), or -1: data.socket is bound */
-	/* A remote was imported whose reply has keys (m->rails). */
-	void (*keys)(void *arg, dray_handle peer, const struct pmsg_import_reply *m);
 	/* A session has begun to end. */
 	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
 	const struct placement_upcalls *placement; /* borrowed */
@@ -53,11 +51,9 @@ void sessions_handle_notify(struct sessions *s, unsigned worker, uint64_t transf
 
 /* Upcalls of peers and regions. */
 void sessions_remote_fenced(struct sessions *s, dray_handle peer, uint64_t grant, uint32_t code);
-/* Keys of an imported remote, NULL: none; the reference is consumed. */
+/* Keys of an imported remote, as records of pmsg_rail. */
 void sessions_remote_keys(struct sessions *s, dray_handle peer, uint64_t grant,
-			  struct rail_keys *keys);
-/* Bytes of an imported remote, 0 if it is unknown. */
-uint64_t sessions_remote_length(struct sessions *s, dray_handle peer, uint64_t grant);
+			  const struct dray_vec *rails);
 void sessions_peer_lost(struct sessions *s, dray_handle peer, uint32_t code, const char *why);
 void sessions_peer_draining(struct sessions *s, dray_handle peer);
 void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code, bool urgent);
