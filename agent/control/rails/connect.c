@@ -12,6 +12,7 @@
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
+#include "lib/random.h"
 #include "schema/gen/errors.h"
 
 /* The loss of a queue pair that was up for longer is no failure of its path. */
@@ -22,25 +23,12 @@
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
-static struct qp *qp_of(struct dray_job *j)
-{
-	return dray_container_of(j, struct qp, job);
-}
-
 static void tell_worker(const struct rail_peer *peer, unsigned worker, enum rdma_command type,
 			uint64_t id, void *arg)
 {
 	rails_tell(peer->rails, worker,
 		   (struct transport_message){
 			   .type = type, .peer = peer->handle, .id = id, .arg = arg });
-}
-
-bool path_in_use(const struct path *path)
-{
-	dray_list_for_each(&path->peer->qps, q, struct qp, link)
-		if (q->path == path)
-			return true;
-	return false;
 }
 
 static void qp_free(struct qp *q)
@@ -62,14 +50,6 @@ static void qp_check(struct qp *q)
 {
 	if (q->local_dead && q->remote_dead)
 		qp_free(q);
-}
-
-static void destroy_run(struct dray_job *j)
-{
-	struct qp *q = qp_of(j);
-
-	q->error = q->qp ? q->peer->rails->verbs->destroy_qp(q->qp) : 0;
-	q->qp = NULL;
 }
 
 static void destroy_done(struct dray_job *j)
@@ -104,11 +84,10 @@ static void qp_die(struct qp *q)
 		q->doomed = true;
 		return;
 	}
-	q->state = QP_DYING;
 	q->remote_dead =
 		!q->requested || peer->down ||
 		peers_qp_close(peer->rails->deps.peers, peer->handle, q->id, handle_closed, q) < 0;
-	device_job(q->device, peer->rails->slow, &q->job, destroy_run, destroy_done);
+	qp_destroy(q, destroy_done);
 }
 
 static void path_failed(struct path *path, const char *what, const char *why)
@@ -132,17 +111,10 @@ static void qp_failed(struct qp *q, const char *what, const char *why)
 static void connect_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
-	struct rails *r = q->peer->rails;
-	struct qp_end end = { .qpn = q->remote.qpn,
-			      .psn = q->remote.psn,
-			      .mtu = q->remote.mtu,
-			      .lid = q->path->to.lid,
-			      .reads = 1 };
 
-	memcpy(end.gid, q->path->to.gid, sizeof(end.gid));
-	q->error = qp_to_rtr(r->verbs, &q->address, q->qp, &end, r->cfg);
+	q->error = qp_to_rtr(q);
 	if (q->error == 0)
-		q->error = qp_to_rts(r->verbs, q->qp, q->psn, q->remote.reads, r->cfg);
+		q->error = qp_to_rts(q);
 }
 
 static struct rdma_qp *describe(const struct qp *q)
@@ -210,9 +182,13 @@ static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_conn
 		qp_failed(q, "the peer refuses a queue pair", dray_error_doc(code));
 		return;
 	}
-	q->remote = *m;
-	q->remote.reads = dray_min(m->reads, q->reads);
+	q->remote.qpn = m->qpn;
+	q->remote.psn = m->psn;
 	q->remote.mtu = dray_min(m->mtu, q->path->mtu);
+	q->remote.lid = q->path->to.lid;
+	q->remote.reads = 1;
+	memcpy(q->remote.gid, q->path->to.gid, sizeof(q->remote.gid));
+	q->reads = dray_min(m->reads, q->reads);
 	q->state = QP_CONNECTING;
 	device_job(q->device, q->peer->rails->connector, &q->job, connect_run, connect_done);
 }
@@ -222,21 +198,14 @@ static void create_run(struct dray_job *j)
 	struct qp *q = qp_of(j);
 	struct rails *r = q->peer->rails;
 	struct ibv_cq *cq = q->rail->cqs[q->worker].cq;
-	struct ibv_qp_cap cap;
+	uint32_t entries =
+		dray_min(q->cq_entries + q->cq_entries / 2, (uint32_t)q->device->attr.max_cqe);
 
-	q->error = 0;
-	if ((int)q->cq_entries > cq->cqe)
-		q->error =
-			r->verbs->resize_cq(cq, (int)dray_min(q->cq_entries + q->cq_entries / 2,
-							      (uint32_t)q->device->attr.max_cqe));
+	q->error = (int)q->cq_entries > cq->cqe ? r->verbs->resize_cq(cq, (int)entries) : 0;
 	if (q->error == 0)
-		q->error = qp_create(r->verbs, q->device, cq, q->depth,
-				     (uint32_t)r->cfg->rdma.inline_max, &cap, &q->qp);
-	if (q->error < 0)
-		return;
-	q->sges = cap.max_send_sge;
-	q->inline_bytes = dray_min(cap.max_inline_data, (uint32_t)r->cfg->rdma.inline_max);
-	q->error = qp_to_init(r->verbs, &q->address, q->qp, false);
+		q->error = qp_create(q, cq, (uint32_t)r->cfg->rdma.inline_max);
+	if (q->error == 0)
+		q->error = qp_to_init(q, 0);
 }
 
 static void create_done(struct dray_job *j)
@@ -299,20 +268,15 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	}
 	q->peer = path->peer;
 	q->path = path;
-	q->rail = path->rail;
-	q->device = d;
 	q->worker = worker;
 	q->class = class;
 	q->depth = depth;
 	reads = dray_max(reads, 1u);
 	q->reads = dray_min((uint32_t)r->cfg->rdma.outstanding_reads, reads);
-	q->psn = qp_random_psn();
-	q->address = qp_address(q->rail, path->gid_index);
-	q->rail->cq_used[worker] += depth;
-	q->cq_entries = q->rail->cq_used[worker];
-	d->qps++;
-	dray_list_add(&path->peer->qps, &q->link);
-	device_job(d, r->connector, &q->job, create_run, create_done);
+	q->psn = (uint32_t)dray_random() & QP_PSN_MASK;
+	path->rail->cq_used[worker] += depth;
+	q->cq_entries = path->rail->cq_used[worker];
+	qp_begin(q, path->rail, path->gid_index, &path->peer->qps, create_run, create_done);
 	return true;
 }
 

@@ -110,63 +110,55 @@ struct path {
 	int64_t retry_ns;
 };
 
-/* The local address of a queue pair. Jobs have a copy, since scans change the rail. */
-struct qp_address {
-	uint8_t port, gid_index;
-	uint16_t pkey_index;
-};
+#define QP_PSN_MASK 0xffffff
 
 enum qp_state {
-	QP_CREATING,   /* a job creates it */
+	QP_CREATING,   /* a job creates it; one that serves: makes it ready */
 	QP_REQUESTED,  /* the peer was asked for the other end */
 	QP_CONNECTING, /* a job brings it to RTS */
-	QP_UP,         /* a worker uses it */
+	QP_UP,         /* a worker uses it; one that serves: ready */
 	QP_LOSING,     /* the worker was told to stop using it */
 	QP_DYING,      /* both ends are being destroyed */
 	QP_STATE_N
 };
 
-/* A queue pair that posts. */
+/* A queue pair: it posts, or it serves the peer and never posts. */
 struct qp {
-	struct dray_list link; /* on peer->qps */
+	struct dray_list link; /* on peer->qps or peer->serving */
 	struct rail_peer *peer;
-	struct path *path;
 	struct rail *rail;
 	struct device *device; /* NULL: destroyed here */
-	dray_handle id;
-	unsigned worker;
-	enum dmsg_class class;
+	dray_handle id;        /* of the agent whose end posts */
 	enum qp_state state;
 	struct ibv_qp *qp;
-	bool doomed;    /* destroyed as soon as its job has ended */
+	bool doomed; /* destroyed as soon as its job has ended */
+	int error;   /* of the last job */
+	/* the local address; a copy for jobs, since scans change the rail */
+	uint8_t port, gid_index;
+	uint16_t pkey_index;
+	uint32_t psn, depth, sges, inline_bytes, reads;
+	struct {
+		uint32_t qpn, psn, mtu, lid, reads;
+		uint8_t gid[16];
+	} remote; /* the other end */
+	struct dray_job job;
+	/* one that posts */
+	struct path *path;
+	unsigned worker;
+	enum dmsg_class class;
 	bool requested; /* the peer knows it */
 	bool was_up;    /* the worker waits for QP_DEAD */
 	bool local_dead, remote_dead;
-	int error; /* of the last job */
-	struct qp_address address;
 	uint32_t cq_entries; /* least size of its completion queue */
-	uint32_t psn, depth, sges, inline_bytes, reads;
-	struct pmsg_qp_connect_reply remote;
 	int64_t up_ns;
-	struct dray_job job;
+	/* one that serves: requests to answer, 0: none */
+	uint64_t connect_request, close_request;
 };
 
-/* A queue pair that serves the peer: it never posts. */
-struct serving {
-	struct dray_list link; /* on peer->serving */
-	struct rail_peer *peer;
-	struct rail *rail;
-	struct device *device;
-	uint64_t id; /* the peer's */
-	struct ibv_qp *qp;
-	struct pmsg_qp_connect m;
-	uint64_t connect_request, close_request; /* 0: none to answer */
-	bool making, dying;
-	struct qp_address address;
-	uint32_t reads, mtu;
-	int error;
-	struct dray_job job;
-};
+static inline struct qp *qp_of(struct dray_job *j)
+{
+	return dray_container_of(j, struct qp, job);
+}
 
 struct rail_peer {
 	struct dray_list link;
@@ -345,7 +337,6 @@ void connect_lose(struct qp *q);
 void connect_peer_down(struct rail_peer *peer);
 /* From the worker. */
 void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code);
-bool path_in_use(const struct path *path);
 
 /* --- serve.c --- */
 void serve_lose_rail(struct rail *rail);
@@ -364,19 +355,16 @@ void windows_free(struct rails *r);
 void window_handle_copied(struct rails *r, struct rdma_copy *copy, uint32_t code);
 void window_handle_stage(struct rails *r, struct rdma_stage_request *request);
 
-/* --- qp.c: the verbs of a queue pair; on a job's thread --- */
-struct qp_end {
-	uint32_t qpn, psn, mtu, lid, reads;
-	uint8_t gid[16];
-};
-int qp_create(const struct verbs *v, const struct device *d, struct ibv_cq *cq, uint32_t depth,
-	      uint32_t inline_bytes, struct ibv_qp_cap *ret_cap, struct ibv_qp **ret);
-int qp_to_init(const struct verbs *v, const struct qp_address *at, struct ibv_qp *qp, bool serves);
-int qp_to_rtr(const struct verbs *v, const struct qp_address *at, struct ibv_qp *qp,
-	      const struct qp_end *remote, const struct dray_config *cfg);
-int qp_to_rts(const struct verbs *v, struct ibv_qp *qp, uint32_t psn, uint32_t reads,
-	      const struct dray_config *cfg);
-uint32_t qp_random_psn(void);
-struct qp_address qp_address(const struct rail *rail, uint8_t gid_index);
+/* --- qp.c --- */
+/* Adds it to the list, and starts the job that creates it. peer and id are set. */
+void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
+	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
+/* Starts the job that destroys it; its error is in q->error. */
+void qp_destroy(struct qp *q, void (*done)(struct dray_job *j));
+/* The verbs of a queue pair, on a job's thread. qp_create() sets sges and inline_bytes. 0 or -errno. */
+int qp_create(struct qp *q, struct ibv_cq *cq, uint32_t inline_bytes);
+int qp_to_init(struct qp *q, unsigned access);
+int qp_to_rtr(struct qp *q);
+int qp_to_rts(struct qp *q);
 
 #endif

@@ -25,15 +25,11 @@ void rail_peer_free(struct rail_peer *peer)
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		free(path);
 	/* queue pairs are left only at the end of the agent */
+	dray_list_splice(&peer->qps, &peer->serving);
 	dray_list_for_each(&peer->qps, q, struct qp, link) {
 		if (q->qp)
 			v->destroy_qp(q->qp);
 		free(q);
-	}
-	dray_list_for_each(&peer->serving, s, struct serving, link) {
-		if (s->qp)
-			v->destroy_qp(s->qp);
-		free(s);
 	}
 	dray_list_del(&peer->link);
 	nd_scan_free(peer->scan);
@@ -198,6 +194,14 @@ static void log_no_path(struct rail_peer *peer, unsigned n)
 	log_notice(AREA,
 		   "no rail reaches the peer, transfers use the next transport: %s peer=%" PRIx64,
 		   why, peer->handle);
+}
+
+static bool path_in_use(const struct path *path)
+{
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		if (q->path == path)
+			return true;
+	return false;
 }
 
 static void match(struct rail_peer *peer);

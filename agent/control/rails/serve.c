@@ -14,11 +14,6 @@
 /* Limit of the field in struct ibv_qp_attr. */
 #define READS_MAX 255
 
-static struct serving *serve_of(struct dray_job *j)
-{
-	return dray_container_of(j, struct serving, job);
-}
-
 static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
 		   const char *why)
 {
@@ -27,85 +22,70 @@ static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint3
 	peers_refuse(r->deps.peers, peer, request_id, code, why);
 }
 
-static void destroy_run(struct dray_job *j)
-{
-	struct serving *s = serve_of(j);
-
-	s->error = s->qp ? s->peer->rails->verbs->destroy_qp(s->qp) : 0;
-	s->qp = NULL;
-}
-
 static void destroy_done(struct dray_job *j)
 {
-	struct serving *s = serve_of(j);
-	struct rail_peer *peer = s->peer;
-	struct device *d = s->device;
-	int error = s->error;
+	struct qp *q = qp_of(j);
+	struct rail_peer *peer = q->peer;
+	struct device *d = q->device;
+	int error = q->error;
 
-	if (s->close_request && !peer->down)
-		peers_qp_close_reply(peer->rails->deps.peers, peer->handle, s->close_request);
-	s->rail->serving--;
+	if (q->close_request && !peer->down)
+		peers_qp_close_reply(peer->rails->deps.peers, peer->handle, q->close_request);
+	q->rail->serving--;
 	peer->rails->n_serving--;
-	dray_list_del(&s->link);
-	free(s);
+	dray_list_del(&q->link);
+	free(q);
 	device_qp_gone(d, error);
 	if (peer->down)
 		rail_peer_check(peer);
 }
 
-static void serve_die(struct serving *s)
+static void serve_die(struct qp *q)
 {
-	if (s->dying)
-		return;
-	s->dying = true;
-	if (!s->making)
-		device_job(s->device, s->peer->rails->slow, &s->job, destroy_run, destroy_done);
+	if (q->state == QP_CREATING)
+		q->doomed = true;
+	else if (q->state != QP_DYING)
+		qp_destroy(q, destroy_done);
 }
 
 static void make_run(struct dray_job *j)
 {
-	struct serving *s = serve_of(j);
-	const struct rails *r = s->peer->rails;
-	struct qp_end end = {
-		.qpn = s->m.qpn, .psn = s->m.psn, .mtu = s->mtu, .lid = s->m.lid, .reads = s->reads
-	};
-	struct ibv_qp_cap cap;
+	struct qp *q = qp_of(j);
 
-	memcpy(end.gid, s->m.gid, sizeof(end.gid));
-	s->error = qp_create(r->verbs, s->device, s->device->serve_cq, 1, 0, &cap, &s->qp);
-	if (s->error == 0)
-		s->error = qp_to_init(r->verbs, &s->address, s->qp, true);
-	if (s->error == 0)
-		s->error = qp_to_rtr(r->verbs, &s->address, s->qp, &end, r->cfg);
+	q->error = qp_create(q, q->device->serve_cq, 0);
+	if (q->error == 0)
+		q->error = qp_to_init(q, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+	if (q->error == 0)
+		q->error = qp_to_rtr(q);
 }
 
 static void make_done(struct dray_job *j)
 {
-	struct serving *s = serve_of(j);
-	struct rail_peer *peer = s->peer;
-	struct pmsg_qp_connect_reply m = { .psn = s->m.psn, .mtu = s->mtu, .reads = s->reads };
+	struct qp *q = qp_of(j);
+	struct rail_peer *peer = q->peer;
+	struct pmsg_qp_connect_reply m = { .psn = q->remote.psn,
+					   .mtu = q->remote.mtu,
+					   .reads = q->remote.reads };
 
-	s->device->jobs--;
-	s->making = false;
-	if (s->error == 0 && !s->dying) {
-		m.qpn = s->qp->qp_num;
-		peers_qp_connect_reply(peer->rails->deps.peers, peer->handle, s->connect_request,
+	q->device->jobs--;
+	q->state = QP_UP;
+	if (q->error == 0 && !q->doomed) {
+		m.qpn = q->qp->qp_num;
+		peers_qp_connect_reply(peer->rails->deps.peers, peer->handle, q->connect_request,
 				       &m);
-		s->connect_request = 0;
 		return;
 	}
 	if (!peer->down)
-		refuse(peer->rails, peer->handle, s->connect_request, DRAY_E_IO,
-		       s->error < 0 ? dray_errno_text(s->error) : "the request was withdrawn");
-	s->dying = true;
-	device_job(s->device, peer->rails->slow, &s->job, destroy_run, destroy_done);
+		refuse(peer->rails, peer->handle, q->connect_request, DRAY_E_IO,
+		       q->error < 0 ? dray_errno_text(q->error) : "the request was withdrawn");
+	qp_destroy(q, destroy_done);
 }
 
-static struct serving *find(struct rail_peer *peer, uint64_t id)
+static struct qp *find(struct rail_peer *peer, uint64_t id)
 {
-	dray_list_for_each(&peer->serving, s, struct serving, link)
-		if (s->id == id)
-			return s;
+	dray_list_for_each(&peer->serving, q, struct qp, link)
+		if (q->id == id)
+			return q;
 	return NULL;
 }
 
@@ -125,7 +105,7 @@ static uint32_t check(struct rail_peer *peer, const struct pmsg_qp_connect *m, c
 	if (m->to_rail >= r->n || r->v[m->to_rail]->state != RAIL_UP ||
 	    !device_is_open(r->v[m->to_rail]->device))
 		return DRAY_E_NOT_FOUND;
-	dray_list_for_each(&peer->serving, s, struct serving, link)
+	dray_list_for_each(&peer->serving, q, struct qp, link)
 		n++;
 	*ret_why = "the peer has too many queue pairs here";
 	return n < SERVING_MAX ? DRAY_OK : DRAY_E_QUOTA;
@@ -138,56 +118,54 @@ void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id
 	const char *why = "the agents have not agreed on the feature rdma";
 	uint32_t code = peer ? check(peer, m, &why) : DRAY_E_UNSUPPORTED;
 	struct rail *rail = code ? NULL : r->v[m->to_rail];
-	struct serving *s = code ? NULL : calloc(1, sizeof(*s));
+	struct qp *q = code ? NULL : calloc(1, sizeof(*q));
 	int most;
 
-	if (!s) {
+	if (!q) {
 		refuse(r, handle, request_id, code ? code : DRAY_E_NO_MEMORY,
 		       code ? why : "no memory");
 		return;
 	}
-	s->peer = peer;
-	s->rail = rail;
-	s->device = rail->device;
-	s->address = qp_address(rail, (uint8_t)rail->gid.index);
-	s->id = m->qp;
-	s->m = *m;
-	s->connect_request = request_id;
-	s->mtu = dray_min(m->mtu, rail->mtu);
 	most = dray_max(rail->device->attr.max_qp_rd_atom, 1);
 	most = dray_min(most, READS_MAX);
-	s->reads = dray_min(m->reads, (uint32_t)most);
-	s->making = true;
+	q->peer = peer;
+	q->id = m->qp;
+	q->depth = 1;
+	q->connect_request = request_id;
+	q->remote.qpn = m->qpn;
+	q->remote.psn = m->psn;
+	q->remote.lid = m->lid;
+	q->remote.mtu = dray_min(m->mtu, rail->mtu);
+	q->remote.reads = dray_min(m->reads, (uint32_t)most);
+	memcpy(q->remote.gid, m->gid, sizeof(q->remote.gid));
 	rail->serving++;
 	r->n_serving++;
-	rail->device->qps++;
-	dray_list_add(&peer->serving, &s->link);
-	device_job(s->device, r->connector, &s->job, make_run, make_done);
+	qp_begin(q, rail, rail->gid.index, &peer->serving, make_run, make_done);
 }
 
 void rails_peer_close(struct rails *r, dray_handle handle, uint64_t request_id, uint64_t id)
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
-	struct serving *s = peer ? find(peer, id) : NULL;
+	struct qp *q = peer ? find(peer, id) : NULL;
 
-	if (!s) {
+	if (!q) {
 		peers_qp_close_reply(r->deps.peers, handle, request_id);
 		return;
 	}
-	s->close_request = request_id;
-	serve_die(s);
+	q->close_request = request_id;
+	serve_die(q);
 }
 
 void serve_lose_rail(struct rail *rail)
 {
 	dray_list_for_each(&rail->rails->peers, peer, struct rail_peer, link)
-		dray_list_for_each(&peer->serving, s, struct serving, link)
-			if (s->rail == rail)
-				serve_die(s);
+		dray_list_for_each(&peer->serving, q, struct qp, link)
+			if (q->rail == rail)
+				serve_die(q);
 }
 
 void serve_peer_down(struct rail_peer *peer)
 {
-	dray_list_for_each(&peer->serving, s, struct serving, link)
-		serve_die(s);
+	dray_list_for_each(&peer->serving, q, struct qp, link)
+		serve_die(q);
 }
