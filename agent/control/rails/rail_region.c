@@ -14,8 +14,8 @@
 /* The range of a region that lies in one registration. */
 struct part {
 	struct registration *registration;
+	uint8_t *base;
 	uint64_t offset, length; /* in the region */
-	uint64_t skip;           /* bytes of the registration before it */
 };
 
 /* A set of keys that workers or work requests may still use. */
@@ -30,12 +30,12 @@ struct key_set {
 struct rail_region {
 	struct dray_list link;
 	struct rails *rails;
-	const struct region_view *view;
-	dray_handle handle;      /* 0: staging memory or a window */
-	struct region_view *own; /* the view of staging memory or a window */
-	unsigned worker;         /* staging memory: the worker that uses it */
-	struct window *window;   /* NULL: not a window */
-	struct rail_keys *keys;  /* the published ones */
+	dray_handle handle; /* 0: staging memory or a window */
+	enum region_memory memory;
+	uint64_t length;
+	unsigned worker;        /* staging memory: the worker that uses it */
+	struct window *window;  /* NULL: not a window */
+	struct rail_keys *keys; /* the published ones */
 	struct dray_list sets;
 	bool removing;
 	bool announce;  /* region_registered() is pending */
@@ -43,7 +43,7 @@ struct rail_region {
 	bool renew;     /* registered anew after the last use of the former keys */
 	void (*done)(void *arg);
 	void *arg;
-	uint32_t n;
+	uint32_t n_parts, n; /* n: with a registration */
 	struct part parts[];
 };
 
@@ -121,7 +121,7 @@ static uint32_t add_keys(struct rail_keys *k, uint32_t at, const struct rail_reg
 		const struct mrs *m = registration_mrs(g, rail->device);
 
 		for (uint64_t done = 0, n; m && done < p->length; done += n, count++) {
-			uint64_t here = p->skip + done;
+			uint64_t here = (uint64_t)(p->base - g->base) + done;
 			uint32_t slice = (uint32_t)(here / m->slice);
 
 			n = dray_min(p->length - done, (slice + 1) * m->slice - here);
@@ -172,7 +172,7 @@ static struct rail_keys *keys_new(struct rail_region *region)
 	dray_list_add(&region->sets, &s->link);
 	k->gone = set_gone;
 	k->arg = s;
-	rail_keys_seal(k, region->view->o.length, true);
+	rail_keys_seal(k, region->length, true);
 	return k;
 }
 
@@ -239,13 +239,13 @@ static void publish(struct rail_region *region)
 
 	region->keys = region->removing || region->renew ? NULL : keys_new(region);
 	region->undecided = false;
-	if (!region->keys && !region->removing && region->view->memory == REGION_GPU)
+	if (!region->keys && !region->removing && region->memory == REGION_GPU)
 		want_windows(region);
 	if (!region->keys && !former)
 		return;
 	if (region->window)
 		window_published(region->window, region->keys);
-	else if (region->own)
+	else if (!region->handle)
 		rails_tell(r, region->worker,
 			   (struct transport_message){
 				   .type = RDMA_STAGING,
@@ -253,7 +253,7 @@ static void publish(struct rail_region *region)
 	else
 		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
 	rail_keys_unref(former);
-	if (!region->removing && !region->own)
+	if (!region->removing && region->handle)
 		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
 }
 
@@ -318,26 +318,16 @@ static bool parts_drop(struct rail_region *region)
 }
 
 /* A device still has some of the memory, be it by a registration that other regions have released. */
-static bool is_held(const struct rails *r, const struct region_view *view)
+static bool is_held(const struct rail_region *region)
 {
-	dray_list_for_each(&r->registrations, g, struct registration, link) {
-		if (g->refs)
-			continue;
-		for (uint32_t i = 0; i < view->n_extents; i++) {
-			const struct extent_view *e = &view->extents[i];
+	dray_list_for_each(&region->rails->registrations, g, struct registration, link)
+		for (uint32_t i = 0; !g->refs && i < region->n_parts; i++) {
+			const struct part *p = &region->parts[i];
 
-			if (e->base < g->base + g->length && g->base < e->base + e->length)
+			if (p->base < g->base + g->length && g->base < p->base + p->length)
 				return true;
 		}
-	}
 	return false;
-}
-
-static void region_free(struct rail_region *region)
-{
-	dray_list_del(&region->link);
-	free(region->own);
-	free(region);
 }
 
 /* After the last use of a key set or a registration may have ended. May free the region. */
@@ -358,9 +348,10 @@ static void region_check(struct rail_region *region)
 	if (!region->removing)
 		return;
 	parts_release(region);
-	if (is_held(region->rails, region->view))
+	if (is_held(region))
 		return;
-	region_free(region);
+	dray_list_del(&region->link);
+	free(region);
 	done(arg);
 }
 
@@ -378,45 +369,37 @@ static bool is_registrable(const struct region_view *view, const struct region_d
 	return true;
 }
 
-/* own: the view of staging memory or a window, consumed; NULL for regions. NULL: no memory. */
-static struct rail_region *add(struct rails *r, const struct region_view *view,
-			       const struct region_dmabuf *dmabufs, struct region_view *own,
-			       unsigned worker, struct window *window)
+/* like: what is known of the region. dmabufs: of each extent, or NULL. NULL: no memory. */
+static struct rail_region *add(struct rails *r, const struct rail_region *like,
+			       const struct extent_view *v, uint32_t n, uint16_t access,
+			       const struct region_dmabuf *dmabufs)
 {
-	struct rail_region *region =
-		calloc(1, sizeof(*region) + view->n_extents * sizeof(region->parts[0]));
+	struct rail_region *region = calloc(1, sizeof(*region) + n * sizeof(region->parts[0]));
 
-	if (!region) {
-		free(own);
+	if (!region)
 		return NULL;
-	}
-	region->own = own;
-	region->worker = worker;
-	region->window = window;
+	*region = *like;
 	region->rails = r;
-	region->view = view;
-	region->handle = view->o.handle;
-	dray_list_init(&region->link);
 	dray_list_init(&region->sets);
-	for (uint32_t i = 0; i < view->n_extents; i++) {
-		const struct extent_view *e = &view->extents[i];
-		struct registration *g = registration_get(r, e->base, e->length, view->o.access,
+	for (uint32_t i = 0; i < n; i++) {
+		struct registration *g = registration_get(r, v[i].base, v[i].length, access,
 							  dmabufs ? &dmabufs[i] : NULL,
-							  own && !window);
+							  !region->handle && !region->window);
 
 		if (!g) {
 			parts_release(region);
-			region_free(region);
+			free(region);
 			return NULL;
 		}
 		region->parts[region->n++] = (struct part){
 			.registration = g,
-			.offset = e->start,
-			.length = e->length,
-			.skip = (uint64_t)(e->base - g->base),
+			.base = v[i].base,
+			.offset = v[i].start,
+			.length = v[i].length,
 		};
 	}
-	region->announce = view->memory == REGION_RDMA;
+	region->n_parts = n;
+	region->announce = region->memory == REGION_RDMA;
 	dray_list_add(&r->regions, &region->link);
 	parts_make(region);
 	publish(region);
@@ -428,24 +411,23 @@ static struct rail_region *add(struct rails *r, const struct region_view *view,
 void rails_region_add(struct rails *r, const struct region_view *view,
 		      const struct region_dmabuf *dmabufs)
 {
+	const struct rail_region like = { .handle = view->o.handle,
+					  .memory = view->memory,
+					  .length = view->o.length };
+
 	if (r->cfg->rdma.enable && is_registrable(view, dmabufs))
-		add(r, view, dmabufs, NULL, 0, NULL);
+		add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
 }
 
 static struct rail_region *add_own(struct rails *r, void *base, uint64_t bytes, unsigned worker,
 				   struct window *window)
 {
-	struct region_view *view = calloc(1, sizeof(*view) + sizeof(view->extents[0]));
+	const struct rail_region like = {
+		.memory = REGION_HOST, .length = bytes, .worker = worker, .window = window
+	};
 
-	if (!view)
-		return NULL;
-	view->o = (struct object_view){ .kind = OBJECT_REGION,
-					.length = bytes,
-					.access = DMSG_ACCESS_ALL };
-	view->memory = REGION_HOST;
-	view->n_extents = 1;
-	view->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
-	return add(r, view, NULL, view, worker, window);
+	return add(r, &like, &(struct extent_view){ .base = base, .length = bytes }, 1,
+		   DMSG_ACCESS_ALL, NULL);
 }
 
 void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t bytes)
@@ -577,6 +559,6 @@ void rail_regions_free(struct rails *r)
 		dray_list_for_each(&region->sets, s, struct key_set, link)
 			free(s);
 		free(region->keys);
-		region_free(region);
+		free(region);
 	}
 }
