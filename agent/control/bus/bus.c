@@ -6,8 +6,10 @@
 #include "agent/control/bus/bus.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -229,7 +231,7 @@ static void conn_new(void *arg, int fd, const struct dray_addr *from)
 	c->server = server;
 	c->who = who;
 	dray_list_init(&c->replies);
-	c->number = ++server->last_number;
+	snprintf(c->name, sizeof(c->name), ":1.%" PRIu64, ++server->last_number);
 	dray_list_add(&server->conns, &c->link);
 	server->n_conns++;
 	server->n_readers += !who.may_change;

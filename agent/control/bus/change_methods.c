@@ -16,8 +16,9 @@
 /* Pending calls of CancelTransfer of one connection. */
 #define CANCELS_MAX 64
 
-int bus_conn_read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
-			 const char *types, ...)
+/* Reads the arguments of m if this connection may change things. >= 0, or < 0 with the error set. */
+static int read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
+		       const char *types, ...)
 {
 	const char *method = sd_bus_message_get_member(m);
 	va_list ap;
@@ -54,7 +55,7 @@ int dbus_method_drain(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	uint32_t timeout_ms;
 	int stay, ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "ub", &timeout_ms, &stay);
+	ret = read_change(c, m, reterr, "ub", &timeout_ms, &stay);
 	if (ret < 0)
 		return ret;
 	if (a->state == AGENT_RUNNING && !a->stopping)
@@ -74,7 +75,7 @@ int dbus_method_resume(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	struct agent *a = c->server->agent;
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "");
+	ret = read_change(c, m, reterr, "");
 	if (ret < 0)
 		return ret;
 	if (a->state != AGENT_RUNNING)
@@ -93,7 +94,7 @@ int dbus_method_drain_now(sd_bus_message *m, void *userdata, sd_bus_error *reter
 	struct agent *a = c->server->agent;
 	int stay, ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "b", &stay);
+	ret = read_change(c, m, reterr, "b", &stay);
 	if (ret < 0)
 		return ret;
 	log_notice("control", "DrainNow was called stay=%s uid=%u pid=%d", stay ? "yes" : "no",
@@ -122,7 +123,7 @@ int dbus_method_reload(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	struct config_changes changes;
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "");
+	ret = read_change(c, m, reterr, "");
 	if (ret < 0)
 		return ret;
 	log_notice("control", "Reload was called uid=%u pid=%d", c->who.uid, c->who.pid);
@@ -144,7 +145,7 @@ int dbus_method_set_log_level(sd_bus_message *m, void *userdata, sd_bus_error *r
 	char who[64];
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "s", &level);
+	ret = read_change(c, m, reterr, "s", &level);
 	if (ret < 0)
 		return ret;
 	for (size_t i = 0; i < key->n_choices; i++) {
@@ -168,7 +169,7 @@ int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *r
 	char why[200];
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "ts", &session, &reason);
+	ret = read_change(c, m, reterr, "ts", &session, &reason);
 	if (ret < 0)
 		return ret;
 	snprintf(why, sizeof(why), "closed by an operator%s%.160s", *reason ? ": " : "", reason);
@@ -209,7 +210,7 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 	struct pending_reply *call;
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "tt", &session, &request);
+	ret = read_change(c, m, reterr, "tt", &session, &request);
 	if (ret < 0)
 		return ret;
 	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
@@ -235,7 +236,7 @@ static int rail_switch(sd_bus_message *m, struct bus_conn *c, bool disable, sd_b
 	uint32_t port;
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "su", &device, &port);
+	ret = read_change(c, m, reterr, "su", &device, &port);
 	if (ret < 0)
 		return ret;
 	ret = rails_disable(c->server->agent->rails, device, port, disable);
@@ -263,8 +264,7 @@ int dbus_method_set_hint(sd_bus_message *m, void *userdata, sd_bus_error *reterr
 	struct hint_put put = { .source = DMSG_HINT_SOURCE_EXPLICIT };
 	int ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "ssut", &put.scope, &put.segment, &put.score,
-				   &put.ttl_ms);
+	ret = read_change(c, m, reterr, "ssut", &put.scope, &put.segment, &put.score, &put.ttl_ms);
 	if (ret < 0)
 		return ret;
 	if (hints_put(c->server->agent->hints, &put, &err) < 0)
@@ -284,7 +284,7 @@ int dbus_method_forget_hints(sd_bus_message *m, void *userdata, sd_bus_error *re
 	uint32_t count;
 	int all, ret;
 
-	ret = bus_conn_read_change(c, m, reterr, "ssb", &scope, &segment, &all);
+	ret = read_change(c, m, reterr, "ssb", &scope, &segment, &all);
 	if (ret < 0)
 		return ret;
 	count = hints_forget(c->server->agent->hints, scope, *segment ? segment : NULL, all);

@@ -4,8 +4,6 @@
  * answers messages to any name, and every client gets every signal.
  */
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
@@ -15,18 +13,6 @@
 #define DRIVER_PATH "/org/freedesktop/DBus"
 #define MONITORING "org.freedesktop.DBus.Monitoring"
 
-struct name {
-	char text[32];
-};
-
-static struct name name_of(const struct bus_conn *c)
-{
-	struct name n;
-
-	snprintf(n.text, sizeof(n.text), ":1.%" PRIu64, c->number);
-	return n;
-}
-
 static int method_hello(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
 	struct bus_conn *c = userdata;
@@ -35,7 +21,7 @@ static int method_hello(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 		return sd_bus_error_set(reterr, SD_BUS_ERROR_FAILED,
 					"Hello was called already; call it once");
 	c->hello = true;
-	return sd_bus_reply_method_return(m, "s", name_of(c).text);
+	return sd_bus_reply_method_return(m, "s", c->name);
 }
 
 /* Every client gets every signal; its library drops the ones that do not match. */
@@ -45,24 +31,23 @@ static int method_match(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 }
 
 /* The unique name of the owner of a name, or NULL. */
-static const char *owner_of(const char *name, const struct name *own)
+static const char *owner_of(const char *name, const struct bus_conn *c)
 {
 	if (!strcmp(name, DRIVER_NAME))
 		return DRIVER_NAME;
 	if (!strcmp(name, DRAY_DBUS_INTERFACE) || !strcmp(name, BUS_SENDER))
 		return BUS_SENDER;
-	return strcmp(name, own->text) ? NULL : own->text;
+	return strcmp(name, c->name) ? NULL : c->name;
 }
 
 static int method_get_name_owner(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct name own = name_of(userdata);
 	const char *name, *owner;
 	int ret = sd_bus_message_read(m, "s", &name);
 
 	if (ret < 0)
 		return ret;
-	owner = owner_of(name, &own);
+	owner = owner_of(name, userdata);
 	if (!owner)
 		return sd_bus_error_setf(reterr, SD_BUS_ERROR_NAME_HAS_NO_OWNER,
 					 "no connection has the name %.100s; the agent is %s", name,
@@ -72,17 +57,18 @@ static int method_get_name_owner(sd_bus_message *m, void *userdata, sd_bus_error
 
 static int method_name_has_owner(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct name own = name_of(userdata);
 	const char *name;
 	int ret = sd_bus_message_read(m, "s", &name);
 
-	return ret < 0 ? ret : sd_bus_reply_method_return(m, "b", owner_of(name, &own) != NULL);
+	return ret < 0 ? ret : sd_bus_reply_method_return(m, "b", owner_of(name, userdata) != NULL);
 }
 
 static int method_list_names(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
+	const struct bus_conn *c = userdata;
+
 	return sd_bus_reply_method_return(m, "as", 4, DRIVER_NAME, DRAY_DBUS_INTERFACE, BUS_SENDER,
-					  name_of(userdata).text);
+					  c->name);
 }
 
 static int method_get_id(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
@@ -99,7 +85,6 @@ static int method_become_monitor(sd_bus_message *m, void *userdata, sd_bus_error
 {
 	dray_auto(sd_bus_message_unref) sd_bus_message *lost = NULL;
 	struct bus_conn *c = userdata;
-	struct name own = name_of(c);
 	int ret;
 
 	ret = sd_bus_reply_method_return(m, NULL);
@@ -107,11 +92,11 @@ static int method_become_monitor(sd_bus_message *m, void *userdata, sd_bus_error
 		return ret;
 	ret = sd_bus_message_new_signal(c->bus, &lost, DRIVER_PATH, DRIVER_NAME, "NameLost");
 	if (ret >= 0)
-		ret = sd_bus_message_append(lost, "s", own.text);
+		ret = sd_bus_message_append(lost, "s", c->name);
 	if (ret >= 0)
 		ret = sd_bus_message_set_sender(lost, DRIVER_NAME);
 	if (ret >= 0)
-		ret = sd_bus_message_set_destination(lost, own.text);
+		ret = sd_bus_message_set_destination(lost, c->name);
 	if (ret >= 0)
 		ret = sd_bus_send(c->bus, lost, NULL);
 	return ret < 0 ? ret : 1;

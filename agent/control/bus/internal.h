@@ -44,7 +44,7 @@ struct bus_conn {
 	struct bus_server *server;
 	sd_bus *bus;
 	struct bus_client who;
-	uint64_t number;
+	char name[32]; /* unique */
 	bool hello;
 	bool doomed;   /* the event loop frees it */
 	size_t unread; /* estimated bytes of lists sent since the client had read everything */
@@ -87,11 +87,6 @@ void pending_reply_end(struct pending_reply *reply, int ret);
 /* --- driver.c: org.freedesktop.DBus, and properties.c: dev.dray.Agent1 --- */
 int bus_driver_add(struct bus_conn *c);
 int bus_object_add(struct bus_conn *c);
-
-/* --- change_methods.c --- */
-/* Reads the arguments of m if this connection may change things. >= 0, or < 0 with the error set. */
-int bus_conn_read_change(const struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr,
-			 const char *types, ...);
 
 /* --- worker_methods.c: methods that the workers answer --- */
 void transfer_list_init(struct transfer_list *l, struct bus_server *server, bool ended);

@@ -19,73 +19,59 @@
 #define DRAY_VERSION "unknown"
 #endif
 
+/* Defines the getter of a property; its body has the agent in a. */
 #define PROPERTY(name)                                                                   \
+	static int get_##name(struct agent *a, sd_bus_message *reply);                   \
 	int dbus_get_##name(sd_bus *bus, const char *path, const char *interface,        \
 			    const char *property, sd_bus_message *reply, void *userdata, \
-			    sd_bus_error *reterr)
+			    sd_bus_error *reterr)                                        \
+	{                                                                                \
+		return get_##name(((struct bus_conn *)userdata)->server->agent, reply);  \
+	}                                                                                \
+	static int get_##name(struct agent *a, sd_bus_message *reply)
+/* The same for a single value of a D-Bus type. */
+#define PROPERTY_VALUE(name, type, value)                         \
+	PROPERTY(name)                                            \
+	{                                                         \
+		return sd_bus_message_append(reply, type, value); \
+	}                                                         \
+	struct dray_swallow_semicolon
 
-static struct agent *agent_of(void *userdata)
-{
-	return ((struct bus_conn *)userdata)->server->agent;
-}
-
-PROPERTY(state)
-{
-	return sd_bus_message_append(reply, "s", agent_state_name(agent_of(userdata)->state));
-}
-
-PROPERTY(version)
-{
-	return sd_bus_message_append(reply, "s", DRAY_VERSION);
-}
+PROPERTY_VALUE(state, "s", agent_state_name(a->state));
+PROPERTY_VALUE(version, "s", DRAY_VERSION);
+PROPERTY_VALUE(incarnation, "t", a->identity.incarnation);
+PROPERTY_VALUE(segment, "s", peers_segment(a->peers));
+PROPERTY_VALUE(pid, "u", (uint32_t)getpid());
+PROPERTY_VALUE(workers, "u", (uint32_t)a->pool.n);
+PROPERTY_VALUE(poll_time_ns, "t", (uint64_t)agent_poll_time(a, NULL, 0));
+PROPERTY_VALUE(uptime_ns, "t", (uint64_t)(dray_now().ns - a->started_ns));
+PROPERTY_VALUE(log_level, "s",
+	       dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL].choices[dray_log_get_level()]);
+PROPERTY_VALUE(transfers_left, "t", agent_drain_progress(a).transfers);
+PROPERTY_VALUE(bytes_left, "t", agent_drain_progress(a).bytes);
+PROPERTY_VALUE(grants_left, "t", agent_drain_progress(a).grants);
+PROPERTY_VALUE(deadline_ns, "t", (uint64_t)agent_drain_progress(a).left_ns);
 
 PROPERTY(agent_id)
 {
 	char id[IDENTITY_TEXT_BYTES];
 
-	return sd_bus_message_append(reply, "s",
-				     identity_show(agent_of(userdata)->identity.agent_id, id));
-}
-
-PROPERTY(incarnation)
-{
-	return sd_bus_message_append(reply, "t", agent_of(userdata)->identity.incarnation);
-}
-
-PROPERTY(segment)
-{
-	return sd_bus_message_append(reply, "s", peers_segment(agent_of(userdata)->peers));
+	return sd_bus_message_append(reply, "s", identity_show(a->identity.agent_id, id));
 }
 
 PROPERTY(preferred_segment)
 {
 	struct preferred p;
 
-	segments_preferred(agent_of(userdata)->segments, "", &p);
+	segments_preferred(a->segments, "", &p);
 	return sd_bus_message_append(reply, "s", p.name);
-}
-
-PROPERTY(pid)
-{
-	return sd_bus_message_append(reply, "u", (uint32_t)getpid());
-}
-
-PROPERTY(workers)
-{
-	return sd_bus_message_append(reply, "u", (uint32_t)agent_of(userdata)->pool.n);
-}
-
-PROPERTY(poll_time_ns)
-{
-	return sd_bus_message_append(reply, "t",
-				     (uint64_t)agent_poll_time(agent_of(userdata), NULL, 0));
 }
 
 PROPERTY(poll_reason)
 {
 	char why[DRAY_CPUS_WHY_BYTES];
 
-	agent_poll_time(agent_of(userdata), why, sizeof(why));
+	agent_poll_time(a, why, sizeof(why));
 	return sd_bus_message_append(reply, "s", why);
 }
 
@@ -93,14 +79,7 @@ PROPERTY(gpu_plugin)
 {
 	char text[BUS_TEXT_BYTES];
 
-	return sd_bus_message_append(reply, "s",
-				     bus_text(gpus_plugin(agent_of(userdata)->gpus), text));
-}
-
-PROPERTY(uptime_ns)
-{
-	return sd_bus_message_append(reply, "t",
-				     (uint64_t)(dray_now().ns - agent_of(userdata)->started_ns));
+	return sd_bus_message_append(reply, "s", bus_text(gpus_plugin(a->gpus), text));
 }
 
 PROPERTY(counters)
@@ -108,39 +87,10 @@ PROPERTY(counters)
 	uint64_t values[DRAY_METRIC_N];
 	int ret = sd_bus_message_open_container(reply, 'a', "{st}");
 
-	agent_metrics(agent_of(userdata), values);
+	agent_metrics(a, values);
 	for (int i = 0; i < DRAY_METRIC_N && ret >= 0; i++)
 		ret = sd_bus_message_append(reply, "{st}", dray_metrics[i].name, values[i]);
 	return ret < 0 ? ret : sd_bus_message_close_container(reply);
-}
-
-PROPERTY(log_level)
-{
-	const char *const *names = dray_config_keys[DRAY_CONFIG_KEY_LOG_LEVEL].choices;
-
-	return sd_bus_message_append(reply, "s", names[dray_log_get_level()]);
-}
-
-PROPERTY(transfers_left)
-{
-	return sd_bus_message_append(reply, "t",
-				     agent_drain_progress(agent_of(userdata)).transfers);
-}
-
-PROPERTY(bytes_left)
-{
-	return sd_bus_message_append(reply, "t", agent_drain_progress(agent_of(userdata)).bytes);
-}
-
-PROPERTY(grants_left)
-{
-	return sd_bus_message_append(reply, "t", agent_drain_progress(agent_of(userdata)).grants);
-}
-
-PROPERTY(deadline_ns)
-{
-	return sd_bus_message_append(reply, "t",
-				     (uint64_t)agent_drain_progress(agent_of(userdata)).left_ns);
 }
 
 int bus_object_add(struct bus_conn *c)
