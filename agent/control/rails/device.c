@@ -40,18 +40,16 @@ static int open_context(struct device *d, const char **ret_step)
 		*ret_step = "completion queue";
 		r = v->create_cq(d->context, 1, NULL, &d->serve_cq);
 	}
-	if (r == 0) {
-		*ret_step = "memory region";
-		d->flush = mmap(NULL, FLUSH_BYTES, PROT_READ | PROT_WRITE,
-				MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-		if (d->flush == MAP_FAILED)
-			d->flush = NULL;
-		r = d->flush ? v->reg_mr(d->pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
-					 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ,
-					 &d->flush_mr) :
-			       -ENOMEM;
-	}
-	return r;
+	if (r < 0)
+		return r;
+	*ret_step = "memory region";
+	d->flush = mmap(NULL, FLUSH_BYTES, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (d->flush == MAP_FAILED)
+		d->flush = NULL;
+	return d->flush ? v->reg_mr(d->pd, d->flush, -1, 0, FLUSH_BYTES, (uintptr_t)d->flush,
+				    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ, &d->flush_mr) :
+			  -ENOMEM;
 }
 
 static void close_context(struct device *d)
@@ -118,7 +116,7 @@ static void open_run(struct dray_job *j)
 		step = "completion queue";
 		rail->open_error = open_cqs(rail);
 	}
-	snprintf(rail->open_step, sizeof(rail->open_step), "%s", step);
+	rail->open_step = step;
 	if (rail->open_error < 0)
 		close_cqs(rail);
 }
@@ -134,27 +132,9 @@ static struct qp *qp_by_pointer(struct rails *r, const struct ibv_qp *qp)
 	return NULL;
 }
 
-static void each_rail(struct device *d, enum rail_event e, const char *why)
+static void device_lost(struct device *d, const char *why)
 {
-	struct rails *r = d->rails;
-
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->device == d)
-			rail_event(r->v[i], e, "%s", why);
-}
-
-static void port_down(struct device *d, uint32_t port)
-{
-	struct rails *r = d->rails;
-
-	for (unsigned i = 0; i < r->n; i++) {
-		struct rail *rail = r->v[i];
-
-		if (rail->device != d || rail->port != port || !rail->usable)
-			continue;
-		rail->usable = false;
-		rail_event(rail, RAIL_EVENT_UNUSABLE, "the device reports that the port is down");
-	}
+	device_for_each_rail(d, rail) rail_event(rail, RAIL_EVENT_GONE, "%s", why);
 }
 
 static void handle_event(struct device *d, const struct ibv_async_event *e)
@@ -163,9 +143,16 @@ static void handle_event(struct device *d, const struct ibv_async_event *e)
 
 	/* netdetect's monitor reports ports that come up and changes of GIDs and P_Keys */
 	if (e->event_type == IBV_EVENT_DEVICE_FATAL) {
-		each_rail(d, RAIL_EVENT_GONE, "the device reports a fatal error");
+		device_lost(d, "the device reports a fatal error");
 	} else if (e->event_type == IBV_EVENT_PORT_ERR) {
-		port_down(d, (uint32_t)e->element.port_num);
+		device_for_each_rail(d, rail)
+		{
+			if (rail->port != (uint32_t)e->element.port_num || !rail->usable)
+				continue;
+			rail->usable = false;
+			rail_event(rail, RAIL_EVENT_UNUSABLE,
+				   "the device reports that the port is down");
+		}
 	} else if (e->event_type == IBV_EVENT_QP_FATAL || e->event_type == IBV_EVENT_QP_REQ_ERR ||
 		   e->event_type == IBV_EVENT_QP_ACCESS_ERR) {
 		q = qp_by_pointer(d->rails, e->element.qp);
@@ -185,7 +172,7 @@ static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg
 	/* no more events follow */
 	if (revents & (EPOLLHUP | EPOLLERR)) {
 		sd_event_source_set_enabled(source, SD_EVENT_OFF);
-		each_rail(d, RAIL_EVENT_GONE, "the kernel has removed the device");
+		device_lost(d, "the kernel has removed the device");
 		return 0;
 	}
 	while (ibv_get_async_event(d->context, &e) == 0) {
@@ -197,13 +184,11 @@ static int on_async(sd_event_source *source, int fd, uint32_t revents, void *arg
 
 static void opened(struct device *d)
 {
-	struct rails *r = d->rails;
-
 	if (d->open)
 		return;
 	d->open = true;
-	if (sd_event_add_io(r->deps.event, &d->async, d->context->async_fd, EPOLLIN, on_async, d) <
-	    0)
+	if (sd_event_add_io(d->rails->deps.event, &d->async, d->context->async_fd, EPOLLIN,
+			    on_async, d) < 0)
 		log_warning(AREA, "the events of the device cannot be watched, ignoring device=%s",
 			    d->name);
 	registrations_device_up(d);
@@ -268,19 +253,14 @@ void device_open(struct rail *rail)
 
 static void device_free(struct device *d)
 {
-	sd_event_source_disable_unref(d->async);
 	dray_list_del(&d->link);
 	free(d);
 }
 
 void device_end(struct device *d)
 {
-	struct rails *r = d->rails;
-
 	d->async = sd_event_source_disable_unref(d->async);
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->device == d)
-			close_cqs(r->v[i]);
+	device_for_each_rail(d, rail) close_cqs(rail);
 	close_context(d);
 	device_free(d);
 }
@@ -300,11 +280,8 @@ static void close_done(struct dray_job *j)
 	struct rails *r = d->rails;
 
 	log_info(AREA, "closed device=%s", d->name);
-	for (unsigned i = 0; i < r->n; i++) {
-		struct rail *rail = r->v[i];
-
-		if (rail->device != d)
-			continue;
+	device_for_each_rail(d, rail)
+	{
 		rail->device = NULL;
 		memset(rail->cq_used, 0, sizeof(rail->cq_used));
 		rail_event(rail, RAIL_EVENT_CLOSED, "%s",
@@ -326,18 +303,15 @@ void device_rail_gone(struct rail *rail)
 /* Withdraws the completion queues from the workers. True when all have released them. */
 static bool cqs_gone(struct device *d)
 {
-	struct rails *r = d->rails;
+	struct worker_pool *pool = d->rails->deps.pool;
 	bool gone = true;
 
-	for (unsigned i = 0; i < r->n; i++) {
-		struct rail *rail = r->v[i];
-
-		if (rail->device != d)
-			continue;
+	device_for_each_rail(d, rail)
+	{
 		if (rail->cqs_told) {
 			rail->cqs_told = false;
-			rail->cqs_in_use = r->deps.pool->n;
-			pool_message(r->deps.pool,
+			rail->cqs_in_use = pool->n;
+			pool_message(pool,
 				     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
 								  .type = RDMA_RAIL_DOWN,
 								  .id = rail->number });
@@ -349,20 +323,16 @@ static bool cqs_gone(struct device *d)
 
 void device_check(struct device *d)
 {
-	struct rails *r = d->rails;
-
 	if (!d->closing || d->close_begun)
 		return;
 	registrations_device_down(d);
 	if (d->qps || !cqs_gone(d) || d->mrs || d->jobs)
 		return;
 	d->close_begun = true;
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->device == d)
-			d->closing_rails[d->n_closing_rails++] = r->v[i];
+	device_for_each_rail(d, rail) d->closing_rails[d->n_closing_rails++] = rail;
 	/* before the context closes its descriptor */
 	d->async = sd_event_source_disable_unref(d->async);
-	dray_jobs_add(r->slow, &d->job, close_run, close_done);
+	dray_jobs_add(d->rails->slow, &d->job, close_run, close_done);
 }
 
 void device_qp_gone(struct device *d, int error)
@@ -379,14 +349,10 @@ void device_qp_gone(struct device *d, int error)
 
 void device_close(struct device *d)
 {
-	struct rails *r = d->rails;
-
 	if (d->closing)
 		return;
 	/* another rail of the device may be in use, if only this one failed to open */
-	for (unsigned i = 0; i < r->n; i++)
-		if (r->v[i]->device == d && r->v[i]->state != RAIL_CLOSING)
-			return;
+	device_for_each_rail(d, rail) if (rail->state != RAIL_CLOSING) return;
 	d->closing = true;
 	atomic_store(&d->hurry, true);
 	device_check(d);

@@ -90,7 +90,7 @@ struct rail {
 	uint32_t fails;
 	int64_t retry_ns;
 	int open_error;
-	char open_step[32]; /* the one that failed */
+	const char *open_step; /* the one that failed */
 	struct dray_job job;
 };
 
@@ -240,6 +240,13 @@ void device_open(struct rail *rail);
 /* Closes it when it has no users left; RAIL_EVENT_CLOSED to its rails. */
 void device_close(struct device *d);
 void device_check(struct device *d);
+/* The body runs for each rail of the device. */
+#define device_for_each_rail(d, rail)                                                  \
+	for (struct rail **rail##_at_ = (d)->rails->v, *rail;                          \
+	     rail##_at_ < &(d)->rails->v[(d)->rails->n] && (rail = *rail##_at_, true); \
+	     rail##_at_++)                                                             \
+		if (rail->device == (d))
+
 static inline bool device_is_open(const struct device *d)
 {
 	return d && d->open && !d->closing;
