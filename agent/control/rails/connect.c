@@ -23,20 +23,12 @@
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
 
-static void tell_worker(const struct rail_peer *peer, unsigned worker, enum rdma_command type,
-			uint64_t id, void *arg)
-{
-	rails_tell(peer->rails, worker,
-		   (struct transport_message){
-			   .type = type, .peer = peer->handle, .id = id, .arg = arg });
-}
-
 static void qp_free(struct qp *q)
 {
 	struct rail_peer *peer = q->peer;
 
 	if (q->was_up)
-		tell_worker(peer, q->worker, RDMA_QP_DEAD, q->id, NULL);
+		rails_tell(peer->rails, q->worker, RDMA_QP_DEAD, peer->handle, q->id, NULL);
 	dray_handles_del(&peer->rails->qps, q->id);
 	dray_list_del(&q->link);
 	free(q);
@@ -108,6 +100,20 @@ static void qp_failed(struct qp *q, const char *what, const char *why)
 	qp_die(q);
 }
 
+/* No worker knows it yet. False: it ends, because of an error or because it is doomed. */
+static bool job_ended(struct qp *q, const char *what)
+{
+	bool ok = !q->doomed && q->error == 0;
+
+	q->device->jobs--;
+	q->state = QP_REQUESTED;
+	if (q->doomed)
+		qp_die(q);
+	else if (!ok)
+		qp_failed(q, what, dray_errno_text(q->error));
+	return ok;
+}
+
 static void connect_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
@@ -152,24 +158,16 @@ static void connect_done(struct dray_job *j)
 	struct qp *q = qp_of(j);
 	struct path *path = q->path;
 
-	q->device->jobs--;
-	q->state = QP_UP;
-	if (q->error < 0 || q->doomed) {
-		/* no worker knows it: it ends as if it was not connected */
-		q->state = QP_REQUESTED;
-		if (q->doomed)
-			qp_die(q);
-		else
-			qp_failed(q, "a queue pair cannot be connected", dray_errno_text(q->error));
+	if (!job_ended(q, "a queue pair cannot be connected"))
 		return;
-	}
+	q->state = QP_UP;
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails)
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
 			 q->rail->device_name, q->rail->port, q->peer->handle);
-	tell_worker(q->peer, q->worker, RDMA_QP_UP, q->id, describe(q));
+	rails_tell(q->peer->rails, q->worker, RDMA_QP_UP, q->peer->handle, q->id, describe(q));
 }
 
 static void handle_connected(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
@@ -223,16 +221,8 @@ static void create_done(struct dray_job *j)
 		.class = (uint8_t)q->class,
 	};
 
-	q->device->jobs--;
-	q->state = QP_REQUESTED;
-	if (q->doomed) {
-		qp_die(q);
+	if (!job_ended(q, "a queue pair cannot be created"))
 		return;
-	}
-	if (q->error < 0) {
-		qp_failed(q, "a queue pair cannot be created", dray_errno_text(q->error));
-		return;
-	}
 	m.qpn = q->qp->qp_num;
 	memcpy(m.gid, &path->gid, sizeof(m.gid));
 	q->requested = peers_qp_connect(q->peer->rails->deps.peers, q->peer->handle, &m,
@@ -245,10 +235,10 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 {
 	struct rails *r = path->peer->rails;
 	struct device *d = path->rail->device;
-	struct qp *q = calloc(1, sizeof(*q));
 	uint32_t depth = dray_min((uint32_t)r->cfg->rdma.queue_depth, (uint32_t)d->attr.max_qp_wr);
-	uint32_t reads = (uint32_t)dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
+	int reads = dray_min(d->attr.max_qp_init_rd_atom, d->attr.max_qp_rd_atom);
 	char why[REASON_MAX];
+	struct qp *q;
 
 	/* each work request needs a completion, at least when it is flushed */
 	depth = dray_min(depth, (uint32_t)d->attr.max_cqe - path->rail->cq_used[worker]);
@@ -257,10 +247,10 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 			 "the worker's completion queue is full (max_cqe is %d): lower "
 			 "rdma.queue_depth or rdma.queue_pairs",
 			 d->attr.max_cqe);
-		free(q);
 		path_failed(path, "a queue pair cannot be created", why);
 		return false;
 	}
+	q = calloc(1, sizeof(*q));
 	if (!q || dray_handles_add(&r->qps, q, &q->id) < 0) {
 		free(q);
 		path_failed(path, "a queue pair cannot be created", "no memory");
@@ -271,8 +261,8 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	q->worker = worker;
 	q->class = class;
 	q->depth = depth;
-	reads = dray_max(reads, 1u);
-	q->reads = dray_min((uint32_t)r->cfg->rdma.outstanding_reads, reads);
+	reads = dray_max(reads, 1);
+	q->reads = (uint32_t)dray_min((int)r->cfg->rdma.outstanding_reads, reads);
 	q->psn = (uint32_t)dray_random() & QP_PSN_MASK;
 	path->rail->cq_used[worker] += depth;
 	q->cq_entries = path->rail->cq_used[worker];
@@ -323,7 +313,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			continue;
 		/* none exists and none is under construction: pending transfers use another transport meanwhile */
 		peer->given_up[class] |= (uint8_t)(1u << worker);
-		tell_worker(peer, worker, RDMA_UNREACHABLE, class, NULL);
+		rails_tell(peer->rails, worker, RDMA_UNREACHABLE, peer->handle, class, NULL);
 	}
 }
 
@@ -352,7 +342,7 @@ void connect_lose(struct qp *q)
 		break;
 	case QP_UP:
 		q->state = QP_LOSING;
-		tell_worker(q->peer, q->worker, RDMA_QP_LOSE, q->id, NULL);
+		rails_tell(q->peer->rails, q->worker, RDMA_QP_LOSE, q->peer->handle, q->id, NULL);
 		break;
 	case QP_LOSING:
 	case QP_DYING:

@@ -211,10 +211,7 @@ static void open_done(struct dray_job *j)
 		opened(d);
 	if (rail->state == RAIL_OPENING) {
 		for (unsigned i = 0; i < rail->rails->deps.pool->n; i++)
-			rails_tell(rail->rails, i,
-				   (struct transport_message){ .type = RDMA_RAIL_UP,
-							       .id = rail->number,
-							       .arg = &rail->cqs[i] });
+			rails_tell(rail->rails, i, RDMA_RAIL_UP, 0, rail->number, &rail->cqs[i]);
 		rail->cqs_told = true;
 		rail_event(rail, RAIL_EVENT_OPENED, "%s", rail->gid.reason);
 	}

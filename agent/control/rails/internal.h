@@ -232,7 +232,8 @@ struct rail *rail_find(struct rails *r, const char *device, uint32_t port);
 __attribute__((format(printf, 3, 4))) void rail_event(struct rail *rail, enum rail_event e,
 						      const char *why, ...);
 /* Sends a message to transport rdma of a worker. */
-void rails_tell(const struct rails *r, unsigned worker, struct transport_message m);
+void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, dray_handle peer,
+		uint64_t id, void *arg);
 
 /* --- device.c --- */
 /* Opens the rail's device, unless it is open, and its completion queues; RAIL_EVENT_OPENED or _OPEN_FAILED. */

@@ -90,9 +90,7 @@ static void paths_tell(struct rail_peer *peer)
 			if (path->active)
 				w->v[w->n++] =
 					(struct rdma_pair){ path->rail->number, path->to.rail };
-		rails_tell(r, i,
-			   (struct transport_message){
-				   .type = RDMA_PATHS, .peer = peer->handle, .arg = w });
+		rails_tell(r, i, RDMA_PATHS, peer->handle, 0, w);
 	}
 }
 

@@ -246,10 +246,8 @@ static void publish(struct rail_region *region)
 	if (region->window)
 		window_published(region->window, region->keys);
 	else if (!region->handle)
-		rails_tell(r, region->worker,
-			   (struct transport_message){
-				   .type = RDMA_STAGING,
-				   .arg = region->keys ? rail_keys_ref(region->keys) : NULL });
+		rails_tell(r, region->worker, RDMA_STAGING, 0, 0,
+			   region->keys ? rail_keys_ref(region->keys) : NULL);
 	else
 		pool_keys(r->deps.pool, OBJECT_REGION, region->handle, region->keys);
 	rail_keys_unref(former);

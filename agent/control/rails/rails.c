@@ -39,11 +39,16 @@ int64_t rails_backoff(struct rails *r, uint32_t fails)
 	return backoff_spread(backoff_pause(fails, cfg->peer.backoff_min, cfg->peer.backoff_max));
 }
 
-void rails_tell(const struct rails *r, unsigned worker, struct transport_message m)
+void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, dray_handle peer,
+		uint64_t id, void *arg)
 {
-	m.transport = DMSG_TRANSPORT_RDMA;
 	worker_post(r->deps.pool->workers[worker],
-		    &(struct command){ .type = COMMAND_TRANSPORT, .message = m });
+		    &(struct command){ .type = COMMAND_TRANSPORT,
+				       .message = { .transport = DMSG_TRANSPORT_RDMA,
+						    .type = type,
+						    .peer = peer,
+						    .id = id,
+						    .arg = arg } });
 }
 
 static void rail_actions(struct rail *rail, unsigned actions)

@@ -281,8 +281,8 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 	w->n_copies++;
 	w->copying += m->length;
 	/* the same part of the window is always the same worker's */
-	rails_tell(r, (unsigned)(m->offset * r->deps.pool->n / w->bytes),
-		   (struct transport_message){ .type = RDMA_COPY, .peer = handle, .arg = copy });
+	rails_tell(r, (unsigned)(m->offset * r->deps.pool->n / w->bytes), RDMA_COPY, handle, 0,
+		   copy);
 }
 
 /* The peer gets another window, in other memory. */
@@ -340,9 +340,7 @@ void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_wi
 					      .offset = i * length,
 					      .length = length,
 					      .keys = keys ? rail_keys_ref(keys) : NULL };
-		rails_tell(r, i,
-			   (struct transport_message){
-				   .type = RDMA_WINDOW, .peer = handle, .arg = share });
+		rails_tell(r, i, RDMA_WINDOW, handle, 0, share);
 	}
 	rail_keys_unref(keys);
 }
@@ -350,11 +348,15 @@ void rails_peer_window(struct rails *r, dray_handle handle, const struct pmsg_wi
 static void handle_staged(void *arg, uint32_t code)
 {
 	struct rdma_stage_request *request = arg;
+	const struct rails *r = request->rails;
 
-	rails_tell(
-		request->rails, request->worker,
-		(struct transport_message){
-			.type = RDMA_STAGED, .peer = request->peer, .code = code, .arg = request });
+	worker_post(r->deps.pool->workers[request->worker],
+		    &(struct command){ .type = COMMAND_TRANSPORT,
+				       .message = { .transport = DMSG_TRANSPORT_RDMA,
+						    .type = RDMA_STAGED,
+						    .peer = request->peer,
+						    .code = code,
+						    .arg = request } });
 }
 
 void window_handle_stage(struct rails *r, struct rdma_stage_request *request)
