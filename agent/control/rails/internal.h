@@ -231,6 +231,9 @@ int64_t rails_backoff(struct rails *r, uint32_t fails);
 struct rail *rail_find(struct rails *r, const char *device, uint32_t port);
 __attribute__((format(printf, 3, 4))) void rail_event(struct rail *rail, enum rail_event e,
 						      const char *why, ...);
+/* Answers a request of the peer with an error, and logs that. */
+void rails_refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *what, const char *why);
 /* Sends a message to transport rdma of a worker. */
 void rails_tell(const struct rails *r, unsigned worker, enum rdma_command type, dray_handle peer,
 		uint64_t id, void *arg);

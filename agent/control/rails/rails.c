@@ -3,6 +3,7 @@
 #include "agent/control/rails/rails.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,18 +108,19 @@ struct rail *rail_find(struct rails *r, const char *device, uint32_t port)
 	return NULL;
 }
 
-static struct rail *rail_new(struct rails *r, const char *device, uint32_t port)
+/* Adds a rail for the port, unless there is one, or as many as possible. */
+static void rail_make(struct rails *r, const char *device, uint32_t port)
 {
-	struct rail *rail = r->n < RAILS_MAX ? calloc(1, sizeof(*rail)) : NULL;
+	struct rail *rail =
+		r->n == RAILS_MAX || rail_find(r, device, port) ? NULL : calloc(1, sizeof(*rail));
 
 	if (!rail)
-		return NULL;
+		return;
 	rail->rails = r;
 	rail->number = r->n;
 	rail->port = port;
 	snprintf(rail->device_name, sizeof(rail->device_name), "%s", device);
 	r->v[r->n++] = rail;
-	return rail;
 }
 
 static bool is_usable(const struct rail *rail, const struct nd_device *d, const struct nd_port *p,
@@ -174,23 +176,41 @@ static bool learn(struct rail *rail, const struct nd_device *d, const struct nd_
 		     old.pkey != rail->pkey);
 }
 
-static void follow_port(struct rails *r, const struct nd_device *d, const struct nd_port *p)
+/* The rail's port in the last scan; NULL: it is not there. */
+static const struct nd_port *port_of(const struct rail *rail, const struct nd_device **ret_device)
 {
-	const struct nd_gid *g = nd_gids_best(&p->gids);
-	struct rail *rail = rail_find(r, d->name, p->number);
-	char why[REASON_MAX];
-	bool was, moved;
+	const struct nd_devices *devices = &rail->rails->scan->devices;
 
-	if (!rail)
-		rail = rail_new(r, d->name, p->number);
-	if (!rail)
+	for (size_t i = 0; i < devices->n; i++) {
+		const struct nd_device *d = *ret_device = &devices->v[i];
+
+		for (size_t k = 0; !strcmp(d->name, rail->device_name) && k < d->n_ports; k++)
+			if (d->ports[k].number == rail->port)
+				return &d->ports[k];
+	}
+	return NULL;
+}
+
+static void rail_follow(struct rail *rail)
+{
+	const struct nd_device *d;
+	const struct nd_port *p = port_of(rail, &d);
+	const struct nd_gid *g = p ? nd_gids_best(&p->gids) : NULL;
+	bool was_present = rail->present, was, moved;
+	char why[REASON_MAX];
+
+	rail->present = p;
+	if (!p) {
+		rail->usable = false;
+		if (was_present)
+			rail_event(rail, RAIL_EVENT_GONE, "the device was removed");
 		return;
+	}
 	if (rail->device && rail->device_index != d->index) {
 		rail->usable = false;
 		rail_event(rail, RAIL_EVENT_GONE, "another device has replaced it");
 	}
 	was = rail->usable;
-	rail->present = true;
 	rail->usable = is_usable(rail, d, p, g, why);
 	moved = learn(rail, d, p, g);
 	if (rail->usable && was && moved)
@@ -205,29 +225,16 @@ static void follow_port(struct rails *r, const struct nd_device *d, const struct
 
 void rails_follow(struct rails *r, struct nd_scan *scan)
 {
-	bool were[RAILS_MAX];
-
 	if (!r->cfg->rdma.enable)
 		return;
 	nd_scan_ref(scan);
 	nd_scan_free(r->scan);
 	r->scan = scan;
-	for (unsigned i = 0; i < r->n; i++) {
-		were[i] = r->v[i]->present;
-		r->v[i]->present = false;
-	}
-	for (unsigned i = 0, known = r->n; i < scan->devices.n; i++)
-		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++) {
-			follow_port(r, &scan->devices.v[i], &scan->devices.v[i].ports[k]);
-			for (; known < r->n; known++)
-				were[known] = false;
-		}
-	for (unsigned i = 0; i < r->n; i++) {
-		if (r->v[i]->present || !were[i])
-			continue;
-		r->v[i]->usable = false;
-		rail_event(r->v[i], RAIL_EVENT_GONE, "the device was removed");
-	}
+	for (size_t i = 0; i < scan->devices.n; i++)
+		for (size_t k = 0; k < scan->devices.v[i].n_ports; k++)
+			rail_make(r, scan->devices.v[i].name, scan->devices.v[i].ports[k].number);
+	for (unsigned i = 0; i < r->n; i++)
+		rail_follow(r->v[i]);
 	/* routes may have changed */
 	paths_refresh(r);
 	rail_regions_decide(r);
@@ -236,7 +243,6 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 int rails_disable(struct rails *r, const char *device, uint32_t port, bool disable)
 {
 	struct rail *rail = rail_find(r, device, port);
-	const struct nd_device *d;
 
 	if (!rail)
 		return -ENOENT;
@@ -246,12 +252,8 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 	log_notice(AREA, "%s by an operator device=%s port=%u", disable ? "disabled" : "enabled",
 		   device, port);
 	/* a port that is absent now is handled when it comes back */
-	for (size_t i = 0; rail->present && i < r->scan->devices.n; i++) {
-		d = &r->scan->devices.v[i];
-		for (size_t k = 0; !strcmp(d->name, device) && k < d->n_ports; k++)
-			if (d->ports[k].number == port)
-				follow_port(r, d, &d->ports[k]);
-	}
+	if (rail->present)
+		rail_follow(rail);
 	paths_refresh(r);
 	return 0;
 }
@@ -338,6 +340,14 @@ struct rails *rails_free(struct rails *r)
 	return NULL;
 }
 
+void rails_refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
+		  const char *what, const char *why)
+{
+	log_limited(DRAY_LOG_WARNING, AREA, "a peer's request for %s is refused: %s peer=%" PRIx64,
+		    what, why, peer);
+	peers_refuse(r->deps.peers, peer, request_id, code, why);
+}
+
 static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 {
 	static const char *const why[] = {
@@ -351,16 +361,14 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 	};
 
 	if (code == RDMA_FALLBACK_NONE) {
-		log_limited(DRAY_LOG_INFO, AREA, "transfers use rdma peer=%llx",
-			    (unsigned long long)peer);
+		log_limited(DRAY_LOG_INFO, AREA, "transfers use rdma peer=%" PRIx64, peer);
 		return;
 	}
 	r->fallbacks_total++;
 	log_limited(
 		DRAY_LOG_WARNING, AREA,
-		"transfers use the next transport: %s (see drayctl rails, paths, regions) peer=%llx",
-		code < DRAY_ARRAY_SIZE(why) && why[code] ? why[code] : "",
-		(unsigned long long)peer);
+		"transfers use the next transport: %s (see drayctl rails, paths, regions) peer=%" PRIx64,
+		code < DRAY_ARRAY_SIZE(why) && why[code] ? why[code] : "", peer);
 }
 
 void rails_handle_message(struct rails *r, unsigned worker, const struct transport_message *m)
@@ -376,7 +384,7 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 		break;
 	case RDMA_WANTED:
 		peer = rail_peer_get(r, m->peer);
-		if (!peer || peer->down)
+		if (!peer)
 			break;
 		peer->wanted |= (uint8_t)(1u << worker);
 		for (unsigned class = 0; class < DRAY_ARRAY_SIZE(peer->given_up); class ++)

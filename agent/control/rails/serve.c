@@ -14,14 +14,6 @@
 /* Limit of the field in struct ibv_qp_attr. */
 #define READS_MAX 255
 
-static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
-		   const char *why)
-{
-	log_limited(DRAY_LOG_WARNING, AREA,
-		    "a peer's request for a queue pair is refused: %s peer=%" PRIx64, why, peer);
-	peers_refuse(r->deps.peers, peer, request_id, code, why);
-}
-
 static void destroy_done(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
@@ -76,8 +68,9 @@ static void make_done(struct dray_job *j)
 		return;
 	}
 	if (!peer->down)
-		refuse(peer->rails, peer->handle, q->connect_request, DRAY_E_IO,
-		       q->error < 0 ? dray_errno_text(q->error) : "the request was withdrawn");
+		rails_refuse(
+			peer->rails, peer->handle, q->connect_request, DRAY_E_IO, "a queue pair",
+			q->error < 0 ? dray_errno_text(q->error) : "the request was withdrawn");
 	qp_destroy(q, destroy_done);
 }
 
@@ -122,8 +115,8 @@ void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id
 	int most;
 
 	if (!q) {
-		refuse(r, handle, request_id, code ? code : DRAY_E_NO_MEMORY,
-		       code ? why : "no memory");
+		rails_refuse(r, handle, request_id, code ? code : DRAY_E_NO_MEMORY, "a queue pair",
+			     code ? why : "no memory");
 		return;
 	}
 	most = dray_max(rail->device->attr.max_qp_rd_atom, 1);

@@ -238,14 +238,6 @@ static uint32_t check(const struct window *w, const struct pmsg_stage *m, const 
 										DRAY_E_QUOTA;
 }
 
-static void refuse(struct rails *r, dray_handle peer, uint64_t request_id, uint32_t code,
-		   const char *why)
-{
-	log_limited(DRAY_LOG_WARNING, AREA,
-		    "a peer's request for a copy is refused: %s peer=%" PRIx64, why, peer);
-	peers_refuse(r->deps.peers, peer, request_id, code, why);
-}
-
 void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 		      const struct pmsg_stage *m)
 {
@@ -256,18 +248,18 @@ void rails_peer_stage(struct rails *r, dray_handle handle, uint64_t request_id,
 	uint32_t code = check(w, m, &why);
 
 	if (code) {
-		refuse(r, handle, request_id, code, why);
+		rails_refuse(r, handle, request_id, code, "a copy", why);
 		return;
 	}
 	copy = rdma_copy_new();
 	if (!copy) {
-		refuse(r, handle, request_id, DRAY_E_NO_MEMORY, "no memory");
+		rails_refuse(r, handle, request_id, DRAY_E_NO_MEMORY, "a copy", "no memory");
 		return;
 	}
 	copy->length = m->length;
 	if (!read_segs(copy, &m->segs)) {
 		free(copy);
-		refuse(r, handle, request_id, DRAY_E_INVALID, why);
+		rails_refuse(r, handle, request_id, DRAY_E_INVALID, "a copy", why);
 		return;
 	}
 	copy->window = w;
