@@ -26,14 +26,14 @@ static bool wanted(const struct dray_strv *addresses)
 	return addresses->n && strcmp(addresses->v[0], "none");
 }
 
-static int server_open(struct http_server *s, struct http *h, bool probes_only, const char *key,
+static int server_open(struct http_server *s, struct agent *a, bool probes_only, const char *key,
 		       const struct dray_strv *addresses, struct dray_err *reterr)
 {
 	int r;
 
 	if (!wanted(addresses))
 		return 0;
-	r = server_init(s, h, probes_only, connections(&h->agent->config->v));
+	r = server_init(s, a, probes_only, connections(&a->config->v));
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "%s: HTTP cannot start: %s", key,
 				    dray_errno_text(r));
@@ -43,22 +43,18 @@ static int server_open(struct http_server *s, struct http *h, bool probes_only, 
 int http_new(struct http **ret, struct agent *a, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = &a->config->v;
-	struct http *h = calloc(1, sizeof(*h));
+	dray_auto(http_free) struct http *h = calloc(1, sizeof(*h));
 	int r;
 
 	if (!h)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "HTTP: out of memory");
-	h->agent = a;
-	r = server_open(&h->all, h, false, "http.listen", &cfg->http.listen, reterr);
+	r = server_open(&h->all, a, false, "http.listen", &cfg->http.listen, reterr);
 	if (r >= 0)
-		r = server_open(&h->probes, h, true, "http.probe_listen", &cfg->http.probe_listen,
+		r = server_open(&h->probes, a, true, "http.probe_listen", &cfg->http.probe_listen,
 				reterr);
-	if (r < 0) {
-		http_free(h);
-		return r;
-	}
-	*ret = h;
-	return 0;
+	if (r >= 0)
+		*ret = dray_take(h);
+	return r;
 }
 
 struct http *http_free(struct http *h)

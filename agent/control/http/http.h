@@ -7,6 +7,7 @@
 #ifndef DRAY_AGENT_CONTROL_HTTP_HTTP_H
 #define DRAY_AGENT_CONTROL_HTTP_HTTP_H
 
+#include "lib/cleanup.h"
 #include "lib/err.h"
 
 struct agent;
@@ -20,5 +21,6 @@ int http_new(struct http **ret, struct agent *a, struct dray_err *reterr);
 
 /* Closes every connection, even without an answer. Call it before health_free(). */
 struct http *http_free(struct http *h);
+DRAY_DEFINE_CLEANUP(struct http *, http_free);
 
 #endif

@@ -17,7 +17,7 @@
 #define AREA "http"
 
 struct http_server {
-	struct http *http;
+	struct agent *agent;
 	bool probes_only;
 	struct MHD_Daemon *daemon;
 	sd_event_source *io;    /* MHD's epoll */
@@ -30,13 +30,11 @@ struct http_server {
 };
 
 struct http {
-	struct agent *agent;
 	struct http_server all, probes;
 };
 
 struct http_conn {
 	struct dray_list link;
-	struct MHD_Connection *mhd;
 	int fd; /* MHD's */
 	int64_t end_ns;
 };
@@ -50,15 +48,15 @@ void http_listen_close(struct http_server *s);
 
 /* --- server.c --- */
 
-int server_init(struct http_server *s, struct http *h, bool probes_only, unsigned max_conns);
+int server_init(struct http_server *s, struct agent *a, bool probes_only, unsigned max_conns);
 /* Also if server_init() was not called, or has failed. */
 void server_deinit(struct http_server *s);
 /* Consumes the socket. 0, or -errno if MHD accepts no more connections. */
 int server_add(struct http_server *s, int fd, const struct dray_addr *from);
 /* Lets MHD serve its connections. */
 void server_run(struct http_server *s);
-/* The same from the event loop. */
-void server_wake(struct http_server *s);
+/* The same from the event loop, after this time. */
+void server_wake(struct http_server *s, uint64_t usec);
 /* Restarts the connection's time. */
 void conn_touch(struct http_server *s, struct http_conn *c);
 /* Stops it until conn_touch(). */

@@ -66,7 +66,7 @@ static int listener_add(struct http_server *s, int fd_consumed)
 	dray_list_add(&s->listeners, &l->link);
 	if (getsockname(l->fd, &addr.sa, &addr.len) < 0)
 		return -errno;
-	r = acceptor_start(&l->acceptor, s->http->agent->event, l->fd, &acceptor_ops, l);
+	r = acceptor_start(&l->acceptor, s->agent->event, l->fd, &acceptor_ops, l);
 	if (r >= 0)
 		log_info(AREA, "%s on %s", s->probes_only ? "probes" : "metrics and probes",
 			 dray_addr_show(&addr, text, sizeof(text)));

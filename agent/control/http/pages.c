@@ -24,7 +24,6 @@ struct request {
 	struct http_conn *conn;
 	struct MHD_Connection *mhd;
 	struct health_check check;
-	bool answered;
 	struct health_report report;
 };
 
@@ -43,12 +42,17 @@ static bool headers_add(struct MHD_Response *response, const char *type)
 		       MHD_YES;
 }
 
+/* Consumes the response, which may be NULL. */
 static enum MHD_Result send_response(struct MHD_Connection *mhd, unsigned status,
 				     struct MHD_Response *response, const char *type)
 {
-	if (!response || !headers_add(response, type))
-		return MHD_NO;
-	return MHD_queue_response(mhd, status, response);
+	enum MHD_Result r = MHD_NO;
+
+	if (response && headers_add(response, type))
+		r = MHD_queue_response(mhd, status, response);
+	if (response)
+		MHD_destroy_response(response);
+	return r;
 }
 
 /* Frees text. NULL if text is NULL, or without memory. */
@@ -64,38 +68,34 @@ static struct MHD_Response *response_of(char *text, size_t n)
 	return response;
 }
 
+static struct MHD_Response *text_response(const char *text)
+{
+	return MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text,
+					       MHD_RESPMEM_MUST_COPY);
+}
+
 static enum MHD_Result send_text(struct MHD_Connection *mhd, unsigned status, const char *text)
 {
-	struct MHD_Response *response = MHD_create_response_from_buffer(
-		strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
-	enum MHD_Result r = send_response(mhd, status, response, TEXT_TYPE);
-
-	if (response)
-		MHD_destroy_response(response);
-	return r;
+	return send_response(mhd, status, text_response(text), TEXT_TYPE);
 }
 
 /* Closes the connection, because the bytes that follow cannot be parsed. */
 static enum MHD_Result refuse(struct MHD_Connection *mhd, unsigned status, const char *text)
 {
-	struct MHD_Response *response = MHD_create_response_from_buffer(
-		strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
-	enum MHD_Result r = MHD_NO;
+	struct MHD_Response *response = text_response(text);
 
-	if (response &&
-	    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES &&
-	    (status != MHD_HTTP_METHOD_NOT_ALLOWED ||
-	     MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD") == MHD_YES))
-		r = send_response(mhd, status, response, TEXT_TYPE);
-	if (response)
-		MHD_destroy_response(response);
-	return r;
+	if (response) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+		if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
+			MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	}
+	return send_response(mhd, status, response, TEXT_TYPE);
 }
 
 static struct MHD_Response *metrics_response(struct http_server *s)
 {
 	size_t n = 0;
-	char *text = metrics_render(s->http->agent, &n);
+	char *text = metrics_render(s->agent, &n);
 	struct MHD_Response *response = response_of(text, n);
 
 	if (response && !headers_add(response, METRICS_TEXT_TYPE)) {
@@ -150,32 +150,25 @@ static char *ready_json(const struct ready *r)
 
 static enum MHD_Result ready_page(struct http_server *s, struct MHD_Connection *mhd)
 {
-	struct MHD_Response *response;
 	struct ready ready;
-	enum MHD_Result r;
 	char *text;
 
-	agent_ready(s->http->agent, &ready);
+	agent_ready(s->agent, &ready);
 	text = ready_json(&ready);
-	response = response_of(text, text ? strlen(text) : 0);
-	r = send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, response,
-			  JSON_TYPE);
-	if (response)
-		MHD_destroy_response(response);
-	return r;
+	return send_response(mhd, ready.ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+			     response_of(text, text ? strlen(text) : 0), JSON_TYPE);
 }
 
 static void health_answered(struct health_check *check, const struct health_report *report)
 {
 	struct request *r = dray_container_of(check, struct request, check);
 
-	r->answered = true;
 	r->report = *report;
 	dray_list_del(&r->link);
 	conn_touch(r->server, r->conn);
 	/* without a listening socket MHD does not wake itself */
 	MHD_resume_connection(r->mhd);
-	server_wake(r->server);
+	server_wake(r->server, 0);
 }
 
 static enum MHD_Result health_ask_first(struct http_server *s, struct MHD_Connection *mhd,
@@ -193,7 +186,7 @@ static enum MHD_Result health_ask_first(struct http_server *s, struct MHD_Connec
 	*ret = r;
 	MHD_suspend_connection(mhd);
 	conn_rest(r->conn);
-	health_ask(s->http->agent->health, &r->check);
+	health_ask(s->agent->health, &r->check);
 	return MHD_YES;
 }
 

@@ -45,7 +45,7 @@ static int on_limit(sd_event_source *source, uint64_t usec, void *arg)
 void conn_touch(struct http_server *s, struct http_conn *c)
 {
 	dray_list_del(&c->link);
-	c->end_ns = dray_now().ns + s->http->agent->config->v.http.timeout;
+	c->end_ns = dray_now().ns + s->agent->config->v.http.timeout;
 	dray_list_add(&s->conns, &c->link);
 }
 
@@ -73,7 +73,6 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
 		shutdown(fd, SHUT_RDWR);
 		return;
 	}
-	c->mhd = mhd;
 	c->fd = fd;
 	dray_list_init(&c->link);
 	conn_touch(s, c);
@@ -92,6 +91,12 @@ int server_add(struct http_server *s, int fd, const struct dray_addr *from)
 	return 0;
 }
 
+void server_wake(struct http_server *s, uint64_t usec)
+{
+	sd_event_source_set_time_relative(s->again, usec);
+	sd_event_source_set_enabled(s->again, SD_EVENT_ONESHOT);
+}
+
 void server_run(struct http_server *s)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
@@ -100,17 +105,9 @@ void server_run(struct http_server *s)
 	if (s->metrics)
 		MHD_destroy_response(s->metrics);
 	s->metrics = NULL;
-	if (MHD_get_timeout(s->daemon, &ms) == MHD_YES) {
-		sd_event_source_set_time_relative(s->again, ms * 1000);
-		sd_event_source_set_enabled(s->again, SD_EVENT_ONESHOT);
-	}
+	if (MHD_get_timeout(s->daemon, &ms) == MHD_YES)
+		server_wake(s, ms * 1000);
 	limit_arm(s);
-}
-
-void server_wake(struct http_server *s)
-{
-	sd_event_source_set_time_relative(s->again, 0);
-	sd_event_source_set_enabled(s->again, SD_EVENT_ONESHOT);
 }
 
 static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
@@ -128,7 +125,7 @@ static int on_again(sd_event_source *source, uint64_t usec, void *arg)
 static int sources_add(struct http_server *s)
 {
 	const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-	sd_event *event = s->http->agent->event;
+	sd_event *event = s->agent->event;
 	int r;
 
 	if (!info)
@@ -145,9 +142,9 @@ static int sources_add(struct http_server *s)
 	return r;
 }
 
-int server_init(struct http_server *s, struct http *h, bool probes_only, unsigned max_conns)
+int server_init(struct http_server *s, struct agent *a, bool probes_only, unsigned max_conns)
 {
-	*s = (struct http_server){ .http = h, .probes_only = probes_only };
+	*s = (struct http_server){ .agent = a, .probes_only = probes_only };
 	dray_list_init(&s->listeners);
 	dray_list_init(&s->conns);
 	dray_list_init(&s->requests);

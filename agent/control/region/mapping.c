@@ -123,8 +123,6 @@ int mapping_get(struct mappings *ms, const struct mapping_key *key, int fd, uint
 		return map_error(reterr, errno, bytes);
 	madvise(m->base, bytes, MADV_DONTDUMP);
 	dray_list_add(&ms->list, &m->link);
-	ms->count++;
-	ms->bytes += bytes;
 	*ret = dray_take(m);
 	return 0;
 }
@@ -134,8 +132,6 @@ struct mapping *mapping_unref(struct mapping *m)
 	if (!m || --m->refs)
 		return NULL;
 	dray_list_del(&m->link);
-	m->mappings->count--;
-	m->mappings->bytes -= m->bytes;
 	closer_unmap(m->mappings->closer, m->base, m->bytes, m->fd);
 	free(m);
 	return NULL;

@@ -17,8 +17,6 @@
 struct mappings {
 	struct dray_list list;
 	struct dray_jobs *closer; /* unmaps; borrowed */
-	uint32_t count;           /* mappings, and as many descriptors */
-	uint64_t bytes;           /* address space */
 };
 
 /* What identifies a mapping. */
