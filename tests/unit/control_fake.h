@@ -18,6 +18,7 @@
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/gather.h"
+#include "agent/control/status/ready.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
 #include "lib/assert.h"

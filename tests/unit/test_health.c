@@ -8,7 +8,8 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/status/gather.h"
-#include "agent/control/ready.h"
+#include "agent/control/rails/rails.h"
+#include "agent/control/status/ready.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 
@@ -195,62 +196,80 @@ static void cancelled_is_never_answered(void **state)
 
 /* --- ready -------------------------------------------------------------------------------------- */
 
-static bool segment(void *arg, const char *segment, char reason[READY_REASON_BYTES])
+static struct facts {
+	bool draining;
+	unsigned listeners, rails_up;
+} facts;
+
+const char *agent_state_name(enum agent_state s)
 {
-	snprintf(reason, READY_REASON_BYTES, "asked for %s", segment);
+	return s == AGENT_RUNNING ? "running" : "draining";
+}
+
+struct peers_totals peers_totals(struct peers *p)
+{
+	return (struct peers_totals){ .listeners = facts.listeners };
+}
+
+unsigned rails_up(const struct rails *r)
+{
+	return facts.rails_up;
+}
+
+bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n)
+{
+	snprintf(reason, n, "asked for %s", segment);
 	return !strcmp(segment, "10.0.0.1:7411");
 }
 
-static void judge(struct ready_facts f, const char *words, struct ready *ret)
+static void judge(const char *listen, const char *words, struct ready *ret)
 {
-	char text[256], *save = NULL;
-	static struct dray_strv require;
+	struct dray_strv *require = &fake.config.v.ready.require;
 	struct dray_err err = DRAY_ERR_NULL;
+	char text[256], *save = NULL, *addresses[] = { text };
 
-	dray_strv_clear(&require);
+	dray_strv_clear(require);
 	snprintf(text, sizeof(text), "%s", words);
 	for (char *w = strtok_r(text, " ", &save); w; w = strtok_r(NULL, " ", &save)) {
 		assert_int_equal(ready_word_check(w, &err), 0);
-		assert_int_equal(dray_strv_add(&require, w, strlen(w)), 0);
+		assert_int_equal(dray_strv_add(require, w, strlen(w)), 0);
 	}
-	f.segment = segment;
-	f.state = f.running ? "running" : "draining";
-	ready_evaluate(&f, &require, ret);
+	snprintf(text, sizeof(text), "%s", listen);
+	fake.config.v.peer.listen = (struct dray_strv){ addresses, 1 };
+	fake.config.v.rdma.enable = true;
+	fake.agent.state = facts.draining ? AGENT_DRAINING : AGENT_RUNNING;
+	agent_ready(&fake.agent, ret);
 }
 
 static void ready_is_what_is_required(void **state)
 {
-	const struct ready_facts good = {
-		.running = true, .wants_listener = true, .listeners = 1, .rdma_enabled = true
-	};
-	struct ready_facts f = good;
+	static const char any[] = "0.0.0.0:0";
 	struct ready r;
 
-	judge(f, "", &r);
+	facts = (struct facts){ .listeners = 1 };
+	judge(any, "", &r);
 	assert_true(r.ready);
 	assert_int_equal(r.n, 4);
-	judge(f, "rdma", &r);
+	judge(any, "rdma", &r);
 	assert_false(r.ready);
-	f.rails_up = 1;
-	judge(f, "rdma tcp segment:10.0.0.1:7411", &r);
+	facts.rails_up = 1;
+	judge(any, "rdma tcp segment:10.0.0.1:7411", &r);
 	assert_true(r.ready);
 	assert_string_equal(r.conditions[4].name, "segment:10.0.0.1:7411");
 	assert_string_equal(r.conditions[4].reason, "asked for 10.0.0.1:7411");
-	judge(f, "segment:10.0.0.2:7411", &r);
+	judge(any, "segment:10.0.0.2:7411", &r);
 	assert_false(r.ready);
-	f = good;
-	f.running = false;
-	judge(f, "", &r);
+	facts = (struct facts){ .listeners = 1, .draining = true };
+	judge(any, "", &r);
 	assert_false(r.ready);
-	f = good;
-	f.listeners = 0;
-	judge(f, "", &r);
+	facts = (struct facts){ .listeners = 0 };
+	judge(any, "", &r);
 	assert_false(r.ready);
-	f.wants_listener = false;
-	judge(f, "", &r);
+	judge("none", "", &r);
 	assert_true(r.ready);
-	judge(f, "tcp", &r);
+	judge("none", "tcp", &r);
 	assert_false(r.ready);
+	dray_strv_clear(&fake.config.v.ready.require);
 }
 
 static void wrong_words_are_refused(void **state)
@@ -306,7 +325,7 @@ int main(void)
 		TEST(transfers_must_end),
 		TEST(without_memory_it_is_not_alive),
 		TEST(cancelled_is_never_answered),
-		cmocka_unit_test(ready_is_what_is_required),
+		TEST(ready_is_what_is_required),
 		cmocka_unit_test(wrong_words_are_refused),
 		cmocka_unit_test(metrics_are_escaped_and_exact),
 	};

@@ -10,6 +10,7 @@
 #include "agent/control/bus/internal.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/status/health.h"
+#include "agent/control/status/ready.h"
 #include "agent/control/status/transfer_log.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"

@@ -12,6 +12,7 @@
 #include "agent/control/http/http.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/status/health.h"
+#include "agent/control/status/ready.h"
 #include "lib/addr.h"
 
 #define AREA "http"

@@ -1,48 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/status/gather.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "agent/control/agent.h"
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/peer/peer.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/control/status/ready.h"
 #include "agent/process/process.h"
 
 #ifndef DRAY_VERSION
 #define DRAY_VERSION "unknown"
 #endif
-
-/* --- readiness ---------------------------------------------------------------------------------- */
-
-static bool segment_ready(void *arg, const char *segment, char reason[READY_REASON_BYTES])
-{
-	struct agent *a = arg;
-
-	return peers_segment_ready(a->peers, segment, reason, READY_REASON_BYTES);
-}
-
-void agent_ready(struct agent *a, struct ready *ret)
-{
-	const struct dray_config *cfg = &a->config->v;
-	const struct dray_strv *listen = &cfg->peer.listen;
-	const struct ready_facts facts = {
-		.state = a->stopping ? "stopping" : agent_state_name(a->state),
-		.running = a->state == AGENT_RUNNING && !a->stopping,
-		.wants_listener = !(listen->n == 1 && !strcmp(listen->v[0], "none")),
-		.listeners = peers_totals(a->peers).listeners,
-		.rdma_enabled = cfg->rdma.enable,
-		.rails_up = rails_up(a->rails),
-		.segment = segment_ready,
-		.arg = a,
-	};
-
-	ready_evaluate(&facts, &cfg->ready.require, ret);
-}
-
-/* --- metrics ------------------------------------------------------------------------------------ */
 
 /* Segments, hints and the state database. */
 static void placement_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])

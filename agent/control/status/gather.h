@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Metrics and readiness, gathered from all modules, and the text of /metrics in Prometheus' format. Control thread only. */
+/* Metrics, gathered from all modules, and the text of /metrics in Prometheus' format. Control thread only. */
 #ifndef DRAY_AGENT_CONTROL_STATUS_GATHER_H
 #define DRAY_AGENT_CONTROL_STATUS_GATHER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "agent/control/ready.h"
 #include "schema/gen/metrics.h"
 
 #define METRICS_TEXT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
 struct agent;
 struct metrics_text;
-
-/* *ret borrows names from the configuration. */
-void agent_ready(struct agent *a, struct ready *ret);
 
 /* Values of all metrics: sums over workers, or values of the control thread. */
 void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N]);
