@@ -15,7 +15,6 @@
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/watchdog.h"
-#include "agent/control/transfer_queries.h"
 #include "agent/internal.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/process/service_manager.h"

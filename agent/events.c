@@ -5,7 +5,6 @@
 #include "agent/control/gpu/gpus.h"
 #include "agent/control/rails/rails.h"
 #include "agent/control/status/transfer_log.h"
-#include "agent/control/transfer_queries.h"
 
 /* Events handled before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512

@@ -42,6 +42,26 @@ struct bus_signals {
 	void (*flush)(struct bus_server *c);
 };
 
+struct transfers_query {
+	struct dray_list link; /* in no list, unless the query is pending */
+	void (*fn)(struct transfers_query *q, struct snapshot *const *snapshots, unsigned n);
+};
+
+struct transfer_cancel {
+	struct dray_list link;
+	void (*fn)(struct transfer_cancel *c, bool ended, uint32_t code);
+	uint64_t id; /* agent_cancel() sets it */
+};
+
+/* transfer_queries.c */
+struct listing {
+	struct dray_list asked,
+		waiting;  /* queries that it answers, and queries that the next one answers */
+	uint32_t missing; /* workers without an answer, a bit each */
+	unsigned n;       /* 0: none is under way */
+	struct snapshot *snapshots[WORKERS_MAX];
+};
+
 struct agent {
 	struct config *config;
 	const struct config_args *config_args;
@@ -61,10 +81,11 @@ struct agent {
 	struct detect *detect;
 	struct health *health;
 	struct http *http;
-	struct watchdog *watchdog;          /* NULL: the service manager has none */
-	struct dray_cpus cpus;              /* at the last count */
-	int worker_nodes[WORKERS_MAX];      /* NUMA node of each worker, -1: anywhere */
-	struct dray_list listings, cancels; /* transfer_queries.c */
+	struct watchdog *watchdog;     /* NULL: the service manager has none */
+	struct dray_cpus cpus;         /* at the last count */
+	int worker_nodes[WORKERS_MAX]; /* NUMA node of each worker, -1: anywhere */
+	struct listing listings[2];    /* of transfers in flight, and of ended ones */
+	struct dray_list cancels;      /* of struct transfer_cancel */
 	uint64_t last_cancel;
 	int64_t started_ns;
 
@@ -85,6 +106,7 @@ struct agent {
 	int exit_status;
 	int64_t drain_deadline_ns;
 	uint64_t left_transfers, left_bytes; /* at the last query of the workers */
+	struct transfers_query drain_query;
 	sd_event_source *drain_timer, *stop_timer;
 	sd_event_source *signals[4];
 	unsigned n_signals;
@@ -147,27 +169,23 @@ int agent_watch_signals(struct agent *a);
 const char *agent_state_name(enum agent_state s);
 
 /*
- * Asks every worker for its transfers in flight, or for the records of transfers that ended last. fn runs once, later; the
- * snapshots are valid until it returns. 0 or -ENOMEM.
+ * Asks every worker for its transfers in flight, or for the records of transfers that ended last. q->fn runs once: later
+ * with the snapshots, which are valid until it returns, or without memory with n 0, possibly inside the call. The caller
+ * owns q; dray_list_del(&q->link) cancels it.
  */
-typedef void (*agent_transfers_fn)(void *arg, struct snapshot *const *snapshots, unsigned n);
-int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg);
+void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q);
 
 /*
- * Cancels a transfer. fn runs once, later. ended: the transfer has ended with code, which is `cancelled` unless it
- * ended before. Otherwise code is `not_found`, or `busy` while another call cancels it. 0, -ENOENT (no such session) or
- * -ENOMEM.
+ * Cancels a transfer. c->fn runs once. ended: the transfer has ended with code, which is `cancelled` unless it ended before.
+ * Otherwise code is `not_found`, or `busy` while another call cancels it. The caller owns c; after dray_list_del(&c->link)
+ * fn will not run. 0 or -ENOENT (no such session).
  */
-typedef void (*agent_cancel_fn)(void *arg, bool ended, uint32_t code);
-int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
-		 void *arg);
-/* The callbacks of cancels with this arg will not run. */
-void agent_forget_cancel(struct agent *a, void *arg);
+int agent_cancel(struct agent *a, dray_handle session, uint64_t request, struct transfer_cancel *c);
 
-/* The callbacks of listings with this arg will not run. */
-void agent_forget_listings(struct agent *a, void *arg);
-
-/* Workers (one bit each) that have not answered the oldest listing with this arg; 0 without a listing. */
-uint32_t agent_listing_missing(struct agent *a, const void *arg);
+/* Start, end and answers of these queries. After the workers have ended, transfer_queries_free() calls no fn. */
+void transfer_queries_init(struct agent *a);
+void transfer_queries_free(struct agent *a);
+void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s);
+void transfer_queries_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code);
 
 #endif

@@ -94,13 +94,18 @@ static void stop(struct agent *a, int status)
 
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg);
 
-static void workers_answered(void *arg, struct snapshot *const *snapshots, unsigned n)
+static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,
+			     unsigned n)
 {
-	struct agent *a = arg;
+	struct agent *a = dray_container_of(q, struct agent, drain_query);
 	uint64_t left = 0, bytes = 0;
 
 	if (a->stopping || a->state != AGENT_DRAINING)
 		return;
+	if (!n) {
+		stop(a, 1);
+		return;
+	}
 	for (unsigned i = 0; i < n; i++) {
 		left += snapshots[i]->in_flight;
 		bytes += snapshots[i]->bytes_left;
@@ -135,8 +140,7 @@ static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 
-	if (agent_list_transfers(a, false, workers_answered, a) < 0)
-		stop(a, 1);
+	agent_list_transfers(a, false, &a->drain_query);
 	return 0;
 }
 
@@ -157,6 +161,8 @@ int agent_drain(struct agent *a, int64_t timeout_ns, bool stay)
 		timeout_ns = a->config->v.agent.drain_timeout;
 	ms = (uint32_t)(timeout_ns / DRAY_NS_PER_MS);
 	a->stay = stay;
+	a->drain_query.fn = workers_answered;
+	dray_list_init(&a->drain_query.link);
 	a->drain_deadline_ns = dray_now().ns + timeout_ns;
 	set_state(a, AGENT_DRAINING,
 		  a->told_to_end ? "SIGTERM" : "requested over the control socket");
@@ -177,7 +183,7 @@ int agent_resume(struct agent *a)
 	if (a->state == AGENT_RUNNING)
 		return 0;
 	/* pending answers of the workers belong to this drain, not to the next one */
-	agent_forget_listings(a, a);
+	dray_list_del(&a->drain_query.link);
 	if (a->drain_timer)
 		sd_event_source_set_enabled(a->drain_timer, SD_EVENT_OFF);
 	a->stay = a->overdue = false;

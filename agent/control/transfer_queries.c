@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queries that workers answer later: listing transfers, and cancelling one. The caller may be gone when the answer
- * comes.
+ * Queries that workers answer later: listing transfers, and cancelling one. There is one listing of each kind at a time.
+ * The next one answers all queries that come meanwhile, so it sees every transfer that was accepted before they came.
  */
-#include "agent/control/transfer_queries.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -13,38 +11,59 @@
 /* Most transfers in the answer of one worker. */
 #define SNAPSHOT_MAX 4096
 
-struct listing {
-	struct dray_list link;
-	agent_transfers_fn fn; /* NULL: the caller is gone */
-	void *arg;
-	uint32_t missing; /* workers without an answer, a bit each */
-	unsigned n;
-	struct snapshot *snapshots[WORKERS_MAX];
-};
-
-struct cancel {
-	struct dray_list link;
-	uint64_t id;
-	agent_cancel_fn fn; /* NULL: the caller is gone */
-	void *arg;
-};
-
 void transfer_queries_init(struct agent *a)
 {
-	dray_list_init(&a->listings);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(a->listings); i++) {
+		dray_list_init(&a->listings[i].asked);
+		dray_list_init(&a->listings[i].waiting);
+	}
 	dray_list_init(&a->cancels);
+}
+
+static void snapshots_free(struct listing *l)
+{
+	while (l->n)
+		free(l->snapshots[--l->n]);
 }
 
 void transfer_queries_free(struct agent *a)
 {
-	dray_list_for_each(&a->listings, l, struct listing, link) {
-		for (unsigned i = 0; i < l->n; i++)
-			free(l->snapshots[i]);
-		free(l);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(a->listings); i++)
+		snapshots_free(&a->listings[i]);
+}
+
+/* fn may start or cancel other queries. */
+static void answer(struct listing *l, struct snapshot *const *snapshots, unsigned n)
+{
+	struct dray_list asked = DRAY_LIST_INIT(asked);
+	struct transfers_query *q;
+
+	dray_list_splice(&asked, &l->asked);
+	while ((q = dray_list_first(&asked, struct transfers_query, link))) {
+		dray_list_del(&q->link);
+		q->fn(q, snapshots, n);
 	}
-	dray_list_for_each(&a->cancels, c, struct cancel, link)
-		free(c);
-	transfer_queries_init(a);
+}
+
+static void start(struct agent *a, struct listing *l)
+{
+	bool ended = l == &a->listings[true];
+
+	if (l->n || dray_list_empty(&l->waiting))
+		return;
+	dray_list_splice(&l->asked, &l->waiting);
+	for (; l->n < a->pool.n; l->n++) {
+		l->snapshots[l->n] = snapshot_new(l, ended, ended ? RECORDS_MAX : SNAPSHOT_MAX);
+		if (!l->snapshots[l->n]) {
+			snapshots_free(l);
+			answer(l, NULL, 0);
+			return;
+		}
+	}
+	l->missing = (1u << l->n) - 1;
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
+								   .snapshot = l->snapshots[i] });
 }
 
 void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct snapshot *s)
@@ -54,70 +73,24 @@ void transfer_queries_handle_snapshot(struct agent *a, unsigned worker, struct s
 	l->missing &= ~(1u << worker);
 	if (l->missing)
 		return;
-	dray_list_del(&l->link);
-	if (l->fn)
-		l->fn(l->arg, l->snapshots, l->n);
-	for (unsigned i = 0; i < l->n; i++)
-		free(l->snapshots[i]);
-	free(l);
+	answer(l, l->snapshots, l->n);
+	snapshots_free(l);
+	start(a, l);
 }
 
-int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
+void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
 {
-	struct listing *l = calloc(1, sizeof(*l));
-
-	if (!l)
-		return -ENOMEM;
-	l->fn = fn;
-	l->arg = arg;
-	for (; l->n < a->pool.n; l->n++) {
-		struct snapshot *s = snapshot_new(l, ended, ended ? RECORDS_MAX : SNAPSHOT_MAX);
-
-		if (!s) {
-			while (l->n)
-				free(l->snapshots[--l->n]);
-			free(l);
-			return -ENOMEM;
-		}
-		l->snapshots[l->n] = s;
-	}
-	l->missing = (1u << l->n) - 1;
-	dray_list_add(&a->listings, &l->link);
-	for (unsigned i = 0; i < l->n; i++)
-		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_SNAPSHOT,
-								   .snapshot = l->snapshots[i] });
-	return 0;
+	dray_list_add(&a->listings[ended].waiting, &q->link);
+	start(a, &a->listings[ended]);
 }
 
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	dray_list_for_each(&a->listings, l, struct listing, link)
-		if (l->arg == arg)
-			l->fn = NULL;
-}
-
-uint32_t agent_listing_missing(struct agent *a, const void *arg)
-{
-	dray_list_for_each(&a->listings, l, struct listing, link)
-		if (l->arg == arg)
-			return l->missing;
-	return 0;
-}
-
-int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
-		 void *arg)
+int agent_cancel(struct agent *a, dray_handle session, uint64_t request, struct transfer_cancel *c)
 {
 	int worker = session_worker(a->sessions, session);
-	struct cancel *c;
 
 	if (worker < 0)
 		return -ENOENT;
-	c = calloc(1, sizeof(*c));
-	if (!c)
-		return -ENOMEM;
 	c->id = ++a->last_cancel;
-	c->fn = fn;
-	c->arg = arg;
 	dray_list_add(&a->cancels, &c->link);
 	worker_post(a->pool.workers[worker], &(struct command){ .type = COMMAND_CANCEL,
 								.session = session,
@@ -126,22 +99,13 @@ int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_c
 	return 0;
 }
 
-void agent_forget_cancel(struct agent *a, void *arg)
-{
-	dray_list_for_each(&a->cancels, c, struct cancel, link)
-		if (c->arg == arg)
-			c->fn = NULL;
-}
-
 void transfer_queries_handle_cancelled(struct agent *a, uint64_t id, bool ended, uint32_t code)
 {
-	dray_list_for_each(&a->cancels, c, struct cancel, link) {
+	dray_list_for_each(&a->cancels, c, struct transfer_cancel, link) {
 		if (c->id != id)
 			continue;
 		dray_list_del(&c->link);
-		if (c->fn)
-			c->fn(c->arg, ended, code);
-		free(c);
+		c->fn(c, ended, code);
 		return;
 	}
 }

@@ -12,6 +12,7 @@
 
 #include "agent/control/agent.h"
 #include "agent/control/http/internal.h"
+#include "agent/control/status/ready.h"
 #include "lib/cleanup.h"
 #include "lib/log.h"
 
@@ -27,8 +28,8 @@ static struct {
 	struct config config;
 	struct agent agent;
 	struct http *http;
-	agent_transfers_fn fn;
-	void *arg;
+	struct dray_list asked;
+	struct transfers_query *query;
 	bool overdue;
 } fake;
 
@@ -40,22 +41,12 @@ static void check(bool ok)
 
 /* --- the agent ---------------------------------------------------------------------------------- */
 
-int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
+void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
 {
-	check(!fake.fn);
-	fake.fn = fn;
-	fake.arg = arg;
-	return 0;
-}
-
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	fake.fn = NULL;
-}
-
-uint32_t agent_listing_missing(struct agent *a, const void *arg)
-{
-	return 1;
+	check(!fake.query);
+	fake.query = q;
+	dray_list_add(&fake.asked, &q->link);
+	a->listings[ended].missing = 1;
 }
 
 static void workers_answer(void)
@@ -63,10 +54,12 @@ static void workers_answer(void)
 	struct snapshot s = { .in_flight = 1,
 			      .first_due = { .left_ns = fake.overdue ? -DRAY_NS_PER_SEC : 1 } };
 	struct snapshot *one = &s;
-	agent_transfers_fn fn = dray_take(fake.fn);
+	struct transfers_query *q = dray_take(fake.query);
 
-	if (fn)
-		fn(fake.arg, &one, 1);
+	if (!q)
+		return;
+	dray_list_del(&q->link);
+	q->fn(q, &one, 1);
 }
 
 void agent_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
@@ -127,6 +120,7 @@ static void start(void)
 	/* in which nothing but WORD_PAUSE waits */
 	fake.config.v.http.timeout = 2 * DRAY_NS_PER_MS;
 	fake.config.v.health.worker_limit = 60 * DRAY_NS_PER_SEC;
+	dray_list_init(&fake.asked);
 	fake.agent.config = &fake.config;
 	check(sd_event_new(&fake.agent.event) >= 0);
 	check(health_new(&fake.agent.health, &fake.agent) >= 0);
@@ -176,6 +170,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		turn();
 		workers_answer();
 		turn();
-	} while (fake.fn);
+	} while (fake.query);
 	return 0;
 }

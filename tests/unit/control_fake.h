@@ -29,22 +29,18 @@
 #include "lib/time.h"
 
 #define FAKE_PATH_BYTES 80
-#define FAKE_LISTINGS 4
+#define FAKE_WORKERS 2
 
 static struct {
 	struct agent agent;
 	struct config config;
 	char path[FAKE_PATH_BYTES];
 	_Atomic int n_sessions, listings, drains;
-	bool hold; /* listings are answered by order only */
-	/* listings that have not been answered: those of the control socket and of the health check */
-	struct {
-		agent_transfers_fn fn; /* NULL: none, or nobody waits any more */
-		void *arg;
-	} asked[FAKE_LISTINGS];
+	bool hold;                                /* listings are answered by order only */
+	struct snapshot *asked[2 * FAKE_WORKERS]; /* not answered: of each kind, of each worker */
+	unsigned n_asked;
 	int64_t drain_timeout;
 	bool bad_config, disabled;
-	_Atomic int forgotten;
 	char closed[300];
 	char hint[600]; /* that was put or forgotten last */
 } fake;
@@ -99,28 +95,44 @@ int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
 	return 0;
 }
 
+/* Every worker answers what it was asked: two transfers, or two that ended, in no order; only one worker has some. */
 static void listing_answer(void)
 {
-	struct snapshot *s = snapshot_new(NULL, false, 2);
+	struct snapshot *asked[DRAY_ARRAY_SIZE(fake.asked)];
+	unsigned n = fake.n_asked;
 
-	s->n = 2;
-	s->transfers[0] = (struct transfer_info){ .session = 7,
-						  .request = 8,
-						  .direction = DMSG_DIRECTION_READ,
-						  .class = DMSG_CLASS_LATENCY,
-						  .transport = DMSG_TRANSPORT_TCP,
-						  .state = XFER_RUNNING,
-						  .operations = 3,
-						  .bytes = 1ull << 40,
-						  .left_ns = -5 };
-	s->transfers[1] = (struct transfer_info){ .direction = 99, .state = 99, .transport = 99 };
-	for (unsigned i = 0; i < FAKE_LISTINGS; i++) {
-		agent_transfers_fn fn = dray_take(fake.asked[i].fn);
+	memcpy(asked, fake.asked, sizeof(asked));
+	fake.n_asked = 0;
+	for (unsigned i = 0; i < n; i++) {
+		struct snapshot *s = asked[i];
 
-		if (fn)
-			fn(fake.asked[i].arg, &s, 1);
+		s->n = i % FAKE_WORKERS ? 0 : 2;
+		if (s->n && s->transfers) {
+			s->transfers[0] = (struct transfer_info){ .session = 7,
+								  .request = 8,
+								  .direction = DMSG_DIRECTION_READ,
+								  .class = DMSG_CLASS_LATENCY,
+								  .transport = DMSG_TRANSPORT_TCP,
+								  .state = XFER_RUNNING,
+								  .operations = 3,
+								  .bytes = 1ull << 40,
+								  .left_ns = -5 };
+			s->transfers[1] = (struct transfer_info){ .direction = 99,
+								  .state = 99,
+								  .transport = 99 };
+		}
+		for (unsigned k = 0; k < s->n && s->records; k++)
+			s->records[k] =
+				(struct transfer_record){ .session = 7,
+							  .request = k,
+							  .peer = k,
+							  .rails = 5,
+							  .code = k ? DRAY_E_PEER_LOST : 0,
+							  .transport = DMSG_TRANSPORT_RDMA,
+							  .ended_ns = 2000 - (int64_t)k * 1000,
+							  .phase_ns = { 1, 2, 3, 4 } };
+		transfer_queries_handle_snapshot(&fake.agent, i % FAKE_WORKERS, s);
 	}
-	free(s);
 }
 
 static int answer_later(sd_event_source *s, void *arg)
@@ -130,58 +142,36 @@ static int answer_later(sd_event_source *s, void *arg)
 	return 0;
 }
 
-/* At once: two transfers that ended, in no order. */
-static int ended_answer(agent_transfers_fn fn, void *arg)
-{
-	struct snapshot *s = snapshot_new(NULL, true, 2);
-
-	s->n = 2;
-	for (unsigned i = 0; i < 2; i++)
-		s->records[i] = (struct transfer_record){ .session = 7,
-							  .request = i,
-							  .peer = i,
-							  .rails = 5,
-							  .code = i ? DRAY_E_PEER_LOST : 0,
-							  .transport = DMSG_TRANSPORT_RDMA,
-							  .ended_ns = 2000 - (int64_t)i * 1000,
-							  .phase_ns = { 1, 2, 3, 4 } };
-	fn(arg, &s, 1);
-	free(s);
-	return 0;
-}
-
-int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
-{
-	sd_event_source *later;
-	unsigned i = 0;
-
-	if (ended)
-		return ended_answer(fn, arg);
-	fake.listings++;
-	while (fake.asked[i].fn)
-		dray_assert(++i < FAKE_LISTINGS);
-	fake.asked[i].fn = fn;
-	fake.asked[i].arg = arg;
-	return fake.hold ? 0 : sd_event_add_defer(a->event, &later, answer_later, NULL);
-}
-
 /* Transfer 1 is cancelled, 2 ends first, 3 is not there, 4 has no end. */
-int agent_cancel(struct agent *a, dray_handle session, uint64_t request, agent_cancel_fn fn,
-		 void *arg)
+static void cancel_answer(const struct command *cmd)
 {
 	static const uint32_t codes[] = { DRAY_E_BUSY, DRAY_E_CANCELLED, DRAY_OK,
 					  DRAY_E_NOT_FOUND };
 
-	if (session != 7)
-		return -ENOENT;
-	if (request < DRAY_ARRAY_SIZE(codes))
-		fn(arg, request == 1 || request == 2, codes[request]);
-	return 0;
+	if (cmd->id < DRAY_ARRAY_SIZE(codes))
+		transfer_queries_handle_cancelled(&fake.agent, cmd->handle,
+						  cmd->id == 1 || cmd->id == 2, codes[cmd->id]);
 }
 
-void agent_forget_cancel(struct agent *a, void *arg)
+void worker_post(struct worker *w, const struct command *cmd)
 {
-	fake.forgotten++;
+	sd_event_source *later;
+
+	if (cmd->type == COMMAND_CANCEL) {
+		cancel_answer(cmd);
+		return;
+	}
+	dray_assert(cmd->type == COMMAND_SNAPSHOT && fake.n_asked < DRAY_ARRAY_SIZE(fake.asked));
+	if (fake.n_asked++ % FAKE_WORKERS == 0)
+		fake.listings += cmd->snapshot->transfers != NULL;
+	fake.asked[fake.n_asked - 1] = cmd->snapshot;
+	if (!fake.hold && fake.n_asked % FAKE_WORKERS == 0)
+		dray_assert(sd_event_add_defer(fake.agent.event, &later, answer_later, NULL) >= 0);
+}
+
+int session_worker(struct sessions *s, dray_handle session)
+{
+	return session == 7 ? 1 : -1;
 }
 
 int agent_drain_now(struct agent *a, bool stay)
@@ -222,18 +212,6 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 		return -ENOENT;
 	fake.disabled = disable;
 	return 0;
-}
-
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	for (unsigned i = 0; i < FAKE_LISTINGS; i++)
-		if (fake.asked[i].arg == arg)
-			fake.asked[i].fn = NULL;
-}
-
-uint32_t agent_listing_missing(struct agent *a, const void *arg)
-{
-	return 2;
 }
 
 void agent_ready(struct agent *a, struct ready *ret)
@@ -459,10 +437,11 @@ static int fake_open(void)
 	fake.config.v.health.worker_limit = 20 * DRAY_NS_PER_MS;
 	fake.agent = (struct agent){ .config = &fake.config,
 				     .identity = { .agent_id = { 0x12 }, .incarnation = 99 } };
-	fake.agent.pool.n = 2;
+	fake.agent.pool.n = FAKE_WORKERS;
+	transfer_queries_init(&fake.agent);
 	fake.agent.history = history_new();
 	fake.bad_config = fake.disabled = fake.hold = false;
-	fake.forgotten = 0;
+	fake.n_asked = 0;
 	fake.n_sessions = 2;
 	fake.listings = fake.drains = 0;
 	if (sd_event_new(&fake.agent.event) < 0 ||
@@ -476,6 +455,7 @@ static void fake_close(void)
 {
 	bus_server_free(fake.agent.bus);
 	fake.agent.health = health_free(fake.agent.health);
+	transfer_queries_free(&fake.agent);
 	history_free(fake.agent.history);
 	config_deinit(&fake.config);
 	sd_event_unref(fake.agent.event);

@@ -18,31 +18,20 @@ static struct {
 	struct agent agent;
 	struct health *health;
 	unsigned listings;
-	int list_result;
-	agent_transfers_fn fn;
-	void *arg;
+	bool no_memory;
+	struct dray_list asked;
 } fake;
 
-int agent_list_transfers(struct agent *a, bool ended, agent_transfers_fn fn, void *arg)
+void agent_list_transfers(struct agent *a, bool ended, struct transfers_query *q)
 {
 	fake.listings++;
-	if (fake.list_result < 0)
-		return fake.list_result;
-	assert_null(fake.fn);
-	fake.fn = fn;
-	fake.arg = arg;
-	return 0;
-}
-
-void agent_forget_listings(struct agent *a, void *arg)
-{
-	if (fake.arg == arg)
-		fake.fn = NULL;
-}
-
-uint32_t agent_listing_missing(struct agent *a, const void *arg)
-{
-	return fake.fn ? 5 : 0;
+	if (fake.no_memory) {
+		q->fn(q, NULL, 0);
+		return;
+	}
+	assert_true(dray_list_empty(&fake.asked));
+	dray_list_add(&fake.asked, &q->link);
+	a->listings[ended].missing = 5;
 }
 
 /* Two workers; the second has a transfer that ends in `left`. */
@@ -52,9 +41,10 @@ static void workers_answer(int64_t left)
 	struct snapshot busy = { .in_flight = 2,
 				 .first_due = { .session = 3, .request = 17, .left_ns = left } };
 	struct snapshot *both[] = { &idle, &busy };
-	agent_transfers_fn fn = dray_take(fake.fn);
+	struct transfers_query *q = dray_list_first(&fake.asked, struct transfers_query, link);
 
-	fn(fake.arg, both, 2);
+	dray_list_del(&q->link);
+	q->fn(q, both, 2);
 }
 
 static int set_up(void **state)
@@ -63,6 +53,7 @@ static int set_up(void **state)
 	fake.config.v.health.worker_limit = 5 * DRAY_NS_PER_MS;
 	fake.config.v.transfer.slice_timeout = 2 * DRAY_NS_PER_SEC;
 	fake.config.v.peer.heartbeat_limit = DRAY_NS_PER_SEC;
+	dray_list_init(&fake.asked);
 	fake.agent.config = &fake.config;
 	assert_true(sd_event_new(&fake.agent.event) >= 0);
 	return health_new(&fake.health, &fake.agent);
@@ -167,12 +158,12 @@ static void without_memory_it_is_not_alive(void **state)
 {
 	struct asker a;
 
-	fake.list_result = -ENOMEM;
+	fake.no_memory = true;
 	ask(&a);
 	wait_for(&a, 1);
 	assert_false(a.report.alive);
 	assert_string_equal(a.report.reason, "out of memory: the workers cannot be asked");
-	fake.list_result = 0;
+	fake.no_memory = false;
 	ask(&a);
 	workers_answer(1);
 	assert_true(a.report.alive);

@@ -33,7 +33,7 @@ static void conn_free(struct bus_conn *c)
 {
 	struct bus_server *server = c->server;
 
-	dray_list_for_each(&c->replies, reply, struct pending_reply, conn_link) {
+	dray_list_for_each(&c->replies, reply, struct pending_reply, link) {
 		if (reply->kind->cancel)
 			reply->kind->cancel(reply);
 		pending_reply_free(reply);
@@ -116,7 +116,7 @@ void *pending_reply_new(const struct reply_kind *kind, size_t bytes, struct bus_
 	struct pending_reply *reply;
 	unsigned n = 0;
 
-	dray_list_for_each(&c->replies, other, struct pending_reply, conn_link)
+	dray_list_for_each(&c->replies, other, struct pending_reply, link)
 		n += other->kind == kind;
 	if (n >= kind->max) {
 		sd_bus_error_setf(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
@@ -132,15 +132,13 @@ void *pending_reply_new(const struct reply_kind *kind, size_t bytes, struct bus_
 	reply->conn = c;
 	reply->m = sd_bus_message_ref(m);
 	reply->kind = kind;
-	dray_list_init(&reply->link);
-	dray_list_add(&c->replies, &reply->conn_link);
+	dray_list_add(&c->replies, &reply->link);
 	return reply;
 }
 
 void pending_reply_free(struct pending_reply *reply)
 {
 	dray_list_del(&reply->link);
-	dray_list_del(&reply->conn_link);
 	sd_bus_message_unref(reply->m);
 	free(reply);
 }
@@ -369,8 +367,6 @@ int bus_server_new(struct bus_server **ret_server, struct agent *agent, int list
 	c->agent = agent;
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
-	transfer_list_init(&c->in_flight, c, false);
-	transfer_list_init(&c->ended, c, true);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
 		ret = sources_add(c);
@@ -391,8 +387,6 @@ struct bus_server *bus_server_free(struct bus_server *c)
 {
 	if (!c)
 		return NULL;
-	agent_forget_listings(c->agent, &c->in_flight);
-	agent_forget_listings(c->agent, &c->ended);
 	dray_list_for_each(&c->conns, conn, struct bus_conn, link)
 		conn_free(conn);
 	acceptor_stop(&c->acceptor);

@@ -180,9 +180,14 @@ int dbus_method_close_session(sd_bus_message *m, void *userdata, sd_bus_error *r
 	return sd_bus_reply_method_return(m, NULL);
 }
 
-static void cancelled(void *arg, bool ended, uint32_t code)
+struct cancel_call {
+	struct pending_reply reply;
+	struct transfer_cancel cancel;
+};
+
+static void cancelled(struct transfer_cancel *c, bool ended, uint32_t code)
 {
-	struct pending_reply *call = arg;
+	struct pending_reply *call = &dray_container_of(c, struct cancel_call, cancel)->reply;
 
 	if (ended)
 		sd_bus_reply_method_return(call->m, "s", dray_error_name(code));
@@ -197,7 +202,7 @@ static void cancelled(void *arg, bool ended, uint32_t code)
 
 static void cancel_forget(struct pending_reply *call)
 {
-	agent_forget_cancel(call->conn->server->agent, call);
+	dray_list_del(&dray_container_of(call, struct cancel_call, reply)->cancel.link);
 }
 
 int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
@@ -207,7 +212,7 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 						.cancel = cancel_forget };
 	struct bus_conn *c = userdata;
 	uint64_t session, request;
-	struct pending_reply *call;
+	struct cancel_call *call;
 	int ret;
 
 	ret = read_change(c, m, reterr, "tt", &session, &request);
@@ -216,13 +221,11 @@ int dbus_method_cancel_transfer(sd_bus_message *m, void *userdata, sd_bus_error 
 	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
 	if (!call)
 		return -sd_bus_error_get_errno(reterr);
-	ret = agent_cancel(c->server->agent, session, request, cancelled, call);
-	if (ret < 0)
-		pending_reply_free(call);
-	if (ret == -ENOENT)
+	call->cancel.fn = cancelled;
+	if (agent_cancel(c->server->agent, session, request, &call->cancel) < 0) {
+		pending_reply_free(&call->reply);
 		return no_session(reterr, session);
-	if (ret < 0)
-		return ret;
+	}
 	log_notice("control",
 		   "CancelTransfer was called session=%" PRIu64 " request=%" PRIu64
 		   " uid=%u pid=%d",

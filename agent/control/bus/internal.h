@@ -18,14 +18,6 @@
 /* Sender of every message of the agent. The connections are :1.1 and up. */
 #define BUS_SENDER ":1.0"
 
-/* worker_methods.c: calls that the current query of the workers answers, and calls that the next one answers. */
-struct transfer_list {
-	struct bus_server *server;
-	struct dray_list asked, waiting;
-	bool ended; /* lists transfers that have ended */
-	bool busy;
-};
-
 struct bus_server {
 	struct agent *agent;
 	struct unix_listener listener;
@@ -35,8 +27,6 @@ struct bus_server {
 	struct dray_list conns;
 	unsigned n_conns, n_readers; /* readers: connections that may not change anything */
 	uint64_t last_number;
-
-	struct transfer_list in_flight, ended;
 };
 
 struct bus_conn {
@@ -61,8 +51,7 @@ int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes);
 
 /* A call that is answered later. */
 struct pending_reply {
-	struct dray_list link;      /* the owner's */
-	struct dray_list conn_link; /* on conn->replies */
+	struct dray_list link; /* on conn->replies */
 	struct bus_conn *conn;
 	sd_bus_message *m;
 	const struct reply_kind *kind;
@@ -87,9 +76,6 @@ void pending_reply_end(struct pending_reply *reply, int ret);
 /* --- driver.c: org.freedesktop.DBus, and properties.c: dev.dray.Agent1 --- */
 int bus_driver_add(struct bus_conn *c);
 int bus_object_add(struct bus_conn *c);
-
-/* --- worker_methods.c: methods that the workers answer --- */
-void transfer_list_init(struct transfer_list *l, struct bus_server *server, bool ended);
 
 /* --- dictionaries.c --- */
 /* Copies s without bytes that are not UTF-8, for which D-Bus refuses a message; clients choose some names. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ListTransfers, ListEndedTransfers and Health: the reply goes out when every worker has answered, and that of Health at
- * the latest at its time limit. There is one query of each kind of list at a time. The next query answers all calls that
- * arrive meanwhile, so it sees every transfer that was accepted before they arrived.
+ * the latest at its time limit.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -118,78 +117,55 @@ static void fill_ended(struct dictionaries *d)
 		ended_append(d, all[i], now);
 }
 
-static void start(struct transfer_list *l);
+struct list_call {
+	struct pending_reply reply;
+	struct transfers_query query;
+	dictionaries_fn *fill;
+};
 
-static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
+static void listed(struct transfers_query *q, struct snapshot *const *snapshots, unsigned n)
 {
-	struct transfer_list *l = arg;
+	struct list_call *l = dray_container_of(q, struct list_call, query);
+	struct dictionaries d = { .agent = l->reply.conn->server->agent,
+				  .call = l->reply.m,
+				  .snapshots = snapshots,
+				  .n_snapshots = n };
 
-	l->busy = false;
-	dray_list_for_each(&l->asked, call, struct pending_reply, link) {
-		struct dictionaries d = { .agent = l->server->agent,
-					  .call = call->m,
-					  .snapshots = snapshots,
-					  .n_snapshots = n };
-		int ret =
-			dictionaries_reply(&d, call->conn, l->ended ? fill_ended : fill_transfers);
-
-		pending_reply_end(call, ret);
-	}
-	start(l);
+	pending_reply_end(&l->reply, n ? dictionaries_reply(&d, l->reply.conn, l->fill) : -ENOMEM);
 }
 
-static void start(struct transfer_list *l)
+static void list_cancel(struct pending_reply *reply)
 {
-	int ret;
-
-	if (l->busy || dray_list_empty(&l->waiting))
-		return;
-	dray_list_splice(&l->asked, &l->waiting);
-	ret = agent_list_transfers(l->server->agent, l->ended, listed, l);
-	l->busy = ret >= 0;
-	if (l->busy)
-		return;
-	dray_list_for_each(&l->asked, call, struct pending_reply, link)
-		pending_reply_end(call, ret);
+	dray_list_del(&dray_container_of(reply, struct list_call, reply)->query.link);
 }
 
-void transfer_list_init(struct transfer_list *l, struct bus_server *server, bool ended)
+static int request(struct bus_conn *c, bool ended, sd_bus_message *m, sd_bus_error *reterr)
 {
-	l->server = server;
-	l->ended = ended;
-	dray_list_init(&l->asked);
-	dray_list_init(&l->waiting);
-}
-
-static int request(struct bus_conn *c, struct transfer_list *l, sd_bus_message *m,
-		   sd_bus_error *reterr)
-{
-	static const struct reply_kind kind = { .what = "lists of transfers", .max = CALLS_MAX };
-	struct pending_reply *call;
+	static const struct reply_kind kind = { .what = "lists of transfers",
+						.max = CALLS_MAX,
+						.cancel = list_cancel };
+	struct list_call *l;
 	int ret = bus_conn_check_list(c, m, reterr);
 
 	if (ret)
 		return ret;
-	call = pending_reply_new(&kind, sizeof(*call), c, m, reterr);
-	if (!call)
+	l = pending_reply_new(&kind, sizeof(*l), c, m, reterr);
+	if (!l)
 		return -sd_bus_error_get_errno(reterr);
-	dray_list_add(&l->waiting, &call->link);
-	start(l);
+	l->query.fn = listed;
+	l->fill = ended ? fill_ended : fill_transfers;
+	agent_list_transfers(c->server->agent, ended, &l->query);
 	return 1;
 }
 
 int dbus_method_list_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct bus_conn *c = userdata;
-
-	return request(c, &c->server->in_flight, m, reterr);
+	return request(userdata, false, m, reterr);
 }
 
 int dbus_method_list_ended_transfers(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 {
-	struct bus_conn *c = userdata;
-
-	return request(c, &c->server->ended, m, reterr);
+	return request(userdata, true, m, reterr);
 }
 
 struct health_call {

@@ -15,8 +15,8 @@ struct health {
 	struct agent *agent;
 	sd_event_source *timer;
 	struct dray_list checks;
-	bool asking; /* a query of the workers is pending */
-	int64_t asked_ns;
+	struct transfers_query query;
+	int64_t asked_ns; /* begin of the query */
 };
 
 static const struct dray_config *config_of(const struct health *h)
@@ -50,9 +50,14 @@ static void check_deadlines(const struct health *h, struct snapshot *const *snap
 	}
 }
 
+static bool is_asking(const struct health *h)
+{
+	return !dray_list_empty(&h->query.link);
+}
+
 static void report_silence(const struct health *h, int64_t now, struct health_report *ret)
 {
-	uint32_t missing = agent_listing_missing(h->agent, h);
+	uint32_t missing = is_asking(h) ? h->agent->listings[false].missing : 0;
 	char names[8 * WORKERS_MAX] = "";
 	size_t at = 0;
 
@@ -88,14 +93,20 @@ static void answer(struct health_check *c, const struct health_report *report)
 	c->fn(c, report);
 }
 
-static void listed(void *arg, struct snapshot *const *snapshots, unsigned n)
+static void listed(struct transfers_query *q, struct snapshot *const *snapshots, unsigned n)
 {
 	struct dray_list checks = DRAY_LIST_INIT(checks);
-	struct health *h = arg;
+	struct health *h = dray_container_of(q, struct health, query);
 	struct health_report report;
 	struct health_check *c;
 
-	h->asking = false;
+	/* without memory the timer answers, because this may be inside health_ask() */
+	if (!n) {
+		dray_list_for_each(&h->checks, failed, struct health_check, link)
+			failed->end_ns = h->asked_ns;
+		timer_arm(h);
+		return;
+	}
 	check_deadlines(h, snapshots, n, &report);
 	/* a callback may start another check */
 	dray_list_splice(&checks, &h->checks);
@@ -123,16 +134,14 @@ void health_ask(struct health *h, struct health_check *c)
 	int64_t now = dray_now().ns;
 
 	c->end_ns = now + config_of(h)->health.worker_limit;
-	if (!h->asking) {
-		h->asking = agent_list_transfers(h->agent, false, listed, h) >= 0;
-		h->asked_ns = now;
-		if (!h->asking)
-			c->end_ns = now;
-	}
 	/* a reload may have shortened the limit; the list is ordered by end */
 	dray_list_for_each(&h->checks, other, struct health_check, link)
 		other->end_ns = dray_min(other->end_ns, c->end_ns);
 	dray_list_add(&h->checks, &c->link);
+	if (!is_asking(h)) {
+		h->asked_ns = now;
+		agent_list_transfers(h->agent, false, &h->query);
+	}
 	timer_arm(h);
 }
 
@@ -149,6 +158,8 @@ int health_new(struct health **ret, struct agent *a)
 	if (!h)
 		return -ENOMEM;
 	h->agent = a;
+	h->query.fn = listed;
+	dray_list_init(&h->query.link);
 	dray_list_init(&h->checks);
 	r = sd_event_add_time(a->event, &h->timer, CLOCK_MONOTONIC, 0, 1000, on_timer, h);
 	if (r >= 0)
@@ -167,7 +178,7 @@ struct health *health_free(struct health *h)
 {
 	if (!h)
 		return NULL;
-	agent_forget_listings(h->agent, h);
+	dray_list_del(&h->query.link);
 	dray_list_for_each(&h->checks, c, struct health_check, link)
 		dray_list_del(&c->link);
 	sd_event_source_disable_unref(h->timer);
