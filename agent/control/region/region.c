@@ -447,8 +447,10 @@ bool region_is_gpu(struct regions *r, dray_handle handle)
 
 bool region_flush_rdma(struct regions *r, dray_handle handle)
 {
-	return !region_is_gpu(r, handle) ||
-	       gpus_flush_rdma(r->deps.gpus, region_view_of(region_get(r, handle))->gpu);
+	const struct region *region = region_get(r, handle);
+
+	return !region || !region->gpu_memory ||
+	       gpus_flush_rdma(r->deps.gpus, region_view_of(region)->gpu);
 }
 
 static void handle_barrier(void *arg)
