@@ -53,14 +53,17 @@ static int element_load(struct walk *w, enum dray_config_key_id id, const config
 			const char *where, struct dray_strv *list)
 {
 	bool bare;
-	const char *text = scalar_text(s, &bare), *path = dray_config_keys[id].path;
-	/* the suffix L marks numbers of 64 bits */
-	size_t n = text && bare ? strspn(text, "+-0123456789") : text ? strlen(text) : 0;
+	const char *text = scalar_text(s, &bare), *path = dray_config_keys[id].path, *end;
+	size_t n;
 
 	if (!text)
 		return config_refuse(w->reterr, where,
 				     "%s takes strings and numbers, not lists and groups", path);
-	if (text[n + strspn(text + n, "L")])
+	n = bare ? *text == '-' || *text == '+' : 0;
+	n = bare ? n + strspn(text + n, "0123456789") : strlen(text);
+	/* the suffix L marks numbers of 64 bits */
+	end = text + n;
+	if (*end && strcmp(end, "L") != 0 && strcmp(end, "LL") != 0)
 		return config_refuse(w->reterr, where, "%s: \"%.60s\" must be in quotes", path,
 				     text);
 	return dray_strv_add(list, text, n) < 0 ? config_no_memory(w->reterr) : 0;

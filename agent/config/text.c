@@ -218,7 +218,15 @@ static int name_copy(struct lexer *x)
 /* Digits and signs of all forms of numbers; value.c checks which form the key takes. */
 static bool is_number(const char *s, size_t n)
 {
-	return n > strcspn(s, "0123456789") && n <= strspn(s, "0123456789abcdefxABCDEFX+-.L");
+	bool digit = false;
+
+	/* the text does not end in NUL */
+	for (size_t i = 0; i < n; i++) {
+		if (!isxdigit((unsigned char)s[i]) && !memchr("xX+-.L", s[i], 6))
+			return false;
+		digit |= isdigit((unsigned char)s[i]) != 0;
+	}
+	return digit;
 }
 
 static bool is_number_start(char c)

@@ -220,7 +220,8 @@ static int string_set(void *to, const struct input *in)
 	return 0;
 }
 
-static const char *listener_fault(const char *word, size_t n_words)
+static const char *listener_fault(const char *word, size_t n_words, const char *if_name,
+				  const char *otherwise)
 {
 	struct dray_addr addr;
 	int r;
@@ -228,10 +229,8 @@ static const char *listener_fault(const char *word, size_t n_words)
 	if (!strcmp(word, "none"))
 		return n_words > 1 ? "must stand alone" : NULL;
 	r = dray_addr_parse(word, &addr);
-	if (r == -EAFNOSUPPORT)
-		return "is a name; listeners take addresses: 10.0.0.1:PORT, [::]:PORT, none";
 	if (r < 0)
-		return "is not an address and port, such as 10.0.0.1:PORT, [::]:PORT, or none";
+		return r == -EAFNOSUPPORT ? if_name : otherwise;
 	return dray_addr_is_link_local(&addr) ?
 		       "is link-local, which others cannot reach by address alone" :
 		       NULL;
@@ -251,9 +250,16 @@ static const char *element_fault(enum dray_config_key_id id, const char *word, s
 		if (!is_decimal(word) || dray_int_parse(word, 0, &v) < 0 || v >= UINT32_MAX)
 			return "is not a number of 0 to 4294967294";
 	}
-	if (id == DRAY_CONFIG_KEY_PEER_LISTEN || id == DRAY_CONFIG_KEY_HTTP_LISTEN ||
-	    id == DRAY_CONFIG_KEY_HTTP_PROBE_LISTEN)
-		return listener_fault(word, n_words);
+	if (id == DRAY_CONFIG_KEY_PEER_LISTEN)
+		return listener_fault(
+			word, n_words,
+			"is a name; listeners take addresses: 10.0.0.1:7411, [::]:7411, none",
+			"is not an address and port, such as 10.0.0.1:7411, [::]:7411, or none");
+	if (id == DRAY_CONFIG_KEY_HTTP_LISTEN || id == DRAY_CONFIG_KEY_HTTP_PROBE_LISTEN)
+		return listener_fault(
+			word, n_words,
+			"is a name; listeners take addresses: 127.0.0.1:7412, [::]:7412, none",
+			"is not an address and port, such as 127.0.0.1:7412, [::]:7412, or none");
 	return NULL;
 }
 

@@ -304,17 +304,42 @@ static void odd_bytes_are_refused(void **state)
 	assert_non_null(strstr(e.msg, "107 bytes"));
 }
 
+/* A text need not end in NUL. */
+static void a_number_can_end_the_text(void **state)
+{
+	static const char text[] = "agent: { workers = 4; }; zzz = 06";
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
+	char *copy = malloc(sizeof(text) - 1);
+
+	assert_non_null(copy);
+	memcpy(copy, text, sizeof(text) - 1);
+	assert_int_equal(config_file_text(&c, "x", copy, sizeof(text) - 1, &e), -EINVAL);
+	assert_string_equal(e.msg, "x:1: unknown key zzz; drayd --help lists all keys");
+	free(copy);
+	config_deinit(&c);
+}
+
 static void lists_are_checked(void **state)
 {
 	struct config c;
 
 	bad("data: { allow_uids = [ \"root\" ]; };",
 	    ":1: data.allow_uids: \"root\" is not a number of 0 to 4294967294");
+	for (const char *const *word = (const char *const[]){ "1-2", "1.5", "5LLL", "0x1", NULL };
+	     *word; word++) {
+		char text[64], message[80];
+
+		snprintf(text, sizeof(text), "data: { allow_uids = [ %s ]; };", *word);
+		snprintf(message, sizeof(message), ":1: data.allow_uids: \"%s\" must be in quotes",
+			 *word);
+		bad(text, message);
+	}
 	bad("data: { allow_uids = [ -1 ]; };",
 	    ":1: data.allow_uids: \"-1\" is not a number of 0 to 4294967294");
 	bad("peer: { listen = [ \"localhost:7411\" ]; };",
-	    ":1: peer.listen: \"localhost:7411\" is a name; listeners take addresses: 10.0.0.1:PORT, "
-	    "[::]:PORT, none");
+	    ":1: peer.listen: \"localhost:7411\" is a name; listeners take addresses: 10.0.0.1:7411, "
+	    "[::]:7411, none");
 	bad("peer: { listen = [ \"127.0.0.1:1\", \"none\" ]; };",
 	    ":1: peer.listen: \"none\" must stand alone");
 	bad("peer: { listen = \"127.0.0.1:1,\"; };", ":1: peer.listen: \"\" has an empty element");
@@ -673,6 +698,7 @@ int main(void)
 		cmocka_unit_test(wrong_types_are_refused),
 		cmocka_unit_test(syntax_errors_have_their_line),
 		cmocka_unit_test(odd_bytes_are_refused),
+		cmocka_unit_test(a_number_can_end_the_text),
 		cmocka_unit_test(lists_are_checked),
 		cmocka_unit_test(keys_are_checked_against_each_other),
 		cmocka_unit_test(includes_are_found_and_named),
