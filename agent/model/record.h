@@ -4,6 +4,7 @@
 #define DRAY_AGENT_MODEL_RECORD_H
 
 #include "agent/model/transfer.h"
+#include "lib/handle.h"
 
 /* Records that a worker keeps. */
 #define RECORDS_MAX 1000

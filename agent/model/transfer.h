@@ -6,25 +6,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lib/handle.h"
+#include "schema/gen/data.h"
 
-/* Operations are in wire form, in memory that the client can change, so they are read once. */
+/* Operations and notification lie in memory that the client can change, so they are read once. */
 struct xfer_request {
+	struct dmsg_transfer_spec spec;
 	uint64_t request_id;
-	bool from_ring;
-	uint16_t flags; /* DMSG_TRANSFER_FLAG_* */
-	uint8_t direction, class;
-	uint32_t deadline_ms;
-	dray_handle local, remote;
-	dray_handle wait_region, set_region;
-	uint64_t wait_offset, set_offset;
-	uint32_t wait_value, set_value;
-	uint64_t notify_tag;
+	const uint8_t *ops; /* in wire form */
 	const uint8_t *notify;
-	uint32_t notify_length;
-	const uint8_t *ops;
-	uint32_t n_ops;
-	bool ops_ours; /* no client can change their memory */
+	uint32_t n_ops, notify_length;
+	bool from_ring;
+	bool ops_ours; /* no client can change `ops` */
 };
 
 enum xfer_state {

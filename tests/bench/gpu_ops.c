@@ -134,9 +134,9 @@ static void fill(uint32_t n, bool random, uint64_t page)
 static void measure(const char *name, dray_handle local, dray_handle remote, uint32_t n, bool arena,
 		    unsigned rounds)
 {
-	struct xfer_request r = { .direction = DMSG_DIRECTION_READ,
-				  .local = local,
-				  .remote = remote,
+	struct xfer_request r = { .spec.direction = DMSG_DIRECTION_READ,
+				  .spec.local = local,
+				  .spec.remote = remote,
 				  .ops = h.ops,
 				  .n_ops = n,
 				  .ops_ours = !arena };

@@ -190,8 +190,8 @@ int rig_submit(struct rig *r, struct rig_session *s, struct xfer_request *req,
 			    &(struct dmsg_op){ ops[i][0], ops[i][1], ops[i][2] });
 	req->ops = wire;
 	req->n_ops = n;
-	if (!req->direction)
-		req->direction = DMSG_DIRECTION_WRITE;
+	if (!req->spec.direction)
+		req->spec.direction = DMSG_DIRECTION_WRITE;
 	ret = xfer_start(&r->core, &s->xs, req, err);
 	free(wire);
 	return ret;

@@ -213,9 +213,10 @@ void gpu_rig_submit(struct gpu_rig *g, uint64_t id, bool write, unsigned local, 
 		    const uint64_t (*ops)[3], uint32_t n)
 {
 	struct xfer_request r = { .request_id = id,
-				  .direction = write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
-				  .local = gpu_rig_handle(local),
-				  .remote = gpu_rig_handle(remote) };
+				  .spec.direction = write ? DMSG_DIRECTION_WRITE :
+							    DMSG_DIRECTION_READ,
+				  .spec.local = gpu_rig_handle(local),
+				  .spec.remote = gpu_rig_handle(remote) };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	assert_int_equal(rig_submit(&g->rig, &g->s, &r, ops, n, &err), 0);

@@ -410,10 +410,10 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 	static uint64_t id;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct xfer_request r = { .request_id = ++id,
-				  .direction = (uint8_t)way,
-				  .local = lab->from,
-				  .remote = REMOTE,
-				  .flags = notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
+				  .spec.direction = (uint8_t)way,
+				  .spec.local = lab->from,
+				  .spec.remote = REMOTE,
+				  .spec.flags = notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
 				  .notify = (const uint8_t *)"" };
 
 	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r, ops, n, &err), 0);

@@ -432,10 +432,10 @@ void lab_transfer(struct lab_side *s, uint64_t id, enum dmsg_direction d, enum d
 		  const uint64_t (*ops)[3], uint32_t n)
 {
 	struct xfer_request r = { .request_id = id,
-				  .direction = (uint8_t)d,
-				  .class = (uint8_t) class,
-				  .local = LAB_REGION,
-				  .remote = LAB_REMOTE };
+				  .spec.direction = (uint8_t)d,
+				  .spec.class = (uint8_t) class,
+				  .spec.local = LAB_REGION,
+				  .spec.remote = LAB_REMOTE };
 	struct dray_err err = DRAY_ERR_NULL;
 	uint8_t *wire = malloc((size_t)n * DMSG_OP_SIZE);
 

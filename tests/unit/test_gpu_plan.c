@@ -185,9 +185,10 @@ static unsigned run(struct lab *l, enum gpu_path_kind kind, uint64_t max_bytes, 
 static unsigned move(struct lab *l, bool write, const uint64_t (*ops)[3], uint32_t n,
 		     enum gpu_path_kind kind, uint64_t max_bytes, uint32_t room)
 {
-	struct xfer_request r = { .direction = write ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
-				  .local = HANDLE(1),
-				  .remote = HANDLE(1) };
+	struct xfer_request r = { .spec.direction = write ? DMSG_DIRECTION_WRITE :
+							    DMSG_DIRECTION_READ,
+				  .spec.local = HANDLE(1),
+				  .spec.remote = HANDLE(1) };
 	unsigned to = write ? 1 : 0, ended = l->rig.n_ended, relative;
 	uint64_t bytes = l->views[0]->o.length;
 	uint8_t *want dray_auto_free = malloc(bytes);
@@ -253,9 +254,9 @@ static void engines(void **state)
 	struct local_walk w;
 	struct slice *s;
 	struct lab l;
-	struct xfer_request r = { .direction = DMSG_DIRECTION_READ,
-				  .local = HANDLE(1),
-				  .remote = HANDLE(1) };
+	struct xfer_request r = { .spec.direction = DMSG_DIRECTION_READ,
+				  .spec.local = HANDLE(1),
+				  .spec.remote = HANDLE(1) };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	lab_init(&l, 9 * MIB, 1, 1);

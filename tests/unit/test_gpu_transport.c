@@ -314,14 +314,14 @@ static void words(void **state)
 {
 	const uint64_t op[1][3] = { { 0, 64 * KIB, 64 * KIB } };
 	struct xfer_request r = { .request_id = 9,
-				  .flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET,
-				  .local = gpu_rig_handle(1),
-				  .remote = gpu_rig_handle(2),
-				  .wait_region = gpu_rig_handle(3),
-				  .wait_value = 7,
-				  .set_region = gpu_rig_handle(3),
-				  .set_offset = 4,
-				  .set_value = 8 };
+				  .spec.flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET,
+				  .spec.local = gpu_rig_handle(1),
+				  .spec.remote = gpu_rig_handle(2),
+				  .spec.wait_region = gpu_rig_handle(3),
+				  .spec.wait_value = 7,
+				  .spec.set_region = gpu_rig_handle(3),
+				  .spec.set_offset = 4,
+				  .spec.set_value = 8 };
 	struct dray_err err = DRAY_ERR_NULL;
 	struct rig_region *words;
 	struct gpu_rig g;
@@ -342,7 +342,7 @@ static void words(void **state)
 	assert_memory_equal(g.regions[0].region.memory, g.regions[1].region.memory + 64 * KIB,
 			    64 * KIB);
 	/* words cannot be in GPU memory, because CPUs access them */
-	r.set_region = gpu_rig_handle(1);
+	r.spec.set_region = gpu_rig_handle(1);
 	assert_true(rig_submit(&g.rig, &g.s, &r, op, 1, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
 	gpu_rig_deinit(&g);

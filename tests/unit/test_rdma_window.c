@@ -252,10 +252,10 @@ static void test_order(void **state)
 static void test_room_for_latency(void **state)
 {
 	struct xfer_request r = { .request_id = 999,
-				  .direction = DMSG_DIRECTION_READ,
-				  .class = DMSG_CLASS_LATENCY,
-				  .local = REGION,
-				  .remote = REMOTE };
+				  .spec.direction = DMSG_DIRECTION_READ,
+				  .spec.class = DMSG_CLASS_LATENCY,
+				  .spec.local = REGION,
+				  .spec.remote = REMOTE };
 	struct dray_err err = DRAY_ERR_NULL;
 
 	window_qp();

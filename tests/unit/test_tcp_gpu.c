@@ -386,10 +386,10 @@ static void test_host_memory_goes_on(void **state)
 {
 	uint8_t op[DMSG_OP_SIZE];
 	struct xfer_request r = { .request_id = 100,
-				  .direction = DMSG_DIRECTION_WRITE,
-				  .class = DMSG_CLASS_BULK,
-				  .local = HOST_REGION,
-				  .remote = LAB_REMOTE,
+				  .spec.direction = DMSG_DIRECTION_WRITE,
+				  .spec.class = DMSG_CLASS_BULK,
+				  .spec.local = HOST_REGION,
+				  .spec.remote = LAB_REMOTE,
 				  .ops = op,
 				  .n_ops = 1 };
 	struct dray_err err = DRAY_ERR_NULL;

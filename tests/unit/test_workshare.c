@@ -70,7 +70,7 @@ static void lab_deinit(struct lab *l)
 
 static void submit(struct lab *l, uint64_t id, uint64_t bytes)
 {
-	struct xfer_request r = { .request_id = id, .local = A, .remote = A };
+	struct xfer_request r = { .request_id = id, .spec.local = A, .spec.remote = A };
 	const uint64_t op[1][3] = { { 0, 0, bytes } };
 	struct dray_err err = DRAY_ERR_NULL;
 
@@ -301,7 +301,7 @@ static void dropped(void **state)
 static void scattered(void **state)
 {
 	static uint64_t ops[2048][3];
-	struct xfer_request r = { .request_id = 1, .local = A, .remote = A };
+	struct xfer_request r = { .request_id = 1, .spec.local = A, .spec.remote = A };
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t at = 0;
 	unsigned n = 0;

@@ -65,7 +65,9 @@ static int teardown(void **state)
 
 static struct xfer_request request(uint64_t id)
 {
-	return (struct xfer_request){ .request_id = id, .local = REGION_A, .remote = REMOTE_B };
+	return (struct xfer_request){ .request_id = id,
+				      .spec.local = REGION_A,
+				      .spec.remote = REMOTE_B };
 }
 
 static void run(struct two *t)
@@ -89,7 +91,7 @@ static void bytes_arrive_where_they_belong(void **state)
 		for (uint64_t i = 0; i < BYTES; i++)
 			t->ra.memory[i] = (uint8_t)rand_r(&seed);
 		memset(t->rb.memory, 0, BYTES);
-		q.direction = round % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
+		q.spec.direction = round % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
 		if (round % 2)
 			memcpy(t->rb.memory, t->ra.memory, BYTES);
 		/* destinations do not overlap: they go up, with gaps or without */
@@ -166,16 +168,16 @@ static void bad_requests_leave_no_trace(void **state)
 	refused(t, q, 1, 1, UINT64_MAX, DRAY_E_RANGE);
 	refused(t, q, 0, UINT64_MAX - 1, 1, DRAY_E_RANGE);
 	refused(t, q, 0, 0, 0, DRAY_E_RANGE);
-	q.direction = 3;
+	q.spec.direction = 3;
 	refused(t, q, 0, 0, 1, DRAY_E_INVALID);
 	q = request(1);
-	q.flags = 0x8000;
+	q.spec.flags = 0x8000;
 	refused(t, q, 0, 0, 1, DRAY_E_UNSUPPORTED);
 	q = request(1);
-	q.local = REMOTE_B;
+	q.spec.local = REMOTE_B;
 	refused(t, q, 0, 0, 1, DRAY_E_NOT_FOUND);
 	q = request(1);
-	q.remote = 2ull << 32 | 5;
+	q.spec.remote = 2ull << 32 | 5;
 	refused(t, q, 0, 0, 1, DRAY_E_NOT_FOUND);
 	t->ra.view->o.group = 78;
 	refused(t, request(1), 0, 0, 1, DRAY_E_NOT_FOUND);
@@ -184,11 +186,11 @@ static void bad_requests_leave_no_trace(void **state)
 	refused(t, request(1), 0, 0, 1, DRAY_E_DENIED);
 	t->remote->o.access = DMSG_ACCESS_ALL;
 	q = request(1);
-	q.flags = DMSG_TRANSFER_FLAG_WAIT;
-	q.wait_region = REGION_A;
-	q.wait_offset = 6;
+	q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.spec.wait_region = REGION_A;
+	q.spec.wait_offset = 6;
 	refused(t, q, 0, 0, 1, DRAY_E_INVALID);
-	q.wait_offset = BYTES;
+	q.spec.wait_offset = BYTES;
 	refused(t, q, 0, 0, 1, DRAY_E_RANGE);
 	t->a.shared.own.transfers_max = 0;
 	refused(t, request(1), 0, 0, 1, DRAY_E_BUSY);
@@ -333,7 +335,7 @@ static void latency_comes_first(void **state)
 	rig_turn(&t->rig);
 	assert_int_equal(t->rig.n_ended, 0);
 	/* in the session that has the bulk, and in another: in the very next turn */
-	q.class = DMSG_CLASS_LATENCY;
+	q.spec.class = DMSG_CLASS_LATENCY;
 	assert_int_equal(submit_one(t, &t->a, q, 65536), 0);
 	q.request_id = 101;
 	assert_int_equal(submit_one(t, &t->b, q, 32768), 0);
@@ -359,11 +361,11 @@ static void small_ones_end_at_once(void **state)
 	for (uint64_t i = 0; i < BYTES; i++)
 		t->ra.memory[i] = (uint8_t)(i * 31 + i / 4096);
 	memset(t->rb.memory, 0, BYTES);
-	q.direction = DMSG_DIRECTION_WRITE;
-	q.set_region = REGION_A;
-	q.set_offset = 64;
-	q.set_value = 0x01020304;
-	q.flags = DMSG_TRANSFER_FLAG_SET;
+	q.spec.direction = DMSG_DIRECTION_WRITE;
+	q.spec.set_region = REGION_A;
+	q.spec.set_offset = 64;
+	q.spec.set_value = 0x01020304;
+	q.spec.flags = DMSG_TRANSFER_FLAG_SET;
 	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 2, &err), 0);
 	assert_int_equal(t->rig.n_ended, 1);
 	assert_int_equal(t->rig.ended[0].code, 0);
@@ -386,7 +388,7 @@ static void small_ones_end_at_once(void **state)
 		ops[i][2] = 1024;
 	}
 	q = request(2);
-	q.direction = DMSG_DIRECTION_READ;
+	q.spec.direction = DMSG_DIRECTION_READ;
 	assert_int_equal(rig_submit(&t->rig, &t->a, &q, ops, 4, &err), 0);
 	assert_int_equal(t->rig.n_ended, 2);
 	q.request_id = 3;
@@ -414,13 +416,13 @@ static void a_deadline_and_a_cancel_end_it_once(void **state)
 	struct two *t = *state;
 	struct xfer_request q = request(1);
 
-	q.flags = DMSG_TRANSFER_FLAG_WAIT;
-	q.wait_region = REGION_A;
-	q.wait_value = 42;
-	q.deadline_ms = 5;
+	q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.spec.wait_region = REGION_A;
+	q.spec.wait_value = 42;
+	q.spec.deadline_ms = 5;
 	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	q.request_id = 2;
-	q.deadline_ms = 0;
+	q.spec.deadline_ms = 0;
 	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	rig_turn(&t->rig);
 	assert_int_equal(t->rig.n_ended, 0);
@@ -443,12 +445,12 @@ static void words_order_a_transfer(void **state)
 	uint32_t *wait = (uint32_t *)(void *)rig_at(&t->ra, 4096);
 	uint32_t *set = (uint32_t *)(void *)rig_at(&t->ra, 8192);
 
-	q.flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET;
-	q.wait_region = q.set_region = REGION_A;
-	q.wait_offset = 4096;
-	q.set_offset = 8192;
-	q.wait_value = 5;
-	q.set_value = 6;
+	q.spec.flags = DMSG_TRANSFER_FLAG_WAIT | DMSG_TRANSFER_FLAG_SET;
+	q.spec.wait_region = q.spec.set_region = REGION_A;
+	q.spec.wait_offset = 4096;
+	q.spec.set_offset = 8192;
+	q.spec.wait_value = 5;
+	q.spec.set_value = 6;
 	memset(rig_at(&t->ra, 0), 0xab, 64);
 	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	run(t);
@@ -473,10 +475,10 @@ static void words_that_follow_each_other_are_seen_soon(void **state)
 	for (unsigned i = 1; i <= 2; i++) {
 		struct xfer_request q = request(i);
 
-		q.flags = DMSG_TRANSFER_FLAG_WAIT;
-		q.wait_region = REGION_A;
-		q.wait_offset = 4096;
-		q.wait_value = i;
+		q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
+		q.spec.wait_region = REGION_A;
+		q.spec.wait_offset = 4096;
+		q.spec.wait_value = i;
 		assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	}
 	c->now_ns += 8 * DRAY_NS_PER_MS;
@@ -499,7 +501,7 @@ static void a_notification_comes_after_the_bytes_and_ends_it(void **state)
 	struct two *t = *state;
 	struct xfer_request q = request(1);
 
-	q.flags = DMSG_TRANSFER_FLAG_NOTIFY;
+	q.spec.flags = DMSG_TRANSFER_FLAG_NOTIFY;
 	q.notify = (const uint8_t *)"hello";
 	q.notify_length = 5;
 	*rig_at(&t->ra, 0) = 9;
@@ -576,9 +578,9 @@ static void waiting_ones_end_together(void **state)
 	for (uint64_t id = 1; id <= 4; id++) {
 		struct xfer_request q = request(id);
 
-		q.flags = DMSG_TRANSFER_FLAG_WAIT;
-		q.wait_region = REGION_A;
-		q.wait_value = 1;
+		q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
+		q.spec.wait_region = REGION_A;
+		q.spec.wait_value = 1;
 		assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	}
 	if (fallocate(t->ra.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES) < 0)
@@ -644,10 +646,10 @@ static void what_became_of_them_is_on_record(void **state)
 	assert_int_equal(t->a.shared.bytes_moved, (RECORDS_MAX + 4) * 4096 + (3 << 20));
 	/* one that fails is on record, and in no histogram */
 	q = request(1);
-	q.flags = DMSG_TRANSFER_FLAG_WAIT;
-	q.wait_region = REGION_A;
-	q.wait_value = 42;
-	q.deadline_ms = 1;
+	q.spec.flags = DMSG_TRANSFER_FLAG_WAIT;
+	q.spec.wait_region = REGION_A;
+	q.spec.wait_value = 42;
+	q.spec.deadline_ms = 1;
 	assert_int_equal(submit_one(t, &t->a, q, 64), 0);
 	t->rig.core.now_ns += 2 * DRAY_NS_PER_MS;
 	rig_turn(&t->rig);

@@ -38,7 +38,7 @@ static struct object *usable(struct core *c, struct xfer_session *s, enum object
 }
 
 static int word_get(struct core *c, struct xfer_session *s, const char *what, dray_handle region,
-		    uint64_t offset, uint16_t access, struct xfer_word *ret,
+		    uint64_t offset, uint32_t value, uint16_t access, struct xfer_word *ret,
 		    struct dray_err *reterr)
 {
 	struct object *o = usable(c, s, OBJECT_REGION, region, access, reterr);
@@ -65,8 +65,7 @@ static int word_get(struct core *c, struct xfer_session *s, const char *what, dr
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "%s word at %llu is not aligned in its extent", what,
 				    (unsigned long long)offset);
-	ret->p = (uint32_t *)(void *)p;
-	ret->region = o;
+	*ret = (struct xfer_word){ (uint32_t *)(void *)p, o, value };
 	return 0;
 }
 
@@ -78,13 +77,14 @@ void xfer_memory_fault(struct core *c, dray_handle session)
 
 int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr)
 {
-	if (!dmsg_direction_valid(r->direction) || !dmsg_class_valid(r->class))
+	if (!dmsg_direction_valid(r->spec.direction) || !dmsg_class_valid(r->spec.class))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "direction %u or class %u is unknown", r->direction, r->class);
-	if (r->flags & ~DMSG_TRANSFER_FLAG_ALL)
+				    "direction %u or class %u is unknown", r->spec.direction,
+				    r->spec.class);
+	if (r->spec.flags & ~DMSG_TRANSFER_FLAG_ALL)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_UNSUPPORTED,
 				    "transfer flags 0x%x are unknown",
-				    r->flags & ~DMSG_TRANSFER_FLAG_ALL);
+				    r->spec.flags & ~DMSG_TRANSFER_FLAG_ALL);
 	if (!r->n_ops || r->n_ops > DMSG_OPS_MAX)
 		return dray_err_set(reterr, -EINVAL, r->n_ops ? DRAY_E_TOO_LARGE : DRAY_E_INVALID,
 				    "%u operations; 1 to %u are allowed", r->n_ops, DMSG_OPS_MAX);
@@ -119,16 +119,17 @@ static bool ops_room(struct core *c, struct xfer *x, uint32_t n)
 int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 		 struct dray_err *reterr)
 {
+	const struct dmsg_transfer_spec *spec = &r->spec;
 	struct xfer_session *s = x->session;
-	bool write = r->direction == DMSG_DIRECTION_WRITE;
+	bool write = spec->direction == DMSG_DIRECTION_WRITE;
 	const struct remote_view *remote;
 	int ret;
 
-	x->local = usable(c, s, OBJECT_REGION, r->local,
+	x->local = usable(c, s, OBJECT_REGION, spec->local,
 			  write ? DMSG_ACCESS_READ : DMSG_ACCESS_WRITE, reterr);
 	if (!x->local)
 		return -EINVAL;
-	x->remote = usable(c, s, OBJECT_REMOTE, r->remote,
+	x->remote = usable(c, s, OBJECT_REMOTE, spec->remote,
 			   write ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ, reterr);
 	if (!x->remote)
 		return -EINVAL;
@@ -140,19 +141,17 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
 					    "the remote's region was removed");
 	}
-	if (r->flags & DMSG_TRANSFER_FLAG_WAIT) {
-		ret = word_get(c, s, "wait", r->wait_region, r->wait_offset, DMSG_ACCESS_READ,
-			       &x->wait, reterr);
+	if (spec->flags & DMSG_TRANSFER_FLAG_WAIT) {
+		ret = word_get(c, s, "wait", spec->wait_region, spec->wait_offset, spec->wait_value,
+			       DMSG_ACCESS_READ, &x->wait, reterr);
 		if (ret < 0)
 			return ret;
-		x->wait.value = r->wait_value;
 	}
-	if (r->flags & DMSG_TRANSFER_FLAG_SET) {
-		ret = word_get(c, s, "set", r->set_region, r->set_offset, DMSG_ACCESS_WRITE,
-			       &x->set, reterr);
+	if (spec->flags & DMSG_TRANSFER_FLAG_SET) {
+		ret = word_get(c, s, "set", spec->set_region, spec->set_offset, spec->set_value,
+			       DMSG_ACCESS_WRITE, &x->set, reterr);
 		if (ret < 0)
 			return ret;
-		x->set.value = r->set_value;
 	}
 	if (!ops_room(c, x, r->n_ops))
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
@@ -160,9 +159,9 @@ int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 	ret = ops_load(c, x, r, reterr);
 	if (ret < 0)
 		return ret;
-	if (r->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
+	if (spec->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
 		x->notify = true;
-		x->notify_tag = r->notify_tag;
+		x->notify_tag = spec->notify_tag;
 		x->notify_length = r->notify_length;
 		x->notify_payload = malloc(r->notify_length + 1);
 		if (!x->notify_payload)

@@ -124,8 +124,8 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	       struct dray_err *reterr)
 {
 	struct xfers *xs = c->xfers;
-	int64_t limit_ns = r->deadline_ms ? (int64_t)r->deadline_ms * DRAY_NS_PER_MS :
-					    c->cfg.deadline_ns;
+	int64_t limit_ns = r->spec.deadline_ms ? (int64_t)r->spec.deadline_ms * DRAY_NS_PER_MS :
+						 c->cfg.deadline_ns;
 	struct xfer *x;
 	int ret;
 
@@ -151,8 +151,8 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->session = s;
 	x->request_id = r->request_id;
 	x->from_ring = r->from_ring;
-	x->direction = (enum dmsg_direction)r->direction;
-	x->class = (enum dmsg_class)r->class;
+	x->direction = (enum dmsg_direction)r->spec.direction;
+	x->class = (enum dmsg_class)r->spec.class;
 	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;
 	x->n_ops_given = r->n_ops;
 	ret = xfer_prepare(c, x, r, reterr);

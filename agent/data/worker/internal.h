@@ -141,8 +141,21 @@ void wsession_reply_error(struct wsession *s, uint64_t request_id, const struct 
 /* Writes the completion, or queues the event, that tells the client how the transfer ended. */
 void wsession_xfer_ended(struct core *c, struct xfer *x);
 
-/* request.c: one message of a client. */
+/* n bytes at this offset of the session's arena. NULL: they exceed it. */
+static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset, uint64_t n)
+{
+	const struct ring_memory *m = s->memory;
+
+	return m && offset <= m->arena_bytes && n <= m->arena_bytes - offset ? m->arena + offset :
+									       NULL;
+}
+
+/* request.c */
+/* Handles one message of a client. */
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
+/* Starts a transfer. With the arena flag its operations are at `arena_offset`. */
+void request_start(struct wsession *s, struct xfer_request *r, uint64_t arena_offset,
+		   struct dray_err *err);
 
 /* ring.c */
 int ring_open(struct wsession *s, const struct ring_memory *m);

@@ -9,69 +9,59 @@
 
 #include "agent/data/worker/internal.h"
 
-static void transfer(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
-		     struct dray_err *err)
+void request_start(struct wsession *s, struct xfer_request *r, uint64_t arena_offset,
+		   struct dray_err *err)
 {
 	struct worker *w = s->worker;
-	struct xfer_request r;
-	struct dmsg_transfer m;
 
-	if (dmsg_transfer_decode(body, h->length, &m, err) < 0)
-		return;
 	if (w->draining) {
 		dray_err_set(err, -ESHUTDOWN, DRAY_E_DRAINING,
 			     "the agent is draining and takes no new transfers");
 		return;
 	}
+	if (r->spec.flags & DMSG_TRANSFER_FLAG_ARENA) {
+		r->ops = arena_at(s, arena_offset, (uint64_t)r->n_ops * DMSG_OP_SIZE);
+		if (!r->ops) {
+			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
+				     "%u operations at %llu exceed the session's arena", r->n_ops,
+				     (unsigned long long)arena_offset);
+			return;
+		}
+	}
+	/* the id is added first, because the transfer may end inside xfer_start() */
+	if (idset_add(&s->ids, r->request_id) < 0)
+		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
+			     (unsigned long long)r->request_id);
+	else if (xfer_start(&w->core, &s->xs, r, err) < 0)
+		idset_del(&s->ids, r->request_id);
+}
+
+static void transfer(struct wsession *s, const struct dmsg_header *h, const uint8_t *body,
+		     struct dray_err *err)
+{
+	struct xfer_request r;
+	struct dmsg_transfer m;
+
+	if (dmsg_transfer_decode(body, h->length, &m, err) < 0)
+		return;
 	r = (struct xfer_request){
+		.spec = m.spec,
 		.request_id = h->request_id,
-		.flags = m.flags,
-		.direction = m.direction,
-		.class = m.class,
-		.deadline_ms = m.deadline_ms,
-		.local = m.local,
-		.remote = m.remote,
-		.wait_region = m.wait_region,
-		.wait_offset = m.wait_offset,
-		.wait_value = m.wait_value,
-		.set_region = m.set_region,
-		.set_offset = m.set_offset,
-		.set_value = m.set_value,
-		.notify_tag = m.notify_tag,
-		.notify = m.notify.p,
-		.notify_length = m.notify.n,
 		.ops = m.ops.p,
 		.n_ops = m.ops.n,
+		.notify = m.notify.p,
+		.notify_length = m.notify.n,
 	};
 	if (m.flags & DMSG_TRANSFER_FLAG_ARENA) {
-		const struct ring_memory *mem = s->memory;
-		uint64_t bytes = (uint64_t)m.arena_ops * DMSG_OP_SIZE;
-
 		if (m.ops.n) {
 			dray_err_set(
 				err, -EINVAL, DRAY_E_INVALID,
 				"the operations are both inline and in the arena; send one of the two");
 			return;
 		}
-		if (!mem || m.arena_offset > mem->arena_bytes ||
-		    bytes > mem->arena_bytes - m.arena_offset) {
-			dray_err_set(err, -ERANGE, DRAY_E_RANGE,
-				     "%u operations at %llu exceed the arena of %llu bytes",
-				     m.arena_ops, (unsigned long long)m.arena_offset,
-				     (unsigned long long)(mem ? mem->arena_bytes : 0));
-			return;
-		}
-		r.ops = mem->arena + m.arena_offset;
 		r.n_ops = m.arena_ops;
 	}
-	/* the id is added first, because the transfer may end inside xfer_start() */
-	if (idset_add(&s->ids, h->request_id) < 0) {
-		dray_err_set(err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id %llu is in use",
-			     (unsigned long long)h->request_id);
-		return;
-	}
-	if (xfer_start(&w->core, &s->xs, &r, err) < 0)
-		idset_del(&s->ids, h->request_id);
+	request_start(s, &r, m.arena_offset, err);
 }
 
 static struct xfer *find_transfer(struct wsession *s, uint64_t request)

@@ -85,76 +85,39 @@ void ring_close(struct wsession *s)
 	s->ring = NULL;
 }
 
-static void refuse(struct wsession *s, uint64_t user_data, const struct dray_err *err)
-{
-	ring_complete(s,
-		      &(struct dmsg_cqe){ .user_data = user_data, .status = (uint32_t)err->code });
-}
-
-static bool arena_holds(const struct ring_memory *m, uint64_t offset, uint64_t bytes)
-{
-	return offset <= m->arena_bytes && bytes <= m->arena_bytes - offset;
-}
-
 static void submit(struct wsession *s, const struct dmsg_sqe *e)
 {
-	const struct ring_memory *m = s->memory;
-	struct worker *w = s->worker;
-	struct dray_err err;
 	uint8_t op[DMSG_OP_SIZE];
+	struct dray_err err;
 	struct xfer_request r = {
+		.spec = e->spec,
 		.request_id = e->user_data,
-		.from_ring = true,
-		.flags = e->flags,
-		.direction = e->direction,
-		.class = e->class,
-		.deadline_ms = e->deadline_ms,
-		.local = e->local,
-		.remote = e->remote,
-		.wait_region = e->wait_region,
-		.wait_offset = e->wait_offset,
-		.wait_value = e->wait_value,
-		.set_region = e->set_region,
-		.set_offset = e->set_offset,
-		.set_value = e->set_value,
-		.notify_tag = e->notify_tag,
-		.notify_length = e->notify_length,
 		.n_ops = e->op_count,
+		.notify_length = e->notify_length,
+		.from_ring = true,
 	};
 
 	dray_err_init(&err);
-	/* bounds before the address, which must not be formed outside the arena */
-	if (w->draining) {
-		dray_err_set(&err, -ESHUTDOWN, DRAY_E_DRAINING, "the agent is draining");
-	} else if (e->flags & DMSG_TRANSFER_FLAG_ARENA) {
-		if (e->op_count > DMSG_OPS_MAX ||
-		    !arena_holds(m, e->arena_offset, (uint64_t)e->op_count * DMSG_OP_SIZE))
-			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
-				     "the operations exceed the arena");
-		else
-			r.ops = m->arena + e->arena_offset;
-	} else if (e->op_count != 1) {
-		dray_err_set(&err, -EINVAL, DRAY_E_INVALID,
-			     "a submission without arena has exactly one operation");
-	} else {
+	if (!(e->flags & DMSG_TRANSFER_FLAG_ARENA)) {
+		if (e->op_count != 1)
+			dray_err_set(
+				&err, -EINVAL, DRAY_E_INVALID,
+				"a submission without the arena flag has exactly one operation");
 		dmsg_op_put(op, &(struct dmsg_op){ e->op_local, e->op_remote, e->op_length });
 		r.ops = op;
 		r.ops_ours = true;
 	}
-	if (!err.code && (e->flags & DMSG_TRANSFER_FLAG_NOTIFY)) {
-		if (e->notify_length > DMSG_NOTIFY_MAX ||
-		    !arena_holds(m, e->notify_offset, e->notify_length))
+	if (e->flags & DMSG_TRANSFER_FLAG_NOTIFY) {
+		r.notify = arena_at(s, e->notify_offset, e->notify_length);
+		if (!r.notify)
 			dray_err_set(&err, -ERANGE, DRAY_E_RANGE,
 				     "the notification exceeds the arena");
-		else
-			r.notify = m->arena + e->notify_offset;
 	}
-	if (!err.code && idset_add(&s->ids, e->user_data) < 0)
-		dray_err_set(&err, -EEXIST, DRAY_E_DUPLICATE_ID, "request id is in use");
-	else if (!err.code && xfer_start(&w->core, &s->xs, &r, &err) < 0)
-		idset_del(&s->ids, e->user_data);
+	if (!err.code)
+		request_start(s, &r, e->arena_offset, &err);
 	if (err.code)
-		refuse(s, e->user_data, &err);
+		ring_complete(s, &(struct dmsg_cqe){ .user_data = e->user_data,
+						     .status = (uint32_t)err.code });
 }
 
 static void break_lying(struct wsession *s, uint32_t tail)
