@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lib/cleanup.h"
 
@@ -76,4 +77,31 @@ void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_han
 		return t->slots[i].p;
 	}
 	return NULL;
+}
+
+int dray_slots_set(struct dray_slots *s, dray_handle h, void *p)
+{
+	uint32_t i = dray_handle_index(h);
+
+	if (i >= s->n) {
+		uint32_t n = s->n ? s->n : 16;
+		void **v;
+
+		while (n <= i)
+			n *= 2;
+		v = realloc(s->v, n * sizeof(*v));
+		if (!v)
+			return -ENOMEM;
+		memset(v + s->n, 0, (n - s->n) * sizeof(*v));
+		s->v = v;
+		s->n = n;
+	}
+	s->v[i] = p;
+	return 0;
+}
+
+void dray_slots_deinit(struct dray_slots *s)
+{
+	free(s->v);
+	*s = (struct dray_slots){ 0 };
 }

@@ -59,4 +59,20 @@ void *dray_handles_del(struct dray_handles *t, dray_handle h);
  */
 void *dray_handles_next(const struct dray_handles *t, uint32_t *cursor, dray_handle *ret_handle);
 
+/* Pointers by the index of handles that another thread's table has given out. Starts as zeros. */
+struct dray_slots {
+	void **v;
+	uint32_t n;
+};
+
+/* 0 or -ENOMEM; replacing a pointer never fails. */
+int dray_slots_set(struct dray_slots *s, dray_handle h, void *p);
+void dray_slots_deinit(struct dray_slots *s);
+
+/* What was set for a handle with this index; NULL: nothing. The generation is not compared. */
+static inline void *dray_slots_get(const struct dray_slots *s, dray_handle h)
+{
+	return dray_handle_index(h) < s->n ? s->v[dray_handle_index(h)] : NULL;
+}
+
 #endif

@@ -6,12 +6,6 @@
 
 #include "agent/model/keys.h"
 
-/* The slot is the index of the handle. It holds a chain, because its next object may come while the last one is being dropped. */
-struct object_table {
-	struct object **slots;
-	uint32_t n;
-};
-
 /* The remotes that were lost last, so that a request which names one is told why. */
 #define LOST_MAX 256
 
@@ -21,7 +15,8 @@ struct lost_remote {
 };
 
 struct objects {
-	struct object_table tables[OBJECT_KIND_N];
+	/* Chains: the next object with an index may come while the former one is being dropped. */
+	struct dray_slots tables[OBJECT_KIND_N];
 	struct lost_remote lost[LOST_MAX];
 	unsigned lost_at;
 };
@@ -37,18 +32,18 @@ void objects_deinit(struct core *c)
 	if (!c->objects)
 		return;
 	for (unsigned k = 0; k < OBJECT_KIND_N; k++) {
-		struct object_table *t = &c->objects->tables[k];
+		struct dray_slots *t = &c->objects->tables[k];
 
 		for (uint32_t i = 0; i < t->n; i++) {
 			struct object *next;
 
-			for (struct object *o = t->slots[i]; o; o = next) {
+			for (struct object *o = t->v[i]; o; o = next) {
 				next = o->next;
 				rail_keys_unref(o->keys);
 				free(o);
 			}
 		}
-		free(t->slots);
+		dray_slots_deinit(t);
 	}
 	free(c->objects);
 	c->objects = NULL;
@@ -56,43 +51,26 @@ void objects_deinit(struct core *c)
 
 int object_publish(struct core *c, const struct object_view *view)
 {
-	struct object_table *t = &c->objects->tables[view->kind];
-	uint32_t i = dray_handle_index(view->handle);
-	struct object *o;
+	struct dray_slots *t = &c->objects->tables[view->kind];
+	struct object *o = calloc(1, sizeof(*o));
 
-	if (i >= t->n) {
-		uint32_t n = t->n ? t->n : 16;
-		struct object **slots;
-
-		while (n <= i)
-			n *= 2;
-		slots = realloc(t->slots, n * sizeof(struct object *));
-		if (!slots)
-			return -ENOMEM;
-		for (uint32_t k = t->n; k < n; k++)
-			slots[k] = NULL;
-		t->slots = slots;
-		t->n = n;
-	}
-	o = calloc(1, sizeof(*o));
 	if (!o)
 		return -ENOMEM;
 	o->view = view;
 	o->handle = view->handle;
-	o->next = t->slots[i];
-	t->slots[i] = o;
+	o->next = dray_slots_get(t, o->handle);
+	if (dray_slots_set(t, o->handle, o) < 0) {
+		free(o);
+		return -ENOMEM;
+	}
 	return 0;
 }
 
 struct object *object_find(struct core *c, enum object_kind kind, dray_handle handle)
 {
-	struct object_table *t = &c->objects->tables[kind];
-	uint32_t i = dray_handle_index(handle);
-	struct object *o;
+	struct object *o = dray_slots_get(&c->objects->tables[kind], handle);
 
-	if (i >= t->n)
-		return NULL;
-	for (o = t->slots[i]; o && o->handle != handle;)
+	while (o && o->handle != handle)
 		o = o->next;
 	return o;
 }
@@ -118,12 +96,17 @@ struct object *object_get(struct core *c, enum object_kind kind, dray_handle han
 static void finish(struct core *c, struct object *o)
 {
 	enum object_kind kind = o->view->kind;
-	struct object **at = &c->objects->tables[kind].slots[dray_handle_index(o->handle)];
+	struct dray_slots *t = &c->objects->tables[kind];
 	dray_handle handle = o->handle;
+	struct object *before = dray_slots_get(t, handle);
 
-	while (*at != o)
-		at = &(*at)->next;
-	*at = o->next;
+	if (before == o) {
+		dray_slots_set(t, handle, o->next);
+	} else {
+		while (before->next != o)
+			before = before->next;
+		before->next = o->next;
+	}
 	/* a remote that its own session released is unknown, not lost */
 	if (kind == OBJECT_REMOTE && o->drop_code != DRAY_E_CANCELLED &&
 	    o->drop_code != DRAY_E_SESSION_CLOSED)

@@ -76,8 +76,7 @@ struct worker {
 	bool event_pending;                         /* events pushed this turn */
 	_Atomic bool want_room;                     /* control waits for room in `commands` */
 	struct loop_source command_source;
-	struct wsession **sessions; /* by index of the session handle */
-	uint32_t n_sessions;
+	struct dray_slots sessions; /* struct wsession */
 	struct dray_list session_list, ready;
 	struct dray_list departures;
 	struct dray_list polled;    /* rings that are polled in every turn */

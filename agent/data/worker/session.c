@@ -15,11 +15,9 @@
 
 struct wsession *wsession_get(struct worker *w, dray_handle session)
 {
-	uint32_t i = dray_handle_index(session);
+	struct wsession *s = dray_slots_get(&w->sessions, session);
 
-	if (i >= w->n_sessions || !w->sessions[i] || w->sessions[i]->xs.handle != session)
-		return NULL;
-	return w->sessions[i];
+	return s && s->xs.handle == session ? s : NULL;
 }
 
 static void make_ready(struct wsession *s)
@@ -71,28 +69,6 @@ static void handle_io(struct loop_source *source, uint32_t events)
 		make_ready(s);
 }
 
-static int table_put(struct worker *w, struct wsession *s)
-{
-	uint32_t i = dray_handle_index(s->xs.handle);
-
-	if (i >= w->n_sessions) {
-		uint32_t n = w->n_sessions ? w->n_sessions : 16;
-		struct wsession **table;
-
-		while (n <= i)
-			n *= 2;
-		table = realloc(w->sessions, n * sizeof(struct wsession *));
-		if (!table)
-			return -ENOMEM;
-		for (uint32_t k = w->n_sessions; k < n; k++)
-			table[k] = NULL;
-		w->sessions = table;
-		w->n_sessions = n;
-	}
-	w->sessions[i] = s;
-	return 0;
-}
-
 void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 {
 	struct wsession *s = calloc(1, sizeof(*s));
@@ -108,7 +84,7 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	s->writable = true;
 	dray_list_init(&s->link);
 	dray_list_init(&s->ready_link);
-	if (table_put(w, s) < 0)
+	if (dray_slots_set(&w->sessions, s->xs.handle, s) < 0)
 		goto failed;
 	dray_list_add(&w->session_list, &s->link);
 	if (loop_add(&w->core.loop, &s->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, handle_io) < 0)
@@ -166,7 +142,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		idset_deinit(&s->ids);
 		dray_list_del(&s->ready_link);
 		dray_list_del(&s->link);
-		w->sessions[dray_handle_index(session)] = NULL;
+		dray_slots_set(&w->sessions, session, NULL);
 		xfer_session_deinit(&s->xs);
 		free(s);
 	}

@@ -41,7 +41,7 @@ void worker_release(struct worker *w)
 	dray_close(w->event_fd);
 	free(w->backlog);
 	free(w->buffer);
-	free(w->sessions);
+	dray_slots_deinit(&w->sessions);
 	free(w);
 }
 
