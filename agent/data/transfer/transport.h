@@ -73,7 +73,7 @@ struct transport_ops {
 	int64_t (*tick)(struct core *c, void *state);
 
 	/* Peers. May be NULL. The link is borrowed until up->peer_gone(). */
-	int (*peer_up)(struct core *c, void *state, struct peer_link *link);
+	void (*peer_up)(struct core *c, void *state, struct peer_link *link);
 	/*
 	 * Every slice to it ends with `code` (peer_lost, ...), now or as soon as the rules above allow; all
 	 * streams close; then up->peer_gone(), possibly from inside this call.

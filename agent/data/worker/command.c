@@ -314,8 +314,7 @@ static void run_command(struct worker *w, const struct command *cmd)
 	case COMMAND_PEER_UP:
 		WORKER_EACH_TRANSPORT(w, i)
 		if (c->transports[i]->peer_up)
-			dray_assert(c->transports[i]->peer_up(c, c->transport_state[i],
-							      cmd->link) == 0);
+			c->transports[i]->peer_up(c, c->transport_state[i], cmd->link);
 		break;
 	case COMMAND_PEER_DOWN:
 		peer_down(w, cmd->session, cmd->code);

@@ -59,8 +59,7 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 	if (!s->staged || write)
 		xfer_slice_done(c, s, 0, NULL);
 	else if (slice_wanted(s))
-		stage_channel_scatter(
-			c, dray_container_of(s->xfer->channel, struct stage_channel, ch), s);
+		stage_channel_scatter(c, s);
 	else
 		xfer_slice_done(c, s, s->xfer->code, NULL);
 }

@@ -377,25 +377,18 @@ static bool any_has_room(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
-/* The next slice: first those to retry, then the three kinds in turn. */
+/* The next slice: first those to retry, then those through the window and others in turn. */
 static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 {
-	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+	struct slice *s = dray_list_first(&ch->ch.retry, struct slice, link);
 
 	if (s) {
 		dray_list_del(&s->link);
 		return s;
 	}
-	if (stage_channel_has_work(&ch->staging))
-		stage_channel_fill(c, &ch->staging);
-	for (unsigned i = 0; i < 3 && !s; i++) {
-		ch->next = (ch->next + 1) % 3;
-		if (ch->next == 0)
-			s = sched_next(c, &ch->ch, 0);
-		else if (ch->next == 1)
-			s = stage_channel_next(&ch->staging);
-		else
-			s = window_channel_next(ch);
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		ch->windowed_next = !ch->windowed_next;
+		s = ch->windowed_next ? window_channel_next(ch) : stage_channel_next(c, &ch->ch);
 	}
 	return s;
 }
@@ -405,10 +398,8 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	struct rdma *r = ch->peer->rdma;
 	struct rdma_list *l = r->list;
 
-	if (!dray_list_empty(&ch->staging.copied))
-		stage_channel_collect(r->c, &ch->staging);
-	if (!dray_list_empty(&ch->win.staging.copied))
-		stage_channel_collect(r->c, &ch->win.staging);
+	stage_channel_collect(r->c, &ch->ch);
+	stage_channel_collect(r->c, &ch->win);
 	rdma_channel_review(ch);
 	if (!l)
 		return;
@@ -425,7 +416,7 @@ void rdma_channel_pull(struct rdma_channel *ch)
 		p = choose_queue(ch, l, s);
 		if (!p) {
 			/* Suitable queue pairs are busy. The first with room pulls again. */
-			dray_list_add_front(&ch->retry, &s->link);
+			dray_list_add_front(&ch->ch.retry, &s->link);
 			break;
 		}
 		slice_begin(p, s);

@@ -42,79 +42,47 @@ static int rdma_init(struct core *c, void **ret_state)
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer)
 {
-	uint32_t i = dray_handle_index(peer);
+	struct rdma_peer *p = dray_slots_get(&r->peers, peer);
 
-	return i < r->n_peers && r->peers[i] && r->peers[i]->link->peer == peer ? r->peers[i] :
-										  NULL;
+	return p && p->link->peer == peer ? p : NULL;
 }
 
-static int peers_grow(struct rdma *r, uint32_t i)
+static void rdma_peer_up(struct core *c, void *state, struct peer_link *link)
 {
-	uint32_t n = dray_max(i + 1, r->n_peers * 2);
-	struct rdma_peer **peers;
-
-	if (i < r->n_peers)
-		return 0;
-	peers = realloc(r->peers, n * sizeof(struct rdma_peer *));
-	if (!peers)
-		return -ENOMEM;
-	memset(peers + r->n_peers, 0, (n - r->n_peers) * sizeof(struct rdma_peer *));
-	r->peers = peers;
-	r->n_peers = n;
-	return 0;
-}
-
-static void staging_ready(struct core *c, struct stage_channel *p)
-{
-	rdma_pull_later(dray_container_of(p, struct rdma_channel, staging));
-}
-
-static int rdma_peer_up(struct core *c, void *state, struct peer_link *link)
-{
-	uint32_t i = dray_handle_index(link->peer);
 	struct rdma *r = state;
-	struct rdma_peer *peer;
+	struct rdma_peer *peer = calloc(1, sizeof(*peer));
 
-	if (peers_grow(r, i) < 0)
-		return -ENOMEM;
-	if (r->peers[i])
-		return -EEXIST;
-	peer = calloc(1, sizeof(*peer));
-	if (!peer)
-		return -ENOMEM;
+	dray_assert(peer && !dray_slots_get(&r->peers, link->peer));
+	dray_assert(dray_slots_set(&r->peers, link->peer, peer) == 0);
 	peer->rdma = r;
 	peer->link = link;
 	dray_list_init(&peer->windows);
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
-		channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link);
-		stage_channel_init(&ch->staging, &transport_rdma, (enum dmsg_class)k, link,
-				   &peer->staged, staging_ready);
-		window_channel_init(ch, (enum dmsg_class)k, link, &peer->staged);
+		stage_channel_init(&ch->ch, &transport_rdma, (enum dmsg_class)k, link,
+				   &peer->staged, &ch->pull_link, &r->pulling[k]);
+		stage_channel_init(&ch->win, &transport_rdma, (enum dmsg_class)k, link,
+				   &peer->staged, &ch->pull_link, &r->pulling[k]);
+		ch->win.direct.gpu_path = DMSG_GPU_PATH_STAGED;
 		ch->peer = peer;
-		dray_list_init(&ch->pull_link);
 		dray_list_init(&ch->queues);
 		dray_list_init(&ch->lost);
-		dray_list_init(&ch->retry);
+		dray_list_init(&ch->requested);
 	}
 	dray_list_add(&r->peer_list, &peer->peers_link);
-	r->peers[i] = peer;
-	return 0;
 }
 
 static void peer_free(struct rdma_peer *peer)
 {
 	for (unsigned k = 0; k < 2; k++) {
-		dray_list_del(&peer->channels[k].pull_link);
-		channel_deinit(&peer->channels[k].ch);
-		stage_channel_deinit(&peer->channels[k].staging);
-		window_channel_deinit(&peer->channels[k].win);
+		stage_channel_deinit(&peer->channels[k].ch);
+		stage_channel_deinit(&peer->channels[k].win);
 	}
 	dray_list_for_each(&peer->windows, w, struct rdma_window, link)
 		window_free(w);
 	dray_list_del(&peer->peers_link);
-	peer->rdma->peers[dray_handle_index(peer->link->peer)] = NULL;
+	dray_slots_set(&peer->rdma->peers, peer->link->peer, NULL);
 	free(peer->paths);
 	free(peer);
 }
@@ -148,8 +116,7 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 	for (unsigned k = 0; k < 2; k++) {
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
 			rdma_queue_lose(p, RDMA_LOSS_PEER);
-		stage_channel_stop(c, &peer->channels[k].staging, NULL, true, &over);
-		window_channel_stop(&peer->channels[k], NULL, true, &over);
+		rdma_channel_take(&peer->channels[k], NULL, true, &over);
 	}
 	/*
 	 * The worker has stopped all its transfers, which ended slices that were neither posted nor being
@@ -177,27 +144,24 @@ static void rdma_deinit(struct core *c, void *state)
 	dray_handles_deinit(&r->queues);
 	rail_keys_unref(r->staging);
 	free(r->list);
-	free(r->peers);
+	dray_slots_deinit(&r->peers);
 	free(r);
 }
 
 void rdma_queue_request(struct rdma_channel *ch)
 {
-	if (ch->requested || !dray_list_empty(&ch->queues))
+	if (ch->queue_requested || !dray_list_empty(&ch->queues))
 		return;
-	ch->requested = true;
+	ch->queue_requested = true;
 	rdma_event(ch->peer->rdma, RDMA_WANTED, ch->peer->link->peer, 0, 0, NULL);
-}
-
-void rdma_pull_later(struct rdma_channel *ch)
-{
-	if (dray_list_empty(&ch->pull_link))
-		dray_list_add(&ch->peer->rdma->pulling[ch->ch.class], &ch->pull_link);
 }
 
 static struct rdma_channel *channel_of(struct rdma *r, const struct channel *ch)
 {
-	return &rdma_peer_get(r, ch->link->peer)->channels[ch->class];
+	struct rdma_peer *peer = rdma_peer_get(r, ch->link->peer);
+
+	dray_assert(peer);
+	return &peer->channels[ch->class];
 }
 
 static void rdma_kick(struct core *c, void *state, struct channel *ch)
@@ -339,7 +303,8 @@ static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 	if (!peer || peer->down || rdma_queue_new(peer, qp) < 0) {
 		rdma_event(r, RDMA_QP_LOST, handle, qp->id, RDMA_LOSS_UNUSED, NULL);
 	} else {
-		peer->channels[qp->class].requested = peer->channels[qp->class].unreachable = false;
+		peer->channels[qp->class].queue_requested = false;
+		peer->channels[qp->class].unreachable = false;
 		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
 	}
 	free(qp);

@@ -67,15 +67,6 @@ struct rdma_window {
 	struct window_buffer v[];
 };
 
-/* The transfers of a channel that pass through the peer's window. */
-struct window_channel {
-	struct channel ch;            /* transfers whose local memory is registered */
-	struct stage_channel staging; /* transfers whose local memory is staged */
-	bool staged_next;
-	struct dray_list restart;   /* slices that begin again, without a buffer */
-	struct dray_list requested; /* slices whose copy was requested from the owner */
-};
-
 /* Consecutive work requests: a whole slice or a part of one. */
 struct rdma_entry {
 	struct slice *slice;    /* ends with this entry; NULL: a part, or the slice has ended */
@@ -120,17 +111,18 @@ struct rdma_queue {
 };
 
 struct rdma_channel {
-	struct channel ch; /* first */
+	struct stage_channel ch; /* first: the direct channel is that of registered local memory */
+	struct stage_channel
+		win; /* the same for transfers through the peer's window; retry: without a buffer */
+	bool windowed_next; /* slices of both alternate */
 	struct rdma_peer *peer;
-	struct stage_channel staging; /* transfers whose local region is unregistered GPU memory */
-	struct window_channel win;    /* transfers through the peer's window */
-	unsigned next;                /* slices of all kinds alternate */
-	struct dray_list pull_link;   /* on rdma->pulling[class] while it may have slices to post */
+	struct dray_list pull_link; /* on rdma->pulling[class] while it may have slices to post */
 	struct dray_list queues, lost;
-	struct dray_list retry; /* slices to post before new ones */
-	bool requested;   /* a queue pair was requested; ends with a queue pair or UNREACHABLE */
-	bool unreachable; /* no queue pair can be made now */
-	bool moving;      /* transfers will move to another route when all their slices are back */
+	struct dray_list
+		requested; /* slices whose copy between window and memory was requested from the owner */
+	bool queue_requested; /* ends with a queue pair or UNREACHABLE */
+	bool unreachable;     /* no queue pair can be made now */
+	bool moving; /* transfers will move to another route when all their slices are back */
 };
 
 struct rdma_peer {
@@ -173,8 +165,7 @@ struct rdma_list {
 
 struct rdma {
 	struct core *c;
-	struct rdma_peer **peers; /* by index of the handle */
-	uint32_t n_peers;
+	struct dray_slots peers; /* struct rdma_peer */
 	struct dray_list peer_list;
 	struct dray_handles queues;
 	struct rdma_rail rails[RAILS_MAX];
@@ -193,10 +184,10 @@ struct rdma {
 /* rdma.c */
 static inline unsigned rdma_route(const struct rdma_channel *ch, const struct xfer *x)
 {
-	bool staged = x->channel == &ch->staging.ch || x->channel == &ch->win.staging.ch;
-	bool windowed = x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
+	bool staged = x->channel == &ch->ch.staged || x->channel == &ch->win.staged;
 
-	return (staged ? RDMA_ROUTE_STAGED : 0) | (windowed ? RDMA_ROUTE_WINDOWED : 0);
+	return (staged ? RDMA_ROUTE_STAGED : 0) |
+	       (stage_channel_has(&ch->win, x) ? RDMA_ROUTE_WINDOWED : 0);
 }
 
 /* The slice's buffer is in a window that the owner has replaced. */
@@ -205,16 +196,14 @@ static inline bool window_is_void(const struct rdma_peer *peer, const struct sli
 	return s->window && s->window->window != peer->window;
 }
 
-static inline bool window_channel_has_work(const struct window_channel *wc)
-{
-	return !dray_list_empty(&wc->restart) || channel_pending(&wc->ch) ||
-	       stage_channel_has_work(&wc->staging);
-}
-
 static inline bool rdma_channel_has_work(const struct rdma_channel *ch)
 {
-	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
-	       stage_channel_has_work(&ch->staging) || window_channel_has_work(&ch->win);
+	return stage_channel_has_work(&ch->ch) || stage_channel_has_work(&ch->win);
+}
+
+static inline void rdma_pull_later(struct rdma_channel *ch)
+{
+	stage_channel_pull_later(&ch->ch);
 }
 
 static inline void rdma_timer(struct rdma *r, int64_t when_ns)
@@ -223,7 +212,6 @@ static inline void rdma_timer(struct rdma *r, int64_t when_ns)
 }
 
 struct rdma_peer *rdma_peer_get(struct rdma *r, dray_handle peer);
-void rdma_pull_later(struct rdma_channel *ch);
 /* Requests a queue pair from the control thread if there is none. */
 void rdma_queue_request(struct rdma_channel *ch);
 /* Reports to the control thread. */
@@ -272,6 +260,12 @@ void rdma_entry_release(struct core *c, struct rdma_entry *e);
 void rdma_queue_lose(struct rdma_queue *p, uint32_t code);
 /* Both its ends are destroyed: frees it, its slices are posted again or end. */
 void rdma_queue_dead(struct rdma_queue *p);
+/*
+ * Takes the slices of x (NULL: all) that are not on a queue pair and need not continue; urgent: also those that wait for a
+ * copy here or at the owner.
+ */
+void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgent,
+		       struct dray_list *over);
 void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);
@@ -284,10 +278,6 @@ void rdma_peer_changed(struct rdma_peer *peer);
 void rdma_channel_review(struct rdma_channel *ch);
 
 /* window.c */
-void window_channel_init(struct rdma_channel *ch, enum dmsg_class class, struct peer_link *link,
-			 struct stage_account *account);
-void window_channel_deinit(struct window_channel *wc);
-
 /* Takes the channel's next slices while there are buffers. Returns one to post, or NULL. */
 struct slice *window_channel_next(struct rdma_channel *ch);
 /* Requests from the owner the copy between the slice's buffer, which holds a WRITE's bytes, and the remote. */
@@ -300,10 +290,6 @@ void window_put(struct core *c, struct window_buffer *b);
 void slice_window_put(struct core *c, struct slice *s);
 /* The slice ends: gives back its buffers, here and at the peer. */
 void slice_release_buffers(struct core *c, struct slice *s);
-/* Takes slices of x that need not continue; urgent: also those that wait for an answer. */
-void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urgent,
-			 struct dray_list *over);
-
 /* Takes over a share of the peer's window, which is consumed. */
 void window_take_share(struct rdma_peer *peer, struct rdma_share *share);
 void window_answered(struct rdma_peer *peer, struct rdma_stage_request *ask, uint32_t code);

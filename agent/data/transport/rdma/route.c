@@ -66,9 +66,9 @@ static enum rdma_fallback choose_route(const struct rdma_peer *peer, const struc
 
 static struct channel *channel_by(struct rdma_channel *ch, unsigned route)
 {
-	if (route & RDMA_ROUTE_WINDOWED)
-		return route & RDMA_ROUTE_STAGED ? &ch->win.staging.ch : &ch->win.ch;
-	return route ? &ch->staging.ch : &ch->ch;
+	struct stage_channel *p = route & RDMA_ROUTE_WINDOWED ? &ch->win : &ch->ch;
+
+	return route & RDMA_ROUTE_STAGED ? &p->staged : &p->direct;
 }
 
 struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
@@ -100,11 +100,9 @@ struct channel *rdma_channel(struct core *c, void *state, const struct xfer *x)
 	return channel_by(ch, route);
 }
 
-/* The transfer's slices use this channel. */
 static bool channel_has(const struct rdma_channel *ch, const struct xfer *x)
 {
-	return x->channel == &ch->ch || x->channel == &ch->staging.ch ||
-	       x->channel == &ch->win.ch || x->channel == &ch->win.staging.ch;
+	return stage_channel_has(&ch->ch, x) || stage_channel_has(&ch->win, x);
 }
 
 static void transfer_move(struct core *c, struct xfer *x, void *arg)
@@ -115,10 +113,10 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 
 	if (!channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
-	slices_take(&ch->retry, x, &slices);
-	slices_take(&ch->staging.staged, x, &slices);
-	slices_take(&ch->win.restart, x, &slices);
-	slices_take(&ch->win.staging.staged, x, &slices);
+	slices_take(&ch->ch.retry, x, &slices);
+	slices_take(&ch->ch.ready, x, &slices);
+	slices_take(&ch->win.retry, x, &slices);
+	slices_take(&ch->win.ready, x, &slices);
 	dray_list_for_each(&slices, s, struct slice, link) {
 		slice_window_put(c, s);
 		n++;
@@ -126,7 +124,7 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 	/* Slices in flight on a lost queue pair, or being copied, come back first. */
 	if (n == x->slices && xfer_move(c, x, &slices))
 		return;
-	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.restart : &ch->retry,
+	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.retry : &ch->ch.retry,
 			 &slices);
 	if (n != x->slices)
 		ch->moving = true;
@@ -168,7 +166,7 @@ void rdma_channel_review(struct rdma_channel *ch)
 void rdma_channel_give_up(struct rdma_channel *ch)
 {
 	ch->unreachable = true;
-	ch->requested = false;
+	ch->queue_requested = false;
 	if (dray_list_empty(&ch->queues))
 		xfers_each(ch->peer->rdma->c, transfer_move, ch);
 }

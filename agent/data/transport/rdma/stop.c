@@ -39,7 +39,7 @@ static void slice_return(struct rdma_channel *ch, struct slice *s, bool begun,
 	else if (window_is_void(ch->peer, s))
 		window_restart(ch, s);
 	else
-		dray_list_add(&ch->retry, &s->link);
+		dray_list_add(&ch->ch.retry, &s->link);
 }
 
 void rdma_queue_dead(struct rdma_queue *p)
@@ -65,7 +65,7 @@ void rdma_queue_dead(struct rdma_queue *p)
 		rdma_channel_give_up(ch);
 	else
 		rdma_channel_review(ch);
-	if (!dray_list_empty(&ch->retry))
+	if (!dray_list_empty(&ch->ch.retry))
 		rdma_pull_later(ch);
 	xfer_slices_end(r->c, &over, 0);
 }
@@ -114,13 +114,30 @@ static void stop_on(struct rdma_queue *p, const struct xfer *x, bool urgent, str
 	}
 }
 
+void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgent,
+		       struct dray_list *over)
+{
+	struct core *c = ch->peer->rdma->c;
+
+	stage_channel_stop(c, &ch->ch, x, urgent, over);
+	stage_channel_stop(c, &ch->win, x, urgent, over);
+	if (!urgent)
+		return;
+	dray_list_for_each(&ch->requested, s, struct slice, link) {
+		if (x && s->xfer != x)
+			continue;
+		s->window->slice = NULL;
+		s->window = NULL;
+		dray_list_del(&s->link);
+		dray_list_add(over, &s->link);
+	}
+}
+
 void rdma_channel_stop(struct rdma_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	slices_take(&ch->retry, x, &over);
-	stage_channel_stop(ch->peer->rdma->c, &ch->staging, x, urgent, &over);
-	window_channel_stop(ch, x, urgent, &over);
+	rdma_channel_take(ch, x, urgent, &over);
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
 		stop_on(p, x, urgent, &over);
 	dray_list_for_each(&ch->lost, l, struct rdma_queue, link)

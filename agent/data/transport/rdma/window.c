@@ -20,31 +20,6 @@
 #define BUFFERS_MAX 32
 #define WINDOW_SHRANK "the window of the remote's owner became smaller: submit the transfer again"
 
-static void staging_ready(struct core *c, struct stage_channel *p)
-{
-	struct window_channel *wc = dray_container_of(p, struct window_channel, staging);
-
-	rdma_pull_later(dray_container_of(wc, struct rdma_channel, win));
-}
-
-void window_channel_init(struct rdma_channel *ch, enum dmsg_class class, struct peer_link *link,
-			 struct stage_account *account)
-{
-	struct window_channel *wc = &ch->win;
-
-	channel_init(&wc->ch, &transport_rdma, class, link);
-	wc->ch.gpu_path = DMSG_GPU_PATH_STAGED;
-	stage_channel_init(&wc->staging, &transport_rdma, class, link, account, staging_ready);
-	dray_list_init(&wc->restart);
-	dray_list_init(&wc->requested);
-}
-
-void window_channel_deinit(struct window_channel *wc)
-{
-	channel_deinit(&wc->ch);
-	stage_channel_deinit(&wc->staging);
-}
-
 static struct core *core_of(const struct rdma_channel *ch)
 {
 	return ch->peer->rdma->c;
@@ -86,7 +61,7 @@ void window_put(struct core *c, struct window_buffer *b)
 	if (peer->window != w && w->n_free == w->n)
 		window_free(w);
 	for (unsigned k = 0; k < 2; k++)
-		if (window_channel_has_work(&peer->channels[k].win))
+		if (stage_channel_has_work(&peer->channels[k].win))
 			rdma_pull_later(&peer->channels[k]);
 }
 
@@ -121,7 +96,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 		.length = s->bytes,
 		.grant = remote->grant,
 		.kind = write ? PMSG_STAGE_KIND_SCATTER : PMSG_STAGE_KIND_GATHER,
-		.class = (uint8_t)ch->ch.class,
+		.class = (uint8_t)ch->ch.direct.class,
 		.segs = { .p = a->segs, .n = s->n_remote },
 	};
 	for (unsigned i = 0; i < s->n_remote; i++)
@@ -129,7 +104,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 	b->slice = s;
 	b->remote = s->xfer->remote;
 	object_hold(b->remote);
-	dray_list_add(&ch->win.requested, &s->link);
+	dray_list_add(&ch->requested, &s->link);
 	ch->peer->unanswered++;
 	rdma_event(ch->peer->rdma, RDMA_STAGE, a->peer, 0, 0, a);
 }
@@ -137,7 +112,7 @@ void window_request_copy(struct rdma_channel *ch, struct slice *s)
 void window_restart(struct rdma_channel *ch, struct slice *s)
 {
 	slice_window_put(core_of(ch), s);
-	dray_list_add(&ch->win.restart, &s->link);
+	dray_list_add(&ch->win.retry, &s->link);
 	ch->moving = true;
 	rdma_pull_later(ch);
 }
@@ -162,7 +137,7 @@ static void answered(struct rdma_channel *ch, struct slice *s, const struct rdma
 	else if (window_is_void(ch->peer, s))
 		window_restart(ch, s);
 	else
-		dray_list_add(&ch->retry, &s->link);
+		dray_list_add(&ch->ch.retry, &s->link);
 }
 
 void window_answered(struct rdma_peer *peer, struct rdma_stage_request *a, uint32_t code)
@@ -188,7 +163,7 @@ void window_answered(struct rdma_peer *peer, struct rdma_stage_request *a, uint3
 
 static struct slice *take_restart(struct rdma_channel *ch)
 {
-	dray_list_for_each(&ch->win.restart, s, struct slice, link)
+	dray_list_for_each(&ch->win.retry, s, struct slice, link)
 		if (!rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
 			dray_list_del(&s->link);
 			return s;
@@ -196,32 +171,15 @@ static struct slice *take_restart(struct rdma_channel *ch)
 	return NULL;
 }
 
-/* The next slice: first one that begins again, then staged and other slices in turn. */
-static struct slice *take(struct rdma_channel *ch)
-{
-	struct window_channel *wc = &ch->win;
-	struct core *c = core_of(ch);
-	struct slice *s = take_restart(ch);
-
-	if (s)
-		return s;
-	if (stage_channel_has_work(&wc->staging))
-		stage_channel_fill(c, &wc->staging);
-	for (unsigned i = 0; i < 2 && !s; i++) {
-		wc->staged_next = !wc->staged_next;
-		s = wc->staged_next ? stage_channel_next(&wc->staging) :
-				      sched_next(c, &wc->ch, ch->peer->window->unit);
-	}
-	return s;
-}
-
 struct slice *window_channel_next(struct rdma_channel *ch)
 {
 	struct core *c = core_of(ch);
 	struct slice *s;
 
-	while (may_take_buffer(ch->peer, ch->ch.class)) {
-		s = take(ch);
+	while (may_take_buffer(ch->peer, ch->ch.direct.class)) {
+		s = take_restart(ch);
+		if (!s)
+			s = stage_channel_next(c, &ch->win);
 		if (!s)
 			return NULL;
 		if (rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
@@ -239,25 +197,6 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 		window_request_copy(ch, s);
 	}
 	return NULL;
-}
-
-void window_channel_stop(struct rdma_channel *ch, const struct xfer *x, bool urgent,
-			 struct dray_list *over)
-{
-	struct window_channel *wc = &ch->win;
-
-	slices_take(&wc->restart, x, over);
-	stage_channel_stop(core_of(ch), &wc->staging, x, urgent, over);
-	if (!urgent)
-		return;
-	dray_list_for_each(&wc->requested, s, struct slice, link) {
-		if (x && s->xfer != x)
-			continue;
-		s->window->slice = NULL;
-		s->window = NULL;
-		dray_list_del(&s->link);
-		dray_list_add(over, &s->link);
-	}
 }
 
 static struct rdma_window *window_new(struct rdma_peer *peer, const struct rdma_share *share)
@@ -297,8 +236,8 @@ static void replace(struct rdma_peer *peer, struct rdma_window *w)
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
-		ch->win.staging.max = w ? w->unit : 0;
-		dray_list_for_each(&ch->retry, s, struct slice, link) {
+		ch->win.max = w ? w->unit : 0;
+		dray_list_for_each(&ch->ch.retry, s, struct slice, link) {
 			if (!s->window)
 				continue;
 			dray_list_del(&s->link);

@@ -8,49 +8,58 @@
 
 static void buffer_ready(struct core *c, struct stage_waiter *w)
 {
-	struct stage_channel *p = dray_container_of(w, struct stage_channel, waiter);
-
-	p->ready(c, p);
+	stage_channel_pull_later(dray_container_of(w, struct stage_channel, waiter));
 }
 
 void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops,
 			enum dmsg_class class, struct peer_link *link,
-			struct stage_account *account,
-			void (*ready)(struct core *c, struct stage_channel *p))
+			struct stage_account *account, struct dray_list *pull_link,
+			struct dray_list *pulling)
 {
-	channel_init(&p->ch, ops, class, link);
-	p->ch.gpu_path = DMSG_GPU_PATH_STAGED;
+	channel_init(&p->direct, ops, class, link);
+	channel_init(&p->staged, ops, class, link);
+	p->staged.gpu_path = DMSG_GPU_PATH_STAGED;
+	dray_list_init(&p->retry);
 	dray_list_init(&p->unstaged);
 	dray_list_init(&p->copying);
 	dray_list_init(&p->copied);
-	dray_list_init(&p->staged);
+	dray_list_init(&p->ready);
 	dray_list_init(&p->waiter.link);
 	p->waiter.ready = buffer_ready;
 	p->account = account;
-	p->ready = ready;
+	p->pull_link = pull_link;
+	p->pulling = pulling;
+	dray_list_init(pull_link);
 }
 
 void stage_channel_deinit(struct stage_channel *p)
 {
 	stage_unwait(&p->waiter);
-	channel_deinit(&p->ch);
+	dray_list_del(p->pull_link);
+	channel_deinit(&p->direct);
+	channel_deinit(&p->staged);
+}
+
+static struct stage_channel *channel_of(const struct slice *s)
+{
+	return dray_container_of(s->xfer->channel, struct stage_channel, staged);
 }
 
 static void copy_done(struct core *c, struct stage_buffer *b)
 {
 	struct slice *s = b->holder;
-	struct stage_channel *p = dray_container_of(s->xfer->channel, struct stage_channel, ch);
+	struct stage_channel *p = channel_of(s);
 
 	dray_list_del(&s->link);
 	dray_list_add(&p->copied, &s->link);
-	p->ready(c, p);
+	stage_channel_pull_later(p);
 }
 
-static void copy(struct core *c, struct stage_channel *p, struct slice *s, bool to_gpu)
+static void copy(struct core *c, struct slice *s, bool to_gpu)
 {
 	const struct region_view *local = object_region(s->xfer->local);
 
-	dray_list_add(&p->copying, &s->link);
+	dray_list_add(&channel_of(s)->copying, &s->link);
 	stage_copy(c, s->staged, local->gpu, to_gpu, copy_done);
 }
 
@@ -63,9 +72,9 @@ static void start(struct core *c, struct stage_channel *p, struct slice *s, stru
 	b->n_ranges = s->n_local;
 	b->bytes = s->bytes;
 	if (s->xfer->direction == DMSG_DIRECTION_WRITE)
-		copy(c, p, s, false);
+		copy(c, s, false);
 	else
-		dray_list_add(&p->staged, &s->link);
+		dray_list_add(&p->ready, &s->link);
 }
 
 /*
@@ -85,7 +94,7 @@ void stage_channel_collect(struct core *c, struct stage_channel *p)
 		else if (s->xfer->direction == DMSG_DIRECTION_READ)
 			xfer_slice_done(c, s, 0, NULL);
 		else if (slice_wanted(s))
-			dray_list_add(&p->staged, &s->link);
+			dray_list_add(&p->ready, &s->link);
 		else
 			xfer_slice_done(c, s, s->xfer->code, NULL);
 	}
@@ -95,7 +104,7 @@ static unsigned count_ahead(const struct stage_channel *p)
 {
 	unsigned n = 0;
 
-	dray_list_for_each(&p->staged, s, struct slice, link)
+	dray_list_for_each(&p->ready, s, struct slice, link)
 		n++;
 	dray_list_for_each(&p->copying, s, struct slice, link)
 		n += s->xfer->direction == DMSG_DIRECTION_WRITE;
@@ -110,7 +119,7 @@ static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 
 	s = dray_list_first(&p->unstaged, struct slice, link);
 	if (!s)
-		return sched_next(c, &p->ch, p->max ? dray_min(unit, p->max) : unit);
+		return sched_next(c, &p->staged, p->max ? dray_min(unit, p->max) : unit);
 	if (s->bytes > unit) {
 		struct slice *rest = sched_split(c, s, unit);
 
@@ -125,12 +134,12 @@ static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 void stage_channel_fill(struct core *c, struct stage_channel *p)
 {
 	for (unsigned n = count_ahead(p);
-	     n < AHEAD && (!dray_list_empty(&p->unstaged) || channel_pending(&p->ch)); n++) {
-		struct stage_buffer *b = stage_get(c, STAGE_OWN, p->ch.class, p->account);
+	     n < AHEAD && (!dray_list_empty(&p->unstaged) || channel_pending(&p->staged)); n++) {
+		struct stage_buffer *b = stage_get(c, STAGE_OWN, p->staged.class, p->account);
 		struct slice *s;
 
 		if (!b) {
-			stage_wait(c, &p->waiter, STAGE_OWN, p->ch.class);
+			stage_wait(c, &p->waiter, STAGE_OWN, p->staged.class);
 			return;
 		}
 		s = next_unstaged(c, p);
@@ -142,25 +151,39 @@ void stage_channel_fill(struct core *c, struct stage_channel *p)
 	}
 }
 
-struct slice *stage_channel_next(struct stage_channel *p)
+static struct slice *next_ready(struct core *c, struct stage_channel *p)
 {
-	struct slice *s = dray_list_first(&p->staged, struct slice, link);
+	struct slice *s;
 
+	stage_channel_fill(c, p);
+	s = dray_list_first(&p->ready, struct slice, link);
 	if (s)
 		dray_list_del(&s->link);
 	return s;
 }
 
-void stage_channel_scatter(struct core *c, struct stage_channel *p, struct slice *s)
+struct slice *stage_channel_next(struct core *c, struct stage_channel *p)
 {
-	copy(c, p, s, true);
+	struct slice *s = NULL;
+
+	for (unsigned i = 0; i < 2 && !s; i++) {
+		p->staged_next = !p->staged_next;
+		s = p->staged_next ? next_ready(c, p) : sched_next(c, &p->direct, p->max);
+	}
+	return s;
+}
+
+void stage_channel_scatter(struct core *c, struct slice *s)
+{
+	copy(c, s, true);
 }
 
 void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xfer *x, bool urgent,
 			struct dray_list *over)
 {
+	slices_take(&p->retry, x, over);
 	slices_take(&p->unstaged, x, over);
-	slices_take(&p->staged, x, over);
+	slices_take(&p->ready, x, over);
 	if (!urgent)
 		return;
 	dray_list_for_each(&p->copying, s, struct slice, link)

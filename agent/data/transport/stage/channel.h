@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The importing side of transports to peers, for slices whose local memory is GPU memory. Each slice gets a
- * staging buffer before it is sent: a WRITE is gathered into it, a few slices ahead of the transport; a
- * READ's answer is received into it and then scattered. So network and GPU do not wait for each other while
- * there are buffers. The transport treats the slice like any other; a retry is sent from the same buffer.
+ * The importing side of transports to peers: the slices for one peer and class. Slices whose local memory the transport
+ * reaches are sent as they are. Slices of other GPU memory get a staging buffer first: a WRITE is gathered into it, a
+ * few slices ahead of the transport; a READ's answer is received into it and then scattered. So network and GPU do not
+ * wait for each other while there are buffers. The transport treats a staged slice like any other; a retry is sent from
+ * the same buffer.
  *
  * A slice that waits for a copy is on no stream and no queue pair, so their loss does not affect it. Worker
  * thread only.
@@ -14,42 +15,58 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transport/stage/stage.h"
 
-/* Of one peer and class; embedded in the transport's channel. */
+/* First member of the transport's channel. */
 struct stage_channel {
-	struct channel ch;         /* first: transfers whose slices pass through buffers */
+	struct channel direct;     /* transfers whose local memory the transport reaches */
+	struct channel staged;     /* transfers whose slices pass through buffers */
+	struct dray_list retry;    /* slices to send before new ones; the transport takes them */
 	struct dray_list unstaged; /* slices without a buffer that another transport handed over */
 	struct dray_list copying;  /* being gathered (WRITE) or scattered (READ) */
 	struct dray_list copied;   /* their copies have ended, to be collected */
-	struct dray_list staged;   /* ready to send: gathered WRITEs, and READs with a buffer */
+	struct dray_list ready;    /* to be sent: gathered WRITEs, and READs with a buffer */
+	bool staged_next;          /* slices of both channels alternate */
+	uint64_t max;              /* limit for a slice's bytes; 0: the configured size */
 	struct stage_waiter waiter;
 	struct stage_account *account; /* of the peer */
-	uint64_t max; /* limit for a slice's bytes besides the size of a buffer; 0: none */
-	/* stage_channel_fill() has work. The callback only notes that. */
-	void (*ready)(struct core *c, struct stage_channel *p);
+	/* the transport's link, and the list for it: on this list the channel's slices are taken in the next turn */
+	struct dray_list *pull_link, *pulling;
 };
 
 void stage_channel_init(struct stage_channel *p, const struct transport_ops *ops,
 			enum dmsg_class class, struct peer_link *link,
-			struct stage_account *account,
-			void (*ready)(struct core *c, struct stage_channel *p));
+			struct stage_account *account, struct dray_list *pull_link,
+			struct dray_list *pulling);
 /* The channel has no slices. */
 void stage_channel_deinit(struct stage_channel *p);
+
+static inline void stage_channel_pull_later(struct stage_channel *p)
+{
+	if (dray_list_empty(p->pull_link))
+		dray_list_add(p->pulling, p->pull_link);
+}
 
 /* Slices wait to be sent, or for a buffer. */
 static inline bool stage_channel_has_work(const struct stage_channel *p)
 {
-	return !dray_list_empty(&p->staged) || !dray_list_empty(&p->unstaged) ||
-	       channel_pending(&p->ch);
+	return !dray_list_empty(&p->retry) || !dray_list_empty(&p->ready) ||
+	       !dray_list_empty(&p->unstaged) || channel_pending(&p->direct) ||
+	       channel_pending(&p->staged);
+}
+
+/* The transfer's slices use this channel. */
+static inline bool stage_channel_has(const struct stage_channel *p, const struct xfer *x)
+{
+	return x->channel == &p->direct || x->channel == &p->staged;
 }
 
 /* Moves slices on whose copies have ended: READs end, WRITEs can be sent. */
 void stage_channel_collect(struct core *c, struct stage_channel *p);
 /* Gives buffers to further slices, as many as the transport will need next. */
 void stage_channel_fill(struct core *c, struct stage_channel *p);
-/* A slice to send, or NULL. */
-struct slice *stage_channel_next(struct stage_channel *p);
+/* A new slice to send, or NULL: staged and other slices in turn. */
+struct slice *stage_channel_next(struct core *c, struct stage_channel *p);
 /* All bytes of a READ are in its buffer: scatters them, then ends the slice. */
-void stage_channel_scatter(struct core *c, struct stage_channel *p, struct slice *s);
+void stage_channel_scatter(struct core *c, struct slice *s);
 /* Takes slices of x (NULL: all) that were not handed out and need not be sent; urgent: also those being copied. */
 void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xfer *x, bool urgent,
 			struct dray_list *over);

@@ -17,8 +17,6 @@
 
 /* Ranges of GPU memory for one buffer. */
 #define STAGE_RANGES_MAX SLICE_SEGS_MAX
-/* Pieces that a queue has room for, so that an idle queue takes any copy. */
-#define STAGE_PIECES_MAX (STAGE_RANGES_MAX + PMSG_FRAME_BYTES_MAX / GPU_PIECE_MAX)
 
 struct stage;
 

@@ -23,7 +23,7 @@ static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
 {
 	struct tcp_channel *ch = arg;
 
-	if (tcp_channel_has(ch, x) && x->state == XFER_RUNNING)
+	if (stage_channel_has(&ch->ch, x) && x->state == XFER_RUNNING)
 		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, UNREACHABLE, false);
 }
 
@@ -62,7 +62,7 @@ static struct tcp_requester *requester_new(struct tcp_channel *ch)
 
 	if (!p)
 		return NULL;
-	p->s.class = ch->ch.class;
+	p->s.class = ch->ch.direct.class;
 	p->s.state = TCP_CONNECTING;
 	p->s.id = (uint64_t)t->c->index << 32 | (uint32_t)++t->next_stream;
 	p->ch = ch;
@@ -102,8 +102,8 @@ static void connect_one(struct tcp_channel *ch)
 void tcp_connect(struct tcp_channel *ch)
 {
 	const struct core *c = tcp_of(ch)->c;
-	uint32_t want = ch->ch.class == DMSG_CLASS_LATENCY ? c->cfg.tcp_latency_streams :
-							     c->cfg.tcp_streams;
+	uint32_t want = ch->ch.direct.class == DMSG_CLASS_LATENCY ? c->cfg.tcp_latency_streams :
+								    c->cfg.tcp_streams;
 
 	if (ch->peer->down)
 		return;
@@ -215,7 +215,7 @@ void tcp_connect_step(struct tcp_requester *p)
 		}
 		tcp_stream_opened(s);
 		p->ch->n_open++;
-		tcp_channel_pull_later(s->tcp, p->ch);
+		tcp_channel_pull_later(p->ch);
 	}
 }
 

@@ -92,22 +92,17 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 	s->posted_ns = t->c->now_ns;
 }
 
-/* The next slice: first those to retry, then staged and other slices in turn. */
+/* The next slice: first those to retry. */
 static struct slice *next_slice(struct tcp_channel *ch)
 {
-	struct slice *s = dray_list_first(&ch->retry, struct slice, link);
+	struct slice *s = dray_list_first(&ch->ch.retry, struct slice, link);
 	struct core *c = tcp_of(ch)->c;
 
-	if (s) {
-		dray_list_del(&s->link);
-		if (s->retried)
-			core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
-		return s;
-	}
-	for (unsigned i = 0; i < 2 && !s; i++) {
-		ch->staged_next = !ch->staged_next;
-		s = ch->staged_next ? stage_channel_next(&ch->staging) : sched_next(c, &ch->ch, 0);
-	}
+	if (!s)
+		return stage_channel_next(c, &ch->ch);
+	dray_list_del(&s->link);
+	if (s->retried)
+		core_count(c->counters, DRAY_METRIC_SLICES_RESENT_TOTAL, 1);
 	return s;
 }
 
@@ -380,7 +375,7 @@ static void answer_complete(struct tcp_stream *s)
 	p->rx = NULL;
 	s->sink = false;
 	if (f->slice && f->slice->staged)
-		stage_channel_scatter(s->tcp->c, &p->ch->staging, take_answered(p, f));
+		stage_channel_scatter(s->tcp->c, take_answered(p, f));
 	else
 		answered(p, f, 0);
 }
@@ -408,13 +403,12 @@ void tcp_requester_lose(struct tcp_requester *p)
 		if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
 			dray_list_add(&p->waiting, &s->link);
 		else
-			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
+			dray_list_add(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
 	}
 	p->head = p->sent = p->tail;
 	p->sent_of = p->in_flight = 0;
 	p->rx = NULL;
-	if (tcp_channel_has_work(ch))
-		tcp_channel_pull_later(t, ch);
+	tcp_channel_pull_later(ch);
 	c->up->stream_lost(c, ch->peer->link->peer, p->s.id);
 	xfer_slices_end(c, &over, 0);
 	if (!p->useful)
@@ -429,9 +423,8 @@ static void requester_broken(struct tcp_stream *s)
 /* Queues the channel if this stream's send side is idle and there is work. */
 static void pull_if_idle(struct tcp_requester *p)
 {
-	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && frames_left(p) &&
-	    tcp_channel_has_work(p->ch))
-		tcp_channel_pull_later(p->s.tcp, p->ch);
+	if (p->s.state == TCP_OPEN && p->sent == p->tail && p->s.writable && frames_left(p))
+		tcp_channel_pull_later(p->ch);
 }
 
 static void requester_step(struct tcp_stream *s, struct tcp_budget *b)
@@ -494,10 +487,10 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 	struct tcp_requester *p;
 
 	for (;;) {
-		stage_channel_collect(c, &ch->staging);
+		stage_channel_collect(c, &ch->ch);
 		if (ch->n_open)
-			stage_channel_fill(c, &ch->staging);
-		if (!tcp_channel_has_work(ch))
+			stage_channel_fill(c, &ch->ch);
+		if (!stage_channel_has_work(&ch->ch))
 			return false;
 		if (b->left <= 0)
 			return true;

@@ -48,15 +48,14 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	slices_take(&ch->retry, x, &over);
-	stage_channel_stop(tcp_of(ch)->c, &ch->staging, x, urgent, &over);
+	stage_channel_stop(tcp_of(ch)->c, &ch->ch, x, urgent, &over);
 	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
 		if (p->s.state != TCP_OPEN)
 			continue;
 		if (stop_on(p, x, urgent, &over))
 			tcp_requester_lose(p);
-		else if (p->sent == p->tail && tcp_channel_has_work(ch))
-			tcp_channel_pull_later(tcp_of(ch), ch);
+		else if (p->sent == p->tail)
+			tcp_channel_pull_later(ch);
 	}
 	/* A closed stream touches no memory here; only the remote side's state is unknown. */
 	if (urgent)
@@ -68,19 +67,17 @@ void tcp_channel_stop(struct tcp_channel *ch, struct xfer *x, bool urgent)
 bool tcp_channel_dead(struct tcp_channel *ch, uint64_t stream_id)
 {
 	struct dray_list over = DRAY_LIST_INIT(over);
-	struct tcp *t = tcp_of(ch);
 
 	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		if (p->s.id != stream_id)
 			continue;
 		dray_list_for_each(&p->waiting, s, struct slice, link) {
 			dray_list_del(&s->link);
-			dray_list_add(slice_wanted(s) ? &ch->retry : &over, &s->link);
+			dray_list_add(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
 		}
 		tcp_stream_free_later(&p->s);
-		if (tcp_channel_has_work(ch))
-			tcp_channel_pull_later(t, ch);
-		xfer_slices_end(t->c, &over, 0);
+		tcp_channel_pull_later(ch);
+		xfer_slices_end(tcp_of(ch)->c, &over, 0);
 		return true;
 	}
 	return false;
@@ -91,8 +88,7 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct core *c = tcp_of(ch)->c;
 
-	dray_list_splice(&over, &ch->retry);
-	stage_channel_stop(c, &ch->staging, NULL, true, &over);
+	stage_channel_stop(c, &ch->ch, NULL, true, &over);
 	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);
 		tcp_stream_free_later(&p->s);

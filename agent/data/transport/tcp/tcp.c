@@ -67,71 +67,41 @@ static int tcp_init(struct core *c, void **ret_state)
 
 static struct tcp_peer *peer_get(const struct tcp *t, dray_handle peer)
 {
-	uint32_t i = dray_handle_index(peer);
+	struct tcp_peer *p = dray_slots_get(&t->peers, peer);
 
-	return i < t->n_peers && t->peers[i] && t->peers[i]->link->peer == peer ? t->peers[i] :
-										  NULL;
-}
-
-static void staging_ready(struct core *c, struct stage_channel *p)
-{
-	struct tcp_channel *ch = dray_container_of(p, struct tcp_channel, staging);
-
-	tcp_channel_pull_later(tcp_of(ch), ch);
+	return p && p->link->peer == peer ? p : NULL;
 }
 
 static void channel_setup(struct tcp_channel *ch, struct tcp_peer *peer, enum dmsg_class class)
 {
-	channel_init(&ch->ch, &transport_tcp, class, peer->link);
+	stage_channel_init(&ch->ch, &transport_tcp, class, peer->link, &peer->staged[STAGE_OWN],
+			   &ch->pull_link, &peer->tcp->pulling[class]);
 	ch->peer = peer;
-	dray_list_init(&ch->pull_link);
 	dray_list_init(&ch->streams);
 	dray_list_init(&ch->lost);
-	dray_list_init(&ch->retry);
-	stage_channel_init(&ch->staging, &transport_tcp, class, peer->link,
-			   &peer->staged[STAGE_OWN], staging_ready);
 }
 
-static int tcp_peer_up(struct core *c, void *state, struct peer_link *link)
+static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 {
-	uint32_t i = dray_handle_index(link->peer);
 	struct tcp *t = state;
-	struct tcp_peer *peer;
+	struct tcp_peer *peer = calloc(1, sizeof(*peer));
 
-	if (i >= t->n_peers) {
-		uint32_t n = dray_max(i + 1, t->n_peers * 2);
-		struct tcp_peer **peers = realloc(t->peers, n * sizeof(struct tcp_peer *));
-
-		if (!peers)
-			return -ENOMEM;
-		memset(peers + t->n_peers, 0, (n - t->n_peers) * sizeof(struct tcp_peer *));
-		t->peers = peers;
-		t->n_peers = n;
-	}
-	if (t->peers[i])
-		return -EEXIST;
-	peer = calloc(1, sizeof(*peer));
-	if (!peer)
-		return -ENOMEM;
+	dray_assert(peer && !dray_slots_get(&t->peers, link->peer));
+	dray_assert(dray_slots_set(&t->peers, link->peer, peer) == 0);
 	peer->tcp = t;
 	peer->link = link;
 	dray_list_init(&peer->adopted);
 	channel_setup(&peer->channels[DMSG_CLASS_BULK], peer, DMSG_CLASS_BULK);
 	channel_setup(&peer->channels[DMSG_CLASS_LATENCY], peer, DMSG_CLASS_LATENCY);
 	dray_list_add(&t->peer_list, &peer->peers_link);
-	t->peers[i] = peer;
-	return 0;
 }
 
 static void peer_free(struct tcp_peer *peer)
 {
-	for (unsigned i = 0; i < 2; i++) {
-		dray_list_del(&peer->channels[i].pull_link);
-		channel_deinit(&peer->channels[i].ch);
-		stage_channel_deinit(&peer->channels[i].staging);
-	}
+	for (unsigned i = 0; i < 2; i++)
+		stage_channel_deinit(&peer->channels[i].ch);
 	dray_list_del(&peer->peers_link);
-	peer->tcp->peers[dray_handle_index(peer->link->peer)] = NULL;
+	dray_slots_set(&peer->tcp->peers, peer->link->peer, NULL);
 	free(peer);
 }
 
@@ -145,8 +115,7 @@ static void stop_down(struct core *c, struct xfer *x, void *arg)
 	const struct down *d = arg;
 
 	/* Others have left the channel or have not joined it. */
-	if (x->state == XFER_RUNNING && (tcp_channel_has(&d->peer->channels[0], x) ||
-					 tcp_channel_has(&d->peer->channels[1], x)))
+	if (x->state == XFER_RUNNING && stage_channel_has(&d->peer->channels[x->class].ch, x))
 		xfer_stop(c, x, d->code, NULL, false);
 }
 
@@ -184,7 +153,7 @@ static void tcp_deinit(struct core *c, void *state)
 	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
 		peer_free(peer);
 	tcp_free_closed(t);
-	free(t->peers);
+	dray_slots_deinit(&t->peers);
 	free(t->pool);
 	free(t);
 }
@@ -194,12 +163,14 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 	const struct remote_view *remote = object_remote(x->remote);
 	const struct region_view *local = object_region(x->local);
 	struct tcp_peer *peer = remote->is_local ? NULL : peer_get(state, remote->peer);
+	struct stage_channel *ch;
 
 	if (!peer || peer->down)
 		return NULL;
+	ch = &peer->channels[x->class].ch;
 	if (local->memory == REGION_HOST)
-		return &peer->channels[x->class].ch;
-	return stage_reaches(c, local) ? &peer->channels[x->class].staging.ch : NULL;
+		return &ch->direct;
+	return stage_reaches(c, local) ? &ch->staged : NULL;
 }
 
 static struct tcp_channel *channel_of(const struct tcp *t, const struct channel *ch)
@@ -214,14 +185,14 @@ static void tcp_adopt(struct core *c, void *state, struct channel *ch, struct sl
 	/* The other transport forgets the peer first. */
 	if (s->staged)
 		stage_charge(s->staged, &to->peer->staged[STAGE_OWN]);
-	dray_list_add(ch == &to->staging.ch && !s->staged ? &to->staging.unstaged : &to->retry,
+	dray_list_add(ch == &to->ch.staged && !s->staged ? &to->ch.unstaged : &to->ch.retry,
 		      &s->link);
-	tcp_channel_pull_later(state, to);
+	tcp_channel_pull_later(to);
 }
 
 static void tcp_kick(struct core *c, void *state, struct channel *ch)
 {
-	tcp_channel_pull_later(state, channel_of(state, ch));
+	tcp_channel_pull_later(channel_of(state, ch));
 }
 
 /* Gives slices to streams that have room. A channel whose streams take none now leaves the list. */
@@ -234,7 +205,7 @@ static void pull(struct tcp *t, unsigned class, struct tcp_budget *b)
 	while ((ch = dray_list_first(&now, struct tcp_channel, pull_link))) {
 		dray_list_del(&ch->pull_link);
 		if (b->left <= 0 || tcp_channel_pull(ch, b))
-			tcp_channel_pull_later(t, ch);
+			stage_channel_pull_later(&ch->ch);
 	}
 }
 
@@ -335,9 +306,9 @@ static int64_t tcp_tick(struct core *c, void *state)
 		s->side->tick(s);
 	dray_list_for_each(&t->peer_list, peer, struct tcp_peer, peers_link)
 		for (unsigned i = 0; i < 2; i++)
-			if (tcp_channel_has_work(&peer->channels[i])) {
+			if (stage_channel_has_work(&peer->channels[i].ch)) {
 				tcp_connect(&peer->channels[i]);
-				tcp_channel_pull_later(t, &peer->channels[i]);
+				stage_channel_pull_later(&peer->channels[i].ch);
 			}
 	tcp_pool_trim(t);
 	return next_tick(t);

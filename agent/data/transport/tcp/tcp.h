@@ -133,14 +133,11 @@ struct tcp_frame {
 };
 
 struct tcp_channel {
-	struct channel ch; /* first */
+	struct stage_channel ch; /* first */
 	struct tcp_peer *peer;
-	struct stage_channel staging; /* transfers whose local region is GPU memory */
-	bool staged_next;             /* slices of both kinds alternate */
-	struct dray_list pull_link;   /* on tcp->pulling[class] while streams may take slices */
-	struct dray_list streams;     /* requesters: connecting and open */
-	struct dray_list lost;  /* requesters: broken, the owner's end not known to be closed */
-	struct dray_list retry; /* slices to send before new ones */
+	struct dray_list pull_link; /* on tcp->pulling[class] while streams may take slices */
+	struct dray_list streams;   /* requesters: connecting and open */
+	struct dray_list lost;      /* requesters: broken, the owner's end not known to be closed */
 	uint32_t n_streams, n_open;
 	uint32_t fails; /* consecutive attempts without an answered frame */
 	int64_t failing_since_ns;
@@ -184,8 +181,7 @@ struct tcp_peer {
 
 struct tcp {
 	struct core *c;
-	struct tcp_peer **peers; /* by index of the handle */
-	uint32_t n_peers;
+	struct dray_slots peers; /* struct tcp_peer */
 	struct dray_list peer_list;
 	struct dray_list streams;
 	struct dray_list ready[2], pulling[2]; /* by class */
@@ -214,23 +210,11 @@ static inline struct tcp *tcp_of(const struct tcp_channel *ch)
 	return ch->peer->tcp;
 }
 
-static inline bool tcp_channel_has_work(const struct tcp_channel *ch)
+/* Queues a channel that has slices, so that its streams are offered them in this or the next turn. */
+static inline void tcp_channel_pull_later(struct tcp_channel *ch)
 {
-	return !dray_list_empty(&ch->retry) || channel_pending(&ch->ch) ||
-	       stage_channel_has_work(&ch->staging);
-}
-
-/* The transfer's slices use this channel. */
-static inline bool tcp_channel_has(const struct tcp_channel *ch, const struct xfer *x)
-{
-	return x->channel == &ch->ch || x->channel == &ch->staging.ch;
-}
-
-/* Queues the channel, so that its streams are offered slices in this or the next turn. */
-static inline void tcp_channel_pull_later(struct tcp *t, struct tcp_channel *ch)
-{
-	if (dray_list_empty(&ch->pull_link))
-		dray_list_add(&t->pulling[ch->ch.class], &ch->pull_link);
+	if (stage_channel_has_work(&ch->ch))
+		stage_channel_pull_later(&ch->ch);
 }
 
 /* stream.c */
