@@ -83,14 +83,13 @@ static void stream_new(void)
 
 	lab_check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
 	fd = pair[0];
-	transport_tcp.stream_adopt(&owner->core, owner->tcp, LAB_PEER, pair[1], STREAM,
-				   DMSG_CLASS_BULK);
+	lab_stream_adopt(owner, LAB_PEER, pair[1], STREAM, DMSG_CLASS_BULK);
 }
 
 static void stream_end(void)
 {
 	owner->closed.n = 0;
-	transport_tcp.stream_reset(&owner->core, owner->tcp, LAB_PEER, STREAM);
+	lab_stream_reset(owner, LAB_PEER, STREAM);
 	lab_check(owner->closed.n == 1);
 	close(fd);
 	lab_check(object_get(&owner->core, OBJECT_GRANT, target->grant.o.handle)->users == 0);

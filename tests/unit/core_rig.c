@@ -37,17 +37,21 @@ static void notify(struct core *c, struct xfer *x)
 	rig_of(c)->last_notify = x->handle;
 }
 
-static void dropped(struct core *c, enum object_kind kind, dray_handle handle)
+static void event(struct core *c, const struct event *ev)
 {
-	(void)kind;
-	rig_of(c)->n_dropped++;
-	rig_of(c)->last_dropped = handle;
-}
+	struct rig *r = rig_of(c);
 
-static void fault(struct core *c, dray_handle session)
-{
-	rig_of(c)->n_faults++;
-	rig_of(c)->last_fault = session;
+	if (ev->type == EVENT_DROPPED) {
+		r->n_dropped++;
+		r->last_dropped = ev->handle;
+	} else if (ev->type == EVENT_SESSION_FAULT) {
+		r->n_faults++;
+		r->last_fault = ev->session;
+	} else {
+		assert_int_equal(ev->type, EVENT_TRANSPORT);
+		assert_true(r->n_told < RIG_TOLD_MAX);
+		r->told[r->n_told++] = ev->message;
+	}
 }
 
 static void peer_gone(struct core *c, dray_handle peer)
@@ -56,21 +60,11 @@ static void peer_gone(struct core *c, dray_handle peer)
 	rig_of(c)->n_gone++;
 }
 
-static void transport_event(struct core *c, const struct transport_message *m)
-{
-	struct rig *r = rig_of(c);
-
-	assert_true(r->n_told < RIG_TOLD_MAX);
-	r->told[r->n_told++] = *m;
-}
-
 static const struct core_upcalls upcalls = {
 	.xfer_ended = ended,
 	.notify = notify,
-	.object_dropped = dropped,
-	.session_fault = fault,
+	.event = event,
 	.peer_gone = peer_gone,
-	.transport_event = transport_event,
 	.release_buffers = slice_release_buffers,
 	.flush_rdma = gpu_flush_rdma,
 };

@@ -245,8 +245,7 @@ static void spare_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	xfer_slices_end(c, &lab->adopted, 0);
 }
 
-static const struct transport_ops spare = { .name = "spare",
-					    .id = DMSG_TRANSPORT_TCP,
+static const struct transport_ops spare = { .id = DMSG_TRANSPORT_TCP,
 					    .channel = spare_channel,
 					    .adopt = spare_adopt,
 					    .kick = spare_kick,

@@ -194,7 +194,7 @@ void hand_ack(int fd, uint64_t slice, uint32_t status)
 
 void hand_dead(unsigned lost)
 {
-	transport_tcp.stream_dead(&a->core, a->tcp, LAB_PEER, a->lost.id[lost]);
+	lab_stream_dead(a, LAB_PEER, a->lost.id[lost]);
 }
 
 /* Several transfers; the first is partly sent. */

@@ -57,32 +57,41 @@ static void notify(struct core *c, struct xfer *x)
 	lab_fail(__FILE__, __LINE__, "no notifications");
 }
 
-static void object_dropped(struct core *c, enum object_kind kind, dray_handle handle)
+static void gpu_event(struct lab_side *s, const struct transport_message *m)
 {
-	side_of(c)->n_dropped++;
+	lab_check(m->transport == DMSG_TRANSPORT_GPU && m->id == LAB_GPU);
+	lab_check(m->type == GPU_LOST || m->type == GPU_GONE);
+	s->gpu.n_lost += m->type == GPU_LOST;
+	s->gpu.n_gone += m->type == GPU_GONE;
 }
 
-static void session_fault(struct core *c, dray_handle session)
+static void stream_lost(struct lab_side *s, const struct event *ev)
 {
-	side_of(c)->n_faults++;
-	side_of(c)->last_fault = session;
+	lab_check(ev->session == LAB_PEER);
+	s->lost.n %= LAB_MAX;
+	ids_add(&s->lost, ev->id);
+	if (s->index == 0)
+		ids_add(&s->lab->resets, ev->id);
 }
 
-static void stream_lost(struct core *c, dray_handle peer, uint64_t id)
+static void event(struct core *c, const struct event *ev)
 {
 	struct lab_side *s = side_of(c);
 
-	lab_check(peer == LAB_PEER);
-	s->lost.n %= LAB_MAX;
-	ids_add(&s->lost, id);
-	if (s->index == 0)
-		ids_add(&s->lab->resets, id);
-}
-
-static void stream_closed(struct core *c, dray_handle peer, uint64_t id)
-{
-	side_of(c)->closed.n %= LAB_MAX;
-	ids_add(&side_of(c)->closed, id);
+	if (ev->type == EVENT_DROPPED) {
+		s->n_dropped++;
+	} else if (ev->type == EVENT_SESSION_FAULT) {
+		s->n_faults++;
+		s->last_fault = ev->session;
+	} else if (ev->type == EVENT_STREAM_LOST) {
+		stream_lost(s, ev);
+	} else if (ev->type == EVENT_STREAM_CLOSED) {
+		s->closed.n %= LAB_MAX;
+		ids_add(&s->closed, ev->id);
+	} else {
+		lab_check(ev->type == EVENT_TRANSPORT);
+		gpu_event(s, &ev->message);
+	}
 }
 
 static void peer_gone(struct core *c, dray_handle peer)
@@ -90,28 +99,39 @@ static void peer_gone(struct core *c, dray_handle peer)
 	side_of(c)->n_gone++;
 }
 
-static void transport_event(struct core *c, const struct transport_message *m)
-{
-	struct lab_side *s = side_of(c);
-
-	lab_check(m->transport == DMSG_TRANSPORT_GPU && m->id == LAB_GPU);
-	lab_check(m->type == GPU_LOST || m->type == GPU_GONE);
-	s->gpu.n_lost += m->type == GPU_LOST;
-	s->gpu.n_gone += m->type == GPU_GONE;
-}
-
 static const struct core_upcalls upcalls = {
 	.xfer_ended = xfer_ended,
 	.notify = notify,
-	.object_dropped = object_dropped,
-	.session_fault = session_fault,
-	.stream_lost = stream_lost,
-	.stream_closed = stream_closed,
+	.event = event,
 	.peer_gone = peer_gone,
-	.transport_event = transport_event,
 	.release_buffers = slice_release_buffers,
 	.flush_rdma = gpu_flush_rdma,
 };
+
+void lab_stream_adopt(struct lab_side *s, dray_handle peer, int fd, uint64_t id,
+		      enum dmsg_class class)
+{
+	transport_tcp.stream(&s->core, s->tcp,
+			     &(struct command){ .type = COMMAND_STREAM_ADOPT,
+						.session = peer,
+						.id = id,
+						.fd = fd,
+						.class = (uint8_t) class });
+}
+
+void lab_stream_reset(struct lab_side *s, dray_handle peer, uint64_t id)
+{
+	transport_tcp.stream(
+		&s->core, s->tcp,
+		&(struct command){ .type = COMMAND_STREAM_RESET, .session = peer, .id = id });
+}
+
+void lab_stream_dead(struct lab_side *s, dray_handle peer, uint64_t id)
+{
+	transport_tcp.stream(
+		&s->core, s->tcp,
+		&(struct command){ .type = COMMAND_STREAM_DEAD, .session = peer, .id = id });
+}
 
 void lab_reset_lost(struct lab *l)
 {
@@ -119,12 +139,10 @@ void lab_reset_lost(struct lab *l)
 		unsigned n = l->side[1].closed.n;
 
 		if (!l->side[1].down)
-			transport_tcp.stream_reset(&l->side[1].core, l->side[1].tcp, LAB_PEER,
-						   l->resets.id[i]);
+			lab_stream_reset(&l->side[1], LAB_PEER, l->resets.id[i]);
 		lab_check(l->side[1].down || l->side[1].closed.n == n + 1);
 		l->side[1].closed.n = n;
-		transport_tcp.stream_dead(&l->side[0].core, l->side[0].tcp, LAB_PEER,
-					  l->resets.id[i]);
+		lab_stream_dead(&l->side[0], LAB_PEER, l->resets.id[i]);
 	}
 	l->resets.n = 0;
 }
@@ -177,8 +195,7 @@ static bool welcome(struct lab_side *s, int fd)
 	} else if (s->down) {
 		close(fd);
 	} else {
-		transport_tcp.stream_adopt(&s->core, s->tcp, LAB_PEER, fd, hello.stream_id,
-					   (enum dmsg_class)hello.class);
+		lab_stream_adopt(s, LAB_PEER, fd, hello.stream_id, (enum dmsg_class)hello.class);
 	}
 	return true;
 }

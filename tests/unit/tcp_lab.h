@@ -111,6 +111,12 @@ void lab_gpu_start(struct lab_side *s);
 void lab_gpu_stop(struct lab_side *s);
 void lab_gpu_all_stopped(void);
 
+/* Commands of the control thread about a stream. */
+void lab_stream_adopt(struct lab_side *s, dray_handle peer, int fd, uint64_t id,
+		      enum dmsg_class class);
+void lab_stream_reset(struct lab_side *s, dray_handle peer, uint64_t id);
+void lab_stream_dead(struct lab_side *s, dray_handle peer, uint64_t id);
+
 /* One turn of both sides and of the control plane between them. */
 void lab_turn(struct lab *l);
 void lab_side_turn(struct lab_side *s);

@@ -130,7 +130,7 @@ int lab_raw_stream(struct lab_side *s, uint64_t id, int buffer)
 	int fd[2];
 
 	lab_pair(fd, buffer);
-	transport_tcp.stream_adopt(&s->core, s->tcp, LAB_PEER, fd[1], id, DMSG_CLASS_BULK);
+	lab_stream_adopt(s, LAB_PEER, fd[1], id, DMSG_CLASS_BULK);
 	return fd[0];
 }
 

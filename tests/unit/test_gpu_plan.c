@@ -37,7 +37,6 @@ static void kick(struct core *c, void *state, struct channel *ch)
 }
 
 static const struct transport_ops holder = {
-	.name = "holder",
 	.id = DMSG_TRANSPORT_GPU,
 	.walks_ops = 300,
 	.channel = hold,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's queues of GPUs with tasks that are not transport gpu's. */
-#include "agent/data/gpu_queue/internal.h"
 
 #include "tests/unit/cm.h"
 #include "tests/unit/gpu_rig.h"

@@ -231,7 +231,7 @@ static void test_reset_while_copying(void **state)
 	send_read(2, LAB_GRANT, MIB, 5000);
 	lab_until(&hand.lab, hand_grant()->users == 2);
 	assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
-	transport_tcp.stream_reset(&owner->core, owner->tcp, LAB_PEER, HAND_STREAM);
+	lab_stream_reset(owner, LAB_PEER, HAND_STREAM);
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	assert_int_equal(owner->closed.n, 1);
 	assert_int_equal(hand_grant()->users, 0);
@@ -291,8 +291,7 @@ static void test_latency_beside_stalled_bulk(void **state)
 	lab_settle(&hand.lab);
 	bulk = hand.fd;
 	lab_pair(fd, 0);
-	transport_tcp.stream_adopt(&owner->core, owner->tcp, LAB_PEER, fd[1], HAND_STREAM + 1,
-				   DMSG_CLASS_LATENCY);
+	lab_stream_adopt(owner, LAB_PEER, fd[1], HAND_STREAM + 1, DMSG_CLASS_LATENCY);
 	hand.fd = fd[0];
 	hand_read(2, 5, 1000);
 	hand_write(3, 7, 2000);

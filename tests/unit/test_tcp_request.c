@@ -245,8 +245,8 @@ static void test_lost_write_waits(void **state)
 	lab_settle(&hand.lab);
 	assert_null(lab_end(a, 2));
 	/* other ids change nothing */
-	transport_tcp.stream_dead(&a->core, a->tcp, LAB_PEER, a->lost.id[0] + 1000);
-	transport_tcp.stream_dead(&a->core, a->tcp, LAB_HANDLE(90), a->lost.id[0]);
+	lab_stream_dead(a, LAB_PEER, a->lost.id[0] + 1000);
+	lab_stream_dead(a, LAB_HANDLE(90), a->lost.id[0]);
 	lab_settle(&hand.lab);
 	assert_true(recv(fd, hand.payload, 1, MSG_DONTWAIT) < 0);
 	hand_dead(0);

@@ -316,7 +316,7 @@ static void test_fairness(void **state)
 
 static void reset(uint64_t id)
 {
-	transport_tcp.stream_reset(&b->core, b->tcp, LAB_PEER, id);
+	lab_stream_reset(b, LAB_PEER, id);
 }
 
 static void test_reset(void **state)
@@ -360,20 +360,18 @@ static void test_end_of_file(void **state)
 
 static void test_adopt_refused(void **state)
 {
-	void *t = NULL;
 	int pair[2];
 
 	hand_import_start(1, 0);
-	t = b->tcp;
 	/* of an unknown peer */
 	lab_pair(pair, 0);
-	transport_tcp.stream_adopt(&b->core, t, LAB_HANDLE(66), pair[1], 5, DMSG_CLASS_BULK);
+	lab_stream_adopt(b, LAB_HANDLE(66), pair[1], 5, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 1);
 	assert_true(lab_is_closed(&hand.lab, pair[0]));
 	close(pair[0]);
 	/* the same id twice: both are closed and reported */
 	lab_pair(pair, 0);
-	transport_tcp.stream_adopt(&b->core, t, LAB_PEER, pair[1], STREAM, DMSG_CLASS_BULK);
+	lab_stream_adopt(b, LAB_PEER, pair[1], STREAM, DMSG_CLASS_BULK);
 	assert_int_equal(b->closed.n, 3);
 	assert_true(lab_is_closed(&hand.lab, pair[0]));
 	assert_true(lab_is_closed(&hand.lab, hand.fd));
@@ -387,7 +385,7 @@ static void test_adopt_refused(void **state)
 					&(struct pmsg_seg){ 1, 2 }, 1),
 			      0),
 			 PMSG_FRAME_SIZE + PMSG_SEG_SIZE);
-	transport_tcp.stream_adopt(&b->core, t, LAB_PEER, pair[1], 6, DMSG_CLASS_LATENCY);
+	lab_stream_adopt(b, LAB_PEER, pair[1], 6, DMSG_CLASS_LATENCY);
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 9, 0, 2);
 	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + 4 * MIB, 2));
 	hand_write(10, 77, 100000);

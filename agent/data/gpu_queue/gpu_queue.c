@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "agent/data/gpu_queue/internal.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
@@ -41,6 +40,8 @@
 #define FINISH_LOOKS 4096
 
 struct lane {
+	struct dray_list link; /* on gpu_worker->busy; poll() removes a lane without tasks */
+	unsigned device;
 	struct gpu_queue *queue;
 	struct dray_piece *pieces;
 	uint32_t n_pieces, head, used; /* of the ring */
@@ -61,8 +62,7 @@ struct port {
 
 struct gpu_worker {
 	struct port ports[GPU_DEVICES_MAX];
-	uint32_t given;         /* a bit for each device that is up */
-	unsigned n_tasks;       /* of all */
+	struct dray_list busy;  /* lanes with tasks, those of class latency first */
 	_Atomic unsigned armed; /* callbacks of the plug-in that are still due */
 	int wake_fd;
 	struct loop_source source;
@@ -103,9 +103,14 @@ int gpu_queues_init(struct core *c)
 
 	if (!g)
 		return -ENOMEM;
-	for (unsigned i = 0; i < GPU_DEVICES_MAX; i++)
-		for (unsigned k = 0; k < 2; k++)
-			dray_list_init(&g->ports[i].lanes[k].tasks);
+	dray_list_init(&g->busy);
+	for (unsigned i = 0; i < GPU_DEVICES_MAX * 2; i++) {
+		struct lane *l = &g->ports[i / 2].lanes[i % 2];
+
+		dray_list_init(&l->link);
+		dray_list_init(&l->tasks);
+		l->device = i / 2;
+	}
 	g->wake_fd = dray_wake_new();
 	ret = g->wake_fd < 0 ? g->wake_fd :
 			       loop_add(&c->loop, &g->source, g->wake_fd, EPOLLIN, woken);
@@ -126,7 +131,7 @@ void gpu_queues_deinit(struct core *c)
 	if (!g)
 		return;
 	while (atomic_load_explicit(&g->armed, memory_order_acquire)) {
-		/* whoever will still write must find the descriptor and the counter */
+		/* a callback that is still due writes to the descriptor and the counter, so both stay */
 		if (dray_timeout_passed(&timeout, dray_now().ns))
 			return;
 		sched_yield();
@@ -139,9 +144,10 @@ void gpu_queues_deinit(struct core *c)
 
 static void tell(struct core *c, enum gpu_event type, unsigned device)
 {
-	c->up->transport_event(c, &(struct transport_message){ .transport = DMSG_TRANSPORT_GPU,
-							       .type = type,
-							       .id = device });
+	c->up->event(c, &(struct event){ .type = EVENT_TRANSPORT,
+					 .message = { .transport = DMSG_TRANSPORT_GPU,
+						      .type = type,
+						      .id = device } });
 }
 
 void gpu_queues_up(struct core *c, const struct gpu_queues *q)
@@ -151,7 +157,6 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 	dray_assert(!p->given);
 	p->given = q;
 	p->lost = p->going = false;
-	c->gpu->given |= 1u << q->device;
 	for (unsigned k = 0; k < 2; k++) {
 		struct lane *l = &p->lanes[k];
 
@@ -172,7 +177,6 @@ static void port_leave(struct core *c, unsigned device)
 	if (!p->given || !p->going || p->lanes[0].n_tasks || p->lanes[1].n_tasks)
 		return;
 	p->given = NULL;
-	c->gpu->given &= ~(1u << device);
 	tell(c, GPU_GONE, device);
 }
 
@@ -293,7 +297,10 @@ int gpu_submit(struct core *c, unsigned device, enum dmsg_class class, struct gp
 		l->since_ns = l->empty_ns = c->now_ns;
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
 	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
-	c->gpu->n_tasks++;
+	if (dray_list_empty(&l->link) && class == DMSG_CLASS_LATENCY)
+		dray_list_add_front(&c->gpu->busy, &l->link);
+	else if (dray_list_empty(&l->link))
+		dray_list_add(&c->gpu->busy, &l->link);
 	dray_list_init(&t->link);
 	dray_list_add(&l->tasks, &t->link);
 	core_count(c->counters, DRAY_METRIC_GPU_LAUNCHES_TOTAL, 1);
@@ -315,38 +322,26 @@ static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_
 		dray_list_entry(t->link.prev, struct gpu_task, link)->n_pieces += t->n_pieces;
 	dray_list_del(&t->link);
 	l->n_tasks--;
-	c->gpu->n_tasks--;
 	t->done(c, t, code);
 }
 
-static bool lane_poll(struct core *c, struct lane *l, bool lost)
+static bool lane_poll(struct core *c, struct lane *l)
 {
+	const struct port *p = &c->gpu->ports[l->device];
 	struct gpu_task *t;
 	bool any = false;
 
 	while ((t = dray_list_first(&l->tasks, struct gpu_task, link))) {
 		bool done = is_done(l, t);
 
-		if (!done && !lost)
+		if (!done && !p->lost)
 			break;
 		l->since_ns = c->now_ns;
 		any = true;
 		task_end(c, l, t, done ? 0 : DRAY_E_GPU_LOST);
 	}
-	return any;
-}
-
-static bool port_poll(struct core *c, unsigned device)
-{
-	struct port *p = &c->gpu->ports[device];
-	bool any = false;
-
-	if (p->lanes[DMSG_CLASS_LATENCY].n_tasks)
-		any = lane_poll(c, &p->lanes[DMSG_CLASS_LATENCY], p->lost);
-	if (p->lanes[DMSG_CLASS_BULK].n_tasks)
-		any |= lane_poll(c, &p->lanes[DMSG_CLASS_BULK], p->lost);
 	if (any && p->going)
-		port_leave(c, device);
+		port_leave(c, l->device);
 	return any;
 }
 
@@ -354,17 +349,18 @@ bool gpu_queues_poll(struct core *c)
 {
 	bool any = false;
 
-	if (!c->gpu->n_tasks)
-		return false;
-	for (uint32_t left = c->gpu->given; left; left &= left - 1)
-		any |= port_poll(c, (unsigned)__builtin_ctz(left));
+	dray_list_for_each(&c->gpu->busy, l, struct lane, link) {
+		any |= lane_poll(c, l);
+		if (!l->n_tasks)
+			dray_list_del(&l->link);
+	}
 	return any;
 }
 
 /* Checks the device of a queue without progress. */
-static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
+static int64_t lane_tick(struct core *c, struct lane *l)
 {
-	const struct port *p = &c->gpu->ports[device];
+	const struct port *p = &c->gpu->ports[l->device];
 	int64_t poll_ns;
 
 	if (!l->n_tasks)
@@ -374,7 +370,7 @@ static int64_t lane_tick(struct core *c, unsigned device, struct lane *l)
 	if (c->now_ns - l->since_ns >= CHECK_NS) {
 		l->since_ns = c->now_ns;
 		if (p->given->ops->check(l->queue) < 0) {
-			port_lost(c, device);
+			port_lost(c, l->device);
 			return c->now_ns;
 		}
 	}
@@ -391,15 +387,8 @@ int64_t gpu_queues_tick(struct core *c)
 {
 	int64_t next = INT64_MAX;
 
-	if (!c->gpu->n_tasks)
-		return next;
-	for (uint32_t left = c->gpu->given; left; left &= left - 1) {
-		unsigned device = (unsigned)__builtin_ctz(left);
-
-		for (unsigned k = 0; k < 2; k++)
-			next = dray_min(next,
-					lane_tick(c, device, &c->gpu->ports[device].lanes[k]));
-	}
+	dray_list_for_each(&c->gpu->busy, l, struct lane, link)
+		next = dray_min(next, lane_tick(c, l));
 	return next;
 }
 
@@ -413,11 +402,11 @@ static void wake(void *arg)
 	atomic_fetch_sub_explicit(&g->armed, 1, memory_order_release);
 }
 
-static bool lane_announce(struct core *c, unsigned device, struct lane *l)
+static bool lane_announce(struct core *c, struct lane *l)
 {
 	struct gpu_worker *g = c->gpu;
 	const struct gpu_task *first = dray_list_first(&l->tasks, struct gpu_task, link);
-	const struct port *p = &g->ports[device];
+	const struct port *p = &g->ports[l->device];
 	int ret;
 
 	if (!first)
@@ -435,7 +424,7 @@ static bool lane_announce(struct core *c, unsigned device, struct lane *l)
 	if (ret == -EAGAIN)
 		return false;
 	if (ret < 0) {
-		port_lost(c, device);
+		port_lost(c, l->device);
 		return true;
 	}
 	l->announced = l->submitted;
@@ -446,14 +435,8 @@ bool gpu_queues_announce(struct core *c)
 {
 	bool work = false;
 
-	if (!c->gpu->n_tasks)
-		return false;
-	for (uint32_t left = c->gpu->given; left; left &= left - 1) {
-		unsigned device = (unsigned)__builtin_ctz(left);
-
-		for (unsigned k = 0; k < 2; k++)
-			work |= lane_announce(c, device, &c->gpu->ports[device].lanes[k]);
-	}
+	dray_list_for_each(&c->gpu->busy, l, struct lane, link)
+		work |= lane_announce(c, l);
 	return work;
 }
 
@@ -487,5 +470,5 @@ void gpu_finish(struct core *c, struct gpu_task *t)
 	struct lane *l = &p->lanes[t->class];
 
 	task_end(c, l, t, wait_for(c, p, l, t) ? 0 : DRAY_E_GPU_LOST);
-	port_leave(c, (unsigned)(p - c->gpu->ports));
+	port_leave(c, l->device);
 }

@@ -17,9 +17,8 @@ struct gpu_task {
 	uint8_t device, class;
 	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
 	/*
-	 * All copies are done: code 0, and every byte is in place; or DRAY_E_GPU_LOST: what of it may still move has ended
-	 * when its memory is closed.
-	 * Runs in the worker's turn, from transport gpu's progress(), stop() or drop(), never inside the call that made it.
+	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. Runs in the
+	 * worker's turn, from progress(), stop() or drop() of transport gpu, never inside gpu_submit().
 	 */
 	void (*done)(struct core *c, struct gpu_task *t, uint32_t code);
 };
@@ -28,10 +27,10 @@ struct gpu_task {
 bool gpu_is_up(const struct core *c, unsigned device);
 
 /*
- * A copy of at most gpu_room() pieces. gpu_pieces() is where they are written, then gpu_submit() hands the first n of
- * them over, as `copy` says (its `pieces` and `n` are filled in). Where its `pieces` are set, these are handed over, in
- * memory of the plug-in's that stays as it is until the task is done; gpu_room() must not be 0 all the same. 0; -EAGAIN: no room for now, progress() of the
- * transport makes some; -EIO: the device is lost or not up, and done() will not run.
+ * A copy of at most gpu_room() pieces: the caller writes them to gpu_pieces(), and gpu_submit() submits the first n. It sets
+ * `pieces` and `n` of `copy`. If the caller has set `pieces`, they lie in memory that the plug-in reaches, and do not
+ * change until the task is done; gpu_room() must not be 0 in this case either. 0; -EAGAIN: no room until the
+ * transport's next progress(); -EIO: the device is lost or not up, and done() will not run.
  */
 uint32_t gpu_room(const struct core *c, unsigned device, enum dmsg_class class);
 struct dray_piece *gpu_pieces(struct core *c, unsigned device, enum dmsg_class class);
@@ -46,5 +45,23 @@ void gpu_finish(struct core *c, struct gpu_task *t);
  * not up.
  */
 int gpu_flush_rdma(struct core *c, unsigned device);
+
+/* For transport gpu, which owns c->gpu: the queues that the control thread has given to this worker. */
+int gpu_queues_init(struct core *c);
+/* Waits up to a second for callbacks of the plug-in that still write to the worker's descriptor. */
+void gpu_queues_deinit(struct core *c);
+void gpu_queues_up(struct core *c, const struct gpu_queues *q);
+/* Ends the copies in flight, then sends GPU_GONE, possibly inside the call. */
+void gpu_queues_down(struct core *c, unsigned device);
+
+/* Ends tasks whose copies are done or lost. True if there were any. */
+bool gpu_queues_poll(struct core *c);
+/* When to poll again at the latest, ns. Checks devices without progress. */
+int64_t gpu_queues_tick(struct core *c);
+/* The worker will be woken when copies are done. True: some are done or lost now. */
+bool gpu_queues_announce(struct core *c);
+
+/* Devices that this one reaches directly, itself included; 0: it is not up. */
+uint32_t gpu_queues_peers(const struct core *c, unsigned device);
 
 #endif

@@ -203,18 +203,10 @@ struct core_upcalls {
 	void (*xfer_report)(struct core *c, const struct transfer_record *r, bool slow);
 	/* Deliver the notification; the answer comes by xfer_notified(). */
 	void (*notify)(struct core *c, struct xfer *x);
-	/* A dropped object has no users any more. */
-	void (*object_dropped)(struct core *c, enum object_kind kind, dray_handle handle);
-	/* A stream that we connected broke: the peer is asked to close its end; answered by transport tcp's stream_dead. */
-	void (*stream_lost)(struct core *c, dray_handle peer, uint64_t stream_id);
-	/* A stream that we adopted is closed (on request or by itself). */
-	void (*stream_closed)(struct core *c, dray_handle peer, uint64_t stream_id);
-	/* A transfer starts to a peer while this side rests. */
-	void (*peer_used)(struct core *c, dray_handle peer);
+	/* For the control thread. Transports send DROPPED, SESSION_FAULT, STREAM_LOST, STREAM_CLOSED, PEER_USED and TRANSPORT. */
+	void (*event)(struct core *c, const struct event *ev);
 	/* One transport is done with a peer that went down: its streams or queue pairs are closed, its slices ended. */
 	void (*peer_gone)(struct core *c, dray_handle peer);
-	/* For the part of the control thread that this transport belongs to. */
-	void (*transport_event)(struct core *c, const struct transport_message *m);
 	/* The slice ends: the buffers that its bytes passed through (`staged`, `window`) are given back. */
 	void (*release_buffers)(struct core *c, struct slice *s);
 	/*
@@ -222,8 +214,6 @@ struct core_upcalls {
 	 * 0, or -EIO: the device is lost or not up.
 	 */
 	int (*flush_rdma)(struct core *c, unsigned device);
-	/* Memory of this session faulted: the session is ended. */
-	void (*session_fault)(struct core *c, dray_handle session);
 };
 
 #define TRANSPORTS_MAX 4

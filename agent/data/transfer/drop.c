@@ -35,7 +35,8 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 	struct object *o = object_get(c, kind, handle);
 
 	if (!o) {
-		c->up->object_dropped(c, kind, handle);
+		c->up->event(c, &(struct event){
+					.type = EVENT_DROPPED, .kind = kind, .handle = handle });
 		return;
 	}
 	o->drop_code = code;
@@ -48,7 +49,8 @@ void object_retire(struct core *c, enum object_kind kind, dray_handle handle, ui
 	struct object *o = object_get(c, kind, handle);
 
 	if (!o) {
-		c->up->object_dropped(c, kind, handle);
+		c->up->event(c, &(struct event){
+					.type = EVENT_DROPPED, .kind = kind, .handle = handle });
 		return;
 	}
 	o->drop_code = code;

@@ -7,7 +7,7 @@
 
 /*
  * Drops the object: new use is refused, and transfers and slices that hold it are stopped with `code`. When the last of
- * them has ended up->object_dropped runs, possibly inside this call. For an unknown handle it runs at once.
+ * them has ended EVENT_DROPPED runs, possibly inside this call. For an unknown handle it runs at once.
  */
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
 		 bool urgent);

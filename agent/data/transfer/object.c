@@ -114,7 +114,7 @@ static void finish(struct core *c, struct object *o)
 			(struct lost_remote){ handle, o->drop_code };
 	rail_keys_unref(o->keys);
 	free(o);
-	c->up->object_dropped(c, kind, handle);
+	c->up->event(c, &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
 }
 
 void object_release(struct core *c, struct object *o)

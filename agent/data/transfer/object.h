@@ -29,7 +29,7 @@ static inline void object_hold(struct object *o)
 	o->users++;
 }
 
-/* May run up->object_dropped. */
+/* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);
 
 #endif

@@ -17,7 +17,6 @@
 struct peer_link;
 
 struct transport_ops {
-	const char *name;
 	enum dmsg_transport id;
 	/* it takes slices as ranges of at most this many operations; 0: as lists of pieces */
 	uint32_t walks_ops;
@@ -79,13 +78,12 @@ struct transport_ops {
 	 * streams close; then up->peer_gone(), possibly from inside this call.
 	 */
 	void (*peer_down)(struct core *c, void *state, dray_handle peer, uint32_t code);
-	/* An authenticated data stream from the peer; the fd is consumed. */
-	void (*stream_adopt)(struct core *c, void *state, dray_handle peer, int fd,
-			     uint64_t stream_id, enum dmsg_class class);
-	/* The peer asks to close a stream it made; ends with up->stream_closed() (at once if unknown). */
-	void (*stream_reset)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
-	/* Both ends of a lost stream of ours are closed: its slices may be sent again. */
-	void (*stream_dead)(struct core *c, void *state, dray_handle peer, uint64_t stream_id);
+	/*
+	 * COMMAND_STREAM_ADOPT: an authenticated data stream from the peer; the fd is consumed. _RESET: the peer asks to close a
+	 * stream that it made; answered by EVENT_STREAM_CLOSED, at once if the stream is unknown. _DEAD: both ends of a
+	 * lost stream of ours are closed, so its slices may be sent again. May be NULL.
+	 */
+	void (*stream)(struct core *c, void *state, const struct command *cmd);
 
 	/* From the control thread. May be NULL. */
 	void (*message)(struct core *c, void *state, const struct transport_message *m);

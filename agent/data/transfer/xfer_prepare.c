@@ -72,7 +72,7 @@ static int word_get(struct core *c, struct xfer_session *s, const char *what, dr
 void xfer_memory_fault(struct core *c, dray_handle session)
 {
 	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
-	c->up->session_fault(c, session);
+	c->up->event(c, &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
 }
 
 int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr)

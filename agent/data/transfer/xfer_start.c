@@ -47,7 +47,7 @@ static void take_link(struct core *c, struct xfer *x, struct peer_link *link)
 {
 	x->link = link;
 	if (link && link_use(link))
-		c->up->peer_used(c, link->peer);
+		c->up->event(c, &(struct event){ .type = EVENT_PEER_USED, .session = link->peer });
 }
 
 static enum region_memory memory_of(const struct object *region)

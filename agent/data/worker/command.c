@@ -33,24 +33,9 @@ static void up_notify(struct core *c, struct xfer *x)
 						    .packet = p });
 }
 
-static void up_object_dropped(struct core *c, enum object_kind kind, dray_handle handle)
+static void up_event(struct core *c, const struct event *ev)
 {
-	worker_event(worker_of(c),
-		     &(struct event){ .type = EVENT_DROPPED, .kind = kind, .handle = handle });
-}
-
-static void up_stream_lost(struct core *c, dray_handle peer, uint64_t stream_id)
-{
-	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_LOST,
-						    .session = peer,
-						    .id = stream_id });
-}
-
-static void up_stream_closed(struct core *c, dray_handle peer, uint64_t stream_id)
-{
-	worker_event(worker_of(c), &(struct event){ .type = EVENT_STREAM_CLOSED,
-						    .session = peer,
-						    .id = stream_id });
+	worker_event(worker_of(c), ev);
 }
 
 static struct departure *departure_find(struct worker *w, dray_handle peer)
@@ -59,11 +44,6 @@ static struct departure *departure_find(struct worker *w, dray_handle peer)
 		if (d->peer == peer)
 			return d;
 	return NULL;
-}
-
-static void up_peer_used(struct core *c, dray_handle peer)
-{
-	worker_event(worker_of(c), &(struct event){ .type = EVENT_PEER_USED, .session = peer });
 }
 
 /* EVENT_PEER_GONE is sent when every transport has reported peer_gone. */
@@ -78,17 +58,6 @@ static void up_peer_gone(struct core *c, dray_handle peer)
 	dray_list_del(&d->link);
 	free(d);
 	worker_event(w, &(struct event){ .type = EVENT_PEER_GONE, .session = peer });
-}
-
-static void up_transport_event(struct core *c, const struct transport_message *m)
-{
-	worker_event(worker_of(c), &(struct event){ .type = EVENT_TRANSPORT, .message = *m });
-}
-
-static void up_session_fault(struct core *c, dray_handle session)
-{
-	worker_event(worker_of(c),
-		     &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
 }
 
 struct stop_args {
@@ -229,42 +198,11 @@ const struct core_upcalls worker_upcalls = {
 	.xfer_ended = up_xfer_ended,
 	.xfer_report = up_xfer_report,
 	.notify = up_notify,
-	.object_dropped = up_object_dropped,
-	.stream_lost = up_stream_lost,
-	.stream_closed = up_stream_closed,
-	.peer_used = up_peer_used,
+	.event = up_event,
 	.peer_gone = up_peer_gone,
-	.transport_event = up_transport_event,
-	.session_fault = up_session_fault,
 	.release_buffers = slice_release_buffers,
 	.flush_rdma = gpu_flush_rdma,
 };
-
-static void stream_command(struct worker *w, const struct command *cmd)
-{
-	struct core *c = &w->core;
-
-	WORKER_EACH_TRANSPORT(w, i)
-	{
-		const struct transport_ops *ops = c->transports[i];
-		void *state = c->transport_state[i];
-
-		if (!ops->stream_adopt)
-			continue;
-		if (cmd->type == COMMAND_STREAM_ADOPT)
-			ops->stream_adopt(c, state, cmd->session, cmd->fd, cmd->id,
-					  (enum dmsg_class)cmd->class);
-		else if (cmd->type == COMMAND_STREAM_RESET)
-			ops->stream_reset(c, state, cmd->session, cmd->id);
-		else
-			ops->stream_dead(c, state, cmd->session, cmd->id);
-		return;
-	}
-	if (cmd->type == COMMAND_STREAM_ADOPT)
-		dray_close(cmd->fd);
-	if (cmd->type != COMMAND_STREAM_DEAD)
-		up_stream_closed(c, cmd->session, cmd->id);
-}
 
 static void transport_message(struct worker *w, const struct transport_message *m)
 {
@@ -322,7 +260,9 @@ static void run_command(struct worker *w, const struct command *cmd)
 	case COMMAND_STREAM_ADOPT:
 	case COMMAND_STREAM_RESET:
 	case COMMAND_STREAM_DEAD:
-		stream_command(w, cmd);
+		WORKER_EACH_TRANSPORT(w, i)
+		if (c->transports[i]->stream)
+			c->transports[i]->stream(c, c->transport_state[i], cmd);
 		break;
 	case COMMAND_TRANSPORT:
 		transport_message(w, &cmd->message);

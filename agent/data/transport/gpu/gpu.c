@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "agent/data/gpu_queue/internal.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/xfer.h"
@@ -475,7 +474,6 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 }
 
 const struct transport_ops transport_gpu = {
-	.name = "gpu",
 	.id = DMSG_TRANSPORT_GPU,
 	.walks_ops = 32768,
 	.init = gpu_init,

@@ -335,7 +335,6 @@ static bool local_announce(struct core *c, void *state)
 }
 
 const struct transport_ops transport_local = {
-	.name = "local",
 	.id = DMSG_TRANSPORT_LOCAL,
 	.walks_ops = 1024,
 	.init = local_init,

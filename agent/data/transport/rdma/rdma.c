@@ -11,13 +11,13 @@
 void rdma_event(struct rdma *r, enum rdma_event type, dray_handle peer, uint64_t id, uint32_t code,
 		void *arg)
 {
-	r->c->up->transport_event(r->c,
-				  &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
-							       .type = type,
-							       .peer = peer,
-							       .id = id,
-							       .code = code,
-							       .arg = arg });
+	r->c->up->event(r->c, &(struct event){ .type = EVENT_TRANSPORT,
+					       .message = { .transport = DMSG_TRANSPORT_RDMA,
+							    .type = type,
+							    .peer = peer,
+							    .id = id,
+							    .code = code,
+							    .arg = arg } });
 }
 
 static int rdma_init(struct core *c, void **ret_state)
@@ -389,7 +389,6 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 }
 
 const struct transport_ops transport_rdma = {
-	.name = "rdma",
 	.id = DMSG_TRANSPORT_RDMA,
 	.init = rdma_init,
 	.deinit = rdma_deinit,

@@ -37,7 +37,7 @@ static inline void granted_hold(const struct granted *g)
 	object_hold(g->region);
 }
 
-/* Releases what is held, which may run up->object_dropped. */
+/* Releases what is held, which may run EVENT_DROPPED. */
 static inline void granted_release(struct core *c, struct granted *g)
 {
 	struct granted held = *g;

@@ -409,7 +409,7 @@ void tcp_requester_lose(struct tcp_requester *p)
 	p->sent_of = p->in_flight = 0;
 	p->rx = NULL;
 	tcp_channel_pull_later(ch);
-	c->up->stream_lost(c, ch->peer->link->peer, p->s.id);
+	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
 	xfer_slices_end(c, &over, 0);
 	if (!p->useful)
 		tcp_connect_failed(ch);

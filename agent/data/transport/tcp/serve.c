@@ -39,13 +39,11 @@ static void hold(struct serve *v, const struct granted *granted)
 {
 	v->held = *granted;
 	granted_hold(granted);
-	dray_list_add(&v->s.tcp->holding, &v->hold_link);
 }
 
 static void release(struct serve *v)
 {
 	v->grace_ns = 0;
-	dray_list_del(&v->hold_link);
 	granted_release(v->s.tcp->c, &v->held);
 }
 
@@ -396,7 +394,6 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 {
 	dray_handle handle = peer->link->peer;
 	struct serve *v = NULL;
-	struct core *c = t->c;
 
 	dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
 		if (s->id == id) {
@@ -407,7 +404,6 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	v = tcp_stream_new(t, peer, &serve_side, sizeof(*v), offsetof(struct serve, segs), 2);
 	if (!v)
 		goto refuse;
-	dray_list_init(&v->hold_link);
 	serve_stage_init(v);
 	v->s.id = id;
 	v->s.class = class == DMSG_CLASS_LATENCY ? DMSG_CLASS_LATENCY : DMSG_CLASS_BULK;
@@ -421,13 +417,12 @@ void tcp_serve_adopt(struct tcp *t, struct tcp_peer *peer, int fd, uint64_t id,
 	return;
 refuse:
 	dray_close(fd);
-	c->up->stream_closed(c, handle, id);
+	tcp_event(t, EVENT_STREAM_CLOSED, handle, id);
 }
 
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 {
 	struct serve *v = serve_of(s);
-	struct core *c = s->tcp->c;
 
 	if (s->state == TCP_CLOSED)
 		return;
@@ -441,8 +436,8 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 	serve_stage_close(v);
 	tcp_stream_free_later(s);
 	if (report) {
-		core_count(c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
-		c->up->stream_closed(c, s->peer->link->peer, s->id);
+		core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, 1);
+		tcp_event(s->tcp, EVENT_STREAM_CLOSED, s->peer->link->peer, s->id);
 	}
 }
 
@@ -471,11 +466,13 @@ static void frame_drop(struct serve *v, const struct object *o)
 
 void tcp_serve_drop(struct tcp *t, struct object *o)
 {
-	serve_stage_drop(t, o);
-	dray_list_for_each(&t->holding, v, struct serve, hold_link) {
-		if (!granted_has(&v->held, o))
+	dray_list_for_each(&t->streams, s, struct tcp_stream, link) {
+		if (s->side != &serve_side)
 			continue;
-		frame_drop(v, o);
-		tcp_stream_requeue(&v->s);
+		serve_stage_drop(serve_of(s), o);
+		if (!granted_has(&serve_of(s)->held, o))
+			continue;
+		frame_drop(serve_of(s), o);
+		tcp_stream_requeue(s);
 	}
 }

@@ -28,8 +28,7 @@ struct serve_frame {
 };
 
 struct serve {
-	struct tcp_stream s;        /* first */
-	struct dray_list hold_link; /* on tcp->holding while it holds grant and region */
+	struct tcp_stream s; /* first */
 	struct granted held;
 	/* the current frame */
 	uint64_t slice;
@@ -44,7 +43,6 @@ struct serve {
 	uint32_t out_rd, out_wr;
 
 	/* serve_stage.c */
-	struct dray_list staging_link; /* on tcp->staging while answers wait */
 	uint32_t q_head, q_tail;
 	struct serve_frame *rx;      /* the current frame, until `taken` */
 	struct stage_buffer *chunk;  /* its payload is received into this */
@@ -96,6 +94,6 @@ unsigned serve_stage_payload(const struct serve *v, struct iovec *iov, unsigned 
 void serve_stage_sent(struct serve *v, uint64_t n);
 /* The stream is closed. No copy for it is in flight when this returns. */
 void serve_stage_close(struct serve *v);
-void serve_stage_drop(struct tcp *t, struct object *o);
+void serve_stage_drop(struct serve *v, const struct object *o);
 
 #endif

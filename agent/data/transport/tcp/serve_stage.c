@@ -33,7 +33,6 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 
 void serve_stage_init(struct serve *v)
 {
-	dray_list_init(&v->staging_link);
 	dray_list_init(&v->waiter.link);
 	v->waiter.ready = buffer_ready;
 }
@@ -52,16 +51,7 @@ static struct serve_frame *push(struct serve *v, uint8_t kind, uint32_t status, 
 		.kind = kind,
 	};
 	dray_list_init(&f->chunks);
-	if (dray_list_empty(&v->staging_link))
-		dray_list_add(&v->s.tcp->staging, &v->staging_link);
 	return f;
-}
-
-static void pop(struct serve *v)
-{
-	v->q_head++;
-	if (serve_queue_empty(v))
-		dray_list_del(&v->staging_link);
 }
 
 /* Releases the frame's objects if no copy is in flight or still to come. */
@@ -247,7 +237,7 @@ static bool answer_first(struct serve *v)
 		return false;
 	chunks_release(f);
 	serve_put_head(v, f->slice, f->kind, f->status, 0);
-	pop(v);
+	v->q_head++;
 	return true;
 }
 
@@ -309,7 +299,7 @@ void serve_stage_sent(struct serve *v, uint64_t n)
 	if (v->sending_left)
 		return;
 	v->sending = NULL;
-	pop(v);
+	v->q_head++;
 }
 
 static void chunks_finish(struct serve_frame *f)
@@ -322,7 +312,7 @@ void serve_stage_close(struct serve *v)
 {
 	chunk_release(v);
 	v->rx = v->sending = NULL;
-	for (; !serve_queue_empty(v); pop(v)) {
+	for (; !serve_queue_empty(v); v->q_head++) {
 		struct serve_frame *f = frame_at(v, v->q_head);
 
 		f->taken = true;
@@ -332,7 +322,7 @@ void serve_stage_close(struct serve *v)
 	}
 }
 
-static void frame_drop(struct serve *v, const struct object *o)
+void serve_stage_drop(struct serve *v, const struct object *o)
 {
 	for (uint32_t i = v->q_head; i != v->q_tail; i++) {
 		struct serve_frame *f = frame_at(v, i);
@@ -345,12 +335,6 @@ static void frame_drop(struct serve *v, const struct object *o)
 		if (o->drop_urgent)
 			chunks_finish(f);
 		frame_release(f);
+		requeue(v);
 	}
-	requeue(v);
-}
-
-void serve_stage_drop(struct tcp *t, struct object *o)
-{
-	dray_list_for_each(&t->staging, v, struct serve, staging_link)
-		frame_drop(v, o);
 }

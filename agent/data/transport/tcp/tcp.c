@@ -48,8 +48,6 @@ static int tcp_init(struct core *c, void **ret_state)
 	dray_list_init(&t->peer_list);
 	dray_list_init(&t->streams);
 	dray_list_init(&t->parked);
-	dray_list_init(&t->holding);
-	dray_list_init(&t->staging);
 	dray_list_init(&t->closed);
 	for (unsigned i = 0; i < 2; i++) {
 		dray_list_init(&t->ready[i]);
@@ -314,42 +312,31 @@ static int64_t tcp_tick(struct core *c, void *state)
 	return next_tick(t);
 }
 
-static void tcp_stream_adopt(struct core *c, void *state, dray_handle handle, int fd,
-			     uint64_t stream_id, enum dmsg_class class)
+static void tcp_command(struct core *c, void *state, const struct command *cmd)
 {
-	struct tcp_peer *peer = peer_get(state, handle);
+	struct tcp_peer *peer = peer_get(state, cmd->session);
 
-	if (peer) {
-		tcp_serve_adopt(state, peer, fd, stream_id, class);
+	if (cmd->type == COMMAND_STREAM_DEAD) {
+		if (peer && !tcp_channel_dead(&peer->channels[0], cmd->id))
+			tcp_channel_dead(&peer->channels[1], cmd->id);
 		return;
 	}
-	dray_close(fd);
-	c->up->stream_closed(c, handle, stream_id);
-}
-
-static void tcp_stream_reset(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
-{
-	struct tcp_peer *peer = peer_get(state, handle);
-
+	if (peer && cmd->type == COMMAND_STREAM_ADOPT) {
+		tcp_serve_adopt(state, peer, cmd->fd, cmd->id, (enum dmsg_class)cmd->class);
+		return;
+	}
+	if (cmd->type == COMMAND_STREAM_ADOPT)
+		dray_close(cmd->fd);
 	if (peer)
 		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
-			if (s->id == stream_id) {
+			if (s->id == cmd->id) {
 				tcp_serve_close(s, true, true);
 				return;
 			}
-	c->up->stream_closed(c, handle, stream_id);
-}
-
-static void tcp_stream_dead(struct core *c, void *state, dray_handle handle, uint64_t stream_id)
-{
-	struct tcp_peer *peer = peer_get(state, handle);
-
-	if (peer && !tcp_channel_dead(&peer->channels[0], stream_id))
-		tcp_channel_dead(&peer->channels[1], stream_id);
+	tcp_event(state, EVENT_STREAM_CLOSED, cmd->session, cmd->id);
 }
 
 const struct transport_ops transport_tcp = {
-	.name = "tcp",
 	.id = DMSG_TRANSPORT_TCP,
 	.init = tcp_init,
 	.deinit = tcp_deinit,
@@ -362,7 +349,5 @@ const struct transport_ops transport_tcp = {
 	.tick = tcp_tick,
 	.peer_up = tcp_peer_up,
 	.peer_down = tcp_peer_down,
-	.stream_adopt = tcp_stream_adopt,
-	.stream_reset = tcp_stream_reset,
-	.stream_dead = tcp_stream_dead,
+	.stream = tcp_command,
 };

@@ -186,8 +186,6 @@ struct tcp {
 	struct dray_list streams;
 	struct dray_list ready[2], pulling[2]; /* by class */
 	struct dray_list parked;               /* streams to look at again in the next turn */
-	struct dray_list holding;              /* struct serve with a frame that holds objects */
-	struct dray_list staging;              /* struct serve with answers that wait for GPUs */
 	struct dray_list closed;
 	int64_t latency_ns; /* bulk turns are short until then */
 	int64_t timer_ns;   /* next time that tick() has work */
@@ -203,6 +201,12 @@ struct tcp {
 static inline void tcp_timer(struct tcp *t, int64_t when_ns)
 {
 	t->timer_ns = dray_min(t->timer_ns, when_ns);
+}
+
+/* Tells the control thread about a stream. */
+static inline void tcp_event(struct tcp *t, enum event_type type, dray_handle peer, uint64_t stream)
+{
+	t->c->up->event(t->c, &(struct event){ .type = type, .session = peer, .id = stream });
 }
 
 static inline struct tcp *tcp_of(const struct tcp_channel *ch)
