@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "agent/data/worker/internal.h"
-#include "agent/data/worker/worker.h"
+#include "agent/data/worker/internal.h"
 #include "lib/assert.h"
 #include "lib/wake.h"
 #include "lib/wire.h"

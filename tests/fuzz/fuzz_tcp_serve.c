@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "tests/gpu/fake.h"

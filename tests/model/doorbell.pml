@@ -2,7 +2,7 @@
 /*
  * The doorbells of a ring, for the model checker Spin. tests/model/run has it look at all that can happen, as
  * the code is and with each of the mistakes below. The code is client/ring.c and client/engine.c on one end,
- * agent/data/worker/ring.c, rings.c and turn.c on the other, and has the names that are used here.
+ * agent/data/worker/ring.c and turn.c on the other, and has the names that are used here.
  *
  * Each end has a store buffer, as processors have that keep their stores in order: a plain store (relaxed or
  * release) goes there and reaches memory some time later; a load looks at memory. A sequentially consistent

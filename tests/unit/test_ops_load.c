@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Long lists of operations: read by two workers they give what one gives, the first fault included. */
-#include "agent/data/transfer/ops_load.h"
+#include "agent/data/transfer/xfer_internal.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transport rdma: posting, completion, and moving transfers when there is no path. */
-#include "agent/data/transfer/drop.h"
+#include "agent/data/transfer/object.h"
 #include "tests/unit/rdma_fixture.h"
 
 static void test_write_and_read(void **state)

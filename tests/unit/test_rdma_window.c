@@ -3,7 +3,7 @@
  * The importing side of windows. The window is the peer's memory as RDMA devices reach it. The test makes
  * the requested copies between the window and the owner's memory when it chooses.
  */
-#include "agent/data/transfer/drop.h"
+#include "agent/data/transfer/object.h"
 #include "tests/unit/rdma_gpu_fixture.h"
 
 #define WINDOW 7

@@ -3,7 +3,7 @@
  * The owning side of windows in a worker: which copies a peer may request, and that no byte moves after
  * their end.
  */
-#include "agent/data/transfer/drop.h"
+#include "agent/data/transfer/object.h"
 #include "tests/unit/rdma_gpu_fixture.h"
 
 #define GRANTED 8192u /* start of the grant in the region */

@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "tests/unit/cm.h"

@@ -3,7 +3,6 @@
  * One large copy by several workers. What depends on who comes first is played by hand: the core rig is the worker
  * that lends, the test takes tasks as the others would. At the end real workers.
  */
-#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/workshare.h"
 
 #include <poll.h>

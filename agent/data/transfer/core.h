@@ -174,6 +174,15 @@ struct xfer {
 	struct xfer_op ops_inline[XFER_OPS_INLINE]; /* last: not cleared for each */
 };
 
+/* The transfer enters that phase now. */
+static inline void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
+{
+	for (; x->phase < phase; x->phase++) {
+		x->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
+		x->phase_ns[x->phase + 1] = now_ns;
+	}
+}
+
 static inline void core_count(struct data_counters *c, enum dray_metric m, uint64_t n)
 {
 	shared_count(&c->v[m], n);

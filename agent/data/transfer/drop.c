@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transfer/drop.h"
-
 #include "agent/data/transfer/object.h"
+
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker's table of published objects. */
+/* A worker's table of published objects, and dropping them. */
 #ifndef DRAY_AGENT_DATA_TRANSFER_OBJECT_H
 #define DRAY_AGENT_DATA_TRANSFER_OBJECT_H
 
@@ -31,5 +31,20 @@ static inline void object_hold(struct object *o)
 
 /* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);
+
+/* drop.c */
+/*
+ * Drops the object: new use is refused, and transfers and slices that hold it are stopped with `code`. When the last of
+ * them has ended EVENT_DROPPED runs, possibly inside this call. For an unknown handle it runs at once.
+ */
+void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+		 bool urgent);
+
+/* The same, but transfers and slices that hold the object may finish. */
+void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code);
+
+/* Stops the users of an object that is being retired, or makes a drop urgent. It has no answer of its own. */
+void object_drop_escalate(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+			  bool urgent);
 
 #endif

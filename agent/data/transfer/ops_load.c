@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "agent/data/transfer/ops_load.h"
-
+/*
+ * Copies the operations of a transfer out of memory that the client may change at any time: each is read once, checked and
+ * merged. Several workers read long lists.
+ */
 #include <errno.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "agent/data/transfer/record.h"
 #include "agent/data/transfer/transport.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/object.h"
-#include "agent/data/transfer/record.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/xfer_internal.h"
@@ -29,11 +28,6 @@ int xfers_init(struct core *c, uint32_t max)
 
 	if (!xs)
 		return -ENOMEM;
-	xs->records = calloc(1, sizeof(*xs->records));
-	if (!xs->records) {
-		free(xs);
-		return -ENOMEM;
-	}
 	dray_handles_init(&xs->table, max);
 	dray_list_init(&xs->free);
 	dray_list_init(&xs->waiting);
@@ -59,7 +53,6 @@ void xfers_deinit(struct core *c)
 	dray_heap_deinit(&xs->deadlines);
 	ops_store_deinit(&xs->ops);
 	sched_deinit(c);
-	free(xs->records);
 	free(xs);
 	c->xfers = NULL;
 }
@@ -98,11 +91,46 @@ void xfer_free(struct xfers *xs, struct xfer *x)
 	}
 }
 
+void xfer_memory_fault(struct core *c, dray_handle session)
+{
+	core_count(c->counters, DRAY_METRIC_REGION_FAULTS_TOTAL, 1);
+	c->up->event(c, &(struct event){ .type = EVENT_SESSION_FAULT, .session = session });
+}
+
 static void drop_link(struct xfer *x)
 {
 	if (x->link)
 		link_release(x->link);
 	x->link = NULL;
+}
+
+/* Describes the transfer, which ends now. */
+static void record_make(struct transfer_record *ret, const struct core *c, const struct xfer *x,
+			int64_t now_ns)
+{
+	const struct remote_view *remote = object_remote(x->remote);
+
+	*ret = (struct transfer_record){
+		.session = x->session->handle,
+		.peer = remote->is_local ? 0 : remote->peer,
+		.request = x->request_id,
+		.rails = x->rails,
+		.bytes = x->bytes,
+		.bytes_done = x->bytes_done,
+		.operations = x->n_ops,
+		.slices = x->n_slices,
+		.resent = x->n_resent,
+		.code = x->code,
+		.direction = (uint8_t)x->direction,
+		.class = (uint8_t)x->class,
+		.transport = (uint8_t)(x->n_slices ? c->transports[x->transport_index]->id :
+						     DMSG_TRANSPORT_NONE),
+		.gpu_path = x->n_slices ? x->gpu_path : DMSG_GPU_PATH_NONE,
+		.ended_ns = now_ns,
+	};
+	for (unsigned i = 0; i < (unsigned)x->phase; i++)
+		ret->phase_ns[i] = x->phase_ns[i];
+	ret->phase_ns[x->phase] = now_ns - x->phase_ns[x->phase];
 }
 
 /* Records how the transfer ended, and reports it to the control thread if that is configured. */
@@ -114,7 +142,7 @@ static void xfer_record(struct core *c, const struct xfer *x)
 
 	/* not the time of the turn: a copy may have taken most of it */
 	record_make(&r, c, x, dray_now().ns);
-	records_add(c->xfers->records, &r);
+	c->xfers->records[c->xfers->n_records++ % RECORDS_MAX] = r;
 	/* without the time in which the client had not set the wait word */
 	took_ns = record_duration(&r) - r.phase_ns[XFER_PHASE_WAIT];
 	if (!r.code) {
@@ -350,9 +378,15 @@ int64_t xfers_tick(struct core *c)
 	return first ? dray_min(next, first->key) : next;
 }
 
-const struct records *xfers_records(const struct core *c)
+uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_t max)
 {
-	return c->xfers->records;
+	const struct xfers *xs = c->xfers;
+	uint64_t kept = dray_min(xs->n_records, (uint64_t)RECORDS_MAX);
+	uint32_t n = (uint32_t)dray_min(kept, (uint64_t)max);
+
+	for (uint32_t i = 0; i < n; i++)
+		to[i] = xs->records[(xs->n_records - n + i) % RECORDS_MAX];
+	return n;
 }
 
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg)

@@ -8,8 +8,6 @@
 #include "agent/model/quota.h"
 #include "lib/err.h"
 
-struct records;
-
 void xfer_session_init(struct xfer_session *s, dray_handle handle, struct session_shared *shared);
 
 /* Its transfers must have ended. Frees its flows. */
@@ -51,8 +49,8 @@ void xfer_notified(struct core *c, dray_handle handle, uint32_t code);
 /* Handles deadlines and wait words; returns when to call again at the latest (ns, INT64_MAX: never). */
 int64_t xfers_tick(struct core *c);
 
-/* Records of the transfers that ended last. */
-const struct records *xfers_records(const struct core *c);
+/* Copies the records of the transfers that ended last, at most max, in order of their end. Returns how many. */
+uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_t max);
 
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);

@@ -16,18 +16,15 @@ struct xfers {
 	int64_t word_ns;          /* when a wait word was last found set */
 	int64_t shared_ns; /* when the last list of operations was shared with other workers */
 	uint32_t n_free;
-	struct records *records; /* of transfers that have ended */
+	uint64_t n_records; /* since the start; `records` holds the last RECORDS_MAX */
+	struct transfer_record records[RECORDS_MAX];
 };
 
-/* Checks that need no object. 0, or -EINVAL with reterr. */
-int xfer_request_check(const struct xfer_request *r, struct dray_err *reterr);
-
 /*
- * Checks and fills in objects (not held yet), words, merged operations and the notification. On error xfer_free()
- * frees what was allocated.
+ * ops_load.c: copies, checks and merges the operations into x->ops, which has room for all of them. Sets x->bytes, n_ops and
+ * longest. 0, -ERANGE or -EFAULT with reterr.
  */
-int xfer_prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
-		 struct dray_err *reterr);
+int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struct dray_err *reterr);
 
 /*
  * Gives the transfer to the best transport that reaches the remote now. If no transport does, the transfer ends with the

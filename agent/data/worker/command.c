@@ -4,9 +4,7 @@
 #include <string.h>
 
 #include "agent/data/gpu_queue/gpu_queue.h"
-#include "agent/data/transfer/drop.h"
 #include "agent/data/transfer/object.h"
-#include "agent/data/transfer/record.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/worker/internal.h"
@@ -128,7 +126,7 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 static void snapshot_take(struct worker *w, struct snapshot *s)
 {
 	if (s->records)
-		s->n = records_copy(xfers_records(&w->core), s->records, s->cap);
+		s->n = xfers_records(&w->core, s->records, s->cap);
 	else
 		xfers_each(&w->core, take_info, s);
 	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });

@@ -6,10 +6,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "agent/data/data.h"
 #include "agent/data/transfer/core.h"
 #include "agent/data/transfer/xfer.h"
-#include "agent/data/worker/worker.h"
 #include "agent/model/message.h"
+#include "lib/err.h"
 #include "lib/handle.h"
 #include "lib/idset.h"
 #include "lib/linger.h"
@@ -109,7 +110,27 @@ static inline struct wsession *wsession_of(struct xfer_session *xs)
 
 #define WORKER_EACH_TRANSPORT(w, i) for (unsigned i = 0; i < (w)->core.n_transports; i++)
 
-/* worker.c: frees a worker whose thread has ended or was never started. */
+/* worker.c: control thread only */
+/* Makes a worker without a thread; commands may be posted to it. max_transfers: limits.transfers. 0 or -errno with reterr. */
+int worker_make(struct worker **ret, unsigned index, const struct data_config *cfg,
+		uint32_t max_transfers, struct dray_err *reterr);
+
+/* The worker shares work through `workshare`, which is borrowed. Before its thread starts. 0 or -errno with reterr. */
+int worker_join(struct worker *w, struct workshare *workshare, struct dray_err *reterr);
+
+/* Starts its thread. 0 or -errno with reterr. */
+int worker_start(struct worker *w, struct dray_err *reterr);
+
+/* The CPUs its thread may run on. 0 or -errno. */
+int worker_place(struct worker *w, const cpu_set_t *cpus);
+
+/*
+ * Sends COMMAND_QUIT, joins, frees. Sessions must be gone. False: the thread does not end (a debugger holds it,
+ * or a device); it and all that it may look at are left to the end of the process.
+ */
+bool worker_free(struct worker *w);
+
+/* Frees a worker whose thread has ended or was never started. */
 void worker_release(struct worker *w);
 
 /* command.c */
@@ -169,7 +190,6 @@ bool ring_announce(struct ring *r);
 /* Ends the announcement. */
 void ring_awake(struct ring *r);
 
-/* rings.c: all rings of a worker */
 /* The ring is polled from now on. */
 void ring_wake(struct ring *r);
 /* Takes submissions, within bounds. True if there are more. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "agent/data/transfer/workshare.h"
-#include "agent/data/worker/worker.h"
+#include "agent/data/worker/internal.h"
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "lib/assert.h"

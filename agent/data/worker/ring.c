@@ -9,6 +9,15 @@
  *
  * The client can write to every word at any time. The agent copies entries before it checks them and keeps its own
  * indices private. A client index that claims more than the ring holds ends the session.
+ *
+ * One poll of a ring is a load from memory that a client shares. This is negligible for one ring, but polling hundreds of idle
+ * rings costs more than all the work of a busy one. So a ring that was polled often enough without a submission, while the
+ * worker had other work, rests: it stays announced ("agent sleeping" is set) and is not polled until its client's doorbell rings. A
+ * completion ends the rest too, because a client that sees a completion usually submits again.
+ *
+ * So every ring is on worker->polled, or rests empty and announced, or its doorbell is about to ring:
+ * the client clears "agent sleeping" before it rings. While the worker sleeps, the rings on the list are announced
+ * as well.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -20,6 +29,11 @@
 
 /* Submissions taken in one turn, so that one client does not occupy the worker. */
 #define TAKE_MAX 64u
+
+/* This many polls cost about as much as a doorbell and its event. */
+#define LOOKS_MAX 256
+/* An announcement and its end cost this many polls: a store that other processors must see, and a cache miss. */
+#define ANNOUNCE_LOOKS 8
 
 static _Atomic uint32_t *word(const struct ring *r, uint32_t offset)
 {
@@ -248,4 +262,73 @@ void ring_awake(struct ring *r)
 		return;
 	r->announced = false;
 	atomic_store_explicit(word(r, DMSG_RING_AGENT_SLEEPING), 0, memory_order_relaxed);
+}
+
+void ring_wake(struct ring *r)
+{
+	struct worker *w = r->session->worker;
+
+	r->vain = 0;
+	ring_awake(r);
+	if (dray_list_empty(&r->polled_link))
+		dray_list_add(&w->polled, &r->polled_link);
+}
+
+/* True if the ring rests: it is announced and still empty. */
+static bool rest(struct ring *r)
+{
+	ring_announce(r);
+	/* a new submission resets the count */
+	if (r->vain > LOOKS_MAX)
+		return true;
+	ring_awake(r);
+	return false;
+}
+
+bool rings_poll(struct worker *w)
+{
+	bool did = false;
+
+	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
+		if (ring_poll(r->session))
+			did = true;
+		else if (r->vain > LOOKS_MAX && rest(r))
+			dray_list_del(&r->polled_link);
+	}
+	return did;
+}
+
+void rings_flush(struct worker *w)
+{
+	dray_list_for_each(&w->completed, r, struct ring, completed_link) {
+		dray_list_del(&r->completed_link);
+		ring_flush(r);
+	}
+}
+
+bool rings_announce(struct worker *w)
+{
+	bool work = false;
+
+	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
+		w->announced = true;
+		if (ring_announce(r))
+			work = true;
+		else if (r->vain)
+			r->vain += ANNOUNCE_LOOKS;
+	}
+	return work;
+}
+
+void rings_awake(struct worker *w)
+{
+	if (!w->announced)
+		return;
+	w->announced = false;
+	dray_list_for_each(&w->polled, r, struct ring, polled_link) {
+		if (r->announced && r->vain > LOOKS_MAX)
+			dray_list_del(&r->polled_link);
+		else
+			ring_awake(r);
+	}
 }

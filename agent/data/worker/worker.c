@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The control thread's side of a worker: start, stop, and the two rings between them. */
-#include "agent/data/worker/worker.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
