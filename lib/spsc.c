@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/assert.h"
+
 int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size)
 {
 	r->slots = calloc(entries, size);
@@ -12,6 +14,8 @@ int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size)
 		return -ENOMEM;
 	r->mask = entries - 1;
 	r->size = size;
+	r->late = NULL;
+	r->n_late = r->late_cap = r->late_at = 0;
 	atomic_init(&r->tail, 0);
 	atomic_init(&r->head, 0);
 	return 0;
@@ -20,7 +24,8 @@ int dray_spsc_init(struct dray_spsc *r, uint32_t entries, uint32_t size)
 void dray_spsc_deinit(struct dray_spsc *r)
 {
 	free(r->slots);
-	r->slots = NULL;
+	free(r->late);
+	r->slots = r->late = NULL;
 }
 
 bool dray_spsc_push(struct dray_spsc *r, const void *elem)
@@ -33,6 +38,32 @@ bool dray_spsc_push(struct dray_spsc *r, const void *elem)
 		return false;
 	memcpy(r->slots + (size_t)(tail & r->mask) * r->size, elem, r->size);
 	atomic_store_explicit(&r->tail, tail + 1, memory_order_release);
+	return true;
+}
+
+void dray_spsc_send(struct dray_spsc *r, const void *elem)
+{
+	if (!r->n_late && dray_spsc_push(r, elem))
+		return;
+	if (r->n_late == r->late_cap) {
+		r->late_cap = r->late_cap ? r->late_cap * 2 : 256;
+		r->late = realloc(r->late, (size_t)r->late_cap * r->size);
+		dray_assert(r->late);
+	}
+	memcpy(r->late + (size_t)r->n_late++ * r->size, elem, r->size);
+}
+
+bool dray_spsc_flush(struct dray_spsc *r)
+{
+	if (!r->n_late)
+		return true;
+	while (r->late_at < r->n_late && dray_spsc_push(r, r->late + (size_t)r->late_at * r->size))
+		r->late_at++;
+	if (r->late_at < r->n_late)
+		return false;
+	free(r->late);
+	r->late = NULL;
+	r->n_late = r->late_cap = r->late_at = 0;
 	return true;
 }
 

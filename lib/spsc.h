@@ -20,6 +20,9 @@ struct dray_spsc {
 	uint32_t mask, size; /* element size in bytes */
 	uint8_t pad_before[DRAY_SPSC_PAD];
 	_Atomic uint32_t tail; /* producer writes */
+	/* the producer's: elements that found the ring full, of which the first late_at are in the ring now */
+	uint8_t *late;
+	uint32_t n_late, late_cap, late_at;
 	uint8_t pad_between[DRAY_SPSC_PAD];
 	_Atomic uint32_t head; /* consumer writes */
 	uint8_t pad_after[DRAY_SPSC_PAD];
@@ -31,6 +34,12 @@ void dray_spsc_deinit(struct dray_spsc *r);
 
 /* Producer: copies the element in; false when full. */
 bool dray_spsc_push(struct dray_spsc *r, const void *elem);
+
+/* Producer: the same, but an element that finds the ring full waits in memory, and later ones behind it. Aborts without memory. */
+void dray_spsc_send(struct dray_spsc *r, const void *elem);
+
+/* Producer: moves waiting elements to the ring. True: none waits. */
+bool dray_spsc_flush(struct dray_spsc *r);
 
 /* Producer: free slots; at least this many pushes will succeed. */
 uint32_t dray_spsc_room(const struct dray_spsc *r);
