@@ -16,11 +16,12 @@
 #include "agent/model/record.h"
 #include "agent/model/view.h"
 #include "lib/handle.h"
+#include "lib/list.h"
 #include "schema/gen/data.h"
 
 /* A packet with descriptors from or to a client. packet_free() closes the descriptors that are still in fds. */
 struct packet {
-	struct packet *next;
+	struct dray_list link; /* the holder's */
 	uint32_t length;
 	uint16_t n_fds;
 	bool is_notification;

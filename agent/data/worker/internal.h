@@ -43,20 +43,15 @@ struct wsession {
 	struct dray_list ready_link; /* on worker->ready while there is input */
 	struct loop_source source;
 	int fd;
-	struct idset ids;  /* requests that have not ended */
-	uint32_t requests; /* pending at the control thread */
-	struct packet *out_first, **out_last;
-	uint32_t out_n;
+	struct idset ids;     /* requests that have not ended */
+	uint32_t requests;    /* pending at the control thread */
+	struct dray_list out; /* struct packet, to be sent */
+	uint32_t n_out;
 	bool readable, writable;
 	bool dead;    /* end of file or protocol broken: nothing is read or sent any more */
 	bool closing; /* COMMAND_SESSION_CLOSE has come */
 	struct ring *ring;
 	const struct ring_memory *memory; /* arena, also without a ring */
-};
-
-struct event_node {
-	struct event_node *next;
-	struct event event;
 };
 
 /* A peer that went down, until every transport is done with it. */
@@ -71,11 +66,10 @@ struct worker {
 	pthread_t thread;
 	bool started; /* the thread exists; written by the control thread */
 	struct dray_spsc commands, events;
-	struct event_node *late_first, **late_last; /* events that found the ring full */
-	int command_fd;                             /* eventfd, control to worker */
-	int event_fd;                               /* eventfd, worker to control */
-	bool event_pending;                         /* events pushed this turn */
-	_Atomic bool want_room;                     /* control waits for room in `commands` */
+	int command_fd;         /* eventfd, control to worker */
+	int event_fd;           /* eventfd, worker to control */
+	bool event_pending;     /* events pushed this turn */
+	_Atomic bool want_room; /* control waits for room in `commands` */
 	struct loop_source command_source;
 	struct dray_slots sessions; /* struct wsession */
 	struct dray_list session_list, ready;
@@ -92,10 +86,6 @@ struct worker {
 	struct data_counters counters;
 	uint8_t *buffer; /* one message */
 	struct dray_fds fds;
-
-	/* control side */
-	struct command *backlog;
-	uint32_t backlog_n, backlog_cap, backlog_at;
 };
 
 static inline struct worker *worker_of(struct core *c)

@@ -26,28 +26,32 @@ static void make_ready(struct wsession *s)
 		dray_list_add(&s->worker->ready, &s->ready_link);
 }
 
+/* The packet was sent, or will not be. */
+static void packet_end(struct wsession *s, struct packet *p)
+{
+	if (p->is_notification)
+		atomic_fetch_sub_explicit(&s->shared->notifications, 1, memory_order_relaxed);
+	packet_free(p);
+}
+
 /* Sends queued packets. A packet stays in the queue until it is sent. */
 static void flush(struct wsession *s)
 {
-	while (s->out_first && s->writable && !s->dead) {
-		struct packet *p = s->out_first;
+	struct packet *p;
+
+	while ((p = dray_list_first(&s->out, struct packet, link)) && s->writable && !s->dead) {
 		int ret = dray_seqpacket_send(s->fd, p->data, p->length, p->fds, p->n_fds);
 
 		if (ret == -EAGAIN) {
 			s->writable = false;
 			return;
 		}
-		if (p->is_notification)
-			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
-						  memory_order_relaxed);
 		if (p->report_sent)
 			worker_event(s->worker, &(struct event){ .type = EVENT_SENT,
 								 .session = s->xs.handle });
-		s->out_first = p->next;
-		if (!s->out_first)
-			s->out_last = &s->out_first;
-		s->out_n--;
-		packet_free(p);
+		dray_list_del(&p->link);
+		s->n_out--;
+		packet_end(s, p);
 		if (ret < 0) {
 			wsession_die(s, DRAY_E_SESSION_CLOSED);
 			return;
@@ -80,8 +84,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 	s->shared = shared;
 	s->fd = fd;
 	s->source.fd = -1;
-	s->out_last = &s->out_first;
 	s->writable = true;
+	dray_list_init(&s->out);
 	dray_list_init(&s->link);
 	dray_list_init(&s->ready_link);
 	if (dray_slots_set(&w->sessions, s->xs.handle, s) < 0)
@@ -133,12 +137,8 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 		loop_del(&w->core.loop, &s->source);
 		ring_close(s);
 		dray_close(s->fd);
-		while (s->out_first) {
-			struct packet *p = s->out_first;
-
-			s->out_first = p->next;
+		dray_list_for_each(&s->out, p, struct packet, link)
 			packet_free(p);
-		}
 		idset_deinit(&s->ids);
 		dray_list_del(&s->ready_link);
 		dray_list_del(&s->link);
@@ -152,16 +152,11 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 void wsession_send(struct wsession *s, struct packet *p)
 {
 	if (s->dead) {
-		if (p->is_notification)
-			atomic_fetch_sub_explicit(&s->shared->notifications, 1,
-						  memory_order_relaxed);
-		packet_free(p);
+		packet_end(s, p);
 		return;
 	}
-	p->next = NULL;
-	*s->out_last = p;
-	s->out_last = &p->next;
-	s->out_n++;
+	dray_list_add(&s->out, &p->link);
+	s->n_out++;
 	flush(s);
 }
 
@@ -172,7 +167,7 @@ static void send_bytes(struct wsession *s, const uint8_t *p, int n)
 
 	if (s->dead || n < 0)
 		return;
-	if (!s->out_first) {
+	if (dray_list_empty(&s->out)) {
 		int ret = dray_seqpacket_send(s->fd, p, (size_t)n, NULL, 0);
 
 		if (ret == 0)
@@ -237,7 +232,7 @@ bool wsession_read(struct wsession *s)
 		ssize_t n;
 
 		/* the client does not read its answers: take no new requests */
-		if (s->out_n > OUT_MAX)
+		if (s->n_out > OUT_MAX)
 			return false;
 		n = dray_seqpacket_recv(s->fd, w->buffer, DMSG_MESSAGE_MAX, &w->fds, &truncated,
 					&fds_lost);
@@ -252,7 +247,7 @@ bool wsession_read(struct wsession *s)
 		request_handle(s, w->buffer, (size_t)n, truncated, fds_lost);
 		discard_fds(w);
 	}
-	return s->readable && !s->dead && s->out_n <= OUT_MAX;
+	return s->readable && !s->dead && s->n_out <= OUT_MAX;
 }
 
 static void cancel_answered(struct wsession *s, uint64_t request_id)

@@ -23,36 +23,15 @@
 #define LOOK_MIN_NS 2000
 #define LOOK_MAX_NS 16000
 
-static void late_flush(struct worker *w)
-{
-	while (w->late_first && dray_spsc_push(&w->events, &w->late_first->event)) {
-		struct event_node *n = w->late_first;
-
-		w->late_first = n->next;
-		if (!w->late_first)
-			w->late_last = &w->late_first;
-		free(n);
-	}
-}
-
 void worker_event(struct worker *w, const struct event *ev)
 {
-	struct event_node *n;
-
 	w->event_pending = true;
-	if (!w->late_first && dray_spsc_push(&w->events, ev))
-		return;
-	n = malloc(sizeof(*n));
-	dray_assert(n);
-	n->next = NULL;
-	n->event = *ev;
-	*w->late_last = n;
-	w->late_last = &n->next;
+	dray_spsc_send(&w->events, ev);
 }
 
 bool worker_has_room(const struct worker *w)
 {
-	return !w->late_first && dray_spsc_room(&w->events) > EVENTS_RESERVE;
+	return !w->events.n_late && dray_spsc_room(&w->events) > EVENTS_RESERVE;
 }
 
 void worker_command_ready(struct loop_source *source, uint32_t events)
@@ -135,7 +114,7 @@ static int64_t rest(struct worker *w, int64_t next)
 		return 0;
 	}
 	/* waiting for room in the event ring, or for a client to reap, has no event of its own */
-	if (w->stalled || w->late_first || !dray_list_empty(&w->ready))
+	if (w->stalled || w->events.n_late || !dray_list_empty(&w->ready))
 		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
 	return timeout;
 }
@@ -177,7 +156,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 		more = assist(w);
 	next = tick(w, next);
 	rings_flush(w);
-	late_flush(w);
+	dray_spsc_flush(&w->events);
 	if (w->event_pending) {
 		w->event_pending = false;
 		dray_wake(w->event_fd);
@@ -204,12 +183,10 @@ void *worker_main(void *arg)
 		worker_turn(w, true);
 	worker_event(w, &(struct event){ .type = EVENT_QUIT });
 	/* after all events that the control thread has not taken yet */
-	for (;;) {
-		late_flush(w);
+	while (!dray_spsc_flush(&w->events)) {
 		dray_wake(w->event_fd);
-		if (!w->late_first)
-			break;
 		nanosleep(&(struct timespec){ .tv_nsec = DRAY_NS_PER_MS }, NULL);
 	}
+	dray_wake(w->event_fd);
 	return NULL;
 }

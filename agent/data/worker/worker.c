@@ -37,7 +37,6 @@ void worker_release(struct worker *w)
 	dray_spsc_deinit(&w->events);
 	dray_close(w->command_fd);
 	dray_close(w->event_fd);
-	free(w->backlog);
 	free(w->buffer);
 	dray_slots_deinit(&w->sessions);
 	free(w);
@@ -89,7 +88,6 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	w->core.loop.epoll_fd = -1;
 	w->core.now_ns = dray_now().ns;
 	dray_linger_limit(&w->linger, cfg->poll_time_ns);
-	w->late_last = &w->late_first;
 	dray_list_init(&w->session_list);
 	dray_list_init(&w->ready);
 	dray_list_init(&w->polled);
@@ -172,36 +170,20 @@ bool worker_free(struct worker *w)
 }
 
 /* Moves commands that found no room before into the ring. */
-static void backlog_flush(struct worker *w)
+static void commands_flush(struct worker *w)
 {
-	while (w->backlog_at < w->backlog_n &&
-	       dray_spsc_push(&w->commands, &w->backlog[w->backlog_at]))
-		w->backlog_at++;
-	if (w->backlog_at == w->backlog_n) {
-		w->backlog_at = w->backlog_n = 0;
-		return;
+	if (!dray_spsc_flush(&w->commands)) {
+		atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
+		/* the worker may have made room before it could see the request */
+		dray_spsc_flush(&w->commands);
 	}
-	/* request the wake-up, then look again: the worker may have made room in between */
-	atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
+	dray_wake(w->command_fd);
 }
 
 void worker_post(struct worker *w, const struct command *cmd)
 {
-	if (w->backlog_n == 0 && dray_spsc_push(&w->commands, cmd)) {
-		dray_wake(w->command_fd);
-		return;
-	}
-	if (w->backlog_n == w->backlog_cap) {
-		uint32_t cap = w->backlog_cap ? w->backlog_cap * 2 : 256;
-		struct command *grown = realloc(w->backlog, cap * sizeof(*grown));
-
-		dray_assert(grown);
-		w->backlog = grown;
-		w->backlog_cap = cap;
-	}
-	w->backlog[w->backlog_n++] = *cmd;
-	backlog_flush(w);
-	dray_wake(w->command_fd);
+	dray_spsc_send(&w->commands, cmd);
+	commands_flush(w);
 }
 
 int worker_event_fd(struct worker *w)
@@ -211,10 +193,8 @@ int worker_event_fd(struct worker *w)
 
 bool worker_next_event(struct worker *w, struct event *ret)
 {
-	if (w->backlog_n) {
-		backlog_flush(w);
-		dray_wake(w->command_fd);
-	}
+	if (w->commands.n_late)
+		commands_flush(w);
 	if (dray_spsc_pop(&w->events, ret))
 		return true;
 	/* looks once more after clearing, so that an event that came in between is not lost */
