@@ -129,16 +129,13 @@ static void rdma_peer_down(struct core *c, void *state, dray_handle handle, uint
 static void rdma_deinit(struct core *c, void *state)
 {
 	struct rdma *r = state;
+	struct rdma_queue *p;
+	uint32_t cursor = 0;
 
-	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link) {
-		for (unsigned k = 0; k < 2; k++) {
-			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
-				rdma_queue_free(p);
-			dray_list_for_each(&peer->channels[k].lost, l, struct rdma_queue, link)
-				rdma_queue_free(l);
-		}
+	while ((p = dray_handles_next(&r->queues, &cursor, NULL)))
+		rdma_queue_free(p);
+	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
 		peer_free(peer);
-	}
 	for (unsigned i = 0; i < RAILS_MAX; i++)
 		rdma_rail_down(r, i);
 	dray_handles_deinit(&r->queues);
@@ -240,7 +237,7 @@ static int64_t queue_tick(struct rdma_queue *p)
 	const struct core *c = p->rdma->c;
 	int64_t limit;
 
-	if (p->head == p->tail)
+	if (p->lost || p->head == p->tail)
 		return INT64_MAX;
 	limit = rdma_entry_at(p, p->head)->posted_ns + c->cfg.slice_timeout_ns;
 	if (c->now_ns < limit)
@@ -252,27 +249,25 @@ static int64_t queue_tick(struct rdma_queue *p)
 static int64_t rdma_tick(struct core *c, void *state)
 {
 	struct rdma *r = state;
+	struct rdma_queue *p;
+	uint32_t cursor = 0;
 
 	if (c->now_ns < r->timer_ns)
 		return r->timer_ns;
 	r->timer_ns = INT64_MAX;
-	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
-		for (unsigned k = 0; k < 2; k++)
-			dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
-				rdma_timer(r, queue_tick(p));
+	while ((p = dray_handles_next(&r->queues, &cursor, NULL)))
+		rdma_timer(r, queue_tick(p));
 	return r->timer_ns;
 }
 
-static struct rdma_queue *queue_find(struct rdma_peer *peer, uint64_t id)
+static struct rdma_queue *queue_find(struct rdma *r, dray_handle peer, uint64_t id)
 {
-	for (unsigned k = 0; peer && k < 2; k++) {
-		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
-			if (p->qp.id == id)
-				return p;
-		dray_list_for_each(&peer->channels[k].lost, l, struct rdma_queue, link)
-			if (l->qp.id == id)
-				return l;
-	}
+	struct rdma_queue *p;
+	uint32_t cursor = 0;
+
+	while ((p = dray_handles_next(&r->queues, &cursor, NULL)))
+		if (p->peer->link->peer == peer && p->qp.id == id)
+			return p;
 	return NULL;
 }
 
@@ -310,13 +305,10 @@ static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 	free(qp);
 }
 
-static void handle_dead(struct rdma *r, dray_handle handle, uint64_t id)
+static void handle_dead(struct rdma_queue *p)
 {
-	struct rdma_peer *peer = rdma_peer_get(r, handle);
-	struct rdma_queue *p = queue_find(peer, id);
+	struct rdma_peer *peer = p->peer;
 
-	if (!p)
-		return;
 	dray_assert(p->lost);
 	rdma_queue_dead(p);
 	peer_free_if_done(peer);
@@ -343,7 +335,7 @@ static void handle_answer(struct rdma_peer *peer, struct rdma_stage_request *ask
 static void rdma_handle_message(struct core *c, void *state, const struct transport_message *m)
 {
 	struct rdma *r = state;
-	struct rdma_peer *peer;
+	struct rdma_peer *peer = rdma_peer_get(r, m->peer);
 	struct rdma_queue *p;
 
 	switch ((enum rdma_command)m->type) {
@@ -355,33 +347,34 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		rdma_event(r, RDMA_RAIL_GONE, 0, m->id, 0, NULL);
 		break;
 	case RDMA_PATHS:
-		handle_paths(rdma_peer_get(r, m->peer), m->arg);
+		handle_paths(peer, m->arg);
 		break;
 	case RDMA_QP_UP:
 		handle_qp(r, m->peer, m->arg);
 		break;
 	case RDMA_QP_LOSE:
-		p = queue_find(rdma_peer_get(r, m->peer), m->id);
+		p = queue_find(r, m->peer, m->id);
 		if (p && !p->lost)
 			rdma_queue_lose(p, RDMA_LOSS_TOLD);
 		break;
 	case RDMA_QP_DEAD:
-		handle_dead(r, m->peer, m->id);
+		p = queue_find(r, m->peer, m->id);
+		if (p)
+			handle_dead(p);
 		break;
 	case RDMA_STAGING:
 		handle_staging(r, m->arg);
 		break;
 	case RDMA_WINDOW:
-		handle_share(rdma_peer_get(r, m->peer), m->arg);
+		handle_share(peer, m->arg);
 		break;
 	case RDMA_STAGED:
-		handle_answer(rdma_peer_get(r, m->peer), m->arg, m->code);
+		handle_answer(peer, m->arg, m->code);
 		break;
 	case RDMA_COPY:
 		rdma_copy_start(r, m->arg);
 		break;
 	case RDMA_UNREACHABLE:
-		peer = rdma_peer_get(r, m->peer);
 		if (peer && !peer->down)
 			rdma_channel_give_up(&peer->channels[m->id]);
 		break;
