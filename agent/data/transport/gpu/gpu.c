@@ -84,25 +84,6 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 	p->owner->buffer_came = true;
 }
 
-static enum dmsg_gpu_path public_path(enum gpu_path_kind kind)
-{
-	switch (kind) {
-	case GPU_PATH_WITHIN:
-		return DMSG_GPU_PATH_WITHIN;
-	case GPU_PATH_PEER:
-		return DMSG_GPU_PATH_PEER;
-	case GPU_PATH_TO_HOST:
-	case GPU_PATH_FROM_HOST:
-		return DMSG_GPU_PATH_HOST;
-	case GPU_PATH_TO_HOST_STAGED:
-	case GPU_PATH_FROM_HOST_STAGED:
-	case GPU_PATH_PEER_STAGED:
-	case GPU_PATH_N:
-		break;
-	}
-	return DMSG_GPU_PATH_STAGED;
-}
-
 static void paths_new(struct gpu_transport *g, unsigned device)
 {
 	struct gpu_path *paths = calloc(2 * GPU_PATH_N, sizeof(*paths));
@@ -120,7 +101,7 @@ static void paths_new(struct gpu_transport *g, unsigned device)
 		p->owner = g;
 		p->device = (uint8_t)device;
 		p->kind = (enum gpu_path_kind)(i % GPU_PATH_N);
-		p->channel.gpu_path = (uint8_t)public_path(p->kind);
+		p->channel.gpu_path = (uint8_t)gpu_plan_limits[p->kind].path;
 	}
 	g->devices[device] = paths;
 }
@@ -153,21 +134,18 @@ static void peers_update(struct core *c, struct gpu_transport *g)
 static struct channel *gpu_channel(struct core *c, void *state, const struct xfer *x)
 {
 	struct gpu_transport *g = state;
-	const struct region_view *local = object_region(x->local);
-	const struct region_view *target;
+	const struct object *from = x->local, *to = x->target;
 	struct gpu_path_choice choice;
 
-	if (!x->target)
+	if (!to ||
+	    (object_region(from)->memory != REGION_GPU && object_region(to)->memory != REGION_GPU))
 		return NULL;
-	target = object_region(x->target);
-	if (local->memory != REGION_GPU && target->memory != REGION_GPU)
-		return NULL;
-	if (x->direction == DMSG_DIRECTION_WRITE)
-		choice = gpu_plan_path(local, x->local->pinned, target, x->target->pinned, g->peers,
-				       stage_is_up(c));
-	else
-		choice = gpu_plan_path(target, x->target->pinned, local, x->local->pinned, g->peers,
-				       stage_is_up(c));
+	if (x->direction == DMSG_DIRECTION_READ) {
+		from = x->target;
+		to = x->local;
+	}
+	choice = gpu_plan_path(object_region(from), from->pinned, object_region(to), to->pinned,
+			       g->peers, stage_is_up(c));
 	if (choice.kind == GPU_PATH_NONE)
 		return NULL;
 	return &g->devices[choice.device][x->class * GPU_PATH_N + choice.kind].channel;

@@ -21,13 +21,14 @@
  * operations in some 300 us) or wakes up; not more, because other transfers wait as long.
  */
 const struct gpu_plan_limits gpu_plan_limits[GPU_PATH_N] = {
-	[GPU_PATH_WITHIN] = { GPU_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB },
-	[GPU_PATH_PEER] = { GPU_PEER, 32 * MIB, 384 * MIB, 8 * MIB },
-	[GPU_PATH_TO_HOST] = { GPU_TO_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
-	[GPU_PATH_FROM_HOST] = { GPU_FROM_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
-	[GPU_PATH_TO_HOST_STAGED] = { GPU_TO_HOST, MIB / 2, 0, UINT64_MAX },
-	[GPU_PATH_FROM_HOST_STAGED] = { GPU_FROM_HOST, MIB / 2, 0, UINT64_MAX },
-	[GPU_PATH_PEER_STAGED] = { GPU_TO_HOST, MIB, 0, UINT64_MAX },
+	[GPU_PATH_WITHIN] = { GPU_WITHIN, DMSG_GPU_PATH_WITHIN, 128 * MIB, 1024 * MIB, 64 * MIB },
+	[GPU_PATH_PEER] = { GPU_PEER, DMSG_GPU_PATH_PEER, 32 * MIB, 384 * MIB, 8 * MIB },
+	[GPU_PATH_TO_HOST] = { GPU_TO_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_FROM_HOST] = { GPU_FROM_HOST, DMSG_GPU_PATH_HOST, 8 * MIB, 24 * MIB, 2 * MIB },
+	[GPU_PATH_TO_HOST_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0, UINT64_MAX },
+	[GPU_PATH_FROM_HOST_STAGED] = { GPU_FROM_HOST, DMSG_GPU_PATH_STAGED, MIB / 2, 0,
+					UINT64_MAX },
+	[GPU_PATH_PEER_STAGED] = { GPU_TO_HOST, DMSG_GPU_PATH_STAGED, MIB, 0, UINT64_MAX },
 };
 
 static bool reaches(const uint32_t *peers, uint8_t device, uint8_t other)
@@ -38,15 +39,15 @@ static bool reaches(const uint32_t *peers, uint8_t device, uint8_t other)
 static struct gpu_path_choice between(uint8_t from, uint8_t to, const uint32_t *peers, bool staging)
 {
 	if (from == to)
-		return (struct gpu_path_choice){ GPU_PATH_WITHIN, from, from };
+		return (struct gpu_path_choice){ GPU_PATH_WITHIN, from };
 	/* The destination reads: 374 GB/s with 16 KiB pages over NVLink, against 368 if the source writes. */
 	if (reaches(peers, to, from))
-		return (struct gpu_path_choice){ GPU_PATH_PEER, to, from };
+		return (struct gpu_path_choice){ GPU_PATH_PEER, to };
 	if (reaches(peers, from, to))
-		return (struct gpu_path_choice){ GPU_PATH_PEER, from, to };
+		return (struct gpu_path_choice){ GPU_PATH_PEER, from };
 	return (struct gpu_path_choice){ staging && peers[to] ? GPU_PATH_PEER_STAGED :
 								GPU_PATH_NONE,
-					 from, to };
+					 from };
 }
 
 static struct gpu_path_choice with_host(uint8_t device, bool to_host, bool pinned, bool staging)
@@ -57,14 +58,14 @@ static struct gpu_path_choice with_host(uint8_t device, bool to_host, bool pinne
 	return (struct gpu_path_choice){ pinned  ? direct :
 					 staging ? staged :
 						   GPU_PATH_NONE,
-					 device, device };
+					 device };
 }
 
 struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_pinned,
 				     const struct region_view *to, bool to_pinned,
 				     const uint32_t peers[GPU_DEVICES_MAX], bool staging)
 {
-	struct gpu_path_choice c = { GPU_PATH_NONE, 0, 0 };
+	struct gpu_path_choice c = { GPU_PATH_NONE, 0 };
 
 	if (from->memory == REGION_GPU && to->memory == REGION_GPU)
 		c = between(from->gpu, to->gpu, peers, staging);

@@ -28,7 +28,6 @@ enum gpu_path_kind {
 struct gpu_path_choice {
 	enum gpu_path_kind kind;
 	uint8_t device; /* whose queue copies; staged: the device of the first step by a device */
-	uint8_t second; /* peer_staged: the device of the second step */
 };
 
 /*
@@ -42,6 +41,7 @@ struct gpu_path_choice gpu_plan_path(const struct region_view *from, bool from_p
 /* By kind. */
 struct gpu_plan_limits {
 	enum gpu_route route;
+	enum dmsg_gpu_path path; /* as clients and metrics see it */
 	uint64_t slice; /* bytes of a copy, which delay the copies behind it by some hundred microseconds */
 	uint64_t under_way; /* bytes in flight that keep the device busy; staged paths: limited by buffers */
 	uint64_t engine_min; /* pieces of this size and larger use copy engines */

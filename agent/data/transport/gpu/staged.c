@@ -136,6 +136,8 @@ static int copy_submit(struct core *c, struct gpu_job *j)
 /* Runs the job as far as possible. False: the budget ended before the job. */
 static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 {
+	int ret;
+
 	while (!j->busy) {
 		if (j->code || !slice_wanted(j->slice)) {
 			job_end(j, j->code ? GPU_END_LOST : GPU_END_STOPPED);
@@ -160,15 +162,11 @@ static bool job_run(struct core *c, struct gpu_job *j, uint64_t *budget)
 			}
 			continue;
 		}
-		switch (copy_submit(c, j)) {
-		case 0:
-			break;
-		case -EAGAIN:
-			return true;
-		default:
+		ret = copy_submit(c, j);
+		if (ret < 0 && ret != -EAGAIN)
 			job_end(j, GPU_END_LOST);
+		if (ret < 0)
 			return true;
-		}
 	}
 	return true;
 }

@@ -232,16 +232,8 @@ static bool by_engine(const struct stage_buffer *b)
 	return b->bytes / b->n_ranges >= ENGINE_BYTES;
 }
 
-static uint32_t count_pieces(const struct stage_buffer *b)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < b->n_ranges; i++)
-		n += (uint32_t)((b->ranges[i].iov_len + GPU_PIECE_MAX - 1) / GPU_PIECE_MAX);
-	return n;
-}
-
-static uint32_t put_pieces(const struct stage_buffer *b, bool engine, struct dray_piece *to)
+/* Sets the pieces of the copy, whole ranges if a copy engine makes it. Returns their number. to NULL: only counts them. */
+static uint32_t pieces(const struct stage_buffer *b, bool engine, struct dray_piece *to)
 {
 	uint8_t *host = b->base;
 	uint32_t n = 0;
@@ -249,10 +241,11 @@ static uint32_t put_pieces(const struct stage_buffer *b, bool engine, struct dra
 	for (uint32_t i = 0; i < b->n_ranges; i++) {
 		uint8_t *gpu = b->ranges[i].iov_base;
 
-		for (size_t left = b->ranges[i].iov_len, piece; left; left -= piece) {
+		for (size_t left = b->ranges[i].iov_len, piece; left; left -= piece, n++) {
 			piece = engine ? left : dray_min(left, (size_t)GPU_PIECE_MAX);
-			to[n++] = b->to_gpu ? (struct dray_piece){ gpu, host, piece } :
-					      (struct dray_piece){ host, gpu, piece };
+			if (to)
+				to[n] = b->to_gpu ? (struct dray_piece){ gpu, host, piece } :
+						    (struct dray_piece){ host, gpu, piece };
 			gpu += piece;
 			host += piece;
 		}
@@ -272,11 +265,11 @@ static int submit(struct core *c, struct stage_buffer *b)
 
 	if (!gpu_is_up(c, b->device))
 		return -EIO;
-	if (count_pieces(b) > gpu_room(c, b->device, class))
+	if (pieces(b, copy.engine, NULL) > gpu_room(c, b->device, class))
 		return -EAGAIN;
 	b->task.done = task_done;
 	return gpu_submit(c, b->device, class, &copy,
-			  put_pieces(b, copy.engine, gpu_pieces(c, b->device, class)), &b->task);
+			  pieces(b, copy.engine, gpu_pieces(c, b->device, class)), &b->task);
 }
 
 /* Copies that already wait for the same queue go first. */
