@@ -133,6 +133,18 @@ void lab_stream_dead(struct lab_side *s, dray_handle peer, uint64_t id)
 		&(struct command){ .type = COMMAND_STREAM_DEAD, .session = peer, .id = id });
 }
 
+static void stop_remote(struct core *c, struct xfer *x, void *arg)
+{
+	if (!object_remote(x->remote)->is_local)
+		xfer_stop(c, x, *(const uint32_t *)arg, NULL, false);
+}
+
+void lab_peer_down(struct lab_side *s, uint32_t code)
+{
+	xfers_each(&s->core, stop_remote, &code);
+	transport_tcp.peer_down(&s->core, s->tcp, LAB_PEER, code);
+}
+
 void lab_reset_lost(struct lab *l)
 {
 	for (unsigned i = 0; i < l->resets.n; i++) {
@@ -406,7 +418,7 @@ void lab_deinit(struct lab *l)
 		struct core *c = &s->core;
 
 		if (!s->down) {
-			transport_tcp.peer_down(c, s->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+			lab_peer_down(s, DRAY_E_PEER_LOST);
 			lab_check(s->n_gone == 1);
 		}
 		s->down = true;

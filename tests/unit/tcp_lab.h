@@ -117,6 +117,9 @@ void lab_stream_adopt(struct lab_side *s, dray_handle peer, int fd, uint64_t id,
 void lab_stream_reset(struct lab_side *s, dray_handle peer, uint64_t id);
 void lab_stream_dead(struct lab_side *s, dray_handle peer, uint64_t id);
 
+/* What a worker does when its peer goes down. */
+void lab_peer_down(struct lab_side *s, uint32_t code);
+
 /* One turn of both sides and of the control plane between them. */
 void lab_turn(struct lab *l);
 void lab_side_turn(struct lab_side *s);

@@ -37,7 +37,7 @@ static void apart(void **state)
 	unsigned pinned = 0, none = 0;
 	uint64_t random = 1;
 
-	ops_store_pinned(&s, memory);
+	s.pinned = memory;
 	for (unsigned i = 0; i < 3000; i++) {
 		struct block *b = &held[next(&random) % HELD];
 
@@ -76,7 +76,7 @@ static void every_class(void **state)
 	struct ops_store s = { .kept = 0 };
 	void *memory = malloc(OPS_PINNED_BYTES);
 
-	ops_store_pinned(&s, memory);
+	s.pinned = memory;
 	for (uint32_t n = OPS_PINNED_MIN; n <= DMSG_OPS_MAX; n *= 2) {
 		unsigned all = OPS_SLABS * (DMSG_OPS_MAX / n);
 		struct xfer_op **got = malloc(all * sizeof(*got));

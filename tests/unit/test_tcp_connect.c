@@ -123,7 +123,7 @@ static void test_no_welcome(void **state)
 
 static void down(uint32_t code)
 {
-	transport_tcp.peer_down(&a->core, a->tcp, LAB_PEER, code);
+	lab_peer_down(a, code);
 	a->down = true;
 	assert_int_equal(a->n_gone, 1);
 	assert_true(dray_list_empty(&a->session.xfers));
@@ -135,7 +135,7 @@ static void test_down_idle(void **state)
 	hand_own_start();
 	down(DRAY_E_PEER_LOST);
 	/* unknown by now */
-	transport_tcp.peer_down(&a->core, a->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+	lab_peer_down(a, DRAY_E_PEER_LOST);
 	assert_int_equal(a->n_gone, 2);
 	/* no channel, so the transfer fails */
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 10);
@@ -145,7 +145,7 @@ static void test_down_idle(void **state)
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 10);
 	hand_ack(hand_stream(1), hand_receive_write(hand_stream(1), 0, 0, 10).slice, 0);
 	hand_expect_end(1, 0);
-	transport_tcp.peer_down(&a->core, a->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+	lab_peer_down(a, DRAY_E_PEER_LOST);
 	hand_own_finish();
 }
 

@@ -369,7 +369,7 @@ static void test_peer_down_while_copying(void **state)
 	on_gpus(true, false);
 	start_held();
 	assert_int_equal(pthread_create(&thread, NULL, let_go, NULL), 0);
-	transport_tcp.peer_down(&a->core, a->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+	lab_peer_down(a, DRAY_E_PEER_LOST);
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	a->down = true;
 	assert_int_equal(a->n_gone, 1);

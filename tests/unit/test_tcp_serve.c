@@ -400,7 +400,7 @@ static void test_peer_down(void **state)
 	hand_import_start(1, 0);
 	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
 	lab_send(&hand.lab, hand.fd, hand.payload, MIB);
-	transport_tcp.peer_down(&b->core, b->tcp, LAB_PEER, DRAY_E_PEER_LOST);
+	lab_peer_down(b, DRAY_E_PEER_LOST);
 	b->down = true;
 	assert_int_equal(b->n_gone, 1);
 	assert_int_equal(hand_grant()->users, 0);

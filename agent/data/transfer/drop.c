@@ -28,31 +28,37 @@ static void drop_users(struct core *c, struct object *o)
 	object_release(c, o);
 }
 
-void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
-		 bool urgent)
+/* From now on new use is refused. NULL: the object is unknown, and the answer was sent. */
+static struct object *begin(struct core *c, enum object_kind kind, dray_handle handle,
+			    uint32_t code)
 {
 	struct object *o = object_get(c, kind, handle);
 
-	if (!o) {
+	if (o)
+		o->drop_code = code;
+	else
 		c->up->event(c, &(struct event){
 					.type = EVENT_DROPPED, .kind = kind, .handle = handle });
+	return o;
+}
+
+void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
+		 bool urgent)
+{
+	struct object *o = begin(c, kind, handle, code);
+
+	if (!o)
 		return;
-	}
-	o->drop_code = code;
 	o->drop_urgent = urgent;
 	drop_users(c, o);
 }
 
 void object_retire(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code)
 {
-	struct object *o = object_get(c, kind, handle);
+	struct object *o = begin(c, kind, handle, code);
 
-	if (!o) {
-		c->up->event(c, &(struct event){
-					.type = EVENT_DROPPED, .kind = kind, .handle = handle });
+	if (!o)
 		return;
-	}
-	o->drop_code = code;
 	o->retired = true;
 	object_hold(o);
 	object_release(c, o);

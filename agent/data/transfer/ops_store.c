@@ -38,11 +38,6 @@ struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_cla
 
 _Static_assert((4u << (OPS_CLASSES - 1)) == DMSG_OPS_MAX, "the largest class is a slab");
 
-void ops_store_pinned(struct ops_store *s, void *base)
-{
-	s->pinned = base;
-}
-
 static bool is_pinned(const struct ops_store *s, const void *p)
 {
 	return s->pinned && (uintptr_t)p - (uintptr_t)s->pinned < OPS_PINNED_BYTES;

@@ -26,7 +26,7 @@ struct ops_slab {
 struct ops_store {
 	void *free[OPS_CLASSES]; /* chains; the first word of a free block is the next */
 	uint64_t kept;           /* bytes in the chains */
-	uint8_t *pinned;         /* OPS_PINNED_BYTES, or NULL */
+	uint8_t *pinned;         /* OPS_PINNED_BYTES of pinned memory, borrowed; or NULL */
 	struct ops_slab slabs[OPS_SLABS];
 };
 
@@ -35,8 +35,6 @@ struct xfer_op *ops_store_get(struct ops_store *s, uint32_t n, uint32_t *ret_cla
 void ops_store_put(struct ops_store *s, struct xfer_op *ops, uint32_t class);
 void ops_store_deinit(struct ops_store *s);
 
-/* Called once: OPS_PINNED_BYTES of pinned memory, borrowed until the end. */
-void ops_store_pinned(struct ops_store *s, void *base);
 /* As ops_store_get(), in pinned memory. NULL: none is free, or the list is too short. */
 struct xfer_op *ops_store_get_pinned(struct ops_store *s, uint32_t n, uint32_t *ret_class);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/data/transfer/transport.h"
 #include "lib/assert.h"
@@ -91,6 +92,12 @@ void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
 								   DMSG_GPU_PATH_STAGED;
 }
 
+static void kick(struct core *c, const struct xfer *x, struct channel *ch)
+{
+	if (ch->ops->kick)
+		ch->ops->kick(c, c->transport_state[x->transport_index], ch);
+}
+
 int sched_enqueue(struct core *c, struct xfer *x)
 {
 	struct channel *ch = x->channel;
@@ -103,7 +110,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
 	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
 		dray_list_add(&ch->flows, &f->link);
-	ch->ops->kick(c, c->transport_state[x->transport_index], ch);
+	kick(c, x, ch);
 	return 0;
 }
 
@@ -132,16 +139,11 @@ static struct slice *slice_new(struct core *c)
 		s = malloc(sizeof(*s));
 		if (!s)
 			return NULL;
-		dray_list_init(&s->link);
 	}
+	memset(s, 0, offsetof(struct slice, local));
+	dray_list_init(&s->link);
 	s->id = ++c->next_slice_id;
-	s->staged = NULL;
-	s->window = NULL;
-	s->bytes = 0;
-	s->n_local = s->n_remote = 0;
-	s->n_ops = 0;
 	s->posted_ns = c->now_ns;
-	s->retried = false;
 	return s;
 }
 
@@ -351,7 +353,7 @@ static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_cla
 		if (!x || f->channel->class != class || !dray_list_empty(&f->link))
 			continue;
 		dray_list_add(&f->channel->flows, &f->link);
-		f->channel->ops->kick(c, c->transport_state[x->transport_index], f->channel);
+		kick(c, x, f->channel);
 	}
 }
 

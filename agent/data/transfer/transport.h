@@ -36,7 +36,7 @@ struct transport_ops {
 	/* A slice of a transfer that moved to `ch` from another transport, which no longer uses it. May be NULL. */
 	void (*adopt)(struct core *c, void *state, struct channel *ch, struct slice *s);
 
-	/* The channel has new work. */
+	/* The channel has new work. May be NULL. */
 	void (*kick)(struct core *c, void *state, struct channel *ch);
 
 	/*

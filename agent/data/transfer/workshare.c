@@ -298,62 +298,42 @@ void workshare_rest(struct workshare *c, unsigned worker)
 }
 
 /*
- * Calls fn on the jobs of other workers that this worker suits, until fn returns true. It starts with its neighbour, so that
- * helpers spread over several owners. False: there is an open job that does not suit this worker.
+ * Looks for a task of another worker that this worker suits, its neighbour's first, so that helpers spread over several
+ * owners. ret_task: takes one and sets it; NULL: only looks. *ret_job: NULL if there is none. False: there is an open job
+ * that does not suit this worker, and none that does.
  */
-static bool each_task(struct workshare *c, unsigned worker,
-		      bool (*fn)(struct workshare_job *j, uint64_t w, void *arg), void *arg)
+static bool find_task(struct workshare *c, unsigned worker, struct workshare_job **ret_job,
+		      int *ret_task)
 {
 	bool suited = true;
 
-	for (unsigned k = 1; k < c->n; k++) {
-		unsigned owner = (worker + k) % c->n;
+	*ret_job = NULL;
+	for (unsigned i = WORKSHARE_JOBS; i < c->n * WORKSHARE_JOBS; i++) {
+		unsigned owner = (worker + i / WORKSHARE_JOBS) % c->n;
 		struct seat *s = &c->seats[owner];
+		struct workshare_job *j = &s->jobs[i % WORKSHARE_JOBS];
+		uint64_t w;
 
 		if (!atomic_load_explicit(&s->lends, memory_order_relaxed))
 			continue;
-		for (unsigned i = 0; i < WORKSHARE_JOBS; i++) {
-			struct workshare_job *j = &s->jobs[i];
-			uint64_t w = atomic_load_explicit(&j->word, memory_order_seq_cst);
-
-			if (word_next(w) >= word_tasks(w))
-				continue;
-			if (!suits(c, owner, worker, j))
-				suited = false;
-			else if (fn(j, w, arg))
-				return true;
+		w = atomic_load_explicit(&j->word, memory_order_seq_cst);
+		if (word_next(w) >= word_tasks(w))
+			continue;
+		if (!suits(c, owner, worker, j)) {
+			suited = false;
+		} else if (!ret_task || (*ret_task = take(j, w)) >= 0) {
+			*ret_job = j;
+			return true;
 		}
 	}
 	return suited;
 }
 
-struct help {
-	uint64_t bytes;
-	bool any;
-};
-
-static bool help_with(struct workshare_job *j, uint64_t w, void *arg)
-{
-	struct help *h = arg;
-	int task = take(j, w);
-
-	if (task < 0)
-		return false;
-	*h = (struct help){ run(j, task), true };
-	return true;
-}
-
-static bool is_there(struct workshare_job *j, uint64_t w, void *arg)
-{
-	bool *found = arg;
-
-	return *found = true;
-}
-
 enum workshare_help workshare_help(struct workshare *c, unsigned worker, bool *member,
 				   uint64_t *ret_bytes)
 {
-	struct help h = { 0 };
+	struct workshare_job *j;
+	int task;
 
 	*ret_bytes = 0;
 	if (!atomic_load_explicit(&c->lenders, memory_order_relaxed)) {
@@ -366,12 +346,14 @@ enum workshare_help workshare_help(struct workshare *c, unsigned worker, bool *m
 		return WORKSHARE_NOTHING;
 	}
 	*member = true;
-	if (!each_task(c, worker, help_with, &h)) {
+	if (!find_task(c, worker, &j, &task)) {
 		workshare_leave(c, member);
 		return WORKSHARE_NOTHING;
 	}
-	*ret_bytes = h.bytes;
-	return h.any ? WORKSHARE_HELPED : WORKSHARE_STAY;
+	if (!j)
+		return WORKSHARE_STAY;
+	*ret_bytes = run(j, task);
+	return WORKSHARE_HELPED;
 }
 
 void workshare_leave(struct workshare *c, bool *member)
@@ -383,12 +365,12 @@ void workshare_leave(struct workshare *c, bool *member)
 
 bool workshare_sleep(struct workshare *c, unsigned worker)
 {
-	bool found = false;
+	struct workshare_job *found = NULL;
 
 	atomic_store_explicit(&c->seats[worker].sleeping, true, memory_order_seq_cst);
 	if (atomic_load_explicit(&c->lenders, memory_order_seq_cst) &&
 	    atomic_load_explicit(&c->helping, memory_order_relaxed) < c->helpers)
-		each_task(c, worker, is_there, &found);
+		find_task(c, worker, &found, NULL);
 	return found;
 }
 

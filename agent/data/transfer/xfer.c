@@ -38,7 +38,7 @@ int xfers_init(struct core *c, uint32_t max)
 
 void xfers_pinned(struct core *c, void *base)
 {
-	ops_store_pinned(&c->xfers->ops, base);
+	c->xfers->ops.pinned = base;
 }
 
 void xfers_deinit(struct core *c)

@@ -155,20 +155,14 @@ static void cancel_answer(struct worker *w, uint64_t call, bool ended, uint32_t 
 static void cancel(struct worker *w, const struct command *cmd)
 {
 	struct wsession *s = wsession_get(w, cmd->session);
+	struct xfer *x = s ? wsession_find_xfer(s, cmd->id) : NULL;
 
-	if (s)
-		dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link) {
-			if (x->request_id != cmd->id)
-				continue;
-			if (x->operator_waits) {
-				cancel_answer(w, cmd->handle, false, DRAY_E_BUSY);
-				return;
-			}
-			x->operator_waits = cmd->handle;
-			xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
-			return;
-		}
-	cancel_answer(w, cmd->handle, false, DRAY_E_NOT_FOUND);
+	if (!x || x->operator_waits) {
+		cancel_answer(w, cmd->handle, false, x ? DRAY_E_BUSY : DRAY_E_NOT_FOUND);
+		return;
+	}
+	x->operator_waits = cmd->handle;
+	xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
 }
 
 static void up_xfer_ended(struct core *c, struct xfer *x)

@@ -163,6 +163,8 @@ static inline const uint8_t *arena_at(const struct wsession *s, uint64_t offset,
 /* request.c */
 /* Handles one message of a client. */
 void request_handle(struct wsession *s, const uint8_t *p, size_t n, bool truncated, bool fds_lost);
+/* The transfer with this request id, or NULL. */
+struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request);
 /* Starts a transfer. With the arena flag its operations are at `arena_offset`. */
 void request_start(struct wsession *s, struct xfer_request *r, uint64_t arena_offset,
 		   struct dray_err *err);

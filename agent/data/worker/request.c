@@ -64,7 +64,7 @@ static void transfer(struct wsession *s, const struct dmsg_header *h, const uint
 	request_start(s, &r, m.arena_offset, err);
 }
 
-static struct xfer *find_transfer(struct wsession *s, uint64_t request)
+struct xfer *wsession_find_xfer(struct wsession *s, uint64_t request)
 {
 	/* cancelling is rare, so there is no index by request id */
 	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
@@ -81,7 +81,7 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 
 	if (dmsg_transfer_cancel_decode(body, h->length, &m, err) < 0)
 		return;
-	x = find_transfer(s, m.request);
+	x = wsession_find_xfer(s, m.request);
 	/* sockets are read before rings: the transfer may still lie in the ring */
 	if (!x && s->ring) {
 		/* one full ring; what the client submits meanwhile waits for the next turn */
@@ -91,7 +91,7 @@ static void transfer_cancel(struct wsession *s, const struct dmsg_header *h, con
 			;
 		if (s->dead)
 			return;
-		x = find_transfer(s, m.request);
+		x = wsession_find_xfer(s, m.request);
 	}
 	if (!x) {
 		dray_err_set(err, -ENOENT, DRAY_E_NOT_FOUND, "no transfer %llu is in flight",

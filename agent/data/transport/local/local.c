@@ -80,11 +80,6 @@ static struct channel *local_channel(struct core *c, void *state, const struct x
 	return x->target && both_mapped(x) ? &l->channels[x->class] : NULL;
 }
 
-/* progress() reads the channels itself. */
-static void local_kick(struct core *c, void *state, struct channel *ch)
-{
-}
-
 /* Ends the session whose memory is gone, and no other. */
 static void report_fault(struct core *c, const struct xfer *x, const void *address)
 {
@@ -341,7 +336,6 @@ const struct transport_ops transport_local = {
 	.deinit = local_deinit,
 	.channel = local_channel,
 	.at_once = local_at_once,
-	.kick = local_kick,
 	.progress = local_progress,
 	.assist = local_assist,
 	.announce = local_announce,

@@ -35,16 +35,15 @@ static uint32_t frames_left(const struct tcp_requester *p)
 void tcp_frame_end(struct tcp_requester *p, struct tcp_frame *f)
 {
 	f->slice = NULL;
-	f->state = TCP_FRAME_ENDED;
+	f->ended = true;
 	p->in_flight -= f->bytes;
 	/*
 	 * Frames that were never sent leave the front of the batch; answered frames leave the front of the
 	 * queue.
 	 */
-	while (p->sent != p->tail && !p->sent_of &&
-	       tcp_frame_at(p, p->sent)->state == TCP_FRAME_ENDED)
+	while (p->sent != p->tail && !p->sent_of && tcp_frame_at(p, p->sent)->ended)
 		p->sent++;
-	while (p->head != p->sent && tcp_frame_at(p, p->head)->state == TCP_FRAME_ENDED)
+	while (p->head != p->sent && tcp_frame_at(p, p->head)->ended)
 		p->head++;
 	if (p->sent == p->tail)
 		p->heads_used = 0;
@@ -81,7 +80,6 @@ static void enqueue(struct tcp_requester *p, struct slice *s)
 		.head_at = p->heads_used,
 		.head_bytes = (uint16_t)(PMSG_FRAME_SIZE + s->n_remote * PMSG_SEG_SIZE),
 		.kind = wire.kind,
-		.state = TCP_FRAME_PENDING,
 	};
 	pmsg_frame_put(head, &wire);
 	for (unsigned i = 0; i < s->n_remote; i++)
@@ -145,7 +143,7 @@ static unsigned gather_batch(struct tcp_requester *p, struct iovec *iov, uint32_
 		struct iovec staged;
 		unsigned n_memory;
 
-		if (f->state == TCP_FRAME_ENDED)
+		if (f->ended)
 			continue;
 		max_frames--;
 		if (n == TCP_IOV)
@@ -186,7 +184,7 @@ static void batch_sent(struct tcp_requester *p, uint64_t n)
 		struct tcp_frame *f = tcp_frame_at(p, p->sent);
 		uint64_t left, take;
 
-		if (f->state == TCP_FRAME_ENDED) {
+		if (f->ended) {
 			p->sent++;
 			continue;
 		}
@@ -257,7 +255,7 @@ static struct tcp_frame *find(struct tcp_requester *p, uint64_t id)
 	for (uint32_t i = p->head; i != p->sent; i++) {
 		struct tcp_frame *f = tcp_frame_at(p, i);
 
-		if (f->id == id && f->state == TCP_FRAME_PENDING)
+		if (f->id == id && !f->ended)
 			return f;
 	}
 	return NULL;

@@ -22,17 +22,11 @@
  */
 static uint64_t buffer_max(const char *path)
 {
-	char text[32];
-	ssize_t n;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	dray_auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+	char text[32] = "";
 
-	if (fd < 0)
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
 		return UINT64_MAX;
-	n = read(fd, text, sizeof(text) - 1);
-	dray_close(fd);
-	if (n <= 0)
-		return UINT64_MAX;
-	text[n] = 0;
 	return strtoull(text, NULL, 10);
 }
 
@@ -103,25 +97,10 @@ static void peer_free(struct tcp_peer *peer)
 	free(peer);
 }
 
-struct down {
-	struct tcp_peer *peer;
-	uint32_t code;
-};
-
-static void stop_down(struct core *c, struct xfer *x, void *arg)
-{
-	const struct down *d = arg;
-
-	/* Others have left the channel or have not joined it. */
-	if (x->state == XFER_RUNNING && stage_channel_has(&d->peer->channels[x->class].ch, x))
-		xfer_stop(c, x, d->code, NULL, false);
-}
-
 static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint32_t code)
 {
 	struct tcp *t = state;
 	struct tcp_peer *peer = peer_get(t, handle);
-	struct down down = { peer, code };
 
 	if (peer) {
 		peer->down = true;
@@ -129,9 +108,7 @@ static void tcp_peer_down(struct core *c, void *state, dray_handle handle, uint3
 			tcp_channel_close(&peer->channels[i], code);
 		dray_list_for_each(&peer->adopted, s, struct tcp_stream, peer_link)
 			tcp_serve_close(s, false, false);
-		/* transfers without a slice here */
-		xfers_each(c, stop_down, &down);
-		/* Its slices and frames have ended, so all buffers are back. */
+		/* The worker has stopped its transfers. Their slices and frames have ended, so all buffers are back. */
 		for (unsigned i = 0; i < STAGE_USE_N; i++)
 			dray_assert(!peer->staged[i].held[0] && !peer->staged[i].held[1]);
 		peer_free(peer);

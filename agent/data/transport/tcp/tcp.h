@@ -120,8 +120,6 @@ struct tcp_stream {
 };
 
 /* A frame of the requester, from its queueing to its answer. */
-enum tcp_frame_state { TCP_FRAME_PENDING, TCP_FRAME_ENDED };
-
 struct tcp_frame {
 	struct slice *slice; /* NULL: its slice has ended */
 	uint64_t id;
@@ -129,7 +127,7 @@ struct tcp_frame {
 	uint32_t head_at;
 	uint16_t head_bytes;
 	uint8_t kind;
-	uint8_t state;
+	bool ended; /* answered, or it will not be sent */
 };
 
 struct tcp_channel {
