@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data plane as the control plane sees it: the workers, each of them and all together (broadcasts, and the
- * count of answers to a broadcast). Control thread only.
+ * The interface of the data plane for the control plane: single workers, and the pool of all workers, which sends a
+ * command to each and counts the answers. Control thread only.
  */
 #ifndef DRAY_AGENT_DATA_DATA_H
 #define DRAY_AGENT_DATA_DATA_H
@@ -31,18 +31,18 @@ struct worker_pool {
 	unsigned next; /* worker to pick */
 };
 
-/* Makes n workers, which may be given commands. 0 or -errno with reterr; there is nothing to stop then. */
+/* Makes n workers without threads; commands may be posted to them. 0, or -errno with reterr and everything freed. */
 int pool_new(struct worker_pool *p, unsigned n, const struct data_config *cfg,
 	     uint32_t max_transfers, struct dray_err *reterr);
 /* Starts their threads. 0 or -errno with reterr; pool_stop() stops those that run. */
 int pool_start(struct worker_pool *p, struct dray_err *reterr);
-/* False: a worker does not end, and may go on looking at what it was given (see worker_free()). */
+/* False: a worker's thread did not end, so memory that was given to it must stay (see worker_free()). */
 bool pool_stop(struct worker_pool *p);
 
-/* Tells every worker of the view, which must live until `done` of its drop has run. */
+/* Publishes the view to every worker. It must live until `done` of its drop has run. */
 void pool_publish(struct worker_pool *p, const struct object_view *view);
 
-/* The object's keys from now on; NULL: none. The caller keeps its reference. */
+/* Replaces the keys of the object; NULL: it has none. The caller keeps its reference. */
 void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
 	       struct rail_keys *keys);
 
@@ -63,14 +63,14 @@ void pool_peer_up(struct worker_pool *p, struct peer_link *link);
 void pool_peer_down(struct worker_pool *p, dray_handle peer, uint32_t code, void (*done)(void *arg),
 		    void *arg);
 
-/* The caller's event pump hands these on. */
+/* The caller passes on EVENT_DROPPED and EVENT_PEER_GONE. */
 void pool_handle_dropped(struct worker_pool *p, enum object_kind kind, dray_handle handle);
 void pool_handle_peer_gone(struct worker_pool *p, dray_handle peer);
 
-/* To the transport in every worker; arg must be of no ownership. */
+/* Sends the message to the transport in every worker. Its arg must not pass ownership, because every worker gets it. */
 void pool_message(struct worker_pool *p, const struct transport_message *m);
 
-/* The CPUs that a worker may run on, and the NUMA node that they are of (-1: of any). 0 or -errno. */
+/* Binds a worker to these CPUs, which belong to NUMA node `node` (-1: to several or unknown). 0 or -errno. */
 int pool_place(struct worker_pool *p, unsigned worker, const cpu_set_t *cpus, int node);
 
 /* Worker for a new session or stream, in turn. */

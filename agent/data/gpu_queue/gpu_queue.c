@@ -5,7 +5,7 @@
  * unused at the end of the ring belongs to the next task.
  *
  * Completion is a word in memory that the worker loads once a turn. While a queue is about to run empty, by the expected time of its
- * copies, the worker polls if it may. Before it sleeps it asks the plug-in to wake it when the queue is done. With several copies in
+ * copies, the worker polls if poll_time is not 0. Before it sleeps it asks the plug-in to wake it when the queue is done. With several copies in
  * flight it sleeps for a short time instead, so that it refills the queue before it runs empty.
  */
 #include "agent/data/gpu_queue/gpu_queue.h"

@@ -86,7 +86,7 @@ struct xfer_cursor {
 
 struct slice {
 	struct dray_list link; /* the transport's, while it holds the slice */
-	struct xfer *xfer;     /* NULL once abandoned: nobody waits for it */
+	struct xfer *xfer;     /* NULL: the transfer no longer waits for this slice */
 	/* buffers that its bytes pass through, here (stage/stage.h) and at the peer (rdma/rdma.h); or NULL */
 	struct stage_buffer *staged;
 	struct window_buffer *window;
@@ -161,7 +161,7 @@ struct xfer {
 	uint64_t bytes, bytes_done;
 	struct xfer_word wait, set;
 	uint32_t code;             /* how it will end */
-	const char *detail;        /* static sentence that goes with code, or NULL */
+	const char *detail;        /* static sentence that explains code, or NULL */
 	bool notify, cancel_waits; /* a TRANSFER_CANCEL waits for the end */
 	uint64_t operator_waits;   /* id of the COMMAND_CANCEL that waits for it, 0: none */
 	uint64_t notify_tag, cancel_request;
@@ -204,7 +204,7 @@ static inline void core_count_down(struct data_counters *c, enum dray_metric m, 
 	core_count(c, m, (uint64_t)0 - n);
 }
 
-/* What the data plane asks of the worker around it. */
+/* Functions of the worker that transfers and transports call. */
 struct core_upcalls {
 	/* The transfer has ended: tell its session, which stays. The xfer is freed afterwards. */
 	void (*xfer_ended)(struct core *c, struct xfer *x);

@@ -6,7 +6,7 @@
 
 #include "agent/model/keys.h"
 
-/* The remotes that were lost last, so that a request which names one is told why. */
+/* The remotes that were lost last, so that a request for one of them answers with the reason. */
 #define LOST_MAX 256
 
 struct lost_remote {

@@ -198,8 +198,8 @@ bool ring_poll(struct wsession *s)
 		r->outstanding++;
 		taken++;
 		/*
-		 * release: the entry was read; the client may fill it again. Before it can be completed: who
-		 * sees that must find room.
+		 * release: the entry was read, so the client may fill it again. This store comes before the completion, because
+		 * a client that sees the completion expects a free entry.
 		 */
 		atomic_store_explicit(word(r, DMSG_RING_SQ_HEAD), r->sq_head, memory_order_release);
 		submit(s, &e);

@@ -8,7 +8,7 @@
  *
  * A buffer is in use until no device can access it and the owner has answered. A request to the owner
  * cannot be recalled, so the slice waits for the answer. In an urgent stop only the buffer waits, and it
- * holds the remote, so that the owner is not told that we are done while it still copies.
+ * holds the remote, so that this agent does not report the remote as unused while the owner still copies.
  */
 #include <stdlib.h>
 
