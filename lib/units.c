@@ -136,9 +136,11 @@ int dray_int_parse(const char *s, int octal_ok, int64_t *ret)
 			return -EINVAL;
 		base = 8;
 	}
+	if (!is_digit(*digits))
+		return -EINVAL;
 	errno = 0;
-	v = is_digit(*digits) ? strtoll(s, &end, base) : 0;
-	if (!is_digit(*digits) || *end)
+	v = strtoll(s, &end, base);
+	if (*end)
 		return -EINVAL;
 	if (errno)
 		return -errno;

@@ -150,7 +150,7 @@ void nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_chang
 {
 	struct facts was = facts_of(old), is = facts_of(new);
 	bool failed = was.failed || is.failed;
-	char line[sizeof(struct fact)];
+	char line[2 * sizeof(struct fact)];
 
 	for (size_t i = 0; i < is.n && !failed; i++) {
 		const struct fact *x = &is.v[i], *before = find(&was, x->key);
