@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver of this process, by ctypes: as much of libcuda.so.1 as dray.cuda asks."""
+"""The CUDA driver of this process, by ctypes: the functions of libcuda.so.1 that dray.cuda uses."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ DEVICE_DMABUF_SUPPORTED = 124
 REGISTER_PORTABLE, REGISTER_DEVICEMAP = 1, 2
 
 OUT_OF_MEMORY = 2
-# After these a device, or this process's context on it, is of no more use.
+# After these errors the device, or this process's context on it, cannot be used any more.
 _LOST = frozenset((46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
 
 
@@ -71,15 +71,15 @@ _NEWER = {
 
 
 class Driver:
-    """Functions of the driver by their names. call() raises; ask() gives None where it fails."""
+    """Functions of the driver by their names."""
 
     def __init__(self):
         try:
-            # the engine's own, where it is loaded: the name is that of the library, not of a file
+            # by soname, so that a library that the engine has loaded already is used
             self.library = ctypes.CDLL(LIBRARY)
         except OSError as e:
             raise errors.Unsupported(
-                f"{LIBRARY} cannot be loaded: there is no CUDA driver here ({e})") from e
+                f"{LIBRARY} cannot be loaded: no CUDA driver is installed here ({e})") from e
         self._functions = {}
         for name, arguments in (*_FUNCTIONS.items(), *_NEWER.items()):
             function = getattr(self.library, name, None)
@@ -93,11 +93,11 @@ class Driver:
         return name in self._functions
 
     def raw(self, name, *arguments):
-        """What the function answers."""
+        """Calls a function and returns its result code."""
         return self._functions[name](*arguments)
 
     def call(self, name, *arguments):
-        """Raises the error of a function that fails."""
+        """Calls a function; raises an error if it fails."""
         error = self.raw(name, *arguments)
         if error:
             text = c_char_p()
@@ -109,20 +109,20 @@ class Driver:
             raise (errors.NoMemory if error == OUT_OF_MEMORY else errors.Io)(message)
 
     def attribute(self, which, pointer, kind=c_uint64):
-        """Of a pointer; None where the driver does not know."""
+        """An attribute of a pointer; None if the driver does not know it."""
         value = kind()
         failed = self.raw("cuPointerGetAttribute", byref(value), which, pointer)
         return None if failed else value.value or 0
 
     def address_range(self, pointer):
-        """(base, bytes) of what the pointer lies in."""
+        """(base, bytes) of the range that contains the pointer."""
         base, size = c_uint64(), c_size_t()
         self.call("cuMemGetAddressRange_v2", byref(base), byref(size), pointer)
         return base.value, size.value
 
     @contextlib.contextmanager
     def allocation(self, pointer):
-        """The allocation of cuMemCreate() that is mapped there, or None."""
+        """The allocation of cuMemCreate() that is mapped at the pointer, or None."""
         allocation = c_uint64()
         if self.raw("cuMemRetainAllocationHandle", byref(allocation), pointer):
             yield None
@@ -134,7 +134,7 @@ class Driver:
 
     @contextlib.contextmanager
     def pushed(self, context):
-        """The context is current inside, where there is one."""
+        """Makes the context current inside the block; 0: changes nothing."""
         if context:
             self.call("cuCtxPushCurrent_v2", context)
         try:
@@ -144,7 +144,7 @@ class Driver:
                 self.raw("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def current(self):
-        """(context, device) that is current on this thread; (0, None): none is."""
+        """(context, device) that is current on this thread; (0, None) for none."""
         context, device = c_void_p(), c_int()
         self.call("cuCtxGetCurrent", byref(context))
         if context.value and not self.raw("cuCtxGetDevice", byref(device)):
@@ -153,9 +153,9 @@ class Driver:
 
     @contextlib.contextmanager
     def context_for(self, context, device):
-        """Makes `context` current inside, or, if it is 0, one of the device that is there already.
+        """Makes `context` current inside the block, or, if it is 0, an existing one of the device.
 
-        Where there is none nothing is changed: the calls that need one answer that.
+        If the device has no context, nothing is changed, and calls that need one fail.
         """
         current, current_device = self.current()
         if context in (0, current) and current and current_device == device:
@@ -175,7 +175,7 @@ class Driver:
                 self.raw("cuDevicePrimaryCtxRelease_v2", device)
 
     def uuid(self, device):
-        """As the agent and nvidia-smi write it."""
+        """UUID of a device, in the form of the agent and of nvidia-smi."""
         uuid = Uuid()
         self.call("cuDeviceGetUuid", byref(uuid), device)
         text = bytes(uuid.data).hex()
@@ -188,6 +188,6 @@ def driver():
 
 
 def address_of(buffer):
-    """Of a writable buffer, and what keeps it where it is."""
+    """Address of a writable buffer, and an object that keeps the buffer in place."""
     view = c_char.from_buffer(buffer)
     return ctypes.addressof(view), view

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session with the agent.
 
-Where `wait=False` is passed (and for transfers always) a request gives a handle at once, so that
-requests can be pipelined; the answers arrive in any order. A program with a loop of its own watches
-fileno() and calls process(). One thread at a time may use a client.
+With `wait=False` a request returns a handle at once, so that requests can be pipelined; transfers
+always do. Answers arrive in any order. A program with a loop of its own watches fileno() and calls
+process(). One thread at a time may use a client.
 """
 
 import array
@@ -29,13 +29,14 @@ _SNDBUF = 212992  # what the kernel must account for a message of MESSAGE_MAX by
 _DIRECTION = {name: value for value, name in s.DIRECTION_NAMES.items()}
 _CLASS = {name: value for value, name in s.CLASS_NAMES.items()}
 
-# Events beside the protocol's: the agent went away, with `lost` requests in flight; it is back.
+# Events in addition to those of the protocol. Disconnected: the session ended, with `lost` requests in
+# flight. Reconnected: a new session is open.
 Disconnected = namedtuple("Disconnected", "error lost")
 Reconnected = namedtuple("Reconnected", "incarnation regions failed")
 
 
 def _receive(sock, buffer):
-    """(packet, descriptors, flags). Into a buffer that is kept, since few messages are long."""
+    """Returns (packet, descriptors, flags). The buffer is reused: few messages are long."""
     fds = array.array("i")
     n, control, flags, _ = sock.recvmsg_into(
         [buffer], socket.CMSG_SPACE(s.FDS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
@@ -49,17 +50,16 @@ class Client(Placement):
     """A session with the agent behind `socket` (default: DRAY_SOCKET, then /run/dray/dray.sock).
 
     group: sessions of one uid that name the same group share regions, transfers and notifications.
-    notifications: this session reads those of the group, as events. segments: it hears of changes
-    of segments, as events SegmentChanged; where the agent is too old for that it does not, and the
-    attribute segments is False. timeout: how long a request
-    that waits may take, in seconds; None: as long as it takes. ring_entries, arena_bytes: as for
-    open_ring(), opened when first needed.
+    notifications: this session gets the group's notifications, as events. segments: it gets changes
+    of segments, as events SegmentChanged; if the agent is too old, it gets none and the attribute
+    segments is False. timeout: limit of a request that waits, in seconds; None: no limit.
+    ring_entries, arena_bytes: as for open_ring(); ring and arena are opened when first needed.
 
-    When the agent is restarted, what was in flight ends with errors.AgentRestarted. The next
-    request (or reconnect()) connects again, registers the regions again, and waits up to `patience`
-    seconds for the agent.
+    When the agent restarts, requests in flight end with errors.AgentRestarted. The next request (or
+    reconnect()) connects again, registers the regions again, and waits up to `patience` seconds for
+    the agent.
 
-    It sleeps at once where it waits, in epoll: DRAY_SPIN is for libdray.
+    A client that waits sleeps at once, in epoll; only libdray reads DRAY_SPIN.
     """
 
     def __init__(self, socket=None, *, group="", name="", notifications=False, segments=False,
@@ -73,9 +73,9 @@ class Client(Placement):
         # Notification, RemoteLost, Draining, SegmentChanged, Disconnected, Reconnected
         self.events = deque()
         self.remotes = {}
-        self.generation = 0  # counts connections
+        self.generation = 0  # number of the connection
         self.hello = None  # the agent's answer: agent_id, incarnation, segment, version
-        self.error = None  # why the session ended for good
+        self.error = None  # why the session ended, if no reconnect follows
         self.ring = self.arena = None
         self._ring_wanted = None
         self._sock = self._hangup = None
@@ -117,7 +117,7 @@ class Client(Placement):
         pidfd = []
         try:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _SNDBUF:
-                # the kernel doubles what it is told
+                # the kernel doubles the value
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SNDBUF // 2)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO,
                             struct.pack("@ll", int(limit) + 1, 0))
@@ -127,11 +127,11 @@ class Client(Placement):
                 try:
                     pidfd = [os.pidfd_open(os.getpid())]
                 except OSError:
-                    pass  # an old kernel or a strict sandbox: the socket's end must do
+                    pass  # an old kernel or a strict sandbox: the agent relies on the end of the socket
             self._sock, self.error = sock, None
             self._epoll.register(sock, select.EPOLLIN)
             self._hangup = select.poll()
-            self._hangup.register(sock, 0)  # tells of the other end's death alone
+            self._hangup.register(sock, 0)  # reports only that the other end closed
             flags = s.HELLO_FLAG_PIDFD if pidfd else 0
             if self.notifications:
                 flags |= s.HELLO_FLAG_NOTIFICATIONS
@@ -155,9 +155,9 @@ class Client(Placement):
     def reconnect(self, timeout=None):
         """Connects again after the agent went away; registers every region and the ring again.
 
-        Tries for `timeout` seconds (default: patience), at least once. What was imported must be
-        imported again and what was exported exported again: both ended with the old agent. A
-        region that the new agent refuses raises its error when it is used.
+        Tries for `timeout` seconds (default: patience), at least once. Tokens and remotes ended with
+        the old agent: export and import again. A region that the new agent refuses raises its error
+        when it is used.
         """
         while self._sock:
             if not self._hangup.poll(0):
@@ -199,7 +199,7 @@ class Client(Placement):
             self.reconnect()
 
     def _lost(self, error=None, quiet=False):
-        """The connection is gone: everything in flight has ended, one way or another."""
+        """Closes a lost connection and ends every request in flight."""
         sock, self._sock = self._sock, None
         quiet, self._greeted = quiet or not self._greeted, False
         self._completions()
@@ -218,14 +218,14 @@ class Client(Placement):
             self.events.append(Disconnected(error, len(lost)))
         if not isinstance(error, errors.DrayError):
             error = errors.AgentRestarted(
-                "the agent went away with this in flight; it may have been carried out")
+                "the agent ended while this request was in flight; it may have been carried out")
         for pending in lost.values():
             pending.end(error=error)
 
     def close(self, timeout=5.0):
-        """Ends the session and waits until the agent has let go of all of it.
+        """Ends the session and waits until the agent has released everything of it.
 
-        Then memory that was registered is the caller's alone.
+        After that only the caller uses the memory that was registered.
         """
         closed = errors.SessionClosed("the client was closed")
         if self._sock:
@@ -258,7 +258,7 @@ class Client(Placement):
     # --- requests ---------------------------------------------------------------------------------
 
     def request(self, pack, *, fds=(), convert=None, wait=True, **fields):
-        """Sends a request: `pack` is a function of _schema. Gives its answer, or its handle."""
+        """Sends a request; `pack` is a function of _schema. Returns the answer, or a handle."""
         self.ready()
         pending = self._submit(Pending(self, convert=convert), pack, fds, **fields)
         return pending.result(self.timeout) if wait else pending
@@ -297,10 +297,10 @@ class Client(Placement):
                 raise errors.TooLarge(
                     f"{len(packet)} bytes do not fit a message; use the arena") from e
             if e.errno == errno.ETOOMANYREFS:
-                raise errors.FdLimit("too many descriptors are on their way") from e
+                raise errors.FdLimit("too many descriptors are in flight: pass fewer") from e
             if e.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
                 raise
-            # What the agent still had to say comes by reading; reading then also finds the end.
+            # Reading returns the agent's last messages, and then the end of the connection.
         return True
 
     # --- events -----------------------------------------------------------------------------------
@@ -310,9 +310,9 @@ class Client(Placement):
         return self._epoll.fileno()
 
     def process(self, timeout=0):
-        """Handles what the agent has sent, after waiting up to `timeout` seconds for some of it.
+        """Waits up to `timeout` seconds for messages of the agent, and handles all that have come.
 
-        None: as long as it takes.
+        None: without limit.
         """
         if self._epoll.closed:
             return
@@ -326,7 +326,7 @@ class Client(Placement):
                     self._receive()
 
     def wait_until(self, condition, timeout=None):
-        """Processes until condition() holds; False: not in time, or the agent is gone."""
+        """Processes until condition() holds. False: timeout, or the session ended."""
         ends = None if timeout is None else time.monotonic() + timeout
         while not condition():
             left = None if ends is None else ends - time.monotonic()
@@ -337,9 +337,9 @@ class Client(Placement):
         return True
 
     def next_event(self, kind=object, timeout=None):
-        """Waits for the next event of a kind (Notification, RemoteLost, ...), takes and gives it.
+        """Waits for the next event of a kind (Notification, RemoteLost, ...) and takes it.
 
-        None: it did not come in time, or the agent is gone.
+        None: timeout, or the session ended.
         """
         def first():
             return next((e for e in self.events if isinstance(e, kind)), None)
@@ -374,7 +374,7 @@ class Client(Placement):
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # said once, in front of what was queued before the agent closed with our messages unread
+                # the kernel reports once, before the queued messages, that the agent closed with ours unread
                 continue
             except OSError as e:
                 self._lost(e)
@@ -389,7 +389,7 @@ class Client(Placement):
             except s.WireError as e:
                 for fd in fds:
                     os.close(fd)
-                if e.code != s.E_UNKNOWN_TYPE:  # a newer agent may have more to say
+                if e.code != s.E_UNKNOWN_TYPE:  # a newer agent may send events that this client does not know
                     self.error = errors.Protocol(str(e))
                     self._lost(self.error)
 
@@ -403,10 +403,10 @@ class Client(Placement):
         elif header.type == s.MSG_SEGMENT_CHANGED:
             self.events.append(to_event(message))
         else:
-            self._completions()  # what ended in the ring ended before this answer
+            self._completions()  # completions in the ring precede this answer
             pending = self._pending.pop(header.request_id, None)
             if not pending:
-                raise s.WireError(s.E_PROTOCOL, f"an answer to {header.request_id}, never asked")
+                raise s.WireError(s.E_PROTOCOL, f"answer to request {header.request_id}, which was not sent")
             if header.type == s.MSG_ERROR:
                 pending.end(error=errors.make(message.code, message.message))
             else:
@@ -434,7 +434,7 @@ class Client(Placement):
     def region(self, extents, *, access="rw", name="", wait=True):
         """Contributes memory, as a Region: a Memory, or extents in the order of their offsets.
 
-        An extent is (Memory or memfd, offset, length). Or memory of a GPU, as cuda.Extents.
+        An extent is (Memory or memfd, offset, length). Memory of a GPU comes as cuda.Extents.
         """
         if isinstance(extents, Memory):
             extents = [(extents, 0, extents.size)]
@@ -462,7 +462,7 @@ class Client(Placement):
     def pool(self, size, *, huge=False, access="rw", name="", wait=True):
         """Memory owned by the agent and mapped here as region.memory.
 
-        After an agent restart it is the client's own, and registered as such.
+        After a restart of the agent the memory belongs to the client, which registers it as a memfd.
         """
         region = Region(self, access, name)
 
@@ -483,7 +483,7 @@ class Client(Placement):
         return region
 
     def forget(self, region):
-        """For Region: it is not to be registered again."""
+        """For Region: the region is not registered again after a reconnect."""
         self._regions.remove(region)
         region.release()
 
@@ -503,13 +503,13 @@ class Client(Placement):
     def open_ring(self, entries=None, arena_bytes=None):
         """Gives the session its arena and, with entries, its ring; once for each session.
 
-        By itself, with the sizes of the constructor, when a transfer first needs it.
+        The client calls it with the sizes of the constructor when a transfer first needs it.
         """
         entries = self.ring_entries if entries is None else entries
         arena_bytes = self.arena_bytes if arena_bytes is None else arena_bytes
         if entries and not TSO:
             raise errors.Unsupported(
-                "rings need the memory order of x86-64: open an arena alone (0 entries)")
+                "rings need the memory order of x86-64: open only an arena (0 entries)")
 
         def adopt(m, fds):
             self.arena = Arena(fds[0], m.arena_bytes)
@@ -530,12 +530,12 @@ class Client(Placement):
 
     def transfer(self, direction, local, remote, ops, *, notify=None, wait_word=None,
                  set_word=None, deadline=None, klass="bulk", via=None):
-        """Starts a transfer; its handle ends when the memory may be used again.
+        """Starts a transfer and returns its handle, which ends when the memory may be used again.
 
         ops: (local offset, remote offset, length) in a list, or those packed, each as three
         little-endian 64-bit words. notify: (tag, payload). wait_word, set_word: (region, offset,
         value). deadline in seconds. klass: "bulk" or "latency". via: "inline" in the message,
-        "arena", or "ring"; by default the first of these that holds the operations, or inside
+        "arena", or "ring"; by default the first of these with room for the operations, and inside
         batch() the ring.
         """
         self.ready()

@@ -11,8 +11,8 @@
     client.write(region, remote, ops, wait_word=ready.at(n), set_word=sent.at(n))
     sent.wait(torch.cuda.current_stream(), n)        # kernels after it may overwrite the blocks
 
-The driver that the engine has loaded is asked, by ctypes. Nothing here makes a CUDA context or
-changes which one is current.
+The module calls, by ctypes, the driver that the engine has loaded. Nothing here makes a CUDA context
+or changes the current one.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ IPC_BYTES = 64
 HANDLES_MAX = 16384 // IPC_BYTES
 
 VMM, IPC, DMABUF = "cuda_vmm", "cuda_ipc", "dmabuf"
-# Tried in this order for each allocation. Memory that is shared as dmabuf is reached by RDMA alone:
-# name that kind where it is wanted.
+# Tried in this order for each allocation. Only RDMA reaches memory that is shared as dmabuf, so that
+# kind has to be requested by name.
 KINDS = (VMM, IPC)
 _KIND = {VMM: s.KIND_CUDA_VMM, IPC: s.KIND_CUDA_IPC, DMABUF: s.KIND_DMABUF}
 
-# What is shared of one allocation. index: of its descriptor or handle. continues: it is memory of
-# cuMemCreate(), and what follows it in a range may be another allocation.
+# The shared part of one allocation. index: of its descriptor or handle. continues: the memory is from
+# cuMemCreate(), so the bytes after it in a range may belong to another allocation.
 _Share = namedtuple("_Share", "base size kind index continues")
 
 
 class Extents:
-    """GPU memory as others can open it, for Client.region().
+    """GPU memory in a form that other processes can open, for Client.region().
 
     device: UUID of the GPU. extents: (kind, index, offset, length), with the index of a descriptor
     in fds or of an IPC handle in handles; offsets count from the base of an allocation.
-    allocations: of kind cuda_vmm, how many bytes the allocation behind each of fds has; 0, or left
-    out: the agent finds out, which takes longer. The descriptors are this object's until close(),
-    and keep the memory allocated.
+    allocations: for kind cuda_vmm the size in bytes of the allocation of each descriptor; if it is 0
+    or missing, the agent determines it, which takes longer. This object owns the descriptors until
+    close(); they keep the memory allocated.
     """
 
     def __init__(self, device, extents=(), fds=(), handles=(), allocations=()):
@@ -73,7 +73,7 @@ class Extents:
 
 
 class _Found:
-    """The allocation at one address, on its way to be shared."""
+    """The allocation at one address, which is to be shared."""
 
     def __init__(self, driver, at, end):
         self.driver, self.at, self.end = driver, at, end
@@ -92,7 +92,7 @@ class _Found:
         return errors.Unsupported(f"memory at {self.at:#x} {why}")
 
     def _is_mapping(self, base, size):
-        """Both ends are of this allocation."""
+        """True if the first and the last byte belong to this allocation."""
         if not base <= self.at < base + size:
             return False
         for end in base, base + size - 1:
@@ -102,10 +102,10 @@ class _Found:
         return True
 
     def mapping(self):
-        """(base, bytes). The allocation begins where its mapping does.
+        """(base, bytes) of the mapping, which begins where the allocation begins.
 
-        Drivers differ in which question they answer for the mapping and which for all that is
-        mapped side by side: so the answers are looked at.
+        Drivers differ: some answer a query for this mapping, others for all adjacent mappings. So
+        each answer is checked before it is used.
         """
         base = self.driver.attribute(cu.ATTRIBUTE_MAPPING_BASE, self.at)
         size = self.driver.attribute(cu.ATTRIBUTE_MAPPING_SIZE, self.at)
@@ -115,7 +115,7 @@ class _Found:
             base, size = self.driver.address_range(self.at)
             if self._is_mapping(base, size):
                 return base, size
-        raise self.refusal("is mapped, but the driver does not tell from where to where")
+        raise self.refusal("is mapped, but the driver does not report the bounds of the mapping")
 
 
 def _descriptor(driver, function, *arguments):
@@ -133,12 +133,12 @@ def _share_vmm(found):
         if prop.handle_types & cu.HANDLE_FABRIC:
             raise found.refusal(
                 "exports fabric handles only: make it with a POSIX descriptor handle; PyTorch: "
-                "take expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, or keep "
+                "remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF, or keep "
                 "/dev/nvidia-caps-imex-channels out of the container")
         raise found.refusal(
-            "was made to be exported by no handle: make it with "
+            "was allocated without an export handle: make it with "
             "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; PyTorch: set "
-            "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=1, or take expandable_segments out of "
+            "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=1, or remove expandable_segments from "
             "PYTORCH_CUDA_ALLOC_CONF")
     return base, size, _descriptor(driver, "cuMemExportToShareableHandle", found.allocation,
                                    cu.HANDLE_POSIX_FD, 0)
@@ -148,15 +148,15 @@ def _share_ipc(found):
     driver, handle = found.driver, cu.IpcHandle()
     if driver.attribute(cu.ATTRIBUTE_IS_LEGACY_IPC_CAPABLE, found.at, c_int) == 0:
         raise found.refusal(
-            "cannot be shared by a legacy IPC handle, as that of a stream-ordered pool "
-            "(cudaMallocAsync) cannot; use cudaMalloc() or cuMemCreate()")
+            "cannot be shared by a legacy IPC handle; memory of a stream-ordered pool "
+            "(cudaMallocAsync) never can; use cudaMalloc() or cuMemCreate()")
     base, size = driver.address_range(found.at)
     driver.call("cuIpcGetMemHandle", byref(handle), base)
     return base, size, bytes(handle.data)
 
 
 def _share_dmabuf(found):
-    """The driver wants whole pages: what is exported may begin before the allocation does."""
+    """Exports whole pages, as the driver requires; they may begin before the allocation does."""
     driver, supported = found.driver, c_int()
     if not driver.has("cuMemGetHandleForAddressRange") or driver.raw(
             "cuDeviceGetAttribute", byref(supported), cu.DEVICE_DMABUF_SUPPORTED,
@@ -176,7 +176,7 @@ _SHARE = {VMM: _share_vmm, IPC: _share_ipc, DMABUF: _share_dmabuf}
 
 
 class _Walk:
-    """From ranges to extents."""
+    """Converts ranges to extents."""
 
     def __init__(self, kinds):
         self.driver, self.kinds = cu.driver(), kinds
@@ -184,12 +184,12 @@ class _Walk:
         self.shares, self.result = [], Extents("")
 
     def _keep(self, kind, size, what):
-        """Index of a descriptor or handle."""
+        """Stores a descriptor or handle; returns its index."""
         result = self.result
         if kind == IPC:
             result.handles.append(what)
             if len(result.handles) > HANDLES_MAX:
-                raise errors.TooLarge(f"it takes more than {HANDLES_MAX} handles, one for each "
+                raise errors.TooLarge(f"the memory needs more than {HANDLES_MAX} handles, one for each "
                                       "allocation; make several regions of it")
             return len(result.handles) - 1
         result.fds.append(what)
@@ -197,15 +197,15 @@ class _Walk:
             result.allocations.append(size)
         if len(result.fds) > s.FDS_MAX:
             raise errors.FdLimit(
-                f"it takes more than {s.FDS_MAX} descriptors, one for each allocation; make "
+                f"the memory needs more than {s.FDS_MAX} descriptors, one for each allocation; make "
                 "several regions of it, or larger allocations")
         return len(result.fds) - 1
 
     def _share_by(self, found):
-        """By the first kind that does.
+        """Shares an allocation by the first of the kinds that works.
 
-        If none does: what was wrong with the first of those that are for such memory, else that
-        none of them is.
+        If none works, raises the error of the first kind that is for such memory, or an error that
+        none of the kinds is.
         """
         first = None
         for kind in self.kinds:
@@ -217,8 +217,8 @@ class _Walk:
                 first = first or e
                 continue
             return _Share(base, size, kind, self._keep(kind, size, what), found.allocation is not None)
-        raise first or found.refusal("is of cuMemCreate(): use kind cuda_vmm" if found.allocation
-                                     else "is not of cuMemCreate(): use kind cuda_ipc")
+        raise first or found.refusal("is from cuMemCreate(): use kind cuda_vmm" if found.allocation
+                                     else "is not from cuMemCreate(): use kind cuda_ipc")
 
     def _share_new(self, at, end, before):
         found = _Found(self.driver, at, end)
@@ -227,8 +227,8 @@ class _Walk:
                 raise errors.Invalid(f"the allocations behind the range end at {at:#x}")
             if self.device not in (None, found.device):
                 raise errors.GpuDevice(
-                    f"memory at {at:#x} is on device {found.device}, what comes before it on "
-                    f"{self.device}: make a region for each")
+                    f"memory at {at:#x} is on device {found.device}, the memory before it on "
+                    f"device {self.device}: make a region for each")
             with self.driver.context_for(found.context, found.device):
                 share = self._share_by(found)
         self.device = found.device
@@ -238,7 +238,7 @@ class _Walk:
     def range(self, at, length):
         end, share = at + length, None
         if length <= 0 or end >> 64:
-            raise errors.Invalid(f"the range at {at:#x} has no length, or too much")
+            raise errors.Invalid(f"the range at {at:#x} is empty or too long")
         while at < end:
             before = share
             if before and not before.continues:
@@ -255,21 +255,21 @@ class _Walk:
         dmabufs = sum(share.kind == DMABUF for share in self.shares)
         if dmabufs not in (0, len(self.shares)):
             raise errors.Unsupported(
-                f"{dmabufs} of {len(self.shares)} allocations can be shared as dmabuf alone, which "
-                "one region does not mix with other kinds: make several")
+                f"{dmabufs} of {len(self.shares)} allocations can be shared only as dmabuf, which a "
+                "region cannot mix with other kinds: make a region for each kind")
         self.result.device = self.driver.uuid(self.device)
         return self.result
 
 
 def describe_ranges(ranges, kinds=None):
-    """Extents of device memory, (address, bytes) each, one after the other; all on one GPU.
+    """Extents of ranges of device memory, (address, bytes) each, in order; all on one GPU.
 
-    kinds: those to try for each allocation, in order (default: KINDS), or one.
+    kinds: the kinds to try for each allocation, in order (default: KINDS), or one kind.
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds or KINDS)
     for kind in kinds:
         if kind not in _SHARE:
-            raise errors.Invalid(f"kind {kind} is none of GPU memory")
+            raise errors.Invalid(f"{kind} is not a kind of GPU memory; the kinds are {', '.join(_KIND)}")
     ranges = list(ranges)
     if not ranges:
         raise errors.Invalid("no range")
@@ -289,7 +289,7 @@ def describe(pointer, nbytes, kinds=None):
 
 
 def tensor_range(tensor):
-    """(address, bytes) of a tensor of PyTorch: from its first element to its last."""
+    """(address, bytes) of a PyTorch tensor, from its first element to its last."""
     if not getattr(tensor, "is_cuda", True):
         raise errors.Invalid(f"the tensor is on {tensor.device}, not on a GPU")
     if not tensor.numel():
@@ -299,38 +299,38 @@ def tensor_range(tensor):
 
 
 def describe_tensors(tensors, kinds=None):
-    """Extents of tensors of PyTorch, one after the other; all on one GPU.
+    """Extents of PyTorch tensors, in order; all on one GPU.
 
-    Of a tensor that is not contiguous all from its first element to its last is included. Both of
-    PyTorch's ways to allocate are known: expandable segments become several extents, one for each
-    20 MiB, of which a region takes 250.
+    A tensor that is not contiguous is included from its first element to its last, with the bytes
+    between. Both of PyTorch's allocators work. Expandable segments become several extents, one for
+    each 20 MiB; a region can have 250 of them.
     """
     return describe_ranges([tensor_range(tensor) for tensor in tensors], kinds)
 
 
 def describe_tensor(tensor, kinds=None):
-    """Extents of one tensor of PyTorch. See describe_tensors()."""
+    """Extents of one PyTorch tensor. See describe_tensors()."""
     return describe_tensors([tensor], kinds)
 
 
 def _stream(stream):
-    """CUstream of a number or of what has one, as torch.cuda.Stream does."""
+    """The CUstream of a number, or of an object that has one, such as torch.cuda.Stream."""
     return getattr(stream, "cuda_stream", stream) or None
 
 
 class StreamWord:
-    """A 32-bit word that transfers and streams of a GPU wait for and set; one of StreamWords."""
+    """A 32-bit word that transfers and GPU streams wait for and set; an item of StreamWords."""
 
     def __init__(self, words, index):
         self.words, self.index = words, index
 
     def at(self, value):
-        """For wait_word and set_word of a transfer."""
+        """The argument wait_word or set_word of a transfer."""
         return self.words.region, self.index * 4, value
 
     @property
     def value(self):
-        """As the CPU sees it. To be set where a transfer failed that a stream waits for."""
+        """Value that the CPU sees. Set it if a transfer failed that a stream waits for."""
         return self.words.view[self.index]
 
     @value.setter
@@ -338,21 +338,23 @@ class StreamWord:
         self.words.view[self.index] = value
 
     def write(self, stream, value):
-        """The stream writes the word once all work before it is done, and is visible."""
+        """Makes the stream write the word when all earlier work is done and visible."""
         self.words.enqueue("cuStreamWriteValue32_v2", stream, self.index, value, 0)
 
     def wait(self, stream, value, *, equal=False):
-        """Work after it waits until the word has reached the value; equal: until it holds it.
+        """Makes later work of the stream wait until the word has reached the value.
 
-        The agent sets a word when the bytes of the transfer are visible to the GPU.
+        equal: until the word equals the value. The agent sets a word when the bytes of the transfer
+        are visible to the GPU.
         """
         self.words.enqueue("cuStreamWaitValue32_v2", stream, self.index, value, int(equal))
 
 
 class StreamWords:
-    """`count` words, all 0: a region of host memory that the GPUs of this process reach.
+    """`count` words, all 0, in a region of host memory that the GPUs of this process reach.
 
-    A CUDA context must be current on this thread: with PyTorch, after it was first used there.
+    A CUDA context must be current on this thread. PyTorch makes one current at its first CUDA call
+    of the thread.
     """
 
     def __init__(self, client, count=1):
@@ -360,7 +362,7 @@ class StreamWords:
         self.region = self._address = self._keep = None
         if not driver.has("cuStreamWriteValue32_v2") or not driver.has("cuStreamWaitValue32_v2"):
             raise errors.Unsupported(
-                "the driver is too old for words of streams: CUDA 11.7 has them")
+                "the driver is too old for words of streams: they need CUDA 11.7")
         self._context, _ = driver.current()
         if not self._context:
             raise errors.Invalid("no CUDA context is current on this thread")
@@ -388,7 +390,7 @@ class StreamWords:
         return StreamWord(self, index)
 
     def enqueue(self, function, stream, index, value, flags):
-        """For StreamWord. The stream's context is current for it."""
+        """For StreamWord: calls the function with the stream's context current."""
         stream, context = _stream(stream), c_void_p()
         if stream:
             self.driver.call("cuStreamGetCtx", stream, byref(context))
@@ -406,7 +408,7 @@ class StreamWords:
         self.memory.close()
 
     def close(self):
-        """Removes the region and frees the words. No stream uses them any more."""
+        """Removes the region and frees the words. No stream may use them any more."""
         region, self.region = self.region, None
         try:
             if region and region.generation:

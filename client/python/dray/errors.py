@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One exception class for each error of the protocol, made from the schema's table.
 
-`region_unsealed` is errors.RegionUnsealed; all derive from errors.DrayError. What each means and
-what to do about it stands in its docstring.
+`region_unsealed` is errors.RegionUnsealed; all derive from errors.DrayError. Each docstring says what
+the error means and what to do.
 """
 
 from . import _schema
 
 
 class DrayError(Exception):
-    """Base of all errors of dray. A code that this client does not know is raised as this."""
+    """Base of all errors of dray. A code that this client does not know raises this class."""
 
     code = 0
     name = "unknown"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client hands out: requests under way, regions, tokens, remotes."""
+"""Objects that a client returns: pending requests, regions, tokens, remotes."""
 
 import os
 from collections import namedtuple
@@ -10,13 +10,13 @@ from .token import to_text
 
 ACCESS = {"r": s.ACCESS_READ, "w": s.ACCESS_WRITE, "rw": s.ACCESS_READ | s.ACCESS_WRITE}
 
-_GPU_MINOR = 2  # of the data protocol, since which agents know memory on GPUs
+_GPU_MINOR = 2  # minor version of the data protocol since which agents accept GPU memory
 
 Done = namedtuple("Done", "status transport bytes duration_ns message")
 
 
 def ms(seconds):
-    """Milliseconds, rounded up: 0 on the wire means something else than no time."""
+    """Milliseconds, rounded up, because 0 means the default on the wire."""
     return 0 if seconds is None else max(1, -int(-seconds * 1000 // 1))
 
 
@@ -25,7 +25,7 @@ def code(table, value):
 
 
 class Pending:
-    """A request under way. `done` tells whether it has ended, result() how."""
+    """A pending request. `done` is true when it has ended; result() returns its result."""
 
     def __init__(self, client, request_id=0, convert=None):
         self.client = client
@@ -36,9 +36,9 @@ class Pending:
         self._callbacks = []
 
     def result(self, timeout=None):
-        """Waits for the end; gives the answer or raises its error.
+        """Waits for the end; returns the answer or raises the error.
 
-        errors.Timeout leaves the request as it is: under way.
+        After errors.Timeout the request is still pending.
         """
         if not self.client.wait_until(lambda: self.done, timeout):
             raise errors.Timeout(f"no answer to request {self.request_id} in {timeout} s")
@@ -47,7 +47,7 @@ class Pending:
         return self._value
 
     def exception(self, timeout=None):
-        """Waits for the end; gives its error, or None."""
+        """Waits for the end; returns the error, or None."""
         try:
             self.result(timeout)
         except errors.DrayError as e:
@@ -57,14 +57,14 @@ class Pending:
         return None
 
     def add_done_callback(self, fn):
-        """fn(self) runs from process() when the request ends, or now if it has."""
+        """Calls fn(self) from process() when the request ends, or now if it has ended."""
         if self.done:
             fn(self)
         else:
             self._callbacks.append(fn)
 
     def end(self, value=None, error=None, fds=()):
-        """For the client: the answer has come."""
+        """For the client: ends the request with an answer or an error."""
         if self._convert and not error:
             try:
                 value = self._convert(value, fds)
@@ -77,21 +77,21 @@ class Pending:
 
 
 class Transfer(Pending):
-    """A transfer under way; result() gives Done. An error has it as its attribute `done`."""
+    """A transfer in flight; result() returns a Done. An error has a Done in its attribute `done`."""
 
     def __init__(self, client, request_id=0):
         super().__init__(client, request_id)
-        self.pieces = ()  # of the arena, held until the end
+        self.pieces = ()  # pieces of the arena, held until the end
 
     def cancel(self, *, wait=True):
-        """Stops it. When that is answered the transfer has ended, as cancelled or otherwise.
+        """Stops the transfer. The answer comes when the transfer has ended, cancelled or otherwise.
 
-        NotFound: it had ended before.
+        NotFound: the transfer ended before.
         """
         return self.client.request(s.pack_transfer_cancel, wait=wait, request=self.request_id)
 
     def release(self):
-        """For the client: the arena may use its pieces again."""
+        """For the client: gives the pieces back to the arena."""
         for piece in self.pieces:
             if self.client.arena:
                 self.client.arena.give_back(piece)
@@ -113,20 +113,20 @@ class Token(namedtuple("Token", "token_id data generation")):
 
 
 class Region:
-    """Memory contributed to the agent: extents one after the other, addressed by offset."""
+    """Memory contributed to the agent: a sequence of extents, addressed by offset."""
 
     def __init__(self, client, access, name):
         self.client = client
         self.access, self.name = code(ACCESS, access), name
         self.handle = self.length = self.generation = 0
-        self.memory = None  # of a pool
+        self.memory = None  # the memory of a pool
         self.error = None  # why it could not be registered again
-        # what it takes to register it again after an agent restart; the descriptors are ours
+        # for registering it again after an agent restart; this object owns the descriptors
         self.fds, self.extents = [], []
-        self.device, self.gpu_handles, self.allocations = "", b"", []  # of memory on a GPU
+        self.device, self.gpu_handles, self.allocations = "", b"", []  # for memory on a GPU
 
     def use(self):
-        """Its handle, if it can be used; connects again first where need be."""
+        """The handle, if the region can be used; connects again first if necessary."""
         self.client.ready()
         if self.error:
             raise self.error
@@ -148,26 +148,26 @@ class Region:
             ttl_ms=ms(ttl), audience=audience or bytes(16))
 
     def revoke(self, token=None, *, wait=True):
-        """Takes a token back, or all of them; gives how many.
+        """Revokes a token, or all tokens of the region; returns how many.
 
-        When that is answered no importer touches the range through them any more.
+        After the answer no importer accesses the range through them any more.
         """
         handle = self.use()
         if token and token.generation != self.client.generation:
-            raise errors.NotFound("the token ended with the agent that made it")
+            raise errors.NotFound("the agent that made the token was restarted: export again")
         return self.client.request(s.pack_region_revoke, wait=wait, region=handle,
                                    convert=lambda m, fds: m.count,
                                    token_id=token.token_id if token else 0)
 
     def remove(self, *, wait=True):
-        """Ends the region. When that is answered the memory is the client's alone."""
+        """Ends the region. After the answer only the client uses the memory."""
         handle = self.use()
         self.generation = 0
         self.client.forget(self)
         return self.client.request(s.pack_region_remove, wait=wait, region=handle)
 
     def describe_gpu(self, extents):
-        """For the client: it is of this memory. Gives the descriptors."""
+        """For the client: takes over the description of GPU memory; returns its descriptors."""
         self.device, self.gpu_handles = extents.device, b"".join(extents.handles)
         self.allocations = [(size,) for size in extents.allocations]
         self.extents = [(kind, index, 0, offset, length)
@@ -175,7 +175,7 @@ class Region:
         return extents.fds
 
     def add(self, convert=None):
-        """For the client: registers it."""
+        """For the client: sends REGION_ADD; returns the pending request."""
         self.client.ready()
         if self.client.hello.minor < _GPU_MINOR and any(
                 extent[0] in (s.KIND_CUDA_IPC, s.KIND_CUDA_VMM) for extent in self.extents):
@@ -189,7 +189,7 @@ class Region:
                                    allocations=self.allocations)
 
     def release(self):
-        """For the client: it will not be registered again."""
+        """For the client: closes the descriptors, which no later registration needs."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -201,10 +201,10 @@ class Remote:
         self.client, self.generation = client, client.generation
         self.handle, self.length, self.access = reply.remote, reply.length, reply.access
         self.transport = s.TRANSPORT_NAMES.get(reply.transport, str(reply.transport))
-        self.lost = None  # the error, once the agent has said that it is gone
+        self.lost = None  # the error, after the agent has reported the remote as lost
 
     def use(self):
-        """Its handle, if it can be used."""
+        """The handle, if the remote can be used."""
         self.client.ready()
         if self.generation != self.client.generation:
             raise errors.AgentRestarted(
@@ -217,6 +217,6 @@ class Remote:
                                    payload=payload)
 
     def release(self, *, wait=True):
-        """Forgets the remote; its transfers are cancelled first."""
+        """Releases the remote; its transfers are cancelled first."""
         self.client.remotes.pop(self.use(), None)
         return self.client.request(s.pack_remote_release, wait=wait, remote=self.handle)

@@ -18,9 +18,9 @@ class Memory:
     def __init__(self, size, *, huge=False, name="dray", fd=None, populate=True):
         """Makes a memfd of `size` bytes, rounded up to pages and sealed against shrinking.
 
-        Or maps `fd`, which this object then owns, as it is. Pages are charged to the memory limit
-        of whoever touches them first, and the agent refuses memory with holes: so they are
-        touched here (populate), before anyone registers them.
+        With `fd`, maps that memfd unchanged, and owns it. The kernel charges a page to the memory
+        limit of the process that touches it first, and the agent refuses memory with holes. So all
+        pages are touched here (populate), before the memory is registered.
         """
         self.map = None
         self.fd = -1
@@ -37,7 +37,7 @@ class Memory:
                 os.ftruncate(self.fd, self.size)
                 fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             self.map = mmap.mmap(self.fd, self.size, flags=mmap.MAP_SHARED)
-            with contextlib.suppress(OSError):  # a wish: kernels without huge pages refuse it
+            with contextlib.suppress(OSError):  # kernels without huge pages refuse this, which is harmless
                 self.map.madvise(mmap.MADV_HUGEPAGE)
             if populate:
                 self.populate()
@@ -47,7 +47,7 @@ class Memory:
         self.view = memoryview(self.map)
 
     def populate(self, start=0, length=None):
-        """Touches every page, so that the file has no holes. Contents stay."""
+        """Touches every page, so that the file has no holes. Does not change the contents."""
         end = self.size if length is None else start + length
         start -= start % PAGE
         try:
@@ -66,7 +66,7 @@ class Memory:
         return self.size
 
     def close(self):
-        """Unmaps it, unless someone still holds a view; closes the descriptor."""
+        """Closes the descriptor, and unmaps the memory unless a view still exists."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -81,7 +81,7 @@ class Memory:
 
     def __del__(self):
         if self.fd >= 0:
-            os.close(self.fd)  # the mapping goes with its last view
+            os.close(self.fd)  # the memory is unmapped with its last view
 
     def __enter__(self):
         return self

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which segment to use: hints, the preferred segment, the environment to launch an engine with."""
+"""Placement: hints, the preferred segment, and the environment to launch an engine with."""
 
 import os
 from collections import namedtuple
@@ -8,26 +8,27 @@ from . import _schema as s
 from . import errors
 from .handles import ms
 
-_MINOR = 1  # of the data protocol, since which agents know these
+_MINOR = 1  # minor version of the data protocol since which agents answer these requests
 _TEXT_MAX = 256
 
 # source: "explicit", "environment", "detected" or "client"; state: "unknown", "probing", "ready" or
-# "lost"; left: seconds until it expires. Of newer agents also other words, as numbers in text.
+# "lost"; left: seconds until it expires. Values that only a newer agent knows are numbers as text.
 Hint = namedtuple("Hint", "segment source state score left unverified node_local")
 
-# segment: "" where none is preferred; preference: "none", "explicit", "environment", "hint" or
-# "detected"; capacity, allocated: bytes, as a Mooncake master tells, 0 unknown.
+# segment: "" if none is preferred; preference: "none", "explicit", "environment", "hint" or
+# "detected"; capacity, allocated: bytes, from a Mooncake master, 0: unknown.
 Segment = namedtuple("Segment", """
     segment preference state capacity allocated unverified node_local reason""")
 
-# Event: a segment has another state, or another one is preferred. An empty segment with preferred:
-# none is any more. What was not read in time is merged: the last change of each segment comes.
+# Event: the state of a segment, or the preferred segment, changed. An empty segment with preferred:
+# there is no preferred segment any more. The agent merges changes that were not read in time: only
+# the last change of each segment comes.
 SegmentChanged = namedtuple("SegmentChanged", """
     segment old new preferred unverified node_local reason""")
 
 
 class Environment(dict):
-    """Variables by name. notes: by name, why a variable is left out."""
+    """Variables by name. notes: by name, the reason why a variable is left out."""
 
     def __init__(self, variables=(), notes=()):
         super().__init__(variables)
@@ -45,7 +46,7 @@ def _flag(flags, bit):
 def _lines(what, data, separator):
     """(name, rest) of each line."""
     if data and not data.endswith(b"\n") or b"\0" in data:
-        raise errors.Protocol(f"the agent's {what} are no lines of text")
+        raise errors.Protocol(f"the agent's {what} are not lines of text")
     for line in data.split(b"\n")[:-1]:
         name, found, rest = line.partition(separator)
         if not name or not found:
@@ -72,7 +73,7 @@ def _to_environment(m, fds):
 
 
 def to_event(m):
-    """For the client: SEGMENT_CHANGED."""
+    """For the client: converts SEGMENT_CHANGED to an event."""
     return SegmentChanged(m.segment, _name(s.SEGMENT_STATE_NAMES, m.old),
                           _name(s.SEGMENT_STATE_NAMES, m.new),
                           _flag(m.flags, s.SEGMENT_FLAG_PREFERRED),
@@ -81,46 +82,46 @@ def to_event(m):
 
 
 class Placement:
-    """What a client asks about placement.
+    """A client's requests about placement.
 
     A scope is a model, an instance, a rank, or a key of the caller's own, of up to 256 bytes;
-    empty: the whole node. All of this goes on while the agent drains. errors.Unsupported: the agent
-    is older than these, of data protocol 1.0.
+    empty: the whole node. These requests also work while the agent drains. errors.Unsupported: the
+    agent is too old (data protocol 1.0).
     """
 
     def hint(self, scope="", *, wait=True):
-        """The Hint that counts for a scope; errors.NotFound where there is none.
+        """The effective Hint of a scope; errors.NotFound if there is none.
 
-        That is the strongest source, then the highest score, then the youngest.
+        The strongest source is effective, then the highest score, then the newest.
         """
         return self._ask(s.pack_hint_get, _to_hint, wait, scope=scope)
 
     def put_hint(self, scope, segment, score=0, ttl=None, *, wait=True):
-        """Remembers a segment (host:port) for a scope.
+        """Stores a hint: a segment (host:port) for a scope.
 
-        In the place of what clients of this uid said of it before; for ttl seconds, None: the
-        agent's default. The highest score counts.
+        It replaces the hint of clients with this uid for the scope, and expires after ttl seconds
+        (None: the agent's default). A higher score is better.
         """
-        if not segment:  # on the wire that is forgetting, and here a variable that nobody has set
+        if not segment:  # would forget the hint; an empty value is probably a variable that is not set
             raise errors.Invalid(
-                "the segment is empty; forget_hint() forgets what was said of the scope")
+                "the segment is empty; forget_hint() forgets the hint of a scope")
         return self._put(scope, segment, score, ttl, wait)
 
     def forget_hint(self, scope="", *, wait=True):
-        """Forgets what clients of this uid said of a scope; errors.NotFound: that is nothing."""
+        """Forgets the hint of clients with this uid for a scope; errors.NotFound: there is none."""
         return self._put(scope, "", 0, None, wait)
 
     def preferred_segment(self, scope="", *, wait=True):
-        """The Segment to prefer: hints of the scope count, then those of the whole node.
+        """The preferred Segment, by hints of the scope, then of the whole node.
 
-        That there is none is no error: its preference is "none" then, with the reason.
+        To have none is not an error: then preference is "none", and reason says why.
         """
         return self._ask(s.pack_segment_get, _to_segment, wait, scope=scope)
 
     def environment(self, profiles=None, *, wait=True):
         """The Environment to launch an engine with, a dict.
 
-        profiles: names, in a list or by comma; None: those of the agent's configuration.
+        profiles: names, in a list or separated by commas; None: those of the agent's configuration.
         """
         if profiles is not None and not isinstance(profiles, str):
             profiles = ",".join(profiles)

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session's arena and its submission and completion rings.
 
-Python has no atomics. What stands in for them:
+Python has no atomics. The code relies on these properties instead:
 
 - A ring word is read and written through a memoryview of format "I" on a mapping. CPython copies
   one aligned word with one 4-byte move (struct.pack_into would store byte by byte), so a word is
   never seen half written.
 - x86-64 keeps stores in order, and loads in order: the entry is in place before the tail that
   announces it, and a completion is read after the tail that announced it. Other processors do not
-  promise that. There rings answer Unsupported, and transfers go over the socket and the arena,
-  where the system call keeps the order.
-- The one order that x86-64 does not keep is a store before a later load, which "store the tail,
-  then look whether the agent sleeps" needs. So nobody looks: every submission rings the doorbell,
-  which is one write for each batch.
-- On the way back client_sleeping stays 1: each completion rings our doorbell, and none can be
-  missed. The word is stored again before each look at the completion tail, should an agent clear it;
-  taking a lock in between, which is a locked instruction, keeps the two in order.
+  guarantee that. There, rings raise Unsupported, and transfers use the socket and the arena, where
+  the system call keeps the order.
+- x86-64 does not keep a store before a later load, which "store the tail, then check whether the
+  agent sleeps" would need. So the client does not check: it rings the doorbell after every
+  submission, which is one write for each batch.
+- In the other direction client_sleeping stays 1: each completion rings the client's doorbell, so
+  none is missed. The client stores the word again before each read of the completion tail, in case
+  an agent cleared it. Taking a lock in between executes a locked instruction, which keeps the store
+  before the load.
 """
 
 import mmap
@@ -69,7 +70,7 @@ class Arena:
 
 
 class Ring:
-    """Submission and completion rings. The client keeps the books; this moves entries."""
+    """Submission and completion rings. This class moves entries; Client tracks the transfers."""
 
     def __init__(self, reply, ring_fd, doorbell_fd, completion_fd):
         self.doorbell = doorbell_fd  # eventfd; we only write it
@@ -96,7 +97,7 @@ class Ring:
         self.words[offset >> 2] = value
 
     def push(self, **fields):
-        """Fills the next submission entry; the agent sees it by ring_doorbell() at the latest."""
+        """Fills the next submission entry; the agent reads it after ring_doorbell() at the latest."""
         if (self.tail - self._word(s.RING_SQ_HEAD)) & 0xffffffff >= self.sq_entries:
             raise errors.Busy("the submission ring is full: wait for transfers to end")
         at = self.sq_offset + (self.tail & (self.sq_entries - 1)) * s.SQE.size
@@ -109,7 +110,7 @@ class Ring:
         os.eventfd_write(self.doorbell, 1)
 
     def completions(self):
-        """Takes what is there."""
+        """Yields the completions that are in the ring, and takes them out."""
         self._store(s.RING_CLIENT_SLEEPING, 1)
         with self.fence:
             pass
@@ -124,7 +125,7 @@ class Ring:
             yield entry
 
     def nudge(self):
-        """After completions were taken: what the agent left for want of room it looks at again."""
+        """After completions were taken: makes the agent look again at entries it had no room for."""
         if self._word(s.RING_SQ_HEAD) != self.tail:
             self.ring_doorbell()
 
