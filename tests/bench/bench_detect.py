@@ -83,7 +83,7 @@ def followed(records):
                 values.append((c.now() - since) * 1e3)
             watch.terminate()
         values.sort()
-        records.add("a link goes up or down, until it is known", values[len(values) // 2], "ms", target=("<=", 10), spread=values)
+        records.add("a link goes up or down, until --watch prints it", values[len(values) // 2], "ms", target=("<=", 10), spread=values)
     finally:
         keeper.kill()
         keeper.communicate()

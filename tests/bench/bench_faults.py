@@ -92,7 +92,7 @@ def client_killed(lab, records, memory, ops):
                 raise c.CannotRun("what the killed client had is still there after 30 s")
         values.append((time.monotonic_ns() - since) / 1e6)
         engine.close()
-    add(records, "client killed: all it had is gone", values, 100)
+    add(records, "client killed: all its resources released", values, 100)
     for agent in agents:
         agent.stop()
 

@@ -21,7 +21,7 @@ WAYS = (
 WAYS_ASLEEP = (("ring, both sides asleep", ["--no-spin"], ["eventfd"], "eventfd ping-pong", 1.5),)
 WAYS_ONE_CPU = (
     ("one processor, ring, client sleeps", ["--no-spin"], ["eventfd"], "eventfd ping-pong, one processor", None),
-    ("one processor, ring, client as it comes", [], ["eventfd"], "eventfd ping-pong, one processor", None),
+    ("one processor, ring, client with defaults", [], ["eventfd"], "eventfd ping-pong, one processor", None),
 )
 
 

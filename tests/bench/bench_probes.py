@@ -99,7 +99,7 @@ def probed(lab, records):
         bare = processor(idle, 10)
         share = processor(agent, SECONDS)
         probes = agent.ctl("status", "--json")["counters"]["dray_probes_total"] - before
-        records.add(f"{PROBED} segments probed: processor", share, "%", ceiling_name="an agent without", ceiling=bare,
+        records.add(f"{PROBED} segments probed: processor", share, "%", ceiling_name="an agent without segments", ceiling=bare,
                     target=("<=", 1))
         records.add(f"{PROBED} segments probed: probes in a second", probes / (SECONDS + 10), "1/s")
         idle.stop()
@@ -142,7 +142,7 @@ def restarted(lab, records):
             values.append((c.now() - since) * 1e3)
             if got != name:
                 raise c.CannotRun(f"the preferred segment is {got} after a restart")
-        records.add("kill -9, start, the preferred segment is answered", statistics.median(values), "ms", target=("<=", 50),
+        records.add("kill -9, start, until the preferred segment is answered", statistics.median(values), "ms", target=("<=", 50),
                     spread=values)
         agent.stop()
 

@@ -49,7 +49,7 @@ def idle(lab, records):
     records.add("no session, idle: processor", statistics.median(without), "%", spread=without)
     records.add(f"{SESSIONS} sessions with rings, idle: processor", statistics.median(with_them), "%", spread=with_them)
     more = [b - a for a, b in zip(without, with_them)]
-    records.add(f"{SESSIONS} sessions with rings, idle: more than none", statistics.median(more), "%", target=("<=", 0.1),
+    records.add(f"{SESSIONS} sessions with rings, idle: more than without sessions", statistics.median(more), "%", target=("<=", 0.1),
                 spread=more)
     for session in sessions:
         session.close()
@@ -119,10 +119,10 @@ def fairness(lab, records):
                 answers = shared(tool)
                 for i, shape in enumerate(("1 MiB", "256 x 64 B")):
                     indexes = [jain(a["moved"][i::2]) for a in answers]
-                    records.add(f"{what}, half of them 256 x 64 B: index of those with {shape}", statistics.median(indexes), "",
+                    records.add(f"{what}, half of them 256 x 64 B: Jain's index of those with {shape}", statistics.median(indexes), "",
                                 target=(">=", 0.98), spread=indexes)
                 cost = [jain([sum(a["moved"][0::2]), sum(a["moved"][1::2]) * (64 + 512) / 64]) for a in answers]
-                records.add(f"{what}, half of them 256 x 64 B: index of both halves, 512 B more an operation",
+                records.add(f"{what}, half of them 256 x 64 B: Jain's index of both halves, 512 B more an operation",
                             statistics.median(cost), "", spread=cost)
 
 
@@ -150,7 +150,7 @@ def overtaking(lab, records):
             if transport == "tcp":
                 with c.Tool("ceiling_ping", "--size", size) as tool:
                     bare = loaded_and_idle(tool)
-                records.add(f"bare sockets, {size // c.KIB} KiB and a byte back beside full ones: 99 %",
+                records.add(f"bare sockets, {size // c.KIB} KiB and a byte back beside full connections: 99 %",
                             statistics.median(b[1] for _, b in bare), "us")
                 records.add(f"bare sockets, {size // c.KIB} KiB and a byte back, idle: 99 %",
                             statistics.median(a[1] for a, _ in bare), "us")

@@ -88,14 +88,15 @@ NAMES = {"memcpy": "memcpy, one thread", "socket_loop": "bare socket loop", "mem
          "eventfd_echo": "eventfd ping-pong", "tcp_echo": "TCP request and answer"}
 
 TEXT = """\
-`drayctl bench --ceiling`: WRITE over block sizes, operations a transfer, sessions and ways to wait, {rounds} interleaved rounds for each
-figure. Operations are scattered, so that none can be merged. The ceiling of throughput is {ceiling}.
-Nothing there is asked for and waited for: beside single small operations it says what asking costs. Latency is that of one
-transfer at a time, from submission to completion, beside a bare round trip{carries}. With
-`DRAY_BENCH_FULL=1` the JSON has the whole product."""
+`drayctl bench --ceiling`: WRITE with several block sizes, operations per transfer, sessions and ways to wait, {rounds} interleaved rounds
+for each figure. Operations are scattered, so that none can be merged. The ceiling of throughput is
+{ceiling}.
+It submits no requests and waits for none, so with one small operation per transfer the ratio shows the cost of a request.
+Latency is that of one transfer at a time, from submission to completion, beside a bare round trip{carries}. With
+`DRAY_BENCH_FULL=1` the JSON has every combination."""
 
-CEILINGS = {"local": ("memcpy of the same blocks in the\nsame order in one thread", ", which carries no bytes"),
-            "tcp": ("a bare loop of send and recv over\nloopback between the same memories, with as many streams",
+CEILINGS = {"local": ("memcpy of the same blocks in the same order in one thread", ", which carries no bytes"),
+            "tcp": ("a bare loop of send and recv over loopback between the same memories, with as many streams",
                     " that carries the same bytes")}
 
 

@@ -231,11 +231,11 @@ def beside(b, records, how=""):
                 slow.append(busy / alone)
             rate = statistics.median(rates)
             label += how
-            records.add(f"matrix product beside {label}: time it takes, of that alone", statistics.median(slow), "", spread=slow)
+            records.add(f"matrix product beside {label}: duration, relative to the product alone", statistics.median(slow), "", spread=slow)
             records.add(f"{label} beside a matrix product", rate / 1e9, "GB/s", ceiling_name="alone", ceiling=bare / 1e9,
                         ratio=rate / bare)
             if far[0] != "memfd":
-                records.add(f"{label}: bandwidth of GPU memory taken", 2 * rate / 1e9, "GB/s")
+                records.add(f"{label}: bandwidth of GPU memory used", 2 * rate / 1e9, "GB/s")
             t.close_engines()
             t.drop(agent)
     finally:
