@@ -31,7 +31,7 @@ def recorded(records):
 
 
 def namespace(pairs=PAIRS_OF_VETH):
-    """A network namespace with so many pairs of interfaces and 10 addresses on each, and how to enter it."""
+    """Makes a network namespace with that many veth pairs and 10 addresses at each end; yields how to enter it."""
     root = os.geteuid() == 0
     keeper = subprocess.Popen(["unshare", "--net", *([] if root else ["--user", "--map-root-user"]), "sh", "-c", "echo; exec sleep 1000"],
                               stdout=subprocess.PIPE)
@@ -67,7 +67,7 @@ def live(records):
 
 
 def followed(records):
-    """From the end of the command that takes a link up or down to the line that --watch prints."""
+    """Measures the time from the end of a command that takes a link up or down to the line of --watch."""
     keeper, enter = namespace(pairs=1)
     try:
         with subprocess.Popen([*enter, c.harness.DRAYCTL, "detect", "--watch"], stdout=subprocess.PIPE, text=True) as watch:

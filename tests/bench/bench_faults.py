@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long after a death everything that depended on it has ended. Medians over several deaths; the worst is told too."""
+"""The time after a failure until everything that depends on it has ended: the median and the maximum of several failures."""
 
 import statistics
 import time
@@ -11,13 +11,13 @@ HEARTBEAT_LIMIT_MS = 3000  # the default of peer.heartbeat_limit
 
 
 def moving(engine, mebibytes=64):
-    """Transfers are on their way."""
+    """Waits until transfers move bytes."""
     engine.tell("hold", mebibytes * c.MIB)
     engine.hear()
 
 
 def failed(engine, since_ns):
-    """Milliseconds from then until the last transfer had failed."""
+    """Milliseconds from since_ns until the last transfer had failed."""
     answer = engine.hear()
     if not answer["failed"]:
         raise c.CannotRun("no transfer failed")
@@ -53,7 +53,7 @@ def link_cut(lab, records, memory, ops):
         return
     agent, other = c.agents(lab, hosts=lab.hosts)
     values = []
-    for _ in range(3):  # each takes the whole limit, and varies little
+    for _ in range(3):  # each takes the whole limit, with little variation
         with c.client(agent, other, memory[:1], memory[1:], ops, "--batch", 16, "--depth", 64) as engine:
             moving(engine)
             since = time.monotonic_ns()
@@ -71,13 +71,13 @@ def client_killed(lab, records, memory, ops):
     def start():
         return c.client(*agents, memory[:1], memory[1:], ops, "--batch", 16, "--depth", 64)
 
-    with start() as engine:  # so that the peers know each other
+    with start() as engine:  # connects the two agents
         engine.ask("run", 64)
     c.harness.until(lambda: not any(a.resources().mappings for a in agents))
     before = [a.resources() for a in agents]
 
     def gone():
-        """Nothing is held that was not held before: descriptors, memory, sessions."""
+        """True if the agents hold no more descriptors, memory and sessions than before."""
         now = [a.resources() for a in agents]
         return all(not new.fds - old.fds and new.mappings <= old.mappings for new, old in zip(now, before))
 
@@ -89,7 +89,7 @@ def client_killed(lab, records, memory, ops):
         engine.process.kill()
         while not gone():
             if time.monotonic_ns() - since > 30e9:
-                raise c.CannotRun("what the killed client had is still there after 30 s")
+                raise c.CannotRun("resources of the killed client are still held after 30 s")
         values.append((time.monotonic_ns() - since) / 1e6)
         engine.close()
     add(records, "client killed: all its resources released", values, 100)

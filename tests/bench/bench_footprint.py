@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent takes when it does nothing, how large it is, and how soon it is ready."""
+"""Resources of an idle agent, size of the program, and time from start to ready."""
 
 import pathlib
 import re
@@ -54,7 +54,7 @@ def idle(lab, records):
         remote = session.import_token(str(owner.region(far).export()))
         session.read(region, remote, [(0, 0, c.MIB)]).result(30)
         owners.append((owner, far, remote))
-    time.sleep(5)  # what the set-up woke goes to sleep, and peers to rest
+    time.sleep(5)  # until the workers sleep again after the set-up, and the peers rest
     before, since = c.cpu_ns(agent.pid), c.now()
     time.sleep(IDLE_SECONDS)
     share = (c.cpu_ns(agent.pid) - before) / 1e9 / (c.now() - since) * 100

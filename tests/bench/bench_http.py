@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A scrape of a busy agent, against the smallest page of the same server, which costs a round trip and a turn of the loop."""
+"""A scrape of a busy agent, beside the smallest page of the same server, which costs a round trip and a turn of the loop."""
 
 import contextlib
 import http.client
@@ -15,7 +15,7 @@ LIMIT_MS = 20
 
 
 def page(connection, path):
-    """Milliseconds from the request to the last byte, and how many bytes there were."""
+    """Returns the milliseconds from the request to the last byte, and the size of the page."""
     since = time.monotonic_ns()
     connection.request("GET", path)
     answer = connection.getresponse()
@@ -38,7 +38,7 @@ def scrape(records, agent, name):
 
 
 def under_load(records, agent):
-    """Transfers while scrapes come as fast as they are answered, against transfers alone."""
+    """Transfers during scrapes, beside transfers alone."""
     near, far = c.dray.Memory(64 * c.MIB), c.dray.Memory(64 * c.MIB)
     host, port = c.harness.parse_segment(agent.settings["http.listen"])
     with c.client(agent, agent, [near], [far], c.ops_fd(c.scattered(64 * c.KIB, 64 * c.MIB)), "--batch", 64, "--depth",

@@ -10,9 +10,9 @@ TRIPS = 20000
 # An agent that does not poll after work, so that a client that does not spin finds it asleep.
 ASLEEP = {"agent.poll_time": "0us"}
 CPUS = os.sched_getaffinity(0)
-FREE_CORES = 4  # for client and agent, with some to spare for everybody else
+FREE_CORES = 4  # for client and agent, with a reserve for other processes
 WAYS = (
-    # name, how the client is told, what it stands against, and at most how many times that
+    # name, options of the client, the ceiling's options, its name, highest ratio to it
     ("data socket", ["--no-ring", "--no-spin"], ["seqpacket", "--size", "64"], "bare SOCK_SEQPACKET echo", 1.5),
     ("ring, both sides awake", ["--poll"], ["memory"], "shared-memory ping-pong", 4),
     ("ring, client sleeps, agent polls", ["--no-spin"], ["eventfd"], "eventfd ping-pong", None),
@@ -47,7 +47,7 @@ def measure(records, agent, near, far, ops, way, prefix=()):
 
 with c.bench("latency") as (lab, records):
     near, far = c.dray.Memory(c.MIB), c.dray.Memory(c.MIB)
-    # a few places, as ib_write_lat has one: what memory that is in no cache costs is the matter of other benches
+    # few addresses, as ib_write_lat has one: other benches measure memory that is in no cache
     ops = c.ops_fd([(at, at, 64) for at in range(0, 16 * c.KIB, 128)])
     agent, = c.agents(lab, 1)
     for way in WAYS:
@@ -60,7 +60,7 @@ with c.bench("latency") as (lab, records):
     for way in WAYS_ASLEEP:
         measure(records, agent, near, far, ops, way)
     agent.stop()
-    # what an agent finds out about its processors it finds out at its start
+    # an agent counts its processors at its start
     host = c.harness.Host("pinned")
     host.prefix = ["taskset", "-c", str(max(CPUS))]
     agent, = c.agents(lab, 1, hosts=[host])

@@ -27,7 +27,7 @@ def measure(records, agent, near, far, name, size, batch, depth, target, threads
 
 
 def one_worker(records, agent):
-    # Not populated here: that is the client library's task, and its time is measured.
+    # Not populated here, because the client library does that, and its time is measured.
     near, far = (c.dray.Memory(c.GIB, populate=False) for _ in range(2))
     first, populate = measure(records, agent, near, far, "1 GiB", c.GIB, 1, 1, 0.95)
     records.add("populating and registering 2 GiB", populate, "s")
@@ -49,11 +49,11 @@ def two_workers(lab, records):
 
 
 def huge_pages(records, agent):
-    """Whether memory files get any, seen in a mapping of one of them; then the same copies on them."""
+    """The same copies in memfds of huge pages, if this machine has free huge pages."""
     try:
         near, far = (c.dray.Memory(512 * c.MIB, huge=True) for _ in range(2))
     except (OSError, TypeError) as e:
-        print(f"  huge pages: skipped, none are to be had ({e}); sysctl vm.nr_hugepages reserves them")
+        print(f"  huge pages: skipped, none are free ({e}); sysctl vm.nr_hugepages reserves some")
         return
     measure(records, agent, near, far, "4 KiB, batches of 4,096, huge pages", 4 * c.KIB, 4096, 2, None)
 

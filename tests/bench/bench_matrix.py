@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """drayctl bench --ceiling over transports, sizes, operations a transfer, sessions and ways to wait.
 
-Without more, the cuts through that which tell most; DRAY_BENCH_FULL=1: the whole product, which takes hours. What the tables
-and plots of docs/benchmarks.md show of it is up to report.py.
+By default it measures only the most useful combinations (cuts()); with DRAY_BENCH_FULL=1 all of them, which takes hours. report.py
+chooses the results that docs/benchmarks.md shows.
 """
 
 import itertools
@@ -21,7 +21,7 @@ OPS = (1, 16, 256, 4096, 65536)
 SESSIONS = (1, 8, 64)
 WAITS = ("adaptive", "spin", "sleep")
 TRANSFER_MAX = 256 * c.MIB  # bytes of one
-IN_FLIGHT = 8  # transfers of a session, where they are no larger than this in all:
+IN_FLIGHT = 8  # transfers of a session, if all together are no larger than:
 IN_FLIGHT_MAX = 256 * c.MIB
 DURATION, ROUNDS = ("1100ms", 11) if FULL else ("700ms", 7)
 
@@ -45,7 +45,7 @@ def cuts():
 
 
 def run(near, far, size, ops, batch, sessions, wait):
-    """What drayctl says, or None where there is not enough memory for it."""
+    """The result of drayctl, or None if there is not enough memory."""
     batch = batch or max(1, min(IN_FLIGHT, IN_FLIGHT_MAX // (size * ops)))
     if 2 * max(256 * c.MIB, size * ops * batch * sessions) > available() // 2:
         return None

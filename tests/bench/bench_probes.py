@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What segments cost: a thousand that are probed at the default interval, ten thousand that a master lists."""
+"""The cost of segments: a thousand that are probed at the default interval, and ten thousand that a master lists."""
 
 import contextlib
 import http.client
@@ -19,7 +19,7 @@ PROBED, LISTED = 1000, 10000
 SECONDS = 30
 RESTARTS = 15
 
-# Somebody accepts on a thousand ports, and is no thread of this process, whose time would be lost for the agent.
+# Accepts on a thousand ports. A process of its own, because this process must have time to serve the agent.
 _ACCEPTS = """
 import selectors, socket, sys
 s = selectors.DefaultSelector()
@@ -51,7 +51,7 @@ def accepting(n):
 
 @contextlib.contextmanager
 def master(n):
-    """The page of a master with that many segments."""
+    """Serves the page of a master with n segments."""
     body = json.dumps({"total_segments": n, "segments": [
         {"segment_name": f"10.{i >> 8}.{i & 255}.1:50053", "te_endpoint": f"10.{i >> 8}.{i & 255}.1:15001", "status": "OK",
          "size_bytes": 4 << 30, "allocator_used_bytes": 1 << 30, "protocol": "rdma"} for i in range(n)]}).encode()
@@ -94,7 +94,7 @@ def probed(lab, records):
         idle.start()
         c.harness.until(lambda: agent.ctl("segments", "--json").get("segments", []).__len__() >= PROBED)
         c.harness.until(lambda: all(s["state"] == "ready" for s in agent.ctl("segments", "--json")["segments"]))
-        time.sleep(10)  # the first round is spread over an interval
+        time.sleep(10)  # the agent spreads the first probes over an interval
         before = agent.ctl("status", "--json")["counters"]["dray_probes_total"]
         bare = processor(idle, 10)
         share = processor(agent, SECONDS)
@@ -125,12 +125,12 @@ def listed(lab, records):
 
 
 def restarted(lab, records):
-    """From exec to the preferred segment that was known before."""
+    """Measures the time from exec to the answer with the previous preferred segment."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as owner:
         agent = one_agent(lab, **{"segment.ports": owner.getsockname()[1], "http.listen": "none"})
         agent.start()
         name = c.harness.until(lambda: agent.ctl("status", "--json")["preferred_segment"])
-        agent.stop()  # all of it is on disk
+        agent.stop()  # now all segments are on disk
         agent.start()
         values = []
         for _ in range(RESTARTS):

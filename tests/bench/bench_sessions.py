@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Many sessions: what idle ones cost, how busy ones share, and what a latency batch waits for behind bulk."""
+"""Many sessions: the cost of idle ones, fairness between busy ones, and latency transfers behind bulk transfers."""
 
 import contextlib
 import resource
@@ -14,7 +14,7 @@ CROWDS = 64, 1024  # idle sessions beside a busy one
 TRIPS = 3000
 SHARE_MS, SHARE_ROUNDS = 1500, 5
 BIG = 256 * c.MIB
-BEHIND = 6  # transfers of BIG: more than 1 GiB is always behind the one being moved
+BEHIND = 6  # transfers of BIG: more than 1 GiB always waits behind the transfer that moves
 PROBES = ("4 KiB x 16", "4096:16", 65536), ("4 KiB", "4096:1", 4096)
 PROBE_TRIPS = 400
 OVERTAKE_ROUNDS = 11
@@ -26,7 +26,7 @@ def one_worker(lab, n=2, **settings):
 
 
 def crowd(agent, n):
-    """n sessions with rings that do nothing."""
+    """Opens n idle sessions with rings."""
     sessions = [agent.client(group=f"engine-{i}", ring_entries=64, arena_bytes=65536) for i in range(n)]
     for session in sessions:
         session.open_ring()
@@ -34,10 +34,10 @@ def crowd(agent, n):
 
 
 def idle(lab, records):
-    """Two agents at the same time, one of them with sessions, both with nothing to do."""
+    """Two idle agents at the same time, one of them with sessions."""
     alone, crowded = one_worker(lab)
     sessions = crowd(crowded, SESSIONS)
-    c.time.sleep(5)  # what the set-up woke goes to sleep
+    c.time.sleep(5)  # until the workers sleep again after the set-up
     without, with_them = [], []
     for _ in range(IDLE_ROUNDS):
         before, since = [c.cpu_ns(a.pid) for a in (alone, crowded)], c.now()
@@ -56,7 +56,7 @@ def idle(lab, records):
 
 
 def beside_idle(lab, records):
-    """A session that is busy, one transfer at a time, beside idle ones, and alone."""
+    """A busy session, one transfer at a time, beside idle sessions and alone."""
     near, far = c.dray.Memory(c.MIB), c.dray.Memory(c.MIB)
     ops = c.ops_fd([(at, at, 64) for at in range(0, c.MIB, 4096)])
     alone, crowded = one_worker(lab)
@@ -77,7 +77,7 @@ def beside_idle(lab, records):
 
 
 def jain(values):
-    """1: all the same; 1/n: one has all."""
+    """Jain's index of fairness. 1: all values are equal; 1/n: one session has everything."""
     return sum(values) ** 2 / (len(values) * sum(v * v for v in values))
 
 
@@ -90,7 +90,7 @@ def engine(agent, owner, size, *args):
 
 
 def shared(tool):
-    """What each session moved in several rounds."""
+    """The bytes that each session moved, in several rounds."""
     tool.ask("share", SHARE_MS / 5)
     return [tool.ask("share", SHARE_MS) for _ in range(SHARE_ROUNDS)]
 
@@ -113,7 +113,7 @@ def fairness(lab, records):
                 records.add(f"{what}, all 1 MiB", statistics.median(a["bytes_per_second"] for a in answers) / 1e9, "GB/s")
             if workers > 1:
                 continue
-            # a transfer of 256 x 64 B has 16 KiB: so that the client keeps up, more of them are queued
+            # a transfer of 256 x 64 B has only 16 KiB: the queue must be deep, so that the client keeps up
             with engine(agents[0], owner, 64 * c.MIB, "--sessions", SESSIONS, "--depth", 48, "--shape", f"{c.MIB}:1",
                         "--shape", "64:256") as tool:
                 answers = shared(tool)
@@ -132,7 +132,7 @@ def percentiles(tool):
 
 
 def loaded_and_idle(tool):
-    """Rounds of both, interleaved: ((median, 99 %) idle, (median, 99 %) loaded) of each."""
+    """Interleaved rounds: ((median, 99 %) idle, (median, 99 %) loaded) of each pair."""
     rounds = []
     percentiles(tool)
     for _ in range(OVERTAKE_ROUNDS):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Transport tcp between two agents over loopback, against a bare loop over the same two memfds."""
+"""Transport tcp between two agents over loopback, beside a bare loop over the same two memfds."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ SHAPES = (
 
 
 def iperf3():
-    """Bytes a second of as many streams, for a second."""
+    """Bytes per second of as many streams, for one second."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -38,7 +38,7 @@ def iperf3():
 
 
 class Used:
-    """Processor time of one side of the comparison: both agents and the engine, or both ends of the loop."""
+    """Processor time of one party of the comparison: both agents and the engine, or both ends of the loop."""
 
     def __init__(self, pids):
         self.pids, self.bytes, self.since = pids, 0, c.cpu_seconds(*pids)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What transport tcp might do and does not, tried on the bare socket loop: with the option and without, interleaved.
+"""Options that transport tcp does not use, measured on the bare socket loop: rounds with and without the option, interleaved.
 
-Over loopback, between two network namespaces, and out of a virtual machine with a virtio card, the one path here on which
-the kernel keeps what MSG_ZEROCOPY lends it until it has been sent. To repeat it over a real network, start
+Paths: loopback, two network namespaces, and a virtual machine that sends over a virtio card. Only the last path does not copy
+memory of MSG_ZEROCOPY: the kernel keeps it until it is sent. To repeat the measurement over a real network, start
 `ceiling_tcp receive` on one machine and `ceiling_tcp send` on the other; the head of ceiling_tcp.c says how.
 """
 
@@ -35,14 +35,14 @@ GUEST_NET = "10.98.76"
 
 
 def row(records, path, size, trial, base, ours):
-    """base and ours: (bytes a second, processor seconds a GB); ours: also the ratio of the former and what was lent and copied."""
+    """base, ours: (bytes per second, processor seconds per GB); ours also has the throughput ratio and the calls that lent and copied."""
     lent = f"; {ours[4] / ours[3]:.0%} copied after all" if ours[3] else ""
     records.add(f"{path}, {c.show(size / c.KIB)} KiB, {trial}: processor time", ours[1], "s/GB",
                 ceiling_name=f"plain calls; throughput {ours[2]:.2f} of theirs{lent}", ceiling=base[1], ratio=ours[1] / base[1])
 
 
 class Side:
-    """One of the two loops, and what it has used. cpu: tells seconds of processor time, from whenever on."""
+    """One of the two loops, and the time it has used. cpu: returns a running total of processor seconds."""
 
     def __init__(self, loop, rounds, cpu):
         self.loop, self.rounds, self.seconds = loop, rounds, cpu
@@ -70,7 +70,7 @@ def here(records, path, hosts, memories):
             with contextlib.ExitStack() as stack:
                 plain, other = (stack.enter_context(c.socket_loop([near], [far], ops, streams=STREAMS, batch=1, hosts=hosts,
                                                                   buffer=b, options=o)) for b, o in ((BUFFER, ()), (buffer, options)))
-                least = 64 * c.MIB // size  # ticks of the clock are all there is to count
+                least = 64 * c.MIB // size  # processor time is counted in clock ticks, so a round must last many of them
                 other.ask("run", least)
                 n = max(least, c.sized(plain, least))
                 base, tried = (Side(loop, n, functools.partial(c.cpu_seconds, *loop.pids)) for loop in (plain, other))
@@ -79,7 +79,7 @@ def here(records, path, hosts, memories):
 
 
 def guest(records, host, far):
-    """Sent by a virtual machine, received on a host: a pair of receivers for each trial, and the machine is told their ports."""
+    """A virtual machine sends, a host receives. Starts a pair of receivers for each trial and passes their ports to the machine."""
     why_not = subprocess.run([str(c.ROOT / "tests/vm/run"), "--check"], stdout=subprocess.PIPE, text=True).stdout.strip()
     if why_not:
         print(f"  virtual machine: left out: {why_not}")

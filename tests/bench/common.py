@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benches share: the tools, memory and lists of operations, interleaved rounds, and the records.
+"""Shared parts of the benches: the tools, memory and lists of operations, interleaved rounds, and the records.
 
-A figure on a shared machine drifts from minute to minute, so none stands alone: rounds of the ceiling and rounds of
-dray alternate, each pair gives a ratio, and the median of the ratios is the result. Where there is no ceiling,
-the median of the values is.
+A figure on a shared machine drifts from minute to minute, so no figure is used alone: rounds of the ceiling and rounds of
+dray alternate, each pair gives a ratio, and the median of the ratios is the result. Without a ceiling the median of the
+values is the result.
 """
 
 import contextlib
@@ -26,28 +26,28 @@ import harness  # noqa: E402
 import report  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-# Many short rounds rather than few long ones: what disturbs a shared machine mostly lasts longer than a round, and
-# then hits both sides of a pair.
+# Many short rounds instead of few long ones: a disturbance of a shared machine mostly lasts longer than a round, and then
+# affects both rounds of a pair.
 PAIRS = max(7, int(os.environ.get("DRAY_BENCH_PAIRS", "21")))
-ROUND = 0.15  # seconds that a round is meant to take
-DEATHS = 7  # of the measurements that kill something each time
+ROUND = 0.15  # target duration of a round, seconds
+DEATHS = 7  # repetitions of the measurements that kill a process
 TOOLS = harness.BUILD / "tests/bench"
 OUT = ROOT / os.environ.get("DRAY_BENCH_OUT", "build/bench")
 
 
 class CannotRun(Exception):
-    """A bench that cannot run at all; a missed target is no such thing."""
+    """The bench cannot run at all. A missed target is not such an error."""
 
 
 # --- memory and operations ------------------------------------------------------------------------
 
 def name_memory(*memories):
-    """As the tools take it."""
+    """Names memories in the form that the tools parse."""
     return ",".join(f"{m.fd}:{m.size}" for m in memories)
 
 
 def ops_fd(ops):
-    """Operations, packed or as triples, in a memfd for the tools."""
+    """Puts operations, packed or as triples, into a memfd for the tools."""
     if not isinstance(ops, (bytes, bytearray)):
         ops = array("Q", [word for op in ops for word in op]).tobytes()
     fd = os.memfd_create("ops", os.MFD_CLOEXEC)
@@ -57,8 +57,8 @@ def ops_fd(ops):
 
 
 def scattered(size, total, seed=1):
-    """All pieces of `size` bytes of two memories of `total` bytes: each of one goes to a place of its own in the other.
-    Neighbours here are no neighbours there, so there is nothing to merge."""
+    """Operations between all pieces of `size` bytes of two memories of `total` bytes: each piece has a random place in the
+    other memory. Adjacent pieces here are not adjacent there, so nothing can be merged."""
     rng = random.Random(seed)
     here, there = list(range(total // size)), list(range(total // size))
     rng.shuffle(here)
@@ -67,7 +67,7 @@ def scattered(size, total, seed=1):
 
 
 def need_memory(memory):
-    """Refuses where so much memory is not to be had."""
+    """Raises CannotRun if the machine has less available memory."""
     available = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable"))
     if available < memory:
         raise CannotRun(f"needs {memory / GIB:.1f} GiB of memory, and {available / GIB:.1f} GiB are available")
@@ -76,7 +76,7 @@ def need_memory(memory):
 # --- tools ----------------------------------------------------------------------------------------
 
 class Tool:
-    """A program of this folder, driven by commands on its standard input."""
+    """A program of this folder, controlled by commands on its standard input."""
 
     def __init__(self, name, *args, fds=(), prefix=(), first=False):
         path = TOOLS / name
@@ -124,7 +124,7 @@ class Tool:
 
 @contextlib.contextmanager
 def socket_loop(source, target, ops, *, streams, batch, source_column="remote", hosts=None, threads=0, buffer=0, options=()):
-    """The bare send and recv loop from the memories `source` to the memories `target`, as a Tool to be asked to run."""
+    """Starts the bare send and recv loop from the memories `source` to the memories `target`; returns it as a Tool."""
     a, b = hosts or (harness.Host("a"), harness.Host("b"))
     column = {"remote": "local", "local": "remote"}[source_column]
     common = ["--ops", ops, "--streams", streams, "--batch", batch, "--threads", threads, "--buffer", buffer, *options]
@@ -137,7 +137,7 @@ def socket_loop(source, target, ops, *, streams, batch, source_column="remote", 
 
 
 def client(agent, owner, local, remote, ops, *args, prefix=()):
-    """A bench_client with both its sessions open."""
+    """Starts a bench_client and waits until both its sessions are open."""
     return Tool("bench_client", "--socket", agent.socket, "--owner", owner.socket, "--local", name_memory(*local),
                 "--remote", name_memory(*remote), "--ops", ops, *args,
                 fds=[ops, *(m.fd for m in (*local, *remote))], prefix=prefix, first=True)
@@ -146,7 +146,7 @@ def client(agent, owner, local, remote, ops, *args, prefix=()):
 # --- rounds ---------------------------------------------------------------------------------------
 
 def sized(tool, guess, word="run"):
-    """How many operations keep the tool busy for about a round. Also warms it up."""
+    """Returns the number of operations that take about a round. Also warms the tool up."""
     while True:
         seconds = tool.ask(word, guess)["seconds"]
         if seconds > ROUND / 4:
@@ -155,7 +155,7 @@ def sized(tool, guess, word="run"):
 
 
 def pairs(ceiling, ours, n=None):
-    """Interleaved rounds: (medians of ours, of the ceiling, of the ratios), and the ratios. Which goes first alternates."""
+    """Interleaved rounds: returns (median of ours, of the ceiling, of the ratios), and the ratios. The first of a pair alternates."""
     values, ceilings = [], []
     for i in range(n or PAIRS):
         if i % 2:
@@ -174,20 +174,20 @@ def rate(answer):
 
 
 def cpu_seconds(*pids):
-    """Processor time that processes have used, with that of threads that have ended."""
+    """Processor time of processes, including threads that have ended."""
     fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
     return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_ns(pid):
-    """Of all threads that it has now; finer than clock ticks."""
+    """Processor time of the current threads of a process; finer than clock ticks."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())
 
 
 # --- records --------------------------------------------------------------------------------------
 
 class Records:
-    """The results of one bench: a table for people as they come, and build/bench/NAME.json."""
+    """The results of one bench: prints each as a row, and saves all in build/bench/NAME.json."""
 
     def __init__(self, name):
         self.name = name
@@ -195,7 +195,7 @@ class Records:
         print(f"{name}\n  {'':44} {'dray':>12} {'ceiling':>12}        {'ratio':>6}  target", flush=True)
 
     def add(self, name, value, unit, *, ceiling_name=None, ceiling=None, ratio=None, target=None, spread=None):
-        """target: (">=" or "<=", number), of the ratio where there is a ceiling, else of the value."""
+        """target: (">=" or "<=", number), for the ratio if there is a ceiling, otherwise for the value."""
         met = None
         if target:
             asked = value if ratio is None else ratio
@@ -212,16 +212,16 @@ class Records:
 
 
 def save(name, results):
-    """Keeps what a bench has measured, and writes the page anew."""
+    """Saves the results of a bench, and rewrites the page."""
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
     (OUT / "machine.txt").write_text(f"{report.machine()}, {time.strftime('%Y-%m-%d')}\n")
-    if OUT == ROOT / "build/bench":  # trials elsewhere leave the page alone
+    if OUT == ROOT / "build/bench":  # results in another folder do not change the page
         report.main()
 
 
 def show(value):
-    """Three digits that count."""
+    """A number with three significant digits."""
     if value is None:
         return ""
     if abs(value) >= 100:
@@ -233,7 +233,7 @@ def show(value):
 
 @contextlib.contextmanager
 def lab(name):
-    """with lab("tcp") as where: agents for a bench; the exit status is 1 only where it could not run."""
+    """with lab("tcp") as where: a lab for the agents of a bench. The exit status is 1 only if the bench could not run."""
     if not harness.DRAYD.exists():
         sys.exit(f"{name}: {harness.DRAYD.name} is not built; make bench builds it")
     where = None
@@ -262,7 +262,7 @@ def bench(name):
 
 
 def agents(lab, n=2, hosts=None, **settings):
-    """Agents as they come, without settings of ours but a key where they meet over a link."""
+    """Agents with default settings, and with a key if a link connects them."""
     made = []
     for i in range(n):
         host = hosts[i] if hosts else harness.Host(f"host{i}")

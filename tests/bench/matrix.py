@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/benchmarks.md shows of bench_matrix.py's results: tables, and a plot of throughput over block size for each transport.
+"""Presents bench_matrix.py's results in docs/benchmarks.md: tables, and a plot of throughput over block size for each transport.
 
-The plots are SVG by gnuplot: the same results give the same files. Their background is transparent and their text of a
-grey that can be read on white and on black.
+The plots are SVG by gnuplot: the same results give the same files. Their background is transparent, and the grey of their text
+is readable on white and on black.
 """
 
 import shutil
@@ -11,11 +11,11 @@ import subprocess
 import sys
 
 GREY = "#808080"
-COLORS = ("#3b7dd8", "#2f9e63", "#c2741b", "#a355c9", "#c9433f")  # for black and for white
+COLORS = ("#3b7dd8", "#2f9e63", "#c2741b", "#a355c9", "#c9433f")  # readable on black and on white
 
 
 def size(n):
-    """As drayctl writes sizes: 64 B, 4 KiB."""
+    """A size in drayctl's form: 64 B, 4 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if n < 1024 or unit == "MiB":
             return f"{n} {unit}"
@@ -31,7 +31,7 @@ def throughput(run):
 
 
 def ratio(ceiling):
-    """With more digits than drayctl's JSON has where it is small."""
+    """The ratio to a ceiling, with more digits for small values than drayctl's JSON has."""
     return ceiling["ratio"] if ceiling["ratio"] >= 0.01 else ceiling["dray"] / ceiling["ceiling"]
 
 
@@ -40,7 +40,7 @@ def is_latency(run):
 
 
 def by_size(runs):
-    """{operations: {size: run}} of one session that waits adaptively, of two the one with more transfers in flight."""
+    """{operations: {size: run}} of one session that waits adaptively; of two such runs, the one with more transfers in flight."""
     found = {}
     for r in runs:
         if r["sessions"] == 1 and r["wait"] == "adaptive":
@@ -101,7 +101,7 @@ CEILINGS = {"local": ("memcpy of the same blocks in the same order in one thread
 
 
 def section(transport, runs, figure, plot):
-    """Lines of the page."""
+    """Yields the lines of one transport's section."""
     ceiling, carries = CEILINGS[transport]
     yield f"## Throughput and latency: {transport}\n"
     yield TEXT.format(rounds=max(r["rounds"] for r in runs), ceiling=ceiling, carries=carries) + "\n"
@@ -137,8 +137,8 @@ plot {lines}
 
 
 def series(runs):
-    """(title, {size: GB/s}, is it the ceiling) of each line. The ceiling hardly depends on how many operations make a transfer: it is
-    one line, the medians of all."""
+    """(title, {size: GB/s}, is it the ceiling) of each line. The ceiling hardly depends on the number of operations per transfer, so
+    it is one line: the medians over all numbers."""
     columns = by_size(runs)
     ceilings = {}
     for n in sorted(columns):
@@ -150,7 +150,7 @@ def series(runs):
 
 
 def draw(transport, runs, path):
-    """False where gnuplot is not installed; then an earlier plot stays as it is."""
+    """Draws the plot. False if gnuplot is not installed; then an earlier plot stays unchanged."""
     if not shutil.which("gnuplot"):
         print("report: gnuplot is not installed (scripts/deps bench); no plots", file=sys.stderr)
         return False

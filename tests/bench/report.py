@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/benchmarks.md and its plots from build/bench/*.json. Each bench calls it when it has finished.
 
-report.py keep NAME FOLDER puts there as well what was measured on another machine.
+report.py keep NAME FOLDER adds measurements of another machine to the page.
 """
 
 import json
@@ -28,7 +28,7 @@ the load of the machine changes the figures. A figure without a ceiling is compa
 Measured on {machine}.
 """
 
-# File, title, what was done.
+# File, title, description.
 SECTIONS = (
     ("tcp", "Transport tcp, loopback", """\
 Two agents with default settings move memory between two memfds of 1 GiB, in pieces in random order on both sides, so that
@@ -133,7 +133,7 @@ def table(records):
 
 
 def matrix_parts(runs, page):
-    """A section for each transport, with its plot beside the page."""
+    """Yields a section for each transport; its plot lies beside the page."""
     for transport in ("local", "tcp", "rdma"):
         some = [r for r in runs if r["transport"] == transport and matrix.compared(r, "bytes_per_second")]
         if not some:
@@ -144,7 +144,7 @@ def matrix_parts(runs, page):
 
 
 def records_parts(found):
-    """A section for each of {name: records}."""
+    """Yields a section for each of {name: records}."""
     known = {name: (title, text) for name, title, text in SECTIONS}
     for name in [*(n for n in known if n in found), *sorted(found.keys() - known.keys())]:
         title, text = known.get(name, (name, ""))
@@ -152,7 +152,7 @@ def records_parts(found):
 
 
 def keep(name, folder):
-    """What was measured elsewhere, with DRAY_BENCH_OUT=FOLDER, goes into the page from now on: docs/bench/NAME.json."""
+    """Saves measurements of another machine, made with DRAY_BENCH_OUT=FOLDER, as docs/bench/NAME.json; the page shows them from now on."""
     folder = pathlib.Path(folder)
     kept = {"machine": (folder / "machine.txt").read_text().strip(),
             "records": {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}}

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """make demo: a KV cache moves between two engines by way of two agents on two hosts, verified byte by byte.
 
-The hosts are network namespaces joined by a veth pair; where those are not allowed, this machine's loopback. The agents prove a
-pre-shared key to each other that is made for the run. One engine (prefill) has a cache full of blocks, the other (decode)
-pulls scattered blocks of it and is then pushed some more, with a notification. Both compute digests of their own memory.
+The hosts are network namespaces joined by a veth pair, or this machine's loopback if namespaces are not allowed. The agents
+authenticate with a pre-shared key that is made for the run. One engine (prefill) has a cache full of blocks. The other (decode)
+pulls scattered blocks of it; then prefill pushes more blocks, with a notification. Both compute digests of their own memory.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ import engine as kv  # noqa: E402
 PULLED, PUSHED = 125, 32  # blocks of each of the 32 layers: 4,000 and 1,024
 REPEATS = 5
 STREAMS = 2
-NEEDS = 3.5 * c.GIB  # two caches, and room for both to be mapped by others and for the rest
+NEEDS = 3.5 * c.GIB  # two caches, their mappings in other processes, and the rest
 
 
 class Failed(Exception):
-    """What the demo shows did not come true."""
+    """The demo did not show what it should."""
 
 
 class Engine:
-    """engine.py in a process of its own; engine.pull(...) asks it to, and waits."""
+    """engine.py in a process of its own; engine.pull(...) sends the command and waits for the answer."""
 
     def __init__(self, agent, name):
         self.process = subprocess.Popen([sys.executable, str(HERE / "engine.py"), str(agent.socket), name],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        start_new_session=True)  # ^C is for the demo, which then ends them
+                                        start_new_session=True)  # ^C reaches only the demo, which then ends the engines
         self.name = name
 
     def tell(self, verb, *args):
@@ -70,7 +70,7 @@ class Engine:
 
 
 class Opened:
-    """An engine's memory by descriptors of our own, for the bare copy."""
+    """An engine's memory, opened by this process for the bare copy."""
 
     def __init__(self, pid, fd):
         self.fd, self.size = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), kv.LAYER
@@ -78,7 +78,7 @@ class Opened:
 
 @contextlib.contextmanager
 def stage():
-    """The agents on their hosts and the engines beside them. Whatever happens, nothing of it stays."""
+    """Starts the agents on their hosts and an engine beside each. Ends all of them, also after an error."""
     lab, engines = c.harness.Lab(), []
     try:
         agents = c.agents(lab, hosts=lab.hosts)
@@ -105,7 +105,7 @@ def describe(lab):
 
 
 def beside_bare(lab, source, target, column, ops, count, move):
-    """move() in turn with a bare socket copy of the same blocks between the same memfds on the same hosts: the medians."""
+    """Alternates move() with a bare socket copy of the same blocks between the same memfds and hosts; returns the medians."""
     memory = [[Opened(m["pid"], fd) for fd in m["fds"]] for m in (source.memory(), target.memory())]
     ops_fd = c.ops_fd(ops)
     moved = []
@@ -131,13 +131,13 @@ def same(what, source, target):
 
 
 def play(lab, prefill, decode):
-    """The pull and the push, each with its figures. Blocks lie anywhere on both sides, as paged caches have it."""
+    """The pull and the push, each with its figures. Blocks lie at random places on both sides, as in a paged cache."""
     rng = random.Random()
     prefill.fill()
     cached, free = (rng.sample(range(kv.BLOCKS), PULLED + PUSHED) for _ in range(2))
     describe(lab)
 
-    # Prefill gives a token and the numbers of blocks; decode fetches them to where it has room.
+    # Prefill gives a token and the numbers of blocks; decode reads them into free blocks of its own.
     token, there, here = prefill.export("r"), cached[:PULLED], free[:PULLED]
 
     def pull():
@@ -147,7 +147,7 @@ def play(lab, prefill, decode):
     same("pull", prefill.digest(there), decode.digest(here))
     pulled = beside_bare(lab, prefill, decode, "remote", kv.operations(here, there), kv.LAYERS * PULLED, pull)
 
-    # Decode offers room for what comes later; prefill fills it and says so.
+    # Decode gives a token for free blocks; prefill writes into them and sends a notification.
     token, mine, theirs = decode.export("w"), cached[PULLED:], free[PULLED:]
     text = f"request 7: {PUSHED} more blocks of each layer"
 
@@ -189,7 +189,7 @@ def drain(agents):
 
 def main():
     begun = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))  # so that nothing stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))  # so that the clean-up runs
     if not c.harness.DRAYD.exists() or not (c.TOOLS / "ceiling_tcp").exists():
         sys.exit("demo: drayd or its tools are not built; make demo builds them")
     try:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine of the demo: the part of an inference server that holds a KV cache, with nothing but the Python client.
 
-It does what it is told by lines of JSON on standard input, and answers each with one. What two engines need to know of each
-other (a token, the numbers of blocks) goes through whoever tells them, as it would ride in request metadata.
+It carries out commands, lines of JSON on standard input, and answers each with a line. Data that one engine needs from the other
+(a token, the numbers of blocks) passes through the program that sends the commands, as it would travel in request metadata.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ LAYER = BLOCKS * BLOCK
 
 
 def offset(layer, block):
-    """Where a block lies in the region: its extents are the layers, one behind the other."""
+    """Offset of a block in the region, whose extents are the layers, in order."""
     return layer * LAYER + block * BLOCK
 
 
 def operations(here, there):
-    """Blocks `here` of every layer and their counterparts `there`, packed as the protocol has them."""
+    """Operations between the blocks `here` and `there` of every layer, packed in the protocol's form."""
     return array("Q", [word for layer in range(LAYERS) for a, b in zip(here, there)
                        for word in (offset(layer, a), offset(layer, b), BLOCK)]).tobytes()
 
@@ -48,7 +48,7 @@ class Engine:
         return {"pid": os.getpid(), "fds": [memory.fd for memory in self.layers]}
 
     def fill(self):
-        """Stands for the forward pass: every block gets bytes of its own."""
+        """Stands for the forward pass: gives every block different bytes."""
         with open("/dev/urandom", "rb", buffering=0) as source:
             for memory in self.layers:
                 at = 0
@@ -59,7 +59,7 @@ class Engine:
         return str(self.region.export(access=access, ttl=60))
 
     def digest(self, blocks):
-        """Of these blocks in every layer, as they lie in this engine's own memory."""
+        """Digest of these blocks of every layer in this engine's own memory."""
         total = hashlib.blake2b(digest_size=16)
         for memory in self.layers:
             for block in blocks:
@@ -77,13 +77,13 @@ class Engine:
                 "path": _schema.TRANSPORT_NAMES.get(done.transport, str(done.transport))}
 
     def pull(self, token, here, there):
-        """Reads the other engine's blocks `there` into ours `here`."""
+        """Reads the other engine's blocks `there` into the blocks `here` of this engine."""
         remote, ops = self.remote(token), operations(here, there)
         begun = time.monotonic()
         return self._told(self.client.read(self.region, remote, ops), begun)
 
     def push(self, token, here, there, tag, text):
-        """Writes our blocks `here` to the other engine's `there`; when all are in place it is notified."""
+        """Writes the blocks `here` of this engine to the other engine's blocks `there`, and notifies it when all bytes are in place."""
         remote, ops = self.remote(token), operations(here, there)
         begun = time.monotonic()
         return self._told(self.client.write(self.region, remote, ops, notify=(tag, text.encode())), begun)

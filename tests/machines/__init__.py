@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded machines, built from documented layouts: what no machine at hand has. See builder.py and models.py."""
+"""Recorded machines, built from documented layouts, for hardware that is not available here. See builder.py and models.py."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a recorded machine, as netdetect/source/source.h says: sys/, proc/, dev/, and netlink dumps as the kernel sends them."""
+"""Writes a recorded machine in the form of netdetect/source/source.h: sys/, proc/, dev/, and netlink dumps as the kernel sends them."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ CMD_GET, CMD_PORT_GET, CMD_SYS_GET, CMD_RES_GET = 1, 5, 6, 9
 
 
 def _find(name):
-    """The number of an attribute, out of the kernel's header: the enum is long, and counted by its lines."""
+    """The number of an attribute, from the kernel's header: counts the lines of the enum."""
     number = -1
     inside = False
     with open("/usr/include/rdma/rdma_netlink.h", encoding="ascii") as f:
@@ -25,7 +25,7 @@ def _find(name):
             if line.startswith("enum rdma_nldev_attr"):
                 inside = True
             elif inside and word.startswith("RDMA_NLDEV_") and "," in line:
-                number += "=" not in line.split("/*")[0]  # the one with a value is UNSPEC again
+                number += "=" not in line.split("/*")[0]  # the entry with an explicit value repeats UNSPEC
                 if word == name:
                     return number
     raise KeyError(name)
@@ -70,7 +70,7 @@ def message(kind, payload):
 
 
 class Machine:
-    """Everything is added by methods; write() puts it into a directory."""
+    """Methods add the parts of the machine; write() writes it to a directory."""
 
     def __init__(self):
         self.files, self.links, self.directories = {}, {}, set()
@@ -89,7 +89,7 @@ class Machine:
         self.files[path.lstrip("/")] = text
 
     def link(self, path, target):
-        """A symbolic link; the target is a path of the machine too."""
+        """A symbolic link; the target is also a path of the machine."""
         self.links[path.lstrip("/")] = target.lstrip("/")
 
     def write(self, directory):
@@ -194,7 +194,7 @@ class Machine:
     def rdma(self, name, *, pci=None, guid, protocol="roce", firmware="28.39.1002", netdev=None, layer="Ethernet", state=4,
              rate="400 Gb/sec (4X NDR)", gids=(), foreign=(), table=16, pkeys=(0xFFFF,), board="MT_0000000838", lid=0, uverbs=True,
              virtual=False):
-        """gids: (index, address, "v1"|"v2"|"ib", netdev). foreign: the same, of another network namespace."""
+        """gids: (index, address, "v1"|"v2"|"ib", netdev). foreign: GIDs of another network namespace, in the same form."""
         index = self.rdma_index
         self.rdma_index += 1
         where = f"/sys/class/infiniband/{name}"
@@ -225,7 +225,7 @@ class Machine:
             raw = bytes(10) + b"\xff\xff" + a.packed if a.version == 4 else a.packed
             self.file(f"{port}/gids/{i}", ":".join(raw[k:k + 2].hex() for k in range(0, 16, 2)))
             if (i, address, kind, ndev) in foreign:
-                # reading fails, as the kernel's does with EINVAL for a GID of another namespace
+                # a directory cannot be read as a file; the kernel fails with EINVAL for a GID of another namespace
                 self.directories.add(f"{port}/gid_attrs/types/{i}".lstrip("/"))
                 continue
             self.file(f"{port}/gid_attrs/types/{i}", {"v1": "IB/RoCE v1", "v2": "RoCE v2", "ib": "IB/RoCE v1"}[kind])

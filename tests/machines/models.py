@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines. Each function builds one; its docstring says what it models, and after which published layout."""
+"""The machines. Each function builds one; its docstring names the modelled machine and the published layout."""
 
 from .builder import Machine
 
@@ -11,7 +11,7 @@ def nic(m, path, numa, device=CX7):
 
 
 def roce(m, name, netdev, v4=None, v6=None, *, up=True, mtu=9000, first=0, **more):
-    """A port with the table that the kernel fills: link-local first, each address as RoCE v1 and v2."""
+    """A port with a GID table as the kernel fills it: link-local first, each address as RoCE v1 and v2."""
     local = f"fe80::{m.ifindex[netdev]:x}:1"
     addresses = [a for a in (local, v4, v6) if a]
     gids = [(first + 2 * i + k, a, kind, netdev) for i, a in enumerate(addresses) for k, kind in enumerate(("v1", "v2"))]
@@ -19,7 +19,7 @@ def roce(m, name, netdev, v4=None, v6=None, *, up=True, mtu=9000, first=0, **mor
 
 
 def management(m, bridge=True):
-    """The interface that pods' images are pulled by, and what a container runtime adds."""
+    """The management interface, and the interfaces that a container runtime adds."""
     m.interface("eno1", speed=25000, pci=nic(m, ("pci0000:00", "0000:00:1c.0", "0000:04:00.0"), 0, CX6))
     m.address("eno1", "10.20.0.11/22")
     m.address("eno1", "fe80::11/64", scope=253)
@@ -53,7 +53,7 @@ def hgx_8x8(device=0x2330):
 
 
 def nvidia(m, count, *, opened=range(0), version="580.95.05", open_modules=True, root=0x15):
-    """NVIDIA's driver as it shows without CUDA; opened: the GPUs whose device nodes a container was given."""
+    """NVIDIA's driver as it appears without CUDA; opened: the GPUs whose device nodes the container has."""
     module = "NVIDIA UNIX Open Kernel Module for x86_64" if open_modules else "NVIDIA UNIX x86_64 Kernel Module"
     m.file("/proc/driver/nvidia/version", f"NVRM version: {module}  {version}  Release Build  (dvs-builder@host)\nGCC version:  gcc 13.3.0")
     for i in range(count):
@@ -69,14 +69,14 @@ def nvidia(m, count, *, opened=range(0), version="580.95.05", open_modules=True,
 
 
 def libcuda(m, folder="/usr/lib/x86_64-linux-gnu", cached=True):
-    """CUDA's driver library as the container toolkit mounts it, and the loader's cache, of which the texts count."""
+    """CUDA's driver library as the container toolkit mounts it, and the loader's cache with its name."""
     m.file(f"{folder}/libcuda.so.1", "\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0")
     if cached:
         m.file("/etc/ld.so.cache", f"glibc-ld.so.cache1.1\0libcuda.so.1\0{folder}/libcuda.so.1\0libc.so.6\0/usr/lib/libc.so.6\0")
 
 
 def hgx_8x200():
-    """The whole of such a node: 8 H200 with the open kernel modules and everything that CUDA needs."""
+    """A whole node: 8 H200 with the open kernel modules and everything that CUDA needs."""
     m = hgx_8x8(device=0x2335)
     nvidia(m, 8, opened=range(8))
     libcuda(m)
@@ -84,8 +84,8 @@ def hgx_8x200():
 
 
 def closed_modules():
-    """The same with the closed kernel modules and nvidia-peermem, as older installations have it; libcuda is mounted where only
-    LD_LIBRARY_PATH would find it."""
+    """The same node with the closed kernel modules and nvidia-peermem, as in older installations; libcuda is in a folder that only
+    LD_LIBRARY_PATH would name."""
     m = hgx_8x8()
     nvidia(m, 8, opened=range(8), version="535.161.08", open_modules=False)
     libcuda(m, "/usr/local/nvidia/lib64", cached=False)
@@ -94,7 +94,7 @@ def closed_modules():
 
 
 def half_of_the_gpus():
-    """A container that was given four of eight GPUs, and neither nvidia-uvm nor libcuda."""
+    """A container with four of eight GPUs, and neither nvidia-uvm nor libcuda."""
     m = hgx_8x8(device=0x2335)
     nvidia(m, 8, opened=range(4))
     del m.files["dev/nvidia-uvm"]
@@ -143,8 +143,8 @@ def bonded_roce():
 
 
 def infiniband_limited():
-    """Native InfiniBand, NDR: one port a full member of the default partition, one a limited member of all it is in, one that no
-    subnet manager has seen."""
+    """Native InfiniBand, NDR: one port is a full member of the default partition, one a limited member of all its partitions, and
+    one is unknown to the subnet manager."""
     m = Machine()
     m.node(0, "0-15")
     management(m, bridge=False)
@@ -158,7 +158,7 @@ def infiniband_limited():
 
 def sriov_pod():
     """A pod with one virtual function, in the kernel's shared mode: the tables of all devices are in sysfs, and the GIDs of others
-    give EINVAL. No GPU is in its /sys, while driver and device nodes have eight (container-engine-accelerators issue 580)."""
+    give EINVAL. Its /sys has no GPU, but driver and device nodes show eight (container-engine-accelerators issue 580)."""
     m = Machine()
     m.interface("eth0", kind="veth", mtu=1450)
     m.address("eth0", "10.244.3.17/24")
@@ -179,7 +179,7 @@ def sriov_pod():
 
 
 def ipv6_only():
-    """A fabric without IPv4: global addresses of IPv6 alone, on the management side too."""
+    """A fabric without IPv4: only global IPv6 addresses, also on the management side."""
     m = Machine()
     m.node(0, "0-15")
     pci = nic(m, ("pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"), 0)
@@ -192,7 +192,7 @@ def ipv6_only():
 
 
 def link_local_only():
-    """Back-to-back cables without any address: link-local GIDs are all there is, and they work on that link."""
+    """Back-to-back cables without any address: there are only link-local GIDs, and they work on that link."""
     m = Machine()
     m.node(0, "0-15")
     pci = nic(m, ("pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"), 0)
@@ -212,8 +212,8 @@ def no_rdma():
 
 
 def no_netdev_gids():
-    """A cloud machine whose first device has GIDs without a netdev in this namespace (they look public), while the second has a
-    private 10/8 address on a live one: the second's are the ones that work."""
+    """A cloud machine. The GIDs of its first device look public but have no netdev in this namespace; the second device has a
+    private 10/8 address on a live netdev. Only the second device's GIDs work."""
     m = Machine()
     m.node(0, "0-15")
     for i in range(2):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Transport rdma over Soft-RoCE, against perftest over the same rails. Runs in the virtual machine: make bench-vm.
+"""Transport rdma over Soft-RoCE, beside perftest over the same rails. Runs in the virtual machine: make bench-vm.
 
 Arguments: the parts to run (PARTS, at the end); without any, all.
 """
@@ -24,16 +24,16 @@ import conftest as vm  # noqa: E402
 import harness  # noqa: E402
 from harness import MIB, until  # noqa: E402
 
-# an emulated machine's figures vary by a factor of two and more from one round to the next: more tell more
+# figures of an emulated machine vary by a factor of two and more between rounds, so more rounds are needed
 PAIRS = max(5, int(os.environ.get("DRAY_BENCH_PAIRS", "9")))
 QPS = 2  # for bulk, of each rail
-# the emulator needs longer for a window of packets than a network would
-TIMEOUT = 19  # of queue pairs: 4.096 us times two to the power of it, about two seconds
+# the emulator needs more time for a window of packets than a network
+TIMEOUT = 19  # of queue pairs: 4.096 us * 2^19, about two seconds
 port = 18515
 
 
 def perftest(program, rails, *args):
-    """Two ends of it on each of the rails, all at once. Gives their outputs."""
+    """Runs both ends of the program on each rail, all at the same time. Returns their outputs."""
     global port
     servers, clients = [], []
     for rail in rails:
@@ -57,7 +57,7 @@ def last_numbers(text):
 
 
 def bandwidth(program, rails, size, total):
-    """Bytes a second, over all the rails."""
+    """Bytes per second, summed over all rails."""
     n = max(8, total // size // QPS // len(rails))
     out = perftest(program, rails, "-s", size, "-q", QPS, "-n", n)
     return sum(last_numbers(text)[3] for text in out) * MIB
@@ -65,8 +65,8 @@ def bandwidth(program, rails, size, total):
 
 class Agents:
     """
-    One on each side of so many rails, with a worker, and a session for it, for each: a Soft-RoCE device works on the processor
-    of whoever posts, and perftest has a process for each rail.
+    An agent on each side of n rails, with a worker and a session for each rail, because a Soft-RoCE device uses the processor of
+    the thread that posts, and perftest has a process for each rail.
     """
 
     def __init__(self, rdma, rails, **settings):
@@ -90,7 +90,7 @@ class Agents:
                 until(lambda agent=agent: vm.registered(agent, n), "registration")
             for tool in tools:
                 tool.ask("run", batch)
-            # of each worker and rail: those for bulk, and one of the latency class
+            # for each worker and rail: the bulk queue pairs, and one of the latency class
             want = n * n * (self.qps + 1)
             until(lambda: sum(p["queue_pairs"] for p in vm.listed(self.pair[0], "paths")) == want, "queue pairs")
             if vm.listed(self.pair[0], "peers")[0]["transport"] != "rdma":
@@ -118,7 +118,7 @@ def compare(records, agents, way, name, size, batch, depth, total, target):
 
 
 def latency(records, agents, size):
-    """One transfer at a time, through two sleeping sides; perftest's is a spinning one-sided half round."""
+    """One transfer at a time, with both sides asleep; perftest measures a one-sided half round trip and spins."""
     with agents.clients(size, 1, 1, "--write", "--latency-class", "--no-spin") as (tool,):
         def bare():
             return last_numbers(perftest("ib_write_lat", agents.rails[:1], "-s", size, "-n", 300)[0])[4]
@@ -129,7 +129,7 @@ def latency(records, agents, size):
 
 
 def crowd(rdma, rails, peers):
-    """An agent with so many peers, each with all its queue pairs to it."""
+    """An agent with n peers, each connected by all queue pairs."""
     made = rdma.make(rails)
     # completion queues of Soft-RoCE end at 32,767 entries
     how = {"log__level": "warning", "rdma__queue_depth": 128}
@@ -158,7 +158,7 @@ def dismiss(first, others, sides):
 
 def idle(records, rdma):
     first, others, sides = crowd(rdma, 4, 8)
-    time.sleep(10)  # three heartbeats without work, and what they wake goes to sleep
+    time.sleep(10)  # three heartbeats without work, after which the workers sleep
     used, since = c.cpu_ns(first.pid), time.monotonic()
     time.sleep(30)  # two heartbeats at rest
     share = (c.cpu_ns(first.pid) - used) / 1e9 / (time.monotonic() - since)
@@ -183,7 +183,7 @@ COUNTERS = ("posts", "work_requests", "completions", "polls", "arms", "inlined")
 
 
 def counts(records, rdma):
-    """What does not depend on the emulator: what the device is asked for, for each operation."""
+    """Requests to the device for each operation, which do not depend on the emulator."""
     agents = Agents(rdma, 1)
 
     def now():
@@ -197,7 +197,7 @@ def counts(records, rdma):
                     before = now()
                     n = tool.ask("run", max(4 * batch, 16))["bytes"] / size
                     posts, *others = [(b - a) / n for a, b in zip(before, now())]
-                # reads of Soft-RoCE go out with a further one that confirms them, and one list at a time
+                # with Soft-RoCE, reads are posted one list at a time, and a further read confirms them
                 target = ("<=", 1 / min(batch, 64)) if way == "write" else None
                 records.add(f"{way} {c.show(size)} B, batches of {batch:,}: doorbells for each operation", posts, "", target=target,
                             ceiling_name=", ".join(f"{c.show(v)} {name.replace('_', ' ')}" for v, name in zip(others, COUNTERS[1:])))
@@ -234,7 +234,7 @@ def latencies(records, rdma):
 PARTS = {"rdma": one_rail, "rdma_counts": counts, "rdma_rails": two_rails, "rdma_latency": latencies, "rdma_idle": idle, "rdma_peers": cost}
 parts = sys.argv[1:] or PARTS
 if unknown := set(parts) - PARTS.keys():
-    sys.exit(f"unknown parts {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    sys.exit(f"unknown parts: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
 rdma = vm.Rdma(harness.Lab(alone=True))
 try:
     for part in parts:

@@ -14,12 +14,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import bench_tcp_options as b  # noqa: E402
 import common as c  # noqa: E402
 
-ROUND = 1.0  # seconds: ticks of an emulated processor are all there is to count
+ROUND = 1.0  # seconds: processor time is counted in clock ticks, so a round must last many of them
 PAIRS = 5
 
 
 def busy():
-    """Seconds of all processors of this machine that were not idle: what is sent is mostly sent by nobody's process."""
+    """Busy seconds of all processors of this machine: most of the sending happens outside of any process."""
     fields = [int(x) for x in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields) - fields[3] - fields[4]) / 100
 
