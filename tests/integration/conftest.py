@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: agents that live for a file of tests, agents of one test, and the checks on all of them."""
+"""Fixtures: agents that run for a file of tests, agents for one test, and the checks on all of them."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ sys.path.insert(1, os.path.join(os.path.dirname(__file__), "../../client/python"
 import harness  # noqa: E402
 from harness import MIB, STREAMS, Side, noise, nothing_leaked  # noqa: E402
 
-# A shell that runs the tests in the background has it ignored, and so would whatever they start.
+# A shell ignores SIGINT for a background job, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,12 +46,12 @@ def pytest_collection_modifyitems(config, items):
     agent_tests = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
     if agent_tests and not harness.DRAYD.exists():
         for item in agent_tests:
-            item.add_marker(pytest.mark.skip(reason=f"{harness.DRAYD} is not there: build it first"))
+            item.add_marker(pytest.mark.skip(reason=f"{harness.DRAYD} does not exist: build it first"))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failure shows what the agents logged meanwhile."""
+    """Adds the agents' logs of a failed test to its report."""
     report = (yield).get_result()
     for agent in LAB.agents if LAB else ():
         text = agent.new_text()
@@ -66,7 +66,7 @@ def lab():
 
 
 def _stopped(agents):
-    """Stops all, then tells of the first that did not end well."""
+    """Stops all agents, then raises the first error."""
     errors = []
     for agent in agents:
         try:
@@ -77,15 +77,15 @@ def _stopped(agents):
         raise errors[0]
 
 
-# Two agents of one test. A processor that is taken away for seconds must not look like a dead peer.
-QUICK = {"peer.heartbeat": "100ms", "peer.rest_heartbeat": "300ms", "peer.heartbeat_limit": "15s", "peer.connect_timeout": "5s",
+# Settings of agents for one test. A machine that pauses for seconds must not make a peer look dead.
+PAIR_SETTINGS = {"peer.heartbeat": "100ms", "peer.rest_heartbeat": "300ms", "peer.heartbeat_limit": "15s", "peer.connect_timeout": "5s",
          "peer.backoff_max": "200ms", "peer.fence_timeout": "15s", "transfer.slice_timeout": "15s"}
-PROMPT = {"peer__heartbeat_limit": "1s", "peer__fence_timeout": "2s", "transfer__slice_timeout": "2s"}
+SHORT_LIMITS = {"peer__heartbeat_limit": "1s", "peer__fence_timeout": "2s", "transfer__slice_timeout": "2s"}
 
 
 @pytest.fixture
 def new_agent(lab):
-    """Makes agents for one test; they must end well."""
+    """Makes agents for one test; each must stop with status 0 and a clean log."""
     agents = []
 
     def make(name="agent", host=0, start=True, **how):
@@ -99,12 +99,12 @@ def new_agent(lab):
 
 def peer_settings(lab, host, family=4, **settings):
     return {"host": lab.hosts[host], "key": lab.key, "listen": [lab.hosts[host].address(family)],
-            "settings": {**QUICK, **{k.replace("__", "."): v for k, v in settings.items()}}}
+            "settings": {**PAIR_SETTINGS, **{k.replace("__", "."): v for k, v in settings.items()}}}
 
 
 @pytest.fixture
 def new_pair(lab):
-    """Makes two agents on two hosts for one test; they must end well."""
+    """Makes two agents on two hosts for one test; each must stop with status 0 and a clean log."""
     agents = []
 
     def make(family=4, **settings):
@@ -117,13 +117,13 @@ def new_pair(lab):
 
 
 @pytest.fixture
-def prompt_pair(new_pair):
-    """Such that give each other up soon, where only silence tells."""
-    return partial(new_pair, **PROMPT)
+def short_limits_pair(new_pair):
+    """Makes pairs with short limits, for tests in which only silence shows that a peer is lost."""
+    return partial(new_pair, **SHORT_LIMITS)
 
 
 class Standing:
-    """Agents that serve a whole file of tests; one that fell is told of in its test, and put up again for the next."""
+    """Agents that serve a whole file of tests. If one dies, its test fails, and it is started again for the next test."""
 
     def __init__(self, *agents):
         self.agents = agents
@@ -133,7 +133,7 @@ class Standing:
             if not agent.running:
                 agent.kill()
                 agent.start()
-                serves(agent)  # what is made with the first region stays
+                serves(agent)  # the agent keeps some descriptors after the first region
         return self.agents
 
 
@@ -152,7 +152,7 @@ def standing_pair(lab):
 
 
 def serves(*agents):
-    """The agents still do their work: a transfer between two fresh clients."""
+    """Checks that the agents work: a transfer between two new clients."""
     data = noise(70000, 7)
     with Side(agents[0], len(data)) as here, Side(agents[-1], len(data), data) as there:
         remote = here.reach(there)
@@ -162,7 +162,7 @@ def serves(*agents):
 
 @pytest.fixture
 def agent(standing_agent):
-    """An agent without peers that must survive the test, serve others after it, and keep nothing of it."""
+    """An agent without peers that must survive the test, serve others after it, and release all its resources."""
     agent, = standing_agent.up()
     with nothing_leaked(agent):
         yield agent
@@ -173,9 +173,9 @@ def agent(standing_agent):
 
 @pytest.fixture
 def pair(standing_pair):
-    """Two agents that reach each other, likewise."""
+    """Two agents that reach each other, with the same checks."""
     a, b = standing_pair.up()
-    serves(a, b)  # streams stay open from here on
+    serves(a, b)  # the streams that this opens stay open
     serves(b, a)
     with nothing_leaked(a, b, streams=STREAMS):
         yield a, b
@@ -187,7 +187,7 @@ def pair(standing_pair):
 
 @pytest.fixture(params=["local", "tcp", "tcp6"])
 def sides(request, lab):
-    """Two sides of a path, made on demand: sides(size, fill) gives here (zeros) and there (fill)."""
+    """Two sides of a path: sides(size, fill) returns here (zeros) and there (fill)."""
     if request.param == "local":
         agent, = request.getfixturevalue("standing_agent").up()
         agents = agent, agent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that is none, for what clients make of answers."""
+"""A fake agent whose answers a test chooses, to test how clients handle them."""
 
 import os
 import socket
@@ -12,14 +12,14 @@ from harness import LIMIT
 
 class FakeAgent:
     """
-    Serves one client after the other on a socket of its own; answer(request_id, type, message) gives packets. It is of
-    data protocol 1.MINOR, and says what the first of them said to bits that it does not know.
+    Serves one client after the other on a socket of its own; answer(request_id, type, message) returns the packets to send. It
+    speaks data protocol 1.MINOR; with minor 0 it refuses flags that protocol 1.0 lacks.
     """
 
     def __init__(self, path, answer, minor=s.MINOR):
         self.path, self.answer, self.minor = path, answer, minor
-        self.flags = []  # of every HELLO
-        self.n_fds = 0   # that came with the last request
+        self.flags = []  # flags of every HELLO
+        self.n_fds = 0   # descriptors of the last request
         self.sock = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(path))
@@ -61,7 +61,7 @@ class FakeAgent:
         return True
 
     def restart(self):
-        """Hangs up."""
+        """Closes the connection."""
         self.sock.shutdown(socket.SHUT_RDWR)
 
     def client(self, **how):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory where there is no GPU: files that the agent's plug-in, tests/gpu/fake.c, takes for it."""
+"""GPU memory without a GPU: files that the fake plug-in (tests/gpu/fake.c) of an agent treats as GPU memory."""
 
 import contextlib
 import mmap
@@ -22,7 +22,7 @@ def uuid(device):
 
 
 class FakeGpus:
-    """What an agent is started with to have GPUs, what it makes of them, and what happens to them."""
+    """Fake GPUs: the settings and environment for an agent, the status of the plug-in, and faults."""
 
     def __init__(self, directory, **env):
         self.directory = directory
@@ -39,13 +39,13 @@ class FakeGpus:
         return Status(*struct.unpack(f"<{len(Status._fields)}Q", data[:size].ljust(size, b"\0")))
 
     def lose(self, device, lost=True):
-        """The device is lost, and stays so until it is told otherwise."""
+        """Makes a device lost until lose(device, False)."""
         path = self.directory / f"lose{device}"
         path.touch() if lost else path.unlink()
 
     @contextlib.contextmanager
     def held(self, what="hold"):
-        """Copies (hold) or the opening of handles (hold_import) do not come to an end meanwhile."""
+        """Inside the block copies (hold) or the opening of handles (hold_import) do not finish."""
         path = self.directory / what
         path.touch()
         try:
@@ -54,13 +54,13 @@ class FakeGpus:
             path.unlink(missing_ok=True)
 
     def over(self):
-        """The agent has ended: it gave everything back, and did nothing that a driver would not allow."""
+        """After the agent's end: checks that it released everything and made no illegal access."""
         left = self.status
         assert left.plugins + left.started + left.imports + left.queues + left.pins + left.host_allocs == 0, left
         assert not left.illegal
 
     def idle(self):
-        """No memory of a client is open."""
+        """Waits until no memory of a client is open."""
         until(lambda: not self.status.imports, "the release of GPU memory")
 
 
@@ -69,7 +69,7 @@ class GpuMemory:
 
     def __init__(self, size, device=0, fill=None):
         self.device, self.size = device, size
-        # a file with a name, which the agent may open whoever it is
+        # a file with a name and a mode that let the agent open it under any user id
         self.fd, self.path = tempfile.mkstemp(prefix=f"fake-gpu-{device}-", dir="/dev/shm")
         os.fchmod(self.fd, 0o666)
         os.ftruncate(self.fd, size)
@@ -79,7 +79,7 @@ class GpuMemory:
 
     @property
     def ipc(self):
-        """Its legacy CUDA IPC handle."""
+        """The legacy CUDA IPC handle of the allocation."""
         return b"FAKE" + self.path.encode().ljust(60, b"\0")
 
     def close(self):
@@ -98,7 +98,7 @@ KINDS = {name: kind for kind, name in s.KIND_NAMES.items()}
 
 
 def add(client, extents, *, fds=(), handles=b"", allocations=(), device="", access="rw", wait=True):
-    """A region of (kind, index, offset, length)."""
+    """Adds a region; extents are (kind, index, offset, length)."""
     made = Region(client, access, "")
     return client.request(s.pack_region_add, fds=list(fds), convert=lambda message, _: client._adopt(made, message),
                           wait=wait, access=made.access, device=device,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents, hosts and raw sockets for the integration tests.
 
-Nothing here sleeps for a fixed time. What tells when it happens is waited for (readiness by sd_notify, ends by pidfd,
-answers by their sockets); what does not (another process's descriptors, bytes landing in memory) is
-looked at again and again until it holds, by until().
+Nothing here sleeps for a fixed time. Tests wait for events (readiness by sd_notify, the end of a process by pidfd, answers by
+their sockets). until() polls state that has no event, such as another process's descriptors or bytes in memory.
 """
 
 import array
@@ -33,7 +32,7 @@ BUILD = (ROOT / os.environ.get("DRAY_BUILD", "build")).resolve()
 DRAYD = BUILD / "drayd"
 DRAYCTL = BUILD / "drayctl"
 GOLDEN = ROOT / "tests/data/golden"
-# Seconds until a test that waits gives up; nothing takes nearly as long.
+# Seconds after which a wait fails; normally nothing takes nearly as long.
 LIMIT = float(os.environ.get("DRAY_TEST_LIMIT", 30))
 WORKERS = int(os.environ.get("DRAY_TEST_WORKERS", 2))  # of each agent
 STREAMS = 8 * WORKERS  # data streams that two agents may have opened to each other
@@ -44,21 +43,21 @@ BAD_LOG = re.compile(r"(ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime err
 
 
 def golden(name, text):
-    """That text is what a file of tests/data/golden says, which somebody has read. DRAY_GOLDEN=write makes it anew."""
+    """Checks that the text equals a reviewed file of tests/data/golden. DRAY_GOLDEN=write rewrites the file."""
     path = GOLDEN / name
     if os.environ.get("DRAY_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert path.exists() and text == path.read_text(), f"{name} says something else: read it, then DRAY_GOLDEN=write"
+    assert path.exists() and text == path.read_text(), f"{name} differs: rewrite it with DRAY_GOLDEN=write, and review the diff"
 
 
 def sanitized():
-    """Whether the agent under test is a sanitizer build, whose memory use tells nothing."""
+    """True if the agent under test is a sanitizer build, whose memory use cannot be tested."""
     return b"__asan_init" in DRAYD.read_bytes() or b"__tsan_init" in DRAYD.read_bytes()
 
 
 def until(condition, what="the condition", limit=LIMIT):
-    """Looks until condition() is true, and gives what it gave."""
+    """Polls until condition() is true, and returns its value."""
     ends, pause = time.monotonic() + limit, 0.0005
     while True:
         began = time.monotonic()
@@ -66,14 +65,14 @@ def until(condition, what="the condition", limit=LIMIT):
             return value
         now = time.monotonic()
         if now > ends:
-            raise AssertionError(f"{what} did not come about in {limit} s")
-        # looks that take long, as those by drayctl in an emulator, leave as much time to what is looked for
+            raise AssertionError(f"{what}: not within {limit} s")
+        # a slow condition, such as drayctl in an emulator, leaves the same time to the processes that it waits for
         select.select([], [], [], max(pause, min(now - began, 0.25)))
         pause = min(pause * 1.5, 0.02)
 
 
 def wait_exit(pidfd, limit=LIMIT):
-    """True when the process behind a pidfd ends in time."""
+    """True if the process of a pidfd ends in time."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(limit * 1000))
@@ -92,14 +91,14 @@ while m := s.recv(64):
 
 
 class Host:
-    """A network namespace with the addresses v4 and v6; or, where there are none to be had, this machine's loopback."""
+    """A network namespace with the addresses v4 and v6, or this machine's loopback if namespaces are not allowed."""
 
     def __init__(self, name, wrap=None, enter=()):
         self.name = name
         self.holder, self.prefix = None, []
         self.v4, self.v6 = "127.0.0.1", "::1"
         if wrap is not None:
-            # A process that keeps the namespaces, and makes sockets in them for us.
+            # A process that keeps the namespaces alive and makes sockets in them for the tests.
             self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.holder = subprocess.Popen([*wrap, sys.executable, "-c", _HOLDER, str(theirs.fileno())],
                                            pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
@@ -117,14 +116,14 @@ class Host:
         return [*self.prefix, *map(str, argv)]
 
     def run(self, *argv):
-        """Runs a command on this host; gives its output."""
+        """Runs a command on this host; returns its output."""
         done = subprocess.run(self.command(*argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise OSError(f"{' '.join(map(str, argv))}: {done.stdout.strip()}")
         return done.stdout
 
     def socket(self, family=socket.AF_INET, kind=socket.SOCK_STREAM):
-        """A socket of this host."""
+        """Makes a socket on this host."""
         if not self.real:
             new = socket.socket(family, kind)
         else:
@@ -145,9 +144,9 @@ class Host:
         return self.v4 if family == 4 else self.v6
 
     def link(self, up):
-        """Plugs or pulls the cable between the two hosts."""
+        """Connects or disconnects the link between the two hosts."""
         self.run("ip", "link", "set", "dray0", "up" if up else "down")
-        if up:  # pulling it drops the IPv6 address
+        if up:  # the IPv6 address was dropped with the link
             with contextlib.suppress(OSError):
                 self.run("ip", "-6", "address", "add", f"{self.v6}/64", "dev", "dray0", "nodad")
 
@@ -164,7 +163,7 @@ def parse_segment(segment):
 
 
 class Lab:
-    """Two hosts joined by a cable, a directory for all that is written, and the agents that were started."""
+    """Two hosts joined by a link, a directory for all files, and the agents that were started."""
 
     def __init__(self, alone=False):
         """alone: both hosts are this machine."""
@@ -187,7 +186,7 @@ class Lab:
             hosts = []
             try:
                 hosts.append(Host("a", wrap, enter or []))
-                if enter:  # the second host belongs to the same user namespace
+                if enter:  # the second host joins the same user namespace
                     wrap = ["nsenter", f"--target={hosts[0].holder.pid}", *enter, "--", "unshare", "--net", "--mount"]
                 hosts.append(Host("b", wrap, enter or []))
                 a, b = hosts
@@ -212,7 +211,7 @@ class Lab:
         return self.hosts[0].real
 
     def need_namespaces(self):
-        """Skips the test, saying so, where the two hosts are only this machine's loopback."""
+        """Skips the test if both hosts are this machine's loopback."""
         if not self.namespaces:
             import pytest
             pytest.skip(f"network namespaces are not allowed here ({self.why_not}); needs a link to cut")
@@ -251,7 +250,7 @@ Resources = namedtuple("Resources", "fds threads mappings")
 
 
 class Agent:
-    """One drayd. `settings` are configuration keys; listen: segments, without ports for free ones."""
+    """One drayd. settings: configuration keys. listen: segments; one without a port gets a free port."""
 
     def __init__(self, lab, name, host, *, settings=(), listen=("127.0.0.1",), key=None, args=(), env=None,
                  wrap=(), directory=None, pass_fds=()):
@@ -267,10 +266,10 @@ class Agent:
         self.args, self.env, self.wrap, self.pass_fds = list(args), dict(env or {}), list(wrap), pass_fds
         self.process = self.pidfd = self.notify = None
         self.notified = []
-        self.shown = self.checked = 0  # how much of the log was looked at
+        self.shown = self.checked = 0  # bytes of the log that new_text() and check_log() have read
 
     def _segment(self, address):
-        """With a free port, which the agent keeps when it is started again."""
+        """Adds a free port to an address; the agent keeps the port after a restart."""
         if address == "none" or re.search(r"\]:\d+$|^[^:]+:\d+$", address):
             return address
         with self.host.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -279,7 +278,7 @@ class Agent:
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def command(self):
-        # setpriv: an agent does not outlive a test run that was killed
+        # setpriv: the kernel kills the agent if the test run is killed
         argv = ["setpriv", "--pdeathsig=KILL", str(DRAYD), "--state-dir", self.state_dir,
                 "--socket", self.socket, "--control", self.control]
         for segment in self.listen:
@@ -291,7 +290,7 @@ class Agent:
         return self.host.command(*self.wrap, *argv, *self.args)
 
     def start(self, ready=True):
-        """Starts it, and waits until it says that it is ready."""
+        """Starts the agent, and waits until it reports readiness."""
         path = self.directory / "notify"
         path.unlink(missing_ok=True)
         if self.notify:
@@ -311,7 +310,7 @@ class Agent:
         return self
 
     def wait_notify(self, text, limit=LIMIT):
-        """Waits for a notification that contains text; False when the agent ends or the time is over."""
+        """Waits for an sd_notify message that contains text; False at the agent's end or at the limit."""
         poll = select.poll()
         poll.register(self.notify, select.POLLIN)
         poll.register(self.pidfd, select.POLLIN)
@@ -342,18 +341,18 @@ class Agent:
 
     def signal(self, number):
         self.process.send_signal(number)
-        if number == signal.SIGSTOP:  # each thread stops by itself, and does some more work until then
+        if number == signal.SIGSTOP:  # threads stop one by one, and do some more work until then
             tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
             until(lambda: all((t / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for t in tasks.iterdir()), "the stop")
 
     def wait(self, limit=LIMIT):
-        """Waits for its end; gives the exit status."""
+        """Waits for the agent's end; returns the exit status."""
         if not wait_exit(self.pidfd, limit):
             raise AssertionError(f"{self.name} has not ended in {limit} s:\n{self.tail()}")
         return self.process.wait()
 
     def stop(self):
-        """SIGTERM: it must drain and exit with status 0, and have nothing to report."""
+        """Sends SIGTERM: the agent must drain and exit with status 0, with a clean log."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -367,7 +366,7 @@ class Agent:
         assert status == 0, f"{self.name} ended with {status}:\n{self.tail()}"
 
     def kill(self):
-        """SIGKILL, unless it has ended."""
+        """Sends SIGKILL, unless the agent has ended."""
         if self.process is not None and self.pidfd is not None:
             if self.process.poll() is None:
                 self.process.kill()
@@ -381,7 +380,7 @@ class Agent:
             self.notify = None
 
     def restart(self):
-        """Kills it and starts it again in the same place."""
+        """Kills the agent and starts it again with the same state directory and addresses."""
         self.kill()
         return self.start()
 
@@ -392,20 +391,20 @@ class Agent:
         return "\n".join(self.text().splitlines()[-lines:])
 
     def new_text(self):
-        """What was logged since this was last asked."""
+        """Returns the log lines since the previous call."""
         text = self.text()
         new, self.shown = text[self.shown:], len(text)
         return new
 
     def check_log(self):
-        """No sanitizer and no assertion had anything to say since this was last asked."""
+        """Checks that the log since the previous call has no report of a sanitizer or assertion."""
         text = self.text()
         found = BAD_LOG.search(text, self.checked)
         self.checked = len(text)
         assert not found, f"{self.name}: {found.group()}:\n{self.tail(120)}"
 
     def resources(self):
-        """Descriptors by what they are, threads, and mappings of client memory."""
+        """Counts descriptors by kind, threads, and mappings of client memory."""
         proc = pathlib.Path(f"/proc/{self.pid}")
         fds = Counter()
         for fd in (proc / "fd").iterdir():
@@ -420,12 +419,12 @@ class Agent:
         return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) << 10
 
     def polling(self):
-        """How long its workers poll, in nanoseconds, and why that is 0."""
+        """The time that workers poll, in nanoseconds, and the reason if it is 0."""
         got = self.ctl("status", "--json")
         return got["poll_time_ns"], got["poll_reason"]
 
     def ctl(self, *argv, check=True):
-        """Runs drayctl against this agent; gives what it prints, parsed where --json is asked for."""
+        """Runs drayctl against this agent; returns its output, parsed if --json is given."""
         done = subprocess.run([DRAYCTL, "--control", self.control, "--timeout", f"{LIMIT:.0f}s", *argv], text=True, timeout=LIMIT,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if check:
@@ -436,9 +435,9 @@ class Agent:
 
 @contextlib.contextmanager
 def nothing_leaked(*agents, streams=0):
-    """What the agents held before the block, they hold after it and not more.
+    """Checks that the agents hold no more resources after the block than before.
 
-    streams: how many data streams to peers may have been opened meanwhile; they stay.
+    streams: number of data streams to peers that may have been opened in the block and stay open.
     """
     before = [agent.resources() for agent in agents]
     yield
@@ -457,10 +456,10 @@ def nothing_leaked(*agents, streams=0):
                                  f"{old.threads} -> {new.threads}, mappings {old.mappings} -> {new.mappings}") from None
 
 
-# --- raw bytes ------------------------------------------------------------------------------------
+# --- raw messages ---------------------------------------------------------------------------------
 
 class Raw:
-    """Speaks to the data socket without the client library, rightly or wrongly."""
+    """Sends valid or invalid messages to the data socket, without the client library."""
 
     def __init__(self, agent, hello=True, sndbuf=None):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -473,7 +472,7 @@ class Raw:
             self.hello = self.ask(s.pack_hello, major_min=1, major_max=1)
 
     def send(self, packet, fds=()):
-        """True when it went out: the agent may have closed already."""
+        """True if the packet was sent; the agent may have closed already."""
         try:
             socket.send_fds(self.sock, [packet], list(fds), socket.MSG_NOSIGNAL)
             return True
@@ -481,7 +480,7 @@ class Raw:
             return False
 
     def receive(self):
-        """(header, message, fds), or None at the end."""
+        """Returns (header, message, fds), or None at the end."""
         try:
             packet, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 16, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
@@ -491,13 +490,13 @@ class Raw:
         return (*s.unpack(packet), fds)
 
     def request(self, pack, fds=(), **fields):
-        """Sends a request; gives its id."""
+        """Sends a request; returns its id."""
         self.last_id += 1
         self.send(pack(self.last_id, **fields), fds)
         return self.last_id
 
     def ask(self, pack, fds=(), **fields):
-        """Sends a request and gives its answer, which must be the next message."""
+        """Sends a request and returns the answer, which must be the next message."""
         request_id = self.request(pack, fds, **fields)
         answer = self.receive()
         assert answer, f"the agent closed instead of answering {pack.__name__}"
@@ -507,9 +506,9 @@ class Raw:
         return message
 
     def error(self, request_id=None):
-        """The next message must be an error to that request (None: to any); gives its name."""
+        """The next message must be an error for that request (None: for any); returns its name."""
         answer = self.receive()
-        assert answer, "the agent closed without a word"
+        assert answer, "the agent closed without an error message"
         header, message, _ = answer
         assert header.type == s.MSG_ERROR, f"{s.TYPE_NAMES.get(header.type)} instead of an error: {message}"
         if request_id is not None:
@@ -518,7 +517,7 @@ class Raw:
         return s.error_name(message.code)
 
     def ended(self):
-        """The agent closes; what it still had to say is dropped."""
+        """Waits until the agent closes; drops the messages before."""
         while self.receive():
             pass
         return True
@@ -546,7 +545,7 @@ args = {args!r}
 
 
 class Actor:
-    """Python code in a process of its own; it says things with tell() and listens with hear()."""
+    """Python code in a process of its own; it sends values with tell() and receives them with hear()."""
 
     def __init__(self, code, prefix=(), **args):
         head = _ACTOR.format(path=[p for p in sys.path if p], args={k: v if isinstance(v, (int, list)) else str(v)
@@ -564,7 +563,7 @@ class Actor:
 
     def hear(self, limit=LIMIT):
         ready, _, _ = select.select([self.process.stdout], [], [], limit)
-        assert ready, f"the process has said nothing in {limit} s"
+        assert ready, f"the process has sent nothing in {limit} s"
         line = self.process.stdout.readline()
         assert line, f"the process ended with {self.process.wait()}"
         return json.loads(line)
@@ -574,7 +573,7 @@ class Actor:
         self.close()
 
     def close(self):
-        """Ends it: its hear() sees the end."""
+        """Ends the process: its hear() gets an end of file."""
         self.process.stdin.close()
         self.process.stdout.close()
         try:
@@ -590,10 +589,10 @@ class Actor:
 
 
 class Waiter:
-    """waiter.c beside an agent: asked for transfers, tells how it waited for them."""
+    """waiter.c beside an agent: makes transfers on request and reports how it waited for them."""
 
     def __init__(self, agent, *args, wrap=(), **env):
-        # setpriv: as with agents
+        # setpriv: as for agents
         self.process = subprocess.Popen(["setpriv", "--pdeathsig=KILL", *wrap, BUILD / "tests/integration/waiter", agent.socket, *args], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1,
                                         env={k: v for k, v in os.environ.items() if not k.startswith("DRAY_")} | env)
@@ -603,7 +602,7 @@ class Waiter:
         return self.hear()
 
     def sleeping_trip(self, agent):
-        """One transfer that cannot end before this side sleeps: the agent stands still until then."""
+        """One transfer that cannot end before the client sleeps, because the agent is stopped until then."""
         agent.signal(signal.SIGSTOP)
         try:
             self.process.stdin.write("1\n")
@@ -613,7 +612,7 @@ class Waiter:
         return self.hear()
 
     def _sleeps(self):
-        """It has read what it was asked for, and its thread is blocked."""
+        """True if the waiter has read its command and its thread is blocked."""
         unread = array.array("i", [0])
         fcntl.ioctl(self.process.stdin, termios.FIONREAD, unread)
         stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
@@ -634,7 +633,7 @@ class Waiter:
 # --- memory ---------------------------------------------------------------------------------------
 
 class Side:
-    """One engine's half of a test: a client, a memory of random or zero bytes, its region."""
+    """One engine of a test: a client, a memory with given bytes or zeros, and its region."""
 
     def __init__(self, agent, size, fill=None, **how):
         self.agent = agent
@@ -652,7 +651,7 @@ class Side:
         return str(self.region.export(**how))
 
     def reach(self, other, **how):
-        """A remote for all of the other side's region."""
+        """Imports all of the other side's region; returns the remote."""
         return self.client.import_token(other.export(**how), timeout=LIMIT)
 
     def close(self):
@@ -666,27 +665,27 @@ class Side:
         self.close()
 
 
-def nobody(host):
-    """A well-formed token of an agent at an address where nobody answers, for requests that take long."""
+def unreachable_token(host):
+    """A well-formed token of an agent at an address that does not answer, for requests that stay pending."""
     segment = (host.v4.rsplit(".", 1)[0] + ".200:7411" if host.real else "192.0.2.1:7411").encode()
     return s.PEER_TOKEN.pack(1, 0, 3, b"\1" * 16, 1, 1, 1, 0, 4096, 0, bytes(16), b"\2" * 16) + \
         len(segment).to_bytes(4, "little") + segment
 
 
 def noise(size, seed=1):
-    """Bytes that repeat nowhere near."""
+    """Pseudorandom bytes, so that a byte at a wrong place is detected."""
     import random
     return random.Random(seed).randbytes(size)
 
 
 def same(*memories):
-    """Whether all hold the same bytes. As bytes, since memoryviews are compared an element at a time."""
+    """True if all memories hold the same bytes. Compares bytes, because memoryviews compare element by element."""
     first, *others = map(bytes, memories)
     return all(other == first for other in others)
 
 
 def expect(kind, fn, *args, **how):
-    """fn must raise this error of dray; gives it. kind is a name, or several."""
+    """Checks that fn raises an error of dray with one of the names in kind; returns the error."""
     names = {kind} if isinstance(kind, str) else set(kind)
     try:
         value = fn(*args, **how)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in bash and zsh: the offered words, and the line after the key is pressed."""
+"""Completion in bash and zsh: the offered words, and the line after the Tab key is pressed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ needs_zsh = pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not there
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    """A recorded machine, and the names of its RDMA devices."""
+    """The directory of a recorded machine, and the names of its RDMA devices."""
     directory = tmp_path_factory.mktemp("machine")
     models.ipv6_only().write(directory)
     found = json.loads(subprocess.check_output([DRAYCTL, "detect", "--json", "--from-sysfs", directory], timeout=LIMIT))
@@ -46,7 +46,7 @@ VERBS = words_in(help_of().split("Verbs:")[1].split("Options:")[0], "[a-z-]+") i
 EVERY = words_in(help_of().split("Options:")[1], "--[a-z-]+") if DRAYCTL.exists() else []
 
 
-# --- what bash offers -----------------------------------------------------------------------------
+# --- words that bash offers -----------------------------------------------------------------------
 
 def offered(*lines, breaks="=:", program="drayctl"):
     """COMPREPLY for each line with the cursor at its end; readline completes <default> and <dirnames>."""
@@ -68,7 +68,7 @@ def offered(*lines, breaks="=:", program="drayctl"):
 
 
 def test_bash_offers_what_help_lists():
-    """For every verb: its own and the global options, each once; its own replace global ones of the same name."""
+    """Every verb offers its own and the global options, each once; an own option replaces a global one of the same name."""
     assert len(VERBS) > 10 and len(EVERY) > 5
     rows = offered("", "--", *(f"{verb} --" for verb in VERBS))
     assert rows[0] == VERBS and rows[1] == EVERY
@@ -114,7 +114,7 @@ def test_bash_offers_present_values(machine, tmp_path):
     assert rows == [devices, devices, []]
 
 
-# --- pressing the key -----------------------------------------------------------------------------------
+# --- pressing Tab ---------------------------------------------------------------------------------------
 
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], f"source {shlex.quote(str(BASH))}"),
@@ -129,8 +129,8 @@ class Typist:
     """
     A shell on a terminal, where `drayctl` prints its arguments, except in the calls of the completion.
 
-    Each line is typed after the prompt has appeared: the shell has switched the terminal to its line editor by then.
-    While a program runs, or the shell starts, the kernel edits and echoes what is typed, and the key is no key.
+    Each line is typed after the prompt has appeared, when the shell has switched the terminal to its line editor. While a
+    program runs, or the shell starts, the kernel edits and echoes the input, and Tab completes nothing.
     """
 
     def __init__(self, shell, directory):
@@ -152,7 +152,7 @@ class Typist:
         self.type(prepare)
 
     def read(self, *texts):
-        """What the terminal shows until these have appeared, one after the other."""
+        """Reads the terminal until the texts have appeared, in order; returns all that it showed."""
         seen, at = "", 0
         for text in texts:
             while text not in seen[at:]:
@@ -162,12 +162,12 @@ class Typist:
         return seen
 
     def type(self, line, *then):
-        """A line, and Enter; what the terminal shows until the next prompt, and before that `then`."""
+        """Types a line and Enter; returns the terminal's output up to `then` and the next prompt."""
         os.write(self.ours, f"{line}\n".encode())
         return self.read(*then, PROMPT)
 
     def complete(self, text):
-        """The arguments of drayctl after `drayctl TEXT`, the key and Enter."""
+        """Types `drayctl TEXT`, Tab and Enter; returns the arguments that drayctl got."""
         seen = self.type(f"drayctl {text}\t", "<end>")
         return " ".join(re.findall(r"<(.*?)>", re.search(r"(?:<[^<>]*>)+<end>", seen)[0])[:-1])
 
@@ -178,7 +178,7 @@ class Typist:
 
 
 @pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs_zsh)])
-def test_pressing_the_key(shell, tmp_path, machine):
+def test_pressing_tab(shell, tmp_path, machine):
     directory, (device, *_) = machine
     typist = Typist(shell, tmp_path)
     try:
@@ -208,7 +208,7 @@ def test_pressing_the_key(shell, tmp_path, machine):
 
 @needs_zsh
 def test_zsh_offers_what_help_lists():
-    """For every verb: the specifications for _arguments."""
+    """The specifications for _arguments of every verb contain the options in its help."""
     script = [f"_arguments() {{ print -r -- ${{${{(M)@:#--*}}%%[=\\[]*}} }}; _describe() {{ print -r -- ${{(P)4%%:*}} }}",
               f"words=(drayctl '') CURRENT=2; source {shlex.quote(str(ZSH))}; _drayctl_verbs"]
     script += [f"words=(drayctl {verb} '') CURRENT=3; _drayctl" for verb in VERBS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration from file, environment and command line, as its user meets it."""
+"""Configuration from file, environment and command line."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from harness import DRAYD, LIMIT
 
 @pytest.fixture
 def drayd(lab):
-    """Runs drayd with a configuration file's text; gives its status, output and errors."""
+    """Runs drayd with the text of a configuration file; returns its status, output and errors."""
     def run(text=None, *args, **env):
         argv = [DRAYD]
         if text is not None:
@@ -25,7 +25,7 @@ def drayd(lab):
 
 
 def effective(done):
-    """Values and origins of --check-config, by key: a file again, with the origins as comments."""
+    """Values and origins in the output of --check-config, by key."""
     assert done.returncode == 0, done.stderr
     values, section = {}, ""
     for line in done.stdout.splitlines():
@@ -41,11 +41,11 @@ def test_no_file(drayd):
     values = effective(drayd(None, "--check-config"))
     assert "default" in values["agent.workers"]
     assert values["data.socket"].startswith('"/run/dray/dray.sock"')
-    assert len(values) > 50, "not every key is told"
+    assert len(values) > 50, "keys are missing in the output"
 
 
-def test_rising_order(drayd):
-    """File, then environment, then command line; each value says where it comes from."""
+def test_precedence_and_origin(drayd):
+    """The environment overrides the file, and the command line overrides both; each value has its origin."""
     text = 'agent: { state_dir = "/file"; workers = 3; };\nlog: { level = "debug"; };\n'
     values = effective(drayd(text, "--check-config", "--set", "agent.workers=5", DRAY_AGENT_STATE_DIR="/environment"))
     assert values["agent.state_dir"].startswith('"/environment"') and "DRAY_AGENT_STATE_DIR" in values["agent.state_dir"]
@@ -53,8 +53,8 @@ def test_rising_order(drayd):
     assert values["log.level"].startswith('"debug"') and f"{drayd.file}:2" in values["log.level"]
 
 
-def test_output_is_a_file_again(drayd, lab):
-    """What --check-config prints can be given back."""
+def test_output_is_a_valid_file(drayd, lab):
+    """The output of --check-config is a configuration file with the same values."""
     first = drayd(None, "--check-config", "--set", "limits.pool_bytes=17MiB", "--set", "peer.listen=127.0.0.1:0,[::1]:0")
     again = drayd(first.stdout, "--check-config")
     values = effective(again)
@@ -83,13 +83,13 @@ def test_output_is_a_file_again(drayd, lab):
     ("agent: { workers = ;\n", 1, []), ("agent: {\n", 2, []),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_file_errors(drayd, text, line, words):
-    """File, line, key, value and what would be allowed."""
+    """An error names file, line, key, value and the allowed values."""
     done = drayd(text, "--check-config")
     assert done.returncode != 0
     assert f"{drayd.file}:{line}" in done.stderr or line == 2 and f"{drayd.file}:1" in done.stderr, done.stderr
     for word in words:
         assert word in done.stderr, f"{word!r} is not in: {done.stderr}"
-    assert drayd(text).returncode != 0, "it starts with what --check-config refuses"
+    assert drayd(text).returncode != 0, "the agent starts with a file that --check-config refuses"
 
 
 @pytest.mark.parametrize("args, words", [
@@ -111,12 +111,12 @@ def test_command_line_errors(drayd, args, words):
 def test_environment(drayd):
     done = drayd(None, "--check-config", DRAY_LOG_LEVEL="loud")
     assert done.returncode != 0 and "DRAY_LOG_LEVEL" in done.stderr
-    # what Kubernetes injects for a Service named dray
+    # variables that Kubernetes sets for a Service named dray
     done = drayd(None, "--check-config", DRAY_PORT="tcp://10.0.0.1:7411", DRAY_SERVICE_HOST="10.0.0.1", DRAY_SERVICE_PORT="7411",
                  DRAY_PORT_7411_TCP="tcp://10.0.0.1:7411")
     assert done.returncode == 0, done.stderr
     done = drayd(None, "--check-config", DRAY_AGENT_WORKER="3")
-    assert done.returncode == 0 and "DRAY_AGENT_WORKER" in done.stderr, "an unknown variable was passed over in silence"
+    assert done.returncode == 0 and "DRAY_AGENT_WORKER" in done.stderr, "no warning about an unknown variable"
 
 
 def test_good_values(drayd):

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from harness import BUILD, DRAYCTL, GOLDEN, LIMIT, MIB, ROOT, Side, expect, golden, noise, until
 
-pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
+pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does not exist: build it first")
 
 SCHEMAS = ROOT / "schema/ctl"
 LISTS = ("sessions", "regions", "peers", "transfers")
@@ -40,7 +40,7 @@ def conform(value, schema, where="$"):
     assert set(schema) <= known, f"{where}: this test does not know {set(schema) - known}"
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     assert any(isinstance(value, TYPES[k]) and (k == "boolean" or not isinstance(value, bool)) for k in kinds), \
-        f"{where}: {value!r} is no {schema['type']}"
+        f"{where}: {value!r} is not of type {schema['type']}"
     assert value in schema.get("enum", [value]), f"{where}: {value!r}"
     if isinstance(value, str):
         assert re.search(schema.get("pattern", ""), value), f"{where}: {value!r}"
@@ -65,7 +65,7 @@ def ctl(control, *argv, **how):
 
 @contextlib.contextmanager
 def busy(a, b):
-    """Gives agent a one record of each kind: a session, regions, a peer, a transfer that waits for a word."""
+    """Gives agent a one record of each list: a session, regions, a peer, a transfer that waits for a word."""
     with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)
         here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
@@ -92,7 +92,7 @@ def test_schemas_agree_with_the_interface():
 
 
 def test_golden_json_is_complete():
-    """There is an example of each kind of JSON output, made by tests/unit/test_ctl_json.c and the tests here."""
+    """Each kind of JSON output has an example in tests/data, written by tests/unit/test_ctl_json.c and the tests here."""
     names = {path.stem for path in SCHEMAS.glob("*.json")}
     assert names == {path.stem for path in (GOLDEN / "json").iterdir()}
     for name in names:
@@ -127,7 +127,7 @@ def test_json_conforms(pair):
     assert version["drayd"] == version["drayctl"]
 
 
-def test_plain_is_the_json_without_names(pair):
+def test_plain_has_the_values_of_json(pair):
     a, b = pair
     with busy(a, b):
         for verb in ("sessions", "regions", "peers"):
@@ -195,13 +195,13 @@ def test_colour_only_on_terminals(agent):
 # --- permissions ----------------------------------------------------------------------------------------
 
 def as_nobody(groups=()):
-    """Runs as a user other than root, with these groups."""
+    """Prefix of a command that runs as a user other than root, with these groups."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": list(groups)}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user id")
 def test_permission_to_drain(new_agent, lab):
-    shutil.copy(DRAYCTL, lab.tmp / "drayctl")  # That user may have no access to the tree.
+    shutil.copy(DRAYCTL, lab.tmp / "drayctl")  # The other user may have no access to the source tree.
     (lab.tmp / "drayctl").chmod(0o755)
 
     def run(agent, *argv, groups=()):
@@ -243,7 +243,7 @@ def test_data_socket_refuses_control_calls(agent):
 
 # --- drain ------------------------------------------------------------------------------------------
 
-def test_drain_waits_and_stays(new_agent):
+def test_drain_with_wait_and_stay(new_agent):
     agent = new_agent()
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
@@ -346,7 +346,7 @@ def test_nothing_hangs_on_a_stopped_agent(agent, verb):
                 assert ctl(agent.control, "--timeout", "300ms", *verb).returncode == 3
     finally:
         agent.signal(signal.SIGCONT)
-    # A drain whose caller gave up must not be carried out later.
+    # A drain whose caller timed out must not be carried out later.
     assert agent.ctl("status", "--json")["state"] == "running"
 
 
@@ -375,7 +375,7 @@ def test_one_agent_for_each_socket(new_agent):
     second.kill()
     second.process = None
     assert first.ctl("status")
-    first.restart()  # It was killed, so its socket is still there.
+    first.restart()  # The socket file of the killed agent still exists.
     assert first.ctl("status")
 
 
@@ -456,7 +456,7 @@ def test_bench_serves_after_a_restart(new_agent):
         assert done.returncode == 4 and "incarnation" in done.stderr
 
 
-def test_bench_serve_as_read(agent):
+def test_bench_serve_matches_golden(agent):
     with served(agent, "--json") as server:
         text = "".join(server.stdout.readline().decode() for _ in range(4))
         golden("json/bench_serve.json", text.replace(json.loads(text)["token"], "dray1:x"))
@@ -487,7 +487,7 @@ def test_bench_waits_and_sessions(agent, wait, sessions):
 
 
 def test_bench_sessions_have_separate_memory(agent):
-    """The largest number of sessions, whose lists of operations fill the arena; all bytes must arrive in their place."""
+    """The largest number of sessions, whose lists of operations fill the arena: all bytes must arrive at their places."""
     out, _ = bench(agent, "--sessions", 64, "--size", 1, "--count", 200, "--direction", "write", "--memory", "4KiB")
     assert out["sessions"] == 64 and out["transfers"] == 200
     out, _ = bench(agent, "--size", 3, "--ops", 65536, "--batch", 10, "--count", 12)
@@ -500,14 +500,14 @@ def test_bench_sessions_have_separate_memory(agent):
     (["--size", 64, "--batch", 1, "--sessions", 2], ["memcpy"]),
     (["--size", 64, "--batch", 1, "--ops", 2, "--wait", "spin"], ["memcpy"]),
 ])
-def test_bench_with_its_ceiling(agent, argv, names):
+def test_bench_with_ceilings(agent, argv, names):
     out, _ = bench(agent, "--ceiling", "--rounds", 3, "--count", 31, *argv)
     assert [c["name"] for c in out["ceilings"]] == names
     assert out["rounds"] == 3 and out["transfers"] == 31
 
 
-def test_bench_with_ping_pongs(agent):
-    """On a single processor, there are no ceilings that spin."""
+def test_bench_latency_ceilings(agent):
+    """With a single processor, bench measures no ceiling that spins."""
     alone = ["memcpy", "eventfd_echo"]
     out, _ = bench(agent, "--ceiling", "--rounds", 2, "--duration", "40ms", "--size", 8, "--batch", 1)
     assert [c["name"] for c in out["ceilings"]] in (["memcpy", "memory_echo", "eventfd_echo"], alone)
@@ -583,7 +583,7 @@ def test_bench_reports_the_owners_death(new_pair):
 
 
 def test_bench_leaves_no_process(agent):
-    """The processes of the ceilings end with a killed bench: they inherit its pipe, which then has no writer."""
+    """The ceilings' processes end when bench is killed: they inherit its pipe, which then has no writer."""
     process = subprocess.Popen([DRAYCTL, "bench", "--socket", agent.socket, "--ceiling", "--batch", "1", "--size", "64",
                                 "--duration", "1h", "--rounds", "1000"], stdout=subprocess.PIPE)
     with process:
@@ -601,7 +601,7 @@ def plain_roff(path):
 
 
 def test_drayctl_manual_is_complete():
-    """The manual is made from the tables of the help, and must have all of their texts."""
+    """The manual is generated from the tables of the help, and must contain all their texts."""
     text = plain_roff(BUILD / "drayctl.1")
 
     def said(*argv):

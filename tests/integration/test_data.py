@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The working paths: every byte lands where it should, and no other byte changes."""
+"""Transfers that succeed: every byte arrives at its place, and no other byte changes."""
 
 import random
 
@@ -10,14 +10,14 @@ from harness import LIMIT, MIB, Side, expect, noise, same, until
 
 
 def model(dst, src, ops, direction):
-    """What the destination must hold after ops; both sides count from their own start."""
+    """Applies the operations to dst, as a transfer must; offsets count from the start of each side."""
     for local, remote, length in ops:
         to, frm = (local, remote) if direction == "read" else (remote, local)
         dst[to:to + length] = src[frm:frm + length]
 
 
 def run(here, there, remote, ops, direction="read", **how):
-    """One transfer, checked against the model byte by byte."""
+    """Runs a transfer and compares the destination with the model byte by byte."""
     dst, src = (here, there) if direction == "read" else (there, here)
     want = bytearray(dst.view)
     model(want, src.view, ops, direction)
@@ -29,7 +29,7 @@ def run(here, there, remote, ops, direction="read", **how):
 
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_sizes_and_alignments(sides, direction):
-    """1 byte to 1 MiB, at every pair of alignments that matters, many transfers at once."""
+    """1 byte to 64 KiB with many pairs of alignments, in many transfers at once."""
     size = 4 * MIB
     here, there = sides(size, noise(size), noise(size, 2))
     remote = here.reach(there)
@@ -80,15 +80,15 @@ def test_operations(sides, count, via):
 
 
 def test_merging(sides):
-    """Adjacent operations are one, and the bytes are the same."""
+    """Merging of adjacent operations does not change the result."""
     here, there = sides(MIB, noise(MIB))
     remote = here.reach(there)
     run(here, there, remote, [(i * 128, i * 128, 128) for i in range(4096)])
     run(here, there, remote, [(i * 128 + 1, i * 128, 127 + i % 2) for i in range(4096)])
 
 
-def test_ways_are_equal(sides):
-    """The same transfer by socket, arena and ring leaves the same bytes and tells the same."""
+def test_socket_arena_and_ring_give_the_same_result(sides):
+    """The same transfer by socket, arena and ring gives the same bytes and the same completion."""
     here, there = sides(MIB, noise(MIB))
     remote = here.reach(there)
     ops = [(i * 4000, i * 3001 + 1, 2999) for i in range(200)]
@@ -103,7 +103,7 @@ def test_ways_are_equal(sides):
 
 
 def test_ring_batch(sides):
-    """Hundreds of submissions with one doorbell, more of them than the ring has entries, one after the other."""
+    """Batches of submissions with one doorbell each; all together are more than the ring has entries."""
     size = 2 * MIB
     here, there = sides(size, noise(size), ring_entries=64)
     remote = here.reach(there)
@@ -125,7 +125,7 @@ def test_ring_batch(sides):
 
 
 def extents_region(client, rng, total, fill):
-    """A region of 32 extents in 32 memfds, in odd places; gives region, its memories and pieces."""
+    """Adds a region of 32 extents in 32 memfds, at odd offsets; returns the region and the pieces."""
     pieces, at = [], 0
     for i in range(32):
         length = total - at if i == 31 else rng.randrange(1, 2 * (total - at) // (32 - i))
@@ -143,7 +143,7 @@ def extents_bytes(pieces):
 
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_extents(sides, direction):
-    """Regions of 32 extents on both sides, operations across their borders."""
+    """Regions of 32 extents on both sides, and operations across the borders of extents."""
     total = MIB + 777
     here, there = sides(4096)
     rng = random.Random(11)
@@ -165,7 +165,7 @@ def test_extents(sides, direction):
 
 
 def test_one_memfd_many_extents(sides):
-    """Extents in one memfd, out of order and a byte apart."""
+    """Extents in one memfd, in reverse order, with gaps of a few bytes."""
     here, there = sides(MIB, noise(MIB))
     memory = dray.Memory(MIB)
     pieces = [(memory, i * 10007 + 3, 10001) for i in reversed(range(32))]
@@ -177,7 +177,7 @@ def test_one_memfd_many_extents(sides):
 
 
 def test_token_of_a_range(sides):
-    """A remote counts from the start of its range, and ends where it ends."""
+    """Offsets in a remote count from the start of the exported range, and cannot pass its end."""
     here, there = sides(MIB, noise(MIB))
     remote = here.client.import_token(str(there.region.export(1001, 5000, access="r")))
     assert remote.length == 5000
@@ -188,7 +188,7 @@ def test_token_of_a_range(sides):
 
 
 def test_source_and_destination_overlap(sides):
-    """A region moved onto itself: which bytes come out is undefined, that the transfer ends well is not."""
+    """A transfer from a region to itself succeeds, although the bytes of overlapping operations are undefined."""
     here, _ = sides(MIB, None, noise(MIB))
     remote = here.reach(here)
     for ops in ([(0, 100, 500000)], [(100, 0, 500000)], [(7, 7, 500000)], [(i, i * 3, 4096) for i in range(1000)]):
@@ -199,14 +199,14 @@ def test_source_and_destination_overlap(sides):
 
 
 def test_both_directions_and_sessions(sides):
-    """Four sessions a side push and pull at once, in both classes."""
+    """Four sessions on each side read and write at the same time, in both classes."""
     size, n = 2 * MIB, 4
     pairs = [sides(size, noise(size, i), noise(size, 50 + i)) for i in range(n)]
     transfers, want = [], []
     for here, there in pairs:
         remote, back = here.reach(there), there.reach(here)
         half = size // 2
-        # Each pulls the other's lower half into its upper half, and pushes into the other's upper half.
+        # Each side reads from the other's lower half into its upper half, and writes into the other's upper half.
         plan = [(here, remote, "read", half, 0), (there, back, "write", half // 2, half + half // 2),
                 (there, back, "read", half, 0), (here, remote, "write", half // 2, half + half // 2)]
         for i, (side, far, direction, local, other) in enumerate(plan):
@@ -223,8 +223,8 @@ def test_both_directions_and_sessions(sides):
         assert near[local:local + length] == far[other:other + length]
 
 
-def test_soak(sides):
-    """Random transfers by every way, up to 40 in flight, against the model."""
+def test_random_transfers(sides):
+    """Random transfers by socket, arena and ring, up to 40 in flight, compared with the model."""
     size, step = 4 * MIB, 32768
     here, there = sides(size, noise(size), noise(size, 2))
     remote, rng = here.reach(there), random.Random(99)
@@ -260,7 +260,7 @@ def test_wait_and_set_words(sides, via):
     words = here.memory.words()
     transfer = here.client.read(here.region, remote, [(4096, 0, 500000)], via=via,
                                 wait_word=(here.region, 64, 7), set_word=(here.region, 128, 9))
-    here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)  # others pass it
+    here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)  # overtakes the waiting transfer
     assert not transfer.done and words[32] == 0
     words[16] = 6
     here.client.read(here.region, remote, [(4000, 0, 1)]).result(LIMIT)
@@ -291,12 +291,12 @@ def test_deadline(sides, via):
     assert error.done.bytes == 0
     words[0] = 1
     here.client.read(here.region, remote, [(8192, 0, 1)]).result(LIMIT)
-    assert here.view[4096:8192] == bytes(4096) and words[1] == 0, "a dead transfer still moved bytes"
+    assert here.view[4096:8192] == bytes(4096) and words[1] == 0, "the transfer moved bytes after its end"
     words.release()
 
 
 def test_deadline_in_flight(sides):
-    """The deadline of a transfer under way: it ends, and afterwards the destination is quiet."""
+    """A transfer in flight ends at its deadline, and after that no byte of the destination changes."""
     size = 64 * MIB
     here, there = sides(size, (noise(MIB) * 64))
     remote = here.reach(there)
@@ -323,7 +323,7 @@ def test_cancel(sides, via):
 
 
 def test_cancel_in_flight(sides):
-    """CANCEL answers only when no byte can land any more."""
+    """CANCEL is answered only when no byte can arrive any more."""
     size = 64 * MIB
     here, there = sides(size, (noise(MIB) * 64))
     remote = here.reach(there)
@@ -331,7 +331,7 @@ def test_cancel_in_flight(sides):
     until(lambda: here.view[0] or any(t.done for t in transfers) or here.client.process(), "the first byte")
     answers = [t.cancel(wait=False) for t in transfers]
     for answer in answers:
-        answer.exception(LIMIT)  # not_found where the transfer was faster
+        answer.exception(LIMIT)  # not_found if the transfer ended before
     assert all(t.done for t in transfers)
     assert {e.name for t in transfers if (e := t.exception())} <= {"cancelled"}
     for at in range(0, size, 4096):
@@ -341,7 +341,7 @@ def test_cancel_in_flight(sides):
 
 
 def test_remove_in_flight(sides):
-    """REGION_REMOVE cancels what uses the region; afterwards the memory is the client's alone."""
+    """REGION_REMOVE cancels the transfers of the region; after the answer only the client changes the memory."""
     size = 64 * MIB
     here, there = sides(size, (noise(MIB) * 64))
     remote = here.reach(there)
@@ -369,13 +369,13 @@ def test_group_shares_regions(agent):
             remote.generation = mate.generation
             mate.read(mine, remote, [(0, 0, 1000)]).result(LIMIT)
             assert memory.view[:1000] == one.view[:1000]
-            # its mate's region as the local side
+            # the region of another member of the group as the local side
             theirs = dray.Region(mate, one.region.access, "theirs")
             theirs.handle, theirs.length, theirs.generation = one.region.handle, MIB, mate.generation
             far = mate.import_token(other.export())
             mate.write(theirs, far, [(0, 0, 1000)]).result(LIMIT)
             assert other.view[:1000] == one.view[:1000]
-        # a stranger's session does not see it
+        # a session of another group cannot use the region
         with agent.client(group="another") as stranger:
             far = stranger.import_token(other.export())
             theirs = dray.Region(stranger, one.region.access, "theirs")
@@ -386,7 +386,7 @@ def test_group_shares_regions(agent):
 
 
 def test_notification_after_the_bytes(sides):
-    """Every notification comes once, and when it comes all bytes of its transfer are in place."""
+    """Every notification comes exactly once, after all bytes of its transfer are in place."""
     size = 4 * MIB
     here, there = sides(size, None, noise(size), notifications=True)
     remote = here.reach(there)
@@ -410,7 +410,7 @@ def test_notification_after_the_bytes(sides):
     assert not there.client.events and seen == set(range(size // step))
 
 
-def test_notify_alone(sides):
+def test_notify_without_transfer(sides):
     here, there = sides(4096, notifications=True)
     remote = here.reach(there)
     for payload in (b"", b"x", bytes(range(256)) * 16):
@@ -424,7 +424,7 @@ def test_notify_alone(sides):
 
 
 def test_notification_reaches_the_group(agent):
-    """Each member that reads notifications gets it; other groups do not."""
+    """Each member of the group that reads notifications gets it; members of other groups do not."""
     with Side(agent, 4096, group="g", notifications=True) as owner, Side(agent, 4096, notifications=True) as here, \
             agent.client(group="g", notifications=True) as mate, agent.client(group="g") as deaf:
         here.reach(owner).notify(5, b"hello")
@@ -436,7 +436,7 @@ def test_notification_reaches_the_group(agent):
 
 
 def test_notify_without_reader(sides):
-    """The data is in place, the notification is refused, and both are said."""
+    """Without a reader the notification is refused, and the error reports that the bytes are in place."""
     here, there = sides(4096, None, noise(4096))
     remote = here.reach(there)
     expect("notify_refused", remote.notify, 1, b"x")
@@ -459,7 +459,7 @@ def test_pool(agent):
         there.client.read(there.region, far, [(0, 4, 100)]).result(LIMIT)
         assert there.view[:100] == pool.memory.view[4:104]
         pool.remove()
-        pool.memory.view[0] = 1  # the mapping is still ours
+        pool.memory.view[0] = 1  # the client's mapping stays
         expect({"revoked", "not_found"}, there.client.read(there.region, far, [(0, 0, 1)]).result, LIMIT)
         pool.memory.close()
 
@@ -480,7 +480,7 @@ def test_huge_pool(agent):
 
 @pytest.fixture
 def huge_pages():
-    """Some huge pages, where we may have them."""
+    """Reserves huge pages, or skips the test."""
     path = "/proc/sys/vm/nr_hugepages"
     try:
         with open(path) as f:
@@ -488,7 +488,7 @@ def huge_pages():
         with open(path, "w") as f:
             f.write("8")
     except OSError as e:
-        pytest.skip(f"huge pages cannot be had here: {e.strerror}")
+        pytest.skip(f"huge pages cannot be reserved here: {e.strerror}")
     if free_huge_pages() < 4:
         with open(path, "w") as f:
             f.write(old)

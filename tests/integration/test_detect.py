@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""drayctl detect and doctor: recorded machines, this kernel's own objects against ip and ss, changes as they come, and the agent."""
+"""drayctl detect and doctor: recorded machines, this kernel's objects compared with ip and ss, --watch, and the agent's use of them."""
 
 import contextlib
 import json
@@ -49,8 +49,8 @@ def detect(directory, *argv):
 
 
 @pytest.mark.parametrize("name", [m.__name__ for m in models.ALL])
-def test_machine_as_recorded(machines, name):
-    """The whole of it, against a file that somebody has looked at. DRAY_GOLDEN=write makes it anew."""
+def test_machine_matches_golden(machines, name):
+    """The whole JSON output equals a reviewed file. DRAY_GOLDEN=write rewrites the file."""
     found = detect(machines[name])
     found["took_ns"] = 0
     text = json.dumps(found, indent=1, sort_keys=True) + "\n"
@@ -64,7 +64,7 @@ def test_machine_as_recorded(machines, name):
     conform(findings, schema_of("doctor"))
 
 
-def test_json_as_read(machines):
+def test_json_matches_golden(machines):
     directory = machines["ipv6_only"]
     golden("json/detect.json", re.sub(r'("took_ns": )\d+', r"\g<1>0", ctl("detect", "--json", "--from-sysfs", directory)))
     done = subprocess.run([DRAYCTL, "doctor", "--json", "--from-sysfs", directory], stdout=subprocess.PIPE, text=True, timeout=LIMIT)
@@ -99,12 +99,12 @@ def test_gpus_at_equal_distance_spread(machines):
     assert sorted(d for one in preferred(all_of_them) for d in one) == sorted(f"mlx5_{i}" for i in range(16))
 
 
-def test_bond_speaks_by_its_own_address(machines):
+def test_bond_uses_its_own_address(machines):
     assert best(detect(machines["bonded_roce"]), "mlx5_bond_0")["address"] == "10.30.0.5"
 
 
 def test_no_gid_without_a_netdev(machines):
-    """A GID that looks public and has no netdev here does not win over a private one with a live netdev; nor does link-local."""
+    """A private GID with a live netdev is preferred to a public-looking GID without a netdev here, and to a link-local one."""
     found = detect(machines["no_netdev_gids"])
     assert [best(found, f"mlx5_{i}")["address"] for i in range(2)] == ["10.8.0.4", "10.8.1.4"]
     assert all(best(found, f"mlx5_{i}")["index"] == 10 for i in range(2))
@@ -120,7 +120,7 @@ def test_pod_with_a_virtual_function(machines):
     assert "8 GPUs of the driver are not in this /sys" in out and "mlx5_0/1: the port belongs to other network namespaces" in out
 
 
-def test_gpus_by_their_driver(machines):
+def test_gpus_from_the_driver(machines):
     found = detect(machines["hgx_8x200"])
     assert [g["uuid"][:12] for g in found["gpus"]] == [f"GPU-0000000{i}" for i in range(8)]
     assert all(g["name"] == "NVIDIA H200" and g["dma_buf"] for g in found["gpus"])
@@ -130,23 +130,23 @@ def test_gpus_by_their_driver(machines):
     assert [g["node"] for g in half["gpus"]] == ["yes"] * 4 + ["not here"] * 4 and half["nvidia_uvm"] == "not here"
     assert not any(g["dma_buf"] for g in detect(machines["closed_modules"])["gpus"])
     assert "GPU-" not in ctl("detect", "--plain", "--from-sysfs", machines["hgx_8x200"])
-    # hidden from /sys, and told all the same
+    # GPUs that are hidden from /sys are listed, too
     assert "0000:19:00.0  H100" in ctl("detect", "--from-sysfs", machines["sriov_pod"])
 
 
-def test_limited_pkeys_are_told(machines):
+def test_limited_pkeys_are_reported(machines):
     out = ctl("doctor", "--from-sysfs", machines["infiniband_limited"], status=1)
     assert re.search(r"warning\s+pkey mlx5_1/1: .*limited member", out) and "pkey mlx5_0" not in out
     assert "no subnet manager" in out
 
 
-def test_families_and_pins(machines):
+def test_address_families_and_fixed_gids(machines):
     six = detect(machines["ipv6_only"])
     assert best(six, "mlx5_0")["address"] == "2001:db8:7::11" and six["advertise"] == "2001:db8:7::11"
     only = best(detect(machines["link_local_only"]), "mlx5_0")
     assert only["class"] == "link_local" and "link-local" in only["reason"]
     hgx = machines["hgx_8x8"]
-    assert best(detect(hgx, "--family", "ipv6"), "mlx5_0")["address"] == "10.100.0.11"  # routable before the family
+    assert best(detect(hgx, "--family", "ipv6"), "mlx5_0")["address"] == "10.100.0.11"  # a routable GID is preferred to one of the requested family
     pinned = detect(hgx, "--gid-index", "mlx5_0:1,mlx5_1/1:2")
     assert [best(pinned, f"mlx5_{i}")["index"] for i in range(3)] == [1, 2, 3]
     assert "fixed by configuration" in best(pinned, "mlx5_0")["reason"]
@@ -170,7 +170,7 @@ def test_explain(machines):
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "lying length"])
 def test_damaged_dumps(machines, tmp_path, damage):
-    """Whatever a dump holds: what can be found is found, and what is wrong is said."""
+    """With damaged dumps, detect reports everything else, and notes the errors."""
     models.hgx_8x8().write(tmp_path)
     for dump in (tmp_path / "netlink").iterdir():
         raw = dump.read_bytes()
@@ -181,7 +181,7 @@ def test_damaged_dumps(machines, tmp_path, damage):
     assert damage == "empty" or {n["about"] for n in found["notes"]} >= {"links", "devices"}
 
 
-# --- wrong use --------------------------------------------------------------------------------------
+# --- usage errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argv, says", [
@@ -191,7 +191,7 @@ def test_damaged_dumps(machines, tmp_path, damage):
     (["detect", "--watch", "--from-sysfs", "/"], "recorded"), (["detect", "extra"], "extra"), (["detect", "--expain", "x"], "--explain"),
     (["detect", "--explain", "x", "--json"], "--json"), (["doctor", "--register", "much"], "--register"), (["detcet"], "detect"),
 ])
-def test_wrong_use(argv, says):
+def test_usage_errors(argv, says):
     assert says in ctl(*argv, status=2)
 
 
@@ -231,7 +231,7 @@ ip route add blackhole 198.51.100.0/24
 
 @pytest.fixture
 def here():
-    """A network namespace of its own, for ip, ss and drayctl; with everything in it that this kernel has."""
+    """A network namespace for ip, ss and drayctl, with interfaces, addresses and routes of every kind that this kernel supports."""
     wrap = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     keeper = subprocess.Popen([*wrap, "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)
     if not keeper.stdout.readline():
@@ -322,7 +322,7 @@ class Watch:
         self.pipe, self.rest = self.process.stdout.fileno(), b""
 
     def line(self, limit=LIMIT):
-        """The next one; None when the time is over or it has ended."""
+        """Returns the next line; None at the limit or at the end."""
         while b"\n" not in self.rest:
             if not select.select([self.pipe], [], [], limit)[0]:
                 return None
@@ -339,7 +339,7 @@ class Watch:
             seen.append(line)
             if all(w in line for w in words):
                 return
-        raise AssertionError(f"no line with {words} but {seen}")
+        raise AssertionError(f"no line with {words}: {seen}")
 
 
 @contextlib.contextmanager
@@ -370,16 +370,16 @@ def test_watch(here):
 
 def test_watch_as_json(here):
     with watching(here, "--json") as watch:
-        # nothing is printed when it begins to watch: something changes until it is told, as other changes may be
+        # --watch does not report its start, so addresses are added until one is reported
         for i in range(500):
             subprocess.run([*here, "ip", "addr", "del" if i % 2 else "add", "10.7.0.99/24", "dev", "eth0"], check=True, timeout=LIMIT)
             line = watch.line(0.05)
             if line and "10.7.0.99" in json.loads(line)["change"]:
                 return
-    raise AssertionError("a new address was not told")
+    raise AssertionError("new addresses were not reported")
 
 
-def test_watch_ends_with_its_reader(here):
+def test_watch_ends_when_its_reader_closes(here):
     with watching(here) as watch:
         watch.line_with("rtnetlink")
         watch.process.stdout.close()
@@ -390,9 +390,9 @@ def test_watch_ends_with_its_reader(here):
 
 
 def test_doctor_memlock():
-    """The limit of this process, which a container without IPC_LOCK has: as a user without capabilities."""
+    """doctor reports a low limit on locked memory for a process without CAP_IPC_LOCK."""
     if os.geteuid():
-        pytest.skip("needs root, to give up its capabilities")
+        pytest.skip("needs root, to drop its capabilities")
     wrap = ["prlimit", "--memlock=8388608:8388608", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]
     done = subprocess.run([*wrap, DRAYCTL, "doctor", "--json", "--register", "64GiB"], stdout=subprocess.PIPE, timeout=LIMIT)
     finding, = [f for f in json.loads(done.stdout)["findings"] if f["check"] == "memlock"]
@@ -486,7 +486,7 @@ def cuda_findings(*argv, **env):
     return {f["check"]: (f["severity"], f["text"]) for f in found["findings"] if f["check"] in ("gpu-plugin", "gpu-peers")}
 
 
-def test_doctor_asks_cuda():
+def test_doctor_with_cuda():
     found = cuda_findings()
     assert found["gpu-plugin"][0] == "ok" and found["gpu-peers"][0] == "ok"
     apart = cuda_findings(FAKE_GPU_PEERS="0", FAKE_GPU_DEVICES="3")["gpu-peers"]
@@ -498,7 +498,7 @@ def test_doctor_asks_cuda():
 
 
 def test_no_cuda(tmp_path):
-    """Said in one line, and no failure."""
+    """Without CUDA, detect prints one line and succeeds."""
     assert f"CUDA: not used: the CUDA plug-in {tmp_path}/none.so is not there" in with_gpus("detect", plugin=tmp_path / "none.so")
     (tmp_path / "bad.so").write_text("no library")
     assert "CUDA: not used: the CUDA plug-in cannot be loaded" in with_gpus("detect", plugin=tmp_path / "bad.so")
@@ -535,14 +535,14 @@ def segment_of(agent):
 
 
 def test_agent_follows_addresses(lab, new_agent):
-    """A listener of all addresses: what is advertised moves when a better address comes, and back when it goes."""
+    """With a listener on all addresses, the advertised address changes when a better one appears, and back when it disappears."""
     if not lab.namespaces:
         pytest.skip("needs a network namespace of its own")
     agent = new_agent(listen=["0.0.0.0"], settings={"peer.allow_insecure": "true"})
     host = agent.host
     address, port = segment_of(agent).rsplit(":", 1)
     assert address == host.v4
-    better = "10.76.0.1"  # the lower of two that are alike
+    better = "10.76.0.1"  # of two equal addresses the lower one is preferred
     host.run("ip", "addr", "add", f"{better}/32", "dev", "dray0")
     try:
         until(lambda: segment_of(agent) == f"{better}:{port}")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not 
 
 
 def test_lists(pair):
-    """Lists show the present state, in text and JSON."""
+    """Lists show the current state, in text and JSON."""
     a, b = pair
     with Side(a, MIB, group="engine", name="reader") as here, Side(b, MIB, noise(MIB), name="owner") as there:
         remote = here.reach(there)

@@ -41,7 +41,7 @@ class Fake:
 
     def _line(self):
         while b"\n" not in self.rest:
-            assert select.select([self.process.stdout], [], [], LIMIT)[0], f"nothing came; so far {self.calls}"
+            assert select.select([self.process.stdout], [], [], LIMIT)[0], f"no further call; calls so far: {self.calls}"
             got = os.read(self.process.stdout.fileno(), 1 << 16)
             assert got, "the fake ended"
             self.rest += got
@@ -58,7 +58,7 @@ class Fake:
         self._until(["done"])
 
     def called(self, member):
-        """Waits for the next such call."""
+        """Waits for the next call of a method."""
         while True:
             line = self._line()
             self.calls.append(line)
@@ -163,7 +163,7 @@ def test_formats_and_omitted_variables(fake):
     assert len(fake.run("env", "--plain")[0].splitlines()) == 5
 
 
-def test_variables_that_are_set_stay(fake):
+def test_set_variables_are_kept(fake):
     fake.variables(("dray", "V_A", "new"), ("dray", "V_B", "same"), ("dray", "V_C", "c"))
     given = {"V_A": "old", "V_B": "same", "V_AA": "x"}
     out, err = fake.run("env", env=given)
@@ -198,8 +198,8 @@ def test_unknown_profiles(fake):
 
 # --- exec ---------------------------------------------------------------------------------------------
 
-def test_a_command_inherits_everything(fake):
-    """argv with any bytes, descriptors, signal mask and dispositions, stdin; and no descriptor of drayctl."""
+def test_the_command_inherits_everything(fake):
+    """The command gets argv with any bytes, descriptors, signal mask and dispositions, and stdin, but no descriptor of drayctl."""
     fake.variables(("dray", "V_A", "1"))
     odd = [b"", b"a b", b"\xff\xfe", b"--profile", b"x", b"--", b"-h", b"it's", b"*"]
     show = python("import json, os, signal, sys",
@@ -231,7 +231,7 @@ def test_a_command_inherits_everything(fake):
     os.close(w)
 
 
-def test_how_commands_are_found(fake, tmp_path):
+def test_search_for_the_command(fake, tmp_path):
     fake.variables()
     (tmp_path / "plain").write_text("echo script $1 $#")
     (tmp_path / "plain").chmod(0o755)
@@ -292,7 +292,7 @@ def test_waits_for_the_preferred_segment(fake):
     fake.segments()
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n") as p:
         fake.called("ListSegments")
-        # a segment that is not preferred, one that is not ready, one that is not verified
+        # segments that are not preferred, not ready, or not verified
         for row in ({"preferred": False}, {"state": "probing"}, {"verified": False}, {"state": "lost"}):
             fake.segments(row)
             fake.changed()
@@ -313,8 +313,8 @@ def test_waits_until_the_agent_runs(fake):
         fake.be(state="running", signal=["StateChanged", "draining", "running"])
 
 
-def test_no_signal_is_needed(fake):
-    """An agent sends no signal when a probe confirms the known state."""
+def test_wait_works_without_a_signal(fake):
+    """An agent sends no signal when a probe confirms the known state, so drayctl must poll."""
     fake.variables(*VARIABLES)
     fake.segments({"verified": False})
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n"):
@@ -323,7 +323,7 @@ def test_no_signal_is_needed(fake):
 
 
 @pytest.mark.parametrize("end", ["kill", "drop"])
-def test_an_agent_that_starts_late_and_ends(fake, tmp_path, end):
+def test_agent_starts_late_and_ends(fake, tmp_path, end):
     fake.close()
     (tmp_path / "again").mkdir()
     with waiting(fake, "--wait-ready=1h", out="10.0.0.2:50053 3\n") as p:
@@ -351,7 +351,7 @@ def test_an_agent_that_starts_late_and_ends(fake, tmp_path, end):
     ({"preferred": False}, "no segment is preferred"),
     ({"verified": False}, "segment 10.0.0.2:50053 is ready from before the agent's start"),
 ])
-def test_time_outs(fake, row, why):
+def test_timeouts(fake, row, why):
     fake.variables(*VARIABLES)
     fake.segments(row)
     with waiting(fake, "--wait-ready=1500ms", status=124, err=f"no preferred segment was ready within 1.5 s: {why}"):
@@ -364,7 +364,7 @@ def test_time_outs(fake, row, why):
         pass
 
 
-def test_an_agent_that_does_not_answer(fake):
+def test_agent_does_not_answer(fake):
     fake.be(hang=True)
     with waiting(fake, "--wait-ready=300ms", status=124, err="did not answer"):
         pass
@@ -424,7 +424,7 @@ class Terminal:
                 if select.select([self.fd], [], [], 0)[0]:
                     self.text += os.read(self.fd, 4096)
             return wanted in self.text
-        until(look, f"{wanted} in what the terminal shows")
+        until(look, f"{wanted} on the terminal")
 
     def type(self, keys):
         os.write(self.fd, keys)
@@ -472,7 +472,7 @@ def test_the_command_has_the_terminal(fake):
                      "does = {signal.SIGWINCH: lambda: say('size', *os.get_terminal_size()),",
                      "        signal.SIGINT: lambda: say('interrupted'),",
                      "        signal.SIGTERM: lambda: (say('told to end'), os._exit(9))}",
-                     # A handler could run too late: signal.pause() waits for the signal after one that came just before it.
+                     # The signals are blocked: if a signal came just before signal.pause(), pause() would wait for the next one.
                      "signal.pthread_sigmask(signal.SIG_BLOCK, does)",
                      "say('tty', os.isatty(0), os.isatty(1), os.environ['V_A'], os.getpid(), os.tcgetpgrp(0) == os.getpgrp())",
                      "say('read', sys.stdin.readline())",
@@ -564,14 +564,14 @@ def test_wait_for_a_segment_fails(fake):
         assert len(fake.run("wait", *wrong, status=2)[1].splitlines()) == 1
 
 
-def test_a_wait_that_is_interrupted(fake):
+def test_interrupted_wait(fake):
     with subprocess.Popen(fake.command("wait", "segment=a:1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
         fake.called("ListSegments")
 
         def blocks_the_signal():
             mask = re.search(r"SigBlk:\s*(\w+)", pathlib.Path(f"/proc/{p.pid}/status").read_text())[1]
             return int(mask, 16) >> (signal.SIGTERM - 1) & 1
-        # drayctl now waits, so the signal ends it in order.
+        # drayctl now waits, so the signal ends it with a message.
         until(blocks_the_signal)
         p.send_signal(signal.SIGTERM)
         err = p.communicate(timeout=LIMIT)[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Death, silence and revocation in mid-transfer: the typed error, memory that stays as it is, nothing left behind."""
+"""Failure, silence and revocation during transfers: typed errors, memory that does not change afterwards, no leaks."""
 
 import contextlib
 import os
@@ -12,19 +12,19 @@ import dray
 import pytest
 from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_leaked, same, until
 
-SIZE = (8 if "DRAY_VM" in os.environ else 32) * MIB  # takes as long in an emulated machine
+SIZE = (8 if "DRAY_VM" in os.environ else 32) * MIB  # less in an emulated machine, which is slower
 N = 16
 
 
 def pattern():
-    """Non-zero at the start of each page."""
+    """SIZE bytes, not zero at the start of each page."""
     block = bytearray(noise(MIB))
     block[::4096] = b"\x55" * (MIB // 4096)
     return bytes(block) * (SIZE // MIB)
 
 
 def start(side, remote, direction, n=N, forever=True):
-    """Big transfers, each of all the memory; the last of them waits forever, so that one is in flight for certain."""
+    """Starts n transfers of the whole memory, and one that waits for its wait word, so that one is certainly in flight."""
     transfers = [side.client.transfer(direction, side.region, remote, [(0, 0, SIZE)], deadline=120) for _ in range(n)]
     if forever:
         transfers.append(side.client.transfer(direction, side.region, remote, [(0, 0, 1)], deadline=120,
@@ -33,12 +33,12 @@ def start(side, remote, direction, n=N, forever=True):
 
 
 def moving(side, view):
-    """Waits until bytes land in view, which were zeros."""
+    """Waits until the first bytes arrive in view, which was filled with zeros."""
     until(lambda: view[0] or view[SIZE // 2] or side.client.process(), "the first byte")
 
 
 def names(transfers):
-    """How they ended."""
+    """The results of the transfers: names of errors, or ok."""
     ended = [t.exception(LIMIT) for t in transfers]
     return {e.name if e else "ok" for e in ended}
 
@@ -56,8 +56,8 @@ def untouched(view):
 
 @pytest.mark.parametrize("direction", ["read", "write"])
 @pytest.mark.parametrize("how", ["revoke", "revoke all", "remove"])
-def test_revoked_in_mid_transfer(sides, direction, how):
-    """Once REVOKE or REMOVE is answered, no byte of the region is written, or read, any more."""
+def test_revoked_during_transfers(sides, direction, how):
+    """After the answer to REVOKE or REMOVE no byte of the region is written or read any more."""
     here, there = sides(SIZE, pattern() if direction == "read" else None, pattern() if direction == "write" else None)
     token = there.region.export()
     remote = here.client.import_token(token, timeout=LIMIT)
@@ -69,7 +69,7 @@ def test_revoked_in_mid_transfer(sides, direction, how):
         assert there.region.revoke(token if how == "revoke" else None) == 1
     if direction == "write":
         wipe(there.view)
-    assert names(transfers) <= {"ok", "revoked", "not_found"}  # the last where the agent had not read it yet
+    assert names(transfers) <= {"ok", "revoked", "not_found"}  # not_found: the agent had not read the transfer yet
     assert "revoked" in names(transfers)
     if direction == "write":
         assert untouched(there.view), "bytes landed after the revocation was answered"
@@ -79,8 +79,8 @@ def test_revoked_in_mid_transfer(sides, direction, how):
     remote.release()
 
 
-def test_released_in_mid_transfer(sides):
-    """REMOTE_RELEASE cancels its transfers first; then the local memory is quiet."""
+def test_released_during_transfers(sides):
+    """REMOTE_RELEASE cancels the remote's transfers first; after the answer the local memory does not change."""
     here, there = sides(SIZE, pattern())
     remote = here.reach(there)
     transfers = start(here, remote, "read")
@@ -92,8 +92,8 @@ def test_released_in_mid_transfer(sides):
     assert untouched(here.view), "bytes landed after the release was answered"
 
 
-def test_only_the_revoked_ends(sides):
-    """Other transfers between the same two agents go on through a revocation."""
+def test_revocation_spares_other_transfers(sides):
+    """A revocation does not affect other transfers between the same two agents."""
     here, there = sides(SIZE, pattern())
     other_here, other_there = sides(SIZE, pattern())
     remote, other = here.reach(there), other_here.reach(other_there)
@@ -115,7 +115,7 @@ region = client.region(memory)
 remote = client.import_token(args["token"], timeout=30)
 tell(str(region.export()))
 if hear() == "fork" and os.fork() == 0:
-    time.sleep(1000)  # keeps the socket, the doorbells and the memory, and never says anything
+    time.sleep(1000)  # keeps socket, doorbells and memory open, and sends nothing
 transfers = [client.transfer(args["direction"], region, remote, [(0, 0, args["size"])]) for _ in range(30)]
 if args["ring"]:
     transfers += [client.transfer(args["direction"], region, remote, [(0, 0, args["size"])], via="ring") for _ in range(30)]
@@ -129,8 +129,8 @@ hear()
 @pytest.mark.parametrize("direction", ["read", "write"])
 @pytest.mark.parametrize("way", ["killed", "forked"])
 @pytest.mark.parametrize("path", ["local", "tcp"])
-def test_client_dies_in_mid_transfer(request, path, way, direction, ring):
-    """All it had is gone at once, even if a child of it still holds its socket."""
+def test_client_dies_during_transfers(request, path, way, direction, ring):
+    """The agent releases everything of a dead client at once, even if a child process still holds the socket."""
     agents = (request.getfixturevalue("agent"),) * 2 if path == "local" else request.getfixturevalue("pair")
     size = 16 * MIB
     with Side(agents[1], size) as there, nothing_leaked(*agents, streams=STREAMS):
@@ -145,7 +145,7 @@ def test_client_dies_in_mid_transfer(request, path, way, direction, ring):
             assert len(children) == (way == "forked")
             actor.process.kill()
             try:
-                # what it exported is gone for its importers, at once
+                # importers lose its exported ranges at once
                 event = there.client.next_event(dray.RemoteLost, LIMIT)
                 assert event is not None and event.remote == remote.handle
                 remote.release()
@@ -153,7 +153,7 @@ def test_client_dies_in_mid_transfer(request, path, way, direction, ring):
                 if direction == "write":
                     there.view[:] = bytes(size)
                     agents[0].client().close()
-                    assert same(there.view, bytes(size)), "bytes of a dead client still land"
+                    assert same(there.view, bytes(size)), "bytes of a dead client still arrive"
             finally:
                 for child in children:
                     os.kill(child, signal.SIGKILL)
@@ -166,7 +166,7 @@ def children_of(pid):
 
 
 def test_many_clients_die(agent):
-    """Six at once."""
+    """Six clients die at the same time."""
     with Side(agent, MIB, noise(MIB)) as there, nothing_leaked(agent), contextlib.ExitStack() as stack:
         actors = [stack.enter_context(Actor(CLIENT, socket=agent.socket, size=MIB, token=there.export(), direction="read", ring=1))
                   for _ in range(6)]
@@ -182,7 +182,7 @@ def test_many_clients_die(agent):
 # --- peers that die or fall silent ------------------------------------------------------------------------
 
 def lost(agents, here, there, remote, direction, harm, mend, allowed=("peer_lost",)):
-    """harm() the peer in mid-transfer; all ends as peer_lost; mend() it, and the path works again."""
+    """harm() disturbs the peer during transfers, which must end with peer_lost; mend() undoes that."""
     transfers = start(here, remote, direction)
     moving(here, (here if direction == "read" else there).view)
     harm()
@@ -194,7 +194,7 @@ def lost(agents, here, there, remote, direction, harm, mend, allowed=("peer_lost
     event = here.client.next_event(dray.RemoteLost, LIMIT)
     assert event.remote == remote.handle
     expect({"peer_lost", "not_found", "revoked"}, here.client.read(here.region, remote, [(0, 0, 1)]).result, LIMIT)
-    with Side(agents[0], MIB) as one, Side(agents[0], MIB, noise(MIB)) as two:  # others are served meanwhile
+    with Side(agents[0], MIB) as one, Side(agents[0], MIB, noise(MIB)) as two:  # other sessions are served meanwhile
         one.client.read(one.region, one.reach(two), [(0, 0, MIB)]).result(LIMIT)
         assert same(one.view, two.view)
     mend()
@@ -217,9 +217,9 @@ def test_peer_killed(new_pair, direction):
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_peer_stopped(prompt_pair, direction):
-    """SIGSTOP: only silence tells. When it wakes up it finds itself without us, and takes us back."""
-    a, b = prompt_pair()
+def test_peer_stopped(short_limits_pair, direction):
+    """A peer stopped by SIGSTOP is lost by its silence. After SIGCONT it notices the lost connection and accepts a new one."""
+    a, b = short_limits_pair()
     with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
             Side(b, SIZE, pattern() if direction == "read" else None) as there:
         lost((a, b), here, there, here.reach(there), direction, lambda: b.signal(signal.SIGSTOP),
@@ -230,9 +230,9 @@ def test_peer_stopped(prompt_pair, direction):
 
 
 @pytest.mark.parametrize("user", ["near", "far"])
-def test_peer_stopped_at_rest(prompt_pair, user):
-    """Two that rest are seldom heard; who has work again finds out as soon as ever. The work is ours, or the other's first."""
-    a, b = prompt_pair(peer__rest_heartbeat="60s")
+def test_resting_peer_stopped(short_limits_pair, user):
+    """Resting peers send few heartbeats. As soon as one of them has work, a stopped peer is lost within the usual limit."""
+    a, b = short_limits_pair(peer__rest_heartbeat="60s")
     with Side(a, MIB) as here, Side(b, MIB) as there:
         sides = {"near": (here, there), "far": (there, here)}
         remotes = {name: mine.reach(other) for name, (mine, other) in sides.items()}
@@ -240,13 +240,13 @@ def test_peer_stopped_at_rest(prompt_pair, user):
         def read(name):
             return sides[name][0].client.read(sides[name][0].region, remotes[name], [(0, 0, MIB)])
 
-        def heard():
+        def silence_ns():
             (peer,) = a.ctl("peers", "--json")["peers"]
             assert peer["state"] == "ready", peer
             return peer["heartbeat_age_ns"]
 
         read("near").result(LIMIT)
-        until(lambda: heard() > 1.2e9, "more silence than the limit, borne")
+        until(lambda: silence_ns() > 1.2e9, "silence longer than the usual limit, without a loss")
         read(user).result(LIMIT)
         b.signal(signal.SIGSTOP)
         try:
@@ -257,10 +257,10 @@ def test_peer_stopped_at_rest(prompt_pair, user):
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_link_cut(lab, prompt_pair, direction):
-    """Neither end hears anything any more; both give the other up in time."""
+def test_link_cut(lab, short_limits_pair, direction):
+    """After a link is cut, both ends lose the other in time."""
     lab.need_namespaces()
-    a, b = prompt_pair()
+    a, b = short_limits_pair()
     link = lab.hosts[1].link
     try:
         with Side(a, SIZE, pattern() if direction == "write" else None) as here, \
@@ -268,9 +268,9 @@ def test_link_cut(lab, prompt_pair, direction):
             back = there.reach(here)
             remote = here.reach(there)
             lost((a, b), here, there, remote, direction, lambda: link(False), lambda: None)
-            event = there.client.next_event(dray.RemoteLost, LIMIT)  # and the other end noticed too
+            event = there.client.next_event(dray.RemoteLost, LIMIT)  # the other end has lost the peer, too
             assert event.remote == back.handle
-            if direction == "write":  # nothing of it comes later, by whatever was on its way
+            if direction == "write":  # packets that were in flight must not arrive later
                 wipe(there.view)
             link(True)
             remote = here.reach(there)
@@ -282,8 +282,8 @@ def test_link_cut(lab, prompt_pair, direction):
         link(True)
 
 
-def test_owner_client_dies_while_peer_is_cut_off(lab, new_pair):
-    """REGION_REMOVE towards an importer that cannot answer ends by the fence's time-out."""
+def test_region_removed_while_the_importer_is_cut_off(lab, new_pair):
+    """REGION_REMOVE ends at the fence's timeout if the importer cannot answer."""
     lab.need_namespaces()
     a, b = new_pair(peer__fence_timeout="500ms")
     try:
@@ -295,9 +295,9 @@ def test_owner_client_dies_while_peer_is_cut_off(lab, new_pair):
         lab.hosts[1].link(True)
 
 
-def test_notification_survives_nothing_twice(lab, prompt_pair):
-    """Notifications around a lost peer: each at most once, and the ones reported ok did come."""
-    a, b = prompt_pair()
+def test_notifications_across_a_lost_peer(lab, short_limits_pair):
+    """When a peer is lost, each notification comes at most once, and every notification reported as ok has come."""
+    a, b = short_limits_pair()
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB), notifications=True) as there:
         remote = here.reach(there)
         transfers = [here.client.write(here.region, remote, [(0, 0, MIB)], notify=(i, b"")) for i in range(200)]
@@ -306,7 +306,7 @@ def test_notification_survives_nothing_twice(lab, prompt_pair):
         ended = [t.exception(LIMIT) for t in transfers]
         b.signal(signal.SIGCONT)
         assert {e.name for e in ended if e} <= {"peer_lost"}
-        here.reach(there)  # both ends have settled
+        here.reach(there)  # both ends have connected again
         there.client.process()
         tags = [e.tag for e in there.client.events if isinstance(e, dray.Notification)]
         assert len(tags) == len(set(tags)), "a notification came twice"
@@ -314,7 +314,7 @@ def test_notification_survives_nothing_twice(lab, prompt_pair):
 
 
 def test_peer_restarted_at_once(new_pair):
-    """The old incarnation's remotes are void even if nobody noticed its death."""
+    """The remotes of the old incarnation are void, even if the peer restarts faster than its loss is noticed."""
     a, b = new_pair()
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         remote = here.reach(there)
@@ -328,7 +328,7 @@ def test_peer_restarted_at_once(new_pair):
 
 
 def test_same_id_twice(lab, new_agent):
-    """A copied state directory: two agents with one id at once are refused, and said to be so."""
+    """Two agents that use the same id at the same time (a copied state directory): the second is refused with identity."""
     how = {"key": lab.key}
     one, b = new_agent("one", **how), new_agent("b", **how)
     twin = new_agent("twin", start=False, **how)
@@ -343,10 +343,10 @@ def test_same_id_twice(lab, new_agent):
         assert "identity" in b.text() or first.client.agent_id.hex() in b.text()
 
 
-# --- the agent under a client --------------------------------------------------------------------------------
+# --- restart of the client's own agent -----------------------------------------------------------------------
 
 def test_agent_restarted(new_agent):
-    """What was in flight is reported as agent_restarted; then regions are there again, and pools are the client's own."""
+    """Transfers in flight end with agent_restarted; after the reconnect regions work again, and pools belong to the client."""
     agent = new_agent()
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
@@ -374,7 +374,7 @@ def test_agent_restarted(new_agent):
 
 
 def test_agent_restarted_event_driven(new_agent):
-    """The same, watched by a loop of the program's own."""
+    """The same for a client with an event loop of its own."""
     import select
     agent = new_agent()
     with agent.client() as client, dray.Memory(MIB) as memory:
@@ -389,7 +389,7 @@ def test_agent_restarted_event_driven(new_agent):
 
 
 def test_agent_stays_away(new_agent):
-    """No agent: an error after the client's patience, not a hang."""
+    """Without an agent, a request fails after the client's patience."""
     agent = new_agent()
     client = agent.client(patience=0.2)
     memory = dray.Memory(4096)
@@ -402,10 +402,10 @@ def test_agent_stays_away(new_agent):
     memory.close()
 
 
-# --- all of it at once ----------------------------------------------------------------------------
+# --- random sequences -----------------------------------------------------------------------------
 
 class Chaos:
-    """Sessions on both agents that do whatever comes to mind; everything must end, in words that make sense."""
+    """Sessions on both agents with random actions; everything must end, with an expected error or ok."""
 
     SIZE = 256 * 1024
     UNEXPECTED = {"internal", "protocol", "io", "agent_restarted", "unknown", "region_fault", "timeout"}

@@ -6,7 +6,7 @@ import os
 import dray
 import pytest
 from dray import _schema as s
-from conftest import QUICK
+from conftest import PAIR_SETTINGS
 from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
 from harness import LIMIT, MIB, Actor, expect, noise, until
 from test_http import ask, with_http
@@ -260,7 +260,7 @@ def test_nothing_to_flush(lab, new_agent):
     """A driver that cannot make RDMA writes visible: there are none, and the GPU is no worse for it."""
     gpus = FakeGpus(lab.directory("gpus"), fail="flush")
     here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
-                             settings={**QUICK, **gpus.settings}) for n, name in enumerate("ab"))
+                             settings={**PAIR_SETTINGS, **gpus.settings}) for n, name in enumerate("ab"))
     with here.client() as client, there.client(notifications=True) as owner, dray.Memory(MIB) as host, GpuMemory(MIB) as memory:
         remote = client.import_token(str(add_vmm(owner, memory).export()), timeout=LIMIT)
         client.write(client.region(host), remote, [(0, 0, MIB)], notify=(7, b"there")).result(LIMIT)
@@ -272,7 +272,7 @@ def test_nothing_to_flush(lab, new_agent):
 # --- ends that nobody asked for -------------------------------------------------------------------------
 
 ENGINE = """
-from conftest import QUICK
+from conftest import PAIR_SETTINGS
 from fake_gpu import GpuMemory, add_vmm, uuid
 import dray
 client = dray.Client(args["socket"])

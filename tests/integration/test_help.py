@@ -13,7 +13,7 @@ def output(*argv):
     return subprocess.check_output([DRAYCTL, *argv], text=True, timeout=LIMIT)
 
 
-def test_help_matches_the_files():
+def test_help_matches_golden():
     everything = output("help")
     assert output("--help") == output("-h") == everything
     golden("help/drayctl.txt", everything)

@@ -15,7 +15,7 @@ import time
 
 import pytest
 import yaml
-from conftest import QUICK, serves
+from conftest import PAIR_SETTINGS, serves
 from harness import LIMIT, MIB, ROOT, Side, parse_segment, until
 
 SCHEMA = yaml.safe_load((ROOT / "schema/metrics.yaml").read_text())
@@ -315,10 +315,10 @@ def test_what_is_required(new_agent, lab):
 
 def test_required_segment(new_agent, lab):
     """It is connected to without anybody asking, and again when it was lost; also where the other side wants the same."""
-    there = new_agent("there", start=False, host=1, listen=[lab.hosts[1].v4], key=lab.key, settings=QUICK)
+    there = new_agent("there", start=False, host=1, listen=[lab.hosts[1].v4], key=lab.key, settings=PAIR_SETTINGS)
     segment = there.listen[0]
     here = with_http(new_agent, lab, "here", listen=[lab.hosts[0].v4], key=lab.key,
-                     settings={**QUICK, "ready.require": f"segment:{segment}", "peer.idle_timeout": "1s"})
+                     settings={**PAIR_SETTINGS, "ready.require": f"segment:{segment}", "peer.idle_timeout": "1s"})
     there.settings["ready.require"] = f"segment:{here.listen[0]}"
     name = f"segment:{segment}"
 

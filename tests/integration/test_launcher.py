@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from harness import DRAYCTL, LIMIT, until
-from test_segments import QUICK, Owner, descriptor, handshake_daemon, listen, port_of, preferred, rows, state
+from test_segments import QUICK_PROBES, Owner, descriptor, handshake_daemon, listen, port_of, preferred, rows, state
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
@@ -39,7 +39,7 @@ def test_an_owner_up_late(lab, new_agent):
     host = lab.hosts[0]
     port = spare_port(host)
     name = f"{host.v4}:{port}"
-    agent = new_agent(settings={**QUICK, "segment.ports": f"{port} mooncake"}, listen=[host.v4], key=lab.key)
+    agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port} mooncake"}, listen=[host.v4], key=lab.key)
     launcher = launch(agent, f"--wait-ready={LIMIT}s", "--profile", "dray,vllm,vllm-mooncake", argv=[*SHOW, "serve", "a model"])
     # a port that accepts and says nothing is no owner yet
     with contextlib.closing(listen(host, port=port)):
@@ -60,7 +60,7 @@ def test_an_owner_up_late(lab, new_agent):
 
 
 def test_an_owner_that_does_not_come(lab, new_agent):
-    agent = new_agent(settings=QUICK, listen=[lab.hosts[0].v4], key=lab.key)
+    agent = new_agent(settings=QUICK_PROBES, listen=[lab.hosts[0].v4], key=lab.key)
     late = launch(agent, "--wait-ready=200ms", "--profile", "vllm-mooncake")
     assert late.communicate(timeout=LIMIT)[0] == "" and late.returncode == 124
     environment, _, err = seen(launch(agent, "--wait-ready=200ms", "--on-timeout=start", "--profile", "vllm-mooncake"))
@@ -72,7 +72,7 @@ def test_what_is_known_from_before_is_no_wait_ready(lab, new_agent):
     host = lab.hosts[0]
     port = spare_port(host)
     name = f"{host.v4}:{port}"
-    settings = {**QUICK, "segment.ports": f"{port} mooncake"}
+    settings = {**QUICK_PROBES, "segment.ports": f"{port} mooncake"}
     with Owner(listen(host, port=port), handshake_daemon(descriptor(name))):
         agent = new_agent(settings=settings, listen=[host.v4], key=lab.key)
         state(agent, name, "ready")
@@ -100,7 +100,7 @@ def sourced(path):
 def test_the_file_and_the_data_socket_say_the_same(lab, new_agent):
     host = lab.hosts[0]
     port = spare_port(host)
-    agent = new_agent(settings={**QUICK, "segment.ports": f"{port}", "env.profiles": "dray,vllm,vllm-mooncake"}, listen=[host.v4],
+    agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port}", "env.profiles": "dray,vllm,vllm-mooncake"}, listen=[host.v4],
                       key=lab.key)
     path = agent.directory / "env"
     until(path.exists)
@@ -120,28 +120,28 @@ def test_the_file_and_the_data_socket_say_the_same(lab, new_agent):
 
 
 def test_a_directory_that_cannot_be_written(lab, new_agent):
-    agent = new_agent(settings={**QUICK, "env.file": "/proc/env"})
+    agent = new_agent(settings={**QUICK_PROBES, "env.file": "/proc/env"})
     until(lambda: "/proc/env" in agent.text())
     assert preferred(agent).segment == ""
 
 
 def test_no_file(lab, new_agent):
-    agent = new_agent(settings={**QUICK, "env.file": "none"})
+    agent = new_agent(settings={**QUICK_PROBES, "env.file": "none"})
     assert preferred(agent).segment == ""
     assert not (agent.directory / "env").exists()
 
 
 def test_unknown_profile(lab, new_agent):
-    agent = new_agent(settings=QUICK)
+    agent = new_agent(settings=QUICK_PROBES)
     done = agent.ctl("env", "--profile", "dray,nope", check=False)
     assert done.returncode != 0 and "nope" in done.stderr and "vllm-mooncake" in done.stderr and not done.stdout
 
 
 def test_the_master_that_clients_want(lab, new_agent):
-    agent = new_agent(settings=QUICK, env={"MOONCAKE_MASTER": "10.0.0.9:50051"}, listen=[lab.hosts[0].v4], key=lab.key)
+    agent = new_agent(settings=QUICK_PROBES, env={"MOONCAKE_MASTER": "10.0.0.9:50051"}, listen=[lab.hosts[0].v4], key=lab.key)
     with agent.client() as c:
         assert c.environment(["mooncake"])["MOONCAKE_MASTER"] == "10.0.0.9:50051"
     assert "--master_server_address=10.0.0.9:50051" in agent.ctl("env", "--profile", "mooncake-owner", "--format", "args")
-    other = new_agent(settings={**QUICK, "mooncake.master_rpc": "etcd://10.0.0.8:2379"}, env={"MOONCAKE_MASTER": "10.0.0.9:50051"})
+    other = new_agent(settings={**QUICK_PROBES, "mooncake.master_rpc": "etcd://10.0.0.8:2379"}, env={"MOONCAKE_MASTER": "10.0.0.9:50051"})
     with other.client() as c:
         assert c.environment(["mooncake"])["MOONCAKE_MASTER"] == "etcd://10.0.0.8:2379"

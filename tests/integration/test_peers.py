@@ -11,7 +11,7 @@ import ssl
 
 import dray
 import pytest
-from conftest import QUICK
+from conftest import PAIR_SETTINGS
 from dray import _schema as s
 from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_leaked, parse_segment, until
 
@@ -129,9 +129,9 @@ def test_stream_for_a_known_peer(listening, standing_pair):
 @pytest.mark.parametrize("theirs", ["another", "none"])
 def test_wrong_key(lab, new_agent, theirs):
     """Both ends say that the key is wrong; neither gets anything."""
-    one = new_agent("one", key=lab.key, settings=QUICK)
+    one = new_agent("one", key=lab.key, settings=PAIR_SETTINGS)
     key = lab.write("key", secrets.token_hex(32), 0o600) if theirs == "another" else None
-    two = new_agent("two", key=key, settings=QUICK)
+    two = new_agent("two", key=key, settings=PAIR_SETTINGS)
     with Side(one, MIB) as here, Side(two, MIB) as there:
         for near, far in ((here, there), (there, here)):
             expect({"peer_denied"}, near.client.import_token, far.export(), timeout=3)

@@ -11,7 +11,7 @@ import sys
 import dray
 import pytest
 from dray import _schema as s
-from harness import LIMIT, MIB, Raw, Side, expect, nobody, noise, nothing_leaked
+from harness import LIMIT, MIB, Raw, Side, expect, noise, nothing_leaked, unreachable_token
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "schema"))
@@ -278,7 +278,7 @@ def test_duplicate_id(agent):
 def test_duplicate_id_of_requests(new_agent, lab):
     """The same among requests that wait for a peer."""
     agent = new_agent(key=lab.key)
-    token = nobody(agent.host)
+    token = unreachable_token(agent.host)
     with Raw(agent) as raw:
         for _ in range(2):
             raw.send(s.pack_remote_import(6, token=token, timeout_ms=60000))
@@ -323,7 +323,7 @@ def test_pipelined_without_reading(agent):
 
 
 def test_never_reading(agent):
-    """A client that only sends is stopped by its own full socket, and starves nobody."""
+    """A client that only sends is stopped by its own full socket, and does not starve other clients."""
     with Raw(agent) as raw:
         raw.sock.setblocking(False)
         for i in range(100000):
@@ -360,7 +360,7 @@ def test_random_mutations(agent):
 
 
 def test_connections_that_say_nothing(agent):
-    """They are kept or dropped, but hurt nobody."""
+    """Silent connections stay open or are closed; other clients are served."""
     silent = [Raw(agent, False) for _ in range(50)]
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         here.reach(there)

@@ -5,7 +5,7 @@ import contextlib
 
 import dray
 import pytest
-from harness import LIMIT, MIB, Side, expect, nobody, noise, until
+from harness import LIMIT, MIB, Side, expect, noise, unreachable_token, until
 
 
 def names(error, key):
@@ -151,7 +151,7 @@ def test_arena(new_agent):
 def test_requests(new_agent, lab):
     """Requests that wait for an answer from elsewhere."""
     agent = new_agent(settings={"limits.requests_per_session": 4}, key=lab.key)
-    token = nobody(agent.host)
+    token = unreachable_token(agent.host)
     with agent.client() as client:
         pending = [client.import_token(token, timeout=20, wait=False) for _ in range(4)]
         client.process()

@@ -19,7 +19,7 @@ from test_ctl import conform, schema_of
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
-QUICK = {"probe.interval": "200ms", "probe.backoff_min": "20ms", "probe.backoff_max": "200ms", "probe.timeout": "500ms",
+QUICK_PROBES = {"probe.interval": "200ms", "probe.backoff_min": "20ms", "probe.backoff_max": "200ms", "probe.timeout": "500ms",
          "segment.listen_interval": "50ms", "mooncake.interval": "100ms", "mooncake.timeout": "2s"}
 
 
@@ -175,7 +175,7 @@ def test_an_owner_that_comes_late_and_goes(lab, new_agent):
     first = listen(host)
     port = port_of(first)
     first.close()
-    agent = new_agent(settings={**QUICK, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key)
+    agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key)
     assert preferred(agent).segment == ""
     for _ in range(2):
         with agent.client(segments=True) as c, contextlib.closing(listen(host, port=port)):
@@ -203,7 +203,7 @@ def test_listeners_by_address(lab, new_agent, family, address):
     host = lab.hosts[0]
     address = host.v6 if address == "v6" else address
     with contextlib.closing(listen(host, address, family=family)) as sock:
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
         name = f"[{address}]:{port_of(sock)}" if ":" in address else f"{address}:{port_of(sock)}"
         assert state(agent, name, "ready")["local"]
         assert preferred(agent).segment == name
@@ -212,7 +212,7 @@ def test_listeners_by_address(lab, new_agent, family, address):
 def test_a_port_that_stands_for_another(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}:50053 tcp"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}:50053 tcp"}, listen=[host.v4], key=lab.key)
         row = state(agent, f"{host.v4}:50053", "ready")
         assert row["target"] == f"tcp://127.0.0.1:{port_of(sock)}"
 
@@ -223,7 +223,7 @@ def test_an_address_that_only_others_know(lab, new_agent):
     with contextlib.closing(listen(host)) as sock, Pages(host) as master:
         name = f"203.0.113.7:{port_of(sock)}"
         master.detail((name, name, "OK"), (f"203.0.113.8:{port_of(sock)}", "", "OK"))
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}", "segment.local": "203.0.113.7",
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}", "segment.local": "203.0.113.7",
                                     "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
         until(lambda: "listener" in rows(agent).get(name, {"sources": ""})["sources"])
         row = state(agent, name, "ready")
@@ -238,7 +238,7 @@ def test_addresses_of_the_node(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(("192.0.2.9:50053", "192.0.2.9:50053", "OK"), ("192.0.2.10:50053", "192.0.2.10:50053", "OK"))
-        agent = new_agent(settings={**QUICK, "node.addresses": "192.0.2.9", "mooncake.masters": master.url})
+        agent = new_agent(settings={**QUICK_PROBES, "node.addresses": "192.0.2.9", "mooncake.masters": master.url})
         row = state(agent, "192.0.2.9:50053", "ready")
         assert row["local"] and row["probe"] == "master" and row["allocated"] == 1 << 30
         until(lambda: preferred(agent).segment == "192.0.2.9:50053")
@@ -261,7 +261,7 @@ def test_a_segment_whose_engine_is_elsewhere(lab, new_agent):
     with Pages(host) as master, Owner(listen(host), handshake_daemon(descriptor("x:1"))) as owner:
         endpoint = f"{host.v4}:{port_of(owner.sock)}"
         master.detail((name, endpoint, "OK"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": f"{master.url}/metrics"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": f"{master.url}/metrics"}, listen=[host.v4], key=lab.key)
         row = state(agent, name, "ready")
         assert row["target"] == f"mooncake://{endpoint}" and row["probe"] == "mooncake"
         assert preferred(agent).capacity == 4 << 30
@@ -271,7 +271,7 @@ def test_pages_that_are_no_good(lab, new_agent):
     host = lab.hosts[0]
     name = f"{host.v4}:50053"
     with Pages(host) as master:
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url, "probe.fall": 3}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url, "probe.fall": 3}, listen=[host.v4], key=lab.key)
         master.detail((name, name, "OK"))
         state(agent, name, "ready")
         for page in ((503, b'{"success":false}'), (200, b"["), (200, b'{"segments":[{"segment_name":5}]}'), (200, b"")):
@@ -301,7 +301,7 @@ def test_five_thousand_segments(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(*[(f"10.{n >> 8}.{n & 255}.1:50053", "", "OK") for n in range(4999)], (f"{host.v4}:50053", "", "OK"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
         state(agent, f"{host.v4}:50053", "ready")
         assert len(rows(agent)) >= 5000
         with agent.client() as c:
@@ -314,7 +314,7 @@ def test_more_segments_than_there_is_room_for(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(*[(f"10.{n >> 8}.{n & 255}.1:50053", "", "OK") for n in range(500)])
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url, "limits.segments": 16, "segment.expiry": "1s"})
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url, "limits.segments": 16, "segment.expiry": "1s"})
         until(lambda: len(rows(agent)) == 16)
         assert "limits.segments = 16" in agent.text()
         master.detail()
@@ -326,7 +326,7 @@ def test_more_segments_than_there_is_room_for(lab, new_agent):
 
 def test_probes_of_each_kind(lab, new_agent):
     host = lab.hosts[0]
-    other = new_agent("other", settings=QUICK, listen=[host.v4], key=lab.key)
+    other = new_agent("other", settings=QUICK_PROBES, listen=[host.v4], key=lab.key)
     garbage = lambda conn: conn.sendall(os.urandom(4096))  # noqa: E731
     silent = lambda conn: True  # noqa: E731
 
@@ -346,7 +346,7 @@ def test_probes_of_each_kind(lab, new_agent):
                owner(silent): "dray", owner(handshake_daemon(None)): "mooncake", owner(handshake_daemon([1])): "mooncake",
                "h3:1": f"{pages.url}/standby", "h4:1": f"{pages.url}/down", "h5:1": "http://127.0.0.1:1/"}
         known = ",".join(f"{name} {how}" for name, how in {**good, **bad}.items())
-        agent = new_agent(settings=QUICK, listen=[host.v4], key=lab.key, env={"DRAY_SEGMENT_KNOWN": known})
+        agent = new_agent(settings=QUICK_PROBES, listen=[host.v4], key=lab.key, env={"DRAY_SEGMENT_KNOWN": known})
         for name in good:
             state(agent, name, "ready")
         for name, how in bad.items():
@@ -366,7 +366,7 @@ def test_hysteresis(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as pages:
         pages.pages["/health"] = 200, b"OK"
-        agent = new_agent(settings={**QUICK, "probe.fall": 3, "probe.rise": 3},
+        agent = new_agent(settings={**QUICK_PROBES, "probe.fall": 3, "probe.rise": 3},
                           env={"DRAY_SEGMENT_KNOWN": f"a:1 {pages.url}/health"})
         state(agent, "a:1", "ready")
         before = rows(agent)["a:1"]["failures"]
@@ -389,7 +389,7 @@ def test_precedence(lab, new_agent):
         port = port_of(sock)
         name = f"{host.v4}:{port}"
         conf = lab.write("conf", "")
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key,
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key,
                           args=["--config", conf], env={"MOONCAKE_PREFERRED_SEGMENT": "env.example:1"})
         state(agent, name, "ready")
         p = preferred(agent)
@@ -428,7 +428,7 @@ def test_wrong_environment_counts_as_unset(lab, new_agent, value):
     """The variables belong to other programs: the agent starts, says what is wrong, and finds its segment itself."""
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key,
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key,
                           env={"MOONCAKE_PREFERRED_SEGMENT": value, "MOONCAKE_MASTER_METRICS_URL": "ftp://x"})
         text = agent.text()
         assert f'environment MOONCAKE_PREFERRED_SEGMENT="{value}" is ignored' in text and "HOST:PORT" in text, text
@@ -438,7 +438,7 @@ def test_wrong_environment_counts_as_unset(lab, new_agent, value):
 
 
 def test_detection_that_fails_is_no_failure(new_agent):
-    agent = new_agent(settings={**QUICK, "mooncake.masters": "http://no-such-host.invalid:9003"}, listen=["none"])
+    agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": "http://no-such-host.invalid:9003"}, listen=["none"])
     until(lambda: "no-such-host.invalid" in agent.text())
     p = preferred(agent)
     assert p.segment == "" and p.preference == "none" and p.reason
@@ -451,7 +451,7 @@ def test_a_restart_answers_at_once(lab, new_agent, address):
     host = lab.hosts[0]
     sock = listen(host, address)
     name = f"{address or host.v4}:{port_of(sock)}"
-    agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+    agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
     state(agent, name, "ready")
     until(lambda: agent.ctl("hints", "--json")["hints"])
     agent.ctl("hints", "--set", f"llama={name}", "--ttl", "1h", "--score", "7")
@@ -474,7 +474,7 @@ def test_killed_with_nobody_there_to_confirm(lab, new_agent):
     host = lab.hosts[0]
     with Owner(listen(host), handshake_daemon(descriptor("a:1"))) as owner:
         name = f"{host.v4}:{port_of(owner.sock)}"
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(owner.sock)} mooncake"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(owner.sock)} mooncake"}, listen=[host.v4], key=lab.key)
         state(agent, name, "ready")
         until(lambda: preferred(agent).segment == name)
         until(lambda: agent.ctl("hints", "--json")["hints"] and agent.ctl("status", "--json")["counters"]["dray_state_writes_total"])
@@ -489,7 +489,7 @@ def test_killed_with_nobody_there_to_confirm(lab, new_agent):
 
 
 def test_hints_of_clients(lab, new_agent):
-    agent = new_agent(settings=QUICK)
+    agent = new_agent(settings=QUICK_PROBES)
     with agent.client() as c, agent.client() as d:
         c.put_hint("model/a", "10.9.9.9:1", score=1)
         d.put_hint("model/a", "10.9.9.8:1", score=2, ttl=60)  # the same uid: the last word counts
@@ -515,7 +515,7 @@ def test_reload(lab, new_agent):
     with contextlib.closing(listen(host)) as one, contextlib.closing(listen(host)) as two, Pages(host) as master:
         a, b = f"{host.v4}:{port_of(one)}", f"{host.v4}:{port_of(two)}"
         conf = lab.write("conf", f'segment: {{ known = ["{a}"]; expiry = "1s"; }};\n')
-        agent = new_agent(settings=QUICK, args=["--config", conf])
+        agent = new_agent(settings=QUICK_PROBES, args=["--config", conf])
         state(agent, a, "ready")
         master.detail(("192.0.2.77:1", "", "OK"))
         conf.write_text(f'segment: {{ known = ["{b} tcp"]; expiry = "1s"; local = ["192.0.2.77"]; }};\n'
@@ -538,7 +538,7 @@ def test_what_a_master_told_outlives_the_agent(lab, new_agent):
     with Pages(host) as master:
         name = f"{host.v4}:50053"
         master.detail((name, name, "OK"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
         until(lambda: [h["segment"] for h in agent.ctl("hints", "--json")["hints"]] == [name])
         agent.stop()
         assert "ready -> lost" not in agent.new_text()
@@ -560,7 +560,7 @@ def test_what_a_master_told_outlives_the_agent(lab, new_agent):
 def test_hints_without_end_do_not_keep_the_agent_from_its_own(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
-        agent = new_agent(settings={**QUICK, "limits.segments": 16, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "limits.segments": 16, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
         with agent.client() as c:
             for n in range(40):
                 c.put_hint(f"scope{n}", f"192.0.2.{n + 1}:1")
@@ -579,7 +579,7 @@ def test_a_hint_is_no_name(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock, contextlib.closing(listen(host)) as other:
         name = f"{host.v4}:{port_of(sock)}"
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         with agent.client() as c:
             c.put_hint("somebody", f"127.0.0.1:{port_of(sock)}")
@@ -594,7 +594,7 @@ def test_loopback_of_somebody_else(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(("localhost:40053", "", "OK"), ("127.0.0.1:40054", "", "OK"), (f"{host.v4}:40055", "", "OK"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == f"{host.v4}:40055")
         master.detail(("localhost:40053", "", "OK"), ("127.0.0.1:40054", "", "OK"))
         until(lambda: preferred(agent).segment == "")
@@ -607,7 +607,7 @@ def test_a_segment_that_drains_is_not_preferred(lab, new_agent):
     with Pages(host) as master, Owner(listen(host), handshake_daemon(descriptor("x:1"))) as owner:
         endpoint = f"{host.v4}:{port_of(owner.sock)}"
         master.detail((name, endpoint, "OK"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": master.url}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         master.detail((name, endpoint, "DRAINING"))
         until(lambda: preferred(agent).segment == "")
@@ -622,7 +622,7 @@ def test_masters_that_agree_and_disagree(lab, new_agent):
     with Pages(host) as one, Pages(host) as two:
         one.detail((name, "", "OK"))
         two.detail((name, "", "DRAINING"))
-        agent = new_agent(settings={**QUICK, "mooncake.masters": f"{one.url},{two.url}"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": f"{one.url},{two.url}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name and one.asked > 3 and two.asked > 3)
         assert "lost" not in {e["new"] for e in agent.ctl("events", "--json")["events"]}
         # one is gone for good: its word counts for nothing, the other's does
@@ -640,7 +640,7 @@ def test_another_url_of_a_master_is_no_outage(lab, new_agent):
         one.detail((name, "", "OK"))
         two.detail((name, "", "OK"))
         conf = lab.write("conf", f'mooncake: {{ masters = ["{one.url}"]; }};\n')
-        agent = new_agent(settings=QUICK, args=["--config", conf], listen=[host.v4], key=lab.key)
+        agent = new_agent(settings=QUICK_PROBES, args=["--config", conf], listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         conf.write_text(f'mooncake: {{ masters = ["{two.url}/"]; }};\n')
         agent.ctl("reload")
@@ -654,7 +654,7 @@ def test_what_nothing_speaks_of_is_forgotten_though_it_answers(lab, new_agent):
     with contextlib.closing(listen(host, host.v4)) as sock:
         name = f"{host.v4}:{port_of(sock)}"
         conf = lab.write("conf", f'segment: {{ known = ["{name} tcp"]; expiry = "1s"; }};\n')
-        agent = new_agent(settings=QUICK, args=["--config", conf], listen=[host.v4], key=lab.key)
+        agent = new_agent(settings=QUICK_PROBES, args=["--config", conf], listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         conf.write_text('segment: { known = []; expiry = "1s"; };\n')
         agent.ctl("reload")
@@ -666,7 +666,7 @@ def test_a_hint_of_somebody_dead_gives_way(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         name = f"{host.v4}:{port_of(sock)}"
-        agent = new_agent(settings={**QUICK, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
+        agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         with agent.client(segments=True) as c:
             c.put_hint("", f"{host.v4}:1")  # refuses
@@ -702,7 +702,7 @@ def test_waiting_for_a_segment(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         port = port_of(sock)
-    agent = new_agent(settings={**QUICK, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key)
+    agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port}"}, listen=[host.v4], key=lab.key)
     name = f"{host.v4}:{port}"
     waits = [subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", f"segment={which}", "--timeout", f"{int(LIMIT)}s"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for which in (name, "local", "preferred")]

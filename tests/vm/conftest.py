@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rails of Soft-RoCE in the virtual machine: pairs of veth with an rxe device on each end, and agents on both."""
+"""Rails of Soft-RoCE in the virtual machine: veth pairs with an rxe device at each end, and an agent at each end."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ sys.path.insert(1, str(HERE.parents[1] / "client/python"))
 
 import harness  # noqa: E402
 
-# a slow emulator must not look like a dead peer, nor a slow answer like one that was lost, nor a long transfer like one that hangs
+# long limits: a slow emulator must not look like a dead peer, a lost answer or a hanging transfer
 CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s",
         "transfer.deadline": f"{harness.LIMIT:.0f}s"}
 
@@ -31,7 +31,7 @@ def write(path, text):
 
 
 class Rail:
-    """One pair: side 0 and side 1, each with a netdev, an address and a device."""
+    """A veth pair: side 0 and side 1, each with a netdev, an address and a device."""
 
     def __init__(self, number):
         self.number = number
@@ -46,11 +46,11 @@ class Rail:
             write(f"/proc/sys/net/ipv6/conf/{dev}/disable_ipv6", "1")
             write(f"/proc/sys/net/ipv4/conf/{dev}/accept_local", "1")
             write(f"/proc/sys/net/ipv4/conf/{dev}/rp_filter", "0")
-            # jumbo frames: the emulator's time goes by packets
+            # jumbo frames, because the emulator's time depends on the number of packets
             run("ip", "link", "set", dev, "mtu", "9000", "up")
         for side, dev in enumerate(self.netdev):
             self.add_address(side)
-            # what comes in is for us; what goes out takes the wire, though the address is this machine's
+            # incoming packets are delivered here; outgoing ones take the wire, although the address belongs to this machine
             run("ip", "rule", "add", "pref", "10", "iif", dev, "lookup", "local")
         for side in (0, 1):
             self.add_device(side)
@@ -62,7 +62,7 @@ class Rail:
         self.add_route(side, address)
 
     def add_route(self, side, address=None):
-        """To the address of this side, from the other one."""
+        """Adds the other side's route to this side's address."""
         run("ip", "route", "replace", address or self.address[side], "dev", self.netdev[1 - side], "table", "100")
 
     def add_device(self, side):
@@ -70,7 +70,7 @@ class Rail:
 
     def link(self, up, side=0):
         run("ip", "link", "set", self.netdev[side], "up" if up else "down")
-        if up:  # routes go with the link
+        if up:  # the routes were removed with the link
             for each in (0, 1):
                 self.add_route(each)
 
@@ -89,7 +89,7 @@ class Rail:
 
 
 def route_by_wire():
-    """Once for the machine: the local table last, so that packets to our own addresses leave by the wire."""
+    """Once per machine: moves the local table to the end, so that packets to own addresses leave by the wire."""
     rules = run("ip", "rule")
     if "lookup 100" in rules:
         return
@@ -101,7 +101,7 @@ def route_by_wire():
 
 
 class Rdma:
-    """Rails and the two agents on their ends."""
+    """The rails, and the agents at their ends."""
 
     def __init__(self, lab):
         route_by_wire()
@@ -136,7 +136,7 @@ def registered(agent, rails=1):
 
 
 class Pair:
-    """An agent on each side of some rails. env: for each side."""
+    """An agent on each side of n rails. env: the environment of each side's agent."""
 
     def __init__(self, lab, n, env=(None, None), **settings):
         self.lab, self.rails = lab, lab.make(n)
@@ -173,7 +173,7 @@ def pair2(rdma_lab):
 
 
 def sides_of(pair):
-    """As in the integration tests, by rdma."""
+    """The fixture `sides` of the integration tests, over rdma."""
     made = []
 
     def make(size=harness.MIB, fill=None, here=None, **how):
@@ -205,7 +205,7 @@ def rdma_lab():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session):
-    """With DRAY_CLAIMS, a folder that several machines share: each runs the files that no other one has begun."""
+    """With DRAY_CLAIMS, a folder shared by several machines, each machine runs the files that no other one has claimed."""
     if "DRAY_CLAIMS" not in os.environ or session.testsfailed or session.config.option.collectonly:
         return None
     items = claimed(session.items, pathlib.Path(os.environ["DRAY_CLAIMS"]))
@@ -218,8 +218,8 @@ def pytest_runtestloop(session):
 
 
 def claimed(items, folder):
-    """The items of the files that are ours: each file is claimed when its turn comes, the longest first, since the last
-    one is waited for."""
+    """The tests of the files that this machine claims. It claims a file when it has run the previous one; the longest files
+    come first, because all machines wait for the last file."""
     mine = {}
     for item in sorted(items, key=lambda item: -item.path.stat().st_size):
         name = item.path.stem
@@ -238,13 +238,13 @@ REPEATED = ("test_operations[65536-ring]", "test_operations[4097-arena]", "test_
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of tests that another way, or direction, would only repeat, one is enough here: the emulator is slow."""
+    """Leaves out variants that differ little from others, because the emulator is slow."""
     items[:] = [i for i in items if i.name not in REPEATED]
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failure shows what the agents logged meanwhile."""
+    """Adds the agents' logs and paths of a failed test to its report."""
     report = (yield).get_result()
     for agent in LAB[0].agents if LAB else ():
         text = agent.new_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents with GPUs, the fake's, on the ends of one rail; what is asked of staging whichever side does it."""
+"""Agents with fake GPUs at the ends of one rail, and the checks of staging that hold for either side."""
 
 from conftest import Pair
 from dray import _schema as s
@@ -10,7 +10,7 @@ SIZE = MIB
 
 
 class GpuPair(Pair):
-    """With GPUs on the given sides."""
+    """A pair whose agents on the given sides have GPUs."""
 
     def __init__(self, lab, sides=(0, 1), **settings):
         self.gpus = {side: FakeGpus(lab.lab.directory(f"gpus{side}")) for side in sides}
@@ -29,7 +29,7 @@ def transport(done):
 
 
 def scattered_both_ways(client, region, near, remote, far, back_class="bulk"):
-    """Many transfers of many pieces at once, more than staging memory takes; each byte ends where it belongs."""
+    """Many transfers of many pieces at once, more than fit into staging memory; each byte must arrive at its place."""
     piece, n, half = 5003, 96, SIZE // 2
     want_far, want_near = bytearray(far.view), bytearray(near.view)
     moved = []
@@ -61,7 +61,7 @@ with GpuMemory(args["size"]) as memory:
 
 
 def engine_killed(pair, token):
-    """An engine of side 0 dies in the middle of its transfers: nothing of its memory stays open."""
+    """An engine of side 0 is killed during its transfers: the agent must close all its memory."""
     actor = Actor(ENGINE, socket=str(pair.agents[0].socket), token=token, size=SIZE)
     actor.hear()
     actor.kill()

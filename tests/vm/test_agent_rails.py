@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent beside Soft-RoCE: rails come and go with their devices, and an agent that holds a device open never keeps it from going."""
+"""An agent with Soft-RoCE: rails appear and disappear with their devices, and the agent never blocks the removal of a device."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class Agent:
                 rails = self.rails()
                 if holds(rails):
                     return rails
-            assert time.monotonic() < end, f"not so in {LIMIT} s:\n{self.log.read_text()}"
+            assert time.monotonic() < end, f"the condition did not hold within {LIMIT} s:\n{self.log.read_text()}"
             time.sleep(0.05)
 
 
@@ -74,8 +74,8 @@ def test_rails_follow(agent):
     assert "GID" in agent.log.read_text()
 
 
-def test_a_device_that_goes_is_let_go(agent):
-    """The kernel waits for those that hold a device open: the commands return all the same, and the agent lives."""
+def test_removed_device_is_released(agent):
+    """The removal of a device waits until all users have closed it: the agent must close it, and survive."""
     for _ in range(3):
         run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
         agent.until(lambda rails: usable(rails, "10.97.0.1"))

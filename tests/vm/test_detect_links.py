@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces that common build kernels lack: what `drayctl detect --json` says of them, against ip."""
+"""Compares `drayctl detect --json` with ip, for kinds of interfaces that common build kernels lack."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def detect():
     return json.loads(run(DRAYCTL, "detect", "--json"))
 
 
-def test_links_as_ip_says():
+def test_links_match_ip():
     want = {x["ifname"]: x for x in json.loads(run("ip", "-j", "-d", "link"))}
     got = {x["name"]: x for x in detect()["links"]}
     assert set(got) == set(want)
@@ -72,12 +72,12 @@ def test_links_as_ip_says():
         "dm2": "dummy"}
 
 
-def test_addresses_as_ip_says():
+def test_addresses_match_ip():
     want = {(x["ifname"], a["local"], a["prefixlen"], a["scope"]) for x in json.loads(run("ip", "-j", "addr")) for a in x["addr_info"]}
     assert {(a["link"], a["address"], a["prefix"], a["scope"]) for a in detect()["addresses"]} == want
 
 
 def test_address_to_advertise():
-    """The default route's bond, then VLAN and macvlan, then IPv6, then overlay, then the bridge of containers."""
+    """Order of preference: the default route's bond, VLAN and macvlan, IPv6, overlay, the containers' bridge."""
     order = [a["address"] for a in detect()["addresses"] if not a["rejected"] and a["link"] in NAMES]
     assert order == ["10.40.0.1", "10.41.0.1", "10.42.0.1", "2001:db8:40::1", "10.44.0.1", "172.18.0.1"]

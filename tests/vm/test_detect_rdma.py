@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `drayctl detect --json` says of Soft-RoCE, against rdma, ibv_devinfo and /sys, and after changes."""
+"""Compares `drayctl detect --json` on Soft-RoCE with rdma, ibv_devinfo and /sys, also after changes."""
 
 import ipaddress
 import json
@@ -12,7 +12,7 @@ import time
 import pytest
 
 DRAYCTL = pathlib.Path(os.environ.get("DRAY_BUILD", "build")).resolve() / "drayctl"
-LIMIT = 30  # seconds until waiting is given up: the kernel fills GID tables when it gets to it
+LIMIT = 30  # seconds after which a wait fails: the kernel fills GID tables asynchronously
 PORT = pathlib.Path("/sys/class/infiniband/rxe0/ports/1")
 
 
@@ -39,13 +39,13 @@ def best(p):
 
 
 def until(holds):
-    """The port, once it is so."""
+    """Polls the port until a condition holds; returns the port."""
     end = time.monotonic() + LIMIT
     while True:
         p = port()
         if holds(p):
             return p
-        assert time.monotonic() < end, f"not so in {LIMIT} s: {json.dumps(p)}"
+        assert time.monotonic() < end, f"the condition did not hold within {LIMIT} s: {json.dumps(p)}"
         time.sleep(0.05)
 
 
@@ -65,7 +65,7 @@ def rxe():
     run("ip", "link", "delete", "d0")
 
 
-def test_device_as_rdma_says():
+def test_device_matches_rdma():
     (want,) = json.loads(run("rdma", "-j", "-d", "dev", "show", "rxe0"))
     got = detect()
     assert got["node_guid"] == want["node_guid"]
@@ -77,7 +77,7 @@ def test_device_as_rdma_says():
     assert got["opens"] == "yes"
 
 
-def test_port_as_rdma_says():
+def test_port_matches_rdma():
     (want,) = json.loads(run("rdma", "-j", "-d", "link", "show", "rxe0/1"))
     got = port()
     assert got["port"] == want["port"]
@@ -87,7 +87,7 @@ def test_port_as_rdma_says():
     assert got["ifindex"] == want["netdev_index"]
 
 
-def test_port_as_ibv_devinfo_says():
+def test_port_matches_ibv_devinfo():
     text = run("ibv_devinfo", "-v", "-d", "rxe0")
     got = port()
 
@@ -106,7 +106,7 @@ def test_port_as_ibv_devinfo_says():
     assert {g["index"]: (ipaddress.ip_address(g["gid"]), g["type"]) for g in got["gids"]} == gids
 
 
-def test_port_as_sysfs_says():
+def test_port_matches_sysfs():
     got = port()
     number, name = (PORT / "state").read_text().split(": ")
     assert (number, got["state"]) == ("4", name.strip())
@@ -120,7 +120,7 @@ def test_port_as_sysfs_says():
         assert (PORT / f"gid_attrs/ndevs/{g['index']}").read_text().strip() == g["netdev"]
 
 
-def test_gids_are_proved():
+def test_gids_are_proved_by_address_handles():
     assert {g["proof"] for g in port()["gids"]} == {"ok"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real DMA-BUFs, and devices that do not take them: what the client is told, and what stays."""
+"""Real DMA-BUFs, and devices that cannot register them: the client's error, and released descriptors."""
 
 import contextlib
 import fcntl
@@ -17,11 +17,11 @@ CREATE_DUMB, PRIME_HANDLE_TO_FD = 0xc02064b2, 0xc00c642d
 
 @contextlib.contextmanager
 def dmabuf(flags=os.O_RDWR):
-    """A DMA-BUF of SIZE bytes, of the kernel's graphics device without hardware."""
+    """A DMA-BUF of SIZE bytes, from the kernel's virtual graphics device (vgem)."""
     subprocess.run(["modprobe", "vgem"], check=True)
     device = until(lambda: next((p for p in pathlib.Path("/dev/dri").glob("card*")), None), "the device")
     card = os.open(device, os.O_RDWR)
-    # height, width, bits and flags; handle, pitch and size come back
+    # in: height, width, bits and flags; out: handle, pitch and size
     made = bytearray(struct.pack("=IIIIIIQ", 1, SIZE // 4, 32, 0, 0, 0, 0))
     fcntl.ioctl(card, CREATE_DUMB, made)
     handle, _, size = struct.unpack_from("=IIQ", made, 16)
@@ -37,7 +37,7 @@ def dmabuf(flags=os.O_RDWR):
 
 
 def held(agent):
-    """DMA-BUFs that the agent has open."""
+    """Number of DMA-BUFs that the agent has open."""
     folder = f"/proc/{agent.pid}/fd"
     n = 0
     for fd in os.listdir(folder):
@@ -46,7 +46,7 @@ def held(agent):
     return n
 
 
-def test_devices_that_lack_it(pair):
+def test_devices_without_dmabuf(pair):
     agent = pair.agents[0]
     with agent.client() as client, dmabuf() as fd:
         until(lambda: "up" in agent.ctl("rails"), "the rails")
@@ -90,7 +90,7 @@ with dmabuf() as fd:
 """
 
 
-def test_killed_while_it_is_registered(pair):
+def test_client_killed_during_registration(pair):
     agent = pair.agents[0]
     for _ in range(5):
         actor = Actor(ENGINE, socket=str(agent.socket))

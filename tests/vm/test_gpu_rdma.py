@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory over Soft-RoCE, with the plug-in that has no GPU: no device takes that memory, so it is staged here."""
+"""GPU memory over Soft-RoCE, with the fake plug-in: no device registers that memory, so the importing agent stages it."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ def registered(agent):
 
 @contextlib.contextmanager
 def ends(gpu_pair):
-    """Client, GPU memory and its region here; host memory there and a remote for it. Transfers go by rdma."""
+    """Here a client with GPU memory and its region, there host memory, and a remote for it. Transfers use rdma."""
     here, there = gpu_pair.agents
     with here.client() as client, there.client() as owner, GpuMemory(SIZE, 0, noise(SIZE)) as memory, \
             dray.Memory(SIZE) as far:
@@ -33,7 +33,7 @@ def ends(gpu_pair):
         until(lambda: registered(there), "registration at the owner")
         region = add_vmm(client, memory)
         remote = client.import_token(str(exported.export()), timeout=LIMIT)
-        # its first bytes, as they are
+        # writes 64 bytes until the transport is rdma: then the staging memory is registered
         until(lambda: transport(client.write(region, remote, [(SIZE - 64, SIZE - 64, 64)]).result(LIMIT)) == "rdma",
               "registration of staging memory")
         assert not any(": registered" in r["rdma"] for r in listed(here, "regions"))
@@ -58,8 +58,8 @@ def test_scattered_both_ways(gpu_pair):
         scattered_both_ways(client, region, memory, remote, far)
 
 
-def test_killed_in_the_middle(gpu_pair):
-    """Nothing of a dead engine's memory stays open, and its staging buffers serve others."""
+def test_engine_killed_during_transfers(gpu_pair):
+    """The agent closes all memory of a dead engine, and other transfers use its staging buffers."""
     there = gpu_pair.agents[1]
     with there.client() as owner, dray.Memory(SIZE) as far:
         token = str(owner.region(far).export())

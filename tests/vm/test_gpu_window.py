@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory of the owner over Soft-RoCE: no device takes it, so it is reached through a window that the owner gives."""
+"""GPU memory of the owner over Soft-RoCE: no device registers it, so the importer reaches it through a window of the owner."""
 
 import contextlib
 
@@ -34,7 +34,7 @@ def host_region(client, stack, size=SIZE, seed=3):
 
 
 class Ends:
-    """Memory of both sides and a remote; the owner's is a GPU's. Transfers go by rdma."""
+    """Memory of both sides, the owner's on a GPU, and a remote. Transfers use rdma."""
 
     def __init__(self, pair, stack, local="gpu"):
         here, there = pair.agents
@@ -83,7 +83,7 @@ def test_scattered_both_ways(ends, local):
 
 
 def test_notified(ends):
-    """Whoever is told finds the bytes in GPU memory."""
+    """When a notification comes, the bytes are in GPU memory."""
     e = ends("host")
     for i in range(8):
         at = i * 65536
@@ -93,8 +93,8 @@ def test_notified(ends):
         assert e.far.view[at:at + 65536] == e.near.view[at:at + 65536]
 
 
-def test_host_memory_beside_it(ends):
-    """Memory that no device takes for another reason is not the window's: it goes by the next transport."""
+def test_host_memory_does_not_use_the_window(ends):
+    """Host memory that no device can register does not use the window but the next transport."""
     e = ends("host")
     with dray.Memory(SIZE) as far:
         far.view[:] = noise(SIZE, 7)
@@ -112,7 +112,7 @@ def test_host_memory_beside_it(ends):
 # --- ends -------------------------------------------------------------------------------------------------------
 
 def balanced(agent):
-    """Each transfer that was accepted has ended, and once."""
+    """True if each accepted transfer has ended exactly once."""
     c = counters(agent)
     ended = sum(c[f"dray_transfers_{how}_total"] for how in ("done", "failed", "cancelled"))
     return c["dray_transfers_accepted_total"] == ended and not c["dray_transfers_in_flight"]
@@ -123,8 +123,8 @@ def names(transfers):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_revoked_in_mid_transfer(window_pair, ends, direction):
-    """The answer comes when no copy is under way: nothing lands after it."""
+def test_revoked_during_transfers(window_pair, ends, direction):
+    """REVOKE is answered when no copy is in flight; no byte arrives after the answer."""
     e = ends("host")
     here, there = window_pair.agents
     with window_pair.gpus[1].held():
@@ -139,7 +139,7 @@ def test_revoked_in_mid_transfer(window_pair, ends, direction):
     assert not any(e.far.view), "bytes landed after the revocation was answered"
 
 
-def test_cancelled_in_mid_transfer(window_pair, ends):
+def test_cancelled_during_transfers(window_pair, ends):
     e = ends("gpu")
     with window_pair.gpus[1].held():
         moved = [e.client.write(e.region, e.remote, [(0, 0, SIZE)]) for _ in range(2)]
@@ -163,7 +163,7 @@ with GpuMemory(args["size"]) as memory:
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 def test_owners_session_killed(window_pair, ends, direction):
-    """Its transfers end, each once, nothing of its memory stays open, and the window serves others."""
+    """When the owner's client is killed, each transfer ends exactly once, its memory is closed, and other transfers use the window."""
     here, there = window_pair.agents
     e = ends("host")
     with Actor(OWNER, socket=str(there.socket), size=SIZE) as owner:
@@ -179,7 +179,7 @@ def test_owners_session_killed(window_pair, ends, direction):
 
 
 def test_importers_session_killed(window_pair, ends):
-    """What it was doing is over for its owner too, and the buffers it had serve others."""
+    """When the importer's client is killed, its transfers end at the owner too, and other transfers use its buffers."""
     here, there = window_pair.agents
     e = ends("host")
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_importers_session_killed(window_pair, ends):
 
 
 def test_rail_lost(window_pair, ends):
-    """Transfers go on by TCP, each byte where it belongs, and by the window again when the rail is back."""
+    """Transfers continue over TCP without a wrong byte, and use the window again when the rail is back."""
     e = ends("host")
     moved = [e.client.write(e.region, e.remote, [(0, 0, SIZE)], deadline=120) for _ in range(6)]
     moved[0].result(LIMIT)
@@ -204,7 +204,7 @@ def test_rail_lost(window_pair, ends):
 
 
 def test_owners_agent_killed(rdma_lab):
-    """Each transfer ends once; the agent that comes in its place gives another window."""
+    """Each transfer ends exactly once, and the restarted agent gives another window."""
     pair = GpuPair(rdma_lab, agent__workers=2)
     here, there = pair.agents
     with contextlib.ExitStack() as stack:

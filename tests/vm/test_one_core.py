@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent and engine in a cgroup that has one CPU for both, by a quota or by a cpuset: nobody spins, and limits that change are seen."""
+"""Agent and engine share a cgroup with one CPU, by a quota or by a cpuset: neither spins, and both notice changed limits."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ class Cgroup:
         (self.path / file).write_text(text)
 
     def enter(self):
-        """A command's words before it, so that it runs in here."""
+        """Prefix of a command that runs it in this cgroup."""
         return ["sh", "-c", f'echo $$ >{self.path}/cgroup.procs && exec "$@"', "sh"]
 
     def remove(self):
@@ -42,7 +42,7 @@ def cgroup():
 
 @pytest.fixture
 def agents(cgroup):
-    """Started in the test, and gone before the cgroup is."""
+    """Makes agents for the test, and stops them before the cgroup is removed."""
     lab = harness.Lab(alone=True)
 
     def make(**how):
@@ -61,7 +61,7 @@ def test_one_cpu_for_both(cgroup, agents, file, text, why):
     agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1})
     assert agent.polling() == (0, why)
     with Waiter(agent, wrap=cgroup.enter()) as waiter:
-        # where a worker is scheduled as soon as its doorbell rings, a transfer ends before its client could sleep
+        # if the kernel runs the worker as soon as its doorbell rings, a transfer ends before the client can sleep
         got = waiter.trips(200)
         assert got["spin_ns"] == 0 and got["spun"] == 0
         got = waiter.sleeping_trip(agent)
@@ -69,7 +69,7 @@ def test_one_cpu_for_both(cgroup, agents, file, text, why):
 
 
 def test_limits_change(cgroup, agents):
-    """As an in-place resize of the pod does it."""
+    """The limit changes while the agent runs, as with an in-place resize of the pod."""
     agent = agents(wrap=cgroup.enter(), settings={"agent.workers": 1, "segment.listen_interval": "200ms"})
     assert agent.polling() == (30000, "")
     for text, expected in (("50000 100000", (0, "a CPU limit of 0.500")), ("200000 100000", (30000, "")),

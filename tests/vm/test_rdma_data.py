@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of working paths, over Soft-RoCE: see tests/integration/test_data.py; and what takes several rails."""
+"""The tests of tests/integration/test_data.py over Soft-RoCE, and tests with several rails."""
 
 import os
 
@@ -8,10 +8,10 @@ from conftest import Pair, listed
 from dray import _schema as s
 from harness import LIMIT, MIB, noise, same, until
 from test_data import (test_both_directions_and_sessions, test_cancel, test_cancel_in_flight, test_deadline_in_flight,  # noqa: F401
-                       test_extents, test_merging, test_notification_after_the_bytes, test_notify_alone,
+                       test_extents, test_merging, test_notification_after_the_bytes, test_notify_without_transfer,
                        test_one_memfd_many_extents, test_operations, test_remove_in_flight, test_ring_batch,
-                       test_sizes_and_alignments, test_source_and_destination_overlap, test_token_of_a_range,
-                       test_wait_and_set_words, test_ways_are_equal)
+                       test_sizes_and_alignments, test_socket_arena_and_ring_give_the_same_result,
+                       test_source_and_destination_overlap, test_token_of_a_range, test_wait_and_set_words)
 
 
 LARGEST = int(os.environ.get("DRAY_LARGEST", "32"))  # MiB
@@ -19,7 +19,7 @@ LARGEST = int(os.environ.get("DRAY_LARGEST", "32"))  # MiB
 
 @pytest.fixture(scope="module")
 def pair4(rdma_lab):
-    made = Pair(rdma_lab, 4, rdma__timeout="10s")  # each waits for the others
+    made = Pair(rdma_lab, 4, rdma__timeout="10s")  # the rails share one emulator
     yield made
     made.stop()
 
@@ -44,7 +44,7 @@ def test_large(pair, direction):
 
 
 def test_four_rails(pair4):
-    """One way after the other, since Soft-RoCE reads keep writes waiting; every rail has its share."""
+    """Every rail carries a share, first of reads and then of writes: in Soft-RoCE, reads delay writes."""
     size = 16 * MIB
     far, near = noise(size), noise(size, 2)
     here, there = pair4.sides(size, far, near)
@@ -65,7 +65,7 @@ def test_four_rails(pair4):
 
 
 def test_sixteen_sessions_on_four_rails(pair4):
-    """All of them write and read at once, through the same queue pairs."""
+    """All sessions write and read at the same time, through the same queue pairs."""
     size = 128 << 10
     pairs = [pair4.sides(size, noise(size, 2 * i), noise(size, 2 * i + 1)) for i in range(16)]
     want, transfers = [], []

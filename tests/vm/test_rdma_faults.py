@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soft-RoCE with things that break: rails, peers, clients, memory; and nothing left behind."""
+"""Failures with Soft-RoCE: rails, peers, clients, memory registration; and no leaks."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from dray import _schema as s
 from harness import LIMIT, MIB, Actor, Side, expect, noise, same, until
 from test_faults import CLIENT, SIZE, moving, names, pattern, start, untouched, wipe
 
-from test_faults import test_only_the_revoked_ends, test_peer_killed, test_peer_stopped, test_revoked_in_mid_transfer  # noqa: F401 isort: skip
+from test_faults import test_peer_killed, test_peer_stopped, test_revocation_spares_other_transfers, test_revoked_during_transfers  # noqa: F401 isort: skip
 
 # the emulator moves some tens of MB a second
 test_faults.N = 2
-PROMPT = {"peer__heartbeat": "200ms", "peer__heartbeat_limit": "4s", "peer__fence_timeout": "4s",
+SHORT_LIMITS = {"peer__heartbeat": "200ms", "peer__heartbeat_limit": "4s", "peer__fence_timeout": "4s",
           "transfer__slice_timeout": "4s"}
 
 
 def resources():
-    """What the kernel has of each kind: queue pairs but the devices' own, memory regions, completion queues."""
+    """Number of the kernel's objects of each kind: queue pairs except the devices' own, memory regions, completion queues."""
     def rows(kind):
         return json.loads(run("rdma", "-j", "resource", "show", kind) or "[]")
 
@@ -34,7 +34,7 @@ def resources():
 
 
 def path_of(agent, rail, side=0):
-    """What has gone over a rail, summed over its paths."""
+    """Counters of a rail, summed over its paths."""
     name = rail.device[side]
     mine = [p for p in listed(agent, "paths") if p["device"] == name]
     return {key: sum(p[key] for p in mine) for key in ("queue_pairs", "sent_bytes", "received_bytes", "slices", "retries", "failovers")}
@@ -45,7 +45,7 @@ def counters(agent):
 
 
 def whole(here, there, remote, size=None):
-    """A write of everything, or of so much, and by which transport."""
+    """Writes all bytes, or the first `size`; checks them, and returns the transport."""
     size = size or len(here.memory)
     done = here.client.write(here.region, remote, [(0, 0, size)]).result(LIMIT)
     assert same(there.view[:size], here.view[:size])
@@ -59,7 +59,7 @@ def sides(pair2):
 
 @pytest.fixture
 def new_pair(rdma_lab):
-    """Two agents of one test, on one rail."""
+    """Makes two agents for one test, on one rail or more."""
     made = []
 
     def make(rails=1, **settings):
@@ -72,23 +72,23 @@ def new_pair(rdma_lab):
 
 
 @pytest.fixture
-def prompt_pair(new_pair):
-    """Such that notice soon, where only silence tells."""
-    return partial(new_pair, **PROMPT)
+def short_limits_pair(new_pair):
+    """Makes pairs with short limits, for tests in which only silence shows that a peer is lost."""
+    return partial(new_pair, **SHORT_LIMITS)
 
 
 def stream(here, there, remote, done, errors):
-    """Writes without pause, until told to end; each is checked whole."""
+    """Writes without pause until `done` is set, and checks all bytes of each write."""
     while not done.is_set():
         try:
             here.client.write(here.region, remote, [(0, 0, 2 * MIB)], deadline=60).result(LIMIT)
-        except Exception as e:  # noqa: BLE001 it is told in the test's own thread
+        except Exception as e:  # noqa: BLE001 the test's own thread reports it
             errors.append(e)
             return
 
 
 class Load:
-    """A client of its own that writes all the time; every transfer must end well."""
+    """A client in a thread that writes all the time; every transfer must succeed."""
 
     def __init__(self, agents, data):
         self.here, self.there = Side(agents[0], 2 * MIB, data), Side(agents[1], 2 * MIB)
@@ -112,7 +112,7 @@ class Load:
 
 # --- rails ------------------------------------------------------------------------------------------------------
 
-def test_both_rails_carry(pair2, sides):
+def test_both_rails_carry_traffic(pair2, sides):
     here, there = sides(16 * MIB, None, noise(16 * MIB))
     a = pair2.agents[0]
     remote = here.reach(there)
@@ -149,7 +149,7 @@ def test_link_down_and_up_under_load(pair2):
 
 
 def test_disabled_by_an_operator_under_load(pair2):
-    """Nothing is lost, its queue pairs end, and it stays off whatever the port does, until it is enabled."""
+    """A disabled rail loses its queue pairs but no bytes, and stays down until it is enabled."""
     a, rail = pair2.agents[0], pair2.rails[1]
     device = rail.device[0]
     with Load(pair2.agents, noise(2 * MIB)):
@@ -170,7 +170,7 @@ def test_disabled_by_an_operator_under_load(pair2):
 
 
 def test_late_packets_change_nothing(pair2, sides):
-    """What was delayed on a rail that was given up comes when its slices have long been written by the other rail."""
+    """Delayed packets of a lost rail arrive after the other rail has written their slices, and must not change memory."""
     here, there = sides(2 * MIB, None, noise(2 * MIB))
     a, rail = pair2.agents[0], pair2.rails[0]
     remote = here.reach(there)
@@ -181,14 +181,14 @@ def test_late_packets_change_nothing(pair2, sides):
     try:
         transfer = here.client.write(here.region, remote, [(0, 0, 2 * MIB)])
         until(lambda: there.view[MIB - 1] or there.view[2 * MIB - 1], "the half that the other rail carries")
-        # the packets stay where they are, but the rail's GID is gone, and with it its queue pairs
+        # the packets stay delayed, but the rail loses its GID and so its queue pairs
         run("ip", "address", "del", f"{rail.address[0]}/24", "dev", rail.netdev[0])
         run("ip", "address", "add", "10.91.0.1/24", "dev", rail.netdev[0])
         transfer.result(LIMIT)
         assert same(there.view, here.view)
         assert counters(a)["dray_rdma_failovers_total"] > failovers
         there.view[:] = bytes(2 * MIB)
-        time.sleep(4)  # what this is about is that nothing happens
+        time.sleep(4)  # the test is that nothing happens in this time
         assert not any(there.view), "bytes landed after the transfer was done"
     finally:
         rail.calm()
@@ -199,7 +199,7 @@ def test_late_packets_change_nothing(pair2, sides):
 
 
 def test_gid_index_moves(pair2, sides):
-    """The address goes and comes back behind another one: another index, and the rail is used again."""
+    """The address is removed and added again after another one: its GID gets another index, and the rail is used again."""
     here, there = sides(4 * MIB, None, noise(4 * MIB))
     a, rail = pair2.agents[0], pair2.rails[1]
     remote = here.reach(there)
@@ -217,7 +217,7 @@ def test_gid_index_moves(pair2, sides):
 
 
 def test_all_rails_down(pair2, sides):
-    """Transfers go on by the next transport, those under way too, and it is said; then by rdma again."""
+    """Without rails, transfers use the next transport, also those in flight, and the log reports it; later they use rdma again."""
     here, there = sides(16 * MIB, None, noise(16 * MIB))
     a = pair2.agents[0]
     remote = here.reach(there)
@@ -241,7 +241,7 @@ def test_all_rails_down(pair2, sides):
 
 @pytest.mark.parametrize("how", [("loss", "1%"), ("delay", "4ms", "reorder", "99%")], ids=["loss", "reordering"])
 def test_bad_wire(rdma_lab, new_pair, how):
-    """One packet in a hundred."""
+    """One packet in a hundred is lost or reordered."""
     a, b = new_pair(rdma__timeout="60ms")
     rail = rdma_lab.rails[0]
     with Side(a, MIB, noise(MIB)) as here, Side(b, MIB) as there:
@@ -259,9 +259,9 @@ def test_bad_wire(rdma_lab, new_pair, how):
                 rail.calm(side)
 
 
-def test_device_deleted_under_load(rdma_lab, prompt_pair):
-    """The kernel waits for whoever holds a device open: its commands return all the same, and the rail comes back."""
-    a, b = prompt_pair(2)
+def test_device_deleted_under_load(rdma_lab, short_limits_pair):
+    """The removal of a device waits until all users have closed it: the agent closes it, and the rail comes back later."""
+    a, b = short_limits_pair(2)
     rail = rdma_lab.rails[1]
     with Load((a, b), noise(2 * MIB)):
         until(lambda: path_of(a, rail)["slices"] > 2, "traffic on the rail")
@@ -282,12 +282,12 @@ def test_device_deleted_under_load(rdma_lab, prompt_pair):
 def owned(agent):
     """Memory regions of the agent's process, by number."""
     rows = json.loads(run("rdma", "-j", "resource", "show", "mr") or "[]")
-    threads = {int(name) for name in os.listdir(f"/proc/{agent.pid}/task")}  # the kernel names the one that registered
+    threads = {int(name) for name in os.listdir(f"/proc/{agent.pid}/task")}  # the kernel lists the registering thread as pid
     return {(r["ifname"], r["mrn"]) for r in rows if r.get("pid") in threads}
 
 
 def test_revoked_registration_is_dropped(pair2, sides):
-    """After all was revoked the device refuses the keys that importers have seen: the memory has new ones."""
+    """After all tokens are revoked the memory is registered with new keys, so the keys that importers have seen are invalid."""
     here, there = sides(MIB, None, noise(MIB))
     b = pair2.agents[1]
     assert whole(here, there, here.reach(there), MIB) == "rdma"
@@ -298,9 +298,9 @@ def test_revoked_registration_is_dropped(pair2, sides):
     assert whole(here, there, here.reach(there), MIB) == "rdma"
 
 
-def test_fence_without_answer(prompt_pair):
-    """An importer that never acknowledges: its queue pairs are taken down, and its late bytes land nowhere."""
-    a, b = prompt_pair(peer__heartbeat_limit="60s")
+def test_fence_without_answer(short_limits_pair):
+    """The owner destroys the queue pairs of an importer that never acknowledges a fence; no late byte arrives."""
+    a, b = short_limits_pair(peer__heartbeat_limit="60s")
     with Side(a, SIZE, pattern()) as here, Side(b, SIZE) as there:
         until(lambda: registered(a) and registered(b), "registration")
         remote = here.reach(there)
@@ -313,15 +313,15 @@ def test_fence_without_answer(prompt_pair):
             assert not any(r["serving"] for r in listed(b, "rails"))
         finally:
             a.signal(signal.SIGCONT)
-        assert names(transfers) <= {"ok", "peer_lost", "revoked"}  # the last where it reads the fence before the goodbye
+        assert names(transfers) <= {"ok", "peer_lost", "revoked"}  # revoked: the importer reads the fence before BYE
         assert untouched(there.view), "bytes landed after the revocation was answered"
 
 
-# --- the dead ----------------------------------------------------------------------------------------------------------
+# --- killed processes --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_client_killed(new_pair, direction):
-    """Its memory is let go of, and nobody else is disturbed."""
+    """The agent releases the memory of a killed client; other clients are not affected."""
     a, b = new_pair()
     size = 8 * MIB
     with Side(b, size) as there:
@@ -339,14 +339,14 @@ def test_client_killed(new_pair, direction):
         if direction == "write":
             there.view[:] = bytes(size)
             a.client().close()
-            assert same(there.view, bytes(size)), "bytes of a dead client still land"
+            assert same(there.view, bytes(size)), "bytes of a dead client still arrive"
         with Side(a, MIB, noise(MIB)) as other:
             until(lambda: registered(a), "registration")
             assert whole(other, there, other.reach(there), MIB) == "rdma"
 
 
 def test_client_stopped(new_pair):
-    """What it has asked for is done without it; what it had in flight is there when it goes on."""
+    """The transfers of a stopped client are carried out, and it finds their completions when it continues."""
     a, b = new_pair()
     size = MIB
     with Side(b, size) as there:
@@ -365,8 +365,8 @@ def test_client_stopped(new_pair):
             assert actor.process.wait(LIMIT) == 0
 
 
-def test_our_agent_killed(new_pair):
-    """Its queue pairs are nobody's any more: what serves them goes, and the owner's memory is its own again."""
+def test_importing_agent_killed(new_pair):
+    """The owner destroys the queue pairs that served a killed agent; after that no byte arrives in the owner's memory."""
     a, b = new_pair()
     with Side(a, SIZE, pattern()) as here, Side(b, SIZE) as there:
         until(lambda: registered(a) and registered(b), "registration")
@@ -381,14 +381,14 @@ def test_our_agent_killed(new_pair):
         here.client.reconnect()
         assert names(transfers) <= {"ok", "agent_restarted"}
         until(lambda: len(up(a)) == 1 and registered(a), "registration")
-        assert untouched(there.view), "bytes of a dead agent still land"
+        assert untouched(there.view), "bytes of a dead agent still arrive"
         assert whole(here, there, here.reach(there), MIB) == "rdma"
 
 
-# --- memory that no device takes ---------------------------------------------------------------------------------------
+# --- memory that no device registers -----------------------------------------------------------------------------------
 
 def test_memlock(rdma_lab):
-    """The limit and what was asked for are said, and bytes go by tcp."""
+    """If RLIMIT_MEMLOCK is too low, the region's state names the limit and the requested size, and transfers use tcp."""
     rails = rdma_lab.make(1)
     a = rdma_lab.lab.agent("poor", settings={"rdma.devices": rails[0].device[0]},
                            wrap=["prlimit", "--memlock=1048576", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]).start()
@@ -411,7 +411,7 @@ def test_memlock(rdma_lab):
 
 
 def test_read_only_memory(pair2):
-    """This kernel registers no memory that is mapped for reading: said, and by tcp."""
+    """This kernel cannot register memory that is mapped read-only: the region's state says so, and transfers use tcp."""
     a, b = pair2.agents
     with Side(a, MIB) as here, b.client() as client:
         memory = dray.Memory(MIB)
@@ -425,13 +425,13 @@ def test_read_only_memory(pair2):
         memory.close()
 
 
-# --- nothing left behind ---------------------------------------------------------------------------------------------------
+# --- leaks -----------------------------------------------------------------------------------------------------------------
 
 ROUNDS = int(os.environ.get("DRAY_ROUNDS", "6"))
 
 
 def rounds(a, b, n):
-    """Two sessions, and n times a connection between their agents with all that stands on it."""
+    """Opens two sessions, and n times a connection between their agents with queue pairs and an import."""
     with Side(a, 65536, noise(65536)) as here, Side(b, 65536) as there:
         until(lambda: registered(a) and registered(b), "registration")
         port = there.client.segment.rsplit(":", 1)[1]
@@ -446,8 +446,8 @@ def rounds(a, b, n):
     until(lambda: not listed(a, "peers") and not listed(b, "peers"), "the end of the connection")
 
 
-def test_rounds(new_pair):
-    """Peers that connect and part, sessions that come and go: the kernel has as many objects as before. DRAY_ROUNDS=1000 takes a while."""
+def test_reconnects_leak_nothing(new_pair):
+    """After many reconnects and sessions the kernel has as many objects as before. DRAY_ROUNDS=1000 takes a while."""
     a, b = new_pair()
     idle = resources()["qp"]  # other agents may have some
     rounds(a, b, 1)
@@ -455,6 +455,6 @@ def test_rounds(new_pair):
     before, fds = resources(), [x.resources().fds for x in (a, b)]
     for done in range(0, ROUNDS, 10):
         rounds(a, b, min(10, ROUNDS - done))
-    until(lambda: resources() == before, f"as much as before: {before}, not {resources()}")
+    until(lambda: resources() == before, f"as many objects as before: {before}, not {resources()}")
     until(lambda: [x.resources().fds for x in (a, b)] == fds, "as many descriptors as before")
     assert not any(r["queue_pairs"] or r["serving"] for x in (a, b) for r in listed(x, "rails"))
