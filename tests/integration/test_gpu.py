@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions of GPU memory: how they begin, what is refused, and that nothing of them outlives their session or device."""
+"""Regions of GPU memory: registration, refusals, and release at the end of a session or device."""
 
 import os
 
@@ -14,7 +14,7 @@ from test_http import ask, with_http
 
 @pytest.fixture
 def gpu_agent(lab, new_agent):
-    """Makes an agent with fake GPUs, for one test: when it has ended nothing of it is left in the driver."""
+    """Makes agents with fake GPUs for one test; after an agent's end the fake driver must hold nothing of it."""
     made = []
 
     def make(settings=(), **env):
@@ -35,18 +35,18 @@ def metric(agent, name):
 
 def log_has(agent, *texts):
     return until(lambda: next((line for line in agent.text().splitlines() if all(t in line for t in texts)), None),
-                 f"a line with {texts}")
+                 f"a log line with {texts}")
 
 
 def copies(client, here, there, size, seed=3):
-    """A transfer between the two, by a GPU; what it moved is compared by the caller."""
+    """A transfer between two regions that a GPU must carry out; the caller compares the bytes."""
     remote = client.import_token(str(there.export()), timeout=LIMIT)
     done = client.read(here, remote, [(1, 0, size - 1)]).result(LIMIT)
     assert s.TRANSPORT_NAMES[done.transport] == "gpu"
     return done
 
 
-# --- beginning and end ------------------------------------------------------------------------------
+# --- registration and release -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", [uuid(1), uuid(1).upper().replace("GPU", "gpu"), "0000:f1:00.0", "00000000:F1:00.0", "f1:00.0"])
@@ -61,7 +61,7 @@ def test_device_names(gpu_agent, named):
 
 
 def test_both_kinds_in_one_region(gpu_agent):
-    """Extents in the order of their offsets, whatever handles they lie in; the bytes tell."""
+    """Extents of different kinds of handles form one region, in their order."""
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 0, noise(MIB, 2)) as b, \
             GpuMemory(MIB) as to:
@@ -72,7 +72,7 @@ def test_both_kinds_in_one_region(gpu_agent):
         assert to.view[1:30006] == (a.view[4096:14097].tobytes() + b.view[77:20079].tobytes() + a.view[50000:50003].tobytes())[:30005]
 
 
-def test_nothing_before_it_is_needed(gpu_agent):
+def test_plugin_and_device_start_on_first_use(gpu_agent):
     agent, gpus = gpu_agent()
     with agent.client() as client:
         client.region(dray.Memory(MIB))
@@ -82,7 +82,7 @@ def test_nothing_before_it_is_needed(gpu_agent):
             assert gpus.status.plugins == 1 and gpus.status.started == 1
             assert metric(agent, "dray_gpu_contexts") == 1
             assert "500 MiB of GPU memory" in log_has(agent, "started", uuid(0))
-            # what was there before is reached by GPUs from now on
+            # host regions that existed before are pinned now
             until(lambda: gpus.status.pins == 1, "the pin")
             until(lambda: metric(agent, "dray_gpu_pinned_bytes") == MIB, "the metric")
     until(lambda: not gpus.status.pins, "the end of the pin")
@@ -90,7 +90,7 @@ def test_nothing_before_it_is_needed(gpu_agent):
 
 
 def test_pins(gpu_agent):
-    """Regions in the same pages share a pin; one that lies there in part is staged; each goes with its last region."""
+    """Regions in the same pages share a pin, which ends with the last of them; partly pinned regions are staged."""
     agent, gpus = gpu_agent()
     with agent.client() as client, agent.client() as other, GpuMemory(MIB) as memory, dray.Memory(MIB) as host:
         add_vmm(client, memory)
@@ -122,7 +122,7 @@ def test_without_pinned_memory(gpu_agent, what):
     agent, gpus = gpu_agent(fail=what)
     with agent.client() as client, GpuMemory(MIB) as memory:
         host = client.region(dray.Memory(MIB))
-        if what == "host_alloc":  # a queue without room for its pieces is of no use
+        if what == "host_alloc":  # a queue needs pinned memory for its lists
             expect("no_memory", add_vmm, client, memory)
             assert not gpus.status.started
         else:
@@ -131,7 +131,7 @@ def test_without_pinned_memory(gpu_agent, what):
         host.remove()
 
 
-# --- what is refused -----------------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------------
 
 
 def test_refusals(gpu_agent):
@@ -172,7 +172,7 @@ def test_refusals(gpu_agent):
             refused("region_kind", [("dmabuf", 0, 0, 100)], fds=[fd])
             refused("gpu_handle", whole, fds=[fd], device=uuid(0))
             os.close(fd)
-        # where bytes may only be read it does no harm that extents share some
+        # extents of a read-only region may overlap
         add(client, [("cuda_vmm", 0, 0, 100), ("cuda_vmm", 0, 99, 1)], access="r", **good).remove()
         for known in ([], [0], [MIB]):
             add_vmm(client, memory, allocations=known).remove()
@@ -227,7 +227,7 @@ def test_disabled(gpu_agent):
 
 
 def test_no_rdma_devices(gpu_agent):
-    """A descriptor that is a DMA-BUF is tried in tests/vm/test_dmabuf.py."""
+    """A memfd as dmabuf is refused; tests/vm/test_dmabuf.py uses real DMA-BUFs."""
     agent, gpus = gpu_agent(settings={"rdma.enable": "false"})
     with agent.client() as client, dray.Memory(MIB) as host:
         assert "rdma.enable" in str(expect("unsupported", add, client, [("dmabuf", 0, 0, 1)], fds=[host.fd]))
@@ -237,14 +237,14 @@ def test_no_rdma_devices(gpu_agent):
 def test_device_does_not_start(gpu_agent, what, kind):
     agent, gpus = gpu_agent(fail=what)
     with agent.client() as client, GpuMemory(MIB) as memory:
-        for _ in range(2):  # each time it is tried anew
+        for _ in range(2):  # each region starts a new attempt
             error = pytest.raises(dray.DrayError, add_vmm, client, memory)
             assert kind is None or error.value.code == getattr(s, "E_" + kind.upper())
         assert not gpus.status.started and not gpus.status.queues
 
 
-def test_a_peer_that_is_not_reached(gpu_agent):
-    """A GPU that got no access to what is on another one when it started is used all the same; bytes between the two are staged."""
+def test_gpu_that_does_not_reach_its_peer(gpu_agent):
+    """A GPU that gets no access to another GPU at its start is used, and transfers between the two are staged."""
     agent, gpus = gpu_agent(fail="peer")
     with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1, noise(MIB)) as b:
         here = add_vmm(client, a)
@@ -257,7 +257,7 @@ def test_a_peer_that_is_not_reached(gpu_agent):
 
 
 def test_nothing_to_flush(lab, new_agent):
-    """A driver that cannot make RDMA writes visible: there are none, and the GPU is no worse for it."""
+    """If the driver cannot flush RDMA writes, the GPU is used without errors, because there are no RDMA writes."""
     gpus = FakeGpus(lab.directory("gpus"), fail="flush")
     here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
                              settings={**PAIR_SETTINGS, **gpus.settings}) for n, name in enumerate("ab"))
@@ -269,7 +269,7 @@ def test_nothing_to_flush(lab, new_agent):
         assert "ready" in there.ctl("gpus")
 
 
-# --- ends that nobody asked for -------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------
 
 ENGINE = """
 from conftest import PAIR_SETTINGS
@@ -291,27 +291,27 @@ def engine(agent, gpus, device=0, wait=True):
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_session_ends_while_it_opens(gpu_agent, how):
+def test_session_ends_while_a_region_opens(gpu_agent, how):
     agent, gpus = gpu_agent()
     with GpuMemory(MIB) as memory, agent.client() as other:
         add_vmm(other, memory).remove()
         with gpus.held("hold_import"):
             if how == "kill":
                 actor, _ = engine(agent, gpus, wait=False)
-                until(lambda: agent.ctl("regions").count("opening") == 1, "its beginning")
+                until(lambda: agent.ctl("regions").count("opening") == 1, "the opening region")
                 actor.kill()
             else:
                 client = agent.client()
                 add_vmm(client, memory, wait=False)
                 client.close(timeout=0.2)
-            # others are served meanwhile
+            # other sessions are served meanwhile
             other.region(dray.Memory(MIB)).remove()
         gpus.idle()
-        until(lambda: "opening" not in agent.ctl("regions"), "its end")
+        until(lambda: "opening" not in agent.ctl("regions"), "the end of the opening region")
         add_vmm(other, memory)
 
 
-def test_drain_while_it_opens(gpu_agent):
+def test_drain_while_a_region_opens(gpu_agent):
     agent, gpus = gpu_agent()
     with GpuMemory(MIB) as memory, agent.client() as client:
         add_vmm(client, memory).remove()
@@ -323,7 +323,7 @@ def test_drain_while_it_opens(gpu_agent):
 
 
 def test_engine_dies(gpu_agent):
-    """Its imports go at once, with transfers of others in flight."""
+    """The imports of a dead engine are closed at once, even with transfers of other engines in flight."""
     agent, gpus = gpu_agent()
     with GpuMemory(MIB) as memory, agent.client() as client:
         mine = add_vmm(client, memory)
@@ -342,7 +342,7 @@ def test_engine_dies(gpu_agent):
 
 
 def test_device_lost(gpu_agent):
-    """Regions on it end, and nothing else; it can be used again when it works again."""
+    """Only the regions on a lost device end; the device can be used again when it works again."""
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b, GpuMemory(MIB, 1) as c:
         first, second, third = add_vmm(client, a), add_ipc(client, b), add_vmm(client, c)
@@ -354,11 +354,11 @@ def test_device_lost(gpu_agent):
         assert error.value.code in (s.E_GPU_LOST, s.E_REVOKED)
         log_has(agent, "lost", uuid(0))
         assert client.wait_until(lambda: remote.lost, LIMIT)
-        until(lambda: gpus.status.imports == 1 and gpus.status.started == 1, "the release of what was on it")
+        until(lambda: gpus.status.imports == 1 and gpus.status.started == 1, "the release of the memory on the device")
         assert metric(agent, "dray_gpu_lost_total") == 1 and metric(agent, "dray_gpu_contexts") == 1
         assert agent.ctl("regions").count("lost") == 2
         expect("not_found", first.export)
-        # it is still lost
+        # the device is still lost
         assert "lost" in str(expect("gpu_lost", add_vmm, client, a))
         gpus.lose(0, lost=False)
         again = add_vmm(client, a)
@@ -368,14 +368,14 @@ def test_device_lost(gpu_agent):
         a.view[:] = noise(MIB)
         copies(client, fourth, again, MIB)
         assert b.view[1:] == a.view[:-1]
-        # the other one never stopped
+        # the other device was not affected
         copies(client, third, again, MIB)
         assert c.view[1:] == a.view[:-1]
         host.remove()
 
 
-def test_lost_device_and_death(gpu_agent):
-    """Sessions that end with regions on a lost device, before and after these have been let go of."""
+def test_sessions_end_around_the_loss_of_a_device(gpu_agent):
+    """Sessions with regions on a lost device end before, during and after the release of the device."""
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as memory:
         mine = add_vmm(client, memory)
@@ -387,25 +387,25 @@ def test_lost_device_and_death(gpu_agent):
         actors[2][0].kill()
         until(lambda: not gpus.status.started, "the end of the device")
         actors[0][0].kill()
-        until(lambda: agent.ctl("regions").count("lost") == 1, "the end of their regions")
+        until(lambda: agent.ctl("regions").count("lost") == 1, "the end of the sessions' regions")
         gpus.lose(0, lost=False)
         add_vmm(client, memory)
 
 
-def test_given_up_with_copies_under_way(gpu_agent):
-    """A GPU that hangs is given up after a second: what its copies may still touch is closed when they have ended."""
+def test_hanging_gpu_keeps_memory_until_copies_end(gpu_agent):
+    """A GPU that hangs counts as lost after a second; the memory that its copies can touch is closed when they have ended."""
     agent, gpus = gpu_agent()
     with GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 1) as b, dray.Memory(MIB) as host:
         with gpus.held():
             client = agent.client()
             region, other, pinned = add_vmm(client, a), add_vmm(client, b), client.region(host)
             until(lambda: gpus.status.pins == 1, "pinned memory")
-            # it shares the pin, and keeps it
+            # shares the pin, which stays after the other region
             sharer = agent.client()
             sharer.region(host)
             client.read(pinned, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
             client.read(other, client.import_token(str(region.export()), timeout=LIMIT), [(0, 0, MIB)])
-            until(lambda: gpus.status.held == 2, "copies under way")
+            until(lambda: gpus.status.held == 2, "copies in flight")
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending or gpus.status.imports < 2 or not gpus.status.pins, "the end of a GPU")
             assert gpus.status.imports == 2 and gpus.status.pins == 1
@@ -419,8 +419,8 @@ def test_given_up_with_copies_under_way(gpu_agent):
             assert b.view[1:] == a.view[:-1]
 
 
-def test_given_up_keeps_what_it_reaches(gpu_agent):
-    """Memory on another GPU, which it does not reach, is closed and opened while it hangs."""
+def test_hanging_gpu_does_not_affect_unreachable_memory(gpu_agent):
+    """While a GPU hangs, memory on another GPU that it cannot reach is closed and opened as usual."""
     agent, gpus = gpu_agent(peers=0)
     with GpuMemory(MIB, 0) as a, GpuMemory(MIB, 1) as b:
         with gpus.held():
@@ -431,14 +431,14 @@ def test_given_up_keeps_what_it_reaches(gpu_agent):
             until(lambda: gpus.status.held == 1, "a copy under way")
             client.close(timeout=0.2)
             until(lambda: gpus.status.ending, "the end of a GPU")
-            until(lambda: gpus.status.imports == 1, "the end of what it does not reach")
+            until(lambda: gpus.status.imports == 1, "the release of the memory that it cannot reach")
             with agent.client() as other:
                 add_vmm(other, b)
         gpus.idle()
 
 
-def test_given_up_for_good(gpu_agent):
-    """Of a GPU whose copies do not end somebody is told, and nobody waits for it."""
+def test_gpu_hangs_for_long(gpu_agent):
+    """If a GPU's copies do not end, the log and drayctl report it, and new regions are refused."""
     agent, gpus = gpu_agent()
     with GpuMemory(MIB, 0) as a:
         with gpus.held():
@@ -460,26 +460,26 @@ def test_given_up_for_good(gpu_agent):
             add_vmm(client, a)
 
 
-def test_lost_while_it_is_removed(gpu_agent):
-    """A region that waits for its transfers does not wait for those of another GPU, which hangs, once its own is lost."""
+def test_gpu_lost_while_a_region_is_removed(gpu_agent):
+    """When the GPU of a region that is being removed is lost, the removal no longer waits for copies of another, hanging GPU."""
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0) as b, GpuMemory(MIB, 1) as c:
         region, more, other = add_vmm(client, a), add_vmm(client, b), add_vmm(client, c)
         remote, of_lost = (client.import_token(str(r.export()), timeout=LIMIT) for r in (other, more))
         with gpus.held():
-            # the destination copies
+            # the destination's GPU copies
             transfer = client.write(region, remote, [(0, 0, MIB)])
             until(lambda: gpus.status.held == 1, "a copy under way")
             region.remove(wait=False)
-            until(lambda: "removing" in agent.ctl("regions"), "the beginning of its end")
+            until(lambda: "removing" in agent.ctl("regions"), "the start of the removal")
             gpus.lose(0)
-            # or it is noticed before
+            # revoked or not_found: the agent noticed the loss before
             expect(("gpu_lost", "revoked", "not_found"), lambda: client.read(more, of_lost, [(0, 0, MIB)]).result(LIMIT))
             expect("cancelled", transfer.result, LIMIT)
         gpus.lose(0, lost=False)
 
 
-def test_lost_while_it_opens(gpu_agent):
+def test_gpu_lost_while_a_region_opens(gpu_agent):
     agent, gpus = gpu_agent()
     with agent.client() as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
         add_vmm(client, a)
@@ -491,8 +491,8 @@ def test_lost_while_it_opens(gpu_agent):
         add_vmm(client, b)
 
 
-def test_exit_with_everything(gpu_agent):
-    """The agent ends with regions, pins and copies of others; the fixture looks at what it leaves."""
+def test_agent_exits_with_regions_and_pins(gpu_agent):
+    """The agent exits while regions and pins exist; the fixture checks that it releases them."""
     agent, gpus = gpu_agent()
     actor, _ = engine(agent, gpus, device=1)
     with agent.client() as client, GpuMemory(MIB) as memory:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dray.cuda and what the client sends of it, over a driver that has no GPU (tests/gpu/fake_libcuda.h)."""
+"""dray.cuda, and the requests that the client makes from it, over a driver without a GPU (tests/gpu/fake_libcuda.h)."""
 
 import ctypes
 import fcntl
@@ -17,11 +17,11 @@ BASE, CHUNK = 0x7f1200000000, 20 * MIB
 UUID = "GPU-000102a{}-0405-0607-0809-0a0b0c0d0e0f"
 MALLOC, VMM, POOL, MANAGED, HOST = range(5)
 
-pytestmark = pytest.mark.skipif(not FAKE.exists(), reason=f"{FAKE} is not there: build it first (make tools)")
+pytestmark = pytest.mark.skipif(not FAKE.exists(), reason=f"{FAKE} does not exist: build it first (make tools)")
 
 
 class Driver:
-    """The fake: what is seen by whoever loads libcuda.so.1 later, by name."""
+    """The fake driver. After it is loaded, loading libcuda.so.1 by name gives it, too."""
 
     def __init__(self):
         self.library = ctypes.CDLL(str(FAKE))
@@ -41,7 +41,7 @@ class Driver:
         return self.library.fake_cuda_get(name.encode())
 
     def chunks(self):
-        """Three mappings side by side, as PyTorch makes them."""
+        """Makes three adjacent mappings, as PyTorch does."""
         for i in range(3):
             self.map(VMM, BASE + i * CHUNK, CHUNK)
 
@@ -52,7 +52,7 @@ def descriptors():
 
 @pytest.fixture
 def driver():
-    """It has everything back afterwards, and the caller's context is current."""
+    """The fake driver. After the test it must hold nothing, and the caller's context must be current."""
     driver = Driver()
     driver.reset()
     before = descriptors()
@@ -63,7 +63,7 @@ def driver():
 
 
 class Tensor:
-    """As much of PyTorch's as is looked at."""
+    """The part of a PyTorch tensor that dray.cuda uses."""
 
     is_cuda, device = True, "cuda:0"
 
@@ -90,7 +90,7 @@ class Tensor:
 
 def test_tensors_of_one_allocation(driver):
     driver.map(MALLOC, BASE, 10 * MIB, device=1)
-    # a view at an odd offset, and one of every other row: from its first element to its last
+    # a view at an odd offset, and one of every second row, which is described from its first element to its last
     tensors = [Tensor(BASE + 1235, (10, 5), (5, 1), 1), Tensor(BASE + 4096, (3, 8), (16, 1))]
     with cuda.describe_tensors(tensors) as e:
         assert e.device == UUID.format(1)
@@ -106,7 +106,7 @@ def test_tensors_of_one_allocation(driver):
 
 @pytest.mark.parametrize("settings", [{}, {"joined": 2, "primary": 1}, {"mapping": 0, "primary": 1}])
 def test_expandable_segments(driver, settings):
-    """Whatever the driver answers to which question."""
+    """Adjacent mappings become one extent each, however the driver answers queries about them."""
     driver.chunks()
     driver.set(**settings)
     before = descriptors()
@@ -226,7 +226,7 @@ def test_errors_of_the_driver(driver, error, name):
 # --- regions --------------------------------------------------------------------------------------------
 
 class Agent(FakeAgent):
-    """Takes regions, of which it keeps what was said."""
+    """Accepts regions, and keeps the requests."""
 
     def __init__(self, path, **how):
         self.seen = []
@@ -275,14 +275,14 @@ def test_older_agent(driver, tmp_path):
 # --- words ----------------------------------------------------------------------------------------------
 
 def test_words_start_and_end_transfers(agent, driver):
-    """The CPU does here what a stream would: the agent sees the word, and sets the other."""
+    """The CPU acts as a stream: it sets the wait word, and the agent sets the other word."""
     driver.set(current=1)
     with Side(agent, MIB) as here, Side(agent, MIB, fill=b"\x5a" * MIB) as there:
         with cuda.StreamWords(here.client, 2) as words:
             ready, done = words
             remote = here.reach(there)
             transfer = here.client.read(here.region, remote, [(0, 0, MIB)], wait_word=ready.at(7), set_word=done.at(9))
-            # answered later than the transfer was accepted
+            # answered after the transfer was accepted
             here.client.read(here.region, remote, [(0, 0, 8)]).result(LIMIT)
             assert not transfer.done and done.value == 0
             ready.value = 7
@@ -292,7 +292,7 @@ def test_words_start_and_end_transfers(agent, driver):
 
 def test_words_of_streams(driver, tmp_path):
     class Stream:
-        """As torch.cuda.Stream; the fake's is the address of its device's number."""
+        """Like torch.cuda.Stream; a stream of the fake driver is the address of its device's number."""
 
         def __init__(self, device):
             self.number = ctypes.c_int(device)
@@ -321,8 +321,8 @@ def test_words_of_streams(driver, tmp_path):
         expect("gpu_lost", words[0].write, None, 1)
         words.close()
         words.close()
-        # given back whichever call fails, and after the session
-        for at in (1, 3, 4):  # without the second it does
+        # everything is released whichever call fails, and also after the end of the session
+        for at in (1, 3, 4):  # the second call may fail
             driver.set(fail_at=at)
             expect("gpu_lost", cuda.StreamWords, client)
             assert driver.get("registered") == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees of an agent's GPUs: drayctl gpus, regions, status."""
+"""An agent's GPUs in the output of drayctl gpus, regions and status."""
 
 import pytest
 from fake_gpu import PLUGIN, FakeGpus, GpuMemory, add_ipc, add_vmm, uuid
@@ -30,7 +30,7 @@ def plugin_of(agent):
 
 
 def test_before_a_gpu_is_needed(agent_with_gpus):
-    """An agent whose clients use host memory loads no CUDA, and says so."""
+    """An agent whose clients use only host memory does not load CUDA, and drayctl reports that."""
     agent = agent_with_gpus
     assert gpus_of(agent) == [] and plugin_of(agent) == "not loaded yet"
     assert agent.ctl("gpus") == "no GPUs; CUDA plug-in: not loaded yet\n"
@@ -58,7 +58,7 @@ def test_a_lost_gpu(agent_with_gpus, gpus):
     with agent.client() as client, GpuMemory(MIB, 1) as memory:
         add_vmm(client, memory)
         gpus.lose(1)
-        # the next use of the device tells
+        # the next use of the device fails
         expect("gpu_lost", add_vmm, client, memory)
         until(lambda: gpus_of(agent)[1]["reason"])
         assert gpus_of(agent)[1]["state"] in ("lost", "unused") and not gpus_of(agent)[0]["reason"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/gpu, as far as it goes without a GPU: its programs and scripts work, before they are needed where GPUs are."""
+"""Runs the programs and scripts of tests/gpu without a GPU, so that they work on machines with GPUs."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 RUN = harness.ROOT / "tests/gpu/run"
 HAS_GPU = os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
-# One or two of each part.
+# One or two cases of each part.
 SOME = ("pairs: cuda_ipc on GPU 0 and cuda_vmm", "pairs: cuda_vmm on GPU 0 and cuda_vmm on GPU 1", "pages: 16 KiB at random, cuda_vmm and memfd",
         "extents: 256 of cuda_vmm and of memfd", "words", "deaths", "namespaces", "refused")
 
@@ -24,7 +24,7 @@ def run(*argv, **env):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """A folder that pack has made. A sanitizer's library may make it larger than it is for."""
+    """A folder made by pack. Skipped if a sanitizer's library makes it larger than its limit."""
     folder = tmp_path_factory.mktemp("packed")
     done = subprocess.run([harness.ROOT / "tests/gpu/pack", folder], env={**os.environ, "DRAY_BUILD": str(harness.BUILD)},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -33,21 +33,21 @@ def packed(tmp_path_factory):
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
-def test_without_gpu_it_says_so(packed):
-    """One line, and success."""
+def test_run_without_gpu_is_skipped(packed):
+    """Without a GPU, run prints one line and succeeds."""
     assert run(packed / "tests/gpu/run") == (0, "skip: no GPU\n")
     assert run(RUN) == (0, "skip: no GPU\n")
 
 
 def test_packed_folder_is_whole(packed):
-    """What was packed runs from where it lies, with its own libraries."""
+    """The packed programs run from their folder, with their own libraries."""
     status, text = run(packed / "tests/gpu/run", "--fake", "--only", "described", "refused", DRAY_BUILD="build", LD_LIBRARY_PATH="")
     assert status == 0, text
     assert re.search(r"^# gpu: [1-9]\d* passed, 0 failed", text, re.M), text
 
 
 def test_suite_with_the_fake_plugin():
-    """Every case passes where threads copy between files; what needs a GPU is skipped in words."""
+    """Every case passes with the fake plug-in, which copies between files; cases that need a GPU are skipped with a reason."""
     status, text = run(RUN, "--fake", "--only", *SOME)
     assert status == 0, text
     cases = re.findall(r"^(ok|not ok) \d+ - (\w+)", text, re.M)
@@ -55,7 +55,7 @@ def test_suite_with_the_fake_plugin():
 
 
 def test_a_wrong_byte_is_found():
-    """The engine's own comparison: one byte changed behind the agent's back fails the case."""
+    """The engine's comparison detects one byte that was changed after the transfer."""
     code = f"""
 import sys
 sys.path.insert(0, {str(harness.ROOT / "tests/gpu")!r})

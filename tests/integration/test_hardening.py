@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent may do and shows: capabilities, system calls, core dumps, secrets; process 1; systemd's files."""
+"""Hardening: capabilities, system calls, core dumps, secrets; the agent as process 1; systemd's files."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ def statuses(pid):
 
 
 def capabilities(pid, *sets):
-    """The capabilities of all threads together."""
+    """The union of the capabilities of all threads."""
     have = 0
     for status in statuses(pid):
         for name in sets:
@@ -36,25 +36,25 @@ def capabilities(pid, *sets):
 
 
 def works(agent):
-    """Regions, a ring and transfers."""
+    """Checks that regions, a ring and transfers work."""
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring(16, 65536)
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)], via="ring").result(LIMIT)
         assert here.view == there.view
 
 
-# --- what it may do -----------------------------------------------------------------------------------
+# --- privileges ---------------------------------------------------------------------------------------
 
 def test_every_thread_is_confined(new_pair):
-    """At work, with every kind of thread: the filter, no new privileges, and no capability but to pin memory."""
+    """Every thread of a working agent has the filter, no_new_privs, and no capability except CAP_IPC_LOCK."""
     agent, other = new_pair()
     with Side(agent, MIB) as here, Side(other, MIB, noise(MIB)) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
-        # a thread's first act is to give back what it has
+        # each thread drops its capabilities when it starts
         until(lambda: not capabilities(agent.pid, "CapPrm", "CapEff") & ~IPC_LOCK, "the end of capabilities")
         assert not capabilities(agent.pid, "CapInh", "CapAmb")
         own = dict(re.findall(r"(\w+):\s+(.*)", pathlib.Path("/proc/self/status").read_text()))
-        if int(own["CapEff"], 16) >> 8 & 1:  # CAP_SETPCAP, which it takes
+        if int(own["CapEff"], 16) >> 8 & 1:  # emptying the bounding set needs CAP_SETPCAP
             assert not capabilities(agent.pid, "CapBnd")
         for status in statuses(agent.pid):
             assert status["Seccomp"] == "2" and status["NoNewPrivs"] == "1", status["Name"]
@@ -97,15 +97,15 @@ def closed_directory(agent):
     return "data.socket: binding"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities to another user")
 @pytest.mark.parametrize("capability, needing", [
     ("net_bind_service", low_port), ("chown", foreign_group), ("dac_read_search", closed_key),
     ("dac_override", closed_directory), ("ipc_lock", None)])
 def test_capabilities(lab, new_agent, monkeypatch, capability, needing):
-    """Another user than root, without what a start needs, with it; when it runs it has none of that any more."""
+    """Without a capability that its configuration needs, an agent of another user does not start; with it, the agent starts and drops it."""
     if lab.userns:
         pytest.skip("in a user namespace without other users")
-    program = lab.tmp / "drayd"  # the tree may be out of nobody's reach
+    program = lab.tmp / "drayd"  # the user nobody may have no access to the source tree
     shutil.copy(harness.DRAYD, program)
     program.chmod(0o755)
     monkeypatch.setattr(harness, "DRAYD", program)
@@ -131,10 +131,10 @@ def test_limits_are_raised(new_agent):
     assert re.search(r"Max locked memory +131072 ", limits) and re.search(r"Max open files +1024 ", limits)
 
 
-# --- what it shows ------------------------------------------------------------------------------------
+# --- secrets ------------------------------------------------------------------------------------------
 
 def test_core_dumps_leave_client_memory_out(new_agent):
-    """Regions, pools, rings and arenas."""
+    """Regions, pools, rings and arenas are excluded from core dumps."""
     agent = new_agent()
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         here.client.open_ring(16, 65536)
@@ -148,8 +148,8 @@ def test_core_dumps_leave_client_memory_out(new_agent):
 
 
 @pytest.mark.parametrize("mode, owner", [(0o640, None), (0o604, None), (0o660, None), (0o600, 4711)])
-def test_open_key_file(lab, new_agent, mode, owner):
-    """Refused with the command that mends it, which then does."""
+def test_key_file_with_wrong_permissions(lab, new_agent, mode, owner):
+    """The agent refuses the file and names a command that corrects it; after that command it starts."""
     path = lab.write("key", "ab" * 32, mode)
     if owner is not None:
         try:
@@ -163,7 +163,7 @@ def test_open_key_file(lab, new_agent, mode, owner):
 
 
 def test_key_only_from_a_file(new_agent):
-    """Neither the command line nor the environment takes the key itself."""
+    """The key cannot be given on the command line or in the environment, and the log does not contain it."""
     for args in (["--key", "ab" * 32], ["--set", f"peer.key={'ab' * 32}"]):
         agent = new_agent(start=False, args=args)
         fails(agent)
@@ -183,7 +183,7 @@ def children(pid):
 
 
 def start_as_process_1(new_agent, *wrap, **how):
-    """The agent, and its process, the first of its namespace."""
+    """Starts an agent as the first process of a PID namespace; returns it and its process id outside."""
     agent = new_agent(start=False, wrap=[*PROCESS_1, *wrap], **how)
     try:
         agent.host.run(*PROCESS_1, "true")
@@ -196,7 +196,7 @@ def start_as_process_1(new_agent, *wrap, **how):
 
 
 def ended(agent, status):
-    """unshare ends as its child did."""
+    """Checks the exit status; unshare exits with the status of its child."""
     assert agent.wait() == status
     agent.check_log()
     agent.process = None
@@ -204,7 +204,7 @@ def ended(agent, status):
 
 @pytest.mark.parametrize("second", [None, signal.SIGTERM, signal.SIGINT])
 def test_process_1_drains(new_agent, second):
-    """SIGTERM lets what is in flight end; another signal after it does not wait."""
+    """After SIGTERM transfers in flight finish; a second signal stops the agent at once."""
     agent, inner = start_as_process_1(new_agent, settings={"agent.drain_timeout": "1h"})
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         words = here.memory.words()
@@ -240,7 +240,7 @@ def test_process_1_stops_at_sigint(new_agent):
     ended(agent, 1)
 
 
-# A zombie, a child, and a grandchild whose parent ends; the latter two when the pipe does.
+# Leaves a zombie, a child, and a grandchild whose parent ends. The latter two end when the pipe is closed.
 LEAVE_CHILDREN = """
 import os, sys
 pipe = int(sys.argv[1])
@@ -252,10 +252,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def test_process_1_buries_orphans(new_agent):
+def test_process_1_reaps_orphans(new_agent):
     theirs, ours = os.pipe()
     agent, inner = start_as_process_1(new_agent, sys.executable, "-c", LEAVE_CHILDREN, str(theirs), pass_fds=[theirs])
-    until(lambda: len(children(inner)) == 2, "the orphans alone")
+    until(lambda: len(children(inner)) == 2, "two remaining orphans")
     os.close(theirs)
     os.close(ours)
     until(lambda: not children(inner), "the end of the orphans")
@@ -274,14 +274,14 @@ def run(*argv):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 def test_systemd_unit(lab):
-    """What it says is understood, and leaves little exposed."""
+    """systemd-analyze accepts the unit and rates its exposure below 2."""
     unit = lab.directory("units") / "drayd.service"
     unit.write_text((SYSTEMD / "drayd.service.in").read_text().replace("@PREFIX@/sbin/drayd", str(harness.DRAYD)))
     assert not run("systemd-analyze", "verify", "--man=no", unit)
     assert "drayd.service: 1." in run("systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", unit)
 
 
-@pytest.mark.skipif(not shutil.which("systemd-sysusers") or os.geteuid() != 0, reason="takes systemd, and root")
+@pytest.mark.skipif(not shutil.which("systemd-sysusers") or os.geteuid() != 0, reason="needs systemd and root")
 def test_systemd_user_and_directories(lab):
     root = lab.directory("root")
     (root / "etc").mkdir()

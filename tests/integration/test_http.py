@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/metrics, /healthz and /readyz as curl and promtool see them, and what they make of clients that mean no good."""
+"""/metrics, /healthz and /readyz with curl and promtool, and with hostile clients."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ ADDRESS = "127.0.0.1"
 
 
 def with_http(new_agent, lab, name="agent", probes=False, start=True, settings=(), **how):
-    """An agent that serves HTTP, its address as agent.http and that of its probes as agent.probes."""
+    """Makes an agent that serves HTTP; agent.http is the address, agent.probes that of the probes."""
     agent = new_agent(name, start=False, settings={"health.worker_limit": "300ms", **dict(settings)}, **how)
     agent.http = agent._segment(ADDRESS)
     agent.settings["http.listen"] = agent.http
@@ -38,7 +38,7 @@ def connect(agent, where=None):
 
 
 def answer_of(sock):
-    """(status, headers, body) of everything until the end of the connection."""
+    """Reads until the end of the connection; returns (status, headers, body)."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while more := sock.recv(1 << 16):
@@ -57,7 +57,7 @@ def ask(agent, path, method="GET", where=None, extra="", body=""):
 
 
 def samples(text):
-    """Values by name and labels as they stand there."""
+    """Values by name with labels, as in the text."""
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")}
 
 
@@ -70,7 +70,7 @@ EPOLL_WAITS = ("232", "281", "441") if os.uname().machine == "x86_64" else ("22"
 
 @contextlib.contextmanager
 def stopped_worker(agent, index=0):
-    """One worker stands still, as under a debugger; gives its thread, which is ours to wait for if it dies."""
+    """Stops one worker as a debugger does; yields its thread id. If the thread dies, this process must wait for it."""
     libc = ctypes.CDLL(None, use_errno=True)
     seize, interrupt, detach = 0x4206, 0x4207, 17
     tasks = pathlib.Path(f"/proc/{agent.pid}/task")
@@ -81,7 +81,7 @@ def stopped_worker(agent, index=0):
             raise OSError(ctypes.get_errno(), "ptrace")
 
     def waits():
-        """In epoll_wait, where it holds no lock: one of the allocator's would hold all of the agent."""
+        """True if the worker is in epoll_wait, where it holds no lock. A lock of the allocator would block the whole agent."""
         return (tasks / str(tid) / "syscall").read_text().split()[0] in EPOLL_WAITS
 
     def stopped():
@@ -94,7 +94,7 @@ def stopped_worker(agent, index=0):
         os.waitpid(tid, 0x40000000)  # __WALL
         return waits() or ptrace(detach)
 
-    until(stopped, "a worker that stands still")
+    until(stopped, "a stopped worker")
     try:
         yield tid
     finally:
@@ -108,7 +108,7 @@ def readable(sock):
 
 # --- metrics ----------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(not shutil.which("promtool") or not shutil.which("curl"), reason="promtool or curl is not there")
+@pytest.mark.skipif(not shutil.which("promtool") or not shutil.which("curl"), reason="promtool or curl is not installed")
 def test_curl_and_promtool(new_agent, lab):
     agent = with_http(new_agent, lab)
 
@@ -120,14 +120,14 @@ def test_curl_and_promtool(new_agent, lab):
     done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     assert done.returncode == 0 and not done.stdout, done.stdout
-    # both on one connection, which stays
+    # both requests use one connection, which stays open
     codes = curl("-o", "/dev/null", "-o", "/dev/null", "-w", "%{http_code} %{num_connects}\n", f"http://{agent.http}/healthz",
                  f"http://{agent.http}/readyz")
     assert codes == "200 1\n200 0\n"
     assert "HTTP/1.1 200" in curl("-I", f"http://{agent.http}/healthz")
 
 
-def test_metrics_are_there_and_count(new_agent, lab):
+def test_all_metrics_are_shown(new_agent, lab):
     agent = with_http(new_agent, lab)
     status, headers, text = ask(agent, "/metrics")
     assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -154,7 +154,7 @@ def test_metrics_are_there_and_count(new_agent, lab):
 
 # --- requests ---------------------------------------------------------------------------------------
 
-def test_what_is_answered(new_agent, lab):
+def test_pages_methods_and_limits(new_agent, lab):
     agent = with_http(new_agent, lab, probes=True)
     for path in ("/metrics", "/healthz", "/readyz"):
         status, headers, body = ask(agent, path)
@@ -173,12 +173,12 @@ def test_what_is_answered(new_agent, lab):
         assert status == 404 and "/metrics, /healthz and /readyz" in body
     assert ask(agent, "/" + 20000 * "a")[0] == 414
     assert ask(agent, "/healthz")[2] == "alive\n"
-    # probes alone
+    # the address for probes
     assert ask(agent, "/healthz", where=agent.probes)[0] == 200
     assert ask(agent, "/readyz", where=agent.probes)[0] == 200
     status, _, body = ask(agent, "/metrics", where=agent.probes)
     assert status == 404 and body == "there is /healthz and /readyz\n"
-    # several requests in one packet, each answered
+    # several requests in one packet
     with connect(agent) as sock:
         sock.sendall(3 * b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         data = b""
@@ -191,12 +191,12 @@ def test_what_is_answered(new_agent, lab):
             answer = answer_of(sock)
             assert not answer or answer[0] >= 400
     for rest in (b"", b"\0" * 100, b"\x16\x03\x01\x02\0", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
-        with connect(agent) as sock:  # gone without waiting for an answer
+        with connect(agent) as sock:  # closes without waiting for an answer
             sock.sendall(rest)
     serves(agent)
 
 
-# --- clients that mean no good ----------------------------------------------------------------------
+# --- hostile clients --------------------------------------------------------------------------------
 
 def test_slow_connections_are_closed(new_agent, lab):
     agent = with_http(new_agent, lab, settings={"http.connections": 20, "http.timeout": "700ms"})
@@ -204,13 +204,13 @@ def test_slow_connections_are_closed(new_agent, lab):
     for sock in slow:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A")
     until(lambda: ask_or_none(agent) is None, "the last connection taken")
-    # nobody else suffers
+    # other clients are served
     assert agent.ctl("health", "--json")["alive"]
     serves(agent)
     for sock in slow:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while not select.select([sock], [], [], 0.005)[0]:
-                sock.send(b"a")  # a byte now and then does not help them
+                sock.send(b"a")  # bytes that arrive slowly do not extend the time
         sock.close()
     assert until(lambda: ask_or_none(agent))[0] == 200
 
@@ -224,14 +224,14 @@ def ask_or_none(agent):
 
 def test_a_thousand_connections(new_agent, lab):
     agent = with_http(new_agent, lab, settings={"http.connections": 64}, probes=True)
-    serves(agent)  # what is made with the first region stays
+    serves(agent)  # the agent keeps some descriptors after the first region
     before = agent.resources().fds
     with contextlib.ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(connect(agent)).send(b"GET /metr")
         until(lambda: agent.resources().fds["socket"] >= 64)
         assert agent.resources().fds["socket"] <= before["socket"] + 64 + 8
-        # those of the probes are their own
+        # connections of probes are counted separately
         assert ask(agent, "/healthz", where=agent.probes)[0] == 200
         assert agent.ctl("health", "--json")["ready"]
         serves(agent)
@@ -241,7 +241,7 @@ def test_a_thousand_connections(new_agent, lab):
 
 # --- health -----------------------------------------------------------------------------------------
 
-def test_a_stopped_worker_is_not_alive(new_agent, lab):
+def test_agent_with_a_stopped_worker_is_not_alive(new_agent, lab):
     agent = with_http(new_agent, lab, env={"WATCHDOG_USEC": "200000"})
     assert agent.wait_notify("WATCHDOG=1")
     with stopped_worker(agent, 1):
@@ -254,13 +254,13 @@ def test_a_stopped_worker_is_not_alive(new_agent, lab):
         for argv, status in (("--live", 1), ("--ready", 0)):
             assert agent.ctl("health", argv, check=False).returncode == status
         until(lambda: "the watchdog is not notified: worker 1" in agent.text())
-        # what was sent before is read, and then there is no more of it
+        # reads earlier notifications; after that none may come
         while readable(agent.notify):
             agent.notify.recv(4096)
         for _ in range(3):
             assert ask(agent, "/healthz")[0] == 503
-        assert not readable(agent.notify), "the watchdog was told something"
-        # questions that nobody answers do not pile up
+        assert not readable(agent.notify), "the watchdog was notified"
+        # requests that wait for the worker do not accumulate memory
         held = agent.rss_anon()
         for _ in range(20):
             with connect(agent) as sock:
@@ -297,7 +297,7 @@ def test_ready_follows_drain(new_agent, lab):
     assert ask(agent, "/readyz")[0] == 200
 
 
-def test_what_is_required(new_agent, lab):
+def test_required_conditions(new_agent, lab):
     agent = with_http(new_agent, lab, settings={"ready.require": "rdma,tcp", "rdma.enable": "false"})
     status, _, body = ask(agent, "/readyz")
     assert status == 503 and conditions(body)["rdma"]["required"] and not conditions(body)["rdma"]["ok"]
@@ -314,7 +314,7 @@ def test_what_is_required(new_agent, lab):
 
 
 def test_required_segment(new_agent, lab):
-    """It is connected to without anybody asking, and again when it was lost; also where the other side wants the same."""
+    """The agent connects to a required segment by itself, and again after a loss; also if the other side requires this one."""
     there = new_agent("there", start=False, host=1, listen=[lab.hosts[1].v4], key=lab.key, settings=PAIR_SETTINGS)
     segment = there.listen[0]
     here = with_http(new_agent, lab, "here", listen=[lab.hosts[0].v4], key=lab.key,

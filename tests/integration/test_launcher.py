@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launcher as platform teams write it: it starts the node's owner and an engine, which must see the right variables."""
+"""A launcher as platform teams write it: it starts the node's owner and an engine, which must get the right variables."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ SHOW = ["python3", "-c", "import json, os, sys; print(json.dumps([dict(os.enviro
 
 
 def launch(agent, *options, argv=SHOW, env=()):
-    """Starts drayctl exec on the agent's host, as a launcher's last line."""
+    """Starts drayctl exec on the agent's host, as the last line of a launcher does."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAY_", "MOONCAKE_", "MC_"))}
     return subprocess.Popen(agent.host.command(DRAYCTL, "--control", agent.control, "exec", *options, "--", *argv), text=True,
                             env={**clean, **dict(env)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -34,14 +34,14 @@ def spare_port(host):
         return port_of(sock)
 
 
-def test_an_owner_up_late(lab, new_agent):
-    """The agent and the launcher are there before the owner; the engine begins when its segment answers the handshake."""
+def test_owner_starts_late(lab, new_agent):
+    """The agent and the launcher start before the owner; the engine starts when the owner's segment answers the handshake."""
     host = lab.hosts[0]
     port = spare_port(host)
     name = f"{host.v4}:{port}"
     agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port} mooncake"}, listen=[host.v4], key=lab.key)
     launcher = launch(agent, f"--wait-ready={LIMIT}s", "--profile", "dray,vllm,vllm-mooncake", argv=[*SHOW, "serve", "a model"])
-    # a port that accepts and says nothing is no owner yet
+    # a port that accepts and does not answer is not an owner
     with contextlib.closing(listen(host, port=port)):
         until(lambda: rows(agent).get(name, {"failures": 0})["failures"])
         assert launcher.poll() is None and preferred(agent).segment == ""
@@ -52,14 +52,14 @@ def test_an_owner_up_late(lab, new_agent):
         assert environment["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] == environment["VLLM_HOST_IP"] == host.v4
         assert environment["DRAY_SOCKET"] == str(agent.socket)
         assert environment["DRAY_SEGMENT"] == agent.ctl("status", "--json")["segment"]
-        assert "MC_GID_INDEX" not in environment and "MC_GID_INDEX" in err  # no RDMA here, and it says so
-        # what is set already stays, unless it is to be overridden
+        assert "MC_GID_INDEX" not in environment and "MC_GID_INDEX" in err  # omitted, because there is no RDMA
+        # variables that are set already are kept, unless --override is given
         mine = {"MOONCAKE_PREFERRED_SEGMENT": "mine:1"}
         assert seen(launch(agent, "--profile", "vllm-mooncake", env=mine))[0]["MOONCAKE_PREFERRED_SEGMENT"] == "mine:1"
         assert seen(launch(agent, "--profile", "vllm-mooncake", "--override", env=mine))[0]["MOONCAKE_PREFERRED_SEGMENT"] == name
 
 
-def test_an_owner_that_does_not_come(lab, new_agent):
+def test_owner_does_not_start(lab, new_agent):
     agent = new_agent(settings=QUICK_PROBES, listen=[lab.hosts[0].v4], key=lab.key)
     late = launch(agent, "--wait-ready=200ms", "--profile", "vllm-mooncake")
     assert late.communicate(timeout=LIMIT)[0] == "" and late.returncode == 124
@@ -67,8 +67,8 @@ def test_an_owner_that_does_not_come(lab, new_agent):
     assert "MOONCAKE_PREFERRED_SEGMENT" not in environment and err
 
 
-def test_what_is_known_from_before_is_no_wait_ready(lab, new_agent):
-    """After a restart the segment is answered at once, unverified; --wait-ready waits for a probe to confirm it."""
+def test_wait_ready_needs_a_verified_segment(lab, new_agent):
+    """After a restart the agent returns the segment at once, unverified; --wait-ready waits until a probe confirms it."""
     host = lab.hosts[0]
     port = spare_port(host)
     name = f"{host.v4}:{port}"
@@ -83,7 +83,7 @@ def test_what_is_known_from_before_is_no_wait_ready(lab, new_agent):
         agent.start()
         assert preferred(agent).segment == name and preferred(agent).unverified
         launcher = launch(agent, f"--wait-ready={LIMIT}s", "--profile", "vllm-mooncake")
-        until(lambda: owner.held)  # its probe is there
+        until(lambda: owner.held)  # the owner holds a probe without answering
         assert launcher.poll() is None
         owner.serve = handshake_daemon(descriptor(name))
         for conn in owner.held:
@@ -97,7 +97,7 @@ def sourced(path):
     return dict(v.split("=", 1) for v in out.decode().split("\0") if v)
 
 
-def test_the_file_and_the_data_socket_say_the_same(lab, new_agent):
+def test_env_file_and_data_socket_agree(lab, new_agent):
     host = lab.hosts[0]
     port = spare_port(host)
     agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port}", "env.profiles": "dray,vllm,vllm-mooncake"}, listen=[host.v4],
@@ -119,13 +119,13 @@ def test_the_file_and_the_data_socket_say_the_same(lab, new_agent):
     assert not path.exists()
 
 
-def test_a_directory_that_cannot_be_written(lab, new_agent):
+def test_env_file_in_a_directory_without_write_access(lab, new_agent):
     agent = new_agent(settings={**QUICK_PROBES, "env.file": "/proc/env"})
     until(lambda: "/proc/env" in agent.text())
     assert preferred(agent).segment == ""
 
 
-def test_no_file(lab, new_agent):
+def test_no_env_file(lab, new_agent):
     agent = new_agent(settings={**QUICK_PROBES, "env.file": "none"})
     assert preferred(agent).segment == ""
     assert not (agent.directory / "env").exists()
@@ -137,7 +137,7 @@ def test_unknown_profile(lab, new_agent):
     assert done.returncode != 0 and "nope" in done.stderr and "vllm-mooncake" in done.stderr and not done.stdout
 
 
-def test_the_master_that_clients_want(lab, new_agent):
+def test_master_address_for_clients(lab, new_agent):
     agent = new_agent(settings=QUICK_PROBES, env={"MOONCAKE_MASTER": "10.0.0.9:50051"}, listen=[lab.hosts[0].v4], key=lab.key)
     with agent.client() as c:
         assert c.environment(["mooncake"])["MOONCAKE_MASTER"] == "10.0.0.9:50051"

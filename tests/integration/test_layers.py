@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/layers: each rule, broken once in a small tree, fails by its name. Needs no agent."""
+"""scripts/layers: a small tree breaks each rule once, and the script must name that rule. Needs no agent."""
 import os
 import subprocess
 
@@ -47,7 +47,7 @@ def layers(tmp_path):
     return run
 
 
-def test_a_tree_that_keeps_the_rules(layers):
+def test_valid_tree(layers):
     assert layers() == []
 
 
@@ -59,12 +59,12 @@ def test_a_row_without_a_folder(layers):
     assert "each folder has a row in scripts/layers.table" in layers(table={"agent/store": ""})
 
 
-def test_an_edge_that_no_row_names(layers):
+def test_include_that_the_row_does_not_name(layers):
     assert layers(files={"agent/control/session/reply.c": '#include "agent/data/data.h"\n'}) == [
         "folders include what their row names"]
 
 
-def test_a_row_that_names_an_edge_which_is_not_there(layers):
+def test_row_names_a_folder_that_is_not_included(layers):
     assert layers(table={"agent/control/session": "agent/control/peer agent/data"}) == [
         "folders include what their row names"]
 
@@ -76,7 +76,7 @@ def test_the_data_plane_includes_the_control_plane(layers):
         "rows keep to the rooms of their room"]
 
 
-def test_the_control_plane_sees_more_than_one_header_of_the_data_plane(layers):
+def test_the_control_plane_includes_a_second_header_of_the_data_plane(layers):
     assert layers(files={"agent/control/peer/link.c": '#include "agent/data/worker/worker.h"\n'},
                   table={"agent/control/peer": "agent/data agent/data/worker"}) == [
         "rows keep to the rooms of their room"]

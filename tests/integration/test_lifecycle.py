@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start, drain, end, and running out of what the machine has to give."""
+"""Start, drain, end, and exhausted resources of the machine."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from harness import LIMIT, MIB, Side, expect, noise, nothing_leaked, sanitized, 
 
 
 def fails(agent, *words):
-    """It does not start, and its log says why."""
+    """Checks that the agent does not start and logs the words; returns the log."""
     agent.start(ready=False)
     assert agent.wait() not in (0, -signal.SIGABRT, -signal.SIGSEGV)
     agent.check_log()
@@ -30,17 +30,17 @@ def fails(agent, *words):
 
 # --- start ------------------------------------------------------------------------------------------
 
-def test_ready_and_gone(new_agent):
+def test_start_and_stop(new_agent):
     agent = new_agent(listen=["127.0.0.1", "::1"])
     assert any("READY=1" in text for text in agent.notified)
     assert agent.socket.is_socket() and agent.control.is_socket()
     agent.stop()
     assert any("STOPPING=1" in text for text in agent.notified)
-    assert not agent.socket.exists() and not agent.control.exists(), "sockets are left behind"
+    assert not agent.socket.exists() and not agent.control.exists(), "the sockets were not removed"
 
 
-def test_kept_identity(new_agent):
-    """The id stays, the incarnation grows."""
+def test_identity_after_restarts(new_agent):
+    """After a restart the id is the same and the incarnation is larger."""
     agent = new_agent()
     seen = []
     for _ in range(3):
@@ -56,13 +56,13 @@ def test_state_directory_locked(new_agent):
     second = new_agent("second", start=False)
     second.state_dir = agent.state_dir
     text = fails(second, str(agent.state_dir))
-    assert str(agent.pid) in text, "the message does not name who holds it"
+    assert str(agent.pid) in text, "the message does not name the process that holds it"
     with agent.client():
         pass
 
 
 def test_socket_in_use(new_agent):
-    """Another live agent's socket is not taken away; a dead one's is."""
+    """An agent replaces the socket of a dead agent, but not that of a live one."""
     agent = new_agent()
     second = new_agent("second", start=False)
     second.socket = agent.socket
@@ -74,8 +74,8 @@ def test_socket_in_use(new_agent):
     agent.start()
 
 
-def test_socket_path_is_no_socket(new_agent):
-    """A file in the place of the socket is nobody's to remove."""
+def test_socket_path_is_another_file(new_agent):
+    """The agent does not remove another kind of file at the path of its socket."""
     agent = new_agent(start=False)
     agent.socket.write_text("precious")
     fails(agent, str(agent.socket))
@@ -95,7 +95,7 @@ os.execvp(argv[0], argv)
 
 
 def test_socket_activation(lab, new_agent):
-    """Sockets from systemd, by their names; what was sent before the agent was there is served."""
+    """systemd passes the sockets by name; messages that were sent before the agent's start are answered."""
     directory = lab.directory("activated")
     data = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     data.bind(str(directory / "dray.sock"))
@@ -127,7 +127,7 @@ def test_socket_activation(lab, new_agent):
         sock.close()
 
 
-def test_activation_without_names_or_with_wrong_ones(lab, new_agent):
+def test_activation_with_an_unknown_name(lab, new_agent):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.bind(str(lab.directory("strange") / "x"))
     sock.listen()
@@ -135,7 +135,7 @@ def test_activation_without_names_or_with_wrong_ones(lab, new_agent):
                       wrap=[sys.executable, "-c", ACTIVATE, "teapot", str(sock.fileno())])
     agent.start(ready=False)
     if agent.wait_notify("READY=1"):
-        assert "teapot" in agent.text(), "an unknown socket was passed over in silence"
+        assert "teapot" in agent.text(), "no log line about an unknown socket"
     else:
         assert agent.wait() != 0 and "teapot" in agent.text()
         agent.process = None
@@ -153,16 +153,16 @@ def test_watchdog(new_agent):
 # --- drain -------------------------------------------------------------------------------------------
 
 def waiting_transfer(here, remote, **how):
-    """One that the agent has accepted and that ends only when its wait word is set."""
+    """Starts a transfer that ends only when its wait word is set, and waits until the agent has accepted it."""
     transfer = here.client.read(here.region, remote, [(4096, 0, 4096)], wait_word=(here.region, 0, 1), deadline=LIMIT, **how)
-    # sent the same way behind it: when this one has ended, the agent has taken that one in
+    # sent in the same way after it: when this transfer has ended, the agent has accepted the other one
     here.client.read(here.region, remote, [(0, 0, 1)], **how).result(LIMIT)
     return transfer
 
 
 @pytest.mark.parametrize("via", ["inline", "ring"])
 def test_drain_finishes_work(new_agent, via):
-    """Work in flight ends well, new work is refused, clients are told, exit status 0."""
+    """In a drain, transfers in flight finish, new work is refused, clients are notified, and the exit status is 0."""
     agent = new_agent(settings={"agent.drain_timeout": "20s"})
     here, there = Side(agent, MIB), Side(agent, MIB, noise(MIB))
     remote, words = here.reach(there), here.memory.words()
@@ -189,7 +189,7 @@ def test_drain_finishes_work(new_agent, via):
 
 
 def test_drain_deadline(new_agent):
-    """What does not end by itself is stopped with deadline, and told so before the end."""
+    """At the drain's limit the remaining transfers end with deadline, before the agent exits."""
     agent = new_agent(settings={"agent.drain_timeout": "300ms"})
     here, there = Side(agent, MIB), Side(agent, MIB, noise(MIB))
     transfers = [waiting_transfer(here, here.reach(there), via=via) for via in ("inline", "ring")]
@@ -209,7 +209,7 @@ def test_second_sigterm(new_agent):
     assert here.client.next_event(dray.Draining, LIMIT)
     assert agent.running
     agent.signal(signal.SIGTERM)
-    assert agent.wait() in (0, 1)  # 1 says that work was cut off
+    assert agent.wait() in (0, 1)  # 1: work was interrupted
     agent.check_log()
     agent.process = None
     assert transfer.exception(LIMIT).name in ("session_closed", "agent_restarted", "deadline", "draining", "cancelled")
@@ -218,7 +218,7 @@ def test_second_sigterm(new_agent):
 
 
 def test_drain_with_peers(new_pair):
-    """Transfers between two agents finish through the drain of either."""
+    """Transfers between two agents finish while one of them drains."""
     a, b = new_pair()
     size = 32 * MIB
     here, there = Side(a, size), Side(b, size, noise(MIB) * 32)
@@ -235,7 +235,7 @@ def test_drain_with_peers(new_pair):
 
 
 def test_resume_with_peers(new_pair):
-    """A drain takes a peer's remotes away; after it was taken back they are imported anew, both ways."""
+    """A drain ends a peer's remotes; after a resume both sides can import again."""
     a, b = new_pair()
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         remote = here.reach(there)
@@ -249,7 +249,7 @@ def test_resume_with_peers(new_pair):
 
 
 def test_drain_idle_with_clients(new_agent):
-    """Clients that stay connected do not hold an idle agent up."""
+    """Clients that stay connected do not delay the end of an idle agent."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
     clients = [agent.client() for _ in range(5)]
     agent.signal(signal.SIGTERM)
@@ -258,10 +258,10 @@ def test_drain_idle_with_clients(new_agent):
         client.close()
 
 
-# --- running out ---------------------------------------------------------------------------------------
+# --- exhausted resources -------------------------------------------------------------------------------
 
 def test_state_directory_full(lab, new_agent):
-    """ENOSPC: a tiny file system."""
+    """On a full file system (ENOSPC) the agent does not start, and names the reason."""
     mount = lab.directory("tiny")
     script = f"mount -t tmpfs -o size=8k,nr_inodes=20 none {mount} && head -c 8192 /dev/zero >{mount}/full; exec \"$@\""
     agent = new_agent(start=False, wrap=["unshare", *(["--user", "--map-root-user"] if os.geteuid() and not lab.namespaces else []),
@@ -292,7 +292,7 @@ def cpu_seconds(pid):
 
 
 def test_out_of_descriptors(new_agent):
-    """EMFILE: sessions are refused or wait, descriptors that do not fit are said to be too many; then all is well again."""
+    """At EMFILE sessions are refused or wait, and requests with descriptors get a typed error; later all works again."""
     limit = 64
     agent = new_agent(wrap=["prlimit", f"--nofile={limit}:{limit}"])
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
@@ -305,7 +305,7 @@ def test_out_of_descriptors(new_agent):
             sock.send(s.pack_hello(1, major_min=1, major_max=1), socket.MSG_NOSIGNAL)
             socks.append(sock)
         until(lambda: sum(agent.resources().fds.values()) >= limit - 8, "the shortage")
-        # others are served, as far as they need no descriptor
+        # requests that need no descriptor are served
         here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)
         assert here.view == there.view
         for n in (1, 20, 200):
@@ -335,7 +335,7 @@ def test_out_of_descriptors(new_agent):
 
 
 class Cgroup:
-    """A memory cgroup of our own, version 1 or 2."""
+    """A memory cgroup for the test, version 1 or 2."""
 
     def __init__(self, limit):
         self.path = None
@@ -376,7 +376,7 @@ class Cgroup:
 
 
 def test_memory_cgroup(new_agent):
-    """An agent with 128 MiB serves regions of 1 GiB: their pages stay with those who touched them."""
+    """An agent limited to 128 MiB serves regions of 1 GiB, because their pages are charged to the clients."""
     group = Cgroup(128 * MIB)
     agent = new_agent(start=False, wrap=["sh", "-c", f"echo $$ >{group.path}/cgroup.procs && exec \"$@\"", "sh"])
     try:
@@ -388,7 +388,7 @@ def test_memory_cgroup(new_agent):
             remote = here.reach(there)
             here.client.read(here.region, remote, [(at, at, MIB) for at in range(0, size, 16 * MIB)]).result(LIMIT)
             assert all(here.view[at:at + 4096] == there.view[at:at + 4096] for at in range(0, size, 16 * MIB))
-            # holes would be filled at the agent's expense
+            # pages in holes would be charged to the agent
             fd = os.memfd_create("holes", os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
             import fcntl
@@ -404,7 +404,7 @@ def test_memory_cgroup(new_agent):
 
 
 def test_pool_beyond_memory(new_agent):
-    """A pool that the agent's limit cannot hold is refused or dies with a typed error; the agent stays."""
+    """A pool larger than the agent's memory limit gets a typed error, and the agent survives."""
     group = Cgroup(128 * MIB)
     agent = new_agent(start=False, wrap=["sh", "-c", f"echo $$ >{group.path}/cgroup.procs && exec \"$@\"", "sh"])
     try:
@@ -424,10 +424,10 @@ def test_pool_beyond_memory(new_agent):
         group.close()
 
 
-# --- nothing leaked -------------------------------------------------------------------------------------
+# --- leaks ----------------------------------------------------------------------------------------------
 
 def test_sessions_come_and_go(new_agent):
-    """Hundreds of sessions with all they can have: no descriptor, thread, mapping or memory stays."""
+    """After hundreds of sessions with all kinds of objects, no descriptor, thread, mapping or memory is leaked."""
     agent = new_agent()
 
     def round_trip(n):
@@ -450,7 +450,7 @@ def test_sessions_come_and_go(new_agent):
 
 
 def test_idle_uses_no_cpu(new_pair):
-    """With sessions, rings and a peer, and nothing to do."""
+    """Idle agents with sessions, rings and a peer use no CPU."""
     a, b = new_pair(peer__heartbeat="1s", peer__heartbeat_limit="5s")
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         here.client.open_ring()

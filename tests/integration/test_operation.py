@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator does to a running agent, and what is on record of it: reload, levels, cancel, close, events, drain."""
+"""An operator's changes to a running agent, and the record of them: reload, levels, cancel, close, events, drain."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
 from test_ctl import conform, ctl, schema_of
 from test_http import stopped_worker
 
-pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
+pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does not exist: build it first")
 
 
 @contextlib.contextmanager
 def held(agent, **how):
-    """A transfer that waits for a word, and the two sides of it."""
+    """Yields both sides, the remote, and a transfer that waits for a word."""
     with Side(agent, MIB, name="reader") as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         waiting = here.client.read(here.region, remote, [(0, 0, 4096)], wait_word=(here.region, 0, 1), **how)
@@ -37,7 +37,7 @@ def events(agent, kind=None):
 
 
 def lines(stream):
-    """Lines as they come; a wait for one has an end."""
+    """Yields lines as they come; fails if none comes in time."""
     text = b""
     while True:
         assert select.select([stream], [], [], LIMIT)[0], f"nothing more came after {text}"
@@ -50,7 +50,7 @@ def lines(stream):
 
 # --- transfers --------------------------------------------------------------------------------------
 
-def test_ended_transfers_are_on_record(pair):
+def test_list_of_ended_transfers(pair):
     a, b = pair
     with Side(a, 4 * MIB) as here, Side(b, 4 * MIB, noise(4 * MIB), notifications=True) as there:
         remote = here.reach(there)
@@ -71,7 +71,7 @@ def test_ended_transfers_are_on_record(pair):
         for t in (read, write, late):
             assert t["duration_ns"] == sum(t[k] for k in ("waited_ns", "queued_ns", "moved_ns", "notified_ns"))
         assert "deadline" in a.ctl("transfers", "--recent")
-        # as many as there may be, the last ones, in order
+        # the list has the last 1,000 transfers, in order
         for i in range(3):
             done = [here.client.read(here.region, remote, [(0, 0, 1)]) for _ in range(400)]
             for t in done:
@@ -90,7 +90,7 @@ def test_slow_transfers_are_logged(new_agent):
         line = until(lambda: next((x for x in agent.text().splitlines() if "slow: read took" in x and "of 268435456 bytes" in x), None))
         for word in ("queued", "moved", "notified", "slices", "ok", "transport=local", "class=bulk", "session="):
             assert word in line, line
-        # the wait for a word is the client's own time
+        # the wait for the wait word does not count
         words = here.memory.words()
         waiting = here.client.read(here.region, remote, [(64, 0, 1)], wait_word=(here.region, 0, 7))
         until(lambda: agent.ctl("transfers", "--json")["transfers"])
@@ -100,7 +100,7 @@ def test_slow_transfers_are_logged(new_agent):
         assert f"request={waiting.request_id}" not in agent.text()
 
 
-def test_all_transfers_are_logged_when_asked_for(new_agent):
+def test_log_of_all_transfers(new_agent):
     agent = new_agent(settings={"log.transfers": "true"})
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         done = here.client.read(here.region, here.reach(there), [(0, 0, 4096)] * 3)
@@ -121,11 +121,11 @@ def test_cancel(agent):
         assert done.returncode == 1 and "no such transfer" in done.stderr
         done = ctl(agent.control, "cancel", 99, 1)
         assert done.returncode == 1 and "no session 99" in done.stderr
-        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)  # the session goes on
+        here.client.read(here.region, remote, [(0, 0, MIB)]).result(LIMIT)  # the session still works
 
 
 def test_cancel_while_bytes_move(pair):
-    """Answered when nothing of it moves any more, whatever came first."""
+    """cancel returns when no byte of the transfer moves any more, whether it was cancelled or ended before."""
     a, b = pair
     with Side(a, 64 * MIB) as here, Side(b, 64 * MIB) as there:
         remote = here.reach(there)
@@ -160,7 +160,7 @@ def test_close(agent):
         assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_rails_that_are_not_there(agent):
+def test_unknown_rails(agent):
     for verb in ("--enable", "--disable"):
         done = ctl(agent.control, "rails", verb, "mlx9_9/2")
         assert done.returncode == 1 and "mlx9_9/2" in done.stderr and "ListRails" in done.stderr
@@ -178,16 +178,16 @@ def test_top_and_watch(agent):
         mover = threading.Thread(target=move)
         mover.start()
         try:
-            def looks():
-                """Two of them; the mover may have stood still between them."""
+            def samples():
+                """Two samples of top; None if no byte moved between them."""
                 out = ctl(agent.control, "top", "--json", "--interval", "200ms", "--count", 2).stdout
                 first, at = json.JSONDecoder().raw_decode(out)
                 second, _ = json.JSONDecoder().raw_decode(out[at:].lstrip())
                 return (first, second) if second["per_second"]["local_bytes"] > 0 else None
 
-            first, second = until(looks, "bytes that are moved between two looks")
-            for look in (first, second):
-                conform(look, schema_of("top"))
+            first, second = until(samples, "bytes that move between two samples")
+            for sample in (first, second):
+                conform(sample, schema_of("top"))
             assert first["interval_ns"] == 0 and first["per_second"]["local_bytes"] == 0
             assert second["interval_ns"] >= 0.2e9
             moved = {s["name"]: s["bytes"] for s in second["sessions"]}
@@ -203,15 +203,15 @@ def test_top_and_watch(agent):
             mover.join()
 
 
-def test_watching_ends_in_order(agent):
-    """By a signal, and when nobody reads any more."""
+def test_end_of_watching(agent):
+    """A watching drayctl ends at a signal, and when its output is closed."""
     agent.ctl("log-level", "notice")
     agent.ctl("log-level", "info")
     for argv in (["top"], ["events", "--watch"], ["transfers", "--watch"]):
         with subprocess.Popen([DRAYCTL, "--control", agent.control, "--json", *argv], stdout=subprocess.PIPE) as process:
             assert process.stdout.readline()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(LIMIT) in (0, -signal.SIGTERM)  # the latter where it was writing
+            assert process.wait(LIMIT) in (0, -signal.SIGTERM)  # -SIGTERM: the signal came while it wrote
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "top", "--interval", "100ms"], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline()
         process.stdout.close()
@@ -220,7 +220,7 @@ def test_watching_ends_in_order(agent):
 
 # --- events -------------------------------------------------------------------------------------------
 
-def test_events_are_kept_and_told(new_pair):
+def test_events(new_pair):
     a, b = new_pair()
     with subprocess.Popen([DRAYCTL, "--control", a.control, "events", "--watch"], stdout=subprocess.PIPE) as watch:
         with Side(a, MIB, name="reader") as here, Side(b, MIB) as there:
@@ -251,7 +251,7 @@ def test_events_are_kept_and_told(new_pair):
     assert a.ctl("events").splitlines()[0].split() == ["TIME", "KIND", "SUBJECT", "FROM", "TO", "REASON"]
 
 
-@pytest.mark.skipif(not shutil.which("busctl"), reason="busctl is not there")
+@pytest.mark.skipif(not shutil.which("busctl"), reason="busctl is not installed")
 def test_signals(new_pair):
     a, b = new_pair()
     with subprocess.Popen(["busctl", f"--address=unix:path={a.control}", "--json=short", "monitor"], stdout=subprocess.PIPE,
@@ -285,7 +285,7 @@ def with_file(lab, new_agent, text, **how):
 
 GOOD = 'log: { level = "notice"; };\ntransfer: { deadline = "30s"; };\ntcp: { streams = 3; };\n'
 
-# each with what the answer must say besides the file and, where there is one, the line
+# the text of a file, and a text that the error must contain besides the name of the file
 BAD = [
     ("log: { level = \"loud\"; };\n", "log.level"),
     ("log: { level = 3; };\n", "log.level"),
@@ -330,7 +330,7 @@ def test_bad_files_change_nothing(lab, new_agent):
         assert done.returncode == 1 and str(file) in done.stderr
         assert agent.ctl("config", "--json") == before
         session, = agent.ctl("sessions", "--json")["sessions"]
-        assert session["regions"] == 1  # it never ended
+        assert session["regions"] == 1  # the session was not affected
 
 
 def test_reload(lab, new_agent):
@@ -353,13 +353,13 @@ def test_reload(lab, new_agent):
         values = {s["key"]: s for s in agent.ctl("config", "--json")["settings"]}
         assert values["log.level"]["value"] == "debug" and values["tcp.streams"]["value"] == "3"
         assert values["tcp.streams"]["origin"] == f"{file}:3"
-        # each has its effect, in the sessions that were there
+        # the new values are effective in existing sessions
         assert agent.ctl("log-level", "--plain") == "debug\n"
         late = here.client.read(here.region, remote, [(0, 0, 1)], wait_word=(here.region, 0, 1))
         expect("deadline", late.result, LIMIT)
         until(lambda: f"request={late.request_id}" in agent.text())
         expect("quota", here.reach, there)
-        # what was accepted before keeps its own deadline
+        # transfers that were accepted before keep their deadline
         words = here.memory.words()
         words[0] = 1
         words.release()
@@ -384,8 +384,8 @@ def test_sighup_reloads(lab, new_agent):
     agent.client().close()
 
 
-def test_reload_leaves_the_rest_alone(new_pair):
-    """What does not reload is where it was: the key's identity, patterns that another thread reads."""
+def test_reload_keeps_other_settings(new_pair):
+    """A reload does not move the values of other keys, such as the key's identity and patterns that other threads read."""
     a, b = new_pair(peer__exclude_interfaces="nothing*", rdma__exclude="nothing*")
     for agent in (a, b):
         assert agent.ctl("reload") == "no key has changed\n"
@@ -394,7 +394,7 @@ def test_reload_leaves_the_rest_alone(new_pair):
         assert here.view == there.view
 
 
-def test_a_lowered_limit_is_a_limit(lab, new_agent):
+def test_lowered_limit(lab, new_agent):
     agent, file = with_file(lab, new_agent, 'limits: { pool_bytes = "8MiB"; };\n')
     with agent.client() as client:
         client.pool(4 * MIB)
@@ -417,7 +417,7 @@ def test_log_level(agent):
 
 # --- drain --------------------------------------------------------------------------------------------
 
-def test_drain_shows_its_progress(new_agent):
+def test_drain_shows_progress(new_agent):
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
     with held(agent) as (_, _, _, waiting):
         with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--wait", "--stay"], stdout=subprocess.PIPE,
@@ -428,7 +428,7 @@ def test_drain_shows_its_progress(new_agent):
             assert 0 < status["deadline_ns"] <= 3600e9
             assert "1 transfer with 4.0 KiB left" in agent.ctl("status")
             assert "draining: 1 transfer with 4.0 KiB left" in drain.stderr.readline()
-            # in a hurry after all
+            # a second drain that is due at once
             assert agent.ctl("drain", "--force", "--stay", "--wait") == "drained\n"
             expect("deadline", waiting.result, LIMIT)
             assert drain.wait(LIMIT) == 0 and drain.stdout.read() == "drained\n"
@@ -437,7 +437,7 @@ def test_drain_shows_its_progress(new_agent):
     assert agent.wait() == 0
 
 
-def test_a_drain_that_is_taken_back_is_not_waited_for(new_agent):
+def test_resume_ends_a_waiting_drain(new_agent):
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
     with held(agent) as (_, _, _, waiting):
         with subprocess.Popen([DRAYCTL, "--control", agent.control, "drain", "--wait"], stdout=subprocess.PIPE,
@@ -448,7 +448,7 @@ def test_a_drain_that_is_taken_back_is_not_waited_for(new_agent):
         waiting.cancel()
 
 
-def test_a_later_drain_may_end_what_was_to_stay(new_agent):
+def test_drain_without_stay_after_drain_with_stay(new_agent):
     agent = new_agent()
     agent.ctl("drain", "--wait", "--stay")
     assert agent.ctl("drain", "--stay", "--json") == {"state": "drained", "already": True}
@@ -456,8 +456,8 @@ def test_a_later_drain_may_end_what_was_to_stay(new_agent):
     assert agent.wait() == 0
 
 
-def test_sigterm_takes_a_drain_over(new_agent):
-    """It is the first one: what is in flight ends, and so does the agent, though it was to stay."""
+def test_sigterm_takes_over_a_drain(new_agent):
+    """After `drain --stay`, a first SIGTERM lets transfers finish and then ends the agent."""
     agent = new_agent(settings={"agent.drain_timeout": "1h"})
     with held(agent) as (here, _, _, waiting):
         agent.ctl("drain", "--stay")
@@ -472,7 +472,7 @@ def test_sigterm_takes_a_drain_over(new_agent):
 
 
 def test_drain_under_load_loses_nothing(new_pair):
-    """Both ways at once: each transfer is done, with its bytes, or failed with a reason, on both sides."""
+    """Transfers in both directions during a drain either succeed with all bytes or fail with a reason."""
     a, b = new_pair(agent__drain_timeout="30s")
     size = 256 << 10
     with contextlib.ExitStack() as stack:
@@ -505,7 +505,7 @@ def test_drain_under_load_loses_nothing(new_pair):
         for i, t in enumerate(threads):
             t.join(LIMIT)
             assert not t.is_alive() and len(ended[i]) > 20
-            # one way or the other, and never by a limit: there was time enough
+            # no transfer may end by a timeout, because there was enough time
             assert ended[i][-1] in ("draining", "revoked", "peer_lost", "not_found"), ended[i][-1]
             assert set(ended[i][:-1]) == {"ok"}
         for agent in (a, b):
@@ -516,8 +516,8 @@ def test_drain_under_load_loses_nothing(new_pair):
     a.ctl("resume")
 
 
-def test_a_service_manager_that_does_not_read(new_agent):
-    """Its queue is full after some ten messages; the agent goes on, and tells it the last word when it reads again."""
+def test_service_manager_does_not_read(new_agent):
+    """When the service manager's queue is full, after about ten messages, the agent continues, and sends the last state later."""
     agent = new_agent()
     for _ in range(20):
         agent.ctl("drain", "--wait", "--stay")
@@ -529,10 +529,10 @@ def test_a_service_manager_that_does_not_read(new_agent):
     until(lambda: "STATUS=drained" in agent.notified[-1] or agent.wait_notify("STATUS=drained", 0.2))
 
 
-# --- many ---------------------------------------------------------------------------------------------
+# --- many clients -------------------------------------------------------------------------------------
 
 def test_two_hundred_clients_at_once(agent):
-    """Each asks for all there is; all are answered, and transfers go on."""
+    """Two hundred control clients are served while transfers continue."""
     verbs = ("status", "sessions", "transfers", "events", "config", "regions")
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
@@ -551,10 +551,10 @@ def test_two_hundred_clients_at_once(agent):
                 w.terminate()
 
 
-# --- waiting, and ends that do not come ----------------------------------------------------------------
+# --- waiting, and a worker that does not end -----------------------------------------------------------
 
 def test_wait(lab, new_agent):
-    """Before there is an agent, until it is ready, drained, gone; and what is missing where that does not come."""
+    """wait works before the agent starts, and for ready, drained and gone; at its limit it names what is missing."""
     agent, file = with_file(lab, new_agent, 'ready: { require = ["rdma"]; };\n', start=False)
     done = ctl(agent.control, "wait", "--timeout", "200ms")
     assert done.returncode == 1 and str(agent.control) in done.stderr and not done.stdout
@@ -572,18 +572,18 @@ def test_wait(lab, new_agent):
     conform(out, schema_of("wait"))
     assert out == {"reached": "ready"}
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "drained"], stderr=subprocess.PIPE) as waiter:
-        until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{waiter.pid}/status").read())  # between two looks
+        until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{waiter.pid}/status").read())  # waits between two requests
         waiter.send_signal(signal.SIGTERM)
         assert waiter.wait(LIMIT) == 1 and b"interrupted: the agent is running" in waiter.stderr.read()
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "wait", "--for", "drained"], stdout=subprocess.PIPE) as drained:
         until(lambda: "SigBlk:\t0000000000004002" in open(f"/proc/{drained.pid}/status").read())
-        agent.ctl("drain", "--wait")  # it is that for a moment only
+        agent.ctl("drain", "--wait")  # the agent is drained only for a moment
         assert drained.wait(LIMIT) == 0 and drained.stdout.read() == b"drained\n"
     assert agent.wait() == 0
     agent.start()
     done = ctl(agent.control, "wait", "--for", "gone", "--timeout", "100ms")
     assert done.returncode == 1 and "still there" in done.stderr
-    agent.signal(signal.SIGSTOP)  # one that does not answer is there, and the limit is the caller's
+    agent.signal(signal.SIGSTOP)  # an agent that does not answer is not gone
     done = ctl(agent.control, "wait", "--timeout", "300ms")
     assert done.returncode == 1 and "did not answer" in done.stderr
     assert ctl(agent.control, "wait", "--for", "gone", "--timeout", "300ms").returncode == 1
@@ -594,12 +594,12 @@ def test_wait(lab, new_agent):
     assert agent.wait() == 0
 
 
-def test_a_held_worker_does_not_keep_the_agent(new_agent):
-    """A debugger holds one of its threads: it ends all the same, and says what it leaves."""
+def test_stopped_worker_does_not_delay_the_exit(new_agent):
+    """If a debugger holds a worker, the agent exits, and logs that the worker does not end."""
     agent = new_agent()
     with stopped_worker(agent) as tid:
         agent.signal(signal.SIGINT)
-        os.waitpid(tid, 0x40000000)  # __WALL: dead threads stay for who traces them
+        os.waitpid(tid, 0x40000000)  # __WALL: a dead thread stays until its tracer waits for it
         assert agent.wait() == 1
     assert "a worker does not end" in agent.text()
     agent.check_log()

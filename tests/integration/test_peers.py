@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer listener and what strangers do to it; two agents that find each other."""
+"""The peer listener and unauthenticated connections; two agents that connect to each other."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from harness import LIMIT, MIB, STREAMS, Actor, Side, expect, noise, nothing_lea
 
 @pytest.fixture
 def listening(standing_pair):
-    """An agent with a listener, and the host that strangers come from."""
+    """An agent with a listener, the host from which unauthenticated connections come, and the segment."""
     a, b = standing_pair.up()
     with b.client() as client:
         segment = client.segment
@@ -31,7 +31,7 @@ def listening(standing_pair):
 
 
 def closed(sock):
-    """The agent closes the connection, whatever it says before."""
+    """Waits until the agent closes the connection."""
     try:
         while sock.recv(65536):
             pass
@@ -53,7 +53,7 @@ def client_hello():
 
 
 def stream_hello(**fields):
-    """A data stream's greeting, with a mac that nobody made."""
+    """The greeting of a data stream, with an invalid mac."""
     fields = {"magic": s.PEER_MAGIC_STREAM, "major": 1, "class_": 0, "stream_id": 1, "agent_id": bytes(16), "incarnation": 1,
               "to_agent_id": bytes(16), "to_incarnation": 1, "mac": bytes(32), **fields}
     return s.PEER_STREAM_HELLO.pack(*s.PeerStreamHello(**fields))
@@ -61,7 +61,7 @@ def stream_hello(**fields):
 
 @contextlib.contextmanager
 def hung_up_on():
-    """The agent may hang up before all is sent; a socket that was reset has no end left to shut down (ENOTCONN)."""
+    """Allows the agent to close before all is sent; shutdown() of a socket that was reset fails with ENOTCONN."""
     try:
         yield
     except OSError as error:
@@ -103,7 +103,7 @@ def test_garbage(listening, name, whole):
 
 
 def test_half_a_handshake(listening):
-    """Strangers who begin and then wait are shown out in time."""
+    """The agent closes connections that begin a handshake and then wait."""
     agent, host, segment = listening
     socks = []
     for data in (b"", b"\x16", b"D", s.PEER_MAGIC_STREAM.to_bytes(4, "little"), stream_hello()[:-1], client_hello()[:100]):
@@ -114,7 +114,7 @@ def test_half_a_handshake(listening):
 
 
 def test_stream_for_a_known_peer(listening, standing_pair):
-    """A data stream that claims to be of a peer that is connected, without the key: refused."""
+    """A data stream in the name of a connected peer, without its key, is refused."""
     agent, host, segment = listening
     a, b = standing_pair.up()
     with Side(a, MIB) as here, Side(b, MIB) as there:
@@ -128,7 +128,7 @@ def test_stream_for_a_known_peer(listening, standing_pair):
 
 @pytest.mark.parametrize("theirs", ["another", "none"])
 def test_wrong_key(lab, new_agent, theirs):
-    """Both ends say that the key is wrong; neither gets anything."""
+    """With different keys, imports in both directions fail with peer_denied."""
     one = new_agent("one", key=lab.key, settings=PAIR_SETTINGS)
     key = lab.write("key", secrets.token_hex(32), 0o600) if theirs == "another" else None
     two = new_agent("two", key=key, settings=PAIR_SETTINGS)
@@ -139,14 +139,14 @@ def test_wrong_key(lab, new_agent, theirs):
 
 
 def test_too_many_strangers(listening):
-    """Idle strangers fill their places; they are shown out in time, and a real peer gets in."""
+    """Silent unauthenticated connections are limited, and closed in time; after that a real peer can connect."""
     agent, host, segment = listening
     base = sum(agent.resources().fds.values())
     socks = []
     for _ in range(300):
         with contextlib.suppress(OSError):
             socks.append(host.connect(segment))
-    until(lambda: sum(agent.resources().fds.values()) <= base + 64 + 8, "an end of the strangers")
+    until(lambda: sum(agent.resources().fds.values()) <= base + 64 + 8, "the end of the unauthenticated connections")
     for sock in socks:
         assert closed(sock)
 
@@ -169,7 +169,7 @@ while left or live:
         live[s.fileno()] = s; left -= 1
         poll.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
     ready = poll.poll(0.05)
-    if not ready:  # all that live are being waited for: let the older half go
+    if not ready:  # the agent accepts no more connections: close the older half
         for fd in list(live)[:len(live) // 2 + 1]: live.pop(fd).close()
     for fd, events in ready:
         s = live.get(fd)
@@ -187,7 +187,7 @@ tell(done)
 
 @pytest.mark.parametrize("payload", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.0\r\n\r\n"], ids=["silent", "tls", "http"])
 def test_ten_thousand_connections(listening, payload):
-    """The agent's descriptors and memory stay bounded, and a real peer and its own clients are served."""
+    """The agent's descriptors stay bounded, and a real peer and its clients are served."""
     agent, host, segment = listening
     address, port = parse_segment(segment)
     base = sum(agent.resources().fds.values())
@@ -204,14 +204,14 @@ def test_ten_thousand_connections(listening, payload):
             here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
             until(over, "the end of the flood", 60)
         actor.hear()
-        assert worst <= base + 64 + 30, f"{worst - base} descriptors for strangers"
+        assert worst <= base + 64 + 30, f"{worst - base} descriptors of unauthenticated connections"
 
 
 # --- two agents --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_simultaneous_connects(new_pair, family):
-    """Both connect at the same time, with traffic waiting on both sides; one connection stays, and all is served."""
+    """Both agents connect at the same time, with requests waiting on both sides: one connection stays, and serves all requests."""
     a, b = new_pair(family)
     with Side(a, MIB, noise(MIB, 1)) as here, Side(b, MIB, noise(MIB, 2)) as there:
         tokens = there.export(), here.export()
@@ -228,8 +228,8 @@ def test_simultaneous_connects(new_pair, family):
             assert here.view[i * 512:i * 512 + 256] == there.view[i * 512:i * 512 + 256]
 
 
-def test_simultaneous_connects_again_and_again(new_pair):
-    """Ten times: the two lose each other at once and meet again."""
+def test_repeated_simultaneous_connects(new_pair):
+    """Five times, one agent restarts and both connect at the same time."""
     a, b = new_pair()
     with Side(a, MIB, noise(MIB)) as here, Side(b, MIB, noise(MIB)) as there:
         for n in range(5):
@@ -242,7 +242,7 @@ def test_simultaneous_connects_again_and_again(new_pair):
             (here if n % 2 else there).client.reconnect()
 
 
-def test_latency_class_is_served_beside_bulk(pair):
+def test_latency_class_is_served_during_bulk(pair):
     """A small latency transfer ends while bulk transfers fill every bulk stream."""
     a, b = pair
     size = 64 * MIB
@@ -258,7 +258,7 @@ def test_latency_class_is_served_beside_bulk(pair):
 
 
 def test_both_families_at_once(lab, new_agent):
-    """A listener of both families; the token names the advertised one."""
+    """An agent listens on both address families; the token names the advertised address."""
     host = lab.hosts[1]
     b = new_agent("b", 1, key=lab.key, listen=[host.v4, host.v6])
     a = new_agent("a", 0, key=lab.key, listen=[lab.hosts[0].v6])
@@ -279,7 +279,7 @@ def test_advertise(lab, new_agent):
 
 
 def test_beyond_loopback_without_a_key(lab, new_agent):
-    """Refused, with both ways out in the sentence; accepted with allow_insecure."""
+    """An agent without a key that listens beyond loopback does not start, and names both solutions; with allow_insecure it starts."""
     agent = new_agent("open", start=False, listen=["0.0.0.0"])
     agent.start(ready=False)
     assert agent.wait() != 0
@@ -303,8 +303,8 @@ def test_bad_key_files(lab, new_agent, text, mode, word):
     agent.process = None
 
 
-def test_peer_goes_in_order(new_pair):
-    """SIGTERM of one: the other hears it, its remotes are lost, and it goes on."""
+def test_orderly_end_of_a_peer(new_pair):
+    """When a peer ends by SIGTERM, the other agent loses its remotes and continues."""
     a, b = new_pair()
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         remote = here.reach(there)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hints, the preferred segment and the environment over the data socket, with both ends right and wrong."""
+"""Hints, the preferred segment and the environment over the data socket, with valid and invalid clients and agents."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def text(data, n=None):
     return struct.pack("<I", len(data) if n is None else n) + data
 
 
-# --- an agent that answers ------------------------------------------------------------------------------
+# --- real agents ----------------------------------------------------------------------------------------
 
 def test_no_hint(agent):
     with agent.client() as client:
@@ -35,7 +35,7 @@ def test_no_hint(agent):
 
 
 def test_no_preferred_segment(agent):
-    """None is no error, and there is a reason."""
+    """To have no preferred segment is not an error, and the answer has a reason."""
     with agent.client() as client:
         for scope in ("", "model", "é" * (SCOPE_MAX // 2)):
             found = client.preferred_segment(scope)
@@ -72,7 +72,7 @@ def test_hint_round_trip(agent):
 
 
 def test_pipelined(agent):
-    """Handles at once, answers in any order, transfers in between."""
+    """Requests without waiting return handles; answers come in any order, with transfers in between."""
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         client = here.client
@@ -90,13 +90,13 @@ def test_pipelined(agent):
 
 
 def test_while_draining(new_agent):
-    """A client that has to go elsewhere asks just then."""
+    """Placement requests work while the agent drains, when clients look for another segment."""
     agent = new_agent(settings={"agent.drain_timeout": "60s"})
     with Side(agent, MIB, segments=True) as here, Side(agent, MIB) as there:
         remote = here.reach(there)
         words = here.memory.words()
         held = here.client.read(here.region, remote, [(64, 64, 64)], wait_word=(here.region, 0, 1))
-        here.client.preferred_segment()  # answered after the read has been: there is something to wait for
+        here.client.preferred_segment()  # answered after the agent has accepted the read
         agent.process.terminate()
         assert here.client.next_event(dray.Draining, LIMIT)
         assert here.client.preferred_segment().preference == "none"
@@ -109,7 +109,7 @@ def test_while_draining(new_agent):
 
 
 def test_after_a_restart(new_agent):
-    """What is asked connects again, and changes of segments are asked for again."""
+    """A request reconnects, and the reconnect requests changes of segments again."""
     agent = new_agent()
     with agent.client(segments=True) as client:
         assert client.segments
@@ -167,7 +167,7 @@ def test_bad_text(agent, name):
         assert raw.error(8) == error
         raw.send(s.build(s.MSG_HINT_PUT, 9, head, text(b"model"), body))
         assert raw.error(9) == error
-        assert raw.ask(s.pack_segment_get).reason  # the session goes on
+        assert raw.ask(s.pack_segment_get).reason  # the session still works
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -182,7 +182,7 @@ def test_truncated(agent, name):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_out_of_place(agent, name):
-    """Before HELLO, with descriptors, as a reply; and longer than known, which is right."""
+    """Requests before HELLO, with descriptors, or as replies are refused; a longer body is accepted."""
     packet = REQUESTS[name]
     with Raw(agent, False) as raw:
         raw.send(packet)
@@ -205,7 +205,7 @@ def test_out_of_place(agent, name):
 
 
 def test_minor_0_client(agent):
-    """One that knows nothing of all this: works, and is told nothing of segments."""
+    """A client of minor version 0 works, and gets no events about segments."""
     with Raw(agent, False) as raw:
         packet = bytearray(s.pack_hello(1, major_min=1, major_max=1, flags=s.HELLO_FLAG_NOTIFICATIONS))
         packet[5] = 0
@@ -226,7 +226,7 @@ def test_segments_flag(agent):
 
 
 def test_never_reading(agent):
-    """Questions without end, whose answers nobody reads, starve nobody."""
+    """A client that sends requests and never reads the answers does not starve others."""
     with Raw(agent) as raw:
         raw.sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -236,14 +236,14 @@ def test_never_reading(agent):
             assert client.preferred_segment().reason
 
 
-# --- an agent that is none ------------------------------------------------------------------------------
+# --- fake agents ----------------------------------------------------------------------------------------
 
 def nothing(request_id, type_, message):
     raise AssertionError(f"{s.TYPE_NAMES[type_]} was sent")
 
 
 def test_old_agent(tmp_path):
-    """Of data protocol 1.0: connected to all the same, and what it lacks is said without asking it."""
+    """The client connects to an agent of data protocol 1.0, and refuses requests that it lacks without sending them."""
     with FakeAgent(tmp_path / "sock", nothing, minor=0) as fake:
         with fake.client(segments=True) as client:
             assert fake.flags == [s.HELLO_FLAG_SEGMENTS, 0]
@@ -257,7 +257,7 @@ def test_old_agent(tmp_path):
 
 
 def test_answers(tmp_path):
-    """What is in an answer, words of a later version too."""
+    """The client converts answers, including values of a later version."""
     long = b"A=" + b"x" * 65533 + b"\n"
 
     def answer(request_id, type_, message):
@@ -298,7 +298,7 @@ def test_answers(tmp_path):
 
 
 @pytest.mark.parametrize("variables", [b"A=1", b"A=\0\n", b"A\n", b"=1\n", b"\n"])
-def test_environment_that_is_none(tmp_path, variables):
+def test_malformed_environment(tmp_path, variables):
     def answer(request_id, type_, message):
         yield s.pack_env_get_reply(request_id, variables=variables)
 

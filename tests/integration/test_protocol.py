@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong bytes on the data socket: each gets its typed error, and the agent goes on serving others."""
+"""Malformed messages on the data socket: each gets a typed error, and the agent continues to serve other clients."""
 
 import os
 import pathlib
@@ -48,14 +48,14 @@ def test_broken_message(agent, name, hello):
     packet, error = BROKEN[name]
     allowed = {error} if isinstance(error, str) else set(error)
     if not hello:
-        allowed |= {"out_of_order"}  # also true
+        allowed |= {"out_of_order"}  # also correct
     with Raw(agent, hello) as raw:
         raw.send(packet)
         assert raw.error() in allowed
 
 
 def test_longest_message(agent):
-    """Exactly message_max bytes pass, one more does not."""
+    """A message of message_max bytes is accepted, one of message_max + 1 bytes is not."""
     tail = bytes(s.MESSAGE_MAX - len(s.pack_region_remove(1)))
     with Raw(agent, sndbuf=2 * s.MESSAGE_MAX) as raw:
         packet = s.build(s.MSG_REGION_REMOVE, 1, struct.pack("<Q", 77), tail)
@@ -65,19 +65,19 @@ def test_longest_message(agent):
         try:
             raw.send(s.build(s.MSG_REGION_REMOVE, 2, struct.pack("<Q", 77), tail, b"x"))
         except OSError:
-            pytest.skip("net.core.wmem_max keeps longer messages from being sent")
+            pytest.skip("net.core.wmem_max does not allow longer messages")
         assert raw.error() == "too_large"
 
 
 def test_empty_packet(agent):
-    """Looks like the end of the connection, and is taken as one; nothing worse."""
+    """The agent treats an empty packet as the end of the connection."""
     with Raw(agent) as raw:
         raw.send(b"")
         assert raw.ended()
 
 
 def test_longer_body_is_accepted(agent):
-    """A newer minor version may say more: the tail is ignored."""
+    """The tail of a body from a newer minor version is ignored."""
     with Raw(agent, False) as raw:
         body = s.pack_hello(5, major_min=1, major_max=1, name="newer")[s.HEADER.size:]
         raw.send(s.HEADER.pack(s.MAGIC, 1, 9, s.MSG_HELLO, 0, len(body) + 40, 5) + body + os.urandom(40))
@@ -112,7 +112,7 @@ def test_broken_hello(agent, name):
 
 
 def each_request():
-    """A valid packet of every request, as far as its form goes."""
+    """A well-formed packet of every request."""
     return {
         "region_add": s.pack_region_add(1, access=3, extents=[(s.KIND_POOL, 65535, 0, 0, 4096)]),
         "region_remove": s.pack_region_remove(1, region=1),
@@ -135,7 +135,7 @@ def test_request_before_hello(agent, name):
 
 
 def older_ends(name, length):
-    """Lengths at which such a body, whose later fields are empty, ends as an older minor version has it."""
+    """Lengths of the body in older minor versions, for bodies whose later fields are empty."""
     message, = (m for m in Schema(ROOT / "schema").data.messages if m.name == name)
     ends, at = set(), length
     for field in reversed(message.fields):
@@ -148,7 +148,7 @@ def older_ends(name, length):
 
 @pytest.mark.parametrize("name", each_request())
 def test_truncated_body(agent, name):
-    """Every request, cut short at every length, in one session if it survives that."""
+    """Every request is cut at every length, in one session as long as it stays open."""
     packet = each_request()[name]
     whole = older_ends(name, len(packet) - s.HEADER.size)
     body = packet[s.HEADER.size:]
@@ -174,7 +174,7 @@ def test_truncated_body(agent, name):
 
 
 def test_later_fields():
-    """There is a body that test_truncated_body cuts where an older version ends."""
+    """Some body in test_truncated_body is cut where an older version ends."""
     body = each_request()["region_add"][s.HEADER.size:]
     assert older_ends("region_add", len(body)) == {len(body) - 12}
     assert not older_ends("notify", 100)
@@ -186,8 +186,8 @@ def test_second_hello(agent):
         assert raw.error() == "out_of_order"
 
 
-def test_counts_that_lie(agent):
-    """Arrays that claim more records than the limit, or than there are."""
+def test_wrong_counts(agent):
+    """Arrays whose count exceeds the limit or the records in the message."""
     with Raw(agent) as raw:
         raw.send(s.build(s.MSG_REGION_ADD, 11, struct.pack("<HH4xII", 3, 0, 0, 1025), bytes(24 * 1025)))
         assert raw.error(11) == "too_large"
@@ -217,7 +217,7 @@ def test_unknown_values(agent, fields, error):
 
 @pytest.mark.parametrize("via", ["inline", "arena", "ring"])
 def test_ranges(agent, via):
-    """Offsets and lengths that overflow or pass the end: refused, and no byte of the other operations moved."""
+    """Offsets and lengths that overflow or pass the end are refused, and no byte of the other operations moves."""
     top = 1 << 64
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
@@ -235,8 +235,8 @@ def test_no_operations(agent):
             expect("invalid", here.client.read(here.region, remote, [], via=via).result, LIMIT)
 
 
-def test_arena_that_is_not_there(agent):
-    """A transfer by the arena of a session that has none, and beyond the arena of one that has."""
+def test_operations_outside_the_arena(agent):
+    """Transfers with operations in the arena: in a session without an arena, and beyond the end of an arena."""
     with Raw(agent) as raw:
         raw.send(s.pack_transfer(3, direction=1, flags=s.TRANSFER_FLAG_ARENA, local=1, remote=1, arena_ops=4))
         assert raw.error(3) in ("invalid", "range", "not_found")
@@ -253,7 +253,7 @@ def test_arena_that_is_not_there(agent):
 
 
 def test_duplicate_id(agent):
-    """An id in use is refused; what had it first goes on."""
+    """A request id in use is refused; the first request continues."""
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         words = here.memory.words()
@@ -276,7 +276,7 @@ def test_duplicate_id(agent):
 
 
 def test_duplicate_id_of_requests(new_agent, lab):
-    """The same among requests that wait for a peer."""
+    """The same for requests that wait for a peer."""
     agent = new_agent(key=lab.key)
     token = unreachable_token(agent.host)
     with Raw(agent) as raw:
@@ -284,12 +284,12 @@ def test_duplicate_id_of_requests(new_agent, lab):
             raw.send(s.pack_remote_import(6, token=token, timeout_ms=60000))
         error = raw.error(6)
         if error == "peer_unreachable":
-            pytest.skip("this host knows at once that an address cannot be reached")
+            pytest.skip("this host reports at once that the address cannot be reached")
         assert error == "duplicate_id"
 
 
 def test_reordered(agent):
-    """Requests in an order that makes no sense: each is answered for itself."""
+    """Requests in a senseless order are answered independently of each other."""
     with Raw(agent) as raw:
         for order, (pack, fields) in enumerate([
                 (s.pack_transfer_cancel, {"request": 99}), (s.pack_transfer, {"direction": 1, "local": 5, "remote": 6,
@@ -307,7 +307,7 @@ def test_reordered(agent):
 
 
 def test_pipelined_without_reading(agent):
-    """Hundreds of requests sent before the first answer is read."""
+    """Hundreds of requests are sent before the first answer is read."""
     with Raw(agent) as raw:
         raw.sock.setblocking(False)
         sent = 0
@@ -337,7 +337,7 @@ def test_never_reading(agent):
 
 
 def test_random_mutations(agent):
-    """Valid packets with bytes changed: errors or answers, never silence and never a crash."""
+    """Valid packets with changed bytes get an error or an answer."""
     rng = random.Random(1234)
     packets = list(each_request().values())
     with Raw(agent):
@@ -359,7 +359,7 @@ def test_random_mutations(agent):
         raw.close()
 
 
-def test_connections_that_say_nothing(agent):
+def test_silent_connections(agent):
     """Silent connections stay open or are closed; other clients are served."""
     silent = [Raw(agent, False) for _ in range(50)]
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
@@ -372,7 +372,7 @@ def test_connections_that_say_nothing(agent):
 
 @pytest.fixture
 def stock_wmem():
-    """net.core.wmem_max and wmem_default as a stock kernel has them; put back afterwards."""
+    """Sets net.core.wmem_max and wmem_default to the values of a stock kernel, and restores them afterwards."""
     paths = ["/proc/sys/net/core/wmem_max", "/proc/sys/net/core/wmem_default"]
     old = []
     try:
@@ -391,9 +391,9 @@ def stock_wmem():
 
 
 def test_stock_wmem(stock_wmem, new_pair):
-    """Everything works with the socket buffers of a stock kernel: the largest inline transfer, the arena, tcp.
+    """The largest inline transfer, the arena and tcp work with the socket buffers of a stock kernel.
 
-    Where the limits cannot be set, the client's own buffer stands for them (it is what bounds a message).
+    If the limits cannot be set, the test sets the client's own buffer, which bounds a message.
     """
     pair = new_pair()
     data = noise(MIB)
@@ -409,7 +409,7 @@ def test_stock_wmem(stock_wmem, new_pair):
         here.client.read(here.region, remote, [(i * 16, i * 16, 15) for i in range(65536)], via="arena").result(LIMIT)
         assert here.view == there.view
         if stock_wmem:
-            with Raw(pair[0]) as raw:  # the kernel's default, untouched
+            with Raw(pair[0]) as raw:  # with the kernel's default
                 raw.send(s.build(s.MSG_REGION_REMOVE, 1, struct.pack("<Q", 77),
                                  bytes(s.MESSAGE_MAX - len(s.pack_region_remove(1)))))
                 assert raw.error(1) == "not_found"
@@ -417,7 +417,7 @@ def test_stock_wmem(stock_wmem, new_pair):
 
 # --- descriptors that come with messages ----------------------------------------------------------------
 
-def test_fds_that_nobody_wants(agent):
+def test_unexpected_fds(agent):
     fds = list(os.pipe())
     with Raw(agent) as raw:
         for name in ("region_remove", "region_export", "transfer", "notify", "ring_open"):
@@ -451,7 +451,7 @@ def test_hello_with_no_pidfd(agent, make):
 
 @pytest.mark.parametrize("hello", [True, False], ids=["in session", "first"])
 def test_fd_flood(agent, hello):
-    """Messages full of descriptors, valid or garbage: none is kept, more than the limit is said to be too many."""
+    """Valid and malformed messages with many descriptors: the agent keeps none of them, and refuses more than the limit."""
     fd = os.open("/dev/null", os.O_RDONLY)
     with nothing_leaked(agent):
         for n in (1, s.FDS_MAX, 253):
@@ -472,7 +472,7 @@ def test_fd_flood(agent, hello):
 
 
 def test_fd_limit(agent):
-    """More descriptors than the limit in a well-formed message."""
+    """A well-formed message with more descriptors than the limit."""
     fd = os.open("/dev/null", os.O_RDONLY)
     with Raw(agent) as raw:
         raw.send(s.pack_region_add(1, access=3, extents=[(s.KIND_MEMFD, 0, 0, 0, 4096)]), [fd] * 253)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every limit of the configuration: full is a typed answer that names the limit, and room made is room again."""
+"""Every limit of the configuration: at the limit a request gets a typed error that names it; after a release requests succeed again."""
 
 import contextlib
 
@@ -149,19 +149,19 @@ def test_arena(new_agent):
 
 
 def test_requests(new_agent, lab):
-    """Requests that wait for an answer from elsewhere."""
+    """The limit on requests that wait for an answer from another agent."""
     agent = new_agent(settings={"limits.requests_per_session": 4}, key=lab.key)
     token = unreachable_token(agent.host)
     with agent.client() as client:
         pending = [client.import_token(token, timeout=20, wait=False) for _ in range(4)]
         client.process()
         if any(p.done for p in pending):
-            pytest.skip("this host knows at once that the address cannot be reached")
+            pytest.skip("this host reports at once that the address cannot be reached")
         names(expect({"busy", "quota"}, client.import_token, token, timeout=5), "limits.requests_per_session")
 
 
 def test_notifications(new_agent):
-    """A reader that does not read: the queue fills up, then senders are told."""
+    """When the queue of a client that does not read is full, senders get notify_refused."""
     agent = new_agent(settings={"limits.notifications_per_session": 4})
     with Side(agent, MIB) as here, Side(agent, MIB, notifications=True) as there:
         remote = here.reach(there)
@@ -203,7 +203,7 @@ def try_reach(here, there):
 
 
 def test_peers(new_agent, lab):
-    """A third agent is one peer too many."""
+    """With limits.peers = 1, a second peer is refused."""
     one = new_agent("one", key=lab.key, settings={"limits.peers": 1})
     with Side(new_agent("two", key=lab.key), MIB) as two, Side(new_agent("three", key=lab.key), MIB) as three, \
             Side(one, MIB) as here:
@@ -213,7 +213,7 @@ def test_peers(new_agent, lab):
 
 
 def test_uid_and_gid_lists(new_agent):
-    """The kernel's word on who connects decides."""
+    """The kernel's uid and gid of a client decide whether it may open a session."""
     refused = new_agent("refused", settings={"data.allow_uids": "4242,4243"})
     expect("denied", refused.client)
     expect("denied", new_agent("gids", settings={"data.allow_gids": "4242"}).client)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the agent must not take, or not trust."""
+"""Memory that the agent must refuse, or must not trust."""
 
 import ctypes
 import fcntl
@@ -23,7 +23,7 @@ def punch(fd, offset, length):
 
 
 def can_guard():
-    """Whether this kernel gives user-mode userfaultfd, by which missing pages fault instead of being made."""
+    """True if this kernel supports user-mode userfaultfd, which makes accesses to missing pages fail instead of allocating them."""
     fd = libc.syscall(323, os.O_CLOEXEC | 1)
     if fd < 0:
         return False
@@ -71,7 +71,7 @@ def client(agent):
     with agent.client() as client:
         yield client
         with dray.Memory(4096) as memory:
-            client.region(memory).remove()  # the session has survived
+            client.region(memory).remove()  # the session still works
 
 
 def test_unsealed(client):
@@ -90,7 +90,7 @@ def test_extent_overflows(client, offset, size):
 
 
 def test_extents_overflow_together(client):
-    """Each extent is fine, their sum is not."""
+    """Each extent is valid, but their sum overflows."""
     fd = memfd()
     for n in (2, 4):
         expect({"range", "region_too_small", "quota"}, client.region, [(fd, 0, (1 << 64) // n)] * n)
@@ -139,7 +139,7 @@ def test_write_only(client, agent):
 
 def others():
     def file():
-        # the temporary folder may be in memory, where a file is as good as a memfd but for its seals
+        # the temporary folder may be in memory, where a file differs from a memfd only by its seals
         with tempfile.TemporaryFile(dir=BUILD) as f:
             f.write(bytes(MIB))
             f.flush()
@@ -163,7 +163,7 @@ def test_not_a_memfd(client, name):
 @pytest.mark.parametrize("kind, error", [(s.KIND_DMABUF, "region_kind"), (s.KIND_CUDA_IPC, "gpu_device"),
                                          (s.KIND_CUDA_VMM, "gpu_device")])
 def test_other_kinds(client, kind, error):
-    """A memfd is none of them; test_gpu.py has the rest."""
+    """A memfd is refused for every other kind; test_gpu.py tests more."""
     fd = memfd()
     expect(error, client.request, s.pack_region_add, fds=[fd], access=3, extents=[(kind, 0, 0, 0, MIB)])
     os.close(fd)
@@ -193,7 +193,7 @@ def test_no_access(client):
 
 
 def test_many_extents(client):
-    """As many as there may be, from as many descriptors as fit a message."""
+    """The largest number of extents, from the largest number of descriptors in a message."""
     fds = [memfd(4096) for _ in range(s.FDS_MAX)]
     extents = [(fds[i % len(fds)], i // len(fds) * 100 + 3, 17) for i in range(s.EXTENTS_MAX)]
     region = client.region(extents)
@@ -205,9 +205,9 @@ def test_many_extents(client):
 
 @pytest.mark.parametrize("where", ["source", "destination", "wait word", "set word"])
 def test_hole_punched_later(sides, where):
-    """Pages taken away after REGION_ADD: region_fault and the end of that session, not of the agent.
+    """If a client punches a hole after REGION_ADD, transfers end with region_fault, and only that session ends.
 
-    Where the kernel gives no guard, a missing page reads as zeros and is made anew; that must work then.
+    Without userfaultfd the kernel allocates a missing page, which reads as zeros; then transfers must succeed.
     """
     here, there = sides(MIB, noise(MIB), noise(MIB, 2))
     remote = here.reach(there)
@@ -221,7 +221,7 @@ def test_hole_punched_later(sides, where):
     transfer = here.client.read(here.region, remote, [(at, at, 50000)], **how, deadline=LIMIT if can_guard() else 0.2)
     error = transfer.exception(LIMIT)
     if can_guard():
-        # the end of the owner's session may overtake the word on why
+        # the end of the owner's session may arrive before the error
         allowed = {"region_fault", "revoked"} if where == "source" else {"region_fault"}
         assert error is not None and error.name in allowed, error
     elif error:
@@ -232,7 +232,7 @@ def test_hole_punched_later(sides, where):
 
 
 def test_overlapping_extents(client):
-    """The same bytes twice in one region: for reading only."""
+    """Overlapping extents are accepted only in read-only regions."""
     fd = memfd()
     for extents in ([(fd, 0, 4096), (fd, 4095, 10)], [(fd, 100, 5), (fd, 0, MIB)], [(fd, 0, MIB)] * 2):
         expect("invalid", client.region, extents, access="rw")
@@ -242,7 +242,7 @@ def test_overlapping_extents(client):
 
 
 def test_file_grown_or_truncated(client):
-    """The seal stops shrinking; growing is harmless."""
+    """The seal prevents shrinking; growing does no harm."""
     fd = memfd()
     region = client.region([(fd, 0, MIB)])
     with pytest.raises(PermissionError):
@@ -253,7 +253,7 @@ def test_file_grown_or_truncated(client):
 
 
 def test_same_memory_twice(client, agent):
-    """Two regions and two sessions over one memfd, with different access; one goes, the others stay."""
+    """Two regions and two sessions share a memfd with different access; the removal of one does not affect the others."""
     memory = dray.Memory(MIB)
     one, two = client.region(memory, access="r"), client.region(memory, access="rw")
     with agent.client() as other, Side(agent, MIB, noise(MIB)) as there:
@@ -278,7 +278,7 @@ def test_region_removed_twice(client):
 
 
 def test_other_sessions_region(client, agent):
-    """A session removes and exports what is its own, and nothing else."""
+    """A session can remove and export only its own regions."""
     with Side(agent, MIB) as other:
         expect("not_found", client.request, s.pack_region_remove, region=other.region.handle)
         expect("not_found", client.request, s.pack_region_export, region=other.region.handle, length=1, access=1)

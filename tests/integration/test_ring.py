@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rings and arenas whose client breaks the rules: indices that lie, entries that change while they are read."""
+"""Rings and arenas of a client that breaks the rules: invalid indices, entries that change while the agent reads them."""
 
 import ctypes
 import fcntl
@@ -16,7 +16,7 @@ from harness import LIMIT, MIB, Side, expect, noise, nothing_leaked, until
 
 @pytest.fixture
 def ringed(agent):
-    """Two sides of one agent, the first with a ring of 16 entries."""
+    """Two sides of one agent; the first has a ring of 16 entries."""
     with Side(agent, MIB, ring_entries=16, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         here.remote = here.reach(there)
@@ -25,7 +25,7 @@ def ringed(agent):
 
 
 def ended(client, *names):
-    """The session ends, with one of these errors."""
+    """Waits until the session ends, and checks its error."""
     until(lambda: client.process() or not client.connected, "the end of the session")
     assert client.error is not None and client.error.name in names, client.error
 
@@ -35,7 +35,7 @@ def ended(client, *names):
     (16, 0, "invalid"), (16, s.ARENA_MAX + 1, {"quota", "invalid", "too_large"}), (16, 1 << 63, {"quota", "invalid", "too_large"})])
 def test_bad_sizes(agent, entries, arena, error):
     with agent.client() as client:
-        if arena == 0:  # the contract leaves a ring without an arena open
+        if arena == 0:  # the protocol does not say whether a ring may have no arena
             client.request(s.pack_ring_open, wait=False, sq_entries=entries, arena_bytes=arena).exception(LIMIT)
         else:
             expect(error, client.request, s.pack_ring_open, sq_entries=entries, arena_bytes=arena)
@@ -53,8 +53,8 @@ def test_shape(ringed):
 
 
 @pytest.mark.parametrize("lead", [17, 18, 1000, 0x7fffffff, 0xffffffff])
-def test_submission_tail_lies(ringed, lead):
-    """A tail further ahead than the ring is long."""
+def test_invalid_submission_tail(ringed, lead):
+    """A tail that is further ahead than the ring has entries ends the session."""
     ring = ringed.client.ring
     ring._store(s.RING_SQ_TAIL, (ring.tail + lead) & 0xffffffff)
     ring.ring_doorbell()
@@ -62,14 +62,14 @@ def test_submission_tail_lies(ringed, lead):
 
 
 @pytest.mark.parametrize("lead", [1, 33, 0x80000000])
-def test_completion_head_lies(ringed, lead):
-    """A completion head beyond what was completed; seen with the next submission at the latest."""
+def test_invalid_completion_head(ringed, lead):
+    """A completion head beyond the tail ends the session at the next submission at the latest."""
     client, ring = ringed.client, ringed.client.ring
     client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring").result(LIMIT)
     ring._store(s.RING_CQ_HEAD, (ring.head + lead) & 0xffffffff)
     pending = client.read(ringed.region, ringed.remote, [(0, 0, 1)], via="ring")
     until(lambda: client.process() or pending.done or not client.connected, "an answer or the end")
-    if client.connected:  # may be reported once it matters
+    if client.connected:  # the agent may check the head only when it needs room
         client.region(ringed.memory)
     else:
         ended(client, "protocol")
@@ -78,7 +78,7 @@ def test_completion_head_lies(ringed, lead):
 @pytest.mark.parametrize("word", [s.RING_MAGIC, s.RING_SQ_ENTRIES, s.RING_CQ_ENTRIES, s.RING_SQ_OFFSET, s.RING_CQ_OFFSET,
                                   s.RING_SQ_HEAD, s.RING_CQ_TAIL, s.RING_AGENT_SLEEPING])
 def test_agents_words_overwritten(agent, word, value=0x40000001):
-    """The agent does not read back what it wrote: its indices and the shape of the ring are its own."""
+    """The agent keeps its indices and the ring's sizes in private memory, and does not read them back from the ring."""
     with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         remote = here.reach(there)
@@ -90,7 +90,7 @@ def test_agents_words_overwritten(agent, word, value=0x40000001):
         ring._store(s.RING_SQ_TAIL, (ring.tail + 1) & 0xffffffff)
         ring.ring_doorbell()
         until(lambda: here.view[3:1003] == there.view[5:1005], "the bytes")
-        # the socket still works, without a look at the ring
+        # the socket still works, without the ring
         raw, client.ring = ring, None
         client.read(here.region, remote, [(5000, 5, 1000)]).result(LIMIT)
         client.ring = raw
@@ -116,7 +116,7 @@ BAD_ENTRIES = [
 
 
 def test_bad_entries(ringed):
-    """Each is refused in its completion, and the ring goes on."""
+    """Each invalid entry gets a completion with an error, and the ring continues to work."""
     client, handle = ringed.client, ringed.region.handle
     good = dict(direction=2, op_count=1, local=handle, remote=ringed.remote.handle, op_length=1000, wait_region=handle,
                 set_region=handle)
@@ -147,7 +147,7 @@ def test_duplicate_user_data(ringed):
 
 
 def test_more_in_flight_than_completions(ringed):
-    """A client that does not reap: what does not fit waits, and nothing is lost."""
+    """If a client does not reap, submissions wait for room in the completion ring, and none is lost."""
     client, words = ringed.client, ringed.memory.words()
     waiting = []
     for i in range(100):
@@ -157,7 +157,7 @@ def test_more_in_flight_than_completions(ringed):
                                            wait_word=(ringed.region, 0, 1)))
                 break
             except dray.errors.Busy:
-                words[0] = 1  # the ring is full: let them go
+                words[0] = 1  # the ring is full: the waiting transfers start
                 client.process(LIMIT)
     words[0] = 1
     for transfer in waiting:
@@ -167,7 +167,7 @@ def test_more_in_flight_than_completions(ringed):
 
 
 def test_doorbell_never_answered(ringed):
-    """Nobody waits at the completion doorbell: the agent does not care."""
+    """The agent works if no thread waits at the completion doorbell."""
     client, ring = ringed.client, ringed.client.ring
     seen = 0
     for _ in range(2000):
@@ -181,8 +181,8 @@ def test_doorbell_never_answered(ringed):
 
 
 def test_doorbell_descriptors_abused(ringed):
-    """The client makes the eventfd blocking, full and empty, turns the epoll instance against itself, and closes it; the worker
-    is not held up."""
+    """The worker does not block if the client makes the eventfd blocking, fills and empties it, adds the epoll instance to itself, and
+    closes the descriptors."""
     client, ring = ringed.client, ringed.client.ring
     flags = fcntl.fcntl(ring.doorbell, fcntl.F_GETFL)
     fcntl.fcntl(ring.doorbell, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
@@ -216,7 +216,7 @@ def punch(fd, offset, length):
 
 
 def test_ring_memory_punched(agent):
-    """The client takes the pages of ring and arena away: zeros come back, which are no valid entries, or the session ends."""
+    """If the client punches holes into ring and arena, the agent reads zeros, which are invalid entries, or ends the session."""
     with Side(agent, MIB) as here, Side(agent, MIB, noise(MIB)) as there:
         remote = here.reach(there)
         got = []
@@ -238,7 +238,7 @@ def test_ring_memory_punched(agent):
 
 
 def flip(memory, values, stop):
-    """Writes each value in turn, as fast as it can."""
+    """Writes the values in turn, as fast as possible."""
     while not stop.is_set():
         for at, word in values:
             memory[at] = word
@@ -246,9 +246,9 @@ def flip(memory, values, stop):
 
 @pytest.mark.parametrize("via", ["arena", "ring"])
 def test_operations_changed_while_read(agent, via):
-    """A thread flips operations between valid and far outside. Each transfer is done or refused, and nothing outside moves."""
+    """A thread switches operations between valid and out of range. Each transfer succeeds or is refused, and no byte outside changes."""
     with Side(agent, MIB, arena_bytes=1 << 18) as here, Side(agent, MIB, noise(MIB)) as there:
-        guard = dray.Memory(MIB)  # another region of this client, which nothing names
+        guard = dray.Memory(MIB)  # another region of this client, which no transfer uses
         here.client.region(guard)
         here.client.open_ring()
         remote, n = here.reach(there), 2000
@@ -283,7 +283,7 @@ def test_operations_changed_while_read(agent, via):
 
 
 def test_entries_changed_while_read(ringed):
-    """The same with submission entries: a thread scribbles over them all the time."""
+    """The same with submission entries, which a thread overwrites all the time."""
     client, ring = ringed.client, ringed.client.ring
     words = ring.bytes[ring.sq_offset:ring.sq_offset + 16 * s.SQE.size].cast("Q")
     rng, stop = random.Random(8), threading.Event()
@@ -306,7 +306,7 @@ def test_entries_changed_while_read(ringed):
 
 
 def test_many_rings(agent):
-    """Sixty sessions with rings come and go."""
+    """Sixty sessions with rings open and close."""
     with nothing_leaked(agent):
         clients = [agent.client() for _ in range(60)]
         for client in clients:

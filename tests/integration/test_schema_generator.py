@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator: what it refuses, that its output is as checked in, and that C and Python agree."""
+"""The schema's generator: it refuses invalid schemas, the checked-in output is current, and the C and Python codecs agree."""
 
 import importlib.util
 import os
@@ -41,12 +41,12 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-# of the schema as it is
+# of the current schema
 MINOR = yaml.safe_load((ROOT / "schema/data.yaml").read_text())["version"]["minor"]
 LAST = max(e["code"] for e in yaml.safe_load((ROOT / "schema/errors.yaml").read_text())["errors"])
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 OP = '      - {name: local, type: u64, doc: "Offset in the local region, bytes."}\n'
 DATA_BAD = {
@@ -170,7 +170,7 @@ def test_refusal_is_one_line_and_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# --- what is written ------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 def test_tree_is_current():
     done = generate("--check")
@@ -231,7 +231,7 @@ def golden(root, protocol):
 
 
 def by_c(tool, cases):
-    """(code, message) of each (protocol, type, body), by the C codec."""
+    """Recodes each (protocol, type, body) by the C codec; returns (code, message) of each."""
     question = b"".join(struct.pack("<BHI", p, t, len(b)) + b for p, t, b in cases)
     answer = subprocess.run([str(tool)], input=question, stdout=subprocess.PIPE, check=True).stdout
     out, at = [], 0
@@ -319,7 +319,7 @@ def test_python_whole_messages():
     assert refused(packed[:12] + b"\xff\xff\xff\xff" + packed[16:]) == module.E_TOO_LARGE
 
 
-def test_python_keeps_to_limits():
+def test_python_enforces_limits():
     module = load_python(ROOT)
     module.pack_transfer(1, direction=1, notify=bytes(4096), ops=bytes(24 * 4096))
     for bad in ({"notify": bytes(4097)}, {"ops": bytes(24 * 4097)}, {"ops": bytes(25)}):
@@ -333,7 +333,7 @@ def test_python_keeps_to_limits():
 
 
 def test_later_minor_version(tmp_path):
-    """Fields with `since` are read where they are, and are 0 in bodies of before; corpora go on being read."""
+    """Fields with `since` are decoded, and are 0 in bodies of earlier versions; old corpora can still be read."""
     schema = schema_copy(tmp_path / "schema")
     edit(schema / "data.yaml", f"version: {{major: 1, minor: {MINOR}}}",
          f"version: {{major: 1, minor: {MINOR + 2}}}")
@@ -356,7 +356,7 @@ def test_later_minor_version(tmp_path):
     with pytest.raises(module.WireError):
         module.unpack_region_revoke_reply(struct.pack("<IB", 5, 1))
 
-    # A file that ends in -longer has a tail that no version 1.0 sends.
+    # A file named *-longer has a tail that version 1.0 never sends.
     cases = []
     for path in (ROOT / "tests/data").glob("corpus-*/*.bin"):
         if not path.name.endswith("-longer.bin"):

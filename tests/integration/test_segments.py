@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of a node: found, probed, remembered, preferred; with real listeners, a master's pages and an owner's handshake."""
+"""Segments of a node: sources, probes, history and preference, with real listeners, a master's pages and an owner's handshake."""
 
 import contextlib
 import http.server
@@ -38,7 +38,7 @@ def port_of(sock):
 
 
 class Owner:
-    """What serves connections on a listener, by a function of the connection; ends with its context."""
+    """A thread that serves connections on a listener by serve(connection); a context manager."""
 
     def __init__(self, sock, serve):
         self.sock, self.serve, self.held = sock, serve, []
@@ -85,7 +85,7 @@ def exactly(conn, n):
 
 
 def handshake_daemon(answer):
-    """Serves the metadata handshake: u64 length, type 1, JSON; and waits for the other side's end, as Mooncake's does."""
+    """Serves the metadata handshake: u64 length, type 1, JSON; then waits until the other side closes, as Mooncake's daemon does."""
     def serve(conn):
         length, = struct.unpack("<Q", exactly(conn, 8))
         body = exactly(conn, length)
@@ -104,7 +104,7 @@ def descriptor(name):
 
 
 class Pages:
-    """An HTTP server of a host, whose pages a test writes: path -> (status, body)."""
+    """An HTTP server on a host, whose pages a test sets: path -> (status, body)."""
 
     def __init__(self, host, address=None):
         self.pages, self.asked = {}, 0
@@ -170,7 +170,7 @@ def state(agent, segment, wanted):
 
 # --- listeners ----------------------------------------------------------------------------------------
 
-def test_an_owner_that_comes_late_and_goes(lab, new_agent):
+def test_owner_starts_and_ends(lab, new_agent):
     host = lab.hosts[0]
     first = listen(host)
     port = port_of(first)
@@ -180,7 +180,7 @@ def test_an_owner_that_comes_late_and_goes(lab, new_agent):
     for _ in range(2):
         with agent.client(segments=True) as c, contextlib.closing(listen(host, port=port)):
             name = f"{host.v4}:{port}"
-            # the second time it is known from before, and a probe may come before what confirms it
+            # the second time the segment is known already, and a probe may be earlier than the listener
             row = until(lambda: (r := state(agent, name, "ready")) and r["sources"] == "listener" and r, "the listener")
             assert row["local"] and row["latency_ns"] > 0
             seen = []
@@ -209,7 +209,7 @@ def test_listeners_by_address(lab, new_agent, family, address):
         assert preferred(agent).segment == name
 
 
-def test_a_port_that_stands_for_another(lab, new_agent):
+def test_segment_port_differs_from_the_listener(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}:50053 tcp"}, listen=[host.v4], key=lab.key)
@@ -217,8 +217,8 @@ def test_a_port_that_stands_for_another(lab, new_agent):
         assert row["target"] == f"tcp://127.0.0.1:{port_of(sock)}"
 
 
-def test_an_address_that_only_others_know(lab, new_agent):
-    """A master lists the node's owner under a NAT'ed address; the listener here is that owner."""
+def test_segment_with_a_nat_address(lab, new_agent):
+    """A master lists this node's owner by an address behind NAT; the listener on this node is that owner."""
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock, Pages(host) as master:
         name = f"203.0.113.7:{port_of(sock)}"
@@ -234,7 +234,7 @@ def test_an_address_that_only_others_know(lab, new_agent):
 
 
 def test_addresses_of_the_node(lab, new_agent):
-    """In a pod: the owner's address is the node's, which this network namespace has not."""
+    """In a pod, the owner has an address of the node, which is not in this network namespace."""
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(("192.0.2.9:50053", "192.0.2.9:50053", "OK"), ("192.0.2.10:50053", "192.0.2.10:50053", "OK"))
@@ -243,8 +243,8 @@ def test_addresses_of_the_node(lab, new_agent):
         assert row["local"] and row["probe"] == "master" and row["allocated"] == 1 << 30
         until(lambda: preferred(agent).segment == "192.0.2.9:50053")
         lost = [r for r in candidates(agent) if not r["chosen"]]
-        assert not any(r["segment"] == "192.0.2.10:50053" for r in lost)  # known from a page alone
-        # it drains, and it goes
+        assert not any(r["segment"] == "192.0.2.10:50053" for r in lost)  # only the master's page names it
+        # the segment drains, then the master no longer lists it
         master.detail(("192.0.2.9:50053", "192.0.2.9:50053", "DRAINING"))
         assert "DRAINING" in state(agent, "192.0.2.9:50053", "lost")["reason"]
         assert preferred(agent).segment == ""
@@ -254,8 +254,8 @@ def test_addresses_of_the_node(lab, new_agent):
 
 # --- masters --------------------------------------------------------------------------------------------
 
-def test_a_segment_whose_engine_is_elsewhere(lab, new_agent):
-    """P2PHANDSHAKE: the name is one port, the handshake another; the master's page knows both."""
+def test_segment_with_another_handshake_port(lab, new_agent):
+    """In P2PHANDSHAKE mode the handshake port differs from the port in the name; the master's page has both."""
     host = lab.hosts[0]
     name = f"{host.v4}:50053"
     with Pages(host) as master, Owner(listen(host), handshake_daemon(descriptor("x:1"))) as owner:
@@ -267,7 +267,7 @@ def test_a_segment_whose_engine_is_elsewhere(lab, new_agent):
         assert preferred(agent).capacity == 4 << 30
 
 
-def test_pages_that_are_no_good(lab, new_agent):
+def test_invalid_pages(lab, new_agent):
     host = lab.hosts[0]
     name = f"{host.v4}:50053"
     with Pages(host) as master:
@@ -282,7 +282,7 @@ def test_pages_that_are_no_good(lab, new_agent):
             master.detail((name, name, "OK"))
             until(lambda: "answers again" in agent.new_text())
             state(agent, name, "ready")
-        # a master before 0.3.12: the metrics
+        # a master older than 0.3.12 has only the metrics page
         del master.pages["/get_segments_detail"]
         master.pages["/metrics"] = 200, (
             "# HELP segment_total_capacity_bytes Total memory capacity of the mounted segment\n"
@@ -292,7 +292,7 @@ def test_pages_that_are_no_good(lab, new_agent):
             f'segment_allocated_bytes{{segment="{name}"}} -4096\n').encode()
         assert state(agent, f"{host.v4}:50054", "ready")["capacity"] == 42
         assert rows(agent)[name]["allocated"] == 0
-        # and a master that is gone for long says nothing any more
+        # the content of a master that fails for long is dropped
         master.pages["/metrics"] = 500, b"no"
         assert "500" in state(agent, name, "lost")["reason"]
 
@@ -310,7 +310,7 @@ def test_five_thousand_segments(lab, new_agent):
         assert changes["dray_segments"] >= 5000 and changes["dray_segment_changes_total"] < 10
 
 
-def test_more_segments_than_there_is_room_for(lab, new_agent):
+def test_more_segments_than_the_limit(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(*[(f"10.{n >> 8}.{n & 255}.1:50053", "", "OK") for n in range(500)])
@@ -318,7 +318,7 @@ def test_more_segments_than_there_is_room_for(lab, new_agent):
         until(lambda: len(rows(agent)) == 16)
         assert "limits.segments = 16" in agent.text()
         master.detail()
-        until(lambda: not rows(agent) or all(r["sources"] == "" for r in rows(agent).values()), "the end of the forgotten")
+        until(lambda: not rows(agent) or all(r["sources"] == "" for r in rows(agent).values()), "the end of the expired segments")
         assert agent.ctl("status", "--json")["counters"]["dray_segments_expired_total"] >= 15
 
 
@@ -352,17 +352,17 @@ def test_probes_of_each_kind(lab, new_agent):
         for name, how in bad.items():
             row = until(lambda name=name: (r := rows(agent)[name])["failures"] > 3 and r, f"{name} {how}")
             assert row["state"] == "probing" and row["reason"], row
-        # a probe is no peer
+        # a probe does not make a peer
         assert other.ctl("peers", "--json")["peers"] == []
         assert other.ctl("status", "--json")["counters"]["dray_peers_lost_total"] == 0
-        # an agent that drains does not serve
+        # a draining agent is not ready
         other.signal(signal.SIGTERM)
         other.wait()
         state(agent, segment, "lost")
 
 
 def test_hysteresis(lab, new_agent):
-    """One failure loses nothing; after a loss one success is not enough."""
+    """A single failure does not make a segment lost; after a loss a single success does not make it ready."""
     host = lab.hosts[0]
     with Pages(host) as pages:
         pages.pages["/health"] = 200, b"OK"
@@ -381,7 +381,7 @@ def test_hysteresis(lab, new_agent):
         state(agent, "a:1", "ready")
 
 
-# --- the preferred one --------------------------------------------------------------------------------------
+# --- the preferred segment ----------------------------------------------------------------------------------
 
 def test_precedence(lab, new_agent):
     host = lab.hosts[0]
@@ -415,7 +415,7 @@ def test_precedence(lab, new_agent):
     ({"args": ["--set", "env.profiles=dray,nope"]}, "vllm-mooncake"),
     ({"args": ["--set", "probe.backoff_min=10s"]}, "probe.backoff_min"),
 ])
-def test_what_is_explicit_and_wrong_is_refused(lab, how, words):
+def test_invalid_settings_are_refused(lab, how, words):
     agent = lab.agent("wrong", **how)
     agent.start(ready=False)
     assert agent.wait() == 1
@@ -425,7 +425,7 @@ def test_what_is_explicit_and_wrong_is_refused(lab, how, words):
 
 @pytest.mark.parametrize("value", ["", "  ", "10.0.0.5"])
 def test_wrong_environment_counts_as_unset(lab, new_agent, value):
-    """The variables belong to other programs: the agent starts, says what is wrong, and finds its segment itself."""
+    """Malformed variables of other programs do not stop the agent: it logs a warning and detects its segment."""
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key,
@@ -437,17 +437,17 @@ def test_wrong_environment_counts_as_unset(lab, new_agent, value):
         assert preferred(agent).preference == "detected"
 
 
-def test_detection_that_fails_is_no_failure(new_agent):
+def test_failed_detection_gives_no_preference(new_agent):
     agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": "http://no-such-host.invalid:9003"}, listen=["none"])
     until(lambda: "no-such-host.invalid" in agent.text())
     p = preferred(agent)
     assert p.segment == "" and p.preference == "none" and p.reason
 
 
-# --- what outlives the agent ----------------------------------------------------------------------------------
+# --- restarts -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1"])
-def test_a_restart_answers_at_once(lab, new_agent, address):
+def test_preferred_segment_after_a_restart(lab, new_agent, address):
     host = lab.hosts[0]
     sock = listen(host, address)
     name = f"{address or host.v4}:{port_of(sock)}"
@@ -458,7 +458,7 @@ def test_a_restart_answers_at_once(lab, new_agent, address):
     until(lambda: agent.ctl("status", "--json")["counters"]["dray_state_writes_total"] and (agent.state_dir / "state.db").exists())
     until(lambda: "llama" in json.dumps(agent.ctl("hints", "--json")))
     agent.stop()
-    # nothing has been probed yet when it answers, and where the owner is gone that is found out
+    # the agent answers before its first probe; later the probes find that the owner has ended
     sock.close()
     agent.start()
     p = preferred(agent)
@@ -469,8 +469,8 @@ def test_a_restart_answers_at_once(lab, new_agent, address):
     assert (hint["segment"], hint["source"], hint["score"]) == (name, "explicit", 7) and 0 < hint["left_ns"] <= 3600e9
 
 
-def test_killed_with_nobody_there_to_confirm(lab, new_agent):
-    """kill -9; the segment is still unverified while its probe hangs."""
+def test_preferred_segment_after_kill_is_unverified(lab, new_agent):
+    """After kill -9 and a start, the preferred segment is unverified as long as its probe hangs."""
     host = lab.hosts[0]
     with Owner(listen(host), handshake_daemon(descriptor("a:1"))) as owner:
         name = f"{host.v4}:{port_of(owner.sock)}"
@@ -492,12 +492,12 @@ def test_hints_of_clients(lab, new_agent):
     agent = new_agent(settings=QUICK_PROBES)
     with agent.client() as c, agent.client() as d:
         c.put_hint("model/a", "10.9.9.9:1", score=1)
-        d.put_hint("model/a", "10.9.9.8:1", score=2, ttl=60)  # the same uid: the last word counts
+        d.put_hint("model/a", "10.9.9.8:1", score=2, ttl=60)  # the same uid: replaces the earlier hint
         hint = c.hint("model/a")
         assert (hint.segment, hint.source, hint.score) == ("10.9.9.8:1", "client", 2) and 0 < hint.left <= 60
         assert c.preferred_segment("model/a").segment == "10.9.9.8:1"
         assert c.preferred_segment("model/b").segment == ""
-        agent.ctl("hints", "--set", "model/a=10.9.9.7:1")  # the administrator's counts before
+        agent.ctl("hints", "--set", "model/a=10.9.9.7:1")  # an administrator's hint is stronger
         assert c.hint("model/a").segment == "10.9.9.7:1"
         assert {"10.9.9.7:1", "10.9.9.8:1"} <= set(rows(agent))  # hinted segments are probed
         agent.ctl("hints", "--forget", "model/a")
@@ -530,10 +530,10 @@ def test_reload(lab, new_agent):
         assert rows(agent)[b]["sources"] == "config"
 
 
-# --- whose word counts ---------------------------------------------------------------------------------------------
+# --- conflicting sources -------------------------------------------------------------------------------------------
 
-def test_what_a_master_told_outlives_the_agent(lab, new_agent):
-    """A stop is no news of segments, and a master that has not been heard yet makes none lost."""
+def test_segments_of_a_master_after_a_restart(lab, new_agent):
+    """Neither the agent's stop nor a master that has not been read yet makes a segment lost."""
     host = lab.hosts[0]
     with Pages(host) as master:
         name = f"{host.v4}:50053"
@@ -557,7 +557,7 @@ def test_what_a_master_told_outlives_the_agent(lab, new_agent):
         assert "ready -> lost" not in agent.new_text()
 
 
-def test_hints_without_end_do_not_keep_the_agent_from_its_own(lab, new_agent):
+def test_many_hints_do_not_displace_other_sources(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         agent = new_agent(settings={**QUICK_PROBES, "limits.segments": 16, "segment.ports": "none"}, listen=[host.v4], key=lab.key)
@@ -574,23 +574,23 @@ def test_hints_without_end_do_not_keep_the_agent_from_its_own(lab, new_agent):
         assert {"10.9.9.9:5", "10.8.8.8:5"} <= set(rows(agent))
 
 
-def test_a_hint_is_no_name(lab, new_agent):
-    """What a client calls a listener of this node is not what others call it."""
+def test_names_in_hints_are_not_used(lab, new_agent):
+    """The name of a listener's segment does not come from a client's hint."""
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock, contextlib.closing(listen(host)) as other:
         name = f"{host.v4}:{port_of(sock)}"
         agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         with agent.client() as c:
-            c.put_hint("somebody", f"127.0.0.1:{port_of(sock)}")
+            c.put_hint("scope", f"127.0.0.1:{port_of(sock)}")
         state(agent, f"127.0.0.1:{port_of(sock)}", "ready")
-        other.close()  # another look at listeners
+        other.close()  # triggers another search for listeners
         with contextlib.closing(listen(host)):
             until(lambda: rows(agent)[name]["probes"] > 3)
         assert preferred(agent).segment == name and "has another name now" not in agent.text()
 
 
-def test_loopback_of_somebody_else(lab, new_agent):
+def test_loopback_names_of_other_nodes(lab, new_agent):
     host = lab.hosts[0]
     with Pages(host) as master:
         master.detail(("localhost:40053", "", "OK"), ("127.0.0.1:40054", "", "OK"), (f"{host.v4}:40055", "", "OK"))
@@ -601,7 +601,7 @@ def test_loopback_of_somebody_else(lab, new_agent):
         assert any("calls it loopback" in c["reason"] for c in candidates(agent))
 
 
-def test_a_segment_that_drains_is_not_preferred(lab, new_agent):
+def test_draining_segment_is_not_preferred(lab, new_agent):
     host = lab.hosts[0]
     name = f"{host.v4}:50053"
     with Pages(host) as master, Owner(listen(host), handshake_daemon(descriptor("x:1"))) as owner:
@@ -625,7 +625,7 @@ def test_masters_that_agree_and_disagree(lab, new_agent):
         agent = new_agent(settings={**QUICK_PROBES, "mooncake.masters": f"{one.url},{two.url}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name and one.asked > 3 and two.asked > 3)
         assert "lost" not in {e["new"] for e in agent.ctl("events", "--json")["events"]}
-        # one is gone for good: its word counts for nothing, the other's does
+        # the content of a failed master is dropped; that of the other one counts
         one.pages.clear()
         one.pages["/get_segments_detail"] = 503, b""
         assert "DRAINING" in state(agent, name, "lost")["reason"]
@@ -633,7 +633,7 @@ def test_masters_that_agree_and_disagree(lab, new_agent):
         until(lambda: "master" not in rows(agent)[name]["sources"])
 
 
-def test_another_url_of_a_master_is_no_outage(lab, new_agent):
+def test_changed_url_of_a_master_loses_nothing(lab, new_agent):
     host = lab.hosts[0]
     name = f"{host.v4}:50053"
     with Pages(host) as one, Pages(host) as two:
@@ -649,7 +649,7 @@ def test_another_url_of_a_master_is_no_outage(lab, new_agent):
         assert two.url in rows(agent)[name]["reason"]
 
 
-def test_what_nothing_speaks_of_is_forgotten_though_it_answers(lab, new_agent):
+def test_segment_without_a_source_expires(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host, host.v4)) as sock:
         name = f"{host.v4}:{port_of(sock)}"
@@ -662,17 +662,17 @@ def test_what_nothing_speaks_of_is_forgotten_though_it_answers(lab, new_agent):
         until(lambda: name not in rows(agent))
 
 
-def test_a_hint_of_somebody_dead_gives_way(lab, new_agent):
+def test_hint_to_a_dead_segment_is_ignored(lab, new_agent):
     host = lab.hosts[0]
     with contextlib.closing(listen(host)) as sock:
         name = f"{host.v4}:{port_of(sock)}"
         agent = new_agent(settings={**QUICK_PROBES, "segment.ports": f"{port_of(sock)}"}, listen=[host.v4], key=lab.key)
         until(lambda: preferred(agent).segment == name)
         with agent.client(segments=True) as c:
-            c.put_hint("", f"{host.v4}:1")  # refuses
+            c.put_hint("", f"{host.v4}:1")  # refuses connections
             until(lambda: rows(agent)[f"{host.v4}:1"]["failures"] >= 3)
             until(lambda: preferred(agent).segment == name)
-            # a living one counts, which its client hears of, and so does its end
+            # a hint to a live segment is effective until it is forgotten
             with contextlib.closing(listen(host, host.v4)) as living:
                 alive = f"{host.v4}:{port_of(living)}"
                 c.put_hint("", alive)
@@ -681,8 +681,8 @@ def test_a_hint_of_somebody_dead_gives_way(lab, new_agent):
             until(lambda: agent.ctl("status", "--json")["preferred_segment"] == name)
 
 
-def test_agents_that_are_met(lab, new_pair):
-    """A peer is a segment: ready while it is connected, probed as an agent afterwards, and never preferred."""
+def test_peers_as_segments(lab, new_pair):
+    """A peer is a segment that is ready while it is connected; later it is probed as an agent. It is never preferred."""
     a, b = new_pair(**{"probe__backoff_min": "20ms", "probe__backoff_max": "200ms", "segment__ports": "none"})
     name = b.ctl("status", "--json")["segment"]
     with Side(a, 4096) as here, Side(b, 4096, bytes(4096)) as there:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sessions share an agent. All that is queued waits for one word, so that it begins at once however slow the client is;
-what is looked at is the order in which it ends."""
+"""How sessions share an agent. All transfers wait for the same word, so that they start together even if the client is slow.
+The tests check the order in which they end."""
 
 from harness import LIMIT, MIB, WORKERS, Side, until
 
@@ -8,7 +8,7 @@ GO = 1
 
 
 def order_of_ends(clients, transfers):
-    """Positions in transfers, in the order in which they ended, as far as that can be seen from here."""
+    """Lists of indices of transfers that ended, in the order in which the client sees the ends."""
     left, order = dict(enumerate(transfers)), []
 
     def look():
@@ -30,10 +30,10 @@ def release(side):
 
 
 def overtakes(bulk_side, latency_side, there):
-    """1 GiB of bulk in one session, batches of the latency class behind it."""
+    """Queues 1 GiB of bulk in one session and then batches of the latency class; these must end first."""
     size = 64 * MIB
     to, also_to = bulk_side.reach(there), latency_side.reach(there)
-    # streams are opened by the first transfer of each class
+    # the first transfer of each class opens its streams
     for klass in "bulk", "latency":
         latency_side.client.write(latency_side.region, also_to, [(4096, 4096, 4096)], klass=klass).result(LIMIT)
     batch = [(8192 * (1 + i), 8192 * (1 + i), 4096) for i in range(16)]
@@ -41,7 +41,7 @@ def overtakes(bulk_side, latency_side, there):
             for _ in range(16)]
     latency = [latency_side.client.write(latency_side.region, also_to, batch, klass="latency",
                                          wait_word=(latency_side.region, 0, GO)) for _ in range(16)]
-    # of both sessions on one worker or two: the last has been accepted when a later request is answered
+    # when a later request of each session is answered, all transfers have been accepted
     for side in (bulk_side, latency_side):
         side.client.write(side.region, to if side is bulk_side else also_to, [(4096, 4096, 8)], klass="latency").result(LIMIT)
     release(bulk_side)
@@ -65,7 +65,7 @@ def test_latency_overtakes_another_session(sides):
 
 
 def test_sessions_of_one_shape_share(sides):
-    """When the first of 64 sessions has moved all it had, none of the others on its worker is far behind."""
+    """When the first of 64 sessions has finished, the others on its worker have almost finished, too."""
     size, count, each = 2 * MIB, 64, 12
     here, there = sides(size)
     clients, queued = [], []
@@ -74,7 +74,7 @@ def test_sessions_of_one_shape_share(sides):
         for _ in range(count):
             client = here.agent.client()
             clients.append(client)
-            # all of the same memory, and so of the same word
+            # all sessions share the memory, and so the word
             region, remote = client.region(here.memory), client.import_token(token, timeout=LIMIT)
             client.write(region, remote, [(4096, 4096, 8)]).result(LIMIT)
             queued.append([client.write(region, remote, [(MIB, MIB, MIB)], wait_word=(region, 0, GO)) for _ in range(each)])
@@ -87,7 +87,7 @@ def test_sessions_of_one_shape_share(sides):
                 if all(t.done for t in transfers):
                     return i + 1
 
-        # sessions are given to workers in turn; how fast one worker is beside another is up to the kernel
+        # sessions are assigned to workers in turn; the kernel decides how fast each worker runs
         worker = (until(first_to_end, "the end of one session's work") - 1) % WORKERS
         for client in clients:
             client.process()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens: whoever holds one may use it until it expires or is revoked; nobody else, and nothing else."""
+"""Tokens give exactly their range and access, until they expire or are revoked."""
 
 import os
 import time
@@ -17,7 +17,7 @@ def parse(token):
 
 
 def change(token, **fields):
-    """The token with other fields in its fixed part."""
+    """Returns the token with changed fields in its fixed part."""
     raw, old = parse(token)
     return s.PEER_TOKEN.pack(*old._replace(**fields)) + raw[s.PEER_TOKEN.size:]
 
@@ -46,7 +46,7 @@ def test_text_form(two):
 
 
 def test_forged(two):
-    """Any bit of the capability, and other claims of the fixed part."""
+    """Changes of any bit of the capability and of other fields are refused."""
     here, there = two
     token = there.region.export(0, 4096)
     capability = parse(token)[1].capability
@@ -60,7 +60,7 @@ def test_forged(two):
 
 
 def test_larger_claims_gain_nothing(two):
-    """A token that claims a longer range or more access is good for what was exported at most."""
+    """A token that was changed to a longer range or more access gives at most what was exported."""
     here, there = two
     token = there.region.export(4096, 100, access="r")
     claim = change(token, offset=0, length=MIB, access=3)
@@ -91,7 +91,7 @@ def test_expired(two):
     assert 0 < expiry < (time.time() + 60) * 1000
     until(lambda: time.time() * 1000 > expiry + 1, "the token's end")
     expect("token_expired", here.client.import_token, token, timeout=LIMIT)
-    # moving the end in the token helps nobody
+    # changing the expiry in the token has no effect
     expect({"token_expired", "token_invalid"}, here.client.import_token, change(token, expiry_ms=0), timeout=LIMIT)
     here.client.import_token(there.region.export(ttl=3600), timeout=LIMIT)
 
@@ -133,7 +133,7 @@ def test_used_twice(two):
     here.client.read(here.region, remote, [(0, 0, 100)]).result(LIMIT)
     remote.release()
     expect("token_used", here.client.import_token, token, timeout=LIMIT)
-    # clearing the flag in the token helps nobody
+    # clearing the flag in the token has no effect
     token = there.region.export(single_use=True)
     try:
         here.client.import_token(change(token, flags=0), timeout=LIMIT)
@@ -152,11 +152,11 @@ def test_audience(two):
 
 
 def test_other_agent(two):
-    """A token whose words name another agent than the one at its segment."""
+    """A token that names another agent than the one at its segment is refused."""
     here, there = two
     token = change(there.region.export(), agent_id=os.urandom(16))
     expect({"token_invalid", "identity", "peer_unreachable", "peer_denied"}, here.client.import_token, token, timeout=5)
-    again = there.reach(here)  # and the right one still works
+    again = there.reach(here)  # a valid token still works
     there.client.write(there.region, again, [(0, 0, 100)]).result(LIMIT)
 
 
@@ -170,7 +170,7 @@ def test_earlier_incarnation_claimed(two):
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "tcp"])
 def test_earlier_incarnation(new_pair, local):
-    """The owner was restarted: its old tokens are void, and say so."""
+    """After a restart of the owner its old tokens are refused with incarnation."""
     a, b = new_pair()
     with Side(b, MIB, noise(MIB)) as there:
         token = there.region.export()
@@ -183,8 +183,8 @@ def test_earlier_incarnation(new_pair, local):
             assert here.view == there.view
 
 
-def test_nobody_there(two):
-    """A segment where nobody listens: unreachable, within the time asked for."""
+def test_unreachable_segment(two):
+    """Importing from a segment without a listener fails with peer_unreachable within the timeout."""
     here, there = two
     fields = parse(there.region.export())[1]
     for segment in (b"127.0.0.1:1", b"[::1]:1", b"203.0.113.7:7411", b"nobody.invalid:7411"):

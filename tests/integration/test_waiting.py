@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting on both sides of a ring: who rings whom, and that nothing spins where there is one CPU for both."""
+"""Waiting on both sides of a ring: the number of doorbells, and no spinning with a single CPU."""
 
 import os
 
@@ -23,7 +23,7 @@ def bell(agent, which):
 # --- doorbells --------------------------------------------------------------------------------------
 
 def test_one_doorbell_for_a_batch(agent):
-    """To an agent that sleeps, and from it to a client that does."""
+    """One doorbell to a sleeping agent, and one back to a sleeping client."""
     with Side(agent, MIB, ring_entries=16) as here, Side(agent, MIB, noise(MIB)) as there:
         here.client.open_ring()
         remote, ring = here.reach(there), here.client.ring
@@ -31,7 +31,7 @@ def test_one_doorbell_for_a_batch(agent):
             until(lambda: ring._word(s.RING_AGENT_SLEEPING), "the worker's sleep")
             received, sent = bell(agent, "received"), bell(agent, "sent")
             pending, store = [], ring._store
-            # the tail is told once, behind the last: a worker that wakes for another reason finds all or nothing
+            # stores the tail only once, after the last entry, so that a worker that wakes for another reason finds all entries or none
             ring._store = lambda word, value: None if word == s.RING_SQ_TAIL else store(word, value)
             for i in range(batch):
                 transfer = dray.Transfer(here.client)
@@ -48,8 +48,8 @@ def test_one_doorbell_for_a_batch(agent):
         assert here.view[:1000] == there.view[:1000]
 
 
-def test_no_doorbell_while_both_look(new_agent):
-    """A client that spins for a second at most, and a worker that polls for ten milliseconds: each finds the other awake."""
+def test_no_doorbell_while_both_poll(new_agent):
+    """A client that spins for up to a second and a worker that polls for 10 ms need no doorbells."""
     if not MANY:
         pytest.skip("one CPU: nobody spins")
     agent = new_agent(settings={"agent.poll_time": "10ms", "agent.workers": 1})
@@ -65,20 +65,20 @@ def test_no_doorbell_while_both_look(new_agent):
             after = counts()
             return after[0] <= received + 1 and after[1] == sent
 
-        # The first transfer of a batch finds the worker asleep. A busy machine takes the CPU away from either side now and
-        # then, but leaves it to both for one batch.
+        # The first transfer of a batch finds the worker asleep. A busy machine may deschedule either side, but at some time not
+        # during a whole batch.
         until(needs_no_doorbell, "a batch that needs no doorbell after its first transfer", limit=2 * LIMIT)
 
 
-def test_a_client_that_sleeps_is_rung(new_agent):
-    """One doorbell for each transfer that it sleeps for, as it has one at a time."""
+def test_doorbell_to_a_sleeping_client(new_agent):
+    """A client with one transfer at a time gets one doorbell for each transfer during which it sleeps."""
     agent = new_agent()
     with Waiter(agent, DRAY_SPIN="0") as waiter:
         waiter.trips(10)
         sent = bell(agent, "sent")
         got = waiter.trips(300)
         assert got["spin_ns"] == 0 and got["spun"] == 0
-        # one that is done before the client could say that it sleeps needs none
+        # a transfer that ends before the client has stored client_sleeping needs no doorbell
         assert bell(agent, "sent") - sent <= 300 and got["slept"] <= 300
         sent = bell(agent, "sent")
         assert waiter.sleeping_trip(agent)["slept"] == 1
@@ -88,7 +88,7 @@ def test_a_client_that_sleeps_is_rung(new_agent):
 # --- one CPU ----------------------------------------------------------------------------------------
 
 def test_one_cpu(new_agent):
-    """By affinity: the worker does not poll, and the client does not spin."""
+    """With one CPU by affinity, the worker does not poll and the client does not spin."""
     taskset = ["taskset", "-c", str(CPU)]
     agent = new_agent(wrap=taskset)
     assert agent.polling() == (0, "1 CPU allowed")
@@ -99,7 +99,7 @@ def test_one_cpu(new_agent):
 
 
 def test_cpus_change(new_agent):
-    """Another mask while it runs is seen soon, and by a reload at once. The workers' own masks do not count."""
+    """The agent notices a changed affinity mask soon, and at once on a reload; masks of its workers do not count."""
     if not MANY:
         pytest.skip("one CPU alone")
     agent = new_agent(settings={"segment.listen_interval": "100ms"})
@@ -131,7 +131,7 @@ def test_polling_switched_off(new_agent):
 @pytest.mark.parametrize("value, args, spin", [("50us", (), 50000), ("0", (), 0), ("700ns", (), 700), ("1s", (), 10**9),
                                                ("50us", ("7",), 7000), ("nonsense", ("7",), 7000)])
 def test_spin_by_environment(agent, value, args, spin):
-    """The caller's own number goes before it."""
+    """An explicit spin_us overrides DRAY_SPIN."""
     with Waiter(agent, *args, DRAY_SPIN=value) as waiter:
         assert waiter.trips(3)["spin_ns"] == spin
 
