@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the bench programs share. Each is told on its command line what to work on, then reads commands
- * from standard input and answers each with one line of JSON, until the input ends. So a driver can
- * interleave rounds of several of them that keep their memory, connections and sessions.
+ * Shared functions of the bench programs. Each program takes its configuration from the command line, then
+ * reads commands from standard input and answers each with one line of JSON, until the input ends. So a driver
+ * can interleave rounds of several programs, which keep their memory, connections and sessions.
  *
- * Memory is named FD:BYTES[,FD:BYTES...], memfds that were inherited, seen as one linear space. A list of
- * operations is an inherited descriptor too: little-endian 64-bit words, three an operation, as in the arena
- * of the data protocol (local offset, remote offset, length).
+ * Memory is named FD:BYTES[,FD:BYTES...]: inherited memfds that form one linear space. A list of operations is
+ * an inherited descriptor, too: three little-endian 64-bit words for each operation, as in the arena of the
+ * data protocol (local offset, remote offset, length).
  */
 #ifndef DRAY_TESTS_BENCH_BENCH_H
 #define DRAY_TESTS_BENCH_BENCH_H
@@ -72,7 +72,7 @@ static inline int64_t bench_ns(void)
 	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* Processor time of this process, all threads. */
+/* Processor time of all threads of this process. */
 static inline int64_t bench_cpu_ns(void)
 {
 	struct timespec t;
@@ -89,7 +89,7 @@ static inline uint64_t bench_number(const char *text)
 	errno = 0;
 	value = strtoull(text, &end, 0);
 	if (errno || end == text || *end)
-		bench_die("%s is no number", text);
+		bench_die("%s is not a number", text);
 	return value;
 }
 
@@ -110,7 +110,7 @@ static inline void bench_memory_parse(char *text, struct bench_memory *m)
 	}
 }
 
-/* One behind the other in the address space, page tables filled: a ceiling pays no page faults. */
+/* Maps all parts adjacently and fills the page tables, so that a ceiling includes no page faults. */
 static inline uint8_t *bench_memory_map(const struct bench_memory *m)
 {
 	uint8_t *base = mmap(NULL, m->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -181,8 +181,8 @@ static inline void bench_say(const char *format, ...)
 /* --- latencies -------------------------------------------------------------------------------- */
 
 /*
- * Round trips are timed in groups, so that reading the clock costs the fast ones little; the figure is the median
- * of the groups, since on a shared machine means tell of the neighbours.
+ * Round trips are timed in groups, so that reading the clock adds little to fast ones. The figure is the median of
+ * the groups, because on a shared machine other load distorts a mean.
  */
 #define BENCH_SAMPLES_MAX (1u << 20)
 

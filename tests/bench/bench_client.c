@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine that does nothing but transfer, over libdray: two sessions, one with the agent that is asked and
- * one with the agent that owns the other memory (or both with the same one).
+ * An engine that only makes transfers, over libdray. It has two sessions: one with the importing agent, and one
+ * with the agent that owns the other memory (which can be the same agent).
  *
  *   bench_client --socket PATH --owner PATH --local M --remote M --ops FD [--write] [--batch OPERATIONS]
  *                [--depth TRANSFERS] [--latency-class] [--no-ring] [--no-spin] [--poll]
  *
  * First line: {"transport": ..., "populate": seconds until both memories are registered}. Then it answers
- *   run OPERATIONS   so many in all, --batch of them a transfer, --depth transfers at a time
- *   trip COUNT       one transfer at a time: the median from request to completion
- *   hold BYTES       transfers that go on until one fails; the answer comes when all have ended. With bytes
- *                    above 0 it says first when so much was moved, so that whoever is to break it comes in time.
+ *   run OPERATIONS   this number of operations, --batch for each transfer, --depth transfers at a time
+ *   trip COUNT       one transfer at a time: the median time from request to completion
+ *   hold BYTES       transfers without end until one fails; the answer comes when all have ended. With BYTES above
+ *                    0 it first reports when this much was moved, so that a driver can cause a failure then.
  */
 #include <getopt.h>
 
@@ -25,7 +25,7 @@ static size_t op_at;
 static unsigned batch = 1, depth = 1;
 static bool polling;
 
-/* Completions are waited for as an engine would, or by spinning. */
+/* Waits for completions as an engine does, or by spinning. */
 static int advance(void)
 {
 	return polling ? dray_poll(mine) : dray_process(mine, -1);
@@ -96,7 +96,7 @@ static void trip(uint64_t count)
 
 	if (!samples.v)
 		bench_samples_init(&samples);
-	/* one look at the clock a trip: the end of one is the beginning of the next */
+	/* reads the clock once for each trip: the end of one is the start of the next */
 	began = bench_ns();
 	for (uint64_t i = 0; i < count; i++) {
 		error = start(1, &moved, &id);
@@ -127,7 +127,7 @@ static void hold(uint64_t tell_at)
 			int error = start(batch, &moved, &id);
 
 			if (error && (error != -DRAY_E_BUSY || !in_flight))
-				going = false; /* the library knows already that the remote is gone */
+				going = false; /* the library has already lost the remote */
 			if (error)
 				break;
 			in_flight++;
@@ -248,7 +248,7 @@ int main(int argc, char **argv)
 	}
 	if (!socket || !local.n || !remote.n || !ops.n || !batch || batch > DRAY_OPS_MAX ||
 	    !depth || depth > DEPTH_MAX)
-		bench_die("see the head of bench_client.c for how this is called");
+		bench_die("wrong usage; see the head of bench_client.c");
 	bench_ops_check(ops, local.bytes, remote.bytes);
 	mine = bench_session_open(socket, flags);
 	owner = bench_session_open(owner_socket ? owner_socket : socket, flags);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine of many sessions, all driven by one thread that sleeps on their descriptors, as one does that serves many
- * requests. Session i keeps --depth transfers of shape i modulo the number of shapes queued.
+ * An engine with many sessions in one thread, which sleeps on their descriptors as an engine with many requests does.
+ * Session i keeps --depth transfers queued, of shape i modulo the number of shapes.
  *
  *   bench_sessions --socket PATH --owner PATH --local M --remote M --sessions N --shape BYTES:OPERATIONS ...
  *                  [--depth TRANSFERS] [--probe BYTES:OPERATIONS [--apart]]
  *
- * The operations of a transfer lie twice their size apart on both sides, so that they cannot be merged. The probe is
- * one more shape, of the latency class, in the first session or (--apart) in one of its own.
+ * The operations of a transfer are twice their size apart on both sides, so that they cannot be merged. The probe is a
+ * further shape, of the latency class, in the first session or (--apart) in a session of its own.
  * First line: {"transport": ...}. Then it answers
- *   share MS      all sessions busy for so long: bytes of each, and bytes a second of all until the last has ended
- *   load 1, 0     from now on all sessions are kept busy in between; or left to end what they have
- *   trip COUNT    one probe at a time, from request to completion, whatever else is queued
+ *   share MS      keeps all sessions busy for this time: bytes of each, and bytes per second until the last has ended
+ *   load 1, 0     keeps all sessions busy from now on, or lets them finish their transfers
+ *   trip COUNT    one probe at a time, from request to completion, beside all other transfers
  */
 #include <getopt.h>
 #include <sys/epoll.h>
@@ -44,7 +44,7 @@ static unsigned sessions_n = 1, shapes_n, depth = 4;
 static int epoll_fd;
 static bool keeping;
 
-static struct session *probing; /* in whose session the probe runs */
+static struct session *probing; /* the session of the probe */
 static struct dray_transfer probe;
 static uint64_t probe_id;
 static bool probe_ended;
@@ -129,7 +129,7 @@ static void look(int timeout_ms)
 		reap(ev[i].data.ptr, 0);
 }
 
-/* Keeps every session busy from now on, or waits until none is. */
+/* Keeps every session busy from now on, or waits until all are idle. */
 static void load(bool on)
 {
 	keeping = on;
@@ -182,7 +182,7 @@ static void trip(uint64_t count)
 		while (!probe_ended)
 			reap(probing, -1);
 		bench_sample(&samples, (double)(bench_ns() - begin));
-		/* what ended meanwhile in other sessions */
+		/* completions of other sessions */
 		if (keeping)
 			look(0);
 	}
@@ -203,7 +203,7 @@ static void open_all(const char *path, const char *owner_path, const struct benc
 		probing = &sessions[apart ? sessions_n : 0];
 		if (apart) {
 			session_open(probing, path, local, &shapes[SHAPES_MAX]);
-			probing->shape = NULL; /* it is not kept busy */
+			probing->shape = NULL; /* load() does not keep it busy */
 		}
 		probe = probing->transfer;
 		probe.priority = DRAY_PRIORITY_LATENCY;
@@ -274,7 +274,7 @@ int main(int argc, char **argv)
 	}
 	if (!socket || !local.n || !remote.n || !shapes_n || !sessions_n ||
 	    sessions_n > SESSIONS_MAX || !depth || depth > DEPTH_MAX)
-		bench_die("see the head of bench_sessions.c for how this is called");
+		bench_die("wrong usage; see the head of bench_sessions.c");
 	room = local.bytes < remote.bytes ? local.bytes : remote.bytes;
 	for (unsigned i = 0; i <= SHAPES_MAX; i++)
 		if (texts[i])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transport tcp alone: two data planes on two threads over loopback, against two threads with a bare
- * sendmsg/recvmsg loop over the same two memfds. Pairs are interleaved, the median ratio counts. The ratio of
- * processor time for a byte (bare to ours) says more on a machine that has other things to do.
+ * Only the transport tcp: two data planes in two threads over loopback, beside two threads with a bare
+ * sendmsg/recvmsg loop over the same two memfds. Rounds of a pair are interleaved, and the result is the median
+ * ratio. On a busy machine the ratio of processor time for each byte (bare to dray) is more reliable.
  *
  *   bench_tcp_transport [pairs [MiB for each run [streams [tcp buffer in KiB]]]]
  */
@@ -45,7 +45,7 @@ static const struct shape shapes[] = {
 	{ "4 KiB, batch 1, 64 in flight", 1, 4096, 0 },
 };
 
-/* Operation i of a run: a place that jumps about in the region. */
+/* Offset of operation i of a run; adjacent numbers have distant offsets. */
 static uint64_t place(const struct shape *s, uint64_t i)
 {
 	uint64_t slots = REGION_BYTES / s->length;
@@ -128,10 +128,10 @@ struct bare {
 	const struct shape *shape;
 	uint8_t *memory;
 	unsigned side;
-	uint64_t n; /* of what one call is given */
+	uint64_t n; /* bytes of one call */
 };
 
-/* Each stream carries every streams-th unit. With one stream calls block; with more, poll tells which. */
+/* Each stream carries every streams-th unit. With one stream calls block; with more, poll selects a stream. */
 static void *bare_side(void *arg)
 {
 	const struct bare *b = arg;

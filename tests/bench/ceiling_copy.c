@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memcpy from one memory to another, operation by operation, page tables filled.
+ * Copies from one memory to another by memcpy, operation by operation, with filled page tables.
  *
  *   ceiling_copy --local M --remote M --ops FD [--threads N]
  *
- * Answers "run OPERATIONS": the next so many of the list, which is used in a circle, are copied from remote to
- * local. Local may be the first memory of the list alone and remote another, or both the same. Several threads
- * each copy their part of every operation, the first half and the second and so on, and wait for each other
- * once for all of a run.
+ * Answers "run OPERATIONS": copies the next operations of the list, which is used as a circle, from remote to
+ * local. Local and remote may be the same memory. With N threads each thread copies the N-th part of every
+ * operation; the threads wait for each other once for each run.
  */
 #include <getopt.h>
 #include <pthread.h>
@@ -17,14 +16,14 @@
 
 #define THREADS_MAX 64
 
-/* What one thread does: its share of each operation. */
+/* The work of one thread: its part of each operation. */
 struct part {
 	pthread_t thread;
 	pthread_barrier_t *begin, *end;
 	struct ceiling_work work;
 	size_t at;
-	uint64_t count; /* operations; 0: no more */
-	uint64_t bytes; /* of the last run */
+	uint64_t count; /* operations; 0: the thread ends */
+	uint64_t bytes; /* copied in the last run */
 };
 
 static void part_make(struct part *p, const struct ceiling_work *all, unsigned index, unsigned n)
@@ -61,7 +60,7 @@ static void *copier(void *arg)
 	}
 }
 
-/* Bytes copied by all. count 0 ends the threads. */
+/* Returns the bytes copied by all threads. count 0 ends the threads. */
 static uint64_t run(struct part *parts, unsigned n, uint64_t count)
 {
 	uint64_t bytes = 0;
@@ -128,7 +127,7 @@ int main(int argc, char **argv)
 		}
 	}
 	if (!local.n || !remote.n || !ops.n || !threads || threads > THREADS_MAX)
-		bench_die("see the head of ceiling_copy.c for how this is called");
+		bench_die("wrong usage; see the head of ceiling_copy.c");
 	bench_ops_check(ops, local.bytes, remote.bytes);
 	work = (struct ceiling_work){ (const struct dray_op *)(const void *)ops.v, ops.n,
 				      (uintptr_t)bench_memory_map(&local),
@@ -139,7 +138,7 @@ int main(int argc, char **argv)
 		uint64_t bytes;
 
 		if (!count)
-			bench_die("run how many operations?");
+			bench_die("the command run needs a number of operations");
 		bytes = run(parts, (unsigned)threads, count);
 		bench_say("{\"seconds\": %.9f, \"ops\": %" PRIu64 ", \"bytes\": %" PRIu64 "}",
 			  (double)(bench_ns() - start) / 1e9, count, bytes);

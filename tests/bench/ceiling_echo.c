@@ -4,8 +4,8 @@
  *
  *   ceiling_echo seqpacket|eventfd|memory|tcp [--size BYTES]
  *
- * seqpacket is a packet to a child and back over a Unix socket; what the others are is in ctl/ceiling/echo.h. Answers
- * "run COUNT" with the median round trip.
+ * seqpacket sends a packet to a child and back over a Unix socket; ctl/ceiling/echo.h explains the other kinds.
+ * Answers "run COUNT" with the median round trip.
  */
 #include <sys/socket.h>
 
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
 	if (argc == 4 && !strcmp(argv[2], "--size"))
 		b.size = bench_number(argv[3]);
 	if (b.way > CEILING_ECHO_N || (argc != 2 && argc != 4) || !b.size)
-		bench_die("see the head of ceiling_echo.c for how this is called");
+		bench_die("wrong usage; see the head of ceiling_echo.c");
 	if (b.way == CEILING_ECHO_N)
 		packets_open(&b);
 	else

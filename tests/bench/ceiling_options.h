@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ceiling_tcp tries in place of plain calls, as hooks of tests/unit/tcp_loop.h. Where one is refused the program ends
- * and says which.
+ * Options that ceiling_tcp uses instead of plain calls, as hooks of tests/unit/tcp_loop.h. If the kernel refuses an
+ * option, the program ends with an error that names it.
  */
 #ifndef DRAY_TESTS_BENCH_CEILING_OPTIONS_H
 #define DRAY_TESTS_BENCH_CEILING_OPTIONS_H
@@ -12,21 +12,21 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include <linux/errqueue.h> /* which wants time.h first */
+#include <linux/errqueue.h> /* needs time.h before it */
 
 #include "tests/bench/bench.h"
 #include "tests/bench/ceiling_uring.h"
 #include "tests/unit/tcp_loop.h"
 
-/* Of one stream, used by its thread; a cache line for itself. */
+/* State of one stream, used only by its thread; in a cache line of its own. */
 struct option_lent {
-	_Alignas(64) uint32_t lent; /* calls of which the kernel holds memory */
+	_Alignas(64) uint32_t lent; /* calls whose memory the kernel still holds */
 	uint64_t zerocopies, copied;
 };
 
 struct ceiling_options {
 	bool zerocopy, uring;
-	unsigned unsent, busy_poll; /* 0: as they are */
+	unsigned unsent, busy_poll; /* 0: not set */
 	const struct ceiling_tcp_plan *plan;
 	struct ceiling_tcp_hooks hooks;
 	struct option_lent streams[CEILING_TCP_STREAMS_MAX];
@@ -53,7 +53,7 @@ static inline int option_tune(void *arg, int sock)
 
 /* --- MSG_ZEROCOPY ------------------------------------------------------------------------------- */
 
-/* Takes what the kernel says of memory that it gives back; waits until at most `most` calls hold some. */
+/* Reads the kernel's notifications about released memory; waits until at most `most` calls hold memory. */
 static inline void option_take_back(struct option_lent *l, int sock, uint32_t most)
 {
 	union {
@@ -87,8 +87,8 @@ static inline ssize_t option_send_lent(void *arg, unsigned stream, int sock, str
 
 	if (n < 0 && errno == ENOBUFS) {
 		if (!l->lent)
-			bench_die("MSG_ZEROCOPY: not even one call may lend memory; raise "
-				  "net.core.optmem_max, or the limit of locked memory");
+			bench_die("MSG_ZEROCOPY: the kernel accepts no call; raise "
+				  "net.core.optmem_max, or the limit on locked memory");
 		option_take_back(l, sock, l->lent - 1);
 		errno = EINTR;
 		return -1;
@@ -119,7 +119,7 @@ static inline int option_pump(void *arg, struct ceiling_tcp *t, unsigned first, 
 
 /* --- all of them -------------------------------------------------------------------------------- */
 
-/* Puts what was asked for into the plan. Both have to stay. */
+/* Puts the options into the plan. Both structs must stay valid. */
 static inline void options_apply(struct ceiling_options *o, struct ceiling_tcp_plan *plan)
 {
 	o->plan = plan;
@@ -135,7 +135,7 @@ static inline void options_apply(struct ceiling_options *o, struct ceiling_tcp_p
 	plan->hooks_arg = o;
 }
 
-/* Calls that lent memory since the last time, and those of them for which it was copied after all. */
+/* Calls with MSG_ZEROCOPY since the last count, and those whose memory the kernel copied anyway. */
 static inline void options_count(struct ceiling_options *o, uint64_t *ret_lent,
 				 uint64_t *ret_copied)
 {

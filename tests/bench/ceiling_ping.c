@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernel alone makes of a request and its answer over one TCP connection of loopback while another is full: two
- * processes, each with a thread for either connection, that only send and receive.
+ * Latency of a request and its answer in the kernel, over one TCP connection of loopback while others are full: two
+ * processes, each with a thread for each connection, that only send and receive.
  *
  *   ceiling_ping --size BYTES [--streams N]
  *
  * Answers
- *   load 1, 0    N connections are kept full from now on; or left alone
- *   trip COUNT   BYTES there, one byte back, one at a time
+ *   load 1, 0    keeps N connections full from now on, or idle
+ *   trip COUNT   sends BYTES and waits for one byte back, one round trip at a time
  */
 #include <getopt.h>
 #include <netinet/in.h>
@@ -107,7 +107,7 @@ static void *fill(void *arg)
 	return NULL;
 }
 
-/* When this returns the connections are being filled, or nobody sends any more. */
+/* Returns when the connections are being filled, or when the threads have stopped sending. */
 static void load(bool on)
 {
 	pthread_mutex_lock(&mutex);
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
 			return 2;
 	}
 	if (!size || streams_n > STREAMS_MAX)
-		bench_die("see the head of ceiling_ping.c for how this is called");
+		bench_die("wrong usage; see the head of ceiling_ping.c");
 	for (unsigned i = 0; i <= streams_n; i++)
 		pair(ends[i]);
 	pid = fork();

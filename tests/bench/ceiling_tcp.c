@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The least that moving memory over TCP takes (tests/unit/tcp_loop.h), between two processes.
+ * The least time for moving memory over TCP (tests/unit/tcp_loop.h), between two processes.
  *
  *   ceiling_tcp receive --listen ADDRESS --memory M --ops FD [--column local|remote] ...
  *   ceiling_tcp send --connect ADDRESS:PORT --memory M --ops FD [--column local|remote] ...
- *   both: --streams N --batch OPERATIONS --threads N (0: one a stream) --buffer BYTES (0: the kernel's choice)
- *         --zerocopy (MSG_ZEROCOPY where it sends) --uring (by io_uring) --unsent BYTES (TCP_NOTSENT_LOWAT)
+ *   both: --streams N --batch OPERATIONS --threads N (0: one for each stream) --buffer BYTES (0: the kernel's choice)
+ *         --zerocopy (MSG_ZEROCOPY when sending) --uring (io_uring) --unsent BYTES (TCP_NOTSENT_LOWAT)
  *         --busy-poll USEC (SO_BUSY_POLL)
  *
- * receive says {"port": P}; send answers "run OPERATIONS".
+ * receive prints {"port": P}; send answers "run OPERATIONS".
  */
 #include <getopt.h>
 
@@ -127,7 +127,7 @@ int main(int argc, char **argv)
 	}
 	if (!where || !m.n || !ops.n || !plan.streams || plan.streams > CEILING_TCP_STREAMS_MAX ||
 	    !plan.batch || plan.batch > CEILING_TCP_BATCH_MAX)
-		bench_die("see the head of ceiling_tcp.c for how this is called");
+		bench_die("wrong usage; see the head of ceiling_tcp.c");
 	bench_ops_check(ops, plan.local ? m.bytes : UINT64_MAX, plan.local ? UINT64_MAX : m.bytes);
 	plan.work.ops = (const struct dray_op *)(const void *)ops.v;
 	plan.work.n = ops.n;

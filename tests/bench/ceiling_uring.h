@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bare socket loop by io_uring. One request a stream, of a whole batch: the kernel carries it to its end
- * (MSG_WAITALL), and one system call submits and waits for all streams of a thread.
+ * The bare socket loop with io_uring. Each stream has one request, for a whole batch, which the kernel carries out
+ * completely (MSG_WAITALL). One system call submits and waits for all streams of a thread.
  */
 #ifndef DRAY_TESTS_BENCH_CEILING_URING_H
 #define DRAY_TESTS_BENCH_CEILING_URING_H
@@ -22,11 +22,11 @@ static inline void uring_open(struct io_uring *ring)
 	if (ret == -EINVAL) /* before Linux 6.1 */
 		ret = io_uring_queue_init(URING_ENTRIES, ring, 0);
 	if (ret < 0)
-		bench_die("--uring: the kernel, or who runs this, denies io_uring: %s",
+		bench_die("--uring: the kernel or a system call filter denies io_uring: %s",
 			  strerror(-ret));
 }
 
-/* False: the round is over on this stream. */
+/* Submits the stream's next request. False: the stream has finished the round. */
 static inline bool uring_begin(struct io_uring *ring, struct ceiling_tcp *t,
 			       const struct ceiling_tcp_plan *p, bool zerocopy, unsigned stream)
 {
@@ -48,7 +48,7 @@ static inline bool uring_begin(struct io_uring *ring, struct ceiling_tcp *t,
 	return true;
 }
 
-/* What came of a request; the next one of its stream takes its place. */
+/* Handles the result of a request, and submits the stream's next one. */
 static inline unsigned uring_end(struct io_uring *ring, struct ceiling_tcp *t,
 				 const struct ceiling_tcp_plan *p, bool zerocopy,
 				 const struct io_uring_cqe *cqe)
@@ -58,14 +58,15 @@ static inline unsigned uring_end(struct io_uring *ring, struct ceiling_tcp *t,
 	if (cqe->flags & IORING_CQE_F_NOTIF)
 		return 0;
 	if (cqe->res == -EINVAL && zerocopy)
-		bench_die("--uring --zerocopy: this kernel has no IORING_OP_SENDMSG_ZC; "
-			  "Linux 6.1 and later have");
+		bench_die("--uring --zerocopy: this kernel lacks IORING_OP_SENDMSG_ZC; "
+			  "it needs Linux 6.1");
 	if (ceiling_tcp_moved(t, stream, cqe->res))
-		bench_die("--uring: %s", cqe->res ? strerror(-cqe->res) : "the other side is gone");
+		bench_die("--uring: %s",
+			  cqe->res ? strerror(-cqe->res) : "the other side has closed");
 	return uring_begin(ring, t, p, zerocopy, stream);
 }
 
-/* Moves what the streams first, first + step, ... have to move in this round. */
+/* Runs this round of the streams first, first + step, ... */
 static inline void uring_pump(struct ceiling_tcp *t, const struct ceiling_tcp_plan *p,
 			      bool zerocopy, unsigned first, unsigned step)
 {
@@ -83,7 +84,7 @@ static inline void uring_pump(struct ceiling_tcp *t, const struct ceiling_tcp_pl
 		io_uring_for_each_cqe(&ring, head, cqe)
 		{
 			seen++;
-			/* without copies it is over twice: sent, and its memory given back */
+			/* with zerocopy a request completes twice: sent, and memory released */
 			open -= !(cqe->flags & IORING_CQE_F_MORE);
 			open += uring_end(&ring, t, p, zerocopy, cqe);
 		}

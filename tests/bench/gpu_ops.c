@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a transfer of GPU memory costs this worker's processor: operations are read, checked, made a list of pieces and
- * handed to a queue that is done at once, since no device is there.
+ * The processor time of a worker for a transfer of GPU memory: the worker reads and checks the operations, makes a list
+ * of pieces and submits it to a queue that completes at once, because there is no device.
  *
  *   gpu_ops [ROUNDS]
  *
- * One line a shape: its name, operations, nanoseconds an operation (the best of all rounds: others use the machine too).
+ * Prints a line for each shape: name, operations, nanoseconds for each operation (the best round, because other load
+ * slows rounds down).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,7 +121,7 @@ static void set_up(void)
 							   .arg = malloc(OPS_PINNED_BYTES) });
 }
 
-/* Pages in random order on the far side, in order on the near one. */
+/* Fills in operations on pages: in order on the local side, in random order on the remote side. */
 static void fill(uint32_t n, bool random, uint64_t page)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libdray and a data worker of the agent in one thread, taking turns, for a tool that counts instructions: nobody
- * waits for anybody, so nothing spins. The control plane is the tests' fake agent, which answers while the
+ * libdray and a data worker of the agent take turns in one thread, for a tool that counts instructions: neither
+ * waits for the other, so nothing spins. The control plane is the tests' fake agent, which answers while the
  * session is set up and sleeps afterwards.
  *
  *   valgrind --tool=callgrind --collect-atstart=no ... one_thread
  *
- * For each shape and each phase (submit, progress, reap) it dumps what was collected in ROUNDS rounds of
- * that phase alone, named "SHAPE PHASE OPERATIONS": transfers of so many operations of 64 bytes that cannot be
- * merged. Without callgrind it only does the work, and checks it.
+ * For each shape and each phase (submit, progress, reap) it dumps the instructions of this phase in ROUNDS rounds,
+ * named "SHAPE PHASE OPERATIONS". The operations of the transfers have 64 bytes and cannot be merged. Without
+ * callgrind it only runs the transfers and checks the bytes.
  */
 #include <string.h>
 #include <sys/socket.h>
@@ -27,7 +27,7 @@
 #define ROUNDS 64
 #define WARM_UP 32
 #define SIZE 64u
-/* Twice the size, so that no operation ends where the next begins. */
+/* Twice the size, so that no two operations are adjacent. */
 #define STRIDE (2u * SIZE)
 
 enum phase { SUBMIT, PROGRESS, REAP, PHASES };
@@ -35,7 +35,7 @@ static const char *const phase_names[PHASES] = { "submit", "progress", "reap" };
 
 static const struct shape {
 	const char *name;
-	unsigned transfers, ops; /* submitted together; of each */
+	unsigned transfers, ops; /* transfers submitted together, and operations of each */
 } shapes[] = {
 	{ "single", 1, 1 },
 	{ "256", 1, 256 },
@@ -80,11 +80,11 @@ static void client_open(void)
 		bench_die("set-up: %s", dray_last_error(h.d));
 }
 
-/* A worker without a thread, with the very handles and the ring that the fake agent gave out. */
+/* A worker without a thread, with the handles and the ring of the fake agent. */
 static void worker_open(void)
 {
 	struct data_config cfg = worker_part_config(0);
-	/* the fake numbers what it makes in order */
+	/* the fake agent numbers its objects in order */
 	dray_handle near = h.fake.next_handle - 1, remote = h.fake.next_handle;
 	static struct remote_view view;
 	int pair[2];
@@ -118,7 +118,7 @@ static void worker_open(void)
 static void ignore_ring(struct fake *f, void *arg)
 {
 	f->ignore_ring = true;
-	/* the worker is awake for good: no doorbell */
+	/* the worker never sleeps, so the client must not ring */
 	*(uint32_t *)(void *)(f->ring + DMSG_RING_AGENT_SLEEPING) = 0;
 }
 
@@ -141,7 +141,7 @@ static void prepare(const struct shape *s)
 							 .count = s->ops };
 }
 
-/* A round, of which one phase is collected; PHASES: none. */
+/* Runs a round and collects one phase of it; PHASES: no phase. */
 static void round_run(const struct shape *s, enum phase collected)
 {
 	uint32_t until = completed() + s->transfers;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The text of a configuration file, from libconfig's lexical rules to checked values. What is
- * refused has a message; what is taken is within its key's limits and, shown, is taken again with the same
- * result. No file is opened: includes are tried out in the unit tests.
+ * The text of a configuration file, from libconfig's lexical rules to checked values. A refused text must give a
+ * message. The values of an accepted text must be within their limits, and printing and parsing them again must
+ * give the same values. No file is opened; the unit tests cover includes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 		check(!strcmp(a, b));
 	}
-	/* may contradict itself, but not crash */
+	/* the values may contradict each other, but this must not crash */
 	config_cross_check(&first, NULL, &e);
 	config_deinit(&first);
 	config_deinit(&second);

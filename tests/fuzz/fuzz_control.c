@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hostile clients of the control socket: bytes before, in and after the authentication, and messages of every
- * kind, at an agent that is made up. The input is a script. Whatever it does, the connection is gone when the
- * client is, and calls that waited for an answer with it.
+ * Hostile clients of a fake agent's control socket: bytes before, during and after the authentication, and
+ * messages of every kind. The input is a script. When the client has closed, the connection and its pending calls
+ * must end, whatever the script did.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +14,12 @@
 #include "tests/unit/control_fake.h"
 
 /* First byte of the script. */
-#define FLAG_AUTHENTICATE 1 /* the usual words come first */
-#define FLAG_STRANGER 2     /* may not change anything */
-/* Then: so many bytes that follow are the client's, or one of the words. */
+#define FLAG_AUTHENTICATE 1 /* the client authenticates first */
+#define FLAG_STRANGER 2     /* the client may not make changes */
+/* Then a sequence of: N up to BYTES_MAX and N bytes that the client sends, or one of the words. */
 #define BYTES_MAX 252
-#define WORD_ANSWER 253 /* the workers answer */
-#define WORD_SIGNAL 254 /* something changes */
+#define WORD_ANSWER 253 /* the workers answer pending requests */
+#define WORD_SIGNAL 254 /* a state changes, which sends a signal */
 #define WORD_READ 255   /* the client reads */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -140,7 +140,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	play(fd, data + 1, size - 1);
 	close(fd);
 	turn();
-	/* what it left with the workers is answered to nobody */
+	/* the workers' answers to the client's calls have no receiver any more */
 	listing_answer();
 	turn();
 	check(fake.agent.bus->n_conns == 0 && fake.agent.bus->n_readers == 0);

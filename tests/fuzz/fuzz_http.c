@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hostile HTTP clients against the real pages, with workers that are made up. The input is a script: bytes of
- * the client, answers of the workers, the end of its time, its own end. Whatever it does, each answer is
- * HTTP with a status that is served here, and nothing is left when it is over.
+ * Hostile HTTP clients against the real pages, with fake workers. The input is a script: bytes of the client,
+ * answers of the workers, the client's timeout, the client's end. Each answer must be HTTP with one of the
+ * server's statuses, and nothing may be left at the end, whatever the script did.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@
 #include "lib/cleanup.h"
 #include "lib/log.h"
 
-/* Bytes of the script: up to this many that follow are the client's, or one of the words. */
+/* The script is a sequence of: N up to this number and N bytes that the client sends, or one of the words. */
 #define BYTES_MAX 252
-#define WORD_PAUSE 253 /* its time is over */
+#define WORD_PAUSE 253 /* the connection times out */
 #define WORD_ANSWER 254
 #define WORD_CLOSE 255
 
@@ -117,7 +117,7 @@ static void start(void)
 	fake.config.v.http.listen = fake.config.v.http.probe_listen =
 		(struct dray_strv){ where, 1 };
 	fake.config.v.transfer.slice_timeout = fake.config.v.peer.heartbeat_limit = 1;
-	/* in which nothing but WORD_PAUSE waits */
+	/* short, because only WORD_PAUSE waits for it */
 	fake.config.v.http.timeout = 2 * DRAY_NS_PER_MS;
 	fake.config.v.health.worker_limit = 60 * DRAY_NS_PER_SEC;
 	dray_list_init(&fake.asked);
@@ -156,7 +156,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (n <= BYTES_MAX) {
 			size_t bytes = dray_min((size_t)n, (size_t)(end - p));
 
-			/* what it does not take any more is lost */
+			/* bytes that a closed connection does not accept are lost */
 			if (send(pair[0], p, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 				check(errno == EAGAIN || errno == EPIPE || errno == ECONNRESET);
 			p += bytes;
@@ -165,7 +165,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	answers_check(pair[0]);
 	close(pair[0]);
-	/* requests that wait are told, one after the other, until nobody is left */
+	/* answers waiting requests, one after the other, until none is left */
 	do {
 		turn();
 		workers_answer();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a Mooncake handshake daemon, or whatever has its port, may answer to a probe. The input comes in pieces,
- * whose sizes must not matter. First byte: how it is framed. 0: as it is; else it is JSON, and framed here.
+ * Answers of a Mooncake handshake daemon, or of another program on its port, to a probe. The input arrives in
+ * pieces, whose sizes must not matter. The first byte is 0 if the input is framed; otherwise the input is JSON, and
+ * the frame is added here.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static void check_text(const char *s, size_t max)
 		dray_assert(s[i] >= ' ' && s[i] <= '~');
 }
 
-/* In a buffer of its own, so that reading past it is seen. */
+/* Copies to a buffer of exact size, so that the sanitizer detects reads past its end. */
 static int parse(const uint8_t *p, size_t n, struct mooncake_segment *s, char *why)
 {
 	uint8_t *copy = malloc(n ? n : 1);
@@ -48,7 +49,7 @@ static void reply(const uint8_t *p, size_t n)
 	} else if (r < 0) {
 		dray_assert(*why);
 	}
-	/* less of it is not enough, or is refused as all of it is */
+	/* a part of the reply is either incomplete or refused like the whole reply */
 	for (size_t part = 0; part < n; part += 1 + part / 2) {
 		int q = parse(p, part, &s, early);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rtnetlink and sock_diag: a buffer of messages, as a dump brings them, and what is decided by them. */
+/* rtnetlink and sock_diag: parses a buffer of messages, as in a dump, and makes the decisions from them. */
 #include <stdlib.h>
 
 #include "netdetect/choose/address.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RDMA netlink: a buffer of messages, as a dump brings them. */
+/* RDMA netlink: parses a buffer of messages, as in a dump. */
 #include <stdlib.h>
 #include <string.h>
 

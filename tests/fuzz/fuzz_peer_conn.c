@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What comes out of TLS on control connections: whatever a peer that holds the key, or has not shown its
- * HELLO yet, may say, while this side imports, fences, notifies, drains and loses connections. The input is a
- * list of {what, which connection, length, bytes}.
+ * Decrypted bytes of control connections, from peers that have the key, also before their HELLO, while this side
+ * imports, fences, notifies, drains and loses connections. The input is a list of {operation, connection, length,
+ * bytes}.
  */
 #include <stdint.h>
 
@@ -12,9 +12,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
 	OP_RAW,     /* bytes as they are */
-	OP_MESSAGE, /* a body: the header is put before it */
-	OP_ACCEPT,  /* somebody connects */
-	OP_DIALLED, /* we have connected to somebody, as far as TLS */
+	OP_MESSAGE, /* a body, which gets a valid header */
+	OP_ACCEPT,  /* a peer connects */
+	OP_DIALLED, /* this side has connected to a peer, up to the end of the TLS handshake */
 	OP_IMPORT,
 	OP_CANCEL,
 	OP_RELEASE,
@@ -48,7 +48,7 @@ static const uint16_t types[] = {
 	0x0077,
 };
 
-/* Of rails: for the highest eight values of `which`, so that what was found before keeps its meaning. */
+/* The highest eight values of `which` select operations of rails, so that older inputs keep their meaning. */
 #define RAILS 0xf8
 
 static const uint16_t rail_types[] = {
@@ -56,7 +56,7 @@ static const uint16_t rail_types[] = {
 	PMSG_QP_CLOSE, PMSG_QP_CLOSE_REPLY,
 };
 
-/* Of windows: likewise, for the highest values of `type` there. */
+/* In the same way the highest values of `type` select operations of windows. */
 #define WINDOWS 0xf0
 
 static const uint16_t window_types[] = { PMSG_WINDOW, PMSG_STAGE, PMSG_STAGE_REPLY };
@@ -76,7 +76,7 @@ static unsigned asked;
 static void qp_answered(void *arg, uint32_t code, const struct pmsg_qp_connect_reply *m)
 {
 	dray_assert(asked--);
-	/* what a device is set to */
+	/* limits of the values that a device is configured with */
 	dray_assert(code || !m || (m->qpn <= 0xffffff && m->mtu >= 256 && m->mtu <= 4096));
 }
 
@@ -173,7 +173,7 @@ static void feed(struct rig *rig, unsigned which, uint8_t type, const uint8_t *p
 	uint8_t head[PMSG_HEADER_SIZE];
 	struct pmsg_header h = { PMSG_MAGIC, PMSG_MAJOR, 0, types[type % DRAY_ARRAY_SIZE(types)], 0,
 				 (uint32_t)n,
-				 /* answers meet requests now and then */
+				 /* so that some answers match pending requests */
 				 type / DRAY_ARRAY_SIZE(types) };
 
 	if (which >= RAILS)
@@ -199,7 +199,7 @@ static void import_something(struct rig *rig, struct peer *peer, const uint8_t *
 {
 	struct pmsg_token t = { .token_id = TOKEN_GOOD };
 
-	/* towards peers that are up: the others would need a network */
+	/* only to peers that are up; others would need a network */
 	if (!peer || !peer_fsm_is_up(&peer->fsm) || pending > 64)
 		return;
 	memcpy(t.agent_id, peer->agent_id, sizeof(t.agent_id));
@@ -305,7 +305,7 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 	}
 }
 
-/* One agent for all inputs: what TLS and the loop set up takes far longer than an input. */
+/* One agent for all inputs, because the set-up of TLS and the loop takes far longer than an input. */
 static struct rig *agent(void)
 {
 	static char none[] = "none";
@@ -327,7 +327,7 @@ static struct rig *agent(void)
 	return rig;
 }
 
-/* Whatever was asked for ends, once, and nothing is left for the next input. */
+/* Ends all requests, each exactly once, so that nothing is left for the next input. */
 static void end_all(struct rig *rig)
 {
 	struct peers *p = rig->peers;

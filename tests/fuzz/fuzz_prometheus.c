@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of a master, or of who says to be one: metrics and details. Whatever comes, samples are well-formed and lists are
- * sorted segments; what is refused has a reason.
+ * Pages of a Mooncake master, or of a program that claims to be one: metrics and details. Samples must be well-formed, lists
+ * must be sorted segments, and a refusal must have a reason.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct master_list l = MASTER_LIST_NULL;
-	/* of its own, so that a byte behind it is seen to be read */
+	/* a buffer of exact size, so that the sanitizer detects reads past its end */
 	char *text = malloc(size ? size : 1);
 	size_t samples = 0, lines = 1;
 	int r;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ring consumer of a worker, fed by a client that writes what it likes where it likes: entries, indices,
- * arena. The input is a list of {what, argument, bytes}; the worker turns in between.
+ * The ring consumer of a worker, with a client that writes any bytes to entries, indices and arena. The input is a
+ * list of {operation, argument, bytes}; the worker runs in between.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +104,7 @@ static void rig_init(struct rig *r)
 	run(r, (struct command){ .type = COMMAND_RING_OPEN, .session = HANDLE, .ring = &r->ring });
 }
 
-/* Answers what the worker asks its control thread. */
+/* Answers the worker's events as the control thread does. */
 static bool events(struct rig *r)
 {
 	struct event ev;
@@ -131,7 +131,7 @@ static void rig_deinit(struct rig *r)
 		worker_turn(r->w, false);
 		gone = events(r);
 	}
-	/* whatever the client wrote: the session ends, and every transfer with it */
+	/* whatever the client wrote, the session must end, with all its transfers */
 	dray_assert(gone);
 	dray_assert(r->shared.own.transfers == 0 && r->group.transfers == 0 &&
 		    r->agent.transfers == 0);
@@ -144,7 +144,7 @@ static void rig_deinit(struct rig *r)
 	close(r->client);
 }
 
-/* A submission that is right but for what the input changes in it. */
+/* A valid submission, changed by the input. */
 static void submit(const uint8_t *patch, size_t n)
 {
 	uint32_t tail = dray_le_get32(ring_bytes + DMSG_RING_SQ_TAIL);

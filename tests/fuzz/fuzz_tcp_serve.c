@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames of a hostile peer against the owning side of transport tcp. The input is a script: raw bytes, frames
- * that are nearly right, payload, turns, drops of the grant, resets. Whatever it does, bytes outside the
- * grant do not change, objects are held no longer than a frame is in hand, and answers have the right form. Each
- * script runs twice: the region is host memory, then memory of a GPU, which is the fake's, with few staging buffers.
+ * Frames of a hostile peer against the owner's side of transport tcp. The input is a script: raw bytes, frames that
+ * are nearly valid, payload, turns of the worker, drops of the grant, resets. Bytes outside the grant must not
+ * change, objects may be held only while a frame is handled, and answers must be well-formed. Each script runs
+ * twice: with a region of host memory, then of (fake) GPU memory with few staging buffers.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Eight buffers: a frame may need more than a peer gets at once. */
+/* Eight buffers, so that a frame may need more than one peer can have at once. */
 #define STAGING 65536u
 
 static struct target {
@@ -50,7 +50,7 @@ static uint64_t take(struct script *s, unsigned bytes)
 
 static void grant_publish(void)
 {
-	/* a new generation each time, as handles have it */
+	/* a new generation each time, as with real handles */
 	target->grant =
 		(struct grant_view){ { OBJECT_GRANT, target->grant.o.handle + ((uint64_t)1 << 32),
 				       0, 0, LENGTH, DMSG_ACCESS_ALL },
@@ -67,7 +67,7 @@ static void grant_drop(bool urgent)
 	object_drop(&owner->core, OBJECT_GRANT, target->grant.o.handle, DRAY_E_REVOKED, urgent);
 	lab_check(!urgent || owner->n_dropped == n + 1);
 	if (owner->n_dropped == n) {
-		/* a READ answer has its time to finish, and a GPU what it has begun */
+		/* a READ answer may take some time to finish, and so may copies of a GPU */
 		lab_advance(&target->lab, 1000);
 		lab_side_turn(owner);
 		if (target == &targets[1])
@@ -96,7 +96,7 @@ static void stream_end(void)
 
 static void feed(const void *p, size_t n)
 {
-	/* what the socket does not take is lost: a peer may do that too */
+	/* bytes that the socket does not accept are lost, as with a real peer */
 	if (send(fd, p, n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		lab_check(errno == EAGAIN || errno == EPIPE || errno == ECONNRESET);
 }
@@ -122,7 +122,7 @@ static void feed_frame(struct script *s)
 	bytes = lab_frame(wire, how & 4 ? PMSG_FRAME_KIND_READ : PMSG_FRAME_KIND_WRITE, take(s, 1),
 			  target->grant.o.handle, segs, (uint16_t)n);
 	if (how & 8) {
-		/* spoil a field */
+		/* corrupts a field */
 		unsigned at = (unsigned)(take(s, 2) % bytes);
 
 		wire[at] ^= (uint8_t)take(s, 1);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory moved by an agent, against the bare copy kernel, copies by the driver, and the same over host memory.
+"""GPU memory moved by an agent, beside the bare copy kernel, copies by the driver, and the same transfers in host memory.
 
-Called by run --bench. Each result is the median of rounds; where the ceiling is measured by the same processes, rounds of
-both alternate.
+Called by run --bench. Each result is the median of rounds; if the same processes measure the ceiling, rounds of both
+alternate.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ import harness
 from suite import GIB, KIB, MIB, ROOT, Side, Skip, scattered
 
 ROUNDS = 9
-# How ceiling_gpu names the ways of a side that asks.
+# ceiling_gpu's names of the routes, by direction.
 WITHIN = {"read": "within", "write": "within"}
-# whichever side asks, the destination's GPU copies
+# the destination's GPU copies in both directions
 PEER = {"read": "peer_read", "write": "peer_read"}
 HOST = {"read": "from_host", "write": "to_host"}
 PAGES = 2 * GIB  # of a side
@@ -39,10 +39,10 @@ class Bench:
         return c.Records(name)
 
     def ceilings(self):
-        """What the plug-in does alone: rows of ceiling_gpu."""
+        """The plug-in without an agent: rows of ceiling_gpu."""
         tool = harness.BUILD / "tests/gpu/ceiling_gpu"
         if self.t.fake or not tool.exists():
-            self.t.say(f"{tool} is not built: figures stand without their ceilings")
+            self.t.say(f"{tool} is not built: the figures have no ceilings")
             return
         done = subprocess.run([str(tool)], stdout=subprocess.PIPE, text=True, timeout=CEILING_LIMIT)
         for line in done.stdout.splitlines():
@@ -51,7 +51,7 @@ class Bench:
                 self.rows.append(json.loads(line))
 
     def ceiling(self, unit, **what):
-        """The figure of the first row that says all of `what`; None where there is none."""
+        """The figure of the first row with all values in `what`; None if there is none."""
         for row in self.rows:
             if all(row.get(k) == v for k, v in what.items()) and unit in row:
                 return row[unit]
@@ -63,20 +63,20 @@ def rounds(ask, n=ROUNDS):
 
 
 def sides(t, agents, near, far, size):
-    """Two engines and a remote: (here, there, remote)."""
+    """Makes two engines and a remote: (here, there, remote)."""
     here, there = (Side(t.engine(agent), kind, size, device) for agent, (kind, device) in zip(agents, (near, far)))
     return here, there, here.reach(there)[0]
 
 
 def runner(t, here, remote, direction, ops, batch, depth):
-    """A function that does as many operations as asked for."""
+    """Returns a function that runs a number of operations."""
     path = t.ops(ops)
     return lambda n: here.engine.ask("run", here.region, remote, direction, path, n, batch, depth)
 
 
 def sized(run, once):
-    """How many operations take about a round."""
-    run(once)  # what memory costs when it is first used, such as to be pinned, belongs to no round
+    """Returns the number of operations that take about a round."""
+    run(once)  # the first use of memory, such as pinning, must not be part of a round
     n = once
     while True:
         seconds = run(n)["seconds"]
@@ -96,7 +96,7 @@ def add_rate(records, name, answers, ceiling_name=None, ceiling=None, target=Non
 
 
 def pages(b, records, label, near, far, way, shapes, target=None):
-    """Random pages between two engines of one agent, which has as many workers as it takes by itself."""
+    """Random pages between two engines of one agent, with the default number of workers."""
     t = b.t
     agent = t.agent(**{"agent.workers": 0})
     for size, batch, depth in shapes:
@@ -138,7 +138,7 @@ def host(b, records):
 
 
 def tcp(b, records):
-    """Two agents over loopback, staged, beside the same between host memory."""
+    """Two agents over loopback, staged, beside the same transfers between host memory."""
     t = b.t
     total = min(512 * MIB, b.bytes)
     agents = t.agent("a", **{"agent.workers": 0}), t.agent("b", **{"agent.workers": 0})
@@ -190,7 +190,7 @@ class Matmul:
             raise Skip("PyTorch does not answer")
         line = self.process.stdout.readline()
         if not line:
-            raise Skip("there is no PyTorch that works")
+            raise Skip("PyTorch does not work here")
         return json.loads(line)
 
     def run(self, n=0):
@@ -208,7 +208,7 @@ BESIDE = (("pages within the GPU", ("cuda_vmm", 0), 100), ("pages within the GPU
 
 
 def beside(b, records, how=""):
-    """A matrix product of another process, alone and while pages are moved: both lose, and both are told."""
+    """A matrix product of another process, alone and while pages move: records the slowdown of both."""
     t = b.t
     model = Matmul()
     try:
@@ -266,7 +266,7 @@ def beside_shared(b, records):
 
 
 def cost(b, records):
-    """What a context takes of a GPU, seen from outside, and what the agent says of it."""
+    """GPU memory of a context, seen from another process, and the agent's own figure."""
     t = b.t
     watcher = t.engine()
     watcher.ask("memory", 0)
@@ -283,7 +283,7 @@ def cost(b, records):
     t.drop(engine_agent)
 
 
-# File of the records, what is measured.
+# Name of the records, functions that measure.
 PARTS = (("gpu_pages", (within, peer)), ("gpu_host", (host,)), ("gpu_latency", (latency,)), ("gpu_tcp", (tcp,)),
          ("gpu_beside", (beside, beside_shared)), ("gpu_cost", (cost,)))
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is every byte where it belongs, and no other byte touched: copies by kernel and copy engines over every route, of
- * every alignment and many lengths, each compared with memcpy() on a model of both sides in host memory.
+ * Checks that every byte arrives at its place and no other byte changes: copies by kernel and copy engines over every
+ * route, with every alignment and many lengths, compared with memcpy() on a model of both sides in host memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #define LIST_MAX 8192u
 #define LISTS 3u
-/* Lists that are written anew each time: pieces, and bytes of each. */
+/* For lists that are rewritten each time: number of pieces, and bytes of each. */
 #define ANEW_PIECES 1024u
 #define ANEW_BYTES 16u
 
@@ -28,8 +28,8 @@ struct side {
 struct lengths {
 	const char *name;
 	unsigned n;
-	uint64_t least, most; /* most 0: counted up from least */
-	unsigned large;       /* one in so many is up to GPU_PIECE_MAX; 0: none */
+	uint64_t least, most; /* most 0: lengths count up from least */
+	unsigned large;       /* one of this many pieces is up to GPU_PIECE_MAX; 0: none */
 	bool aligned;
 };
 
@@ -109,7 +109,7 @@ static uint64_t length(const struct lengths *k, unsigned i, bool engine)
 	return k->most ? k->least + lab_random() % (most - k->least + 1) : most;
 }
 
-/* Offsets on both sides, destinations one behind the other in the nth share of their side: every pair of alignments comes round in 256 pieces. */
+/* Makes offsets on both sides. Destinations are adjacent in the nth share of their side; 256 pieces contain every pair of alignments. */
 static unsigned list_make(struct check *c, const struct lengths *k, bool engine, unsigned nth,
 			  struct dray_piece *v, uint64_t *ret_bytes)
 {
@@ -135,7 +135,7 @@ static unsigned list_make(struct check *c, const struct lengths *k, bool engine,
 	return n;
 }
 
-/* Puts offsets into the form that the copy wants, after they were carried out on the models. */
+/* Copies on the models, and then converts the offsets to addresses. */
 static void list_finish(struct dray_piece *v, unsigned n, const struct side *to,
 			const struct side *from, bool bases, struct gpu_copy *copy)
 {
@@ -172,7 +172,7 @@ static void verify(struct check *c, const struct side *s, const char *what)
 	report(c, same, what, detail);
 }
 
-/* Lists one behind the other in the queue, which may overlap in time. */
+/* Submits several lists to the queue, which may overlap in time. */
 static void round_run(struct check *c, struct gpu_queue *q, const struct lengths *k,
 		      const struct side *to, const struct side *from, struct gpu_copy copy,
 		      const char *who)
@@ -217,10 +217,10 @@ static void route_run(struct check *c, unsigned device, enum gpu_route route, st
 		if (quick)
 			break;
 	}
-	verify(c, from, "the source is as it was");
+	verify(c, from, "the source is unchanged");
 }
 
-/* A list in the place of another is what is read, while copies by further lists are under way. */
+/* A list that replaces another in the same memory is read correctly, while copies of further lists are in flight. */
 static void lists_anew(struct check *c, struct side *to, struct side *from)
 {
 	struct gpu_queue *q = lab_queue(c->l, 0, false, 100);
@@ -246,7 +246,7 @@ static void lists_anew(struct check *c, struct side *to, struct side *from)
 		lab_submit(c->l, q, &copy);
 	}
 	lab_wait(c->l, q, rounds);
-	verify(c, to, "lists in the place of others");
+	verify(c, to, "lists that replace others");
 	c->l->ops->queue_free(q);
 }
 
@@ -281,7 +281,7 @@ static void routes(struct check *c, bool quick)
 		route_run(c, 1, GPU_PEER, &there, &peer, quick);
 		route_run(c, 1, GPU_TO_HOST, &host, &peer, quick);
 	}
-	/* after the others, whose destination it is: the same pages, mapped for reading */
+	/* at the end, because other routes write to these pages: the same pages, mapped read-only */
 	if (c->l->ops->pin(c->l->plugin, seen, c->bytes, false, &err) == 0) {
 		read_only = file;
 		read_only.name = "read-only memfd";
@@ -321,7 +321,7 @@ static void notice(struct check *c)
 	if (c->l->ops->notify(q, told, &yes) == 0)
 		while (!yes && lab_seconds() - begin < 10)
 			;
-	report(c, yes && atomic_load(q->done) == 1, "a notice after the copy", "");
+	report(c, yes && atomic_load(q->done) == 1, "notification after the copy", "");
 	c->l->ops->queue_free(q);
 }
 
@@ -344,20 +344,21 @@ static void loss(struct check *c)
 	c->l->ops->notify(q, told, &yes);
 	while (c->l->ops->check(q) == 0 && lab_seconds() - begin < 10)
 		;
-	snprintf(detail, sizeof(detail), "seen after %.1f ms", (lab_seconds() - begin) * 1e3);
+	snprintf(detail, sizeof(detail), "detected after %.1f ms", (lab_seconds() - begin) * 1e3);
 	report(c, c->l->ops->check(q) == -EIO, "a wild address loses the device", detail);
-	report(c, c->l->ops->check(other) == -EIO, "and all of its queues", "");
+	report(c, c->l->ops->check(other) == -EIO, "all queues of a lost device fail", "");
 	begin = lab_seconds();
 	while (!yes && lab_seconds() - begin < 5)
 		;
-	report(c, yes, "who waits for its end is told", "");
-	report(c, atomic_load(q->done) == 0, "it does not count as done", "");
+	report(c, yes, "a lost device sends the notification", "");
+	report(c, atomic_load(q->done) == 0, "the failed copy does not count as done", "");
 	c->l->ops->queue_free(q);
 	c->l->ops->queue_free(other);
 	c->l->ops->stop(c->l->plugin, 0);
-	/* drivers differ in what a process may do after a fault, and say so */
+	/* drivers differ: some allow no new context after a fault, and report that */
 	if (c->l->ops->start(c->l->plugin, 0, &bytes, &peers, &err) < 0) {
-		report(c, err.code == DRAY_E_GPU_LOST, "a lost device is refused", err.msg);
+		report(c, err.code == DRAY_E_GPU_LOST, "starting a lost device is refused",
+		       err.msg);
 		return;
 	}
 	c->l->contexts[0] = lab_client(0);
@@ -376,7 +377,7 @@ unsigned lab_check(struct lab *l, int exporter, bool quick)
 	routes(&c, quick);
 	c.failed += lab_check_imports(l, exporter);
 	notice(&c);
-	/* a sanitizer would count the wild address */
+	/* compute-sanitizer would report the wild address as an error */
 	if (!quick)
 		loss(&c);
 	printf("{\"checks_failed\": %u}\n", c.failed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the plug-in's copies reach without an agent, beside what the hardware gives a single large copy: the ceilings
- * of GPU transfers. With --check it verifies copies and imports instead. JSON, one object a line.
+ * Throughput of the plug-in's copies without an agent, beside that of a single large copy by the driver: the ceilings
+ * of GPU transfers. With --check it verifies copies and imports instead. Prints JSON, one object a line.
  *
  *   ceiling_gpu [--plugin FILE] [--check | --quick] [--only within|to_host|from_host|peer|latency] [--bytes N] [--list N] [--runs N] [--share PERCENT]
  */
@@ -22,7 +22,7 @@ extern const char dray_copy_image[];
 
 struct measure {
 	struct lab *l;
-	uint64_t bytes; /* of each side, and copied in each run */
+	uint64_t bytes; /* size of each side, and bytes copied in each run */
 	uint64_t list;  /* bytes of one submission */
 	unsigned runs, share;
 	struct dray_piece *pieces;
@@ -35,7 +35,7 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Random pages of both sides, each once. Returns the number of pieces. */
+/* Makes a list that copies each page of a side to a random page of the other. Returns the number of pieces. */
 static uint64_t pages(struct measure *m, uint64_t to, uint64_t from, uint64_t page)
 {
 	uint64_t n = m->bytes / page, each = dray_min(page, (uint64_t)GPU_PIECE_MAX), k = 0;
@@ -65,7 +65,7 @@ static uint64_t pages(struct measure *m, uint64_t to, uint64_t from, uint64_t pa
 	return k;
 }
 
-/* Seconds of all pieces, `list` bytes a submission, all handed over at once; and the CPU's of handing them over. */
+/* Copies all pieces, `list` bytes for each submission, without waiting in between. Returns the seconds, and the CPU time of submitting. */
 static double pass(struct measure *m, struct gpu_queue *q, enum gpu_route route, uint64_t n,
 		   double *ret_submit)
 {
@@ -106,7 +106,7 @@ static void rate(struct measure *m, struct gpu_queue *q, const char *name, enum 
 	       submit * 1e9 / (double)dray_max(m->bytes / m->list, (uint64_t)1));
 }
 
-/* One large copy by the driver's own means. */
+/* One large copy by the driver. */
 static void reference(struct measure *m, struct gpu_queue *q, const char *name,
 		      enum gpu_route route, uint64_t to, uint64_t from)
 {
@@ -212,7 +212,7 @@ static void latency_notice(struct measure *m, uint64_t to, uint64_t from)
 	close(bell);
 }
 
-/* The bare kernel in a context of this program's, awaited by the driver's own call. */
+/* The bare kernel in a context of this program; waits by the driver's call. */
 static void latency_synchronize(struct measure *m, uint64_t to, uint64_t from)
 {
 	static double v[LATENCY_ROUNDS];
@@ -334,7 +334,7 @@ int main(int argc, char **argv)
 		default:
 			return 2;
 		}
-	/* before the driver is: a child has no use of its parent's */
+	/* before the driver is initialised, because a forked child cannot use its parent's driver */
 	if (check) {
 		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 			lab_die("socketpair");

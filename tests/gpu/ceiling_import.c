@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of another process: what exports it, and what is checked of its import. */
+/* Memory of another process: the exporting process, and the checks of imports. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -83,7 +83,7 @@ void lab_export(int sock)
 	struct request q;
 	struct answer a = { 0 };
 
-	/* nothing of the driver's before it is needed: there may be none */
+	/* initialises the driver only on demand: there may be none */
 	while (recv(sock, &q, sizeof(q), 0) == sizeof(q)) {
 		int fd = -1;
 
@@ -120,7 +120,7 @@ void lab_export(int sock)
 	_exit(0);
 }
 
-/* --- the importing one -------------------------------------------------------------------------- */
+/* --- the importing process ---------------------------------------------------------------------- */
 
 struct importer {
 	struct lab *l;
@@ -155,7 +155,7 @@ static struct answer ask(struct importer *m, enum ask what, uint64_t seed, int *
 
 	if (send(m->sock, &q, sizeof(q), MSG_NOSIGNAL) < 0 ||
 	    recvmsg(m->sock, &h, MSG_CMSG_CLOEXEC) != sizeof(a))
-		lab_die("the exporting process is gone");
+		lab_die("the exporting process has ended");
 	if (ret_fd && CMSG_FIRSTHDR(&h))
 		memcpy(ret_fd, CMSG_DATA(CMSG_FIRSTHDR(&h)), sizeof(*ret_fd));
 	return a;
@@ -197,7 +197,7 @@ static void dmabuf(struct importer *m, struct gpu_import *i, const char *what)
 	printf("{\"dmabuf\": \"%s\", \"exported\": %s, \"why\": \"%s\"}\n", what,
 	       fd >= 0 ? "true" : "false", err.msg);
 	if (fd < 0 && fd != -EOPNOTSUPP)
-		report(m, false, "a DMA-BUF, or the driver gives none", err.msg);
+		report(m, false, "DMA-BUF export, or a refusal by the driver", err.msg);
 	dray_close(fd);
 }
 
@@ -215,13 +215,13 @@ static void ipc(struct importer *m)
 	memcpy(spec.handle, &a.handle, sizeof(spec.handle));
 	spec.bytes = a.bytes;
 	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err), &err);
-	report(m, bytes == a.bytes, "ipc: the size is known", "");
-	report(m, holds(m, address, a.bytes, 1), "ipc: it is the other's memory", "");
+	report(m, bytes == a.bytes, "ipc: size of the allocation", "");
+	report(m, holds(m, address, a.bytes, 1), "ipc: reading the exporter's memory", "");
 	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &again, &second, &bytes, &err), &err);
-	report(m, second == address, "ipc: opened once for all", "");
+	report(m, second == address, "ipc: a second import shares the mapping", "");
 	m->l->ops->release(i);
 	store(m, address, a.bytes / 2, 2);
-	report(m, ask(m, ASK_VERIFY, 2, NULL).same, "ipc: what is written is there", "");
+	report(m, ask(m, ASK_VERIFY, 2, NULL).same, "ipc: the exporter sees written bytes", "");
 	dmabuf(m, again, "ipc");
 	m->l->ops->release(again);
 
@@ -239,14 +239,16 @@ static void ipc(struct importer *m)
 	LAB_CUDA_OK(lab_cuda.ipc_get(&handle, own));
 	memcpy(spec.handle, &handle, sizeof(spec.handle));
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
-	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "ipc: of this process", err.msg);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE,
+	       "ipc: a handle of this process is refused", err.msg);
 	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
 	LAB_CUDA_OK(lab_cuda.mem_free(own));
 
 	err = DRAY_ERR_NULL;
 	memset(spec.handle, 7, sizeof(spec.handle));
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
-	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "ipc: of nothing", err.msg);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "ipc: an invalid handle is refused",
+	       err.msg);
 }
 
 static void vmm(struct importer *m)
@@ -263,15 +265,15 @@ static void vmm(struct importer *m)
 	spec.bytes = a.bytes - 5;
 	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err), &err);
 	report(m, bytes == a.bytes && holds(m, address, a.bytes, 3),
-	       "vmm: it is the other's memory", "read only");
+	       "vmm: reading the exporter's memory", "read only");
 	spec.write = true;
 	spec.bytes = a.bytes / 2;
 	begin = lab_seconds();
 	LAB_OK(m->l->ops->import(m->l->plugin, &spec, &again, &second, &bytes, &err), &err);
-	snprintf(detail, sizeof(detail), "half of it asked for: %.2f ms",
+	snprintf(detail, sizeof(detail), "half of it requested: %.2f ms",
 		 (lab_seconds() - begin) * 1e3);
 	store(m, second, a.bytes / 2, 4);
-	report(m, ask(m, ASK_VERIFY, 4, NULL).same, "vmm: what is written is there", detail);
+	report(m, ask(m, ASK_VERIFY, 4, NULL).same, "vmm: the exporter sees written bytes", detail);
 	dmabuf(m, i, "vmm");
 	m->l->ops->release(again);
 	m->l->ops->release(i);
@@ -280,14 +282,15 @@ static void vmm(struct importer *m)
 	begin = lab_seconds();
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
 	snprintf(detail, sizeof(detail), "%.0f ms", (lab_seconds() - begin) * 1e3);
-	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: more than there is", detail);
+	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: a larger size is refused",
+	       detail);
 	spec.bytes = a.bytes;
 	if (m->l->n > 1) {
 		err = DRAY_ERR_NULL;
 		spec.device = 1;
 		r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
 		report(m, r < 0 && err.code == DRAY_E_GPU_DEVICE,
-		       "vmm: on another device than was said", err.msg);
+		       "vmm: memory of another device is refused", err.msg);
 		spec.device = 0;
 	}
 	close(spec.fd);
@@ -295,8 +298,8 @@ static void vmm(struct importer *m)
 	err = DRAY_ERR_NULL;
 	spec.fd = memfd_create("none", MFD_CLOEXEC);
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
-	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "vmm: a descriptor of something else",
-	       err.msg);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE,
+	       "vmm: another kind of descriptor is refused", err.msg);
 	close(spec.fd);
 }
 

@@ -57,7 +57,7 @@ CUcontext lab_client(unsigned device)
 		void *address = dlsym(library, symbols[i].name);
 
 		if (!address)
-			lab_die("the driver has no %s", symbols[i].name);
+			lab_die("the driver lacks %s", symbols[i].name);
 		memcpy((char *)&lab_cuda + symbols[i].offset, &address, sizeof(address));
 	}
 	LAB_CUDA_OK(lab_cuda.init(0));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ceiling_gpu measures and checks with: the plug-in loaded, GPU memory of its own opened through it, queues. */
+/* The set-up of ceiling_gpu: the loaded plug-in, GPU memory of this program opened through it, queues. */
 #ifndef DRAY_TESTS_GPU_CEILING_LAB_H
 #define DRAY_TESTS_GPU_CEILING_LAB_H
 
@@ -44,11 +44,11 @@ struct lab {
 	const struct gpu_plugin_ops *ops;
 	struct gpu_plugin *plugin;
 	struct gpu_device_info devices[GPU_DEVICES_MAX];
-	CUcontext contexts[GPU_DEVICES_MAX]; /* of this program, beside the plug-in's */
+	CUcontext contexts[GPU_DEVICES_MAX]; /* contexts of this program, besides the plug-in's */
 	unsigned n;
 };
 
-/* Any failure ends the program, saying what and where. */
+/* Prints the error and ends the program. */
 _Noreturn void lab_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void lab_cuda_check(CUresult r, const char *what);
 #define LAB_CUDA_OK(call) lab_cuda_check(call, #call)
@@ -58,32 +58,32 @@ void lab_cuda_check(CUresult r, const char *what);
 			lab_die("%s: error %d: %s", #call, (err)->code, (err)->msg); \
 	} while (0)
 
-/* The driver alone, with a context on `device`, as a client has it. */
+/* Makes a context on `device` through the driver, as a client does. */
 CUcontext lab_client(unsigned device);
 
-/* False where there is no GPU to use, which has then been said. Two devices at most are started. */
+/* Starts at most two devices. False: there is no usable GPU, and the reason was printed. */
 bool lab_open(struct lab *l, const char *plugin);
 
-/* A descriptor of a new VMM allocation on a device; *bytes is rounded up to what there is then. */
+/* Returns a descriptor of a new VMM allocation on a device; *bytes is rounded up to its size. */
 int lab_vmm_new(unsigned device, uint64_t *bytes);
 
-/* Memory of a device, opened through the plug-in; lives as long as the program. */
+/* Memory of a device, opened through the plug-in; it is never freed. */
 uint64_t lab_device_memory(struct lab *l, unsigned device, uint64_t bytes);
 void *lab_host_memory(struct lab *l, uint64_t bytes);
 struct gpu_queue *lab_queue(struct lab *l, unsigned device, bool latency, unsigned share);
 
-/* Submits, and ends the program where that fails. */
+/* Submits a copy; ends the program on failure. */
 void lab_submit(struct lab *l, struct gpu_queue *q, const struct gpu_copy *c);
-/* Until so many copies of it are done. */
+/* Waits until `number` copies of the queue are done. */
 void lab_wait(struct lab *l, struct gpu_queue *q, uint64_t number);
 
 uint64_t lab_random(void);
 double lab_seconds(void);
 
-/* ceiling_check.c: all that is checked. ceiling_import.c: imports. Both return how many checks failed. */
+/* ceiling_check.c: all checks. ceiling_import.c: checks of imports. Both return the number of failed checks. */
 unsigned lab_check(struct lab *l, int exporter, bool quick);
 unsigned lab_check_imports(struct lab *l, int exporter);
-/* Serves lab_check_imports() from another process: exports memory, verifies it, until the socket's end. */
+/* Serves lab_check_imports() from another process: exports and verifies memory until the socket is closed. */
 void lab_export(int sock);
 
 #endif

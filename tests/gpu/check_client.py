@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Does what dray.cuda and libdray say of GPU memory hold? For a machine with a GPU; needs no agent.
+"""Checks the descriptions of GPU memory by dray.cuda and libdray, on a machine with a GPU; needs no agent.
 
-Allocates memory in every way that there is (the driver's two; PyTorch's two, where it is installed), fills it with
-noise, describes ranges of it, and has a second process open what was described and read it back. Also that streams
-write and wait for words. One line for each check; exit status 1 where one failed.
+Allocates memory in every way (the driver's two, and PyTorch's two if it is installed), fills it with noise, and describes
+ranges of it. A second process opens the described memory and reads it back. Also checks that streams write and wait for
+words. Prints a line for each check; exit status 1 if one failed.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def say(ok, what):
     print(f"{'ok' if ok else 'not ok'} - {what}", flush=True)
 
 
-# --- the driver, as far as dray does not ask it -----------------------------------------------------------------
+# --- functions of the driver that dray does not use -------------------------------------------------------------
 
 class AccessDesc(ctypes.Structure):
     _fields_ = [("location_type", c_int), ("location", c_int), ("flags", c_int)]
@@ -63,7 +63,7 @@ MORE = {
     "cuStreamSynchronize": (c_void_p,),
 }
 NOT_READY = 600
-# What an allocation may have behind the bytes that are used of it.
+# The largest unused part at the end of an allocation.
 PADDING_MAX = 64 * MIB
 
 
@@ -100,7 +100,7 @@ class Gpu(cu.Driver):
         self.call("cuMemSetAccess", pointer, size, byref(AccessDesc(1, 0, 3)), 1)
 
     def chunks(self, count, size):
-        """So many allocations, mapped side by side."""
+        """Makes `count` allocations with adjacent mappings."""
         base = self.reserve(count * size)
         for i in range(count):
             allocation = c_uint64()
@@ -117,7 +117,7 @@ class Gpu(cu.Driver):
         return data.raw
 
     def open(self, kind, fd, handle, bytes_used):
-        """Where an allocation of another process begins here; as an agent opens it."""
+        """Opens an allocation of another process as an agent does; returns its address."""
         pointer = c_uint64()
         if kind == s.KIND_CUDA_IPC:
             value = cu.IpcHandle.from_buffer_copy(handle)
@@ -125,7 +125,7 @@ class Gpu(cu.Driver):
             return pointer.value
         allocation = c_uint64()
         self.call("cuMemImportFromShareableHandle", byref(allocation), fd, cu.HANDLE_POSIX_FD)
-        # it can be mapped whole alone, and nobody tells how large that is
+        # it can be mapped only as a whole, and the driver does not report its size
         size = -(-bytes_used // self.granularity) * self.granularity
         for _ in range(PADDING_MAX // self.granularity):
             base = self.reserve(size)
@@ -141,7 +141,7 @@ class Gpu(cu.Driver):
 # --- the second process -------------------------------------------------------------------------------------------
 
 def importer(sock):
-    """Opens each description that comes and answers the digest of its bytes."""
+    """Opens each description that it receives, and answers with the digest of the bytes."""
     gpu = Gpu()
     while True:
         packet, fds, _, _ = socket.recv_fds(sock, MIB, s.FDS_MAX)
@@ -188,7 +188,7 @@ class Importer:
         self.process.wait()
 
 
-# --- libdray's answer ---------------------------------------------------------------------------------------------
+# --- libdray's description ----------------------------------------------------------------------------------------
 
 class CRange(ctypes.Structure):
     _fields_ = [("address", c_uint64), ("length", c_uint64)]
@@ -205,7 +205,7 @@ class CExtents(ctypes.Structure):
 
 
 def libdray_describe(ranges, kinds):
-    """(device, [(kind, offset, length)]), or the sentence of its refusal."""
+    """(device, [(kind, offset, length)]), or the text of libdray's error."""
     library = ctypes.CDLL(str(LIBDRAY))
     c_ranges = (CRange * len(ranges))(*ranges)
     c_kinds = (c_int * len(kinds))(*(cuda._KIND[kind] for kind in kinds))
@@ -222,12 +222,12 @@ def libdray_describe(ranges, kinds):
 # --- checks -------------------------------------------------------------------------------------------------------
 
 def check(gpu, peer, what, ranges, kinds=cuda.KINDS, kind=None, at_least=1):
-    """Describes, compares, has it opened and read. kind: what the extents must be of."""
+    """Describes ranges by both clients, compares, and lets the peer read them. kind: the expected kind of the extents."""
     noise = [os.urandom(length) for _, length in ranges]
     for (pointer, _), data in zip(ranges, noise, strict=True):
         gpu.write(pointer, data)
     try:
-        # once before: the driver may open descriptors of its own when it is first asked
+        # describes once before, because the driver may open descriptors of its own at the first call
         cuda.describe_ranges(ranges, kinds).close()
         before = gpu.current(), len(os.listdir("/proc/self/fd"))
         extents = cuda.describe_ranges(ranges, kinds)
@@ -263,7 +263,7 @@ def refused(what, word, *arguments):
 
 
 class NoAgent:
-    """As much of a client as words need."""
+    """The part of a client that StreamWords uses."""
 
     generation = 1
 
@@ -287,11 +287,11 @@ def check_words(gpu):
         say(gpu.raw("cuStreamQuery", stream) == NOT_READY and here.value == 5, "a stream waits for a word")
         there.value = 7
         gpu.call("cuStreamSynchronize", stream)
-        say(here.value == 6, "and goes on when it is set")
+        say(here.value == 6, "the stream continues when the word is set")
 
 
 def check_driver():
-    """Memory of the driver's two ways; no PyTorch."""
+    """Memory of the driver's two allocators, without PyTorch."""
     gpu, peer = Gpu(), Importer()
     whole, small = gpu.malloc(24 * MIB), [gpu.malloc(700), gpu.malloc(700)]
     check(gpu, peer, "cudaMalloc", [(whole, 24 * MIB)], kind=s.KIND_CUDA_IPC)
@@ -319,7 +319,7 @@ def check_driver():
 
 
 def check_torch(kind):
-    """Tensors of PyTorch, as its settings in the environment have them allocated."""
+    """PyTorch tensors, allocated according to its settings in the environment."""
     import torch
 
     keep = torch.zeros(8, device="cuda:0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every byte: kinds of memory, paths, sizes, alignments, directions, page lists and extents."""
+"""Checks every byte: kinds of memory, paths, sizes, alignments, directions, page lists and extents."""
 
 import random
 
@@ -7,9 +7,9 @@ from suite import GIB, KIB, MIB, EngineError, Side, Skip, scattered
 
 SIZES = (1, 3, 16, 4 * KIB - 1, 4 * KIB, 64 * KIB + 5, MIB)
 SKEWS = (0, 1, 3, 8)
-GUARD = 64  # bytes that are not touched, at least, between two operations
+GUARD = 64  # least number of unused bytes between two operations
 
-# Kind and GPU of the side that asks, of the other; whether 1 GiB is moved too.
+# Kind and GPU of the importing side, and of the other; whether 1 GiB is moved, too.
 PAIRS = (
     (("cuda_ipc", 0), ("cuda_ipc", 0), True),
     (("cuda_vmm", 0), ("cuda_vmm", 0), True),
@@ -34,7 +34,7 @@ def name(end):
 
 
 def small_ops():
-    """Every size with every pair of alignments, each at a place of its own: (operations, bytes of a side)."""
+    """Operations of every size with every pair of alignments, at separate places: (operations, bytes of a side)."""
     places = [(size, a, b) for size in SIZES for a in SKEWS for b in SKEWS]
     rooms = [-(-(size + 8 + GUARD) // 16) * 16 for size, _, _ in places]
     here, at = [], GUARD
@@ -42,7 +42,7 @@ def small_ops():
         here.append(at)
         at += room
     end, there, at = at, [], GUARD
-    for room in reversed(rooms):  # in the other order there
+    for room in reversed(rooms):  # in reverse order on the other side
         there.append(at)
         at += room
     there.reverse()
@@ -63,7 +63,7 @@ def pair(t, agents, ends, transport, large, huge):
     try:
         sides = [Side(e, kind, size, device) for e, (kind, device) in zip(engines, ends)]
         remote, _ = sides[0].reach(sides[1])
-        # each a transfer of its own, many at a time; then all in one
+        # first one transfer for each operation, many at a time; then all operations in one transfer
         move_both(t, *sides, remote, ops, batch=1, depth=16, transport=transport)
         move_both(t, *sides, remote, ops, latency=True, transport=transport)
         for side in sides:
@@ -92,7 +92,7 @@ def pairs(t):
 
 
 def pages(t):
-    """Page lists as a KV cache has them."""
+    """Page lists as in a KV cache."""
     agent = t.agent()
     for kind in ("cuda_ipc", "cuda_vmm"):
         for far, device in ((kind, 0), ("memfd", 0), (kind, 1)):
@@ -106,14 +106,14 @@ def pages(t):
                     here, there = Side(t.engine(agent), kind, total), Side(t.engine(agent), far, total, device)
                     remote, _ = here.reach(there)
                     move_both(t, here, there, remote, scattered(size, total), transport="gpu")
-                    # some of them only: what lies between stays as it was
+                    # only some pages: the others must not change
                     move_both(t, here, there, remote, scattered(size, total, 2)[::3], batch=65536, depth=1)
                 t.close_engines()
     t.drop(agent)
 
 
 def odd_extents(engine, kind, n, each, rng, device=0):
-    """A region of n memories, of each four extents of odd offsets and lengths: (region, bytes)."""
+    """A region of n allocations with four extents each, of odd offsets and lengths: (region, bytes)."""
     extents = []
     for _ in range(n):
         memory, at = engine.alloc(kind, each, device), 0
@@ -132,7 +132,7 @@ class Extents(Side):
 
 
 def extents(t):
-    """Regions of many pieces, and operations that cross their borders."""
+    """Regions of many extents, and operations that cross their borders."""
     agent = t.agent()
     for kind, far in (("cuda_ipc", "cuda_ipc"), ("cuda_vmm", "cuda_vmm"), ("cuda_vmm", "memfd"), ("memfd", "cuda_ipc")):
         label = f"extents: 256 of {kind} and of {far}"
@@ -154,7 +154,7 @@ def extents(t):
 
 
 class Described(Side):
-    """Two stretches of two allocations, given to libdray as device pointers."""
+    """Two ranges of two allocations, passed to libdray as device pointers."""
 
     def __init__(self, engine, kind, size):
         self.engine, self.memory, self.size = engine, None, size
@@ -170,7 +170,7 @@ def described(t):
             continue
         with t.case(label):
             if t.fake:
-                raise Skip("the simulated driver has only what the engine asks for")
+                raise Skip("the simulated driver has only the functions that the engine uses")
             here, there = Described(t.engine(agent), kind, 4 * MIB), Side(t.engine(agent), kind, 4 * MIB)
             remote, _ = here.reach(there)
             move_both(t, here, there, remote, scattered(64 * KIB, 4 * MIB), transport="gpu")
@@ -199,7 +199,7 @@ def tcp(t):
 
 
 def dmabuf(t):
-    """Without RDMA devices there is nobody to reach it, and that is what is said."""
+    """Without RDMA devices a dmabuf region is refused with that reason."""
     label = "dmabuf: refused with the reason"
     if not t.wanted(label):
         return

@@ -36,7 +36,7 @@ bool cuda_open(struct cuda *c, char *why, size_t n)
 	for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		found[i] = dlsym(library, names[i]);
 		if (!found[i]) {
-			snprintf(why, n, "the driver has no %s", names[i]);
+			snprintf(why, n, "the driver lacks %s", names[i]);
 			return false;
 		}
 	}

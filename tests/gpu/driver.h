@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tests ask of the CUDA driver, found at run time: this builds where no toolkit is, and a program
- * that uses it starts where no driver is. Types are those of the driver's stable ABI.
+ * The functions of the CUDA driver that the tests use, resolved at run time, so that programs build without a
+ * toolkit and start without a driver. Types are those of the driver's stable ABI.
  */
 #ifndef DRAY_TESTS_GPU_DRIVER_H
 #define DRAY_TESTS_GPU_DRIVER_H
@@ -20,7 +20,7 @@ struct cuda_location {
 
 struct cuda_allocation {
 	int type;         /* 1: pinned to its place */
-	int handle_types; /* 1: a descriptor */
+	int handle_types; /* 1: POSIX descriptor */
 	struct cuda_location location;
 	void *win32;
 	unsigned char compression, rdma;
@@ -44,7 +44,7 @@ enum {
 	CUDA_WAIT_GEQ = 0,
 };
 
-/* Name here, name in the driver, arguments. All return 0 or an error. */
+/* Member of struct cuda, name in the driver, arguments. All return 0 or an error. */
 #define CUDA_FUNCTIONS(X)                                                                      \
 	X(init, "cuInit", (unsigned))                                                          \
 	X(error_name, "cuGetErrorName", (int, const char **))                                  \
@@ -96,19 +96,19 @@ struct cuda {
 	CUDA_FUNCTIONS(CUDA_POINTER)
 #undef CUDA_POINTER
 	int devices;
-	void *context[CUDA_DEVICES_MAX]; /* primary ones, made when first used */
+	void *context[CUDA_DEVICES_MAX]; /* primary contexts, made on first use */
 };
 
-/* Loads the driver once. False, with why (of n bytes): there is none, or it sees no device. */
+/* Loads the driver once. False, with the reason in why (of n bytes): there is no driver, or no device. */
 bool cuda_open(struct cuda *c, char *why, size_t n);
 
 /* Makes a device's primary context current. */
 bool cuda_use(struct cuda *c, int device, char *why, size_t n);
 
-/* rc is success; else why says what failed. */
+/* True if rc is success; otherwise why has the error. */
 bool cuda_ok(struct cuda *c, int rc, const char *what, char *why, size_t n);
 
-/* As GPU-8-4-4-4-12. */
+/* UUID in the form GPU-8-4-4-4-12. */
 bool cuda_uuid(struct cuda *c, int device, char uuid[48], char *why, size_t n);
 
 #endif

@@ -1,32 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An inference engine as dray sees one: a process with memory on GPUs and on the host, a session with an
- * agent, regions, tokens and transfers. It reads one command a line and answers each with one line of JSON;
- * {"error": text, "code": name} where that failed. Needs no CUDA toolkit, and no driver before it is asked for
- * memory on a GPU.
+ * A minimal inference engine: a process with memory on GPUs and on the host, a session with an agent, regions,
+ * tokens and transfers. It reads commands, one a line, and answers each with a line of JSON, which is
+ * {"error": text, "code": name} on failure. It needs no CUDA toolkit, and no driver until a command uses a GPU.
  *
- *   devices                          what the driver sees
+ *   devices                          lists the driver's devices
  *   connect SOCKET                   opens the session
- *   alloc KIND BYTES DEVICE          memory: memfd, cuda_ipc, cuda_vmm, dmabuf
+ *   alloc KIND BYTES DEVICE          allocates memory; kinds: memfd, cuda_ipc, cuda_vmm, dmabuf
  *   free MEMORY
  *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order
- *   describe MEMORY:OFFSET:LENGTH... the same, with nothing but their addresses, by libdray's helpers
- *   pool BYTES                       a region in memory of the agent
+ *   describe MEMORY:OFFSET:LENGTH... the same from device pointers, by libdray's helpers
+ *   pool BYTES                       makes a region in memory of the agent
  *   remove REGION
  *   fill REGION SEED [OFFSET LENGTH] writes a pattern
  *   check REGION SEED OTHER OPS here|there
- *                                    what fill wrote, where operations have not put the pattern OTHER of the far side
- *   export REGION                    a token
- *   import TOKEN                     a remote
+ *                                    checks the pattern of fill, and the remote's pattern OTHER where operations wrote
+ *   export REGION                    returns a token
+ *   import TOKEN                     returns a remote
  *   release REMOTE
  *   run REGION REMOTE read|write OPS TOTAL BATCH DEPTH [latency]
- *                                    TOTAL operations; 0: until the next command comes, say stop
+ *                                    runs TOTAL operations; 0: until the next command, such as stop
  *   stop
  *   trip REGION REMOTE read|write OPS COUNT [latency]
  *   hold REGION REMOTE read|write OPS BATCH DEPTH TELL_AT
  *   words SOURCE TARGET REMOTE BYTES ROUNDS driver|libdray
- *   memory DEVICE                    free and all of a GPU's memory
- *   watch DEVICE FREE MILLISECONDS   until so much is free
+ *   memory DEVICE                    returns free and total memory of a GPU
+ *   watch DEVICE FREE MILLISECONDS   waits until this much memory is free
  *
  * OPS is a file of 24-byte records, as in bench.h.
  */
@@ -149,7 +148,7 @@ static bool do_alloc(struct engine *e, char **argv, unsigned argc)
 	while (i < ENGINE_MEMORIES && e->memories[i].bytes)
 		i++;
 	if (i == ENGINE_MEMORIES)
-		return engine_fail(e, "too many memories");
+		return engine_fail(e, "too many allocations");
 	if (!memory_alloc(&e->memories[i], &e->cuda, argv[0], bench_number(argv[1]),
 			  (int)bench_number(argv[2]), e->why, sizeof(e->why)))
 		return false;
@@ -232,7 +231,7 @@ static bool region_register(struct engine *e, struct region *r)
 	return !rc || engine_refused(e, "region", rc);
 }
 
-/* From device pointers alone. */
+/* Registers the extents by their device pointers. */
 static bool region_describe(struct engine *e, struct region *r)
 {
 	struct dray_region_spec spec = { .name = "described", .access = DRAY_READ | DRAY_WRITE };
@@ -418,7 +417,7 @@ static bool do_stop(struct engine *e, char **argv, unsigned argc)
 static const struct command {
 	const char *word;
 	bool (*fn)(struct engine *e, char **argv, unsigned argc);
-	bool session; /* needs one */
+	bool session; /* the command needs a session */
 } commands[] = {
 	{ "devices", engine_devices, false },
 	{ "connect", do_connect, false },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An inference engine as dray sees one; engine.c says how it is driven. */
+/* A minimal inference engine; the head of engine.c lists its commands. */
 #ifndef DRAY_TESTS_GPU_ENGINE_H
 #define DRAY_TESTS_GPU_ENGINE_H
 
@@ -12,7 +12,7 @@
 #define ENGINE_EXTENTS 1024
 #define ENGINE_WHY 512
 
-/* Regions stay at their index until removed. */
+/* A region keeps its index until it is removed. */
 struct region {
 	dray_region id; /* 0: none */
 	bool pool;      /* one extent, of `own` */
@@ -35,14 +35,14 @@ struct engine {
 	char code[64]; /* name of the error, or "" */
 };
 
-/* Answers a request that failed, with e->why, and false. */
+/* Stores the error of a command in e->why. Returns false. */
 bool engine_fail(struct engine *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same where libdray refused: rc is its error. */
+/* The same for an error rc of libdray. */
 bool engine_refused(struct engine *e, const char *what, int rc);
-/* The same where a transfer ended badly. */
+/* The same for a failed transfer. */
 bool engine_ended(struct engine *e, const struct dray_completion *c);
 
-/* Quotes text for JSON, cutting it where it does not fit. */
+/* Quotes text for JSON; cuts text that does not fit. */
 const char *engine_quote(const char *text, char *buf, size_t n);
 
 struct region *engine_region(struct engine *e, const char *name);
@@ -50,16 +50,16 @@ struct region *engine_region(struct engine *e, const char *name);
 bool engine_write(struct engine *e, struct region *r, uint64_t at, const uint8_t *from,
 		  uint64_t bytes);
 bool engine_read(struct engine *e, struct region *r, uint64_t at, uint8_t *to, uint64_t bytes);
-/* The GPU's address of a region of one extent; 0 with e->why where it has none. */
+/* The GPU address of a region of one extent; 0, with e->why, if it has none. */
 cuda_address engine_address(struct engine *e, const struct region *r);
 
-/* Operations of a file; engine_ops_close() gives them back. */
+/* Maps the operations in a file; engine_ops_close() unmaps them. */
 bool engine_ops(struct engine *e, const char *path, struct bench_ops *ret);
 void engine_ops_close(struct bench_ops ops);
 
 const char *engine_transport(unsigned transport);
 
-/* Commands: the arguments behind the word. They answer where they succeed. */
+/* Commands; argv has the arguments after the word. On success they print the answer. */
 bool engine_run(struct engine *e, char **argv, unsigned argc);
 bool engine_trip(struct engine *e, char **argv, unsigned argc);
 bool engine_hold(struct engine *e, char **argv, unsigned argc);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the engine knows of its GPUs, and the patterns that it writes and looks for in its memory. */
+/* The engine's commands about GPUs, and the patterns that it writes to its memory and checks. */
 #include "tests/gpu/engine.h"
 #include "tests/gpu/pattern.h"
 
-/* So much of a region is looked at in one go. */
+/* Bytes of a region that are checked at a time. */
 #define WINDOW (UINT64_C(256) << 20)
 
 bool engine_devices(struct engine *e, char **argv, unsigned argc)
@@ -88,7 +88,7 @@ bool engine_fill(struct engine *e, char **argv, unsigned argc)
 	at = argc > 2 ? bench_number(argv[2]) : 0;
 	end = argc > 3 ? at + bench_number(argv[3]) : r->bytes;
 	if (at > end || end > r->bytes)
-		return engine_fail(e, "that is outside the region");
+		return engine_fail(e, "the range is outside the region");
 	p = window_new(end - at);
 	for (uint64_t n; at < end && ok; at += n) {
 		n = end - at < WINDOW ? end - at : WINDOW;
@@ -101,7 +101,7 @@ bool engine_fill(struct engine *e, char **argv, unsigned argc)
 	return ok;
 }
 
-/* The first byte that differs, or n. */
+/* Returns the index of the first byte that differs, or n. */
 static uint64_t differs(const uint8_t *a, const uint8_t *b, uint64_t n)
 {
 	uint64_t i = 0;
@@ -113,7 +113,7 @@ static uint64_t differs(const uint8_t *a, const uint8_t *b, uint64_t n)
 	return i;
 }
 
-/* What of an operation falls into at .. at + n - 1 comes from the other pattern. */
+/* Replaces the part of an operation that is in at .. at + n - 1 by the other pattern. */
 static void overlay(uint8_t *p, uint64_t at, uint64_t n, uint64_t to, uint64_t from, uint64_t bytes,
 		    uint64_t other)
 {

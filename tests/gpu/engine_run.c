@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers of the engine: as many as asked for, one at a time, until one fails, or ordered by words of a GPU's stream. */
+/* Transfers of the engine: a number of operations, one transfer at a time, or until one fails. */
 #include "tests/gpu/engine.h"
 
 #include <poll.h>
 
 #define DEPTH_MAX 4096u
 
-/* Transfers over a list of operations, again and again from its start. */
+/* Transfers over a list of operations, which is used as a circle. */
 struct work {
 	struct dray_transfer t;
 	struct bench_ops ops;
 	size_t at;
 	uint64_t batch;
-	uint64_t bytes;     /* of those that ended well */
-	unsigned transport; /* of the last that ended */
+	uint64_t bytes;     /* of transfers that ended ok */
+	unsigned transport; /* of the last transfer */
 };
 
 static bool work_open(struct engine *e, struct work *w, char **argv, bool latency)
@@ -52,7 +52,7 @@ static void advance(struct engine *e)
 		bench_die("the session was lost: %s", dray_last_error(e->d));
 }
 
-/* Takes what has ended. False, with e->why, where one ended badly. */
+/* Takes all completions. False, with e->why: a transfer failed. */
 static bool reap(struct engine *e, struct work *w, uint64_t *in_flight)
 {
 	struct dray_completion c;
@@ -68,7 +68,7 @@ static bool reap(struct engine *e, struct work *w, uint64_t *in_flight)
 	return ok;
 }
 
-/* The next command waits to be read; there is only ever one. */
+/* True if the next command can be read; there is at most one. */
 static bool told_to_stop(void)
 {
 	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -195,7 +195,7 @@ bool engine_hold(struct engine *e, char **argv, unsigned argc)
 			int error = work_start(e, &w, w.batch);
 
 			if (error && (error != -DRAY_E_BUSY || !in_flight))
-				going = false; /* the library knows already that the remote is gone */
+				going = false; /* the library has already lost the remote */
 			if (error)
 				break;
 			in_flight++;

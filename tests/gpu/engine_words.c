@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transfers ordered by a GPU's stream. Each round the stream writes the source anew and stores the round's number in the
- * word that the transfer waits for; it waits until the agent has stored that number in another word, and takes
- * samples of the target. No processor takes part in between: the engine submits ahead, and the samples are looked at in
- * the end. The words are those of libdray's helpers, or the engine's own by nothing but the driver.
+ * Transfers ordered by a GPU's stream. In each round the stream writes the source, stores the round's number in the word that
+ * the transfer waits for, waits until the agent has stored that number in another word, and copies samples of the target.
+ * No processor takes part: the engine submits all rounds ahead, and checks the samples at the end. The words come from
+ * libdray's helpers, or from the engine through the driver.
  */
 #include "tests/gpu/engine.h"
 
@@ -14,8 +14,8 @@
 #define SET_WORD 16u
 
 struct words {
-	struct memory memory, samples;  /* the words, on the host; what was found, on the GPU */
-	struct dray_cuda_words *helper; /* NULL: the engine's own */
+	struct memory memory, samples;  /* the words, on the host; the samples, on the GPU */
+	struct dray_cuda_words *helper; /* NULL: the engine made the words */
 	dray_region region;
 	cuda_address source, target, word;
 	uint64_t bytes;
@@ -68,7 +68,7 @@ static void words_close(struct engine *e, struct words *w)
 	memory_free(&w->samples, &e->cuda);
 }
 
-/* Where the samples of a round are taken: both ends, and two places between that wander. */
+/* Offset of sample i of a round: both ends, and two places that differ in each round. */
 static uint64_t sample_at(const struct words *w, uint32_t round, unsigned i)
 {
 	uint64_t words = w->bytes / 4;
@@ -78,7 +78,7 @@ static uint64_t sample_at(const struct words *w, uint32_t round, unsigned i)
 			     (round * UINT64_C(2654435761) + i * 977) % words);
 }
 
-/* What the stream does in a round. */
+/* Queues the stream's work of a round. */
 static bool stream_round(struct engine *e, struct words *w, uint32_t round)
 {
 	struct cuda *c = &e->cuda;
@@ -106,7 +106,7 @@ static bool stream_round(struct engine *e, struct words *w, uint32_t round)
 	return true;
 }
 
-/* Functions of the driver that load code when first called do so before the stream waits for anybody. */
+/* Calls driver functions that load code on first use, because they must not do so while the stream waits. */
 static bool warm_up(struct engine *e, struct words *w)
 {
 	return driver(e, e->cuda.set_async(w->source, 0, w->bytes / 4, w->stream),

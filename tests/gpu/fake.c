@@ -55,7 +55,7 @@ bool fake_fails(const char *what)
 	return false;
 }
 
-/* --- what is lost -------------------------------------------------------------------------------- */
+/* --- lost devices -------------------------------------------------------------------------------- */
 
 bool fake_is_losing(unsigned device)
 {
@@ -117,7 +117,7 @@ static int share_status(const char *path, struct dray_err *reterr)
 	dray_close(fd);
 	if (p == MAP_FAILED)
 		return dray_err_set(reterr, -errno, DRAY_E_UNSUPPORTED,
-				    "the fake's status cannot be kept in %s: %s", path,
+				    "the fake plug-in cannot write its status to %s: %s", path,
 				    dray_errno_text(errno));
 	status = p;
 	return 0;
@@ -144,7 +144,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 	dray_assert(fake.n <= FAKE_DEVICES_MAX);
 	if (fake_fails("open"))
 		return dray_err_set(reterr, -ENODEV, DRAY_E_UNSUPPORTED,
-				    "the fake's driver does not load");
+				    "the fake driver does not load");
 	atomic_fetch_add(&status->plugins, 1);
 	*ret = &plugin;
 	return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the fake plug-in share. */
+/* Shared by the files of the fake plug-in. */
 #ifndef DRAY_TESTS_GPU_FAKE_INTERNAL_H
 #define DRAY_TESTS_GPU_FAKE_INTERNAL_H
 
@@ -13,8 +13,8 @@
 struct fake_device {
 	unsigned starts;
 	_Atomic uint32_t unreached;
-	atomic_bool losing;      /* nothing begins to be copied any more */
-	atomic_bool lost;        /* that was told; until it is stopped */
+	atomic_bool losing;      /* no further copy starts */
+	atomic_bool lost;        /* the loss was reported; until the device is stopped */
 	_Atomic unsigned active; /* copies that are being carried out */
 	_Atomic uint64_t copies;
 };
@@ -22,7 +22,7 @@ struct fake_device {
 struct fake {
 	unsigned n;
 	bool no_peers, dmabuf, ordered, dry;
-	const char *fail, *lose, *hold, *hold_import; /* of the environment */
+	const char *fail, *lose, *hold, *hold_import; /* from the environment */
 	uint64_t lose_after;
 	struct fake_device devices[FAKE_DEVICES_MAX];
 };
@@ -31,18 +31,18 @@ extern struct fake fake;
 extern atomic_bool fake_held, fake_peerless;
 extern atomic_bool fake_told_lost[FAKE_DEVICES_MAX];
 
-/* Not to begin, or go on, with a copy there. */
+/* Copies on the device must not start or continue. */
 bool fake_is_losing(unsigned device);
-/* Nothing of it is under way any more either: the device counts as lost. */
+/* The device is losing and no copy on it is in flight any more, so it counts as lost. */
 bool fake_is_lost(unsigned device);
 bool fake_reaches(unsigned from, unsigned to);
 
 /* --- memory ------------------------------------------------------------------------------------ */
 
-/* Makes [base, base+bytes) known: a device's, or FAKE_HOST; its bytes lie at `bytes_at`. 0 or -ENOMEM. */
+/* Registers [base, base+bytes) as memory of a device or FAKE_HOST, with its bytes at `bytes_at`. 0 or -ENOMEM. */
 int fake_range_add(uintptr_t base, uint64_t bytes, uint8_t *bytes_at, unsigned device, bool write);
 void fake_range_del(uintptr_t base);
-/* Where the bytes of an address lie that the device reaches; NULL: it does not. */
+/* Location of the bytes of an address; NULL: the device does not reach it. */
 uint8_t *fake_range_find(unsigned device, uint64_t address, uint64_t bytes, bool write);
 
 int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
@@ -64,7 +64,7 @@ int fake_submit(struct gpu_queue *q, const struct gpu_copy *c);
 int fake_check(struct gpu_queue *q);
 int fake_notify(struct gpu_queue *q, void (*fn)(void *arg), void *arg);
 
-/* True where FAKE_GPU_FAIL names it. */
+/* True if FAKE_GPU_FAIL contains the name. */
 bool fake_fails(const char *what);
 
 #endif

@@ -62,10 +62,10 @@ static const char *const names[NUMBERS] = {
 static int64_t number[NUMBERS];
 static struct range ranges[RANGES_MAX];
 static unsigned ranges_n;
-/* Number 0 is the context that was current before anybody pushed one. */
+/* Element 0 is the context that was current before the first push. */
 static int stack[STACK_MAX];
 
-/* A context is a device's primary one; NULL: none. */
+/* The only contexts are the devices' primary ones; NULL: none. */
 static cu_context context_of(int device)
 {
 	static char contexts[DEVICES];
@@ -129,7 +129,7 @@ static const struct range *range_at(uint64_t p)
 	return NULL;
 }
 
-/* With what is mapped side by side of it, as of one reservation. */
+/* The range of all adjacent mappings, as in one reservation. */
 static struct range joined(const struct range *r)
 {
 	struct range all = *r;
@@ -144,7 +144,7 @@ static struct range joined(const struct range *r)
 	return all;
 }
 
-/* Counts the call; the error that it is to fail with, or 0. */
+/* Counts the call. Returns the error that the call must fail with, or 0. */
 static cu_result entered(void)
 {
 	number[CALLS]++;
@@ -225,7 +225,7 @@ ENTRY(cuDeviceGetAttribute, int *ret, int which, cu_device device)
 	return error;
 }
 
-/* GPU-000102DD-..., DD the device. */
+/* GPU-000102DD-..., where DD is the device. */
 ENTRY(cuDeviceGetUuid, struct cu_uuid *ret, cu_device device)
 {
 	for (unsigned i = 0; i < sizeof(ret->bytes); i++)
@@ -319,7 +319,7 @@ ENTRY(cuIpcGetMemHandle, struct cu_ipc_handle *ret, cu_pointer base)
 	return 0;
 }
 
-/* An allocation is named by where it is mapped. */
+/* The handle of an allocation is the address of its mapping. */
 ENTRY(cuMemRetainAllocationHandle, cu_allocation *ret, void *p)
 {
 	const struct range *r = range_at((uintptr_t)p);
@@ -357,7 +357,7 @@ ENTRY(cuMemGetAllocationPropertiesFromHandle, struct cu_allocation_prop *ret,
 	return 0;
 }
 
-/* A descriptor that programs started later would inherit, as the driver makes no promise. */
+/* Makes an inheritable descriptor, because the driver does not promise close-on-exec. */
 static cu_result export(void *ret)
 {
 	int fd = memfd_create("fake GPU memory", 0);
@@ -410,7 +410,7 @@ ENTRY(cuMemHostUnregister, void *p)
 	return 0;
 }
 
-/* GPUs know host memory by another address, so that a mix-up shows. */
+/* GPUs use another address for host memory, so that a mix-up is detected. */
 ENTRY(cuMemHostGetDevicePointer_v2, cu_pointer *ret, void *p, unsigned flags)
 {
 	*ret = (uintptr_t)p ^ (UINT64_C(1) << 60);

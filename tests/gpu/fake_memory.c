@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the fake plug-in: what is imported, allocated or pinned, and where the bytes of an address are. */
+/* Memory of the fake plug-in: imported, allocated and pinned ranges, and the location of their bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -101,7 +101,8 @@ static int open_handle(const struct gpu_import_spec *spec, struct dray_err *rete
 		fd = fcntl(spec->fd, F_DUPFD_CLOEXEC, 3);
 		snprintf(path, sizeof(path), "descriptor %d", spec->fd);
 	} else if (memcmp(spec->handle, HANDLE_MAGIC, strlen(HANDLE_MAGIC)) != 0) {
-		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE, "this is no handle");
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "this is not a handle of the fake plug-in");
 	} else {
 		memcpy(path, spec->handle + strlen(HANDLE_MAGIC),
 		       GPU_HANDLE_BYTES - strlen(HANDLE_MAGIC));
@@ -129,7 +130,7 @@ static int check_device(int fd, unsigned device, struct dray_err *reterr)
 	on = strtoul(at + strlen(NAME), NULL, 10);
 	if (on != device)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_DEVICE,
-				    "the memory is on device %lu and not on %u", on, device);
+				    "the memory is on device %lu, not on %u", on, device);
 	return 0;
 }
 
@@ -143,7 +144,7 @@ static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
 	i->bytes = (uint64_t)st.st_size;
 	if (spec->bytes > i->bytes)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
-				    "the allocation has %llu bytes and not %llu",
+				    "the allocation has %llu bytes, not %llu",
 				    (unsigned long long)i->bytes, (unsigned long long)spec->bytes);
 	if (spec->allocation && spec->allocation != i->bytes)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
@@ -233,7 +234,7 @@ int fake_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 
 /* --- host memory --------------------------------------------------------------------------------- */
 
-/* The length stands before the page that is handed out. */
+/* The length is stored before the page that is returned. */
 #define HOST_HEAD 4096
 
 int fake_host_alloc(struct gpu_plugin *p, uint64_t bytes, void **ret, struct dray_err *reterr)

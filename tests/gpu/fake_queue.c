@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queues of the fake plug-in: a thread for each, that copies what it is handed, in order. */
+/* Queues of the fake plug-in: each has a thread that carries out its copies in order. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #define ENTRIES 4096
 #define HOLD_LOOK_NS 200000
 
-/* A copy, or a function to call where fn is set. */
+/* A copy, or if fn is set, a function to call. */
 struct entry {
 	struct gpu_copy copy;
 	void (*fn)(void *arg);
@@ -32,7 +32,7 @@ struct queue {
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	bool quit;
-	unsigned head, tail; /* of the ring; both only grow */
+	unsigned head, tail; /* positions in the ring; both only grow */
 	struct entry ring[ENTRIES];
 };
 
@@ -59,7 +59,7 @@ static void illegal(struct queue *q)
 	atomic_store(&fake.devices[q->device].losing, true);
 }
 
-/* False: the device is lost. */
+/* Copies one piece. False: the device is lost. */
 static bool copy_piece(struct queue *q, const struct gpu_copy *c, const struct dray_piece *p)
 {
 	uint64_t first = (uintptr_t)p->to, second = (uintptr_t)p->from;
@@ -108,7 +108,7 @@ static void run(struct queue *q, const struct entry *e)
 		return;
 	}
 	wait_while_held(q);
-	/* in this order: whoever finds the device losing and nothing active knows that nothing begins any more */
+	/* in this order: if the device is losing and active is 0, no copy starts any more */
 	atomic_fetch_add(&d->active, 1);
 	if (!fake_is_losing(q->device))
 		copy_all(q, &e->copy);
@@ -137,7 +137,7 @@ static void *queue_main(void *arg)
 	return NULL;
 }
 
-/* --- who uses it --------------------------------------------------------------------------------- */
+/* --- the functions of the plug-in ---------------------------------------------------------------- */
 
 int fake_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, struct gpu_queue **ret,
 		   struct dray_err *reterr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is around the bytes: streams that order transfers, engines that die, PID namespaces, an agent at rest, and the tools."""
+"""Streams that order transfers, engines that are killed, PID namespaces, an idle agent, and the tools."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def words(t):
             continue
         with t.case(label):
             if t.fake and by == "libdray":
-                raise Skip("the simulated driver has only what the engine asks for")
+                raise Skip("the simulated driver has only the functions that the engine uses")
             engine = t.engine(agent)
             source, target = Side(engine, kind, size), Side(engine, kind, size)
             remote, _ = target.reach(source)
@@ -41,7 +41,7 @@ def words(t):
 def one_death(t, agent, kind, size):
     """An engine is killed while another reads its GPU memory: (seconds until that is free, how the reads ended)."""
     owner, reader, watcher = t.engine(agent), t.engine(agent), t.engine()
-    watcher.ask("memory", 0)  # its context is there before anything is counted
+    watcher.ask("memory", 0)  # makes its context before memory is counted
     there, here = Side(owner, kind, size), Side(reader, "cuda_ipc", size)
     remote, _ = here.reach(there)
     path = t.ops(scattered(MIB, size))
@@ -81,7 +81,7 @@ def deaths(t):
 
 
 def fake_death(t, agent, kind):
-    """Without a GPU: the transfers end, and the agent keeps no descriptor and no mapping of the dead."""
+    """Without a GPU: the transfers end, and the agent keeps no descriptor and no mapping of the dead engine."""
     reader, owner = t.engine(agent), t.engine(agent)
     here = Side(reader, kind, MIB)
     before = agent.resources()
@@ -101,7 +101,7 @@ def fake_death(t, agent, kind):
 
 
 def namespaces(t):
-    """Engines and agent each process 1 of a PID namespace of its own, as in containers."""
+    """The engines and the agent are each process 1 of a PID namespace of their own, as in containers."""
     if not any(t.wanted(f"namespaces: {kind}") for kind in ("cuda_vmm", "cuda_ipc")):
         return
     tried = subprocess.run([*UNSHARED, "true"], stderr=subprocess.PIPE, text=True)
@@ -111,7 +111,7 @@ def namespaces(t):
         return
     agent = t.agent(wrap=UNSHARED)
     for kind in ("cuda_vmm", "cuda_ipc"):
-        label = f"namespaces: {kind}, everyone process 1 of its own"
+        label = f"namespaces: {kind}, each process in a PID namespace of its own"
         if not t.wanted(label):
             continue
         with t.case(label):
@@ -126,13 +126,13 @@ def namespaces(t):
                 t.move(*sides, remote, "read", scattered(16 * KIB, 4 * MIB), transport="gpu")
                 t.say("works")
         t.close_engines()
-    # it is process 1 behind unshare, which signals do not pass
+    # the agent is process 1 below unshare, which does not forward signals
     t.agents.remove(agent)
     agent.kill()
 
 
 def rest(t):
-    """With a context and regions, and nothing to do."""
+    """An idle agent with a context and regions uses no processor."""
     if not t.wanted("rest: the agent uses no processor"):
         return
     agent = t.agent()
@@ -158,10 +158,10 @@ def rest(t):
 
 
 def refused(t):
-    """Memory that ends before the extent is refused in words."""
+    """An extent beyond the end of its memory is refused with a reason."""
     agent = t.agent()
     for kind in ("cuda_vmm", "cuda_ipc"):
-        label = f"refused: an extent behind the end of {kind} memory"
+        label = f"refused: an extent beyond the end of {kind} memory"
         if not t.wanted(label):
             continue
         with t.case(label):
@@ -179,7 +179,7 @@ def refused(t):
 
 
 def tools(t):
-    """What the tools show, for people to read in the log of this run."""
+    """Prints the output of the tools to the log of this run."""
     if not t.wanted("tools"):
         return
     agent = t.agent()
@@ -190,7 +190,7 @@ def tools(t):
         with t.case(f"tools: drayctl {' '.join(words)}"):
             done = agent.ctl(*words, check=False)
             t.say(done.stdout + done.stderr)
-            # doctor's status tells of what it found
+            # doctor's exit status is 1 if it found a problem
             assert done.returncode == 0 or words == ("doctor",) and done.returncode == 1, f"exit status {done.returncode}"
     with t.case("tools: drayctl gpus --json"):
         got = json.loads(agent.ctl("gpus", "--json", check=False).stdout)
@@ -204,11 +204,11 @@ def tools(t):
 
 
 def plugin(t):
-    """The plug-in alone, plain and watched by compute-sanitizer; and the client's helpers with PyTorch."""
+    """The plug-in without an agent, plain and under compute-sanitizer; and the client's helpers with PyTorch."""
     checker = harness.BUILD / "tests/gpu/ceiling_gpu"
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     ways = [("plugin: checks itself", [], ["--check"])]
-    # the driver is asked what it refuses: how large an allocation is shows in no other way
+    # API errors are expected: the plug-in finds the size of an allocation by trying
     options = ["--error-exitcode", "9", "--target-processes", "all", "--report-api-errors", "no"]
     ways += [(f"plugin: {tool}", [sanitizer, "--tool", tool, *options[:None if tool == "memcheck" else -2]], ["--quick"])
              for tool in ("memcheck", "racecheck")]

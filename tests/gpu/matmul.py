@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that computes: matrix products on GPU 0 by PyTorch. Each line of input is a number of products; the answer is
-{"seconds": ...} that they took, and first of all {"products": how many take about a fifth of a second}."""
+"""Matrix products on GPU 0 by PyTorch, as load. First prints {"products": the number that takes about a fifth of a second}.
+Each line of input is a number of products; the answer is {"seconds": their duration}."""
 
 import json
 import sys

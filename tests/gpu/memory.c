@@ -75,7 +75,7 @@ static bool gpu_alloc(struct memory *m, struct cuda *c, char *why, size_t n)
 		return false;
 	if (m->kind == MEMORY_VMM)
 		return vmm_alloc(m, c, why, n);
-	/* whole pages, so that a descriptor of it can be had */
+	/* whole pages, so that it can be exported as a descriptor */
 	if (!cuda_ok(c, c->alloc(&m->address, (m->bytes + 65535) & ~UINT64_C(65535)), "cuMemAlloc",
 		     why, n))
 		return false;
@@ -110,7 +110,7 @@ bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t b
 		ok = gpu_alloc(m, c, why, n);
 		break;
 	default:
-		snprintf(why, n, "no kind of memory: %s", kind);
+		snprintf(why, n, "unknown kind of memory: %s", kind);
 		return false;
 	}
 	if (!ok)
@@ -144,7 +144,7 @@ bool memory_write(struct memory *m, struct cuda *c, uint64_t at, const void *fro
 	if (m->host)
 		memcpy(m->host + at, from, bytes);
 	else
-		/* the call may return before the last bytes are there, where another process looks next */
+		/* the call may return before the last bytes are in place, and another process reads them next */
 		return cuda_use(c, m->device, why, n) &&
 		       cuda_ok(c, c->to_device(m->address + at, from, bytes), "cuMemcpyHtoD", why,
 			       n) &&

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of an engine, of every kind that can be a region, on a GPU or on the host. Whatever the kind, the engine writes
- * it and reads it back.
+ * Memory of an engine, of every kind that can be a region, on a GPU or on the host. The engine writes and reads every
+ * kind.
  */
 #ifndef DRAY_TESTS_GPU_MEMORY_H
 #define DRAY_TESTS_GPU_MEMORY_H
@@ -16,15 +16,15 @@ struct memory {
 	int device;
 	uint64_t bytes;
 	uint8_t handle[64];   /* ipc */
-	int fd;               /* the others; -1 */
-	uint8_t *host;        /* NULL: the GPU's */
-	cuda_address address; /* where not on the host */
+	int fd;               /* of all other kinds; -1: none */
+	uint8_t *host;        /* NULL: GPU memory */
+	cuda_address address; /* of GPU memory */
 	cuda_handle vmm;
 	uint64_t mapped; /* vmm: bytes, whole granules */
 	char device_name[48];
 };
 
-/* memfd, cuda_ipc, cuda_vmm or dmabuf. False, with why: it cannot be had. */
+/* Allocates memfd, cuda_ipc, cuda_vmm or dmabuf. False, with the reason in why: that failed. */
 bool memory_alloc(struct memory *m, struct cuda *c, const char *kind, uint64_t bytes, int device,
 		  char *why, size_t n);
 void memory_free(struct memory *m, struct cuda *c);
@@ -34,7 +34,7 @@ bool memory_write(struct memory *m, struct cuda *c, uint64_t at, const void *fro
 bool memory_read(struct memory *m, struct cuda *c, uint64_t at, void *to, uint64_t bytes, char *why,
 		 size_t n);
 
-/* As libdray takes it. */
+/* The kind in libdray's enumeration. */
 enum dray_kind memory_region_kind(const struct memory *m);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes that differ at every place and for every seed, so that a byte in a wrong place is seen. */
+/* Bytes that differ by place and seed, so that a byte at a wrong place is detected. */
 #ifndef DRAY_TESTS_GPU_PATTERN_H
 #define DRAY_TESTS_GPU_PATTERN_H
 

@@ -19,7 +19,7 @@ struct CUstream_st {
 	CUcontext context;
 };
 
-/* Of a stream, in order: a copy's end, or a call. */
+/* A step of a stream: the end of a copy, or a call of a function. */
 struct step {
 	CUstream stream;
 	CUcontext context;
@@ -294,7 +294,7 @@ CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
 
 /* --- streams ------------------------------------------------------------------------------------ */
 
-/* Does what the stream (NULL: any) has to do. Nothing comes to its end in a lost context. */
+/* Carries out the steps of a stream (NULL: of all). Steps in a lost context never end. */
 static void drain(CUstream stream)
 {
 	unsigned left = 0;

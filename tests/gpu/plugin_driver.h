@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libcuda.so.1 without a GPU, as much of it as the CUDA plug-in asks for: contexts, streams, IPC and VMM handles, and
- * no byte that is ever copied. A test loads it by path before the plug-in, which then gets it too, and says what fails.
- * One thread.
+ * A libcuda.so.1 without a GPU, with the functions that the CUDA plug-in uses: contexts, streams, IPC and VMM handles. It
+ * copies no bytes. A test loads it by path before the plug-in, which then gets the same library, and chooses which
+ * functions fail. For one thread.
  *
- * IPC handle: the device that the memory is on, then a number. VMM: a descriptor of a file as large as the allocation,
- * which is on device 0.
+ * IPC handle: the device of the memory, then a number. VMM: a descriptor of a file as large as the allocation, which is
+ * on device 0.
  */
 #ifndef DRAY_TESTS_GPU_PLUGIN_DRIVER_H
 #define DRAY_TESTS_GPU_PLUGIN_DRIVER_H
@@ -16,25 +16,25 @@
 #define PLUGIN_DRIVER_API
 #endif
 
-/* Before a plug-in is opened: nothing fails, attributes are 1. */
+/* Call it before a plug-in is opened. Afterwards no function fails, and attributes are 1. */
 PLUGIN_DRIVER_API void plugin_driver_reset(void);
-/* A function ("cuIpcOpenMemHandle") gives that result where a context of the device is current, and so on; NULL: none does. */
+/* Makes a function ("cuIpcOpenMemHandle") return the result while a context of the device is current; NULL: no function. */
 PLUGIN_DRIVER_API void plugin_driver_fail(const char *function, int device, int result);
-/* What all devices say. */
+/* Sets an attribute of all devices. */
 PLUGIN_DRIVER_API void plugin_driver_attribute(int attribute, int value);
-/* What is submitted is not done until it is let go, or until somebody waits for it. */
+/* true: submitted work is not done until hold(false), or until a call waits for it. */
 PLUGIN_DRIVER_API void plugin_driver_hold(bool hold);
-/* What is held of a stream is done when that has been looked at so often, whatever the answer was. */
+/* Held work of a stream is done after this number of queries of the stream. */
 PLUGIN_DRIVER_API void plugin_driver_finish_after(unsigned looks);
-/* The device's context answers with an error from here on; what was called for its end, when it is destroyed. */
+/* From now on calls in the device's context fail; its pending callbacks run when it is destroyed. */
 PLUGIN_DRIVER_API void plugin_driver_lose(int device);
-/* The same behind the next call of the function, which still succeeds. */
+/* The same after the next call of the function, which still succeeds. */
 PLUGIN_DRIVER_API void plugin_driver_lose_in(const char *function, int device);
 
 /*
- * "contexts", "opened" (IPC memory), "streams": of the device, now. "maps": of VMM memory, tried so far. "waiting":
- * calls at the end of copies, of the device. Of all devices, so far: "waits" for streams without a limit; "cut", copies
- * that were under way when their stream was destroyed.
+ * Current numbers of the device: "contexts", "opened" (IPC memory), "streams", "waiting" (callbacks after copies). Totals of
+ * all devices: "maps" (attempts to map VMM memory), "waits" (for streams, without a limit), "cut" (copies in flight when
+ * their stream was destroyed).
  */
 PLUGIN_DRIVER_API int plugin_driver_count(const char *what, int device);
 

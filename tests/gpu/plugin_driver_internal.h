@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the plug-in's driver share. */
+/* Shared by the files of the plug-in's fake driver. */
 #ifndef DRAY_TESTS_GPU_PLUGIN_DRIVER_INTERNAL_H
 #define DRAY_TESTS_GPU_PLUGIN_DRIVER_INTERNAL_H
 
@@ -15,12 +15,12 @@
 #define PLUGIN_DRIVER_MEMORY (64 * PLUGIN_DRIVER_GRANULE)
 
 struct CUctx_st {
-	int device; /* -1: this place is free */
+	int device; /* -1: this element is free */
 	bool lost;
 };
 
 extern struct plugin_driver {
-	CUcontext contexts, current; /* of all; NULL: none */
+	CUcontext contexts, current; /* array of all contexts; the current one, NULL: none */
 	int maps;
 	unsigned n_failing;
 	struct {
@@ -28,11 +28,11 @@ extern struct plugin_driver {
 		int device;
 		CUresult result;
 	} failing[PLUGIN_DRIVER_FAILING];
-	const char *losing; /* NULL: nothing */
+	const char *losing; /* function of plugin_driver_lose_in(); NULL: none */
 	int losing_device;
 } plugin_driver;
 
-/* First in a function that needs a context: what it fails with. */
+/* Called first by functions that need a context. Returns the error to fail with, or CUDA_SUCCESS. */
 CUresult plugin_driver_entered(const char *function);
 
 #define ENTERED()                                                    \
@@ -42,7 +42,7 @@ CUresult plugin_driver_entered(const char *function);
 			return entered_;                             \
 	} while (0)
 
-/* plugin_driver_memory.c: how much IPC memory is open on the device; the context is destroyed */
+/* plugin_driver_memory.c: number of open IPC memories of the device; frees the memory of a destroyed context */
 int plugin_driver_opened(int device);
 void plugin_driver_forget(CUcontext c);
 

@@ -10,15 +10,15 @@
 #define IPC_BYTES (1u << 20)
 
 static struct {
-	CUcontext context; /* NULL: this place is free */
+	CUcontext context; /* NULL: this element is free */
 	CUdeviceptr address;
 	int device;
 } opens[OPENS_MAX];
 
-/* It goes with its context. */
+/* Freed with its context. */
 static struct {
 	CUcontext context;
-	void *base; /* NULL: this place is free */
+	void *base; /* NULL: this element is free */
 } allocated[OPENS_MAX];
 
 static void allocated_free(unsigned i)
@@ -97,7 +97,7 @@ CUresult cuMemHostUnregister(void *base)
 	return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Elsewhere in each context. */
+/* The address differs in each context. */
 CUresult cuIpcOpenMemHandle(CUdeviceptr *ret, CUipcMemHandle handle, unsigned flags)
 {
 	unsigned i = 0;
@@ -147,7 +147,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *ret_base, size_t *ret_bytes, CUdevice
 	return CUDA_SUCCESS;
 }
 
-/* An allocation is its size. */
+/* The handle of an allocation is its size. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret, void *handle,
 					CUmemAllocationHandleType type)
 {

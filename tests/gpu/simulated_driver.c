@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libcuda.so.1 for engines on machines without GPUs. Its memory is what the fake plug-in takes for GPU memory
- * (fake.h), so engine and agent meet as they do on a GPU. A stream is a thread that does what was queued, in order.
- * No more of the driver is here than driver.h asks for. What has IPC handles are files in $FAKE_GPU_FOLDER.
+ * A libcuda.so.1 for engines on machines without GPUs. Its memory is GPU memory for the fake plug-in (fake.h), so that
+ * engine and agent share memory as on a GPU. A stream is a thread that carries out the queued steps in order. It has only
+ * the functions of driver.h. Memory with IPC handles is in files in $FAKE_GPU_FOLDER.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -25,11 +25,11 @@
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
 
 static struct memory {
-	int fd; /* 0: this place is free */
+	int fd; /* 0: this element is free */
 	int device;
 	uint64_t bytes;
 	void *mapped;  /* NULL: reserved and mapped by the caller */
-	char path[60]; /* "": it has no name */
+	char path[60]; /* "": a memfd without a path */
 } memories[MEMORIES];
 static int current;
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of GPU memory share: engines (engine.c), lists of operations, cases and how they are told.
+"""Shared parts of the GPU memory tests: engines (engine.c), lists of operations, cases and their report.
 
-With the fake plug-in the same runs where no GPU is: its memory is files, and threads copy.
+With the fake plug-in the same cases run without a GPU: its memory is files, and threads copy.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ sys.path[:0] = [str(ROOT / p) for p in ("tests/gpu", "tests/bench", "tests/integ
 import harness  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-LIMIT = 60  # seconds until an engine must have answered
+LIMIT = 60  # seconds in which an engine must answer
 ENGINE = harness.BUILD / "tests/gpu/engine"
 FAKE = harness.BUILD / "tests/gpu/dray-fake-gpu.so"
 SIMULATED = harness.BUILD / "tests/gpu/simulated"  # a driver library for the engines beside it
 
 
 class Skip(Exception):
-    """This cannot be seen here; says why."""
+    """The case cannot run here; has the reason."""
 
 
 class EngineError(Exception):
@@ -39,11 +39,11 @@ class EngineError(Exception):
 
 
 class Engine:
-    """engine.c, asked one thing at a time."""
+    """engine.c in a process; runs one command at a time."""
 
     def __init__(self, agent=None, prefix=(), fake=None):
-        """fake: a folder for what is no GPU memory."""
-        # setpriv: an engine does not outlive a test run that was killed
+        """fake: the folder for fake GPU memory."""
+        # setpriv: the kernel kills the engine if the test run is killed
         driver = [f"LD_LIBRARY_PATH={SIMULATED}", f"FAKE_GPU_FOLDER={fake}"] if fake else []
         self.process = subprocess.Popen([*prefix, "setpriv", "--pdeathsig=KILL", "env", *driver, str(ENGINE)],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -91,7 +91,7 @@ class Engine:
         self.process.stdout.close()
 
     def kill(self):
-        """SIGKILL; gives the time of its death, in CLOCK_MONOTONIC."""
+        """Sends SIGKILL; returns the time of death in CLOCK_MONOTONIC."""
         pidfd = os.pidfd_open(self.process.pid)
         self.process.kill()
         harness.wait_exit(pidfd)
@@ -127,7 +127,7 @@ class Side:
 
 
 class Suite:
-    """One run: the machine, its GPUs, agents and engines, and how the cases ended."""
+    """One run: the machine's GPUs, agents and engines, and the results of the cases."""
 
     def __init__(self, fake=False, only=()):
         self.fake, self.only = fake, [word.lower() for word in only]
@@ -139,7 +139,7 @@ class Suite:
         self.agents = []
 
     def look(self):
-        """Finds the GPUs; gives why there are none, or ''."""
+        """Finds the GPUs; returns the reason if there are none, otherwise ''."""
         for path in (ENGINE, *((FAKE, SIMULATED) if self.fake else ())):
             if not path.exists():
                 return f"{path} is not built"
@@ -159,13 +159,13 @@ class Suite:
 
     @contextlib.contextmanager
     def case(self, name):
-        """One line of the result: what fails inside is told, and the next case goes on."""
+        """A case, with a line in the report. A failure is reported, and the next case runs."""
         began = time.monotonic()
         try:
             yield
         except Skip as e:
             self.tell("skip", name, str(e))
-        except Exception as e:  # whatever it is, it is this case's result
+        except Exception as e:  # any exception is a failure of this case
             self.tell("not ok", name, f"{time.monotonic() - began:.1f} s")
             text = str(e) if isinstance(e, (EngineError, AssertionError)) else traceback.format_exc()
             self.say(text)
@@ -195,7 +195,7 @@ class Suite:
         return agent.start()
 
     def drop(self, agent):
-        """Ends an agent, which must have nothing to complain of."""
+        """Stops an agent, which must exit with status 0 and a clean log."""
         self.agents.remove(agent)
         agent.stop()
 
@@ -210,7 +210,7 @@ class Suite:
         self.engines.clear()
 
     def clear(self):
-        """Ends what a part has left behind."""
+        """Ends the agents and engines that a part has left."""
         for engine in self.engines:
             engine.process.kill()
         self.close_engines()
@@ -226,7 +226,7 @@ class Suite:
         self.lab.close()
 
     def device(self, n):
-        """The number of the n-th GPU that a test uses, or Skip."""
+        """Returns the number of the n-th usable GPU; raises Skip if there are fewer."""
         if n >= len(self.gpus):
             raise Skip(f"there are {len(self.gpus)} GPUs")
         return n
@@ -234,7 +234,7 @@ class Suite:
     # --- operations ---
 
     def ops(self, ops):
-        """The file of a list of operations."""
+        """Writes a list of operations to a file; returns its path."""
         data = array("Q", [word for op in ops for word in op]).tobytes()
         if data not in self.lists:
             path = self.lab.tmp / f"ops{len(self.lists)}"
@@ -247,7 +247,7 @@ class Suite:
         return self.seed
 
     def move(self, here, there, remote, direction, ops, *, batch=4096, depth=4, latency=False, transport=None):
-        """Fills both sides, moves, and looks at every byte of both. Gives what the engine tells of the transfers."""
+        """Fills both sides, runs the operations, and checks every byte of both. Returns the engine's answer."""
         seeds = {side: self.new_seed() for side in (here, there)}
         source, target = (here, there) if direction == "write" else (there, here)
         for side in (here, there):
@@ -261,13 +261,13 @@ class Suite:
         ran = here.engine.ask("run", here.region, remote, direction, path, len(ops), batch, depth,
                               *(["latency"] if latency else []))
         if transport:
-            assert ran["transport"] == transport, f"it went by {ran['transport']} instead of {transport}"
+            assert ran["transport"] == transport, f"the transport was {ran['transport']} instead of {transport}"
         target.engine.ask("check", target.region, seeds[target], seeds[source], path, "here" if target is here else "there")
         return ran
 
 
 def scattered(size, total, seed=1):
-    """All pieces of `size` bytes of two memories of `total` bytes: each of one goes to a place of its own in the other."""
+    """Operations between all pieces of `size` bytes of two memories of `total` bytes, in random order."""
     rng = random.Random(seed)
     here, there = list(range(total // size)), list(range(total // size))
     rng.shuffle(here)

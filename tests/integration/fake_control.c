@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An agent that is nothing but a control socket, for tests of drayctl: fake_control PATH. Each line of standard
- * input is a JSON object that says what it is from then on:
- *   {"records": {"ListSegments": [{"segment": "a:1", ...}]}}  what list methods answer; fields by the interface
- *   {"state": "draining"}                                     its property
+ * A fake agent that has only a control socket, for tests of drayctl: fake_control PATH. Each line of standard
+ * input is a JSON object that sets its behaviour from then on:
+ *   {"records": {"ListSegments": [{"segment": "a:1", ...}]}}  answers of list methods, with the interface's fields
+ *   {"state": "draining"}                                     the property State
  *   {"errors": {"SetHint": ["org...Error.AccessDenied", "no"]}}
- *   {"hang": true}                                            calls are not answered any more
+ *   {"hang": true}                                            calls are no longer answered
  *   {"drop": true}                                            every connection is closed
  *   {"signal": ["SegmentChanged", "a:1", "probing", "ready", "it answers"]}
  * Each line of standard output is a JSON array: a call's member and arguments, or ["done"] for a line of input.
@@ -91,7 +91,7 @@ static void list_append(sd_bus_message *m, const struct dray_dbus_field *fields,
 	sd_bus_message_close_container(m);
 }
 
-/* Strings, numbers, truths and a list of strings are all that is called with. */
+/* The arguments of calls are strings, numbers, booleans and lists of strings. */
 static json_t *arguments(sd_bus_message *m)
 {
 	json_t *call = json_pack("[s]", sd_bus_message_get_member(m)), *list;
@@ -217,7 +217,7 @@ static void obey(json_t *j)
 		signal_send(v);
 }
 
-/* Lines come one at a time: the other end waits for ["done"]. */
+/* Lines come one at a time, because the other end waits for ["done"]. */
 static int heard(sd_event_source *s, int fd, uint32_t events, void *arg)
 {
 	static char line[1 << 20];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The C side of the comparison with Python: reads {u8 protocol, u16 type, u32 length, body} until
- * the end of stdin and writes for each {u32 error code, u32 length, message}: the body decoded and
- * encoded again with request id 7, or nothing where it was refused. 0xffffffff: unknown type.
+ * The C side of the comparison with Python: reads {u8 protocol, u16 type, u32 length, body} until the end of
+ * stdin, decodes each body and encodes it again with request id 7. For each it writes {u32 error code, u32 length,
+ * message}; the message is empty if the body was refused. Error code 0xffffffff: unknown type.
  */
 #include <errno.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine that waits for one small transfer after the other: waiter SOCKET [spin_us]. Each line of standard
- * input is a number of transfers; each line of standard output is how it waited for them, in JSON, and what the
- * kernel counts of its thread's giving the CPU away. Where it cannot connect, the line says why.
+ * An engine that makes small transfers, one at a time: waiter SOCKET [spin_us]. Each line of standard input is a
+ * number of transfers. Each line of standard output is JSON: how it waited for them, and the kernel's count of the
+ * thread's voluntary context switches. If it cannot connect, the line has the reason.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static void trips(struct dray *d, struct dray_transfer *t, uint8_t *from, const 
 		check(d, dray_submit(d, t, &id), "submit");
 		check(d, dray_wait(d, id, 20000, &c), "wait");
 		if (c.status || memcmp(from, to, 64))
-			die("transfer", c.status ? c.message : "the bytes are not there");
+			die("transfer", c.status ? c.message : "the bytes did not arrive");
 	}
 }
 
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	if (dray_memory_alloc(BYTES, 0, &from) || dray_memory_alloc(BYTES, 0, &to))
-		die("memory", "there is none");
+		die("memory", "cannot be allocated");
 	check(d, dray_region_add_memory(d, &from, DRAY_READ | DRAY_WRITE, &t.local), "region");
 	check(d, dray_region_add_memory(d, &to, DRAY_READ | DRAY_WRITE, &theirs), "region");
 	check(d, dray_region_export(d, theirs, NULL, &token), "export");
