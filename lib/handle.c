@@ -48,7 +48,7 @@ int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)
 	return 0;
 }
 
-void *dray_handles_del(struct dray_handles *t, dray_handle h)
+void *dray_handles_retire(struct dray_handles *t, dray_handle h)
 {
 	void *p = dray_handles_get(t, h);
 	struct dray_handle_slot *s;
@@ -59,9 +59,22 @@ void *dray_handles_del(struct dray_handles *t, dray_handle h)
 	s->p = NULL;
 	if (++s->gen == 0)
 		s->gen = 1;
-	s->next_free = t->free_head;
-	t->free_head = dray_handle_index(h);
 	t->count--;
+	return p;
+}
+
+void dray_handles_reuse(struct dray_handles *t, dray_handle h)
+{
+	t->slots[dray_handle_index(h)].next_free = t->free_head;
+	t->free_head = dray_handle_index(h);
+}
+
+void *dray_handles_del(struct dray_handles *t, dray_handle h)
+{
+	void *p = dray_handles_retire(t, h);
+
+	if (p)
+		dray_handles_reuse(t, h);
 	return p;
 }
 

@@ -54,6 +54,13 @@ static inline void *dray_handles_get(const struct dray_handles *t, dray_handle h
 void *dray_handles_del(struct dray_handles *t, dray_handle h);
 
 /*
+ * The same in two steps, for an index that other threads still use: the handle is stale at once and no longer counts, its
+ * index is reused only after dray_handles_reuse(), which follows once.
+ */
+void *dray_handles_retire(struct dray_handles *t, dray_handle h);
+void dray_handles_reuse(struct dray_handles *t, dray_handle h);
+
+/*
  * Iterates: start with *cursor = 0; returns the next live pointer, or NULL at the end. The entry just
  * returned may be deleted in between.
  */

@@ -301,7 +301,10 @@ static struct peer *peer_free(struct peer *peer)
 		return NULL;
 	dray_list_del(&peer->all_link);
 	dray_map_del(&peer->p->by_id, &peer->by_id);
-	dray_handles_del(&peer->p->handles, peer->handle);
+	if (peer->handle) {
+		dray_handles_retire(&peer->p->handles, peer->handle);
+		dray_handles_reuse(&peer->p->handles, peer->handle);
+	}
 	fences_clear(peer);
 	conn_free(peer->conn);
 	sd_event_source_disable_unref(peer->timer);

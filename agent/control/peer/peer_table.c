@@ -14,8 +14,8 @@ void peer_table_del(struct peer *peer)
 {
 	struct peers *p = peer->p;
 
-	dray_handles_del(&p->handles, peer->handle);
-	peer->handle = 0;
+	/* the workers keep the peer under its index until they release the link */
+	dray_handles_retire(&p->handles, peer->handle);
 	dray_map_del(&p->by_id, &peer->by_id);
 	dray_list_del(&peer->all_link);
 	dray_list_add(&p->closed, &peer->all_link);
