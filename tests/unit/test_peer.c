@@ -519,6 +519,33 @@ static void test_import_meets_goodbye(void **state)
 	rig_kill(b);
 }
 
+/* The workers keep a closed peer under its index until they release the link; a new peer must not get that index. */
+static void test_index_is_not_reused_before_release(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10), *b = rig_start(e, 2, 20);
+	struct rig_import i, again, last;
+
+	rig_connect(a, b, &i);
+	a->hold_downs = true;
+	dray_list_for_each(&b->peers->all, peer, struct peer, all_link)
+		peer_close(peer, DRAY_E_PEER_LOST, "lost");
+	assert_true(rig_until(e, a->lost == 1));
+	rig_connect(a, b, &again);
+	assert_int_not_equal(dray_handle_index(again.peer), dray_handle_index(i.peer));
+	a->hold_downs = false;
+	sd_event_source_set_enabled(a->downs_event, SD_EVENT_ONESHOT);
+	assert_true(rig_until(e, a->downs_done == 1));
+	dray_list_for_each(&b->peers->all, other, struct peer, all_link)
+		peer_close(other, DRAY_E_PEER_LOST, "lost");
+	assert_true(rig_until(e, a->downs_done == 2));
+	rig_for(e, 20);
+	rig_connect(a, b, &last);
+	assert_true(dray_handle_index(last.peer) <= dray_handle_index(again.peer));
+	rig_kill(a);
+	rig_kill(b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -541,6 +568,7 @@ int main(void)
 		cmocka_unit_test(test_stop),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_import_meets_goodbye),
+		cmocka_unit_test(test_index_is_not_reused_before_release),
 	};
 
 	dray_log_setup(getenv("DRAY_TEST_LOG") ? DRAY_LOG_DEBUG : DRAY_LOG_ERROR,
