@@ -76,7 +76,7 @@ def test_output_is_a_valid_file(drayd, lab):
     ("peer: { heartbeat = \"1ms\"; };\n", 1, ["peer.heartbeat", "50ms"]),
     ("data: { mode = 660; };\n", 1, ["data.mode", "0"]),
     ("peer: { listen = \"nowhere\"; };\n", 1, ["peer.listen", "nowhere"]),
-    ("http: { listen = [\"localhost:7412\"]; };\n", 1, ["http.listen", "is a name", "10.0.0.1:PORT"]),
+    ("http: { listen = [\"localhost:7412\"]; };\n", 1, ["http.listen", "is a name", "127.0.0.1:7412"]),
     ("http: { probe_listen = [\"10.0.0.1\"]; };\n", 1, ["http.probe_listen", "port"]),
     ("http: { listen = [\"none\", \"[::1]:0\"]; };\n", 1, ["http.listen", "stand alone"]),
     ("ready: { require = [\"rmda\"]; };\n", 1, ["ready.require", "rmda", "rdma, tcp, segment:HOST:PORT"]),
