@@ -5,6 +5,7 @@
 #   make demo         two agents move a KV cache (installs missing packages, builds, runs)
 #   make check        every test, with a time budget for each stage (installs missing packages)
 #   make check-unit   one stage of it: check-lint -build -unit -tsan -fuzz -namespaces -vm
+#   make check-long   longer fuzzing, and the virtual machine's tests with sanitizers and in all variants
 #   make bench        measurements against their ceilings, into build/bench/*.json, docs/benchmarks.md and its plots
 #   make bench-vm     the same for rdma, over Soft-RoCE in the virtual machine; PARTS="rdma_idle ..."
 #   make install      DESTDIR= PREFIX=/usr/local

@@ -11,8 +11,10 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "integration"))
 sys.path.insert(1, str(HERE.parents[1] / "client/python"))
+sys.path.append(str(HERE.parent))
 
 import harness  # noqa: E402
+from claims import pytest_runtestloop  # noqa: E402, F401
 
 # long limits: a slow emulator must not look like a dead peer, a lost answer or a hanging transfer
 CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s",
@@ -203,43 +205,14 @@ def rdma_lab():
     lab.close("DRAY_KEEP" in os.environ)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session):
-    """With DRAY_CLAIMS, a folder shared by several machines, each machine runs the files that no other one has claimed."""
-    if "DRAY_CLAIMS" not in os.environ or session.testsfailed or session.config.option.collectonly:
-        return None
-    items = claimed(session.items, pathlib.Path(os.environ["DRAY_CLAIMS"]))
-    item = next(items, None)
-    while item:
-        following = next(items, None)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        item = following
-    return True
-
-
-def claimed(items, folder):
-    """The tests of the files that this machine claims. It claims a file when it has run the previous one; the longest files
-    come first, because all machines wait for the last file."""
-    mine = {}
-    for item in sorted(items, key=lambda item: -item.path.stat().st_size):
-        name = item.path.stem
-        if name not in mine:
-            try:
-                (folder / name).mkdir()
-                mine[name] = True
-            except FileExistsError:
-                mine[name] = False
-        if mine[name]:
-            yield item
-
-
 LAB = []
 REPEATED = ("test_operations[65536-ring]", "test_operations[4097-arena]", "test_peer_stopped[read]", "test_client_killed[read]")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out variants that differ little from others, because the emulator is slow."""
-    items[:] = [i for i in items if i.name not in REPEATED]
+    """Leaves out variants that differ little from others, because the emulator is slow; `make check-long` has the time."""
+    if "DRAY_LONG" not in os.environ:
+        items[:] = [i for i in items if i.name not in REPEATED]
 
 
 @pytest.hookimpl(hookwrapper=True)
