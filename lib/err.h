@@ -28,6 +28,9 @@ static inline void dray_err_init(struct dray_err *e)
 int dray_err_set(struct dray_err *e, int ret, int code, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
+/* An error by value. code 0: a reason that is no error. */
+struct dray_err dray_err_of(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
 /* Text of an errno value (positive or negative) in a static table; thread-safe. */
 const char *dray_errno_text(int err);
 

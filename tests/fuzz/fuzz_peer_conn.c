@@ -146,7 +146,7 @@ static void accept_one(struct peers *p)
 	dray_assert(dray_addr_parse("127.0.0.1:5", &s->from) == 0);
 	dray_list_add(&p->incoming, &s->link);
 	p->n_incoming++;
-	dray_assert(conn_new_detached(&s->conn, p->event, &ops, s) >= 0);
+	dray_assert(conn_new_detached(&s->conn, p->deps.event, &ops, s) >= 0);
 	s->conn->message_max = INCOMING_MESSAGE_MAX;
 }
 
@@ -160,7 +160,7 @@ static void dialled(struct peers *p, uint8_t who)
 		return;
 	dray_assert(dray_addr_parse("127.0.0.1:5", &peer->addr) == 0);
 	snprintf(peer->segment, sizeof(peer->segment), "127.0.0.1:5");
-	dray_assert(conn_new_detached(&peer->conn, p->event, &peer_conn_ops, peer) >= 0);
+	dray_assert(conn_new_detached(&peer->conn, p->deps.event, &peer_conn_ops, peer) >= 0);
 	peer->fsm.state = PEER_STATE_HELLO;
 	peer->fsm.attempt_end_ns = INT64_MAX;
 }
@@ -296,7 +296,7 @@ static void step(struct rig *rig, uint8_t op, uint8_t which, const uint8_t *p, s
 	case OP_END:
 		c = nth_conn(rig->peers, which % 8);
 		if (c)
-			conn_fail(c, DRAY_E_PEER_LOST, "it ended");
+			conn_fail(c, dray_err_of(DRAY_E_PEER_LOST, "it ended"));
 		break;
 	case OP_TURN:
 		for (unsigned i = 0; i < 3; i++)
@@ -336,8 +336,8 @@ static void end_all(struct rig *rig)
 	while (!dray_list_empty(&p->incoming))
 		incoming_free(dray_list_first(&p->incoming, struct incoming, link));
 	while (!dray_list_empty(&p->all))
-		peer_close(dray_list_first(&p->all, struct peer, all_link), DRAY_E_PEER_LOST,
-			   "the input ends");
+		peer_event_why(dray_list_first(&p->all, struct peer, all_link), PEER_EVENT_CLOSE,
+			       dray_err_of(DRAY_E_PEER_LOST, "the input ends"));
 	for (unsigned i = 0; i < 20 && !dray_list_empty(&p->closed); i++)
 		sd_event_run(rig->event, 0);
 	dray_assert(!pending && !notified && !asked);

@@ -57,7 +57,7 @@ struct lab {
 	unsigned closes, replies, refusals, close_replies;
 	struct pmsg_window window; /* as told last, but for its rails */
 	unsigned windows, window_rails;
-	peer_stage_fn stage_fn;
+	peer_done_fn stage_fn;
 	void *stage_arg;
 	int stage_error;
 	uint64_t staged; /* the request that was answered last */
@@ -390,7 +390,7 @@ void peers_send_window(struct peers *p, dray_handle peer, const struct pmsg_wind
 	lab->windows++;
 }
 
-int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_stage_fn fn,
+int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_done_fn fn,
 		void *arg)
 {
 	(void)p;

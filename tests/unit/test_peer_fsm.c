@@ -37,13 +37,13 @@ static void changed(struct peer_fsm *f, enum peer_state old, enum peer_event eve
 	of(f)->changes++;
 }
 
-static int dial(struct peer_fsm *f)
+static int dial(struct peer_fsm *f, struct dray_err *reterr)
 {
 	of(f)->dials++;
 	return of(f)->dial_result;
 }
 
-static int up(struct peer_fsm *f)
+static int up(struct peer_fsm *f, struct dray_err *reterr)
 {
 	of(f)->ups++;
 	return of(f)->up_result;
@@ -60,10 +60,10 @@ static void closed(struct peer_fsm *f, bool was_up)
 	of(f)->was_up = was_up;
 }
 
-static void heartbeat(struct peer_fsm *f)
+static void heartbeat(struct peer_fsm *f, int64_t rest_ns)
 {
 	of(f)->heartbeats++;
-	of(f)->told_rests = f->rests;
+	of(f)->told_rests = rest_ns != 0;
 }
 
 static bool needed(struct peer_fsm *f)
@@ -84,14 +84,15 @@ static bool busy(struct peer_fsm *f)
 static const struct peer_fsm_ops ops = { changed,   dial,   up,     drop, closed,
 					 heartbeat, needed, in_use, busy };
 
-static const struct peer_fsm_config cfg = {
-	.connect_timeout_ns = 5 * SEC,
-	.backoff_min_ns = 50 * MS,
-	.backoff_max_ns = 5 * SEC,
-	.heartbeat_ns = 1 * SEC,
-	.rest_heartbeat_ns = 15 * SEC,
-	.rest_after_ns = 3 * SEC,
-	.idle_ns = 600 * SEC,
+static const struct dray_config cfg = {
+	.peer = {
+		.connect_timeout = 5 * SEC,
+		.backoff_min = 50 * MS,
+		.backoff_max = 5 * SEC,
+		.heartbeat = 1 * SEC,
+		.rest_heartbeat = 15 * SEC,
+		.idle_timeout = 600 * SEC,
+	},
 };
 
 static void init(struct rig *r, bool initiator)
@@ -104,9 +105,11 @@ static void init(struct rig *r, bool initiator)
 	r->f.silence_ns = 3 * SEC;
 }
 
-static int step(struct rig *r, enum peer_event e)
+static void step(struct rig *r, enum peer_event e)
 {
-	return peer_step(&r->f, e, r->now, DRAY_E_PEER_LOST, "because");
+	const struct dray_err why = dray_err_of(DRAY_E_PEER_LOST, "because");
+
+	peer_step(&r->f, e, r->now, &why);
 }
 
 /* To the next timer, and the timer. */
@@ -114,16 +117,16 @@ static void pass(struct rig *r)
 {
 	assert_true(r->f.timer_ns != INT64_MAX);
 	r->now = dray_max(r->now, r->f.timer_ns);
-	assert_int_equal(step(r, PEER_EVENT_TIMER), 0);
+	step(r, PEER_EVENT_TIMER);
 }
 
 static void to_ready(struct rig *r)
 {
 	init(r, true);
-	assert_int_equal(step(r, PEER_EVENT_DIAL), 0);
-	assert_int_equal(step(r, PEER_EVENT_CONNECTED), 0);
-	assert_int_equal(step(r, PEER_EVENT_SECURED), 0);
-	assert_int_equal(step(r, PEER_EVENT_AGREED), 0);
+	step(r, PEER_EVENT_DIAL);
+	step(r, PEER_EVENT_CONNECTED);
+	step(r, PEER_EVENT_SECURED);
+	step(r, PEER_EVENT_AGREED);
 	assert_int_equal(r->f.state, PEER_STATE_READY);
 }
 
@@ -143,12 +146,12 @@ static void test_acceptor(void **state)
 	struct rig r;
 
 	init(&r, false);
-	assert_int_equal(step(&r, PEER_EVENT_ACCEPTED), 0);
+	step(&r, PEER_EVENT_ACCEPTED);
 	assert_int_equal(r.f.state, PEER_STATE_HELLO);
-	assert_int_equal(step(&r, PEER_EVENT_AGREED), 0);
+	step(&r, PEER_EVENT_AGREED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
 	/* one that connected is not connected to again */
-	assert_int_equal(step(&r, PEER_EVENT_FAILED), 0);
+	step(&r, PEER_EVENT_FAILED);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
 	assert_true(r.was_up);
 	assert_int_equal(r.dials, 0);
@@ -168,7 +171,7 @@ static void test_attempt_times_out(void **state)
 	assert_int_equal(r.f.timer_ns, began + 5 * SEC);
 	pass(&r);
 	assert_int_equal(r.f.state, PEER_STATE_BACKOFF);
-	assert_int_equal(r.f.code, DRAY_E_PEER_UNREACHABLE);
+	assert_int_equal(r.f.why.code, DRAY_E_PEER_UNREACHABLE);
 	assert_int_equal(r.drops, 1);
 }
 
@@ -232,22 +235,25 @@ static void test_not_needed(void **state)
 	/* once up that is no reason */
 	to_ready(&r);
 	r.needed = false;
-	assert_int_equal(step(&r, PEER_EVENT_UNNEEDED), 0);
+	step(&r, PEER_EVENT_UNNEEDED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
 }
 
 static void test_refused(void **state)
 {
+	const struct dray_err why = dray_err_of(DRAY_E_PEER_DENIED, "wrong key");
 	struct rig r;
 
 	init(&r, true);
 	step(&r, PEER_EVENT_DIAL);
-	peer_step(&r.f, PEER_EVENT_REFUSED, r.now, DRAY_E_PEER_DENIED, "wrong key");
+	peer_step(&r.f, PEER_EVENT_REFUSED, r.now, &why);
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
-	assert_int_equal(r.f.code, DRAY_E_PEER_DENIED);
-	assert_string_equal(r.f.why, "wrong key");
+	assert_int_equal(r.f.why.code, DRAY_E_PEER_DENIED);
+	assert_string_equal(r.f.why.msg, "wrong key");
 	assert_int_equal(r.f.timer_ns, INT64_MAX);
-	assert_int_equal(step(&r, PEER_EVENT_DIAL), -EPROTO);
+	step(&r, PEER_EVENT_DIAL);
+	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
+	assert_int_equal(r.dials, 1);
 }
 
 static void test_heartbeats(void **state)
@@ -279,7 +285,7 @@ static void test_silence(void **state)
 	while (r.f.state == PEER_STATE_READY)
 		pass(&r);
 	assert_int_equal(r.now - heard, 3 * SEC);
-	assert_int_equal(r.f.code, DRAY_E_PEER_LOST);
+	assert_int_equal(r.f.why.code, DRAY_E_PEER_LOST);
 	assert_true(r.was_up);
 }
 
@@ -287,7 +293,7 @@ static void heard(struct rig *r, int64_t rest_ns)
 {
 	r->f.heard_ns = r->now;
 	r->f.peer_rest_ns = rest_ns;
-	assert_int_equal(step(r, PEER_EVENT_HEARTBEAT), 0);
+	step(r, PEER_EVENT_HEARTBEAT);
 }
 
 /* Three seconds without work; the peer still has some. */
@@ -328,7 +334,7 @@ static void test_rest(void **state)
 	while (r.f.state == PEER_STATE_READY)
 		pass(&r);
 	assert_int_equal(r.now - last, 60 * SEC);
-	assert_int_equal(r.f.code, DRAY_E_PEER_LOST);
+	assert_int_equal(r.f.why.code, DRAY_E_PEER_LOST);
 }
 
 /* Work on this side: the peer is told at once, and has no more than the usual time to answer. */
@@ -340,7 +346,7 @@ static void test_work_ends_rest(void **state)
 	to_slow(&r);
 	r.now += 10 * SEC;
 	began = r.now;
-	assert_int_equal(step(&r, PEER_EVENT_USED), 0);
+	step(&r, PEER_EVENT_USED);
 	assert_int_equal(r.heartbeats, 1);
 	assert_false(r.told_rests);
 	assert_int_equal(r.f.timer_ns, began + 1 * SEC);
@@ -417,7 +423,7 @@ static void test_idle(void **state)
 		r.in_use = r.now - began < 1000 * SEC;
 	}
 	assert_int_equal(r.f.state, PEER_STATE_CLOSED);
-	assert_int_equal(r.f.code, DRAY_OK);
+	assert_int_equal(r.f.why.code, DRAY_OK);
 	assert_true(r.now - began >= 1600 * SEC && r.now - began <= 1602 * SEC);
 }
 
@@ -426,16 +432,16 @@ static void test_draining(void **state)
 	struct rig r;
 
 	to_ready(&r);
-	assert_int_equal(step(&r, PEER_EVENT_DRAINS), 0);
+	step(&r, PEER_EVENT_DRAINS);
 	assert_int_equal(r.f.state, PEER_STATE_DRAINING);
-	assert_int_equal(step(&r, PEER_EVENT_DRAINS), 0);
+	step(&r, PEER_EVENT_DRAINS);
 	r.f.heard_ns = r.now;
 	pass(&r);
 	assert_int_equal(r.heartbeats, 1);
-	assert_int_equal(step(&r, PEER_EVENT_RESUMED), 0);
+	step(&r, PEER_EVENT_RESUMED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);
 	step(&r, PEER_EVENT_DRAINS);
-	assert_int_equal(step(&r, PEER_EVENT_CLOSE), 0);
+	step(&r, PEER_EVENT_CLOSE);
 	assert_true(r.was_up);
 }
 
@@ -447,7 +453,8 @@ static void test_claim(void **state)
 	step(&r, PEER_EVENT_ACCEPTED);
 	step(&r, PEER_EVENT_RIVAL);
 	assert_int_equal(r.f.state, PEER_STATE_CLAIM);
-	assert_int_equal(step(&r, PEER_EVENT_AGREED), -EPROTO);
+	step(&r, PEER_EVENT_AGREED);
+	assert_int_equal(r.f.state, PEER_STATE_CLAIM);
 	step(&r, PEER_EVENT_CLEARED);
 	step(&r, PEER_EVENT_AGREED);
 	assert_int_equal(r.f.state, PEER_STATE_READY);

@@ -272,7 +272,6 @@ static void test_no_key(void **state)
 	pair_open(&p, NULL, NULL, NULL, NULL);
 	assert_int_equal(p.rs, 0);
 	assert_int_equal(p.rc, 0);
-	assert_false(p.ts->has_key);
 	pair_close(&p);
 }
 

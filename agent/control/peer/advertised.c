@@ -10,7 +10,6 @@
 #include "lib/log.h"
 #include "netdetect/choose/address.h"
 #include "netdetect/net/link.h"
-#include "schema/gen/errors.h"
 
 struct found {
 	struct dray_addr addr; /* len 0: none */
@@ -39,20 +38,14 @@ static bool allowed(const struct dray_config *cfg, const struct nd_link *link)
 
 static void found_set(struct found *f, const struct nd_candidate *c, const struct wildcards *w)
 {
+	bool v4 = c->addr->family == AF_INET;
 	size_t n;
 	const uint8_t *bytes = nd_addr_bytes(&c->addr->addr, c->addr->family, &n);
 
-	if (c->addr->family == AF_INET) {
-		f->addr = (struct dray_addr){ .len = sizeof(f->addr.in) };
-		f->addr.in.sin_family = AF_INET;
-		memcpy(&f->addr.in.sin_addr, bytes, n);
-		dray_addr_set_port(&f->addr, dray_addr_port(&w->v4->addr));
-	} else {
-		f->addr = (struct dray_addr){ .len = sizeof(f->addr.in6) };
-		f->addr.in6.sin6_family = AF_INET6;
-		memcpy(&f->addr.in6.sin6_addr, bytes, n);
-		dray_addr_set_port(&f->addr, dray_addr_port(&w->v6->addr));
-	}
+	f->addr = (struct dray_addr){ .len = v4 ? sizeof(f->addr.in) : sizeof(f->addr.in6) };
+	f->addr.sa.sa_family = c->addr->family;
+	memcpy(v4 ? (void *)&f->addr.in.sin_addr : (void *)&f->addr.in6.sin6_addr, bytes, n);
+	dray_addr_set_port(&f->addr, dray_addr_port(v4 ? &w->v4->addr : &w->v6->addr));
 	snprintf(f->reason, sizeof(f->reason), "%s", c->reason);
 }
 
@@ -66,10 +59,10 @@ static void find_wildcard(const struct dray_config *cfg, const struct wildcards 
 	if (nd_advertise_rank(links, w->v4, w->v6, &c, &n) < 0)
 		n = 0;
 	for (size_t i = 0; i < n; i++) {
-		if (c[i].rejected || !allowed(cfg, c[i].link))
-			continue;
-		found_set(ret, &c[i], w);
-		return;
+		if (!c[i].rejected && allowed(cfg, c[i].link)) {
+			found_set(ret, &c[i], w);
+			return;
+		}
 	}
 	dray_assert(dray_addr_parse(w->v4 ? "127.0.0.1:1" : "[::1]:1", &ret->addr) == 0);
 	dray_addr_set_port(&ret->addr, dray_addr_port(w->v4 ? &w->v4->addr : &w->v6->addr));

@@ -8,8 +8,6 @@
 
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -59,10 +57,10 @@ static void update_events(struct conn *c)
 static void handle_tls(struct conn *c, int r, const struct dray_err *why)
 {
 	if (r == TLS_E_EOF)
-		conn_fail(c, DRAY_E_PEER_LOST, "the other side closed the connection%s",
-			  c->phase == CONN_OPEN ? "" : " during the TLS handshake");
+		conn_fail(c, dray_err_of(DRAY_E_PEER_LOST, "the other side closed the connection%s",
+					 c->phase == CONN_OPEN ? "" : " during the TLS handshake"));
 	else if (r != TLS_E_AGAIN)
-		conn_fail(c, (uint32_t)why->code, "%s", why->msg);
+		conn_fail(c, *why);
 }
 
 static void flush(struct conn *c)
@@ -85,16 +83,12 @@ void conn_send(struct conn *c, const void *p, size_t n)
 {
 	if (c->phase != CONN_OPEN || c->freed || c->fd < 0)
 		return;
-	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD) {
-		conn_fail(c, DRAY_E_PEER_LOST, "it does not read our messages");
-		return;
-	}
-	if (msgbuf_append(&c->out, p, n) < 0) {
-		conn_fail(c, DRAY_E_NO_MEMORY, "no memory for a message to send");
-		return;
-	}
-	/* a callback of this connection flushes at its end; otherwise the defer source does, once for this turn */
-	if (!c->busy)
+	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD)
+		conn_fail(c, dray_err_of(DRAY_E_PEER_LOST, "it does not read our messages"));
+	else if (msgbuf_append(&c->out, p, n) < 0)
+		conn_fail(c, dray_err_of(DRAY_E_NO_MEMORY, "no memory for a message to send"));
+	else if (!c->busy)
+		/* a callback of this connection flushes at its end; the defer source flushes once for this turn */
 		run_again(c);
 }
 
@@ -108,11 +102,12 @@ void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
 	conn_send(c, buf, (size_t)n);
 }
 
-void conn_send_error(struct conn *c, uint64_t request_id, uint32_t code, const char *text)
+void conn_send_error(struct conn *c, uint64_t request_id, struct dray_err err)
 {
-	conn_send_message(
-		c, PMSG_ERROR, request_id,
-		&(union pmsg_body){ .error = { code, { text, (uint32_t)strlen(text) } } });
+	union pmsg_body m = { .error = { (uint32_t)err.code,
+					 { err.msg, (uint32_t)strlen(err.msg) } } };
+
+	conn_send_message(c, PMSG_ERROR, request_id, &m);
 }
 
 /* Delivers whole messages, at most *budget. False if the connection must not be used any more. */
@@ -129,7 +124,7 @@ static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
 		if (r == 0)
 			return true;
 		if (r < 0) {
-			conn_fail(c, (uint32_t)why.code, "%s", why.msg);
+			conn_fail(c, why);
 			return false;
 		}
 		(*budget)--;
@@ -162,7 +157,7 @@ static void input(struct conn *c)
 			return;
 		to = msgbuf_room(&c->in, need, &room);
 		if (!to) {
-			conn_fail(c, DRAY_E_NO_MEMORY, "no memory for a message");
+			conn_fail(c, dray_err_of(DRAY_E_NO_MEMORY, "no memory for a message"));
 			return;
 		}
 		r = tls_read(&c->tls, to, room, &n, &why);
@@ -195,7 +190,7 @@ static void connected(struct conn *c)
 	if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
 		err = errno;
 	if (err) {
-		conn_fail(c, DRAY_E_PEER_UNREACHABLE, "%s", dray_errno_text(err));
+		conn_fail(c, dray_err_of(DRAY_E_PEER_UNREACHABLE, "%s", dray_errno_text(err)));
 		return;
 	}
 	c->phase = CONN_HANDSHAKING;
@@ -244,16 +239,11 @@ static int on_defer(sd_event_source *s, void *userdata)
 	return 0;
 }
 
-void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
+void conn_fail(struct conn *c, struct dray_err why)
 {
-	va_list ap;
-
 	if (c->failure.code || c->freed)
 		return;
-	c->failure.code = (int)code;
-	va_start(ap, fmt);
-	vsnprintf(c->failure.msg, sizeof(c->failure.msg), fmt, ap);
-	va_end(ap);
+	c->failure = why;
 	/* send what is queued, such as the error that tells the peer why */
 	if (c->phase == CONN_OPEN && !c->tls.failed && !c->tls.eof)
 		flush(c);

@@ -75,7 +75,7 @@ void conn_send(struct conn *c, const void *p, size_t n);
 /* Encodes and queues one message; its fields must be within their limits. body may be NULL if it has none. */
 void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
 		       const union pmsg_body *body);
-void conn_send_error(struct conn *c, uint64_t request_id, uint32_t code, const char *text);
+void conn_send_error(struct conn *c, uint64_t request_id, struct dray_err err);
 
 /* True if the peer reads too slowly for new requests of ours. */
 static inline bool conn_is_clogged(const struct conn *c)
@@ -84,8 +84,7 @@ static inline bool conn_is_clogged(const struct conn *c)
 }
 
 /* Ends the connection: `failed` runs later from the event loop. The first reason counts. */
-void conn_fail(struct conn *c, uint32_t code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
+void conn_fail(struct conn *c, struct dray_err why);
 
 /* Key material of the TLS connection; 0 or -EIO. A detached one gives zeros. */
 int conn_export(struct conn *c, const char *label, const void *context, size_t n_context,

@@ -4,14 +4,6 @@
 #include <stdlib.h>
 
 #include "agent/control/peer/internal.h"
-#include "lib/assert.h"
-#include "schema/gen/errors.h"
-
-/* A fence for a peer that is already closed. */
-struct late_fence {
-	struct dray_list link;
-	dray_handle peer, grant;
-};
 
 /* If the peer is lost instead, grants_peer_gone() ends its fences. */
 static void fence_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
@@ -23,7 +15,6 @@ static void fence_done(struct peer *peer, struct pending_request *r, const struc
 
 static const struct request_kind fence_kind = {
 	.type = PMSG_FENCE,
-	.reply = PMSG_FENCE_ACK,
 	.vital = true,
 	.unanswered = "it did not acknowledge a fence within peer.fence_timeout",
 	.done = fence_done,
@@ -32,42 +23,13 @@ static const struct request_kind fence_kind = {
 void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_t code)
 {
 	struct peer *peer = peer_get_up(p, handle);
-	struct late_fence *late;
-	struct pending_request *r;
 
-	if (!peer) {
-		/* a closed peer uses no grant, but grant_fenced() must not run inside this call */
-		late = calloc(1, sizeof(*late));
-		dray_assert(late);
-		late->peer = handle;
-		late->grant = grant;
-		dray_list_add(&p->late_fences, &late->link);
-		peers_wake(p);
-		return;
-	}
-	r = request_send(peer, &fence_kind, p->cfg->peer.fence_timeout,
-			 &(union pmsg_body){ .fence = { grant, code } });
-	if (r)
-		r->grant = grant;
-}
-
-void late_fences_run(struct peers *p)
-{
-	struct late_fence *late;
-
-	while ((late = dray_list_first(&p->late_fences, struct late_fence, link))) {
-		dray_handle peer = late->peer, grant = late->grant;
-
-		dray_list_del(&late->link);
-		free(late);
-		grant_fenced(p->deps.regions, peer, grant);
-	}
-}
-
-void late_fences_free(struct peers *p)
-{
-	dray_list_for_each(&p->late_fences, late, struct late_fence, link)
-		free(late);
+	if (peer)
+		request_send(peer, &fence_kind, p->cfg->peer.fence_timeout,
+			     (struct pending_request){ .grant = grant },
+			     &(union pmsg_body){ .fence = { grant, code } });
+	else /* a closed peer uses no grant */
+		grant_fenced(p->deps.regions, handle, grant);
 }
 
 void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fence *m)
@@ -82,21 +44,22 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	}
 	dray_list_for_each(&peer->fences, other, struct fence, link) {
 		if (other->grant == m->grant) {
-			peer_protocol_error(peer, DRAY_E_PROTOCOL,
-					    "a second fence of grant %" PRIx64, m->grant);
+			peer_protocol_error(peer, dray_err_of(DRAY_E_PROTOCOL,
+							      "a second fence of grant %" PRIx64,
+							      m->grant));
 			return;
 		}
 	}
 	f = calloc(1, sizeof(*f));
 	if (!f) {
-		conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory for its fence");
+		conn_fail(peer->conn, dray_err_of(DRAY_E_NO_MEMORY, "no memory for its fence"));
 		return;
 	}
 	f->grant = m->grant;
 	f->request_id = request_id;
 	dray_list_add(&peer->fences, &f->link);
 	p->deps.up->fenced(*p->deps.sessions, peer->handle, m->grant,
-			   m->code && m->code < DRAY_ERROR_N ? m->code : DRAY_E_REVOKED);
+			   (uint32_t)known_code(m->code, DRAY_E_REVOKED));
 }
 
 bool fence_answer(struct peer *peer, uint64_t grant)

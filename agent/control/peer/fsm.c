@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/control/peer/fsm.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "lib/assert.h"
 #include "lib/backoff.h"
 #include "lib/cleanup.h"
@@ -41,7 +37,7 @@ const char *peer_event_name(enum peer_event e)
 }
 
 void peer_fsm_init(struct peer_fsm *f, const struct peer_fsm_ops *ops,
-		   const struct peer_fsm_config *cfg, bool initiator, int64_t now)
+		   const struct dray_config *cfg, bool initiator, int64_t now)
 {
 	*f = (struct peer_fsm){
 		.ops = ops,
@@ -67,13 +63,6 @@ static void set_state(struct peer_fsm *f, enum peer_state next, enum peer_event 
 	f->ops->changed(f, old, event);
 }
 
-void peer_fsm_set_reason(struct peer_fsm *f, uint32_t code, const char *why)
-{
-	f->code = code;
-	if (why != f->why)
-		snprintf(f->why, sizeof(f->why), "%s", why ? why : "");
-}
-
 static void go_closed(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	bool was_up = peer_fsm_is_up(f);
@@ -89,46 +78,46 @@ static void go_failed(struct peer_fsm *f, enum peer_event event, int64_t now)
 		return;
 	}
 	f->failures++;
-	f->retry_ns = now + backoff_spread(backoff_pause(f->failures, f->cfg->backoff_min_ns,
-							 f->cfg->backoff_max_ns));
+	f->retry_ns = now + backoff_spread(backoff_pause(f->failures, f->cfg->peer.backoff_min,
+							 f->cfg->peer.backoff_max));
 	set_state(f, PEER_STATE_BACKOFF, event, now);
 	f->ops->drop(f);
 }
 
 static void go_connecting(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
-	f->attempt_end_ns = now + f->cfg->connect_timeout_ns;
+	struct dray_err why = DRAY_ERR_NULL;
+
+	f->attempt_end_ns = now + f->cfg->peer.connect_timeout;
 	set_state(f, PEER_STATE_CONNECTING, event, now);
-	if (f->ops->dial(f) < 0)
+	if (f->ops->dial(f, &why) < 0) {
+		f->why = why;
 		go_failed(f, PEER_EVENT_FAILED, now);
+	}
 }
 
 static void go_ready(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	f->failures = 0;
 	f->heard_ns = f->sent_ns = f->used_ns = f->busy_ns = now;
-	peer_fsm_set_reason(f, DRAY_OK, "");
+	f->why = DRAY_ERR_NULL;
 	set_state(f, PEER_STATE_READY, event, now);
-	if (f->ops->up(f) < 0)
+	if (f->ops->up(f, &f->why) < 0)
 		go_closed(f, PEER_EVENT_FAILED, now);
 }
 
-static int step_idle(struct peer_fsm *f, enum peer_event event, int64_t now)
+static void step_idle(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
 	if (event == PEER_EVENT_DIAL) {
 		go_connecting(f, event, now);
-		return 0;
-	}
-	if (event == PEER_EVENT_ACCEPTED) {
-		f->attempt_end_ns = now + f->cfg->connect_timeout_ns;
+	} else if (event == PEER_EVENT_ACCEPTED) {
+		f->attempt_end_ns = now + f->cfg->peer.connect_timeout;
 		set_state(f, PEER_STATE_HELLO, event, now);
-		return 0;
 	}
-	return -EPROTO;
 }
 
-static int step_attempt(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-			const char *why)
+static void step_attempt(struct peer_fsm *f, enum peer_event event, int64_t now,
+			 const struct dray_err *why)
 {
 	/* the event that each state of an attempt waits for */
 	static const struct {
@@ -145,40 +134,38 @@ static int step_attempt(struct peer_fsm *f, enum peer_event event, int64_t now, 
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(steps); i++) {
 		if (steps[i].from == f->state && steps[i].event == event) {
 			set_state(f, steps[i].to, event, now);
-			return 0;
+			return;
 		}
 	}
 	if (event == PEER_EVENT_AGREED && f->state == PEER_STATE_HELLO) {
 		go_ready(f, event, now);
 	} else if (event == PEER_EVENT_FAILED) {
-		peer_fsm_set_reason(f, code, why);
+		f->why = *why;
 		go_failed(f, event, now);
-	} else if (event == PEER_EVENT_TIMER) {
-		if (now < f->attempt_end_ns)
-			return 0;
-		peer_fsm_set_reason(f, DRAY_E_PEER_UNREACHABLE,
-				    f->state == PEER_STATE_CONNECTING ?
-					    "no answer in time" :
-					    "the handshake took too long");
+	} else if (event == PEER_EVENT_TIMER && now >= f->attempt_end_ns) {
+		f->why =
+			dray_err_of(DRAY_E_PEER_UNREACHABLE, f->state == PEER_STATE_CONNECTING ?
+								     "no answer in time" :
+								     "the handshake took too long");
 		go_failed(f, event, now);
-	} else if (event == PEER_EVENT_UNNEEDED) {
+	} else if (event == PEER_EVENT_UNNEEDED && f->initiator && !f->ops->needed(f)) {
 		/* an attempt that the peer began goes on, because the peer needs us */
-		if (f->initiator && !f->ops->needed(f)) {
-			peer_fsm_set_reason(f, DRAY_OK, "not needed any more");
-			go_closed(f, event, now);
-		}
-	} else {
-		return -EPROTO;
+		f->why = dray_err_of(DRAY_OK, "not needed any more");
+		go_closed(f, event, now);
 	}
-	return 0;
+}
+
+static int64_t rest_interval(const struct peer_fsm *f)
+{
+	return dray_max(f->cfg->peer.heartbeat, f->cfg->peer.rest_heartbeat);
 }
 
 /* While both sides rest, the heartbeats of all peers are sent together, so that an idle agent wakes up rarely. */
 static int64_t heartbeat_due(const struct peer_fsm *f)
 {
-	int64_t rest = f->cfg->rest_heartbeat_ns;
+	int64_t rest = rest_interval(f);
 
-	return f->slow ? (f->sent_ns / rest + 1) * rest : f->sent_ns + f->cfg->heartbeat_ns;
+	return f->slow ? (f->sent_ns / rest + 1) * rest : f->sent_ns + f->cfg->peer.heartbeat;
 }
 
 static int64_t silence_limit(const struct peer_fsm *f)
@@ -189,7 +176,7 @@ static int64_t silence_limit(const struct peer_fsm *f)
 static void send_heartbeat(struct peer_fsm *f, int64_t now)
 {
 	f->sent_ns = now;
-	f->ops->heartbeat(f);
+	f->ops->heartbeat(f, f->rests ? rest_interval(f) : 0);
 }
 
 /* One of the sides began or ended to rest. True if that ends the slow pace. */
@@ -225,34 +212,34 @@ static void up_timer(struct peer_fsm *f, int64_t now)
 	 * If the timer is late by more than a heartbeat, this process was stopped or starved, and messages of the
 	 * peer may be waiting in the socket: give the peer one more heartbeat interval.
 	 */
-	if (now - f->timer_ns > f->cfg->heartbeat_ns)
-		f->heard_ns = dray_max(f->heard_ns, now - silence_limit(f) + f->cfg->heartbeat_ns);
+	if (now - f->timer_ns > f->cfg->peer.heartbeat)
+		f->heard_ns =
+			dray_max(f->heard_ns, now - silence_limit(f) + f->cfg->peer.heartbeat);
 
 	if (now - f->heard_ns >= silence_limit(f)) {
-		peer_fsm_set_reason(f, DRAY_E_PEER_LOST, "");
-		snprintf(f->why, sizeof(f->why), "silent for %lld ms",
-			 (long long)((now - f->heard_ns) / 1000000));
+		f->why = dray_err_of(DRAY_E_PEER_LOST, "silent for %lld ms",
+				     (long long)((now - f->heard_ns) / 1000000));
 		go_closed(f, PEER_EVENT_TIMER, now);
 		return;
 	}
 	if (f->ops->in_use(f))
 		f->used_ns = now;
 	/* the side that connected closes an idle connection; the other may keep it open without grants */
-	if (f->initiator && now - f->used_ns >= f->cfg->idle_ns) {
-		peer_fsm_set_reason(f, DRAY_OK, "not in use");
+	if (f->initiator && now - f->used_ns >= f->cfg->peer.idle_timeout) {
+		f->why = dray_err_of(DRAY_OK, "not in use");
 		go_closed(f, PEER_EVENT_TIMER, now);
 		return;
 	}
 	if (f->ops->busy(f))
 		up_used(f, now);
-	else if (!f->rests && now - f->busy_ns >= f->cfg->rest_after_ns)
+	else if (!f->rests && now - f->busy_ns >= 3 * f->cfg->peer.heartbeat)
 		set_rests(f, true, now);
 	if (now >= heartbeat_due(f))
 		send_heartbeat(f, now);
 }
 
-static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-		   const char *why)
+static void step_up(struct peer_fsm *f, enum peer_event event, int64_t now,
+		    const struct dray_err *why)
 {
 	if (event == PEER_EVENT_TIMER) {
 		up_timer(f, now);
@@ -262,33 +249,26 @@ static int step_up(struct peer_fsm *f, enum peer_event event, int64_t now, uint3
 	} else if (event == PEER_EVENT_USED) {
 		up_used(f, now);
 	} else if (event == PEER_EVENT_FAILED) {
-		peer_fsm_set_reason(f, code, why);
+		f->why = *why;
 		go_closed(f, event, now);
 	} else if (event == PEER_EVENT_DRAINS) {
-		peer_fsm_set_reason(f, code, why);
+		f->why = *why;
 		if (f->state != PEER_STATE_DRAINING)
 			set_state(f, PEER_STATE_DRAINING, event, now);
-	} else if (event == PEER_EVENT_RESUMED) {
-		if (f->state == PEER_STATE_DRAINING) {
-			peer_fsm_set_reason(f, DRAY_OK, "");
-			set_state(f, PEER_STATE_READY, event, now);
-		}
-	} else if (event != PEER_EVENT_UNNEEDED) {
-		return -EPROTO;
+	} else if (event == PEER_EVENT_RESUMED && f->state == PEER_STATE_DRAINING) {
+		f->why = DRAY_ERR_NULL;
+		set_state(f, PEER_STATE_READY, event, now);
 	}
-	return 0;
 }
 
-static int step_backoff(struct peer_fsm *f, enum peer_event event, int64_t now)
+static void step_backoff(struct peer_fsm *f, enum peer_event event, int64_t now)
 {
-	if (event == PEER_EVENT_UNNEEDED || (event == PEER_EVENT_TIMER && now >= f->retry_ns)) {
-		if (!f->ops->needed(f))
-			go_closed(f, event, now);
-		else if (event == PEER_EVENT_TIMER)
-			go_connecting(f, event, now);
-		return 0;
-	}
-	return event == PEER_EVENT_TIMER ? 0 : -EPROTO;
+	bool retry = event == PEER_EVENT_TIMER && now >= f->retry_ns;
+
+	if ((retry || event == PEER_EVENT_UNNEEDED) && !f->ops->needed(f))
+		go_closed(f, event, now);
+	else if (retry)
+		go_connecting(f, event, now);
 }
 
 static int64_t next_timer(const struct peer_fsm *f)
@@ -302,28 +282,24 @@ static int64_t next_timer(const struct peer_fsm *f)
 	if (!peer_fsm_is_up(f))
 		return INT64_MAX;
 	t = dray_min(heartbeat_due(f), f->heard_ns + silence_limit(f));
-	return f->initiator ? dray_min(t, f->used_ns + f->cfg->idle_ns) : t;
+	return f->initiator ? dray_min(t, f->used_ns + f->cfg->peer.idle_timeout) : t;
 }
 
-int peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-	      const char *why)
+void peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, const struct dray_err *why)
 {
-	int r = 0;
-
 	if (f->state == PEER_STATE_CLOSED)
-		return -EPROTO;
+		return;
 	if (event == PEER_EVENT_CLOSE || event == PEER_EVENT_REFUSED) {
-		peer_fsm_set_reason(f, code, why);
+		f->why = *why;
 		go_closed(f, event, now);
 	} else if (f->state == PEER_STATE_IDLE) {
-		r = step_idle(f, event, now);
+		step_idle(f, event, now);
 	} else if (f->state == PEER_STATE_BACKOFF) {
-		r = step_backoff(f, event, now);
+		step_backoff(f, event, now);
 	} else if (peer_fsm_is_up(f)) {
-		r = step_up(f, event, now, code, why);
+		step_up(f, event, now, why);
 	} else {
-		r = step_attempt(f, event, now, code, why);
+		step_attempt(f, event, now, why);
 	}
 	f->timer_ns = next_timer(f);
-	return r;
 }

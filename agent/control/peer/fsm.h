@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "lib/err.h"
+#include "schema/gen/config.h"
 
 #define PEER_STATES(X)                \
 	X(IDLE, "idle")               \
@@ -61,16 +62,16 @@ struct peer_fsm;
 struct peer_fsm_ops {
 	/* The state changed from `old`; runs before the effects of the new state. */
 	void (*changed)(struct peer_fsm *f, enum peer_state old, enum peer_event event);
-	/* Start to connect. Below 0: failed at once, with peer_fsm_set_reason(). */
-	int (*dial)(struct peer_fsm *f);
+	/* Start to connect. Below 0: failed at once, with reterr. */
+	int (*dial)(struct peer_fsm *f, struct dray_err *reterr);
 	/* READY: the peer may be used. Below 0 as with dial. */
-	int (*up)(struct peer_fsm *f);
+	int (*up)(struct peer_fsm *f, struct dray_err *reterr);
 	/* The attempt ended: close its connection. */
 	void (*drop)(struct peer_fsm *f);
 	/* The peer is CLOSED; was_up: it had been READY. */
 	void (*closed)(struct peer_fsm *f, bool was_up);
-	/* Send a heartbeat with f->rests. */
-	void (*heartbeat)(struct peer_fsm *f);
+	/* Send a heartbeat. rest_ns: the interval while this side rests, 0 while it does not rest. */
+	void (*heartbeat)(struct peer_fsm *f, int64_t rest_ns);
 	/* An import or a kept segment waits for READY. */
 	bool (*needed)(struct peer_fsm *f);
 	/* One side holds grants of the other, or the peer is needed. */
@@ -79,18 +80,9 @@ struct peer_fsm_ops {
 	bool (*busy)(struct peer_fsm *f);
 };
 
-struct peer_fsm_config {
-	int64_t connect_timeout_ns;
-	int64_t backoff_min_ns, backoff_max_ns;
-	int64_t heartbeat_ns;      /* interval that we announce to the peer */
-	int64_t rest_heartbeat_ns; /* interval while both sides rest; not below heartbeat_ns */
-	int64_t rest_after_ns;     /* without work */
-	int64_t idle_ns;
-};
-
 struct peer_fsm {
 	const struct peer_fsm_ops *ops;
-	const struct peer_fsm_config *cfg;
+	const struct dray_config *cfg;
 	enum peer_state state;
 	bool initiator;
 	int64_t since_ns;
@@ -101,26 +93,18 @@ struct peer_fsm {
 	int64_t busy_ns;           /* last time that a transfer or request was in progress */
 	int64_t silence_ns;        /* limit of silence; set by the owner before READY */
 	int64_t peer_rest_ns; /* heartbeat interval of the resting peer, 0: it does not rest; set by the owner */
-	bool rests;        /* this side rests */
-	bool slow;         /* both sides rest */
-	int64_t timer_ns;  /* when TIMER is due; INT64_MAX: never */
-	unsigned failures; /* consecutive failed attempts */
-	uint32_t code;     /* why it is in this state */
-	char why[DRAY_ERR_MSG_MAX];
+	bool rests;          /* this side rests */
+	bool slow;           /* both sides rest */
+	int64_t timer_ns;    /* when TIMER is due; INT64_MAX: never */
+	unsigned failures;   /* consecutive failed attempts */
+	struct dray_err why; /* the reason for the state */
 };
 
 void peer_fsm_init(struct peer_fsm *f, const struct peer_fsm_ops *ops,
-		   const struct peer_fsm_config *cfg, bool initiator, int64_t now);
+		   const struct dray_config *cfg, bool initiator, int64_t now);
 
-/*
- * code and why: the reason, for FAILED, REFUSED, DRAINS and CLOSE; why may be f->why itself. 0, or -EPROTO if this
- * state ignores the event. Updates f->timer_ns.
- */
-int peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, uint32_t code,
-	      const char *why);
-
-/* Sets f->code and f->why. */
-void peer_fsm_set_reason(struct peer_fsm *f, uint32_t code, const char *why);
+/* why: the reason, for FAILED, REFUSED, DRAINS and CLOSE. An event that the state does not expect is ignored. */
+void peer_step(struct peer_fsm *f, enum peer_event event, int64_t now, const struct dray_err *why);
 
 /* The peer can be sent requests. */
 static inline bool peer_fsm_is_up(const struct peer_fsm *f)

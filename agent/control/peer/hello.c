@@ -25,7 +25,6 @@
 #include "lib/log.h"
 #include "lib/random.h"
 #include "lib/time.h"
-#include "schema/gen/errors.h"
 
 #define RIVAL_CHECK_STREAM UINT64_MAX
 
@@ -52,7 +51,7 @@ struct pmsg_agent_info hello_agent_info(const struct peers *p)
 	return m;
 }
 
-void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE])
+bool hello_send(struct peers *p, struct conn *c, uint8_t nonce[NONCE_SIZE])
 {
 	union pmsg_body m = { .hello = {
 				      .agent = hello_agent_info(p),
@@ -61,8 +60,14 @@ void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE]
 				      .features = features(p),
 			      } };
 
+	if (dray_random_fill(nonce, NONCE_SIZE) < 0) {
+		conn_fail(c, dray_err_of(DRAY_E_INTERNAL,
+					 "the kernel gave no random bytes for the nonce"));
+		return false;
+	}
 	memcpy(m.hello.nonce, nonce, sizeof(m.hello.nonce));
 	conn_send_message(c, PMSG_HELLO, 0, &m);
+	return true;
 }
 
 static void report_identity(const struct peers *p, const uint8_t agent_id[16], uint64_t one,
@@ -77,14 +82,22 @@ static void report_identity(const struct peers *p, const uint8_t agent_id[16], u
 		identity_show(agent_id, id), one, other, where);
 }
 
+int hello_check_version(unsigned min, unsigned max, struct dray_err *reterr)
+{
+	if (min <= PMSG_MAJOR && max >= PMSG_MAJOR)
+		return 0;
+	return dray_err_set(reterr, -EPROTO, DRAY_E_VERSION,
+			    "it speaks versions %u to %u, this agent version %d; upgrade the older",
+			    min, max, PMSG_MAJOR);
+}
+
 static int check_hello(const struct peers *p, const struct pmsg_hello *m, const char *where,
 		       struct dray_err *reterr)
 {
-	if (m->major_min > PMSG_MAJOR || m->major_max < PMSG_MAJOR)
-		return dray_err_set(
-			reterr, -EPROTO, DRAY_E_VERSION,
-			"it speaks versions %u to %u, this agent version %d; upgrade the older",
-			m->major_min, m->major_max, PMSG_MAJOR);
+	int r = hello_check_version(m->major_min, m->major_max, reterr);
+
+	if (r < 0)
+		return r;
 	if (memcmp(m->agent_id, p->deps.agent_id, sizeof(m->agent_id)) != 0)
 		return 0;
 	if (m->incarnation == p->deps.incarnation)
@@ -115,23 +128,28 @@ static void learn(struct peer *peer, const struct pmsg_hello *m)
 	peer->fsm.silence_ns = dray_max(cfg->peer.heartbeat_limit, 3 * promised);
 }
 
-static void refuse(struct peer *peer, uint32_t code, const char *why)
+static void refuse(struct peer *peer, int code, const char *why)
 {
-	conn_send_error(peer->conn, 0, code, why);
-	peer_event(peer, PEER_EVENT_REFUSED, code, why);
+	struct dray_err err = dray_err_of(code, "%s", why);
+
+	conn_send_error(peer->conn, 0, err);
+	peer_event_why(peer, PEER_EVENT_REFUSED, err);
 }
 
 /* True if this agent has seen, or will see, an attempt of ours to reach it. */
 static bool attempt_is_visible(struct peers *p, const uint8_t agent_id[16])
 {
-	peers_for_each_of(p, agent_id, x) if (x->fsm.initiator && x->hello_sent &&
-					      peer_fsm_is_attempt(&x->fsm)) return true;
+	peers_for_each_of(p, agent_id, x)
+		if (x->fsm.initiator && x->hello_sent && peer_fsm_is_attempt(&x->fsm))
+			return true;
 	return false;
 }
 
 static struct peer *first_claim(struct peers *p, const uint8_t agent_id[16])
 {
-	peers_for_each_of(p, agent_id, x) if (x->fsm.state == PEER_STATE_CLAIM) return x;
+	peers_for_each_of(p, agent_id, x)
+		if (x->fsm.state == PEER_STATE_CLAIM)
+			return x;
 	return NULL;
 }
 
@@ -157,7 +175,6 @@ static void rival_check_done(struct peer *rival, struct pending_request *r,
 
 static const struct request_kind rival_check_kind = {
 	.type = PMSG_STREAM_RESET,
-	.reply = PMSG_STREAM_RESET_REPLY,
 	.vital = true,
 	.unanswered = "it did not answer within peer.heartbeat_limit, and the same agent connected "
 		      "again",
@@ -168,6 +185,7 @@ static void check_rival(struct peer *rival)
 {
 	if (!request_find(rival, &rival_check_kind))
 		request_send(rival, &rival_check_kind, rival->p->cfg->peer.heartbeat_limit,
+			     (struct pending_request){ 0 },
 			     &(union pmsg_body){ .stream_reset = { RIVAL_CHECK_STREAM } });
 }
 
@@ -177,25 +195,22 @@ static void merge(struct peer *peer, struct peer *up)
 	imports_adopt(up, peer);
 	kept_segments_adopt(up, peer);
 	if (!dray_list_empty(&peer->imports))
-		peer_event(peer, PEER_EVENT_REFUSED, DRAY_E_TOKEN_INVALID,
-			   "the token names an incarnation that its owner has not reached");
+		peer_event_why(
+			peer, PEER_EVENT_REFUSED,
+			dray_err_of(
+				DRAY_E_TOKEN_INVALID,
+				"the token names an incarnation that its owner has not reached"));
 	else
-		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
+		peer_event(peer, PEER_EVENT_UNNEEDED);
 	imports_run(up);
 }
 
 static void settle_initiator(struct peer *peer)
 {
 	if (peer->peer_ready) {
-		peer_event(peer, PEER_EVENT_AGREED, 0, NULL);
+		peer_event(peer, PEER_EVENT_AGREED);
 	} else if (!peer->hello_sent) {
-		if (dray_random_fill(peer->nonce, sizeof(peer->nonce)) < 0) {
-			conn_fail(peer->conn, DRAY_E_INTERNAL,
-				  "the kernel gave no random bytes for the nonce");
-			return;
-		}
-		peer->hello_sent = true;
-		hello_send(peer->p, peer->conn, peer->nonce);
+		peer->hello_sent = hello_send(peer->p, peer->conn, peer->nonce);
 	}
 }
 
@@ -209,7 +224,7 @@ static void settle_acceptor(struct peer *peer)
 		return;
 	}
 	peer_send(peer, PMSG_READY, 0, NULL);
-	peer_event(peer, PEER_EVENT_AGREED, 0, NULL);
+	peer_event(peer, PEER_EVENT_AGREED);
 }
 
 void hello_settle(struct peer *peer)
@@ -222,12 +237,12 @@ void hello_settle(struct peer *peer)
 	}
 	if (rival) {
 		if (peer->fsm.state != PEER_STATE_CLAIM)
-			peer_event(peer, PEER_EVENT_RIVAL, 0, NULL);
+			peer_event(peer, PEER_EVENT_RIVAL);
 		check_rival(rival);
 		return;
 	}
 	if (peer->fsm.state == PEER_STATE_CLAIM)
-		peer_event(peer, PEER_EVENT_CLEARED, 0, NULL);
+		peer_event(peer, PEER_EVENT_CLEARED);
 	if (peer->fsm.initiator)
 		settle_initiator(peer);
 	else
@@ -257,7 +272,7 @@ void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_
 	if (r == 0)
 		r = peer_new(&peer, p, m.agent_id, false, &why);
 	if (r < 0) {
-		conn_send_error(in->conn, 0, (uint32_t)why.code, why.msg);
+		conn_send_error(in->conn, 0, why);
 		incoming_refuse(in, "%s", why.msg);
 		return;
 	}
@@ -269,7 +284,7 @@ void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_
 	memcpy(peer->nonce, in->nonce, sizeof(peer->nonce));
 	incoming_free(in);
 	learn(peer, &m);
-	peer_event(peer, PEER_EVENT_ACCEPTED, 0, NULL);
+	peer_event(peer, PEER_EVENT_ACCEPTED);
 	hello_settle(peer);
 }
 
@@ -290,12 +305,12 @@ void hello_rival_gone(struct peers *p, const uint8_t agent_id[16])
 	}
 }
 
-uint32_t hello_loss_code(const struct peer *peer, uint32_t code)
+uint32_t hello_loss_code(const struct peer *peer)
 {
-	peers_for_each_of(peer->p, peer->agent_id,
-			  x) if (x->fsm.state == PEER_STATE_CLAIM &&
-				 x->incarnation > peer->incarnation) return DRAY_E_INCARNATION;
-	return code;
+	peers_for_each_of(peer->p, peer->agent_id, x)
+		if (x->fsm.state == PEER_STATE_CLAIM && x->incarnation > peer->incarnation)
+			return DRAY_E_INCARNATION;
+	return peer->fsm.why.code ? (uint32_t)peer->fsm.why.code : DRAY_E_PEER_LOST;
 }
 
 static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
@@ -304,19 +319,18 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 	char id[IDENTITY_TEXT_BYTES];
 
 	if (check_hello(peer->p, m, peer->segment, &why) < 0) {
-		peer_event(peer, PEER_EVENT_REFUSED,
-			   why.code == DRAY_E_IDENTITY ? DRAY_E_IDENTITY : DRAY_E_PEER_UNREACHABLE,
-			   why.msg);
-		return;
-	}
-	if (peer->any_agent) {
-		peer_table_set_id(peer, m->agent_id);
+		if (why.code != DRAY_E_IDENTITY)
+			why.code = DRAY_E_PEER_UNREACHABLE;
+	} else if (peer->any_agent) {
+		peer_set_agent_id(peer, m->agent_id);
 	} else if (!peer_is(peer, m->agent_id)) {
-		dray_err_set(
-			&why, 0, DRAY_E_PEER_UNREACHABLE,
+		why = dray_err_of(
+			DRAY_E_PEER_UNREACHABLE,
 			"another agent, %.8s, answers there: the token's owner has moved or is gone; export again",
 			identity_show(m->agent_id, id));
-		peer_event(peer, PEER_EVENT_REFUSED, (uint32_t)why.code, why.msg);
+	}
+	if (why.code) {
+		peer_event_why(peer, PEER_EVENT_REFUSED, why);
 		return;
 	}
 	learn(peer, m);
@@ -325,18 +339,14 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 
 static void handle_refusal(struct peer *peer, const struct pmsg_error *m)
 {
-	struct dray_err why = DRAY_ERR_NULL;
 	bool temporary = m->code == DRAY_E_EXISTS || m->code == DRAY_E_QUOTA ||
 			 m->code == DRAY_E_BUSY || m->code == DRAY_E_DRAINING ||
 			 m->code == DRAY_E_NO_MEMORY;
+	bool known = m->code == DRAY_E_IDENTITY || m->code == DRAY_E_PEER_DENIED;
 
-	dray_err_set(&why, 0,
-		     m->code == DRAY_E_IDENTITY || m->code == DRAY_E_PEER_DENIED ?
-			     (int)m->code :
-			     DRAY_E_PEER_UNREACHABLE,
-		     "it refuses: %.*s", (int)m->message.n, m->message.p);
-	peer_event(peer, temporary ? PEER_EVENT_FAILED : PEER_EVENT_REFUSED, (uint32_t)why.code,
-		   why.msg);
+	peer_event_why(peer, temporary ? PEER_EVENT_FAILED : PEER_EVENT_REFUSED,
+		       dray_err_of(known ? (int)m->code : DRAY_E_PEER_UNREACHABLE,
+				   "it refuses: %.*s", (int)m->message.n, m->message.p));
 }
 
 static void handle_early(struct peer *peer, const struct pmsg_header *h, const uint8_t *body)
@@ -359,22 +369,22 @@ static void handle_early(struct peer *peer, const struct pmsg_header *h, const u
 			handle_refusal(peer, &m.error);
 			return;
 		}
-		dray_err_set(&why, 0, DRAY_E_OUT_OF_ORDER, "%s before ready",
-			     pmsg_type_name(h->type));
+		why = dray_err_of(DRAY_E_OUT_OF_ORDER, "%s before ready", pmsg_type_name(h->type));
 	}
-	conn_send_error(peer->conn, 0, (uint32_t)why.code, why.msg);
-	peer_event(peer, PEER_EVENT_FAILED, DRAY_E_PEER_UNREACHABLE, why.msg);
+	conn_send_error(peer->conn, 0, why);
+	why.code = DRAY_E_PEER_UNREACHABLE;
+	peer_event_why(peer, PEER_EVENT_FAILED, why);
 }
 
 static void on_connected(struct conn *c)
 {
-	peer_event(c->owner, PEER_EVENT_CONNECTED, 0, NULL);
+	peer_event(c->owner, PEER_EVENT_CONNECTED);
 }
 
 static void on_secured(struct conn *c)
 {
 	c->message_max = INCOMING_MESSAGE_MAX;
-	peer_event(c->owner, PEER_EVENT_SECURED, 0, NULL);
+	peer_event(c->owner, PEER_EVENT_SECURED);
 }
 
 static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_t *body)
@@ -388,20 +398,15 @@ static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_
 		handle_early(peer, h, body);
 }
 
-static void on_failed(struct conn *c, const struct dray_err *why)
+static void on_failed(struct conn *c, const struct dray_err *failure)
 {
 	struct peer *peer = c->owner;
-	char text[DRAY_ERR_MSG_MAX];
+	struct dray_err why = *failure;
+	bool denied = why.code == DRAY_E_PEER_DENIED && !peer_fsm_is_up(&peer->fsm);
 
-	if (peer_fsm_is_up(&peer->fsm)) {
-		peer_event(peer, PEER_EVENT_FAILED, DRAY_E_PEER_LOST, why->msg);
-	} else if (why->code == DRAY_E_PEER_DENIED) {
-		snprintf(text, sizeof(text), "%.*s; both agents need the same peer.key_file",
-			 DRAY_ERR_MSG_MAX - 64, why->msg);
-		peer_event(peer, PEER_EVENT_REFUSED, DRAY_E_PEER_DENIED, text);
-	} else {
-		peer_event(peer, PEER_EVENT_FAILED, DRAY_E_PEER_UNREACHABLE, why->msg);
-	}
+	if (!denied)
+		why.code = peer_fsm_is_up(&peer->fsm) ? DRAY_E_PEER_LOST : DRAY_E_PEER_UNREACHABLE;
+	peer_event_why(peer, denied ? PEER_EVENT_REFUSED : PEER_EVENT_FAILED, why);
 }
 
 const struct conn_ops peer_conn_ops = {

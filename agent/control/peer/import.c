@@ -9,12 +9,10 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "schema/gen/errors.h"
 
 static const char owner_restarted[] = "the token's owner was restarted; export the region again";
 
@@ -38,17 +36,8 @@ static void import_detach(struct import *i)
 	dray_handles_del(&i->p->imports, i->id);
 }
 
-static void import_fail(struct import *i, uint32_t code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-
-static void import_fail(struct import *i, uint32_t code, const char *fmt, ...)
+static void import_fail(struct import *i, struct dray_err err)
 {
-	struct dray_err err = { .code = (int)code };
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(err.msg, sizeof(err.msg), fmt, ap);
-	va_end(ap);
 	import_detach(i);
 	i->fn(i->arg, &err, 0, NULL);
 	free(i);
@@ -61,15 +50,16 @@ static void import_succeed(struct import *i, const struct pmsg_import_reply *rep
 
 	if (r < 0) {
 		/* two imports with one grant could not be told apart when it ends */
-		peer_protocol_error(peer, r == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
-				    "grant %" PRIx64
-				    " was given twice, or there is no memory for it",
-				    reply->grant);
+		peer_protocol_error(peer,
+				    dray_err_of(r == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
+						"grant %" PRIx64
+						" was given twice, or there is no memory for it",
+						reply->grant));
 		return;
 	}
 	import_detach(i);
 	/* a draining owner would have refused, so it has resumed */
-	peer_event(peer, PEER_EVENT_RESUMED, 0, NULL);
+	peer_event(peer, PEER_EVENT_RESUMED);
 	i->fn(i->arg, &DRAY_ERR_NULL, peer->handle, reply);
 	free(i);
 }
@@ -84,12 +74,12 @@ static void import_done(struct peer *peer, struct pending_request *r, const stru
 	if (!code)
 		import_succeed(i, &m->import_reply);
 	else if (peer->fsm.state != PEER_STATE_CLOSED) /* imports_end() follows otherwise */
-		import_fail(i, code, "%s", *err->msg ? err->msg : dray_error_doc(code));
+		import_fail(i, dray_err_of((int)code, "%s",
+					   *err->msg ? err->msg : dray_error_doc(code)));
 }
 
 static const struct request_kind import_kind = {
 	.type = PMSG_IMPORT,
-	.reply = PMSG_IMPORT_REPLY,
 	.done = import_done,
 };
 
@@ -100,11 +90,11 @@ static void import_send(struct import *i)
 					  .incarnation = i->token.incarnation } };
 
 	memcpy(m.import.capability, i->token.capability, sizeof(m.import.capability));
-	i->request = request_send(i->peer, &import_kind, -1, &m);
-	if (i->request)
-		i->request->import = i;
-	else /* import_fail() must not run here, which may be inside peer_import() */
-		conn_fail(i->peer->conn, DRAY_E_NO_MEMORY, "no memory to send it an import");
+	i->request = request_send(i->peer, &import_kind, -1,
+				  (struct pending_request){ .import = i }, &m);
+	if (!i->request) /* import_fail() must not run here, which may be inside peer_import() */
+		conn_fail(i->peer->conn,
+			  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send it an import"));
 }
 
 static void import_move(struct import *i, struct peer *to)
@@ -135,7 +125,7 @@ void imports_run(struct peer *peer)
 		if (i->request)
 			continue;
 		if (i->token.incarnation < peer->incarnation)
-			import_fail(i, DRAY_E_INCARNATION, "%s", owner_restarted);
+			import_fail(i, dray_err_of(DRAY_E_INCARNATION, "%s", owner_restarted));
 		else
 			import_send(i);
 	}
@@ -144,24 +134,33 @@ void imports_run(struct peer *peer)
 void imports_ready(struct peer *peer)
 {
 	/* other attempts to reach the same agent are superseded */
-	peers_for_each_of(peer->p, peer->agent_id, x)
-	{
+	peers_for_each_of(peer->p, peer->agent_id, x) {
 		if (x == peer || !x->fsm.initiator || peer_fsm_is_up(&x->fsm))
 			continue;
 		imports_adopt(peer, x);
 		kept_segments_adopt(peer, x);
 		/* closes x without a callback that could close another peer */
 		if (dray_list_empty(&x->imports))
-			peer_event(x, PEER_EVENT_UNNEEDED, 0, NULL);
+			peer_event(x, PEER_EVENT_UNNEEDED);
 	}
 	imports_run(peer);
+}
+
+/* An attempt to reach this agent at this segment, or NULL. */
+static struct peer *find_attempt(struct peers *p, const uint8_t agent_id[16], const char *segment)
+{
+	peers_for_each_of(p, agent_id, peer)
+		if (peer->fsm.initiator && !peer->any_agent && !peer_fsm_is_up(&peer->fsm) &&
+		    !strcmp(peer->segment, segment))
+			return peer;
+	return NULL;
 }
 
 /* Moves the import to an attempt to reach its segment, a new attempt if there is none. */
 static int import_dial(struct import *i, struct dray_err *reterr)
 {
 	struct peers *p = i->p;
-	struct peer *peer = peer_find_attempt(p, i->token.agent_id, i->segment);
+	struct peer *peer = find_attempt(p, i->token.agent_id, i->segment);
 	int r;
 
 	if (peer) {
@@ -172,7 +171,7 @@ static int import_dial(struct import *i, struct dray_err *reterr)
 	if (r < 0)
 		return r;
 	import_move(i, peer);
-	peer_event(peer, PEER_EVENT_DIAL, 0, NULL);
+	peer_event(peer, PEER_EVENT_DIAL);
 	return 0;
 }
 
@@ -241,7 +240,7 @@ void peer_import_cancel(struct peers *p, uint64_t id)
 	import_detach(i);
 	free(i);
 	if (dray_list_empty(&peer->imports))
-		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
+		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
 void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
@@ -258,16 +257,12 @@ void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 static void import_time_out(struct import *i)
 {
 	const struct peer *peer = i->peer;
+	bool up = peer_fsm_is_up(&peer->fsm);
+	const char *why = up ? "" : peer->fsm.why.msg;
 
-	if (peer_fsm_is_up(&peer->fsm))
-		import_fail(i, DRAY_E_TIMEOUT, "the owner at %s did not answer in time",
-			    peer->segment);
-	else if (*peer->fsm.why)
-		import_fail(i, DRAY_E_PEER_UNREACHABLE, "the owner at %s cannot be reached: %s",
-			    peer->segment, peer->fsm.why);
-	else
-		import_fail(i, DRAY_E_PEER_UNREACHABLE, "the owner at %s did not answer in time",
-			    peer->segment);
+	import_fail(i, dray_err_of(up ? DRAY_E_TIMEOUT : DRAY_E_PEER_UNREACHABLE,
+				   "the owner at %s %s%s", peer->segment,
+				   *why ? "cannot be reached: " : "did not answer in time", why));
 }
 
 static struct import *find_overdue(struct peer *peer, int64_t now)
@@ -286,11 +281,12 @@ void imports_expire(struct peer *peer, int64_t now)
 	while ((i = find_overdue(peer, now)))
 		import_time_out(i);
 	if (dray_list_empty(&peer->imports))
-		peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
+		peer_event(peer, PEER_EVENT_UNNEEDED);
 }
 
-void imports_end(struct peer *peer, uint32_t code, const char *why)
+void imports_end(struct peer *peer, uint32_t code)
 {
+	const char *why = *peer->fsm.why.msg ? peer->fsm.why.msg : dray_error_doc(code);
 	struct import *i;
 
 	while ((i = dray_list_first(&peer->imports, struct import, link))) {
@@ -298,10 +294,10 @@ void imports_end(struct peer *peer, uint32_t code, const char *why)
 
 		/* a peer that left in good order had not answered: connect again */
 		if (!peer->left || peer->p->stopping)
-			import_fail(i, code, "the owner at %s: %s", peer->segment,
-				    *why ? why : dray_error_doc(code));
+			import_fail(i, dray_err_of((int)code, "the owner at %s: %s", peer->segment,
+						   why));
 		else if (import_dial(i, &err) < 0)
-			import_fail(i, (uint32_t)err.code, "%s", err.msg);
+			import_fail(i, err);
 	}
 }
 

@@ -13,8 +13,6 @@
 
 #include "agent/control/peer/internal.h"
 #include "lib/log.h"
-#include "lib/random.h"
-#include "schema/gen/errors.h"
 
 /* After the peers, and before more connections are accepted. */
 #define INCOMING_PRIORITY (SD_EVENT_PRIORITY_NORMAL + 7)
@@ -77,10 +75,6 @@ static void on_secured(struct conn *c)
 {
 	struct incoming *in = c->owner;
 
-	if (dray_random_fill(in->nonce, sizeof(in->nonce)) < 0) {
-		conn_fail(c, DRAY_E_INTERNAL, "the kernel gave no random bytes for the nonce");
-		return;
-	}
 	hello_send(in->p, c, in->nonce);
 }
 
@@ -104,9 +98,8 @@ static void start_tls(struct incoming *in)
 {
 	struct dray_err why = DRAY_ERR_NULL;
 
-	sd_event_source_disable_unref(in->io);
-	in->io = NULL;
-	if (conn_accept(&in->conn, in->p->event, in->p->tls, dray_take_fd(in->fd),
+	in->io = sd_event_source_disable_unref(in->io);
+	if (conn_accept(&in->conn, in->p->deps.event, in->p->tls, dray_take_fd(in->fd),
 			&incoming_conn_ops, in, &why) < 0) {
 		incoming_refuse(in, "%s", why.msg);
 		return;
@@ -128,11 +121,10 @@ static void read_hello(struct incoming *in)
 		return;
 	}
 	in->n_hello += (size_t)n;
-	if (in->n_hello < sizeof(in->hello))
-		return;
-	sd_event_source_disable_unref(in->io);
-	in->io = NULL;
-	stream_handle_hello(in);
+	if (in->n_hello == sizeof(in->hello)) {
+		in->io = sd_event_source_disable_unref(in->io);
+		stream_handle_hello(in);
+	}
 }
 
 void incoming_retry(struct peers *p, const struct peer *ready)
@@ -140,10 +132,8 @@ void incoming_retry(struct peers *p, const struct peer *ready)
 	dray_list_for_each(&p->incoming, in, struct incoming, link) {
 		struct pmsg_stream_hello h;
 
-		if (!in->held)
-			continue;
 		pmsg_stream_hello_get(in->hello, &h);
-		if (!memcmp(h.agent_id, ready->agent_id, sizeof(h.agent_id)))
+		if (in->held && peer_is(ready, h.agent_id))
 			stream_handle_hello(in);
 	}
 }
@@ -154,22 +144,16 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *userda
 	uint8_t first;
 	ssize_t n;
 
-	if (in->n_hello) {
-		read_hello(in);
-		return 0;
-	}
 	n = recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
-	if (n <= 0) {
-		incoming_refuse(in, "it closed without sending anything");
-		return 0;
-	}
-	in->has_sent = true;
-	if (first == TLS_FIRST_BYTE)
-		start_tls(in);
-	else if (first == STREAM_FIRST_BYTE)
+	in->has_sent |= n > 0;
+	if (in->n_hello || (n > 0 && first == STREAM_FIRST_BYTE))
 		read_hello(in);
+	else if (n <= 0)
+		incoming_refuse(in, "it closed without sending anything");
+	else if (first == TLS_FIRST_BYTE)
+		start_tls(in);
 	else
 		incoming_refuse(in, "its first byte is 0x%02x: neither TLS nor a data stream",
 				first);
@@ -199,10 +183,10 @@ void incoming_add(struct peers *p, int fd, const struct dray_addr *from)
 	in->from = *from;
 	dray_list_add(&p->incoming, &in->link);
 	p->n_incoming++;
-	if (sd_event_add_io(p->event, &in->io, fd, EPOLLIN, on_io, in) < 0 ||
+	if (sd_event_add_io(p->deps.event, &in->io, fd, EPOLLIN, on_io, in) < 0 ||
 	    sd_event_source_set_priority(in->io, INCOMING_PRIORITY) < 0 ||
-	    sd_event_add_time_relative(p->event, &in->timer, CLOCK_MONOTONIC, timeout_us, 20000,
-				       on_timer, in) < 0)
+	    sd_event_add_time_relative(p->deps.event, &in->timer, CLOCK_MONOTONIC, timeout_us,
+				       20000, on_timer, in) < 0)
 		incoming_refuse(in, "no memory to watch it");
 }
 

@@ -20,6 +20,7 @@
 #include "lib/idset.h"
 #include "lib/list.h"
 #include "lib/map.h"
+#include "schema/gen/errors.h"
 
 #define AREA "peer"
 #define SEGMENT_MAX 256 /* as in HELLO */
@@ -32,10 +33,8 @@
 
 struct peers {
 	struct peers_deps deps;
-	sd_event *event;
 	const struct dray_config *cfg;
 	struct tls *tls;
-	struct peer_fsm_config fsm_cfg;
 	struct dray_handles handles; /* of peers that are not closed */
 	struct dray_handles imports;
 	struct dray_map by_id;   /* struct peer by agent id, not closed */
@@ -44,7 +43,6 @@ struct peers {
 	struct dray_list listeners;
 	struct dray_list incoming; /* oldest first */
 	uint32_t n_incoming;
-	struct dray_list late_fences;   /* for peers that are already closed */
 	struct dray_list kept_segments; /* to stay connected to */
 	unsigned n_probes;              /* of ours, in progress */
 	sd_event_source *defer;
@@ -70,7 +68,7 @@ struct pending_request;
 
 /* One kind of request that this agent sends to peers. */
 struct request_kind {
-	uint16_t type, reply; /* message types */
+	uint16_t type; /* of its message */
 	/* The peer counts as lost if it refuses the request, or if there is no memory to send it. */
 	bool vital;
 	/* The peer counts as lost, for this reason, if it does not reply in time. NULL: the request alone fails. */
@@ -92,9 +90,8 @@ struct pending_request {
 		uint64_t stream_id;
 		struct {
 			union {
-				peer_notify_fn notify_fn;
+				peer_done_fn fn;
 				peer_qp_fn qp_fn;
-				peer_stage_fn stage_fn;
 			};
 			void *arg;
 		};
@@ -125,7 +122,7 @@ struct peer {
 	struct peers *p;
 	struct dray_list all_link;
 	struct dray_map_node by_id; /* in peers->by_id */
-	dray_handle handle;         /* 0 once closed */
+	dray_handle handle;         /* unknown to the table once closed */
 	struct peer_fsm fsm;
 	struct conn *conn;
 	sd_event_source *timer;
@@ -168,65 +165,77 @@ struct incoming {
 	size_t n_hello;
 };
 
+/* The reply to a request has the type of the request with this bit. */
+#define TYPE_REPLY 0x8000
+
+/* An error code of a peer, or `otherwise` if this agent does not know the code. */
+static inline int known_code(uint32_t code, int otherwise)
+{
+	return code && code < DRAY_ERROR_N ? (int)code : otherwise;
+}
+
+/* peers.c */
+
+/* Runs the defer source soon. */
+void peers_wake(struct peers *p);
+/* True if a key, or peer.allow_insecure, permits to listen and connect beyond loopback. */
+bool peers_beyond_loopback(const struct peers *p);
+/* 0, or -EPERM with reterr: this address is not permitted. listen: to listen there, not to connect. */
+int peers_check_key(const struct peers *p, const struct dray_addr *addr, bool listen,
+		    struct dray_err *reterr);
+
 /* peer.c */
 
 /* Monotonic time of this turn of the loop. */
 int64_t peers_now(struct peers *p);
-/* Runs the defer source soon. */
-void peers_wake(struct peers *p);
-/* Addresses beyond loopback need a key, or peer.allow_insecure, to listen there and to connect there. */
-bool peers_may_use(const struct peers *p, const struct dray_addr *addr);
-/* 0, or -EPERM with peer_denied: connecting to addr needs a key. */
-int peers_check_key(const struct peers *p, const struct dray_addr *addr, struct dray_err *reterr);
-/* A peer in state IDLE. agent_id: expected. Errors: quota, no_memory. */
-int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], bool initiator,
-	     struct dray_err *reterr);
-/* The same, to connect to this segment by PEER_EVENT_DIAL. */
-int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], const char *segment,
-		struct dray_err *reterr);
-/* Steps the state machine and arms the timer. */
-void peer_event(struct peer *peer, enum peer_event event, uint32_t code, const char *why);
-/* A transfer or a request begins. */
-void peer_use(struct peer *peer);
-void peer_close(struct peer *peer, uint32_t code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-/* A request or import of the peer times out at end_ns. */
-void peer_add_timeout(struct peer *peer, int64_t end_ns);
-
-/* peer_table.c */
-
-void peer_table_add(struct peers *p, struct peer *peer);
-void peer_table_del(struct peer *peer);
 /* NULL if the handle is unknown; closed peers have none. */
 struct peer *peer_get(struct peers *p, dray_handle handle);
 /* The same, but NULL if the peer cannot be sent messages. */
 struct peer *peer_get_up(struct peers *p, dray_handle handle);
 /* A peer of this id that is up, other than `except`. */
 struct peer *peer_find_up(struct peers *p, const uint8_t agent_id[16], const struct peer *except);
-/* A peer that we are trying to reach at this segment. */
-struct peer *peer_find_attempt(struct peers *p, const uint8_t agent_id[16], const char *segment);
-/* Sets the agent id of a peer that had none. */
-void peer_table_set_id(struct peer *peer, const uint8_t agent_id[16]);
+/* Several peers may have one agent id: attempts, claims, and the peer that is up. */
 #define peers_for_each_of(p, agent_id, it) \
 	dray_map_for_each_of(&(p)->by_id, agent_id, 16, it, struct peer, by_id)
 static inline bool peer_is(const struct peer *peer, const uint8_t agent_id[16])
 {
 	return !memcmp(peer->agent_id, agent_id, sizeof(peer->agent_id));
 }
+void peer_set_agent_id(struct peer *peer, const uint8_t agent_id[16]);
+/* A peer in state IDLE. agent_id: expected. Errors: quota, no_memory. */
+int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], bool initiator,
+	     struct dray_err *reterr);
+/* The same, to connect to this segment by PEER_EVENT_DIAL. */
+int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], const char *segment,
+		struct dray_err *reterr);
+struct peer *peer_free(struct peer *peer);
+/* Steps the state machine and arms the timer. */
+void peer_event(struct peer *peer, enum peer_event event);
+/* The same for events with a reason. */
+void peer_event_why(struct peer *peer, enum peer_event event, struct dray_err why);
+/* A transfer or a request begins. */
+void peer_use(struct peer *peer);
+/* A request or import of the peer times out at end_ns. */
+void peer_add_timeout(struct peer *peer, int64_t end_ns);
+void peer_announce_drain(struct peer *peer);
+void peer_say_bye(struct peer *peer);
 
 /* hello.c */
 
 extern const struct conn_ops peer_conn_ops;
 struct pmsg_agent_info hello_agent_info(const struct peers *p);
-void hello_send(struct peers *p, struct conn *c, const uint8_t nonce[NONCE_SIZE]);
+/* Sends HELLO with a new nonce. False: the connection has failed. */
+bool hello_send(struct peers *p, struct conn *c, uint8_t nonce[NONCE_SIZE]);
+/* 0, or -EPROTO with reterr: this agent's major version is not in [min, max]. */
+int hello_check_version(unsigned min, unsigned max, struct dray_err *reterr);
 /* A valid HELLO turns the incoming connection into a peer; otherwise it is refused. Consumes it. */
 void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_t *body);
 /* Decides about a connection whose HELLO is known, now or after its rival is gone. */
 void hello_settle(struct peer *peer);
 /* `rival` is not up any more: connections that claim its place continue. */
 void hello_rival_gone(struct peers *p, const uint8_t agent_id[16]);
-/* Code for the loss of this peer: incarnation if a later incarnation claims its place, else code. */
-uint32_t hello_loss_code(const struct peer *peer, uint32_t code);
+/* Code for the loss of this peer: its reason, or incarnation if a later incarnation claims its place. */
+uint32_t hello_loss_code(const struct peer *peer);
 
 /* message.c */
 
@@ -234,16 +243,19 @@ uint32_t hello_loss_code(const struct peer *peer, uint32_t code);
 void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_t *body);
 /* body may be NULL for messages without fields. */
 void peer_send(struct peer *peer, uint16_t type, uint64_t request_id, const union pmsg_body *body);
-void peer_send_error(struct peer *peer, uint64_t request_id, uint32_t code, const char *text);
+void peer_send_error(struct peer *peer, uint64_t request_id, struct dray_err err);
 /* The peer broke the protocol: tells it why, then counts it as lost. */
-void peer_protocol_error(struct peer *peer, uint32_t code, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
+void peer_protocol_error(struct peer *peer, struct dray_err err);
 
 /* request.c */
 
-/* Sends a request. timeout_ns < 0: none. NULL: no memory; then the loss of a vital request's peer follows. */
+/*
+ * Sends a request. timeout_ns < 0: none. what: its fields for kind->done. NULL: no memory; then the loss of a vital
+ * request's peer follows.
+ */
 struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
-				     int64_t timeout_ns, const union pmsg_body *body);
+				     int64_t timeout_ns, struct pending_request what,
+				     const union pmsg_body *body);
 /* A reply, an error reply. */
 void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union pmsg_body *m);
 void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err);
@@ -267,7 +279,7 @@ void imports_run(struct peer *peer);
 int64_t imports_next_timeout(const struct peer *peer);
 void imports_expire(struct peer *peer, int64_t now);
 /* The peer is closed: its imports end, or move to another connection where that helps. */
-void imports_end(struct peer *peer, uint32_t code, const char *why);
+void imports_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */
 void imports_free(struct peer *peer);
 
@@ -279,7 +291,7 @@ void probe_answer(struct incoming *in, uint64_t request_id);
 /* Kept segments of `from` use `to` from now on. */
 void kept_segments_adopt(struct peer *to, struct peer *from);
 /* The peer is closed. */
-void kept_segments_lost(struct peer *peer, bool was_up, const char *why);
+void kept_segments_lost(struct peer *peer, bool was_up);
 void kept_segments_free(struct peers *p);
 
 /* fence.c */
@@ -288,8 +300,6 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 /* Acknowledges the pending fence of this grant. False if there is none. */
 bool fence_answer(struct peer *peer, uint64_t grant);
 void fences_clear(struct peer *peer);
-void late_fences_run(struct peers *p);
-void late_fences_free(struct peers *p);
 
 /* link.c */
 

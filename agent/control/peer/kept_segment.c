@@ -11,7 +11,6 @@
 #include "agent/control/peer/internal.h"
 #include "lib/backoff.h"
 #include "lib/log.h"
-#include "schema/gen/errors.h"
 
 struct kept_segment {
 	struct dray_list link; /* in p->kept_segments */
@@ -59,7 +58,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 	}
 	peer->any_agent = true;
 	set_peer(k, peer);
-	peer_event(peer, PEER_EVENT_DIAL, 0, NULL);
+	peer_event(peer, PEER_EVENT_DIAL);
 	return 0;
 }
 
@@ -84,8 +83,8 @@ static int kept_segment_new(struct peers *p, const char *segment)
 	snprintf(k->why, sizeof(k->why), "not tried yet");
 	k->segment = strdup(segment);
 	if (k->segment)
-		r = sd_event_add_time_relative(p->event, &k->timer, CLOCK_MONOTONIC, 0, 0, on_timer,
-					       k);
+		r = sd_event_add_time_relative(p->deps.event, &k->timer, CLOCK_MONOTONIC, 0, 0,
+					       on_timer, k);
 	if (r < 0) {
 		kept_segment_free(k);
 		return r;
@@ -126,7 +125,7 @@ int peers_keep_connected(struct peers *p, const char *const *segments, unsigned 
 		kept_segment_free(k);
 		/* an attempt ends; a connection stays until peer.idle_timeout */
 		if (peer)
-			peer_event(peer, PEER_EVENT_UNNEEDED, 0, NULL);
+			peer_event(peer, PEER_EVENT_UNNEEDED);
 	}
 	return 0;
 }
@@ -138,8 +137,10 @@ void kept_segments_adopt(struct peer *to, struct peer *from)
 			set_peer(k, to);
 }
 
-void kept_segments_lost(struct peer *peer, bool was_up, const char *why)
+void kept_segments_lost(struct peer *peer, bool was_up)
 {
+	const char *why = peer->fsm.why.msg;
+
 	dray_list_for_each(&peer->p->kept_segments, k, struct kept_segment, link) {
 		if (k->peer != peer)
 			continue;
@@ -166,7 +167,7 @@ bool peers_segment_ready(struct peers *p, const char *segment, char *reason, siz
 	else if (f->state == PEER_STATE_READY)
 		snprintf(reason, n, "connected");
 	else
-		snprintf(reason, n, "%s%s%s", peer_state_name(f->state), *f->why ? ": " : "",
-			 f->why);
+		snprintf(reason, n, "%s%s%s", peer_state_name(f->state), *f->why.msg ? ": " : "",
+			 f->why.msg);
 	return f && f->state == PEER_STATE_READY;
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "schema/gen/errors.h"
 
 #define KEY_LABEL "EXPORTER-dray-stream"
 

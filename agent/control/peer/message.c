@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages to and from a peer that is up. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "schema/gen/errors.h"
-
-/* Replies have the highest bit of the type set. */
-#define TYPE_REPLY 0x8000
 
 void peer_send(struct peer *peer, uint16_t type, uint64_t request_id, const union pmsg_body *body)
 {
@@ -16,22 +10,16 @@ void peer_send(struct peer *peer, uint16_t type, uint64_t request_id, const unio
 	peer->fsm.sent_ns = peers_now(peer->p);
 }
 
-void peer_send_error(struct peer *peer, uint64_t request_id, uint32_t code, const char *text)
+void peer_send_error(struct peer *peer, uint64_t request_id, struct dray_err err)
 {
-	conn_send_error(peer->conn, request_id, code, text);
+	conn_send_error(peer->conn, request_id, err);
 	peer->fsm.sent_ns = peers_now(peer->p);
 }
 
-void peer_protocol_error(struct peer *peer, uint32_t code, const char *fmt, ...)
+void peer_protocol_error(struct peer *peer, struct dray_err err)
 {
-	char why[DRAY_ERR_MSG_MAX];
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(why, sizeof(why), fmt, ap);
-	va_end(ap);
-	peer_send_error(peer, 0, code, why);
-	conn_fail(peer->conn, code, "it broke the protocol: %s", why);
+	peer_send_error(peer, 0, err);
+	conn_fail(peer->conn, dray_err_of(err.code, "it broke the protocol: %s", err.msg));
 }
 
 static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_import *m)
@@ -41,15 +29,15 @@ static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_impo
 	struct dray_err why = DRAY_ERR_NULL;
 	struct peers *p = peer->p;
 
-	if (p->draining || p->stopping) {
-		peer_send_error(peer, id, DRAY_E_DRAINING,
-				"the owner is draining and grants nothing new");
-		return;
-	}
-	if (grant_import(p->deps.regions, peer->handle, peer->agent_id, m->token_id, m->region,
-			 m->incarnation, m->capability, &reply.grant, &reply.length, &reply.access,
-			 &why) < 0) {
-		peer_send_error(peer, id, why.code ? (uint32_t)why.code : DRAY_E_INTERNAL, why.msg);
+	if (p->draining || p->stopping)
+		dray_err_set(&why, 0, DRAY_E_DRAINING,
+			     "the owner is draining and grants nothing new");
+	else if (grant_import(p->deps.regions, peer->handle, peer->agent_id, m->token_id, m->region,
+			      m->incarnation, m->capability, &reply.grant, &reply.length,
+			      &reply.access, &why) < 0)
+		dray_err_set(&why, 0, DRAY_E_INTERNAL, "the owner could not grant the range");
+	if (why.code) {
+		peer_send_error(peer, id, why);
 		return;
 	}
 	if (peer->features & PMSG_FEATURE_RDMA)
@@ -73,53 +61,41 @@ static void handle_notify(struct peer *peer, uint64_t id, const struct pmsg_noti
 	uint32_t code;
 
 	if (!n.region) {
-		peer_send_error(peer, id, DRAY_E_REVOKED,
-				"the grant was revoked; import a new token of the region");
+		peer_send_error(
+			peer, id,
+			dray_err_of(DRAY_E_REVOKED,
+				    "the grant was revoked; import a new token of the region"));
 		return;
 	}
 	memcpy(n.agent_id, peer->agent_id, sizeof(n.agent_id));
 	code = p->deps.up->notification(*p->deps.sessions, &n);
 	if (code)
-		peer_send_error(peer, id, code, dray_error_doc(code));
+		peer_send_error(peer, id, dray_err_of((int)code, "%s", dray_error_doc(code)));
 	else
 		peer_send(peer, PMSG_NOTIFY_REPLY, id, NULL);
 }
 
 static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error *m)
 {
-	uint32_t code = m->code && m->code < DRAY_ERROR_N ? m->code : DRAY_E_PROTOCOL;
-	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err = dray_err_of(known_code(m->code, DRAY_E_PROTOCOL), "%.*s",
+					  (int)m->message.n, m->message.p);
 
-	dray_err_set(&err, 0, (int)code, "%.*s", (int)m->message.n, m->message.p);
 	if (id)
 		request_refused(peer, id, &err);
 	else
-		peer_close(peer, DRAY_E_PEER_LOST, "it ended the connection: %s: %s",
-			   dray_error_name(code), err.msg);
+		peer_event_why(peer, PEER_EVENT_CLOSE,
+			       dray_err_of(DRAY_E_PEER_LOST, "it ended the connection: %s: %s",
+					   dray_error_name((uint32_t)err.code), err.msg));
 }
 
 static void handle_bye(struct peer *peer, uint32_t code)
 {
 	peer->left = true;
-	if (code == DRAY_OK)
-		peer_close(peer, DRAY_OK, "it closed the connection in good order");
-	else
-		peer_close(peer, DRAY_E_PEER_LOST, "it closed the connection: %s",
-			   dray_error_name(code));
-}
-
-static void handle_heartbeat(struct peer *peer, const struct pmsg_heartbeat *m)
-{
-	peer->fsm.peer_rest_ns = dray_min(m->rest_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
-	peer_event(peer, PEER_EVENT_HEARTBEAT, 0, NULL);
-}
-
-static void handle_import_reply(struct peer *peer, uint64_t id, const union pmsg_body *m)
-{
-	if (m->import_reply.grant)
-		request_replied(peer, id, PMSG_IMPORT_REPLY, m);
-	else
-		peer_protocol_error(peer, DRAY_E_PROTOCOL, "a grant without a handle");
+	peer_event_why(peer, PEER_EVENT_CLOSE,
+		       code == DRAY_OK ?
+			       dray_err_of(DRAY_OK, "it closed the connection in good order") :
+			       dray_err_of(DRAY_E_PEER_LOST, "it closed the connection: %s",
+					   dray_error_name(code)));
 }
 
 static bool is_request(uint16_t type)
@@ -138,21 +114,12 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		handle_error(peer, id, &m->error);
 		break;
 	case PMSG_HEARTBEAT:
-		handle_heartbeat(peer, &m->heartbeat);
+		peer->fsm.peer_rest_ns =
+			dray_min(m->heartbeat.rest_ms, HEARTBEAT_MS_MAX) * DRAY_NS_PER_MS;
+		peer_event(peer, PEER_EVENT_HEARTBEAT);
 		break;
 	case PMSG_IMPORT:
 		handle_import(peer, id, &m->import);
-		break;
-	case PMSG_IMPORT_REPLY:
-		handle_import_reply(peer, id, m);
-		break;
-	case PMSG_FENCE_ACK:
-	case PMSG_STREAM_RESET_REPLY:
-	case PMSG_NOTIFY_REPLY:
-	case PMSG_QP_CONNECT_REPLY:
-	case PMSG_QP_CLOSE_REPLY:
-	case PMSG_STAGE_REPLY:
-		request_replied(peer, id, type, m);
 		break;
 	case PMSG_RELEASE:
 		grant_release(d->regions, peer->handle, m->release.grant);
@@ -167,7 +134,7 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		handle_notify(peer, id, &m->notify);
 		break;
 	case PMSG_DRAINING:
-		peer_event(peer, PEER_EVENT_DRAINS, DRAY_E_DRAINING, "it drains");
+		peer_event_why(peer, PEER_EVENT_DRAINS, dray_err_of(DRAY_E_DRAINING, "it drains"));
 		d->up->draining(*d->sessions, peer->handle);
 		break;
 	case PMSG_BYE:
@@ -194,13 +161,18 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_HELLO:
 	case PMSG_READY:
-		peer_protocol_error(peer, DRAY_E_OUT_OF_ORDER, "%s again", pmsg_type_name(type));
+		peer_protocol_error(peer, dray_err_of(DRAY_E_OUT_OF_ORDER, "%s again",
+						      pmsg_type_name(type)));
 		break;
 	default:
-		/* of a later minor version; only requests need an answer */
-		if (id && !(type & TYPE_REPLY))
-			peer_send_error(peer, id, DRAY_E_UNKNOWN_TYPE,
-					"this agent does not know that type of message");
+		if (type & TYPE_REPLY)
+			request_replied(peer, id, type, m);
+		else if (id)
+			/* of a later minor version; only requests need an answer */
+			peer_send_error(
+				peer, id,
+				dray_err_of(DRAY_E_UNKNOWN_TYPE,
+					    "this agent does not know that type of message"));
 	}
 }
 
@@ -210,10 +182,63 @@ void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_
 	union pmsg_body m;
 
 	if (is_request(h->type) && !h->request_id)
-		peer_protocol_error(peer, DRAY_E_INVALID, "%s without a request id",
-				    pmsg_type_name(h->type));
+		peer_protocol_error(peer, dray_err_of(DRAY_E_INVALID, "%s without a request id",
+						      pmsg_type_name(h->type)));
 	else if (pmsg_body_decode(h->type, body, h->length, &m, &err) < 0)
-		peer_protocol_error(peer, (uint32_t)err.code, "%s", err.msg);
+		peer_protocol_error(peer, err);
 	else
 		dispatch(peer, h->type, h->request_id, &m);
+}
+
+static void send_if_up(struct peers *p, dray_handle handle, uint16_t type, uint64_t request_id,
+		       const union pmsg_body *m)
+{
+	struct peer *peer = peer_get_up(p, handle);
+
+	if (peer)
+		peer_send(peer, type, request_id, m);
+}
+
+void peers_send_ports(struct peers *p, dray_handle handle, const struct dray_vec *ports)
+{
+	send_if_up(p, handle, PMSG_PORTS, 0, &(union pmsg_body){ .ports = { *ports } });
+}
+
+void peers_send_keys(struct peers *p, dray_handle handle, uint64_t grant,
+		     const struct dray_vec *rails)
+{
+	if (rails->n && peer_get_up(p, handle))
+		grant_expose(p->deps.regions, handle, grant);
+	send_if_up(p, handle, PMSG_KEYS, 0, &(union pmsg_body){ .keys = { grant, *rails } });
+}
+
+void peers_send_window(struct peers *p, dray_handle handle, const struct pmsg_window *m)
+{
+	send_if_up(p, handle, PMSG_WINDOW, 0, &(union pmsg_body){ .window = *m });
+}
+
+void peers_qp_connect_reply(struct peers *p, dray_handle handle, uint64_t request_id,
+			    const struct pmsg_qp_connect_reply *m)
+{
+	send_if_up(p, handle, PMSG_QP_CONNECT_REPLY, request_id,
+		   &(union pmsg_body){ .qp_connect_reply = *m });
+}
+
+void peers_qp_close_reply(struct peers *p, dray_handle handle, uint64_t request_id)
+{
+	send_if_up(p, handle, PMSG_QP_CLOSE_REPLY, request_id, NULL);
+}
+
+void peers_stage_reply(struct peers *p, dray_handle handle, uint64_t request_id)
+{
+	send_if_up(p, handle, PMSG_STAGE_REPLY, request_id, NULL);
+}
+
+void peers_refuse(struct peers *p, dray_handle handle, uint64_t request_id, uint32_t code,
+		  const char *why)
+{
+	struct peer *peer = peer_get_up(p, handle);
+
+	if (peer)
+		peer_send_error(peer, request_id, dray_err_of((int)code, "%s", why));
 }

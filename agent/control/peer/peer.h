@@ -120,9 +120,11 @@ void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant);
 /* Sends FENCE; grant_fenced() follows on its acknowledgement, on timeout (the peer is then lost) or on loss. */
 void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code);
 
-/* Sends a notification; fn runs exactly once (code 0: the owner queued it). m->id: unique for this incarnation. */
-typedef void (*peer_notify_fn)(void *arg, uint32_t code);
-int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_notify_fn fn,
+/* Result of a request without a reply body; code 0: success. Runs exactly once, not inside the call. */
+typedef void (*peer_done_fn)(void *arg, uint32_t code);
+
+/* Sends a notification. Success: the owner has queued it. m->id: unique for this incarnation. */
+int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_done_fn fn,
 		void *arg, struct dray_err *reterr);
 
 /* Ends what `down` began. */
@@ -148,12 +150,10 @@ void peers_qp_connect_reply(struct peers *p, dray_handle peer, uint64_t request_
 void peers_qp_close_reply(struct peers *p, dray_handle peer, uint64_t request_id);
 
 /*
- * The owner copies between its window for us and a range that it granted. fn runs exactly once, not inside the
- * call: code 0 when the copy is done. A peer that does not answer is lost, because nothing else proves that its
- * copy has stopped. 0 or -errno.
+ * The owner copies between its window for us and a range that it granted. A peer that does not answer is lost,
+ * because nothing else proves that its copy has stopped. 0 or -errno.
  */
-typedef void (*peer_stage_fn)(void *arg, uint32_t code);
-int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_stage_fn fn,
+int peers_stage(struct peers *p, dray_handle peer, const struct pmsg_stage *m, peer_done_fn fn,
 		void *arg);
 void peers_stage_reply(struct peers *p, dray_handle peer, uint64_t request_id);
 

@@ -6,13 +6,10 @@
 #include "agent/control/peer/probe.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
-#include "schema/gen/errors.h"
 
 #define PROBE_MINOR 2 /* first minor version with PROBE */
 #define REQUEST_ID 1
@@ -42,26 +39,12 @@ void probe_answer(struct incoming *in, uint64_t request_id)
 	incoming_free(in);
 }
 
-static void finish(struct peer_probe *q, const struct dray_err *err)
+static void finish(struct peer_probe *q, struct dray_err err)
 {
-	peer_probe_fn fn = q->fn;
+	peer_probe_fn fn = dray_take(q->fn);
 
-	if (!fn)
-		return;
-	q->fn = NULL;
-	fn(q->arg, err, &q->result);
-}
-
-__attribute__((format(printf, 3, 4))) static void fail(struct peer_probe *q, uint32_t code,
-						       const char *fmt, ...)
-{
-	struct dray_err err = { .code = (int)code };
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(err.msg, sizeof(err.msg), fmt, ap);
-	va_end(ap);
-	finish(q, &err);
+	if (fn)
+		fn(q->arg, &err, &q->result);
 }
 
 static void copy_str(char *to, size_t cap, const struct dray_str *s)
@@ -73,60 +56,56 @@ static void copy_str(char *to, size_t cap, const struct dray_str *s)
 	to[n] = '\0';
 }
 
-/* Stores which agent it is. False if that ends the probe, which may then be freed. */
-static bool learn(struct peer_probe *q, const struct pmsg_agent_info *m)
+/* Stores the identity of the agent. Returns an error if that ends the probe. */
+static struct dray_err learn(struct peer_probe *q, const struct pmsg_agent_info *m)
 {
 	const struct peers_deps *own = &q->p->deps;
 	struct peer_probe_result *r = &q->result;
+	struct dray_err why = DRAY_ERR_NULL;
+	bool same_id = !memcmp(m->agent_id, own->agent_id, sizeof(r->agent_id));
 
 	memcpy(r->agent_id, m->agent_id, sizeof(r->agent_id));
 	r->incarnation = m->incarnation;
 	copy_str(r->segment, sizeof(r->segment), &m->segment);
 	copy_str(r->version, sizeof(r->version), &m->version);
 	r->known = true;
-	if (m->major_min > PMSG_MAJOR || m->major_max < PMSG_MAJOR) {
-		fail(q, DRAY_E_VERSION,
-		     "it speaks versions %u to %u, this agent version %d; upgrade the older",
-		     m->major_min, m->major_max, PMSG_MAJOR);
-		return false;
-	}
-	if (memcmp(m->agent_id, own->agent_id, sizeof(r->agent_id)) != 0)
-		return true;
-	r->self = m->incarnation == own->incarnation;
-	if (r->self)
-		return true;
-	fail(q, DRAY_E_IDENTITY,
-	     "another agent has the id of this one: give each a state directory of its own");
-	return false;
+	r->self = same_id && m->incarnation == own->incarnation;
+	if (hello_check_version(m->major_min, m->major_max, &why) == 0 && same_id && !r->self)
+		why = dray_err_of(
+			DRAY_E_IDENTITY,
+			"another agent has the id of this one: give each a state directory of its own");
+	return why;
 }
 
 static void handle_hello(struct peer_probe *q, const struct pmsg_header *h,
 			 const struct pmsg_hello *m)
 {
-	if (!learn(q, &m->agent))
-		return;
-	if (h->minor < PROBE_MINOR)
-		finish(q, &DRAY_ERR_NULL);
+	struct dray_err why = learn(q, &m->agent);
+
+	if (why.code || h->minor < PROBE_MINOR)
+		finish(q, why);
 	else
 		conn_send_message(q->conn, PMSG_PROBE, REQUEST_ID, NULL);
 }
 
 static void handle_reply(struct peer_probe *q, const struct pmsg_probe_reply *m)
 {
+	struct dray_err why;
+
 	if (memcmp(m->agent_id, q->result.agent_id, sizeof(m->agent_id)) != 0 ||
-	    m->incarnation != q->result.incarnation) {
-		fail(q, DRAY_E_PROTOCOL, "its reply has another agent id than its hello");
-		return;
-	}
-	if (!learn(q, &m->agent))
-		return;
-	q->result.told_state = true;
-	if (m->state == PMSG_PROBE_STATE_RUNNING)
-		finish(q, &DRAY_ERR_NULL);
-	else if (m->state == PMSG_PROBE_STATE_DRAINING)
-		fail(q, DRAY_E_DRAINING, "draining");
+	    m->incarnation != q->result.incarnation)
+		why = dray_err_of(DRAY_E_PROTOCOL, "its reply has another agent id than its hello");
 	else
-		fail(q, DRAY_E_UNSUPPORTED, "its state %u is unknown to this release", m->state);
+		why = learn(q, &m->agent);
+	if (!why.code) {
+		q->result.told_state = true;
+		if (m->state == PMSG_PROBE_STATE_DRAINING)
+			why = dray_err_of(DRAY_E_DRAINING, "draining");
+		else if (m->state != PMSG_PROBE_STATE_RUNNING)
+			why = dray_err_of(DRAY_E_UNSUPPORTED,
+					  "its state %u is unknown to this release", m->state);
+	}
+	finish(q, why);
 }
 
 static void on_secured(struct conn *c)
@@ -140,43 +119,39 @@ static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_
 	struct dray_err why = DRAY_ERR_NULL;
 	union pmsg_body m;
 	char text[257];
-	uint32_t code;
 
 	if (!q->fn)
 		return;
 	if (pmsg_body_decode(h->type, body, h->length, &m, &why) < 0) {
-		fail(q, (uint32_t)why.code, "it broke the protocol: %.200s", why.msg);
+		finish(q, dray_err_of(why.code, "it broke the protocol: %s", why.msg));
 	} else if (h->type == PMSG_HELLO && !q->result.known) {
 		handle_hello(q, h, &m.hello);
 	} else if (h->type == PMSG_PROBE_REPLY && q->result.known && h->request_id == REQUEST_ID) {
 		handle_reply(q, &m.probe_reply);
 	} else if (h->type == PMSG_ERROR) {
-		code = m.error.code;
 		copy_str(text, sizeof(text), &m.error.message);
-		fail(q, code && code < DRAY_ERROR_N ? code : DRAY_E_PROTOCOL, "it refuses: %.200s",
-		     text);
+		finish(q, dray_err_of(known_code(m.error.code, DRAY_E_PROTOCOL), "it refuses: %s",
+				      text));
 	} else {
-		fail(q, DRAY_E_PROTOCOL, "it answers a probe with %s", pmsg_type_name(h->type));
+		finish(q, dray_err_of(DRAY_E_PROTOCOL, "it answers a probe with %s",
+				      pmsg_type_name(h->type)));
 	}
 }
 
-static void on_failed(struct conn *c, const struct dray_err *why)
+static void on_failed(struct conn *c, const struct dray_err *failure)
 {
 	struct peer_probe *q = c->owner;
+	struct dray_err why = *failure;
 	uint8_t first = c->tls.first;
 
-	if (!q->fn)
-		return;
 	if (first && first != TLS_ALERT && first != TLS_HANDSHAKE)
-		fail(q, DRAY_E_PEER_UNREACHABLE,
-		     "no dray agent: the server there does not speak TLS");
-	else if (why->code == DRAY_E_PEER_DENIED)
-		fail(q, DRAY_E_PEER_DENIED, "%.160s; both agents need the same peer.key_file",
-		     why->msg);
-	else if (q->result.known)
-		fail(q, DRAY_E_PEER_LOST, "%.200s before its answer", why->msg);
-	else
-		fail(q, DRAY_E_PEER_UNREACHABLE, "%s", why->msg);
+		why = dray_err_of(DRAY_E_PEER_UNREACHABLE,
+				  "no dray agent: the server there does not speak TLS");
+	else if (q->result.known && why.code != DRAY_E_PEER_DENIED)
+		why = dray_err_of(DRAY_E_PEER_LOST, "%s before its answer", failure->msg);
+	else if (why.code != DRAY_E_PEER_DENIED)
+		why.code = DRAY_E_PEER_UNREACHABLE;
+	finish(q, why);
 }
 
 static const struct conn_ops ops = {
@@ -189,7 +164,7 @@ int peer_probe_new(struct peer_probe **ret, struct peers *p, const struct dray_a
 		   peer_probe_fn fn, void *arg, struct dray_err *reterr)
 {
 	dray_auto(peer_probe_free) struct peer_probe *q = NULL;
-	int r = peers_check_key(p, addr, reterr);
+	int r = peers_check_key(p, addr, false, reterr);
 
 	if (r < 0)
 		return r;
@@ -198,7 +173,7 @@ int peer_probe_new(struct peer_probe **ret, struct peers *p, const struct dray_a
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a probe");
 	*q = (struct peer_probe){ .p = p, .fn = fn, .arg = arg };
 	p->n_probes++;
-	r = conn_dial(&q->conn, p->event, p->tls, addr, &ops, q, reterr);
+	r = conn_dial(&q->conn, p->deps.event, p->tls, addr, &ops, q, reterr);
 	if (r < 0)
 		return r;
 	*ret = dray_take(q);

@@ -5,23 +5,25 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <string.h>
+#include <stdlib.h>
 
 #include "agent/control/peer/internal.h"
-#include "schema/gen/errors.h"
 
 struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
-				     int64_t timeout_ns, const union pmsg_body *body)
+				     int64_t timeout_ns, struct pending_request what,
+				     const union pmsg_body *body)
 {
-	struct pending_request *r = calloc(1, sizeof(*r));
+	struct pending_request *r = malloc(sizeof(*r));
 
 	if (!r) {
 		/* the loss of the peer ends what a vital request would have ended */
 		if (kind->vital)
-			conn_fail(peer->conn, DRAY_E_NO_MEMORY, "no memory to send it %s",
-				  pmsg_type_name(kind->type));
+			conn_fail(peer->conn,
+				  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send it %s",
+					      pmsg_type_name(kind->type)));
 		return NULL;
 	}
+	*r = what;
 	r->id = ++peer->next_request;
 	r->kind = kind;
 	r->end_ns = timeout_ns < 0 ? INT64_MAX : peers_now(peer->p) + timeout_ns;
@@ -61,14 +63,25 @@ struct pending_request *request_find(struct peer *peer, const struct request_kin
 	return NULL;
 }
 
+/* The peer counts as lost. The request ends after the peer is closed, so that its callback sees the loss. */
+static void lose_peer(struct peer *peer, struct pending_request *r, struct dray_err why)
+{
+	dray_list_del(&r->link);
+	peer_event_why(peer, PEER_EVENT_CLOSE, why);
+	fail(peer, r, DRAY_E_PEER_LOST);
+}
+
 void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union pmsg_body *m)
 {
 	struct pending_request *r = find_id(peer, id);
 
-	if (r && r->kind->reply != type)
-		peer_protocol_error(peer, DRAY_E_PROTOCOL,
-				    "request %" PRIu64 " is %s, its reply is %s", id,
-				    pmsg_type_name(r->kind->type), pmsg_type_name(type));
+	if (type == PMSG_IMPORT_REPLY && !m->import_reply.grant)
+		peer_protocol_error(peer, dray_err_of(DRAY_E_PROTOCOL, "a grant without a handle"));
+	else if (r && (r->kind->type | TYPE_REPLY) != type)
+		peer_protocol_error(peer, dray_err_of(DRAY_E_PROTOCOL,
+						      "request %" PRIu64 " is %s, its reply is %s",
+						      id, pmsg_type_name(r->kind->type),
+						      pmsg_type_name(type)));
 	else if (r)
 		finish(peer, r, &DRAY_ERR_NULL, m);
 	else if (type == PMSG_IMPORT_REPLY && !idset_has(&peer->grants, m->import_reply.grant))
@@ -81,16 +94,14 @@ void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err)
 {
 	struct pending_request *r = find_id(peer, id);
 
-	if (!r)
-		return;
-	if (!r->kind->vital) {
+	if (r && r->kind->vital)
+		lose_peer(peer, r,
+			  dray_err_of(DRAY_E_PEER_LOST,
+				      "it refused %s, which an agent must carry out: %s: %s",
+				      pmsg_type_name(r->kind->type),
+				      dray_error_name((uint32_t)err->code), err->msg));
+	else if (r)
 		finish(peer, r, err, NULL);
-		return;
-	}
-	dray_list_del(&r->link);
-	peer_close(peer, DRAY_E_PEER_LOST, "it refused %s, which an agent must carry out: %s: %s",
-		   pmsg_type_name(r->kind->type), dray_error_name((uint32_t)err->code), err->msg);
-	fail(peer, r, DRAY_E_PEER_LOST);
 }
 
 int64_t requests_next_timeout(const struct peer *peer)
@@ -100,19 +111,6 @@ int64_t requests_next_timeout(const struct peer *peer)
 	dray_list_for_each(&peer->requests, r, struct pending_request, link)
 		end = dray_min(end, r->end_ns);
 	return end;
-}
-
-/* True if the peer was closed. */
-static bool expire(struct peer *peer, struct pending_request *r)
-{
-	if (!r->kind->unanswered) {
-		fail(peer, r, DRAY_E_TIMEOUT);
-		return false;
-	}
-	dray_list_del(&r->link);
-	peer_close(peer, DRAY_E_PEER_LOST, "%s", r->kind->unanswered);
-	fail(peer, r, DRAY_E_PEER_LOST);
-	return true;
 }
 
 static struct pending_request *find_overdue(struct peer *peer, int64_t now)
@@ -128,9 +126,14 @@ void requests_expire(struct peer *peer, int64_t now)
 	struct pending_request *r;
 
 	/* a callback may change the list, so each search starts again */
-	while ((r = find_overdue(peer, now)))
-		if (expire(peer, r))
+	while ((r = find_overdue(peer, now))) {
+		if (r->kind->unanswered) {
+			lose_peer(peer, r,
+				  dray_err_of(DRAY_E_PEER_LOST, "%s", r->kind->unanswered));
 			return;
+		}
+		fail(peer, r, DRAY_E_TIMEOUT);
+	}
 }
 
 void requests_end(struct peer *peer, uint32_t code)
@@ -148,23 +151,83 @@ void requests_free(struct peer *peer)
 	dray_list_init(&peer->requests);
 }
 
-static void notify_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
-			const union pmsg_body *m)
+/* Requests whose result goes to a callback of another module. */
+
+static void call_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+		      const union pmsg_body *m)
 {
-	r->notify_fn(r->arg, (uint32_t)err->code);
+	r->fn(r->arg, (uint32_t)err->code);
 }
 
-static const struct request_kind notify_kind = {
-	.type = PMSG_NOTIFY,
-	.reply = PMSG_NOTIFY_REPLY,
-	.done = notify_done,
+static void qp_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
+		    const union pmsg_body *m)
+{
+	bool connect = m && r->kind->type == PMSG_QP_CONNECT;
+	const struct pmsg_qp_connect_reply *reply = connect ? &m->qp_connect_reply : NULL;
+	bool valid = !reply || (reply->qpn <= 0xffffff && reply->mtu >= 256 && reply->mtu <= 4096 &&
+				reply->reads && reply->reads <= 255);
+
+	r->qp_fn(r->arg, valid ? (uint32_t)err->code : DRAY_E_PROTOCOL, reply);
+}
+
+static const struct request_kind notify_kind = { .type = PMSG_NOTIFY, .done = call_done };
+
+/* A queue pair that connects after the timeout is closed by its owner, so the peer need not be lost. */
+static const struct request_kind connect_kind = { .type = PMSG_QP_CONNECT, .done = qp_done };
+
+/* The loss of the peer proves the end of its queue pairs. */
+static const struct request_kind close_kind = {
+	.type = PMSG_QP_CLOSE,
+	.vital = true,
+	.unanswered = "it did not close a queue pair within transfer.slice_timeout",
+	.done = qp_done,
 };
 
-int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m, peer_notify_fn fn,
+static const struct request_kind stage_kind = {
+	.type = PMSG_STAGE,
+	.unanswered = "it did not copy between its window and GPU memory within "
+		      "transfer.slice_timeout",
+	.done = call_done,
+};
+
+static int call(struct peers *p, dray_handle handle, const struct request_kind *kind,
+		int64_t timeout_ns, struct pending_request what, const union pmsg_body *m)
+{
+	struct peer *peer = peer_get_up(p, handle);
+
+	if (!peer)
+		return -ENOTCONN;
+	return request_send(peer, kind, timeout_ns, what, m) ? 0 : -ENOMEM;
+}
+
+int peers_qp_connect(struct peers *p, dray_handle handle, const struct pmsg_qp_connect *m,
+		     peer_qp_fn fn, void *arg)
+{
+	return call(p, handle, &connect_kind, p->cfg->peer.connect_timeout,
+		    (struct pending_request){ .qp_fn = fn, .arg = arg },
+		    &(union pmsg_body){ .qp_connect = *m });
+}
+
+int peers_qp_close(struct peers *p, dray_handle handle, uint64_t qp, peer_qp_fn fn, void *arg)
+{
+	return call(p, handle, &close_kind, p->cfg->transfer.slice_timeout,
+		    (struct pending_request){ .qp_fn = fn, .arg = arg },
+		    &(union pmsg_body){ .qp_close = { qp } });
+}
+
+int peers_stage(struct peers *p, dray_handle handle, const struct pmsg_stage *m, peer_done_fn fn,
+		void *arg)
+{
+	return call(p, handle, &stage_kind, p->cfg->transfer.slice_timeout,
+		    (struct pending_request){ .fn = fn, .arg = arg },
+		    &(union pmsg_body){ .stage = *m });
+}
+
+int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m, peer_done_fn fn,
 		void *arg, struct dray_err *reterr)
 {
 	struct peer *peer = peer_get_up(p, handle);
-	struct pending_request *r;
+	int r;
 
 	if (!peer)
 		return dray_err_set(
@@ -177,12 +240,9 @@ int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
 				    "the notification has %u bytes, the limit is %d", m->payload.n,
 				    DMSG_NOTIFY_MAX);
-	r = request_send(peer, &notify_kind, p->cfg->transfer.slice_timeout,
-			 &(union pmsg_body){ .notify = *m });
-	if (!r)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
-				    "no memory for a notification");
-	r->notify_fn = fn;
-	r->arg = arg;
-	return 0;
+	r = call(p, handle, &notify_kind, p->cfg->transfer.slice_timeout,
+		 (struct pending_request){ .fn = fn, .arg = arg },
+		 &(union pmsg_body){ .notify = *m });
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a notification") :
+		       0;
 }

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets that accept control connections and data streams of other agents. */
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
 #include "lib/log.h"
-#include "schema/gen/errors.h"
 
-#define PORT 7411
+#define DEFAULT(host) host ":7411"
 #define BACKLOG 4096 /* the kernel caps it at net.core.somaxconn */
 
 static void listener_free(struct segment_listener *l)
@@ -61,24 +58,12 @@ static int listener_add(struct peers *p, int fd_consumed, struct dray_err *reter
 	if (getsockname(l->fd, &l->addr.sa, &l->addr.len) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_IO,
 				    "peer.listen: reading the address: %s", dray_errno_text(errno));
-	r = acceptor_start(&l->acceptor, p->event, l->fd, &acceptor_ops, l);
+	r = acceptor_start(&l->acceptor, p->deps.event, l->fd, &acceptor_ops, l);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
 				    "peer.listen: watching the socket: %s", dray_errno_text(r));
 	log_info(AREA, "listening on %s", dray_addr_show(&l->addr, text, sizeof(text)));
 	return 0;
-}
-
-static int check_exposure(const struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
-{
-	char text[DRAY_ADDR_TEXT_MAX];
-
-	if (peers_may_use(p, a))
-		return 0;
-	return dray_err_set(
-		reterr, -EPERM, DRAY_E_DENIED,
-		"peer.listen: %s is open to other hosts, and without a key no agent that connects is authenticated: set peer.key_file, or peer.allow_insecure to accept that",
-		dray_addr_show(a, text, sizeof(text)));
 }
 
 static int open_one(struct peers *p, const struct dray_addr *a, struct dray_err *reterr)
@@ -116,7 +101,7 @@ static int open_configured(struct peers *p, struct dray_err *reterr)
 				list->v[i],
 				r == -EAFNOSUPPORT ? "a name, not an address" :
 						     "no address and port");
-		r = check_exposure(p, &a, reterr);
+		r = peers_check_key(p, &a, true, reterr);
 		if (r == 0)
 			r = open_one(p, &a, reterr);
 		if (r < 0)
@@ -128,63 +113,54 @@ static int open_configured(struct peers *p, struct dray_err *reterr)
 /* Both address families; a host may lack one. */
 static int open_defaults(struct peers *p, struct dray_err *reterr)
 {
-	bool all = p->tls->has_key || p->cfg->peer.allow_insecure;
-	static const char *const hosts[2][2] = { { "127.0.0.1", "[::1]" }, { "0.0.0.0", "[::]" } };
-	struct dray_err first = DRAY_ERR_NULL, why;
-	char text[DRAY_ADDR_TEXT_MAX];
+	static const char *const all[2] = { DEFAULT("0.0.0.0"), DEFAULT("[::]") };
+	static const char *const loopback[2] = { DEFAULT("127.0.0.1"), DEFAULT("[::1]") };
+	struct dray_err first = DRAY_ERR_NULL;
 	struct dray_addr a;
-	int r;
 
 	for (unsigned i = 0; i < 2; i++) {
-		snprintf(text, sizeof(text), "%s:%d", hosts[all][i], PORT);
-		dray_assert(dray_addr_parse(text, &a) == 0);
-		why = DRAY_ERR_NULL;
+		struct dray_err why = DRAY_ERR_NULL;
+		int r;
+
+		dray_assert(dray_addr_parse((peers_beyond_loopback(p) ? all : loopback)[i], &a) ==
+			    0);
 		r = open_one(p, &a, &why);
-		if (r == 0)
-			continue;
-		if (r != -EAFNOSUPPORT && r != -EADDRNOTAVAIL && r != -EPROTONOSUPPORT)
+		if (r < 0 && !first.code)
+			first = why;
+		if (r < 0 && r != -EAFNOSUPPORT && r != -EADDRNOTAVAIL && r != -EPROTONOSUPPORT)
 			return dray_err_set(reterr, r, why.code, "%s", why.msg);
-		dray_err_set(&first, r, why.code, "%s", why.msg);
 	}
 	if (dray_list_empty(&p->listeners))
 		return dray_err_set(reterr, -EADDRNOTAVAIL, first.code, "%s", first.msg);
 	return 0;
 }
 
-static int check_passed(struct peers *p, int fd, struct dray_err *reterr)
+static int open_passed_one(struct peers *p, int fd_consumed, struct dray_err *reterr)
 {
 	struct dray_addr a = { .len = sizeof(a.ss) };
-	int listens = 0, type = 0, flags;
-	socklen_t len = sizeof(int);
+	dray_auto_close int fd = fd_consumed;
+	int r;
 
 	if (getsockname(fd, &a.sa, &a.len) < 0 ||
-	    getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) < 0 || !listens ||
-	    getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM ||
-	    (a.sa.sa_family != AF_INET && a.sa.sa_family != AF_INET6))
+	    (a.sa.sa_family != AF_INET && a.sa.sa_family != AF_INET6) ||
+	    !socket_listens(fd, a.sa.sa_family, SOCK_STREAM))
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
 			"the socket passed as \"peer\" is no TCP listener: write ListenStream=7411 in its unit");
-	flags = fcntl(fd, F_GETFL);
-	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+	if (socket_set_flags(fd) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_IO, "the socket passed as \"peer\": %s",
 				    dray_errno_text(errno));
-	return check_exposure(p, &a, reterr);
+	r = peers_check_key(p, &a, true, reterr);
+	return r < 0 ? r : listener_add(p, dray_take_fd(fd), reterr);
 }
 
-/* The descriptors are consumed, also on error. */
 static int open_passed(struct peers *p, struct dray_err *reterr)
 {
+	struct peers_deps *d = &p->deps;
 	int r = 0;
 
-	for (unsigned i = 0; i < p->deps.n_listen_fds; i++) {
-		dray_auto_close int fd = p->deps.listen_fds[i];
-
-		if (r == 0)
-			r = check_passed(p, fd, reterr);
-		if (r == 0)
-			r = listener_add(p, dray_take_fd(fd), reterr);
-	}
+	for (; r == 0 && d->n_listen_fds; d->n_listen_fds--)
+		r = open_passed_one(p, *d->listen_fds++, reterr);
 	return r;
 }
 
@@ -202,8 +178,8 @@ int segment_listeners_open(struct peers *p, struct dray_err *reterr)
 		r = advertised_set(p, reterr);
 	if (r == 0)
 		log_info(AREA, "%s segment=%s",
-			 p->tls->has_key ? "peers prove the pre-shared key" :
-					   "no key: peers are not authenticated",
+			 *p->cfg->peer.key_file ? "peers prove the pre-shared key" :
+						  "no key: peers are not authenticated",
 			 *p->segment ? p->segment : "none");
 	return r;
 }

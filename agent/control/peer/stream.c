@@ -10,14 +10,14 @@
 
 #include "agent/control/peer/internal.h"
 #include "lib/assert.h"
-#include "schema/gen/errors.h"
 
 /* An attempt of ours whose READY may still be on its way, while the peer already opens streams. */
 static bool is_expected(struct peers *p, const struct pmsg_stream_hello *h)
 {
-	peers_for_each_of(p, h->agent_id,
-			  x) if (x->fsm.initiator && x->fsm.state == PEER_STATE_HELLO &&
-				 x->hello_sent && x->incarnation == h->incarnation) return true;
+	peers_for_each_of(p, h->agent_id, x)
+		if (x->fsm.initiator && x->fsm.state == PEER_STATE_HELLO && x->hello_sent &&
+		    x->incarnation == h->incarnation)
+			return true;
 	return false;
 }
 
@@ -123,8 +123,9 @@ void stream_handle_reset(struct peer *peer, uint64_t request_id, uint64_t stream
 		return;
 	}
 	if (e->resetting) {
-		peer_protocol_error(peer, DRAY_E_PROTOCOL, "a second reset of stream %" PRIx64,
-				    stream_id);
+		peer_protocol_error(peer,
+				    dray_err_of(DRAY_E_PROTOCOL,
+						"a second reset of stream %" PRIx64, stream_id));
 		return;
 	}
 	e->resetting = true;
@@ -164,7 +165,6 @@ static void reset_done(struct peer *peer, struct pending_request *r, const struc
 
 static const struct request_kind reset_kind = {
 	.type = PMSG_STREAM_RESET,
-	.reply = PMSG_STREAM_RESET_REPLY,
 	.vital = true,
 	.unanswered = "it did not reset a broken stream within transfer.slice_timeout",
 	.done = reset_done,
@@ -173,12 +173,9 @@ static const struct request_kind reset_kind = {
 void peers_handle_stream_lost(struct peers *p, dray_handle handle, uint64_t stream_id)
 {
 	struct peer *peer = peer_get_up(p, handle);
-	struct pending_request *r;
 
-	if (!peer)
-		return;
-	r = request_send(peer, &reset_kind, p->cfg->transfer.slice_timeout,
-			 &(union pmsg_body){ .stream_reset = { stream_id } });
-	if (r)
-		r->stream_id = stream_id;
+	if (peer)
+		request_send(peer, &reset_kind, p->cfg->transfer.slice_timeout,
+			     (struct pending_request){ .stream_id = stream_id },
+			     &(union pmsg_body){ .stream_reset = { stream_id } });
 }

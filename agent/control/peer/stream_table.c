@@ -3,12 +3,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "lib/assert.h"
 #include "lib/cleanup.h"
-
-#define WORDS (STREAM_WINDOW / 64)
 
 void stream_table_deinit(struct stream_table *t)
 {
@@ -17,69 +14,52 @@ void stream_table_deinit(struct stream_table *t)
 	*t = STREAM_TABLE_NULL;
 }
 
-/* Bit i becomes bit i + by. */
-static void shift(uint64_t used[WORDS], uint32_t by)
-{
-	uint32_t words = by / 64, bits = by % 64;
-
-	for (uint32_t i = WORDS; i-- > 0;) {
-		uint64_t v = 0;
-
-		if (i >= words) {
-			v = used[i - words] << bits;
-			if (bits && i > words)
-				v |= used[i - words - 1] >> (64 - bits);
-		}
-		used[i] = v;
-	}
-}
-
-static int window_get(struct stream_table *t, uint32_t worker, struct stream_window **ret)
+/* NULL: too many workers, or no memory. */
+static struct stream_window *window_get(struct stream_table *t, uint32_t worker)
 {
 	struct stream_window *w;
 
-	for (uint32_t i = 0; i < t->n_windows; i++) {
-		if (t->windows[i].worker == worker) {
-			*ret = &t->windows[i];
-			return 0;
-		}
-	}
+	for (uint32_t i = 0; i < t->n_windows; i++)
+		if (t->windows[i].worker == worker)
+			return &t->windows[i];
 	if (t->n_windows == STREAM_WINDOWS_MAX)
-		return -ENOSPC;
+		return NULL;
 	w = realloc(t->windows, (t->n_windows + 1) * sizeof(*w));
 	if (!w)
-		return -ENOMEM;
+		return NULL;
 	t->windows = w;
 	w += t->n_windows++;
 	*w = (struct stream_window){ .worker = worker };
-	*ret = w;
-	return 0;
+	return w;
+}
+
+static uint64_t *word_of(struct stream_window *w, uint32_t counter, uint64_t *ret_bit)
+{
+	*ret_bit = (uint64_t)1 << counter % 64;
+	return &w->used[counter % STREAM_WINDOW / 64];
 }
 
 int stream_table_use(struct stream_table *t, uint64_t id)
 {
-	uint32_t counter = (uint32_t)id, back;
-	struct stream_window *w;
-	uint64_t bit;
-	int r;
+	struct stream_window *w = window_get(t, (uint32_t)(id >> 32));
+	uint32_t counter = (uint32_t)id;
+	uint64_t *word, bit;
 
-	r = window_get(t, (uint32_t)(id >> 32), &w);
-	if (r < 0)
-		return r;
+	if (!w)
+		return -ENOSPC;
 	if (counter > w->high) {
-		if (counter - w->high >= STREAM_WINDOW)
-			memset(w->used, 0, sizeof(w->used));
-		else
-			shift(w->used, counter - w->high);
+		uint32_t added = dray_min(counter - w->high, (uint32_t)STREAM_WINDOW);
+
+		for (uint32_t i = 0; i < added; i++) {
+			word = word_of(w, counter - i, &bit);
+			*word &= ~bit;
+		}
 		w->high = counter;
 	}
-	back = w->high - counter;
-	if (back >= STREAM_WINDOW)
+	word = word_of(w, counter, &bit);
+	if (w->high - counter >= STREAM_WINDOW || *word & bit)
 		return -EEXIST;
-	bit = (uint64_t)1 << back % 64;
-	if (w->used[back / 64] & bit)
-		return -EEXIST;
-	w->used[back / 64] |= bit;
+	*word |= bit;
 	return 0;
 }
 

@@ -26,7 +26,7 @@ struct stream_entry {
 
 struct stream_window {
 	uint32_t worker, high;
-	uint64_t used[STREAM_WINDOW / 64]; /* bit i: high - i */
+	uint64_t used[STREAM_WINDOW / 64]; /* bit of a counter: its remainder */
 };
 
 struct stream_table {
@@ -40,7 +40,7 @@ struct stream_table {
 
 void stream_table_deinit(struct stream_table *t);
 
-/* Marks the id as used. 0, -EEXIST: it was used already, -ENOSPC: too many workers, -ENOMEM. */
+/* Marks the id as used. 0, -EEXIST: it was used already, -ENOSPC: too many workers, or no memory. */
 int stream_table_use(struct stream_table *t, uint64_t id);
 
 /* Adds a stream whose id was just marked as used. 0, -ENOSPC, -ENOMEM. */

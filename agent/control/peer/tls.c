@@ -157,7 +157,6 @@ int tls_new(struct tls **ret, const struct tls_key *key, const char *identity,
 	if (key && (!*identity || strlen(identity) > TLS_IDENTITY_MAX))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "peer.key_identity must have 1 to %d bytes", TLS_IDENTITY_MAX);
-	t->has_key = key != NULL;
 	if (key) {
 		t->key = *key;
 		t->identity = identity;
@@ -242,7 +241,6 @@ static int outcome(struct tls_conn *c, int r, struct dray_err *reterr)
 	if (c->io_errno)
 		dray_err_set(reterr, 0, DRAY_E_PEER_LOST, "%s", dray_errno_text(c->io_errno));
 	else if (reason >= SSL_AD_REASON_OFFSET)
-		/* an alert of the other side */
 		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED, "the other side ended TLS: %s",
 			     SSL_alert_desc_string_long(reason - SSL_AD_REASON_OFFSET));
 	else
@@ -259,16 +257,17 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 
 	ERR_clear_error();
 	r = outcome(c, SSL_do_handshake(c->ssl), &why);
-	/* the only reason for TLS to fail here, on either side, is the key */
-	if (r == TLS_E_FAILED)
-		dray_err_set(reterr, 0, why.code == DRAY_E_PROTOCOL ? DRAY_E_PEER_DENIED : why.code,
-			     "%s", why.msg);
 	/* OpenSSL reports an accepted pre-shared key as a reused session */
-	if (r || SSL_session_reused(c->ssl))
-		return r;
-	dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
-		     "the other side did not prove that it holds the key");
-	return TLS_E_FAILED;
+	if (r == 0 && !SSL_session_reused(c->ssl))
+		r = dray_err_set(&why, TLS_E_FAILED, DRAY_E_PEER_DENIED,
+				 "the other side did not prove that it holds the key");
+	if (r == TLS_E_FAILED && why.code == DRAY_E_PEER_LOST)
+		dray_err_set(reterr, 0, why.code, "%s", why.msg);
+	else if (r == TLS_E_FAILED)
+		/* the key is the only other reason for TLS to fail here, on either side */
+		dray_err_set(reterr, 0, DRAY_E_PEER_DENIED,
+			     "%s; both agents need the same peer.key_file", why.msg);
+	return r;
 }
 
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr)

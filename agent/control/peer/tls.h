@@ -41,7 +41,6 @@ struct tls {
 	BIO_METHOD *bio;
 	struct tls_key key;
 	const char *identity; /* borrowed */
-	bool has_key;
 };
 
 /* key NULL: none. identity: borrowed, used with a key only. */

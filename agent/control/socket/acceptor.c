@@ -2,6 +2,7 @@
 #include "agent/control/socket/acceptor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -77,4 +78,23 @@ void acceptor_stop(struct acceptor *a)
 {
 	a->io = sd_event_source_disable_unref(a->io);
 	a->resume = sd_event_source_disable_unref(a->resume);
+}
+
+static bool option_is(int fd, int option, int expected)
+{
+	socklen_t n = sizeof(int);
+	int v = -1;
+
+	return getsockopt(fd, SOL_SOCKET, option, &v, &n) == 0 && v == expected;
+}
+
+bool socket_listens(int fd, int family, int type)
+{
+	return option_is(fd, SO_DOMAIN, family) && option_is(fd, SO_TYPE, type) &&
+	       option_is(fd, SO_ACCEPTCONN, 1);
+}
+
+int socket_set_flags(int fd)
+{
+	return fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) < 0 ? -1 : fcntl(fd, F_SETFD, FD_CLOEXEC);
 }

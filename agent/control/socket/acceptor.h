@@ -37,4 +37,10 @@ int acceptor_start(struct acceptor *a, sd_event *event, int listen_fd,
 /* Also for a zeroed acceptor that was never started. */
 void acceptor_stop(struct acceptor *a);
 
+/* For sockets that systemd passes. */
+
+bool socket_listens(int fd, int family, int type);
+/* Makes accept() non-blocking, and keeps the socket from children. 0, or -1 with errno. */
+int socket_set_flags(int fd);
+
 #endif

@@ -2,9 +2,7 @@
 #include "agent/control/socket/unix_listener.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "agent/control/socket/acceptor.h"
 #include "lib/cleanup.h"
 #include "lib/units.h"
 #include "schema/gen/errors.h"
@@ -142,38 +141,26 @@ int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind 
 	return ret;
 }
 
-static bool option_is(int fd, int option, int expected)
-{
-	socklen_t n = sizeof(int);
-	int v = -1;
-
-	return getsockopt(fd, SOL_SOCKET, option, &v, &n) == 0 && v == expected;
-}
-
 int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind *kind, int fd,
 			struct dray_err *reterr)
 {
+	int r = 0;
+
 	*l = UNIX_LISTENER_NULL;
 	l->fd = fd;
-	if (!option_is(fd, SO_DOMAIN, AF_UNIX) || !option_is(fd, SO_TYPE, kind->type) ||
-	    !option_is(fd, SO_ACCEPTCONN, 1)) {
+	if (!socket_listens(fd, AF_UNIX, kind->type))
+		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				 "the passed socket named %s is no listening Unix socket of its "
+				 "type; use %s= with a path",
+				 kind->section,
+				 kind->type == SOCK_STREAM ? "ListenStream" :
+							     "ListenSequentialPacket");
+	else if (socket_set_flags(fd) < 0)
+		r = dray_err_set(reterr, -errno, DRAY_E_IO, "the passed %s socket: %s",
+				 kind->section, dray_errno_text(errno));
+	if (r < 0)
 		unix_listener_close(l);
-		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "the passed socket named %s is no listening Unix socket of its "
-				    "type; use %s= with a path",
-				    kind->section,
-				    kind->type == SOCK_STREAM ? "ListenStream" :
-								"ListenSequentialPacket");
-	}
-	/* accept() must not block, and no child may inherit the socket */
-	if (fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
-		int err = errno;
-
-		unix_listener_close(l);
-		return dray_err_set(reterr, -err, DRAY_E_IO, "the passed %s socket: %s",
-				    kind->section, dray_errno_text(err));
-	}
-	return 0;
+	return r;
 }
 
 void unix_listener_close(struct unix_listener *l)

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The module as a whole: start, drain, stop, lists for operators. */
+#include "agent/control/peer/peer.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <string.h>
+
+#include "agent/control/peer/internal.h"
+#include "agent/state/identity.h"
+#include "lib/assert.h"
+#include "lib/time.h"
+
+void peers_wake(struct peers *p)
+{
+	sd_event_source_set_enabled(p->defer, SD_EVENT_ONESHOT);
+}
+
+bool peers_beyond_loopback(const struct peers *p)
+{
+	return *p->cfg->peer.key_file || p->cfg->peer.allow_insecure;
+}
+
+int peers_check_key(const struct peers *p, const struct dray_addr *addr, bool listen,
+		    struct dray_err *reterr)
+{
+	char text[DRAY_ADDR_TEXT_MAX];
+
+	if (peers_beyond_loopback(p) || dray_addr_is_loopback(addr))
+		return 0;
+	return dray_err_set(
+		reterr, -EPERM, listen ? DRAY_E_DENIED : DRAY_E_PEER_DENIED,
+		"%s%s is beyond loopback, where any program could pose as an agent without a key: set peer.key_file, or peer.allow_insecure to accept that",
+		listen ? "peer.listen: " : "", dray_addr_show(addr, text, sizeof(text)));
+}
+
+static void stop_run(struct peers *p)
+{
+	void (*done)(void *arg) = p->stop_done;
+
+	if (!p->stopping)
+		return;
+	while (!dray_list_empty(&p->all))
+		peer_event_why(dray_list_first(&p->all, struct peer, all_link), PEER_EVENT_CLOSE,
+			       dray_err_of(DRAY_E_SESSION_CLOSED, "this agent stops"));
+	if (!dray_list_empty(&p->closed) || !done)
+		return;
+	p->stop_done = NULL;
+	done(p->stop_arg);
+}
+
+static int on_defer(sd_event_source *s, void *userdata)
+{
+	struct peers *p = userdata;
+
+	dray_list_for_each(&p->closed, peer, struct peer, all_link)
+		if (!peer->link)
+			peer_free(peer);
+	stop_run(p);
+	return 0;
+}
+
+static int tls_setup(struct peers *p, struct dray_err *reterr)
+{
+	struct tls_key key;
+	int r;
+
+	if (!*p->cfg->peer.key_file)
+		return tls_new(&p->tls, NULL, NULL, reterr);
+	r = tls_key_load(p->cfg->peer.key_file, &key, reterr);
+	if (r < 0)
+		return r;
+	r = tls_new(&p->tls, &key, p->cfg->peer.key_identity, reterr);
+	OPENSSL_cleanse(&key, sizeof(key));
+	return r;
+}
+
+static void close_passed(const struct peers_deps *deps)
+{
+	for (unsigned i = 0; i < deps->n_listen_fds; i++)
+		dray_close(deps->listen_fds[i]);
+}
+
+DRAY_DEFINE_CLEANUP(struct peers *, peers_free);
+
+int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err *reterr)
+{
+	dray_auto(peers_free) struct peers *p = calloc(1, sizeof(*p));
+	int r;
+
+	if (!p) {
+		close_passed(deps);
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for peers");
+	}
+	p->deps = *deps;
+	p->cfg = deps->cfg;
+	dray_map_init(&p->by_id);
+	dray_list_init(&p->all);
+	dray_list_init(&p->closed);
+	dray_list_init(&p->listeners);
+	dray_list_init(&p->incoming);
+	dray_list_init(&p->kept_segments);
+	dray_handles_init(&p->handles, (uint32_t)p->cfg->limits.peers);
+	dray_handles_init(&p->imports, UINT32_MAX);
+	r = sd_event_add_defer(deps->event, &p->defer, on_defer, p);
+	if (r >= 0)
+		r = sd_event_source_set_enabled(p->defer, SD_EVENT_OFF);
+	if (r < 0)
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "peers: %s", dray_errno_text(r));
+	r = tls_setup(p, reterr);
+	if (r == 0)
+		r = segment_listeners_open(p, reterr);
+	if (r < 0)
+		return r;
+	*ret = dray_take(p);
+	return 0;
+}
+
+struct peers *peers_free(struct peers *p)
+{
+	if (!p)
+		return NULL;
+	/* probes use the key */
+	dray_assert(!p->n_probes);
+	kept_segments_free(p);
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		if (peer_fsm_is_up(&peer->fsm))
+			peer_say_bye(peer);
+		requests_free(peer);
+		imports_free(peer);
+		peer_free(peer);
+	}
+	dray_list_for_each(&p->closed, closed, struct peer, all_link)
+		peer_free(closed);
+	incoming_close(p);
+	segment_listeners_close(p);
+	close_passed(&p->deps);
+	sd_event_source_disable_unref(p->defer);
+	tls_free(p->tls);
+	dray_handles_deinit(&p->handles);
+	dray_handles_deinit(&p->imports);
+	dray_map_deinit(&p->by_id);
+	free(p);
+	return NULL;
+}
+
+const char *peers_segment(struct peers *p)
+{
+	return p->segment;
+}
+
+void peers_quiet(struct peers *p, dray_handle peer)
+{
+	grants_peer_gone(p->deps.regions, peer);
+}
+
+void peers_handle_used(struct peers *p, dray_handle handle)
+{
+	struct peer *peer = peer_get(p, handle);
+
+	if (peer)
+		peer_use(peer);
+}
+
+void peers_drain(struct peers *p, uint32_t deadline_ms)
+{
+	p->draining = true;
+	p->drain_end_ns = peers_now(p) + (int64_t)deadline_ms * DRAY_NS_PER_MS;
+	dray_list_for_each(&p->all, peer, struct peer, all_link)
+		if (peer_fsm_is_up(&peer->fsm))
+			peer_announce_drain(peer);
+}
+
+/* The protocol has no message for this: a peer learns it from its next successful import. */
+void peers_resume(struct peers *p)
+{
+	p->draining = false;
+}
+
+void peers_stop(struct peers *p, void (*done)(void *arg), void *arg)
+{
+	p->stopping = true;
+	p->stop_done = done;
+	p->stop_arg = arg;
+	segment_listeners_close(p);
+	incoming_close(p);
+	peers_wake(p);
+}
+
+void peers_each(struct peers *p, void (*fn)(void *arg, const struct dray_dbus_peer *peer),
+		void *arg)
+{
+	int64_t now = peers_now(p);
+
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		char id[IDENTITY_TEXT_BYTES];
+		struct dray_dbus_peer i = {
+			.peer = peer->handle,
+			.agent_id = peer->known ? identity_show(peer->agent_id, id) : "",
+			.incarnation = peer->known ? peer->incarnation : 0,
+			.segment = peer->segment,
+			.state = peer_state_name(peer->fsm.state),
+			.reason = peer->fsm.why.msg,
+			.since_ns = dray_span(now - peer->fsm.since_ns),
+			.heartbeat_age_ns = dray_span(now - peer->fsm.heard_ns),
+			.initiator = peer->fsm.initiator,
+			.grants = grants_count(p->deps.regions, peer->handle),
+			.imports = peer->grants.n,
+			.streams = peer->link ? atomic_load(&peer->link->streams) : 0,
+		};
+
+		fn(arg, &i);
+	}
+}
+
+const char *peers_segment_of(struct peers *p, dray_handle handle)
+{
+	const struct peer *peer = peer_get(p, handle);
+
+	return peer ? peer->segment : "";
+}
+
+struct peers_totals peers_totals(struct peers *p)
+{
+	struct peers_totals t = { .lost = p->lost_total, .incoming_refused = p->incoming_refused };
+
+	dray_list_for_each(&p->all, peer, struct peer, all_link) {
+		t.peers++;
+		t.up += peer_fsm_is_up(&peer->fsm);
+		t.states[peer->fsm.state]++;
+	}
+	dray_list_for_each(&p->listeners, l, struct segment_listener, link)
+		t.listeners++;
+	return t;
+}
