@@ -9,7 +9,6 @@
 #include "agent/config/env_profile.h"
 #include "agent/config/segment_rules.h"
 #include "agent/control/agent.h"
-#include "agent/control/peer/probe.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/placement/environment/env_file.h"
 #include "lib/log.h"

@@ -4,7 +4,7 @@
 
 #include <fcntl.h>
 
-#include "agent/control/peer/probe.h"
+#include "agent/placement/probe/peer_probe.h"
 
 struct asked {
 	unsigned done;
@@ -20,7 +20,7 @@ static void answered(void *arg, const struct dray_err *err, const struct peer_pr
 	a->done++;
 	a->err = *err;
 	a->r = *r;
-	a->probe = peer_probe_free(a->probe);
+	a->probe = peer_probes.free(a->probe);
 }
 
 static int try_ask(struct rig *rig, const char *where, struct asked *a)
@@ -30,7 +30,7 @@ static int try_ask(struct rig *rig, const char *where, struct asked *a)
 
 	memset(a, 0, sizeof(*a));
 	assert_int_equal(dray_addr_parse(where, &addr), 0);
-	r = peer_probe_new(&a->probe, rig->peers, &addr, answered, a, &a->err);
+	r = peer_probes.start(&a->probe, rig->peers, &addr, answered, a, &a->err);
 	assert_int_equal(a->done, 0);
 	return r;
 }
@@ -168,7 +168,7 @@ static void test_cancel(void **state)
 		assert_int_equal(try_ask(a, peers_segment(b->peers), &q), 0);
 		for (unsigned i = 0; i < turns && !q.done; i++)
 			rig_turn(e);
-		q.probe = peer_probe_free(q.probe);
+		q.probe = peer_probes.free(q.probe);
 		ask(a, peers_segment(b->peers), &r);
 		assert_int_equal(r.err.code, 0);
 		assert_true(q.done <= 1);

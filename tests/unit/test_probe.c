@@ -4,7 +4,6 @@
 
 #include <sys/resource.h>
 
-#include "agent/control/peer/probe.h"
 #include "agent/placement/net/resolver.h"
 #include "tests/unit/probe_server.h"
 

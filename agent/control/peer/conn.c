@@ -253,55 +253,38 @@ void conn_fail(struct conn *c, struct dray_err why)
 	run_again(c);
 }
 
-static int conn_new(struct conn **ret, sd_event *event, int fd, enum conn_phase phase,
-		    const struct conn_ops *ops, void *owner)
+/* Makes a connection over fd, which is consumed. fd -1: a detached one. */
+static int conn_open(struct conn **ret, sd_event *event, struct tls *tls, int fd,
+		     enum conn_phase phase, const struct conn_ops *ops, void *owner,
+		     struct dray_err *reterr)
 {
 	dray_auto(conn_free) struct conn *c = calloc(1, sizeof(*c));
-	int r;
+	uint32_t events = phase == CONN_CONNECTING ? EPOLLOUT : EPOLLIN;
+	int r = -ENOMEM, on = 1;
 
-	if (!c)
-		return -ENOMEM;
-	*c = (struct conn){ .ops = ops,
-			    .owner = owner,
-			    .phase = phase,
-			    .fd = -1,
-			    .tls = TLS_CONN_NULL,
-			    .message_max = PMSG_MESSAGE_MAX };
-	r = sd_event_add_defer(event, &c->defer, on_defer, c);
-	if (r < 0)
-		return r;
-	sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
-	if (fd >= 0) {
-		r = sd_event_add_io(event, &c->io, fd,
-				    phase == CONN_CONNECTING ? EPOLLOUT : EPOLLIN, on_io, c);
+	if (c) {
+		*c = (struct conn){ .ops = ops,
+				    .owner = owner,
+				    .phase = phase,
+				    .fd = dray_take_fd(fd),
+				    .tls = TLS_CONN_NULL,
+				    .message_max = PMSG_MESSAGE_MAX };
+		r = sd_event_add_defer(event, &c->defer, on_defer, c);
+	}
+	if (r >= 0)
+		r = sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	if (r >= 0 && c->fd >= 0)
+		r = sd_event_add_io(event, &c->io, c->fd, events, on_io, c);
+	if (r < 0) {
+		dray_close(fd);
+		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
+	}
+	if (c->fd >= 0) {
+		setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+		r = tls_open(&c->tls, tls, c->fd, phase == CONN_HANDSHAKING, reterr);
 		if (r < 0)
 			return r;
 	}
-	*ret = dray_take(c);
-	return 0;
-}
-
-static void set_nodelay(int fd)
-{
-	int on = 1;
-
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-}
-
-/* Makes the connection over fd, which is consumed. server: its role in TLS. */
-static int conn_open(struct conn **ret, sd_event *event, struct tls *tls, int fd_consumed,
-		     bool server, const struct conn_ops *ops, void *owner, struct dray_err *reterr)
-{
-	dray_auto(conn_free) struct conn *c = NULL;
-	dray_auto_close int fd = fd_consumed;
-	int r = conn_new(&c, event, fd, server ? CONN_HANDSHAKING : CONN_CONNECTING, ops, owner);
-
-	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a connection");
-	r = tls_open(&c->tls, tls, fd, server, reterr);
-	if (r < 0)
-		return r;
-	c->fd = dray_take_fd(fd);
 	*ret = dray_take(c);
 	return 0;
 }
@@ -317,18 +300,21 @@ int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct 
 				    errno == EMFILE || errno == ENFILE ? DRAY_E_NO_FDS :
 									 DRAY_E_PEER_UNREACHABLE,
 				    "opening a socket: %s", dray_errno_text(errno));
-	set_nodelay(fd);
 	if (connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS)
 		return dray_err_set(reterr, -errno, DRAY_E_PEER_UNREACHABLE, "%s",
 				    dray_errno_text(errno));
-	return conn_open(ret, event, tls, dray_take_fd(fd), false, ops, owner, reterr);
+	return conn_open(ret, event, tls, dray_take_fd(fd), CONN_CONNECTING, ops, owner, reterr);
 }
 
 int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd,
 		const struct conn_ops *ops, void *owner, struct dray_err *reterr)
 {
-	set_nodelay(fd);
-	return conn_open(ret, event, tls, fd, true, ops, owner, reterr);
+	return conn_open(ret, event, tls, fd, CONN_HANDSHAKING, ops, owner, reterr);
+}
+
+int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner)
+{
+	return conn_open(ret, event, NULL, -1, CONN_OPEN, ops, owner, NULL);
 }
 
 void conn_set_priority(struct conn *c, int64_t priority)
@@ -336,11 +322,6 @@ void conn_set_priority(struct conn *c, int64_t priority)
 	if (c->io)
 		sd_event_source_set_priority(c->io, priority);
 	sd_event_source_set_priority(c->defer, priority);
-}
-
-int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner)
-{
-	return conn_new(ret, event, -1, CONN_OPEN, ops, owner);
 }
 
 void conn_feed(struct conn *c, const void *p, size_t n)
@@ -360,8 +341,7 @@ struct conn *conn_free(struct conn *c)
 	c->freed = true;
 	if (c->fd >= 0)
 		tls_goodbye(&c->tls);
-	sd_event_source_disable_unref(c->io);
-	c->io = NULL;
+	c->io = sd_event_source_disable_unref(c->io);
 	if (c->defer)
 		sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
 	if (!c->busy)

@@ -17,6 +17,7 @@ struct kept_segment {
 	struct peers *p;
 	char *segment;
 	struct peer *peer; /* NULL: the timer runs */
+	bool wanted;       /* by the last call of peers_keep_connected() */
 	sd_event_source *timer;
 	unsigned failures; /* consecutive peers that ended before READY */
 	char why[DRAY_ERR_MSG_MAX];
@@ -71,7 +72,7 @@ static void kept_segment_free(struct kept_segment *k)
 	free(k);
 }
 
-static int kept_segment_new(struct peers *p, const char *segment)
+static int kept_segment_new(struct kept_segment **ret, struct peers *p, const char *segment)
 {
 	struct kept_segment *k = calloc(1, sizeof(*k));
 	int r = -ENOMEM;
@@ -79,18 +80,17 @@ static int kept_segment_new(struct peers *p, const char *segment)
 	if (!k)
 		return -ENOMEM;
 	k->p = p;
-	dray_list_init(&k->link);
+	dray_list_add(&p->kept_segments, &k->link);
 	snprintf(k->why, sizeof(k->why), "not tried yet");
 	k->segment = strdup(segment);
 	if (k->segment)
 		r = sd_event_add_time_relative(p->deps.event, &k->timer, CLOCK_MONOTONIC, 0, 0,
 					       on_timer, k);
-	if (r < 0) {
+	if (r < 0)
 		kept_segment_free(k);
-		return r;
-	}
-	dray_list_add(&p->kept_segments, &k->link);
-	return 0;
+	else
+		*ret = k;
+	return r;
 }
 
 static struct kept_segment *kept_segment_find(struct peers *p, const char *segment)
@@ -101,26 +101,22 @@ static struct kept_segment *kept_segment_find(struct peers *p, const char *segme
 	return NULL;
 }
 
-static bool among(const char *const *segments, unsigned n, const char *segment)
-{
-	for (unsigned i = 0; i < n; i++)
-		if (!strcmp(segments[i], segment))
-			return true;
-	return false;
-}
-
 int peers_keep_connected(struct peers *p, const char *const *segments, unsigned n)
 {
+	dray_list_for_each(&p->kept_segments, k, struct kept_segment, link)
+		k->wanted = false;
 	for (unsigned i = 0; i < n; i++) {
-		int r = kept_segment_find(p, segments[i]) ? 0 : kept_segment_new(p, segments[i]);
+		struct kept_segment *k = kept_segment_find(p, segments[i]);
+		int r = k ? 0 : kept_segment_new(&k, p, segments[i]);
 
 		if (r < 0)
 			return r;
+		k->wanted = true;
 	}
 	dray_list_for_each(&p->kept_segments, k, struct kept_segment, link) {
 		struct peer *peer = k->peer;
 
-		if (among(segments, n, k->segment))
+		if (k->wanted)
 			continue;
 		kept_segment_free(k);
 		/* an attempt ends; a connection stays until peer.idle_timeout */

@@ -18,6 +18,7 @@
 #include "schema/gen/peer.h"
 
 struct nd_links;
+struct peer_probe_ops;
 struct peers;
 struct rails;
 struct sessions;
@@ -187,6 +188,12 @@ struct peers_totals {
 		incoming_refused; /* since the start; refused: connections without a valid HELLO */
 };
 struct peers_totals peers_totals(struct peers *p);
+
+/*
+ * Probes of other agents. A probe's connection ends with the answer: it does not become a peer, and neither side
+ * counts a loss. Each probe is freed before the peers are.
+ */
+extern const struct peer_probe_ops peer_probes;
 
 /*
  * Keeps a connection to the agents at these numeric segments, and no longer to those of an earlier call that are

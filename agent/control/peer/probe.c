@@ -3,13 +3,12 @@
  * Both sides of PROBE. The probing side first waits for the other's HELLO, as a connecting peer does: HELLO tells
  * whether that agent supports probes, and identifies it if it does not.
  */
-#include "agent/control/peer/probe.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/peer/internal.h"
+#include "agent/placement/probe/peer_probe.h"
 
 #define PROBE_MINOR 2 /* first minor version with PROBE */
 #define REQUEST_ID 1
@@ -160,10 +159,22 @@ static const struct conn_ops ops = {
 	.failed = on_failed,
 };
 
-int peer_probe_new(struct peer_probe **ret, struct peers *p, const struct dray_addr *addr,
-		   peer_probe_fn fn, void *arg, struct dray_err *reterr)
+static struct peer_probe *probe_free(struct peer_probe *q)
 {
-	dray_auto(peer_probe_free) struct peer_probe *q = NULL;
+	if (!q)
+		return NULL;
+	q->p->n_probes--;
+	conn_free(q->conn);
+	free(q);
+	return NULL;
+}
+
+DRAY_DEFINE_CLEANUP(struct peer_probe *, probe_free);
+
+static int probe_start(struct peer_probe **ret, struct peers *p, const struct dray_addr *addr,
+		       peer_probe_fn fn, void *arg, struct dray_err *reterr)
+{
+	dray_auto(probe_free) struct peer_probe *q = NULL;
 	int r = peers_check_key(p, addr, false, reterr);
 
 	if (r < 0)
@@ -180,17 +191,7 @@ int peer_probe_new(struct peer_probe **ret, struct peers *p, const struct dray_a
 	return 0;
 }
 
-struct peer_probe *peer_probe_free(struct peer_probe *q)
-{
-	if (!q)
-		return NULL;
-	q->p->n_probes--;
-	conn_free(q->conn);
-	free(q);
-	return NULL;
-}
-
 const struct peer_probe_ops peer_probes = {
-	.start = peer_probe_new,
-	.free = peer_probe_free,
+	.start = probe_start,
+	.free = probe_free,
 };
