@@ -88,14 +88,9 @@ static int workers_configure(struct agent *a)
 
 static void apply(struct agent *a, const struct config_changes *c)
 {
-	struct dray_err err = DRAY_ERR_NULL;
-
 	/* a level set over the control socket stays until the configured level changes */
 	if (is_applied(c, DRAY_CONFIG_KEY_LOG_LEVEL))
 		agent_set_log_level(a, (enum dray_log_level)a->config->v.log.level, "reload");
-	if (sessions_reload(a->sessions, &err) < 0)
-		log_error("config", "%s; the old rules for opening sessions stay in effect",
-			  err.msg);
 	if (agent_keep_connected(a) < 0)
 		log_error(
 			"config",

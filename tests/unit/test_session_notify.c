@@ -3,7 +3,7 @@
 
 #include <sys/epoll.h>
 
-#include "agent/control/session/dedup.h"
+#include "agent/control/session/internal.h"
 #include "tests/unit/session_fixture.h"
 
 static struct dmsg_notification notification(struct client *c)

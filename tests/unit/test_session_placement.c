@@ -388,7 +388,7 @@ static struct dmsg_segment_changed event_of(struct client *c)
 
 static uint32_t waiting(struct lab *l)
 {
-	return l->sessions->segment_changes.n;
+	return l->sessions->segment_changes.by_name.n;
 }
 
 static void test_events(void **state)

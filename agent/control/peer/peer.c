@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One peer: its state machine on the event loop, and its places in the tables. */
+#include "agent/control/peer/peer.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 #include <sys/types.h>
 
 #include "agent/control/region/extents.h"
-#include "agent/control/session/dedup.h"
 #include "agent/control/session/session.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
@@ -26,25 +25,27 @@ struct credentials {
 	pid_t pid; /* 0 across PID namespaces */
 };
 
-/* Unsorted and searched from the front: these lists are short. */
-struct id_list {
-	uint32_t *ids;
-	size_t n;
+/* The last notifications that peers delivered here, so that a repeated notification is delivered once. */
+#define DEDUP_ENTRIES 4096
+
+struct dedup {
+	struct dedup_entry
+		*entries; /* a ring: a new entry replaces the oldest; NULL before the first */
+	uint32_t next;    /* place of the next entry */
+	struct dray_map by_key;
 };
 
 /* Segment changes that are still to be sent to some session; see segment_events.c. */
 struct segment_changes {
 	struct dray_list list;   /* oldest first */
 	struct dray_map by_name; /* struct change, by segment */
-	uint32_t n;
-	uint64_t last; /* number of the latest change */
+	uint64_t last;           /* number of the latest change */
 };
 
 struct sessions {
 	struct sessions_deps deps;
 	struct unix_listener listener;
 	struct acceptor acceptor;
-	struct id_list allow_uids, allow_gids;
 	struct dray_list pending_clients; /* oldest first */
 	uint32_t n_pending_clients;
 
@@ -176,9 +177,6 @@ struct client_group *group_join(struct sessions *ss, uid_t uid, const char *name
 void group_leave(struct session *s);
 void quota_init(struct quota *q, int64_t max);
 
-/* admission.c */
-int admission_check(struct sessions *ss, int fd, struct credentials *ret, struct dray_err *reterr);
-
 /* pending_client.c: the data socket, and connections before their HELLO. */
 int data_socket_open(struct sessions *ss, struct dray_err *reterr);
 void data_socket_close(struct sessions *ss);
@@ -217,12 +215,9 @@ int request_env_get(struct session *s, struct request *rq, struct dray_err *rete
 void session_regions_close(struct session *s);
 
 /* segment_events.c */
-void segment_changes_init(struct segment_changes *x);
 void segment_changes_deinit(struct segment_changes *x);
-/* A new session gets the changes from now on. */
-void session_segments_start(struct session *s);
-/* A session that ends gets no more changes. */
-void session_segments_close(struct session *s);
+/* Frees the changes that every session was sent. */
+void segment_changes_trim(struct sessions *ss);
 
 /* ring.c: after the workers have released the ring. */
 void session_ring_close(struct session *s);

@@ -12,6 +12,16 @@
 #include "agent/control/session/internal.h"
 #include "schema/gen/errors.h"
 
+struct dedup_key {
+	uint8_t agent_id[16];
+	uint64_t incarnation, id;
+};
+
+struct dedup_entry {
+	struct dray_map_node node;
+	struct dedup_key key;
+};
+
 /* The origin of a notification, which waits for its result: a NOTIFY request, or a transfer in a worker. */
 struct notification_origin {
 	struct sessions *sessions;
@@ -57,12 +67,37 @@ static bool deliver_to_group(struct client_group *g, const uint8_t *message, int
 	return any;
 }
 
+static struct dedup_key key_of(const struct dmsg_notification *m)
+{
+	struct dedup_key key = { .incarnation = m->incarnation, .id = m->id };
+
+	memcpy(key.agent_id, m->agent_id, sizeof(key.agent_id));
+	return key;
+}
+
+/* Without memory the notification is not stored, and may be delivered again. */
+static void dedup_add(struct dedup *d, const struct dmsg_notification *m)
+{
+	struct dedup_entry *oldest;
+
+	if (!d->entries)
+		d->entries = calloc(DEDUP_ENTRIES, sizeof(*d->entries));
+	if (!d->entries)
+		return;
+	oldest = &d->entries[d->next];
+	d->next = (d->next + 1) % DEDUP_ENTRIES;
+	dray_map_del(&d->by_key, &oldest->node);
+	oldest->key = key_of(m);
+	dray_map_add(&d->by_key, &oldest->node, &oldest->key, sizeof(oldest->key));
+}
+
 uint32_t sessions_deliver(struct sessions *ss, const struct dmsg_notification *m)
 {
 	const struct sessions_deps *d = &ss->deps;
 	struct client_group *g =
 		dray_handles_get(&ss->groups, region_group(d->regions, m->region, NULL));
 	bool ours = !memcmp(m->agent_id, d->agent_id, sizeof(m->agent_id));
+	struct dedup_key key = key_of(m);
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_NOTIFICATION_BODY_MAX];
 	int n;
 
@@ -72,7 +107,7 @@ uint32_t sessions_deliver(struct sessions *ss, const struct dmsg_notification *m
 	if (!ours && !region_flush_rdma(d->regions, m->region))
 		return DRAY_E_GPU_LOST;
 	/* only peers repeat notifications */
-	if (!ours && dedup_has(&ss->dedup, m->agent_id, m->incarnation, m->id))
+	if (!ours && dray_map_find(&ss->dedup.by_key, &key, sizeof(key)))
 		return DRAY_OK;
 	n = dmsg_notification_encode(buf, sizeof(buf), 0, m);
 	if (n < 0)
@@ -82,7 +117,7 @@ uint32_t sessions_deliver(struct sessions *ss, const struct dmsg_notification *m
 		return DRAY_E_NOTIFY_REFUSED;
 	}
 	if (!ours)
-		dedup_add(&ss->dedup, m->agent_id, m->incarnation, m->id);
+		dedup_add(&ss->dedup, m);
 	ss->notified++;
 	return DRAY_OK;
 }
@@ -159,10 +194,6 @@ int request_notify(struct session *s, struct request *rq, struct dray_err *reter
 	const struct dmsg_notify *m = &rq->m.notify;
 	struct remote *r;
 
-	if (s->owner->draining)
-		return dray_err_set(
-			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-			"the agent is draining and sends no new notifications; connect to another agent");
 	r = remote_get(s, m->remote, reterr);
 	return r ? notify(&o, r, m->tag, m->payload.p, m->payload.n, reterr) : -ENOENT;
 }

@@ -19,12 +19,19 @@
 #include "agent/control/session/internal.h"
 #include "lib/log.h"
 #include "lib/seqpacket.h"
+#include "lib/units.h"
 #include "schema/gen/errors.h"
 
 #ifndef SYS_pidfd_send_signal
 #define SYS_pidfd_send_signal 424
 #endif
 
+#ifndef SO_PEERGROUPS
+#define SO_PEERGROUPS 59
+#endif
+
+/* Supplementary groups that are checked, beside the gid. */
+#define GROUPS_MAX 1024
 #define HELLO_LIMIT_US 5000000
 /* A HELLO of a later minor version may be longer than ours, but not by that much. */
 #define HELLO_BYTES 4096
@@ -263,6 +270,56 @@ static int handle_limit(sd_event_source *source, uint64_t usec, void *arg)
 	return 0;
 }
 
+static bool has_id(const struct dray_strv *l, uint32_t id)
+{
+	int64_t allowed;
+
+	for (size_t i = 0; i < l->n; i++)
+		if (dray_int_parse(l->v[i], 0, &allowed) == 0 && allowed == id)
+			return true;
+	return false;
+}
+
+static bool gid_allowed(const struct dray_strv *l, int fd, gid_t gid)
+{
+	gid_t *groups dray_auto_free = NULL;
+	socklen_t bytes = GROUPS_MAX * sizeof(*groups);
+
+	if (!l->n || has_id(l, gid))
+		return true;
+	groups = calloc(1, bytes);
+	if (!groups || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) < 0)
+		return false;
+	for (size_t i = 0; i < bytes / sizeof(*groups); i++)
+		if (has_id(l, groups[i]))
+			return true;
+	return false;
+}
+
+/* The kernel's credentials of a client must match the lists of the configuration. */
+static int check_credentials(const struct sessions *ss, int fd, struct credentials *ret,
+			     struct dray_err *reterr)
+{
+	struct ucred cred;
+	socklen_t bytes = sizeof(cred);
+	const struct dray_config *cfg = ss->deps.cfg;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) < 0)
+		return dray_err_set(reterr, -errno, DRAY_E_DENIED,
+				    "the kernel reports no credentials of the client: %s",
+				    dray_errno_text(errno));
+	*ret = (struct credentials){ cred.uid, cred.gid, cred.pid };
+	if (cfg->data.allow_uids.n && !has_id(&cfg->data.allow_uids, cred.uid))
+		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+				    "uid %u is not in data.allow_uids; add it there", cred.uid);
+	if (!gid_allowed(&cfg->data.allow_gids, fd, cred.gid))
+		return dray_err_set(
+			reterr, -EACCES, DRAY_E_DENIED,
+			"neither gid %u nor another group of the client is in data.allow_gids; add one there",
+			cred.gid);
+	return 0;
+}
+
 static void make_room(struct sessions *ss)
 {
 	struct pending_client *oldest =
@@ -294,7 +351,7 @@ static void accepted(void *arg, int fd, const struct dray_addr *from)
 	c->fd = fd;
 	dray_list_add(&ss->pending_clients, &c->link);
 	ss->n_pending_clients++;
-	admission_check(ss, fd, &c->who, &c->denied);
+	check_credentials(ss, fd, &c->who, &c->denied);
 	r = sd_event_add_io(ss->deps.event, &c->io, fd, EPOLLIN, handle_io, c);
 	if (r >= 0)
 		r = sd_event_add_time_relative(ss->deps.event, &c->limit, CLOCK_MONOTONIC,

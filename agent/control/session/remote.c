@@ -354,10 +354,6 @@ int request_remote_import(struct session *s, struct request *rq, struct dray_err
 	char segment[256];
 	int e;
 
-	if (ss->draining)
-		return dray_err_set(
-			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-			"the agent is draining and imports nothing new; connect to another agent");
 	if (s->n_remotes >= ss->deps.cfg->limits.remotes_per_session)
 		return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
 				    "the session has %" PRIu32 " remotes, as many as "

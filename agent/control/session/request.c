@@ -5,53 +5,67 @@
 #include "agent/control/session/internal.h"
 #include "schema/gen/errors.h"
 
-static const struct {
+enum { FDS = 1 /* may carry descriptors */, NEW_WORK = 2 /* refused while the agent drains */ };
+
+static const struct handler {
 	uint16_t type;
-	bool fds; /* may carry descriptors */
+	unsigned flags;
 	int (*handle)(struct session *s, struct request *rq, struct dray_err *reterr);
 } handlers[] = {
-	{ DMSG_REGION_ADD, true, request_region_add },
-	{ DMSG_REGION_REMOVE, false, request_region_remove },
-	{ DMSG_REGION_EXPORT, false, request_region_export },
-	{ DMSG_REGION_REVOKE, false, request_region_revoke },
-	{ DMSG_REMOTE_IMPORT, false, request_remote_import },
-	{ DMSG_REMOTE_RELEASE, false, request_remote_release },
-	{ DMSG_NOTIFY, false, request_notify },
-	{ DMSG_RING_OPEN, false, request_ring_open },
-	{ DMSG_HINT_GET, false, request_hint_get },
-	{ DMSG_HINT_PUT, false, request_hint_put },
-	{ DMSG_SEGMENT_GET, false, request_segment_get },
-	{ DMSG_ENV_GET, false, request_env_get },
+	{ DMSG_REGION_ADD, FDS, request_region_add },
+	{ DMSG_REGION_REMOVE, 0, request_region_remove },
+	{ DMSG_REGION_EXPORT, 0, request_region_export },
+	{ DMSG_REGION_REVOKE, 0, request_region_revoke },
+	{ DMSG_REMOTE_IMPORT, NEW_WORK, request_remote_import },
+	{ DMSG_REMOTE_RELEASE, 0, request_remote_release },
+	{ DMSG_NOTIFY, NEW_WORK, request_notify },
+	{ DMSG_RING_OPEN, NEW_WORK, request_ring_open },
+	{ DMSG_HINT_GET, 0, request_hint_get },
+	{ DMSG_HINT_PUT, 0, request_hint_put },
+	{ DMSG_SEGMENT_GET, 0, request_segment_get },
+	{ DMSG_ENV_GET, 0, request_env_get },
 };
+
+static const struct handler *find_handler(unsigned type)
+{
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(handlers); i++)
+		if (handlers[i].type == type)
+			return &handlers[i];
+	return NULL;
+}
 
 static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_t *body,
 		    struct request *rq, bool fds_lost, struct dray_err *reterr)
 {
+	const struct handler *handler = find_handler(h->type);
+
 	if (h->type == DMSG_HELLO)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER,
 				    "HELLO was sent twice; send it as the first message only");
-	for (size_t i = 0; i < DRAY_ARRAY_SIZE(handlers); i++) {
-		if (handlers[i].type != h->type)
-			continue;
-		if (fds_lost)
-			return dray_err_set(
-				reterr, -EMFILE, DRAY_E_FD_LIMIT,
-				"the kernel dropped descriptors of the message; raise the agent's "
-				"NOFILE limit or pass fewer");
-		if (rq->n_fds > DMSG_FDS_MAX)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_LIMIT,
-					    "the message has %u descriptors, the limit is %d",
-					    rq->n_fds, DMSG_FDS_MAX);
-		if (rq->n_fds && !handlers[i].fds)
-			return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT,
-					    "%s takes no descriptors", dmsg_type_name(h->type));
-		if (dmsg_body_decode(h->type, body, h->length, &rq->m, reterr) < 0)
-			return -EPROTO;
-		return handlers[i].handle(s, rq, reterr);
-	}
-	return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNKNOWN_TYPE,
-			    "message type 0x%04x is unknown; use one of the protocol's version",
-			    h->type);
+	if (!handler)
+		return dray_err_set(
+			reterr, -EOPNOTSUPP, DRAY_E_UNKNOWN_TYPE,
+			"message type 0x%04x is unknown; use one of the protocol's version",
+			h->type);
+	if (fds_lost)
+		return dray_err_set(
+			reterr, -EMFILE, DRAY_E_FD_LIMIT,
+			"the kernel dropped descriptors of the message; raise the agent's NOFILE limit or pass fewer");
+	if (rq->n_fds > DMSG_FDS_MAX)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_LIMIT,
+				    "the message has %u descriptors, the limit is %d", rq->n_fds,
+				    DMSG_FDS_MAX);
+	if (rq->n_fds && !(handler->flags & FDS))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT, "%s takes no descriptors",
+				    dmsg_type_name(h->type));
+	if (dmsg_body_decode(h->type, body, h->length, &rq->m, reterr) < 0)
+		return -EPROTO;
+	if (s->owner->draining && handler->flags & NEW_WORK)
+		return dray_err_set(
+			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
+			"the agent is draining and refuses %s; connect to another agent",
+			dmsg_type_name(h->type));
+	return handler->handle(s, rq, reterr);
 }
 
 static void handle(struct session *s, struct packet *p)

@@ -9,49 +9,38 @@
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
-static int refuse_over(struct dray_err *reterr, const char *what, int64_t max, const char *key)
-{
-	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-			    "the %s reached %s = %" PRId64 "; remove some, or raise it", what, key,
-			    max);
-}
-
-static bool over_bytes(uint64_t used, uint64_t more, int64_t max)
-{
-	return used > (uint64_t)max || more > (uint64_t)max - used;
-}
-
 static int check_quota(const struct session *s, const struct dmsg_region_add *m,
 		       struct dray_err *reterr)
 {
-	const struct sessions *ss = s->owner;
 	const struct client_group *g = s->group;
-	const struct dray_config *cfg = ss->deps.cfg;
-	uint64_t bytes;
-	int r;
+	const struct dray_config *cfg = s->owner->deps.cfg;
+	uint64_t bytes = 0;
+	int r = extents_length(m, &bytes, reterr);
+#define LIMIT(key, what, used, more)                                        \
+	{                                                                   \
+		what, "limits." #key, used, more, (uint64_t)cfg->limits.key \
+	}
+	const struct {
+		const char *what, *key;
+		uint64_t used, more, max;
+	} limits[] = {
+		LIMIT(regions_per_session, "regions of the session", s->n_regions, 1),
+		LIMIT(regions_per_group, "regions of the group", g->n_regions, 1),
+		LIMIT(regions, "regions of the agent", s->owner->n_regions, 1),
+		LIMIT(extents_per_session, "extents of the session", s->n_extents, m->extents.n),
+		LIMIT(bytes_per_session, "bytes of the session", s->bytes, bytes),
+		LIMIT(bytes_per_group, "bytes of the group", g->bytes, bytes),
+	};
+#undef LIMIT
 
-	r = extents_length(m, &bytes, reterr);
-	if (r < 0)
-		return r;
-	if (s->n_regions >= cfg->limits.regions_per_session)
-		return refuse_over(reterr, "regions of the session",
-				   cfg->limits.regions_per_session, "limits.regions_per_session");
-	if (g->n_regions >= cfg->limits.regions_per_group)
-		return refuse_over(reterr, "regions of the group", cfg->limits.regions_per_group,
-				   "limits.regions_per_group");
-	if (ss->n_regions >= cfg->limits.regions)
-		return refuse_over(reterr, "regions of the agent", cfg->limits.regions,
-				   "limits.regions");
-	if (s->n_extents + (int64_t)m->extents.n > cfg->limits.extents_per_session)
-		return refuse_over(reterr, "extents of the session",
-				   cfg->limits.extents_per_session, "limits.extents_per_session");
-	if (over_bytes(s->bytes, bytes, cfg->limits.bytes_per_session))
-		return refuse_over(reterr, "bytes of the session", cfg->limits.bytes_per_session,
-				   "limits.bytes_per_session");
-	if (over_bytes(g->bytes, bytes, cfg->limits.bytes_per_group))
-		return refuse_over(reterr, "bytes of the group", cfg->limits.bytes_per_group,
-				   "limits.bytes_per_group");
-	return 0;
+	for (size_t i = 0; r >= 0 && i < DRAY_ARRAY_SIZE(limits); i++)
+		if (limits[i].used > limits[i].max ||
+		    limits[i].more > limits[i].max - limits[i].used)
+			r = dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+					 "the %s reached %s = %" PRIu64
+					 "; remove some, or raise it",
+					 limits[i].what, limits[i].key, limits[i].max);
+	return r;
 }
 
 /* Adds the region to the counts of its session, group and agent; sign -1: subtracts it. */

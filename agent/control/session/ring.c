@@ -32,10 +32,6 @@ static int check(struct session *s, const struct dmsg_ring_open *m, struct dray_
 {
 	uint64_t limit = (uint64_t)s->owner->deps.cfg->limits.arena_bytes;
 
-	if (s->owner->draining)
-		return dray_err_set(
-			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
-			"the agent is draining and opens no rings; connect to another agent");
 	if (s->ring.arena)
 		return dray_err_set(
 			reterr, -EEXIST, DRAY_E_EXISTS,

@@ -29,18 +29,10 @@ struct change {
 	uint8_t message[];
 };
 
-void segment_changes_init(struct segment_changes *x)
-{
-	*x = (struct segment_changes){ 0 };
-	dray_list_init(&x->list);
-	dray_map_init(&x->by_name);
-}
-
 static void change_free(struct segment_changes *x, struct change *c)
 {
 	dray_map_del(&x->by_name, &c->node);
 	dray_list_del(&c->link);
-	x->n--;
 	free(c);
 }
 
@@ -51,43 +43,32 @@ void segment_changes_deinit(struct segment_changes *x)
 	dray_map_deinit(&x->by_name);
 }
 
-static struct change *change_new(const struct dmsg_segment_changed *m)
-{
-	uint8_t buf[DMSG_HEADER_SIZE + DMSG_SEGMENT_CHANGED_BODY_MAX];
-	struct dmsg_segment_changed fit = *m;
-	struct change *c;
-	int n;
-
-	fit.reason = text_fit(m->reason, REASON_MAX);
-	n = dmsg_segment_changed_encode(buf, sizeof(buf), 0, &fit);
-	/* every segment fits into the message */
-	dray_assert(n > 0);
-	c = malloc(sizeof(*c) + (size_t)n + m->segment.n);
-	if (!c)
-		return NULL;
-	memcpy(c->message, buf, (size_t)n);
-	c->length = (uint32_t)n;
-	if (m->segment.n)
-		memcpy(c->message + n, m->segment.p, m->segment.n);
-	dray_list_init(&c->link);
-	return c;
-}
-
 /* Replaces the former change of this segment. */
 static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m)
 {
-	struct change *c = change_new(m), *before;
-	size_t n = m->segment.n;
+	const size_t cap = DMSG_HEADER_SIZE + DMSG_SEGMENT_CHANGED_BODY_MAX;
+	struct change *c = malloc(sizeof(*c) + cap + m->segment.n);
+	struct dmsg_segment_changed fit = *m;
+	struct change *before;
+	int n;
 
 	if (!c)
 		return -ENOMEM;
-	before = dray_map_entry(dray_map_find(&x->by_name, m->segment.p, n), struct change, node);
+	fit.reason = text_fit(m->reason, REASON_MAX);
+	n = dmsg_segment_changed_encode(c->message, cap, 0, &fit);
+	/* every segment fits into the message */
+	dray_assert(n > 0);
+	if (m->segment.n)
+		memcpy(c->message + n, m->segment.p, m->segment.n);
+	before = dray_map_entry(dray_map_find(&x->by_name, c->message + n, m->segment.n),
+				struct change, node);
 	if (before)
 		change_free(x, before);
-	dray_map_add(&x->by_name, &c->node, c->message + c->length, n);
+	c->node = (struct dray_map_node){ .key = NULL };
 	c->number = ++x->last;
+	c->length = (uint32_t)n;
+	dray_map_add(&x->by_name, &c->node, c->message + n, m->segment.n);
 	dray_list_add(&x->list, &c->link);
-	x->n++;
 	return 0;
 }
 
@@ -111,7 +92,7 @@ static struct change *first_after(const struct segment_changes *x, uint64_t numb
 	return found;
 }
 
-static void free_sent_changes(struct sessions *ss)
+void segment_changes_trim(struct sessions *ss)
 {
 	struct segment_changes *x = &ss->segment_changes;
 	uint64_t seen = x->last;
@@ -122,11 +103,9 @@ static void free_sent_changes(struct sessions *ss)
 	for (uint32_t at = 0; (s = session_next(ss, &at));)
 		if (s->segments)
 			seen = dray_min(seen, s->segments_seen);
-	dray_list_for_each(&x->list, c, struct change, link) {
-		if (c->number > seen)
-			break;
-		change_free(x, c);
-	}
+	dray_list_for_each(&x->list, c, struct change, link)
+		if (c->number <= seen)
+			change_free(x, c);
 }
 
 static void send_batch(struct session *s)
@@ -154,53 +133,30 @@ static void send_batch(struct session *s)
 	}
 }
 
-void session_segments_start(struct session *s)
-{
-	s->segments_seen = s->owner->segment_changes.last;
-}
-
-void session_segments_close(struct session *s)
-{
-	if (s->segments)
-		free_sent_changes(s->owner);
-}
-
-static bool any_subscriber(struct sessions *ss)
-{
-	struct session *s;
-
-	for (uint32_t at = 0; (s = session_next(ss, &at));)
-		if (s->segments)
-			return true;
-	return false;
-}
-
 void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_changed *m)
 {
 	struct segment_changes *x = &ss->segment_changes;
 	struct change *oldest;
 	struct session *s;
 
-	if (!any_subscriber(ss))
-		return;
 	if (change_add(x, m) < 0) {
 		log_limited(
 			DRAY_LOG_WARNING, "session",
-			"no memory for a segment change, clients are not told of it segment=%.*s",
+			"no memory for a change of a segment: clients do not get the event segment=%.*s",
 			(int)m->segment.n, m->segment.p);
 		return;
 	}
 	oldest = dray_list_first(&x->list, struct change, link);
-	if (oldest && x->n > (uint64_t)ss->deps.cfg->limits.segments) {
-		log_limited(DRAY_LOG_WARNING, "session",
-			    "a client does not read, %" PRIu32
-			    " segment changes are pending, dropping the oldest",
-			    x->n - 1);
+	if (oldest && x->by_name.n > (uint64_t)ss->deps.cfg->limits.segments) {
+		log_limited(
+			DRAY_LOG_WARNING, "session",
+			"a client does not read its events: dropping the oldest of %zu segment changes",
+			x->by_name.n);
 		change_free(x, oldest);
 	}
 	for (uint32_t at = 0; (s = session_next(ss, &at));)
 		send_batch(s);
-	free_sent_changes(ss);
+	segment_changes_trim(ss);
 }
 
 void sessions_handle_sent(struct sessions *ss, dray_handle session)
@@ -211,5 +167,5 @@ void sessions_handle_sent(struct sessions *ss, dray_handle session)
 		return;
 	s->segments_sent = false;
 	send_batch(s);
-	free_sent_changes(ss);
+	segment_changes_trim(ss);
 }

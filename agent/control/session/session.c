@@ -34,16 +34,16 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	quota_init(&ss->quota, deps->cfg->limits.transfers);
 	dray_list_init(&ss->pending_clients);
 	dray_list_init(&ss->group_list);
-	segment_changes_init(&ss->segment_changes);
+	dray_list_init(&ss->segment_changes.list);
+	dray_map_init(&ss->segment_changes.by_name);
+	dray_map_init(&ss->dedup.by_key);
 	dray_handles_init(&ss->table, (uint32_t)deps->cfg->limits.sessions);
 	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions);
 	dray_handles_init(&ss->remotes, UINT32_MAX);
 	dray_map_init(&ss->remotes_of_peers);
 	ss->listener = UNIX_LISTENER_NULL;
 	ss->listener.fd = deps->listen_fd;
-	r = sessions_reload(ss, reterr);
-	if (r >= 0)
-		r = data_socket_open(ss, reterr);
+	r = data_socket_open(ss, reterr);
 	if (r < 0)
 		return r;
 	*ret = dray_take(ss);
@@ -66,10 +66,9 @@ struct sessions *sessions_free(struct sessions *ss)
 	dray_handles_deinit(&ss->groups);
 	dray_handles_deinit(&ss->remotes);
 	dray_map_deinit(&ss->remotes_of_peers);
-	dedup_deinit(&ss->dedup);
+	dray_map_deinit(&ss->dedup.by_key);
+	free(ss->dedup.entries);
 	segment_changes_deinit(&ss->segment_changes);
-	free(ss->allow_uids.ids);
-	free(ss->allow_gids.ids);
 	free(ss);
 	return NULL;
 }
@@ -178,7 +177,7 @@ int session_open(struct sessions *ss, const struct credentials *who, const struc
 	}
 	dray_list_add(&s->group->members, &s->group_link);
 	shared_init(s);
-	session_segments_start(s);
+	s->segments_seen = ss->segment_changes.last;
 	*ret = s;
 	return 0;
 }
@@ -237,7 +236,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	log_info("session", "closing, %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
 		 why, s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
-	session_segments_close(s);
+	segment_changes_trim(s->owner);
 	session_remotes_close(s);
 	session_regions_close(s);
 	if (s->owner->deps.closed)

@@ -70,9 +70,6 @@ void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_chan
 /* EVENT_SENT: the client has room for more segment changes. */
 void sessions_handle_sent(struct sessions *s, dray_handle session);
 
-/* Reads data.allow_uids and data.allow_gids again. On error the former lists stay. */
-int sessions_reload(struct sessions *s, struct dray_err *reterr);
-
 /* Tells every client; then new sessions, regions, imports and transfers are refused. */
 void sessions_drain(struct sessions *s, uint32_t deadline_ms);
 void sessions_resume(struct sessions *s);
