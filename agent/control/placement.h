@@ -3,12 +3,12 @@
 #ifndef DRAY_AGENT_CONTROL_PLACEMENT_H
 #define DRAY_AGENT_CONTROL_PLACEMENT_H
 
-#include "agent/control/session/placement.h"
 #include "agent/placement/environment/env.h"
 #include "agent/placement/hint/hints.h"
 #include "agent/placement/segment/segments.h"
 
 struct agent;
+struct placement_upcalls;
 
 /* Opens and reads the state database, and starts the probes. Needs peers. 0 or -errno with reterr. */
 int agent_placement_start(struct agent *a, struct dray_err *reterr);

@@ -23,7 +23,6 @@ struct session_shared {
 	uint32_t ops_max;               /* operations in flight */
 	uint32_t requests_max;          /* requests other than transfers */
 	_Atomic uint32_t notifications; /* queued for the session; its worker sends them */
-	_Atomic bool has_ring;
 	/* statistics; only the worker of the session writes them */
 	_Atomic uint64_t transfers_ended, bytes_moved;
 };
@@ -32,7 +31,7 @@ struct session_shared {
 int quotas_take(struct session_shared *s, struct dray_err *reterr);
 void quotas_put(struct session_shared *s);
 
-/* Whether each limit has room for one more transfer now. 0, or -EBUSY with reterr. */
+/* 0 if each limit has room for one more transfer now, else -EBUSY with reterr. */
 int quotas_check(const struct session_shared *s, struct dray_err *reterr);
 
 /* There is one writer, so a load and a store are enough; readers must only never see a torn value. */

@@ -119,7 +119,6 @@ enum remote_state {
 	REMOTE_LIVE,
 	REMOTE_LOST,      /* being dropped, or dropped: the handle keeps lost_code */
 	REMOTE_RELEASING, /* by a request, or with its session */
-	REMOTE_STATE_N
 };
 
 struct remote_key {

@@ -117,21 +117,26 @@ static void tell_owner(struct remote *r)
 	r->owner_gone = true;
 }
 
-static void handle_dropped(void *arg)
+static void finish_release(struct remote *r)
 {
-	struct remote *r = arg;
 	struct session *s = r->session;
 
-	r->dropping = r->retired = false;
-	/* from here on the peer may reuse the grant */
-	dray_map_del(&s->owner->remotes_of_peers, &r->index);
-	tell_owner(r);
-	if (r->state != REMOTE_RELEASING)
-		return;
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REMOTE_RELEASE_REPLY, NULL);
 	remote_free(r);
 	session_check(s);
+}
+
+static void handle_dropped(void *arg)
+{
+	struct remote *r = arg;
+
+	r->dropping = r->retired = false;
+	/* from here on the peer may reuse the grant */
+	dray_map_del(&r->session->owner->remotes_of_peers, &r->index);
+	tell_owner(r);
+	if (r->state == REMOTE_RELEASING)
+		finish_release(r);
 }
 
 static void drop(struct remote *r, uint32_t code, bool urgent)
@@ -175,6 +180,8 @@ static void release(struct remote *r, uint32_t code)
 	r->state = REMOTE_RELEASING;
 	if (in_use)
 		drop(r, code, false);
+	if (!r->dropping)
+		finish_release(r);
 }
 
 void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t grant, uint32_t code)
@@ -249,10 +256,6 @@ int request_remote_release(struct session *s, struct request *rq, struct dray_er
 	r->replies = true;
 	r->request_id = rq->id;
 	release(r, DRAY_E_CANCELLED);
-	if (!r->dropping) {
-		remote_free(r);
-		session_send(s, rq->id, DMSG_REMOTE_RELEASE_REPLY, NULL);
-	}
 	return 0;
 }
 
@@ -382,7 +385,5 @@ void session_remotes_close(struct session *s)
 	dray_list_for_each(&s->remotes, r, struct remote, link) {
 		r->replies = false;
 		release(r, DRAY_E_SESSION_CLOSED);
-		if (!r->dropping)
-			remote_free(r);
 	}
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages about hints, the preferred segment and the launcher's environment; placement.h describes their meaning. */
+/* Messages about hints, the preferred segment and the launcher's environment; session.h describes their meaning. */
 #include <errno.h>
 #include <string.h>
 

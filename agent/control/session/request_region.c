@@ -63,6 +63,13 @@ static void reply_added(struct session *s, const struct session_region *r, int *
 			 n_fds);
 }
 
+static void forget(struct session_region *r)
+{
+	dray_list_del(&r->link);
+	count(r, -1);
+	free(r);
+}
+
 static void handle_removed(void *arg)
 {
 	struct session_region *r = arg;
@@ -70,9 +77,7 @@ static void handle_removed(void *arg)
 
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
-	dray_list_del(&r->link);
-	count(r, -1);
-	free(r);
+	forget(r);
 	session_check(s);
 }
 
@@ -98,9 +103,7 @@ static void handle_added(void *arg, const struct dray_err *err)
 		return;
 	}
 	/* before the answer: if it cannot be sent, the session closes with its regions */
-	dray_list_del(&r->link);
-	count(r, -1);
-	free(r);
+	forget(r);
 	session_fail(s, id, -EIO, err);
 	session_check(s);
 }

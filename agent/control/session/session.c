@@ -138,7 +138,6 @@ static void shared_init(struct session *s)
 	s->shared.ops_max = (uint32_t)cfg->limits.ops_per_session;
 	s->shared.requests_max = (uint32_t)cfg->limits.requests_per_session;
 	atomic_init(&s->shared.notifications, 0);
-	atomic_init(&s->shared.has_ring, false);
 }
 
 int session_open(struct sessions *ss, const struct credentials *who, const struct dmsg_hello *hello,
