@@ -393,7 +393,7 @@ static void test_older_release(void **state)
 	h.answer = PMSG_ERROR;
 	ask(a, h.where, &q);
 	assert_int_equal(q.err.code, DRAY_E_UNKNOWN_TYPE);
-	assert_string_equal(q.err.msg, "it refuses: what is?that?");
+	assert_string_equal(q.err.msg, "the peer refuses: what is?that?");
 	assert_int_equal(h.probes, 1);
 	/* and who we are was never said */
 	assert_int_equal(h.hellos, 0);

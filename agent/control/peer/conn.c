@@ -84,7 +84,7 @@ void conn_send(struct conn *c, const void *p, size_t n)
 	if (c->phase != CONN_OPEN || c->freed || c->fd < 0)
 		return;
 	if (msgbuf_size(&c->out) + n > CONN_OUT_HARD)
-		conn_fail(c, dray_err_of(DRAY_E_PEER_LOST, "it does not read our messages"));
+		conn_fail(c, dray_err_of(DRAY_E_PEER_LOST, "the peer does not read its messages"));
 	else if (msgbuf_append(&c->out, p, n) < 0)
 		conn_fail(c, dray_err_of(DRAY_E_NO_MEMORY, "no memory for a message to send"));
 	else if (!c->busy)

@@ -16,7 +16,7 @@ static void fence_done(struct peer *peer, struct pending_request *r, const struc
 static const struct request_kind fence_kind = {
 	.type = PMSG_FENCE,
 	.vital = true,
-	.unanswered = "it did not acknowledge a fence within peer.fence_timeout",
+	.unanswered = "the peer did not acknowledge a fence within peer.fence_timeout",
 	.done = fence_done,
 };
 
@@ -52,7 +52,8 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	}
 	f = calloc(1, sizeof(*f));
 	if (!f) {
-		conn_fail(peer->conn, dray_err_of(DRAY_E_NO_MEMORY, "no memory for its fence"));
+		conn_fail(peer->conn,
+			  dray_err_of(DRAY_E_NO_MEMORY, "no memory for a fence of the peer"));
 		return;
 	}
 	f->grant = m->grant;

@@ -77,7 +77,7 @@ static void report_identity(const struct peers *p, const uint8_t agent_id[16], u
 
 	log_limited(
 		DRAY_LOG_WARNING, AREA,
-		"two agents show the same id at once: give each a state directory of its own agent=%s incarnation=%" PRIu64
+		"two agents use the same id at once: give each agent its own state directory agent=%s incarnation=%" PRIu64
 		" other_incarnation=%" PRIu64 " other=%s",
 		identity_show(agent_id, id), one, other, where);
 }
@@ -86,9 +86,10 @@ int hello_check_version(unsigned min, unsigned max, struct dray_err *reterr)
 {
 	if (min <= PMSG_MAJOR && max >= PMSG_MAJOR)
 		return 0;
-	return dray_err_set(reterr, -EPROTO, DRAY_E_VERSION,
-			    "it speaks versions %u to %u, this agent version %d; upgrade the older",
-			    min, max, PMSG_MAJOR);
+	return dray_err_set(
+		reterr, -EPROTO, DRAY_E_VERSION,
+		"the peer supports versions %u to %u, this agent version %d; upgrade the older agent",
+		min, max, PMSG_MAJOR);
 }
 
 static int check_hello(const struct peers *p, const struct pmsg_hello *m, const char *where,
@@ -104,8 +105,9 @@ static int check_hello(const struct peers *p, const struct pmsg_hello *m, const 
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PEER_UNREACHABLE,
 				    "the segment leads to this agent itself");
 	report_identity(p, m->agent_id, p->deps.incarnation, m->incarnation, where);
-	return dray_err_set(reterr, -EPROTO, DRAY_E_IDENTITY,
-			    "both agents have the same id: give each a state directory of its own");
+	return dray_err_set(
+		reterr, -EPROTO, DRAY_E_IDENTITY,
+		"both agents have the same id: give each agent its own state directory");
 }
 
 /* Stores what HELLO says about the peer. */
@@ -176,8 +178,9 @@ static void rival_check_done(struct peer *rival, struct pending_request *r,
 static const struct request_kind rival_check_kind = {
 	.type = PMSG_STREAM_RESET,
 	.vital = true,
-	.unanswered = "it did not answer within peer.heartbeat_limit, and the same agent connected "
-		      "again",
+	.unanswered =
+		"the peer did not answer within peer.heartbeat_limit, and the same agent connected "
+		"again",
 	.done = rival_check_done,
 };
 
@@ -326,7 +329,7 @@ static void handle_hello(struct peer *peer, const struct pmsg_hello *m)
 	} else if (!peer_is(peer, m->agent_id)) {
 		why = dray_err_of(
 			DRAY_E_PEER_UNREACHABLE,
-			"another agent, %.8s, answers there: the token's owner has moved or is gone; export again",
+			"another agent, %.8s, answers at the segment: the token's owner has moved or ended; export the region again",
 			identity_show(m->agent_id, id));
 	}
 	if (why.code) {
@@ -346,7 +349,7 @@ static void handle_refusal(struct peer *peer, const struct pmsg_error *m)
 
 	peer_event_why(peer, temporary ? PEER_EVENT_FAILED : PEER_EVENT_REFUSED,
 		       dray_err_of(known ? (int)m->code : DRAY_E_PEER_UNREACHABLE,
-				   "it refuses: %.*s", (int)m->message.n, m->message.p));
+				   "the peer refuses: %.*s", (int)m->message.n, m->message.p));
 }
 
 static void handle_early(struct peer *peer, const struct pmsg_header *h, const uint8_t *body)

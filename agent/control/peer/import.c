@@ -94,7 +94,7 @@ static void import_send(struct import *i)
 				  (struct pending_request){ .import = i }, &m);
 	if (!i->request) /* import_fail() must not run here, which may be inside peer_import() */
 		conn_fail(i->peer->conn,
-			  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send it an import"));
+			  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send an import to the peer"));
 }
 
 static void import_move(struct import *i, struct peer *to)
@@ -185,8 +185,9 @@ static int import_start(struct import *i, struct dray_err *reterr)
 	if (i->token.incarnation < up->incarnation)
 		return dray_err_set(reterr, -ESTALE, DRAY_E_INCARNATION, "%s", owner_restarted);
 	if (conn_is_clogged(up->conn))
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "the token's owner reads too slowly; import again later");
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"the token's owner does not read its messages fast enough; import again later");
 	import_move(i, up);
 	import_send(i);
 	return 0;
@@ -204,7 +205,7 @@ int peer_import(struct peers *p, const struct pmsg_token *token, const char *seg
 				    "the agent stops; connect to its successor");
 	if (!memcmp(token->agent_id, p->deps.agent_id, sizeof(token->agent_id)))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-				    "the token is of this agent: no peer owns it");
+				    "this agent made the token: no peer owns it");
 	if (strlen(segment) > PMSG_TOKEN_SEGMENT_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOKEN_INVALID,
 				    "the token's segment has more than %d bytes",

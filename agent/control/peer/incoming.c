@@ -162,7 +162,7 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *userda
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
 {
-	incoming_refuse(userdata, "it did not identify itself within peer.connect_timeout");
+	incoming_refuse(userdata, "the peer did not identify itself within peer.connect_timeout");
 	return 0;
 }
 

@@ -19,7 +19,7 @@ void peer_send_error(struct peer *peer, uint64_t request_id, struct dray_err err
 void peer_protocol_error(struct peer *peer, struct dray_err err)
 {
 	peer_send_error(peer, 0, err);
-	conn_fail(peer->conn, dray_err_of(err.code, "it broke the protocol: %s", err.msg));
+	conn_fail(peer->conn, dray_err_of(err.code, "the peer broke the protocol: %s", err.msg));
 }
 
 static void handle_import(struct peer *peer, uint64_t id, const struct pmsg_import *m)
@@ -84,7 +84,8 @@ static void handle_error(struct peer *peer, uint64_t id, const struct pmsg_error
 		request_refused(peer, id, &err);
 	else
 		peer_event_why(peer, PEER_EVENT_CLOSE,
-			       dray_err_of(DRAY_E_PEER_LOST, "it ended the connection: %s: %s",
+			       dray_err_of(DRAY_E_PEER_LOST,
+					   "the peer ended the connection: %s: %s",
 					   dray_error_name((uint32_t)err.code), err.msg));
 }
 
@@ -93,8 +94,9 @@ static void handle_bye(struct peer *peer, uint32_t code)
 	peer->left = true;
 	peer_event_why(peer, PEER_EVENT_CLOSE,
 		       code == DRAY_OK ?
-			       dray_err_of(DRAY_OK, "it closed the connection in good order") :
-			       dray_err_of(DRAY_E_PEER_LOST, "it closed the connection: %s",
+			       dray_err_of(DRAY_OK,
+					   "the peer closed the connection in good order") :
+			       dray_err_of(DRAY_E_PEER_LOST, "the peer closed the connection: %s",
 					   dray_error_name(code)));
 }
 
@@ -134,7 +136,8 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		handle_notify(peer, id, &m->notify);
 		break;
 	case PMSG_DRAINING:
-		peer_event_why(peer, PEER_EVENT_DRAINS, dray_err_of(DRAY_E_DRAINING, "it drains"));
+		peer_event_why(peer, PEER_EVENT_DRAINS,
+			       dray_err_of(DRAY_E_DRAINING, "the peer drains"));
 		d->up->draining(*d->sessions, peer->handle);
 		break;
 	case PMSG_BYE:
@@ -161,7 +164,7 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		break;
 	case PMSG_HELLO:
 	case PMSG_READY:
-		peer_protocol_error(peer, dray_err_of(DRAY_E_OUT_OF_ORDER, "%s again",
+		peer_protocol_error(peer, dray_err_of(DRAY_E_OUT_OF_ORDER, "%s was sent twice",
 						      pmsg_type_name(type)));
 		break;
 	default:

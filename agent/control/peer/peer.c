@@ -354,7 +354,7 @@ int peer_new_to(struct peer **ret, struct peers *p, const uint8_t agent_id[16], 
 	if (r < 0)
 		return dray_err_set(
 			reterr, r, DRAY_E_PEER_UNREACHABLE,
-			"segment %s is a name, and names are not resolved: set peer.advertise there to an address",
+			"segment %s is a name, and names are not resolved: set peer.advertise at that agent to an address",
 			segment);
 	r = peers_check_key(p, &addr, false, reterr);
 	if (r == 0)

@@ -72,7 +72,7 @@ static struct dray_err learn(struct peer_probe *q, const struct pmsg_agent_info 
 	if (hello_check_version(m->major_min, m->major_max, &why) == 0 && same_id && !r->self)
 		why = dray_err_of(
 			DRAY_E_IDENTITY,
-			"another agent has the id of this one: give each a state directory of its own");
+			"another agent has the id of this agent: give each agent its own state directory");
 	return why;
 }
 
@@ -93,7 +93,8 @@ static void handle_reply(struct peer_probe *q, const struct pmsg_probe_reply *m)
 
 	if (memcmp(m->agent_id, q->result.agent_id, sizeof(m->agent_id)) != 0 ||
 	    m->incarnation != q->result.incarnation)
-		why = dray_err_of(DRAY_E_PROTOCOL, "its reply has another agent id than its hello");
+		why = dray_err_of(DRAY_E_PROTOCOL,
+				  "the agent shows another id in its reply than in its HELLO");
 	else
 		why = learn(q, &m->agent);
 	if (!why.code) {
@@ -101,8 +102,10 @@ static void handle_reply(struct peer_probe *q, const struct pmsg_probe_reply *m)
 		if (m->state == PMSG_PROBE_STATE_DRAINING)
 			why = dray_err_of(DRAY_E_DRAINING, "draining");
 		else if (m->state != PMSG_PROBE_STATE_RUNNING)
-			why = dray_err_of(DRAY_E_UNSUPPORTED,
-					  "its state %u is unknown to this release", m->state);
+			why = dray_err_of(
+				DRAY_E_UNSUPPORTED,
+				"the agent reports state %u, which this release does not know; upgrade this agent",
+				m->state);
 	}
 	finish(q, why);
 }
@@ -122,17 +125,17 @@ static void on_message(struct conn *c, const struct pmsg_header *h, const uint8_
 	if (!q->fn)
 		return;
 	if (pmsg_body_decode(h->type, body, h->length, &m, &why) < 0) {
-		finish(q, dray_err_of(why.code, "it broke the protocol: %s", why.msg));
+		finish(q, dray_err_of(why.code, "the peer broke the protocol: %s", why.msg));
 	} else if (h->type == PMSG_HELLO && !q->result.known) {
 		handle_hello(q, h, &m.hello);
 	} else if (h->type == PMSG_PROBE_REPLY && q->result.known && h->request_id == REQUEST_ID) {
 		handle_reply(q, &m.probe_reply);
 	} else if (h->type == PMSG_ERROR) {
 		copy_str(text, sizeof(text), &m.error.message);
-		finish(q, dray_err_of(known_code(m.error.code, DRAY_E_PROTOCOL), "it refuses: %s",
-				      text));
+		finish(q, dray_err_of(known_code(m.error.code, DRAY_E_PROTOCOL),
+				      "the peer refuses: %s", text));
 	} else {
-		finish(q, dray_err_of(DRAY_E_PROTOCOL, "it answers a probe with %s",
+		finish(q, dray_err_of(DRAY_E_PROTOCOL, "the agent answers a probe with %s",
 				      pmsg_type_name(h->type)));
 	}
 }
@@ -147,7 +150,7 @@ static void on_failed(struct conn *c, const struct dray_err *failure)
 		why = dray_err_of(DRAY_E_PEER_UNREACHABLE,
 				  "no dray agent: the server there does not speak TLS");
 	else if (q->result.known && why.code != DRAY_E_PEER_DENIED)
-		why = dray_err_of(DRAY_E_PEER_LOST, "%s before its answer", failure->msg);
+		why = dray_err_of(DRAY_E_PEER_LOST, "%s before the agent answered", failure->msg);
 	else if (why.code != DRAY_E_PEER_DENIED)
 		why.code = DRAY_E_PEER_UNREACHABLE;
 	finish(q, why);

@@ -19,7 +19,7 @@ struct pending_request *request_send(struct peer *peer, const struct request_kin
 		/* the loss of the peer ends what a vital request would have ended */
 		if (kind->vital)
 			conn_fail(peer->conn,
-				  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send it %s",
+				  dray_err_of(DRAY_E_NO_MEMORY, "no memory to send %s to the peer",
 					      pmsg_type_name(kind->type)));
 		return NULL;
 	}
@@ -95,11 +95,12 @@ void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err)
 	struct pending_request *r = find_id(peer, id);
 
 	if (r && r->kind->vital)
-		lose_peer(peer, r,
-			  dray_err_of(DRAY_E_PEER_LOST,
-				      "it refused %s, which an agent must carry out: %s: %s",
-				      pmsg_type_name(r->kind->type),
-				      dray_error_name((uint32_t)err->code), err->msg));
+		lose_peer(
+			peer, r,
+			dray_err_of(DRAY_E_PEER_LOST,
+				    "the peer refused %s, which every agent must carry out: %s: %s",
+				    pmsg_type_name(r->kind->type),
+				    dray_error_name((uint32_t)err->code), err->msg));
 	else if (r)
 		finish(peer, r, err, NULL);
 }
@@ -179,13 +180,13 @@ static const struct request_kind connect_kind = { .type = PMSG_QP_CONNECT, .done
 static const struct request_kind close_kind = {
 	.type = PMSG_QP_CLOSE,
 	.vital = true,
-	.unanswered = "it did not close a queue pair within transfer.slice_timeout",
+	.unanswered = "the peer did not close a queue pair within transfer.slice_timeout",
 	.done = qp_done,
 };
 
 static const struct request_kind stage_kind = {
 	.type = PMSG_STAGE,
-	.unanswered = "it did not copy between its window and GPU memory within "
+	.unanswered = "the peer did not copy between its window and GPU memory within "
 		      "transfer.slice_timeout",
 	.done = call_done,
 };
@@ -234,8 +235,9 @@ int peer_notify(struct peers *p, dray_handle handle, const struct pmsg_notify *m
 			reterr, -ENOTCONN, DRAY_E_PEER_LOST,
 			"the remote's owner is not connected any more; import the token again");
 	if (conn_is_clogged(peer->conn))
-		return dray_err_set(reterr, -EBUSY, DRAY_E_BUSY,
-				    "the remote's owner reads too slowly; notify again later");
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"the remote's owner does not read its messages fast enough; notify again later");
 	if (m->payload.n > DMSG_NOTIFY_MAX)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_TOO_LARGE,
 				    "the notification has %u bytes, the limit is %d", m->payload.n,

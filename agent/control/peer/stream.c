@@ -166,7 +166,7 @@ static void reset_done(struct peer *peer, struct pending_request *r, const struc
 static const struct request_kind reset_kind = {
 	.type = PMSG_STREAM_RESET,
 	.vital = true,
-	.unanswered = "it did not reset a broken stream within transfer.slice_timeout",
+	.unanswered = "the peer did not reset a broken stream within transfer.slice_timeout",
 	.done = reset_done,
 };
 
