@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From TLS to READY: which agent is connected, and which of several connections to one agent stays.
+ * From TLS to READY: identifies the agent at the other end, and decides which of several connections to one agent stays.
  *
  * The accepting side sends its HELLO at once, the connecting side after it has received that HELLO. So a connection
- * that reaches another agent than the token names ends before we identify ourselves, and a forged token cannot make
- * its segment's agent believe that we have connected again.
+ * that reaches another agent than the token names ends before this agent identifies itself, and a forged token cannot
+ * make the agent at its segment believe that this agent has connected again.
  *
  * When both sides connect at once, the connection of the lower agent id stays. The agent with the lower id refuses
- * the other's connection once it has sent HELLO on its own. Until then it accepts, and drops its own attempt before
- * the other agent can have seen it. So both sides always keep the same connection.
+ * the other connection after it has sent HELLO on its own. Until then it accepts the other connection, and drops its
+ * own attempt before the other agent can have seen it. So both sides always keep the same connection.
  *
- * When the agent id is already up, the peer was restarted, or lost its end of the old connection, or two agents
- * share one id. Only the old connection can tell: the rival check sends a STREAM_RESET of a stream that cannot exist.
- * An answer proves the old connection alive, and the new one is refused. A reset or silence proves it dead, and the
- * new connection takes its place.
+ * When an agent id that is already up connects again, the peer was restarted, or the peer lost its end of the old
+ * connection, or two agents share one id. The old connection shows which: the rival check sends a STREAM_RESET of a
+ * stream that cannot exist. A reply proves the old connection alive, and the new one is refused. A failed connection or
+ * a timeout proves it dead, and the new connection takes its place.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -27,9 +27,6 @@
 #include "lib/time.h"
 
 #define RIVAL_CHECK_STREAM UINT64_MAX
-
-static const char both_at_once[] = "both sides connected at once, and the other connection stays";
-static const char up_already[] = "this agent is already connected, and that connection is alive";
 
 static uint64_t features(const struct peers *p)
 {
@@ -110,7 +107,7 @@ static int check_hello(const struct peers *p, const struct pmsg_hello *m, const 
 		"both agents have the same id: give each agent its own state directory");
 }
 
-/* Stores what HELLO says about the peer. */
+/* Stores the identity, features and limits of the peer from its HELLO. */
 static void learn(struct peer *peer, const struct pmsg_hello *m)
 {
 	const struct dray_config *cfg = peer->p->cfg;
@@ -138,7 +135,7 @@ static void refuse(struct peer *peer, int code, const char *why)
 	peer_event_why(peer, PEER_EVENT_REFUSED, err);
 }
 
-/* True if this agent has seen, or will see, an attempt of ours to reach it. */
+/* True if the agent of this id has seen, or will see, an attempt of ours to connect. */
 static bool attempt_is_visible(struct peers *p, const uint8_t agent_id[16])
 {
 	peers_for_each_of(p, agent_id, x)
@@ -165,7 +162,8 @@ static void rival_check_done(struct peer *rival, struct pending_request *r,
 
 	while (!err->code && (claim = first_claim(p, rival->agent_id))) {
 		if (claim->incarnation == rival->incarnation) {
-			refuse(claim, DRAY_E_EXISTS, up_already);
+			refuse(claim, DRAY_E_EXISTS,
+			       "this agent is already connected, and that connection is alive");
 			continue;
 		}
 		report_identity(p, rival->agent_id, rival->incarnation, claim->incarnation,
@@ -202,7 +200,7 @@ static void merge(struct peer *peer, struct peer *up)
 			peer, PEER_EVENT_REFUSED,
 			dray_err_of(
 				DRAY_E_TOKEN_INVALID,
-				"the token names an incarnation that its owner has not reached"));
+				"the token names a later incarnation than the running owner has; export the region again"));
 	else
 		peer_event(peer, PEER_EVENT_UNNEEDED);
 	imports_run(up);
@@ -210,11 +208,10 @@ static void merge(struct peer *peer, struct peer *up)
 
 static void settle_initiator(struct peer *peer)
 {
-	if (peer->peer_ready) {
+	if (peer->peer_ready)
 		peer_event(peer, PEER_EVENT_AGREED);
-	} else if (!peer->hello_sent) {
+	else if (!peer->hello_sent)
 		peer->hello_sent = hello_send(peer->p, peer->conn, peer->nonce);
-	}
 }
 
 static void settle_acceptor(struct peer *peer)
@@ -223,7 +220,8 @@ static void settle_acceptor(struct peer *peer)
 
 	if (memcmp(p->deps.agent_id, peer->agent_id, sizeof(peer->agent_id)) < 0 &&
 	    attempt_is_visible(p, peer->agent_id)) {
-		refuse(peer, DRAY_E_EXISTS, both_at_once);
+		refuse(peer, DRAY_E_EXISTS,
+		       "both sides connected at once, and the other connection stays");
 		return;
 	}
 	peer_send(peer, PMSG_READY, 0, NULL);
