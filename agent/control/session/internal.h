@@ -3,7 +3,7 @@
 #ifndef DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
 #define DRAY_AGENT_CONTROL_SESSION_INTERNAL_H
 
-#include <sys/types.h>
+#include <sys/socket.h>
 
 #include "agent/control/region/extents.h"
 #include "agent/control/session/session.h"
@@ -17,13 +17,6 @@
 
 #define NAME_BYTES 65
 #define IMPORT_TIMEOUT_NS (10 * DRAY_NS_PER_SEC)
-
-/* The process that connected, as the kernel reports it. */
-struct credentials {
-	uid_t uid;
-	gid_t gid;
-	pid_t pid; /* 0 across PID namespaces */
-};
 
 /* The last notifications that peers delivered here, so that a repeated notification is delivered once. */
 #define DEDUP_ENTRIES 4096
@@ -50,7 +43,6 @@ struct sessions {
 	uint32_t n_pending_clients;
 
 	struct dray_handles table, groups, remotes;
-	struct dray_list group_list;
 	struct quota quota; /* of the agent */
 	uint32_t n_regions;
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
@@ -67,13 +59,10 @@ struct sessions {
 
 /* The sessions of one uid that named the same group. Freed with its last member. */
 struct client_group {
-	struct dray_list link; /* on sessions->group_list */
-	struct sessions *owner;
 	dray_handle handle;
 	uid_t uid;
 	char name[NAME_BYTES]; /* empty: the group of one session alone */
 	struct dray_list members;
-	uint32_t n_members;
 	struct quota quota;
 	uint32_t n_regions;
 	uint64_t bytes;
@@ -84,7 +73,7 @@ struct session {
 	struct sessions *owner;
 	dray_handle handle;
 	struct client_group *group;
-	struct credentials who;
+	struct ucred who; /* as the kernel reports the client; pid 0 across PID namespaces */
 	char name[NAME_BYTES];
 	unsigned worker;
 	bool notifications;     /* asked for at HELLO */
@@ -152,7 +141,7 @@ struct request {
 };
 
 /* session.c */
-int session_open(struct sessions *ss, const struct credentials *who, const struct dmsg_hello *hello,
+int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg_hello *hello,
 		 struct session **ret, struct dray_err *reterr);
 /* Hands the session to its worker. fd: the connection, consumed. */
 void session_start(struct session *s, int fd);
@@ -169,12 +158,6 @@ static inline struct region_owner session_owner(struct session *s)
 {
 	return (struct region_owner){ s->handle, s->shared.group, &s->tokens };
 }
-
-/* group.c */
-struct client_group *group_join(struct sessions *ss, uid_t uid, const char *name,
-				struct dray_err *reterr);
-void group_leave(struct session *s);
-void quota_init(struct quota *q, int64_t max);
 
 /* pending_client.c: the data socket, and connections before their HELLO. */
 int data_socket_open(struct sessions *ss, struct dray_err *reterr);
@@ -193,6 +176,8 @@ void session_send_error(struct session *s, uint64_t request_id, uint32_t code, c
 /* Sends the error; ret gives its code and text where err has none. */
 void session_fail(struct session *s, uint64_t request_id, int ret, const struct dray_err *err);
 void error_fold(struct dray_err *err, int ret);
+/* Copies and terminates text of less than size bytes. */
+void text_copy(char *to, size_t size, struct dray_str from);
 /* As much of UTF-8 text as fits, in whole characters. */
 struct dray_str text_fit(struct dray_str s, uint32_t max);
 

@@ -42,22 +42,19 @@ struct pending_client {
 	struct dray_list link;
 	struct sessions *owner;
 	int fd;
-	struct credentials who;
+	struct ucred who;
 	struct dray_err denied; /* the answer to its HELLO, if code is set */
 	sd_event_source *io, *limit;
 };
 
-static struct pending_client *pending_client_free(struct pending_client *c)
+static void pending_client_free(struct pending_client *c)
 {
-	if (!c)
-		return NULL;
-	c->io = sd_event_source_disable_unref(c->io);
-	c->limit = sd_event_source_disable_unref(c->limit);
+	sd_event_source_disable_unref(c->io);
+	sd_event_source_disable_unref(c->limit);
 	dray_list_del(&c->link);
 	c->owner->n_pending_clients--;
 	dray_close(c->fd);
 	free(c);
-	return NULL;
 }
 
 /* If messages are left unread, the kernel resets the connection instead of delivering our answer. */
@@ -297,26 +294,24 @@ static bool gid_allowed(const struct dray_strv *l, int fd, gid_t gid)
 }
 
 /* The kernel's credentials of a client must match the lists of the configuration. */
-static int check_credentials(const struct sessions *ss, int fd, struct credentials *ret,
+static int check_credentials(const struct sessions *ss, int fd, struct ucred *ret,
 			     struct dray_err *reterr)
 {
-	struct ucred cred;
-	socklen_t bytes = sizeof(cred);
 	const struct dray_config *cfg = ss->deps.cfg;
+	socklen_t bytes = sizeof(*ret);
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) < 0)
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, ret, &bytes) < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_DENIED,
 				    "the kernel reports no credentials of the client: %s",
 				    dray_errno_text(errno));
-	*ret = (struct credentials){ cred.uid, cred.gid, cred.pid };
-	if (cfg->data.allow_uids.n && !has_id(&cfg->data.allow_uids, cred.uid))
+	if (cfg->data.allow_uids.n && !has_id(&cfg->data.allow_uids, ret->uid))
 		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
-				    "uid %u is not in data.allow_uids; add it there", cred.uid);
-	if (!gid_allowed(&cfg->data.allow_gids, fd, cred.gid))
+				    "uid %u is not in data.allow_uids; add it there", ret->uid);
+	if (!gid_allowed(&cfg->data.allow_gids, fd, ret->gid))
 		return dray_err_set(
 			reterr, -EACCES, DRAY_E_DENIED,
 			"neither gid %u nor another group of the client is in data.allow_gids; add one there",
-			cred.gid);
+			ret->gid);
 	return 0;
 }
 

@@ -54,6 +54,14 @@ void session_send_error(struct session *s, uint64_t request_id, uint32_t code, c
 		&(union dmsg_body){ .error = { code, { message, (uint32_t)strlen(message) } } });
 }
 
+void text_copy(char *to, size_t size, struct dray_str from)
+{
+	size_t n = dray_min((size_t)from.n, size - 1);
+
+	memcpy(to, from.p, n);
+	to[n] = 0;
+}
+
 struct dray_str text_fit(struct dray_str s, uint32_t max)
 {
 	if (s.n <= max)

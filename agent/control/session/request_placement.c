@@ -9,12 +9,6 @@
 /* Text of these requests, terminated. */
 #define TEXT_BYTES 257
 
-static void terminate(char to[TEXT_BYTES], struct dray_str from)
-{
-	memcpy(to, from.p, from.n);
-	to[from.n] = 0;
-}
-
 static int check_segment(struct dray_str segment, struct dray_err *reterr)
 {
 	if (segment.n < TEXT_BYTES)
@@ -30,7 +24,7 @@ int request_hint_get(struct session *s, struct request *rq, struct dray_err *ret
 	char scope[TEXT_BYTES];
 	int r;
 
-	terminate(scope, rq->m.hint_get.scope);
+	text_copy(scope, sizeof(scope), rq->m.hint_get.scope);
 	r = d->placement->hint_get(d->arg, scope, &reply.hint_get_reply, reterr);
 	if (r >= 0)
 		r = check_segment(reply.hint_get_reply.segment, reterr);
@@ -46,8 +40,8 @@ int request_hint_put(struct session *s, struct request *rq, struct dray_err *ret
 	char scope[TEXT_BYTES], segment[TEXT_BYTES];
 	int r;
 
-	terminate(scope, m->scope);
-	terminate(segment, m->segment);
+	text_copy(scope, sizeof(scope), m->scope);
+	text_copy(segment, sizeof(segment), m->segment);
 	r = d->placement->hint_put(d->arg, s->who.uid, scope, segment, m->score, m->ttl_ms, reterr);
 	if (r >= 0)
 		session_send(s, rq->id, DMSG_HINT_PUT_REPLY, NULL);
@@ -62,7 +56,7 @@ int request_segment_get(struct session *s, struct request *rq, struct dray_err *
 	char scope[TEXT_BYTES];
 	int r;
 
-	terminate(scope, rq->m.segment_get.scope);
+	text_copy(scope, sizeof(scope), rq->m.segment_get.scope);
 	r = d->placement->segment_get(d->arg, scope, m, reterr);
 	if (r >= 0)
 		r = check_segment(m->segment, reterr);
@@ -99,7 +93,7 @@ int request_env_get(struct session *s, struct request *rq, struct dray_err *rete
 	char profiles[TEXT_BYTES];
 	int r;
 
-	terminate(profiles, rq->m.env_get.profiles);
+	text_copy(profiles, sizeof(profiles), rq->m.env_get.profiles);
 	r = d->placement->env_get(d->arg, profiles, &variables, &notes, reterr);
 	if (r < 0)
 		return r;

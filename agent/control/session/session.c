@@ -19,6 +19,12 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
+static void quota_init(struct quota *q, int64_t max)
+{
+	atomic_init(&q->transfers, 0);
+	q->transfers_max = (uint32_t)dray_min(max, (int64_t)UINT32_MAX);
+}
+
 DRAY_DEFINE_CLEANUP(struct sessions *, sessions_free);
 
 int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct dray_err *reterr)
@@ -33,7 +39,6 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	ss->deps = *deps;
 	quota_init(&ss->quota, deps->cfg->limits.transfers);
 	dray_list_init(&ss->pending_clients);
-	dray_list_init(&ss->group_list);
 	dray_list_init(&ss->segment_changes.list);
 	dray_map_init(&ss->segment_changes.by_name);
 	dray_map_init(&ss->dedup.by_key);
@@ -100,14 +105,6 @@ static uint32_t count_uid(struct sessions *ss, uid_t uid)
 	return n;
 }
 
-static void text_copy(char to[NAME_BYTES], struct dray_str from)
-{
-	size_t n = dray_min((size_t)from.n, (size_t)NAME_BYTES - 1);
-
-	memcpy(to, from.p, n);
-	to[n] = 0;
-}
-
 static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
 {
 	const struct dray_config *cfg = ss->deps.cfg;
@@ -126,6 +123,54 @@ static int check_quota(struct sessions *ss, uid_t uid, struct dray_err *reterr)
 	return 0;
 }
 
+/* The group of this uid and name. An empty name stands for a group of its own. */
+static struct client_group *group_find(struct sessions *ss, uid_t uid, const char *name)
+{
+	struct client_group *g;
+
+	for (uint32_t at = 0; *name && (g = dray_handles_next(&ss->groups, &at, NULL));)
+		if (g->uid == uid && !strcmp(g->name, name))
+			return g;
+	return NULL;
+}
+
+static int group_join(struct session *s, struct dray_str name_of_group)
+{
+	struct sessions *ss = s->owner;
+	char name[NAME_BYTES];
+	struct client_group *g;
+
+	text_copy(name, sizeof(name), name_of_group);
+	g = group_find(ss, s->who.uid, name);
+	if (!g) {
+		g = calloc(1, sizeof(*g));
+		if (!g || dray_handles_add(&ss->groups, g, &g->handle) < 0) {
+			free(g);
+			return -ENOMEM;
+		}
+		g->uid = s->who.uid;
+		memcpy(g->name, name, sizeof(g->name));
+		quota_init(&g->quota, ss->deps.cfg->limits.transfers_per_group);
+		dray_list_init(&g->members);
+	}
+	s->group = g;
+	dray_list_add(&g->members, &s->group_link);
+	return 0;
+}
+
+static void session_free(struct session *s)
+{
+	struct client_group *g = s->group;
+
+	dray_list_del(&s->group_link);
+	if (g && dray_list_empty(&g->members)) {
+		dray_handles_del(&s->owner->groups, g->handle);
+		free(g);
+	}
+	dray_handles_del(&s->owner->table, s->handle);
+	free(s);
+}
+
 static void shared_init(struct session *s)
 {
 	const struct dray_config *cfg = s->owner->deps.cfg;
@@ -140,43 +185,37 @@ static void shared_init(struct session *s)
 	atomic_init(&s->shared.notifications, 0);
 }
 
-int session_open(struct sessions *ss, const struct credentials *who, const struct dmsg_hello *hello,
+int session_open(struct sessions *ss, const struct ucred *who, const struct dmsg_hello *hello,
 		 struct session **ret, struct dray_err *reterr)
 {
-	char group[NAME_BYTES];
+	int r = check_quota(ss, who->uid, reterr);
 	struct session *s;
-	int r;
 
-	r = check_quota(ss, who->uid, reterr);
 	if (r < 0)
 		return r;
 	s = calloc(1, sizeof(*s));
-	if (!s || dray_handles_add(&ss->table, s, &s->handle) < 0) {
-		free(s);
+	if (s) {
+		s->owner = ss;
+		s->who = *who;
+		dray_list_init(&s->group_link);
+		dray_list_init(&s->regions);
+		dray_list_init(&s->remotes);
+		dray_list_init(&s->imports);
+	}
+	if (!s || dray_handles_add(&ss->table, s, &s->handle) < 0 ||
+	    group_join(s, hello->group) < 0) {
+		if (s)
+			session_free(s);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a session");
 	}
-	text_copy(group, hello->group);
-	text_copy(s->name, hello->name);
-	s->owner = ss;
-	s->who = *who;
+	text_copy(s->name, sizeof(s->name), hello->name);
 	s->worker = pool_pick(ss->deps.pool);
 	s->notifications = hello->flags & DMSG_HELLO_FLAG_NOTIFICATIONS;
 	s->segments = hello->flags & DMSG_HELLO_FLAG_SEGMENTS;
+	s->segments_seen = ss->segment_changes.last;
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
-	dray_list_init(&s->group_link);
-	dray_list_init(&s->regions);
-	dray_list_init(&s->remotes);
-	dray_list_init(&s->imports);
-	s->group = group_join(ss, who->uid, group, reterr);
-	if (!s->group) {
-		dray_handles_del(&ss->table, s->handle);
-		free(s);
-		return -ENOMEM;
-	}
-	dray_list_add(&s->group->members, &s->group_link);
 	shared_init(s);
-	s->segments_seen = ss->segment_changes.last;
 	*ret = s;
 	return 0;
 }
@@ -269,9 +308,7 @@ void session_check(struct session *s)
 	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->imports))
 		return;
 	log_debug("session", "gone session=%" PRIu64, s->handle);
-	group_leave(s);
-	dray_handles_del(&ss->table, s->handle);
-	free(s);
+	session_free(s);
 	stop_check(ss);
 }
 
