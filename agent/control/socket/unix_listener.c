@@ -19,24 +19,24 @@
 #define BACKLOG 128
 
 static int failed(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path,
-		  const char *what, int err)
+		  const char *action, int err)
 {
 	if (err == EACCES || err == EPERM || err == EROFS)
-		return dray_err_set(reterr, -err, DRAY_E_DENIED,
-				    "%s.socket: %s %.100s: %s; set %s.socket to a path that the "
-				    "agent may write",
-				    kind->section, what, path, dray_errno_text(err), kind->section);
+		return dray_err_set(
+			reterr, -err, DRAY_E_DENIED,
+			"%s.socket: %s %.100s: %s; set %s.socket to a path that the agent may write",
+			kind->section, action, path, dray_errno_text(err), kind->section);
 	return dray_err_set(reterr, -err, err == ENOSPC ? DRAY_E_NO_SPACE : DRAY_E_IO,
-			    "%s.socket: %s %.100s: %s", kind->section, what, path,
+			    "%s.socket: %s %.100s: %s", kind->section, action, path,
 			    dray_errno_text(err));
 }
 
 static int served(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path)
 {
-	return dray_err_set(reterr, -EADDRINUSE, DRAY_E_BUSY,
-			    "%s.socket: %.100s is served by another process; stop it, or set "
-			    "another %s.socket",
-			    kind->section, path, kind->section);
+	return dray_err_set(
+		reterr, -EADDRINUSE, DRAY_E_BUSY,
+		"%s.socket: %.100s is served by another process; stop it, or set another path",
+		kind->section, path);
 }
 
 /* Removes the socket of a process that has ended. */
@@ -50,10 +50,10 @@ static int stale_remove(const struct unix_listener_kind *kind, const struct sock
 	if (lstat(path, &st) < 0)
 		return errno == ENOENT ? 0 : failed(reterr, kind, path, "looking at", errno);
 	if (!S_ISSOCK(st.st_mode))
-		return dray_err_set(reterr, -EEXIST, DRAY_E_EXISTS,
-				    "%s.socket: %.100s exists and is no socket; remove it, or set "
-				    "another %s.socket",
-				    kind->section, path, kind->section);
+		return dray_err_set(
+			reterr, -EEXIST, DRAY_E_EXISTS,
+			"%s.socket: %.100s exists and is no socket; remove it, or set another path",
+			kind->section, path);
 	fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return failed(reterr, kind, path, "opening a socket for", errno);
@@ -61,11 +61,9 @@ static int stale_remove(const struct unix_listener_kind *kind, const struct sock
 	if (connect(fd, (const struct sockaddr *)sa, sizeof(*sa)) == 0 || errno == EAGAIN ||
 	    errno == EPROTOTYPE)
 		return served(reterr, kind, path);
-	if (errno == ENOENT)
-		return 0;
-	if (errno != ECONNREFUSED)
+	if (errno != ECONNREFUSED && errno != ENOENT)
 		return failed(reterr, kind, path, "connecting to", errno);
-	if (unlink(path) < 0 && errno != ENOENT)
+	if (errno == ECONNREFUSED && unlink(path) < 0 && errno != ENOENT)
 		return failed(reterr, kind, path, "removing the old", errno);
 	return 0;
 }
@@ -82,40 +80,41 @@ static void parent_make(const char *path)
 		mkdir(dir, 0755);
 }
 
-/* Sets group, then mode, of the bound path, and listens. On error the path is removed. */
-static int finish(struct unix_listener *l, const struct unix_listener_kind *kind, const char *path,
-		  mode_t mode, gid_t group, struct dray_err *reterr)
+/* Returns the step that failed, with errno; NULL: none. */
+static const char *bind_private(struct unix_listener *l, int type, const struct sockaddr_un *sa)
+{
+	l->fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	/* the path takes the mode of the socket: no client connects before group and mode are set */
+	if (l->fd < 0 || fchmod(l->fd, 0600) < 0)
+		return "opening a socket for";
+	return bind(l->fd, (const struct sockaddr *)sa, sizeof(*sa)) < 0 ? "binding" : NULL;
+}
+
+/* The same: sets group, then mode, and listens. */
+static const char *publish(struct unix_listener *l, const char *path, mode_t mode, gid_t group)
 {
 	struct stat st;
-	int err = 0;
 
 	if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
-		err = failed(reterr, kind, path, "setting the group of", errno);
-	else if (chmod(path, mode) < 0)
-		err = failed(reterr, kind, path, "setting the mode of", errno);
-	else if (listen(l->fd, BACKLOG) < 0)
-		err = failed(reterr, kind, path, "listening on", errno);
-	else if (lstat(path, &st) < 0)
-		err = failed(reterr, kind, path, "looking at", errno);
-	if (err < 0) {
-		unlink(path);
-		return err;
-	}
+		return "setting the group of";
+	if (chmod(path, mode) < 0)
+		return "setting the mode of";
+	if (listen(l->fd, BACKLOG) < 0)
+		return "listening on";
 	l->path = strdup(path);
-	if (!l->path) {
-		unlink(path);
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
-	}
+	if (!l->path || lstat(path, &st) < 0)
+		return "looking at";
 	l->dev = st.st_dev;
 	l->ino = st.st_ino;
-	return 0;
+	return NULL;
 }
 
 int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind *kind,
 		       const char *path, mode_t mode, gid_t group, struct dray_err *reterr)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
-	int ret;
+	const char *action;
+	int r;
 
 	*l = UNIX_LISTENER_NULL;
 	if (!*path || strlen(path) >= sizeof(sa.sun_path))
@@ -124,21 +123,21 @@ int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind 
 				    sizeof(sa.sun_path) - 1);
 	memcpy(sa.sun_path, path, strlen(path) + 1);
 	parent_make(path);
-	ret = stale_remove(kind, &sa, reterr);
-	if (ret < 0)
-		return ret;
-	l->fd = socket(AF_UNIX, kind->type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (l->fd < 0)
-		return failed(reterr, kind, path, "opening a socket for", errno);
-	/* the path takes the mode of the socket: no client connects before group and mode are set */
-	if (fchmod(l->fd, 0600) < 0 || bind(l->fd, (const struct sockaddr *)&sa, sizeof(sa)) < 0)
-		ret = errno == EADDRINUSE ? served(reterr, kind, path) :
-					    failed(reterr, kind, path, "binding", errno);
-	else
-		ret = finish(l, kind, path, mode, group, reterr);
-	if (ret < 0)
+	r = stale_remove(kind, &sa, reterr);
+	if (r < 0)
+		return r;
+	action = bind_private(l, kind->type, &sa);
+	if (action && errno == EADDRINUSE) {
+		r = served(reterr, kind, path);
+	} else if (action) {
+		r = failed(reterr, kind, path, action, errno);
+	} else if ((action = publish(l, path, mode, group))) {
+		r = failed(reterr, kind, path, action, errno);
+		unlink(path);
+	}
+	if (r < 0)
 		unix_listener_close(l);
-	return ret;
+	return r;
 }
 
 int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind *kind, int fd,
