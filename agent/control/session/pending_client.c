@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The data socket, and connections before their HELLO. The control thread reads that one message; then the session
- * goes to a worker, which reads everything else. A refused client gets the reason as the answer to HELLO, so a client
- * that its credentials rule out stays until it has sent HELLO.
+ * The data socket, and connections before their HELLO. The control thread reads that one message; then it hands the
+ * connection to a worker, which reads everything else. A refused client gets the reason as the reply to its HELLO, so
+ * the connection of a client without permission stays until the client has sent HELLO.
  *
- * At most limits.strangers connections wait for HELLO; for one more, the oldest is closed.
+ * At most limits.strangers connections wait for HELLO; for a further connection the oldest is closed.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -73,17 +73,16 @@ static void discard_input(struct pending_client *c)
 	}
 }
 
-static void refuse(struct pending_client *c, uint64_t request_id, const struct dray_err *err)
+static void refuse(struct pending_client *c, uint64_t request_id, struct dray_err err)
 {
 	uint8_t buf[DMSG_HEADER_SIZE + DMSG_ERROR_BODY_MAX];
-	struct dmsg_error m = { .code = (uint32_t)err->code,
-				.message = { err->msg, (uint32_t)strlen(err->msg) } };
+	struct dmsg_error m = { .code = (uint32_t)err.code,
+				.message = { err.msg, (uint32_t)strlen(err.msg) } };
 	int n = dmsg_error_encode(buf, sizeof(buf), request_id, &m);
 
 	c->owner->refused++;
-	log_limited(DRAY_LOG_NOTICE, "session", "refused, %s uid=%u gid=%u pid=%d code=%s",
-		    err->msg, c->who.uid, c->who.gid, c->who.pid,
-		    dray_error_name((uint32_t)err->code));
+	log_limited(DRAY_LOG_NOTICE, "session", "refused a client: %s uid=%u gid=%u pid=%d code=%s",
+		    err.msg, c->who.uid, c->who.gid, c->who.pid, dray_error_name(m.code));
 	if (n > 0)
 		dray_seqpacket_send(c->fd, buf, (size_t)n, NULL, 0);
 	discard_input(c);
@@ -160,7 +159,7 @@ static int check_hello(struct sessions *ss, const struct dmsg_hello *m, unsigned
 	if (m->major_min > DMSG_MAJOR || m->major_max < DMSG_MAJOR)
 		return dray_err_set(
 			reterr, -EPROTO, DRAY_E_VERSION,
-			"the client speaks major versions %u to %u, the agent %d; upgrade the older",
+			"the client supports major versions %u to %u, the agent %d; upgrade the older of the two",
 			m->major_min, m->major_max, DMSG_MAJOR);
 	if (n_fds != expected)
 		return dray_err_set(
@@ -188,16 +187,12 @@ static int handle_hello(struct pending_client *c, const struct dmsg_header *h, c
 				    "the first message is %s; send HELLO first",
 				    dmsg_type_name(h->type));
 	r = dmsg_hello_decode(body, h->length, &m, reterr);
-	if (r < 0)
-		return r;
-	if (c->denied.code) {
-		*reterr = c->denied;
-		return -EACCES;
-	}
-	r = check_hello(ss, &m, fds->n, reterr);
-	if (r < 0)
-		return r;
-	r = session_open(ss, &c->who, &m, &s, reterr);
+	if (r >= 0 && c->denied.code)
+		r = dray_err_set(reterr, -EACCES, c->denied.code, "%s", c->denied.msg);
+	if (r >= 0)
+		r = check_hello(ss, &m, fds->n, reterr);
+	if (r >= 0)
+		r = session_open(ss, &c->who, &m, &s, reterr);
 	if (r < 0)
 		return r;
 	if (fds->n)
@@ -224,7 +219,7 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 	struct dray_fds fds;
 	bool cut, fds_lost;
 	uint8_t buf[HELLO_BYTES];
-	uint64_t id = 0;
+	uint64_t id;
 	ssize_t n;
 	int r;
 
@@ -250,7 +245,7 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 		r = handle_hello(c, &h, buf + DMSG_HEADER_SIZE, &fds, &err);
 	if (r < 0) {
 		error_fold(&err, r);
-		refuse(c, id, &err);
+		refuse(c, id, err);
 	}
 	regions_close_fds(ss->deps.regions, fds.fd, fds.n);
 	return 0;
@@ -258,12 +253,9 @@ static int handle_io(sd_event_source *source, int fd, uint32_t revents, void *ar
 
 static int handle_limit(sd_event_source *source, uint64_t usec, void *arg)
 {
-	struct pending_client *c = arg;
-	struct dray_err err = DRAY_ERR_NULL;
-
-	dray_err_set(&err, -ETIMEDOUT, DRAY_E_TIMEOUT, "the client sent no HELLO within %d s",
-		     HELLO_LIMIT_US / 1000000);
-	refuse(c, 0, &err);
+	refuse(arg, 0,
+	       dray_err_of(DRAY_E_TIMEOUT, "the client sent no HELLO within %d s",
+			   HELLO_LIMIT_US / 1000000));
 	return 0;
 }
 
@@ -315,28 +307,20 @@ static int check_credentials(const struct sessions *ss, int fd, struct ucred *re
 	return 0;
 }
 
-static void make_room(struct sessions *ss)
-{
-	struct pending_client *oldest =
-		dray_list_first(&ss->pending_clients, struct pending_client, link);
-	struct dray_err err = DRAY_ERR_NULL;
-
-	if (!oldest || ss->n_pending_clients < (uint32_t)ss->deps.cfg->limits.strangers)
-		return;
-	dray_err_set(&err, -EBUSY, DRAY_E_BUSY,
-		     "%" PRIu32
-		     " connections have not sent HELLO, as many as limits.strangers allows",
-		     ss->n_pending_clients);
-	refuse(oldest, 0, &err);
-}
-
 static void accepted(void *arg, int fd, const struct dray_addr *from)
 {
 	struct sessions *ss = arg;
-	struct pending_client *c;
+	struct pending_client *c =
+		dray_list_first(&ss->pending_clients, struct pending_client, link);
 	int r;
 
-	make_room(ss);
+	if (c && ss->n_pending_clients >= (uint32_t)ss->deps.cfg->limits.strangers)
+		refuse(c, 0,
+		       dray_err_of(
+			       DRAY_E_BUSY,
+			       "%" PRIu32
+			       " connections have not sent HELLO, as many as limits.strangers allows",
+			       ss->n_pending_clients));
 	c = calloc(1, sizeof(*c));
 	if (!c) {
 		dray_close(fd);
