@@ -3,7 +3,7 @@
  * Messages between transport `gpu` in a worker and agent/control/gpu.
  *
  * The control thread starts devices, makes each worker's queues and staging memory, and pins host memory; a worker submits
- * to the queues that it was given. Either side may find a device lost. After DOWN the worker ends its work on the device
+ * to its queues. Either side may find a device lost. After DOWN the worker ends its work on the device
  * with gpu_lost and sends GONE.
  */
 #ifndef DRAY_AGENT_MODEL_GPU_MESSAGE_H

@@ -92,8 +92,8 @@ struct transport_message {
 enum command_type {
 	COMMAND_SESSION_ADD,   /* fd consumed; shared borrowed until EVENT_SESSION_GONE */
 	COMMAND_SESSION_CLOSE, /* its transfers end with code; answered by EVENT_SESSION_GONE */
-	COMMAND_SEND,          /* packet consumed, also if the session is gone */
-	COMMAND_RING_OPEN,     /* ring borrowed until the session is gone */
+	COMMAND_SEND,          /* packet consumed, also if the session has ended */
+	COMMAND_RING_OPEN,     /* ring borrowed until the session has ended */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
 	COMMAND_KEYS,          /* new keys of an object (one reference, or NULL) */
 	COMMAND_DROP,          /* answered by EVENT_DROPPED */
@@ -108,7 +108,7 @@ enum command_type {
 	COMMAND_NOTIFIED,  /* answer to EVENT_NOTIFY */
 	COMMAND_CANCEL, /* transfer `id` of session, by an operator; answered by EVENT_CANCELLED with the same handle */
 	COMMAND_CONFIG,   /* config consumed */
-	COMMAND_SNAPSHOT, /* answered by EVENT_SNAPSHOT, which has it filled */
+	COMMAND_SNAPSHOT, /* filled by the worker; answered by EVENT_SNAPSHOT */
 	COMMAND_DRAIN,    /* refuse new transfers */
 	COMMAND_RESUME,
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */

@@ -2,7 +2,7 @@
 /*
  * Messages between transport `rdma` in a worker and agent/control/rails.
  *
- * The control thread creates and destroys queue pairs; a worker posts on the ones that it was given. Either side may find a
+ * The control thread creates and destroys queue pairs; a worker posts on those that it received. Either side may find a
  * queue pair lost. Then the worker stops using it and sends QP_LOST, the control thread destroys it, makes the peer destroy
  * the other end, and sends QP_DEAD. Only after QP_DEAD does the worker retry or end the work in flight on it: until then
  * that work may still arrive.
@@ -66,9 +66,9 @@ enum rdma_loss {
 enum rdma_fallback {
 	RDMA_FALLBACK_NONE,  /* they use rdma */
 	RDMA_FALLBACK_PATHS, /* no rail here reaches a rail of the peer */
-	/* on no rail that reaches the peer is the local region registered, nor, for GPU memory, the staging memory */
+	/* neither the local region nor, for GPU memory, the staging memory is registered on a rail that reaches the peer */
 	RDMA_FALLBACK_LOCAL,
-	/* the owner has not registered the region on a rail in reach, nor given a window for it */
+	/* the owner has neither registered the region on a rail in reach nor provided a window for it */
 	RDMA_FALLBACK_REMOTE,
 	RDMA_FALLBACK_UNREACHABLE, /* no queue pair could be connected lately */
 };
@@ -96,10 +96,10 @@ struct rdma_paths {
 	struct rdma_pair v[];
 };
 
-/* This worker's part of the window that the peer has given us. */
+/* This worker's part of the window of the peer for this agent. */
 struct rdma_share {
 	uint64_t window;         /* its id */
-	uint64_t offset, length; /* in the window; length 0: the window is gone */
+	uint64_t offset, length; /* in the window; length 0: there is no window any more */
 	struct rail_keys *keys; /* of the whole window; NULL: no rail reaches it now. One reference */
 };
 

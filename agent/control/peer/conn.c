@@ -244,7 +244,7 @@ void conn_fail(struct conn *c, struct dray_err why)
 	if (c->failure.code || c->freed)
 		return;
 	c->failure = why;
-	/* send what is queued, such as the error that tells the peer why */
+	/* send the queued messages: the last may be the error for the peer */
 	if (c->phase == CONN_OPEN && !c->tls.failed && !c->tls.eof)
 		flush(c);
 	c->phase = CONN_FAILED;

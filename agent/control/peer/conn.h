@@ -56,7 +56,7 @@ int conn_dial(struct conn **ret, sd_event *event, struct tls *tls, const struct 
 int conn_accept(struct conn **ret, sd_event *event, struct tls *tls, int fd,
 		const struct conn_ops *ops, void *owner, struct dray_err *reterr);
 
-/* Open, without socket and TLS: input comes by conn_feed(), output is discarded. For tests. */
+/* An open connection without socket and TLS: conn_feed() is its input, and its output is discarded. For tests. */
 int conn_new_detached(struct conn **ret, sd_event *event, const struct conn_ops *ops, void *owner);
 void conn_feed(struct conn *c, const void *p, size_t n);
 
@@ -86,7 +86,7 @@ static inline bool conn_is_clogged(const struct conn *c)
 /* Ends the connection: `failed` runs later from the event loop. The first reason counts. */
 void conn_fail(struct conn *c, struct dray_err why);
 
-/* Key material of the TLS connection; 0 or -EIO. A detached one gives zeros. */
+/* Key material of the TLS connection; 0 or -EIO. Zeros for a detached connection. */
 int conn_export(struct conn *c, const char *label, const void *context, size_t n_context,
 		uint8_t *ret, size_t n);
 

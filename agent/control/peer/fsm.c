@@ -149,7 +149,7 @@ static void step_attempt(struct peer_fsm *f, enum peer_event event, int64_t now,
 								     "the handshake took too long");
 		go_failed(f, event, now);
 	} else if (event == PEER_EVENT_UNNEEDED && f->initiator && !f->ops->needed(f)) {
-		/* an attempt that the peer began goes on, because the peer needs us */
+		/* an attempt that the peer began continues, because the peer needs this agent */
 		f->why = dray_err_of(DRAY_OK, "not needed any more");
 		go_closed(f, event, now);
 	}

@@ -7,10 +7,10 @@
  *   IDLE -> HELLO -> READY                                                        the peer connected
  *
  * CLAIM is beside HELLO: another connection of the same agent id is still up, and must be proved dead before this
- * one takes its place. A failed attempt of ours goes to BACKOFF, and from there to CONNECTING again while the peer
+ * connection replaces it. After a failed attempt of ours the state is BACKOFF, then CONNECTING again while the peer
  * is needed. CLOSED is final: the next connection is a new peer.
  *
- * A side rests when no transfer or request has been in progress for some time, and tells the other side. While both
+ * A side rests when no transfer or request has been in progress for some time, and announces that to the other side. While both
  * rest, heartbeats are rare and the limit of silence is longer. A side that has work again says so at once, the other
  * answers at once, and the usual limit of silence applies again.
  */
@@ -40,7 +40,7 @@
 	X(CONNECTED, "connected") /* TCP */                                                  \
 	X(SECURED, "secured")     /* TLS */                                                  \
 	X(RIVAL, "rival")         /* the same agent id is up on another connection */        \
-	X(CLEARED, "cleared")     /* that connection is gone */                              \
+	X(CLEARED, "cleared")     /* that connection has ended */                            \
 	X(AGREED, "agreed")       /* READY was sent or received */                           \
 	X(FAILED, "failed")       /* the connection failed; retry if the peer is needed */   \
 	X(REFUSED, "refused")     /* a retry would not help */                               \

@@ -2,10 +2,9 @@
 /*
  * Imports: tokens of other agents that become grants here.
  *
- * An import belongs to one peer at a time: first to an attempt to reach the token's segment, then to the
- * connection that proves to be the owner's. Attempts are identified by agent id and segment together, because the
- * token only claims both: a forged token with a foreign id and a dead segment must not delay imports that know the
- * right segment.
+ * An import belongs to one peer at a time: first to an attempt to reach the token's segment, then to the connection
+ * that proves the agent id of the owner. Attempts are identified by agent id and segment together, because the token
+ * only claims both: a forged token with a foreign id and a dead segment must not delay imports with the right segment.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -49,7 +48,7 @@ static void import_succeed(struct import *i, const struct pmsg_import_reply *rep
 	int r = idset_add(&peer->grants, reply->grant);
 
 	if (r < 0) {
-		/* two imports with one grant could not be told apart when it ends */
+		/* when one of two imports with the same grant ends, the other would lose the grant */
 		peer_protocol_error(peer,
 				    dray_err_of(r == -EEXIST ? DRAY_E_PROTOCOL : DRAY_E_NO_MEMORY,
 						"grant %" PRIx64
@@ -248,7 +247,7 @@ void peer_release(struct peers *p, dray_handle handle, uint64_t grant)
 {
 	struct peer *peer = peer_get(p, handle);
 
-	/* a fenced grant is already gone */
+	/* a fenced grant has already ended */
 	if (!peer || !idset_del(&peer->grants, grant))
 		return;
 	fence_answer(peer, grant);

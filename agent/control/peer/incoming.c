@@ -4,7 +4,7 @@
  * peer.connect_timeout. When the limit is reached, the oldest connection that never sent a byte is closed, else the
  * oldest. So idle connections go first, and a peer, which sends at once, gets through a flood.
  *
- * The first byte tells what the connection is: a TLS record, or a stream hello.
+ * The first byte identifies the kind of connection: a TLS record, or a stream hello.
  */
 #include <errno.h>
 #include <stdarg.h>

@@ -134,7 +134,7 @@ struct peer {
 	bool hello_sent;   /* on this connection */
 	bool peer_ready;   /* we connected, and READY has arrived */
 	bool left;         /* it sent BYE */
-	bool any_agent;    /* accepts whichever agent id HELLO shows */
+	bool any_agent;    /* accepts any agent id in HELLO */
 	unsigned n_kept;   /* kept segments that use this peer */
 	uint64_t features; /* that both sides have */
 	uint8_t nonce[NONCE_SIZE], peer_nonce[NONCE_SIZE];
@@ -230,7 +230,7 @@ bool hello_send(struct peers *p, struct conn *c, uint8_t nonce[NONCE_SIZE]);
 int hello_check_version(unsigned min, unsigned max, struct dray_err *reterr);
 /* A valid HELLO turns the incoming connection into a peer; otherwise it is refused. Consumes it. */
 void hello_accept(struct incoming *in, const struct pmsg_header *h, const uint8_t *body);
-/* Decides about a connection whose HELLO is known, now or after its rival is gone. */
+/* Decides about a connection whose HELLO is known, now or after its rival has ended. */
 void hello_settle(struct peer *peer);
 /* `rival` is not up any more: connections that claim its place continue. */
 void hello_rival_gone(struct peers *p, const uint8_t agent_id[16]);
@@ -244,7 +244,7 @@ void message_handle(struct peer *peer, const struct pmsg_header *h, const uint8_
 /* body may be NULL for messages without fields. */
 void peer_send(struct peer *peer, uint16_t type, uint64_t request_id, const union pmsg_body *body);
 void peer_send_error(struct peer *peer, uint64_t request_id, struct dray_err err);
-/* The peer broke the protocol: tells it why, then counts it as lost. */
+/* The peer broke the protocol: sends it the error, then counts it as lost. */
 void peer_protocol_error(struct peer *peer, struct dray_err err);
 
 /* request.c */
@@ -256,7 +256,7 @@ void peer_protocol_error(struct peer *peer, struct dray_err err);
 struct pending_request *request_send(struct peer *peer, const struct request_kind *kind,
 				     int64_t timeout_ns, struct pending_request what,
 				     const union pmsg_body *body);
-/* A reply, an error reply. */
+/* A reply of the peer, an error reply. */
 void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union pmsg_body *m);
 void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err);
 /* A pending request of this kind, or NULL. */
@@ -305,7 +305,7 @@ void fences_clear(struct peer *peer);
 
 /* READY: key, link, workers. 0 or -errno with reterr. */
 int link_up(struct peer *peer, struct dray_err *reterr);
-/* The peer is closed: the workers are told to release the link. */
+/* The peer is closed: makes the workers release the link. */
 void link_down(struct peer *peer, dray_handle handle, uint32_t code);
 
 /* stream.c */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kept segments: the agent stays connected to whichever agent answers there. An attempt accepts any agent id; if
+ * Kept segments: this agent stays connected to the agent that answers there. An attempt accepts any agent id; if
  * that agent is already connected, the kept segment moves to that connection. After a connection or an attempt has
  * ended, the next attempt is a new peer.
  */

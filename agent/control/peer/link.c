@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the workers need to exchange bytes with a peer: its address and the key of its streams. */
+/* The link of a peer, by which workers exchange bytes with it: its address and the key of its streams. */
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <string.h>

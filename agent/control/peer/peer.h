@@ -87,7 +87,7 @@ struct peers_deps {
  */
 int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err *reterr);
 
-/* Says BYE and closes everything. Workers must still run, see peers_stop(). */
+/* Sends BYE and closes everything. Workers must still run, see peers_stop(). */
 struct peers *peers_free(struct peers *p);
 
 /* Advertised segment, "" without a listener. Owned by p. */
@@ -101,9 +101,9 @@ typedef void (*peer_import_fn)(void *arg, const struct dray_err *err, dray_handl
 			       const struct pmsg_import_reply *reply);
 
 /*
- * Requests a grant from the owner of a token; connects first where needed (simultaneous callers share one
- * connection). fn runs exactly once within timeout_ns, unless cancelled. The segment and the ids are claims of
- * the token; the connection proves the id. 0 with an id, or an error at once.
+ * Requests a grant from the owner of a token; connects first if needed (simultaneous callers share one connection).
+ * fn runs exactly once within timeout_ns, unless cancelled. The segment and the ids are claims of the token; the
+ * connection proves the id. 0 with an id, or an error at once.
  */
 int peer_import(struct peers *p, const struct pmsg_token *token, const char *segment,
 		int64_t timeout_ns, peer_import_fn fn, void *arg, uint64_t *ret_id,
@@ -128,7 +128,7 @@ typedef void (*peer_done_fn)(void *arg, uint32_t code);
 int peer_notify(struct peers *p, dray_handle peer, const struct pmsg_notify *m, peer_done_fn fn,
 		void *arg, struct dray_err *reterr);
 
-/* Ends what `down` began. */
+/* The queue pairs of the peer are destroyed: ends its grants. See `down`. */
 void peers_quiet(struct peers *p, dray_handle peer);
 
 /* Messages to a peer; dropped if it is not up. */
@@ -167,7 +167,7 @@ void peers_handle_used(struct peers *p, dray_handle peer);
 void peers_handle_stream_lost(struct peers *p, dray_handle peer, uint64_t stream_id);
 void peers_handle_stream_closed(struct peers *p, dray_handle peer, uint64_t stream_id);
 
-/* Tells peers that we drain; refuses their new imports. */
+/* Announces the drain to peers, and refuses their new imports. */
 void peers_drain(struct peers *p, uint32_t deadline_ms);
 void peers_resume(struct peers *p);
 
@@ -196,11 +196,11 @@ struct peers_totals peers_totals(struct peers *p);
 extern const struct peer_probe_ops peer_probes;
 
 /*
- * Keeps a connection to the agents at these numeric segments, and no longer to those of an earlier call that are
- * not among them. 0, or -ENOMEM with some of them added.
+ * Keeps a connection to the agents at these numeric segments, instead of those of an earlier call. 0, or -ENOMEM with
+ * some of them added.
  */
 int peers_keep_connected(struct peers *p, const char *const *segments, unsigned n);
-/* Is the agent at a kept segment connected, and does it accept work? Writes to reason why, or why not. */
+/* True if the agent at a kept segment is connected and accepts work. Writes the reason for either. */
 bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n);
 
 #endif

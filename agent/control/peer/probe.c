@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Both sides of PROBE. The probing side first waits for the other's HELLO, as a connecting peer does: HELLO tells
- * whether that agent supports probes, and identifies it if it does not.
+ * Both sides of PROBE. The probing side first waits for the other's HELLO, as a connecting peer does: HELLO
+ * identifies the agent, and its minor version shows if the agent supports probes.
  */
 #include <errno.h>
 #include <stdlib.h>

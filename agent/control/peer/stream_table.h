@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Data streams that one peer has connected to us: the worker that serves each, and the ids that are used up. An id is
- * valid once for each control connection: a replayed hello, or one that arrives after its stream was reset, must not
- * open the stream again.
+ * valid once for each control connection: a replayed hello, or a hello that arrives after the reset of its stream, must
+ * not open the stream again.
  *
  * An id is {worker of the peer:32, counter:32}. The used counters of each such worker are stored as a window of the
  * WINDOW highest; every counter below the window counts as used.

@@ -105,7 +105,7 @@ static int psk_offer(SSL *ssl, const EVP_MD *md, const unsigned char **ret_id, s
 	*ret = NULL;
 	*ret_id = NULL;
 	*ret_n = 0;
-	/* after a retry request the server has chosen the hash: with another one our key is no use */
+	/* after a retry request the server has chosen the hash: our key works with SHA-256 only */
 	if (md && !EVP_MD_is_a(md, "SHA256"))
 		return 1;
 	s = psk_session(ssl, t);

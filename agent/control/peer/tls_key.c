@@ -71,7 +71,7 @@ static int check_file(int fd, const char *path, struct dray_err *reterr)
 	if (st.st_uid != 0 && st.st_uid != geteuid())
 		return dray_err_set(
 			reterr, -EPERM, DRAY_E_DENIED,
-			"peer.key_file belongs to uid %u, who could change it; run: chown %u %s",
+			"peer.key_file belongs to uid %u, which could change it; run: chown %u %s",
 			st.st_uid, geteuid(), path);
 	/* Kubernetes mounts a secret for a non-root pod as a file of root that the pod's group may read */
 	if (st.st_uid == 0 && geteuid() != 0)

@@ -76,8 +76,8 @@ struct session {
 	struct ucred who; /* as the kernel reports the client; pid 0 across PID namespaces */
 	char name[NAME_BYTES];
 	unsigned worker;
-	bool notifications;     /* asked for at HELLO */
-	bool segments;          /* segment changes; likewise */
+	bool notifications;     /* subscribed at HELLO */
+	bool segments;          /* subscribed to segment changes at HELLO */
 	bool segments_sent;     /* some are in flight: EVENT_SENT follows */
 	uint64_t segments_seen; /* number of the last change that was sent */
 	uint32_t message_max;   /* bytes of one message that its socket takes */
@@ -173,7 +173,7 @@ void session_send_fds(struct session *s, uint64_t request_id, uint16_t type,
 /* Hands a packet to the session's worker. */
 void session_post(struct session *s, uint64_t request_id, struct packet *p);
 void session_send_error(struct session *s, uint64_t request_id, uint32_t code, const char *message);
-/* Sends the error; ret gives its code and text where err has none. */
+/* Sends the error. If err is empty, code and text follow from ret. */
 void session_fail(struct session *s, uint64_t request_id, int ret, const struct dray_err *err);
 void error_fold(struct dray_err *err, int ret);
 /* Copies and terminates text of less than size bytes. */

@@ -211,7 +211,7 @@ void sessions_handle_notify(struct sessions *ss, unsigned worker, uint64_t trans
 	/* the bytes are in place, so a remote that is being released or fenced may still be notified */
 	if (!r || r->owner_gone)
 		dray_err_set(&err, -EPIPE, r && r->lost_code ? (int)r->lost_code : DRAY_E_NOT_FOUND,
-			     "the remote is gone");
+			     "the remote has ended");
 	else
 		e = notify(&o, r, tag, packet->data, packet->length, &err);
 	if (e < 0)

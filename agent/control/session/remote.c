@@ -3,8 +3,8 @@
  * Remotes: tokens that a session imported. A remote is lost if its owner revokes it or its peer is lost; its handle
  * then keeps the reason until the session releases it.
  *
- * However a remote ends, the workers release it first. Then its owner is told: by the acknowledgement of a fence, by
- * a release, or, within this agent, by local_remote_gone(). A lost peer is told nothing.
+ * However a remote ends, the workers release it first. Then its owner is informed: by the acknowledgement of a fence, by
+ * a release, or, within this agent, by local_remote_gone(). A lost peer is not informed.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -39,7 +39,7 @@ static int check(struct session *s, const struct dmsg_ring_open *m, struct dray_
 	if (!m->sq_entries && !m->arena_bytes)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_INVALID,
-			"RING_OPEN asks for neither a ring nor an arena; set sq_entries or arena_bytes");
+			"RING_OPEN requests neither a ring nor an arena; set sq_entries or arena_bytes");
 	if (m->sq_entries > DMSG_RING_ENTRIES_MAX || m->sq_entries & (m->sq_entries - 1))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "sq_entries is %" PRIu32 "; use a power of two up to %d",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SEGMENT_CHANGED events for the sessions that asked for them. The changes are stored once for all sessions: the last
+ * SEGMENT_CHANGED events for the sessions that subscribed. The changes are stored once for all sessions: the last
  * change of each segment, in the order of these changes. A session stores the number of the last change that it was
  * sent. A few are in flight to a client at a time; when its worker reports that they are out, the next follow. So a
  * client that does not read delays no other client, uses no memory of its own, and finally gets the current state. A

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The end of a session. All its parts begin to end at once, each with a proof of its own: its worker reports that no
- * transfer of it is left, the regions that no byte of its memory is used any more, the remotes that nothing here uses
- * them. Until then the session object stays, without its client, so that late answers find it.
+ * Sessions from HELLO to their end. All parts of a session end in parallel, each with a proof of its own: its worker
+ * reports that no transfer is left, the regions that no byte of its memory is used, the remotes that no transfer of this
+ * agent uses them. Until then the session object stays, without its client, so that late answers find it.
  */
 #include "agent/control/session/session.h"
 
@@ -246,9 +246,10 @@ void session_start(struct session *s, int fd)
 				       .shared = &s->shared });
 	ss->opened++;
 	log_info("session",
-		 "opened, %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
-		 *s->name ? s->name : "no name", s->handle, *s->group->name ? s->group->name : "-",
-		 s->who.uid, s->who.gid, s->who.pid, s->worker);
+		 "opened by %s session=%" PRIu64 " group=%s uid=%u gid=%u pid=%d worker=%u",
+		 *s->name ? s->name : "a client without a name", s->handle,
+		 *s->group->name ? s->group->name : "-", s->who.uid, s->who.gid, s->who.pid,
+		 s->worker);
 }
 
 void session_discard(struct session *s)
@@ -271,7 +272,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	worker_post(s->owner->deps.pool->workers[s->worker],
 		    &(struct command){
 			    .type = COMMAND_SESSION_CLOSE, .session = s->handle, .code = code });
-	log_info("session", "closing, %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
+	log_info("session", "closing: %s session=%" PRIu64 " regions=%" PRIu32 " remotes=%" PRIu32,
 		 why, s->handle, s->n_regions, s->n_remotes);
 	s->pidfd_source = sd_event_source_disable_unref(s->pidfd_source);
 	segment_changes_trim(s->owner);
@@ -307,7 +308,7 @@ void session_check(struct session *s)
 	if (!s->closing || !s->worker_gone || !dray_list_empty(&s->regions) ||
 	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->imports))
 		return;
-	log_debug("session", "gone session=%" PRIu64, s->handle);
+	log_debug("session", "ended session=%" PRIu64, s->handle);
 	session_free(s);
 	stop_check(ss);
 }
@@ -318,7 +319,7 @@ void sessions_handle_eof(struct sessions *ss, dray_handle session, uint32_t code
 
 	if (!s)
 		return;
-	/* its worker has told the client the reason, if there is one */
+	/* its worker has sent the client the reason, if there is one */
 	if (code && code != DRAY_E_SESSION_CLOSED) {
 		log_limited(DRAY_LOG_WARNING, "session",
 			    "a session ends because of an error: %s session=%" PRIu64 " uid=%u",

@@ -95,7 +95,7 @@ void sessions_revoke_local(struct sessions *s, dray_handle remote, uint32_t code
 uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m);
 
 /*
- * A segment changed its state, or the preferred segment changed: told to every session that asked for it at HELLO.
+ * A segment changed its state, or the preferred segment changed: an event for every session that subscribed at HELLO.
  * Text is copied; a reason is cut to 256 bytes. Changes that a client has not read yet are merged, so that it gets
  * the last change of each segment, in the order of these changes. They are stored once for all clients, for up to
  * limits.segments segments; then the oldest is dropped.
@@ -104,10 +104,10 @@ void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_chan
 /* EVENT_SENT: the client has room for more segment changes. */
 void sessions_handle_sent(struct sessions *s, dray_handle session);
 
-/* Tells every client; then new sessions, regions, imports and transfers are refused. */
+/* Announces the drain to every client; then new sessions, regions, imports and transfers are refused. */
 void sessions_drain(struct sessions *s, uint32_t deadline_ms);
 void sessions_resume(struct sessions *s);
-/* Ends a session as if its client had died, but tells the client why. -ENOENT if it is unknown. */
+/* Ends a session as if its client had died, but sends the client the reason. -ENOENT if it is unknown. */
 int sessions_close(struct sessions *s, dray_handle session, const char *why);
 /* Closes the listener and all sessions; done(arg) after the last has ended, not inside the call. */
 void sessions_stop(struct sessions *s, void (*done)(void *arg), void *arg);
